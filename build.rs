@@ -1,0 +1,42 @@
+//! Compiles the CPU kernels once per instruction set; nothing here needs more than a C++ compiler.
+//!
+//! The flags are the numerics contract (ARCHITECTURE.md, "Bits"): no contraction, no fast-math, optimised in debug
+//! profiles too, because unoptimised helpers would be neither inlined nor fast. Must not probe the build machine's
+//! CPU: the choice between the builds is made at run time.
+
+use std::env;
+
+/// Name of the build, its exported table, and the flags that select its instructions.
+const X86_64_BUILDS: [(&str, &[&str]); 3] = [
+    ("baseline", &[]),
+    ("avx2", &["-mavx2"]),
+    // -mavx512f alone lacks the byte, word and 256-bit forms, and -march alone prefers 256-bit vectors.
+    ("avx512", &["-march=x86-64-v4", "-mprefer-vector-width=512"]),
+];
+const PORTABLE_BUILDS: [(&str, &[&str]); 1] = [("baseline", &[])];
+
+fn main() {
+    println!("cargo::rerun-if-changed=kernels");
+    let target = |key: &str| env::var(format!("CARGO_CFG_TARGET_{key}")).unwrap_or_default();
+    if target("ENV") == "msvc" {
+        panic!("instep: MSVC is not supported; use the x86_64-pc-windows-gnu target");
+    }
+    let builds: &[(&str, &[&str])] = match target("ARCH").as_str() {
+        "x86_64" => &X86_64_BUILDS,
+        "aarch64" => &PORTABLE_BUILDS,
+        other => panic!("instep: no kernels for {other}; x86_64 and aarch64 are supported"),
+    };
+    for (name, flags) in builds {
+        let mut build = cc::Build::new();
+        build.cpp(true).std("c++17").file("kernels/step_cpu.cpp").warnings(true);
+        build.define("INSTEP_KERNELS", format!("instep_kernels_{name}").as_str());
+        // No C++ runtime: nothing throws, nothing allocates.
+        build.cpp_link_stdlib(None).flag("-fno-exceptions").flag("-fno-rtti");
+        build.opt_level(3).flags(*flags);
+        build.flag("-ffp-contract=off").flag("-fno-math-errno").flag("-fno-trapping-math");
+        build.compile(&format!("instep_{name}"));
+    }
+    cc::Build::new().std("c11").file("kernels/abi_layout.c").compile("instep_abi_layout");
+    // The object tests look at what the compiler made of the kernels.
+    println!("cargo::rustc-env=INSTEP_KERNEL_OBJECTS={}", env::var("OUT_DIR").unwrap_or_default());
+}

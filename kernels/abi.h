@@ -1,0 +1,161 @@
+/* Every struct that crosses between Rust, C++ and CUDA, and nothing else.
+ *
+ * C99, so that bindgen, a C compiler, g++ and nvcc read the same text; src/abi.rs is generated from it
+ * (`cargo run -p bindings`). Fixed-width members only, no implicit padding: abi_layout.c asserts the sizes,
+ * and a test compares every offset with the Rust side. A struct that is not here must not cross. */
+#ifndef INSTEP_ABI_H
+#define INSTEP_ABI_H
+
+#include <stdint.h>
+
+/* Blockwise things (norm leaves, shard cuts, segment starts) count in this many elements from the start of a
+ * parameter, so no cut of the work can move a block boundary. */
+#define INSTEP_QUANTUM 256
+/* Elements of a full tile: the unit of work that one thread block or one pool task takes. */
+#define INSTEP_TILE_ELEMENTS 2048
+/* 22 limbs of 32 bits hold any sum of 2^32 leaf sums exactly; see norm.h. */
+#define INSTEP_NORM_LIMBS 22
+/* Optimizer states per parameter, at most. */
+#define INSTEP_MAX_STATES 3
+#define INSTEP_NO_BUCKET 0xffffffffu
+#define INSTEP_F32_INFINITY_BITS 0x7f800000u
+
+enum InstepOptimizer {
+#define OPTIMIZER(name, Rule, min_states, max_states) INSTEP_OPTIMIZER_##name,
+#include "optimizers.def"
+#undef OPTIMIZER
+    INSTEP_OPTIMIZER_COUNT
+};
+
+/* What the step does with a segment. */
+enum InstepSegmentAction {
+    INSTEP_ACTION_STEP = 0,    /* apply the optimizer */
+    INSTEP_ACTION_AVERAGE = 1, /* multiply the gradient by 1/divisor in place */
+    INSTEP_ACTION_LEAVE = 2    /* touch nothing */
+};
+
+/* Hyperparameters as the user gave them, f64; scalars are derived from them once per pass and segment. */
+typedef struct InstepSgdHyper {
+    double lr, momentum, dampening, weight_decay;
+    uint32_t nesterov, maximize;
+} InstepSgdHyper;
+
+typedef struct InstepAdamHyper {
+    double lr, beta1, beta2, eps, weight_decay;
+    uint32_t decoupled, amsgrad, maximize, reserved;
+} InstepAdamHyper;
+
+typedef union InstepHyper {
+#define OPTIMIZER(name, Rule, min_states, max_states) Instep##Rule##Hyper name;
+#include "optimizers.def"
+#undef OPTIMIZER
+    double words[8];
+} InstepHyper;
+
+/* Scalars of one update, rounded once from f64. Field comments: the header of the rule. */
+typedef struct InstepSgdScalars {
+    float lr, momentum, one_minus_dampening, weight_decay;
+    uint32_t has_momentum, first, nesterov, maximize;
+} InstepSgdScalars;
+
+typedef struct InstepAdamScalars {
+    float weight1, weight2, step_size, inv_sqrt_bias_correction2, eps, weight_decay, lr_weight_decay;
+    uint32_t swap1, swap2, amsgrad, maximize, reserved;
+} InstepAdamScalars;
+
+typedef union InstepScalars {
+#define OPTIMIZER(name, Rule, min_states, max_states) Instep##Rule##Scalars name;
+#include "optimizers.def"
+#undef OPTIMIZER
+    uint32_t words[12];
+} InstepScalars;
+
+/* One per segment, in control memory. `steps` counts the updates that happened; `stepped` says that the last
+ * pass made one, and Begin adds it: a skipped or abandoned pass therefore never advances bias correction. */
+typedef struct InstepSegment {
+    uint64_t steps;
+    uint32_t stepped;
+    uint32_t group;
+    uint32_t action;
+    uint32_t reserved;
+    uint64_t tail; /* address of its f32 in the bucket's tail block, or 0: after the SUM, how many ranks had a
+                    * gradient for it; 0.0 means none, and then the step leaves the segment alone */
+    InstepScalars scalars;
+} InstepSegment;
+
+/* What changes from pass to pass and is decided on the device. */
+typedef struct InstepControl {
+    uint64_t limbs[INSTEP_NORM_LIMBS]; /* sum of squares of the reduced gradients, exact */
+    double norm;                       /* of the averaged gradients, after Decide */
+    double clip;                       /* coefficient that Decide chose; 1 without clipping */
+    float multiplier;                  /* applied to every gradient that is stepped */
+    float average_multiplier;          /* applied to Average segments: 1/divisor */
+    uint32_t max_abs_bits;             /* largest |gradient| as bits: above infinity's means NaN */
+    uint32_t first_nonfinite_bucket;   /* INSTEP_NO_BUCKET if none */
+    uint32_t skip;                     /* the pass must change no parameter */
+    uint32_t reserved;
+} InstepControl;
+
+/* One contiguous run of one segment, self-contained: no lookup depends on another. 64 bytes. */
+typedef struct InstepTile {
+    uint64_t param;        /* address of its first parameter element */
+    uint64_t grad_offset;  /* elements from the bucket's gradient base */
+    uint64_t state_offset; /* elements from each state's base */
+    uint32_t count;
+    uint32_t segment;
+    uint32_t first; /* this tile opens its segment and writes its `stepped` flag */
+    uint32_t reserved[7];
+} InstepTile;
+
+typedef struct InstepBeginArgs {
+    InstepControl* control;
+    InstepSegment* segments;
+    const InstepHyper* groups;
+    uint64_t segment_count;
+    double divisor;    /* ranks that the gradients were summed over */
+    double loss_scale; /* constant factor in the loss, divided out here */
+    uint32_t optimizer;
+    uint32_t reserved;
+} InstepBeginArgs;
+
+typedef struct InstepDecideArgs {
+    InstepControl* control;
+    double divisor;
+    double loss_scale;
+    double max_norm; /* negative: no clipping */
+    uint32_t skip_nonfinite;
+    uint32_t reserved;
+} InstepDecideArgs;
+
+/* Shared by the step and the norm; the norm reads no state and no parameter. */
+typedef struct InstepStepArgs {
+    InstepControl* control;
+    InstepSegment* segments;
+    const InstepTile* tiles;
+    float* grads; /* the bucket's gradient base */
+    float* states[INSTEP_MAX_STATES];
+    uint32_t optimizer;
+    uint32_t state_count;
+    uint32_t bucket;
+    uint32_t reserved;
+} InstepStepArgs;
+
+/* What one build of step_cpu.cpp offers; one such table per instruction set. Every entry sets the IEEE
+ * environment for its own duration, and none allocates, blocks or calls back. */
+typedef struct InstepKernels {
+    uint32_t (*self_test)(void); /* 0, or the number of the property that this build lacks */
+    void (*begin)(const InstepBeginArgs* args);
+    void (*decide)(const InstepDecideArgs* args);
+    void (*norm)(const InstepStepArgs* args, uint64_t first_tile, uint64_t last_tile);
+    void (*step)(const InstepStepArgs* args, uint64_t first_tile, uint64_t last_tile);
+    /* Elements [first, last) of every rank's buffer become their sum in rank order. */
+    void (*sum)(float* const* ranks, uint64_t rank_count, uint64_t first, uint64_t last);
+} InstepKernels;
+
+/* One row of the layout table that abi_layout.c exports for the tests. */
+typedef struct InstepLayoutRow {
+    const char* name; /* "Struct" for a size, "Struct.field" for an offset; NULL ends the table */
+    uint64_t value;
+} InstepLayoutRow;
+
+#endif

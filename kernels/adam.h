@@ -1,0 +1,62 @@
+/* Adam and AdamW: the update rule, and the only place where it is written. t counts a parameter's own steps.
+ *
+ *     g <- -g                                        if maximize
+ *     g <- g + weight_decay * p                      if decay is coupled (Adam)
+ *     m <- beta1 * m + (1 - beta1) * g
+ *     v <- beta2 * v + (1 - beta2) * g^2
+ *     w <- max(w, v)                                 if amsgrad, which then takes v's place below
+ *     denominator = sqrt(v) / sqrt(1 - beta2^t) + eps
+ *     p <- p - (lr / (1 - beta1^t)) * m / denominator - lr * weight_decay * p     (last term: AdamW)
+ *
+ * Kingma & Ba, "Adam", ICLR 2015; Loshchilov & Hutter, "Decoupled Weight Decay Regularization", ICLR 2019;
+ * Reddi, Kale & Kumar, "On the Convergence of Adam and Beyond", ICLR 2018 (the maximum is taken before bias
+ * correction, as torch.optim does). The decay is subtracted, not multiplied: fl(1 - lr*weight_decay) misstates
+ * it by 19 % at lr*weight_decay = 1e-7. */
+#ifndef INSTEP_ADAM_H
+#define INSTEP_ADAM_H
+
+#include "math.h"
+
+namespace {
+
+template <int STATES_>
+struct Adam {
+    static constexpr int STATES = STATES_; /* exp_avg, exp_avg_sq, and with amsgrad max_exp_avg_sq */
+
+    /* `step` counts from 1. */
+    static INSTEP_INLINE InstepAdamScalars prepare(const InstepAdamHyper& h, uint64_t step) {
+        InstepAdamScalars s = {};
+        average_weight(h.beta1, &s.weight1, &s.swap1);
+        average_weight(h.beta2, &s.weight2, &s.swap2);
+        s.step_size = static_cast<float>(h.lr / (1.0 - power(h.beta1, step)));
+        s.inv_sqrt_bias_correction2 = static_cast<float>(1.0 / square_root(1.0 - power(h.beta2, step)));
+        s.eps = static_cast<float>(h.eps);
+        s.weight_decay = static_cast<float>(h.decoupled ? 0.0 : h.weight_decay);
+        s.lr_weight_decay = static_cast<float>(h.decoupled ? h.lr * h.weight_decay : 0.0);
+        s.amsgrad = h.amsgrad;
+        s.maximize = h.maximize;
+        return s;
+    }
+
+    static INSTEP_INLINE float update(const InstepAdamScalars& s, float p, float g, float* state) {
+        g = s.maximize ? -g : g;
+        g = s.weight_decay != 0.0f ? g + s.weight_decay * p : g;
+        const float m = moved_average(state[0], g, s.weight1, s.swap1);
+        const float v = moved_average(state[1], g * g, s.weight2, s.swap2);
+        state[0] = m;
+        state[1] = v;
+        float second_moment = v;
+        if constexpr (STATES > 2) {
+            const float w = larger(state[2], v);
+            state[2] = s.amsgrad ? w : state[2];
+            second_moment = s.amsgrad ? w : v;
+        }
+        const float denominator = square_root(second_moment) * s.inv_sqrt_bias_correction2 + s.eps;
+        const float change = s.step_size * (m / denominator);
+        return p - (s.lr_weight_decay != 0.0f ? change + s.lr_weight_decay * p : change);
+    }
+};
+
+}  // namespace
+
+#endif

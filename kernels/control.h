@@ -1,0 +1,71 @@
+/* The decisions of a pass, made where the gradients are: scalars, gradient multiplier, clip, skip.
+ *
+ * f64 throughout, each result rounded once; the same text runs in the control kernel of a GPU and on a host
+ * thread. Must stay free of anything that depends on thread or launch shape. */
+#ifndef INSTEP_CONTROL_H
+#define INSTEP_CONTROL_H
+
+#include "adam.h"
+#include "norm.h"
+#include "sgd.h"
+
+namespace {
+
+/* Opens a pass: nothing is decided yet, and the accumulators are empty. */
+INSTEP_INLINE void begin_pass(InstepControl* control, double divisor, double loss_scale) {
+    for (int k = 0; k < INSTEP_NORM_LIMBS; ++k) control->limbs[k] = 0;
+    control->norm = 0.0;
+    control->clip = 1.0;
+    control->multiplier = static_cast<float>(1.0 / (divisor * loss_scale));
+    control->average_multiplier = static_cast<float>(1.0 / divisor);
+    control->max_abs_bits = 0;
+    control->first_nonfinite_bucket = INSTEP_NO_BUCKET;
+    control->skip = 0;
+}
+
+/* Counts the update of the last pass, if it happened, and derives the scalars of the next one. */
+INSTEP_INLINE void begin_segment(InstepSegment* segment, const InstepHyper* groups, uint32_t optimizer) {
+    segment->steps += segment->stepped;
+    segment->stepped = 0;
+    if (segment->tail) *reinterpret_cast<float*>(segment->tail) = 1.0f; /* this rank's contribution, until said otherwise */
+    const InstepHyper& hyper = groups[segment->group];
+    switch (optimizer) {
+#define OPTIMIZER(name, Rule, min_states, max_states)                                          \
+    case INSTEP_OPTIMIZER_##name:                                                              \
+        segment->scalars.name = Rule<max_states>::prepare(hyper.name, segment->steps + 1); \
+        break;
+#include "optimizers.def"
+#undef OPTIMIZER
+    }
+}
+
+/* What to do with a segment whose bucket has been reduced: unused on every rank means leave. */
+INSTEP_INLINE uint32_t segment_action(const InstepSegment& segment) {
+    if (segment.tail && *reinterpret_cast<const float*>(segment.tail) == 0.0f) return INSTEP_ACTION_LEAVE;
+    return segment.action;
+}
+
+/* Norm of the averaged gradients, clip coefficient as in torch.nn.utils.clip_grad_norm_, and whether to skip.
+ * Without skip_nonfinite a non-finite norm clips as IEEE says: infinity to 0, NaN to NaN. */
+INSTEP_INLINE void decide(const InstepDecideArgs& args) {
+    InstepControl* control = args.control;
+    const double multiplier = 1.0 / (args.divisor * args.loss_scale);
+    const uint32_t worst = control->max_abs_bits;
+    if (worst > INSTEP_F32_INFINITY_BITS) {
+        control->norm = double_of(0x7ff8000000000000ull);
+    } else if (worst == INSTEP_F32_INFINITY_BITS) {
+        control->norm = double_of(0x7ff0000000000000ull);
+    } else {
+        control->norm = multiplier * square_root(limbs_value(control->limbs));
+    }
+    control->skip = args.skip_nonfinite && worst >= INSTEP_F32_INFINITY_BITS;
+    if (args.max_norm >= 0.0) {
+        const double clip = args.max_norm / (control->norm + 1e-6);
+        control->clip = clip >= 1.0 ? 1.0 : clip;
+        control->multiplier = static_cast<float>(multiplier * control->clip);
+    }
+}
+
+}  // namespace
+
+#endif

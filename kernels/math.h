@@ -1,0 +1,111 @@
+/* The arithmetic that every rule may use, spelled so that each compiler gives the same bits.
+ *
+ * Allowed in the rules: + - x / and square root, comparisons, integer operations. Never libm beyond sqrt, never
+ * fma, fmin or fmax, never a float reduction in a loop: they are rounded or ordered differently from one
+ * machine to the next. Everything has internal linkage, because a weak symbol shared by two instruction sets
+ * would run AVX-512 code on a machine without it. */
+#ifndef INSTEP_MATH_H
+#define INSTEP_MATH_H
+
+#include <stdint.h>
+
+#include "abi.h"
+
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
+#error "instep: fast-math flags break bit equality; remove them from CXXFLAGS"
+#endif
+#if defined(__FLT_EVAL_METHOD__) && __FLT_EVAL_METHOD__ != 0
+#error "instep: this target evaluates f32 in a wider type (x87); use SSE2 arithmetic"
+#endif
+
+#if defined(__CUDACC__)
+#define INSTEP_INLINE __host__ __device__ __forceinline__
+#else
+#define INSTEP_INLINE inline __attribute__((always_inline))
+#endif
+
+namespace {
+
+INSTEP_INLINE uint32_t bits_of(float x) {
+#if defined(__CUDA_ARCH__)
+    return __float_as_uint(x);
+#else
+    uint32_t bits;
+    __builtin_memcpy(&bits, &x, sizeof bits);
+    return bits;
+#endif
+}
+
+INSTEP_INLINE float float_of(uint32_t bits) {
+#if defined(__CUDA_ARCH__)
+    return __uint_as_float(bits);
+#else
+    float x;
+    __builtin_memcpy(&x, &bits, sizeof x);
+    return x;
+#endif
+}
+
+INSTEP_INLINE uint64_t bits_of(double x) {
+#if defined(__CUDA_ARCH__)
+    return static_cast<uint64_t>(__double_as_longlong(x));
+#else
+    uint64_t bits;
+    __builtin_memcpy(&bits, &x, sizeof bits);
+    return bits;
+#endif
+}
+
+INSTEP_INLINE double double_of(uint64_t bits) {
+#if defined(__CUDA_ARCH__)
+    return __longlong_as_double(static_cast<long long>(bits));
+#else
+    double x;
+    __builtin_memcpy(&x, &bits, sizeof x);
+    return x;
+#endif
+}
+
+/* Correctly rounded on both sides: the build forbids approximate division and root on the GPU. */
+INSTEP_INLINE float square_root(float x) { return __builtin_sqrtf(x); }
+INSTEP_INLINE double square_root(double x) { return __builtin_sqrt(x); }
+
+/* |x| as an integer orders like |x|, with NaN above infinity: a maximum over it has no order and keeps NaN. */
+INSTEP_INLINE int32_t magnitude_bits(float x) { return static_cast<int32_t>(bits_of(x) & 0x7fffffffu); }
+
+/* NaN payloads differ between machines (x86 0xffc00000, NVIDIA 0x7fffffff), so stored NaNs are one value. */
+INSTEP_INLINE float canonical(float x) { return x == x ? x : float_of(0x7fffffffu); }
+
+/* The larger value; a NaN survives if it is in `y`. fmaxf would drop it, and is a libm call under g++. */
+INSTEP_INLINE float larger(float x, float y) { return x > y ? x : y; }
+
+/* base^n by squaring: two roundings per bit of n, the same ones everywhere, which pow() does not promise. */
+INSTEP_INLINE double power(double base, uint64_t n) {
+    double result = 1.0;
+    for (; n != 0; n >>= 1) {
+        if (n & 1) result = result * base;
+        base = base * base;
+    }
+    return result;
+}
+
+/* Exponential moving average as average + weight*(sample - average), weight = fl(1 - beta). The usual
+ * beta*average + (1-beta)*sample has a steady bias of 1.3e-5 at beta = 0.999, since the two rounded
+ * coefficients do not add up to 1. For weight >= 0.5 the roles swap (`weight` is then fl(beta)), so that the
+ * larger part is never multiplied. */
+INSTEP_INLINE float moved_average(float average, float sample, float weight, uint32_t swap) {
+    const float from = swap ? sample : average;
+    const float to = swap ? average : sample;
+    return from + weight * (to - from);
+}
+
+/* Scalars of moved_average, from beta in f64. */
+INSTEP_INLINE void average_weight(double beta, float* weight, uint32_t* swap) {
+    const double one_minus_beta = 1.0 - beta;
+    *swap = one_minus_beta >= 0.5;
+    *weight = static_cast<float>(*swap ? beta : one_minus_beta);
+}
+
+}  // namespace
+
+#endif

@@ -1,0 +1,84 @@
+/* Sum of squares whose bits no cut of the work can change.
+ *
+ * A leaf is 256 consecutive elements of one parameter, counted from its start; its squares are summed in f64 in
+ * one fixed order (an f32 square is exact there). Leaf sums are then added as integers, which have no order: the
+ * same bits for any bucket cap, launch shape, thread count, atomics order or rank count. Limb k of the
+ * accumulator weighs 2^(32k - 352). Idea: Kulisch's long accumulator, kept sparse (three limbs per addition).
+ * Must never see a leaf cut in two; tiles and shards are therefore multiples of 256 elements of a parameter. */
+#ifndef INSTEP_NORM_H
+#define INSTEP_NORM_H
+
+#include "math.h"
+
+namespace {
+
+/* A leaf sum as three limbs to add, from limb `index` on. */
+struct LeafLimbs {
+    uint32_t index;
+    uint64_t part[3];
+};
+
+/* `sum` is finite and positive: at least the square of a subnormal (2^-298), at most 2^264. */
+INSTEP_INLINE LeafLimbs leaf_limbs(double sum) {
+    const uint64_t bits = bits_of(sum);
+    const uint64_t mantissa = (bits & 0xfffffffffffffull) | 0x10000000000000ull;
+    const uint32_t shift = static_cast<uint32_t>(bits >> 52) - 723; /* exponent field - 1075 + 352 */
+    const uint32_t within = shift % 32;
+    const uint64_t low = mantissa << within;
+    const uint64_t high = within ? mantissa >> (64 - within) : 0;
+    LeafLimbs limbs = {shift / 32, {low & 0xffffffffull, low >> 32, high}};
+    return limbs;
+}
+
+/* The accumulator rounded once to f64: carries first, then the top 64 bits, everything below as a sticky bit. */
+INSTEP_INLINE double limbs_value(const uint64_t* limbs) {
+    uint64_t digits[INSTEP_NORM_LIMBS + 4] = {0, 0}; /* two zeros below, so that three digits always exist */
+    uint64_t carry = 0;
+    for (int k = 0; k < INSTEP_NORM_LIMBS; ++k) {
+        const uint64_t low = (limbs[k] & 0xffffffffull) + (carry & 0xffffffffull); /* the plain sum could wrap */
+        digits[k + 2] = low & 0xffffffffull;
+        carry = (limbs[k] >> 32) + (carry >> 32) + (low >> 32);
+    }
+    digits[INSTEP_NORM_LIMBS + 2] = carry & 0xffffffffull;
+    digits[INSTEP_NORM_LIMBS + 3] = carry >> 32;
+    int top = INSTEP_NORM_LIMBS + 3;
+    while (top >= 2 && digits[top] == 0) --top;
+    if (top < 2) return 0.0;
+    int zeros = 0; /* leading zeros of the top digit */
+    while (!(digits[top] >> (31 - zeros) & 1)) ++zeros;
+    const uint64_t below = digits[top - 1] << 32 | digits[top - 2];
+    uint64_t sticky = below << (32 + zeros);
+    for (int k = 0; k < top - 2; ++k) sticky |= digits[k];
+    const uint64_t head = digits[top] << (32 + zeros) | below >> (32 - zeros);
+    const int exponent = 32 * (top - 3) - 352 - zeros; /* weight of head's lowest bit */
+    return static_cast<double>(head | (sticky != 0)) * double_of(static_cast<uint64_t>(exponent + 1023) << 52);
+}
+
+#if !defined(__CUDA_ARCH__)
+/* The fixed order, as plain loops that vectorise on every instruction set; the GPU does the same additions with
+ * two loads of four per lane and five shuffles. Returns the leaf sum; `worst` keeps the largest magnitude. */
+INSTEP_INLINE double leaf_sum(const float* x, int32_t* worst) {
+    double pairs[128], lanes[32];
+    int32_t magnitude = *worst;
+    for (int j = 0; j < 256; ++j) {
+        const int32_t bits = magnitude_bits(x[j]);
+        magnitude = bits > magnitude ? bits : magnitude;
+    }
+    *worst = magnitude;
+    for (int j = 0; j < 128; ++j) {
+        const double a = x[j], b = x[128 + j];
+        pairs[j] = a * a + b * b;
+    }
+    for (int l = 0; l < 32; ++l) {
+        lanes[l] = (pairs[4 * l] + pairs[4 * l + 2]) + (pairs[4 * l + 1] + pairs[4 * l + 3]);
+    }
+    for (int half = 16; half >= 1; half /= 2) {
+        for (int l = 0; l < half; ++l) lanes[l] = lanes[l] + lanes[l + half];
+    }
+    return lanes[0];
+}
+#endif
+
+}  // namespace
+
+#endif

@@ -1,0 +1,52 @@
+/* Stochastic gradient descent with momentum: the update rule, and the only place where it is written.
+ *
+ *     g <- -g                                        if maximize
+ *     g <- g + weight_decay * p                      if weight_decay != 0
+ *     b <- g                                         on a parameter's first step
+ *     b <- momentum * b + (1 - dampening) * g        afterwards
+ *     g <- g + momentum * b  (nesterov)   or   b
+ *     p <- p - lr * g
+ *
+ * Sutskever et al., "On the importance of initialization and momentum in deep learning", ICML 2013, in the
+ * variant of torch.optim.SGD: the learning rate is outside the buffer, and the first buffer is a plain copy. */
+#ifndef INSTEP_SGD_H
+#define INSTEP_SGD_H
+
+#include "math.h"
+
+namespace {
+
+template <int STATES_>
+struct Sgd {
+    static constexpr int STATES = STATES_; /* momentum_buffer, if there is momentum */
+
+    /* `step` counts from 1. */
+    static INSTEP_INLINE InstepSgdScalars prepare(const InstepSgdHyper& h, uint64_t step) {
+        InstepSgdScalars s = {};
+        s.lr = static_cast<float>(h.lr);
+        s.momentum = static_cast<float>(h.momentum);
+        s.one_minus_dampening = static_cast<float>(1.0 - h.dampening);
+        s.weight_decay = static_cast<float>(h.weight_decay);
+        s.has_momentum = h.momentum != 0.0;
+        s.first = step == 1;
+        s.nesterov = h.nesterov;
+        s.maximize = h.maximize;
+        return s;
+    }
+
+    static INSTEP_INLINE float update(const InstepSgdScalars& s, float p, float g, float* state) {
+        g = s.maximize ? -g : g;
+        g = s.weight_decay != 0.0f ? g + s.weight_decay * p : g;
+        if constexpr (STATES > 0) {
+            const float b = s.first ? g : s.momentum * state[0] + s.one_minus_dampening * g;
+            const float direction = s.nesterov ? g + s.momentum * b : b;
+            state[0] = s.has_momentum ? b : state[0];
+            g = s.has_momentum ? direction : g;
+        }
+        return p - s.lr * g;
+    }
+};
+
+}  // namespace
+
+#endif

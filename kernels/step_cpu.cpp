@@ -1,0 +1,227 @@
+/* The CPU's loops around the shared rules: one C entry table per instruction set.
+ *
+ * Compiled once per instruction set with INSTEP_KERNELS naming the exported symbol; all else has internal
+ * linkage. Callers split the work into runs of tiles on any number of threads; the only shared writes are integer
+ * atomics whose order does not matter. No C++ runtime, no allocation, no state of its own. */
+#include "control.h"
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+namespace {
+
+/* Threads inherit flush-to-zero and rounding modes from whoever set them (a library linked with -ffast-math is
+ * enough), so each entry runs in the IEEE default environment and restores the caller's. */
+class IeeeEnvironment {
+  public:
+#if defined(__x86_64__)
+    IeeeEnvironment() : saved_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
+    ~IeeeEnvironment() { _mm_setcsr(saved_); }
+
+  private:
+    uint32_t saved_;
+#elif defined(__aarch64__)
+    IeeeEnvironment() {
+        __asm__ volatile("mrs %0, fpcr" : "=r"(saved_));
+        __asm__ volatile("msr fpcr, %0" ::"r"(uint64_t{0}));
+    }
+    ~IeeeEnvironment() { __asm__ volatile("msr fpcr, %0" ::"r"(saved_)); }
+
+  private:
+    uint64_t saved_;
+#else
+#error "instep: say here how this architecture selects the IEEE environment"
+#endif
+};
+
+void atomic_maximum(uint32_t* target, uint32_t value) {
+    uint32_t seen = __atomic_load_n(target, __ATOMIC_RELAXED);
+    while (value > seen &&
+           !__atomic_compare_exchange_n(target, &seen, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+    }
+}
+
+void atomic_minimum(uint32_t* target, uint32_t value) {
+    uint32_t seen = __atomic_load_n(target, __ATOMIC_RELAXED);
+    while (value < seen &&
+           !__atomic_compare_exchange_n(target, &seen, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+    }
+}
+
+void report_magnitude(InstepControl* control, uint32_t bucket, int32_t worst) {
+    const uint32_t bits = static_cast<uint32_t>(worst);
+    if (bits < INSTEP_F32_INFINITY_BITS) return;
+    atomic_maximum(&control->max_abs_bits, bits);
+    atomic_minimum(&control->first_nonfinite_bucket, bucket);
+}
+
+/* One run of one segment. The streams never overlap: they are different memories. Noinline keeps the register
+ * pressure of the dispatch out of the loop, and the IEEE environment from being reordered into it. */
+template <class Rule, class Scalars>
+__attribute__((noinline)) int32_t step_run(const Scalars& scalars, float multiplier, uint32_t count,
+                                           float* __restrict p, const float* __restrict g,
+                                           float* __restrict state0, float* __restrict state1,
+                                           float* __restrict state2) {
+    const Scalars s = scalars;
+    int32_t worst = 0;
+    for (uint32_t i = 0; i < count; ++i) {
+        const float sum = g[i];
+        const int32_t magnitude = magnitude_bits(sum);
+        worst = magnitude > worst ? magnitude : worst;
+        float state[INSTEP_MAX_STATES] = {};
+        if constexpr (Rule::STATES > 0) state[0] = state0[i];
+        if constexpr (Rule::STATES > 1) state[1] = state1[i];
+        if constexpr (Rule::STATES > 2) state[2] = state2[i];
+        p[i] = canonical(Rule::update(s, p[i], sum * multiplier, state));
+        if constexpr (Rule::STATES > 0) state0[i] = canonical(state[0]);
+        if constexpr (Rule::STATES > 1) state1[i] = canonical(state[1]);
+        if constexpr (Rule::STATES > 2) state2[i] = canonical(state[2]);
+    }
+    return worst;
+}
+
+__attribute__((noinline)) void average_run(float multiplier, uint32_t count, float* g) {
+    for (uint32_t i = 0; i < count; ++i) g[i] = canonical(g[i] * multiplier);
+}
+
+/* Picks the instantiation with as many states as this run has. */
+template <template <int> class Rule, int MIN, int MAX, class Scalars>
+int32_t step_with_states(const InstepStepArgs& args, const InstepTile& tile, const Scalars& scalars) {
+    if constexpr (MIN < MAX) {
+        if (args.state_count < MAX) return step_with_states<Rule, MIN, MAX - 1>(args, tile, scalars);
+    }
+    float* states[INSTEP_MAX_STATES];
+    for (int k = 0; k < INSTEP_MAX_STATES; ++k) states[k] = k < MAX ? args.states[k] + tile.state_offset : nullptr;
+    return step_run<Rule<MAX>>(scalars, args.control->multiplier, tile.count,
+                               reinterpret_cast<float*>(tile.param), args.grads + tile.grad_offset, states[0],
+                               states[1], states[2]);
+}
+
+int32_t step_segment(const InstepStepArgs& args, const InstepTile& tile, const InstepSegment& segment) {
+    switch (args.optimizer) {
+#define OPTIMIZER(name, Rule, min_states, max_states) \
+    case INSTEP_OPTIMIZER_##name:                     \
+        return step_with_states<Rule, min_states, max_states>(args, tile, segment.scalars.name);
+#include "optimizers.def"
+#undef OPTIMIZER
+    }
+    return 0;
+}
+
+__attribute__((noinline)) void step_tiles(const InstepStepArgs* args, uint64_t first, uint64_t last) {
+    int32_t worst = 0;
+    for (uint64_t t = first; t < last; ++t) {
+        const InstepTile& tile = args->tiles[t];
+        InstepSegment& segment = args->segments[tile.segment];
+        const uint32_t action = segment_action(segment);
+        if (action == INSTEP_ACTION_AVERAGE) {
+            average_run(args->control->average_multiplier, tile.count, args->grads + tile.grad_offset);
+        } else if (action == INSTEP_ACTION_STEP && !args->control->skip) {
+            const int32_t magnitude = step_segment(*args, tile, segment);
+            worst = magnitude > worst ? magnitude : worst;
+            if (tile.first) segment.stepped = 1;
+        }
+    }
+    report_magnitude(args->control, args->bucket, worst);
+}
+
+__attribute__((noinline)) void norm_tiles(const InstepStepArgs* args, uint64_t first, uint64_t last) {
+    uint64_t limbs[INSTEP_NORM_LIMBS] = {};
+    int32_t worst = 0;
+    for (uint64_t t = first; t < last; ++t) {
+        const InstepTile& tile = args->tiles[t];
+        if (segment_action(args->segments[tile.segment]) != INSTEP_ACTION_STEP) continue;
+        const float* grads = args->grads + tile.grad_offset;
+        for (uint32_t start = 0; start < tile.count; start += INSTEP_QUANTUM) {
+            const float* leaf = grads + start;
+            float padded[INSTEP_QUANTUM];
+            const uint32_t count = tile.count - start;
+            if (count < INSTEP_QUANTUM) {
+                for (uint32_t i = 0; i < INSTEP_QUANTUM; ++i) padded[i] = i < count ? leaf[i] : 0.0f;
+                leaf = padded;
+            }
+            int32_t magnitude = 0;
+            const double sum = leaf_sum(leaf, &magnitude);
+            worst = magnitude > worst ? magnitude : worst;
+            if (magnitude == 0 || magnitude >= static_cast<int32_t>(INSTEP_F32_INFINITY_BITS)) continue;
+            const LeafLimbs add = leaf_limbs(sum);
+            for (uint32_t k = 0; k < 3 && add.index + k < INSTEP_NORM_LIMBS; ++k) limbs[add.index + k] += add.part[k];
+        }
+    }
+    for (int k = 0; k < INSTEP_NORM_LIMBS; ++k) {
+        if (limbs[k] != 0) __atomic_fetch_add(&args->control->limbs[k], limbs[k], __ATOMIC_RELAXED);
+    }
+    report_magnitude(args->control, args->bucket, worst);
+}
+
+__attribute__((noinline)) void begin_all(const InstepBeginArgs* args) {
+    begin_pass(args->control, args->divisor, args->loss_scale);
+    for (uint64_t k = 0; k < args->segment_count; ++k) {
+        begin_segment(&args->segments[k], args->groups, args->optimizer);
+    }
+}
+
+__attribute__((noinline)) void decide_all(const InstepDecideArgs* args) { decide(*args); }
+
+/* In blocks, so that each partial sum stays in the first-level cache; rank 0 first, whatever arrives first. */
+__attribute__((noinline)) void sum_range(float* const* ranks, uint64_t rank_count, uint64_t first, uint64_t last) {
+    float total[1024];
+    for (uint64_t start = first; start < last; start += 1024) {
+        const uint64_t count = last - start < 1024 ? last - start : 1024;
+        for (uint64_t i = 0; i < count; ++i) total[i] = ranks[0][start + i];
+        for (uint64_t r = 1; r < rank_count; ++r) {
+            const float* __restrict source = ranks[r] + start;
+            for (uint64_t i = 0; i < count; ++i) total[i] = total[i] + source[i];
+        }
+        for (uint64_t i = 0; i < count; ++i) total[i] = canonical(total[i]);
+        for (uint64_t r = 0; r < rank_count; ++r) {
+            float* __restrict target = ranks[r] + start;
+            for (uint64_t i = 0; i < count; ++i) target[i] = total[i];
+        }
+    }
+}
+
+/* Properties that flags can break without a macro to tell: contraction, subnormals, rounding to even. */
+__attribute__((noinline)) uint32_t broken_property() {
+    volatile float a = 1.0f + 0x1p-12f, negative_square = -(1.0f + 0x1p-11f);
+    if (a * a + negative_square != 0.0f) return 1; /* a fused multiply-add would leave 2^-24 */
+    volatile float tiny = 0x1p-126f, half = 0.5f;
+    if (tiny * half != 0x1p-127f) return 2;
+    volatile float one = 1.0f, tie = 0x1p-24f;
+    if (one + tie != 1.0f || (one + 0x1p-23f) + tie != 1.0f + 0x1p-22f) return 3;
+    volatile float two = 2.0f, three = 3.0f;
+    if (bits_of(square_root(two)) != 0x3fb504f3u || bits_of(one / three) != 0x3eaaaaabu) return 4;
+    return 0;
+}
+
+uint32_t entry_self_test() {
+    IeeeEnvironment environment;
+    return broken_property();
+}
+void entry_begin(const InstepBeginArgs* args) {
+    IeeeEnvironment environment;
+    begin_all(args);
+}
+void entry_decide(const InstepDecideArgs* args) {
+    IeeeEnvironment environment;
+    decide_all(args);
+}
+void entry_norm(const InstepStepArgs* args, uint64_t first_tile, uint64_t last_tile) {
+    IeeeEnvironment environment;
+    norm_tiles(args, first_tile, last_tile);
+}
+void entry_step(const InstepStepArgs* args, uint64_t first_tile, uint64_t last_tile) {
+    IeeeEnvironment environment;
+    step_tiles(args, first_tile, last_tile);
+}
+void entry_sum(float* const* ranks, uint64_t rank_count, uint64_t first, uint64_t last) {
+    IeeeEnvironment environment;
+    sum_range(ranks, rank_count, first, last);
+}
+
+}  // namespace
+
+extern "C" const InstepKernels INSTEP_KERNELS = {
+    entry_self_test, entry_begin, entry_decide, entry_norm, entry_step, entry_sum,
+};

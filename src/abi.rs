@@ -1,0 +1,375 @@
+//! Structs and constants that cross the C boundary, generated from `kernels/abi.h`.
+//!
+//! Written by `cargo run -p bindings`; must not be edited by hand. Plain data only; the static assertions
+//! below each struct are the compiler's word that its layout is the C side's.
+#![allow(missing_docs, non_camel_case_types, non_upper_case_globals, unreachable_pub, clippy::all)]
+
+pub const INSTEP_QUANTUM: u32 = 256;
+pub const INSTEP_TILE_ELEMENTS: u32 = 2048;
+pub const INSTEP_NORM_LIMBS: u32 = 22;
+pub const INSTEP_MAX_STATES: u32 = 3;
+pub const INSTEP_NO_BUCKET: u32 = 4294967295;
+pub const INSTEP_F32_INFINITY_BITS: u32 = 2139095040;
+pub const INSTEP_OPTIMIZER_sgd: InstepOptimizer = 0;
+pub const INSTEP_OPTIMIZER_adam: InstepOptimizer = 1;
+pub const INSTEP_OPTIMIZER_COUNT: InstepOptimizer = 2;
+pub type InstepOptimizer = ::core::ffi::c_uint;
+pub const INSTEP_ACTION_STEP: InstepSegmentAction = 0;
+pub const INSTEP_ACTION_AVERAGE: InstepSegmentAction = 1;
+pub const INSTEP_ACTION_LEAVE: InstepSegmentAction = 2;
+pub type InstepSegmentAction = ::core::ffi::c_uint;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct InstepSgdHyper {
+    pub lr: f64,
+    pub momentum: f64,
+    pub dampening: f64,
+    pub weight_decay: f64,
+    pub nesterov: u32,
+    pub maximize: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of InstepSgdHyper"][::core::mem::size_of::<InstepSgdHyper>() - 40usize];
+    ["Alignment of InstepSgdHyper"][::core::mem::align_of::<InstepSgdHyper>() - 8usize];
+    ["Offset of field: InstepSgdHyper::lr"][::core::mem::offset_of!(InstepSgdHyper, lr) - 0usize];
+    ["Offset of field: InstepSgdHyper::momentum"][::core::mem::offset_of!(InstepSgdHyper, momentum) - 8usize];
+    ["Offset of field: InstepSgdHyper::dampening"]
+        [::core::mem::offset_of!(InstepSgdHyper, dampening) - 16usize];
+    ["Offset of field: InstepSgdHyper::weight_decay"]
+        [::core::mem::offset_of!(InstepSgdHyper, weight_decay) - 24usize];
+    ["Offset of field: InstepSgdHyper::nesterov"]
+        [::core::mem::offset_of!(InstepSgdHyper, nesterov) - 32usize];
+    ["Offset of field: InstepSgdHyper::maximize"]
+        [::core::mem::offset_of!(InstepSgdHyper, maximize) - 36usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct InstepAdamHyper {
+    pub lr: f64,
+    pub beta1: f64,
+    pub beta2: f64,
+    pub eps: f64,
+    pub weight_decay: f64,
+    pub decoupled: u32,
+    pub amsgrad: u32,
+    pub maximize: u32,
+    pub reserved: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of InstepAdamHyper"][::core::mem::size_of::<InstepAdamHyper>() - 56usize];
+    ["Alignment of InstepAdamHyper"][::core::mem::align_of::<InstepAdamHyper>() - 8usize];
+    ["Offset of field: InstepAdamHyper::lr"][::core::mem::offset_of!(InstepAdamHyper, lr) - 0usize];
+    ["Offset of field: InstepAdamHyper::beta1"][::core::mem::offset_of!(InstepAdamHyper, beta1) - 8usize];
+    ["Offset of field: InstepAdamHyper::beta2"][::core::mem::offset_of!(InstepAdamHyper, beta2) - 16usize];
+    ["Offset of field: InstepAdamHyper::eps"][::core::mem::offset_of!(InstepAdamHyper, eps) - 24usize];
+    ["Offset of field: InstepAdamHyper::weight_decay"]
+        [::core::mem::offset_of!(InstepAdamHyper, weight_decay) - 32usize];
+    ["Offset of field: InstepAdamHyper::decoupled"]
+        [::core::mem::offset_of!(InstepAdamHyper, decoupled) - 40usize];
+    ["Offset of field: InstepAdamHyper::amsgrad"]
+        [::core::mem::offset_of!(InstepAdamHyper, amsgrad) - 44usize];
+    ["Offset of field: InstepAdamHyper::maximize"]
+        [::core::mem::offset_of!(InstepAdamHyper, maximize) - 48usize];
+    ["Offset of field: InstepAdamHyper::reserved"]
+        [::core::mem::offset_of!(InstepAdamHyper, reserved) - 52usize];
+};
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub union InstepHyper {
+    pub sgd: InstepSgdHyper,
+    pub adam: InstepAdamHyper,
+    pub words: [f64; 8usize],
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of InstepHyper"][::core::mem::size_of::<InstepHyper>() - 64usize];
+    ["Alignment of InstepHyper"][::core::mem::align_of::<InstepHyper>() - 8usize];
+    ["Offset of field: InstepHyper::sgd"][::core::mem::offset_of!(InstepHyper, sgd) - 0usize];
+    ["Offset of field: InstepHyper::adam"][::core::mem::offset_of!(InstepHyper, adam) - 0usize];
+    ["Offset of field: InstepHyper::words"][::core::mem::offset_of!(InstepHyper, words) - 0usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct InstepSgdScalars {
+    pub lr: f32,
+    pub momentum: f32,
+    pub one_minus_dampening: f32,
+    pub weight_decay: f32,
+    pub has_momentum: u32,
+    pub first: u32,
+    pub nesterov: u32,
+    pub maximize: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of InstepSgdScalars"][::core::mem::size_of::<InstepSgdScalars>() - 32usize];
+    ["Alignment of InstepSgdScalars"][::core::mem::align_of::<InstepSgdScalars>() - 4usize];
+    ["Offset of field: InstepSgdScalars::lr"][::core::mem::offset_of!(InstepSgdScalars, lr) - 0usize];
+    ["Offset of field: InstepSgdScalars::momentum"]
+        [::core::mem::offset_of!(InstepSgdScalars, momentum) - 4usize];
+    ["Offset of field: InstepSgdScalars::one_minus_dampening"]
+        [::core::mem::offset_of!(InstepSgdScalars, one_minus_dampening) - 8usize];
+    ["Offset of field: InstepSgdScalars::weight_decay"]
+        [::core::mem::offset_of!(InstepSgdScalars, weight_decay) - 12usize];
+    ["Offset of field: InstepSgdScalars::has_momentum"]
+        [::core::mem::offset_of!(InstepSgdScalars, has_momentum) - 16usize];
+    ["Offset of field: InstepSgdScalars::first"][::core::mem::offset_of!(InstepSgdScalars, first) - 20usize];
+    ["Offset of field: InstepSgdScalars::nesterov"]
+        [::core::mem::offset_of!(InstepSgdScalars, nesterov) - 24usize];
+    ["Offset of field: InstepSgdScalars::maximize"]
+        [::core::mem::offset_of!(InstepSgdScalars, maximize) - 28usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct InstepAdamScalars {
+    pub weight1: f32,
+    pub weight2: f32,
+    pub step_size: f32,
+    pub inv_sqrt_bias_correction2: f32,
+    pub eps: f32,
+    pub weight_decay: f32,
+    pub lr_weight_decay: f32,
+    pub swap1: u32,
+    pub swap2: u32,
+    pub amsgrad: u32,
+    pub maximize: u32,
+    pub reserved: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of InstepAdamScalars"][::core::mem::size_of::<InstepAdamScalars>() - 48usize];
+    ["Alignment of InstepAdamScalars"][::core::mem::align_of::<InstepAdamScalars>() - 4usize];
+    ["Offset of field: InstepAdamScalars::weight1"]
+        [::core::mem::offset_of!(InstepAdamScalars, weight1) - 0usize];
+    ["Offset of field: InstepAdamScalars::weight2"]
+        [::core::mem::offset_of!(InstepAdamScalars, weight2) - 4usize];
+    ["Offset of field: InstepAdamScalars::step_size"]
+        [::core::mem::offset_of!(InstepAdamScalars, step_size) - 8usize];
+    ["Offset of field: InstepAdamScalars::inv_sqrt_bias_correction2"]
+        [::core::mem::offset_of!(InstepAdamScalars, inv_sqrt_bias_correction2) - 12usize];
+    ["Offset of field: InstepAdamScalars::eps"][::core::mem::offset_of!(InstepAdamScalars, eps) - 16usize];
+    ["Offset of field: InstepAdamScalars::weight_decay"]
+        [::core::mem::offset_of!(InstepAdamScalars, weight_decay) - 20usize];
+    ["Offset of field: InstepAdamScalars::lr_weight_decay"]
+        [::core::mem::offset_of!(InstepAdamScalars, lr_weight_decay) - 24usize];
+    ["Offset of field: InstepAdamScalars::swap1"]
+        [::core::mem::offset_of!(InstepAdamScalars, swap1) - 28usize];
+    ["Offset of field: InstepAdamScalars::swap2"]
+        [::core::mem::offset_of!(InstepAdamScalars, swap2) - 32usize];
+    ["Offset of field: InstepAdamScalars::amsgrad"]
+        [::core::mem::offset_of!(InstepAdamScalars, amsgrad) - 36usize];
+    ["Offset of field: InstepAdamScalars::maximize"]
+        [::core::mem::offset_of!(InstepAdamScalars, maximize) - 40usize];
+    ["Offset of field: InstepAdamScalars::reserved"]
+        [::core::mem::offset_of!(InstepAdamScalars, reserved) - 44usize];
+};
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub union InstepScalars {
+    pub sgd: InstepSgdScalars,
+    pub adam: InstepAdamScalars,
+    pub words: [u32; 12usize],
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of InstepScalars"][::core::mem::size_of::<InstepScalars>() - 48usize];
+    ["Alignment of InstepScalars"][::core::mem::align_of::<InstepScalars>() - 4usize];
+    ["Offset of field: InstepScalars::sgd"][::core::mem::offset_of!(InstepScalars, sgd) - 0usize];
+    ["Offset of field: InstepScalars::adam"][::core::mem::offset_of!(InstepScalars, adam) - 0usize];
+    ["Offset of field: InstepScalars::words"][::core::mem::offset_of!(InstepScalars, words) - 0usize];
+};
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct InstepSegment {
+    pub steps: u64,
+    pub stepped: u32,
+    pub group: u32,
+    pub action: u32,
+    pub reserved: u32,
+    pub tail: u64,
+    pub scalars: InstepScalars,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of InstepSegment"][::core::mem::size_of::<InstepSegment>() - 80usize];
+    ["Alignment of InstepSegment"][::core::mem::align_of::<InstepSegment>() - 8usize];
+    ["Offset of field: InstepSegment::steps"][::core::mem::offset_of!(InstepSegment, steps) - 0usize];
+    ["Offset of field: InstepSegment::stepped"][::core::mem::offset_of!(InstepSegment, stepped) - 8usize];
+    ["Offset of field: InstepSegment::group"][::core::mem::offset_of!(InstepSegment, group) - 12usize];
+    ["Offset of field: InstepSegment::action"][::core::mem::offset_of!(InstepSegment, action) - 16usize];
+    ["Offset of field: InstepSegment::reserved"][::core::mem::offset_of!(InstepSegment, reserved) - 20usize];
+    ["Offset of field: InstepSegment::tail"][::core::mem::offset_of!(InstepSegment, tail) - 24usize];
+    ["Offset of field: InstepSegment::scalars"][::core::mem::offset_of!(InstepSegment, scalars) - 32usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct InstepControl {
+    pub limbs: [u64; 22usize],
+    pub norm: f64,
+    pub clip: f64,
+    pub multiplier: f32,
+    pub average_multiplier: f32,
+    pub max_abs_bits: u32,
+    pub first_nonfinite_bucket: u32,
+    pub skip: u32,
+    pub reserved: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of InstepControl"][::core::mem::size_of::<InstepControl>() - 216usize];
+    ["Alignment of InstepControl"][::core::mem::align_of::<InstepControl>() - 8usize];
+    ["Offset of field: InstepControl::limbs"][::core::mem::offset_of!(InstepControl, limbs) - 0usize];
+    ["Offset of field: InstepControl::norm"][::core::mem::offset_of!(InstepControl, norm) - 176usize];
+    ["Offset of field: InstepControl::clip"][::core::mem::offset_of!(InstepControl, clip) - 184usize];
+    ["Offset of field: InstepControl::multiplier"]
+        [::core::mem::offset_of!(InstepControl, multiplier) - 192usize];
+    ["Offset of field: InstepControl::average_multiplier"]
+        [::core::mem::offset_of!(InstepControl, average_multiplier) - 196usize];
+    ["Offset of field: InstepControl::max_abs_bits"]
+        [::core::mem::offset_of!(InstepControl, max_abs_bits) - 200usize];
+    ["Offset of field: InstepControl::first_nonfinite_bucket"]
+        [::core::mem::offset_of!(InstepControl, first_nonfinite_bucket) - 204usize];
+    ["Offset of field: InstepControl::skip"][::core::mem::offset_of!(InstepControl, skip) - 208usize];
+    ["Offset of field: InstepControl::reserved"][::core::mem::offset_of!(InstepControl, reserved) - 212usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct InstepTile {
+    pub param: u64,
+    pub grad_offset: u64,
+    pub state_offset: u64,
+    pub count: u32,
+    pub segment: u32,
+    pub first: u32,
+    pub reserved: [u32; 7usize],
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of InstepTile"][::core::mem::size_of::<InstepTile>() - 64usize];
+    ["Alignment of InstepTile"][::core::mem::align_of::<InstepTile>() - 8usize];
+    ["Offset of field: InstepTile::param"][::core::mem::offset_of!(InstepTile, param) - 0usize];
+    ["Offset of field: InstepTile::grad_offset"][::core::mem::offset_of!(InstepTile, grad_offset) - 8usize];
+    ["Offset of field: InstepTile::state_offset"]
+        [::core::mem::offset_of!(InstepTile, state_offset) - 16usize];
+    ["Offset of field: InstepTile::count"][::core::mem::offset_of!(InstepTile, count) - 24usize];
+    ["Offset of field: InstepTile::segment"][::core::mem::offset_of!(InstepTile, segment) - 28usize];
+    ["Offset of field: InstepTile::first"][::core::mem::offset_of!(InstepTile, first) - 32usize];
+    ["Offset of field: InstepTile::reserved"][::core::mem::offset_of!(InstepTile, reserved) - 36usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct InstepBeginArgs {
+    pub control: *mut InstepControl,
+    pub segments: *mut InstepSegment,
+    pub groups: *const InstepHyper,
+    pub segment_count: u64,
+    pub divisor: f64,
+    pub loss_scale: f64,
+    pub optimizer: u32,
+    pub reserved: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of InstepBeginArgs"][::core::mem::size_of::<InstepBeginArgs>() - 56usize];
+    ["Alignment of InstepBeginArgs"][::core::mem::align_of::<InstepBeginArgs>() - 8usize];
+    ["Offset of field: InstepBeginArgs::control"][::core::mem::offset_of!(InstepBeginArgs, control) - 0usize];
+    ["Offset of field: InstepBeginArgs::segments"]
+        [::core::mem::offset_of!(InstepBeginArgs, segments) - 8usize];
+    ["Offset of field: InstepBeginArgs::groups"][::core::mem::offset_of!(InstepBeginArgs, groups) - 16usize];
+    ["Offset of field: InstepBeginArgs::segment_count"]
+        [::core::mem::offset_of!(InstepBeginArgs, segment_count) - 24usize];
+    ["Offset of field: InstepBeginArgs::divisor"]
+        [::core::mem::offset_of!(InstepBeginArgs, divisor) - 32usize];
+    ["Offset of field: InstepBeginArgs::loss_scale"]
+        [::core::mem::offset_of!(InstepBeginArgs, loss_scale) - 40usize];
+    ["Offset of field: InstepBeginArgs::optimizer"]
+        [::core::mem::offset_of!(InstepBeginArgs, optimizer) - 48usize];
+    ["Offset of field: InstepBeginArgs::reserved"]
+        [::core::mem::offset_of!(InstepBeginArgs, reserved) - 52usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct InstepDecideArgs {
+    pub control: *mut InstepControl,
+    pub divisor: f64,
+    pub loss_scale: f64,
+    pub max_norm: f64,
+    pub skip_nonfinite: u32,
+    pub reserved: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of InstepDecideArgs"][::core::mem::size_of::<InstepDecideArgs>() - 40usize];
+    ["Alignment of InstepDecideArgs"][::core::mem::align_of::<InstepDecideArgs>() - 8usize];
+    ["Offset of field: InstepDecideArgs::control"]
+        [::core::mem::offset_of!(InstepDecideArgs, control) - 0usize];
+    ["Offset of field: InstepDecideArgs::divisor"]
+        [::core::mem::offset_of!(InstepDecideArgs, divisor) - 8usize];
+    ["Offset of field: InstepDecideArgs::loss_scale"]
+        [::core::mem::offset_of!(InstepDecideArgs, loss_scale) - 16usize];
+    ["Offset of field: InstepDecideArgs::max_norm"]
+        [::core::mem::offset_of!(InstepDecideArgs, max_norm) - 24usize];
+    ["Offset of field: InstepDecideArgs::skip_nonfinite"]
+        [::core::mem::offset_of!(InstepDecideArgs, skip_nonfinite) - 32usize];
+    ["Offset of field: InstepDecideArgs::reserved"]
+        [::core::mem::offset_of!(InstepDecideArgs, reserved) - 36usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct InstepStepArgs {
+    pub control: *mut InstepControl,
+    pub segments: *mut InstepSegment,
+    pub tiles: *const InstepTile,
+    pub grads: *mut f32,
+    pub states: [*mut f32; 3usize],
+    pub optimizer: u32,
+    pub state_count: u32,
+    pub bucket: u32,
+    pub reserved: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of InstepStepArgs"][::core::mem::size_of::<InstepStepArgs>() - 72usize];
+    ["Alignment of InstepStepArgs"][::core::mem::align_of::<InstepStepArgs>() - 8usize];
+    ["Offset of field: InstepStepArgs::control"][::core::mem::offset_of!(InstepStepArgs, control) - 0usize];
+    ["Offset of field: InstepStepArgs::segments"][::core::mem::offset_of!(InstepStepArgs, segments) - 8usize];
+    ["Offset of field: InstepStepArgs::tiles"][::core::mem::offset_of!(InstepStepArgs, tiles) - 16usize];
+    ["Offset of field: InstepStepArgs::grads"][::core::mem::offset_of!(InstepStepArgs, grads) - 24usize];
+    ["Offset of field: InstepStepArgs::states"][::core::mem::offset_of!(InstepStepArgs, states) - 32usize];
+    ["Offset of field: InstepStepArgs::optimizer"]
+        [::core::mem::offset_of!(InstepStepArgs, optimizer) - 56usize];
+    ["Offset of field: InstepStepArgs::state_count"]
+        [::core::mem::offset_of!(InstepStepArgs, state_count) - 60usize];
+    ["Offset of field: InstepStepArgs::bucket"][::core::mem::offset_of!(InstepStepArgs, bucket) - 64usize];
+    ["Offset of field: InstepStepArgs::reserved"]
+        [::core::mem::offset_of!(InstepStepArgs, reserved) - 68usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct InstepKernels {
+    pub self_test: ::core::option::Option<unsafe extern "C" fn() -> u32>,
+    pub begin: ::core::option::Option<unsafe extern "C" fn(args: *const InstepBeginArgs)>,
+    pub decide: ::core::option::Option<unsafe extern "C" fn(args: *const InstepDecideArgs)>,
+    pub norm: ::core::option::Option<
+        unsafe extern "C" fn(args: *const InstepStepArgs, first_tile: u64, last_tile: u64),
+    >,
+    pub step: ::core::option::Option<
+        unsafe extern "C" fn(args: *const InstepStepArgs, first_tile: u64, last_tile: u64),
+    >,
+    pub sum: ::core::option::Option<
+        unsafe extern "C" fn(ranks: *const *mut f32, rank_count: u64, first: u64, last: u64),
+    >,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of InstepKernels"][::core::mem::size_of::<InstepKernels>() - 48usize];
+    ["Alignment of InstepKernels"][::core::mem::align_of::<InstepKernels>() - 8usize];
+    ["Offset of field: InstepKernels::self_test"][::core::mem::offset_of!(InstepKernels, self_test) - 0usize];
+    ["Offset of field: InstepKernels::begin"][::core::mem::offset_of!(InstepKernels, begin) - 8usize];
+    ["Offset of field: InstepKernels::decide"][::core::mem::offset_of!(InstepKernels, decide) - 16usize];
+    ["Offset of field: InstepKernels::norm"][::core::mem::offset_of!(InstepKernels, norm) - 24usize];
+    ["Offset of field: InstepKernels::step"][::core::mem::offset_of!(InstepKernels, step) - 32usize];
+    ["Offset of field: InstepKernels::sum"][::core::mem::offset_of!(InstepKernels, sum) - 40usize];
+};

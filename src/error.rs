@@ -1,0 +1,110 @@
+//! The one error type, its variants named by what the caller can do about them.
+//!
+//! Three kinds, told apart by what is left behind: *refused* (nothing was changed, call again), *abandoned* (a pass
+//! was given up), *poisoned* (sticky: the stepper is over). Must stay cloneable, because a poisoned device repeats
+//! its first error, and must not know any other module.
+
+use std::sync::Arc;
+
+/// What every fallible call of this crate returns.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Everything that can go wrong, see the [module](self) for the three kinds.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Error {
+    /// Refused: an option or hyperparameter is out of range, or two options exclude each other.
+    #[error("{field} = {value}: {why}")]
+    Config {
+        /// The option as the caller spells it.
+        field: &'static str,
+        /// The value given.
+        value: String,
+        /// The rule it breaks.
+        why: &'static str,
+    },
+    /// Refused: a parameter is unknown, named twice, of another layout, or of another length.
+    #[error("layout: {0}")]
+    Layout(String),
+    /// Refused: the call comes at the wrong moment of a pass.
+    #[error("order: {0}")]
+    Order(String),
+    /// Refused: this machine or build lacks what was asked for.
+    #[error("{what} is not available here; there is {have}")]
+    Unsupported {
+        /// What was asked for.
+        what: String,
+        /// What exists instead.
+        have: String,
+    },
+    /// Refused: the compiled kernels break the numerics contract, so no result could be trusted.
+    #[error("the {isa} kernels fail self-test {property}: check CXXFLAGS for fast-math or contraction")]
+    Arithmetic {
+        /// The instruction set they were built for.
+        isa: &'static str,
+        /// Number of the property, as listed in `kernels/step_cpu.cpp`.
+        property: u32,
+    },
+    /// Poisons: ranks issued different collectives, or the same ones about different things.
+    #[error("rank {rank} issued [{ours}] where rank {other_rank} issued [{theirs}]")]
+    Mismatch {
+        /// The rank that noticed.
+        rank: u32,
+        /// Its call.
+        ours: String,
+        /// The rank it disagrees with.
+        other_rank: u32,
+        /// That rank's call.
+        theirs: String,
+    },
+    /// Poisons: a rank left, failed or panicked, so collectives can no longer complete.
+    #[error("rank {rank} is lost: {why}")]
+    PeerLost {
+        /// The rank that is gone.
+        rank: u32,
+        /// What it said last.
+        why: String,
+    },
+    /// Poisons: not all ranks arrived in time.
+    #[error("rank {rank} waited {waited_ms} ms at [{call}] for ranks {missing:?}")]
+    Deadline {
+        /// The rank that gave up.
+        rank: u32,
+        /// The call it waited in.
+        call: String,
+        /// How long it waited.
+        waited_ms: u64,
+        /// Who had not arrived.
+        missing: Vec<u32>,
+    },
+    /// Sticky: an earlier operation failed, and everything after it is skipped.
+    #[error("poisoned by [{op}]: {first}")]
+    Poisoned {
+        /// The operation that failed first.
+        op: String,
+        /// Its error.
+        first: Arc<Error>,
+    },
+    /// A rank's own thread panicked or could not be started.
+    #[error("rank {rank}: {message}")]
+    Rank {
+        /// Which one.
+        rank: u32,
+        /// The panic's message, or the system's reason.
+        message: String,
+    },
+}
+
+impl Error {
+    /// The error that started it all, if this one is an echo of it.
+    pub fn cause(&self) -> &Error {
+        match self {
+            Error::Poisoned { first, .. } => first.cause(),
+            other => other,
+        }
+    }
+
+    pub(crate) fn config(field: &'static str, value: impl ToString, why: &'static str) -> Self {
+        Error::Config { field, value: value.to_string(), why }
+    }
+}

@@ -1,0 +1,221 @@
+//! Proves that an op list has no race: every conflicting pair of accesses is ordered.
+//!
+//! Happens-before is the order of each stream plus Record -> Wait, kept as vector clocks; accesses are byte ranges, so
+//! two views of one arena are told apart. The trainer's own reads and writes are part of the list. Must not know
+//! modes: it judges any list. Idea: PyTorch's CUDA sanitizer, by range instead of by base pointer.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+
+use crate::layout::Plan;
+use crate::op::{Access, Action, Memory, Op, STREAMS, Stream, Ticket};
+
+/// One entry of a recorded list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Traced {
+    /// An op, in submission order.
+    Op(Op),
+    /// The trainer touched these bytes on the compute stream.
+    Trainer(Access),
+}
+
+/// What is wrong with a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hazard {
+    /// Two unordered accesses to the same bytes, at least one of them a write; positions in the list.
+    Race {
+        /// The earlier entry.
+        first: usize,
+        /// The later entry.
+        second: usize,
+        /// Where they meet.
+        memory: Memory,
+        /// First common byte.
+        byte: u64,
+    },
+    /// A Wait for a ticket that nothing before it has recorded; on CUDA that would be no wait at all.
+    UnrecordedWait {
+        /// Its position in the list.
+        at: usize,
+    },
+}
+
+impl fmt::Display for Hazard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Hazard::Race { first, second, memory, byte } => {
+                write!(f, "entries {first} and {second} race at byte {byte} of {memory:?}")
+            }
+            Hazard::UnrecordedWait { at } => write!(f, "entry {at} waits for what nothing has recorded"),
+        }
+    }
+}
+
+/// An access in the past: its stream, its place on it, its place in the list.
+#[derive(Clone, Copy, Debug)]
+struct Past {
+    stream: usize,
+    place: u64,
+    entry: usize,
+}
+
+/// The last accesses to an interval that a later one could conflict with.
+#[derive(Clone, Copy, Debug)]
+struct Cell {
+    end: u64,
+    write: Option<Past>,
+    reads: [Option<Past>; STREAMS],
+}
+
+/// Checks a list and returns what is wrong, in list order. `states` is how many states the optimizer keeps.
+pub fn check(plan: &Plan, states: usize, list: &[Traced]) -> Vec<Hazard> {
+    let mut checker = Checker::default();
+    for (entry, traced) in list.iter().enumerate() {
+        match traced {
+            Traced::Trainer(access) => checker.access(Stream::Compute, entry, *access),
+            Traced::Op(Op { stream, action: Action::Record(ticket) }) => checker.record(*stream, *ticket),
+            Traced::Op(Op { stream, action: Action::Wait(ticket) }) => checker.wait(*stream, *ticket, entry),
+            Traced::Op(op) => {
+                op.accesses(plan, states, &mut |access| checker.access(op.stream, entry, access))
+            }
+        }
+        checker.advance(traced);
+    }
+    checker.hazards
+}
+
+#[derive(Default)]
+struct Checker {
+    /// `clocks[s][t]`: how many entries of stream t precede what stream s does next.
+    clocks: [[u64; STREAMS]; STREAMS],
+    recorded: HashMap<Ticket, [u64; STREAMS]>,
+    memories: BTreeMap<Memory, BTreeMap<u64, Cell>>,
+    hazards: Vec<Hazard>,
+}
+
+impl Checker {
+    fn advance(&mut self, traced: &Traced) {
+        let stream = match traced {
+            Traced::Op(op) => op.stream,
+            Traced::Trainer(_) => Stream::Compute,
+        };
+        self.clocks[stream.index()][stream.index()] += 1;
+    }
+
+    fn record(&mut self, stream: Stream, ticket: Ticket) {
+        self.recorded.insert(ticket, self.clocks[stream.index()]);
+    }
+
+    fn wait(&mut self, stream: Stream, ticket: Ticket, at: usize) {
+        let Some(clock) = self.recorded.get(&ticket) else {
+            self.hazards.push(Hazard::UnrecordedWait { at });
+            return;
+        };
+        for (mine, theirs) in self.clocks[stream.index()].iter_mut().zip(clock) {
+            *mine = (*mine).max(*theirs);
+        }
+    }
+
+    fn access(&mut self, stream: Stream, entry: usize, Access { span, writes }: Access) {
+        let clock = self.clocks[stream.index()];
+        let now = Past { stream: stream.index(), place: clock[stream.index()], entry };
+        let cells = self.memories.entry(span.memory).or_default();
+        split(cells, span.start);
+        split(cells, span.end);
+        let mut next = span.start;
+        while next < span.end {
+            let gap_end = match cells.range_mut(next..span.end).next() {
+                Some((start, cell)) if *start == next => {
+                    let unordered =
+                        |past: &Past| clock[past.stream] <= past.place && past.stream != now.stream;
+                    let earlier = cell.reads.iter().flatten().filter(|_| writes).chain(&cell.write);
+                    // One report per cell is enough to find the missing wait.
+                    if let Some(past) = { earlier }.find(|past| unordered(past)) {
+                        self.hazards.push(Hazard::Race {
+                            first: past.entry,
+                            second: entry,
+                            memory: span.memory,
+                            byte: next,
+                        });
+                    }
+                    if writes {
+                        (cell.write, cell.reads) = (Some(now), [None; STREAMS]);
+                    } else {
+                        cell.reads[now.stream] = Some(now);
+                    }
+                    next = cell.end;
+                    continue;
+                }
+                Some((start, _)) => *start,
+                None => span.end,
+            };
+            let mut cell = Cell { end: gap_end, write: None, reads: [None; STREAMS] };
+            if writes {
+                cell.write = Some(now);
+            } else {
+                cell.reads[now.stream] = Some(now);
+            }
+            cells.insert(next, cell);
+            next = gap_end;
+        }
+    }
+}
+
+/// Makes `at` a boundary between cells.
+fn split(cells: &mut BTreeMap<u64, Cell>, at: u64) {
+    if let Some((start, cell)) = cells.range_mut(..at).next_back()
+        && cell.end > at
+        && *start < at
+    {
+        let right = *cell;
+        cell.end = at;
+        cells.insert(at, right);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::{BucketCaps, Layout};
+    use crate::op::Span;
+
+    fn plan() -> Plan {
+        let layout = Layout::builder().param("a", 256).build().unwrap();
+        Plan::new(&layout, 1, BucketCaps::default(), false).unwrap()
+    }
+
+    fn zero(stream: Stream, start: u64, end: u64) -> Traced {
+        let span = Span { memory: Memory::Grads, start, end };
+        Traced::Op(Op { stream, action: Action::Zero(span) })
+    }
+
+    #[test]
+    fn unordered_writes_race_exactly_where_they_overlap() {
+        let race = [zero(Stream::Reduce, 0, 100), zero(Stream::Optim, 60, 200)];
+        let found = check(&plan(), 0, &race);
+        assert_eq!(found, [Hazard::Race { first: 0, second: 1, memory: Memory::Grads, byte: 60 }]);
+        let apart = [zero(Stream::Reduce, 0, 60), zero(Stream::Optim, 60, 200)];
+        assert_eq!(check(&plan(), 0, &apart), []);
+    }
+
+    #[test]
+    fn a_wait_for_the_record_orders_them_and_an_earlier_record_does_not() {
+        let ticket = Ticket { stream: Stream::Reduce, tick: 1 };
+        let record = Traced::Op(Op { stream: Stream::Reduce, action: Action::Record(ticket) });
+        let wait = Traced::Op(Op { stream: Stream::Optim, action: Action::Wait(ticket) });
+        let (write, read) = (zero(Stream::Reduce, 0, 8), zero(Stream::Optim, 0, 8));
+        assert_eq!(check(&plan(), 0, &[write, record, wait, read]), []);
+        assert_eq!(check(&plan(), 0, &[record, write, wait, read]).len(), 1);
+        assert_eq!(check(&plan(), 0, &[wait, record]), [Hazard::UnrecordedWait { at: 0 }]);
+    }
+
+    #[test]
+    fn two_reads_never_race_but_a_write_races_with_each_of_them() {
+        let read =
+            |stream| Access { span: Span { memory: Memory::Params, start: 0, end: 8 }, writes: stream };
+        let trainer = Traced::Trainer(read(false));
+        let span = Span { memory: Memory::Params, start: 4, end: 6 };
+        let write = Traced::Op(Op { stream: Stream::Optim, action: Action::Zero(span) });
+        assert_eq!(check(&plan(), 0, &[trainer, trainer, write]).len(), 1);
+    }
+}

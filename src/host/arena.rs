@@ -1,0 +1,126 @@
+//! Memory of the host device: one aligned, zeroed arena per [`Memory`], shared by whoever may still use it.
+//!
+//! Raw by design: who may touch which bytes when is decided by the schedule and by the borrow rules of the views, not
+//! here. Must never hand out a reference; it hands out pointers into bounds that it has checked.
+#![allow(unsafe_code)]
+
+use std::alloc::{Layout as AllocLayout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ptr::NonNull;
+
+use crate::abi::{InstepControl, InstepSegment};
+use crate::error::{Error, Result};
+use crate::layout::Plan;
+use crate::op::{Memory, Span};
+
+/// A cache line, and the widest vector.
+const ALIGNMENT: usize = 64;
+
+/// One allocation.
+struct Arena {
+    base: NonNull<u8>,
+    layout: AllocLayout,
+}
+
+// SAFETY: an arena is an address and a size; all access goes through raw pointers whose users order themselves.
+unsafe impl Send for Arena {}
+// SAFETY: as above; no method of a shared arena touches its bytes.
+unsafe impl Sync for Arena {}
+
+impl Arena {
+    fn zeroed(bytes: u64) -> Result<Arena> {
+        let too_large = || Error::Layout(format!("{bytes} bytes do not fit this machine's address space"));
+        let size = usize::try_from(bytes.max(1)).map_err(|_| too_large())?;
+        let layout = AllocLayout::from_size_align(size, ALIGNMENT).map_err(|_| too_large())?;
+        // SAFETY: the size is not zero.
+        let base = unsafe { alloc_zeroed(layout) };
+        match NonNull::new(base) {
+            Some(base) => Ok(Arena { base, layout }),
+            None => handle_alloc_error(layout),
+        }
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `zeroed` with this layout, and nothing holds the arena any more.
+        unsafe { dealloc(self.base.as_ptr(), self.layout) }
+    }
+}
+
+/// All memories of one stepper.
+pub(crate) struct Memories {
+    params: Arena,
+    grads: Arena,
+    control: Arena,
+    states: Vec<Arena>,
+    segment_count: usize,
+}
+
+/// Where the per-segment records start in control memory.
+const SEGMENTS_AT: usize = std::mem::size_of::<InstepControl>().next_multiple_of(ALIGNMENT);
+
+impl Memories {
+    /// Zeroed arenas for a plan.
+    pub(crate) fn new(plan: &Plan, states: usize) -> Result<Memories> {
+        let bytes = plan.arena_len() * plan.dtype().bytes();
+        let segment_count = plan.segments().len();
+        let control = SEGMENTS_AT + segment_count * std::mem::size_of::<InstepSegment>();
+        Ok(Memories {
+            params: Arena::zeroed(bytes)?,
+            grads: Arena::zeroed(bytes)?,
+            control: Arena::zeroed(control as u64)?,
+            states: (0..states).map(|_| Arena::zeroed(bytes)).collect::<Result<_>>()?,
+            segment_count,
+        })
+    }
+
+    fn arena(&self, memory: Memory) -> &Arena {
+        match memory {
+            Memory::Params => &self.params,
+            Memory::Grads => &self.grads,
+            Memory::Control => &self.control,
+            Memory::State(k) => &self.states[usize::from(k)],
+        }
+    }
+
+    /// The first byte of a span that lies inside its memory.
+    pub(crate) fn resolve(&self, span: Span) -> *mut u8 {
+        let arena = self.arena(span.memory);
+        assert!(
+            span.start <= span.end && span.end <= arena.layout.size() as u64,
+            "{span:?} is out of bounds"
+        );
+        // SAFETY: `start` is within the allocation, by the assertion.
+        unsafe { arena.base.as_ptr().add(span.start as usize) }
+    }
+
+    /// The control block.
+    pub(crate) fn control(&self) -> *mut InstepControl {
+        self.control.base.as_ptr().cast()
+    }
+
+    /// The first per-segment record.
+    pub(crate) fn segments(&self) -> *mut InstepSegment {
+        // SAFETY: `new` made room for the records behind this offset, which keeps their alignment.
+        unsafe { self.control.base.as_ptr().add(SEGMENTS_AT).cast() }
+    }
+
+    /// A copy of the control block.
+    ///
+    /// # Safety
+    /// No op that writes control memory is running.
+    pub(crate) unsafe fn read_control(&self) -> InstepControl {
+        // SAFETY: aligned and allocated for it; zero bytes are a valid value; not written now, by the contract.
+        unsafe { self.control().read() }
+    }
+
+    /// A copy of one segment's record.
+    ///
+    /// # Safety
+    /// No op that writes control memory is running.
+    pub(crate) unsafe fn read_segment(&self, segment: usize) -> InstepSegment {
+        assert!(segment < self.segment_count);
+        // SAFETY: within bounds by the assertion, otherwise as in `read_control`.
+        unsafe { self.segments().add(segment).read() }
+    }
+}

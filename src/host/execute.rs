@@ -1,0 +1,270 @@
+//! What each op means on a CPU: pointers from its accesses, tiles from the plan, a call into the kernels.
+//!
+//! Everything that a launch needs is built once; running an op allocates nothing. Must take every address through
+//! `Op::accesses`, so that the checker has judged exactly the bytes that are touched.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::abi::{
+    INSTEP_ACTION_AVERAGE, INSTEP_ACTION_LEAVE, INSTEP_ACTION_STEP, INSTEP_MAX_STATES, INSTEP_TILE_ELEMENTS,
+    InstepBeginArgs, InstepDecideArgs, InstepHyper, InstepSegment, InstepStepArgs, InstepTile,
+};
+use crate::error::Result;
+use crate::host::arena::Memories;
+use crate::host::kernels::Kernels;
+use crate::layout::{Bucket, Plan, SegmentAction};
+use crate::op::{Action, Call, Collective, Memory, Op, Phase, Span, Stream};
+use crate::pool::{Chunks, Job, Pool};
+
+/// Tiles that one pool task takes: enough to outweigh handing it over, few enough to balance.
+const TILES_PER_CHUNK: usize = 16;
+
+/// The numbers of a step that no op carries.
+#[derive(Clone, Copy)]
+pub(crate) struct Rule {
+    pub(crate) optimizer: u32,
+    pub(crate) states: usize,
+    pub(crate) hyper: InstepHyper,
+    pub(crate) divisor: f64,
+    pub(crate) loss_scale: f64,
+    pub(crate) max_norm: Option<f64>,
+    pub(crate) skip_nonfinite: bool,
+}
+
+/// Runs ops on one rank's memories.
+pub(crate) struct Executor {
+    plan: Arc<Plan>,
+    memories: Arc<Memories>,
+    rule: Rule,
+    kernels: Kernels,
+    pool: Pool,
+    comm: Arc<dyn Collective>,
+    agreement: u64,
+    deadline: Duration,
+    norms: Vec<Arc<Job>>,
+    steps: Vec<Arc<Job>>,
+}
+
+/// What [`Executor::new`] puts together.
+pub(crate) struct Parts {
+    pub(crate) plan: Arc<Plan>,
+    pub(crate) memories: Arc<Memories>,
+    pub(crate) rule: Rule,
+    pub(crate) kernels: Kernels,
+    pub(crate) pool: Pool,
+    pub(crate) comm: Arc<dyn Collective>,
+    pub(crate) agreement: u64,
+    pub(crate) deadline: Duration,
+}
+
+impl Executor {
+    pub(crate) fn new(parts: Parts) -> Executor {
+        let Parts { plan, memories, rule, kernels, pool, comm, agreement, deadline } = parts;
+        assert!(rule.states <= INSTEP_MAX_STATES as usize);
+        initialise_segments(&plan, &memories);
+        let job = |kind: Kind, bucket: usize| {
+            Job::new(BucketJob::new(kind, bucket as u32, &plan, &memories, &rule, kernels))
+        };
+        let buckets = 0..plan.buckets().len();
+        Executor {
+            norms: buckets.clone().map(|b| job(Kind::Norm, b)).collect(),
+            steps: buckets.map(|b| job(Kind::Step, b)).collect(),
+            plan,
+            memories,
+            rule,
+            kernels,
+            pool,
+            comm,
+            agreement,
+            deadline,
+        }
+    }
+
+    pub(crate) fn comm(&self) -> &dyn Collective {
+        &*self.comm
+    }
+
+    /// Runs one op to its end on the calling thread. Wait and Record are the streams' business.
+    pub(crate) fn run(&self, op: &Op) -> Result<()> {
+        match op.action {
+            Action::Wait(_) | Action::Record(_) => {}
+            Action::Control(Phase::Begin) => self.begin(),
+            Action::Control(Phase::Decide) => self.decide(),
+            Action::Norm { bucket } => self.pool.run(&self.norms[bucket as usize]),
+            Action::Step { bucket } => self.pool.run(&self.steps[bucket as usize]),
+            Action::Zero(span) => {
+                // SAFETY: `resolve` has checked the bounds; that nothing else touches the span now is what the
+                // schedule guarantees and the checker proves for every op.
+                unsafe { self.memories.resolve(span).write_bytes(0, span.bytes() as usize) }
+            }
+            Action::Collective { kind, pass, bucket, src, dst } => {
+                let call = Call {
+                    kind,
+                    pass,
+                    bucket,
+                    dtype: self.plan.dtype(),
+                    src: self.memories.resolve(src),
+                    dst: self.memories.resolve(dst),
+                    bytes: src.bytes(),
+                    agreement: self.agreement,
+                    deadline: self.deadline,
+                };
+                // SAFETY: both spans are in bounds, and untouched meanwhile as for every op.
+                unsafe { self.comm.enqueue(&call) }?;
+            }
+        }
+        Ok(())
+    }
+
+    fn begin(&self) {
+        let args = InstepBeginArgs {
+            control: self.memories.control(),
+            segments: self.memories.segments(),
+            groups: &self.rule.hyper,
+            segment_count: self.plan.segments().len() as u64,
+            divisor: self.rule.divisor,
+            loss_scale: self.rule.loss_scale,
+            optimizer: self.rule.optimizer,
+            reserved: 0,
+        };
+        // SAFETY: control memory holds that many segments, all of group 0; exclusive as for every op.
+        unsafe { self.kernels.begin(&args) }
+    }
+
+    fn decide(&self) {
+        let args = InstepDecideArgs {
+            control: self.memories.control(),
+            divisor: self.rule.divisor,
+            loss_scale: self.rule.loss_scale,
+            max_norm: self.rule.max_norm.unwrap_or(-1.0),
+            skip_nonfinite: self.rule.skip_nonfinite.into(),
+            reserved: 0,
+        };
+        // SAFETY: as in `begin`.
+        unsafe { self.kernels.decide(&args) }
+    }
+}
+
+fn initialise_segments(plan: &Plan, memories: &Memories) {
+    for (k, segment) in plan.segments().iter().enumerate() {
+        // SAFETY: control memory has one record per segment, zeroed, and no op has been submitted yet.
+        let record: &mut InstepSegment = unsafe { &mut *memories.segments().add(k) };
+        record.action = match segment.action {
+            SegmentAction::Step => INSTEP_ACTION_STEP,
+            SegmentAction::Average => INSTEP_ACTION_AVERAGE,
+            SegmentAction::Leave => INSTEP_ACTION_LEAVE,
+        };
+        record.tail = segment.tail.map_or(0, |tail| {
+            memories.resolve(Span::elements(Memory::Grads, plan, tail, tail + 1)).expose_provenance() as u64
+        });
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Norm,
+    Step,
+}
+
+/// One bucket's launch: arguments and tiles, built once.
+struct BucketJob {
+    kind: Kind,
+    args: InstepStepArgs,
+    tiles: Vec<InstepTile>,
+    kernels: Kernels,
+    /// Keeps what the arguments point to alive.
+    _memories: Arc<Memories>,
+}
+
+// SAFETY: the pointers lead into `_memories`, which is shareable; chunks of one launch touch different tiles, and
+// control words that they share are atomics on the other side.
+unsafe impl Send for BucketJob {}
+// SAFETY: as above.
+unsafe impl Sync for BucketJob {}
+
+impl BucketJob {
+    fn new(
+        kind: Kind,
+        bucket: u32,
+        plan: &Plan,
+        memories: &Arc<Memories>,
+        rule: &Rule,
+        kernels: Kernels,
+    ) -> BucketJob {
+        let action = match kind {
+            Kind::Norm => Action::Norm { bucket },
+            Kind::Step => Action::Step { bucket },
+        };
+        let mut args = InstepStepArgs {
+            control: memories.control(),
+            segments: memories.segments(),
+            tiles: std::ptr::null(),
+            grads: std::ptr::null_mut(),
+            states: [std::ptr::null_mut(); INSTEP_MAX_STATES as usize],
+            optimizer: rule.optimizer,
+            state_count: rule.states as u32,
+            bucket,
+            reserved: 0,
+        };
+        let mut params: *mut u8 = std::ptr::null_mut();
+        Op { stream: Stream::Optim, action }.accesses(plan, rule.states, &mut |access| match access
+            .span
+            .memory
+        {
+            Memory::Grads => args.grads = memories.resolve(access.span).cast(),
+            Memory::Params => params = memories.resolve(access.span),
+            Memory::State(k) => args.states[usize::from(k)] = memories.resolve(access.span).cast(),
+            Memory::Control => {}
+        });
+        let tiles = tiles(plan, &plan.buckets()[bucket as usize], params);
+        args.tiles = tiles.as_ptr();
+        BucketJob { kind, args, tiles, kernels, _memories: Arc::clone(memories) }
+    }
+}
+
+/// A bucket's segments, cut into tiles; offsets are relative to the bucket. Padding belongs to none.
+fn tiles(plan: &Plan, bucket: &Bucket, params: *mut u8) -> Vec<InstepTile> {
+    let mut tiles = Vec::new();
+    for index in bucket.segments.clone() {
+        let segment = &plan.segments()[index as usize];
+        let mut done = 0;
+        while done < segment.len {
+            let offset = segment.start - bucket.start + done;
+            let count = (segment.len - done).min(INSTEP_TILE_ELEMENTS.into());
+            assert!(offset + count <= bucket.len, "a tile leaves its bucket");
+            tiles.push(InstepTile {
+                // A norm has no parameters, and its tiles a base of zero that is never read.
+                param: params.expose_provenance() as u64 + offset * plan.dtype().bytes(),
+                grad_offset: offset,
+                state_offset: offset,
+                count: count as u32,
+                segment: index,
+                first: (done == 0).into(),
+                reserved: [0; 7],
+            });
+            done += count;
+        }
+    }
+    tiles
+}
+
+impl Chunks for BucketJob {
+    fn chunk_count(&self) -> usize {
+        self.tiles.len().div_ceil(TILES_PER_CHUNK)
+    }
+
+    fn run_chunk(&self, chunk: usize) {
+        let first = chunk * TILES_PER_CHUNK;
+        let last = (first + TILES_PER_CHUNK).min(self.tiles.len());
+        // SAFETY: the arguments were resolved from the op's accesses and `_memories` keeps them alive; chunks are
+        // disjoint runs of this job's own tiles; nothing else touches the bucket, as for every op.
+        unsafe {
+            match self.kind {
+                Kind::Norm => self.kernels.norm(&self.args, first as u64, last as u64),
+                Kind::Step => self.kernels.step(&self.args, first as u64, last as u64),
+            }
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! The compiled CPU kernels: which instruction sets this machine runs, and the calls into them.
+//!
+//! The only foreign calls of the host device. Every build is tested for the numerics contract before it is used
+//! once; must never fall back silently to another instruction set than the one asked for.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::OnceLock;
+
+use crate::abi::{InstepBeginArgs, InstepDecideArgs, InstepKernels, InstepStepArgs};
+use crate::error::{Error, Result};
+
+/// An instruction set that the kernels are built for. Results are the same bits on each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Isa {
+    /// What every CPU of this architecture has (SSE2 on x86-64, NEON on aarch64).
+    Baseline,
+    /// x86-64 with AVX2.
+    Avx2,
+    /// x86-64 with AVX-512 F, BW, CD, DQ and VL.
+    Avx512,
+}
+
+impl Isa {
+    /// All of them, narrowest first.
+    pub const ALL: [Isa; 3] = [Isa::Baseline, Isa::Avx2, Isa::Avx512];
+
+    /// The name that `INSTEP_ISA` and the command line use.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Isa::Baseline => "baseline",
+            Isa::Avx2 => "avx2",
+            Isa::Avx512 => "avx512",
+        }
+    }
+
+    /// Whether this machine can run it.
+    pub fn is_available(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return match self {
+            Isa::Baseline => true,
+            Isa::Avx2 => is_x86_feature_detected!("avx2"),
+            Isa::Avx512 => {
+                is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512cd")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vl")
+                    // -march=x86-64-v4 includes v3, so the compiler may use these as well.
+                    && is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("bmi1")
+                    && is_x86_feature_detected!("bmi2")
+                    && is_x86_feature_detected!("f16c")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("lzcnt")
+                    && is_x86_feature_detected!("movbe")
+            }
+        };
+        #[cfg(not(target_arch = "x86_64"))]
+        return self == Isa::Baseline;
+    }
+
+    /// Those that this machine can run, narrowest first.
+    pub fn available() -> Vec<Isa> {
+        Isa::ALL.into_iter().filter(|isa| isa.is_available()).collect()
+    }
+
+    /// The widest that this machine can run.
+    pub fn best() -> Isa {
+        Isa::ALL.into_iter().rfind(|isa| isa.is_available()).unwrap_or(Isa::Baseline)
+    }
+
+    /// `INSTEP_ISA` if it is set, else the widest.
+    ///
+    /// # Errors
+    /// `Config` if the variable names no instruction set.
+    pub fn from_environment() -> Result<Isa> {
+        match std::env::var("INSTEP_ISA") {
+            Ok(name) => name.parse(),
+            Err(_) => Ok(Isa::best()),
+        }
+    }
+}
+
+impl FromStr for Isa {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Isa> {
+        let found = Isa::ALL.into_iter().find(|isa| isa.name() == name);
+        found.ok_or_else(|| Error::config("isa", name, "must be baseline, avx2 or avx512"))
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+unsafe extern "C" {
+    static instep_kernels_baseline: InstepKernels;
+    #[cfg(target_arch = "x86_64")]
+    static instep_kernels_avx2: InstepKernels;
+    #[cfg(target_arch = "x86_64")]
+    static instep_kernels_avx512: InstepKernels;
+}
+
+/// One build of the kernels, known to run here and to keep the contract.
+#[derive(Clone, Copy)]
+pub(crate) struct Kernels {
+    table: &'static InstepKernels,
+}
+
+impl Kernels {
+    /// The build for `isa`.
+    ///
+    /// # Errors
+    /// `Unsupported` if the machine lacks the instruction set, `Arithmetic` if the build fails its self-test.
+    pub(crate) fn load(isa: Isa) -> Result<Kernels> {
+        if !isa.is_available() {
+            let have = Isa::available().iter().map(|isa| isa.name()).collect::<Vec<_>>().join(", ");
+            return Err(Error::Unsupported { what: format!("the instruction set {isa}"), have });
+        }
+        static TESTED: [OnceLock<u32>; 3] = [const { OnceLock::new() }; 3];
+        let table = table(isa);
+        let broken = TESTED[isa as usize].get_or_init(|| match table.self_test {
+            // SAFETY: the table's functions are compiled for this instruction set, which is available.
+            Some(test) => unsafe { test() },
+            None => u32::MAX,
+        });
+        match *broken {
+            0 => Ok(Kernels { table }),
+            property => Err(Error::Arithmetic { isa: isa.name(), property }),
+        }
+    }
+
+    /// Opens a pass in control memory.
+    ///
+    /// # Safety
+    /// Every pointer in `args` is valid for what it describes, and nothing else touches that memory meanwhile.
+    pub(crate) unsafe fn begin(&self, args: &InstepBeginArgs) {
+        // SAFETY: the entry exists in every build; the rest is the caller's contract.
+        unsafe { self.table.begin.unwrap_unchecked()(args) }
+    }
+
+    /// Turns the norm into clip and skip.
+    ///
+    /// # Safety
+    /// As for `begin`.
+    pub(crate) unsafe fn decide(&self, args: &InstepDecideArgs) {
+        // SAFETY: as in `begin`.
+        unsafe { self.table.decide.unwrap_unchecked()(args) }
+    }
+
+    /// Adds the sum of squares of a run of tiles.
+    ///
+    /// # Safety
+    /// Every pointer in `args` is valid, `first_tile..last_tile` lies in its table, nothing writes the gradients or
+    /// the segments meanwhile; other runs may add to the same control block.
+    pub(crate) unsafe fn norm(&self, args: &InstepStepArgs, first_tile: u64, last_tile: u64) {
+        // SAFETY: as in `begin`.
+        unsafe { self.table.norm.unwrap_unchecked()(args, first_tile, last_tile) }
+    }
+
+    /// Steps a run of tiles.
+    ///
+    /// # Safety
+    /// As for `norm`, and nothing else touches the parameters and states of these tiles.
+    pub(crate) unsafe fn step(&self, args: &InstepStepArgs, first_tile: u64, last_tile: u64) {
+        // SAFETY: as in `begin`.
+        unsafe { self.table.step.unwrap_unchecked()(args, first_tile, last_tile) }
+    }
+
+    /// Makes elements `first..last` of every rank's buffer their sum in rank order.
+    ///
+    /// # Safety
+    /// Every buffer is valid up to `last`, they do not overlap, and nothing else touches this range of any of them.
+    pub(crate) unsafe fn sum(&self, ranks: &[*mut f32], first: u64, last: u64) {
+        // SAFETY: as in `begin`.
+        unsafe { self.table.sum.unwrap_unchecked()(ranks.as_ptr(), ranks.len() as u64, first, last) }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn table(isa: Isa) -> &'static InstepKernels {
+    // SAFETY: constants of the linked kernel objects; reading a function pointer executes nothing.
+    unsafe {
+        match isa {
+            Isa::Baseline => &instep_kernels_baseline,
+            Isa::Avx2 => &instep_kernels_avx2,
+            Isa::Avx512 => &instep_kernels_avx512,
+        }
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn table(_: Isa) -> &'static InstepKernels {
+    // SAFETY: a constant of the linked kernel object.
+    unsafe { &instep_kernels_baseline }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_available_build_keeps_the_contract_and_has_all_entries() {
+        for isa in Isa::available() {
+            let table = Kernels::load(isa).unwrap().table;
+            assert!(table.begin.is_some() && table.decide.is_some() && table.norm.is_some());
+            assert!(table.step.is_some() && table.sum.is_some());
+        }
+    }
+
+    #[test]
+    fn an_unknown_name_is_refused() {
+        assert!(matches!("sse9".parse::<Isa>(), Err(Error::Config { field: "isa", .. })));
+    }
+}

@@ -1,0 +1,169 @@
+//! Streams of the host device: one thread each, a queue of ops, and a counter that Records advance.
+//!
+//! A ticket is "counter of that stream >= tick", so an event needs no allocation and no reset. After a failure every
+//! op is skipped except Record: nothing that waits can hang. Must not know what ops mean.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Instant;
+
+use crate::error::{Error, Result};
+use crate::host::execute::Executor;
+use crate::op::{Action, Op, STREAMS, Stream, Ticket};
+use crate::timeline::{Interval, Ran};
+
+/// Shared by the stepper and its stream threads; the threads keep it alive until their queues are empty.
+pub(crate) struct Streams {
+    executor: Executor,
+    origin: Instant,
+    timed: bool,
+    state: Mutex<State>,
+    work: [Condvar; STREAMS],
+    passed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    queues: [VecDeque<Op>; STREAMS],
+    ticks: [u64; STREAMS],
+    failed: Option<Error>,
+    closed: bool,
+    ran: Vec<Ran>,
+}
+
+impl Streams {
+    /// Streams without threads; `origin` is the zero of measured times, `timed` says to measure them.
+    pub(crate) fn new(executor: Executor, origin: Instant, timed: bool) -> Arc<Streams> {
+        let work = [const { Condvar::new() }; STREAMS];
+        Arc::new(Streams { executor, origin, timed, state: Mutex::default(), work, passed: Condvar::new() })
+    }
+
+    /// Starts the threads. If the system refuses one, the device is poisoned.
+    pub(crate) fn start(self: &Arc<Self>) {
+        let rank = self.executor.comm().rank();
+        for stream in [Stream::Reduce, Stream::Optim] {
+            let streams = Arc::clone(self);
+            let name = format!("instep-{rank}-{stream:?}").to_lowercase();
+            if let Err(error) = thread::Builder::new().name(name).spawn(move || streams.serve(stream)) {
+                self.fail("start of a stream", Error::Rank { rank, message: error.to_string() });
+            }
+        }
+    }
+
+    /// Queues an op. A Record of the compute stream has happened already: that stream is the caller.
+    pub(crate) fn submit(&self, op: &Op) {
+        let mut state = self.lock();
+        match (op.stream, op.action) {
+            (Stream::Compute, Action::Record(ticket)) => {
+                state.ticks[Stream::Compute.index()] = ticket.tick;
+                self.passed.notify_all();
+            }
+            (Stream::Compute, _) => {}
+            (stream, _) => {
+                state.queues[stream.index()].push_back(*op);
+                self.work[stream.index()].notify_one();
+            }
+        }
+    }
+
+    /// Blocks until the ticket has been passed, or anything has failed.
+    pub(crate) fn wait(&self, ticket: Ticket) -> Result<()> {
+        let state = self.wait_passed(self.lock(), ticket);
+        match &state.failed {
+            Some(error) => Err(error.clone()),
+            None => Ok(()),
+        }
+    }
+
+    /// Lets the threads end once their queues are empty.
+    pub(crate) fn close(&self) {
+        self.lock().closed = true;
+        self.work.iter().for_each(Condvar::notify_all);
+    }
+
+    /// What ran since the last call, if timed.
+    pub(crate) fn take_ran(&self) -> Vec<Ran> {
+        std::mem::take(&mut self.lock().ran)
+    }
+
+    /// Now, on the clock of the measured times.
+    pub(crate) fn now_ns(&self) -> u64 {
+        // 2^64 ns are 584 years.
+        self.origin.elapsed().as_nanos() as u64
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic cannot leave the state half changed: every critical section is a few assignments.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait_passed<'a>(&'a self, mut state: MutexGuard<'a, State>, ticket: Ticket) -> MutexGuard<'a, State> {
+        while state.ticks[ticket.stream.index()] < ticket.tick && state.failed.is_none() {
+            state = self.passed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state
+    }
+
+    fn serve(&self, stream: Stream) {
+        let mut state = self.lock();
+        loop {
+            let Some(op) = state.queues[stream.index()].pop_front() else {
+                if state.closed {
+                    return;
+                }
+                state = self.work[stream.index()].wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            match op.action {
+                Action::Wait(ticket) => state = self.wait_passed(state, ticket),
+                Action::Record(ticket) => {
+                    state.ticks[stream.index()] = ticket.tick;
+                    self.passed.notify_all();
+                }
+                _ if state.failed.is_some() => {}
+                _ => {
+                    drop(state);
+                    self.execute(&op);
+                    state = self.lock();
+                }
+            }
+        }
+    }
+
+    fn execute(&self, op: &Op) {
+        let start_ns = if self.timed { self.now_ns() } else { 0 };
+        // A user's collective may panic; that poisons this rank and must not kill the thread that others wait for.
+        let outcome = catch_unwind(AssertUnwindSafe(|| self.executor.run(op)));
+        let rank = self.executor.comm().rank();
+        match outcome {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => self.fail(&op.to_string(), error),
+            Err(panic) => self.fail(&op.to_string(), Error::Rank { rank, message: message_of(&*panic) }),
+        }
+        if self.timed {
+            let interval = Interval { start_ns, end_ns: self.now_ns() };
+            self.lock().ran.push(Ran { op: *op, interval });
+        }
+    }
+
+    fn fail(&self, op: &str, error: Error) {
+        let first = {
+            let mut state = self.lock();
+            if state.failed.is_some() {
+                return;
+            }
+            state.failed = Some(Error::Poisoned { op: op.to_owned(), first: Arc::new(error.clone()) });
+            self.passed.notify_all();
+            error
+        };
+        self.executor.comm().abort(&first);
+    }
+}
+
+/// What a panic said.
+pub(crate) fn message_of(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "panicked".to_owned())
+}

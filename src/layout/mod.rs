@@ -1,0 +1,224 @@
+//! Parameters: names, lengths, uses, in registration order.
+//!
+//! Pure arithmetic, no memory. A [`Layout`] is what all ranks must agree on; [`plan`] turns it into buckets for one
+//! cap and world size. Must stay independent of devices: a layout can be built and inspected anywhere.
+
+pub mod plan;
+
+pub use plan::{Bucket, BucketCaps, Plan, Segment};
+
+use std::collections::HashSet;
+
+use crate::error::{Error, Result};
+
+/// What the step does with a parameter's segment of the bucket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum SegmentAction {
+    /// Apply the optimizer.
+    #[default]
+    Step,
+    /// Multiply the reduced gradient by 1/world_size in place: for parameters that another optimizer updates.
+    Average,
+    /// Touch nothing: the gradient stays a sum, the parameter stays as it is.
+    Leave,
+}
+
+/// One registered parameter.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Parameter {
+    /// Unique within the layout.
+    pub name: String,
+    /// Elements; zero is legal.
+    pub len: u64,
+    /// How often one pass hands it over: 1, or the number of places that share it.
+    pub uses: u32,
+    /// What the step does with it.
+    pub action: SegmentAction,
+}
+
+/// A parameter of one particular layout; a layout refuses another one's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ParamId {
+    index: u32,
+    fingerprint: u64,
+}
+
+/// The registered parameters, in order.
+///
+/// ```
+/// let layout = instep::Layout::builder().param("weight", 64 * 10).param("bias", 10).build()?;
+/// assert_eq!(layout.parameter(layout.id("bias")?)?.len, 10);
+/// # Ok::<(), instep::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    parameters: Vec<Parameter>,
+    fingerprint: u64,
+}
+
+/// Collects parameters for a [`Layout`].
+#[derive(Clone, Debug, Default)]
+pub struct LayoutBuilder {
+    parameters: Vec<Parameter>,
+}
+
+impl LayoutBuilder {
+    /// Adds a parameter of `len` elements. Register in forward order: buckets are filled from the last one back,
+    /// because backward makes the last gradients first.
+    pub fn param(mut self, name: impl Into<String>, len: usize) -> Self {
+        self.parameters.push(Parameter {
+            name: name.into(),
+            len: len as u64,
+            uses: 1,
+            action: SegmentAction::Step,
+        });
+        self
+    }
+
+    /// Says that the parameter added last is handed over `uses` times in a pass (tied weights); its gradient
+    /// counts as complete at the last one.
+    pub fn uses(mut self, uses: u32) -> Self {
+        if let Some(last) = self.parameters.last_mut() {
+            last.uses = uses;
+        }
+        self
+    }
+
+    /// Says what the step does with the parameter added last.
+    pub fn action(mut self, action: SegmentAction) -> Self {
+        if let Some(last) = self.parameters.last_mut() {
+            last.action = action;
+        }
+        self
+    }
+
+    /// Checks and closes the layout.
+    ///
+    /// # Errors
+    /// `Layout` if there is no parameter, a name occurs twice or is empty, a use count is zero, or the lengths
+    /// cannot be addressed.
+    pub fn build(self) -> Result<Layout> {
+        let refuse = |what: String| Err(Error::Layout(what));
+        if self.parameters.is_empty() {
+            return refuse("no parameters".into());
+        }
+        if u32::try_from(self.parameters.len()).is_err() {
+            return refuse("more than 2^32 parameters".into());
+        }
+        let mut names = HashSet::new();
+        let mut elements = 0u64;
+        for parameter in &self.parameters {
+            let name = &parameter.name;
+            if name.is_empty() {
+                return refuse("a parameter has an empty name".into());
+            }
+            if !names.insert(name.as_str()) {
+                return refuse(format!("`{name}` is registered twice"));
+            }
+            if parameter.uses == 0 {
+                return refuse(format!("`{name}` has zero uses"));
+            }
+            // Padding and the conversion to bytes must not overflow later, so the bound is well below 2^64.
+            elements = match elements.checked_add(parameter.len) {
+                Some(sum) if sum < 1 << 56 => sum,
+                _ => return refuse(format!("`{name}` takes the layout past 2^56 elements")),
+            };
+        }
+        let fingerprint = fingerprint(&self.parameters);
+        Ok(Layout { parameters: self.parameters, fingerprint })
+    }
+}
+
+impl Layout {
+    /// Starts an empty layout.
+    pub fn builder() -> LayoutBuilder {
+        LayoutBuilder::default()
+    }
+
+    /// The parameter called `name`.
+    ///
+    /// # Errors
+    /// `Layout` if there is none.
+    pub fn id(&self, name: &str) -> Result<ParamId> {
+        let index = self.parameters.iter().position(|p| p.name == name);
+        match index {
+            Some(index) => Ok(self.id_at(index)),
+            None => Err(Error::Layout(format!("no parameter is called `{name}`"))),
+        }
+    }
+
+    /// All parameters, in registration order.
+    pub fn ids(&self) -> impl DoubleEndedIterator<Item = ParamId> + ExactSizeIterator + '_ {
+        (0..self.parameters.len()).map(|index| self.id_at(index))
+    }
+
+    /// The description of `id`.
+    ///
+    /// # Errors
+    /// `Layout` if `id` belongs to another layout.
+    pub fn parameter(&self, id: ParamId) -> Result<&Parameter> {
+        Ok(&self.parameters[self.index(id)?])
+    }
+
+    /// A number that two layouts share if they are equal; ranks compare it. FNV-1a, because it must be the same
+    /// in every process of a run.
+    pub fn fingerprint(&self) -> u64 {
+        self.fingerprint
+    }
+
+    pub(crate) fn parameters(&self) -> &[Parameter] {
+        &self.parameters
+    }
+
+    pub(crate) fn index(&self, id: ParamId) -> Result<usize> {
+        if id.fingerprint != self.fingerprint {
+            return Err(Error::Layout("the parameter belongs to another layout".into()));
+        }
+        Ok(id.index as usize)
+    }
+
+    fn id_at(&self, index: usize) -> ParamId {
+        // `build` has bounded the count by 2^32.
+        ParamId { index: index as u32, fingerprint: self.fingerprint }
+    }
+}
+
+/// Folds bytes into an FNV-1a hash.
+pub(crate) fn fold(hash: u64, bytes: &[u8]) -> u64 {
+    bytes.iter().fold(hash, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3))
+}
+
+fn fingerprint(parameters: &[Parameter]) -> u64 {
+    parameters.iter().fold(0xcbf2_9ce4_8422_2325, |hash, p| {
+        let hash = fold(hash, p.name.as_bytes());
+        let hash = fold(hash, &p.len.to_le_bytes());
+        fold(hash, &[0xff, p.uses as u8, (p.uses >> 8) as u8, p.action as u8])
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_layout_refuses_what_it_cannot_address() {
+        let cases: [(LayoutBuilder, &str); 5] = [
+            (Layout::builder(), "no parameters"),
+            (Layout::builder().param("", 1), "empty name"),
+            (Layout::builder().param("a", 1).param("a", 2), "twice"),
+            (Layout::builder().param("a", 1).uses(0), "zero uses"),
+            (Layout::builder().param("a", 1 << 55).param("b", 1 << 55), "2^56"),
+        ];
+        for (builder, word) in cases {
+            let error = builder.build().unwrap_err().to_string();
+            assert!(error.contains(word), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_id_of_another_layout_is_refused() {
+        let ours = Layout::builder().param("a", 1).build().unwrap();
+        let theirs = Layout::builder().param("a", 2).build().unwrap();
+        assert!(matches!(ours.parameter(theirs.id("a").unwrap()), Err(Error::Layout(_))));
+    }
+}

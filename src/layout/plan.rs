@@ -1,0 +1,223 @@
+//! Buckets, segments and padding: a layout cut for one bucket cap and world size.
+//!
+//! Gradients, parameters and states share these offsets. Every segment starts on a multiple of 256 elements and
+//! every bucket is padded to world_size x 256, so shard cuts, norm leaves and vectors agree for any cap. The
+//! assignment is DDP's: reverse registration order, a bucket closes at the parameter that reaches the cap.
+
+use std::ops::Range;
+
+use crate::abi::INSTEP_QUANTUM;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::layout::{Layout, SegmentAction};
+
+const QUANTUM: u64 = INSTEP_QUANTUM as u64;
+
+/// How many bytes of gradients a bucket gathers before it closes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BucketCaps {
+    /// The first bucket's: small, so that communication starts early.
+    pub first_bytes: u64,
+    /// Every later bucket's.
+    pub rest_bytes: u64,
+}
+
+impl Default for BucketCaps {
+    /// 1 MiB, then 25 MiB, as PyTorch's DistributedDataParallel.
+    fn default() -> Self {
+        BucketCaps { first_bytes: 1 << 20, rest_bytes: 25 << 20 }
+    }
+}
+
+/// One parameter's run inside a bucket. Offsets and lengths are elements.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Index of the parameter, in registration order.
+    pub param: u32,
+    /// Index of its bucket.
+    pub bucket: u32,
+    /// Offset in the arenas, a multiple of 256.
+    pub start: u64,
+    /// Elements, without padding.
+    pub len: u64,
+    /// What the step does with it.
+    pub action: SegmentAction,
+    /// Offset of its element in the bucket's tail block, if the plan has tails: the SUM leaves there how many
+    /// ranks had a gradient for it.
+    pub tail: Option<u64>,
+}
+
+/// The unit of communication and of the step. Offsets and lengths are elements.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bucket {
+    /// Offset in the arenas.
+    pub start: u64,
+    /// Elements with tail and padding: a multiple of world_size x 256, or 0.
+    pub len: u64,
+    /// Its segments, as indices into [`Plan::segments`].
+    pub segments: Range<u32>,
+    /// Its tail block, empty without tails.
+    pub tail: Range<u64>,
+}
+
+/// A layout cut into buckets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    buckets: Vec<Bucket>,
+    segments: Vec<Segment>,
+    segment_of_param: Vec<u32>,
+    len: u64,
+    dtype: DType,
+}
+
+impl Plan {
+    /// Cuts `layout`. With `tails`, each bucket ends in a block that its own SUM fills with contribution counts.
+    ///
+    /// # Errors
+    /// `Config` if a cap or the world size is zero.
+    pub fn new(layout: &Layout, world_size: u32, caps: BucketCaps, tails: bool) -> Result<Plan> {
+        if world_size == 0 {
+            return Err(Error::config("world_size", 0, "there is at least one rank"));
+        }
+        if caps.first_bytes == 0 || caps.rest_bytes == 0 {
+            return Err(Error::config("bucket_cap_bytes", 0, "a bucket holds at least one byte"));
+        }
+        let dtype = DType::F32;
+        let parameters = layout.parameters();
+        let mut plan = Plan {
+            buckets: Vec::new(),
+            segments: Vec::with_capacity(parameters.len()),
+            segment_of_param: vec![0; parameters.len()],
+            len: 0,
+            dtype,
+        };
+        let mut gathered_bytes = 0u64;
+        let mut opened = 0u32;
+        for (index, parameter) in parameters.iter().enumerate().rev() {
+            plan.segment_of_param[index] = plan.segments.len() as u32;
+            plan.segments.push(Segment {
+                param: index as u32,
+                bucket: plan.buckets.len() as u32,
+                start: 0,
+                len: parameter.len,
+                action: parameter.action,
+                tail: None,
+            });
+            gathered_bytes += parameter.len * dtype.bytes();
+            let cap = if plan.buckets.is_empty() { caps.first_bytes } else { caps.rest_bytes };
+            if gathered_bytes >= cap || index == 0 {
+                let end = plan.segments.len() as u32;
+                plan.close_bucket(opened..end, u64::from(world_size), tails);
+                (opened, gathered_bytes) = (end, 0);
+            }
+        }
+        Ok(plan)
+    }
+
+    fn close_bucket(&mut self, segments: Range<u32>, world_size: u64, tails: bool) {
+        let start = self.len;
+        let mut next = start;
+        for segment in &mut self.segments[segments.start as usize..segments.end as usize] {
+            segment.start = next;
+            next += segment.len.next_multiple_of(QUANTUM);
+        }
+        let tail_start = next;
+        // A bucket without elements needs no tail: nothing of it is stepped.
+        if tails && next > start {
+            for segment in &mut self.segments[segments.start as usize..segments.end as usize] {
+                segment.tail = Some(next);
+                next += 1;
+            }
+        }
+        let len = (next - start).next_multiple_of(QUANTUM * world_size);
+        self.len += len;
+        self.buckets.push(Bucket { start, len, segments, tail: tail_start..next });
+    }
+
+    /// All buckets, in launch order.
+    pub fn buckets(&self) -> &[Bucket] {
+        &self.buckets
+    }
+
+    /// All segments, bucket by bucket.
+    pub fn segments(&self) -> &[Segment] {
+        &self.segments
+    }
+
+    /// The segments of one bucket.
+    pub fn segments_of(&self, bucket: &Bucket) -> &[Segment] {
+        &self.segments[bucket.segments.start as usize..bucket.segments.end as usize]
+    }
+
+    /// The segment of a parameter, by its index in registration order.
+    pub fn segment_of(&self, param: usize) -> &Segment {
+        &self.segments[self.segment_index(param)]
+    }
+
+    /// Its index in [`segments`](Self::segments).
+    pub fn segment_index(&self, param: usize) -> usize {
+        self.segment_of_param[param] as usize
+    }
+
+    /// Elements of each arena, padding included.
+    pub fn arena_len(&self) -> u64 {
+        self.len
+    }
+
+    /// Element type of every tensor.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(lens: &[usize], world_size: u32, cap: u64, tails: bool) -> Plan {
+        let mut builder = Layout::builder();
+        for (k, len) in lens.iter().enumerate() {
+            builder = builder.param(format!("p{k}"), *len);
+        }
+        let caps = BucketCaps { first_bytes: cap, rest_bytes: cap };
+        Plan::new(&builder.build().unwrap(), world_size, caps, tails).unwrap()
+    }
+
+    #[test]
+    fn buckets_fill_from_the_last_parameter_and_close_at_the_cap() {
+        let plan = plan(&[100, 300, 10, 20], 1, 1024, false);
+        let params: Vec<Vec<u32>> =
+            plan.buckets().iter().map(|b| plan.segments_of(b).iter().map(|s| s.param).collect()).collect();
+        assert_eq!(params, [vec![3, 2, 1], vec![0]]);
+    }
+
+    #[test]
+    fn segments_start_on_quanta_and_buckets_are_padded_to_the_world() {
+        for world_size in 1..=8 {
+            for tails in [false, true] {
+                let plan = plan(&[1, 0, 255, 256, 257, 5000, 0], world_size, 2000, tails);
+                let mut next = 0;
+                for bucket in plan.buckets() {
+                    assert_eq!(bucket.start, next);
+                    assert_eq!(bucket.len % (u64::from(world_size) * QUANTUM), 0);
+                    next += bucket.len;
+                    let mut free = bucket.start;
+                    for segment in plan.segments_of(bucket) {
+                        assert!(segment.start % QUANTUM == 0 && segment.start >= free);
+                        free = segment.start + segment.len;
+                        assert_eq!(segment.tail.is_some(), tails);
+                    }
+                    assert!(free <= bucket.tail.start && bucket.tail.end <= bucket.start + bucket.len);
+                }
+                assert_eq!(plan.arena_len(), next);
+            }
+        }
+    }
+
+    #[test]
+    fn zero_length_parameters_alone_make_a_bucket_without_bytes() {
+        let plan = plan(&[0, 0], 4, 1, true);
+        assert_eq!((plan.buckets().len(), plan.buckets()[0].len), (1, 0));
+        assert!(plan.segments().iter().all(|s| s.tail.is_none()));
+    }
+}

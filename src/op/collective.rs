@@ -1,0 +1,101 @@
+//! The seam for communication: in-process ranks, NCCL or the user's own, all behind one object-safe trait.
+//!
+//! Every call carries what ranks must agree on (pass, kind, bucket, bytes, dtype, layout), so an implementation can
+//! turn a mismatch into an error instead of a hang. The sum is a plain SUM: the mean's factor is folded into the step.
+//! Declares an unsafe method and calls none.
+#![allow(unsafe_code)]
+
+use std::{fmt, time::Duration};
+
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+
+/// Which collective.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CollectiveKind {
+    /// Every rank's buffer becomes the sum over ranks.
+    AllReduce,
+    /// Every rank's buffer becomes rank 0's.
+    Broadcast,
+}
+
+impl fmt::Display for CollectiveKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            CollectiveKind::AllReduce => "all-reduce",
+            CollectiveKind::Broadcast => "broadcast",
+        })
+    }
+}
+
+/// One collective call of one rank.
+#[derive(Clone, Copy, Debug)]
+pub struct Call {
+    /// Which collective.
+    pub kind: CollectiveKind,
+    /// The pass it belongs to, counted from the stepper's first.
+    pub pass: u64,
+    /// The bucket it belongs to, if any.
+    pub bucket: Option<u32>,
+    /// Element type.
+    pub dtype: DType,
+    /// What is read, `bytes` long, aligned to 64 bytes.
+    pub src: *const u8,
+    /// What is written, `bytes` long; may equal `src`.
+    pub dst: *mut u8,
+    /// Length of both; for an all-reduce a multiple of world_size x 256 elements.
+    pub bytes: u64,
+    /// Fingerprint of layout and policy.
+    pub agreement: u64,
+    /// How long to wait for the other ranks.
+    pub deadline: Duration,
+}
+
+impl Call {
+    /// Whether two ranks' calls belong together.
+    pub fn agrees_with(&self, other: &Call) -> bool {
+        let ledger = |c: &Call| (c.kind, c.pass, c.bucket, c.dtype, c.bytes, c.agreement);
+        ledger(self) == ledger(other)
+    }
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, pass {}", self.kind, self.pass)?;
+        if let Some(bucket) = self.bucket {
+            write!(f, ", bucket {bucket}")?;
+        }
+        write!(f, ", {} bytes of {}, layout {:016x}", self.bytes, self.dtype, self.agreement)
+    }
+}
+
+/// A group of ranks, as one of them sees it.
+///
+/// # Ordering
+/// Calls of one rank come from one thread at a time, in the same order on every rank.
+pub trait Collective: Send + Sync {
+    /// This rank, from 0.
+    fn rank(&self) -> u32;
+
+    /// Number of ranks whose gradients are summed.
+    fn world_size(&self) -> u32;
+
+    /// Takes part in one collective. On the host device this may block the calling stream's thread until all ranks
+    /// are through, and the result is there when it returns.
+    ///
+    /// # Errors
+    /// `Mismatch`, `PeerLost` or `Deadline`; the buffer's content is then unspecified, and so is every later call.
+    ///
+    /// # Safety
+    /// `src` and `dst` are valid for `bytes` until the call returns, and nothing else touches them meanwhile.
+    unsafe fn enqueue(&self, call: &Call) -> Result<()>;
+
+    /// Ends the group: every rank's current and later calls fail with the cause. Must not block.
+    fn abort(&self, cause: &Error);
+
+    /// Threads that all ranks of this process share for their kernels; `None`: each stepper has its own.
+    fn pool(&self) -> Option<crate::pool::Pool> {
+        None
+    }
+}

@@ -1,0 +1,214 @@
+//! Operations as plain data: what the scheduler says, executors do and the checker reads.
+//!
+//! An [`Op`] holds no pointer, closure or foreign handle; [`Memory`] and [`Ticket`] name what executors resolve.
+//! [`Op::accesses`] is the one place that says which bytes an op touches: the checker judges by it and the host
+//! executor takes its pointers from it, so what was checked is what runs.
+
+mod collective;
+mod device;
+
+pub use collective::{Call, Collective, CollectiveKind};
+pub use device::{Device, Sealed};
+
+use std::fmt;
+
+use crate::layout::{Bucket, Plan, SegmentAction};
+
+/// A queue of operations that run in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Stream {
+    /// The trainer's own: forward and backward. On the host device, the caller's thread.
+    Compute,
+    /// Collectives over gradients.
+    Reduce,
+    /// Control, norms and steps.
+    Optim,
+}
+
+/// How many streams there are.
+pub const STREAMS: usize = 3;
+
+impl Stream {
+    /// All streams.
+    pub const ALL: [Stream; STREAMS] = [Stream::Compute, Stream::Reduce, Stream::Optim];
+
+    pub(crate) const fn index(self) -> usize {
+        self as usize
+    }
+}
+
+/// One allocation; two memories never overlap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Memory {
+    /// Parameters.
+    Params,
+    /// Gradients, with each bucket's tail block.
+    Grads,
+    /// Control block and per-segment scalars.
+    Control,
+    /// Optimizer state by its number.
+    State(u8),
+}
+
+/// A range of bytes of one memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// Which memory.
+    pub memory: Memory,
+    /// First byte.
+    pub start: u64,
+    /// Past the last byte.
+    pub end: u64,
+}
+
+impl Span {
+    /// `start..end` elements of `plan`'s arenas.
+    pub fn elements(memory: Memory, plan: &Plan, start: u64, end: u64) -> Span {
+        let bytes = plan.dtype().bytes();
+        Span { memory, start: start * bytes, end: end * bytes }
+    }
+
+    /// A whole bucket, tail and padding included.
+    pub fn bucket(memory: Memory, plan: &Plan, bucket: &Bucket) -> Span {
+        Span::elements(memory, plan, bucket.start, bucket.start + bucket.len)
+    }
+
+    /// Length in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.end - self.start
+    }
+}
+
+/// A position on a stream, counted in Records: an event is "this stream, up to here".
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Ticket {
+    /// Whose position.
+    pub stream: Stream,
+    /// How many Records the stream has passed then.
+    pub tick: u64,
+}
+
+/// Moments at which the control block changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Phase {
+    /// Opens a pass: counts the last one's updates, derives scalars, empties the accumulators.
+    Begin,
+    /// Turns the norm into clip coefficient and skip flag.
+    Decide,
+}
+
+/// What an op does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Later ops of the stream start after the ticket's position has been passed.
+    Wait(Ticket),
+    /// Marks the position that the ticket names.
+    Record(Ticket),
+    /// Runs the control code.
+    Control(Phase),
+    /// Adds a bucket's sum of squares to the accumulator.
+    Norm {
+        /// Which bucket.
+        bucket: u32,
+    },
+    /// Applies the optimizer to a bucket.
+    Step {
+        /// Which bucket.
+        bucket: u32,
+    },
+    /// One collective of all ranks.
+    Collective {
+        /// Which one.
+        kind: CollectiveKind,
+        /// Counted from the stepper's first pass.
+        pass: u64,
+        /// The bucket it belongs to, if it does.
+        bucket: Option<u32>,
+        /// What is read.
+        src: Span,
+        /// What is written; may be `src`.
+        dst: Span,
+    },
+    /// Fills with zero bytes.
+    Zero(Span),
+}
+
+/// One operation on one stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Op {
+    /// Where it runs.
+    pub stream: Stream,
+    /// What it does.
+    pub action: Action,
+}
+
+/// A span that is read or written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// The bytes.
+    pub span: Span,
+    /// Written (and possibly read), or only read.
+    pub writes: bool,
+}
+
+impl Op {
+    /// Names every byte that the op touches, given how many states the optimizer keeps. Padding counts as touched
+    /// where the op may touch it.
+    pub fn accesses(&self, plan: &Plan, states: usize, sink: &mut impl FnMut(Access)) {
+        let control = Span { memory: Memory::Control, start: 0, end: u64::MAX };
+        let mut touch = |span: Span, writes: bool| {
+            if span.start < span.end {
+                sink(Access { span, writes });
+            }
+        };
+        match self.action {
+            Action::Wait(_) | Action::Record(_) => {}
+            Action::Control(phase) => {
+                touch(control, true);
+                if phase == Phase::Begin {
+                    for tail in plan.buckets().iter().map(|b| b.tail.clone()) {
+                        touch(Span::elements(Memory::Grads, plan, tail.start, tail.end), true);
+                    }
+                }
+            }
+            Action::Norm { bucket } => {
+                touch(Span::bucket(Memory::Grads, plan, &plan.buckets()[bucket as usize]), false);
+                touch(control, true);
+            }
+            Action::Step { bucket } => {
+                let bucket = &plan.buckets()[bucket as usize];
+                let averages =
+                    plan.segments_of(bucket).iter().any(|s| s.action == SegmentAction::Average && s.len > 0);
+                touch(Span::bucket(Memory::Grads, plan, bucket), averages);
+                touch(Span::bucket(Memory::Params, plan, bucket), true);
+                for state in 0..states {
+                    touch(Span::bucket(Memory::State(state as u8), plan, bucket), true);
+                }
+                touch(control, true);
+            }
+            Action::Collective { src, dst, .. } => {
+                touch(src, false);
+                touch(dst, true);
+            }
+            Action::Zero(span) => touch(span, true),
+        }
+    }
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: ", self.stream)?;
+        match self.action {
+            Action::Wait(t) => write!(f, "wait {:?} {}", t.stream, t.tick),
+            Action::Record(t) => write!(f, "record {}", t.tick),
+            Action::Control(phase) => write!(f, "control {phase:?}"),
+            Action::Norm { bucket } => write!(f, "norm of bucket {bucket}"),
+            Action::Step { bucket } => write!(f, "step of bucket {bucket}"),
+            Action::Collective { kind, pass, bucket: Some(b), .. } => {
+                write!(f, "{kind} of bucket {b}, pass {pass}")
+            }
+            Action::Collective { kind, pass, bucket: None, .. } => write!(f, "{kind}, pass {pass}"),
+            Action::Zero(span) => write!(f, "zero {:?} {}..{}", span.memory, span.start, span.end),
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Adam's and AdamW's hyperparameters; the update, one for both, is in `kernels/adam.h`.
+//!
+//! Defaults are those of `torch.optim`. The two are separate types, as users look for them, and differ in where
+//! the weight decay enters and in its default.
+
+use super::{Optimizer, decay_rate, non_negative, sealed::Rule};
+use crate::abi::{INSTEP_OPTIMIZER_adam, InstepAdamHyper, InstepHyper};
+use crate::error::Result;
+
+const STATES: &[&str] = &["exp_avg", "exp_avg_sq"];
+const AMSGRAD_STATES: &[&str] = &["exp_avg", "exp_avg_sq", "max_exp_avg_sq"];
+
+/// Adam: weight decay is an L2 penalty, added to the gradient.
+///
+/// States: `exp_avg`, `exp_avg_sq`, and with `amsgrad` `max_exp_avg_sq`.
+///
+/// # Source
+/// Kingma & Ba, ICLR 2015; amsgrad: Reddi, Kale & Kumar, ICLR 2018.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Adam {
+    /// Learning rate.
+    pub lr: f64,
+    /// Decay rates of the first and second moment.
+    pub betas: (f64, f64),
+    /// Added to the root of the corrected second moment.
+    pub eps: f64,
+    /// L2 penalty.
+    pub weight_decay: f64,
+    /// Divide by the largest second moment seen, instead of the current one.
+    pub amsgrad: bool,
+    /// Ascend instead of descend.
+    pub maximize: bool,
+}
+
+/// AdamW: weight decay acts on the parameter, apart from the gradient.
+///
+/// States: `exp_avg`, `exp_avg_sq`, and with `amsgrad` `max_exp_avg_sq`.
+///
+/// # Source
+/// Loshchilov & Hutter, ICLR 2019.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamW {
+    /// Learning rate.
+    pub lr: f64,
+    /// Decay rates of the first and second moment.
+    pub betas: (f64, f64),
+    /// Added to the root of the corrected second moment.
+    pub eps: f64,
+    /// Decay, multiplied by the learning rate.
+    pub weight_decay: f64,
+    /// Divide by the largest second moment seen, instead of the current one.
+    pub amsgrad: bool,
+    /// Ascend instead of descend.
+    pub maximize: bool,
+}
+
+impl Default for Adam {
+    fn default() -> Self {
+        Adam { lr: 1e-3, betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.0, amsgrad: false, maximize: false }
+    }
+}
+
+impl Default for AdamW {
+    fn default() -> Self {
+        AdamW {
+            lr: 1e-3,
+            betas: (0.9, 0.999),
+            eps: 1e-8,
+            weight_decay: 1e-2,
+            amsgrad: false,
+            maximize: false,
+        }
+    }
+}
+
+impl Optimizer for Adam {
+    fn state_names(&self) -> &'static [&'static str] {
+        if self.amsgrad { AMSGRAD_STATES } else { STATES }
+    }
+}
+
+impl Optimizer for AdamW {
+    fn state_names(&self) -> &'static [&'static str] {
+        if self.amsgrad { AMSGRAD_STATES } else { STATES }
+    }
+}
+
+impl Rule for Adam {
+    fn kernel(&self) -> u32 {
+        INSTEP_OPTIMIZER_adam
+    }
+
+    fn hyper(&self) -> Result<InstepHyper> {
+        Ok(InstepHyper {
+            adam: InstepAdamHyper {
+                lr: non_negative("lr", self.lr)?,
+                beta1: decay_rate("betas.0", self.betas.0)?,
+                beta2: decay_rate("betas.1", self.betas.1)?,
+                eps: non_negative("eps", self.eps)?,
+                weight_decay: non_negative("weight_decay", self.weight_decay)?,
+                decoupled: 0,
+                amsgrad: self.amsgrad.into(),
+                maximize: self.maximize.into(),
+                reserved: 0,
+            },
+        })
+    }
+}
+
+impl Rule for AdamW {
+    fn kernel(&self) -> u32 {
+        INSTEP_OPTIMIZER_adam
+    }
+
+    fn hyper(&self) -> Result<InstepHyper> {
+        let AdamW { lr, betas, eps, weight_decay, amsgrad, maximize } = *self;
+        let mut hyper = Adam { lr, betas, eps, weight_decay, amsgrad, maximize }.hyper()?;
+        hyper.adam.decoupled = 1;
+        Ok(hyper)
+    }
+}

@@ -1,0 +1,45 @@
+//! Optimizers as plain values: hyperparameters, defaults with their source, validation.
+//!
+//! The update itself is in `kernels/<name>.h` and nowhere else; what is here only says which kernel runs, with
+//! which numbers, and how its states are called. Must reject what a kernel could not check (NaN above all).
+
+mod adam;
+mod sgd;
+
+pub use adam::{Adam, AdamW};
+pub use sgd::Sgd;
+
+use crate::abi::InstepHyper;
+use crate::error::{Error, Result};
+
+/// An optimizer with its hyperparameters. Implemented by the types of this module only: a kernel belongs to each.
+pub trait Optimizer: std::fmt::Debug + Send + Sync + sealed::Rule {
+    /// Names of the states that it keeps per element, as `torch.optim` calls them.
+    fn state_names(&self) -> &'static [&'static str];
+}
+
+pub(crate) mod sealed {
+    use super::{InstepHyper, Result};
+
+    /// What the executors need: the kernel's number and its validated hyperparameters.
+    pub trait Rule {
+        fn kernel(&self) -> u32;
+        fn hyper(&self) -> Result<InstepHyper>;
+    }
+}
+
+/// Accepts finite values at or above zero.
+fn non_negative(field: &'static str, value: f64) -> Result<f64> {
+    if value >= 0.0 && value.is_finite() && (value as f32).is_finite() {
+        return Ok(value);
+    }
+    Err(Error::config(field, value, "must be finite as f32 and not negative"))
+}
+
+/// Accepts 0 <= value < 1.
+fn decay_rate(field: &'static str, value: f64) -> Result<f64> {
+    if (0.0..1.0).contains(&value) {
+        return Ok(value);
+    }
+    Err(Error::config(field, value, "must be in [0, 1)"))
+}

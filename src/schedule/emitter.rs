@@ -1,0 +1,117 @@
+//! Writes the op list and keeps it free of waits that say nothing.
+//!
+//! One vector clock per stream: `clocks[s][t]` is the last tick of stream t known to precede whatever stream s does
+//! next. Schedule code says "after these marks"; a Wait appears only for marks that no clock and no other mark
+//! implies. (Fidge 1988, Mattern 1989.) Must stay the only code that writes Wait or Record.
+
+use crate::op::{Action, Op, STREAMS, Stream, Ticket};
+
+/// A recorded position, with everything known to precede it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mark {
+    ticket: Ticket,
+    clock: [u64; STREAMS],
+}
+
+impl Mark {
+    /// Whether passing this mark means that `other` was passed too.
+    fn implies(&self, other: &Mark) -> bool {
+        self.clock[other.ticket.stream.index()] >= other.ticket.tick
+    }
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Emitter {
+    clocks: [[u64; STREAMS]; STREAMS],
+    ops: Vec<Op>,
+}
+
+impl Emitter {
+    /// Appends an op that nothing will wait for.
+    pub(super) fn emit(&mut self, stream: Stream, action: Action) {
+        self.ops.push(Op { stream, action });
+    }
+
+    /// Marks the end of what `stream` has been given so far.
+    pub(super) fn record(&mut self, stream: Stream) -> Mark {
+        let own = stream.index();
+        self.clocks[own][own] += 1;
+        let mark = Mark { ticket: Ticket { stream, tick: self.clocks[own][own] }, clock: self.clocks[own] };
+        self.emit(stream, Action::Record(mark.ticket));
+        mark
+    }
+
+    /// Appends an op and marks its end.
+    pub(super) fn emit_marked(&mut self, stream: Stream, action: Action) -> Mark {
+        self.emit(stream, action);
+        self.record(stream)
+    }
+
+    /// Lets `stream` go on only after all `marks`.
+    pub(super) fn after(&mut self, stream: Stream, marks: &[Mark]) {
+        for (k, mark) in marks.iter().enumerate() {
+            let Ticket { stream: other, tick } = mark.ticket;
+            let known = self.clocks[stream.index()][other.index()] >= tick;
+            // Of two marks that imply each other (the same one twice) the first stays.
+            let implied = marks
+                .iter()
+                .enumerate()
+                .any(|(j, by)| j != k && by.implies(mark) && !(mark.implies(by) && k < j));
+            if other == stream || known || implied {
+                continue;
+            }
+            self.emit(stream, Action::Wait(mark.ticket));
+            for (mine, theirs) in self.clocks[stream.index()].iter_mut().zip(mark.clock) {
+                *mine = (*mine).max(theirs);
+            }
+        }
+    }
+
+    /// The ops written since the last call. Their buffer is kept, so a steady state allocates nothing.
+    pub(super) fn drain(&mut self) -> impl Iterator<Item = Op> + '_ {
+        self.ops.drain(..)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn waits(emitter: &mut Emitter) -> Vec<Ticket> {
+        let tickets = emitter.drain().filter_map(|op| match op.action {
+            Action::Wait(ticket) => Some(ticket),
+            _ => None,
+        });
+        tickets.collect()
+    }
+
+    #[test]
+    fn a_stream_never_waits_for_itself_nor_twice_for_the_same_mark() {
+        let mut emitter = Emitter::default();
+        let mark = emitter.record(Stream::Reduce);
+        emitter.after(Stream::Reduce, &[mark]);
+        emitter.after(Stream::Optim, &[mark, mark]);
+        emitter.after(Stream::Optim, &[mark]);
+        assert_eq!(waits(&mut emitter), [mark.ticket]);
+    }
+
+    #[test]
+    fn a_later_mark_of_the_same_stream_stands_for_the_earlier_one() {
+        let mut emitter = Emitter::default();
+        let (first, second) = (emitter.record(Stream::Reduce), emitter.record(Stream::Reduce));
+        emitter.after(Stream::Optim, &[first, second]);
+        assert_eq!(waits(&mut emitter), [second.ticket]);
+    }
+
+    #[test]
+    fn what_a_wait_brings_along_is_known_to_whoever_waits_for_the_waiter() {
+        let mut emitter = Emitter::default();
+        let gradient = emitter.record(Stream::Compute);
+        emitter.after(Stream::Reduce, &[gradient]);
+        let reduced = emitter.record(Stream::Reduce);
+        emitter.after(Stream::Optim, &[reduced]);
+        emitter.after(Stream::Optim, &[gradient]);
+        assert_eq!(waits(&mut emitter), [gradient.ticket, reduced.ticket]);
+    }
+}

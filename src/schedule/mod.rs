@@ -1,0 +1,277 @@
+//! When each bucket is reduced, measured and stepped: a pure state machine from trainer events to ops.
+//!
+//! ```text
+//! Eager     compute  backward 0 | backward 1 | backward 2 |             next forward
+//!           reduce              | reduce 0   | reduce 1   | reduce 2   |
+//!           optim                            | step 0     | step 1     | step 2
+//!
+//! Normed    optim                            | norm 0     | norm 1     | norm 2, decide, step 2, step 1, step 0
+//!           compute                                                    next forward: bucket 2, bucket 1, bucket 0
+//! ```
+//!
+//! No device, no clock, no unsafe: the list it writes is the trace and what the checker proves. Must never write a
+//! Wait itself; it says what comes after what, and the emitter knows which of that is news.
+
+mod emitter;
+mod readiness;
+
+use emitter::{Emitter, Mark};
+use readiness::Readiness;
+
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::layout::{Layout, Plan};
+use crate::op::{Action, CollectiveKind, Memory, Op, Phase, Span, Stream};
+
+/// When steps run, relative to reduces.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// All steps after the last reduce: the reference for the other two.
+    Sequential,
+    /// Each bucket's step right behind its own reduce, beside the rest of backward.
+    #[default]
+    Eager,
+    /// Norms behind their reduces, then one decision, then all steps, beside the next forward: exact clipping and
+    /// exact skipping, with overlap.
+    Normed,
+}
+
+/// What the schedule must know beyond the plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// See [`Mode`].
+    pub mode: Mode,
+    /// Whether the pass needs the global norm or its non-finite flag.
+    pub norm: bool,
+}
+
+impl Policy {
+    /// Completes a mode: Normed always has a norm.
+    pub fn new(mode: Mode, norm_wanted: bool) -> Self {
+        Policy { mode, norm: norm_wanted || mode == Mode::Normed }
+    }
+}
+
+/// The scheduler of one rank. Its methods append ops; [`drain`](Schedule::drain) takes them.
+#[derive(Debug)]
+pub struct Schedule {
+    plan: Arc<Plan>,
+    policy: Policy,
+    emitter: Emitter,
+    readiness: Readiness,
+    pass: u64,
+    open: bool,
+    /// The end of Begin, if reduces must come after it: it resets the tail blocks that they sum.
+    begun: Option<Mark>,
+    /// What the trainer must wait for before it touches a bucket, if `finish` has not waited for it.
+    stepped: Vec<Option<Mark>>,
+}
+
+impl Schedule {
+    /// A schedule that has not begun.
+    pub fn new(layout: &Layout, plan: Arc<Plan>, policy: Policy) -> Self {
+        Schedule {
+            readiness: Readiness::new(layout, &plan),
+            stepped: vec![None; plan.buckets().len()],
+            emitter: Emitter::default(),
+            pass: 0,
+            open: false,
+            begun: None,
+            plan,
+            policy,
+        }
+    }
+
+    /// The ops written since the last call, in submission order.
+    pub fn drain(&mut self) -> impl Iterator<Item = Op> + '_ {
+        self.emitter.drain()
+    }
+
+    /// Passes begun so far.
+    pub fn pass(&self) -> u64 {
+        self.pass
+    }
+
+    /// Whether a pass is open.
+    pub fn is_open(&self) -> bool {
+        self.open
+    }
+
+    /// Opens a pass. With `broadcast`, all ranks first take rank 0's parameters.
+    ///
+    /// # Errors
+    /// `Order` if a pass is open.
+    pub fn begin(&mut self, broadcast: bool) -> Result<()> {
+        if self.open {
+            return Err(Error::Order("a pass is open already".into()));
+        }
+        self.open = true;
+        self.pass += 1;
+        self.readiness.reset(&self.plan);
+        self.emitter.emit(Stream::Optim, Action::Control(Phase::Begin));
+        let tails = self.plan.buckets().iter().any(|bucket| !bucket.tail.is_empty());
+        self.begun = tails.then(|| self.emitter.record(Stream::Optim));
+        if broadcast {
+            self.touch_all();
+            let written = self.emitter.record(Stream::Compute);
+            self.emitter.after(Stream::Reduce, &[written]);
+            let whole = Span::elements(Memory::Params, &self.plan, 0, self.plan.arena_len());
+            let received = self.collective(CollectiveKind::Broadcast, None, whole);
+            self.emitter.after(Stream::Compute, &[received]);
+        }
+        Ok(())
+    }
+
+    /// The trainer has finished with one use of a parameter, and with its gradient at the last use. Launches what
+    /// becomes complete.
+    ///
+    /// # Errors
+    /// `Order` if no pass is open or the parameter was handed over before; nothing is launched then.
+    pub fn hand_over(&mut self, param: usize) -> Result<()> {
+        self.require_open()?;
+        self.readiness.hand_over(&self.plan, param)?;
+        while let Some(bucket) = self.readiness.take_next(false) {
+            self.launch(bucket);
+        }
+        Ok(())
+    }
+
+    /// Whether the trainer may still touch the parameter in this pass.
+    pub fn is_handed_over(&self, param: usize) -> bool {
+        self.open && self.readiness.is_handed_over(param)
+    }
+
+    /// The trainer is about to touch the parameters or gradients of a bucket.
+    pub fn touch(&mut self, bucket: u32) {
+        if let Some(mark) = self.stepped[bucket as usize].take() {
+            self.emitter.after(Stream::Compute, &[mark]);
+        }
+    }
+
+    /// The trainer is about to touch anything.
+    pub fn touch_all(&mut self) {
+        // Steps run from the last bucket to the first: bucket 0's mark implies the others, so this is one wait.
+        for bucket in 0..self.stepped.len() as u32 {
+            self.touch(bucket);
+        }
+    }
+
+    /// The trainer is about to wait for everything that was submitted.
+    pub fn synchronize(&mut self) {
+        let marks = [self.emitter.record(Stream::Reduce), self.emitter.record(Stream::Optim)];
+        self.emitter.after(Stream::Compute, &marks);
+        self.stepped.fill(None);
+    }
+
+    /// Closes the pass: launches what is left, with zeros for what was not handed over, and the steps.
+    ///
+    /// # Errors
+    /// `Order` if no pass is open.
+    pub fn finish(&mut self) -> Result<()> {
+        self.require_open()?;
+        while let Some(bucket) = self.readiness.take_next(true) {
+            self.launch(bucket);
+        }
+        if self.policy.mode != Mode::Eager {
+            self.step_all();
+        }
+        if self.policy.mode != Mode::Normed {
+            let stepped = self.emitter.record(Stream::Optim);
+            self.emitter.after(Stream::Compute, &[stepped]);
+        }
+        self.open = false;
+        Ok(())
+    }
+
+    /// Gives the pass up: nothing more is launched, and the trainer may touch everything once what is in flight has
+    /// ended. Returns how many buckets keep a step of this pass.
+    ///
+    /// # Errors
+    /// `Order` if no pass is open.
+    pub fn abandon(&mut self) -> Result<u32> {
+        self.require_open()?;
+        let launched = self.readiness.launched();
+        self.synchronize();
+        self.open = false;
+        Ok(if self.policy.mode == Mode::Eager { launched } else { 0 })
+    }
+
+    fn require_open(&self) -> Result<()> {
+        if self.open { Ok(()) } else { Err(Error::Order("no pass is open".into())) }
+    }
+
+    /// The bucket's gradients are final on this rank: reduce them, and go as far as the mode allows.
+    fn launch(&mut self, bucket: u32) {
+        let plan = Arc::clone(&self.plan);
+        let described = &plan.buckets()[bucket as usize];
+        let span = Span::bucket(Memory::Grads, &plan, described);
+        if described.len > 0 {
+            let written = self.emitter.record(Stream::Compute);
+            // One bucket may bring several unlaunched ones along; only what Begin resets needs its mark.
+            let begun = self.begun.unwrap_or(written);
+            self.emitter.after(Stream::Reduce, &[written, begun]);
+        }
+        for segment in plan.segments_of(described) {
+            if !self.readiness.is_handed_over(segment.param as usize) {
+                self.contribute_nothing(segment.start, segment.len, segment.tail);
+            }
+        }
+        let reduced = self.collective(CollectiveKind::AllReduce, Some(bucket), span);
+        if described.len == 0 {
+            return;
+        }
+        let behind_the_reduce = match self.policy.mode {
+            Mode::Sequential => None,
+            Mode::Eager => Some(Action::Step { bucket }),
+            Mode::Normed => Some(Action::Norm { bucket }),
+        };
+        if let Some(action) = behind_the_reduce {
+            self.emitter.after(Stream::Optim, &[reduced]);
+            self.emitter.emit(Stream::Optim, action);
+        }
+    }
+
+    /// Zeros for a parameter that was not handed over, in its gradient and in its tail.
+    fn contribute_nothing(&mut self, start: u64, len: u64, tail: Option<u64>) {
+        let gradient = Span::elements(Memory::Grads, &self.plan, start, start + len);
+        if gradient.bytes() > 0 {
+            self.emitter.emit(Stream::Reduce, Action::Zero(gradient));
+        }
+        if let Some(tail) = tail {
+            let flag = Span::elements(Memory::Grads, &self.plan, tail, tail + 1);
+            self.emitter.emit(Stream::Reduce, Action::Zero(flag));
+        }
+    }
+
+    /// Everything behind the last reduce: norms if they are not done yet, the decision, the steps.
+    fn step_all(&mut self) {
+        let plan = Arc::clone(&self.plan);
+        let occupied = |bucket: &u32| plan.buckets()[*bucket as usize].len > 0;
+        let buckets = 0..plan.buckets().len() as u32;
+        let reduced = self.emitter.record(Stream::Reduce);
+        if plan.arena_len() > 0 && self.policy.mode == Mode::Sequential {
+            self.emitter.after(Stream::Optim, &[reduced]);
+        }
+        if self.policy.norm {
+            if self.policy.mode == Mode::Sequential {
+                for bucket in buckets.clone().filter(occupied) {
+                    self.emitter.emit(Stream::Optim, Action::Norm { bucket });
+                }
+            }
+            self.emitter.emit(Stream::Optim, Action::Control(Phase::Decide));
+        }
+        // The last bucket holds the first parameters, which the next forward needs first.
+        for bucket in buckets.rev().filter(occupied) {
+            self.emitter.emit(Stream::Optim, Action::Step { bucket });
+            if self.policy.mode == Mode::Normed {
+                self.stepped[bucket as usize] = Some(self.emitter.record(Stream::Optim));
+            }
+        }
+    }
+
+    fn collective(&mut self, kind: CollectiveKind, bucket: Option<u32>, span: Span) -> Mark {
+        let action = Action::Collective { kind, pass: self.pass, bucket, src: span, dst: span };
+        self.emitter.emit_marked(Stream::Reduce, action)
+    }
+}

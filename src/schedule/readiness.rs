@@ -1,0 +1,74 @@
+//! Which parameters have been handed over in the open pass, and which bucket may launch next.
+//!
+//! Buckets launch strictly in index order, because collectives must come in the same order on every rank. A
+//! parameter counts as handed over at the last of its declared uses. Must reject a second hand-over: it would mean
+//! that the trainer wrote into a gradient that may already be on its way.
+
+use crate::error::{Error, Result};
+use crate::layout::{Layout, Plan};
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Readiness {
+    uses: Vec<u32>,
+    uses_left: Vec<u32>,
+    pending: Vec<u32>,
+    next_bucket: u32,
+}
+
+impl Readiness {
+    /// Nothing handed over.
+    pub(super) fn new(layout: &Layout, plan: &Plan) -> Self {
+        let uses: Vec<u32> = layout.parameters().iter().map(|p| p.uses).collect();
+        let mut readiness = Readiness {
+            uses_left: uses.clone(),
+            uses,
+            pending: vec![0; plan.buckets().len()],
+            next_bucket: 0,
+        };
+        readiness.reset(plan);
+        readiness
+    }
+
+    /// Opens a new pass.
+    pub(super) fn reset(&mut self, plan: &Plan) {
+        self.uses_left.copy_from_slice(&self.uses);
+        for (pending, bucket) in self.pending.iter_mut().zip(plan.buckets()) {
+            *pending = bucket.segments.len() as u32;
+        }
+        self.next_bucket = 0;
+    }
+
+    /// Whether the trainer has given the parameter away.
+    pub(super) fn is_handed_over(&self, param: usize) -> bool {
+        self.uses_left[param] == 0
+    }
+
+    /// One use of the parameter is done.
+    pub(super) fn hand_over(&mut self, plan: &Plan, param: usize) -> Result<()> {
+        let left = &mut self.uses_left[param];
+        if *left == 0 {
+            return Err(Error::Order(format!("parameter {param} is handed over more often than it is used")));
+        }
+        *left -= 1;
+        if *left == 0 {
+            self.pending[plan.segment_of(param).bucket as usize] -= 1;
+        }
+        Ok(())
+    }
+
+    /// The bucket to launch now, if the next one in order is complete, or `force` says not to wait for it.
+    pub(super) fn take_next(&mut self, force: bool) -> Option<u32> {
+        let pending = self.pending.get(self.next_bucket as usize)?;
+        if *pending > 0 && !force {
+            return None;
+        }
+        self.next_bucket += 1;
+        Some(self.next_bucket - 1)
+    }
+
+    /// How many buckets have launched in this pass.
+    pub(super) fn launched(&self) -> u32 {
+        self.next_bucket
+    }
+}

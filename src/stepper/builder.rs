@@ -1,0 +1,244 @@
+//! Options of a stepper, and their refusal before anything exists.
+//!
+//! One table says which modes accept what. Options come first, environment variables second, defaults last. Must
+//! leave nothing behind when it refuses: no thread, no memory, no collective.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::host::HostDevice;
+use crate::host::arena::Memories;
+use crate::host::execute::{Parts, Rule};
+use crate::host::kernels::{Isa, Kernels};
+use crate::layout::{BucketCaps, Layout, Plan, fold};
+use crate::op::Collective;
+use crate::optim::Optimizer;
+use crate::pool::Pool;
+use crate::schedule::{Mode, Policy, Schedule};
+use crate::stepper::Stepper;
+use crate::stepper::run::Run;
+
+/// What happens to a parameter that no rank had a gradient for in a pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Unused {
+    /// Nothing: value, state and step count stay. A parameter that *some* rank used is stepped on all of them.
+    #[default]
+    Skip,
+    /// It is stepped with a zero gradient, so momentum and decay still move it.
+    StepZero,
+}
+
+/// Options of a [`Stepper`].
+pub struct StepperBuilder<'a> {
+    layout: &'a Layout,
+    optimizer: Box<dyn Optimizer>,
+    mode: Mode,
+    caps: BucketCaps,
+    unused: Unused,
+    max_norm: Option<f64>,
+    skip_nonfinite: bool,
+    loss_scale: f64,
+    isa: Option<Isa>,
+    threads: Option<usize>,
+    deadline: Option<Duration>,
+    record: bool,
+}
+
+impl<'a> StepperBuilder<'a> {
+    pub(super) fn new(layout: &'a Layout, optimizer: Box<dyn Optimizer>) -> Self {
+        StepperBuilder {
+            layout,
+            optimizer,
+            mode: Mode::default(),
+            caps: BucketCaps::default(),
+            unused: Unused::default(),
+            max_norm: None,
+            skip_nonfinite: false,
+            loss_scale: 1.0,
+            isa: None,
+            threads: None,
+            deadline: None,
+            record: false,
+        }
+    }
+
+    /// When steps run; Eager unless said otherwise. The result is the same bits in every mode.
+    pub fn mode(mut self, mode: Mode) -> Self {
+        self.mode = mode;
+        self
+    }
+
+    /// Bytes of gradients per bucket, the first one included. Unset: 1 MiB, then 25 MiB.
+    pub fn bucket_cap_bytes(mut self, bytes: u64) -> Self {
+        self.caps = BucketCaps { first_bytes: bytes, rest_bytes: bytes };
+        self
+    }
+
+    /// What happens to parameters without a gradient.
+    pub fn unused(mut self, unused: Unused) -> Self {
+        self.unused = unused;
+        self
+    }
+
+    /// Clips the global norm of the averaged gradients to `max_norm`, exactly. Refused in Eager.
+    pub fn max_norm(mut self, max_norm: f64) -> Self {
+        self.max_norm = Some(max_norm);
+        self
+    }
+
+    /// Leaves every parameter, state and step count as it is in a pass with an infinite or NaN gradient. Refused in
+    /// Eager.
+    pub fn skip_nonfinite(mut self, skip: bool) -> Self {
+        self.skip_nonfinite = skip;
+        self
+    }
+
+    /// A constant factor in the loss, divided out of the gradients.
+    pub fn loss_scale(mut self, loss_scale: f64) -> Self {
+        self.loss_scale = loss_scale;
+        self
+    }
+
+    /// Instruction set of the kernels. Unset: `INSTEP_ISA`, else the widest.
+    pub fn isa(mut self, isa: Isa) -> Self {
+        self.isa = Some(isa);
+        self
+    }
+
+    /// Kernel threads of this stepper alone. Unset: the communicator's shared pool, else `INSTEP_THREADS`, else one
+    /// per core.
+    pub fn threads(mut self, threads: usize) -> Self {
+        self.threads = Some(threads);
+        self
+    }
+
+    /// How long a collective waits for other ranks. Unset: `INSTEP_DEADLINE_MS`, else 60 s.
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = Some(deadline);
+        self
+    }
+
+    /// Keeps the list of ops and accesses, and their times, for [`Stepper::take_recording`].
+    pub fn record(mut self, record: bool) -> Self {
+        self.record = record;
+        self
+    }
+
+    /// Builds the stepper on the CPU. Threads start at the first pass.
+    ///
+    /// # Errors
+    /// `Config` for a value out of range or an option that the mode refuses, `Unsupported` or `Arithmetic` for an
+    /// instruction set that cannot be used, `Layout` if the memory cannot be addressed.
+    pub fn host(self, comm: impl Collective + 'static) -> Result<Stepper> {
+        self.refuse()?;
+        let comm: Arc<dyn Collective> = Arc::new(comm);
+        let (rank, world_size) = (comm.rank(), comm.world_size());
+        if rank >= world_size {
+            return Err(Error::config("rank", rank, "must be below the world size"));
+        }
+        let optimizer = &self.optimizer;
+        let rule = Rule {
+            optimizer: optimizer.kernel(),
+            states: optimizer.state_names().len(),
+            hyper: optimizer.hyper()?,
+            divisor: f64::from(world_size),
+            loss_scale: self.loss_scale,
+            max_norm: self.max_norm,
+            skip_nonfinite: self.skip_nonfinite,
+        };
+        let isa = self.isa.map_or_else(Isa::from_environment, Ok)?;
+        let kernels = Kernels::load(isa)?;
+        let deadline = match self.deadline {
+            Some(deadline) => deadline,
+            None => Duration::from_millis(environment("INSTEP_DEADLINE_MS")?.unwrap_or(60_000)),
+        };
+        let pool = self.pool(&*comm)?;
+        let plan = Arc::new(Plan::new(self.layout, world_size, self.caps, self.unused == Unused::Skip)?);
+        let memories = Arc::new(Memories::new(&plan, rule.states)?);
+        let policy = Policy::new(self.mode, self.max_norm.is_some() || self.skip_nonfinite);
+        let schedule = Schedule::new(self.layout, Arc::clone(&plan), policy);
+        let agreement = self.agreement(&plan);
+        let parts = Parts {
+            plan: Arc::clone(&plan),
+            memories,
+            rule,
+            kernels,
+            pool,
+            comm: comm.clone(),
+            agreement,
+            deadline,
+        };
+        let device = HostDevice::new(parts, self.record);
+        Ok(Stepper {
+            layout: self.layout.clone(),
+            state_names: self.optimizer.state_names(),
+            isa,
+            written: vec![false; plan.segments().len()].into(),
+            plan,
+            policy,
+            comm,
+            params_written: true,
+            run: RefCell::new(Run::new(schedule, device, self.record)),
+        })
+    }
+
+    /// The table of what excludes what, and ranges that no other type checks.
+    fn refuse(&self) -> Result<()> {
+        if let Some(max_norm) = self.max_norm {
+            if !(max_norm > 0.0 && max_norm.is_finite()) {
+                return Err(Error::config("max_norm", max_norm, "must be finite and above zero"));
+            }
+            if self.mode == Mode::Eager {
+                let why = "the norm of all buckets is not known when Eager steps the first; use Normed or Sequential";
+                return Err(Error::config("max_norm", max_norm, why));
+            }
+        }
+        if self.skip_nonfinite && self.mode == Mode::Eager {
+            let why = "Eager steps buckets before it has seen the others; use Normed or Sequential";
+            return Err(Error::config("skip_nonfinite", true, why));
+        }
+        if !(self.loss_scale > 0.0 && self.loss_scale.is_finite() && (1.0 / self.loss_scale).is_finite()) {
+            return Err(Error::config("loss_scale", self.loss_scale, "must be finite and above zero"));
+        }
+        if self.threads == Some(0) {
+            return Err(Error::config("threads", 0, "there is at least one thread"));
+        }
+        Ok(())
+    }
+
+    fn pool(&self, comm: &dyn Collective) -> Result<Pool> {
+        if let Some(threads) = self.threads {
+            return Ok(Pool::new(threads));
+        }
+        if let Some(pool) = comm.pool() {
+            return Ok(pool);
+        }
+        let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
+        Ok(Pool::new(environment("INSTEP_THREADS")?.map_or_else(cores, |threads| threads as usize)))
+    }
+
+    /// What ranks must have in common, as one number that every collective carries.
+    fn agreement(&self, plan: &Plan) -> u64 {
+        let hash = plan.buckets().iter().fold(self.layout.fingerprint(), |hash, bucket| {
+            fold(fold(hash, &bucket.start.to_le_bytes()), &bucket.tail.start.to_le_bytes())
+        });
+        let policy = format!(
+            "{:?} {:?} {:?} {:?} {} {}",
+            self.optimizer, self.mode, self.unused, self.max_norm, self.skip_nonfinite, self.loss_scale
+        );
+        fold(hash, policy.as_bytes())
+    }
+}
+
+/// A positive number from the environment.
+fn environment(name: &'static str) -> Result<Option<u64>> {
+    let Ok(text) = std::env::var(name) else {
+        return Ok(None);
+    };
+    match text.parse() {
+        Ok(value) if value > 0 => Ok(Some(value)),
+        _ => Err(Error::config(name, text, "must be a whole number above zero")),
+    }
+}

@@ -1,0 +1,244 @@
+//! What users hold: a stepper, its passes, and views of the memory that it owns.
+//!
+//! The safe interface cannot race: views borrow the pass, everything that may launch takes the pass mutably or by
+//! value, and to touch is to wait. Must not decide any order itself; it forwards events to the schedule.
+
+mod builder;
+mod pass;
+mod run;
+mod views;
+
+pub use builder::{StepperBuilder, Unused};
+pub use pass::{Abandoned, Pass};
+pub use run::Recording;
+pub use views::{Grads, Params, ParamsMut};
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::host::{HostDevice, Isa};
+use crate::layout::{Layout, ParamId, Plan};
+use crate::op::{Collective, Device, Memory};
+use crate::optim::Optimizer;
+use crate::schedule::Policy;
+use run::Run;
+
+/// One rank's parameters, gradients and optimizer state, and the schedule that steps them.
+///
+/// # Ordering
+/// Calls return once they are queued; whatever touches memory first waits for the ops that it conflicts with.
+///
+/// # Source
+/// PyTorch's overlapped optimizers (`_optimizer_overlap`, `optimizer_overlap_hooks`), without their limits.
+pub struct Stepper<D: Device = HostDevice> {
+    layout: Layout,
+    plan: Arc<Plan>,
+    policy: Policy,
+    state_names: &'static [&'static str],
+    isa: Isa,
+    comm: Arc<dyn Collective>,
+    /// Parameters were written since the last broadcast, so ranks may differ.
+    params_written: bool,
+    /// Per parameter, whether its gradient was written in the open pass.
+    written: RefCell<Vec<bool>>,
+    run: RefCell<Run<D>>,
+}
+
+/// What the device decided about the last pass.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Status {
+    /// Passes begun so far, this one included.
+    pub pass: u64,
+    /// Whether it changed nothing because of a non-finite gradient.
+    pub skipped: bool,
+    /// Norm of the averaged gradients, if the mode or an option asked for it.
+    pub norm: Option<f64>,
+    /// Factor that clipping multiplied them by.
+    pub clip: f64,
+    /// The first bucket with an infinite or NaN gradient.
+    pub first_nonfinite_bucket: Option<u32>,
+}
+
+impl Stepper {
+    /// Starts the options for a stepper of `layout`.
+    pub fn builder(layout: &Layout, optimizer: impl Optimizer + 'static) -> StepperBuilder<'_> {
+        StepperBuilder::new(layout, Box::new(optimizer))
+    }
+
+    /// A stepper on the CPU with default options.
+    ///
+    /// # Errors
+    /// As [`StepperBuilder::host`].
+    pub fn host(
+        layout: &Layout,
+        optimizer: impl Optimizer + 'static,
+        comm: impl Collective + 'static,
+    ) -> Result<Stepper> {
+        Stepper::builder(layout, optimizer).host(comm)
+    }
+
+    /// The parameters, between passes.
+    ///
+    /// # Ordering
+    /// Waits for all steps.
+    ///
+    /// # Errors
+    /// `Order` inside a pass, `Poisoned` after a failure.
+    pub fn params(&self) -> Result<Params<'_>> {
+        self.settle_between_passes()?;
+        Ok(Params::new(self))
+    }
+
+    /// The parameters, to initialise or load them. The next pass gives every rank those of rank 0.
+    ///
+    /// # Ordering
+    /// Waits for all steps.
+    ///
+    /// # Errors
+    /// As [`params`](Self::params).
+    pub fn params_mut(&mut self) -> Result<ParamsMut<'_>> {
+        self.settle_between_passes()?;
+        self.params_written = true;
+        Ok(ParamsMut::new(self))
+    }
+
+    /// A parameter's gradient as the last pass left it: the sum over ranks, or the mean where the action is Average.
+    ///
+    /// # Errors
+    /// As [`params`](Self::params); `Layout` if `id` is of another layout.
+    pub fn grad(&self, id: ParamId) -> Result<&[f32]> {
+        self.settle_between_passes()?;
+        self.view(id, Memory::Grads)
+    }
+
+    /// A parameter's optimizer state by name, as `torch.optim` calls it.
+    ///
+    /// # Errors
+    /// As [`params`](Self::params); `Config` if the optimizer keeps no such state.
+    pub fn state(&self, id: ParamId, name: &str) -> Result<&[f32]> {
+        self.settle_between_passes()?;
+        let index = self.state_names.iter().position(|known| *known == name);
+        let index = index.ok_or_else(|| Error::config("state", name, "is not kept by this optimizer"))?;
+        self.view(id, Memory::State(index as u8))
+    }
+
+    /// How many updates a parameter has had.
+    ///
+    /// # Errors
+    /// As [`params`](Self::params).
+    pub fn step_count(&self, id: ParamId) -> Result<u64> {
+        self.settle_between_passes()?;
+        self.read_step_count(self.layout.index(id)?)
+    }
+
+    /// What was decided about the last pass.
+    ///
+    /// # Errors
+    /// As [`params`](Self::params).
+    pub fn status(&self) -> Result<Status> {
+        self.settle_between_passes()?;
+        self.read_status()
+    }
+
+    /// What has been recorded since the last call, if [`StepperBuilder::record`] asked for it.
+    pub fn take_recording(&mut self) -> Option<Recording> {
+        let run = self.run.get_mut();
+        let mut recording = run.take_recording()?;
+        recording.ran = run.device.take_ran();
+        Some(recording)
+    }
+}
+
+impl<D: Device> Stepper<D> {
+    /// Opens a pass: one forward and backward.
+    ///
+    /// # Ordering
+    /// Does not wait; the steps of the last pass may still run. In the first pass, and after
+    /// [`params_mut`](Stepper::params_mut), all ranks take rank 0's parameters.
+    ///
+    /// # Errors
+    /// `Order` if a pass is open, because one was leaked: see [`abandon_open_pass`](Self::abandon_open_pass).
+    pub fn begin(&mut self) -> Result<Pass<'_, D>> {
+        let run = self.run.get_mut();
+        run.schedule.begin(self.params_written)?;
+        run.submit();
+        self.params_written = false;
+        self.written.get_mut().fill(false);
+        Ok(Pass::new(self))
+    }
+
+    /// Gives up a pass whose [`Pass`] was leaked.
+    ///
+    /// # Errors
+    /// `Order` if no pass is open.
+    pub fn abandon_open_pass(&mut self) -> Result<Abandoned> {
+        let run = self.run.get_mut();
+        let stepped_buckets = 0..run.schedule.abandon()?;
+        run.submit();
+        Ok(Abandoned { stepped_buckets })
+    }
+
+    /// Waits for everything and ends the stepper.
+    ///
+    /// # Errors
+    /// `Poisoned` if anything has failed.
+    pub fn close(mut self) -> Result<()> {
+        let run = self.run.get_mut();
+        if run.schedule.is_open() {
+            return Err(Error::Order("a pass is open".into()));
+        }
+        run.schedule.synchronize();
+        run.settle()
+    }
+
+    /// The layout it was built for.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Buckets and offsets.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Names of the optimizer's states.
+    pub fn state_names(&self) -> &'static [&'static str] {
+        self.state_names
+    }
+
+    /// The kernels' instruction set.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    fn settle_between_passes(&self) -> Result<()> {
+        let mut run = self.run.borrow_mut();
+        if run.schedule.is_open() {
+            return Err(Error::Order("a pass is open; its own views reach parameters and gradients".into()));
+        }
+        run.schedule.touch_all();
+        run.settle()
+    }
+}
+
+impl<D: Device> Drop for Stepper<D> {
+    fn drop(&mut self) {
+        if self.run.get_mut().schedule.is_open() {
+            let rank = self.comm.rank();
+            self.comm.abort(&Error::PeerLost { rank, why: "it dropped its stepper inside a pass".into() });
+        }
+    }
+}
+
+impl<D: Device> std::fmt::Debug for Stepper<D> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Stepper")
+            .field("rank", &self.comm.rank())
+            .field("world_size", &self.comm.world_size())
+            .field("mode", &self.policy.mode)
+            .field("buckets", &self.plan.buckets().len())
+            .field("isa", &self.isa)
+            .finish()
+    }
+}

@@ -1,0 +1,246 @@
+//! One open pass: what the trainer may touch, and the moment at which it gives it away.
+//!
+//! The rules of safe access are lifetimes, and each has an example that must not compile beside one that does. State,
+//! not `Drop`, is the truth: a leaked pass leaves the stepper open, and the next `begin` says so.
+
+use std::ops::Range;
+
+use crate::error::{Error, Result};
+use crate::host::HostDevice;
+use crate::layout::ParamId;
+use crate::op::Device;
+use crate::stepper::Stepper;
+use crate::stepper::views::{Grads, Params};
+
+/// An open pass of a stepper.
+///
+/// A slice cannot outlive the hand-over of anything:
+/// ```
+/// # use instep::{Layout, Sgd, Solo, Stepper};
+/// # let layout = Layout::builder().param("w", 4).build()?;
+/// # let w = layout.id("w")?;
+/// # let mut stepper = Stepper::host(&layout, Sgd::default(), Solo::default())?;
+/// let mut pass = stepper.begin()?;
+/// let (_, mut grads) = pass.split();
+/// let slice = grads.get_mut(w)?;
+/// slice[0] = 1.0;
+/// pass.grad_ready(w)?;
+/// # pass.finish()?;
+/// # Ok::<(), instep::Error>(())
+/// ```
+/// ```compile_fail,E0499
+/// # use instep::{Layout, Sgd, Solo, Stepper};
+/// # let layout = Layout::builder().param("w", 4).build()?;
+/// # let w = layout.id("w")?;
+/// # let mut stepper = Stepper::host(&layout, Sgd::default(), Solo::default())?;
+/// let mut pass = stepper.begin()?;
+/// let (_, mut grads) = pass.split();
+/// let slice = grads.get_mut(w)?;
+/// pass.grad_ready(w)?;
+/// slice[0] = 1.0; // the bucket may be on its way
+/// # pass.finish()?;
+/// # Ok::<(), instep::Error>(())
+/// ```
+/// nor the end of the pass:
+/// ```
+/// # use instep::{Layout, Sgd, Solo, Stepper};
+/// # let layout = Layout::builder().param("w", 4).build()?;
+/// # let w = layout.id("w")?;
+/// # let mut stepper = Stepper::host(&layout, Sgd::default(), Solo::default())?;
+/// let mut pass = stepper.begin()?;
+/// let weight = pass.split().0.get(w)?;
+/// assert_eq!(weight[0], 0.0);
+/// pass.finish()?;
+/// # Ok::<(), instep::Error>(())
+/// ```
+/// ```compile_fail,E0505
+/// # use instep::{Layout, Sgd, Solo, Stepper};
+/// # let layout = Layout::builder().param("w", 4).build()?;
+/// # let w = layout.id("w")?;
+/// # let mut stepper = Stepper::host(&layout, Sgd::default(), Solo::default())?;
+/// let mut pass = stepper.begin()?;
+/// let weight = pass.split().0.get(w)?;
+/// pass.finish()?;
+/// assert_eq!(weight[0], 0.0); // the step may be writing it
+/// # Ok::<(), instep::Error>(())
+/// ```
+/// Views of two passes may change places, since each keeps both passes borrowed:
+/// ```
+/// # use instep::{Layout, Sgd, Solo, Stepper};
+/// # let layout = Layout::builder().param("w", 4).build()?;
+/// # let w = layout.id("w")?;
+/// # let mut one = Stepper::host(&layout, Sgd::default(), Solo::default())?;
+/// # let mut two = Stepper::host(&layout, Sgd::default(), Solo::default())?;
+/// let (mut first, mut second) = (one.begin()?, two.begin()?);
+/// let (mut a, mut b) = (first.split().1, second.split().1);
+/// std::mem::swap(&mut a, &mut b);
+/// a.get_mut(w)?[0] = 1.0;
+/// b.get_mut(w)?[0] = 2.0;
+/// first.grad_ready(w)?;
+/// # Ok::<(), instep::Error>(())
+/// ```
+/// ```compile_fail,E0499
+/// # use instep::{Layout, Sgd, Solo, Stepper};
+/// # let layout = Layout::builder().param("w", 4).build()?;
+/// # let w = layout.id("w")?;
+/// # let mut one = Stepper::host(&layout, Sgd::default(), Solo::default())?;
+/// # let mut two = Stepper::host(&layout, Sgd::default(), Solo::default())?;
+/// let (mut first, mut second) = (one.begin()?, two.begin()?);
+/// let (mut a, mut b) = (first.split().1, second.split().1);
+/// std::mem::swap(&mut a, &mut b);
+/// first.grad_ready(w)?;
+/// b.get_mut(w)?[0] = 2.0; // this is the first pass's gradient now
+/// # Ok::<(), instep::Error>(())
+/// ```
+/// and one stepper has one pass:
+/// ```
+/// # use instep::{Layout, Sgd, Solo, Stepper};
+/// # let layout = Layout::builder().param("w", 4).build()?;
+/// # let mut stepper = Stepper::host(&layout, Sgd::default(), Solo::default())?;
+/// let first = stepper.begin()?;
+/// first.finish()?;
+/// let second = stepper.begin()?;
+/// second.finish()?;
+/// # Ok::<(), instep::Error>(())
+/// ```
+/// ```compile_fail,E0499
+/// # use instep::{Layout, Sgd, Solo, Stepper};
+/// # let layout = Layout::builder().param("w", 4).build()?;
+/// # let mut stepper = Stepper::host(&layout, Sgd::default(), Solo::default())?;
+/// let first = stepper.begin()?;
+/// let second = stepper.begin()?;
+/// first.finish()?;
+/// second.finish()?;
+/// # Ok::<(), instep::Error>(())
+/// ```
+#[must_use = "dropping a pass abandons it"]
+#[derive(Debug)]
+pub struct Pass<'a, D: Device = HostDevice> {
+    stepper: &'a mut Stepper<D>,
+    open: bool,
+}
+
+/// What an abandoned pass leaves behind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Abandoned {
+    /// Buckets that keep the step of the abandoned pass, with their own step counts. Empty except in Eager, where
+    /// these were launched before the pass was given up.
+    pub stepped_buckets: Range<u32>,
+}
+
+impl Pass<'_> {
+    /// Views of parameters and gradients; both borrow the whole pass.
+    pub fn split(&mut self) -> (Params<'_>, Grads<'_>) {
+        (Params::new(self.stepper), Grads::new(self.stepper))
+    }
+}
+
+impl<'a, D: Device> Pass<'a, D> {
+    pub(super) fn new(stepper: &'a mut Stepper<D>) -> Self {
+        Pass { stepper, open: true }
+    }
+
+    /// The trainer has written a parameter's gradient and is done with the parameter. When all parameters of the
+    /// bucket, and all earlier buckets, are there, the bucket is reduced, and stepped as the mode says.
+    ///
+    /// # Ordering
+    /// Returns at once. Until the pass ends, the parameter and its gradient are out of reach.
+    ///
+    /// # Errors
+    /// `Order` if the gradient was not written in this pass, or was handed over as often as the parameter is used;
+    /// `Layout` if `id` is of another layout. Nothing is launched then.
+    pub fn grad_ready(&mut self, id: ParamId) -> Result<()> {
+        let stepper = &mut *self.stepper;
+        let index = stepper.layout.index(id)?;
+        let name = &stepper.layout.parameters()[index].name;
+        let run = stepper.run.get_mut();
+        if run.schedule.is_handed_over(index) {
+            return Err(Error::Order(format!("`{name}` was handed over already")));
+        }
+        if !stepper.written.get_mut()[index] {
+            let why = "leave a parameter out to contribute nothing";
+            return Err(Error::Order(format!(
+                "`{name}` is handed over, but its gradient was not written: {why}"
+            )));
+        }
+        run.schedule.hand_over(index)?;
+        run.submit();
+        Ok(())
+    }
+
+    /// Hands over every parameter of a bucket, each with all its uses.
+    ///
+    /// # Ordering
+    /// As [`grad_ready`](Self::grad_ready).
+    ///
+    /// # Errors
+    /// `Order` if one of them was handed over already or not written, `Layout` if there is no such bucket. Nothing
+    /// is launched then.
+    pub fn bucket_ready(&mut self, bucket: u32) -> Result<()> {
+        let stepper = &mut *self.stepper;
+        let plan = std::sync::Arc::clone(&stepper.plan);
+        let Some(described) = plan.buckets().get(bucket as usize) else {
+            return Err(Error::Layout(format!("bucket {bucket} of {}", plan.buckets().len())));
+        };
+        let run = stepper.run.get_mut();
+        for segment in plan.segments_of(described) {
+            let index = segment.param as usize;
+            if run.schedule.is_handed_over(index) || !stepper.written.get_mut()[index] {
+                let name = &stepper.layout.parameters()[index].name;
+                return Err(Error::Order(format!(
+                    "`{name}` of bucket {bucket} is handed over already or not written"
+                )));
+            }
+        }
+        for segment in plan.segments_of(described) {
+            while !run.schedule.is_handed_over(segment.param as usize) {
+                run.schedule.hand_over(segment.param as usize)?;
+            }
+        }
+        run.submit();
+        Ok(())
+    }
+
+    /// Closes the pass. A parameter that was not handed over contributes zeros.
+    ///
+    /// # Ordering
+    /// Returns at once; the next access waits as far as it must.
+    ///
+    /// # Errors
+    /// None today; failures of queued ops come with the next access.
+    pub fn finish(mut self) -> Result<()> {
+        self.open = false;
+        let run = self.stepper.run.get_mut();
+        run.schedule.finish()?;
+        run.submit();
+        Ok(())
+    }
+
+    /// Gives the pass up: what has not been launched is discarded.
+    ///
+    /// # Ordering
+    /// Returns at once. Sequential and Normed have changed no parameter; in Eager the buckets named in the result
+    /// stay stepped. Ranks go on together only if all of them abandon behind the same bucket; if not, their next
+    /// collective is a `Mismatch`.
+    ///
+    /// # Errors
+    /// None today.
+    pub fn abandon(mut self) -> Result<Abandoned> {
+        self.open = false;
+        self.stepper.abandon_open_pass()
+    }
+}
+
+impl<D: Device> Drop for Pass<'_, D> {
+    fn drop(&mut self) {
+        if !self.open {
+            return;
+        }
+        if std::thread::panicking() {
+            let rank = self.stepper.comm.rank();
+            self.stepper.comm.abort(&Error::PeerLost { rank, why: "it panicked inside a pass".into() });
+        }
+        // The pass is open, so this cannot be refused.
+        let _ = self.stepper.abandon_open_pass();
+    }
+}
