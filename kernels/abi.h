@@ -60,7 +60,7 @@ typedef struct InstepSgdScalars {
 
 typedef struct InstepAdamScalars {
     float weight1, weight2, step_size, inv_sqrt_bias_correction2, eps, weight_decay, lr_weight_decay;
-    uint32_t swap1, swap2, amsgrad, maximize, reserved;
+    uint32_t from_sample1, from_sample2, amsgrad, maximize, reserved;
 } InstepAdamScalars;
 
 typedef union InstepScalars {

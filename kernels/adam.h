@@ -26,8 +26,8 @@ struct Adam {
     /* `step` counts from 1. */
     static INSTEP_INLINE InstepAdamScalars prepare(const InstepAdamHyper& h, uint64_t step) {
         InstepAdamScalars s = {};
-        average_weight(h.beta1, &s.weight1, &s.swap1);
-        average_weight(h.beta2, &s.weight2, &s.swap2);
+        average_weight(h.beta1, &s.weight1, &s.from_sample1);
+        average_weight(h.beta2, &s.weight2, &s.from_sample2);
         s.step_size = static_cast<float>(h.lr / (1.0 - power(h.beta1, step)));
         s.inv_sqrt_bias_correction2 = static_cast<float>(1.0 / square_root(1.0 - power(h.beta2, step)));
         s.eps = static_cast<float>(h.eps);
@@ -38,11 +38,15 @@ struct Adam {
         return s;
     }
 
+    /* What the summed gradient is multiplied by: the sign of `maximize` costs nothing there. */
+    static INSTEP_INLINE float factor(const InstepAdamScalars& s, float multiplier) {
+        return s.maximize ? -multiplier : multiplier;
+    }
+
     static INSTEP_INLINE float update(const InstepAdamScalars& s, float p, float g, float* state) {
-        g = s.maximize ? -g : g;
         g = s.weight_decay != 0.0f ? g + s.weight_decay * p : g;
-        const float m = moved_average(state[0], g, s.weight1, s.swap1);
-        const float v = moved_average(state[1], g * g, s.weight2, s.swap2);
+        const float m = moved_average(state[0], g, s.weight1, s.from_sample1);
+        const float v = moved_average(state[1], g * g, s.weight2, s.from_sample2);
         state[0] = m;
         state[1] = v;
         float second_moment = v;

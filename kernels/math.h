@@ -73,6 +73,8 @@ INSTEP_INLINE double square_root(double x) { return __builtin_sqrt(x); }
 /* |x| as an integer orders like |x|, with NaN above infinity: a maximum over it has no order and keeps NaN. */
 INSTEP_INLINE int32_t magnitude_bits(float x) { return static_cast<int32_t>(bits_of(x) & 0x7fffffffu); }
 
+INSTEP_INLINE bool is_nonfinite(float x) { return (bits_of(x) & INSTEP_F32_INFINITY_BITS) == INSTEP_F32_INFINITY_BITS; }
+
 /* NaN payloads differ between machines (x86 0xffc00000, NVIDIA 0x7fffffff), so stored NaNs are one value. */
 INSTEP_INLINE float canonical(float x) { return x == x ? x : float_of(0x7fffffffu); }
 
@@ -91,19 +93,17 @@ INSTEP_INLINE double power(double base, uint64_t n) {
 
 /* Exponential moving average as average + weight*(sample - average), weight = fl(1 - beta). The usual
  * beta*average + (1-beta)*sample has a steady bias of 1.3e-5 at beta = 0.999, since the two rounded
- * coefficients do not add up to 1. For weight >= 0.5 the roles swap (`weight` is then fl(beta)), so that the
- * larger part is never multiplied. */
-INSTEP_INLINE float moved_average(float average, float sample, float weight, uint32_t swap) {
-    const float from = swap ? sample : average;
-    const float to = swap ? average : sample;
-    return from + weight * (to - from);
+ * coefficients do not add up to 1. For 1 - beta >= 0.5 it is counted from the sample, sample - beta*(sample -
+ * average), so that the larger part is never multiplied; `weight` is then fl(-beta). */
+INSTEP_INLINE float moved_average(float average, float sample, float weight, uint32_t from_sample) {
+    return (from_sample ? sample : average) + weight * (sample - average);
 }
 
 /* Scalars of moved_average, from beta in f64. */
-INSTEP_INLINE void average_weight(double beta, float* weight, uint32_t* swap) {
+INSTEP_INLINE void average_weight(double beta, float* weight, uint32_t* from_sample) {
     const double one_minus_beta = 1.0 - beta;
-    *swap = one_minus_beta >= 0.5;
-    *weight = static_cast<float>(*swap ? beta : one_minus_beta);
+    *from_sample = one_minus_beta >= 0.5;
+    *weight = static_cast<float>(*from_sample ? -beta : one_minus_beta);
 }
 
 }  // namespace

@@ -34,8 +34,12 @@ struct Sgd {
         return s;
     }
 
+    /* What the summed gradient is multiplied by: the sign of `maximize` costs nothing there. */
+    static INSTEP_INLINE float factor(const InstepSgdScalars& s, float multiplier) {
+        return s.maximize ? -multiplier : multiplier;
+    }
+
     static INSTEP_INLINE float update(const InstepSgdScalars& s, float p, float g, float* state) {
-        g = s.maximize ? -g : g;
         g = s.weight_decay != 0.0f ? g + s.weight_decay * p : g;
         if constexpr (STATES > 0) {
             const float b = s.first ? g : s.momentum * state[0] + s.one_minus_dampening * g;

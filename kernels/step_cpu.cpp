@@ -49,36 +49,29 @@ void atomic_minimum(uint32_t* target, uint32_t value) {
     }
 }
 
-void report_magnitude(InstepControl* control, uint32_t bucket, int32_t worst) {
-    const uint32_t bits = static_cast<uint32_t>(worst);
-    if (bits < INSTEP_F32_INFINITY_BITS) return;
-    atomic_maximum(&control->max_abs_bits, bits);
-    atomic_minimum(&control->first_nonfinite_bucket, bucket);
-}
-
 /* One run of one segment. The streams never overlap: they are different memories. Noinline keeps the register
  * pressure of the dispatch out of the loop, and the IEEE environment from being reordered into it. */
 template <class Rule, class Scalars>
-__attribute__((noinline)) int32_t step_run(const Scalars& scalars, float multiplier, uint32_t count,
-                                           float* __restrict p, const float* __restrict g,
-                                           float* __restrict state0, float* __restrict state1,
-                                           float* __restrict state2) {
+__attribute__((noinline)) uint32_t step_run(const Scalars& scalars, float multiplier, uint32_t count,
+                                            float* __restrict p, const float* __restrict g,
+                                            float* __restrict state0, float* __restrict state1,
+                                            float* __restrict state2) {
     const Scalars s = scalars;
-    int32_t worst = 0;
+    const float factor = Rule::factor(s, multiplier);
+    uint32_t nonfinite = 0;
     for (uint32_t i = 0; i < count; ++i) {
         const float sum = g[i];
-        const int32_t magnitude = magnitude_bits(sum);
-        worst = magnitude > worst ? magnitude : worst;
+        nonfinite |= is_nonfinite(sum);
         float state[INSTEP_MAX_STATES] = {};
         if constexpr (Rule::STATES > 0) state[0] = state0[i];
         if constexpr (Rule::STATES > 1) state[1] = state1[i];
         if constexpr (Rule::STATES > 2) state[2] = state2[i];
-        p[i] = canonical(Rule::update(s, p[i], sum * multiplier, state));
+        p[i] = canonical(Rule::update(s, p[i], sum * factor, state));
         if constexpr (Rule::STATES > 0) state0[i] = canonical(state[0]);
         if constexpr (Rule::STATES > 1) state1[i] = canonical(state[1]);
         if constexpr (Rule::STATES > 2) state2[i] = canonical(state[2]);
     }
-    return worst;
+    return nonfinite;
 }
 
 __attribute__((noinline)) void average_run(float multiplier, uint32_t count, float* g) {
@@ -87,7 +80,7 @@ __attribute__((noinline)) void average_run(float multiplier, uint32_t count, flo
 
 /* Picks the instantiation with as many states as this run has. */
 template <template <int> class Rule, int MIN, int MAX, class Scalars>
-int32_t step_with_states(const InstepStepArgs& args, const InstepTile& tile, const Scalars& scalars) {
+uint32_t step_with_states(const InstepStepArgs& args, const InstepTile& tile, const Scalars& scalars) {
     if constexpr (MIN < MAX) {
         if (args.state_count < MAX) return step_with_states<Rule, MIN, MAX - 1>(args, tile, scalars);
     }
@@ -98,7 +91,7 @@ int32_t step_with_states(const InstepStepArgs& args, const InstepTile& tile, con
                                states[1], states[2]);
 }
 
-int32_t step_segment(const InstepStepArgs& args, const InstepTile& tile, const InstepSegment& segment) {
+uint32_t step_segment(const InstepStepArgs& args, const InstepTile& tile, const InstepSegment& segment) {
     switch (args.optimizer) {
 #define OPTIMIZER(name, Rule, min_states, max_states) \
     case INSTEP_OPTIMIZER_##name:                     \
@@ -110,7 +103,7 @@ int32_t step_segment(const InstepStepArgs& args, const InstepTile& tile, const I
 }
 
 __attribute__((noinline)) void step_tiles(const InstepStepArgs* args, uint64_t first, uint64_t last) {
-    int32_t worst = 0;
+    uint32_t nonfinite = 0;
     for (uint64_t t = first; t < last; ++t) {
         const InstepTile& tile = args->tiles[t];
         InstepSegment& segment = args->segments[tile.segment];
@@ -118,12 +111,11 @@ __attribute__((noinline)) void step_tiles(const InstepStepArgs* args, uint64_t f
         if (action == INSTEP_ACTION_AVERAGE) {
             average_run(args->control->average_multiplier, tile.count, args->grads + tile.grad_offset);
         } else if (action == INSTEP_ACTION_STEP && !args->control->skip) {
-            const int32_t magnitude = step_segment(*args, tile, segment);
-            worst = magnitude > worst ? magnitude : worst;
+            nonfinite |= step_segment(*args, tile, segment);
             if (tile.first) segment.stepped = 1;
         }
     }
-    report_magnitude(args->control, args->bucket, worst);
+    if (nonfinite) atomic_minimum(&args->control->first_nonfinite_bucket, args->bucket);
 }
 
 __attribute__((noinline)) void norm_tiles(const InstepStepArgs* args, uint64_t first, uint64_t last) {
@@ -152,7 +144,10 @@ __attribute__((noinline)) void norm_tiles(const InstepStepArgs* args, uint64_t f
     for (int k = 0; k < INSTEP_NORM_LIMBS; ++k) {
         if (limbs[k] != 0) __atomic_fetch_add(&args->control->limbs[k], limbs[k], __ATOMIC_RELAXED);
     }
-    report_magnitude(args->control, args->bucket, worst);
+    if (worst >= static_cast<int32_t>(INSTEP_F32_INFINITY_BITS)) {
+        atomic_maximum(&args->control->max_abs_bits, static_cast<uint32_t>(worst));
+        atomic_minimum(&args->control->first_nonfinite_bucket, args->bucket);
+    }
 }
 
 __attribute__((noinline)) void begin_all(const InstepBeginArgs* args) {

@@ -131,8 +131,8 @@ pub struct InstepAdamScalars {
     pub eps: f32,
     pub weight_decay: f32,
     pub lr_weight_decay: f32,
-    pub swap1: u32,
-    pub swap2: u32,
+    pub from_sample1: u32,
+    pub from_sample2: u32,
     pub amsgrad: u32,
     pub maximize: u32,
     pub reserved: u32,
@@ -154,10 +154,10 @@ const _: () = {
         [::core::mem::offset_of!(InstepAdamScalars, weight_decay) - 20usize];
     ["Offset of field: InstepAdamScalars::lr_weight_decay"]
         [::core::mem::offset_of!(InstepAdamScalars, lr_weight_decay) - 24usize];
-    ["Offset of field: InstepAdamScalars::swap1"]
-        [::core::mem::offset_of!(InstepAdamScalars, swap1) - 28usize];
-    ["Offset of field: InstepAdamScalars::swap2"]
-        [::core::mem::offset_of!(InstepAdamScalars, swap2) - 32usize];
+    ["Offset of field: InstepAdamScalars::from_sample1"]
+        [::core::mem::offset_of!(InstepAdamScalars, from_sample1) - 28usize];
+    ["Offset of field: InstepAdamScalars::from_sample2"]
+        [::core::mem::offset_of!(InstepAdamScalars, from_sample2) - 32usize];
     ["Offset of field: InstepAdamScalars::amsgrad"]
         [::core::mem::offset_of!(InstepAdamScalars, amsgrad) - 36usize];
     ["Offset of field: InstepAdamScalars::maximize"]

@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// What every fallible call of this crate returns.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Everything that can go wrong, see the [module](self) for the three kinds.
+/// Everything that can go wrong. *Refused*: nothing was changed. *Poisons*: the stepper is over, and so is its group.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Error {

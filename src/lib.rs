@@ -6,6 +6,7 @@
 //!
 #![doc = include_str!("../README.md")]
 
+#[doc(hidden)]
 pub mod abi;
 pub mod dtype;
 mod error;

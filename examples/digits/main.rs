@@ -1,2 +1,135 @@
-//! Placeholder until the example lands.
-fn main() {}
+//! Trains a network to read handwritten digits on several ranks, overlapped and one after the other, and compares.
+//!
+//! The same training runs twice, in the chosen mode and in one to compare with; every parameter and every optimizer
+//! state of every rank must come out the same to the last bit. Must never pass on a close result: equal bits, no
+//! hazards, and the minimum accuracy, or the exit status says so (1; 2 is for flags that cannot be followed).
+
+mod data;
+#[cfg(test)]
+mod gradient_check;
+mod model;
+mod report;
+mod train;
+
+use std::error::Error;
+use std::process::ExitCode;
+
+use clap::{Parser, ValueEnum};
+use instep::{Mode, in_process};
+
+use data::{GLOBAL_BATCH, Samples};
+use report::Progress;
+use train::{Trained, train_rank};
+
+/// Train a network to read handwritten digits, each optimizer step beside the backward pass.
+#[derive(Parser)]
+pub(crate) struct Flags {
+    /// Ranks, each with its own copy of the network and its own part of every batch.
+    #[arg(long, default_value_t = 4)]
+    ranks: u32,
+    /// What steps the parameters.
+    #[arg(long, value_enum, default_value_t = OptimizerName::AdamW)]
+    optimizer: OptimizerName,
+    /// When buckets are stepped.
+    #[arg(long, value_enum, default_value_t = ModeName::Eager)]
+    mode: ModeName,
+    /// Times that every training image is seen.
+    #[arg(long, default_value_t = 20)]
+    epochs: u32,
+    /// Bytes of gradients that a bucket gathers; with the default, each layer has its own.
+    #[arg(long, default_value_t = 4096)]
+    bucket_cap_bytes: u64,
+    /// Kernel threads of each rank; unset, all ranks share as many as there are cores.
+    #[arg(long)]
+    threads: Option<usize>,
+    /// Clip the norm of all gradients to this; not with eager, which steps before it knows the norm.
+    #[arg(long)]
+    max_norm: Option<f64>,
+    /// Share of the held-out images that must be read correctly; 0 accepts any.
+    #[arg(long, default_value_t = 0.95)]
+    min_accuracy: f64,
+}
+
+/// The optimizers to choose from.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum OptimizerName {
+    Sgd,
+    Adam,
+    #[value(name = "adamw")]
+    AdamW,
+}
+
+/// The modes to choose from.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum ModeName {
+    Sequential,
+    Eager,
+    Normed,
+}
+
+impl From<ModeName> for Mode {
+    fn from(name: ModeName) -> Mode {
+        match name {
+            ModeName::Sequential => Mode::Sequential,
+            ModeName::Eager => Mode::Eager,
+            ModeName::Normed => Mode::Normed,
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    match run(&Flags::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(error) => {
+            eprintln!("error: {error}");
+            let refused = matches!(
+                error.downcast_ref(),
+                Some(instep::Error::Config { .. } | instep::Error::Unsupported { .. })
+            );
+            ExitCode::from(if refused { 2 } else { 1 })
+        }
+    }
+}
+
+/// Trains twice; true if everything is as it must be.
+fn run(flags: &Flags) -> Result<bool, Box<dyn Error>> {
+    refuse(flags)?;
+    let (training, held_out) = Samples::load()?.split();
+    let train = |mode: Mode| -> instep::Result<Vec<Trained>> {
+        let progress = Progress::new(flags, mode);
+        in_process(flags.ranks, |comm| train_rank(flags, mode, &training, &held_out, &progress, comm))
+    };
+    let mode = flags.mode.into();
+    let chosen = train(mode)?;
+    let counterpart = train(choose_counterpart(mode, flags.max_norm))?;
+    Ok(report::judge(&chosen, &counterpart, flags.min_accuracy))
+}
+
+/// The mode to compare with: Sequential, or if that was chosen, one that overlaps and knows the norm if it must.
+fn choose_counterpart(mode: Mode, max_norm: Option<f64>) -> Mode {
+    match (mode, max_norm) {
+        (Mode::Sequential, None) => Mode::Eager,
+        (Mode::Sequential, Some(_)) => Mode::Normed,
+        (Mode::Eager | Mode::Normed, _) => Mode::Sequential,
+    }
+}
+
+/// Refuses what the library cannot know to be wrong; it refuses the rest itself.
+fn refuse(flags: &Flags) -> instep::Result<()> {
+    let refuse = |field, value: String, why| Err(instep::Error::Config { field, value, why });
+    if flags.epochs == 0 {
+        return refuse("epochs", flags.epochs.to_string(), "training takes at least one");
+    }
+    if flags.ranks as usize > GLOBAL_BATCH {
+        return refuse(
+            "ranks",
+            flags.ranks.to_string(),
+            "a batch has too few images to give each of them one",
+        );
+    }
+    if !(0.0..=1.0).contains(&flags.min_accuracy) {
+        return refuse("min_accuracy", flags.min_accuracy.to_string(), "must be between 0 and 1");
+    }
+    Ok(())
+}

@@ -4,7 +4,7 @@
 //! here. Must never hand out a reference; it hands out pointers into bounds that it has checked.
 #![allow(unsafe_code)]
 
-use std::alloc::{Layout as AllocLayout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::alloc::{Layout as AllocLayout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
 use crate::abi::{InstepControl, InstepSegment};
@@ -33,10 +33,9 @@ impl Arena {
         let layout = AllocLayout::from_size_align(size, ALIGNMENT).map_err(|_| too_large())?;
         // SAFETY: the size is not zero.
         let base = unsafe { alloc_zeroed(layout) };
-        match NonNull::new(base) {
-            Some(base) => Ok(Arena { base, layout }),
-            None => handle_alloc_error(layout),
-        }
+        let base = NonNull::new(base)
+            .ok_or_else(|| Error::Layout(format!("{bytes} bytes could not be allocated")))?;
+        Ok(Arena { base, layout })
     }
 }
 

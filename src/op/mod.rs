@@ -8,7 +8,8 @@ mod collective;
 mod device;
 
 pub use collective::{Call, Collective, CollectiveKind};
-pub use device::{Device, Sealed};
+pub use device::Device;
+pub(crate) use device::Sealed;
 
 use std::fmt;
 

@@ -51,14 +51,12 @@ impl Emitter {
     /// Lets `stream` go on only after all `marks`.
     pub(super) fn after(&mut self, stream: Stream, marks: &[Mark]) {
         for (k, mark) in marks.iter().enumerate() {
-            let Ticket { stream: other, tick } = mark.ticket;
-            let known = self.clocks[stream.index()][other.index()] >= tick;
             // Of two marks that imply each other (the same one twice) the first stays.
             let implied = marks
                 .iter()
                 .enumerate()
                 .any(|(j, by)| j != k && by.implies(mark) && !(mark.implies(by) && k < j));
-            if other == stream || known || implied {
+            if mark.ticket.stream == stream || self.is_after(stream, mark.ticket) || implied {
                 continue;
             }
             self.emit(stream, Action::Wait(mark.ticket));
@@ -66,6 +64,16 @@ impl Emitter {
                 *mine = (*mine).max(theirs);
             }
         }
+    }
+
+    /// The position that the stream's next Record will mark.
+    pub(super) fn next_ticket(&self, stream: Stream) -> Ticket {
+        Ticket { stream, tick: self.clocks[stream.index()][stream.index()] + 1 }
+    }
+
+    /// Whether whatever `stream` does next comes after this position anyway.
+    pub(super) fn is_after(&self, stream: Stream, position: Ticket) -> bool {
+        self.clocks[stream.index()][position.stream.index()] >= position.tick
     }
 
     /// The ops written since the last call. Their buffer is kept, so a steady state allocates nothing.

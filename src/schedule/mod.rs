@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::layout::{Layout, Plan};
-use crate::op::{Action, CollectiveKind, Memory, Op, Phase, Span, Stream};
+use crate::op::{Action, CollectiveKind, Memory, Op, Phase, Span, Stream, Ticket};
 
 /// When steps run, relative to reduces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -64,6 +64,10 @@ pub struct Schedule {
     open: bool,
     /// The end of Begin, if reduces must come after it: it resets the tail blocks that they sum.
     begun: Option<Mark>,
+    /// The last reduce, which the next Begin must come after for the same reason.
+    reduced: Option<Mark>,
+    /// Per bucket, the first Record of the compute stream behind the trainer's last touch.
+    touched: Vec<Ticket>,
     /// What the trainer must wait for before it touches a bucket, if `finish` has not waited for it.
     stepped: Vec<Option<Mark>>,
 }
@@ -74,6 +78,8 @@ impl Schedule {
         Schedule {
             readiness: Readiness::new(layout, &plan),
             stepped: vec![None; plan.buckets().len()],
+            touched: vec![Ticket { stream: Stream::Compute, tick: 0 }; plan.buckets().len()],
+            reduced: None,
             emitter: Emitter::default(),
             pass: 0,
             open: false,
@@ -109,8 +115,12 @@ impl Schedule {
         self.open = true;
         self.pass += 1;
         self.readiness.reset(&self.plan);
-        self.emitter.emit(Stream::Optim, Action::Control(Phase::Begin));
         let tails = self.plan.buckets().iter().any(|bucket| !bucket.tail.is_empty());
+        if let Some(reduced) = self.reduced.filter(|_| tails) {
+            // Known already, unless the last pass was given up between a reduce and its step.
+            self.emitter.after(Stream::Optim, &[reduced]);
+        }
+        self.emitter.emit(Stream::Optim, Action::Control(Phase::Begin));
         self.begun = tails.then(|| self.emitter.record(Stream::Optim));
         if broadcast {
             self.touch_all();
@@ -142,10 +152,12 @@ impl Schedule {
         self.open && self.readiness.is_handed_over(param)
     }
 
-    /// The trainer is about to touch the parameters or gradients of a bucket.
-    pub fn touch(&mut self, bucket: u32) {
-        if let Some(mark) = self.stepped[bucket as usize].take() {
-            self.emitter.after(Stream::Compute, &[mark]);
+    /// The trainer is about to touch a parameter or its gradient. Every access must be announced: the ops of the bucket
+    /// wait for exactly what was.
+    pub fn touch(&mut self, param: usize) {
+        let segment = self.plan.segment_of(param);
+        if segment.len > 0 {
+            self.touch_bucket(segment.bucket);
         }
     }
 
@@ -153,7 +165,14 @@ impl Schedule {
     pub fn touch_all(&mut self) {
         // Steps run from the last bucket to the first: bucket 0's mark implies the others, so this is one wait.
         for bucket in 0..self.stepped.len() as u32 {
-            self.touch(bucket);
+            self.touch_bucket(bucket);
+        }
+    }
+
+    fn touch_bucket(&mut self, bucket: u32) {
+        self.touched[bucket as usize] = self.emitter.next_ticket(Stream::Compute);
+        if let Some(mark) = self.stepped[bucket as usize].take() {
+            self.emitter.after(Stream::Compute, &[mark]);
         }
     }
 
@@ -207,10 +226,13 @@ impl Schedule {
         let described = &plan.buckets()[bucket as usize];
         let span = Span::bucket(Memory::Grads, &plan, described);
         if described.len > 0 {
-            let written = self.emitter.record(Stream::Compute);
-            // One bucket may bring several unlaunched ones along; only what Begin resets needs its mark.
-            let begun = self.begun.unwrap_or(written);
-            self.emitter.after(Stream::Reduce, &[written, begun]);
+            if !self.emitter.is_after(Stream::Reduce, self.touched[bucket as usize]) {
+                let written = self.emitter.record(Stream::Compute);
+                self.emitter.after(Stream::Reduce, &[written]);
+            }
+            if let Some(begun) = self.begun {
+                self.emitter.after(Stream::Reduce, &[begun]);
+            }
         }
         for segment in plan.segments_of(described) {
             if !self.readiness.is_handed_over(segment.param as usize) {
@@ -218,6 +240,7 @@ impl Schedule {
             }
         }
         let reduced = self.collective(CollectiveKind::AllReduce, Some(bucket), span);
+        self.reduced = Some(reduced);
         if described.len == 0 {
             return;
         }

@@ -109,18 +109,19 @@ impl<'a> Grads<'a> {
                 return Err(Error::Layout("the same gradient twice".into()));
             }
         }
+        // All claims before the first slice: a refusal must leave no gradient marked as written.
+        let mut segments: [Option<Segment>; N] = [const { None }; N];
+        for (segment, id) in segments.iter_mut().zip(ids) {
+            *segment = Some(self.stepper.claim(id, Memory::Grads, true)?);
+        }
         let mut slices: [&mut [f32]; N] = std::array::from_fn(|_| Default::default());
-        for (slice, id) in slices.iter_mut().zip(ids) {
-            let segment = self.stepper.claim(id, Memory::Grads, true)?;
+        for (slice, segment) in slices.iter_mut().zip(segments.iter().flatten()) {
             self.stepper.written.borrow_mut()[segment.param as usize] = true;
             // SAFETY: `claim` has waited for the ops on this bucket and checked that the gradient is not handed
             // over; launching it takes the pass mutably, which the borrow behind `self` excludes; the ids differ, and
             // segments of different parameters do not overlap.
             *slice = unsafe {
-                std::slice::from_raw_parts_mut(
-                    self.stepper.address(&segment, Memory::Grads),
-                    length(&segment),
-                )
+                std::slice::from_raw_parts_mut(self.stepper.address(segment, Memory::Grads), length(segment))
             };
         }
         Ok(slices)
@@ -178,7 +179,7 @@ impl Stepper {
                 "`{name}` was handed over and is out of reach until the pass ends"
             )));
         }
-        run.schedule.touch(segment.bucket);
+        run.schedule.touch(index);
         run.settle()?;
         let span = Span::elements(memory, &self.plan, segment.start, segment.start + segment.len);
         run.note(Access { span, writes });

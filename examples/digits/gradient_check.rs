@@ -1,0 +1,68 @@
+//! Holds every gradient of a small network against the slope of its loss, measured by moving one weight at a time.
+//!
+//! Must never move a parameter by training: the passes are abandoned before anything is handed over.
+
+use std::error::Error;
+
+use instep::{ParamId, Sgd, Solo, Stepper};
+
+use crate::data::{CLASSES, PIXELS, Samples};
+use crate::model::{Network, Tape, lay_out};
+
+/// Far enough for the loss to change in digits that an f32 has, near enough for its curve to be straight.
+const SHIFT: f32 = 1e-3;
+
+#[test]
+fn every_gradient_is_the_slope_of_the_loss() -> Result<(), Box<dyn Error>> {
+    let widths = [PIXELS, 20, 17, CLASSES];
+    let layout = lay_out(&widths)?;
+    let network = Network::new(&layout, &widths)?;
+    let mut tape = Tape::default();
+    let mut stepper = Stepper::host(&layout, Sgd::default(), Solo::default())?;
+    network.initialise(stepper.params_mut()?)?;
+    let samples = Samples::load()?;
+    let mut batches = samples.draw_batches(1, 0, 8);
+    let (batch, other) = (batches.next().ok_or("no batch")?, batches.next().ok_or("no second batch")?);
+
+    // Two passes, because the second finds the gradients of the first in its memory.
+    compute_gradients(&network, &mut stepper, &other, &mut tape)?;
+    for (id, gradient) in compute_gradients(&network, &mut stepper, &batch, &mut tape)? {
+        assert!(gradient.iter().any(|slope| slope.abs() > 0.01));
+        for (element, slope) in gradient.iter().enumerate() {
+            let value = stepper.params()?.get(id)?[element];
+            let mut measure_loss = |shifted: f32| {
+                stepper.params_mut()?.get_mut(id)?[element] = shifted;
+                network.forward(stepper.params()?, &batch, &mut tape).map(|score| score.loss)
+            };
+            let (above, below) = (measure_loss(value + SHIFT)?, measure_loss(value - SHIFT)?);
+            let here = measure_loss(value)?;
+            let (rise, fall) = ((above - here) / f64::from(SHIFT), (here - below) / f64::from(SHIFT));
+            // Where a ReLU bends within reach, it does so on one side only.
+            let error = (rise - f64::from(*slope)).abs().min((fall - f64::from(*slope)).abs());
+            let name = &layout.parameter(id)?.name;
+            assert!(error < 1e-3, "{name}[{element}]: {slope}, but measured {fall} and {rise}");
+        }
+    }
+    Ok(())
+}
+
+/// Gradients of all parameters, from one pass that steps nothing.
+fn compute_gradients(
+    network: &Network,
+    stepper: &mut Stepper,
+    batch: &Samples,
+    tape: &mut Tape,
+) -> instep::Result<Vec<(ParamId, Vec<f32>)>> {
+    let mut pass = stepper.begin()?;
+    let mut gradients = Vec::new();
+    network.forward(pass.split().0, batch, tape)?;
+    for layer in network.layers.iter().rev() {
+        let (params, mut grads) = pass.split();
+        layer.backward(params, &mut grads, tape)?;
+        for id in [layer.bias, layer.weight] {
+            gradients.push((id, grads.get_mut(id)?.to_vec()));
+        }
+    }
+    pass.abandon()?;
+    Ok(gradients)
+}

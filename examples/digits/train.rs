@@ -1,0 +1,117 @@
+//! What one rank does: build a stepper, train, and say what came of it. The loop in the middle is the whole interface.
+//!
+//! Must never know what the other ranks or the other run do: they meet in the library's collectives, and `report`
+//! compares what each of them brings home.
+
+use instep::hazard::{self, Hazard};
+use instep::timeline::Exposure;
+use instep::{Adam, AdamW, Collective, Error, InProcess, Layout, Mode, Result, Sgd, Stepper};
+
+use crate::data::Samples;
+use crate::model::{Network, Score, Tape, WIDTHS, lay_out};
+use crate::report::Progress;
+use crate::{Flags, OptimizerName};
+
+/// What a rank brings home.
+pub(crate) struct Trained {
+    pub(crate) accuracy: f64,
+    pub(crate) parameters: Vec<Trace>,
+    pub(crate) hazards: Vec<Hazard>,
+    pub(crate) exposure: Exposure,
+}
+
+/// All that training has left in one parameter.
+pub(crate) struct Trace {
+    pub(crate) name: String,
+    pub(crate) steps: u64,
+    /// The parameter itself and the optimizer's states, by name.
+    pub(crate) tensors: Vec<(&'static str, Vec<f32>)>,
+}
+
+/// Trains one rank's copy of the network on its part of every batch.
+pub(crate) fn train_rank(
+    flags: &Flags,
+    mode: Mode,
+    training: &Samples,
+    held_out: &Samples,
+    progress: &Progress,
+    comm: InProcess,
+) -> Result<Trained> {
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let layout = lay_out(&WIDTHS)?;
+    let network = Network::new(&layout, &WIDTHS)?;
+    let mut tape = Tape::default();
+    let mut stepper = build_stepper(flags, mode, &layout, comm)?;
+    if rank == 0 {
+        // The first pass gives these to every rank.
+        network.initialise(stepper.params_mut()?)?;
+        progress.start(flags, &stepper)?;
+    }
+
+    for epoch in 1..=flags.epochs {
+        let mut losses = Vec::new();
+        for batch in training.draw_batches(epoch, rank, ranks) {
+            let mut pass = stepper.begin()?;
+            losses.push(network.forward(pass.split().0, &batch, &mut tape)?.loss);
+            for layer in network.layers.iter().rev() {
+                let (params, mut grads) = pass.split();
+                layer.backward(params, &mut grads, &mut tape)?;
+                // A bucket that is complete now is on its way, beside the backward of the layers below.
+                pass.grad_ready(layer.bias)?;
+                pass.grad_ready(layer.weight)?;
+            }
+            pass.finish()?;
+        }
+        if rank == 0 {
+            let loss = losses.iter().sum::<f64>() / losses.len() as f64;
+            progress.advance(epoch, loss, evaluate(&network, &stepper, held_out, &mut tape)?.accuracy);
+        }
+    }
+
+    let accuracy = evaluate(&network, &stepper, held_out, &mut tape)?.accuracy;
+    let parameters = collect_parameters(&stepper)?;
+    // Taken last: every op has ended by now, so none is missing.
+    let nothing = || Error::Order("nothing was recorded".into());
+    let recording = stepper.take_recording().ok_or_else(nothing)?;
+    Ok(Trained {
+        accuracy,
+        parameters,
+        hazards: hazard::check(stepper.plan(), stepper.state_names().len(), &recording.list),
+        exposure: recording.exposure(),
+    })
+}
+
+/// Learning rates are what suits this network; all else is PyTorch's default.
+fn build_stepper(flags: &Flags, mode: Mode, layout: &Layout, comm: InProcess) -> Result<Stepper> {
+    let builder = match flags.optimizer {
+        OptimizerName::Sgd => {
+            Stepper::builder(layout, Sgd { lr: 0.05, momentum: 0.9, nesterov: true, ..Sgd::default() })
+        }
+        OptimizerName::Adam => Stepper::builder(layout, Adam { lr: 2e-3, ..Adam::default() }),
+        OptimizerName::AdamW => Stepper::builder(layout, AdamW { lr: 2e-3, ..AdamW::default() }),
+    };
+    let mut builder = builder.mode(mode).bucket_cap_bytes(flags.bucket_cap_bytes).record(true);
+    if let Some(max_norm) = flags.max_norm {
+        builder = builder.max_norm(max_norm);
+    }
+    if let Some(threads) = flags.threads {
+        builder = builder.threads(threads);
+    }
+    builder.host(comm)
+}
+
+fn evaluate(network: &Network, stepper: &Stepper, held_out: &Samples, tape: &mut Tape) -> Result<Score> {
+    network.forward(stepper.params()?, held_out, tape)
+}
+
+fn collect_parameters(stepper: &Stepper) -> Result<Vec<Trace>> {
+    let collect = |id| {
+        let mut tensors = vec![("value", stepper.params()?.get(id)?.to_vec())];
+        for state in stepper.state_names() {
+            tensors.push((*state, stepper.state(id, state)?.to_vec()));
+        }
+        let name = stepper.layout().parameter(id)?.name.clone();
+        Ok(Trace { name, steps: stepper.step_count(id)?, tensors })
+    };
+    stepper.layout().ids().map(collect).collect()
+}

@@ -1,0 +1,70 @@
+//! Do both sides of the C boundary mean the same bytes?
+//!
+//! The C compiler's own table of sizes and offsets (`kernels/abi_layout.c`) against what the Rust compiler makes of
+//! `src/abi.rs`. Every row of the C table must be known here, so a struct or field cannot be forgotten on one side.
+
+use std::collections::BTreeMap;
+use std::ffi::{CStr, c_char};
+use std::mem::{offset_of, size_of};
+
+use instep::abi::*;
+
+#[repr(C)]
+struct Row {
+    name: *const c_char,
+    value: u64,
+}
+
+unsafe extern "C" {
+    static instep_abi_layout: [Row; 1];
+}
+
+/// The table as the C compiler laid it out.
+fn c_side() -> BTreeMap<String, u64> {
+    let mut rows = BTreeMap::new();
+    // SAFETY: the table is constant and ends in a row without a name.
+    unsafe {
+        let mut row = &raw const instep_abi_layout as *const Row;
+        while !(*row).name.is_null() {
+            rows.insert(CStr::from_ptr((*row).name).to_str().unwrap().to_owned(), (*row).value);
+            row = row.add(1);
+        }
+    }
+    rows
+}
+
+macro_rules! rust_side {
+    ($($name:ident { $($field:ident),* })*) => {{
+        let mut rows = BTreeMap::new();
+        $(
+            rows.insert(stringify!($name).to_owned(), size_of::<$name>() as u64);
+            $(rows.insert(
+                format!("{}.{}", stringify!($name), stringify!($field)),
+                offset_of!($name, $field) as u64,
+            );)*
+        )*
+        rows
+    }};
+}
+
+#[test]
+fn sizes_and_offsets_are_the_c_compilers() {
+    let rust = rust_side! {
+        InstepHyper {}
+        InstepScalars {}
+        InstepSgdHyper { lr, momentum, dampening, weight_decay, nesterov, maximize }
+        InstepAdamHyper { lr, beta1, beta2, eps, weight_decay, decoupled, amsgrad, maximize, reserved }
+        InstepSgdScalars { lr, momentum, one_minus_dampening, weight_decay, has_momentum, first, nesterov, maximize }
+        InstepAdamScalars { weight1, weight2, step_size, inv_sqrt_bias_correction2, eps, weight_decay, lr_weight_decay, from_sample1, from_sample2, amsgrad, maximize, reserved }
+        InstepSegment { steps, stepped, group, action, reserved, tail, scalars }
+        InstepControl { limbs, norm, clip, multiplier, average_multiplier, max_abs_bits, first_nonfinite_bucket, skip, reserved }
+        InstepTile { param, grad_offset, state_offset, count, segment, first, reserved }
+        InstepBeginArgs { control, segments, groups, segment_count, divisor, loss_scale, optimizer, reserved }
+        InstepDecideArgs { control, divisor, loss_scale, max_norm, skip_nonfinite, reserved }
+        InstepStepArgs { control, segments, tiles, grads, states, optimizer, state_count, bucket, reserved }
+        InstepKernels { self_test, begin, decide, norm, step, sum }
+    };
+    let c = c_side();
+    assert!(c.len() > 60, "the table has rows");
+    assert_eq!(c, rust);
+}

@@ -1,0 +1,242 @@
+//! What happens when something goes wrong: ranks that panic, err, leave or come late, and trainers that misuse a pass.
+//!
+//! Every other rank must end with an error within the deadline, and the cause must be reported before its echoes.
+
+use std::time::Duration;
+
+use instep::{AdamW, Collective, Error, InProcess, Layout, Mode, Sgd, Solo, Stepper, in_process};
+
+const DEADLINE: Duration = Duration::from_millis(400);
+
+fn layout() -> Layout {
+    Layout::builder().param("a", 300).param("b", 300).build().unwrap()
+}
+
+fn stepper(layout: &Layout, comm: InProcess) -> Stepper {
+    Stepper::builder(layout, AdamW::default()).bucket_cap_bytes(1).deadline(DEADLINE).host(comm).unwrap()
+}
+
+/// One whole pass.
+fn step(stepper: &mut Stepper) -> Result<(), Error> {
+    let layout = stepper.layout().clone();
+    let mut pass = stepper.begin()?;
+    for id in layout.ids().rev() {
+        pass.split().1.get_mut(id)?.fill(1.0);
+        pass.grad_ready(id)?;
+    }
+    pass.finish()?;
+    stepper.params()?;
+    Ok(())
+}
+
+/// Three ranks; rank 1 misbehaves after two good passes; returns what the group reports and what ranks 0 and 2 saw.
+fn misbehave(act: impl Fn(Stepper) -> Result<(), Error> + Sync) -> (Error, Vec<Error>) {
+    let layout = layout();
+    let seen = std::sync::Mutex::new(Vec::new());
+    let outcome = in_process(3, |comm| {
+        let rank = comm.rank();
+        let mut stepper = stepper(&layout, comm);
+        for _ in 0..2 {
+            step(&mut stepper)?;
+        }
+        if rank == 1 {
+            return act(stepper);
+        }
+        for _ in 0..1000 {
+            if let Err(error) = step(&mut stepper) {
+                seen.lock().unwrap().push(error.clone());
+                return Err(error);
+            }
+        }
+        Ok(())
+    });
+    let seen = seen.into_inner().unwrap();
+    assert_eq!(seen.len(), 2, "both other ranks end with an error");
+    (outcome.unwrap_err(), seen)
+}
+
+#[test]
+fn a_panicking_rank_ends_the_others_and_is_the_reported_cause() {
+    let (cause, seen) = misbehave(|mut stepper| {
+        let _pass = stepper.begin()?;
+        panic!("out of data");
+    });
+    assert!(matches!(&cause, Error::Rank { rank: 1, message } if message == "out of data"), "{cause}");
+    assert!(seen.iter().all(|e| matches!(e.cause(), Error::PeerLost { rank: 1, .. })), "{seen:?}");
+}
+
+#[test]
+fn a_rank_that_returns_an_error_ends_the_others() {
+    let (cause, seen) = misbehave(|_| Err(Error::Order("made up".into())));
+    assert_eq!(cause, Error::Order("made up".into()));
+    assert!(seen.iter().all(|e| matches!(e.cause(), Error::PeerLost { rank: 1, .. })), "{seen:?}");
+}
+
+#[test]
+fn a_rank_that_leaves_early_ends_the_others() {
+    let (_, seen) = misbehave(|stepper| stepper.close());
+    assert!(seen.iter().all(|e| matches!(e.cause(), Error::PeerLost { rank: 1, .. })), "{seen:?}");
+}
+
+#[test]
+fn a_rank_that_drops_its_stepper_inside_a_pass_ends_the_others() {
+    let (_, seen) = misbehave(|mut stepper| {
+        std::mem::forget(stepper.begin()?);
+        Ok(())
+    });
+    let told =
+        |e: &Error| matches!(e.cause(), Error::PeerLost { rank: 1, why } if why.contains("inside a pass"));
+    assert!(seen.iter().all(told), "{seen:?}");
+}
+
+#[test]
+fn a_late_rank_ends_the_others_at_the_deadline_and_itself_when_it_comes() {
+    let (cause, seen) = misbehave(|mut stepper| {
+        std::thread::sleep(3 * DEADLINE);
+        let late = step(&mut stepper).unwrap_err();
+        assert!(matches!(late.cause(), Error::PeerLost { .. }), "{late}");
+        Err(late)
+    });
+    assert!(matches!(cause.cause(), Error::Deadline { missing, .. } if missing == &[1]), "{cause}");
+    let deadline = |e: &Error| matches!(e.cause(), Error::Deadline { .. } | Error::PeerLost { .. });
+    assert!(seen.iter().all(deadline), "{seen:?}");
+}
+
+#[test]
+fn ranks_that_disagree_get_an_error_and_no_hang() {
+    let (cause, seen) = misbehave(|mut stepper| {
+        // One pass is given up here and not elsewhere: the next collectives are about different passes.
+        stepper.begin()?.abandon()?;
+        step(&mut stepper)
+    });
+    assert!(matches!(cause.cause(), Error::Mismatch { .. }), "{cause}");
+    assert!(seen.iter().all(|e| matches!(e.cause(), Error::Mismatch { .. })), "{seen:?}");
+}
+
+#[test]
+fn ranks_with_different_layouts_or_policies_are_told_at_the_first_pass() {
+    for differ in [0, 1] {
+        let outcome = in_process(2, |comm| {
+            let odd = comm.rank() == 1;
+            let len = if odd && differ == 0 { 301 } else { 300 };
+            let lr = if odd && differ == 1 { 0.1 } else { 0.2 };
+            let layout = Layout::builder().param("a", len).build()?;
+            let optimizer = Sgd { lr, ..Default::default() };
+            let mut stepper = Stepper::builder(&layout, optimizer).deadline(DEADLINE).host(comm)?;
+            step(&mut stepper)
+        });
+        let error = outcome.unwrap_err();
+        assert!(matches!(error.cause(), Error::Mismatch { .. }), "{error}");
+    }
+}
+
+#[test]
+fn all_ranks_may_abandon_together_and_go_on() {
+    for mode in [Mode::Sequential, Mode::Eager, Mode::Normed] {
+        let layout = layout();
+        let counts = in_process(3, |comm| {
+            let builder = Stepper::builder(&layout, AdamW::default()).mode(mode).bucket_cap_bytes(1);
+            let mut stepper = builder.deadline(DEADLINE).host(comm)?;
+            let (a, b) = (layout.id("a")?, layout.id("b")?);
+            step(&mut stepper)?;
+            let before = [stepper.params()?.get(a)?.to_vec(), stepper.params()?.get(b)?.to_vec()];
+            let mut pass = stepper.begin()?;
+            pass.split().1.get_mut(b)?.fill(2.0);
+            pass.grad_ready(b)?;
+            let abandoned = pass.abandon()?;
+            let after = [stepper.params()?.get(a)?.to_vec(), stepper.params()?.get(b)?.to_vec()];
+            assert_eq!(before[0], after[0]);
+            if mode == Mode::Eager {
+                assert_eq!(abandoned.stepped_buckets, 0..1);
+                assert_ne!(before[1], after[1]);
+            } else {
+                assert!(abandoned.stepped_buckets.is_empty());
+                assert_eq!(before[1], after[1]);
+            }
+            step(&mut stepper)?;
+            Ok::<_, Error>([stepper.step_count(a)?, stepper.step_count(b)?])
+        })
+        .unwrap();
+        let eager = u64::from(mode == Mode::Eager);
+        assert!(counts.iter().all(|c| *c == [2, 2 + eager]), "{mode:?} {counts:?}");
+    }
+}
+
+#[test]
+fn an_error_is_sticky_and_nothing_hangs_after_it() {
+    let layout = layout();
+    let outcome = in_process(2, |comm| {
+        if comm.rank() == 1 {
+            return Ok(());
+        }
+        let mut stepper = stepper(&layout, comm);
+        let first = step(&mut stepper).unwrap_err();
+        assert!(matches!(first, Error::Poisoned { .. }));
+        // Eight more passes queue up behind the failure and are skipped.
+        for _ in 0..8 {
+            assert!(step(&mut stepper).is_err());
+        }
+        assert_eq!(stepper.params().unwrap_err(), first);
+        assert_eq!(stepper.status().unwrap_err(), first);
+        stepper.close()
+    });
+    assert!(matches!(outcome.unwrap_err().cause(), Error::PeerLost { rank: 1, .. }));
+}
+
+#[test]
+fn a_collective_that_panics_poisons_its_rank_only() {
+    struct Panicking;
+    impl Collective for Panicking {
+        fn rank(&self) -> u32 {
+            0
+        }
+        fn world_size(&self) -> u32 {
+            1
+        }
+        unsafe fn enqueue(&self, _: &instep::op::Call) -> instep::Result<()> {
+            panic!("no network")
+        }
+        fn abort(&self, _: &Error) {}
+    }
+    let mut stepper = Stepper::host(&layout(), Sgd::default(), Panicking).unwrap();
+    let error = step(&mut stepper).unwrap_err();
+    assert!(matches!(error.cause(), Error::Rank { message, .. } if message == "no network"), "{error}");
+}
+
+#[test]
+fn misuse_of_a_pass_is_refused_and_changes_nothing() {
+    let layout = Layout::builder().param("a", 3).param("tied", 2).uses(2).build().unwrap();
+    let (a, tied) = (layout.id("a").unwrap(), layout.id("tied").unwrap());
+    let other = Layout::builder().param("a", 4).build().unwrap();
+    let mut stepper = Stepper::host(&layout, Sgd { lr: 1.0, ..Default::default() }, Solo::default()).unwrap();
+    let is_order = |outcome: Result<(), Error>| matches!(outcome, Err(Error::Order(_)));
+    let is_layout = |outcome: Result<(), Error>| matches!(outcome, Err(Error::Layout(_)));
+
+    let mut pass = stepper.begin().unwrap();
+    assert!(is_order(pass.grad_ready(a)), "not written");
+    assert!(is_order(pass.bucket_ready(0)), "not written");
+    assert!(is_layout(pass.bucket_ready(1)), "no such bucket");
+    assert!(is_layout(pass.grad_ready(other.id("a").unwrap())));
+    assert!(is_layout(pass.split().1.write(a, &[1.0])), "wrong length");
+    assert!(is_layout(pass.split().1.get_disjoint_mut([a, a]).map(|_| ())));
+    assert!(pass.split().1.is_first(tied).unwrap());
+    pass.split().1.add(tied, &[1.0, 2.0]).unwrap();
+    pass.grad_ready(tied).unwrap();
+    pass.split().1.add(tied, &[3.0, 4.0]).unwrap();
+    pass.grad_ready(tied).unwrap();
+    assert!(is_order(pass.grad_ready(tied)), "handed over more often than used");
+    assert!(is_order(pass.split().1.add(tied, &[0.0, 0.0])), "out of reach");
+    assert!(is_order(pass.split().0.get(tied).map(|_| ())), "out of reach");
+    pass.split().1.write(a, &[1.0; 3]).unwrap();
+    pass.grad_ready(a).unwrap();
+    pass.finish().unwrap();
+    assert_eq!(stepper.params().unwrap().get(tied).unwrap(), [-4.0, -6.0]);
+
+    std::mem::forget(stepper.begin().unwrap());
+    assert!(is_order(stepper.begin().map(|_| ())), "a leaked pass stays open");
+    assert!(is_order(stepper.params().map(|_| ())));
+    stepper.abandon_open_pass().unwrap();
+    assert!(is_order(stepper.abandon_open_pass().map(|_| ())));
+    stepper.begin().unwrap().finish().unwrap();
+    stepper.close().unwrap();
+}

@@ -1,0 +1,269 @@
+//! Is every list race-free, and does every wait earn its place?
+//!
+//! The schedule alone, without a device: a simulated trainer reads parameters, writes gradients and hands over, and the
+//! checker judges ops and trainer together. Deleting any Wait must make it report.
+
+use std::sync::Arc;
+
+use instep::hazard::{Hazard, Traced, check};
+use instep::layout::{BucketCaps, Plan};
+use instep::op::{Access, Action, Memory, Op, Span};
+use instep::schedule::{Policy, Schedule};
+use instep::{Layout, Mode, SegmentAction};
+
+const MODES: [Mode; 3] = [Mode::Sequential, Mode::Eager, Mode::Normed];
+const STATES: usize = 2;
+
+/// In which order the trainer goes through the parameters.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Order {
+    /// Forward in registration order, backward in reverse: what buckets are laid out for.
+    Natural,
+    /// The other way round.
+    Opposed,
+    /// Neither: a stride through the list.
+    Strided,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    buckets: usize,
+    params_per_bucket: usize,
+    mode: Mode,
+    norm: bool,
+    tails: bool,
+    order: Order,
+    /// Leaves every third parameter out in odd passes.
+    unused: bool,
+    /// Loads parameters anew before the third pass, so that ranks take rank 0's again.
+    reload: bool,
+    passes: usize,
+}
+
+struct Simulated {
+    plan: Plan,
+    list: Vec<Traced>,
+    /// Where each pass starts in the list.
+    starts: Vec<usize>,
+}
+
+fn simulate(case: Case) -> Simulated {
+    let count = case.buckets * case.params_per_bucket;
+    let mut builder = Layout::builder();
+    for k in 0..count {
+        // Zero-length parameters sit among the others; every bucket keeps bytes.
+        let len =
+            if case.params_per_bucket > 1 && k % case.params_per_bucket == 1 { 0 } else { 200 + k % 100 };
+        builder = builder.param(format!("p{k}"), len);
+        if k % 11 == 5 {
+            builder = builder.action(SegmentAction::Average);
+        }
+    }
+    let layout = builder.build().unwrap();
+    let cap = 4 * 200 * case.params_per_bucket.saturating_sub(1).max(1) as u64;
+    let caps = BucketCaps { first_bytes: cap, rest_bytes: cap };
+    let plan = Arc::new(Plan::new(&layout, 2, caps, case.tails).unwrap());
+    let mut schedule = Schedule::new(&layout, Arc::clone(&plan), Policy::new(case.mode, case.norm));
+    let mut list = Vec::new();
+    let mut starts = Vec::new();
+    let forward: Vec<usize> = match case.order {
+        Order::Natural => (0..count).collect(),
+        Order::Opposed => (0..count).rev().collect(),
+        // No count of these cases is a multiple of 7, so this visits every parameter once.
+        Order::Strided => (0..count).map(|k| (k * 7 + 3) % count).collect(),
+    };
+    for pass in 0..case.passes {
+        starts.push(list.len());
+        // The trainer loads parameters before the first pass, and once more in the middle.
+        let loads = pass == 0 || (pass == 2 && case.reload);
+        if loads {
+            schedule.touch_all();
+            list.extend(schedule.drain().map(Traced::Op));
+            let span = Span::elements(Memory::Params, &plan, 0, plan.arena_len());
+            list.push(Traced::Trainer(Access { span, writes: true }));
+        }
+        schedule.begin(loads).unwrap();
+        for &param in &forward {
+            trainer(&mut schedule, &mut list, &plan, param, Memory::Params, false);
+        }
+        for &param in forward.iter().rev() {
+            if case.unused && pass % 2 == 1 && param % 3 == 0 {
+                continue;
+            }
+            trainer(&mut schedule, &mut list, &plan, param, Memory::Params, false);
+            trainer(&mut schedule, &mut list, &plan, param, Memory::Grads, true);
+            schedule.hand_over(param).unwrap();
+        }
+        schedule.finish().unwrap();
+        list.extend(schedule.drain().map(Traced::Op));
+    }
+    drop(schedule);
+    Simulated { plan: Arc::into_inner(plan).unwrap(), list, starts }
+}
+
+fn trainer(
+    schedule: &mut Schedule,
+    list: &mut Vec<Traced>,
+    plan: &Plan,
+    param: usize,
+    memory: Memory,
+    writes: bool,
+) {
+    let segment = plan.segment_of(param);
+    schedule.touch(param);
+    list.extend(schedule.drain().map(Traced::Op));
+    let span = Span::elements(memory, plan, segment.start, segment.start + segment.len);
+    list.push(Traced::Trainer(Access { span, writes }));
+}
+
+fn cases(buckets: &[usize], passes: usize) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for &buckets in buckets {
+        for mode in MODES {
+            for (norm, tails, order, unused, reload) in [
+                (false, false, Order::Natural, false, false),
+                (true, true, Order::Natural, true, false),
+                (true, true, Order::Opposed, false, true),
+                (false, true, Order::Strided, true, false),
+                (false, false, Order::Strided, false, true),
+            ] {
+                if norm && mode == Mode::Eager {
+                    continue;
+                }
+                for params_per_bucket in [1, 3] {
+                    cases.push(Case {
+                        buckets,
+                        params_per_bucket,
+                        mode,
+                        norm,
+                        tails,
+                        order,
+                        unused,
+                        reload,
+                        passes,
+                    });
+                }
+            }
+        }
+    }
+    cases
+}
+
+fn is_wait(traced: &Traced) -> bool {
+    matches!(traced, Traced::Op(Op { action: Action::Wait(_), .. }))
+}
+
+#[test]
+fn no_mode_and_no_arrival_order_has_a_hazard() {
+    for case in cases(&[1, 2, 5, 17], 4) {
+        let run = simulate(case);
+        assert_eq!(run.plan.buckets().len(), case.buckets, "{case:?}");
+        assert_eq!(check(&run.plan, STATES, &run.list), [], "{case:?}");
+    }
+}
+
+fn assert_every_wait_is_needed(case: Case) {
+    let run = simulate(case);
+    let middle = run.starts[1]..run.starts[case.passes - 1];
+    let waits: Vec<usize> = middle.filter(|&k| is_wait(&run.list[k])).collect();
+    assert!(waits.len() >= case.passes - 2, "{case:?} hardly waits");
+    for at in waits {
+        let mut list = run.list.clone();
+        list.remove(at);
+        let found = check(&run.plan, STATES, &list);
+        let race = found.iter().any(|hazard| matches!(hazard, Hazard::Race { .. }));
+        assert!(race, "{case:?}: nothing misses entry {at}, {:?}", run.list[at]);
+    }
+}
+
+#[test]
+fn every_wait_of_the_middle_passes_is_missed_when_deleted() {
+    for case in cases(&[1, 2, 5], 4) {
+        assert_every_wait_is_needed(case);
+    }
+}
+
+#[test]
+fn every_wait_of_64_buckets_is_missed_when_deleted() {
+    for case in cases(&[16, 64], 5) {
+        assert_every_wait_is_needed(case);
+    }
+}
+
+#[test]
+fn a_wait_in_front_of_its_record_is_told_apart_from_a_missing_one() {
+    let run = simulate(cases(&[2], 4)[0]);
+    let at = run.list.iter().position(is_wait).unwrap();
+    let mut list = run.list.clone();
+    let wait = list.remove(at);
+    list.insert(0, wait);
+    assert!(check(&run.plan, STATES, &list).contains(&Hazard::UnrecordedWait { at: 0 }));
+}
+
+#[test]
+fn four_thousand_buckets_are_checked_whole() {
+    let case = Case {
+        buckets: 4000,
+        params_per_bucket: 1,
+        mode: Mode::Normed,
+        norm: true,
+        tails: true,
+        order: Order::Natural,
+        unused: false,
+        reload: false,
+        passes: 3,
+    };
+    let run = simulate(case);
+    let start = std::time::Instant::now();
+    assert_eq!(check(&run.plan, STATES, &run.list), []);
+    println!("{} entries in {:?}", run.list.len(), start.elapsed());
+}
+
+#[test]
+fn an_abandoned_pass_leaves_no_hazard_behind() {
+    for mode in MODES {
+        let layout = Layout::builder().param("a", 300).param("b", 300).param("c", 300).build().unwrap();
+        let caps = BucketCaps { first_bytes: 1, rest_bytes: 1 };
+        let plan = Arc::new(Plan::new(&layout, 2, caps, true).unwrap());
+        let mut schedule = Schedule::new(&layout, Arc::clone(&plan), Policy::new(mode, false));
+        let mut list = Vec::new();
+        for pass in 0..6 {
+            schedule.begin(pass == 0).unwrap();
+            for param in (0..3).rev() {
+                trainer(&mut schedule, &mut list, &plan, param, Memory::Params, false);
+                trainer(&mut schedule, &mut list, &plan, param, Memory::Grads, true);
+                schedule.hand_over(param).unwrap();
+                if pass % 3 == 1 && param == 1 {
+                    break;
+                }
+            }
+            if pass % 3 == 1 {
+                let kept = schedule.abandon().unwrap();
+                assert_eq!(kept, if mode == Mode::Eager { 2 } else { 0 });
+            } else {
+                schedule.finish().unwrap();
+            }
+            list.extend(schedule.drain().map(Traced::Op));
+        }
+        assert_eq!(check(&plan, STATES, &list), [], "{mode:?}");
+    }
+}
+
+#[test]
+fn buckets_launch_in_index_order_whatever_arrives_first() {
+    let layout = Layout::builder().param("a", 300).param("b", 300).param("c", 300).build().unwrap();
+    let caps = BucketCaps { first_bytes: 1, rest_bytes: 1 };
+    let plan = Arc::new(Plan::new(&layout, 1, caps, false).unwrap());
+    for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+        let mut schedule = Schedule::new(&layout, Arc::clone(&plan), Policy::new(Mode::Eager, false));
+        schedule.begin(false).unwrap();
+        order.iter().for_each(|&param| schedule.hand_over(param).unwrap());
+        assert!(schedule.hand_over(0).is_err(), "handed over twice");
+        schedule.finish().unwrap();
+        let steps: Vec<u32> = schedule
+            .drain()
+            .filter_map(|op| if let Action::Step { bucket } = op.action { Some(bucket) } else { None })
+            .collect();
+        assert_eq!(steps, [0, 1, 2], "{order:?}");
+    }
+}

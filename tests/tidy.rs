@@ -1,0 +1,198 @@
+//! House rules as a test: layers, unsafe files, file lengths, the table of optimizers.
+//!
+//! Reads the tree as text, so a rule is broken when the text breaks it. A rule that is not here is an opinion.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+
+/// Lowest first; modules of one row never import each other, and no row imports a higher one.
+const LAYERS: [&[&str]; 6] = [
+    &["abi", "dtype", "error", "pool"],
+    &["layout", "optim"],
+    &["op"],
+    &["schedule", "hazard", "timeline"],
+    &["host"],
+    &["stepper"],
+];
+
+/// The only files that may contain unsafe code, and why is in each one's header.
+const UNSAFE: [&str; 9] = [
+    "src/abi.rs",
+    "src/host/arena.rs",
+    "src/host/execute.rs",
+    "src/host/kernels.rs",
+    "src/host/ranks.rs",
+    "src/host/rendezvous.rs",
+    "src/host/solo.rs",
+    "src/op/collective.rs",
+    "src/stepper/views.rs",
+];
+
+fn files(under: &str, extensions: &[&str]) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut folders = vec![Path::new(ROOT).join(under)];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display())) {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if extensions.iter().any(|x| path.extension().is_some_and(|e| e == *x)) {
+                found.push(path);
+            }
+        }
+    }
+    assert!(!found.is_empty(), "{under} is empty");
+    found.sort();
+    found
+}
+
+fn name(path: &Path) -> String {
+    path.strip_prefix(ROOT).unwrap().to_string_lossy().replace('\\', "/")
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+fn code_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    text.lines().enumerate().filter(|(_, line)| !line.trim_start().starts_with("//"))
+}
+
+fn layer_of(module: &str) -> Option<usize> {
+    LAYERS.iter().position(|row| row.contains(&module))
+}
+
+#[test]
+fn imports_never_point_up_nor_sideways() {
+    let mut checked = 0;
+    for path in files("src", &["rs"]) {
+        let name = name(&path);
+        let own =
+            name.trim_start_matches("src/").split('/').next().unwrap().trim_end_matches(".rs").to_owned();
+        if own == "lib" {
+            continue;
+        }
+        let own_layer = layer_of(&own).unwrap_or_else(|| panic!("{name} is in no layer"));
+        for (line, text) in code_lines(&read(&path)) {
+            for reference in text.split("crate::").skip(1) {
+                let module: String =
+                    reference.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+                let Some(layer) = layer_of(&module) else {
+                    // A grouped or re-exported import would hide the layer.
+                    panic!("{name}:{}: crate::{module} names no layer", line + 1);
+                };
+                checked += 1;
+                let fine = module == own || layer < own_layer;
+                assert!(fine, "{name}:{}: {own} must not import {module}", line + 1);
+            }
+        }
+    }
+    assert!(checked > 50, "the scan finds imports");
+}
+
+#[test]
+fn schedule_and_device_meet_only_in_run() {
+    for path in files("src/stepper", &["rs"]) {
+        let text = read(&path);
+        let name = name(&path);
+        let sees = |module: &str| code_lines(&text).any(|(_, line)| line.contains(module));
+        let both = sees("schedule::Schedule;") && sees("Device");
+        assert!(!both || name == "src/stepper/run.rs", "{name} sees schedule and device");
+    }
+}
+
+#[test]
+fn unsafe_code_stays_in_the_named_files_and_each_block_says_why() {
+    for path in
+        files("src", &["rs"]).into_iter().chain(files("cli", &["rs"])).chain(files("examples", &["rs"]))
+    {
+        let name = name(&path);
+        let text = read(&path);
+        let lines: Vec<&str> = text.lines().collect();
+        let allowed = UNSAFE.contains(&name.as_str());
+        let mut found = false;
+        for (at, line) in code_lines(&text) {
+            let code = line.split("//").next().unwrap();
+            assert!(!code.contains("unsafe_code)]") || allowed, "{name}:{}: allows unsafe", at + 1);
+            let words: Vec<&str> = code.split(|c: char| !(c.is_alphanumeric() || c == '_')).collect();
+            if !words.contains(&"unsafe") {
+                continue;
+            }
+            found = true;
+            assert!(allowed, "{name}:{}: unsafe outside the named files", at + 1);
+            let declares = code.contains("unsafe fn") || code.contains("unsafe extern");
+            if declares || name == "src/abi.rs" {
+                continue;
+            }
+            let explained = (1..=5).any(|back| at >= back && lines[at - back].contains("SAFETY:"));
+            assert!(explained, "{name}:{}: no SAFETY line", at + 1);
+        }
+        assert!(found || !allowed, "{name} no longer needs to be named");
+    }
+}
+
+#[test]
+fn files_are_short_and_open_with_what_they_are() {
+    let trees = ["src", "kernels", "tests", "examples", "cli", "tools"];
+    for path in trees.iter().flat_map(|tree| files(tree, &["rs", "h", "cpp", "cu", "cuh", "c", "def"])) {
+        let name = name(&path);
+        let text = read(&path);
+        let count = text.lines().count();
+        assert!(count <= 500 || name == "src/abi.rs", "{name} has {count} lines");
+        let header =
+            text.lines().take_while(|l| l.starts_with("//!") || l.starts_with("/*") || l.starts_with(" *"));
+        let header = header.count();
+        assert!(header >= 2, "{name} does not say what it is");
+    }
+}
+
+#[test]
+fn nothing_is_unwrapped_or_left_undone_outside_tests() {
+    for path in files("src", &["rs"]).into_iter().chain(files("cli", &["rs"])) {
+        let name = name(&path);
+        let text = read(&path);
+        let product = text.split("#[cfg(test)]").next().unwrap();
+        for (at, line) in code_lines(product) {
+            for word in [".unwrap()", ".expect(", "todo!", "unimplemented!", "dbg!"] {
+                assert!(!line.contains(word), "{name}:{}: {word}", at + 1);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_optimizer_has_its_header_its_type_and_its_formula_once() {
+    let table = read(&Path::new(ROOT).join("kernels/optimizers.def"));
+    let optimizers = files("src/optim", &["rs"]).iter().map(|p| read(p)).collect::<String>();
+    let reference = read(&Path::new(ROOT).join("tests/reference.rs"));
+    let rows: Vec<&str> = table.lines().filter_map(|line| line.strip_prefix("OPTIMIZER(")).collect();
+    assert!(rows.len() >= 2);
+    for row in rows {
+        let (name, rest) = row.split_once(", ").unwrap();
+        let rule = rest.split(',').next().unwrap();
+        let header = read(&Path::new(ROOT).join(format!("kernels/{name}.h")));
+        assert!(header.contains(&format!("struct {rule} ")), "{name}.h has no {rule}");
+        assert!(optimizers.contains(&format!("INSTEP_OPTIMIZER_{name}")), "src/optim knows no {name}");
+        assert!(reference.to_lowercase().contains(name), "tests/reference.rs knows no {name}");
+        let homes = files("kernels", &["h", "cpp", "cu"])
+            .into_iter()
+            .filter(|p| read(p).contains(&format!("struct {rule} ")));
+        assert_eq!(homes.count(), 1, "{rule} is written more than once");
+    }
+}
+
+#[test]
+fn the_compiler_sees_every_struct_of_the_boundary() {
+    let header = read(&Path::new(ROOT).join("kernels/abi.h"));
+    let table = read(&Path::new(ROOT).join("kernels/abi_layout.c"));
+    for line in header.lines() {
+        let kind = line.strip_prefix("typedef struct ").or_else(|| line.strip_prefix("typedef union "));
+        if let Some(name) = kind.and_then(|rest| rest.split(' ').next())
+            && name != "InstepLayoutRow"
+        {
+            assert!(table.contains(&format!("SIZE({name})")), "abi_layout.c lacks {name}");
+        }
+    }
+}
