@@ -1,13 +1,22 @@
 //! All integration tests in one binary, so that they share helpers and link once.
 //!
-//! What is exhaustive is named `long_` and ignored here; `.ci/run` runs it as its own lane.
+//! Everything goes through the public interface. Must contain nothing but this header and the list of modules; the long
+//! lanes of `.ci/run` repeat the list per instruction set and with another compiler.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, unsafe_code)]
 
 mod abi;
+mod bitexact;
+mod bitpatterns;
+mod drift;
 mod failures;
 mod multirank;
+mod objects;
 mod ordering;
+mod passes;
 mod recorded;
-#[allow(dead_code)]
 mod reference;
+mod refusals;
+mod steps;
+mod support;
 mod tidy;
+mod tolerance;

@@ -74,6 +74,9 @@ impl Span {
         Span::elements(memory, plan, bucket.start, bucket.start + bucket.len)
     }
 
+    /// The control block and everything behind it.
+    pub const CONTROL: Span = Span { memory: Memory::Control, start: 0, end: u64::MAX };
+
     /// Length in bytes.
     pub fn bytes(&self) -> u64 {
         self.end - self.start
@@ -156,7 +159,6 @@ impl Op {
     /// Names every byte that the op touches, given how many states the optimizer keeps. Padding counts as touched
     /// where the op may touch it.
     pub fn accesses(&self, plan: &Plan, states: usize, sink: &mut impl FnMut(Access)) {
-        let control = Span { memory: Memory::Control, start: 0, end: u64::MAX };
         let mut touch = |span: Span, writes: bool| {
             if span.start < span.end {
                 sink(Access { span, writes });
@@ -165,7 +167,7 @@ impl Op {
         match self.action {
             Action::Wait(_) | Action::Record(_) => {}
             Action::Control(phase) => {
-                touch(control, true);
+                touch(Span::CONTROL, true);
                 if phase == Phase::Begin {
                     for tail in plan.buckets().iter().map(|b| b.tail.clone()) {
                         touch(Span::elements(Memory::Grads, plan, tail.start, tail.end), true);
@@ -174,7 +176,7 @@ impl Op {
             }
             Action::Norm { bucket } => {
                 touch(Span::bucket(Memory::Grads, plan, &plan.buckets()[bucket as usize]), false);
-                touch(control, true);
+                touch(Span::CONTROL, true);
             }
             Action::Step { bucket } => {
                 let bucket = &plan.buckets()[bucket as usize];
@@ -185,7 +187,7 @@ impl Op {
                 for state in 0..states {
                     touch(Span::bucket(Memory::State(state as u8), plan, bucket), true);
                 }
-                touch(control, true);
+                touch(Span::CONTROL, true);
             }
             Action::Collective { src, dst, .. } => {
                 touch(src, false);

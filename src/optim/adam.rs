@@ -5,7 +5,7 @@
 
 use super::{Optimizer, decay_rate, non_negative, sealed::Rule};
 use crate::abi::{INSTEP_OPTIMIZER_adam, InstepAdamHyper, InstepHyper};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 const STATES: &[&str] = &["exp_avg", "exp_avg_sq"];
 const AMSGRAD_STATES: &[&str] = &["exp_avg", "exp_avg_sq", "max_exp_avg_sq"];
@@ -91,6 +91,10 @@ impl Rule for Adam {
     }
 
     fn hyper(&self) -> Result<InstepHyper> {
+        // The first step's size is the largest one.
+        if !((self.lr / (1.0 - self.betas.0)) as f32).is_finite() && self.betas.0 < 1.0 {
+            return Err(Error::config("lr", self.lr, "lr / (1 - betas.0) must be finite as f32"));
+        }
         Ok(InstepHyper {
             adam: InstepAdamHyper {
                 lr: non_negative("lr", self.lr)?,

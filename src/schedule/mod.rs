@@ -195,7 +195,8 @@ impl Schedule {
         if self.policy.mode != Mode::Eager {
             self.step_all();
         }
-        if self.policy.mode != Mode::Normed {
+        // Without elements there is no step whose mark could stand for the decision.
+        if self.policy.mode != Mode::Normed || self.plan.arena_len() == 0 {
             let stepped = self.emitter.record(Stream::Optim);
             self.emitter.after(Stream::Compute, &[stepped]);
         }

@@ -132,12 +132,12 @@ impl<'a> StepperBuilder<'a> {
     /// `Config` for a value out of range or an option that the mode refuses, `Unsupported` or `Arithmetic` for an
     /// instruction set that cannot be used, `Layout` if the memory cannot be addressed.
     pub fn host(self, comm: impl Collective + 'static) -> Result<Stepper> {
-        self.refuse()?;
         let comm: Arc<dyn Collective> = Arc::new(comm);
         let (rank, world_size) = (comm.rank(), comm.world_size());
         if rank >= world_size {
             return Err(Error::config("rank", rank, "must be below the world size"));
         }
+        self.refuse(world_size)?;
         let optimizer = &self.optimizer;
         let rule = Rule {
             optimizer: optimizer.kernel(),
@@ -185,7 +185,7 @@ impl<'a> StepperBuilder<'a> {
     }
 
     /// The table of what excludes what, and ranges that no other type checks.
-    fn refuse(&self) -> Result<()> {
+    fn refuse(&self, world_size: u32) -> Result<()> {
         if let Some(max_norm) = self.max_norm {
             if !(max_norm > 0.0 && max_norm.is_finite()) {
                 return Err(Error::config("max_norm", max_norm, "must be finite and above zero"));
@@ -199,8 +199,11 @@ impl<'a> StepperBuilder<'a> {
             let why = "Eager steps buckets before it has seen the others; use Normed or Sequential";
             return Err(Error::config("skip_nonfinite", true, why));
         }
-        if !(self.loss_scale > 0.0 && self.loss_scale.is_finite() && (1.0 / self.loss_scale).is_finite()) {
-            return Err(Error::config("loss_scale", self.loss_scale, "must be finite and above zero"));
+        // Gradients are multiplied by this in f32, where it must neither vanish nor overflow.
+        let multiplier = (1.0 / (f64::from(world_size) * self.loss_scale)) as f32;
+        if !(multiplier.is_normal() && multiplier > 0.0) {
+            let why = "must be finite and above zero, and 1/(world_size * loss_scale) a normal f32";
+            return Err(Error::config("loss_scale", self.loss_scale, why));
         }
         if self.threads == Some(0) {
             return Err(Error::config("threads", 0, "there is at least one thread"));

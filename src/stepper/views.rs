@@ -201,15 +201,17 @@ impl Stepper {
 
     /// After `settle_between_passes`.
     pub(super) fn read_step_count(&self, param: usize) -> Result<u64> {
-        let run = self.run.borrow();
-        // SAFETY: no pass is open and every op has ended.
+        let mut run = self.run.borrow_mut();
+        run.note(Access { span: Span::CONTROL, writes: false });
+        // SAFETY: no pass is open and every op on control memory has ended.
         let segment = unsafe { run.device.memories().read_segment(self.plan.segment_index(param)) };
         Ok(segment.steps + u64::from(segment.stepped))
     }
 
     /// After `settle_between_passes`.
     pub(super) fn read_status(&self) -> Result<Status> {
-        let run = self.run.borrow();
+        let mut run = self.run.borrow_mut();
+        run.note(Access { span: Span::CONTROL, writes: false });
         // SAFETY: as in `read_step_count`.
         let control = unsafe { run.device.memories().read_control() };
         Ok(Status {

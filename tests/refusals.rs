@@ -1,0 +1,128 @@
+//! Options and hyperparameters that must be refused, each by an error that names the field.
+//!
+//! A table of the smallest wrong inputs, beside the nearest right ones. Must match the field, not the wording.
+
+use instep::{Adam, AdamW, Error, Mode, Result, Sgd, Solo, Stepper};
+
+use crate::support::{Optim, Options, layout};
+
+const NAN: f64 = f64::NAN;
+const INFINITY: f64 = f64::INFINITY;
+
+fn build(optim: Optim, options: &Options) -> Result<Stepper> {
+    options.stepper(&layout(&[3]), optim, Solo::new(options.world_size))
+}
+
+#[track_caller]
+fn assert_refused(built: Result<Stepper>, field: &str, what: &str) {
+    match built {
+        Err(Error::Config { field: named, .. }) => assert_eq!(named, field, "{what}"),
+        Err(other) => panic!("{what}: `{field}` is refused as {other:?}"),
+        Ok(_) => panic!("{what}: `{field}` is accepted"),
+    }
+}
+
+#[test]
+fn hyperparameters_out_of_range_are_refused_by_name() {
+    let heavy = Sgd { momentum: 0.9, ..Sgd::default() };
+    let sgds = [
+        ("nesterov", Sgd { nesterov: true, ..Sgd::default() }),
+        ("nesterov", Sgd { nesterov: true, dampening: 0.1, ..heavy }),
+        ("dampening", Sgd { dampening: NAN, ..heavy }),
+        ("dampening", Sgd { dampening: -INFINITY, ..heavy }),
+    ];
+    let mut cases: Vec<(&str, Optim)> = sgds.map(|(field, sgd)| (field, Optim::Sgd(sgd))).into();
+    // 1e39 is finite, but not as the f32 that the kernels take.
+    for bad in [NAN, -1e-3, INFINITY, 1e39] {
+        let (adam, adamw) = (Adam::default(), AdamW::default());
+        cases.extend([
+            ("lr", Optim::Sgd(Sgd { lr: bad, ..heavy })),
+            ("momentum", Optim::Sgd(Sgd { momentum: bad, ..heavy })),
+            ("weight_decay", Optim::Sgd(Sgd { weight_decay: bad, ..heavy })),
+            ("lr", Optim::Adam(Adam { lr: bad, ..adam })),
+            ("eps", Optim::Adam(Adam { eps: bad, ..adam })),
+            ("weight_decay", Optim::Adam(Adam { weight_decay: bad, ..adam })),
+            ("lr", Optim::AdamW(AdamW { lr: bad, ..adamw })),
+            ("eps", Optim::AdamW(AdamW { eps: bad, ..adamw })),
+            ("weight_decay", Optim::AdamW(AdamW { weight_decay: bad, ..adamw })),
+        ]);
+    }
+    for bad in [NAN, -0.1, 1.0, 1.5] {
+        cases.extend([
+            ("betas.0", Optim::Adam(Adam { betas: (bad, 0.999), ..Adam::default() })),
+            ("betas.1", Optim::Adam(Adam { betas: (0.9, bad), ..Adam::default() })),
+            ("betas.0", Optim::AdamW(AdamW { betas: (bad, 0.999), ..AdamW::default() })),
+            ("betas.1", Optim::AdamW(AdamW { betas: (0.9, bad), ..AdamW::default() })),
+        ]);
+    }
+    for (field, optim) in cases {
+        assert_refused(build(optim, &Options::default()), field, &format!("{optim:?}"));
+    }
+}
+
+#[test]
+fn hyperparameters_at_the_edge_of_their_range_are_accepted() {
+    let heavy = Sgd { momentum: 0.9, ..Sgd::default() };
+    let edges = [
+        Optim::Sgd(Sgd { lr: 0.0, ..heavy }),
+        Optim::Sgd(Sgd { nesterov: true, ..heavy }),
+        Optim::Sgd(Sgd { dampening: -0.5, momentum: 1.0, ..heavy }),
+        Optim::Adam(Adam { lr: 0.0, betas: (0.0, 0.0), eps: 0.0, ..Adam::default() }),
+        Optim::AdamW(AdamW { betas: (1.0 - f64::EPSILON, 1.0 - f64::EPSILON), ..AdamW::default() }),
+    ];
+    for optim in edges {
+        build(optim, &Options::default()).unwrap();
+    }
+}
+
+#[test]
+fn options_out_of_range_are_refused_by_name() {
+    let sequential = Options { mode: Mode::Sequential, ..Options::default() };
+    let mut cases = vec![
+        ("threads", Options { threads: Some(0), ..sequential.clone() }),
+        ("bucket_cap_bytes", Options { cap: Some(0), ..sequential.clone() }),
+    ];
+    for bad in [NAN, 0.0, -1.0, INFINITY] {
+        cases.push(("max_norm", Options { max_norm: Some(bad), ..sequential.clone() }));
+        cases.push(("loss_scale", Options { loss_scale: bad, ..sequential.clone() }));
+    }
+    for (field, options) in cases {
+        assert_refused(build(Optim::Adam(Adam::default()), &options), field, &format!("{options:?}"));
+    }
+}
+
+#[test]
+fn eager_refuses_what_needs_all_gradients_and_the_other_modes_accept_it() {
+    for mode in [Mode::Sequential, Mode::Eager, Mode::Normed] {
+        let clipped = Options { mode, max_norm: Some(1.0), ..Options::default() };
+        let skipping = Options { mode, skip_nonfinite: true, ..Options::default() };
+        for (field, options) in [("max_norm", clipped), ("skip_nonfinite", skipping)] {
+            let built = build(Optim::Sgd(Sgd::default()), &options);
+            if mode == Mode::Eager {
+                assert_refused(built, field, "Eager");
+            } else {
+                built.unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_state_that_the_optimizer_does_not_keep_is_refused_by_name() {
+    let layout = layout(&[3]);
+    let id = layout.id("p0").unwrap();
+    let has = |optim, name: &str| {
+        let stepper = build(optim, &Options::default()).unwrap();
+        let state = stepper.state(id, name).map(<[f32]>::len);
+        match state {
+            Ok(len) => len == 3,
+            Err(Error::Config { field: "state", .. }) => false,
+            Err(other) => panic!("{other:?}"),
+        }
+    };
+    let heavy = Sgd { momentum: 0.9, ..Sgd::default() };
+    assert!(has(Optim::Sgd(heavy), "momentum_buffer") && !has(Optim::Sgd(Sgd::default()), "momentum_buffer"));
+    let (plain, amsgrad) = (Adam::default(), Adam { amsgrad: true, ..Adam::default() });
+    assert!(has(Optim::Adam(plain), "exp_avg") && has(Optim::Adam(plain), "exp_avg_sq"));
+    assert!(has(Optim::Adam(amsgrad), "max_exp_avg_sq") && !has(Optim::Adam(plain), "max_exp_avg_sq"));
+}

@@ -1,0 +1,323 @@
+//! What the integration tests share: case tables, inputs painted by formula, one way to run a stepper.
+//!
+//! Inputs are functions of (step, parameter, element) with prime cycles, so that a failing case needs no seed and
+//! equals itself on any rank, in any order. Must never read a result through anything but the public interface.
+
+use instep::{
+    Adam, AdamW, Collective, Isa, Layout, Mode, Result, Sgd, Solo, Status, Stepper, StepperBuilder, Unused,
+};
+
+use crate::reference::{self, Rule};
+
+/// Around every width that the kernels work in: vectors of 4, 8 and 16, leaves of 256, tiles of 2048.
+pub(crate) const LENGTHS: [usize; 19] =
+    [0, 1, 3, 7, 8, 9, 15, 16, 17, 63, 64, 65, 255, 256, 257, 2047, 2048, 2049, 5000];
+
+pub(crate) const MODES: [Mode; 3] = [Mode::Sequential, Mode::Eager, Mode::Normed];
+
+/// An optimizer as a value; the builder takes a type.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Optim {
+    Sgd(Sgd),
+    Adam(Adam),
+    AdamW(AdamW),
+}
+
+impl Optim {
+    pub(crate) fn builder(self, layout: &Layout) -> StepperBuilder<'_> {
+        match self {
+            Optim::Sgd(sgd) => Stepper::builder(layout, sgd),
+            Optim::Adam(adam) => Stepper::builder(layout, adam),
+            Optim::AdamW(adamw) => Stepper::builder(layout, adamw),
+        }
+    }
+
+    /// The same hyperparameters for the f64 reference.
+    pub(crate) fn rule(self) -> Rule {
+        match self {
+            Optim::Sgd(Sgd { lr, momentum, dampening, weight_decay, nesterov, maximize }) => {
+                Rule::Sgd(reference::Sgd { lr, momentum, dampening, weight_decay, nesterov, maximize })
+            }
+            Optim::Adam(Adam { lr, betas, eps, weight_decay, amsgrad, maximize })
+            | Optim::AdamW(AdamW { lr, betas, eps, weight_decay, amsgrad, maximize }) => {
+                let (beta1, beta2) = betas;
+                let decoupled = matches!(self, Optim::AdamW(_));
+                let adam =
+                    reference::Adam { lr, beta1, beta2, eps, weight_decay, decoupled, amsgrad, maximize };
+                Rule::Adam(adam)
+            }
+        }
+    }
+}
+
+/// Every flag alone, the combinations in which flags meet, and both roles of an average (beta around 0.5).
+#[rustfmt::skip] // A table: one case per line.
+pub(crate) fn optimizers() -> Vec<Optim> {
+    let sgd = Sgd { lr: 0.05, ..Sgd::default() };
+    let heavy = Sgd { momentum: 0.9, ..sgd };
+    let adam = Adam::default();
+    let adamw = AdamW { lr: 0.01, ..AdamW::default() };
+    let sgds = [
+        sgd,
+        Sgd { weight_decay: 0.04, ..sgd },
+        Sgd { maximize: true, ..sgd },
+        heavy,
+        Sgd { dampening: 0.3, ..heavy },
+        Sgd { nesterov: true, ..heavy },
+        Sgd { dampening: 0.3, weight_decay: 0.04, maximize: true, ..heavy },
+        Sgd { nesterov: true, weight_decay: 0.04, maximize: true, ..heavy },
+    ];
+    let adams = [
+        adam,
+        Adam { weight_decay: 0.04, ..adam },
+        Adam { maximize: true, ..adam },
+        Adam { amsgrad: true, betas: (0.9, 0.8), ..adam },
+        Adam { eps: 1e-2, betas: (0.95, 0.98), ..adam },
+        Adam { betas: (0.0, 0.5), ..adam },
+        Adam { betas: (0.3, 0.45), weight_decay: 0.04, ..adam },
+        Adam { amsgrad: true, weight_decay: 0.04, maximize: true, betas: (0.5, 0.7), ..adam },
+    ];
+    let adamws = [
+        adamw,
+        AdamW { weight_decay: 0.3, maximize: true, ..adamw },
+        AdamW { weight_decay: 0.0, ..adamw },
+        AdamW { amsgrad: true, betas: (0.9, 0.8), ..adamw },
+        AdamW { amsgrad: true, maximize: true, betas: (0.4, 0.3), eps: 1e-3, ..adamw },
+    ];
+    let (sgds, adams) = (sgds.into_iter().map(Optim::Sgd), adams.into_iter().map(Optim::Adam));
+    sgds.chain(adams).chain(adamws.into_iter().map(Optim::AdamW)).collect()
+}
+
+/// One of each kernel instantiation, with as many flags as go together.
+#[rustfmt::skip] // A table: one case per line.
+pub(crate) fn few_optimizers() -> [Optim; 4] {
+    [
+        Optim::Sgd(Sgd { lr: 0.05, ..Sgd::default() }),
+        Optim::Sgd(Sgd { lr: 0.05, momentum: 0.9, nesterov: true, weight_decay: 0.04, ..Sgd::default() }),
+        Optim::Adam(Adam { weight_decay: 0.04, ..Adam::default() }),
+        Optim::AdamW(AdamW { lr: 0.01, amsgrad: true, betas: (0.9, 0.8), ..AdamW::default() }),
+    ]
+}
+
+/// Options of a stepper, and how a pass is driven.
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    pub mode: Mode,
+    pub cap: Option<u64>,
+    pub unused: Unused,
+    pub max_norm: Option<f64>,
+    pub skip_nonfinite: bool,
+    pub loss_scale: f64,
+    pub isa: Option<Isa>,
+    pub threads: Option<usize>,
+    /// Ranks that gradients are summed over, for [`run`] and [`open`].
+    pub world_size: u32,
+    /// Hand-over order as registration indices; none means last to first, as backward does.
+    pub order: Option<Vec<usize>>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            mode: Mode::Sequential,
+            cap: None,
+            unused: Unused::Skip,
+            max_norm: None,
+            skip_nonfinite: false,
+            loss_scale: 1.0,
+            isa: None,
+            threads: None,
+            world_size: 1,
+            order: None,
+        }
+    }
+}
+
+impl Options {
+    /// A stepper on any communicator, with parameters as the crate makes them.
+    pub(crate) fn stepper(
+        &self,
+        layout: &Layout,
+        optim: Optim,
+        comm: impl Collective + 'static,
+    ) -> Result<Stepper> {
+        let mut builder = optim.builder(layout).mode(self.mode).unused(self.unused);
+        builder = builder.skip_nonfinite(self.skip_nonfinite).loss_scale(self.loss_scale);
+        if let Some(cap) = self.cap {
+            builder = builder.bucket_cap_bytes(cap);
+        }
+        if let Some(max_norm) = self.max_norm {
+            builder = builder.max_norm(max_norm);
+        }
+        if let Some(isa) = self.isa {
+            builder = builder.isa(isa);
+        }
+        if let Some(threads) = self.threads {
+            builder = builder.threads(threads);
+        }
+        builder.host(comm)
+    }
+
+    /// What a gradient of the mean loss is multiplied by on its way into a [`Solo`] stepper.
+    pub(crate) fn divisor(&self) -> f64 {
+        f64::from(self.world_size) * self.loss_scale
+    }
+}
+
+/// A layout of parameters p0, p1, ... with these lengths.
+pub(crate) fn layout(lengths: &[usize]) -> Layout {
+    let named = lengths.iter().enumerate();
+    named.fold(Layout::builder(), |builder, (k, len)| builder.param(format!("p{k}"), *len)).build().unwrap()
+}
+
+/// A number in [-1, 1), a multiple of 2^-12; the cycle is the prime 8191.
+pub(crate) fn paint(row: usize, column: usize) -> f32 {
+    let position = (column * 2971 + row * 4133 + 17) % 8191;
+    position as f32 / 4096.0 - 1.0
+}
+
+/// A gradient of the mean loss: zero one time in ten, else over four decades, half of each sign.
+pub(crate) fn paint_gradient(step: usize, param: usize, element: usize) -> f32 {
+    let x = paint(step * 31 + param * 7 + 1000, element);
+    if x.abs() < 0.1 { 0.0 } else { x * [1.0, 1.0 / 4.0, 1.0 / 64.0, 1.0 / 1024.0][(element + step) % 4] }
+}
+
+/// Fills a gradient with what [`Solo`] expects: the sum over ranks, loss scale included.
+pub(crate) fn painted(options: &Options) -> impl Fn(usize, usize, &mut [f32]) -> bool + use<> {
+    let divisor = options.divisor() as f32;
+    move |step, param, gradient| {
+        for (element, g) in gradient.iter_mut().enumerate() {
+            *g = paint_gradient(step, param, element) * divisor;
+        }
+        true
+    }
+}
+
+/// Paints every parameter, by registration index. Every other group of four is small, so that what a step adds to it
+/// is not lost in the rounding of the sum.
+pub(crate) fn paint_params(stepper: &mut Stepper) {
+    let mut param = 0;
+    let mut params = stepper.params_mut().unwrap();
+    let paint_one = |_: &str, values: &mut [f32]| {
+        for (element, value) in values.iter_mut().enumerate() {
+            *value = paint(param, element) * [1.0, 1.0 / 8192.0][element / 4 % 2];
+        }
+        param += 1;
+    };
+    params.fill(paint_one).unwrap();
+}
+
+/// A painted [`Solo`] stepper.
+pub(crate) fn open(layout: &Layout, optim: Optim, options: &Options) -> Stepper {
+    let mut stepper = options.stepper(layout, optim, Solo::new(options.world_size)).unwrap();
+    paint_params(&mut stepper);
+    stepper
+}
+
+/// One pass. `gradient` gets a parameter's index and its gradient to fill; false leaves it out of the pass.
+pub(crate) fn pass(
+    stepper: &mut Stepper,
+    options: &Options,
+    mut gradient: impl FnMut(usize, &mut [f32]) -> bool,
+) -> Result<()> {
+    let layout = stepper.layout().clone();
+    let ids: Vec<_> = layout.ids().collect();
+    let order = options.order.clone().unwrap_or_else(|| (0..ids.len()).rev().collect());
+    // What a parameter that is left out had in its gradient must not matter, so it is not touched at all.
+    let mut scratch = Vec::new();
+    let mut pass = stepper.begin()?;
+    for param in order {
+        let parameter = layout.parameter(ids[param])?;
+        scratch.resize(parameter.len as usize, 0.0);
+        if !gradient(param, &mut scratch) {
+            continue;
+        }
+        pass.split().1.write(ids[param], &scratch)?;
+        for _ in 0..parameter.uses {
+            pass.grad_ready(ids[param])?;
+        }
+    }
+    pass.finish()
+}
+
+/// What a stepper holds between passes, by registration index.
+#[derive(Clone, Debug)]
+pub(crate) struct Outcome {
+    pub params: Vec<Vec<f32>>,
+    /// Per parameter, per state.
+    pub states: Vec<Vec<Vec<f32>>>,
+    pub grads: Vec<Vec<f32>>,
+    pub step_counts: Vec<u64>,
+    pub status: Status,
+}
+
+impl Outcome {
+    pub(crate) fn of(stepper: &Stepper) -> Result<Outcome> {
+        let layout = stepper.layout().clone();
+        let params = stepper.params()?;
+        let state = |id, name: &&str| Ok(stepper.state(id, name)?.to_vec());
+        Ok(Outcome {
+            params: layout.ids().map(|id| Ok(params.get(id)?.to_vec())).collect::<Result<_>>()?,
+            states: layout
+                .ids()
+                .map(|id| stepper.state_names().iter().map(|name| state(id, name)).collect())
+                .collect::<Result<_>>()?,
+            grads: layout.ids().map(|id| Ok(stepper.grad(id)?.to_vec())).collect::<Result<_>>()?,
+            step_counts: layout.ids().map(|id| stepper.step_count(id)).collect::<Result<_>>()?,
+            status: stepper.status()?,
+        })
+    }
+
+    /// Every tensor of one parameter, with its name.
+    fn tensors(&self, param: usize) -> impl Iterator<Item = (String, &[f32])> {
+        let states = self.states[param].iter().enumerate();
+        let states = states.map(|(k, state)| (format!("state {k}"), state.as_slice()));
+        let own = [("value".to_string(), self.params[param].as_slice())];
+        own.into_iter().chain(states)
+    }
+
+    /// Asserts that a parameter, its states and its step count are the same bits as `theirs` in another outcome.
+    pub(crate) fn assert_same_param(&self, param: usize, other: &Outcome, theirs: usize, what: &str) {
+        assert_eq!(self.step_counts[param], other.step_counts[theirs], "step count of p{param}: {what}");
+        for ((name, a), (_, b)) in self.tensors(param).zip(other.tensors(theirs)) {
+            assert_same_bits(a, b, &format!("{name} of p{param}: {what}"));
+        }
+    }
+
+    /// Asserts that everything that lasts is the same bits: parameters, states, step counts.
+    pub(crate) fn assert_same(&self, other: &Outcome, what: &str) {
+        assert_eq!(self.params.len(), other.params.len());
+        for param in 0..self.params.len() {
+            self.assert_same_param(param, other, param, what);
+        }
+    }
+}
+
+pub(crate) fn assert_same_bits(a: &[f32], b: &[f32], what: &str) {
+    assert_eq!(a.len(), b.len(), "{what}");
+    let differs = |k: &usize| a[*k].to_bits() != b[*k].to_bits();
+    if let Some(k) = (0..a.len()).find(differs) {
+        panic!(
+            "{what}: element {k} is {:e} ({:#010x}) and {:e} ({:#010x})",
+            a[k],
+            a[k].to_bits(),
+            b[k],
+            b[k].to_bits()
+        );
+    }
+}
+
+/// Runs a painted [`Solo`] stepper; `gradient` gets step, parameter and the gradient to fill.
+pub(crate) fn run(
+    layout: &Layout,
+    optim: Optim,
+    options: &Options,
+    steps: usize,
+    gradient: impl Fn(usize, usize, &mut [f32]) -> bool,
+) -> Outcome {
+    let mut stepper = open(layout, optim, options);
+    for step in 0..steps {
+        pass(&mut stepper, options, |param, values| gradient(step, param, values)).unwrap();
+    }
+    Outcome::of(&stepper).unwrap()
+}
