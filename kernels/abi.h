@@ -87,13 +87,13 @@ typedef struct InstepSegment {
 typedef struct InstepControl {
     uint64_t limbs[INSTEP_NORM_LIMBS]; /* sum of squares of the reduced gradients, exact */
     double norm;                       /* of the averaged gradients, after Decide */
-    double clip;                       /* coefficient that Decide chose; 1 without clipping */
+    double clip;                       /* coefficient that Decide chose; 1 without clipping or when skipped */
     float multiplier;                  /* applied to every gradient that is stepped */
     float average_multiplier;          /* applied to Average segments: 1/divisor */
     uint32_t max_abs_bits;             /* largest |gradient| as bits: above infinity's means NaN */
     uint32_t first_nonfinite_bucket;   /* INSTEP_NO_BUCKET if none */
     uint32_t skip;                     /* the pass must change no parameter */
-    uint32_t reserved;
+    uint32_t decided;                  /* Decide has run in this pass, so norm, clip and skip are its */
 } InstepControl;
 
 /* One contiguous run of one segment, self-contained: no lookup depends on another. 64 bytes. */

@@ -71,7 +71,7 @@ const InstepLayoutRow instep_abi_layout[] = {
     OFFSET(InstepControl, max_abs_bits),
     OFFSET(InstepControl, first_nonfinite_bucket),
     OFFSET(InstepControl, skip),
-    OFFSET(InstepControl, reserved),
+    OFFSET(InstepControl, decided),
     SIZE(InstepTile),
     OFFSET(InstepTile, param),
     OFFSET(InstepTile, grad_offset),

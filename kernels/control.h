@@ -1,7 +1,7 @@
 /* The decisions of a pass, made where the gradients are: scalars, gradient multiplier, clip, skip.
  *
- * f64 throughout, each result rounded once; the same text runs in the control kernel of a GPU and on a host
- * thread. Must stay free of anything that depends on thread or launch shape. */
+ * f64 throughout, each result rounded once. Must stay free of anything that depends on thread or launch shape, so
+ * that a control kernel can run the same text. */
 #ifndef INSTEP_CONTROL_H
 #define INSTEP_CONTROL_H
 
@@ -21,6 +21,7 @@ INSTEP_INLINE void begin_pass(InstepControl* control, double divisor, double los
     control->max_abs_bits = 0;
     control->first_nonfinite_bucket = INSTEP_NO_BUCKET;
     control->skip = 0;
+    control->decided = 0;
 }
 
 /* Counts the update of the last pass, if it happened, and derives the scalars of the next one. */
@@ -59,7 +60,8 @@ INSTEP_INLINE void decide(const InstepDecideArgs& args) {
         control->norm = multiplier * square_root(limbs_value(control->limbs));
     }
     control->skip = args.skip_nonfinite && worst >= INSTEP_F32_INFINITY_BITS;
-    if (args.max_norm >= 0.0) {
+    control->decided = 1;
+    if (args.max_norm >= 0.0 && !control->skip) {
         const double clip = args.max_norm / (control->norm + 1e-6);
         control->clip = clip >= 1.0 ? 1.0 : clip;
         control->multiplier = static_cast<float>(multiplier * control->clip);

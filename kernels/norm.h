@@ -55,8 +55,8 @@ INSTEP_INLINE double limbs_value(const uint64_t* limbs) {
 }
 
 #if !defined(__CUDA_ARCH__)
-/* The fixed order, as plain loops that vectorise on every instruction set; the GPU does the same additions with
- * two loads of four per lane and five shuffles. Returns the leaf sum; `worst` keeps the largest magnitude. */
+/* The fixed order, as plain loops that vectorise on every instruction set; it is the order of one warp with two
+ * loads of four per lane and five shuffles. Returns the leaf sum; `worst` keeps the largest magnitude. */
 INSTEP_INLINE double leaf_sum(const float* x, int32_t* worst) {
     double pairs[128], lanes[32];
     int32_t magnitude = *worst;

@@ -214,7 +214,7 @@ pub struct InstepControl {
     pub max_abs_bits: u32,
     pub first_nonfinite_bucket: u32,
     pub skip: u32,
-    pub reserved: u32,
+    pub decided: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -232,7 +232,7 @@ const _: () = {
     ["Offset of field: InstepControl::first_nonfinite_bucket"]
         [::core::mem::offset_of!(InstepControl, first_nonfinite_bucket) - 204usize];
     ["Offset of field: InstepControl::skip"][::core::mem::offset_of!(InstepControl, skip) - 208usize];
-    ["Offset of field: InstepControl::reserved"][::core::mem::offset_of!(InstepControl, reserved) - 212usize];
+    ["Offset of field: InstepControl::decided"][::core::mem::offset_of!(InstepControl, decided) - 212usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

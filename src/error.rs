@@ -108,3 +108,15 @@ impl Error {
         Error::Config { field, value: value.to_string(), why }
     }
 }
+
+/// A positive whole number from the environment, if the variable is set.
+pub(crate) fn environment(name: &'static str) -> Result<Option<u64>> {
+    let Some(text) = std::env::var_os(name) else {
+        return Ok(None);
+    };
+    let text = text.to_string_lossy();
+    match text.parse() {
+        Ok(value) if value > 0 => Ok(Some(value)),
+        _ => Err(Error::config(name, text, "must be a whole number above zero")),
+    }
+}

@@ -2,9 +2,12 @@
 //!
 //! A [`Layout`] names the parameters; a [`Stepper`] owns them, their gradients and the optimizer's state in flat
 //! buckets. Inside a [`Pass`] the trainer reads parameters, writes gradients and hands them over; a complete bucket is
-//! summed over ranks and stepped in one fused pass over its bytes, beside the rest of backward.
+//! summed over the ranks of a [`Collective`] and stepped in one launch, beside the rest of backward. The README has a
+//! whole program.
 //!
-#![doc = include_str!("../README.md")]
+//! Trainers need what stands at the crate's root. The modules are for tools that look inside: [`layout`] (where a
+//! parameter lies), [`op`] and [`schedule`] (what runs when), [`hazard`] (the proof that nothing races), [`timeline`]
+//! (when it ran).
 
 #[doc(hidden)]
 pub mod abi;
@@ -30,3 +33,8 @@ pub use schedule::Mode;
 pub use stepper::{
     Abandoned, Grads, Params, ParamsMut, Pass, Recording, Status, Stepper, StepperBuilder, Unused,
 };
+
+/// Runs the README's example as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

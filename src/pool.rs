@@ -1,13 +1,15 @@
 //! Threads that kernels are split over, shared by all ranks of a process.
 //!
 //! The launching thread works too, so a pool of one thread is that thread alone. Jobs must never block: with that,
-//! any number of ranks on any number of cores makes progress. A leaf: it knows neither kernels nor streams. Own code
+//! any number of ranks on any number of cores makes progress. It knows neither kernels nor streams. Own code
 //! instead of a work-stealing crate because a launch must not allocate.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
+
+use crate::error::{Result, environment};
 
 /// Work that can be done in any order, chunk by chunk.
 pub(crate) trait Chunks: Send + Sync {
@@ -63,7 +65,7 @@ struct State {
 struct Closer(Arc<Shared>);
 
 impl Pool {
-    /// A pool of `threads` threads, the launching one included; they start with the first launch.
+    /// A pool of `threads` threads (at least one), the launching one included; they start with the first launch.
     pub fn new(threads: usize) -> Self {
         let shared = Arc::new(Shared {
             helpers: threads.max(1) - 1,
@@ -72,6 +74,12 @@ impl Pool {
             left: Condvar::new(),
         });
         Pool { _closer: Arc::new(Closer(Arc::clone(&shared))), shared }
+    }
+
+    /// A pool of `INSTEP_THREADS` threads, or of one per core.
+    pub(crate) fn from_environment() -> Result<Self> {
+        let cores = || thread::available_parallelism().map_or(1, |n| n.get());
+        Ok(Pool::new(environment("INSTEP_THREADS")?.map_or_else(cores, |threads| threads as usize)))
     }
 
     /// How many threads work on one launch at most.

@@ -240,3 +240,43 @@ fn misuse_of_a_pass_is_refused_and_changes_nothing() {
     stepper.begin().unwrap().finish().unwrap();
     stepper.close().unwrap();
 }
+
+#[test]
+fn what_was_written_counts_even_if_it_was_not_handed_over_as_often_as_declared() {
+    let layout = Layout::builder().param("tied", 2).uses(2).param("left", 1).param("out", 1).build().unwrap();
+    let ids: Vec<_> = layout.ids().collect();
+    let mut stepper = Stepper::host(&layout, Sgd { lr: 1.0, ..Default::default() }, Solo::default()).unwrap();
+    let mut pass = stepper.begin().unwrap();
+    pass.grads().write(ids[0], &[1.0, 2.0]).unwrap();
+    pass.grad_ready(ids[0]).unwrap();
+    pass.grads().write(ids[1], &[3.0]).unwrap();
+    pass.finish().unwrap();
+    let params = stepper.params().unwrap();
+    assert_eq!(params.get(ids[0]).unwrap(), [-1.0, -2.0]);
+    assert_eq!(params.get(ids[1]).unwrap(), [-3.0]);
+    assert_eq!(stepper.step_count(ids[2]).unwrap(), 0, "nothing was written");
+}
+
+#[test]
+fn a_status_before_any_decision_says_that_there_is_none() {
+    for mode in [Mode::Sequential, Mode::Eager, Mode::Normed] {
+        let layout = layout();
+        let mut stepper = Stepper::builder(&layout, Sgd::default()).mode(mode).host(Solo::default()).unwrap();
+        let told = |stepper: &Stepper| {
+            let status = stepper.status().unwrap();
+            (status.skipped, status.norm, status.clip, status.first_nonfinite_bucket)
+        };
+        assert_eq!(told(&stepper), (false, None, 1.0, None), "before the first pass");
+        stepper.begin().unwrap().finish().unwrap();
+        assert_eq!(told(&stepper).1, (mode == Mode::Normed).then_some(0.0));
+        stepper.begin().unwrap().abandon().unwrap();
+        assert_eq!(told(&stepper), (false, None, 1.0, None), "after a pass that was given up");
+    }
+}
+
+#[test]
+fn a_stepper_may_move_to_another_thread() {
+    fn assert_send<T: Send>() {}
+    assert_send::<Stepper>();
+    assert_send::<InProcess>();
+}

@@ -4,7 +4,7 @@
 //! counts are not compared with each other: the mean itself is rounded.
 
 use instep::hazard::check;
-use instep::{Adam, AdamW, Collective, Layout, Mode, Sgd, Solo, Stepper, StepperBuilder, in_process};
+use instep::{Adam, AdamW, Layout, Mode, Sgd, Solo, Stepper, StepperBuilder, in_process};
 
 const LENS: [usize; 9] = [1, 3, 256, 257, 0, 1000, 2049, 5, 255];
 const STEPS: usize = 5;

@@ -5,7 +5,7 @@
 
 use instep::hazard::{self, Hazard};
 use instep::timeline::Exposure;
-use instep::{Adam, AdamW, Collective, Error, InProcess, Layout, Mode, Result, Sgd, Stepper};
+use instep::{Adam, AdamW, Error, InProcess, Layout, Mode, Result, Sgd, Stepper};
 
 use crate::data::Samples;
 use crate::model::{Network, Score, Tape, WIDTHS, lay_out};

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::abi::{
-    INSTEP_ACTION_AVERAGE, INSTEP_ACTION_LEAVE, INSTEP_ACTION_STEP, INSTEP_MAX_STATES, INSTEP_TILE_ELEMENTS,
-    InstepBeginArgs, InstepDecideArgs, InstepHyper, InstepSegment, InstepStepArgs, InstepTile,
+    INSTEP_ACTION_AVERAGE, INSTEP_ACTION_LEAVE, INSTEP_ACTION_STEP, INSTEP_MAX_STATES, INSTEP_NO_BUCKET,
+    INSTEP_TILE_ELEMENTS, InstepBeginArgs, InstepControl, InstepDecideArgs, InstepHyper, InstepSegment,
+    InstepStepArgs, InstepTile,
 };
 use crate::error::Result;
 use crate::host::arena::Memories;
@@ -63,7 +64,7 @@ impl Executor {
     pub(crate) fn new(parts: Parts) -> Executor {
         let Parts { plan, memories, rule, kernels, pool, comm, agreement, deadline } = parts;
         assert!(rule.states <= INSTEP_MAX_STATES as usize);
-        initialise_segments(&plan, &memories);
+        initialise_control(&plan, &memories);
         let job = |kind: Kind, bucket: usize| {
             Job::new(BucketJob::new(kind, bucket as u32, &plan, &memories, &rule, kernels))
         };
@@ -147,7 +148,12 @@ impl Executor {
     }
 }
 
-fn initialise_segments(plan: &Plan, memories: &Memories) {
+/// What control memory says before the first pass.
+fn initialise_control(plan: &Plan, memories: &Memories) {
+    // SAFETY: zeroed memory of the right size and alignment, and no op has been submitted yet.
+    let control: &mut InstepControl = unsafe { &mut *memories.control() };
+    control.clip = 1.0;
+    control.first_nonfinite_bucket = INSTEP_NO_BUCKET;
     for (k, segment) in plan.segments().iter().enumerate() {
         // SAFETY: control memory has one record per segment, zeroed, and no op has been submitted yet.
         let record: &mut InstepSegment = unsafe { &mut *memories.segments().add(k) };

@@ -76,9 +76,9 @@ impl Isa {
     /// # Errors
     /// `Config` if the variable names no instruction set.
     pub fn from_environment() -> Result<Isa> {
-        match std::env::var("INSTEP_ISA") {
-            Ok(name) => name.parse(),
-            Err(_) => Ok(Isa::best()),
+        match std::env::var_os("INSTEP_ISA") {
+            Some(name) => name.to_string_lossy().parse(),
+            None => Ok(Isa::best()),
         }
     }
 }

@@ -42,7 +42,7 @@ struct Scratch {
 unsafe impl Send for Scratch {}
 
 /// Runs `body` once per rank, each on a thread of its own, and returns the results by rank. The ranks share one pool
-/// of kernel threads, as many as the machine has cores.
+/// of kernel threads: `INSTEP_THREADS`, else one per core.
 ///
 /// # Errors
 /// The error of the rank that failed first; a panic becomes [`Error::Rank`]. The other ranks are ended with an error
@@ -50,7 +50,6 @@ unsafe impl Send for Scratch {}
 ///
 /// ```
 /// let ranks = instep::in_process(3, |comm| {
-///     use instep::Collective;
 ///     Ok::<_, instep::Error>(comm.rank())
 /// })?;
 /// assert_eq!(ranks, [0, 1, 2]);
@@ -64,12 +63,11 @@ where
     if world_size == 0 {
         return Err(Error::config("world_size", 0, "there is at least one rank").into());
     }
-    let threads = thread::available_parallelism().map_or(1, |n| n.get());
     let group = Arc::new(Group {
         world_size,
         rendezvous: Rendezvous::new(world_size),
         kernels: Kernels::load(Isa::from_environment()?)?,
-        pool: Pool::new(threads),
+        pool: Pool::from_environment()?,
     });
     let (group, body) = (&group, &body);
     let run_rank = move |rank: u32| -> Result<T, E> {
@@ -122,6 +120,18 @@ where
     match errors.into_iter().next() {
         Some((_, error)) => Err(error),
         None => Ok(values),
+    }
+}
+
+impl InProcess {
+    /// This rank, from 0.
+    pub fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// Number of ranks.
+    pub fn world_size(&self) -> u32 {
+        self.group.world_size
     }
 }
 

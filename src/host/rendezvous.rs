@@ -144,10 +144,7 @@ impl State {
         match &self.failure {
             None => Ok(()),
             Some((culprit, error)) if *culprit == rank => Err(error.clone()),
-            Some((culprit, error @ (Error::Deadline { .. } | Error::PeerLost { .. }))) => {
-                Err(Error::PeerLost { rank: *culprit, why: error.to_string() })
-            }
-            Some((_, error @ Error::Mismatch { .. })) => Err(error.clone()),
+            Some((_, error @ (Error::Mismatch { .. } | Error::PeerLost { .. }))) => Err(error.clone()),
             Some((culprit, error)) => Err(Error::PeerLost { rank: *culprit, why: error.to_string() }),
         }
     }

@@ -60,6 +60,8 @@ pub struct Layout {
 #[derive(Clone, Debug, Default)]
 pub struct LayoutBuilder {
     parameters: Vec<Parameter>,
+    /// An option that came before any parameter.
+    misplaced: Option<&'static str>,
 }
 
 impl LayoutBuilder {
@@ -75,19 +77,36 @@ impl LayoutBuilder {
         self
     }
 
-    /// Says that the parameter added last is handed over `uses` times in a pass (tied weights); its gradient
-    /// counts as complete at the last one.
+    /// Says that the parameter added last is handed over up to `uses` times in a pass (tied weights); its gradient
+    /// counts as complete at the last one, or at the end of the pass.
+    ///
+    /// ```
+    /// # use instep::{Layout, Sgd, Solo, Stepper};
+    /// let layout = Layout::builder().param("embedding", 2).uses(2).build()?;
+    /// let tied = layout.id("embedding")?;
+    /// let mut stepper = Stepper::host(&layout, Sgd { lr: 1.0, ..Default::default() }, Solo::default())?;
+    /// let mut pass = stepper.begin()?;
+    /// pass.grads().add(tied, &[1.0, 2.0])?; // the first write of a pass replaces, later ones add
+    /// pass.grad_ready(tied)?;
+    /// pass.grads().add(tied, &[0.5, 0.5])?;
+    /// pass.grad_ready(tied)?; // complete: on its way
+    /// pass.finish()?;
+    /// assert_eq!(stepper.params()?.get(tied)?, [-1.5, -2.5]);
+    /// # Ok::<(), instep::Error>(())
+    /// ```
     pub fn uses(mut self, uses: u32) -> Self {
-        if let Some(last) = self.parameters.last_mut() {
-            last.uses = uses;
+        match self.parameters.last_mut() {
+            Some(last) => last.uses = uses,
+            None => self.misplaced = Some("uses"),
         }
         self
     }
 
     /// Says what the step does with the parameter added last.
     pub fn action(mut self, action: SegmentAction) -> Self {
-        if let Some(last) = self.parameters.last_mut() {
-            last.action = action;
+        match self.parameters.last_mut() {
+            Some(last) => last.action = action,
+            None => self.misplaced = Some("action"),
         }
         self
     }
@@ -95,10 +114,13 @@ impl LayoutBuilder {
     /// Checks and closes the layout.
     ///
     /// # Errors
-    /// `Layout` if there is no parameter, a name occurs twice or is empty, a use count is zero, or the lengths
-    /// cannot be addressed.
+    /// `Layout` if there is no parameter, a name occurs twice or is empty, a use count is zero, an option comes before
+    /// the first parameter, or the lengths cannot be addressed.
     pub fn build(self) -> Result<Layout> {
         let refuse = |what: String| Err(Error::Layout(what));
+        if let Some(option) = self.misplaced {
+            return refuse(format!("`{option}` comes before the first parameter"));
+        }
         if self.parameters.is_empty() {
             return refuse("no parameters".into());
         }
@@ -172,7 +194,7 @@ impl Layout {
 
     pub(crate) fn index(&self, id: ParamId) -> Result<usize> {
         if id.fingerprint != self.fingerprint {
-            return Err(Error::Layout("the parameter belongs to another layout".into()));
+            return Err(Error::Layout(format!("parameter {} belongs to another layout", id.index)));
         }
         Ok(id.index as usize)
     }
@@ -190,9 +212,11 @@ pub(crate) fn fold(hash: u64, bytes: &[u8]) -> u64 {
 
 fn fingerprint(parameters: &[Parameter]) -> u64 {
     parameters.iter().fold(0xcbf2_9ce4_8422_2325, |hash, p| {
+        // Lengths before contents, so that no two lists spell the same bytes.
+        let hash = fold(hash, &(p.name.len() as u64).to_le_bytes());
         let hash = fold(hash, p.name.as_bytes());
         let hash = fold(hash, &p.len.to_le_bytes());
-        fold(hash, &[0xff, p.uses as u8, (p.uses >> 8) as u8, p.action as u8])
+        fold(fold(hash, &p.uses.to_le_bytes()), &[p.action as u8])
     })
 }
 
@@ -202,7 +226,8 @@ mod tests {
 
     #[test]
     fn a_layout_refuses_what_it_cannot_address() {
-        let cases: [(LayoutBuilder, &str); 5] = [
+        let cases: [(LayoutBuilder, &str); 6] = [
+            (Layout::builder().uses(2).param("a", 1), "before the first"),
             (Layout::builder(), "no parameters"),
             (Layout::builder().param("", 1), "empty name"),
             (Layout::builder().param("a", 1).param("a", 2), "twice"),

@@ -18,17 +18,17 @@ const AMSGRAD_STATES: &[&str] = &["exp_avg", "exp_avg_sq", "max_exp_avg_sq"];
 /// Kingma & Ba, ICLR 2015; amsgrad: Reddi, Kale & Kumar, ICLR 2018.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Adam {
-    /// Learning rate.
+    /// Learning rate. Default 1e-3.
     pub lr: f64,
-    /// Decay rates of the first and second moment.
+    /// Decay rates of the first and second moment. Default (0.9, 0.999).
     pub betas: (f64, f64),
-    /// Added to the root of the corrected second moment.
+    /// Added to the root of the corrected second moment. Default 1e-8.
     pub eps: f64,
-    /// L2 penalty.
+    /// L2 penalty. Default 0.
     pub weight_decay: f64,
-    /// Divide by the largest second moment seen, instead of the current one.
+    /// Divide by the largest second moment seen, instead of the current one. Default false.
     pub amsgrad: bool,
-    /// Ascend instead of descend.
+    /// Ascend instead of descend. Default false.
     pub maximize: bool,
 }
 
@@ -40,17 +40,17 @@ pub struct Adam {
 /// Loshchilov & Hutter, ICLR 2019.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamW {
-    /// Learning rate.
+    /// Learning rate. Default 1e-3.
     pub lr: f64,
-    /// Decay rates of the first and second moment.
+    /// Decay rates of the first and second moment. Default (0.9, 0.999).
     pub betas: (f64, f64),
-    /// Added to the root of the corrected second moment.
+    /// Added to the root of the corrected second moment. Default 1e-8.
     pub eps: f64,
-    /// Decay, multiplied by the learning rate.
+    /// Decay, multiplied by the learning rate. Default 1e-2.
     pub weight_decay: f64,
-    /// Divide by the largest second moment seen, instead of the current one.
+    /// Divide by the largest second moment seen, instead of the current one. Default false.
     pub amsgrad: bool,
-    /// Ascend instead of descend.
+    /// Ascend instead of descend. Default false.
     pub maximize: bool,
 }
 

@@ -16,17 +16,17 @@ use crate::error::{Error, Result};
 /// gradient, without dampening.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sgd {
-    /// Learning rate.
+    /// Learning rate. Default 1e-3.
     pub lr: f64,
-    /// Share of the buffer that stays; 0 switches momentum off.
+    /// Share of the buffer that stays; 0 switches momentum off. Default 0.
     pub momentum: f64,
-    /// Share of the gradient that does not enter the buffer.
+    /// Share of the gradient that does not enter the buffer. Default 0.
     pub dampening: f64,
-    /// L2 penalty, added to the gradient.
+    /// L2 penalty, added to the gradient. Default 0.
     pub weight_decay: f64,
-    /// Look ahead along the new buffer.
+    /// Look ahead along the new buffer. Default false.
     pub nesterov: bool,
-    /// Ascend instead of descend.
+    /// Ascend instead of descend. Default false.
     pub maximize: bool,
 }
 

@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, environment};
 use crate::host::HostDevice;
 use crate::host::arena::Memories;
 use crate::host::execute::{Parts, Rule};
@@ -120,7 +120,8 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Keeps the list of ops and accesses, and their times, for [`Stepper::take_recording`].
+    /// Keeps the list of ops and accesses, and their times, until [`Stepper::take_recording`] takes it; the list grows
+    /// with every pass.
     pub fn record(mut self, record: bool) -> Self {
         self.record = record;
         self
@@ -134,6 +135,9 @@ impl<'a> StepperBuilder<'a> {
     pub fn host(self, comm: impl Collective + 'static) -> Result<Stepper> {
         let comm: Arc<dyn Collective> = Arc::new(comm);
         let (rank, world_size) = (comm.rank(), comm.world_size());
+        if world_size == 0 {
+            return Err(Error::config("world_size", 0, "there is at least one rank"));
+        }
         if rank >= world_size {
             return Err(Error::config("rank", rank, "must be below the world size"));
         }
@@ -218,8 +222,7 @@ impl<'a> StepperBuilder<'a> {
         if let Some(pool) = comm.pool() {
             return Ok(pool);
         }
-        let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
-        Ok(Pool::new(environment("INSTEP_THREADS")?.map_or_else(cores, |threads| threads as usize)))
+        Pool::from_environment()
     }
 
     /// What ranks must have in common, as one number that every collective carries.
@@ -232,16 +235,5 @@ impl<'a> StepperBuilder<'a> {
             self.optimizer, self.mode, self.unused, self.max_norm, self.skip_nonfinite, self.loss_scale
         );
         fold(hash, policy.as_bytes())
-    }
-}
-
-/// A positive number from the environment.
-fn environment(name: &'static str) -> Result<Option<u64>> {
-    let Ok(text) = std::env::var(name) else {
-        return Ok(None);
-    };
-    match text.parse() {
-        Ok(value) if value > 0 => Ok(Some(value)),
-        _ => Err(Error::config(name, text, "must be a whole number above zero")),
     }
 }

@@ -21,7 +21,7 @@ use crate::host::{HostDevice, Isa};
 use crate::layout::{Layout, ParamId, Plan};
 use crate::op::{Collective, Device, Memory};
 use crate::optim::Optimizer;
-use crate::schedule::Policy;
+use crate::schedule::{Mode, Policy};
 use run::Run;
 
 /// One rank's parameters, gradients and optimizer state, and the schedule that steps them.
@@ -30,7 +30,7 @@ use run::Run;
 /// Calls return once they are queued; whatever touches memory first waits for the ops that it conflicts with.
 ///
 /// # Source
-/// PyTorch's overlapped optimizers (`_optimizer_overlap`, `optimizer_overlap_hooks`), without their limits.
+/// PyTorch's overlapped optimizers: `_optimizer_overlap`, `optimizer_overlap_hooks`.
 pub struct Stepper<D: Device = HostDevice> {
     layout: Layout,
     plan: Arc<Plan>,
@@ -52,11 +52,12 @@ pub struct Status {
     pub pass: u64,
     /// Whether it changed nothing because of a non-finite gradient.
     pub skipped: bool,
-    /// Norm of the averaged gradients, if the mode or an option asked for it.
+    /// Norm of the averaged gradients, infinite or NaN if one of them is; `None` if neither mode nor option asked for
+    /// it, or the pass was given up.
     pub norm: Option<f64>,
-    /// Factor that clipping multiplied them by.
+    /// Factor that clipping multiplied them by; 1 without clipping, and in a skipped pass.
     pub clip: f64,
-    /// The first bucket with an infinite or NaN gradient.
+    /// The first bucket with an infinite or NaN gradient among those stepped. Eager steps it all the same.
     pub first_nonfinite_bucket: Option<u32>,
 }
 
@@ -105,6 +106,12 @@ impl Stepper {
 
     /// A parameter's gradient as the last pass left it: the sum over ranks, or the mean where the action is Average.
     ///
+    /// # Shapes
+    /// As many f32 as the parameter, aligned to 64 bytes.
+    ///
+    /// # Ordering
+    /// Waits for all steps.
+    ///
     /// # Errors
     /// As [`params`](Self::params); `Layout` if `id` is of another layout.
     pub fn grad(&self, id: ParamId) -> Result<&[f32]> {
@@ -114,25 +121,40 @@ impl Stepper {
 
     /// A parameter's optimizer state by name, as `torch.optim` calls it.
     ///
+    /// # Shapes
+    /// As many f32 as the parameter, aligned to 64 bytes.
+    ///
+    /// # Ordering
+    /// Waits for all steps.
+    ///
     /// # Errors
-    /// As [`params`](Self::params); `Config` if the optimizer keeps no such state.
+    /// As [`grad`](Self::grad); `Unsupported` if the optimizer keeps no such state.
     pub fn state(&self, id: ParamId, name: &str) -> Result<&[f32]> {
         self.settle_between_passes()?;
         let index = self.state_names.iter().position(|known| *known == name);
-        let index = index.ok_or_else(|| Error::config("state", name, "is not kept by this optimizer"))?;
+        let index = index.ok_or_else(|| Error::Unsupported {
+            what: format!("the state `{name}`"),
+            have: if self.state_names.is_empty() { "none".into() } else { self.state_names.join(", ") },
+        })?;
         self.view(id, Memory::State(index as u8))
     }
 
     /// How many updates a parameter has had.
     ///
+    /// # Ordering
+    /// Waits for all steps.
+    ///
     /// # Errors
-    /// As [`params`](Self::params).
+    /// As [`grad`](Self::grad).
     pub fn step_count(&self, id: ParamId) -> Result<u64> {
         self.settle_between_passes()?;
         self.read_step_count(self.layout.index(id)?)
     }
 
     /// What was decided about the last pass.
+    ///
+    /// # Ordering
+    /// Waits for all steps; asked after every pass, it takes from Normed the overlap with the next forward.
     ///
     /// # Errors
     /// As [`params`](Self::params).
@@ -179,10 +201,13 @@ impl<D: Device> Stepper<D> {
         Ok(Abandoned { stepped_buckets })
     }
 
-    /// Waits for everything and ends the stepper.
+    /// Ends the stepper.
+    ///
+    /// # Ordering
+    /// Waits for everything.
     ///
     /// # Errors
-    /// `Poisoned` if anything has failed.
+    /// `Poisoned` if anything has failed; `Order` if a pass was leaked open, which ends the other ranks too.
     pub fn close(mut self) -> Result<()> {
         let run = self.run.get_mut();
         if run.schedule.is_open() {
@@ -205,6 +230,21 @@ impl<D: Device> Stepper<D> {
     /// Names of the optimizer's states.
     pub fn state_names(&self) -> &'static [&'static str] {
         self.state_names
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> u32 {
+        self.comm.rank()
+    }
+
+    /// Number of ranks that gradients are averaged over.
+    pub fn world_size(&self) -> u32 {
+        self.comm.world_size()
+    }
+
+    /// When steps run.
+    pub fn mode(&self) -> Mode {
+        self.policy.mode
     }
 
     /// The kernels' instruction set.

@@ -4,6 +4,7 @@
 //! not `Drop`, is the truth: a leaked pass leaves the stepper open, and the next `begin` says so.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::host::HostDevice;
@@ -129,9 +130,20 @@ pub struct Abandoned {
 }
 
 impl Pass<'_> {
-    /// Views of parameters and gradients; both borrow the whole pass.
+    /// Views of parameters and gradients. Both borrow the whole pass, so they end where a gradient is handed over:
+    /// take them anew for each layer.
     pub fn split(&mut self) -> (Params<'_>, Grads<'_>) {
         (Params::new(self.stepper), Grads::new(self.stepper))
+    }
+
+    /// The parameters alone.
+    pub fn params(&self) -> Params<'_> {
+        Params::new(self.stepper)
+    }
+
+    /// The gradients alone.
+    pub fn grads(&mut self) -> Grads<'_> {
+        Grads::new(self.stepper)
     }
 }
 
@@ -140,11 +152,11 @@ impl<'a, D: Device> Pass<'a, D> {
         Pass { stepper, open: true }
     }
 
-    /// The trainer has written a parameter's gradient and is done with the parameter. When all parameters of the
-    /// bucket, and all earlier buckets, are there, the bucket is reduced, and stepped as the mode says.
+    /// The trainer has written a parameter's gradient and is done with one use of the parameter. When all parameters
+    /// of the bucket, and all earlier buckets, are there, the bucket is reduced, and stepped as the mode says.
     ///
     /// # Ordering
-    /// Returns at once. Until the pass ends, the parameter and its gradient are out of reach.
+    /// Returns at once. From the last use on until the pass ends, the parameter and its gradient are out of reach.
     ///
     /// # Errors
     /// `Order` if the gradient was not written in this pass, or was handed over as often as the parameter is used;
@@ -155,7 +167,8 @@ impl<'a, D: Device> Pass<'a, D> {
         let name = &stepper.layout.parameters()[index].name;
         let run = stepper.run.get_mut();
         if run.schedule.is_handed_over(index) {
-            return Err(Error::Order(format!("`{name}` was handed over already")));
+            let uses = stepper.layout.parameters()[index].uses;
+            return Err(Error::Order(format!("`{name}` was handed over already, {uses} of {uses} times")));
         }
         if !stepper.written.get_mut()[index] {
             let why = "leave a parameter out to contribute nothing";
@@ -178,17 +191,20 @@ impl<'a, D: Device> Pass<'a, D> {
     /// is launched then.
     pub fn bucket_ready(&mut self, bucket: u32) -> Result<()> {
         let stepper = &mut *self.stepper;
-        let plan = std::sync::Arc::clone(&stepper.plan);
+        let plan = Arc::clone(&stepper.plan);
         let Some(described) = plan.buckets().get(bucket as usize) else {
-            return Err(Error::Layout(format!("bucket {bucket} of {}", plan.buckets().len())));
+            return Err(Error::Layout(format!("there is no bucket {bucket}, only {}", plan.buckets().len())));
         };
         let run = stepper.run.get_mut();
         for segment in plan.segments_of(described) {
             let index = segment.param as usize;
-            if run.schedule.is_handed_over(index) || !stepper.written.get_mut()[index] {
-                let name = &stepper.layout.parameters()[index].name;
+            let name = &stepper.layout.parameters()[index].name;
+            if run.schedule.is_handed_over(index) {
+                return Err(Error::Order(format!("`{name}` of bucket {bucket} was handed over already")));
+            }
+            if !stepper.written.get_mut()[index] {
                 return Err(Error::Order(format!(
-                    "`{name}` of bucket {bucket} is handed over already or not written"
+                    "the gradient of `{name}` of bucket {bucket} was not written"
                 )));
             }
         }
@@ -201,7 +217,8 @@ impl<'a, D: Device> Pass<'a, D> {
         Ok(())
     }
 
-    /// Closes the pass. A parameter that was not handed over contributes zeros.
+    /// Closes the pass. A gradient that was written is handed over now if it was not before; a parameter without one
+    /// contributes nothing, see [`Unused`](crate::Unused).
     ///
     /// # Ordering
     /// Returns at once; the next access waits as far as it must.
@@ -211,6 +228,11 @@ impl<'a, D: Device> Pass<'a, D> {
     pub fn finish(mut self) -> Result<()> {
         self.open = false;
         let run = self.stepper.run.get_mut();
+        for (index, _) in self.stepper.written.get_mut().iter().enumerate().filter(|(_, written)| **written) {
+            while !run.schedule.is_handed_over(index) {
+                run.schedule.hand_over(index)?;
+            }
+        }
         run.schedule.finish()?;
         run.submit();
         Ok(())

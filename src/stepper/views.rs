@@ -55,6 +55,12 @@ impl<'a> ParamsMut<'a> {
 
     /// One parameter.
     ///
+    /// # Shapes
+    /// As many f32 as registered, aligned to 64 bytes.
+    ///
+    /// # Ordering
+    /// Nothing is left to wait for: [`Stepper::params_mut`] has.
+    ///
     /// # Errors
     /// `Layout` if `id` is of another layout.
     pub fn get_mut(&mut self, id: ParamId) -> Result<&mut [f32]> {
@@ -99,14 +105,17 @@ impl<'a> Grads<'a> {
         Ok(slice)
     }
 
-    /// Several gradients at once.
+    /// Several gradients at once, each as [`get_mut`](Self::get_mut) gives it.
     ///
     /// # Errors
     /// As [`Params::get`]; `Layout` if two ids are the same.
     pub fn get_disjoint_mut<const N: usize>(&mut self, ids: [ParamId; N]) -> Result<[&mut [f32]; N]> {
         for (k, id) in ids.iter().enumerate() {
             if ids[..k].contains(id) {
-                return Err(Error::Layout("the same gradient twice".into()));
+                return Err(Error::Layout(format!(
+                    "the gradient of `{}` twice",
+                    self.stepper.layout.parameter(*id)?.name
+                )));
             }
         }
         // All claims before the first slice: a refusal must leave no gradient marked as written.
@@ -137,6 +146,12 @@ impl<'a> Grads<'a> {
 
     /// Replaces the gradient.
     ///
+    /// # Shapes
+    /// `values` is as long as the parameter.
+    ///
+    /// # Ordering
+    /// As [`get_mut`](Self::get_mut).
+    ///
     /// # Errors
     /// As [`Params::get`]; `Layout` if the lengths differ.
     pub fn write(&mut self, id: ParamId, values: &[f32]) -> Result<()> {
@@ -145,10 +160,8 @@ impl<'a> Grads<'a> {
         Ok(())
     }
 
-    /// Adds to the gradient, or replaces it if this is the first write of the pass.
-    ///
-    /// # Errors
-    /// As [`write`](Self::write).
+    /// Adds to the gradient, or replaces it if this is the first write of the pass. Shapes, ordering and errors are
+    /// those of [`write`](Self::write).
     pub fn add(&mut self, id: ParamId, values: &[f32]) -> Result<()> {
         if self.is_first(id)? {
             return self.write(id, values);
@@ -217,7 +230,7 @@ impl Stepper {
         Ok(Status {
             pass: run.schedule.pass(),
             skipped: control.skip != 0,
-            norm: self.policy.norm.then_some(control.norm),
+            norm: (control.decided != 0).then_some(control.norm),
             clip: control.clip,
             first_nonfinite_bucket: (control.first_nonfinite_bucket != crate::abi::INSTEP_NO_BUCKET)
                 .then_some(control.first_nonfinite_bucket),
