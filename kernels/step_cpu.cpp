@@ -144,8 +144,8 @@ __attribute__((noinline)) void norm_tiles(const InstepStepArgs* args, uint64_t f
     for (int k = 0; k < INSTEP_NORM_LIMBS; ++k) {
         if (limbs[k] != 0) __atomic_fetch_add(&args->control->limbs[k], limbs[k], __ATOMIC_RELAXED);
     }
+    atomic_maximum(&args->control->max_abs_bits, static_cast<uint32_t>(worst));
     if (worst >= static_cast<int32_t>(INSTEP_F32_INFINITY_BITS)) {
-        atomic_maximum(&args->control->max_abs_bits, static_cast<uint32_t>(worst));
         atomic_minimum(&args->control->first_nonfinite_bucket, args->bucket);
     }
 }

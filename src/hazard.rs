@@ -38,6 +38,12 @@ pub enum Hazard {
         /// Its position in the list.
         at: usize,
     },
+    /// A Record of another stream's position, or of one that is not behind the last; a Wait for it would mean something
+    /// else than it says.
+    MisplacedRecord {
+        /// Its position in the list.
+        at: usize,
+    },
 }
 
 impl fmt::Display for Hazard {
@@ -47,6 +53,7 @@ impl fmt::Display for Hazard {
                 write!(f, "entries {first} and {second} race at byte {byte} of {memory:?}")
             }
             Hazard::UnrecordedWait { at } => write!(f, "entry {at} waits for what nothing has recorded"),
+            Hazard::MisplacedRecord { at } => write!(f, "entry {at} records a position that is not its own"),
         }
     }
 }
@@ -73,7 +80,9 @@ pub fn check(plan: &Plan, states: usize, list: &[Traced]) -> Vec<Hazard> {
     for (entry, traced) in list.iter().enumerate() {
         match traced {
             Traced::Trainer(access) => checker.access(Stream::Compute, entry, *access),
-            Traced::Op(Op { stream, action: Action::Record(ticket) }) => checker.record(*stream, *ticket),
+            Traced::Op(Op { stream, action: Action::Record(ticket) }) => {
+                checker.record(*stream, *ticket, entry)
+            }
             Traced::Op(Op { stream, action: Action::Wait(ticket) }) => checker.wait(*stream, *ticket, entry),
             Traced::Op(op) => {
                 op.accesses(plan, states, &mut |access| checker.access(op.stream, entry, access))
@@ -88,6 +97,8 @@ pub fn check(plan: &Plan, states: usize, list: &[Traced]) -> Vec<Hazard> {
 struct Checker {
     /// `clocks[s][t]`: how many entries of stream t precede what stream s does next.
     clocks: [[u64; STREAMS]; STREAMS],
+    /// The last position that each stream has recorded.
+    ticks: [u64; STREAMS],
     recorded: HashMap<Ticket, [u64; STREAMS]>,
     memories: BTreeMap<Memory, BTreeMap<u64, Cell>>,
     hazards: Vec<Hazard>,
@@ -102,7 +113,12 @@ impl Checker {
         self.clocks[stream.index()][stream.index()] += 1;
     }
 
-    fn record(&mut self, stream: Stream, ticket: Ticket) {
+    fn record(&mut self, stream: Stream, ticket: Ticket, at: usize) {
+        if ticket.stream != stream || ticket.tick <= self.ticks[stream.index()] {
+            self.hazards.push(Hazard::MisplacedRecord { at });
+            return;
+        }
+        self.ticks[stream.index()] = ticket.tick;
         self.recorded.insert(ticket, self.clocks[stream.index()]);
     }
 
@@ -207,6 +223,18 @@ mod tests {
         assert_eq!(check(&plan(), 0, &[write, record, wait, read]), []);
         assert_eq!(check(&plan(), 0, &[record, write, wait, read]).len(), 1);
         assert_eq!(check(&plan(), 0, &[wait, record]), [Hazard::UnrecordedWait { at: 0 }]);
+    }
+
+    #[test]
+    fn a_position_is_recorded_once_in_order_and_by_its_own_stream() {
+        let record =
+            |stream, of, tick| Traced::Op(Op { stream, action: Action::Record(Ticket { stream: of, tick }) });
+        let own = |tick| record(Stream::Reduce, Stream::Reduce, tick);
+        assert_eq!(check(&plan(), 0, &[own(1), own(2)]), []);
+        assert_eq!(check(&plan(), 0, &[own(1), own(1)]), [Hazard::MisplacedRecord { at: 1 }]);
+        assert_eq!(check(&plan(), 0, &[own(2), own(1)]), [Hazard::MisplacedRecord { at: 1 }]);
+        let foreign = record(Stream::Optim, Stream::Reduce, 1);
+        assert_eq!(check(&plan(), 0, &[foreign]), [Hazard::MisplacedRecord { at: 0 }]);
     }
 
     #[test]

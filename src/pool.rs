@@ -65,10 +65,15 @@ struct State {
 struct Closer(Arc<Shared>);
 
 impl Pool {
-    /// A pool of `threads` threads (at least one), the launching one included; they start with the first launch.
+    /// Threads that a pool has at most: more could only wait for memory.
+    pub const MAX_THREADS: usize = 1024;
+
+    /// A pool of `threads` threads, brought into the range 1 to [`MAX_THREADS`](Self::MAX_THREADS), the launching one
+    /// included; they start with the first launch.
     pub fn new(threads: usize) -> Self {
+        let threads = threads.clamp(1, Self::MAX_THREADS);
         let shared = Arc::new(Shared {
-            helpers: threads.max(1) - 1,
+            helpers: threads - 1,
             state: Mutex::default(),
             work: Condvar::new(),
             left: Condvar::new(),
@@ -77,9 +82,13 @@ impl Pool {
     }
 
     /// A pool of `INSTEP_THREADS` threads, or of one per core.
-    pub(crate) fn from_environment() -> Result<Self> {
+    ///
+    /// # Errors
+    /// `Config` if the variable is not a whole number above zero.
+    pub fn from_environment() -> Result<Self> {
         let cores = || thread::available_parallelism().map_or(1, |n| n.get());
-        Ok(Pool::new(environment("INSTEP_THREADS")?.map_or_else(cores, |threads| threads as usize)))
+        let threads = environment("INSTEP_THREADS")?.map(usize::try_from);
+        Ok(Pool::new(threads.map_or_else(cores, |threads| threads.unwrap_or(usize::MAX))))
     }
 
     /// How many threads work on one launch at most.
@@ -114,8 +123,11 @@ impl Pool {
     fn start(&self) {
         for helper in 0..self.shared.helpers {
             let shared = Arc::clone(&self.shared);
-            // A helper that cannot be started costs speed, not correctness: the launching thread does the work.
-            let _ = thread::Builder::new().name(format!("instep-pool-{helper}")).spawn(move || shared.help());
+            let thread = thread::Builder::new().name(format!("instep-pool-{helper}"));
+            if thread.spawn(move || shared.help()).is_err() {
+                // Fewer helpers cost speed, not correctness: the launching thread does the work.
+                return;
+            }
         }
     }
 }

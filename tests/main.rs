@@ -10,6 +10,7 @@ mod bitpatterns;
 mod drift;
 mod failures;
 mod multirank;
+mod norms;
 mod objects;
 mod ordering;
 mod passes;

@@ -4,7 +4,7 @@
 //! counts are not compared with each other: the mean itself is rounded.
 
 use instep::hazard::check;
-use instep::{Adam, AdamW, Layout, Mode, Sgd, Solo, Stepper, StepperBuilder, in_process};
+use instep::{Adam, AdamW, Collective, Layout, Mode, Sgd, Solo, Stepper, StepperBuilder, in_process};
 
 const LENS: [usize; 9] = [1, 3, 256, 257, 0, 1000, 2049, 5, 255];
 const STEPS: usize = 5;
@@ -150,4 +150,44 @@ fn the_mean_is_taken_over_the_ranks() {
     })
     .unwrap();
     assert!(values.iter().all(|w| w == &[-1.5, -8.0]));
+}
+
+#[test]
+fn a_collective_may_read_one_buffer_and_write_another() {
+    use instep::op::{Call, CollectiveKind};
+    for kind in [CollectiveKind::AllReduce, CollectiveKind::Broadcast] {
+        let results = in_process(3, |comm| {
+            let source = vec![comm.rank() as f32 + 1.0; 1536];
+            let mut target = vec![-1.0f32; 1536];
+            let call = Call {
+                kind,
+                pass: 1,
+                bucket: None,
+                dtype: instep::dtype::DType::F32,
+                src: source.as_ptr().cast(),
+                dst: target.as_mut_ptr().cast(),
+                bytes: 1536 * 4,
+                agreement: 0,
+                deadline: std::time::Duration::from_secs(10),
+            };
+            // SAFETY: both buffers are that long and live until the call returns.
+            unsafe { Collective::enqueue(&comm, &call) }?;
+            assert!(source.iter().all(|&x| x == comm.rank() as f32 + 1.0), "the source is only read");
+            Ok::<_, instep::Error>(target)
+        })
+        .unwrap();
+        let expected = if kind == CollectiveKind::AllReduce { 6.0 } else { 1.0 };
+        assert!(results.iter().flatten().all(|&x| x == expected), "{kind}");
+    }
+}
+
+#[test]
+fn absurd_world_sizes_are_refused_before_a_thread_is_started() {
+    for world_size in [0, 1025, u32::MAX] {
+        let outcome = in_process(world_size, |_| Ok::<_, instep::Error>(()));
+        assert!(matches!(outcome, Err(instep::Error::Config { field: "world_size", .. })), "{world_size}");
+    }
+    let layout = layout();
+    let refused = Stepper::host(&layout, Sgd::default(), Solo::new(0));
+    assert!(matches!(refused, Err(instep::Error::Config { field: "world_size", .. })));
 }

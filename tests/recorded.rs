@@ -5,7 +5,7 @@
 
 use instep::hazard::{Hazard, Traced, check};
 use instep::op::{Action, Op, Phase, Stream};
-use instep::{AdamW, Layout, Mode, Solo, Stepper};
+use instep::{AdamW, Layout, Mode, Sgd, Solo, Stepper, Unused};
 
 /// Trains six passes and returns the recorded list; parameter `left_out` gets no gradient in odd passes.
 fn record(mode: Mode, cap: u64, max_norm: Option<f64>, left_out: usize) -> (Stepper, Vec<Traced>) {
@@ -97,5 +97,28 @@ fn what_ran_is_what_was_submitted_in_the_order_of_each_stream() {
         }
         let exposure = recording.exposure();
         assert!(exposure.exposed_ns <= exposure.busy_ns);
+    }
+}
+
+#[test]
+fn a_bucket_that_nobody_touches_is_not_reduced_under_its_own_step() {
+    // Without tails nothing but the schedule's own mark orders the reduce behind the step of the pass before.
+    const LEN: usize = 400_000;
+    let layout = Layout::builder().param("w", LEN).build().unwrap();
+    let id = layout.id("w").unwrap();
+    for mode in [Mode::Sequential, Mode::Eager, Mode::Normed] {
+        for _ in 0..20 {
+            let builder = Stepper::builder(&layout, Sgd { lr: 1.0, ..Default::default() }).mode(mode);
+            let mut stepper = builder.unused(Unused::StepZero).record(true).host(Solo::default()).unwrap();
+            let mut pass = stepper.begin().unwrap();
+            pass.grads().get_mut(id).unwrap().fill(1.0);
+            pass.finish().unwrap();
+            stepper.begin().unwrap().finish().unwrap();
+            stepper.begin().unwrap().abandon().unwrap();
+            stepper.begin().unwrap().finish().unwrap();
+            assert!(stepper.params().unwrap().get(id).unwrap().iter().all(|&w| w == -1.0), "{mode:?}");
+            let list = stepper.take_recording().unwrap().list;
+            assert_eq!(check(stepper.plan(), 0, &list), [], "{mode:?}");
+        }
     }
 }

@@ -47,6 +47,12 @@ fn hyperparameters_out_of_range_are_refused_by_name() {
             ("weight_decay", Optim::AdamW(AdamW { weight_decay: bad, ..adamw })),
         ]);
     }
+    // What the kernels would derive from these overflows or vanishes in f32.
+    cases.extend([
+        ("lr", Optim::Adam(Adam { lr: 1e38, ..Adam::default() })),
+        ("eps", Optim::Adam(Adam { eps: 1e-50, ..Adam::default() })),
+        ("weight_decay", Optim::AdamW(AdamW { lr: 1e20, weight_decay: 1e20, ..AdamW::default() })),
+    ]);
     for bad in [NAN, -0.1, 1.0, 1.5] {
         cases.extend([
             ("betas.0", Optim::Adam(Adam { betas: (bad, 0.999), ..Adam::default() })),
@@ -80,6 +86,11 @@ fn options_out_of_range_are_refused_by_name() {
     let sequential = Options { mode: Mode::Sequential, ..Options::default() };
     let mut cases = vec![
         ("threads", Options { threads: Some(0), ..sequential.clone() }),
+        ("threads", Options { threads: Some(usize::MAX), ..sequential.clone() }),
+        // The multiplier would vanish, be subnormal, or overflow in f32.
+        ("loss_scale", Options { loss_scale: 1e46, ..sequential.clone() }),
+        ("loss_scale", Options { loss_scale: 1e40, ..sequential.clone() }),
+        ("loss_scale", Options { loss_scale: 1e-39, ..sequential.clone() }),
         ("bucket_cap_bytes", Options { cap: Some(0), ..sequential.clone() }),
     ];
     for bad in [NAN, 0.0, -1.0, INFINITY] {

@@ -2,8 +2,10 @@
 //!
 //! A thin face over the library: it must not compute anything that a user of the library could not.
 
+use std::process::ExitCode;
+
 use clap::{Parser, Subcommand};
-use instep::Isa;
+use instep::{Isa, Pool};
 
 #[derive(Parser)]
 #[command(version, about)]
@@ -18,17 +20,24 @@ enum Command {
     Info,
 }
 
-fn main() -> Result<(), instep::Error> {
+fn main() -> ExitCode {
     let Arguments { command } = Arguments::parse();
-    match command {
+    let outcome = match command {
         Command::Info => info(),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("instep: {error}");
+            ExitCode::from(2)
+        }
     }
 }
 
-fn info() -> Result<(), instep::Error> {
+fn info() -> instep::Result<()> {
     let names: Vec<&str> = Isa::available().into_iter().map(Isa::name).collect();
-    println!("instruction sets  {} (available: {})", Isa::from_environment()?, names.join(", "));
-    println!("cores             {}", std::thread::available_parallelism().map_or(1, |n| n.get()));
-    println!("devices           host");
+    println!("instruction set  {} (available: {})", Isa::from_environment()?, names.join(", "));
+    println!("kernel threads   {}", Pool::from_environment()?.threads());
+    println!("devices          host");
     Ok(())
 }

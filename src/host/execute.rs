@@ -42,6 +42,7 @@ pub(crate) struct Executor {
     kernels: Kernels,
     pool: Pool,
     comm: Arc<dyn Collective>,
+    rank: u32,
     agreement: u64,
     deadline: Duration,
     norms: Vec<Arc<Job>>,
@@ -77,10 +78,16 @@ impl Executor {
             rule,
             kernels,
             pool,
+            rank: comm.rank(),
             comm,
             agreement,
             deadline,
         }
+    }
+
+    /// As it was when the executor was built: asking later could run a user's code where a panic has no catcher.
+    pub(crate) fn rank(&self) -> u32 {
+        self.rank
     }
 
     pub(crate) fn comm(&self) -> &dyn Collective {

@@ -17,6 +17,9 @@ use crate::host::streams::message_of;
 use crate::op::{Call, Collective, CollectiveKind};
 use crate::pool::Pool;
 
+/// Each rank is three threads, so more would exhaust a machine rather than test a program.
+const MAX_RANKS: u32 = 1024;
+
 struct Group {
     world_size: u32,
     rendezvous: Rendezvous,
@@ -45,7 +48,7 @@ unsafe impl Send for Scratch {}
 /// of kernel threads: `INSTEP_THREADS`, else one per core.
 ///
 /// # Errors
-/// The error of the rank that failed first; a panic becomes [`Error::Rank`]. The other ranks are ended with an error
+/// `Config` for a world size of 0 or above 1024. The error of the rank that failed first; a panic becomes [`Error::Rank`]. The other ranks are ended with an error
 /// within their deadline.
 ///
 /// ```
@@ -60,8 +63,8 @@ where
     T: Send,
     E: From<Error> + Send,
 {
-    if world_size == 0 {
-        return Err(Error::config("world_size", 0, "there is at least one rank").into());
+    if !(1..=MAX_RANKS).contains(&world_size) {
+        return Err(Error::config("world_size", world_size, "must be from 1 to 1024 in one process").into());
     }
     let group = Arc::new(Group {
         world_size,
@@ -145,6 +148,10 @@ impl Collective for InProcess {
     }
 
     unsafe fn enqueue(&self, call: &Call) -> Result<()> {
+        if !std::ptr::eq(call.src, call.dst) {
+            // Ranks meet over `dst`. SAFETY: both are valid for `bytes`, by the contract.
+            unsafe { call.src.copy_to(call.dst, call.bytes as usize) }
+        }
         let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
         let Scratch { calls, buffers } = &mut *scratch;
         self.group.rendezvous.meet(self.rank, call, calls)?;

@@ -17,6 +17,7 @@ use crate::timeline::{Interval, Ran};
 /// Shared by the stepper and its stream threads; the threads keep it alive until their queues are empty.
 pub(crate) struct Streams {
     executor: Executor,
+    rank: u32,
     origin: Instant,
     timed: bool,
     state: Mutex<State>,
@@ -37,12 +38,21 @@ impl Streams {
     /// Streams without threads; `origin` is the zero of measured times, `timed` says to measure them.
     pub(crate) fn new(executor: Executor, origin: Instant, timed: bool) -> Arc<Streams> {
         let work = [const { Condvar::new() }; STREAMS];
-        Arc::new(Streams { executor, origin, timed, state: Mutex::default(), work, passed: Condvar::new() })
+        let rank = executor.rank();
+        Arc::new(Streams {
+            executor,
+            rank,
+            origin,
+            timed,
+            state: Mutex::default(),
+            work,
+            passed: Condvar::new(),
+        })
     }
 
     /// Starts the threads. If the system refuses one, the device is poisoned.
     pub(crate) fn start(self: &Arc<Self>) {
-        let rank = self.executor.comm().rank();
+        let rank = self.rank;
         for stream in [Stream::Reduce, Stream::Optim] {
             let streams = Arc::clone(self);
             let name = format!("instep-{rank}-{stream:?}").to_lowercase();
@@ -136,7 +146,7 @@ impl Streams {
         let start_ns = if self.timed { self.now_ns() } else { 0 };
         // A user's collective may panic; that poisons this rank and must not kill the thread that others wait for.
         let outcome = catch_unwind(AssertUnwindSafe(|| self.executor.run(op)));
-        let rank = self.executor.comm().rank();
+        let rank = self.rank;
         match outcome {
             Ok(Ok(())) => {}
             Ok(Err(error)) => self.fail(&op.to_string(), error),

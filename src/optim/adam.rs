@@ -119,6 +119,13 @@ impl Rule for AdamW {
     fn hyper(&self) -> Result<InstepHyper> {
         let AdamW { lr, betas, eps, weight_decay, amsgrad, maximize } = *self;
         let mut hyper = Adam { lr, betas, eps, weight_decay, amsgrad, maximize }.hyper()?;
+        if !((lr * weight_decay) as f32).is_finite() {
+            return Err(Error::config(
+                "weight_decay",
+                weight_decay,
+                "lr * weight_decay must be finite as f32",
+            ));
+        }
         hyper.adam.decoupled = 1;
         Ok(hyper)
     }

@@ -30,10 +30,14 @@ pub(crate) mod sealed {
 
 /// Accepts finite values at or above zero.
 fn non_negative(field: &'static str, value: f64) -> Result<f64> {
-    if value >= 0.0 && value.is_finite() && (value as f32).is_finite() {
-        return Ok(value);
+    let rounded = value as f32;
+    if !(value >= 0.0 && rounded.is_finite()) {
+        return Err(Error::config(field, value, "must be finite as f32 and not negative"));
     }
-    Err(Error::config(field, value, "must be finite as f32 and not negative"))
+    if value > 0.0 && rounded == 0.0 {
+        return Err(Error::config(field, value, "vanishes as f32; say 0 if that is meant"));
+    }
+    Ok(value)
 }
 
 /// Accepts 0 <= value < 1.

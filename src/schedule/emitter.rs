@@ -48,14 +48,14 @@ impl Emitter {
         self.record(stream)
     }
 
-    /// Lets `stream` go on only after all `marks`.
-    pub(super) fn after(&mut self, stream: Stream, marks: &[Mark]) {
+    /// Lets `stream` go on only after all `marks`; those that are none say nothing.
+    pub(super) fn after(&mut self, stream: Stream, marks: &[Option<Mark>]) {
         for (k, mark) in marks.iter().enumerate() {
+            let Some(mark) = mark else { continue };
             // Of two marks that imply each other (the same one twice) the first stays.
-            let implied = marks
-                .iter()
-                .enumerate()
-                .any(|(j, by)| j != k && by.implies(mark) && !(mark.implies(by) && k < j));
+            let implied = marks.iter().enumerate().any(|(j, by)| {
+                by.is_some_and(|by| j != k && by.implies(mark) && !(mark.implies(&by) && k < j))
+            });
             if mark.ticket.stream == stream || self.is_after(stream, mark.ticket) || implied {
                 continue;
             }
@@ -98,9 +98,9 @@ mod tests {
     fn a_stream_never_waits_for_itself_nor_twice_for_the_same_mark() {
         let mut emitter = Emitter::default();
         let mark = emitter.record(Stream::Reduce);
-        emitter.after(Stream::Reduce, &[mark]);
-        emitter.after(Stream::Optim, &[mark, mark]);
-        emitter.after(Stream::Optim, &[mark]);
+        emitter.after(Stream::Reduce, &[Some(mark)]);
+        emitter.after(Stream::Optim, &[Some(mark), Some(mark)]);
+        emitter.after(Stream::Optim, &[Some(mark)]);
         assert_eq!(waits(&mut emitter), [mark.ticket]);
     }
 
@@ -108,7 +108,7 @@ mod tests {
     fn a_later_mark_of_the_same_stream_stands_for_the_earlier_one() {
         let mut emitter = Emitter::default();
         let (first, second) = (emitter.record(Stream::Reduce), emitter.record(Stream::Reduce));
-        emitter.after(Stream::Optim, &[first, second]);
+        emitter.after(Stream::Optim, &[Some(first), Some(second)]);
         assert_eq!(waits(&mut emitter), [second.ticket]);
     }
 
@@ -116,10 +116,10 @@ mod tests {
     fn what_a_wait_brings_along_is_known_to_whoever_waits_for_the_waiter() {
         let mut emitter = Emitter::default();
         let gradient = emitter.record(Stream::Compute);
-        emitter.after(Stream::Reduce, &[gradient]);
+        emitter.after(Stream::Reduce, &[Some(gradient)]);
         let reduced = emitter.record(Stream::Reduce);
-        emitter.after(Stream::Optim, &[reduced]);
-        emitter.after(Stream::Optim, &[gradient]);
+        emitter.after(Stream::Optim, &[Some(reduced)]);
+        emitter.after(Stream::Optim, &[Some(gradient)]);
         assert_eq!(waits(&mut emitter), [gradient.ticket, reduced.ticket]);
     }
 }

@@ -68,8 +68,10 @@ pub struct Schedule {
     reduced: Option<Mark>,
     /// Per bucket, the first Record of the compute stream behind the trainer's last touch.
     touched: Vec<Ticket>,
-    /// What the trainer must wait for before it touches a bucket, if `finish` has not waited for it.
+    /// Per bucket, its last step: what the trainer and the next reduce must come after.
     stepped: Vec<Option<Mark>>,
+    /// The last step of all, or what stands for it in a layout without elements.
+    last: Option<Mark>,
 }
 
 impl Schedule {
@@ -84,6 +86,7 @@ impl Schedule {
             pass: 0,
             open: false,
             begun: None,
+            last: None,
             plan,
             policy,
         }
@@ -116,19 +119,17 @@ impl Schedule {
         self.pass += 1;
         self.readiness.reset(&self.plan);
         let tails = self.plan.buckets().iter().any(|bucket| !bucket.tail.is_empty());
-        if let Some(reduced) = self.reduced.filter(|_| tails) {
-            // Known already, unless the last pass was given up between a reduce and its step.
-            self.emitter.after(Stream::Optim, &[reduced]);
-        }
+        // Known already, unless the last pass was given up between a reduce and its step.
+        self.emitter.after(Stream::Optim, &[self.reduced.filter(|_| tails)]);
         self.emitter.emit(Stream::Optim, Action::Control(Phase::Begin));
         self.begun = tails.then(|| self.emitter.record(Stream::Optim));
         if broadcast {
             self.touch_all();
             let written = self.emitter.record(Stream::Compute);
-            self.emitter.after(Stream::Reduce, &[written]);
+            self.emitter.after(Stream::Reduce, &[Some(written)]);
             let whole = Span::elements(Memory::Params, &self.plan, 0, self.plan.arena_len());
             let received = self.collective(CollectiveKind::Broadcast, None, whole);
-            self.emitter.after(Stream::Compute, &[received]);
+            self.emitter.after(Stream::Compute, &[Some(received)]);
         }
         Ok(())
     }
@@ -141,10 +142,25 @@ impl Schedule {
     pub fn hand_over(&mut self, param: usize) -> Result<()> {
         self.require_open()?;
         self.readiness.hand_over(&self.plan, param)?;
+        self.launch_complete();
+        Ok(())
+    }
+
+    /// As [`hand_over`](Self::hand_over), for all uses that are left.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn complete(&mut self, param: usize) -> Result<()> {
+        self.require_open()?;
+        self.readiness.complete(&self.plan, param)?;
+        self.launch_complete();
+        Ok(())
+    }
+
+    fn launch_complete(&mut self) {
         while let Some(bucket) = self.readiness.take_next(false) {
             self.launch(bucket);
         }
-        Ok(())
     }
 
     /// Whether the trainer may still touch the parameter in this pass.
@@ -163,7 +179,8 @@ impl Schedule {
 
     /// The trainer is about to touch anything.
     pub fn touch_all(&mut self) {
-        // Steps run from the last bucket to the first: bucket 0's mark implies the others, so this is one wait.
+        // First, since it implies the others: one wait instead of many.
+        self.emitter.after(Stream::Compute, &[self.last]);
         for bucket in 0..self.stepped.len() as u32 {
             self.touch_bucket(bucket);
         }
@@ -171,16 +188,16 @@ impl Schedule {
 
     fn touch_bucket(&mut self, bucket: u32) {
         self.touched[bucket as usize] = self.emitter.next_ticket(Stream::Compute);
-        if let Some(mark) = self.stepped[bucket as usize].take() {
-            self.emitter.after(Stream::Compute, &[mark]);
-        }
+        self.emitter.after(Stream::Compute, &[self.stepped[bucket as usize]]);
     }
 
     /// The trainer is about to wait for everything that was submitted.
     pub fn synchronize(&mut self) {
         let marks = [self.emitter.record(Stream::Reduce), self.emitter.record(Stream::Optim)];
-        self.emitter.after(Stream::Compute, &marks);
-        self.stepped.fill(None);
+        self.emitter.after(Stream::Compute, &marks.map(Some));
+        // Norms leave no mark of their own, so after an abandoned pass this one stands for them too.
+        self.stepped.fill(Some(marks[1]));
+        self.last = Some(marks[1]);
     }
 
     /// Closes the pass: launches what is left, with zeros for what was not handed over, and the steps.
@@ -195,10 +212,9 @@ impl Schedule {
         if self.policy.mode != Mode::Eager {
             self.step_all();
         }
-        // Without elements there is no step whose mark could stand for the decision.
-        if self.policy.mode != Mode::Normed || self.plan.arena_len() == 0 {
-            let stepped = self.emitter.record(Stream::Optim);
-            self.emitter.after(Stream::Compute, &[stepped]);
+        if self.plan.arena_len() == 0 {
+            // No step has left a mark, but whoever reads the status must come after the decision.
+            self.last = Some(self.emitter.record(Stream::Optim));
         }
         self.open = false;
         Ok(())
@@ -227,33 +243,35 @@ impl Schedule {
         let described = &plan.buckets()[bucket as usize];
         let span = Span::bucket(Memory::Grads, &plan, described);
         if described.len > 0 {
-            if !self.emitter.is_after(Stream::Reduce, self.touched[bucket as usize]) {
-                let written = self.emitter.record(Stream::Compute);
-                self.emitter.after(Stream::Reduce, &[written]);
-            }
-            if let Some(begun) = self.begun {
-                self.emitter.after(Stream::Reduce, &[begun]);
-            }
+            let touched = !self.emitter.is_after(Stream::Reduce, self.touched[bucket as usize]);
+            let written = touched.then(|| self.emitter.record(Stream::Compute));
+            self.emitter.after(Stream::Reduce, &[written, self.begun, self.stepped[bucket as usize]]);
         }
         for segment in plan.segments_of(described) {
             if !self.readiness.is_handed_over(segment.param as usize) {
                 self.contribute_nothing(segment.start, segment.len, segment.tail);
             }
         }
-        let reduced = self.collective(CollectiveKind::AllReduce, Some(bucket), span);
-        self.reduced = Some(reduced);
+        self.reduced = Some(self.collective(CollectiveKind::AllReduce, Some(bucket), span));
         if described.len == 0 {
             return;
         }
-        let behind_the_reduce = match self.policy.mode {
-            Mode::Sequential => None,
-            Mode::Eager => Some(Action::Step { bucket }),
-            Mode::Normed => Some(Action::Norm { bucket }),
-        };
-        if let Some(action) = behind_the_reduce {
-            self.emitter.after(Stream::Optim, &[reduced]);
-            self.emitter.emit(Stream::Optim, action);
+        match self.policy.mode {
+            Mode::Sequential => {}
+            Mode::Eager => {
+                self.emitter.after(Stream::Optim, &[self.reduced]);
+                self.step(bucket);
+            }
+            Mode::Normed => {
+                self.emitter.after(Stream::Optim, &[self.reduced]);
+                self.emitter.emit(Stream::Optim, Action::Norm { bucket });
+            }
         }
+    }
+
+    fn step(&mut self, bucket: u32) {
+        let mark = self.emitter.emit_marked(Stream::Optim, Action::Step { bucket });
+        (self.stepped[bucket as usize], self.last) = (Some(mark), Some(mark));
     }
 
     /// Zeros for a parameter that was not handed over, in its gradient and in its tail.
@@ -273,9 +291,8 @@ impl Schedule {
         let plan = Arc::clone(&self.plan);
         let occupied = |bucket: &u32| plan.buckets()[*bucket as usize].len > 0;
         let buckets = 0..plan.buckets().len() as u32;
-        let reduced = self.emitter.record(Stream::Reduce);
-        if plan.arena_len() > 0 && self.policy.mode == Mode::Sequential {
-            self.emitter.after(Stream::Optim, &[reduced]);
+        if plan.arena_len() > 0 {
+            self.emitter.after(Stream::Optim, &[self.reduced]);
         }
         if self.policy.norm {
             if self.policy.mode == Mode::Sequential {
@@ -287,10 +304,7 @@ impl Schedule {
         }
         // The last bucket holds the first parameters, which the next forward needs first.
         for bucket in buckets.rev().filter(occupied) {
-            self.emitter.emit(Stream::Optim, Action::Step { bucket });
-            if self.policy.mode == Mode::Normed {
-                self.stepped[bucket as usize] = Some(self.emitter.record(Stream::Optim));
-            }
+            self.step(bucket);
         }
     }
 

@@ -57,6 +57,12 @@ impl Readiness {
         Ok(())
     }
 
+    /// All uses of the parameter that are left are done.
+    pub(super) fn complete(&mut self, plan: &Plan, param: usize) -> Result<()> {
+        self.uses_left[param] = self.uses_left[param].min(1);
+        self.hand_over(plan, param)
+    }
+
     /// The bucket to launch now, if the next one in order is complete, or `force` says not to wait for it.
     pub(super) fn take_next(&mut self, force: bool) -> Option<u32> {
         let pending = self.pending.get(self.next_bucket as usize)?;

@@ -88,8 +88,8 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Leaves every parameter, state and step count as it is in a pass with an infinite or NaN gradient. Refused in
-    /// Eager.
+    /// Leaves every parameter, state and step count as it is in a pass in which a gradient to be stepped is infinite or
+    /// NaN, or becomes so when it is averaged. Refused in Eager.
     pub fn skip_nonfinite(mut self, skip: bool) -> Self {
         self.skip_nonfinite = skip;
         self
@@ -209,8 +209,11 @@ impl<'a> StepperBuilder<'a> {
             let why = "must be finite and above zero, and 1/(world_size * loss_scale) a normal f32";
             return Err(Error::config("loss_scale", self.loss_scale, why));
         }
-        if self.threads == Some(0) {
-            return Err(Error::config("threads", 0, "there is at least one thread"));
+        if let Some(threads) = self.threads.filter(|threads| !(1..=Pool::MAX_THREADS).contains(threads)) {
+            return Err(Error::config("threads", threads, "must be from 1 to 1024"));
+        }
+        if self.deadline == Some(Duration::ZERO) {
+            return Err(Error::config("deadline", 0, "no rank could arrive in time"));
         }
         Ok(())
     }

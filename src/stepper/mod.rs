@@ -91,7 +91,8 @@ impl Stepper {
         Ok(Params::new(self))
     }
 
-    /// The parameters, to initialise or load them. The next pass gives every rank those of rank 0.
+    /// The parameters, to initialise or load them. The next pass gives every rank those of rank 0, in a collective: once
+    /// a pass has been made, call this on all ranks or on none.
     ///
     /// # Ordering
     /// Waits for all steps.
@@ -163,7 +164,8 @@ impl Stepper {
         self.read_status()
     }
 
-    /// What has been recorded since the last call, if [`StepperBuilder::record`] asked for it.
+    /// What has been recorded since the last call, if [`StepperBuilder::record`] asked for it. The checker judges whole
+    /// lists: one that begins in the middle of a run lacks the Records that its Waits refer to.
     pub fn take_recording(&mut self) -> Option<Recording> {
         let run = self.run.get_mut();
         let mut recording = run.take_recording()?;

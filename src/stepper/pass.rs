@@ -209,9 +209,7 @@ impl<'a, D: Device> Pass<'a, D> {
             }
         }
         for segment in plan.segments_of(described) {
-            while !run.schedule.is_handed_over(segment.param as usize) {
-                run.schedule.hand_over(segment.param as usize)?;
-            }
+            run.schedule.complete(segment.param as usize)?;
         }
         run.submit();
         Ok(())
@@ -229,8 +227,8 @@ impl<'a, D: Device> Pass<'a, D> {
         self.open = false;
         let run = self.stepper.run.get_mut();
         for (index, _) in self.stepper.written.get_mut().iter().enumerate().filter(|(_, written)| **written) {
-            while !run.schedule.is_handed_over(index) {
-                run.schedule.hand_over(index)?;
+            if !run.schedule.is_handed_over(index) {
+                run.schedule.complete(index)?;
             }
         }
         run.schedule.finish()?;

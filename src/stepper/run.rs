@@ -1,11 +1,11 @@
 //! The one place that sees schedule and device together: ops written by the one are fed to the other.
 //!
 //! Waits of the compute stream are not executed when they are written: the trainer is the caller's thread, so they are
-//! owed, and paid when it next touches memory. Must record every op and every touch before it happens.
+//! owed, and paid when it next touches memory or its position is next recorded. Must record every op and every touch before it happens.
 
 use crate::error::Result;
 use crate::hazard::Traced;
-use crate::op::{Access, Action, Device, Op, STREAMS, Stream, Ticket};
+use crate::op::{Access, Action, Device, STREAMS, Stream, Ticket};
 use crate::schedule::Schedule;
 use crate::timeline::Interval;
 
@@ -13,10 +13,36 @@ use crate::timeline::Interval;
 pub(crate) struct Run<D> {
     pub(crate) schedule: Schedule,
     pub(crate) device: D,
-    /// Per stream, the tick that the trainer must see passed before it touches anything.
+    debt: Debt,
+    recording: Option<Recording>,
+}
+
+/// Waits of the compute stream that have been written and not been honoured.
+#[derive(Default)]
+struct Debt {
+    /// Per stream, the tick that the trainer must see passed before it goes on.
     owed: [u64; STREAMS],
     paid: [u64; STREAMS],
-    recording: Option<Recording>,
+}
+
+impl Debt {
+    /// Blocks until every wait has been honoured.
+    fn pay<D: Device>(&mut self, device: &mut D, recording: &mut Option<Recording>) -> Result<()> {
+        for stream in Stream::ALL {
+            let tick = self.owed[stream.index()];
+            if self.paid[stream.index()] >= tick {
+                continue;
+            }
+            let start_ns = device.now_ns();
+            let outcome = device.wait(Ticket { stream, tick });
+            if let Some(recording) = recording {
+                recording.blocked.push(Interval { start_ns, end_ns: device.now_ns() });
+            }
+            outcome?;
+            self.paid[stream.index()] = tick;
+        }
+        Ok(())
+    }
 }
 
 /// What one rank did, in submission order, and when its trainer stood still.
@@ -41,8 +67,7 @@ impl Recording {
 
 impl<D: Device> Run<D> {
     pub(crate) fn new(schedule: Schedule, device: D, record: bool) -> Self {
-        let recording = record.then(Recording::default);
-        Run { schedule, device, owed: [0; STREAMS], paid: [0; STREAMS], recording }
+        Run { schedule, device, debt: Debt::default(), recording: record.then(Recording::default) }
     }
 
     /// Hands what the schedule has written to the device.
@@ -51,8 +76,16 @@ impl<D: Device> Run<D> {
             if let Some(recording) = &mut self.recording {
                 recording.list.push(Traced::Op(op));
             }
-            if let Op { stream: Stream::Compute, action: Action::Wait(ticket) } = op {
-                self.owed[ticket.stream.index()] = ticket.tick;
+            match (op.stream, op.action) {
+                (Stream::Compute, Action::Wait(ticket)) => {
+                    self.debt.owed[ticket.stream.index()] = ticket.tick
+                }
+                (Stream::Compute, Action::Record(_)) => {
+                    // A Record says that the waits before it are over, or the run would be weaker than the list.
+                    // Rarely is any left; if paying fails, later ops are skipped and the next access reports it.
+                    let _ = self.debt.pay(&mut self.device, &mut self.recording);
+                }
+                _ => {}
             }
             self.device.submit(&op);
         }
@@ -61,20 +94,7 @@ impl<D: Device> Run<D> {
     /// Submits, then blocks until every wait of the compute stream has been honoured.
     pub(crate) fn settle(&mut self) -> Result<()> {
         self.submit();
-        for stream in Stream::ALL {
-            let tick = self.owed[stream.index()];
-            if self.paid[stream.index()] >= tick {
-                continue;
-            }
-            let start_ns = self.device.now_ns();
-            let outcome = self.device.wait(Ticket { stream, tick });
-            if let Some(recording) = &mut self.recording {
-                recording.blocked.push(Interval { start_ns, end_ns: self.device.now_ns() });
-            }
-            outcome?;
-            self.paid[stream.index()] = tick;
-        }
-        Ok(())
+        self.debt.pay(&mut self.device, &mut self.recording)
     }
 
     /// Notes that the trainer touches these bytes, after [`settle`](Self::settle).
