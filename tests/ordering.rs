@@ -45,7 +45,8 @@ struct Case {
     tails: bool,
     order: Order,
     unused: Unused,
-    /// Loads parameters anew before the third pass, so that ranks take rank 0's again.
+    /// Loads parameters anew before the third pass, so that ranks take rank 0's again, and reads the status after
+    /// every other one.
     reload: bool,
     passes: usize,
 }
@@ -111,6 +112,11 @@ fn simulate(case: Case) -> Simulated {
         }
         schedule.finish().unwrap();
         list.extend(schedule.drain().map(Traced::Op));
+        if case.reload && pass % 2 == 0 {
+            schedule.touch_control();
+            list.extend(schedule.drain().map(Traced::Op));
+            list.push(Traced::Trainer(Access { span: Span::CONTROL, writes: false }));
+        }
     }
     drop(schedule);
     Simulated { plan: Arc::into_inner(plan).unwrap(), list, starts }

@@ -93,13 +93,16 @@ fn imports_never_point_up_nor_sideways() {
 }
 
 #[test]
-fn schedule_and_device_meet_only_in_run() {
-    for path in files("src/stepper", &["rs"]) {
-        let text = read(&path);
-        let name = name(&path);
-        let sees = |module: &str| code_lines(&text).any(|(_, line)| line.contains(module));
-        let both = sees("schedule::Schedule;") && sees("Device");
-        assert!(!both || name == "src/stepper/run.rs", "{name} sees schedule and device");
+fn ops_reach_a_device_only_from_run() {
+    for path in files("src", &["rs"]) {
+        let (name, text) = (name(&path), read(&path));
+        let feeds =
+            code_lines(&text).any(|(_, line)| line.contains("device.submit(") || line.contains(".drain()"));
+        assert_eq!(
+            feeds && !name.ends_with("emitter.rs") && !name.starts_with("src/schedule"),
+            name == "src/stepper/run.rs",
+            "{name}"
+        );
     }
 }
 

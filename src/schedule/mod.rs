@@ -53,6 +53,9 @@ impl Policy {
     }
 }
 
+/// A position that everything is behind.
+const NEVER: Ticket = Ticket { stream: Stream::Compute, tick: 0 };
+
 /// The scheduler of one rank. Its methods append ops; [`drain`](Schedule::drain) takes them.
 #[derive(Debug)]
 pub struct Schedule {
@@ -68,6 +71,8 @@ pub struct Schedule {
     reduced: Option<Mark>,
     /// Per bucket, the first Record of the compute stream behind the trainer's last touch.
     touched: Vec<Ticket>,
+    /// The same for control memory, which the next Begin writes.
+    control_touched: Ticket,
     /// Per bucket, its last step: what the trainer and the next reduce must come after.
     stepped: Vec<Option<Mark>>,
     /// The last step of all, or what stands for it in a layout without elements.
@@ -80,7 +85,8 @@ impl Schedule {
         Schedule {
             readiness: Readiness::new(layout, &plan),
             stepped: vec![None; plan.buckets().len()],
-            touched: vec![Ticket { stream: Stream::Compute, tick: 0 }; plan.buckets().len()],
+            touched: vec![NEVER; plan.buckets().len()],
+            control_touched: NEVER,
             reduced: None,
             emitter: Emitter::default(),
             pass: 0,
@@ -119,8 +125,10 @@ impl Schedule {
         self.pass += 1;
         self.readiness.reset(&self.plan);
         let tails = self.plan.buckets().iter().any(|bucket| !bucket.tail.is_empty());
-        // Known already, unless the last pass was given up between a reduce and its step.
-        self.emitter.after(Stream::Optim, &[self.reduced.filter(|_| tails)]);
+        let read = !self.emitter.is_after(Stream::Optim, self.control_touched);
+        let read = read.then(|| self.emitter.record(Stream::Compute));
+        // The reduce is known already, unless the last pass was given up between a reduce and its step.
+        self.emitter.after(Stream::Optim, &[read, self.reduced.filter(|_| tails)]);
         self.emitter.emit(Stream::Optim, Action::Control(Phase::Begin));
         self.begun = tails.then(|| self.emitter.record(Stream::Optim));
         if broadcast {
@@ -177,7 +185,13 @@ impl Schedule {
         }
     }
 
-    /// The trainer is about to touch anything.
+    /// The trainer is about to read the status or step counts, between passes.
+    pub fn touch_control(&mut self) {
+        self.emitter.after(Stream::Compute, &[self.last]);
+        self.control_touched = self.emitter.next_ticket(Stream::Compute);
+    }
+
+    /// The trainer is about to touch any parameter, gradient or state.
     pub fn touch_all(&mut self) {
         // First, since it implies the others: one wait instead of many.
         self.emitter.after(Stream::Compute, &[self.last]);

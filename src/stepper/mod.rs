@@ -148,7 +148,7 @@ impl Stepper {
     /// # Errors
     /// As [`grad`](Self::grad).
     pub fn step_count(&self, id: ParamId) -> Result<u64> {
-        self.settle_between_passes()?;
+        self.settle_control()?;
         self.read_step_count(self.layout.index(id)?)
     }
 
@@ -160,7 +160,7 @@ impl Stepper {
     /// # Errors
     /// As [`params`](Self::params).
     pub fn status(&self) -> Result<Status> {
-        self.settle_between_passes()?;
+        self.settle_control()?;
         self.read_status()
     }
 
@@ -255,12 +255,20 @@ impl<D: Device> Stepper<D> {
     }
 
     fn settle_between_passes(&self) -> Result<()> {
-        let mut run = self.run.borrow_mut();
-        if run.schedule.is_open() {
+        self.refuse_open_pass()?;
+        self.run.borrow_mut().touch_all()
+    }
+
+    fn settle_control(&self) -> Result<()> {
+        self.refuse_open_pass()?;
+        self.run.borrow_mut().touch_control()
+    }
+
+    fn refuse_open_pass(&self) -> Result<()> {
+        if self.run.borrow().schedule.is_open() {
             return Err(Error::Order("a pass is open; its own views reach parameters and gradients".into()));
         }
-        run.schedule.touch_all();
-        run.settle()
+        Ok(())
     }
 }
 

@@ -91,6 +91,24 @@ impl<D: Device> Run<D> {
         }
     }
 
+    /// Makes everything but control memory the trainer's to touch.
+    pub(crate) fn touch_all(&mut self) -> Result<()> {
+        self.schedule.touch_all();
+        self.settle()
+    }
+
+    /// Makes control memory the trainer's to read.
+    pub(crate) fn touch_control(&mut self) -> Result<()> {
+        self.schedule.touch_control();
+        self.settle()
+    }
+
+    /// Makes a parameter and its gradient the trainer's to touch.
+    pub(crate) fn touch(&mut self, param: usize) -> Result<()> {
+        self.schedule.touch(param);
+        self.settle()
+    }
+
     /// Submits, then blocks until every wait of the compute stream has been honoured.
     pub(crate) fn settle(&mut self) -> Result<()> {
         self.submit();

@@ -192,8 +192,7 @@ impl Stepper {
                 "`{name}` was handed over and is out of reach until the pass ends"
             )));
         }
-        run.schedule.touch(index);
-        run.settle()?;
+        run.touch(index)?;
         let span = Span::elements(memory, &self.plan, segment.start, segment.start + segment.len);
         run.note(Access { span, writes });
         Ok(segment)
