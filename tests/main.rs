@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, unsafe_code)]
 
 mod abi;
+mod accumulation;
 mod bitexact;
 mod bitpatterns;
 mod drift;

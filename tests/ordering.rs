@@ -3,6 +3,7 @@
 //! The schedule alone, without a device: a simulated trainer reads parameters, writes gradients and hands over, and the
 //! checker judges ops and trainer together. Deleting any Wait must make it report.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use instep::hazard::{Hazard, Traced, check};
@@ -93,7 +94,7 @@ fn simulate(case: Case) -> Simulated {
             let span = Span::elements(Memory::Params, &plan, 0, plan.arena_len());
             list.push(Traced::Trainer(Access { span, writes: true }));
         }
-        schedule.begin(loads).unwrap();
+        schedule.begin(loads, NonZeroU32::MIN).unwrap();
         let left_out =
             |param: usize| case.unused != Unused::Never && pass % 2 == 1 && param.is_multiple_of(3);
         for &param in &forward {
@@ -251,7 +252,7 @@ fn an_abandoned_pass_leaves_no_hazard_behind() {
         let mut schedule = Schedule::new(&layout, Arc::clone(&plan), Policy::new(mode, false));
         let mut list = Vec::new();
         for pass in 0..9 {
-            schedule.begin(pass == 0).unwrap();
+            schedule.begin(pass == 0, NonZeroU32::MIN).unwrap();
             for param in (0..3).rev() {
                 if pass % 3 == 2 {
                     // Nothing is touched behind the abandoned pass.
@@ -283,7 +284,7 @@ fn buckets_launch_in_index_order_whatever_arrives_first() {
     let plan = Arc::new(Plan::new(&layout, 1, caps, false).unwrap());
     for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
         let mut schedule = Schedule::new(&layout, Arc::clone(&plan), Policy::new(Mode::Eager, false));
-        schedule.begin(false).unwrap();
+        schedule.begin(false, NonZeroU32::MIN).unwrap();
         order.iter().for_each(|&param| schedule.hand_over(param).unwrap());
         assert!(schedule.hand_over(0).is_err(), "handed over twice");
         schedule.finish().unwrap();

@@ -18,6 +18,7 @@ mod readiness;
 use emitter::{Emitter, Mark};
 use readiness::Readiness;
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
@@ -65,6 +66,8 @@ pub struct Schedule {
     readiness: Readiness,
     pass: u64,
     open: bool,
+    /// Micro-batches of the open pass that are still to come after this one.
+    micro_batches_left: u32,
     /// The end of Begin, if reduces must come after it: it resets the tail blocks that they sum.
     begun: Option<Mark>,
     /// The last reduce, which the next Begin must come after for the same reason.
@@ -91,6 +94,7 @@ impl Schedule {
             emitter: Emitter::default(),
             pass: 0,
             open: false,
+            micro_batches_left: 0,
             begun: None,
             last: None,
             plan,
@@ -113,15 +117,16 @@ impl Schedule {
         self.open
     }
 
-    /// Opens a pass. With `broadcast`, all ranks first take rank 0's parameters.
+    /// Opens a pass of so many micro-batches. With `broadcast`, all ranks first take rank 0's parameters.
     ///
     /// # Errors
     /// `Order` if a pass is open.
-    pub fn begin(&mut self, broadcast: bool) -> Result<()> {
+    pub fn begin(&mut self, broadcast: bool, micro_batches: NonZeroU32) -> Result<()> {
         if self.open {
             return Err(Error::Order("a pass is open already".into()));
         }
         self.open = true;
+        self.micro_batches_left = micro_batches.get() - 1;
         self.pass += 1;
         self.readiness.reset(&self.plan);
         let tails = self.plan.buckets().iter().any(|bucket| !bucket.tail.is_empty());
@@ -142,8 +147,22 @@ impl Schedule {
         Ok(())
     }
 
+    /// Gives every parameter back to the trainer for the next micro-batch.
+    ///
+    /// # Errors
+    /// `Order` if no pass is open or this was the last one.
+    pub fn next_micro_batch(&mut self) -> Result<()> {
+        self.require_open()?;
+        if self.micro_batches_left == 0 {
+            return Err(Error::Order("this is the last micro-batch of the pass".into()));
+        }
+        self.micro_batches_left -= 1;
+        self.readiness.reset(&self.plan);
+        Ok(())
+    }
+
     /// The trainer has finished with one use of a parameter, and with its gradient at the last use. Launches what
-    /// becomes complete.
+    /// becomes complete, if this is the last micro-batch.
     ///
     /// # Errors
     /// `Order` if no pass is open or the parameter was handed over before; nothing is launched then.
@@ -166,6 +185,9 @@ impl Schedule {
     }
 
     fn launch_complete(&mut self) {
+        if self.micro_batches_left > 0 {
+            return;
+        }
         while let Some(bucket) = self.readiness.take_next(false) {
             self.launch(bucket);
         }
@@ -217,9 +239,12 @@ impl Schedule {
     /// Closes the pass: launches what is left, with zeros for what was not handed over, and the steps.
     ///
     /// # Errors
-    /// `Order` if no pass is open.
+    /// `Order` if no pass is open, or micro-batches are still to come.
     pub fn finish(&mut self) -> Result<()> {
         self.require_open()?;
+        if self.micro_batches_left > 0 {
+            return Err(Error::Order(format!("{} micro-batches are still to come", self.micro_batches_left)));
+        }
         while let Some(bucket) = self.readiness.take_next(true) {
             self.launch(bucket);
         }

@@ -14,6 +14,7 @@ pub use run::Recording;
 pub use views::{Grads, Params, ParamsMut};
 
 use std::cell::RefCell;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
@@ -184,8 +185,37 @@ impl<D: Device> Stepper<D> {
     /// # Errors
     /// `Order` if a pass is open, because one was leaked: see [`abandon_open_pass`](Self::abandon_open_pass).
     pub fn begin(&mut self) -> Result<Pass<'_, D>> {
+        self.begin_accumulating(NonZeroU32::MIN)
+    }
+
+    /// Opens a pass of several micro-batches, whose gradients add up: the first write of the pass replaces, later ones
+    /// are the trainer's to add ([`Grads::add`]). Buckets launch in the last micro-batch only. A mean over micro-batches is
+    /// the trainer's too: it divides its loss by their number.
+    ///
+    /// ```
+    /// # use instep::{Layout, Sgd, Solo, Stepper};
+    /// # let layout = Layout::builder().param("w", 2).build()?;
+    /// # let w = layout.id("w")?;
+    /// # let mut stepper = Stepper::host(&layout, Sgd { lr: 1.0, ..Default::default() }, Solo::default())?;
+    /// let mut pass = stepper.begin_accumulating(2.try_into().unwrap())?;
+    /// pass.grads().add(w, &[1.0, 2.0])?;
+    /// pass.grad_ready(w)?; // nothing is launched yet
+    /// pass.next_micro_batch()?;
+    /// pass.grads().add(w, &[0.5, 0.5])?;
+    /// pass.grad_ready(w)?; // now the bucket is on its way
+    /// pass.finish()?;
+    /// assert_eq!(stepper.params()?.get(w)?, [-1.5, -2.5]);
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    ///
+    /// # Ordering
+    /// As [`begin`](Self::begin).
+    ///
+    /// # Errors
+    /// As [`begin`](Self::begin).
+    pub fn begin_accumulating(&mut self, micro_batches: NonZeroU32) -> Result<Pass<'_, D>> {
         let run = self.run.get_mut();
-        run.schedule.begin(self.params_written)?;
+        run.schedule.begin(self.params_written, micro_batches)?;
         run.submit();
         self.params_written = false;
         self.written.get_mut().fill(false);

@@ -181,6 +181,15 @@ impl<'a, D: Device> Pass<'a, D> {
         Ok(())
     }
 
+    /// Goes on to the next micro-batch of the pass: every parameter, handed over or not, is the trainer's again, and the
+    /// gradients written so far stay.
+    ///
+    /// # Errors
+    /// `Order` if this is the last one; see [`Stepper::begin_accumulating`].
+    pub fn next_micro_batch(&mut self) -> Result<()> {
+        self.stepper.run.get_mut().schedule.next_micro_batch()
+    }
+
     /// Hands over every parameter of a bucket, each with all its uses.
     ///
     /// # Ordering
@@ -222,9 +231,9 @@ impl<'a, D: Device> Pass<'a, D> {
     /// Returns at once; the next access waits as far as it must.
     ///
     /// # Errors
-    /// None today; failures of queued ops come with the next access.
+    /// `Order` if micro-batches are still to come; the pass is given up then. Failures of queued ops come with the next
+    /// access.
     pub fn finish(mut self) -> Result<()> {
-        self.open = false;
         let run = self.stepper.run.get_mut();
         for (index, _) in self.stepper.written.get_mut().iter().enumerate().filter(|(_, written)| **written) {
             if !run.schedule.is_handed_over(index) {
@@ -233,6 +242,7 @@ impl<'a, D: Device> Pass<'a, D> {
         }
         run.schedule.finish()?;
         run.submit();
+        self.open = false;
         Ok(())
     }
 
