@@ -10,6 +10,7 @@ mod bitexact;
 mod bitpatterns;
 mod drift;
 mod failures;
+mod groups;
 mod multirank;
 mod norms;
 mod objects;

@@ -46,8 +46,8 @@ struct Case {
     tails: bool,
     order: Order,
     unused: Unused,
-    /// Loads parameters anew before the third pass, so that ranks take rank 0's again, and reads the status after
-    /// every other one.
+    /// Loads parameters anew before the third pass, so that ranks take rank 0's again, sets learning rates
+    /// after every one, and reads the status after every other one.
     reload: bool,
     passes: usize,
 }
@@ -113,6 +113,11 @@ fn simulate(case: Case) -> Simulated {
         }
         schedule.finish().unwrap();
         list.extend(schedule.drain().map(Traced::Op));
+        if case.reload {
+            schedule.touch_groups();
+            list.extend(schedule.drain().map(Traced::Op));
+            list.push(Traced::Trainer(Access { span: Span::GROUPS, writes: true }));
+        }
         if case.reload && pass % 2 == 0 {
             schedule.touch_control();
             list.extend(schedule.drain().map(Traced::Op));

@@ -7,7 +7,7 @@
 use std::alloc::{Layout as AllocLayout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
-use crate::abi::{InstepControl, InstepSegment};
+use crate::abi::{InstepControl, InstepHyper, InstepSegment};
 use crate::error::{Error, Result};
 use crate::layout::Plan;
 use crate::op::{Memory, Span};
@@ -51,8 +51,10 @@ pub(crate) struct Memories {
     params: Arena,
     grads: Arena,
     control: Arena,
+    groups: Arena,
     states: Vec<Arena>,
     segment_count: usize,
+    group_count: usize,
 }
 
 /// Where the per-segment records start in control memory.
@@ -60,7 +62,7 @@ const SEGMENTS_AT: usize = std::mem::size_of::<InstepControl>().next_multiple_of
 
 impl Memories {
     /// Zeroed arenas for a plan.
-    pub(crate) fn new(plan: &Plan, states: usize) -> Result<Memories> {
+    pub(crate) fn new(plan: &Plan, states: usize, group_count: usize) -> Result<Memories> {
         let bytes = plan.arena_len() * plan.dtype().bytes();
         let segment_count = plan.segments().len();
         let control = SEGMENTS_AT + segment_count * std::mem::size_of::<InstepSegment>();
@@ -68,8 +70,10 @@ impl Memories {
             params: Arena::zeroed(bytes)?,
             grads: Arena::zeroed(bytes)?,
             control: Arena::zeroed(control as u64)?,
+            groups: Arena::zeroed((group_count * std::mem::size_of::<InstepHyper>()) as u64)?,
             states: (0..states).map(|_| Arena::zeroed(bytes)).collect::<Result<_>>()?,
             segment_count,
+            group_count,
         })
     }
 
@@ -78,6 +82,7 @@ impl Memories {
             Memory::Params => &self.params,
             Memory::Grads => &self.grads,
             Memory::Control => &self.control,
+            Memory::Groups => &self.groups,
             Memory::State(k) => &self.states[usize::from(k)],
         }
     }
@@ -102,6 +107,21 @@ impl Memories {
     pub(crate) fn segments(&self) -> *mut InstepSegment {
         // SAFETY: `new` made room for the records behind this offset, which keeps their alignment.
         unsafe { self.control.base.as_ptr().add(SEGMENTS_AT).cast() }
+    }
+
+    /// The first group's hyperparameters.
+    pub(crate) fn groups(&self) -> *mut InstepHyper {
+        self.groups.base.as_ptr().cast()
+    }
+
+    /// Sets one group's hyperparameters.
+    ///
+    /// # Safety
+    /// No Begin is running, and none that has been submitted is still to run.
+    pub(crate) unsafe fn write_group(&self, group: usize, hyper: InstepHyper) {
+        assert!(group < self.group_count);
+        // SAFETY: within bounds by the assertion, aligned, and read by nobody now, by the contract.
+        unsafe { self.groups().add(group).write(hyper) }
     }
 
     /// A copy of the control block.

@@ -27,7 +27,6 @@ const TILES_PER_CHUNK: usize = 16;
 pub(crate) struct Rule {
     pub(crate) optimizer: u32,
     pub(crate) states: usize,
-    pub(crate) hyper: InstepHyper,
     pub(crate) divisor: f64,
     pub(crate) loss_scale: f64,
     pub(crate) max_norm: Option<f64>,
@@ -54,6 +53,8 @@ pub(crate) struct Parts {
     pub(crate) plan: Arc<Plan>,
     pub(crate) memories: Arc<Memories>,
     pub(crate) rule: Rule,
+    /// First values of group memory.
+    pub(crate) hypers: Vec<InstepHyper>,
     pub(crate) kernels: Kernels,
     pub(crate) pool: Pool,
     pub(crate) comm: Arc<dyn Collective>,
@@ -63,9 +64,9 @@ pub(crate) struct Parts {
 
 impl Executor {
     pub(crate) fn new(parts: Parts) -> Executor {
-        let Parts { plan, memories, rule, kernels, pool, comm, agreement, deadline } = parts;
+        let Parts { plan, memories, rule, hypers, kernels, pool, comm, agreement, deadline } = parts;
         assert!(rule.states <= INSTEP_MAX_STATES as usize);
-        initialise_control(&plan, &memories);
+        initialise_control(&plan, &memories, &hypers);
         let job = |kind: Kind, bucket: usize| {
             Job::new(BucketJob::new(kind, bucket as u32, &plan, &memories, &rule, kernels))
         };
@@ -88,6 +89,10 @@ impl Executor {
     /// As it was when the executor was built: asking later could run a user's code where a panic has no catcher.
     pub(crate) fn rank(&self) -> u32 {
         self.rank
+    }
+
+    pub(crate) fn bucket_count(&self) -> usize {
+        self.steps.len()
     }
 
     pub(crate) fn comm(&self) -> &dyn Collective {
@@ -130,14 +135,15 @@ impl Executor {
         let args = InstepBeginArgs {
             control: self.memories.control(),
             segments: self.memories.segments(),
-            groups: &self.rule.hyper,
+            groups: self.memories.groups(),
             segment_count: self.plan.segments().len() as u64,
             divisor: self.rule.divisor,
             loss_scale: self.rule.loss_scale,
             optimizer: self.rule.optimizer,
             reserved: 0,
         };
-        // SAFETY: control memory holds that many segments, all of group 0; exclusive as for every op.
+        // SAFETY: control memory holds that many segments, each of a group that the builder has checked; exclusive as
+        // for every op.
         unsafe { self.kernels.begin(&args) }
     }
 
@@ -155,8 +161,12 @@ impl Executor {
     }
 }
 
-/// What control memory says before the first pass.
-fn initialise_control(plan: &Plan, memories: &Memories) {
+/// What control and group memory say before the first pass.
+fn initialise_control(plan: &Plan, memories: &Memories, hypers: &[InstepHyper]) {
+    for (group, hyper) in hypers.iter().enumerate() {
+        // SAFETY: no op has been submitted yet.
+        unsafe { memories.write_group(group, *hyper) }
+    }
     // SAFETY: zeroed memory of the right size and alignment, and no op has been submitted yet.
     let control: &mut InstepControl = unsafe { &mut *memories.control() };
     control.clip = 1.0;
@@ -164,6 +174,7 @@ fn initialise_control(plan: &Plan, memories: &Memories) {
     for (k, segment) in plan.segments().iter().enumerate() {
         // SAFETY: control memory has one record per segment, zeroed, and no op has been submitted yet.
         let record: &mut InstepSegment = unsafe { &mut *memories.segments().add(k) };
+        record.group = segment.group;
         record.action = match segment.action {
             SegmentAction::Step => INSTEP_ACTION_STEP,
             SegmentAction::Average => INSTEP_ACTION_AVERAGE,
@@ -229,7 +240,7 @@ impl BucketJob {
             Memory::Grads => args.grads = memories.resolve(access.span).cast(),
             Memory::Params => params = memories.resolve(access.span),
             Memory::State(k) => args.states[usize::from(k)] = memories.resolve(access.span).cast(),
-            Memory::Control => {}
+            Memory::Control | Memory::Groups => {}
         });
         let tiles = tiles(plan, &plan.buckets()[bucket as usize], params);
         args.tiles = tiles.as_ptr();

@@ -39,15 +39,11 @@ impl Streams {
     pub(crate) fn new(executor: Executor, origin: Instant, timed: bool) -> Arc<Streams> {
         let work = [const { Condvar::new() }; STREAMS];
         let rank = executor.rank();
-        Arc::new(Streams {
-            executor,
-            rank,
-            origin,
-            timed,
-            state: Mutex::default(),
-            work,
-            passed: Condvar::new(),
-        })
+        // Room for the ops of several passes per stream: a trainer that runs ahead must not make a queue grow.
+        let room = 64 + 16 * executor.bucket_count();
+        let queues = std::array::from_fn(|_| VecDeque::with_capacity(room));
+        let state = Mutex::new(State { queues, ..State::default() });
+        Arc::new(Streams { executor, rank, origin, timed, state, work, passed: Condvar::new() })
     }
 
     /// Starts the threads. If the system refuses one, the device is poisoned.

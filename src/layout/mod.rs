@@ -34,6 +34,8 @@ pub struct Parameter {
     pub uses: u32,
     /// What the step does with it.
     pub action: SegmentAction,
+    /// Whose hyperparameters it takes, as an index into [`Layout::groups`].
+    pub group: u32,
 }
 
 /// A parameter of one particular layout; a layout refuses another one's.
@@ -53,13 +55,18 @@ pub struct ParamId {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     parameters: Vec<Parameter>,
+    groups: Vec<String>,
     fingerprint: u64,
 }
 
+/// The group of parameters that are put into none.
+pub const DEFAULT_GROUP: &str = "default";
+
 /// Collects parameters for a [`Layout`].
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct LayoutBuilder {
     parameters: Vec<Parameter>,
+    groups: Vec<String>,
     /// An option that came before any parameter.
     misplaced: Option<&'static str>,
 }
@@ -73,7 +80,23 @@ impl LayoutBuilder {
             len: len as u64,
             uses: 1,
             action: SegmentAction::Step,
+            group: 0,
         });
+        self
+    }
+
+    /// Puts the parameter added last into a group, which may have hyperparameters of its own (see
+    /// [`StepperBuilder::group`](crate::StepperBuilder::group)). Groups share buckets and launches.
+    pub fn in_group(mut self, name: impl Into<String>) -> Self {
+        let name = name.into();
+        let group = self.groups.iter().position(|known| *known == name).unwrap_or(self.groups.len());
+        match self.parameters.last_mut() {
+            Some(last) => last.group = group as u32,
+            None => self.misplaced = Some("in_group"),
+        }
+        if group == self.groups.len() {
+            self.groups.push(name);
+        }
         self
     }
 
@@ -146,15 +169,20 @@ impl LayoutBuilder {
                 _ => return refuse(format!("`{name}` takes the layout past 2^56 elements")),
             };
         }
-        let fingerprint = fingerprint(&self.parameters);
-        Ok(Layout { parameters: self.parameters, fingerprint })
+        let fingerprint = fingerprint(&self.parameters, &self.groups);
+        Ok(Layout { parameters: self.parameters, groups: self.groups, fingerprint })
     }
 }
 
 impl Layout {
     /// Starts an empty layout.
     pub fn builder() -> LayoutBuilder {
-        LayoutBuilder::default()
+        LayoutBuilder { parameters: Vec::new(), groups: vec![DEFAULT_GROUP.into()], misplaced: None }
+    }
+
+    /// Names of the groups; the first is [`DEFAULT_GROUP`], whether anything is in it or not.
+    pub fn groups(&self) -> &[String] {
+        &self.groups
     }
 
     /// The parameter called `name`.
@@ -210,11 +238,12 @@ pub(crate) fn fold(hash: u64, bytes: &[u8]) -> u64 {
     bytes.iter().fold(hash, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 
-fn fingerprint(parameters: &[Parameter]) -> u64 {
-    parameters.iter().fold(0xcbf2_9ce4_8422_2325, |hash, p| {
-        // Lengths before contents, so that no two lists spell the same bytes.
-        let hash = fold(hash, &(p.name.len() as u64).to_le_bytes());
-        let hash = fold(hash, p.name.as_bytes());
+fn fingerprint(parameters: &[Parameter], groups: &[String]) -> u64 {
+    // Lengths before contents, so that no two lists spell the same bytes.
+    let text = |hash, text: &str| fold(fold(hash, &(text.len() as u64).to_le_bytes()), text.as_bytes());
+    let hash = groups.iter().fold(0xcbf2_9ce4_8422_2325, |hash, group| text(hash, group));
+    parameters.iter().fold(hash, |hash, p| {
+        let hash = fold(text(hash, &p.name), &p.group.to_le_bytes());
         let hash = fold(hash, &p.len.to_le_bytes());
         fold(fold(hash, &p.uses.to_le_bytes()), &[p.action as u8])
     })

@@ -42,6 +42,8 @@ pub struct Segment {
     pub len: u64,
     /// What the step does with it.
     pub action: SegmentAction,
+    /// Whose hyperparameters it takes.
+    pub group: u32,
     /// Offset of its element in the bucket's tail block, if the plan has tails: the SUM leaves there how many
     /// ranks had a gradient for it.
     pub tail: Option<u64>,
@@ -101,6 +103,7 @@ impl Plan {
                 start: 0,
                 len: parameter.len,
                 action: parameter.action,
+                group: parameter.group,
                 tail: None,
             });
             gathered_bytes += parameter.len * dtype.bytes();

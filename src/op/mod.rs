@@ -47,6 +47,8 @@ pub enum Memory {
     Grads,
     /// Control block and per-segment scalars.
     Control,
+    /// Hyperparameters per group, which the trainer sets between passes and Begin reads.
+    Groups,
     /// Optimizer state by its number.
     State(u8),
 }
@@ -76,6 +78,9 @@ impl Span {
 
     /// The control block and everything behind it.
     pub const CONTROL: Span = Span { memory: Memory::Control, start: 0, end: u64::MAX };
+
+    /// The hyperparameters of all groups.
+    pub const GROUPS: Span = Span { memory: Memory::Groups, start: 0, end: u64::MAX };
 
     /// Length in bytes.
     pub fn bytes(&self) -> u64 {
@@ -169,6 +174,7 @@ impl Op {
             Action::Control(phase) => {
                 touch(Span::CONTROL, true);
                 if phase == Phase::Begin {
+                    touch(Span::GROUPS, false);
                     for tail in plan.buckets().iter().map(|b| b.tail.clone()) {
                         touch(Span::elements(Memory::Grads, plan, tail.start, tail.end), true);
                     }

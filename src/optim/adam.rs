@@ -90,6 +90,14 @@ impl Rule for Adam {
         INSTEP_OPTIMIZER_adam
     }
 
+    fn lr_mut(&mut self) -> &mut f64 {
+        &mut self.lr
+    }
+
+    fn boxed(&self) -> Box<dyn Optimizer> {
+        Box::new(*self)
+    }
+
     fn hyper(&self) -> Result<InstepHyper> {
         // The first step's size is the largest one.
         if !((self.lr / (1.0 - self.betas.0)) as f32).is_finite() && self.betas.0 < 1.0 {
@@ -114,6 +122,14 @@ impl Rule for Adam {
 impl Rule for AdamW {
     fn kernel(&self) -> u32 {
         INSTEP_OPTIMIZER_adam
+    }
+
+    fn lr_mut(&mut self) -> &mut f64 {
+        &mut self.lr
+    }
+
+    fn boxed(&self) -> Box<dyn Optimizer> {
+        Box::new(*self)
     }
 
     fn hyper(&self) -> Result<InstepHyper> {

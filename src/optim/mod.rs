@@ -25,6 +25,8 @@ pub(crate) mod sealed {
     pub trait Rule {
         fn kernel(&self) -> u32;
         fn hyper(&self) -> Result<InstepHyper>;
+        fn lr_mut(&mut self) -> &mut f64;
+        fn boxed(&self) -> Box<dyn super::Optimizer>;
     }
 }
 

@@ -47,6 +47,14 @@ impl Rule for Sgd {
         INSTEP_OPTIMIZER_sgd
     }
 
+    fn lr_mut(&mut self) -> &mut f64 {
+        &mut self.lr
+    }
+
+    fn boxed(&self) -> Box<dyn Optimizer> {
+        Box::new(*self)
+    }
+
     fn hyper(&self) -> Result<InstepHyper> {
         if !self.dampening.is_finite() || !(self.dampening as f32).is_finite() {
             return Err(Error::config("dampening", self.dampening, "must be finite as f32"));

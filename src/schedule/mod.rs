@@ -68,14 +68,16 @@ pub struct Schedule {
     open: bool,
     /// Micro-batches of the open pass that are still to come after this one.
     micro_batches_left: u32,
-    /// The end of Begin, if reduces must come after it: it resets the tail blocks that they sum.
+    /// The end of Begin: the trainer may set what it has read, and with tails reduces must come after it, since it resets
+    /// the blocks that they sum.
     begun: Option<Mark>,
-    /// The last reduce, which the next Begin must come after for the same reason.
+    /// The last reduce, which with tails the next Begin must come after.
     reduced: Option<Mark>,
+    tails: bool,
     /// Per bucket, the first Record of the compute stream behind the trainer's last touch.
     touched: Vec<Ticket>,
-    /// The same for control memory, which the next Begin writes.
-    control_touched: Ticket,
+    /// The same for control memory and groups, which the next Begin writes and reads.
+    inputs_touched: Ticket,
     /// Per bucket, its last step: what the trainer and the next reduce must come after.
     stepped: Vec<Option<Mark>>,
     /// The last step of all, or what stands for it in a layout without elements.
@@ -89,7 +91,8 @@ impl Schedule {
             readiness: Readiness::new(layout, &plan),
             stepped: vec![None; plan.buckets().len()],
             touched: vec![NEVER; plan.buckets().len()],
-            control_touched: NEVER,
+            inputs_touched: NEVER,
+            tails: plan.buckets().iter().any(|bucket| !bucket.tail.is_empty()),
             reduced: None,
             emitter: Emitter::default(),
             pass: 0,
@@ -129,13 +132,11 @@ impl Schedule {
         self.micro_batches_left = micro_batches.get() - 1;
         self.pass += 1;
         self.readiness.reset(&self.plan);
-        let tails = self.plan.buckets().iter().any(|bucket| !bucket.tail.is_empty());
-        let read = !self.emitter.is_after(Stream::Optim, self.control_touched);
-        let read = read.then(|| self.emitter.record(Stream::Compute));
+        let touched = !self.emitter.is_after(Stream::Optim, self.inputs_touched);
+        let touched = touched.then(|| self.emitter.record(Stream::Compute));
         // The reduce is known already, unless the last pass was given up between a reduce and its step.
-        self.emitter.after(Stream::Optim, &[read, self.reduced.filter(|_| tails)]);
-        self.emitter.emit(Stream::Optim, Action::Control(Phase::Begin));
-        self.begun = tails.then(|| self.emitter.record(Stream::Optim));
+        self.emitter.after(Stream::Optim, &[touched, self.reduced.filter(|_| self.tails)]);
+        self.begun = Some(self.emitter.emit_marked(Stream::Optim, Action::Control(Phase::Begin)));
         if broadcast {
             self.touch_all();
             let written = self.emitter.record(Stream::Compute);
@@ -210,7 +211,14 @@ impl Schedule {
     /// The trainer is about to read the status or step counts, between passes.
     pub fn touch_control(&mut self) {
         self.emitter.after(Stream::Compute, &[self.last]);
-        self.control_touched = self.emitter.next_ticket(Stream::Compute);
+        self.inputs_touched = self.emitter.next_ticket(Stream::Compute);
+    }
+
+    /// The trainer is about to set hyperparameters, between passes. The steps of the last pass may still run: they read
+    /// what Begin has derived.
+    pub fn touch_groups(&mut self) {
+        self.emitter.after(Stream::Compute, &[self.begun]);
+        self.inputs_touched = self.emitter.next_ticket(Stream::Compute);
     }
 
     /// The trainer is about to touch any parameter, gradient or state.
@@ -284,7 +292,8 @@ impl Schedule {
         if described.len > 0 {
             let touched = !self.emitter.is_after(Stream::Reduce, self.touched[bucket as usize]);
             let written = touched.then(|| self.emitter.record(Stream::Compute));
-            self.emitter.after(Stream::Reduce, &[written, self.begun, self.stepped[bucket as usize]]);
+            let begun = self.begun.filter(|_| self.tails);
+            self.emitter.after(Stream::Reduce, &[written, begun, self.stepped[bucket as usize]]);
         }
         for segment in plan.segments_of(described) {
             if !self.readiness.is_handed_over(segment.param as usize) {

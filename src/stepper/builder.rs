@@ -18,6 +18,7 @@ use crate::optim::Optimizer;
 use crate::pool::Pool;
 use crate::schedule::{Mode, Policy, Schedule};
 use crate::stepper::Stepper;
+use crate::stepper::groups::Groups;
 use crate::stepper::run::Run;
 
 /// What happens to a parameter that no rank had a gradient for in a pass.
@@ -34,6 +35,7 @@ pub enum Unused {
 pub struct StepperBuilder<'a> {
     layout: &'a Layout,
     optimizer: Box<dyn Optimizer>,
+    groups: Vec<(String, Box<dyn Optimizer>)>,
     mode: Mode,
     caps: BucketCaps,
     unused: Unused,
@@ -51,6 +53,7 @@ impl<'a> StepperBuilder<'a> {
         StepperBuilder {
             layout,
             optimizer,
+            groups: Vec::new(),
             mode: Mode::default(),
             caps: BucketCaps::default(),
             unused: Unused::default(),
@@ -62,6 +65,12 @@ impl<'a> StepperBuilder<'a> {
             deadline: None,
             record: false,
         }
+    }
+
+    /// Hyperparameters for one group of the layout. Every group has the same optimizer, and shares its launches.
+    pub fn group(mut self, name: impl Into<String>, optimizer: impl Optimizer + 'static) -> Self {
+        self.groups.push((name.into(), Box::new(optimizer)));
+        self
     }
 
     /// When steps run; Eager unless said otherwise. The result is the same bits in every mode.
@@ -132,7 +141,7 @@ impl<'a> StepperBuilder<'a> {
     /// # Errors
     /// `Config` for a value out of range or an option that the mode refuses, `Unsupported` or `Arithmetic` for an
     /// instruction set that cannot be used, `Layout` if the memory cannot be addressed.
-    pub fn host(self, comm: impl Collective + 'static) -> Result<Stepper> {
+    pub fn host(mut self, comm: impl Collective + 'static) -> Result<Stepper> {
         let comm: Arc<dyn Collective> = Arc::new(comm);
         let (rank, world_size) = (comm.rank(), comm.world_size());
         if world_size == 0 {
@@ -142,11 +151,10 @@ impl<'a> StepperBuilder<'a> {
             return Err(Error::config("rank", rank, "must be below the world size"));
         }
         self.refuse(world_size)?;
-        let optimizer = &self.optimizer;
+        let groups = Groups::new(self.layout, &*self.optimizer, std::mem::take(&mut self.groups))?;
         let rule = Rule {
-            optimizer: optimizer.kernel(),
-            states: optimizer.state_names().len(),
-            hyper: optimizer.hyper()?,
+            optimizer: groups.kernel(),
+            states: groups.state_names().len(),
             divisor: f64::from(world_size),
             loss_scale: self.loss_scale,
             max_norm: self.max_norm,
@@ -160,14 +168,15 @@ impl<'a> StepperBuilder<'a> {
         };
         let pool = self.pool(&*comm)?;
         let plan = Arc::new(Plan::new(self.layout, world_size, self.caps, self.unused == Unused::Skip)?);
-        let memories = Arc::new(Memories::new(&plan, rule.states)?);
+        let memories = Arc::new(Memories::new(&plan, rule.states, self.layout.groups().len())?);
         let policy = Policy::new(self.mode, self.max_norm.is_some() || self.skip_nonfinite);
         let schedule = Schedule::new(self.layout, Arc::clone(&plan), policy);
-        let agreement = self.agreement(&plan);
+        let agreement = self.agreement(&plan, &groups);
         let parts = Parts {
             plan: Arc::clone(&plan),
             memories,
             rule,
+            hypers: groups.hypers()?,
             kernels,
             pool,
             comm: comm.clone(),
@@ -177,7 +186,8 @@ impl<'a> StepperBuilder<'a> {
         let device = HostDevice::new(parts, self.record);
         Ok(Stepper {
             layout: self.layout.clone(),
-            state_names: self.optimizer.state_names(),
+            state_names: groups.state_names(),
+            groups,
             isa,
             written: vec![false; plan.segments().len()].into(),
             plan,
@@ -229,13 +239,13 @@ impl<'a> StepperBuilder<'a> {
     }
 
     /// What ranks must have in common, as one number that every collective carries.
-    fn agreement(&self, plan: &Plan) -> u64 {
+    fn agreement(&self, plan: &Plan, groups: &Groups) -> u64 {
         let hash = plan.buckets().iter().fold(self.layout.fingerprint(), |hash, bucket| {
             fold(fold(hash, &bucket.start.to_le_bytes()), &bucket.tail.start.to_le_bytes())
         });
         let policy = format!(
             "{:?} {:?} {:?} {:?} {} {}",
-            self.optimizer, self.mode, self.unused, self.max_norm, self.skip_nonfinite, self.loss_scale
+            groups, self.mode, self.unused, self.max_norm, self.skip_nonfinite, self.loss_scale
         );
         fold(hash, policy.as_bytes())
     }

@@ -4,6 +4,7 @@
 //! value, and to touch is to wait. Must not decide any order itself; it forwards events to the schedule.
 
 mod builder;
+mod groups;
 mod pass;
 mod run;
 mod views;
@@ -23,6 +24,7 @@ use crate::layout::{Layout, ParamId, Plan};
 use crate::op::{Collective, Device, Memory};
 use crate::optim::Optimizer;
 use crate::schedule::{Mode, Policy};
+use groups::Groups;
 use run::Run;
 
 /// One rank's parameters, gradients and optimizer state, and the schedule that steps them.
@@ -37,6 +39,7 @@ pub struct Stepper<D: Device = HostDevice> {
     plan: Arc<Plan>,
     policy: Policy,
     state_names: &'static [&'static str],
+    groups: Groups,
     isa: Isa,
     comm: Arc<dyn Collective>,
     /// Parameters were written since the last broadcast, so ranks may differ.
@@ -151,6 +154,21 @@ impl Stepper {
     pub fn step_count(&self, id: ParamId) -> Result<u64> {
         self.settle_control()?;
         self.read_step_count(self.layout.index(id)?)
+    }
+
+    /// Sets the learning rate of a group ([`DEFAULT_GROUP`](crate::layout::DEFAULT_GROUP) if the layout names none) from
+    /// the next pass on; alike on every rank.
+    ///
+    /// # Ordering
+    /// Waits for the last pass to have begun on the optim stream, not for its steps.
+    ///
+    /// # Errors
+    /// `Config` if there is no such group or the optimizer refuses the rate, which changes nothing; `Order` inside a
+    /// pass, `Poisoned` after a failure.
+    pub fn set_lr(&mut self, group: &str, lr: f64) -> Result<()> {
+        self.refuse_open_pass()?;
+        let (index, hyper) = self.groups.set_lr(group, lr)?;
+        self.write_group(index, hyper)
     }
 
     /// What was decided about the last pass.

@@ -103,6 +103,12 @@ impl<D: Device> Run<D> {
         self.settle()
     }
 
+    /// Makes the hyperparameters the trainer's to set.
+    pub(crate) fn touch_groups(&mut self) -> Result<()> {
+        self.schedule.touch_groups();
+        self.settle()
+    }
+
     /// Makes a parameter and its gradient the trainer's to touch.
     pub(crate) fn touch(&mut self, param: usize) -> Result<()> {
         self.schedule.touch(param);

@@ -5,6 +5,7 @@
 //! proven free of races with these very accesses.
 #![allow(unsafe_code)]
 
+use crate::abi::InstepHyper;
 use crate::error::{Error, Result};
 use crate::layout::{ParamId, Segment};
 use crate::op::{Access, Memory, Span};
@@ -211,7 +212,17 @@ impl Stepper {
         Ok(unsafe { std::slice::from_raw_parts(self.address(&segment, memory), length(&segment)) })
     }
 
-    /// After `settle_between_passes`.
+    /// Between passes.
+    pub(super) fn write_group(&mut self, group: usize, hyper: InstepHyper) -> Result<()> {
+        let run = self.run.get_mut();
+        run.touch_groups()?;
+        run.note(Access { span: Span::GROUPS, writes: true });
+        // SAFETY: `touch_groups` has waited for the last Begin, and the next is submitted by a later `begin`.
+        unsafe { run.device.memories().write_group(group, hyper) }
+        Ok(())
+    }
+
+    /// After `settle_control`.
     pub(super) fn read_step_count(&self, param: usize) -> Result<u64> {
         let mut run = self.run.borrow_mut();
         run.note(Access { span: Span::CONTROL, writes: false });
@@ -220,7 +231,7 @@ impl Stepper {
         Ok(segment.steps + u64::from(segment.stepped))
     }
 
-    /// After `settle_between_passes`.
+    /// After `settle_control`.
     pub(super) fn read_status(&self) -> Result<Status> {
         let mut run = self.run.borrow_mut();
         run.note(Access { span: Span::CONTROL, writes: false });

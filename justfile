@@ -1,0 +1,24 @@
+# The steps of .ci/run, one by one. `just` lists them.
+
+default:
+    @just --list
+
+# Everything that CI runs
+ci:
+    bash .ci/run
+
+# Format, lint, document
+check:
+    cargo fmt --all -- --check
+    cargo clippy --workspace --all-targets -- -D warnings
+    RUSTDOCFLAGS="-D warnings" cargo doc --no-deps
+
+test:
+    cargo test
+
+digits *flags:
+    cargo run --release --example digits -- {{flags}}
+
+# Write src/abi.rs from kernels/abi.h (needs libclang)
+bless:
+    cargo run -p bindings

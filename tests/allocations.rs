@@ -1,0 +1,88 @@
+//! Steady state allocates nothing, on any thread of the process.
+//!
+//! A binary of its own, because it replaces the global allocator with one that counts. Must hold one test only:
+//! another one beside it would be counted too.
+#![allow(clippy::unwrap_used, missing_docs, unsafe_code)]
+
+use std::alloc::{GlobalAlloc, Layout as AllocLayout, System};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use instep::{AdamW, Layout, Mode, ParamId, Result, Stepper, in_process};
+
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: forwards to the system's allocator and counts.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: AllocLayout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's contract is the system's.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: AllocLayout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn train(stepper: &mut Stepper, ids: &[ParamId], passes: usize) -> Result<()> {
+    for k in 0..passes {
+        stepper.set_lr("default", 1e-3 / (k + 1) as f64)?;
+        let mut pass = stepper.begin_accumulating(2.try_into().unwrap())?;
+        for micro_batch in 0..2 {
+            if micro_batch > 0 {
+                pass.next_micro_batch()?;
+            }
+            for id in ids.iter().rev() {
+                let (params, mut grads) = pass.split();
+                let value = params.get(*id)?[0];
+                grads.get_mut(*id)?.fill(value);
+                pass.grad_ready(*id)?;
+            }
+        }
+        pass.finish()?;
+    }
+    stepper.params()?;
+    Ok(())
+}
+
+#[test]
+fn steady_state_allocates_nothing_in_any_mode() {
+    // Some tiles for the pool's helpers, some buckets for the schedule.
+    let mut builder = Layout::builder();
+    for k in 0..6 {
+        builder = builder.param(format!("p{k}"), 40_000);
+    }
+    let layout = builder.build().unwrap();
+    for mode in [Mode::Sequential, Mode::Eager, Mode::Normed] {
+        for ranks in [1, 3] {
+            let barrier = Barrier::new(ranks as usize);
+            let counts = in_process(ranks, |comm| {
+                let builder =
+                    Stepper::builder(&layout, AdamW::default()).mode(mode).bucket_cap_bytes(1 << 18);
+                let mut stepper = builder.host(comm)?;
+                let ids: Vec<ParamId> = layout.ids().collect();
+                // Threads start and queues grow to their size.
+                train(&mut stepper, &ids, 20)?;
+                // A pool's helper may be slow to start, and the start of a thread allocates.
+                std::thread::sleep(std::time::Duration::from_millis(300));
+                train(&mut stepper, &ids, 20)?;
+                barrier.wait();
+                let before = ALLOCATIONS.load(Ordering::Relaxed);
+                barrier.wait();
+                train(&mut stepper, &ids, 30)?;
+                barrier.wait();
+                let after = ALLOCATIONS.load(Ordering::Relaxed);
+                barrier.wait();
+                Ok::<_, instep::Error>(after - before)
+            });
+            assert_eq!(counts.unwrap(), vec![0; ranks as usize], "{mode:?}, {ranks} ranks");
+        }
+    }
+}

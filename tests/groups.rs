@@ -1,0 +1,144 @@
+//! Parameter groups in one bucket, and learning rates that change between passes.
+//!
+//! A group must give the bits of a stepper of its own; a scheduled rate those of the arithmetic written out here.
+
+use instep::hazard::{Hazard, Traced, check};
+use instep::layout::DEFAULT_GROUP;
+use instep::op::{Action, Op, Phase};
+use instep::{AdamW, Error, Layout, Mode, Optimizer, Sgd, Solo, Stepper};
+
+const LENS: [usize; 4] = [300, 257, 5, 2049];
+
+fn gradient(pass: usize, param: usize, element: usize) -> f32 {
+    ((pass * 31 + param * 17 + element * 13) % 251) as f32 / 97.0 - 1.3
+}
+
+/// Bits of one parameter and its states after four passes.
+fn train(mut stepper: Stepper, params: &[usize]) -> Vec<Vec<u32>> {
+    let ids: Vec<_> = stepper.layout().ids().collect();
+    let fill = |name: &str, slice: &mut [f32]| {
+        let shift = name.len() as f32;
+        slice.iter_mut().enumerate().for_each(|(k, p)| *p = k as f32 / 512.0 - shift);
+    };
+    stepper.params_mut().unwrap().fill(fill).unwrap();
+    for pass_index in 0..4 {
+        let mut pass = stepper.begin().unwrap();
+        for (id, param) in ids.iter().zip(params).rev() {
+            let mut grads = pass.grads();
+            let slice = grads.get_mut(*id).unwrap();
+            slice.iter_mut().enumerate().for_each(|(k, g)| *g = gradient(pass_index, *param, k));
+            pass.grad_ready(*id).unwrap();
+        }
+        pass.finish().unwrap();
+    }
+    let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<u32>>();
+    let of = |id| {
+        let mut all = bits(stepper.params().unwrap().get(id).unwrap());
+        for name in stepper.state_names() {
+            all.extend(bits(stepper.state(id, name).unwrap()));
+        }
+        all
+    };
+    ids.into_iter().map(of).collect()
+}
+
+fn alone(param: usize, optimizer: impl Optimizer + 'static) -> Vec<u32> {
+    let layout = Layout::builder().param(format!("p{param}"), LENS[param]).build().unwrap();
+    train(Stepper::host(&layout, optimizer, Solo::default()).unwrap(), &[param]).remove(0)
+}
+
+#[test]
+fn a_group_in_a_shared_bucket_gives_the_bits_of_a_stepper_of_its_own() {
+    let mut builder = Layout::builder();
+    for (k, len) in LENS.iter().enumerate() {
+        builder = builder.param(format!("p{k}"), *len);
+        if k % 2 == 1 {
+            builder = builder.in_group("no decay");
+        }
+    }
+    let layout = builder.build().unwrap();
+    let common = AdamW { lr: 3e-3, weight_decay: 0.1, ..Default::default() };
+    let own = AdamW { lr: 1e-2, betas: (0.8, 0.99), eps: 1e-6, weight_decay: 0.0, ..Default::default() };
+    for mode in [Mode::Sequential, Mode::Eager, Mode::Normed] {
+        for cap in [1, 1 << 20] {
+            let builder = Stepper::builder(&layout, common).group("no decay", own);
+            let stepper = builder.mode(mode).bucket_cap_bytes(cap).host(Solo::default()).unwrap();
+            let together = train(stepper, &[0, 1, 2, 3]);
+            for (k, bits) in together.iter().enumerate() {
+                let expected = alone(k, if k % 2 == 1 { own } else { common });
+                assert!(*bits == expected, "parameter {k}, {mode:?}, cap {cap}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_pass_uses_the_learning_rates_set_before_it_and_no_wait_is_too_many() {
+    let layout = Layout::builder().param("a", 300).param("b", 300).in_group("slow").build().unwrap();
+    let ids: Vec<_> = layout.ids().collect();
+    for mode in [Mode::Sequential, Mode::Eager, Mode::Normed] {
+        let builder = Stepper::builder(&layout, Sgd::default()).mode(mode).bucket_cap_bytes(1).record(true);
+        let mut stepper = builder.host(Solo::default()).unwrap();
+        let mut expected = [0.0f32; 2];
+        for step in 0..6 {
+            for (group, divisor) in [(DEFAULT_GROUP, 1.0), ("slow", 8.0)] {
+                stepper.set_lr(group, 0.3 / f64::from(step + 1) / divisor).unwrap();
+            }
+            let mut pass = stepper.begin().unwrap();
+            for (k, id) in ids.iter().enumerate().rev() {
+                pass.params().get(*id).unwrap();
+                pass.grads().get_mut(*id).unwrap().fill(0.7);
+                pass.grad_ready(*id).unwrap();
+                expected[k] -= (0.3 / f64::from(step + 1) / [1.0, 8.0][k]) as f32 * 0.7;
+            }
+            pass.finish().unwrap();
+        }
+        for (id, expected) in ids.iter().zip(expected) {
+            let params = stepper.params().unwrap();
+            assert!(params.get(*id).unwrap().iter().all(|p| p.to_bits() == expected.to_bits()), "{mode:?}");
+        }
+        let list = stepper.take_recording().unwrap().list;
+        assert_eq!(check(stepper.plan(), 0, &list), []);
+        let begins =
+            |entry: &Traced| matches!(entry, Traced::Op(Op { action: Action::Control(Phase::Begin), .. }));
+        let starts: Vec<usize> = (0..list.len()).filter(|&k| begins(&list[k])).collect();
+        let is_wait = |entry: &Traced| matches!(entry, Traced::Op(Op { action: Action::Wait(_), .. }));
+        for at in (starts[1]..starts[5]).filter(|&k| is_wait(&list[k])) {
+            let mut fewer = list.clone();
+            fewer.remove(at);
+            let found = check(stepper.plan(), 0, &fewer);
+            let race = found.iter().any(|hazard| matches!(hazard, Hazard::Race { .. }));
+            assert!(race, "{mode:?}: nothing misses {:?}", list[at]);
+        }
+    }
+}
+
+#[test]
+fn what_a_group_cannot_have_is_refused_and_changes_nothing() {
+    let layout = Layout::builder().param("a", 3).in_group("x").build().unwrap();
+    let a = layout.id("a").unwrap();
+    let build = |group: &str, rule: Sgd| {
+        Stepper::builder(&layout, Sgd::default()).group(group, rule).host(Solo::default())
+    };
+    assert!(matches!(build("y", Sgd::default()), Err(Error::Config { field: "group", .. })));
+    assert!(matches!(
+        build("x", Sgd { lr: -1.0, ..Default::default() }),
+        Err(Error::Config { field: "lr", .. })
+    ));
+    let other = Stepper::builder(&layout, Sgd::default()).group("x", AdamW::default()).host(Solo::default());
+    assert!(matches!(other, Err(Error::Unsupported { .. })));
+    let twice =
+        Stepper::builder(&layout, Sgd::default()).group("x", Sgd::default()).group("x", Sgd::default());
+    assert!(matches!(twice.host(Solo::default()), Err(Error::Config { field: "group", .. })));
+
+    let mut stepper = build("x", Sgd { lr: 0.5, ..Default::default() }).unwrap();
+    assert!(matches!(stepper.set_lr("y", 1.0), Err(Error::Config { field: "group", .. })));
+    assert!(matches!(stepper.set_lr("x", f64::NAN), Err(Error::Config { field: "lr", .. })));
+    std::mem::forget(stepper.begin().unwrap());
+    assert!(matches!(stepper.set_lr("x", 1.0), Err(Error::Order(_))));
+    stepper.abandon_open_pass().unwrap();
+    let mut pass = stepper.begin().unwrap();
+    pass.grads().write(a, &[1.0; 3]).unwrap();
+    pass.finish().unwrap();
+    assert_eq!(stepper.params().unwrap().get(a).unwrap(), [-0.5; 3], "the rate is still the first one");
+}
