@@ -6,16 +6,19 @@
 
 mod abi;
 mod accumulation;
+mod arbitrary;
 mod bitexact;
 mod bitpatterns;
 mod drift;
 mod failures;
+mod golden;
 mod groups;
 mod multirank;
 mod norms;
 mod objects;
 mod ordering;
 mod passes;
+mod property;
 mod recorded;
 mod reference;
 mod refusals;
@@ -23,3 +26,4 @@ mod steps;
 mod support;
 mod tidy;
 mod tolerance;
+mod training;

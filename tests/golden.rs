@@ -1,0 +1,165 @@
+//! The f64 reference against numbers that `torch.optim` itself made, in `tests/vectors.txt`.
+//!
+//! Everything else is held to the reference, and the reference to PyTorch here, parameters and states, one step at a
+//! time. The file is read, never made: `tests/vectors.py` says how to. Must not touch the crate: what agrees here is
+//! two f64 programs, so bounds are those of f64.
+
+use std::collections::HashMap;
+
+use crate::reference::{Adam, Rule, Scalar, Sgd};
+
+/// Unit roundoff of f64.
+const U: f64 = 1.0 / (1u64 << 53) as f64;
+
+/// Roundings on the way to any one number, in either program: 4 at most in each, powers apart.
+const OPS: f64 = 8.0;
+
+/// Names of a rule's states, in the order of [`Scalar::states`].
+const SGD_STATES: [&str; 1] = ["momentum_buffer"];
+const ADAM_STATES: [&str; 3] = ["exp_avg", "exp_avg_sq", "max_exp_avg_sq"];
+
+/// The values of each key, in order of appearance.
+type Block = HashMap<String, Vec<Vec<String>>>;
+
+fn blocks() -> Vec<Block> {
+    let text = include_str!("vectors.txt");
+    let parse = |block: &str| {
+        let mut keys = Block::new();
+        for line in block.lines().filter(|line| !line.starts_with('#')) {
+            let (key, values) = line.split_once(" = ").unwrap_or_else(|| panic!("no value: {line}"));
+            let values = values.split(' ').map(str::to_owned).collect();
+            keys.entry(key.to_owned()).or_default().push(values);
+        }
+        keys
+    };
+    text.split("\n\n").map(parse).collect()
+}
+
+fn numbers(values: &[String]) -> Vec<f64> {
+    values.iter().map(|value| value.parse().unwrap_or_else(|e| panic!("{value}: {e}"))).collect()
+}
+
+fn rule(case: &Block) -> Rule {
+    let text = |key: &str| case[key][0][0].as_str();
+    let number = |key| text(key).parse::<f64>().unwrap();
+    let flag = |key| text(key).parse::<bool>().unwrap();
+    let (lr, weight_decay, maximize) = (number("lr"), number("weight_decay"), flag("maximize"));
+    match text("optimizer") {
+        "sgd" => Rule::Sgd(Sgd {
+            lr,
+            momentum: number("momentum"),
+            dampening: number("dampening"),
+            weight_decay,
+            nesterov: flag("nesterov"),
+            maximize,
+        }),
+        name => Rule::Adam(Adam {
+            lr,
+            beta1: number("beta1"),
+            beta2: number("beta2"),
+            eps: number("eps"),
+            weight_decay,
+            decoupled: name == "adamw",
+            amsgrad: flag("amsgrad"),
+            maximize,
+        }),
+    }
+}
+
+/// How far two f64 programs may be apart after one step from the same numbers: for the parameter and each state.
+///
+/// Every operation is wrong by U of its result, and a result is no larger than the sizes of what went into it.
+/// That matters where numbers cancel: then only their sizes bound the error.
+fn bound(rule: &Rule, before: &Scalar, after: &Scalar, gradient: f64) -> (f64, [f64; 3]) {
+    match rule {
+        Rule::Sgd(sgd) => {
+            let g = gradient.abs() + sgd.weight_decay * before.param.abs();
+            let buffer = sgd.momentum * before.states[0].abs() + (1.0 + sgd.dampening) * g;
+            // Nesterov adds the gradient and a share of the buffer, three more roundings.
+            let moved = sgd.lr * if sgd.momentum == 0.0 { g } else { buffer + g };
+            (OPS * U * (before.param.abs() + 2.0 * moved), [OPS * U * buffer, 0.0, 0.0])
+        }
+        Rule::Adam(adam) => {
+            let coupled = if adam.decoupled { 0.0 } else { adam.weight_decay };
+            let g = gradient.abs() + coupled * before.param.abs();
+            // torch's lerp is m + w*(g - m) or g - (1-w)*(g - m), so m enters whole and not by its share.
+            let m = OPS * U * (before.states[0].abs() + g);
+            let v = OPS * U * (adam.beta2 * before.states[1] + (1.0 - adam.beta2) * g * g);
+            let largest = if adam.amsgrad { v } else { 0.0 };
+            let second_moment = if adam.amsgrad { after.states[2] } else { after.states[1] };
+            // A power has one rounding per factor; subtracting it from 1 magnifies them.
+            let powers = |beta: f64| f64::from(after.steps) * U / (1.0 - beta.powi(after.steps));
+            let [m_hat_per_m, v_hat_per_v] =
+                [adam.beta1, adam.beta2].map(|beta| 1.0 / (1.0 - beta.powi(after.steps)));
+            let denominator = (second_moment * v_hat_per_v).sqrt() + adam.eps;
+            let step = adam.lr * m_hat_per_m / denominator;
+            // The root halves relative errors.
+            let of_v = if second_moment == 0.0 { 0.0 } else { v / second_moment / 2.0 };
+            let relative = OPS * U + powers(adam.beta1) + powers(adam.beta2) / 2.0 + of_v;
+            let param = OPS * U * before.param.abs() + step * (m + after.states[0].abs() * relative);
+            (param, [m, v, largest])
+        }
+    }
+}
+
+/// Goes through every number of the file; `change` may falsify a rule. Returns the numbers, and how many are off.
+fn compare(change: impl Fn(&mut Rule)) -> Vec<(String, usize, usize)> {
+    let blocks = blocks();
+    let (common, cases) = blocks.split_first().unwrap();
+    let start = numbers(&common["start"][0]);
+    let mut outcomes = Vec::new();
+    for case in cases {
+        let (mut count, mut off) = (0, 0);
+        let mut rule = rule(case);
+        change(&mut rule);
+        let names: &[&str] = if matches!(rule, Rule::Sgd(_)) { &SGD_STATES } else { &ADAM_STATES };
+        let what = format!("{rule:?}");
+        for (element, param) in start.iter().enumerate() {
+            // Each step starts from torch's own numbers, so that errors do not pile up.
+            let mut torch = Scalar { param: *param, ..Scalar::default() };
+            for (step, gradient) in common["gradient"].iter().enumerate() {
+                let gradient = numbers(gradient)[element];
+                let (before, mut ours) = (torch, torch);
+                rule.step(&mut ours, gradient);
+                torch.steps += 1;
+                torch.param = numbers(&case["param"][step])[element];
+                for (state, name) in torch.states.iter_mut().zip(names) {
+                    // torch keeps no buffer without momentum, and no maximum without amsgrad.
+                    let kept = case.get(*name).map(|rows| numbers(&rows[step])[element]);
+                    *state = kept.unwrap_or_default();
+                }
+                let (param, states) = bound(&rule, &before, &torch, gradient);
+                let pairs = ours.states.iter().zip(torch.states).zip(states);
+                let pairs = pairs.map(|((ours, torch), bound)| (*ours, torch, bound));
+                for (ours, torch, bound) in pairs.chain([(ours.param, torch.param, param)]) {
+                    count += 1;
+                    // A NaN does not agree.
+                    let agrees = (ours - torch).abs() <= bound;
+                    off += usize::from(!agrees);
+                }
+            }
+        }
+        outcomes.push((what, count, off));
+    }
+    outcomes
+}
+
+#[test]
+fn the_reference_does_what_torch_does() {
+    let outcomes = compare(|_| ());
+    for (what, count, off) in &outcomes {
+        assert_eq!(*off, 0, "{off} of {count} numbers are off: {what}");
+    }
+    assert_eq!(outcomes.len(), 18, "the file is whole");
+}
+
+#[test]
+fn the_bounds_notice_a_learning_rate_that_is_wrong_in_the_twelfth_digit() {
+    let wrong = |rule: &mut Rule| match rule {
+        Rule::Sgd(sgd) => sgd.lr *= 1.0 + 1e-11,
+        Rule::Adam(adam) => adam.lr *= 1.0 + 1e-11,
+    };
+    for (what, _, off) in compare(wrong) {
+        assert!(off > 0, "nothing notices it in {what}");
+    }
+}

@@ -1,0 +1,82 @@
+"""Writes tests/vectors.txt: what torch.optim itself does to a few f64 numbers, for tests/golden.rs.
+
+    python -m venv /tmp/venv && /tmp/venv/bin/pip install torch==2.4.1
+    /tmp/venv/bin/python tests/vectors.py > tests/vectors.txt
+
+Inputs are formulas, so a new run changes nothing but what torch changes. Must not compute an update itself: every
+number behind `start` comes out of torch. Numbers are written with repr, which reads back to the same bits.
+"""
+
+import torch
+
+# Zero and tiny gradients are where eps, signs and a first second moment of zero show.
+START = [0.5, -1.25, 3.0, 1e-3, 0.0]
+GRADIENTS = [
+    [0.3, -0.7, 1e-3, 2.5, 0.0],
+    [-0.2, 0.4, 5e-4, -1.5, 0.0],
+    [0.9, 0.1, -2e-3, 0.25, 1e-9],
+    [-1.1, -0.6, 4e-3, 3.5, -2e-9],
+    [0.05, 0.0, -1e-3, -0.125, 0.5],
+    [0.0, 1.3, 7e-3, 0.75, -0.25],
+    [2.2, -0.9, -6e-3, -4.0, 0.125],
+]
+
+SGD = dict(lr=0.05, momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False, maximize=False)
+ADAM = dict(lr=0.01, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0, amsgrad=False, maximize=False)
+CASES = [
+    ("sgd", SGD, {}),
+    ("sgd", SGD, dict(weight_decay=0.04)),
+    ("sgd", SGD, dict(maximize=True, weight_decay=0.04)),
+    ("sgd", SGD, dict(momentum=0.9)),
+    ("sgd", SGD, dict(momentum=0.9, dampening=0.3)),
+    ("sgd", SGD, dict(momentum=0.9, nesterov=True)),
+    ("sgd", SGD, dict(momentum=0.8, nesterov=True, weight_decay=0.04, maximize=True)),
+    ("sgd", SGD, dict(momentum=0.5, dampening=0.6, weight_decay=0.1, maximize=True)),
+    ("adam", ADAM, {}),
+    ("adam", ADAM, dict(weight_decay=0.04)),
+    ("adam", ADAM, dict(maximize=True, eps=1e-3)),
+    ("adam", ADAM, dict(beta1=0.0, beta2=0.5)),
+    ("adam", ADAM, dict(amsgrad=True, beta1=0.5, beta2=0.7)),
+    ("adam", ADAM, dict(amsgrad=True, weight_decay=0.04, maximize=True, beta2=0.8)),
+    ("adamw", ADAM, dict(weight_decay=0.01)),
+    ("adamw", ADAM, dict(weight_decay=0.3, maximize=True, beta1=0.4, beta2=0.3)),
+    ("adamw", ADAM, dict(weight_decay=0.1, amsgrad=True, beta1=0.9, beta2=0.8)),
+    ("adamw", ADAM, dict(weight_decay=0.3, amsgrad=True, maximize=True, beta1=0.3, beta2=0.45, eps=1e-2)),
+]
+STATES = ["momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"]
+
+
+def line(key, values):
+    print(key, "=", *[repr(float(v)) if not isinstance(v, bool) else str(v).lower() for v in values])
+
+
+def case(name, hyper):
+    print(f"\noptimizer = {name}")
+    for key, value in hyper.items():
+        line(key, [value])
+    # Neither foreach nor fused: the spelling that the documentation states.
+    options = dict(hyper, foreach=False)
+    if name != "sgd":
+        options["betas"] = (options.pop("beta1"), options.pop("beta2"))
+    make = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
+    param = torch.nn.Parameter(torch.tensor(START, dtype=torch.float64))
+    optimizer = make([param], **options)
+    for gradient in GRADIENTS:
+        param.grad = torch.tensor(gradient, dtype=torch.float64)
+        optimizer.step()
+        line("param", param.detach().tolist())
+        for key in STATES:
+            state = optimizer.state[param].get(key)
+            if state is not None:
+                assert state.dtype == torch.float64
+                line(key, state.tolist())
+
+
+print("# What torch.optim computes in f64; made by tests/vectors.py, whose header says how. Never edit by hand.")
+print("# A block per case: hyperparameters, then after each step the parameter and every state that torch keeps.")
+print(f"torch = {torch.__version__}")
+line("start", START)
+for gradient in GRADIENTS:
+    line("gradient", gradient)
+for name, base, changed in CASES:
+    case(name, dict(base, **changed))
