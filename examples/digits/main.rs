@@ -5,6 +5,7 @@
 //! hazards, and the minimum accuracy, or the exit status says so (1; 2 is for flags that cannot be followed).
 
 mod data;
+mod files;
 #[cfg(test)]
 mod gradient_check;
 mod model;
@@ -12,6 +13,7 @@ mod report;
 mod train;
 
 use std::error::Error;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
@@ -48,6 +50,12 @@ pub(crate) struct Flags {
     /// Share of the held-out images that must be read correctly; 0 accepts any.
     #[arg(long, default_value_t = 0.95)]
     min_accuracy: f64,
+    /// Write when everything ran in the chosen mode, on all ranks, to this file; ui.perfetto.dev opens it.
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Draw two passes of rank 0 from the middle of training in the chosen mode, and write them to this SVG file.
+    #[arg(long, value_name = "FILE")]
+    picture: Option<PathBuf>,
 }
 
 /// The optimizers to choose from.
@@ -103,7 +111,9 @@ fn run(flags: &Flags) -> Result<bool, Box<dyn Error>> {
     let mode = flags.mode.into();
     let chosen = train(mode)?;
     let counterpart = train(choose_counterpart(mode, flags.max_norm))?;
-    Ok(report::judge(&chosen, &counterpart, flags.min_accuracy))
+    let fine = report::judge(&chosen, &counterpart, flags.min_accuracy);
+    files::write_files(flags, &chosen, training.labels.len())?;
+    Ok(fine)
 }
 
 /// The mode to compare with: Sequential, or if that was chosen, one that overlaps and knows the norm if it must.

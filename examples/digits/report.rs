@@ -138,7 +138,7 @@ fn judge_hazards(chosen: &[Trained], counterpart: &[Trained]) -> bool {
 
 fn show_exposure(chosen: &[Trained]) {
     let mut total = Exposure::default();
-    chosen.iter().for_each(|rank| total.add(rank.exposure));
+    chosen.iter().for_each(|rank| total.add(rank.recording.exposure()));
     let share = total.hidden_share().map_or("n/a".to_owned(), |share| format!("{:.0} %", share * 100.0));
     let (busy, exposed) = (total.busy_ns as f64 / 1e6, total.exposed_ns as f64 / 1e6);
     println!(
@@ -148,7 +148,7 @@ fn show_exposure(chosen: &[Trained]) {
 }
 
 /// What the flag that chooses this value calls it.
-fn name(choice: impl Debug) -> String {
+pub(crate) fn name(choice: impl Debug) -> String {
     format!("{choice:?}").to_lowercase()
 }
 

@@ -4,8 +4,7 @@
 //! compares what each of them brings home.
 
 use instep::hazard::{self, Hazard};
-use instep::timeline::Exposure;
-use instep::{Adam, AdamW, Error, InProcess, Layout, Mode, Result, Sgd, Stepper};
+use instep::{Adam, AdamW, Error, InProcess, Layout, Mode, Recording, Result, Sgd, Stepper};
 
 use crate::data::Samples;
 use crate::model::{Network, Score, Tape, WIDTHS, lay_out};
@@ -17,7 +16,8 @@ pub(crate) struct Trained {
     pub(crate) accuracy: f64,
     pub(crate) parameters: Vec<Trace>,
     pub(crate) hazards: Vec<Hazard>,
-    pub(crate) exposure: Exposure,
+    /// When everything ran, and when the trainer waited.
+    pub(crate) recording: Recording,
 }
 
 /// All that training has left in one parameter.
@@ -77,7 +77,7 @@ pub(crate) fn train_rank(
         accuracy,
         parameters,
         hazards: hazard::check(stepper.plan(), stepper.state_names().len(), &recording.list),
-        exposure: recording.exposure(),
+        recording,
     })
 }
 

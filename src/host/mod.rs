@@ -15,7 +15,7 @@ pub use kernels::Isa;
 pub use ranks::{InProcess, in_process};
 pub use solo::Solo;
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
 use crate::error::Result;
@@ -24,6 +24,9 @@ use crate::timeline::Ran;
 use arena::Memories;
 use execute::{Executor, Parts};
 use streams::Streams;
+
+/// Zero of measured times. One for the process, so that those of its ranks stand side by side in one picture.
+static ORIGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 /// One rank's CPU device.
 pub struct HostDevice {
@@ -35,11 +38,7 @@ pub struct HostDevice {
 impl HostDevice {
     pub(crate) fn new(parts: Parts, timed: bool) -> Self {
         let memories = Arc::clone(&parts.memories);
-        HostDevice {
-            streams: Streams::new(Executor::new(parts), Instant::now(), timed),
-            memories,
-            started: false,
-        }
+        HostDevice { streams: Streams::new(Executor::new(parts), *ORIGIN, timed), memories, started: false }
     }
 
     pub(crate) fn memories(&self) -> &Memories {

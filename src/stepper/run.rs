@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::hazard::Traced;
 use crate::op::{Access, Action, Device, STREAMS, Stream, Ticket};
 use crate::schedule::Schedule;
-use crate::timeline::Interval;
+use crate::timeline::{Exposure, Interval, Lane, Ran};
 
 /// A schedule bound to a device.
 pub(crate) struct Run<D> {
@@ -53,15 +53,20 @@ pub struct Recording {
     /// The trainer's waits.
     pub blocked: Vec<Interval>,
     /// What the streams ran, each stream in order.
-    pub ran: Vec<crate::timeline::Ran>,
+    pub ran: Vec<Ran>,
 }
 
 impl Recording {
     /// How much optimizer time the trainer stood waiting for.
-    pub fn exposure(&self) -> crate::timeline::Exposure {
+    pub fn exposure(&self) -> Exposure {
         let optim = self.ran.iter().filter(|ran| ran.op.stream == Stream::Optim);
         let busy: Vec<Interval> = optim.map(|ran| ran.interval).collect();
         crate::timeline::exposure(&busy, &self.blocked)
+    }
+
+    /// When everything happened, for [`timeline`](crate::timeline) to write down.
+    pub fn lane(&self, rank: u32) -> Lane<'_> {
+        Lane { rank, ran: &self.ran, blocked: &self.blocked }
     }
 }
 

@@ -1,10 +1,20 @@
-//! When things ran: measured intervals, and what they say about overlap.
+//! When things ran: measured intervals, what they say about overlap, and files that show them.
 //!
-//! Pure: executors hand in intervals of one clock, nothing here reads a clock. A share is reported, never judged.
+//! Pure: executors hand in intervals of one clock, nothing here reads a clock or opens a file. A share is reported,
+//! never judged.
+
+mod block;
+mod canvas;
+mod picture;
+mod trace;
+
+pub use block::window_of_passes;
+pub use picture::draw_picture;
+pub use trace::write_trace;
 
 use crate::op::Op;
 
-/// A stretch of time on one clock, in nanoseconds since the stepper was built.
+/// A stretch of time on one clock, in nanoseconds since the first stepper of the process was built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interval {
     /// Start.
@@ -18,6 +28,12 @@ impl Interval {
     pub fn ns(&self) -> u64 {
         self.end_ns.saturating_sub(self.start_ns)
     }
+
+    /// The part of it that lies in both, if they overlap.
+    pub fn overlap(&self, other: &Interval) -> Option<Interval> {
+        let (start_ns, end_ns) = (self.start_ns.max(other.start_ns), self.end_ns.min(other.end_ns));
+        (start_ns < end_ns).then_some(Interval { start_ns, end_ns })
+    }
 }
 
 /// An op that ran.
@@ -27,6 +43,17 @@ pub struct Ran {
     pub op: Op,
     /// When.
     pub interval: Interval,
+}
+
+/// One rank's part of a timeline. Lanes that are shown together are of one process, or their clocks differ.
+#[derive(Clone, Copy, Debug)]
+pub struct Lane<'a> {
+    /// Whose.
+    pub rank: u32,
+    /// What its streams ran.
+    pub ran: &'a [Ran],
+    /// When its trainer stood waiting.
+    pub blocked: &'a [Interval],
 }
 
 /// Time of one rank's optimizer, and how much of it the trainer stood waiting for.
@@ -53,18 +80,22 @@ impl Exposure {
 
 /// Intersects busy and blocked intervals. Each list is disjoint and ascending, as one thread produces it.
 pub fn exposure(busy: &[Interval], blocked: &[Interval]) -> Exposure {
-    let mut exposed_ns = 0;
+    let exposed_ns = find_exposed(busy, blocked).iter().map(Interval::ns).sum();
+    Exposure { busy_ns: busy.iter().map(Interval::ns).sum(), exposed_ns }
+}
+
+/// The stretches that [`exposure`] adds up, for whoever shows them.
+fn find_exposed(busy: &[Interval], blocked: &[Interval]) -> Vec<Interval> {
+    let mut exposed = Vec::new();
     let mut first = 0;
     for work in busy {
         while first < blocked.len() && blocked[first].end_ns <= work.start_ns {
             first += 1;
         }
-        for wait in blocked[first..].iter().take_while(|wait| wait.start_ns < work.end_ns) {
-            let start_ns = work.start_ns.max(wait.start_ns);
-            exposed_ns += work.end_ns.min(wait.end_ns).saturating_sub(start_ns);
-        }
+        let waits = blocked[first..].iter().take_while(|wait| wait.start_ns < work.end_ns);
+        exposed.extend(waits.filter_map(|wait| work.overlap(wait)));
     }
-    Exposure { busy_ns: busy.iter().map(Interval::ns).sum(), exposed_ns }
+    exposed
 }
 
 #[cfg(test)]

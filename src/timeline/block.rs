@@ -1,0 +1,230 @@
+//! A lane as blocks: what ran and what waited, each with its stream, its name and the pass it belongs to.
+//!
+//! Trace and picture both show blocks, so that they name things alike. Must never guess: a pass that the recording
+//! does not prove is left out.
+
+use std::collections::HashMap;
+
+use crate::op::{Action, Op, Phase, Stream};
+use crate::timeline::{Interval, Lane};
+
+/// What a block is, as far as its colour goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Waiting,
+    Collective,
+    Control,
+    Norm,
+    Step,
+    Zero,
+}
+
+impl Kind {
+    /// All kinds, as a legend lists them.
+    pub(super) const ALL: [Kind; 6] =
+        [Kind::Waiting, Kind::Collective, Kind::Control, Kind::Norm, Kind::Step, Kind::Zero];
+
+    /// Its name as a category and as a class of shapes.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Kind::Waiting => "waiting",
+            Kind::Collective => "collective",
+            Kind::Control => "control",
+            Kind::Norm => "norm",
+            Kind::Step => "step",
+            Kind::Zero => "zero",
+        }
+    }
+}
+
+/// One stretch of one stream.
+#[derive(Clone, Debug)]
+pub(super) struct Block {
+    pub(super) stream: Stream,
+    pub(super) kind: Kind,
+    pub(super) interval: Interval,
+    /// Plain words and numbers, nothing that a format would have to escape.
+    pub(super) name: String,
+    pub(super) pass: Option<u64>,
+    pub(super) bucket: Option<u32>,
+}
+
+/// All of a lane: the trainer's waits, then what the streams ran, by start.
+pub(super) fn collect_blocks(lane: &Lane) -> Vec<Block> {
+    let waits = lane.blocked.iter().map(|wait| Block {
+        stream: Stream::Compute,
+        kind: Kind::Waiting,
+        interval: *wait,
+        name: "waiting".to_owned(),
+        pass: None,
+        bucket: None,
+    });
+    let mut ran: Vec<_> = lane.ran.iter().collect();
+    ran.sort_by_key(|ran| ran.interval.start_ns);
+    let ops: Vec<Op> = ran.iter().map(|ran| ran.op).collect();
+    let passes = find_passes(&ops);
+    let worked = ran.iter().zip(passes).filter_map(|(ran, pass)| {
+        let (kind, bucket) = describe(&ran.op.action)?;
+        let name = name(&ran.op.action, bucket);
+        Some(Block { stream: ran.op.stream, kind, interval: ran.interval, name, pass, bucket })
+    });
+    waits.chain(worked).collect()
+}
+
+/// From the start of one pass to the start of the pass `count` later, as the optim stream opens them; `None` if the
+/// lane does not hold both.
+pub fn window_of_passes(lane: &Lane, first: u64, count: u64) -> Option<Interval> {
+    let blocks = collect_blocks(lane);
+    let find = |pass: u64| {
+        let opened = blocks.iter().find(|block| block.opens_pass() && block.pass == Some(pass));
+        opened.map(|block| block.interval.start_ns)
+    };
+    Some(Interval { start_ns: find(first)?, end_ns: find(first + count)? })
+}
+
+impl Block {
+    /// Whether a pass begins with it.
+    pub(super) fn opens_pass(&self) -> bool {
+        self.kind == Kind::Control && self.name == "begin"
+    }
+}
+
+/// Wait and Record take no time, so nothing of them is shown.
+fn describe(action: &Action) -> Option<(Kind, Option<u32>)> {
+    match *action {
+        Action::Wait(_) | Action::Record(_) => None,
+        Action::Control(_) => Some((Kind::Control, None)),
+        Action::Norm { bucket } => Some((Kind::Norm, Some(bucket))),
+        Action::Step { bucket } => Some((Kind::Step, Some(bucket))),
+        Action::Collective { bucket, .. } => Some((Kind::Collective, bucket)),
+        Action::Zero(_) => Some((Kind::Zero, None)),
+    }
+}
+
+fn name(action: &Action, bucket: Option<u32>) -> String {
+    let what = match action {
+        Action::Control(Phase::Begin) => "begin".to_owned(),
+        Action::Control(Phase::Decide) => "decide".to_owned(),
+        Action::Norm { .. } => "norm".to_owned(),
+        Action::Collective { kind, .. } => kind.to_string(),
+        Action::Zero(_) => "zero".to_owned(),
+        _ => "step".to_owned(),
+    };
+    bucket.map_or(what.clone(), |bucket| format!("{what} {bucket}"))
+}
+
+/// The pass of each op, of ops in order of their starts. Only collectives carry theirs. A bucket's norm and step come
+/// after its reduce, and before its next one; a decision comes between the last reduce of its pass and the first of the
+/// next; an opening is the one before what follows it.
+fn find_passes(ops: &[Op]) -> Vec<Option<u64>> {
+    let mut reduced = HashMap::new();
+    let mut latest = None;
+    let mut passes: Vec<Option<u64>> = Vec::with_capacity(ops.len());
+    for op in ops {
+        passes.push(match op.action {
+            Action::Collective { pass, bucket, .. } => {
+                reduced.insert(bucket, pass);
+                latest = Some(pass);
+                latest
+            }
+            Action::Norm { bucket } | Action::Step { bucket } => reduced.get(&Some(bucket)).copied(),
+            Action::Control(Phase::Decide) => latest,
+            _ => None,
+        });
+    }
+    let mut next: Option<u64> = None;
+    for (op, pass) in ops.iter().zip(&mut passes).rev().filter(|(op, _)| op.stream == Stream::Optim) {
+        if op.action == Action::Control(Phase::Begin) {
+            *pass = next;
+            // Of two in a row, the first opened a pass that was given up.
+            next = next.and_then(|pass| pass.checked_sub(1));
+        } else {
+            next = *pass;
+        }
+    }
+    passes
+}
+
+/// Lanes made by hand, for this module's tests and its neighbours'.
+#[cfg(test)]
+pub(super) mod samples {
+    use super::*;
+    use crate::op::{CollectiveKind, Memory, Span};
+    use crate::timeline::Ran;
+
+    const SPAN: Span = Span { memory: Memory::Grads, start: 0, end: 1024 };
+
+    fn at(stream: Stream, action: Action, start_ns: u64, end_ns: u64) -> Ran {
+        Ran { op: Op { stream, action }, interval: Interval { start_ns, end_ns } }
+    }
+
+    /// Passes 7 and 9 of two buckets, and pass 8, which was given up, told stream by stream.
+    pub(in crate::timeline) fn two_passes() -> (Vec<Ran>, Vec<Interval>) {
+        let reduce = |pass, bucket, start_ns, end_ns| {
+            let kind = CollectiveKind::AllReduce;
+            let action = Action::Collective { kind, pass, bucket: Some(bucket), src: SPAN, dst: SPAN };
+            at(Stream::Reduce, action, start_ns, end_ns)
+        };
+        let optim = |action, start_ns, end_ns| at(Stream::Optim, action, start_ns, end_ns);
+        let (begin, decide) = (Action::Control(Phase::Begin), Action::Control(Phase::Decide));
+        let ran = vec![
+            at(Stream::Reduce, Action::Zero(SPAN), 900, 1_000),
+            reduce(7, 0, 1_000, 2_001),
+            reduce(7, 1, 3_000, 4_000),
+            reduce(9, 0, 12_000, 13_000),
+            optim(begin, 500, 700),
+            optim(Action::Norm { bucket: 0 }, 2_100, 2_600),
+            optim(decide, 4_000, 4_200),
+            optim(Action::Step { bucket: 1 }, 4_200, 6_200),
+            optim(Action::Step { bucket: 0 }, 6_200, 8_200),
+            optim(begin, 9_000, 9_100),
+            optim(begin, 10_000, 10_100),
+            optim(Action::Step { bucket: 0 }, 13_100, 14_100),
+        ];
+        let waits = [(5_200, 6_700), (13_600, 15_000), (15_000, 15_000)];
+        (ran, waits.map(|(start_ns, end_ns)| Interval { start_ns, end_ns }).to_vec())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_block_is_named_and_finds_its_pass() {
+        let (ran, blocked) = samples::two_passes();
+        let lane = Lane { rank: 0, ran: &ran, blocked: &blocked };
+        let blocks = collect_blocks(&lane);
+        let found: Vec<_> = blocks[3..].iter().map(|block| (block.name.as_str(), block.pass)).collect();
+        let (seven, nine) = (Some(7), Some(9));
+        let expected = [
+            ("begin", seven),
+            ("zero", None),
+            ("all-reduce 0", seven),
+            ("norm 0", seven),
+            ("all-reduce 1", seven),
+            ("decide", seven),
+            ("step 1", seven),
+            ("step 0", seven),
+            ("begin", Some(8)),
+            ("begin", nine),
+            ("all-reduce 0", nine),
+            ("step 0", nine),
+        ];
+        assert_eq!(found, expected);
+        assert!(
+            blocks[..3].iter().all(|block| block.kind == Kind::Waiting && block.stream == Stream::Compute)
+        );
+    }
+
+    #[test]
+    fn a_window_reaches_from_one_opening_to_another() {
+        let (ran, blocked) = samples::two_passes();
+        let lane = Lane { rank: 0, ran: &ran, blocked: &blocked };
+        assert_eq!(window_of_passes(&lane, 7, 2), Some(Interval { start_ns: 500, end_ns: 10_000 }));
+        assert_eq!(window_of_passes(&lane, 7, 3), None);
+        // A recording that begins behind the reduce of a step does not say whose step it is.
+        let cut = Lane { ran: &ran[7..8], ..lane };
+        assert_eq!(collect_blocks(&cut)[3].pass, None);
+    }
+}

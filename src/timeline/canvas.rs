@@ -1,0 +1,160 @@
+//! What a picture is drawn on: an SVG text that grows, a scale from time to width, and an axis.
+//!
+//! Knows shapes and no ops. Stands on its own: no script, no font to fetch, a background that any viewer can show.
+//! Must never put text into the picture that it was not given escaped.
+
+use std::fmt::{self, Write};
+
+use crate::timeline::Interval;
+
+/// Width of the picture.
+const WIDTH: f64 = 1200.0;
+/// Where words beside the plot begin.
+pub(super) const MARGIN: f64 = 24.0;
+/// Where the plot begins.
+pub(super) const LEFT: f64 = 110.0;
+/// Where the plot ends.
+pub(super) const RIGHT: f64 = WIDTH - MARGIN;
+/// Room below the plot.
+const BELOW: f64 = 50.0;
+/// More ticks than this would crowd the axis.
+const TICKS: u64 = 12;
+
+const STYLE: &str = "text{font:13px Helvetica,Arial,sans-serif;fill:#24292f}.title{font-size:17px;font-weight:bold}\
+    .rank{font-weight:bold}.small{font-size:12px;fill:#57606a}.in{text-anchor:middle}.in.step{fill:#fff}\
+    rect.row{fill:#f6f8fa}rect.trainer{fill:#dce6f2}rect.waiting{fill:url(#hatch);stroke:#8c959f;stroke-width:.7}\
+    rect.collective{fill:#7cc7b5}rect.control{fill:#a395c6}rect.norm{fill:#ecc45c}rect.step{fill:#2f6db3}\
+    rect.zero{fill:#c4c9cf}rect.exposed{fill:#d1242f}\
+    .grid{stroke:#eaeef2}.open{stroke:#57606a;stroke-dasharray:4 3}.axis{stroke:#57606a}";
+const HATCH: &str = "<pattern id=\"hatch\" width=\"7\" height=\"7\" patternUnits=\"userSpaceOnUse\" \
+    patternTransform=\"rotate(45)\"><rect width=\"7\" height=\"7\" fill=\"#fff\"/>\
+    <rect width=\"2.5\" height=\"7\" fill=\"#c4cbd3\"/></pattern>";
+
+/// A picture in the making.
+pub(super) struct Canvas {
+    text: String,
+    window: Interval,
+}
+
+impl Canvas {
+    /// A blank one whose plot shows `window` and ends `bottom` below its top.
+    pub(super) fn open(window: Interval, bottom: f64) -> Result<Canvas, fmt::Error> {
+        let mut text = String::new();
+        let height = bottom + BELOW;
+        write!(text, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" ")?;
+        writeln!(text, "width=\"{WIDTH}\" height=\"{height}\" role=\"img\">")?;
+        writeln!(text, "<style>{STYLE}</style><defs>{HATCH}</defs>")?;
+        let (width, inner) = (WIDTH - 1.0, height - 1.0);
+        write!(text, "<rect x=\"0.5\" y=\"0.5\" width=\"{width}\" height=\"{inner}\" rx=\"8\" ")?;
+        writeln!(text, "fill=\"#fff\" stroke=\"#d0d7de\"/>")?;
+        Ok(Canvas { text, window })
+    }
+
+    /// The whole text.
+    pub(super) fn close(mut self) -> String {
+        self.text.push_str("</svg>\n");
+        self.text
+    }
+
+    /// The part that can be seen.
+    pub(super) fn clip(&self, interval: &Interval) -> Option<Interval> {
+        self.window.overlap(interval)
+    }
+
+    /// Where a moment of the window stands.
+    pub(super) fn x(&self, ns: u64) -> f64 {
+        let share = (ns - self.window.start_ns) as f64 / self.window.ns().max(1) as f64;
+        LEFT + share * (RIGHT - LEFT)
+    }
+
+    /// Words that start, or with the class `in` have their middle, at `x`.
+    pub(super) fn write(&mut self, class: &str, x: f64, y: f64, words: &str) -> fmt::Result {
+        writeln!(self.text, "<text class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\">{words}</text>")
+    }
+
+    /// A box, and what a pointer that rests on it is told.
+    pub(super) fn draw_box(
+        &mut self,
+        class: &str,
+        [x, y, width, height]: [f64; 4],
+        words: &str,
+    ) -> fmt::Result {
+        write!(self.text, "<rect class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" ")?;
+        if words.is_empty() {
+            return writeln!(self.text, "height=\"{height}\"/>");
+        }
+        writeln!(self.text, "height=\"{height}\"><title>{words}</title></rect>")
+    }
+
+    /// A box as long as the part of an interval that can be seen, if there is one.
+    pub(super) fn draw_interval(
+        &mut self,
+        class: &str,
+        interval: &Interval,
+        (y, height): (f64, f64),
+        words: &str,
+    ) -> fmt::Result {
+        let Some(part) = self.clip(interval) else { return Ok(()) };
+        let x = self.x(part.start_ns);
+        // What is too short to see is shown all the same, as a line.
+        let width = (self.x(part.end_ns) - x).max(0.7);
+        self.draw_box(class, [x, y, width, height], words)
+    }
+
+    /// A line from one point to another.
+    pub(super) fn draw_line(&mut self, class: &str, [x1, y1, x2, y2]: [f64; 4]) -> fmt::Result {
+        write!(self.text, "<line class=\"{class}\" x1=\"{x1:.1}\" y1=\"{y1:.1}\" ")?;
+        writeln!(self.text, "x2=\"{x2:.1}\" y2=\"{y2:.1}\"/>")
+    }
+
+    /// The axis below the plot, from 0 where the window starts, and a faint line up from each tick.
+    pub(super) fn draw_axis(&mut self, top: f64, bottom: f64) -> fmt::Result {
+        let window_ns = self.window.ns();
+        let (unit_ns, unit) = if window_ns >= 20_000_000 { (1_000_000, "ms") } else { (1_000, "µs") };
+        let step_ns = find_tick(window_ns, unit_ns);
+        for tick in 0..=window_ns / step_ns {
+            let x = self.x(self.window.start_ns + tick * step_ns);
+            self.draw_line("grid", [x, top, x, bottom + 5.0])?;
+            self.write("small in", x, bottom + 20.0, &(tick * step_ns / unit_ns).to_string())?;
+        }
+        self.draw_line("axis", [LEFT, bottom, RIGHT, bottom])?;
+        self.write("small in", (LEFT + RIGHT) / 2.0, bottom + 38.0, &format!("time in {unit}"))
+    }
+}
+
+/// From one tick to the next: the unit times 1, 2 or 5 times a power of ten.
+fn find_tick(window_ns: u64, unit_ns: u64) -> u64 {
+    let mut decade = unit_ns;
+    loop {
+        let steps = [1, 2, 5].map(|factor| decade.saturating_mul(factor));
+        match steps.into_iter().find(|step| window_ns / step <= TICKS) {
+            Some(step) => return step,
+            None => decade = decade.saturating_mul(10),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_are_round_and_not_too_many() {
+        let windows = [0, 12_999, 13_000, 30_000, 7_400_000, 19_999_999];
+        let expected = [1_000, 1_000, 2_000, 5_000, 1_000_000, 2_000_000];
+        assert_eq!(windows.map(|window_ns| find_tick(window_ns, 1_000)), expected);
+        assert!(u64::MAX / find_tick(u64::MAX, 1_000_000) <= TICKS);
+    }
+
+    #[test]
+    fn only_what_lies_in_the_window_is_drawn_and_nothing_is_too_thin_to_see() {
+        let mut canvas = Canvas::open(Interval { start_ns: 1_000, end_ns: 2_000 }, 10.0).unwrap();
+        for (start_ns, end_ns) in [(0, 1_000), (1_500, 1_501), (1_900, 5_000), (2_000, 2_100)] {
+            canvas.draw_interval("step", &Interval { start_ns, end_ns }, (0.0, 5.0), "").unwrap();
+        }
+        let text = canvas.close();
+        let widths = text.split("class=\"step\"").skip(1).map(|rest| rest.split('"').nth(5).unwrap());
+        let tenth = format!("{:.1}", (RIGHT - LEFT) / 10.0);
+        assert_eq!(widths.collect::<Vec<_>>(), [format!("{:.1}", (RIGHT - LEFT) / 1_000.0), tenth]);
+    }
+}

@@ -1,0 +1,222 @@
+//! Timelines as an SVG picture: streams against time, and in red what overlap did not hide.
+//!
+//! Equal lanes give equal text. Must never show as measured what was not: the trainer's own work is what lies between
+//! its waits, and nothing more is known of it.
+
+use std::fmt;
+
+use crate::op::Stream;
+use crate::timeline::block::{Block, Kind, collect_blocks};
+use crate::timeline::canvas::{Canvas, LEFT, MARGIN, RIGHT};
+use crate::timeline::trace::Micros;
+use crate::timeline::{Interval, Lane, exposure, find_exposed};
+
+/// Height of a stream's row, and from one row to the next.
+const ROW: f64 = 34.0;
+const PITCH: f64 = 44.0;
+/// Room above a lane's rows, for the passes.
+const HEADING: f64 = 26.0;
+/// Height of the strip of exposed time, under the optim row.
+const STRIP: f64 = 8.0;
+/// From one lane to the next, with a line of words under the strip.
+const LANE: f64 = HEADING + 3.0 * PITCH + STRIP + 24.0;
+/// Where the legend's words stand.
+const LEGEND: f64 = 65.0;
+/// Where the lanes begin.
+const TOP: f64 = 84.0;
+/// About as wide as a letter.
+const LETTER: f64 = 7.0;
+
+/// Draws what lanes did in a window: a title, three rows for each lane, and an axis that starts with the window.
+pub fn draw_picture(title: &str, lanes: &[Lane], window: Interval) -> String {
+    // A String takes all that is written to it, so there is always a picture.
+    try_draw(title, lanes, window).unwrap_or_default()
+}
+
+fn try_draw(title: &str, lanes: &[Lane], window: Interval) -> Result<String, fmt::Error> {
+    let bottom = TOP + LANE * lanes.len() as f64;
+    let mut canvas = Canvas::open(window, bottom)?;
+    let title = title.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    canvas.write("title", MARGIN, 32.0, &title)?;
+    let lanes: Vec<_> = lanes.iter().map(|lane| Drawn::new(lane, &canvas)).collect();
+    draw_legend(&mut canvas, &lanes)?;
+    for index in 0..lanes.len() {
+        for stream in Stream::ALL {
+            canvas.draw_box("row", [LEFT, find_row(index, stream), RIGHT - LEFT, ROW], "")?;
+        }
+    }
+    canvas.draw_axis(TOP + HEADING, bottom)?;
+    for (index, lane) in lanes.iter().enumerate() {
+        lane.draw(&mut canvas, index)?;
+    }
+    Ok(canvas.close())
+}
+
+/// Lists only what occurs in the window.
+fn draw_legend(canvas: &mut Canvas, lanes: &[Drawn]) -> fmt::Result {
+    let occurs = |kind: &Kind| lanes.iter().flat_map(|lane| &lane.blocks).any(|block| block.kind == *kind);
+    let kinds = Kind::ALL.into_iter().filter(occurs).map(|kind| (kind.name(), explain(kind)));
+    let mut x = LEFT;
+    let exposed = ("exposed", "exposed: optim works while the trainer waits");
+    for (class, words) in [("trainer", "trainer at work")].into_iter().chain(kinds).chain([exposed]) {
+        canvas.draw_box(&format!("key {class}"), [x, LEGEND - 12.0, 18.0, 14.0], "")?;
+        canvas.write("small", x + 24.0, LEGEND - 1.0, words)?;
+        x += 44.0 + 0.9 * LETTER * words.len() as f64;
+    }
+    Ok(())
+}
+
+/// A lane, as far as it can be seen.
+struct Drawn {
+    rank: u32,
+    /// From the first to the last thing that was measured of the lane.
+    measured: Option<Interval>,
+    /// Those that have a length in the window.
+    blocks: Vec<Block>,
+}
+
+impl Drawn {
+    fn new(lane: &Lane, canvas: &Canvas) -> Drawn {
+        let mut blocks = collect_blocks(lane);
+        let start_ns = blocks.iter().map(|block| block.interval.start_ns).min();
+        let end_ns = blocks.iter().map(|block| block.interval.end_ns).max();
+        let measured = start_ns.zip(end_ns).map(|(start_ns, end_ns)| Interval { start_ns, end_ns });
+        blocks.retain(|block| canvas.clip(&block.interval).is_some());
+        Drawn { rank: lane.rank, measured, blocks }
+    }
+
+    fn draw(&self, canvas: &mut Canvas, index: usize) -> fmt::Result {
+        canvas.write(
+            "rank",
+            MARGIN,
+            find_row(index, Stream::Compute) - 8.0,
+            &format!("rank {}", self.rank),
+        )?;
+        for (stream, words) in Stream::ALL.into_iter().zip(["compute", "reduce", "optim"]) {
+            canvas.write("", MARGIN, find_row(index, stream) + 22.0, words)?;
+        }
+        if let Some(measured) = &self.measured {
+            let words = "trainer at work, where it does not wait";
+            canvas.draw_interval("trainer", measured, (find_row(index, Stream::Compute), ROW), words)?;
+        }
+        for (at, block) in self.blocks.iter().enumerate() {
+            let y = find_row(index, block.stream);
+            let pass = block.pass.map_or(String::new(), |pass| format!(", pass {pass}"));
+            let words = format!("{}{pass}, {} µs", block.name, Micros(block.interval.ns()));
+            canvas.draw_interval(block.kind.name(), &block.interval, (y, ROW), &words)?;
+            self.name_block(canvas, at, y)?;
+            self.draw_opening(canvas, block, index)?;
+        }
+        self.draw_exposed(canvas, find_row(index, Stream::Optim) + ROW + 2.0)
+    }
+
+    /// The name of a block, or its number where only that fits; if need be, beside it, where nothing is near.
+    fn name_block(&self, canvas: &mut Canvas, at: usize, y: f64) -> fmt::Result {
+        let block = &self.blocks[at];
+        let Some(part) = canvas.clip(&block.interval) else { return Ok(()) };
+        let number = block.bucket.map_or(String::new(), |bucket| bucket.to_string());
+        let (start, end) = (canvas.x(part.start_ns), canvas.x(part.end_ns));
+        let next = self.blocks[at + 1..].iter().find(|next| next.stream == block.stream || next.opens_pass());
+        let free = next.map_or(RIGHT, |next| canvas.x(next.interval.start_ns.max(part.end_ns)));
+        let last = self.blocks[..at].iter().rfind(|last| last.stream == block.stream);
+        let taken =
+            last.and_then(|last| canvas.clip(&last.interval)).map_or(LEFT, |last| canvas.x(last.end_ns));
+        let fits = |words: &str, room: f64| !words.is_empty() && room > LETTER * words.len() as f64 + 5.0;
+        let inside = [&block.name, &number].into_iter().find(|words| fits(words, end - start));
+        match inside {
+            Some(words) => {
+                canvas.write(&format!("in {}", block.kind.name()), (start + end) / 2.0, y + 22.0, words)
+            }
+            None if fits(&number, free - end) => canvas.write("small", end + 3.0, y + 22.0, &number),
+            // The block before may have its own number between the two.
+            None if fits(&number, (start - taken) / 2.0) => {
+                canvas.write("small", start - 3.0 - LETTER * number.len() as f64, y + 22.0, &number)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// A line through all rows where a pass opens.
+    fn draw_opening(&self, canvas: &mut Canvas, block: &Block, index: usize) -> fmt::Result {
+        let opened = block.pass.filter(|_| block.opens_pass()).zip(canvas.clip(&block.interval));
+        let Some((pass, part)) = opened.filter(|(_, part)| part.start_ns == block.interval.start_ns) else {
+            return Ok(());
+        };
+        let (x, top) = (canvas.x(part.start_ns), find_row(index, Stream::Compute) - HEADING + 4.0);
+        canvas.draw_line("open", [x, top, x, find_row(index, Stream::Optim) + ROW])?;
+        canvas.write("small", x + 5.0, top + 14.0, &format!("pass {pass}"))
+    }
+
+    /// A strip of what was exposed, and the sums.
+    fn draw_exposed(&self, canvas: &mut Canvas, y: f64) -> fmt::Result {
+        let of = |stream| -> Vec<Interval> {
+            let blocks = self.blocks.iter().filter(|block| block.stream == stream);
+            blocks.filter_map(|block| canvas.clip(&block.interval)).collect()
+        };
+        let (busy, blocked) = (of(Stream::Optim), of(Stream::Compute));
+        for exposed in find_exposed(&busy, &blocked) {
+            let words = format!("exposed, {} µs", Micros(exposed.ns()));
+            canvas.draw_interval("exposed", &exposed, (y, STRIP), &words)?;
+        }
+        let sums = exposure(&busy, &blocked);
+        let [busy, exposed] = [sums.busy_ns, sums.exposed_ns].map(|ns| (ns + 500) / 1_000);
+        let words = format!("optim at work for {busy} µs, of which {exposed} µs exposed");
+        canvas.write("small", LEFT, y + STRIP + 14.0, &words)
+    }
+}
+
+fn find_row(lane: usize, stream: Stream) -> f64 {
+    TOP + HEADING + lane as f64 * LANE + stream.index() as f64 * PITCH
+}
+
+fn explain(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Waiting => "trainer waiting",
+        Kind::Collective => "collective",
+        Kind::Control => "begin, decide",
+        Kind::Norm => "norm",
+        Kind::Step => "step of a bucket",
+        Kind::Zero => "zero",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::timeline::block::samples;
+
+    fn count(text: &str, class: &str) -> usize {
+        text.matches(&format!("<rect class=\"{class}\"")).count()
+    }
+
+    #[test]
+    fn a_picture_has_a_box_for_all_that_lies_in_its_window() {
+        let (ran, blocked) = samples::two_passes();
+        let lane = Lane { rank: 0, ran: &ran, blocked: &blocked };
+        let draw =
+            |lanes: &[Lane], start_ns, end_ns| draw_picture("a < b", lanes, Interval { start_ns, end_ns });
+        let whole = draw(&[lane, lane], 0, 20_000);
+        let classes = ["trainer", "waiting", "collective", "control", "norm", "step", "zero"];
+        assert_eq!(classes.map(|class| count(&whole, class)), [2, 4, 6, 8, 2, 6, 2]);
+        assert_eq!(whole, draw(&[lane, lane], 0, 20_000));
+        assert!(whole.contains("a &lt; b") && whole.contains(">pass 9<") && whole.contains(">step 1<"));
+        let part = draw(&[lane], 4_100, 9_050);
+        assert_eq!(classes.map(|class| count(&part, class)), [1, 1, 0, 2, 0, 2, 0]);
+        assert!(!part.contains(">norm<"), "the legend lists what is there");
+        assert!(draw(&[], 5, 5).ends_with("</svg>\n"));
+    }
+
+    #[test]
+    fn the_exposed_strips_add_up_to_the_exposure() {
+        let (ran, blocked) = samples::two_passes();
+        let optim = ran.iter().filter(|ran| ran.op.stream == Stream::Optim);
+        let busy: Vec<Interval> = optim.map(|ran| ran.interval).collect();
+        let window = Interval { start_ns: 0, end_ns: 20_000 };
+        let text = draw_picture("strips", &[Lane { rank: 0, ran: &ran, blocked: &blocked }], window);
+        let strips = text.split("<title>exposed, ").skip(1).map(|rest| rest.split(' ').next().unwrap());
+        let lengths: Vec<u64> = strips.map(|micros| micros.replace('.', "").parse().unwrap()).collect();
+        assert_eq!(lengths, [1_000, 500, 500]);
+        assert_eq!(lengths.iter().sum::<u64>(), exposure(&busy, &blocked).exposed_ns);
+        assert_eq!(count(&text, "exposed"), lengths.len());
+    }
+}

@@ -1,0 +1,117 @@
+//! Timelines in the trace-event format, which ui.perfetto.dev and chrome://tracing open.
+//!
+//! A process is a rank and a thread is a stream. Writes text and nothing else: must never open a file, and escapes
+//! nothing, because every name is made here or in `block`.
+
+use std::fmt::{self, Display, Write};
+
+use crate::op::Stream;
+use crate::timeline::Lane;
+use crate::timeline::block::{Block, collect_blocks};
+
+/// Writes lanes as one JSON object, times in microseconds with the nanoseconds behind the point.
+///
+/// # Errors
+/// Those of `out`.
+pub fn write_trace(out: &mut impl Write, lanes: &[Lane]) -> fmt::Result {
+    out.write_str("{\"displayTimeUnit\":\"ns\",\"traceEvents\":[")?;
+    let mut separator = "\n";
+    for lane in lanes {
+        let rank = lane.rank;
+        let mut describe = |what: &str, stream: usize, key: &str, value: &dyn Display| {
+            write!(out, "{separator}{{\"ph\":\"M\",\"pid\":{rank},\"tid\":{stream},")?;
+            write!(out, "\"name\":\"{what}\",\"args\":{{\"{key}\":{value}}}}}")?;
+            separator = ",\n";
+            fmt::Result::Ok(())
+        };
+        describe("process_name", 0, "name", &format_args!("\"rank {rank}\""))?;
+        describe("process_sort_index", 0, "sort_index", &rank)?;
+        for stream in Stream::ALL {
+            let name = match stream {
+                Stream::Compute => "compute: the trainer's waits",
+                Stream::Reduce => "reduce",
+                Stream::Optim => "optim",
+            };
+            describe("thread_name", stream.index(), "name", &format_args!("\"{name}\""))?;
+            describe("thread_sort_index", stream.index(), "sort_index", &stream.index())?;
+        }
+        for block in collect_blocks(lane) {
+            write_block(out, rank, &block)?;
+        }
+    }
+    out.write_str("\n]}\n")
+}
+
+/// One complete event; those that describe its rank stand before it, so a comma always does.
+fn write_block(out: &mut impl Write, rank: u32, block: &Block) -> fmt::Result {
+    let (name, category, stream) = (&block.name, block.kind.name(), block.stream.index());
+    write!(
+        out,
+        ",\n{{\"ph\":\"X\",\"pid\":{rank},\"tid\":{stream},\"name\":\"{name}\",\"cat\":\"{category}\""
+    )?;
+    let (start, length) = (Micros(block.interval.start_ns), Micros(block.interval.ns()));
+    write!(out, ",\"ts\":{start},\"dur\":{length},\"args\":{{")?;
+    if let Some(pass) = block.pass {
+        write!(out, "\"pass\":{pass}")?;
+    }
+    if let Some(bucket) = block.bucket {
+        write!(out, "{}\"bucket\":{bucket}", if block.pass.is_some() { "," } else { "" })?;
+    }
+    out.write_str("}}")
+}
+
+/// Nanoseconds, shown as microseconds without losing one.
+pub(super) struct Micros(pub(super) u64);
+
+impl Display for Micros {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{:03}", self.0 / 1_000, self.0 % 1_000)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::timeline::block::samples;
+    use serde_json::Value;
+
+    fn parse(lanes: &[Lane]) -> Vec<Value> {
+        let mut text = String::new();
+        write_trace(&mut text, lanes).unwrap();
+        let parsed: Value = serde_json::from_str(&text).unwrap();
+        parsed["traceEvents"].as_array().unwrap().clone()
+    }
+
+    #[test]
+    fn a_trace_is_json_that_holds_every_nanosecond() {
+        let (ran, blocked) = samples::two_passes();
+        let lanes = [0, 3].map(|rank| Lane { rank, ran: &ran, blocked: &blocked });
+        let events = parse(&lanes);
+        let complete: Vec<&Value> = events.iter().filter(|event| event["ph"] == "X").collect();
+        assert_eq!(complete.len(), 2 * (ran.len() + blocked.len()));
+        for (stream, expected) in Stream::ALL.iter().zip([
+            blocked.iter().map(|wait| wait.ns()).sum::<u64>(),
+            ran.iter().filter(|r| r.op.stream == Stream::Reduce).map(|r| r.interval.ns()).sum(),
+            ran.iter().filter(|r| r.op.stream == Stream::Optim).map(|r| r.interval.ns()).sum(),
+        ]) {
+            let of_stream = complete.iter().filter(|e| e["pid"] == 3 && e["tid"] == stream.index());
+            let micros: f64 = of_stream.map(|event| event["dur"].as_f64().unwrap()).sum();
+            assert_eq!((micros * 1e3).round() as u64, expected, "{stream:?}");
+        }
+        let step = complete.iter().find(|event| event["name"] == "step 1").unwrap();
+        assert_eq!((&step["args"]["pass"], &step["args"]["bucket"]), (&7.into(), &1.into()));
+        assert_eq!((step["ts"].as_f64(), &step["cat"]), (Some(4.2), &"step".into()));
+    }
+
+    #[test]
+    fn ranks_and_streams_are_named() {
+        let events = parse(&[Lane { rank: 2, ran: &[], blocked: &[] }]);
+        let names = |what| {
+            let of_kind = events.iter().filter(move |event| event["name"] == what);
+            of_kind.map(|event| event["args"]["name"].as_str().unwrap()).collect::<Vec<_>>()
+        };
+        assert_eq!(names("process_name"), ["rank 2"]);
+        assert_eq!(names("thread_name"), ["compute: the trainer's waits", "reduce", "optim"]);
+        assert!(parse(&[]).is_empty());
+    }
+}
