@@ -199,3 +199,24 @@ fn the_compiler_sees_every_struct_of_the_boundary() {
         }
     }
 }
+
+#[test]
+fn every_guarantee_names_tests_that_exist() {
+    let readme = read(&Path::new(ROOT).join("README.md"));
+    let rows: Vec<&str> =
+        readme.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| What")).collect();
+    assert!(rows.len() > 8);
+    let modules = read(&Path::new(ROOT).join("tests/main.rs"));
+    for row in rows {
+        let named: Vec<&str> = row.split('`').filter(|word| word.ends_with(".rs")).collect();
+        assert!(!named.is_empty(), "no test is named: {row}");
+        for path in named {
+            assert!(Path::new(ROOT).join(path).is_file(), "{path} does not exist: {row}");
+            let module = path.trim_start_matches("tests/").trim_end_matches(".rs");
+            let runs = !path.starts_with("tests/")
+                || module == "allocations"
+                || modules.contains(&format!("mod {module};"));
+            assert!(runs, "{path} is not run: {row}");
+        }
+    }
+}

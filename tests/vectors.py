@@ -1,7 +1,7 @@
 """Writes tests/vectors.txt: what torch.optim itself does to a few f64 numbers, for tests/golden.rs.
 
-    python -m venv /tmp/venv && /tmp/venv/bin/pip install torch==2.4.1
-    /tmp/venv/bin/python tests/vectors.py > tests/vectors.txt
+    python -m venv venv && venv/bin/pip install torch==2.4.1
+    venv/bin/python tests/vectors.py > tests/vectors.txt
 
 Inputs are formulas, so a new run changes nothing but what torch changes. Must not compute an update itself: every
 number behind `start` comes out of torch. Numbers are written with repr, which reads back to the same bits.
