@@ -4,7 +4,7 @@
 
 use instep::hazard::{Hazard, Traced, check};
 use instep::layout::DEFAULT_GROUP;
-use instep::op::{Action, Op, Phase};
+use instep::op::{Action, Memory, Op, Phase};
 use instep::{AdamW, Error, Layout, Mode, Optimizer, Sgd, Solo, Stepper};
 
 const LENS: [usize; 4] = [300, 257, 5, 2049];
@@ -141,4 +141,20 @@ fn what_a_group_cannot_have_is_refused_and_changes_nothing() {
     pass.grads().write(a, &[1.0; 3]).unwrap();
     pass.finish().unwrap();
     assert_eq!(stepper.params().unwrap().get(a).unwrap(), [-0.5; 3], "the rate is still the first one");
+}
+
+#[test]
+fn memory_is_listed_by_kind() {
+    let layout = Layout::builder().param("a", 300).param("b", 5).build().unwrap();
+    let stepper = Stepper::host(&layout, AdamW::default(), Solo::default()).unwrap();
+    let of = |wanted: Memory| {
+        stepper.memory().iter().find(|(memory, _)| *memory == wanted).map(|(_, bytes)| *bytes)
+    };
+    // 300 and 5 elements on quanta of 256, and two elements of tail that take a quantum too.
+    let arena = Some((512 + 256 + 256) * 4);
+    for memory in [Memory::Params, Memory::Grads, Memory::State(0), Memory::State(1)] {
+        assert_eq!(of(memory), arena, "{memory:?}");
+    }
+    assert_eq!(of(Memory::State(2)), None);
+    assert!(of(Memory::Control).is_some() && of(Memory::Groups).is_some());
 }

@@ -87,6 +87,13 @@ impl Memories {
         }
     }
 
+    /// How many bytes each memory takes.
+    pub(crate) fn sizes(&self) -> impl Iterator<Item = (Memory, u64)> + '_ {
+        let states = (0..self.states.len()).map(|k| Memory::State(k as u8));
+        let all = [Memory::Params, Memory::Grads, Memory::Control, Memory::Groups].into_iter().chain(states);
+        all.map(|memory| (memory, self.arena(memory).layout.size() as u64))
+    }
+
     /// The first byte of a span that lies inside its memory.
     pub(crate) fn resolve(&self, span: Span) -> *mut u8 {
         let arena = self.arena(span.memory);

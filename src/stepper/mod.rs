@@ -183,6 +183,12 @@ impl Stepper {
         self.read_status()
     }
 
+    /// How many bytes each memory takes, padding included. The arenas of parameters, gradients and each state are of one
+    /// size, since they share offsets.
+    pub fn memory(&self) -> Vec<(Memory, u64)> {
+        self.run.borrow().device.memories().sizes().collect()
+    }
+
     /// What has been recorded since the last call, if [`StepperBuilder::record`] asked for it. The checker judges whole
     /// lists: one that begins in the middle of a run lacks the Records that its Waits refer to.
     pub fn take_recording(&mut self) -> Option<Recording> {
