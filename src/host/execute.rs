@@ -91,8 +91,9 @@ impl Executor {
         self.rank
     }
 
-    pub(crate) fn bucket_count(&self) -> usize {
-        self.steps.len()
+    /// About how many ops one pass brings a stream: per bucket its waits, marks and work, per segment two zeros.
+    pub(crate) fn op_room(&self) -> usize {
+        16 * self.plan.buckets().len() + 2 * self.plan.segments().len()
     }
 
     pub(crate) fn comm(&self) -> &dyn Collective {

@@ -39,8 +39,8 @@ impl Streams {
     pub(crate) fn new(executor: Executor, origin: Instant, timed: bool) -> Arc<Streams> {
         let work = [const { Condvar::new() }; STREAMS];
         let rank = executor.rank();
-        // Room for the ops of several passes per stream: a trainer that runs ahead must not make a queue grow.
-        let room = 64 + 16 * executor.bucket_count();
+        // Room for what one pass queues at most; a trainer that runs further ahead makes the queues grow once.
+        let room = 64 + executor.op_room();
         let queues = std::array::from_fn(|_| VecDeque::with_capacity(room));
         let state = Mutex::new(State { queues, ..State::default() });
         Arc::new(Streams { executor, rank, origin, timed, state, work, passed: Condvar::new() })

@@ -28,6 +28,11 @@ pub(super) struct Emitter {
 }
 
 impl Emitter {
+    /// An empty list with room for so many ops between two drains.
+    pub(super) fn with_room(ops: usize) -> Self {
+        Emitter { ops: Vec::with_capacity(ops), ..Emitter::default() }
+    }
+
     /// Appends an op that nothing will wait for.
     pub(super) fn emit(&mut self, stream: Stream, action: Action) {
         self.ops.push(Op { stream, action });

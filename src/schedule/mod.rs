@@ -94,7 +94,8 @@ impl Schedule {
             inputs_touched: NEVER,
             tails: plan.buckets().iter().any(|bucket| !bucket.tail.is_empty()),
             reduced: None,
-            emitter: Emitter::default(),
+            // Most that one pass writes: per bucket its waits, marks and work, per segment two zeros.
+            emitter: Emitter::with_room(64 + 16 * plan.buckets().len() + 2 * plan.segments().len()),
             pass: 0,
             open: false,
             micro_batches_left: 0,
@@ -237,6 +238,9 @@ impl Schedule {
 
     /// The trainer is about to wait for everything that was submitted.
     pub fn synchronize(&mut self) {
+        // The trainer's touches so far first, so that no later reduce has to wait for a position behind these waits.
+        let touched = self.emitter.record(Stream::Compute);
+        self.emitter.after(Stream::Reduce, &[Some(touched)]);
         let marks = [self.emitter.record(Stream::Reduce), self.emitter.record(Stream::Optim)];
         self.emitter.after(Stream::Compute, &marks.map(Some));
         // Norms leave no mark of their own, so after an abandoned pass this one stands for them too.
@@ -339,9 +343,7 @@ impl Schedule {
         let plan = Arc::clone(&self.plan);
         let occupied = |bucket: &u32| plan.buckets()[*bucket as usize].len > 0;
         let buckets = 0..plan.buckets().len() as u32;
-        if plan.arena_len() > 0 {
-            self.emitter.after(Stream::Optim, &[self.reduced]);
-        }
+        self.emitter.after(Stream::Optim, &[self.reduced]);
         if self.policy.norm {
             if self.policy.mode == Mode::Sequential {
                 for bucket in buckets.clone().filter(occupied) {

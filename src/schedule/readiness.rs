@@ -73,7 +73,7 @@ impl Readiness {
         Some(self.next_bucket - 1)
     }
 
-    /// How many buckets have launched in this pass.
+    /// How many buckets have launched in this pass; only its last micro-batch launches any.
     pub(super) fn launched(&self) -> u32 {
         self.next_bucket
     }

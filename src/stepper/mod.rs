@@ -157,10 +157,12 @@ impl Stepper {
     }
 
     /// Sets the learning rate of a group ([`DEFAULT_GROUP`](crate::layout::DEFAULT_GROUP) if the layout names none) from
-    /// the next pass on; alike on every rank.
+    /// the next pass on. Ranks must set the same: what is compared at each collective are the options they were built
+    /// with.
     ///
     /// # Ordering
-    /// Waits for the last pass to have begun on the optim stream, not for its steps.
+    /// Waits for the last pass to have begun on the optim stream, not for its steps; behind an abandoned pass, for all
+    /// that it left in flight.
     ///
     /// # Errors
     /// `Config` if there is no such group or the optimizer refuses the rate, which changes nothing; `Order` inside a

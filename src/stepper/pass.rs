@@ -65,6 +65,20 @@ use crate::stepper::views::{Grads, Params};
 /// assert_eq!(weight[0], 0.0); // the step may be writing it
 /// # Ok::<(), instep::Error>(())
 /// ```
+/// nor the micro-batch:
+/// ```compile_fail,E0499
+/// # use instep::{Layout, Sgd, Solo, Stepper};
+/// # let layout = Layout::builder().param("w", 4).build()?;
+/// # let w = layout.id("w")?;
+/// # let mut stepper = Stepper::host(&layout, Sgd::default(), Solo::default())?;
+/// let mut pass = stepper.begin_accumulating(2.try_into().unwrap())?;
+/// let mut grads = pass.grads();
+/// let slice = grads.get_mut(w)?;
+/// pass.next_micro_batch()?;
+/// slice[0] = 1.0;
+/// # pass.finish()?;
+/// # Ok::<(), instep::Error>(())
+/// ```
 /// Views of two passes may change places, since each keeps both passes borrowed:
 /// ```
 /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -156,7 +170,8 @@ impl<'a, D: Device> Pass<'a, D> {
     /// of the bucket, and all earlier buckets, are there, the bucket is reduced, and stepped as the mode says.
     ///
     /// # Ordering
-    /// Returns at once. From the last use on until the pass ends, the parameter and its gradient are out of reach.
+    /// Returns at once. From the last use on until the pass or the micro-batch ends, the parameter and its gradient are
+    /// out of reach.
     ///
     /// # Errors
     /// `Order` if the gradient was not written in this pass, or was handed over as often as the parameter is used;

@@ -43,7 +43,7 @@ impl<'a> Params<'a> {
     /// Waits for the last step of its bucket.
     ///
     /// # Errors
-    /// `Order` if it was handed over in this pass, `Layout` if `id` is of another layout, `Poisoned` after a failure.
+    /// `Order` if it was handed over in this micro-batch, `Layout` if `id` is of another layout, `Poisoned` after a failure.
     pub fn get(self, id: ParamId) -> Result<&'a [f32]> {
         self.stepper.view(id, Memory::Params)
     }
@@ -190,7 +190,7 @@ impl Stepper {
         if run.schedule.is_handed_over(index) {
             let name = &self.layout.parameters()[index].name;
             return Err(Error::Order(format!(
-                "`{name}` was handed over and is out of reach until the pass ends"
+                "`{name}` was handed over and is out of reach until the pass or micro-batch ends"
             )));
         }
         run.touch(index)?;
