@@ -1,6 +1,6 @@
 /* Sizes and offsets as the C compiler sees them, for the test that compares them with src/abi.rs.
  *
- * Compiled as C99, which also proves that abi.h is C. Must list every struct of abi.h; a test counts them. */
+ * Compiled as C, which also proves that abi.h is. Must list every struct of abi.h; a test counts them. */
 #include "abi.h"
 
 #include <stddef.h>

@@ -1,7 +1,7 @@
 /* The arithmetic that every rule may use, spelled so that each compiler gives the same bits.
  *
- * Written for nvcc too, whose branches nothing compiles yet. Allowed in the rules: + - x / and square root, comparisons, integer operations. Never libm beyond sqrt, never
- * fma, fmin or fmax, never a float reduction in a loop: they are rounded or ordered differently from one
+ * Written for nvcc too, whose branches nothing compiles yet. Allowed in the rules: + - x / and square root,
+ * comparisons, integer operations. Never libm beyond sqrt, never fma, fmin or fmax, never a float reduction in a loop: they are rounded or ordered differently from one
  * machine to the next. Everything has internal linkage, because a weak symbol shared by two instruction sets
  * would run AVX-512 code on a machine without it. */
 #ifndef INSTEP_MATH_H

@@ -2,10 +2,11 @@
 //!
 //! A group must give the bits of a stepper of its own; a scheduled rate those of the arithmetic written out here.
 
-use instep::hazard::{Hazard, Traced, check};
 use instep::layout::DEFAULT_GROUP;
-use instep::op::{Action, Memory, Op, Phase};
+use instep::op::Memory;
 use instep::{AdamW, Error, Layout, Mode, Optimizer, Sgd, Solo, Stepper};
+
+use crate::waits::{assert_each_is_missed, middle_passes};
 
 const LENS: [usize; 4] = [300, 257, 5, 2049];
 
@@ -98,18 +99,8 @@ fn a_pass_uses_the_learning_rates_set_before_it_and_no_wait_is_too_many() {
             assert!(params.get(*id).unwrap().iter().all(|p| p.to_bits() == expected.to_bits()), "{mode:?}");
         }
         let list = stepper.take_recording().unwrap().list;
-        assert_eq!(check(stepper.plan(), 0, &list), []);
-        let begins =
-            |entry: &Traced| matches!(entry, Traced::Op(Op { action: Action::Control(Phase::Begin), .. }));
-        let starts: Vec<usize> = (0..list.len()).filter(|&k| begins(&list[k])).collect();
-        let is_wait = |entry: &Traced| matches!(entry, Traced::Op(Op { action: Action::Wait(_), .. }));
-        for at in (starts[1]..starts[5]).filter(|&k| is_wait(&list[k])) {
-            let mut fewer = list.clone();
-            fewer.remove(at);
-            let found = check(stepper.plan(), 0, &fewer);
-            let race = found.iter().any(|hazard| matches!(hazard, Hazard::Race { .. }));
-            assert!(race, "{mode:?}: nothing misses {:?}", list[at]);
-        }
+        let what = format!("{mode:?}");
+        assert_each_is_missed(stepper.plan(), 0, &list, middle_passes(&list), 8, &what);
     }
 }
 

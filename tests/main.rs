@@ -27,3 +27,4 @@ mod support;
 mod tidy;
 mod tolerance;
 mod training;
+mod waits;

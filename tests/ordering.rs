@@ -8,9 +8,11 @@ use std::sync::Arc;
 
 use instep::hazard::{Hazard, Traced, check};
 use instep::layout::{BucketCaps, Plan};
-use instep::op::{Access, Action, Memory, Op, Span};
+use instep::op::{Access, Action, Memory, Span};
 use instep::schedule::{Policy, Schedule};
 use instep::{Layout, Mode, SegmentAction};
+
+use crate::waits::{assert_each_is_missed, is_wait};
 
 const MODES: [Mode; 3] = [Mode::Sequential, Mode::Eager, Mode::Normed];
 const STATES: usize = 2;
@@ -178,10 +180,6 @@ fn cases(buckets: &[usize], passes: usize) -> Vec<Case> {
     cases
 }
 
-fn is_wait(traced: &Traced) -> bool {
-    matches!(traced, Traced::Op(Op { action: Action::Wait(_), .. }))
-}
-
 #[test]
 fn no_mode_and_no_arrival_order_has_a_hazard() {
     for case in cases(&[1, 2, 5, 17], 4) {
@@ -194,15 +192,7 @@ fn no_mode_and_no_arrival_order_has_a_hazard() {
 fn assert_every_wait_is_needed(case: Case) {
     let run = simulate(case);
     let middle = run.starts[1]..run.starts[case.passes - 1];
-    let waits: Vec<usize> = middle.filter(|&k| is_wait(&run.list[k])).collect();
-    assert!(waits.len() >= case.passes - 2, "{case:?} hardly waits");
-    for at in waits {
-        let mut list = run.list.clone();
-        list.remove(at);
-        let found = check(&run.plan, STATES, &list);
-        let race = found.iter().any(|hazard| matches!(hazard, Hazard::Race { .. }));
-        assert!(race, "{case:?}: nothing misses entry {at}, {:?}", run.list[at]);
-    }
+    assert_each_is_missed(&run.plan, STATES, &run.list, middle, case.passes - 2, &format!("{case:?}"));
 }
 
 #[test]

@@ -276,3 +276,24 @@ fn combinations(modes: &[Mode]) -> Vec<(Optim, Mode, Option<u64>)> {
     let each = |optim: Optim| modes.iter().flat_map(move |mode| CAPS.map(|cap| (optim, *mode, cap)));
     few_optimizers().into_iter().flat_map(each).collect()
 }
+
+#[test]
+fn eager_names_the_first_nonfinite_bucket_wherever_the_value_lies() {
+    // Every lane of the widest vector, its tail, the last element of a tile and the one behind it.
+    let places = (0..40).chain([255, 256, 2046, 2047, 2048, 2099]);
+    for place in places {
+        for isa in instep::Isa::available() {
+            let options = Options { mode: Mode::Eager, cap: Some(1), isa: Some(isa), ..Options::default() };
+            // Parameter 1 is bucket 0; the value lies in bucket 1.
+            let feed = |_: usize, param: usize, gradient: &mut [f32]| {
+                gradient.fill(1.0);
+                if param == 0 {
+                    gradient[place] = f32::NEG_INFINITY;
+                }
+                true
+            };
+            let status = run(&layout(&[2100, 5]), few_optimizers()[0], &options, 1, feed).status;
+            assert_eq!(status.first_nonfinite_bucket, Some(1), "element {place} on {isa}");
+        }
+    }
+}

@@ -3,9 +3,11 @@
 //! Steppers train on the host device, the recorder tees what is submitted; ops and trainer accesses come from the
 //! product itself here, not from a model of it.
 
-use instep::hazard::{Hazard, Traced, check};
-use instep::op::{Action, Op, Phase, Stream};
+use instep::hazard::{Traced, check};
+use instep::op::{Action, Op, Stream};
 use instep::{AdamW, Layout, Mode, Sgd, Solo, Stepper, Unused};
+
+use crate::waits::{assert_each_is_missed, middle_passes};
 
 /// Trains six passes and returns the recorded list; parameter `left_out` gets no gradient in odd passes.
 fn record(mode: Mode, cap: u64, max_norm: Option<f64>, left_out: usize) -> (Stepper, Vec<Traced>) {
@@ -50,23 +52,8 @@ fn a_recorded_run_has_no_hazard_and_no_wait_too_many() {
                     continue;
                 }
                 let (stepper, list) = record(mode, cap, max_norm, 3);
-                assert_eq!(check(stepper.plan(), 2, &list), [], "{mode:?} {cap}");
-                let begins = |entry: &Traced| {
-                    matches!(entry, Traced::Op(Op { action: Action::Control(Phase::Begin), .. }))
-                };
-                let starts: Vec<usize> = (0..list.len()).filter(|&k| begins(&list[k])).collect();
-                assert_eq!(starts.len(), 6);
-                let waits: Vec<usize> = (starts[1]..starts[5])
-                    .filter(|&k| matches!(list[k], Traced::Op(Op { action: Action::Wait(_), .. })))
-                    .collect();
-                assert!(waits.len() >= 12, "{mode:?} {cap}: {} waits", waits.len());
-                for at in waits {
-                    let mut fewer = list.clone();
-                    fewer.remove(at);
-                    let found = check(stepper.plan(), 2, &fewer);
-                    let race = found.iter().any(|hazard| matches!(hazard, Hazard::Race { .. }));
-                    assert!(race, "{mode:?} {cap} {max_norm:?}: nothing misses {:?}", list[at]);
-                }
+                let what = format!("{mode:?}, cap {cap}, max_norm {max_norm:?}");
+                assert_each_is_missed(stepper.plan(), 2, &list, middle_passes(&list), 12, &what);
             }
         }
     }

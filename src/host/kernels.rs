@@ -213,6 +213,32 @@ mod tests {
         }
     }
 
+    /// The kernels run on threads of their own, so only a direct call shows what an entry leaves behind.
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn an_entry_computes_in_the_ieee_environment_and_restores_the_callers() {
+        use std::arch::asm;
+        const FLUSH_AND_ZERO: u32 = 0x9fc0;
+        for isa in Isa::available() {
+            let kernels = Kernels::load(isa).unwrap();
+            let (mut one, mut two) = ([f32::from_bits(1); 64], [f32::from_bits(2); 64]);
+            let (mut saved, mut after) = (0u32, 0u32);
+            // SAFETY: MXCSR is saved and restored; the buffers are 64 long and belong to this thread.
+            unsafe {
+                asm!("stmxcsr [{}]", in(reg) &mut saved);
+                asm!("ldmxcsr [{}]", in(reg) &FLUSH_AND_ZERO);
+                kernels.sum(&[one.as_mut_ptr(), two.as_mut_ptr()], 0, 64);
+                asm!("stmxcsr [{}]", in(reg) &mut after);
+                asm!("ldmxcsr [{}]", in(reg) &saved);
+            }
+            assert_eq!(after & 0xffc0, FLUSH_AND_ZERO, "{isa}: the caller's control bits");
+            assert!(
+                one.iter().chain(&two).all(|x| x.to_bits() == 3),
+                "{isa}: subnormals are added, not flushed"
+            );
+        }
+    }
+
     #[test]
     fn an_unknown_name_is_refused() {
         assert!(matches!("sse9".parse::<Isa>(), Err(Error::Config { field: "isa", .. })));

@@ -48,8 +48,8 @@ unsafe impl Send for Scratch {}
 /// of kernel threads: `INSTEP_THREADS`, else one per core.
 ///
 /// # Errors
-/// `Config` for a world size of 0 or above 1024. The error of the rank that failed first; a panic becomes [`Error::Rank`]. The other ranks are ended with an error
-/// within their deadline.
+/// `Config` for a world size of 0 or above 1024. The error of the rank that failed first; a panic becomes
+/// [`Error::Rank`]. The other ranks are ended with an error within their deadline.
 ///
 /// ```
 /// let ranks = instep::in_process(3, |comm| {

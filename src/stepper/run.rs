@@ -1,7 +1,8 @@
 //! The one place that sees schedule and device together: ops written by the one are fed to the other.
 //!
 //! Waits of the compute stream are not executed when they are written: the trainer is the caller's thread, so they are
-//! owed, and paid when it next touches memory or its position is next recorded. Must record every op and every touch before it happens.
+//! owed, and paid when it next touches memory or its position is next recorded. Must record every op and every touch
+//! before it happens.
 
 use crate::error::Result;
 use crate::hazard::Traced;
