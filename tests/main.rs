@@ -22,6 +22,7 @@ mod property;
 mod recorded;
 mod reference;
 mod refusals;
+mod resume;
 mod steps;
 mod support;
 mod tidy;

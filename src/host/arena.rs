@@ -149,4 +149,17 @@ impl Memories {
         // SAFETY: within bounds by the assertion, otherwise as in `read_control`.
         unsafe { self.segments().add(segment).read() }
     }
+    /// Says how many updates a segment has had.
+    ///
+    /// # Safety
+    /// No op that touches control memory is running, and none that has been submitted is still to run.
+    pub(crate) unsafe fn write_step_count(&self, segment: usize, count: u64) {
+        assert!(segment < self.segment_count);
+        // SAFETY: within bounds by the assertion, aligned, and touched by nobody now, by the contract.
+        unsafe {
+            let record = self.segments().add(segment);
+            (*record).steps = count;
+            (*record).stepped = 0;
+        }
+    }
 }

@@ -3,12 +3,14 @@
 //! The safe interface cannot race: views borrow the pass, everything that may launch takes the pass mutably or by
 //! value, and to touch is to wait. Must not decide any order itself; it forwards events to the schedule.
 
+mod between;
 mod builder;
 mod groups;
 mod pass;
 mod run;
 mod views;
 
+pub use between::Status;
 pub use builder::{StepperBuilder, Unused};
 pub use pass::{Abandoned, Pass};
 pub use run::Recording;
@@ -20,7 +22,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::host::{HostDevice, Isa};
-use crate::layout::{Layout, ParamId, Plan};
+use crate::layout::{Layout, Plan};
 use crate::op::{Collective, Device, Memory};
 use crate::optim::Optimizer;
 use crate::schedule::{Mode, Policy};
@@ -49,22 +51,6 @@ pub struct Stepper<D: Device = HostDevice> {
     run: RefCell<Run<D>>,
 }
 
-/// What the device decided about the last pass.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Status {
-    /// Passes begun so far, this one included.
-    pub pass: u64,
-    /// Whether it changed nothing because of a non-finite gradient.
-    pub skipped: bool,
-    /// Norm of the averaged gradients, infinite or NaN if one of them is; `None` if neither mode nor option asked for
-    /// it, or the pass was given up.
-    pub norm: Option<f64>,
-    /// Factor that clipping multiplied them by; 1 without clipping, and in a skipped pass.
-    pub clip: f64,
-    /// The first bucket with an infinite or NaN gradient among those stepped. Eager steps it all the same.
-    pub first_nonfinite_bucket: Option<u32>,
-}
-
 impl Stepper {
     /// Starts the options for a stepper of `layout`.
     pub fn builder(layout: &Layout, optimizer: impl Optimizer + 'static) -> StepperBuilder<'_> {
@@ -81,108 +67,6 @@ impl Stepper {
         comm: impl Collective + 'static,
     ) -> Result<Stepper> {
         Stepper::builder(layout, optimizer).host(comm)
-    }
-
-    /// The parameters, between passes.
-    ///
-    /// # Ordering
-    /// Waits for all steps.
-    ///
-    /// # Errors
-    /// `Order` inside a pass, `Poisoned` after a failure.
-    pub fn params(&self) -> Result<Params<'_>> {
-        self.settle_between_passes()?;
-        Ok(Params::new(self))
-    }
-
-    /// The parameters, to initialise or load them. The next pass gives every rank those of rank 0, in a collective: once
-    /// a pass has been made, call this on all ranks or on none.
-    ///
-    /// # Ordering
-    /// Waits for all steps.
-    ///
-    /// # Errors
-    /// As [`params`](Self::params).
-    pub fn params_mut(&mut self) -> Result<ParamsMut<'_>> {
-        self.settle_between_passes()?;
-        self.params_written = true;
-        Ok(ParamsMut::new(self))
-    }
-
-    /// A parameter's gradient as the last pass left it: the sum over ranks, or the mean where the action is Average.
-    ///
-    /// # Shapes
-    /// As many f32 as the parameter, aligned to 64 bytes.
-    ///
-    /// # Ordering
-    /// Waits for all steps.
-    ///
-    /// # Errors
-    /// As [`params`](Self::params); `Layout` if `id` is of another layout.
-    pub fn grad(&self, id: ParamId) -> Result<&[f32]> {
-        self.settle_between_passes()?;
-        self.view(id, Memory::Grads)
-    }
-
-    /// A parameter's optimizer state by name, as `torch.optim` calls it.
-    ///
-    /// # Shapes
-    /// As many f32 as the parameter, aligned to 64 bytes.
-    ///
-    /// # Ordering
-    /// Waits for all steps.
-    ///
-    /// # Errors
-    /// As [`grad`](Self::grad); `Unsupported` if the optimizer keeps no such state.
-    pub fn state(&self, id: ParamId, name: &str) -> Result<&[f32]> {
-        self.settle_between_passes()?;
-        let index = self.state_names.iter().position(|known| *known == name);
-        let index = index.ok_or_else(|| Error::Unsupported {
-            what: format!("the state `{name}`"),
-            have: if self.state_names.is_empty() { "none".into() } else { self.state_names.join(", ") },
-        })?;
-        self.view(id, Memory::State(index as u8))
-    }
-
-    /// How many updates a parameter has had.
-    ///
-    /// # Ordering
-    /// Waits for all steps.
-    ///
-    /// # Errors
-    /// As [`grad`](Self::grad).
-    pub fn step_count(&self, id: ParamId) -> Result<u64> {
-        self.settle_control()?;
-        self.read_step_count(self.layout.index(id)?)
-    }
-
-    /// Sets the learning rate of a group ([`DEFAULT_GROUP`](crate::layout::DEFAULT_GROUP) if the layout names none) from
-    /// the next pass on. Ranks must set the same: what is compared at each collective are the options they were built
-    /// with.
-    ///
-    /// # Ordering
-    /// Waits for the last pass to have begun on the optim stream, not for its steps; behind an abandoned pass, for all
-    /// that it left in flight.
-    ///
-    /// # Errors
-    /// `Config` if there is no such group or the optimizer refuses the rate, which changes nothing; `Order` inside a
-    /// pass, `Poisoned` after a failure.
-    pub fn set_lr(&mut self, group: &str, lr: f64) -> Result<()> {
-        self.refuse_open_pass()?;
-        let (index, hyper) = self.groups.set_lr(group, lr)?;
-        self.write_group(index, hyper)
-    }
-
-    /// What was decided about the last pass.
-    ///
-    /// # Ordering
-    /// Waits for all steps; asked after every pass, it takes from Normed the overlap with the next forward.
-    ///
-    /// # Errors
-    /// As [`params`](Self::params).
-    pub fn status(&self) -> Result<Status> {
-        self.settle_control()?;
-        self.read_status()
     }
 
     /// How many bytes each memory takes, padding included. The arenas of parameters, gradients and each state are of one
@@ -308,23 +192,6 @@ impl<D: Device> Stepper<D> {
     /// The kernels' instruction set.
     pub fn isa(&self) -> Isa {
         self.isa
-    }
-
-    fn settle_between_passes(&self) -> Result<()> {
-        self.refuse_open_pass()?;
-        self.run.borrow_mut().touch_all()
-    }
-
-    fn settle_control(&self) -> Result<()> {
-        self.refuse_open_pass()?;
-        self.run.borrow_mut().touch_control()
-    }
-
-    fn refuse_open_pass(&self) -> Result<()> {
-        if self.run.borrow().schedule.is_open() {
-            return Err(Error::Order("a pass is open; its own views reach parameters and gradients".into()));
-        }
-        Ok(())
     }
 }
 

@@ -65,12 +65,7 @@ impl<'a> ParamsMut<'a> {
     /// # Errors
     /// `Layout` if `id` is of another layout.
     pub fn get_mut(&mut self, id: ParamId) -> Result<&mut [f32]> {
-        let segment = self.stepper.claim(id, Memory::Params, true)?;
-        // SAFETY: no pass is open and every op has ended; `self` borrows the stepper mutably, so neither another
-        // slice nor a launch can exist while this one does.
-        Ok(unsafe {
-            std::slice::from_raw_parts_mut(self.stepper.address(&segment, Memory::Params), length(&segment))
-        })
+        self.stepper.view_mut(id, Memory::Params)
     }
 
     /// Calls `write` with each parameter's name and content, in registration order.
@@ -213,6 +208,14 @@ impl Stepper {
     }
 
     /// Between passes.
+    pub(super) fn view_mut(&mut self, id: ParamId, memory: Memory) -> Result<&mut [f32]> {
+        let segment = self.claim(id, memory, true)?;
+        // SAFETY: no pass is open, `claim` has waited for the ops on this bucket, and `self` is borrowed mutably: neither
+        // another slice nor a launch can exist while this one does.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.address(&segment, memory), length(&segment)) })
+    }
+
+    /// Between passes.
     pub(super) fn write_group(&mut self, group: usize, hyper: InstepHyper) -> Result<()> {
         let run = self.run.get_mut();
         run.touch_groups()?;
@@ -229,6 +232,15 @@ impl Stepper {
         // SAFETY: no pass is open and every op on control memory has ended.
         let segment = unsafe { run.device.memories().read_segment(self.plan.segment_index(param)) };
         Ok(segment.steps + u64::from(segment.stepped))
+    }
+
+    /// After `settle_control`.
+    pub(super) fn write_step_count(&mut self, param: usize, count: u64) {
+        let segment = self.plan.segment_index(param);
+        let run = self.run.get_mut();
+        run.note(Access { span: Span::CONTROL, writes: true });
+        // SAFETY: no pass is open, every op on control memory has ended, and the next is submitted by a later `begin`.
+        unsafe { run.device.memories().write_step_count(segment, count) }
     }
 
     /// After `settle_control`.

@@ -1,0 +1,202 @@
+//! What a stepper offers between passes: parameters, gradients, state, counts and rates, to read and to set.
+//!
+//! Everything here waits for what it conflicts with and refuses an open pass, whose own views reach the rest. Must not
+//! touch memory itself: `views.rs` does, after these calls have settled.
+
+use crate::error::{Error, Result};
+use crate::layout::ParamId;
+use crate::op::{Device, Memory};
+use crate::stepper::Stepper;
+use crate::stepper::views::{Params, ParamsMut};
+
+/// What the device decided about the last pass.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Status {
+    /// Passes begun so far, this one included.
+    pub pass: u64,
+    /// Whether it changed nothing because of a non-finite gradient.
+    pub skipped: bool,
+    /// Norm of the averaged gradients, infinite or NaN if one of them is; `None` if neither mode nor option asked for
+    /// it, or the pass was given up.
+    pub norm: Option<f64>,
+    /// Factor that clipping multiplied them by; 1 without clipping, and in a skipped pass.
+    pub clip: f64,
+    /// The first bucket with an infinite or NaN gradient among those stepped. Eager steps it all the same.
+    pub first_nonfinite_bucket: Option<u32>,
+}
+
+impl Stepper {
+    /// The parameters, between passes.
+    ///
+    /// # Ordering
+    /// Waits for all steps.
+    ///
+    /// # Errors
+    /// `Order` inside a pass, `Poisoned` after a failure.
+    pub fn params(&self) -> Result<Params<'_>> {
+        self.settle_between_passes()?;
+        Ok(Params::new(self))
+    }
+
+    /// The parameters, to initialise or load them. The next pass gives every rank those of rank 0, in a collective: once
+    /// a pass has been made, call this on all ranks or on none.
+    ///
+    /// # Ordering
+    /// Waits for all steps.
+    ///
+    /// # Errors
+    /// As [`params`](Self::params).
+    pub fn params_mut(&mut self) -> Result<ParamsMut<'_>> {
+        self.settle_between_passes()?;
+        self.params_written = true;
+        Ok(ParamsMut::new(self))
+    }
+
+    /// A parameter's gradient as the last pass left it: the sum over ranks, or the mean where the action is Average.
+    ///
+    /// # Shapes
+    /// As many f32 as the parameter, aligned to 64 bytes.
+    ///
+    /// # Ordering
+    /// Waits for all steps.
+    ///
+    /// # Errors
+    /// As [`params`](Self::params); `Layout` if `id` is of another layout.
+    pub fn grad(&self, id: ParamId) -> Result<&[f32]> {
+        self.settle_between_passes()?;
+        self.view(id, Memory::Grads)
+    }
+
+    /// A parameter's optimizer state by name, as `torch.optim` calls it.
+    ///
+    /// # Shapes
+    /// As many f32 as the parameter, aligned to 64 bytes.
+    ///
+    /// # Ordering
+    /// Waits for all steps.
+    ///
+    /// # Errors
+    /// As [`grad`](Self::grad); `Unsupported` if the optimizer keeps no such state.
+    pub fn state(&self, id: ParamId, name: &str) -> Result<&[f32]> {
+        self.settle_between_passes()?;
+        self.view(id, self.state_called(name)?)
+    }
+
+    /// A parameter's optimizer state by name, to load it. States are never broadcast: every rank must load the same, and
+    /// the step count with it ([`set_step_count`](Self::set_step_count)).
+    ///
+    /// ```
+    /// # use instep::{Layout, Sgd, Solo, Stepper};
+    /// # let layout = Layout::builder().param("w", 2).build()?;
+    /// # let w = layout.id("w")?;
+    /// # let sgd = Sgd { lr: 1.0, momentum: 0.5, ..Default::default() };
+    /// # let mut stepper = Stepper::host(&layout, sgd, Solo::default())?;
+    /// stepper.state_mut(w, "momentum_buffer")?.copy_from_slice(&[4.0, 8.0]);
+    /// stepper.set_step_count(w, 1)?; // not the first step, which would replace the buffer
+    /// let mut pass = stepper.begin()?;
+    /// pass.grads().write(w, &[1.0, 1.0])?;
+    /// pass.finish()?;
+    /// assert_eq!(stepper.params()?.get(w)?, [-3.0, -5.0]);
+    /// assert_eq!(stepper.step_count(w)?, 2);
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    ///
+    /// # Shapes
+    /// As [`state`](Self::state).
+    ///
+    /// # Ordering
+    /// Waits for all steps.
+    ///
+    /// # Errors
+    /// As [`state`](Self::state).
+    pub fn state_mut(&mut self, id: ParamId, name: &str) -> Result<&mut [f32]> {
+        self.settle_between_passes()?;
+        self.view_mut(id, self.state_called(name)?)
+    }
+
+    /// How many updates a parameter has had.
+    ///
+    /// # Ordering
+    /// Waits for all steps.
+    ///
+    /// # Errors
+    /// As [`grad`](Self::grad).
+    pub fn step_count(&self, id: ParamId) -> Result<u64> {
+        self.settle_control()?;
+        self.read_step_count(self.layout.index(id)?)
+    }
+
+    /// Says how many updates a parameter has had: its next one is number `count + 1`, in bias correction too. A first
+    /// update sets a momentum buffer instead of averaging into it.
+    ///
+    /// # Ordering
+    /// Waits for all steps.
+    ///
+    /// # Errors
+    /// As [`grad`](Self::grad); `Config` for a count of 2^63 or more.
+    pub fn set_step_count(&mut self, id: ParamId, count: u64) -> Result<()> {
+        let param = self.layout.index(id)?;
+        if count >= 1 << 63 {
+            return Err(Error::config("step_count", count, "must be below 2^63"));
+        }
+        self.settle_control()?;
+        self.write_step_count(param, count);
+        Ok(())
+    }
+
+    /// Sets the learning rate of a group ([`DEFAULT_GROUP`](crate::layout::DEFAULT_GROUP) if the layout names none) from
+    /// the next pass on. Ranks must set the same: what is compared at each collective are the options they were built
+    /// with.
+    ///
+    /// # Ordering
+    /// Waits for the last pass to have begun on the optim stream, not for its steps; behind an abandoned pass, for all
+    /// that it left in flight.
+    ///
+    /// # Errors
+    /// `Config` if there is no such group or the optimizer refuses the rate, which changes nothing; `Order` inside a
+    /// pass, `Poisoned` after a failure.
+    pub fn set_lr(&mut self, group: &str, lr: f64) -> Result<()> {
+        self.refuse_open_pass()?;
+        let (index, hyper) = self.groups.set_lr(group, lr)?;
+        self.write_group(index, hyper)
+    }
+
+    /// What was decided about the last pass.
+    ///
+    /// # Ordering
+    /// Waits for all steps; asked after every pass, it takes from Normed the overlap with the next forward.
+    ///
+    /// # Errors
+    /// As [`params`](Self::params).
+    pub fn status(&self) -> Result<Status> {
+        self.settle_control()?;
+        self.read_status()
+    }
+
+    fn state_called(&self, name: &str) -> Result<Memory> {
+        let known = self.state_names.iter().position(|known| *known == name);
+        let have = || if self.state_names.is_empty() { "none".into() } else { self.state_names.join(", ") };
+        let index =
+            known.ok_or_else(|| Error::Unsupported { what: format!("the state `{name}`"), have: have() })?;
+        Ok(Memory::State(index as u8))
+    }
+}
+
+impl<D: Device> Stepper<D> {
+    fn settle_between_passes(&self) -> Result<()> {
+        self.refuse_open_pass()?;
+        self.run.borrow_mut().touch_all()
+    }
+
+    fn settle_control(&self) -> Result<()> {
+        self.refuse_open_pass()?;
+        self.run.borrow_mut().touch_control()
+    }
+
+    fn refuse_open_pass(&self) -> Result<()> {
+        if self.run.borrow().schedule.is_open() {
+            return Err(Error::Order("a pass is open; its own views reach parameters and gradients".into()));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,90 @@
+//! State and step counts that are written by name: a stepper loaded from another one goes on with its bits.
+//!
+//! What is compared is an uninterrupted run. Must go through names and public accessors only, as a checkpoint would.
+
+use instep::hazard::check;
+use instep::{Error, Layout, Result, Solo, Stepper};
+
+use crate::support::{self, MODES, Optim, Options, Outcome, layout, optimizers, painted};
+
+const LENGTHS: [usize; 4] = [300, 0, 17, 2049];
+
+/// Everything that lasts goes from one stepper to another; the last parameter first, since order must not matter.
+fn load(from: &Stepper, to: &mut Stepper) -> Result<()> {
+    let layout = from.layout().clone();
+    for id in layout.ids().rev() {
+        to.params_mut()?.get_mut(id)?.copy_from_slice(from.params()?.get(id)?);
+        for name in from.state_names() {
+            to.state_mut(id, name)?.copy_from_slice(from.state(id, name)?);
+        }
+        to.set_step_count(id, from.step_count(id)?)?;
+    }
+    Ok(())
+}
+
+fn resumed(layout: &Layout, optim: Optim, options: &Options, before: usize, after: usize) -> Outcome {
+    let gradient = painted(options);
+    let mut first = support::open(layout, optim, options);
+    for step in 0..before {
+        support::pass(&mut first, options, |param, values| gradient(step, param, values)).unwrap();
+    }
+    let mut second = options.stepper(layout, optim, Solo::new(options.world_size)).unwrap();
+    load(&first, &mut second).unwrap();
+    for step in before..before + after {
+        support::pass(&mut second, options, |param, values| gradient(step, param, values)).unwrap();
+    }
+    Outcome::of(&second).unwrap()
+}
+
+#[test]
+fn a_loaded_stepper_goes_on_with_the_bits_of_the_uninterrupted_run() {
+    let layout = layout(&LENGTHS);
+    for optim in optimizers() {
+        for mode in MODES {
+            let options = Options { mode, cap: Some(1500), ..Options::default() };
+            let whole = support::run(&layout, optim, &options, 5, painted(&options));
+            for before in [0, 1, 3] {
+                let outcome = resumed(&layout, optim, &options, before, 5 - before);
+                outcome.assert_same(&whole, &format!("{optim:?} {mode:?}, loaded after {before}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn loading_between_passes_races_with_nothing_that_still_runs() {
+    let layout = layout(&LENGTHS);
+    let w = layout.id("p3").unwrap();
+    for mode in MODES {
+        let options = Options { mode, cap: Some(1500), ..Options::default() };
+        let optim = optimizers()[3];
+        let builder = optim.builder(&layout).mode(mode).bucket_cap_bytes(1500).record(true);
+        let mut stepper = builder.host(Solo::default()).unwrap();
+        for step in 0..4 {
+            support::pass(&mut stepper, &options, |param, values| painted(&options)(step, param, values))
+                .unwrap();
+            stepper.set_step_count(w, 7).unwrap();
+            stepper.state_mut(w, "momentum_buffer").unwrap().fill(0.5);
+            assert_eq!(stepper.step_count(w).unwrap(), 7);
+        }
+        let recording = stepper.take_recording().unwrap();
+        assert_eq!(check(stepper.plan(), stepper.state_names().len(), &recording.list), []);
+    }
+}
+
+#[test]
+fn what_cannot_be_loaded_is_refused_and_changes_nothing() {
+    let (ours, theirs) = (layout(&[4]), layout(&[5]));
+    let mut stepper = support::open(&ours, optimizers()[3], &Options::default());
+    let (id, foreign) = (ours.id("p0").unwrap(), theirs.id("p0").unwrap());
+    assert!(matches!(stepper.state_mut(id, "exp_avg"), Err(Error::Unsupported { .. })));
+    assert!(matches!(stepper.state_mut(foreign, "momentum_buffer"), Err(Error::Layout(_))));
+    assert!(matches!(stepper.set_step_count(foreign, 1), Err(Error::Layout(_))));
+    let refused = stepper.set_step_count(id, 1 << 63);
+    assert!(matches!(refused, Err(Error::Config { field: "step_count", .. })));
+    std::mem::forget(stepper.begin().unwrap());
+    assert!(matches!(stepper.state_mut(id, "momentum_buffer"), Err(Error::Order(_))));
+    assert!(matches!(stepper.set_step_count(id, 1), Err(Error::Order(_))));
+    stepper.abandon_open_pass().unwrap();
+    assert_eq!(stepper.step_count(id).unwrap(), 0);
+}
