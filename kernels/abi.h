@@ -80,6 +80,7 @@ typedef struct InstepSegment {
     uint32_t reserved;
     uint64_t tail; /* address of its f32 in the bucket's tail block, or 0: after the SUM, how many ranks had a
                     * gradient for it; 0.0 means none, and then the step leaves the segment alone */
+    uint64_t contributors; /* the same for its bucket: how many ranks had data in this pass */
     InstepScalars scalars;
 } InstepSegment;
 
@@ -88,8 +89,10 @@ typedef struct InstepControl {
     uint64_t limbs[INSTEP_NORM_LIMBS]; /* sum of squares of the reduced gradients, exact */
     double norm;                       /* of the averaged gradients, after Decide */
     double clip;                       /* coefficient that Decide chose; 1 without clipping or when skipped */
-    float multiplier;                  /* applied to every gradient that is stepped */
-    float average_multiplier;          /* applied to Average segments: 1/divisor */
+    double divisor;                    /* ranks to take the mean over; 0: as many as contributed */
+    double loss_scale;                 /* constant factor in the loss, divided out */
+    float multiplier;                  /* applied to every gradient that is stepped, once the divisor is known */
+    float average_multiplier;          /* applied to Average segments: 1/divisor, likewise */
     uint32_t max_abs_bits;             /* largest |gradient| as bits: above infinity's means NaN */
     uint32_t first_nonfinite_bucket;   /* INSTEP_NO_BUCKET if none */
     uint32_t skip;                     /* the pass must change no parameter */
@@ -111,18 +114,18 @@ typedef struct InstepBeginArgs {
     InstepControl* control;
     InstepSegment* segments;
     const InstepHyper* groups;
+    const uint32_t* actions; /* one per segment, as the trainer set them last */
     uint64_t segment_count;
-    double divisor;    /* ranks that the gradients were summed over */
-    double loss_scale; /* constant factor in the loss, divided out here */
+    double divisor;
+    double loss_scale;
     uint32_t optimizer;
     uint32_t reserved;
 } InstepBeginArgs;
 
 typedef struct InstepDecideArgs {
     InstepControl* control;
-    double divisor;
-    double loss_scale;
-    double max_norm; /* negative: no clipping */
+    const float* contributors; /* any bucket's count of ranks that had data, or null */
+    double max_norm;           /* negative: no clipping */
     uint32_t skip_nonfinite;
     uint32_t reserved;
 } InstepDecideArgs;

@@ -11,13 +11,23 @@
 
 namespace {
 
+/* Ranks to take the mean over. Where nobody contributed nothing is stepped, and any divisor will do. */
+INSTEP_INLINE double divisor_of(const InstepControl& control, const float* contributors) {
+    if (control.divisor > 0.0) return control.divisor;
+    return *contributors > 0.0f ? static_cast<double>(*contributors) : 1.0;
+}
+
+INSTEP_INLINE const float* count_at(uint64_t address) { return reinterpret_cast<const float*>(address); }
+
 /* Opens a pass: nothing is decided yet, and the accumulators are empty. */
 INSTEP_INLINE void begin_pass(InstepControl* control, double divisor, double loss_scale) {
     for (int k = 0; k < INSTEP_NORM_LIMBS; ++k) control->limbs[k] = 0;
     control->norm = 0.0;
     control->clip = 1.0;
-    control->multiplier = static_cast<float>(1.0 / (divisor * loss_scale));
-    control->average_multiplier = static_cast<float>(1.0 / divisor);
+    control->divisor = divisor;
+    control->loss_scale = loss_scale;
+    control->multiplier = divisor > 0.0 ? static_cast<float>(1.0 / (divisor * loss_scale)) : 0.0f;
+    control->average_multiplier = divisor > 0.0 ? static_cast<float>(1.0 / divisor) : 0.0f;
     control->max_abs_bits = 0;
     control->first_nonfinite_bucket = INSTEP_NO_BUCKET;
     control->skip = 0;
@@ -25,10 +35,14 @@ INSTEP_INLINE void begin_pass(InstepControl* control, double divisor, double los
 }
 
 /* Counts the update of the last pass, if it happened, and derives the scalars of the next one. */
-INSTEP_INLINE void begin_segment(InstepSegment* segment, const InstepHyper* groups, uint32_t optimizer) {
+INSTEP_INLINE void begin_segment(InstepSegment* segment, const InstepHyper* groups, uint32_t action,
+                                 uint32_t optimizer) {
     segment->steps += segment->stepped;
     segment->stepped = 0;
-    if (segment->tail) *reinterpret_cast<float*>(segment->tail) = 1.0f; /* this rank's contribution, until said otherwise */
+    segment->action = action;
+    /* This rank's contribution, until said otherwise. */
+    if (segment->tail) *reinterpret_cast<float*>(segment->tail) = 1.0f;
+    if (segment->contributors) *reinterpret_cast<float*>(segment->contributors) = 1.0f;
     const InstepHyper& hyper = groups[segment->group];
     switch (optimizer) {
 #define OPTIMIZER(name, Rule, min_states, max_states)                                          \
@@ -42,15 +56,27 @@ INSTEP_INLINE void begin_segment(InstepSegment* segment, const InstepHyper* grou
 
 /* What to do with a segment whose bucket has been reduced: unused on every rank means leave. */
 INSTEP_INLINE uint32_t segment_action(const InstepSegment& segment) {
-    if (segment.tail && *reinterpret_cast<const float*>(segment.tail) == 0.0f) return INSTEP_ACTION_LEAVE;
+    if (segment.tail && *count_at(segment.tail) == 0.0f) return INSTEP_ACTION_LEAVE;
+    if (segment.contributors && *count_at(segment.contributors) == 0.0f) return INSTEP_ACTION_LEAVE;
     return segment.action;
+}
+
+/* What a reduced gradient is multiplied by: known since Begin or Decide, or else told by its bucket's own count. */
+INSTEP_INLINE float step_multiplier(const InstepControl& control, const InstepSegment& segment) {
+    if (control.decided || control.divisor > 0.0) return control.multiplier;
+    return static_cast<float>(1.0 / (divisor_of(control, count_at(segment.contributors)) * control.loss_scale));
+}
+
+INSTEP_INLINE float average_multiplier(const InstepControl& control, const InstepSegment& segment) {
+    if (control.divisor > 0.0) return control.average_multiplier;
+    return static_cast<float>(1.0 / divisor_of(control, count_at(segment.contributors)));
 }
 
 /* Norm of the averaged gradients, clip coefficient as in torch.nn.utils.clip_grad_norm_, and whether to skip.
  * Without skip_nonfinite a non-finite norm clips as IEEE says: infinity to 0, NaN to NaN. */
 INSTEP_INLINE void decide(const InstepDecideArgs& args) {
     InstepControl* control = args.control;
-    const double multiplier = 1.0 / (args.divisor * args.loss_scale);
+    const double multiplier = 1.0 / (divisor_of(*control, args.contributors) * control->loss_scale);
     const uint32_t worst = control->max_abs_bits;
     if (worst > INSTEP_F32_INFINITY_BITS) {
         control->norm = double_of(0x7ff8000000000000ull);
@@ -62,8 +88,8 @@ INSTEP_INLINE void decide(const InstepDecideArgs& args) {
     if (args.max_norm >= 0.0) {
         const double clip = args.max_norm / (control->norm + 1e-6);
         control->clip = clip >= 1.0 ? 1.0 : clip;
-        control->multiplier = static_cast<float>(multiplier * control->clip);
     }
+    control->multiplier = static_cast<float>(multiplier * control->clip);
     /* What the step would see counts: a finite sum may overflow when a small loss scale is divided out. */
     control->skip = args.skip_nonfinite && is_nonfinite(float_of(worst) * control->multiplier);
     if (control->skip) control->clip = 1.0;

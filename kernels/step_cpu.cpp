@@ -80,22 +80,23 @@ __attribute__((noinline)) void average_run(float multiplier, uint32_t count, flo
 
 /* Picks the instantiation with as many states as this run has. */
 template <template <int> class Rule, int MIN, int MAX, class Scalars>
-uint32_t step_with_states(const InstepStepArgs& args, const InstepTile& tile, const Scalars& scalars) {
+uint32_t step_with_states(const InstepStepArgs& args, const InstepTile& tile, const Scalars& scalars,
+                          float multiplier) {
     if constexpr (MIN < MAX) {
-        if (args.state_count < MAX) return step_with_states<Rule, MIN, MAX - 1>(args, tile, scalars);
+        if (args.state_count < MAX) return step_with_states<Rule, MIN, MAX - 1>(args, tile, scalars, multiplier);
     }
     float* states[INSTEP_MAX_STATES];
     for (int k = 0; k < INSTEP_MAX_STATES; ++k) states[k] = k < MAX ? args.states[k] + tile.state_offset : nullptr;
-    return step_run<Rule<MAX>>(scalars, args.control->multiplier, tile.count,
-                               reinterpret_cast<float*>(tile.param), args.grads + tile.grad_offset, states[0],
-                               states[1], states[2]);
+    return step_run<Rule<MAX>>(scalars, multiplier, tile.count, reinterpret_cast<float*>(tile.param),
+                               args.grads + tile.grad_offset, states[0], states[1], states[2]);
 }
 
 uint32_t step_segment(const InstepStepArgs& args, const InstepTile& tile, const InstepSegment& segment) {
+    const float multiplier = step_multiplier(*args.control, segment);
     switch (args.optimizer) {
 #define OPTIMIZER(name, Rule, min_states, max_states) \
     case INSTEP_OPTIMIZER_##name:                     \
-        return step_with_states<Rule, min_states, max_states>(args, tile, segment.scalars.name);
+        return step_with_states<Rule, min_states, max_states>(args, tile, segment.scalars.name, multiplier);
 #include "optimizers.def"
 #undef OPTIMIZER
     }
@@ -109,7 +110,7 @@ __attribute__((noinline)) void step_tiles(const InstepStepArgs* args, uint64_t f
         InstepSegment& segment = args->segments[tile.segment];
         const uint32_t action = segment_action(segment);
         if (action == INSTEP_ACTION_AVERAGE) {
-            average_run(args->control->average_multiplier, tile.count, args->grads + tile.grad_offset);
+            average_run(average_multiplier(*args->control, segment), tile.count, args->grads + tile.grad_offset);
         } else if (action == INSTEP_ACTION_STEP && !args->control->skip) {
             nonfinite |= step_segment(*args, tile, segment);
             if (tile.first) segment.stepped = 1;
@@ -153,7 +154,7 @@ __attribute__((noinline)) void norm_tiles(const InstepStepArgs* args, uint64_t f
 __attribute__((noinline)) void begin_all(const InstepBeginArgs* args) {
     begin_pass(args->control, args->divisor, args->loss_scale);
     for (uint64_t k = 0; k < args->segment_count; ++k) {
-        begin_segment(&args->segments[k], args->groups, args->optimizer);
+        begin_segment(&args->segments[k], args->groups, args->actions[k], args->optimizer);
     }
 }
 

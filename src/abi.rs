@@ -189,11 +189,12 @@ pub struct InstepSegment {
     pub action: u32,
     pub reserved: u32,
     pub tail: u64,
+    pub contributors: u64,
     pub scalars: InstepScalars,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of InstepSegment"][::core::mem::size_of::<InstepSegment>() - 80usize];
+    ["Size of InstepSegment"][::core::mem::size_of::<InstepSegment>() - 88usize];
     ["Alignment of InstepSegment"][::core::mem::align_of::<InstepSegment>() - 8usize];
     ["Offset of field: InstepSegment::steps"][::core::mem::offset_of!(InstepSegment, steps) - 0usize];
     ["Offset of field: InstepSegment::stepped"][::core::mem::offset_of!(InstepSegment, stepped) - 8usize];
@@ -201,7 +202,9 @@ const _: () = {
     ["Offset of field: InstepSegment::action"][::core::mem::offset_of!(InstepSegment, action) - 16usize];
     ["Offset of field: InstepSegment::reserved"][::core::mem::offset_of!(InstepSegment, reserved) - 20usize];
     ["Offset of field: InstepSegment::tail"][::core::mem::offset_of!(InstepSegment, tail) - 24usize];
-    ["Offset of field: InstepSegment::scalars"][::core::mem::offset_of!(InstepSegment, scalars) - 32usize];
+    ["Offset of field: InstepSegment::contributors"]
+        [::core::mem::offset_of!(InstepSegment, contributors) - 32usize];
+    ["Offset of field: InstepSegment::scalars"][::core::mem::offset_of!(InstepSegment, scalars) - 40usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -209,6 +212,8 @@ pub struct InstepControl {
     pub limbs: [u64; 22usize],
     pub norm: f64,
     pub clip: f64,
+    pub divisor: f64,
+    pub loss_scale: f64,
     pub multiplier: f32,
     pub average_multiplier: f32,
     pub max_abs_bits: u32,
@@ -218,21 +223,24 @@ pub struct InstepControl {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of InstepControl"][::core::mem::size_of::<InstepControl>() - 216usize];
+    ["Size of InstepControl"][::core::mem::size_of::<InstepControl>() - 232usize];
     ["Alignment of InstepControl"][::core::mem::align_of::<InstepControl>() - 8usize];
     ["Offset of field: InstepControl::limbs"][::core::mem::offset_of!(InstepControl, limbs) - 0usize];
     ["Offset of field: InstepControl::norm"][::core::mem::offset_of!(InstepControl, norm) - 176usize];
     ["Offset of field: InstepControl::clip"][::core::mem::offset_of!(InstepControl, clip) - 184usize];
+    ["Offset of field: InstepControl::divisor"][::core::mem::offset_of!(InstepControl, divisor) - 192usize];
+    ["Offset of field: InstepControl::loss_scale"]
+        [::core::mem::offset_of!(InstepControl, loss_scale) - 200usize];
     ["Offset of field: InstepControl::multiplier"]
-        [::core::mem::offset_of!(InstepControl, multiplier) - 192usize];
+        [::core::mem::offset_of!(InstepControl, multiplier) - 208usize];
     ["Offset of field: InstepControl::average_multiplier"]
-        [::core::mem::offset_of!(InstepControl, average_multiplier) - 196usize];
+        [::core::mem::offset_of!(InstepControl, average_multiplier) - 212usize];
     ["Offset of field: InstepControl::max_abs_bits"]
-        [::core::mem::offset_of!(InstepControl, max_abs_bits) - 200usize];
+        [::core::mem::offset_of!(InstepControl, max_abs_bits) - 216usize];
     ["Offset of field: InstepControl::first_nonfinite_bucket"]
-        [::core::mem::offset_of!(InstepControl, first_nonfinite_bucket) - 204usize];
-    ["Offset of field: InstepControl::skip"][::core::mem::offset_of!(InstepControl, skip) - 208usize];
-    ["Offset of field: InstepControl::decided"][::core::mem::offset_of!(InstepControl, decided) - 212usize];
+        [::core::mem::offset_of!(InstepControl, first_nonfinite_bucket) - 220usize];
+    ["Offset of field: InstepControl::skip"][::core::mem::offset_of!(InstepControl, skip) - 224usize];
+    ["Offset of field: InstepControl::decided"][::core::mem::offset_of!(InstepControl, decided) - 228usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -264,6 +272,7 @@ pub struct InstepBeginArgs {
     pub control: *mut InstepControl,
     pub segments: *mut InstepSegment,
     pub groups: *const InstepHyper,
+    pub actions: *const u32,
     pub segment_count: u64,
     pub divisor: f64,
     pub loss_scale: f64,
@@ -272,49 +281,48 @@ pub struct InstepBeginArgs {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of InstepBeginArgs"][::core::mem::size_of::<InstepBeginArgs>() - 56usize];
+    ["Size of InstepBeginArgs"][::core::mem::size_of::<InstepBeginArgs>() - 64usize];
     ["Alignment of InstepBeginArgs"][::core::mem::align_of::<InstepBeginArgs>() - 8usize];
     ["Offset of field: InstepBeginArgs::control"][::core::mem::offset_of!(InstepBeginArgs, control) - 0usize];
     ["Offset of field: InstepBeginArgs::segments"]
         [::core::mem::offset_of!(InstepBeginArgs, segments) - 8usize];
     ["Offset of field: InstepBeginArgs::groups"][::core::mem::offset_of!(InstepBeginArgs, groups) - 16usize];
+    ["Offset of field: InstepBeginArgs::actions"]
+        [::core::mem::offset_of!(InstepBeginArgs, actions) - 24usize];
     ["Offset of field: InstepBeginArgs::segment_count"]
-        [::core::mem::offset_of!(InstepBeginArgs, segment_count) - 24usize];
+        [::core::mem::offset_of!(InstepBeginArgs, segment_count) - 32usize];
     ["Offset of field: InstepBeginArgs::divisor"]
-        [::core::mem::offset_of!(InstepBeginArgs, divisor) - 32usize];
+        [::core::mem::offset_of!(InstepBeginArgs, divisor) - 40usize];
     ["Offset of field: InstepBeginArgs::loss_scale"]
-        [::core::mem::offset_of!(InstepBeginArgs, loss_scale) - 40usize];
+        [::core::mem::offset_of!(InstepBeginArgs, loss_scale) - 48usize];
     ["Offset of field: InstepBeginArgs::optimizer"]
-        [::core::mem::offset_of!(InstepBeginArgs, optimizer) - 48usize];
+        [::core::mem::offset_of!(InstepBeginArgs, optimizer) - 56usize];
     ["Offset of field: InstepBeginArgs::reserved"]
-        [::core::mem::offset_of!(InstepBeginArgs, reserved) - 52usize];
+        [::core::mem::offset_of!(InstepBeginArgs, reserved) - 60usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct InstepDecideArgs {
     pub control: *mut InstepControl,
-    pub divisor: f64,
-    pub loss_scale: f64,
+    pub contributors: *const f32,
     pub max_norm: f64,
     pub skip_nonfinite: u32,
     pub reserved: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of InstepDecideArgs"][::core::mem::size_of::<InstepDecideArgs>() - 40usize];
+    ["Size of InstepDecideArgs"][::core::mem::size_of::<InstepDecideArgs>() - 32usize];
     ["Alignment of InstepDecideArgs"][::core::mem::align_of::<InstepDecideArgs>() - 8usize];
     ["Offset of field: InstepDecideArgs::control"]
         [::core::mem::offset_of!(InstepDecideArgs, control) - 0usize];
-    ["Offset of field: InstepDecideArgs::divisor"]
-        [::core::mem::offset_of!(InstepDecideArgs, divisor) - 8usize];
-    ["Offset of field: InstepDecideArgs::loss_scale"]
-        [::core::mem::offset_of!(InstepDecideArgs, loss_scale) - 16usize];
+    ["Offset of field: InstepDecideArgs::contributors"]
+        [::core::mem::offset_of!(InstepDecideArgs, contributors) - 8usize];
     ["Offset of field: InstepDecideArgs::max_norm"]
-        [::core::mem::offset_of!(InstepDecideArgs, max_norm) - 24usize];
+        [::core::mem::offset_of!(InstepDecideArgs, max_norm) - 16usize];
     ["Offset of field: InstepDecideArgs::skip_nonfinite"]
-        [::core::mem::offset_of!(InstepDecideArgs, skip_nonfinite) - 32usize];
+        [::core::mem::offset_of!(InstepDecideArgs, skip_nonfinite) - 24usize];
     ["Offset of field: InstepDecideArgs::reserved"]
-        [::core::mem::offset_of!(InstepDecideArgs, reserved) - 36usize];
+        [::core::mem::offset_of!(InstepDecideArgs, reserved) - 28usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

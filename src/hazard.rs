@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
 use crate::layout::Plan;
-use crate::op::{Access, Action, Memory, Op, STREAMS, Stream, Ticket};
+use crate::op::{Access, Action, Frozen, Memory, Op, STREAMS, Stream, Ticket};
 
 /// One entry of a recorded list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +17,13 @@ pub enum Traced {
     Op(Op),
     /// The trainer touched these bytes on the compute stream.
     Trainer(Access),
+    /// The trainer froze a segment, or unfroze it, for the passes that come.
+    Freeze {
+        /// Index of the segment in the plan.
+        segment: u32,
+        /// Whether steps leave it alone from now on.
+        frozen: bool,
+    },
 }
 
 /// What is wrong with a list.
@@ -77,15 +84,17 @@ struct Cell {
 /// Checks a list and returns what is wrong, in list order. `states` is how many states the optimizer keeps.
 pub fn check(plan: &Plan, states: usize, list: &[Traced]) -> Vec<Hazard> {
     let mut checker = Checker::default();
+    let mut left_alone = Frozen::default();
     for (entry, traced) in list.iter().enumerate() {
         match traced {
             Traced::Trainer(access) => checker.access(Stream::Compute, entry, *access),
+            Traced::Freeze { segment, frozen } => left_alone.set(*segment as usize, *frozen),
             Traced::Op(Op { stream, action: Action::Record(ticket) }) => {
                 checker.record(*stream, *ticket, entry)
             }
             Traced::Op(Op { stream, action: Action::Wait(ticket) }) => checker.wait(*stream, *ticket, entry),
             Traced::Op(op) => {
-                op.accesses(plan, states, &mut |access| checker.access(op.stream, entry, access))
+                op.accesses(plan, states, &left_alone, &mut |access| checker.access(op.stream, entry, access))
             }
         }
         checker.advance(traced);
@@ -108,7 +117,7 @@ impl Checker {
     fn advance(&mut self, traced: &Traced) {
         let stream = match traced {
             Traced::Op(op) => op.stream,
-            Traced::Trainer(_) => Stream::Compute,
+            Traced::Trainer(_) | Traced::Freeze { .. } => Stream::Compute,
         };
         self.clocks[stream.index()][stream.index()] += 1;
     }
@@ -192,12 +201,12 @@ fn split(cells: &mut BTreeMap<u64, Cell>, at: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::{BucketCaps, Layout};
+    use crate::layout::{BucketCaps, Layout, Tails};
     use crate::op::Span;
 
     fn plan() -> Plan {
         let layout = Layout::builder().param("a", 256).build().unwrap();
-        Plan::new(&layout, 1, BucketCaps::default(), false).unwrap()
+        Plan::new(&layout, 1, BucketCaps::default(), Tails::default()).unwrap()
     }
 
     fn zero(stream: Stream, start: u64, end: u64) -> Traced {

@@ -31,7 +31,7 @@ pub use optim::{Adam, AdamW, Optimizer, Sgd};
 pub use pool::Pool;
 pub use schedule::Mode;
 pub use stepper::{
-    Abandoned, Grads, Params, ParamsMut, Pass, Recording, Status, Stepper, StepperBuilder, Unused,
+    Abandoned, Divisor, Grads, Params, ParamsMut, Pass, Recording, Status, Stepper, StepperBuilder, Unused,
 };
 
 /// Runs the README's example as a test.

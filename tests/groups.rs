@@ -147,5 +147,5 @@ fn memory_is_listed_by_kind() {
         assert_eq!(of(memory), arena, "{memory:?}");
     }
     assert_eq!(of(Memory::State(2)), None);
-    assert!(of(Memory::Control).is_some() && of(Memory::Groups).is_some());
+    assert!(of(Memory::Control).is_some() && of(Memory::Settings).is_some());
 }

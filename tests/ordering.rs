@@ -3,13 +3,12 @@
 //! The schedule alone, without a device: a simulated trainer reads parameters, writes gradients and hands over, and the
 //! checker judges ops and trainer together. Deleting any Wait must make it report.
 
-use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use instep::hazard::{Hazard, Traced, check};
-use instep::layout::{BucketCaps, Plan};
+use instep::layout::{BucketCaps, Plan, Tails};
 use instep::op::{Access, Action, Memory, Span};
-use instep::schedule::{Policy, Schedule};
+use instep::schedule::{Opening, Policy, Schedule};
 use instep::{Layout, Mode, SegmentAction};
 
 use crate::waits::{assert_each_is_missed, is_wait};
@@ -76,7 +75,8 @@ fn simulate(case: Case) -> Simulated {
     let layout = builder.build().unwrap();
     let cap = 4 * 200 * case.params_per_bucket.saturating_sub(1).max(1) as u64;
     let caps = BucketCaps { first_bytes: cap, rest_bytes: cap };
-    let plan = Arc::new(Plan::new(&layout, 2, caps, case.tails).unwrap());
+    let plan =
+        Arc::new(Plan::new(&layout, 2, caps, Tails { used: case.tails, contributors: false }).unwrap());
     let mut schedule = Schedule::new(&layout, Arc::clone(&plan), Policy::new(case.mode, case.norm));
     let mut list = Vec::new();
     let mut starts = Vec::new();
@@ -96,7 +96,7 @@ fn simulate(case: Case) -> Simulated {
             let span = Span::elements(Memory::Params, &plan, 0, plan.arena_len());
             list.push(Traced::Trainer(Access { span, writes: true }));
         }
-        schedule.begin(loads, NonZeroU32::MIN).unwrap();
+        schedule.begin(Opening { broadcast: loads, ..Opening::default() }).unwrap();
         let left_out =
             |param: usize| case.unused != Unused::Never && pass % 2 == 1 && param.is_multiple_of(3);
         for &param in &forward {
@@ -116,9 +116,9 @@ fn simulate(case: Case) -> Simulated {
         schedule.finish().unwrap();
         list.extend(schedule.drain().map(Traced::Op));
         if case.reload {
-            schedule.touch_groups();
+            schedule.touch_settings();
             list.extend(schedule.drain().map(Traced::Op));
-            list.push(Traced::Trainer(Access { span: Span::GROUPS, writes: true }));
+            list.push(Traced::Trainer(Access { span: Span::SETTINGS, writes: true }));
         }
         if case.reload && pass % 2 == 0 {
             schedule.touch_control();
@@ -243,11 +243,11 @@ fn an_abandoned_pass_leaves_no_hazard_behind() {
     for (mode, tails) in MODES.into_iter().flat_map(|mode| [(mode, false), (mode, true)]) {
         let layout = Layout::builder().param("a", 300).param("b", 300).param("c", 300).build().unwrap();
         let caps = BucketCaps { first_bytes: 1, rest_bytes: 1 };
-        let plan = Arc::new(Plan::new(&layout, 2, caps, tails).unwrap());
+        let plan = Arc::new(Plan::new(&layout, 2, caps, Tails { used: tails, contributors: false }).unwrap());
         let mut schedule = Schedule::new(&layout, Arc::clone(&plan), Policy::new(mode, false));
         let mut list = Vec::new();
         for pass in 0..9 {
-            schedule.begin(pass == 0, NonZeroU32::MIN).unwrap();
+            schedule.begin(Opening { broadcast: pass == 0, ..Opening::default() }).unwrap();
             for param in (0..3).rev() {
                 if pass % 3 == 2 {
                     // Nothing is touched behind the abandoned pass.
@@ -276,10 +276,10 @@ fn an_abandoned_pass_leaves_no_hazard_behind() {
 fn buckets_launch_in_index_order_whatever_arrives_first() {
     let layout = Layout::builder().param("a", 300).param("b", 300).param("c", 300).build().unwrap();
     let caps = BucketCaps { first_bytes: 1, rest_bytes: 1 };
-    let plan = Arc::new(Plan::new(&layout, 1, caps, false).unwrap());
+    let plan = Arc::new(Plan::new(&layout, 1, caps, Tails::default()).unwrap());
     for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
         let mut schedule = Schedule::new(&layout, Arc::clone(&plan), Policy::new(Mode::Eager, false));
-        schedule.begin(false, NonZeroU32::MIN).unwrap();
+        schedule.begin(Opening::default()).unwrap();
         order.iter().for_each(|&param| schedule.hand_over(param).unwrap());
         assert!(schedule.hand_over(0).is_err(), "handed over twice");
         schedule.finish().unwrap();

@@ -7,9 +7,9 @@
 use std::sync::Arc;
 
 use instep::hazard::{Traced, check};
-use instep::layout::{BucketCaps, Plan};
+use instep::layout::{BucketCaps, Plan, Tails};
 use instep::op::{Access, Memory, Span};
-use instep::schedule::{Policy, Schedule};
+use instep::schedule::{Opening, Policy, Schedule};
 use instep::{Error, Layout, Mode, SegmentAction, Unused, in_process};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -139,13 +139,16 @@ fn play(events: &Events) -> (Arc<Plan>, Vec<Traced>) {
     }
     let layout = builder.build().unwrap();
     let caps = BucketCaps { first_bytes: events.cap, rest_bytes: events.cap };
-    let plan = Arc::new(Plan::new(&layout, events.world_size, caps, events.tails).unwrap());
+    let plan = Arc::new(
+        Plan::new(&layout, events.world_size, caps, Tails { used: events.tails, contributors: false })
+            .unwrap(),
+    );
     let policy = Policy::new(events.mode, events.norm);
     let mut schedule = Schedule::new(&layout, Arc::clone(&plan), policy);
     let mut list = Vec::new();
     let mut load = true;
     for (inside, abandoned, behind) in &events.passes {
-        schedule.begin(std::mem::take(&mut load), std::num::NonZeroU32::MIN).unwrap();
+        schedule.begin(Opening { broadcast: std::mem::take(&mut load), ..Opening::default() }).unwrap();
         for event in inside {
             let (Event::Touch(param, ..) | Event::HandOver(param) | Event::Complete(param)) = *event;
             let param = param % events.params.len();

@@ -51,7 +51,7 @@ pub(crate) struct Memories {
     params: Arena,
     grads: Arena,
     control: Arena,
-    groups: Arena,
+    settings: Arena,
     states: Vec<Arena>,
     segment_count: usize,
     group_count: usize,
@@ -59,6 +59,11 @@ pub(crate) struct Memories {
 
 /// Where the per-segment records start in control memory.
 const SEGMENTS_AT: usize = std::mem::size_of::<InstepControl>().next_multiple_of(ALIGNMENT);
+
+/// Where the per-segment actions start in the settings, behind the groups.
+const fn actions_at(group_count: usize) -> usize {
+    group_count * std::mem::size_of::<InstepHyper>()
+}
 
 impl Memories {
     /// Zeroed arenas for a plan.
@@ -70,7 +75,9 @@ impl Memories {
             params: Arena::zeroed(bytes)?,
             grads: Arena::zeroed(bytes)?,
             control: Arena::zeroed(control as u64)?,
-            groups: Arena::zeroed((group_count * std::mem::size_of::<InstepHyper>()) as u64)?,
+            settings: Arena::zeroed(
+                (actions_at(group_count) + segment_count * std::mem::size_of::<u32>()) as u64,
+            )?,
             states: (0..states).map(|_| Arena::zeroed(bytes)).collect::<Result<_>>()?,
             segment_count,
             group_count,
@@ -82,7 +89,7 @@ impl Memories {
             Memory::Params => &self.params,
             Memory::Grads => &self.grads,
             Memory::Control => &self.control,
-            Memory::Groups => &self.groups,
+            Memory::Settings => &self.settings,
             Memory::State(k) => &self.states[usize::from(k)],
         }
     }
@@ -90,7 +97,8 @@ impl Memories {
     /// How many bytes each memory takes.
     pub(crate) fn sizes(&self) -> impl Iterator<Item = (Memory, u64)> + '_ {
         let states = (0..self.states.len()).map(|k| Memory::State(k as u8));
-        let all = [Memory::Params, Memory::Grads, Memory::Control, Memory::Groups].into_iter().chain(states);
+        let all =
+            [Memory::Params, Memory::Grads, Memory::Control, Memory::Settings].into_iter().chain(states);
         all.map(|memory| (memory, self.arena(memory).layout.size() as u64))
     }
 
@@ -118,7 +126,13 @@ impl Memories {
 
     /// The first group's hyperparameters.
     pub(crate) fn groups(&self) -> *mut InstepHyper {
-        self.groups.base.as_ptr().cast()
+        self.settings.base.as_ptr().cast()
+    }
+
+    /// The first segment's action.
+    pub(crate) fn actions(&self) -> *mut u32 {
+        // SAFETY: `new` made room for the actions behind this offset, which keeps their alignment.
+        unsafe { self.settings.base.as_ptr().add(actions_at(self.group_count)).cast() }
     }
 
     /// Sets one group's hyperparameters.
@@ -129,6 +143,16 @@ impl Memories {
         assert!(group < self.group_count);
         // SAFETY: within bounds by the assertion, aligned, and read by nobody now, by the contract.
         unsafe { self.groups().add(group).write(hyper) }
+    }
+
+    /// Sets what steps do with one segment.
+    ///
+    /// # Safety
+    /// As for [`write_group`](Self::write_group).
+    pub(crate) unsafe fn write_action(&self, segment: usize, action: u32) {
+        assert!(segment < self.segment_count);
+        // SAFETY: as in `write_group`.
+        unsafe { self.actions().add(segment).write(action) }
     }
 
     /// A copy of the control block.

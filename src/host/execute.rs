@@ -16,7 +16,7 @@ use crate::error::Result;
 use crate::host::arena::Memories;
 use crate::host::kernels::Kernels;
 use crate::layout::{Bucket, Plan, SegmentAction};
-use crate::op::{Action, Call, Collective, Memory, Op, Phase, Span, Stream};
+use crate::op::{Action, Call, Collective, Frozen, Memory, Op, Phase, Span, Stream};
 use crate::pool::{Chunks, Job, Pool};
 
 /// Tiles that one pool task takes: enough to outweigh handing it over, few enough to balance.
@@ -27,6 +27,7 @@ const TILES_PER_CHUNK: usize = 16;
 pub(crate) struct Rule {
     pub(crate) optimizer: u32,
     pub(crate) states: usize,
+    /// Ranks to take the mean over; 0: those that contributed.
     pub(crate) divisor: f64,
     pub(crate) loss_scale: f64,
     pub(crate) max_norm: Option<f64>,
@@ -42,7 +43,6 @@ pub(crate) struct Executor {
     pool: Pool,
     comm: Arc<dyn Collective>,
     rank: u32,
-    agreement: u64,
     deadline: Duration,
     norms: Vec<Arc<Job>>,
     steps: Vec<Arc<Job>>,
@@ -58,13 +58,12 @@ pub(crate) struct Parts {
     pub(crate) kernels: Kernels,
     pub(crate) pool: Pool,
     pub(crate) comm: Arc<dyn Collective>,
-    pub(crate) agreement: u64,
     pub(crate) deadline: Duration,
 }
 
 impl Executor {
     pub(crate) fn new(parts: Parts) -> Executor {
-        let Parts { plan, memories, rule, hypers, kernels, pool, comm, agreement, deadline } = parts;
+        let Parts { plan, memories, rule, hypers, kernels, pool, comm, deadline } = parts;
         assert!(rule.states <= INSTEP_MAX_STATES as usize);
         initialise_control(&plan, &memories, &hypers);
         let job = |kind: Kind, bucket: usize| {
@@ -81,7 +80,6 @@ impl Executor {
             pool,
             rank: comm.rank(),
             comm,
-            agreement,
             deadline,
         }
     }
@@ -113,7 +111,7 @@ impl Executor {
                 // schedule guarantees and the checker proves for every op.
                 unsafe { self.memories.resolve(span).write_bytes(0, span.bytes() as usize) }
             }
-            Action::Collective { kind, pass, bucket, src, dst } => {
+            Action::Collective { kind, pass, agreement, bucket, src, dst } => {
                 let call = Call {
                     kind,
                     pass,
@@ -122,7 +120,7 @@ impl Executor {
                     src: self.memories.resolve(src),
                     dst: self.memories.resolve(dst),
                     bytes: src.bytes(),
-                    agreement: self.agreement,
+                    agreement,
                     deadline: self.deadline,
                 };
                 // SAFETY: both spans are in bounds, and untouched meanwhile as for every op.
@@ -137,6 +135,7 @@ impl Executor {
             control: self.memories.control(),
             segments: self.memories.segments(),
             groups: self.memories.groups(),
+            actions: self.memories.actions(),
             segment_count: self.plan.segments().len() as u64,
             divisor: self.rule.divisor,
             loss_scale: self.rule.loss_scale,
@@ -149,10 +148,10 @@ impl Executor {
     }
 
     fn decide(&self) {
+        let count = self.plan.carrier().and_then(|bucket| bucket.contributors);
         let args = InstepDecideArgs {
             control: self.memories.control(),
-            divisor: self.rule.divisor,
-            loss_scale: self.rule.loss_scale,
+            contributors: count.map_or(std::ptr::null(), |at| element(&self.plan, &self.memories, at)),
             max_norm: self.rule.max_norm.unwrap_or(-1.0),
             skip_nonfinite: self.rule.skip_nonfinite.into(),
             reserved: 0,
@@ -176,14 +175,25 @@ fn initialise_control(plan: &Plan, memories: &Memories, hypers: &[InstepHyper]) 
         // SAFETY: control memory has one record per segment, zeroed, and no op has been submitted yet.
         let record: &mut InstepSegment = unsafe { &mut *memories.segments().add(k) };
         record.group = segment.group;
-        record.action = match segment.action {
-            SegmentAction::Step => INSTEP_ACTION_STEP,
-            SegmentAction::Average => INSTEP_ACTION_AVERAGE,
-            SegmentAction::Leave => INSTEP_ACTION_LEAVE,
-        };
-        record.tail = segment.tail.map_or(0, |tail| {
-            memories.resolve(Span::elements(Memory::Grads, plan, tail, tail + 1)).expose_provenance() as u64
-        });
+        let address = |at: u64| element(plan, memories, at).expose_provenance() as u64;
+        record.tail = segment.tail.map_or(0, address);
+        record.contributors = plan.buckets()[segment.bucket as usize].contributors.map_or(0, address);
+        // SAFETY: as for the groups above.
+        unsafe { memories.write_action(k, action_code(segment.action)) }
+    }
+}
+
+/// One element of gradient memory.
+fn element(plan: &Plan, memories: &Memories, at: u64) -> *mut f32 {
+    memories.resolve(Span::elements(Memory::Grads, plan, at, at + 1)).cast()
+}
+
+/// What the kernels call an action.
+pub(crate) fn action_code(action: SegmentAction) -> u32 {
+    match action {
+        SegmentAction::Step => INSTEP_ACTION_STEP,
+        SegmentAction::Average => INSTEP_ACTION_AVERAGE,
+        SegmentAction::Leave => INSTEP_ACTION_LEAVE,
     }
 }
 
@@ -234,14 +244,13 @@ impl BucketJob {
             reserved: 0,
         };
         let mut params: *mut u8 = std::ptr::null_mut();
-        Op { stream: Stream::Optim, action }.accesses(plan, rule.states, &mut |access| match access
-            .span
-            .memory
-        {
+        // With nothing frozen: what is frozen later the kernels leave out by its action.
+        let op = Op { stream: Stream::Optim, action };
+        op.accesses(plan, rule.states, &Frozen::default(), &mut |access| match access.span.memory {
             Memory::Grads => args.grads = memories.resolve(access.span).cast(),
             Memory::Params => params = memories.resolve(access.span),
             Memory::State(k) => args.states[usize::from(k)] = memories.resolve(access.span).cast(),
-            Memory::Control | Memory::Groups => {}
+            Memory::Control | Memory::Settings => {}
         });
         let tiles = tiles(plan, &plan.buckets()[bucket as usize], params);
         args.tiles = tiles.as_ptr();

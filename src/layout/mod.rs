@@ -5,7 +5,7 @@
 
 pub mod plan;
 
-pub use plan::{Bucket, BucketCaps, Plan, Segment};
+pub use plan::{Bucket, BucketCaps, Plan, Segment, Tails};
 
 use std::collections::HashSet;
 

@@ -29,6 +29,15 @@ impl Default for BucketCaps {
     }
 }
 
+/// What each bucket's own SUM counts, in a tail block behind its gradients.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tails {
+    /// Per segment, how many ranks had a gradient for it.
+    pub used: bool,
+    /// How many ranks had data at all.
+    pub contributors: bool,
+}
+
 /// One parameter's run inside a bucket. Offsets and lengths are elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
@@ -60,6 +69,8 @@ pub struct Bucket {
     pub segments: Range<u32>,
     /// Its tail block, empty without tails.
     pub tail: Range<u64>,
+    /// Offset of the element that counts contributing ranks, the tail block's first.
+    pub contributors: Option<u64>,
 }
 
 /// A layout cut into buckets.
@@ -73,11 +84,11 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Cuts `layout`. With `tails`, each bucket ends in a block that its own SUM fills with contribution counts.
+    /// Cuts `layout`. Each bucket ends in the counts that `tails` asks for.
     ///
     /// # Errors
     /// `Config` if a cap or the world size is zero.
-    pub fn new(layout: &Layout, world_size: u32, caps: BucketCaps, tails: bool) -> Result<Plan> {
+    pub fn new(layout: &Layout, world_size: u32, caps: BucketCaps, tails: Tails) -> Result<Plan> {
         if world_size == 0 {
             return Err(Error::config("world_size", 0, "there is at least one rank"));
         }
@@ -117,7 +128,7 @@ impl Plan {
         Ok(plan)
     }
 
-    fn close_bucket(&mut self, segments: Range<u32>, world_size: u64, tails: bool) {
+    fn close_bucket(&mut self, segments: Range<u32>, world_size: u64, tails: Tails) {
         let start = self.len;
         let mut next = start;
         for segment in &mut self.segments[segments.start as usize..segments.end as usize] {
@@ -126,7 +137,9 @@ impl Plan {
         }
         let tail_start = next;
         // A bucket without elements needs no tail: nothing of it is stepped.
-        if tails && next > start {
+        let contributors = (tails.contributors && next > start).then_some(next);
+        next += u64::from(contributors.is_some());
+        if tails.used && next > start {
             for segment in &mut self.segments[segments.start as usize..segments.end as usize] {
                 segment.tail = Some(next);
                 next += 1;
@@ -134,7 +147,7 @@ impl Plan {
         }
         let len = (next - start).next_multiple_of(QUANTUM * world_size);
         self.len += len;
-        self.buckets.push(Bucket { start, len, segments, tail: tail_start..next });
+        self.buckets.push(Bucket { start, len, segments, tail: tail_start..next, contributors });
     }
 
     /// All buckets, in launch order.
@@ -162,6 +175,11 @@ impl Plan {
         self.segment_of_param[param] as usize
     }
 
+    /// The first bucket that has elements. If ranks are counted it is reduced in every pass, and its count is the pass's.
+    pub fn carrier(&self) -> Option<&Bucket> {
+        self.buckets.iter().find(|bucket| bucket.len > 0)
+    }
+
     /// Elements of each arena, padding included.
     pub fn arena_len(&self) -> u64 {
         self.len
@@ -177,7 +195,10 @@ impl Plan {
 mod tests {
     use super::*;
 
-    fn plan(lens: &[usize], world_size: u32, cap: u64, tails: bool) -> Plan {
+    const NO_TAILS: Tails = Tails { used: false, contributors: false };
+    const ALL_TAILS: Tails = Tails { used: true, contributors: true };
+
+    fn plan(lens: &[usize], world_size: u32, cap: u64, tails: Tails) -> Plan {
         let mut builder = Layout::builder();
         for (k, len) in lens.iter().enumerate() {
             builder = builder.param(format!("p{k}"), *len);
@@ -188,7 +209,7 @@ mod tests {
 
     #[test]
     fn buckets_fill_from_the_last_parameter_and_close_at_the_cap() {
-        let plan = plan(&[100, 300, 10, 20], 1, 1024, false);
+        let plan = plan(&[100, 300, 10, 20], 1, 1024, NO_TAILS);
         let params: Vec<Vec<u32>> =
             plan.buckets().iter().map(|b| plan.segments_of(b).iter().map(|s| s.param).collect()).collect();
         assert_eq!(params, [vec![3, 2, 1], vec![0]]);
@@ -197,7 +218,7 @@ mod tests {
     #[test]
     fn segments_start_on_quanta_and_buckets_are_padded_to_the_world() {
         for world_size in 1..=8 {
-            for tails in [false, true] {
+            for tails in [NO_TAILS, Tails { used: true, ..NO_TAILS }, ALL_TAILS] {
                 let plan = plan(&[1, 0, 255, 256, 257, 5000, 0], world_size, 2000, tails);
                 let mut next = 0;
                 for bucket in plan.buckets() {
@@ -208,8 +229,12 @@ mod tests {
                     for segment in plan.segments_of(bucket) {
                         assert!(segment.start % QUANTUM == 0 && segment.start >= free);
                         free = segment.start + segment.len;
-                        assert_eq!(segment.tail.is_some(), tails);
+                        assert_eq!(segment.tail.is_some(), tails.used && bucket.len > 0);
+                        let tail = segment.tail.unwrap_or(bucket.tail.start);
+                        assert!(bucket.tail.is_empty() || bucket.tail.contains(&tail));
                     }
+                    let first = (!bucket.tail.is_empty()).then_some(bucket.tail.start);
+                    assert_eq!(bucket.contributors, first.filter(|_| tails.contributors));
                     assert!(free <= bucket.tail.start && bucket.tail.end <= bucket.start + bucket.len);
                 }
                 assert_eq!(plan.arena_len(), next);
@@ -219,8 +244,8 @@ mod tests {
 
     #[test]
     fn zero_length_parameters_alone_make_a_bucket_without_bytes() {
-        let plan = plan(&[0, 0], 4, 1, true);
+        let plan = plan(&[0, 0], 4, 1, ALL_TAILS);
         assert_eq!((plan.buckets().len(), plan.buckets()[0].len), (1, 0));
-        assert!(plan.segments().iter().all(|s| s.tail.is_none()));
+        assert!(plan.segments().iter().all(|s| s.tail.is_none()) && plan.carrier().is_none());
     }
 }

@@ -47,8 +47,8 @@ pub enum Memory {
     Grads,
     /// Control block and per-segment scalars.
     Control,
-    /// Hyperparameters per group, which the trainer sets between passes and Begin reads.
-    Groups,
+    /// Hyperparameters per group and actions per segment, which the trainer sets between passes and Begin reads.
+    Settings,
     /// Optimizer state by its number.
     State(u8),
 }
@@ -79,8 +79,8 @@ impl Span {
     /// The control block and everything behind it.
     pub const CONTROL: Span = Span { memory: Memory::Control, start: 0, end: u64::MAX };
 
-    /// The hyperparameters of all groups.
-    pub const GROUPS: Span = Span { memory: Memory::Groups, start: 0, end: u64::MAX };
+    /// All hyperparameters and actions.
+    pub const SETTINGS: Span = Span { memory: Memory::Settings, start: 0, end: u64::MAX };
 
     /// Length in bytes.
     pub fn bytes(&self) -> u64 {
@@ -131,6 +131,8 @@ pub enum Action {
         kind: CollectiveKind,
         /// Counted from the stepper's first pass.
         pass: u64,
+        /// What ranks must have in common in this pass, as one number.
+        agreement: u64,
         /// The bucket it belongs to, if it does.
         bucket: Option<u32>,
         /// What is read.
@@ -151,6 +153,27 @@ pub struct Op {
     pub action: Action,
 }
 
+/// Segments that no step touches, until the trainer says otherwise.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Frozen {
+    segments: Vec<bool>,
+}
+
+impl Frozen {
+    /// Freezes a segment of the plan, or unfreezes it.
+    pub fn set(&mut self, segment: usize, frozen: bool) {
+        if self.segments.len() <= segment {
+            self.segments.resize(segment + 1, false);
+        }
+        self.segments[segment] = frozen;
+    }
+
+    /// Whether it is frozen.
+    pub fn contains(&self, segment: usize) -> bool {
+        self.segments.get(segment).copied().unwrap_or(false)
+    }
+}
+
 /// A span that is read or written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
@@ -161,9 +184,9 @@ pub struct Access {
 }
 
 impl Op {
-    /// Names every byte that the op touches, given how many states the optimizer keeps. Padding counts as touched
-    /// where the op may touch it.
-    pub fn accesses(&self, plan: &Plan, states: usize, sink: &mut impl FnMut(Access)) {
+    /// Names every byte that the op touches, given how many states the optimizer keeps and what is frozen when the op is
+    /// submitted. Padding counts as touched where the op may touch it.
+    pub fn accesses(&self, plan: &Plan, states: usize, frozen: &Frozen, sink: &mut impl FnMut(Access)) {
         let mut touch = |span: Span, writes: bool| {
             if span.start < span.end {
                 sink(Access { span, writes });
@@ -173,8 +196,11 @@ impl Op {
             Action::Wait(_) | Action::Record(_) => {}
             Action::Control(phase) => {
                 touch(Span::CONTROL, true);
+                if let (Phase::Decide, Some(count)) = (phase, plan.carrier().and_then(|b| b.contributors)) {
+                    touch(Span::elements(Memory::Grads, plan, count, count + 1), false);
+                }
                 if phase == Phase::Begin {
-                    touch(Span::GROUPS, false);
+                    touch(Span::SETTINGS, false);
                     for tail in plan.buckets().iter().map(|b| b.tail.clone()) {
                         touch(Span::elements(Memory::Grads, plan, tail.start, tail.end), true);
                     }
@@ -189,9 +215,11 @@ impl Op {
                 let averages =
                     plan.segments_of(bucket).iter().any(|s| s.action == SegmentAction::Average && s.len > 0);
                 touch(Span::bucket(Memory::Grads, plan, bucket), averages);
-                touch(Span::bucket(Memory::Params, plan, bucket), true);
-                for state in 0..states {
-                    touch(Span::bucket(Memory::State(state as u8), plan, bucket), true);
+                for (start, end) in stepped_runs(plan, bucket, frozen) {
+                    touch(Span::elements(Memory::Params, plan, start, end), true);
+                    for state in 0..states {
+                        touch(Span::elements(Memory::State(state as u8), plan, start, end), true);
+                    }
                 }
                 touch(Span::CONTROL, true);
             }
@@ -202,6 +230,19 @@ impl Op {
             Action::Zero(span) => touch(span, true),
         }
     }
+}
+
+/// The bucket without its frozen segments: one run where nothing is frozen, as almost always.
+fn stepped_runs(plan: &Plan, bucket: &Bucket, frozen: &Frozen) -> impl Iterator<Item = (u64, u64)> {
+    let frozen_segments = bucket.segments.clone().filter(|k| frozen.contains(*k as usize));
+    let gaps = frozen_segments.map(|k| &plan.segments()[k as usize]).map(|s| (s.start, s.start + s.len));
+    let end = bucket.start + bucket.len;
+    let mut next = bucket.start;
+    gaps.chain([(end, end)]).map(move |(gap_start, gap_end)| {
+        let run = (next, gap_start);
+        next = gap_end;
+        run
+    })
 }
 
 impl fmt::Display for Op {

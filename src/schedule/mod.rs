@@ -54,6 +54,25 @@ impl Policy {
     }
 }
 
+/// What a pass is opened with.
+#[derive(Clone, Copy, Debug)]
+pub struct Opening {
+    /// All ranks first take rank 0's parameters.
+    pub broadcast: bool,
+    /// How often the trainer goes through forward and backward.
+    pub micro_batches: NonZeroU32,
+    /// This rank has no data: it takes part in everything and contributes nothing.
+    pub joined: bool,
+    /// What ranks must have in common, as one number that every collective of the pass carries.
+    pub agreement: u64,
+}
+
+impl Default for Opening {
+    fn default() -> Self {
+        Opening { broadcast: false, micro_batches: NonZeroU32::MIN, joined: false, agreement: 0 }
+    }
+}
+
 /// A position that everything is behind.
 const NEVER: Ticket = Ticket { stream: Stream::Compute, tick: 0 };
 
@@ -66,6 +85,7 @@ pub struct Schedule {
     readiness: Readiness,
     pass: u64,
     open: bool,
+    opening: Opening,
     /// Micro-batches of the open pass that are still to come after this one.
     micro_batches_left: u32,
     /// The end of Begin: the trainer may set what it has read, and with tails reduces must come after it, since it resets
@@ -76,12 +96,14 @@ pub struct Schedule {
     tails: bool,
     /// Per bucket, the first Record of the compute stream behind the trainer's last touch.
     touched: Vec<Ticket>,
-    /// The same for control memory and groups, which the next Begin writes and reads.
+    /// The same for control memory, settings and counts, which the next Begin writes or reads.
     inputs_touched: Ticket,
     /// Per bucket, its last step: what the trainer and the next reduce must come after.
     stepped: Vec<Option<Mark>>,
-    /// The last step of all, or what stands for it in a layout without elements.
+    /// The last step of all.
     last: Option<Mark>,
+    /// The last op on control memory, if the pass is closed: its last step, or what stands for it where none was.
+    settled: Option<Mark>,
 }
 
 impl Schedule {
@@ -98,9 +120,11 @@ impl Schedule {
             emitter: Emitter::with_room(64 + 16 * plan.buckets().len() + 2 * plan.segments().len()),
             pass: 0,
             open: false,
+            opening: Opening::default(),
             micro_batches_left: 0,
             begun: None,
             last: None,
+            settled: None,
             plan,
             policy,
         }
@@ -121,24 +145,26 @@ impl Schedule {
         self.open
     }
 
-    /// Opens a pass of so many micro-batches. With `broadcast`, all ranks first take rank 0's parameters.
+    /// Opens a pass.
     ///
     /// # Errors
     /// `Order` if a pass is open.
-    pub fn begin(&mut self, broadcast: bool, micro_batches: NonZeroU32) -> Result<()> {
+    pub fn begin(&mut self, opening: Opening) -> Result<()> {
         if self.open {
             return Err(Error::Order("a pass is open already".into()));
         }
         self.open = true;
-        self.micro_batches_left = micro_batches.get() - 1;
+        self.opening = opening;
+        self.micro_batches_left = opening.micro_batches.get() - 1;
         self.pass += 1;
-        self.readiness.reset(&self.plan);
+        self.readiness.reset();
         let touched = !self.emitter.is_after(Stream::Optim, self.inputs_touched);
         let touched = touched.then(|| self.emitter.record(Stream::Compute));
         // The reduce is known already, unless the last pass was given up between a reduce and its step.
         self.emitter.after(Stream::Optim, &[touched, self.reduced.filter(|_| self.tails)]);
         self.begun = Some(self.emitter.emit_marked(Stream::Optim, Action::Control(Phase::Begin)));
-        if broadcast {
+        self.settled = None;
+        if opening.broadcast {
             self.touch_all();
             let written = self.emitter.record(Stream::Compute);
             self.emitter.after(Stream::Reduce, &[Some(written)]);
@@ -159,7 +185,7 @@ impl Schedule {
             return Err(Error::Order("this is the last micro-batch of the pass".into()));
         }
         self.micro_batches_left -= 1;
-        self.readiness.reset(&self.plan);
+        self.readiness.reset();
         Ok(())
     }
 
@@ -200,25 +226,50 @@ impl Schedule {
         self.open && self.readiness.is_handed_over(param)
     }
 
+    /// Whether the parameter is frozen.
+    pub fn is_frozen(&self, param: usize) -> bool {
+        self.readiness.is_frozen(param)
+    }
+
+    /// Takes a parameter out of the passes that come, or puts it back in, between passes. The trainer is about to say so
+    /// in the settings.
+    pub fn set_frozen(&mut self, param: usize, frozen: bool) {
+        // Steps of earlier passes may still be writing it, and later touches of a frozen parameter wait for nothing.
+        let bucket = self.plan.segment_of(param).bucket;
+        self.emitter.after(Stream::Compute, &[self.stepped[bucket as usize]]);
+        self.readiness.set_frozen(&self.plan, param, frozen);
+        self.touch_settings();
+    }
+
     /// The trainer is about to touch a parameter or its gradient. Every access must be announced: the ops of the bucket
     /// wait for exactly what was.
     pub fn touch(&mut self, param: usize) {
         let segment = self.plan.segment_of(param);
-        if segment.len > 0 {
+        // No op of a pass touches a frozen parameter, and Begin comes after whatever unfreezes it.
+        if segment.len > 0 && !self.is_frozen(param) {
             self.touch_bucket(segment.bucket);
         }
     }
 
-    /// The trainer is about to read the status or step counts, between passes.
+    /// The trainer is about to read the status, or to read or set step counts, between passes.
     pub fn touch_control(&mut self) {
-        self.emitter.after(Stream::Compute, &[self.last]);
-        self.inputs_touched = self.emitter.next_ticket(Stream::Compute);
+        self.touch_inputs(self.settled);
     }
 
-    /// The trainer is about to set hyperparameters, between passes. The steps of the last pass may still run: they read
-    /// what Begin has derived.
-    pub fn touch_groups(&mut self) {
-        self.emitter.after(Stream::Compute, &[self.begun]);
+    /// The trainer is about to set hyperparameters or actions, between passes. The steps of the last pass may still run:
+    /// they read what Begin has derived.
+    pub fn touch_settings(&mut self) {
+        self.touch_inputs(self.begun);
+    }
+
+    /// The trainer is about to read how many ranks contributed to the last pass.
+    pub fn touch_contributors(&mut self) {
+        self.touch_inputs(self.reduced);
+    }
+
+    /// What Begin reads or writes: the trainer comes after `mark`, and the next Begin after the trainer.
+    fn touch_inputs(&mut self, mark: Option<Mark>) {
+        self.emitter.after(Stream::Compute, &[mark]);
         self.inputs_touched = self.emitter.next_ticket(Stream::Compute);
     }
 
@@ -245,7 +296,7 @@ impl Schedule {
         self.emitter.after(Stream::Compute, &marks.map(Some));
         // Norms leave no mark of their own, so after an abandoned pass this one stands for them too.
         self.stepped.fill(Some(marks[1]));
-        self.last = Some(marks[1]);
+        (self.last, self.settled) = (Some(marks[1]), Some(marks[1]));
     }
 
     /// Closes the pass: launches what is left, with zeros for what was not handed over, and the steps.
@@ -263,9 +314,9 @@ impl Schedule {
         if self.policy.mode != Mode::Eager {
             self.step_all();
         }
-        if self.plan.arena_len() == 0 {
+        if self.settled.is_none() {
             // No step has left a mark, but whoever reads the status must come after the decision.
-            self.last = Some(self.emitter.record(Stream::Optim));
+            self.settled = Some(self.emitter.record(Stream::Optim));
         }
         self.open = false;
         Ok(())
@@ -290,6 +341,9 @@ impl Schedule {
 
     /// The bucket's gradients are final on this rank: reduce them, and go as far as the mode allows.
     fn launch(&mut self, bucket: u32) {
+        if self.is_left_out(bucket) {
+            return;
+        }
         let plan = Arc::clone(&self.plan);
         let described = &plan.buckets()[bucket as usize];
         let span = Span::bucket(Memory::Grads, &plan, described);
@@ -299,13 +353,17 @@ impl Schedule {
             let begun = self.begun.filter(|_| self.tails);
             self.emitter.after(Stream::Reduce, &[written, begun, self.stepped[bucket as usize]]);
         }
-        for segment in plan.segments_of(described) {
-            if !self.readiness.is_handed_over(segment.param as usize) {
-                self.contribute_nothing(segment.start, segment.len, segment.tail);
+        if self.opening.joined && described.len > 0 {
+            self.emitter.emit(Stream::Reduce, Action::Zero(span));
+        } else {
+            for segment in plan.segments_of(described) {
+                if !self.readiness.is_handed_over(segment.param as usize) {
+                    self.contribute_nothing(segment.start, segment.len, segment.tail);
+                }
             }
         }
         self.reduced = Some(self.collective(CollectiveKind::AllReduce, Some(bucket), span));
-        if described.len == 0 {
+        if !self.is_stepped(bucket) {
             return;
         }
         match self.policy.mode {
@@ -321,9 +379,24 @@ impl Schedule {
         }
     }
 
+    /// Whether a pass steps the bucket: it has elements, and not all of them are frozen.
+    fn is_stepped(&self, bucket: u32) -> bool {
+        self.plan.buckets()[bucket as usize].len > 0 && !self.readiness.is_bucket_frozen(bucket)
+    }
+
     fn step(&mut self, bucket: u32) {
         let mark = self.emitter.emit_marked(Stream::Optim, Action::Step { bucket });
-        (self.stepped[bucket as usize], self.last) = (Some(mark), Some(mark));
+        self.stepped[bucket as usize] = Some(mark);
+        (self.last, self.settled) = (Some(mark), Some(mark));
+    }
+
+    /// Whether the pass goes without the bucket: all of it is frozen, on every rank, since they agree on that. The one
+    /// that carries the count of contributing ranks is always reduced.
+    fn is_left_out(&self, bucket: u32) -> bool {
+        let described = &self.plan.buckets()[bucket as usize];
+        let carries = described.contributors.is_some()
+            && self.plan.carrier().is_some_and(|carrier| carrier.start == described.start);
+        self.readiness.is_bucket_frozen(bucket) && !carries
     }
 
     /// Zeros for a parameter that was not handed over, in its gradient and in its tail.
@@ -341,25 +414,29 @@ impl Schedule {
     /// Everything behind the last reduce: norms if they are not done yet, the decision, the steps.
     fn step_all(&mut self) {
         let plan = Arc::clone(&self.plan);
-        let occupied = |bucket: &u32| plan.buckets()[*bucket as usize].len > 0;
         let buckets = 0..plan.buckets().len() as u32;
         self.emitter.after(Stream::Optim, &[self.reduced]);
         if self.policy.norm {
             if self.policy.mode == Mode::Sequential {
-                for bucket in buckets.clone().filter(occupied) {
-                    self.emitter.emit(Stream::Optim, Action::Norm { bucket });
+                for bucket in buckets.clone() {
+                    if self.is_stepped(bucket) {
+                        self.emitter.emit(Stream::Optim, Action::Norm { bucket });
+                    }
                 }
             }
             self.emitter.emit(Stream::Optim, Action::Control(Phase::Decide));
         }
         // The last bucket holds the first parameters, which the next forward needs first.
-        for bucket in buckets.rev().filter(occupied) {
-            self.step(bucket);
+        for bucket in buckets.rev() {
+            if self.is_stepped(bucket) {
+                self.step(bucket);
+            }
         }
     }
 
     fn collective(&mut self, kind: CollectiveKind, bucket: Option<u32>, span: Span) -> Mark {
-        let action = Action::Collective { kind, pass: self.pass, bucket, src: span, dst: span };
+        let (pass, agreement) = (self.pass, self.opening.agreement);
+        let action = Action::Collective { kind, pass, agreement, bucket, src: span, dst: span };
         self.emitter.emit_marked(Stream::Reduce, action)
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Buckets launch strictly in index order, because collectives must come in the same order on every rank. A
 //! parameter counts as handed over at the last of its declared uses. Must reject a second hand-over: it would mean
-//! that the trainer wrote into a gradient that may already be on its way.
+//! that the trainer wrote into a gradient that may already be on its way. A frozen parameter is never waited for and
+//! never handed over.
 
 use crate::error::{Error, Result};
 use crate::layout::{Layout, Plan};
@@ -14,29 +15,51 @@ pub(super) struct Readiness {
     uses_left: Vec<u32>,
     pending: Vec<u32>,
     next_bucket: u32,
+    frozen: Vec<bool>,
+    /// Per bucket, how many of its parameters are not frozen.
+    thawed: Vec<u32>,
 }
 
 impl Readiness {
     /// Nothing handed over.
     pub(super) fn new(layout: &Layout, plan: &Plan) -> Self {
         let uses: Vec<u32> = layout.parameters().iter().map(|p| p.uses).collect();
-        let mut readiness = Readiness {
+        let thawed: Vec<u32> = plan.buckets().iter().map(|bucket| bucket.segments.len() as u32).collect();
+        Readiness {
             uses_left: uses.clone(),
+            frozen: vec![false; uses.len()],
             uses,
-            pending: vec![0; plan.buckets().len()],
+            pending: thawed.clone(),
             next_bucket: 0,
-        };
-        readiness.reset(plan);
-        readiness
+            thawed,
+        }
     }
 
     /// Opens a new pass.
-    pub(super) fn reset(&mut self, plan: &Plan) {
+    pub(super) fn reset(&mut self) {
         self.uses_left.copy_from_slice(&self.uses);
-        for (pending, bucket) in self.pending.iter_mut().zip(plan.buckets()) {
-            *pending = bucket.segments.len() as u32;
-        }
+        self.pending.copy_from_slice(&self.thawed);
         self.next_bucket = 0;
+    }
+
+    /// Takes a parameter out of the passes that come, or puts it back in.
+    pub(super) fn set_frozen(&mut self, plan: &Plan, param: usize, frozen: bool) {
+        let thawed = &mut self.thawed[plan.segment_of(param).bucket as usize];
+        match (std::mem::replace(&mut self.frozen[param], frozen), frozen) {
+            (false, true) => *thawed -= 1,
+            (true, false) => *thawed += 1,
+            _ => {}
+        }
+    }
+
+    /// Whether the parameter takes no part in passes.
+    pub(super) fn is_frozen(&self, param: usize) -> bool {
+        self.frozen[param]
+    }
+
+    /// Whether all parameters of the bucket are frozen.
+    pub(super) fn is_bucket_frozen(&self, bucket: u32) -> bool {
+        self.thawed[bucket as usize] == 0
     }
 
     /// Whether the trainer has given the parameter away.
@@ -46,6 +69,9 @@ impl Readiness {
 
     /// One use of the parameter is done.
     pub(super) fn hand_over(&mut self, plan: &Plan, param: usize) -> Result<()> {
+        if self.frozen[param] {
+            return Err(Error::Order(format!("parameter {param} is frozen")));
+        }
         let left = &mut self.uses_left[param];
         if *left == 0 {
             return Err(Error::Order(format!("parameter {param} is handed over more often than it is used")));

@@ -145,8 +145,7 @@ impl Stepper {
     }
 
     /// Sets the learning rate of a group ([`DEFAULT_GROUP`](crate::layout::DEFAULT_GROUP) if the layout names none) from
-    /// the next pass on. Ranks must set the same: what is compared at each collective are the options they were built
-    /// with.
+    /// the next pass on. Ranks must set the same: if they differ, the next pass's first collective is a `Mismatch`.
     ///
     /// # Ordering
     /// Waits for the last pass to have begun on the optim stream, not for its steps; behind an abandoned pass, for all
@@ -158,7 +157,50 @@ impl Stepper {
     pub fn set_lr(&mut self, group: &str, lr: f64) -> Result<()> {
         self.refuse_open_pass()?;
         let (index, hyper) = self.groups.set_lr(group, lr)?;
+        self.agreement.forget();
         self.write_group(index, hyper)
+    }
+
+    /// Freezes a parameter from the next pass on, or unfreezes it. Frozen, it can be read at any moment of a pass and
+    /// takes no gradient; value, state and step count stay, and no bucket waits for it. A bucket of frozen parameters alone
+    /// is neither reduced nor stepped; in any other it still takes its share of the all-reduce, as zeros. Ranks must
+    /// freeze the same.
+    ///
+    /// ```
+    /// # use instep::{Layout, Sgd, Solo, Stepper};
+    /// let layout = Layout::builder().param("backbone", 2).param("head", 2).build()?;
+    /// let (backbone, head) = (layout.id("backbone")?, layout.id("head")?);
+    /// let mut stepper = Stepper::host(&layout, Sgd { lr: 1.0, ..Default::default() }, Solo::default())?;
+    /// stepper.set_frozen(backbone, true)?;
+    /// let mut pass = stepper.begin()?;
+    /// pass.grads().write(head, &[1.0, 1.0])?;
+    /// pass.grad_ready(head)?; // the bucket is on its way
+    /// assert_eq!(pass.params().get(backbone)?, [0.0, 0.0]); // but not this part of it
+    /// assert!(pass.grads().get_mut(backbone).is_err());
+    /// pass.finish()?;
+    /// assert_eq!((stepper.step_count(backbone)?, stepper.step_count(head)?), (0, 1));
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    ///
+    /// # Ordering
+    /// Waits for the last step of the parameter's bucket.
+    ///
+    /// # Errors
+    /// `Layout` if `id` is of another layout, `Order` inside a pass, `Poisoned` after a failure.
+    pub fn set_frozen(&mut self, id: ParamId, frozen: bool) -> Result<()> {
+        let param = self.layout.index(id)?;
+        self.refuse_open_pass()?;
+        self.agreement.forget();
+        self.write_frozen(param, frozen)
+    }
+
+    /// Whether a parameter is frozen.
+    ///
+    /// # Errors
+    /// `Layout` if `id` is of another layout.
+    pub fn is_frozen(&self, id: ParamId) -> Result<bool> {
+        let param = self.layout.index(id)?;
+        Ok(self.run.borrow().schedule.is_frozen(param))
     }
 
     /// What was decided about the last pass.

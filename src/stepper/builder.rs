@@ -12,13 +12,15 @@ use crate::host::HostDevice;
 use crate::host::arena::Memories;
 use crate::host::execute::{Parts, Rule};
 use crate::host::kernels::{Isa, Kernels};
-use crate::layout::{BucketCaps, Layout, Plan, fold};
+use crate::layout::{BucketCaps, Layout, Plan, Tails};
 use crate::op::Collective;
 use crate::optim::Optimizer;
 use crate::pool::Pool;
 use crate::schedule::{Mode, Policy, Schedule};
 use crate::stepper::Stepper;
+use crate::stepper::agreement::Agreement;
 use crate::stepper::groups::Groups;
+use crate::stepper::join::Divisor;
 use crate::stepper::run::Run;
 
 /// What happens to a parameter that no rank had a gradient for in a pass.
@@ -39,6 +41,7 @@ pub struct StepperBuilder<'a> {
     mode: Mode,
     caps: BucketCaps,
     unused: Unused,
+    uneven_inputs: Option<Divisor>,
     max_norm: Option<f64>,
     skip_nonfinite: bool,
     loss_scale: f64,
@@ -57,6 +60,7 @@ impl<'a> StepperBuilder<'a> {
             mode: Mode::default(),
             caps: BucketCaps::default(),
             unused: Unused::default(),
+            uneven_inputs: None,
             max_norm: None,
             skip_nonfinite: false,
             loss_scale: 1.0,
@@ -88,6 +92,13 @@ impl<'a> StepperBuilder<'a> {
     /// What happens to parameters without a gradient.
     pub fn unused(mut self, unused: Unused) -> Self {
         self.unused = unused;
+        self
+    }
+
+    /// Lets ranks run out of data at different times (see [`Stepper::join`]), and says what the mean is then taken over. On
+    /// [`Solo`](crate::Solo), which is one rank, that is 1.
+    pub fn uneven_inputs(mut self, divisor: Divisor) -> Self {
+        self.uneven_inputs = Some(divisor);
         self
     }
 
@@ -155,7 +166,7 @@ impl<'a> StepperBuilder<'a> {
         let rule = Rule {
             optimizer: groups.kernel(),
             states: groups.state_names().len(),
-            divisor: f64::from(world_size),
+            divisor: if self.counts_ranks() { 0.0 } else { f64::from(world_size) },
             loss_scale: self.loss_scale,
             max_norm: self.max_norm,
             skip_nonfinite: self.skip_nonfinite,
@@ -167,11 +178,31 @@ impl<'a> StepperBuilder<'a> {
             None => Duration::from_millis(environment("INSTEP_DEADLINE_MS")?.unwrap_or(60_000)),
         };
         let pool = self.pool(&*comm)?;
-        let plan = Arc::new(Plan::new(self.layout, world_size, self.caps, self.unused == Unused::Skip)?);
+        let tails = Tails { used: self.unused == Unused::Skip, contributors: self.uneven_inputs.is_some() };
+        let plan = Arc::new(Plan::new(self.layout, world_size, self.caps, tails)?);
+        if tails.contributors && plan.carrier().is_none() {
+            return Err(Error::config(
+                "uneven_inputs",
+                "set",
+                "a layout without elements has nothing to count ranks in",
+            ));
+        }
         let memories = Arc::new(Memories::new(&plan, rule.states, self.layout.groups().len())?);
         let policy = Policy::new(self.mode, self.max_norm.is_some() || self.skip_nonfinite);
         let schedule = Schedule::new(self.layout, Arc::clone(&plan), policy);
-        let agreement = self.agreement(&plan, &groups);
+        let agreement = Agreement::new(
+            self.layout,
+            &plan,
+            format_args!(
+                "{:?} {:?} {:?} {:?} {} {}",
+                self.mode,
+                self.unused,
+                self.uneven_inputs,
+                self.max_norm,
+                self.skip_nonfinite,
+                self.loss_scale
+            ),
+        );
         let parts = Parts {
             plan: Arc::clone(&plan),
             memories,
@@ -180,7 +211,6 @@ impl<'a> StepperBuilder<'a> {
             kernels,
             pool,
             comm: comm.clone(),
-            agreement,
             deadline,
         };
         let device = HostDevice::new(parts, self.record);
@@ -192,6 +222,7 @@ impl<'a> StepperBuilder<'a> {
             written: vec![false; plan.segments().len()].into(),
             plan,
             policy,
+            agreement,
             comm,
             params_written: true,
             run: RefCell::new(Run::new(schedule, device, self.record)),
@@ -214,8 +245,9 @@ impl<'a> StepperBuilder<'a> {
             return Err(Error::config("skip_nonfinite", true, why));
         }
         // Gradients are multiplied by this in f32, where it must neither vanish nor overflow.
-        let multiplier = (1.0 / (f64::from(world_size) * self.loss_scale)) as f32;
-        if !(multiplier.is_normal() && multiplier > 0.0) {
+        let multiplier = |ranks: u32| (1.0 / (f64::from(ranks) * self.loss_scale)) as f32;
+        let fewest = if self.counts_ranks() { 1 } else { world_size };
+        if ![fewest, world_size].map(multiplier).iter().all(|m| m.is_normal() && *m > 0.0) {
             let why = "must be finite and above zero, and 1/(world_size * loss_scale) a normal f32";
             return Err(Error::config("loss_scale", self.loss_scale, why));
         }
@@ -238,15 +270,8 @@ impl<'a> StepperBuilder<'a> {
         Pool::from_environment()
     }
 
-    /// What ranks must have in common, as one number that every collective carries.
-    fn agreement(&self, plan: &Plan, groups: &Groups) -> u64 {
-        let hash = plan.buckets().iter().fold(self.layout.fingerprint(), |hash, bucket| {
-            fold(fold(hash, &bucket.start.to_le_bytes()), &bucket.tail.start.to_le_bytes())
-        });
-        let policy = format!(
-            "{:?} {:?} {:?} {:?} {} {}",
-            groups, self.mode, self.unused, self.max_norm, self.skip_nonfinite, self.loss_scale
-        );
-        fold(hash, policy.as_bytes())
+    /// Whether the mean is taken over the ranks that had data.
+    fn counts_ranks(&self) -> bool {
+        self.uneven_inputs == Some(Divisor::ContributingRanks)
     }
 }

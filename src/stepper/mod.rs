@@ -3,15 +3,18 @@
 //! The safe interface cannot race: views borrow the pass, everything that may launch takes the pass mutably or by
 //! value, and to touch is to wait. Must not decide any order itself; it forwards events to the schedule.
 
+mod agreement;
 mod between;
 mod builder;
 mod groups;
+mod join;
 mod pass;
 mod run;
 mod views;
 
 pub use between::Status;
 pub use builder::{StepperBuilder, Unused};
+pub use join::Divisor;
 pub use pass::{Abandoned, Pass};
 pub use run::Recording;
 pub use views::{Grads, Params, ParamsMut};
@@ -25,7 +28,8 @@ use crate::host::{HostDevice, Isa};
 use crate::layout::{Layout, Plan};
 use crate::op::{Collective, Device, Memory};
 use crate::optim::Optimizer;
-use crate::schedule::{Mode, Policy};
+use crate::schedule::{Mode, Opening, Policy};
+use agreement::Agreement;
 use groups::Groups;
 use run::Run;
 
@@ -42,6 +46,7 @@ pub struct Stepper<D: Device = HostDevice> {
     policy: Policy,
     state_names: &'static [&'static str],
     groups: Groups,
+    agreement: Agreement,
     isa: Isa,
     comm: Arc<dyn Collective>,
     /// Parameters were written since the last broadcast, so ranks may differ.
@@ -124,12 +129,21 @@ impl<D: Device> Stepper<D> {
     /// # Errors
     /// As [`begin`](Self::begin).
     pub fn begin_accumulating(&mut self, micro_batches: NonZeroU32) -> Result<Pass<'_, D>> {
+        self.open(Opening { micro_batches, ..Opening::default() })?;
+        Ok(Pass::new(self))
+    }
+
+    /// Opens a pass with what this stepper knows of it.
+    fn open(&mut self, opening: Opening) -> Result<()> {
         let run = self.run.get_mut();
-        run.schedule.begin(self.params_written, micro_batches)?;
+        let schedule = &run.schedule;
+        let frozen = (0..self.layout.parameters().len()).filter(|param| schedule.is_frozen(*param));
+        let agreement = self.agreement.number(&self.groups, frozen);
+        run.schedule.begin(Opening { broadcast: self.params_written, agreement, ..opening })?;
         run.submit();
         self.params_written = false;
         self.written.get_mut().fill(false);
-        Ok(Pass::new(self))
+        Ok(())
     }
 
     /// Gives up a pass whose [`Pass`] was leaked.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::host::HostDevice;
-use crate::layout::ParamId;
+use crate::layout::{ParamId, Segment};
 use crate::op::Device;
 use crate::stepper::Stepper;
 use crate::stepper::views::{Grads, Params};
@@ -174,13 +174,16 @@ impl<'a, D: Device> Pass<'a, D> {
     /// out of reach.
     ///
     /// # Errors
-    /// `Order` if the gradient was not written in this pass, or was handed over as often as the parameter is used;
+    /// `Order` if the parameter is frozen, its gradient was not written in this pass, or it was handed over as often as the parameter is used;
     /// `Layout` if `id` is of another layout. Nothing is launched then.
     pub fn grad_ready(&mut self, id: ParamId) -> Result<()> {
         let stepper = &mut *self.stepper;
         let index = stepper.layout.index(id)?;
         let name = &stepper.layout.parameters()[index].name;
         let run = stepper.run.get_mut();
+        if run.schedule.is_frozen(index) {
+            return Err(Error::Order(format!("`{name}` is frozen and takes no gradient")));
+        }
         if run.schedule.is_handed_over(index) {
             let uses = stepper.layout.parameters()[index].uses;
             return Err(Error::Order(format!("`{name}` was handed over already, {uses} of {uses} times")));
@@ -205,7 +208,7 @@ impl<'a, D: Device> Pass<'a, D> {
         self.stepper.run.get_mut().schedule.next_micro_batch()
     }
 
-    /// Hands over every parameter of a bucket, each with all its uses.
+    /// Hands over every parameter of a bucket that is not frozen, each with all its uses.
     ///
     /// # Ordering
     /// As [`grad_ready`](Self::grad_ready).
@@ -220,7 +223,8 @@ impl<'a, D: Device> Pass<'a, D> {
             return Err(Error::Layout(format!("there is no bucket {bucket}, only {}", plan.buckets().len())));
         };
         let run = stepper.run.get_mut();
-        for segment in plan.segments_of(described) {
+        let thawed = |segment: &&Segment| !run.schedule.is_frozen(segment.param as usize);
+        for segment in plan.segments_of(described).iter().filter(thawed) {
             let index = segment.param as usize;
             let name = &stepper.layout.parameters()[index].name;
             if run.schedule.is_handed_over(index) {
@@ -233,7 +237,9 @@ impl<'a, D: Device> Pass<'a, D> {
             }
         }
         for segment in plan.segments_of(described) {
-            run.schedule.complete(segment.param as usize)?;
+            if !run.schedule.is_frozen(segment.param as usize) {
+                run.schedule.complete(segment.param as usize)?;
+            }
         }
         run.submit();
         Ok(())

@@ -109,10 +109,26 @@ impl<D: Device> Run<D> {
         self.settle()
     }
 
-    /// Makes the hyperparameters the trainer's to set.
-    pub(crate) fn touch_groups(&mut self) -> Result<()> {
-        self.schedule.touch_groups();
+    /// Makes the settings the trainer's to set.
+    pub(crate) fn touch_settings(&mut self) -> Result<()> {
+        self.schedule.touch_settings();
         self.settle()
+    }
+
+    /// Makes the counts of contributing ranks the trainer's to read.
+    pub(crate) fn touch_contributors(&mut self) -> Result<()> {
+        self.schedule.touch_contributors();
+        self.settle()
+    }
+
+    /// Takes a parameter out of the passes that come, or puts it back in, and makes the settings the trainer's to say so.
+    pub(crate) fn set_frozen(&mut self, param: usize, segment: u32, frozen: bool) -> Result<()> {
+        self.schedule.set_frozen(param, frozen);
+        self.settle()?;
+        if let Some(recording) = &mut self.recording {
+            recording.list.push(Traced::Freeze { segment, frozen });
+        }
+        Ok(())
     }
 
     /// Makes a parameter and its gradient the trainer's to touch.

@@ -7,7 +7,8 @@
 
 use crate::abi::InstepHyper;
 use crate::error::{Error, Result};
-use crate::layout::{ParamId, Segment};
+use crate::host::execute::action_code;
+use crate::layout::{ParamId, Segment, SegmentAction};
 use crate::op::{Access, Memory, Span};
 use crate::stepper::{Status, Stepper};
 
@@ -40,7 +41,7 @@ impl<'a> Params<'a> {
     /// As many f32 as registered, aligned to 64 bytes.
     ///
     /// # Ordering
-    /// Waits for the last step of its bucket.
+    /// Waits for the last step of its bucket; a frozen parameter waits for nothing.
     ///
     /// # Errors
     /// `Order` if it was handed over in this micro-batch, `Layout` if `id` is of another layout, `Poisoned` after a failure.
@@ -95,7 +96,7 @@ impl<'a> Grads<'a> {
     /// Waits for the last step of its bucket.
     ///
     /// # Errors
-    /// As [`Params::get`].
+    /// As [`Params::get`]; `Order` if the parameter is frozen.
     pub fn get_mut(&mut self, id: ParamId) -> Result<&mut [f32]> {
         let [slice] = self.get_disjoint_mut([id])?;
         Ok(slice)
@@ -104,7 +105,7 @@ impl<'a> Grads<'a> {
     /// Several gradients at once, each as [`get_mut`](Self::get_mut) gives it.
     ///
     /// # Errors
-    /// As [`Params::get`]; `Layout` if two ids are the same.
+    /// As [`get_mut`](Self::get_mut); `Layout` if two ids are the same.
     pub fn get_disjoint_mut<const N: usize>(&mut self, ids: [ParamId; N]) -> Result<[&mut [f32]; N]> {
         for (k, id) in ids.iter().enumerate() {
             if ids[..k].contains(id) {
@@ -149,7 +150,7 @@ impl<'a> Grads<'a> {
     /// As [`get_mut`](Self::get_mut).
     ///
     /// # Errors
-    /// As [`Params::get`]; `Layout` if the lengths differ.
+    /// As [`get_mut`](Self::get_mut); `Layout` if the lengths differ.
     pub fn write(&mut self, id: ParamId, values: &[f32]) -> Result<()> {
         self.check_len(id, values.len())?;
         self.get_mut(id)?.copy_from_slice(values);
@@ -188,6 +189,10 @@ impl Stepper {
                 "`{name}` was handed over and is out of reach until the pass or micro-batch ends"
             )));
         }
+        if writes && memory == Memory::Grads && run.schedule.is_frozen(index) {
+            let name = &self.layout.parameters()[index].name;
+            return Err(Error::Order(format!("`{name}` is frozen and takes no gradient")));
+        }
         run.touch(index)?;
         let span = Span::elements(memory, &self.plan, segment.start, segment.start + segment.len);
         run.note(Access { span, writes });
@@ -218,11 +223,37 @@ impl Stepper {
     /// Between passes.
     pub(super) fn write_group(&mut self, group: usize, hyper: InstepHyper) -> Result<()> {
         let run = self.run.get_mut();
-        run.touch_groups()?;
-        run.note(Access { span: Span::GROUPS, writes: true });
-        // SAFETY: `touch_groups` has waited for the last Begin, and the next is submitted by a later `begin`.
+        run.touch_settings()?;
+        run.note(Access { span: Span::SETTINGS, writes: true });
+        // SAFETY: `touch_settings` has waited for the last Begin, and the next is submitted by a later `begin`.
         unsafe { run.device.memories().write_group(group, hyper) }
         Ok(())
+    }
+
+    /// Between passes: from the next one on.
+    pub(super) fn write_frozen(&mut self, param: usize, frozen: bool) -> Result<()> {
+        let index = self.plan.segment_index(param);
+        let action = if frozen { SegmentAction::Leave } else { self.plan.segments()[index].action };
+        let run = self.run.get_mut();
+        run.set_frozen(param, index as u32, frozen)?;
+        run.note(Access { span: Span::SETTINGS, writes: true });
+        // SAFETY: as in `write_group`.
+        unsafe { run.device.memories().write_action(index, action_code(action)) }
+        Ok(())
+    }
+
+    /// How many ranks had data in the last pass, if the plan counts them.
+    pub(super) fn read_contributors(&mut self) -> Result<Option<u32>> {
+        let Some(at) = self.plan.carrier().and_then(|bucket| bucket.contributors) else {
+            return Ok(None);
+        };
+        let span = Span::elements(Memory::Grads, &self.plan, at, at + 1);
+        let run = self.run.get_mut();
+        run.touch_contributors()?;
+        run.note(Access { span, writes: false });
+        // SAFETY: the last reduce has ended, no pass is open, and the next Begin, which resets the count, comes later.
+        let count = unsafe { run.device.memories().resolve(span).cast::<f32>().read() };
+        Ok(Some(count as u32))
     }
 
     /// After `settle_control`.

@@ -162,7 +162,8 @@ pub(super) mod samples {
     pub(in crate::timeline) fn two_passes() -> (Vec<Ran>, Vec<Interval>) {
         let reduce = |pass, bucket, start_ns, end_ns| {
             let kind = CollectiveKind::AllReduce;
-            let action = Action::Collective { kind, pass, bucket: Some(bucket), src: SPAN, dst: SPAN };
+            let action =
+                Action::Collective { kind, pass, agreement: 0, bucket: Some(bucket), src: SPAN, dst: SPAN };
             at(Stream::Reduce, action, start_ns, end_ns)
         };
         let optim = |action, start_ns, end_ns| at(Stream::Optim, action, start_ns, end_ns);

@@ -1,0 +1,56 @@
+//! What ranks must have in common, as one number that every collective carries.
+//!
+//! Layout, buckets and options first, then what may change between passes: rates and the frozen set. Ranks that differ
+//! get an error where they would silently have drifted apart. FNV-1a, the same in every process of a run.
+
+use std::fmt::{self, Write};
+
+use crate::layout::{Layout, Plan, fold};
+
+/// The number, and whether it is still that of the settings.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Agreement {
+    built: u64,
+    current: Option<u64>,
+}
+
+/// Folds what is written into it, so that nothing is allocated.
+struct Folded(u64);
+
+impl Write for Folded {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.0 = fold(self.0, text.as_bytes());
+        Ok(())
+    }
+}
+
+fn written(hash: u64, what: fmt::Arguments<'_>) -> u64 {
+    let mut folded = Folded(hash);
+    // It cannot fail unless a Debug of ours does; what has been folded by then still stands.
+    let _ = folded.write_fmt(what);
+    folded.0
+}
+
+impl Agreement {
+    /// Of what a stepper is built with.
+    pub(super) fn new(layout: &Layout, plan: &Plan, options: fmt::Arguments<'_>) -> Agreement {
+        let hash = plan.buckets().iter().fold(layout.fingerprint(), |hash, bucket| {
+            fold(fold(hash, &bucket.start.to_le_bytes()), &bucket.tail.start.to_le_bytes())
+        });
+        Agreement { built: written(hash, options), current: None }
+    }
+
+    /// The settings have changed.
+    pub(super) fn forget(&mut self) {
+        self.current = None;
+    }
+
+    /// With the settings as they are now, which are looked at only if they have changed.
+    pub(super) fn number(&mut self, groups: &impl fmt::Debug, frozen: impl Iterator<Item = usize>) -> u64 {
+        let built = self.built;
+        *self.current.get_or_insert_with(|| {
+            let hash = written(built, format_args!("{groups:?}"));
+            frozen.fold(hash, |hash, param| fold(hash, &(param as u64).to_le_bytes()))
+        })
+    }
+}

@@ -1,0 +1,64 @@
+//! Uneven inputs: what a rank does that has run out of data while others go on.
+//!
+//! It takes part in every collective with zeros and makes every step, so its parameters and states stay those of the
+//! others and nothing has to be sent at the end. How many ranks had data is counted in each bucket's own sum. Idea:
+//! PyTorch's `Join`; there each iteration begins with a collective of its own to count, and the end with a broadcast.
+
+use crate::error::{Error, Result};
+use crate::schedule::Opening;
+use crate::stepper::Stepper;
+
+/// What the sum of gradients is divided by once ranks run out of data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Divisor {
+    /// The number of ranks, those without data included: each sample keeps its weight.
+    #[default]
+    WorldSize,
+    /// The number of ranks that had data in this pass.
+    ContributingRanks,
+}
+
+impl Stepper {
+    /// Takes part in one pass without data of its own. Once a rank has no more data it calls this until it returns
+    /// false: then no rank had any, and nothing was stepped. Learning rates are still the trainer's to set in between, as
+    /// on the other ranks.
+    ///
+    /// ```
+    /// use instep::{Divisor, Layout, Sgd, Stepper, in_process};
+    ///
+    /// let layout = Layout::builder().param("w", 1).build()?;
+    /// let weights = in_process(2, |comm| {
+    ///     let batches = [3, 1][comm.rank() as usize];
+    ///     let sgd = Sgd { lr: 1.0, ..Default::default() };
+    ///     let mut stepper =
+    ///         Stepper::builder(&layout, sgd).uneven_inputs(Divisor::ContributingRanks).host(comm)?;
+    ///     let w = layout.id("w")?;
+    ///     for _ in 0..batches {
+    ///         let mut pass = stepper.begin()?;
+    ///         pass.grads().write(w, &[1.0])?;
+    ///         pass.finish()?;
+    ///     }
+    ///     while stepper.join()? {}
+    ///     instep::Result::Ok((stepper.params()?.get(w)?[0], stepper.step_count(w)?))
+    /// })?;
+    /// assert_eq!(weights, [(-3.0, 3); 2]);
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    ///
+    /// # Ordering
+    /// Waits for the pass's first bucket to be reduced, not for the steps.
+    ///
+    /// # Errors
+    /// `Config` unless the stepper was built with [`uneven_inputs`](crate::StepperBuilder::uneven_inputs), `Order` if a pass
+    /// is open, `Poisoned` after a failure.
+    pub fn join(&mut self) -> Result<bool> {
+        if self.plan.carrier().is_none_or(|bucket| bucket.contributors.is_none()) {
+            return Err(Error::config("uneven_inputs", "unset", "only a stepper built with it can join"));
+        }
+        self.open(Opening { joined: true, ..Opening::default() })?;
+        let run = self.run.get_mut();
+        run.schedule.finish()?;
+        run.submit();
+        Ok(self.read_contributors()? != Some(0))
+    }
+}
