@@ -31,7 +31,8 @@ pub use optim::{Adam, AdamW, Optimizer, Sgd};
 pub use pool::Pool;
 pub use schedule::Mode;
 pub use stepper::{
-    Abandoned, Divisor, Grads, Params, ParamsMut, Pass, Recording, Status, Stepper, StepperBuilder, Unused,
+    Abandoned, Borrowed, Divisor, Grads, Params, ParamsMut, Pass, Recording, Status, Stepper, StepperBuilder,
+    Unused,
 };
 
 /// Runs the README's example as a test.

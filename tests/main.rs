@@ -9,6 +9,7 @@ mod accumulation;
 mod arbitrary;
 mod bitexact;
 mod bitpatterns;
+mod borrowed;
 mod drift;
 mod failures;
 mod golden;

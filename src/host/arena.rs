@@ -1,4 +1,4 @@
-//! Memory of the host device: one aligned, zeroed arena per [`Memory`], shared by whoever may still use it.
+//! Memory of the host device: one aligned, zeroed arena per [`Memory`], or the caller's own tensors in its place.
 //!
 //! Raw by design: who may touch which bytes when is decided by the schedule and by the borrow rules of the views, not
 //! here. Must never hand out a reference; it hands out pointers into bounds that it has checked.
@@ -46,13 +46,60 @@ impl Drop for Arena {
     }
 }
 
+/// A run of bytes of a [`Memory`] that lies in one piece.
+#[derive(Clone, Copy)]
+pub(crate) struct Piece {
+    pub(crate) start: u64,
+    pub(crate) bytes: u64,
+    pub(crate) base: NonNull<u8>,
+}
+
+/// Where the bytes of one [`Memory`] are.
+struct Region {
+    /// In order, without overlap.
+    pieces: Vec<Piece>,
+    /// What keeps them alive, unless the caller does.
+    arena: Option<Arena>,
+}
+
+// SAFETY: addresses and sizes, as in `Arena`.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    fn owned(bytes: u64) -> Result<Region> {
+        let arena = Arena::zeroed(bytes)?;
+        let pieces = vec![Piece { start: 0, bytes: arena.layout.size() as u64, base: arena.base }];
+        Ok(Region { pieces, arena: Some(arena) })
+    }
+
+    fn borrowed(pieces: Vec<Piece>) -> Region {
+        Region { pieces, arena: None }
+    }
+
+    fn base(&self) -> *mut u8 {
+        self.pieces[0].base.as_ptr()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.pieces.iter().map(|piece| piece.bytes).sum()
+    }
+}
+
+/// Tensors of the caller's that take the place of owned memory.
+pub(crate) struct Lent {
+    pub(crate) params: Vec<Piece>,
+    pub(crate) grads: Vec<Piece>,
+}
+
 /// All memories of one stepper.
 pub(crate) struct Memories {
-    params: Arena,
-    grads: Arena,
-    control: Arena,
-    settings: Arena,
-    states: Vec<Arena>,
+    params: Region,
+    grads: Region,
+    control: Region,
+    settings: Region,
+    states: Vec<Region>,
     segment_count: usize,
     group_count: usize,
 }
@@ -66,25 +113,34 @@ const fn actions_at(group_count: usize) -> usize {
 }
 
 impl Memories {
-    /// Zeroed arenas for a plan.
-    pub(crate) fn new(plan: &Plan, states: usize, group_count: usize) -> Result<Memories> {
+    /// Zeroed arenas for a plan, but for what is lent.
+    pub(crate) fn new(
+        plan: &Plan,
+        states: usize,
+        group_count: usize,
+        lent: Option<Lent>,
+    ) -> Result<Memories> {
         let bytes = plan.arena_len() * plan.dtype().bytes();
         let segment_count = plan.segments().len();
         let control = SEGMENTS_AT + segment_count * std::mem::size_of::<InstepSegment>();
+        let (params, grads) = match lent {
+            None => (Region::owned(bytes)?, Region::owned(plan.grads_len() * plan.dtype().bytes())?),
+            Some(lent) => (Region::borrowed(lent.params), Region::borrowed(lent.grads)),
+        };
         Ok(Memories {
-            params: Arena::zeroed(bytes)?,
-            grads: Arena::zeroed(bytes)?,
-            control: Arena::zeroed(control as u64)?,
-            settings: Arena::zeroed(
+            params,
+            grads,
+            control: Region::owned(control as u64)?,
+            settings: Region::owned(
                 (actions_at(group_count) + segment_count * std::mem::size_of::<u32>()) as u64,
             )?,
-            states: (0..states).map(|_| Arena::zeroed(bytes)).collect::<Result<_>>()?,
+            states: (0..states).map(|_| Region::owned(bytes)).collect::<Result<_>>()?,
             segment_count,
             group_count,
         })
     }
 
-    fn arena(&self, memory: Memory) -> &Arena {
+    fn region(&self, memory: Memory) -> &Region {
         match memory {
             Memory::Params => &self.params,
             Memory::Grads => &self.grads,
@@ -99,40 +155,50 @@ impl Memories {
         let states = (0..self.states.len()).map(|k| Memory::State(k as u8));
         let all =
             [Memory::Params, Memory::Grads, Memory::Control, Memory::Settings].into_iter().chain(states);
-        all.map(|memory| (memory, self.arena(memory).layout.size() as u64))
+        all.map(|memory| (memory, self.region(memory).bytes()))
     }
 
-    /// The first byte of a span that lies inside its memory.
+    /// Whether some of it is the caller's.
+    pub(crate) fn are_lent(&self) -> bool {
+        self.params.arena.is_none()
+    }
+
+    /// The first byte of a span that lies inside one piece of its memory.
     pub(crate) fn resolve(&self, span: Span) -> *mut u8 {
-        let arena = self.arena(span.memory);
-        assert!(
-            span.start <= span.end && span.end <= arena.layout.size() as u64,
-            "{span:?} is out of bounds"
-        );
-        // SAFETY: `start` is within the allocation, by the assertion.
-        unsafe { arena.base.as_ptr().add(span.start as usize) }
+        if span.start == span.end {
+            return std::ptr::without_provenance_mut(ALIGNMENT);
+        }
+        let pieces = &self.region(span.memory).pieces;
+        let behind = pieces.partition_point(|piece| piece.start <= span.start);
+        let piece = behind.checked_sub(1).map(|at| pieces[at]);
+        let inside = |piece: &Piece| span.start < span.end && span.end - piece.start <= piece.bytes;
+        let Some(piece) = piece.filter(inside) else {
+            panic!("{span:?} is out of bounds");
+        };
+        // SAFETY: the offset is within the piece, as has just been seen.
+        unsafe { piece.base.as_ptr().add((span.start - piece.start) as usize) }
     }
 
     /// The control block.
     pub(crate) fn control(&self) -> *mut InstepControl {
-        self.control.base.as_ptr().cast()
+        self.control.base().cast()
     }
 
     /// The first per-segment record.
     pub(crate) fn segments(&self) -> *mut InstepSegment {
         // SAFETY: `new` made room for the records behind this offset, which keeps their alignment.
-        unsafe { self.control.base.as_ptr().add(SEGMENTS_AT).cast() }
+        unsafe { self.control.base().add(SEGMENTS_AT).cast() }
     }
 
     /// The first group's hyperparameters.
     pub(crate) fn groups(&self) -> *mut InstepHyper {
-        self.settings.base.as_ptr().cast()
+        self.settings.base().cast()
     }
 
     /// The first segment's action.
     pub(crate) fn actions(&self) -> *mut u32 {
         // SAFETY: `new` made room for the actions behind this offset, which keeps their alignment.
-        unsafe { self.settings.base.as_ptr().add(actions_at(self.group_count)).cast() }
+        unsafe { self.settings.base().add(actions_at(self.group_count)).cast() }
     }
 
     /// Sets one group's hyperparameters.

@@ -15,7 +15,7 @@ use crate::abi::{
 use crate::error::Result;
 use crate::host::arena::Memories;
 use crate::host::kernels::Kernels;
-use crate::layout::{Bucket, Plan, SegmentAction};
+use crate::layout::{Bucket, Plan, Segment, SegmentAction};
 use crate::op::{Action, Call, Collective, Frozen, Memory, Op, Phase, Span, Stream};
 use crate::pool::{Chunks, Job, Pool};
 
@@ -243,36 +243,48 @@ impl BucketJob {
             bucket,
             reserved: 0,
         };
-        let mut params: *mut u8 = std::ptr::null_mut();
         // With nothing frozen: what is frozen later the kernels leave out by its action.
+        let mut params = None;
         let op = Op { stream: Stream::Optim, action };
         op.accesses(plan, rule.states, &Frozen::default(), &mut |access| match access.span.memory {
             Memory::Grads => args.grads = memories.resolve(access.span).cast(),
-            Memory::Params => params = memories.resolve(access.span),
+            Memory::Params => params = Some(access.span),
             Memory::State(k) => args.states[usize::from(k)] = memories.resolve(access.span).cast(),
             Memory::Control | Memory::Settings => {}
         });
-        let tiles = tiles(plan, &plan.buckets()[bucket as usize], params);
+        let param = |segment: &Segment| {
+            let span = Span::segment(Memory::Params, plan, segment);
+            // A norm has no parameters, and its tiles an address of zero that is never read.
+            params.map_or(0, |claimed: Span| {
+                assert!(
+                    claimed.start <= span.start && span.end <= claimed.end,
+                    "a tile leaves its op's spans"
+                );
+                memories.resolve(span).expose_provenance() as u64
+            })
+        };
+        let tiles = tiles(plan, &plan.buckets()[bucket as usize], param);
         args.tiles = tiles.as_ptr();
         BucketJob { kind, args, tiles, kernels, _memories: Arc::clone(memories) }
     }
 }
 
-/// A bucket's segments, cut into tiles; offsets are relative to the bucket. Padding belongs to none.
-fn tiles(plan: &Plan, bucket: &Bucket, params: *mut u8) -> Vec<InstepTile> {
+/// A bucket's segments, cut into tiles; `param` gives a segment's address, offsets are relative to the bucket. Padding
+/// belongs to none.
+fn tiles(plan: &Plan, bucket: &Bucket, param: impl Fn(&Segment) -> u64) -> Vec<InstepTile> {
     let mut tiles = Vec::new();
     for index in bucket.segments.clone() {
         let segment = &plan.segments()[index as usize];
+        let param = param(segment);
+        let (grad, state) = (segment.grad_start - bucket.start, segment.start - bucket.params.start);
+        assert!(grad + segment.len <= bucket.len, "a segment leaves its bucket");
         let mut done = 0;
         while done < segment.len {
-            let offset = segment.start - bucket.start + done;
             let count = (segment.len - done).min(INSTEP_TILE_ELEMENTS.into());
-            assert!(offset + count <= bucket.len, "a tile leaves its bucket");
             tiles.push(InstepTile {
-                // A norm has no parameters, and its tiles a base of zero that is never read.
-                param: params.expose_provenance() as u64 + offset * plan.dtype().bytes(),
-                grad_offset: offset,
-                state_offset: offset,
+                param: if param == 0 { 0 } else { param + done * plan.dtype().bytes() },
+                grad_offset: grad + done,
+                state_offset: state + done,
                 count: count as u32,
                 segment: index,
                 first: (done == 0).into(),

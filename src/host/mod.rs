@@ -66,6 +66,10 @@ impl Device for HostDevice {
         self.streams.wait(ticket)
     }
 
+    fn end(&mut self) {
+        self.streams.end();
+    }
+
     fn now_ns(&self) -> u64 {
         self.streams.now_ns()
     }
@@ -73,6 +77,10 @@ impl Device for HostDevice {
 
 impl Drop for HostDevice {
     fn drop(&mut self) {
+        if self.memories.are_lent() {
+            // The caller may free its memory as soon as this returns.
+            self.streams.end();
+        }
         self.streams.close();
     }
 }

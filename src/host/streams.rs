@@ -31,6 +31,8 @@ struct State {
     ticks: [u64; STREAMS],
     failed: Option<Error>,
     closed: bool,
+    /// Threads that have not ended.
+    serving: usize,
     ran: Vec<Ran>,
 }
 
@@ -52,7 +54,9 @@ impl Streams {
         for stream in [Stream::Reduce, Stream::Optim] {
             let streams = Arc::clone(self);
             let name = format!("instep-{rank}-{stream:?}").to_lowercase();
+            self.lock().serving += 1;
             if let Err(error) = thread::Builder::new().name(name).spawn(move || streams.serve(stream)) {
+                self.lock().serving -= 1;
                 self.fail("start of a stream", Error::Rank { rank, message: error.to_string() });
             }
         }
@@ -89,6 +93,15 @@ impl Streams {
         self.work.iter().for_each(Condvar::notify_all);
     }
 
+    /// Returns once the threads have ended: nothing of this device touches memory any more.
+    pub(crate) fn end(&self) {
+        self.close();
+        let mut state = self.lock();
+        while state.serving > 0 {
+            state = self.passed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
     /// What ran since the last call, if timed.
     pub(crate) fn take_ran(&self) -> Vec<Ran> {
         std::mem::take(&mut self.lock().ran)
@@ -117,6 +130,8 @@ impl Streams {
         loop {
             let Some(op) = state.queues[stream.index()].pop_front() else {
                 if state.closed {
+                    state.serving -= 1;
+                    self.passed.notify_all();
                     return;
                 }
                 state = self.work[stream.index()].wait(state).unwrap_or_else(PoisonError::into_inner);

@@ -3,8 +3,10 @@
 //! Pure arithmetic, no memory. A [`Layout`] is what all ranks must agree on; [`plan`] turns it into buckets for one
 //! cap and world size. Must stay independent of devices: a layout can be built and inspected anywhere.
 
+mod foreign;
 pub mod plan;
 
+pub use foreign::ForeignBucket;
 pub use plan::{Bucket, BucketCaps, Plan, Segment, Tails};
 
 use std::collections::HashSet;

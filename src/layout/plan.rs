@@ -11,7 +11,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::layout::{Layout, SegmentAction};
 
-const QUANTUM: u64 = INSTEP_QUANTUM as u64;
+pub(super) const QUANTUM: u64 = INSTEP_QUANTUM as u64;
 
 /// How many bytes of gradients a bucket gathers before it closes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,8 +45,10 @@ pub struct Segment {
     pub param: u32,
     /// Index of its bucket.
     pub bucket: u32,
-    /// Offset in the arenas, a multiple of 256.
+    /// Offset in the arenas of parameters and states, a multiple of 256.
     pub start: u64,
+    /// Offset in the arena of gradients: the same, unless the bucket is foreign.
+    pub grad_start: u64,
     /// Elements, without padding.
     pub len: u64,
     /// What the step does with it.
@@ -61,10 +63,12 @@ pub struct Segment {
 /// The unit of communication and of the step. Offsets and lengths are elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bucket {
-    /// Offset in the arenas.
+    /// Offset in the arena of gradients.
     pub start: u64,
-    /// Elements with tail and padding: a multiple of world_size x 256, or 0.
+    /// Elements with tail and padding: a multiple of world_size x 256, unless the bucket is foreign.
     pub len: u64,
+    /// Where its parameters and states lie in their arenas.
+    pub params: Range<u64>,
     /// Its segments, as indices into [`Plan::segments`].
     pub segments: Range<u32>,
     /// Its tail block, empty without tails.
@@ -76,10 +80,12 @@ pub struct Bucket {
 /// A layout cut into buckets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    buckets: Vec<Bucket>,
-    segments: Vec<Segment>,
-    segment_of_param: Vec<u32>,
-    len: u64,
+    pub(super) buckets: Vec<Bucket>,
+    pub(super) segments: Vec<Segment>,
+    pub(super) segment_of_param: Vec<u32>,
+    pub(super) len: u64,
+    pub(super) grads_len: u64,
+    pub(super) is_foreign: bool,
     dtype: DType,
 }
 
@@ -97,13 +103,7 @@ impl Plan {
         }
         let dtype = DType::F32;
         let parameters = layout.parameters();
-        let mut plan = Plan {
-            buckets: Vec::new(),
-            segments: Vec::with_capacity(parameters.len()),
-            segment_of_param: vec![0; parameters.len()],
-            len: 0,
-            dtype,
-        };
+        let mut plan = Plan::empty(parameters.len(), dtype);
         let mut gathered_bytes = 0u64;
         let mut opened = 0u32;
         for (index, parameter) in parameters.iter().enumerate().rev() {
@@ -112,6 +112,7 @@ impl Plan {
                 param: index as u32,
                 bucket: plan.buckets.len() as u32,
                 start: 0,
+                grad_start: 0,
                 len: parameter.len,
                 action: parameter.action,
                 group: parameter.group,
@@ -128,11 +129,23 @@ impl Plan {
         Ok(plan)
     }
 
+    pub(super) fn empty(parameters: usize, dtype: DType) -> Plan {
+        Plan {
+            buckets: Vec::new(),
+            segments: Vec::with_capacity(parameters),
+            segment_of_param: vec![0; parameters],
+            len: 0,
+            grads_len: 0,
+            is_foreign: false,
+            dtype,
+        }
+    }
+
     fn close_bucket(&mut self, segments: Range<u32>, world_size: u64, tails: Tails) {
         let start = self.len;
         let mut next = start;
         for segment in &mut self.segments[segments.start as usize..segments.end as usize] {
-            segment.start = next;
+            (segment.start, segment.grad_start) = (next, next);
             next += segment.len.next_multiple_of(QUANTUM);
         }
         let tail_start = next;
@@ -147,7 +160,9 @@ impl Plan {
         }
         let len = (next - start).next_multiple_of(QUANTUM * world_size);
         self.len += len;
-        self.buckets.push(Bucket { start, len, segments, tail: tail_start..next, contributors });
+        self.grads_len = self.len;
+        let (params, tail) = (start..self.len, tail_start..next);
+        self.buckets.push(Bucket { start, len, params, segments, tail, contributors });
     }
 
     /// All buckets, in launch order.
@@ -180,9 +195,19 @@ impl Plan {
         self.buckets.iter().find(|bucket| bucket.len > 0)
     }
 
-    /// Elements of each arena, padding included.
+    /// Elements of the arenas of parameters and of each state, padding included.
     pub fn arena_len(&self) -> u64 {
         self.len
+    }
+
+    /// Elements of the arena of gradients, tails and padding included.
+    pub fn grads_len(&self) -> u64 {
+        self.grads_len
+    }
+
+    /// Whether gradients and parameters lie in the caller's memory: each bucket, and each parameter, apart.
+    pub fn is_foreign(&self) -> bool {
+        self.is_foreign
     }
 
     /// Element type of every tensor.

@@ -40,11 +40,11 @@ pub struct Call {
     pub bucket: Option<u32>,
     /// Element type.
     pub dtype: DType,
-    /// What is read, `bytes` long, aligned to 64 bytes.
+    /// What is read, `bytes` long, aligned to 64 bytes, or to the element in memory that the stepper has borrowed.
     pub src: *const u8,
     /// What is written, `bytes` long; may equal `src`.
     pub dst: *mut u8,
-    /// Length of both; for an all-reduce a multiple of world_size x 256 elements.
+    /// Length of both; for an all-reduce in the stepper's own memory a multiple of world_size x 256 elements.
     pub bytes: u64,
     /// Fingerprint of layout and policy.
     pub agreement: u64,

@@ -1,6 +1,6 @@
 //! The seam for execution: a device is whatever runs an `Op`.
 //!
-//! Three methods, sealed, because an executor must honour what the checker assumes: ops of a stream in order, a wait
+//! Few methods, sealed, because an executor must honour what the checker assumes: ops of a stream in order, a wait
 //! after its record, pointers from `Op::accesses`. Must never decide what runs when; that is the schedule's.
 
 use crate::error::Result;
@@ -20,6 +20,9 @@ pub trait Device: Sealed {
     /// # Errors
     /// `Poisoned` if any op has failed by then.
     fn wait(&mut self, ticket: Ticket) -> Result<()>;
+
+    /// Blocks until every op has ended or been skipped. Nothing may be submitted afterwards.
+    fn end(&mut self);
 
     /// Now, on the clock that measured ops use, in nanoseconds.
     fn now_ns(&self) -> u64;

@@ -13,7 +13,7 @@ pub(crate) use device::Sealed;
 
 use std::fmt;
 
-use crate::layout::{Bucket, Plan, SegmentAction};
+use crate::layout::{Bucket, Plan, Segment, SegmentAction};
 
 /// A queue of operations that run in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -71,9 +71,15 @@ impl Span {
         Span { memory, start: start * bytes, end: end * bytes }
     }
 
-    /// A whole bucket, tail and padding included.
-    pub fn bucket(memory: Memory, plan: &Plan, bucket: &Bucket) -> Span {
-        Span::elements(memory, plan, bucket.start, bucket.start + bucket.len)
+    /// A bucket's gradients, tail and padding included.
+    pub fn bucket(plan: &Plan, bucket: &Bucket) -> Span {
+        Span::elements(Memory::Grads, plan, bucket.start, bucket.start + bucket.len)
+    }
+
+    /// One parameter's tensor in a memory that has one.
+    pub fn segment(memory: Memory, plan: &Plan, segment: &Segment) -> Span {
+        let start = if memory == Memory::Grads { segment.grad_start } else { segment.start };
+        Span::elements(memory, plan, start, start + segment.len)
     }
 
     /// The control block and everything behind it.
@@ -207,14 +213,14 @@ impl Op {
                 }
             }
             Action::Norm { bucket } => {
-                touch(Span::bucket(Memory::Grads, plan, &plan.buckets()[bucket as usize]), false);
+                touch(Span::bucket(plan, &plan.buckets()[bucket as usize]), false);
                 touch(Span::CONTROL, true);
             }
             Action::Step { bucket } => {
                 let bucket = &plan.buckets()[bucket as usize];
                 let averages =
                     plan.segments_of(bucket).iter().any(|s| s.action == SegmentAction::Average && s.len > 0);
-                touch(Span::bucket(Memory::Grads, plan, bucket), averages);
+                touch(Span::bucket(plan, bucket), averages);
                 for (start, end) in stepped_runs(plan, bucket, frozen) {
                     touch(Span::elements(Memory::Params, plan, start, end), true);
                     for state in 0..states {
@@ -236,8 +242,7 @@ impl Op {
 fn stepped_runs(plan: &Plan, bucket: &Bucket, frozen: &Frozen) -> impl Iterator<Item = (u64, u64)> {
     let frozen_segments = bucket.segments.clone().filter(|k| frozen.contains(*k as usize));
     let gaps = frozen_segments.map(|k| &plan.segments()[k as usize]).map(|s| (s.start, s.start + s.len));
-    let end = bucket.start + bucket.len;
-    let mut next = bucket.start;
+    let (mut next, end) = (bucket.params.start, bucket.params.end);
     gaps.chain([(end, end)]).map(move |(gap_start, gap_end)| {
         let run = (next, gap_start);
         next = gap_end;

@@ -22,7 +22,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::layout::{Layout, Plan};
+use crate::layout::{Layout, Plan, Segment};
 use crate::op::{Action, CollectiveKind, Memory, Op, Phase, Span, Stream, Ticket};
 
 /// When steps run, relative to reduces.
@@ -116,7 +116,7 @@ impl Schedule {
             inputs_touched: NEVER,
             tails: plan.buckets().iter().any(|bucket| !bucket.tail.is_empty()),
             reduced: None,
-            // Most that one pass writes: per bucket its waits, marks and work, per segment two zeros.
+            // Most that one pass writes: per bucket its waits, marks and work, per segment two zeros or a broadcast.
             emitter: Emitter::with_room(64 + 16 * plan.buckets().len() + 2 * plan.segments().len()),
             pass: 0,
             open: false,
@@ -168,9 +168,8 @@ impl Schedule {
             self.touch_all();
             let written = self.emitter.record(Stream::Compute);
             self.emitter.after(Stream::Reduce, &[Some(written)]);
-            let whole = Span::elements(Memory::Params, &self.plan, 0, self.plan.arena_len());
-            let received = self.collective(CollectiveKind::Broadcast, None, whole);
-            self.emitter.after(Stream::Compute, &[Some(received)]);
+            let received = self.broadcast();
+            self.emitter.after(Stream::Compute, &[received]);
         }
         Ok(())
     }
@@ -346,7 +345,7 @@ impl Schedule {
         }
         let plan = Arc::clone(&self.plan);
         let described = &plan.buckets()[bucket as usize];
-        let span = Span::bucket(Memory::Grads, &plan, described);
+        let span = Span::bucket(&plan, described);
         if described.len > 0 {
             let touched = !self.emitter.is_after(Stream::Reduce, self.touched[bucket as usize]);
             let written = touched.then(|| self.emitter.record(Stream::Compute));
@@ -358,7 +357,7 @@ impl Schedule {
         } else {
             for segment in plan.segments_of(described) {
                 if !self.readiness.is_handed_over(segment.param as usize) {
-                    self.contribute_nothing(segment.start, segment.len, segment.tail);
+                    self.contribute_nothing(segment);
                 }
             }
         }
@@ -400,12 +399,12 @@ impl Schedule {
     }
 
     /// Zeros for a parameter that was not handed over, in its gradient and in its tail.
-    fn contribute_nothing(&mut self, start: u64, len: u64, tail: Option<u64>) {
-        let gradient = Span::elements(Memory::Grads, &self.plan, start, start + len);
+    fn contribute_nothing(&mut self, segment: &Segment) {
+        let gradient = Span::segment(Memory::Grads, &self.plan, segment);
         if gradient.bytes() > 0 {
             self.emitter.emit(Stream::Reduce, Action::Zero(gradient));
         }
-        if let Some(tail) = tail {
+        if let Some(tail) = segment.tail {
             let flag = Span::elements(Memory::Grads, &self.plan, tail, tail + 1);
             self.emitter.emit(Stream::Reduce, Action::Zero(flag));
         }
@@ -432,6 +431,21 @@ impl Schedule {
                 self.step(bucket);
             }
         }
+    }
+
+    /// Rank 0's parameters for all: at once, or one by one where they lie apart.
+    fn broadcast(&mut self) -> Option<Mark> {
+        let plan = Arc::clone(&self.plan);
+        if !plan.is_foreign() {
+            let whole = Span::elements(Memory::Params, &plan, 0, plan.arena_len());
+            return Some(self.collective(CollectiveKind::Broadcast, None, whole));
+        }
+        let mut received = None;
+        for segment in plan.segments().iter().filter(|segment| segment.len > 0) {
+            let span = Span::segment(Memory::Params, &plan, segment);
+            received = Some(self.collective(CollectiveKind::Broadcast, Some(segment.bucket), span));
+        }
+        received
     }
 
     fn collective(&mut self, kind: CollectiveKind, bucket: Option<u32>, span: Span) -> Mark {

@@ -34,9 +34,15 @@ fn written(hash: u64, what: fmt::Arguments<'_>) -> u64 {
 impl Agreement {
     /// Of what a stepper is built with.
     pub(super) fn new(layout: &Layout, plan: &Plan, options: fmt::Arguments<'_>) -> Agreement {
-        let hash = plan.buckets().iter().fold(layout.fingerprint(), |hash, bucket| {
-            fold(fold(hash, &bucket.start.to_le_bytes()), &bucket.tail.start.to_le_bytes())
-        });
+        let fold = |hash, number: u64| fold(hash, &number.to_le_bytes());
+        let hash = plan
+            .buckets()
+            .iter()
+            .fold(layout.fingerprint(), |hash, bucket| fold(fold(hash, bucket.len), bucket.tail.start));
+        let hash = plan
+            .segments()
+            .iter()
+            .fold(hash, |hash, segment| fold(fold(hash, segment.param.into()), segment.grad_start));
         Agreement { built: written(hash, options), current: None }
     }
 

@@ -55,7 +55,7 @@ impl Stepper {
     /// A parameter's gradient as the last pass left it: the sum over ranks, or the mean where the action is Average.
     ///
     /// # Shapes
-    /// As many f32 as the parameter, aligned to 64 bytes.
+    /// As many f32 as the parameter, aligned to 64 bytes unless [borrowed](crate::Borrowed).
     ///
     /// # Ordering
     /// Waits for all steps.
@@ -70,7 +70,7 @@ impl Stepper {
     /// A parameter's optimizer state by name, as `torch.optim` calls it.
     ///
     /// # Shapes
-    /// As many f32 as the parameter, aligned to 64 bytes.
+    /// As many f32 as the parameter, aligned to 64 bytes unless [borrowed](crate::Borrowed).
     ///
     /// # Ordering
     /// Waits for all steps.

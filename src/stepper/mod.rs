@@ -5,6 +5,8 @@
 
 mod agreement;
 mod between;
+mod borrowed;
+mod build;
 mod builder;
 mod groups;
 mod join;
@@ -13,6 +15,7 @@ mod run;
 mod views;
 
 pub use between::Status;
+pub use borrowed::Borrowed;
 pub use builder::{StepperBuilder, Unused};
 pub use join::Divisor;
 pub use pass::{Abandoned, Pass};
@@ -160,17 +163,21 @@ impl<D: Device> Stepper<D> {
     /// Ends the stepper.
     ///
     /// # Ordering
-    /// Waits for everything.
+    /// Waits for everything, whatever it returns.
     ///
     /// # Errors
     /// `Poisoned` if anything has failed; `Order` if a pass was leaked open, which ends the other ranks too.
     pub fn close(mut self) -> Result<()> {
         let run = self.run.get_mut();
-        if run.schedule.is_open() {
-            return Err(Error::Order("a pass is open".into()));
-        }
-        run.schedule.synchronize();
-        run.settle()
+        let outcome = if run.schedule.is_open() {
+            self.comm.abort(&closed_inside(self.comm.rank()));
+            Err(Error::Order("a pass is open".into()))
+        } else {
+            run.schedule.synchronize();
+            run.settle()
+        };
+        run.device.end();
+        outcome
     }
 
     /// The layout it was built for.
@@ -212,10 +219,13 @@ impl<D: Device> Stepper<D> {
 impl<D: Device> Drop for Stepper<D> {
     fn drop(&mut self) {
         if self.run.get_mut().schedule.is_open() {
-            let rank = self.comm.rank();
-            self.comm.abort(&Error::PeerLost { rank, why: "it dropped its stepper inside a pass".into() });
+            self.comm.abort(&closed_inside(self.comm.rank()));
         }
     }
+}
+
+fn closed_inside(rank: u32) -> Error {
+    Error::PeerLost { rank, why: "it dropped its stepper inside a pass".into() }
 }
 
 impl<D: Device> std::fmt::Debug for Stepper<D> {

@@ -38,7 +38,7 @@ impl<'a> Params<'a> {
     /// One parameter.
     ///
     /// # Shapes
-    /// As many f32 as registered, aligned to 64 bytes.
+    /// As many f32 as registered, aligned to 64 bytes unless [borrowed](crate::Borrowed).
     ///
     /// # Ordering
     /// Waits for the last step of its bucket; a frozen parameter waits for nothing.
@@ -58,7 +58,7 @@ impl<'a> ParamsMut<'a> {
     /// One parameter.
     ///
     /// # Shapes
-    /// As many f32 as registered, aligned to 64 bytes.
+    /// As many f32 as registered, aligned to 64 bytes unless [borrowed](crate::Borrowed).
     ///
     /// # Ordering
     /// Nothing is left to wait for: [`Stepper::params_mut`] has.
@@ -90,7 +90,7 @@ impl<'a> Grads<'a> {
     /// One gradient, to be written whole.
     ///
     /// # Shapes
-    /// As many f32 as the parameter, aligned to 64 bytes.
+    /// As many f32 as the parameter, aligned to 64 bytes unless [borrowed](crate::Borrowed).
     ///
     /// # Ordering
     /// Waits for the last step of its bucket.
@@ -194,13 +194,13 @@ impl Stepper {
             return Err(Error::Order(format!("`{name}` is frozen and takes no gradient")));
         }
         run.touch(index)?;
-        let span = Span::elements(memory, &self.plan, segment.start, segment.start + segment.len);
+        let span = Span::segment(memory, &self.plan, &segment);
         run.note(Access { span, writes });
         Ok(segment)
     }
 
     fn address(&self, segment: &Segment, memory: Memory) -> *mut f32 {
-        let span = Span::elements(memory, &self.plan, segment.start, segment.start + segment.len);
+        let span = Span::segment(memory, &self.plan, segment);
         self.run.borrow().device.memories().resolve(span).cast()
     }
 

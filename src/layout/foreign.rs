@@ -1,0 +1,157 @@
+//! Buckets that somebody else has laid out: which parameter's gradient lies where in each.
+//!
+//! Pure offsets; the addresses come with the stepper. Parameters and states keep the plan's own offsets, so only
+//! gradients are found elsewhere. Such a bucket has no tail: it is reduced as it is, and nothing is counted in it.
+
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::layout::plan::{Bucket, Plan, QUANTUM, Segment};
+use crate::layout::{Layout, ParamId};
+
+/// One flat gradient buffer and what lies in it. Offsets and lengths are elements.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ForeignBucket {
+    len: u64,
+    gradients: Vec<(ParamId, u64)>,
+}
+
+impl ForeignBucket {
+    /// A bucket of `len` elements, all of which are reduced, what lies between gradients included.
+    pub fn new(len: usize) -> ForeignBucket {
+        ForeignBucket { len: len as u64, gradients: Vec::new() }
+    }
+
+    /// Says where in the bucket a parameter's gradient starts; any offset will do.
+    pub fn gradient(mut self, id: ParamId, offset: usize) -> ForeignBucket {
+        self.gradients.push((id, offset as u64));
+        self
+    }
+
+    /// Elements.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether it has no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    fn refuse_overlap(&self, layout: &Layout, bucket: usize) -> Result<()> {
+        let mut runs = Vec::with_capacity(self.gradients.len());
+        for (id, offset) in &self.gradients {
+            let parameter = layout.parameter(*id)?;
+            let end = offset.checked_add(parameter.len).filter(|end| *end <= self.len);
+            let Some(end) = end else {
+                let name = &parameter.name;
+                return Err(Error::Layout(format!(
+                    "the gradient of `{name}` ends outside bucket {bucket}, which has {} elements",
+                    self.len
+                )));
+            };
+            runs.push((*offset, end, &parameter.name));
+        }
+        runs.retain(|(start, end, _)| start < end);
+        runs.sort_unstable();
+        match runs.windows(2).find(|pair| pair[0].1 > pair[1].0) {
+            None => Ok(()),
+            Some(pair) => Err(Error::Layout(format!(
+                "the gradients of `{}` and `{}` overlap in bucket {bucket}",
+                pair[0].2, pair[1].2
+            ))),
+        }
+    }
+}
+
+impl Plan {
+    /// The plan of a layout whose gradients lie in these buckets, which launch in this order.
+    ///
+    /// # Errors
+    /// `Layout` if a parameter is in none of them or in two, a bucket holds none, or gradients overlap or leave their
+    /// bucket.
+    pub fn foreign(layout: &Layout, buckets: &[ForeignBucket]) -> Result<Plan> {
+        let parameters = layout.parameters();
+        let mut plan = Plan::empty(parameters.len(), DType::F32);
+        let mut placed = vec![false; parameters.len()];
+        for (index, bucket) in buckets.iter().enumerate() {
+            if bucket.gradients.is_empty() {
+                return Err(Error::Layout(format!("bucket {index} holds no gradient")));
+            }
+            bucket.refuse_overlap(layout, index)?;
+            let (first, start, params_start) = (plan.segments.len() as u32, plan.grads_len, plan.len);
+            for (id, offset) in &bucket.gradients {
+                let param = layout.index(*id)?;
+                let parameter = &parameters[param];
+                if std::mem::replace(&mut placed[param], true) {
+                    return Err(Error::Layout(format!("`{}` lies in two places", parameter.name)));
+                }
+                plan.segment_of_param[param] = plan.segments.len() as u32;
+                plan.segments.push(Segment {
+                    param: param as u32,
+                    bucket: index as u32,
+                    start: plan.len,
+                    grad_start: start + offset,
+                    len: parameter.len,
+                    action: parameter.action,
+                    group: parameter.group,
+                    tail: None,
+                });
+                plan.len += parameter.len.next_multiple_of(QUANTUM);
+            }
+            plan.grads_len = match start.checked_add(bucket.len) {
+                Some(end) if end < 1 << 56 => end,
+                _ => return Err(Error::Layout(format!("bucket {index} takes the plan past 2^56 elements"))),
+            };
+            plan.buckets.push(Bucket {
+                start,
+                len: bucket.len,
+                params: params_start..plan.len,
+                segments: first..plan.segments.len() as u32,
+                tail: plan.grads_len..plan.grads_len,
+                contributors: None,
+            });
+        }
+        if let Some(param) = placed.iter().position(|placed| !placed) {
+            return Err(Error::Layout(format!("`{}` lies in no bucket", parameters[param].name)));
+        }
+        plan.is_foreign = true;
+        Ok(plan)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gradients_lie_where_the_caller_says_and_states_where_the_plan_does() {
+        let layout = Layout::builder().param("a", 300).param("b", 5).param("c", 0).build().unwrap();
+        let [a, b, c] = ["a", "b", "c"].map(|name| layout.id(name).unwrap());
+        let buckets =
+            [ForeignBucket::new(10).gradient(c, 10).gradient(b, 3), ForeignBucket::new(301).gradient(a, 1)];
+        let plan = Plan::foreign(&layout, &buckets).unwrap();
+        let places: Vec<_> = (0..3).map(|p| plan.segment_of(p)).map(|s| (s.start, s.grad_start)).collect();
+        assert_eq!(places, [(256, 11), (0, 3), (0, 10)]);
+        assert_eq!((plan.arena_len(), plan.grads_len()), (256 + 512, 311));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_by_name() {
+        let layout = Layout::builder().param("a", 4).param("b", 4).build().unwrap();
+        let [a, b] = ["a", "b"].map(|name| layout.id(name).unwrap());
+        let bucket = |len: usize| ForeignBucket::new(len);
+        let cases = [
+            (vec![bucket(8).gradient(a, 0)], "`b` lies in no bucket"),
+            (vec![bucket(8).gradient(a, 0).gradient(b, 4), bucket(4)], "bucket 1 holds no gradient"),
+            (vec![bucket(8).gradient(a, 0).gradient(b, 3)], "overlap"),
+            (vec![bucket(8).gradient(a, 0).gradient(b, 5)], "`b` ends outside bucket 0"),
+            (vec![bucket(8).gradient(a, usize::MAX).gradient(b, 0)], "`a` ends outside"),
+            (vec![bucket(8).gradient(a, 0).gradient(b, 4), bucket(4).gradient(a, 0)], "`a` lies in two"),
+            (vec![bucket(12).gradient(a, 0).gradient(a, 4).gradient(b, 8)], "`a` lies in two"),
+        ];
+        for (buckets, word) in cases {
+            let error = Plan::foreign(&layout, &buckets).unwrap_err().to_string();
+            assert!(error.contains(word), "{error}");
+        }
+    }
+}

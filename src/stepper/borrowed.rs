@@ -1,0 +1,99 @@
+//! A stepper on the caller's memory: gradients in flat buckets of any alignment, each parameter in its own allocation.
+//!
+//! For frameworks that own their tensors. The plan keeps its own offsets, so the checker judges the same list; only what
+//! the offsets resolve to is the caller's. Must refuse tensors that overlap, because the checker takes memories for
+//! disjoint.
+
+use std::ptr::NonNull;
+
+use crate::error::{Error, Result};
+use crate::host::arena::{Lent, Piece};
+use crate::layout::{ForeignBucket, Layout, ParamId, Plan};
+use crate::op::{Memory, Span};
+
+/// The caller's tensors, for [`StepperBuilder::host_borrowing`](crate::StepperBuilder::host_borrowing).
+#[derive(Clone, Debug, Default)]
+pub struct Borrowed {
+    params: Vec<(ParamId, *mut f32)>,
+    buckets: Vec<(ForeignBucket, *mut f32)>,
+}
+
+impl Borrowed {
+    /// Nothing yet.
+    pub fn new() -> Borrowed {
+        Borrowed::default()
+    }
+
+    /// Where a parameter lies: as many f32 as registered. Every parameter of the layout needs one, empty ones too, whose
+    /// address may be null.
+    pub fn param(mut self, id: ParamId, address: *mut f32) -> Borrowed {
+        self.params.push((id, address));
+        self
+    }
+
+    /// Where a bucket of gradients lies. Buckets launch in the order in which they are added.
+    pub fn bucket(mut self, bucket: ForeignBucket, address: *mut f32) -> Borrowed {
+        self.buckets.push((bucket, address));
+        self
+    }
+
+    /// The buckets as a plan.
+    pub(super) fn plan(&self, layout: &Layout) -> Result<Plan> {
+        let buckets: Vec<ForeignBucket> = self.buckets.iter().map(|(bucket, _)| bucket.clone()).collect();
+        Plan::foreign(layout, &buckets)
+    }
+
+    /// The addresses, one piece per tensor, held against the plan and against each other.
+    pub(super) fn lend(&self, layout: &Layout, plan: &Plan) -> Result<Lent> {
+        let mut params = Vec::with_capacity(self.params.len());
+        let mut addresses = vec![None; plan.segments().len()];
+        for (id, address) in &self.params {
+            let place = &mut addresses[plan.segment_index(layout.index(*id)?)];
+            if place.replace(*address).is_some() {
+                return Err(Error::Layout(format!("`{}` has two addresses", layout.parameter(*id)?.name)));
+            }
+        }
+        for (segment, address) in plan.segments().iter().zip(addresses) {
+            let name = &layout.parameters()[segment.param as usize].name;
+            let address = address.ok_or_else(|| Error::Layout(format!("`{name}` has no address")))?;
+            let span = Span::segment(Memory::Params, plan, segment);
+            params.extend(piece(span, address, || format!("`{name}`"))?);
+        }
+        let mut grads = Vec::with_capacity(self.buckets.len());
+        for (index, (bucket, (_, address))) in plan.buckets().iter().zip(&self.buckets).enumerate() {
+            grads.extend(piece(Span::bucket(plan, bucket), *address, || format!("bucket {index}"))?);
+        }
+        refuse_overlap(params.iter().chain(&grads))?;
+        Ok(Lent { params, grads })
+    }
+}
+
+/// A span at an address, unless it is empty.
+fn piece(span: Span, address: *mut f32, what: impl Fn() -> String) -> Result<Option<Piece>> {
+    if span.bytes() == 0 {
+        return Ok(None);
+    }
+    if !address.is_aligned() {
+        return Err(Error::Layout(format!("{} lies at {address:p}, which is not aligned to f32", what())));
+    }
+    let Some(base) = NonNull::new(address.cast()) else {
+        return Err(Error::Layout(format!("{} lies at a null address", what())));
+    };
+    if (address.addr() as u64).checked_add(span.bytes()).is_none() {
+        return Err(Error::Layout(format!("{} does not fit behind {address:p}", what())));
+    }
+    Ok(Some(Piece { start: span.start, bytes: span.bytes(), base }))
+}
+
+fn refuse_overlap<'a>(pieces: impl Iterator<Item = &'a Piece>) -> Result<()> {
+    let mut runs: Vec<(u64, u64)> =
+        pieces.map(|piece| (piece.base.addr().get() as u64, piece.bytes)).collect();
+    runs.sort_unstable();
+    match runs.windows(2).find(|pair| pair[0].0 + pair[0].1 > pair[1].0) {
+        None => Ok(()),
+        Some(pair) => Err(Error::Layout(format!(
+            "the tensors at {:#x} ({} bytes) and {:#x} overlap in memory",
+            pair[0].0, pair[0].1, pair[1].0
+        ))),
+    }
+}

@@ -1,0 +1,213 @@
+//! From options to a stepper: what excludes what, then the parts, then nothing that can fail.
+//!
+//! One table says which modes accept what. Options come first, environment variables second, defaults last. Must
+//! leave nothing behind when it refuses: no thread, no memory, no collective. Declares an unsafe method and calls none.
+#![allow(unsafe_code)]
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::{Error, Result, environment};
+use crate::host::HostDevice;
+use crate::host::arena::Memories;
+use crate::host::execute::{Parts, Rule};
+use crate::host::kernels::{Isa, Kernels};
+use crate::layout::{Plan, Tails};
+use crate::op::Collective;
+use crate::pool::Pool;
+use crate::schedule::{Mode, Policy, Schedule};
+use crate::stepper::Stepper;
+use crate::stepper::agreement::Agreement;
+use crate::stepper::borrowed::Borrowed;
+use crate::stepper::builder::{StepperBuilder, Unused};
+use crate::stepper::groups::Groups;
+use crate::stepper::join::Divisor;
+use crate::stepper::run::Run;
+
+impl StepperBuilder<'_> {
+    /// Builds the stepper on the CPU. Threads start at the first pass.
+    ///
+    /// # Errors
+    /// `Config` for a value out of range or an option that the mode refuses, `Unsupported` or `Arithmetic` for an
+    /// instruction set that cannot be used, `Layout` if the memory cannot be addressed.
+    pub fn host(self, comm: impl Collective + 'static) -> Result<Stepper> {
+        self.build(Arc::new(comm), None)
+    }
+
+    /// Builds the stepper on the CPU, on parameters and gradient buckets of the caller's; states are the stepper's own.
+    /// The result is the same bits as on memory of its own, at any alignment. Foreign buckets have no room for counts, so
+    /// this needs [`Unused::StepZero`] and refuses [`uneven_inputs`](Self::uneven_inputs), and a cap of its own it has not.
+    ///
+    /// ```
+    /// use instep::layout::ForeignBucket;
+    /// use instep::{Borrowed, Layout, Sgd, Solo, Stepper, Unused};
+    ///
+    /// let layout = Layout::builder().param("weight", 3).param("bias", 1).build()?;
+    /// let [weight, bias] = [layout.id("weight")?, layout.id("bias")?];
+    /// let (mut weights, mut biases, mut bucket) = ([1.0f32; 3], [1.0f32; 1], [0.0f32; 4]);
+    /// let memory = Borrowed::new()
+    ///     .param(weight, weights.as_mut_ptr())
+    ///     .param(bias, biases.as_mut_ptr())
+    ///     .bucket(ForeignBucket::new(4).gradient(bias, 0).gradient(weight, 1), bucket.as_mut_ptr());
+    /// let builder = Stepper::builder(&layout, Sgd { lr: 1.0, ..Default::default() });
+    /// // SAFETY: the arrays outlive the stepper, which alone touches them until it is closed.
+    /// let mut stepper = unsafe { builder.unused(Unused::StepZero).host_borrowing(Solo::default(), memory)? };
+    /// let mut pass = stepper.begin()?;
+    /// pass.grads().write(weight, &[1.0, 2.0, 3.0])?;
+    /// pass.finish()?;
+    /// stepper.close()?;
+    /// assert_eq!((weights, biases), ([0.0, -1.0, -2.0], [1.0]));
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`host`](Self::host); `Layout` if a tensor lies nowhere, twice, misaligned for f32, or over another one.
+    ///
+    /// # Safety
+    /// Until the stepper has been closed or dropped, either of which waits for what still runs: every address is valid
+    /// for reads and writes of its tensor, all of it initialised, and nothing touches it but the views of this stepper, or
+    /// the caller's own pointers where such a view could be held.
+    pub unsafe fn host_borrowing(self, comm: impl Collective + 'static, memory: Borrowed) -> Result<Stepper> {
+        self.build(Arc::new(comm), Some(memory))
+    }
+
+    fn build(mut self, comm: Arc<dyn Collective>, memory: Option<Borrowed>) -> Result<Stepper> {
+        let (rank, world_size) = (comm.rank(), comm.world_size());
+        if world_size == 0 {
+            return Err(Error::config("world_size", 0, "there is at least one rank"));
+        }
+        if rank >= world_size {
+            return Err(Error::config("rank", rank, "must be below the world size"));
+        }
+        self.refuse(world_size)?;
+        let groups = Groups::new(self.layout, &*self.optimizer, std::mem::take(&mut self.groups))?;
+        let rule = Rule {
+            optimizer: groups.kernel(),
+            states: groups.state_names().len(),
+            divisor: if self.counts_ranks() { 0.0 } else { f64::from(world_size) },
+            loss_scale: self.loss_scale,
+            max_norm: self.max_norm,
+            skip_nonfinite: self.skip_nonfinite,
+        };
+        let isa = self.isa.map_or_else(Isa::from_environment, Ok)?;
+        let kernels = Kernels::load(isa)?;
+        let deadline = match self.deadline {
+            Some(deadline) => deadline,
+            None => Duration::from_millis(environment("INSTEP_DEADLINE_MS")?.unwrap_or(60_000)),
+        };
+        let pool = self.pool(&*comm)?;
+        let plan = Arc::new(self.plan(world_size, memory.as_ref())?);
+        let lent = memory.map(|memory| memory.lend(self.layout, &plan)).transpose()?;
+        let memories = Arc::new(Memories::new(&plan, rule.states, self.layout.groups().len(), lent)?);
+        let policy = Policy::new(self.mode, self.max_norm.is_some() || self.skip_nonfinite);
+        let schedule = Schedule::new(self.layout, Arc::clone(&plan), policy);
+        let agreement = self.agreement(&plan);
+        let hypers = groups.hypers()?;
+        let parts = Parts {
+            plan: Arc::clone(&plan),
+            memories,
+            rule,
+            hypers,
+            kernels,
+            pool,
+            comm: comm.clone(),
+            deadline,
+        };
+        let device = HostDevice::new(parts, self.record);
+        Ok(Stepper {
+            layout: self.layout.clone(),
+            state_names: groups.state_names(),
+            groups,
+            isa,
+            written: vec![false; plan.segments().len()].into(),
+            plan,
+            policy,
+            agreement,
+            comm,
+            params_written: true,
+            run: RefCell::new(Run::new(schedule, device, self.record)),
+        })
+    }
+
+    fn plan(&self, world_size: u32, memory: Option<&Borrowed>) -> Result<Plan> {
+        let tails = Tails { used: self.unused == Unused::Skip, contributors: self.uneven_inputs.is_some() };
+        let Some(memory) = memory else {
+            let plan = Plan::new(self.layout, world_size, self.caps.unwrap_or_default(), tails)?;
+            if tails.contributors && plan.carrier().is_none() {
+                let why = "a layout without elements has nothing to count ranks in";
+                return Err(Error::config("uneven_inputs", "set", why));
+            }
+            return Ok(plan);
+        };
+        if tails.used {
+            let why = "a bucket of the caller's has no room for counts; use StepZero";
+            return Err(Error::config("unused", "Skip", why));
+        }
+        if tails.contributors {
+            return Err(Error::config(
+                "uneven_inputs",
+                "set",
+                "a bucket of the caller's has no room for counts",
+            ));
+        }
+        if self.caps.is_some() {
+            return Err(Error::config("bucket_cap_bytes", "set", "the buckets are the caller's"));
+        }
+        memory.plan(self.layout)
+    }
+
+    /// The table of what excludes what, and ranges that no other type checks.
+    fn refuse(&self, world_size: u32) -> Result<()> {
+        if let Some(max_norm) = self.max_norm {
+            if !(max_norm > 0.0 && max_norm.is_finite()) {
+                return Err(Error::config("max_norm", max_norm, "must be finite and above zero"));
+            }
+            if self.mode == Mode::Eager {
+                let why = "the norm of all buckets is not known when Eager steps the first; use Normed or Sequential";
+                return Err(Error::config("max_norm", max_norm, why));
+            }
+        }
+        if self.skip_nonfinite && self.mode == Mode::Eager {
+            let why = "Eager steps buckets before it has seen the others; use Normed or Sequential";
+            return Err(Error::config("skip_nonfinite", true, why));
+        }
+        // Gradients are multiplied by this in f32, where it must neither vanish nor overflow.
+        let multiplier = |ranks: u32| (1.0 / (f64::from(ranks) * self.loss_scale)) as f32;
+        let fewest = if self.counts_ranks() { 1 } else { world_size };
+        if ![fewest, world_size].map(multiplier).iter().all(|m| m.is_normal() && *m > 0.0) {
+            let why = "must be finite and above zero, and 1/(world_size * loss_scale) a normal f32";
+            return Err(Error::config("loss_scale", self.loss_scale, why));
+        }
+        if let Some(threads) = self.threads.filter(|threads| !(1..=Pool::MAX_THREADS).contains(threads)) {
+            return Err(Error::config("threads", threads, "must be from 1 to 1024"));
+        }
+        if self.deadline == Some(Duration::ZERO) {
+            return Err(Error::config("deadline", 0, "no rank could arrive in time"));
+        }
+        Ok(())
+    }
+
+    fn pool(&self, comm: &dyn Collective) -> Result<Pool> {
+        if let Some(threads) = self.threads {
+            return Ok(Pool::new(threads));
+        }
+        if let Some(pool) = comm.pool() {
+            return Ok(pool);
+        }
+        Pool::from_environment()
+    }
+
+    fn agreement(&self, plan: &Plan) -> Agreement {
+        let (mode, unused, uneven_inputs) = (self.mode, self.unused, self.uneven_inputs);
+        let (max_norm, skip_nonfinite, loss_scale) = (self.max_norm, self.skip_nonfinite, self.loss_scale);
+        let options =
+            format_args!("{mode:?} {unused:?} {uneven_inputs:?} {max_norm:?} {skip_nonfinite} {loss_scale}");
+        Agreement::new(self.layout, plan, options)
+    }
+
+    /// Whether the mean is taken over the ranks that had data.
+    fn counts_ranks(&self) -> bool {
+        self.uneven_inputs == Some(Divisor::ContributingRanks)
+    }
+}
