@@ -7,40 +7,10 @@ use instep::hazard::check;
 use instep::layout::ForeignBucket;
 use instep::{Borrowed, Collective, Error, Isa, Layout, Mode, Result, Solo, Stepper, Unused, in_process};
 
+use crate::guarded::Guarded;
 use crate::support::{self, MODES, Optim, Options, Outcome, few_optimizers, layout, paint_gradient, painted};
 
 const LENGTHS: [usize; 8] = [300, 0, 1, 2049, 17, 256, 5, 700];
-const GUARD: u32 = 0x7fc0_beef;
-const GUARDS: usize = 80;
-
-/// One tensor, `offset` elements past a 64-byte boundary, between guard bands.
-struct Guarded {
-    memory: Vec<f32>,
-    start: usize,
-    len: usize,
-}
-
-impl Guarded {
-    fn new(len: usize, offset: usize) -> Guarded {
-        let mut memory = vec![f32::from_bits(GUARD); len + 2 * GUARDS];
-        let start = memory[GUARDS - 32..].as_ptr().align_offset(64) + GUARDS - 32 + offset;
-        memory[start..start + len].fill(0.0);
-        Guarded { memory, start, len }
-    }
-
-    fn address(&mut self) -> *mut f32 {
-        self.memory[self.start..].as_mut_ptr()
-    }
-
-    fn values(&self) -> &[f32] {
-        &self.memory[self.start..self.start + self.len]
-    }
-
-    fn assert_guards_stand(&self, what: &str) {
-        let around = self.memory[..self.start].iter().chain(&self.memory[self.start + self.len..]);
-        assert!(around.map(|x| x.to_bits()).all(|bits| bits == GUARD), "{what} was written around");
-    }
-}
 
 /// A caller's memory: parameters apart, gradients in buckets with gaps of one element.
 struct Tensors {
@@ -75,9 +45,9 @@ impl Tensors {
             .fold(borrowed, |b, (tensor, bucket)| b.bucket(bucket.clone(), tensor.address()))
     }
 
-    fn assert_guards_stand(&self, what: &str) {
+    fn assert_bands_stand(&self, what: &str) {
         self.params.iter().chain(self.buckets.iter().map(|(tensor, _)| tensor)).for_each(|tensor| {
-            tensor.assert_guards_stand(what);
+            tensor.assert_bands_stand(what);
         });
     }
 }
@@ -111,7 +81,7 @@ fn run_borrowed(layout: &Layout, optim: Optim, options: &Options, offset: usize)
     let list = stepper.take_recording().unwrap().list;
     assert_eq!(check(stepper.plan(), stepper.state_names().len(), &list), []);
     stepper.close().unwrap();
-    tensors.assert_guards_stand(&format!("{optim:?} {options:?} offset {offset}"));
+    tensors.assert_bands_stand(&format!("{optim:?} {options:?} offset {offset}"));
     for (k, tensor) in tensors.params.iter().enumerate() {
         support::assert_same_bits(tensor.values(), &outcome.params[k], "the caller's own view");
     }
@@ -190,7 +160,7 @@ fn ranks_on_borrowed_memory_agree_with_ranks_on_their_own() {
             let mut tensors = Tensors::new(&layout, 3 * rank);
             let options = Options { mode, ..Options::default() };
             let outcome = train(borrowing(&layout, optim, &options, &mut tensors, comm), rank)?;
-            tensors.assert_guards_stand("a rank");
+            tensors.assert_bands_stand("a rank");
             Ok::<_, Error>(outcome)
         })
         .unwrap();

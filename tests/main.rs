@@ -7,6 +7,7 @@
 mod abi;
 mod accumulation;
 mod arbitrary;
+mod bands;
 mod bitexact;
 mod bitpatterns;
 mod borrowed;
@@ -14,6 +15,7 @@ mod drift;
 mod failures;
 mod golden;
 mod groups;
+mod guarded;
 mod multirank;
 mod norms;
 mod objects;
