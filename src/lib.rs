@@ -21,6 +21,7 @@ pub mod optim;
 mod pool;
 pub mod schedule;
 mod stepper;
+mod sync;
 pub mod timeline;
 
 pub use error::{Error, Result};

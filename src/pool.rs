@@ -5,11 +5,12 @@
 //! instead of a work-stealing crate because a launch must not allocate.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::thread;
 
 use crate::error::{Result, environment};
+use crate::sync::{AtomicUsize, Builder, Condvar, Mutex, MutexGuard};
 
 /// Work that can be done in any order, chunk by chunk.
 pub(crate) trait Chunks: Send + Sync {
@@ -123,7 +124,7 @@ impl Pool {
     fn start(&self) {
         for helper in 0..self.shared.helpers {
             let shared = Arc::clone(&self.shared);
-            let thread = thread::Builder::new().name(format!("instep-pool-{helper}"));
+            let thread = Builder::new().name(format!("instep-pool-{helper}"));
             if thread.spawn(move || shared.help()).is_err() {
                 // Fewer helpers cost speed, not correctness: the launching thread does the work.
                 return;

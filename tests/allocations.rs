@@ -64,19 +64,24 @@ fn steady_state_allocates_nothing_in_any_mode() {
         for ranks in [1, 3] {
             let barrier = Barrier::new(ranks as usize);
             let counts = in_process(ranks, |comm| {
-                let builder =
-                    Stepper::builder(&layout, AdamW::default()).mode(mode).bucket_cap_bytes(1 << 18);
-                let mut stepper = builder.host(comm)?;
+                let open = |comm| {
+                    let builder = Stepper::builder(&layout, AdamW::default()).mode(mode);
+                    builder.bucket_cap_bytes(1 << 18).host(comm)
+                };
+                // Two steppers, so that the calls of a split are counted like those of the first communicator.
+                let mut steppers = [open(comm.split())?, open(comm)?];
                 let ids: Vec<ParamId> = layout.ids().collect();
+                let mut train =
+                    |passes| steppers.iter_mut().try_for_each(|stepper| train(stepper, &ids, passes));
                 // Threads start and queues grow to their size.
-                train(&mut stepper, &ids, 20)?;
+                train(20)?;
                 // A pool's helper may be slow to start, and the start of a thread allocates.
                 std::thread::sleep(std::time::Duration::from_millis(300));
-                train(&mut stepper, &ids, 20)?;
+                train(20)?;
                 barrier.wait();
                 let before = ALLOCATIONS.load(Ordering::Relaxed);
                 barrier.wait();
-                train(&mut stepper, &ids, 30)?;
+                train(30)?;
                 barrier.wait();
                 let after = ALLOCATIONS.load(Ordering::Relaxed);
                 barrier.wait();

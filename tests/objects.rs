@@ -2,12 +2,23 @@
 //!
 //! A fused multiply-add, a weak symbol or a scalar loop changes results or speed without any other test noticing on
 //! the machine it was written on. Must fail, not skip, where INSTEP_REQUIRE_BINUTILS=1 says that the tools exist.
-#![cfg(all(target_arch = "x86_64", target_os = "linux"))]
+//! A cross-compiled test takes the target's tools by their prefix, as in `aarch64-linux-gnu-objdump`.
+#![cfg(target_os = "linux")]
 
 use std::io::Write;
 use std::process::Command;
 
+#[cfg(target_arch = "x86_64")]
 const BUILDS: [&str; 3] = ["baseline", "avx2", "avx512"];
+#[cfg(not(target_arch = "x86_64"))]
+const BUILDS: [&str; 1] = ["baseline"];
+
+/// How the mnemonics of fused multiply-adds begin, scalar and vector.
+const FUSED: &[&str] = if cfg!(target_arch = "x86_64") {
+    &["vfm", "vfnm"]
+} else {
+    &["fmadd", "fmsub", "fnmadd", "fnmsub", "fmla", "fmls"]
+};
 
 fn archive(build: &str) -> String {
     format!("{}/libinstep_{build}.a", env!("INSTEP_KERNEL_OBJECTS"))
@@ -15,6 +26,7 @@ fn archive(build: &str) -> String {
 
 /// Output of a tool on one archive, or none where the tool is missing.
 fn output(tool: &str, arguments: &[&str], build: &str) -> Option<String> {
+    let tool = &format!("{}{tool}", std::env::var("INSTEP_BINUTILS_PREFIX").unwrap_or_default());
     match Command::new(tool).args(arguments).arg(archive(build)).env("LC_ALL", "C").output() {
         Ok(done) => {
             assert!(done.status.success(), "{tool} {arguments:?}: {}", String::from_utf8_lossy(&done.stderr));
@@ -72,11 +84,13 @@ fn each_object_exports_its_table_and_nothing_that_a_linker_could_merge() {
 #[test]
 fn the_objects_need_nothing_but_the_memory_functions() {
     // Compilers may call these for any loop; everything else would be a runtime, libm or a stack protector.
+    // Atomics of aarch64 go through the compiler's own helpers, which pick LSE or not at run time and which rustc links.
+    let is_atomic = |name: &str| cfg!(target_arch = "aarch64") && name.starts_with("__aarch64_");
     let allowed = ["memset", "memcpy", "memmove", "_GLOBAL_OFFSET_TABLE_"];
     for build in BUILDS {
         let Some(listing) = output("nm", &["-u"], build) else { return };
         for (_, name) in symbols(&listing) {
-            assert!(allowed.contains(&name.as_str()), "the {build} object needs {name}");
+            assert!(allowed.contains(&name.as_str()) || is_atomic(&name), "the {build} object needs {name}");
         }
     }
 }
@@ -87,19 +101,18 @@ fn no_object_contains_a_fused_multiply_add() {
         let Some(listing) = output("objdump", &["-d", "--no-show-raw-insn"], build) else { return };
         let instructions = instructions(&listing);
         assert!(instructions.len() > 1000, "{build}: the listing is not understood");
-        let fused: Vec<_> = instructions
-            .iter()
-            .filter(|(name, _)| name.starts_with("vfm") || name.starts_with("vfnm"))
-            .collect();
+        let is_fused = |name: &str| FUSED.iter().any(|fused| name.starts_with(fused));
+        let fused: Vec<_> = instructions.iter().filter(|(name, _)| is_fused(name)).collect();
         assert!(fused.is_empty(), "{build}: {fused:?}");
     }
 }
 
 #[test]
 fn the_steps_divide_whole_vectors_of_each_instruction_set() {
-    for (build, mnemonic, register) in
-        [("baseline", "divps", "%xmm"), ("avx2", "vdivps", "%ymm"), ("avx512", "vdivps", "%zmm")]
-    {
+    let x86_64 = [("baseline", "divps", "%xmm"), ("avx2", "vdivps", "%ymm"), ("avx512", "vdivps", "%zmm")];
+    let aarch64 = [("baseline", "fdiv", ".4s")];
+    let expected: &[_] = if cfg!(target_arch = "x86_64") { &x86_64 } else { &aarch64 };
+    for &(build, mnemonic, register) in expected {
         let Some(listing) = output("objdump", &["-d", "--no-show-raw-insn"], build) else { return };
         let divides = |(name, operands): &(&str, &str)| *name == mnemonic && operands.contains(register);
         // Adam with two states, and with three.

@@ -9,7 +9,7 @@ const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
 /// Lowest first; modules of one row never import each other, and no row imports a higher one.
 const LAYERS: [&[&str]; 6] = [
-    &["abi", "dtype", "error"],
+    &["abi", "dtype", "error", "sync"],
     &["layout", "optim", "pool"],
     &["op"],
     &["schedule", "hazard", "timeline"],

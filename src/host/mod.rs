@@ -5,6 +5,8 @@
 
 pub(crate) mod arena;
 pub(crate) mod execute;
+#[cfg(all(test, shuttle))]
+mod interleavings;
 pub(crate) mod kernels;
 mod ranks;
 mod rendezvous;

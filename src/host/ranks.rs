@@ -2,7 +2,7 @@
 //!
 //! An all-reduce gives rank r the r-th part of every buffer: it adds them in rank order and writes the sum to all, so
 //! the bits depend on nothing but the values. Ranks are the caller's threads; [`in_process`] makes them. Must report
-//! the failure that came first, not its echoes on the other ranks.
+//! the failure that came first, not its echoes on the other ranks. Splits are ncclCommSplit with one colour.
 #![allow(unsafe_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,7 +12,7 @@ use std::thread;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::host::kernels::{Isa, Kernels};
-use crate::host::rendezvous::Rendezvous;
+use crate::host::rendezvous::{Rendezvous, Seat};
 use crate::host::streams::message_of;
 use crate::op::{Call, Collective, CollectiveKind};
 use crate::pool::Pool;
@@ -29,7 +29,7 @@ struct Group {
 
 /// One rank's end of an in-process group.
 pub struct InProcess {
-    rank: u32,
+    seat: Seat,
     group: Arc<Group>,
     scratch: Mutex<Scratch>,
 }
@@ -74,7 +74,7 @@ where
     });
     let (group, body) = (&group, &body);
     let run_rank = move |rank: u32| -> Result<T, E> {
-        let comm = InProcess { rank, group: Arc::clone(group), scratch: Mutex::default() };
+        let comm = InProcess::new(rank, group);
         let outcome = catch_unwind(AssertUnwindSafe(|| body(comm)));
         let (outcome, why) = match outcome {
             Ok(Ok(value)) => return Ok(value),
@@ -129,18 +129,68 @@ where
 impl InProcess {
     /// This rank, from 0.
     pub fn rank(&self) -> u32 {
-        self.rank
+        self.seat.rank
     }
 
     /// Number of ranks.
     pub fn world_size(&self) -> u32 {
         self.group.world_size
     }
+
+    /// Another communicator of the same ranks, with the same kernel threads: one for each further stepper. A rank's
+    /// n-th split, whichever communicator it comes from, belongs to every other rank's n-th.
+    ///
+    /// # Ordering
+    /// Calls on different splits may come in any order relative to each other, and in a different one on every rank.
+    /// A trainer that waits for one stepper holds up its other ones, though, and two ranks that each wait for what the
+    /// other has not begun end in a `Deadline`. A stepper's first pass waits for all ranks, a later one for the pass
+    /// before it: begin the first passes in one order everywhere, and let orders differ by one pass after that.
+    ///
+    /// # Errors
+    /// None here. What ends one split ends all of them, those still to be made too. A split that a rank has not made is
+    /// a `Deadline` for the ranks that call on it, and a `PeerLost` once that rank has dropped all its communicators.
+    ///
+    /// ```
+    /// use instep::{Adam, InProcess, Layout, Result, Stepper, in_process};
+    ///
+    /// fn pass(stepper: &mut Stepper, gradient: f32) -> Result<()> {
+    ///     let weight = stepper.layout().id("weight")?;
+    ///     let mut pass = stepper.begin()?;
+    ///     pass.grads().write(weight, &[gradient])?;
+    ///     pass.grad_ready(weight)?;
+    ///     pass.finish() // its sum and step go on while the other stepper's pass is under way
+    /// }
+    ///
+    /// let layout = Layout::builder().param("weight", 1).build()?;
+    /// let ranks = in_process(2, |comm: InProcess| {
+    ///     let mut critic = Stepper::host(&layout, Adam::default(), comm.split())?;
+    ///     let mut generator = Stepper::host(&layout, Adam::default(), comm)?;
+    ///     for step in 0..10 {
+    ///         pass(&mut critic, 1.0)?;
+    ///         if step % 5 == 4 {
+    ///             pass(&mut generator, -1.0)?; // once for every five passes of the critic
+    ///         }
+    ///     }
+    ///     let weight = layout.id("weight")?;
+    ///     Ok::<_, instep::Error>((critic.step_count(weight)?, generator.step_count(weight)?))
+    /// })?;
+    /// assert_eq!(ranks, [(10, 2), (10, 2)]);
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    #[must_use = "other ranks wait for calls on the split"]
+    pub fn split(&self) -> InProcess {
+        InProcess::new(self.seat.rank, &self.group)
+    }
+
+    fn new(rank: u32, group: &Arc<Group>) -> InProcess {
+        let seat = group.rendezvous.sit(rank);
+        InProcess { seat, group: Arc::clone(group), scratch: Mutex::default() }
+    }
 }
 
 impl Collective for InProcess {
     fn rank(&self) -> u32 {
-        self.rank
+        self.seat.rank
     }
 
     fn world_size(&self) -> u32 {
@@ -154,7 +204,7 @@ impl Collective for InProcess {
         }
         let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
         let Scratch { calls, buffers } = &mut *scratch;
-        self.group.rendezvous.meet(self.rank, call, calls)?;
+        self.group.rendezvous.meet(&self.seat, call, calls)?;
         // From here to `part` nothing may return early: peers are inside our buffer and we inside theirs.
         buffers.clear();
         buffers.extend(calls.iter().map(|call| call.dst.cast::<f32>()));
@@ -162,7 +212,7 @@ impl Collective for InProcess {
             CollectiveKind::AllReduce => {
                 let DType::F32 = call.dtype;
                 let elements = call.bytes / call.dtype.bytes();
-                let (rank, ranks) = (u64::from(self.rank), u64::from(self.group.world_size));
+                let (rank, ranks) = (u64::from(self.seat.rank), u64::from(self.group.world_size));
                 let part = elements.div_ceil(ranks);
                 let (first, last) = ((rank * part).min(elements), ((rank + 1) * part).min(elements));
                 // SAFETY: all ranks have met with equal lengths, none returns before `part`, and rank r alone
@@ -170,19 +220,19 @@ impl Collective for InProcess {
                 unsafe { self.group.kernels.sum(buffers, first, last) }
             }
             CollectiveKind::Broadcast => {
-                if self.rank != 0 {
+                if self.seat.rank != 0 {
                     // SAFETY: as above; rank 0's buffer is only read, ours only written, and they are different
                     // allocations of `bytes` each.
                     unsafe { calls[0].src.copy_to_nonoverlapping(call.dst, call.bytes as usize) }
                 }
             }
         }
-        self.group.rendezvous.part();
+        self.group.rendezvous.part(&self.seat);
         Ok(())
     }
 
     fn abort(&self, cause: &Error) {
-        self.group.rendezvous.fail(self.rank, cause);
+        self.group.rendezvous.fail(self.seat.rank, cause);
     }
 
     fn pool(&self) -> Option<Pool> {
@@ -192,12 +242,12 @@ impl Collective for InProcess {
 
 impl Drop for InProcess {
     fn drop(&mut self) {
-        self.group.rendezvous.leave(self.rank);
+        self.group.rendezvous.leave(&self.seat);
     }
 }
 
 impl std::fmt::Debug for InProcess {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "rank {} of {} in this process", self.rank, self.group.world_size)
+        write!(f, "rank {} of {} in this process", self.seat.rank, self.group.world_size)
     }
 }

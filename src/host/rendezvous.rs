@@ -2,31 +2,58 @@
 //!
 //! Two rules. **Arrival may be refused**: if a peer is lost, late or disagrees, a rank withdraws under the same lock and
 //! gets an error. **Departure may not be interrupted**: between the two, peers work inside each other's memory, and
-//! returning early would let it be freed under them; that stretch is finite. Must not touch the buffers itself.
+//! returning early would let it be freed under them; that stretch is finite. Splits meet independently of each other and
+//! fail together, so one lock holds them all. Must not touch the buffers itself.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::op::Call;
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
-/// The meeting point of one group.
+/// The meeting points of one group, one per split.
 pub(crate) struct Rendezvous {
     state: Mutex<State>,
-    changed: Condvar,
 }
 
 struct State {
-    calls: Vec<Option<Arrived>>,
-    arrived: usize,
-    left: usize,
-    /// Meetings that all ranks have arrived at.
-    met: u64,
-    /// Meetings that all ranks have left.
-    parted: u64,
+    /// By split. One that nobody holds any more keeps its place, so that numbers stay the same on every rank.
+    splits: Vec<Split>,
+    members: Vec<Member>,
     /// The first failure: the rank at fault and what it was.
     failure: Option<(u32, Error)>,
-    gone: Vec<bool>,
+}
+
+/// One rank, over all splits.
+#[derive(Clone, Copy, Default)]
+struct Member {
+    /// Seats it has taken; the next one is in the split of that number.
+    taken: usize,
+    /// Seats it has left.
+    left: usize,
+}
+
+/// One sequence of meetings of all ranks.
+struct Split {
+    calls: Vec<Option<Arrived>>,
+    arrived: usize,
+    departed: usize,
+    /// Meetings that all ranks have arrived at.
+    met: u64,
+    /// Meetings that all ranks have departed from.
+    parted: u64,
+    /// Ranks that have left their seat here.
+    empty: Vec<bool>,
+    changed: Arc<Condvar>,
+}
+
+/// One rank's place in one split.
+pub(crate) struct Seat {
+    pub(crate) rank: u32,
+    split: usize,
+    /// The split's own, reachable without the lock.
+    changed: Arc<Condvar>,
 }
 
 /// A call waiting for its peers.
@@ -39,86 +66,73 @@ unsafe impl Send for Arrived {}
 
 impl Rendezvous {
     pub(crate) fn new(world_size: u32) -> Self {
-        let n = world_size as usize;
-        let state = State {
-            calls: vec![None; n],
-            arrived: 0,
-            left: 0,
-            met: 0,
-            parted: 0,
-            failure: None,
-            gone: vec![false; n],
-        };
-        Rendezvous { state: Mutex::new(state), changed: Condvar::new() }
+        let members = vec![Member::default(); world_size as usize];
+        Rendezvous { state: Mutex::new(State { splits: Vec::new(), members, failure: None }) }
+    }
+
+    /// A place for `rank` in the first split that it has no place in yet.
+    pub(crate) fn sit(&self, rank: u32) -> Seat {
+        let mut state = self.lock();
+        let ranks = state.members.len();
+        let member = &mut state.members[rank as usize];
+        let split = member.taken;
+        member.taken += 1;
+        if split == state.splits.len() {
+            state.splits.push(Split::new(ranks));
+        }
+        Seat { rank, split, changed: Arc::clone(&state.splits[split].changed) }
     }
 
     /// Waits for all ranks and returns their calls in `calls`, by rank. After `Ok` the caller must [`part`](Self::part).
-    pub(crate) fn meet(&self, rank: u32, call: &Call, calls: &mut Vec<Call>) -> Result<()> {
+    pub(crate) fn meet(&self, seat: &Seat, call: &Call, calls: &mut Vec<Call>) -> Result<()> {
         let mut state = self.lock();
-        state.refuse(rank)?;
-        if let Err(error) = state.compare(rank, call) {
-            self.changed.notify_all();
-            return Err(error);
-        }
-        let own = rank as usize;
-        state.calls[own] = Some(Arrived(*call));
-        state.arrived += 1;
-        let meeting = state.met + 1;
-        if state.arrived == state.calls.len() {
-            state.met = meeting;
-            self.changed.notify_all();
-        }
+        state.refuse(seat)?;
+        state.compare(seat, call)?;
+        let meeting = state.splits[seat.split].arrive(seat.rank, call);
         let since = Instant::now();
         // Once all have met, a failure no longer matters: the others are at work already.
-        while state.met < meeting {
+        while state.splits[seat.split].met < meeting {
             let waited = since.elapsed();
-            let refusal = state.refuse(rank).and_then(|()| match call.deadline.checked_sub(waited) {
+            let refusal = state.refuse(seat).and_then(|()| match call.deadline.checked_sub(waited) {
                 Some(left) if !left.is_zero() => Ok(left),
-                _ => Err(state.late(rank, call)),
+                _ => Err(state.late(seat, call)),
             });
             match refusal {
                 Ok(left) => {
-                    state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+                    state = seat.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
                 }
                 Err(error) => {
-                    state.calls[own] = None;
-                    state.arrived -= 1;
-                    self.changed.notify_all();
+                    state.splits[seat.split].withdraw(seat.rank);
                     return Err(error);
                 }
             }
         }
         calls.clear();
-        calls.extend(state.calls.iter().flatten().map(|arrived| arrived.0));
+        calls.extend(state.splits[seat.split].calls.iter().flatten().map(|arrived| arrived.0));
         Ok(())
     }
 
     /// Returns once all ranks have done their work.
-    pub(crate) fn part(&self) {
+    pub(crate) fn part(&self, seat: &Seat) {
         let mut state = self.lock();
-        state.left += 1;
-        let meeting = state.met;
-        if state.left == state.calls.len() {
-            state.calls.fill(None);
-            (state.arrived, state.left, state.parted) = (0, 0, meeting);
-            self.changed.notify_all();
-        }
-        while state.parted < meeting {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        let meeting = state.splits[seat.split].depart();
+        while state.splits[seat.split].parted < meeting {
+            state = seat.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
     /// Ends the group because of `rank`, unless something else has ended it before.
     pub(crate) fn fail(&self, rank: u32, error: &Error) {
-        let mut state = self.lock();
-        state.failure.get_or_insert_with(|| (rank, error.clone()));
-        self.changed.notify_all();
+        self.lock().fail(rank, error.clone());
     }
 
-    /// `rank` will make no more calls.
-    pub(crate) fn leave(&self, rank: u32) {
-        self.lock().gone[rank as usize] = true;
-        self.changed.notify_all();
+    /// Nobody will make calls from `seat` any more.
+    pub(crate) fn leave(&self, seat: &Seat) {
+        let mut state = self.lock();
+        state.members[seat.rank as usize].left += 1;
+        state.splits[seat.split].empty[seat.rank as usize] = true;
+        // If that was the rank's last seat, it is missed in splits that it never joined, too.
+        state.wake_all();
     }
 
     /// The rank at fault, if the group has failed.
@@ -133,42 +147,107 @@ impl Rendezvous {
 
 impl State {
     /// An error if the meeting cannot take place any more.
-    fn refuse(&mut self, rank: u32) -> Result<()> {
+    fn refuse(&mut self, seat: &Seat) -> Result<()> {
+        let split = &self.splits[seat.split];
+        let absent = |r: &usize| split.calls[*r].is_none() && (split.empty[*r] || self.members[*r].is_gone());
         if self.failure.is_none()
-            && let Some(absent) = (0..self.calls.len()).find(|&r| self.gone[r] && self.calls[r].is_none())
+            && let Some(absent) = (0..self.members.len()).find(absent)
         {
             let absent = absent as u32;
             let why = "it has left the group".to_owned();
-            self.failure = Some((absent, Error::PeerLost { rank: absent, why }));
+            self.fail(absent, Error::PeerLost { rank: absent, why });
         }
         match &self.failure {
             None => Ok(()),
-            Some((culprit, error)) if *culprit == rank => Err(error.clone()),
+            Some((culprit, error)) if *culprit == seat.rank => Err(error.clone()),
             Some((_, error @ (Error::Mismatch { .. } | Error::PeerLost { .. }))) => Err(error.clone()),
             Some((culprit, error)) => Err(Error::PeerLost { rank: *culprit, why: error.to_string() }),
         }
     }
 
     /// Holds the call against one that has arrived; all others agree with that one.
-    fn compare(&mut self, rank: u32, call: &Call) -> Result<()> {
+    fn compare(&mut self, seat: &Seat, call: &Call) -> Result<()> {
+        let calls = &self.splits[seat.split].calls;
         let Some((other_rank, Arrived(other))) =
-            self.calls.iter().enumerate().find_map(|(r, arrived)| arrived.map(|a| (r as u32, a)))
+            calls.iter().enumerate().find_map(|(r, arrived)| arrived.map(|a| (r as u32, a)))
         else {
             return Ok(());
         };
         if call.agrees_with(&other) {
             return Ok(());
         }
-        let error = Error::Mismatch { rank, ours: call.to_string(), other_rank, theirs: other.to_string() };
-        self.failure = Some((rank, error.clone()));
+        let (ours, theirs) = (call.to_string(), other.to_string());
+        let error = Error::Mismatch { rank: seat.rank, ours, other_rank, theirs };
+        self.fail(seat.rank, error.clone());
         Err(error)
     }
 
-    fn late(&mut self, rank: u32, call: &Call) -> Error {
-        let missing = (0..self.calls.len()).filter(|&r| self.calls[r].is_none()).map(|r| r as u32).collect();
+    fn late(&mut self, seat: &Seat, call: &Call) -> Error {
+        let calls = &self.splits[seat.split].calls;
+        let missing = (0..calls.len()).filter(|&r| calls[r].is_none()).map(|r| r as u32).collect();
         let waited_ms = call.deadline.as_millis() as u64;
-        let error = Error::Deadline { rank, call: call.to_string(), waited_ms, missing };
-        self.failure = Some((rank, error.clone()));
+        let error = Error::Deadline { rank: seat.rank, call: call.to_string(), waited_ms, missing };
+        self.fail(seat.rank, error.clone());
         error
+    }
+
+    fn fail(&mut self, rank: u32, error: Error) {
+        self.failure.get_or_insert((rank, error));
+        self.wake_all();
+    }
+
+    fn wake_all(&self) {
+        self.splits.iter().for_each(|split| split.changed.notify_all());
+    }
+}
+
+impl Member {
+    /// Whether it can make no call ever: a seat comes from [`Rendezvous::sit`], and only who has one asks for more.
+    fn is_gone(self) -> bool {
+        self.taken > 0 && self.left == self.taken
+    }
+}
+
+impl Split {
+    fn new(ranks: usize) -> Self {
+        Split {
+            calls: vec![None; ranks],
+            arrived: 0,
+            departed: 0,
+            met: 0,
+            parted: 0,
+            empty: vec![false; ranks],
+            changed: Arc::new(Condvar::new()),
+        }
+    }
+
+    /// Returns the number of the meeting.
+    fn arrive(&mut self, rank: u32, call: &Call) -> u64 {
+        self.calls[rank as usize] = Some(Arrived(*call));
+        self.arrived += 1;
+        let meeting = self.met + 1;
+        if self.arrived == self.calls.len() {
+            self.met = meeting;
+            self.changed.notify_all();
+        }
+        meeting
+    }
+
+    fn withdraw(&mut self, rank: u32) {
+        self.calls[rank as usize] = None;
+        self.arrived -= 1;
+        self.changed.notify_all();
+    }
+
+    /// Returns the number of the meeting.
+    fn depart(&mut self) -> u64 {
+        self.departed += 1;
+        let meeting = self.met;
+        if self.departed == self.calls.len() {
+            self.calls.fill(None);
+            (self.arrived, self.departed, self.parted) = (0, 0, meeting);
+            self.changed.notify_all();
+        }
+        meeting
     }
 }

@@ -5,18 +5,51 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::host::execute::Executor;
 use crate::op::{Action, Op, STREAMS, Stream, Ticket};
+use crate::sync::{Builder, Condvar, Mutex, MutexGuard};
 use crate::timeline::{Interval, Ran};
 
+/// Whoever knows what ops mean.
+pub(crate) trait Run: Send + Sync + 'static {
+    /// Whose errors these are.
+    fn rank(&self) -> u32;
+
+    /// About how many ops one pass brings a stream.
+    fn op_room(&self) -> usize;
+
+    /// Runs one op to its end; may panic.
+    fn run(&self, op: &Op) -> Result<()>;
+
+    /// Tells the group that this rank is over.
+    fn abort(&self, cause: &Error);
+}
+
+impl Run for Executor {
+    fn rank(&self) -> u32 {
+        self.rank()
+    }
+
+    fn op_room(&self) -> usize {
+        self.op_room()
+    }
+
+    fn run(&self, op: &Op) -> Result<()> {
+        self.run(op)
+    }
+
+    fn abort(&self, cause: &Error) {
+        self.comm().abort(cause);
+    }
+}
+
 /// Shared by the stepper and its stream threads; the threads keep it alive until their queues are empty.
-pub(crate) struct Streams {
-    executor: Executor,
+pub(crate) struct Streams<E = Executor> {
+    executor: E,
     rank: u32,
     origin: Instant,
     timed: bool,
@@ -36,9 +69,9 @@ struct State {
     ran: Vec<Ran>,
 }
 
-impl Streams {
+impl<E: Run> Streams<E> {
     /// Streams without threads; `origin` is the zero of measured times, `timed` says to measure them.
-    pub(crate) fn new(executor: Executor, origin: Instant, timed: bool) -> Arc<Streams> {
+    pub(crate) fn new(executor: E, origin: Instant, timed: bool) -> Arc<Streams<E>> {
         let work = [const { Condvar::new() }; STREAMS];
         let rank = executor.rank();
         // Room for what one pass queues at most; a trainer that runs further ahead makes the queues grow once.
@@ -55,7 +88,7 @@ impl Streams {
             let streams = Arc::clone(self);
             let name = format!("instep-{rank}-{stream:?}").to_lowercase();
             self.lock().serving += 1;
-            if let Err(error) = thread::Builder::new().name(name).spawn(move || streams.serve(stream)) {
+            if let Err(error) = Builder::new().name(name).spawn(move || streams.serve(stream)) {
                 self.lock().serving -= 1;
                 self.fail("start of a stream", Error::Rank { rank, message: error.to_string() });
             }
@@ -111,6 +144,12 @@ impl Streams {
     pub(crate) fn now_ns(&self) -> u64 {
         // 2^64 ns are 584 years.
         self.origin.elapsed().as_nanos() as u64
+    }
+
+    /// How many Records each stream has passed.
+    #[cfg(all(test, shuttle))]
+    pub(super) fn ticks(&self) -> [u64; STREAMS] {
+        self.lock().ticks
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -179,7 +218,7 @@ impl Streams {
             self.passed.notify_all();
             error
         };
-        self.executor.comm().abort(&first);
+        self.executor.abort(&first);
     }
 }
 

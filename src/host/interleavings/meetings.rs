@@ -1,0 +1,218 @@
+//! The rendezvous: who may return when, and who is told when a rank is lost at any moment.
+//!
+//! Arrivals and departures are counted beside the real ones, so that returning early shows. Must leave a seat only where
+//! leaving is meant: it wakes everybody, and would hide that something else does not.
+
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
+
+use shuttle::thread::{spawn, yield_now};
+
+use super::{explore, join};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::host::rendezvous::{Rendezvous, Seat};
+use crate::op::{Call, CollectiveKind};
+
+const NEVER: Duration = Duration::from_secs(1 << 32);
+
+fn call(pass: u64, deadline: Duration) -> Call {
+    let kind = CollectiveKind::AllReduce;
+    let (src, dst) = (ptr::null(), ptr::null_mut());
+    Call { kind, pass, bucket: None, dtype: DType::F32, src, dst, bytes: 0, agreement: 0, deadline }
+}
+
+/// A group with a count, per split and pass, of those who have come and of those who have done their work.
+struct Group {
+    ranks: u32,
+    rendezvous: Rendezvous,
+    counts: [[[AtomicUsize; 2]; 4]; 3],
+}
+
+impl Group {
+    fn new(ranks: u32) -> Arc<Group> {
+        Arc::new(Group { ranks, rendezvous: Rendezvous::new(ranks), counts: Default::default() })
+    }
+
+    /// One collective, as the host device makes it.
+    fn enqueue(&self, split: usize, seat: &Seat, pass: u64, deadline: Duration) -> Result<()> {
+        let [came, done] = &self.counts[split][pass as usize];
+        let all = self.ranks as usize;
+        came.fetch_add(1, SeqCst);
+        let mut calls = Vec::new();
+        self.rendezvous.meet(seat, &call(pass, deadline), &mut calls)?;
+        assert_eq!(came.load(SeqCst), all, "met before all had come");
+        assert!(calls.len() == all && calls.iter().all(|call| call.pass == pass), "calls of another meeting");
+        yield_now();
+        done.fetch_add(1, SeqCst);
+        self.rendezvous.part(seat);
+        assert_eq!(done.load(SeqCst), all, "returned while a peer is at work");
+        Ok(())
+    }
+
+    /// Passes until an error or the last one; then the seat is left.
+    fn passes(&self, split: usize, seat: Seat, passes: u64) -> Result<()> {
+        let outcome = (0..passes).try_for_each(|pass| self.enqueue(split, &seat, pass, NEVER));
+        self.rendezvous.leave(&seat);
+        outcome
+    }
+
+    fn culprit_is(&self, rank: u32) {
+        assert_eq!(self.rendezvous.culprit(), Some(rank));
+    }
+}
+
+fn is_lost(outcome: &Result<()>, rank: u32) {
+    assert!(matches!(outcome, Err(Error::PeerLost { rank: lost, .. }) if *lost == rank), "{outcome:?}");
+}
+
+#[test]
+fn nobody_returns_before_all_have_come_and_all_have_done_their_work() {
+    explore(|| {
+        let group = Group::new(3);
+        let rank = |rank| {
+            let group = Arc::clone(&group);
+            spawn(move || {
+                let seat = group.rendezvous.sit(rank);
+                let outcome = (0..3).try_for_each(|pass| group.enqueue(0, &seat, pass, NEVER));
+                assert_eq!(outcome, Ok(()));
+            })
+        };
+        join((0..3).map(rank).collect());
+    });
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Act {
+    Fail,
+    Leave,
+    Disagree,
+    TooLate,
+}
+
+#[test]
+fn a_rank_that_fails_leaves_disagrees_or_gives_up_ends_all_others() {
+    // Only who leaves leaves its seat: that would wake the others, and so hide that another end does not.
+    for (act, after) in [Act::Fail, Act::Leave, Act::Disagree, Act::TooLate].into_iter().zip([0, 1, 1, 0]) {
+        explore(move || {
+            let group = Group::new(3);
+            let tasks = (0..3).map(|rank| {
+                let group = Arc::clone(&group);
+                let seat = group.rendezvous.sit(rank);
+                let end = Error::Order("made up".into());
+                spawn(move || {
+                    if rank != 1 {
+                        let outcome = group.passes(0, seat, 4);
+                        return match act {
+                            Act::Disagree => {
+                                assert!(matches!(outcome, Err(Error::Mismatch { .. })), "{outcome:?}")
+                            }
+                            // The last to come finds all others there, so it need not be late.
+                            Act::TooLate => assert!(outcome.is_err()),
+                            _ => is_lost(&outcome, 1),
+                        };
+                    }
+                    for pass in 0..after {
+                        assert_eq!(group.enqueue(0, &seat, pass, NEVER), Ok(()));
+                    }
+                    match act {
+                        Act::Fail => group.rendezvous.fail(1, &end),
+                        Act::Leave => group.rendezvous.leave(&seat),
+                        Act::Disagree => {
+                            let outcome = group.rendezvous.meet(&seat, &call(9, NEVER), &mut Vec::new());
+                            assert!(matches!(outcome, Err(Error::Mismatch { .. })), "{outcome:?}");
+                        }
+                        Act::TooLate => {
+                            let outcome = group.enqueue(0, &seat, after, Duration::ZERO);
+                            assert!(matches!(outcome, Ok(()) | Err(Error::Deadline { .. })), "{outcome:?}");
+                            if outcome.is_ok() {
+                                group.rendezvous.leave(&seat);
+                            }
+                        }
+                    }
+                })
+            });
+            join(tasks.collect());
+            if act != Act::Disagree {
+                group.culprit_is(1);
+            }
+        });
+    }
+}
+
+/// Two ranks with a task per split, as their reduce streams are; rank 1's task of the second split does `act`.
+fn on_two_splits(act: impl Fn(&Group, Seat) + Copy + Send + Sync + 'static, ends: bool) {
+    explore(move || {
+        let group = Group::new(2);
+        let tasks = (0..2).flat_map(|rank| {
+            let group = Arc::clone(&group);
+            // The seats are taken before the tasks run, since an order of splits is what a rank owes its peers.
+            let seats = [group.rendezvous.sit(rank), group.rendezvous.sit(rank)];
+            seats.into_iter().enumerate().map(move |(split, seat)| {
+                let group = Arc::clone(&group);
+                spawn(move || {
+                    if (rank, split) == (1, 1) {
+                        return act(&group, seat);
+                    }
+                    let outcome = group.passes(split, seat, if ends { 4 } else { 2 });
+                    if ends {
+                        assert!(outcome.is_err());
+                    }
+                })
+            })
+        });
+        join(tasks.collect());
+    });
+}
+
+#[test]
+fn splits_meet_in_any_order_relative_to_each_other() {
+    explore(|| {
+        let group = Group::new(2);
+        let mut tasks = Vec::new();
+        for rank in 0..2 {
+            for (split, seat) in
+                [group.rendezvous.sit(rank), group.rendezvous.sit(rank)].into_iter().enumerate()
+            {
+                let group = Arc::clone(&group);
+                tasks.push(spawn(move || {
+                    let outcome = (0..2).try_for_each(|pass| group.enqueue(split, &seat, pass, NEVER));
+                    assert_eq!(outcome, Ok(()));
+                }));
+            }
+        }
+        join(tasks);
+    });
+}
+
+#[test]
+fn what_ends_one_split_ends_the_other_at_any_moment() {
+    // The seat is kept: leaving it would wake the others, and so hide that failing does not.
+    let fail = |group: &Group, _: Seat| group.rendezvous.fail(1, &Error::Order("made up".into()));
+    on_two_splits(fail, true);
+    on_two_splits(|group, seat| group.rendezvous.leave(&seat), true);
+}
+
+#[test]
+fn a_rank_without_seats_is_missed_on_a_split_that_it_never_joined() {
+    explore(|| {
+        let group = Group::new(2);
+        let (seat, peer) = (group.rendezvous.sit(0), group.rendezvous.sit(1));
+        let waiting = {
+            let group = Arc::clone(&group);
+            spawn(move || {
+                let second = group.rendezvous.sit(0);
+                is_lost(&group.passes(1, second, 1), 1);
+                group.rendezvous.leave(&seat);
+            })
+        };
+        let leaving = {
+            let group = Arc::clone(&group);
+            spawn(move || group.rendezvous.leave(&peer))
+        };
+        join(vec![waiting, leaving]);
+        group.culprit_is(1);
+    });
+}

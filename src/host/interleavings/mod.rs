@@ -1,0 +1,30 @@
+//! Streams, rendezvous and pool under shuttle: the real code, every lock, wait and notification a place to switch.
+//!
+//! Run with `RUSTFLAGS="--cfg shuttle" cargo test --lib interleavings`. Shuttle reports a task that can never go on as a
+//! deadlock. It has no clock, so a deadline here is never or at once; and its atomics are sequentially consistent, so
+//! orderings are ThreadSanitizer's business. Must never wait for anything that shuttle does not see.
+
+mod launches;
+mod meetings;
+mod queues;
+
+use std::sync::Arc;
+
+use shuttle::thread::JoinHandle;
+
+/// Schedules per property and scheduler.
+const SCHEDULES: usize = 1500;
+/// Preemptions that the second scheduler places; most bugs need no more.
+const DEPTH: usize = 3;
+
+fn explore(property: impl Fn() + Send + Sync + 'static) {
+    let property = Arc::new(property);
+    let again = Arc::clone(&property);
+    shuttle::check_random(move || property(), SCHEDULES);
+    shuttle::check_pct(move || again(), SCHEDULES, DEPTH);
+}
+
+/// A panic in a task fails the test by itself.
+fn join(tasks: Vec<JoinHandle<()>>) {
+    tasks.into_iter().for_each(|task| drop(task.join()));
+}
