@@ -22,3 +22,7 @@ digits *flags:
 # Write src/abi.rs from kernels/abi.h (needs libclang)
 bless:
     cargo run -p bindings
+
+# Break input files of `instep replay`, a million times
+fuzz *flags:
+    cargo run --release -p fuzz -- {{flags}}

@@ -1,11 +1,14 @@
-//! The `instep` command: what this machine offers for fused optimizer steps.
+//! The `instep` command: one subcommand per module of the library part, and how outcomes become exit codes.
 //!
-//! A thin face over the library: it must not compute anything that a user of the library could not.
+//! 0 is success, 1 says that `diff` found a difference, 2 that something was refused: then stderr has one line that
+//! names it. Must never panic, not even when its output is a closed pipe.
 
+use std::io::Write;
 use std::process::ExitCode;
 
+use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
-use instep::{Isa, Pool};
+use instep_cli::{Failure, diff, info, replay};
 
 #[derive(Parser)]
 #[command(version, about)]
@@ -16,28 +19,44 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Show the instruction sets and threads that a stepper would use here.
-    Info,
+    Info(info::Arguments),
+    Replay(replay::Arguments),
+    Diff(diff::Arguments),
 }
 
 fn main() -> ExitCode {
-    let Arguments { command } = Arguments::parse();
-    let outcome = match command {
-        Command::Info => info(),
-    };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("instep: {error}");
-            ExitCode::from(2)
+    let Arguments { command } = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            let _ = error.print();
+            return ExitCode::from(2);
         }
-    }
+        Err(error) if error.use_stderr() => return refuse(&first_paragraph(&error.to_string())),
+        Err(help) => {
+            let _ = help.print();
+            return ExitCode::SUCCESS;
+        }
+    };
+    let outcome = match command {
+        Command::Info(arguments) => info::run(&arguments),
+        Command::Replay(arguments) => replay::run(&arguments),
+        Command::Diff(arguments) => diff::run(&arguments),
+    };
+    outcome.unwrap_or_else(|failure: Failure| refuse(&failure.to_string()))
 }
 
-fn info() -> instep::Result<()> {
-    let names: Vec<&str> = Isa::available().into_iter().map(Isa::name).collect();
-    println!("instruction set  {} (available: {})", Isa::from_environment()?, names.join(", "));
-    println!("kernel threads   {}", Pool::from_environment()?.threads());
-    println!("devices          host");
-    Ok(())
+fn refuse(why: &str) -> ExitCode {
+    // Names come from files: one with a line break in it must not look like two messages.
+    let line: String = why
+        .chars()
+        .flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] })
+        .collect();
+    let _ = writeln!(std::io::stderr(), "instep: {line}");
+    ExitCode::from(2)
+}
+
+/// clap's message without the usage behind it, on one line.
+fn first_paragraph(message: &str) -> String {
+    let lines = message.lines().map(str::trim).take_while(|line| !line.is_empty());
+    lines.collect::<Vec<_>>().join(" ").trim_start_matches("error: ").to_owned()
 }

@@ -1,0 +1,32 @@
+//! Standard output, as text or as one JSON object.
+//!
+//! Must survive a reader that goes away: `println!` would panic there.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+use crate::Failure;
+
+/// Writes to standard output. A reader that has gone away has seen enough.
+///
+/// # Errors
+/// `File` if the output cannot be written for another reason.
+pub fn print(text: &str) -> Result<(), Failure> {
+    match io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(Failure::File { what: "standard output".into(), error })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Writes one JSON object to standard output.
+///
+/// # Errors
+/// As [`print()`].
+pub fn print_json(report: &impl Serialize) -> Result<(), Failure> {
+    let failed =
+        |error: serde_json::Error| Failure::File { what: "standard output".into(), error: error.into() };
+    print(&(serde_json::to_string_pretty(report).map_err(failed)? + "\n"))
+}

@@ -1,0 +1,200 @@
+//! `instep diff`: whether two outputs are the same bits, and if not, where they are farthest apart.
+//!
+//! Distances are in ulp: how many f32 lie between two values. Must read both files piece by piece, since outputs are as
+//! large as models.
+
+use std::collections::BTreeSet;
+use std::io::{Read, Seek};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use serde::Serialize;
+
+use crate::Failure;
+use crate::console::{print, print_json};
+use crate::replay::COUNT_PREFIX;
+use crate::tensors::{Data, Header, Tensor, open_file};
+
+/// Elements compared at a time.
+const PIECE: usize = 1 << 14;
+
+/// Compare two outputs of replay, bit by bit
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// One output
+    pub a: PathBuf,
+    /// The other one
+    pub b: PathBuf,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What two files have and have not in common.
+#[derive(Debug, Default, PartialEq, Serialize)]
+pub struct Report {
+    /// Same tensors, same shapes, same bits, same step counts.
+    pub equal: bool,
+    /// Tensors of both, by name.
+    pub tensors: Vec<Compared>,
+    /// Names of tensors that only the first file has.
+    pub only_in_a: Vec<String>,
+    /// Names of tensors that only the second file has.
+    pub only_in_b: Vec<String>,
+    /// Step counts that differ.
+    pub counts: Vec<Count>,
+}
+
+/// A tensor of both files.
+#[derive(Debug, PartialEq, Serialize)]
+pub struct Compared {
+    /// Its name.
+    pub name: String,
+    /// Its shape in the first file.
+    pub shape_a: Vec<u64>,
+    /// Its shape in the second file.
+    pub shape_b: Vec<u64>,
+    /// How many elements differ in a bit; 0 if the shapes differ, since none are compared.
+    pub different: u64,
+    /// Where they are farthest apart.
+    pub worst: Option<Worst>,
+}
+
+/// The largest difference within a tensor, the first of several.
+#[derive(Debug, PartialEq, Serialize)]
+pub struct Worst {
+    /// Row-major.
+    pub index: u64,
+    /// Distance; none if one of them is NaN, which no number is near to. 0 between the two zeros.
+    pub ulp: Option<u64>,
+    /// The first file's value, as text because JSON has no NaN.
+    pub a: String,
+    /// The second file's value.
+    pub b: String,
+}
+
+/// A step count that differs; none where a file has none.
+#[derive(Debug, PartialEq, Serialize)]
+pub struct Count {
+    /// Its metadata key.
+    pub key: String,
+    /// In the first file.
+    pub a: Option<String>,
+    /// In the second file.
+    pub b: Option<String>,
+}
+
+/// Runs the command: exit status 0 if equal, 1 if not.
+///
+/// # Errors
+/// What is wrong with either file.
+pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+    let report = compare(open_file(&arguments.a)?, open_file(&arguments.b)?)?;
+    match arguments.json {
+        true => print_json(&report)?,
+        false => print(&report.text())?,
+    }
+    Ok(if report.equal { ExitCode::SUCCESS } else { ExitCode::from(1) })
+}
+
+/// Compares two opened files.
+///
+/// # Errors
+/// `Tensors` if one of them cannot be read to its end.
+pub fn compare<A: Read + Seek, B: Read + Seek>(
+    (header_a, mut data_a): (Header, Data<A>),
+    (header_b, mut data_b): (Header, Data<B>),
+) -> Result<Report, Failure> {
+    let mut report = Report::default();
+    for (name, a) in &header_a.tensors {
+        let Some(b) = header_b.tensors.get(name) else {
+            report.only_in_a.push(name.clone());
+            continue;
+        };
+        let (different, worst) = match a.shape == b.shape {
+            true => compare_values(a, &mut data_a, b, &mut data_b)?,
+            false => (0, None),
+        };
+        let (shape_a, shape_b) = (a.shape.clone(), b.shape.clone());
+        report.tensors.push(Compared { name: name.clone(), shape_a, shape_b, different, worst });
+    }
+    let lacks = |name: &&String| !header_a.tensors.contains_key(*name);
+    report.only_in_b = header_b.tensors.keys().filter(lacks).cloned().collect();
+    let keys: BTreeSet<&String> = header_a.metadata.keys().chain(header_b.metadata.keys()).collect();
+    for key in keys.into_iter().filter(|key| key.starts_with(COUNT_PREFIX)) {
+        let (a, b) = (header_a.metadata.get(key).cloned(), header_b.metadata.get(key).cloned());
+        if a != b {
+            report.counts.push(Count { key: key.clone(), a, b });
+        }
+    }
+    let same = |tensor: &Compared| tensor.shape_a == tensor.shape_b && tensor.different == 0;
+    let names_agree = report.only_in_a.is_empty() && report.only_in_b.is_empty();
+    report.equal = names_agree && report.counts.is_empty() && report.tensors.iter().all(same);
+    Ok(report)
+}
+
+/// How many elements differ, and the worst of them.
+fn compare_values<A: Read + Seek, B: Read + Seek>(
+    a: &Tensor,
+    data_a: &mut Data<A>,
+    b: &Tensor,
+    data_b: &mut Data<B>,
+) -> Result<(u64, Option<Worst>), Failure> {
+    let piece = PIECE.min(usize::try_from(a.elements).unwrap_or(PIECE));
+    let (mut values_a, mut values_b) = (vec![0.0; piece], vec![0.0; piece]);
+    let (mut different, mut worst) = (0, None::<Worst>);
+    for first in (0..a.elements).step_by(PIECE) {
+        let length = (a.elements - first).min(piece as u64) as usize;
+        let (values_a, values_b) = (&mut values_a[..length], &mut values_b[..length]);
+        data_a.read(a, first, values_a)?;
+        data_b.read(b, first, values_b)?;
+        let pairs = (first..).zip(values_a.iter().zip(values_b));
+        for (index, (a, b)) in pairs.filter(|(_, (a, b))| a.to_bits() != b.to_bits()) {
+            different += 1;
+            let ulp = distance(*a, *b);
+            // No distance at all is the largest.
+            let size = |ulp: Option<u64>| ulp.unwrap_or(u64::MAX);
+            if worst.as_ref().is_none_or(|worst| size(ulp) > size(worst.ulp)) {
+                worst = Some(Worst { index, ulp, a: format!("{a:?}"), b: format!("{b:?}") });
+            }
+        }
+    }
+    Ok((different, worst))
+}
+
+/// How many steps from one f32 to the next lead from `a` to `b`.
+fn distance(a: f32, b: f32) -> Option<u64> {
+    let place = |x: f32| {
+        let magnitude = i64::from(x.to_bits() & 0x7fff_ffff);
+        if x.is_sign_negative() { -magnitude } else { magnitude }
+    };
+    (!a.is_nan() && !b.is_nan()).then(|| place(a).abs_diff(place(b)))
+}
+
+impl Report {
+    fn text(&self) -> String {
+        let mut lines = Vec::new();
+        for tensor in &self.tensors {
+            let Compared { name, shape_a, shape_b, different, worst } = tensor;
+            lines.push(match worst {
+                _ if shape_a != shape_b => format!("{name}: shape {shape_a:?} and {shape_b:?}"),
+                None => format!("{name}: equal"),
+                Some(Worst { index, ulp, a, b }) => {
+                    let elements: u64 = shape_a.iter().product();
+                    let ulp = ulp.map_or("no number of".into(), |ulp| ulp.to_string());
+                    format!(
+                        "{name}: {different} of {elements} differ, most by {ulp} ulp at {index}: {a} and {b}"
+                    )
+                }
+            });
+        }
+        lines.extend(self.only_in_a.iter().map(|name| format!("{name}: only in the first file")));
+        lines.extend(self.only_in_b.iter().map(|name| format!("{name}: only in the second file")));
+        for Count { key, a, b } in &self.counts {
+            let shown = |count: &Option<String>| count.clone().unwrap_or_else(|| "none".into());
+            lines.push(format!("{key}: {} and {}", shown(a), shown(b)));
+        }
+        lines.push(if self.equal { "equal" } else { "different" }.into());
+        lines.join("\n") + "\n"
+    }
+}

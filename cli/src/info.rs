@@ -1,0 +1,124 @@
+//! `instep info`: what a stepper would use on this machine, what else there is, and what is missing.
+//!
+//! Builds a stepper and asks it, so that what is shown is what runs. The keys of `--json` are documented in the README
+//! of this crate and only ever added to.
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+
+use instep::{Isa, Layout, Pool, Sgd, Solo, Stepper};
+use serde::Serialize;
+
+use crate::Failure;
+use crate::console::{print, print_json};
+
+/// Variables that set defaults.
+const VARIABLES: [&str; 3] = ["INSTEP_ISA", "INSTEP_THREADS", "INSTEP_DEADLINE_MS"];
+
+/// Show what this machine and build offer
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    version: &'static str,
+    isa: Choice<&'static str>,
+    isa_available: Vec<&'static str>,
+    threads: Choice<usize>,
+    devices: Vec<&'static str>,
+    features: Vec<&'static str>,
+    environment: BTreeMap<&'static str, Option<String>>,
+    missing: Vec<Missing>,
+}
+
+/// A value, and the reason for it.
+#[derive(Serialize)]
+struct Choice<T> {
+    value: T,
+    because: &'static str,
+}
+
+#[derive(Serialize)]
+struct Missing {
+    what: String,
+    how_to_get_it: &'static str,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// `Library` if a variable or the kernels are unusable.
+pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+    let report = Report::collect()?;
+    match arguments.json {
+        true => print_json(&report)?,
+        false => print(&report.text())?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+impl Report {
+    fn collect() -> Result<Report, Failure> {
+        // Runs the kernels' self-test and reads every variable, as a trainer's stepper would.
+        let layout = Layout::builder().param("nothing", 0).build()?;
+        let stepper = Stepper::host(&layout, Sgd::default(), Solo::default())?;
+        let environment: BTreeMap<_, _> = VARIABLES
+            .into_iter()
+            .map(|name| (name, std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())))
+            .collect();
+        let because = |name: &str, otherwise| match &environment[name] {
+            Some(_) => "environment",
+            None => otherwise,
+        };
+        let lacking = Isa::ALL.into_iter().filter(|isa| !isa.is_available());
+        let lacking = lacking.map(|isa| Missing {
+            what: format!("instruction set {isa}"),
+            how_to_get_it: "another CPU; results are the same bits without it",
+        });
+        let cuda = Missing { what: "device cuda".into(), how_to_get_it: "not built into this version" };
+        Ok(Report {
+            version: env!("CARGO_PKG_VERSION"),
+            isa: Choice { value: stepper.isa().name(), because: because("INSTEP_ISA", "widest") },
+            isa_available: Isa::available().into_iter().map(Isa::name).collect(),
+            threads: Choice {
+                value: Pool::from_environment()?.threads(),
+                because: because("INSTEP_THREADS", "cores"),
+            },
+            devices: vec!["host"],
+            features: Vec::new(),
+            missing: lacking.chain([cuda]).collect(),
+            environment,
+        })
+    }
+
+    fn text(&self) -> String {
+        let or_none = |list: &[&str]| if list.is_empty() { "none".into() } else { list.join(", ") };
+        let set =
+            self.environment.iter().filter_map(|(name, value)| Some(format!("{name}={}", value.as_ref()?)));
+        let set: Vec<String> = set.collect();
+        let set: Vec<&str> = set.iter().map(String::as_str).collect();
+        let isa_reason = if self.isa.because == "environment" { "INSTEP_ISA" } else { "the widest" };
+        let threads_reason =
+            if self.threads.because == "environment" { "INSTEP_THREADS" } else { "one per core" };
+        let mut lines = vec![
+            format!("instep           {}", self.version),
+            format!(
+                "instruction set  {}, {isa_reason} (available: {})",
+                self.isa.value,
+                self.isa_available.join(", ")
+            ),
+            format!("kernel threads   {}, {threads_reason}", self.threads.value),
+            format!("devices          {}", or_none(&self.devices)),
+            format!("features         {}", or_none(&self.features)),
+            format!("environment      {}", or_none(&set)),
+        ];
+        let missing =
+            self.missing.iter().map(|m| format!("missing          {}: {}", m.what, m.how_to_get_it));
+        lines.extend(missing);
+        lines.join("\n") + "\n"
+    }
+}

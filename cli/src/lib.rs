@@ -1,0 +1,14 @@
+//! What the `instep` command does, as functions: tests and the fuzzer call them without a process.
+//!
+//! Nothing here computes what a user of the library could not. Must never panic on input from outside, and never ask
+//! for more memory than the length of a file justifies.
+
+pub mod console;
+pub mod diff;
+mod failure;
+pub mod info;
+mod json;
+pub mod replay;
+pub mod tensors;
+
+pub use failure::Failure;

@@ -1,0 +1,236 @@
+//! The configuration of a replay: an optimizer, its parameter groups, and how gradients are scaled.
+//!
+//! Keys and defaults are those of `torch.optim`. What is spelled is checked here, what values mean is the library's to
+//! check. Must refuse every key that the optimizer does not have: an ignored option is a wrong result.
+
+use std::collections::HashSet;
+
+use instep::{Adam, AdamW, Layout, Optimizer, Sgd, Stepper, StepperBuilder};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use crate::Failure;
+use crate::json::Object;
+
+/// A configuration that is spelled correctly.
+#[derive(Debug)]
+pub struct Config {
+    /// At least one.
+    pub groups: Vec<Group>,
+    /// Ranks that gradients were summed over, at least one.
+    pub world_size: u32,
+    /// Largest norm of the averaged gradients.
+    pub max_norm: Option<f64>,
+    /// Factor in the loss, divided out of the gradients.
+    pub loss_scale: f64,
+    /// Whether a pass with a NaN or infinite gradient changes nothing.
+    pub skip_nonfinite: bool,
+}
+
+/// Parameters that share hyperparameters.
+#[derive(Debug)]
+pub struct Group {
+    /// Their names, at least one, none of them in another group.
+    pub params: Vec<String>,
+    /// Their optimizer; the same kind in every group.
+    pub rule: Rule,
+}
+
+/// One of the library's optimizers.
+#[derive(Clone, Copy, Debug)]
+pub enum Rule {
+    /// `sgd`
+    Sgd(Sgd),
+    /// `adam`
+    Adam(Adam),
+    /// `adamw`
+    AdamW(AdamW),
+}
+
+impl Rule {
+    /// States of a parameter with these hyperparameters.
+    pub fn state_names(&self) -> &'static [&'static str] {
+        match self {
+            Rule::Sgd(sgd) => sgd.state_names(),
+            Rule::Adam(adam) => adam.state_names(),
+            Rule::AdamW(adamw) => adamw.state_names(),
+        }
+    }
+
+    /// Options of a stepper with this rule.
+    pub fn builder(self, layout: &Layout) -> StepperBuilder<'_> {
+        match self {
+            Rule::Sgd(sgd) => Stepper::builder(layout, sgd),
+            Rule::Adam(adam) => Stepper::builder(layout, adam),
+            Rule::AdamW(adamw) => Stepper::builder(layout, adamw),
+        }
+    }
+
+    /// The same options, with this rule for one group.
+    pub fn in_group<'a>(self, builder: StepperBuilder<'a>, name: &str) -> StepperBuilder<'a> {
+        match self {
+            Rule::Sgd(sgd) => builder.group(name, sgd),
+            Rule::Adam(adam) => builder.group(name, adam),
+            Rule::AdamW(adamw) => builder.group(name, adamw),
+        }
+    }
+}
+
+impl Config {
+    /// Reads and checks a configuration.
+    ///
+    /// # Errors
+    /// `Config`, naming what is wrong and where.
+    pub fn parse(text: &[u8]) -> Result<Config, Failure> {
+        let Object(Kind { optimizer }) = serde_json::from_slice(text).map_err(spelled)?;
+        let config = match optimizer.as_str() {
+            "sgd" => read::<SgdGroup>(text)?,
+            "adam" => read::<AdamGroup>(text)?,
+            "adamw" => read::<AdamWGroup>(text)?,
+            other => {
+                return refuse(format!("optimizer = {other:?} is not known; there are sgd, adam, adamw"));
+            }
+        };
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Names in order of registration, each with the index of its group.
+    pub fn params(&self) -> impl Iterator<Item = (&String, usize)> {
+        let groups = self.groups.iter().enumerate();
+        groups.flat_map(|(index, group)| group.params.iter().map(move |name| (name, index)))
+    }
+
+    fn check(&self) -> Result<(), Failure> {
+        if self.world_size == 0 {
+            return refuse("world_size = 0: there is at least one rank".into());
+        }
+        let scales = [("loss_scale", Some(self.loss_scale)), ("max_norm", self.max_norm)];
+        for (key, value) in scales.into_iter().filter_map(|(key, value)| Some((key, value?))) {
+            if !(value as f32).is_finite() {
+                return refuse(format!("{key} = {value}: must be finite as f32"));
+            }
+        }
+        if self.groups.is_empty() {
+            return refuse("groups is empty: there are no parameters to step".into());
+        }
+        if let Some(empty) = self.groups.iter().position(|group| group.params.is_empty()) {
+            return refuse(format!("groups[{empty}].params is missing or empty"));
+        }
+        let mut names = HashSet::new();
+        match self.params().find(|(name, _)| !names.insert(name.as_str())) {
+            Some((name, group)) => refuse(format!("groups[{group}] names `{name}` a second time")),
+            None => Ok(()),
+        }
+    }
+}
+
+fn refuse<T>(why: String) -> Result<T, Failure> {
+    Err(Failure::Config(why))
+}
+
+fn spelled(error: serde_json::Error) -> Failure {
+    Failure::Config(error.to_string())
+}
+
+/// The one key that says how the others are to be read.
+#[derive(Deserialize)]
+struct Kind {
+    optimizer: String,
+}
+
+/// The file, with groups of one optimizer's keys.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, bound = "G: DeserializeOwned")]
+struct Spelled<G> {
+    #[serde(rename = "optimizer")]
+    _optimizer: String,
+    #[serde(default = "one_rank")]
+    world_size: u32,
+    #[serde(default)]
+    max_norm: Option<f64>,
+    #[serde(default = "unscaled")]
+    loss_scale: f64,
+    #[serde(default)]
+    skip_nonfinite: bool,
+    groups: Vec<Object<G>>,
+}
+
+fn one_rank() -> u32 {
+    1
+}
+
+fn unscaled() -> f64 {
+    1.0
+}
+
+fn read<G: DeserializeOwned + Into<Group>>(text: &[u8]) -> Result<Config, Failure> {
+    let Object(spelled) = serde_json::from_slice::<Object<Spelled<G>>>(text).map_err(spelled)?;
+    let Spelled { world_size, max_norm, loss_scale, skip_nonfinite, groups, .. } = spelled;
+    let groups = groups.into_iter().map(|group| group.0.into()).collect();
+    Ok(Config { groups, world_size, max_norm, loss_scale, skip_nonfinite })
+}
+
+/// A struct per optimizer: the optimizer's own fields as keys, with its own defaults.
+macro_rules! group {
+    ($name:ident, $rule:ident { $($key:ident: $kind:ty),* }) => {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields, default)]
+        struct $name {
+            params: Vec<String>,
+            $($key: $kind,)*
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                let $rule { $($key),* } = $rule::default();
+                $name { params: Vec::new(), $($key: $key.into()),* }
+            }
+        }
+
+        impl From<$name> for Group {
+            fn from(group: $name) -> Group {
+                let $name { params, $($key),* } = group;
+                Group { params, rule: Rule::$rule($rule { $($key: $key.into()),* }) }
+            }
+        }
+    };
+}
+
+group!(
+    SgdGroup,
+    Sgd { lr: f64, momentum: f64, dampening: f64, weight_decay: f64, nesterov: bool, maximize: bool }
+);
+group!(AdamGroup, Adam { lr: f64, betas: Pair, eps: f64, weight_decay: f64, amsgrad: bool, maximize: bool });
+group!(
+    AdamWGroup,
+    AdamW { lr: f64, betas: Pair, eps: f64, weight_decay: f64, amsgrad: bool, maximize: bool }
+);
+
+/// Two numbers. A tuple would do but for its message about a third one, which names nothing.
+#[derive(Deserialize)]
+#[serde(try_from = "Vec<f64>")]
+struct Pair(f64, f64);
+
+impl TryFrom<Vec<f64>> for Pair {
+    type Error = String;
+
+    fn try_from(numbers: Vec<f64>) -> Result<Self, String> {
+        match numbers[..] {
+            [first, second] => Ok(Pair(first, second)),
+            _ => Err(format!("betas are two numbers, not {}", numbers.len())),
+        }
+    }
+}
+
+impl From<(f64, f64)> for Pair {
+    fn from((first, second): (f64, f64)) -> Self {
+        Pair(first, second)
+    }
+}
+
+impl From<Pair> for (f64, f64) {
+    fn from(Pair(first, second): Pair) -> Self {
+        (first, second)
+    }
+}

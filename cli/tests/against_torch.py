@@ -1,0 +1,112 @@
+"""Holds `instep replay` to torch.optim in f64, for groups, clipping and states that go on from a checkpoint.
+
+    python -m venv venv && venv/bin/pip install torch==2.4.1 "numpy<2" safetensors
+    cargo build --release && venv/bin/python cli/tests/against_torch.py target/release/instep
+
+Prints per case the largest |difference| / (1e-6 + 5e-6 * |value|) over parameters and states after 7 steps, and ends
+with status 1 if one is above 1. Must not compute an update itself: every expected number comes out of torch.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy
+import torch
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+STEPS = 7
+SHAPES = {"layer.0.weight": (64, 33), "layer.0.bias": (64,), "scalar": (), "empty": (0, 3), "head": (5, 7, 11)}
+OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+FILES = {"config": "C.json", "input": "IN", "output": "OUT"}
+FIRST, SECOND = ["layer.0.weight", "empty", "scalar"], ["head", "layer.0.bias"]
+
+CASES = [
+    # optimizer, options of both groups, top-level keys
+    ("sgd", {}, {"lr": 0.1}, {}),
+    ("sgd", {"momentum": 0.9}, {"weight_decay": 0.1, "lr": 0.05}, {"world_size": 8}),
+    ("sgd", {"momentum": 0.9, "nesterov": True}, {"momentum": 0.5, "dampening": 0.3},
+     {"world_size": 3, "max_norm": 0.5}),
+    ("sgd", {"maximize": True, "momentum": 0.8, "weight_decay": 0.05}, {"lr": 0.0}, {"loss_scale": 1024.0}),
+    ("adam", {}, {"betas": [0.5, 0.9]}, {"world_size": 8}),
+    ("adam", {"amsgrad": True, "weight_decay": 0.1}, {"eps": 1e-3, "maximize": True}, {"max_norm": 1.0}),
+    ("adam", {"lr": 0.05, "betas": [0.0, 0.5]}, {"amsgrad": True, "betas": [0.9, 0.7]},
+     {"world_size": 5, "loss_scale": 0.5}),
+    ("adamw", {}, {"lr": 0.0005}, {"world_size": 8}),
+    ("adamw", {"lr": 0.01, "betas": [0.9, 0.95], "weight_decay": 0.1}, {"amsgrad": True},
+     {"max_norm": 0.1, "world_size": 6}),
+    ("adamw", {"amsgrad": True, "maximize": True, "eps": 1e-2}, {"weight_decay": 0.0}, {"loss_scale": 65536.0}),
+]
+
+
+def expected(config, params, gradients):
+    """What torch makes of it: name of the tensor to its f64 values."""
+    leaves = {name: torch.nn.Parameter(torch.tensor(value, dtype=torch.float64)) for name, value in params.items()}
+    groups = [dict(group, params=[leaves[name] for name in group["params"]]) for group in config["groups"]]
+    optimizer = OPTIMIZERS[config["optimizer"]](groups, foreach=False)
+    divisor = config.get("world_size", 1) * config.get("loss_scale", 1.0)
+    for step in gradients:
+        for name, leaf in leaves.items():
+            leaf.grad = torch.tensor(step[name], dtype=torch.float64) / divisor
+        if config.get("max_norm") is not None:
+            torch.nn.utils.clip_grad_norm_(leaves.values(), config["max_norm"])
+        optimizer.step()
+    tensors = {f"param.{name}": leaf.detach().numpy() for name, leaf in leaves.items()}
+    for name, leaf in leaves.items():
+        for state, value in optimizer.state[leaf].items():
+            if state != "step" and value is not None:
+                tensors[f"state.{name}.{state}"] = value.numpy()
+    return tensors
+
+
+def replay(binary, config, tensors, counts, folder):
+    """What the command makes of it: tensors and metadata."""
+    (folder / "C.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "IN", metadata=counts or None)
+    paths = [argument for name in ("config", "input", "output") for argument in (f"--{name}", folder / FILES[name])]
+    subprocess.run([binary, "replay", *paths], check=True)
+    with safe_open(folder / "OUT", framework="numpy") as out:
+        return {name: out.get_tensor(name) for name in out.keys()}, out.metadata()
+
+
+def draw(random, scale):
+    return {name: numpy.asarray(random.normal(0, scale, shape), numpy.float32) for name, shape in SHAPES.items()}
+
+
+def named(gradients):
+    return {f"grad.{t}.{name}": value for t, step in enumerate(gradients) for name, value in step.items()}
+
+
+def main(binary):
+    worst = 0.0
+    for seed, (optimizer, first, second, top) in enumerate(CASES):
+        random = numpy.random.default_rng(seed)
+        groups = [dict(first, params=FIRST), dict(second, params=SECOND)]
+        config = {"optimizer": optimizer, "groups": groups, **top}
+        scale = config.get("world_size", 1) * config.get("loss_scale", 1.0)
+        params, gradients = draw(random, 1.0), [draw(random, 0.5 * scale) for _ in range(STEPS)]
+        want = expected(config, params, gradients)
+        named_params = {f"param.{name}": value for name, value in params.items()}
+        with tempfile.TemporaryDirectory() as folder:
+            folder = Path(folder)
+            whole, counts = replay(binary, config, {**named_params, **named(gradients)}, {}, folder)
+            part, part_counts = replay(binary, config, {**named_params, **named(gradients[:3])}, {}, folder)
+            resumed, _ = replay(binary, config, {**part, **named(gradients[3:])}, part_counts, folder)
+        assert set(whole) == set(want), set(whole) ^ set(want)
+        assert set(counts.values()) == {str(STEPS)}, counts
+        ratio = 0.0
+        for name, value in want.items():
+            assert whole[name].shape == value.shape and whole[name].tobytes() == resumed[name].tobytes(), name
+            bound = 1e-6 + 5e-6 * numpy.abs(value)
+            ratio = max(ratio, float((numpy.abs(whole[name] - value) / bound).max(initial=0.0)))
+        print(f"{ratio:.3f}  {json.dumps(config)}")
+        worst = max(worst, ratio)
+    print(f"largest ratio to the bound: {worst:.3f}, torch {torch.__version__}")
+    return worst > 1.0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

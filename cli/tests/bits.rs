@@ -1,0 +1,120 @@
+//! No way of running a replay changes a bit of its output, and the output is what the library makes.
+//!
+//! What is compared is whole files, padding and order included. Must not leave out an instruction set of this machine.
+
+use instep::{AdamW, Isa, Layout, Mode, Solo, Stepper};
+
+use crate::support::{Content, Folder, input, replayed, stderr};
+
+const PARAMS: [(&str, &[usize]); 5] =
+    [("a", &[700]), ("layer.1.weight", &[64, 70]), ("b", &[]), ("none", &[0, 4]), ("c", &[257])];
+
+const CONFIG: &str = r#"{"optimizer":"adamw","world_size":6,"loss_scale":4.0,"groups":[
+    {"params":["a","layer.1.weight"],"lr":0.01,"weight_decay":0.1,"amsgrad":true},
+    {"params":["b","none","c"],"betas":[0.8,0.95],"maximize":true}]"#;
+
+#[test]
+fn every_mode_instruction_set_cap_and_thread_count_writes_the_same_bytes() {
+    for (more, modes) in [
+        ("}", &["sequential", "eager", "normed"][..]),
+        (r#","max_norm":0.75}"#, &["sequential", "normed"]),
+        (r#","skip_nonfinite":true}"#, &["sequential", "normed"]),
+    ] {
+        let folder = Folder::of(&format!("{CONFIG}{more}"), &input(&PARAMS, 4));
+        let mut first = None;
+        for mode in modes {
+            for isa in Isa::available() {
+                for (cap, threads) in [("1", "1"), ("3000", "2"), ("100000000", "3")] {
+                    let how = [
+                        "--mode",
+                        mode,
+                        "--isa",
+                        isa.name(),
+                        "--bucket-cap-bytes",
+                        cap,
+                        "--threads",
+                        threads,
+                    ];
+                    let output = folder.replay(&how);
+                    assert_eq!(output.status.code(), Some(0), "{how:?}: {}", stderr(&output));
+                    let bytes = folder.read("OUT");
+                    assert_eq!(*first.get_or_insert_with(|| bytes.clone()), bytes, "{how:?}");
+                }
+            }
+        }
+        let plain = folder.replay(&["--device", "host"]);
+        assert!(plain.status.success() && Some(folder.read("OUT")) == first);
+    }
+}
+
+/// The command divides by the world size in its own way, so it is held to the library's.
+#[test]
+fn the_output_is_what_the_library_makes_with_that_world_size() {
+    for (world_size, loss_scale, max_norm) in
+        [(1, 1.0, None), (6, 3.0, None), (7, 1e-3, Some(0.3)), (1001, 0.1, Some(1e-3))]
+    {
+        let content = input(&[("a", &[700]), ("b", &[3])], 4);
+        let norm = max_norm.map_or("null".into(), |norm: f64| norm.to_string());
+        let config = format!(
+            r#"{{"optimizer":"adamw","world_size":{world_size},"loss_scale":{loss_scale},"max_norm":{norm},
+                "groups":[{{"params":["a","b"],"lr":0.01}}]}}"#
+        );
+        let output = replayed(&config, &content, &[]);
+        let layout = Layout::builder().param("a", 700).param("b", 3).build().unwrap();
+        let optimizer = AdamW { lr: 0.01, ..Default::default() };
+        let mut builder = Stepper::builder(&layout, optimizer).mode(Mode::Sequential).loss_scale(loss_scale);
+        if let Some(max_norm) = max_norm {
+            builder = builder.max_norm(max_norm);
+        }
+        let mut stepper = builder.host(Solo::new(world_size)).unwrap();
+        let fill = |name: &str, values: &mut [f32]| {
+            values.copy_from_slice(&content.values(&format!("param.{name}")))
+        };
+        stepper.params_mut().unwrap().fill(fill).unwrap();
+        for step in 0..4 {
+            let mut pass = stepper.begin().unwrap();
+            for (name, id) in ["a", "b"].into_iter().zip(layout.ids()) {
+                pass.grads().write(id, &content.values(&format!("grad.{step}.{name}"))).unwrap();
+            }
+            pass.finish().unwrap();
+        }
+        let mut expected = Content::default();
+        for (name, id) in ["a", "b"].into_iter().zip(layout.ids()) {
+            let values = stepper.params().unwrap().get(id).unwrap();
+            expected = expected.with(&format!("param.{name}"), &[values.len()], values).with_count(name, "4");
+            for state in stepper.state_names() {
+                let values = stepper.state(id, state).unwrap();
+                expected = expected.with(&format!("state.{name}.{state}"), &[values.len()], values);
+            }
+        }
+        assert_eq!(output, expected, "{config}");
+    }
+}
+
+/// Kernels serve all groups of a launch, so a group could pick up the other one's states.
+#[test]
+fn a_group_beside_others_gives_the_bits_that_it_gives_alone() {
+    let content = input(&[("a", &[300]), ("b", &[40])], 4);
+    let groups: [(&str, [&str; 2]); 4] = [
+        ("sgd", [r#""lr":0.1"#, r#""momentum":0.9,"weight_decay":0.1"#]),
+        ("sgd", [r#""momentum":0.9,"nesterov":true"#, r#""maximize":true"#]),
+        ("adam", [r#""amsgrad":true,"weight_decay":0.1"#, r#""eps":1e-3"#]),
+        ("adamw", [r#""maximize":true"#, r#""amsgrad":true"#]),
+    ];
+    for (optimizer, [a, b]) in groups {
+        let config =
+            |groups: String| format!(r#"{{"optimizer":"{optimizer}","world_size":2,"groups":[{groups}]}}"#);
+        let alone = |name: &str, options: &str| {
+            let mut cut = content.clone();
+            cut.tensors.retain(|tensor, _| tensor.ends_with(&format!(".{name}")));
+            replayed(&config(format!(r#"{{"params":["{name}"],{options}}}"#)), &cut, &[])
+        };
+        let both = config(format!(r#"{{"params":["a"],{a}}},{{"params":["b"],{b}}}"#));
+        let both = replayed(&both, &content, &[]);
+        let mut joined = alone("a", a);
+        let other = alone("b", b);
+        joined.tensors.extend(other.tensors);
+        joined.metadata.extend(other.metadata);
+        assert_eq!(both, joined, "{optimizer} {a} | {b}");
+    }
+}

@@ -1,0 +1,16 @@
+//! Tests of the `instep` command, most of them through the built binary, as a shell would call it.
+//!
+//! Files are written by the `safetensors` crate and read back by it, so that the command never judges itself.
+#![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
+
+mod support;
+
+mod arbitrary;
+mod bits;
+mod diff;
+mod files;
+mod golden;
+mod info;
+mod readme;
+mod refusals;
+mod resume;

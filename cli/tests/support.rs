@@ -1,0 +1,170 @@
+//! A folder with a configuration and an input, and the command run in it.
+//!
+//! Must write and read tensor files with the `safetensors` crate only.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use safetensors::SafeTensors;
+use safetensors::tensor::{Dtype, TensorView, serialize};
+use tempfile::TempDir;
+
+/// Tensors and metadata of a file.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Content {
+    pub tensors: BTreeMap<String, (Vec<usize>, Vec<u32>)>,
+    pub metadata: BTreeMap<String, String>,
+}
+
+impl Content {
+    pub(crate) fn with(mut self, name: &str, shape: &[usize], values: &[f32]) -> Self {
+        let bits = values.iter().map(|value| value.to_bits()).collect();
+        self.tensors.insert(name.into(), (shape.to_vec(), bits));
+        self
+    }
+
+    pub(crate) fn with_count(mut self, name: &str, count: &str) -> Self {
+        self.metadata.insert(format!("step.{name}"), count.into());
+        self
+    }
+
+    pub(crate) fn values(&self, name: &str) -> Vec<f32> {
+        let (_, bits) = self.tensors.get(name).unwrap_or_else(|| panic!("{name} is missing: {self:?}"));
+        bits.iter().map(|bits| f32::from_bits(*bits)).collect()
+    }
+
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        let bytes = self.tensors.iter().map(|(name, (shape, bits))| {
+            (name, shape, bits.iter().flat_map(|bits| bits.to_le_bytes()).collect::<Vec<u8>>())
+        });
+        let bytes: Vec<_> = bytes.collect();
+        let views = bytes.iter().map(|(name, shape, bytes)| {
+            (name.as_str(), TensorView::new(Dtype::F32, (*shape).clone(), bytes).unwrap())
+        });
+        let metadata: HashMap<_, _> = self.metadata.clone().into_iter().collect();
+        serialize(views, (!metadata.is_empty()).then_some(metadata)).unwrap()
+    }
+
+    pub(crate) fn parse(bytes: &[u8]) -> Self {
+        let file = SafeTensors::deserialize(bytes).unwrap();
+        let (_, header) = SafeTensors::read_metadata(bytes).unwrap();
+        let tensors = file.iter().map(|(name, view)| {
+            assert_eq!(view.dtype(), Dtype::F32);
+            let bits = view.data().as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes));
+            (name.to_owned(), (view.shape().to_vec(), bits.collect()))
+        });
+        let metadata = header.metadata().clone().unwrap_or_default().into_iter();
+        Content { tensors: tensors.collect(), metadata: metadata.collect() }
+    }
+}
+
+/// A folder of its own.
+pub(crate) struct Folder {
+    folder: TempDir,
+}
+
+impl Folder {
+    pub(crate) fn new() -> Self {
+        Folder { folder: TempDir::new().unwrap() }
+    }
+
+    /// A folder with `C.json` and `IN`.
+    pub(crate) fn of(config: &str, input: &Content) -> Self {
+        let folder = Folder::new();
+        folder.write("C.json", config.as_bytes());
+        folder.write("IN", &input.bytes());
+        folder
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub(crate) fn write(&self, name: &str, bytes: &[u8]) {
+        fs::write(self.path(name), bytes).unwrap();
+    }
+
+    pub(crate) fn read(&self, name: &str) -> Vec<u8> {
+        fs::read(self.path(name)).unwrap()
+    }
+
+    /// Names of what is in it.
+    pub(crate) fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.folder.path()).unwrap();
+        let mut names: Vec<_> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    /// The command, in this folder and without variables from outside.
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_instep"));
+        for name in ["INSTEP_ISA", "INSTEP_THREADS", "INSTEP_DEADLINE_MS"] {
+            command.env_remove(name);
+        }
+        command.args(arguments).current_dir(self.folder.path());
+        command
+    }
+
+    pub(crate) fn run(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().unwrap()
+    }
+
+    /// Replays `C.json` on `IN` into `OUT`.
+    pub(crate) fn replay(&self, more: &[&str]) -> Output {
+        let arguments = ["replay", "--config", "C.json", "--input", "IN", "--output", "OUT"];
+        self.run(&[arguments.as_slice(), more].concat())
+    }
+}
+
+/// The output of a replay that succeeds.
+pub(crate) fn replayed(config: &str, input: &Content, more: &[&str]) -> Content {
+    let folder = Folder::of(config, input);
+    let output = folder.replay(more);
+    assert_eq!(output.status.code(), Some(0), "{config}: {}", stderr(&output));
+    assert!(output.stderr.is_empty() && output.stdout.is_empty());
+    Content::parse(&folder.read("OUT"))
+}
+
+pub(crate) fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+pub(crate) fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+/// Refused: status 2, nothing on stdout, one line on stderr with `word` in it.
+pub(crate) fn assert_refused(output: &Output, word: &str) {
+    let message = stderr(output);
+    assert_eq!(output.status.code(), Some(2), "{word}: {message}");
+    assert!(output.stdout.is_empty());
+    assert_eq!(message.lines().count(), 1, "{message}");
+    assert!(message.starts_with("instep: ") && message.contains(word), "no {word:?} in {message:?}");
+}
+
+/// Values that look arbitrary and are the same everywhere.
+pub(crate) fn painted(seed: u64, count: usize) -> Vec<f32> {
+    let value = |k: usize| {
+        let hash = (seed << 32 | k as u64).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        ((hash >> 40) as f32 / (1u32 << 24) as f32 - 0.5) * 4.0
+    };
+    (0..count).map(value).collect()
+}
+
+/// Parameters of these names and shapes with gradients for so many passes.
+pub(crate) fn input(params: &[(&str, &[usize])], passes: u64) -> Content {
+    let mut content = Content::default();
+    for (k, (name, shape)) in params.iter().enumerate() {
+        let count = shape.iter().product();
+        content = content.with(&format!("param.{name}"), shape, &painted(1000 + k as u64, count));
+        for pass in 0..passes {
+            let values = painted(pass * 100 + k as u64, count);
+            content = content.with(&format!("grad.{pass}.{name}"), shape, &values);
+        }
+    }
+    content
+}

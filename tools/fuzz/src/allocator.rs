@@ -1,0 +1,73 @@
+//! The system's allocator, with a note of how much was asked for.
+//!
+//! Counts requests before they are served: one that the system refuses is the worst of all. Must not allocate itself.
+#![allow(unsafe_code)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Counts what goes through it.
+pub(crate) struct Counting;
+
+static LIVE_BYTES: AtomicUsize = AtomicUsize::new(0);
+static PEAK_BYTES: AtomicUsize = AtomicUsize::new(0);
+static LARGEST_BYTES: AtomicUsize = AtomicUsize::new(0);
+
+/// What was asked for since the last [`reset`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    /// The largest single request.
+    pub(crate) largest_bytes: usize,
+    /// The most that was held at a time, beyond what was held at the reset.
+    pub(crate) peak_bytes: usize,
+}
+
+/// Starts a new count and returns what is held now.
+pub(crate) fn reset() -> usize {
+    let live = LIVE_BYTES.load(Ordering::Relaxed);
+    PEAK_BYTES.store(live, Ordering::Relaxed);
+    LARGEST_BYTES.store(0, Ordering::Relaxed);
+    live
+}
+
+/// The count since [`reset`] returned `held_bytes`.
+pub(crate) fn asked(held_bytes: usize) -> Asked {
+    Asked {
+        largest_bytes: LARGEST_BYTES.load(Ordering::Relaxed),
+        peak_bytes: PEAK_BYTES.load(Ordering::Relaxed).saturating_sub(held_bytes),
+    }
+}
+
+fn note(bytes: usize) {
+    LARGEST_BYTES.fetch_max(bytes, Ordering::Relaxed);
+    let live = LIVE_BYTES.fetch_add(bytes, Ordering::Relaxed).wrapping_add(bytes);
+    PEAK_BYTES.fetch_max(live, Ordering::Relaxed);
+}
+
+// SAFETY: forwards to the system's allocator and counts.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        note(layout.size());
+        // SAFETY: the caller's contract is the system's.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        note(layout.size());
+        // SAFETY: as above.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        LIVE_BYTES.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: as above.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, new_bytes: usize) -> *mut u8 {
+        note(new_bytes);
+        LIVE_BYTES.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: as above.
+        unsafe { System.realloc(pointer, layout, new_bytes) }
+    }
+}

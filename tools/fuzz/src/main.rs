@@ -1,0 +1,152 @@
+//! Feeds broken configurations and tensor files to `instep replay` and `instep diff`, in process.
+//!
+//! Three findings end it with status 1 and the pair on disk: a panic, an allocation that the length of the files does
+//! not justify, and a tensor file that the `safetensors` crate would refuse. Random without coverage: the formats are
+//! small, and the mutations know them. Must be reproducible: input n of a seed is the same in every run.
+
+mod allocator;
+mod mutate;
+mod seeds;
+
+use std::io::Cursor;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use instep_cli::replay::{Options, Order, replay};
+use instep_cli::{diff, tensors};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use safetensors::SafeTensors;
+
+use seeds::Pair;
+
+#[global_allocator]
+static ALLOCATOR: allocator::Counting = allocator::Counting;
+
+/// Bytes that are fine whatever the input: queues, plans, chunks of files, threads.
+const FREE_BYTES: usize = 64 << 10;
+
+/// Bytes held at a time per byte of input. A parameter of one element takes 1 KiB in each of up to five memories, 8 to
+/// 16 KiB of queues if it has a bucket of its own, and some 130 bytes of file.
+const HELD_FACTOR: usize = 256;
+
+/// Bytes asked for at once per byte of input.
+const REQUEST_FACTOR: usize = 24;
+
+#[derive(Parser)]
+struct Arguments {
+    /// How many inputs to try
+    #[arg(long, default_value_t = 1_000_000)]
+    inputs: u64,
+    /// Stop after so many seconds, wherever that is
+    #[arg(long)]
+    seconds: Option<u64>,
+    /// Where random numbers start
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Try this one input of the seed only
+    #[arg(long)]
+    only: Option<u64>,
+}
+
+fn main() -> ExitCode {
+    let Arguments { inputs, seconds, seed, only } = Arguments::parse();
+    let pairs = seeds::pairs();
+    for pair in &pairs {
+        if let Err(failure) = replay(&pair.config, Cursor::new(&pair.input), &options(0), &mut Vec::new()) {
+            eprintln!("a seed is refused: {failure}");
+            return ExitCode::FAILURE;
+        }
+    }
+    // A panic is a finding; its message comes with the input.
+    std::panic::set_hook(Box::new(|_| ()));
+    let (start, limit) = (Instant::now(), seconds.map(Duration::from_secs));
+    let (mut tried, mut accepted, mut worst) =
+        (0u64, 0u64, allocator::Asked { largest_bytes: 0, peak_bytes: 0 });
+    for number in only.map_or(0..inputs, |only| only..only + 1) {
+        if limit.is_some_and(|limit| start.elapsed() >= limit) {
+            break;
+        }
+        let mut random = SmallRng::seed_from_u64(seed.rotate_left(40) ^ number);
+        let mut pair = pairs[random.random_range(0..pairs.len())].clone();
+        mutate::mutate(&mut pair, &pairs, &mut random);
+        let held = allocator::reset();
+        let outcome = catch_unwind(AssertUnwindSafe(|| attempt(&pair, number)));
+        let asked = allocator::asked(held);
+        let files_bytes = pair.config.len() + pair.input.len();
+        let justified = asked.peak_bytes <= FREE_BYTES + HELD_FACTOR * files_bytes
+            && asked.largest_bytes <= FREE_BYTES + REQUEST_FACTOR * files_bytes;
+        let finding = match outcome {
+            Err(panic) => Some(format!("panic: {}", message(&*panic))),
+            Ok(_) if !justified => Some(format!("{asked:?} for files of {files_bytes} bytes")),
+            Ok(Err(disagreement)) => Some(disagreement),
+            Ok(Ok(ran)) => {
+                accepted += u64::from(ran);
+                None
+            }
+        };
+        if let Some(finding) = finding {
+            return report(seed, number, &pair, &finding);
+        }
+        tried += 1;
+        worst.largest_bytes = worst.largest_bytes.max(asked.largest_bytes);
+        worst.peak_bytes = worst.peak_bytes.max(asked.peak_bytes);
+    }
+    println!(
+        "{tried} inputs of seed {seed} in {:.0} s: {accepted} ran, the others were refused; no panic; at most {} bytes \
+         at once and {} held",
+        start.elapsed().as_secs_f64(),
+        worst.largest_bytes,
+        worst.peak_bytes
+    );
+    ExitCode::SUCCESS
+}
+
+/// Runs both commands on the pair and says whether the replay was accepted.
+fn attempt(pair: &Pair, number: u64) -> Result<bool, String> {
+    let mut out = Vec::new();
+    let replayed = replay(&pair.config, Cursor::new(&pair.input), &options(number), &mut out).is_ok();
+    if !replayed && !out.is_empty() {
+        return Err("something was written, and then it was refused".into());
+    }
+    if replayed && let Err(error) = SafeTensors::deserialize(&out) {
+        return Err(format!("the output is broken: {error}"));
+    }
+    // Its own header parser must never be more lenient than the format's.
+    if let Ok(opened) = tensors::open(Cursor::new(&pair.input)) {
+        if let Err(error) = SafeTensors::deserialize(&pair.input) {
+            return Err(format!("the crate refuses what was accepted: {error}"));
+        }
+        let itself = tensors::open(Cursor::new(&pair.input)).and_then(|again| diff::compare(opened, again));
+        if !itself.is_ok_and(|report| report.equal) {
+            return Err("a file differs from itself".into());
+        }
+    }
+    Ok(replayed)
+}
+
+/// A mode and a bucket cap, in turn.
+fn options(number: u64) -> Options {
+    let mode = [Order::Sequential, Order::Eager, Order::Normed][number as usize % 3];
+    let bucket_cap_bytes = [None, Some(1)][number as usize / 3 % 2];
+    Options { mode, bucket_cap_bytes, threads: Some(1), isa: None }
+}
+
+fn message(panic: &(dyn std::any::Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("without a message")
+}
+
+fn report(seed: u64, number: u64, pair: &Pair, finding: &str) -> ExitCode {
+    eprintln!("input {number} of seed {seed}: {finding}");
+    for (name, bytes) in [("finding.json", &pair.config), ("finding.safetensors", &pair.input)] {
+        match std::fs::write(Path::new(name), bytes) {
+            Ok(()) => eprintln!("  {name}: {} bytes", bytes.len()),
+            Err(error) => eprintln!("  {name} could not be written: {error}"),
+        }
+    }
+    ExitCode::FAILURE
+}

@@ -1,0 +1,79 @@
+//! Valid pairs of configuration and input, small, so that a mutation hits something that matters.
+//!
+//! Between them every key, every kind of tensor and every state occurs. Must stay valid: `main` checks each before it
+//! breaks it.
+
+use std::collections::HashMap;
+
+use safetensors::tensor::{Dtype, TensorView, serialize};
+
+/// A configuration and an input.
+#[derive(Clone, Debug)]
+pub(crate) struct Pair {
+    pub(crate) config: Vec<u8>,
+    pub(crate) input: Vec<u8>,
+}
+
+const SGD: &str = r#"{"optimizer":"sgd","world_size":8,"groups":[{"params":["a","layer.0.b"],"lr":0.1,"momentum":0.9,
+"dampening":0.0,"weight_decay":0.01,"nesterov":true,"maximize":false},{"params":["c"]}]}"#;
+
+const ADAM: &str = r#"{"optimizer":"adam","max_norm":1.5,"loss_scale":64,"skip_nonfinite":true,"groups":[
+{"params":["a"],"lr":0.001,"betas":[0.9,0.95],"eps":1e-8,"weight_decay":0.1,"amsgrad":true,"maximize":true},
+{"params":["layer.0.b","c"]}]}"#;
+
+const ADAMW: &str = r#"{"optimizer":"adamw","max_norm":null,"groups":[{"params":["c","a","layer.0.b"]}]}"#;
+
+/// All of them.
+pub(crate) fn pairs() -> Vec<Pair> {
+    let buffer = ["state.a.momentum_buffer"];
+    let moments = ["state.a.exp_avg", "state.a.exp_avg_sq", "state.a.max_exp_avg_sq"];
+    vec![
+        pair(SGD, &[], &[], 2),
+        pair(SGD, &buffer, &[("step.a", "7"), ("note", "made by hand")], 1),
+        pair(ADAM, &[], &[], 1),
+        pair(ADAM, &moments, &[("step.a", "12345678901234567"), ("step.c", "0")], 2),
+        pair(ADAMW, &moments[..2], &[("step.a", "1")], 11),
+        pair(ADAMW, &[], &[], 0),
+        many(),
+    ]
+}
+
+/// The most memory per byte of file: one element each, and every state.
+fn many() -> Pair {
+    let names: Vec<String> = (0..40).map(|k| format!("{k}")).collect();
+    let config = format!(r#"{{"optimizer":"adam","groups":[{{"params":{names:?},"amsgrad":true}}]}}"#);
+    let params: Vec<(&str, &[usize])> = names.iter().map(|name| (name.as_str(), &[][..])).collect();
+    file(&config, &params, &[], &[], 1)
+}
+
+fn pair(config: &str, states_of_a: &[&str], metadata: &[(&str, &str)], passes: usize) -> Pair {
+    file(config, &[("a", &[3]), ("layer.0.b", &[2, 0, 5]), ("c", &[])], states_of_a, metadata, passes)
+}
+
+fn file(
+    config: &str,
+    params: &[(&str, &[usize])],
+    states_of_a: &[&str],
+    metadata: &[(&str, &str)],
+    passes: usize,
+) -> Pair {
+    let mut tensors: Vec<(String, &[usize])> = Vec::new();
+    for &(name, shape) in params {
+        tensors.push((format!("param.{name}"), shape));
+        tensors.extend((0..passes).map(|pass| (format!("grad.{pass}.{name}"), shape)));
+    }
+    tensors.extend(states_of_a.iter().map(|name| (String::from(*name), &[3usize][..])));
+    let data: Vec<u8> = (0..12u8).map(|k| k.wrapping_mul(37)).collect();
+    let views = tensors.iter().map(|(name, shape)| {
+        let bytes = &data[..4 * shape.iter().product::<usize>()];
+        TensorView::new(Dtype::F32, shape.to_vec(), bytes).map(|view| (name, view))
+    });
+    let metadata: HashMap<String, String> =
+        metadata.iter().map(|(key, value)| (String::from(*key), String::from(*value))).collect();
+    let views = views.collect::<Result<Vec<_>, _>>();
+    let input = views.and_then(|views| serialize(views, (!metadata.is_empty()).then_some(metadata)));
+    match input {
+        Ok(input) => Pair { config: config.as_bytes().to_vec(), input },
+        Err(error) => panic!("a seed is no valid file: {error}"),
+    }
+}
