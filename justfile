@@ -19,6 +19,10 @@ test:
 digits *flags:
     cargo run --release --example digits -- {{flags}}
 
+# What a step costs here, against what memory allows; see benches/README.md
+bench *flags:
+    cargo bench -- {{flags}}
+
 # Write src/abi.rs from kernels/abi.h (needs libclang)
 bless:
     cargo run -p bindings

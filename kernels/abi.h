@@ -153,6 +153,8 @@ typedef struct InstepKernels {
     void (*step)(const InstepStepArgs* args, uint64_t first_tile, uint64_t last_tile);
     /* Elements [first, last) of every rank's buffer become their sum in rank order. */
     void (*sum)(float* const* ranks, uint64_t rank_count, uint64_t first, uint64_t last);
+    /* For the benches: reads arrays[0], reads and writes the others; see ceiling.h. */
+    void (*ceiling)(float* const* arrays, uint64_t array_count, float factor, uint64_t first, uint64_t last);
 } InstepKernels;
 
 /* One row of the layout table that abi_layout.c exports for the tests. */

@@ -116,5 +116,6 @@ const InstepLayoutRow instep_abi_layout[] = {
     OFFSET(InstepKernels, norm),
     OFFSET(InstepKernels, step),
     OFFSET(InstepKernels, sum),
+    OFFSET(InstepKernels, ceiling),
     {NULL, 0},
 };

@@ -43,21 +43,32 @@ struct Adam {
         return s.maximize ? -multiplier : multiplier;
     }
 
-    static INSTEP_INLINE float update(const InstepAdamScalars& s, float p, float g, float* state) {
-        g = s.weight_decay != 0.0f ? g + s.weight_decay * p : g;
-        const float m = moved_average(state[0], g, s.weight1, s.from_sample1);
-        const float v = moved_average(state[1], g * g, s.weight2, s.from_sample2);
+    /* What `update` branches on; with constants for it, no select is left. */
+    static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, COUPLED = 4, DECOUPLED = 8, AMSGRAD = 16;
+    static constexpr uint32_t WITH_STATES = STATES > 2 ? AMSGRAD : 0;
+    static constexpr uint32_t COMMON[2] = {WITH_STATES | DECOUPLED, WITH_STATES};
+
+    static INSTEP_INLINE uint32_t flags(const InstepAdamScalars& s) {
+        return (s.from_sample1 ? FROM_SAMPLE1 : 0) | (s.from_sample2 ? FROM_SAMPLE2 : 0) |
+               (s.weight_decay != 0.0f ? COUPLED : 0) | (s.lr_weight_decay != 0.0f ? DECOUPLED : 0) |
+               (s.amsgrad ? WITH_STATES : 0);
+    }
+
+    static INSTEP_INLINE float update(const InstepAdamScalars& s, uint32_t flags, float p, float g, float* state) {
+        g = flags & COUPLED ? g + s.weight_decay * p : g;
+        const float m = moved_average(state[0], g, s.weight1, flags & FROM_SAMPLE1);
+        const float v = moved_average(state[1], g * g, s.weight2, flags & FROM_SAMPLE2);
         state[0] = m;
         state[1] = v;
         float second_moment = v;
         if constexpr (STATES > 2) {
             const float w = larger(state[2], v);
-            state[2] = s.amsgrad ? w : state[2];
-            second_moment = s.amsgrad ? w : v;
+            state[2] = flags & AMSGRAD ? w : state[2];
+            second_moment = flags & AMSGRAD ? w : v;
         }
         const float denominator = square_root(second_moment) * s.inv_sqrt_bias_correction2 + s.eps;
         const float change = s.step_size * (m / denominator);
-        return p - (s.lr_weight_decay != 0.0f ? change + s.lr_weight_decay * p : change);
+        return p - (flags & DECOUPLED ? change + s.lr_weight_decay * p : change);
     }
 };
 

@@ -39,13 +39,24 @@ struct Sgd {
         return s.maximize ? -multiplier : multiplier;
     }
 
-    static INSTEP_INLINE float update(const InstepSgdScalars& s, float p, float g, float* state) {
-        g = s.weight_decay != 0.0f ? g + s.weight_decay * p : g;
+    /* What `update` branches on; with constants for it, no select is left. */
+    static constexpr uint32_t MOMENTUM = 1, FIRST = 2, NESTEROV = 4, DECAY = 8;
+    static constexpr uint32_t WITH_STATES = STATES > 0 ? MOMENTUM : 0;
+    static constexpr uint32_t COMMON[2] = {WITH_STATES, WITH_STATES | DECAY};
+
+    static INSTEP_INLINE uint32_t flags(const InstepSgdScalars& s) {
+        const uint32_t decay = s.weight_decay != 0.0f ? DECAY : 0;
+        if (STATES == 0) return decay;
+        return decay | (s.has_momentum ? MOMENTUM : 0) | (s.first ? FIRST : 0) | (s.nesterov ? NESTEROV : 0);
+    }
+
+    static INSTEP_INLINE float update(const InstepSgdScalars& s, uint32_t flags, float p, float g, float* state) {
+        g = flags & DECAY ? g + s.weight_decay * p : g;
         if constexpr (STATES > 0) {
-            const float b = s.first ? g : s.momentum * state[0] + s.one_minus_dampening * g;
-            const float direction = s.nesterov ? g + s.momentum * b : b;
-            state[0] = s.has_momentum ? b : state[0];
-            g = s.has_momentum ? direction : g;
+            const float b = flags & FIRST ? g : s.momentum * state[0] + s.one_minus_dampening * g;
+            const float direction = flags & NESTEROV ? g + s.momentum * b : b;
+            state[0] = flags & MOMENTUM ? b : state[0];
+            g = flags & MOMENTUM ? direction : g;
         }
         return p - s.lr * g;
     }

@@ -369,10 +369,13 @@ pub struct InstepKernels {
     pub sum: ::core::option::Option<
         unsafe extern "C" fn(ranks: *const *mut f32, rank_count: u64, first: u64, last: u64),
     >,
+    pub ceiling: ::core::option::Option<
+        unsafe extern "C" fn(arrays: *const *mut f32, array_count: u64, factor: f32, first: u64, last: u64),
+    >,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of InstepKernels"][::core::mem::size_of::<InstepKernels>() - 48usize];
+    ["Size of InstepKernels"][::core::mem::size_of::<InstepKernels>() - 56usize];
     ["Alignment of InstepKernels"][::core::mem::align_of::<InstepKernels>() - 8usize];
     ["Offset of field: InstepKernels::self_test"][::core::mem::offset_of!(InstepKernels, self_test) - 0usize];
     ["Offset of field: InstepKernels::begin"][::core::mem::offset_of!(InstepKernels, begin) - 8usize];
@@ -380,4 +383,5 @@ const _: () = {
     ["Offset of field: InstepKernels::norm"][::core::mem::offset_of!(InstepKernels, norm) - 24usize];
     ["Offset of field: InstepKernels::step"][::core::mem::offset_of!(InstepKernels, step) - 32usize];
     ["Offset of field: InstepKernels::sum"][::core::mem::offset_of!(InstepKernels, sum) - 40usize];
+    ["Offset of field: InstepKernels::ceiling"][::core::mem::offset_of!(InstepKernels, ceiling) - 48usize];
 };

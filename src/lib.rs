@@ -11,6 +11,8 @@
 
 #[doc(hidden)]
 pub mod abi;
+#[doc(hidden)]
+pub mod bench;
 pub mod dtype;
 mod error;
 pub mod hazard;

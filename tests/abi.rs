@@ -62,7 +62,7 @@ fn sizes_and_offsets_are_the_c_compilers() {
         InstepBeginArgs { control, segments, groups, actions, segment_count, divisor, loss_scale, optimizer, reserved }
         InstepDecideArgs { control, contributors, max_norm, skip_nonfinite, reserved }
         InstepStepArgs { control, segments, tiles, grads, states, optimizer, state_count, bucket, reserved }
-        InstepKernels { self_test, begin, decide, norm, step, sum }
+        InstepKernels { self_test, begin, decide, norm, step, sum, ceiling }
     };
     let c = c_side();
     assert!(c.len() > 60, "the table has rows");

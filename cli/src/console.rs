@@ -21,6 +21,14 @@ pub fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
+/// As [`print()`], with a line break.
+///
+/// # Errors
+/// As there.
+pub fn print_line(text: &str) -> Result<(), Failure> {
+    print(&format!("{text}\n"))
+}
+
 /// Writes one JSON object to standard output.
 ///
 /// # Errors

@@ -14,6 +14,9 @@ pub enum Failure {
     /// The tensor file is broken, or does not fit the configuration.
     #[error("{0}")]
     Tensors(String),
+    /// A bench computes something else than the formula.
+    #[error("bench: {0}")]
+    Bench(String),
     /// A file could not be read or written.
     #[error("{what}: {error}")]
     File {

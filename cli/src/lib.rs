@@ -3,6 +3,7 @@
 //! Nothing here computes what a user of the library could not. Must never panic on input from outside, and never ask
 //! for more memory than the length of a file justifies.
 
+pub mod bench;
 pub mod console;
 pub mod diff;
 mod failure;

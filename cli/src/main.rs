@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
-use instep_cli::{Failure, diff, info, replay};
+use instep_cli::{Failure, bench, diff, info, replay};
 
 #[derive(Parser)]
 #[command(version, about)]
@@ -22,6 +22,7 @@ enum Command {
     Info(info::Arguments),
     Replay(replay::Arguments),
     Diff(diff::Arguments),
+    Bench(bench::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
         Command::Info(arguments) => info::run(&arguments),
         Command::Replay(arguments) => replay::run(&arguments),
         Command::Diff(arguments) => diff::run(&arguments),
+        Command::Bench(arguments) => bench::run(&arguments),
     };
     outcome.unwrap_or_else(|failure: Failure| refuse(&failure.to_string()))
 }

@@ -180,6 +180,17 @@ impl Kernels {
         // SAFETY: as in `begin`.
         unsafe { self.table.sum.unwrap_unchecked()(ranks.as_ptr(), ranks.len() as u64, first, last) }
     }
+
+    /// Moves the bytes of a step and computes next to nothing: `arrays[0]` is read, the others are updated in place.
+    ///
+    /// # Safety
+    /// There are 2 to 5 arrays, as for `sum` otherwise.
+    pub(crate) unsafe fn ceiling(&self, arrays: &[*mut f32], factor: f32, first: u64, last: u64) {
+        // SAFETY: as in `begin`.
+        unsafe {
+            self.table.ceiling.unwrap_unchecked()(arrays.as_ptr(), arrays.len() as u64, factor, first, last)
+        }
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -209,7 +220,7 @@ mod tests {
         for isa in Isa::available() {
             let table = Kernels::load(isa).unwrap().table;
             assert!(table.begin.is_some() && table.decide.is_some() && table.norm.is_some());
-            assert!(table.step.is_some() && table.sum.is_some());
+            assert!(table.step.is_some() && table.sum.is_some() && table.ceiling.is_some());
         }
     }
 

@@ -1,0 +1,72 @@
+//! Steps AdamW buckets now, for a caller in C or Python that times it beside other libraries.
+//!
+//! A bench's entry, not the library's C interface: errors are null or false, and nothing is stable. Must do no work
+//! around the step that the product would not do.
+#![allow(unsafe_code)]
+
+use instep::bench::Launcher;
+use instep::op::Memory;
+use instep::{AdamW, Isa, Layout};
+
+/// Memory for `buckets` buckets of `segments` segments of `length` elements, or null if it is refused. `length` is a
+/// multiple of 256, so that buckets have no padding.
+// SAFETY: the prefix keeps the name to this library.
+#[unsafe(no_mangle)]
+pub extern "C" fn instep_peer_new(
+    buckets: usize,
+    segments: usize,
+    length: usize,
+    world_size: u32,
+    threads: usize,
+) -> *mut Launcher {
+    if length == 0 || !length.is_multiple_of(256) {
+        return std::ptr::null_mut();
+    }
+    let params = (0..buckets * segments).map(|k| format!("p{k}"));
+    let layout = params.fold(Layout::builder(), |builder, name| builder.param(name, length)).build();
+    let isa = Isa::from_environment();
+    let cap_bytes = (segments * length * 4) as u64;
+    let launcher = layout
+        .and_then(|layout| Launcher::new(&layout, &AdamW::default(), cap_bytes, world_size, isa?, threads));
+    launcher.map_or(std::ptr::null_mut(), |launcher| Box::into_raw(Box::new(launcher)))
+}
+
+/// The first element of parameters (0), gradients (1) or a moment (2, 3) of all buckets, in bucket order.
+///
+/// # Safety
+/// `launcher` comes from `instep_peer_new` and has not been freed.
+// SAFETY: the prefix keeps the name to this library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn instep_peer_elements(launcher: *mut Launcher, array: u8) -> *mut f32 {
+    let memory = match array {
+        0 => Memory::Params,
+        1 => Memory::Grads,
+        2 | 3 => Memory::State(array - 2),
+        _ => return std::ptr::null_mut(),
+    };
+    // SAFETY: by the contract.
+    unsafe { (*launcher).elements(memory).as_mut_ptr() }
+}
+
+/// Begins a pass and steps buckets `first..last`; whether all went well.
+///
+/// # Safety
+/// As for `instep_peer_elements`, and nobody touches the elements meanwhile.
+// SAFETY: the prefix keeps the name to this library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn instep_peer_step(launcher: *mut Launcher, first: u32, last: u32) -> bool {
+    // SAFETY: by the contract.
+    let launcher = unsafe { &mut *launcher };
+    launcher.begin().is_ok() && (first..last).all(|bucket| launcher.step(bucket).is_ok())
+}
+
+/// Ends it.
+///
+/// # Safety
+/// As for `instep_peer_elements`; the pointer and every pointer into it are dead afterwards.
+// SAFETY: the prefix keeps the name to this library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn instep_peer_free(launcher: *mut Launcher) {
+    // SAFETY: made by `Box::into_raw`, by the contract.
+    drop(unsafe { Box::from_raw(launcher) });
+}

@@ -1,0 +1,238 @@
+"""AdamW on the CPU: instep beside PyTorch and DeepSpeed, in one process, on the same shapes.
+
+Every round runs every candidate once, and ratios are taken within a round, because the memory bus of a shared machine
+drifts from minute to minute. Results are compared before anything is timed. A peer that is not there is named as
+SKIPPED. benches/README.md derives the columns.
+"""
+
+import argparse
+import ctypes
+import math
+import os
+import pathlib
+import statistics
+import time
+
+# Set by DeepSpeed and read by every torch optimizer step, which would then open NVML each time: 100 us a call.
+os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
+
+import numpy
+import torch
+
+WORLD_SIZE = 8
+SHAPES = {"l3": (1, 1 << 20), "bucket": (50, 131072), "dram": (1, 16 << 20)}
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+# DeepSpeed builds its kernel at first use, and looks for ninja here.
+os.environ["PATH"] = f"{TARGET / 'peers/venv/bin'}:{os.environ['PATH']}"
+
+
+def library():
+    lib = ctypes.CDLL(str(TARGET / "release" / "libinstep_peers.so"))
+    lib.instep_peer_new.restype = ctypes.c_void_p
+    lib.instep_peer_new.argtypes = [ctypes.c_size_t] * 3 + [ctypes.c_uint32, ctypes.c_size_t]
+    lib.instep_peer_elements.restype = ctypes.POINTER(ctypes.c_float)
+    lib.instep_peer_elements.argtypes = [ctypes.c_void_p, ctypes.c_uint8]
+    lib.instep_peer_step.restype = ctypes.c_bool
+    lib.instep_peer_step.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint32]
+    lib.instep_peer_free.argtypes = [ctypes.c_void_p]
+    return lib
+
+
+def values(count):
+    """Gradients and parameters, none of them 0."""
+    k = torch.arange(count)
+    return ((k % 613).float() - 306.3) * 1e-2, 0.5 + (k % 977).float() * 1e-3
+
+
+class Instep:
+    """Our step: the divide is in it."""
+
+    def __init__(self, lib, buckets, segments, length, threads):
+        self.lib, self.buckets = lib, buckets
+        self.handle = lib.instep_peer_new(buckets, segments, length, WORLD_SIZE, threads)
+        assert self.handle, "instep refused the shape"
+        count = buckets * segments * length
+        array = lambda k: torch.from_numpy(numpy.ctypeslib.as_array(lib.instep_peer_elements(self.handle, k), (count,)))
+        self.params, self.grads = array(0), array(1)
+        self.grads[:], self.params[:] = values(count)
+
+    def step(self, bucket):
+        assert self.lib.instep_peer_step(self.handle, bucket, bucket + 1)
+
+    def first_bucket(self):
+        return self.params[: len(self.params) // self.buckets].clone()
+
+    def close(self):
+        self.params = self.grads = None
+        self.lib.instep_peer_free(self.handle)
+
+
+class Torch:
+    """Parameters whose gradients are views of one flat bucket, as DistributedDataParallel keeps them."""
+
+    def __init__(self, buckets, segments, length, divide, per_parameter, make):
+        self.divide, self.buckets = divide, []
+        grads, params = values(buckets * segments * length)
+        for bucket in range(buckets):
+            flat = grads.view(buckets, -1)[bucket].clone()
+            owned = []
+            for start in range(0, segments * length, length):
+                first = bucket * segments * length + start
+                param = torch.nn.Parameter(params[first : first + length].clone())
+                param.grad = flat[start : start + length]
+                owned.append(param)
+            groups = [[param] for param in owned] if per_parameter else [owned]
+            self.buckets.append((flat, owned, [make(group) for group in groups]))
+
+    def step(self, bucket):
+        flat, _, optimizers = self.buckets[bucket]
+        if self.divide:
+            flat.div_(WORLD_SIZE)
+        for optimizer in optimizers:
+            optimizer.step()
+
+    def first_bucket(self):
+        return torch.cat([param.detach() for param in self.buckets[0][1]])
+
+
+class Functional:
+    """What the hook of `register_ddp` runs: `step_param` of the functional optimizer, one parameter after the other."""
+
+    def __init__(self, params, fused):
+        from torch.distributed.optim.functional_adamw import _FunctionalAdamW
+
+        self.params = params
+        self.optimizer = _FunctionalAdamW(params, fused=fused)
+
+    def step(self):
+        for param in self.params:
+            self.optimizer.step_param(param, param.grad)
+
+
+def candidates(buckets, segments, length, threads, lib, skipped):
+    adamw = lambda **options: lambda params: torch.optim.AdamW(params, **options)
+    make = lambda divide, per_parameter, optimizer: lambda: Torch(
+        buckets, segments, length, divide, per_parameter, optimizer
+    )
+    found = {
+        "instep": lambda: Instep(lib, buckets, segments, length, threads),
+        "torch single": make(False, False, adamw(foreach=False, fused=False)),
+        "torch foreach": make(False, False, adamw(foreach=True)),
+        "torch fused": make(False, False, adamw(fused=True)),
+        "torch div_ + fused": make(True, False, adamw(fused=True)),
+        "hook: div_ + functional per parameter": make(True, False, lambda params: Functional(params, False)),
+        "hook: div_ + functional fused per parameter": make(True, False, lambda params: Functional(params, True)),
+        "hook: div_ + default per parameter": make(True, True, adamw()),
+        "hook: div_ + fused per parameter": make(True, True, adamw(fused=True)),
+    }
+    if "deepspeed" in skipped:
+        return found
+    try:
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+        os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
+        deepspeed = lambda params: DeepSpeedCPUAdam(params, adamw_mode=True, weight_decay=1e-2)
+        deepspeed([torch.nn.Parameter(torch.zeros(8))])
+        found["DeepSpeedCPUAdam"] = make(False, False, deepspeed)
+    except Exception as error:  # whatever its build says
+        print(f"SKIPPED: DeepSpeedCPUAdam: {type(error).__name__}: {str(error).splitlines()[0][:100]}")
+    return found
+
+
+def verify(name, candidate, divided):
+    """One step of the first bucket against AdamW in f64."""
+    candidate.step(0)
+    grads, params = (x[:2000].double() for x in values(2000))
+    grads = grads / WORLD_SIZE if divided else grads
+    moved = params * (1 - 1e-3 * 1e-2) - 1e-3 * grads / (grads.abs() + 1e-8)
+    worst = (candidate.first_bucket()[:2000].double() - moved).abs().max().item()
+    assert worst < 1e-6, f"{name}: {worst}"
+
+
+def sample(candidate, buckets, sweeps, clock):
+    seconds = 0.0
+    for _ in range(sweeps):
+        start = clock()
+        for bucket in range(buckets):
+            candidate.step(bucket)
+        seconds += clock() - start
+        # Untimed: the divide is in place, and gradients that shrink to subnormals would be slow.
+        if getattr(candidate, "divide", False):
+            for flat, _, _ in candidate.buckets:
+                flat.mul_(WORLD_SIZE)
+    return seconds
+
+
+def cache_bytes():
+    sizes = pathlib.Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    return max((int(size.read_text().strip()[:-1]) << 10 for size in sizes), default=32 << 20)
+
+
+def run(shape, threads, options, rows):
+    segments, length = SHAPES[shape]
+    elements = segments * length
+    # Nine candidates share the cache, so a few buckets each are enough to leave it; a cached case runs alone long enough.
+    beyond = math.ceil(4 * cache_bytes() / (16 * elements)) + 1
+    buckets = 1 if shape == "l3" else 2 if options.quick else min(beyond, options.buckets)
+    torch.set_num_threads(threads)
+    clock = time.process_time if options.cpu_time else time.perf_counter
+    made = {}
+    for name, build in candidates(buckets, segments, length, threads, library(), options.skip).items():
+        if options.only and not any(word in name for word in options.only):
+            continue
+        made[name] = build()
+        verify(name, made[name], name == "instep" or "div_" in name)
+        if getattr(made[name], "divide", False):
+            made[name].buckets[0][0].mul_(WORLD_SIZE)
+    sweeps = max(1, round(2e7 / (elements * buckets)))
+    times = {name: [] for name in made}
+    for round_ in range(options.rounds + 1):
+        for name, candidate in made.items():
+            sample(candidate, buckets, 1, clock)
+            seconds = sample(candidate, buckets, sweeps, clock)
+            if round_:
+                times[name].append(seconds * 1e9 / (elements * buckets * sweeps))
+    print(f"\n{shape}, {segments} x {length} elements, {buckets} buckets, {threads} threads; median (min-max)")
+    for name, ns in times.items():
+        ratio = [peer / ours for peer, ours in zip(ns, times["instep"])]
+        show = lambda xs, digits: f"{statistics.median(xs):.{digits}f} ({min(xs):.{digits}f}-{max(xs):.{digits}f})"
+        print(f"  {name:<45}{show(ns, 3):<24} ns/element   x instep {show(ratio, 2)}")
+        for quantity, xs in (("ns_per_element", ns), ("times_instep", ratio)):
+            line = [name, shape, threads, quantity] + [f"{x:.5f}" for x in (statistics.median(xs), min(xs), max(xs))]
+            rows.append(",".join(map(str, line)))
+    made.pop("instep").close()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", action="append", choices=SHAPES)
+    parser.add_argument("--threads", action="append", type=int)
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--buckets", type=int, default=16, help="at most this many per candidate")
+    parser.add_argument("--only", action="append", help="candidates whose name contains this; instep always runs")
+    parser.add_argument("--skip", action="append", default=[], choices=["deepspeed"])
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--csv", type=pathlib.Path)
+    parser.add_argument("--cpu-time", action="store_true", help="for a busy machine: CPU time; one thread only")
+    options = parser.parse_args()
+    if options.cpu_time and options.threads != [1]:
+        parser.error("--cpu-time adds threads up; say --threads 1")
+    if options.only:
+        options.only.append("instep")
+    commit = os.popen(f"git -C '{ROOT}' describe --always --dirty").read().strip()
+    rows = [f"# torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}; load {os.getloadavg()[0]:.1f}; commit {commit}; {'CPU' if options.cpu_time else 'wall'} time"]
+    print(rows[0])
+    rows.append("candidate,shape,threads,quantity,median,min,max")
+    for threads in options.threads or [1, 2]:
+        for shape in options.shape or SHAPES:
+            run(shape, threads, options, rows)
+    if options.csv:
+        options.csv.parent.mkdir(parents=True, exist_ok=True)
+        options.csv.write_text("\n".join(rows) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+//! What is stepped: optimizers, shapes, and the values that fill them.
+//!
+//! Values are functions of the index and never 0: the root of 0 takes a slow path on some machines.
+
+use clap::ValueEnum;
+use instep::bench::Launcher;
+use instep::optim::Optimizer;
+use instep::{Adam, AdamW, Isa, Layout, Sgd};
+
+use super::record::last_level_cache_bytes;
+use super::reference;
+
+/// Sum over this many ranks, so that the divide is part of what is timed.
+pub(super) const WORLD_SIZE: u32 = 8;
+
+/// A sample steps about this many, tens of milliseconds: a clock tick and a wake-up are nothing beside it.
+pub(super) const SAMPLE_ELEMENTS: f64 = 32e6;
+
+/// An optimizer with the flags that set its traffic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Rule {
+    Sgd,
+    Momentum,
+    Adam,
+    Adamw,
+    Amsgrad,
+}
+
+const LR: f64 = 1e-4;
+
+impl Rule {
+    pub(super) fn name(self) -> String {
+        format!("{self:?}").to_lowercase()
+    }
+
+    pub(super) fn optimizer(self) -> Box<dyn Optimizer> {
+        match self {
+            Rule::Sgd => Box::new(Sgd { lr: LR, ..Sgd::default() }),
+            Rule::Momentum => Box::new(Sgd { lr: LR, momentum: 0.9, ..Sgd::default() }),
+            Rule::Adam => Box::new(Adam { lr: LR, ..Adam::default() }),
+            Rule::Adamw => Box::new(AdamW { lr: LR, ..AdamW::default() }),
+            Rule::Amsgrad => Box::new(AdamW { lr: LR, amsgrad: true, ..AdamW::default() }),
+        }
+    }
+
+    /// The same numbers for the formula in f64.
+    pub(super) fn reference(self) -> reference::Rule {
+        let momentum = if self == Rule::Momentum { 0.9 } else { 0.0 };
+        let decoupled = matches!(self, Rule::Adamw | Rule::Amsgrad);
+        match self {
+            Rule::Sgd | Rule::Momentum => reference::Rule::Sgd(reference::Sgd {
+                lr: LR,
+                momentum,
+                dampening: 0.0,
+                weight_decay: 0.0,
+                nesterov: false,
+                maximize: false,
+            }),
+            Rule::Adam | Rule::Adamw | Rule::Amsgrad => reference::Rule::Adam(reference::Adam {
+                lr: LR,
+                beta1: 0.9,
+                beta2: 0.999,
+                eps: 1e-8,
+                weight_decay: if decoupled { 1e-2 } else { 0.0 },
+                decoupled,
+                amsgrad: self == Rule::Amsgrad,
+                maximize: false,
+            }),
+        }
+    }
+}
+
+/// How large a bucket is, and whether the next step finds it in cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Shape {
+    /// 64 Ki elements, one segment, again and again.
+    L2,
+    /// 1 Mi elements, one segment, again and again.
+    L3,
+    /// 16 Mi elements, one segment, rotated through more than four times the last-level cache.
+    Dram,
+    /// 25 MiB of gradients in 50 segments, rotated likewise.
+    Bucket,
+}
+
+impl Shape {
+    pub(super) fn name(self) -> String {
+        format!("{self:?}").to_lowercase()
+    }
+
+    /// Segments of a bucket, and elements of a segment.
+    fn segments(self) -> (usize, usize) {
+        match self {
+            Shape::L2 => (1, 64 << 10),
+            Shape::L3 => (1, 1 << 20),
+            Shape::Dram => (1, 16 << 20),
+            Shape::Bucket => (50, (25 << 20) / 4 / 50),
+        }
+    }
+
+    pub(super) fn elements(self) -> usize {
+        let (segments, length) = self.segments();
+        segments * length
+    }
+
+    /// Enough buckets that none is in cache when its turn comes.
+    fn buckets(self, arrays: usize, quick: bool) -> usize {
+        let bytes = (self.elements() * 4 * arrays) as u64;
+        match self {
+            Shape::L2 | Shape::L3 => 1,
+            Shape::Dram | Shape::Bucket if quick => 1,
+            Shape::Dram | Shape::Bucket => {
+                (4 * last_level_cache_bytes()).div_ceil(bytes) as usize + self.buckets_per_sample()
+            }
+        }
+    }
+
+    /// Buckets that one sample steps.
+    pub(super) fn buckets_per_sample(self) -> usize {
+        (SAMPLE_ELEMENTS / self.elements() as f64).ceil() as usize
+    }
+}
+
+/// The gradient of element `k`, summed over ranks.
+pub(super) fn gradient(k: usize) -> f32 {
+    ((k % 613) as f32 - 306.3) * 1e-2
+}
+
+/// The first value of parameter element `k`.
+pub(super) fn parameter(k: usize) -> f32 {
+    0.5 + (k % 977) as f32 * 1e-3
+}
+
+/// Memory of this shape, filled.
+pub(super) fn launcher(
+    rule: Rule,
+    shape: Shape,
+    isa: Isa,
+    threads: usize,
+    quick: bool,
+) -> instep::Result<Launcher> {
+    use instep::op::Memory;
+    let optimizer = rule.optimizer();
+    let (segments, length) = shape.segments();
+    let buckets = shape.buckets(2 + optimizer.state_names().len(), quick);
+    let names = (0..buckets * segments).map(|k| format!("p{k}"));
+    let layout = names.fold(Layout::builder(), |builder, name| builder.param(name, length)).build()?;
+    let cap_bytes = (shape.elements() * 4) as u64;
+    let mut launcher = Launcher::new(&layout, &*optimizer, cap_bytes, WORLD_SIZE, isa, threads)?;
+    launcher.elements(Memory::Params).iter_mut().enumerate().for_each(|(k, x)| *x = parameter(k));
+    launcher.elements(Memory::Grads).iter_mut().enumerate().for_each(|(k, x)| *x = gradient(k));
+    Ok(launcher)
+}

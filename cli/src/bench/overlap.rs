@@ -1,0 +1,81 @@
+//! Optimizer time that a trainer waits for, per mode and bucket cap, with a stand-in for backward.
+//!
+//! The stand-in writes each parameter's gradient, as backward does, and computes until its set time per element is
+//! over. There is one rank, so no time goes into a collective. Must compare modes within one round.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use instep::{AdamW, Layout, Mode, ParamId, Solo, Stepper};
+
+use super::Arguments;
+use super::record::Record;
+use super::statistics::Spread;
+use crate::Failure;
+use crate::console::print_line;
+
+const PARAMS: usize = 64;
+const ELEMENTS: usize = 256 << 10;
+/// Backward's time per element: a step of one thread hides behind it, if it may start early.
+const BACKWARD_NS_PER_ELEMENT: u64 = 2;
+const CAPS_MIB: [u64; 4] = [1, 4, 16, 64];
+
+pub(super) fn run(options: &Arguments, record: &mut Record) -> Result<(), Failure> {
+    let elements = if options.quick { ELEMENTS / 16 } else { ELEMENTS };
+    let names = (0..PARAMS).map(|k| format!("p{k}"));
+    let layout = names.fold(Layout::builder(), |builder, name| builder.param(name, elements)).build()?;
+    let backward = Duration::from_nanos((PARAMS * elements) as u64 * BACKWARD_NS_PER_ELEMENT);
+    print_line(&format!(
+        "\noverlap: {PARAMS} parameters of {elements} elements, AdamW, one kernel thread, backward {:.1} ms; exposed ms, \
+         median (min-max)",
+        backward.as_secs_f64() * 1e3
+    ))?;
+    print_line(&format!("{:<10}{:<28}{:<28}{:<28}", "cap MiB", "sequential", "eager", "normed"))?;
+    for cap_mib in CAPS_MIB {
+        let mut steppers = Vec::new();
+        for mode in [Mode::Sequential, Mode::Eager, Mode::Normed] {
+            let builder = Stepper::builder(&layout, AdamW::default()).mode(mode).threads(1);
+            let builder = if mode == Mode::Normed { builder.max_norm(1.0) } else { builder };
+            let stepper = builder.bucket_cap_bytes(cap_mib << 20).host(Solo::default())?;
+            steppers.push((mode, stepper, Vec::new()));
+        }
+        for round in 0..=options.rounds(11) {
+            for (_, stepper, exposed) in &mut steppers {
+                let sample = exposed_ms(stepper, &layout, elements)?;
+                if round > 0 {
+                    exposed.push(sample);
+                }
+            }
+        }
+        let isa = steppers[0].1.isa().name();
+        print!("{cap_mib:<10}");
+        for (mode, _, exposed) in steppers {
+            let spread = Spread::of(exposed);
+            print!("{:<28}", spread.show(2));
+            let case = format!("{} cap {cap_mib} MiB", format!("{mode:?}").to_lowercase());
+            record.add("overlap", &case, isa, 1, "exposed_ms", spread);
+        }
+        print_line("")?;
+    }
+    Ok(())
+}
+
+/// One pass, from the end of backward until the trainer may read every parameter.
+fn exposed_ms(stepper: &mut Stepper, layout: &Layout, elements: usize) -> instep::Result<f64> {
+    stepper.params()?;
+    let ids: Vec<ParamId> = layout.ids().collect();
+    let share = Duration::from_nanos(elements as u64 * BACKWARD_NS_PER_ELEMENT);
+    let mut pass = stepper.begin()?;
+    for id in ids.iter().rev() {
+        let start = Instant::now();
+        pass.grads().get_mut(*id)?.fill(0.01);
+        while start.elapsed() < share {
+            black_box((0..64).fold(1.0f32, |x, k| x * 0.99 + k as f32));
+        }
+        pass.grad_ready(*id)?;
+    }
+    let end = Instant::now();
+    pass.finish()?;
+    stepper.params()?;
+    Ok(end.elapsed().as_secs_f64() * 1e3)
+}

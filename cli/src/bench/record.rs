@@ -1,0 +1,95 @@
+//! Figures as CSV, one per line, headed by machine, compilers and commit.
+//!
+//! A record says where it comes from, so that a number quoted elsewhere can be traced. Must name no user and no path.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{fs, io};
+
+use super::statistics::Spread;
+
+/// Collects figures.
+pub(super) struct Record {
+    lines: String,
+}
+
+impl Record {
+    pub(super) fn new() -> Record {
+        Record { lines: "bench,case,isa,threads,quantity,median,min,max\n".into() }
+    }
+
+    /// Adds one figure; `quantity` ends in its unit.
+    pub(super) fn add(
+        &mut self,
+        bench: &str,
+        case: &str,
+        isa: &str,
+        threads: usize,
+        quantity: &str,
+        value: Spread,
+    ) {
+        let Spread { median, min, max } = value;
+        // Writing to a String cannot fail.
+        let _ =
+            writeln!(self.lines, "{bench},{case},{isa},{threads},{quantity},{median:.5},{min:.5},{max:.5}");
+    }
+
+    pub(super) fn write(&self, path: &Path) -> io::Result<()> {
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder)?;
+        }
+        fs::write(path, format!("{}{}", head(), self.lines))
+    }
+}
+
+/// Where the record of this machine's CPU lies in the source tree.
+pub(super) fn path_of_this_machine() -> PathBuf {
+    let words = cpu_model().to_lowercase();
+    let words =
+        words.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty() && *word != "r");
+    let folder = words.collect::<Vec<_>>().join("-");
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/record").join(folder).join("host.csv")
+}
+
+fn head() -> String {
+    let cores = std::thread::available_parallelism().map_or(0, |n| n.get());
+    let load = read("/proc/loadavg").split(' ').next().unwrap_or_default().to_owned();
+    let cxx = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
+    let commit = first_line("git", &["-C", env!("CARGO_MANIFEST_DIR"), "describe", "--always", "--dirty"]);
+    let pages = read("/sys/kernel/mm/transparent_hugepage/enabled");
+    format!(
+        "# cpu: {}, {cores} cores, last-level cache {} MiB\n# load when written: {load}; transparent huge pages: {}\n\
+         # compilers: {}; {}\n# commit: {commit}\n",
+        cpu_model(),
+        last_level_cache_bytes() >> 20,
+        pages.trim(),
+        first_line("rustc", &["--version"]),
+        first_line(&cxx, &["--version"]),
+    )
+}
+
+fn cpu_model() -> String {
+    let text = read("/proc/cpuinfo");
+    let model = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    model.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned())
+}
+
+/// Size of the largest cache that the system names; 32 MiB where it names none.
+pub(super) fn last_level_cache_bytes() -> u64 {
+    let size = |level: u32| {
+        let text = read(&format!("/sys/devices/system/cpu/cpu0/cache/index{level}/size"));
+        Some(text.trim().strip_suffix('K')?.parse::<u64>().ok()? << 10)
+    };
+    (0..5).filter_map(size).max().unwrap_or(32 << 20)
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}
+
+fn first_line(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output();
+    let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+    text.lines().next().unwrap_or("unknown").to_owned()
+}

@@ -1,0 +1,36 @@
+//! Medians with their spread.
+//!
+//! Every sample counts: must never drop one as an outlier, since a slow round is what a user will meet too.
+
+/// The middle of some samples, and how far they lie apart.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Spread {
+    pub(super) median: f64,
+    pub(super) min: f64,
+    pub(super) max: f64,
+}
+
+impl Spread {
+    /// Of at least one sample; of an even number, the lower middle.
+    pub(super) fn of(samples: impl IntoIterator<Item = f64>) -> Spread {
+        let mut sorted: Vec<f64> = samples.into_iter().collect();
+        sorted.sort_by(f64::total_cmp);
+        Spread { median: sorted[(sorted.len() - 1) / 2], min: sorted[0], max: sorted[sorted.len() - 1] }
+    }
+
+    /// `median (min-max)`.
+    pub(super) fn show(&self, digits: usize) -> String {
+        format!("{:.digits$} ({:.digits$}-{:.digits$})", self.median, self.min, self.max)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_a_sample_and_lies_between_the_ends() {
+        let spread = Spread::of([3.0, 1.0, 2.0, 10.0]);
+        assert_eq!((spread.median, spread.min, spread.max), (2.0, 1.0, 10.0));
+    }
+}

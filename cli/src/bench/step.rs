@@ -1,0 +1,141 @@
+//! One bucket's step against the in-place ceiling of the same traffic, round by round, on the same memory.
+//!
+//! The machine drifts from minute to minute, so only times of the same round are divided by each other. Must have
+//! verified a case before it times it.
+
+use std::time::Instant;
+
+use clap::ValueEnum;
+use instep::Isa;
+use instep::bench::Launcher;
+use instep::op::Memory;
+
+use super::Arguments;
+use super::cases::{self, Rule, SAMPLE_ELEMENTS, Shape, WORLD_SIZE};
+use super::record::Record;
+use super::reference::Scalar;
+use super::statistics::Spread;
+use crate::Failure;
+use crate::console::print_line;
+
+pub(super) fn run(options: &Arguments, record: &mut Record) -> Result<(), Failure> {
+    print_line(&format!(
+        "step of one bucket (divide by {WORLD_SIZE} included) against the in-place ceiling; median (min-max)"
+    ))?;
+    print_line(
+        "optimizer shape  isa       thr  B/elem  ns/element              GB/s  ceiling ns/element    % of ceiling",
+    )?;
+    for shape in or_all(&options.shape) {
+        for rule in or_all(&options.optimizer) {
+            for isa in options.isas()? {
+                for threads in options.threads()? {
+                    one(options, record, rule, shape, isa, threads)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn or_all<T: ValueEnum + Clone>(chosen: &[T]) -> Vec<T> {
+    if chosen.is_empty() { T::value_variants().to_vec() } else { chosen.to_vec() }
+}
+
+fn one(
+    options: &Arguments,
+    record: &mut Record,
+    rule: Rule,
+    shape: Shape,
+    isa: Isa,
+    threads: usize,
+) -> Result<(), Failure> {
+    let mut launcher = cases::launcher(rule, shape, isa, threads, options.quick)?;
+    verify(&mut launcher, rule)?;
+    let buckets = launcher.plan().buckets().len();
+    let elements = shape.elements() as f64;
+    let bytes = launcher.step_bytes(0) as f64 / launcher.plan().buckets()[0].len as f64;
+    let sample = shape.buckets_per_sample().min(buckets);
+    // Cached shapes have one bucket and repeat it; others go on to buckets that were not touched for longest.
+    let sweeps = if buckets == 1 { (SAMPLE_ELEMENTS / elements).ceil() as usize } else { 1 };
+    let per_element = 1.0 / (elements * (sample * sweeps) as f64);
+    let mut next = 0;
+    let mut take = || {
+        let first = if next + sample > buckets { 0 } else { next };
+        next = first + sample;
+        first..next
+    };
+    let (mut steps, mut ceilings) = (Vec::new(), Vec::new());
+    for round in 0..=options.rounds(15) {
+        let (others, own) = (take(), take());
+        let start = Instant::now();
+        launcher.ceiling(others, sweeps);
+        let ceiling = start.elapsed().as_nanos() as f64 * per_element;
+        let start = Instant::now();
+        for _ in 0..sweeps {
+            launcher.begin()?;
+            for bucket in own.clone() {
+                launcher.step(bucket as u32)?;
+            }
+        }
+        let step = start.elapsed().as_nanos() as f64 * per_element;
+        // The first round warms caches, threads and clocks.
+        if round > 0 {
+            steps.push(step);
+            ceilings.push(ceiling);
+        }
+    }
+    let ratio = Spread::of(steps.iter().zip(&ceilings).map(|(step, ceiling)| 100.0 * ceiling / step));
+    let (step, ceiling) = (Spread::of(steps), Spread::of(ceilings));
+    print_line(&format!(
+        "{:<10}{:<7}{:<10}{threads:>3}  {bytes:>6}  {:<22}{:>6.1}  {:<22}{}",
+        rule.name(),
+        shape.name(),
+        isa.name(),
+        step.show(3),
+        bytes / step.median,
+        ceiling.show(3),
+        ratio.show(0),
+    ))?;
+    let case = format!("{} {}", rule.name(), shape.name());
+    let mut add = |quantity, value| record.add("step", &case, isa.name(), threads, quantity, value);
+    add("bytes_per_element", Spread::of([bytes]));
+    add("step_ns_per_element", step);
+    add("ceiling_ns_per_element", ceiling);
+    add("percent_of_ceiling", ratio);
+    Ok(())
+}
+
+/// Two steps of everything, of which about a thousand elements are compared with the formula in f64.
+fn verify(launcher: &mut Launcher, rule: Rule) -> Result<(), Failure> {
+    const STEPS: usize = 2;
+    for _ in 0..STEPS {
+        launcher.begin()?;
+        for bucket in 0..launcher.plan().buckets().len() as u32 {
+            launcher.step(bucket)?;
+        }
+    }
+    let reference = rule.reference();
+    let states = rule.optimizer().state_names().len();
+    let elements = launcher.elements(Memory::Params).len();
+    for k in (0..elements).step_by((elements / 1000).max(1)) {
+        let mut x = Scalar { param: f64::from(cases::parameter(k)), ..Scalar::default() };
+        for _ in 0..STEPS {
+            reference.step(&mut x, f64::from(cases::gradient(k)) / f64::from(WORLD_SIZE));
+        }
+        let mut check = |memory, want: f64| {
+            let got = f64::from(launcher.elements(memory)[k]);
+            // Fewer than eight roundings of at most half an ulp per step, none of anything larger than the result.
+            let allowed = want.abs() * (8 * STEPS) as f64 * f64::from(f32::EPSILON) / 2.0;
+            if (got - want).abs() <= allowed {
+                return Ok(());
+            }
+            let name = rule.name();
+            Err(Failure::Bench(format!(
+                "{name} {memory:?} element {k}: {got}, where the formula gives {want}"
+            )))
+        };
+        check(Memory::Params, x.param)?;
+        (0..states).try_for_each(|state| check(Memory::State(state as u8), x.states[state]))?;
+    }
+    Ok(())
+}

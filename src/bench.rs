@@ -1,0 +1,155 @@
+//! One bucket's launch without a schedule, and the memory traffic that bounds it: what the benches time.
+//!
+//! Not part of the documented interface. It runs the executor's own ops on the executor's own memory, so a bench
+//! measures the product. Must add nothing to a launch, and must never time anything itself.
+#![allow(unsafe_code)]
+
+use std::ops::Range;
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::Duration;
+
+use crate::error::Result;
+use crate::host::arena::Memories;
+use crate::host::execute::{Executor, Parts, Rule};
+use crate::host::kernels::Kernels;
+use crate::host::{Isa, Solo};
+use crate::layout::{BucketCaps, Layout, Plan, Tails};
+use crate::op::{Action, Frozen, Memory, Op, Phase, Span, Stream};
+use crate::optim::Optimizer;
+use crate::pool::Pool;
+
+/// A layout's memory on the host, stepped bucket by bucket on the calling thread and a pool of its own.
+pub struct Launcher {
+    executor: Executor,
+    memories: Arc<Memories>,
+    plan: Arc<Plan>,
+    kernels: Kernels,
+    states: usize,
+    threads: usize,
+}
+
+impl Launcher {
+    /// Buckets of `cap_bytes`, gradients that are sums over `world_size` ranks.
+    ///
+    /// # Errors
+    /// As `StepperBuilder::host`.
+    pub fn new(
+        layout: &Layout,
+        optimizer: &dyn Optimizer,
+        cap_bytes: u64,
+        world_size: u32,
+        isa: Isa,
+        threads: usize,
+    ) -> Result<Launcher> {
+        let caps = BucketCaps { first_bytes: cap_bytes, rest_bytes: cap_bytes };
+        let plan = Arc::new(Plan::new(layout, world_size, caps, Tails::default())?);
+        let kernels = Kernels::load(isa)?;
+        let states = optimizer.state_names().len();
+        let memories = Arc::new(Memories::new(&plan, states, layout.groups().len(), None)?);
+        let rule = Rule {
+            optimizer: optimizer.kernel(),
+            states,
+            divisor: f64::from(world_size),
+            loss_scale: 1.0,
+            max_norm: None,
+            skip_nonfinite: false,
+        };
+        let executor = Executor::new(Parts {
+            plan: Arc::clone(&plan),
+            memories: Arc::clone(&memories),
+            rule,
+            hypers: vec![optimizer.hyper()?; layout.groups().len()],
+            kernels,
+            pool: Pool::new(threads),
+            comm: Arc::new(Solo::new(world_size)),
+            deadline: Duration::from_secs(60),
+        });
+        Ok(Launcher { executor, memories, plan, kernels, states, threads })
+    }
+
+    /// Buckets and offsets.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// One memory's elements in all buckets, padding included.
+    ///
+    /// # Panics
+    /// If the optimizer has no such state, or the memory holds no elements.
+    pub fn elements(&mut self, memory: Memory) -> &mut [f32] {
+        assert!(!matches!(memory, Memory::Control | Memory::Settings), "{memory:?} holds no elements");
+        let span = Span::elements(memory, &self.plan, 0, self.plan.arena_len());
+        let first = self.memories.resolve(span).cast::<f32>();
+        // SAFETY: in bounds by `resolve`, zeroed when allocated; `&mut self` excludes every launch.
+        unsafe { std::slice::from_raw_parts_mut(first, self.plan.arena_len() as usize) }
+    }
+
+    /// Counts the updates since the last call, and derives the scalars of the next ones.
+    ///
+    /// # Errors
+    /// None today; the executor's.
+    pub fn begin(&mut self) -> Result<()> {
+        self.run(Action::Control(Phase::Begin))
+    }
+
+    /// Steps one bucket, once per [`begin`](Self::begin).
+    ///
+    /// # Errors
+    /// None today; the executor's.
+    pub fn step(&mut self, bucket: u32) -> Result<()> {
+        self.run(Action::Step { bucket })
+    }
+
+    fn run(&mut self, action: Action) -> Result<()> {
+        self.executor.run(&Op { stream: Stream::Optim, action })
+    }
+
+    /// Bytes that one step of a bucket reads and writes, by the accesses that the checker judges.
+    pub fn step_bytes(&self, bucket: u32) -> u64 {
+        let mut bytes = 0;
+        let op = Op { stream: Stream::Optim, action: Action::Step { bucket } };
+        op.accesses(&self.plan, self.states, &Frozen::default(), &mut |access| {
+            if access.span.memory != Memory::Control {
+                bytes += access.span.bytes() * if access.writes { 2 } else { 1 };
+            }
+        });
+        bytes
+    }
+
+    /// Streams through these buckets `rounds` times as a step does, with a multiply and adds that change no value:
+    /// each thread its own contiguous part of each bucket, started once, so nothing but memory is left to wait for.
+    pub fn ceiling(&mut self, buckets: Range<usize>, rounds: usize) {
+        let start = Barrier::new(self.threads);
+        let this = &*self;
+        thread::scope(|scope| {
+            for part in 1..this.threads {
+                let (start, buckets) = (&start, buckets.clone());
+                scope.spawn(move || {
+                    start.wait();
+                    this.ceiling_part(buckets, rounds, part);
+                });
+            }
+            start.wait();
+            this.ceiling_part(buckets.clone(), rounds, 0);
+        });
+    }
+
+    fn ceiling_part(&self, buckets: Range<usize>, rounds: usize, part: usize) {
+        let states = (0..self.states).map(|k| Memory::State(k as u8));
+        let memories = [Memory::Grads, Memory::Params].into_iter().chain(states);
+        let whole =
+            |memory| self.memories.resolve(Span::elements(memory, &self.plan, 0, self.plan.arena_len()));
+        let arrays: Vec<*mut f32> = memories.map(|memory| whole(memory).cast()).collect();
+        for _ in 0..rounds {
+            for bucket in &self.plan.buckets()[buckets.clone()] {
+                // Cut at cache lines: two threads never write one.
+                let cut =
+                    |part: usize| bucket.start + (bucket.len / 16) * part as u64 / self.threads as u64 * 16;
+                // SAFETY: inside the bucket, by `resolve` of the whole; parts are disjoint, and `ceiling` holds the
+                // launcher mutably, so no step runs.
+                unsafe { self.kernels.ceiling(&arrays, 0.0, cut(part), cut(part + 1)) }
+            }
+        }
+    }
+}
