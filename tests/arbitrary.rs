@@ -54,6 +54,8 @@ pub(crate) struct PassPlan {
     pub reload: bool,
     /// The status is read behind it.
     pub status: bool,
+    /// Parameters that are frozen before it, or unfrozen if they were. Indices wrap.
+    pub toggles: Vec<usize>,
 }
 
 #[derive(Clone, Debug)]
@@ -67,6 +69,8 @@ pub(crate) struct Training {
     pub skip_nonfinite: bool,
     pub world_size: u32,
     pub passes: Vec<PassPlan>,
+    /// Per rank, after how many passes it has no more data; rank 0 has some for all. None: so have all.
+    pub data: Option<Vec<usize>>,
 }
 
 /// How a training is carried out.
@@ -129,8 +133,9 @@ fn pass_plan() -> impl Strategy<Value = PassPlan> {
     let scale = select(vec![1.0f32, 1.0, 1.0, 1e-20, 1e-38, 1e30]);
     let specials = prop_oneof![2 => Just(Vec::new()), 1 => vec(special(), 0..4)];
     let flags = (any::<bool>(), weighted(0.2, 0..=MAX_PARAMS), prop::bool::weighted(0.15), any::<bool>());
-    (treatments, permutation(), scale, specials, flags).prop_map(
-        |(treatments, order, scale, specials, (ranks_differ, abandon, reload, status))| PassPlan {
+    let toggles = prop_oneof![3 => Just(Vec::new()), 1 => vec(0..MAX_PARAMS, 1..4)];
+    (treatments, permutation(), scale, specials, flags, toggles).prop_map(
+        |(treatments, order, scale, specials, (ranks_differ, abandon, reload, status), toggles)| PassPlan {
             treatments,
             order,
             ranks_differ,
@@ -139,6 +144,7 @@ fn pass_plan() -> impl Strategy<Value = PassPlan> {
             abandon,
             reload,
             status,
+            toggles,
         },
     )
 }
@@ -151,16 +157,16 @@ pub(crate) fn training() -> impl Strategy<Value = Training> {
         prop::bool::weighted(0.3),
     );
     let params = vec(parameter(), 1..=MAX_PARAMS);
-    (params, optimizer(), options, 1..=4u32, vec(pass_plan(), 1..6)).prop_map(
-        |(params, optim, (unused, loss_scale, max_norm, skip_nonfinite), world_size, passes)| Training {
-            params,
-            optim,
-            unused,
-            loss_scale,
-            max_norm,
-            skip_nonfinite,
-            world_size,
-            passes,
+    let data = weighted(0.3, vec(0..5usize, 4));
+    (params, optimizer(), options, 1..=4u32, vec(pass_plan(), 1..6), data).prop_map(
+        |(params, optim, (unused, loss_scale, max_norm, skip_nonfinite), world_size, mut passes, data)| {
+            // A rank that runs out of data could not give up behind the same bucket as the others.
+            if data.is_some() {
+                passes.iter_mut().for_each(|pass| pass.abandon = None);
+            }
+            // Without elements there is nothing to count ranks in.
+            let data = data.filter(|_| params.iter().any(|(len, ..)| *len > 0));
+            Training { params, optim, unused, loss_scale, max_norm, skip_nonfinite, world_size, passes, data }
         },
     )
 }
@@ -187,6 +193,11 @@ impl Setup {
 }
 
 impl Training {
+    /// Whether a rank has data for a pass.
+    pub(crate) fn has_data(&self, at: usize, rank: usize) -> bool {
+        rank == 0 || self.data.as_ref().is_none_or(|data| at < data[rank])
+    }
+
     pub(crate) fn wants_norm(&self) -> bool {
         self.max_norm.is_some() || self.skip_nonfinite
     }

@@ -89,9 +89,21 @@ enum Event {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Between {
     Status,
+    SetCounts,
+    SetRates,
     ReadAll,
     Load,
     Synchronize,
+    /// Parameters wrap.
+    Freeze(usize),
+    Unfreeze(usize),
+}
+
+#[derive(Clone, Debug)]
+enum Inside {
+    Events(Vec<Event>),
+    /// Nothing but the pass itself, on a rank without data.
+    Joined,
 }
 
 #[derive(Clone, Debug)]
@@ -100,11 +112,12 @@ struct Events {
     params: Vec<(usize, u32, bool)>,
     cap: u64,
     world_size: u32,
-    tails: bool,
+    used: bool,
+    contributors: bool,
     mode: Mode,
     norm: bool,
     /// Each pass, whether it is abandoned, and what comes behind it.
-    passes: Vec<(Vec<Event>, bool, Vec<Between>)>,
+    passes: Vec<(Inside, bool, Vec<Between>)>,
 }
 
 fn events() -> impl Strategy<Value = Events> {
@@ -114,18 +127,34 @@ fn events() -> impl Strategy<Value = Events> {
         (0..6usize).prop_map(Event::HandOver),
         (0..6usize).prop_map(Event::Complete),
     ];
-    let between =
-        select(vec![Between::Status, Between::Status, Between::ReadAll, Between::Load, Between::Synchronize]);
+    let plain = vec![
+        Between::Status,
+        Between::SetCounts,
+        Between::SetRates,
+        Between::ReadAll,
+        Between::Load,
+        Between::Synchronize,
+    ];
+    let between = prop_oneof![
+        2 => select(plain),
+        1 => (0..6usize).prop_map(Between::Freeze),
+        1 => (0..6usize).prop_map(Between::Unfreeze),
+    ];
     // Passes and pauses without anything are as likely as long ones.
-    let inside = prop_oneof![Just(Vec::new()), vec(event.clone(), 0..4), vec(event, 4..20)];
-    let pause = prop_oneof![3 => Just(Vec::new()), 1 => vec(between, 1..3)];
+    let inside = prop_oneof![
+        Just(Inside::Events(Vec::new())),
+        Just(Inside::Joined),
+        vec(event.clone(), 0..4).prop_map(Inside::Events),
+        vec(event, 4..20).prop_map(Inside::Events),
+    ];
+    let pause = prop_oneof![2 => Just(Vec::new()), 1 => vec(between, 1..4)];
     let passes = vec((inside, prop::bool::weighted(0.25), pause), 1..7);
     let params = vec((select(vec![0, 1, 100, 300]), 1..3u32, prop::bool::weighted(0.2)), 1..6);
-    let options = (any::<bool>(), select(MODES.to_vec()), any::<bool>());
+    let options = (any::<bool>(), any::<bool>(), select(MODES.to_vec()), any::<bool>());
     (params, select(vec![1, 1500]), 1..4u32, options, passes).prop_map(
-        |(params, cap, world_size, (tails, mode, norm), passes)| {
+        |(params, cap, world_size, (used, contributors, mode, norm), passes)| {
             let norm = norm && mode != Mode::Eager;
-            Events { params, cap, world_size, tails, mode, norm, passes }
+            Events { params, cap, world_size, used, contributors, mode, norm, passes }
         },
     )
 }
@@ -139,66 +168,94 @@ fn play(events: &Events) -> (Arc<Plan>, Vec<Traced>) {
     }
     let layout = builder.build().unwrap();
     let caps = BucketCaps { first_bytes: events.cap, rest_bytes: events.cap };
-    let plan = Arc::new(
-        Plan::new(&layout, events.world_size, caps, Tails { used: events.tails, contributors: false })
-            .unwrap(),
-    );
+    let tails = Tails { used: events.used, contributors: events.contributors };
+    let plan = Arc::new(Plan::new(&layout, events.world_size, caps, tails).unwrap());
     let policy = Policy::new(events.mode, events.norm);
     let mut schedule = Schedule::new(&layout, Arc::clone(&plan), policy);
     let mut list = Vec::new();
     let mut load = true;
     for (inside, abandoned, behind) in &events.passes {
-        schedule.begin(Opening { broadcast: std::mem::take(&mut load), ..Opening::default() }).unwrap();
-        for event in inside {
-            let (Event::Touch(param, ..) | Event::HandOver(param) | Event::Complete(param)) = *event;
-            let param = param % events.params.len();
-            if schedule.is_handed_over(param) {
-                let refused = schedule.hand_over(param);
-                assert!(matches!(refused, Err(Error::Order(_))), "handed over twice");
-                continue;
-            }
-            match *event {
-                Event::Touch(_, memory, writes) => {
-                    schedule.touch(param);
-                    let segment = plan.segment_of(param);
-                    let span = Span::elements(memory, &plan, segment.start, segment.start + segment.len);
-                    note(&mut schedule, &mut list, span, writes);
-                }
-                Event::HandOver(_) => schedule.hand_over(param).unwrap(),
-                Event::Complete(_) => schedule.complete(param).unwrap(),
-            }
+        // Without a count to end on a rank cannot join, so it makes a pass in which it touches nothing.
+        let joined =
+            matches!(inside, Inside::Joined) && plan.carrier().is_some_and(|b| b.contributors.is_some());
+        schedule
+            .begin(Opening { broadcast: std::mem::take(&mut load), joined, ..Opening::default() })
+            .unwrap();
+        if let Inside::Events(inside) = inside {
+            inside.iter().for_each(|event| play_event(*event, &mut schedule, &plan, &mut list));
         }
-        if *abandoned {
+        if *abandoned && !joined {
             schedule.abandon().unwrap();
         } else {
             schedule.finish().unwrap();
         }
+        if let (true, Some(at)) = (joined, plan.carrier().and_then(|bucket| bucket.contributors)) {
+            schedule.touch_contributors();
+            note(&mut schedule, &mut list, Span::elements(Memory::Grads, &plan, at, at + 1), false);
+        }
         for between in behind {
-            match between {
-                Between::Status => {
-                    schedule.touch_control();
-                    note(&mut schedule, &mut list, Span::CONTROL, false);
-                }
-                Between::ReadAll | Between::Load => {
-                    schedule.touch_all();
-                    load |= *between == Between::Load;
-                    // By segment: what lies between them, tails above all, is not the trainer's.
-                    for segment in plan.segments() {
-                        let span = |memory| {
-                            Span::elements(memory, &plan, segment.start, segment.start + segment.len)
-                        };
-                        for memory in [Memory::Grads, Memory::State(0), Memory::State(1)] {
-                            note(&mut schedule, &mut list, span(memory), false);
-                        }
-                        note(&mut schedule, &mut list, span(Memory::Params), *between == Between::Load);
-                    }
-                }
-                Between::Synchronize => schedule.synchronize(),
-            }
+            load |= *between == Between::Load;
+            play_between(*between, &mut schedule, &plan, &mut list);
         }
     }
     list.extend(schedule.drain().map(Traced::Op));
     (plan, list)
+}
+
+fn play_event(event: Event, schedule: &mut Schedule, plan: &Plan, list: &mut Vec<Traced>) {
+    let (Event::Touch(param, ..) | Event::HandOver(param) | Event::Complete(param)) = event;
+    let param = param % plan.segments().len();
+    if schedule.is_handed_over(param) || (schedule.is_frozen(param) && !matches!(event, Event::Touch(..))) {
+        for refused in [schedule.hand_over(param), schedule.complete(param)] {
+            assert!(matches!(refused, Err(Error::Order(_))), "handed over twice or frozen");
+        }
+        return;
+    }
+    match event {
+        Event::Touch(_, memory, writes) => {
+            // Of a frozen parameter only the value is in reach, at any moment.
+            let (memory, writes) =
+                if schedule.is_frozen(param) { (Memory::Params, false) } else { (memory, writes) };
+            schedule.touch(param);
+            let segment = plan.segment_of(param);
+            let span = Span::elements(memory, plan, segment.start, segment.start + segment.len);
+            note(schedule, list, span, writes);
+        }
+        Event::HandOver(_) => schedule.hand_over(param).unwrap(),
+        Event::Complete(_) => schedule.complete(param).unwrap(),
+    }
+}
+
+fn play_between(between: Between, schedule: &mut Schedule, plan: &Plan, list: &mut Vec<Traced>) {
+    match between {
+        Between::Status | Between::SetCounts => {
+            schedule.touch_control();
+            note(schedule, list, Span::CONTROL, between == Between::SetCounts);
+        }
+        Between::SetRates => {
+            schedule.touch_settings();
+            note(schedule, list, Span::SETTINGS, true);
+        }
+        Between::ReadAll | Between::Load => {
+            schedule.touch_all();
+            // By segment: what lies between them, tails above all, is not the trainer's.
+            for segment in plan.segments() {
+                let span = |memory| Span::elements(memory, plan, segment.start, segment.start + segment.len);
+                for memory in [Memory::Grads, Memory::State(0), Memory::State(1)] {
+                    note(schedule, list, span(memory), false);
+                }
+                note(schedule, list, span(Memory::Params), between == Between::Load);
+            }
+        }
+        Between::Synchronize => schedule.synchronize(),
+        Between::Freeze(param) | Between::Unfreeze(param) => {
+            let (param, frozen) = (param % plan.segments().len(), matches!(between, Between::Freeze(_)));
+            schedule.set_frozen(param, frozen);
+            list.extend(schedule.drain().map(Traced::Op));
+            list.push(Traced::Freeze { segment: plan.segment_index(param) as u32, frozen });
+            note(schedule, list, Span::SETTINGS, true);
+        }
+    }
 }
 
 fn note(schedule: &mut Schedule, list: &mut Vec<Traced>, span: Span, writes: bool) {

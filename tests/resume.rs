@@ -10,7 +10,7 @@ use crate::support::{self, MODES, Optim, Options, Outcome, layout, optimizers, p
 const LENGTHS: [usize; 4] = [300, 0, 17, 2049];
 
 /// Everything that lasts goes from one stepper to another; the last parameter first, since order must not matter.
-fn load(from: &Stepper, to: &mut Stepper) -> Result<()> {
+pub(crate) fn load(from: &Stepper, to: &mut Stepper) -> Result<()> {
     let layout = from.layout().clone();
     for id in layout.ids().rev() {
         to.params_mut()?.get_mut(id)?.copy_from_slice(from.params()?.get(id)?);

@@ -4,7 +4,8 @@
 //! equals itself on any rank, in any order. Must never read a result through anything but the public interface.
 
 use instep::{
-    Adam, AdamW, Collective, Isa, Layout, Mode, Result, Sgd, Solo, Status, Stepper, StepperBuilder, Unused,
+    Adam, AdamW, Collective, Divisor, Isa, Layout, Mode, Result, Sgd, Solo, Status, Stepper, StepperBuilder,
+    Unused,
 };
 
 use crate::reference::{self, Rule};
@@ -105,11 +106,13 @@ pub(crate) struct Options {
     pub mode: Mode,
     pub cap: Option<u64>,
     pub unused: Unused,
+    pub uneven: Option<Divisor>,
     pub max_norm: Option<f64>,
     pub skip_nonfinite: bool,
     pub loss_scale: f64,
     pub isa: Option<Isa>,
     pub threads: Option<usize>,
+    pub record: bool,
     /// Ranks that gradients are summed over, for [`run`] and [`open`].
     pub world_size: u32,
     /// Hand-over order as registration indices; none means last to first, as backward does.
@@ -122,11 +125,13 @@ impl Default for Options {
             mode: Mode::Sequential,
             cap: None,
             unused: Unused::Skip,
+            uneven: None,
             max_norm: None,
             skip_nonfinite: false,
             loss_scale: 1.0,
             isa: None,
             threads: None,
+            record: false,
             world_size: 1,
             order: None,
         }
@@ -142,7 +147,10 @@ impl Options {
         comm: impl Collective + 'static,
     ) -> Result<Stepper> {
         let mut builder = optim.builder(layout).mode(self.mode).unused(self.unused);
-        builder = builder.skip_nonfinite(self.skip_nonfinite).loss_scale(self.loss_scale);
+        builder = builder.skip_nonfinite(self.skip_nonfinite).loss_scale(self.loss_scale).record(self.record);
+        if let Some(divisor) = self.uneven {
+            builder = builder.uneven_inputs(divisor);
+        }
         if let Some(cap) = self.cap {
             builder = builder.bucket_cap_bytes(cap);
         }

@@ -4,7 +4,7 @@
 //! result is: every property compares two of these runs.
 
 use instep::hazard::check;
-use instep::{Layout, LayoutBuilder, ParamId, Pass, Result, SegmentAction, Solo, Stepper};
+use instep::{Divisor, Layout, LayoutBuilder, ParamId, Pass, Result, SegmentAction, Solo, Stepper};
 
 use crate::arbitrary::{MAX_PARAMS, PassPlan, Setup, Training, Treatment};
 use crate::support::{Outcome, assert_same_bits, paint, paint_gradient};
@@ -25,15 +25,23 @@ pub(crate) struct Trained {
     /// Of the finished passes after which the status was read: skipped, clip, norm, any bucket not finite.
     statuses: Vec<(bool, u64, Option<u64>, bool)>,
     pub kept: Kept,
+    /// Whether it ended in a pass for which no rank had data.
+    joined: bool,
+    /// Per parameter, whether it is frozen at the end.
+    frozen: Vec<bool>,
 }
 
 impl Trained {
     pub(crate) fn assert_same(&self, other: &Trained, what: &str) {
         self.outcome.assert_same(&other.outcome, what);
         assert_eq!(self.statuses, other.statuses, "{what}");
-        // An abandoned pass says nothing of the gradients that it leaves.
-        if self.kept.last().is_some_and(Option::is_none) {
-            for (param, (a, b)) in self.outcome.grads.iter().zip(&other.outcome.grads).enumerate() {
+        // An abandoned pass says nothing of the gradients that it leaves, and the pass that ends joining leaves zeros.
+        if self.joined || other.joined || self.kept.last().is_some_and(Option::is_some) {
+            return;
+        }
+        for (param, (a, b)) in self.outcome.grads.iter().zip(&other.outcome.grads).enumerate() {
+            // A frozen one takes part in the all-reduce if its bucket does, which depends on the cap.
+            if !self.frozen[param] {
                 assert_same_bits(a, b, &format!("gradient of p{param}: {what}"));
             }
         }
@@ -41,13 +49,22 @@ impl Trained {
 }
 
 impl Training {
-    fn treatment(&self, pass: &PassPlan, rank: usize, param: usize) -> Treatment {
+    fn treatment(&self, at: usize, rank: usize, param: usize) -> Treatment {
+        let pass = &self.passes[at];
         let turn = if pass.ranks_differ { rank * 5 } else { 0 };
-        pass.treatments[(param + turn) % MAX_PARAMS]
+        let drawn = pass.treatments[(param + turn) % MAX_PARAMS];
+        let has_gradient = self.has_data(at, rank) && !self.is_frozen(at, param);
+        if drawn.has_gradient() && !has_gradient { Treatment::Read } else { drawn }
     }
 
-    fn fed_treatment(&self, pass: &PassPlan, feed: Feed, param: usize) -> Treatment {
-        let of = |rank| self.treatment(pass, rank, param);
+    /// Whether a parameter is frozen in a pass: an odd number of toggles so far.
+    fn is_frozen(&self, at: usize, param: usize) -> bool {
+        let toggles = self.passes[..=at].iter().flat_map(|pass| &pass.toggles);
+        toggles.filter(|toggle| *toggle % self.params.len() == param).count() % 2 == 1
+    }
+
+    fn fed_treatment(&self, at: usize, feed: Feed, param: usize) -> Treatment {
+        let of = |rank| self.treatment(at, rank, param);
         match feed {
             Feed::Rank(rank) => of(rank),
             // What any rank has a gradient for has a sum.
@@ -78,7 +95,7 @@ impl Training {
         let mut addend = vec![0.0f32; gradient.len()];
         for rank in 0..self.world_size as usize {
             addend.fill(0.0);
-            if self.treatment(&self.passes[at], rank, param).has_gradient() {
+            if self.treatment(at, rank, param).has_gradient() {
                 self.paint_rank(at, rank, param, &mut addend);
             }
             for (sum, x) in gradient.iter_mut().zip(&addend) {
@@ -116,12 +133,21 @@ impl Training {
         if let Some(threads) = setup.threads {
             builder = builder.threads(threads);
         }
+        if self.data.is_some() {
+            builder = builder.uneven_inputs(Divisor::WorldSize);
+        }
         let mut stepper = builder.host(comm)?;
-        let mut trained = Trained { outcome: Outcome::of(&stepper)?, statuses: vec![], kept: vec![] };
+        let outcome = Outcome::of(&stepper)?;
+        let mut trained = Trained { outcome, statuses: vec![], kept: vec![], joined: false, frozen: vec![] };
         for at in 0..self.passes.len() {
             self.run_pass(setup, &mut stepper, feed, at, kept, &mut trained)?;
         }
+        if self.data.is_some() && matches!(feed, Feed::Rank(_)) {
+            assert!(!stepper.join()?, "no rank has data for another pass");
+            trained.joined = true;
+        }
         trained.outcome = Outcome::of(&stepper)?;
+        trained.frozen = layout.ids().map(|id| stepper.is_frozen(id)).collect::<Result<_>>()?;
         let list = stepper.take_recording().unwrap().list;
         assert_eq!(check(stepper.plan(), stepper.state_names().len(), &list), [], "{setup:?}");
         stepper.close()?;
@@ -148,17 +174,28 @@ impl Training {
                 param += 1;
             })?;
         }
+        for param in plan.toggles.iter().map(|toggle| toggle % self.params.len()) {
+            let id = stepper.layout().ids().nth(param).unwrap();
+            stepper.set_frozen(id, !stepper.is_frozen(id)?)?;
+        }
         let abandon = plan.abandon.filter(|_| kept.is_none());
         let replaced = kept.and_then(|kept| kept[at].as_ref());
         if replaced.is_some_and(|kept| kept.iter().all(|kept| !kept)) {
             return Ok(());
         }
         let treatment = |param: usize| match replaced {
-            Some(kept) if !kept[param] => Treatment::Untouched,
+            Some(kept) if !kept[param] || self.is_frozen(at, param) => Treatment::Untouched,
             Some(_) => Treatment::Used,
-            None => self.fed_treatment(plan, feed, param),
+            None => self.fed_treatment(at, feed, param),
         };
         let ids: Vec<_> = stepper.layout().clone().ids().collect();
+        if let Feed::Rank(rank) = feed
+            && !self.has_data(at, rank)
+        {
+            assert!(stepper.join()?, "rank 0 has data");
+            trained.kept.push(None);
+            return self.read_status(plan, stepper, trained);
+        }
         let mut pass = stepper.begin()?;
         for (param, id) in ids.iter().enumerate() {
             if treatment(param) != Treatment::Untouched {
@@ -168,9 +205,14 @@ impl Training {
         let turn = if let Feed::Rank(rank) = feed { rank * 7 } else { 0 };
         let order = (0..MAX_PARAMS).map(|k| plan.order[setup.order[(k + turn) % MAX_PARAMS]]);
         let used = order.filter(|param| *param < ids.len() && treatment(*param).has_gradient());
+        let frozen: Vec<usize> = (0..ids.len()).filter(|param| self.is_frozen(at, *param)).collect();
         for param in used.take(abandon.unwrap_or(usize::MAX)) {
             let times = self.params[param].1 - u32::from(treatment(param) == Treatment::Late);
             self.hand_over(&mut pass, at, feed, param, ids[param], times)?;
+            // Whatever has launched.
+            if let Some(frozen) = frozen.get(param) {
+                pass.params().get(ids[*frozen])?;
+            }
         }
         if abandon.is_some() {
             let buckets = pass.abandon()?.stepped_buckets;
@@ -180,6 +222,10 @@ impl Training {
             pass.finish()?;
             trained.kept.push(None);
         }
+        self.read_status(plan, stepper, trained)
+    }
+
+    fn read_status(&self, plan: &PassPlan, stepper: &Stepper, trained: &mut Trained) -> Result<()> {
         if plan.status {
             let status = stepper.status()?;
             if plan.abandon.is_none() {

@@ -244,13 +244,14 @@ impl BucketJob {
             reserved: 0,
         };
         // With nothing frozen: what is frozen later the kernels leave out by its action.
+        let first = Span::bucket(plan, &plan.buckets()[bucket as usize]).start;
         let mut params = None;
         let op = Op { stream: Stream::Optim, action };
         op.accesses(plan, rule.states, &Frozen::default(), &mut |access| match access.span.memory {
-            Memory::Grads => args.grads = memories.resolve(access.span).cast(),
+            Memory::Grads if access.span.start == first => args.grads = memories.resolve(access.span).cast(),
             Memory::Params => params = Some(access.span),
             Memory::State(k) => args.states[usize::from(k)] = memories.resolve(access.span).cast(),
-            Memory::Control | Memory::Settings => {}
+            Memory::Grads | Memory::Control | Memory::Settings => {}
         });
         let param = |segment: &Segment| {
             let span = Span::segment(Memory::Params, plan, segment);

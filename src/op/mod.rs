@@ -220,7 +220,10 @@ impl Op {
                 let bucket = &plan.buckets()[bucket as usize];
                 let averages =
                     plan.segments_of(bucket).iter().any(|s| s.action == SegmentAction::Average && s.len > 0);
-                touch(Span::bucket(plan, bucket), averages);
+                // The counts behind the gradients are only read, even by averages: a rank that has joined reads them
+                // beside the step.
+                touch(Span::elements(Memory::Grads, plan, bucket.start, bucket.tail.start), averages);
+                touch(Span::elements(Memory::Grads, plan, bucket.tail.start, bucket.tail.end), false);
                 for (start, end) in stepped_runs(plan, bucket, frozen) {
                     touch(Span::elements(Memory::Params, plan, start, end), true);
                     for state in 0..states {

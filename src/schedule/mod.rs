@@ -233,9 +233,11 @@ impl Schedule {
     /// Takes a parameter out of the passes that come, or puts it back in, between passes. The trainer is about to say so
     /// in the settings.
     pub fn set_frozen(&mut self, param: usize, frozen: bool) {
-        // Steps of earlier passes may still be writing it, and later touches of a frozen parameter wait for nothing.
-        let bucket = self.plan.segment_of(param).bucket;
-        self.emitter.after(Stream::Compute, &[self.stepped[bucket as usize]]);
+        if frozen {
+            // Steps of earlier passes may still be writing it, and later touches of a frozen parameter wait for nothing.
+            let bucket = self.plan.segment_of(param).bucket;
+            self.emitter.after(Stream::Compute, &[self.stepped[bucket as usize]]);
+        }
         self.readiness.set_frozen(&self.plan, param, frozen);
         self.touch_settings();
     }
@@ -363,6 +365,10 @@ impl Schedule {
         }
         self.reduced = Some(self.collective(CollectiveKind::AllReduce, Some(bucket), span));
         if !self.is_stepped(bucket) {
+            if described.len > 0 {
+                // A frozen carrier: nothing comes behind this reduce that the trainer and the next one could wait for.
+                self.stepped[bucket as usize] = self.reduced;
+            }
             return;
         }
         match self.policy.mode {

@@ -164,7 +164,7 @@ impl Stepper {
     /// Freezes a parameter from the next pass on, or unfreezes it. Frozen, it can be read at any moment of a pass and
     /// takes no gradient; value, state and step count stay, and no bucket waits for it. A bucket of frozen parameters alone
     /// is neither reduced nor stepped; in any other it still takes its share of the all-reduce, as zeros. Ranks must
-    /// freeze the same.
+    /// freeze the same: if they differ, the next collective is a `Mismatch`, or a `Deadline` where a rank has none left.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -183,7 +183,7 @@ impl Stepper {
     /// ```
     ///
     /// # Ordering
-    /// Waits for the last step of the parameter's bucket.
+    /// Waits for the last pass to have begun on the optim stream; to freeze, for the last step of the parameter's bucket.
     ///
     /// # Errors
     /// `Layout` if `id` is of another layout, `Order` inside a pass, `Poisoned` after a failure.

@@ -46,7 +46,7 @@ impl Stepper {
     /// ```
     ///
     /// # Ordering
-    /// Waits for the pass's first bucket to be reduced, not for the steps.
+    /// Waits for the pass's last reduce, not for the steps.
     ///
     /// # Errors
     /// `Config` unless the stepper was built with [`uneven_inputs`](crate::StepperBuilder::uneven_inputs), `Order` if a pass
