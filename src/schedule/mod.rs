@@ -13,7 +13,9 @@
 //! Wait itself; it says what comes after what, and the emitter knows which of that is news.
 
 mod emitter;
+mod launch;
 mod readiness;
+mod touch;
 
 use emitter::{Emitter, Mark};
 use readiness::Readiness;
@@ -22,8 +24,8 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::layout::{Layout, Plan, Segment};
-use crate::op::{Action, CollectiveKind, Memory, Op, Phase, Span, Stream, Ticket};
+use crate::layout::{Layout, Plan};
+use crate::op::{Action, Op, Phase, Stream, Ticket};
 
 /// When steps run, relative to reduces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -230,76 +232,6 @@ impl Schedule {
         self.readiness.is_frozen(param)
     }
 
-    /// Takes a parameter out of the passes that come, or puts it back in, between passes. The trainer is about to say so
-    /// in the settings.
-    pub fn set_frozen(&mut self, param: usize, frozen: bool) {
-        if frozen {
-            // Steps of earlier passes may still be writing it, and later touches of a frozen parameter wait for nothing.
-            let bucket = self.plan.segment_of(param).bucket;
-            self.emitter.after(Stream::Compute, &[self.stepped[bucket as usize]]);
-        }
-        self.readiness.set_frozen(&self.plan, param, frozen);
-        self.touch_settings();
-    }
-
-    /// The trainer is about to touch a parameter or its gradient. Every access must be announced: the ops of the bucket
-    /// wait for exactly what was.
-    pub fn touch(&mut self, param: usize) {
-        let segment = self.plan.segment_of(param);
-        // No op of a pass touches a frozen parameter, and Begin comes after whatever unfreezes it.
-        if segment.len > 0 && !self.is_frozen(param) {
-            self.touch_bucket(segment.bucket);
-        }
-    }
-
-    /// The trainer is about to read the status, or to read or set step counts, between passes.
-    pub fn touch_control(&mut self) {
-        self.touch_inputs(self.settled);
-    }
-
-    /// The trainer is about to set hyperparameters or actions, between passes. The steps of the last pass may still run:
-    /// they read what Begin has derived.
-    pub fn touch_settings(&mut self) {
-        self.touch_inputs(self.begun);
-    }
-
-    /// The trainer is about to read how many ranks contributed to the last pass.
-    pub fn touch_contributors(&mut self) {
-        self.touch_inputs(self.reduced);
-    }
-
-    /// What Begin reads or writes: the trainer comes after `mark`, and the next Begin after the trainer.
-    fn touch_inputs(&mut self, mark: Option<Mark>) {
-        self.emitter.after(Stream::Compute, &[mark]);
-        self.inputs_touched = self.emitter.next_ticket(Stream::Compute);
-    }
-
-    /// The trainer is about to touch any parameter, gradient or state.
-    pub fn touch_all(&mut self) {
-        // First, since it implies the others: one wait instead of many.
-        self.emitter.after(Stream::Compute, &[self.last]);
-        for bucket in 0..self.stepped.len() as u32 {
-            self.touch_bucket(bucket);
-        }
-    }
-
-    fn touch_bucket(&mut self, bucket: u32) {
-        self.touched[bucket as usize] = self.emitter.next_ticket(Stream::Compute);
-        self.emitter.after(Stream::Compute, &[self.stepped[bucket as usize]]);
-    }
-
-    /// The trainer is about to wait for everything that was submitted.
-    pub fn synchronize(&mut self) {
-        // The trainer's touches so far first, so that no later reduce has to wait for a position behind these waits.
-        let touched = self.emitter.record(Stream::Compute);
-        self.emitter.after(Stream::Reduce, &[Some(touched)]);
-        let marks = [self.emitter.record(Stream::Reduce), self.emitter.record(Stream::Optim)];
-        self.emitter.after(Stream::Compute, &marks.map(Some));
-        // Norms leave no mark of their own, so after an abandoned pass this one stands for them too.
-        self.stepped.fill(Some(marks[1]));
-        (self.last, self.settled) = (Some(marks[1]), Some(marks[1]));
-    }
-
     /// Closes the pass: launches what is left, with zeros for what was not handed over, and the steps.
     ///
     /// # Errors
@@ -338,125 +270,5 @@ impl Schedule {
 
     fn require_open(&self) -> Result<()> {
         if self.open { Ok(()) } else { Err(Error::Order("no pass is open".into())) }
-    }
-
-    /// The bucket's gradients are final on this rank: reduce them, and go as far as the mode allows.
-    fn launch(&mut self, bucket: u32) {
-        if self.is_left_out(bucket) {
-            return;
-        }
-        let plan = Arc::clone(&self.plan);
-        let described = &plan.buckets()[bucket as usize];
-        let span = Span::bucket(&plan, described);
-        if described.len > 0 {
-            let touched = !self.emitter.is_after(Stream::Reduce, self.touched[bucket as usize]);
-            let written = touched.then(|| self.emitter.record(Stream::Compute));
-            let begun = self.begun.filter(|_| self.tails);
-            self.emitter.after(Stream::Reduce, &[written, begun, self.stepped[bucket as usize]]);
-        }
-        if self.opening.joined && described.len > 0 {
-            self.emitter.emit(Stream::Reduce, Action::Zero(span));
-        } else {
-            for segment in plan.segments_of(described) {
-                if !self.readiness.is_handed_over(segment.param as usize) {
-                    self.contribute_nothing(segment);
-                }
-            }
-        }
-        self.reduced = Some(self.collective(CollectiveKind::AllReduce, Some(bucket), span));
-        if !self.is_stepped(bucket) {
-            if described.len > 0 {
-                // A frozen carrier: nothing comes behind this reduce that the trainer and the next one could wait for.
-                self.stepped[bucket as usize] = self.reduced;
-            }
-            return;
-        }
-        match self.policy.mode {
-            Mode::Sequential => {}
-            Mode::Eager => {
-                self.emitter.after(Stream::Optim, &[self.reduced]);
-                self.step(bucket);
-            }
-            Mode::Normed => {
-                self.emitter.after(Stream::Optim, &[self.reduced]);
-                self.emitter.emit(Stream::Optim, Action::Norm { bucket });
-            }
-        }
-    }
-
-    /// Whether a pass steps the bucket: it has elements, and not all of them are frozen.
-    fn is_stepped(&self, bucket: u32) -> bool {
-        self.plan.buckets()[bucket as usize].len > 0 && !self.readiness.is_bucket_frozen(bucket)
-    }
-
-    fn step(&mut self, bucket: u32) {
-        let mark = self.emitter.emit_marked(Stream::Optim, Action::Step { bucket });
-        self.stepped[bucket as usize] = Some(mark);
-        (self.last, self.settled) = (Some(mark), Some(mark));
-    }
-
-    /// Whether the pass goes without the bucket: all of it is frozen, on every rank, since they agree on that. The one
-    /// that carries the count of contributing ranks is always reduced.
-    fn is_left_out(&self, bucket: u32) -> bool {
-        let described = &self.plan.buckets()[bucket as usize];
-        let carries = described.contributors.is_some()
-            && self.plan.carrier().is_some_and(|carrier| carrier.start == described.start);
-        self.readiness.is_bucket_frozen(bucket) && !carries
-    }
-
-    /// Zeros for a parameter that was not handed over, in its gradient and in its tail.
-    fn contribute_nothing(&mut self, segment: &Segment) {
-        let gradient = Span::segment(Memory::Grads, &self.plan, segment);
-        if gradient.bytes() > 0 {
-            self.emitter.emit(Stream::Reduce, Action::Zero(gradient));
-        }
-        if let Some(tail) = segment.tail {
-            let flag = Span::elements(Memory::Grads, &self.plan, tail, tail + 1);
-            self.emitter.emit(Stream::Reduce, Action::Zero(flag));
-        }
-    }
-
-    /// Everything behind the last reduce: norms if they are not done yet, the decision, the steps.
-    fn step_all(&mut self) {
-        let plan = Arc::clone(&self.plan);
-        let buckets = 0..plan.buckets().len() as u32;
-        self.emitter.after(Stream::Optim, &[self.reduced]);
-        if self.policy.norm {
-            if self.policy.mode == Mode::Sequential {
-                for bucket in buckets.clone() {
-                    if self.is_stepped(bucket) {
-                        self.emitter.emit(Stream::Optim, Action::Norm { bucket });
-                    }
-                }
-            }
-            self.emitter.emit(Stream::Optim, Action::Control(Phase::Decide));
-        }
-        // The last bucket holds the first parameters, which the next forward needs first.
-        for bucket in buckets.rev() {
-            if self.is_stepped(bucket) {
-                self.step(bucket);
-            }
-        }
-    }
-
-    /// Rank 0's parameters for all: at once, or one by one where they lie apart.
-    fn broadcast(&mut self) -> Option<Mark> {
-        let plan = Arc::clone(&self.plan);
-        if !plan.is_foreign() {
-            let whole = Span::elements(Memory::Params, &plan, 0, plan.arena_len());
-            return Some(self.collective(CollectiveKind::Broadcast, None, whole));
-        }
-        let mut received = None;
-        for segment in plan.segments().iter().filter(|segment| segment.len > 0) {
-            let span = Span::segment(Memory::Params, &plan, segment);
-            received = Some(self.collective(CollectiveKind::Broadcast, Some(segment.bucket), span));
-        }
-        received
-    }
-
-    fn collective(&mut self, kind: CollectiveKind, bucket: Option<u32>, span: Span) -> Mark {
-        let (pass, agreement) = (self.pass, self.opening.agreement);
-        let action = Action::Collective { kind, pass, agreement, bucket, src: span, dst: span };
-        self.emitter.emit_marked(Stream::Reduce, action)
     }
 }

@@ -1,0 +1,133 @@
+//! What becomes of a bucket whose gradients are final on this rank: reduced, measured, stepped, as far as the mode goes.
+//!
+//! The only code that writes work for the reduce and optim streams. Must leave a mark behind every last access to a
+//! bucket, because whoever touches it next asks for nothing else.
+
+use std::sync::Arc;
+
+use super::emitter::Mark;
+use super::{Mode, Schedule};
+use crate::layout::Segment;
+use crate::op::{Action, CollectiveKind, Memory, Phase, Span, Stream};
+
+impl Schedule {
+    /// The bucket's gradients are final on this rank: reduce them, and go as far as the mode allows.
+    pub(super) fn launch(&mut self, bucket: u32) {
+        if self.is_left_out(bucket) {
+            return;
+        }
+        let plan = Arc::clone(&self.plan);
+        let described = &plan.buckets()[bucket as usize];
+        let span = Span::bucket(&plan, described);
+        if described.len > 0 {
+            let touched = !self.emitter.is_after(Stream::Reduce, self.touched[bucket as usize]);
+            let written = touched.then(|| self.emitter.record(Stream::Compute));
+            let begun = self.begun.filter(|_| self.tails);
+            self.emitter.after(Stream::Reduce, &[written, begun, self.stepped[bucket as usize]]);
+        }
+        if self.opening.joined && described.len > 0 {
+            self.emitter.emit(Stream::Reduce, Action::Zero(span));
+        } else {
+            for segment in plan.segments_of(described) {
+                if !self.readiness.is_handed_over(segment.param as usize) {
+                    self.contribute_nothing(segment);
+                }
+            }
+        }
+        self.reduced = Some(self.collective(CollectiveKind::AllReduce, Some(bucket), span));
+        if !self.is_stepped(bucket) {
+            if described.len > 0 {
+                // A frozen carrier: nothing comes behind this reduce that the trainer and the next one could wait for.
+                self.stepped[bucket as usize] = self.reduced;
+            }
+            return;
+        }
+        match self.policy.mode {
+            Mode::Sequential => {}
+            Mode::Eager => {
+                self.emitter.after(Stream::Optim, &[self.reduced]);
+                self.step(bucket);
+            }
+            Mode::Normed => {
+                self.emitter.after(Stream::Optim, &[self.reduced]);
+                self.emitter.emit(Stream::Optim, Action::Norm { bucket });
+            }
+        }
+    }
+
+    /// Whether a pass steps the bucket: it has elements, and not all of them are frozen.
+    pub(super) fn is_stepped(&self, bucket: u32) -> bool {
+        self.plan.buckets()[bucket as usize].len > 0 && !self.readiness.is_bucket_frozen(bucket)
+    }
+
+    pub(super) fn step(&mut self, bucket: u32) {
+        let mark = self.emitter.emit_marked(Stream::Optim, Action::Step { bucket });
+        self.stepped[bucket as usize] = Some(mark);
+        (self.last, self.settled) = (Some(mark), Some(mark));
+    }
+
+    /// Whether the pass goes without the bucket: all of it is frozen, on every rank, since they agree on that. The one
+    /// that carries the count of contributing ranks is always reduced.
+    pub(super) fn is_left_out(&self, bucket: u32) -> bool {
+        let described = &self.plan.buckets()[bucket as usize];
+        let carries = described.contributors.is_some()
+            && self.plan.carrier().is_some_and(|carrier| carrier.start == described.start);
+        self.readiness.is_bucket_frozen(bucket) && !carries
+    }
+
+    /// Zeros for a parameter that was not handed over, in its gradient and in its tail.
+    fn contribute_nothing(&mut self, segment: &Segment) {
+        let gradient = Span::segment(Memory::Grads, &self.plan, segment);
+        if gradient.bytes() > 0 {
+            self.emitter.emit(Stream::Reduce, Action::Zero(gradient));
+        }
+        if let Some(tail) = segment.tail {
+            let flag = Span::elements(Memory::Grads, &self.plan, tail, tail + 1);
+            self.emitter.emit(Stream::Reduce, Action::Zero(flag));
+        }
+    }
+
+    /// Everything behind the last reduce: norms if they are not done yet, the decision, the steps.
+    pub(super) fn step_all(&mut self) {
+        let plan = Arc::clone(&self.plan);
+        let buckets = 0..plan.buckets().len() as u32;
+        self.emitter.after(Stream::Optim, &[self.reduced]);
+        if self.policy.norm {
+            if self.policy.mode == Mode::Sequential {
+                for bucket in buckets.clone() {
+                    if self.is_stepped(bucket) {
+                        self.emitter.emit(Stream::Optim, Action::Norm { bucket });
+                    }
+                }
+            }
+            self.emitter.emit(Stream::Optim, Action::Control(Phase::Decide));
+        }
+        // The last bucket holds the first parameters, which the next forward needs first.
+        for bucket in buckets.rev() {
+            if self.is_stepped(bucket) {
+                self.step(bucket);
+            }
+        }
+    }
+
+    /// Rank 0's parameters for all: at once, or one by one where they lie apart.
+    pub(super) fn broadcast(&mut self) -> Option<Mark> {
+        let plan = Arc::clone(&self.plan);
+        if !plan.is_foreign() {
+            let whole = Span::elements(Memory::Params, &plan, 0, plan.arena_len());
+            return Some(self.collective(CollectiveKind::Broadcast, None, whole));
+        }
+        let mut received = None;
+        for segment in plan.segments().iter().filter(|segment| segment.len > 0) {
+            let span = Span::segment(Memory::Params, &plan, segment);
+            received = Some(self.collective(CollectiveKind::Broadcast, Some(segment.bucket), span));
+        }
+        received
+    }
+
+    fn collective(&mut self, kind: CollectiveKind, bucket: Option<u32>, span: Span) -> Mark {
+        let (pass, agreement) = (self.pass, self.opening.agreement);
+        let action = Action::Collective { kind, pass, agreement, bucket, src: span, dst: span };
+        self.emitter.emit_marked(Stream::Reduce, action)
+    }
+}

@@ -1,0 +1,80 @@
+//! What the trainer announces: which bytes it is about to touch, and so what it comes after and what comes after it.
+//!
+//! To touch is to wait, for exactly the op that touched the same bytes last. Must be called before the access, never
+//! behind it: a position that was announced too late orders nothing.
+
+use super::Schedule;
+use super::emitter::Mark;
+use crate::op::Stream;
+
+impl Schedule {
+    /// Takes a parameter out of the passes that come, or puts it back in, between passes. The trainer is about to say so
+    /// in the settings.
+    pub fn set_frozen(&mut self, param: usize, frozen: bool) {
+        if frozen {
+            // Steps of earlier passes may still be writing it, and later touches of a frozen parameter wait for nothing.
+            let bucket = self.plan.segment_of(param).bucket;
+            self.emitter.after(Stream::Compute, &[self.stepped[bucket as usize]]);
+        }
+        self.readiness.set_frozen(&self.plan, param, frozen);
+        self.touch_settings();
+    }
+
+    /// The trainer is about to touch a parameter or its gradient. Every access must be announced: the ops of the bucket
+    /// wait for exactly what was.
+    pub fn touch(&mut self, param: usize) {
+        let segment = self.plan.segment_of(param);
+        // No op of a pass touches a frozen parameter, and Begin comes after whatever unfreezes it.
+        if segment.len > 0 && !self.is_frozen(param) {
+            self.touch_bucket(segment.bucket);
+        }
+    }
+
+    /// The trainer is about to read the status, or to read or set step counts, between passes.
+    pub fn touch_control(&mut self) {
+        self.touch_inputs(self.settled);
+    }
+
+    /// The trainer is about to set hyperparameters or actions, between passes. The steps of the last pass may still run:
+    /// they read what Begin has derived.
+    pub fn touch_settings(&mut self) {
+        self.touch_inputs(self.begun);
+    }
+
+    /// The trainer is about to read how many ranks contributed to the last pass.
+    pub fn touch_contributors(&mut self) {
+        self.touch_inputs(self.reduced);
+    }
+
+    /// What Begin reads or writes: the trainer comes after `mark`, and the next Begin after the trainer.
+    fn touch_inputs(&mut self, mark: Option<Mark>) {
+        self.emitter.after(Stream::Compute, &[mark]);
+        self.inputs_touched = self.emitter.next_ticket(Stream::Compute);
+    }
+
+    /// The trainer is about to touch any parameter, gradient or state.
+    pub fn touch_all(&mut self) {
+        // First, since it implies the others: one wait instead of many.
+        self.emitter.after(Stream::Compute, &[self.last]);
+        for bucket in 0..self.stepped.len() as u32 {
+            self.touch_bucket(bucket);
+        }
+    }
+
+    fn touch_bucket(&mut self, bucket: u32) {
+        self.touched[bucket as usize] = self.emitter.next_ticket(Stream::Compute);
+        self.emitter.after(Stream::Compute, &[self.stepped[bucket as usize]]);
+    }
+
+    /// The trainer is about to wait for everything that was submitted.
+    pub fn synchronize(&mut self) {
+        // The trainer's touches so far first, so that no later reduce has to wait for a position behind these waits.
+        let touched = self.emitter.record(Stream::Compute);
+        self.emitter.after(Stream::Reduce, &[Some(touched)]);
+        let marks = [self.emitter.record(Stream::Reduce), self.emitter.record(Stream::Optim)];
+        self.emitter.after(Stream::Compute, &marks.map(Some));
+        // Norms leave no mark of their own, so after an abandoned pass this one stands for them too.
+        self.stepped.fill(Some(marks[1]));
+        (self.last, self.settled) = (Some(marks[1]), Some(marks[1]));
+    }
+}
