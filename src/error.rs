@@ -9,7 +9,8 @@ use std::sync::Arc;
 /// What every fallible call of this crate returns.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Everything that can go wrong. *Refused*: nothing was changed. *Poisons*: the stepper is over, and so is its group.
+/// Everything that can go wrong. *Refused*: nothing was changed, but by calls that take the pass or the stepper by value,
+/// which end it. *Poisons*: the stepper is over, and so is its group.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Error {
@@ -46,7 +47,10 @@ pub enum Error {
         property: u32,
     },
     /// Poisons: ranks issued different collectives, or the same ones about different things.
-    #[error("rank {rank} issued [{ours}] where rank {other_rank} issued [{theirs}]")]
+    #[error(
+        "rank {rank} issued [{ours}] where rank {other_rank} issued [{theirs}] (where only the agreement differs, ranks have \
+         different layouts, options, learning rates or frozen parameters)"
+    )]
     Mismatch {
         /// The rank that noticed.
         rank: u32,

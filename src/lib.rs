@@ -5,6 +5,20 @@
 //! summed over the ranks of a [`Collective`] and stepped in one launch, beside the rest of backward. The README has a
 //! whole program.
 //!
+//! | To | call |
+//! |---|---|
+//! | give parameters hyperparameters of their own | [`LayoutBuilder::in_group`], [`StepperBuilder::group`] |
+//! | change a learning rate | [`Stepper::set_lr`] |
+//! | accumulate micro-batches | [`Stepper::begin_accumulating`] |
+//! | clip by the global norm, skip non-finite passes | [`StepperBuilder::max_norm`], [`StepperBuilder::skip_nonfinite`] |
+//! | share a parameter, leave one out | [`LayoutBuilder::uses`], [`StepperBuilder::unused`], [`SegmentAction`] |
+//! | freeze a parameter | [`Stepper::set_frozen`] |
+//! | let ranks run out of data | [`StepperBuilder::uneven_inputs`], [`Stepper::join`] |
+//! | save and load | [`Stepper::params_mut`], [`Stepper::state_mut`], [`Stepper::set_step_count`] |
+//! | work on tensors of your own | [`StepperBuilder::host_borrowing`] |
+//! | train several models on the same ranks | [`InProcess::split`] |
+//! | see what ran, and prove that nothing raced | [`StepperBuilder::record`], [`Stepper::take_recording`], [`timeline`] |
+//!
 //! Trainers need what stands at the crate's root. The modules are for tools that look inside: [`layout`] (where a
 //! parameter lies), [`op`] and [`schedule`] (what runs when), [`hazard`] (the proof that nothing races), [`timeline`]
 //! (when it ran).
@@ -28,10 +42,14 @@ pub mod timeline;
 
 pub use error::{Error, Result};
 pub use host::{HostDevice, InProcess, Isa, Solo, in_process};
-pub use layout::{Layout, LayoutBuilder, ParamId, SegmentAction};
+#[doc(inline)]
+pub use layout::{ForeignBucket, Layout, LayoutBuilder, ParamId, SegmentAction};
+#[doc(inline)]
 pub use op::Collective;
+#[doc(inline)]
 pub use optim::{Adam, AdamW, Optimizer, Sgd};
 pub use pool::Pool;
+#[doc(inline)]
 pub use schedule::Mode;
 pub use stepper::{
     Abandoned, Borrowed, Divisor, Grads, Params, ParamsMut, Pass, Recording, Status, Stepper, StepperBuilder,

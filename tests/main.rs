@@ -14,6 +14,7 @@ mod borrowed;
 mod clipping;
 mod digests;
 mod drift;
+mod endings;
 mod failures;
 mod freezing;
 mod golden;

@@ -173,6 +173,7 @@ fn frozen_ever(case: Case, param: usize) -> bool {
 }
 
 fn freeze(schedule: &mut Schedule, list: &mut Vec<Traced>, plan: &Plan, param: usize, frozen: bool) {
+    schedule.touch_frozen(param, frozen);
     schedule.set_frozen(param, frozen);
     list.extend(schedule.drain().map(Traced::Op));
     list.push(Traced::Freeze { segment: plan.segment_index(param) as u32, frozen });

@@ -250,6 +250,7 @@ fn play_between(between: Between, schedule: &mut Schedule, plan: &Plan, list: &m
         Between::Synchronize => schedule.synchronize(),
         Between::Freeze(param) | Between::Unfreeze(param) => {
             let (param, frozen) = (param % plan.segments().len(), matches!(between, Between::Freeze(_)));
+            schedule.touch_frozen(param, frozen);
             schedule.set_frozen(param, frozen);
             list.extend(schedule.drain().map(Traced::Op));
             list.push(Traced::Freeze { segment: plan.segment_index(param) as u32, frozen });

@@ -79,7 +79,10 @@ impl Report {
             what: format!("instruction set {isa}"),
             how_to_get_it: "another CPU; results are the same bits without it",
         });
-        let cuda = Missing { what: "device cuda".into(), how_to_get_it: "not built into this version" };
+        let cuda = Missing {
+            what: "device cuda".into(),
+            how_to_get_it: "a later version; this one steps on the CPU only",
+        };
         Ok(Report {
             version: env!("CARGO_PKG_VERSION"),
             isa: Choice { value: stepper.isa().name(), because: because("INSTEP_ISA", "widest") },

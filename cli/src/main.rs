@@ -11,7 +11,7 @@ use clap::{Parser, Subcommand};
 use instep_cli::{Failure, bench, diff, info, replay};
 
 #[derive(Parser)]
-#[command(version, about)]
+#[command(name = "instep", version, about)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,

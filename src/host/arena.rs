@@ -4,7 +4,7 @@
 //! here. Must never hand out a reference; it hands out pointers into bounds that it has checked.
 #![allow(unsafe_code)]
 
-use std::alloc::{Layout as AllocLayout, alloc, dealloc};
+use std::alloc::{Layout as AllocLayout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
 use crate::abi::{InstepControl, InstepHyper, InstepSegment};
@@ -15,12 +15,17 @@ use crate::op::{Memory, Span};
 /// A cache line, and the widest vector.
 const ALIGNMENT: usize = 64;
 
+/// What allocators give without being asked.
+const ALLOCATOR_ALIGNMENT: usize = 16;
+
 /// A huge page of x86-64 and aarch64: a step walks every arena from end to end, and misses the TLB at each small page.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// One allocation.
+/// One allocation, and the aligned run of zeros inside it.
 struct Arena {
     base: NonNull<u8>,
+    bytes: u64,
+    allocation: NonNull<u8>,
     layout: AllocLayout,
 }
 
@@ -34,18 +39,21 @@ impl Arena {
         let too_large = || Error::Layout(format!("{bytes} bytes do not fit this machine's address space"));
         let size = usize::try_from(bytes.max(1)).map_err(|_| too_large())?;
         let alignment = if size >= 2 * HUGE_PAGE { HUGE_PAGE } else { ALIGNMENT };
-        let layout = AllocLayout::from_size_align(size, alignment).map_err(|_| too_large())?;
+        // Aligned by hand: an allocator that is asked for more than its own alignment writes the zeros itself, and so
+        // takes every page at once, before the advice.
+        let whole = size.checked_add(alignment).ok_or_else(too_large)?;
+        let layout = AllocLayout::from_size_align(whole, ALLOCATOR_ALIGNMENT).map_err(|_| too_large())?;
         // SAFETY: the size is not zero.
-        let base = unsafe { alloc(layout) };
-        let base = NonNull::new(base)
+        let allocation = unsafe { alloc_zeroed(layout) };
+        let allocation = NonNull::new(allocation)
             .ok_or_else(|| Error::Layout(format!("{bytes} bytes could not be allocated")))?;
+        let skipped = allocation.addr().get().next_multiple_of(alignment) - allocation.addr().get();
+        // SAFETY: less than `alignment` further, which the allocation is longer than the arena.
+        let base = unsafe { allocation.add(skipped) };
         if alignment == HUGE_PAGE {
             advise_huge_pages(base, size);
         }
-        // Zeroed after the advice, since the first touch decides on the page.
-        // SAFETY: allocated above, of this size.
-        unsafe { base.as_ptr().write_bytes(0, size) }
-        Ok(Arena { base, layout })
+        Ok(Arena { base, bytes: size as u64, allocation, layout })
     }
 }
 
@@ -67,7 +75,7 @@ fn advise_huge_pages(base: NonNull<u8>, size: usize) {
 impl Drop for Arena {
     fn drop(&mut self) {
         // SAFETY: allocated in `zeroed` with this layout, and nothing holds the arena any more.
-        unsafe { dealloc(self.base.as_ptr(), self.layout) }
+        unsafe { dealloc(self.allocation.as_ptr(), self.layout) }
     }
 }
 
@@ -95,7 +103,7 @@ unsafe impl Sync for Region {}
 impl Region {
     fn owned(bytes: u64) -> Result<Region> {
         let arena = Arena::zeroed(bytes)?;
-        let pieces = vec![Piece { start: 0, bytes: arena.layout.size() as u64, base: arena.base }];
+        let pieces = vec![Piece { start: 0, bytes: arena.bytes, base: arena.base }];
         Ok(Region { pieces, arena: Some(arena) })
     }
 
@@ -113,7 +121,7 @@ impl Region {
 }
 
 /// Tensors of the caller's that take the place of owned memory.
-pub(crate) struct Lent {
+pub(crate) struct BorrowedPieces {
     pub(crate) params: Vec<Piece>,
     pub(crate) grads: Vec<Piece>,
 }
@@ -138,19 +146,19 @@ const fn actions_at(group_count: usize) -> usize {
 }
 
 impl Memories {
-    /// Zeroed arenas for a plan, but for what is lent.
+    /// Zeroed arenas for a plan, but for what is borrowed.
     pub(crate) fn new(
         plan: &Plan,
         states: usize,
         group_count: usize,
-        lent: Option<Lent>,
+        borrowed: Option<BorrowedPieces>,
     ) -> Result<Memories> {
         let bytes = plan.arena_len() * plan.dtype().bytes();
         let segment_count = plan.segments().len();
         let control = SEGMENTS_AT + segment_count * std::mem::size_of::<InstepSegment>();
-        let (params, grads) = match lent {
+        let (params, grads) = match borrowed {
             None => (Region::owned(bytes)?, Region::owned(plan.grads_len() * plan.dtype().bytes())?),
-            Some(lent) => (Region::borrowed(lent.params), Region::borrowed(lent.grads)),
+            Some(borrowed) => (Region::borrowed(borrowed.params), Region::borrowed(borrowed.grads)),
         };
         Ok(Memories {
             params,
@@ -184,7 +192,7 @@ impl Memories {
     }
 
     /// Whether some of it is the caller's.
-    pub(crate) fn are_lent(&self) -> bool {
+    pub(crate) fn are_borrowed(&self) -> bool {
         self.params.arena.is_none()
     }
 

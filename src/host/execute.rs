@@ -53,7 +53,7 @@ pub(crate) struct Parts {
     pub(crate) plan: Arc<Plan>,
     pub(crate) memories: Arc<Memories>,
     pub(crate) rule: Rule,
-    /// First values of group memory.
+    /// First hyperparameters in the settings, by group.
     pub(crate) hypers: Vec<InstepHyper>,
     pub(crate) kernels: Kernels,
     pub(crate) pool: Pool,
@@ -161,7 +161,7 @@ impl Executor {
     }
 }
 
-/// What control and group memory say before the first pass.
+/// What control memory and settings say before the first pass.
 fn initialise_control(plan: &Plan, memories: &Memories, hypers: &[InstepHyper]) {
     for (group, hyper) in hypers.iter().enumerate() {
         // SAFETY: no op has been submitted yet.

@@ -79,7 +79,7 @@ impl Device for HostDevice {
 
 impl Drop for HostDevice {
     fn drop(&mut self) {
-        if self.memories.are_lent() {
+        if self.memories.are_borrowed() {
             // The caller may free its memory as soon as this returns.
             self.streams.end();
         }

@@ -165,12 +165,11 @@ impl<E: Run> Streams<E> {
     }
 
     fn serve(&self, stream: Stream) {
+        let _serving = Serving(self);
         let mut state = self.lock();
         loop {
             let Some(op) = state.queues[stream.index()].pop_front() else {
                 if state.closed {
-                    state.serving -= 1;
-                    self.passed.notify_all();
                     return;
                 }
                 state = self.work[stream.index()].wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -200,7 +199,11 @@ impl<E: Run> Streams<E> {
         match outcome {
             Ok(Ok(())) => {}
             Ok(Err(error)) => self.fail(&op.to_string(), error),
-            Err(panic) => self.fail(&op.to_string(), Error::Rank { rank, message: message_of(&*panic) }),
+            Err(panic) => {
+                self.fail(&op.to_string(), Error::Rank { rank, message: message_of(&*panic) });
+                // Dropping it would run a user's code once more.
+                std::mem::forget(panic);
+            }
         }
         if self.timed {
             let interval = Interval { start_ns, end_ns: self.now_ns() };
@@ -218,7 +221,19 @@ impl<E: Run> Streams<E> {
             self.passed.notify_all();
             error
         };
-        self.executor.abort(&first);
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.executor.abort(&first))) {
+            std::mem::forget(panic);
+        }
+    }
+}
+
+/// Counts a thread out however it ends; who waits for the end would otherwise wait forever.
+struct Serving<'a, E: Run>(&'a Streams<E>);
+
+impl<E: Run> Drop for Serving<'_, E> {
+    fn drop(&mut self) {
+        self.0.lock().serving -= 1;
+        self.0.passed.notify_all();
     }
 }
 

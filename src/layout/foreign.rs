@@ -79,6 +79,10 @@ impl Plan {
             }
             bucket.refuse_overlap(layout, index)?;
             let (first, start, params_start) = (plan.segments.len() as u32, plan.grads_len, plan.len);
+            plan.grads_len = match start.checked_add(bucket.len) {
+                Some(end) if end < 1 << 56 => end,
+                _ => return Err(Error::Layout(format!("bucket {index} takes the plan past 2^56 elements"))),
+            };
             for (id, offset) in &bucket.gradients {
                 let param = layout.index(*id)?;
                 let parameter = &parameters[param];
@@ -98,10 +102,6 @@ impl Plan {
                 });
                 plan.len += parameter.len.next_multiple_of(QUANTUM);
             }
-            plan.grads_len = match start.checked_add(bucket.len) {
-                Some(end) if end < 1 << 56 => end,
-                _ => return Err(Error::Layout(format!("bucket {index} takes the plan past 2^56 elements"))),
-            };
             plan.buckets.push(Bucket {
                 start,
                 len: bucket.len,
@@ -145,6 +145,7 @@ mod tests {
             (vec![bucket(8).gradient(a, 0).gradient(b, 4), bucket(4)], "bucket 1 holds no gradient"),
             (vec![bucket(8).gradient(a, 0).gradient(b, 3)], "overlap"),
             (vec![bucket(8).gradient(a, 0).gradient(b, 5)], "`b` ends outside bucket 0"),
+            (vec![bucket(8).gradient(a, 0), bucket(usize::MAX).gradient(b, usize::MAX - 4)], "past 2^56"),
             (vec![bucket(8).gradient(a, usize::MAX).gradient(b, 0)], "`a` ends outside"),
             (vec![bucket(8).gradient(a, 0).gradient(b, 4), bucket(4).gradient(a, 0)], "`a` lies in two"),
             (vec![bucket(12).gradient(a, 0).gradient(a, 4).gradient(b, 8)], "`a` lies in two"),

@@ -46,7 +46,7 @@ pub struct Call {
     pub dst: *mut u8,
     /// Length of both; for an all-reduce in the stepper's own memory a multiple of world_size x 256 elements.
     pub bytes: u64,
-    /// Fingerprint of layout and policy.
+    /// One number for layout, options, learning rates and frozen parameters.
     pub agreement: u64,
     /// How long to wait for the other ranks.
     pub deadline: Duration,
@@ -66,11 +66,17 @@ impl fmt::Display for Call {
         if let Some(bucket) = self.bucket {
             write!(f, ", bucket {bucket}")?;
         }
-        write!(f, ", {} bytes of {}, layout {:016x}", self.bytes, self.dtype, self.agreement)
+        write!(f, ", {} bytes of {}, agreement {:016x}", self.bytes, self.dtype, self.agreement)
     }
 }
 
-/// A group of ranks, as one of them sees it.
+/// A group of ranks, as one of them sees it. The crate brings ranks that are threads of one process
+/// ([`in_process`](crate::in_process)) and one that is fed sums ([`Solo`](crate::Solo)); processes and machines are reached
+/// through an implementation of your own.
+///
+/// Sums are plain sums: the mean's factor is folded into the step. Every rank must receive the same bits, or parameters
+/// drift apart. A call that differs from the other ranks' ([`Call::agrees_with`]) should be a `Mismatch`, not a hang; a kind
+/// that an implementation does not know is `Unsupported`.
 ///
 /// # Ordering
 /// Calls of one rank come from one thread at a time, in the same order on every rank.

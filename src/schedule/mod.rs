@@ -232,6 +232,11 @@ impl Schedule {
         self.readiness.is_frozen(param)
     }
 
+    /// Takes a parameter out of the passes that come, or puts it back in, after [`touch_frozen`](Self::touch_frozen).
+    pub fn set_frozen(&mut self, param: usize, frozen: bool) {
+        self.readiness.set_frozen(&self.plan, param, frozen);
+    }
+
     /// Closes the pass: launches what is left, with zeros for what was not handed over, and the steps.
     ///
     /// # Errors
@@ -239,7 +244,8 @@ impl Schedule {
     pub fn finish(&mut self) -> Result<()> {
         self.require_open()?;
         if self.micro_batches_left > 0 {
-            return Err(Error::Order(format!("{} micro-batches are still to come", self.micro_batches_left)));
+            let left = self.micro_batches_left;
+            return Err(Error::Order(format!("not finished: the last micro-batch is still {left} away")));
         }
         while let Some(bucket) = self.readiness.take_next(true) {
             self.launch(bucket);

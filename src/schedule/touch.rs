@@ -8,15 +8,13 @@ use super::emitter::Mark;
 use crate::op::Stream;
 
 impl Schedule {
-    /// Takes a parameter out of the passes that come, or puts it back in, between passes. The trainer is about to say so
-    /// in the settings.
-    pub fn set_frozen(&mut self, param: usize, frozen: bool) {
+    /// The trainer is about to freeze a parameter, or to unfreeze it, in the settings, between passes.
+    pub fn touch_frozen(&mut self, param: usize, frozen: bool) {
         if frozen {
             // Steps of earlier passes may still be writing it, and later touches of a frozen parameter wait for nothing.
             let bucket = self.plan.segment_of(param).bucket;
             self.emitter.after(Stream::Compute, &[self.stepped[bucket as usize]]);
         }
-        self.readiness.set_frozen(&self.plan, param, frozen);
         self.touch_settings();
     }
 

@@ -67,7 +67,8 @@ impl Stepper {
         self.view(id, Memory::Grads)
     }
 
-    /// A parameter's optimizer state by name, as `torch.optim` calls it.
+    /// A parameter's optimizer state by name, as `torch.optim` calls it. All groups keep the states of the one that keeps
+    /// most; where a group has no use for one (no momentum, no amsgrad) it stays zero.
     ///
     /// # Shapes
     /// As many f32 as the parameter, aligned to 64 bytes unless [borrowed](crate::Borrowed).
@@ -156,15 +157,18 @@ impl Stepper {
     /// pass, `Poisoned` after a failure.
     pub fn set_lr(&mut self, group: &str, lr: f64) -> Result<()> {
         self.refuse_open_pass()?;
+        self.run.get_mut().touch_settings()?;
         let (index, hyper) = self.groups.set_lr(group, lr)?;
         self.agreement.forget();
-        self.write_group(index, hyper)
+        self.write_group(index, hyper);
+        Ok(())
     }
 
     /// Freezes a parameter from the next pass on, or unfreezes it. Frozen, it can be read at any moment of a pass and
     /// takes no gradient; value, state and step count stay, and no bucket waits for it. A bucket of frozen parameters alone
     /// is neither reduced nor stepped; in any other it still takes its share of the all-reduce, as zeros. Ranks must
-    /// freeze the same: if they differ, the next collective is a `Mismatch`, or a `Deadline` where a rank has none left.
+    /// freeze the same: if they differ, the next collective is a `Mismatch`; a rank that has none left, because it froze
+    /// everything, is a `Deadline` or `PeerLost` to the others.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -190,8 +194,10 @@ impl Stepper {
     pub fn set_frozen(&mut self, id: ParamId, frozen: bool) -> Result<()> {
         let param = self.layout.index(id)?;
         self.refuse_open_pass()?;
+        self.run.get_mut().touch_frozen(param, frozen)?;
         self.agreement.forget();
-        self.write_frozen(param, frozen)
+        self.write_frozen(param, frozen);
+        Ok(())
     }
 
     /// Whether a parameter is frozen.
@@ -225,7 +231,7 @@ impl Stepper {
 }
 
 impl<D: Device> Stepper<D> {
-    fn settle_between_passes(&self) -> Result<()> {
+    pub(super) fn settle_between_passes(&self) -> Result<()> {
         self.refuse_open_pass()?;
         self.run.borrow_mut().touch_all()
     }

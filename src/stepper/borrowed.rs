@@ -7,7 +7,7 @@
 use std::ptr::NonNull;
 
 use crate::error::{Error, Result};
-use crate::host::arena::{Lent, Piece};
+use crate::host::arena::{BorrowedPieces, Piece};
 use crate::layout::{ForeignBucket, Layout, ParamId, Plan};
 use crate::op::{Memory, Span};
 
@@ -44,7 +44,7 @@ impl Borrowed {
     }
 
     /// The addresses, one piece per tensor, held against the plan and against each other.
-    pub(super) fn lend(&self, layout: &Layout, plan: &Plan) -> Result<Lent> {
+    pub(super) fn pieces(&self, layout: &Layout, plan: &Plan) -> Result<BorrowedPieces> {
         let mut params = Vec::with_capacity(self.params.len());
         let mut addresses = vec![None; plan.segments().len()];
         for (id, address) in &self.params {
@@ -64,7 +64,7 @@ impl Borrowed {
             grads.extend(piece(Span::bucket(plan, bucket), *address, || format!("bucket {index}"))?);
         }
         refuse_overlap(params.iter().chain(&grads))?;
-        Ok(Lent { params, grads })
+        Ok(BorrowedPieces { params, grads })
     }
 }
 

@@ -61,13 +61,22 @@ impl StepperBuilder<'_> {
     /// # Ok::<(), instep::Error>(())
     /// ```
     ///
+    /// The first pass, and the first one after [`params_mut`](Stepper::params_mut), writes rank 0's parameters over the other
+    /// ranks'. The views work as ever, and are what tells the stepper that a gradient has been written: a trainer with
+    /// pointers of its own calls [`Grads::get_mut`](crate::Grads::get_mut) first, which waits for the last step, and may then
+    /// write through its own pointer until it hands the gradient over.
+    ///
     /// # Errors
     /// As [`host`](Self::host); `Layout` if a tensor lies nowhere, twice, misaligned for f32, or over another one.
     ///
     /// # Safety
-    /// Until the stepper has been closed or dropped, either of which waits for what still runs: every address is valid
-    /// for reads and writes of its tensor, all of it initialised, and nothing touches it but the views of this stepper, or
-    /// the caller's own pointers where such a view could be held.
+    /// Until the stepper has been closed or dropped, either of which waits for what still runs (and so, unless the thread
+    /// panics, for peers that a queued sum needs, up to the deadline): every address is valid
+    /// for reads and writes of its tensor, all of it initialised, and nothing touches it but this stepper, its views, and
+    /// the caller's own pointers under the same rules: a gradient is written only between
+    /// [`Grads::get_mut`](crate::Grads::get_mut) and its hand-over, a parameter read only between
+    /// [`Params::get`](crate::Params::get) and its hand-over, and between passes both only after
+    /// [`Stepper::params_mut`] or [`Stepper::params`].
     pub unsafe fn host_borrowing(self, comm: impl Collective + 'static, memory: Borrowed) -> Result<Stepper> {
         self.build(Arc::new(comm), Some(memory))
     }
@@ -98,8 +107,8 @@ impl StepperBuilder<'_> {
         };
         let pool = self.pool(&*comm)?;
         let plan = Arc::new(self.plan(world_size, memory.as_ref())?);
-        let lent = memory.map(|memory| memory.lend(self.layout, &plan)).transpose()?;
-        let memories = Arc::new(Memories::new(&plan, rule.states, self.layout.groups().len(), lent)?);
+        let borrowed = memory.map(|memory| memory.pieces(self.layout, &plan)).transpose()?;
+        let memories = Arc::new(Memories::new(&plan, rule.states, self.layout.groups().len(), borrowed)?);
         let policy = Policy::new(self.mode, self.max_norm.is_some() || self.skip_nonfinite);
         let schedule = Schedule::new(self.layout, Arc::clone(&plan), policy);
         let agreement = self.agreement(&plan);

@@ -1,6 +1,6 @@
 //! Hyperparameters per parameter group: one optimizer for all, with numbers of its own for each group.
 //!
-//! Pure bookkeeping; the numbers reach the kernels through group memory. Must keep the old value when it refuses a new
+//! Pure bookkeeping; the numbers reach the kernels through the settings. Must keep the old value when it refuses a new
 //! one, and must never let two groups of one launch need different kernels.
 
 use crate::abi::InstepHyper;

@@ -21,7 +21,8 @@ pub enum Divisor {
 impl Stepper {
     /// Takes part in one pass without data of its own. Once a rank has no more data it calls this until it returns
     /// false: then no rank had any, and nothing was stepped. Learning rates are still the trainer's to set in between, as
-    /// on the other ranks.
+    /// on the other ranks, and so are frozen parameters. It counts as one pass however many micro-batches the others make of
+    /// theirs, and ordinary passes may follow once it has returned false.
     ///
     /// ```
     /// use instep::{Divisor, Layout, Sgd, Stepper, in_process};

@@ -27,6 +27,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
+use crate::hazard::{self, Hazard};
 use crate::host::{HostDevice, Isa};
 use crate::layout::{Layout, Plan};
 use crate::op::{Collective, Device, Memory};
@@ -85,11 +86,35 @@ impl Stepper {
 
     /// What has been recorded since the last call, if [`StepperBuilder::record`] asked for it. The checker judges whole
     /// lists: one that begins in the middle of a run lacks the Records that its Waits refer to.
+    ///
+    /// ```
+    /// # use instep::{Layout, Sgd, Solo, Stepper};
+    /// # let layout = Layout::builder().param("w", 2).build()?;
+    /// let mut stepper = Stepper::builder(&layout, Sgd::default()).record(true).host(Solo::default())?;
+    /// for _ in 0..3 {
+    ///     stepper.begin()?.finish()?;
+    /// }
+    /// if let Some(recording) = stepper.take_recording() {
+    ///     assert!(stepper.check(&recording).is_empty()); // no race
+    ///     println!("{:?}", recording.exposure());
+    /// }
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    ///
+    /// # Ordering
+    /// Waits for all steps, unless a pass is open.
     pub fn take_recording(&mut self) -> Option<Recording> {
+        // A failed run has a recording too: what was submitted, and what ran of it.
+        let _ = self.settle_between_passes();
         let run = self.run.get_mut();
         let mut recording = run.take_recording()?;
         recording.ran = run.device.take_ran();
         Some(recording)
+    }
+
+    /// Judges a recording of this stepper: every pair of accesses that conflict and are not ordered.
+    pub fn check(&self, recording: &Recording) -> Vec<Hazard> {
+        hazard::check(&self.plan, self.state_names.len(), &recording.list)
     }
 }
 
@@ -220,6 +245,10 @@ impl<D: Device> Drop for Stepper<D> {
     fn drop(&mut self) {
         if self.run.get_mut().schedule.is_open() {
             self.comm.abort(&closed_inside(self.comm.rank()));
+        } else if std::thread::panicking() {
+            // Where memory is borrowed the device's end waits for what is queued, and peers may wait for this rank.
+            let rank = self.comm.rank();
+            self.comm.abort(&Error::PeerLost { rank, why: "it panicked".into() });
         }
     }
 }

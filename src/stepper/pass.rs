@@ -138,8 +138,8 @@ pub struct Pass<'a, D: Device = HostDevice> {
 /// What an abandoned pass leaves behind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Abandoned {
-    /// Buckets that keep the step of the abandoned pass, with their own step counts. Empty except in Eager, where
-    /// these were launched before the pass was given up.
+    /// Buckets that keep the step of the abandoned pass, with their own step counts, their frozen parameters excepted.
+    /// Empty except in Eager, where these were launched before the pass was given up.
     pub stepped_buckets: Range<u32>,
 }
 
@@ -270,7 +270,7 @@ impl<'a, D: Device> Pass<'a, D> {
     /// Gives the pass up: what has not been launched is discarded.
     ///
     /// # Ordering
-    /// Returns at once. Sequential and Normed have changed no parameter; in Eager the buckets named in the result
+    /// Returns at once, but for a pass that broadcasts parameters: there it waits for them. Sequential and Normed have changed no parameter; in Eager the buckets named in the result
     /// stay stepped. Ranks go on together only if all of them abandon behind the same bucket; if not, their next
     /// collective is a `Mismatch`.
     ///

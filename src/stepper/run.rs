@@ -121,14 +121,18 @@ impl<D: Device> Run<D> {
         self.settle()
     }
 
-    /// Takes a parameter out of the passes that come, or puts it back in, and makes the settings the trainer's to say so.
-    pub(crate) fn set_frozen(&mut self, param: usize, segment: u32, frozen: bool) -> Result<()> {
+    /// Makes the settings the trainer's to freeze a parameter, or to unfreeze it.
+    pub(crate) fn touch_frozen(&mut self, param: usize, frozen: bool) -> Result<()> {
+        self.schedule.touch_frozen(param, frozen);
+        self.settle()
+    }
+
+    /// Takes a parameter out of the passes that come, or puts it back in, after [`touch_frozen`](Self::touch_frozen).
+    pub(crate) fn set_frozen(&mut self, param: usize, segment: u32, frozen: bool) {
         self.schedule.set_frozen(param, frozen);
-        self.settle()?;
         if let Some(recording) = &mut self.recording {
             recording.list.push(Traced::Freeze { segment, frozen });
         }
-        Ok(())
     }
 
     /// Makes a parameter and its gradient the trainer's to touch.

@@ -41,7 +41,7 @@ impl<'a> Params<'a> {
     /// As many f32 as registered, aligned to 64 bytes unless [borrowed](crate::Borrowed).
     ///
     /// # Ordering
-    /// Waits for the last step of its bucket; a frozen parameter waits for nothing.
+    /// Waits for the last step of its bucket; a frozen parameter for no step at all.
     ///
     /// # Errors
     /// `Order` if it was handed over in this micro-batch, `Layout` if `id` is of another layout, `Poisoned` after a failure.
@@ -157,8 +157,10 @@ impl<'a> Grads<'a> {
         Ok(())
     }
 
-    /// Adds to the gradient, or replaces it if this is the first write of the pass. Shapes, ordering and errors are
-    /// those of [`write`](Self::write).
+    /// Adds to the gradient, or replaces it if this is the first write of the pass.
+    ///
+    /// # Shapes
+    /// As [`write`](Self::write), and so are `# Ordering` and `# Errors`.
     pub fn add(&mut self, id: ParamId, values: &[f32]) -> Result<()> {
         if self.is_first(id)? {
             return self.write(id, values);
@@ -220,26 +222,23 @@ impl Stepper {
         Ok(unsafe { std::slice::from_raw_parts_mut(self.address(&segment, memory), length(&segment)) })
     }
 
-    /// Between passes.
-    pub(super) fn write_group(&mut self, group: usize, hyper: InstepHyper) -> Result<()> {
+    /// Between passes, after `touch_settings`.
+    pub(super) fn write_group(&mut self, group: usize, hyper: InstepHyper) {
         let run = self.run.get_mut();
-        run.touch_settings()?;
         run.note(Access { span: Span::SETTINGS, writes: true });
         // SAFETY: `touch_settings` has waited for the last Begin, and the next is submitted by a later `begin`.
         unsafe { run.device.memories().write_group(group, hyper) }
-        Ok(())
     }
 
-    /// Between passes: from the next one on.
-    pub(super) fn write_frozen(&mut self, param: usize, frozen: bool) -> Result<()> {
+    /// Between passes, after `touch_frozen`: from the next one on.
+    pub(super) fn write_frozen(&mut self, param: usize, frozen: bool) {
         let index = self.plan.segment_index(param);
         let action = if frozen { SegmentAction::Leave } else { self.plan.segments()[index].action };
         let run = self.run.get_mut();
-        run.set_frozen(param, index as u32, frozen)?;
+        run.set_frozen(param, index as u32, frozen);
         run.note(Access { span: Span::SETTINGS, writes: true });
         // SAFETY: as in `write_group`.
         unsafe { run.device.memories().write_action(index, action_code(action)) }
-        Ok(())
     }
 
     /// How many ranks had data in the last pass, if the plan counts them.

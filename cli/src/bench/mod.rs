@@ -59,11 +59,11 @@ pub struct Arguments {
     #[arg(long, value_delimiter = ',')]
     isa: Vec<Isa>,
     /// Kernel threads [default: 1 and one per core].
-    #[arg(long, value_delimiter = ',')]
-    threads: Vec<usize>,
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Vec<u16>,
     /// Rounds, in each of which every candidate runs once.
-    #[arg(long)]
-    rounds: Option<usize>,
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    rounds: Option<u16>,
     /// Few rounds and small memory: checks that everything runs, measures little.
     #[arg(long)]
     quick: bool,
@@ -111,13 +111,13 @@ impl Arguments {
 
     fn threads(&self) -> instep::Result<Vec<usize>> {
         if !self.threads.is_empty() {
-            return Ok(self.threads.clone());
+            return Ok(self.threads.iter().map(|threads| usize::from(*threads)).collect());
         }
         let all = instep::Pool::from_environment()?.threads();
         Ok(if all == 1 { vec![1] } else { vec![1, all] })
     }
 
     fn rounds(&self, usual: usize) -> usize {
-        self.rounds.unwrap_or(if self.quick { 3 } else { usual }).max(1)
+        self.rounds.map_or(if self.quick { 3 } else { usual }, usize::from)
     }
 }

@@ -1,0 +1,159 @@
+//! How a stepper ends: closed, dropped or unwound, with a device that works, has failed, or waits for peers.
+//!
+//! Whatever happens, the caller gets its memory back in finite time and the first cause is what is reported. Every case
+//! runs against a limit, since what it would show otherwise is a hang.
+
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use instep::layout::ForeignBucket;
+use instep::op::Call;
+use instep::{Borrowed, Collective, Error, Layout, Sgd, Solo, Stepper, Unused, in_process};
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Runs `body` on a thread of its own and fails if it does not end.
+fn within_limit<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> T {
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || sender.send(body()));
+    receiver.recv_timeout(LIMIT).expect("it hangs")
+}
+
+/// A panic payload that is a bomb itself.
+struct Bomb;
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        panic!("dropped");
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Misdeed {
+    ErrsAndPanicsInAbort,
+    PanicsWithABomb,
+}
+
+/// A user's collective at its worst.
+struct Broken(Misdeed);
+
+impl Collective for Broken {
+    fn rank(&self) -> u32 {
+        0
+    }
+
+    fn world_size(&self) -> u32 {
+        1
+    }
+
+    unsafe fn enqueue(&self, _: &Call) -> instep::Result<()> {
+        match self.0 {
+            Misdeed::ErrsAndPanicsInAbort => Err(Error::Order("made up".into())),
+            Misdeed::PanicsWithABomb => std::panic::panic_any(Bomb),
+        }
+    }
+
+    fn abort(&self, _: &Error) {
+        if matches!(self.0, Misdeed::ErrsAndPanicsInAbort) {
+            panic!("in abort");
+        }
+    }
+}
+
+fn layout() -> Layout {
+    Layout::builder().param("w", 300).build().unwrap()
+}
+
+fn borrow(
+    layout: &Layout,
+    weights: &mut [f32],
+    bucket: &mut [f32],
+    comm: impl Collective + 'static,
+) -> Stepper {
+    let id = layout.id("w").unwrap();
+    let memory = Borrowed::new()
+        .param(id, weights.as_mut_ptr())
+        .bucket(ForeignBucket::new(300).gradient(id, 0), bucket.as_mut_ptr());
+    let builder = Stepper::builder(layout, Sgd::default()).unused(Unused::StepZero);
+    // SAFETY: both outlive the stepper in every test here.
+    unsafe { builder.host_borrowing(comm, memory) }.unwrap()
+}
+
+#[test]
+fn a_collective_that_panics_wherever_it_can_poisons_and_lets_the_stepper_end() {
+    for misdeed in [Misdeed::ErrsAndPanicsInAbort, Misdeed::PanicsWithABomb] {
+        within_limit(move || {
+            let layout = layout();
+            for close in [true, false] {
+                let (mut weights, mut bucket) = (vec![0.0; 300], vec![0.0; 300]);
+                let mut stepper = borrow(&layout, &mut weights, &mut bucket, Broken(misdeed));
+                stepper.begin().unwrap().finish().unwrap();
+                assert!(matches!(stepper.params().map(|_| ()), Err(Error::Poisoned { .. })));
+                match close {
+                    true => assert!(matches!(stepper.close(), Err(Error::Poisoned { .. }))),
+                    false => drop(stepper),
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn a_panic_between_passes_is_reported_at_once_though_borrowed_memory_waits_for_what_is_queued() {
+    let elapsed = within_limit(|| {
+        let layout = layout();
+        let since = Instant::now();
+        let outcome = in_process(2, |comm| {
+            let (mut weights, mut bucket) = (vec![0.0; 300], vec![0.0; 300]);
+            let rank = comm.rank();
+            let mut other = Stepper::host(&layout, Sgd::default(), comm.split())?;
+            let mut stepper = borrow(&layout, &mut weights, &mut bucket, comm);
+            // The first passes broadcast, so ranks make them together.
+            other.begin()?.finish()?;
+            stepper.begin()?.finish()?;
+            stepper.params()?;
+            if rank == 0 {
+                // Queued behind a rank that never comes to it.
+                let mut pass = stepper.begin()?;
+                pass.grads().write(layout.id("w")?, &[1.0; 300])?;
+                pass.finish()?;
+                panic!("between passes");
+            }
+            other.begin()?.finish()?;
+            other.close()
+        });
+        let error = outcome.unwrap_err();
+        assert!(
+            matches!(error.cause(), Error::Rank { rank: 0, message } if message == "between passes"),
+            "{error}"
+        );
+        since.elapsed()
+    });
+    assert!(elapsed < Duration::from_secs(10), "it waited for a deadline: {elapsed:?}");
+}
+
+#[test]
+fn what_a_poisoned_stepper_refuses_it_has_not_half_done() {
+    let layout = layout();
+    let id = layout.id("w").unwrap();
+    let mut stepper = Stepper::host(&layout, Sgd::default(), Broken(Misdeed::PanicsWithABomb)).unwrap();
+    stepper.begin().unwrap().finish().unwrap();
+    assert!(stepper.params().is_err());
+    assert!(matches!(stepper.set_frozen(id, true), Err(Error::Poisoned { .. })));
+    assert!(!stepper.is_frozen(id).unwrap());
+    assert!(matches!(stepper.set_lr("default", 0.5), Err(Error::Poisoned { .. })));
+    assert!(matches!(stepper.state_mut(id, "exp_avg"), Err(Error::Poisoned { .. })));
+    assert!(matches!(stepper.join(), Err(Error::Config { field: "uneven_inputs", .. })));
+}
+
+#[test]
+fn closing_inside_a_leaked_pass_is_refused_but_ends_the_stepper() {
+    within_limit(|| {
+        let layout = layout();
+        let (mut weights, mut bucket) = (vec![0.0; 300], vec![0.0; 300]);
+        let mut stepper = borrow(&layout, &mut weights, &mut bucket, Solo::default());
+        std::mem::forget(stepper.begin().unwrap());
+        assert!(matches!(stepper.close(), Err(Error::Order(_))));
+        weights.fill(1.0);
+    });
+}
