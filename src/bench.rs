@@ -111,7 +111,7 @@ impl Launcher {
         let op = Op { stream: Stream::Optim, action: Action::Step { bucket } };
         op.accesses(&self.plan, self.states, &Frozen::default(), &mut |access| {
             if access.span.memory != Memory::Control {
-                bytes += access.span.bytes() * if access.writes { 2 } else { 1 };
+                bytes += access.moved_bytes();
             }
         });
         bytes

@@ -57,7 +57,7 @@ fn steady_state_allocates_nothing_in_any_mode() {
     // Some tiles for the pool's helpers, some buckets for the schedule.
     let mut builder = Layout::builder();
     for k in 0..6 {
-        builder = builder.param(format!("p{k}"), 40_000);
+        builder = builder.param(format!("p{k}"), 80_000);
     }
     let layout = builder.build().unwrap();
     for mode in [Mode::Sequential, Mode::Eager, Mode::Normed] {

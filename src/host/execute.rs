@@ -22,6 +22,9 @@ use crate::pool::{Chunks, Job, Pool};
 /// Tiles that one pool task takes: enough to outweigh handing it over, few enough to balance.
 const TILES_PER_CHUNK: usize = 16;
 
+/// Bytes up to which the launching thread works alone: waking another one takes longer than half of this work.
+const ALONE_BYTES: u64 = 3 << 19;
+
 /// The numbers of a step that no op carries.
 #[derive(Clone, Copy)]
 pub(crate) struct Rule {
@@ -208,6 +211,7 @@ struct BucketJob {
     kind: Kind,
     args: InstepStepArgs,
     tiles: Vec<InstepTile>,
+    tiles_per_chunk: usize,
     kernels: Kernels,
     /// Keeps what the arguments point to alive.
     _memories: Arc<Memories>,
@@ -245,13 +249,18 @@ impl BucketJob {
         };
         // With nothing frozen: what is frozen later the kernels leave out by its action.
         let first = Span::bucket(plan, &plan.buckets()[bucket as usize]).start;
-        let mut params = None;
+        let (mut params, mut bytes) = (None, 0);
         let op = Op { stream: Stream::Optim, action };
-        op.accesses(plan, rule.states, &Frozen::default(), &mut |access| match access.span.memory {
-            Memory::Grads if access.span.start == first => args.grads = memories.resolve(access.span).cast(),
-            Memory::Params => params = Some(access.span),
-            Memory::State(k) => args.states[usize::from(k)] = memories.resolve(access.span).cast(),
-            Memory::Grads | Memory::Control | Memory::Settings => {}
+        op.accesses(plan, rule.states, &Frozen::default(), &mut |access| {
+            bytes += if access.span.memory == Memory::Control { 0 } else { access.moved_bytes() };
+            match access.span.memory {
+                Memory::Grads if access.span.start == first => {
+                    args.grads = memories.resolve(access.span).cast()
+                }
+                Memory::Params => params = Some(access.span),
+                Memory::State(k) => args.states[usize::from(k)] = memories.resolve(access.span).cast(),
+                Memory::Grads | Memory::Control | Memory::Settings => {}
+            }
         });
         let param = |segment: &Segment| {
             let span = Span::segment(Memory::Params, plan, segment);
@@ -266,7 +275,8 @@ impl BucketJob {
         };
         let tiles = tiles(plan, &plan.buckets()[bucket as usize], param);
         args.tiles = tiles.as_ptr();
-        BucketJob { kind, args, tiles, kernels, _memories: Arc::clone(memories) }
+        let tiles_per_chunk = if bytes <= ALONE_BYTES { tiles.len().max(1) } else { TILES_PER_CHUNK };
+        BucketJob { kind, args, tiles, tiles_per_chunk, kernels, _memories: Arc::clone(memories) }
     }
 }
 
@@ -299,12 +309,12 @@ fn tiles(plan: &Plan, bucket: &Bucket, param: impl Fn(&Segment) -> u64) -> Vec<I
 
 impl Chunks for BucketJob {
     fn chunk_count(&self) -> usize {
-        self.tiles.len().div_ceil(TILES_PER_CHUNK)
+        self.tiles.len().div_ceil(self.tiles_per_chunk)
     }
 
     fn run_chunk(&self, chunk: usize) {
-        let first = chunk * TILES_PER_CHUNK;
-        let last = (first + TILES_PER_CHUNK).min(self.tiles.len());
+        let first = chunk * self.tiles_per_chunk;
+        let last = (first + self.tiles_per_chunk).min(self.tiles.len());
         // SAFETY: the arguments were resolved from the op's accesses and `_memories` keeps them alive; chunks are
         // disjoint runs of this job's own tiles; nothing else touches the bucket, as for every op.
         unsafe {

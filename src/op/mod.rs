@@ -189,6 +189,13 @@ pub struct Access {
     pub writes: bool,
 }
 
+impl Access {
+    /// Bytes that go over the memory bus for it: what is written is read before.
+    pub(crate) fn moved_bytes(&self) -> u64 {
+        self.span.bytes() * if self.writes { 2 } else { 1 }
+    }
+}
+
 impl Op {
     /// Names every byte that the op touches, given how many states the optimizer keeps and what is frozen when the op is
     /// submitted. Padding counts as touched where the op may touch it.
