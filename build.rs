@@ -1,10 +1,15 @@
-//! Compiles the CPU kernels once per instruction set; nothing here needs more than a C++ compiler.
+//! Compiles the CPU kernels once per instruction set; nothing here needs more than a C++ compiler. Those of the GPU,
+//! on demand, are in `build/cuda.rs`.
 //!
 //! The flags are the numerics contract (ARCHITECTURE.md, "Bits"): no contraction, no fast-math, optimised in debug
 //! profiles too, because unoptimised helpers would be neither inlined nor fast. Must not probe the build machine's
 //! CPU: the choice between the builds is made at run time.
 
 use std::env;
+use std::path::Path;
+
+#[path = "build/cuda.rs"]
+mod cuda;
 
 /// Name of the build, its exported table, and the flags that select its instructions.
 const X86_64_BUILDS: [(&str, &[&str]); 3] = [
@@ -38,5 +43,7 @@ fn main() {
     }
     cc::Build::new().std("c11").file("kernels/abi_layout.c").compile("instep_abi_layout");
     // The object tests look at what the compiler made of the kernels.
-    println!("cargo::rustc-env=INSTEP_KERNEL_OBJECTS={}", env::var("OUT_DIR").unwrap_or_default());
+    let out = env::var("OUT_DIR").unwrap_or_default();
+    println!("cargo::rustc-env=INSTEP_KERNEL_OBJECTS={out}");
+    cuda::build(Path::new(&out));
 }

@@ -30,3 +30,7 @@ bless:
 # Break input files of `instep replay`, a million times
 fuzz *flags:
     cargo run --release -p fuzz -- {{flags}}
+
+# Judge the GPU kernels' machine code (installs nvcc under the target directory)
+kernels *flags:
+    NVCC=$(scripts/cuda-toolchain.sh) scripts/compiler-lane.py {{flags}}

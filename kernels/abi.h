@@ -13,6 +13,8 @@
 #define INSTEP_QUANTUM 256
 /* Elements of a full tile: the unit of work that one thread block or one pool task takes. */
 #define INSTEP_TILE_ELEMENTS 2048
+/* Threads of a block of every GPU kernel; the step and the norm give each four elements at a time. */
+#define INSTEP_GPU_THREADS 256
 /* 22 limbs of 32 bits hold any sum of 2^32 leaf sums exactly; see norm.h. */
 #define INSTEP_NORM_LIMBS 22
 /* Optimizer states per parameter, at most. */
@@ -26,6 +28,9 @@ enum InstepOptimizer {
 #undef OPTIMIZER
     INSTEP_OPTIMIZER_COUNT
 };
+
+/* How elements are stored; arithmetic is f32 throughout. */
+enum InstepDtype { INSTEP_DTYPE_F32 = 0, INSTEP_DTYPE_BF16 = 1, INSTEP_DTYPE_F16 = 2 };
 
 /* What the step does with a segment. */
 enum InstepSegmentAction {
@@ -87,6 +92,7 @@ typedef struct InstepSegment {
 /* What changes from pass to pass and is decided on the device. */
 typedef struct InstepControl {
     uint64_t limbs[INSTEP_NORM_LIMBS]; /* sum of squares of the reduced gradients, exact */
+    uint64_t passes;                   /* begun so far, this one included */
     double norm;                       /* of the averaged gradients, after Decide */
     double clip;                       /* coefficient that Decide chose; 1 without clipping or when skipped */
     double divisor;                    /* ranks to take the mean over; 0: as many as contributed */
@@ -101,7 +107,7 @@ typedef struct InstepControl {
 
 /* One contiguous run of one segment, self-contained: no lookup depends on another. 64 bytes. */
 typedef struct InstepTile {
-    uint64_t param;        /* address of its first parameter element */
+    uint64_t param;        /* of its first element, in bytes from param_base */
     uint64_t grad_offset;  /* elements from the bucket's gradient base */
     uint64_t state_offset; /* elements from each state's base */
     uint32_t count;
@@ -135,13 +141,36 @@ typedef struct InstepStepArgs {
     InstepControl* control;
     InstepSegment* segments;
     const InstepTile* tiles;
-    float* grads; /* the bucket's gradient base */
+    uint64_t tile_count;
+    void* param_base; /* what tiles count their parameters from: null, since they carry addresses; see control.h */
+    void* grads;      /* the bucket's gradient base, in grad_dtype, at any element's alignment */
+    float* master;    /* f32 weights behind 16-bit parameters, placed like the states; null if those are f32 */
     float* states[INSTEP_MAX_STATES];
     uint32_t optimizer;
     uint32_t state_count;
     uint32_t bucket;
+    uint32_t param_dtype;
+    uint32_t grad_dtype;
     uint32_t reserved;
 } InstepStepArgs;
+
+/* What a pass came to, in memory that the host reads while the device writes it. A seqlock: `sequence` is 0, then the
+ * rest is written, then `sequence` is the pass. What lies between two equal reads of it, not 0, is of one pass. */
+typedef struct InstepStatus {
+    uint64_t sequence; /* counts passes from 1 */
+    double norm;
+    double clip;
+    uint32_t decided; /* norm and clip are of this pass */
+    uint32_t skipped;
+    uint32_t first_nonfinite_bucket;
+    uint32_t reserved[7];
+} InstepStatus;
+
+typedef struct InstepPublishArgs {
+    const InstepControl* control;
+    InstepStatus* ring; /* pass n goes to slot n modulo slot_count */
+    uint64_t slot_count;
+} InstepPublishArgs;
 
 /* What one build of step_cpu.cpp offers; one such table per instruction set. Every entry sets the IEEE
  * environment for its own duration, and none allocates, blocks or calls back. */

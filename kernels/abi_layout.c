@@ -9,6 +9,7 @@
 #define OFFSET(type, field) {#type "." #field, offsetof(type, field)}
 
 _Static_assert(sizeof(InstepTile) == 64, "a tile is one cache line");
+_Static_assert(sizeof(InstepStatus) == 64, "a status is one cache line");
 _Static_assert(sizeof(InstepHyper) == 64, "room for the next rule without a new layout");
 _Static_assert(sizeof(InstepSegment) % 8 == 0, "segments are an array");
 
@@ -65,6 +66,7 @@ const InstepLayoutRow instep_abi_layout[] = {
     OFFSET(InstepSegment, scalars),
     SIZE(InstepControl),
     OFFSET(InstepControl, limbs),
+    OFFSET(InstepControl, passes),
     OFFSET(InstepControl, norm),
     OFFSET(InstepControl, clip),
     OFFSET(InstepControl, divisor),
@@ -103,12 +105,29 @@ const InstepLayoutRow instep_abi_layout[] = {
     OFFSET(InstepStepArgs, control),
     OFFSET(InstepStepArgs, segments),
     OFFSET(InstepStepArgs, tiles),
+    OFFSET(InstepStepArgs, tile_count),
+    OFFSET(InstepStepArgs, param_base),
     OFFSET(InstepStepArgs, grads),
+    OFFSET(InstepStepArgs, master),
     OFFSET(InstepStepArgs, states),
     OFFSET(InstepStepArgs, optimizer),
     OFFSET(InstepStepArgs, state_count),
     OFFSET(InstepStepArgs, bucket),
+    OFFSET(InstepStepArgs, param_dtype),
+    OFFSET(InstepStepArgs, grad_dtype),
     OFFSET(InstepStepArgs, reserved),
+    SIZE(InstepStatus),
+    OFFSET(InstepStatus, sequence),
+    OFFSET(InstepStatus, norm),
+    OFFSET(InstepStatus, clip),
+    OFFSET(InstepStatus, decided),
+    OFFSET(InstepStatus, skipped),
+    OFFSET(InstepStatus, first_nonfinite_bucket),
+    OFFSET(InstepStatus, reserved),
+    SIZE(InstepPublishArgs),
+    OFFSET(InstepPublishArgs, control),
+    OFFSET(InstepPublishArgs, ring),
+    OFFSET(InstepPublishArgs, slot_count),
     SIZE(InstepKernels),
     OFFSET(InstepKernels, self_test),
     OFFSET(InstepKernels, begin),

@@ -22,6 +22,7 @@ INSTEP_INLINE const float* count_at(uint64_t address) { return reinterpret_cast<
 /* Opens a pass: nothing is decided yet, and the accumulators are empty. */
 INSTEP_INLINE void begin_pass(InstepControl* control, double divisor, double loss_scale) {
     for (int k = 0; k < INSTEP_NORM_LIMBS; ++k) control->limbs[k] = 0;
+    control->passes += 1;
     control->norm = 0.0;
     control->clip = 1.0;
     control->divisor = divisor;
@@ -52,6 +53,16 @@ INSTEP_INLINE void begin_segment(InstepSegment* segment, const InstepHyper* grou
 #include "optimizers.def"
 #undef OPTIMIZER
     }
+}
+
+/* A GPU's compiler knows device memory only by a base among the kernel's arguments; an address out of a table it would
+ * access as if it might be shared or local memory. */
+INSTEP_INLINE void* param_of(const InstepStepArgs& args, const InstepTile& tile) {
+#if defined(__CUDA_ARCH__)
+    return static_cast<char*>(args.param_base) + tile.param;
+#else
+    return reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(args.param_base) + tile.param);
+#endif
 }
 
 /* What to do with a segment whose bucket has been reduced: unused on every rank means leave. */

@@ -1,9 +1,9 @@
 /* The arithmetic that every rule may use, spelled so that each compiler gives the same bits.
  *
- * Written for nvcc too, whose branches nothing compiles yet. Allowed in the rules: + - x / and square root,
- * comparisons, integer operations. Never libm beyond sqrt, never fma, fmin or fmax, never a float reduction in a loop: they are rounded or ordered differently from one
- * machine to the next. Everything has internal linkage, because a weak symbol shared by two instruction sets
- * would run AVX-512 code on a machine without it. */
+ * Allowed in the rules: + - x / and square root, comparisons, integer operations. Never libm beyond sqrt, never fma,
+ * fmin or fmax, never a float reduction in a loop: they are rounded or ordered differently from one machine to the
+ * next. Everything has internal linkage, because a weak symbol shared by two instruction sets would run AVX-512 code on
+ * a machine without it. */
 #ifndef INSTEP_MATH_H
 #define INSTEP_MATH_H
 
@@ -66,9 +66,22 @@ INSTEP_INLINE double double_of(uint64_t bits) {
 #endif
 }
 
-/* Correctly rounded on both sides: the build forbids approximate division and root on the GPU. */
-INSTEP_INLINE float square_root(float x) { return __builtin_sqrtf(x); }
-INSTEP_INLINE double square_root(double x) { return __builtin_sqrt(x); }
+/* Correctly rounded everywhere; division is, by the flags of the build. */
+INSTEP_INLINE float square_root(float x) {
+#if defined(__CUDA_ARCH__)
+    return __fsqrt_rn(x);
+#else
+    return __builtin_sqrtf(x);
+#endif
+}
+
+INSTEP_INLINE double square_root(double x) {
+#if defined(__CUDA_ARCH__)
+    return __dsqrt_rn(x);
+#else
+    return __builtin_sqrt(x);
+#endif
+}
 
 /* |x| as an integer orders like |x|, with NaN above infinity: a maximum over it has no order and keeps NaN. */
 INSTEP_INLINE int32_t magnitude_bits(float x) { return static_cast<int32_t>(bits_of(x) & 0x7fffffffu); }
@@ -77,6 +90,51 @@ INSTEP_INLINE bool is_nonfinite(float x) { return (bits_of(x) & INSTEP_F32_INFIN
 
 /* NaN payloads differ between machines (x86 0xffc00000, NVIDIA 0x7fffffff), so stored NaNs are one value. */
 INSTEP_INLINE float canonical(float x) { return x == x ? x : float_of(0x7fffffffu); }
+
+/* f32 as bf16, to the nearest, ties to even; NaN becomes 0x7fff. */
+INSTEP_INLINE uint16_t bfloat16_of(float x) {
+#if defined(__CUDA_ARCH__)
+    uint16_t narrow;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(narrow) : "f"(x));
+    return narrow;
+#else
+    const uint32_t bits = bits_of(x);
+    const uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+    return static_cast<uint16_t>(x == x ? rounded : 0x7fffu);
+#endif
+}
+
+/* f32 as f16, likewise; from 65520 on infinity. A sum with 0.5 has the last place of an f16 subnormal. */
+INSTEP_INLINE uint16_t half_of(float x) {
+#if defined(__CUDA_ARCH__)
+    uint16_t narrow;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(narrow) : "f"(x));
+    return narrow;
+#else
+    const uint32_t bits = bits_of(x), magnitude = bits & 0x7fffffffu;
+    const uint32_t normal = (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
+    const uint32_t subnormal = bits_of(float_of(magnitude) + 0.5f) - 0x3f000000u;
+    const uint32_t finite = magnitude < 0x38800000u ? subnormal : normal;
+    const uint32_t unsigned_half = magnitude < 0x47800000u ? finite : 0x7c00u;
+    return static_cast<uint16_t>(x == x ? unsigned_half | (bits >> 16 & 0x8000u) : 0x7fffu);
+#endif
+}
+
+/* Exact, and NaN stays NaN. */
+INSTEP_INLINE float from_bfloat16(uint16_t x) { return float_of(static_cast<uint32_t>(x) << 16); }
+
+INSTEP_INLINE float from_half(uint16_t x) {
+#if defined(__CUDA_ARCH__)
+    float wide;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(x));
+    return wide;
+#else
+    const uint32_t magnitude = x & 0x7fffu, sign = static_cast<uint32_t>(x & 0x8000u) << 16;
+    const uint32_t rebias = magnitude < 0x7c00u ? 0x38000000u : 0x70000000u;
+    const uint32_t subnormal = bits_of(static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f);
+    return float_of((magnitude < 0x400u ? subnormal : (magnitude << 13) + rebias) | sign);
+#endif
+}
 
 /* The larger value; a NaN survives if it is in `y`. fmaxf would drop it, and is a libm call under g++. */
 INSTEP_INLINE float larger(float x, float y) { return x > y ? x : y; }

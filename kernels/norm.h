@@ -30,29 +30,38 @@ INSTEP_INLINE LeafLimbs leaf_limbs(double sum) {
     return limbs;
 }
 
-/* The accumulator rounded once to f64: carries first, then the top 64 bits, everything below as a sticky bit. */
+/* The accumulator rounded once to f64: carries from the lowest limb up, keeping the three digits that end in the
+ * highest one so far and whether any lower digit was set. No array of digits: a GPU has none in registers. */
 INSTEP_INLINE double limbs_value(const uint64_t* limbs) {
-    uint64_t digits[INSTEP_NORM_LIMBS + 4] = {0, 0}; /* two zeros below, so that three digits always exist */
-    uint64_t carry = 0;
-    for (int k = 0; k < INSTEP_NORM_LIMBS; ++k) {
-        const uint64_t low = (limbs[k] & 0xffffffffull) + (carry & 0xffffffffull); /* the plain sum could wrap */
-        digits[k + 2] = low & 0xffffffffull;
-        carry = (limbs[k] >> 32) + (carry >> 32) + (low >> 32);
+    uint64_t carry = 0, lower = 0, low = 0, middle = 0, high = 0; /* the window that moves up */
+    uint64_t top = 0, below = 0, sticky = 0;                      /* the window as it was at the highest digit */
+    int top_index = 0;
+    for (int k = 0; k < INSTEP_NORM_LIMBS + 2; ++k) {
+        const uint64_t limb = k < INSTEP_NORM_LIMBS ? limbs[k] : 0;
+        const uint64_t sum = (limb & 0xffffffffull) + (carry & 0xffffffffull); /* the plain sum could wrap */
+        carry = (limb >> 32) + (carry >> 32) + (sum >> 32);
+        lower |= low;
+        low = middle;
+        middle = high;
+        high = sum & 0xffffffffull;
+        if (high == 0) continue;
+        top = high;
+        below = middle << 32 | low;
+        sticky = lower;
+        top_index = k;
     }
-    digits[INSTEP_NORM_LIMBS + 2] = carry & 0xffffffffull;
-    digits[INSTEP_NORM_LIMBS + 3] = carry >> 32;
-    int top = INSTEP_NORM_LIMBS + 3;
-    while (top >= 2 && digits[top] == 0) --top;
-    if (top < 2) return 0.0;
+    if (top == 0) return 0.0;
     int zeros = 0; /* leading zeros of the top digit */
-    while (!(digits[top] >> (31 - zeros) & 1)) ++zeros;
-    const uint64_t below = digits[top - 1] << 32 | digits[top - 2];
-    uint64_t sticky = below << (32 + zeros);
-    for (int k = 0; k < top - 2; ++k) sticky |= digits[k];
-    const uint64_t head = digits[top] << (32 + zeros) | below >> (32 - zeros);
-    const int exponent = 32 * (top - 3) - 352 - zeros; /* weight of head's lowest bit */
+    while (!(top >> (31 - zeros) & 1)) ++zeros;
+    sticky |= below << (32 + zeros);
+    const uint64_t head = top << (32 + zeros) | below >> (32 - zeros);
+    const int exponent = 32 * (top_index - 1) - 352 - zeros; /* weight of head's lowest bit */
     return static_cast<double>(head | (sticky != 0)) * double_of(static_cast<uint64_t>(exponent + 1023) << 52);
 }
+
+/* The fixed order of a leaf: j and 128 + j make a pair, four pairs a lane, and the lanes fold in halves. */
+INSTEP_INLINE double pair_of(double a, double b) { return a * a + b * b; }
+INSTEP_INLINE double lane_of(double t0, double t1, double t2, double t3) { return (t0 + t2) + (t1 + t3); }
 
 #if !defined(__CUDA_ARCH__)
 /* The fixed order, as plain loops that vectorise on every instruction set; it is the order of one warp with two
@@ -66,11 +75,10 @@ INSTEP_INLINE double leaf_sum(const float* x, int32_t* worst) {
     }
     *worst = magnitude;
     for (int j = 0; j < 128; ++j) {
-        const double a = x[j], b = x[128 + j];
-        pairs[j] = a * a + b * b;
+        pairs[j] = pair_of(x[j], x[128 + j]);
     }
     for (int l = 0; l < 32; ++l) {
-        lanes[l] = (pairs[4 * l] + pairs[4 * l + 2]) + (pairs[4 * l + 1] + pairs[4 * l + 3]);
+        lanes[l] = lane_of(pairs[4 * l], pairs[4 * l + 1], pairs[4 * l + 2], pairs[4 * l + 3]);
     }
     for (int half = 16; half >= 1; half /= 2) {
         for (int l = 0; l < half; ++l) lanes[l] = lanes[l] + lanes[l + half];

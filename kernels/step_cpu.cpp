@@ -147,6 +147,44 @@ __attribute__((noinline)) void average_run(float multiplier, uint32_t count, flo
     for (uint32_t i = 0; i < count; ++i) g[i] = canonical(g[i] * multiplier);
 }
 
+/* 16-bit streams pass through a tile's worth of f32 in the first-level cache, so that the rules' loops stay the f32
+ * ones, whatever the dtypes. */
+__attribute__((noinline)) void widen_run(uint32_t dtype, uint32_t count, const uint16_t* __restrict from,
+                                         float* __restrict to) {
+    if (dtype == INSTEP_DTYPE_BF16) {
+        for (uint32_t i = 0; i < count; ++i) to[i] = from_bfloat16(from[i]);
+    } else {
+        for (uint32_t i = 0; i < count; ++i) to[i] = from_half(from[i]);
+    }
+}
+
+__attribute__((noinline)) void narrow_run(uint32_t dtype, uint32_t count, const float* __restrict from,
+                                          uint16_t* __restrict to) {
+    if (dtype == INSTEP_DTYPE_BF16) {
+        for (uint32_t i = 0; i < count; ++i) to[i] = bfloat16_of(from[i]);
+    } else {
+        for (uint32_t i = 0; i < count; ++i) to[i] = half_of(from[i]);
+    }
+}
+
+/* A run of a bucket's gradients as f32: in place, or widened into `buffer`. */
+const float* gradients(const InstepStepArgs& args, uint64_t offset, uint32_t count, float* buffer) {
+    if (args.grad_dtype == INSTEP_DTYPE_F32) return static_cast<const float*>(args.grads) + offset;
+    widen_run(args.grad_dtype, count, static_cast<const uint16_t*>(args.grads) + offset, buffer);
+    return buffer;
+}
+
+void average_tile(const InstepStepArgs& args, const InstepTile& tile, float multiplier) {
+    if (args.grad_dtype == INSTEP_DTYPE_F32) {
+        return average_run(multiplier, tile.count, static_cast<float*>(args.grads) + tile.grad_offset);
+    }
+    uint16_t* narrow = static_cast<uint16_t*>(args.grads) + tile.grad_offset;
+    float wide[INSTEP_TILE_ELEMENTS];
+    widen_run(args.grad_dtype, tile.count, narrow, wide);
+    average_run(multiplier, tile.count, wide);
+    narrow_run(args.grad_dtype, tile.count, wide, narrow);
+}
+
 /* Picks the instantiation with as many states as this run has. */
 template <template <int> class Rule, int MIN, int MAX, class Scalars>
 uint32_t step_with_states(const InstepStepArgs& args, const InstepTile& tile, const Scalars& scalars,
@@ -156,8 +194,15 @@ uint32_t step_with_states(const InstepStepArgs& args, const InstepTile& tile, co
     }
     float* states[INSTEP_MAX_STATES];
     for (int k = 0; k < INSTEP_MAX_STATES; ++k) states[k] = k < MAX ? args.states[k] + tile.state_offset : nullptr;
-    return step_run<Rule<MAX>>(scalars, multiplier, tile.count, reinterpret_cast<float*>(tile.param),
-                               args.grads + tile.grad_offset, states[0], states[1], states[2]);
+    const bool narrow = args.param_dtype != INSTEP_DTYPE_F32;
+    void* param = param_of(args, tile);
+    float* params = narrow ? args.master + tile.state_offset : static_cast<float*>(param);
+    float wide[INSTEP_TILE_ELEMENTS];
+    const float* grads = gradients(args, tile.grad_offset, tile.count, wide);
+    const uint32_t nonfinite =
+        step_run<Rule<MAX>>(scalars, multiplier, tile.count, params, grads, states[0], states[1], states[2]);
+    if (narrow) narrow_run(args.param_dtype, tile.count, params, static_cast<uint16_t*>(param));
+    return nonfinite;
 }
 
 uint32_t step_segment(const InstepStepArgs& args, const InstepTile& tile, const InstepSegment& segment) {
@@ -179,7 +224,7 @@ __attribute__((noinline)) void step_tiles(const InstepStepArgs* args, uint64_t f
         InstepSegment& segment = args->segments[tile.segment];
         const uint32_t action = segment_action(segment);
         if (action == INSTEP_ACTION_AVERAGE) {
-            average_run(average_multiplier(*args->control, segment), tile.count, args->grads + tile.grad_offset);
+            average_tile(*args, tile, average_multiplier(*args->control, segment));
         } else if (action == INSTEP_ACTION_STEP && !args->control->skip) {
             nonfinite |= step_segment(*args, tile, segment);
             if (tile.first) segment.stepped = 1;
@@ -194,7 +239,8 @@ __attribute__((noinline)) void norm_tiles(const InstepStepArgs* args, uint64_t f
     for (uint64_t t = first; t < last; ++t) {
         const InstepTile& tile = args->tiles[t];
         if (segment_action(args->segments[tile.segment]) != INSTEP_ACTION_STEP) continue;
-        const float* grads = args->grads + tile.grad_offset;
+        float wide[INSTEP_TILE_ELEMENTS];
+        const float* grads = gradients(*args, tile.grad_offset, tile.count, wide);
         for (uint32_t start = 0; start < tile.count; start += INSTEP_QUANTUM) {
             const float* leaf = grads + start;
             float padded[INSTEP_QUANTUM];

@@ -6,6 +6,7 @@
 
 pub const INSTEP_QUANTUM: u32 = 256;
 pub const INSTEP_TILE_ELEMENTS: u32 = 2048;
+pub const INSTEP_GPU_THREADS: u32 = 256;
 pub const INSTEP_NORM_LIMBS: u32 = 22;
 pub const INSTEP_MAX_STATES: u32 = 3;
 pub const INSTEP_NO_BUCKET: u32 = 4294967295;
@@ -14,6 +15,10 @@ pub const INSTEP_OPTIMIZER_sgd: InstepOptimizer = 0;
 pub const INSTEP_OPTIMIZER_adam: InstepOptimizer = 1;
 pub const INSTEP_OPTIMIZER_COUNT: InstepOptimizer = 2;
 pub type InstepOptimizer = ::core::ffi::c_uint;
+pub const INSTEP_DTYPE_F32: InstepDtype = 0;
+pub const INSTEP_DTYPE_BF16: InstepDtype = 1;
+pub const INSTEP_DTYPE_F16: InstepDtype = 2;
+pub type InstepDtype = ::core::ffi::c_uint;
 pub const INSTEP_ACTION_STEP: InstepSegmentAction = 0;
 pub const INSTEP_ACTION_AVERAGE: InstepSegmentAction = 1;
 pub const INSTEP_ACTION_LEAVE: InstepSegmentAction = 2;
@@ -210,6 +215,7 @@ const _: () = {
 #[derive(Debug, Copy, Clone)]
 pub struct InstepControl {
     pub limbs: [u64; 22usize],
+    pub passes: u64,
     pub norm: f64,
     pub clip: f64,
     pub divisor: f64,
@@ -223,24 +229,25 @@ pub struct InstepControl {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of InstepControl"][::core::mem::size_of::<InstepControl>() - 232usize];
+    ["Size of InstepControl"][::core::mem::size_of::<InstepControl>() - 240usize];
     ["Alignment of InstepControl"][::core::mem::align_of::<InstepControl>() - 8usize];
     ["Offset of field: InstepControl::limbs"][::core::mem::offset_of!(InstepControl, limbs) - 0usize];
-    ["Offset of field: InstepControl::norm"][::core::mem::offset_of!(InstepControl, norm) - 176usize];
-    ["Offset of field: InstepControl::clip"][::core::mem::offset_of!(InstepControl, clip) - 184usize];
-    ["Offset of field: InstepControl::divisor"][::core::mem::offset_of!(InstepControl, divisor) - 192usize];
+    ["Offset of field: InstepControl::passes"][::core::mem::offset_of!(InstepControl, passes) - 176usize];
+    ["Offset of field: InstepControl::norm"][::core::mem::offset_of!(InstepControl, norm) - 184usize];
+    ["Offset of field: InstepControl::clip"][::core::mem::offset_of!(InstepControl, clip) - 192usize];
+    ["Offset of field: InstepControl::divisor"][::core::mem::offset_of!(InstepControl, divisor) - 200usize];
     ["Offset of field: InstepControl::loss_scale"]
-        [::core::mem::offset_of!(InstepControl, loss_scale) - 200usize];
+        [::core::mem::offset_of!(InstepControl, loss_scale) - 208usize];
     ["Offset of field: InstepControl::multiplier"]
-        [::core::mem::offset_of!(InstepControl, multiplier) - 208usize];
+        [::core::mem::offset_of!(InstepControl, multiplier) - 216usize];
     ["Offset of field: InstepControl::average_multiplier"]
-        [::core::mem::offset_of!(InstepControl, average_multiplier) - 212usize];
+        [::core::mem::offset_of!(InstepControl, average_multiplier) - 220usize];
     ["Offset of field: InstepControl::max_abs_bits"]
-        [::core::mem::offset_of!(InstepControl, max_abs_bits) - 216usize];
+        [::core::mem::offset_of!(InstepControl, max_abs_bits) - 224usize];
     ["Offset of field: InstepControl::first_nonfinite_bucket"]
-        [::core::mem::offset_of!(InstepControl, first_nonfinite_bucket) - 220usize];
-    ["Offset of field: InstepControl::skip"][::core::mem::offset_of!(InstepControl, skip) - 224usize];
-    ["Offset of field: InstepControl::decided"][::core::mem::offset_of!(InstepControl, decided) - 228usize];
+        [::core::mem::offset_of!(InstepControl, first_nonfinite_bucket) - 228usize];
+    ["Offset of field: InstepControl::skip"][::core::mem::offset_of!(InstepControl, skip) - 232usize];
+    ["Offset of field: InstepControl::decided"][::core::mem::offset_of!(InstepControl, decided) - 236usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -330,29 +337,84 @@ pub struct InstepStepArgs {
     pub control: *mut InstepControl,
     pub segments: *mut InstepSegment,
     pub tiles: *const InstepTile,
-    pub grads: *mut f32,
+    pub tile_count: u64,
+    pub param_base: *mut ::core::ffi::c_void,
+    pub grads: *mut ::core::ffi::c_void,
+    pub master: *mut f32,
     pub states: [*mut f32; 3usize],
     pub optimizer: u32,
     pub state_count: u32,
     pub bucket: u32,
+    pub param_dtype: u32,
+    pub grad_dtype: u32,
     pub reserved: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of InstepStepArgs"][::core::mem::size_of::<InstepStepArgs>() - 72usize];
+    ["Size of InstepStepArgs"][::core::mem::size_of::<InstepStepArgs>() - 104usize];
     ["Alignment of InstepStepArgs"][::core::mem::align_of::<InstepStepArgs>() - 8usize];
     ["Offset of field: InstepStepArgs::control"][::core::mem::offset_of!(InstepStepArgs, control) - 0usize];
     ["Offset of field: InstepStepArgs::segments"][::core::mem::offset_of!(InstepStepArgs, segments) - 8usize];
     ["Offset of field: InstepStepArgs::tiles"][::core::mem::offset_of!(InstepStepArgs, tiles) - 16usize];
-    ["Offset of field: InstepStepArgs::grads"][::core::mem::offset_of!(InstepStepArgs, grads) - 24usize];
-    ["Offset of field: InstepStepArgs::states"][::core::mem::offset_of!(InstepStepArgs, states) - 32usize];
+    ["Offset of field: InstepStepArgs::tile_count"]
+        [::core::mem::offset_of!(InstepStepArgs, tile_count) - 24usize];
+    ["Offset of field: InstepStepArgs::param_base"]
+        [::core::mem::offset_of!(InstepStepArgs, param_base) - 32usize];
+    ["Offset of field: InstepStepArgs::grads"][::core::mem::offset_of!(InstepStepArgs, grads) - 40usize];
+    ["Offset of field: InstepStepArgs::master"][::core::mem::offset_of!(InstepStepArgs, master) - 48usize];
+    ["Offset of field: InstepStepArgs::states"][::core::mem::offset_of!(InstepStepArgs, states) - 56usize];
     ["Offset of field: InstepStepArgs::optimizer"]
-        [::core::mem::offset_of!(InstepStepArgs, optimizer) - 56usize];
+        [::core::mem::offset_of!(InstepStepArgs, optimizer) - 80usize];
     ["Offset of field: InstepStepArgs::state_count"]
-        [::core::mem::offset_of!(InstepStepArgs, state_count) - 60usize];
-    ["Offset of field: InstepStepArgs::bucket"][::core::mem::offset_of!(InstepStepArgs, bucket) - 64usize];
+        [::core::mem::offset_of!(InstepStepArgs, state_count) - 84usize];
+    ["Offset of field: InstepStepArgs::bucket"][::core::mem::offset_of!(InstepStepArgs, bucket) - 88usize];
+    ["Offset of field: InstepStepArgs::param_dtype"]
+        [::core::mem::offset_of!(InstepStepArgs, param_dtype) - 92usize];
+    ["Offset of field: InstepStepArgs::grad_dtype"]
+        [::core::mem::offset_of!(InstepStepArgs, grad_dtype) - 96usize];
     ["Offset of field: InstepStepArgs::reserved"]
-        [::core::mem::offset_of!(InstepStepArgs, reserved) - 68usize];
+        [::core::mem::offset_of!(InstepStepArgs, reserved) - 100usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct InstepStatus {
+    pub sequence: u64,
+    pub norm: f64,
+    pub clip: f64,
+    pub decided: u32,
+    pub skipped: u32,
+    pub first_nonfinite_bucket: u32,
+    pub reserved: [u32; 7usize],
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of InstepStatus"][::core::mem::size_of::<InstepStatus>() - 64usize];
+    ["Alignment of InstepStatus"][::core::mem::align_of::<InstepStatus>() - 8usize];
+    ["Offset of field: InstepStatus::sequence"][::core::mem::offset_of!(InstepStatus, sequence) - 0usize];
+    ["Offset of field: InstepStatus::norm"][::core::mem::offset_of!(InstepStatus, norm) - 8usize];
+    ["Offset of field: InstepStatus::clip"][::core::mem::offset_of!(InstepStatus, clip) - 16usize];
+    ["Offset of field: InstepStatus::decided"][::core::mem::offset_of!(InstepStatus, decided) - 24usize];
+    ["Offset of field: InstepStatus::skipped"][::core::mem::offset_of!(InstepStatus, skipped) - 28usize];
+    ["Offset of field: InstepStatus::first_nonfinite_bucket"]
+        [::core::mem::offset_of!(InstepStatus, first_nonfinite_bucket) - 32usize];
+    ["Offset of field: InstepStatus::reserved"][::core::mem::offset_of!(InstepStatus, reserved) - 36usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct InstepPublishArgs {
+    pub control: *const InstepControl,
+    pub ring: *mut InstepStatus,
+    pub slot_count: u64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of InstepPublishArgs"][::core::mem::size_of::<InstepPublishArgs>() - 24usize];
+    ["Alignment of InstepPublishArgs"][::core::mem::align_of::<InstepPublishArgs>() - 8usize];
+    ["Offset of field: InstepPublishArgs::control"]
+        [::core::mem::offset_of!(InstepPublishArgs, control) - 0usize];
+    ["Offset of field: InstepPublishArgs::ring"][::core::mem::offset_of!(InstepPublishArgs, ring) - 8usize];
+    ["Offset of field: InstepPublishArgs::slot_count"]
+        [::core::mem::offset_of!(InstepPublishArgs, slot_count) - 16usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

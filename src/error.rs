@@ -38,6 +38,12 @@ pub enum Error {
         /// What exists instead.
         have: String,
     },
+    /// Refused: this build carries no GPU kernels.
+    #[error("this build has no GPU kernels: {how}")]
+    KernelsNotBuilt {
+        /// What to do to get them.
+        how: String,
+    },
     /// Refused: the compiled kernels break the numerics contract, so no result could be trusted.
     #[error("the {isa} kernels fail self-test {property}: check CXXFLAGS for fast-math or contraction")]
     Arithmetic {

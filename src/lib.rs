@@ -21,12 +21,13 @@
 //!
 //! Trainers need what stands at the crate's root. The modules are for tools that look inside: [`layout`] (where a
 //! parameter lies), [`op`] and [`schedule`] (what runs when), [`hazard`] (the proof that nothing races), [`timeline`]
-//! (when it ran).
+//! (when it ran), [`cuda`] (the GPU kernels of this build).
 
 #[doc(hidden)]
 pub mod abi;
 #[doc(hidden)]
 pub mod bench;
+pub mod cuda;
 pub mod dtype;
 mod error;
 pub mod hazard;

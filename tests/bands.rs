@@ -137,11 +137,16 @@ fn run(isa: Isa, optimizer: u32, states: usize, len: usize, offset: usize) -> Re
         control: &raw mut control.value,
         segments: (&raw mut segments.value).cast(),
         tiles: tiles.as_ptr(),
-        grads: grads.address(),
+        tile_count: tiles.len() as u64,
+        param_base: std::ptr::null_mut(),
+        grads: grads.address().cast(),
+        master: std::ptr::null_mut(),
         states: pointers,
         optimizer,
         state_count: states as u32,
         bucket: 0,
+        param_dtype: INSTEP_DTYPE_F32,
+        grad_dtype: INSTEP_DTYPE_F32,
         reserved: 0,
     };
     let begin = InstepBeginArgs {

@@ -30,6 +30,7 @@ mod recorded;
 mod reference;
 mod refusals;
 mod resume;
+mod sixteen_bit;
 mod splits;
 mod steps;
 mod support;

@@ -13,7 +13,7 @@ const LAYERS: [&[&str]; 6] = [
     &["layout", "optim", "pool"],
     &["op"],
     &["schedule", "hazard", "timeline"],
-    &["host"],
+    &["host", "cuda"],
     &["stepper", "bench"],
 ];
 
@@ -139,7 +139,7 @@ fn unsafe_code_stays_in_the_named_files_and_each_block_says_why() {
 
 #[test]
 fn files_are_short_and_open_with_what_they_are() {
-    let trees = ["src", "kernels", "tests", "examples", "cli", "tools", "benches"];
+    let trees = ["src", "kernels", "tests", "examples", "cli", "tools", "benches", "build"];
     for path in trees.iter().flat_map(|tree| files(tree, &["rs", "h", "cpp", "cu", "cuh", "c", "def"])) {
         let name = name(&path);
         let text = read(&path);
@@ -180,10 +180,38 @@ fn every_optimizer_has_its_header_its_type_and_its_formula_once() {
         assert!(header.contains(&format!("struct {rule} ")), "{name}.h has no {rule}");
         assert!(optimizers.contains(&format!("INSTEP_OPTIMIZER_{name}")), "src/optim knows no {name}");
         assert!(reference.to_lowercase().contains(name), "tests/reference.rs knows no {name}");
-        let homes = files("kernels", &["h", "cpp", "cu"])
-            .into_iter()
-            .filter(|p| read(p).contains(&format!("struct {rule} ")));
-        assert_eq!(homes.count(), 1, "{rule} is written more than once");
+        for path in files("kernels", &["h", "cpp", "cu", "cuh"]) {
+            let defines = read(&path).contains(&format!("struct {rule} "));
+            assert!(!defines || path.ends_with(format!("{name}.h")), "{rule} is written again in {path:?}");
+        }
+    }
+}
+
+/// A loop that needs a state or a scalar of one rule by name has begun to write its formula a second time.
+#[test]
+fn no_loop_around_the_rules_names_one_or_what_is_inside_it() {
+    let rows = read(&Path::new(ROOT).join("kernels/optimizers.def"));
+    let rules = rows.lines().filter_map(|line| line.strip_prefix("OPTIMIZER(")?.split(", ").nth(1));
+    let structs = read(&Path::new(ROOT).join("kernels/abi.h"));
+    let mut words: Vec<String> = Vec::new();
+    for rule in rules {
+        let body = structs.split(&format!("typedef struct Instep{rule}Scalars {{")).nth(1).unwrap();
+        let fields = body.split('}').next().unwrap().split(|c: char| !(c.is_alphanumeric() || c == '_'));
+        // Names of one word, like `first`, mean other things elsewhere.
+        words.extend(fields.filter(|field| field.contains('_') && *field != "uint32_t").map(str::to_owned));
+        words.push(rule.to_owned());
+    }
+    assert!(words.iter().any(|word| word == "step_size") && words.iter().any(|word| word == "Adam"));
+    let loops = files("kernels", &["cu", "cuh", "cpp"]);
+    assert!(loops.len() >= 5, "{loops:?}");
+    for path in loops {
+        for (at, line) in read(&path).lines().enumerate() {
+            let code = line.split("/*").next().unwrap();
+            let named = code
+                .split(|c: char| !(c.is_alphanumeric() || c == '_'))
+                .find(|w| words.iter().any(|x| x == w));
+            assert_eq!(named, None, "{}:{}", name(&path), at + 1);
+        }
     }
 }
 

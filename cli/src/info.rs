@@ -31,6 +31,7 @@ struct Report {
     threads: Choice<usize>,
     devices: Vec<&'static str>,
     features: Vec<&'static str>,
+    gpu_kernels: Option<GpuKernels>,
     environment: BTreeMap<&'static str, Option<String>>,
     missing: Vec<Missing>,
 }
@@ -42,10 +43,18 @@ struct Choice<T> {
     because: &'static str,
 }
 
+/// What the build carries for GPUs.
+#[derive(Serialize)]
+struct GpuKernels {
+    names: Vec<String>,
+    /// Embedded bytes by architecture.
+    bytes: BTreeMap<String, u64>,
+}
+
 #[derive(Serialize)]
 struct Missing {
     what: String,
-    how_to_get_it: &'static str,
+    how_to_get_it: String,
 }
 
 /// Runs the command.
@@ -77,11 +86,21 @@ impl Report {
         let lacking = Isa::ALL.into_iter().filter(|isa| !isa.is_available());
         let lacking = lacking.map(|isa| Missing {
             what: format!("instruction set {isa}"),
-            how_to_get_it: "another CPU; results are the same bits without it",
+            how_to_get_it: "another CPU; results are the same bits without it".into(),
         });
         let cuda = Missing {
             what: "device cuda".into(),
-            how_to_get_it: "a later version; this one steps on the CPU only",
+            how_to_get_it: "a later version; this one steps on the CPU only".into(),
+        };
+        let (gpu_kernels, no_kernels) = match instep::cuda::built_kernels() {
+            Ok(built) => {
+                let bytes = built.images.into_iter().map(|image| (image.architecture, image.bytes)).collect();
+                (Some(GpuKernels { names: built.names, bytes }), None)
+            }
+            Err(instep::Error::KernelsNotBuilt { how }) => {
+                (None, Some(Missing { what: "GPU kernels".into(), how_to_get_it: how }))
+            }
+            Err(other) => return Err(other.into()),
         };
         Ok(Report {
             version: env!("CARGO_PKG_VERSION"),
@@ -92,8 +111,9 @@ impl Report {
                 because: because("INSTEP_THREADS", "cores"),
             },
             devices: vec!["host"],
-            features: Vec::new(),
-            missing: lacking.chain([cuda]).collect(),
+            features: if cfg!(feature = "cuda") { vec!["cuda"] } else { Vec::new() },
+            gpu_kernels,
+            missing: lacking.chain([cuda]).chain(no_kernels).collect(),
             environment,
         })
     }
@@ -119,6 +139,12 @@ impl Report {
             format!("features         {}", or_none(&self.features)),
             format!("environment      {}", or_none(&set)),
         ];
+        if let Some(kernels) = &self.gpu_kernels {
+            let sizes =
+                kernels.bytes.iter().map(|(architecture, bytes)| format!("{architecture} {bytes} bytes"));
+            let sizes = sizes.collect::<Vec<_>>().join(", ");
+            lines.push(format!("GPU kernels      {} for {sizes}", kernels.names.len()));
+        }
         let missing =
             self.missing.iter().map(|m| format!("missing          {}: {}", m.what, m.how_to_get_it));
         lines.extend(missing);

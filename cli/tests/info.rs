@@ -11,8 +11,17 @@ fn the_documented_keys_are_there_and_say_what_is_in_use() {
     let output = Folder::new().run(&["info", "--json"]);
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     let keys: Vec<&String> = report.as_object().unwrap().keys().collect();
-    let documented =
-        ["devices", "environment", "features", "isa", "isa_available", "missing", "threads", "version"];
+    let documented = [
+        "devices",
+        "environment",
+        "features",
+        "gpu_kernels",
+        "isa",
+        "isa_available",
+        "missing",
+        "threads",
+        "version",
+    ];
     assert_eq!(keys, documented);
     assert_eq!(report["version"], env!("CARGO_PKG_VERSION"));
     assert_eq!(report["isa"]["because"], "widest");

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::abi::{
-    INSTEP_ACTION_AVERAGE, INSTEP_ACTION_LEAVE, INSTEP_ACTION_STEP, INSTEP_MAX_STATES, INSTEP_NO_BUCKET,
-    INSTEP_TILE_ELEMENTS, InstepBeginArgs, InstepControl, InstepDecideArgs, InstepHyper, InstepSegment,
-    InstepStepArgs, InstepTile,
+    INSTEP_ACTION_AVERAGE, INSTEP_ACTION_LEAVE, INSTEP_ACTION_STEP, INSTEP_DTYPE_F32, INSTEP_MAX_STATES,
+    INSTEP_NO_BUCKET, INSTEP_TILE_ELEMENTS, InstepBeginArgs, InstepControl, InstepDecideArgs, InstepHyper,
+    InstepSegment, InstepStepArgs, InstepTile,
 };
 use crate::error::Result;
 use crate::host::arena::Memories;
@@ -240,11 +240,16 @@ impl BucketJob {
             control: memories.control(),
             segments: memories.segments(),
             tiles: std::ptr::null(),
+            tile_count: 0,
+            param_base: std::ptr::null_mut(),
             grads: std::ptr::null_mut(),
+            master: std::ptr::null_mut(),
             states: [std::ptr::null_mut(); INSTEP_MAX_STATES as usize],
             optimizer: rule.optimizer,
             state_count: rule.states as u32,
             bucket,
+            param_dtype: INSTEP_DTYPE_F32,
+            grad_dtype: INSTEP_DTYPE_F32,
             reserved: 0,
         };
         // With nothing frozen: what is frozen later the kernels leave out by its action.
@@ -275,6 +280,7 @@ impl BucketJob {
         };
         let tiles = tiles(plan, &plan.buckets()[bucket as usize], param);
         args.tiles = tiles.as_ptr();
+        args.tile_count = tiles.len() as u64;
         let tiles_per_chunk = if bytes <= ALONE_BYTES { tiles.len().max(1) } else { TILES_PER_CHUNK };
         BucketJob { kind, args, tiles, tiles_per_chunk, kernels, _memories: Arc::clone(memories) }
     }

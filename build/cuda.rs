@@ -1,0 +1,119 @@
+//! Compiles the GPU kernels into one binary that the crate embeds, if feature `cuda` is on and there is an nvcc.
+//!
+//! A machine without nvcc is no error: the crate builds, and says at run time why it carries no kernels. Whatever was
+//! asked for by name (NVCC, INSTEP_CUDA_ARCHS, INSTEP_FATBIN) and is not there stops the build instead. Must not let
+//! the environment add flags: NVCC_APPEND_FLAGS=--use_fast_math would break the numerics contract without a trace.
+#![allow(clippy::expect_used)] // a build script has nobody to return an error to
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fs};
+
+/// Capability numbers to build for, and flags that are the numerics contract; `scripts/compiler-lane.py` reads both.
+const ARCHITECTURES: &str = include_str!("../kernels/architectures.txt");
+const FLAGS: &str = "kernels/nvcc.flags";
+const MAGIC: [u8; 4] = [0x50, 0xed, 0x55, 0xba];
+
+/// Leaves `kernels.fatbin` in `out`, empty if there are no kernels, and tells the crate why.
+pub(crate) fn build(out: &Path) {
+    let fatbin = out.join("kernels.fatbin");
+    let outcome = if env::var_os("CARGO_FEATURE_CUDA").is_some() {
+        for name in ["INSTEP_FATBIN", "INSTEP_CUDA_ARCHS", "NVCC", "CUDA_HOME", "PATH"] {
+            println!("cargo::rerun-if-env-changed={name}");
+        }
+        make(&fatbin)
+    } else {
+        Err("rebuild with `--features cuda`".to_owned())
+    };
+    let how = outcome.err().unwrap_or_default();
+    if !how.is_empty() {
+        fs::write(&fatbin, []).expect("OUT_DIR can be written");
+    }
+    println!("cargo::rustc-env=INSTEP_KERNELS_FATBIN={}", fatbin.display());
+    println!("cargo::rustc-env=INSTEP_KERNELS_MISSING={how}");
+}
+
+/// The binary, or how the user gets it.
+fn make(fatbin: &Path) -> Result<(), String> {
+    if let Some(prebuilt) = env::var_os("INSTEP_FATBIN").map(PathBuf::from) {
+        println!("cargo::rerun-if-changed={}", prebuilt.display());
+        let bytes =
+            fs::read(&prebuilt).unwrap_or_else(|e| panic!("INSTEP_FATBIN {}: {e}", prebuilt.display()));
+        assert!(bytes.starts_with(&MAGIC), "INSTEP_FATBIN {} is no fatbin", prebuilt.display());
+        fs::write(fatbin, bytes).expect("OUT_DIR can be written");
+        return Ok(());
+    }
+    let nvcc = Nvcc::find()?;
+    let architectures = nvcc.architectures();
+    let oldest = architectures.first().expect("at least one architecture");
+    let mut call = nvcc.call(&["-fatbin", "-Xfatbin", "-compress-all", "--threads", "2", "-optf", FLAGS]);
+    for code in &architectures {
+        call.arg(format!("-gencode=arch=compute_{code},code=sm_{code}"));
+    }
+    // What has no machine code here, the driver compiles from this; PTX runs on nothing older than itself.
+    call.arg(format!("-gencode=arch=compute_{oldest},code=compute_{oldest}"));
+    let done = call.arg("kernels/kernels.cu").arg("-o").arg(fatbin).output().expect("nvcc started before");
+    assert!(done.status.success(), "nvcc failed:\n{}", String::from_utf8_lossy(&done.stderr));
+    Ok(())
+}
+
+struct Nvcc(PathBuf);
+
+impl Nvcc {
+    /// The one that NVCC names, or else that of CUDA_HOME, or else the one on PATH.
+    fn find() -> Result<Nvcc, String> {
+        if let Some(named) = env::var_os("NVCC").map(PathBuf::from) {
+            let nvcc = Nvcc(named);
+            assert!(nvcc.release().is_some(), "NVCC={} does not start", nvcc.0.display());
+            return nvcc.checked();
+        }
+        let home = env::var_os("CUDA_HOME").map(|home| Path::new(&home).join("bin/nvcc"));
+        let found = home.into_iter().chain([PathBuf::from("nvcc")]).map(Nvcc).find(|n| n.release().is_some());
+        found.ok_or("put nvcc on PATH, or name it by NVCC or CUDA_HOME, and rebuild")?.checked()
+    }
+
+    fn checked(self) -> Result<Nvcc, String> {
+        let release = self.release().unwrap_or_default();
+        match release.split('.').next() {
+            Some("12" | "13") => Ok(self),
+            _ => Err(format!("found nvcc {release}; name one of 12.x or 13.x by NVCC and rebuild")),
+        }
+    }
+
+    /// Like "13.0", or none if it does not start.
+    fn release(&self) -> Option<String> {
+        let text = self.says("--version")?;
+        Some(text.split_once("release ")?.1.split(',').next()?.to_owned())
+    }
+
+    /// Those that were asked for, or the house's as far as this compiler knows them, oldest first.
+    fn architectures(&self) -> Vec<u32> {
+        let known = self.says("--list-gpu-code").unwrap_or_default();
+        let knows = |code: &u32| known.lines().any(|line| line.trim() == format!("sm_{code}"));
+        let asked = env::var("INSTEP_CUDA_ARCHS").ok();
+        let numbers =
+            asked.as_deref().unwrap_or(ARCHITECTURES).split([' ', ',', '\n']).filter(|n| !n.is_empty());
+        let mut codes: Vec<u32> = numbers
+            .map(|n| n.parse().unwrap_or_else(|_| panic!("INSTEP_CUDA_ARCHS: {n} is no number like 90")))
+            .collect();
+        codes.sort_unstable();
+        if asked.is_some() {
+            let unknown: Vec<_> = codes.iter().filter(|code| !knows(code)).collect();
+            assert!(unknown.is_empty(), "INSTEP_CUDA_ARCHS: {} does not know {unknown:?}", self.0.display());
+        }
+        codes.retain(knows);
+        assert!(!codes.is_empty(), "{} knows none of the architectures", self.0.display());
+        codes
+    }
+
+    fn says(&self, question: &str) -> Option<String> {
+        let done = self.call(&[question]).output().ok().filter(|done| done.status.success())?;
+        String::from_utf8(done.stdout).ok()
+    }
+
+    fn call(&self, arguments: &[&str]) -> Command {
+        let mut call = Command::new(&self.0);
+        call.args(arguments).env_remove("NVCC_APPEND_FLAGS").env_remove("NVCC_PREPEND_FLAGS");
+        call
+    }
+}

@@ -1,0 +1,37 @@
+/* What happens once per pass on the GPU: open it, decide it, publish what came of it.
+ *
+ * Only control.h's text run by threads, so the decisions are the CPU's bits. Nothing here waits, and the host learns
+ * the outcome from mapped memory: no copy, no synchronisation. Must be ordered on one stream with the steps and norms
+ * whose control block it is. */
+#include "control.h"
+
+/* A thread per segment, in any number of blocks; the first one opens the pass. */
+extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS)
+    instep_begin(const __grid_constant__ InstepBeginArgs args) {
+    const uint64_t first = uint64_t{blockIdx.x} * INSTEP_GPU_THREADS + threadIdx.x;
+    if (first == 0) begin_pass(args.control, args.divisor, args.loss_scale);
+    for (uint64_t k = first; k < args.segment_count; k += uint64_t{gridDim.x} * INSTEP_GPU_THREADS) {
+        begin_segment(&args.segments[k], args.groups, args.actions[k], args.optimizer);
+    }
+}
+
+/* One thread, and the rest of its block idle: the answer is a handful of scalars. */
+extern "C" __global__ void instep_decide(const __grid_constant__ InstepDecideArgs args) {
+    if (blockIdx.x == 0 && threadIdx.x == 0) decide(args);
+}
+
+/* One thread, behind the last step of the pass. */
+extern "C" __global__ void instep_publish(const __grid_constant__ InstepPublishArgs args) {
+    if (blockIdx.x != 0 || threadIdx.x != 0) return;
+    const InstepControl& control = *args.control;
+    volatile InstepStatus* slot = &args.ring[control.passes % args.slot_count];
+    slot->sequence = 0;
+    __threadfence_system();
+    slot->norm = control.norm;
+    slot->clip = control.clip;
+    slot->decided = control.decided;
+    slot->skipped = control.skip;
+    slot->first_nonfinite_bucket = control.first_nonfinite_bucket;
+    __threadfence_system();
+    slot->sequence = control.passes;
+}

@@ -1,0 +1,224 @@
+#!/usr/bin/env python3
+"""What nvcc made of the kernels, judged without a GPU: PTX, resources and machine code, per kernel and architecture.
+
+A contraction, a spill or a narrow access changes bits or speed without any other test noticing on a machine that has no
+GPU. Needs nvcc and cuobjdump from the directory of NVCC (scripts/cuda-toolchain.sh prints one). `--bless` writes
+kernels/record/sass.csv; otherwise instruction counts must be the recorded ones within TOLERANCE, if the record is of
+this nvcc. Must use the flags and architectures of build/cuda.rs, and read them from the same files.
+"""
+
+import argparse, csv, os, re, resource, subprocess, sys, tempfile, time
+from collections import Counter, defaultdict
+from pathlib import Path
+
+COMMON = ["instep_begin", "instep_decide", "instep_publish", "instep_norm"]
+REGISTERS = 64
+MORE_REGISTERS = {}  # (kernel, architecture): limit, with the reason beside it
+TOLERANCE = 0.02  # of the recorded instruction count, either way: a gain is to be recorded, too
+BUILD_SECONDS = 60  # on two cores
+BYTES_PER_ARCHITECTURE = 1_000_000
+# Whatever else computes on floats is rounded differently somewhere, or drops a NaN.
+FLOAT_ARITHMETIC = {"add", "sub", "mul", "div", "rcp", "sqrt"}
+FLOAT_MOVES = {"ld", "st", "mov", "selp", "setp", "neg", "abs", "cvt", "shfl"}
+
+
+def innermost_loops(lines):
+    """The lines of each loop that contains no other, by the graph of jumps: the order of the text says nothing."""
+    blocks = [[]]
+    for line in lines:
+        if line.endswith(":") and blocks[-1]:
+            blocks.append([])
+        blocks[-1].append(line)
+        if re.match(r"(@\S+ )?(bra|ret)\b", line):
+            blocks.append([])
+    labels = {block[0].rstrip(":"): at for at, block in enumerate(blocks) if block and block[0].endswith(":")}
+    successors = {}
+    for at, block in enumerate(blocks):
+        last = block[-1] if block else ""
+        target = labels.get(last.split()[-1].rstrip(";")) if "bra" in last else None
+        falls = not last.startswith(("bra", "ret")) and at + 1 < len(blocks)
+        successors[at] = [at + 1] * falls + [target] * (target is not None)
+
+    def loops_in(nodes):
+        reach = {}
+        for node in nodes:
+            seen, todo = set(), [node]
+            while todo:
+                for step in successors[todo.pop()]:
+                    if step in nodes and step not in seen:
+                        seen.add(step)
+                        todo.append(step)
+            reach[node] = seen
+        rings = {frozenset(m for m in reach[n] if n in reach[m]) for n in nodes if n in reach[n]}
+        for ring in rings:
+            heads = {step for n in successors if n not in ring for step in successors[n] if step in ring}
+            yield from list(loops_in(ring - heads)) or [sorted(ring)]
+
+    return [[line for at in ring for line in blocks[at]] for ring in loops_in(set(successors))]
+
+
+class Lane:
+    def __init__(self, root, nvcc, architectures):
+        self.kernels, self.nvcc, self.faults = root / "kernels", nvcc, []
+        rows = re.findall(r"^OPTIMIZER\((\w+), \w+, \d+, (\d+)\)", (self.kernels / "optimizers.def").read_text(), re.M)
+        self.states = {f"instep_step_{name}": int(most) for name, most in rows}
+        self.names = {*COMMON, *self.states}
+        known = self.run(nvcc, "--list-gpu-code").split()
+        wanted = architectures or (self.kernels / "architectures.txt").read_text().split()
+        self.architectures = [code for code in wanted if f"sm_{code}" in known]
+        self.release = re.search(r"release ([\d.]+)", self.run(nvcc, "--version"))[1]
+
+    def run(self, *command):
+        clean = {k: v for k, v in os.environ.items() if k not in ("NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS")}
+        done = subprocess.run(list(map(str, command)), env=clean, capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(f"compiler lane: {Path(command[0]).name} failed\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+    def compile(self, *arguments):
+        flags = ["-optf", self.kernels / "nvcc.flags"]
+        return self.run(self.nvcc, *flags, *arguments, self.kernels / "kernels.cu")
+
+    def check(self, fine, fault):
+        if not fine:
+            self.faults.append(fault)
+
+    def build(self, fatbin):
+        """The binary that the crate would embed; its time and size."""
+        codes = [f"-gencode=arch=compute_{code},code=sm_{code}" for code in self.architectures]
+        oldest = self.architectures[0]
+        codes.append(f"-gencode=arch=compute_{oldest},code=compute_{oldest}")
+        start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+        self.compile("-fatbin", "-Xfatbin", "-compress-all", "--threads", "2", *codes, "-o", fatbin)
+        wall, after = time.monotonic() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        size = fatbin.stat().st_size // len(codes)
+        print(f"nvcc {self.release}: {len(self.names)} kernels for {' '.join(self.architectures)} and PTX")
+        print(f"built in {wall:.1f} s ({cpu:.1f} s of processor time), {size / 1000:.0f} KB per architecture")
+        # Processor time, since the wall clock also counts whatever else this machine is doing.
+        self.check(cpu / 2 <= BUILD_SECONDS, f"the build takes {cpu / 2:.0f} s on two cores")
+        self.check(size <= BYTES_PER_ARCHITECTURE, f"{size} bytes per architecture")
+
+    def judge_ptx(self, code, text):
+        """Contraction must be looked for here: machine code spells IEEE division and root with fused instructions."""
+        bodies = dict(re.findall(r"\.visible \.entry (\w+)\(.*?\n\{\n(.*?)\n\}\n", text, re.S))
+        self.check(set(bodies) == self.names, f"sm_{code}: entries {sorted(bodies)}, expected {sorted(self.names)}")
+        for name, body in bodies.items():
+            lines = [line.strip() for line in body.splitlines() if line.strip()]
+            for line in lines:
+                opcode = re.sub(r"^@!?%p\d+\s+", "", line).split()[0].rstrip(";")
+                base, *parts = opcode.split(".")
+                where = f"sm_{code} {name}: {opcode}"
+                self.check(base not in ("fma", "call"), f"{where} is a fused or called instruction")
+                vector = base in ("ld", "st") and {"v2", "v4"} & set(parts)
+                self.check(not vector or {"global", "param", "shared"} & set(parts), f"{where} is a generic access")
+                self.check("ftz" not in parts and "approx" not in parts, f"{where} is not IEEE arithmetic")
+                if base.startswith(".") or base.endswith(":") or not {"f32", "f64"} & set(parts):
+                    continue
+                self.check(base in FLOAT_ARITHMETIC | FLOAT_MOVES, f"{where} is not in the contract")
+                # Without .rn the assembler may still contract it.
+                self.check(base not in FLOAT_ARITHMETIC or "rn" in parts, f"{where} is not rounded to nearest")
+            if name in self.states:
+                self.judge_loops(f"sm_{code} {name}", lines)
+
+    def judge_loops(self, where, lines):
+        """f64 has no place where elements are stepped; scalars are prepared outside."""
+        bodies = innermost_loops(lines)
+        stepping = [body for body in bodies if sum("st.global.v4" in line for line in body) > 1]
+        self.check(len(stepping) == 1, f"{where}: {len(stepping)} element loops found, expected 1")
+        for body in bodies:
+            self.check(not any(".f64" in line for line in body), f"{where}: f64 in the element loop")
+
+    def judge_resources(self, text):
+        rows = {}
+        for image in text.split("Fatbin elf code:")[1:]:
+            code = re.search(r"arch = sm_(\d+)", image)[1]
+            for name, usage in re.findall(r"Function (\w+):\n\s*(REG:.*)", image):
+                used = {key: int(value) for key, value in re.findall(r"(\w+):(\d+)", usage)}
+                where = f"sm_{code} {name}"
+                self.check(used["STACK"] == 0 and used["LOCAL"] == 0, f"{where}: a stack or spilled registers, {usage}")
+                limit = MORE_REGISTERS.get((name, code), REGISTERS)
+                self.check(used["REG"] <= limit, f"{where}: {used['REG']} registers, at most {limit}")
+                rows[name, code] = used["REG"]
+        expected = {(name, code) for name in self.names for code in self.architectures}
+        self.check(set(rows) == expected, f"resources of {len(rows)} kernels, expected {len(expected)}")
+        return rows
+
+    def judge_sass(self, text):
+        counts = defaultdict(Counter)
+        for image in text.split("Fatbin elf code:")[1:]:
+            code = re.search(r"arch = sm_(\d+)", image)[1]
+            for function in image.split("Function : ")[1:]:
+                name = function.split()[0]
+                for opcode in re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]*)", function):
+                    base, *parts = opcode.split(".")
+                    counts[name, code]["all"] += base != "NOP"
+                    if base in ("LDG", "STG"):
+                        counts[name, code][base, "128" if "128" in parts else "64" if "64" in parts else "32"] += 1
+                    self.check(base not in ("LDL", "STL"), f"sm_{code} {name}: {opcode} is local memory")
+        for (name, code), count in counts.items():
+            # Gradients: whole, or two words around a shift, in the norm for both fours of a lane.
+            if name in self.states:
+                streams = 1 + self.states[name]  # parameter and states
+                loads, stores, halves = streams + 6, streams + 1, 2  # stepped and averaged gradients; averages stored
+            elif name == "instep_norm":
+                loads, stores, halves = 4, 0, 0
+            else:
+                continue
+            where, wide = f"sm_{code} {name}", (count["LDG", "128"], count["STG", "128"])
+            self.check(wide[0] >= loads and wide[1] >= stores,
+                       f"{where}: f32 streams need 16 bytes per lane: {loads} loads and {stores} stores, found {wide}")
+            self.check(count["STG", "64"] >= halves, f"{where}: 16-bit streams need 8 bytes per lane")
+        return counts
+
+    def judge_record(self, registers, counts, path, bless):
+        columns = ["nvcc", "kernel", "architecture", "registers", "instructions", "loads_16_bytes", "stores_16_bytes"]
+        rows = [[self.release, name, f"sm_{code}", registers.get((name, code)), count["all"],
+                 count["LDG", "128"], count["STG", "128"]] for (name, code), count in sorted(counts.items())]
+        if bless:
+            path.parent.mkdir(exist_ok=True)
+            with path.open("w", newline="") as file:
+                csv.writer(file, lineterminator="\n").writerows([columns, *rows])
+            return
+        with path.open() as file:
+            record = {(row["kernel"], row["architecture"]): row for row in csv.DictReader(file)}
+        releases = {row["nvcc"] for row in record.values()}
+        if releases != {self.release}:
+            print(f"SKIPPED: the record is of nvcc {releases}, instruction counts are not compared", file=sys.stderr)
+            return
+        for _, name, architecture, _, instructions, *_ in rows:
+            row = record.get((name, architecture))
+            if row is None:
+                self.check(False, f"{architecture} {name} is not in {path.name}: run with --bless")
+                continue
+            recorded = int(row["instructions"])
+            self.check(abs(instructions - recorded) <= TOLERANCE * recorded,
+                       f"{architecture} {name}: {instructions} instructions, recorded {recorded}; --bless if meant")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--bless", action="store_true", help="write the record")
+    parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parent.parent, help="the tree to judge")
+    parser.add_argument("--architectures", nargs="+", help="like 90; all of kernels/architectures.txt otherwise")
+    arguments = parser.parse_args()
+    nvcc = Path(os.environ.get("NVCC", "nvcc"))
+    tool = nvcc.parent / "cuobjdump" if nvcc.parent != Path(".") else "cuobjdump"
+    lane = Lane(arguments.root, nvcc, arguments.architectures)
+    with tempfile.TemporaryDirectory() as folder:
+        fatbin, ptx = Path(folder) / "kernels.fatbin", Path(folder) / "kernels.ptx"
+        lane.build(fatbin)
+        for code in lane.architectures:
+            lane.compile("-ptx", f"-arch=compute_{code}", "-o", ptx)
+            lane.judge_ptx(code, ptx.read_text())
+        registers = lane.judge_resources(lane.run(tool, "--dump-resource-usage", fatbin))
+        counts = lane.judge_sass(lane.run(tool, "--dump-sass", fatbin))
+    lane.judge_record(registers, counts, arguments.root / "kernels/record/sass.csv", arguments.bless)
+    for (name, code), count in sorted(counts.items()):
+        print(f"  {name:20} sm_{code:4} {registers[name, code]:3} registers {count['all']:5} instructions")
+    for fault in dict.fromkeys(lane.faults):
+        print(f"FAULT: {fault}", file=sys.stderr)
+    sys.exit(1 if lane.faults else 0)
+
+
+main()

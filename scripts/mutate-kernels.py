@@ -1,0 +1,65 @@
+#!/usr/bin/env python3
+"""Plants one fault at a time into a copy of the kernels; a lane must fail and name it, or the lane is worth nothing.
+
+A row of FAULTS: what it is, the lane that must catch it, the file, the text to replace (which occurs once), by what,
+and a phrase of the report. A lane that fails for another reason has caught nothing. Must never write into the tree.
+"""
+
+import argparse, shutil, subprocess, sys, tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# One architecture is enough: a fault is planted in the source.
+LANES = {"compiler": ["scripts/compiler-lane.py", "--architectures", "90"]}
+
+FAULTS = [
+    ("contraction by flag", "compiler", "nvcc.flags", "-fmad=false", "-fmad=true", "fused or called"),
+    ("a fused multiply-add by hand", "compiler", "step.cu", "sum.x[i] * factor, state)",
+     "__fmaf_rn(sum.x[i], factor, p.x[i]), state)", "fused or called"),
+    ("subnormals flushed", "compiler", "nvcc.flags", "-ftz=false", "-ftz=true", "not IEEE arithmetic"),
+    ("approximate division", "compiler", "nvcc.flags", "-prec-div=true", "-prec-div=false",
+     "not rounded to nearest"),
+    ("a maximum that drops NaN", "compiler", "math.h", "return x > y ? x : y;", "return fmaxf(x, y);",
+     "not in the contract"),
+    ("f64 per element", "compiler", "step.cu", "sum.x[i] * factor, state", "float(sum.x[i] * args.control->clip), state",
+     "f64 in the element loop"),
+    ("a spill", "compiler", "step.cu", "__launch_bounds__(INSTEP_GPU_THREADS, 4)",
+     "__launch_bounds__(INSTEP_GPU_THREADS, 6)", "spilled registers"),
+    ("an 8-byte access to f32", "compiler", "vector.cuh",
+     "const float4 word = *reinterpret_cast<const float4*>(run + at);",
+     "const float2* half = reinterpret_cast<const float2*>(run + at);\n"
+     "        const float2 low = half[0], high = half[1];\n"
+     "        const float4 word = make_float4(low.x, low.y, high.x, high.y);", "16 bytes per lane"),
+    ("twice the work", "compiler", "step.cu", "p.x[i] = canonical(", "Rule::update(s, sum.x[i], p.x[i], state);\n"
+     "            p.x[i] = canonical(", "recorded"),
+]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--lane", choices=LANES, help="only this lane's faults")
+    chosen = parser.parse_args().lane
+    missed = 0
+    for name, lane, file, old, new, phrase in FAULTS:
+        if chosen not in (None, lane):
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copytree(ROOT / "kernels", Path(folder) / "kernels")
+            path = Path(folder) / "kernels" / file
+            text = path.read_text()
+            if text.count(old) != 1:
+                sys.exit(f"{name}: {file} has {text.count(old)} times: {old}")
+            path.write_text(text.replace(old, new))
+            script, *arguments = LANES[lane]
+            command = [sys.executable, ROOT / script, "--root", folder, *arguments]
+            done = subprocess.run(command, capture_output=True, text=True)
+        caught = done.returncode != 0 and phrase in done.stderr
+        missed += not caught
+        print(f"{'caught' if caught else 'MISSED'} by the {lane} lane: {name}", flush=True)
+        if not caught:
+            print(f"{done.stdout}{done.stderr}", file=sys.stderr)
+    sys.exit(1 if missed else 0)
+
+
+main()
