@@ -31,7 +31,7 @@ FAULTS = [
      "const float2* half = reinterpret_cast<const float2*>(run + at);\n"
      "        const float2 low = half[0], high = half[1];\n"
      "        const float4 word = make_float4(low.x, low.y, high.x, high.y);", "16 bytes per lane"),
-    ("twice the work", "compiler", "step.cu", "p.x[i] = canonical(", "Rule::update(s, sum.x[i], p.x[i], state);\n"
+    ("twice the work", "compiler", "step.cu", "p.x[i] = canonical(", "Rule::update(s, flags, sum.x[i], p.x[i], state);\n"
      "            p.x[i] = canonical(", "recorded"),
 ]
 
