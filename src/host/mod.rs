@@ -55,13 +55,13 @@ impl HostDevice {
 impl Sealed for HostDevice {}
 
 impl Device for HostDevice {
-    fn submit(&mut self, op: &Op) {
+    fn submit(&mut self, ops: &[Op]) {
         if !self.started {
             // Not earlier: a process that forks before its first pass must not lose these threads.
             self.started = true;
             self.streams.start();
         }
-        self.streams.submit(op);
+        self.streams.submit(ops);
     }
 
     fn wait(&mut self, ticket: Ticket) -> Result<()> {

@@ -95,18 +95,31 @@ impl<E: Run> Streams<E> {
         }
     }
 
-    /// Queues an op. A Record of the compute stream has happened already: that stream is the caller.
-    pub(crate) fn submit(&self, op: &Op) {
+    /// Queues ops. A Record of the compute stream has happened already: that stream is the caller. Threads are woken
+    /// once, behind the last op: a wake-up costs more than all the rest, and would fight for the lock.
+    pub(crate) fn submit(&self, ops: &[Op]) {
+        let (mut queued, mut recorded) = ([false; STREAMS], false);
         let mut state = self.lock();
-        match (op.stream, op.action) {
-            (Stream::Compute, Action::Record(ticket)) => {
-                state.ticks[Stream::Compute.index()] = ticket.tick;
-                self.passed.notify_all();
+        for op in ops {
+            match (op.stream, op.action) {
+                (Stream::Compute, Action::Record(ticket)) => {
+                    state.ticks[Stream::Compute.index()] = ticket.tick;
+                    recorded = true;
+                }
+                (Stream::Compute, _) => {}
+                (stream, _) => {
+                    state.queues[stream.index()].push_back(*op);
+                    queued[stream.index()] = true;
+                }
             }
-            (Stream::Compute, _) => {}
-            (stream, _) => {
-                state.queues[stream.index()].push_back(*op);
-                self.work[stream.index()].notify_one();
+        }
+        drop(state);
+        if recorded {
+            self.passed.notify_all();
+        }
+        for (work, queued) in self.work.iter().zip(queued) {
+            if queued {
+                work.notify_one();
             }
         }
     }

@@ -11,9 +11,9 @@ pub trait Sealed {}
 
 /// An executor of ops.
 pub trait Device: Sealed {
-    /// Queues one op behind the earlier ones of its stream. Does not wait for it. Once an op has failed, later
+    /// Queues each op behind the earlier ones of its stream. Does not wait for them. Once an op has failed, later
     /// ones are skipped (Records excepted, so that no wait can hang) and [`wait`](Device::wait) reports it.
-    fn submit(&mut self, op: &Op);
+    fn submit(&mut self, ops: &[Op]);
 
     /// Blocks the calling thread until the ticket's position has been passed.
     ///

@@ -6,7 +6,7 @@
 
 use crate::error::Result;
 use crate::hazard::Traced;
-use crate::op::{Access, Action, Device, STREAMS, Stream, Ticket};
+use crate::op::{Access, Action, Device, Op, STREAMS, Stream, Ticket};
 use crate::schedule::Schedule;
 use crate::timeline::{Exposure, Interval, Lane, Ran};
 
@@ -15,6 +15,8 @@ pub(crate) struct Run<D> {
     pub(crate) schedule: Schedule,
     pub(crate) device: D,
     debt: Debt,
+    /// Ops on their way to the device; kept, so that a steady state allocates nothing.
+    batch: Vec<Op>,
     recording: Option<Recording>,
 }
 
@@ -27,6 +29,10 @@ struct Debt {
 }
 
 impl Debt {
+    fn is_owed(&self) -> bool {
+        self.owed.iter().zip(&self.paid).any(|(owed, paid)| owed > paid)
+    }
+
     /// Blocks until every wait has been honoured.
     fn pay<D: Device>(&mut self, device: &mut D, recording: &mut Option<Recording>) -> Result<()> {
         for stream in Stream::ALL {
@@ -73,7 +79,8 @@ impl Recording {
 
 impl<D: Device> Run<D> {
     pub(crate) fn new(schedule: Schedule, device: D, record: bool) -> Self {
-        Run { schedule, device, debt: Debt::default(), recording: record.then(Recording::default) }
+        let recording = record.then(Recording::default);
+        Run { schedule, device, debt: Debt::default(), batch: Vec::new(), recording }
     }
 
     /// Hands what the schedule has written to the device.
@@ -86,14 +93,21 @@ impl<D: Device> Run<D> {
                 (Stream::Compute, Action::Wait(ticket)) => {
                     self.debt.owed[ticket.stream.index()] = ticket.tick
                 }
-                (Stream::Compute, Action::Record(_)) => {
+                (Stream::Compute, Action::Record(_)) if self.debt.is_owed() => {
+                    // What is owed may be owed by the ops in hand.
+                    self.device.submit(&self.batch);
+                    self.batch.clear();
                     // A Record says that the waits before it are over, or the run would be weaker than the list.
                     // Rarely is any left; if paying fails, later ops are skipped and the next access reports it.
                     let _ = self.debt.pay(&mut self.device, &mut self.recording);
                 }
                 _ => {}
             }
-            self.device.submit(&op);
+            self.batch.push(op);
+        }
+        if !self.batch.is_empty() {
+            self.device.submit(&self.batch);
+            self.batch.clear();
         }
     }
 

@@ -112,7 +112,6 @@ fn train(fault: Option<(Stream, u32, Fault)>) {
     let streams = Streams::new(Script { fault, seen: Arc::clone(&seen) }, Instant::now(), false);
     streams.start();
     let ticket = |stream, tick: u32| Ticket { stream, tick: tick.into() };
-    let submit = |stream, action| streams.submit(&Op { stream, action });
     let wait = |tick: u32| {
         let outcome = streams.wait(ticket(Stream::Optim, tick));
         match &outcome {
@@ -125,13 +124,19 @@ fn train(fault: Option<(Stream, u32, Fault)>) {
     };
     for work in 0..BUCKETS {
         let tick = work + 1;
-        submit(Stream::Reduce, Action::Wait(ticket(Stream::Compute, tick)));
-        submit(Stream::Reduce, Action::Step { bucket: work });
-        submit(Stream::Reduce, Action::Record(ticket(Stream::Reduce, tick)));
-        submit(Stream::Optim, Action::Wait(ticket(Stream::Reduce, tick)));
-        submit(Stream::Optim, Action::Step { bucket: work });
-        submit(Stream::Optim, Action::Record(ticket(Stream::Optim, tick)));
-        submit(Stream::Compute, Action::Record(ticket(Stream::Compute, tick)));
+        let ops = [
+            (Stream::Reduce, Action::Wait(ticket(Stream::Compute, tick))),
+            (Stream::Reduce, Action::Step { bucket: work }),
+            (Stream::Reduce, Action::Record(ticket(Stream::Reduce, tick))),
+            (Stream::Optim, Action::Wait(ticket(Stream::Reduce, tick))),
+            (Stream::Optim, Action::Step { bucket: work }),
+            (Stream::Optim, Action::Record(ticket(Stream::Optim, tick))),
+            (Stream::Compute, Action::Record(ticket(Stream::Compute, tick))),
+        ]
+        .map(|(stream, action)| Op { stream, action });
+        // As one batch, or as many.
+        let batches = ops.chunks(if work == 1 { 1 } else { ops.len() });
+        batches.for_each(|batch| streams.submit(batch));
         if work == 1 {
             let _ = wait(tick);
         }
