@@ -34,3 +34,7 @@ fuzz *flags:
 # Judge the GPU kernels' machine code (installs nvcc under the target directory)
 kernels *flags:
     NVCC=$(scripts/cuda-toolchain.sh) scripts/compiler-lane.py {{flags}}
+
+# Run the GPU kernels on the CPU, each thread a fiber, and compare every bit (--sanitize: under sanitizers)
+host-run *flags:
+    scripts/host-run-lane.py {{flags}}

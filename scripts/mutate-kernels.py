@@ -11,7 +11,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 # One architecture is enough: a fault is planted in the source.
-LANES = {"compiler": ["scripts/compiler-lane.py", "--architectures", "90"]}
+LANES = {
+    "compiler": ["scripts/compiler-lane.py", "--architectures", "90"],
+    "host-run": ["scripts/host-run-lane.py"],
+    "host-run, sanitized": ["scripts/host-run-lane.py", "--sanitize"],
+}
+DIFFERS = "differs from the CPU's"
 
 FAULTS = [
     ("contraction by flag", "compiler", "nvcc.flags", "-fmad=false", "-fmad=true", "fused or called"),
@@ -33,6 +38,29 @@ FAULTS = [
      "        const float4 word = make_float4(low.x, low.y, high.x, high.y);", "16 bytes per lane"),
     ("twice the work", "compiler", "step.cu", "p.x[i] = canonical(", "Rule::update(s, flags, sum.x[i], p.x[i], state);\n"
      "            p.x[i] = canonical(", "recorded"),
+    ("a tail one element short", "host-run", "vector.cuh", "if (at + i < count) run[at + i] = four.x[i];",
+     "if (at + i + 1 < count) run[at + i] = four.x[i];", DIFFERS),
+    ("a tail one element long", "host-run", "vector.cuh", "if (at + i < count) run[at + i] = four.x[i];",
+     "if (at + i <= count) run[at + i] = four.x[i];", "written outside its runs"),
+    ("no skip test", "host-run", "step.cu", "action == INSTEP_ACTION_STEP && !skip",
+     "action == INSTEP_ACTION_STEP && (skip | 1)", DIFFERS),
+    ("no grid stride", "host-run", "norm.cu", "t < args.tile_count; t += gridDim.x", "t < args.tile_count; t += 1u << 31",
+     DIFFERS),
+    ("the norm's lanes folded from the other end", "host-run", "norm.cu", "half = 16; half >= 1; half /= 2",
+     "half = 1; half <= 16; half *= 2", DIFFERS),
+    ("a barrier too few", "host-run", "norm.cu", "    __syncthreads();\n", "", DIFFERS),
+    ("a shift off by one", "host-run", "vector.cuh", "shift == 2 ? element[i + 2] : element[i + 3]",
+     "shift == 2 ? element[i + 3] : element[i + 2]", DIFFERS),
+    ("a 32-bit offset", "host-run", "vector.cuh", "static_cast<const float*>(base) + offset",
+     "static_cast<const float*>(base) + static_cast<uint32_t>(offset)", "SIGSEGV"),
+    ("a lane that leaves before the vote", "host-run", "step.cu", "    if (__any_sync(",
+     "    if (threadIdx.x == 77) return;\n    if (__any_sync(", "threads wait for others"),
+    ("a read beside the gradient that changes no bit", "host-run, sanitized", "vector.cuh",
+     "if (shift == 0 || at < shift || at - shift + 8 > count) return load(run, at, count);\n    const float4*",
+     "if (shift == 0) return load(run, at, count);\n    const float4*", "AddressSanitizer: use-after-poison"),
+    ("a wide access where it is misaligned", "host-run, sanitized", "vector.cuh",
+     "return reinterpret_cast<uintptr_t>(first) % bytes == 0 && at + 4 <= count;", "return first && bytes && at + 4 <= count;",
+     "misaligned address"),
 ]
 
 
@@ -54,7 +82,7 @@ def main():
             script, *arguments = LANES[lane]
             command = [sys.executable, ROOT / script, "--root", folder, *arguments]
             done = subprocess.run(command, capture_output=True, text=True)
-        caught = done.returncode != 0 and phrase in done.stderr
+        caught = done.returncode != 0 and phrase in done.stdout + done.stderr
         missed += not caught
         print(f"{'caught' if caught else 'MISSED'} by the {lane} lane: {name}", flush=True)
         if not caught:

@@ -18,7 +18,7 @@ unsafe extern "C" {
     static instep_kernels_avx512: InstepKernels;
 }
 
-fn kernels(isa: Isa) -> &'static InstepKernels {
+pub(crate) fn kernels(isa: Isa) -> &'static InstepKernels {
     // SAFETY: constants of the linked objects.
     unsafe {
         match isa {

@@ -8,7 +8,7 @@ use instep::{Adam, AdamW, Isa, Sgd, Solo};
 
 use crate::support::{Optim, Options, Outcome, few_optimizers, layout, optimizers, pass};
 
-const SPECIAL: [u32; 24] = [
+pub(crate) const SPECIAL: [u32; 24] = [
     0x0000_0000, // 0
     0x8000_0000, // -0
     0x0000_0001, // the smallest subnormal

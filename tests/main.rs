@@ -20,6 +20,8 @@ mod freezing;
 mod golden;
 mod groups;
 mod guarded;
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+mod host_run;
 mod multirank;
 mod norms;
 mod objects;

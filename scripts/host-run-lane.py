@@ -1,0 +1,42 @@
+#!/usr/bin/env python3
+"""The GPU's kernels run on the CPU: compiled by g++ with a shim, each thread a fiber, against the CPU's kernels bit by bit.
+
+A fault in an index, a tail, a vote or the order of a sum shows here without a GPU. The tests are tests/host_run.rs; they
+open what this compiles. `--sanitize` does it under AddressSanitizer and UndefinedBehaviorSanitizer, which also see a read
+beside a tensor that changes no bit. Must compile the kernels as they are, with the CPU's rules for floating point.
+"""
+
+import argparse, os, subprocess, sys, tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FLAGS = ["-std=c++17", "-O2", "-g1", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti",
+         "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-ffp-contract=off", "-fno-math-errno"]
+SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sanitize", action="store_true", help="under AddressSanitizer and UndefinedBehaviorSanitizer")
+    parser.add_argument("--root", type=Path, default=ROOT, help="the tree whose kernels to run; the tests are this one's")
+    parser.add_argument("tests", nargs="*", help="only tests whose names contain one of these")
+    arguments = parser.parse_args()
+    compiler = os.environ.get("CXX", "g++")
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "kernels.so"
+        shim = ROOT / "tests/host_run"
+        subprocess.run([compiler, *FLAGS, *SANITIZERS * arguments.sanitize, "-I", arguments.root / "kernels", "-I", shim,
+                        shim / "launch.cpp", "-o", library], check=True)
+        environment = dict(os.environ, INSTEP_HOST_RUN=str(library))
+        command = ["cargo", "test", "-q", "--release", "-p", "instep", "--test", "main"]
+        if arguments.sanitize:
+            runtime = subprocess.check_output([compiler, "-print-file-name=libasan.so"], text=True).strip()
+            # In front of the test program alone: cargo and the compilers run as they are. The program leaks by design.
+            runner = ["env", f"LD_PRELOAD={runtime}", "ASAN_OPTIONS=detect_leaks=0", "UBSAN_OPTIONS=print_stacktrace=1"]
+            command += ["--config", f"target.'cfg(all())'.runner = {runner}"]
+        names = [f"host_run::{name}" for name in arguments.tests] or ["host_run::"]
+        done = subprocess.run([*command, "--", "--ignored", *names], cwd=ROOT, env=environment)
+    sys.exit(done.returncode)
+
+
+main()

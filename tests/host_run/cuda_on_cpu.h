@@ -1,0 +1,90 @@
+/* As much of CUDA as the kernels use, for g++: qualifiers, launch variables, vectors, warp operations, atomics.
+ *
+ * What the kernels say by inline assembly or intrinsics stands under __CUDA_ARCH__, with plain C++ beside it. Atomics
+ * are plain: only one fiber runs. Must not be more lenient than a GPU: vectors keep their alignment, masks are whole
+ * warps, and shared memory starts as garbage. */
+#ifndef INSTEP_CUDA_ON_CPU_H
+#define INSTEP_CUDA_ON_CPU_H
+
+#include "fibers.h"
+
+#define __global__
+#define __device__
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __forceinline__ inline __attribute__((always_inline))
+/* One section, so that the runner can spoil it before each block; one block at a time, so static will do. */
+#define __shared__ static __attribute__((section("instep_shared")))
+
+struct Index {
+    uint32_t x;
+};
+inline Index threadIdx, blockIdx, blockDim, gridDim;
+
+struct __attribute__((may_alias, aligned(16))) float4 {
+    float x, y, z, w;
+};
+struct __attribute__((may_alias, aligned(8))) uint2 {
+    uint32_t x, y;
+};
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
+
+namespace fibers {
+
+/* Every lane's value, once the whole warp has come to this operation. */
+inline const uint64_t* exchange(const char* operation, uint32_t mask, uint64_t value) {
+    if (mask != 0xffffffffu) fail("a warp operation on part of a warp");
+    Group& warp = warps[threadIdx.x / WARP];
+    return values_of(warp, meet(warp, operation, threadIdx.x % WARP, value));
+}
+
+}  // namespace fibers
+
+template <class T>
+T __shfl_xor_sync(uint32_t mask, T value, uint32_t lane_mask) {
+    static_assert(sizeof(T) <= 8, "a shuffle of more than a register pair");
+    uint64_t bits = 0;
+    __builtin_memcpy(&bits, &value, sizeof value);
+    const uint64_t* lanes = fibers::exchange("shuffle", mask, bits);
+    __builtin_memcpy(&value, &lanes[(threadIdx.x ^ lane_mask) % fibers::WARP], sizeof value);
+    return value;
+}
+
+inline uint32_t __reduce_max_sync(uint32_t mask, uint32_t value) {
+    const uint64_t* lanes = fibers::exchange("maximum", mask, value);
+    uint64_t largest = 0;
+    for (uint32_t k = 0; k < fibers::WARP; ++k) largest = lanes[k] > largest ? lanes[k] : largest;
+    return static_cast<uint32_t>(largest);
+}
+
+inline int __any_sync(uint32_t mask, int predicate) {
+    const uint64_t* lanes = fibers::exchange("vote", mask, predicate != 0);
+    uint64_t any = 0;
+    for (uint32_t k = 0; k < fibers::WARP; ++k) any |= lanes[k];
+    return any != 0;
+}
+
+inline void __syncthreads() { fibers::meet(fibers::block, "barrier", fibers::WARP, 0); }
+inline void __threadfence_system() {}
+
+template <class T>
+T atomicAdd(T* target, T value) {
+    const T before = *target;
+    *target = before + value;
+    return before;
+}
+
+inline uint32_t atomicMin(uint32_t* target, uint32_t value) {
+    const uint32_t before = *target;
+    *target = value < before ? value : before;
+    return before;
+}
+
+inline uint32_t atomicMax(uint32_t* target, uint32_t value) {
+    const uint32_t before = *target;
+    *target = value > before ? value : before;
+    return before;
+}
+
+#endif

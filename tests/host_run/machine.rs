@@ -1,0 +1,120 @@
+//! The two machines that run a pass: the library's entries for the CPU, and the GPU's kernels, launched as fibers.
+//!
+//! Must launch what a device would: a thread per segment for Begin, a block per tile or fewer for norm and step, one
+//! block for what happens once.
+
+use std::ffi::{CStr, CString};
+
+use instep::Isa;
+use instep::abi::*;
+
+use super::launch::launch;
+use crate::bands;
+
+/// A row's place is the optimizer's number.
+const OPTIMIZERS: &str = include_str!("../../kernels/optimizers.def");
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    /// At most so many blocks, as `max_ctas` sets it, or more than there is work for.
+    pub blocks: u32,
+    /// Of blocks, and of the threads in each: 0 forward, 1 backward, 2 shuffled.
+    pub order: u32,
+}
+
+/// A block per tile and two with nothing to do, in every order, and caps under which a block takes several tiles.
+pub(crate) const SHAPES: [Shape; 5] = [
+    Shape { blocks: u32::MAX, order: 0 },
+    Shape { blocks: u32::MAX, order: 1 },
+    Shape { blocks: u32::MAX, order: 2 },
+    Shape { blocks: 3, order: 2 },
+    Shape { blocks: 1, order: 1 },
+];
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Machine {
+    Cpu,
+    Gpu(Shape),
+}
+
+/// Every method: the arguments' pointers lead to memory as long as they say, which nothing else uses meanwhile.
+impl Machine {
+    pub(crate) unsafe fn begin(self, args: &InstepBeginArgs) {
+        let threads = u64::from(INSTEP_GPU_THREADS);
+        let blocks = args.segment_count.div_ceil(threads) as u32 + 1;
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                Machine::Cpu => cpu().begin.unwrap()(args),
+                Machine::Gpu(Shape { blocks: cap, order }) => {
+                    launch(c"instep_begin", args, blocks.min(cap), INSTEP_GPU_THREADS, order);
+                }
+            }
+        }
+    }
+
+    pub(crate) unsafe fn norm(self, args: &InstepStepArgs) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                Machine::Cpu => cpu().norm.unwrap()(args, 0, args.tile_count),
+                Machine::Gpu(shape) => launch_tiles(c"instep_norm", args, shape),
+            }
+        }
+    }
+
+    pub(crate) unsafe fn decide(self, args: &InstepDecideArgs) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                Machine::Cpu => cpu().decide.unwrap()(args),
+                Machine::Gpu(Shape { order, .. }) => launch(c"instep_decide", args, 1, 32, order),
+            }
+        }
+    }
+
+    pub(crate) unsafe fn step(self, args: &InstepStepArgs) {
+        let mut rows = OPTIMIZERS.lines().filter_map(|line| line.strip_prefix("OPTIMIZER("));
+        let (name, _) = rows.nth(args.optimizer as usize).unwrap().split_once(',').unwrap();
+        let kernel = CString::new(format!("instep_step_{name}")).unwrap();
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                Machine::Cpu => cpu().step.unwrap()(args, 0, args.tile_count),
+                Machine::Gpu(shape) => launch_tiles(&kernel, args, shape),
+            }
+        }
+    }
+
+    /// The CPU has no ring: what a slot must come to, from the control block.
+    pub(crate) unsafe fn publish(self, args: &InstepPublishArgs) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                Machine::Cpu => {
+                    let control = &*args.control;
+                    *args.ring.add((control.passes % args.slot_count) as usize) = InstepStatus {
+                        sequence: control.passes,
+                        norm: control.norm,
+                        clip: control.clip,
+                        decided: control.decided,
+                        skipped: control.skip,
+                        first_nonfinite_bucket: control.first_nonfinite_bucket,
+                        reserved: [0; 7],
+                    };
+                }
+                Machine::Gpu(Shape { order, .. }) => launch(c"instep_publish", args, 1, 32, order),
+            }
+        }
+    }
+}
+
+fn cpu() -> &'static InstepKernels {
+    bands::kernels(Isa::Baseline)
+}
+
+unsafe fn launch_tiles(kernel: &CStr, args: &InstepStepArgs, shape: Shape) {
+    let blocks = shape.blocks.min(args.tile_count as u32 + 2);
+    // SAFETY: the caller's promise.
+    unsafe { launch(kernel, args, blocks, INSTEP_GPU_THREADS, shape.order) }
+}

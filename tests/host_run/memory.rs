@@ -1,0 +1,118 @@
+//! Memory of which a kernel may touch some runs and nothing between them.
+//!
+//! What lies between holds a NaN in every dtype, must stay as it is, and is forbidden to AddressSanitizer during a launch,
+//! so that not even a read of it passes. Must not move: structs of the kernels hold its addresses.
+
+use std::ops::Range;
+
+use super::launch;
+
+/// NaN as f16 and bf16, and in pairs as f32; not the pattern that kernels store.
+const GUARD: u64 = 0x7fe1_7fe1_7fe1_7fe1;
+const LINE: usize = 64;
+/// More than any access is wide.
+const BAND: usize = 256;
+
+pub(crate) struct Bands {
+    pub name: &'static str,
+    memory: Vec<u64>,
+    /// Byte ranges of `memory`.
+    runs: Vec<Range<usize>>,
+}
+
+impl Bands {
+    /// Runs of these lengths in bytes, each starting `misalignment` bytes, less than a line, behind a cache line.
+    pub(crate) fn new(name: &'static str, run_bytes: &[usize], misalignment: usize) -> Bands {
+        let total: usize = run_bytes.iter().map(|bytes| bytes + 2 * LINE).sum();
+        let memory = vec![GUARD; (total + 2 * BAND + 2 * LINE + misalignment).div_ceil(8)];
+        let base = memory.as_ptr().addr();
+        let mut line = (base + BAND).next_multiple_of(LINE) - base;
+        let mut runs = Vec::new();
+        for bytes in run_bytes {
+            runs.push(line + misalignment..line + misalignment + bytes);
+            // No matter what the misalignment is: memories that share offsets may differ in it.
+            line = (base + line + bytes + LINE).next_multiple_of(LINE) - base;
+        }
+        Bands { name, memory, runs }
+    }
+
+    /// One run of these values.
+    pub(crate) fn of<T: Copy>(name: &'static str, values: &[T]) -> Bands {
+        let mut bands = Bands::new(name, &[size_of_val(values)], 0);
+        for (k, value) in values.iter().enumerate() {
+            bands.set(0, k, *value);
+        }
+        bands
+    }
+
+    pub(crate) fn address<T>(&mut self, run: usize) -> *mut T {
+        self.memory.as_mut_ptr().wrapping_byte_add(self.runs[run].start).cast()
+    }
+
+    /// Elements of this size between the starts of the first run and of another.
+    pub(crate) fn distance(&self, run: usize, element_bytes: usize) -> u64 {
+        ((self.runs[run].start - self.runs[0].start) / element_bytes) as u64
+    }
+
+    pub(crate) fn run_bytes(&self, run: usize) -> usize {
+        self.runs[run].len()
+    }
+
+    fn place<T>(&self, run: usize, at: usize) -> usize {
+        let start = self.runs[run].start + at * size_of::<T>();
+        assert!(start + size_of::<T>() <= self.runs[run].end, "{}: run {run} has no element {at}", self.name);
+        start
+    }
+
+    pub(crate) fn set<T: Copy>(&mut self, run: usize, at: usize, value: T) {
+        let place = self.place::<T>(run, at);
+        // SAFETY: inside the memory, by `place`.
+        unsafe { self.memory.as_mut_ptr().byte_add(place).cast::<T>().write_unaligned(value) }
+    }
+
+    pub(crate) fn get<T: Copy>(&self, run: usize, at: usize) -> T {
+        // SAFETY: inside the memory, by `place`; what is read was set, or written by a kernel as this type.
+        unsafe { self.memory.as_ptr().byte_add(self.place::<T>(run, at)).cast::<T>().read_unaligned() }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: words as bytes.
+        unsafe { std::slice::from_raw_parts(self.memory.as_ptr().cast(), size_of_val(&*self.memory)) }
+    }
+
+    fn gaps(&self) -> impl Iterator<Item = Range<usize>> {
+        let starts = std::iter::once(0).chain(self.runs.iter().map(|run| run.end));
+        let ends = self.runs.iter().map(|run| run.start).chain([self.bytes().len()]);
+        starts.zip(ends).map(|(start, end)| start..end)
+    }
+
+    pub(crate) fn forbid_gaps(&self, forbidden: bool) {
+        self.gaps().for_each(|gap| launch::forbid(&self.bytes()[gap], forbidden));
+    }
+
+    pub(crate) fn words(&self) -> &[u64] {
+        &self.memory
+    }
+
+    pub(crate) fn restore(&mut self, words: &[u64]) {
+        self.memory.copy_from_slice(words);
+    }
+
+    /// Asserts that this is `expected` in every bit, guards included, and that those are guards.
+    pub(crate) fn assert_same(&self, expected: &[u64], what: &str) {
+        for gap in self.gaps() {
+            let stands = gap.clone().all(|k| self.bytes()[k] == GUARD.to_ne_bytes()[k % 8]);
+            assert!(stands, "{what}: {}: written outside its runs, in bytes {gap:?}", self.name);
+        }
+        let Some(word) = (0..expected.len()).find(|k| self.memory[*k] != expected[*k]) else { return };
+        let inside = |run: &Range<usize>| run.start < 8 * word + 8 && 8 * word < run.end;
+        let run = self.runs.iter().position(inside).unwrap_or(usize::MAX);
+        panic!(
+            "{what}: {} differs from the CPU's: run {run}, byte {} of it: {:016x}, not {:016x}",
+            self.name,
+            (8 * word).saturating_sub(self.runs[run].start),
+            self.memory[word],
+            expected[word],
+        );
+    }
+}

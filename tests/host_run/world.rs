@@ -1,0 +1,265 @@
+//! Buckets as the kernels see them: memories between guards, the tables over them, and a pass.
+//!
+//! Must give the GPU's kernels what a device would, and the CPU's the same: the norm gets no parameters.
+
+use std::ptr;
+
+use instep::abi::*;
+
+use super::case::{Case, Segment, rule};
+use super::machine::Machine;
+use super::memory::Bands;
+
+pub(crate) struct World<'a> {
+    case: &'a Case,
+    control: Bands,
+    segments: Bands,
+    hypers: Bands,
+    actions: Bands,
+    ring: Bands,
+    /// Per segment its tail, then per bucket its count of ranks.
+    counts: Bands,
+    params: Bands,
+    /// The master, if there is one, and the states.
+    wide: Vec<Bands>,
+    /// Per bucket.
+    grads: Vec<Bands>,
+    tiles: Vec<Bands>,
+}
+
+fn element_bytes(dtype: InstepDtype) -> usize {
+    if dtype == INSTEP_DTYPE_F32 { 4 } else { 2 }
+}
+
+/// A pointer that lies `shift` elements before what it is for.
+fn earlier<T>(pointer: *mut T, shift: u64, element_bytes: usize) -> *mut T {
+    pointer.wrapping_byte_sub(shift as usize * element_bytes)
+}
+
+impl World<'_> {
+    pub(crate) fn new(case: &Case) -> World<'_> {
+        let m = case.misalignment;
+        let (_, hyper, states) = rule(case.optim);
+        let (param_bytes, grad_bytes) = (element_bytes(case.param_dtype), element_bytes(case.grad_dtype));
+        let all: Vec<Segment> = case.buckets.iter().flat_map(|bucket| bucket.segments.clone()).collect();
+        let lens = |segments: &[Segment], bytes: usize| -> Vec<usize> {
+            segments.iter().map(|segment| segment.len * bytes).collect()
+        };
+        let wide_count = states + usize::from(param_bytes == 2);
+        let wide = |k: usize| Bands::new("master or state", &lens(&all, 4), (m * 5 + k * m.min(1)) % 16 * 4);
+        // SAFETY: zeros are a value of each.
+        let (control, segment, status) = unsafe {
+            (
+                std::mem::zeroed::<InstepControl>(),
+                std::mem::zeroed::<InstepSegment>(),
+                std::mem::zeroed::<InstepStatus>(),
+            )
+        };
+        let mut world = World {
+            case,
+            control: Bands::of("the control block", &[control]),
+            segments: Bands::of("the segments", &vec![segment; all.len()]),
+            hypers: Bands::of("the hyperparameters", &[hyper]),
+            actions: Bands::of("the actions", &all.iter().map(|segment| segment.action).collect::<Vec<_>>()),
+            ring: Bands::of("the status ring", &vec![status; case.slots]),
+            counts: Bands::new("the counts", &vec![4; all.len() + case.buckets.len()], 4),
+            params: Bands::new("the parameters", &lens(&all, param_bytes), m * 3 % 16 * param_bytes),
+            wide: (0..wide_count).map(wide).collect(),
+            grads: Vec::new(),
+            tiles: Vec::new(),
+        };
+        for bucket in &case.buckets {
+            let runs = lens(&bucket.segments, grad_bytes);
+            world.grads.push(Bands::new("the gradients", &runs, m * grad_bytes));
+        }
+        world.fill_tables();
+        for (k, segment) in all.iter().enumerate() {
+            for at in 0..segment.len {
+                let value = (case.param)(k, at);
+                if param_bytes == 2 {
+                    world.params.set(k, at, 0u16);
+                    world.wide[0].set(k, at, value);
+                } else {
+                    world.params.set(k, at, value);
+                }
+                let first_state = usize::from(param_bytes == 2);
+                world.wide[first_state..].iter_mut().for_each(|state| state.set(k, at, 0f32));
+            }
+        }
+        world
+    }
+
+    /// Segments and tiles: of segments without elements, every other one has an empty tile.
+    fn fill_tables(&mut self) {
+        let case = self.case;
+        let (param_bytes, grad_bytes) = (element_bytes(case.param_dtype), element_bytes(case.grad_dtype));
+        let count = self.segment_count();
+        let param_base = self.param_base().addr();
+        let mut k = 0;
+        for (b, bucket) in case.buckets.iter().enumerate() {
+            let mut tiles = Vec::new();
+            for (run, segment) in bucket.segments.iter().enumerate() {
+                let mut row: InstepSegment = self.segments.get(0, k);
+                row.tail =
+                    segment.used.map_or(0, |_| self.counts.address::<f32>(k).expose_provenance() as u64);
+                let mut contributors = || self.counts.address::<f32>(count + b).expose_provenance() as u64;
+                row.contributors = bucket.ranks.map_or(0, |_| contributors());
+                self.segments.set(0, k, row);
+                let full = INSTEP_TILE_ELEMENTS as usize;
+                let starts = (0..segment.len.max(k % 2)).step_by(full);
+                tiles.extend(starts.map(|done| {
+                    InstepTile {
+                        param: (self.params.address::<u8>(k).expose_provenance() + done * param_bytes)
+                            .wrapping_sub(param_base) as u64,
+                        grad_offset: self.grads[b].distance(run, grad_bytes) + done as u64 + case.shift,
+                        state_offset: self.wide.first().map_or(0, |wide| wide.distance(k, 4))
+                            + done as u64
+                            + case.shift,
+                        count: full.min(segment.len - done) as u32,
+                        segment: k as u32,
+                        first: (done == 0).into(),
+                        reserved: [0; 7],
+                    }
+                }));
+                k += 1;
+            }
+            self.tiles.push(Bands::of("the tiles", &tiles));
+        }
+    }
+
+    /// Null as the library has it, or with a shift far in front of the parameters.
+    fn param_base(&mut self) -> *mut u8 {
+        if self.case.shift == 0 {
+            return ptr::null_mut();
+        }
+        let bytes = element_bytes(self.case.param_dtype);
+        earlier(self.params.address(0), self.case.shift, bytes)
+    }
+
+    /// Every memory, tables included.
+    pub(crate) fn all(&mut self) -> Vec<&mut Bands> {
+        let World { control, segments, hypers, actions, ring, counts, params, wide, grads, tiles, .. } = self;
+        let tables = [control, segments, hypers, actions, ring, counts, params];
+        tables.into_iter().chain(wide).chain(grads).chain(tiles).collect()
+    }
+
+    pub(crate) fn snapshot(&mut self) -> Vec<Vec<u64>> {
+        self.all().into_iter().map(|bands| bands.words().to_vec()).collect()
+    }
+
+    fn step_args(&mut self, bucket: usize) -> InstepStepArgs {
+        let case = self.case;
+        let (optimizer, _, state_count) = rule(case.optim);
+        let has_master = case.param_dtype != INSTEP_DTYPE_F32;
+        let mut wide = self.wide.iter_mut().map(|bands| earlier(bands.address::<f32>(0), case.shift, 4));
+        let master = if has_master { wide.next().unwrap() } else { ptr::null_mut() };
+        let mut states = [ptr::null_mut(); INSTEP_MAX_STATES as usize];
+        states.iter_mut().zip(wide).for_each(|(pointer, state)| *pointer = state);
+        let grads = self.grads[bucket].address(0);
+        InstepStepArgs {
+            control: self.control.address(0),
+            segments: self.segments.address(0),
+            tiles: self.tiles[bucket].address(0),
+            tile_count: self.tile_count(bucket),
+            param_base: self.param_base().cast(),
+            grads: earlier(grads, case.shift, element_bytes(case.grad_dtype)),
+            master,
+            states,
+            optimizer,
+            state_count: state_count as u32,
+            bucket: bucket as u32,
+            param_dtype: case.param_dtype,
+            grad_dtype: case.grad_dtype,
+            reserved: 0,
+        }
+    }
+
+    fn segment_count(&self) -> usize {
+        self.case.buckets.iter().map(|bucket| bucket.segments.len()).sum()
+    }
+
+    fn tile_count(&self, bucket: usize) -> u64 {
+        (self.tiles[bucket].run_bytes(0) / size_of::<InstepTile>()) as u64
+    }
+
+    /// Runs one pass and returns all memory after it.
+    pub(crate) fn pass(&mut self, pass: usize, machine: Machine) -> Vec<Vec<u64>> {
+        let case = self.case;
+        let count = self.segment_count();
+        let begin = InstepBeginArgs {
+            control: self.control.address(0),
+            segments: self.segments.address(0),
+            groups: self.hypers.address(0),
+            actions: self.actions.address(0),
+            segment_count: count as u64,
+            divisor: case.divisor,
+            loss_scale: 2.0,
+            optimizer: rule(case.optim).0,
+            reserved: 0,
+        };
+        let decide = InstepDecideArgs {
+            control: self.control.address(0),
+            contributors: case.buckets[0].ranks.map_or(ptr::null_mut(), |_| self.counts.address(count)),
+            max_norm: case.max_norm,
+            skip_nonfinite: case.skip_nonfinite.into(),
+            reserved: 0,
+        };
+        let (control, ring) = (self.control.address(0), self.ring.address(0));
+        let publish = InstepPublishArgs { control, ring, slot_count: case.slots as u64 };
+        let steps: Vec<_> = (0..case.buckets.len()).map(|bucket| self.step_args(bucket)).collect();
+        // SAFETY: the arguments describe this world's memory, which nothing else uses meanwhile.
+        self.fenced(|| unsafe { machine.begin(&begin) });
+        self.reduce(pass);
+        let control_and_steps = || {
+            if case.normed {
+                for args in &steps {
+                    // What the norm must leave alone, it does not get.
+                    let (param_base, master, states) =
+                        (ptr::null_mut(), ptr::null_mut(), [ptr::null_mut(); 3]);
+                    // SAFETY: as above.
+                    unsafe { machine.norm(&InstepStepArgs { param_base, master, states, ..*args }) }
+                }
+                // SAFETY: as above.
+                unsafe { machine.decide(&decide) }
+            }
+            // SAFETY: as above.
+            steps.iter().for_each(|args| unsafe { machine.step(args) });
+            // SAFETY: as above.
+            unsafe { machine.publish(&publish) }
+        };
+        self.fenced(control_and_steps);
+        self.snapshot()
+    }
+
+    /// With everything outside the runs forbidden.
+    fn fenced(&mut self, work: impl FnOnce()) {
+        self.all().into_iter().for_each(|bands| bands.forbid_gaps(true));
+        work();
+        self.all().into_iter().for_each(|bands| bands.forbid_gaps(false));
+    }
+
+    /// What the ranks would have left in gradients and counts.
+    fn reduce(&mut self, pass: usize) {
+        let count = self.segment_count();
+        let mut k = 0;
+        for (b, bucket) in self.case.buckets.iter().enumerate() {
+            for (run, segment) in bucket.segments.iter().enumerate() {
+                for at in 0..segment.len {
+                    let value = (self.case.gradient)(pass, k, at);
+                    if self.case.grad_dtype == INSTEP_DTYPE_F32 {
+                        self.grads[b].set(run, at, value);
+                    } else {
+                        self.grads[b].set(run, at, (value.to_bits() >> 16) as u16);
+                    }
+                }
+                if let Some(used) = segment.used {
+                    self.counts.set(k, 0, used);
+                }
+                k += 1;
+            }
+            if let Some(ranks) = bucket.ranks {
+                self.counts.set(count + b, 0, ranks);
+            }
+        }
+    }
+}
