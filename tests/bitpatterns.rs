@@ -6,7 +6,9 @@
 
 use instep::{Adam, AdamW, Isa, Sgd, Solo};
 
-use crate::support::{Optim, Options, Outcome, few_optimizers, layout, optimizers, pass};
+#[cfg(target_arch = "x86_64")]
+use crate::support::few_optimizers;
+use crate::support::{Optim, Options, Outcome, layout, optimizers, pass};
 
 pub(crate) const SPECIAL: [u32; 24] = [
     0x0000_0000, // 0
