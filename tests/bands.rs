@@ -7,29 +7,9 @@
 use instep::Isa;
 use instep::abi::*;
 
+use crate::entries::kernels;
 use crate::guarded::Guarded;
 use crate::support::{LENGTHS, assert_same_bits, paint, paint_gradient};
-
-unsafe extern "C" {
-    static instep_kernels_baseline: InstepKernels;
-    #[cfg(target_arch = "x86_64")]
-    static instep_kernels_avx2: InstepKernels;
-    #[cfg(target_arch = "x86_64")]
-    static instep_kernels_avx512: InstepKernels;
-}
-
-pub(crate) fn kernels(isa: Isa) -> &'static InstepKernels {
-    // SAFETY: constants of the linked objects.
-    unsafe {
-        match isa {
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => &instep_kernels_avx512,
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => &instep_kernels_avx2,
-            _ => &instep_kernels_baseline,
-        }
-    }
-}
 
 /// A value between bands of words.
 #[repr(C)]

@@ -15,6 +15,7 @@ mod clipping;
 mod digests;
 mod drift;
 mod endings;
+mod entries;
 mod failures;
 mod freezing;
 mod golden;

@@ -6,26 +6,7 @@
 use instep::Isa;
 use instep::abi::*;
 
-unsafe extern "C" {
-    static instep_kernels_baseline: InstepKernels;
-    #[cfg(target_arch = "x86_64")]
-    static instep_kernels_avx2: InstepKernels;
-    #[cfg(target_arch = "x86_64")]
-    static instep_kernels_avx512: InstepKernels;
-}
-
-fn kernels(isa: Isa) -> &'static InstepKernels {
-    // SAFETY: constants of the linked kernel objects.
-    unsafe {
-        match isa {
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => &instep_kernels_avx2,
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => &instep_kernels_avx512,
-            _ => &instep_kernels_baseline,
-        }
-    }
-}
+use crate::entries::kernels;
 
 /// A 16-bit format by its definition: the values of its non-negative bit patterns up to infinity, in order.
 struct Format {

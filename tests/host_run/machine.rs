@@ -9,7 +9,7 @@ use instep::Isa;
 use instep::abi::*;
 
 use super::launch::launch;
-use crate::bands;
+use crate::entries;
 
 /// A row's place is the optimizer's number.
 const OPTIMIZERS: &str = include_str!("../../kernels/optimizers.def");
@@ -110,7 +110,7 @@ impl Machine {
 }
 
 fn cpu() -> &'static InstepKernels {
-    bands::kernels(Isa::Baseline)
+    entries::kernels(Isa::Baseline)
 }
 
 unsafe fn launch_tiles(kernel: &CStr, args: &InstepStepArgs, shape: Shape) {

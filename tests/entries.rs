@@ -1,0 +1,29 @@
+//! The kernels' C tables as they are linked, for tests that call an entry directly.
+//!
+//! The crate keeps its own table to itself, behind a self-test and a check of the CPU. Must be asked for available
+//! instruction sets only.
+
+use instep::Isa;
+use instep::abi::InstepKernels;
+
+unsafe extern "C" {
+    static instep_kernels_baseline: InstepKernels;
+    #[cfg(target_arch = "x86_64")]
+    static instep_kernels_avx2: InstepKernels;
+    #[cfg(target_arch = "x86_64")]
+    static instep_kernels_avx512: InstepKernels;
+}
+
+pub(crate) fn kernels(isa: Isa) -> &'static InstepKernels {
+    assert!(isa.is_available(), "{isa} cannot run here");
+    // SAFETY: constants of the linked objects.
+    unsafe {
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => &instep_kernels_avx512,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => &instep_kernels_avx2,
+            _ => &instep_kernels_baseline,
+        }
+    }
+}
