@@ -11,9 +11,10 @@ use std::time::Duration;
 
 use crate::error::Result;
 use crate::host::arena::Memories;
-use crate::host::execute::{Executor, Parts, Rule};
+use crate::host::execute::{Executor, Parts};
 use crate::host::kernels::Kernels;
 use crate::host::{Isa, Solo};
+use crate::launch::Rule;
 use crate::layout::{BucketCaps, Layout, Plan, Tails};
 use crate::op::{Action, Frozen, Memory, Op, Phase, Span, Stream};
 use crate::optim::Optimizer;

@@ -44,6 +44,34 @@ pub enum Error {
         /// What to do to get them.
         how: String,
     },
+    /// Refused: there is no usable GPU driver on this machine.
+    #[error("no usable CUDA driver: {why}")]
+    DriverUnavailable {
+        /// What was tried, and what came of it.
+        why: String,
+    },
+    /// Poisons: a call into a GPU's driver failed. Refused, where it was made to build a stepper.
+    #[error("{call} failed with {name} ({code})")]
+    Device {
+        /// The driver's function.
+        call: &'static str,
+        /// Its answer.
+        code: i32,
+        /// The answer's name.
+        name: String,
+    },
+    /// Poisons: a call into a communication library failed. Refused, where it was made to build a communicator.
+    #[error("rank {rank}: {call} failed with {code}: {message}")]
+    Collective {
+        /// The rank that made the call.
+        rank: u32,
+        /// The library's function.
+        call: &'static str,
+        /// Its answer.
+        code: i32,
+        /// The answer in words.
+        message: String,
+    },
     /// Refused: the compiled kernels break the numerics contract, so no result could be trusted.
     #[error("the {isa} kernels fail self-test {property}: check CXXFLAGS for fast-math or contraction")]
     Arithmetic {

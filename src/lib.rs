@@ -30,18 +30,22 @@ pub mod bench;
 pub mod cuda;
 pub mod dtype;
 mod error;
+mod handle;
 pub mod hazard;
 mod host;
+mod launch;
 pub mod layout;
 pub mod op;
 pub mod optim;
 mod pool;
+mod region;
 pub mod schedule;
 mod stepper;
 mod sync;
 pub mod timeline;
 
 pub use error::{Error, Result};
+pub use handle::{DevicePtr, EventHandle, Place, StreamHandle};
 pub use host::{HostDevice, InProcess, Isa, Solo, in_process};
 #[doc(inline)]
 pub use layout::{ForeignBucket, Layout, LayoutBuilder, ParamId, SegmentAction};

@@ -169,6 +169,7 @@ fn a_collective_may_read_one_buffer_and_write_another() {
                 bytes: 1536 * 4,
                 agreement: 0,
                 deadline: std::time::Duration::from_secs(10),
+                stream: instep::StreamHandle::default(),
             };
             // SAFETY: both buffers are that long and live until the call returns.
             unsafe { Collective::enqueue(&comm, &call) }?;

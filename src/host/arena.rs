@@ -10,10 +10,8 @@ use std::ptr::NonNull;
 use crate::abi::{InstepControl, InstepHyper, InstepSegment};
 use crate::error::{Error, Result};
 use crate::layout::Plan;
-use crate::op::{Memory, Span};
-
-/// A cache line, and the widest vector.
-const ALIGNMENT: usize = 64;
+use crate::op::Span;
+use crate::region::{ALIGNMENT, Piece, Region, Regions, control_bytes, settings_bytes};
 
 /// What allocators give without being asked.
 const ALLOCATOR_ALIGNMENT: usize = 16;
@@ -79,47 +77,6 @@ impl Drop for Arena {
     }
 }
 
-/// A run of bytes of a [`Memory`] that lies in one piece.
-#[derive(Clone, Copy)]
-pub(crate) struct Piece {
-    pub(crate) start: u64,
-    pub(crate) bytes: u64,
-    pub(crate) base: NonNull<u8>,
-}
-
-/// Where the bytes of one [`Memory`] are.
-struct Region {
-    /// In order, without overlap.
-    pieces: Vec<Piece>,
-    /// What keeps them alive, unless the caller does.
-    arena: Option<Arena>,
-}
-
-// SAFETY: addresses and sizes, as in `Arena`.
-unsafe impl Send for Region {}
-// SAFETY: as above.
-unsafe impl Sync for Region {}
-
-impl Region {
-    fn owned(bytes: u64) -> Result<Region> {
-        let arena = Arena::zeroed(bytes)?;
-        let pieces = vec![Piece { start: 0, bytes: arena.bytes, base: arena.base }];
-        Ok(Region { pieces, arena: Some(arena) })
-    }
-
-    fn borrowed(pieces: Vec<Piece>) -> Region {
-        Region { pieces, arena: None }
-    }
-
-    fn base(&self) -> *mut u8 {
-        self.pieces[0].base.as_ptr()
-    }
-
-    fn bytes(&self) -> u64 {
-        self.pieces.iter().map(|piece| piece.bytes).sum()
-    }
-}
-
 /// Tensors of the caller's that take the place of owned memory.
 pub(crate) struct BorrowedPieces {
     pub(crate) params: Vec<Piece>,
@@ -128,21 +85,12 @@ pub(crate) struct BorrowedPieces {
 
 /// All memories of one stepper.
 pub(crate) struct Memories {
-    params: Region,
-    grads: Region,
-    control: Region,
-    settings: Region,
-    states: Vec<Region>,
+    regions: Regions,
+    /// What keeps them alive, but for what is the caller's.
+    _arenas: Vec<Arena>,
+    are_borrowed: bool,
     segment_count: usize,
     group_count: usize,
-}
-
-/// Where the per-segment records start in control memory.
-const SEGMENTS_AT: usize = std::mem::size_of::<InstepControl>().next_multiple_of(ALIGNMENT);
-
-/// Where the per-segment actions start in the settings, behind the groups.
-const fn actions_at(group_count: usize) -> usize {
-    group_count * std::mem::size_of::<InstepHyper>()
 }
 
 impl Memories {
@@ -153,85 +101,71 @@ impl Memories {
         group_count: usize,
         borrowed: Option<BorrowedPieces>,
     ) -> Result<Memories> {
-        let bytes = plan.arena_len() * plan.dtype().bytes();
-        let segment_count = plan.segments().len();
-        let control = SEGMENTS_AT + segment_count * std::mem::size_of::<InstepSegment>();
-        let (params, grads) = match borrowed {
-            None => (Region::owned(bytes)?, Region::owned(plan.grads_len() * plan.dtype().bytes())?),
-            Some(borrowed) => (Region::borrowed(borrowed.params), Region::borrowed(borrowed.grads)),
+        let mut arenas = Vec::new();
+        let mut owned = |bytes: u64| {
+            let arena = Arena::zeroed(bytes)?;
+            let region = Region::whole(arena.base, arena.bytes);
+            arenas.push(arena);
+            Ok::<Region, Error>(region)
         };
-        Ok(Memories {
+        let bytes = plan.arena_len() * plan.dtype().bytes();
+        let are_borrowed = borrowed.is_some();
+        let (params, grads) = match borrowed {
+            None => (owned(bytes)?, owned(plan.grads_len() * plan.dtype().bytes())?),
+            Some(borrowed) => (Region::scattered(borrowed.params), Region::scattered(borrowed.grads)),
+        };
+        let regions = Regions {
             params,
             grads,
-            control: Region::owned(control as u64)?,
-            settings: Region::owned(
-                (actions_at(group_count) + segment_count * std::mem::size_of::<u32>()) as u64,
-            )?,
-            states: (0..states).map(|_| Region::owned(bytes)).collect::<Result<_>>()?,
-            segment_count,
+            control: owned(control_bytes(plan))?,
+            settings: owned(settings_bytes(plan, group_count))?,
+            states: (0..states).map(|_| owned(bytes)).collect::<Result<_>>()?,
+        };
+        Ok(Memories {
+            regions,
+            _arenas: arenas,
+            are_borrowed,
+            segment_count: plan.segments().len(),
             group_count,
         })
     }
 
-    fn region(&self, memory: Memory) -> &Region {
-        match memory {
-            Memory::Params => &self.params,
-            Memory::Grads => &self.grads,
-            Memory::Control => &self.control,
-            Memory::Settings => &self.settings,
-            Memory::State(k) => &self.states[usize::from(k)],
-        }
-    }
-
-    /// How many bytes each memory takes.
-    pub(crate) fn sizes(&self) -> impl Iterator<Item = (Memory, u64)> + '_ {
-        let states = (0..self.states.len()).map(|k| Memory::State(k as u8));
-        let all =
-            [Memory::Params, Memory::Grads, Memory::Control, Memory::Settings].into_iter().chain(states);
-        all.map(|memory| (memory, self.region(memory).bytes()))
+    /// Where everything is.
+    pub(crate) fn regions(&self) -> &Regions {
+        &self.regions
     }
 
     /// Whether some of it is the caller's.
     pub(crate) fn are_borrowed(&self) -> bool {
-        self.params.arena.is_none()
+        self.are_borrowed
     }
 
     /// The first byte of a span that lies inside one piece of its memory.
     pub(crate) fn resolve(&self, span: Span) -> *mut u8 {
-        if span.start == span.end {
-            return std::ptr::without_provenance_mut(ALIGNMENT);
-        }
-        let pieces = &self.region(span.memory).pieces;
-        let behind = pieces.partition_point(|piece| piece.start <= span.start);
-        let piece = behind.checked_sub(1).map(|at| pieces[at]);
-        let inside = |piece: &Piece| span.start < span.end && span.end - piece.start <= piece.bytes;
-        let Some(piece) = piece.filter(inside) else {
-            panic!("{span:?} is out of bounds");
-        };
-        // SAFETY: the offset is within the piece, as has just been seen.
-        unsafe { piece.base.as_ptr().add((span.start - piece.start) as usize) }
-    }
-
-    /// The control block.
-    pub(crate) fn control(&self) -> *mut InstepControl {
-        self.control.base().cast()
-    }
-
-    /// The first per-segment record.
-    pub(crate) fn segments(&self) -> *mut InstepSegment {
-        // SAFETY: `new` made room for the records behind this offset, which keeps their alignment.
-        unsafe { self.control.base().add(SEGMENTS_AT).cast() }
-    }
-
-    /// The first group's hyperparameters.
-    pub(crate) fn groups(&self) -> *mut InstepHyper {
-        self.settings.base().cast()
+        self.regions.resolve(span)
     }
 
     /// The first segment's action.
     pub(crate) fn actions(&self) -> *mut u32 {
-        // SAFETY: `new` made room for the actions behind this offset, which keeps their alignment.
-        unsafe { self.settings.base().add(actions_at(self.group_count)).cast() }
+        self.regions.actions(self.group_count)
+    }
+
+    /// Sets the control block and the record of every segment.
+    ///
+    /// # Safety
+    /// No op has been submitted.
+    pub(crate) unsafe fn write_control(
+        &self,
+        control: InstepControl,
+        segments: impl Iterator<Item = InstepSegment>,
+    ) {
+        // SAFETY: control memory was made for one block and that many records, aligned; nobody touches it, by the contract.
+        unsafe {
+            self.regions.control().write(control);
+            for (k, segment) in segments.take(self.segment_count).enumerate() {
+                self.regions.segments().add(k).write(segment);
+            }
+        }
     }
 
     /// Sets one group's hyperparameters.
@@ -241,7 +175,7 @@ impl Memories {
     pub(crate) unsafe fn write_group(&self, group: usize, hyper: InstepHyper) {
         assert!(group < self.group_count);
         // SAFETY: within bounds by the assertion, aligned, and read by nobody now, by the contract.
-        unsafe { self.groups().add(group).write(hyper) }
+        unsafe { self.regions.groups().add(group).write(hyper) }
     }
 
     /// Sets what steps do with one segment.
@@ -260,7 +194,7 @@ impl Memories {
     /// No op that writes control memory is running.
     pub(crate) unsafe fn read_control(&self) -> InstepControl {
         // SAFETY: aligned and allocated for it; zero bytes are a valid value; not written now, by the contract.
-        unsafe { self.control().read() }
+        unsafe { self.regions.control().read() }
     }
 
     /// A copy of one segment's record.
@@ -270,8 +204,9 @@ impl Memories {
     pub(crate) unsafe fn read_segment(&self, segment: usize) -> InstepSegment {
         assert!(segment < self.segment_count);
         // SAFETY: within bounds by the assertion, otherwise as in `read_control`.
-        unsafe { self.segments().add(segment).read() }
+        unsafe { self.regions.segments().add(segment).read() }
     }
+
     /// Says how many updates a segment has had.
     ///
     /// # Safety
@@ -280,7 +215,7 @@ impl Memories {
         assert!(segment < self.segment_count);
         // SAFETY: within bounds by the assertion, aligned, and touched by nobody now, by the contract.
         unsafe {
-            let record = self.segments().add(segment);
+            let record = self.regions.segments().add(segment);
             (*record).steps = count;
             (*record).stepped = 0;
         }

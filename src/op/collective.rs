@@ -5,10 +5,12 @@
 //! Declares an unsafe method and calls none.
 #![allow(unsafe_code)]
 
+use std::any::Any;
 use std::{fmt, time::Duration};
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::handle::{Place, StreamHandle};
 
 /// Which collective.
 #[non_exhaustive]
@@ -50,6 +52,22 @@ pub struct Call {
     pub agreement: u64,
     /// How long to wait for the other ranks.
     pub deadline: Duration,
+    /// On a GPU, the stream to enqueue on; on the host device, which calls from the stream's own thread, nothing.
+    pub stream: StreamHandle,
+}
+
+/// Memory that a communicator has made for the buffers that it reduces, so that it can reach them faster.
+pub struct Allocation {
+    /// The first byte, aligned to 256 bytes; contents are arbitrary.
+    pub address: *mut u8,
+    /// Gives the memory back when it is dropped.
+    pub owner: Box<dyn Any + Send + Sync>,
+}
+
+impl fmt::Debug for Allocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Allocation").field("address", &self.address).finish_non_exhaustive()
+    }
 }
 
 impl Call {
@@ -87,15 +105,51 @@ pub trait Collective: Send + Sync {
     /// Number of ranks whose gradients are summed.
     fn world_size(&self) -> u32;
 
-    /// Takes part in one collective. On the host device this may block the calling stream's thread until all ranks
-    /// are through, and the result is there when it returns.
+    /// Whether it can sum buffers that lie there. A stepper is refused where its device's memory is out of reach.
+    fn reaches(&self, place: Place) -> bool {
+        place == Place::Host
+    }
+
+    /// Memory of its own for `bytes` of gradients on a GPU, or `None` if the device's own serves it as well.
     ///
     /// # Errors
-    /// `Mismatch`, `PeerLost` or `Deadline`; the buffer's content is then unspecified, and so is every later call.
+    /// `Device` or `Collective` if there is none left.
+    fn allocate(&self, bytes: u64) -> Result<Option<Allocation>> {
+        let _ = bytes;
+        Ok(None)
+    }
+
+    /// Compares a number with the other ranks', once, when a stepper is built on a GPU: a layout or an option that
+    /// differs is an error then, where it could be a hang later. In-process ranks compare it at every call instead.
+    ///
+    /// # Errors
+    /// `Mismatch`, `PeerLost` or `Deadline`.
+    fn agree(&self, number: u64, deadline: Duration) -> Result<()> {
+        let _ = (number, deadline);
+        Ok(())
+    }
+
+    /// Takes part in one collective. On the host device this may block the calling stream's thread until all ranks
+    /// are through, and the result is there when it returns. On a GPU it only enqueues on [`Call::stream`], on the
+    /// thread that called the stepper, and the result is there when the stream has passed it.
+    ///
+    /// # Errors
+    /// `Mismatch`, `PeerLost`, `Deadline` or `Collective`; the buffer's content is then unspecified, and so is every later
+    /// call.
     ///
     /// # Safety
-    /// `src` and `dst` are valid for `bytes` until the call returns, and nothing else touches them meanwhile.
+    /// `src` and `dst` are valid for `bytes`, and nothing else touches them, until the call returns; on a GPU, until the
+    /// stream has passed it.
     unsafe fn enqueue(&self, call: &Call) -> Result<()>;
+
+    /// Reports what has gone wrong since `enqueue` returned: on a GPU, a peer may be lost while a sum is under way. Asked
+    /// while the host waits; must not block.
+    ///
+    /// # Errors
+    /// As [`enqueue`](Self::enqueue).
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
 
     /// Ends the group: every rank's current and later calls fail with the cause. Must not block.
     fn abort(&self, cause: &Error);

@@ -7,7 +7,7 @@
 mod collective;
 mod device;
 
-pub use collective::{Call, Collective, CollectiveKind};
+pub use collective::{Allocation, Call, Collective, CollectiveKind};
 pub use device::Device;
 pub(crate) use device::Sealed;
 

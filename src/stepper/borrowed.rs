@@ -7,9 +7,10 @@
 use std::ptr::NonNull;
 
 use crate::error::{Error, Result};
-use crate::host::arena::{BorrowedPieces, Piece};
+use crate::host::arena::BorrowedPieces;
 use crate::layout::{ForeignBucket, Layout, ParamId, Plan};
 use crate::op::{Memory, Span};
+use crate::region::Piece;
 
 /// The caller's tensors, for [`StepperBuilder::host_borrowing`](crate::StepperBuilder::host_borrowing).
 #[derive(Clone, Debug, Default)]

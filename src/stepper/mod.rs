@@ -81,7 +81,7 @@ impl Stepper {
     /// How many bytes each memory takes, padding included. The arenas of parameters, gradients and each state are of one
     /// size, since they share offsets.
     pub fn memory(&self) -> Vec<(Memory, u64)> {
-        self.run.borrow().device.memories().sizes().collect()
+        self.run.borrow().device.memories().regions().sizes().collect()
     }
 
     /// What has been recorded since the last call, if [`StepperBuilder::record`] asked for it. The checker judges whole

@@ -7,7 +7,7 @@
 
 use crate::abi::InstepHyper;
 use crate::error::{Error, Result};
-use crate::host::execute::action_code;
+use crate::launch::action_code;
 use crate::layout::{ParamId, Segment, SegmentAction};
 use crate::op::{Access, Memory, Span};
 use crate::stepper::{Status, Stepper};

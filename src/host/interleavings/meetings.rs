@@ -13,6 +13,7 @@ use shuttle::thread::{spawn, yield_now};
 use super::{explore, join};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::handle::StreamHandle;
 use crate::host::rendezvous::{Rendezvous, Seat};
 use crate::op::{Call, CollectiveKind};
 
@@ -21,7 +22,18 @@ const NEVER: Duration = Duration::from_secs(1 << 32);
 fn call(pass: u64, deadline: Duration) -> Call {
     let kind = CollectiveKind::AllReduce;
     let (src, dst) = (ptr::null(), ptr::null_mut());
-    Call { kind, pass, bucket: None, dtype: DType::F32, src, dst, bytes: 0, agreement: 0, deadline }
+    Call {
+        kind,
+        pass,
+        bucket: None,
+        dtype: DType::F32,
+        src,
+        dst,
+        bytes: 0,
+        agreement: 0,
+        deadline,
+        stream: StreamHandle::default(),
+    }
 }
 
 /// A group with a count, per split and pass, of those who have come and of those who have done their work.

@@ -1,0 +1,47 @@
+//! Raw handles of a GPU's driver, in types of our own: memory, streams and events that may be anyone's.
+//!
+//! Numbers, so that frameworks of any CUDA version can hand theirs over and take ours. Making one is safe and says
+//! nothing about what it names; whatever uses one says what must hold. Must not know any driver.
+
+use std::fmt;
+
+/// Where memory is, and so who can touch it.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Place {
+    /// The CPU's memory.
+    Host,
+    /// The memory of the CUDA device with this ordinal.
+    Cuda(u32),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::Host => f.write_str("host memory"),
+            Place::Cuda(ordinal) => write!(f, "memory of cuda:{ordinal}"),
+        }
+    }
+}
+
+/// An address in a GPU's memory (`CUdeviceptr`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(transparent)]
+pub struct DevicePtr(pub u64);
+
+/// A stream (`CUstream`, `cudaStream_t`). 0 is the legacy default stream; 2 is the calling thread's own default stream, so
+/// it names another stream on another thread.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct StreamHandle(pub usize);
+
+/// An event (`CUevent`, `cudaEvent_t`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct EventHandle(pub usize);
+
+impl fmt::Display for DevicePtr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}

@@ -1,0 +1,180 @@
+//! What every executor hands to the kernels: a bucket cut into tiles, its arguments, and the records it starts with.
+//!
+//! Built once, before the first pass, so that a steady state only passes them on. Must take every address through
+//! `Op::accesses`, so that the checker has judged exactly the bytes that are touched.
+
+use std::ptr;
+
+use crate::abi::{
+    INSTEP_ACTION_AVERAGE, INSTEP_ACTION_LEAVE, INSTEP_ACTION_STEP, INSTEP_DTYPE_F32, INSTEP_MAX_STATES,
+    INSTEP_NO_BUCKET, INSTEP_NORM_LIMBS, INSTEP_TILE_ELEMENTS, InstepControl, InstepDecideArgs,
+    InstepScalars, InstepSegment, InstepStepArgs, InstepTile,
+};
+use crate::layout::{Bucket, Plan, Segment, SegmentAction};
+use crate::op::{Action, Frozen, Memory, Op, Span, Stream};
+use crate::region::Regions;
+
+/// The numbers of a step that no op carries.
+#[derive(Clone, Copy)]
+pub(crate) struct Rule {
+    pub(crate) optimizer: u32,
+    pub(crate) states: usize,
+    /// Ranks to take the mean over; 0: those that contributed.
+    pub(crate) divisor: f64,
+    pub(crate) loss_scale: f64,
+    pub(crate) max_norm: Option<f64>,
+    pub(crate) skip_nonfinite: bool,
+}
+
+/// Which of the two passes over a bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Norm,
+    Step,
+}
+
+/// One bucket's launch. Its arguments name no tiles yet: where those lie is the executor's business.
+pub(crate) struct Launch {
+    pub(crate) args: InstepStepArgs,
+    pub(crate) tiles: Vec<InstepTile>,
+    /// What goes over the memory bus, control memory left out.
+    pub(crate) moved_bytes: u64,
+}
+
+impl Launch {
+    pub(crate) fn new(kind: Kind, bucket: u32, plan: &Plan, regions: &Regions, rule: &Rule) -> Launch {
+        let action = match kind {
+            Kind::Norm => Action::Norm { bucket },
+            Kind::Step => Action::Step { bucket },
+        };
+        let described = &plan.buckets()[bucket as usize];
+        let mut args = InstepStepArgs {
+            control: regions.control(),
+            segments: regions.segments(),
+            tiles: ptr::null(),
+            tile_count: 0,
+            param_base: ptr::null_mut(),
+            grads: ptr::null_mut(),
+            master: ptr::null_mut(),
+            states: [ptr::null_mut(); INSTEP_MAX_STATES as usize],
+            optimizer: rule.optimizer,
+            state_count: rule.states as u32,
+            bucket,
+            param_dtype: INSTEP_DTYPE_F32,
+            grad_dtype: INSTEP_DTYPE_F32,
+            reserved: 0,
+        };
+        // With nothing frozen: what is frozen later the kernels leave out by its action.
+        let first = Span::bucket(plan, described).start;
+        let (mut params, mut moved_bytes) = (None, 0);
+        let op = Op { stream: Stream::Optim, action };
+        op.accesses(plan, rule.states, &Frozen::default(), &mut |access| {
+            moved_bytes += if access.span.memory == Memory::Control { 0 } else { access.moved_bytes() };
+            match access.span.memory {
+                Memory::Grads if access.span.start == first => {
+                    args.grads = regions.resolve(access.span).cast()
+                }
+                Memory::Params => params = Some(access.span),
+                Memory::State(k) => args.states[usize::from(k)] = regions.resolve(access.span).cast(),
+                Memory::Grads | Memory::Control | Memory::Settings => {}
+            }
+        });
+        let tiles = tiles(plan, described, |segment| {
+            let span = Span::segment(Memory::Params, plan, segment);
+            // A norm has no parameters, and its tiles an address of zero that is never read.
+            params.map_or(0, |claimed: Span| {
+                assert!(
+                    claimed.start <= span.start && span.end <= claimed.end,
+                    "a tile leaves its op's spans"
+                );
+                regions.resolve(span).expose_provenance() as u64
+            })
+        });
+        args.tile_count = tiles.len() as u64;
+        Launch { args, tiles, moved_bytes }
+    }
+}
+
+/// A bucket's segments, cut into tiles; `param` gives a segment's address, offsets are relative to the bucket. Padding
+/// belongs to none.
+fn tiles(plan: &Plan, bucket: &Bucket, param: impl Fn(&Segment) -> u64) -> Vec<InstepTile> {
+    let mut tiles = Vec::new();
+    for index in bucket.segments.clone() {
+        let segment = &plan.segments()[index as usize];
+        let param = param(segment);
+        let (grad, state) = (segment.grad_start - bucket.start, segment.start - bucket.params.start);
+        assert!(grad + segment.len <= bucket.len, "a segment leaves its bucket");
+        let mut done = 0;
+        while done < segment.len {
+            let count = (segment.len - done).min(INSTEP_TILE_ELEMENTS.into());
+            tiles.push(InstepTile {
+                param: if param == 0 { 0 } else { param + done * plan.dtype().bytes() },
+                grad_offset: grad + done,
+                state_offset: state + done,
+                count: count as u32,
+                segment: index,
+                first: (done == 0).into(),
+                reserved: [0; 7],
+            });
+            done += count;
+        }
+    }
+    tiles
+}
+
+/// Arguments of the decision.
+pub(crate) fn decide_args(plan: &Plan, regions: &Regions, rule: &Rule) -> InstepDecideArgs {
+    let count = plan.carrier().and_then(|bucket| bucket.contributors);
+    InstepDecideArgs {
+        control: regions.control(),
+        contributors: count.map_or(ptr::null(), |at| regions.gradient(plan, at)),
+        max_norm: rule.max_norm.unwrap_or(-1.0),
+        skip_nonfinite: rule.skip_nonfinite.into(),
+        reserved: 0,
+    }
+}
+
+/// The control block before the first pass.
+pub(crate) fn first_control() -> InstepControl {
+    InstepControl {
+        limbs: [0; INSTEP_NORM_LIMBS as usize],
+        passes: 0,
+        norm: 0.0,
+        clip: 1.0,
+        divisor: 0.0,
+        loss_scale: 0.0,
+        multiplier: 0.0,
+        average_multiplier: 0.0,
+        max_abs_bits: 0,
+        first_nonfinite_bucket: INSTEP_NO_BUCKET,
+        skip: 0,
+        decided: 0,
+    }
+}
+
+/// The record of every segment before the first pass.
+pub(crate) fn first_segments<'a>(
+    plan: &'a Plan,
+    regions: &'a Regions,
+) -> impl Iterator<Item = InstepSegment> + 'a {
+    let address = |at: u64| regions.gradient(plan, at).expose_provenance() as u64;
+    plan.segments().iter().map(move |segment| InstepSegment {
+        steps: 0,
+        stepped: 0,
+        group: segment.group,
+        action: action_code(segment.action),
+        reserved: 0,
+        tail: segment.tail.map_or(0, address),
+        contributors: plan.buckets()[segment.bucket as usize].contributors.map_or(0, address),
+        scalars: InstepScalars { words: [0; 12] },
+    })
+}
+
+/// What the kernels call an action.
+pub(crate) fn action_code(action: SegmentAction) -> u32 {
+    match action {
+        SegmentAction::Step => INSTEP_ACTION_STEP,
+        SegmentAction::Average => INSTEP_ACTION_AVERAGE,
+        SegmentAction::Leave => INSTEP_ACTION_LEAVE,
+    }
+}
