@@ -31,6 +31,8 @@ fn main() {
         "aarch64" => &PORTABLE_BUILDS,
         other => panic!("instep: no kernels for {other}; x86_64 and aarch64 are supported"),
     };
+    let out = env::var("OUT_DIR").unwrap_or_default();
+    cuda::build(Path::new(&out)); // first: it may refuse what the environment asks for
     for (name, flags) in builds {
         let mut build = cc::Build::new();
         build.cpp(true).std("c++17").file("kernels/step_cpu.cpp").warnings(true);
@@ -43,7 +45,5 @@ fn main() {
     }
     cc::Build::new().std("c11").file("kernels/abi_layout.c").compile("instep_abi_layout");
     // The object tests look at what the compiler made of the kernels.
-    let out = env::var("OUT_DIR").unwrap_or_default();
     println!("cargo::rustc-env=INSTEP_KERNEL_OBJECTS={out}");
-    cuda::build(Path::new(&out));
 }

@@ -6,7 +6,7 @@
 #![allow(clippy::expect_used)] // a build script has nobody to return an error to
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, exit};
 use std::{env, fs};
 
 /// Capability numbers to build for, and flags that are the numerics contract; `scripts/compiler-lane.py` reads both.
@@ -37,13 +37,23 @@ pub(crate) fn build(out: &Path) {
 fn make(fatbin: &Path) -> Result<(), String> {
     if let Some(prebuilt) = env::var_os("INSTEP_FATBIN").map(PathBuf::from) {
         println!("cargo::rerun-if-changed={}", prebuilt.display());
-        let bytes =
-            fs::read(&prebuilt).unwrap_or_else(|e| panic!("INSTEP_FATBIN {}: {e}", prebuilt.display()));
-        assert!(bytes.starts_with(&MAGIC), "INSTEP_FATBIN {} is no fatbin", prebuilt.display());
+        let shown = prebuilt.display();
+        let bytes = fs::read(&prebuilt)
+            .unwrap_or_else(|e| refuse(&format!("INSTEP_FATBIN={shown}: {e} (give an absolute path)")));
+        if !bytes.starts_with(&MAGIC) {
+            refuse(&format!(
+                "INSTEP_FATBIN={shown} is no fatbin; name a kernels.fatbin that a build left in target/"
+            ));
+        }
         fs::write(fatbin, bytes).expect("OUT_DIR can be written");
         return Ok(());
     }
-    let nvcc = Nvcc::find()?;
+    let nvcc = match Nvcc::find() {
+        Err(how) if env::var_os("INSTEP_CUDA_ARCHS").is_some() => {
+            refuse(&format!("INSTEP_CUDA_ARCHS asks for kernels: {how}"))
+        }
+        found => found?,
+    };
     let architectures = nvcc.architectures();
     let oldest = architectures.first().expect("at least one architecture");
     let mut call = nvcc.call(&["-fatbin", "-Xfatbin", "-compress-all", "--threads", "2", "-optf", FLAGS]);
@@ -53,8 +63,19 @@ fn make(fatbin: &Path) -> Result<(), String> {
     // What has no machine code here, the driver compiles from this; PTX runs on nothing older than itself.
     call.arg(format!("-gencode=arch=compute_{oldest},code=compute_{oldest}"));
     let done = call.arg("kernels/kernels.cu").arg("-o").arg(fatbin).output().expect("nvcc started before");
-    assert!(done.status.success(), "nvcc failed:\n{}", String::from_utf8_lossy(&done.stderr));
+    if !done.status.success() {
+        refuse(&format!("nvcc failed:\n{}", String::from_utf8_lossy(&done.stderr)));
+    }
     Ok(())
+}
+
+/// Stops the build by lines that cargo shows as errors. It would bury them under all that was printed before, were this
+/// a panic or another exit status.
+fn refuse(why: &str) -> ! {
+    for line in why.lines() {
+        println!("cargo::error={line}");
+    }
+    exit(0)
 }
 
 struct Nvcc(PathBuf);
@@ -64,12 +85,16 @@ impl Nvcc {
     fn find() -> Result<Nvcc, String> {
         if let Some(named) = env::var_os("NVCC").map(PathBuf::from) {
             let nvcc = Nvcc(named);
-            assert!(nvcc.release().is_some(), "NVCC={} does not start", nvcc.0.display());
-            return nvcc.checked();
+            if nvcc.release().is_none() {
+                refuse(&format!("NVCC={} is no nvcc that starts; name the program itself", nvcc.0.display()));
+            }
+            return Ok(nvcc.checked().unwrap_or_else(|how| refuse(&how)));
         }
         let home = env::var_os("CUDA_HOME").map(|home| Path::new(&home).join("bin/nvcc"));
         let found = home.into_iter().chain([PathBuf::from("nvcc")]).map(Nvcc).find(|n| n.release().is_some());
-        found.ok_or("put nvcc on PATH, or name it by NVCC or CUDA_HOME, and rebuild")?.checked()
+        // By NVCC, since cargo sees that change; what is newly installed into a folder of the old PATH it does not.
+        let how = "name an nvcc of 12.x or 13.x by NVCC and rebuild; scripts/cuda-toolchain.sh installs one";
+        found.ok_or(how)?.checked()
     }
 
     fn checked(self) -> Result<Nvcc, String> {
@@ -94,15 +119,22 @@ impl Nvcc {
         let numbers =
             asked.as_deref().unwrap_or(ARCHITECTURES).split([' ', ',', '\n']).filter(|n| !n.is_empty());
         let mut codes: Vec<u32> = numbers
-            .map(|n| n.parse().unwrap_or_else(|_| panic!("INSTEP_CUDA_ARCHS: {n} is no number like 90")))
+            .map(|n| {
+                n.parse().unwrap_or_else(|_| refuse(&format!("INSTEP_CUDA_ARCHS: {n} is no number like 90")))
+            })
             .collect();
         codes.sort_unstable();
+        codes.dedup();
         if asked.is_some() {
             let unknown: Vec<_> = codes.iter().filter(|code| !knows(code)).collect();
-            assert!(unknown.is_empty(), "INSTEP_CUDA_ARCHS: {} does not know {unknown:?}", self.0.display());
+            if !unknown.is_empty() {
+                refuse(&format!("INSTEP_CUDA_ARCHS: {} does not know {unknown:?}", self.0.display()));
+            }
         }
         codes.retain(knows);
-        assert!(!codes.is_empty(), "{} knows none of the architectures", self.0.display());
+        if codes.is_empty() {
+            refuse(&format!("INSTEP_CUDA_ARCHS is empty, or {} knows none of ours", self.0.display()));
+        }
         codes
     }
 

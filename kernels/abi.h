@@ -119,9 +119,13 @@ typedef struct InstepTile {
 typedef struct InstepBeginArgs {
     InstepControl* control;
     InstepSegment* segments;
-    const InstepHyper* groups;
-    const uint32_t* actions; /* one per segment, as the trainer set them last */
+    InstepHyper* groups;
+    uint32_t* actions; /* one per segment, as the trainer set them last */
     uint64_t segment_count;
+    const uint32_t* ring; /* on a GPU, slots of settings that the host writes ahead: Begin copies number `passes` modulo
+                           * `slot_count` to `groups`, behind which the actions lie; null: they are there already */
+    uint64_t slot_words;
+    uint64_t slot_count;
     double divisor;
     double loss_scale;
     uint32_t optimizer;

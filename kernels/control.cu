@@ -5,12 +5,19 @@
  * whose control block it is. */
 #include "control.h"
 
-/* A thread per segment, in any number of blocks; the first one opens the pass. */
+/* One block, because all of it must know the settings' slot before the count of passes moves on. The ring is the host's
+ * memory, so it is read once and side by side, and only the copy is looked things up in. */
 extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS)
     instep_begin(const __grid_constant__ InstepBeginArgs args) {
-    const uint64_t first = uint64_t{blockIdx.x} * INSTEP_GPU_THREADS + threadIdx.x;
-    if (first == 0) begin_pass(args.control, args.divisor, args.loss_scale);
-    for (uint64_t k = first; k < args.segment_count; k += uint64_t{gridDim.x} * INSTEP_GPU_THREADS) {
+    if (blockIdx.x != 0) return;
+    if (args.ring) {
+        const uint32_t* slot = args.ring + args.control->passes % args.slot_count * args.slot_words;
+        uint32_t* settings = reinterpret_cast<uint32_t*>(args.groups);
+        for (uint64_t w = threadIdx.x; w < args.slot_words; w += INSTEP_GPU_THREADS) settings[w] = slot[w];
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) begin_pass(args.control, args.divisor, args.loss_scale);
+    for (uint64_t k = threadIdx.x; k < args.segment_count; k += INSTEP_GPU_THREADS) {
         begin_segment(&args.segments[k], args.groups, args.actions[k], args.optimizer);
     }
 }

@@ -41,7 +41,7 @@ INSTEP_INLINE void begin_segment(InstepSegment* segment, const InstepHyper* grou
     segment->steps += segment->stepped;
     segment->stepped = 0;
     segment->action = action;
-    /* This rank's contribution, until said otherwise. */
+    /* This rank's contribution, until said otherwise; all segments of a bucket write the same 1 to its count. */
     if (segment->tail) *reinterpret_cast<float*>(segment->tail) = 1.0f;
     if (segment->contributors) *reinterpret_cast<float*>(segment->contributors) = 1.0f;
     const InstepHyper& hyper = groups[segment->group];

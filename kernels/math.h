@@ -104,7 +104,8 @@ INSTEP_INLINE uint16_t bfloat16_of(float x) {
 #endif
 }
 
-/* f32 as f16, likewise; from 65520 on infinity. A sum with 0.5 has the last place of an f16 subnormal. */
+/* f32 as f16, likewise; from 65520 on infinity. 0x38000000 is the distance of the exponents' biases, 0x38800000 is 2^-14,
+ * below which f16 is subnormal, and 0x47800000 is 2^16. A sum with 0.5 has the last place of an f16 subnormal. */
 INSTEP_INLINE uint16_t half_of(float x) {
 #if defined(__CUDA_ARCH__)
     uint16_t narrow;

@@ -53,9 +53,9 @@ extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS, 4)
             const uint32_t magnitude = largest_magnitude(a, b);
             const double sum = warp_leaf_sum(a, b);
             worst = magnitude > worst ? magnitude : worst;
-            if (magnitude == 0 || magnitude >= INSTEP_F32_INFINITY_BITS) continue;
+            if (magnitude == 0 || magnitude >= INSTEP_F32_INFINITY_BITS) continue; /* the same in every lane */
             const LeafLimbs add = leaf_limbs(sum);
-            const uint32_t part = lane - add.index;
+            const uint32_t part = lane - add.index; /* wraps to no part in lower lanes */
             limb += part == 0 ? add.part[0] : part == 1 ? add.part[1] : part == 2 ? add.part[2] : 0;
         }
     }

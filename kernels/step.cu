@@ -59,6 +59,7 @@ INSTEP_DEVICE void average_tile(const InstepStepArgs& args, const InstepTile& ti
     }
 }
 
+/* `scalars` is the rule's member of the union. */
 template <class Rule, class Scalars>
 INSTEP_DEVICE void step_bucket(const InstepStepArgs& args, Scalars InstepScalars::* scalars) {
     const uint32_t skip = args.control->skip;

@@ -7,7 +7,7 @@ kernels/record/sass.csv; otherwise instruction counts must be the recorded ones 
 this nvcc. Must use the flags and architectures of build/cuda.rs, and read them from the same files.
 """
 
-import argparse, csv, os, re, resource, subprocess, sys, tempfile, time
+import argparse, csv, os, re, resource, shutil, subprocess, sys, tempfile, time
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -66,6 +66,8 @@ class Lane:
         known = self.run(nvcc, "--list-gpu-code").split()
         wanted = architectures or (self.kernels / "architectures.txt").read_text().split()
         self.architectures = [code for code in wanted if f"sm_{code}" in known]
+        if not self.architectures or architectures and self.architectures != architectures:
+            sys.exit(f"compiler lane: {nvcc} does not know all of {' '.join(wanted)}; --list-gpu-code names what it does")
         self.release = re.search(r"release ([\d.]+)", self.run(nvcc, "--version"))[1]
 
     def run(self, *command):
@@ -124,8 +126,9 @@ class Lane:
     def judge_loops(self, where, lines):
         """f64 has no place where elements are stepped; scalars are prepared outside."""
         bodies = innermost_loops(lines)
-        stepping = [body for body in bodies if sum("st.global.v4" in line for line in body) > 1]
-        self.check(len(stepping) == 1, f"{where}: {len(stepping)} element loops found, expected 1")
+        storing = [body for body in bodies if any("st.global.v4" in line for line in body)]
+        self.check(len(storing) == 2,
+                   f"{where}: {len(storing)} element loops found, expected one that steps and one that averages")
         for body in bodies:
             self.check(not any(".f64" in line for line in body), f"{where}: f64 in the element loop")
 
@@ -202,8 +205,13 @@ def main():
     parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parent.parent, help="the tree to judge")
     parser.add_argument("--architectures", nargs="+", help="like 90; all of kernels/architectures.txt otherwise")
     arguments = parser.parse_args()
+    if arguments.bless and arguments.architectures:
+        parser.error("--bless writes the record of all architectures; leave --architectures out")
     nvcc = Path(os.environ.get("NVCC", "nvcc"))
     tool = nvcc.parent / "cuobjdump" if nvcc.parent != Path(".") else "cuobjdump"
+    for program in (nvcc, tool):
+        if shutil.which(program) is None:
+            sys.exit(f"compiler lane: no {program}; NVCC=$(scripts/cuda-toolchain.sh) names one that has all it takes")
     lane = Lane(arguments.root, nvcc, arguments.architectures)
     with tempfile.TemporaryDirectory() as folder:
         fatbin, ptx = Path(folder) / "kernels.fatbin", Path(folder) / "kernels.ptx"

@@ -25,8 +25,10 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "kernels.so"
         shim = ROOT / "tests/host_run"
-        subprocess.run([compiler, *FLAGS, *SANITIZERS * arguments.sanitize, "-I", arguments.root / "kernels", "-I", shim,
-                        shim / "launch.cpp", "-o", library], check=True)
+        compiled = subprocess.run([compiler, *FLAGS, *SANITIZERS * arguments.sanitize, "-I", arguments.root / "kernels",
+                                   "-I", shim, shim / "launch.cpp", "-o", library])
+        if compiled.returncode:
+            sys.exit(f"host-run lane: {compiler} does not compile the kernels")
         environment = dict(os.environ, INSTEP_HOST_RUN=str(library))
         command = ["cargo", "test", "-q", "--release", "-p", "instep", "--test", "main"]
         if arguments.sanitize:
@@ -35,6 +37,10 @@ def main():
             runner = ["env", f"LD_PRELOAD={runtime}", "ASAN_OPTIONS=detect_leaks=0", "UBSAN_OPTIONS=print_stacktrace=1"]
             command += ["--config", f"target.'cfg(all())'.runner = {runner}"]
         names = [f"host_run::{name}" for name in arguments.tests] or ["host_run::"]
+        listed = subprocess.run([*command, "--", "--ignored", "--list", *names], cwd=ROOT, env=environment,
+                                stdout=subprocess.PIPE, text=True)
+        if listed.returncode == 0 and ": test" not in listed.stdout:
+            sys.exit(f"host-run lane: no test of tests/host_run.rs is called {' or '.join(arguments.tests)}")
         done = subprocess.run([*command, "--", "--ignored", *names], cwd=ROOT, env=environment)
     sys.exit(done.returncode)
 

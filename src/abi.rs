@@ -278,9 +278,12 @@ const _: () = {
 pub struct InstepBeginArgs {
     pub control: *mut InstepControl,
     pub segments: *mut InstepSegment,
-    pub groups: *const InstepHyper,
-    pub actions: *const u32,
+    pub groups: *mut InstepHyper,
+    pub actions: *mut u32,
     pub segment_count: u64,
+    pub ring: *const u32,
+    pub slot_words: u64,
+    pub slot_count: u64,
     pub divisor: f64,
     pub loss_scale: f64,
     pub optimizer: u32,
@@ -288,7 +291,7 @@ pub struct InstepBeginArgs {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of InstepBeginArgs"][::core::mem::size_of::<InstepBeginArgs>() - 64usize];
+    ["Size of InstepBeginArgs"][::core::mem::size_of::<InstepBeginArgs>() - 88usize];
     ["Alignment of InstepBeginArgs"][::core::mem::align_of::<InstepBeginArgs>() - 8usize];
     ["Offset of field: InstepBeginArgs::control"][::core::mem::offset_of!(InstepBeginArgs, control) - 0usize];
     ["Offset of field: InstepBeginArgs::segments"]
@@ -298,14 +301,19 @@ const _: () = {
         [::core::mem::offset_of!(InstepBeginArgs, actions) - 24usize];
     ["Offset of field: InstepBeginArgs::segment_count"]
         [::core::mem::offset_of!(InstepBeginArgs, segment_count) - 32usize];
+    ["Offset of field: InstepBeginArgs::ring"][::core::mem::offset_of!(InstepBeginArgs, ring) - 40usize];
+    ["Offset of field: InstepBeginArgs::slot_words"]
+        [::core::mem::offset_of!(InstepBeginArgs, slot_words) - 48usize];
+    ["Offset of field: InstepBeginArgs::slot_count"]
+        [::core::mem::offset_of!(InstepBeginArgs, slot_count) - 56usize];
     ["Offset of field: InstepBeginArgs::divisor"]
-        [::core::mem::offset_of!(InstepBeginArgs, divisor) - 40usize];
+        [::core::mem::offset_of!(InstepBeginArgs, divisor) - 64usize];
     ["Offset of field: InstepBeginArgs::loss_scale"]
-        [::core::mem::offset_of!(InstepBeginArgs, loss_scale) - 48usize];
+        [::core::mem::offset_of!(InstepBeginArgs, loss_scale) - 72usize];
     ["Offset of field: InstepBeginArgs::optimizer"]
-        [::core::mem::offset_of!(InstepBeginArgs, optimizer) - 56usize];
+        [::core::mem::offset_of!(InstepBeginArgs, optimizer) - 80usize];
     ["Offset of field: InstepBeginArgs::reserved"]
-        [::core::mem::offset_of!(InstepBeginArgs, reserved) - 60usize];
+        [::core::mem::offset_of!(InstepBeginArgs, reserved) - 84usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -27,6 +27,12 @@ unsafe impl Send for Piece {}
 // SAFETY: as above.
 unsafe impl Sync for Piece {}
 
+/// Tensors of the caller's that take the place of owned memory.
+pub(crate) struct BorrowedPieces {
+    pub(crate) params: Vec<Piece>,
+    pub(crate) grads: Vec<Piece>,
+}
+
 /// The pieces of one [`Memory`], in order and without overlap.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Region {

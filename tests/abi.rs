@@ -59,7 +59,7 @@ fn sizes_and_offsets_are_the_c_compilers() {
         InstepSegment { steps, stepped, group, action, reserved, tail, contributors, scalars }
         InstepControl { limbs, passes, norm, clip, divisor, loss_scale, multiplier, average_multiplier, max_abs_bits, first_nonfinite_bucket, skip, decided }
         InstepTile { param, grad_offset, state_offset, count, segment, first, reserved }
-        InstepBeginArgs { control, segments, groups, actions, segment_count, divisor, loss_scale, optimizer, reserved }
+        InstepBeginArgs { control, segments, groups, actions, segment_count, ring, slot_words, slot_count, divisor, loss_scale, optimizer, reserved }
         InstepDecideArgs { control, contributors, max_norm, skip_nonfinite, reserved }
         InstepStepArgs { control, segments, tiles, tile_count, param_base, grads, master, states, optimizer, state_count, bucket, param_dtype, grad_dtype, reserved }
         InstepStatus { sequence, norm, clip, decided, skipped, first_nonfinite_bucket, reserved }

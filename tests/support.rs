@@ -3,6 +3,8 @@
 //! Inputs are functions of (step, parameter, element) with prime cycles, so that a failing case needs no seed and
 //! equals itself on any rank, in any order. Must never read a result through anything but the public interface.
 
+use instep::cuda::{Cuda, CudaDevice};
+use instep::op::Device;
 use instep::{
     Adam, AdamW, Collective, Divisor, Isa, Layout, Mode, Result, Sgd, Solo, Status, Stepper, StepperBuilder,
     Unused,
@@ -146,6 +148,22 @@ impl Options {
         optim: Optim,
         comm: impl Collective + 'static,
     ) -> Result<Stepper> {
+        self.builder(layout, optim).host(comm)
+    }
+
+    /// The same on a GPU.
+    pub(crate) fn stepper_on(
+        &self,
+        cuda: &Cuda,
+        layout: &Layout,
+        optim: Optim,
+        comm: impl Collective + 'static,
+    ) -> Result<Stepper<CudaDevice>> {
+        // SAFETY: the trainer's stream is the default one, or the stand-in's, which is a number.
+        unsafe { self.builder(layout, optim).cuda(comm, cuda) }
+    }
+
+    pub(crate) fn builder<'a>(&self, layout: &'a Layout, optim: Optim) -> StepperBuilder<'a> {
         let mut builder = optim.builder(layout).mode(self.mode).unused(self.unused);
         builder = builder.skip_nonfinite(self.skip_nonfinite).loss_scale(self.loss_scale).record(self.record);
         if let Some(divisor) = self.uneven {
@@ -163,7 +181,7 @@ impl Options {
         if let Some(threads) = self.threads {
             builder = builder.threads(threads);
         }
-        builder.host(comm)
+        builder
     }
 
     /// What a gradient of the mean loss is multiplied by on its way into a [`Solo`] stepper.
@@ -204,16 +222,14 @@ pub(crate) fn painted(options: &Options) -> impl Fn(usize, usize, &mut [f32]) ->
 
 /// Paints every parameter, by registration index. Every other group of four is small, so that what a step adds to it
 /// is not lost in the rounding of the sum.
-pub(crate) fn paint_params(stepper: &mut Stepper) {
-    let mut param = 0;
-    let mut params = stepper.params_mut().unwrap();
-    let paint_one = |_: &str, values: &mut [f32]| {
-        for (element, value) in values.iter_mut().enumerate() {
-            *value = paint(param, element) * [1.0, 1.0 / 8192.0][element / 4 % 2];
-        }
-        param += 1;
-    };
-    params.fill(paint_one).unwrap();
+pub(crate) fn paint_params<D: Device>(stepper: &mut Stepper<D>) {
+    let layout = stepper.layout().clone();
+    for (param, id) in layout.ids().enumerate() {
+        let small = [1.0, 1.0 / 8192.0];
+        let len = layout.parameter(id).unwrap().len as usize;
+        let values: Vec<f32> = (0..len).map(|k| paint(param, k) * small[k / 4 % 2]).collect();
+        stepper.write_param(id, &values).unwrap();
+    }
 }
 
 /// A painted [`Solo`] stepper.
@@ -224,8 +240,8 @@ pub(crate) fn open(layout: &Layout, optim: Optim, options: &Options) -> Stepper 
 }
 
 /// One pass. `gradient` gets a parameter's index and its gradient to fill; false leaves it out of the pass.
-pub(crate) fn pass(
-    stepper: &mut Stepper,
+pub(crate) fn pass<D: Device>(
+    stepper: &mut Stepper<D>,
     options: &Options,
     mut gradient: impl FnMut(usize, &mut [f32]) -> bool,
 ) -> Result<()> {
@@ -241,7 +257,7 @@ pub(crate) fn pass(
         if !gradient(param, &mut scratch) {
             continue;
         }
-        pass.split().1.write(ids[param], &scratch)?;
+        pass.write_grad(ids[param], &scratch)?;
         for _ in 0..parameter.uses {
             pass.grad_ready(ids[param])?;
         }
@@ -261,17 +277,27 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
-    pub(crate) fn of(stepper: &Stepper) -> Result<Outcome> {
+    pub(crate) fn of<D: Device>(stepper: &Stepper<D>) -> Result<Outcome> {
         let layout = stepper.layout().clone();
-        let params = stepper.params()?;
-        let state = |id, name: &&str| Ok(stepper.state(id, name)?.to_vec());
+        let copied = |id, read: &dyn Fn(&mut [f32]) -> Result<()>| {
+            let mut values = vec![0.0; layout.parameter(id)?.len as usize];
+            read(&mut values)?;
+            Ok(values)
+        };
+        let state = |id, name: &&str| copied(id, &|into| stepper.read_state(id, name, into));
         Ok(Outcome {
-            params: layout.ids().map(|id| Ok(params.get(id)?.to_vec())).collect::<Result<_>>()?,
+            params: layout
+                .ids()
+                .map(|id| copied(id, &|into| stepper.read_param(id, into)))
+                .collect::<Result<_>>()?,
             states: layout
                 .ids()
                 .map(|id| stepper.state_names().iter().map(|name| state(id, name)).collect())
                 .collect::<Result<_>>()?,
-            grads: layout.ids().map(|id| Ok(stepper.grad(id)?.to_vec())).collect::<Result<_>>()?,
+            grads: layout
+                .ids()
+                .map(|id| copied(id, &|into| stepper.read_grad(id, into)))
+                .collect::<Result<_>>()?,
             step_counts: layout.ids().map(|id| stepper.step_count(id)).collect::<Result<_>>()?,
             status: stepper.status()?,
         })

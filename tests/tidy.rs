@@ -20,19 +20,34 @@ const LAYERS: [&[&str]; 8] = [
 ];
 
 /// The only files that may contain unsafe code, and why is in each one's header.
-const UNSAFE: [&str; 13] = [
+const UNSAFE: [&str; 28] = [
     "benches/peers/entry/src/lib.rs",
     "src/abi.rs",
     "src/bench.rs",
+    "src/cuda/device.rs",
+    "src/cuda/driver.rs",
+    "src/cuda/graph.rs",
+    "src/cuda/kernels.rs",
+    "src/cuda/memory.rs",
+    "src/cuda/pinned.rs",
+    "src/cuda/queues.rs",
+    "src/cuda/seam.rs",
+    "src/cuda/system.rs",
+    "src/cuda/timing.rs",
     "src/host/arena.rs",
     "src/host/execute.rs",
     "src/host/kernels.rs",
+    "src/host/mod.rs",
     "src/host/ranks.rs",
     "src/host/rendezvous.rs",
     "src/host/solo.rs",
     "src/op/collective.rs",
+    "src/op/device.rs",
     "src/region.rs",
     "src/stepper/build.rs",
+    "src/stepper/copies.rs",
+    "src/stepper/gpu.rs",
+    "src/stepper/records.rs",
     "src/stepper/views.rs",
 ];
 

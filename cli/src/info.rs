@@ -49,6 +49,8 @@ struct GpuKernels {
     names: Vec<String>,
     /// Embedded bytes by architecture.
     bytes: BTreeMap<String, u64>,
+    #[serde(skip)]
+    text: String,
 }
 
 #[derive(Serialize)]
@@ -94,8 +96,9 @@ impl Report {
         };
         let (gpu_kernels, no_kernels) = match instep::cuda::built_kernels() {
             Ok(built) => {
+                let text = built.to_string();
                 let bytes = built.images.into_iter().map(|image| (image.architecture, image.bytes)).collect();
-                (Some(GpuKernels { names: built.names, bytes }), None)
+                (Some(GpuKernels { names: built.names, bytes, text }), None)
             }
             Err(instep::Error::KernelsNotBuilt { how }) => {
                 (None, Some(Missing { what: "GPU kernels".into(), how_to_get_it: how }))
@@ -140,10 +143,7 @@ impl Report {
             format!("environment      {}", or_none(&set)),
         ];
         if let Some(kernels) = &self.gpu_kernels {
-            let sizes =
-                kernels.bytes.iter().map(|(architecture, bytes)| format!("{architecture} {bytes} bytes"));
-            let sizes = sizes.collect::<Vec<_>>().join(", ");
-            lines.push(format!("GPU kernels      {} for {sizes}", kernels.names.len()));
+            lines.push(format!("GPU kernels      {}", kernels.text));
         }
         let missing =
             self.missing.iter().map(|m| format!("missing          {}: {}", m.what, m.how_to_get_it));

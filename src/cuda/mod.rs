@@ -1,85 +1,111 @@
-//! The GPU kernels that this build carries: which, for what architectures, of what size.
+//! The CUDA device: ops as driver calls, kernels embedded in the crate, memory and streams that may be anyone's.
 //!
-//! Built by feature `cuda` if an nvcc is found (`build/cuda.rs`); without them everything here answers
-//! [`Error::KernelsNotBuilt`]. Must not need a driver: a machine without a GPU can ask.
+//! Everything is enqueued on the calling thread, and nothing there waits: bucket by bucket, one wait for the reduce and one
+//! launch. Without feature `cuda`, or without a driver, every constructor here says so and nothing else changes. What may
+//! overlap is decided in `schedule` and proven by `hazard`, as on the host.
 
+mod built;
+mod device;
+#[doc(hidden)]
+pub mod driver;
 mod fatbin;
+mod graph;
+mod kernels;
+mod memory;
+mod pinned;
+mod queues;
+mod seam;
+#[cfg(feature = "cuda")]
+mod system;
+mod timing;
 
-use std::fmt;
+pub use built::{BuiltKernels, Image, built_kernels};
+pub use device::CudaDevice;
+pub(crate) use device::Parts;
+pub use graph::CapturedPass;
 
-use crate::error::{Error, Result};
+use std::sync::Arc;
 
-static FATBIN: &[u8] = include_bytes!(env!("INSTEP_KERNELS_FATBIN"));
+use crate::error::Result;
+use crate::handle::StreamHandle;
+use driver::Driver;
 
-/// Besides one step kernel per row of the table of optimizers.
-const COMMON: [&str; 4] = ["instep_begin", "instep_decide", "instep_publish", "instep_norm"];
-const OPTIMIZERS: &str = include_str!("../../kernels/optimizers.def");
-
-/// All kernels, compiled for one architecture.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Image {
-    /// As nvcc names it: `sm_90` for machine code, `compute_90` for the PTX that a driver compiles for newer ones.
-    pub architecture: String,
-    /// Embedded size, compressed.
-    pub bytes: u64,
+/// A GPU, and how a stepper is to use it.
+#[derive(Clone)]
+pub struct Cuda {
+    pub(crate) driver: Arc<dyn Driver>,
+    pub(crate) compute: StreamHandle,
+    pub(crate) optim_priority: i32,
+    pub(crate) max_blocks: Option<u32>,
 }
 
-/// What [`built_kernels`] found.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BuiltKernels {
-    /// Entry names, each present in every image.
-    pub names: Vec<String>,
-    /// One per architecture, oldest first, PTX last.
-    pub images: Vec<Image>,
+impl Cuda {
+    /// The device with this ordinal, by its primary context, which the CUDA runtime and frameworks use too.
+    ///
+    /// # Errors
+    /// `KernelsNotBuilt` without feature `cuda`, `DriverUnavailable` if there is no driver that works, `Unsupported` if it
+    /// has no such device.
+    pub fn open(ordinal: u32) -> Result<Cuda> {
+        #[cfg(feature = "cuda")]
+        return Ok(Cuda::on(system::open(ordinal)?));
+        #[cfg(not(feature = "cuda"))]
+        {
+            let _ = ordinal;
+            built_kernels().map(|_| unreachable!("no kernels without the feature"))
+        }
+    }
+
+    /// As [`open`](Self::open), on a driver of the caller's: how tests run without one.
+    #[doc(hidden)]
+    pub fn on(driver: Arc<dyn Driver>) -> Cuda {
+        Cuda { driver, compute: StreamHandle::default(), optim_priority: 0, max_blocks: None }
+    }
+
+    #[doc(hidden)]
+    pub fn driver(&self) -> &Arc<dyn Driver> {
+        &self.driver
+    }
+
+    /// The stream that forward and backward run on. Unset: the legacy default stream. The calling thread's own default
+    /// stream (handle 2) is another one on every thread: a stepper on it must stay on its thread.
+    pub fn compute_stream(mut self, stream: StreamHandle) -> Cuda {
+        self.compute = stream;
+        self
+    }
+
+    /// How urgent steps are beside the trainer's kernels; lower runs sooner, and the driver clamps it to what the device
+    /// has. Unset: 0, as an ordinary stream.
+    pub fn optim_priority(mut self, priority: i32) -> Cuda {
+        self.optim_priority = priority;
+        self
+    }
+
+    /// At most so many thread blocks per step: fewer leave multiprocessors to the backward that runs beside it, and below
+    /// about two per multiprocessor cost bandwidth. Unset: one per 2,048 elements.
+    pub fn max_blocks(mut self, blocks: u32) -> Cuda {
+        self.max_blocks = Some(blocks);
+        self
+    }
 }
 
-/// The GPU kernels of this build.
+impl std::fmt::Debug for Cuda {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Cuda")
+            .field("ordinal", &self.driver.ordinal())
+            .field("compute", &self.compute)
+            .field("optim_priority", &self.optim_priority)
+            .field("max_blocks", &self.max_blocks)
+            .finish()
+    }
+}
+
+/// How many CUDA devices there are.
 ///
 /// # Errors
-/// `KernelsNotBuilt` if there are none, with what to do about it.
-pub fn built_kernels() -> Result<BuiltKernels> {
-    let missing = env!("INSTEP_KERNELS_MISSING");
-    if !missing.is_empty() {
-        return Err(Error::KernelsNotBuilt { how: missing.to_owned() });
-    }
-    let images = fatbin::images(FATBIN).ok_or_else(|| Error::KernelsNotBuilt {
-        how: "the embedded binary is damaged; rebuild, without INSTEP_FATBIN if that was set".to_owned(),
-    })?;
-    let rows = OPTIMIZERS.lines().filter_map(|line| line.strip_prefix("OPTIMIZER("));
-    let steps = rows.filter_map(|row| Some(format!("instep_step_{}", row.split_once(',')?.0)));
-    Ok(BuiltKernels { names: COMMON.map(str::to_owned).into_iter().chain(steps).collect(), images })
-}
-
-impl fmt::Display for BuiltKernels {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} for ", self.names.len())?;
-        for (k, image) in self.images.iter().enumerate() {
-            let separator = if k == 0 { "" } else { ", " };
-            write!(f, "{separator}{} ({} KB)", image.architecture, image.bytes.div_ceil(1000))?;
-        }
-        Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_build_lists_its_kernels_or_says_how_to_get_them() {
-        match built_kernels() {
-            Ok(kernels) => {
-                assert!(kernels.names.iter().any(|name| name == "instep_step_adam"));
-                let last = kernels.images.last().unwrap();
-                assert!(last.architecture.starts_with("compute_"), "{last:?}");
-                assert!(kernels.images.iter().all(|image| (1_000..1_000_000).contains(&image.bytes)));
-            }
-            Err(Error::KernelsNotBuilt { how }) => {
-                assert_ne!(std::env::var("INSTEP_REQUIRE_KERNELS").as_deref(), Ok("1"), "not built: {how}");
-                assert!(how.contains("rebuild"), "{how}");
-                assert_eq!(cfg!(feature = "cuda"), !how.contains("--features cuda"), "{how}");
-            }
-            Err(other) => panic!("{other}"),
-        }
-    }
+/// As [`Cuda::open`], but for the ordinal.
+pub fn device_count() -> Result<u32> {
+    #[cfg(feature = "cuda")]
+    return system::device_count();
+    #[cfg(not(feature = "cuda"))]
+    built_kernels().map(|_| 0)
 }

@@ -11,7 +11,7 @@ use crate::abi::{InstepControl, InstepHyper, InstepSegment};
 use crate::error::{Error, Result};
 use crate::layout::Plan;
 use crate::op::Span;
-use crate::region::{ALIGNMENT, Piece, Region, Regions, control_bytes, settings_bytes};
+use crate::region::{ALIGNMENT, BorrowedPieces, Region, Regions, control_bytes, settings_bytes};
 
 /// What allocators give without being asked.
 const ALLOCATOR_ALIGNMENT: usize = 16;
@@ -75,12 +75,6 @@ impl Drop for Arena {
         // SAFETY: allocated in `zeroed` with this layout, and nothing holds the arena any more.
         unsafe { dealloc(self.allocation.as_ptr(), self.layout) }
     }
-}
-
-/// Tensors of the caller's that take the place of owned memory.
-pub(crate) struct BorrowedPieces {
-    pub(crate) params: Vec<Piece>,
-    pub(crate) grads: Vec<Piece>,
 }
 
 /// All memories of one stepper.

@@ -93,6 +93,8 @@ impl Executor {
             Action::Wait(_) | Action::Record(_) => {}
             Action::Control(Phase::Begin) => self.begin(),
             Action::Control(Phase::Decide) => self.decide(),
+            // The host reads the control block itself.
+            Action::Control(Phase::Publish) => {}
             Action::Norm { bucket } => self.pool.run(&self.norms[bucket as usize]),
             Action::Step { bucket } => self.pool.run(&self.steps[bucket as usize]),
             Action::Zero(span) => {
@@ -128,6 +130,9 @@ impl Executor {
             groups: regions.groups(),
             actions: self.memories.actions(),
             segment_count: self.plan.segments().len() as u64,
+            ring: std::ptr::null(),
+            slot_words: 0,
+            slot_count: 0,
             divisor: self.rule.divisor,
             loss_scale: self.rule.loss_scale,
             optimizer: self.rule.optimizer,

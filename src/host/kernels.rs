@@ -109,6 +109,7 @@ unsafe extern "C" {
 /// One build of the kernels, known to run here and to keep the contract.
 #[derive(Clone, Copy)]
 pub(crate) struct Kernels {
+    isa: Isa,
     table: &'static InstepKernels,
 }
 
@@ -130,9 +131,14 @@ impl Kernels {
             None => u32::MAX,
         });
         match *broken {
-            0 => Ok(Kernels { table }),
+            0 => Ok(Kernels { isa, table }),
             property => Err(Error::Arithmetic { isa: isa.name(), property }),
         }
+    }
+
+    /// The instruction set it was built for.
+    pub(crate) fn isa(self) -> Isa {
+        self.isa
     }
 
     /// Opens a pass in control memory.

@@ -2,6 +2,7 @@
 //!
 //! A product, not a mock: laptops, CPU-offloaded steps and every test run on it. It executes ops and knows nothing of
 //! modes; what may overlap is decided in `schedule` and proven by `hazard`.
+#![allow(unsafe_code)]
 
 pub(crate) mod arena;
 pub(crate) mod execute;
@@ -20,9 +21,9 @@ pub use solo::Solo;
 use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
+use crate::abi::{InstepControl, InstepHyper, InstepSegment};
 use crate::error::Result;
-use crate::op::{Device, Op, Sealed, Ticket};
-use crate::timeline::Ran;
+use crate::op::{Device, Memory, Op, Ran, Sealed, Span, Ticket};
 use arena::Memories;
 use execute::{Executor, Parts};
 use streams::Streams;
@@ -34,25 +35,78 @@ static ORIGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
 pub struct HostDevice {
     streams: Arc<Streams>,
     memories: Arc<Memories>,
+    isa: Isa,
     started: bool,
 }
 
 impl HostDevice {
     pub(crate) fn new(parts: Parts, timed: bool) -> Self {
-        let memories = Arc::clone(&parts.memories);
-        HostDevice { streams: Streams::new(Executor::new(parts), *ORIGIN, timed), memories, started: false }
+        let (memories, isa) = (Arc::clone(&parts.memories), parts.kernels.isa());
+        let streams = Streams::new(Executor::new(parts), *ORIGIN, timed);
+        HostDevice { streams, memories, isa, started: false }
     }
 
-    pub(crate) fn memories(&self) -> &Memories {
-        &self.memories
-    }
-
-    pub(crate) fn take_ran(&self) -> Vec<Ran> {
-        self.streams.take_ran()
+    /// The kernels' instruction set.
+    pub(crate) fn isa(&self) -> Isa {
+        self.isa
     }
 }
 
-impl Sealed for HostDevice {}
+impl Sealed for HostDevice {
+    const TRAINER_IS_A_STREAM: bool = false;
+
+    fn resolve(&self, span: Span) -> *mut u8 {
+        self.memories.resolve(span)
+    }
+
+    fn sizes(&self) -> Vec<(Memory, u64)> {
+        self.memories.regions().sizes().collect()
+    }
+
+    unsafe fn write_group(&mut self, group: usize, hyper: InstepHyper) {
+        // SAFETY: the caller's promise, here and below.
+        unsafe { self.memories.write_group(group, hyper) }
+    }
+
+    unsafe fn write_action(&mut self, segment: usize, action: u32) {
+        // SAFETY: as above.
+        unsafe { self.memories.write_action(segment, action) }
+    }
+
+    unsafe fn write_step_count(&mut self, segment: usize, count: u64) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { self.memories.write_step_count(segment, count) };
+        Ok(())
+    }
+
+    unsafe fn read_segment(&mut self, segment: usize) -> Result<InstepSegment> {
+        // SAFETY: as above.
+        Ok(unsafe { self.memories.read_segment(segment) })
+    }
+
+    unsafe fn read_control(&mut self) -> Result<InstepControl> {
+        // SAFETY: as above.
+        Ok(unsafe { self.memories.read_control() })
+    }
+
+    unsafe fn read(&mut self, span: Span, into: &mut [u8]) -> Result<()> {
+        assert_eq!(span.bytes(), into.len() as u64);
+        // SAFETY: as above; `resolve` has checked that the span is one run of bytes.
+        unsafe { std::ptr::copy_nonoverlapping(self.resolve(span), into.as_mut_ptr(), into.len()) };
+        Ok(())
+    }
+
+    unsafe fn write(&mut self, span: Span, from: &[u8]) -> Result<()> {
+        assert_eq!(span.bytes(), from.len() as u64);
+        // SAFETY: as above.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.resolve(span), from.len()) };
+        Ok(())
+    }
+
+    fn take_ran(&mut self) -> Result<Vec<Ran>> {
+        Ok(self.streams.take_ran())
+    }
+}
 
 impl Device for HostDevice {
     fn submit(&mut self, ops: &[Op]) {
@@ -66,6 +120,10 @@ impl Device for HostDevice {
 
     fn wait(&mut self, ticket: Ticket) -> Result<()> {
         self.streams.wait(ticket)
+    }
+
+    fn synchronize(&mut self) -> Result<()> {
+        Ok(())
     }
 
     fn end(&mut self) {

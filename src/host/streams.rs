@@ -10,9 +10,8 @@ use std::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::host::execute::Executor;
-use crate::op::{Action, Op, STREAMS, Stream, Ticket};
+use crate::op::{Action, Interval, Op, Ran, STREAMS, Stream, Ticket};
 use crate::sync::{Builder, Condvar, Mutex, MutexGuard};
-use crate::timeline::{Interval, Ran};
 
 /// Whoever knows what ops mean.
 pub(crate) trait Run: Send + Sync + 'static {

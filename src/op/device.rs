@@ -1,29 +1,118 @@
 //! The seam for execution: a device is whatever runs an `Op`.
 //!
 //! Few methods, sealed, because an executor must honour what the checker assumes: ops of a stream in order, a wait
-//! after its record, pointers from `Op::accesses`. Must never decide what runs when; that is the schedule's.
+//! after its record, pointers from `Op::accesses`. Must never decide what runs when; that is the schedule's. Declares
+//! unsafe methods and calls none.
+#![allow(unsafe_code)]
 
+use crate::abi::{InstepControl, InstepHyper, InstepSegment};
 use crate::error::Result;
-use crate::op::{Op, Ticket};
-
-/// Keeps [`Device`] closed.
-pub trait Sealed {}
+use crate::op::{Memory, Op, Ran, Span, Ticket};
 
 /// An executor of ops.
 pub trait Device: Sealed {
     /// Queues each op behind the earlier ones of its stream. Does not wait for them. Once an op has failed, later
-    /// ones are skipped (Records excepted, so that no wait can hang) and [`wait`](Device::wait) reports it.
+    /// ones are skipped (on the host device Records excepted, so that no wait can hang) and [`wait`](Device::wait) reports
+    /// it.
     fn submit(&mut self, ops: &[Op]);
 
-    /// Blocks the calling thread until the ticket's position has been passed.
+    /// Lets whatever the trainer does next come after the ticket's position: the calling thread waits on the host device,
+    /// the trainer's stream on a GPU.
     ///
     /// # Errors
     /// `Poisoned` if any op has failed by then.
     fn wait(&mut self, ticket: Ticket) -> Result<()>;
+
+    /// Blocks the calling thread until the trainer's stream has passed all that it has been given; nothing to do on the
+    /// host device, where the trainer is that thread.
+    ///
+    /// # Errors
+    /// As [`wait`](Device::wait).
+    fn synchronize(&mut self) -> Result<()>;
 
     /// Blocks until every op has ended or been skipped. Nothing may be submitted afterwards.
     fn end(&mut self);
 
     /// Now, on the clock that measured ops use, in nanoseconds.
     fn now_ns(&self) -> u64;
+}
+
+/// Keeps [`Device`] closed, and is what the stepper alone asks of one.
+///
+/// # Safety
+/// Of all unsafe methods: the schedule has been told of the access, and the waits that it wrote have been paid, so that
+/// no op that runs or is still to run touches the same bytes.
+pub trait Sealed {
+    /// Whether the trainer is a stream, and not the calling thread: it touches memory long after the calls that announce it,
+    /// and the host learns of a pass by what that publishes.
+    const TRAINER_IS_A_STREAM: bool;
+
+    /// The first byte of a span, in the device's memory.
+    fn resolve(&self, span: Span) -> *mut u8;
+
+    /// How many bytes each memory takes.
+    fn sizes(&self) -> Vec<(Memory, u64)>;
+
+    /// Sets one group's hyperparameters.
+    ///
+    /// # Safety
+    /// As for the trait.
+    unsafe fn write_group(&mut self, group: usize, hyper: InstepHyper);
+
+    /// Sets what steps do with one segment.
+    ///
+    /// # Safety
+    /// As for the trait.
+    unsafe fn write_action(&mut self, segment: usize, action: u32);
+
+    /// Says how many updates a segment has had.
+    ///
+    /// # Errors
+    /// As [`Device::wait`].
+    ///
+    /// # Safety
+    /// As for the trait.
+    unsafe fn write_step_count(&mut self, segment: usize, count: u64) -> Result<()>;
+
+    /// A copy of one segment's record.
+    ///
+    /// # Errors
+    /// As [`Device::wait`].
+    ///
+    /// # Safety
+    /// As for the trait.
+    unsafe fn read_segment(&mut self, segment: usize) -> Result<InstepSegment>;
+
+    /// A copy of the control block.
+    ///
+    /// # Errors
+    /// As [`Device::wait`].
+    ///
+    /// # Safety
+    /// As for the trait.
+    unsafe fn read_control(&mut self) -> Result<InstepControl>;
+
+    /// Copies a span to the host, whose length it has.
+    ///
+    /// # Errors
+    /// As [`Device::wait`].
+    ///
+    /// # Safety
+    /// As for the trait.
+    unsafe fn read(&mut self, span: Span, into: &mut [u8]) -> Result<()>;
+
+    /// Copies to a span from the host.
+    ///
+    /// # Errors
+    /// As [`Device::wait`].
+    ///
+    /// # Safety
+    /// As for the trait.
+    unsafe fn write(&mut self, span: Span, from: &[u8]) -> Result<()>;
+
+    /// What ran since the last call and has ended, if the device measures.
+    ///
+    /// # Errors
+    /// As [`Device::wait`].
+    fn take_ran(&mut self) -> Result<Vec<Ran>>;
 }

@@ -6,10 +6,12 @@
 
 mod collective;
 mod device;
+mod ran;
 
 pub use collective::{Allocation, Call, Collective, CollectiveKind};
 pub use device::Device;
 pub(crate) use device::Sealed;
+pub use ran::{Interval, Ran};
 
 use std::fmt;
 
@@ -110,6 +112,8 @@ pub enum Phase {
     Begin,
     /// Turns the norm into clip coefficient and skip flag.
     Decide,
+    /// Writes what came of the pass where the host reads it without waiting.
+    Publish,
 }
 
 /// What an op does.
@@ -208,7 +212,7 @@ impl Op {
         match self.action {
             Action::Wait(_) | Action::Record(_) => {}
             Action::Control(phase) => {
-                touch(Span::CONTROL, true);
+                touch(Span::CONTROL, phase != Phase::Publish);
                 if let (Phase::Decide, Some(count)) = (phase, plan.carrier().and_then(|b| b.contributors)) {
                     touch(Span::elements(Memory::Grads, plan, count, count + 1), false);
                 }

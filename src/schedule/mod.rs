@@ -47,12 +47,14 @@ pub struct Policy {
     pub mode: Mode,
     /// Whether the pass needs the global norm or its non-finite flag.
     pub norm: bool,
+    /// Whether a pass ends in publishing what came of it.
+    pub publish: bool,
 }
 
 impl Policy {
     /// Completes a mode: Normed always has a norm.
     pub fn new(mode: Mode, norm_wanted: bool) -> Self {
-        Policy { mode, norm: norm_wanted || mode == Mode::Normed }
+        Policy { mode, norm: norm_wanted || mode == Mode::Normed, publish: false }
     }
 }
 
@@ -140,6 +142,11 @@ impl Schedule {
     /// Passes begun so far.
     pub fn pass(&self) -> u64 {
         self.pass
+    }
+
+    /// Says how many passes have begun, where some were captured and not run, or replayed.
+    pub fn set_pass(&mut self, pass: u64) {
+        self.pass = pass;
     }
 
     /// Whether a pass is open.
@@ -253,7 +260,9 @@ impl Schedule {
         if self.policy.mode != Mode::Eager {
             self.step_all();
         }
-        if self.settled.is_none() {
+        if self.policy.publish {
+            self.settled = Some(self.emitter.emit_marked(Stream::Optim, Action::Control(Phase::Publish)));
+        } else if self.settled.is_none() {
             // No step has left a mark, but whoever reads the status must come after the decision.
             self.settled = Some(self.emitter.record(Stream::Optim));
         }

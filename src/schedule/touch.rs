@@ -64,6 +64,13 @@ impl Schedule {
         self.emitter.after(Stream::Compute, &[self.stepped[bucket as usize]]);
     }
 
+    /// Puts the other streams behind the trainer's position: what a captured graph begins with, and what follows one.
+    pub fn fork(&mut self) {
+        let here = self.emitter.record(Stream::Compute);
+        self.emitter.after(Stream::Reduce, &[Some(here)]);
+        self.emitter.after(Stream::Optim, &[Some(here)]);
+    }
+
     /// The trainer is about to wait for everything that was submitted.
     pub fn synchronize(&mut self) {
         // The trainer's touches so far first, so that no later reduce has to wait for a position behind these waits.

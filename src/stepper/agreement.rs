@@ -46,6 +46,11 @@ impl Agreement {
         Agreement { built: written(hash, options), current: None }
     }
 
+    /// What will not change.
+    pub(super) fn fixed(&self) -> u64 {
+        self.built
+    }
+
     /// The settings have changed.
     pub(super) fn forget(&mut self) {
         self.current = None;

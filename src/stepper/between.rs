@@ -114,7 +114,9 @@ impl Stepper {
         self.settle_between_passes()?;
         self.view_mut(id, self.state_called(name)?)
     }
+}
 
+impl<D: Device> Stepper<D> {
     /// How many updates a parameter has had.
     ///
     /// # Ordering
@@ -141,8 +143,7 @@ impl Stepper {
             return Err(Error::config("step_count", count, "must be below 2^63"));
         }
         self.settle_control()?;
-        self.write_step_count(param, count);
-        Ok(())
+        self.write_step_count(param, count)
     }
 
     /// Sets the learning rate of a group ([`DEFAULT_GROUP`](crate::layout::DEFAULT_GROUP) if the layout names none) from
@@ -221,16 +222,14 @@ impl Stepper {
         self.read_status()
     }
 
-    fn state_called(&self, name: &str) -> Result<Memory> {
+    pub(super) fn state_called(&self, name: &str) -> Result<Memory> {
         let known = self.state_names.iter().position(|known| *known == name);
         let have = || if self.state_names.is_empty() { "none".into() } else { self.state_names.join(", ") };
         let index =
             known.ok_or_else(|| Error::Unsupported { what: format!("the state `{name}`"), have: have() })?;
         Ok(Memory::State(index as u8))
     }
-}
 
-impl<D: Device> Stepper<D> {
     pub(super) fn settle_between_passes(&self) -> Result<()> {
         self.refuse_open_pass()?;
         self.run.borrow_mut().touch_all()
@@ -241,7 +240,7 @@ impl<D: Device> Stepper<D> {
         self.run.borrow_mut().touch_control()
     }
 
-    fn refuse_open_pass(&self) -> Result<()> {
+    pub(super) fn refuse_open_pass(&self) -> Result<()> {
         if self.run.borrow().schedule.is_open() {
             return Err(Error::Order("a pass is open; its own views reach parameters and gradients".into()));
         }

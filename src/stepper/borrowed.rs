@@ -7,10 +7,10 @@
 use std::ptr::NonNull;
 
 use crate::error::{Error, Result};
-use crate::host::arena::BorrowedPieces;
+use crate::handle::{DevicePtr, Place};
 use crate::layout::{ForeignBucket, Layout, ParamId, Plan};
 use crate::op::{Memory, Span};
-use crate::region::Piece;
+use crate::region::{BorrowedPieces, Piece};
 
 /// The caller's tensors, for [`StepperBuilder::host_borrowing`](crate::StepperBuilder::host_borrowing).
 #[derive(Clone, Debug, Default)]
@@ -36,6 +36,27 @@ impl Borrowed {
     pub fn bucket(mut self, bucket: ForeignBucket, address: *mut f32) -> Borrowed {
         self.buckets.push((bucket, address));
         self
+    }
+
+    /// Refuses tensors that lie somewhere else; where an address lies `inspect` knows.
+    pub(super) fn refuse_other_places(
+        &self,
+        place: Place,
+        inspect: impl Fn(DevicePtr) -> Result<Place>,
+    ) -> Result<()> {
+        let params = self.params.iter().map(|(_, address)| *address);
+        let buckets = self.buckets.iter().map(|(_, address)| *address);
+        for address in params.chain(buckets).map(|address| address.addr() as u64).filter(|a| *a != 0) {
+            let lies = inspect(DevicePtr(address));
+            if lies != Ok(place) {
+                let where_it_is =
+                    lies.map_or_else(|e| format!("no memory of any device ({e})"), |p| p.to_string());
+                return Err(Error::Layout(format!(
+                    "a tensor lies at {address:#x}, which is {where_it_is}, not {place}"
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// The buckets as a plan.

@@ -8,6 +8,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::abi::InstepHyper;
 use crate::error::{Error, Result, environment};
 use crate::host::HostDevice;
 use crate::host::arena::Memories;
@@ -15,8 +16,9 @@ use crate::host::execute::Parts;
 use crate::host::kernels::{Isa, Kernels};
 use crate::launch::Rule;
 use crate::layout::{Plan, Tails};
-use crate::op::Collective;
+use crate::op::{Collective, Device};
 use crate::pool::Pool;
+use crate::region::BorrowedPieces;
 use crate::schedule::{Mode, Policy, Schedule};
 use crate::stepper::Stepper;
 use crate::stepper::agreement::Agreement;
@@ -26,6 +28,19 @@ use crate::stepper::groups::Groups;
 use crate::stepper::join::Divisor;
 use crate::stepper::run::Run;
 
+/// What a device is made of.
+pub(super) struct Blueprint {
+    pub(super) plan: Arc<Plan>,
+    pub(super) rule: Rule,
+    pub(super) hypers: Vec<InstepHyper>,
+    pub(super) comm: Arc<dyn Collective>,
+    pub(super) deadline: Duration,
+    pub(super) borrowed: Option<BorrowedPieces>,
+    pub(super) timed: bool,
+    /// What ranks have in common for good, as one number.
+    pub(super) agreement: u64,
+}
+
 impl StepperBuilder<'_> {
     /// Builds the stepper on the CPU. Threads start at the first pass.
     ///
@@ -33,7 +48,7 @@ impl StepperBuilder<'_> {
     /// `Config` for a value out of range or an option that the mode refuses, `Unsupported` or `Arithmetic` for an
     /// instruction set that cannot be used, `Layout` if the memory cannot be addressed.
     pub fn host(self, comm: impl Collective + 'static) -> Result<Stepper> {
-        self.build(Arc::new(comm), None)
+        self.on_host(Arc::new(comm), None)
     }
 
     /// Builds the stepper on the CPU, on parameters and gradient buckets of the caller's; states are the stepper's own.
@@ -79,10 +94,26 @@ impl StepperBuilder<'_> {
     /// [`Params::get`](crate::Params::get) and its hand-over, and between passes both only after
     /// [`Stepper::params_mut`] or [`Stepper::params`].
     pub unsafe fn host_borrowing(self, comm: impl Collective + 'static, memory: Borrowed) -> Result<Stepper> {
-        self.build(Arc::new(comm), Some(memory))
+        self.on_host(Arc::new(comm), Some(memory))
     }
 
-    fn build(mut self, comm: Arc<dyn Collective>, memory: Option<Borrowed>) -> Result<Stepper> {
+    fn on_host(self, comm: Arc<dyn Collective>, memory: Option<Borrowed>) -> Result<Stepper> {
+        let kernels = Kernels::load(self.isa.map_or_else(Isa::from_environment, Ok)?)?;
+        let pool = self.pool(&*comm)?;
+        self.assemble(comm, memory, |parts| {
+            let Blueprint { plan, rule, hypers, comm, deadline, borrowed, timed, .. } = parts;
+            let memories = Arc::new(Memories::new(&plan, rule.states, hypers.len(), borrowed)?);
+            Ok(HostDevice::new(Parts { plan, memories, rule, hypers, kernels, pool, comm, deadline }, timed))
+        })
+    }
+
+    /// Everything but the device, which `make` makes of it.
+    pub(super) fn assemble<D: Device>(
+        mut self,
+        comm: Arc<dyn Collective>,
+        memory: Option<Borrowed>,
+        make: impl FnOnce(Blueprint) -> Result<D>,
+    ) -> Result<Stepper<D>> {
         let (rank, world_size) = (comm.rank(), comm.world_size());
         if world_size == 0 {
             return Err(Error::config("world_size", 0, "there is at least one rank"));
@@ -100,36 +131,30 @@ impl StepperBuilder<'_> {
             max_norm: self.max_norm,
             skip_nonfinite: self.skip_nonfinite,
         };
-        let isa = self.isa.map_or_else(Isa::from_environment, Ok)?;
-        let kernels = Kernels::load(isa)?;
         let deadline = match self.deadline {
             Some(deadline) => deadline,
             None => Duration::from_millis(environment("INSTEP_DEADLINE_MS")?.unwrap_or(60_000)),
         };
-        let pool = self.pool(&*comm)?;
         let plan = Arc::new(self.plan(world_size, memory.as_ref())?);
         let borrowed = memory.map(|memory| memory.pieces(self.layout, &plan)).transpose()?;
-        let memories = Arc::new(Memories::new(&plan, rule.states, self.layout.groups().len(), borrowed)?);
-        let policy = Policy::new(self.mode, self.max_norm.is_some() || self.skip_nonfinite);
+        let mut policy = Policy::new(self.mode, self.max_norm.is_some() || self.skip_nonfinite);
+        policy.publish = D::TRAINER_IS_A_STREAM;
         let schedule = Schedule::new(self.layout, Arc::clone(&plan), policy);
         let agreement = self.agreement(&plan);
-        let hypers = groups.hypers()?;
-        let parts = Parts {
+        let device = make(Blueprint {
             plan: Arc::clone(&plan),
-            memories,
             rule,
-            hypers,
-            kernels,
-            pool,
-            comm: comm.clone(),
+            hypers: groups.hypers()?,
+            comm: Arc::clone(&comm),
             deadline,
-        };
-        let device = HostDevice::new(parts, self.record);
+            borrowed,
+            timed: self.record,
+            agreement: agreement.fixed(),
+        })?;
         Ok(Stepper {
             layout: self.layout.clone(),
             state_names: groups.state_names(),
             groups,
-            isa,
             written: vec![false; plan.segments().len()].into(),
             plan,
             policy,

@@ -5,6 +5,7 @@
 //! PyTorch's `Join`; there each iteration begins with a collective of its own to count, and the end with a broadcast.
 
 use crate::error::{Error, Result};
+use crate::op::Device;
 use crate::schedule::Opening;
 use crate::stepper::Stepper;
 
@@ -18,7 +19,7 @@ pub enum Divisor {
     ContributingRanks,
 }
 
-impl Stepper {
+impl<D: Device> Stepper<D> {
     /// Takes part in one pass without data of its own. Once a rank has no more data it calls this until it returns
     /// false: then no rank had any, and nothing was stepped. Learning rates are still the trainer's to set in between, as
     /// on the other ranks, and so are frozen parameters. It counts as one pass however many micro-batches the others make of

@@ -8,9 +8,12 @@ mod between;
 mod borrowed;
 mod build;
 mod builder;
+mod copies;
+mod gpu;
 mod groups;
 mod join;
 mod pass;
+mod records;
 mod run;
 mod views;
 
@@ -51,7 +54,6 @@ pub struct Stepper<D: Device = HostDevice> {
     state_names: &'static [&'static str],
     groups: Groups,
     agreement: Agreement,
-    isa: Isa,
     comm: Arc<dyn Collective>,
     /// Parameters were written since the last broadcast, so ranks may differ.
     params_written: bool,
@@ -78,10 +80,17 @@ impl Stepper {
         Stepper::builder(layout, optimizer).host(comm)
     }
 
+    /// The kernels' instruction set.
+    pub fn isa(&self) -> Isa {
+        self.run.borrow().device.isa()
+    }
+}
+
+impl<D: Device> Stepper<D> {
     /// How many bytes each memory takes, padding included. The arenas of parameters, gradients and each state are of one
     /// size, since they share offsets.
     pub fn memory(&self) -> Vec<(Memory, u64)> {
-        self.run.borrow().device.memories().regions().sizes().collect()
+        self.run.borrow().device.sizes()
     }
 
     /// What has been recorded since the last call, if [`StepperBuilder::record`] asked for it. The checker judges whole
@@ -108,7 +117,7 @@ impl Stepper {
         let _ = self.settle_between_passes();
         let run = self.run.get_mut();
         let mut recording = run.take_recording()?;
-        recording.ran = run.device.take_ran();
+        recording.ran = run.device.take_ran().unwrap_or_default();
         Some(recording)
     }
 
@@ -116,9 +125,7 @@ impl Stepper {
     pub fn check(&self, recording: &Recording) -> Vec<Hazard> {
         hazard::check(&self.plan, self.state_names.len(), &recording.list)
     }
-}
 
-impl<D: Device> Stepper<D> {
     /// Opens a pass: one forward and backward.
     ///
     /// # Ordering
@@ -234,11 +241,6 @@ impl<D: Device> Stepper<D> {
     pub fn mode(&self) -> Mode {
         self.policy.mode
     }
-
-    /// The kernels' instruction set.
-    pub fn isa(&self) -> Isa {
-        self.isa
-    }
 }
 
 impl<D: Device> Drop for Stepper<D> {
@@ -264,7 +266,6 @@ impl<D: Device> std::fmt::Debug for Stepper<D> {
             .field("world_size", &self.comm.world_size())
             .field("mode", &self.policy.mode)
             .field("buckets", &self.plan.buckets().len())
-            .field("isa", &self.isa)
             .finish()
     }
 }

@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::host::HostDevice;
 use crate::layout::{ParamId, Segment};
 use crate::op::Device;
+use crate::schedule::Mode;
 use crate::stepper::Stepper;
 use crate::stepper::views::{Grads, Params};
 
@@ -131,7 +132,7 @@ use crate::stepper::views::{Grads, Params};
 #[must_use = "dropping a pass abandons it"]
 #[derive(Debug)]
 pub struct Pass<'a, D: Device = HostDevice> {
-    stepper: &'a mut Stepper<D>,
+    pub(super) stepper: &'a mut Stepper<D>,
     open: bool,
 }
 
@@ -249,7 +250,8 @@ impl<'a, D: Device> Pass<'a, D> {
     /// contributes nothing, see [`Unused`](crate::Unused).
     ///
     /// # Ordering
-    /// Returns at once; the next access waits as far as it must.
+    /// Returns at once; the next access waits as far as it must. On a GPU, in Sequential and Eager, the trainer's stream
+    /// waits for all steps, so that raw addresses are safe to use behind it.
     ///
     /// # Errors
     /// `Order` if micro-batches are still to come; the pass is given up then. Failures of queued ops come with the next
@@ -262,8 +264,11 @@ impl<'a, D: Device> Pass<'a, D> {
             }
         }
         run.schedule.finish()?;
-        run.submit();
         self.open = false;
+        if D::TRAINER_IS_A_STREAM && self.stepper.policy.mode != Mode::Normed {
+            return run.touch_all();
+        }
+        run.submit();
         Ok(())
     }
 

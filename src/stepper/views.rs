@@ -5,12 +5,10 @@
 //! proven free of races with these very accesses.
 #![allow(unsafe_code)]
 
-use crate::abi::InstepHyper;
 use crate::error::{Error, Result};
-use crate::launch::action_code;
-use crate::layout::{ParamId, Segment, SegmentAction};
-use crate::op::{Access, Memory, Span};
-use crate::stepper::{Status, Stepper};
+use crate::layout::{ParamId, Segment};
+use crate::op::{Memory, Sealed, Span};
+use crate::stepper::Stepper;
 
 /// Read access to parameters.
 #[derive(Clone, Copy, Debug)]
@@ -152,7 +150,7 @@ impl<'a> Grads<'a> {
     /// # Errors
     /// As [`get_mut`](Self::get_mut); `Layout` if the lengths differ.
     pub fn write(&mut self, id: ParamId, values: &[f32]) -> Result<()> {
-        self.check_len(id, values.len())?;
+        self.stepper.check_len(id, values.len())?;
         self.get_mut(id)?.copy_from_slice(values);
         Ok(())
     }
@@ -165,45 +163,16 @@ impl<'a> Grads<'a> {
         if self.is_first(id)? {
             return self.write(id, values);
         }
-        self.check_len(id, values.len())?;
+        self.stepper.check_len(id, values.len())?;
         self.get_mut(id)?.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
         Ok(())
-    }
-
-    fn check_len(&self, id: ParamId, given: usize) -> Result<()> {
-        let parameter = self.stepper.layout.parameter(id)?;
-        if parameter.len == given as u64 {
-            return Ok(());
-        }
-        Err(Error::Layout(format!("`{}` has {} elements, not {given}", parameter.name, parameter.len)))
     }
 }
 
 impl Stepper {
-    /// Makes sure that the trainer may touch a tensor now, and notes that it does.
-    fn claim(&self, id: ParamId, memory: Memory, writes: bool) -> Result<Segment> {
-        let index = self.layout.index(id)?;
-        let segment = self.plan.segment_of(index).clone();
-        let mut run = self.run.borrow_mut();
-        if run.schedule.is_handed_over(index) {
-            let name = &self.layout.parameters()[index].name;
-            return Err(Error::Order(format!(
-                "`{name}` was handed over and is out of reach until the pass or micro-batch ends"
-            )));
-        }
-        if writes && memory == Memory::Grads && run.schedule.is_frozen(index) {
-            let name = &self.layout.parameters()[index].name;
-            return Err(Error::Order(format!("`{name}` is frozen and takes no gradient")));
-        }
-        run.touch(index)?;
-        let span = Span::segment(memory, &self.plan, &segment);
-        run.note(Access { span, writes });
-        Ok(segment)
-    }
-
     fn address(&self, segment: &Segment, memory: Memory) -> *mut f32 {
         let span = Span::segment(memory, &self.plan, segment);
-        self.run.borrow().device.memories().resolve(span).cast()
+        self.run.borrow().device.resolve(span).cast()
     }
 
     pub(super) fn view(&self, id: ParamId, memory: Memory) -> Result<&[f32]> {
@@ -220,73 +189,6 @@ impl Stepper {
         // SAFETY: no pass is open, `claim` has waited for the ops on this bucket, and `self` is borrowed mutably: neither
         // another slice nor a launch can exist while this one does.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.address(&segment, memory), length(&segment)) })
-    }
-
-    /// Between passes, after `touch_settings`.
-    pub(super) fn write_group(&mut self, group: usize, hyper: InstepHyper) {
-        let run = self.run.get_mut();
-        run.note(Access { span: Span::SETTINGS, writes: true });
-        // SAFETY: `touch_settings` has waited for the last Begin, and the next is submitted by a later `begin`.
-        unsafe { run.device.memories().write_group(group, hyper) }
-    }
-
-    /// Between passes, after `touch_frozen`: from the next one on.
-    pub(super) fn write_frozen(&mut self, param: usize, frozen: bool) {
-        let index = self.plan.segment_index(param);
-        let action = if frozen { SegmentAction::Leave } else { self.plan.segments()[index].action };
-        let run = self.run.get_mut();
-        run.set_frozen(param, index as u32, frozen);
-        run.note(Access { span: Span::SETTINGS, writes: true });
-        // SAFETY: as in `write_group`.
-        unsafe { run.device.memories().write_action(index, action_code(action)) }
-    }
-
-    /// How many ranks had data in the last pass, if the plan counts them.
-    pub(super) fn read_contributors(&mut self) -> Result<Option<u32>> {
-        let Some(at) = self.plan.carrier().and_then(|bucket| bucket.contributors) else {
-            return Ok(None);
-        };
-        let span = Span::elements(Memory::Grads, &self.plan, at, at + 1);
-        let run = self.run.get_mut();
-        run.touch_contributors()?;
-        run.note(Access { span, writes: false });
-        // SAFETY: the last reduce has ended, no pass is open, and the next Begin, which resets the count, comes later.
-        let count = unsafe { run.device.memories().resolve(span).cast::<f32>().read() };
-        Ok(Some(count as u32))
-    }
-
-    /// After `settle_control`.
-    pub(super) fn read_step_count(&self, param: usize) -> Result<u64> {
-        let mut run = self.run.borrow_mut();
-        run.note(Access { span: Span::CONTROL, writes: false });
-        // SAFETY: no pass is open and every op on control memory has ended.
-        let segment = unsafe { run.device.memories().read_segment(self.plan.segment_index(param)) };
-        Ok(segment.steps + u64::from(segment.stepped))
-    }
-
-    /// After `settle_control`.
-    pub(super) fn write_step_count(&mut self, param: usize, count: u64) {
-        let segment = self.plan.segment_index(param);
-        let run = self.run.get_mut();
-        run.note(Access { span: Span::CONTROL, writes: true });
-        // SAFETY: no pass is open, every op on control memory has ended, and the next is submitted by a later `begin`.
-        unsafe { run.device.memories().write_step_count(segment, count) }
-    }
-
-    /// After `settle_control`.
-    pub(super) fn read_status(&self) -> Result<Status> {
-        let mut run = self.run.borrow_mut();
-        run.note(Access { span: Span::CONTROL, writes: false });
-        // SAFETY: as in `read_step_count`.
-        let control = unsafe { run.device.memories().read_control() };
-        Ok(Status {
-            pass: run.schedule.pass(),
-            skipped: control.skip != 0,
-            norm: (control.decided != 0).then_some(control.norm),
-            clip: control.clip,
-            first_nonfinite_bucket: (control.first_nonfinite_bucket != crate::abi::INSTEP_NO_BUCKET)
-                .then_some(control.first_nonfinite_bucket),
-        })
     }
 }
 

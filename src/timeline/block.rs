@@ -105,6 +105,7 @@ fn name(action: &Action, bucket: Option<u32>) -> String {
     let what = match action {
         Action::Control(Phase::Begin) => "begin".to_owned(),
         Action::Control(Phase::Decide) => "decide".to_owned(),
+        Action::Control(Phase::Publish) => "publish".to_owned(),
         Action::Norm { .. } => "norm".to_owned(),
         Action::Collective { kind, .. } => kind.to_string(),
         Action::Zero(_) => "zero".to_owned(),

@@ -12,38 +12,7 @@ pub use block::window_of_passes;
 pub use picture::draw_picture;
 pub use trace::write_trace;
 
-use crate::op::Op;
-
-/// A stretch of time on one clock, in nanoseconds since the first stepper of the process was built.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Interval {
-    /// Start.
-    pub start_ns: u64,
-    /// End.
-    pub end_ns: u64,
-}
-
-impl Interval {
-    /// Its length.
-    pub fn ns(&self) -> u64 {
-        self.end_ns.saturating_sub(self.start_ns)
-    }
-
-    /// The part of it that lies in both, if they overlap.
-    pub fn overlap(&self, other: &Interval) -> Option<Interval> {
-        let (start_ns, end_ns) = (self.start_ns.max(other.start_ns), self.end_ns.min(other.end_ns));
-        (start_ns < end_ns).then_some(Interval { start_ns, end_ns })
-    }
-}
-
-/// An op that ran.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ran {
-    /// Which one.
-    pub op: Op,
-    /// When.
-    pub interval: Interval,
-}
+pub use crate::op::{Interval, Ran};
 
 /// One rank's part of a timeline. Lanes that are shown together are of one process, or their clocks differ.
 #[derive(Clone, Copy, Debug)]

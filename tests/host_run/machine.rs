@@ -1,7 +1,7 @@
 //! The two machines that run a pass: the library's entries for the CPU, and the GPU's kernels, launched as fibers.
 //!
-//! Must launch what a device would: a thread per segment for Begin, a block per tile or fewer for norm and step, one
-//! block for what happens once.
+//! Must launch what a device would: a block per tile or fewer for norm and step, one block (and some that must do
+//! nothing) for what happens once.
 
 use std::ffi::{CStr, CString};
 
@@ -40,14 +40,12 @@ pub(crate) enum Machine {
 /// Every method: the arguments' pointers lead to memory as long as they say, which nothing else uses meanwhile.
 impl Machine {
     pub(crate) unsafe fn begin(self, args: &InstepBeginArgs) {
-        let threads = u64::from(INSTEP_GPU_THREADS);
-        let blocks = args.segment_count.div_ceil(threads) as u32 + 1;
         // SAFETY: the caller's promise.
         unsafe {
             match self {
                 Machine::Cpu => cpu().begin.unwrap()(args),
-                Machine::Gpu(Shape { blocks: cap, order }) => {
-                    launch(c"instep_begin", args, blocks.min(cap), INSTEP_GPU_THREADS, order);
+                Machine::Gpu(Shape { blocks, order }) => {
+                    launch(c"instep_begin", args, blocks.min(3), INSTEP_GPU_THREADS, order);
                 }
             }
         }

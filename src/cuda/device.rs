@@ -1,0 +1,363 @@
+//! Ops as calls into a GPU's driver, on the caller's thread, none of which waits.
+//!
+//! One wait and one launch per bucket in a steady state; everything that a call needs is built before the first pass. Must
+//! take what is done, and in which order, from the ops alone, and must never block in `submit` but for a host that is
+//! eight passes ahead.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+use std::mem::{self, ManuallyDrop};
+use std::ptr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::driver::{Driver, Entered, Kernel, Shape};
+use super::kernels::Kernels;
+use super::memory::{DeviceMemory, address};
+use super::pinned::{SLOTS, Settings, StatusRing};
+use super::queues::{Priorities, Queues};
+use super::timing::Timing;
+use crate::abi::{INSTEP_GPU_THREADS, InstepBeginArgs, InstepHyper, InstepPublishArgs, InstepStepArgs};
+use crate::error::{Error, Result};
+use crate::handle::{EventHandle, StreamHandle};
+use crate::launch::{Kind, Launch, Rule, action_code, decide_args};
+use crate::layout::Plan;
+use crate::op::{Action, Call, Collective, Op, Phase, Stream, Ticket};
+use crate::region::BorrowedPieces;
+
+/// Blocks of the norm per multiprocessor: each ends in atomics, so there are no more than fill the machine.
+const NORM_BLOCKS_PER_MULTIPROCESSOR: u32 = 4;
+
+/// One rank's GPU.
+pub struct CudaDevice {
+    pub(super) driver: Arc<dyn Driver>,
+    pub(super) plan: Arc<Plan>,
+    rule: Rule,
+    comm: Arc<dyn Collective>,
+    rank: u32,
+    deadline: Duration,
+    kernels: ManuallyDrop<Kernels>,
+    norms: Vec<(InstepStepArgs, Shape)>,
+    steps: Vec<(InstepStepArgs, Shape)>,
+    pub(super) memory: DeviceMemory,
+    pub(super) settings: ManuallyDrop<Settings>,
+    pub(super) status: ManuallyDrop<StatusRing>,
+    timing: Option<Timing>,
+    pub(super) queues: Queues,
+    /// Passes begun, which is the slot of the next one's settings.
+    pub(super) begun: u64,
+    pub(super) is_capturing: bool,
+    pub(super) failed: Option<Error>,
+    origin: Instant,
+}
+
+/// What [`CudaDevice::new`] puts together.
+pub(crate) struct Parts {
+    pub(crate) driver: Arc<dyn Driver>,
+    pub(crate) compute: StreamHandle,
+    pub(crate) optim_priority: i32,
+    pub(crate) max_blocks: Option<u32>,
+    pub(crate) plan: Arc<Plan>,
+    pub(crate) rule: Rule,
+    pub(crate) hypers: Vec<InstepHyper>,
+    pub(crate) comm: Arc<dyn Collective>,
+    pub(crate) deadline: Duration,
+    pub(crate) borrowed: Option<BorrowedPieces>,
+    pub(crate) timed: bool,
+}
+
+// SAFETY: the pointers in the arguments lead into the device's own memory, or into the caller's by the promise that it made
+// when the stepper was built; no method works on them but through the driver.
+unsafe impl Send for CudaDevice {}
+
+impl CudaDevice {
+    pub(crate) fn new(parts: Parts) -> Result<CudaDevice> {
+        let Parts { driver, compute, plan, rule, hypers, comm, deadline, timed, .. } = parts;
+        let _entered = Entered::new(&*driver)?;
+        // SAFETY: the caller of the builder names a stream that is alive.
+        unsafe { driver.inspect_stream(compute)? };
+        let kernels = Kernels::load(&driver, rule.optimizer)?;
+        let priorities = Priorities { reduce: i32::MIN, optim: parts.optim_priority };
+        // Most that one stream records in two passes.
+        let room = 16 + 8 * plan.buckets().len();
+        let queues = Queues::new(&driver, compute, priorities, room)?;
+        let optim = queues.stream(Stream::Optim);
+        let counts = (rule.states, hypers.len());
+        let mut memory = DeviceMemory::new(&driver, optim, &plan, counts, &*comm, parts.borrowed)?;
+        let actions: Vec<u32> = plan.segments().iter().map(|segment| action_code(segment.action)).collect();
+        let settings = Settings::new(&driver, &hypers, &actions)?;
+        let status = StatusRing::new(&driver)?;
+        let most = parts.max_blocks.unwrap_or(i32::MAX as u32);
+        let norm_most = most.min(NORM_BLOCKS_PER_MULTIPROCESSOR * driver.multiprocessors());
+        let mut launches = |kind: Kind, most: u32| {
+            let buckets = 0..plan.buckets().len() as u32;
+            let launch = |bucket| {
+                let Launch { mut args, tiles, .. } = Launch::new(kind, bucket, &plan, &memory.regions, &rule);
+                args.tiles = memory.keep(&driver, optim, &tiles)?;
+                let blocks = args.tile_count.min(most.into()) as u32;
+                Ok((args, Shape { blocks, threads: INSTEP_GPU_THREADS }))
+            };
+            buckets.map(launch).collect::<Result<Vec<_>>>()
+        };
+        let (norms, steps) = (launches(Kind::Norm, norm_most)?, launches(Kind::Step, most)?);
+        let timing = timed.then(|| Timing::new(&driver, compute)).transpose()?;
+        let mut device = CudaDevice {
+            rank: comm.rank(),
+            driver: Arc::clone(&driver),
+            plan,
+            rule,
+            comm,
+            deadline,
+            kernels: ManuallyDrop::new(kernels),
+            norms,
+            steps,
+            memory,
+            settings: ManuallyDrop::new(settings),
+            status: ManuallyDrop::new(status),
+            timing,
+            queues,
+            begun: 0,
+            is_capturing: false,
+            failed: None,
+            origin: Instant::now(),
+        };
+        // Zeros and tables are there before any other stream looks at them.
+        let ready = device.queues.here(Stream::Optim)?;
+        device.block_on(ready)?;
+        if let Some(timing) = &device.timing {
+            device.block_on(timing.origin())?;
+            device.origin = Instant::now();
+        }
+        Ok(device)
+    }
+
+    /// Hands ops to the driver, up to the first that fails.
+    pub(super) fn run_all(&mut self, ops: &[Op]) {
+        if self.failed.is_some() {
+            return;
+        }
+        let driver = Arc::clone(&self.driver);
+        let entered = Entered::new(&*driver);
+        if let Err(error) = entered {
+            return self.fail("the device", error);
+        }
+        for op in ops {
+            if let Err(error) = self.run_timed(op) {
+                return self.fail(&op.to_string(), error);
+            }
+        }
+    }
+
+    fn run_timed(&mut self, op: &Op) -> Result<()> {
+        let works = !matches!(op.action, Action::Wait(_) | Action::Record(_)) && !self.is_capturing;
+        let stream = self.queues.stream(op.stream);
+        if let Some(timing) = self.timing.as_mut().filter(|_| works) {
+            timing.start(*op, stream)?;
+        }
+        self.run(op)?;
+        match self.timing.as_mut().filter(|_| works) {
+            Some(timing) => timing.end(stream),
+            None => Ok(()),
+        }
+    }
+
+    fn run(&mut self, op: &Op) -> Result<()> {
+        let stream = self.queues.stream(op.stream);
+        match op.action {
+            // The trainer's waits are paid when it next touches anything: `wait`.
+            Action::Wait(_) if op.stream == Stream::Compute => Ok(()),
+            Action::Wait(ticket) => self.queues.wait(op.stream, ticket),
+            Action::Record(ticket) => self.queues.record(ticket),
+            Action::Control(Phase::Begin) => self.begin(stream),
+            Action::Control(Phase::Decide) => {
+                let args = decide_args(&self.plan, &self.memory.regions, &self.rule);
+                self.launch_one(self.kernels.decide, 1, stream, &args)
+            }
+            Action::Control(Phase::Publish) => {
+                let (control, ring) = (self.memory.regions.control(), self.status.ring());
+                let args = InstepPublishArgs { control, ring, slot_count: SLOTS as u64 };
+                self.launch_one(self.kernels.publish, 1, stream, &args)
+            }
+            Action::Norm { bucket } => {
+                let (args, shape) = &self.norms[bucket as usize];
+                self.launch_bucket(self.kernels.norm, *shape, stream, args)
+            }
+            Action::Step { bucket } => {
+                let (args, shape) = &self.steps[bucket as usize];
+                self.launch_bucket(self.kernels.step, *shape, stream, args)
+            }
+            Action::Zero(span) => {
+                let at = address(self.memory.regions.resolve(span));
+                // SAFETY: in bounds by `resolve`; that nothing else touches the span meanwhile is what the schedule
+                // guarantees and the checker proves for every op.
+                unsafe { self.driver.zero(at, span.bytes(), stream) }
+            }
+            Action::Collective { kind, pass, agreement, bucket, src, dst } => {
+                let call = Call {
+                    kind,
+                    pass,
+                    bucket,
+                    dtype: self.plan.dtype(),
+                    src: self.memory.regions.resolve(src),
+                    dst: self.memory.regions.resolve(dst),
+                    bytes: src.bytes(),
+                    agreement,
+                    deadline: self.deadline,
+                    stream,
+                };
+                // SAFETY: as for `Zero`.
+                unsafe { self.comm.enqueue(&call) }
+            }
+        }
+    }
+
+    fn begin(&mut self, stream: StreamHandle) -> Result<()> {
+        if !self.is_capturing {
+            self.fill_slot()?;
+        }
+        let regions = &self.memory.regions;
+        let args = InstepBeginArgs {
+            control: regions.control(),
+            segments: regions.segments(),
+            groups: regions.groups(),
+            actions: regions.actions(self.settings.group_count()),
+            segment_count: self.plan.segments().len() as u64,
+            ring: ptr::with_exposed_provenance(self.settings.ring().0 as usize),
+            slot_words: self.settings.slot_words(),
+            slot_count: SLOTS as u64,
+            divisor: self.rule.divisor,
+            loss_scale: self.rule.loss_scale,
+            optimizer: self.rule.optimizer,
+            reserved: 0,
+        };
+        self.launch_one(self.kernels.begin, INSTEP_GPU_THREADS, stream, &args)?;
+        if self.is_capturing {
+            return Ok(());
+        }
+        self.settings.mark_read(self.begun, stream)?;
+        self.begun += 1;
+        Ok(())
+    }
+
+    /// Writes the next pass's settings where its Begin will look for them.
+    pub(super) fn fill_slot(&mut self) -> Result<()> {
+        if let Some(event) = self.settings.reader(self.begun) {
+            self.block_on(event)?;
+        }
+        self.settings.write(self.begun);
+        Ok(())
+    }
+
+    fn launch_bucket(
+        &self,
+        kernel: Kernel,
+        shape: Shape,
+        stream: StreamHandle,
+        args: &InstepStepArgs,
+    ) -> Result<()> {
+        if shape.blocks == 0 {
+            return Ok(());
+        }
+        // SAFETY: the kernel takes this struct, whose addresses are of memory that this device keeps; untouched by others
+        // meanwhile as for every op.
+        unsafe { self.driver.launch(kernel, shape, stream, ptr::from_ref(args).cast()) }
+    }
+
+    fn launch_one<Args>(
+        &self,
+        kernel: Kernel,
+        threads: u32,
+        stream: StreamHandle,
+        args: &Args,
+    ) -> Result<()> {
+        let args: *const c_void = ptr::from_ref(args).cast();
+        // SAFETY: as in `launch_bucket`.
+        unsafe { self.driver.launch(kernel, Shape { blocks: 1, threads }, stream, args) }
+    }
+
+    /// Blocks until an event has been passed, as long as something goes on.
+    pub(super) fn block_on(&self, event: EventHandle) -> Result<()> {
+        let start = Instant::now();
+        // SAFETY: the event is of this device's, and alive as long as it.
+        while !unsafe { self.driver.is_passed(event)? } {
+            self.comm.check()?;
+            let waited = start.elapsed();
+            if waited > self.deadline {
+                return Err(Error::Deadline {
+                    rank: self.rank,
+                    call: "a wait for the GPU".to_owned(),
+                    waited_ms: waited.as_millis() as u64,
+                    missing: Vec::new(),
+                });
+            }
+            // Most waits are short; a long one must not take a core from the trainer's other threads.
+            match waited < Duration::from_micros(200) {
+                true => std::hint::spin_loop(),
+                false => std::thread::sleep(Duration::from_micros(50)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the trainer's stream wait for a position.
+    pub(super) fn order_compute(&mut self, ticket: Ticket) -> Result<()> {
+        self.guarded("a wait of the trainer's", |device| device.queues.wait(Stream::Compute, ticket))
+    }
+
+    /// Does something with the device current, unless anything has failed; if this fails, nothing else is tried.
+    pub(super) fn guarded<T>(
+        &mut self,
+        what: &str,
+        work: impl FnOnce(&mut CudaDevice) -> Result<T>,
+    ) -> Result<T> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        let driver = Arc::clone(&self.driver);
+        let outcome = Entered::new(&*driver).and_then(|_entered| work(self));
+        outcome.map_err(|error| {
+            self.fail(what, error);
+            self.failed.clone().unwrap_or(Error::Order(String::new()))
+        })
+    }
+
+    fn fail(&mut self, op: &str, error: Error) {
+        if self.failed.is_none() {
+            self.failed = Some(Error::Poisoned { op: op.to_owned(), first: Arc::new(error.clone()) });
+            self.comm.abort(&error);
+        }
+    }
+
+    pub(super) fn now(&self) -> u64 {
+        // 2^64 ns are 584 years.
+        self.origin.elapsed().as_nanos() as u64
+    }
+
+    pub(super) fn timing(&mut self) -> Option<&mut Timing> {
+        self.timing.as_mut()
+    }
+}
+
+impl Drop for CudaDevice {
+    fn drop(&mut self) {
+        let driver = Arc::clone(&self.driver);
+        let Ok(_entered) = Entered::new(&*driver) else { return };
+        // What is stream-ordered is given back behind whatever still runs. The rest must not be taken from under it, and
+        // nobody waits here: it is left to the process.
+        let idle = self.queues.gather().and_then(|()| {
+            let event = self.queues.here(Stream::Optim)?;
+            // SAFETY: as in `block_on`.
+            unsafe { self.driver.is_passed(event) }
+        });
+        if matches!(idle, Ok(true)) {
+            // SAFETY: dropped once, here, and not used below.
+            unsafe {
+                ManuallyDrop::drop(&mut self.kernels);
+                ManuallyDrop::drop(&mut self.settings);
+                ManuallyDrop::drop(&mut self.status);
+            }
+        } else {
+            mem::forget(self.memory.reduced.take());
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! A stepper's memory on the GPU: arenas, tiles, and the records that control starts with.
+//!
+//! Stream-ordered allocations, so that giving one back neither waits nor takes it from a kernel in flight. Must hand out
+//! addresses through `Regions` only, which has checked them.
+#![allow(unsafe_code)]
+
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use super::driver::Driver;
+use crate::abi::{InstepControl, InstepSegment};
+use crate::error::{Error, Result};
+use crate::handle::{DevicePtr, StreamHandle};
+use crate::launch::{first_control, first_segments};
+use crate::layout::Plan;
+use crate::op::{Allocation, Collective};
+use crate::region::{BorrowedPieces, Region, Regions, control_bytes, settings_bytes};
+
+/// One allocation, zeroed, given back behind whatever its stream still runs.
+pub(super) struct Arena {
+    driver: Arc<dyn Driver>,
+    stream: StreamHandle,
+    pub(super) address: DevicePtr,
+}
+
+impl Arena {
+    pub(super) fn zeroed(driver: &Arc<dyn Driver>, bytes: u64, stream: StreamHandle) -> Result<Arena> {
+        let address = driver.allocate(bytes, stream)?;
+        let arena = Arena { driver: Arc::clone(driver), stream, address };
+        // SAFETY: just allocated, so many bytes long, on this stream.
+        unsafe { driver.zero(address, bytes, stream)? };
+        Ok(arena)
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // SAFETY: allocated by this driver; `CudaDevice` has put this stream behind all others that use it.
+        unsafe { self.driver.free(self.address, self.stream) }
+    }
+}
+
+/// All memories of one stepper on a GPU.
+pub(super) struct DeviceMemory {
+    pub(super) regions: Regions,
+    arenas: Vec<Arena>,
+    /// The gradients, if the communicator made them; not stream-ordered.
+    pub(super) reduced: Option<Allocation>,
+}
+
+impl DeviceMemory {
+    /// Zeroed arenas for a plan, but for what is borrowed, and control memory as it is before the first pass.
+    pub(super) fn new(
+        driver: &Arc<dyn Driver>,
+        stream: StreamHandle,
+        plan: &Plan,
+        (states, group_count): (usize, usize),
+        comm: &dyn Collective,
+        borrowed: Option<BorrowedPieces>,
+    ) -> Result<DeviceMemory> {
+        let mut arenas = Vec::new();
+        let mut owned = |bytes: u64| {
+            let arena = Arena::zeroed(driver, bytes, stream)?;
+            let region = Region::whole(pointer(arena.address)?, bytes);
+            arenas.push(arena);
+            Ok::<Region, Error>(region)
+        };
+        let bytes = plan.arena_len() * plan.dtype().bytes();
+        let grads_bytes = plan.grads_len() * plan.dtype().bytes();
+        let mut reduced = None;
+        let (params, grads) = match borrowed {
+            Some(borrowed) => (Region::scattered(borrowed.params), Region::scattered(borrowed.grads)),
+            None => {
+                reduced = comm.allocate(grads_bytes)?;
+                let grads = match &reduced {
+                    None => owned(grads_bytes)?,
+                    Some(allocation) => {
+                        let base = pointer(DevicePtr(allocation.address.expose_provenance() as u64))?;
+                        // SAFETY: the communicator has just made it, that long.
+                        unsafe { driver.zero(DevicePtr(base.addr().get() as u64), grads_bytes, stream)? };
+                        Region::whole(base, grads_bytes)
+                    }
+                };
+                (owned(bytes)?, grads)
+            }
+        };
+        let regions = Regions {
+            params,
+            grads,
+            control: owned(control_bytes(plan))?,
+            settings: owned(settings_bytes(plan, group_count))?,
+            states: (0..states).map(|_| owned(bytes)).collect::<Result<_>>()?,
+        };
+        let memory = DeviceMemory { regions, arenas, reduced };
+        let segments: Vec<InstepSegment> = first_segments(plan, &memory.regions).collect();
+        // SAFETY: control memory was made for one block and that many records; nothing runs on it yet.
+        unsafe {
+            let control = first_control();
+            driver.upload(address(memory.regions.control()), bytes_of(&control), stream)?;
+            driver.upload(address(memory.regions.segments()), bytes_of_all(&segments), stream)?;
+        }
+        Ok(memory)
+    }
+
+    /// A copy of these values, kept as long as this memory.
+    pub(super) fn keep<T: Copy>(
+        &mut self,
+        driver: &Arc<dyn Driver>,
+        stream: StreamHandle,
+        values: &[T],
+    ) -> Result<*const T> {
+        let arena = Arena::zeroed(driver, size_of::<T>() as u64 * values.len() as u64, stream)?;
+        let kept = pointer(arena.address)?.as_ptr().cast_const().cast();
+        // SAFETY: just allocated for them.
+        unsafe { driver.upload(arena.address, bytes_of_all(values), stream)? };
+        self.arenas.push(arena);
+        Ok(kept)
+    }
+}
+
+/// A copy of a value on the device.
+///
+/// # Safety
+/// `at` is a device address of a `T`, of which every bit pattern is a value, and nothing writes it now.
+pub(super) unsafe fn fetch<T: Copy>(driver: &dyn Driver, at: *const T, stream: StreamHandle) -> Result<T> {
+    let mut value = std::mem::MaybeUninit::<T>::zeroed();
+    // SAFETY: zeros are initialised bytes, as many as the slice says; the address is the caller's promise.
+    unsafe {
+        let bytes = std::slice::from_raw_parts_mut(value.as_mut_ptr().cast(), size_of::<T>());
+        driver.download(bytes, address(at), stream)?;
+        Ok(value.assume_init())
+    }
+}
+
+/// The number that the driver knows a pointer by.
+pub(super) fn address<T>(pointer: *const T) -> DevicePtr {
+    DevicePtr(pointer.addr() as u64)
+}
+
+fn pointer(address: DevicePtr) -> Result<NonNull<u8>> {
+    let none = || Error::Device { call: "cuMemAllocAsync", code: 0, name: "a null address".to_owned() };
+    // Exposed: in tests the device's memory is the CPU's.
+    NonNull::new(ptr::with_exposed_provenance_mut(address.0 as usize)).ok_or_else(none)
+}
+
+/// Values without padding that is not initialised, as bytes.
+pub(super) fn bytes_of_all<T: Copy>(values: &[T]) -> &[u8] {
+    // SAFETY: the structs of abi.h have no padding (abi_layout.c), and nothing else is passed in.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
+}
+
+pub(super) fn bytes_of(control: &InstepControl) -> &[u8] {
+    bytes_of_all(std::slice::from_ref(control))
+}

@@ -1,0 +1,161 @@
+//! Two rings in pinned memory, through which host and GPU tell each other things without a synchronisation.
+//!
+//! Settings go down: each pass's Begin takes its slot, which is written when the pass is opened, so a learning rate
+//! changes without waiting for the passes before. Status comes up: a seqlock per slot, written behind the last step. Must
+//! not write a slot that a Begin has still to read.
+#![allow(unsafe_code)]
+
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+use super::driver::{Driver, Mapped};
+use crate::abi::{InstepHyper, InstepStatus};
+use crate::error::Result;
+use crate::handle::{DevicePtr, EventHandle, StreamHandle};
+use crate::region::actions_at;
+
+/// How many passes the host may be ahead of the GPU.
+pub(super) const SLOTS: usize = 8;
+
+/// What the trainer sets between passes, and the slots it goes down through.
+pub(super) struct Settings {
+    driver: Arc<dyn Driver>,
+    ring: Mapped,
+    /// The groups' hyperparameters, then the segments' actions, as they were set last.
+    words: Vec<u32>,
+    actions_at: usize,
+    /// Per slot, where its Begin has been passed, if it ever was written.
+    read: [(EventHandle, bool); SLOTS],
+}
+
+impl Settings {
+    pub(super) fn new(driver: &Arc<dyn Driver>, hypers: &[InstepHyper], actions: &[u32]) -> Result<Settings> {
+        let actions_at = actions_at(hypers.len()) / size_of::<u32>();
+        let mut words = vec![0; actions_at + actions.len()];
+        words[actions_at..].copy_from_slice(actions);
+        let ring = driver.allocate_mapped((SLOTS * size_of_val(&*words)) as u64)?;
+        let none = (EventHandle::default(), false);
+        let mut settings =
+            Settings { driver: Arc::clone(driver), ring, words, actions_at, read: [none; SLOTS] };
+        for (event, _) in &mut settings.read {
+            *event = driver.create_event(false)?;
+        }
+        for (group, hyper) in hypers.iter().enumerate() {
+            settings.set_group(group, hyper);
+        }
+        Ok(settings)
+    }
+
+    pub(super) fn set_group(&mut self, group: usize, hyper: &InstepHyper) {
+        const WORDS: usize = size_of::<InstepHyper>() / size_of::<u32>();
+        assert!((group + 1) * WORDS <= self.actions_at, "there is no such group");
+        let to = &mut self.words[group * WORDS..][..WORDS];
+        // SAFETY: a union of plain numbers without padding, as long as the slice.
+        unsafe { ptr::copy_nonoverlapping(ptr::from_ref(hyper).cast(), to.as_mut_ptr(), WORDS) }
+    }
+
+    pub(super) fn set_action(&mut self, segment: usize, action: u32) {
+        self.words[self.actions_at + segment] = action;
+    }
+
+    /// The slot of pass number `pass`, and what must be passed before it can be written again.
+    pub(super) fn reader(&self, pass: u64) -> Option<EventHandle> {
+        let (event, used) = self.read[slot(pass)];
+        used.then_some(event)
+    }
+
+    /// Writes the slot of a pass, whose last reader has been passed.
+    pub(super) fn write(&mut self, pass: u64) {
+        let at = slot(pass) * self.words.len();
+        // SAFETY: the ring has SLOTS of them, aligned to a page; its last reader is through, by the contract.
+        unsafe {
+            let to = self.ring.host.as_ptr().cast::<u32>().add(at);
+            ptr::copy_nonoverlapping(self.words.as_ptr(), to, self.words.len());
+        }
+    }
+
+    /// Marks a position behind the Begin that reads the slot.
+    pub(super) fn mark_read(&mut self, pass: u64, stream: StreamHandle) -> Result<()> {
+        let (event, used) = &mut self.read[slot(pass)];
+        *used = true;
+        // SAFETY: both are alive as long as the device.
+        unsafe { self.driver.record(*event, stream) }
+    }
+
+    pub(super) fn group_count(&self) -> usize {
+        self.actions_at * size_of::<u32>() / size_of::<InstepHyper>()
+    }
+
+    pub(super) fn ring(&self) -> DevicePtr {
+        self.ring.device
+    }
+
+    pub(super) fn slot_words(&self) -> u64 {
+        self.words.len() as u64
+    }
+}
+
+impl Drop for Settings {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`; a device that the GPU is not through with forgets its settings instead.
+        unsafe {
+            self.driver.free_mapped(self.ring);
+            for (event, _) in self.read.into_iter().filter(|(event, _)| *event != EventHandle::default()) {
+                self.driver.destroy_event(event);
+            }
+        }
+    }
+}
+
+/// What passes came to.
+pub(super) struct StatusRing {
+    driver: Arc<dyn Driver>,
+    ring: Mapped,
+}
+
+impl StatusRing {
+    pub(super) fn new(driver: &Arc<dyn Driver>) -> Result<StatusRing> {
+        let bytes = SLOTS * size_of::<InstepStatus>();
+        let ring = driver.allocate_mapped(bytes as u64)?;
+        // SAFETY: allocated for them; nobody knows the address yet.
+        unsafe { ring.host.as_ptr().write_bytes(0, bytes) };
+        Ok(StatusRing { driver: Arc::clone(driver), ring })
+    }
+
+    pub(super) fn ring(&self) -> *mut InstepStatus {
+        ptr::with_exposed_provenance_mut(self.ring.device.0 as usize)
+    }
+
+    /// The newest pass that has been published whole.
+    pub(super) fn latest(&self) -> Option<InstepStatus> {
+        let slots = (0..SLOTS).filter_map(|k| self.read(k));
+        slots.max_by_key(|status| status.sequence)
+    }
+
+    /// One slot, unless nothing is in it, or it is being written.
+    fn read(&self, slot: usize) -> Option<InstepStatus> {
+        let at: NonNull<InstepStatus> = self.ring.host.cast();
+        // SAFETY: inside the ring, aligned, written by the GPU only: volatile, because it does so at any time.
+        unsafe {
+            let at = at.add(slot).as_ptr();
+            let before = (&raw const (*at).sequence).read_volatile();
+            fence(Ordering::Acquire);
+            let copy = at.read_volatile();
+            fence(Ordering::Acquire);
+            let after = (&raw const (*at).sequence).read_volatile();
+            (before != 0 && before == after && copy.sequence == before).then_some(copy)
+        }
+    }
+}
+
+impl Drop for StatusRing {
+    fn drop(&mut self) {
+        // SAFETY: as for `Settings`.
+        unsafe { self.driver.free_mapped(self.ring) };
+    }
+}
+
+fn slot(pass: u64) -> usize {
+    (pass % SLOTS as u64) as usize
+}

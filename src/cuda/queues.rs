@@ -1,0 +1,107 @@
+//! The streams of a stepper on a GPU, and events for positions on them.
+//!
+//! A ticket is a position, and its event one of a ring: recorded anew long after everything that waits for it has been
+//! submitted, or else standing for a later position of the same stream, which is only more than was asked for. Must make
+//! no stream or event after it is built.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use super::driver::Driver;
+use crate::error::Result;
+use crate::handle::{EventHandle, StreamHandle};
+use crate::op::{STREAMS, Stream, Ticket};
+
+/// See the module.
+pub(super) struct Queues {
+    driver: Arc<dyn Driver>,
+    streams: [StreamHandle; STREAMS],
+    rings: [Vec<EventHandle>; STREAMS],
+    /// For positions that no ticket names.
+    spare: EventHandle,
+}
+
+impl Queues {
+    /// `compute` is the trainer's; `room` tickets of one stream may be waited for at any time.
+    pub(super) fn new(
+        driver: &Arc<dyn Driver>,
+        compute: StreamHandle,
+        priorities: Priorities,
+        room: usize,
+    ) -> Result<Queues> {
+        let mut queues = Queues {
+            driver: Arc::clone(driver),
+            streams: [StreamHandle::default(); STREAMS],
+            rings: std::array::from_fn(|_| Vec::with_capacity(room)),
+            spare: driver.create_event(false)?,
+        };
+        queues.streams[Stream::Compute.index()] = compute;
+        queues.streams[Stream::Reduce.index()] = driver.create_stream(priorities.reduce)?;
+        queues.streams[Stream::Optim.index()] = driver.create_stream(priorities.optim)?;
+        for ring in &mut queues.rings {
+            for _ in 0..room {
+                ring.push(driver.create_event(false)?);
+            }
+        }
+        Ok(queues)
+    }
+
+    pub(super) fn stream(&self, stream: Stream) -> StreamHandle {
+        self.streams[stream.index()]
+    }
+
+    /// The event that stands for a position.
+    pub(super) fn event(&self, ticket: Ticket) -> EventHandle {
+        let ring = &self.rings[ticket.stream.index()];
+        ring[(ticket.tick % ring.len() as u64) as usize]
+    }
+
+    pub(super) fn record(&self, ticket: Ticket) -> Result<()> {
+        // SAFETY: both are alive as long as this is; the trainer's stream by the promise of whoever named it.
+        unsafe { self.driver.record(self.event(ticket), self.stream(ticket.stream)) }
+    }
+
+    pub(super) fn wait(&self, stream: Stream, ticket: Ticket) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { self.driver.wait(self.stream(stream), self.event(ticket)) }
+    }
+
+    /// An event behind everything that the stream has been given.
+    pub(super) fn here(&self, stream: Stream) -> Result<EventHandle> {
+        // SAFETY: as above.
+        unsafe { self.driver.record(self.spare, self.stream(stream))? };
+        Ok(self.spare)
+    }
+
+    /// Puts the optim stream behind everything on the others, so that what it gives back is out of use.
+    pub(super) fn gather(&self) -> Result<()> {
+        for other in [Stream::Compute, Stream::Reduce] {
+            let event = self.here(other)?;
+            // SAFETY: as above.
+            unsafe { self.driver.wait(self.stream(Stream::Optim), event)? };
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Queues {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`, but for the trainer's stream; the driver keeps each until what is queued has run.
+        unsafe {
+            self.rings.iter().flatten().for_each(|event| self.driver.destroy_event(*event));
+            self.driver.destroy_event(self.spare);
+            for stream in [Stream::Reduce, Stream::Optim].map(|stream| self.stream(stream)) {
+                if stream != StreamHandle::default() {
+                    self.driver.destroy_stream(stream);
+                }
+            }
+        }
+    }
+}
+
+/// How urgent the library's own streams are; lower runs sooner.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Priorities {
+    pub(super) reduce: i32,
+    pub(super) optim: i32,
+}

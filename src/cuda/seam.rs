@@ -1,0 +1,133 @@
+//! How the rest of the crate sees a GPU: the traits that every executor implements.
+//!
+//! To wait is to let the trainer's stream wait; whatever the host itself must see, it copies, behind that stream. Must make
+//! the device current around everything, and nothing once it has failed.
+#![allow(unsafe_code)]
+
+use std::mem::size_of_val;
+
+use super::CudaDevice;
+use super::memory::{address, bytes_of_all, fetch};
+use crate::abi::{InstepControl, InstepHyper, InstepSegment, InstepStatus};
+use crate::error::Result;
+use crate::op::{Device, Memory, Op, Ran, Sealed, Span, Stream, Ticket};
+
+impl CudaDevice {
+    /// Blocks until the trainer's stream has passed everything that it has been given.
+    fn block_on_compute(&self) -> Result<()> {
+        self.block_on(self.queues.here(Stream::Compute)?)
+    }
+
+    /// The newest pass that has been published.
+    pub(crate) fn latest(&self) -> Option<InstepStatus> {
+        self.status.latest()
+    }
+
+    fn fetch<T: Copy>(&mut self, at: *const T) -> Result<T> {
+        self.guarded("a copy to the host", |device| {
+            device.block_on_compute()?;
+            // SAFETY: an address of this device's control memory, plain numbers, which by the caller's contract nothing
+            // writes now.
+            unsafe { fetch(&*device.driver, at, device.queues.stream(Stream::Compute)) }
+        })
+    }
+}
+
+impl Sealed for CudaDevice {
+    const TRAINER_IS_A_STREAM: bool = true;
+
+    fn resolve(&self, span: Span) -> *mut u8 {
+        self.memory.regions.resolve(span)
+    }
+
+    fn sizes(&self) -> Vec<(Memory, u64)> {
+        self.memory.regions.sizes().collect()
+    }
+
+    unsafe fn write_group(&mut self, group: usize, hyper: InstepHyper) {
+        // Each pass's Begin has a slot of its own, so no Begin that is still to run sees this.
+        self.settings.set_group(group, &hyper);
+    }
+
+    unsafe fn write_action(&mut self, segment: usize, action: u32) {
+        self.settings.set_action(segment, action);
+    }
+
+    unsafe fn write_step_count(&mut self, segment: usize, count: u64) -> Result<()> {
+        let at = self.memory.regions.segments().wrapping_add(segment);
+        let mut record = self.fetch(at.cast_const())?;
+        (record.steps, record.stepped) = (count, 0);
+        self.guarded("a copy to the GPU", |device| {
+            let compute = device.queues.stream(Stream::Compute);
+            // SAFETY: a record of this device's, touched by nobody now, by the caller's contract.
+            unsafe { device.driver.upload(address(at), bytes_of_all(&[record]), compute) }
+        })
+    }
+
+    unsafe fn read_segment(&mut self, segment: usize) -> Result<InstepSegment> {
+        self.fetch(self.memory.regions.segments().wrapping_add(segment).cast_const())
+    }
+
+    unsafe fn read_control(&mut self) -> Result<InstepControl> {
+        self.fetch(self.memory.regions.control().cast_const())
+    }
+
+    unsafe fn read(&mut self, span: Span, into: &mut [u8]) -> Result<()> {
+        debug_assert_eq!(span.bytes(), size_of_val(into) as u64);
+        let from = address(self.memory.regions.resolve(span));
+        self.guarded("a copy to the host", |device| {
+            device.block_on_compute()?;
+            // SAFETY: in bounds by `resolve`; written by nobody now, by the caller's contract.
+            unsafe { device.driver.download(into, from, device.queues.stream(Stream::Compute)) }
+        })
+    }
+
+    unsafe fn write(&mut self, span: Span, from: &[u8]) -> Result<()> {
+        debug_assert_eq!(span.bytes(), size_of_val(from) as u64);
+        let to = address(self.memory.regions.resolve(span));
+        self.guarded("a copy to the GPU", |device| {
+            device.block_on_compute()?;
+            // SAFETY: as in `read`.
+            unsafe { device.driver.upload(to, from, device.queues.stream(Stream::Compute)) }
+        })
+    }
+
+    fn take_ran(&mut self) -> Result<Vec<Ran>> {
+        self.guarded("the times of ops", |device| {
+            device.block_on_compute()?;
+            device.block_on(device.queues.here(Stream::Reduce)?)?;
+            device.block_on(device.queues.here(Stream::Optim)?)?;
+            match device.timing() {
+                Some(timing) => timing.take(),
+                None => Ok(Vec::new()),
+            }
+        })
+    }
+}
+
+impl Device for CudaDevice {
+    fn submit(&mut self, ops: &[Op]) {
+        self.run_all(ops);
+    }
+
+    fn wait(&mut self, ticket: Ticket) -> Result<()> {
+        self.order_compute(ticket)
+    }
+
+    fn synchronize(&mut self) -> Result<()> {
+        self.guarded("a wait for the GPU", |device| device.block_on_compute())
+    }
+
+    fn end(&mut self) {
+        let _ = self.guarded("the end", |device| {
+            for stream in Stream::ALL {
+                device.block_on(device.queues.here(stream)?)?;
+            }
+            Ok(())
+        });
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.now()
+    }
+}

@@ -1,0 +1,36 @@
+//! When an op ran: what a device measures, and the timeline draws.
+//!
+//! Must say nothing of clocks beyond their zero: each device has its own.
+
+use crate::op::Op;
+
+/// A stretch of time on one clock, in nanoseconds since the first stepper of the process was built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Interval {
+    /// Start.
+    pub start_ns: u64,
+    /// End.
+    pub end_ns: u64,
+}
+
+impl Interval {
+    /// Its length.
+    pub fn ns(&self) -> u64 {
+        self.end_ns.saturating_sub(self.start_ns)
+    }
+
+    /// The part of it that lies in both, if they overlap.
+    pub fn overlap(&self, other: &Interval) -> Option<Interval> {
+        let (start_ns, end_ns) = (self.start_ns.max(other.start_ns), self.end_ns.min(other.end_ns));
+        (start_ns < end_ns).then_some(Interval { start_ns, end_ns })
+    }
+}
+
+/// An op that ran.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ran {
+    /// Which one.
+    pub op: Op,
+    /// When.
+    pub interval: Interval,
+}

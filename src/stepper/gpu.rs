@@ -1,0 +1,255 @@
+//! A stepper on a GPU: addresses in the place of slices, the trainer's stream in the place of its thread.
+//!
+//! The same passes and the same schedule; to ask for an address is to make the trainer's stream wait, and nothing here
+//! waits on the host unless it says so. Must refuse what the GPU cannot reach before anything is launched.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use crate::abi::INSTEP_NO_BUCKET;
+use crate::cuda::{CapturedPass, Cuda, CudaDevice, Parts};
+use crate::error::{Error, Result};
+use crate::handle::{DevicePtr, Place};
+use crate::layout::{ParamId, Segment};
+use crate::op::{Collective, Memory, Sealed, Span};
+use crate::stepper::build::Blueprint;
+use crate::stepper::{Borrowed, Pass, Status, Stepper, StepperBuilder};
+
+impl StepperBuilder<'_> {
+    /// Builds the stepper on a GPU.
+    ///
+    /// # Ordering
+    /// Waits for what the trainer's stream has been given, once, and compares layout and options with the other ranks.
+    ///
+    /// # Errors
+    /// As [`host`](Self::host), but for instruction sets; `Config` for options of the host device; `Unsupported` if the
+    /// collective cannot reach the GPU's memory or the stream is of another device; `KernelsNotBuilt`; `Device` if the
+    /// driver refuses anything, memory above all.
+    ///
+    /// # Safety
+    /// The stream that [`Cuda::compute_stream`] names outlives the stepper.
+    pub unsafe fn cuda(self, comm: impl Collective + 'static, cuda: &Cuda) -> Result<Stepper<CudaDevice>> {
+        self.on_gpu(Arc::new(comm), None, cuda)
+    }
+
+    /// Builds the stepper on a GPU, on parameters and gradient buckets of the caller's: device addresses in a
+    /// [`Borrowed`], under the same conditions as [`host_borrowing`](Self::host_borrowing).
+    ///
+    /// # Ordering
+    /// As [`cuda`](Self::cuda). The trainer's stream must be behind whatever filled the parameters.
+    ///
+    /// # Errors
+    /// As [`cuda`](Self::cuda) and [`host_borrowing`](Self::host_borrowing); `Layout` if a tensor is not in this GPU's
+    /// memory.
+    ///
+    /// # Safety
+    /// As for [`cuda`](Self::cuda). Until the stepper has been closed, or dropped and its work has ended: every address is
+    /// valid for its tensor on this device, and nothing touches it but this stepper and work on the trainer's stream: a
+    /// gradient is written only between [`Pass::grad_ptr`] and its hand-over, a parameter read only between
+    /// [`Pass::param_ptr`] and its hand-over, or behind [`Pass::finish`] of a pass in Sequential or Eager.
+    pub unsafe fn cuda_borrowing(
+        self,
+        comm: impl Collective + 'static,
+        memory: Borrowed,
+        cuda: &Cuda,
+    ) -> Result<Stepper<CudaDevice>> {
+        self.on_gpu(Arc::new(comm), Some(memory), cuda)
+    }
+
+    fn on_gpu(
+        self,
+        comm: Arc<dyn Collective>,
+        memory: Option<Borrowed>,
+        cuda: &Cuda,
+    ) -> Result<Stepper<CudaDevice>> {
+        let place = Place::Cuda(cuda.driver.ordinal());
+        if !comm.reaches(place) {
+            let what = format!("summing in {place} by this collective");
+            return Err(Error::Unsupported { what, have: "Nccl, Solo, or one of your own".to_owned() });
+        }
+        if self.isa.is_some() {
+            return Err(Error::config("isa", "set", "a GPU's kernels have one instruction set"));
+        }
+        if self.threads.is_some() {
+            return Err(Error::config("threads", "set", "a GPU takes none of the host's"));
+        }
+        if cuda.max_blocks == Some(0) {
+            return Err(Error::config("max_blocks", 0, "no block would do the work"));
+        }
+        if let Some(memory) = &memory {
+            memory.refuse_other_places(place, |address| cuda.driver.inspect_memory(address))?;
+        }
+        self.assemble(comm, memory, |blueprint| {
+            let Blueprint { plan, rule, hypers, comm, deadline, borrowed, timed, agreement } = blueprint;
+            comm.agree(agreement, deadline)?;
+            CudaDevice::new(Parts {
+                driver: Arc::clone(&cuda.driver),
+                compute: cuda.compute,
+                optim_priority: cuda.optim_priority,
+                max_blocks: cuda.max_blocks,
+                plan,
+                rule,
+                hypers,
+                comm,
+                deadline,
+                borrowed,
+                timed,
+            })
+        })
+    }
+}
+
+impl Stepper<CudaDevice> {
+    /// Where a parameter is, between passes.
+    ///
+    /// # Shapes
+    /// As many f32 as registered, aligned to 256 bytes unless [borrowed](crate::Borrowed).
+    ///
+    /// # Ordering
+    /// What the trainer's stream is given from here on comes behind the last step of its bucket.
+    ///
+    /// # Errors
+    /// `Order` inside a pass, `Layout` if `id` is of another layout, `Poisoned` after a failure.
+    pub fn param_ptr(&self, id: ParamId) -> Result<DevicePtr> {
+        self.refuse_open_pass()?;
+        let segment = self.claim(id, Memory::Params, false)?;
+        Ok(self.device_address(&segment, Memory::Params))
+    }
+
+    /// The newest pass that is known to have ended, without asking the GPU: a step behind, and free. `None` before the
+    /// first one has.
+    pub fn latest_status(&self) -> Option<Status> {
+        let latest = self.run.borrow().device.latest()?;
+        Some(Status {
+            pass: latest.sequence,
+            skipped: latest.skipped != 0,
+            norm: (latest.decided != 0).then_some(latest.norm),
+            clip: latest.clip,
+            first_nonfinite_bucket: (latest.first_nonfinite_bucket != INSTEP_NO_BUCKET)
+                .then_some(latest.first_nonfinite_bucket),
+        })
+    }
+
+    /// Captures a pass as a CUDA graph: what `trainer` puts on its stream, and every sum and step between. Nothing runs.
+    /// [`replay`](Self::replay) then makes that pass with one launch, as often as wanted, with the learning rates of the
+    /// moment. Frozen parameters are those of the capture: to freeze one later works, to unfreeze one takes a new capture.
+    ///
+    /// # Ordering
+    /// `trainer` must put its work on the stream that the stepper was built with, or on streams that fork from it and join
+    /// it again, and must not wait for any of it.
+    ///
+    /// # Errors
+    /// `Order` if a pass is open or none has been made yet, since the first one gives all ranks rank 0's parameters;
+    /// `Unsupported` on the legacy default stream; what `trainer` returns; `Device` if the driver cannot capture something.
+    pub fn capture(
+        &mut self,
+        trainer: impl FnOnce(Pass<'_, CudaDevice>) -> Result<()>,
+    ) -> Result<CapturedPass> {
+        self.refuse_open_pass()?;
+        if self.params_written {
+            return Err(Error::Order("make a pass first: it gives all ranks the same parameters".into()));
+        }
+        let run = self.run.get_mut();
+        run.schedule.synchronize();
+        run.settle()?;
+        run.device.begin_capture()?;
+        let pass = run.schedule.pass();
+        run.schedule.fork();
+        run.submit();
+        let outcome = self.begin().and_then(trainer);
+        let leaked = self.run.get_mut().schedule.is_open();
+        if leaked {
+            // The capture is thrown away, so nothing that was launched in it has happened.
+            let _ = self.abandon_open_pass();
+        }
+        let run = self.run.get_mut();
+        run.schedule.synchronize();
+        let joined = run.settle();
+        let captured = run.device.end_capture();
+        // Nothing of it has run; positions inside it are none to whoever waits outside.
+        run.schedule.set_pass(pass);
+        run.schedule.fork();
+        run.submit();
+        outcome?;
+        joined?;
+        if leaked {
+            return Err(Error::Order("the captured pass was not finished".into()));
+        }
+        captured
+    }
+
+    /// Makes a captured pass.
+    ///
+    /// # Ordering
+    /// Behind everything on the trainer's stream; whatever comes there next is behind the whole pass. Returns at once,
+    /// unless the host is eight passes ahead.
+    ///
+    /// # Errors
+    /// `Order` if a pass is open, parameters have been written since the last one, or the capture is another stepper's;
+    /// `Poisoned` after a failure.
+    ///
+    /// # Safety
+    /// All that the captured trainer's own work touches is still alive, and nothing else touches it meanwhile.
+    pub unsafe fn replay(&mut self, captured: &CapturedPass) -> Result<()> {
+        self.refuse_open_pass()?;
+        if self.params_written {
+            let why = "parameters were written: an ordinary pass first, which gives all ranks the same";
+            return Err(Error::Order(why.into()));
+        }
+        let run = self.run.get_mut();
+        run.touch_all()?;
+        run.device.replay(captured)?;
+        let pass = run.schedule.pass() + 1;
+        run.schedule.set_pass(pass);
+        run.schedule.fork();
+        run.submit();
+        Ok(())
+    }
+
+    fn device_address(&self, segment: &Segment, memory: Memory) -> DevicePtr {
+        let span = Span::segment(memory, &self.plan, segment);
+        DevicePtr(self.run.borrow().device.resolve(span).addr() as u64)
+    }
+}
+
+impl Pass<'_, CudaDevice> {
+    /// Where a parameter is.
+    ///
+    /// # Shapes
+    /// As [`Stepper::param_ptr`].
+    ///
+    /// # Ordering
+    /// What the trainer's stream is given from here until the parameter is handed over comes behind the last step of its
+    /// bucket.
+    ///
+    /// # Errors
+    /// `Order` if it was handed over in this micro-batch, `Layout` if `id` is of another layout, `Poisoned` after a failure.
+    pub fn param_ptr(&self, id: ParamId) -> Result<DevicePtr> {
+        let segment = self.stepper.claim(id, Memory::Params, false)?;
+        Ok(self.stepper.device_address(&segment, Memory::Params))
+    }
+
+    /// Where a gradient is, to be written whole, or added to if it [was written](Self::is_first) in this pass.
+    ///
+    /// # Shapes
+    /// As [`Stepper::param_ptr`].
+    ///
+    /// # Ordering
+    /// As [`param_ptr`](Self::param_ptr).
+    ///
+    /// # Errors
+    /// As [`param_ptr`](Self::param_ptr); `Order` if the parameter is frozen.
+    pub fn grad_ptr(&mut self, id: ParamId) -> Result<DevicePtr> {
+        let segment = self.stepper.claim(id, Memory::Grads, true)?;
+        self.stepper.written.get_mut()[segment.param as usize] = true;
+        Ok(self.stepper.device_address(&segment, Memory::Grads))
+    }
+
+    /// Whether the gradient has not been written in this pass: the first write replaces, later ones add.
+    ///
+    /// # Errors
+    /// `Layout` if `id` is of another layout.
+    pub fn is_first(&self, id: ParamId) -> Result<bool> {
+        Ok(!self.stepper.written.borrow()[self.stepper.layout.index(id)?])
+    }
+}

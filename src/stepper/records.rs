@@ -1,0 +1,103 @@
+//! The few numbers that stepper and device tell each other between launches: settings, counts, what a pass came to.
+//!
+//! Each call claims what it touches in the schedule, and notes it for the checker, before it goes to the device. Must stay
+//! the only place beside the views that reaches into memory which ops touch.
+#![allow(unsafe_code)]
+
+use crate::abi::{INSTEP_NO_BUCKET, InstepHyper};
+use crate::error::{Error, Result};
+use crate::launch::action_code;
+use crate::layout::{ParamId, Segment, SegmentAction};
+use crate::op::{Access, Device, Memory, Span};
+use crate::stepper::{Status, Stepper};
+
+impl<D: Device> Stepper<D> {
+    /// Makes sure that the trainer may touch a tensor now, and notes that it does.
+    pub(super) fn claim(&self, id: ParamId, memory: Memory, writes: bool) -> Result<Segment> {
+        let index = self.layout.index(id)?;
+        let segment = self.plan.segment_of(index).clone();
+        let mut run = self.run.borrow_mut();
+        if run.schedule.is_handed_over(index) {
+            let name = &self.layout.parameters()[index].name;
+            return Err(Error::Order(format!(
+                "`{name}` was handed over and is out of reach until the pass or micro-batch ends"
+            )));
+        }
+        if writes && memory == Memory::Grads && run.schedule.is_frozen(index) {
+            let name = &self.layout.parameters()[index].name;
+            return Err(Error::Order(format!("`{name}` is frozen and takes no gradient")));
+        }
+        run.touch(index)?;
+        let span = Span::segment(memory, &self.plan, &segment);
+        run.note(Access { span, writes });
+        Ok(segment)
+    }
+
+    /// Between passes, after `touch_settings`.
+    pub(super) fn write_group(&mut self, group: usize, hyper: InstepHyper) {
+        let run = self.run.get_mut();
+        run.note(Access { span: Span::SETTINGS, writes: true });
+        // SAFETY: `touch_settings` has waited for the last Begin, and the next is submitted by a later `begin`.
+        unsafe { run.device.write_group(group, hyper) }
+    }
+
+    /// Between passes, after `touch_frozen`: from the next one on.
+    pub(super) fn write_frozen(&mut self, param: usize, frozen: bool) {
+        let index = self.plan.segment_index(param);
+        let action = if frozen { SegmentAction::Leave } else { self.plan.segments()[index].action };
+        let run = self.run.get_mut();
+        run.set_frozen(param, index as u32, frozen);
+        run.note(Access { span: Span::SETTINGS, writes: true });
+        // SAFETY: as in `write_group`.
+        unsafe { run.device.write_action(index, action_code(action)) }
+    }
+
+    /// How many ranks had data in the last pass, if the plan counts them.
+    pub(super) fn read_contributors(&mut self) -> Result<Option<u32>> {
+        let Some(at) = self.plan.carrier().and_then(|bucket| bucket.contributors) else {
+            return Ok(None);
+        };
+        let span = Span::elements(Memory::Grads, &self.plan, at, at + 1);
+        let run = self.run.get_mut();
+        run.touch_contributors()?;
+        run.note(Access { span, writes: false });
+        let mut bytes = [0; 4];
+        // SAFETY: the last reduce has ended, no pass is open, and the next Begin, which resets the count, comes later.
+        unsafe { run.device.read(span, &mut bytes)? };
+        Ok(Some(f32::from_ne_bytes(bytes) as u32))
+    }
+
+    /// After `settle_control`.
+    pub(super) fn read_step_count(&self, param: usize) -> Result<u64> {
+        let mut run = self.run.borrow_mut();
+        run.note(Access { span: Span::CONTROL, writes: false });
+        // SAFETY: no pass is open and every op on control memory has ended.
+        let segment = unsafe { run.device.read_segment(self.plan.segment_index(param))? };
+        Ok(segment.steps + u64::from(segment.stepped))
+    }
+
+    /// After `settle_control`.
+    pub(super) fn write_step_count(&mut self, param: usize, count: u64) -> Result<()> {
+        let segment = self.plan.segment_index(param);
+        let run = self.run.get_mut();
+        run.note(Access { span: Span::CONTROL, writes: true });
+        // SAFETY: no pass is open, every op on control memory has ended, and the next is submitted by a later `begin`.
+        unsafe { run.device.write_step_count(segment, count) }
+    }
+
+    /// After `settle_control`.
+    pub(super) fn read_status(&self) -> Result<Status> {
+        let mut run = self.run.borrow_mut();
+        run.note(Access { span: Span::CONTROL, writes: false });
+        // SAFETY: as in `read_step_count`.
+        let control = unsafe { run.device.read_control()? };
+        Ok(Status {
+            pass: run.schedule.pass(),
+            skipped: control.skip != 0,
+            norm: (control.decided != 0).then_some(control.norm),
+            clip: control.clip,
+            first_nonfinite_bucket: (control.first_nonfinite_bucket != INSTEP_NO_BUCKET)
+                .then_some(control.first_nonfinite_bucket),
+        })
+    }
+}

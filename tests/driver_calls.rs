@@ -1,0 +1,159 @@
+//! The driver's calls, held against the op list that they come from: every wait, record, launch and fill, in order.
+//!
+//! The list is proven free of races by the checker; here each op is translated by hand, so a device that left a wait out,
+//! launched on another stream or cut another grid would differ. Must not call the library to know what it should do.
+
+use std::collections::{HashMap, HashSet};
+
+use instep::abi::{INSTEP_GPU_THREADS, INSTEP_TILE_ELEMENTS};
+use instep::cuda::Cuda;
+use instep::cuda::driver::Shape;
+use instep::hazard::Traced;
+use instep::layout::Plan;
+use instep::op::{Action, Op, Phase, Stream, Ticket};
+use instep::{EventHandle, Mode, Solo, StreamHandle, Unused};
+
+use crate::stand_in::calls::Call;
+use crate::stand_in::{COMPUTE, StandIn};
+use crate::support::{MODES, Options, few_optimizers, layout, paint_params, painted, pass};
+
+const LENGTHS: [usize; 5] = [70_000, 0, 300, 2049, 40_000];
+
+/// What one op must become; waits of the trainer's come when it touches something, so they are held apart.
+fn expected(op: &Op, plan: &Plan, streams: &HashMap<Stream, StreamHandle>, most: u32) -> Option<Call> {
+    let stream = streams[&op.stream];
+    let tiles = |bucket: u32| {
+        let segments = plan.segments_of(&plan.buckets()[bucket as usize]);
+        segments.iter().map(|s| s.len.div_ceil(INSTEP_TILE_ELEMENTS.into()) as u32).sum::<u32>()
+    };
+    let launch = |kernel, blocks, threads| Call::Launch { kernel, shape: Shape { blocks, threads }, stream };
+    match op.action {
+        Action::Wait(_) | Action::Record(_) | Action::Collective { .. } => None,
+        Action::Control(Phase::Begin) => Some(launch("instep_begin", 1, INSTEP_GPU_THREADS)),
+        Action::Control(Phase::Decide) => Some(launch("instep_decide", 1, 1)),
+        Action::Control(Phase::Publish) => Some(launch("instep_publish", 1, 1)),
+        // The stand-in has two multiprocessors.
+        Action::Norm { bucket } => {
+            Some(launch("instep_norm", tiles(bucket).min(8).min(most), INSTEP_GPU_THREADS))
+        }
+        Action::Step { bucket } => {
+            Some(launch("instep_step_adam", tiles(bucket).min(most), INSTEP_GPU_THREADS))
+        }
+        Action::Zero(span) => Some(Call::Zero { stream, bytes: span.end - span.start }),
+    }
+}
+
+/// Walks both lists at once; returns how many waits and launches a pass of the steady state makes per stream.
+fn assert_calls(ops: &[Op], calls: &[Call], plan: &Plan, streams: &HashMap<Stream, StreamHandle>, most: u32) {
+    let mut events: HashMap<Ticket, EventHandle> = HashMap::new();
+    // Events that the host asks for are of copies, which no op makes.
+    let asked = |call: &Call| if let Call::Query { event } = call { Some(*event) } else { None };
+    let asked: HashSet<EventHandle> = calls.iter().filter_map(asked).collect();
+    let mut calls = calls.iter().filter(|call| match call {
+        Call::Query { .. } | Call::Copy { .. } => false,
+        Call::Record { event, .. } => !asked.contains(event),
+        _ => true,
+    });
+    // The trainer's waits are owed when they are written, and paid at its next touch.
+    let mut owed: Vec<Ticket> = Vec::new();
+    let mut next = |owed: &mut Vec<Ticket>, events: &HashMap<Ticket, EventHandle>| loop {
+        match calls.next() {
+            Some(Call::Wait { stream, event }) if *stream == COMPUTE => {
+                let paid = owed.iter().position(|ticket| events[ticket] == *event);
+                owed.remove(paid.unwrap_or_else(|| panic!("the trainer waits for {event:?}: {owed:?}")));
+            }
+            other => return other.copied(),
+        }
+    };
+    for op in ops {
+        match op.action {
+            Action::Wait(ticket) if op.stream == Stream::Compute => {
+                // A later position of the same stream stands for an earlier one that is still owed.
+                owed.retain(|earlier| earlier.stream != ticket.stream);
+                owed.push(ticket);
+            }
+            Action::Wait(ticket) => {
+                let call = Call::Wait { stream: streams[&op.stream], event: events[&ticket] };
+                assert_eq!(next(&mut owed, &events), Some(call), "{op}");
+            }
+            Action::Record(ticket) => match next(&mut owed, &events) {
+                Some(Call::Record { event, stream }) if stream == streams[&op.stream] => {
+                    // An event of a ring names its newest position only.
+                    events.retain(|_, other| *other != event);
+                    events.insert(ticket, event);
+                }
+                other => panic!("{op}: {other:?}"),
+            },
+            _ => {
+                if let Some(call) = expected(op, plan, streams, most) {
+                    assert_eq!(next(&mut owed, &events), Some(call), "{op}");
+                }
+                if op.action == Action::Control(Phase::Begin) {
+                    // Behind it the settings' slot is free again.
+                    let freed = next(&mut owed, &events);
+                    assert!(
+                        matches!(freed, Some(Call::Record { stream, .. }) if stream == streams[&op.stream])
+                    );
+                }
+            }
+        }
+    }
+    assert_eq!(next(&mut owed, &events), None, "calls that no op asked for");
+}
+
+fn ops(list: &[Traced]) -> Vec<Op> {
+    list.iter().filter_map(|entry| if let Traced::Op(op) = entry { Some(*op) } else { None }).collect()
+}
+
+#[test]
+fn every_op_becomes_its_call_and_nothing_else_is_called() {
+    for (mode, most) in MODES.into_iter().flat_map(|mode| [None, Some(3)].map(|most| (mode, most))) {
+        let max_norm = (mode == Mode::Normed).then_some(1.0);
+        let options = Options {
+            mode,
+            max_norm,
+            unused: Unused::Skip,
+            cap: Some(64 << 10),
+            world_size: 2,
+            record: true,
+            ..Options::default()
+        };
+        let (stand_in, layout) = (StandIn::new(), layout(&LENGTHS));
+        let mut cuda = Cuda::on(stand_in.clone()).compute_stream(COMPUTE).optim_priority(-1);
+        if let Some(most) = most {
+            cuda = cuda.max_blocks(most);
+        }
+        let mut stepper = options.stepper_on(&cuda, &layout, few_optimizers()[2], Solo::new(2)).unwrap();
+        let streams: HashMap<i32, StreamHandle> = stand_in
+            .take_calls()
+            .iter()
+            .filter_map(|call| match call {
+                Call::CreateStream { stream, priority } => Some((*priority, *stream)),
+                _ => None,
+            })
+            .collect();
+        let streams = HashMap::from([
+            (Stream::Compute, COMPUTE),
+            (Stream::Reduce, streams[&i32::MIN]),
+            (Stream::Optim, streams[&-1]),
+        ]);
+        paint_params(&mut stepper);
+        let gradient = painted(&options);
+        for step in 0..6 {
+            pass(&mut stepper, &options, |param, values| {
+                (param + step) % 3 != 0 && gradient(step, param, values)
+            })
+            .unwrap();
+        }
+        let list = ops(&stepper.take_recording().unwrap().list);
+        let calls = stand_in.take_calls();
+        assert!(list.len() > 100, "{mode:?}");
+        assert_calls(&list, &calls, stepper.plan(), &streams, most.unwrap_or(u32::MAX));
+        let launched = |kernel: &str| {
+            let same = |call: &&Call| matches!(call, Call::Launch { kernel: k, .. } if *k == kernel);
+            calls.iter().filter(same).count()
+        };
+        let buckets = stepper.plan().buckets().iter().filter(|bucket| bucket.len > 0).count();
+        assert_eq!(launched("instep_step_adam"), 6 * buckets, "one launch per bucket: {mode:?}");
+    }
+}

@@ -1,0 +1,271 @@
+//! Steppers on a GPU against steppers on the host: every bit, in every mode, by the same calls.
+//!
+//! Without a GPU the stand-in takes the driver's place, so what is proven here is all but the hardware; with
+//! `INSTEP_REQUIRE_GPU=1` the same tests run on the real device, and in the lane that compiles the kernels for the CPU on
+//! fibers. Must compare with the host device only, never with itself.
+
+use std::num::NonZeroU32;
+
+use instep::cuda::Cuda;
+use instep::op::Device;
+use instep::{Divisor, Mode, Result, Solo, Stepper, Unused};
+
+use crate::stand_in::{COMPUTE, StandIn};
+use crate::support::{
+    LENGTHS, MODES, Optim, Options, Outcome, few_optimizers, layout, optimizers, paint_gradient,
+    paint_params, painted, pass,
+};
+
+/// The real device if it is asked for, else a stand-in.
+pub(crate) fn cuda() -> Cuda {
+    if std::env::var("INSTEP_REQUIRE_GPU").as_deref() == Ok("1") {
+        return Cuda::open(0).expect("INSTEP_REQUIRE_GPU=1");
+    }
+    let fibers = std::env::var_os("INSTEP_HOST_RUN").is_some();
+    let driver = if fibers { StandIn::with_fibers() } else { StandIn::new() };
+    Cuda::on(driver).compute_stream(COMPUTE)
+}
+
+/// Runs the same trainer on the host and on the GPU.
+fn assert_same(
+    lengths: &[usize],
+    optim: Optim,
+    options: &Options,
+    what: &str,
+    train: impl Fn(&mut dyn Trainer) -> Result<()>,
+) {
+    let layout = layout(lengths);
+    let solo = || Solo::new(options.world_size);
+    let mut host = options.stepper(&layout, optim, solo()).unwrap();
+    let mut gpu = options.stepper_on(&cuda(), &layout, optim, solo()).unwrap();
+    paint_params(&mut host);
+    paint_params(&mut gpu);
+    train(&mut host).unwrap();
+    train(&mut gpu).unwrap();
+    let (host, gpu) = (Outcome::of(&host).unwrap(), Outcome::of(&gpu).unwrap());
+    gpu.assert_same(&host, what);
+    assert_eq!(gpu.status, host.status, "{what}");
+}
+
+/// What a test does with a stepper of either device.
+trait Trainer {
+    fn pass(&mut self, options: &Options, gradient: &mut dyn FnMut(usize, &mut [f32]) -> bool) -> Result<()>;
+    fn accumulate(&mut self, micro_batches: u32) -> Result<()>;
+    fn set_lr(&mut self, lr: f64) -> Result<()>;
+    fn set_frozen(&mut self, param: usize, frozen: bool) -> Result<()>;
+    fn abandon_a_pass(&mut self) -> Result<()>;
+    fn join(&mut self) -> Result<bool>;
+}
+
+impl<D: Device> Trainer for Stepper<D> {
+    fn pass(&mut self, options: &Options, gradient: &mut dyn FnMut(usize, &mut [f32]) -> bool) -> Result<()> {
+        pass(self, options, gradient)
+    }
+
+    /// Each micro-batch replaces the gradients: what matters is that only the last one launches.
+    fn accumulate(&mut self, micro_batches: u32) -> Result<()> {
+        let layout = self.layout().clone();
+        let mut pass = self.begin_accumulating(NonZeroU32::new(micro_batches).unwrap())?;
+        for batch in 0..micro_batches {
+            for (param, id) in layout.ids().enumerate().collect::<Vec<_>>().into_iter().rev() {
+                let len = layout.parameter(id)?.len as usize;
+                let values: Vec<f32> = (0..len).map(|k| paint_gradient(batch as usize, param, k)).collect();
+                pass.write_grad(id, &values)?;
+                pass.grad_ready(id)?;
+            }
+            if batch + 1 < micro_batches {
+                pass.next_micro_batch()?;
+            }
+        }
+        pass.finish()
+    }
+
+    fn set_lr(&mut self, lr: f64) -> Result<()> {
+        Stepper::set_lr(self, instep::layout::DEFAULT_GROUP, lr)
+    }
+
+    fn set_frozen(&mut self, param: usize, frozen: bool) -> Result<()> {
+        let id = self.layout().ids().nth(param).unwrap();
+        Stepper::set_frozen(self, id, frozen)
+    }
+
+    fn abandon_a_pass(&mut self) -> Result<()> {
+        let id = self.layout().ids().last().unwrap();
+        let len = self.layout().parameter(id)?.len as usize;
+        let mut pass = self.begin()?;
+        pass.write_grad(id, &vec![1.0; len])?;
+        pass.grad_ready(id)?;
+        pass.abandon().map(drop)
+    }
+
+    fn join(&mut self) -> Result<bool> {
+        Stepper::join(self)
+    }
+}
+
+fn options(mode: Mode) -> Options {
+    Options { mode, cap: Some(8 << 10), world_size: 3, ..Options::default() }
+}
+
+#[test]
+fn every_optimizer_gives_the_hosts_bits_in_every_mode() {
+    for (k, optim) in optimizers().into_iter().enumerate() {
+        let options = options(MODES[k % 3]);
+        assert_same(&LENGTHS, optim, &options, &format!("{optim:?} {:?}", options.mode), |trainer| {
+            let gradient = painted(&options);
+            (0..4).try_for_each(|step| {
+                trainer.pass(&options, &mut |param, values| gradient(step, param, values))
+            })
+        });
+    }
+}
+
+#[test]
+fn a_global_norm_clips_and_skips_as_on_the_host() {
+    for mode in [Mode::Sequential, Mode::Normed] {
+        let options = Options { max_norm: Some(0.5), skip_nonfinite: true, loss_scale: 8.0, ..options(mode) };
+        for optim in few_optimizers() {
+            assert_same(&[300, 5, 2049], optim, &options, &format!("{optim:?} {mode:?}"), |trainer| {
+                let gradient = painted(&options);
+                (0..5).try_for_each(|step| {
+                    trainer.pass(&options, &mut |param, values| {
+                        let given = gradient(step, param, values);
+                        if step == 2 && param == 0 {
+                            values[17] = f32::INFINITY;
+                        }
+                        given
+                    })
+                })
+            });
+        }
+    }
+}
+
+#[test]
+fn what_is_left_out_frozen_or_abandoned_stays_as_on_the_host() {
+    for (mode, unused) in MODES.into_iter().flat_map(|m| [Unused::Skip, Unused::StepZero].map(|u| (m, u))) {
+        let options = Options { unused, ..options(mode) };
+        assert_same(
+            &[700, 0, 256, 31, 4000],
+            few_optimizers()[2],
+            &options,
+            &format!("{mode:?}"),
+            |trainer| {
+                let gradient = painted(&options);
+                for step in 0..6 {
+                    trainer.set_lr(0.01 / (step + 1) as f64)?;
+                    trainer.set_frozen(3, step % 3 == 1)?;
+                    trainer.pass(&options, &mut |param, values| {
+                        let frozen = param == 3 && step % 3 == 1;
+                        (param + step) % 4 != 0 && !frozen && gradient(step, param, values)
+                    })?;
+                    if step == 3 {
+                        trainer.abandon_a_pass()?;
+                    }
+                }
+                Ok(())
+            },
+        );
+    }
+}
+
+#[test]
+fn micro_batches_and_joined_ranks_give_the_hosts_bits() {
+    for mode in MODES {
+        assert_same(&[300, 5, 2049], few_optimizers()[3], &options(mode), &format!("{mode:?}"), |trainer| {
+            (1..4).try_for_each(|micro_batches| trainer.accumulate(micro_batches))
+        });
+        let options = Options { uneven: Some(Divisor::ContributingRanks), world_size: 1, ..options(mode) };
+        assert_same(&[300, 5], few_optimizers()[1], &options, &format!("{mode:?}, joining"), |trainer| {
+            trainer.accumulate(1)?;
+            assert!(!trainer.join()?, "nobody had data");
+            trainer.accumulate(2)
+        });
+    }
+}
+
+#[test]
+fn a_trainer_that_runs_far_ahead_changes_rates_that_no_earlier_pass_sees() {
+    let options = options(Mode::Eager);
+    assert_same(&[5000], few_optimizers()[0], &options, "rates", |trainer| {
+        let gradient = painted(&options);
+        (0..40).try_for_each(|step| {
+            trainer.set_lr(0.5 / (step + 1) as f64)?;
+            trainer.pass(&options, &mut |param, values| gradient(step, param, values))
+        })
+    });
+}
+
+#[test]
+fn the_latest_status_is_the_last_passs_once_it_has_ended() {
+    let (options, layout) = (Options { max_norm: Some(0.5), ..options(Mode::Normed) }, layout(&[300, 700]));
+    let mut stepper = options.stepper_on(&cuda(), &layout, few_optimizers()[2], Solo::new(3)).unwrap();
+    paint_params(&mut stepper);
+    assert_eq!(stepper.latest_status(), None);
+    let gradient = painted(&options);
+    for step in 0..20 {
+        pass(&mut stepper, &options, |param, values| gradient(step, param, values)).unwrap();
+        let waited = stepper.status().unwrap();
+        assert_eq!(stepper.latest_status(), Some(waited));
+        assert_eq!(waited.pass, step as u64 + 1);
+    }
+}
+
+#[test]
+fn replayed_graphs_are_the_passes_that_they_captured() {
+    for mode in MODES {
+        let max_norm = (mode != Mode::Eager).then_some(0.5);
+        let options = Options { max_norm, ..options(mode) };
+        let lengths = [300, 5, 2049];
+        let layout = layout(&lengths);
+        let (optim, gradient) = (few_optimizers()[3], painted(&options));
+        let mut host = options.stepper(&layout, optim, Solo::new(3)).unwrap();
+        let cuda = capturable();
+        let mut gpu = options.stepper_on(&cuda, &layout, optim, Solo::new(3)).unwrap();
+        paint_params(&mut host);
+        paint_params(&mut gpu);
+        // The gradients stay where the first pass has left them, since sums on one rank change nothing.
+        pass(&mut host, &options, |param, values| gradient(0, param, values)).unwrap();
+        pass(&mut gpu, &options, |param, values| gradient(0, param, values)).unwrap();
+        let captured = gpu
+            .capture(|mut pass| {
+                for id in layout.ids().collect::<Vec<_>>().into_iter().rev() {
+                    pass.grad_ptr(id)?;
+                    pass.grad_ready(id)?;
+                }
+                pass.finish()
+            })
+            .unwrap();
+        for replay in 0..20 {
+            let lr = 0.01 / (replay + 1) as f64;
+            Stepper::set_lr(&mut host, instep::layout::DEFAULT_GROUP, lr).unwrap();
+            Stepper::set_lr(&mut gpu, instep::layout::DEFAULT_GROUP, lr).unwrap();
+            pass(&mut host, &options, |param, values| gradient(0, param, values)).unwrap();
+            // SAFETY: the capture holds no work of the trainer's.
+            unsafe { gpu.replay(&captured).unwrap() };
+            if replay == 11 {
+                // An ordinary pass in between is one more of the same.
+                pass(&mut host, &options, |param, values| gradient(0, param, values)).unwrap();
+                pass(&mut gpu, &options, |param, values| gradient(0, param, values)).unwrap();
+            }
+        }
+        let (host, gpu) = (Outcome::of(&host).unwrap(), Outcome::of(&gpu).unwrap());
+        gpu.assert_same(&host, &format!("{mode:?}"));
+        assert_eq!(gpu.status, host.status);
+    }
+}
+
+/// With a stream that can be captured, which the legacy default one cannot.
+fn capturable() -> Cuda {
+    let cuda = cuda();
+    let stream = if std::env::var("INSTEP_REQUIRE_GPU").as_deref() == Ok("1") {
+        let driver = cuda.driver();
+        driver.enter().unwrap();
+        let stream = driver.create_stream(0).unwrap();
+        driver.leave();
+        stream
+    } else {
+        COMPUTE
+    };
+    cuda.compute_stream(stream)
+}

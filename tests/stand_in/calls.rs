@@ -1,0 +1,20 @@
+//! A driver call as a value, to be compared.
+//!
+//! Handles and sizes, no addresses: where memory lies differs from run to run. Must hold whatever orders work or shapes it.
+
+use instep::cuda::driver::Shape;
+use instep::{EventHandle, StreamHandle};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Call {
+    CreateStream { stream: StreamHandle, priority: i32 },
+    Record { event: EventHandle, stream: StreamHandle },
+    Wait { stream: StreamHandle, event: EventHandle },
+    Query { event: EventHandle },
+    Zero { stream: StreamHandle, bytes: u64 },
+    Copy { stream: StreamHandle, bytes: usize },
+    Launch { kernel: &'static str, shape: Shape, stream: StreamHandle },
+    BeginCapture { stream: StreamHandle },
+    EndCapture { stream: StreamHandle },
+    LaunchGraph { stream: StreamHandle },
+}
