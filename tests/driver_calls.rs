@@ -6,12 +6,12 @@
 use std::collections::{HashMap, HashSet};
 
 use instep::abi::{INSTEP_GPU_THREADS, INSTEP_TILE_ELEMENTS};
-use instep::cuda::Cuda;
 use instep::cuda::driver::Shape;
+use instep::cuda::{Cuda, External};
 use instep::hazard::Traced;
 use instep::layout::Plan;
 use instep::op::{Action, Op, Phase, Stream, Ticket};
-use instep::{EventHandle, Mode, Solo, StreamHandle, Unused};
+use instep::{Error, EventHandle, Mode, Solo, StreamHandle, Unused};
 
 use crate::stand_in::calls::Call;
 use crate::stand_in::{COMPUTE, StandIn};
@@ -156,4 +156,52 @@ fn every_op_becomes_its_call_and_nothing_else_is_called() {
         let buckets = stepper.plan().buckets().iter().filter(|bucket| bucket.len > 0).count();
         assert_eq!(launched("instep_step_adam"), 6 * buckets, "one launch per bucket: {mode:?}");
     }
+}
+
+#[test]
+fn sums_of_others_are_waited_for_by_their_events_in_front_of_their_steps() {
+    let (stand_in, layout) = (StandIn::new(), layout(&[300, 700]));
+    let cuda = Cuda::on(stand_in.clone()).compute_stream(COMPUTE);
+    let sums = External::new(&cuda, 0, 4);
+    let options = Options { cap: Some(1 << 10), unused: Unused::StepZero, ..Options::default() };
+    let options = Options { mode: Mode::Eager, ..options };
+    let mut stepper = options.stepper_on(&cuda, &layout, few_optimizers()[0], sums.clone()).unwrap();
+    paint_params(&mut stepper);
+    for (round, named) in [[7001, 7002], [7003, 7001]].into_iter().enumerate() {
+        stand_in.take_calls();
+        let mut pass = stepper.begin().unwrap();
+        for (param, id) in layout.ids().enumerate().collect::<Vec<_>>().into_iter().rev() {
+            pass.grad_ptr(id).unwrap();
+            // SAFETY: the stand-in's events are numbers.
+            unsafe { sums.reduced(1 - param as u32, EventHandle(named[1 - param])) };
+            pass.grad_ready(id).unwrap();
+        }
+        pass.finish().unwrap();
+        let calls = stand_in.take_calls();
+        let at = |wanted: &dyn Fn(&Call) -> bool| calls.iter().position(wanted).unwrap();
+        let steps: Vec<usize> = (0..calls.len())
+            .filter(|k| matches!(calls[*k], Call::Launch { kernel: "instep_step_sgd", .. }))
+            .collect();
+        assert_eq!(steps.len(), 2, "round {round}");
+        for (bucket, step) in steps.into_iter().enumerate() {
+            let is_wait = |call: &Call| matches!(call, Call::Wait { event, .. } if event.0 == named[bucket]);
+            let waited = at(&is_wait);
+            let Call::Wait { stream: reduce, .. } = calls[waited] else { unreachable!() };
+            // The reduce stream's next position is what the step's stream waits for.
+            let marked = calls[waited..].iter().find_map(|call| match call {
+                Call::Record { event, stream } if *stream == reduce => Some(*event),
+                _ => None,
+            });
+            let Call::Launch { stream: optim, .. } = calls[step] else { unreachable!() };
+            let ordered = Call::Wait { stream: optim, event: marked.unwrap() };
+            assert!(calls[waited..step].contains(&ordered), "round {round}, bucket {bucket}: {calls:?}");
+        }
+    }
+    // Each event stands for one sum: a bucket whose event nobody has named is not stepped.
+    let mut pass = stepper.begin().unwrap();
+    let last = layout.ids().last().unwrap();
+    pass.grad_ptr(last).unwrap();
+    pass.grad_ready(last).unwrap();
+    let error = pass.finish().unwrap_err();
+    assert!(matches!(error.cause(), Error::Order(why) if why.contains("bucket 0")), "{error}");
 }

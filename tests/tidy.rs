@@ -20,12 +20,13 @@ const LAYERS: [&[&str]; 8] = [
 ];
 
 /// The only files that may contain unsafe code, and why is in each one's header.
-const UNSAFE: [&str; 28] = [
+const UNSAFE: [&str; 29] = [
     "benches/peers/entry/src/lib.rs",
     "src/abi.rs",
     "src/bench.rs",
     "src/cuda/device.rs",
     "src/cuda/driver.rs",
+    "src/cuda/external.rs",
     "src/cuda/graph.rs",
     "src/cuda/kernels.rs",
     "src/cuda/memory.rs",
@@ -125,6 +126,14 @@ fn ops_reach_a_device_only_from_run() {
             "{name}"
         );
     }
+}
+
+#[test]
+fn the_drivers_bindings_are_named_where_they_are_wrapped() {
+    let named = |path: &PathBuf| code_lines(&read(path)).any(|(_, line)| line.contains("cudarc::"));
+    let files: Vec<String> =
+        files("src", &["rs"]).iter().filter(|path| named(path)).map(|path| name(path)).collect();
+    assert_eq!(files, ["src/cuda/interop.rs", "src/cuda/system.rs"]);
 }
 
 #[test]

@@ -8,8 +8,11 @@ mod built;
 mod device;
 #[doc(hidden)]
 pub mod driver;
+mod external;
 mod fatbin;
 mod graph;
+#[cfg(feature = "interop")]
+mod interop;
 mod kernels;
 mod memory;
 mod pinned;
@@ -22,6 +25,7 @@ mod timing;
 pub use built::{BuiltKernels, Image, built_kernels};
 pub use device::CudaDevice;
 pub(crate) use device::Parts;
+pub use external::External;
 pub use graph::CapturedPass;
 
 use std::sync::Arc;

@@ -198,6 +198,8 @@ impl Stepper<CudaDevice> {
         }
         let run = self.run.get_mut();
         run.touch_all()?;
+        // Publishing reads the control block that the graph's Begin writes.
+        run.touch_control()?;
         run.device.replay(captured)?;
         let pass = run.schedule.pass() + 1;
         run.schedule.set_pass(pass);

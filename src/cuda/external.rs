@@ -1,0 +1,102 @@
+//! Sums that somebody else makes: a framework's own all-reduce, which the steps wait for by its event.
+//!
+//! For whoever has a communicator already. The framework says which event stands behind which bucket's sum, and hands the
+//! bucket over; nothing is issued here but a wait. Must refuse a bucket that no event was named for, because its step would
+//! run beside the sum.
+#![allow(unsafe_code)]
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::Cuda;
+use super::driver::Driver;
+use crate::error::{Error, Result};
+use crate::handle::{EventHandle, Place};
+use crate::op::{Call, Collective, CollectiveKind};
+
+/// See [`StepperBuilder::cuda_borrowing`](crate::StepperBuilder::cuda_borrowing), which its buckets are for. Clones are the
+/// same communicator: one goes into the stepper, the other stays with the framework.
+///
+/// ```no_run
+/// # use instep::cuda::{Cuda, External};
+/// # use instep::layout::ForeignBucket;
+/// # use instep::{AdamW, Borrowed, EventHandle, Layout, Stepper, StreamHandle, Unused};
+/// # let layout = Layout::builder().param("weight", 1024).build()?;
+/// # let weight = layout.id("weight")?;
+/// # let (weights, bucket, stream) = (std::ptr::null_mut(), std::ptr::null_mut(), StreamHandle(0));
+/// # let all_reduce = || EventHandle(0);
+/// let cuda = Cuda::open(0)?.compute_stream(stream);
+/// let sums = External::new(&cuda, 0, 8);
+/// let memory = Borrowed::new().param(weight, weights).bucket(ForeignBucket::new(1024).gradient(weight, 0), bucket);
+/// let builder = Stepper::builder(&layout, AdamW::default()).unused(Unused::StepZero);
+/// // SAFETY: stream and tensors are the framework's, which keeps them and touches them as agreed.
+/// let mut stepper = unsafe { builder.cuda_borrowing(sums.clone(), memory, &cuda)? };
+/// let mut pass = stepper.begin()?;
+/// pass.grad_ptr(weight)?; // backward writes it on `stream`, then:
+/// // the event behind bucket 0's sum, on whatever stream; SAFETY: it is not destroyed before the pass has ended
+/// unsafe { sums.reduced(0, all_reduce()) };
+/// pass.bucket_ready(0)?; // one step, behind that event
+/// pass.finish()?;
+/// # Ok::<(), instep::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct External {
+    driver: Arc<dyn Driver>,
+    rank: u32,
+    world_size: u32,
+    /// Per bucket, the event behind its next sum.
+    events: Arc<Mutex<Vec<Option<EventHandle>>>>,
+}
+
+impl External {
+    /// A communicator of `world_size` ranks, as rank `rank` of them sees it. Parameters are not sent anywhere: they must be
+    /// the same on all ranks before the first pass, and after any that are written.
+    pub fn new(cuda: &Cuda, rank: u32, world_size: u32) -> External {
+        External { driver: Arc::clone(&cuda.driver), rank, world_size, events: Arc::default() }
+    }
+
+    /// Names the event behind a bucket's sum in this pass, recorded before the bucket is handed over.
+    ///
+    /// # Ordering
+    /// The bucket's step comes behind the event as it was recorded last when the bucket is handed over.
+    ///
+    /// # Safety
+    /// The event is one of this device's driver, alive until the pass has been finished.
+    pub unsafe fn reduced(&self, bucket: u32, event: EventHandle) {
+        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        let bucket = bucket as usize;
+        if events.len() <= bucket {
+            events.resize(bucket + 1, None);
+        }
+        events[bucket] = Some(event);
+    }
+}
+
+impl Collective for External {
+    fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    fn world_size(&self) -> u32 {
+        self.world_size
+    }
+
+    fn reaches(&self, place: Place) -> bool {
+        place == Place::Cuda(self.driver.ordinal())
+    }
+
+    unsafe fn enqueue(&self, call: &Call) -> Result<()> {
+        if call.kind == CollectiveKind::Broadcast {
+            return Ok(());
+        }
+        let bucket = call.bucket.unwrap_or(u32::MAX) as usize;
+        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(event) = events.get_mut(bucket).and_then(Option::take) else {
+            return Err(Error::Order(format!("no event was named for the sum of bucket {bucket}")));
+        };
+        // SAFETY: whoever named the event keeps it, by the contract of `reduced`; the stream is the stepper's.
+        unsafe { self.driver.wait(call.stream, event) }
+    }
+
+    /// Ends nothing: the group is the framework's, which hears of a failure by its own stepper's errors.
+    fn abort(&self, _: &Error) {}
+}
