@@ -121,6 +121,16 @@ fn every_optimizer_gives_the_hosts_bits_in_every_mode() {
 }
 
 #[test]
+fn layouts_without_elements_make_passes_too() {
+    for (mode, unused) in MODES.into_iter().zip([Unused::Skip, Unused::StepZero, Unused::Skip]) {
+        let options = Options { unused, ..options(mode) };
+        assert_same(&[0, 0], few_optimizers()[3], &options, &format!("{mode:?}"), |trainer| {
+            (0..3).try_for_each(|_| trainer.pass(&options, &mut |_, _| true))
+        });
+    }
+}
+
+#[test]
 fn a_global_norm_clips_and_skips_as_on_the_host() {
     for mode in [Mode::Sequential, Mode::Normed] {
         let options = Options { max_norm: Some(0.5), skip_nonfinite: true, loss_scale: 8.0, ..options(mode) };

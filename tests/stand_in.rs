@@ -245,6 +245,7 @@ impl Driver for StandIn {
     }
 
     unsafe fn zero(&self, address: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()> {
+        assert!(bytes > 0, "drivers refuse to fill nothing");
         self.command("zero", Call::Zero { stream, bytes }, Command::Zero { address, bytes })
     }
 

@@ -27,8 +27,10 @@ impl Arena {
     pub(super) fn zeroed(driver: &Arc<dyn Driver>, bytes: u64, stream: StreamHandle) -> Result<Arena> {
         let address = driver.allocate(bytes, stream)?;
         let arena = Arena { driver: Arc::clone(driver), stream, address };
-        // SAFETY: just allocated, so many bytes long, on this stream.
-        unsafe { driver.zero(address, bytes, stream)? };
+        if bytes > 0 {
+            // SAFETY: just allocated, so many bytes long, on this stream.
+            unsafe { driver.zero(address, bytes, stream)? };
+        }
         Ok(arena)
     }
 }
@@ -71,12 +73,12 @@ impl DeviceMemory {
         let (params, grads) = match borrowed {
             Some(borrowed) => (Region::scattered(borrowed.params), Region::scattered(borrowed.grads)),
             None => {
-                reduced = comm.allocate(grads_bytes)?;
+                reduced = if grads_bytes > 0 { comm.allocate(grads_bytes)? } else { None };
                 let grads = match &reduced {
                     None => owned(grads_bytes)?,
                     Some(allocation) => {
                         let base = pointer(DevicePtr(allocation.address.expose_provenance() as u64))?;
-                        // SAFETY: the communicator has just made it, that long.
+                        // SAFETY: the communicator has just made it, that long, which is not nothing.
                         unsafe { driver.zero(DevicePtr(base.addr().get() as u64), grads_bytes, stream)? };
                         Region::whole(base, grads_bytes)
                     }
@@ -97,7 +99,9 @@ impl DeviceMemory {
         unsafe {
             let control = first_control();
             driver.upload(address(memory.regions.control()), bytes_of(&control), stream)?;
-            driver.upload(address(memory.regions.segments()), bytes_of_all(&segments), stream)?;
+            if !segments.is_empty() {
+                driver.upload(address(memory.regions.segments()), bytes_of_all(&segments), stream)?;
+            }
         }
         Ok(memory)
     }
@@ -111,8 +115,10 @@ impl DeviceMemory {
     ) -> Result<*const T> {
         let arena = Arena::zeroed(driver, size_of::<T>() as u64 * values.len() as u64, stream)?;
         let kept = pointer(arena.address)?.as_ptr().cast_const().cast();
-        // SAFETY: just allocated for them.
-        unsafe { driver.upload(arena.address, bytes_of_all(values), stream)? };
+        if !values.is_empty() {
+            // SAFETY: just allocated for them.
+            unsafe { driver.upload(arena.address, bytes_of_all(values), stream)? };
+        }
         self.arenas.push(arena);
         Ok(kept)
     }

@@ -118,13 +118,13 @@ impl Device for CudaDevice {
         self.guarded("a wait for the GPU", |device| device.block_on_compute())
     }
 
-    fn end(&mut self) {
-        let _ = self.guarded("the end", |device| {
+    fn end(&mut self) -> Result<()> {
+        self.guarded("the end", |device| {
             for stream in Stream::ALL {
                 device.block_on(device.queues.here(stream)?)?;
             }
             Ok(())
-        });
+        })
     }
 
     fn now_ns(&self) -> u64 {

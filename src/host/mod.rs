@@ -126,8 +126,9 @@ impl Device for HostDevice {
         Ok(())
     }
 
-    fn end(&mut self) {
+    fn end(&mut self) -> Result<()> {
         self.streams.end();
+        Ok(())
     }
 
     fn now_ns(&self) -> u64 {

@@ -31,7 +31,10 @@ pub trait Device: Sealed {
     fn synchronize(&mut self) -> Result<()>;
 
     /// Blocks until every op has ended or been skipped. Nothing may be submitted afterwards.
-    fn end(&mut self);
+    ///
+    /// # Errors
+    /// As [`wait`](Device::wait); a GPU tells of some failures only now.
+    fn end(&mut self) -> Result<()>;
 
     /// Now, on the clock that measured ops use, in nanoseconds.
     fn now_ns(&self) -> u64;

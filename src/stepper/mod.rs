@@ -208,8 +208,7 @@ impl<D: Device> Stepper<D> {
             run.schedule.synchronize();
             run.settle()
         };
-        run.device.end();
-        outcome
+        outcome.and(run.device.end())
     }
 
     /// The layout it was built for.
