@@ -7,7 +7,8 @@
 use std::num::NonZeroU32;
 
 use instep::cuda::Cuda;
-use instep::op::Device;
+use instep::hazard::Traced;
+use instep::op::{Action, Device, Op, Stream};
 use instep::{Divisor, Mode, Result, Solo, Stepper, Unused};
 
 use crate::stand_in::{COMPUTE, StandIn};
@@ -278,4 +279,30 @@ fn capturable() -> Cuda {
         COMPUTE
     };
     cuda.compute_stream(stream)
+}
+
+#[test]
+fn a_recording_holds_what_ran_and_when_the_trainers_stream_stood_still() {
+    for mode in MODES {
+        let options = Options { record: true, unused: Unused::Skip, ..options(mode) };
+        let layout = layout(&[5000, 300, 4000]);
+        let mut stepper = options.stepper_on(&cuda(), &layout, few_optimizers()[2], Solo::new(3)).unwrap();
+        paint_params(&mut stepper);
+        let gradient = painted(&options);
+        for step in 0..4 {
+            pass(&mut stepper, &options, |param, values| param != step && gradient(step, param, values))
+                .unwrap();
+        }
+        let recording = stepper.take_recording().unwrap();
+        assert_eq!(stepper.check(&recording), [], "{mode:?}");
+        let works = |op: &Op| {
+            !matches!(op.action, Action::Wait(_) | Action::Record(_)) && op.stream != Stream::Compute
+        };
+        let submitted = recording.list.iter().filter_map(|entry| match entry {
+            Traced::Op(op) if works(op) => Some(*op),
+            _ => None,
+        });
+        assert_eq!(recording.ran.iter().map(|ran| ran.op).collect::<Vec<_>>(), submitted.collect::<Vec<_>>());
+        assert!(!recording.blocked.is_empty(), "{mode:?}: the trainer reads what was stepped");
+    }
 }

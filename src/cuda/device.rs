@@ -301,7 +301,13 @@ impl CudaDevice {
 
     /// Makes the trainer's stream wait for a position.
     pub(super) fn order_compute(&mut self, ticket: Ticket) -> Result<()> {
-        self.guarded("a wait of the trainer's", |device| device.queues.wait(Stream::Compute, ticket))
+        self.guarded("a wait of the trainer's", |device| {
+            let wait = || device.queues.wait(Stream::Compute, ticket);
+            match device.timing.as_mut().filter(|_| !device.is_capturing) {
+                Some(timing) => timing.stall(device.queues.stream(Stream::Compute), wait),
+                None => wait(),
+            }
+        })
     }
 
     /// Does something with the device current, unless anything has failed; if this fails, nothing else is tried.

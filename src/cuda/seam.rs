@@ -8,9 +8,10 @@ use std::mem::size_of_val;
 
 use super::CudaDevice;
 use super::memory::{address, bytes_of_all, fetch};
+use super::timing::Timing;
 use crate::abi::{InstepControl, InstepHyper, InstepSegment, InstepStatus};
 use crate::error::Result;
-use crate::op::{Device, Memory, Op, Ran, Sealed, Span, Stream, Ticket};
+use crate::op::{Device, Interval, Memory, Op, Ran, Sealed, Span, Stream, Ticket};
 
 impl CudaDevice {
     /// Blocks until the trainer's stream has passed everything that it has been given.
@@ -21,6 +22,16 @@ impl CudaDevice {
     /// The newest pass that has been published.
     pub(crate) fn latest(&self) -> Option<InstepStatus> {
         self.status.latest()
+    }
+
+    /// What has been measured, once all of it has been passed.
+    fn take_times<T>(&mut self, take: impl FnOnce(&mut Timing) -> Result<Vec<T>>) -> Result<Vec<T>> {
+        self.guarded("the times of ops", |device| {
+            for stream in Stream::ALL {
+                device.block_on(device.queues.here(stream)?)?;
+            }
+            device.timing().map_or_else(|| Ok(Vec::new()), take)
+        })
     }
 
     fn fetch<T: Copy>(&mut self, at: *const T) -> Result<T> {
@@ -93,15 +104,11 @@ impl Sealed for CudaDevice {
     }
 
     fn take_ran(&mut self) -> Result<Vec<Ran>> {
-        self.guarded("the times of ops", |device| {
-            device.block_on_compute()?;
-            device.block_on(device.queues.here(Stream::Reduce)?)?;
-            device.block_on(device.queues.here(Stream::Optim)?)?;
-            match device.timing() {
-                Some(timing) => timing.take(),
-                None => Ok(Vec::new()),
-            }
-        })
+        self.take_times(Timing::take_ran)
+    }
+
+    fn take_stalls(&mut self) -> Result<Vec<Interval>> {
+        self.take_times(Timing::take_stalls)
     }
 }
 

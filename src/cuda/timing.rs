@@ -17,13 +17,16 @@ pub(super) struct Timing {
     /// Where the device's clock is zero.
     origin: EventHandle,
     spans: Vec<(Op, EventHandle, EventHandle)>,
+    /// The trainer's waits.
+    stalls: Vec<(EventHandle, EventHandle)>,
     spare: Vec<EventHandle>,
 }
 
 impl Timing {
     pub(super) fn new(driver: &Arc<dyn Driver>, stream: StreamHandle) -> Result<Timing> {
         let origin = driver.create_event(true)?;
-        let timing = Timing { driver: Arc::clone(driver), origin, spans: Vec::new(), spare: Vec::new() };
+        let (spans, stalls, spare) = (Vec::new(), Vec::new(), Vec::new());
+        let timing = Timing { driver: Arc::clone(driver), origin, spans, stalls, spare };
         // SAFETY: just made; the stream is the device's.
         unsafe { driver.record(origin, stream)? };
         Ok(timing)
@@ -35,8 +38,7 @@ impl Timing {
     }
 
     pub(super) fn start(&mut self, op: Op, stream: StreamHandle) -> Result<()> {
-        let mut event = || self.spare.pop().map_or_else(|| self.driver.create_event(true), Ok);
-        let (start, end) = (event()?, event()?);
+        let (start, end) = (self.event()?, self.event()?);
         self.spans.push((op, start, end));
         // SAFETY: made by this driver; the stream is the device's.
         unsafe { self.driver.record(start, stream) }
@@ -50,24 +52,52 @@ impl Timing {
         }
     }
 
+    /// Measures how long a wait of the trainer's holds its stream up.
+    pub(super) fn stall(&mut self, compute: StreamHandle, wait: impl FnOnce() -> Result<()>) -> Result<()> {
+        let (start, end) = (self.event()?, self.event()?);
+        self.stalls.push((start, end));
+        // SAFETY: as above.
+        unsafe { self.driver.record(start, compute)? };
+        wait()?;
+        // SAFETY: as above.
+        unsafe { self.driver.record(end, compute) }
+    }
+
     /// What ran since the last call, all of which has been passed.
-    pub(super) fn take(&mut self) -> Result<Vec<Ran>> {
-        let mut ran = Vec::with_capacity(self.spans.len());
-        for (op, start, end) in self.spans.drain(..) {
-            // SAFETY: as above.
-            let at = |event| unsafe { self.driver.elapsed_ns(self.origin, event) };
-            let (start_ns, end_ns) = (at(start)? as u64, at(end)? as u64);
-            ran.push(Ran { op, interval: Interval { start_ns, end_ns } });
-            self.spare.extend([start, end]);
-        }
-        Ok(ran)
+    pub(super) fn take_ran(&mut self) -> Result<Vec<Ran>> {
+        let spans = std::mem::take(&mut self.spans);
+        let ran = |(op, start, end)| Ok(Ran { op, interval: self.interval(start, end)? });
+        spans.into_iter().map(ran).collect()
+    }
+
+    /// When the trainer stood still since the last call, all of which has been passed.
+    pub(super) fn take_stalls(&mut self) -> Result<Vec<Interval>> {
+        let stalls = std::mem::take(&mut self.stalls);
+        stalls.into_iter().map(|(start, end)| self.interval(start, end)).collect()
+    }
+
+    fn event(&mut self) -> Result<EventHandle> {
+        self.spare.pop().map_or_else(|| self.driver.create_event(true), Ok)
+    }
+
+    fn interval(&mut self, start: EventHandle, end: EventHandle) -> Result<Interval> {
+        // SAFETY: as above.
+        let at = |event| unsafe { self.driver.elapsed_ns(self.origin, event) };
+        let interval = Interval { start_ns: at(start)? as u64, end_ns: at(end)? as u64 };
+        self.spare.extend([start, end]);
+        Ok(interval)
     }
 }
 
 impl Drop for Timing {
     fn drop(&mut self) {
-        let spans = self.spans.iter().flat_map(|(_, start, end)| [*start, *end]);
-        for event in spans.chain(self.spare.iter().copied()).chain([self.origin]) {
+        let spans = self.spans.iter().map(|(_, start, end)| (start, end));
+        let pairs = spans.chain(self.stalls.iter().map(|(start, end)| (start, end)));
+        for event in pairs
+            .flat_map(|(start, end)| [*start, *end])
+            .chain(self.spare.iter().copied())
+            .chain([self.origin])
+        {
             // SAFETY: made by this driver, not used again.
             unsafe { self.driver.destroy_event(event) };
         }

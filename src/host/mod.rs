@@ -23,7 +23,7 @@ use std::time::Instant;
 
 use crate::abi::{InstepControl, InstepHyper, InstepSegment};
 use crate::error::Result;
-use crate::op::{Device, Memory, Op, Ran, Sealed, Span, Ticket};
+use crate::op::{Device, Interval, Memory, Op, Ran, Sealed, Span, Ticket};
 use arena::Memories;
 use execute::{Executor, Parts};
 use streams::Streams;
@@ -105,6 +105,10 @@ impl Sealed for HostDevice {
 
     fn take_ran(&mut self) -> Result<Vec<Ran>> {
         Ok(self.streams.take_ran())
+    }
+
+    fn take_stalls(&mut self) -> Result<Vec<Interval>> {
+        Ok(Vec::new())
     }
 }
 

@@ -7,7 +7,7 @@
 
 use crate::abi::{InstepControl, InstepHyper, InstepSegment};
 use crate::error::Result;
-use crate::op::{Memory, Op, Ran, Span, Ticket};
+use crate::op::{Interval, Memory, Op, Ran, Span, Ticket};
 
 /// An executor of ops.
 pub trait Device: Sealed {
@@ -118,4 +118,11 @@ pub trait Sealed {
     /// # Errors
     /// As [`Device::wait`].
     fn take_ran(&mut self) -> Result<Vec<Ran>>;
+
+    /// When the trainer's stream stood still since the last call, if the device measures and the trainer is a stream: a
+    /// thread that waits is timed by who waits.
+    ///
+    /// # Errors
+    /// As [`Device::wait`].
+    fn take_stalls(&mut self) -> Result<Vec<Interval>>;
 }

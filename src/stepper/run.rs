@@ -42,7 +42,7 @@ impl Debt {
             }
             let start_ns = device.now_ns();
             let outcome = device.wait(Ticket { stream, tick });
-            if let Some(recording) = recording {
+            if let Some(recording) = recording.as_mut().filter(|_| !D::TRAINER_IS_A_STREAM) {
                 recording.blocked.push(Interval { start_ns, end_ns: device.now_ns() });
             }
             outcome?;
@@ -57,7 +57,7 @@ impl Debt {
 pub struct Recording {
     /// Ops and trainer accesses, for [`hazard::check`](crate::hazard::check).
     pub list: Vec<Traced>,
-    /// The trainer's waits.
+    /// When the trainer, thread or stream, stood still.
     pub blocked: Vec<Interval>,
     /// What the streams ran, each stream in order.
     pub ran: Vec<Ran>,
@@ -168,8 +168,13 @@ impl<D: Device> Run<D> {
         }
     }
 
-    /// What was recorded since the last call.
+    /// What was recorded since the last call; of a failed run, what was submitted.
     pub(crate) fn take_recording(&mut self) -> Option<Recording> {
-        self.recording.as_mut().map(std::mem::take)
+        let mut recording = self.recording.as_mut().map(std::mem::take)?;
+        recording.ran = self.device.take_ran().unwrap_or_default();
+        if D::TRAINER_IS_A_STREAM {
+            recording.blocked = self.device.take_stalls().unwrap_or_default();
+        }
+        Some(recording)
     }
 }
