@@ -23,8 +23,9 @@ digits *flags:
 bench *flags:
     cargo bench -- {{flags}}
 
-# Write src/abi.rs from kernels/abi.h (needs libclang)
+# Write src/abi.rs from kernels/abi.h, and the bindings of NCCL from its header (needs libclang)
 bless:
+    scripts/cuda-toolchain.sh --nccl
     cargo run -p bindings
 
 # Break input files of `instep replay`, a million times

@@ -50,6 +50,12 @@ pub enum Error {
         /// What was tried, and what came of it.
         why: String,
     },
+    /// Refused: there is no usable NCCL library on this machine.
+    #[error("no usable NCCL: {why}")]
+    NcclUnavailable {
+        /// What was tried, and what came of it.
+        why: String,
+    },
     /// Poisons: a call into a GPU's driver failed. Refused, where it was made to build a stepper.
     #[error("{call} failed with {name} ({code})")]
     Device {

@@ -20,12 +20,15 @@ mod entries;
 mod failures;
 mod freezing;
 mod golden;
+#[cfg(feature = "cuda")]
+mod gpu;
 mod gpu_failures;
 mod groups;
 mod guarded;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 mod host_run;
 mod multirank;
+mod nccl;
 mod norms;
 mod objects;
 mod on_cuda;

@@ -20,16 +20,23 @@ const LAYERS: [&[&str]; 8] = [
 ];
 
 /// The only files that may contain unsafe code, and why is in each one's header.
-const UNSAFE: [&str; 29] = [
+const UNSAFE: &[&str] = &[
     "benches/peers/entry/src/lib.rs",
     "src/abi.rs",
     "src/bench.rs",
+    "src/cuda/context.rs",
     "src/cuda/device.rs",
     "src/cuda/driver.rs",
     "src/cuda/external.rs",
     "src/cuda/graph.rs",
     "src/cuda/kernels.rs",
     "src/cuda/memory.rs",
+    "src/cuda/nccl/absent.rs",
+    "src/cuda/nccl/bindings.rs",
+    "src/cuda/nccl/communicator.rs",
+    "src/cuda/nccl/library.rs",
+    "src/cuda/nccl/memory.rs",
+    "src/cuda/nccl/raw.rs",
     "src/cuda/pinned.rs",
     "src/cuda/queues.rs",
     "src/cuda/seam.rs",
@@ -51,6 +58,9 @@ const UNSAFE: [&str; 29] = [
     "src/stepper/records.rs",
     "src/stepper/views.rs",
 ];
+
+/// Written by `cargo run -p bindings`, as long and as terse as the header is.
+const GENERATED: [&str; 2] = ["src/abi.rs", "src/cuda/nccl/bindings.rs"];
 
 fn files(under: &str, extensions: &[&str]) -> Vec<PathBuf> {
     let mut found = Vec::new();
@@ -133,7 +143,7 @@ fn the_drivers_bindings_are_named_where_they_are_wrapped() {
     let named = |path: &PathBuf| code_lines(&read(path)).any(|(_, line)| line.contains("cudarc::"));
     let files: Vec<String> =
         files("src", &["rs"]).iter().filter(|path| named(path)).map(|path| name(path)).collect();
-    assert_eq!(files, ["src/cuda/interop.rs", "src/cuda/system.rs"]);
+    assert_eq!(files, ["src/cuda/context.rs", "src/cuda/interop.rs", "src/cuda/system.rs"]);
 }
 
 #[test]
@@ -154,7 +164,7 @@ fn unsafe_code_stays_in_the_named_files_and_each_block_says_why() {
             found = true;
             assert!(allowed, "{name}:{}: unsafe outside the named files", at + 1);
             let declares = code.contains("unsafe fn") || code.contains("unsafe extern");
-            if declares || name == "src/abi.rs" {
+            if declares || GENERATED.contains(&name.as_str()) {
                 continue;
             }
             let explained = (1..=5).any(|back| at >= back && lines[at - back].contains("SAFETY:"));
@@ -171,7 +181,7 @@ fn files_are_short_and_open_with_what_they_are() {
         let name = name(&path);
         let text = read(&path);
         let count = text.lines().count();
-        assert!(count <= 500 || name == "src/abi.rs", "{name} has {count} lines");
+        assert!(count <= 500 || GENERATED.contains(&name.as_str()), "{name} has {count} lines");
         let header =
             text.lines().take_while(|l| l.starts_with("//!") || l.starts_with("/*") || l.starts_with(" *"));
         let header = header.count();
@@ -183,6 +193,9 @@ fn files_are_short_and_open_with_what_they_are() {
 fn nothing_is_unwrapped_or_left_undone_outside_tests() {
     for path in files("src", &["rs"]).into_iter().chain(files("cli/src", &["rs"])) {
         let name = name(&path);
+        if GENERATED.contains(&name.as_str()) || name.contains("/tests/") {
+            continue;
+        }
         let text = read(&path);
         let product = text.split("#[cfg(test)]").next().unwrap();
         for (at, line) in code_lines(product) {

@@ -5,6 +5,8 @@
 //! overlap is decided in `schedule` and proven by `hazard`, as on the host.
 
 mod built;
+#[cfg(feature = "cuda")]
+mod context;
 mod device;
 #[doc(hidden)]
 pub mod driver;
@@ -15,6 +17,7 @@ mod graph;
 mod interop;
 mod kernels;
 mod memory;
+pub mod nccl;
 mod pinned;
 mod queues;
 mod seam;
@@ -27,6 +30,7 @@ pub use device::CudaDevice;
 pub(crate) use device::Parts;
 pub use external::External;
 pub use graph::CapturedPass;
+pub use nccl::Nccl;
 
 use std::sync::Arc;
 
@@ -109,7 +113,7 @@ impl std::fmt::Debug for Cuda {
 /// As [`Cuda::open`], but for the ordinal.
 pub fn device_count() -> Result<u32> {
     #[cfg(feature = "cuda")]
-    return system::device_count();
+    return context::device_count();
     #[cfg(not(feature = "cuda"))]
     built_kernels().map(|_| 0)
 }

@@ -1,16 +1,16 @@
-//! The driver of this machine, over cudarc's bindings.
+//! The driver of this machine, over cudarc's bindings: one call of it per method.
 //!
-//! cudarc loads the library lazily and panics where it is missing, even when it formats an error: so the library is
-//! looked for first, and errors are text of our own. The primary context is retained, as the CUDA runtime and every
-//! framework does, so that their pointers and streams are ours too. Must stay the only file that names cudarc.
+//! Raw addresses and handles throughout: cudarc's own slices order every access to views of one flat buffer behind each
+//! other, which is the overlap that this library is for. Must add nothing to a call but its check.
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, c_void};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
 
+use super::context::{Primary, check};
 use super::driver::{Driver, Graph, Kernel, Mapped, Module, Shape};
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, EventHandle, Place, StreamHandle};
@@ -18,70 +18,25 @@ use crate::handle::{DevicePtr, EventHandle, Place, StreamHandle};
 /// One device of this machine's driver.
 struct System {
     ordinal: u32,
-    device: sys::CUdevice,
-    context: sys::CUcontext,
+    primary: Primary,
     multiprocessors: u32,
-}
-
-// SAFETY: a context may be used from every thread that makes it current.
-unsafe impl Send for System {}
-// SAFETY: as above; the driver's calls are thread-safe.
-unsafe impl Sync for System {}
-
-/// How many devices there are.
-pub(super) fn device_count() -> Result<u32> {
-    let unavailable = |why: String| Error::DriverUnavailable { why };
-    // SAFETY: looks for the library, which has no initialiser that could misbehave beyond any other use of it.
-    if !unsafe { sys::is_culib_present() } {
-        let why = "libcuda was not found; it comes with NVIDIA's driver, not with the toolkit";
-        return Err(unavailable(why.to_owned()));
-    }
-    // SAFETY: the library is there; the call has no precondition.
-    let answer = unsafe { sys::cuInit(0) };
-    if answer != sys::CUresult::CUDA_SUCCESS {
-        return Err(unavailable(format!("cuInit answers {answer:?}")));
-    }
-    let mut count: c_int = 0;
-    // SAFETY: `count` is writable.
-    check("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&mut count) })?;
-    Ok(count as u32)
 }
 
 /// Opens a device.
 pub(super) fn open(ordinal: u32) -> Result<Arc<dyn Driver>> {
-    let count = device_count()?;
-    if ordinal >= count {
-        return Err(Error::Unsupported {
-            what: format!("cuda:{ordinal}"),
-            have: match count {
-                0 => "no CUDA device".to_owned(),
-                _ => format!("cuda:0 to cuda:{}", count - 1),
-            },
-        });
+    let primary = Primary::of(ordinal)?;
+    let attribute = |attribute| {
+        let mut value = 0;
+        // SAFETY: the device is the driver's own; writes one number.
+        let answer = unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, primary.device) };
+        check("cuDeviceGetAttribute", answer).map(|()| value)
+    };
+    if attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? == 0 {
+        let what = format!("stream-ordered memory on cuda:{ordinal}");
+        return Err(Error::Unsupported { what, have: "none".to_owned() });
     }
-    let (mut device, mut context, mut multiprocessors) = (0, ptr::null_mut(), 0);
-    let counted = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
-    let pools = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED;
-    let mut has_pools = 0;
-    // SAFETY: the out-pointers are writable, the ordinal is below the count.
-    unsafe {
-        check("cuDeviceGet", sys::cuDeviceGet(&mut device, ordinal as c_int))?;
-        check("cuDeviceGetAttribute", sys::cuDeviceGetAttribute(&mut multiprocessors, counted, device))?;
-        check("cuDeviceGetAttribute", sys::cuDeviceGetAttribute(&mut has_pools, pools, device))?;
-        if has_pools == 0 {
-            let what = format!("stream-ordered memory on cuda:{ordinal}");
-            return Err(Error::Unsupported { what, have: "none".to_owned() });
-        }
-        check("cuDevicePrimaryCtxRetain", sys::cuDevicePrimaryCtxRetain(&mut context, device))?;
-    }
-    Ok(Arc::new(System { ordinal, device, context, multiprocessors: multiprocessors as u32 }))
-}
-
-fn check(call: &'static str, answer: sys::CUresult) -> Result<()> {
-    if answer == sys::CUresult::CUDA_SUCCESS {
-        return Ok(());
-    }
-    Err(Error::Device { call, code: answer as i32, name: format!("{answer:?}") })
+    let counted = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+    Ok(Arc::new(System { ordinal, primary, multiprocessors: counted as u32 }))
 }
 
 fn stream_of(stream: StreamHandle) -> sys::CUstream {
@@ -90,14 +45,6 @@ fn stream_of(stream: StreamHandle) -> sys::CUstream {
 
 fn event_of(event: EventHandle) -> sys::CUevent {
     ptr::with_exposed_provenance_mut(event.0)
-}
-
-impl Drop for System {
-    fn drop(&mut self) {
-        // SAFETY: retained by `open`. The context lives on if anybody else retains it; at the process's end the driver
-        // may be gone already, and then answers with an error that says nothing.
-        let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
-    }
 }
 
 // SAFETY of every unsafe block below: handles and addresses are the caller's promise (see the trait), out-pointers lead
@@ -112,14 +59,11 @@ impl Driver for System {
     }
 
     fn enter(&self) -> Result<()> {
-        // SAFETY: as above.
-        check("cuCtxPushCurrent", unsafe { sys::cuCtxPushCurrent_v2(self.context) })
+        self.primary.enter()
     }
 
     fn leave(&self) {
-        let mut popped = ptr::null_mut();
-        // SAFETY: as above. It cannot fail behind an `enter`.
-        let _ = unsafe { sys::cuCtxPopCurrent_v2(&mut popped) };
+        self.primary.leave();
     }
 
     fn load(&self, image: &[u8]) -> Result<Module> {
@@ -170,7 +114,7 @@ impl Driver for System {
         let mut context = ptr::null_mut();
         // SAFETY: as above.
         check("cuStreamGetCtx", unsafe { sys::cuStreamGetCtx(stream_of(stream), &mut context) })?;
-        if context == self.context {
+        if self.primary.is(context) {
             return Ok(());
         }
         let what = format!("the stream {:#x}, which is of another device or context,", stream.0);

@@ -1,52 +1,97 @@
-//! Writes `src/abi.rs` from `kernels/abi.h`; with `--check`, compares instead and fails on a difference.
+//! Writes `src/abi.rs` from `kernels/abi.h` and `src/cuda/nccl/bindings.rs` from NCCL's header; with `--check`, compares
+//! instead and fails on a difference.
 //!
 //! The only place that needs libclang, which is why the output is checked in. Must not be edited by hand: the
-//! header is the source, and `cargo run -p bindings` the way to change it.
+//! headers are the source, and `cargo run -p bindings` the way to change it. `scripts/cuda-toolchain.sh --nccl` gets NCCL's.
 
-use std::{env, fs, path::Path, process::ExitCode};
+use std::path::{Path, PathBuf};
+use std::{env, fs, process::ExitCode};
 
-const HEADER: &str = "\
+const ABI_HEADER: &str = "\
 //! Structs and constants that cross the C boundary, generated from `kernels/abi.h`.
 //!
 //! Written by `cargo run -p bindings`; must not be edited by hand. Plain data only; the static assertions
 //! below each struct are the compiler's word that its layout is the C side's.
 #![allow(missing_docs, non_camel_case_types, non_upper_case_globals, unreachable_pub, clippy::all)]";
 
+const NCCL_HEADER: &str = "\
+//! The functions of NCCL that this crate calls, generated from its `nccl.h`: a table that is filled at run time.
+//!
+//! Written by `cargo run -p bindings`; must not be edited by hand. Calling one that the loaded library lacks panics, so
+//! `library.rs` asks first. Result codes are numbers in a newtype, since a newer library may answer with a new one.
+#![allow(missing_docs, non_camel_case_types, non_snake_case, non_upper_case_globals, unreachable_pub)]
+#![allow(dead_code, unsafe_code, unsafe_op_in_unsafe_fn, clippy::all, clippy::expect_used)]";
+
+/// What is called; everything else of the library stays out.
+const NCCL_FUNCTIONS: &str = "nccl(GetVersion|GetUniqueId|GetErrorString|GetLastError|\
+    CommInitRankConfig|CommFinalize|CommDestroy|CommAbort|CommGetAsyncError|\
+    AllReduce|Broadcast|MemAlloc|MemFree|CommRegister|CommDeregister)";
+
 fn main() -> ExitCode {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let generated = bindgen::Builder::default()
+    let check = env::args().any(|argument| argument == "--check");
+    let outcome = abi(&root)
+        .and_then(|text| settle(&root, "src/abi.rs", &text, check))
+        .and_then(|()| nccl(&root))
+        .and_then(|text| settle(&root, "src/cuda/nccl/bindings.rs", &text, check));
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("{message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn abi(root: &Path) -> Result<String, String> {
+    let builder = bindgen::Builder::default()
         .header(root.join("kernels/abi.h").display().to_string())
         .allowlist_item("(Instep|INSTEP_).*")
         .blocklist_item("InstepLayoutRow|INSTEP_ABI_H")
         .default_enum_style(bindgen::EnumVariation::Consts)
-        .prepend_enum_name(false)
-        .derive_default(false)
-        .layout_tests(true)
-        .use_core()
-        .raw_line(HEADER)
-        .disable_header_comment()
-        .generate();
-    let text = match generated {
-        Ok(bindings) => bindings.to_string(),
-        Err(error) => {
-            eprintln!("bindgen: {error}");
-            return ExitCode::FAILURE;
-        }
-    };
-    let target = root.join("src/abi.rs");
-    if env::args().any(|argument| argument == "--check") {
-        if fs::read_to_string(&target).is_ok_and(|current| current == text) {
-            println!("src/abi.rs is what kernels/abi.h says");
-            return ExitCode::SUCCESS;
-        }
-        eprintln!("src/abi.rs is stale: run `cargo run -p bindings`");
-        return ExitCode::FAILURE;
+        .prepend_enum_name(false);
+    generate(builder, ABI_HEADER)
+}
+
+fn nccl(root: &Path) -> Result<String, String> {
+    let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    let toolchain = target.join("cuda-toolchain/nvidia");
+    let header = toolchain.join("nccl/include/nccl.h");
+    if !header.is_file() {
+        return Err(format!("{} is not there: run `scripts/cuda-toolchain.sh --nccl`", header.display()));
     }
-    match fs::write(&target, text) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{}: {error}", target.display());
-            ExitCode::FAILURE
-        }
+    let builder = bindgen::Builder::default()
+        .header(header.display().to_string())
+        .clang_arg(format!("-I{}", toolchain.join("cu13/include").display()))
+        .allowlist_function(NCCL_FUNCTIONS)
+        .allowlist_var("NCCL_(API_MAGIC|VERSION_CODE)")
+        .blocklist_type("cudaStream_t|CUstream_st")
+        .raw_line("/// A stream, as the driver and the runtime pass it.")
+        .raw_line("pub type cudaStream_t = *mut ::core::ffi::c_void;")
+        .newtype_enum("nccl.*")
+        .generate_comments(false)
+        .dynamic_library_name("Functions")
+        .dynamic_link_require_all(false);
+    // bindgen writes what libloading asked for before 0.9.
+    let text = generate(builder, NCCL_HEADER)?;
+    Ok(text.replace("P: AsRef<::std::ffi::OsStr>", "P: ::libloading::AsFilename"))
+}
+
+fn generate(builder: bindgen::Builder, header: &str) -> Result<String, String> {
+    let builder = builder.derive_default(false).layout_tests(true).use_core().disable_header_comment();
+    let bindings = builder.generate().map_err(|error| format!("bindgen: {error}"))?;
+    Ok(format!("{header}\n\n{bindings}"))
+}
+
+/// Writes the file, or compares it with what is there.
+fn settle(root: &Path, name: &str, text: &str, check: bool) -> Result<(), String> {
+    let path = root.join(name);
+    if !check {
+        return fs::write(&path, text).map_err(|error| format!("{name}: {error}"));
     }
+    if fs::read_to_string(&path).is_ok_and(|current| current == text) {
+        println!("{name} is what its header says");
+        return Ok(());
+    }
+    Err(format!("{name} is stale: run `cargo run -p bindings`"))
 }

@@ -1,0 +1,130 @@
+//! A GPU's primary context, which the CUDA runtime and every framework share: found, retained, made current for a call.
+//!
+//! Retained once per process and never released, since others may hold memory in it. The library is looked for before
+//! cudarc, which panics where it is missing, even when it formats an error: so answers are named by our own text. Must
+//! leave a thread as it found it.
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::ptr;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use cudarc::driver::sys;
+
+use crate::error::{Error, Result};
+
+/// A device and its primary context, which any thread may make current.
+#[derive(Clone, Copy)]
+pub(super) struct Primary {
+    pub(super) device: sys::CUdevice,
+    context: sys::CUcontext,
+}
+
+// SAFETY: the driver's contexts are made to be shared by threads.
+unsafe impl Send for Primary {}
+// SAFETY: as above.
+unsafe impl Sync for Primary {}
+
+static DRIVER: OnceLock<Result<()>> = OnceLock::new();
+static RETAINED: Mutex<BTreeMap<u32, Primary>> = Mutex::new(BTreeMap::new());
+
+/// How many devices there are.
+///
+/// # Errors
+/// `DriverUnavailable` if there is no driver that works.
+pub(super) fn device_count() -> Result<u32> {
+    DRIVER.get_or_init(initialise).clone()?;
+    let mut count = 0;
+    // SAFETY: the driver is there and initialised; writes one number.
+    check("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&mut count) })?;
+    Ok(count as u32)
+}
+
+impl Primary {
+    /// The context of the device with this ordinal.
+    ///
+    /// # Errors
+    /// As [`device_count`]; `Unsupported` if there is no such device, `Device` if it gives none.
+    pub(super) fn of(ordinal: u32) -> Result<Primary> {
+        let count = device_count()?;
+        if ordinal >= count {
+            let have =
+                if count == 0 { "no device".to_owned() } else { format!("cuda:0 to cuda:{}", count - 1) };
+            return Err(Error::Unsupported { what: format!("cuda:{ordinal}"), have });
+        }
+        let mut retained = RETAINED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(primary) = retained.get(&ordinal) {
+            return Ok(*primary);
+        }
+        let mut primary = Primary { device: 0, context: ptr::null_mut() };
+        // SAFETY: the ordinal is below the count; each call writes one handle.
+        unsafe {
+            check("cuDeviceGet", sys::cuDeviceGet(&mut primary.device, ordinal as i32))?;
+            let answer = sys::cuDevicePrimaryCtxRetain(&mut primary.context, primary.device);
+            check("cuDevicePrimaryCtxRetain", answer)?;
+        }
+        retained.insert(ordinal, primary);
+        Ok(primary)
+    }
+
+    /// Makes it the calling thread's; pairs with [`leave`](Self::leave).
+    pub(super) fn enter(&self) -> Result<()> {
+        // SAFETY: a context that is never released.
+        check("cuCtxPushCurrent", unsafe { sys::cuCtxPushCurrent_v2(self.context) })
+    }
+
+    /// Gives the thread back what it had.
+    pub(super) fn leave(&self) {
+        let mut popped = ptr::null_mut();
+        // SAFETY: writes one handle. It cannot fail behind an `enter`.
+        let _ = unsafe { sys::cuCtxPopCurrent_v2(&mut popped) };
+    }
+
+    /// Whether a context is this one.
+    pub(super) fn is(&self, context: sys::CUcontext) -> bool {
+        self.context == context
+    }
+}
+
+/// Calls `call` with the device current on this thread.
+///
+/// # Errors
+/// The call's; as [`Primary::of`].
+pub(super) fn with_device<T>(ordinal: u32, call: impl FnOnce() -> Result<T>) -> Result<T> {
+    struct Entered(Primary);
+    impl Drop for Entered {
+        fn drop(&mut self) {
+            self.0.leave();
+        }
+    }
+    let primary = Primary::of(ordinal)?;
+    primary.enter()?;
+    let _entered = Entered(primary);
+    call()
+}
+
+/// An answer of the driver's as a result.
+pub(super) fn check(call: &'static str, answer: sys::CUresult) -> Result<()> {
+    if answer == sys::CUresult::CUDA_SUCCESS {
+        return Ok(());
+    }
+    Err(Error::Device { call, code: answer as i32, name: format!("{answer:?}") })
+}
+
+fn initialise() -> Result<()> {
+    let unavailable = |why: String| Error::DriverUnavailable { why };
+    // Never unloaded, or its threads would run in nothing.
+    // SAFETY: it is NVIDIA's driver by name.
+    match unsafe { libloading::Library::new("libcuda.so.1") } {
+        Ok(driver) => std::mem::forget(driver),
+        Err(_) => {
+            let why = "libcuda.so.1 was not found; it comes with NVIDIA's driver, not with the toolkit";
+            return Err(unavailable(why.to_owned()));
+        }
+    }
+    // SAFETY: the library is there; the call has no precondition.
+    match unsafe { sys::cuInit(0) } {
+        sys::CUresult::CUDA_SUCCESS => Ok(()),
+        answer => Err(unavailable(format!("cuInit answers {answer:?}"))),
+    }
+}

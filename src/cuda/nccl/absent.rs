@@ -1,0 +1,71 @@
+//! NCCL in a build without feature `cuda`: the same names, and a constructor that says what to do.
+//!
+//! Must not do anything else. Declares an unsafe method and calls none.
+#![allow(unsafe_code)]
+
+use std::convert::Infallible;
+
+use crate::cuda::nccl::{Options, UniqueId};
+use crate::error::{Error, Result};
+use crate::op::{Call, Collective};
+
+/// One rank's end of a group of GPUs. This build has none: rebuild with `--features cuda`.
+#[derive(Clone, Debug)]
+pub struct Nccl(Infallible);
+
+impl Nccl {
+    pub(super) fn open(options: &Options, _: Option<UniqueId>) -> Result<Nccl> {
+        options.refuse().and(Err(unavailable()))
+    }
+
+    /// What is likely to make it slow.
+    pub fn warnings(&self) -> &[String] {
+        match self.0 {}
+    }
+
+    /// Waits until every collective has ended on all ranks, and ends the group.
+    ///
+    /// # Errors
+    /// None: there is no group to close.
+    pub fn close(self) -> Result<()> {
+        match self.0 {}
+    }
+}
+
+/// The NCCL library's version.
+///
+/// # Errors
+/// `NcclUnavailable`.
+pub fn version() -> Result<u32> {
+    Err(unavailable())
+}
+
+/// A new id for [`Nccl::with_id`].
+///
+/// # Errors
+/// `NcclUnavailable`.
+pub fn unique_id() -> Result<UniqueId> {
+    Err(unavailable())
+}
+
+fn unavailable() -> Error {
+    Error::NcclUnavailable { why: "this build cannot load it; rebuild with `--features cuda`".to_owned() }
+}
+
+impl Collective for Nccl {
+    fn rank(&self) -> u32 {
+        match self.0 {}
+    }
+
+    fn world_size(&self) -> u32 {
+        match self.0 {}
+    }
+
+    unsafe fn enqueue(&self, _: &Call) -> Result<()> {
+        match self.0 {}
+    }
+
+    fn abort(&self, _: &Error) {
+        match self.0 {}
+    }
+}

@@ -1,0 +1,374 @@
+//! The functions of NCCL that this crate calls, generated from its `nccl.h`: a table that is filled at run time.
+//!
+//! Written by `cargo run -p bindings`; must not be edited by hand. Calling one that the loaded library lacks panics, so
+//! `library.rs` asks first. Result codes are numbers in a newtype, since a newer library may answer with a new one.
+#![allow(missing_docs, non_camel_case_types, non_snake_case, non_upper_case_globals, unreachable_pub)]
+#![allow(dead_code, unsafe_code, unsafe_op_in_unsafe_fn, clippy::all, clippy::expect_used)]
+
+/// A stream, as the driver and the runtime pass it.
+pub type cudaStream_t = *mut ::core::ffi::c_void;
+
+pub const NCCL_VERSION_CODE: u32 = 23203;
+pub const NCCL_API_MAGIC: u32 = 3405692655;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct ncclComm {
+    _unused: [u8; 0],
+}
+pub type ncclComm_t = *mut ncclComm;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct ncclUniqueId {
+    pub internal: [::core::ffi::c_char; 128usize],
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of ncclUniqueId"][::core::mem::size_of::<ncclUniqueId>() - 128usize];
+    ["Alignment of ncclUniqueId"][::core::mem::align_of::<ncclUniqueId>() - 1usize];
+    ["Offset of field: ncclUniqueId::internal"][::core::mem::offset_of!(ncclUniqueId, internal) - 0usize];
+};
+impl ncclResult_t {
+    pub const ncclSuccess: ncclResult_t = ncclResult_t(0);
+    pub const ncclUnhandledCudaError: ncclResult_t = ncclResult_t(1);
+    pub const ncclSystemError: ncclResult_t = ncclResult_t(2);
+    pub const ncclInternalError: ncclResult_t = ncclResult_t(3);
+    pub const ncclInvalidArgument: ncclResult_t = ncclResult_t(4);
+    pub const ncclInvalidUsage: ncclResult_t = ncclResult_t(5);
+    pub const ncclRemoteError: ncclResult_t = ncclResult_t(6);
+    pub const ncclInProgress: ncclResult_t = ncclResult_t(7);
+    pub const ncclTimeout: ncclResult_t = ncclResult_t(8);
+    pub const ncclNumResults: ncclResult_t = ncclResult_t(9);
+}
+#[repr(transparent)]
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct ncclResult_t(pub ::core::ffi::c_uint);
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct ncclConfig_v23100 {
+    pub size: usize,
+    pub magic: ::core::ffi::c_uint,
+    pub version: ::core::ffi::c_uint,
+    pub blocking: ::core::ffi::c_int,
+    pub cgaClusterSize: ::core::ffi::c_int,
+    pub minCTAs: ::core::ffi::c_int,
+    pub maxCTAs: ::core::ffi::c_int,
+    pub netName: *const ::core::ffi::c_char,
+    pub splitShare: ::core::ffi::c_int,
+    pub trafficClass: ::core::ffi::c_int,
+    pub commName: *const ::core::ffi::c_char,
+    pub collnetEnable: ::core::ffi::c_int,
+    pub CTAPolicy: ::core::ffi::c_int,
+    pub shrinkShare: ::core::ffi::c_int,
+    pub nvlsCTAs: ::core::ffi::c_int,
+    pub nChannelsPerNetPeer: ::core::ffi::c_int,
+    pub nvlinkCentricSched: ::core::ffi::c_int,
+    pub graphUsageMode: ::core::ffi::c_int,
+    pub numRmaCtx: ::core::ffi::c_int,
+    pub maxP2pPeers: ::core::ffi::c_int,
+    pub graphStreamOrdering: ::core::ffi::c_int,
+    pub launchOrderImplicit: ::core::ffi::c_int,
+    pub numRmaSig: ::core::ffi::c_int,
+    pub rmaEagerInit: ::core::ffi::c_int,
+    pub hostCftMode: ::core::ffi::c_int,
+    pub nvlsHostMode: ::core::ffi::c_int,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of ncclConfig_v23100"][::core::mem::size_of::<ncclConfig_v23100>() - 120usize];
+    ["Alignment of ncclConfig_v23100"][::core::mem::align_of::<ncclConfig_v23100>() - 8usize];
+    ["Offset of field: ncclConfig_v23100::size"][::core::mem::offset_of!(ncclConfig_v23100, size) - 0usize];
+    ["Offset of field: ncclConfig_v23100::magic"][::core::mem::offset_of!(ncclConfig_v23100, magic) - 8usize];
+    ["Offset of field: ncclConfig_v23100::version"]
+        [::core::mem::offset_of!(ncclConfig_v23100, version) - 12usize];
+    ["Offset of field: ncclConfig_v23100::blocking"]
+        [::core::mem::offset_of!(ncclConfig_v23100, blocking) - 16usize];
+    ["Offset of field: ncclConfig_v23100::cgaClusterSize"]
+        [::core::mem::offset_of!(ncclConfig_v23100, cgaClusterSize) - 20usize];
+    ["Offset of field: ncclConfig_v23100::minCTAs"]
+        [::core::mem::offset_of!(ncclConfig_v23100, minCTAs) - 24usize];
+    ["Offset of field: ncclConfig_v23100::maxCTAs"]
+        [::core::mem::offset_of!(ncclConfig_v23100, maxCTAs) - 28usize];
+    ["Offset of field: ncclConfig_v23100::netName"]
+        [::core::mem::offset_of!(ncclConfig_v23100, netName) - 32usize];
+    ["Offset of field: ncclConfig_v23100::splitShare"]
+        [::core::mem::offset_of!(ncclConfig_v23100, splitShare) - 40usize];
+    ["Offset of field: ncclConfig_v23100::trafficClass"]
+        [::core::mem::offset_of!(ncclConfig_v23100, trafficClass) - 44usize];
+    ["Offset of field: ncclConfig_v23100::commName"]
+        [::core::mem::offset_of!(ncclConfig_v23100, commName) - 48usize];
+    ["Offset of field: ncclConfig_v23100::collnetEnable"]
+        [::core::mem::offset_of!(ncclConfig_v23100, collnetEnable) - 56usize];
+    ["Offset of field: ncclConfig_v23100::CTAPolicy"]
+        [::core::mem::offset_of!(ncclConfig_v23100, CTAPolicy) - 60usize];
+    ["Offset of field: ncclConfig_v23100::shrinkShare"]
+        [::core::mem::offset_of!(ncclConfig_v23100, shrinkShare) - 64usize];
+    ["Offset of field: ncclConfig_v23100::nvlsCTAs"]
+        [::core::mem::offset_of!(ncclConfig_v23100, nvlsCTAs) - 68usize];
+    ["Offset of field: ncclConfig_v23100::nChannelsPerNetPeer"]
+        [::core::mem::offset_of!(ncclConfig_v23100, nChannelsPerNetPeer) - 72usize];
+    ["Offset of field: ncclConfig_v23100::nvlinkCentricSched"]
+        [::core::mem::offset_of!(ncclConfig_v23100, nvlinkCentricSched) - 76usize];
+    ["Offset of field: ncclConfig_v23100::graphUsageMode"]
+        [::core::mem::offset_of!(ncclConfig_v23100, graphUsageMode) - 80usize];
+    ["Offset of field: ncclConfig_v23100::numRmaCtx"]
+        [::core::mem::offset_of!(ncclConfig_v23100, numRmaCtx) - 84usize];
+    ["Offset of field: ncclConfig_v23100::maxP2pPeers"]
+        [::core::mem::offset_of!(ncclConfig_v23100, maxP2pPeers) - 88usize];
+    ["Offset of field: ncclConfig_v23100::graphStreamOrdering"]
+        [::core::mem::offset_of!(ncclConfig_v23100, graphStreamOrdering) - 92usize];
+    ["Offset of field: ncclConfig_v23100::launchOrderImplicit"]
+        [::core::mem::offset_of!(ncclConfig_v23100, launchOrderImplicit) - 96usize];
+    ["Offset of field: ncclConfig_v23100::numRmaSig"]
+        [::core::mem::offset_of!(ncclConfig_v23100, numRmaSig) - 100usize];
+    ["Offset of field: ncclConfig_v23100::rmaEagerInit"]
+        [::core::mem::offset_of!(ncclConfig_v23100, rmaEagerInit) - 104usize];
+    ["Offset of field: ncclConfig_v23100::hostCftMode"]
+        [::core::mem::offset_of!(ncclConfig_v23100, hostCftMode) - 108usize];
+    ["Offset of field: ncclConfig_v23100::nvlsHostMode"]
+        [::core::mem::offset_of!(ncclConfig_v23100, nvlsHostMode) - 112usize];
+};
+pub type ncclConfig_t = ncclConfig_v23100;
+impl ncclRedOp_t {
+    pub const ncclSum: ncclRedOp_t = ncclRedOp_t(0);
+    pub const ncclProd: ncclRedOp_t = ncclRedOp_t(1);
+    pub const ncclMax: ncclRedOp_t = ncclRedOp_t(2);
+    pub const ncclMin: ncclRedOp_t = ncclRedOp_t(3);
+    pub const ncclAvg: ncclRedOp_t = ncclRedOp_t(4);
+    pub const ncclNumOps: ncclRedOp_t = ncclRedOp_t(5);
+    pub const ncclMaxRedOp: ncclRedOp_t = ncclRedOp_t(2147483647);
+}
+#[repr(transparent)]
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct ncclRedOp_t(pub ::core::ffi::c_uint);
+impl ncclDataType_t {
+    pub const ncclInt8: ncclDataType_t = ncclDataType_t(0);
+    pub const ncclChar: ncclDataType_t = ncclDataType_t(0);
+    pub const ncclUint8: ncclDataType_t = ncclDataType_t(1);
+    pub const ncclInt32: ncclDataType_t = ncclDataType_t(2);
+    pub const ncclInt: ncclDataType_t = ncclDataType_t(2);
+    pub const ncclUint32: ncclDataType_t = ncclDataType_t(3);
+    pub const ncclInt64: ncclDataType_t = ncclDataType_t(4);
+    pub const ncclUint64: ncclDataType_t = ncclDataType_t(5);
+    pub const ncclFloat16: ncclDataType_t = ncclDataType_t(6);
+    pub const ncclHalf: ncclDataType_t = ncclDataType_t(6);
+    pub const ncclFloat32: ncclDataType_t = ncclDataType_t(7);
+    pub const ncclFloat: ncclDataType_t = ncclDataType_t(7);
+    pub const ncclFloat64: ncclDataType_t = ncclDataType_t(8);
+    pub const ncclDouble: ncclDataType_t = ncclDataType_t(8);
+    pub const ncclBfloat16: ncclDataType_t = ncclDataType_t(9);
+    pub const ncclFloat8e4m3: ncclDataType_t = ncclDataType_t(10);
+    pub const ncclFloat8e5m2: ncclDataType_t = ncclDataType_t(11);
+    pub const ncclNumTypes: ncclDataType_t = ncclDataType_t(12);
+}
+#[repr(transparent)]
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct ncclDataType_t(pub ::core::ffi::c_uint);
+pub struct Functions {
+    __library: ::libloading::Library,
+    pub ncclMemAlloc: Result<
+        unsafe extern "C" fn(ptr: *mut *mut ::core::ffi::c_void, size: usize) -> ncclResult_t,
+        ::libloading::Error,
+    >,
+    pub ncclMemFree:
+        Result<unsafe extern "C" fn(ptr: *mut ::core::ffi::c_void) -> ncclResult_t, ::libloading::Error>,
+    pub ncclGetVersion:
+        Result<unsafe extern "C" fn(version: *mut ::core::ffi::c_int) -> ncclResult_t, ::libloading::Error>,
+    pub ncclGetUniqueId:
+        Result<unsafe extern "C" fn(uniqueId: *mut ncclUniqueId) -> ncclResult_t, ::libloading::Error>,
+    pub ncclCommInitRankConfig: Result<
+        unsafe extern "C" fn(
+            comm: *mut ncclComm_t,
+            nranks: ::core::ffi::c_int,
+            commId: ncclUniqueId,
+            rank: ::core::ffi::c_int,
+            config: *mut ncclConfig_t,
+        ) -> ncclResult_t,
+        ::libloading::Error,
+    >,
+    pub ncclCommFinalize: Result<unsafe extern "C" fn(comm: ncclComm_t) -> ncclResult_t, ::libloading::Error>,
+    pub ncclCommDestroy: Result<unsafe extern "C" fn(comm: ncclComm_t) -> ncclResult_t, ::libloading::Error>,
+    pub ncclCommAbort: Result<unsafe extern "C" fn(comm: ncclComm_t) -> ncclResult_t, ::libloading::Error>,
+    pub ncclGetErrorString:
+        Result<unsafe extern "C" fn(result: ncclResult_t) -> *const ::core::ffi::c_char, ::libloading::Error>,
+    pub ncclGetLastError:
+        Result<unsafe extern "C" fn(comm: ncclComm_t) -> *const ::core::ffi::c_char, ::libloading::Error>,
+    pub ncclCommGetAsyncError: Result<
+        unsafe extern "C" fn(comm: ncclComm_t, asyncError: *mut ncclResult_t) -> ncclResult_t,
+        ::libloading::Error,
+    >,
+    pub ncclCommRegister: Result<
+        unsafe extern "C" fn(
+            comm: ncclComm_t,
+            buff: *mut ::core::ffi::c_void,
+            size: usize,
+            handle: *mut *mut ::core::ffi::c_void,
+        ) -> ncclResult_t,
+        ::libloading::Error,
+    >,
+    pub ncclCommDeregister: Result<
+        unsafe extern "C" fn(comm: ncclComm_t, handle: *mut ::core::ffi::c_void) -> ncclResult_t,
+        ::libloading::Error,
+    >,
+    pub ncclBroadcast: Result<
+        unsafe extern "C" fn(
+            sendbuff: *const ::core::ffi::c_void,
+            recvbuff: *mut ::core::ffi::c_void,
+            count: usize,
+            datatype: ncclDataType_t,
+            root: ::core::ffi::c_int,
+            comm: ncclComm_t,
+            stream: cudaStream_t,
+        ) -> ncclResult_t,
+        ::libloading::Error,
+    >,
+    pub ncclAllReduce: Result<
+        unsafe extern "C" fn(
+            sendbuff: *const ::core::ffi::c_void,
+            recvbuff: *mut ::core::ffi::c_void,
+            count: usize,
+            datatype: ncclDataType_t,
+            op: ncclRedOp_t,
+            comm: ncclComm_t,
+            stream: cudaStream_t,
+        ) -> ncclResult_t,
+        ::libloading::Error,
+    >,
+}
+impl Functions {
+    pub unsafe fn new<P>(path: P) -> Result<Self, ::libloading::Error>
+    where
+        P: ::libloading::AsFilename,
+    {
+        let library = ::libloading::Library::new(path)?;
+        Self::from_library(library)
+    }
+    pub unsafe fn from_library<L>(library: L) -> Result<Self, ::libloading::Error>
+    where
+        L: Into<::libloading::Library>,
+    {
+        let __library = library.into();
+        let ncclMemAlloc = __library.get(b"ncclMemAlloc\0").map(|sym| *sym);
+        let ncclMemFree = __library.get(b"ncclMemFree\0").map(|sym| *sym);
+        let ncclGetVersion = __library.get(b"ncclGetVersion\0").map(|sym| *sym);
+        let ncclGetUniqueId = __library.get(b"ncclGetUniqueId\0").map(|sym| *sym);
+        let ncclCommInitRankConfig = __library.get(b"ncclCommInitRankConfig\0").map(|sym| *sym);
+        let ncclCommFinalize = __library.get(b"ncclCommFinalize\0").map(|sym| *sym);
+        let ncclCommDestroy = __library.get(b"ncclCommDestroy\0").map(|sym| *sym);
+        let ncclCommAbort = __library.get(b"ncclCommAbort\0").map(|sym| *sym);
+        let ncclGetErrorString = __library.get(b"ncclGetErrorString\0").map(|sym| *sym);
+        let ncclGetLastError = __library.get(b"ncclGetLastError\0").map(|sym| *sym);
+        let ncclCommGetAsyncError = __library.get(b"ncclCommGetAsyncError\0").map(|sym| *sym);
+        let ncclCommRegister = __library.get(b"ncclCommRegister\0").map(|sym| *sym);
+        let ncclCommDeregister = __library.get(b"ncclCommDeregister\0").map(|sym| *sym);
+        let ncclBroadcast = __library.get(b"ncclBroadcast\0").map(|sym| *sym);
+        let ncclAllReduce = __library.get(b"ncclAllReduce\0").map(|sym| *sym);
+        Ok(Functions {
+            __library,
+            ncclMemAlloc,
+            ncclMemFree,
+            ncclGetVersion,
+            ncclGetUniqueId,
+            ncclCommInitRankConfig,
+            ncclCommFinalize,
+            ncclCommDestroy,
+            ncclCommAbort,
+            ncclGetErrorString,
+            ncclGetLastError,
+            ncclCommGetAsyncError,
+            ncclCommRegister,
+            ncclCommDeregister,
+            ncclBroadcast,
+            ncclAllReduce,
+        })
+    }
+    pub unsafe fn ncclMemAlloc(&self, ptr: *mut *mut ::core::ffi::c_void, size: usize) -> ncclResult_t {
+        (self.ncclMemAlloc.as_ref().expect("Expected function, got error."))(ptr, size)
+    }
+    pub unsafe fn ncclMemFree(&self, ptr: *mut ::core::ffi::c_void) -> ncclResult_t {
+        (self.ncclMemFree.as_ref().expect("Expected function, got error."))(ptr)
+    }
+    pub unsafe fn ncclGetVersion(&self, version: *mut ::core::ffi::c_int) -> ncclResult_t {
+        (self.ncclGetVersion.as_ref().expect("Expected function, got error."))(version)
+    }
+    pub unsafe fn ncclGetUniqueId(&self, uniqueId: *mut ncclUniqueId) -> ncclResult_t {
+        (self.ncclGetUniqueId.as_ref().expect("Expected function, got error."))(uniqueId)
+    }
+    pub unsafe fn ncclCommInitRankConfig(
+        &self,
+        comm: *mut ncclComm_t,
+        nranks: ::core::ffi::c_int,
+        commId: ncclUniqueId,
+        rank: ::core::ffi::c_int,
+        config: *mut ncclConfig_t,
+    ) -> ncclResult_t {
+        (self.ncclCommInitRankConfig.as_ref().expect("Expected function, got error."))(
+            comm, nranks, commId, rank, config,
+        )
+    }
+    pub unsafe fn ncclCommFinalize(&self, comm: ncclComm_t) -> ncclResult_t {
+        (self.ncclCommFinalize.as_ref().expect("Expected function, got error."))(comm)
+    }
+    pub unsafe fn ncclCommDestroy(&self, comm: ncclComm_t) -> ncclResult_t {
+        (self.ncclCommDestroy.as_ref().expect("Expected function, got error."))(comm)
+    }
+    pub unsafe fn ncclCommAbort(&self, comm: ncclComm_t) -> ncclResult_t {
+        (self.ncclCommAbort.as_ref().expect("Expected function, got error."))(comm)
+    }
+    pub unsafe fn ncclGetErrorString(&self, result: ncclResult_t) -> *const ::core::ffi::c_char {
+        (self.ncclGetErrorString.as_ref().expect("Expected function, got error."))(result)
+    }
+    pub unsafe fn ncclGetLastError(&self, comm: ncclComm_t) -> *const ::core::ffi::c_char {
+        (self.ncclGetLastError.as_ref().expect("Expected function, got error."))(comm)
+    }
+    pub unsafe fn ncclCommGetAsyncError(
+        &self,
+        comm: ncclComm_t,
+        asyncError: *mut ncclResult_t,
+    ) -> ncclResult_t {
+        (self.ncclCommGetAsyncError.as_ref().expect("Expected function, got error."))(comm, asyncError)
+    }
+    pub unsafe fn ncclCommRegister(
+        &self,
+        comm: ncclComm_t,
+        buff: *mut ::core::ffi::c_void,
+        size: usize,
+        handle: *mut *mut ::core::ffi::c_void,
+    ) -> ncclResult_t {
+        (self.ncclCommRegister.as_ref().expect("Expected function, got error."))(comm, buff, size, handle)
+    }
+    pub unsafe fn ncclCommDeregister(
+        &self,
+        comm: ncclComm_t,
+        handle: *mut ::core::ffi::c_void,
+    ) -> ncclResult_t {
+        (self.ncclCommDeregister.as_ref().expect("Expected function, got error."))(comm, handle)
+    }
+    pub unsafe fn ncclBroadcast(
+        &self,
+        sendbuff: *const ::core::ffi::c_void,
+        recvbuff: *mut ::core::ffi::c_void,
+        count: usize,
+        datatype: ncclDataType_t,
+        root: ::core::ffi::c_int,
+        comm: ncclComm_t,
+        stream: cudaStream_t,
+    ) -> ncclResult_t {
+        (self.ncclBroadcast.as_ref().expect("Expected function, got error."))(
+            sendbuff, recvbuff, count, datatype, root, comm, stream,
+        )
+    }
+    pub unsafe fn ncclAllReduce(
+        &self,
+        sendbuff: *const ::core::ffi::c_void,
+        recvbuff: *mut ::core::ffi::c_void,
+        count: usize,
+        datatype: ncclDataType_t,
+        op: ncclRedOp_t,
+        comm: ncclComm_t,
+        stream: cudaStream_t,
+    ) -> ncclResult_t {
+        (self.ncclAllReduce.as_ref().expect("Expected function, got error."))(
+            sendbuff, recvbuff, count, datatype, op, comm, stream,
+        )
+    }
+}

@@ -1,0 +1,179 @@
+//! Finds the NCCL library and turns its answers into errors.
+//!
+//! `INSTEP_NCCL` names a file and nothing else is tried then; else whatever the process has loaded already (a framework's,
+//! so that there are not two), else `libnccl.so.2`, as packages and wheels install it, else `libnccl.so`. It is never
+//! unloaded, since it has threads. Must find every function that is called without asking, before it is used.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, OsString, c_char};
+use std::sync::{Mutex, PoisonError};
+
+use libloading::Library as Loaded;
+use libloading::os::unix::Library as Process;
+
+use crate::cuda::nccl::UniqueId;
+use crate::cuda::nccl::bindings::{Functions, ncclComm_t, ncclResult_t, ncclUniqueId};
+use crate::error::{Error, Result};
+
+/// The first whose communicators need not block.
+const OLDEST: u32 = 21400;
+
+/// The functions, all of which that are not optional are there.
+pub(super) struct Library {
+    pub(super) functions: Functions,
+    version: u32,
+}
+
+static FOUND: Mutex<Option<&'static Library>> = Mutex::new(None);
+
+impl Library {
+    /// The process's one; looked for again if there was none.
+    pub(super) fn get() -> Result<&'static Library> {
+        let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(library) = *found {
+            return Ok(library);
+        }
+        let library = Library::find(std::env::var_os("INSTEP_NCCL"))?;
+        Ok(found.insert(Box::leak(Box::new(library))))
+    }
+
+    fn find(named: Option<OsString>) -> Result<Library> {
+        if let Some(path) = named {
+            // SAFETY: as below; the user has named it.
+            return Library::open(|| unsafe { Loaded::new(&path) }).map_err(|why| Error::NcclUnavailable {
+                why: format!("INSTEP_NCCL={}: {why}", path.display()),
+            });
+        }
+        // SAFETY: the name is NUL-terminated, and the address is compared with nothing but its absence.
+        let loaded = unsafe { Process::this().get::<*const ()>(c"ncclGetVersion").is_ok() };
+        let mut tried = vec![format!("this process: {}", if loaded { "incomplete" } else { "none loaded" })];
+        if loaded && let Ok(library) = Library::open(|| Ok(Process::this().into())) {
+            return Ok(library);
+        }
+        for name in ["libnccl.so.2", "libnccl.so"] {
+            // SAFETY: it is NVIDIA's library by name, whose initialisers are written to be run by whoever loads it.
+            match Library::open(|| unsafe { Loaded::new(name) }) {
+                Ok(library) => return Ok(library),
+                Err(why) => tried.push(format!("{name}: {why}")),
+            }
+        }
+        let why = format!("tried {}; INSTEP_NCCL can name the file", tried.join("; "));
+        Err(Error::NcclUnavailable { why })
+    }
+
+    fn open(load: impl FnOnce() -> Result<Loaded, libloading::Error>) -> Result<Library, String> {
+        // SAFETY: looks symbols up by NCCL's names, whose types NCCL's header gives.
+        let functions = load().and_then(|library| unsafe { Functions::from_library(library) });
+        let functions = functions.map_err(|error| reason(&error))?;
+        let needed = [
+            ("ncclGetVersion", functions.ncclGetVersion.is_ok()),
+            ("ncclGetErrorString", functions.ncclGetErrorString.is_ok()),
+            ("ncclGetUniqueId", functions.ncclGetUniqueId.is_ok()),
+            ("ncclCommInitRankConfig", functions.ncclCommInitRankConfig.is_ok()),
+            ("ncclCommGetAsyncError", functions.ncclCommGetAsyncError.is_ok()),
+            ("ncclCommFinalize", functions.ncclCommFinalize.is_ok()),
+            ("ncclCommDestroy", functions.ncclCommDestroy.is_ok()),
+            ("ncclCommAbort", functions.ncclCommAbort.is_ok()),
+            ("ncclAllReduce", functions.ncclAllReduce.is_ok()),
+            ("ncclBroadcast", functions.ncclBroadcast.is_ok()),
+        ];
+        if let Some((name, _)) = needed.iter().find(|(_, found)| !found) {
+            return Err(format!("it has no {name}; NCCL 2.14 is the oldest that serves"));
+        }
+        let mut version = 0;
+        // SAFETY: writes one int.
+        let code = unsafe { functions.ncclGetVersion(&mut version) };
+        let version = u32::try_from(version).unwrap_or(0);
+        if code != ncclResult_t::ncclSuccess || version < OLDEST {
+            return Err(format!("its version is {version}; {OLDEST} is the oldest that serves"));
+        }
+        Ok(Library { functions, version })
+    }
+
+    /// An answer that is no success, as an error.
+    pub(super) fn error(&self, rank: u32, call: &'static str, code: ncclResult_t) -> Error {
+        // SAFETY: it answers every number with a string of its own, which lives as long as the library.
+        let mut message = unsafe { text(self.functions.ncclGetErrorString(code)) };
+        if self.functions.ncclGetLastError.is_ok() {
+            let none: ncclComm_t = std::ptr::null_mut();
+            // SAFETY: as above; the communicator is documented as unused.
+            let last = unsafe { text(self.functions.ncclGetLastError(none)) };
+            if !last.is_empty() {
+                message = format!("{message}: {last}");
+            }
+        }
+        Error::Collective { rank, call, code: code.0 as i32, message }
+    }
+}
+
+/// The loader's own words; the error's are which function of the loader's failed.
+pub(super) fn reason(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+/// # Safety
+/// Null, or a string that nobody changes meanwhile.
+unsafe fn text(string: *const c_char) -> String {
+    if string.is_null() {
+        return String::new();
+    }
+    // SAFETY: by the contract.
+    unsafe { CStr::from_ptr(string) }.to_string_lossy().trim().to_owned()
+}
+
+/// The NCCL library's version as its header codes it: 23203 is 2.32.3.
+///
+/// # Errors
+/// `NcclUnavailable` says what was tried.
+pub fn version() -> Result<u32> {
+    Library::get().map(|library| library.version)
+}
+
+/// A new id for [`Nccl::with_id`](crate::cuda::Nccl::with_id). The process that makes it must live until all ranks have joined.
+///
+/// # Errors
+/// `NcclUnavailable`; `Collective` if there is no network interface to listen on.
+pub fn unique_id() -> Result<UniqueId> {
+    let library = Library::get()?;
+    let mut id = ncclUniqueId { internal: [0; 128] };
+    // SAFETY: writes one id.
+    match unsafe { library.functions.ncclGetUniqueId(&mut id) } {
+        ncclResult_t::ncclSuccess => Ok(id.internal.map(|byte| byte as u8)),
+        code => Err(library.error(0, "ncclGetUniqueId", code)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(named: Option<&str>) -> String {
+        match Library::find(named.map(OsString::from)) {
+            Err(Error::NcclUnavailable { why }) => why,
+            Err(other) => panic!("{other}"),
+            Ok(library) => panic!("found {}", library.version),
+        }
+    }
+
+    #[test]
+    fn a_library_that_is_named_and_not_there_or_not_nccl_is_refused_by_name() {
+        let why = refusal(Some("/nowhere/libnccl.so.2"));
+        assert!(why.starts_with("INSTEP_NCCL=/nowhere/libnccl.so.2: "), "{why}");
+        let why = refusal(Some("libc.so.6"));
+        assert!(why.contains("no ncclGetVersion"), "{why}");
+    }
+
+    #[test]
+    fn a_machine_without_the_library_is_told_what_was_tried() {
+        match Library::find(None) {
+            Ok(library) => assert!(library.version >= OLDEST),
+            Err(Error::NcclUnavailable { why }) => {
+                for tried in ["this process", "libnccl.so.2: ", "libnccl.so: ", "No such file", "INSTEP_NCCL"]
+                {
+                    assert!(why.contains(tried), "{why}");
+                }
+            }
+            Err(other) => panic!("{other}"),
+        }
+    }
+}

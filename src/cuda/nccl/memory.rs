@@ -1,0 +1,71 @@
+//! Device memory that NCCL makes for itself, so that it can reduce it where it lies on every rank.
+//!
+//! Registered with the communicator where both can. Must give it back exactly once, whichever of the two goes first.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::Arc;
+
+use crate::cuda::context::with_device;
+use crate::cuda::nccl::bindings::ncclResult_t;
+use crate::cuda::nccl::library::Library;
+use crate::cuda::nccl::raw::Registration;
+use crate::cuda::nccl::shared::Shared;
+use crate::error::{Error, Result};
+use crate::op::Allocation;
+
+struct Owner {
+    shared: Arc<Shared>,
+    library: &'static Library,
+    address: *mut c_void,
+    registration: Option<Registration>,
+}
+
+// SAFETY: an address that this alone frees.
+unsafe impl Send for Owner {}
+// SAFETY: as above; nothing is done through a shared reference.
+unsafe impl Sync for Owner {}
+
+/// Memory for `bytes`, or none if the library makes none.
+pub(super) fn allocate(shared: &Arc<Shared>, bytes: u64) -> Result<Option<Allocation>> {
+    let too_much = || Error::config("bytes", bytes, "is more than this machine addresses");
+    let bytes = usize::try_from(bytes.max(1)).map_err(|_| too_much())?;
+    let (address, library, registration) = shared.with_raw(|raw| {
+        let library = raw.library();
+        if library.functions.ncclMemAlloc.is_err() || library.functions.ncclMemFree.is_err() {
+            return Ok((ptr::null_mut(), library, None));
+        }
+        with_device(shared.device, || {
+            let mut address = ptr::null_mut();
+            // SAFETY: the device is current; writes one address.
+            match unsafe { library.functions.ncclMemAlloc(&mut address, bytes) } {
+                ncclResult_t::ncclSuccess => Ok((address, library, raw.register(address, bytes))),
+                code => Err(library.error(shared.rank, "ncclMemAlloc", code)),
+            }
+        })
+    })?;
+    if address.is_null() {
+        return Ok(None);
+    }
+    let owner = Owner { shared: Arc::clone(shared), library, address, registration };
+    Ok(Some(Allocation { address: address.cast(), owner: Box::new(owner) }))
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        if let Some(registration) = self.registration.take() {
+            // A communicator that has ended has forgotten it already.
+            let _ = self.shared.with_raw(|raw| {
+                raw.deregister(registration);
+                Ok(())
+            });
+        }
+        // What fails here is leaked; the device is gone then.
+        let _ = with_device(self.shared.device, || {
+            // SAFETY: `ncclMemAlloc` made it, and whoever used it has dropped it.
+            unsafe { self.library.functions.ncclMemFree(self.address) };
+            Ok(())
+        });
+    }
+}

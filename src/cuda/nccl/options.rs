@@ -1,0 +1,186 @@
+//! Who this rank is and where it meets the others: by name, or from what torchrun and its like put into the environment.
+//!
+//! Must not open a connection or load a library: whatever is wrong here is known before anybody waits.
+
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+
+/// How a rank finds its group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// This rank, from 0.
+    pub rank: u32,
+    /// Number of ranks, each a process with a GPU of its own.
+    pub world_size: u32,
+    /// Ordinal of this rank's GPU, among those that the process sees.
+    pub device: u32,
+    /// Host name or address of rank 0.
+    pub master_addr: String,
+    /// TCP port on which rank 0 listens until all ranks have come.
+    pub master_port: u16,
+    /// Tells jobs apart that meet at one port, by mistake or one after the other.
+    pub job: String,
+    /// How long to wait for the other ranks when the group is made and when it is closed.
+    pub deadline: Duration,
+    /// Compares every collective with the other ranks' before it is issued: a difference is a `Mismatch` where it would be
+    /// a hang. Costs a round trip through rank 0 per collective, so it is for finding faults.
+    pub ledger: bool,
+}
+
+impl Default for Options {
+    /// A group of one.
+    fn default() -> Self {
+        Options {
+            rank: 0,
+            world_size: 1,
+            device: 0,
+            master_addr: "127.0.0.1".to_owned(),
+            master_port: 29500,
+            job: String::new(),
+            deadline: Duration::from_secs(60),
+            ledger: false,
+        }
+    }
+}
+
+impl Options {
+    /// Reads `RANK` and `WORLD_SIZE`, which must be set; `LOCAL_RANK` (the GPU, else 0); `MASTER_ADDR` and `MASTER_PORT`,
+    /// which more than one rank needs; `TORCHELASTIC_RUN_ID`; `INSTEP_DEADLINE_MS`; `INSTEP_LEDGER` (0 or 1).
+    ///
+    /// Under torchrun the agent itself listens on `MASTER_PORT` (`TORCHELASTIC_USE_AGENT_STORE` says so), so ranks meet on
+    /// the next one. `INSTEP_MASTER_PORT` overrides both.
+    ///
+    /// # Errors
+    /// `Config` names the variable.
+    pub fn from_environment() -> Result<Options> {
+        Options::read(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
+    }
+
+    fn read(lookup: impl Fn(&'static str) -> Option<String>) -> Result<Options> {
+        let number = |name: &'static str, largest: u64| match lookup(name) {
+            None => Ok(None),
+            Some(text) => match text.parse::<u64>() {
+                Ok(value) if value <= largest => Ok(Some(value)),
+                _ => Err(Error::config(name, text, "must be a whole number in the variable's range")),
+            },
+        };
+        let ordinal = |name| Ok(number(name, u32::MAX.into())?.map(|value| value as u32));
+        let unset = |name, why| Error::config(name, "unset", why);
+        let launcher = "start the program with torchrun, or set RANK=0 WORLD_SIZE=1 for one process alone";
+        let mut options = Options {
+            rank: ordinal("RANK")?.ok_or_else(|| unset("RANK", launcher))?,
+            world_size: ordinal("WORLD_SIZE")?.ok_or_else(|| unset("WORLD_SIZE", launcher))?,
+            device: ordinal("LOCAL_RANK")?.unwrap_or(0),
+            job: lookup("TORCHELASTIC_RUN_ID").unwrap_or_default(),
+            ..Options::default()
+        };
+        if options.world_size > 1 {
+            let why = "more than one rank needs rank 0's address and a port";
+            options.master_addr = lookup("MASTER_ADDR").ok_or_else(|| unset("MASTER_ADDR", why))?;
+            let agent = lookup("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|text| text == "True");
+            let port = match (number("INSTEP_MASTER_PORT", 65535)?, number("MASTER_PORT", 65535)?) {
+                (Some(own), _) => own,
+                (None, Some(theirs)) => theirs + u64::from(agent),
+                (None, None) => return Err(unset("MASTER_PORT", why)),
+            };
+            options.master_port = u16::try_from(port)
+                .map_err(|_| Error::config("MASTER_PORT", port - 1, "leaves no port above the agent's"))?;
+        }
+        if let Some(deadline_ms) = number("INSTEP_DEADLINE_MS", u64::MAX)? {
+            options.deadline = Duration::from_millis(deadline_ms);
+        }
+        options.ledger = number("INSTEP_LEDGER", 1)? == Some(1);
+        options.refuse()?;
+        Ok(options)
+    }
+
+    /// What no constructor accepts, wherever it comes from.
+    pub(super) fn refuse(&self) -> Result<()> {
+        if self.world_size == 0 {
+            return Err(Error::config("WORLD_SIZE", 0, "there is at least one rank"));
+        }
+        if self.rank >= self.world_size {
+            return Err(Error::config("RANK", self.rank, "must be below the world size"));
+        }
+        if self.world_size > i32::MAX as u32 {
+            return Err(Error::config("WORLD_SIZE", self.world_size, "NCCL counts ranks in 31 bits"));
+        }
+        if self.world_size > 1 && self.master_port == 0 {
+            return Err(Error::config("MASTER_PORT", 0, "ranks cannot meet on a port that nobody knows"));
+        }
+        if self.deadline.is_zero() {
+            return Err(Error::config("INSTEP_DEADLINE_MS", 0, "no rank could arrive in time"));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TORCHRUN: [(&str, &str); 7] = [
+        ("RANK", "5"),
+        ("WORLD_SIZE", "8"),
+        ("LOCAL_RANK", "1"),
+        ("MASTER_ADDR", "node-0"),
+        ("MASTER_PORT", "29400"),
+        ("TORCHELASTIC_USE_AGENT_STORE", "True"),
+        ("TORCHELASTIC_RUN_ID", "none"),
+    ];
+
+    /// As torchrun sets them, with some changed; an empty value unsets one.
+    fn read(changes: &[(&str, &str)]) -> Result<Options> {
+        Options::read(|name| {
+            let own = changes.iter().chain(&TORCHRUN).find(|(key, _)| *key == name);
+            own.filter(|(_, value)| !value.is_empty()).map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    fn refused(changes: &[(&str, &str)]) -> &'static str {
+        match read(changes) {
+            Err(Error::Config { field, .. }) => field,
+            other => panic!("{changes:?}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn torchruns_variables_say_who_a_rank_is_and_leave_the_agent_its_port() {
+        let options = read(&[]).unwrap();
+        let expected = Options {
+            rank: 5,
+            world_size: 8,
+            device: 1,
+            master_addr: "node-0".to_owned(),
+            master_port: 29401,
+            job: "none".to_owned(),
+            ..Options::default()
+        };
+        assert_eq!(options, expected);
+        assert_eq!(read(&[("TORCHELASTIC_USE_AGENT_STORE", "False")]).unwrap().master_port, 29400);
+        assert_eq!(read(&[("INSTEP_MASTER_PORT", "7000")]).unwrap().master_port, 7000);
+        assert_eq!(read(&[("INSTEP_DEADLINE_MS", "250")]).unwrap().deadline, Duration::from_millis(250));
+        assert!(read(&[("INSTEP_LEDGER", "1")]).unwrap().ledger);
+        let alone = read(&[("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", ""), ("MASTER_PORT", "")]);
+        assert_eq!(alone.unwrap().world_size, 1);
+    }
+
+    #[test]
+    fn a_variable_that_is_missing_or_out_of_range_is_named() {
+        for name in ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"] {
+            assert_eq!(refused(&[(name, "")]), name);
+        }
+        for name in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT", "INSTEP_MASTER_PORT", "INSTEP_LEDGER"]
+        {
+            for value in ["-1", "x", "99999999999"] {
+                assert_eq!(refused(&[(name, value)]), name, "{value}");
+            }
+        }
+        assert_eq!(refused(&[("RANK", "8")]), "RANK");
+        assert_eq!(refused(&[("WORLD_SIZE", "0")]), "WORLD_SIZE");
+        assert_eq!(refused(&[("MASTER_PORT", "65535")]), "MASTER_PORT");
+        assert_eq!(refused(&[("INSTEP_MASTER_PORT", "0")]), "MASTER_PORT");
+        assert_eq!(refused(&[("INSTEP_DEADLINE_MS", "0")]), "INSTEP_DEADLINE_MS");
+    }
+}

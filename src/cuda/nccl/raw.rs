@@ -1,0 +1,248 @@
+//! An NCCL communicator as a value: whoever holds it may call NCCL with it, and ending it takes it by value.
+//!
+//! It never blocks inside NCCL (`blocking = 0`): a call that is still under way is asked about until it is through, late,
+//! or no longer wanted, and nothing else touches its stream before. Whoever aborts one may have to wait for threads of
+//! NCCL's, so that is done on a thread of its own. Must not be used by two threads at once.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+use std::mem::size_of;
+use std::ptr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::cuda::context::with_device;
+use crate::cuda::nccl::bindings::{
+    NCCL_API_MAGIC, NCCL_VERSION_CODE, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t, ncclResult_t,
+    ncclUniqueId,
+};
+use crate::cuda::nccl::library::Library;
+use crate::cuda::nccl::{Options, UniqueId};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::op::{Call, CollectiveKind};
+
+const POLL: Duration = Duration::from_micros(50);
+/// NCCL's word for "choose yourself".
+const UNDEFINED: i32 = i32::MIN;
+
+/// One rank's communicator.
+pub(super) struct Raw {
+    library: &'static Library,
+    comm: ncclComm_t,
+    rank: u32,
+    device: u32,
+}
+
+// SAFETY: NCCL lets any thread use a communicator, one at a time, with the device current.
+unsafe impl Send for Raw {}
+
+impl Raw {
+    /// Connects to all ranks that hold the id. `wanted` is asked meanwhile, and its error ends the wait.
+    pub(super) fn connect(
+        library: &'static Library,
+        options: &Options,
+        id: &UniqueId,
+        wanted: impl Fn() -> Result<()>,
+    ) -> Result<Raw> {
+        let mut raw = Raw { library, comm: ptr::null_mut(), rank: options.rank, device: options.device };
+        let id = ncclUniqueId { internal: id.map(|byte| byte as _) };
+        let (ranks, rank) = (options.world_size as i32, options.rank as i32);
+        let mut config = config();
+        let outcome = with_device(options.device, || {
+            // SAFETY: the device is current, the config is initialised, and the handle outlives the call.
+            let code = unsafe {
+                library.functions.ncclCommInitRankConfig(&mut raw.comm, ranks, id, rank, &mut config)
+            };
+            raw.settle("ncclCommInitRankConfig", code, options.deadline, wanted)
+        });
+        match outcome {
+            Ok(()) => Ok(raw),
+            Err(error) => {
+                raw.abort_detached();
+                Err(error)
+            }
+        }
+    }
+
+    /// Enqueues one collective and returns once all of it is on the stream.
+    ///
+    /// # Safety
+    /// The call's buffers, as [`Collective::enqueue`](crate::Collective::enqueue) says.
+    pub(super) unsafe fn enqueue(&self, call: &Call, wanted: impl Fn() -> Result<()>) -> Result<()> {
+        let (src, dst) = (call.src.cast::<c_void>(), call.dst.cast::<c_void>());
+        let stream = ptr::with_exposed_provenance_mut(call.stream.0);
+        let count = (call.bytes / call.dtype.bytes()) as usize;
+        let dtype = match call.dtype {
+            DType::F32 => ncclDataType_t::ncclFloat32,
+        };
+        let functions = &self.library.functions;
+        with_device(self.device, || {
+            // SAFETY: the device is current; buffers and stream are the caller's promise.
+            let (name, code) = unsafe {
+                match call.kind {
+                    CollectiveKind::AllReduce => {
+                        let sum = ncclRedOp_t::ncclSum;
+                        (
+                            "ncclAllReduce",
+                            functions.ncclAllReduce(src, dst, count, dtype, sum, self.comm, stream),
+                        )
+                    }
+                    CollectiveKind::Broadcast => (
+                        "ncclBroadcast",
+                        functions.ncclBroadcast(src, dst, count, dtype, 0, self.comm, stream),
+                    ),
+                }
+            };
+            self.settle(name, code, call.deadline, wanted)
+        })
+    }
+
+    /// What has gone wrong since the last call, if anything has.
+    pub(super) fn check(&self) -> Result<()> {
+        match self.state() {
+            ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => Ok(()),
+            code => Err(self.library.error(self.rank, "ncclCommGetAsyncError", code)),
+        }
+    }
+
+    /// Waits until all collectives have ended on all ranks of this machine, then frees what is left.
+    pub(super) fn finish(self, deadline: Duration, wanted: impl Fn() -> Result<()>) -> Result<()> {
+        let functions = &self.library.functions;
+        let outcome = with_device(self.device, || {
+            // SAFETY: a live communicator, on its device.
+            let code = unsafe { functions.ncclCommFinalize(self.comm) };
+            self.settle("ncclCommFinalize", code, deadline, wanted)
+        });
+        if let Err(error) = outcome {
+            self.abort_detached();
+            return Err(error);
+        }
+        with_device(self.device, || {
+            // SAFETY: as above; nobody has the handle after this, so NCCL may go on freeing it by itself.
+            match unsafe { functions.ncclCommDestroy(self.comm) } {
+                ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => Ok(()),
+                code => Err(self.library.error(self.rank, "ncclCommDestroy", code)),
+            }
+        })
+    }
+
+    /// Ends whatever is under way, on the device too. May block.
+    pub(super) fn abort(self) {
+        if self.comm.is_null() {
+            return;
+        }
+        // Nobody is left to hear of a failure.
+        let _ = with_device(self.device, || {
+            // SAFETY: a live communicator, on its device, which nobody has after this.
+            unsafe { self.library.functions.ncclCommAbort(self.comm) };
+            Ok(())
+        });
+    }
+
+    /// The same, without waiting for it.
+    pub(super) fn abort_detached(self) {
+        detached(move || self.abort());
+    }
+
+    /// Makes memory known, so that NCCL can reach it faster; `None` if it would rather not.
+    pub(super) fn register(&self, address: *mut c_void, bytes: usize) -> Option<Registration> {
+        let functions = &self.library.functions;
+        if functions.ncclCommRegister.is_err() || functions.ncclCommDeregister.is_err() {
+            return None;
+        }
+        let mut handle = ptr::null_mut();
+        // SAFETY: memory that the library has made, of this length.
+        let code = unsafe { functions.ncclCommRegister(self.comm, address, bytes, &mut handle) };
+        (code == ncclResult_t::ncclSuccess && !handle.is_null()).then_some(Registration(handle))
+    }
+
+    /// Takes a registration of this communicator's back.
+    pub(super) fn deregister(&self, registration: Registration) {
+        // SAFETY: `register` made it, which found this function. If it fails, the communicator frees it when it ends.
+        unsafe { self.library.functions.ncclCommDeregister(self.comm, registration.0) };
+    }
+
+    pub(super) fn library(&self) -> &'static Library {
+        self.library
+    }
+
+    fn state(&self) -> ncclResult_t {
+        let mut state = ncclResult_t::ncclSuccess;
+        // SAFETY: a live communicator; writes one number.
+        match unsafe { self.library.functions.ncclCommGetAsyncError(self.comm, &mut state) } {
+            ncclResult_t::ncclSuccess => state,
+            code => code,
+        }
+    }
+
+    fn settle(
+        &self,
+        call: &'static str,
+        code: ncclResult_t,
+        deadline: Duration,
+        wanted: impl Fn() -> Result<()>,
+    ) -> Result<()> {
+        let since = Instant::now();
+        let mut code = code;
+        while code == ncclResult_t::ncclInProgress && !self.comm.is_null() {
+            wanted()?;
+            if since.elapsed() >= deadline {
+                let message = format!("still in progress after {} ms", deadline.as_millis());
+                return Err(Error::Collective { rank: self.rank, call, code: code.0 as i32, message });
+            }
+            thread::sleep(POLL);
+            code = self.state();
+        }
+        match code {
+            ncclResult_t::ncclSuccess => Ok(()),
+            code => Err(self.library.error(self.rank, call, code)),
+        }
+    }
+}
+
+/// Memory that a communicator knows.
+#[derive(Debug)]
+pub(super) struct Registration(*mut c_void);
+
+// SAFETY: a name, used by whoever holds the communicator.
+unsafe impl Send for Registration {}
+// SAFETY: as above.
+unsafe impl Sync for Registration {}
+
+/// Runs what may block where nobody waits for it. If there is no thread to be had, what it would have freed is leaked.
+pub(super) fn detached(work: impl FnOnce() + Send + 'static) {
+    drop(thread::Builder::new().name("instep-nccl-end".to_owned()).spawn(work));
+}
+
+/// NCCL_CONFIG_INITIALIZER, which is a macro, but without blocking.
+fn config() -> ncclConfig_t {
+    ncclConfig_t {
+        size: size_of::<ncclConfig_t>(),
+        magic: NCCL_API_MAGIC,
+        version: NCCL_VERSION_CODE,
+        blocking: 0,
+        cgaClusterSize: UNDEFINED,
+        minCTAs: UNDEFINED,
+        maxCTAs: UNDEFINED,
+        netName: ptr::null(),
+        splitShare: UNDEFINED,
+        trafficClass: UNDEFINED,
+        commName: ptr::null(),
+        collnetEnable: UNDEFINED,
+        CTAPolicy: UNDEFINED,
+        shrinkShare: UNDEFINED,
+        nvlsCTAs: UNDEFINED,
+        nChannelsPerNetPeer: UNDEFINED,
+        nvlinkCentricSched: UNDEFINED,
+        graphUsageMode: UNDEFINED,
+        numRmaCtx: UNDEFINED,
+        maxP2pPeers: UNDEFINED,
+        graphStreamOrdering: UNDEFINED,
+        launchOrderImplicit: UNDEFINED,
+        numRmaSig: UNDEFINED,
+        rmaEagerInit: UNDEFINED,
+        hostCftMode: UNDEFINED,
+        nvlsHostMode: UNDEFINED,
+    }
+}

@@ -1,0 +1,183 @@
+//! Ranks that find each other, and everything else that may knock on rank 0's port meanwhile.
+//!
+//! Each case disturbs a group that must come together all the same, or names what kept it from doing so.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::thread;
+use std::time::Duration;
+
+use super::{AMPLE, SHORT, meet, options, port};
+use crate::cuda::nccl::Options;
+use crate::cuda::nccl::group::Group;
+use crate::error::{Error, Result};
+
+/// Rank 0 of two, which `act` disturbs before rank 1 comes.
+fn disturbed(act: impl FnOnce(u16) -> Vec<TcpStream>) {
+    let port = port();
+    thread::scope(|scope| {
+        let zero = scope.spawn(move || meet(&options(0, 2, port, AMPLE)).map(|_| ()));
+        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+            thread::sleep(Duration::from_millis(5));
+        }
+        let disturbers = act(port);
+        meet(&options(1, 2, port, AMPLE)).unwrap();
+        zero.join().unwrap().unwrap();
+        drop(disturbers);
+    });
+}
+
+fn connect(port: u16) -> TcpStream {
+    TcpStream::connect(("127.0.0.1", port)).unwrap()
+}
+
+#[test]
+fn a_second_group_can_meet_on_the_port_of_the_first() {
+    let port = port();
+    thread::scope(|scope| {
+        for rank in 0..3 {
+            scope.spawn(move || {
+                let groups: Vec<Group> =
+                    (0..4).map(|_| meet(&options(rank, 3, port, AMPLE)).unwrap().0).collect();
+                for group in &groups {
+                    group.compare("same", AMPLE).unwrap();
+                    group.leave();
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_never_comes_is_named_to_all_that_did() {
+    let port = port();
+    let outcomes = thread::scope(|scope| {
+        let one = |rank, deadline| scope.spawn(move || meet(&options(rank, 4, port, deadline)).map(|_| ()));
+        let threads = [one(0, SHORT), one(1, AMPLE), one(3, AMPLE)];
+        threads.map(|thread| thread.join().unwrap())
+    });
+    for outcome in outcomes {
+        match outcome {
+            Err(Error::Deadline { rank: 0, missing, .. }) => assert_eq!(missing, [2]),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_rank_without_a_rank_0_gives_up_and_says_what_it_tried() {
+    match meet(&options(1, 2, port(), SHORT)) {
+        Err(Error::Deadline { rank: 1, call, missing, .. }) => {
+            assert_eq!(missing, [0]);
+            assert!(call.contains("127.0.0.1") && call.contains("refused"), "{call}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_rank_of_another_world_size_is_refused_and_the_others_go_on() {
+    disturbed(|port| {
+        match meet(&options(1, 3, port, AMPLE)) {
+            Err(Error::Mismatch { rank: 1, ours, other_rank: 0, theirs }) => {
+                assert!(ours.contains('3') && theirs.contains('2'), "{ours} {theirs}");
+            }
+            other => panic!("{other:?}"),
+        }
+        Vec::new()
+    });
+}
+
+#[test]
+fn a_second_process_with_one_rank_is_refused_and_the_first_goes_on() {
+    let port = port();
+    thread::scope(|scope| {
+        let zero = scope.spawn(move || meet(&options(0, 3, port, AMPLE)).map(|_| ()));
+        let twins = [(); 2].map(|()| scope.spawn(move || meet(&options(1, 3, port, AMPLE)).map(|_| ())));
+        // One of them is told so at once, whoever came first; then the last rank may come.
+        while !twins.iter().any(|twin| twin.is_finished()) {
+            thread::sleep(Duration::from_millis(5));
+        }
+        meet(&options(2, 3, port, AMPLE)).unwrap();
+        zero.join().unwrap().unwrap();
+        let outcomes = twins.map(|twin| twin.join().unwrap());
+        assert!(outcomes.iter().any(|outcome| matches!(outcome, Err(Error::Config { field: "RANK", .. }))));
+        assert!(outcomes.iter().any(Result::is_ok), "{outcomes:?}");
+    });
+}
+
+#[test]
+fn ranks_of_another_job_do_not_join_and_do_not_disturb() {
+    disturbed(|port| {
+        let other = Options { job: "yesterday".to_owned(), ..options(1, 2, port, SHORT) };
+        match meet(&other) {
+            Err(Error::Deadline { call, missing, .. }) => {
+                assert!(call.contains("another job") && missing == [0], "{call}");
+            }
+            other => panic!("{other:?}"),
+        }
+        Vec::new()
+    });
+}
+
+#[test]
+fn strangers_who_send_garbage_or_nothing_hold_nobody_up() {
+    disturbed(|port| {
+        let garbage: [&[u8]; 6] = [
+            b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+            &[0; 64],
+            &[0xff; 4096],
+            &[1, 0, 0, 0, 99],
+            // A hello of the right length with another magic.
+            &[25, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+            // A text that claims more than there is.
+            &[6, 0, 0, 0, 6, 0xff, 0xff, 0, 0, b'x'],
+        ];
+        for bytes in garbage {
+            let mut stream = connect(port);
+            stream.write_all(bytes).unwrap();
+            // Whatever comes back, it is the end.
+            stream.set_read_timeout(Some(AMPLE)).unwrap();
+            let _ = stream.read_to_end(&mut Vec::new());
+        }
+        let mut half = connect(port);
+        half.write_all(&[25, 0, 0]).unwrap();
+        vec![connect(port), half, connect(port)]
+    });
+}
+
+#[test]
+fn a_rank_that_answers_a_wrong_service_says_so() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    thread::scope(|scope| {
+        let rank = scope.spawn(move || meet(&options(1, 2, port, SHORT)).map(|_| ()));
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(b"220 mail.example.org ready\r\n").unwrap();
+        drop(listener);
+        match rank.join().unwrap() {
+            Err(Error::Deadline { missing, .. }) => assert_eq!(missing, [0]),
+            other => panic!("{other:?}"),
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_leaves_before_all_are_there_may_come_again() {
+    let port = port();
+    thread::scope(|scope| {
+        let zero = scope.spawn(move || meet(&options(0, 3, port, AMPLE)).map(|_| ()));
+        assert!(matches!(meet(&options(1, 3, port, SHORT)), Err(Error::Deadline { .. })));
+        let again = scope.spawn(move || meet(&options(1, 3, port, AMPLE)).map(|_| ()));
+        meet(&options(2, 3, port, AMPLE)).unwrap();
+        again.join().unwrap().unwrap();
+        zero.join().unwrap().unwrap();
+    });
+}
+
+#[test]
+fn a_port_that_is_taken_is_a_config_error_on_rank_0() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    assert!(matches!(meet(&options(0, 2, port, AMPLE)), Err(Error::Config { field: "MASTER_PORT", .. })));
+}

@@ -1,0 +1,135 @@
+//! Ranks that have met: they agree, differ, are late, leave and die, and all others learn which.
+//!
+//! What one rank knows, every rank must report; an echo that names the wrong rank is a failure here.
+
+use std::thread;
+use std::time::Duration;
+
+use super::{AMPLE, SHORT, ranks};
+use crate::error::Error;
+
+#[test]
+fn up_to_eight_ranks_meet_and_agree_again_and_again() {
+    for world_size in 1..=8 {
+        let outcomes = ranks(world_size, |_, group| {
+            let group = group?;
+            for entry in ["a", "b", "c"] {
+                group.compare(entry, AMPLE)?;
+            }
+            group.leave();
+            group.check()
+        });
+        assert_eq!(outcomes.len(), world_size as usize);
+        for outcome in outcomes {
+            assert_eq!(outcome, Ok(()), "{world_size} ranks");
+        }
+    }
+}
+
+#[test]
+fn ranks_that_differ_all_learn_who_said_what() {
+    let say = |rank: u32| if rank == 2 { "bucket 4" } else { "bucket 3" };
+    for outcome in ranks(4, |rank, group| group?.compare(say(rank), AMPLE)) {
+        let expected = Error::Mismatch {
+            rank: 0,
+            ours: "bucket 3".to_owned(),
+            other_rank: 2,
+            theirs: "bucket 4".to_owned(),
+        };
+        assert_eq!(outcome, Err(expected));
+    }
+}
+
+#[test]
+fn a_rank_that_dies_is_missed_by_all() {
+    for dead in 0..3 {
+        let outcomes = ranks(3, |rank, group| {
+            let group = group?;
+            group.compare("alive", AMPLE)?;
+            if rank == dead {
+                return Ok(());
+            }
+            // As a stepper does while it waits for a sum.
+            loop {
+                group.check()?;
+                thread::sleep(Duration::from_millis(1));
+            }
+        });
+        for (rank, outcome) in (0..).zip(outcomes) {
+            match outcome {
+                Ok(()) => assert_eq!(rank, dead),
+                Err(Error::PeerLost { rank: lost, .. }) => assert_eq!(lost, dead, "as rank {rank} saw it"),
+                Err(other) => panic!("{other}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_ends_the_group_tells_all_why() {
+    for culprit in 0..3 {
+        let cause = Error::Rank { rank: culprit, message: "out of coffee".to_owned() };
+        let outcomes = ranks(3, |rank, group| {
+            let group = group?;
+            if rank == culprit {
+                group.tell(&cause);
+            }
+            group.compare("next", AMPLE)
+        });
+        for outcome in outcomes {
+            match outcome {
+                Err(Error::PeerLost { rank, why }) => {
+                    assert_eq!(rank, culprit);
+                    assert!(why.contains("coffee"), "{why}");
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_in_order_is_missed_only_where_it_is_needed() {
+    let outcomes = ranks(3, |rank, group| {
+        let group = group?;
+        group.compare("last", AMPLE)?;
+        if rank == 1 {
+            group.leave();
+            return Ok::<(), Error>(());
+        }
+        for _ in 0..50 {
+            group.check()?;
+            thread::sleep(Duration::from_millis(1));
+        }
+        match group.compare("one more", AMPLE) {
+            Err(Error::PeerLost { rank: 1, why }) => assert!(why.contains("closed"), "{why}"),
+            other => panic!("{other:?}"),
+        }
+        Ok(())
+    });
+    assert_eq!(outcomes, [Ok(()), Ok(()), Ok(())]);
+}
+
+#[test]
+fn a_comparison_that_a_rank_does_not_reach_ends_in_a_deadline() {
+    let outcomes = ranks(3, |rank, group| {
+        let group = group?;
+        let deadline = if rank == 0 { SHORT } else { AMPLE };
+        if rank == 2 {
+            // Alive, but elsewhere.
+            while group.check().is_ok() {
+                thread::sleep(Duration::from_millis(1));
+            }
+            return group.check();
+        }
+        group.compare("all-reduce", deadline)
+    });
+    for outcome in outcomes {
+        match outcome {
+            Err(Error::Deadline { rank: 0, call, missing, .. }) => {
+                assert_eq!((call.as_str(), missing.as_slice()), ("all-reduce", [2].as_slice()));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
