@@ -149,12 +149,15 @@ typedef struct InstepStepArgs {
     void* param_base; /* what tiles count their parameters from: null, since they carry addresses; see control.h */
     void* grads;      /* the bucket's gradient base, in grad_dtype, at any element's alignment */
     float* master;    /* f32 weights behind 16-bit parameters, placed like the states; null if those are f32 */
+    void* copy;       /* also gets each parameter that is stepped, in copy_dtype, placed like the states; or null */
     float* states[INSTEP_MAX_STATES];
     uint32_t optimizer;
     uint32_t state_count;
     uint32_t bucket;
     uint32_t param_dtype;
     uint32_t grad_dtype;
+    uint32_t copy_dtype;
+    uint32_t zero_grads; /* Step segments' gradients end as +0, in a skipped pass too: the next one may add to them */
     uint32_t reserved;
 } InstepStepArgs;
 

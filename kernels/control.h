@@ -94,13 +94,13 @@ INSTEP_INLINE void decide(const InstepDecideArgs& args) {
     } else if (worst == INSTEP_F32_INFINITY_BITS) {
         control->norm = double_of(0x7ff0000000000000ull);
     } else {
-        control->norm = multiplier * square_root(limbs_value(control->limbs));
+        control->norm = canonical(multiplier * square_root(limbs_value(control->limbs)));
     }
     if (args.max_norm >= 0.0) {
         const double clip = args.max_norm / (control->norm + 1e-6);
-        control->clip = clip >= 1.0 ? 1.0 : clip;
+        control->clip = clip >= 1.0 ? 1.0 : canonical(clip);
     }
-    control->multiplier = static_cast<float>(multiplier * control->clip);
+    control->multiplier = canonical(static_cast<float>(multiplier * control->clip));
     /* What the step would see counts: a finite sum may overflow when a small loss scale is divided out. */
     control->skip = args.skip_nonfinite && is_nonfinite(float_of(worst) * control->multiplier);
     if (control->skip) control->clip = 1.0;

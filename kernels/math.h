@@ -90,6 +90,7 @@ INSTEP_INLINE bool is_nonfinite(float x) { return (bits_of(x) & INSTEP_F32_INFIN
 
 /* NaN payloads differ between machines (x86 0xffc00000, NVIDIA 0x7fffffff), so stored NaNs are one value. */
 INSTEP_INLINE float canonical(float x) { return x == x ? x : float_of(0x7fffffffu); }
+INSTEP_INLINE double canonical(double x) { return x == x ? x : double_of(0x7ff8000000000000ull); }
 
 /* f32 as bf16, to the nearest, ties to even; NaN becomes 0x7fff. */
 INSTEP_INLINE uint16_t bfloat16_of(float x) {

@@ -46,10 +46,11 @@ extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS, 4)
     for (uint64_t t = blockIdx.x; t < args.tile_count; t += gridDim.x) {
         const InstepTile& tile = args.tiles[t];
         if (segment_action(args.segments[tile.segment]) != INSTEP_ACTION_STEP) continue;
-        const Gradients gradients = {args.grads, tile.grad_offset, args.grad_dtype, tile.count};
+        const Run gradients = {args.grads, tile.grad_offset, args.grad_dtype, tile.count};
 #pragma unroll 1
         for (uint32_t start = INSTEP_QUANTUM * warp; start < tile.count; start += INSTEP_QUANTUM * WARPS) {
-            const Four a = gradients.read(start + 4 * lane), b = gradients.read(start + 128 + 4 * lane);
+            const Four a = gradients.read_shifted(start + 4 * lane),
+                       b = gradients.read_shifted(start + 128 + 4 * lane);
             const uint32_t magnitude = largest_magnitude(a, b);
             const double sum = warp_leaf_sum(a, b);
             worst = magnitude > worst ? magnitude : worst;
@@ -69,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS, 4)
         if (total != 0) atomicAdd(target, static_cast<unsigned long long>(total));
     } else if (threadIdx.x == INSTEP_NORM_LIMBS) {
         for (uint32_t w = 0; w < WARPS; ++w) worst = magnitudes[w] > worst ? magnitudes[w] : worst;
-        atomicMax(&args.control->max_abs_bits, worst);
+        atomicMax(&args.control->max_abs_bits, stored_magnitude(worst));
         if (worst >= INSTEP_F32_INFINITY_BITS) atomicMin(&args.control->first_nonfinite_bucket, args.bucket);
     }
 }

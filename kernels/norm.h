@@ -59,6 +59,11 @@ INSTEP_INLINE double limbs_value(const uint64_t* limbs) {
     return static_cast<double>(head | (sticky != 0)) * double_of(static_cast<uint64_t>(exponent + 1023) << 52);
 }
 
+/* The largest magnitude as it is stored: one for all NaNs, whose payload a GPU drops where it widens f16. */
+INSTEP_INLINE uint32_t stored_magnitude(uint32_t worst) {
+    return worst > INSTEP_F32_INFINITY_BITS ? 0x7fffffffu : worst;
+}
+
 /* The fixed order of a leaf: j and 128 + j make a pair, four pairs a lane, and the lanes fold in halves. */
 INSTEP_INLINE double pair_of(double a, double b) { return a * a + b * b; }
 INSTEP_INLINE double lane_of(double t0, double t1, double t2, double t3) { return (t0 + t2) + (t1 + t3); }

@@ -15,7 +15,7 @@ template <class Rule, class Scalars>
 INSTEP_DEVICE uint32_t step_tile(const InstepStepArgs& args, const InstepTile& tile, const Scalars& scalars,
                                  float multiplier) {
     const bool narrow = args.param_dtype != INSTEP_DTYPE_F32;
-    const Gradients gradients = {args.grads, tile.grad_offset, args.grad_dtype, tile.count};
+    const Run gradients = {args.grads, tile.grad_offset, args.grad_dtype, tile.count};
     void* const param = param_of(args, tile);
     float* const params = narrow ? args.master + tile.state_offset : static_cast<float*>(param);
     uint32_t nonfinite = 0;
@@ -26,7 +26,7 @@ INSTEP_DEVICE uint32_t step_tile(const InstepStepArgs& args, const InstepTile& t
         for (uint32_t k = 0; k < Rule::STATES; ++k) {
             if (k < args.state_count) states[k] = load(args.states[k] + tile.state_offset, at, tile.count);
         }
-        const Four sum = gradients.read(at);
+        const Four sum = gradients.read_shifted(at);
         const Scalars s = scalars; /* behind the loads of the data, and anew each round: registers are short */
         const float factor = Rule::factor(s, multiplier);
         const uint32_t flags = Rule::flags(s);
@@ -40,6 +40,7 @@ INSTEP_DEVICE uint32_t step_tile(const InstepStepArgs& args, const InstepTile& t
         }
         store(params, at, tile.count, p);
         if (narrow) store(static_cast<uint16_t*>(param), at, tile.count, narrowed(p, args.param_dtype));
+        if (args.copy) Run{args.copy, tile.state_offset, args.copy_dtype, tile.count}.write(at, p);
 #pragma unroll
         for (uint32_t k = 0; k < Rule::STATES; ++k) {
             if (k < args.state_count) store(args.states[k] + tile.state_offset, at, tile.count, states[k]);
@@ -49,7 +50,7 @@ INSTEP_DEVICE uint32_t step_tile(const InstepStepArgs& args, const InstepTile& t
 }
 
 INSTEP_DEVICE void average_tile(const InstepStepArgs& args, const InstepTile& tile, float multiplier) {
-    const Gradients gradients = {args.grads, tile.grad_offset, args.grad_dtype, tile.count};
+    const Run gradients = {args.grads, tile.grad_offset, args.grad_dtype, tile.count};
 #pragma unroll 1
     for (uint32_t at = 4 * threadIdx.x; at < tile.count; at += ELEMENTS_PER_ROUND) {
         Four sum = gradients.read(at);
@@ -57,6 +58,14 @@ INSTEP_DEVICE void average_tile(const InstepStepArgs& args, const InstepTile& ti
         for (uint32_t i = 0; i < 4; ++i) sum.x[i] = canonical(sum.x[i] * multiplier);
         gradients.write(at, sum);
     }
+}
+
+/* Behind all reads of the tile, which belong to this block. */
+INSTEP_DEVICE void zero_tile(const InstepStepArgs& args, const InstepTile& tile) {
+    const Run gradients = {args.grads, tile.grad_offset, args.grad_dtype, tile.count};
+    __syncthreads();
+#pragma unroll 1
+    for (uint32_t at = 4 * threadIdx.x; at < tile.count; at += ELEMENTS_PER_ROUND) gradients.clear(at);
 }
 
 /* `scalars` is the rule's member of the union. */
@@ -71,10 +80,13 @@ INSTEP_DEVICE void step_bucket(const InstepStepArgs& args, Scalars InstepScalars
         const uint32_t action = segment_action(segment);
         if (action == INSTEP_ACTION_AVERAGE) {
             average_tile(args, tile, average_multiplier(*args.control, segment));
-        } else if (action == INSTEP_ACTION_STEP && !skip) {
-            const float multiplier = step_multiplier(*args.control, segment);
-            nonfinite |= step_tile<Rule>(args, tile, segment.scalars.*scalars, multiplier);
-            if (tile.first && threadIdx.x == 0) segment.stepped = 1;
+        } else if (action == INSTEP_ACTION_STEP) {
+            if (!skip) {
+                const float multiplier = step_multiplier(*args.control, segment);
+                nonfinite |= step_tile<Rule>(args, tile, segment.scalars.*scalars, multiplier);
+                if (tile.first && threadIdx.x == 0) segment.stepped = 1;
+            }
+            if (args.zero_grads) zero_tile(args, tile);
         }
     }
     if (__any_sync(0xffffffffu, nonfinite) && threadIdx.x % 32 == 0) {

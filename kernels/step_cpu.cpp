@@ -185,6 +185,20 @@ void average_tile(const InstepStepArgs& args, const InstepTile& tile, float mult
     narrow_run(args.grad_dtype, tile.count, wide, narrow);
 }
 
+/* The stepped parameters once more, while they are in the cache. */
+void copy_tile(const InstepStepArgs& args, const InstepTile& tile, const float* params) {
+    if (args.copy_dtype != INSTEP_DTYPE_F32) {
+        return narrow_run(args.copy_dtype, tile.count, params, static_cast<uint16_t*>(args.copy) + tile.state_offset);
+    }
+    __builtin_memcpy(static_cast<float*>(args.copy) + tile.state_offset, params, tile.count * sizeof(float));
+}
+
+/* +0 is no bits in every dtype. */
+void zero_tile(const InstepStepArgs& args, const InstepTile& tile) {
+    const uint64_t bytes = args.grad_dtype == INSTEP_DTYPE_F32 ? 4 : 2;
+    __builtin_memset(static_cast<char*>(args.grads) + tile.grad_offset * bytes, 0, tile.count * bytes);
+}
+
 /* Picks the instantiation with as many states as this run has. */
 template <template <int> class Rule, int MIN, int MAX, class Scalars>
 uint32_t step_with_states(const InstepStepArgs& args, const InstepTile& tile, const Scalars& scalars,
@@ -202,6 +216,7 @@ uint32_t step_with_states(const InstepStepArgs& args, const InstepTile& tile, co
     const uint32_t nonfinite =
         step_run<Rule<MAX>>(scalars, multiplier, tile.count, params, grads, states[0], states[1], states[2]);
     if (narrow) narrow_run(args.param_dtype, tile.count, params, static_cast<uint16_t*>(param));
+    if (args.copy) copy_tile(args, tile, params);
     return nonfinite;
 }
 
@@ -225,9 +240,12 @@ __attribute__((noinline)) void step_tiles(const InstepStepArgs* args, uint64_t f
         const uint32_t action = segment_action(segment);
         if (action == INSTEP_ACTION_AVERAGE) {
             average_tile(*args, tile, average_multiplier(*args->control, segment));
-        } else if (action == INSTEP_ACTION_STEP && !args->control->skip) {
-            nonfinite |= step_segment(*args, tile, segment);
-            if (tile.first) segment.stepped = 1;
+        } else if (action == INSTEP_ACTION_STEP) {
+            if (!args->control->skip) {
+                nonfinite |= step_segment(*args, tile, segment);
+                if (tile.first) segment.stepped = 1;
+            }
+            if (args->zero_grads) zero_tile(*args, tile);
         }
     }
     if (nonfinite) atomic_minimum(&args->control->first_nonfinite_bucket, args->bucket);
@@ -260,7 +278,7 @@ __attribute__((noinline)) void norm_tiles(const InstepStepArgs* args, uint64_t f
     for (int k = 0; k < INSTEP_NORM_LIMBS; ++k) {
         if (limbs[k] != 0) __atomic_fetch_add(&args->control->limbs[k], limbs[k], __ATOMIC_RELAXED);
     }
-    atomic_maximum(&args->control->max_abs_bits, static_cast<uint32_t>(worst));
+    atomic_maximum(&args->control->max_abs_bits, stored_magnitude(static_cast<uint32_t>(worst)));
     if (worst >= static_cast<int32_t>(INSTEP_F32_INFINITY_BITS)) {
         atomic_minimum(&args->control->first_nonfinite_bucket, args->bucket);
     }

@@ -128,13 +128,19 @@ INSTEP_DEVICE Packed narrowed(const Four& four, uint32_t dtype) {
     return packed;
 }
 
-/* A run of a bucket's gradients, which alone may be foreign memory. */
-struct Gradients {
+/* A run of a stream whose dtype is an argument. Only gradients are read so: they alone may be foreign memory. */
+struct Run {
     void* base;
     uint64_t offset; /* elements */
     uint32_t dtype, count;
 
     INSTEP_DEVICE Four read(uint32_t at) const {
+        if (dtype == INSTEP_DTYPE_F32) return load(static_cast<const float*>(base) + offset, at, count);
+        return widened(load(static_cast<const uint16_t*>(base) + offset, at, count), dtype);
+    }
+
+    /* Nobody may write to the run meanwhile: the words hold neighbours' elements, too. */
+    INSTEP_DEVICE Four read_shifted(uint32_t at) const {
         if (dtype == INSTEP_DTYPE_F32) return load_shifted(static_cast<const float*>(base) + offset, at, count);
         return widened(load_shifted(static_cast<const uint16_t*>(base) + offset, at, count), dtype);
     }
@@ -142,6 +148,12 @@ struct Gradients {
     INSTEP_DEVICE void write(uint32_t at, const Four& four) const {
         if (dtype == INSTEP_DTYPE_F32) return store(static_cast<float*>(base) + offset, at, count, four);
         store(static_cast<uint16_t*>(base) + offset, at, count, narrowed(four, dtype));
+    }
+
+    /* +0 is no bits in every dtype. */
+    INSTEP_DEVICE void clear(uint32_t at) const {
+        if (dtype == INSTEP_DTYPE_F32) return store(static_cast<float*>(base) + offset, at, count, Four{});
+        store(static_cast<uint16_t*>(base) + offset, at, count, Packed{});
     }
 };
 

@@ -11,6 +11,7 @@ import argparse, csv, os, re, resource, shutil, subprocess, sys, tempfile, time
 from collections import Counter, defaultdict
 from pathlib import Path
 
+HERE = Path(__file__).resolve().parent.parent
 COMMON = ["instep_begin", "instep_decide", "instep_publish", "instep_norm"]
 REGISTERS = 64
 MORE_REGISTERS = {}  # (kernel, architecture): limit, with the reason beside it
@@ -20,6 +21,10 @@ BYTES_PER_ARCHITECTURE = 1_000_000
 # Whatever else computes on floats is rounded differently somewhere, or drops a NaN.
 FLOAT_ARITHMETIC = {"add", "sub", "mul", "div", "rcp", "sqrt"}
 FLOAT_MOVES = {"ld", "st", "mov", "selp", "setp", "neg", "abs", "cvt", "shfl"}
+NOT_IEEE = {"ftz", "approx", "rz", "rm", "rp", "sat", "relu"}
+# What blocks add to the control block together; a plain addition would lose some.
+ATOMICS = {"instep_norm": {"add.u64", "max.u32", "min.u32"}, "instep_step": {"min.u32"}}
+STRUCTS = {"instep_begin": "Begin", "instep_decide": "Decide", "instep_publish": "Publish"}  # Step of all others
 
 
 def innermost_loops(lines):
@@ -60,6 +65,7 @@ def innermost_loops(lines):
 class Lane:
     def __init__(self, root, nvcc, architectures):
         self.kernels, self.nvcc, self.faults = root / "kernels", nvcc, []
+        self.bindings = (HERE / "src/abi.rs").read_text()
         rows = re.findall(r"^OPTIMIZER\((\w+), \w+, \d+, (\d+)\)", (self.kernels / "optimizers.def").read_text(), re.M)
         self.states = {f"instep_step_{name}": int(most) for name, most in rows}
         self.names = {*COMMON, *self.states}
@@ -114,14 +120,33 @@ class Lane:
                 self.check(base not in ("fma", "call"), f"{where} is a fused or called instruction")
                 vector = base in ("ld", "st") and {"v2", "v4"} & set(parts)
                 self.check(not vector or {"global", "param", "shared"} & set(parts), f"{where} is a generic access")
-                self.check("ftz" not in parts and "approx" not in parts, f"{where} is not IEEE arithmetic")
+                self.check(not NOT_IEEE & set(parts), f"{where} is not IEEE arithmetic")
+                self.check("nc" not in parts, f"{where} reads by a cache that does not see this launch's writes")
                 if base.startswith(".") or base.endswith(":") or not {"f32", "f64"} & set(parts):
                     continue
                 self.check(base in FLOAT_ARITHMETIC | FLOAT_MOVES, f"{where} is not in the contract")
                 # Without .rn the assembler may still contract it.
                 self.check(base not in FLOAT_ARITHMETIC or "rn" in parts, f"{where} is not rounded to nearest")
+            found = set(re.findall(r"(?:atom|red)\.global\.(\S+)", body))
+            expected = ATOMICS.get("instep_step" if name in self.states else name, set())
+            self.check(found == expected, f"sm_{code} {name}: atomics {sorted(found)}, expected {sorted(expected)}")
             if name in self.states:
                 self.judge_loops(f"sm_{code} {name}", lines)
+            if name == "instep_publish":
+                self.judge_seqlock(f"sm_{code} {name}", lines)
+        sizes = dict(re.findall(r"\.b8 (\w+)_param_0\[(\d+)\]", text))
+        for name in sorted(self.names):
+            struct = f"Instep{STRUCTS.get(name, 'Step')}Args"
+            expected = re.search(rf"size_of::<{struct}>\(\) - (\d+)usize", self.bindings)[1]
+            self.check(sizes.get(name) == expected,
+                       f"sm_{code} {name}: {sizes.get(name)} bytes, {struct} has {expected}")
+
+    def judge_seqlock(self, where, lines):
+        """The sequence, a fence, what it guards at higher addresses, a fence, the sequence."""
+        kinds = {"st.volatile": "s", "membar.sys": "|"}
+        writes = [("".join(kinds[k] for k in kinds if line.startswith(k)), "+" in line) for line in lines]
+        order = "".join("p" if kind == "s" and later else kind for kind, later in writes)
+        self.check(re.fullmatch(r"s\|p+\|s", order), f"{where}: stores and fences in the order {order} are no seqlock")
 
     def judge_loops(self, where, lines):
         """f64 has no place where elements are stepped; scalars are prepared outside."""
@@ -160,10 +185,11 @@ class Lane:
                         counts[name, code][base, "128" if "128" in parts else "64" if "64" in parts else "32"] += 1
                     self.check(base not in ("LDL", "STL"), f"sm_{code} {name}: {opcode} is local memory")
         for (name, code), count in counts.items():
-            # Gradients: whole, or two words around a shift, in the norm for both fours of a lane.
+            # Gradients: whole, or two words around a shift unless averaged, in the norm for both fours of a lane.
             if name in self.states:
                 streams = 1 + self.states[name]  # parameter and states
-                loads, stores, halves = streams + 6, streams + 1, 2  # stepped and averaged gradients; averages stored
+                # Gradients stepped and averaged; gradients averaged and zeroed, and the copy.
+                loads, stores, halves = streams + 4, streams + 3, 4
             elif name == "instep_norm":
                 loads, stores, halves = 4, 0, 0
             else:
@@ -202,7 +228,7 @@ class Lane:
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--bless", action="store_true", help="write the record")
-    parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parent.parent, help="the tree to judge")
+    parser.add_argument("--root", type=Path, default=HERE, help="the tree to judge")
     parser.add_argument("--architectures", nargs="+", help="like 90; all of kernels/architectures.txt otherwise")
     arguments = parser.parse_args()
     if arguments.bless and arguments.architectures:

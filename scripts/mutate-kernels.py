@@ -15,8 +15,10 @@ LANES = {
     "compiler": ["scripts/compiler-lane.py", "--architectures", "90"],
     "host-run": ["scripts/host-run-lane.py"],
     "host-run, sanitized": ["scripts/host-run-lane.py", "--sanitize"],
+    "host-run, races": ["scripts/host-run-lane.py", "--races", "segments", "many_segments"],
 }
 DIFFERS = "differs from the CPU's"
+RACE = "a race: two threads"
 
 FAULTS = [
     ("contraction by flag", "compiler", "nvcc.flags", "-fmad=false", "-fmad=true", "fused or called"),
@@ -42,8 +44,7 @@ FAULTS = [
      "if (at + i + 1 < count) run[at + i] = four.x[i];", DIFFERS),
     ("a tail one element long", "host-run", "vector.cuh", "if (at + i < count) run[at + i] = four.x[i];",
      "if (at + i <= count) run[at + i] = four.x[i];", "written outside its runs"),
-    ("no skip test", "host-run", "step.cu", "action == INSTEP_ACTION_STEP && !skip",
-     "action == INSTEP_ACTION_STEP && (skip | 1)", DIFFERS),
+    ("no skip test", "host-run", "step.cu", "if (!skip) {", "if (skip | 1) {", DIFFERS),
     ("no grid stride", "host-run", "norm.cu", "t < args.tile_count; t += gridDim.x", "t < args.tile_count; t += 1u << 31",
      DIFFERS),
     ("the norm's lanes folded from the other end", "host-run", "norm.cu", "half = 16; half >= 1; half /= 2",
@@ -51,8 +52,8 @@ FAULTS = [
     ("a barrier too few", "host-run", "norm.cu", "    __syncthreads();\n", "", DIFFERS),
     ("a shift off by one", "host-run", "vector.cuh", "shift == 2 ? element[i + 2] : element[i + 3]",
      "shift == 2 ? element[i + 3] : element[i + 2]", DIFFERS),
-    ("a 32-bit offset", "host-run", "vector.cuh", "static_cast<const float*>(base) + offset",
-     "static_cast<const float*>(base) + static_cast<uint32_t>(offset)", "SIGSEGV"),
+    ("a 32-bit offset", "host-run", "vector.cuh", "load_shifted(static_cast<const float*>(base) + offset",
+     "load_shifted(static_cast<const float*>(base) + static_cast<uint32_t>(offset)", "SIGSEGV"),
     ("a lane that leaves before the vote", "host-run", "step.cu", "    if (__any_sync(",
      "    if (threadIdx.x == 77) return;\n    if (__any_sync(", "threads wait for others"),
     ("a read beside the gradient that changes no bit", "host-run, sanitized", "vector.cuh",
@@ -61,16 +62,63 @@ FAULTS = [
     ("a wide access where it is misaligned", "host-run, sanitized", "vector.cuh",
      "return reinterpret_cast<uintptr_t>(first) % bytes == 0 && at + 4 <= count;", "return first && bytes && at + 4 <= count;",
      "misaligned address"),
+    ("a wide store that asks for half the alignment", "host-run, sanitized", "vector.cuh",
+     "if (is_whole(run + at, 16, at, count)) {\n        *", "if (is_whole(run + at, 8, at, count)) {\n        *",
+     "misaligned address"),
+    ("a 16-bit shift by three that forgets its last word", "host-run", "vector.cuh", "third = shift & 2 ? b.y : b.x",
+     "third = b.x", DIFFERS),
+    ("a limb too far", "host-run", "norm.cu", "part = lane - add.index;", "part = lane - add.index - 1;", DIFFERS),
+    ("a warp's limbs left out", "host-run", "norm.cu", "w < WARPS; ++w) total", "w < WARPS - 1; ++w) total", DIFFERS),
+    ("averaged gradients in the norm", "host-run", "norm.cu", "!= INSTEP_ACTION_STEP", "== INSTEP_ACTION_LEAVE",
+     DIFFERS),
+    ("an average by the step's multiplier", "host-run", "step.cu", "average_multiplier(*args.control, segment)",
+     "step_multiplier(*args.control, segment)", DIFFERS),
+    ("tiles left out under a cap", "host-run", "step.cu", "t < args.tile_count; t += gridDim.x",
+     "t < args.tile_count; t += gridDim.x + 1", DIFFERS),
+    ("a vote in two places", "host-run", "step.cu", "    if (__any_sync(0xffffffffu, nonfinite) &&",
+     "    const bool any = threadIdx.x % 2 ? __any_sync(0xffffffffu, nonfinite)\n"
+     "                                     : __any_sync(0xffffffffu, nonfinite);\n    if (any &&", "meet in different"),
+    ("a copy placed like the gradients", "host-run", "step.cu", "Run{args.copy, tile.state_offset,",
+     "Run{args.copy, tile.grad_offset,", DIFFERS),
+    ("a copy in the parameters' dtype", "host-run", "step.cu", "args.copy_dtype", "args.param_dtype", DIFFERS),
+    ("gradients kept in a skipped pass", "host-run", "step.cu", "if (args.zero_grads)", "if (args.zero_grads && !skip)",
+     DIFFERS),
+    ("averaged gradients zeroed", "host-run", "step.cu",
+     "average_tile(args, tile, average_multiplier(*args.control, segment));",
+     "average_tile(args, tile, average_multiplier(*args.control, segment));\n"
+     "            if (args.zero_grads) zero_tile(args, tile);", DIFFERS),
+    ("a zero too few", "host-run", "vector.cuh", "at, count, Packed{});", "at, count - 1, Packed{});", DIFFERS),
+    ("the GPU's own conversion truncates", "compiler", "math.h", "cvt.rn.bf16.f32", "cvt.rz.bf16.f32",
+     "not IEEE arithmetic"),
+    ("a read by the read-only cache", "compiler", "vector.cuh",
+     "const float4 word = *reinterpret_cast<const float4*>(run + at);",
+     "const float4 word = __ldg(reinterpret_cast<const float4*>(run + at));", "does not see this launch's writes"),
+    ("an addition that is not atomic", "compiler", "norm.cu",
+     "atomicAdd(target, static_cast<unsigned long long>(total))", "*target += total", "atomics ["),
+    ("a status without its second fence", "compiler", "control.cu",
+     "    __threadfence_system();\n    slot->sequence = control.passes;", "    slot->sequence = control.passes;",
+     "no seqlock"),
+    ("an argument that Rust does not know", "compiler", "abi.h", "    uint32_t zero_grads;",
+     "    uint64_t more;\n    uint32_t zero_grads;", "InstepStepArgs has"),
+    ("the same addition, blocks in each other's way", "host-run, races", "norm.cu",
+     "atomicAdd(target, static_cast<unsigned long long>(total))", "*target += total", RACE),
+    ("zeros before a neighbour has read", "host-run, races", "step.cu", "    __syncthreads();\n", "", RACE),
+    ("an average that reads what its neighbours write", "host-run, races", "step.cu", "gradients.read(at)",
+     "gradients.read_shifted(at)", RACE),
+    ("every block opens every segment", "host-run, races", "control.cu", "uint64_t{gridDim.x} * INSTEP_GPU_THREADS",
+     "INSTEP_GPU_THREADS", RACE),
 ]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--lane", choices=LANES, help="only this lane's faults")
-    chosen = parser.parse_args().lane
+    parser.add_argument("names", nargs="*", help="only faults whose names contain one of these")
+    arguments = parser.parse_args()
     missed = 0
     for name, lane, file, old, new, phrase in FAULTS:
-        if chosen not in (None, lane):
+        chosen = not arguments.names or any(part in name for part in arguments.names)
+        if arguments.lane not in (None, lane) or not chosen:
             continue
         with tempfile.TemporaryDirectory() as folder:
             shutil.copytree(ROOT / "kernels", Path(folder) / "kernels")
@@ -79,8 +127,8 @@ def main():
             if text.count(old) != 1:
                 sys.exit(f"{name}: {file} has {text.count(old)} times: {old}")
             path.write_text(text.replace(old, new))
-            script, *arguments = LANES[lane]
-            command = [sys.executable, ROOT / script, "--root", folder, *arguments]
+            script, *options = LANES[lane]
+            command = [sys.executable, ROOT / script, "--root", folder, *options]
             done = subprocess.run(command, capture_output=True, text=True)
         caught = done.returncode != 0 and phrase in done.stdout + done.stderr
         missed += not caught

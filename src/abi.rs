@@ -349,17 +349,20 @@ pub struct InstepStepArgs {
     pub param_base: *mut ::core::ffi::c_void,
     pub grads: *mut ::core::ffi::c_void,
     pub master: *mut f32,
+    pub copy: *mut ::core::ffi::c_void,
     pub states: [*mut f32; 3usize],
     pub optimizer: u32,
     pub state_count: u32,
     pub bucket: u32,
     pub param_dtype: u32,
     pub grad_dtype: u32,
+    pub copy_dtype: u32,
+    pub zero_grads: u32,
     pub reserved: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of InstepStepArgs"][::core::mem::size_of::<InstepStepArgs>() - 104usize];
+    ["Size of InstepStepArgs"][::core::mem::size_of::<InstepStepArgs>() - 120usize];
     ["Alignment of InstepStepArgs"][::core::mem::align_of::<InstepStepArgs>() - 8usize];
     ["Offset of field: InstepStepArgs::control"][::core::mem::offset_of!(InstepStepArgs, control) - 0usize];
     ["Offset of field: InstepStepArgs::segments"][::core::mem::offset_of!(InstepStepArgs, segments) - 8usize];
@@ -370,18 +373,23 @@ const _: () = {
         [::core::mem::offset_of!(InstepStepArgs, param_base) - 32usize];
     ["Offset of field: InstepStepArgs::grads"][::core::mem::offset_of!(InstepStepArgs, grads) - 40usize];
     ["Offset of field: InstepStepArgs::master"][::core::mem::offset_of!(InstepStepArgs, master) - 48usize];
-    ["Offset of field: InstepStepArgs::states"][::core::mem::offset_of!(InstepStepArgs, states) - 56usize];
+    ["Offset of field: InstepStepArgs::copy"][::core::mem::offset_of!(InstepStepArgs, copy) - 56usize];
+    ["Offset of field: InstepStepArgs::states"][::core::mem::offset_of!(InstepStepArgs, states) - 64usize];
     ["Offset of field: InstepStepArgs::optimizer"]
-        [::core::mem::offset_of!(InstepStepArgs, optimizer) - 80usize];
+        [::core::mem::offset_of!(InstepStepArgs, optimizer) - 88usize];
     ["Offset of field: InstepStepArgs::state_count"]
-        [::core::mem::offset_of!(InstepStepArgs, state_count) - 84usize];
-    ["Offset of field: InstepStepArgs::bucket"][::core::mem::offset_of!(InstepStepArgs, bucket) - 88usize];
+        [::core::mem::offset_of!(InstepStepArgs, state_count) - 92usize];
+    ["Offset of field: InstepStepArgs::bucket"][::core::mem::offset_of!(InstepStepArgs, bucket) - 96usize];
     ["Offset of field: InstepStepArgs::param_dtype"]
-        [::core::mem::offset_of!(InstepStepArgs, param_dtype) - 92usize];
+        [::core::mem::offset_of!(InstepStepArgs, param_dtype) - 100usize];
     ["Offset of field: InstepStepArgs::grad_dtype"]
-        [::core::mem::offset_of!(InstepStepArgs, grad_dtype) - 96usize];
+        [::core::mem::offset_of!(InstepStepArgs, grad_dtype) - 104usize];
+    ["Offset of field: InstepStepArgs::copy_dtype"]
+        [::core::mem::offset_of!(InstepStepArgs, copy_dtype) - 108usize];
+    ["Offset of field: InstepStepArgs::zero_grads"]
+        [::core::mem::offset_of!(InstepStepArgs, zero_grads) - 112usize];
     ["Offset of field: InstepStepArgs::reserved"]
-        [::core::mem::offset_of!(InstepStepArgs, reserved) - 100usize];
+        [::core::mem::offset_of!(InstepStepArgs, reserved) - 116usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -56,12 +56,15 @@ impl Launch {
             param_base: ptr::null_mut(),
             grads: ptr::null_mut(),
             master: ptr::null_mut(),
+            copy: ptr::null_mut(),
             states: [ptr::null_mut(); INSTEP_MAX_STATES as usize],
             optimizer: rule.optimizer,
             state_count: rule.states as u32,
             bucket,
             param_dtype: INSTEP_DTYPE_F32,
             grad_dtype: INSTEP_DTYPE_F32,
+            copy_dtype: INSTEP_DTYPE_F32,
+            zero_grads: 0,
             reserved: 0,
         };
         // With nothing frozen: what is frozen later the kernels leave out by its action.

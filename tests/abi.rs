@@ -61,7 +61,7 @@ fn sizes_and_offsets_are_the_c_compilers() {
         InstepTile { param, grad_offset, state_offset, count, segment, first, reserved }
         InstepBeginArgs { control, segments, groups, actions, segment_count, ring, slot_words, slot_count, divisor, loss_scale, optimizer, reserved }
         InstepDecideArgs { control, contributors, max_norm, skip_nonfinite, reserved }
-        InstepStepArgs { control, segments, tiles, tile_count, param_base, grads, master, states, optimizer, state_count, bucket, param_dtype, grad_dtype, reserved }
+        InstepStepArgs { control, segments, tiles, tile_count, param_base, grads, master, copy, states, optimizer, state_count, bucket, param_dtype, grad_dtype, copy_dtype, zero_grads, reserved }
         InstepStatus { sequence, norm, clip, decided, skipped, first_nonfinite_bucket, reserved }
         InstepPublishArgs { control, ring, slot_count }
         InstepKernels { self_test, begin, decide, norm, step, sum, ceiling }

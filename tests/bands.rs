@@ -121,12 +121,15 @@ fn run(isa: Isa, optimizer: u32, states: usize, len: usize, offset: usize) -> Re
         param_base: std::ptr::null_mut(),
         grads: grads.address().cast(),
         master: std::ptr::null_mut(),
+        copy: std::ptr::null_mut(),
         states: pointers,
         optimizer,
         state_count: states as u32,
         bucket: 0,
         param_dtype: INSTEP_DTYPE_F32,
         grad_dtype: INSTEP_DTYPE_F32,
+        copy_dtype: INSTEP_DTYPE_F32,
+        zero_grads: 0,
         reserved: 0,
     };
     let begin = InstepBeginArgs {

@@ -4,8 +4,10 @@
 //! the one canonical pattern. Must not compute inputs in floating point: they are bit patterns, so a thread that
 //! flushes subnormals feeds the same ones.
 
+use instep::abi::{InstepControl, InstepDecideArgs};
 use instep::{Adam, AdamW, Isa, Sgd, Solo};
 
+use crate::entries::kernels;
 #[cfg(target_arch = "x86_64")]
 use crate::support::few_optimizers;
 use crate::support::{Optim, Options, Outcome, layout, optimizers, pass};
@@ -135,6 +137,32 @@ fn subnormals_are_neither_flushed_nor_read_as_zero() {
         let outcome = tiny.run(sgd, isa);
         let bits: Vec<u32> = outcome.params[0].iter().map(|p| p.to_bits()).collect();
         assert_eq!(bits, [3, (1 << 23) - third / 2 - 1], "{isa}"); // half of an odd number, rounded to even
+    }
+}
+
+/// A machine that makes its NaNs differently must publish the same ones.
+#[test]
+fn what_decide_stores_for_a_nan_is_canonical_too() {
+    for isa in Isa::available() {
+        // The first is clipped by a NaN norm, the second has infinity divided by infinity.
+        for (max_abs_bits, max_norm) in [(0x7f80_0001, 0.5), (0x7f80_0000, f64::INFINITY)] {
+            // SAFETY: zeros are a value of the block, the entry touches nothing else, and the set is available.
+            let control = unsafe {
+                let mut control =
+                    InstepControl { max_abs_bits, divisor: 2.0, loss_scale: 1.0, ..std::mem::zeroed() };
+                let (contributors, skip_nonfinite) = (std::ptr::null(), 0);
+                kernels(isa).decide.unwrap()(&InstepDecideArgs {
+                    control: &mut control,
+                    contributors,
+                    max_norm,
+                    skip_nonfinite,
+                    reserved: 0,
+                });
+                control
+            };
+            let stored = (control.clip.to_bits(), control.multiplier.to_bits());
+            assert_eq!(stored, (0x7ff8_0000_0000_0000, CANONICAL_NAN), "{isa}, {max_abs_bits:#x}");
+        }
     }
 }
 

@@ -17,6 +17,8 @@ use crate::bitpatterns::SPECIAL;
 use crate::support::{LENGTHS, Optim, few_optimizers, optimizers, paint_gradient};
 
 const DTYPES: [InstepDtype; 3] = [INSTEP_DTYPE_F32, INSTEP_DTYPE_BF16, INSTEP_DTYPE_F16];
+const COPIES: [Option<InstepDtype>; 4] =
+    [None, Some(INSTEP_DTYPE_F32), Some(INSTEP_DTYPE_BF16), Some(INSTEP_DTYPE_F16)];
 
 /// The lengths of all tests, and those around what a block's threads take in one round.
 fn lengths() -> impl Iterator<Item = usize> {
@@ -52,6 +54,8 @@ fn no_misalignment_and_no_dtype_differs_from_the_cpu() {
                 let case = Case {
                     param_dtype,
                     grad_dtype,
+                    copy_dtype: COPIES[(misalignment / 2 + 2 * k + j) % 4],
+                    zero_grads: (misalignment + k + j) % 2 == 0,
                     misalignment,
                     passes: 2,
                     ..Case::new(optim, every_length())
@@ -84,9 +88,9 @@ fn segments_are_stepped_averaged_or_left_as_on_the_cpu() {
     for optim in few_optimizers() {
         for (k, grad_dtype) in DTYPES.into_iter().enumerate() {
             for (normed, divisor) in [(false, 0.0), (true, 0.0), (false, 3.0), (true, 3.0)] {
-                let case =
-                    Case { grad_dtype, normed, divisor, misalignment: k, ..Case::new(optim, every_fate()) };
-                case.assert_same_bits(&SHAPES[1..4]);
+                let case = Case { grad_dtype, normed, divisor, ..Case::new(optim, every_fate()) };
+                let case = Case { misalignment: k, copy_dtype: COPIES[k + 1], ..case };
+                Case { zero_grads: normed, ..case }.assert_same_bits(&SHAPES[1..4]);
             }
         }
     }
@@ -112,8 +116,8 @@ fn a_skipped_pass_a_clipped_one_and_the_ring_behind_them_are_the_cpus() {
                 let buckets = vec![segments([1, 256, 0, 300, 2049]), segments([7, 0, 64, 5000, 0])];
                 let case =
                     Case { skip_nonfinite, max_norm, passes: 7, slots: 3, ..Case::new(optim, buckets) };
-                let case = Case { gradient: sometimes_nonfinite, ..case };
-                case.assert_same_bits(&SHAPES[2..]);
+                let case = Case { gradient: sometimes_nonfinite, copy_dtype: COPIES[1], ..case };
+                Case { zero_grads: max_norm > 0.0, ..case }.assert_same_bits(&SHAPES[2..]);
             }
         }
     }
@@ -147,7 +151,8 @@ fn nan_infinity_subnormals_and_noise_give_the_cpus_bits() {
         let special = Case { normed: false, ..Case::new(optim, bucket(SPECIAL.len() * SPECIAL.len())) };
         let special = Case { param: special_param, gradient: special_gradient, ..special };
         special.assert_same_bits(&SHAPES[..1]);
-        Case { param_dtype, grad_dtype, normed: true, ..special }.assert_same_bits(&SHAPES[..1]);
+        let (copy_dtype, normed) = (COPIES[k / 2 % 4], true);
+        Case { param_dtype, grad_dtype, copy_dtype, normed, ..special }.assert_same_bits(&SHAPES[..1]);
         let noise = Case { normed: false, gradient: random_gradient, ..Case::new(optim, bucket(8192)) };
         noise.assert_same_bits(&SHAPES[2..3]);
         Case { param_dtype, grad_dtype, ..noise }.assert_same_bits(&SHAPES[2..3]);
@@ -161,6 +166,7 @@ fn offsets_past_two_and_four_billion_elements_lead_to_the_same_memory() {
         for dtype in DTYPES {
             let case = Case::new(few_optimizers()[3], every_length());
             let case = Case { shift, param_dtype: dtype, grad_dtype: dtype, passes: 2, ..case };
+            let case = Case { copy_dtype: Some(dtype), zero_grads: true, ..case };
             case.assert_same_bits(&SHAPES[2..4]);
         }
     }

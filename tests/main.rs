@@ -42,6 +42,7 @@ mod resume;
 mod sixteen_bit;
 mod splits;
 mod stand_in;
+mod step_options;
 mod steps;
 mod support;
 mod tidy;

@@ -9,13 +9,13 @@ use instep::abi::*;
 use crate::entries::kernels;
 
 /// A 16-bit format by its definition: the values of its non-negative bit patterns up to infinity, in order.
-struct Format {
-    dtype: u32,
+pub(crate) struct Format {
+    pub dtype: u32,
     values: Vec<f64>,
 }
 
 impl Format {
-    fn both() -> [Format; 2] {
+    pub(crate) fn both() -> [Format; 2] {
         [Format::new(INSTEP_DTYPE_BF16, 7, 127), Format::new(INSTEP_DTYPE_F16, 10, 15)]
     }
 
@@ -44,7 +44,7 @@ impl Format {
     }
 
     /// Ties to even; one NaN.
-    fn nearest(&self, x: f32) -> u16 {
+    pub(crate) fn nearest(&self, x: f32) -> u16 {
         if x.is_nan() {
             return 0x7fff;
         }
@@ -75,6 +75,8 @@ struct Left {
     weights: Vec<u32>,
     states: [Vec<u32>; 2],
     limbs: [u64; INSTEP_NORM_LIMBS as usize],
+    /// One for every NaN, whatever its payload.
+    max_abs_bits: u32,
     first_nonfinite_bucket: u32,
 }
 
@@ -126,12 +128,15 @@ impl Bucket<'_> {
                 param_base: std::ptr::null_mut(),
                 grads: if narrow { narrow_grads.as_mut_ptr().cast() } else { wide_grads.as_mut_ptr().cast() },
                 master: if narrow_params { weights.as_mut_ptr() } else { std::ptr::null_mut() },
+                copy: std::ptr::null_mut(),
                 states: [states[0].as_mut_ptr(), states[1].as_mut_ptr(), std::ptr::null_mut()],
                 optimizer: INSTEP_OPTIMIZER_adam,
                 state_count: 2,
                 bucket: 5,
                 param_dtype: self.param_dtype,
                 grad_dtype: self.grad_dtype,
+                copy_dtype: INSTEP_DTYPE_F32,
+                zero_grads: 0,
                 reserved: 0,
             };
             kernels(isa).begin.unwrap()(&begin);
@@ -144,6 +149,7 @@ impl Bucket<'_> {
             weights: bits(&weights),
             states: [bits(&states[0]), bits(&states[1])],
             limbs: control.limbs,
+            max_abs_bits: control.max_abs_bits,
             first_nonfinite_bucket: control.first_nonfinite_bucket,
         };
         let grads = if narrow { narrow_grads.into_iter().map(u32::from).collect() } else { wide_grads };

@@ -32,6 +32,9 @@ pub(crate) struct Case {
     pub buckets: Vec<Bucket>,
     pub param_dtype: InstepDtype,
     pub grad_dtype: InstepDtype,
+    /// None: no copy.
+    pub copy_dtype: Option<InstepDtype>,
+    pub zero_grads: bool,
     /// Elements by which runs of the gradients start behind a cache line; the other memories are off in other ways.
     pub misalignment: usize,
     /// Elements that every offset is larger by, and every base is earlier by.
@@ -57,6 +60,8 @@ impl Case {
             buckets,
             param_dtype: INSTEP_DTYPE_F32,
             grad_dtype: INSTEP_DTYPE_F32,
+            copy_dtype: None,
+            zero_grads: false,
             misalignment: 0,
             shift: 0,
             normed: true,
@@ -88,8 +93,9 @@ impl Case {
     }
 
     fn described(&self) -> impl std::fmt::Debug {
-        let dtypes = (self.param_dtype, self.grad_dtype);
-        (self.optim, ("dtypes", dtypes), ("misaligned", self.misalignment), ("shift", self.shift))
+        let dtypes = (self.param_dtype, self.grad_dtype, self.copy_dtype);
+        let zeroed = ("gradients zeroed", self.zero_grads);
+        (self.optim, ("dtypes", dtypes), zeroed, ("misaligned", self.misalignment), ("shift", self.shift))
     }
 }
 

@@ -2,11 +2,12 @@
  *
  * What the kernels say by inline assembly or intrinsics stands under __CUDA_ARCH__, with plain C++ beside it. Atomics
  * are plain: only one fiber runs. Must not be more lenient than a GPU: vectors keep their alignment, masks are whole
- * warps, and shared memory starts as garbage. */
+ * warps, a warp or block meets in one line of the kernel, and shared memory starts as garbage. */
 #ifndef INSTEP_CUDA_ON_CPU_H
 #define INSTEP_CUDA_ON_CPU_H
 
 #include "fibers.h"
+#include "races.h"
 
 #define __global__
 #define __device__
@@ -33,55 +34,62 @@ inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
 namespace fibers {
 
 /* Every lane's value, once the whole warp has come to this operation. */
-inline const uint64_t* exchange(const char* operation, uint32_t mask, uint64_t value) {
+INSTEP_RUNNER inline const uint64_t* exchange(const char* operation, int line, uint32_t mask, uint64_t value) {
     if (mask != 0xffffffffu) fail("a warp operation on part of a warp");
     Group& warp = warps[threadIdx.x / WARP];
-    return values_of(warp, meet(warp, operation, threadIdx.x % WARP, value));
+    return values_of(warp, meet(warp, operation, line, threadIdx.x % WARP, value));
 }
 
 }  // namespace fibers
 
 template <class T>
-T __shfl_xor_sync(uint32_t mask, T value, uint32_t lane_mask) {
+INSTEP_RUNNER T __shfl_xor_sync(uint32_t mask, T value, uint32_t lane_mask, int line = __builtin_LINE()) {
     static_assert(sizeof(T) <= 8, "a shuffle of more than a register pair");
     uint64_t bits = 0;
     __builtin_memcpy(&bits, &value, sizeof value);
-    const uint64_t* lanes = fibers::exchange("shuffle", mask, bits);
+    const uint64_t* lanes = fibers::exchange("shuffle", line, mask, bits);
     __builtin_memcpy(&value, &lanes[(threadIdx.x ^ lane_mask) % fibers::WARP], sizeof value);
     return value;
 }
 
-inline uint32_t __reduce_max_sync(uint32_t mask, uint32_t value) {
-    const uint64_t* lanes = fibers::exchange("maximum", mask, value);
+INSTEP_RUNNER inline uint32_t __reduce_max_sync(uint32_t mask, uint32_t value, int line = __builtin_LINE()) {
+    const uint64_t* lanes = fibers::exchange("maximum", line, mask, value);
     uint64_t largest = 0;
     for (uint32_t k = 0; k < fibers::WARP; ++k) largest = lanes[k] > largest ? lanes[k] : largest;
     return static_cast<uint32_t>(largest);
 }
 
-inline int __any_sync(uint32_t mask, int predicate) {
-    const uint64_t* lanes = fibers::exchange("vote", mask, predicate != 0);
+INSTEP_RUNNER inline int __any_sync(uint32_t mask, int predicate, int line = __builtin_LINE()) {
+    const uint64_t* lanes = fibers::exchange("vote", line, mask, predicate != 0);
     uint64_t any = 0;
     for (uint32_t k = 0; k < fibers::WARP; ++k) any |= lanes[k];
     return any != 0;
 }
 
-inline void __syncthreads() { fibers::meet(fibers::block, "barrier", fibers::WARP, 0); }
+INSTEP_RUNNER inline void __syncthreads(int line = __builtin_LINE()) {
+    races::settle();
+    fibers::meet(fibers::block, "barrier", line, fibers::WARP, 0);
+}
+
 inline void __threadfence_system() {}
 
 template <class T>
-T atomicAdd(T* target, T value) {
+INSTEP_RUNNER T atomicAdd(T* target, T value) {
+    races::access(target, sizeof *target, races::ATOMIC);
     const T before = *target;
     *target = before + value;
     return before;
 }
 
-inline uint32_t atomicMin(uint32_t* target, uint32_t value) {
+INSTEP_RUNNER inline uint32_t atomicMin(uint32_t* target, uint32_t value) {
+    races::access(target, sizeof *target, races::ATOMIC);
     const uint32_t before = *target;
     *target = value < before ? value : before;
     return before;
 }
 
-inline uint32_t atomicMax(uint32_t* target, uint32_t value) {
+INSTEP_RUNNER inline uint32_t atomicMax(uint32_t* target, uint32_t value) {
+    races::access(target, sizeof *target, races::ATOMIC);
     const uint32_t before = *target;
     *target = value > before ? value : before;
     return before;

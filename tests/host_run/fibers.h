@@ -28,6 +28,9 @@ __asm__(
     "popq %r15\n popq %r14\n popq %r13\n popq %r12\n popq %rbx\n popq %rbp\n ret\n"
     ".size instep_switch_stack, . - instep_switch_stack\n");
 
+/* Not the kernels' own text: the race detector does not look at it. */
+#define INSTEP_RUNNER __attribute__((no_sanitize("thread")))
+
 namespace fibers {
 
 constexpr uint32_t MOST = 1024, WARP = 32;
@@ -44,6 +47,7 @@ struct Group {
     uint32_t size, arrived;
     uint64_t generation;
     const char* operation;
+    int line;
     uint64_t values[2][WARP];
 };
 
@@ -58,7 +62,9 @@ struct Fiber {
 
 inline Fiber all[MOST], scheduler;
 inline Group warps[MOST / WARP], block;
-inline uint32_t current;
+inline uint32_t current, current_block;
+inline char* shared_begin;
+inline size_t shared_bytes;
 inline void (*body)(const void*);
 inline const void* argument;
 
@@ -70,7 +76,7 @@ inline size_t scheduler_stack_bytes;
 /* What a new fiber does first. */
 inline void entered() { __sanitizer_finish_switch_fiber(nullptr, &scheduler_stack, &scheduler_stack_bytes); }
 
-inline void switch_to(Fiber& from, Fiber& to) {
+INSTEP_RUNNER inline void switch_to(Fiber& from, Fiber& to) {
     const bool back = &to == &scheduler;
     __sanitizer_start_switch_fiber(from.done ? nullptr : &from.fake_stack, back ? scheduler_stack : to.stack,
                                    back ? scheduler_stack_bytes : STACK_BYTES);
@@ -78,17 +84,19 @@ inline void switch_to(Fiber& from, Fiber& to) {
     __sanitizer_finish_switch_fiber(from.fake_stack, nullptr, nullptr);
 }
 #else
-inline void switch_to(Fiber& from, Fiber& to) { instep_switch_stack(&from.stack_pointer, to.stack_pointer); }
+INSTEP_RUNNER inline void switch_to(Fiber& from, Fiber& to) {
+    instep_switch_stack(&from.stack_pointer, to.stack_pointer);
+}
 #endif
 
-inline uint64_t* values_of(Group& group, uint64_t generation) { return group.values[generation % 2]; }
+INSTEP_RUNNER inline uint64_t* values_of(Group& group, uint64_t generation) { return group.values[generation % 2]; }
 
-/* Waits until the whole group has called this; returns the number of the meeting. */
-inline uint64_t meet(Group& group, const char* operation, uint32_t member, uint64_t value) {
+/* Waits until the whole group has called this from this line of a kernel; returns the number of the meeting. */
+INSTEP_RUNNER inline uint64_t meet(Group& group, const char* operation, int line, uint32_t member, uint64_t value) {
     Fiber& self = all[current];
     const uint64_t generation = group.generation;
-    if (group.arrived == 0) group.operation = operation;
-    if (group.operation != operation) fail("threads of a group meet in different operations");
+    if (group.arrived == 0) group.operation = operation, group.line = line;
+    if (group.operation != operation || group.line != line) fail("threads of a group meet in different operations");
     if (member < WARP) values_of(group, generation)[member] = value;
     if (++group.arrived == group.size) {
         group.arrived = 0;

@@ -32,7 +32,7 @@ uint32_t pick(uint32_t order, uint32_t k, uint32_t count) {
 }
 
 /* Where a fiber begins. It never returns, so it must have no frame that a sanitizer would want unwound. */
-__attribute__((no_sanitize("address", "undefined"), noinline)) void enter() {
+__attribute__((no_sanitize("address", "undefined", "thread"), noinline)) void enter() {
     fibers::Fiber& self = fibers::all[fibers::current];
 #if defined(__SANITIZE_ADDRESS__)
     fibers::entered();
@@ -43,7 +43,7 @@ __attribute__((no_sanitize("address", "undefined"), noinline)) void enter() {
     fibers::fail("a fiber that is done goes on");
 }
 
-void open_fiber(fibers::Fiber& fiber) {
+INSTEP_RUNNER void open_fiber(fibers::Fiber& fiber) {
     if (fiber.stack == nullptr) {
         const size_t bytes = fibers::STACK_BYTES + fibers::GUARD_BYTES;
         void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -61,14 +61,15 @@ void open_fiber(fibers::Fiber& fiber) {
     fiber.done = false;
 }
 
-bool is_runnable(const fibers::Fiber& fiber) {
+INSTEP_RUNNER bool is_runnable(const fibers::Fiber& fiber) {
     return !fiber.done && (fiber.waits_for == nullptr || fiber.waits_for->generation != fiber.generation);
 }
 
-void run_block(uint32_t threads, uint32_t order) {
+INSTEP_RUNNER void run_block(uint32_t threads, uint32_t order) {
     memset(__start_instep_shared, 0xa5, static_cast<size_t>(__stop_instep_shared - __start_instep_shared));
-    fibers::block = {threads, 0, 0, nullptr, {}};
-    for (uint32_t w = 0; w < threads / fibers::WARP; ++w) fibers::warps[w] = {fibers::WARP, 0, 0, nullptr, {}};
+    fibers::block = {threads, 0, 0, nullptr, 0, {}};
+    for (uint32_t w = 0; w < threads / fibers::WARP; ++w) fibers::warps[w] = {fibers::WARP, 0, 0, nullptr, 0, {}};
+    races::open_block();
     for (uint32_t t = 0; t < threads; ++t) open_fiber(fibers::all[t]);
     for (uint32_t left = threads; left != 0;) {
         bool progress = false;
@@ -79,7 +80,10 @@ void run_block(uint32_t threads, uint32_t order) {
             progress = true;
             fiber.waits_for = nullptr;
             fibers::current = threadIdx.x = t;
+            races::watching = true;
             fibers::switch_to(fibers::scheduler, fiber);
+            races::settle();
+            races::watching = false;
             left -= fiber.done;
         }
         if (!progress) fibers::fail("threads wait for others that have left or wait elsewhere");
@@ -118,10 +122,13 @@ extern "C" __attribute__((visibility("default"))) void instep_host_run(const cha
         if (threads == 0 || threads % fibers::WARP != 0 || threads > fibers::MOST) fibers::fail("a launch that fails");
         fibers::body = entry.call;
         fibers::argument = args;
+        fibers::shared_begin = __start_instep_shared;
+        fibers::shared_bytes = static_cast<size_t>(__stop_instep_shared - __start_instep_shared);
+        races::open_launch();
         gridDim.x = blocks;
         blockDim.x = threads;
         for (uint32_t k = 0; k < blocks; ++k) {
-            blockIdx.x = pick(order, k, blocks);
+            fibers::current_block = blockIdx.x = pick(order, k, blocks);
             run_block(threads, order);
         }
         return;

@@ -9,6 +9,7 @@ use super::launch;
 
 /// NaN as f16 and bf16, and in pairs as f32; not the pattern that kernels store.
 const GUARD: u64 = 0x7fe1_7fe1_7fe1_7fe1;
+/// Bytes of a cache line, and the elements to whose multiples runs are aligned.
 const LINE: usize = 64;
 /// More than any access is wide.
 const BAND: usize = 256;
@@ -21,24 +22,30 @@ pub(crate) struct Bands {
 }
 
 impl Bands {
-    /// Runs of these lengths in bytes, each starting `misalignment` bytes, less than a line, behind a cache line.
-    pub(crate) fn new(name: &'static str, run_bytes: &[usize], misalignment: usize) -> Bands {
-        let total: usize = run_bytes.iter().map(|bytes| bytes + 2 * LINE).sum();
-        let memory = vec![GUARD; (total + 2 * BAND + 2 * LINE + misalignment).div_ceil(8)];
+    /// Runs of these lengths, each starting `misalignment` elements, fewer than a line's, behind a cache line. Memories
+    /// that differ in elements' size and misalignment share offsets: those depend on the lengths alone.
+    pub(crate) fn new(
+        name: &'static str,
+        lens: &[usize],
+        element_bytes: usize,
+        misalignment: usize,
+    ) -> Bands {
+        let total: usize = lens.iter().map(|len| len + 2 * LINE).sum::<usize>() + misalignment;
+        let memory = vec![GUARD; (total * element_bytes + 2 * BAND + 2 * LINE).div_ceil(8)];
         let base = memory.as_ptr().addr();
-        let mut line = (base + BAND).next_multiple_of(LINE) - base;
-        let mut runs = Vec::new();
-        for bytes in run_bytes {
-            runs.push(line + misalignment..line + misalignment + bytes);
-            // No matter what the misalignment is: memories that share offsets may differ in it.
-            line = (base + line + bytes + LINE).next_multiple_of(LINE) - base;
+        let line = (base + BAND).next_multiple_of(LINE) - base;
+        let (mut runs, mut elements) = (Vec::new(), misalignment);
+        for len in lens {
+            let start = line + elements * element_bytes;
+            runs.push(start..start + len * element_bytes);
+            elements += (len + LINE).next_multiple_of(LINE);
         }
         Bands { name, memory, runs }
     }
 
     /// One run of these values.
     pub(crate) fn of<T: Copy>(name: &'static str, values: &[T]) -> Bands {
-        let mut bands = Bands::new(name, &[size_of_val(values)], 0);
+        let mut bands = Bands::new(name, &[size_of_val(values)], 1, 0);
         for (k, value) in values.iter().enumerate() {
             bands.set(0, k, *value);
         }

@@ -22,6 +22,7 @@ pub(crate) struct World<'a> {
     params: Bands,
     /// The master, if there is one, and the states.
     wide: Vec<Bands>,
+    copy: Option<Bands>,
     /// Per bucket.
     grads: Vec<Bands>,
     tiles: Vec<Bands>,
@@ -42,11 +43,10 @@ impl World<'_> {
         let (_, hyper, states) = rule(case.optim);
         let (param_bytes, grad_bytes) = (element_bytes(case.param_dtype), element_bytes(case.grad_dtype));
         let all: Vec<Segment> = case.buckets.iter().flat_map(|bucket| bucket.segments.clone()).collect();
-        let lens = |segments: &[Segment], bytes: usize| -> Vec<usize> {
-            segments.iter().map(|segment| segment.len * bytes).collect()
-        };
+        let lens = |segments: &[Segment]| segments.iter().map(|segment| segment.len).collect::<Vec<_>>();
         let wide_count = states + usize::from(param_bytes == 2);
-        let wide = |k: usize| Bands::new("master or state", &lens(&all, 4), (m * 5 + k * m.min(1)) % 16 * 4);
+        let wide = |k: usize| Bands::new("master or state", &lens(&all), 4, (m * 5 + k * m.min(1)) % 16);
+        let copy = |dtype| Bands::new("the copy", &lens(&all), element_bytes(dtype), m * 7 % 16);
         // SAFETY: zeros are a value of each.
         let (control, segment, status) = unsafe {
             (
@@ -62,15 +62,15 @@ impl World<'_> {
             hypers: Bands::of("the hyperparameters", &[hyper]),
             actions: Bands::of("the actions", &all.iter().map(|segment| segment.action).collect::<Vec<_>>()),
             ring: Bands::of("the status ring", &vec![status; case.slots]),
-            counts: Bands::new("the counts", &vec![4; all.len() + case.buckets.len()], 4),
-            params: Bands::new("the parameters", &lens(&all, param_bytes), m * 3 % 16 * param_bytes),
+            counts: Bands::new("the counts", &vec![1; all.len() + case.buckets.len()], 4, 1),
+            params: Bands::new("the parameters", &lens(&all), param_bytes, m * 3 % 16),
             wide: (0..wide_count).map(wide).collect(),
+            copy: case.copy_dtype.map(copy),
             grads: Vec::new(),
             tiles: Vec::new(),
         };
         for bucket in &case.buckets {
-            let runs = lens(&bucket.segments, grad_bytes);
-            world.grads.push(Bands::new("the gradients", &runs, m * grad_bytes));
+            world.grads.push(Bands::new("the gradients", &lens(&bucket.segments), grad_bytes, m));
         }
         world.fill_tables();
         for (k, segment) in all.iter().enumerate() {
@@ -112,9 +112,7 @@ impl World<'_> {
                         param: (self.params.address::<u8>(k).expose_provenance() + done * param_bytes)
                             .wrapping_sub(param_base) as u64,
                         grad_offset: self.grads[b].distance(run, grad_bytes) + done as u64 + case.shift,
-                        state_offset: self.wide.first().map_or(0, |wide| wide.distance(k, 4))
-                            + done as u64
-                            + case.shift,
+                        state_offset: self.params.distance(k, param_bytes) + done as u64 + case.shift,
                         count: full.min(segment.len - done) as u32,
                         segment: k as u32,
                         first: (done == 0).into(),
@@ -138,9 +136,11 @@ impl World<'_> {
 
     /// Every memory, tables included.
     pub(crate) fn all(&mut self) -> Vec<&mut Bands> {
-        let World { control, segments, hypers, actions, ring, counts, params, wide, grads, tiles, .. } = self;
+        let World {
+            control, segments, hypers, actions, ring, counts, params, wide, copy, grads, tiles, ..
+        } = self;
         let tables = [control, segments, hypers, actions, ring, counts, params];
-        tables.into_iter().chain(wide).chain(grads).chain(tiles).collect()
+        tables.into_iter().chain(wide).chain(copy).chain(grads).chain(tiles).collect()
     }
 
     pub(crate) fn snapshot(&mut self) -> Vec<Vec<u64>> {
@@ -156,6 +156,8 @@ impl World<'_> {
         let mut states = [ptr::null_mut(); INSTEP_MAX_STATES as usize];
         states.iter_mut().zip(wide).for_each(|(pointer, state)| *pointer = state);
         let grads = self.grads[bucket].address(0);
+        let copy_dtype = case.copy_dtype.unwrap_or(INSTEP_DTYPE_F32);
+        let copy_base = |copy: &mut Bands| earlier(copy.address(0), case.shift, element_bytes(copy_dtype));
         InstepStepArgs {
             control: self.control.address(0),
             segments: self.segments.address(0),
@@ -164,12 +166,15 @@ impl World<'_> {
             param_base: self.param_base().cast(),
             grads: earlier(grads, case.shift, element_bytes(case.grad_dtype)),
             master,
+            copy: self.copy.as_mut().map_or(ptr::null_mut(), copy_base),
             states,
             optimizer,
             state_count: state_count as u32,
             bucket: bucket as u32,
             param_dtype: case.param_dtype,
             grad_dtype: case.grad_dtype,
+            copy_dtype,
+            zero_grads: case.zero_grads.into(),
             reserved: 0,
         }
     }
@@ -217,10 +222,10 @@ impl World<'_> {
             if case.normed {
                 for args in &steps {
                     // What the norm must leave alone, it does not get.
-                    let (param_base, master, states) =
-                        (ptr::null_mut(), ptr::null_mut(), [ptr::null_mut(); 3]);
+                    let (param_base, copy) = (ptr::null_mut(), ptr::null_mut());
+                    let (master, states) = (ptr::null_mut(), [ptr::null_mut(); 3]);
                     // SAFETY: as above.
-                    unsafe { machine.norm(&InstepStepArgs { param_base, master, states, ..*args }) }
+                    unsafe { machine.norm(&InstepStepArgs { param_base, master, copy, states, ..*args }) }
                 }
                 // SAFETY: as above.
                 unsafe { machine.decide(&decide) }
