@@ -13,10 +13,12 @@ extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS)
     if (args.ring) {
         const uint32_t* slot = args.ring + args.control->passes % args.slot_count * args.slot_words;
         uint32_t* settings = reinterpret_cast<uint32_t*>(args.groups);
+#pragma unroll 4
         for (uint64_t w = threadIdx.x; w < args.slot_words; w += INSTEP_GPU_THREADS) settings[w] = slot[w];
     }
     __syncthreads();
     if (threadIdx.x == 0) begin_pass(args.control, args.divisor, args.loss_scale);
+#pragma unroll 1
     for (uint64_t k = threadIdx.x; k < args.segment_count; k += INSTEP_GPU_THREADS) {
         begin_segment(&args.segments[k], args.groups, args.actions[k], args.optimizer);
     }

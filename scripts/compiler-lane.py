@@ -152,8 +152,8 @@ class Lane:
         """f64 has no place where elements are stepped; scalars are prepared outside."""
         bodies = innermost_loops(lines)
         storing = [body for body in bodies if any("st.global.v4" in line for line in body)]
-        self.check(len(storing) == 2,
-                   f"{where}: {len(storing)} element loops found, expected one that steps and one that averages")
+        self.check(len(storing) == 3,
+                   f"{where}: {len(storing)} element loops found, expected one that steps, one that averages, one that zeroes")
         for body in bodies:
             self.check(not any(".f64" in line for line in body), f"{where}: f64 in the element loop")
 
