@@ -17,11 +17,13 @@
 //! | save and load | [`Stepper::params_mut`], [`Stepper::state_mut`], [`Stepper::set_step_count`] |
 //! | work on tensors of your own | [`StepperBuilder::host_borrowing`] |
 //! | train several models on the same ranks | [`InProcess::split`] |
+//! | run on a GPU | [`StepperBuilder::cuda`], [`cuda`] |
+//! | copy tensors to the host and back, on any device | [`Stepper::read_param`], [`Pass::write_grad`] |
 //! | see what ran, and prove that nothing raced | [`StepperBuilder::record`], [`Stepper::take_recording`], [`timeline`] |
 //!
 //! Trainers need what stands at the crate's root. The modules are for tools that look inside: [`layout`] (where a
 //! parameter lies), [`op`] and [`schedule`] (what runs when), [`hazard`] (the proof that nothing races), [`timeline`]
-//! (when it ran), [`cuda`] (the GPU kernels of this build).
+//! (when it ran).
 
 #[doc(hidden)]
 pub mod abi;

@@ -29,7 +29,7 @@ struct Report {
     isa: Choice<&'static str>,
     isa_available: Vec<&'static str>,
     threads: Choice<usize>,
-    devices: Vec<&'static str>,
+    devices: Vec<String>,
     features: Vec<&'static str>,
     gpu_kernels: Option<GpuKernels>,
     environment: BTreeMap<&'static str, Option<String>>,
@@ -90,10 +90,13 @@ impl Report {
             what: format!("instruction set {isa}"),
             how_to_get_it: "another CPU; results are the same bits without it".into(),
         });
-        let cuda = Missing {
-            what: "device cuda".into(),
-            how_to_get_it: "a later version; this one steps on the CPU only".into(),
+        let (gpus, no_gpu) = match instep::cuda::device_count() {
+            Ok(0) => (0, Some("the driver finds no GPU".to_owned())),
+            Ok(count) => (count, None),
+            Err(error) => (0, Some(error.to_string())),
         };
+        let devices = ["host".to_owned()].into_iter().chain((0..gpus).map(|gpu| format!("cuda:{gpu}")));
+        let no_gpu = no_gpu.map(|how_to_get_it| Missing { what: "device cuda".into(), how_to_get_it });
         let (gpu_kernels, no_kernels) = match instep::cuda::built_kernels() {
             Ok(built) => {
                 let text = built.to_string();
@@ -113,10 +116,10 @@ impl Report {
                 value: Pool::from_environment()?.threads(),
                 because: because("INSTEP_THREADS", "cores"),
             },
-            devices: vec!["host"],
+            devices: devices.collect(),
             features: if cfg!(feature = "cuda") { vec!["cuda"] } else { Vec::new() },
             gpu_kernels,
-            missing: lacking.chain([cuda]).chain(no_kernels).collect(),
+            missing: lacking.chain(no_gpu).chain(no_kernels).collect(),
             environment,
         })
     }
@@ -138,7 +141,7 @@ impl Report {
                 self.isa_available.join(", ")
             ),
             format!("kernel threads   {}, {threads_reason}", self.threads.value),
-            format!("devices          {}", or_none(&self.devices)),
+            format!("devices          {}", self.devices.join(", ")),
             format!("features         {}", or_none(&self.features)),
             format!("environment      {}", or_none(&set)),
         ];

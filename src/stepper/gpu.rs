@@ -18,6 +18,29 @@ use crate::stepper::{Borrowed, Pass, Status, Stepper, StepperBuilder};
 impl StepperBuilder<'_> {
     /// Builds the stepper on a GPU.
     ///
+    /// ```no_run
+    /// use instep::cuda::{Cuda, Nccl};
+    /// use instep::{AdamW, Layout, Stepper, StreamHandle};
+    ///
+    /// # fn backward(_: instep::DevicePtr, _: instep::DevicePtr) {}
+    /// # let stream = StreamHandle(0);
+    /// let layout = Layout::builder().param("weight", 1 << 20).build()?;
+    /// let weight = layout.id("weight")?;
+    /// let cuda = Cuda::open(0)?.compute_stream(stream);
+    /// let comm = Nccl::from_environment()?;
+    /// // SAFETY: the stream is kept until the stepper is closed.
+    /// let mut stepper = unsafe { Stepper::builder(&layout, AdamW::default()).cuda(comm, &cuda)? };
+    /// for _ in 0..100 {
+    ///     let mut pass = stepper.begin()?;
+    ///     let (params, grads) = (pass.param_ptr(weight)?, pass.grad_ptr(weight)?); // the stream waits, not this thread
+    ///     backward(params, grads); // your kernels, on `stream`
+    ///     pass.grad_ready(weight)?; // the sum and one step, beside what you launch next
+    ///     pass.finish()?;
+    /// }
+    /// stepper.close()?;
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    ///
     /// # Ordering
     /// Waits for what the trainer's stream has been given, once, and compares layout and options with the other ranks.
     ///
