@@ -2,6 +2,7 @@
 //!
 //! The crate keeps its own table to itself, behind a self-test and a check of the CPU. Must be asked for available
 //! instruction sets only.
+#![allow(unsafe_code)]
 
 use instep::Isa;
 use instep::abi::InstepKernels;

@@ -3,11 +3,15 @@
 //! Its memory is the CPU's, its kernels the CPU's table or, in the lane that compiles them, the `.cu` files as fibers.
 //! That is one of the orders that streams and events allow, so what a run leaves must be right; whether every order is
 //! allowed is what the calls are compared for. Must know no mode, op or bucket.
+#![allow(unsafe_code)]
 
+// By path, since the tests of the command share this file from another folder.
+#[path = "stand_in/calls.rs"]
 pub(crate) mod calls;
+#[path = "stand_in/commands.rs"]
 pub(crate) mod commands;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -18,6 +22,12 @@ use instep::{DevicePtr, Error, EventHandle, Place, Result, StreamHandle};
 use calls::Call;
 use commands::{Command, KERNELS, run};
 
+/// An image whose kernels are somebody else's: their launches are written down and do nothing.
+pub(crate) const FOREIGN: &[u8] = b"foreign";
+
+/// What one allocation may take.
+const MEMORY_BYTES: u64 = 64 << 20;
+
 /// The trainer's stream in all tests.
 pub(crate) const COMPUTE: StreamHandle = StreamHandle(0x1000);
 
@@ -27,8 +37,11 @@ struct State {
     /// Everything allocated, by address.
     memory: HashMap<usize, Box<[u64]>>,
     next_handle: usize,
-    /// Events that are for measuring, which order nothing.
-    timed: HashSet<EventHandle>,
+    /// How many kernels were asked for that are not the library's.
+    foreign: usize,
+    /// Events that are for measuring, which order nothing, and how many of them were recorded when each was last.
+    timed: HashMap<EventHandle, u64>,
+    clock: u64,
     entered: u32,
     capturing: Option<Vec<Command>>,
     graphs: HashMap<usize, Vec<Command>>,
@@ -36,6 +49,8 @@ struct State {
     broken: Option<(&'static str, usize)>,
     /// Events are not passed until they are said to be.
     stalled: bool,
+    /// Every copy to the host has one wrong bit.
+    flipping: bool,
 }
 
 /// See the module.
@@ -76,6 +91,12 @@ impl StandIn {
         self.state().stalled = stalled;
     }
 
+    /// Lets every copy to the host come with one wrong bit: the command's tests ask for it.
+    #[allow(dead_code)]
+    pub(crate) fn flip_bits(&self) {
+        self.state().flipping = true;
+    }
+
     /// Bytes that are allocated and were not given back.
     pub(crate) fn allocated_bytes(&self) -> usize {
         self.state().memory.values().map(|memory| 8 * memory.len()).sum()
@@ -114,6 +135,9 @@ impl StandIn {
 
     fn memory(&self, name: &'static str, bytes: u64) -> Result<NonNull<u8>> {
         let mut state = self.call(name, None)?;
+        if bytes > MEMORY_BYTES {
+            return Err(Error::Device { call: name, code: 2, name: "CUDA_ERROR_OUT_OF_MEMORY".to_owned() });
+        }
         // Not zero, as a GPU's is not.
         let mut memory = vec![0xdead_beef_dead_beef_u64; (bytes as usize).div_ceil(8) + 8].into_boxed_slice();
         let at = NonNull::new(memory.as_mut_ptr().cast::<u8>()).unwrap();
@@ -148,6 +172,14 @@ impl Driver for StandIn {
         2
     }
 
+    fn name(&self) -> &str {
+        "stand-in"
+    }
+
+    fn l2_bytes(&self) -> u64 {
+        64 << 10
+    }
+
     fn enter(&self) -> Result<()> {
         self.state().entered += 1;
         Ok(())
@@ -162,12 +194,18 @@ impl Driver for StandIn {
     }
 
     fn load(&self, image: &[u8]) -> Result<Module> {
-        assert_eq!(image, b"stand-in");
-        self.handle("load").map(Module)
+        assert!(image == b"stand-in" || image == FOREIGN, "an image of {} bytes", image.len());
+        let module = self.handle("load")?;
+        Ok(Module(if image == FOREIGN { 0 } else { module }))
     }
 
-    fn kernel(&self, _: Module, name: &CStr) -> Result<Kernel> {
+    fn kernel(&self, module: Module, name: &CStr) -> Result<Kernel> {
         let place = KERNELS.iter().position(|kernel| name.to_str() == Ok(kernel));
+        if let (0, None) = (module.0, place) {
+            let foreign = &mut self.state().foreign;
+            *foreign += 1;
+            return Ok(Kernel(KERNELS.len() + *foreign - 1));
+        }
         Ok(Kernel(place.unwrap_or_else(|| panic!("no kernel {name:?}"))))
     }
 
@@ -182,7 +220,8 @@ impl Driver for StandIn {
     unsafe fn destroy_stream(&self, _: StreamHandle) {}
 
     unsafe fn inspect_stream(&self, stream: StreamHandle) -> Result<()> {
-        if stream == COMPUTE || stream.0 == 0 {
+        let own = 0x2001..=0x2000 + self.state().next_handle;
+        if stream == COMPUTE || stream.0 == 0 || own.contains(&stream.0) {
             return Ok(());
         }
         Err(Error::Unsupported { what: format!("the stream {:#x}", stream.0), have: "cuda:0".to_owned() })
@@ -201,7 +240,7 @@ impl Driver for StandIn {
     fn create_event(&self, timed: bool) -> Result<EventHandle> {
         let event = EventHandle(self.handle("create_event")?);
         if timed {
-            self.state().timed.insert(event);
+            self.state().timed.insert(event, 0);
         }
         Ok(event)
     }
@@ -209,8 +248,12 @@ impl Driver for StandIn {
     unsafe fn destroy_event(&self, _: EventHandle) {}
 
     unsafe fn record(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
-        let timed = self.state().timed.contains(&event);
-        self.call("record", (!timed).then_some(Call::Record { event, stream })).map(drop)
+        let timed = self.state().timed.contains_key(&event);
+        let mut state = self.call("record", (!timed).then_some(Call::Record { event, stream }))?;
+        state.clock += u64::from(timed);
+        let clock = state.clock;
+        state.timed.entry(event).and_modify(|at| *at = clock);
+        Ok(())
     }
 
     unsafe fn wait(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
@@ -224,7 +267,8 @@ impl Driver for StandIn {
     }
 
     unsafe fn elapsed_ns(&self, from: EventHandle, to: EventHandle) -> Result<f64> {
-        Ok((to.0 - from.0) as f64)
+        let state = self.state();
+        Ok(state.timed[&to] as f64 - state.timed[&from] as f64)
     }
 
     fn allocate(&self, bytes: u64, _: StreamHandle) -> Result<DevicePtr> {
@@ -249,6 +293,10 @@ impl Driver for StandIn {
         self.command("zero", Call::Zero { stream, bytes }, Command::Zero { address, bytes })
     }
 
+    unsafe fn copy(&self, to: DevicePtr, from: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()> {
+        self.command("copy", Call::CopyOnDevice { stream, bytes }, Command::Copy { to, from, bytes })
+    }
+
     unsafe fn upload(&self, to: DevicePtr, from: &[u8], stream: StreamHandle) -> Result<()> {
         drop(self.call("upload", Some(Call::Copy { stream, bytes: from.len() }))?);
         // SAFETY: addresses are of this stand-in's own memory, as long as the caller says.
@@ -257,9 +305,12 @@ impl Driver for StandIn {
     }
 
     unsafe fn download(&self, to: &mut [u8], from: DevicePtr, stream: StreamHandle) -> Result<()> {
-        drop(self.call("download", Some(Call::Copy { stream, bytes: to.len() }))?);
+        let state = self.call("download", Some(Call::Copy { stream, bytes: to.len() }))?;
         // SAFETY: as in `upload`.
         unsafe { commands::pointer(from).copy_to_nonoverlapping(to.as_mut_ptr(), to.len()) };
+        if let Some(last) = to.last_mut().filter(|_| state.flipping) {
+            *last ^= 1;
+        }
         Ok(())
     }
 
@@ -270,7 +321,10 @@ impl Driver for StandIn {
         stream: StreamHandle,
         args: *const c_void,
     ) -> Result<()> {
-        let name = KERNELS[kernel.0];
+        let Some(name) = KERNELS.get(kernel.0) else {
+            let kernel = kernel.0 - KERNELS.len();
+            return self.call("launch", Some(Call::LaunchForeign { kernel, shape, stream })).map(drop);
+        };
         // SAFETY: the struct that this kernel takes, by the caller's promise.
         let command = unsafe { Command::launch(name, shape, args) };
         self.command("launch", Call::Launch { kernel: name, shape, stream }, command)

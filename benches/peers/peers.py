@@ -32,7 +32,7 @@ os.environ["PATH"] = f"{TARGET / 'peers/venv/bin'}:{os.environ['PATH']}"
 def library():
     lib = ctypes.CDLL(str(TARGET / "release" / "libinstep_peers.so"))
     lib.instep_peer_new.restype = ctypes.c_void_p
-    lib.instep_peer_new.argtypes = [ctypes.c_size_t] * 3 + [ctypes.c_uint32, ctypes.c_size_t]
+    lib.instep_peer_new.argtypes = [ctypes.c_uint32] + [ctypes.c_size_t] * 3 + [ctypes.c_uint32, ctypes.c_size_t]
     lib.instep_peer_elements.restype = ctypes.POINTER(ctypes.c_float)
     lib.instep_peer_elements.argtypes = [ctypes.c_void_p, ctypes.c_uint8]
     lib.instep_peer_step.restype = ctypes.c_bool
@@ -41,18 +41,20 @@ def library():
     return lib
 
 
-def values(count):
-    """Gradients and parameters, none of them 0."""
-    k = torch.arange(count)
-    return ((k % 613).float() - 306.3) * 1e-2, 0.5 + (k % 977).float() * 1e-3
+def values(count, device="cpu"):
+    """Gradients and parameters, none of them 0; from tables, so that every device has the same bits."""
+    k = torch.arange(count, device=device)
+    grads = (torch.arange(613).float() - 306.3) * 1e-2
+    params = 0.5 + torch.arange(977).float() * 1e-3
+    return grads.to(device)[k % 613], params.to(device)[k % 977]
 
 
 class Instep:
     """Our step: the divide is in it."""
 
-    def __init__(self, lib, buckets, segments, length, threads):
+    def __init__(self, lib, buckets, segments, length, threads, optimizer=0):
         self.lib, self.buckets = lib, buckets
-        self.handle = lib.instep_peer_new(buckets, segments, length, WORLD_SIZE, threads)
+        self.handle = lib.instep_peer_new(optimizer, buckets, segments, length, WORLD_SIZE, threads)
         assert self.handle, "instep refused the shape"
         count = buckets * segments * length
         array = lambda k: torch.from_numpy(numpy.ctypeslib.as_array(lib.instep_peer_elements(self.handle, k), (count,)))

@@ -14,7 +14,7 @@ pub enum Failure {
     /// The tensor file is broken, or does not fit the configuration.
     #[error("{0}")]
     Tensors(String),
-    /// A bench computes something else than the formula.
+    /// A bench computes something else than it should, or was asked for something that its device does not have.
     #[error("bench: {0}")]
     Bench(String),
     /// A file could not be read or written.

@@ -22,7 +22,8 @@ enum Command {
     Info(info::Arguments),
     Replay(replay::Arguments),
     Diff(diff::Arguments),
-    Bench(bench::Arguments),
+    // By far the most options.
+    Bench(Box<bench::Arguments>),
 }
 
 fn main() -> ExitCode {

@@ -5,11 +5,20 @@
 
 mod support;
 
+#[path = "../../tests/entries.rs"]
+mod entries;
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+mod host_run;
+#[path = "../../tests/stand_in.rs"]
+#[allow(dead_code)]
+mod stand_in;
+
 mod arbitrary;
 mod bits;
 mod diff;
 mod files;
 mod golden;
+mod gpu_bench;
 mod info;
 mod readme;
 mod refusals;

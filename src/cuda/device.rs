@@ -275,8 +275,18 @@ impl CudaDevice {
         unsafe { self.driver.launch(kernel, Shape { blocks: 1, threads }, stream, args) }
     }
 
+    /// The driver's name for a stream.
+    pub(crate) fn stream(&self, stream: Stream) -> StreamHandle {
+        self.queues.stream(stream)
+    }
+
+    /// Where the clock of measured ops is zero, if ops are measured.
+    pub(crate) fn clock_zero(&self) -> Option<EventHandle> {
+        self.timing.as_ref().map(Timing::origin)
+    }
+
     /// Blocks until an event has been passed, as long as something goes on.
-    pub(super) fn block_on(&self, event: EventHandle) -> Result<()> {
+    pub(crate) fn block_on(&self, event: EventHandle) -> Result<()> {
         let start = Instant::now();
         // SAFETY: the event is of this device's, and alive as long as it.
         while !unsafe { self.driver.is_passed(event)? } {
@@ -311,7 +321,7 @@ impl CudaDevice {
     }
 
     /// Does something with the device current, unless anything has failed; if this fails, nothing else is tried.
-    pub(super) fn guarded<T>(
+    pub(crate) fn guarded<T>(
         &mut self,
         what: &str,
         work: impl FnOnce(&mut CudaDevice) -> Result<T>,

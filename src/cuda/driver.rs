@@ -37,7 +37,7 @@ pub struct Shape {
     pub threads: u32,
 }
 
-/// A driver, bound to one device. Every call but the first three is made between [`enter`](Driver::enter) and
+/// A driver, bound to one device. Every call but those that describe it is made between [`enter`](Driver::enter) and
 /// [`leave`](Driver::leave).
 ///
 /// # Safety
@@ -49,6 +49,12 @@ pub trait Driver: Send + Sync {
 
     /// How many multiprocessors it has.
     fn multiprocessors(&self) -> u32;
+
+    /// What its maker calls it.
+    fn name(&self) -> &str;
+
+    /// Size of its last-level cache.
+    fn l2_bytes(&self) -> u64;
 
     /// Makes the device the calling thread's.
     fn enter(&self) -> Result<()>;
@@ -116,6 +122,11 @@ pub trait Driver: Send + Sync {
     /// # Safety
     /// As for the trait.
     unsafe fn zero(&self, address: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()>;
+    /// Copies inside the device's memory.
+    ///
+    /// # Safety
+    /// As for the trait; the two do not overlap.
+    unsafe fn copy(&self, to: DevicePtr, from: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()>;
     /// Copies behind what is on the stream, and returns when it is done.
     ///
     /// # Safety
@@ -155,10 +166,10 @@ pub trait Driver: Send + Sync {
 }
 
 /// The device is the calling thread's as long as this lives.
-pub(super) struct Entered<'a>(&'a dyn Driver);
+pub(crate) struct Entered<'a>(&'a dyn Driver);
 
 impl<'a> Entered<'a> {
-    pub(super) fn new(driver: &'a dyn Driver) -> Result<Entered<'a>> {
+    pub(crate) fn new(driver: &'a dyn Driver) -> Result<Entered<'a>> {
         driver.enter()?;
         Ok(Entered(driver))
     }

@@ -20,6 +20,8 @@ struct System {
     ordinal: u32,
     primary: Primary,
     multiprocessors: u32,
+    l2_bytes: u64,
+    name: String,
 }
 
 /// Opens a device.
@@ -35,8 +37,15 @@ pub(super) fn open(ordinal: u32) -> Result<Arc<dyn Driver>> {
         let what = format!("stream-ordered memory on cuda:{ordinal}");
         return Err(Error::Unsupported { what, have: "none".to_owned() });
     }
+    let l2_bytes = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)? as u64;
     let counted = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
-    Ok(Arc::new(System { ordinal, primary, multiprocessors: counted as u32 }))
+    let mut name = [0u8; 256];
+    // SAFETY: the driver writes a string of at most that many bytes.
+    let answer = unsafe { sys::cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as i32, primary.device) };
+    check("cuDeviceGetName", answer)?;
+    let name = CStr::from_bytes_until_nul(&name).map(|name| name.to_string_lossy().into_owned());
+    let name = name.unwrap_or_default();
+    Ok(Arc::new(System { ordinal, primary, multiprocessors: counted as u32, l2_bytes, name }))
 }
 
 fn stream_of(stream: StreamHandle) -> sys::CUstream {
@@ -56,6 +65,14 @@ impl Driver for System {
 
     fn multiprocessors(&self) -> u32 {
         self.multiprocessors
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn l2_bytes(&self) -> u64 {
+        self.l2_bytes
     }
 
     fn enter(&self) -> Result<()> {
@@ -221,6 +238,12 @@ impl Driver for System {
         // SAFETY: as above.
         let answer = unsafe { sys::cuMemsetD8Async(address.0, 0, bytes as usize, stream_of(stream)) };
         check("cuMemsetD8Async", answer)
+    }
+
+    unsafe fn copy(&self, to: DevicePtr, from: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()> {
+        // SAFETY: as above.
+        let answer = unsafe { sys::cuMemcpyDtoDAsync_v2(to.0, from.0, bytes as usize, stream_of(stream)) };
+        check("cuMemcpyDtoDAsync", answer)
     }
 
     unsafe fn upload(&self, to: DevicePtr, from: &[u8], stream: StreamHandle) -> Result<()> {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::abi::INSTEP_NO_BUCKET;
 use crate::cuda::{CapturedPass, Cuda, CudaDevice, Parts};
 use crate::error::{Error, Result};
-use crate::handle::{DevicePtr, Place};
+use crate::handle::{DevicePtr, EventHandle, Place};
 use crate::layout::{ParamId, Segment};
 use crate::op::{Collective, Memory, Sealed, Span};
 use crate::stepper::build::Blueprint;
@@ -151,6 +151,13 @@ impl Stepper<CudaDevice> {
             first_nonfinite_bucket: (latest.first_nonfinite_bucket != INSTEP_NO_BUCKET)
                 .then_some(latest.first_nonfinite_bucket),
         })
+    }
+
+    /// The event at which the times of recorded ops are zero, if ops are recorded: for benches, which time the trainer's own
+    /// stream by the same clock.
+    #[doc(hidden)]
+    pub fn clock_zero(&self) -> Option<EventHandle> {
+        self.run.borrow().device.clock_zero()
     }
 
     /// Captures a pass as a CUDA graph: what `trainer` puts on its stream, and every sum and step between. Nothing runs.

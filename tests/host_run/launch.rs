@@ -2,6 +2,7 @@
 //!
 //! The object is the one that scripts/host-run-lane.py names in `INSTEP_HOST_RUN`; nothing else of the tests depends on
 //! it. Must launch one kernel at a time: the fibers share their threads' stacks and shared memory.
+#![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::{Mutex, OnceLock};

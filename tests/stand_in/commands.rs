@@ -18,6 +18,7 @@ pub(crate) const KERNELS: [&str; 6] =
 #[derive(Clone)]
 pub(crate) enum Command {
     Zero { address: DevicePtr, bytes: u64 },
+    Copy { to: DevicePtr, from: DevicePtr, bytes: u64 },
     Launch { kernel: &'static str, shape: Shape, args: Args },
 }
 
@@ -59,6 +60,10 @@ pub(crate) fn run(command: &Command, fibers: bool) {
     match command {
         // SAFETY: memory of the stand-in's, as long as the call said.
         Command::Zero { address, bytes } => unsafe { pointer(*address).write_bytes(0, *bytes as usize) },
+        // SAFETY: as above; the caller says that they do not overlap.
+        Command::Copy { to, from, bytes } => unsafe {
+            pointer(*to).copy_from_nonoverlapping(pointer(*from), *bytes as usize)
+        },
         Command::Launch { kernel, shape, args } if fibers => as_fibers(kernel, *shape, args),
         Command::Launch { kernel, shape, args } => on_cpu(kernel, *shape, args),
     }

@@ -1,9 +1,10 @@
 //! `instep bench`: what a step costs on this machine, beside what memory allows.
 //!
-//! Three benches: the step of a bucket against the in-place ceiling, optimizer time left exposed by overlap, and the
+//! Three benches on each device: the step of a bucket against the ceiling, optimizer time left exposed by overlap, and the
 //! trainer's cost of handing a bucket over. benches/README.md derives every column. Must judge nothing: it reports.
 
 mod cases;
+mod gpu;
 mod handover;
 mod overlap;
 mod record;
@@ -15,9 +16,11 @@ mod step;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::str::FromStr;
 
 use clap::ValueEnum;
 use instep::Isa;
+use instep::cuda::Cuda;
 
 use crate::Failure;
 use crate::console::print_line;
@@ -27,7 +30,7 @@ use record::Record;
 /// What can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Bench {
-    /// One bucket's step against the in-place ceiling.
+    /// One bucket's step against the ceiling: an in-place loop on the host, a copy on a GPU.
     Step,
     /// Optimizer time that the trainer waits for, per mode and bucket cap.
     Overlap,
@@ -35,16 +38,27 @@ enum Bench {
     Handover,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum DeviceName {
     Host,
+    Cuda(u32),
+}
+
+impl FromStr for DeviceName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<DeviceName, String> {
+        let ordinal = text.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok());
+        let host = (text == "host").then_some(DeviceName::Host);
+        host.or(ordinal.map(DeviceName::Cuda)).ok_or_else(|| "host, or cuda:N".to_owned())
+    }
 }
 
 /// Measure steps on this machine
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// Where the steps run.
-    #[arg(long, value_enum, default_value = "host")]
+    /// Where the steps run: host, or cuda:N.
+    #[arg(long, default_value = "host")]
     device: DeviceName,
     /// Benches to run [default: all].
     #[arg(long, value_enum, value_delimiter = ',')]
@@ -73,24 +87,56 @@ pub struct Arguments {
     /// Also write every figure under benches/record/ of the source tree that this was built from.
     #[arg(long)]
     record: bool,
+    #[command(flatten)]
+    gpu: gpu::Options,
 }
 
 /// Runs the command.
 ///
 /// # Errors
-/// `Library` if a stepper cannot be built, `File` if a record cannot be written, `Bench` if a step computes something else
-/// than the formula: then nothing is timed.
+/// `Library` if there is no such device or a stepper cannot be built, `File` if a record cannot be written, `Bench` if an
+/// option is for another device, or a step computes something else than it should: then nothing is timed.
 pub fn run(options: &Arguments) -> Result<ExitCode, Failure> {
-    let DeviceName::Host = options.device;
+    match options.device {
+        DeviceName::Host => run_on_host(options)?,
+        DeviceName::Cuda(ordinal) => run_on_gpu(options, &Cuda::open(ordinal)?)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The benches of `--device cuda:N` on this one: how tests run them without a GPU.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_on_gpu(options: &Arguments, cuda: &Cuda) -> Result<(), Failure> {
+    let host = [
+        ("--shape", !options.shape.is_empty()),
+        ("--isa", !options.isa.is_empty()),
+        ("--threads", !options.threads.is_empty()),
+        ("--csv", options.csv.is_some()),
+    ];
+    refuse(host, "--device host")?;
+    gpu::run(options, cuda)
+}
+
+/// Refuses options that the device knows nothing of.
+fn refuse(given: impl IntoIterator<Item = (&'static str, bool)>, of: &str) -> Result<(), Failure> {
+    match given.into_iter().find(|(_, given)| *given) {
+        Some((name, _)) => Err(Failure::Bench(format!("{name} is for {of}"))),
+        None => Ok(()),
+    }
+}
+
+fn run_on_host(options: &Arguments) -> Result<(), Failure> {
+    refuse(options.gpu.given(), "--device cuda:N")?;
     let mut record = Record::new();
-    let wants = |bench| options.only.is_empty() || options.only.contains(&bench);
-    if wants(Bench::Step) {
+    if options.wants(Bench::Step) {
         step::run(options, &mut record)?;
     }
-    if wants(Bench::Overlap) {
+    if options.wants(Bench::Overlap) {
         overlap::run(options, &mut record)?;
     }
-    if wants(Bench::Handover) {
+    if options.wants(Bench::Handover) {
         handover::run(options, &mut record)?;
     }
     if let Some(path) = &options.csv {
@@ -101,7 +147,7 @@ pub fn run(options: &Arguments) -> Result<ExitCode, Failure> {
         record.write(&path).map_err(Failure::file(&path))?;
         print_line(&format!("recorded in {}", path.display()))?;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 impl Arguments {
@@ -115,6 +161,10 @@ impl Arguments {
         }
         let all = instep::Pool::from_environment()?.threads();
         Ok(if all == 1 { vec![1] } else { vec![1, all] })
+    }
+
+    fn wants(&self, bench: Bench) -> bool {
+        self.only.is_empty() || self.only.contains(&bench)
     }
 
     fn rounds(&self, usual: usize) -> usize {

@@ -36,27 +36,42 @@ impl Record {
     }
 
     pub(super) fn write(&self, path: &Path) -> io::Result<()> {
-        if let Some(folder) = path.parent() {
-            fs::create_dir_all(folder)?;
-        }
-        fs::write(path, format!("{}{}", head(), self.lines))
+        write(path, &format!("{}{}", head(), self.lines))
     }
+}
+
+/// Writes a file, and the folder it is in.
+pub(super) fn write(path: &Path, text: &str) -> io::Result<()> {
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    fs::write(path, text)
 }
 
 /// Where the record of this machine's CPU lies in the source tree.
 pub(super) fn path_of_this_machine() -> PathBuf {
-    let words = cpu_model().to_lowercase();
+    folder_of(&cpu_model()).join("host.csv")
+}
+
+/// Where the records of a processor lie in the source tree.
+pub(super) fn folder_of(processor: &str) -> PathBuf {
+    let words = processor.to_lowercase();
     let words =
         words.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty() && *word != "r");
     let folder = words.collect::<Vec<_>>().join("-");
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/record").join(folder).join("host.csv")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/record").join(folder)
+}
+
+/// Of the source tree that this was built from.
+pub(super) fn commit() -> String {
+    first_line("git", &["-C", env!("CARGO_MANIFEST_DIR"), "describe", "--always", "--dirty"])
 }
 
 fn head() -> String {
     let cores = std::thread::available_parallelism().map_or(0, |n| n.get());
     let load = read("/proc/loadavg").split(' ').next().unwrap_or_default().to_owned();
     let cxx = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
-    let commit = first_line("git", &["-C", env!("CARGO_MANIFEST_DIR"), "describe", "--always", "--dirty"]);
+    let commit = commit();
     let pages = read("/sys/kernel/mm/transparent_hugepage/enabled");
     format!(
         "# cpu: {}, {cores} cores, last-level cache {} MiB\n# load when written: {load}; transparent huge pages: {}\n\

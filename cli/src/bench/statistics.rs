@@ -2,8 +2,10 @@
 //!
 //! Every sample counts: must never drop one as an outlier, since a slow round is what a user will meet too.
 
+use serde::Serialize;
+
 /// The middle of some samples, and how far they lie apart.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Spread {
     pub(super) median: f64,
     pub(super) min: f64,

@@ -37,7 +37,7 @@ pub(super) fn run(options: &Arguments, record: &mut Record) -> Result<(), Failur
     Ok(())
 }
 
-fn or_all<T: ValueEnum + Clone>(chosen: &[T]) -> Vec<T> {
+pub(super) fn or_all<T: ValueEnum + Clone>(chosen: &[T]) -> Vec<T> {
     if chosen.is_empty() { T::value_variants().to_vec() } else { chosen.to_vec() }
 }
 

@@ -1,33 +1,48 @@
-//! Steps AdamW buckets now, for a caller in C or Python that times it beside other libraries.
+//! Steps buckets now, for a caller in C or Python that times it beside other libraries.
 //!
 //! A bench's entry, not the library's C interface: errors are null or false, and nothing is stable. Must do no work
 //! around the step that the product would not do.
 #![allow(unsafe_code)]
 
+#[cfg(feature = "cuda")]
+mod gpu;
+
 use instep::bench::Launcher;
 use instep::op::Memory;
-use instep::{AdamW, Isa, Layout};
+use instep::{Adam, AdamW, Isa, Layout, Optimizer, Sgd};
+
+/// The optimizer of a number, with PyTorch's defaults: AdamW, Adam, SGD, and SGD with a momentum of 0.9.
+fn optimizer(number: u32) -> Option<Box<dyn Optimizer>> {
+    match number {
+        0 => Some(Box::new(AdamW::default())),
+        1 => Some(Box::new(Adam::default())),
+        2 => Some(Box::new(Sgd::default())),
+        3 => Some(Box::new(Sgd { momentum: 0.9, ..Sgd::default() })),
+        _ => None,
+    }
+}
 
 /// Memory for `buckets` buckets of `segments` segments of `length` elements, or null if it is refused. `length` is a
-/// multiple of 256, so that buckets have no padding.
+/// multiple of 256, so that buckets have no padding. Optimizers: AdamW (0), Adam (1), SGD (2), SGD with momentum (3).
 // SAFETY: the prefix keeps the name to this library.
 #[unsafe(no_mangle)]
 pub extern "C" fn instep_peer_new(
+    number: u32,
     buckets: usize,
     segments: usize,
     length: usize,
     world_size: u32,
     threads: usize,
 ) -> *mut Launcher {
-    if length == 0 || !length.is_multiple_of(256) {
+    let Some(optimizer) = optimizer(number).filter(|_| length > 0 && length.is_multiple_of(256)) else {
         return std::ptr::null_mut();
-    }
+    };
     let params = (0..buckets * segments).map(|k| format!("p{k}"));
     let layout = params.fold(Layout::builder(), |builder, name| builder.param(name, length)).build();
     let isa = Isa::from_environment();
     let cap_bytes = (segments * length * 4) as u64;
-    let launcher = layout
-        .and_then(|layout| Launcher::new(&layout, &AdamW::default(), cap_bytes, world_size, isa?, threads));
+    let launcher =
+        layout.and_then(|layout| Launcher::new(&layout, &*optimizer, cap_bytes, world_size, isa?, threads));
     launcher.map_or(std::ptr::null_mut(), |launcher| Box::into_raw(Box::new(launcher)))
 }
 

@@ -1,7 +1,7 @@
-//! One bucket's launch without a schedule, and the memory traffic that bounds it: what the benches time.
+//! One bucket's launch on the host, and the memory traffic that bounds it.
 //!
-//! Not part of the documented interface. It runs the executor's own ops on the executor's own memory, so a bench
-//! measures the product. Must add nothing to a launch, and must never time anything itself.
+//! Runs the executor's own ops on the executor's own memory. Must add nothing to a launch, and must never time anything
+//! itself.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -9,14 +9,14 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 
+use super::{plan, rule, step_bytes};
 use crate::error::Result;
 use crate::host::arena::Memories;
 use crate::host::execute::{Executor, Parts};
 use crate::host::kernels::Kernels;
 use crate::host::{Isa, Solo};
-use crate::launch::Rule;
-use crate::layout::{BucketCaps, Layout, Plan, Tails};
-use crate::op::{Action, Frozen, Memory, Op, Phase, Span, Stream};
+use crate::layout::{Layout, Plan};
+use crate::op::{Action, Memory, Op, Phase, Span, Stream};
 use crate::optim::Optimizer;
 use crate::pool::Pool;
 
@@ -43,23 +43,14 @@ impl Launcher {
         isa: Isa,
         threads: usize,
     ) -> Result<Launcher> {
-        let caps = BucketCaps { first_bytes: cap_bytes, rest_bytes: cap_bytes };
-        let plan = Arc::new(Plan::new(layout, world_size, caps, Tails::default())?);
+        let plan = plan(layout, cap_bytes, world_size)?;
         let kernels = Kernels::load(isa)?;
         let states = optimizer.state_names().len();
         let memories = Arc::new(Memories::new(&plan, states, layout.groups().len(), None)?);
-        let rule = Rule {
-            optimizer: optimizer.kernel(),
-            states,
-            divisor: f64::from(world_size),
-            loss_scale: 1.0,
-            max_norm: None,
-            skip_nonfinite: false,
-        };
         let executor = Executor::new(Parts {
             plan: Arc::clone(&plan),
             memories: Arc::clone(&memories),
-            rule,
+            rule: rule(optimizer, world_size),
             hypers: vec![optimizer.hyper()?; layout.groups().len()],
             kernels,
             pool: Pool::new(threads),
@@ -108,14 +99,7 @@ impl Launcher {
 
     /// Bytes that one step of a bucket reads and writes, by the accesses that the checker judges.
     pub fn step_bytes(&self, bucket: u32) -> u64 {
-        let mut bytes = 0;
-        let op = Op { stream: Stream::Optim, action: Action::Step { bucket } };
-        op.accesses(&self.plan, self.states, &Frozen::default(), &mut |access| {
-            if access.span.memory != Memory::Control {
-                bytes += access.moved_bytes();
-            }
-        });
-        bytes
+        step_bytes(&self.plan, self.states, bucket)
     }
 
     /// Streams through these buckets `rounds` times as a step does, with a multiply and adds that change no value:

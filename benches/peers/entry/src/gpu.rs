@@ -1,0 +1,122 @@
+//! Steps tensors of PyTorch's on a GPU, on PyTorch's stream, for torch_gpu.py.
+//!
+//! A stepper that borrows them, and whole passes: begin, hand-over of every gradient, finish. Errors go to standard error.
+//! Must do no work around a pass that a trainer would not do.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+use std::slice;
+
+use instep::cuda::{Cuda, CudaDevice};
+use instep::{
+    Adam, AdamW, Borrowed, Error, ForeignBucket, Layout, ParamId, Result, Sgd, Solo, Stepper, StreamHandle,
+    Unused,
+};
+
+/// A stepper, and its parameters in the order in which they are handed over.
+struct Peer {
+    stepper: Stepper<CudaDevice>,
+    ids: Vec<ParamId>,
+}
+
+/// What the caller has, as C says it.
+#[repr(C)]
+pub(crate) struct Tensors {
+    buckets: usize,
+    segments: usize,
+    length: usize,
+    /// Of buckets x segments parameters, bucket by bucket: addresses on the device.
+    params: *const *mut f32,
+    /// Of the flat gradients of each bucket.
+    grads: *const *mut f32,
+}
+
+/// A stepper on tensors of `length` elements each, or null. Optimizers by number as in `instep_peer_new`.
+///
+/// # Safety
+/// The addresses are valid for as many elements, on this device, until the stepper is closed; nothing touches them but
+/// work on `stream`, which outlives it.
+// SAFETY: the prefix keeps the name to this library.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn instep_peers_gpu_open(
+    number: u32,
+    ordinal: u32,
+    stream: usize,
+    world_size: u32,
+    tensors: &Tensors,
+) -> *mut c_void {
+    // SAFETY: by the contract.
+    told(unsafe { open(number, ordinal, stream, world_size, tensors) })
+        .map_or(std::ptr::null_mut(), |peer| Box::into_raw(Box::new(peer)).cast())
+}
+
+/// One pass over all buckets, first to last; PyTorch's stream is behind every step when it returns.
+///
+/// # Safety
+/// `peer` comes from `instep_peers_gpu_open` and has not been closed.
+// SAFETY: the prefix keeps the name to this library.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn instep_peers_gpu_pass(peer: *mut c_void) -> bool {
+    // SAFETY: by the contract.
+    let Peer { stepper, ids } = unsafe { &mut *peer.cast::<Peer>() };
+    let mut pass = || {
+        let mut pass = stepper.begin()?;
+        for id in &*ids {
+            pass.grad_ptr(*id)?;
+            pass.grad_ready(*id)?;
+        }
+        pass.finish()
+    };
+    told(pass()).is_some()
+}
+
+/// Ends it, when all that it was given has run.
+///
+/// # Safety
+/// As for `instep_peers_gpu_pass`; the pointer is dead afterwards.
+// SAFETY: the prefix keeps the name to this library.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn instep_peers_gpu_close(peer: *mut c_void) -> bool {
+    // SAFETY: made by `Box::into_raw`, by the contract.
+    let peer = unsafe { Box::from_raw(peer.cast::<Peer>()) };
+    told(peer.stepper.close()).is_some()
+}
+
+/// # Safety
+/// As for `instep_peers_gpu_open`.
+unsafe fn open(number: u32, ordinal: u32, stream: usize, world_size: u32, tensors: &Tensors) -> Result<Peer> {
+    let Tensors { buckets, segments, length, params, grads } = *tensors;
+    // SAFETY: as long as the contract says.
+    let (params, grads) =
+        unsafe { (slice::from_raw_parts(params, buckets * segments), slice::from_raw_parts(grads, buckets)) };
+    let names = (0..buckets * segments).map(|k| format!("p{k}"));
+    let layout = names.fold(Layout::builder(), |builder, name| builder.param(name, length)).build()?;
+    let ids: Vec<ParamId> = layout.ids().collect();
+    let mut borrowed = Borrowed::new();
+    for (bucket, address) in grads.iter().enumerate() {
+        let mut foreign = ForeignBucket::new(segments * length);
+        for segment in 0..segments {
+            let k = bucket * segments + segment;
+            foreign = foreign.gradient(ids[k], segment * length);
+            borrowed = borrowed.param(ids[k], params[k]);
+        }
+        borrowed = borrowed.bucket(foreign, *address);
+    }
+    let builder = match number {
+        0 => Stepper::builder(&layout, AdamW::default()),
+        1 => Stepper::builder(&layout, Adam::default()),
+        2 => Stepper::builder(&layout, Sgd::default()),
+        3 => Stepper::builder(&layout, Sgd { momentum: 0.9, ..Sgd::default() }),
+        _ => return Err(Error::Layout(format!("there is no optimizer {number}"))),
+    };
+    let cuda = Cuda::open(ordinal)?.compute_stream(StreamHandle(stream));
+    // SAFETY: the caller's promise, by the contract.
+    let stepper =
+        unsafe { builder.unused(Unused::StepZero).cuda_borrowing(Solo::new(world_size), borrowed, &cuda)? };
+    Ok(Peer { stepper, ids })
+}
+
+/// The value, or none after saying why.
+fn told<T>(outcome: Result<T>) -> Option<T> {
+    outcome.inspect_err(|error| eprintln!("instep: {error}")).ok()
+}

@@ -1,0 +1,60 @@
+//! What handing a gradient over costs the trainer's thread on a GPU: driver calls, since nothing there waits.
+//!
+//! The same passes as on the host; a call that completes a bucket makes all its driver calls. Must time the host only.
+
+use std::time::Instant;
+
+use instep::bench::Trainer;
+use instep::cuda::{Cuda, CudaDevice};
+use instep::{AdamW, Layout, Mode, ParamId, Solo, Stepper};
+
+use super::report::{HandoverRow, Report};
+use crate::Failure;
+use crate::bench::Arguments;
+use crate::bench::statistics::Spread;
+use crate::console::print_line;
+
+/// Few enough that a pass's calls never fill the driver's queue.
+const PARAMS: usize = 64;
+const ELEMENTS: usize = 256;
+
+pub(super) fn run(options: &Arguments, cuda: &Cuda, report: &mut Report) -> Result<(), Failure> {
+    let names = (0..PARAMS).map(|k| format!("p{k}"));
+    let layout = names.fold(Layout::builder(), |builder, name| builder.param(name, ELEMENTS)).build()?;
+    let trainer = Trainer::new(cuda)?;
+    print_line(&format!(
+        "\nhandover: the trainer's time in one grad_ready, us, median (min-max) of passes of {PARAMS} calls"
+    ))?;
+    for mode in [Mode::Sequential, Mode::Eager, Mode::Normed] {
+        for (case, cap_bytes) in [("inside a bucket", u64::MAX), ("completes a bucket", 1)] {
+            let builder = Stepper::builder(&layout, AdamW::default()).mode(mode);
+            let mut stepper = trainer.stepper(builder.bucket_cap_bytes(cap_bytes), Solo::default(), None)?;
+            let rounds = options.rounds(15) * 4;
+            let samples =
+                (0..rounds).map(|_| pass_us(&mut stepper, &layout)).collect::<instep::Result<Vec<_>>>()?;
+            // The first passes load code and let the driver's own memory grow.
+            let spread = Spread::of(samples.into_iter().skip(rounds / 4));
+            let mode = format!("{mode:?}").to_lowercase();
+            print_line(&format!("{mode:<12}{case:<20}{}", spread.show(2)))?;
+            report.handover.push(HandoverRow { mode, case: case.to_owned(), grad_ready_us: spread });
+        }
+    }
+    Ok(())
+}
+
+/// Mean of one pass's calls; between passes the host waits for the GPU, so that no call finds a full queue.
+fn pass_us(stepper: &mut Stepper<CudaDevice>, layout: &Layout) -> instep::Result<f64> {
+    let ids: Vec<ParamId> = layout.ids().collect();
+    let mut pass = stepper.begin()?;
+    for id in &ids {
+        pass.grad_ptr(*id)?;
+    }
+    let start = Instant::now();
+    for id in ids.iter().rev() {
+        pass.grad_ready(*id)?;
+    }
+    let us = start.elapsed().as_secs_f64() * 1e6 / ids.len() as f64;
+    pass.finish()?;
+    stepper.status()?;
+    Ok(us)
+}

@@ -1,0 +1,116 @@
+//! `instep bench --device cuda:N`: the same benches on a GPU, timed by its own events.
+//!
+//! In the manner of nccl-tests: a sweep over sizes, one line each, in the same units. The ceiling is a copy on the same
+//! device, timed in the same round. Must have compared a case with the host's bits before it times it.
+
+mod handover;
+mod overlap;
+mod plot;
+mod report;
+mod step;
+mod sweep;
+mod verify;
+
+use std::path::PathBuf;
+
+use instep::cuda::Cuda;
+
+use super::{Arguments, Bench, record};
+use crate::Failure;
+use crate::console::print_line;
+use report::Report;
+use sweep::{Blocks, parse_elements};
+
+/// What only a GPU's benches ask.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Options of --device cuda:N")]
+pub(super) struct Options {
+    /// Smallest bucket of the step bench in elements, like 64Ki or 1Mi [default: 64Ki].
+    #[arg(long, value_name = "N", value_parser = parse_elements)]
+    min_elements: Option<usize>,
+    /// Largest bucket of the step bench [default: 256Mi].
+    #[arg(long, value_name = "N", value_parser = parse_elements)]
+    max_elements: Option<usize>,
+    /// From one size to the next [default: 4].
+    #[arg(long, value_parser = clap::value_parser!(u16).range(2..))]
+    factor: Option<u16>,
+    /// Thread blocks of a step at most: all, a number, or like 2x so many per multiprocessor [default: all; overlap:
+    /// all,2x,1x].
+    #[arg(long, value_name = "BLOCKS", value_delimiter = ',')]
+    max_blocks: Vec<Blocks>,
+    /// The stand-ins that overlap runs beside steps, as scripts/bench-kernels.sh makes them [default:
+    /// INSTEP_BENCH_KERNELS].
+    #[arg(long, value_name = "FILE")]
+    kernels: Option<PathBuf>,
+    /// Also write every figure here.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Also draw the share of the ceiling against the size.
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Also write what ran in the overlap bench, for ui.perfetto.dev.
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Also draw a pass of the overlap bench.
+    #[arg(long, value_name = "FILE")]
+    picture: Option<PathBuf>,
+}
+
+impl Options {
+    /// Which of them were given on the command line.
+    pub(super) fn given(&self) -> [(&'static str, bool); 9] {
+        [
+            ("--min-elements", self.min_elements.is_some()),
+            ("--max-elements", self.max_elements.is_some()),
+            ("--factor", self.factor.is_some()),
+            ("--max-blocks", !self.max_blocks.is_empty()),
+            ("--kernels", self.kernels.is_some()),
+            ("--json", self.json.is_some()),
+            ("--svg", self.svg.is_some()),
+            ("--trace", self.trace.is_some()),
+            ("--picture", self.picture.is_some()),
+        ]
+    }
+
+    fn blocks(&self, usual: &[Blocks]) -> Vec<Blocks> {
+        if self.max_blocks.is_empty() { usual.to_vec() } else { self.max_blocks.clone() }
+    }
+}
+
+pub(super) fn run(options: &Arguments, cuda: &Cuda) -> Result<(), Failure> {
+    let files = &options.gpu;
+    let mut report = Report::new(cuda, options);
+    print_line(&report.device.to_string())?;
+    if options.wants(Bench::Step) {
+        step::run(options, cuda, &mut report)?;
+    }
+    if options.wants(Bench::Overlap) {
+        let set = || std::env::var_os("INSTEP_BENCH_KERNELS").map(PathBuf::from);
+        match files.kernels.clone().or_else(set) {
+            Some(path) => overlap::run(options, cuda, &path, &mut report)?,
+            None if options.only.is_empty() => print_line(
+                "\nSKIPPED: overlap, which needs --kernels FILE; scripts/bench-kernels.sh makes one",
+            )?,
+            None => {
+                let why = "overlap needs --kernels FILE; scripts/bench-kernels.sh makes one";
+                return Err(Failure::Bench(why.into()));
+            }
+        }
+    }
+    if options.wants(Bench::Handover) {
+        handover::run(options, cuda, &mut report)?;
+    }
+    let text = report.to_json();
+    if let Some(path) = &files.json {
+        record::write(path, &text).map_err(Failure::file(path))?;
+    }
+    if options.record {
+        let path = record::folder_of(&report.device.name).join("cuda.json");
+        record::write(&path, &text).map_err(Failure::file(&path))?;
+        print_line(&format!("recorded in {}", path.display()))?;
+    }
+    if let Some(path) = &files.svg {
+        record::write(path, &plot::draw(&report)).map_err(Failure::file(path))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,196 @@
+//! The GPU's benches from end to end, on a driver that runs the kernels on the CPU: what they do, not what they measure.
+//!
+//! Must never look at a time: a stand-in's events know none.
+
+use std::fs;
+use std::sync::Arc;
+
+use clap::Parser;
+use instep::cuda::Cuda;
+use instep::cuda::driver::Shape;
+use instep_cli::{Failure, bench};
+use serde_json::Value;
+
+use crate::stand_in::calls::Call;
+use crate::stand_in::{FOREIGN, StandIn};
+use crate::support::{Folder, assert_refused};
+
+#[derive(Parser)]
+struct Line {
+    #[command(flatten)]
+    bench: bench::Arguments,
+}
+
+fn run(driver: &Arc<StandIn>, words: &[&str]) -> Result<(), Failure> {
+    let line = Line::try_parse_from([&["bench"], words].concat()).unwrap();
+    bench::run_on_gpu(&line.bench, &Cuda::on(driver.clone()))
+}
+
+/// Runs one and reads its report.
+fn report(driver: &Arc<StandIn>, words: &[&str]) -> Value {
+    let folder = Folder::new();
+    let path = folder.path("report.json");
+    let json = ["--quick", "--json", path.to_str().unwrap()];
+    run(driver, &[words, &json].concat()).unwrap();
+    serde_json::from_slice(&folder.read("report.json")).unwrap()
+}
+
+fn rows<'a>(report: &'a Value, bench: &str) -> &'a Vec<Value> {
+    report[bench].as_array().unwrap()
+}
+
+#[test]
+fn a_sweep_has_a_line_for_every_case_and_counts_the_bytes_of_the_layout() {
+    let sizes = ["--only", "step", "--min-elements", "2Ki", "--max-elements", "16Ki", "--factor", "2"];
+    let report = report(&StandIn::new(), &[&sizes[..], &["--max-blocks", "all,2x"]].concat());
+    assert_eq!(report["device"]["name"], "stand-in");
+    let bytes = [("sgd", 12.0), ("momentum", 20.0), ("adam", 28.0), ("adamw", 28.0), ("amsgrad", 36.0)];
+    for (optimizer, bytes) in bytes {
+        let of = rows(&report, "step").iter().filter(|row| row["optimizer"] == optimizer);
+        let of: Vec<&Value> = of.collect();
+        assert!(
+            of.iter().all(|row| row["bytes_per_element"] == bytes && row["segments"] == 1),
+            "{optimizer}"
+        );
+        // Two caps of blocks, four sizes through memory; the stand-in's cache of 64 KiB holds none of 16 KiB four times
+        // but SGD's.
+        let beyond = of.iter().filter(|row| row["cache"] == "beyond");
+        assert_eq!(beyond.clone().count(), 8, "{optimizer}");
+        for row in beyond {
+            let footprint = (bytes as u64 - 4) / 2 + 4;
+            let all = row["buckets"].as_u64().unwrap() * row["elements"].as_u64().unwrap() * footprint;
+            assert!(all >= 4 * 65_536, "buckets take turns beyond the cache: {row}");
+        }
+        assert_eq!(of.len() - 8, if optimizer == "sgd" { 2 } else { 0 }, "{optimizer}");
+        for blocks in [Value::Null, 4.into()] {
+            assert_eq!(of.iter().filter(|row| row["max_blocks"] == blocks).count(), of.len() / 2);
+        }
+    }
+}
+
+#[test]
+fn every_step_is_one_launch_and_is_held_against_a_copy_of_as_many_bytes() {
+    let driver = StandIn::new();
+    let options =
+        ["--only", "step", "--optimizer", "adamw", "--min-elements", "16Ki", "--max-elements", "16Ki"];
+    let report = report(&driver, &[&options[..], &["--rounds", "5", "--max-blocks", "3"]].concat());
+    let [row] = rows(&report, "step").as_slice() else { panic!("{report}") };
+    let (buckets, steps) = (row["buckets"].as_u64().unwrap(), row["steps_per_sample"].as_u64().unwrap());
+    let calls = driver.take_calls();
+    let count = |is: &dyn Fn(&Call) -> bool| calls.iter().filter(|call| is(call)).count() as u64;
+    let shape = Shape { blocks: 3, threads: instep::abi::INSTEP_GPU_THREADS };
+    let launches = count(
+        &|call| matches!(call, Call::Launch { kernel: "instep_step_adam", shape: s, .. } if *s == shape),
+    );
+    // One warms up; in front of every sample one does not count; two of every bucket are compared with the host's.
+    let timed = (5 + 1) * (steps + 1);
+    assert_eq!(launches, timed + 2 * buckets);
+    let half = 16 * 1024 * 28 / 2;
+    assert_eq!(count(&|call| matches!(call, Call::CopyOnDevice { bytes, .. } if *bytes == half)), timed);
+    let begins = count(&|call| matches!(call, Call::Launch { kernel: "instep_begin", .. }));
+    assert_eq!(begins, 6 + 2, "no Begin is timed with the steps");
+}
+
+#[test]
+fn the_bucket_of_fifty_segments_is_one_launch_and_what_does_not_fit_is_said() {
+    let driver = StandIn::new();
+    let sizes = ["--min-elements", "16Ki", "--max-elements", "512Mi", "--factor", "32768"];
+    let report = report(&driver, &[&["--only", "step", "--optimizer", "sgd"], &sizes[..]].concat());
+    let skipped = rows(&report, "skipped");
+    assert_eq!((skipped.len(), &skipped[0]["elements"]), (1, &(512 << 20).into()));
+    assert_eq!(driver.allocated_bytes(), 0, "a case leaves nothing behind");
+    // The parameters do, the copies do not.
+    let large = ["--min-elements", "12Mi", "--max-elements", "12Mi"];
+    let other =
+        self::report(&StandIn::new(), &[&["--only", "step", "--optimizer", "sgd"], &large[..]].concat());
+    assert_eq!((rows(&other, "skipped").len(), rows(&other, "step").len()), (1, 1));
+    let bucket = &rows(&report, "step")[1];
+    assert_eq!((&bucket["segments"], &bucket["elements"]), (&50.into(), &(25 << 18).into()));
+    // 64 tiles in each of the 50 segments.
+    let whole = |call: &&Call| matches!(call, Call::Launch { shape, .. } if shape.blocks == 50 * 64);
+    let launches = driver.take_calls().iter().filter(whole).count() as u64;
+    assert_eq!(launches, 4 * (bucket["steps_per_sample"].as_u64().unwrap() + 1) + 2);
+}
+
+#[test]
+fn a_wrong_bit_stops_the_bench_before_it_times_anything() {
+    let driver = StandIn::new();
+    driver.flip_bits();
+    let options = ["--only", "step", "--optimizer", "sgd", "--min-elements", "4Ki", "--max-elements", "4Ki"];
+    let failure = run(&driver, &options).unwrap_err().to_string();
+    assert!(failure.contains("sgd Params element") && failure.contains("on the host"), "{failure}");
+    assert!(!driver.take_calls().iter().any(|call| matches!(call, Call::CopyOnDevice { .. })));
+}
+
+#[test]
+fn modes_run_beside_the_stand_ins_and_one_pass_without_an_optimizer() {
+    let (driver, folder) = (StandIn::new(), Folder::new());
+    folder.write("kernels", FOREIGN);
+    let path = |name: &str| folder.path(name).to_str().unwrap().to_owned();
+    let (kernels, trace, picture) = (path("kernels"), path("trace.json"), path("pass.svg"));
+    let files = ["--kernels", &kernels, "--trace", &trace, "--picture", &picture];
+    let report = report(&driver, &[&["--only", "overlap", "--max-blocks", "all,1"], &files[..]].concat());
+    let rows = rows(&report, "overlap");
+    assert_eq!(rows.len(), 2 * 2 * 4);
+    for mode in [Value::Null, "sequential".into(), "eager".into(), "normed".into()] {
+        assert_eq!(rows.iter().filter(|row| row["mode"] == mode).count(), 4);
+    }
+    let alone = rows.iter().find(|row| row["mode"].is_null()).unwrap();
+    assert_eq!(
+        (&alone["exposed_us"]["max"], &alone["backward_slowdown_percent"]["max"]),
+        (&0.0.into(), &0.0.into())
+    );
+    // The reduce's kernel is the first that the load asks for: one launch per bucket and pass, 24 blocks.
+    let calls = driver.take_calls();
+    let of = |kernel: usize| {
+        calls.iter().filter(move |call| matches!(call, Call::LaunchForeign { kernel: k, .. } if *k == kernel))
+    };
+    let (rounds, passes, buckets, params) = (3 + 1, 2 * 2 * 4, 1, 4);
+    assert_eq!(of(0).count(), rounds * passes * buckets + 4);
+    assert!(of(0).all(|call| matches!(call, Call::LaunchForeign { shape, .. } if shape.blocks == 24)));
+    assert_eq!(of(1).count() + of(2).count(), (rounds * passes + 4) * params);
+    let trace: Value = serde_json::from_slice(&fs::read(&trace).unwrap()).unwrap();
+    let steps = trace["traceEvents"].as_array().unwrap().iter().filter(|event| event["cat"] == "step");
+    assert_eq!(steps.count(), 4, "one step in each of the recorded passes");
+    assert!(fs::read_to_string(&picture).unwrap().starts_with("<svg "));
+}
+
+#[test]
+fn handing_over_is_timed_in_every_mode() {
+    let report = report(&StandIn::new(), &["--only", "handover"]);
+    assert_eq!(rows(&report, "handover").len(), 6);
+    assert!(rows(&report, "handover").iter().all(|row| row["grad_ready_us"]["min"].as_f64().unwrap() > 0.0));
+}
+
+#[test]
+fn the_picture_has_a_line_per_optimizer_and_a_mark_per_size() {
+    let folder = Folder::new();
+    let path = folder.path("share.svg");
+    let sizes = ["--only", "step", "--min-elements", "4Ki", "--max-elements", "16Ki", "--quick"];
+    let options = ["--optimizer", "sgd,adamw", "--svg", path.to_str().unwrap()];
+    run(&StandIn::new(), &[&sizes[..], &options].concat()).unwrap();
+    let text = String::from_utf8(folder.read("share.svg")).unwrap();
+    assert_eq!(text.matches("<polyline").count(), 2);
+    assert_eq!(text.matches("<title>").count(), 4);
+    assert!(text.contains(">4Ki<") && text.contains(">16Ki<") && text.ends_with("</svg>\n"));
+}
+
+#[test]
+fn what_the_device_or_the_build_lacks_is_refused_in_one_line() {
+    let folder = Folder::new();
+    // Far beyond any machine's; without the kernels or a driver that is what is missing first.
+    let output = folder.run(&["bench", "--device", "cuda:4096"]);
+    let word = match instep::cuda::device_count() {
+        Err(instep::Error::KernelsNotBuilt { .. }) => "rebuild with `--features cuda`",
+        Err(_) => "no usable CUDA driver",
+        Ok(_) => "cuda:4096 is not available here",
+    };
+    assert_refused(&output, word);
+    assert_refused(&folder.run(&["bench", "--device", "gpu"]), "host, or cuda:N");
+    assert_refused(&folder.run(&["bench", "--max-blocks", "2x"]), "--max-blocks is for --device cuda:N");
+    assert_refused(&folder.run(&["bench", "--min-elements", "100"]), "a multiple of 2048");
+    let refused = |words: &[&str]| run(&StandIn::new(), words).unwrap_err().to_string();
+    assert!(refused(&["--threads", "2"]).contains("--threads is for --device host"));
+    assert!(refused(&["--only", "overlap"]).contains("scripts/bench-kernels.sh"));
+    assert!(refused(&["--only", "overlap", "--kernels", "/nowhere"]).contains("/nowhere"));
+}

@@ -1,0 +1,306 @@
+//! What runs beside a step in training, as stand-ins on one GPU: backward's kernels and an all-reduce.
+//!
+//! The kernels are benches/gpu/backward.cu, compiled apart (`scripts/bench-kernels.sh`), so that the library never carries
+//! them. Memory is left to the process. Must put on the streams what training would, in the same order, and never wait.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_void};
+use std::ptr;
+use std::slice;
+use std::sync::Arc;
+
+use super::Trainer;
+use crate::cuda::CudaDevice;
+use crate::cuda::driver::{Driver, Entered, Kernel, Shape};
+use crate::error::{Error, Result};
+use crate::handle::{DevicePtr, EventHandle, Place, StreamHandle};
+use crate::layout::ParamId;
+use crate::op::{Call, Collective, CollectiveKind};
+use crate::stepper::Pass;
+
+/// As many as NCCL takes for an all-reduce inside a machine.
+const REDUCE_BLOCKS: u32 = 24;
+const REDUCE_THREADS: u32 = 512;
+/// The part of a product that a block computes is so wide and high.
+const MATMUL_SIDE: u32 = 128;
+const THREADS: u32 = 256;
+const BLOCKS_PER_MULTIPROCESSOR: u32 = 8;
+
+/// What backward is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoadKind {
+    /// A product on tensor cores per parameter.
+    Matmul,
+    /// A pass over activations per parameter.
+    Elementwise,
+}
+
+/// How long an all-reduce takes: a latency, and its bytes at a rate.
+#[derive(Clone, Copy, Debug)]
+pub struct Pacing {
+    /// In nanoseconds.
+    pub latency_ns: u64,
+    /// Bytes of the buffer per nanosecond.
+    pub bytes_per_ns: f64,
+}
+
+/// How much work there is.
+#[derive(Clone, Copy, Debug)]
+pub struct LoadSize {
+    /// Parameters.
+    pub params: usize,
+    /// Of each, rows and columns: a multiple of 128.
+    pub side: u32,
+    /// The inner dimension of a product: a multiple of 32.
+    pub depth: u32,
+    /// Read, and written, by a pass over activations; not less than a gradient.
+    pub activation_bytes: u64,
+    /// Of the all-reduce.
+    pub pacing: Pacing,
+}
+
+impl LoadSize {
+    /// Elements of a parameter.
+    pub fn elements(&self) -> usize {
+        self.side as usize * self.side as usize
+    }
+}
+
+/// A device that carries the kernels and their memory.
+pub struct Load {
+    driver: Arc<dyn Driver>,
+    size: LoadSize,
+    compute: StreamHandle,
+    reducing: StreamHandle,
+    handed: EventHandle,
+    reduced: EventHandle,
+    matmul: Kernel,
+    elementwise: Kernel,
+    factors: [DevicePtr; 2],
+    activations: [DevicePtr; 2],
+    /// Of the pass that has no stepper.
+    grads: DevicePtr,
+    reduce: PacedReduce,
+}
+
+/// The all-reduce: leaves every value as it is, in the time and with the traffic of one among 8 ranks.
+#[derive(Clone)]
+pub struct PacedReduce {
+    driver: Arc<dyn Driver>,
+    kernel: Kernel,
+    scratch: DevicePtr,
+    pacing: Pacing,
+}
+
+#[repr(C)]
+struct MatmulArgs {
+    a: u64,
+    b: u64,
+    out: u64,
+    rows: u32,
+    columns: u32,
+    depth: u32,
+    reserved: u32,
+}
+
+#[repr(C)]
+struct ElementwiseArgs {
+    from: u64,
+    to: u64,
+    gradient: u64,
+    count: u64,
+    gradient_count: u64,
+}
+
+#[repr(C)]
+struct ReduceArgs {
+    buffer: u64,
+    scratch: u64,
+    count: u64,
+    duration_ns: u64,
+}
+
+impl Load {
+    /// Loads the kernels of `image` and fills what they read.
+    ///
+    /// # Errors
+    /// The driver's, memory above all.
+    pub fn new(trainer: &Trainer, image: &[u8], size: LoadSize) -> Result<Load> {
+        let driver = Arc::clone(trainer.driver());
+        let _entered = Entered::new(&*driver)?;
+        let (module, compute) = (driver.load(image)?, trainer.stream());
+        let kernel = |name: &CStr| driver.kernel(module, name);
+        let grads_bytes = (size.params * size.elements() * size_of::<f32>()) as u64;
+        let factor_bytes = u64::from(size.side) * u64::from(size.depth) * 2;
+        // 1.0 and a little more, as bf16: nothing is 0, and no product overflows.
+        let factors = [filled(&*driver, factor_bytes, compute, 0x3f80_3f81)?, {
+            filled(&*driver, factor_bytes, compute, 0x3c00_bc01)?
+        }];
+        let one = 1f32.to_bits();
+        let activations = [filled(&*driver, size.activation_bytes, compute, one)?, {
+            filled(&*driver, size.activation_bytes, compute, one)?
+        }];
+        let reduce = PacedReduce {
+            driver: Arc::clone(&driver),
+            kernel: kernel(c"bench_reduce")?,
+            scratch: filled(&*driver, grads_bytes, compute, one)?,
+            pacing: size.pacing,
+        };
+        Ok(Load {
+            size,
+            compute,
+            reducing: driver.create_stream(i32::MIN)?,
+            handed: driver.create_event(false)?,
+            reduced: driver.create_event(false)?,
+            matmul: kernel(c"bench_matmul")?,
+            elementwise: kernel(c"bench_elementwise")?,
+            factors,
+            activations,
+            grads: filled(&*driver, grads_bytes, compute, one)?,
+            reduce,
+            driver: Arc::clone(&driver),
+        })
+    }
+
+    /// The all-reduce, for a stepper on the same device.
+    pub fn collective(&self) -> PacedReduce {
+        self.reduce.clone()
+    }
+
+    /// Backward of one parameter, whose gradient it writes.
+    ///
+    /// # Errors
+    /// `Order` if it was handed over; the driver's.
+    pub fn backward(&self, kind: LoadKind, pass: &mut Pass<'_, CudaDevice>, id: ParamId) -> Result<()> {
+        let gradient = pass.grad_ptr(id)?;
+        self.launch_backward(kind, gradient)
+    }
+
+    /// The same in a pass without a stepper.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn backward_alone(&self, kind: LoadKind, param: usize) -> Result<()> {
+        self.launch_backward(kind, self.gradient(param))
+    }
+
+    /// The all-reduce of a bucket's parameters, in a pass without a stepper, behind the backward of all of them.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn reduce_alone(&self, first: usize, count: usize) -> Result<()> {
+        let _entered = Entered::new(&*self.driver)?;
+        // SAFETY: handles of our own; the gradients are as long as the parameters.
+        unsafe {
+            self.driver.record(self.handed, self.compute)?;
+            self.driver.wait(self.reducing, self.handed)?;
+            let bytes = (count * self.size.elements() * size_of::<f32>()) as u64;
+            self.reduce.run(self.gradient(first), bytes, self.reducing)
+        }
+    }
+
+    /// Puts the trainer's stream behind every all-reduce of a pass without a stepper.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn join_alone(&self) -> Result<()> {
+        let _entered = Entered::new(&*self.driver)?;
+        // SAFETY: handles of our own.
+        unsafe {
+            self.driver.record(self.reduced, self.reducing)?;
+            self.driver.wait(self.compute, self.reduced)
+        }
+    }
+
+    fn gradient(&self, param: usize) -> DevicePtr {
+        assert!(param < self.size.params, "there is no parameter {param}");
+        DevicePtr(self.grads.0 + (param * self.size.elements() * size_of::<f32>()) as u64)
+    }
+
+    fn launch_backward(&self, kind: LoadKind, gradient: DevicePtr) -> Result<()> {
+        let _entered = Entered::new(&*self.driver)?;
+        let LoadSize { side, depth, activation_bytes, .. } = self.size;
+        match kind {
+            LoadKind::Matmul => {
+                let [a, b] = self.factors.map(|factor| factor.0);
+                let args =
+                    MatmulArgs { a, b, out: gradient.0, rows: side, columns: side, depth, reserved: 0 };
+                let blocks = (side / MATMUL_SIDE).pow(2);
+                // SAFETY: the kernel's struct; what it names is as long as the size says.
+                unsafe { launch(&*self.driver, self.matmul, (blocks, THREADS), self.compute, &args) }
+            }
+            LoadKind::Elementwise => {
+                let [from, to] = self.activations.map(|activation| activation.0);
+                let (count, gradient_count) = (activation_bytes / 16, self.size.elements() as u64 / 4);
+                let args = ElementwiseArgs { from, to, gradient: gradient.0, count, gradient_count };
+                let blocks = BLOCKS_PER_MULTIPROCESSOR * self.driver.multiprocessors();
+                // SAFETY: as above.
+                unsafe { launch(&*self.driver, self.elementwise, (blocks, THREADS), self.compute, &args) }
+            }
+        }
+    }
+}
+
+impl PacedReduce {
+    /// # Safety
+    /// `buffer` is `bytes` long, at most all gradients, and the stream's to touch.
+    unsafe fn run(&self, buffer: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()> {
+        let duration_ns = self.pacing.latency_ns + (bytes as f64 / self.pacing.bytes_per_ns) as u64;
+        let args = ReduceArgs { buffer: buffer.0, scratch: self.scratch.0, count: bytes / 16, duration_ns };
+        // SAFETY: the kernel's struct; the rest is the caller's promise.
+        unsafe { launch(&*self.driver, self.kernel, (REDUCE_BLOCKS, REDUCE_THREADS), stream, &args) }
+    }
+}
+
+impl Collective for PacedReduce {
+    fn rank(&self) -> u32 {
+        0
+    }
+
+    fn world_size(&self) -> u32 {
+        8
+    }
+
+    fn reaches(&self, place: Place) -> bool {
+        place == Place::Cuda(self.driver.ordinal())
+    }
+
+    /// The first pass's broadcast is not what is measured: it does nothing.
+    unsafe fn enqueue(&self, call: &Call) -> Result<()> {
+        if call.kind == CollectiveKind::Broadcast {
+            return Ok(());
+        }
+        // SAFETY: the caller's promise; a bucket is not longer than all gradients, which the load was made for.
+        unsafe { self.run(DevicePtr(call.dst.addr() as u64), call.bytes, call.stream) }
+    }
+
+    fn abort(&self, _: &Error) {}
+}
+
+/// # Safety
+/// The struct is the one that the kernel takes, and what it names is there.
+unsafe fn launch<Args>(
+    driver: &dyn Driver,
+    kernel: Kernel,
+    (blocks, threads): (u32, u32),
+    stream: StreamHandle,
+    args: &Args,
+) -> Result<()> {
+    let args: *const c_void = ptr::from_ref(args).cast();
+    // SAFETY: the caller's promise.
+    unsafe { driver.launch(kernel, Shape { blocks, threads }, stream, args) }
+}
+
+/// Memory full of a word, written in parts.
+fn filled(driver: &dyn Driver, bytes: u64, stream: StreamHandle, word: u32) -> Result<DevicePtr> {
+    let memory = driver.allocate(bytes, stream)?;
+    let part = vec![word; bytes.min(16 << 20).div_ceil(4) as usize];
+    // SAFETY: plain words as bytes.
+    let part = unsafe { slice::from_raw_parts(part.as_ptr().cast::<u8>(), size_of_val(&*part)) };
+    for start in (0..bytes).step_by(16 << 20) {
+        let length = (bytes - start).min(16 << 20) as usize;
+        // SAFETY: inside what was just allocated.
+        unsafe { driver.upload(DevicePtr(memory.0 + start), &part[..length], stream)? };
+    }
+    Ok(memory)
+}

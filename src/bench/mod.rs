@@ -1,0 +1,52 @@
+//! What the benches time: one bucket's launch without a schedule, and what a step meets beside it.
+//!
+//! Not part of the documented interface. A bench runs the product's own ops on the product's own memory, so that it
+//! measures the product. Must add nothing to a launch.
+
+mod gpu;
+mod host;
+mod load;
+mod trainer;
+
+pub use gpu::{GpuLauncher, Sample};
+pub use host::Launcher;
+pub use load::{Load, LoadKind, LoadSize, PacedReduce, Pacing};
+pub use trainer::{Mark, Times, Trainer};
+
+use std::sync::Arc;
+
+use crate::error::Result;
+use crate::launch::Rule;
+use crate::layout::{BucketCaps, Layout, Plan, Tails};
+use crate::op::{Action, Frozen, Memory, Op, Stream};
+use crate::optim::Optimizer;
+
+/// Buckets of `cap_bytes`, the first one included, without tails.
+fn plan(layout: &Layout, cap_bytes: u64, world_size: u32) -> Result<Arc<Plan>> {
+    let caps = BucketCaps { first_bytes: cap_bytes, rest_bytes: cap_bytes };
+    Ok(Arc::new(Plan::new(layout, world_size, caps, Tails::default())?))
+}
+
+/// A step that takes the mean over `world_size` ranks and does nothing else on the way.
+fn rule(optimizer: &dyn Optimizer, world_size: u32) -> Rule {
+    Rule {
+        optimizer: optimizer.kernel(),
+        states: optimizer.state_names().len(),
+        divisor: f64::from(world_size),
+        loss_scale: 1.0,
+        max_norm: None,
+        skip_nonfinite: false,
+    }
+}
+
+/// Bytes that one step of a bucket reads and writes, by the accesses that the checker judges.
+fn step_bytes(plan: &Plan, states: usize, bucket: u32) -> u64 {
+    let mut bytes = 0;
+    let op = Op { stream: Stream::Optim, action: Action::Step { bucket } };
+    op.accesses(plan, states, &Frozen::default(), &mut |access| {
+        if access.span.memory != Memory::Control {
+            bytes += access.moved_bytes();
+        }
+    });
+    bytes
+}
