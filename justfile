@@ -23,6 +23,10 @@ digits *flags:
 bench *flags:
     cargo bench -- {{flags}}
 
+# Pack what checks and measures instep on a machine with a GPU; see benches/README.md
+gpu-bundle *folder:
+    scripts/gpu-bundle.sh {{folder}}
+
 # Write src/abi.rs from kernels/abi.h, and the bindings of NCCL from its header (needs libclang)
 bless:
     scripts/cuda-toolchain.sh --nccl

@@ -92,38 +92,54 @@ INSTEP_INLINE bool is_nonfinite(float x) { return (bits_of(x) & INSTEP_F32_INFIN
 INSTEP_INLINE float canonical(float x) { return x == x ? x : float_of(0x7fffffffu); }
 INSTEP_INLINE double canonical(double x) { return x == x ? x : double_of(0x7ff8000000000000ull); }
 
-/* f32 as bf16, to the nearest, ties to even; NaN becomes 0x7fff. */
+/* f32 as bf16, to the nearest, ties to even; NaN becomes 0x7fff. A GPU has an instruction for it, a CPU does it by
+ * integers; tests/gpu_conversions.rs holds one against the other. */
+INSTEP_INLINE uint16_t bfloat16_by_integers(float x) {
+    const uint32_t bits = bits_of(x);
+    const uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+    return static_cast<uint16_t>(x == x ? rounded : 0x7fffu);
+}
+
 INSTEP_INLINE uint16_t bfloat16_of(float x) {
 #if defined(__CUDA_ARCH__)
     uint16_t narrow;
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(narrow) : "f"(x));
     return narrow;
 #else
-    const uint32_t bits = bits_of(x);
-    const uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
-    return static_cast<uint16_t>(x == x ? rounded : 0x7fffu);
+    return bfloat16_by_integers(x);
 #endif
 }
 
 /* f32 as f16, likewise; from 65520 on infinity. 0x38000000 is the distance of the exponents' biases, 0x38800000 is 2^-14,
  * below which f16 is subnormal, and 0x47800000 is 2^16. A sum with 0.5 has the last place of an f16 subnormal. */
-INSTEP_INLINE uint16_t half_of(float x) {
-#if defined(__CUDA_ARCH__)
-    uint16_t narrow;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(narrow) : "f"(x));
-    return narrow;
-#else
+INSTEP_INLINE uint16_t half_by_integers(float x) {
     const uint32_t bits = bits_of(x), magnitude = bits & 0x7fffffffu;
     const uint32_t normal = (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
     const uint32_t subnormal = bits_of(float_of(magnitude) + 0.5f) - 0x3f000000u;
     const uint32_t finite = magnitude < 0x38800000u ? subnormal : normal;
     const uint32_t unsigned_half = magnitude < 0x47800000u ? finite : 0x7c00u;
     return static_cast<uint16_t>(x == x ? unsigned_half | (bits >> 16 & 0x8000u) : 0x7fffu);
+}
+
+INSTEP_INLINE uint16_t half_of(float x) {
+#if defined(__CUDA_ARCH__)
+    uint16_t narrow;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(narrow) : "f"(x));
+    return narrow;
+#else
+    return half_by_integers(x);
 #endif
 }
 
 /* Exact, and NaN stays NaN. */
 INSTEP_INLINE float from_bfloat16(uint16_t x) { return float_of(static_cast<uint32_t>(x) << 16); }
+
+INSTEP_INLINE float from_half_by_integers(uint16_t x) {
+    const uint32_t magnitude = x & 0x7fffu, sign = static_cast<uint32_t>(x & 0x8000u) << 16;
+    const uint32_t rebias = magnitude < 0x7c00u ? 0x38000000u : 0x70000000u;
+    const uint32_t subnormal = bits_of(static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f);
+    return float_of((magnitude < 0x400u ? subnormal : (magnitude << 13) + rebias) | sign);
+}
 
 INSTEP_INLINE float from_half(uint16_t x) {
 #if defined(__CUDA_ARCH__)
@@ -131,10 +147,7 @@ INSTEP_INLINE float from_half(uint16_t x) {
     asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(x));
     return wide;
 #else
-    const uint32_t magnitude = x & 0x7fffu, sign = static_cast<uint32_t>(x & 0x8000u) << 16;
-    const uint32_t rebias = magnitude < 0x7c00u ? 0x38000000u : 0x70000000u;
-    const uint32_t subnormal = bits_of(static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f);
-    return float_of((magnitude < 0x400u ? subnormal : (magnitude << 13) + rebias) | sign);
+    return from_half_by_integers(x);
 #endif
 }
 

@@ -50,7 +50,8 @@ fn assert_calls(ops: &[Op], calls: &[Call], plan: &Plan, streams: &HashMap<Strea
     let asked = |call: &Call| if let Call::Query { event } = call { Some(*event) } else { None };
     let asked: HashSet<EventHandle> = calls.iter().filter_map(asked).collect();
     let mut calls = calls.iter().filter(|call| match call {
-        Call::Query { .. } | Call::Copy { .. } => false,
+        // To measure takes events, as many as ops are measured.
+        Call::Query { .. } | Call::Copy { .. } | Call::Make { .. } => false,
         Call::Record { event, .. } => !asked.contains(event),
         _ => true,
     });
@@ -105,6 +106,20 @@ fn ops(list: &[Traced]) -> Vec<Op> {
     list.iter().filter_map(|entry| if let Traced::Op(op) = entry { Some(*op) } else { None }).collect()
 }
 
+/// The trainer's, and those that a stepper with steps of priority -1 has just made.
+fn streams(stand_in: &StandIn) -> HashMap<Stream, StreamHandle> {
+    let made = stand_in.take_calls();
+    let with = |wanted: i32| {
+        let stream = made.iter().find_map(|call| match call {
+            Call::CreateStream { stream, priority } if *priority == wanted => Some(*stream),
+            _ => None,
+        });
+        stream.unwrap()
+    };
+    let (reduce, optim) = (with(i32::MIN), with(-1));
+    HashMap::from([(Stream::Compute, COMPUTE), (Stream::Reduce, reduce), (Stream::Optim, optim)])
+}
+
 #[test]
 fn every_op_becomes_its_call_and_nothing_else_is_called() {
     for (mode, most) in MODES.into_iter().flat_map(|mode| [None, Some(3)].map(|most| (mode, most))) {
@@ -124,19 +139,7 @@ fn every_op_becomes_its_call_and_nothing_else_is_called() {
             cuda = cuda.max_blocks(most);
         }
         let mut stepper = options.stepper_on(&cuda, &layout, few_optimizers()[2], Solo::new(2)).unwrap();
-        let streams: HashMap<i32, StreamHandle> = stand_in
-            .take_calls()
-            .iter()
-            .filter_map(|call| match call {
-                Call::CreateStream { stream, priority } => Some((*priority, *stream)),
-                _ => None,
-            })
-            .collect();
-        let streams = HashMap::from([
-            (Stream::Compute, COMPUTE),
-            (Stream::Reduce, streams[&i32::MIN]),
-            (Stream::Optim, streams[&-1]),
-        ]);
+        let streams = streams(&stand_in);
         paint_params(&mut stepper);
         let gradient = painted(&options);
         for step in 0..6 {
@@ -204,4 +207,39 @@ fn sums_of_others_are_waited_for_by_their_events_in_front_of_their_steps() {
     pass.grad_ready(last).unwrap();
     let error = pass.finish().unwrap_err();
     assert!(matches!(error.cause(), Error::Order(why) if why.contains("bucket 0")), "{error}");
+}
+
+#[test]
+fn a_steady_pass_makes_nothing_and_each_bucket_costs_one_wait_and_one_launch() {
+    let (stand_in, layout) = (StandIn::new(), layout(&[5000, 20_000, 300, 2049, 40_000]));
+    let cuda = Cuda::on(stand_in.clone()).compute_stream(COMPUTE).optim_priority(-1);
+    let options = Options { mode: Mode::Eager, cap: Some(16 << 10), world_size: 2, ..Options::default() };
+    let mut stepper = options.stepper_on(&cuda, &layout, few_optimizers()[2], Solo::new(2)).unwrap();
+    let optim = streams(&stand_in)[&Stream::Optim];
+    paint_params(&mut stepper);
+    let buckets = stepper.plan().buckets().len();
+    assert_eq!(buckets, 3);
+    let gradient = painted(&options);
+    for step in 0..20 {
+        pass(&mut stepper, &options, |param, values| gradient(step, param, values)).unwrap();
+        let calls = stand_in.take_calls();
+        if step < 2 {
+            continue;
+        }
+        let made = calls.iter().find(|call| matches!(call, Call::Make { .. } | Call::CreateStream { .. }));
+        assert_eq!(made, None, "in pass {step}");
+        let waits = |call: &&Call| matches!(call, Call::Wait { stream, .. } if *stream == optim);
+        assert_eq!(calls.iter().filter(waits).count(), buckets, "waits in pass {step}");
+        let launched: Vec<_> = calls
+            .iter()
+            .filter_map(|call| match call {
+                Call::Launch { kernel, stream, .. } => Some((*kernel, *stream)),
+                _ => None,
+            })
+            .collect();
+        let (mut expected, step_kernel) = (vec![("instep_begin", optim)], ("instep_step_adam", optim));
+        expected.extend(vec![step_kernel; buckets]);
+        expected.push(("instep_publish", optim));
+        assert_eq!(launched, expected, "launches in pass {step}");
+    }
 }

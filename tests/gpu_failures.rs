@@ -1,7 +1,7 @@
 //! What a stepper on a GPU refuses, and what becomes of it when its driver fails: typed errors, nothing half done.
 //!
-//! On the stand-in, whose calls can be made to fail one by one. Must show for every refusal that nothing was launched, and
-//! for every end that all memory came back.
+//! On the stand-in, whose calls can be made to fail one by one; borrowed memory on a real GPU too, as in `on_cuda`. Must
+//! show for every refusal that nothing was launched, and for every end that all memory came back.
 
 use std::time::Duration;
 
@@ -9,6 +9,8 @@ use instep::cuda::{Cuda, built_kernels};
 use instep::layout::ForeignBucket;
 use instep::{Borrowed, Error, Isa, Layout, Mode, Solo, StreamHandle, Unused, in_process};
 
+use crate::hardware;
+use crate::on_cuda::cuda;
 use crate::stand_in::calls::Call;
 use crate::stand_in::{COMPUTE, StandIn};
 use crate::support::{
@@ -21,7 +23,7 @@ fn options() -> Options {
 
 #[test]
 fn a_machine_without_kernels_or_driver_says_which_it_lacks() {
-    let gpu = std::env::var("INSTEP_REQUIRE_GPU").as_deref() == Ok("1");
+    let gpu = hardware::is_required();
     match Cuda::open(0) {
         Ok(cuda) => {
             let error = Cuda::open(4096).unwrap_err();
@@ -64,15 +66,16 @@ fn what_a_gpu_cannot_do_is_refused_before_anything_is_launched() {
     assert_eq!(stand_in.allocated_bytes(), 0);
 }
 
-/// Device memory for `len` elements, which the test never gives back before the stand-in's end.
+/// Device memory that holds these values, which the test never gives back.
 fn device_memory(cuda: &Cuda, values: &[f32]) -> *mut f32 {
     let driver = cuda.driver();
     driver.enter().unwrap();
-    let address = driver.allocate(4 * values.len() as u64, COMPUTE).unwrap();
+    let stream = StreamHandle::default();
+    let address = driver.allocate(4 * values.len() as u64, stream).unwrap();
     // SAFETY: just allocated for them, as bytes.
     unsafe {
         let bytes = std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values));
-        driver.upload(address, bytes, COMPUTE).unwrap();
+        driver.upload(address, bytes, stream).unwrap();
     }
     driver.leave();
     std::ptr::with_exposed_provenance_mut(address.0 as usize)
@@ -115,7 +118,7 @@ fn borrowed_device_memory_gives_the_hosts_bits_at_every_offset() {
         let optim = few_optimizers()[3];
         let options = Options { unused: Unused::StepZero, ..Options::default() };
         let mut host = options.stepper(&layout, optim, Solo::default()).unwrap();
-        let cuda = Cuda::on(StandIn::new()).compute_stream(COMPUTE);
+        let cuda = cuda();
         let memory = device_memory(&cuda, &[0.0; 4096]).wrapping_add(offset);
         let bucket = ForeignBucket::new(705 + offset).gradient(bias, 0).gradient(weight, 5);
         let borrowed = Borrowed::new()
@@ -123,7 +126,7 @@ fn borrowed_device_memory_gives_the_hosts_bits_at_every_offset() {
             .param(bias, memory.wrapping_add(1001))
             .bucket(bucket, memory.wrapping_add(2003));
         let builder = optim.builder(&layout).unused(Unused::StepZero);
-        // SAFETY: the stand-in keeps the memory, and nothing else touches it.
+        // SAFETY: the memory is never given back, and nothing else touches it.
         let mut gpu = unsafe { builder.cuda_borrowing(Solo::default(), borrowed, &cuda).unwrap() };
         paint_params(&mut host);
         paint_params(&mut gpu);

@@ -22,9 +22,13 @@ mod freezing;
 mod golden;
 #[cfg(feature = "cuda")]
 mod gpu;
+mod gpu_conversions;
 mod gpu_failures;
+mod gpu_large;
+mod gpu_training;
 mod groups;
 mod guarded;
+mod hardware;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 mod host_run;
 mod multirank;

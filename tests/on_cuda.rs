@@ -11,6 +11,7 @@ use instep::hazard::Traced;
 use instep::op::{Action, Device, Op, Stream};
 use instep::{Divisor, Mode, Result, Solo, Stepper, Unused};
 
+use crate::hardware;
 use crate::stand_in::{COMPUTE, StandIn};
 use crate::support::{
     LENGTHS, MODES, Optim, Options, Outcome, few_optimizers, layout, optimizers, paint_gradient,
@@ -19,8 +20,8 @@ use crate::support::{
 
 /// The real device if it is asked for, else a stand-in.
 pub(crate) fn cuda() -> Cuda {
-    if std::env::var("INSTEP_REQUIRE_GPU").as_deref() == Ok("1") {
-        return Cuda::open(0).expect("INSTEP_REQUIRE_GPU=1");
+    if hardware::is_required() {
+        return hardware::open();
     }
     let fibers = std::env::var_os("INSTEP_HOST_RUN").is_some();
     let driver = if fibers { StandIn::with_fibers() } else { StandIn::new() };
@@ -269,14 +270,9 @@ fn replayed_graphs_are_the_passes_that_they_captured() {
 /// With a stream that can be captured, which the legacy default one cannot.
 fn capturable() -> Cuda {
     let cuda = cuda();
-    let stream = if std::env::var("INSTEP_REQUIRE_GPU").as_deref() == Ok("1") {
-        let driver = cuda.driver();
-        driver.enter().unwrap();
-        let stream = driver.create_stream(0).unwrap();
-        driver.leave();
-        stream
-    } else {
-        COMPUTE
+    let stream = match hardware::is_required() {
+        true => hardware::entered(&**cuda.driver(), |driver| driver.create_stream(0)),
+        false => COMPUTE,
     };
     cuda.compute_stream(stream)
 }

@@ -128,13 +128,13 @@ impl StandIn {
     }
 
     fn handle(&self, name: &'static str) -> Result<usize> {
-        let mut state = self.call(name, None)?;
+        let mut state = self.call(name, Some(Call::Make { what: name }))?;
         state.next_handle += 1;
         Ok(0x2000 + state.next_handle)
     }
 
     fn memory(&self, name: &'static str, bytes: u64) -> Result<NonNull<u8>> {
-        let mut state = self.call(name, None)?;
+        let mut state = self.call(name, Some(Call::Make { what: name }))?;
         if bytes > MEMORY_BYTES {
             return Err(Error::Device { call: name, code: 2, name: "CUDA_ERROR_OUT_OF_MEMORY".to_owned() });
         }

@@ -1,11 +1,14 @@
-//! The shared object that runs the GPU's kernels, and AddressSanitizer, if it is there.
+//! Where the GPU's kernels run: as fibers on the CPU, under AddressSanitizer if that is there, or on a real GPU.
 //!
-//! The object is the one that scripts/host-run-lane.py names in `INSTEP_HOST_RUN`; nothing else of the tests depends on
-//! it. Must launch one kernel at a time: the fibers share their threads' stacks and shared memory.
+//! Fibers are in the shared object that scripts/host-run-lane.py names in `INSTEP_HOST_RUN`; nothing else of the tests
+//! depends on it. Must launch one kernel at a time: the fibers share their threads' stacks and shared memory.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::sync::{Mutex, OnceLock};
+use std::ops::DerefMut;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use crate::hardware::{self, Kernels};
 
 unsafe extern "C" {
     fn dlopen(path: *const c_char, flags: c_int) -> *mut c_void;
@@ -46,8 +49,25 @@ fn fibers() -> &'static Fibers {
     })
 }
 
+/// The library's kernels on a GPU, if that is what the tests are to run on.
+fn on_hardware() -> Option<&'static Kernels> {
+    static KERNELS: OnceLock<Option<Kernels>> = OnceLock::new();
+    KERNELS.get_or_init(|| hardware::is_required().then(|| Kernels::load(None))).as_ref()
+}
+
+/// Memory that the kernels and the CPU reach under the same address.
+pub(crate) fn words(value: u64, count: usize) -> Box<dyn DerefMut<Target = [u64]>> {
+    match on_hardware() {
+        Some(kernels) => Box::new(kernels.words(value, count)),
+        None => Box::new(vec![value; count]),
+    }
+}
+
 /// Forbids the kernels these bytes, or allows them again; without AddressSanitizer the guards' values must do.
 pub(crate) fn forbid(bytes: &[u8], forbidden: bool) {
+    if on_hardware().is_some() {
+        return;
+    }
     if let Some((close, open)) = fibers().fences {
         let call = if forbidden { close } else { open };
         // SAFETY: changes what the sanitizer knows of live memory, not the memory.
@@ -55,12 +75,18 @@ pub(crate) fn forbid(bytes: &[u8], forbidden: bool) {
     }
 }
 
-/// Launches a kernel of the GPU.
+/// Launches a kernel of the GPU and waits for it. A real one takes blocks and threads in an order of its own.
 ///
 /// # Safety
 /// `args` is the kernel's struct, and what it points to is as long as it says.
 pub(crate) unsafe fn launch<Args>(kernel: &CStr, args: &Args, blocks: u32, threads: u32, order: u32) {
-    let _alone = ONE_AT_A_TIME.lock().unwrap();
+    // Another test's failure is not this one's.
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     // SAFETY: the caller's promise; the lock keeps other launches away.
-    unsafe { (fibers().run)(kernel.as_ptr(), std::ptr::from_ref(args).cast(), blocks, threads, order) }
+    unsafe {
+        match on_hardware() {
+            Some(kernels) => kernels.launch(kernel, args, blocks, threads),
+            None => (fibers().run)(kernel.as_ptr(), std::ptr::from_ref(args).cast(), blocks, threads, order),
+        }
+    }
 }

@@ -3,7 +3,7 @@
 //! What lies between holds a NaN in every dtype, must stay as it is, and is forbidden to AddressSanitizer during a launch,
 //! so that not even a read of it passes. Must not move: structs of the kernels hold its addresses.
 
-use std::ops::Range;
+use std::ops::{DerefMut, Range};
 
 use super::launch;
 
@@ -16,7 +16,7 @@ const BAND: usize = 256;
 
 pub(crate) struct Bands {
     pub name: &'static str,
-    memory: Vec<u64>,
+    memory: Box<dyn DerefMut<Target = [u64]>>,
     /// Byte ranges of `memory`.
     runs: Vec<Range<usize>>,
 }
@@ -31,7 +31,7 @@ impl Bands {
         misalignment: usize,
     ) -> Bands {
         let total: usize = lens.iter().map(|len| len + 2 * LINE).sum::<usize>() + misalignment;
-        let memory = vec![GUARD; (total * element_bytes + 2 * BAND + 2 * LINE).div_ceil(8)];
+        let memory = launch::words(GUARD, (total * element_bytes + 2 * BAND + 2 * LINE).div_ceil(8));
         let base = memory.as_ptr().addr();
         let line = (base + BAND).next_multiple_of(LINE) - base;
         let (mut runs, mut elements) = (Vec::new(), misalignment);
@@ -84,7 +84,7 @@ impl Bands {
 
     fn bytes(&self) -> &[u8] {
         // SAFETY: words as bytes.
-        unsafe { std::slice::from_raw_parts(self.memory.as_ptr().cast(), size_of_val(&*self.memory)) }
+        unsafe { std::slice::from_raw_parts(self.memory.as_ptr().cast(), size_of_val(self.words())) }
     }
 
     fn gaps(&self) -> impl Iterator<Item = Range<usize>> {

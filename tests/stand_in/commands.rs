@@ -72,7 +72,9 @@ pub(crate) fn run(command: &Command, fibers: bool) {
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 fn as_fibers(kernel: &str, shape: Shape, args: &Args) {
     use crate::host_run::launch::launch;
-    let (name, Shape { blocks, threads }) = (CString::new(kernel).unwrap(), shape);
+    let (name, blocks) = (CString::new(kernel).unwrap(), shape.blocks);
+    // Fibers come as whole warps; what one thread does, the first of a warp does.
+    let threads = shape.threads.next_multiple_of(32);
     // SAFETY: each kernel's own struct, whose addresses are of the stand-in's memory.
     unsafe {
         match args {

@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# Packs what checks and measures instep on a GPU into one folder, for a machine that has a driver, CUDA's tools and
+# PyTorch, and neither Rust nor a C++ compiler: `scripts/gpu-bundle.sh [FOLDER]`, then there `FOLDER/run.sh`.
+#
+# Test binary, `instep`, the peers' library, a test's own kernel, NCCL with code for one architecture, run.sh, the commit.
+# Must stay small enough to be sent: above LIMIT_BYTES it refuses. What ran where is in the record that run.sh writes.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+LIMIT_BYTES=60000000
+NEWEST_GLIBC=2.35 # of Ubuntu 22.04; what was built on a newer system does not start on an older one
+architecture=${INSTEP_GPU_ARCHITECTURE:-90}
+bundle=${1:-target/gpu-bundle}
+rm -rf "$bundle"
+mkdir -p "$bundle/release"
+bundle=$(cd "$bundle" && pwd)
+
+NVCC=$(scripts/cuda-toolchain.sh --nccl)
+# cudarc would otherwise ask an nvcc on PATH, and take its newest bindings if there is none.
+export NVCC CUDARC_CUDA_VERSION=13000
+cargo build --release -p instep-cli -p instep-peers --features instep-cli/cuda,instep-peers/cuda
+tests=$(cargo test --release -p instep --features cuda --test main --no-run --message-format=json | python3 -c '
+import json, sys
+made = [json.loads(line) for line in sys.stdin]
+print(*(m["executable"] for m in made if m.get("executable") and m["target"]["kind"] == ["test"]))')
+built=${CARGO_TARGET_DIR:-target}/release
+cp "$tests" "$bundle/tests"
+cp "$built/instep" "$bundle/instep"
+cp "$built/libinstep_peers.so" "$bundle/release/"
+strip "$bundle/tests" "$bundle/instep" "$bundle/release/libinstep_peers.so"
+"$bundle/instep" info | grep "GPU kernels"
+
+"$NVCC" -fatbin -optf kernels/nvcc.flags -gencode="arch=compute_$architecture,code=sm_$architecture" \
+    tests/gpu_conversions/compare.cu -o "$bundle/conversions.fatbin"
+nccl=$(dirname "$NVCC")/../../nccl/lib/libnccl.so.2
+scripts/one-architecture.py "$nccl" "$architecture" "$bundle/libnccl.so.2"
+strip "$bundle/libnccl.so.2"
+xz -4 "$bundle/libnccl.so.2"
+scripts/bench-kernels.sh "$bundle/bench-kernels.fatbin"
+cp benches/gpu/run.sh benches/peers/*.py "$bundle/"
+git describe --always --dirty --abbrev=12 >"$bundle/commit"
+
+glibc=$(objdump -T "$bundle/tests" "$bundle/instep" "$bundle"/release/*.so | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -1)
+if [ "$(printf '%s\n' "${glibc#GLIBC_}" $NEWEST_GLIBC | sort -V | tail -1)" != $NEWEST_GLIBC ]; then
+    echo "gpu bundle: needs $glibc, newer than $NEWEST_GLIBC: build it on an older system" >&2
+    exit 1
+fi
+bytes=$(du -sb "$bundle" | cut -f1)
+ls -l "$bundle" "$bundle/release"
+echo "gpu bundle: $bundle, $((bytes / 1000)) KB, needs $glibc, for sm_$architecture"
+if [ "$bytes" -gt $LIMIT_BYTES ]; then
+    echo "gpu bundle: more than $((LIMIT_BYTES / 1000)) KB" >&2
+    exit 1
+fi

@@ -1,0 +1,49 @@
+#!/usr/bin/env python3
+"""Of every fat binary in a file, keeps the machine code of one architecture: the rest becomes zeros, which compress well.
+
+    scripts/one-architecture.py libnccl.so.2 90 libnccl-sm_90.so.2
+
+NCCL's library is two thirds code for other GPUs, too much to carry to a machine of one kind. Headers stay, so a driver
+finds what it always finds, and takes what fits. The container is described in src/cuda/fatbin.rs; no document promises
+it. Must write a file of its own, and refuse one in which it finds nothing to keep.
+"""
+
+import struct, sys
+from pathlib import Path
+
+MAGIC = bytes.fromhex("50ed55ba")
+MACHINE_CODE = 2
+
+
+def main():
+    if len(sys.argv) != 4:
+        sys.exit(__doc__.split("\n\n")[1].strip())
+    source, architecture, target = Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    data = bytearray(source.read_bytes())
+    kept = erased = 0
+    start = data.find(MAGIC)
+    while start >= 0:
+        _, version, header_bytes, size = struct.unpack_from("<IHHQ", data, start)
+        end = start + header_bytes + size
+        if version != 1 or end > len(data):
+            start = data.find(MAGIC, start + 1)  # four bytes like any other
+            continue
+        at = start + header_bytes
+        while at < end:
+            kind, _, entry_header_bytes, bytes_ = struct.unpack_from("<HHIQ", data, at)
+            (code,) = struct.unpack_from("<I", data, at + 28)
+            first = at + entry_header_bytes
+            if (kind, code) == (MACHINE_CODE, architecture):
+                kept += bytes_
+            else:
+                data[first : first + bytes_] = bytes(bytes_)
+                erased += bytes_
+            at = first + bytes_
+        start = data.find(MAGIC, end)
+    if kept == 0:
+        sys.exit(f"{source.name} holds no machine code for sm_{architecture}")
+    target.write_bytes(data)
+    print(f"{source.name}: {kept / 1e6:.0f} MB for sm_{architecture} kept, {erased / 1e6:.0f} MB for others erased")
+
+
+main()

@@ -1,0 +1,40 @@
+/* Conversions by instruction against the same by integers, as math.h has both, for a range of inputs.
+ *
+ * scripts/gpu-bundle.sh compiles this for tests/gpu_conversions.rs, with the library's own flags. Must count every
+ * difference, and name the lowest input of each kind. */
+#include "../../kernels/math.h"
+
+namespace {
+
+/* In memory of the host's: to bf16, to f16, from f16. */
+struct Differences {
+    unsigned long long count[3];
+    unsigned long long lowest[3]; /* input */
+};
+
+struct CompareArgs {
+    Differences* differences;
+    uint64_t first, count; /* inputs: bits of an f32, and its lower half those of an f16 */
+};
+
+__device__ void note(Differences* differences, int kind, uint64_t input) {
+    atomicAdd(&differences->count[kind], 1ull);
+    atomicMin(&differences->lowest[kind], static_cast<unsigned long long>(input));
+}
+
+}  // namespace
+
+extern "C" __global__ void instep_compare_conversions(const __grid_constant__ CompareArgs args) {
+    const uint64_t stride = static_cast<uint64_t>(gridDim.x) * blockDim.x;
+    for (uint64_t k = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; k < args.count; k += stride) {
+        const uint64_t input = args.first + k;
+        const float x = float_of(static_cast<uint32_t>(input));
+        if (bfloat16_of(x) != bfloat16_by_integers(x)) note(args.differences, 0, input);
+        if (half_of(x) != half_by_integers(x)) note(args.differences, 1, input);
+        if (input > 0xffffu) continue;
+        /* A NaN's payload is the instruction's business: it is one value wherever it is stored. */
+        const float wide = canonical(from_half(static_cast<uint16_t>(input)));
+        const float expected = canonical(from_half_by_integers(static_cast<uint16_t>(input)));
+        if (bits_of(wide) != bits_of(expected)) note(args.differences, 2, input);
+    }
+}

@@ -1,0 +1,116 @@
+//! The real GPU, for tests that are told to use it: `INSTEP_REQUIRE_GPU=1`, as benches/gpu/run.sh sets it.
+//!
+//! Kernels are launched through the library's own seam to the driver, so that what is tested is what a stepper calls.
+//! Must fail where there is no GPU: nothing here is skipped.
+
+use std::ffi::CStr;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use instep::cuda::Cuda;
+use instep::cuda::driver::{Driver, Mapped, Module, Shape};
+use instep::{EventHandle, StreamHandle};
+
+/// No kernel of a test takes as long, under a sanitizer neither.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Whether tests that can run on either are to run on a GPU.
+pub(crate) fn is_required() -> bool {
+    std::env::var("INSTEP_REQUIRE_GPU").as_deref() == Ok("1")
+}
+
+/// The first one.
+pub(crate) fn open() -> Cuda {
+    Cuda::open(0).expect("a GPU, with INSTEP_REQUIRE_GPU=1")
+}
+
+/// Calls that need the device to be current.
+pub(crate) fn entered<T>(driver: &dyn Driver, work: impl FnOnce(&dyn Driver) -> instep::Result<T>) -> T {
+    driver.enter().unwrap();
+    let outcome = work(driver);
+    driver.leave();
+    outcome.unwrap()
+}
+
+/// A binary of kernels, loaded.
+pub(crate) struct Kernels {
+    driver: Arc<dyn Driver>,
+    module: Module,
+    done: EventHandle,
+}
+
+impl Kernels {
+    /// Those of the library, or others.
+    pub(crate) fn load(image: Option<&[u8]>) -> Kernels {
+        let driver = Arc::clone(open().driver());
+        let (module, done) = entered(&*driver, |driver| {
+            Ok((driver.load(image.map_or_else(|| driver.image(), Ok)?)?, driver.create_event(false)?))
+        });
+        Kernels { driver, module, done }
+    }
+
+    /// Launches a kernel and waits until it has ended.
+    ///
+    /// # Safety
+    /// `args` is the kernel's struct, and what it points to is as long as it says, and the GPU's to reach.
+    pub(crate) unsafe fn launch<Args>(&self, name: &CStr, args: &Args, blocks: u32, threads: u32) {
+        let (stream, begun) = (StreamHandle::default(), Instant::now());
+        entered(&*self.driver, |driver| {
+            let kernel = driver.kernel(self.module, name)?;
+            // SAFETY: the caller's promise; the event and the stream are alive.
+            unsafe {
+                let args = std::ptr::from_ref(args).cast();
+                driver.launch(kernel, Shape { blocks, threads }, stream, args)?;
+                driver.record(self.done, stream)?;
+                while !driver.is_passed(self.done)? {
+                    assert!(begun.elapsed() < DEADLINE, "{name:?} does not end");
+                }
+            }
+            Ok(())
+        });
+    }
+
+    /// Words under one address for CPU and GPU, all of this value.
+    pub(crate) fn words(&self, value: u64, count: usize) -> SharedWords {
+        let memory = entered(&*self.driver, |driver| driver.allocate_mapped(8 * count as u64));
+        assert_eq!(memory.host.addr().get() as u64, memory.device.0, "one address for both");
+        let mut words = SharedWords { driver: Arc::clone(&self.driver), memory, count };
+        words.fill(value);
+        words
+    }
+}
+
+/// Pinned memory, given back when dropped. A launch has ended by then: [`Kernels::launch`] waits.
+pub(crate) struct SharedWords {
+    driver: Arc<dyn Driver>,
+    memory: Mapped,
+    count: usize,
+}
+
+impl Deref for SharedWords {
+    type Target = [u64];
+
+    fn deref(&self) -> &[u64] {
+        // SAFETY: allocated so long; what the GPU writes, it has written.
+        unsafe { std::slice::from_raw_parts(self.memory.host.as_ptr().cast(), self.count) }
+    }
+}
+
+impl DerefMut for SharedWords {
+    fn deref_mut(&mut self) -> &mut [u64] {
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.host.as_ptr().cast(), self.count) }
+    }
+}
+
+impl Drop for SharedWords {
+    fn drop(&mut self) {
+        // A test that fails already needs no second panic.
+        if self.driver.enter().is_ok() {
+            // SAFETY: allocated by this driver, in use no more.
+            unsafe { self.driver.free_mapped(self.memory) };
+            self.driver.leave();
+        }
+    }
+}
