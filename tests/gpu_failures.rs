@@ -13,9 +13,7 @@ use crate::hardware;
 use crate::on_cuda::cuda;
 use crate::stand_in::calls::Call;
 use crate::stand_in::{COMPUTE, StandIn};
-use crate::support::{
-    Options, Outcome, few_optimizers, layout, paint, paint_gradient, paint_params, painted, pass,
-};
+use crate::support::{Options, Outcome, few_optimizers, layout, paint_params, painted, pass};
 
 fn options() -> Options {
     Options { mode: Mode::Eager, cap: Some(4 << 10), ..Options::default() }
@@ -192,18 +190,39 @@ fn a_stepper_that_cannot_be_built_gives_everything_back() {
 }
 
 #[test]
-fn a_gpu_that_hangs_is_a_deadline_and_dropping_its_stepper_waits_for_nothing() {
+fn a_sum_that_hangs_is_a_deadline_and_dropping_its_stepper_waits_for_nothing() {
     let (stand_in, layout) = (StandIn::new(), layout(&[300]));
     let cuda = Cuda::on(stand_in.clone()).compute_stream(COMPUTE);
     let builder = few_optimizers()[0].builder(&layout).deadline(Duration::from_millis(20));
     // SAFETY: the stand-in's stream is a number.
     let mut stepper = unsafe { builder.cuda(Solo::default(), &cuda).unwrap() };
-    stand_in.stall(true);
-    let id = layout.id("p0").unwrap();
-    let values: Vec<f32> = (0..300).map(|k| paint(0, k) + paint_gradient(0, 0, k)).collect();
-    let error = stepper.write_param(id, &values).unwrap_err();
+    let gradient = painted(&options());
+    pass(&mut stepper, &options(), |param, values| gradient(0, param, values)).unwrap();
+    stand_in.stall_sums();
+    // Dropped by the call, while the GPU is not through.
+    let error = stepper.close().unwrap_err();
     assert!(matches!(error.cause(), Error::Deadline { missing, .. } if missing.is_empty()), "{error}");
-    drop(stepper);
     // Only what the GPU may still read: the two pinned rings.
     assert!(stand_in.allocated_bytes() < 4096, "{} bytes left", stand_in.allocated_bytes());
+}
+
+#[test]
+fn work_of_the_trainers_may_take_longer_than_any_deadline() {
+    let (stand_in, layout) = (StandIn::new(), layout(&[300]));
+    let cuda = Cuda::on(stand_in.clone()).compute_stream(COMPUTE);
+    let builder = few_optimizers()[0].builder(&layout).deadline(Duration::from_millis(20));
+    // SAFETY: the stand-in's stream is a number.
+    let mut stepper = unsafe { builder.cuda(Solo::default(), &cuda).unwrap() };
+    let gradient = painted(&options());
+    pass(&mut stepper, &options(), |param, values| gradient(0, param, values)).unwrap();
+    stand_in.stall();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(100));
+            stand_in.go_on();
+        });
+        let mut values = [0.0; 300];
+        stepper.read_param(layout.id("p0").unwrap(), &mut values).unwrap();
+    });
+    stepper.close().unwrap();
 }

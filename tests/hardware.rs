@@ -2,6 +2,7 @@
 //!
 //! Kernels are launched through the library's own seam to the driver, so that what is tested is what a stepper calls.
 //! Must fail where there is no GPU: nothing here is skipped.
+#![allow(unsafe_code)]
 
 use std::ffi::CStr;
 use std::ops::{Deref, DerefMut};

@@ -11,6 +11,7 @@ mod bands;
 mod bitexact;
 mod bitpatterns;
 mod borrowed;
+mod captures;
 mod clipping;
 mod digests;
 mod drift;

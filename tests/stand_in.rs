@@ -11,7 +11,7 @@ pub(crate) mod calls;
 #[path = "stand_in/commands.rs"]
 pub(crate) mod commands;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -31,6 +31,15 @@ const MEMORY_BYTES: u64 = 64 << 20;
 /// The trainer's stream in all tests.
 pub(crate) const COMPUTE: StreamHandle = StreamHandle(0x1000);
 
+/// Which events are not passed until they are said to be.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Stalled {
+    #[default]
+    None,
+    Sums,
+    All,
+}
+
 #[derive(Default)]
 struct State {
     calls: Vec<Call>,
@@ -47,10 +56,15 @@ struct State {
     graphs: HashMap<usize, Vec<Command>>,
     /// Calls of this name fail, after so many more that do not.
     broken: Option<(&'static str, usize)>,
-    /// Events are not passed until they are said to be.
-    stalled: bool,
+    stalled: Stalled,
+    /// Where each event was recorded last.
+    recorded_on: HashMap<EventHandle, StreamHandle>,
     /// Every copy to the host has one wrong bit.
     flipping: bool,
+    /// Events that were recorded and not asked for yet: even an idle GPU takes a moment.
+    fresh: HashSet<EventHandle>,
+    /// Events that were last recorded in a capture, which nobody outside may wait or ask for.
+    captured: HashSet<EventHandle>,
 }
 
 /// See the module.
@@ -86,9 +100,22 @@ impl StandIn {
         self.state().broken = Some((name, successes));
     }
 
-    /// Lets no event be passed any more, or all.
-    pub(crate) fn stall(&self, stalled: bool) {
-        self.state().stalled = stalled;
+    /// Lets no event be passed any more.
+    #[allow(dead_code)]
+    pub(crate) fn stall(&self) {
+        self.state().stalled = Stalled::All;
+    }
+
+    /// Lets only the trainer's events be passed.
+    #[allow(dead_code)]
+    pub(crate) fn stall_sums(&self) {
+        self.state().stalled = Stalled::Sums;
+    }
+
+    /// Lets all events be passed again.
+    #[allow(dead_code)]
+    pub(crate) fn go_on(&self) {
+        self.state().stalled = Stalled::None;
     }
 
     /// Lets every copy to the host come with one wrong bit: the command's tests ask for it.
@@ -127,6 +154,14 @@ impl StandIn {
         Ok(state)
     }
 
+    /// For what cannot fail, and does nothing without a device.
+    fn assert_entered(&self, name: &'static str) {
+        assert!(
+            self.state().entered > 0 || std::thread::panicking(),
+            "{name} without the device being current"
+        );
+    }
+
     fn handle(&self, name: &'static str) -> Result<usize> {
         let mut state = self.call(name, Some(Call::Make { what: name }))?;
         state.next_handle += 1;
@@ -147,6 +182,7 @@ impl StandIn {
     }
 
     fn give_back(&self, name: &'static str, address: usize) {
+        self.assert_entered(name);
         let given = self.state().memory.remove(&address);
         assert!(given.is_some(), "{name} of {address:#x}, which was never allocated, or twice");
     }
@@ -163,7 +199,8 @@ impl StandIn {
     }
 }
 
-impl Driver for StandIn {
+// SAFETY: memory is kept in boxes of words until it is given back.
+unsafe impl Driver for StandIn {
     fn ordinal(&self) -> u32 {
         0
     }
@@ -209,7 +246,9 @@ impl Driver for StandIn {
         Ok(Kernel(place.unwrap_or_else(|| panic!("no kernel {name:?}"))))
     }
 
-    unsafe fn unload(&self, _: Module) {}
+    unsafe fn unload(&self, _: Module) {
+        self.assert_entered("unload");
+    }
 
     fn create_stream(&self, priority: i32) -> Result<StreamHandle> {
         let stream = StreamHandle(self.handle("create_stream")?);
@@ -217,7 +256,9 @@ impl Driver for StandIn {
         Ok(stream)
     }
 
-    unsafe fn destroy_stream(&self, _: StreamHandle) {}
+    unsafe fn destroy_stream(&self, _: StreamHandle) {
+        self.assert_entered("destroy_stream");
+    }
 
     unsafe fn inspect_stream(&self, stream: StreamHandle) -> Result<()> {
         let own = 0x2001..=0x2000 + self.state().next_handle;
@@ -228,6 +269,7 @@ impl Driver for StandIn {
     }
 
     fn inspect_memory(&self, address: DevicePtr) -> Result<Place> {
+        self.assert_entered("inspect_memory");
         let state = self.state();
         let inside = |at: usize, words: usize| (at..at + 8 * words).contains(&(address.0 as usize));
         if state.memory.iter().any(|(at, memory)| inside(*at, memory.len())) {
@@ -245,7 +287,9 @@ impl Driver for StandIn {
         Ok(event)
     }
 
-    unsafe fn destroy_event(&self, _: EventHandle) {}
+    unsafe fn destroy_event(&self, _: EventHandle) {
+        self.assert_entered("destroy_event");
+    }
 
     unsafe fn record(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
         let timed = self.state().timed.contains_key(&event);
@@ -253,17 +297,35 @@ impl Driver for StandIn {
         state.clock += u64::from(timed);
         let clock = state.clock;
         state.timed.entry(event).and_modify(|at| *at = clock);
+        let is_captured = state.capturing.is_some();
+        assert!(!(timed && is_captured), "a measuring event in a capture, where nobody can read it");
+        state.fresh.insert(event);
+        state.recorded_on.insert(event, stream);
+        if is_captured {
+            state.captured.insert(event)
+        } else {
+            state.captured.remove(&event)
+        };
         Ok(())
     }
 
     unsafe fn wait(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
-        self.call("wait", Some(Call::Wait { stream, event })).map(drop)
+        let state = self.call("wait", Some(Call::Wait { stream, event }))?;
+        let crosses = state.captured.contains(&event) != state.capturing.is_some();
+        assert!(!crosses || event.0 < 0x2000, "a wait into a capture, or out of one");
+        Ok(())
     }
 
     unsafe fn is_passed(&self, event: EventHandle) -> Result<bool> {
-        let state = self.call("is_passed", Some(Call::Query { event }))?;
-        assert!(state.capturing.is_none(), "an event of a capture cannot be asked for");
-        Ok(!state.stalled)
+        let mut state = self.call("is_passed", Some(Call::Query { event }))?;
+        assert!(state.capturing.is_none(), "no event can be asked for in a capture");
+        assert!(!state.captured.contains(&event), "an event of a capture cannot be asked for");
+        let stalled = match state.stalled {
+            Stalled::None => false,
+            Stalled::Sums => state.recorded_on.get(&event) != Some(&COMPUTE),
+            Stalled::All => true,
+        };
+        Ok(!state.fresh.remove(&event) && !stalled)
     }
 
     unsafe fn elapsed_ns(&self, from: EventHandle, to: EventHandle) -> Result<f64> {
@@ -298,7 +360,9 @@ impl Driver for StandIn {
     }
 
     unsafe fn upload(&self, to: DevicePtr, from: &[u8], stream: StreamHandle) -> Result<()> {
-        drop(self.call("upload", Some(Call::Copy { stream, bytes: from.len() }))?);
+        let state = self.call("upload", Some(Call::Copy { stream, bytes: from.len() }))?;
+        assert!(state.capturing.is_none(), "no stream of a capture can be waited for");
+        drop(state);
         // SAFETY: addresses are of this stand-in's own memory, as long as the caller says.
         unsafe { commands::pointer(to).copy_from_nonoverlapping(from.as_ptr(), from.len()) };
         Ok(())
@@ -306,6 +370,7 @@ impl Driver for StandIn {
 
     unsafe fn download(&self, to: &mut [u8], from: DevicePtr, stream: StreamHandle) -> Result<()> {
         let state = self.call("download", Some(Call::Copy { stream, bytes: to.len() }))?;
+        assert!(state.capturing.is_none(), "no stream of a capture can be waited for");
         // SAFETY: as in `upload`.
         unsafe { commands::pointer(from).copy_to_nonoverlapping(to.as_mut_ptr(), to.len()) };
         if let Some(last) = to.last_mut().filter(|_| state.flipping) {
@@ -339,7 +404,8 @@ impl Driver for StandIn {
     unsafe fn end_capture(&self, stream: StreamHandle) -> Result<Graph> {
         let mut state = self.call("end_capture", Some(Call::EndCapture { stream }))?;
         let commands = state.capturing.take().expect("nothing is being captured");
-        let graph = state.graphs.len() + 1;
+        state.next_handle += 1;
+        let graph = state.next_handle;
         state.graphs.insert(graph, commands);
         Ok(Graph(graph))
     }
@@ -352,6 +418,7 @@ impl Driver for StandIn {
     }
 
     unsafe fn destroy_graph(&self, graph: Graph) {
+        self.assert_entered("destroy_graph");
         assert!(self.state().graphs.remove(&graph.0).is_some(), "a graph freed twice");
     }
 }
@@ -360,6 +427,7 @@ impl Drop for StandIn {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             assert_eq!(self.state().entered, 0, "the device was left current");
+            assert!(self.state().capturing.is_none(), "a stream was left capturing");
         }
     }
 }

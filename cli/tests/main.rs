@@ -8,7 +8,7 @@ mod support;
 #[path = "../../tests/entries.rs"]
 mod entries;
 #[path = "../../tests/hardware.rs"]
-#[allow(dead_code, unsafe_code)]
+#[allow(dead_code)]
 mod hardware;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 mod host_run;

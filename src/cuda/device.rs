@@ -22,13 +22,16 @@ use crate::error::{Error, Result};
 use crate::handle::{EventHandle, StreamHandle};
 use crate::launch::{Kind, Launch, Rule, action_code, decide_args};
 use crate::layout::Plan;
-use crate::op::{Action, Call, Collective, Op, Phase, Stream, Ticket};
+use crate::op::{Action, Call, Collective, Op, Phase, STREAMS, Stream, Ticket};
 use crate::region::BorrowedPieces;
 
 /// Blocks of the norm per multiprocessor: each ends in atomics, so there are no more than fill the machine.
 const NORM_BLOCKS_PER_MULTIPROCESSOR: u32 = 4;
 
-/// One rank's GPU.
+/// How long an idle GPU may take to pass an event: a drop looks no longer whether all is through.
+const GRACE: Duration = Duration::from_millis(20);
+
+/// One rank's GPU. What it gives back in calls is given back by its own drop, between the driver's enter and leave.
 pub struct CudaDevice {
     pub(super) driver: Arc<dyn Driver>,
     pub(super) plan: Arc<Plan>,
@@ -39,14 +42,18 @@ pub struct CudaDevice {
     kernels: ManuallyDrop<Kernels>,
     norms: Vec<(InstepStepArgs, Shape)>,
     steps: Vec<(InstepStepArgs, Shape)>,
-    pub(super) memory: DeviceMemory,
+    pub(super) memory: ManuallyDrop<DeviceMemory>,
     pub(super) settings: ManuallyDrop<Settings>,
     pub(super) status: ManuallyDrop<StatusRing>,
-    timing: Option<Timing>,
-    pub(super) queues: Queues,
+    timing: ManuallyDrop<Option<Timing>>,
+    pub(super) queues: ManuallyDrop<Queues>,
     /// Passes begun, which is the slot of the next one's settings.
     pub(super) begun: u64,
     pub(super) is_capturing: bool,
+    /// Per stream, the position recorded last outside of captures.
+    pub(super) recorded: [Option<Ticket>; STREAMS],
+    /// Behind the last replay.
+    pub(super) replayed: Option<EventHandle>,
     pub(super) failed: Option<Error>,
     origin: Instant,
 }
@@ -111,20 +118,22 @@ impl CudaDevice {
             kernels: ManuallyDrop::new(kernels),
             norms,
             steps,
-            memory,
+            memory: ManuallyDrop::new(memory),
             settings: ManuallyDrop::new(settings),
             status: ManuallyDrop::new(status),
-            timing,
-            queues,
+            timing: ManuallyDrop::new(timing),
+            queues: ManuallyDrop::new(queues),
             begun: 0,
             is_capturing: false,
+            recorded: [None; STREAMS],
+            replayed: None,
             failed: None,
             origin: Instant::now(),
         };
         // Zeros and tables are there before any other stream looks at them.
         let ready = device.queues.here(Stream::Optim)?;
         device.block_on(ready)?;
-        if let Some(timing) = &device.timing {
+        if let Some(timing) = &*device.timing {
             device.block_on(timing.origin())?;
             device.origin = Instant::now();
         }
@@ -167,7 +176,12 @@ impl CudaDevice {
             // The trainer's waits are paid when it next touches anything: `wait`.
             Action::Wait(_) if op.stream == Stream::Compute => Ok(()),
             Action::Wait(ticket) => self.queues.wait(op.stream, ticket),
-            Action::Record(ticket) => self.queues.record(ticket),
+            Action::Record(ticket) => {
+                if !self.is_capturing {
+                    self.recorded[op.stream.index()] = Some(ticket);
+                }
+                self.queues.record(ticket)
+            }
             Action::Control(Phase::Begin) => self.begin(stream),
             Action::Control(Phase::Decide) => {
                 let args = decide_args(&self.plan, &self.memory.regions, &self.rule);
@@ -285,13 +299,24 @@ impl CudaDevice {
         self.timing.as_ref().map(Timing::origin)
     }
 
-    /// Blocks until an event has been passed, as long as something goes on.
+    /// Blocks until an event has been passed, or a sum takes longer than the deadline. The trainer's own work may take any
+    /// time: only while a sum is under way does the clock run.
     pub(crate) fn block_on(&self, event: EventHandle) -> Result<()> {
         let start = Instant::now();
+        let mut summing_since = start;
         // SAFETY: the event is of this device's, and alive as long as it.
         while !unsafe { self.driver.is_passed(event)? } {
             self.comm.check()?;
-            let waited = start.elapsed();
+            // Most waits are short; a long one must not take a core from the trainer's other threads.
+            if start.elapsed() < Duration::from_micros(200) {
+                std::hint::spin_loop();
+                continue;
+            }
+            std::thread::sleep(Duration::from_micros(50));
+            if !self.is_summing()? {
+                summing_since = Instant::now();
+            }
+            let waited = summing_since.elapsed();
             if waited > self.deadline {
                 return Err(Error::Deadline {
                     rank: self.rank,
@@ -300,13 +325,32 @@ impl CudaDevice {
                     missing: Vec::new(),
                 });
             }
-            // Most waits are short; a long one must not take a core from the trainer's other threads.
-            match waited < Duration::from_micros(200) {
-                true => std::hint::spin_loop(),
-                false => std::thread::sleep(Duration::from_micros(50)),
-            }
         }
         Ok(())
+    }
+
+    /// Whether the trainer has come to all that was handed over, and sums are still not through; or a graph is not, in
+    /// which nobody can tell.
+    fn is_summing(&self) -> Result<bool> {
+        let is_passed = |event: Option<EventHandle>| {
+            // SAFETY: as in `block_on`; positions inside captures are not among them.
+            event.map_or(Ok(true), |event| unsafe { self.driver.is_passed(event) })
+        };
+        let event = |stream: Stream| self.recorded[stream.index()].map(|ticket| self.queues.event(ticket));
+        Ok(!is_passed(event(Stream::Reduce))? && is_passed(event(Stream::Compute))?
+            || !is_passed(self.replayed)?)
+    }
+
+    /// Whether an event is passed as soon as an idle GPU gets to it.
+    fn is_passed_soon(&self, event: EventHandle) -> bool {
+        let start = Instant::now();
+        loop {
+            // SAFETY: as in `block_on`.
+            match unsafe { self.driver.is_passed(event) } {
+                Ok(false) if start.elapsed() < GRACE => std::thread::sleep(Duration::from_micros(20)),
+                outcome => return outcome == Ok(true),
+            }
+        }
     }
 
     /// Makes the trainer's stream wait for a position.
@@ -340,7 +384,9 @@ impl CudaDevice {
     fn fail(&mut self, op: &str, error: Error) {
         if self.failed.is_none() {
             self.failed = Some(Error::Poisoned { op: op.to_owned(), first: Arc::new(error.clone()) });
-            self.comm.abort(&error);
+            if !self.is_capturing {
+                self.comm.abort(&error);
+            }
         }
     }
 
@@ -360,20 +406,20 @@ impl Drop for CudaDevice {
         let Ok(_entered) = Entered::new(&*driver) else { return };
         // What is stream-ordered is given back behind whatever still runs. The rest must not be taken from under it, and
         // nobody waits here: it is left to the process.
-        let idle = self.queues.gather().and_then(|()| {
-            let event = self.queues.here(Stream::Optim)?;
-            // SAFETY: as in `block_on`.
-            unsafe { self.driver.is_passed(event) }
-        });
-        if matches!(idle, Ok(true)) {
-            // SAFETY: dropped once, here, and not used below.
-            unsafe {
+        let gathered = self.queues.gather().and_then(|()| self.queues.here(Stream::Optim));
+        let is_idle = gathered.is_ok_and(|event| self.is_passed_soon(event));
+        // SAFETY: each dropped once, here, and not used below; memory before the stream that gives it back.
+        unsafe {
+            if is_idle {
                 ManuallyDrop::drop(&mut self.kernels);
                 ManuallyDrop::drop(&mut self.settings);
                 ManuallyDrop::drop(&mut self.status);
+            } else {
+                mem::forget(self.memory.reduced.take());
             }
-        } else {
-            mem::forget(self.memory.reduced.take());
+            ManuallyDrop::drop(&mut self.memory);
+            ManuallyDrop::drop(&mut self.timing);
+            ManuallyDrop::drop(&mut self.queues);
         }
     }
 }

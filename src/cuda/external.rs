@@ -69,6 +69,11 @@ impl External {
         }
         events[bucket] = Some(event);
     }
+
+    /// Forgets the events of a pass that was abandoned, so that none stands for a sum of the next one.
+    pub fn forget(&self) {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
 }
 
 impl Collective for External {

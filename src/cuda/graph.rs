@@ -10,18 +10,16 @@ use std::sync::Arc;
 use super::CudaDevice;
 use super::driver::{Driver, Entered, Graph};
 use crate::error::{Error, Result};
+use crate::layout::Plan;
 use crate::op::Stream;
 
 /// A captured pass of one stepper. Dropping it frees the graph.
 pub struct CapturedPass {
     driver: Arc<dyn Driver>,
     graph: Graph,
-    /// The stepper's own, to tell its graphs from another's.
-    owner: *const (),
+    /// The stepper's own, to tell its graphs from another's; kept, so that no later stepper's can lie at its address.
+    owner: Arc<Plan>,
 }
-
-// SAFETY: the address is compared and never followed; drivers' handles may be used from any thread.
-unsafe impl Send for CapturedPass {}
 
 impl std::fmt::Debug for CapturedPass {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -49,29 +47,35 @@ impl CudaDevice {
                 have: "capture on a stream given to Cuda::compute_stream".into(),
             });
         }
-        self.guarded("the start of a capture", |device| {
-            // SAFETY: the trainer's stream, alive by the promise of whoever named it.
-            unsafe { device.driver.begin_capture(compute)? };
-            device.is_capturing = true;
-            Ok(())
-        })
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        let _entered = Entered::new(&*self.driver)?;
+        // SAFETY: the trainer's stream, alive by the promise of whoever named it. If somebody captures it already, this is
+        // refused and nothing has failed.
+        unsafe { self.driver.begin_capture(compute)? };
+        self.is_capturing = true;
+        // Events of the ring may be recorded in the capture next, and then nobody can ask for them.
+        self.recorded = Default::default();
+        Ok(())
     }
 
-    /// Ends the capture, even of a pass that failed.
+    /// Ends the capture, whatever has failed in it: nothing of it has run, so none of that counts any more.
     pub(crate) fn end_capture(&mut self) -> Result<CapturedPass> {
         self.is_capturing = false;
-        let owner = Arc::as_ptr(&self.plan).cast();
+        let failed = self.failed.take();
         let compute = self.queues.stream(Stream::Compute);
-        self.guarded("the end of a capture", |device| {
+        let captured = Entered::new(&*self.driver).and_then(|_entered| {
             // SAFETY: as in `begin_capture`.
-            let graph = unsafe { device.driver.end_capture(compute)? };
-            Ok(CapturedPass { driver: Arc::clone(&device.driver), graph, owner })
-        })
+            let graph = unsafe { self.driver.end_capture(compute)? };
+            Ok(CapturedPass { driver: Arc::clone(&self.driver), graph, owner: Arc::clone(&self.plan) })
+        });
+        failed.map_or(captured, |error| Err(error.cause().clone()))
     }
 
     /// Runs a captured pass on the trainer's stream.
     pub(crate) fn replay(&mut self, captured: &CapturedPass) -> Result<()> {
-        if captured.owner != Arc::as_ptr(&self.plan).cast() {
+        if !Arc::ptr_eq(&captured.owner, &self.plan) {
             return Err(Error::Order("the captured pass is another stepper's".into()));
         }
         let compute = self.queues.stream(Stream::Compute);
@@ -81,6 +85,7 @@ impl CudaDevice {
             // keeps alive.
             unsafe { device.driver.launch_graph(captured.graph, compute)? };
             device.settings.mark_read(device.begun, compute)?;
+            device.replayed = device.settings.reader(device.begun);
             device.begun += 1;
             Ok(())
         })

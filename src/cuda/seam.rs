@@ -10,10 +10,20 @@ use super::CudaDevice;
 use super::memory::{address, bytes_of_all, fetch};
 use super::timing::Timing;
 use crate::abi::{InstepControl, InstepHyper, InstepSegment, InstepStatus};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::op::{Device, Interval, Memory, Op, Ran, Sealed, Span, Stream, Ticket};
 
 impl CudaDevice {
+    /// Does something for which the host waits, which nothing in a capture can do.
+    fn guarded_copy<T>(&mut self, what: &str, work: impl FnOnce(&mut CudaDevice) -> Result<T>) -> Result<T> {
+        if self.is_capturing {
+            return Err(Error::Order(format!(
+                "{what}, which a graph cannot hold: use addresses in a capture"
+            )));
+        }
+        self.guarded(what, work)
+    }
+
     /// Blocks until the trainer's stream has passed everything that it has been given.
     fn block_on_compute(&self) -> Result<()> {
         self.block_on(self.queues.here(Stream::Compute)?)
@@ -35,7 +45,7 @@ impl CudaDevice {
     }
 
     fn fetch<T: Copy>(&mut self, at: *const T) -> Result<T> {
-        self.guarded("a copy to the host", |device| {
+        self.guarded_copy("a copy to the host", |device| {
             device.block_on_compute()?;
             // SAFETY: an address of this device's control memory, plain numbers, which by the caller's contract nothing
             // writes now.
@@ -68,7 +78,7 @@ impl Sealed for CudaDevice {
         let at = self.memory.regions.segments().wrapping_add(segment);
         let mut record = self.fetch(at.cast_const())?;
         (record.steps, record.stepped) = (count, 0);
-        self.guarded("a copy to the GPU", |device| {
+        self.guarded_copy("a copy to the GPU", |device| {
             let compute = device.queues.stream(Stream::Compute);
             // SAFETY: a record of this device's, touched by nobody now, by the caller's contract.
             unsafe { device.driver.upload(address(at), bytes_of_all(&[record]), compute) }
@@ -86,7 +96,7 @@ impl Sealed for CudaDevice {
     unsafe fn read(&mut self, span: Span, into: &mut [u8]) -> Result<()> {
         debug_assert_eq!(span.bytes(), size_of_val(into) as u64);
         let from = address(self.memory.regions.resolve(span));
-        self.guarded("a copy to the host", |device| {
+        self.guarded_copy("a copy to the host", |device| {
             device.block_on_compute()?;
             // SAFETY: in bounds by `resolve`; written by nobody now, by the caller's contract.
             unsafe { device.driver.download(into, from, device.queues.stream(Stream::Compute)) }
@@ -96,7 +106,7 @@ impl Sealed for CudaDevice {
     unsafe fn write(&mut self, span: Span, from: &[u8]) -> Result<()> {
         debug_assert_eq!(span.bytes(), size_of_val(from) as u64);
         let to = address(self.memory.regions.resolve(span));
-        self.guarded("a copy to the GPU", |device| {
+        self.guarded_copy("a copy to the GPU", |device| {
             device.block_on_compute()?;
             // SAFETY: as in `read`.
             unsafe { device.driver.upload(to, from, device.queues.stream(Stream::Compute)) }

@@ -82,8 +82,10 @@ impl Timing {
 
     fn interval(&mut self, start: EventHandle, end: EventHandle) -> Result<Interval> {
         // SAFETY: as above.
-        let at = |event| unsafe { self.driver.elapsed_ns(self.origin, event) };
-        let interval = Interval { start_ns: at(start)? as u64, end_ns: at(end)? as u64 };
+        let from = |since, event| unsafe { self.driver.elapsed_ns(since, event) };
+        // The driver counts in f32 milliseconds: a length taken from the origin would be good to 60 us after ten minutes.
+        let (start_ns, length_ns) = (from(self.origin, start)?, from(start, end)?);
+        let interval = Interval { start_ns: start_ns as u64, end_ns: (start_ns + length_ns) as u64 };
         self.spare.extend([start, end]);
         Ok(interval)
     }

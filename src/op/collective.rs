@@ -2,7 +2,7 @@
 //!
 //! Every call carries what ranks must agree on (pass, kind, bucket, bytes, dtype, layout), so an implementation can
 //! turn a mismatch into an error instead of a hang. The sum is a plain SUM: the mean's factor is folded into the step.
-//! Declares an unsafe method and calls none.
+//! Declares unsafe functions and calls none.
 #![allow(unsafe_code)]
 
 use std::any::Any;
@@ -58,10 +58,20 @@ pub struct Call {
 
 /// Memory that a communicator has made for the buffers that it reduces, so that it can reach them faster.
 pub struct Allocation {
-    /// The first byte, aligned to 256 bytes; contents are arbitrary.
-    pub address: *mut u8,
-    /// Gives the memory back when it is dropped.
-    pub owner: Box<dyn Any + Send + Sync>,
+    pub(crate) address: *mut u8,
+    _owner: Box<dyn Any + Send + Sync>,
+}
+
+impl Allocation {
+    /// Memory whose first byte is at `address`, aligned to 256 bytes, with arbitrary contents; dropping `owner` gives it
+    /// back.
+    ///
+    /// # Safety
+    /// As many bytes as were asked for, of a device that the communicator reaches, are valid until `owner` is dropped, and
+    /// nothing but the stepper's ops touches them.
+    pub unsafe fn new(address: *mut u8, owner: Box<dyn Any + Send + Sync>) -> Allocation {
+        Allocation { address, _owner: owner }
+    }
 }
 
 impl fmt::Debug for Allocation {

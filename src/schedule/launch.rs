@@ -20,7 +20,9 @@ impl Schedule {
         let described = &plan.buckets()[bucket as usize];
         let span = Span::bucket(&plan, described);
         if described.len > 0 {
-            let touched = !self.emitter.is_after(Stream::Reduce, self.touched[bucket as usize]);
+            // What a stream has been given since it announced a touch may be the touch itself.
+            let touched = self.policy.trainer_is_a_stream
+                || !self.emitter.is_after(Stream::Reduce, self.touched[bucket as usize]);
             let written = touched.then(|| self.emitter.record(Stream::Compute));
             let begun = self.begun.filter(|_| self.tails);
             self.emitter.after(Stream::Reduce, &[written, begun, self.stepped[bucket as usize]]);

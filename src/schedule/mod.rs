@@ -47,14 +47,15 @@ pub struct Policy {
     pub mode: Mode,
     /// Whether the pass needs the global norm or its non-finite flag.
     pub norm: bool,
-    /// Whether a pass ends in publishing what came of it.
-    pub publish: bool,
+    /// Whether the trainer is a stream: it touches a tensor up to its hand-over, long after it asked where that lies, and
+    /// a pass ends in publishing what came of it.
+    pub trainer_is_a_stream: bool,
 }
 
 impl Policy {
     /// Completes a mode: Normed always has a norm.
     pub fn new(mode: Mode, norm_wanted: bool) -> Self {
-        Policy { mode, norm: norm_wanted || mode == Mode::Normed, publish: false }
+        Policy { mode, norm: norm_wanted || mode == Mode::Normed, trainer_is_a_stream: false }
     }
 }
 
@@ -89,6 +90,8 @@ pub struct Schedule {
     readiness: Readiness,
     pass: u64,
     open: bool,
+    /// Whether the last pass was given up.
+    abandoned: bool,
     opening: Opening,
     /// Micro-batches of the open pass that are still to come after this one.
     micro_batches_left: u32,
@@ -124,6 +127,7 @@ impl Schedule {
             emitter: Emitter::with_room(64 + 16 * plan.buckets().len() + 2 * plan.segments().len()),
             pass: 0,
             open: false,
+            abandoned: false,
             opening: Opening::default(),
             micro_batches_left: 0,
             begun: None,
@@ -154,6 +158,11 @@ impl Schedule {
         self.open
     }
 
+    /// Whether the last pass was given up.
+    pub fn was_abandoned(&self) -> bool {
+        self.abandoned
+    }
+
     /// Opens a pass.
     ///
     /// # Errors
@@ -162,7 +171,7 @@ impl Schedule {
         if self.open {
             return Err(Error::Order("a pass is open already".into()));
         }
-        self.open = true;
+        (self.open, self.abandoned) = (true, false);
         self.opening = opening;
         self.micro_batches_left = opening.micro_batches.get() - 1;
         self.pass += 1;
@@ -260,7 +269,7 @@ impl Schedule {
         if self.policy.mode != Mode::Eager {
             self.step_all();
         }
-        if self.policy.publish {
+        if self.policy.trainer_is_a_stream {
             self.settled = Some(self.emitter.emit_marked(Stream::Optim, Action::Control(Phase::Publish)));
         } else if self.settled.is_none() {
             // No step has left a mark, but whoever reads the status must come after the decision.
@@ -279,7 +288,7 @@ impl Schedule {
         self.require_open()?;
         let launched = self.readiness.launched();
         self.synchronize();
-        self.open = false;
+        (self.open, self.abandoned) = (false, true);
         Ok(if self.policy.mode == Mode::Eager { launched } else { 0 })
     }
 

@@ -38,27 +38,6 @@ impl Borrowed {
         self
     }
 
-    /// Refuses tensors that lie somewhere else; where an address lies `inspect` knows.
-    pub(super) fn refuse_other_places(
-        &self,
-        place: Place,
-        inspect: impl Fn(DevicePtr) -> Result<Place>,
-    ) -> Result<()> {
-        let params = self.params.iter().map(|(_, address)| *address);
-        let buckets = self.buckets.iter().map(|(_, address)| *address);
-        for address in params.chain(buckets).map(|address| address.addr() as u64).filter(|a| *a != 0) {
-            let lies = inspect(DevicePtr(address));
-            if lies != Ok(place) {
-                let where_it_is =
-                    lies.map_or_else(|e| format!("no memory of any device ({e})"), |p| p.to_string());
-                return Err(Error::Layout(format!(
-                    "a tensor lies at {address:#x}, which is {where_it_is}, not {place}"
-                )));
-            }
-        }
-        Ok(())
-    }
-
     /// The buckets as a plan.
     pub(super) fn plan(&self, layout: &Layout) -> Result<Plan> {
         let buckets: Vec<ForeignBucket> = self.buckets.iter().map(|(bucket, _)| bucket.clone()).collect();
@@ -88,6 +67,28 @@ impl Borrowed {
         refuse_overlap(params.iter().chain(&grads))?;
         Ok(BorrowedPieces { params, grads })
     }
+}
+
+/// Refuses tensors that begin or end somewhere else; where an address lies `inspect` knows.
+pub(super) fn refuse_other_places(
+    pieces: &BorrowedPieces,
+    place: Place,
+    inspect: impl Fn(DevicePtr) -> Result<Place>,
+) -> Result<()> {
+    for piece in pieces.params.iter().chain(&pieces.grads) {
+        let start = piece.base.addr().get() as u64;
+        for (verb, address) in [("lies", start), ("ends", start + piece.bytes - 1)] {
+            let found = inspect(DevicePtr(address));
+            if found != Ok(place) {
+                let found = found
+                    .map_or_else(|e| format!("no memory of any device ({e})"), |place| place.to_string());
+                return Err(Error::Layout(format!(
+                    "a tensor {verb} at {address:#x}, which is {found}, not {place}"
+                )));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// A span at an address, unless it is empty.

@@ -138,7 +138,7 @@ impl StepperBuilder<'_> {
         let plan = Arc::new(self.plan(world_size, memory.as_ref())?);
         let borrowed = memory.map(|memory| memory.pieces(self.layout, &plan)).transpose()?;
         let mut policy = Policy::new(self.mode, self.max_norm.is_some() || self.skip_nonfinite);
-        policy.publish = D::TRAINER_IS_A_STREAM;
+        policy.trainer_is_a_stream = D::TRAINER_IS_A_STREAM;
         let schedule = Schedule::new(self.layout, Arc::clone(&plan), policy);
         let agreement = self.agreement(&plan);
         let device = make(Blueprint {

@@ -122,7 +122,9 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// How long a collective waits for other ranks. Unset: `INSTEP_DEADLINE_MS`, else 60 s.
+    /// How long a collective waits for other ranks. Unset: `INSTEP_DEADLINE_MS`, else 60 s. On a GPU a sum is waited for by
+    /// calls that wait for the GPU: the clock runs while the trainer's stream has come to what was handed over and the sums
+    /// have not ended, so a long backward is none; of a captured graph nobody can tell, so it runs all along.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = Some(deadline);
         self

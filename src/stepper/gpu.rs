@@ -4,14 +4,17 @@
 //! waits on the host unless it says so. Must refuse what the GPU cannot reach before anything is launched.
 #![allow(unsafe_code)]
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use crate::abi::INSTEP_NO_BUCKET;
+use crate::cuda::driver::Entered;
 use crate::cuda::{CapturedPass, Cuda, CudaDevice, Parts};
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, EventHandle, Place};
 use crate::layout::{ParamId, Segment};
 use crate::op::{Collective, Memory, Sealed, Span};
+use crate::stepper::borrowed::refuse_other_places;
 use crate::stepper::build::Blueprint;
 use crate::stepper::{Borrowed, Pass, Status, Stepper, StepperBuilder};
 
@@ -42,7 +45,8 @@ impl StepperBuilder<'_> {
     /// ```
     ///
     /// # Ordering
-    /// Waits for what the trainer's stream has been given, once, and compares layout and options with the other ranks.
+    /// Compares layout and options with the other ranks, and waits until the stepper's memory is there; if it
+    /// [records](Self::record), for what the trainer's stream has been given too.
     ///
     /// # Errors
     /// As [`host`](Self::host), but for instruction sets; `Config` for options of the host device; `Unsupported` if the
@@ -50,7 +54,8 @@ impl StepperBuilder<'_> {
     /// driver refuses anything, memory above all.
     ///
     /// # Safety
-    /// The stream that [`Cuda::compute_stream`] names outlives the stepper.
+    /// The stream that [`Cuda::compute_stream`] names outlives the stepper; if it is the calling thread's own default stream
+    /// (handle 2), which is another one elsewhere, the stepper stays on this thread.
     pub unsafe fn cuda(self, comm: impl Collective + 'static, cuda: &Cuda) -> Result<Stepper<CudaDevice>> {
         self.on_gpu(Arc::new(comm), None, cuda)
     }
@@ -99,11 +104,12 @@ impl StepperBuilder<'_> {
         if cuda.max_blocks == Some(0) {
             return Err(Error::config("max_blocks", 0, "no block would do the work"));
         }
-        if let Some(memory) = &memory {
-            memory.refuse_other_places(place, |address| cuda.driver.inspect_memory(address))?;
-        }
         self.assemble(comm, memory, |blueprint| {
             let Blueprint { plan, rule, hypers, comm, deadline, borrowed, timed, agreement } = blueprint;
+            if let Some(pieces) = &borrowed {
+                let _entered = Entered::new(&*cuda.driver)?;
+                refuse_other_places(pieces, place, |address| cuda.driver.inspect_memory(address))?;
+            }
             comm.agree(agreement, deadline)?;
             CudaDevice::new(Parts {
                 driver: Arc::clone(&cuda.driver),
@@ -166,11 +172,13 @@ impl Stepper<CudaDevice> {
     ///
     /// # Ordering
     /// `trainer` must put its work on the stream that the stepper was built with, or on streams that fork from it and join
-    /// it again, and must not wait for any of it.
+    /// it again, must not wait for any of it, and must use addresses: copies from and to the host are refused.
     ///
     /// # Errors
-    /// `Order` if a pass is open or none has been made yet, since the first one gives all ranks rank 0's parameters;
-    /// `Unsupported` on the legacy default stream; what `trainer` returns; `Device` if the driver cannot capture something.
+    /// `Order` if a pass is open, none has been made yet, since the first one gives all ranks rank 0's parameters, or
+    /// `trainer` has not finished its pass; `Unsupported` on the legacy default stream; what `trainer` returns; `Device` if
+    /// the driver cannot capture something. Whatever it is, or if `trainer` panics, the capture has ended and the stepper
+    /// goes on as if it had not begun; only a panic inside the pass ends the group, as ever.
     pub fn capture(
         &mut self,
         trainer: impl FnOnce(Pass<'_, CudaDevice>) -> Result<()>,
@@ -186,23 +194,26 @@ impl Stepper<CudaDevice> {
         let pass = run.schedule.pass();
         run.schedule.fork();
         run.submit();
-        let outcome = self.begin().and_then(trainer);
-        let leaked = self.run.get_mut().schedule.is_open();
-        if leaked {
+        // Caught, since the trainer's stream would be captured for ever.
+        let outcome = catch_unwind(AssertUnwindSafe(|| self.begin().and_then(trainer)));
+        if self.run.get_mut().schedule.is_open() {
             // The capture is thrown away, so nothing that was launched in it has happened.
             let _ = self.abandon_open_pass();
         }
         let run = self.run.get_mut();
+        let is_whole = !run.schedule.was_abandoned();
         run.schedule.synchronize();
-        let joined = run.settle();
+        // If it fails, the end says why.
+        let _ = run.settle();
         let captured = run.device.end_capture();
         // Nothing of it has run; positions inside it are none to whoever waits outside.
+        run.forgive();
         run.schedule.set_pass(pass);
         run.schedule.fork();
         run.submit();
-        outcome?;
-        joined?;
-        if leaked {
+        // What failed in a capture has poisoned nothing, whatever the trainer was told.
+        outcome.unwrap_or_else(|panic| resume_unwind(panic)).map_err(|error| error.cause().clone())?;
+        if captured.is_ok() && !is_whole {
             return Err(Error::Order("the captured pass was not finished".into()));
         }
         captured

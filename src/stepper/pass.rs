@@ -195,6 +195,8 @@ impl<'a, D: Device> Pass<'a, D> {
                 "`{name}` is handed over, but its gradient was not written: {why}"
             )));
         }
+        stepper.note_hand_over(index);
+        let run = stepper.run.get_mut();
         run.schedule.hand_over(index)?;
         run.submit();
         Ok(())
@@ -238,11 +240,14 @@ impl<'a, D: Device> Pass<'a, D> {
             }
         }
         for segment in plan.segments_of(described) {
-            if !run.schedule.is_frozen(segment.param as usize) {
-                run.schedule.complete(segment.param as usize)?;
+            let param = segment.param as usize;
+            stepper.note_hand_over(param);
+            let schedule = &mut stepper.run.get_mut().schedule;
+            if !schedule.is_frozen(param) {
+                schedule.complete(param)?;
             }
         }
-        run.submit();
+        stepper.run.get_mut().submit();
         Ok(())
     }
 
@@ -257,6 +262,9 @@ impl<'a, D: Device> Pass<'a, D> {
     /// `Order` if micro-batches are still to come; the pass is given up then. Failures of queued ops come with the next
     /// access.
     pub fn finish(mut self) -> Result<()> {
+        for param in 0..self.stepper.layout.parameters().len() {
+            self.stepper.note_hand_over(param);
+        }
         let run = self.stepper.run.get_mut();
         for (index, _) in self.stepper.written.get_mut().iter().enumerate().filter(|(_, written)| **written) {
             if !run.schedule.is_handed_over(index) {

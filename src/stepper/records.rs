@@ -33,6 +33,17 @@ impl<D: Device> Stepper<D> {
         Ok(segment)
     }
 
+    /// Notes, in front of a hand-over, what a trainer that is a stream may have touched since it claimed it.
+    pub(super) fn note_hand_over(&mut self, param: usize) {
+        let run = self.run.get_mut();
+        if D::TRAINER_IS_A_STREAM && self.written.get_mut()[param] && !run.schedule.is_handed_over(param) {
+            let segment = self.plan.segment_of(param);
+            for (memory, writes) in [(Memory::Params, false), (Memory::Grads, true)] {
+                run.note(Access { span: Span::segment(memory, &self.plan, segment), writes });
+            }
+        }
+    }
+
     /// Between passes, after `touch_settings`.
     pub(super) fn write_group(&mut self, group: usize, hyper: InstepHyper) {
         let run = self.run.get_mut();

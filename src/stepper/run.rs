@@ -1,8 +1,8 @@
 //! The one place that sees schedule and device together: ops written by the one are fed to the other.
 //!
 //! Waits of the compute stream are not executed when they are written: the trainer is the caller's thread, so they are
-//! owed, and paid when it next touches memory or its position is next recorded. Must record every op and every touch
-//! before it happens.
+//! owed, and paid when it next touches memory or its position is next recorded; by a trainer that is a stream at once,
+//! since that holds nobody up. Must record every op and every touch before it happens.
 
 use crate::error::Result;
 use crate::hazard::Traced;
@@ -109,6 +109,10 @@ impl<D: Device> Run<D> {
             self.device.submit(&self.batch);
             self.batch.clear();
         }
+        if D::TRAINER_IS_A_STREAM {
+            // If it fails, later ops are skipped and the next access reports it.
+            let _ = self.debt.pay(&mut self.device, &mut self.recording);
+        }
     }
 
     /// Makes everything but control memory the trainer's to touch.
@@ -159,6 +163,11 @@ impl<D: Device> Run<D> {
     pub(crate) fn settle(&mut self) -> Result<()> {
         self.submit();
         self.debt.pay(&mut self.device, &mut self.recording)
+    }
+
+    /// Lets go of what is still owed: positions in a capture that failed, which mean nothing behind it.
+    pub(crate) fn forgive(&mut self) {
+        self.debt.paid = self.debt.owed;
     }
 
     /// Notes that the trainer touches these bytes, after [`settle`](Self::settle).

@@ -49,7 +49,8 @@ pub(super) fn allocate(shared: &Arc<Shared>, bytes: u64) -> Result<Option<Alloca
         return Ok(None);
     }
     let owner = Owner { shared: Arc::clone(shared), library, address, registration };
-    Ok(Some(Allocation { address: address.cast(), owner: Box::new(owner) }))
+    // SAFETY: so many bytes of this device, which the owner gives back.
+    Ok(Some(unsafe { Allocation::new(address.cast(), Box::new(owner)) }))
 }
 
 impl Drop for Owner {

@@ -239,7 +239,8 @@ fn config() -> ncclConfig_t {
         numRmaCtx: UNDEFINED,
         maxP2pPeers: UNDEFINED,
         graphStreamOrdering: UNDEFINED,
-        launchOrderImplicit: UNDEFINED,
+        // Several communicators share a device: what is issued in one order on every rank must run in it.
+        launchOrderImplicit: 1,
         numRmaSig: UNDEFINED,
         rmaEagerInit: UNDEFINED,
         hostCftMode: UNDEFINED,
