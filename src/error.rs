@@ -110,7 +110,7 @@ pub enum Error {
         why: String,
     },
     /// Poisons: not all ranks arrived in time.
-    #[error("rank {rank} waited {waited_ms} ms at [{call}] for ranks {missing:?}")]
+    #[error("rank {rank} waited {waited_ms} ms at [{call}] for {}", named(missing))]
     Deadline {
         /// The rank that gave up.
         rank: u32,
@@ -118,7 +118,7 @@ pub enum Error {
         call: String,
         /// How long it waited.
         waited_ms: u64,
-        /// Who had not arrived.
+        /// Who had not arrived; empty where nobody can tell, as of a sum on a GPU.
         missing: Vec<u32>,
     },
     /// Sticky: an earlier operation failed, and everything after it is skipped.
@@ -151,6 +151,10 @@ impl Error {
     pub(crate) fn config(field: &'static str, value: impl ToString, why: &'static str) -> Self {
         Error::Config { field, value: value.to_string(), why }
     }
+}
+
+fn named(ranks: &[u32]) -> String {
+    if ranks.is_empty() { "ranks that it cannot name".to_owned() } else { format!("ranks {ranks:?}") }
 }
 
 /// A positive whole number from the environment, if the variable is set.

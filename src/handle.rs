@@ -29,8 +29,9 @@ impl fmt::Display for Place {
 #[repr(transparent)]
 pub struct DevicePtr(pub u64);
 
-/// A stream (`CUstream`, `cudaStream_t`). 0 is the legacy default stream; 2 is the calling thread's own default stream, so
-/// it names another stream on another thread.
+/// A stream (`CUstream`, `cudaStream_t`). 0 and 1 are the legacy default stream; 2 is the calling thread's own default
+/// stream, so it names another stream on another thread. A program compiled for per-thread default streams says 2 for
+/// its 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct StreamHandle(pub usize);

@@ -15,9 +15,11 @@
 //! | freeze a parameter | [`Stepper::set_frozen`] |
 //! | let ranks run out of data | [`StepperBuilder::uneven_inputs`], [`Stepper::join`] |
 //! | save and load | [`Stepper::params_mut`], [`Stepper::state_mut`], [`Stepper::set_step_count`] |
-//! | work on tensors of your own | [`StepperBuilder::host_borrowing`] |
+//! | work on tensors of your own | [`StepperBuilder::host_borrowing`], [`StepperBuilder::cuda_borrowing`] |
 //! | train several models on the same ranks | [`InProcess::split`] |
 //! | run on a GPU | [`StepperBuilder::cuda`], [`cuda`] |
+//! | sum over GPUs, or behind an all-reduce of your own | [`cuda::Nccl`], [`cuda::External`] |
+//! | make a pass a CUDA graph, read what came of it | `capture`, `replay`, `latest_status` of a [`Stepper`] on a GPU |
 //! | copy tensors to the host and back, on any device | [`Stepper::read_param`], [`Pass::write_grad`] |
 //! | see what ran, and prove that nothing raced | [`StepperBuilder::record`], [`Stepper::take_recording`], [`timeline`] |
 //!

@@ -201,12 +201,22 @@ fn sums_of_others_are_waited_for_by_their_events_in_front_of_their_steps() {
         }
     }
     // Each event stands for one sum: a bucket whose event nobody has named is not stepped.
+    // A gradient that nobody has asked for is none that anybody has summed.
+    let [first, last] = [layout.ids().next().unwrap(), layout.ids().last().unwrap()];
     let mut pass = stepper.begin().unwrap();
-    let last = layout.ids().last().unwrap();
+    pass.grad_ptr(last).unwrap();
+    let refused = pass.finish().unwrap_err();
+    assert!(matches!(&refused, Error::Order(why) if why.contains("p0")), "{refused}");
+    sums.forget();
+    let mut pass = stepper.begin().unwrap();
+    pass.grad_ptr(first).unwrap();
     pass.grad_ptr(last).unwrap();
     pass.grad_ready(last).unwrap();
     let error = pass.finish().unwrap_err();
     assert!(matches!(error.cause(), Error::Order(why) if why.contains("bucket 0")), "{error}");
+    let counted = Options { unused: Unused::Skip, ..options };
+    let refused = counted.stepper_on(&cuda, &layout, few_optimizers()[0], sums).map(drop).unwrap_err();
+    assert!(refused.to_string().starts_with("unused = Skip"), "{refused}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //!
 //! Steps are the device's own ops on its own memory; the copy has memory of its own. A sample starts behind a plug, work
 //! that keeps the stream busy until the whole sample is queued, so that it holds no time of the host's: one copy per launch,
-//! as long as the L2 cache, takes tens of microseconds on GPUs of today, where the host takes less than ten to queue one.
+//! as long as the L2 cache, is to take longer than the host takes to queue a launch; where it did not, the sample is marked.
 //! Must put nothing between the two events but what is measured.
 #![allow(unsafe_code)]
 

@@ -320,7 +320,7 @@ impl CudaDevice {
             if waited > self.deadline {
                 return Err(Error::Deadline {
                     rank: self.rank,
-                    call: "a wait for the GPU".to_owned(),
+                    call: "a sum or a captured pass on the GPU".to_owned(),
                     waited_ms: waited.as_millis() as u64,
                     missing: Vec::new(),
                 });

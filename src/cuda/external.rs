@@ -13,8 +13,22 @@ use crate::error::{Error, Result};
 use crate::handle::{EventHandle, Place};
 use crate::op::{Call, Collective, CollectiveKind};
 
-/// See [`StepperBuilder::cuda_borrowing`](crate::StepperBuilder::cuda_borrowing), which its buckets are for. Clones are the
-/// same communicator: one goes into the stepper, the other stays with the framework.
+/// Steps behind a framework's own all-reduce: each bucket's waits for an event, and nothing is sent or compared here.
+///
+/// For [`StepperBuilder::cuda_borrowing`](crate::StepperBuilder::cuda_borrowing) alone; buckets are numbered as they
+/// were added to [`Borrowed`](crate::Borrowed). In each pass, for each bucket:
+///
+/// 1. [`Pass::grad_ptr`](crate::Pass::grad_ptr) for every parameter that is not frozen, then backward on the trainer's
+///    stream. What this rank did not use the framework fills with zeros; what is frozen the stepper does.
+/// 2. The framework's all-reduce, on any stream, behind what backward wrote: the plain sum of the whole bucket, in
+///    place. The step divides by `world_size`; where the all-reduce gives the mean already, say rank 0 of 1.
+/// 3. An event behind it, named by [`reduced`](Self::reduced).
+/// 4. [`Pass::bucket_ready`](crate::Pass::bucket_ready), which refuses a bucket with a gradient that nobody asked for.
+///    [`Pass::finish`](crate::Pass::finish) refuses a pass in which one was not asked for: its zeros would come beside the sum.
+///
+/// In [`Stepper::capture`](crate::Stepper::capture) the same: the all-reduce is captured too, on a stream that forks
+/// from the trainer's, and its event recorded there; replays ask for none. Clones are the same communicator: one goes
+/// into the stepper, the other stays with the framework.
 ///
 /// ```no_run
 /// # use instep::cuda::{Cuda, External};
@@ -48,19 +62,24 @@ pub struct External {
 }
 
 impl External {
-    /// A communicator of `world_size` ranks, as rank `rank` of them sees it. Parameters are not sent anywhere: they must be
-    /// the same on all ranks before the first pass, and after any that are written.
+    /// A communicator of `world_size` ranks, as rank `rank` of them sees it. Parameters are not sent anywhere: they
+    /// must be the same on all ranks before the first pass, and after any that are written. So must layout, options,
+    /// learning rates and frozen parameters be: nothing is compared, and ranks that differ drift apart.
     pub fn new(cuda: &Cuda, rank: u32, world_size: u32) -> External {
         External { driver: Arc::clone(&cuda.driver), rank, world_size, events: Arc::default() }
     }
 
-    /// Names the event behind a bucket's sum in this pass, recorded before the bucket is handed over.
+    /// Names the event behind a bucket's sum in this pass, recorded before the bucket is handed over. Not for a bucket
+    /// of frozen parameters alone, which no pass steps: its event would stand until the bucket thaws.
     ///
     /// # Ordering
-    /// The bucket's step comes behind the event as it was recorded last when the bucket is handed over.
+    /// The bucket's step comes behind the event as it was recorded last when the bucket launches: when it and all
+    /// earlier ones have been handed over. Until then the event must not be recorded for anything else. A bucket that
+    /// launches without one poisons the stepper with `Order`.
     ///
     /// # Safety
-    /// The event is one of this device's driver, alive until the pass has been finished.
+    /// The event is one of this device's driver, alive until the pass has been finished, and behind the last access of
+    /// the framework's to the bucket.
     pub unsafe fn reduced(&self, bucket: u32, event: EventHandle) {
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         let bucket = bucket as usize;
@@ -70,7 +89,8 @@ impl External {
         events[bucket] = Some(event);
     }
 
-    /// Forgets the events of a pass that was abandoned, so that none stands for a sum of the next one.
+    /// Forgets the events of a pass that was abandoned, or of a capture that failed, so that none stands for a sum of
+    /// the next one.
     pub fn forget(&self) {
         self.events.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
@@ -87,6 +107,10 @@ impl Collective for External {
 
     fn reaches(&self, place: Place) -> bool {
         place == Place::Cuda(self.driver.ordinal())
+    }
+
+    fn sums_outside(&self) -> bool {
+        true
     }
 
     unsafe fn enqueue(&self, call: &Call) -> Result<()> {

@@ -48,7 +48,8 @@ pub struct Cuda {
 }
 
 impl Cuda {
-    /// The device with this ordinal, by its primary context, which the CUDA runtime and frameworks use too.
+    /// The device with this ordinal, by its primary context, which the CUDA runtime and frameworks use too. Of ranks
+    /// that torchrun started each opens its own: [`Options::device`](nccl::Options::device).
     ///
     /// # Errors
     /// `KernelsNotBuilt` without feature `cuda`, `DriverUnavailable` if there is no driver that works, `Unsupported` if it
@@ -88,8 +89,9 @@ impl Cuda {
         self
     }
 
-    /// At most so many thread blocks per step: fewer leave multiprocessors to the backward that runs beside it, and below
-    /// about two per multiprocessor cost bandwidth. Unset: one per 2,048 elements.
+    /// At most so many thread blocks per step: fewer leave multiprocessors to the backward that runs beside it, and too
+    /// few cost bandwidth; `instep bench --device cuda:0 --max-blocks` shows how many do. Unset: one per 2,048
+    /// elements.
     pub fn max_blocks(mut self, blocks: u32) -> Cuda {
         self.max_blocks = Some(blocks);
         self

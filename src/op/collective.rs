@@ -99,8 +99,9 @@ impl fmt::Display for Call {
 }
 
 /// A group of ranks, as one of them sees it. The crate brings ranks that are threads of one process
-/// ([`in_process`](crate::in_process)) and one that is fed sums ([`Solo`](crate::Solo)); processes and machines are reached
-/// through an implementation of your own.
+/// ([`in_process`](crate::in_process)), one that is fed sums ([`Solo`](crate::Solo)), processes with a GPU each
+/// ([`cuda::Nccl`](crate::cuda::Nccl)) and a framework's own all-reduce on a GPU
+/// ([`cuda::External`](crate::cuda::External)); whatever else is reached through an implementation of your own.
 ///
 /// Sums are plain sums: the mean's factor is folded into the step. Every rank must receive the same bits, or parameters
 /// drift apart. A call that differs from the other ranks' ([`Call::agrees_with`]) should be a `Mismatch`, not a hang; a kind
@@ -118,6 +119,12 @@ pub trait Collective: Send + Sync {
     /// Whether it can sum buffers that lie there. A stepper is refused where its device's memory is out of reach.
     fn reaches(&self, place: Place) -> bool {
         place == Place::Host
+    }
+
+    /// Whether sums are made by somebody else, in whose hands gradients are before a bucket is handed over. Then every
+    /// gradient of a pass must have been asked for: zeros written now would come beside the sum, or behind it.
+    fn sums_outside(&self) -> bool {
+        false
     }
 
     /// Memory of its own for `bytes` of gradients on a GPU, or `None` if the device's own serves it as well.
@@ -139,9 +146,11 @@ pub trait Collective: Send + Sync {
         Ok(())
     }
 
-    /// Takes part in one collective. On the host device this may block the calling stream's thread until all ranks
-    /// are through, and the result is there when it returns. On a GPU it only enqueues on [`Call::stream`], on the
-    /// thread that called the stepper, and the result is there when the stream has passed it.
+    /// Takes part in one collective. On the host device this may block the calling stream's thread until all ranks are
+    /// through, and the result is there when it returns. On a GPU it only enqueues on [`Call::stream`], on the thread
+    /// that called the stepper, with the device's primary context current, and the result is there when the stream has
+    /// passed it. In [`Stepper::capture`](crate::Stepper::capture) that stream is being captured; replays do not come
+    /// here.
     ///
     /// # Errors
     /// `Mismatch`, `PeerLost`, `Deadline` or `Collective`; the buffer's content is then unspecified, and so is every later

@@ -146,8 +146,10 @@ impl<D: Device> Stepper<D> {
         self.write_step_count(param, count)
     }
 
-    /// Sets the learning rate of a group ([`DEFAULT_GROUP`](crate::layout::DEFAULT_GROUP) if the layout names none) from
-    /// the next pass on. Ranks must set the same: if they differ, the next pass's first collective is a `Mismatch`.
+    /// Sets the learning rate of a group ([`DEFAULT_GROUP`](crate::layout::DEFAULT_GROUP) if the layout names none)
+    /// from the next pass on. Ranks must set the same: if they differ, the next pass's first collective is a
+    /// `Mismatch`, if the [collective](crate::Collective) compares every call, as in-process ranks do and
+    /// [`Nccl`](crate::cuda::Nccl) with its ledger; where none does, parameters drift apart.
     ///
     /// # Ordering
     /// Waits for the last pass to have begun on the optim stream, not for its steps; behind an abandoned pass, for all
@@ -166,10 +168,10 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Freezes a parameter from the next pass on, or unfreezes it. Frozen, it can be read at any moment of a pass and
-    /// takes no gradient; value, state and step count stay, and no bucket waits for it. A bucket of frozen parameters alone
-    /// is neither reduced nor stepped; in any other it still takes its share of the all-reduce, as zeros. Ranks must
-    /// freeze the same: if they differ, the next collective is a `Mismatch`; a rank that has none left, because it froze
-    /// everything, is a `Deadline` or `PeerLost` to the others.
+    /// takes no gradient; value, state and step count stay, and no bucket waits for it. A bucket of frozen parameters
+    /// alone is neither reduced nor stepped; in any other it still takes its share of the all-reduce, as zeros. Ranks
+    /// must freeze the same: if they differ, the next collective is a `Mismatch`, if it [compares](Self::set_lr); a
+    /// rank that has none left, because it froze everything, is a `Deadline` or `PeerLost` to the others.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};

@@ -16,12 +16,13 @@ use crate::layout::{ParamId, Segment};
 use crate::op::{Collective, Memory, Sealed, Span};
 use crate::stepper::borrowed::refuse_other_places;
 use crate::stepper::build::Blueprint;
-use crate::stepper::{Borrowed, Pass, Status, Stepper, StepperBuilder};
+use crate::stepper::{Borrowed, Pass, Status, Stepper, StepperBuilder, Unused};
 
 impl StepperBuilder<'_> {
     /// Builds the stepper on a GPU.
     ///
     /// ```no_run
+    /// use instep::cuda::nccl::Options;
     /// use instep::cuda::{Cuda, Nccl};
     /// use instep::{AdamW, Layout, Stepper, StreamHandle};
     ///
@@ -29,8 +30,9 @@ impl StepperBuilder<'_> {
     /// # let stream = StreamHandle(0);
     /// let layout = Layout::builder().param("weight", 1 << 20).build()?;
     /// let weight = layout.id("weight")?;
-    /// let cuda = Cuda::open(0)?.compute_stream(stream);
-    /// let comm = Nccl::from_environment()?;
+    /// let options = Options::from_environment()?; // torchrun's: who this rank is, and which GPU is its own
+    /// let cuda = Cuda::open(options.device)?.compute_stream(stream);
+    /// let comm = Nccl::connect(&options)?;
     /// // SAFETY: the stream is kept until the stepper is closed.
     /// let mut stepper = unsafe { Stepper::builder(&layout, AdamW::default()).cuda(comm, &cuda)? };
     /// for _ in 0..100 {
@@ -61,20 +63,26 @@ impl StepperBuilder<'_> {
     }
 
     /// Builds the stepper on a GPU, on parameters and gradient buckets of the caller's: device addresses in a
-    /// [`Borrowed`], under the same conditions as [`host_borrowing`](Self::host_borrowing).
+    /// [`Borrowed`] (`std::ptr::with_exposed_provenance_mut` makes a pointer of a `CUdeviceptr`), under the same
+    /// conditions as [`host_borrowing`](Self::host_borrowing). [`External`](crate::cuda::External) has an example.
     ///
     /// # Ordering
-    /// As [`cuda`](Self::cuda). The trainer's stream must be behind whatever filled the parameters.
+    /// As [`cuda`](Self::cuda). The trainer's stream must be behind whatever filled the parameters. It may fill them
+    /// again between passes, behind [`Stepper::param_ptr`], with the same on every rank: nothing sends them, as
+    /// [`Stepper::write_param`] would have it.
     ///
     /// # Errors
     /// As [`cuda`](Self::cuda) and [`host_borrowing`](Self::host_borrowing); `Layout` if a tensor is not in this GPU's
     /// memory.
     ///
     /// # Safety
-    /// As for [`cuda`](Self::cuda). Until the stepper has been closed, or dropped and its work has ended: every address is
-    /// valid for its tensor on this device, and nothing touches it but this stepper and work on the trainer's stream: a
-    /// gradient is written only between [`Pass::grad_ptr`] and its hand-over, a parameter read only between
-    /// [`Pass::param_ptr`] and its hand-over, or behind [`Pass::finish`] of a pass in Sequential or Eager.
+    /// As for [`cuda`](Self::cuda). Until [`close`](Stepper::close) has returned `Ok` (if it fails, or the stepper is
+    /// dropped instead: until the device has been synchronised since): every address is valid for its tensor on this
+    /// device, and nothing touches it but this stepper, the sums that [`External`](crate::cuda::External) is told of,
+    /// and work on the trainer's stream, or on others that fork from it behind the address and join it before the
+    /// hand-over. A gradient is touched only between [`Pass::grad_ptr`] and its hand-over; a parameter is read only
+    /// between [`Pass::param_ptr`] and its hand-over, behind [`Stepper::param_ptr`] until the next pass's hand-over, or
+    /// behind [`Pass::finish`] of a pass in Sequential or Eager.
     pub unsafe fn cuda_borrowing(
         self,
         comm: impl Collective + 'static,
@@ -93,7 +101,13 @@ impl StepperBuilder<'_> {
         let place = Place::Cuda(cuda.driver.ordinal());
         if !comm.reaches(place) {
             let what = format!("summing in {place} by this collective");
-            return Err(Error::Unsupported { what, have: "Nccl, Solo, or one of your own".to_owned() });
+            let have = "what reaches it: Nccl or External of the same device, Solo, or one of your own";
+            return Err(Error::Unsupported { what, have: have.to_owned() });
+        }
+        if comm.sums_outside() && (self.unused == Unused::Skip || self.uneven_inputs.is_some()) {
+            let why =
+                "sums that are made elsewhere bring no counts of ranks; use StepZero, without uneven inputs";
+            return Err(Error::config("unused", format!("{:?}", self.unused), why));
         }
         if self.isa.is_some() {
             return Err(Error::config("isa", "set", "a GPU's kernels have one instruction set"));
@@ -145,8 +159,9 @@ impl Stepper<CudaDevice> {
         Ok(self.device_address(&segment, Memory::Params))
     }
 
-    /// The newest pass that is known to have ended, without asking the GPU: a step behind, and free. `None` before the
-    /// first one has.
+    /// The newest pass that is known to have ended, without asking the GPU, which costs nothing: it is as many passes
+    /// behind as the GPU is behind the host. `None` before the first one has ended; an abandoned pass is never among
+    /// them.
     pub fn latest_status(&self) -> Option<Status> {
         let latest = self.run.borrow().device.latest()?;
         Some(Status {
@@ -170,9 +185,32 @@ impl Stepper<CudaDevice> {
     /// [`replay`](Self::replay) then makes that pass with one launch, as often as wanted, with the learning rates of the
     /// moment. Frozen parameters are those of the capture: to freeze one later works, to unfreeze one takes a new capture.
     ///
+    /// ```no_run
+    /// # use instep::cuda::CudaDevice;
+    /// # use instep::layout::DEFAULT_GROUP;
+    /// # use instep::{ParamId, Pass, Stepper};
+    /// # fn backward(_: instep::DevicePtr) {}
+    /// # fn train(mut stepper: Stepper<CudaDevice>, weight: ParamId) -> instep::Result<()> {
+    /// let one_pass = |mut pass: Pass<'_, CudaDevice>| {
+    ///     backward(pass.grad_ptr(weight)?); // launches on the stepper's stream: addresses are baked in
+    ///     pass.grad_ready(weight)?;
+    ///     pass.finish()
+    /// };
+    /// one_pass(stepper.begin()?)?; // an ordinary pass first
+    /// let captured = stepper.capture(one_pass)?;
+    /// for step in 1..1000 {
+    ///     stepper.set_lr(DEFAULT_GROUP, 1e-3 / f64::from(step))?; // no new capture
+    ///     // SAFETY: tensors and communicator are kept, and used on the stepper's stream alone.
+    ///     unsafe { stepper.replay(&captured)? };
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Ordering
-    /// `trainer` must put its work on the stream that the stepper was built with, or on streams that fork from it and join
-    /// it again, must not wait for any of it, and must use addresses: copies from and to the host are refused.
+    /// `trainer` must put its work on the stream that the stepper was built with, or on streams that fork from it and
+    /// join it again, must not wait for any of it, and must use addresses: copies from and to the host are refused. All
+    /// ranks capture the same pass.
     ///
     /// # Errors
     /// `Order` if a pass is open, none has been made yet, since the first one gives all ranks rank 0's parameters, or
@@ -223,14 +261,17 @@ impl Stepper<CudaDevice> {
     ///
     /// # Ordering
     /// Behind everything on the trainer's stream; whatever comes there next is behind the whole pass. Returns at once,
-    /// unless the host is eight passes ahead.
+    /// unless the host is eight passes ahead. All ranks replay the same capture at the same point, with the same
+    /// learning rates and frozen parameters: a replay's sums are compared with nobody's, so a difference is a hang or a
+    /// drift.
     ///
     /// # Errors
     /// `Order` if a pass is open, parameters have been written since the last one, or the capture is another stepper's;
     /// `Poisoned` after a failure.
     ///
     /// # Safety
-    /// All that the captured trainer's own work touches is still alive, and nothing else touches it meanwhile.
+    /// All that the captured trainer's own work touches is still alive, and nothing else touches it meanwhile; the
+    /// stepper's communicator has not been closed by another handle of it.
     pub unsafe fn replay(&mut self, captured: &CapturedPass) -> Result<()> {
         self.refuse_open_pass()?;
         if self.params_written {
@@ -263,7 +304,7 @@ impl Pass<'_, CudaDevice> {
     ///
     /// # Ordering
     /// What the trainer's stream is given from here until the parameter is handed over comes behind the last step of its
-    /// bucket.
+    /// bucket. Another stream of the trainer's waits for that one behind this call, and is joined before the hand-over.
     ///
     /// # Errors
     /// `Order` if it was handed over in this micro-batch, `Layout` if `id` is of another layout, `Poisoned` after a failure.

@@ -43,7 +43,9 @@ use run::Run;
 /// One rank's parameters, gradients and optimizer state, and the schedule that steps them.
 ///
 /// # Ordering
-/// Calls return once they are queued; whatever touches memory first waits for the ops that it conflicts with.
+/// Calls return once they are queued; whatever touches memory first waits for the ops that it conflicts with. On a GPU
+/// it is the trainer's stream that waits, wherever a call is said to; the thread does in calls that copy to the host or
+/// from it, in [`join`](Self::join) and [`close`](Self::close), and where it is eight passes ahead.
 ///
 /// # Source
 /// PyTorch's overlapped optimizers: `_optimizer_overlap`, `optimizer_overlap_hooks`.
@@ -192,7 +194,8 @@ impl<D: Device> Stepper<D> {
     /// Ends the stepper.
     ///
     /// # Ordering
-    /// Waits for everything, whatever it returns.
+    /// Waits for everything, whatever it returns. On a GPU it does not once something has failed: what was queued
+    /// before may still run, and only a synchronisation of the device tells when it has.
     ///
     /// # Errors
     /// `Poisoned` if anything has failed; `Order` if a pass was leaked open, which ends the other ranks too.

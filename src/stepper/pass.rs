@@ -172,7 +172,7 @@ impl<'a, D: Device> Pass<'a, D> {
     ///
     /// # Ordering
     /// Returns at once. From the last use on until the pass or the micro-batch ends, the parameter and its gradient are
-    /// out of reach.
+    /// out of reach. On a GPU, written and done with is what the trainer's stream has been given so far, run or not.
     ///
     /// # Errors
     /// `Order` if the parameter is frozen, its gradient was not written in this pass, or it was handed over as often as the parameter is used;
@@ -262,6 +262,7 @@ impl<'a, D: Device> Pass<'a, D> {
     /// `Order` if micro-batches are still to come; the pass is given up then. Failures of queued ops come with the next
     /// access.
     pub fn finish(mut self) -> Result<()> {
+        self.stepper.refuse_unsummed()?;
         for param in 0..self.stepper.layout.parameters().len() {
             self.stepper.note_hand_over(param);
         }

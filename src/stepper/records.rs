@@ -44,6 +44,20 @@ impl<D: Device> Stepper<D> {
         }
     }
 
+    /// Refuses to close a pass in which a gradient was not asked for, where somebody else sums what was.
+    pub(super) fn refuse_unsummed(&mut self) -> Result<()> {
+        if !self.comm.sums_outside() {
+            return Ok(());
+        }
+        let (schedule, written) = (&self.run.get_mut().schedule, self.written.get_mut());
+        let is_missing = |param: &usize| !written[*param] && !schedule.is_frozen(*param);
+        let Some(param) = (0..written.len()).find(is_missing) else { return Ok(()) };
+        let name = &self.layout.parameters()[param].name;
+        Err(Error::Order(format!(
+            "the gradient of `{name}` was not asked for, and its sum is made elsewhere"
+        )))
+    }
+
     /// Between passes, after `touch_settings`.
     pub(super) fn write_group(&mut self, group: usize, hyper: InstepHyper) {
         let run = self.run.get_mut();

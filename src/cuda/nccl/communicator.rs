@@ -27,9 +27,17 @@ use crate::op::{Allocation, Call, Collective};
 /// Sums are NCCL's: every rank gets the same bits, but their order, and with it the last bit, is NCCL's choice and may
 /// differ between world sizes, machines and versions.
 ///
+/// Layout and options are compared with the other ranks' when a stepper is built. What comes later is compared only
+/// with [`Options::ledger`]: learning rates, frozen parameters, abandoned passes. Where other calls promise a
+/// `Mismatch`, ranks that differ without it drift apart, or hang until the stepper's deadline. Replays of captured
+/// passes are never compared.
+///
 /// # Ordering
-/// One thread at a time issues on a device, so several steppers may share one, each with a communicator of its own; their
-/// first passes, in which NCCL connects, begin in one order on every rank.
+/// One thread at a time issues on a device, so several steppers may share one, each with a communicator of its own;
+/// their first passes, in which NCCL connects, begin in one order on every rank. Communicators of the program's own on
+/// the same device are not among those: NCCL wants their collectives issued in one order with the stepper's hand-overs
+/// on every rank, and by no other thread meanwhile. [`External`](crate::cuda::External) does with the program's own
+/// alone.
 ///
 /// Dropping the last handle closes the group on a thread of its own; if that thread does not get to the end before the
 /// program does, or if the drop is a panic's, peers that still wait get `PeerLost`.

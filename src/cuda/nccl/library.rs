@@ -54,10 +54,13 @@ impl Library {
             // SAFETY: it is NVIDIA's library by name, whose initialisers are written to be run by whoever loads it.
             match Library::open(|| unsafe { Loaded::new(name) }) {
                 Ok(library) => return Ok(library),
+                // The loader begins with the name already.
+                Err(why) if why.starts_with(name) => tried.push(why),
                 Err(why) => tried.push(format!("{name}: {why}")),
             }
         }
-        let why = format!("tried {}; INSTEP_NCCL can name the file", tried.join("; "));
+        let pip = "PyTorch's wheels bring site-packages/nvidia/nccl/lib/libnccl.so.2";
+        let why = format!("tried {}; INSTEP_NCCL can name the file ({pip})", tried.join("; "));
         Err(Error::NcclUnavailable { why })
     }
 
