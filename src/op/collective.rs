@@ -72,6 +72,11 @@ impl Allocation {
     pub unsafe fn new(address: *mut u8, owner: Box<dyn Any + Send + Sync>) -> Allocation {
         Allocation { address, _owner: owner }
     }
+
+    /// The first byte.
+    pub fn address(&self) -> *mut u8 {
+        self.address
+    }
 }
 
 impl fmt::Debug for Allocation {

@@ -51,8 +51,8 @@ fn a_group_of_one_sums_copies_closes_and_gives_its_memory_back() {
     comm.agree(1, DEADLINE).unwrap();
     for count in COUNTS {
         let memory = comm.allocate(count as u64 * 4).unwrap().expect("NCCL 2.19 makes memory");
-        assert!(memory.address.addr().is_multiple_of(256));
-        let (own, other) = (memory.address.cast::<f32>(), gpu.upload(&vec![0.0; count]));
+        assert!(memory.address().addr().is_multiple_of(256));
+        let (own, other) = (memory.address().cast::<f32>(), gpu.upload(&vec![0.0; count]));
         gpu.write(own, &values(0, count));
         for kind in [CollectiveKind::AllReduce, CollectiveKind::Broadcast] {
             enqueue(&comm, &call(&gpu, kind, own, own, count, 0)).unwrap();
@@ -78,7 +78,7 @@ fn an_aborted_group_answers_with_the_cause_ever_after() {
     let gpu = Gpu::open();
     let comm = Nccl::connect(&nccl::Options::default()).unwrap();
     let memory = comm.allocate(4096).unwrap().unwrap();
-    let address = memory.address.cast::<f32>();
+    let address = memory.address().cast::<f32>();
     let cause = Error::Order("the trainer gave up".to_owned());
     comm.abort(&cause);
     comm.abort(&Error::Order("again".to_owned()));
@@ -119,7 +119,7 @@ fn sums(comm: Nccl, gpu: &Gpu) {
     let rank = comm.rank();
     for (pass, count) in (0..).zip(COUNTS) {
         let memory = comm.allocate(count as u64 * 4).unwrap().unwrap();
-        for own in [memory.address.cast::<f32>(), gpu.upload(&vec![0.0; count])] {
+        for own in [memory.address().cast::<f32>(), gpu.upload(&vec![0.0; count])] {
             gpu.write(own, &values(rank, count));
             enqueue(&comm, &call(gpu, CollectiveKind::AllReduce, own, own, count, pass)).unwrap();
             let sum: Vec<f32> = values(0, count).iter().zip(values(1, count)).map(|(a, b)| a + b).collect();
