@@ -47,6 +47,7 @@ const UNSAFE: &[&str] = &[
     "src/cuda/seam.rs",
     "src/cuda/system.rs",
     "src/cuda/timing.rs",
+    "src/cuda/waits.rs",
     "src/host/arena.rs",
     "src/host/execute.rs",
     "src/host/kernels.rs",
@@ -60,6 +61,7 @@ const UNSAFE: &[&str] = &[
     "src/stepper/build.rs",
     "src/stepper/copies.rs",
     "src/stepper/gpu.rs",
+    "src/stepper/graphs.rs",
     "src/stepper/records.rs",
     "src/stepper/views.rs",
 ];

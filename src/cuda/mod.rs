@@ -24,6 +24,7 @@ mod seam;
 #[cfg(feature = "cuda")]
 mod system;
 mod timing;
+mod waits;
 
 pub use built::{BuiltKernels, Image, built_kernels};
 pub use device::CudaDevice;

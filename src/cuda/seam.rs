@@ -40,7 +40,7 @@ impl CudaDevice {
             for stream in Stream::ALL {
                 device.block_on(device.queues.here(stream)?)?;
             }
-            device.timing().map_or_else(|| Ok(Vec::new()), take)
+            device.timing.as_mut().map_or_else(|| Ok(Vec::new()), take)
         })
     }
 

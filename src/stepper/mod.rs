@@ -10,6 +10,7 @@ mod build;
 mod builder;
 mod copies;
 mod gpu;
+mod graphs;
 mod groups;
 mod join;
 mod pass;

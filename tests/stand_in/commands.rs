@@ -2,7 +2,7 @@
 //!
 //! Runs on the CPU, by the CPU's kernels or as fibers. Must give what the GPU's kernels give, for every shape.
 
-use std::ffi::{CString, c_void};
+use std::ffi::c_void;
 use std::mem::MaybeUninit;
 
 use instep::abi::*;
@@ -71,6 +71,8 @@ pub(crate) fn run(command: &Command, fibers: bool) {
 
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 fn as_fibers(kernel: &str, shape: Shape, args: &Args) {
+    use std::ffi::CString;
+
     use crate::host_run::launch::launch;
     let (name, blocks) = (CString::new(kernel).unwrap(), shape.blocks);
     // Fibers come as whole warps; what one thread does, the first of a warp does.

@@ -1,0 +1,122 @@
+//! Whole passes as CUDA graphs: captured once, replayed with one launch each.
+//!
+//! A captured pass is an ordinary one whose streams fork from the trainer's and join it again. Must end every capture that it
+//! begins, whatever fails in it, and leave the stepper as if none had begun.
+#![allow(unsafe_code)]
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use crate::cuda::{CapturedPass, CudaDevice};
+use crate::error::{Error, Result};
+use crate::stepper::{Pass, Stepper};
+
+impl Stepper<CudaDevice> {
+    /// Captures a pass as a CUDA graph: what `trainer` puts on its stream, and every sum and step between. Nothing runs.
+    /// [`replay`](Self::replay) then makes that pass with one launch, as often as wanted, with the learning rates of the
+    /// moment. Frozen parameters are those of the capture: to freeze one later works, to unfreeze one takes a new capture.
+    ///
+    /// ```no_run
+    /// # use instep::cuda::CudaDevice;
+    /// # use instep::layout::DEFAULT_GROUP;
+    /// # use instep::{ParamId, Pass, Stepper};
+    /// # fn backward(_: instep::DevicePtr) {}
+    /// # fn train(mut stepper: Stepper<CudaDevice>, weight: ParamId) -> instep::Result<()> {
+    /// let one_pass = |mut pass: Pass<'_, CudaDevice>| {
+    ///     backward(pass.grad_ptr(weight)?); // launches on the stepper's stream: addresses are baked in
+    ///     pass.grad_ready(weight)?;
+    ///     pass.finish()
+    /// };
+    /// one_pass(stepper.begin()?)?; // an ordinary pass first
+    /// let captured = stepper.capture(one_pass)?;
+    /// for step in 1..1000 {
+    ///     stepper.set_lr(DEFAULT_GROUP, 1e-3 / f64::from(step))?; // no new capture
+    ///     // SAFETY: tensors and communicator are kept, and used on the stepper's stream alone.
+    ///     unsafe { stepper.replay(&captured)? };
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Ordering
+    /// `trainer` must put its work on the stream that the stepper was built with, or on streams that fork from it and
+    /// join it again, must not wait for any of it, and must use addresses: copies from and to the host are refused. All
+    /// ranks capture the same pass.
+    ///
+    /// # Errors
+    /// `Order` if a pass is open, none has been made yet, since the first one gives all ranks rank 0's parameters, or
+    /// `trainer` has not finished its pass; `Unsupported` on the legacy default stream; what `trainer` returns; `Device` if
+    /// the driver cannot capture something. Whatever it is, or if `trainer` panics, the capture has ended and the stepper
+    /// goes on as if it had not begun; only a panic inside the pass ends the group, as ever.
+    pub fn capture(
+        &mut self,
+        trainer: impl FnOnce(Pass<'_, CudaDevice>) -> Result<()>,
+    ) -> Result<CapturedPass> {
+        self.refuse_open_pass()?;
+        if self.params_written {
+            return Err(Error::Order("make a pass first: it gives all ranks the same parameters".into()));
+        }
+        let run = self.run.get_mut();
+        run.schedule.synchronize();
+        run.settle()?;
+        run.device.begin_capture()?;
+        let pass = run.schedule.pass();
+        run.schedule.fork();
+        run.submit();
+        // Caught, since the trainer's stream would be captured for ever.
+        let outcome = catch_unwind(AssertUnwindSafe(|| self.begin().and_then(trainer)));
+        if self.run.get_mut().schedule.is_open() {
+            // The capture is thrown away, so nothing that was launched in it has happened.
+            let _ = self.abandon_open_pass();
+        }
+        let run = self.run.get_mut();
+        let is_whole = !run.schedule.was_abandoned();
+        run.schedule.synchronize();
+        // If it fails, the end says why.
+        let _ = run.settle();
+        let captured = run.device.end_capture();
+        // Nothing of it has run; positions inside it are none to whoever waits outside.
+        run.forgive();
+        run.schedule.set_pass(pass);
+        run.schedule.fork();
+        run.submit();
+        // What failed in a capture has poisoned nothing, whatever the trainer was told.
+        outcome.unwrap_or_else(|panic| resume_unwind(panic)).map_err(|error| error.cause().clone())?;
+        if captured.is_ok() && !is_whole {
+            return Err(Error::Order("the captured pass was not finished".into()));
+        }
+        captured
+    }
+
+    /// Makes a captured pass.
+    ///
+    /// # Ordering
+    /// Behind everything on the trainer's stream; whatever comes there next is behind the whole pass. Returns at once,
+    /// unless the host is eight passes ahead. All ranks replay the same capture at the same point, with the same
+    /// learning rates and frozen parameters: a replay's sums are compared with nobody's, so a difference is a hang or a
+    /// drift.
+    ///
+    /// # Errors
+    /// `Order` if a pass is open, parameters have been written since the last one, or the capture is another stepper's;
+    /// `Poisoned` after a failure.
+    ///
+    /// # Safety
+    /// All that the captured trainer's own work touches is still alive, and nothing else touches it meanwhile; the
+    /// stepper's communicator has not been closed by another handle of it.
+    pub unsafe fn replay(&mut self, captured: &CapturedPass) -> Result<()> {
+        self.refuse_open_pass()?;
+        if self.params_written {
+            let why = "parameters were written: an ordinary pass first, which gives all ranks the same";
+            return Err(Error::Order(why.into()));
+        }
+        let run = self.run.get_mut();
+        run.touch_all()?;
+        // Publishing reads the control block that the graph's Begin writes.
+        run.touch_control()?;
+        run.device.replay(captured)?;
+        let pass = run.schedule.pass() + 1;
+        run.schedule.set_pass(pass);
+        run.schedule.fork();
+        run.submit();
+        Ok(())
+    }
+}
