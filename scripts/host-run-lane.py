@@ -45,7 +45,7 @@ def main():
             # In front of the test program alone: cargo and the compilers run as they are. The program leaks by design.
             runner = ["env", f"LD_PRELOAD={runtime}", "ASAN_OPTIONS=detect_leaks=0", "UBSAN_OPTIONS=print_stacktrace=1"]
             command += ["--config", f"target.'cfg(all())'.runner = {runner}"]
-        names = [f"host_run::{name}" for name in arguments.tests] or ["host_run::", "on_cuda::", "gpu_training::digits"]
+        names = [f"host_run::{name}" for name in arguments.tests] or ["host_run::", "on_cuda::", "cuda_training::digits"]
         listed = subprocess.run([*command, "--", "--include-ignored", "--list", *names], cwd=ROOT, env=environment,
                                 stdout=subprocess.PIPE, text=True)
         if listed.returncode == 0 and ": test" not in listed.stdout:

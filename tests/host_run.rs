@@ -36,7 +36,7 @@ fn every_length() -> Vec<Bucket> {
 }
 
 #[test]
-#[ignore = "scripts/host-run-lane.py compiles the kernels for it"]
+#[ignore = "scripts/host-run-lane.py runs it: compiles the kernels for it"]
 fn every_optimizer_gives_the_cpus_bits_at_every_length_in_every_launch_shape() {
     for (k, optim) in optimizers().into_iter().enumerate() {
         let case = Case { normed: k % 2 == 0, ..Case::new(optim, every_length()) };
@@ -45,7 +45,7 @@ fn every_optimizer_gives_the_cpus_bits_at_every_length_in_every_launch_shape() {
 }
 
 #[test]
-#[ignore = "scripts/host-run-lane.py compiles the kernels for it"]
+#[ignore = "scripts/host-run-lane.py runs it: compiles the kernels for it"]
 fn no_misalignment_and_no_dtype_differs_from_the_cpu() {
     for misalignment in 0..16 {
         for (k, grad_dtype) in DTYPES.into_iter().enumerate() {
@@ -84,7 +84,7 @@ fn every_fate() -> Vec<Bucket> {
 }
 
 #[test]
-#[ignore = "scripts/host-run-lane.py compiles the kernels for it"]
+#[ignore = "scripts/host-run-lane.py runs it: compiles the kernels for it"]
 fn segments_are_stepped_averaged_or_left_as_on_the_cpu() {
     for optim in few_optimizers() {
         for (k, grad_dtype) in DTYPES.into_iter().enumerate() {
@@ -107,7 +107,7 @@ fn sometimes_nonfinite(pass: usize, segment: usize, element: usize) -> f32 {
 }
 
 #[test]
-#[ignore = "scripts/host-run-lane.py compiles the kernels for it"]
+#[ignore = "scripts/host-run-lane.py runs it: compiles the kernels for it"]
 fn a_skipped_pass_a_clipped_one_and_the_ring_behind_them_are_the_cpus() {
     for optim in few_optimizers() {
         for skip_nonfinite in [false, true] {
@@ -144,7 +144,7 @@ fn random_gradient(pass: usize, segment: usize, element: usize) -> f32 {
 }
 
 #[test]
-#[ignore = "scripts/host-run-lane.py compiles the kernels for it"]
+#[ignore = "scripts/host-run-lane.py runs it: compiles the kernels for it"]
 fn nan_infinity_subnormals_and_noise_give_the_cpus_bits() {
     for (k, optim) in optimizers().into_iter().enumerate() {
         let bucket = |len| vec![Bucket { segments: vec![stepped(len)], ranks: None }];
@@ -161,7 +161,7 @@ fn nan_infinity_subnormals_and_noise_give_the_cpus_bits() {
 }
 
 #[test]
-#[ignore = "scripts/host-run-lane.py compiles the kernels for it"]
+#[ignore = "scripts/host-run-lane.py runs it: compiles the kernels for it"]
 fn offsets_past_two_and_four_billion_elements_lead_to_the_same_memory() {
     for shift in [(1 << 31) - 100, (1 << 31) + 48, (1 << 32) - 100, (1 << 32) + 48, 5 << 32] {
         for dtype in DTYPES {
@@ -174,7 +174,7 @@ fn offsets_past_two_and_four_billion_elements_lead_to_the_same_memory() {
 }
 
 #[test]
-#[ignore = "scripts/host-run-lane.py compiles the kernels for it"]
+#[ignore = "scripts/host-run-lane.py runs it: compiles the kernels for it"]
 fn many_segments_are_opened_by_as_few_blocks_as_a_cap_allows() {
     let segments = (0..600).map(|k| stepped(k % 3)).collect();
     let adam = few_optimizers()[2];

@@ -63,7 +63,7 @@ fn what_this_machine_or_build_lacks_is_named_before_another_rank_waits_for_it() 
     let second = nccl::Options { rank: 1, world_size: 2, device: 4096, deadline: hour, ..Default::default() };
     match Nccl::connect(&second) {
         Err(Error::NcclUnavailable { .. } | Error::DriverUnavailable { .. }) => {}
-        Err(Error::Device { call, .. }) => assert_eq!(call, "cuDeviceGet"),
+        Err(Error::Unsupported { what, .. }) => assert_eq!(what, "cuda:4096"),
         other => panic!("{other:?}"),
     }
 }

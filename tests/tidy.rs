@@ -278,6 +278,26 @@ fn the_compiler_sees_every_struct_of_the_boundary() {
 }
 
 #[test]
+fn every_ignored_test_names_what_runs_it_and_that_does() {
+    let mut checked = 0;
+    for path in files("tests", &["rs"]) {
+        let (name, text) = (name(&path), read(&path));
+        let module = name.trim_start_matches("tests/").trim_end_matches(".rs").replace('/', "::") + "::";
+        for (_, line) in code_lines(&text) {
+            let Some(reason) = line.trim().strip_prefix("#[ignore") else { continue };
+            let (runner, why) = reason.trim_start_matches(" = \"").split_once(": ").expect(line);
+            let runner = runner.split(' ').next().unwrap();
+            assert!(why.len() > 10 && Path::new(ROOT).join(runner).is_file(), "{name}: {line}");
+            let starts =
+                |script: &str| script.contains(&module) || script.contains(&module[..module.len() - 2]);
+            assert!(starts(&read(&Path::new(ROOT).join(runner))), "{runner} does not run {module}: {line}");
+            checked += 1;
+        }
+    }
+    assert!(checked > 12, "the scan finds ignored tests");
+}
+
+#[test]
 fn every_guarantee_names_tests_that_exist() {
     let readme = read(&Path::new(ROOT).join("README.md"));
     let table = readme.lines().skip_while(|line| !line.starts_with("| What you may count on")).skip(2);

@@ -131,9 +131,9 @@ short=(on_cuda::a_global_norm on_cuda::what_is_left_out on_cuda::micro_batches)
 stage facts 20 nvidia-smi
 stage info 20 info
 stage kernels 90 run_tests host_run::
-stage steppers 60 run_tests on_cuda:: gpu_training::digits gpu_failures::a_machine gpu_failures::borrowed
-stage conversions 40 run_tests gpu_conversions::
-stage large 60 run_tests gpu_large::
+stage steppers 60 run_tests on_cuda:: cuda_training::digits cuda_failures::a_machine cuda_failures::borrowed
+stage conversions 40 run_tests gpu::conversions::
+stage large 60 run_tests gpu::large::
 stage memcheck 60 sanitized memcheck host_run::many_segments host_run::every_optimizer on_cuda::every "${short[@]}"
 stage racecheck 40 sanitized racecheck host_run::many_segments "${short[@]}"
 stage initcheck 40 sanitized initcheck "${short[@]}"

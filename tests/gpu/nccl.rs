@@ -43,7 +43,7 @@ fn values(rank: u32, count: usize) -> Vec<f32> {
 }
 
 #[test]
-#[ignore = "needs a GPU and NCCL"]
+#[ignore = "benches/gpu/run.sh runs it: needs a GPU and NCCL"]
 fn a_group_of_one_sums_copies_closes_and_gives_its_memory_back() {
     let gpu = Gpu::open();
     let comm = Nccl::connect(&nccl::Options::default()).unwrap();
@@ -73,7 +73,7 @@ fn a_group_of_one_sums_copies_closes_and_gives_its_memory_back() {
 }
 
 #[test]
-#[ignore = "needs a GPU and NCCL"]
+#[ignore = "benches/gpu/run.sh runs it: needs a GPU and NCCL"]
 fn an_aborted_group_answers_with_the_cause_ever_after() {
     let gpu = Gpu::open();
     let comm = Nccl::connect(&nccl::Options::default()).unwrap();
@@ -91,7 +91,7 @@ fn an_aborted_group_answers_with_the_cause_ever_after() {
 }
 
 #[test]
-#[ignore = "needs a GPU and NCCL"]
+#[ignore = "benches/gpu/run.sh runs it: needs a GPU and NCCL"]
 fn an_id_of_the_callers_makes_a_group_that_cannot_keep_a_ledger() {
     let id = nccl::unique_id().unwrap();
     let ledger = nccl::Options { ledger: true, ..Default::default() };
@@ -102,12 +102,13 @@ fn an_id_of_the_callers_makes_a_group_that_cannot_keep_a_ledger() {
 }
 
 #[test]
-#[ignore = "needs a GPU and NCCL"]
+#[ignore = "benches/gpu/run.sh runs it: needs a GPU and NCCL"]
 fn a_gpu_that_is_not_there_is_named() {
     let options = nccl::Options { device: 4096, ..Default::default() };
     match Nccl::connect(&options) {
-        Err(Error::Device { call: "cuDeviceGet", code: 101, name }) => {
-            assert_eq!(name, "CUDA_ERROR_INVALID_DEVICE");
+        Err(Error::Unsupported { what, have }) => {
+            assert_eq!(what, "cuda:4096");
+            assert!(have.starts_with("cuda:0"), "{have}");
         }
         other => panic!("{other:?}"),
     }
@@ -232,13 +233,11 @@ const SCENES: [Scene; 6] = [
 
 /// Not a case of its own: a rank that one of the tests below has started.
 #[test]
-#[ignore = "needs a parent"]
+#[ignore = "tests/gpu/nccl.rs starts it: a process of its own per rank"]
 fn rank_of_two() {
     let scene = std::env::var("INSTEP_TEST_SCENE");
-    let Some((_, play)) = SCENES.iter().find(|(name, _)| scene.as_deref() == Ok(name)) else {
-        eprintln!("no scene: this is a rank of the other tests");
-        return;
-    };
+    let found = SCENES.iter().find(|(name, _)| scene.as_deref() == Ok(name));
+    let (_, play) = found.expect("a scene, which the tests below name");
     let gpu = Gpu::open();
     play(Nccl::from_environment().unwrap(), &gpu);
 }
@@ -283,7 +282,7 @@ macro_rules! two_ranks {
     ($($sentence:ident: $scene:literal;)*) => {
         $(
             #[test]
-            #[ignore = "needs a GPU and NCCL 2.30"]
+            #[ignore = "benches/gpu/run.sh runs it: needs a GPU and NCCL 2.30"]
             fn $sentence() {
                 two_ranks_play($scene);
             }

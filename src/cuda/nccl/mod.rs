@@ -58,7 +58,7 @@ impl Nccl {
     /// Returns once all ranks have come. Groups of one process that share a port are made in the same order everywhere.
     ///
     /// # Errors
-    /// `Config` names a variable; `NcclUnavailable`, `DriverUnavailable` or `Device` if this machine lacks what it takes;
+    /// `Config` names a variable; `NcclUnavailable`, `DriverUnavailable` or `Unsupported` if this machine lacks what it takes;
     /// `Deadline` names the ranks that have not come; `Mismatch` if rank 0 expects another number of ranks; `PeerLost` if a
     /// rank failed meanwhile; `Collective` if NCCL cannot connect. Nothing is left behind.
     pub fn from_environment() -> Result<Nccl> {

@@ -1,6 +1,6 @@
 //! Does a GPU convert to and from 16 bits as the CPU does, for every value there is?
 //!
-//! The kernels use the GPU's instructions where the CPU uses integers (`kernels/math.h`); `gpu_conversions/compare.cu`
+//! The kernels use the GPU's instructions where the CPU uses integers (`kernels/math.h`); `compare.cu`
 //! holds one against the other. Must try all inputs: 2^32 f32, 2^16 f16 (from bf16 both shift).
 
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ struct CompareArgs {
 }
 
 #[test]
-#[ignore = "needs a GPU and what scripts/gpu-bundle.sh compiles, named by INSTEP_GPU_CONVERSIONS"]
+#[ignore = "benches/gpu/run.sh runs it: needs a GPU and what scripts/gpu-bundle.sh compiles"]
 fn every_f32_becomes_the_cpus_bf16_and_f16_and_every_f16_its_f32() {
     let path = PathBuf::from(std::env::var_os("INSTEP_GPU_CONVERSIONS").expect("scripts/gpu-bundle.sh"));
     let kernels = Kernels::load(Some(&std::fs::read(path).unwrap()));

@@ -71,7 +71,7 @@ fn assert_holds(cuda: &Cuda, tensor: DevicePtr, values: &[f32], what: &str) {
 }
 
 #[test]
-#[ignore = "needs a GPU with 33 GiB of free memory"]
+#[ignore = "benches/gpu/run.sh runs it: needs a GPU with 33 GiB of free memory"]
 fn steps_and_norms_past_two_billion_elements_are_those_of_a_short_parameter() {
     for (optim, max_norm) in [(few_optimizers()[0], None), (few_optimizers()[2], Some(0.5))] {
         let (cuda, large) = (hardware::open(), layout(&[ELEMENTS]));

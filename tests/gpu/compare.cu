@@ -1,6 +1,6 @@
 /* Conversions by instruction against the same by integers, as math.h has both, for a range of inputs.
  *
- * scripts/gpu-bundle.sh compiles this for tests/gpu_conversions.rs, with the library's own flags. Must count every
+ * scripts/gpu-bundle.sh compiles this for tests/gpu/conversions.rs, with the library's own flags. Must count every
  * difference, and name the lowest input of each kind. */
 #include "../../kernels/math.h"
 

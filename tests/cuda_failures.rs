@@ -3,11 +3,12 @@
 //! On the stand-in, whose calls can be made to fail one by one; borrowed memory on a real GPU too, as in `on_cuda`. Must
 //! show for every refusal that nothing was launched, and for every end that all memory came back.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use instep::cuda::{Cuda, built_kernels};
+use instep::cuda::{Cuda, CudaDevice, built_kernels};
 use instep::layout::ForeignBucket;
-use instep::{Borrowed, Error, Isa, Layout, Mode, Solo, StreamHandle, Unused, in_process};
+use instep::{Borrowed, Error, Isa, Layout, Mode, Solo, Stepper, StreamHandle, Unused, in_process};
 
 use crate::hardware;
 use crate::on_cuda::cuda;
@@ -189,8 +190,8 @@ fn a_stepper_that_cannot_be_built_gives_everything_back() {
     }
 }
 
-#[test]
-fn a_sum_that_hangs_is_a_deadline_and_dropping_its_stepper_waits_for_nothing() {
+/// A stepper that has made a pass, and waits for sums 20 ms.
+fn one_pass_under_a_deadline() -> (Arc<StandIn>, Stepper<CudaDevice>) {
     let (stand_in, layout) = (StandIn::new(), layout(&[300]));
     let cuda = Cuda::on(stand_in.clone()).compute_stream(COMPUTE);
     let builder = few_optimizers()[0].builder(&layout).deadline(Duration::from_millis(20));
@@ -198,6 +199,12 @@ fn a_sum_that_hangs_is_a_deadline_and_dropping_its_stepper_waits_for_nothing() {
     let mut stepper = unsafe { builder.cuda(Solo::default(), &cuda).unwrap() };
     let gradient = painted(&options());
     pass(&mut stepper, &options(), |param, values| gradient(0, param, values)).unwrap();
+    (stand_in, stepper)
+}
+
+#[test]
+fn a_sum_that_hangs_is_a_deadline_and_dropping_its_stepper_waits_for_nothing() {
+    let (stand_in, stepper) = one_pass_under_a_deadline();
     stand_in.stall_sums();
     // Dropped by the call, while the GPU is not through.
     let error = stepper.close().unwrap_err();
@@ -208,13 +215,7 @@ fn a_sum_that_hangs_is_a_deadline_and_dropping_its_stepper_waits_for_nothing() {
 
 #[test]
 fn work_of_the_trainers_may_take_longer_than_any_deadline() {
-    let (stand_in, layout) = (StandIn::new(), layout(&[300]));
-    let cuda = Cuda::on(stand_in.clone()).compute_stream(COMPUTE);
-    let builder = few_optimizers()[0].builder(&layout).deadline(Duration::from_millis(20));
-    // SAFETY: the stand-in's stream is a number.
-    let mut stepper = unsafe { builder.cuda(Solo::default(), &cuda).unwrap() };
-    let gradient = painted(&options());
-    pass(&mut stepper, &options(), |param, values| gradient(0, param, values)).unwrap();
+    let (stand_in, stepper) = one_pass_under_a_deadline();
     stand_in.stall();
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -222,7 +223,7 @@ fn work_of_the_trainers_may_take_longer_than_any_deadline() {
             stand_in.go_on();
         });
         let mut values = [0.0; 300];
-        stepper.read_param(layout.id("p0").unwrap(), &mut values).unwrap();
+        stepper.read_param(stepper.layout().id("p0").unwrap(), &mut values).unwrap();
     });
     stepper.close().unwrap();
 }
