@@ -26,7 +26,8 @@ enum InstepOptimizer {
 #define OPTIMIZER(name, Rule, min_states, max_states) INSTEP_OPTIMIZER_##name,
 #include "optimizers.def"
 #undef OPTIMIZER
-    INSTEP_OPTIMIZER_COUNT
+    INSTEP_OPTIMIZER_COUNT,
+    INSTEP_OPTIMIZER_CUSTOM = INSTEP_OPTIMIZER_COUNT /* the user's own code, called between launches */
 };
 
 /* How elements are stored; arithmetic is f32 throughout. */
@@ -50,10 +51,15 @@ typedef struct InstepAdamHyper {
     uint32_t decoupled, amsgrad, maximize, reserved;
 } InstepAdamHyper;
 
+typedef struct InstepCustomHyper {
+    double lr;
+} InstepCustomHyper;
+
 typedef union InstepHyper {
 #define OPTIMIZER(name, Rule, min_states, max_states) Instep##Rule##Hyper name;
 #include "optimizers.def"
 #undef OPTIMIZER
+    InstepCustomHyper custom;
     double words[8];
 } InstepHyper;
 
@@ -68,21 +74,30 @@ typedef struct InstepAdamScalars {
     uint32_t from_sample1, from_sample2, amsgrad, maximize, reserved;
 } InstepAdamScalars;
 
+/* What the user's own code is told. Begin writes the first two, the launch in front of that code the others. */
+typedef struct InstepCustomScalars {
+    double lr;
+    uint64_t step;     /* of this update, from 1 */
+    float multiplier;  /* of the summed gradient */
+    uint32_t action;   /* INSTEP_ACTION_STEP, or INSTEP_ACTION_LEAVE: then nothing may change */
+} InstepCustomScalars;
+
 typedef union InstepScalars {
 #define OPTIMIZER(name, Rule, min_states, max_states) Instep##Rule##Scalars name;
 #include "optimizers.def"
 #undef OPTIMIZER
+    InstepCustomScalars custom;
     uint32_t words[12];
 } InstepScalars;
 
-/* One per segment, in control memory. `steps` counts the updates that happened; `stepped` says that the last
+/* One per segment and optimizer that steps it, in control memory. `steps` counts the updates that happened; `stepped` says that the last
  * pass made one, and Begin adds it: a skipped or abandoned pass therefore never advances bias correction. */
 typedef struct InstepSegment {
     uint64_t steps;
     uint32_t stepped;
-    uint32_t group;
+    uint32_t group;     /* whose hyperparameters */
     uint32_t action;
-    uint32_t reserved;
+    uint32_t optimizer; /* INSTEP_OPTIMIZER_ */
     uint64_t tail; /* address of its f32 in the bucket's tail block, or 0: after the SUM, how many ranks had a
                     * gradient for it; 0.0 means none, and then the step leaves the segment alone */
     uint64_t contributors; /* the same for its bucket: how many ranks had data in this pass */
@@ -99,6 +114,8 @@ typedef struct InstepControl {
     double loss_scale;                 /* constant factor in the loss, divided out */
     float multiplier;                  /* applied to every gradient that is stepped, once the divisor is known */
     float average_multiplier;          /* applied to Average segments: 1/divisor, likewise */
+    float local_multiplier;            /* applied to gradients that are not summed over ranks: 1/loss_scale */
+    uint32_t reserved;
     uint32_t max_abs_bits;             /* largest |gradient| as bits: above infinity's means NaN */
     uint32_t first_nonfinite_bucket;   /* INSTEP_NO_BUCKET if none */
     uint32_t skip;                     /* the pass must change no parameter */
@@ -128,8 +145,6 @@ typedef struct InstepBeginArgs {
     uint64_t slot_count;
     double divisor;
     double loss_scale;
-    uint32_t optimizer;
-    uint32_t reserved;
 } InstepBeginArgs;
 
 typedef struct InstepDecideArgs {
@@ -158,7 +173,7 @@ typedef struct InstepStepArgs {
     uint32_t grad_dtype;
     uint32_t copy_dtype;
     uint32_t zero_grads; /* Step segments' gradients end as +0, in a skipped pass too: the next one may add to them */
-    uint32_t reserved;
+    uint32_t local;      /* the bucket is not summed over ranks */
 } InstepStepArgs;
 
 /* What a pass came to, in memory that the host reads while the device writes it. A seqlock: `sequence` is 0, then the
@@ -187,6 +202,8 @@ typedef struct InstepKernels {
     void (*decide)(const InstepDecideArgs* args);
     void (*norm)(const InstepStepArgs* args, uint64_t first_tile, uint64_t last_tile);
     void (*step)(const InstepStepArgs* args, uint64_t first_tile, uint64_t last_tile);
+    /* Tells the user's own code what to do with each segment that these tiles open. */
+    void (*custom)(const InstepStepArgs* args);
     /* Elements [first, last) of every rank's buffer become their sum in rank order. */
     void (*sum)(float* const* ranks, uint64_t rank_count, uint64_t first, uint64_t last);
     /* For the benches: reads arrays[0], reads and writes the others; see ceiling.h. */

@@ -20,8 +20,16 @@ extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS)
     if (threadIdx.x == 0) begin_pass(args.control, args.divisor, args.loss_scale);
 #pragma unroll 1
     for (uint64_t k = threadIdx.x; k < args.segment_count; k += INSTEP_GPU_THREADS) {
-        begin_segment(&args.segments[k], args.groups, args.actions[k], args.optimizer);
+        begin_segment(&args.segments[k], args.groups, args.actions[k]);
     }
+}
+
+/* In front of the user's own code, on its stream. */
+extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS)
+    instep_custom(const __grid_constant__ InstepStepArgs args) {
+    if (blockIdx.x != 0) return;
+#pragma unroll 1
+    for (uint64_t t = threadIdx.x; t < args.tile_count; t += INSTEP_GPU_THREADS) instruct(args, args.tiles[t]);
 }
 
 /* One thread, and the rest of its block idle: the answer is a handful of scalars. */

@@ -29,6 +29,7 @@ INSTEP_INLINE void begin_pass(InstepControl* control, double divisor, double los
     control->loss_scale = loss_scale;
     control->multiplier = divisor > 0.0 ? static_cast<float>(1.0 / (divisor * loss_scale)) : 0.0f;
     control->average_multiplier = divisor > 0.0 ? static_cast<float>(1.0 / divisor) : 0.0f;
+    control->local_multiplier = static_cast<float>(1.0 / loss_scale);
     control->max_abs_bits = 0;
     control->first_nonfinite_bucket = INSTEP_NO_BUCKET;
     control->skip = 0;
@@ -36,8 +37,7 @@ INSTEP_INLINE void begin_pass(InstepControl* control, double divisor, double los
 }
 
 /* Counts the update of the last pass, if it happened, and derives the scalars of the next one. */
-INSTEP_INLINE void begin_segment(InstepSegment* segment, const InstepHyper* groups, uint32_t action,
-                                 uint32_t optimizer) {
+INSTEP_INLINE void begin_segment(InstepSegment* segment, const InstepHyper* groups, uint32_t action) {
     segment->steps += segment->stepped;
     segment->stepped = 0;
     segment->action = action;
@@ -45,13 +45,17 @@ INSTEP_INLINE void begin_segment(InstepSegment* segment, const InstepHyper* grou
     if (segment->tail) *reinterpret_cast<float*>(segment->tail) = 1.0f;
     if (segment->contributors) *reinterpret_cast<float*>(segment->contributors) = 1.0f;
     const InstepHyper& hyper = groups[segment->group];
-    switch (optimizer) {
+    switch (segment->optimizer) {
 #define OPTIMIZER(name, Rule, min_states, max_states)                                          \
     case INSTEP_OPTIMIZER_##name:                                                              \
         segment->scalars.name = Rule<max_states>::prepare(hyper.name, segment->steps + 1); \
         break;
 #include "optimizers.def"
 #undef OPTIMIZER
+    case INSTEP_OPTIMIZER_CUSTOM:
+        segment->scalars.custom.lr = hyper.custom.lr;
+        segment->scalars.custom.step = segment->steps + 1;
+        break;
     }
 }
 
@@ -73,14 +77,28 @@ INSTEP_INLINE uint32_t segment_action(const InstepSegment& segment) {
 }
 
 /* What a reduced gradient is multiplied by: known since Begin or Decide, or else told by its bucket's own count. */
-INSTEP_INLINE float step_multiplier(const InstepControl& control, const InstepSegment& segment) {
+INSTEP_INLINE float step_multiplier(const InstepStepArgs& args, const InstepSegment& segment) {
+    const InstepControl& control = *args.control;
+    if (args.local) return control.local_multiplier;
     if (control.decided || control.divisor > 0.0) return control.multiplier;
     return static_cast<float>(1.0 / (divisor_of(control, count_at(segment.contributors)) * control.loss_scale));
 }
 
-INSTEP_INLINE float average_multiplier(const InstepControl& control, const InstepSegment& segment) {
+INSTEP_INLINE float average_multiplier(const InstepStepArgs& args, const InstepSegment& segment) {
+    const InstepControl& control = *args.control;
+    if (args.local) return 1.0f;
     if (control.divisor > 0.0) return control.average_multiplier;
     return static_cast<float>(1.0 / divisor_of(control, count_at(segment.contributors)));
+}
+
+/* What the user's own code does with a segment: decided here, in front of it, since it cannot look at skip and tail. */
+INSTEP_INLINE void instruct(const InstepStepArgs& args, const InstepTile& tile) {
+    if (!tile.first) return;
+    InstepSegment& segment = args.segments[tile.segment];
+    const bool steps = segment_action(segment) == INSTEP_ACTION_STEP && !args.control->skip;
+    segment.scalars.custom.multiplier = step_multiplier(args, segment);
+    segment.scalars.custom.action = steps ? INSTEP_ACTION_STEP : INSTEP_ACTION_LEAVE;
+    if (steps) segment.stepped = 1;
 }
 
 /* Norm of the averaged gradients, clip coefficient as in torch.nn.utils.clip_grad_norm_, and whether to skip.

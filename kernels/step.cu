@@ -79,10 +79,10 @@ INSTEP_DEVICE void step_bucket(const InstepStepArgs& args, Scalars InstepScalars
         InstepSegment& segment = args.segments[tile.segment];
         const uint32_t action = segment_action(segment);
         if (action == INSTEP_ACTION_AVERAGE) {
-            average_tile(args, tile, average_multiplier(*args.control, segment));
+            average_tile(args, tile, average_multiplier(args, segment));
         } else if (action == INSTEP_ACTION_STEP) {
             if (!skip) {
-                const float multiplier = step_multiplier(*args.control, segment);
+                const float multiplier = step_multiplier(args, segment);
                 nonfinite |= step_tile<Rule>(args, tile, segment.scalars.*scalars, multiplier);
                 if (tile.first && threadIdx.x == 0) segment.stepped = 1;
             }

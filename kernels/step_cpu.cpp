@@ -221,7 +221,7 @@ uint32_t step_with_states(const InstepStepArgs& args, const InstepTile& tile, co
 }
 
 uint32_t step_segment(const InstepStepArgs& args, const InstepTile& tile, const InstepSegment& segment) {
-    const float multiplier = step_multiplier(*args.control, segment);
+    const float multiplier = step_multiplier(args, segment);
     switch (args.optimizer) {
 #define OPTIMIZER(name, Rule, min_states, max_states) \
     case INSTEP_OPTIMIZER_##name:                     \
@@ -239,7 +239,7 @@ __attribute__((noinline)) void step_tiles(const InstepStepArgs* args, uint64_t f
         InstepSegment& segment = args->segments[tile.segment];
         const uint32_t action = segment_action(segment);
         if (action == INSTEP_ACTION_AVERAGE) {
-            average_tile(*args, tile, average_multiplier(*args->control, segment));
+            average_tile(*args, tile, average_multiplier(*args, segment));
         } else if (action == INSTEP_ACTION_STEP) {
             if (!args->control->skip) {
                 nonfinite |= step_segment(*args, tile, segment);
@@ -287,8 +287,12 @@ __attribute__((noinline)) void norm_tiles(const InstepStepArgs* args, uint64_t f
 __attribute__((noinline)) void begin_all(const InstepBeginArgs* args) {
     begin_pass(args->control, args->divisor, args->loss_scale);
     for (uint64_t k = 0; k < args->segment_count; ++k) {
-        begin_segment(&args->segments[k], args->groups, args->actions[k], args->optimizer);
+        begin_segment(&args->segments[k], args->groups, args->actions[k]);
     }
+}
+
+__attribute__((noinline)) void instruct_all(const InstepStepArgs* args) {
+    for (uint64_t t = 0; t < args->tile_count; ++t) instruct(*args, args->tiles[t]);
 }
 
 __attribute__((noinline)) void decide_all(const InstepDecideArgs* args) { decide(*args); }
@@ -344,6 +348,10 @@ void entry_step(const InstepStepArgs* args, uint64_t first_tile, uint64_t last_t
     IeeeEnvironment environment;
     step_tiles(args, first_tile, last_tile);
 }
+void entry_custom(const InstepStepArgs* args) {
+    IeeeEnvironment environment;
+    instruct_all(args);
+}
 void entry_sum(float* const* ranks, uint64_t rank_count, uint64_t first, uint64_t last) {
     IeeeEnvironment environment;
     sum_range(ranks, rank_count, first, last);
@@ -357,5 +365,5 @@ void entry_ceiling(float* const* arrays, uint64_t array_count, float factor, uin
 }  // namespace
 
 extern "C" const InstepKernels INSTEP_KERNELS = {
-    entry_self_test, entry_begin, entry_decide, entry_norm, entry_step, entry_sum, entry_ceiling,
+    entry_self_test, entry_begin, entry_decide, entry_norm, entry_step, entry_custom, entry_sum, entry_ceiling,
 };

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent.parent
-COMMON = ["instep_begin", "instep_decide", "instep_publish", "instep_norm"]
+COMMON = ["instep_begin", "instep_decide", "instep_publish", "instep_norm", "instep_custom"]
 REGISTERS = 64
 MORE_REGISTERS = {}  # (kernel, architecture): limit, with the reason beside it
 TOLERANCE = 0.02  # of the recorded instruction count, either way: a gain is to be recorded, too

@@ -14,6 +14,7 @@ pub const INSTEP_F32_INFINITY_BITS: u32 = 2139095040;
 pub const INSTEP_OPTIMIZER_sgd: InstepOptimizer = 0;
 pub const INSTEP_OPTIMIZER_adam: InstepOptimizer = 1;
 pub const INSTEP_OPTIMIZER_COUNT: InstepOptimizer = 2;
+pub const INSTEP_OPTIMIZER_CUSTOM: InstepOptimizer = 2;
 pub type InstepOptimizer = ::core::ffi::c_uint;
 pub const INSTEP_DTYPE_F32: InstepDtype = 0;
 pub const INSTEP_DTYPE_BF16: InstepDtype = 1;
@@ -81,10 +82,22 @@ const _: () = {
         [::core::mem::offset_of!(InstepAdamHyper, reserved) - 52usize];
 };
 #[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct InstepCustomHyper {
+    pub lr: f64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of InstepCustomHyper"][::core::mem::size_of::<InstepCustomHyper>() - 8usize];
+    ["Alignment of InstepCustomHyper"][::core::mem::align_of::<InstepCustomHyper>() - 8usize];
+    ["Offset of field: InstepCustomHyper::lr"][::core::mem::offset_of!(InstepCustomHyper, lr) - 0usize];
+};
+#[repr(C)]
 #[derive(Copy, Clone)]
 pub union InstepHyper {
     pub sgd: InstepSgdHyper,
     pub adam: InstepAdamHyper,
+    pub custom: InstepCustomHyper,
     pub words: [f64; 8usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
@@ -93,6 +106,7 @@ const _: () = {
     ["Alignment of InstepHyper"][::core::mem::align_of::<InstepHyper>() - 8usize];
     ["Offset of field: InstepHyper::sgd"][::core::mem::offset_of!(InstepHyper, sgd) - 0usize];
     ["Offset of field: InstepHyper::adam"][::core::mem::offset_of!(InstepHyper, adam) - 0usize];
+    ["Offset of field: InstepHyper::custom"][::core::mem::offset_of!(InstepHyper, custom) - 0usize];
     ["Offset of field: InstepHyper::words"][::core::mem::offset_of!(InstepHyper, words) - 0usize];
 };
 #[repr(C)]
@@ -171,18 +185,40 @@ const _: () = {
         [::core::mem::offset_of!(InstepAdamScalars, reserved) - 44usize];
 };
 #[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct InstepCustomScalars {
+    pub lr: f64,
+    pub step: u64,
+    pub multiplier: f32,
+    pub action: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of InstepCustomScalars"][::core::mem::size_of::<InstepCustomScalars>() - 24usize];
+    ["Alignment of InstepCustomScalars"][::core::mem::align_of::<InstepCustomScalars>() - 8usize];
+    ["Offset of field: InstepCustomScalars::lr"][::core::mem::offset_of!(InstepCustomScalars, lr) - 0usize];
+    ["Offset of field: InstepCustomScalars::step"]
+        [::core::mem::offset_of!(InstepCustomScalars, step) - 8usize];
+    ["Offset of field: InstepCustomScalars::multiplier"]
+        [::core::mem::offset_of!(InstepCustomScalars, multiplier) - 16usize];
+    ["Offset of field: InstepCustomScalars::action"]
+        [::core::mem::offset_of!(InstepCustomScalars, action) - 20usize];
+};
+#[repr(C)]
 #[derive(Copy, Clone)]
 pub union InstepScalars {
     pub sgd: InstepSgdScalars,
     pub adam: InstepAdamScalars,
+    pub custom: InstepCustomScalars,
     pub words: [u32; 12usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of InstepScalars"][::core::mem::size_of::<InstepScalars>() - 48usize];
-    ["Alignment of InstepScalars"][::core::mem::align_of::<InstepScalars>() - 4usize];
+    ["Alignment of InstepScalars"][::core::mem::align_of::<InstepScalars>() - 8usize];
     ["Offset of field: InstepScalars::sgd"][::core::mem::offset_of!(InstepScalars, sgd) - 0usize];
     ["Offset of field: InstepScalars::adam"][::core::mem::offset_of!(InstepScalars, adam) - 0usize];
+    ["Offset of field: InstepScalars::custom"][::core::mem::offset_of!(InstepScalars, custom) - 0usize];
     ["Offset of field: InstepScalars::words"][::core::mem::offset_of!(InstepScalars, words) - 0usize];
 };
 #[repr(C)]
@@ -192,7 +228,7 @@ pub struct InstepSegment {
     pub stepped: u32,
     pub group: u32,
     pub action: u32,
-    pub reserved: u32,
+    pub optimizer: u32,
     pub tail: u64,
     pub contributors: u64,
     pub scalars: InstepScalars,
@@ -205,7 +241,8 @@ const _: () = {
     ["Offset of field: InstepSegment::stepped"][::core::mem::offset_of!(InstepSegment, stepped) - 8usize];
     ["Offset of field: InstepSegment::group"][::core::mem::offset_of!(InstepSegment, group) - 12usize];
     ["Offset of field: InstepSegment::action"][::core::mem::offset_of!(InstepSegment, action) - 16usize];
-    ["Offset of field: InstepSegment::reserved"][::core::mem::offset_of!(InstepSegment, reserved) - 20usize];
+    ["Offset of field: InstepSegment::optimizer"]
+        [::core::mem::offset_of!(InstepSegment, optimizer) - 20usize];
     ["Offset of field: InstepSegment::tail"][::core::mem::offset_of!(InstepSegment, tail) - 24usize];
     ["Offset of field: InstepSegment::contributors"]
         [::core::mem::offset_of!(InstepSegment, contributors) - 32usize];
@@ -222,6 +259,8 @@ pub struct InstepControl {
     pub loss_scale: f64,
     pub multiplier: f32,
     pub average_multiplier: f32,
+    pub local_multiplier: f32,
+    pub reserved: u32,
     pub max_abs_bits: u32,
     pub first_nonfinite_bucket: u32,
     pub skip: u32,
@@ -229,7 +268,7 @@ pub struct InstepControl {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of InstepControl"][::core::mem::size_of::<InstepControl>() - 240usize];
+    ["Size of InstepControl"][::core::mem::size_of::<InstepControl>() - 248usize];
     ["Alignment of InstepControl"][::core::mem::align_of::<InstepControl>() - 8usize];
     ["Offset of field: InstepControl::limbs"][::core::mem::offset_of!(InstepControl, limbs) - 0usize];
     ["Offset of field: InstepControl::passes"][::core::mem::offset_of!(InstepControl, passes) - 176usize];
@@ -242,12 +281,15 @@ const _: () = {
         [::core::mem::offset_of!(InstepControl, multiplier) - 216usize];
     ["Offset of field: InstepControl::average_multiplier"]
         [::core::mem::offset_of!(InstepControl, average_multiplier) - 220usize];
+    ["Offset of field: InstepControl::local_multiplier"]
+        [::core::mem::offset_of!(InstepControl, local_multiplier) - 224usize];
+    ["Offset of field: InstepControl::reserved"][::core::mem::offset_of!(InstepControl, reserved) - 228usize];
     ["Offset of field: InstepControl::max_abs_bits"]
-        [::core::mem::offset_of!(InstepControl, max_abs_bits) - 224usize];
+        [::core::mem::offset_of!(InstepControl, max_abs_bits) - 232usize];
     ["Offset of field: InstepControl::first_nonfinite_bucket"]
-        [::core::mem::offset_of!(InstepControl, first_nonfinite_bucket) - 228usize];
-    ["Offset of field: InstepControl::skip"][::core::mem::offset_of!(InstepControl, skip) - 232usize];
-    ["Offset of field: InstepControl::decided"][::core::mem::offset_of!(InstepControl, decided) - 236usize];
+        [::core::mem::offset_of!(InstepControl, first_nonfinite_bucket) - 236usize];
+    ["Offset of field: InstepControl::skip"][::core::mem::offset_of!(InstepControl, skip) - 240usize];
+    ["Offset of field: InstepControl::decided"][::core::mem::offset_of!(InstepControl, decided) - 244usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -286,12 +328,10 @@ pub struct InstepBeginArgs {
     pub slot_count: u64,
     pub divisor: f64,
     pub loss_scale: f64,
-    pub optimizer: u32,
-    pub reserved: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of InstepBeginArgs"][::core::mem::size_of::<InstepBeginArgs>() - 88usize];
+    ["Size of InstepBeginArgs"][::core::mem::size_of::<InstepBeginArgs>() - 80usize];
     ["Alignment of InstepBeginArgs"][::core::mem::align_of::<InstepBeginArgs>() - 8usize];
     ["Offset of field: InstepBeginArgs::control"][::core::mem::offset_of!(InstepBeginArgs, control) - 0usize];
     ["Offset of field: InstepBeginArgs::segments"]
@@ -310,10 +350,6 @@ const _: () = {
         [::core::mem::offset_of!(InstepBeginArgs, divisor) - 64usize];
     ["Offset of field: InstepBeginArgs::loss_scale"]
         [::core::mem::offset_of!(InstepBeginArgs, loss_scale) - 72usize];
-    ["Offset of field: InstepBeginArgs::optimizer"]
-        [::core::mem::offset_of!(InstepBeginArgs, optimizer) - 80usize];
-    ["Offset of field: InstepBeginArgs::reserved"]
-        [::core::mem::offset_of!(InstepBeginArgs, reserved) - 84usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -358,7 +394,7 @@ pub struct InstepStepArgs {
     pub grad_dtype: u32,
     pub copy_dtype: u32,
     pub zero_grads: u32,
-    pub reserved: u32,
+    pub local: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -388,8 +424,7 @@ const _: () = {
         [::core::mem::offset_of!(InstepStepArgs, copy_dtype) - 108usize];
     ["Offset of field: InstepStepArgs::zero_grads"]
         [::core::mem::offset_of!(InstepStepArgs, zero_grads) - 112usize];
-    ["Offset of field: InstepStepArgs::reserved"]
-        [::core::mem::offset_of!(InstepStepArgs, reserved) - 116usize];
+    ["Offset of field: InstepStepArgs::local"][::core::mem::offset_of!(InstepStepArgs, local) - 116usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -444,6 +479,7 @@ pub struct InstepKernels {
     pub step: ::core::option::Option<
         unsafe extern "C" fn(args: *const InstepStepArgs, first_tile: u64, last_tile: u64),
     >,
+    pub custom: ::core::option::Option<unsafe extern "C" fn(args: *const InstepStepArgs)>,
     pub sum: ::core::option::Option<
         unsafe extern "C" fn(ranks: *const *mut f32, rank_count: u64, first: u64, last: u64),
     >,
@@ -453,13 +489,14 @@ pub struct InstepKernels {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of InstepKernels"][::core::mem::size_of::<InstepKernels>() - 56usize];
+    ["Size of InstepKernels"][::core::mem::size_of::<InstepKernels>() - 64usize];
     ["Alignment of InstepKernels"][::core::mem::align_of::<InstepKernels>() - 8usize];
     ["Offset of field: InstepKernels::self_test"][::core::mem::offset_of!(InstepKernels, self_test) - 0usize];
     ["Offset of field: InstepKernels::begin"][::core::mem::offset_of!(InstepKernels, begin) - 8usize];
     ["Offset of field: InstepKernels::decide"][::core::mem::offset_of!(InstepKernels, decide) - 16usize];
     ["Offset of field: InstepKernels::norm"][::core::mem::offset_of!(InstepKernels, norm) - 24usize];
     ["Offset of field: InstepKernels::step"][::core::mem::offset_of!(InstepKernels, step) - 32usize];
-    ["Offset of field: InstepKernels::sum"][::core::mem::offset_of!(InstepKernels, sum) - 40usize];
-    ["Offset of field: InstepKernels::ceiling"][::core::mem::offset_of!(InstepKernels, ceiling) - 48usize];
+    ["Offset of field: InstepKernels::custom"][::core::mem::offset_of!(InstepKernels, custom) - 40usize];
+    ["Offset of field: InstepKernels::sum"][::core::mem::offset_of!(InstepKernels, sum) - 48usize];
+    ["Offset of field: InstepKernels::ceiling"][::core::mem::offset_of!(InstepKernels, ceiling) - 56usize];
 };

@@ -10,6 +10,7 @@ use crate::abi::{
     INSTEP_NO_BUCKET, INSTEP_NORM_LIMBS, INSTEP_TILE_ELEMENTS, InstepControl, InstepDecideArgs,
     InstepScalars, InstepSegment, InstepStepArgs, InstepTile,
 };
+use crate::assignment::{Assignment, BucketLaunch};
 use crate::layout::{Bucket, Plan, Segment, SegmentAction};
 use crate::op::{Action, Frozen, Memory, Op, Span, Stream};
 use crate::region::Regions;
@@ -17,8 +18,6 @@ use crate::region::Regions;
 /// The numbers of a step that no op carries.
 #[derive(Clone, Copy)]
 pub(crate) struct Rule {
-    pub(crate) optimizer: u32,
-    pub(crate) states: usize,
     /// Ranks to take the mean over; 0: those that contributed.
     pub(crate) divisor: f64,
     pub(crate) loss_scale: f64,
@@ -33,7 +32,7 @@ pub(crate) enum Kind {
     Step,
 }
 
-/// One bucket's launch. Its arguments name no tiles yet: where those lie is the executor's business.
+/// One launch for a bucket. Its arguments name no tiles yet: where those lie is the executor's business.
 pub(crate) struct Launch {
     pub(crate) args: InstepStepArgs,
     pub(crate) tiles: Vec<InstepTile>,
@@ -42,12 +41,38 @@ pub(crate) struct Launch {
 }
 
 impl Launch {
-    pub(crate) fn new(kind: Kind, bucket: u32, plan: &Plan, regions: &Regions, rule: &Rule) -> Launch {
+    /// The launches of a bucket's norm or step, in order.
+    pub(crate) fn all(
+        kind: Kind,
+        bucket: u32,
+        plan: &Plan,
+        regions: &Regions,
+        assignment: &Assignment,
+    ) -> Vec<Launch> {
+        let of_bucket = match kind {
+            Kind::Norm => {
+                let segments = plan.buckets()[bucket as usize].segments.clone().collect();
+                vec![BucketLaunch { round: 0, kernel: 0, states: 0, first_state: 0, segments }]
+            }
+            Kind::Step => assignment.launches(plan, bucket),
+        };
+        of_bucket.iter().map(|launch| Launch::new(kind, bucket, launch, plan, regions, assignment)).collect()
+    }
+
+    fn new(
+        kind: Kind,
+        bucket: u32,
+        launch: &BucketLaunch,
+        plan: &Plan,
+        regions: &Regions,
+        assignment: &Assignment,
+    ) -> Launch {
         let action = match kind {
             Kind::Norm => Action::Norm { bucket },
             Kind::Step => Action::Step { bucket },
         };
         let described = &plan.buckets()[bucket as usize];
+        let states = launch.first_state..launch.first_state + launch.states;
         let mut args = InstepStepArgs {
             control: regions.control(),
             segments: regions.segments(),
@@ -58,31 +83,39 @@ impl Launch {
             master: ptr::null_mut(),
             copy: ptr::null_mut(),
             states: [ptr::null_mut(); INSTEP_MAX_STATES as usize],
-            optimizer: rule.optimizer,
-            state_count: rule.states as u32,
+            optimizer: launch.kernel,
+            state_count: launch.states as u32,
             bucket,
             param_dtype: INSTEP_DTYPE_F32,
             grad_dtype: INSTEP_DTYPE_F32,
             copy_dtype: INSTEP_DTYPE_F32,
             zero_grads: 0,
-            reserved: 0,
+            local: described.is_local.into(),
         };
         // With nothing frozen: what is frozen later the kernels leave out by its action.
         let first = Span::bucket(plan, described).start;
         let (mut params, mut moved_bytes) = (None, 0);
         let op = Op { stream: Stream::Optim, action };
-        op.accesses(plan, rule.states, &Frozen::default(), &mut |access| {
-            moved_bytes += if access.span.memory == Memory::Control { 0 } else { access.moved_bytes() };
+        op.accesses(plan, assignment.state_count(), &Frozen::default(), &mut |access| {
+            let is_ours = match access.span.memory {
+                Memory::Control => false,
+                Memory::State(k) => states.contains(&usize::from(k)),
+                _ => true,
+            };
+            moved_bytes += if is_ours { access.moved_bytes() } else { 0 };
             match access.span.memory {
                 Memory::Grads if access.span.start == first => {
                     args.grads = regions.resolve(access.span).cast()
                 }
                 Memory::Params => params = Some(access.span),
-                Memory::State(k) => args.states[usize::from(k)] = regions.resolve(access.span).cast(),
-                Memory::Grads | Memory::Control | Memory::Settings => {}
+                Memory::State(k) if is_ours => {
+                    args.states[usize::from(k) - states.start] = regions.resolve(access.span).cast();
+                }
+                Memory::Grads | Memory::Control | Memory::Settings | Memory::State(_) => {}
             }
         });
-        let tiles = tiles(plan, described, |segment| {
+        let record = |segment: u32| assignment.record(launch.round, segment as usize) as u32;
+        let tiles = tiles(plan, described, &launch.segments, record, |segment| {
             let span = Span::segment(Memory::Params, plan, segment);
             // A norm has no parameters, and its tiles an address of zero that is never read.
             params.map_or(0, |claimed: Span| {
@@ -98,12 +131,18 @@ impl Launch {
     }
 }
 
-/// A bucket's segments, cut into tiles; `param` gives a segment's address, offsets are relative to the bucket. Padding
-/// belongs to none.
-fn tiles(plan: &Plan, bucket: &Bucket, param: impl Fn(&Segment) -> u64) -> Vec<InstepTile> {
+/// Segments of a bucket, cut into tiles; `param` gives a segment's address, `record` the place of its record, offsets are
+/// relative to the bucket. Padding belongs to none.
+fn tiles(
+    plan: &Plan,
+    bucket: &Bucket,
+    segments: &[u32],
+    record: impl Fn(u32) -> u32,
+    param: impl Fn(&Segment) -> u64,
+) -> Vec<InstepTile> {
     let mut tiles = Vec::new();
-    for index in bucket.segments.clone() {
-        let segment = &plan.segments()[index as usize];
+    for index in segments {
+        let segment = &plan.segments()[*index as usize];
         let param = param(segment);
         let (grad, state) = (segment.grad_start - bucket.start, segment.start - bucket.params.start);
         assert!(grad + segment.len <= bucket.len, "a segment leaves its bucket");
@@ -115,7 +154,7 @@ fn tiles(plan: &Plan, bucket: &Bucket, param: impl Fn(&Segment) -> u64) -> Vec<I
                 grad_offset: grad + done,
                 state_offset: state + done,
                 count: count as u32,
-                segment: index,
+                segment: record(*index),
                 first: (done == 0).into(),
                 reserved: [0; 7],
             });
@@ -148,6 +187,8 @@ pub(crate) fn first_control() -> InstepControl {
         loss_scale: 0.0,
         multiplier: 0.0,
         average_multiplier: 0.0,
+        local_multiplier: 0.0,
+        reserved: 0,
         max_abs_bits: 0,
         first_nonfinite_bucket: INSTEP_NO_BUCKET,
         skip: 0,
@@ -155,22 +196,34 @@ pub(crate) fn first_control() -> InstepControl {
     }
 }
 
-/// The record of every segment before the first pass.
-pub(crate) fn first_segments<'a>(
+/// Every record before the first pass.
+pub(crate) fn first_records<'a>(
     plan: &'a Plan,
     regions: &'a Regions,
+    assignment: &'a Assignment,
 ) -> impl Iterator<Item = InstepSegment> + 'a {
     let address = |at: u64| regions.gradient(plan, at).expose_provenance() as u64;
-    plan.segments().iter().map(move |segment| InstepSegment {
-        steps: 0,
-        stepped: 0,
-        group: segment.group,
-        action: action_code(segment.action),
-        reserved: 0,
-        tail: segment.tail.map_or(0, address),
-        contributors: plan.buckets()[segment.bucket as usize].contributors.map_or(0, address),
-        scalars: InstepScalars { words: [0; 12] },
+    let segments =
+        move |round| plan.segments().iter().enumerate().map(move |(k, segment)| (round, k, segment));
+    (0..assignment.rounds()).flat_map(segments).map(move |(round, k, segment)| {
+        let (group, optimizer) = assignment.optimizer(round, k);
+        InstepSegment {
+            steps: 0,
+            stepped: 0,
+            group,
+            action: action_code(segment.action),
+            optimizer,
+            tail: segment.tail.map_or(0, address),
+            contributors: plan.buckets()[segment.bucket as usize].contributors.map_or(0, address),
+            scalars: InstepScalars { words: [0; 12] },
+        }
     })
+}
+
+/// What steps do with each record's segment before the first pass.
+pub(crate) fn first_actions<'a>(plan: &'a Plan, assignment: &Assignment) -> impl Iterator<Item = u32> + 'a {
+    let all = (0..assignment.rounds()).flat_map(|_| plan.segments());
+    all.map(|segment| action_code(segment.action))
 }
 
 /// What the kernels call an action.

@@ -29,6 +29,7 @@
 
 #[doc(hidden)]
 pub mod abi;
+mod assignment;
 #[doc(hidden)]
 pub mod bench;
 pub mod cuda;
@@ -61,8 +62,8 @@ pub use pool::Pool;
 #[doc(inline)]
 pub use schedule::Mode;
 pub use stepper::{
-    Abandoned, Borrowed, Divisor, Grads, Params, ParamsMut, Pass, Recording, Status, Stepper, StepperBuilder,
-    Unused,
+    Abandoned, Attached, Borrowed, Divisor, Grads, OptimizerId, Params, ParamsMut, Pass, Recording, Status,
+    Stepper, StepperBuilder, Unused,
 };
 
 /// Runs the README's example as a test.

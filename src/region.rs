@@ -62,14 +62,14 @@ impl Region {
 /// Where the per-segment records start in control memory.
 const SEGMENTS_AT: usize = size_of::<InstepControl>().next_multiple_of(ALIGNMENT);
 
-/// Bytes of control memory: the control block, then a record per segment.
-pub(crate) fn control_bytes(plan: &Plan) -> u64 {
-    (SEGMENTS_AT + plan.segments().len() * size_of::<InstepSegment>()) as u64
+/// Bytes of control memory: the control block, then the records.
+pub(crate) fn control_bytes(record_count: usize) -> u64 {
+    (SEGMENTS_AT + record_count * size_of::<InstepSegment>()) as u64
 }
 
-/// Bytes of the settings: hyperparameters per group, then an action per segment.
-pub(crate) fn settings_bytes(plan: &Plan, group_count: usize) -> u64 {
-    (actions_at(group_count) + plan.segments().len() * size_of::<u32>()) as u64
+/// Bytes of the settings: hyperparameters per optimizer, then an action per record.
+pub(crate) fn settings_bytes(group_count: usize, record_count: usize) -> u64 {
+    (actions_at(group_count) + record_count * size_of::<u32>()) as u64
 }
 
 /// Where the actions start in the settings.

@@ -54,17 +54,19 @@ fn sizes_and_offsets_are_the_c_compilers() {
         InstepScalars {}
         InstepSgdHyper { lr, momentum, dampening, weight_decay, nesterov, maximize }
         InstepAdamHyper { lr, beta1, beta2, eps, weight_decay, decoupled, amsgrad, maximize, reserved }
+        InstepCustomHyper { lr }
+        InstepCustomScalars { lr, step, multiplier, action }
         InstepSgdScalars { lr, momentum, one_minus_dampening, weight_decay, has_momentum, first, nesterov, maximize }
         InstepAdamScalars { weight1, weight2, step_size, inv_sqrt_bias_correction2, eps, weight_decay, lr_weight_decay, from_sample1, from_sample2, amsgrad, maximize, reserved }
-        InstepSegment { steps, stepped, group, action, reserved, tail, contributors, scalars }
-        InstepControl { limbs, passes, norm, clip, divisor, loss_scale, multiplier, average_multiplier, max_abs_bits, first_nonfinite_bucket, skip, decided }
+        InstepSegment { steps, stepped, group, action, optimizer, tail, contributors, scalars }
+        InstepControl { limbs, passes, norm, clip, divisor, loss_scale, multiplier, average_multiplier, local_multiplier, reserved, max_abs_bits, first_nonfinite_bucket, skip, decided }
         InstepTile { param, grad_offset, state_offset, count, segment, first, reserved }
-        InstepBeginArgs { control, segments, groups, actions, segment_count, ring, slot_words, slot_count, divisor, loss_scale, optimizer, reserved }
+        InstepBeginArgs { control, segments, groups, actions, segment_count, ring, slot_words, slot_count, divisor, loss_scale }
         InstepDecideArgs { control, contributors, max_norm, skip_nonfinite, reserved }
-        InstepStepArgs { control, segments, tiles, tile_count, param_base, grads, master, copy, states, optimizer, state_count, bucket, param_dtype, grad_dtype, copy_dtype, zero_grads, reserved }
+        InstepStepArgs { control, segments, tiles, tile_count, param_base, grads, master, copy, states, optimizer, state_count, bucket, param_dtype, grad_dtype, copy_dtype, zero_grads, local }
         InstepStatus { sequence, norm, clip, decided, skipped, first_nonfinite_bucket, reserved }
         InstepPublishArgs { control, ring, slot_count }
-        InstepKernels { self_test, begin, decide, norm, step, sum, ceiling }
+        InstepKernels { self_test, begin, decide, norm, step, custom, sum, ceiling }
     };
     let c = c_side();
     assert!(c.len() > 60, "the table has rows");

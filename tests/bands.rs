@@ -97,6 +97,7 @@ fn run(isa: Isa, optimizer: u32, states: usize, len: usize, offset: usize) -> Re
     for segment in &mut segments.value {
         segment.tail = element(tail, &mut grads);
         segment.contributors = element(tail + 1, &mut grads);
+        segment.optimizer = optimizer;
     }
     let tile = |param: *mut f32, grad: usize, done: usize, count: usize, segment: u32| InstepTile {
         param: param.wrapping_add(done).expose_provenance() as u64,
@@ -130,7 +131,7 @@ fn run(isa: Isa, optimizer: u32, states: usize, len: usize, offset: usize) -> Re
         grad_dtype: INSTEP_DTYPE_F32,
         copy_dtype: INSTEP_DTYPE_F32,
         zero_grads: 0,
-        reserved: 0,
+        local: 0,
     };
     let begin = InstepBeginArgs {
         control: &raw mut control.value,
@@ -143,8 +144,6 @@ fn run(isa: Isa, optimizer: u32, states: usize, len: usize, offset: usize) -> Re
         slot_count: 0,
         divisor: 0.0,
         loss_scale: 2.0,
-        optimizer,
-        reserved: 0,
     };
     let decide = InstepDecideArgs {
         control: &raw mut control.value,

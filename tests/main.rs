@@ -30,6 +30,7 @@ mod guarded;
 mod hardware;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 mod host_run;
+mod mixed;
 mod multirank;
 mod nccl;
 mod norms;

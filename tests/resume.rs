@@ -15,7 +15,7 @@ pub(crate) fn load(from: &Stepper, to: &mut Stepper) -> Result<()> {
     for id in layout.ids().rev() {
         to.params_mut()?.get_mut(id)?.copy_from_slice(from.params()?.get(id)?);
         for name in from.state_names() {
-            to.state_mut(id, name)?.copy_from_slice(from.state(id, name)?);
+            to.state_mut(id, &name)?.copy_from_slice(from.state(id, &name)?);
         }
         to.set_step_count(id, from.step_count(id)?)?;
     }

@@ -104,6 +104,7 @@ impl Bucket<'_> {
         // long as the one tile says, and all instruction sets asked for are available.
         let control = unsafe {
             let (mut control, mut segment): (InstepControl, InstepSegment) = std::mem::zeroed();
+            segment.optimizer = INSTEP_OPTIMIZER_adam;
             let adam =
                 InstepAdamHyper { lr: self.lr, beta1: 0.9, beta2: 0.99, eps: 1e-8, ..std::mem::zeroed() };
             let begin = InstepBeginArgs {
@@ -117,8 +118,6 @@ impl Bucket<'_> {
                 slot_count: 0,
                 divisor: 2.0,
                 loss_scale: 1.0,
-                optimizer: INSTEP_OPTIMIZER_adam,
-                reserved: 0,
             };
             let step = InstepStepArgs {
                 control: &mut control,
@@ -137,7 +136,7 @@ impl Bucket<'_> {
                 grad_dtype: self.grad_dtype,
                 copy_dtype: INSTEP_DTYPE_F32,
                 zero_grads: 0,
-                reserved: 0,
+                local: 0,
             };
             kernels(isa).begin.unwrap()(&begin);
             kernels(isa).norm.unwrap()(&step, 0, 1);

@@ -69,6 +69,7 @@ fn step(isa: Isa, options: &Options) -> Left {
     unsafe {
         let mut control: InstepControl = std::mem::zeroed();
         let mut segments: [InstepSegment; ACTIONS.len()] = std::mem::zeroed();
+        segments.iter_mut().for_each(|segment| segment.optimizer = INSTEP_OPTIMIZER_sgd);
         let mut actions = ACTIONS;
         let sgd = InstepSgdHyper { lr: 0.5, ..std::mem::zeroed() };
         let begin = InstepBeginArgs {
@@ -82,8 +83,6 @@ fn step(isa: Isa, options: &Options) -> Left {
             slot_count: 0,
             divisor: 2.0,
             loss_scale: 1.0,
-            optimizer: INSTEP_OPTIMIZER_sgd,
-            reserved: 0,
         };
         kernels(isa).begin.unwrap()(&begin);
         control.skip = options.skip.into();
@@ -107,7 +106,7 @@ fn step(isa: Isa, options: &Options) -> Left {
             grad_dtype: options.grad_dtype,
             copy_dtype,
             zero_grads: options.zero_grads.into(),
-            reserved: 0,
+            local: 0,
         };
         kernels(isa).step.unwrap()(&step, 0, tiles.len() as u64);
     }

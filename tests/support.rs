@@ -284,7 +284,7 @@ impl Outcome {
             read(&mut values)?;
             Ok(values)
         };
-        let state = |id, name: &&str| copied(id, &|into| stepper.read_state(id, name, into));
+        let state = |id, name: &str| copied(id, &|into| stepper.read_state(id, name, into));
         Ok(Outcome {
             params: layout
                 .ids()
@@ -292,7 +292,7 @@ impl Outcome {
                 .collect::<Result<_>>()?,
             states: layout
                 .ids()
-                .map(|id| stepper.state_names().iter().map(|name| state(id, name)).collect())
+                .map(|id| stepper.state_names_of(id)?.iter().map(|name| state(id, name)).collect())
                 .collect::<Result<_>>()?,
             grads: layout
                 .ids()

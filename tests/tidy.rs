@@ -11,7 +11,7 @@ const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 const LAYERS: [&[&str]; 9] = [
     &["abi", "dtype", "error", "handle", "sync"],
     &["layout", "optim", "pool"],
-    &["op"],
+    &["op", "assignment"],
     &["region"],
     &["launch"],
     &["schedule", "hazard", "timeline"],
@@ -49,6 +49,7 @@ const UNSAFE: &[&str] = &[
     "src/cuda/timing.rs",
     "src/cuda/waits.rs",
     "src/host/arena.rs",
+    "src/host/custom.rs",
     "src/host/execute.rs",
     "src/host/kernels.rs",
     "src/host/mod.rs",

@@ -83,7 +83,7 @@ fn the_output_is_what_the_library_makes_with_that_world_size() {
             let values = stepper.params().unwrap().get(id).unwrap();
             expected = expected.with(&format!("param.{name}"), &[values.len()], values).with_count(name, "4");
             for state in stepper.state_names() {
-                let values = stepper.state(id, state).unwrap();
+                let values = stepper.state(id, &state).unwrap();
                 expected = expected.with(&format!("state.{name}.{state}"), &[values.len()], values);
             }
         }

@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     fn leave_trace(steps: u64, value: f32, state: f32) -> Trace {
-        let tensors = vec![("value", vec![0.5, value]), ("exp_avg", vec![state])];
+        let tensors = vec![("value".into(), vec![0.5, value]), ("exp_avg".into(), vec![state])];
         Trace { name: "layer0.bias".into(), steps, tensors }
     }
 

@@ -5,6 +5,7 @@
 
 use instep::hazard::{self, Hazard};
 use instep::{Adam, AdamW, Error, InProcess, Layout, Mode, Recording, Result, Sgd, Stepper};
+use std::borrow::Cow;
 
 use crate::data::Samples;
 use crate::model::{Network, Score, Tape, WIDTHS, lay_out};
@@ -25,7 +26,7 @@ pub(crate) struct Trace {
     pub(crate) name: String,
     pub(crate) steps: u64,
     /// The parameter itself and the optimizer's states, by name.
-    pub(crate) tensors: Vec<(&'static str, Vec<f32>)>,
+    pub(crate) tensors: Vec<(Cow<'static, str>, Vec<f32>)>,
 }
 
 /// Trains one rank's copy of the network on its part of every batch.
@@ -106,9 +107,10 @@ fn evaluate(network: &Network, stepper: &Stepper, held_out: &Samples, tape: &mut
 
 fn collect_parameters(stepper: &Stepper) -> Result<Vec<Trace>> {
     let collect = |id| {
-        let mut tensors = vec![("value", stepper.params()?.get(id)?.to_vec())];
+        let mut tensors = vec![("value".into(), stepper.params()?.get(id)?.to_vec())];
         for state in stepper.state_names() {
-            tensors.push((*state, stepper.state(id, state)?.to_vec()));
+            let values = stepper.state(id, &state)?.to_vec();
+            tensors.push((state, values));
         }
         let name = stepper.layout().parameter(id)?.name.clone();
         Ok(Trace { name, steps: stepper.step_count(id)?, tensors })

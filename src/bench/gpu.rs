@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{plan, rule, step_bytes};
+use crate::assignment::Assignment;
 use crate::cuda::driver::{Driver, Entered};
 use crate::cuda::{Cuda, CudaDevice, Parts};
 use crate::error::Result;
@@ -64,8 +65,8 @@ impl GpuLauncher {
             optim_priority: cuda.optim_priority,
             max_blocks: cuda.max_blocks,
             plan: Arc::clone(&plan),
-            rule: rule(optimizer, world_size),
-            hypers: vec![optimizer.hyper()?; layout.groups().len()],
+            rule: rule(world_size),
+            assignment: Arc::new(Assignment::uniform(layout, &plan, optimizer)?),
             comm: Arc::new(Solo::new(world_size)),
             deadline: Duration::from_secs(60),
             borrowed: None,

@@ -10,6 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::{plan, rule, step_bytes};
+use crate::assignment::Assignment;
 use crate::error::Result;
 use crate::host::arena::Memories;
 use crate::host::execute::{Executor, Parts};
@@ -46,12 +47,13 @@ impl Launcher {
         let plan = plan(layout, cap_bytes, world_size)?;
         let kernels = Kernels::load(isa)?;
         let states = optimizer.state_names().len();
-        let memories = Arc::new(Memories::new(&plan, states, layout.groups().len(), None)?);
+        let assignment = Arc::new(Assignment::uniform(layout, &plan, optimizer)?);
+        let memories = Arc::new(Memories::new(&plan, &assignment, None)?);
         let executor = Executor::new(Parts {
             plan: Arc::clone(&plan),
             memories: Arc::clone(&memories),
-            rule: rule(optimizer, world_size),
-            hypers: vec![optimizer.hyper()?; layout.groups().len()],
+            rule: rule(world_size),
+            assignment,
             kernels,
             pool: Pool::new(threads),
             comm: Arc::new(Solo::new(world_size)),

@@ -19,7 +19,6 @@ use crate::error::Result;
 use crate::launch::Rule;
 use crate::layout::{BucketCaps, Layout, Plan, Tails};
 use crate::op::{Action, Frozen, Memory, Op, Stream};
-use crate::optim::Optimizer;
 
 /// Buckets of `cap_bytes`, the first one included, without tails.
 fn plan(layout: &Layout, cap_bytes: u64, world_size: u32) -> Result<Arc<Plan>> {
@@ -28,15 +27,8 @@ fn plan(layout: &Layout, cap_bytes: u64, world_size: u32) -> Result<Arc<Plan>> {
 }
 
 /// A step that takes the mean over `world_size` ranks and does nothing else on the way.
-fn rule(optimizer: &dyn Optimizer, world_size: u32) -> Rule {
-    Rule {
-        optimizer: optimizer.kernel(),
-        states: optimizer.state_names().len(),
-        divisor: f64::from(world_size),
-        loss_scale: 1.0,
-        max_norm: None,
-        skip_nonfinite: false,
-    }
+fn rule(world_size: u32) -> Rule {
+    Rule { divisor: f64::from(world_size), loss_scale: 1.0, max_norm: None, skip_nonfinite: false }
 }
 
 /// Bytes that one step of a bucket reads and writes, by the accesses that the checker judges.

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 static FATBIN: &[u8] = include_bytes!(env!("INSTEP_KERNELS_FATBIN"));
 
 /// Besides one step kernel per row of the table of optimizers.
-const COMMON: [&str; 4] = ["instep_begin", "instep_decide", "instep_publish", "instep_norm"];
+const COMMON: [&str; 5] = ["instep_begin", "instep_decide", "instep_publish", "instep_norm", "instep_custom"];
 const OPTIMIZERS: &str = include_str!("../../kernels/optimizers.def");
 
 /// All kernels, compiled for one architecture.

@@ -11,16 +11,20 @@ use std::ptr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::custom::EnqueuedParams;
 use super::driver::{Driver, Entered, Kernel, Shape};
 use super::kernels::Kernels;
 use super::memory::{DeviceMemory, address};
 use super::pinned::{SLOTS, Settings, StatusRing};
 use super::queues::{Priorities, Queues};
 use super::timing::Timing;
-use crate::abi::{INSTEP_GPU_THREADS, InstepBeginArgs, InstepHyper, InstepPublishArgs, InstepStepArgs};
+use crate::abi::{
+    INSTEP_GPU_THREADS, INSTEP_OPTIMIZER_CUSTOM, InstepBeginArgs, InstepPublishArgs, InstepStepArgs,
+};
+use crate::assignment::Assignment;
 use crate::error::{Error, Result};
 use crate::handle::{EventHandle, StreamHandle};
-use crate::launch::{Kind, Launch, Rule, action_code, decide_args};
+use crate::launch::{Kind, Launch, Rule, decide_args, first_actions};
 use crate::layout::Plan;
 use crate::op::{Action, Call, Collective, Op, Phase, STREAMS, Stream, Ticket};
 use crate::region::BorrowedPieces;
@@ -37,8 +41,9 @@ pub struct CudaDevice {
     pub(super) rank: u32,
     pub(super) deadline: Duration,
     kernels: ManuallyDrop<Kernels>,
-    norms: Vec<(InstepStepArgs, Shape)>,
-    steps: Vec<(InstepStepArgs, Shape)>,
+    record_count: usize,
+    norms: Vec<Vec<BucketLaunch>>,
+    steps: Vec<Vec<BucketLaunch>>,
     pub(super) memory: ManuallyDrop<DeviceMemory>,
     pub(super) settings: ManuallyDrop<Settings>,
     pub(super) status: ManuallyDrop<StatusRing>,
@@ -55,6 +60,14 @@ pub struct CudaDevice {
     origin: Instant,
 }
 
+/// One launch of a bucket, and the user's own code behind it.
+struct BucketLaunch {
+    kernel: Kernel,
+    shape: Shape,
+    args: InstepStepArgs,
+    custom: Option<EnqueuedParams>,
+}
+
 /// What [`CudaDevice::new`] puts together.
 pub(crate) struct Parts {
     pub(crate) driver: Arc<dyn Driver>,
@@ -63,7 +76,7 @@ pub(crate) struct Parts {
     pub(crate) max_blocks: Option<u32>,
     pub(crate) plan: Arc<Plan>,
     pub(crate) rule: Rule,
-    pub(crate) hypers: Vec<InstepHyper>,
+    pub(crate) assignment: Arc<Assignment>,
     pub(crate) comm: Arc<dyn Collective>,
     pub(crate) deadline: Duration,
     pub(crate) borrowed: Option<BorrowedPieces>,
@@ -76,32 +89,44 @@ unsafe impl Send for CudaDevice {}
 
 impl CudaDevice {
     pub(crate) fn new(parts: Parts) -> Result<CudaDevice> {
-        let Parts { driver, compute, plan, rule, hypers, comm, deadline, timed, .. } = parts;
+        let Parts { driver, compute, plan, rule, assignment, comm, deadline, timed, .. } = parts;
         let _entered = Entered::new(&*driver)?;
         // SAFETY: the caller of the builder names a stream that is alive.
         unsafe { driver.inspect_stream(compute)? };
-        let kernels = Kernels::load(&driver, rule.optimizer)?;
+        let kernels = Kernels::load(&driver, &assignment.kernels(&plan))?;
         let priorities = Priorities { reduce: i32::MIN, optim: parts.optim_priority };
         // Most that one stream records in two passes.
         let room = 16 + 8 * plan.buckets().len();
         let queues = Queues::new(&driver, compute, priorities, room)?;
         let optim = queues.stream(Stream::Optim);
-        let counts = (rule.states, hypers.len());
-        let mut memory = DeviceMemory::new(&driver, optim, &plan, counts, &*comm, parts.borrowed)?;
-        let actions: Vec<u32> = plan.segments().iter().map(|segment| action_code(segment.action)).collect();
-        let settings = Settings::new(&driver, &hypers, &actions)?;
+        let mut memory = DeviceMemory::new(&driver, optim, &plan, &assignment, &*comm, parts.borrowed)?;
+        let actions: Vec<u32> = first_actions(&plan, &assignment).collect();
+        let settings = Settings::new(&driver, &assignment, &actions)?;
         let status = StatusRing::new(&driver)?;
         let most = parts.max_blocks.unwrap_or(i32::MAX as u32);
         let norm_most = most.min(NORM_BLOCKS_PER_MULTIPROCESSOR * driver.multiprocessors());
         let mut launches = |kind: Kind, most: u32| {
-            let buckets = 0..plan.buckets().len() as u32;
-            let launch = |bucket| {
-                let Launch { mut args, tiles, .. } = Launch::new(kind, bucket, &plan, &memory.regions, &rule);
-                args.tiles = memory.keep(&driver, optim, &tiles)?;
-                let blocks = args.tile_count.min(most.into()) as u32;
-                Ok((args, Shape { blocks, threads: INSTEP_GPU_THREADS }))
-            };
-            buckets.map(launch).collect::<Result<Vec<_>>>()
+            let mut of_buckets = Vec::new();
+            for bucket in 0..plan.buckets().len() as u32 {
+                let mut of_bucket = Vec::new();
+                for Launch { mut args, tiles, .. } in
+                    Launch::all(kind, bucket, &plan, &memory.regions, &assignment)
+                {
+                    args.tiles = memory.keep(&driver, optim, &tiles)?;
+                    let is_custom = kind == Kind::Step && args.optimizer == INSTEP_OPTIMIZER_CUSTOM;
+                    let most = if is_custom { 1 } else { most.into() };
+                    let shape =
+                        Shape { blocks: args.tile_count.min(most) as u32, threads: INSTEP_GPU_THREADS };
+                    of_bucket.push(BucketLaunch {
+                        kernel: if kind == Kind::Step { kernels.step(args.optimizer) } else { kernels.norm },
+                        shape,
+                        custom: is_custom.then(|| EnqueuedParams::new(&args, &tiles, &plan, &assignment)),
+                        args,
+                    });
+                }
+                of_buckets.push(of_bucket);
+            }
+            Ok::<_, Error>(of_buckets)
         };
         let (norms, steps) = (launches(Kind::Norm, norm_most)?, launches(Kind::Step, most)?);
         let timing = timed.then(|| Timing::new(&driver, compute)).transpose()?;
@@ -113,6 +138,7 @@ impl CudaDevice {
             comm,
             deadline,
             kernels: ManuallyDrop::new(kernels),
+            record_count: assignment.record_count(),
             norms,
             steps,
             memory: ManuallyDrop::new(memory),
@@ -189,14 +215,8 @@ impl CudaDevice {
                 let args = InstepPublishArgs { control, ring, slot_count: SLOTS as u64 };
                 self.launch_one(self.kernels.publish, 1, stream, &args)
             }
-            Action::Norm { bucket } => {
-                let (args, shape) = &self.norms[bucket as usize];
-                self.launch_bucket(self.kernels.norm, *shape, stream, args)
-            }
-            Action::Step { bucket } => {
-                let (args, shape) = &self.steps[bucket as usize];
-                self.launch_bucket(self.kernels.step, *shape, stream, args)
-            }
+            Action::Norm { bucket } => self.launch_bucket(&self.norms[bucket as usize], stream),
+            Action::Step { bucket } => self.launch_bucket(&self.steps[bucket as usize], stream),
             Action::Zero(span) => {
                 let at = address(self.memory.regions.resolve(span));
                 // SAFETY: in bounds by `resolve`; that nothing else touches the span meanwhile is what the schedule
@@ -232,14 +252,12 @@ impl CudaDevice {
             segments: regions.segments(),
             groups: regions.groups(),
             actions: regions.actions(self.settings.group_count()),
-            segment_count: self.plan.segments().len() as u64,
+            segment_count: self.record_count as u64,
             ring: ptr::with_exposed_provenance(self.settings.ring().0 as usize),
             slot_words: self.settings.slot_words(),
             slot_count: SLOTS as u64,
             divisor: self.rule.divisor,
             loss_scale: self.rule.loss_scale,
-            optimizer: self.rule.optimizer,
-            reserved: 0,
         };
         self.launch_one(self.kernels.begin, INSTEP_GPU_THREADS, stream, &args)?;
         if self.is_capturing {
@@ -259,19 +277,19 @@ impl CudaDevice {
         Ok(())
     }
 
-    fn launch_bucket(
-        &self,
-        kernel: Kernel,
-        shape: Shape,
-        stream: StreamHandle,
-        args: &InstepStepArgs,
-    ) -> Result<()> {
-        if shape.blocks == 0 {
-            return Ok(());
+    fn launch_bucket(&self, launches: &[BucketLaunch], stream: StreamHandle) -> Result<()> {
+        for BucketLaunch { kernel, shape, args, custom } in launches {
+            if shape.blocks == 0 {
+                continue;
+            }
+            // SAFETY: the kernel takes this struct, whose addresses are of memory that this device keeps; untouched by
+            // others meanwhile as for every op.
+            unsafe { self.driver.launch(*kernel, *shape, stream, ptr::from_ref(args).cast())? };
+            if let Some(custom) = custom {
+                custom.enqueue(stream)?;
+            }
         }
-        // SAFETY: the kernel takes this struct, whose addresses are of memory that this device keeps; untouched by others
-        // meanwhile as for every op.
-        unsafe { self.driver.launch(kernel, shape, stream, ptr::from_ref(args).cast()) }
+        Ok(())
     }
 
     fn launch_one<Args>(

@@ -1,6 +1,6 @@
 //! The kernels of this build, loaded on one device.
 //!
-//! One binary for every stepper; which of its step kernels is taken follows from the optimizer's row in the table. Must
+//! One binary for every stepper; which of its step kernels are taken follows from the optimizers' rows in the table. Must
 //! name kernels by the table, so that a new optimizer needs nothing here.
 #![allow(unsafe_code)]
 
@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use super::built::step_names;
 use super::driver::{Driver, Kernel, Module};
+use crate::abi::INSTEP_OPTIMIZER_CUSTOM;
 use crate::error::Result;
 
 pub(super) struct Kernels {
@@ -18,17 +19,21 @@ pub(super) struct Kernels {
     pub(super) decide: Kernel,
     pub(super) publish: Kernel,
     pub(super) norm: Kernel,
-    pub(super) step: Kernel,
+    pub(super) custom: Kernel,
+    /// By the optimizer's row in the table, those that are used.
+    steps: Vec<Option<Kernel>>,
 }
 
 impl Kernels {
     /// # Errors
     /// `KernelsNotBuilt` if this build has none, `Device` if the driver takes none of them.
-    pub(super) fn load(driver: &Arc<dyn Driver>, optimizer: u32) -> Result<Kernels> {
+    pub(super) fn load(driver: &Arc<dyn Driver>, optimizers: &[u32]) -> Result<Kernels> {
         let module = driver.load(driver.image()?)?;
         let none = Kernel(0);
-        let (begin, decide, publish, norm, step) = (none, none, none, none, none);
-        let mut kernels = Kernels { driver: Arc::clone(driver), module, begin, decide, publish, norm, step };
+        let (begin, decide, publish, norm, custom) = (none, none, none, none, none);
+        let (driver, steps) = (Arc::clone(driver), Vec::new());
+        let mut kernels = Kernels { driver, module, begin, decide, publish, norm, custom, steps };
+        let driver = Arc::clone(&kernels.driver);
         let named = |name: &str| {
             // A name of our own holds no zero byte.
             let name = CString::new(name).unwrap_or_default();
@@ -38,8 +43,20 @@ impl Kernels {
         kernels.decide = named("instep_decide")?;
         kernels.publish = named("instep_publish")?;
         kernels.norm = named("instep_norm")?;
-        kernels.step = named(&step_names().nth(optimizer as usize).unwrap_or_default())?;
+        for (optimizer, name) in step_names().enumerate() {
+            let is_used = optimizers.contains(&(optimizer as u32));
+            kernels.steps.push(if is_used { Some(named(&name)?) } else { None });
+        }
+        if optimizers.contains(&INSTEP_OPTIMIZER_CUSTOM) {
+            kernels.custom = named("instep_custom")?;
+        }
         Ok(kernels)
+    }
+
+    /// The kernel of a launch's optimizer, one of those that were asked for.
+    pub(super) fn step(&self, optimizer: u32) -> Kernel {
+        let known = self.steps.get(optimizer as usize).copied().flatten();
+        known.unwrap_or(self.custom)
     }
 }
 

@@ -9,9 +9,10 @@ use std::sync::Arc;
 
 use super::driver::Driver;
 use crate::abi::{InstepControl, InstepSegment};
+use crate::assignment::Assignment;
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, StreamHandle};
-use crate::launch::{first_control, first_segments};
+use crate::launch::{first_control, first_records};
 use crate::layout::Plan;
 use crate::op::{Allocation, Collective};
 use crate::region::{BorrowedPieces, Region, Regions, control_bytes, settings_bytes};
@@ -56,7 +57,7 @@ impl DeviceMemory {
         driver: &Arc<dyn Driver>,
         stream: StreamHandle,
         plan: &Plan,
-        (states, group_count): (usize, usize),
+        assignment: &Assignment,
         comm: &dyn Collective,
         borrowed: Option<BorrowedPieces>,
     ) -> Result<DeviceMemory> {
@@ -89,18 +90,18 @@ impl DeviceMemory {
         let regions = Regions {
             params,
             grads,
-            control: owned(control_bytes(plan))?,
-            settings: owned(settings_bytes(plan, group_count))?,
-            states: (0..states).map(|_| owned(bytes)).collect::<Result<_>>()?,
+            control: owned(control_bytes(assignment.record_count()))?,
+            settings: owned(settings_bytes(assignment.hypers().len(), assignment.record_count()))?,
+            states: (0..assignment.state_count()).map(|_| owned(bytes)).collect::<Result<_>>()?,
         };
         let memory = DeviceMemory { regions, arenas, reduced };
-        let segments: Vec<InstepSegment> = first_segments(plan, &memory.regions).collect();
+        let records: Vec<InstepSegment> = first_records(plan, &memory.regions, assignment).collect();
         // SAFETY: control memory was made for one block and that many records; nothing runs on it yet.
         unsafe {
             let control = first_control();
             driver.upload(address(memory.regions.control()), bytes_of(&control), stream)?;
-            if !segments.is_empty() {
-                driver.upload(address(memory.regions.segments()), bytes_of_all(&segments), stream)?;
+            if !records.is_empty() {
+                driver.upload(address(memory.regions.segments()), bytes_of_all(&records), stream)?;
             }
         }
         Ok(memory)

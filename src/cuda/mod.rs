@@ -7,6 +7,7 @@
 mod built;
 #[cfg(feature = "cuda")]
 mod context;
+mod custom;
 mod device;
 #[doc(hidden)]
 pub mod driver;

@@ -11,6 +11,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use super::driver::{Driver, Mapped};
 use crate::abi::{InstepHyper, InstepStatus};
+use crate::assignment::Assignment;
 use crate::error::Result;
 use crate::handle::{DevicePtr, EventHandle, StreamHandle};
 use crate::region::actions_at;
@@ -30,8 +31,12 @@ pub(super) struct Settings {
 }
 
 impl Settings {
-    pub(super) fn new(driver: &Arc<dyn Driver>, hypers: &[InstepHyper], actions: &[u32]) -> Result<Settings> {
-        let actions_at = actions_at(hypers.len()) / size_of::<u32>();
+    pub(super) fn new(
+        driver: &Arc<dyn Driver>,
+        assignment: &Assignment,
+        actions: &[u32],
+    ) -> Result<Settings> {
+        let actions_at = actions_at(assignment.hypers().len()) / size_of::<u32>();
         let mut words = vec![0; actions_at + actions.len()];
         words[actions_at..].copy_from_slice(actions);
         let ring = driver.allocate_mapped((SLOTS * size_of_val(&*words)) as u64)?;
@@ -41,8 +46,8 @@ impl Settings {
         for (event, _) in &mut settings.read {
             *event = driver.create_event(false)?;
         }
-        for (group, hyper) in hypers.iter().enumerate() {
-            settings.set_group(group, hyper);
+        for (group, hyper) in assignment.hypers().enumerate() {
+            settings.set_group(group, &hyper);
         }
         Ok(settings)
     }

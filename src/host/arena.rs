@@ -8,6 +8,7 @@ use std::alloc::{Layout as AllocLayout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
 use crate::abi::{InstepControl, InstepHyper, InstepSegment};
+use crate::assignment::Assignment;
 use crate::error::{Error, Result};
 use crate::layout::Plan;
 use crate::op::Span;
@@ -83,7 +84,7 @@ pub(crate) struct Memories {
     /// What keeps them alive, but for what is the caller's.
     _arenas: Vec<Arena>,
     are_borrowed: bool,
-    segment_count: usize,
+    record_count: usize,
     group_count: usize,
 }
 
@@ -91,8 +92,7 @@ impl Memories {
     /// Zeroed arenas for a plan, but for what is borrowed.
     pub(crate) fn new(
         plan: &Plan,
-        states: usize,
-        group_count: usize,
+        assignment: &Assignment,
         borrowed: Option<BorrowedPieces>,
     ) -> Result<Memories> {
         let mut arenas = Vec::new();
@@ -104,6 +104,7 @@ impl Memories {
         };
         let bytes = plan.arena_len() * plan.dtype().bytes();
         let are_borrowed = borrowed.is_some();
+        let (group_count, record_count) = (assignment.hypers().len(), assignment.record_count());
         let (params, grads) = match borrowed {
             None => (owned(bytes)?, owned(plan.grads_len() * plan.dtype().bytes())?),
             Some(borrowed) => (Region::scattered(borrowed.params), Region::scattered(borrowed.grads)),
@@ -111,17 +112,11 @@ impl Memories {
         let regions = Regions {
             params,
             grads,
-            control: owned(control_bytes(plan))?,
-            settings: owned(settings_bytes(plan, group_count))?,
-            states: (0..states).map(|_| owned(bytes)).collect::<Result<_>>()?,
+            control: owned(control_bytes(record_count))?,
+            settings: owned(settings_bytes(group_count, record_count))?,
+            states: (0..assignment.state_count()).map(|_| owned(bytes)).collect::<Result<_>>()?,
         };
-        Ok(Memories {
-            regions,
-            _arenas: arenas,
-            are_borrowed,
-            segment_count: plan.segments().len(),
-            group_count,
-        })
+        Ok(Memories { regions, _arenas: arenas, are_borrowed, record_count, group_count })
     }
 
     /// Where everything is.
@@ -144,20 +139,20 @@ impl Memories {
         self.regions.actions(self.group_count)
     }
 
-    /// Sets the control block and the record of every segment.
+    /// Sets the control block and all records.
     ///
     /// # Safety
     /// No op has been submitted.
     pub(crate) unsafe fn write_control(
         &self,
         control: InstepControl,
-        segments: impl Iterator<Item = InstepSegment>,
+        records: impl Iterator<Item = InstepSegment>,
     ) {
         // SAFETY: control memory was made for one block and that many records, aligned; nobody touches it, by the contract.
         unsafe {
             self.regions.control().write(control);
-            for (k, segment) in segments.take(self.segment_count).enumerate() {
-                self.regions.segments().add(k).write(segment);
+            for (k, record) in records.take(self.record_count).enumerate() {
+                self.regions.segments().add(k).write(record);
             }
         }
     }
@@ -172,14 +167,14 @@ impl Memories {
         unsafe { self.regions.groups().add(group).write(hyper) }
     }
 
-    /// Sets what steps do with one segment.
+    /// Sets what steps do with one record's segment.
     ///
     /// # Safety
     /// As for [`write_group`](Self::write_group).
-    pub(crate) unsafe fn write_action(&self, segment: usize, action: u32) {
-        assert!(segment < self.segment_count);
+    pub(crate) unsafe fn write_action(&self, record: usize, action: u32) {
+        assert!(record < self.record_count);
         // SAFETY: as in `write_group`.
-        unsafe { self.actions().add(segment).write(action) }
+        unsafe { self.actions().add(record).write(action) }
     }
 
     /// A copy of the control block.
@@ -191,25 +186,25 @@ impl Memories {
         unsafe { self.regions.control().read() }
     }
 
-    /// A copy of one segment's record.
+    /// A copy of one record.
     ///
     /// # Safety
     /// No op that writes control memory is running.
-    pub(crate) unsafe fn read_segment(&self, segment: usize) -> InstepSegment {
-        assert!(segment < self.segment_count);
+    pub(crate) unsafe fn read_record(&self, record: usize) -> InstepSegment {
+        assert!(record < self.record_count);
         // SAFETY: within bounds by the assertion, otherwise as in `read_control`.
-        unsafe { self.regions.segments().add(segment).read() }
+        unsafe { self.regions.segments().add(record).read() }
     }
 
-    /// Says how many updates a segment has had.
+    /// Says how many updates a record has had.
     ///
     /// # Safety
     /// No op that touches control memory is running, and none that has been submitted is still to run.
-    pub(crate) unsafe fn write_step_count(&self, segment: usize, count: u64) {
-        assert!(segment < self.segment_count);
+    pub(crate) unsafe fn write_step_count(&self, record: usize, count: u64) {
+        assert!(record < self.record_count);
         // SAFETY: within bounds by the assertion, aligned, and touched by nobody now, by the contract.
         unsafe {
-            let record = self.regions.segments().add(segment);
+            let record = self.regions.segments().add(record);
             (*record).steps = count;
             (*record).stepped = 0;
         }

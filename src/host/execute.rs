@@ -7,12 +7,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::abi::{INSTEP_MAX_STATES, InstepBeginArgs, InstepHyper, InstepStepArgs, InstepTile};
+use crate::abi::{INSTEP_OPTIMIZER_CUSTOM, InstepBeginArgs, InstepStepArgs, InstepTile};
+use crate::assignment::Assignment;
 use crate::error::Result;
 use crate::handle::StreamHandle;
 use crate::host::arena::Memories;
+use crate::host::custom::CustomStep;
 use crate::host::kernels::Kernels;
-use crate::launch::{Kind, Launch, Rule, action_code, decide_args, first_control, first_segments};
+use crate::launch::{Kind, Launch, Rule, decide_args, first_actions, first_control, first_records};
 use crate::layout::Plan;
 use crate::op::{Action, Call, Collective, Op, Phase};
 use crate::pool::{Chunks, Job, Pool};
@@ -28,13 +30,20 @@ pub(crate) struct Executor {
     plan: Arc<Plan>,
     memories: Arc<Memories>,
     rule: Rule,
+    record_count: usize,
     kernels: Kernels,
     pool: Pool,
     comm: Arc<dyn Collective>,
     rank: u32,
     deadline: Duration,
-    norms: Vec<Arc<Job>>,
-    steps: Vec<Arc<Job>>,
+    norms: Vec<Vec<Work>>,
+    steps: Vec<Vec<Work>>,
+}
+
+/// One launch of a bucket.
+enum Work {
+    Kernel(Arc<Job>),
+    Custom(CustomStep),
 }
 
 /// What [`Executor::new`] puts together.
@@ -42,8 +51,7 @@ pub(crate) struct Parts {
     pub(crate) plan: Arc<Plan>,
     pub(crate) memories: Arc<Memories>,
     pub(crate) rule: Rule,
-    /// First hyperparameters in the settings, by group.
-    pub(crate) hypers: Vec<InstepHyper>,
+    pub(crate) assignment: Arc<Assignment>,
     pub(crate) kernels: Kernels,
     pub(crate) pool: Pool,
     pub(crate) comm: Arc<dyn Collective>,
@@ -52,16 +60,23 @@ pub(crate) struct Parts {
 
 impl Executor {
     pub(crate) fn new(parts: Parts) -> Executor {
-        let Parts { plan, memories, rule, hypers, kernels, pool, comm, deadline } = parts;
-        assert!(rule.states <= INSTEP_MAX_STATES as usize);
-        initialise(&plan, &memories, &hypers);
-        let job = |kind: Kind, bucket: usize| {
-            Job::new(BucketJob::new(kind, bucket as u32, &plan, &memories, &rule, kernels))
+        let Parts { plan, memories, rule, assignment, kernels, pool, comm, deadline } = parts;
+        initialise(&plan, &memories, &assignment);
+        let work = |kind: Kind| {
+            let launches = |bucket| Launch::all(kind, bucket, &plan, memories.regions(), &assignment);
+            let work = |launch: Launch| match launch.args.optimizer {
+                INSTEP_OPTIMIZER_CUSTOM => {
+                    Work::Custom(CustomStep::new(launch, &plan, &assignment, kernels, &memories))
+                }
+                _ => Work::Kernel(Job::new(BucketJob::new(kind, launch, &memories, kernels))),
+            };
+            let buckets = 0..plan.buckets().len() as u32;
+            buckets.map(|bucket| launches(bucket).into_iter().map(work).collect()).collect()
         };
-        let buckets = 0..plan.buckets().len();
         Executor {
-            norms: buckets.clone().map(|b| job(Kind::Norm, b)).collect(),
-            steps: buckets.map(|b| job(Kind::Step, b)).collect(),
+            norms: work(Kind::Norm),
+            steps: work(Kind::Step),
+            record_count: assignment.record_count(),
             plan,
             memories,
             rule,
@@ -95,8 +110,8 @@ impl Executor {
             Action::Control(Phase::Decide) => self.decide(),
             // The host reads the control block itself.
             Action::Control(Phase::Publish) => {}
-            Action::Norm { bucket } => self.pool.run(&self.norms[bucket as usize]),
-            Action::Step { bucket } => self.pool.run(&self.steps[bucket as usize]),
+            Action::Norm { bucket } => self.work(&self.norms[bucket as usize])?,
+            Action::Step { bucket } => self.work(&self.steps[bucket as usize])?,
             Action::Zero(span) => {
                 // SAFETY: `resolve` has checked the bounds; that nothing else touches the span now is what the
                 // schedule guarantees and the checker proves for every op.
@@ -122,6 +137,16 @@ impl Executor {
         Ok(())
     }
 
+    fn work(&self, launches: &[Work]) -> Result<()> {
+        for work in launches {
+            match work {
+                Work::Kernel(job) => self.pool.run(job),
+                Work::Custom(step) => step.run()?,
+            }
+        }
+        Ok(())
+    }
+
     fn begin(&self) {
         let regions = self.memories.regions();
         let args = InstepBeginArgs {
@@ -129,16 +154,14 @@ impl Executor {
             segments: regions.segments(),
             groups: regions.groups(),
             actions: self.memories.actions(),
-            segment_count: self.plan.segments().len() as u64,
+            segment_count: self.record_count as u64,
             ring: std::ptr::null(),
             slot_words: 0,
             slot_count: 0,
             divisor: self.rule.divisor,
             loss_scale: self.rule.loss_scale,
-            optimizer: self.rule.optimizer,
-            reserved: 0,
         };
-        // SAFETY: control memory holds that many segments, each of a group that the builder has checked; exclusive as
+        // SAFETY: control memory holds that many records, each of an optimizer that the builder has checked; exclusive as
         // for every op.
         unsafe { self.kernels.begin(&args) }
     }
@@ -151,15 +174,15 @@ impl Executor {
 }
 
 /// What control memory and settings say before the first pass.
-fn initialise(plan: &Plan, memories: &Memories, hypers: &[InstepHyper]) {
+fn initialise(plan: &Plan, memories: &Memories, assignment: &Assignment) {
     // SAFETY: no op has been submitted yet.
     unsafe {
-        memories.write_control(first_control(), first_segments(plan, memories.regions()));
-        for (group, hyper) in hypers.iter().enumerate() {
-            memories.write_group(group, *hyper);
+        memories.write_control(first_control(), first_records(plan, memories.regions(), assignment));
+        for (group, hyper) in assignment.hypers().enumerate() {
+            memories.write_group(group, hyper);
         }
-        for (k, segment) in plan.segments().iter().enumerate() {
-            memories.write_action(k, action_code(segment.action));
+        for (k, action) in first_actions(plan, assignment).enumerate() {
+            memories.write_action(k, action);
         }
     }
 }
@@ -182,16 +205,8 @@ unsafe impl Send for BucketJob {}
 unsafe impl Sync for BucketJob {}
 
 impl BucketJob {
-    fn new(
-        kind: Kind,
-        bucket: u32,
-        plan: &Plan,
-        memories: &Arc<Memories>,
-        rule: &Rule,
-        kernels: Kernels,
-    ) -> BucketJob {
-        let Launch { mut args, tiles, moved_bytes } =
-            Launch::new(kind, bucket, plan, memories.regions(), rule);
+    fn new(kind: Kind, launch: Launch, memories: &Arc<Memories>, kernels: Kernels) -> BucketJob {
+        let Launch { mut args, tiles, moved_bytes } = launch;
         args.tiles = tiles.as_ptr();
         let tiles_per_chunk = if moved_bytes <= ALONE_BYTES { tiles.len().max(1) } else { TILES_PER_CHUNK };
         BucketJob { kind, args, tiles, tiles_per_chunk, kernels, _memories: Arc::clone(memories) }

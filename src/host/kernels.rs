@@ -178,6 +178,15 @@ impl Kernels {
         unsafe { self.table.step.unwrap_unchecked()(args, first_tile, last_tile) }
     }
 
+    /// Tells code of the user's own what to do with each segment that these tiles open.
+    ///
+    /// # Safety
+    /// As for `norm`, with the whole table of tiles.
+    pub(crate) unsafe fn custom(&self, args: &InstepStepArgs) {
+        // SAFETY: as in `begin`.
+        unsafe { self.table.custom.unwrap_unchecked()(args) }
+    }
+
     /// Makes elements `first..last` of every rank's buffer their sum in rank order.
     ///
     /// # Safety
@@ -226,7 +235,12 @@ mod tests {
         for isa in Isa::available() {
             let table = Kernels::load(isa).unwrap().table;
             assert!(table.begin.is_some() && table.decide.is_some() && table.norm.is_some());
-            assert!(table.step.is_some() && table.sum.is_some() && table.ceiling.is_some());
+            assert!(
+                table.step.is_some()
+                    && table.custom.is_some()
+                    && table.sum.is_some()
+                    && table.ceiling.is_some()
+            );
         }
     }
 

@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 pub(crate) mod arena;
+mod custom;
 pub(crate) mod execute;
 #[cfg(all(test, shuttle))]
 mod interleavings;
@@ -81,7 +82,7 @@ impl Sealed for HostDevice {
 
     unsafe fn read_segment(&mut self, segment: usize) -> Result<InstepSegment> {
         // SAFETY: as above.
-        Ok(unsafe { self.memories.read_segment(segment) })
+        Ok(unsafe { self.memories.read_record(segment) })
     }
 
     unsafe fn read_control(&mut self) -> Result<InstepControl> {

@@ -86,6 +86,10 @@ impl Plan {
             for (id, offset) in &bucket.gradients {
                 let param = layout.index(*id)?;
                 let parameter = &parameters[param];
+                if parameter.local {
+                    let why = "is local, and this bucket is summed over the ranks";
+                    return Err(Error::Layout(format!("`{}` of bucket {index} {why}", parameter.name)));
+                }
                 if std::mem::replace(&mut placed[param], true) {
                     return Err(Error::Layout(format!("`{}` lies in two places", parameter.name)));
                 }
@@ -109,6 +113,7 @@ impl Plan {
                 segments: first..plan.segments.len() as u32,
                 tail: plan.grads_len..plan.grads_len,
                 contributors: None,
+                is_local: false,
             });
         }
         if let Some(param) = placed.iter().position(|placed| !placed) {

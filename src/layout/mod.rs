@@ -38,6 +38,8 @@ pub struct Parameter {
     pub action: SegmentAction,
     /// Whose hyperparameters it takes, as an index into [`Layout::groups`].
     pub group: u32,
+    /// Each rank's own: never summed, averaged or broadcast.
+    pub local: bool,
 }
 
 /// A parameter of one particular layout; a layout refuses another one's.
@@ -83,6 +85,7 @@ impl LayoutBuilder {
             uses: 1,
             action: SegmentAction::Step,
             group: 0,
+            local: false,
         });
         self
     }
@@ -132,6 +135,34 @@ impl LayoutBuilder {
         match self.parameters.last_mut() {
             Some(last) => last.action = action,
             None => self.misplaced = Some("action"),
+        }
+        self
+    }
+
+    /// Leaves the parameter added last to each rank: its gradient is summed with nobody's, it is stepped with this rank's
+    /// alone, and it is never broadcast. Neither the global norm nor clipping knows it; a skipped pass skips it too.
+    ///
+    /// ```
+    /// # use instep::{Layout, Sgd, Stepper, in_process};
+    /// let layout = Layout::builder().param("shared", 1).param("own", 1).local().build()?;
+    /// let (shared, own) = (layout.id("shared")?, layout.id("own")?);
+    /// let ends = in_process(2, |comm| {
+    ///     let rank = comm.rank() as f32;
+    ///     let mut stepper = Stepper::host(&layout, Sgd { lr: 1.0, ..Default::default() }, comm)?;
+    ///     let mut pass = stepper.begin()?;
+    ///     pass.grads().write(shared, &[rank])?;
+    ///     pass.grads().write(own, &[rank])?;
+    ///     pass.finish()?;
+    ///     let params = stepper.params()?;
+    ///     instep::Result::Ok((params.get(shared)?[0], params.get(own)?[0]))
+    /// })?;
+    /// assert_eq!(ends, [(-0.5, 0.0), (-0.5, -1.0)]);
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    pub fn local(mut self) -> Self {
+        match self.parameters.last_mut() {
+            Some(last) => last.local = true,
+            None => self.misplaced = Some("local"),
         }
         self
     }
@@ -247,7 +278,7 @@ fn fingerprint(parameters: &[Parameter], groups: &[String]) -> u64 {
     parameters.iter().fold(hash, |hash, p| {
         let hash = fold(text(hash, &p.name), &p.group.to_le_bytes());
         let hash = fold(hash, &p.len.to_le_bytes());
-        fold(fold(hash, &p.uses.to_le_bytes()), &[p.action as u8])
+        fold(fold(hash, &p.uses.to_le_bytes()), &[p.action as u8, p.local.into()])
     })
 }
 

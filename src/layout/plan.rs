@@ -75,6 +75,8 @@ pub struct Bucket {
     pub tail: Range<u64>,
     /// Offset of the element that counts contributing ranks, the tail block's first.
     pub contributors: Option<u64>,
+    /// It holds parameters that are each rank's own: no collective knows it.
+    pub is_local: bool,
 }
 
 /// A layout cut into buckets.
@@ -106,7 +108,13 @@ impl Plan {
         let mut plan = Plan::empty(parameters.len(), dtype);
         let mut gathered_bytes = 0u64;
         let mut opened = 0u32;
-        for (index, parameter) in parameters.iter().enumerate().rev() {
+        // Local ones last, so that what is broadcast and reduced lies in one piece before them.
+        let reversed = (0..parameters.len()).rev();
+        let mut order: Vec<usize> = reversed.clone().filter(|index| !parameters[*index].local).collect();
+        let summed = order.len();
+        order.extend(reversed.filter(|index| parameters[*index].local));
+        for (at, index) in order.iter().copied().enumerate() {
+            let parameter = &parameters[index];
             plan.segment_of_param[index] = plan.segments.len() as u32;
             plan.segments.push(Segment {
                 param: index as u32,
@@ -120,9 +128,9 @@ impl Plan {
             });
             gathered_bytes += parameter.len * dtype.bytes();
             let cap = if plan.buckets.is_empty() { caps.first_bytes } else { caps.rest_bytes };
-            if gathered_bytes >= cap || index == 0 {
+            if gathered_bytes >= cap || at + 1 == summed || at + 1 == order.len() {
                 let end = plan.segments.len() as u32;
-                plan.close_bucket(opened..end, u64::from(world_size), tails);
+                plan.close_bucket(opened..end, u64::from(world_size), tails, parameter.local);
                 (opened, gathered_bytes) = (end, 0);
             }
         }
@@ -141,7 +149,7 @@ impl Plan {
         }
     }
 
-    fn close_bucket(&mut self, segments: Range<u32>, world_size: u64, tails: Tails) {
+    fn close_bucket(&mut self, segments: Range<u32>, world_size: u64, tails: Tails, is_local: bool) {
         let start = self.len;
         let mut next = start;
         for segment in &mut self.segments[segments.start as usize..segments.end as usize] {
@@ -150,7 +158,7 @@ impl Plan {
         }
         let tail_start = next;
         // A bucket without elements needs no tail: nothing of it is stepped.
-        let contributors = (tails.contributors && next > start).then_some(next);
+        let contributors = (tails.contributors && next > start && !is_local).then_some(next);
         next += u64::from(contributors.is_some());
         if tails.used && next > start {
             for segment in &mut self.segments[segments.start as usize..segments.end as usize] {
@@ -162,7 +170,7 @@ impl Plan {
         self.len += len;
         self.grads_len = self.len;
         let (params, tail) = (start..self.len, tail_start..next);
-        self.buckets.push(Bucket { start, len, params, segments, tail, contributors });
+        self.buckets.push(Bucket { start, len, params, segments, tail, contributors, is_local });
     }
 
     /// All buckets, in launch order.
@@ -190,9 +198,24 @@ impl Plan {
         self.segment_of_param[param] as usize
     }
 
-    /// The first bucket that has elements. If ranks are counted it is reduced in every pass, and its count is the pass's.
+    /// The first bucket that is reduced and has elements. If ranks are counted it is reduced in every pass, and its count is
+    /// the pass's.
     pub fn carrier(&self) -> Option<&Bucket> {
-        self.buckets.iter().find(|bucket| bucket.len > 0)
+        self.buckets.iter().find(|bucket| bucket.len > 0 && !bucket.is_local)
+    }
+
+    /// Elements of the arena of parameters that all ranks have in common: the first so many.
+    pub fn common_len(&self) -> u64 {
+        self.buckets.iter().find(|bucket| bucket.is_local).map_or(self.len, |bucket| bucket.params.start)
+    }
+
+    /// Leaves the optimizer to those parameters of which `is_optimized` says so; the others' gradients are averaged.
+    pub(crate) fn optimize_only(&mut self, is_optimized: impl Fn(usize) -> bool) {
+        for segment in &mut self.segments {
+            if segment.action == SegmentAction::Step && !is_optimized(segment.param as usize) {
+                segment.action = SegmentAction::Average;
+            }
+        }
     }
 
     /// Elements of the arenas of parameters and of each state, padding included.

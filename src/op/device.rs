@@ -62,29 +62,29 @@ pub trait Sealed {
     /// As for the trait.
     unsafe fn write_group(&mut self, group: usize, hyper: InstepHyper);
 
-    /// Sets what steps do with one segment.
+    /// Sets what steps do with one record's segment.
     ///
     /// # Safety
     /// As for the trait.
-    unsafe fn write_action(&mut self, segment: usize, action: u32);
+    unsafe fn write_action(&mut self, record: usize, action: u32);
 
-    /// Says how many updates a segment has had.
+    /// Says how many updates a record has had.
     ///
     /// # Errors
     /// As [`Device::wait`].
     ///
     /// # Safety
     /// As for the trait.
-    unsafe fn write_step_count(&mut self, segment: usize, count: u64) -> Result<()>;
+    unsafe fn write_step_count(&mut self, record: usize, count: u64) -> Result<()>;
 
-    /// A copy of one segment's record.
+    /// A copy of one record.
     ///
     /// # Errors
     /// As [`Device::wait`].
     ///
     /// # Safety
     /// As for the trait.
-    unsafe fn read_segment(&mut self, segment: usize) -> Result<InstepSegment>;
+    unsafe fn read_segment(&mut self, record: usize) -> Result<InstepSegment>;
 
     /// A copy of the control block.
     ///

@@ -4,22 +4,29 @@
 //! which numbers, and how its states are called. Must reject what a kernel could not check (NaN above all).
 
 mod adam;
+mod custom;
 mod sgd;
 
 pub use adam::{Adam, AdamW};
+pub use custom::{Custom, EnqueuedStep, ParamStep, StepParam};
 pub use sgd::Sgd;
+
+use std::any::Any;
 
 use crate::abi::InstepHyper;
 use crate::error::{Error, Result};
 
-/// An optimizer with its hyperparameters. Implemented by the types of this module only: a kernel belongs to each.
-pub trait Optimizer: std::fmt::Debug + Send + Sync + sealed::Rule {
+/// An optimizer with its hyperparameters. Implemented by the types of this module only, since a kernel belongs to each; what
+/// has none is a [`Custom`] one.
+pub trait Optimizer: std::fmt::Debug + Send + Sync + Any + sealed::Rule {
     /// Names of the states that it keeps per element, as `torch.optim` calls them.
     fn state_names(&self) -> &'static [&'static str];
 }
 
 pub(crate) mod sealed {
-    use super::{InstepHyper, Result};
+    use std::sync::Arc;
+
+    use super::{InstepHyper, Result, StepParam};
 
     /// What the executors need: the kernel's number and its validated hyperparameters.
     pub trait Rule {
@@ -27,6 +34,10 @@ pub(crate) mod sealed {
         fn hyper(&self) -> Result<InstepHyper>;
         fn lr_mut(&mut self) -> &mut f64;
         fn boxed(&self) -> Box<dyn super::Optimizer>;
+        /// The user's own code, where there is no kernel.
+        fn custom(&self) -> Option<Arc<dyn StepParam>> {
+            None
+        }
     }
 }
 

@@ -36,7 +36,10 @@ impl Schedule {
                 }
             }
         }
-        self.reduced = Some(self.collective(CollectiveKind::AllReduce, Some(bucket), span));
+        self.reduced = Some(match described.is_local {
+            true => self.emitter.record(Stream::Reduce),
+            false => self.collective(CollectiveKind::AllReduce, Some(bucket), span),
+        });
         if !self.is_stepped(bucket) {
             if described.len > 0 {
                 // A frozen carrier: nothing comes behind this reduce that the trainer and the next one could wait for.
@@ -50,6 +53,7 @@ impl Schedule {
                 self.emitter.after(Stream::Optim, &[self.reduced]);
                 self.step(bucket);
             }
+            Mode::Normed if described.is_local => {}
             Mode::Normed => {
                 self.emitter.after(Stream::Optim, &[self.reduced]);
                 self.emitter.emit(Stream::Optim, Action::Norm { bucket });
@@ -97,7 +101,7 @@ impl Schedule {
         if self.policy.norm {
             if self.policy.mode == Mode::Sequential {
                 for bucket in buckets.clone() {
-                    if self.is_stepped(bucket) {
+                    if self.is_stepped(bucket) && !plan.buckets()[bucket as usize].is_local {
                         self.emitter.emit(Stream::Optim, Action::Norm { bucket });
                     }
                 }
@@ -116,7 +120,7 @@ impl Schedule {
     pub(super) fn broadcast(&mut self) -> Option<Mark> {
         let plan = Arc::clone(&self.plan);
         if !plan.is_foreign() {
-            let whole = Span::elements(Memory::Params, &plan, 0, plan.arena_len());
+            let whole = Span::elements(Memory::Params, &plan, 0, plan.common_len());
             return Some(self.collective(CollectiveKind::Broadcast, None, whole));
         }
         let mut received = None;

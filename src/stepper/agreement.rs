@@ -39,10 +39,10 @@ impl Agreement {
             .buckets()
             .iter()
             .fold(layout.fingerprint(), |hash, bucket| fold(fold(hash, bucket.len), bucket.tail.start));
-        let hash = plan
-            .segments()
-            .iter()
-            .fold(hash, |hash, segment| fold(fold(hash, segment.param.into()), segment.grad_start));
+        let hash = plan.segments().iter().fold(hash, |hash, segment| {
+            let hash = fold(fold(hash, segment.param.into()), segment.grad_start);
+            fold(hash, segment.action as u64)
+        });
         Agreement { built: written(hash, options), current: None }
     }
 

@@ -6,8 +6,8 @@
 use crate::error::{Error, Result};
 use crate::layout::ParamId;
 use crate::op::{Device, Memory};
-use crate::stepper::Stepper;
 use crate::stepper::views::{Params, ParamsMut};
+use crate::stepper::{OptimizerId, Stepper};
 
 /// What the device decided about the last pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -78,9 +78,9 @@ impl Stepper {
     ///
     /// # Errors
     /// As [`grad`](Self::grad); `Unsupported` if the optimizer keeps no such state.
-    pub fn state(&self, id: ParamId, name: &str) -> Result<&[f32]> {
+    pub fn state(&self, id: ParamId, name: impl AsRef<str>) -> Result<&[f32]> {
         self.settle_between_passes()?;
-        self.view(id, self.state_called(name)?)
+        self.view(id, self.state_called(id, name.as_ref())?)
     }
 
     /// A parameter's optimizer state by name, to load it. States are never broadcast: every rank must load the same, and
@@ -110,9 +110,9 @@ impl Stepper {
     ///
     /// # Errors
     /// As [`state`](Self::state).
-    pub fn state_mut(&mut self, id: ParamId, name: &str) -> Result<&mut [f32]> {
+    pub fn state_mut(&mut self, id: ParamId, name: impl AsRef<str>) -> Result<&mut [f32]> {
         self.settle_between_passes()?;
-        self.view_mut(id, self.state_called(name)?)
+        self.view_mut(id, self.state_called(id, name.as_ref())?)
     }
 }
 
@@ -161,7 +161,23 @@ impl<D: Device> Stepper<D> {
     pub fn set_lr(&mut self, group: &str, lr: f64) -> Result<()> {
         self.refuse_open_pass()?;
         self.run.get_mut().touch_settings()?;
-        let (index, hyper) = self.groups.set_lr(group, lr)?;
+        let (index, hyper) = self.optimizers.set_lr(group, lr)?;
+        self.agreement.forget();
+        self.write_group(index, hyper);
+        Ok(())
+    }
+
+    /// Sets the learning rate of one of the [`optimizers`](Self::optimizers), as [`set_lr`](Self::set_lr) does a group's.
+    ///
+    /// # Ordering
+    /// As [`set_lr`](Self::set_lr).
+    ///
+    /// # Errors
+    /// As [`set_lr`](Self::set_lr).
+    pub fn set_lr_of(&mut self, id: OptimizerId, lr: f64) -> Result<()> {
+        self.refuse_open_pass()?;
+        self.run.get_mut().touch_settings()?;
+        let (index, hyper) = self.optimizers.set_lr_of(id, lr)?;
         self.agreement.forget();
         self.write_group(index, hyper);
         Ok(())
@@ -224,12 +240,16 @@ impl<D: Device> Stepper<D> {
         self.read_status()
     }
 
-    pub(super) fn state_called(&self, name: &str) -> Result<Memory> {
-        let known = self.state_names.iter().position(|known| *known == name);
-        let have = || if self.state_names.is_empty() { "none".into() } else { self.state_names.join(", ") };
-        let index =
-            known.ok_or_else(|| Error::Unsupported { what: format!("the state `{name}`"), have: have() })?;
-        Ok(Memory::State(index as u8))
+    pub(super) fn state_called(&self, id: ParamId, name: &str) -> Result<Memory> {
+        let param = self.layout.index(id)?;
+        let found = self.optimizers.states(param).find(|(known, _, _)| known == name);
+        let Some((_, round, k)) = found else {
+            let names: Vec<_> = self.optimizers.states(param).map(|(name, _, _)| name).collect();
+            let have = if names.is_empty() { "none".into() } else { names.join(", ") };
+            let what = format!("the state `{name}` of `{}`", self.layout.parameters()[param].name);
+            return Err(Error::Unsupported { what, have });
+        };
+        Ok(Memory::State((self.assignment.first_state(round) + k) as u8))
     }
 
     pub(super) fn settle_between_passes(&self) -> Result<()> {

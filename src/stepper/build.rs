@@ -8,8 +8,9 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::abi::InstepHyper;
+use crate::assignment::Assignment;
 use crate::error::{Error, Result, environment};
+use crate::handle::Place;
 use crate::host::HostDevice;
 use crate::host::arena::Memories;
 use crate::host::execute::Parts;
@@ -24,15 +25,26 @@ use crate::stepper::Stepper;
 use crate::stepper::agreement::Agreement;
 use crate::stepper::borrowed::Borrowed;
 use crate::stepper::builder::{StepperBuilder, Unused};
-use crate::stepper::groups::Groups;
 use crate::stepper::join::Divisor;
+use crate::stepper::optimizers::Optimizers;
 use crate::stepper::run::Run;
+
+/// Refuses code of the user's own that cannot update parameters that lie there.
+pub(super) fn refuse_unreached(assignment: &Assignment, place: Place) -> Result<()> {
+    match assignment.customs().find(|rule| !rule.reaches(place)) {
+        None => Ok(()),
+        Some(rule) => Err(Error::Unsupported {
+            what: format!("the optimizer `{}` on {place}", rule.name()),
+            have: "what StepParam::reaches names".into(),
+        }),
+    }
+}
 
 /// What a device is made of.
 pub(super) struct Blueprint {
     pub(super) plan: Arc<Plan>,
     pub(super) rule: Rule,
-    pub(super) hypers: Vec<InstepHyper>,
+    pub(super) assignment: Arc<Assignment>,
     pub(super) comm: Arc<dyn Collective>,
     pub(super) deadline: Duration,
     pub(super) borrowed: Option<BorrowedPieces>,
@@ -101,9 +113,11 @@ impl StepperBuilder<'_> {
         let kernels = Kernels::load(self.isa.map_or_else(Isa::from_environment, Ok)?)?;
         let pool = self.pool(&*comm)?;
         self.assemble(comm, memory, |parts| {
-            let Blueprint { plan, rule, hypers, comm, deadline, borrowed, timed, .. } = parts;
-            let memories = Arc::new(Memories::new(&plan, rule.states, hypers.len(), borrowed)?);
-            Ok(HostDevice::new(Parts { plan, memories, rule, hypers, kernels, pool, comm, deadline }, timed))
+            let Blueprint { plan, rule, assignment, comm, deadline, borrowed, timed, .. } = parts;
+            refuse_unreached(&assignment, Place::Host)?;
+            let memories = Arc::new(Memories::new(&plan, &assignment, borrowed)?);
+            let parts = Parts { plan, memories, rule, assignment, kernels, pool, comm, deadline };
+            Ok(HostDevice::new(parts, timed))
         })
     }
 
@@ -114,6 +128,9 @@ impl StepperBuilder<'_> {
         memory: Option<Borrowed>,
         make: impl FnOnce(Blueprint) -> Result<D>,
     ) -> Result<Stepper<D>> {
+        if let Some(refused) = self.refused.take() {
+            return Err(refused);
+        }
         let (rank, world_size) = (comm.rank(), comm.world_size());
         if world_size == 0 {
             return Err(Error::config("world_size", 0, "there is at least one rank"));
@@ -122,10 +139,9 @@ impl StepperBuilder<'_> {
             return Err(Error::config("rank", rank, "must be below the world size"));
         }
         self.refuse(world_size)?;
-        let groups = Groups::new(self.layout, &*self.optimizer, std::mem::take(&mut self.groups))?;
+        let registered = std::mem::take(&mut self.registered);
+        let optimizers = Optimizers::new(self.layout, self.optimizer.as_deref(), registered)?;
         let rule = Rule {
-            optimizer: groups.kernel(),
-            states: groups.state_names().len(),
             divisor: if self.counts_ranks() { 0.0 } else { f64::from(world_size) },
             loss_scale: self.loss_scale,
             max_norm: self.max_norm,
@@ -135,7 +151,12 @@ impl StepperBuilder<'_> {
             Some(deadline) => deadline,
             None => Duration::from_millis(environment("INSTEP_DEADLINE_MS")?.unwrap_or(60_000)),
         };
-        let plan = Arc::new(self.plan(world_size, memory.as_ref())?);
+        let mut plan = self.plan(world_size, memory.as_ref())?;
+        let chosen = &self.optimized;
+        let is_chosen = |param: usize| chosen.as_ref().is_none_or(|chosen| chosen.contains(&param));
+        plan.optimize_only(|param| optimizers.is_stepped(param) && is_chosen(param));
+        let assignment = Arc::new(optimizers.assignment(self.layout, &plan)?);
+        let plan = Arc::new(plan);
         let borrowed = memory.map(|memory| memory.pieces(self.layout, &plan)).transpose()?;
         let mut policy = Policy::new(self.mode, self.max_norm.is_some() || self.skip_nonfinite);
         policy.trainer_is_a_stream = D::TRAINER_IS_A_STREAM;
@@ -144,7 +165,7 @@ impl StepperBuilder<'_> {
         let device = make(Blueprint {
             plan: Arc::clone(&plan),
             rule,
-            hypers: groups.hypers()?,
+            assignment: Arc::clone(&assignment),
             comm: Arc::clone(&comm),
             deadline,
             borrowed,
@@ -153,8 +174,8 @@ impl StepperBuilder<'_> {
         })?;
         Ok(Stepper {
             layout: self.layout.clone(),
-            state_names: groups.state_names(),
-            groups,
+            assignment,
+            optimizers,
             written: vec![false; plan.segments().len()].into(),
             plan,
             policy,

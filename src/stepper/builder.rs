@@ -5,11 +5,13 @@
 
 use std::time::Duration;
 
+use crate::error::{Error, Result};
 use crate::host::Isa;
-use crate::layout::{BucketCaps, Layout};
+use crate::layout::{BucketCaps, Layout, ParamId};
 use crate::optim::Optimizer;
 use crate::schedule::Mode;
 use crate::stepper::join::Divisor;
+use crate::stepper::optimizers::{Registered, Target};
 
 /// What happens to a parameter that no rank had a gradient for in a pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -24,8 +26,13 @@ pub enum Unused {
 /// Options of a [`Stepper`](crate::Stepper).
 pub struct StepperBuilder<'a> {
     pub(super) layout: &'a Layout,
-    pub(super) optimizer: Box<dyn Optimizer>,
-    pub(super) groups: Vec<(String, Box<dyn Optimizer>)>,
+    /// What steps parameters that nothing is registered for.
+    pub(super) optimizer: Option<Box<dyn Optimizer>>,
+    pub(super) registered: Vec<Registered>,
+    /// Only these are stepped, by their place in the layout.
+    pub(super) optimized: Option<Vec<usize>>,
+    /// The first refusal, kept until the stepper is built.
+    pub(super) refused: Option<Error>,
     pub(super) mode: Mode,
     pub(super) caps: Option<BucketCaps>,
     pub(super) unused: Unused,
@@ -40,11 +47,13 @@ pub struct StepperBuilder<'a> {
 }
 
 impl<'a> StepperBuilder<'a> {
-    pub(super) fn new(layout: &'a Layout, optimizer: Box<dyn Optimizer>) -> Self {
+    pub(super) fn new(layout: &'a Layout, optimizer: Option<Box<dyn Optimizer>>) -> Self {
         StepperBuilder {
             layout,
             optimizer,
-            groups: Vec::new(),
+            registered: Vec::new(),
+            optimized: None,
+            refused: None,
             mode: Mode::default(),
             caps: None,
             unused: Unused::default(),
@@ -59,10 +68,62 @@ impl<'a> StepperBuilder<'a> {
         }
     }
 
-    /// Hyperparameters for one group of the layout. Every group has the same optimizer, and shares its launches.
-    pub fn group(mut self, name: impl Into<String>, optimizer: impl Optimizer + 'static) -> Self {
-        self.groups.push((name.into(), Box::new(optimizer)));
+    /// An optimizer for one group of the layout. Groups share buckets, and those with the same kind of optimizer launches.
+    pub fn group(self, name: impl Into<String>, optimizer: impl Optimizer + 'static) -> Self {
+        self.register(Target::Group(name.into()), optimizer)
+    }
+
+    /// A further optimizer for one group, which steps the same gradients behind those that the group has already, with
+    /// states of its own: `momentum_buffer#1` and so on.
+    ///
+    /// ```
+    /// # use instep::layout::DEFAULT_GROUP;
+    /// # use instep::{Layout, Sgd, Solo, Stepper};
+    /// # let layout = Layout::builder().param("w", 1).build()?;
+    /// # let w = layout.id("w")?;
+    /// let (first, second) = (Sgd { lr: 1.0, ..Sgd::default() }, Sgd { lr: 0.5, ..Sgd::default() });
+    /// let mut stepper = Stepper::builder(&layout, first).then(DEFAULT_GROUP, second).host(Solo::default())?;
+    /// let mut pass = stepper.begin()?;
+    /// pass.grads().write(w, &[2.0])?;
+    /// pass.finish()?;
+    /// assert_eq!(stepper.params()?.get(w)?, [-3.0]);
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    pub fn then(self, group: impl Into<String>, optimizer: impl Optimizer + 'static) -> Self {
+        self.register(Target::Behind(group.into()), optimizer)
+    }
+
+    /// An optimizer for single parameters, instead of their group's. Called again for the same parameter it adds a further
+    /// one, which steps behind the first. The `k`-th call makes the `k`-th of
+    /// [`Stepper::optimizers`](crate::Stepper::optimizers) that no group has.
+    pub fn optimizer_for(mut self, params: &[ParamId], optimizer: impl Optimizer + 'static) -> Self {
+        match self.places(params) {
+            Some(params) => self.register(Target::Params(params), optimizer),
+            None => self,
+        }
+    }
+
+    /// Steps these parameters only; the gradients of all others are averaged, for somebody else's optimizer. `None`: all,
+    /// an empty list: none.
+    pub fn optimize_only(mut self, params: Option<&[ParamId]>) -> Self {
+        self.optimized = params.and_then(|params| self.places(params));
         self
+    }
+
+    fn register(mut self, target: Target, optimizer: impl Optimizer + 'static) -> Self {
+        self.registered.push(Registered { target, optimizer: Box::new(optimizer) });
+        self
+    }
+
+    fn places(&mut self, params: &[ParamId]) -> Option<Vec<usize>> {
+        let places: Result<Vec<usize>> = params.iter().map(|id| self.layout.index(*id)).collect();
+        match places {
+            Ok(places) => Some(places),
+            Err(error) => {
+                self.refused.get_or_insert(error);
+                None
+            }
+        }
     }
 
     /// When steps run; Eager unless said otherwise. The result is the same bits in every mode.

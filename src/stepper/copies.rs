@@ -65,8 +65,8 @@ impl<D: Device> Stepper<D> {
     ///
     /// # Errors
     /// As [`read_param`](Self::read_param); `Unsupported` if the optimizer keeps no such state.
-    pub fn read_state(&self, id: ParamId, name: &str, into: &mut [f32]) -> Result<()> {
-        self.read_between(id, self.state_called(name)?, into)
+    pub fn read_state(&self, id: ParamId, name: impl AsRef<str>, into: &mut [f32]) -> Result<()> {
+        self.read_between(id, self.state_called(id, name.as_ref())?, into)
     }
 
     /// Copies a parameter's optimizer state from the host; see [`state_mut`](Stepper::state_mut) for what belongs to it.
@@ -76,8 +76,8 @@ impl<D: Device> Stepper<D> {
     ///
     /// # Errors
     /// As [`read_state`](Self::read_state).
-    pub fn write_state(&mut self, id: ParamId, name: &str, from: &[f32]) -> Result<()> {
-        self.write_between(id, self.state_called(name)?, from)
+    pub fn write_state(&mut self, id: ParamId, name: impl AsRef<str>, from: &[f32]) -> Result<()> {
+        self.write_between(id, self.state_called(id, name.as_ref())?, from)
     }
 
     fn read_between(&self, id: ParamId, memory: Memory, into: &mut [f32]) -> Result<()> {

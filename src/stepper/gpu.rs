@@ -14,7 +14,7 @@ use crate::handle::{DevicePtr, EventHandle, Place};
 use crate::layout::{ParamId, Segment};
 use crate::op::{Collective, Memory, Sealed, Span};
 use crate::stepper::borrowed::refuse_other_places;
-use crate::stepper::build::Blueprint;
+use crate::stepper::build::{Blueprint, refuse_unreached};
 use crate::stepper::{Borrowed, Pass, Status, Stepper, StepperBuilder, Unused};
 
 impl StepperBuilder<'_> {
@@ -118,7 +118,8 @@ impl StepperBuilder<'_> {
             return Err(Error::config("max_blocks", 0, "no block would do the work"));
         }
         self.assemble(comm, memory, |blueprint| {
-            let Blueprint { plan, rule, hypers, comm, deadline, borrowed, timed, agreement } = blueprint;
+            let Blueprint { plan, rule, assignment, comm, deadline, borrowed, timed, agreement } = blueprint;
+            refuse_unreached(&assignment, place)?;
             if let Some(pieces) = &borrowed {
                 let _entered = Entered::new(&*cuda.driver)?;
                 refuse_other_places(pieces, place, |address| cuda.driver.inspect_memory(address))?;
@@ -131,7 +132,7 @@ impl StepperBuilder<'_> {
                 max_blocks: cuda.max_blocks,
                 plan,
                 rule,
-                hypers,
+                assignment,
                 comm,
                 deadline,
                 borrowed,

@@ -4,6 +4,7 @@
 //! value, and to touch is to wait. Must not decide any order itself; it forwards events to the schedule.
 
 mod agreement;
+mod attached;
 mod between;
 mod borrowed;
 mod build;
@@ -11,17 +12,19 @@ mod builder;
 mod copies;
 mod gpu;
 mod graphs;
-mod groups;
 mod join;
+mod optimizers;
 mod pass;
 mod records;
 mod run;
 mod views;
 
+pub use attached::Attached;
 pub use between::Status;
 pub use borrowed::Borrowed;
 pub use builder::{StepperBuilder, Unused};
 pub use join::Divisor;
+pub use optimizers::OptimizerId;
 pub use pass::{Abandoned, Pass};
 pub use run::Recording;
 pub use views::{Grads, Params, ParamsMut};
@@ -30,6 +33,7 @@ use std::cell::RefCell;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
+use crate::assignment::Assignment;
 use crate::error::{Error, Result};
 use crate::hazard::{self, Hazard};
 use crate::host::{HostDevice, Isa};
@@ -38,7 +42,7 @@ use crate::op::{Collective, Device, Memory};
 use crate::optim::Optimizer;
 use crate::schedule::{Mode, Opening, Policy};
 use agreement::Agreement;
-use groups::Groups;
+use optimizers::Optimizers;
 use run::Run;
 
 /// One rank's parameters, gradients and optimizer state, and the schedule that steps them.
@@ -54,8 +58,8 @@ pub struct Stepper<D: Device = HostDevice> {
     layout: Layout,
     plan: Arc<Plan>,
     policy: Policy,
-    state_names: &'static [&'static str],
-    groups: Groups,
+    assignment: Arc<Assignment>,
+    optimizers: Optimizers,
     agreement: Agreement,
     comm: Arc<dyn Collective>,
     /// Parameters were written since the last broadcast, so ranks may differ.
@@ -68,7 +72,14 @@ pub struct Stepper<D: Device = HostDevice> {
 impl Stepper {
     /// Starts the options for a stepper of `layout`.
     pub fn builder(layout: &Layout, optimizer: impl Optimizer + 'static) -> StepperBuilder<'_> {
-        StepperBuilder::new(layout, Box::new(optimizer))
+        StepperBuilder::new(layout, Some(Box::new(optimizer)))
+    }
+
+    /// Starts the options for a stepper of `layout` whose parameters have no optimizer until
+    /// [`group`](StepperBuilder::group) or [`optimizer_for`](StepperBuilder::optimizer_for) gives them one: what has none is
+    /// averaged over the ranks.
+    pub fn builder_without_optimizer(layout: &Layout) -> StepperBuilder<'_> {
+        StepperBuilder::new(layout, None)
     }
 
     /// A stepper on the CPU with default options.
@@ -123,7 +134,7 @@ impl<D: Device> Stepper<D> {
 
     /// Judges a recording of this stepper: every pair of accesses that conflict and are not ordered.
     pub fn check(&self, recording: &Recording) -> Vec<Hazard> {
-        hazard::check(&self.plan, self.state_names.len(), &recording.list)
+        hazard::check(&self.plan, self.assignment.state_count(), &recording.list)
     }
 
     /// Opens a pass: one forward and backward.
@@ -173,7 +184,7 @@ impl<D: Device> Stepper<D> {
         let run = self.run.get_mut();
         let schedule = &run.schedule;
         let frozen = (0..self.layout.parameters().len()).filter(|param| schedule.is_frozen(*param));
-        let agreement = self.agreement.number(&self.groups, frozen);
+        let agreement = self.agreement.number(&self.optimizers, frozen);
         run.schedule.begin(Opening { broadcast: self.params_written, agreement, ..opening })?;
         run.submit();
         self.params_written = false;
@@ -220,11 +231,6 @@ impl<D: Device> Stepper<D> {
     /// Buckets and offsets.
     pub fn plan(&self) -> &Plan {
         &self.plan
-    }
-
-    /// Names of the optimizer's states.
-    pub fn state_names(&self) -> &'static [&'static str] {
-        self.state_names
     }
 
     /// This rank.

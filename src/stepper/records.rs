@@ -73,8 +73,11 @@ impl<D: Device> Stepper<D> {
         let run = self.run.get_mut();
         run.set_frozen(param, index as u32, frozen);
         run.note(Access { span: Span::SETTINGS, writes: true });
-        // SAFETY: as in `write_group`.
-        unsafe { run.device.write_action(index, action_code(action)) }
+        for round in 0..self.assignment.rounds() {
+            let record = self.assignment.record(round, index);
+            // SAFETY: as in `write_group`.
+            unsafe { run.device.write_action(record, action_code(action)) }
+        }
     }
 
     /// How many ranks had data in the last pass, if the plan counts them.
@@ -106,8 +109,12 @@ impl<D: Device> Stepper<D> {
         let segment = self.plan.segment_index(param);
         let run = self.run.get_mut();
         run.note(Access { span: Span::CONTROL, writes: true });
-        // SAFETY: no pass is open, every op on control memory has ended, and the next is submitted by a later `begin`.
-        unsafe { run.device.write_step_count(segment, count) }
+        for round in 0..self.assignment.rounds() {
+            let record = self.assignment.record(round, segment);
+            // SAFETY: no pass is open, every op on control memory has ended, and the next is submitted by a later `begin`.
+            unsafe { run.device.write_step_count(record, count)? }
+        }
+        Ok(())
     }
 
     /// After `settle_control`.

@@ -105,6 +105,7 @@ const Entry ENTRIES[] = {
     {"instep_decide", call<InstepDecideArgs, instep_decide>},
     {"instep_publish", call<InstepPublishArgs, instep_publish>},
     {"instep_norm", call<InstepStepArgs, instep_norm>},
+    {"instep_custom", call<InstepStepArgs, instep_custom>},
 #define OPTIMIZER(name, Rule, min_states, max_states) \
     {"instep_step_" #name, call<InstepStepArgs, instep_step_##name>},
 #include "optimizers.def"

@@ -104,6 +104,7 @@ impl World<'_> {
                     segment.used.map_or(0, |_| self.counts.address::<f32>(k).expose_provenance() as u64);
                 let mut contributors = || self.counts.address::<f32>(count + b).expose_provenance() as u64;
                 row.contributors = bucket.ranks.map_or(0, |_| contributors());
+                row.optimizer = rule(case.optim).0;
                 self.segments.set(0, k, row);
                 let full = INSTEP_TILE_ELEMENTS as usize;
                 let starts = (0..segment.len.max(k % 2)).step_by(full);
@@ -175,7 +176,7 @@ impl World<'_> {
             grad_dtype: case.grad_dtype,
             copy_dtype,
             zero_grads: case.zero_grads.into(),
-            reserved: 0,
+            local: 0,
         }
     }
 
@@ -202,8 +203,6 @@ impl World<'_> {
             slot_count: 0,
             divisor: case.divisor,
             loss_scale: 2.0,
-            optimizer: rule(case.optim).0,
-            reserved: 0,
         };
         let decide = InstepDecideArgs {
             control: self.control.address(0),

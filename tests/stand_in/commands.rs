@@ -12,8 +12,15 @@ use instep::{DevicePtr, Isa};
 use crate::entries;
 
 /// All kernels; a row's place is its handle. Steps are in the table's order.
-pub(crate) const KERNELS: [&str; 6] =
-    ["instep_begin", "instep_decide", "instep_publish", "instep_norm", "instep_step_sgd", "instep_step_adam"];
+pub(crate) const KERNELS: [&str; 7] = [
+    "instep_begin",
+    "instep_decide",
+    "instep_publish",
+    "instep_norm",
+    "instep_step_sgd",
+    "instep_step_adam",
+    "instep_custom",
+];
 
 #[derive(Clone)]
 pub(crate) enum Command {
@@ -116,6 +123,7 @@ fn on_cpu(kernel: &str, shape: Shape, args: &Args) {
                 args.ring.add((control.passes % args.slot_count) as usize).write(status);
             }
             Args::Bucket(args) if kernel == "instep_norm" => cpu.norm.unwrap()(args, 0, args.tile_count),
+            Args::Bucket(args) if kernel == "instep_custom" => cpu.custom.unwrap()(args),
             Args::Bucket(args) => {
                 assert_eq!(KERNELS[4 + args.optimizer as usize], kernel, "the optimizer's own kernel");
                 cpu.step.unwrap()(args, 0, args.tile_count);

@@ -1,0 +1,189 @@
+//! Which optimizers step which segment, one after the other, and in how few launches.
+//!
+//! A parameter has a list of optimizers; the k-th of all lists are round k. In a round, a bucket takes one launch per kernel:
+//! one in all where every parameter has the same optimizer, whatever its hyperparameters. States of a round lie behind those
+//! of the rounds before. Pure arithmetic; must not know where anything lies.
+
+use std::sync::Arc;
+
+use crate::abi::{INSTEP_OPTIMIZER_CUSTOM, InstepHyper};
+use crate::error::Result;
+use crate::layout::{Layout, Plan, SegmentAction};
+use crate::optim::{Optimizer, StepParam};
+
+/// One optimizer with its numbers, as the settings hold them.
+#[derive(Clone)]
+struct Assigned {
+    kernel: u32,
+    states: usize,
+    hyper: InstepHyper,
+    custom: Option<Arc<dyn StepParam>>,
+}
+
+/// See the module.
+#[derive(Clone)]
+pub(crate) struct Assignment {
+    optimizers: Vec<Assigned>,
+    /// Per segment, its optimizers in order.
+    lists: Vec<Vec<u32>>,
+    /// Per segment, what its parameter is called; for code of the user's own.
+    names: Vec<String>,
+    /// Per round, the number of its first state.
+    first_states: Vec<usize>,
+    state_count: usize,
+}
+
+/// One launch of a bucket's step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct BucketLaunch {
+    pub(crate) round: usize,
+    pub(crate) kernel: u32,
+    pub(crate) states: usize,
+    pub(crate) first_state: usize,
+    /// What it steps or averages, in the plan's order.
+    pub(crate) segments: Vec<u32>,
+}
+
+impl Assignment {
+    /// `list` gives a parameter's optimizers by their place in `optimizers`, of which there is one at least.
+    pub(crate) fn new<'a>(
+        layout: &Layout,
+        plan: &Plan,
+        optimizers: impl IntoIterator<Item = (&'a dyn Optimizer, InstepHyper)>,
+        list: impl Fn(usize) -> Vec<u32>,
+    ) -> Assignment {
+        let assigned = |(optimizer, hyper): (&dyn Optimizer, InstepHyper)| Assigned {
+            kernel: optimizer.kernel(),
+            states: optimizer.state_names().len(),
+            hyper,
+            custom: optimizer.custom(),
+        };
+        let lists: Vec<Vec<u32>> = plan.segments().iter().map(|s| list(s.param as usize)).collect();
+        let name = |param: u32| layout.parameters()[param as usize].name.clone();
+        let mut assignment = Assignment {
+            names: plan.segments().iter().map(|segment| name(segment.param)).collect(),
+            optimizers: optimizers.into_iter().map(assigned).collect(),
+            first_states: Vec::new(),
+            state_count: 0,
+            lists,
+        };
+        assert!(!assignment.optimizers.is_empty(), "there is an optimizer");
+        let rounds = assignment.lists.iter().map(Vec::len).max().unwrap_or(0).max(1);
+        for round in 0..rounds {
+            assignment.first_states.push(assignment.state_count);
+            let of_round = assignment.lists.iter().filter_map(|list| list.get(round));
+            let most = of_round.map(|k| assignment.optimizers[*k as usize].states).max();
+            assignment.state_count += most.unwrap_or(0);
+        }
+        assignment
+    }
+
+    /// One optimizer for everything.
+    pub(crate) fn uniform(layout: &Layout, plan: &Plan, optimizer: &dyn Optimizer) -> Result<Assignment> {
+        let hyper = optimizer.hyper()?;
+        Ok(Assignment::new(layout, plan, [(optimizer, hyper)], |_| vec![0]))
+    }
+
+    /// How many optimizers the longest list has; 1 at least.
+    pub(crate) fn rounds(&self) -> usize {
+        self.first_states.len()
+    }
+
+    /// States in all rounds.
+    pub(crate) fn state_count(&self) -> usize {
+        self.state_count
+    }
+
+    /// The number of a round's first state.
+    pub(crate) fn first_state(&self, round: usize) -> usize {
+        self.first_states[round]
+    }
+
+    /// Records in control memory: one per round and segment, round by round.
+    pub(crate) fn record_count(&self) -> usize {
+        self.rounds() * self.lists.len()
+    }
+
+    /// The place of a record.
+    pub(crate) fn record(&self, round: usize, segment: usize) -> usize {
+        round * self.lists.len() + segment
+    }
+
+    /// Whose hyperparameters a record takes, and which kernel's; of one that nothing steps, any will do.
+    pub(crate) fn optimizer(&self, round: usize, segment: usize) -> (u32, u32) {
+        let index = self.lists[segment].get(round).copied().unwrap_or(0);
+        (index, self.optimizers[index as usize].kernel)
+    }
+
+    /// The user's own code behind a record, and what it knows the parameter as.
+    pub(crate) fn custom(&self, round: usize, segment: usize) -> Option<(&Arc<dyn StepParam>, &str)> {
+        let index = self.lists[segment].get(round)?;
+        Some((self.optimizers[*index as usize].custom.as_ref()?, &self.names[segment]))
+    }
+
+    /// All code of the user's own.
+    pub(crate) fn customs(&self) -> impl Iterator<Item = &Arc<dyn StepParam>> {
+        self.optimizers.iter().filter_map(|optimizer| optimizer.custom.as_ref())
+    }
+
+    /// Every kernel that a launch of the plan takes, each once.
+    pub(crate) fn kernels(&self, plan: &Plan) -> Vec<u32> {
+        let buckets = 0..plan.buckets().len() as u32;
+        let mut kernels: Vec<u32> =
+            buckets.flat_map(|bucket| self.launches(plan, bucket)).map(|launch| launch.kernel).collect();
+        kernels.sort_unstable();
+        kernels.dedup();
+        kernels
+    }
+
+    /// First hyperparameters, in the settings' order.
+    pub(crate) fn hypers(&self) -> impl ExactSizeIterator<Item = InstepHyper> + '_ {
+        self.optimizers.iter().map(|optimizer| optimizer.hyper)
+    }
+
+    /// States that a kernel keeps in a round: those of the optimizer that keeps most.
+    fn states(&self, round: usize, kernel: u32) -> usize {
+        let of_round = self.lists.iter().filter_map(|list| list.get(round));
+        let all = of_round.map(|k| &self.optimizers[*k as usize]).filter(|o| o.kernel == kernel);
+        all.map(|optimizer| optimizer.states).max().unwrap_or(0)
+    }
+
+    /// The launches of a bucket's step, in order. Code of the user's own has one for each optimizer too: it is told there what
+    /// to do.
+    pub(crate) fn launches(&self, plan: &Plan, bucket: u32) -> Vec<BucketLaunch> {
+        let segments = plan.buckets()[bucket as usize].segments.clone();
+        let mut launches: Vec<BucketLaunch> = Vec::new();
+        for round in 0..self.rounds() {
+            let behind = launches.len();
+            for segment in segments.clone() {
+                let is_stepped = plan.segments()[segment as usize].action == SegmentAction::Step;
+                let Some(index) = self.lists[segment as usize].get(round).filter(|_| is_stepped) else {
+                    continue;
+                };
+                let kernel = self.optimizers[*index as usize].kernel;
+                match launches[behind..].iter_mut().find(|launch| launch.kernel == kernel) {
+                    Some(launch) => launch.segments.push(segment),
+                    None => launches.push(self.launch(round, kernel, segment)),
+                }
+            }
+        }
+        // What is averaged shares the first launch that has a kernel.
+        let averaged: Vec<u32> =
+            segments.filter(|k| plan.segments()[*k as usize].action != SegmentAction::Step).collect();
+        if let Some(first) = averaged.first() {
+            let at = launches.iter().position(|l| l.round == 0 && l.kernel != INSTEP_OPTIMIZER_CUSTOM);
+            let at = at.unwrap_or_else(|| {
+                launches.insert(0, BucketLaunch { segments: Vec::new(), ..self.launch(0, 0, *first) });
+                0
+            });
+            launches[at].segments.extend(averaged);
+            launches[at].segments.sort_unstable();
+        }
+        launches
+    }
+
+    fn launch(&self, round: usize, kernel: u32, segment: u32) -> BucketLaunch {
+        let (states, first_state) = (self.states(round, kernel), self.first_states[round]);
+        BucketLaunch { round, kernel, states, first_state, segments: vec![segment] }
+    }
+}

@@ -1,0 +1,73 @@
+//! Code of the user's own in place of a kernel: one call per parameter, which enqueues on the optim stream.
+//!
+//! The launch in front of it has the GPU decide what is to be done and leave that in the parameter's record, since the host
+//! knows neither skip nor tail. Must hand out addresses of the launch's own tiles alone.
+
+use std::sync::Arc;
+
+use crate::abi::{INSTEP_MAX_STATES, InstepSegment, InstepStepArgs, InstepTile};
+use crate::assignment::Assignment;
+use crate::error::Result;
+use crate::handle::{DevicePtr, StreamHandle};
+use crate::layout::Plan;
+use crate::optim::{EnqueuedStep, StepParam};
+
+/// The calls of one launch.
+pub(super) struct EnqueuedParams {
+    params: Vec<EnqueuedParam>,
+}
+
+struct EnqueuedParam {
+    rule: Arc<dyn StepParam>,
+    name: String,
+    len: u64,
+    param: DevicePtr,
+    grad: DevicePtr,
+    states: [DevicePtr; INSTEP_MAX_STATES as usize],
+    state_count: usize,
+    scalars: DevicePtr,
+}
+
+impl EnqueuedParams {
+    pub(super) fn new(
+        args: &InstepStepArgs,
+        tiles: &[InstepTile],
+        plan: &Plan,
+        assignment: &Assignment,
+    ) -> EnqueuedParams {
+        const ELEMENT_BYTES: u64 = size_of::<f32>() as u64;
+        const SCALARS_AT: u64 = std::mem::offset_of!(InstepSegment, scalars) as u64;
+        let call = |tile: &InstepTile| {
+            let (record, segments) = (tile.segment as usize, plan.segments().len());
+            let (rule, name) = assignment.custom(record / segments, record % segments)?;
+            let at = |base: usize, offset: u64| DevicePtr(base as u64 + offset * ELEMENT_BYTES);
+            let record_at = args.segments.addr() as u64 + (record * size_of::<InstepSegment>()) as u64;
+            Some(EnqueuedParam {
+                rule: Arc::clone(rule),
+                name: name.to_owned(),
+                len: plan.segments()[record % segments].len,
+                param: DevicePtr(tile.param),
+                grad: at(args.grads.addr(), tile.grad_offset),
+                states: args.states.map(|base| at(base.addr(), tile.state_offset)),
+                state_count: rule.state_names().len(),
+                scalars: DevicePtr(record_at + SCALARS_AT),
+            })
+        };
+        EnqueuedParams { params: tiles.iter().filter(|tile| tile.first != 0).filter_map(call).collect() }
+    }
+
+    /// Calls the user's code for every parameter.
+    pub(super) fn enqueue(&self, stream: StreamHandle) -> Result<()> {
+        self.params.iter().try_for_each(|param| {
+            param.rule.enqueue_param(&EnqueuedStep {
+                name: &param.name,
+                stream,
+                len: param.len,
+                param: param.param,
+                grad: param.grad,
+                states: &param.states[..param.state_count],
+                scalars: param.scalars,
+            })
+        })
+    }
+}

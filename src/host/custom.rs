@@ -1,0 +1,110 @@
+//! Code of the user's own in place of a kernel: one call per parameter, on the optim stream's thread.
+//!
+//! The kernels' side decides first what is to be done (`instruct` in control.h), since skip, tail and freezing are known
+//! there. Must hand out slices of the launch's own tiles alone, so that the checker has judged exactly what is touched.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use crate::abi::{INSTEP_ACTION_STEP, INSTEP_MAX_STATES, InstepStepArgs, InstepTile};
+use crate::assignment::Assignment;
+use crate::error::Result;
+use crate::host::arena::Memories;
+use crate::host::kernels::Kernels;
+use crate::launch::Launch;
+use crate::layout::Plan;
+use crate::optim::{ParamStep, StepParam};
+
+/// What the user's code does in one launch of a bucket.
+pub(super) struct CustomStep {
+    args: InstepStepArgs,
+    tiles: Vec<InstepTile>,
+    params: Vec<CustomParam>,
+    kernels: Kernels,
+    memories: Arc<Memories>,
+}
+
+/// One call.
+struct CustomParam {
+    rule: Arc<dyn StepParam>,
+    name: String,
+    record: usize,
+    len: usize,
+    param: *mut f32,
+    grad: *const f32,
+    states: [*mut f32; INSTEP_MAX_STATES as usize],
+    state_count: usize,
+}
+
+// SAFETY: the pointers lead into `memories`, which is shareable; one thread at a time runs the step.
+unsafe impl Send for CustomStep {}
+// SAFETY: as above: `run` is called by the optim stream's thread alone.
+unsafe impl Sync for CustomStep {}
+
+impl CustomStep {
+    pub(super) fn new(
+        launch: Launch,
+        plan: &Plan,
+        assignment: &Assignment,
+        kernels: Kernels,
+        memories: &Arc<Memories>,
+    ) -> CustomStep {
+        let Launch { mut args, tiles, .. } = launch;
+        args.tiles = tiles.as_ptr();
+        let call = |tile: &InstepTile| {
+            let record = tile.segment as usize;
+            let segments = plan.segments().len();
+            let (rule, name) = assignment.custom(record / segments, record % segments)?;
+            let states = args.states.map(|base| base.wrapping_add(tile.state_offset as usize));
+            Some(CustomParam {
+                rule: Arc::clone(rule),
+                name: name.to_owned(),
+                record,
+                // It has been allocated, so its length fits.
+                len: plan.segments()[record % segments].len as usize,
+                param: std::ptr::with_exposed_provenance_mut(tile.param as usize),
+                grad: args.grads.cast::<f32>().wrapping_add(tile.grad_offset as usize),
+                states,
+                state_count: rule.state_names().len(),
+            })
+        };
+        let params = tiles.iter().filter(|tile| tile.first != 0).filter_map(call).collect();
+        CustomStep { args, tiles, params, kernels, memories: Arc::clone(memories) }
+    }
+
+    /// Updates every parameter of the launch that is to be stepped.
+    pub(super) fn run(&self) -> Result<()> {
+        debug_assert!(std::ptr::eq(self.args.tiles, self.tiles.as_ptr()));
+        // SAFETY: the arguments were resolved from the op's accesses; the tiles are ours; nothing else touches control
+        // memory now, as for every op.
+        unsafe { self.kernels.custom(&self.args) };
+        for param in &self.params {
+            // SAFETY: as above; every bit pattern is a value of each member.
+            let scalars = unsafe { self.memories.read_record(param.record).scalars.custom };
+            if scalars.action != INSTEP_ACTION_STEP {
+                continue;
+            }
+            let mut states: [&mut [f32]; INSTEP_MAX_STATES as usize] =
+                std::array::from_fn(|_| Default::default());
+            // SAFETY: the segment lies in its memories by the launch's own checks; parameter, gradient and states are
+            // different memories, and nothing else touches this bucket while its step runs.
+            let (values, grad) = unsafe {
+                for (slice, state) in states.iter_mut().zip(&param.states[..param.state_count]) {
+                    *slice = std::slice::from_raw_parts_mut(*state, param.len);
+                }
+                let values = std::slice::from_raw_parts_mut(param.param, param.len);
+                (values, std::slice::from_raw_parts(param.grad, param.len))
+            };
+            param.rule.step_param(ParamStep {
+                name: &param.name,
+                param: values,
+                grad,
+                states: &mut states[..param.state_count],
+                multiplier: scalars.multiplier,
+                lr: scalars.lr,
+                step: scalars.step,
+            })?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,194 @@
+//! Optimizers of the user's own, beside the built-in ones in the same buckets.
+//!
+//! The library keeps the states, decides what is skipped and counts the updates; only the formula is the user's. Must
+//! hand out exactly the memory that the checker has judged: one parameter, its gradient, its states. Idea: the functional
+//! optimizers' `step_param` in PyTorch's `_OptimizerHookState`.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::{Optimizer, sealed::Rule};
+use crate::abi::{INSTEP_MAX_STATES, INSTEP_OPTIMIZER_CUSTOM, InstepCustomHyper, InstepHyper};
+use crate::error::{Error, Result};
+use crate::handle::{DevicePtr, Place, StreamHandle};
+
+/// One parameter's update, on the CPU.
+#[derive(Debug)]
+pub struct ParamStep<'a> {
+    /// The parameter's name in the layout.
+    pub name: &'a str,
+    /// The parameter, to be updated.
+    pub param: &'a mut [f32],
+    /// Its gradient: the sum over ranks, as long as the parameter.
+    pub grad: &'a [f32],
+    /// The states, in the order of [`StepParam::state_names`], each as long as the parameter; zeros before the first update.
+    pub states: &'a mut [&'a mut [f32]],
+    /// What the gradient must be multiplied by: 1/world_size, the loss scale and clipping in one.
+    pub multiplier: f32,
+    /// The learning rate, as [`Stepper::set_lr`](crate::Stepper::set_lr) has left it.
+    pub lr: f64,
+    /// Which update of this parameter it is, from 1.
+    pub step: u64,
+}
+
+/// One parameter's update, on a GPU: addresses for a kernel of the user's own. All lengths are `len` f32.
+#[derive(Clone, Copy, Debug)]
+pub struct EnqueuedStep<'a> {
+    /// The parameter's name in the layout.
+    pub name: &'a str,
+    /// The stream to enqueue on.
+    pub stream: StreamHandle,
+    /// Elements.
+    pub len: u64,
+    /// The parameter, to be updated.
+    pub param: DevicePtr,
+    /// Its gradient: the sum over ranks.
+    pub grad: DevicePtr,
+    /// The states, in the order of [`StepParam::state_names`].
+    pub states: &'a [DevicePtr],
+    /// `lr` (f64), `step` (u64), `multiplier` (f32) and `action` (u32), one behind the other, as the stream will find them: the
+    /// GPU decides about skipping, so the kernel must change nothing unless `action` is 0.
+    pub scalars: DevicePtr,
+}
+
+/// The formula of an optimizer, parameter by parameter.
+///
+/// ```
+/// use instep::optim::{Custom, ParamStep, StepParam};
+/// use instep::{Layout, Solo, Stepper};
+///
+/// /// Sign descent: every element moves by the learning rate.
+/// struct SignDescent;
+///
+/// impl StepParam for SignDescent {
+///     fn name(&self) -> &str {
+///         "sign descent"
+///     }
+///     fn lr(&self) -> f64 {
+///         0.5
+///     }
+///     fn step_param(&self, step: ParamStep<'_>) -> instep::Result<()> {
+///         for (p, g) in step.param.iter_mut().zip(step.grad) {
+///             *p -= step.lr as f32 * if *g == 0.0 { 0.0 } else { g.signum() };
+///         }
+///         Ok(())
+///     }
+/// }
+///
+/// let layout = Layout::builder().param("w", 2).build()?;
+/// let w = layout.id("w")?;
+/// let mut stepper = Stepper::host(&layout, Custom::new(SignDescent), Solo::default())?;
+/// let mut pass = stepper.begin()?;
+/// pass.grads().write(w, &[3.0, -0.1])?;
+/// pass.finish()?;
+/// assert_eq!(stepper.params()?.get(w)?, [-0.5, 0.5]);
+/// # Ok::<(), instep::Error>(())
+/// ```
+///
+/// # Ordering
+/// It reads the gradient, and writes the parameter and the states, and nothing else that a stepper owns: that is what the
+/// schedule has ordered. A skipped, unused or frozen parameter is not passed to it.
+///
+/// # Source
+/// `step_param` of PyTorch's functional optimizers, as `_OptimizerHookState` asks for it.
+pub trait StepParam: Send + Sync {
+    /// What it is called, in errors and listings. Ranks compare it.
+    fn name(&self) -> &str;
+
+    /// Names of the states that it keeps per element: three at most, and no dot or `#` in a name.
+    fn state_names(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// The first learning rate.
+    fn lr(&self) -> f64 {
+        0.0
+    }
+
+    /// Whether it can update parameters that lie there; a stepper is refused where it cannot.
+    fn reaches(&self, place: Place) -> bool {
+        place == Place::Host
+    }
+
+    /// Updates one parameter, on the thread of the optim stream. Must give the same bits on every rank.
+    ///
+    /// # Errors
+    /// Whatever it returns poisons the stepper, and so does a panic.
+    fn step_param(&self, step: ParamStep<'_>) -> Result<()>;
+
+    /// Enqueues the update of one parameter, on the thread that called the stepper. Must not wait.
+    ///
+    /// # Errors
+    /// As [`step_param`](Self::step_param).
+    fn enqueue_param(&self, step: &EnqueuedStep<'_>) -> Result<()> {
+        Err(Error::Unsupported {
+            what: format!("{} for `{}` on a GPU", self.name(), step.name),
+            have: "step_param, on the CPU".into(),
+        })
+    }
+}
+
+/// A [`StepParam`] as an [`Optimizer`]: for a whole stepper, for one group beside built-in ones, or for single parameters.
+#[derive(Clone)]
+pub struct Custom {
+    rule: Arc<dyn StepParam>,
+    lr: f64,
+}
+
+impl Custom {
+    /// Takes its first learning rate from [`StepParam::lr`].
+    pub fn new(rule: impl StepParam + 'static) -> Custom {
+        Custom { lr: rule.lr(), rule: Arc::new(rule) }
+    }
+}
+
+impl fmt::Debug for Custom {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Custom").field("name", &self.rule.name()).field("lr", &self.lr).finish()
+    }
+}
+
+impl Optimizer for Custom {
+    fn state_names(&self) -> &'static [&'static str] {
+        self.rule.state_names()
+    }
+}
+
+impl Rule for Custom {
+    fn kernel(&self) -> u32 {
+        INSTEP_OPTIMIZER_CUSTOM
+    }
+
+    fn hyper(&self) -> Result<InstepHyper> {
+        if !self.lr.is_finite() {
+            return Err(Error::config("lr", self.lr, "must be finite"));
+        }
+        let names = self.state_names();
+        if names.len() > INSTEP_MAX_STATES as usize {
+            return Err(Error::config("state_names", names.join(", "), "three at most"));
+        }
+        let is_odd = |(k, name): (usize, &&str)| {
+            name.is_empty() || name.contains(['.', '#']) || *name == "step" || names[..k].contains(name)
+        };
+        if names.iter().enumerate().any(is_odd) {
+            let why = "each a name of its own, not `step`, without dot and #";
+            return Err(Error::config("state_names", names.join(", "), why));
+        }
+        // Zeros everywhere else: the union is copied whole.
+        let mut hyper = InstepHyper { words: [0.0; 8] };
+        hyper.custom = InstepCustomHyper { lr: self.lr };
+        Ok(hyper)
+    }
+
+    fn lr_mut(&mut self) -> &mut f64 {
+        &mut self.lr
+    }
+
+    fn boxed(&self) -> Box<dyn Optimizer> {
+        Box::new(self.clone())
+    }
+
+    fn custom(&self) -> Option<Arc<dyn StepParam>> {
+        Some(Arc::clone(&self.rule))
+    }
+}

@@ -1,0 +1,83 @@
+//! What steps a parameter: a stepper's optimizers and their states, listed.
+//!
+//! For checkpoints, schedules and whoever wants to know. Must not change anything.
+
+use std::borrow::Cow;
+
+use crate::error::Result;
+use crate::layout::ParamId;
+use crate::op::Device;
+use crate::optim::Optimizer;
+use crate::stepper::{OptimizerId, Stepper};
+
+/// One of a stepper's optimizers, as [`Stepper::optimizers`] lists it.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Attached<'a> {
+    /// What [`Stepper::set_lr_of`] calls it.
+    pub id: OptimizerId,
+    /// The layout's group that it was given to; `None` if to single parameters.
+    pub group: Option<&'a str>,
+    /// Its hyperparameters, the learning rate as it was set last. It is one of the types of [`optim`](crate::optim), which
+    /// `(optimizer as &dyn Any).downcast_ref` tells apart.
+    pub optimizer: &'a dyn Optimizer,
+}
+
+impl<D: Device> Stepper<D> {
+    /// All optimizers: those of groups in the layout's order, then further ones of groups, then those of single parameters in
+    /// the order in which they were registered.
+    ///
+    /// ```
+    /// use std::any::Any;
+    /// use instep::{AdamW, Layout, Sgd, Solo, Stepper};
+    ///
+    /// let layout = Layout::builder().param("weight", 4).param("bias", 1).build()?;
+    /// let (weight, bias) = (layout.id("weight")?, layout.id("bias")?);
+    /// let stepper = Stepper::builder_without_optimizer(&layout)
+    ///     .optimizer_for(&[weight], AdamW::default())
+    ///     .optimizer_for(&[bias], Sgd { momentum: 0.9, ..Sgd::default() })
+    ///     .host(Solo::default())?;
+    /// let second = stepper.optimizers().nth(1).unwrap();
+    /// let sgd = (second.optimizer as &dyn Any).downcast_ref::<Sgd>().unwrap();
+    /// assert_eq!(sgd.momentum, 0.9);
+    /// assert_eq!(stepper.optimizers_of(bias)?, [second.id]);
+    /// assert_eq!(stepper.state_names_of(weight)?, ["exp_avg", "exp_avg_sq"]);
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    ///
+    /// # Source
+    /// `_get_in_backward_optimizers` of PyTorch.
+    pub fn optimizers(&self) -> impl ExactSizeIterator<Item = Attached<'_>> {
+        self.optimizers.all().map(|(id, group, optimizer)| Attached { id, group, optimizer })
+    }
+
+    /// The optimizers that step a parameter, in their order.
+    ///
+    /// # Errors
+    /// `Layout` if `id` is of another layout.
+    pub fn optimizers_of(&self, id: ParamId) -> Result<Vec<OptimizerId>> {
+        Ok(self.optimizers.of(self.layout.index(id)?).iter().copied().map(OptimizerId).collect())
+    }
+
+    /// Names of a parameter's states, as [`state`](Stepper::state) takes them: as `torch.optim` calls them, and with `#k`
+    /// behind them for the parameter's `k`-th further optimizer.
+    ///
+    /// # Errors
+    /// `Layout` if `id` is of another layout.
+    pub fn state_names_of(&self, id: ParamId) -> Result<Vec<Cow<'static, str>>> {
+        Ok(self.optimizers.states(self.layout.index(id)?).map(|(name, _, _)| name).collect())
+    }
+
+    /// Names of all states that any parameter has.
+    pub fn state_names(&self) -> Vec<Cow<'static, str>> {
+        let mut names = Vec::new();
+        for param in 0..self.layout.parameters().len() {
+            for (name, _, _) in self.optimizers.states(param) {
+                if !names.contains(&name) {
+                    names.push(name);
+                }
+            }
+        }
+        names
+    }
+}

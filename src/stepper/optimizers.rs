@@ -1,0 +1,211 @@
+//! The optimizers of one stepper, and which parameters each of them steps, in which order.
+//!
+//! Pure bookkeeping; the numbers reach the kernels through the settings, the lists through the assignment. Must keep the old
+//! value when it refuses a new one.
+
+use std::borrow::Cow;
+
+use crate::abi::InstepHyper;
+use crate::assignment::Assignment;
+use crate::error::{Error, Result};
+use crate::layout::{Layout, Plan};
+use crate::optim::Optimizer;
+
+/// One of a stepper's optimizers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct OptimizerId(pub(crate) u32);
+
+/// An optimizer for a group, or for single parameters.
+#[derive(Debug)]
+pub(super) struct Registered {
+    pub(super) target: Target,
+    pub(super) optimizer: Box<dyn Optimizer>,
+}
+
+/// What an optimizer steps.
+#[derive(Clone, Debug)]
+pub(super) enum Target {
+    /// Its first optimizer, instead of the stepper's own.
+    Group(String),
+    /// A further one behind those that the group has.
+    Behind(String),
+    /// These parameters, in the order of registration, instead of whatever their group has.
+    Params(Vec<usize>),
+}
+
+impl Clone for Registered {
+    fn clone(&self) -> Self {
+        Registered { target: self.target.clone(), optimizer: self.optimizer.boxed() }
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Optimizers {
+    /// In the settings' order: the layout's groups first.
+    entries: Vec<Entry>,
+    /// Per parameter.
+    lists: Vec<Vec<u32>>,
+    /// Per round, names of the states that each kernel keeps in it: of the optimizer that keeps most.
+    names: Vec<Vec<(u32, &'static [&'static str])>>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    group: Option<String>,
+    optimizer: Box<dyn Optimizer>,
+}
+
+impl Optimizers {
+    /// `common` for every group that nothing else is registered for; without it those have none.
+    pub(super) fn new(
+        layout: &Layout,
+        common: Option<&dyn Optimizer>,
+        registered: Vec<Registered>,
+    ) -> Result<Optimizers> {
+        let groups = layout.groups();
+        let place = |name: &String| {
+            let found = groups.iter().position(|known| known == name);
+            found.ok_or_else(|| Error::config("group", name, "is not a group of the layout"))
+        };
+        let mut first: Vec<Option<Box<dyn Optimizer>>> = groups.iter().map(|_| None).collect();
+        let mut behind: Vec<Vec<Box<dyn Optimizer>>> = groups.iter().map(|_| Vec::new()).collect();
+        let mut own: Vec<(Vec<usize>, Box<dyn Optimizer>)> = Vec::new();
+        for Registered { target, optimizer } in registered {
+            match target {
+                Target::Group(name) => {
+                    if first[place(&name)?].replace(optimizer).is_some() {
+                        return Err(Error::config("group", name, "has hyperparameters already"));
+                    }
+                }
+                Target::Behind(name) => behind[place(&name)?].push(optimizer),
+                Target::Params(params) => own.push((params, optimizer)),
+            }
+        }
+        let mut entries = Vec::new();
+        let mut of_group: Vec<Vec<u32>> = groups.iter().map(|_| Vec::new()).collect();
+        let first = first.into_iter().map(|own| own.or_else(|| common.map(|common| common.boxed())));
+        let first: Vec<_> = first.enumerate().collect();
+        let behind =
+            behind.into_iter().enumerate().flat_map(|(g, all)| all.into_iter().map(move |o| (g, Some(o))));
+        for (group, optimizer) in first.into_iter().chain(behind) {
+            if let Some(optimizer) = optimizer {
+                of_group[group].push(entries.len() as u32);
+                entries.push(Entry { group: Some(groups[group].clone()), optimizer });
+            }
+        }
+        let mut lists: Vec<Vec<u32>> =
+            layout.parameters().iter().map(|p| of_group[p.group as usize].clone()).collect();
+        let mut is_own = vec![false; lists.len()];
+        for (params, optimizer) in own {
+            for param in params {
+                if !std::mem::replace(&mut is_own[param], true) {
+                    lists[param].clear();
+                }
+                lists[param].push(entries.len() as u32);
+            }
+            entries.push(Entry { group: None, optimizer });
+        }
+        let mut optimizers = Optimizers { entries, lists, names: Vec::new() };
+        for entry in &optimizers.entries {
+            entry.optimizer.hyper()?;
+        }
+        optimizers.names = optimizers.collect_names();
+        Ok(optimizers)
+    }
+
+    fn collect_names(&self) -> Vec<Vec<(u32, &'static [&'static str])>> {
+        let rounds = self.lists.iter().map(Vec::len).max().unwrap_or(0);
+        let of_round = |round: usize| {
+            let mut names: Vec<(u32, &'static [&'static str])> = Vec::new();
+            for index in self.lists.iter().filter_map(|list| list.get(round)) {
+                let optimizer = &self.entries[*index as usize].optimizer;
+                let own = optimizer.state_names();
+                match names.iter_mut().find(|(kernel, _)| *kernel == optimizer.kernel()) {
+                    Some((_, most)) if own.len() > most.len() => *most = own,
+                    Some(_) => {}
+                    None => names.push((optimizer.kernel(), own)),
+                }
+            }
+            names
+        };
+        (0..rounds).map(of_round).collect()
+    }
+
+    /// Which of them step which segment.
+    pub(super) fn assignment(&self, layout: &Layout, plan: &Plan) -> Result<Assignment> {
+        if self.entries.is_empty() {
+            // Every gradient is averaged, by a launch that takes no optimizer's numbers.
+            let none = crate::optim::Sgd::default();
+            let hyper = crate::optim::sealed::Rule::hyper(&none)?;
+            return Ok(Assignment::new(layout, plan, [(&none as &dyn Optimizer, hyper)], |_| Vec::new()));
+        }
+        let hypers = self.entries.iter().map(|entry| entry.optimizer.hyper()).collect::<Result<Vec<_>>>()?;
+        let all = self.entries.iter().map(|entry| &*entry.optimizer).zip(hypers);
+        Ok(Assignment::new(layout, plan, all, |param| self.lists[param].clone()))
+    }
+
+    /// Whether anything steps the parameter.
+    pub(super) fn is_stepped(&self, param: usize) -> bool {
+        !self.lists[param].is_empty()
+    }
+
+    /// The optimizers of a parameter, in order.
+    pub(super) fn of(&self, param: usize) -> &[u32] {
+        &self.lists[param]
+    }
+
+    /// All of them, with the group that each was given to.
+    pub(super) fn all(&self) -> impl ExactSizeIterator<Item = (OptimizerId, Option<&str>, &dyn Optimizer)> {
+        let entries = self.entries.iter().enumerate();
+        entries.map(|(k, entry)| (OptimizerId(k as u32), entry.group.as_deref(), &*entry.optimizer))
+    }
+
+    /// The states of a parameter: each one's name, and its place behind the round's first.
+    pub(super) fn states(
+        &self,
+        param: usize,
+    ) -> impl Iterator<Item = (Cow<'static, str>, usize, usize)> + '_ {
+        self.lists[param].iter().enumerate().flat_map(move |(round, index)| {
+            let kernel = self.entries[*index as usize].optimizer.kernel();
+            // Code of the user's own is one kernel to the launches, but not to its names.
+            let custom = self.entries[*index as usize].optimizer.custom().is_some();
+            let own = self.entries[*index as usize].optimizer.state_names();
+            let known = self.names[round].iter().find(|(k, _)| *k == kernel).map_or(own, |(_, names)| names);
+            let names = if custom { own } else { known };
+            names.iter().enumerate().map(move |(k, name)| {
+                let name = if round == 0 { Cow::Borrowed(*name) } else { format!("{name}#{round}").into() };
+                (name, round, k)
+            })
+        })
+    }
+
+    /// Sets the learning rate of a group that has one optimizer.
+    pub(super) fn set_lr(&mut self, group: &str, lr: f64) -> Result<(usize, InstepHyper)> {
+        let mut of_group =
+            (0..self.entries.len()).filter(|k| self.entries[*k].group.as_deref() == Some(group));
+        match (of_group.next(), of_group.next()) {
+            (None, _) => {
+                Err(Error::config("group", group, "is no group of the layout that has an optimizer"))
+            }
+            (Some(index), None) => self.set_lr_of(OptimizerId(index as u32), lr),
+            (Some(_), Some(_)) => Err(Error::config("group", group, "has several optimizers: say which one")),
+        }
+    }
+
+    /// Sets an optimizer's learning rate and returns its place in the settings and its new hyperparameters.
+    pub(super) fn set_lr_of(&mut self, id: OptimizerId, lr: f64) -> Result<(usize, InstepHyper)> {
+        let index = id.0 as usize;
+        let Some(entry) = self.entries.get_mut(index) else {
+            return Err(Error::config("optimizer", index, "is not one of this stepper's"));
+        };
+        let before = std::mem::replace(entry.optimizer.lr_mut(), lr);
+        match entry.optimizer.hyper() {
+            Ok(hyper) => Ok((index, hyper)),
+            Err(error) => {
+                *entry.optimizer.lr_mut() = before;
+                Err(error)
+            }
+        }
+    }
+}
