@@ -42,6 +42,7 @@ mod launch;
 pub mod layout;
 pub mod op;
 pub mod optim;
+pub mod overlap;
 mod pool;
 mod region;
 pub mod schedule;

@@ -37,6 +37,7 @@ mod norms;
 mod objects;
 mod on_cuda;
 mod ordering;
+mod parity;
 mod passes;
 mod property;
 mod recorded;

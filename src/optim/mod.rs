@@ -12,6 +12,7 @@ pub use custom::{Custom, EnqueuedStep, ParamStep, StepParam};
 pub use sgd::Sgd;
 
 use std::any::Any;
+use std::sync::Arc;
 
 use crate::abi::InstepHyper;
 use crate::error::{Error, Result};
@@ -21,6 +22,34 @@ use crate::error::{Error, Result};
 pub trait Optimizer: std::fmt::Debug + Send + Sync + Any + sealed::Rule {
     /// Names of the states that it keeps per element, as `torch.optim` calls them.
     fn state_names(&self) -> &'static [&'static str];
+}
+
+impl Optimizer for Box<dyn Optimizer> {
+    fn state_names(&self) -> &'static [&'static str] {
+        (**self).state_names()
+    }
+}
+
+impl sealed::Rule for Box<dyn Optimizer> {
+    fn kernel(&self) -> u32 {
+        (**self).kernel()
+    }
+
+    fn hyper(&self) -> Result<InstepHyper> {
+        (**self).hyper()
+    }
+
+    fn lr_mut(&mut self) -> &mut f64 {
+        (**self).lr_mut()
+    }
+
+    fn boxed(&self) -> Box<dyn Optimizer> {
+        (**self).boxed()
+    }
+
+    fn custom(&self) -> Option<Arc<dyn StepParam>> {
+        (**self).custom()
+    }
 }
 
 pub(crate) mod sealed {

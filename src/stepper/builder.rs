@@ -111,7 +111,8 @@ impl<'a> StepperBuilder<'a> {
     }
 
     fn register(mut self, target: Target, optimizer: impl Optimizer + 'static) -> Self {
-        self.registered.push(Registered { target, optimizer: Box::new(optimizer) });
+        // Not a box in a box, so that whoever lists it finds its type.
+        self.registered.push(Registered { target, optimizer: optimizer.boxed() });
         self
     }
 

@@ -72,7 +72,7 @@ pub struct Stepper<D: Device = HostDevice> {
 impl Stepper {
     /// Starts the options for a stepper of `layout`.
     pub fn builder(layout: &Layout, optimizer: impl Optimizer + 'static) -> StepperBuilder<'_> {
-        StepperBuilder::new(layout, Some(Box::new(optimizer)))
+        StepperBuilder::new(layout, Some(optimizer.boxed()))
     }
 
     /// Starts the options for a stepper of `layout` whose parameters have no optimizer until

@@ -1,0 +1,279 @@
+//! Optimizers by name or by type: how a configuration says which one it wants.
+//!
+//! A name stands for a constructor that takes hyperparameters by name, as `torch.optim` spells them. Must refuse a second
+//! entry for a name or a type: PyTorch's `register_overlapped` looks for it in the wrong place and replaces silently.
+
+use std::any::{TypeId, type_name};
+
+use crate::error::{Error, Result};
+use crate::optim::{Adam, AdamW, Custom, Optimizer, Sgd, StepParam};
+
+/// Hyperparameters by name, as a constructor takes them: what it has not asked for is refused.
+#[derive(Debug)]
+pub struct Keywords<'a> {
+    given: &'a [(&'a str, f64)],
+    asked: Vec<&'static str>,
+}
+
+impl Keywords<'_> {
+    /// The number of that name, or the default if it is not given.
+    pub fn number(&mut self, name: &'static str, default: f64) -> f64 {
+        self.asked.push(name);
+        self.given.iter().find(|(given, _)| *given == name).map_or(default, |(_, value)| *value)
+    }
+
+    /// The flag of that name: 0 is false, 1 is true.
+    ///
+    /// # Errors
+    /// `Config` if it is anything else.
+    pub fn flag(&mut self, name: &'static str, default: bool) -> Result<bool> {
+        match self.number(name, f64::from(u8::from(default))) {
+            0.0 => Ok(false),
+            1.0 => Ok(true),
+            other => Err(Error::config(name, other, "is a flag: 0 or 1")),
+        }
+    }
+
+    /// Refuses names that nobody asked for, and names given twice.
+    fn finish(self, optimizer: &str) -> Result<()> {
+        for (k, (name, _)) in self.given.iter().enumerate() {
+            if !self.asked.contains(name) {
+                let have = self.asked.join(", ");
+                return Err(Error::Unsupported { what: format!("`{name}` of {optimizer}"), have });
+            }
+            if self.given[..k].iter().any(|(earlier, _)| earlier == name) {
+                return Err(Error::config("hyperparameter", name, "is given twice"));
+            }
+        }
+        Ok(())
+    }
+}
+
+type Construct = Box<dyn Fn(&mut Keywords<'_>) -> Result<Box<dyn Optimizer>> + Send + Sync>;
+
+struct Entry {
+    name: String,
+    of: TypeId,
+    type_name: &'static str,
+    construct: Construct,
+}
+
+/// Names and types with a constructor each.
+///
+/// ```
+/// use instep::overlap::Registry;
+/// use instep::{AdamW, Error, Layout, Solo, Stepper};
+///
+/// let registry = Registry::standard();
+/// let optimizer = registry.resolve("AdamW")?.build(&[("lr", 1e-2), ("weight_decay", 0.1)])?;
+/// let layout = Layout::builder().param("w", 4).build()?;
+/// let stepper = Stepper::host(&layout, optimizer, Solo::default())?;
+///
+/// let error = registry.resolve("LARS").unwrap_err();
+/// assert_eq!(error.to_string(), "the optimizer `LARS` is not available here; there is SGD, Adam, AdamW");
+/// let by_type = registry.resolve_type::<AdamW>()?; // the same entry
+/// assert_eq!(by_type.name(), "AdamW");
+/// let fallback = registry.resolve_or("LARS", "SGD")?; // only because it is asked for
+/// assert_eq!(fallback.name(), "SGD");
+/// # Ok::<(), Error>(())
+/// ```
+///
+/// # Source
+/// `register_overlapped` and `_as_overlapped_optim` of PyTorch's `_optimizer_overlap`, and `functional_optim_map`.
+#[derive(Default)]
+pub struct Registry {
+    entries: Vec<Entry>,
+}
+
+/// What a registry has for a name.
+#[derive(Clone, Copy)]
+pub struct Resolved<'a> {
+    entry: &'a Entry,
+}
+
+impl Registry {
+    /// With nothing in it.
+    pub fn new() -> Registry {
+        Registry::default()
+    }
+
+    /// With the optimizers of this crate, under the names that they have in `torch.optim`: `SGD`, `Adam`, `AdamW`.
+    /// Hyperparameters have the names of their fields; `betas` are `beta1` and `beta2`.
+    pub fn standard() -> Registry {
+        let mut registry = Registry::new();
+        registry.insert::<Sgd>("SGD", |keywords| Ok(Box::new(sgd(keywords)?)));
+        registry.insert::<Adam>("Adam", |keywords| {
+            let AdamW { lr, betas, eps, weight_decay, amsgrad, maximize } =
+                adam(keywords, Adam::default().weight_decay)?;
+            Ok(Box::new(Adam { lr, betas, eps, weight_decay, amsgrad, maximize }))
+        });
+        registry.insert::<AdamW>("AdamW", |keywords| {
+            Ok(Box::new(adam(keywords, AdamW::default().weight_decay)?))
+        });
+        registry
+    }
+
+    /// Adds an optimizer of this crate, under a name and with defaults of your own.
+    ///
+    /// # Errors
+    /// `Config` if the name or the type has an entry.
+    pub fn register<O: Optimizer>(
+        &mut self,
+        name: impl Into<String>,
+        construct: impl Fn(&mut Keywords<'_>) -> Result<O> + Send + Sync + 'static,
+    ) -> Result<()> {
+        let name = name.into();
+        self.refuse_duplicate(&name, TypeId::of::<O>(), type_name::<O>())?;
+        self.insert::<O>(name, move |keywords| Ok(Box::new(construct(keywords)?)));
+        Ok(())
+    }
+
+    /// Adds an optimizer of your own.
+    ///
+    /// ```
+    /// # use instep::optim::{ParamStep, StepParam};
+    /// # use instep::overlap::Registry;
+    /// struct Nothing;
+    /// impl StepParam for Nothing {
+    ///     fn name(&self) -> &str {
+    ///         "nothing"
+    ///     }
+    ///     fn step_param(&self, _: ParamStep<'_>) -> instep::Result<()> {
+    ///         Ok(())
+    ///     }
+    /// }
+    ///
+    /// let mut registry = Registry::standard();
+    /// registry.register_custom("Nothing", |_| Ok(Nothing))?;
+    /// assert!(registry.register_custom("Nothing", |_| Ok(Nothing)).is_err());
+    /// assert!(registry.register_custom("Another", |_| Ok(Nothing)).is_err()); // the type has a name already
+    /// assert_eq!(registry.resolve_type::<Nothing>()?.name(), "Nothing");
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`register`](Self::register).
+    pub fn register_custom<S: StepParam + 'static>(
+        &mut self,
+        name: impl Into<String>,
+        construct: impl Fn(&mut Keywords<'_>) -> Result<S> + Send + Sync + 'static,
+    ) -> Result<()> {
+        let name = name.into();
+        self.refuse_duplicate(&name, TypeId::of::<S>(), type_name::<S>())?;
+        self.insert::<S>(name, move |keywords| Ok(Box::new(Custom::new(construct(keywords)?))));
+        Ok(())
+    }
+
+    /// The entry of a name, to the letter.
+    ///
+    /// # Errors
+    /// `Unsupported` if there is none; it lists those there are.
+    pub fn resolve(&self, name: &str) -> Result<Resolved<'_>> {
+        let found = self.entries.iter().find(|entry| entry.name == name);
+        found.map(|entry| Resolved { entry }).ok_or_else(|| self.missing(name))
+    }
+
+    /// The entry of a name, or else of another one that there must be.
+    ///
+    /// # Errors
+    /// `Unsupported` if there is neither.
+    pub fn resolve_or(&self, name: &str, fallback: &str) -> Result<Resolved<'_>> {
+        self.resolve(name).or_else(|_| self.resolve(fallback))
+    }
+
+    /// The entry of a type: an [`Optimizer`], or a [`StepParam`].
+    ///
+    /// # Errors
+    /// `Unsupported` if there is none; it lists those there are.
+    pub fn resolve_type<O: 'static>(&self) -> Result<Resolved<'_>> {
+        let found = self.entries.iter().find(|entry| entry.of == TypeId::of::<O>());
+        found.map(|entry| Resolved { entry }).ok_or_else(|| self.missing(type_name::<O>()))
+    }
+
+    /// All names, in the order in which they were registered.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.entries.iter().map(|entry| &*entry.name)
+    }
+
+    fn missing(&self, name: &str) -> Error {
+        let names: Vec<&str> = self.names().collect();
+        let have = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+        Error::Unsupported { what: format!("the optimizer `{name}`"), have }
+    }
+
+    fn refuse_duplicate(&self, name: &str, of: TypeId, type_name: &str) -> Result<()> {
+        if self.entries.iter().any(|entry| entry.name == name) {
+            return Err(Error::config("name", name, "is registered already"));
+        }
+        if self.entries.iter().any(|entry| entry.of == of) {
+            return Err(Error::config("type", type_name, "is registered already, under another name"));
+        }
+        Ok(())
+    }
+
+    fn insert<O: 'static>(
+        &mut self,
+        name: impl Into<String>,
+        construct: impl Fn(&mut Keywords<'_>) -> Result<Box<dyn Optimizer>> + Send + Sync + 'static,
+    ) {
+        let (of, type_name) = (TypeId::of::<O>(), type_name::<O>());
+        self.entries.push(Entry { name: name.into(), of, type_name, construct: Box::new(construct) });
+    }
+}
+
+impl<'a> Resolved<'a> {
+    /// Its name.
+    pub fn name(self) -> &'a str {
+        &self.entry.name
+    }
+
+    /// The optimizer with these hyperparameters, and defaults for all others.
+    ///
+    /// # Errors
+    /// `Unsupported` for a hyperparameter that it does not have, with the list of those it has; `Config` for one given
+    /// twice or out of range.
+    pub fn build(self, hyperparameters: &[(&str, f64)]) -> Result<Box<dyn Optimizer>> {
+        let mut keywords = Keywords { given: hyperparameters, asked: Vec::new() };
+        let optimizer = (self.entry.construct)(&mut keywords)?;
+        keywords.finish(&self.entry.name)?;
+        optimizer.hyper()?;
+        Ok(optimizer)
+    }
+}
+
+impl std::fmt::Debug for Resolved<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} ({})", self.entry.name, self.entry.type_name)
+    }
+}
+
+impl std::fmt::Debug for Registry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.entries.iter().map(|entry| Resolved { entry })).finish()
+    }
+}
+
+fn sgd(keywords: &mut Keywords<'_>) -> Result<Sgd> {
+    let Sgd { lr, momentum, dampening, weight_decay, nesterov, maximize } = Sgd::default();
+    Ok(Sgd {
+        lr: keywords.number("lr", lr),
+        momentum: keywords.number("momentum", momentum),
+        dampening: keywords.number("dampening", dampening),
+        weight_decay: keywords.number("weight_decay", weight_decay),
+        nesterov: keywords.flag("nesterov", nesterov)?,
+        maximize: keywords.flag("maximize", maximize)?,
+    })
+}
+
+/// Adam's and AdamW's, which differ in one default.
+fn adam(keywords: &mut Keywords<'_>, weight_decay: f64) -> Result<AdamW> {
+    let AdamW { lr, betas, eps, amsgrad, maximize, .. } = AdamW::default();
+    Ok(AdamW {
+        lr: keywords.number("lr", lr),
+        betas: (keywords.number("beta1", betas.0), keywords.number("beta2", betas.1)),
+        eps: keywords.number("eps", eps),
+        weight_decay: keywords.number("weight_decay", weight_decay),
+        amsgrad: keywords.flag("amsgrad", amsgrad)?,
+        maximize: keywords.flag("maximize", maximize)?,
+    })
+}

@@ -1,0 +1,85 @@
+//! PyTorch's own acceptance tests of the overlapped optimizers, with their configurations, and what they leave out.
+//!
+//! Each test names the one it stands for. What an ordinary optimizer would have done is computed in f64
+//! (`tests/reference.rs`), on gradients of the same network in f64; agreement is within the tolerance of PyTorch's harness
+//! for f32. Bits are compared where two of our own runs must agree.
+
+mod in_backward;
+mod network;
+
+use instep::op::Device;
+use instep::{ParamId, Result, Stepper};
+
+use crate::reference::{Rule, Scalar};
+use network::Network;
+
+/// `torch.testing.assert_close` for f32.
+fn assert_close(ours: &[f32], theirs: &[f64], what: &str) {
+    assert_eq!(ours.len(), theirs.len(), "{what}");
+    for (k, (ours, theirs)) in ours.iter().zip(theirs).enumerate() {
+        let distance = (f64::from(*ours) - theirs).abs();
+        assert!(distance <= 1e-5 + 1.3e-6 * theirs.abs(), "{what}[{k}]: {ours} instead of {theirs}");
+    }
+}
+
+/// Ordinary optimizers: every parameter in f64, with its list of rules and what each remembers.
+struct Ordinary {
+    params: Vec<(Vec<Rule>, Vec<Vec<Scalar>>)>,
+}
+
+impl Ordinary {
+    fn new(network: &Network, rules: impl Fn(usize) -> Vec<Rule>) -> Ordinary {
+        let scalars = |values: &[f64]| -> Vec<Scalar> {
+            values.iter().map(|param| Scalar { param: *param, ..Scalar::default() }).collect()
+        };
+        let param = |(k, values): (usize, &Vec<f64>)| {
+            let rules = rules(k);
+            let states = rules.iter().map(|_| scalars(values)).collect();
+            (rules, states)
+        };
+        Ordinary { params: network.params().iter().enumerate().map(param).collect() }
+    }
+
+    /// One update of a parameter by each of its rules in turn.
+    fn step(&mut self, network: &mut Network, param: usize, gradient: &[f64]) {
+        let (rules, remembered) = &mut self.params[param];
+        for (rule, scalars) in rules.iter().zip(remembered) {
+            for ((value, scalar), g) in network.params_mut()[param].iter_mut().zip(scalars).zip(gradient) {
+                scalar.param = *value;
+                rule.step(scalar, *g);
+                *value = scalar.param;
+            }
+        }
+    }
+
+    /// A state of a parameter's `k`-th rule.
+    fn state(&self, param: usize, rule: usize, state: usize) -> Vec<f64> {
+        self.params[param].1[rule].iter().map(|scalar| scalar.states[state]).collect()
+    }
+
+    fn steps(&self, param: usize) -> u64 {
+        self.params[param].1.first().and_then(|all| all.first()).map_or(0, |scalar| scalar.steps as u64)
+    }
+}
+
+fn ids<D: Device>(stepper: &Stepper<D>) -> Vec<ParamId> {
+    stepper.layout().ids().collect()
+}
+
+/// Parameters, every state and the step count, against ordinary optimizers.
+fn assert_like(stepper: &Stepper, network: &Network, ordinary: &Ordinary, what: &str) -> Result<()> {
+    for (param, id) in ids(stepper).into_iter().enumerate() {
+        let name = &stepper.layout().parameter(id)?.name;
+        assert_close(stepper.params()?.get(id)?, &network.params()[param], &format!("{what}: {name}"));
+        for state in stepper.state_names_of(id)? {
+            let (name, rule) =
+                state.split_once('#').map_or((&*state, 0), |(name, rule)| (name, rule.parse().unwrap()));
+            let index =
+                ["momentum_buffer", "exp_avg_sq", "max_exp_avg_sq"].iter().position(|known| *known == name);
+            let expected = ordinary.state(param, rule, index.unwrap_or(0));
+            assert_close(stepper.state(id, &state)?, &expected, &format!("{what}: {state}"));
+        }
+        assert_eq!(stepper.step_count(id)?, ordinary.steps(param), "{what}: {name}");
+    }
+    Ok(())
+}
