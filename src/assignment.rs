@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::abi::{INSTEP_OPTIMIZER_CUSTOM, InstepHyper};
 use crate::error::Result;
-use crate::layout::{Layout, Plan, SegmentAction};
+use crate::layout::{Gradients, Layout, Plan, SegmentAction};
 use crate::optim::{Optimizer, StepParam};
 
 /// One optimizer with its numbers, as the settings hold them.
@@ -22,7 +22,7 @@ struct Assigned {
 
 /// See the module.
 #[derive(Clone)]
-pub(crate) struct Assignment {
+pub struct Assignment {
     optimizers: Vec<Assigned>,
     /// Per segment, its optimizers in order.
     lists: Vec<Vec<u32>>,
@@ -40,6 +40,8 @@ pub(crate) struct BucketLaunch {
     pub(crate) kernel: u32,
     pub(crate) states: usize,
     pub(crate) first_state: usize,
+    /// No further launch steps these.
+    pub(crate) is_last: bool,
     /// What it steps or averages, in the plan's order.
     pub(crate) segments: Vec<u32>,
 }
@@ -161,9 +163,13 @@ impl Assignment {
                     continue;
                 };
                 let kernel = self.optimizers[*index as usize].kernel;
-                match launches[behind..].iter_mut().find(|launch| launch.kernel == kernel) {
+                // Told apart only where the last one zeroes the gradients.
+                let is_last =
+                    plan.gradients() != Gradients::Zero || self.lists[segment as usize].len() == round + 1;
+                let shared = |l: &&mut BucketLaunch| l.kernel == kernel && l.is_last == is_last;
+                match launches[behind..].iter_mut().find(shared) {
                     Some(launch) => launch.segments.push(segment),
-                    None => launches.push(self.launch(round, kernel, segment)),
+                    None => launches.push(self.launch(round, kernel, is_last, segment)),
                 }
             }
         }
@@ -173,7 +179,7 @@ impl Assignment {
         if let Some(first) = averaged.first() {
             let at = launches.iter().position(|l| l.round == 0 && l.kernel != INSTEP_OPTIMIZER_CUSTOM);
             let at = at.unwrap_or_else(|| {
-                launches.insert(0, BucketLaunch { segments: Vec::new(), ..self.launch(0, 0, *first) });
+                launches.insert(0, BucketLaunch { segments: Vec::new(), ..self.launch(0, 0, true, *first) });
                 0
             });
             launches[at].segments.extend(averaged);
@@ -182,8 +188,8 @@ impl Assignment {
         launches
     }
 
-    fn launch(&self, round: usize, kernel: u32, segment: u32) -> BucketLaunch {
+    fn launch(&self, round: usize, kernel: u32, is_last: bool, segment: u32) -> BucketLaunch {
         let (states, first_state) = (self.states(round, kernel), self.first_states[round]);
-        BucketLaunch { round, kernel, states, first_state, segments: vec![segment] }
+        BucketLaunch { round, kernel, states, first_state, is_last, segments: vec![segment] }
     }
 }

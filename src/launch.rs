@@ -11,7 +11,7 @@ use crate::abi::{
     InstepScalars, InstepSegment, InstepStepArgs, InstepTile,
 };
 use crate::assignment::{Assignment, BucketLaunch};
-use crate::layout::{Bucket, Plan, Segment, SegmentAction};
+use crate::layout::{Bucket, Gradients, Plan, Segment, SegmentAction};
 use crate::op::{Action, Frozen, Memory, Op, Span, Stream};
 use crate::region::Regions;
 
@@ -52,7 +52,14 @@ impl Launch {
         let of_bucket = match kind {
             Kind::Norm => {
                 let segments = plan.buckets()[bucket as usize].segments.clone().collect();
-                vec![BucketLaunch { round: 0, kernel: 0, states: 0, first_state: 0, segments }]
+                vec![BucketLaunch {
+                    round: 0,
+                    kernel: 0,
+                    states: 0,
+                    first_state: 0,
+                    is_last: false,
+                    segments,
+                }]
             }
             Kind::Step => assignment.launches(plan, bucket),
         };
@@ -89,7 +96,7 @@ impl Launch {
             param_dtype: INSTEP_DTYPE_F32,
             grad_dtype: INSTEP_DTYPE_F32,
             copy_dtype: INSTEP_DTYPE_F32,
-            zero_grads: 0,
+            zero_grads: (plan.gradients() == Gradients::Zero && launch.is_last).into(),
             local: described.is_local.into(),
         };
         // With nothing frozen: what is frozen later the kernels leave out by its action.
@@ -194,6 +201,11 @@ pub(crate) fn first_control() -> InstepControl {
         skip: 0,
         decided: 0,
     }
+}
+
+/// The control block as another plan takes it over, whose buckets have other numbers.
+pub(crate) fn without_bucket(control: InstepControl) -> InstepControl {
+    InstepControl { first_nonfinite_bucket: INSTEP_NO_BUCKET, ..control }
 }
 
 /// Every record before the first pass.

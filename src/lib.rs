@@ -13,6 +13,8 @@
 //! | clip by the global norm, skip non-finite passes | [`StepperBuilder::max_norm`], [`StepperBuilder::skip_nonfinite`] |
 //! | share a parameter, leave one out | [`LayoutBuilder::uses`], [`StepperBuilder::unused`], [`SegmentAction`] |
 //! | freeze a parameter | [`Stepper::set_frozen`] |
+//! | zero gradients behind their step, or give their memory back | [`StepperBuilder::gradients`] |
+//! | lay buckets out in the order in which gradients arrive | [`Stepper::rebuild_buckets`] |
 //! | let ranks run out of data | [`StepperBuilder::uneven_inputs`], [`Stepper::join`] |
 //! | save and load | [`Stepper::params_mut`], [`Stepper::state_mut`], [`Stepper::set_step_count`] |
 //! | work on tensors of your own | [`StepperBuilder::host_borrowing`], [`StepperBuilder::cuda_borrowing`] |
@@ -54,7 +56,7 @@ pub use error::{Error, Result};
 pub use handle::{DevicePtr, EventHandle, Place, StreamHandle};
 pub use host::{HostDevice, InProcess, Isa, Solo, in_process};
 #[doc(inline)]
-pub use layout::{ForeignBucket, Layout, LayoutBuilder, ParamId, SegmentAction};
+pub use layout::{ForeignBucket, Gradients, Layout, LayoutBuilder, ParamId, SegmentAction};
 #[doc(inline)]
 pub use op::Collective;
 #[doc(inline)]

@@ -50,7 +50,7 @@ impl Region {
         Region { pieces }
     }
 
-    fn base(&self) -> *mut u8 {
+    pub(crate) fn base(&self) -> *mut u8 {
         self.pieces.first().map_or(ptr::null_mut(), |piece| piece.base.as_ptr())
     }
 

@@ -39,7 +39,7 @@ fn train(stepper: &mut Stepper, ids: &[ParamId], passes: usize) -> Result<()> {
             if micro_batch > 0 {
                 pass.next_micro_batch()?;
             }
-            for id in ids.iter().rev() {
+            for id in ids {
                 let (params, mut grads) = pass.split();
                 let value = params.get(*id)?[0];
                 grads.get_mut(*id)?.fill(value);
@@ -76,6 +76,11 @@ fn steady_state_allocates_nothing_in_any_mode() {
                 // Two steppers, so that the calls of a split are counted like those of the first communicator.
                 let mut steppers = [open(comm.split())?, open(comm)?];
                 let ids: Vec<ParamId> = layout.ids().skip(1).collect();
+                // Forward's order is not that of the first buckets.
+                for stepper in &mut steppers {
+                    train(stepper, &ids, 1)?;
+                    assert!(stepper.rebuild_buckets()?);
+                }
                 let mut train =
                     |passes| steppers.iter_mut().try_for_each(|stepper| train(stepper, &ids, passes));
                 // Threads start and queues grow to their size.

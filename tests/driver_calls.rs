@@ -28,7 +28,7 @@ fn expected(op: &Op, plan: &Plan, streams: &HashMap<Stream, StreamHandle>, most:
     };
     let launch = |kernel, blocks, threads| Call::Launch { kernel, shape: Shape { blocks, threads }, stream };
     match op.action {
-        Action::Wait(_) | Action::Record(_) | Action::Collective { .. } => None,
+        Action::Wait(_) | Action::Record(_) | Action::Collective { .. } | Action::Release(_) => None,
         Action::Control(Phase::Begin) => Some(launch("instep_begin", 1, INSTEP_GPU_THREADS)),
         Action::Control(Phase::Decide) => Some(launch("instep_decide", 1, 1)),
         Action::Control(Phase::Publish) => Some(launch("instep_publish", 1, 1)),

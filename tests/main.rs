@@ -25,6 +25,7 @@ mod freezing;
 mod golden;
 #[cfg(feature = "cuda")]
 mod gpu;
+mod gradients;
 mod groups;
 mod guarded;
 mod hardware;
@@ -40,6 +41,7 @@ mod ordering;
 mod parity;
 mod passes;
 mod property;
+mod rebuild;
 mod recorded;
 mod reference;
 mod refusals;

@@ -1,7 +1,7 @@
 //! What a step may do besides, on every instruction set: zero the gradients it has read, write the parameters once more.
 //!
-//! No stepper asks for either yet, so the kernels are called directly. Must take what is expected from definitions,
-//! never from a second run with the same option.
+//! No stepper asks for the copy yet, nor for 16 bits, so the kernels are called directly. Must take what is expected
+//! from definitions, never from a second run with the same option.
 
 use instep::Isa;
 use instep::abi::*;

@@ -6,8 +6,8 @@
 use instep::cuda::{Cuda, CudaDevice};
 use instep::op::Device;
 use instep::{
-    Adam, AdamW, Collective, Divisor, Isa, Layout, Mode, Result, Sgd, Solo, Status, Stepper, StepperBuilder,
-    Unused,
+    Adam, AdamW, Collective, Divisor, Gradients, Isa, Layout, Mode, Result, Sgd, Solo, Status, Stepper,
+    StepperBuilder, Unused,
 };
 
 use crate::reference::{self, Rule};
@@ -108,6 +108,7 @@ pub(crate) struct Options {
     pub mode: Mode,
     pub cap: Option<u64>,
     pub unused: Unused,
+    pub gradients: Gradients,
     pub uneven: Option<Divisor>,
     pub max_norm: Option<f64>,
     pub skip_nonfinite: bool,
@@ -127,6 +128,7 @@ impl Default for Options {
             mode: Mode::Sequential,
             cap: None,
             unused: Unused::Skip,
+            gradients: Gradients::Keep,
             uneven: None,
             max_norm: None,
             skip_nonfinite: false,
@@ -164,7 +166,7 @@ impl Options {
     }
 
     pub(crate) fn builder<'a>(&self, layout: &'a Layout, optim: Optim) -> StepperBuilder<'a> {
-        let mut builder = optim.builder(layout).mode(self.mode).unused(self.unused);
+        let mut builder = optim.builder(layout).mode(self.mode).unused(self.unused).gradients(self.gradients);
         builder = builder.skip_nonfinite(self.skip_nonfinite).loss_scale(self.loss_scale).record(self.record);
         if let Some(divisor) = self.uneven {
             builder = builder.uneven_inputs(divisor);

@@ -2,9 +2,11 @@
 //!
 //! The launch in front of it has the GPU decide what is to be done and leave that in the parameter's record, since the host
 //! knows neither skip nor tail. Must hand out addresses of the launch's own tiles alone.
+#![allow(unsafe_code)]
 
 use std::sync::Arc;
 
+use super::driver::Driver;
 use crate::abi::{INSTEP_MAX_STATES, InstepSegment, InstepStepArgs, InstepTile};
 use crate::assignment::Assignment;
 use crate::error::Result;
@@ -12,9 +14,13 @@ use crate::handle::{DevicePtr, StreamHandle};
 use crate::layout::Plan;
 use crate::optim::{EnqueuedStep, StepParam};
 
+const ELEMENT_BYTES: u64 = size_of::<f32>() as u64;
+
 /// The calls of one launch.
 pub(super) struct EnqueuedParams {
     params: Vec<EnqueuedParam>,
+    /// Gradients end as zeros.
+    zeroes: bool,
 }
 
 struct EnqueuedParam {
@@ -35,7 +41,6 @@ impl EnqueuedParams {
         plan: &Plan,
         assignment: &Assignment,
     ) -> EnqueuedParams {
-        const ELEMENT_BYTES: u64 = size_of::<f32>() as u64;
         const SCALARS_AT: u64 = std::mem::offset_of!(InstepSegment, scalars) as u64;
         let call = |tile: &InstepTile| {
             let (record, segments) = (tile.segment as usize, plan.segments().len());
@@ -53,12 +58,13 @@ impl EnqueuedParams {
                 scalars: DevicePtr(record_at + SCALARS_AT),
             })
         };
-        EnqueuedParams { params: tiles.iter().filter(|tile| tile.first != 0).filter_map(call).collect() }
+        let params = tiles.iter().filter(|tile| tile.first != 0).filter_map(call).collect();
+        EnqueuedParams { params, zeroes: args.zero_grads != 0 }
     }
 
     /// Calls the user's code for every parameter.
-    pub(super) fn enqueue(&self, stream: StreamHandle) -> Result<()> {
-        self.params.iter().try_for_each(|param| {
+    pub(super) fn enqueue(&self, driver: &dyn Driver, stream: StreamHandle) -> Result<()> {
+        for param in &self.params {
             param.rule.enqueue_param(&EnqueuedStep {
                 name: &param.name,
                 stream,
@@ -67,7 +73,12 @@ impl EnqueuedParams {
                 grad: param.grad,
                 states: &param.states[..param.state_count],
                 scalars: param.scalars,
-            })
-        })
+            })?;
+            if self.zeroes {
+                // SAFETY: the gradient of this launch, which nothing else touches until it has ended.
+                unsafe { driver.zero(param.grad, param.len * ELEMENT_BYTES, stream)? };
+            }
+        }
+        Ok(())
     }
 }

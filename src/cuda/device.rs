@@ -40,6 +40,8 @@ pub struct CudaDevice {
     pub(super) comm: Arc<dyn Collective>,
     pub(super) rank: u32,
     pub(super) deadline: Duration,
+    optim_priority: i32,
+    max_blocks: Option<u32>,
     kernels: ManuallyDrop<Kernels>,
     record_count: usize,
     norms: Vec<Vec<BucketLaunch>>,
@@ -137,6 +139,8 @@ impl CudaDevice {
             rule,
             comm,
             deadline,
+            optim_priority: parts.optim_priority,
+            max_blocks: parts.max_blocks,
             kernels: ManuallyDrop::new(kernels),
             record_count: assignment.record_count(),
             norms,
@@ -161,6 +165,23 @@ impl CudaDevice {
             device.origin = Instant::now();
         }
         Ok(device)
+    }
+
+    /// The same parts for another plan, on memory of their own.
+    pub(super) fn parts_for(&self, plan: &Arc<Plan>, assignment: &Arc<Assignment>) -> Parts {
+        Parts {
+            driver: Arc::clone(&self.driver),
+            compute: self.queues.stream(Stream::Compute),
+            optim_priority: self.optim_priority,
+            max_blocks: self.max_blocks,
+            plan: Arc::clone(plan),
+            rule: self.rule,
+            assignment: Arc::clone(assignment),
+            comm: Arc::clone(&self.comm),
+            deadline: self.deadline,
+            borrowed: None,
+            timed: self.timing.is_some(),
+        }
     }
 
     /// Hands ops to the driver, up to the first that fails.
@@ -222,6 +243,10 @@ impl CudaDevice {
                 // SAFETY: in bounds by `resolve`; that nothing else touches the span meanwhile is what the schedule
                 // guarantees and the checker proves for every op.
                 unsafe { self.driver.zero(at, span.bytes(), stream) }
+            }
+            Action::Release(_) => {
+                let what = "giving back the memory of gradients on a GPU".to_owned();
+                Err(Error::Unsupported { what, have: "Gradients::Keep and Gradients::Zero".into() })
             }
             Action::Collective { kind, pass, agreement, bucket, src, dst } => {
                 let call = Call {
@@ -286,7 +311,7 @@ impl CudaDevice {
             // others meanwhile as for every op.
             unsafe { self.driver.launch(*kernel, *shape, stream, ptr::from_ref(args).cast())? };
             if let Some(custom) = custom {
-                custom.enqueue(stream)?;
+                custom.enqueue(&*self.driver, stream)?;
             }
         }
         Ok(())

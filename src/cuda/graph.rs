@@ -76,7 +76,10 @@ impl CudaDevice {
     /// Runs a captured pass on the trainer's stream.
     pub(crate) fn replay(&mut self, captured: &CapturedPass) -> Result<()> {
         if !Arc::ptr_eq(&captured.owner, &self.plan) {
-            return Err(Error::Order("the captured pass is another stepper's".into()));
+            return Err(Error::Order(
+                "the captured pass is of other buckets: another stepper's, or these before they were rebuilt"
+                    .into(),
+            ));
         }
         let compute = self.queues.stream(Stream::Compute);
         self.guarded("a replay", |device| {

@@ -5,12 +5,17 @@
 #![allow(unsafe_code)]
 
 use std::mem::size_of_val;
+use std::sync::Arc;
 
 use super::CudaDevice;
-use super::memory::{address, bytes_of_all, fetch};
+use super::memory::{address, bytes_of, bytes_of_all, fetch};
 use super::timing::Timing;
 use crate::abi::{InstepControl, InstepHyper, InstepSegment, InstepStatus};
+use crate::assignment::Assignment;
 use crate::error::{Error, Result};
+use crate::handle::Place;
+use crate::launch::without_bucket;
+use crate::layout::Plan;
 use crate::op::{Device, Interval, Memory, Op, Ran, Sealed, Span, Stream, Ticket};
 
 impl CudaDevice {
@@ -56,6 +61,10 @@ impl CudaDevice {
 
 impl Sealed for CudaDevice {
     const TRAINER_IS_A_STREAM: bool = true;
+
+    fn place(&self) -> Place {
+        Place::Cuda(self.driver.ordinal())
+    }
 
     fn resolve(&self, span: Span) -> *mut u8 {
         self.memory.regions.resolve(span)
@@ -111,6 +120,29 @@ impl Sealed for CudaDevice {
             // SAFETY: as in `read`.
             unsafe { device.driver.upload(to, from, device.queues.stream(Stream::Compute)) }
         })
+    }
+
+    unsafe fn rebuilt(
+        &mut self,
+        plan: &Arc<Plan>,
+        assignment: &Arc<Assignment>,
+        agreement: u64,
+    ) -> Result<Self> {
+        // SAFETY: the caller's promise.
+        let control = without_bucket(unsafe { self.read_control()? });
+        let built = CudaDevice::new(self.parts_for(plan, assignment));
+        // Asked by a rank that has failed too: it is a difference to the others, which would wait for it for ever.
+        let agreed = self.comm.agree(if built.is_ok() { agreement } else { !agreement }, self.deadline);
+        let mut device = built?;
+        agreed?;
+        device.begun = self.begun;
+        let at = address(device.memory.regions.control());
+        device.guarded_copy("a copy to the GPU", |device| {
+            let compute = device.queues.stream(Stream::Compute);
+            // SAFETY: the other device's control block, which nothing has been submitted for.
+            unsafe { device.driver.upload(at, bytes_of(&control), compute) }
+        })?;
+        Ok(device)
     }
 
     fn take_ran(&mut self) -> Result<Vec<Ran>> {

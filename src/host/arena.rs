@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 use crate::abi::{InstepControl, InstepHyper, InstepSegment};
 use crate::assignment::Assignment;
 use crate::error::{Error, Result};
-use crate::layout::Plan;
+use crate::layout::{Gradients, Plan};
 use crate::op::Span;
 use crate::region::{ALIGNMENT, BorrowedPieces, Region, Regions, control_bytes, settings_bytes};
 
@@ -56,13 +56,41 @@ impl Arena {
     }
 }
 
+#[cfg(target_os = "linux")]
+unsafe extern "C" {
+    fn madvise(address: *mut std::ffi::c_void, length: usize, advice: i32) -> i32;
+    fn getpagesize() -> i32;
+}
+
+/// Gives the whole pages of a run back to the system, which brings them back as zeros when they are touched again.
+///
+/// # Safety
+/// The run lies in one allocation of this process's own, and nobody needs what is in it.
+unsafe fn give_back(base: *mut u8, bytes: u64) -> Result<()> {
+    #[cfg(target_os = "linux")]
+    {
+        const MADV_DONTNEED: i32 = 4;
+        // SAFETY: a question.
+        let page = unsafe { getpagesize() } as usize;
+        let skipped = base.addr().next_multiple_of(page) - base.addr();
+        let Some(length) = (bytes as usize).checked_sub(skipped).map(|rest| rest & !(page - 1)) else {
+            return Ok(());
+        };
+        // SAFETY: whole pages inside the run.
+        if length == 0 || unsafe { madvise(base.wrapping_add(skipped).cast(), length, MADV_DONTNEED) } == 0 {
+            return Ok(());
+        }
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = (base, bytes);
+    let what = "giving back the memory of gradients (madvise MADV_DONTNEED)".to_owned();
+    Err(Error::Unsupported { what, have: "Gradients::Keep and Gradients::Zero".into() })
+}
+
 /// Asks for huge pages. Advice: where the system has none, or refuses, small pages serve.
 fn advise_huge_pages(base: NonNull<u8>, size: usize) {
     #[cfg(target_os = "linux")]
     {
-        unsafe extern "C" {
-            fn madvise(address: *mut std::ffi::c_void, length: usize, advice: i32) -> i32;
-        }
         const MADV_HUGEPAGE: i32 = 14;
         // SAFETY: whole pages of an allocation of our own; the advice changes no byte.
         unsafe { madvise(base.as_ptr().cast(), size & !(HUGE_PAGE - 1), MADV_HUGEPAGE) };
@@ -116,6 +144,11 @@ impl Memories {
             settings: owned(settings_bytes(group_count, record_count))?,
             states: (0..assignment.state_count()).map(|_| owned(bytes)).collect::<Result<_>>()?,
         };
+        if plan.gradients() == Gradients::Release {
+            // Refused now, on memory that nobody has touched, and not behind the first step.
+            // SAFETY: the arena's own bytes; borrowed memory the builder has refused.
+            unsafe { give_back(regions.grads.base(), regions.grads.bytes())? };
+        }
         Ok(Memories { regions, _arenas: arenas, are_borrowed, record_count, group_count })
     }
 
@@ -132,6 +165,16 @@ impl Memories {
     /// The first byte of a span that lies inside one piece of its memory.
     pub(crate) fn resolve(&self, span: Span) -> *mut u8 {
         self.regions.resolve(span)
+    }
+
+    /// Gives the whole pages of a span back to the system, which brings them back as zeros.
+    ///
+    /// # Safety
+    /// Nothing else touches the span, and nobody needs what is in it.
+    pub(crate) unsafe fn release(&self, span: Span) -> Result<()> {
+        assert!(!self.are_borrowed, "what is borrowed is not given back");
+        // SAFETY: `resolve` has checked that it lies in one arena; the rest is the contract.
+        unsafe { give_back(self.resolve(span), span.bytes()) }
     }
 
     /// The first segment's action.
@@ -155,6 +198,15 @@ impl Memories {
                 self.regions.segments().add(k).write(record);
             }
         }
+    }
+
+    /// Sets the control block alone: what passes before the first of this memory's have come to.
+    ///
+    /// # Safety
+    /// No op has been submitted.
+    pub(crate) unsafe fn write_control_block(&self, control: InstepControl) {
+        // SAFETY: as in `write_control`.
+        unsafe { self.regions.control().write(control) }
     }
 
     /// Sets one group's hyperparameters.

@@ -31,7 +31,7 @@ struct CustomParam {
     record: usize,
     len: usize,
     param: *mut f32,
-    grad: *const f32,
+    grad: *mut f32,
     states: [*mut f32; INSTEP_MAX_STATES as usize],
     state_count: usize,
 }
@@ -104,6 +104,10 @@ impl CustomStep {
                 lr: scalars.lr,
                 step: scalars.step,
             })?;
+        }
+        for param in self.params.iter().filter(|_| self.args.zero_grads != 0) {
+            // SAFETY: as above.
+            unsafe { param.grad.write_bytes(0, param.len) };
         }
         Ok(())
     }

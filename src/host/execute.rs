@@ -88,6 +88,20 @@ impl Executor {
         }
     }
 
+    /// The same parts on new memory for another plan, none of it borrowed.
+    pub(crate) fn parts_for(&self, plan: &Arc<Plan>, assignment: &Arc<Assignment>) -> Result<Parts> {
+        Ok(Parts {
+            memories: Arc::new(Memories::new(plan, assignment, None)?),
+            plan: Arc::clone(plan),
+            rule: self.rule,
+            assignment: Arc::clone(assignment),
+            kernels: self.kernels,
+            pool: self.pool.clone(),
+            comm: Arc::clone(&self.comm),
+            deadline: self.deadline,
+        })
+    }
+
     /// As it was when the executor was built: asking later could run a user's code where a panic has no catcher.
     pub(crate) fn rank(&self) -> u32 {
         self.rank
@@ -117,6 +131,8 @@ impl Executor {
                 // schedule guarantees and the checker proves for every op.
                 unsafe { self.memories.resolve(span).write_bytes(0, span.bytes() as usize) }
             }
+            // SAFETY: nothing else touches the span now, as for every op; what was there nobody needs any more.
+            Action::Release(span) => unsafe { self.memories.release(span) }?,
             Action::Collective { kind, pass, agreement, bucket, src, dst } => {
                 let call = Call {
                     kind,

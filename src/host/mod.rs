@@ -23,7 +23,11 @@ use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
 use crate::abi::{InstepControl, InstepHyper, InstepSegment};
+use crate::assignment::Assignment;
 use crate::error::Result;
+use crate::handle::Place;
+use crate::launch::without_bucket;
+use crate::layout::Plan;
 use crate::op::{Device, Interval, Memory, Op, Ran, Sealed, Span, Ticket};
 use arena::Memories;
 use execute::{Executor, Parts};
@@ -55,6 +59,10 @@ impl HostDevice {
 
 impl Sealed for HostDevice {
     const TRAINER_IS_A_STREAM: bool = false;
+
+    fn place(&self) -> Place {
+        Place::Host
+    }
 
     fn resolve(&self, span: Span) -> *mut u8 {
         self.memories.resolve(span)
@@ -102,6 +110,14 @@ impl Sealed for HostDevice {
         // SAFETY: as above.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.resolve(span), from.len()) };
         Ok(())
+    }
+
+    unsafe fn rebuilt(&mut self, plan: &Arc<Plan>, assignment: &Arc<Assignment>, _: u64) -> Result<Self> {
+        let parts = self.streams.executor().parts_for(plan, assignment)?;
+        let device = HostDevice::new(parts, self.streams.is_timed());
+        // SAFETY: the caller's promise for ours; nothing has been submitted to the other.
+        unsafe { device.memories.write_control_block(without_bucket(self.memories.read_control())) };
+        Ok(device)
     }
 
     fn take_ran(&mut self) -> Result<Vec<Ran>> {

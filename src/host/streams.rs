@@ -147,6 +147,16 @@ impl<E: Run> Streams<E> {
         }
     }
 
+    /// Whoever knows what ops mean.
+    pub(crate) fn executor(&self) -> &E {
+        &self.executor
+    }
+
+    /// Whether ops are measured.
+    pub(crate) fn is_timed(&self) -> bool {
+        self.timed
+    }
+
     /// What ran since the last call, if timed.
     pub(crate) fn take_ran(&self) -> Vec<Ran> {
         std::mem::take(&mut self.lock().ran)

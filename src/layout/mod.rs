@@ -7,7 +7,7 @@ mod foreign;
 pub mod plan;
 
 pub use foreign::ForeignBucket;
-pub use plan::{Bucket, BucketCaps, Plan, Segment, Tails};
+pub use plan::{Bucket, BucketCaps, Gradients, Plan, Segment, Tails};
 
 use std::collections::HashSet;
 

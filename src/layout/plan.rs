@@ -38,6 +38,19 @@ pub struct Tails {
     pub contributors: bool,
 }
 
+/// What becomes of a parameter's gradient once the parameter has been stepped. Those of other
+/// [actions](SegmentAction) stay in any case, and no policy changes a bit of what is stepped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Gradients {
+    /// It stays, as the sum over ranks: neither divided by their number, nor clipped.
+    #[default]
+    Keep,
+    /// The step leaves zeros behind, in the same launch, and in a pass that it skips too.
+    Zero,
+    /// Its memory goes back to the system, but for pages that it shares with what stays, and it cannot be read.
+    Release,
+}
+
 /// One parameter's run inside a bucket. Offsets and lengths are elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
@@ -88,7 +101,17 @@ pub struct Plan {
     pub(super) len: u64,
     pub(super) grads_len: u64,
     pub(super) is_foreign: bool,
+    gradients: Gradients,
+    /// What it was cut by, if the buckets are not somebody else's.
+    cut: Option<Cut>,
     dtype: DType,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Cut {
+    world_size: u32,
+    caps: BucketCaps,
+    tails: Tails,
 }
 
 impl Plan {
@@ -103,21 +126,54 @@ impl Plan {
         if caps.first_bytes == 0 || caps.rest_bytes == 0 {
             return Err(Error::config("bucket_cap_bytes", 0, "a bucket holds at least one byte"));
         }
+        let backward = (0..layout.parameters().len() as u32).rev();
+        Ok(Plan::filled(layout, Cut { world_size, caps, tails }, backward))
+    }
+
+    /// The same layout, cut by the same caps, into buckets that are filled in this order of registration indices.
+    ///
+    /// # Errors
+    /// `Layout` unless `order` names each parameter once; `Unsupported` if the buckets are the caller's.
+    pub fn reordered(&self, layout: &Layout, order: &[u32]) -> Result<Plan> {
+        let Some(cut) = self.cut else {
+            let what = "another order of buckets that are the caller's".to_owned();
+            return Err(Error::Unsupported { what, have: "the order in which they were added".into() });
+        };
+        let mut named = vec![false; layout.parameters().len()];
+        let mut is_new =
+            |param: &u32| named.get_mut(*param as usize).is_some_and(|named| !std::mem::replace(named, true));
+        if order.len() != layout.parameters().len() || !order.iter().all(&mut is_new) {
+            return Err(Error::Layout("an order of buckets must name each parameter once".into()));
+        }
+        let mut plan = Plan::filled(layout, cut, order.iter().copied()).with_gradients(self.gradients);
+        for segment in &mut plan.segments {
+            segment.action = self.segment_of(segment.param as usize).action;
+        }
+        Ok(plan)
+    }
+
+    /// The same, with another end for gradients.
+    pub fn with_gradients(self, gradients: Gradients) -> Plan {
+        Plan { gradients, ..self }
+    }
+
+    fn filled(layout: &Layout, cut: Cut, order: impl Iterator<Item = u32>) -> Plan {
+        let Cut { world_size, caps, tails } = cut;
         let dtype = DType::F32;
         let parameters = layout.parameters();
-        let mut plan = Plan::empty(parameters.len(), dtype);
+        let mut plan = Plan { cut: Some(cut), ..Plan::empty(parameters.len(), dtype) };
         let mut gathered_bytes = 0u64;
         let mut opened = 0u32;
         // Local ones last, so that what is broadcast and reduced lies in one piece before them.
-        let reversed = (0..parameters.len()).rev();
-        let mut order: Vec<usize> = reversed.clone().filter(|index| !parameters[*index].local).collect();
+        let (mut order, local): (Vec<u32>, Vec<u32>) =
+            order.partition(|param| !parameters[*param as usize].local);
         let summed = order.len();
-        order.extend(reversed.filter(|index| parameters[*index].local));
-        for (at, index) in order.iter().copied().enumerate() {
-            let parameter = &parameters[index];
+        order.extend(local);
+        for (place, param) in order.iter().copied().enumerate() {
+            let (index, parameter) = (param as usize, &parameters[param as usize]);
             plan.segment_of_param[index] = plan.segments.len() as u32;
             plan.segments.push(Segment {
-                param: index as u32,
+                param,
                 bucket: plan.buckets.len() as u32,
                 start: 0,
                 grad_start: 0,
@@ -128,13 +184,13 @@ impl Plan {
             });
             gathered_bytes += parameter.len * dtype.bytes();
             let cap = if plan.buckets.is_empty() { caps.first_bytes } else { caps.rest_bytes };
-            if gathered_bytes >= cap || at + 1 == summed || at + 1 == order.len() {
+            if gathered_bytes >= cap || place + 1 == summed || place + 1 == order.len() {
                 let end = plan.segments.len() as u32;
                 plan.close_bucket(opened..end, u64::from(world_size), tails, parameter.local);
                 (opened, gathered_bytes) = (end, 0);
             }
         }
-        Ok(plan)
+        plan
     }
 
     pub(super) fn empty(parameters: usize, dtype: DType) -> Plan {
@@ -145,6 +201,8 @@ impl Plan {
             len: 0,
             grads_len: 0,
             is_foreign: false,
+            gradients: Gradients::Keep,
+            cut: None,
             dtype,
         }
     }
@@ -209,6 +267,15 @@ impl Plan {
         self.buckets.iter().find(|bucket| bucket.is_local).map_or(self.len, |bucket| bucket.params.start)
     }
 
+    /// Steps those parameters that were averaged of which `is_optimized` says so.
+    pub(crate) fn optimize_also(&mut self, is_optimized: impl Fn(usize) -> bool) {
+        for segment in &mut self.segments {
+            if segment.action == SegmentAction::Average && is_optimized(segment.param as usize) {
+                segment.action = SegmentAction::Step;
+            }
+        }
+    }
+
     /// Leaves the optimizer to those parameters of which `is_optimized` says so; the others' gradients are averaged.
     pub(crate) fn optimize_only(&mut self, is_optimized: impl Fn(usize) -> bool) {
         for segment in &mut self.segments {
@@ -231,6 +298,23 @@ impl Plan {
     /// Whether gradients and parameters lie in the caller's memory: each bucket, and each parameter, apart.
     pub fn is_foreign(&self) -> bool {
         self.is_foreign
+    }
+
+    /// What becomes of a stepped parameter's gradient.
+    pub fn gradients(&self) -> Gradients {
+        self.gradients
+    }
+
+    /// Where the gradients lie that a step of the bucket is the last to need, in as few runs as there are: what is
+    /// averaged or left stays, and so do the counts behind them.
+    pub fn stepped_gradients<'a>(&'a self, bucket: &'a Bucket) -> impl Iterator<Item = Range<u64>> + 'a {
+        let is_stepped = |segment: &Segment| segment.action == SegmentAction::Step;
+        self.segments_of(bucket).chunk_by(move |a, b| is_stepped(a) == is_stepped(b)).filter_map(move |run| {
+            let (first, last) = (run.first()?, run.last()?);
+            let padded_end = last.grad_start + last.len.next_multiple_of(QUANTUM);
+            let span = first.grad_start..padded_end;
+            (is_stepped(first) && !span.is_empty()).then_some(span)
+        })
     }
 
     /// Element type of every tensor.
@@ -288,6 +372,33 @@ mod tests {
                 assert_eq!(plan.arena_len(), next);
             }
         }
+    }
+
+    #[test]
+    fn buckets_fill_in_the_order_that_is_given_and_in_no_other() {
+        let cut = plan(&[100, 300, 10, 20], 1, 1024, NO_TAILS).with_gradients(Gradients::Zero);
+        let lens = [100, 300, 10, 20].into_iter().enumerate();
+        let layout = lens.fold(Layout::builder(), |layout, (k, len)| layout.param(format!("p{k}"), len));
+        let layout = layout.build().unwrap();
+        let same = cut.reordered(&layout, &[3, 2, 1, 0]).unwrap();
+        assert_eq!(same, cut);
+        let plan = cut.reordered(&layout, &[1, 0, 3, 2]).unwrap();
+        let params: Vec<Vec<u32>> =
+            plan.buckets().iter().map(|b| plan.segments_of(b).iter().map(|s| s.param).collect()).collect();
+        assert_eq!(params, [vec![1], vec![0, 3, 2]]);
+        assert!((0..4).all(|param| plan.segment_of(param).param == param as u32));
+        for order in [&[0, 1, 2][..], &[0, 1, 2, 2], &[0, 1, 2, 4], &[0, 1, 2, 3, 3]] {
+            assert!(matches!(cut.reordered(&layout, order), Err(Error::Layout(_))), "{order:?}");
+        }
+    }
+
+    #[test]
+    fn runs_of_stepped_gradients_leave_out_what_stays() {
+        let layout = Layout::builder().param("a", 300).param("b", 5).action(SegmentAction::Average);
+        let layout = layout.param("c", 0).param("d", 256).param("e", 1).build().unwrap();
+        let plan = Plan::new(&layout, 1, BucketCaps::default(), ALL_TAILS).unwrap();
+        let runs: Vec<_> = plan.stepped_gradients(&plan.buckets()[0]).collect();
+        assert_eq!(runs, [0..512, 768..1280]);
     }
 
     #[test]

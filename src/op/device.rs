@@ -5,8 +5,13 @@
 //! unsafe methods and calls none.
 #![allow(unsafe_code)]
 
+use std::sync::Arc;
+
 use crate::abi::{InstepControl, InstepHyper, InstepSegment};
+use crate::assignment::Assignment;
 use crate::error::Result;
+use crate::handle::Place;
+use crate::layout::Plan;
 use crate::op::{Interval, Memory, Op, Ran, Span, Ticket};
 
 /// An executor of ops.
@@ -49,6 +54,9 @@ pub trait Sealed {
     /// Whether the trainer is a stream, and not the calling thread: it touches memory long after the calls that announce it,
     /// and the host learns of a pass by what that publishes.
     const TRAINER_IS_A_STREAM: bool;
+
+    /// Where its memory lies.
+    fn place(&self) -> Place;
 
     /// The first byte of a span, in the device's memory.
     fn resolve(&self, span: Span) -> *mut u8;
@@ -112,6 +120,24 @@ pub trait Sealed {
     /// # Safety
     /// As for the trait.
     unsafe fn write(&mut self, span: Span, from: &[u8]) -> Result<()>;
+
+    /// A device of the same parts for another plan or other optimizers, and zeros in the place of tensors and
+    /// counts; what the control block says of passes goes along. This one goes on as it is, whatever comes of it.
+    /// `agreement` is what ranks must have in common from then on.
+    ///
+    /// # Errors
+    /// As the builder's; `Mismatch`, if ranks compare it, where another rank has failed.
+    ///
+    /// # Safety
+    /// As for the trait; nothing is borrowed.
+    unsafe fn rebuilt(
+        &mut self,
+        plan: &Arc<Plan>,
+        assignment: &Arc<Assignment>,
+        agreement: u64,
+    ) -> Result<Self>
+    where
+        Self: Sized;
 
     /// What ran since the last call and has ended, if the device measures.
     ///

@@ -15,7 +15,7 @@ pub use ran::{Interval, Ran};
 
 use std::fmt;
 
-use crate::layout::{Bucket, Plan, Segment, SegmentAction};
+use crate::layout::{Bucket, Gradients, Plan, Segment, SegmentAction};
 
 /// A queue of operations that run in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -152,6 +152,8 @@ pub enum Action {
     },
     /// Fills with zero bytes.
     Zero(Span),
+    /// Gives the whole pages inside back to the system. What was there is lost.
+    Release(Span),
 }
 
 /// One operation on one stream.
@@ -231,9 +233,10 @@ impl Op {
                 let bucket = &plan.buckets()[bucket as usize];
                 let averages =
                     plan.segments_of(bucket).iter().any(|s| s.action == SegmentAction::Average && s.len > 0);
+                let writes = averages || plan.gradients() == Gradients::Zero;
                 // The counts behind the gradients are only read, even by averages: a rank that has joined reads them
                 // beside the step.
-                touch(Span::elements(Memory::Grads, plan, bucket.start, bucket.tail.start), averages);
+                touch(Span::elements(Memory::Grads, plan, bucket.start, bucket.tail.start), writes);
                 touch(Span::elements(Memory::Grads, plan, bucket.tail.start, bucket.tail.end), false);
                 for (start, end) in stepped_runs(plan, bucket, frozen) {
                     touch(Span::elements(Memory::Params, plan, start, end), true);
@@ -247,7 +250,7 @@ impl Op {
                 touch(src, false);
                 touch(dst, true);
             }
-            Action::Zero(span) => touch(span, true),
+            Action::Zero(span) | Action::Release(span) => touch(span, true),
         }
     }
 }
@@ -278,6 +281,7 @@ impl fmt::Display for Op {
             }
             Action::Collective { kind, pass, bucket: None, .. } => write!(f, "{kind}, pass {pass}"),
             Action::Zero(span) => write!(f, "zero {:?} {}..{}", span.memory, span.start, span.end),
+            Action::Release(span) => write!(f, "release {:?} {}..{}", span.memory, span.start, span.end),
         }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::emitter::Mark;
 use super::{Mode, Schedule};
-use crate::layout::Segment;
+use crate::layout::{Gradients, Segment};
 use crate::op::{Action, CollectiveKind, Memory, Phase, Span, Stream};
 
 impl Schedule {
@@ -67,7 +67,14 @@ impl Schedule {
     }
 
     pub(super) fn step(&mut self, bucket: u32) {
-        let mark = self.emitter.emit_marked(Stream::Optim, Action::Step { bucket });
+        self.emitter.emit(Stream::Optim, Action::Step { bucket });
+        if self.plan.gradients() == Gradients::Release {
+            for run in self.plan.stepped_gradients(&self.plan.buckets()[bucket as usize]) {
+                let span = Span::elements(Memory::Grads, &self.plan, run.start, run.end);
+                self.emitter.emit(Stream::Optim, Action::Release(span));
+            }
+        }
+        let mark = self.emitter.record(Stream::Optim);
         self.stepped[bucket as usize] = Some(mark);
         (self.last, self.settled) = (Some(mark), Some(mark));
     }
@@ -129,6 +136,17 @@ impl Schedule {
             received = Some(self.collective(CollectiveKind::Broadcast, Some(segment.bucket), span));
         }
         received
+    }
+
+    /// Between passes: what the trainer has written to these gradients on rank 0 goes to all, and the trainer comes
+    /// behind it. It announces its access with [`touch_all`](Self::touch_all) and
+    /// [`touch_control`](Self::touch_control), which the next Begin obeys, before this and once more behind it.
+    pub fn exchange(&mut self, span: Span, agreement: u64) {
+        self.opening.agreement = agreement;
+        let written = self.emitter.record(Stream::Compute);
+        self.emitter.after(Stream::Reduce, &[Some(written)]);
+        self.reduced = Some(self.collective(CollectiveKind::Broadcast, None, span));
+        self.emitter.after(Stream::Compute, &[self.reduced]);
     }
 
     fn collective(&mut self, kind: CollectiveKind, bucket: Option<u32>, span: Span) -> Mark {

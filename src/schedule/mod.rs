@@ -248,6 +248,12 @@ impl Schedule {
         self.readiness.is_frozen(param)
     }
 
+    /// All parameters as they were handed over last, in the last micro-batch of the last pass; then those that were
+    /// not, in reverse registration order.
+    pub fn arrival_order(&self) -> Vec<u32> {
+        self.readiness.arrival_order()
+    }
+
     /// Takes a parameter out of the passes that come, or puts it back in, after [`touch_frozen`](Self::touch_frozen).
     pub fn set_frozen(&mut self, param: usize, frozen: bool) {
         self.readiness.set_frozen(&self.plan, param, frozen);

@@ -18,6 +18,8 @@ pub(super) struct Readiness {
     frozen: Vec<bool>,
     /// Per bucket, how many of its parameters are not frozen.
     thawed: Vec<u32>,
+    /// What has been handed over since the pass or micro-batch began, in that order.
+    arrivals: Vec<u32>,
 }
 
 impl Readiness {
@@ -27,6 +29,7 @@ impl Readiness {
         let thawed: Vec<u32> = plan.buckets().iter().map(|bucket| bucket.segments.len() as u32).collect();
         Readiness {
             uses_left: uses.clone(),
+            arrivals: Vec::with_capacity(uses.len()),
             frozen: vec![false; uses.len()],
             uses,
             pending: thawed.clone(),
@@ -40,6 +43,7 @@ impl Readiness {
         self.uses_left.copy_from_slice(&self.uses);
         self.pending.copy_from_slice(&self.thawed);
         self.next_bucket = 0;
+        self.arrivals.clear();
     }
 
     /// Takes a parameter out of the passes that come, or puts it back in.
@@ -78,6 +82,7 @@ impl Readiness {
         }
         *left -= 1;
         if *left == 0 {
+            self.arrivals.push(param as u32);
             self.pending[plan.segment_of(param).bucket as usize] -= 1;
         }
         Ok(())
@@ -97,6 +102,14 @@ impl Readiness {
         }
         self.next_bucket += 1;
         Some(self.next_bucket - 1)
+    }
+
+    /// See [`Schedule::arrival_order`](super::Schedule::arrival_order).
+    pub(super) fn arrival_order(&self) -> Vec<u32> {
+        let mut missing = vec![true; self.uses.len()];
+        self.arrivals.iter().for_each(|param| missing[*param as usize] = false);
+        let rest = (0..self.uses.len() as u32).rev().filter(|param| missing[*param as usize]);
+        self.arrivals.iter().copied().chain(rest).collect()
     }
 
     /// How many buckets have launched in this pass; only its last micro-batch launches any.

@@ -10,6 +10,8 @@ use crate::layout::{Layout, Plan, fold};
 /// The number, and whether it is still that of the settings.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Agreement {
+    /// Of layout and options, without the plan.
+    options: u64,
     built: u64,
     current: Option<u64>,
 }
@@ -34,16 +36,22 @@ fn written(hash: u64, what: fmt::Arguments<'_>) -> u64 {
 impl Agreement {
     /// Of what a stepper is built with.
     pub(super) fn new(layout: &Layout, plan: &Plan, options: fmt::Arguments<'_>) -> Agreement {
+        let options = written(layout.fingerprint(), options);
+        Agreement { options, built: options, current: None }.with_plan(plan)
+    }
+
+    /// The same with other buckets.
+    pub(super) fn with_plan(&self, plan: &Plan) -> Agreement {
         let fold = |hash, number: u64| fold(hash, &number.to_le_bytes());
         let hash = plan
             .buckets()
             .iter()
-            .fold(layout.fingerprint(), |hash, bucket| fold(fold(hash, bucket.len), bucket.tail.start));
-        let hash = plan.segments().iter().fold(hash, |hash, segment| {
+            .fold(self.options, |hash, bucket| fold(fold(hash, bucket.len), bucket.tail.start));
+        let built = plan.segments().iter().fold(hash, |hash, segment| {
             let hash = fold(fold(hash, segment.param.into()), segment.grad_start);
             fold(hash, segment.action as u64)
         });
-        Agreement { built: written(hash, options), current: None }
+        Agreement { options: self.options, built, current: None }
     }
 
     /// What will not change.

@@ -52,7 +52,11 @@ impl Stepper {
         Ok(ParamsMut::new(self))
     }
 
-    /// A parameter's gradient as the last pass left it: the sum over ranks, or the mean where the action is Average.
+    /// A parameter's gradient as the last pass left it, which is **the sum over ranks, loss scale included**: divided
+    /// by nothing and clipped by nothing, since the step folds that into its one multiplier and leaves the gradient as
+    /// it was (divide it by [`world_size`](Stepper::world_size), and by what else was set, for the mean). Where the
+    /// action is Average it is the mean. [`StepperBuilder::gradients`](crate::StepperBuilder::gradients) asks for zeros
+    /// behind the step, or for none.
     ///
     /// # Shapes
     /// As many f32 as the parameter, aligned to 64 bytes unless [borrowed](crate::Borrowed).
@@ -61,7 +65,8 @@ impl Stepper {
     /// Waits for all steps.
     ///
     /// # Errors
-    /// As [`params`](Self::params); `Layout` if `id` is of another layout.
+    /// As [`params`](Self::params); `Layout` if `id` is of another layout; `Order` if gradients are
+    /// [released](crate::Gradients::Release) and it is stepped.
     pub fn grad(&self, id: ParamId) -> Result<&[f32]> {
         self.settle_between_passes()?;
         self.view(id, Memory::Grads)

@@ -16,7 +16,7 @@ use crate::host::arena::Memories;
 use crate::host::execute::Parts;
 use crate::host::kernels::{Isa, Kernels};
 use crate::launch::Rule;
-use crate::layout::{Plan, Tails};
+use crate::layout::{Gradients, Plan, Tails};
 use crate::op::{Collective, Device};
 use crate::pool::Pool;
 use crate::region::BorrowedPieces;
@@ -194,7 +194,7 @@ impl StepperBuilder<'_> {
                 let why = "a layout without elements has nothing to count ranks in";
                 return Err(Error::config("uneven_inputs", "set", why));
             }
-            return Ok(plan);
+            return Ok(plan.with_gradients(self.gradients));
         };
         if tails.used {
             let why = "a bucket of the caller's has no room for counts; use StepZero";
@@ -210,7 +210,11 @@ impl StepperBuilder<'_> {
         if self.caps.is_some() {
             return Err(Error::config("bucket_cap_bytes", "set", "the buckets are the caller's"));
         }
-        memory.plan(self.layout)
+        if self.gradients == Gradients::Release {
+            let why = "a bucket of the caller's is not the stepper's to give back";
+            return Err(Error::config("gradients", "Release", why));
+        }
+        Ok(memory.plan(self.layout)?.with_gradients(self.gradients))
     }
 
     /// The table of what excludes what, and ranges that no other type checks.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::host::Isa;
-use crate::layout::{BucketCaps, Layout, ParamId};
+use crate::layout::{BucketCaps, Gradients, Layout, ParamId};
 use crate::optim::Optimizer;
 use crate::schedule::Mode;
 use crate::stepper::join::Divisor;
@@ -35,6 +35,7 @@ pub struct StepperBuilder<'a> {
     pub(super) refused: Option<Error>,
     pub(super) mode: Mode,
     pub(super) caps: Option<BucketCaps>,
+    pub(super) gradients: Gradients,
     pub(super) unused: Unused,
     pub(super) uneven_inputs: Option<Divisor>,
     pub(super) max_norm: Option<f64>,
@@ -56,6 +57,7 @@ impl<'a> StepperBuilder<'a> {
             refused: None,
             mode: Mode::default(),
             caps: None,
+            gradients: Gradients::default(),
             unused: Unused::default(),
             uneven_inputs: None,
             max_norm: None,
@@ -136,6 +138,37 @@ impl<'a> StepperBuilder<'a> {
     /// Bytes of gradients per bucket, the first one included. Unset: 1 MiB, then 25 MiB.
     pub fn bucket_cap_bytes(mut self, bytes: u64) -> Self {
         self.caps = Some(BucketCaps { first_bytes: bytes, rest_bytes: bytes });
+        self
+    }
+
+    /// What becomes of the gradients of stepped parameters; unset: [`Keep`](Gradients::Keep), as sums. Parameters,
+    /// states and counts are the same bits with each. Ranks may differ in it.
+    ///
+    /// * [`Zero`](Gradients::Zero): a gradient that was left out reads as zeros too. A frozen parameter's keeps what it
+    ///   has: zeros, once it was stepped or shared a bucket with one that is.
+    /// * [`Release`](Gradients::Release): in Eager each bucket's pages go back to the system right behind its step, so
+    ///   that a pass whose backward is no faster than its steps never holds all gradients at once; in the other modes
+    ///   they do when all have been summed. The next write brings them back, a page at a time, which costs more than
+    ///   writing pages that are there. Pages that hold something else too stay: the gradient of a parameter that is
+    ///   [averaged or left](crate::SegmentAction), and counts of ranks. On Linux, in memory of the stepper's own on the
+    ///   CPU; refused elsewhere.
+    ///
+    /// ```
+    /// use instep::{Error, Gradients, Layout, Sgd, Solo, Stepper};
+    ///
+    /// let layout = Layout::builder().param("w", 2).build()?;
+    /// let w = layout.id("w")?;
+    /// let builder = Stepper::builder(&layout, Sgd { lr: 1.0, ..Default::default() });
+    /// let mut stepper = builder.gradients(Gradients::Zero).host(Solo::default())?;
+    /// let mut pass = stepper.begin()?;
+    /// pass.grads().write(w, &[1.0, 2.0])?;
+    /// pass.finish()?;
+    /// assert_eq!(stepper.params()?.get(w)?, [-1.0, -2.0]);
+    /// assert_eq!(stepper.grad(w)?, [0.0, 0.0]);
+    /// # Ok::<(), Error>(())
+    /// ```
+    pub fn gradients(mut self, gradients: Gradients) -> Self {
+        self.gradients = gradients;
         self
     }
 

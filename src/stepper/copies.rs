@@ -50,10 +50,14 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Copies a gradient to the host, as the last pass left it: see [`grad`](Stepper::grad).
+    /// Copies a gradient to the host, as the last pass left it: the sum over ranks, see [`grad`](Stepper::grad).
     ///
     /// # Shapes
-    /// As [`read_param`](Self::read_param), and so are `# Ordering` and `# Errors`.
+    /// As [`read_param`](Self::read_param), and so is `# Ordering`.
+    ///
+    /// # Errors
+    /// As [`read_param`](Self::read_param); `Order` if gradients are [released](crate::Gradients::Release) and it is
+    /// stepped.
     pub fn read_grad(&self, id: ParamId, into: &mut [f32]) -> Result<()> {
         self.read_between(id, Memory::Grads, into)
     }

@@ -11,7 +11,7 @@ use crate::cuda::driver::Entered;
 use crate::cuda::{Cuda, CudaDevice, Parts};
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, EventHandle, Place};
-use crate::layout::{ParamId, Segment};
+use crate::layout::{Gradients, ParamId, Segment};
 use crate::op::{Collective, Memory, Sealed, Span};
 use crate::stepper::borrowed::refuse_other_places;
 use crate::stepper::build::{Blueprint, refuse_unreached};
@@ -113,6 +113,10 @@ impl StepperBuilder<'_> {
         }
         if self.threads.is_some() {
             return Err(Error::config("threads", "set", "a GPU takes none of the host's"));
+        }
+        if self.gradients == Gradients::Release {
+            let what = format!("giving back the memory of gradients in {place}");
+            return Err(Error::Unsupported { what, have: "Gradients::Keep and Gradients::Zero".into() });
         }
         if cuda.max_blocks == Some(0) {
             return Err(Error::config("max_blocks", 0, "no block would do the work"));

@@ -15,6 +15,7 @@ mod graphs;
 mod join;
 mod optimizers;
 mod pass;
+mod rebuild;
 mod records;
 mod run;
 mod views;

@@ -33,14 +33,8 @@ pub(super) enum Target {
     Params(Vec<usize>),
 }
 
-impl Clone for Registered {
-    fn clone(&self) -> Self {
-        Registered { target: self.target.clone(), optimizer: self.optimizer.boxed() }
-    }
-}
-
 /// See the module.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Optimizers {
     /// In the settings' order: the layout's groups first.
     entries: Vec<Entry>,
@@ -54,6 +48,12 @@ pub(crate) struct Optimizers {
 struct Entry {
     group: Option<String>,
     optimizer: Box<dyn Optimizer>,
+}
+
+impl Clone for Entry {
+    fn clone(&self) -> Self {
+        Entry { group: self.group.clone(), optimizer: self.optimizer.boxed() }
+    }
 }
 
 impl Optimizers {
@@ -112,6 +112,23 @@ impl Optimizers {
         }
         optimizers.names = optimizers.collect_names();
         Ok(optimizers)
+    }
+
+    /// These and a further one, behind those that its parameters have.
+    pub(super) fn with(
+        &self,
+        params: &[usize],
+        optimizer: Box<dyn Optimizer>,
+    ) -> Result<(Optimizers, OptimizerId)> {
+        optimizer.hyper()?;
+        let mut more = self.clone();
+        let id = OptimizerId(more.entries.len() as u32);
+        for param in params {
+            more.lists[*param].push(id.0);
+        }
+        more.entries.push(Entry { group: None, optimizer });
+        more.names = more.collect_names();
+        Ok((more, id))
     }
 
     fn collect_names(&self) -> Vec<Vec<(u32, &'static [&'static str])>> {

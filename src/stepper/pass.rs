@@ -267,7 +267,9 @@ impl<'a, D: Device> Pass<'a, D> {
             self.stepper.note_hand_over(param);
         }
         let run = self.stepper.run.get_mut();
-        for (index, _) in self.stepper.written.get_mut().iter().enumerate().filter(|(_, written)| **written) {
+        // From the last one back, as if backward had handed them over.
+        let written = self.stepper.written.get_mut().iter().enumerate().rev();
+        for (index, _) in written.filter(|(_, written)| **written) {
             if !run.schedule.is_handed_over(index) {
                 run.schedule.complete(index)?;
             }

@@ -7,7 +7,7 @@
 use crate::abi::{INSTEP_NO_BUCKET, InstepHyper};
 use crate::error::{Error, Result};
 use crate::launch::action_code;
-use crate::layout::{ParamId, Segment, SegmentAction};
+use crate::layout::{Gradients, ParamId, Segment, SegmentAction};
 use crate::op::{Access, Device, Memory, Span};
 use crate::stepper::{Status, Stepper};
 
@@ -26,6 +26,11 @@ impl<D: Device> Stepper<D> {
         if writes && memory == Memory::Grads && run.schedule.is_frozen(index) {
             let name = &self.layout.parameters()[index].name;
             return Err(Error::Order(format!("`{name}` is frozen and takes no gradient")));
+        }
+        let releases = self.plan.gradients() == Gradients::Release && segment.action == SegmentAction::Step;
+        if releases && memory == Memory::Grads && !writes {
+            let name = &self.layout.parameters()[index].name;
+            return Err(Error::Order(format!("the gradient of `{name}` is released behind its step")));
         }
         run.touch(index)?;
         let span = Span::segment(memory, &self.plan, &segment);

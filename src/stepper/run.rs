@@ -177,6 +177,11 @@ impl<D: Device> Run<D> {
         }
     }
 
+    /// Whether ops are recorded.
+    pub(crate) fn is_recording(&self) -> bool {
+        self.recording.is_some()
+    }
+
     /// What was recorded since the last call; of a failed run, what was submitted.
     pub(crate) fn take_recording(&mut self) -> Option<Recording> {
         let mut recording = self.recording.as_mut().map(std::mem::take)?;

@@ -97,7 +97,7 @@ fn describe(action: &Action) -> Option<(Kind, Option<u32>)> {
         Action::Norm { bucket } => Some((Kind::Norm, Some(bucket))),
         Action::Step { bucket } => Some((Kind::Step, Some(bucket))),
         Action::Collective { bucket, .. } => Some((Kind::Collective, bucket)),
-        Action::Zero(_) => Some((Kind::Zero, None)),
+        Action::Zero(_) | Action::Release(_) => Some((Kind::Zero, None)),
     }
 }
 
@@ -109,6 +109,7 @@ fn name(action: &Action, bucket: Option<u32>) -> String {
         Action::Norm { .. } => "norm".to_owned(),
         Action::Collective { kind, .. } => kind.to_string(),
         Action::Zero(_) => "zero".to_owned(),
+        Action::Release(_) => "release".to_owned(),
         _ => "step".to_owned(),
     };
     bucket.map_or(what.clone(), |bucket| format!("{what} {bucket}"))

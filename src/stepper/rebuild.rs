@@ -1,0 +1,240 @@
+//! Buckets laid out anew, in the order in which gradients really arrive, without a bit of what has been learnt lost.
+//!
+//! Rank 0's order is everybody's: it travels through the gradients' own memory, so that every device and every
+//! collective can carry it. Must leave the stepper on its old buckets until the new ones are there whole. Idea:
+//! PyTorch's reducer, which rebuilds once, before the second forward.
+#![allow(unsafe_code)]
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use crate::assignment::Assignment;
+use crate::error::{Error, Result};
+use crate::layout::{Gradients, ParamId, Plan, SegmentAction};
+use crate::op::{Access, Device, Memory, Span};
+use crate::optim::Optimizer;
+use crate::schedule::Schedule;
+use crate::stepper::build::refuse_unreached;
+use crate::stepper::optimizers::Optimizers;
+use crate::stepper::run::Run;
+use crate::stepper::{OptimizerId, Stepper};
+
+impl<D: Device> Stepper<D> {
+    /// Lays the buckets out anew, filled in the order in which rank 0 handed its gradients over in the last micro-batch
+    /// of the last pass; parameters without one, unused or frozen, come last, in reverse registration order. A bucket
+    /// is then complete as early as it can be, whatever order the layout was written in. Returns whether anything has
+    /// changed.
+    ///
+    /// All ranks call it at the same point between passes, once, behind the first pass, as a rule: it costs a
+    /// collective, memory for both sets of buckets while it lasts, and a copy of every tensor by way of the host.
+    /// Parameters, gradients, states, step counts, rates, frozen parameters and the status go along, bit for bit, and
+    /// what is trained later is the same bits as without. A [recording](crate::StepperBuilder::record) starts anew with
+    /// the new buckets, which it is judged by: [take](Self::take_recording) that of the old ones before. On a GPU,
+    /// captured passes are of the old buckets, and addresses too: [`replay`](Self::replay) refuses them, and new ones
+    /// are asked for.
+    ///
+    /// ```
+    /// # use instep::{AdamW, Layout, Solo, Stepper};
+    /// let layout = Layout::builder().param("head", 1000).param("body", 1000).build()?;
+    /// let (head, body) = (layout.id("head")?, layout.id("body")?);
+    /// let mut stepper = Stepper::builder(&layout, AdamW::default()).bucket_cap_bytes(4000).host(Solo::default())?;
+    /// for step in 0..10 {
+    ///     let mut pass = stepper.begin()?;
+    ///     for id in [head, body] { // not the reverse of registration
+    ///         pass.grads().get_mut(id)?.fill(1.0);
+    ///         pass.grad_ready(id)?; // in the first pass the head's bucket waits for the body's
+    ///     }
+    ///     pass.finish()?;
+    ///     if step == 0 {
+    ///         assert!(stepper.rebuild_buckets()?);
+    ///     }
+    /// }
+    /// assert_eq!(stepper.step_count(head)?, 10);
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    ///
+    /// # Ordering
+    /// Waits for all steps, and for rank 0.
+    ///
+    /// # Errors
+    /// `Unsupported` if buckets are the caller's, or sums are made elsewhere; `Order` inside a pass, `Poisoned` after a
+    /// failure. What building a stepper refuses, memory above all, leaves this one on its old buckets; a rank that goes
+    /// on with them alone is a `Mismatch` at the next collective, where ranks [compare](Self::set_lr).
+    pub fn rebuild_buckets(&mut self) -> Result<bool> {
+        self.refuse_open_pass()?;
+        if self.plan.is_foreign() || self.comm.sums_outside() {
+            let what = "rebuilding buckets that are the caller's".to_owned();
+            return Err(Error::Unsupported { what, have: "the order in which the caller adds them".into() });
+        }
+        if self.plan.grads_len() == 0 {
+            // Nothing is ever summed, so nothing could be sent either.
+            return Ok(false);
+        }
+        let mut order = self.run.get_mut().schedule.arrival_order();
+        self.take_rank_0s(&mut order)?;
+        let plan = self.plan.reordered(&self.layout, &order)?;
+        if plan == *self.plan {
+            return Ok(false);
+        }
+        self.move_to(plan, self.optimizers.clone())?;
+        Ok(true)
+    }
+
+    /// Gives parameters a further optimizer, behind those that they have; what has had none and was averaged is stepped from
+    /// now on. All ranks call it at the same point between passes. It costs what
+    /// [`rebuild_buckets`](Self::rebuild_buckets) costs, and keeps what that keeps; the new states begin as zeros, and the
+    /// parameter's step count goes on.
+    ///
+    /// ```
+    /// # use instep::{Layout, Sgd, Solo, Stepper};
+    /// # let layout = Layout::builder().param("w", 1).build()?;
+    /// # let w = layout.id("w")?;
+    /// let mut stepper = Stepper::builder_without_optimizer(&layout).host(Solo::default())?;
+    /// let id = stepper.add_optimizer_for(&[w], Sgd { lr: 1.0, ..Sgd::default() })?;
+    /// assert_eq!(stepper.optimizers_of(w)?, [id]);
+    /// let mut pass = stepper.begin()?;
+    /// pass.grads().write(w, &[2.0])?;
+    /// pass.finish()?;
+    /// assert_eq!(stepper.params()?.get(w)?, [-2.0]);
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    ///
+    /// # Ordering
+    /// Waits for all steps.
+    ///
+    /// # Errors
+    /// `Unsupported` if tensors are the caller's, or code of your own does not reach them; `Config` for hyperparameters out
+    /// of range, `Layout` if an id is of another layout; `Order` inside a pass, `Poisoned` after a failure. The stepper is as
+    /// it was then.
+    pub fn add_optimizer_for(
+        &mut self,
+        params: &[ParamId],
+        optimizer: impl Optimizer + 'static,
+    ) -> Result<OptimizerId> {
+        self.refuse_open_pass()?;
+        if self.plan.is_foreign() {
+            let what = "a further optimizer where tensors are the caller's".to_owned();
+            return Err(Error::Unsupported { what, have: "StepperBuilder::optimizer_for".into() });
+        }
+        let params = params.iter().map(|id| self.layout.index(*id)).collect::<Result<Vec<_>>>()?;
+        let (optimizers, id) = self.optimizers.with(&params, optimizer.boxed())?;
+        let mut plan = (*self.plan).clone();
+        plan.optimize_also(|param| params.contains(&param));
+        self.settle_between_passes()?;
+        self.run.get_mut().touch_control()?;
+        self.move_to(plan, optimizers)?;
+        Ok(id)
+    }
+
+    /// Puts everything on a new device, after `touch_everything`.
+    fn move_to(&mut self, plan: Plan, optimizers: Optimizers) -> Result<()> {
+        let (agreement, plan) = (self.agreement.with_plan(&plan), Arc::new(plan));
+        let assignment = Arc::new(optimizers.assignment(&self.layout, &plan)?);
+        refuse_unreached(&assignment, self.run.get_mut().device.place())?;
+        // SAFETY: the caller has made everything the trainer's, and no pass is open; the plan is not foreign.
+        let mut device = unsafe { self.run.get_mut().device.rebuilt(&plan, &assignment, agreement.fixed())? };
+        self.copy_tensors(&plan, &optimizers, &assignment, &mut device)?;
+        let mut schedule = Schedule::new(&self.layout, Arc::clone(&plan), self.policy);
+        let run = self.run.get_mut();
+        schedule.set_pass(run.schedule.pass());
+        let params = 0..self.layout.parameters().len();
+        let frozen: Vec<usize> = params.filter(|param| run.schedule.is_frozen(*param)).collect();
+        self.run = RefCell::new(Run::new(schedule, device, run.is_recording()));
+        (self.plan, self.agreement) = (plan, agreement);
+        (self.optimizers, self.assignment) = (optimizers, assignment);
+        for param in frozen {
+            self.run.get_mut().touch_frozen(param, true)?;
+            self.write_frozen(param, true);
+        }
+        Ok(())
+    }
+
+    /// Makes rank 0's numbers everybody's, by way of the first gradients, which are put back.
+    fn take_rank_0s(&mut self, numbers: &mut [u32]) -> Result<()> {
+        let schedule = &self.run.get_mut().schedule;
+        let frozen = (0..numbers.len()).filter(|param| schedule.is_frozen(*param));
+        let agreement = self.agreement.number(&self.optimizers, frozen);
+        let room_bytes = self.plan.grads_len() * self.plan.dtype().bytes();
+        // In several turns if there are more parameters than elements: most are empty then.
+        for numbers in numbers.chunks_mut(room_bytes as usize / size_of::<u32>()) {
+            let span = Span { memory: Memory::Grads, start: 0, end: size_of_val(numbers) as u64 };
+            let mut gradients = vec![0; size_of_val(numbers)];
+            let mut bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect();
+            self.touch_everything(span)?;
+            let run = self.run.get_mut();
+            // SAFETY: no pass is open, and every op has been waited for.
+            unsafe {
+                run.device.read(span, &mut gradients)?;
+                run.device.write(span, &bytes)?;
+            }
+            run.schedule.exchange(span, agreement);
+            self.touch_everything(span)?;
+            let run = self.run.get_mut();
+            // SAFETY: as above, the exchange included.
+            unsafe {
+                run.device.read(span, &mut bytes)?;
+                run.device.write(span, &gradients)?;
+            }
+            for (number, bytes) in numbers.iter_mut().zip(bytes.as_chunks().0) {
+                *number = u32::from_ne_bytes(*bytes);
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for everything, and notes that the trainer touches a span and the counts.
+    fn touch_everything(&mut self, span: Span) -> Result<()> {
+        let run = self.run.get_mut();
+        run.touch_all()?;
+        run.touch_control()?;
+        run.note(Access { span, writes: true });
+        Ok(())
+    }
+
+    /// Every tensor and step count, to where the plan has it on another device.
+    fn copy_tensors(
+        &mut self,
+        plan: &Plan,
+        optimizers: &Optimizers,
+        assignment: &Assignment,
+        device: &mut D,
+    ) -> Result<()> {
+        let ours = &mut self.run.get_mut().device;
+        let mut bytes = Vec::new();
+        for (index, segment) in self.plan.segments().iter().enumerate() {
+            let there = plan.segment_index(segment.param as usize);
+            let is_released = plan.gradients() == Gradients::Release && segment.action == SegmentAction::Step;
+            // What is on both sides; a further optimizer's states come behind.
+            let param = segment.param as usize;
+            let old = self.optimizers.states(param);
+            let states = old.zip(optimizers.states(param)).map(|((_, round, k), (_, new_round, new_k))| {
+                let memory = |first: usize, k: usize| Memory::State((first + k) as u8);
+                let from = memory(self.assignment.first_state(round), k);
+                (from, memory(assignment.first_state(new_round), new_k))
+            });
+            let grads = (!is_released).then_some((Memory::Grads, Memory::Grads));
+            for (memory, new) in [(Memory::Params, Memory::Params)].into_iter().chain(grads).chain(states) {
+                let from = Span::segment(memory, &self.plan, segment);
+                let to = Span::segment(new, plan, &plan.segments()[there]);
+                bytes.resize(from.bytes() as usize, 0);
+                if bytes.is_empty() {
+                    continue;
+                }
+                // SAFETY: nothing is in flight on our device, and nothing has been submitted to the other.
+                unsafe {
+                    ours.read(from, &mut bytes)?;
+                    device.write(to, &bytes)?;
+                }
+            }
+            // SAFETY: as above.
+            unsafe {
+                let record = ours.read_segment(index)?;
+                for round in 0..assignment.rounds() {
+                    let record_there = assignment.record(round, there);
+                    device.write_step_count(record_there, record.steps + u64::from(record.stepped))?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
