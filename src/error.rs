@@ -121,6 +121,35 @@ pub enum Error {
         /// Who had not arrived; empty where nobody can tell, as of a sum on a GPU.
         missing: Vec<u32>,
     },
+    /// Refused: a checkpoint is damaged, or is none of this model.
+    #[error("checkpoint: {place} {why}")]
+    Checkpoint {
+        /// The tensor or the part of the file, with its bytes where they matter.
+        place: String,
+        /// What is wrong there.
+        why: String,
+    },
+    /// A checkpoint that was whole when it was checked broke off while it was loaded. Each tensor is the old or the new one;
+    /// load a whole checkpoint before the next pass.
+    #[error("checkpoint: {loaded} of {tensors} tensors have been loaded: {why}")]
+    PartlyLoaded {
+        /// Tensors that are new.
+        loaded: usize,
+        /// Tensors of the checkpoint that go into the stepper.
+        tensors: usize,
+        /// What was wrong with the next one.
+        why: Arc<Error>,
+    },
+    /// Refused: a file could not be opened, read or written.
+    #[error("{what}: {why}")]
+    File {
+        /// Which one.
+        what: String,
+        /// The kind of the system's error.
+        kind: std::io::ErrorKind,
+        /// The system's reason.
+        why: String,
+    },
     /// Sticky: an earlier operation failed, and everything after it is skipped.
     #[error("poisoned by [{op}]: {first}")]
     Poisoned {
@@ -146,6 +175,15 @@ impl Error {
             Error::Poisoned { first, .. } => first.cause(),
             other => other,
         }
+    }
+
+    pub(crate) fn checkpoint(place: impl ToString, why: impl ToString) -> Self {
+        Error::Checkpoint { place: place.to_string(), why: why.to_string() }
+    }
+
+    /// For `map_err`: what the system says about a file.
+    pub(crate) fn file(what: impl ToString) -> impl FnOnce(std::io::Error) -> Self {
+        move |error| Error::File { what: what.to_string(), kind: error.kind(), why: error.to_string() }
     }
 
     pub(crate) fn config(field: &'static str, value: impl ToString, why: &'static str) -> Self {

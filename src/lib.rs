@@ -16,7 +16,8 @@
 //! | zero gradients behind their step, or give their memory back | [`StepperBuilder::gradients`] |
 //! | lay buckets out in the order in which gradients arrive | [`Stepper::rebuild_buckets`] |
 //! | let ranks run out of data | [`StepperBuilder::uneven_inputs`], [`Stepper::join`] |
-//! | save and load | [`Stepper::params_mut`], [`Stepper::state_mut`], [`Stepper::set_step_count`] |
+//! | save, resume, take over a state of `torch.optim` | [`checkpoint::save`], [`checkpoint::load`], [`checkpoint::import`] |
+//! | set parameters, states and step counts by hand | [`Stepper::params_mut`], [`Stepper::state_mut`], [`Stepper::set_step_count`] |
 //! | work on tensors of your own | [`StepperBuilder::host_borrowing`], [`StepperBuilder::cuda_borrowing`] |
 //! | train several models on the same ranks | [`InProcess::split`] |
 //! | run on a GPU | [`StepperBuilder::cuda`], [`cuda`] |
@@ -34,6 +35,7 @@ pub mod abi;
 mod assignment;
 #[doc(hidden)]
 pub mod bench;
+pub mod checkpoint;
 pub mod cuda;
 pub mod dtype;
 mod error;

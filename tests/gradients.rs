@@ -90,12 +90,12 @@ fn train(comm: impl Collective + 'static, mode: Mode, gradients: Gradients) -> R
     let recording = stepper.take_recording().unwrap();
     assert_eq!(stepper.check(&recording), [], "{mode:?}, {gradients:?}");
     let params = stepper.params()?;
-    let state = |id, name| Ok(bits(stepper.state(id, name)?));
+    let state = |id, name: std::borrow::Cow<str>| Ok(bits(stepper.state(id, name)?));
     Ok(Bits {
         params: ids.iter().map(|id| Ok(bits(params.get(*id)?))).collect::<Result<_>>()?,
         states: ids
             .iter()
-            .flat_map(|id| stepper.state_names().iter().map(move |name| state(*id, name)))
+            .flat_map(|id| stepper.state_names().into_iter().map(move |name| state(*id, name)))
             .collect::<Result<_>>()?,
         step_counts: ids.iter().map(|id| stepper.step_count(*id)).collect::<Result<_>>()?,
         kept: ids

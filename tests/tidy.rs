@@ -18,7 +18,7 @@ const LAYERS: [&[&str]; 11] = [
     &["schedule", "hazard", "timeline"],
     &["host", "cuda"],
     &["stepper"],
-    &["overlap"],
+    &["checkpoint", "overlap"],
     &["bench"],
 ];
 

@@ -8,12 +8,12 @@ use std::io::{Read, Seek};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use instep::checkpoint::safetensors::{Data, Header, Tensor, open_file};
 use serde::Serialize;
 
 use crate::Failure;
 use crate::console::{print, print_json};
 use crate::replay::COUNT_PREFIX;
-use crate::tensors::{Data, Header, Tensor, open_file};
 
 /// Elements compared at a time.
 const PIECE: usize = 1 << 14;
@@ -105,6 +105,8 @@ pub fn compare<A: Read + Seek, B: Read + Seek>(
     (header_a, mut data_a): (Header, Data<A>),
     (header_b, mut data_b): (Header, Data<B>),
 ) -> Result<Report, Failure> {
+    header_a.require_f32()?;
+    header_b.require_f32()?;
     let mut report = Report::default();
     for (name, a) in &header_a.tensors {
         let Some(b) = header_b.tensors.get(name) else {

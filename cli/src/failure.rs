@@ -27,7 +27,17 @@ pub enum Failure {
     },
     /// The library refused or failed.
     #[error(transparent)]
-    Library(#[from] instep::Error),
+    Library(instep::Error),
+}
+
+impl From<instep::Error> for Failure {
+    fn from(error: instep::Error) -> Failure {
+        match error {
+            // Inputs are tensor files, but no checkpoints.
+            instep::Error::Checkpoint { place, why } => Failure::Tensors(format!("{place} {why}")),
+            other => Failure::Library(other),
+        }
+    }
 }
 
 impl Failure {

@@ -8,8 +8,6 @@ pub mod console;
 pub mod diff;
 mod failure;
 pub mod info;
-mod json;
 pub mod replay;
-pub mod tensors;
 
 pub use failure::Failure;

@@ -233,6 +233,11 @@ impl<D: Device> Stepper<D> {
         Ok(self.run.borrow().schedule.is_frozen(param))
     }
 
+    /// The states that a parameter's own optimizers keep; any other one stays zero.
+    pub(crate) fn states_kept_for(&self, id: ParamId) -> Result<Vec<String>> {
+        Ok(self.optimizers.kept(self.layout.index(id)?).collect())
+    }
+
     /// What was decided about the last pass.
     ///
     /// # Ordering

@@ -197,6 +197,14 @@ impl Optimizers {
         })
     }
 
+    /// Names of the states that a parameter's own optimizers have a use for.
+    pub(super) fn kept(&self, param: usize) -> impl Iterator<Item = String> + '_ {
+        self.states(param).filter_map(move |(name, round, k)| {
+            let own = &self.entries[self.lists[param][round] as usize].optimizer;
+            (k < own.state_names().len()).then(|| name.into_owned())
+        })
+    }
+
     /// Sets the learning rate of a group that has one optimizer.
     pub(super) fn set_lr(&mut self, group: &str, lr: f64) -> Result<(usize, InstepHyper)> {
         let mut of_group =

@@ -5,12 +5,12 @@
 
 use std::collections::HashSet;
 
+use instep::checkpoint::safetensors::json::Object;
 use instep::{Adam, AdamW, Layout, Optimizer, Sgd, Stepper, StepperBuilder};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use crate::Failure;
-use crate::json::Object;
 
 /// A configuration that is spelled correctly.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use crate::Failure;
 use crate::replay::config::Config;
-use crate::tensors::{Header, Tensor};
+use instep::checkpoint::safetensors::{Header, Tensor};
 
 /// Step counts are metadata under this prefix and the parameter's name.
 pub const COUNT_PREFIX: &str = "step.";
@@ -58,6 +58,7 @@ impl Input {
     /// # Errors
     /// `Tensors`, naming the first tensor or count that is missing, unexplained or of the wrong shape.
     pub fn sort(header: Header, config: &Config) -> Result<Input, Failure> {
+        header.require_f32()?;
         let names: HashMap<&str, usize> =
             config.params().enumerate().map(|(index, (name, _))| (name.as_str(), index)).collect();
         let mut found: Vec<Found> = names.iter().map(|_| Found::default()).collect();

@@ -16,9 +16,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::ValueEnum;
+use instep::checkpoint::safetensors::regular_file;
 use instep::{Isa, Mode};
 
-use crate::{Failure, tensors};
+use crate::Failure;
 use run::Run;
 
 /// Longest configuration that is read.
@@ -97,12 +98,12 @@ impl From<Order> for Mode {
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let Arguments { config, input, output, device: Device::Host, options } = arguments;
     let mut text = Vec::new();
-    let file = tensors::regular_file(config)?;
+    let file = regular_file(config)?;
     file.take(MAX_CONFIG_BYTES + 1).read_to_end(&mut text).map_err(Failure::file(config))?;
     if text.len() as u64 > MAX_CONFIG_BYTES {
         return Err(Failure::Config(format!("longer than {MAX_CONFIG_BYTES} bytes")));
     }
-    let source = tensors::regular_file(input)?;
+    let source = regular_file(input)?;
     let target = output::Target::new(output, &[config, input])?;
     let run = Run::new(Config::parse(&text)?, source, options).and_then(Run::step_all);
     let run = run.map_err(|failure| failure.inside(input))?;

@@ -1,11 +1,11 @@
 //! The output file: replaced as a whole, once everything is there, or left as it was.
 //!
-//! A temporary file in the same folder, flushed to disk, renamed. Must never touch the inputs, nor anything that is not
-//! a regular file: renaming over a device would remove it.
+//! The library replaces it, as it does a checkpoint. Must never touch the inputs, nor anything that is not a regular file:
+//! renaming over a device would remove it.
 
-use std::fs::{File, Metadata, Permissions};
+use std::fs::{File, Metadata};
 use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::Failure;
@@ -13,7 +13,6 @@ use crate::Failure;
 /// A path that can be replaced, as far as can be told before.
 pub(super) struct Target<'a> {
     path: &'a Path,
-    folder: PathBuf,
 }
 
 impl<'a> Target<'a> {
@@ -43,7 +42,7 @@ impl<'a> Target<'a> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(Failure::file(path)(error)),
         }
-        Ok(Target { path, folder })
+        Ok(Target { path })
     }
 
     /// Puts what `write` writes in the place of the file.
@@ -51,26 +50,16 @@ impl<'a> Target<'a> {
         &self,
         write: impl FnOnce(&mut BufWriter<&mut File>) -> io::Result<()>,
     ) -> Result<(), Failure> {
-        self.try_replace(write).map_err(Failure::file(self.path))
-    }
-
-    fn try_replace(&self, write: impl FnOnce(&mut BufWriter<&mut File>) -> io::Result<()>) -> io::Result<()> {
-        // Permissions of any new file: the process's mask is applied to them.
-        let mut builder = tempfile::Builder::new();
-        let mut temporary = builder
-            .prefix(".instep-")
-            .permissions(Permissions::from_mode(0o666))
-            .tempfile_in(&self.folder)?;
-        let mut buffered = BufWriter::new(temporary.as_file_mut());
-        write(&mut buffered)?;
-        buffered.flush()?;
-        drop(buffered);
-        temporary.as_file().sync_all()?;
-        temporary.persist(self.path)?;
-        // The rename itself is on disk when the folder is. The file is whole either way, so a folder that cannot be
-        // flushed is no failure of the replay.
-        let _ = File::open(&self.folder).and_then(|folder| folder.sync_all());
-        Ok(())
+        let written = instep::checkpoint::replace(self.path, |file| {
+            let mut buffered = BufWriter::new(file);
+            let written = write(&mut buffered).and_then(|()| buffered.flush());
+            written.map_err(|error| instep::Error::File {
+                what: self.path.display().to_string(),
+                kind: error.kind(),
+                why: error.to_string(),
+            })
+        });
+        Ok(written?)
     }
 }
 

@@ -6,11 +6,11 @@
 use std::collections::BTreeMap;
 use std::io::{self, Read, Seek, Write};
 
+use instep::checkpoint::safetensors::{self, Data, Dtype, Entry};
 use instep::{Error, Layout, Solo, Stepper, Unused};
 
 use super::{COUNT_PREFIX, Config, Input, Options, Param};
 use crate::Failure;
-use crate::tensors::{self, Data, Values};
 
 /// The only state whose absence means a first step, whatever the count says.
 const MOMENTUM: &str = "momentum_buffer";
@@ -31,7 +31,7 @@ pub(super) struct Stepped<R>(Run<R>);
 impl<R: Read + Seek> Run<R> {
     /// Loads parameters, states and counts.
     pub(super) fn new(config: Config, source: R, options: &Options) -> Result<Self, Failure> {
-        let (header, data) = tensors::open(source)?;
+        let (header, data) = safetensors::open(source)?;
         let input = Input::sort(header, &config)?;
         let layout = layout(&input)?;
         let stepper = stepper(&config, &layout, options)?;
@@ -83,7 +83,7 @@ impl<R> Stepped<R> {
             let Param { name, group, value, .. } = param;
             let shape = value.shape.as_slice();
             let values = stepper.params().and_then(|params| params.get(id)).map_err(io::Error::other)?;
-            all.insert(format!("param.{name}"), Values { shape, values });
+            all.insert(format!("param.{name}"), (shape, values));
             if param.count.is_some() || input.passes > 0 {
                 let count = param.count.unwrap_or(0) + updates;
                 metadata.insert(format!("{COUNT_PREFIX}{name}"), count.to_string());
@@ -92,11 +92,19 @@ impl<R> Stepped<R> {
             for state in config.groups[*group].rule.state_names() {
                 if *updates > 0 || param.states.contains_key(*state) {
                     let values = stepper.state(id, state).map_err(io::Error::other)?;
-                    all.insert(format!("state.{name}.{state}"), Values { shape, values });
+                    all.insert(format!("state.{name}.{state}"), (shape, values));
                 }
             }
         }
-        tensors::write(out, &all, &metadata)
+        // In order of names.
+        let entries = all.iter().map(|(name, (shape, _))| Entry {
+            name: name.clone(),
+            dtype: Dtype::F32,
+            shape: shape.to_vec(),
+        });
+        let header = safetensors::header(&entries.collect::<Vec<_>>(), &metadata);
+        out.write_all(&header.map_err(io::Error::other)?)?;
+        all.values().try_for_each(|(_, values)| safetensors::write_values(out, values))
     }
 }
 

@@ -1,25 +1,25 @@
-//! Feeds broken configurations and tensor files to `instep replay` and `instep diff`, in process.
+//! Feeds broken configurations and tensor files to `instep replay` and `instep diff`, or broken checkpoints to the
+//! library.
 //!
-//! Three findings end it with status 1 and the pair on disk: a panic, an allocation that the length of the files does
-//! not justify, and a tensor file that the `safetensors` crate would refuse. Random without coverage: the formats are
-//! small, and the mutations know them. Must be reproducible: input n of a seed is the same in every run.
+//! Four findings end it with status 1 and the input on disk: a panic, an allocation that the length of the files does
+//! not justify, a tensor file that the `safetensors` crate would refuse, and a change by what was refused. Random
+//! without coverage: the formats are small, and the mutations know them. Must be reproducible: input n of a seed is the
+//! same in every run.
 
 mod allocator;
+mod checkpoint;
 mod mutate;
+mod replay;
 mod seeds;
 
-use std::io::Cursor;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use clap::Parser;
-use instep_cli::replay::{Options, Order, replay};
-use instep_cli::{diff, tensors};
+use clap::{Parser, ValueEnum};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use safetensors::SafeTensors;
 
 use seeds::Pair;
 
@@ -38,6 +38,9 @@ const REQUEST_FACTOR: usize = 24;
 
 #[derive(Parser)]
 struct Arguments {
+    /// What gets the inputs
+    #[arg(long, value_enum, default_value_t = Target::Replay)]
+    target: Target,
     /// How many inputs to try
     #[arg(long, default_value_t = 1_000_000)]
     inputs: u64,
@@ -52,12 +55,44 @@ struct Arguments {
     only: Option<u64>,
 }
 
+#[derive(Clone, Copy, ValueEnum)]
+enum Target {
+    /// `instep replay` and `instep diff`
+    Replay,
+    /// `checkpoint::read` and `checkpoint::import`
+    Checkpoint,
+}
+
+/// Whatever inputs are fed to.
+trait Subject {
+    /// Valid inputs to begin with.
+    fn seeds(&mut self) -> Vec<Pair>;
+
+    /// Breaks an input.
+    fn break_it(&self, pair: &mut Pair, others: &[Pair], random: &mut SmallRng);
+
+    /// Whether the input is accepted, or what is wrong with the answer.
+    fn attempt(&mut self, pair: &Pair, number: u64) -> Result<bool, String>;
+}
+
 fn main() -> ExitCode {
-    let Arguments { inputs, seconds, seed, only } = Arguments::parse();
-    let pairs = seeds::pairs();
-    for pair in &pairs {
-        if let Err(failure) = replay(&pair.config, Cursor::new(&pair.input), &options(0), &mut Vec::new()) {
-            eprintln!("a seed is refused: {failure}");
+    let Arguments { target, inputs, seconds, seed, only } = Arguments::parse();
+    let mut subject: Box<dyn Subject> = match target {
+        Target::Replay => Box::new(replay::Replay),
+        Target::Checkpoint => match checkpoint::Checkpoint::new() {
+            Ok(checkpoint) => Box::new(checkpoint),
+            Err(error) => {
+                eprintln!("no stepper: {error}");
+                return ExitCode::FAILURE;
+            }
+        },
+    };
+    let pairs = subject.seeds();
+    for (number, pair) in pairs.iter().enumerate() {
+        // Both of the entries must take a seed, or one of them.
+        let answers = [0, 1].map(|entry| subject.attempt(pair, entry));
+        if !answers.contains(&Ok(true)) {
+            eprintln!("seed {number} is refused: {answers:?}");
             return ExitCode::FAILURE;
         }
     }
@@ -72,9 +107,9 @@ fn main() -> ExitCode {
         }
         let mut random = SmallRng::seed_from_u64(seed.rotate_left(40) ^ number);
         let mut pair = pairs[random.random_range(0..pairs.len())].clone();
-        mutate::mutate(&mut pair, &pairs, &mut random);
+        subject.break_it(&mut pair, &pairs, &mut random);
         let held = allocator::reset();
-        let outcome = catch_unwind(AssertUnwindSafe(|| attempt(&pair, number)));
+        let outcome = catch_unwind(AssertUnwindSafe(|| subject.attempt(&pair, number)));
         let asked = allocator::asked(held);
         let files_bytes = pair.config.len() + pair.input.len();
         let justified = asked.peak_bytes <= FREE_BYTES + HELD_FACTOR * files_bytes
@@ -96,43 +131,13 @@ fn main() -> ExitCode {
         worst.peak_bytes = worst.peak_bytes.max(asked.peak_bytes);
     }
     println!(
-        "{tried} inputs of seed {seed} in {:.0} s: {accepted} ran, the others were refused; no panic; at most {} bytes \
+        "{tried} inputs of seed {seed} in {:.0} s: {accepted} were accepted, the others refused; no panic; at most {} bytes \
          at once and {} held",
         start.elapsed().as_secs_f64(),
         worst.largest_bytes,
         worst.peak_bytes
     );
     ExitCode::SUCCESS
-}
-
-/// Runs both commands on the pair and says whether the replay was accepted.
-fn attempt(pair: &Pair, number: u64) -> Result<bool, String> {
-    let mut out = Vec::new();
-    let replayed = replay(&pair.config, Cursor::new(&pair.input), &options(number), &mut out).is_ok();
-    if !replayed && !out.is_empty() {
-        return Err("something was written, and then it was refused".into());
-    }
-    if replayed && let Err(error) = SafeTensors::deserialize(&out) {
-        return Err(format!("the output is broken: {error}"));
-    }
-    // Its own header parser must never be more lenient than the format's.
-    if let Ok(opened) = tensors::open(Cursor::new(&pair.input)) {
-        if let Err(error) = SafeTensors::deserialize(&pair.input) {
-            return Err(format!("the crate refuses what was accepted: {error}"));
-        }
-        let itself = tensors::open(Cursor::new(&pair.input)).and_then(|again| diff::compare(opened, again));
-        if !itself.is_ok_and(|report| report.equal) {
-            return Err("a file differs from itself".into());
-        }
-    }
-    Ok(replayed)
-}
-
-/// A mode and a bucket cap, in turn.
-fn options(number: u64) -> Options {
-    let mode = [Order::Sequential, Order::Eager, Order::Normed][number as usize % 3];
-    let bucket_cap_bytes = [None, Some(1)][number as usize / 3 % 2];
-    Options { mode, bucket_cap_bytes, threads: Some(1), isa: None }
 }
 
 fn message(panic: &(dyn std::any::Any + Send)) -> &str {

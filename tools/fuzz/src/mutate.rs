@@ -37,7 +37,7 @@ const NUMBERS: [&str; 22] = [
 ];
 
 /// Texts that stand for something, here or there.
-const WORDS: [&str; 22] = [
+const WORDS: [&str; 32] = [
     "a",
     "layer.0.b",
     "c",
@@ -60,6 +60,16 @@ const WORDS: [&str; 22] = [
     "amsgrad",
     "\\n\\u0000",
     "world_size",
+    "U64",
+    "F64",
+    "BF16",
+    "crc32",
+    "epoch",
+    "state.a.step",
+    "state.0.step",
+    "state.0.exp_avg",
+    "param.layer.0.b",
+    "instep.checkpoint",
 ];
 
 /// Pieces of syntax.
@@ -71,7 +81,8 @@ pub(crate) fn mutate(pair: &mut Pair, others: &[Pair], random: &mut SmallRng) {
     let places = if random.random() { 1 } else { random.random_range(1..=4) };
     for _ in 0..places {
         let other = &others[random.random_range(0..others.len())];
-        if random.random_ratio(1, 3) {
+        // A checkpoint comes alone.
+        if !pair.config.is_empty() && random.random_ratio(1, 3) {
             text(&mut pair.config, &other.config, random);
         } else {
             input(&mut pair.input, &other.input, random);

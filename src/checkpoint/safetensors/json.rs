@@ -11,10 +11,10 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 
 /// A derived struct that must be spelled as an object.
-pub(crate) struct Object<T>(pub(crate) T);
+pub struct Object<T>(pub T);
 
 /// An object with free keys, none of them twice.
-pub(crate) struct Unique<V>(pub(crate) BTreeMap<String, V>);
+pub struct Unique<V>(pub BTreeMap<String, V>);
 
 struct ObjectVisitor<T>(PhantomData<T>);
 struct UniqueVisitor<V>(PhantomData<V>);

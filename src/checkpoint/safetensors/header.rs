@@ -1,4 +1,4 @@
-//! The header of a tensor file: names, shapes and places of f32 tensors that fill the rest of the file exactly.
+//! The header of a tensor file: names, types, shapes and places of tensors that fill the rest of the file exactly.
 //!
 //! Whatever the bytes, the answer is a header that is true of the file or one line that says what is not. Must not
 //! trust a length before it is held to the file's.
@@ -8,16 +8,16 @@ use std::fmt;
 use std::io::{Read, Seek, SeekFrom};
 
 use serde::Deserialize;
-use serde::de::{Deserializer, Error, MapAccess, Visitor};
+use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
 
-use crate::Failure;
-use crate::json::{Object, Unique};
+use super::json::{Object, Unique};
+use crate::error::{Error, Result};
 
 /// Bytes of the length in front of the header.
 const LENGTH_BYTES: u64 = 8;
 
 /// The format's own limit.
-const MAX_HEADER_BYTES: u64 = 100_000_000;
+pub(super) const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 /// What a file holds.
 #[derive(Debug)]
@@ -27,11 +27,33 @@ pub struct Header {
     /// Free text by key.
     pub metadata: BTreeMap<String, String>,
     data_bytes: u64,
+    checksum: u32,
 }
 
-/// An f32 tensor of a file.
+/// Element types that the format has and something here reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dtype {
+    /// IEEE 754 binary16.
+    F16,
+    /// The upper half of an f32.
+    Bf16,
+    /// IEEE 754 binary32.
+    F32,
+    /// IEEE 754 binary64.
+    F64,
+    /// Unsigned, 32 bits.
+    U32,
+    /// Signed, 64 bits.
+    I64,
+    /// Unsigned, 64 bits.
+    U64,
+}
+
+/// A tensor of a file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
+    /// Its element type.
+    pub dtype: Dtype,
     /// Its dimensions; none for a scalar.
     pub shape: Vec<u64>,
     /// Their product.
@@ -39,10 +61,48 @@ pub struct Tensor {
     start_bytes: u64,
 }
 
+impl Dtype {
+    const ALL: [Dtype; 7] =
+        [Dtype::F16, Dtype::Bf16, Dtype::F32, Dtype::F64, Dtype::U32, Dtype::I64, Dtype::U64];
+
+    /// Size of one element.
+    pub const fn bytes(self) -> u64 {
+        match self {
+            Dtype::F16 | Dtype::Bf16 => 2,
+            Dtype::F32 | Dtype::U32 => 4,
+            Dtype::F64 | Dtype::I64 | Dtype::U64 => 8,
+        }
+    }
+
+    /// As the format spells it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Dtype::F16 => "F16",
+            Dtype::Bf16 => "BF16",
+            Dtype::F32 => "F32",
+            Dtype::F64 => "F64",
+            Dtype::U32 => "U32",
+            Dtype::I64 => "I64",
+            Dtype::U64 => "U64",
+        }
+    }
+}
+
+impl fmt::Display for Dtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 impl Tensor {
     /// Offset in the file.
-    pub(super) fn start_bytes(&self) -> u64 {
+    pub fn start_bytes(&self) -> u64 {
         self.start_bytes
+    }
+
+    /// Offset of what comes behind it.
+    pub fn end_bytes(&self) -> u64 {
+        self.start_bytes + self.elements * self.dtype.bytes()
     }
 }
 
@@ -62,28 +122,28 @@ struct Entries {
 }
 
 impl Header {
-    pub(super) fn read<R: Read + Seek>(source: &mut R) -> Result<Header, Failure> {
-        let unreadable = |error| Failure::Tensors(format!("cannot be read: {error}"));
+    pub(super) fn read<R: Read + Seek>(source: &mut R) -> Result<Header> {
+        let unreadable = |error| Error::file("the header")(error);
         let file_bytes = source.seek(SeekFrom::End(0)).map_err(unreadable)?;
         source.seek(SeekFrom::Start(0)).map_err(unreadable)?;
         if file_bytes < LENGTH_BYTES {
-            return refuse(format!("has {file_bytes} bytes, too few for a safetensors header"));
+            return refuse("the file", format!("has {file_bytes} bytes, too few for a safetensors header"));
         }
         let mut length = [0; LENGTH_BYTES as usize];
         source.read_exact(&mut length).map_err(unreadable)?;
         let header_bytes = u64::from_le_bytes(length);
         let rest_bytes = file_bytes - LENGTH_BYTES;
         if header_bytes > rest_bytes.min(MAX_HEADER_BYTES) {
-            return refuse(format!("claims a header of {header_bytes} bytes in {rest_bytes}"));
+            return refuse("the file", format!("claims a header of {header_bytes} bytes in {rest_bytes}"));
         }
         // Bounded by the file's length and by the format's limit, so it fits.
         let mut text = vec![0; header_bytes as usize];
         source.read_exact(&mut text).map_err(unreadable)?;
         if text.first() != Some(&b'{') {
-            return refuse("has a header that is no JSON object".into());
+            return refuse("the file", "has a header that is no JSON object".into());
         }
-        let entries: Entries =
-            serde_json::from_slice(&text).map_err(|error| Failure::Tensors(format!("header: {error}")))?;
+        let entries: Entries = serde_json::from_slice(&text)
+            .map_err(|error| Error::checkpoint("the header", format!("is broken: {error}")))?;
         let data_bytes = rest_bytes - header_bytes;
         let start_bytes = LENGTH_BYTES + header_bytes;
         check_cover(&entries.tensors, data_bytes)?;
@@ -92,7 +152,27 @@ impl Header {
             let tensor = entry.tensor(start_bytes).map_err(|why| in_tensor(&name, &why))?;
             tensors.insert(name, tensor);
         }
-        Ok(Header { tensors, metadata: entries.metadata.map(|all| all.0).unwrap_or_default(), data_bytes })
+        let mut hasher = crc32fast::Hasher::new();
+        hasher.update(&length);
+        hasher.update(&text);
+        let metadata = entries.metadata.map(|all| all.0).unwrap_or_default();
+        Ok(Header { tensors, metadata, data_bytes, checksum: hasher.finalize() })
+    }
+
+    /// CRC-32 of the header and the length in front of it.
+    pub fn checksum(&self) -> u32 {
+        self.checksum
+    }
+
+    /// Refuses any other type.
+    ///
+    /// # Errors
+    /// `Checkpoint`, naming the first tensor that is not f32.
+    pub fn require_f32(&self) -> Result<()> {
+        match self.tensors.iter().find(|(_, tensor)| tensor.dtype != Dtype::F32) {
+            Some((name, tensor)) => Err(in_tensor(name, &format!("has dtype {}, not F32", tensor.dtype))),
+            None => Ok(()),
+        }
     }
 
     /// Bytes behind the header.
@@ -102,16 +182,17 @@ impl Header {
 }
 
 impl Entry {
-    /// The tensor, if its dtype is f32 and its shape is as long as its bytes.
+    /// The tensor, if its dtype is known and its shape is as long as its bytes.
     fn tensor(self, start_bytes: u64) -> Result<Tensor, String> {
-        if self.dtype != "F32" {
-            return Err(format!("has dtype {}, not F32", self.dtype));
-        }
+        let Some(dtype) = Dtype::ALL.into_iter().find(|dtype| dtype.name() == self.dtype) else {
+            let known = Dtype::ALL.map(Dtype::name).join(", ");
+            return Err(format!("has dtype {}, which is none of {known}", self.dtype));
+        };
         let elements = self.shape.iter().try_fold(1u64, |product, dim| product.checked_mul(*dim));
         let [start, end] = self.data_offsets;
         match elements {
-            Some(elements) if elements.checked_mul(4) == Some(end - start) => {
-                Ok(Tensor { shape: self.shape, elements, start_bytes: start_bytes + start })
+            Some(elements) if elements.checked_mul(dtype.bytes()) == Some(end - start) => {
+                Ok(Tensor { dtype, shape: self.shape, elements, start_bytes: start_bytes + start })
             }
             _ => Err(format!("has shape {:?} and {} bytes, which do not agree", self.shape, end - start)),
         }
@@ -119,7 +200,7 @@ impl Entry {
 }
 
 /// Every byte of the data belongs to exactly one tensor.
-fn check_cover(tensors: &BTreeMap<String, Entry>, data_bytes: u64) -> Result<(), Failure> {
+fn check_cover(tensors: &BTreeMap<String, Entry>, data_bytes: u64) -> Result<()> {
     let mut places: Vec<_> = tensors.iter().map(|(name, entry)| (entry.data_offsets, name)).collect();
     places.sort_unstable();
     let mut covered = 0;
@@ -131,17 +212,17 @@ fn check_cover(tensors: &BTreeMap<String, Entry>, data_bytes: u64) -> Result<(),
         covered = end;
     }
     if covered != data_bytes {
-        return refuse(format!("has {data_bytes} bytes of data, and tensors for {covered}"));
+        return refuse("the file", format!("has {data_bytes} bytes of data, and tensors for {covered}"));
     }
     Ok(())
 }
 
-fn refuse<T>(why: String) -> Result<T, Failure> {
-    Err(Failure::Tensors(why))
+fn refuse<T>(place: &str, why: String) -> Result<T> {
+    Err(Error::checkpoint(place, why))
 }
 
-fn in_tensor(name: &str, why: &str) -> Failure {
-    Failure::Tensors(format!("tensor `{name}` {why}"))
+fn in_tensor(name: &str, why: &str) -> Error {
+    Error::checkpoint(format_args!("tensor `{name}`"), why)
 }
 
 impl<'de> Deserialize<'de> for Entries {

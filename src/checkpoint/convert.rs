@@ -1,0 +1,124 @@
+//! From the bytes of a file to f32 values and counts, exactly or not at all.
+//!
+//! Must refuse whatever would be rounded: a state that is off in its last bit is another training.
+
+use super::safetensors::Dtype;
+
+/// Hands over each value.
+///
+/// # Errors
+/// The first value that no f32 is equal to, or NaN if the type is none of real numbers.
+pub(super) fn floats(dtype: Dtype, bytes: &[u8], mut take: impl FnMut(f32)) -> Result<(), f64> {
+    match dtype {
+        Dtype::F32 => bytes.as_chunks::<4>().0.iter().for_each(|bytes| take(f32::from_le_bytes(*bytes))),
+        Dtype::F16 => {
+            bytes.as_chunks::<2>().0.iter().for_each(|bytes| take(from_f16(u16::from_le_bytes(*bytes))))
+        }
+        Dtype::Bf16 => {
+            let widened = |bytes: &[u8; 2]| f32::from_bits(u32::from(u16::from_le_bytes(*bytes)) << 16);
+            bytes.as_chunks::<2>().0.iter().for_each(|bytes| take(widened(bytes)));
+        }
+        Dtype::F64 => {
+            for bytes in bytes.as_chunks::<8>().0 {
+                let value = f64::from_le_bytes(*bytes);
+                // NaN has nothing to lose but its payload, which nothing reads.
+                if !value.is_nan() && f64::from(value as f32) != value {
+                    return Err(value);
+                }
+                take(value as f32);
+            }
+        }
+        Dtype::U32 | Dtype::I64 | Dtype::U64 => return Err(f64::NAN),
+    }
+    Ok(())
+}
+
+/// Whether [`floats`] reads it.
+pub(super) fn is_float(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::F16 | Dtype::Bf16 | Dtype::F32 | Dtype::F64)
+}
+
+/// The whole number that one element is, if it is one and below 2^63.
+pub(super) fn count(dtype: Dtype, bytes: &[u8]) -> Option<u64> {
+    let integer = |bytes: &[u8]| Some(u64::from_le_bytes(*bytes.first_chunk()?));
+    let count = match dtype {
+        // A negative I64 reads as 2^63 or more.
+        Dtype::I64 | Dtype::U64 => integer(bytes)?,
+        Dtype::F64 => whole(f64::from_le_bytes(*bytes.first_chunk()?))?,
+        Dtype::F32 => whole(f32::from_le_bytes(*bytes.first_chunk()?).into())?,
+        Dtype::F16 | Dtype::Bf16 | Dtype::U32 => return None,
+    };
+    (count < 1 << 63).then_some(count)
+}
+
+fn whole(value: f64) -> Option<u64> {
+    // Casts saturate, and the range is looked at by the caller.
+    (value >= 0.0 && value.fract() == 0.0).then_some(value as u64)
+}
+
+fn from_f16(bits: u16) -> f32 {
+    let sign = u32::from(bits >> 15) << 31;
+    let (exponent, fraction) = (u32::from(bits >> 10 & 0x1f), u32::from(bits & 0x3ff));
+    let magnitude = match exponent {
+        // Subnormals are multiples of 2^-24, and f32 has them all.
+        0 => (fraction as f32 / 16_777_216.0).to_bits(),
+        0x1f => 0x7f80_0000 | fraction << 13,
+        _ => (exponent + 112) << 23 | fraction << 13,
+    };
+    f32::from_bits(sign | magnitude)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// f16 by its definition, in f64, where all of it is exact.
+    fn defined(bits: u16) -> f64 {
+        let (exponent, fraction) = (i32::from(bits >> 10 & 0x1f), f64::from(bits & 0x3ff));
+        let magnitude = match exponent {
+            0 => fraction * 2f64.powi(-24),
+            31 if fraction == 0.0 => f64::INFINITY,
+            31 => f64::NAN,
+            _ => (1024.0 + fraction) * 2f64.powi(exponent - 25),
+        };
+        if bits >> 15 == 1 { -magnitude } else { magnitude }
+    }
+
+    #[test]
+    fn every_f16_becomes_the_f32_of_its_value() {
+        for bits in 0..=u16::MAX {
+            let (mut given, expected) = (None, defined(bits));
+            floats(Dtype::F16, &bits.to_le_bytes(), |value| given = Some(f64::from(value))).unwrap();
+            let given = given.unwrap();
+            let same = given.to_bits() == expected.to_bits() || (given.is_nan() && expected.is_nan());
+            assert!(same, "{bits:#06x}: {given} and {expected}");
+        }
+    }
+
+    #[test]
+    fn an_f64_between_two_f32_is_refused_and_the_others_are_kept() {
+        let read = |value: f64| {
+            let mut given = None;
+            floats(Dtype::F64, &value.to_le_bytes(), |value| given = Some(value)).map(|()| given.unwrap())
+        };
+        for fine in [0.0, -0.0, 1.5, f64::from(f32::MIN_POSITIVE) / 4.0, f64::from(f32::MAX), f64::INFINITY] {
+            assert_eq!(f64::from(read(fine).unwrap()).to_bits(), fine.to_bits());
+        }
+        assert!(read(f64::NAN).unwrap().is_nan());
+        for lost in [0.1, 1e39, 1e-46, 16_777_217.0] {
+            assert_eq!(read(lost), Err(lost));
+        }
+    }
+
+    #[test]
+    fn only_whole_numbers_below_two_to_the_63_are_counts() {
+        assert_eq!(count(Dtype::F32, &7f32.to_le_bytes()), Some(7));
+        assert_eq!(count(Dtype::F64, &2f64.powi(62).to_le_bytes()), Some(1 << 62));
+        assert_eq!(count(Dtype::U64, &(u64::MAX >> 1).to_le_bytes()), Some(u64::MAX >> 1));
+        for bad in [0.5, -1.0, 2f64.powi(63), f64::NAN, f64::INFINITY] {
+            assert_eq!(count(Dtype::F64, &bad.to_le_bytes()), None, "{bad}");
+        }
+        assert_eq!(count(Dtype::I64, &(-1i64).to_le_bytes()), None);
+        assert_eq!(count(Dtype::U64, &(1u64 << 63).to_le_bytes()), None);
+    }
+}

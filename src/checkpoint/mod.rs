@@ -1,0 +1,225 @@
+//! Saving a training and going on with it, bit for bit, in one file that is there as a whole or not at all.
+//!
+//! A checkpoint is a safetensors file that any reader of that format opens. Nothing in it depends on buckets, mode,
+//! rank count or instruction set: it goes into any stepper whose parameters have the same names and lengths and whose
+//! optimizer keeps the same states.
+//!
+//! | Tensor | Type | What it is |
+//! |---|---|---|
+//! | `param.NAME` | F32, as long as the parameter | its value |
+//! | `state.NAME.STATE` | the same | an optimizer state, as `torch.optim` calls it (`exp_avg`, ...) |
+//! | `state.NAME.step` | U64 scalar | how many updates the parameter has had |
+//! | any other name | F64 or U64 scalar | [`Extras::scalars`] |
+//! | `crc32` | U32, last in the file | CRC-32 (as zlib) of length and header, then of each tensor with data, in order |
+//!
+//! Names of parameters may have dots in them, names of states have none, so a key is split at its last dot. What the
+//! trainer sets by hand is not in it: hyperparameters, learning rates and frozen parameters, nor are gradients.
+//!
+//! ```
+//! use instep::checkpoint::{self, Extras, Scalar};
+//! # use instep::{AdamW, Layout, Solo, Stepper};
+//! # let folder = tempfile::tempdir().unwrap();
+//! # let path = folder.path().join("last.safetensors");
+//! # let layout = Layout::builder().param("w", 2).build()?;
+//! # let w = layout.id("w")?;
+//! # let mut stepper = Stepper::host(&layout, AdamW::default(), Solo::default())?;
+//! # stepper.write_param(w, &[3.0, 4.0])?;
+//! # stepper.set_step_count(w, 7)?;
+//! let mut extras = Extras::default();
+//! extras.scalars.insert("epoch".into(), Scalar::U64(12));
+//! checkpoint::save(&stepper, &extras, &path)?; // on every rank: only rank 0 writes
+//!
+//! let mut stepper = Stepper::builder(&layout, AdamW::default()).bucket_cap_bytes(4096).host(Solo::default())?;
+//! let extras = checkpoint::load(&mut stepper, &path)?; // on every rank: each reads the same file
+//! assert_eq!(extras.scalars["epoch"], Scalar::U64(12));
+//! assert_eq!((stepper.params()?.get(w)?, stepper.step_count(w)?), (&[3.0, 4.0][..], 7));
+//! # Ok::<(), instep::Error>(())
+//! ```
+//!
+//! # Source
+//! The flattened form of `torch.distributed.checkpoint`'s optimizer state dict, and
+//! <https://huggingface.co/docs/safetensors>. Replacing a file by renaming: Pillai et al., OSDI 2014, "All File Systems
+//! Are Not Created Equal".
+
+mod convert;
+mod file;
+mod plan;
+mod restore;
+#[doc(hidden)]
+pub mod safetensors;
+mod torch;
+mod verified;
+mod write;
+
+#[doc(hidden)]
+pub use file::replace;
+
+use std::collections::BTreeMap;
+use std::io::{Read, Seek, Write};
+use std::path::Path;
+
+use crate::error::Result;
+use crate::op::Device;
+use crate::stepper::Stepper;
+use plan::Plan;
+use restore::restore;
+use safetensors::inside;
+
+/// In front of a parameter's name.
+const PARAM: &str = "param.";
+/// In front of a parameter's name, a dot and the state's name.
+const STATE: &str = "state.";
+/// The name that stands where a state's would, for the step count.
+const STEP: &str = "step";
+/// The tensor of checksums.
+const CHECKSUMS: &str = "crc32";
+/// The metadata key that says what wrote the file, and in which version of the format.
+const VERSION_KEY: &str = "instep.checkpoint";
+const VERSION: &str = "1";
+
+/// What a checkpoint holds beside the stepper: the trainer's own scalars and texts.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Extras {
+    /// By tensor name: `epoch`, `random.seed`, `scaler.scale`. Not `crc32`, nor anything that begins with `param.` or
+    /// `state.`.
+    pub scalars: BTreeMap<String, Scalar>,
+    /// Free text by key, but for `instep.checkpoint`.
+    pub metadata: BTreeMap<String, String>,
+}
+
+/// A number that keeps its bits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Scalar {
+    /// A real number.
+    F64(f64),
+    /// A count, a seed.
+    U64(u64),
+}
+
+/// Saves to a file, which is replaced as a whole or left as it was. **Only rank 0 writes**; other ranks return at once,
+/// so every rank may call it. Give ranks whose models differ a [`write()`] each.
+///
+/// The data go into a file of their own in the same folder (a hidden one that ends in `.partial`), which is flushed to
+/// disk and renamed, and then the folder is flushed. What a killed run has left of it is never read, and is removed by
+/// the next save to the same path, or by one into the same folder a day later. Two processes must not save to one path
+/// at a time: one of them may get an error, and the file is that of either.
+///
+/// # Ordering
+/// Waits for all steps. Memory beside the stepper's: one tensor.
+///
+/// # Errors
+/// `Order` inside a pass, `Poisoned` after a failure, `Config` for a name in `extras` that the checkpoint uses itself,
+/// `Checkpoint` if the path is no regular file, or there are more names than the format can hold. `File` if the file
+/// cannot be written; if it says that the folder cannot be flushed, the new file is there, whole, but may not outlive a
+/// power failure.
+pub fn save<D: Device>(stepper: &Stepper<D>, extras: &Extras, path: impl AsRef<Path>) -> Result<()> {
+    if stepper.rank() != 0 {
+        return Ok(());
+    }
+    let path = path.as_ref();
+    replace(path, |file| write(stepper, extras, file))
+}
+
+/// Writes a checkpoint to anything, whatever the rank, front to back.
+///
+/// ```
+/// # use instep::{checkpoint, Layout, Sgd, Solo, Stepper};
+/// # let layout = Layout::builder().param("w", 2).build()?;
+/// # let mut stepper = Stepper::host(&layout, Sgd::default(), Solo::default())?;
+/// let mut bytes = Vec::new();
+/// checkpoint::write(&stepper, &Default::default(), &mut bytes)?;
+/// checkpoint::read(&mut stepper, std::io::Cursor::new(bytes))?;
+/// # Ok::<(), instep::Error>(())
+/// ```
+///
+/// # Ordering
+/// As [`save`].
+///
+/// # Errors
+/// As [`save`]; `File` if `out` refuses, which may have taken some of it.
+pub fn write<D: Device>(stepper: &Stepper<D>, extras: &Extras, out: impl Write) -> Result<()> {
+    write::write(stepper, extras, out)
+}
+
+/// Loads a checkpoint: parameters, states and step counts into the stepper, the rest to the caller. Every rank loads
+/// the same file, since states are never broadcast; the next pass gives every rank the parameters of rank 0, in a
+/// collective, so once a pass has been made all ranks load or none does.
+///
+/// The file is read twice: once to check all of it, then to load it, tensor by tensor, each checked again before it is
+/// written. Nothing in the stepper changes before the whole file has been found good.
+///
+/// # Ordering
+/// Waits for all steps. Memory beside the stepper's: one tensor, and the names.
+///
+/// # Errors
+/// `Checkpoint` if a byte of the file is not what was written, a tensor is missing or belongs nowhere, or one has
+/// another length or type; `File` if it cannot be read; `Order` inside a pass, `Poisoned` after a failure: nothing has
+/// changed then. `PartlyLoaded` if the file changed or could not be read any more on the second reading.
+pub fn load<D: Device>(stepper: &mut Stepper<D>, path: impl AsRef<Path>) -> Result<Extras> {
+    let path = path.as_ref();
+    let loaded = safetensors::regular_file(path)?;
+    read(stepper, loaded).map_err(|error| inside(path, error))
+}
+
+/// Loads a checkpoint from anything that can be read twice.
+///
+/// # Ordering
+/// As [`load`].
+///
+/// # Errors
+/// As [`load`].
+pub fn read<D: Device>(stepper: &mut Stepper<D>, source: impl Read + Seek) -> Result<Extras> {
+    restore(stepper, source, true, |header, stepper| Plan::exact(header, stepper))
+}
+
+/// Takes over a state of `torch.optim` from a safetensors file, without a checksum:
+///
+/// ```python
+/// from safetensors.torch import save_file
+/// tensors = {f"param.{name}": p.detach().contiguous() for name, p in model.named_parameters()}
+/// tensors |= {f"state.{k}.{name}": torch.as_tensor(value).contiguous() for k, s in optimizer.state_dict()["state"].items()
+///             for name, value in s.items() if value is not None}
+/// save_file(tensors, "from_torch.safetensors")
+/// ```
+///
+/// ```
+/// # use instep::{checkpoint, Adam, Layout, Solo, Stepper};
+/// # use instep::checkpoint::safetensors::{Dtype, Entry, header};
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let path = folder.path().join("from_torch.safetensors");
+/// # let entry = |name: &str, dtype, shape: &[u64]| Entry { name: name.into(), dtype, shape: shape.to_vec() };
+/// # let entries = [entry("param.w", Dtype::F32, &[1, 2]), entry("state.0.exp_avg", Dtype::Bf16, &[1, 2]),
+/// #     entry("state.0.exp_avg_sq", Dtype::F32, &[1, 2]), entry("state.0.step", Dtype::F32, &[])];
+/// # let mut bytes = header(&entries, &Default::default())?;
+/// # bytes.extend([3f32, 4.0].iter().flat_map(|x| x.to_le_bytes()));
+/// # bytes.extend([0x80, 0x3f, 0, 0]);
+/// # bytes.extend([1f32, 0.0, 9.0].iter().flat_map(|x| x.to_le_bytes()));
+/// # std::fs::write(&path, bytes).unwrap();
+/// let layout = Layout::builder().param("w", 2).build()?;
+/// let mut stepper = Stepper::host(&layout, Adam::default(), Solo::default())?;
+/// checkpoint::import(&mut stepper, std::fs::File::open(&path).unwrap(), None)?;
+/// let w = layout.id("w")?;
+/// assert_eq!(stepper.step_count(w)?, 9);
+/// assert_eq!(stepper.state(w, "exp_avg")?, [1.0, 0.0]);
+/// # Ok::<(), instep::Error>(())
+/// ```
+///
+/// `k` is a parameter's name, or its number in torch: its place in `order`, a list of names, or if there is none in the
+/// order of registration. A name wins where it reads like a number. Parameters are optional. A parameter without any
+/// state is one that has had no update, as torch has it; otherwise all states that its group keeps must be there, and
+/// `step`, but for a momentum buffer, which torch saves without one. Values may be F32, F16 or BF16, or F64 that are
+/// exactly an f32; `step` is a whole number of any type, of one element. A checkpoint of this library can be imported
+/// too, and its checksums are held to it.
+///
+/// # Ordering
+/// As [`load`], which says what ranks must do, too.
+///
+/// # Errors
+/// As [`load`]; `Layout` if `order` names what is no parameter.
+pub fn import<D: Device>(
+    stepper: &mut Stepper<D>,
+    source: impl Read + Seek,
+    order: Option<&[&str]>,
+) -> Result<Extras> {
+    restore(stepper, source, false, |header, stepper| torch::sort(header, stepper, order))
+}

@@ -1,0 +1,130 @@
+//! Which tensor of a file goes where in a stepper, decided by the header alone.
+//!
+//! A checkpoint of ours fits exactly: every place has its tensor and every tensor its place. Must read no data, and
+//! leave no tensor unexplained.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use super::convert::is_float;
+use super::safetensors::{Dtype, Header, Tensor};
+use super::{CHECKSUMS, PARAM, STATE, STEP};
+use crate::error::{Error, Result};
+use crate::layout::ParamId;
+use crate::op::Device;
+use crate::stepper::Stepper;
+
+/// A tensor under its name.
+pub(super) type Named<'h> = (&'h str, &'h Tensor);
+
+/// What a load will do, complete.
+#[derive(Default)]
+pub(super) struct Plan<'h> {
+    pub(super) pieces: Vec<Piece<'h>>,
+    /// States that become zero.
+    pub(super) zeros: Vec<(ParamId, Cow<'static, str>)>,
+    pub(super) counts: Vec<(ParamId, Count<'h>)>,
+    pub(super) scalars: Vec<Named<'h>>,
+}
+
+/// A parameter's value, or one of its states.
+pub(super) struct Piece<'h> {
+    pub(super) from: Named<'h>,
+    pub(super) id: ParamId,
+    /// The state's name; none for the value.
+    pub(super) state: Option<Cow<'static, str>>,
+}
+
+/// Where a step count comes from.
+pub(super) enum Count<'h> {
+    Stored(Named<'h>),
+    Given(u64),
+}
+
+impl<'h> Plan<'h> {
+    /// For a file that this library wrote.
+    pub(super) fn exact<D: Device>(header: &'h Header, stepper: &Stepper<D>) -> Result<Plan<'h>> {
+        let mut rest: BTreeMap<&str, &Tensor> =
+            header.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+        rest.remove(CHECKSUMS);
+        let mut take = |key: String| rest.remove_entry(key.as_str()).ok_or_else(|| missing(&key));
+        let mut plan = Plan::default();
+        let layout = stepper.layout();
+        for id in layout.ids() {
+            let name = &layout.parameter(id)?.name;
+            let mut piece = |key: String, state| {
+                let from = take(key)?;
+                refuse_type(from, from.1.dtype == Dtype::F32, "F32")?;
+                Piece::new(from, stepper, id, state)
+            };
+            plan.pieces.push(piece(format!("{PARAM}{name}"), None)?);
+            for state in stepper.state_names_of(id)? {
+                plan.pieces.push(piece(format!("{STATE}{name}.{state}"), Some(state))?);
+            }
+            let from = take(format!("{STATE}{name}.{STEP}"))?;
+            refuse_type(from, from.1.dtype == Dtype::U64, "U64")?;
+            plan.counts.push((id, Count::new(from)?));
+        }
+        for from in rest {
+            plan.add_scalar(from)?;
+        }
+        Ok(plan)
+    }
+
+    /// A tensor that is nothing else.
+    pub(super) fn add_scalar(&mut self, from: Named<'h>) -> Result<()> {
+        let (key, Tensor { dtype, shape, .. }) = from;
+        let is_scalar = matches!(dtype, Dtype::F64 | Dtype::U64) && shape.is_empty();
+        if !is_scalar || key.starts_with(PARAM) || key.starts_with(STATE) {
+            return Err(in_tensor(key, "has no place in this stepper"));
+        }
+        self.scalars.push(from);
+        Ok(())
+    }
+}
+
+impl<'h> Piece<'h> {
+    /// A tensor of real numbers, as many as the parameter has elements; the shape is the framework's own affair.
+    pub(super) fn new<D: Device>(
+        from: Named<'h>,
+        stepper: &Stepper<D>,
+        id: ParamId,
+        state: Option<Cow<'static, str>>,
+    ) -> Result<Piece<'h>> {
+        let (key, tensor) = from;
+        let parameter = stepper.layout().parameter(id)?;
+        refuse_type(from, is_float(tensor.dtype), "one of real numbers")?;
+        if tensor.elements != parameter.len {
+            let why =
+                format!("has {} elements, and `{}` has {}", tensor.elements, parameter.name, parameter.len);
+            return Err(in_tensor(key, why));
+        }
+        Ok(Piece { from, id, state })
+    }
+}
+
+impl<'h> Count<'h> {
+    /// One element, of whatever shape.
+    pub(super) fn new(from: Named<'h>) -> Result<Count<'h>> {
+        let (key, tensor) = from;
+        match tensor.elements {
+            1 => Ok(Count::Stored(from)),
+            several => Err(in_tensor(key, format!("has {several} elements, and a count is one"))),
+        }
+    }
+}
+
+fn refuse_type((key, tensor): Named<'_>, fine: bool, wanted: &str) -> Result<()> {
+    match fine {
+        true => Ok(()),
+        false => Err(in_tensor(key, format!("has dtype {}, not {wanted}", tensor.dtype))),
+    }
+}
+
+pub(super) fn missing(key: &str) -> Error {
+    in_tensor(key, "is missing")
+}
+
+pub(super) fn in_tensor(key: &str, why: impl ToString) -> Error {
+    Error::checkpoint(format_args!("tensor `{key}`"), why)
+}

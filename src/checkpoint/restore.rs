@@ -1,0 +1,126 @@
+//! From a file into a stepper, in two readings: the first finds every fault, the second changes the stepper.
+//!
+//! A tensor is read and checked as a whole before any of it is written, in the second reading too. Must write nothing
+//! before the first reading has come to its end.
+
+use std::io::{Read, Seek};
+
+use super::convert;
+use super::plan::{Count, Named, Piece, Plan, in_tensor};
+use super::safetensors::{Dtype, Header};
+use super::verified::Verified;
+use super::{Extras, Scalar, VERSION, VERSION_KEY};
+use crate::error::{Error, Result};
+use crate::layout::ParamId;
+use crate::op::Device;
+use crate::stepper::Stepper;
+
+/// Sorts with `sort`, checks, loads. `own` asks for a file that this library wrote.
+pub(super) fn restore<D: Device, R: Read + Seek>(
+    stepper: &mut Stepper<D>,
+    source: R,
+    own: bool,
+    sort: impl for<'h> FnOnce(&'h Header, &Stepper<D>) -> Result<Plan<'h>>,
+) -> Result<Extras> {
+    // An open pass and a stepper that is over are refused before a long reading.
+    if let Some(first) = stepper.layout().ids().next() {
+        stepper.step_count(first)?;
+    }
+    let (header, mut source) = Verified::open(source)?;
+    let mut metadata = header.metadata.clone();
+    refuse_foreign(metadata.remove(VERSION_KEY).as_deref(), own, source.has_checksums())?;
+    let plan = sort(&header, stepper)?;
+
+    for Piece { from, .. } in &plan.pieces {
+        read(&mut source, *from, |_| ())?;
+    }
+    let count = |(id, count): &(ParamId, Count)| match count {
+        Count::Given(count) => Ok((*id, *count)),
+        Count::Stored(from) => Ok((*id, stored_count(&mut source, *from)?)),
+    };
+    let counts: Vec<(ParamId, u64)> = plan.counts.iter().map(count).collect::<Result<_>>()?;
+    let scalar = |from: &Named| Ok((from.0.to_owned(), stored_scalar(&mut source, *from)?));
+    let scalars = plan.scalars.iter().map(scalar).collect::<Result<_>>()?;
+
+    load(stepper, &mut source, &plan)?;
+    for (id, count) in counts {
+        stepper.set_step_count(id, count)?;
+    }
+    Ok(Extras { scalars, metadata })
+}
+
+/// The second reading.
+fn load<D: Device, R: Read + Seek>(
+    stepper: &mut Stepper<D>,
+    source: &mut Verified<R>,
+    plan: &Plan<'_>,
+) -> Result<()> {
+    let zeroed = plan.zeros.iter().map(|(id, _)| *id);
+    let mut longest = 0;
+    for id in plan.pieces.iter().map(|piece| piece.id).chain(zeroed) {
+        longest = longest.max(stepper.layout().parameter(id)?.len as usize);
+    }
+    // Asked for before anything is changed.
+    let mut values = Vec::with_capacity(longest);
+    for (loaded, Piece { from, id, state }) in plan.pieces.iter().enumerate() {
+        values.clear();
+        if let Err(error) = read(source, *from, |value| values.push(value)) {
+            let (tensors, why) = (plan.pieces.len(), error.clone().into());
+            return Err(if loaded == 0 { error } else { Error::PartlyLoaded { loaded, tensors, why } });
+        }
+        match state {
+            None => stepper.write_param(*id, &values)?,
+            Some(state) => stepper.write_state(*id, state, &values)?,
+        }
+    }
+    for (id, state) in &plan.zeros {
+        values.clear();
+        values.resize(stepper.layout().parameter(*id)?.len as usize, 0.0);
+        stepper.write_state(*id, state, &values)?;
+    }
+    Ok(())
+}
+
+fn refuse_foreign(version: Option<&str>, own: bool, has_checksums: bool) -> Result<()> {
+    let refuse = |why: String| Err(Error::checkpoint("the file", why));
+    match version {
+        Some(VERSION) if !has_checksums => refuse("has lost its checksums".into()),
+        Some(VERSION) => Ok(()),
+        Some(other) => refuse(format!("is of version {other:?}, and this library reads {VERSION:?}")),
+        None if own => {
+            refuse("is no checkpoint of this library, or its metadata are lost; see `import`".into())
+        }
+        None => Ok(()),
+    }
+}
+
+fn read<R: Read + Seek>(
+    source: &mut Verified<R>,
+    (key, tensor): Named<'_>,
+    mut take: impl FnMut(f32),
+) -> Result<()> {
+    let inexact = |value: f64| in_tensor(key, format!("holds {value:e}, which is no f32"));
+    source.stream(key, tensor, |bytes| convert::floats(tensor.dtype, bytes, &mut take).map_err(inexact))
+}
+
+fn stored_count<R: Read + Seek>(source: &mut Verified<R>, (key, tensor): Named<'_>) -> Result<u64> {
+    let mut count = None;
+    source.stream(key, tensor, |bytes| {
+        count = convert::count(tensor.dtype, bytes);
+        Ok(())
+    })?;
+    count.ok_or_else(|| in_tensor(key, "is no whole number below 2^63 that counts steps"))
+}
+
+/// [`Plan`] has seen that it is one element of 8 bytes.
+fn stored_scalar<R: Read + Seek>(source: &mut Verified<R>, (key, tensor): Named<'_>) -> Result<Scalar> {
+    let mut bits = 0;
+    source.stream(key, tensor, |bytes| {
+        bits = bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        Ok(())
+    })?;
+    Ok(match tensor.dtype {
+        Dtype::F64 => Scalar::F64(f64::from_bits(bits)),
+        _ => Scalar::U64(bits),
+    })
+}

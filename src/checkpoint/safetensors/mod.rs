@@ -1,0 +1,124 @@
+//! Tensor files in the safetensors format: a header that is checked in full before a byte of data is read.
+//!
+//! Stricter than the `safetensors` crate, which takes duplicate names, needs the whole file in memory and writes
+//! metadata in random order; its reader is the judge in the tests. Must never allocate more than the header's own
+//! length justifies, whatever it claims.
+//!
+//! Source: <https://huggingface.co/docs/safetensors>, "Format".
+
+mod header;
+pub mod json;
+mod write;
+
+pub use header::{Dtype, Header, Tensor};
+pub use write::{Entry, header, write_values};
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::ops::Range;
+use std::path::Path;
+
+use crate::error::{Error, Result};
+
+/// Bytes read or written at a time.
+const CHUNK_BYTES: usize = 1 << 16;
+
+/// The data of a tensor file, to be read piece by piece.
+pub struct Data<R> {
+    source: R,
+    chunk: Vec<u8>,
+}
+
+/// Opens a regular file: a pipe or a device has no length to hold its header to.
+///
+/// # Errors
+/// `File` if it cannot be opened, `Checkpoint` if it is no file or not one of this format; both name the path.
+pub fn open_file(path: &Path) -> Result<(Header, Data<File>)> {
+    open(regular_file(path)?).map_err(|error| inside(path, error))
+}
+
+/// Reads and checks the header.
+///
+/// # Errors
+/// `Checkpoint` if it is broken or does not describe exactly the bytes that follow, `File` if it cannot be read.
+pub fn open<R: Read + Seek>(mut source: R) -> Result<(Header, Data<R>)> {
+    let header = Header::read(&mut source)?;
+    let chunk = vec![0; CHUNK_BYTES.min(usize::try_from(header.data_bytes()).unwrap_or(CHUNK_BYTES))];
+    Ok((header, Data { source, chunk }))
+}
+
+impl<R: Read + Seek> Data<R> {
+    /// Hands over the bytes of some of a tensor's elements in pieces of whole elements, in order.
+    ///
+    /// # Errors
+    /// `File` if they cannot be read (any more), and what `take` returns.
+    pub fn stream(
+        &mut self,
+        tensor: &Tensor,
+        elements: Range<u64>,
+        mut take: impl FnMut(&[u8]) -> Result<()>,
+    ) -> Result<()> {
+        if elements.is_empty() {
+            return Ok(());
+        }
+        let size = tensor.dtype.bytes();
+        let start = tensor.start_bytes() + size * elements.start;
+        self.source.seek(SeekFrom::Start(start)).map_err(Error::file("the data"))?;
+        let mut left_bytes = size * (elements.end - elements.start);
+        let piece_bytes = self.chunk.len() as u64 / size * size;
+        while left_bytes > 0 {
+            let bytes = &mut self.chunk[..left_bytes.min(piece_bytes) as usize];
+            self.source.read_exact(bytes).map_err(Error::file("the data"))?;
+            left_bytes -= bytes.len() as u64;
+            take(bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Reads elements of an f32 tensor from number `first` on, until `values` is full.
+    ///
+    /// # Errors
+    /// `Checkpoint` if it is of another type, `File` as [`stream`](Self::stream).
+    pub fn read(&mut self, tensor: &Tensor, first: u64, values: &mut [f32]) -> Result<()> {
+        if tensor.dtype != Dtype::F32 {
+            return Err(Error::checkpoint("a tensor", format!("has dtype {}, not F32", tensor.dtype)));
+        }
+        let mut filled = 0;
+        self.stream(tensor, first..first + values.len() as u64, |bytes| {
+            let bytes = bytes.as_chunks::<4>().0;
+            for (value, bytes) in values[filled..].iter_mut().zip(bytes) {
+                *value = f32::from_le_bytes(*bytes);
+            }
+            filled += bytes.len();
+            Ok(())
+        })
+    }
+}
+
+/// Opens what is a file and nothing else.
+///
+/// # Errors
+/// As [`open_file`].
+pub fn regular_file(path: &Path) -> Result<File> {
+    // Asked first, because opening a named pipe would wait for its other end.
+    let is_file = std::fs::metadata(path).map_err(Error::file(path.display()))?.is_file();
+    if !is_file {
+        return Err(Error::checkpoint(path.display(), "is not a regular file"));
+    }
+    File::open(path).map_err(Error::file(path.display()))
+}
+
+/// Says which file an error is about.
+pub(crate) fn inside(path: &Path, error: Error) -> Error {
+    let path = path.display();
+    match error {
+        Error::Checkpoint { place, why } => Error::Checkpoint { place: format!("{path}: {place}"), why },
+        Error::File { what, kind, why } => Error::File { what: format!("{path}: {what}"), kind, why },
+        Error::PartlyLoaded { loaded, tensors, why } => Error::PartlyLoaded {
+            loaded,
+            tensors,
+            why: inside(path.to_string().as_ref(), (*why).clone()).into(),
+        },
+        other => other,
+    }
+}

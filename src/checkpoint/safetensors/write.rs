@@ -1,0 +1,87 @@
+//! Writes the header of a tensor file in the order it is given, and values behind it.
+//!
+//! Must not depend on hashing: equal content is equal bytes, since files are compared byte by byte.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+
+use serde::Serialize;
+use serde::ser::{SerializeMap, Serializer};
+
+use super::CHUNK_BYTES;
+use super::header::{Dtype, MAX_HEADER_BYTES};
+use crate::error::{Error, Result};
+
+/// A tensor to be written.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// Unique in the file.
+    pub name: String,
+    /// Its element type.
+    pub dtype: Dtype,
+    /// Its dimensions; none for a scalar.
+    pub shape: Vec<u64>,
+}
+
+/// An entry as the format spells it.
+#[derive(Serialize)]
+struct Spelled<'a> {
+    dtype: &'static str,
+    shape: &'a [u64],
+    data_offsets: [u64; 2],
+}
+
+struct Spelling<'a> {
+    entries: &'a [Entry],
+    metadata: &'a BTreeMap<String, String>,
+}
+
+/// The header of a file whose data are these tensors, one behind the other, its length in front. Padded so that the
+/// data start on a multiple of 8 bytes, as the format asks for.
+///
+/// # Errors
+/// `Checkpoint` if it is longer than the format allows.
+pub fn header(entries: &[Entry], metadata: &BTreeMap<String, String>) -> Result<Vec<u8>> {
+    let refuse = |why: String| Error::checkpoint("the header", why);
+    let mut bytes = vec![0; size_of::<u64>()];
+    serde_json::to_writer(&mut bytes, &Spelling { entries, metadata })
+        .map_err(|error| refuse(error.to_string()))?;
+    bytes.resize(bytes.len().next_multiple_of(8), b' ');
+    let length_bytes = (bytes.len() - size_of::<u64>()) as u64;
+    if length_bytes > MAX_HEADER_BYTES {
+        return Err(refuse(format!("would take {length_bytes} bytes of at most {MAX_HEADER_BYTES}")));
+    }
+    bytes[..size_of::<u64>()].copy_from_slice(&length_bytes.to_le_bytes());
+    Ok(bytes)
+}
+
+/// Writes values, 64 KiB at a time.
+///
+/// # Errors
+/// What `out` says.
+pub fn write_values(out: &mut impl Write, values: &[f32]) -> io::Result<()> {
+    let mut chunk = Vec::with_capacity(CHUNK_BYTES.min(size_of_val(values)));
+    for part in values.chunks(CHUNK_BYTES / size_of::<f32>()) {
+        chunk.clear();
+        chunk.extend(part.iter().flat_map(|value| value.to_le_bytes()));
+        out.write_all(&chunk)?;
+    }
+    Ok(())
+}
+
+impl Serialize for Spelling<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        if !self.metadata.is_empty() {
+            map.serialize_entry("__metadata__", self.metadata)?;
+        }
+        let mut end_bytes = 0;
+        for Entry { name, dtype, shape } in self.entries {
+            let start_bytes = end_bytes;
+            end_bytes += dtype.bytes() * shape.iter().product::<u64>();
+            let data_offsets = [start_bytes, end_bytes];
+            map.serialize_entry(name, &Spelled { dtype: dtype.name(), shape, data_offsets })?;
+        }
+        map.end()
+    }
+}

@@ -1,0 +1,126 @@
+//! A state dict of `torch.optim` as a plan: states by name or by number, and what torch leaves out.
+//!
+//! torch has no state before a parameter's first update, none for a group that has no use for it, and no step count
+//! beside a momentum buffer. Must refuse half a state: Adam would be stepped with the wrong bias correction, and nobody
+//! would see it.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use super::plan::{Count, Named, Piece, Plan, in_tensor, missing};
+use super::safetensors::Header;
+use super::{CHECKSUMS, PARAM, STATE, STEP};
+use crate::error::{Error, Result};
+use crate::layout::ParamId;
+use crate::op::Device;
+use crate::stepper::Stepper;
+
+/// The only state that torch keeps without a count.
+const MOMENTUM: &str = "momentum_buffer";
+
+/// Who is meant by a name or a number.
+struct Names<'a> {
+    by_name: HashMap<&'a str, ParamId>,
+    by_number: Vec<ParamId>,
+}
+
+/// What has been found of a parameter's state.
+#[derive(Default)]
+struct Found<'h> {
+    states: Vec<Cow<'static, str>>,
+    count: Option<Named<'h>>,
+}
+
+pub(super) fn sort<'h, D: Device>(
+    header: &'h Header,
+    stepper: &Stepper<D>,
+    order: Option<&[&str]>,
+) -> Result<Plan<'h>> {
+    let names = Names::new(stepper, order)?;
+    let mut plan = Plan::default();
+    let mut found: HashMap<ParamId, Found<'h>> = HashMap::new();
+    for (key, tensor) in &header.tensors {
+        let from = (key.as_str(), tensor);
+        if let Some(name) = key.strip_prefix(PARAM) {
+            let id = names.by_name.get(name).ok_or_else(|| in_tensor(key, "belongs to no parameter"))?;
+            plan.pieces.push(Piece::new(from, stepper, *id, None)?);
+        } else if let Some((who, state)) = key.strip_prefix(STATE).and_then(|rest| rest.rsplit_once('.')) {
+            let id = names.find(who).ok_or_else(|| in_tensor(key, "belongs to no parameter"))?;
+            let found = found.entry(id).or_default();
+            if state == STEP {
+                Count::new(from)?;
+                twice(key, found.count.replace(from).is_some())?;
+                continue;
+            }
+            let known = stepper.state_names_of(id)?.into_iter().find(|known| known == state);
+            let known =
+                known.ok_or_else(|| in_tensor(key, "is a state that this optimizer does not keep"))?;
+            twice(key, found.states.contains(&known))?;
+            found.states.push(known.clone());
+            plan.pieces.push(Piece::new(from, stepper, id, Some(known))?);
+        } else if key != CHECKSUMS {
+            plan.add_scalar(from)?;
+        }
+    }
+    if plan.pieces.is_empty() && found.is_empty() {
+        return Err(Error::checkpoint("the file", "has no parameter and no state in it"));
+    }
+    for id in stepper.layout().ids() {
+        let found = found.remove(&id).unwrap_or_default();
+        found.complete(stepper, id, &mut plan)?;
+    }
+    Ok(plan)
+}
+
+impl Found<'_> {
+    /// Adds the count, and zeros for what the group does not keep or torch has not made yet.
+    fn complete<'h, D: Device>(self, stepper: &Stepper<D>, id: ParamId, plan: &mut Plan<'h>) -> Result<()>
+    where
+        Self: 'h,
+    {
+        let key = |state: &str| -> Result<String> {
+            Ok(format!("{STATE}{}.{state}", stepper.layout().parameter(id)?.name))
+        };
+        let kept = stepper.states_kept_for(id)?;
+        let untouched = self.states.is_empty() && self.count.is_none();
+        let lacking = kept.iter().find(|state| !self.states.iter().any(|known| known == *state));
+        if let (Some(state), false) = (lacking, untouched) {
+            return Err(missing(&key(state)?));
+        }
+        let all = stepper.state_names_of(id)?.into_iter();
+        plan.zeros.extend(all.filter(|state| !self.states.contains(state)).map(|state| (id, state)));
+        let count = match self.count {
+            Some(from) => Count::Stored(from),
+            None if self.states.is_empty() => Count::Given(0),
+            // Not the first update, which would replace the buffer.
+            None if kept == [MOMENTUM] => Count::Given(1),
+            None => return Err(missing(&key(STEP)?)),
+        };
+        plan.counts.push((id, count));
+        Ok(())
+    }
+}
+
+impl<'a> Names<'a> {
+    fn new<D: Device>(stepper: &'a Stepper<D>, order: Option<&[&str]>) -> Result<Names<'a>> {
+        let layout = stepper.layout();
+        let mut by_name = HashMap::new();
+        for id in layout.ids() {
+            by_name.insert(layout.parameter(id)?.name.as_str(), id);
+        }
+        let by_number = match order {
+            Some(order) => order.iter().map(|name| layout.id(name)).collect::<Result<_>>()?,
+            None => layout.ids().collect(),
+        };
+        Ok(Names { by_name, by_number })
+    }
+
+    fn find(&self, who: &str) -> Option<ParamId> {
+        let number = || who.parse::<usize>().ok().filter(|number| number.to_string() == who);
+        self.by_name.get(who).copied().or_else(|| self.by_number.get(number()?).copied())
+    }
+}
+
+fn twice(key: &str, is: bool) -> Result<()> {
+    if is { Err(in_tensor(key, "is there twice, by name and by number")) } else { Ok(()) }
+}

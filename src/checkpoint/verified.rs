@@ -1,0 +1,83 @@
+//! A tensor file whose data are held to its checksums whenever they are read.
+//!
+//! The header's checksum is compared when the file is opened, a tensor's when it has been read. Must give nobody the
+//! last byte of a tensor as good before its checksum has been compared.
+
+use std::collections::HashMap;
+use std::io::{Read, Seek};
+
+use super::CHECKSUMS;
+use super::safetensors::{Data, Dtype, Header, Tensor, open};
+use crate::error::{Error, Result};
+
+/// The data, and what they should add up to.
+pub(super) struct Verified<R> {
+    data: Data<R>,
+    /// By a tensor's place in the file; none if the file has no checksums.
+    checksums: Option<HashMap<u64, u32>>,
+}
+
+impl<R: Read + Seek> Verified<R> {
+    pub(super) fn open(source: R) -> Result<(Header, Verified<R>)> {
+        let (header, data) = open(source)?;
+        let mut verified = Verified { data, checksums: None };
+        if let Some(tensor) = header.tensors.get(CHECKSUMS) {
+            verified.checksums = Some(verified.read_checksums(&header, tensor)?);
+        }
+        Ok((header, verified))
+    }
+
+    pub(super) fn has_checksums(&self) -> bool {
+        self.checksums.is_some()
+    }
+
+    /// Hands over all of a tensor's bytes in pieces of whole elements.
+    ///
+    /// What has been handed over is good only if this returns `Ok`.
+    pub(super) fn stream(
+        &mut self,
+        key: &str,
+        tensor: &Tensor,
+        mut take: impl FnMut(&[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let mut hasher = crc32fast::Hasher::new();
+        let hold = self.checksums.as_ref().and_then(|all| all.get(&tensor.start_bytes()));
+        self.data.stream(tensor, 0..tensor.elements, |bytes| {
+            if hold.is_some() {
+                hasher.update(bytes);
+            }
+            take(bytes)
+        })?;
+        match hold {
+            Some(expected) if tensor.elements > 0 && *expected != hasher.finalize() => {
+                let bytes = tensor.start_bytes()..tensor.end_bytes();
+                let place = format!("tensor `{key}` (bytes {bytes:?} of the file)");
+                Err(Error::checkpoint(place, "is not what was written"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn read_checksums(&mut self, header: &Header, tensor: &Tensor) -> Result<HashMap<u64, u32>> {
+        let refuse = |why: String| Err(Error::checkpoint(format_args!("tensor `{CHECKSUMS}`"), why));
+        let held = header.tensors.iter().filter(|(name, tensor)| *name != CHECKSUMS && tensor.elements > 0);
+        let mut places: Vec<u64> = held.map(|(_, tensor)| tensor.start_bytes()).collect();
+        places.sort_unstable();
+        let expected = [1 + places.len() as u64];
+        if tensor.dtype != Dtype::U32 || tensor.shape != expected {
+            let Tensor { dtype, shape, .. } = tensor;
+            return refuse(format!("is {dtype} of shape {shape:?}, not U32 of {expected:?}"));
+        }
+        let mut checksums = Vec::with_capacity(1 + places.len());
+        self.data.stream(tensor, 0..tensor.elements, |bytes| {
+            checksums.extend(bytes.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes)));
+            Ok(())
+        })?;
+        match checksums.split_first() {
+            Some((first, rest)) if *first == header.checksum() => {
+                Ok(places.into_iter().zip(rest.iter().copied()).collect())
+            }
+            _ => Err(Error::checkpoint("the header", "is not what was written")),
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! From a stepper to a stream of bytes: the header, the data tensor by tensor, the checksums behind them.
+//!
+//! Checksums come last because the data are seen once. Must hold one tensor at a time, and write the same bytes for
+//! the same training whatever the stepper's buckets.
+
+use std::borrow::Cow;
+use std::io::{self, BufWriter, Write};
+
+use super::safetensors::{Dtype, Entry, header, write_values};
+use super::{CHECKSUMS, Extras, PARAM, STATE, STEP, Scalar, VERSION, VERSION_KEY};
+use crate::error::{Error, Result};
+use crate::layout::ParamId;
+use crate::op::Device;
+use crate::stepper::Stepper;
+
+/// What a tensor's data are taken from.
+enum Content {
+    Scalar([u8; 8]),
+    Param(ParamId),
+    State(ParamId, Cow<'static, str>),
+}
+
+/// A writer that knows the checksum of what has gone through it.
+struct Summed<W> {
+    out: W,
+    hasher: crc32fast::Hasher,
+}
+
+pub(super) fn write<D: Device>(stepper: &Stepper<D>, extras: &Extras, out: impl Write) -> Result<()> {
+    refuse_reserved(extras)?;
+    let contents = contents(stepper, extras)?;
+    let (mut entries, contents): (Vec<Entry>, Vec<Content>) = contents.into_iter().unzip();
+    let with_data = entries.iter().filter(|entry| !entry.shape.contains(&0)).count();
+    entries.push(Entry { name: CHECKSUMS.into(), dtype: Dtype::U32, shape: vec![1 + with_data as u64] });
+    let mut metadata = extras.metadata.clone();
+    metadata.insert(VERSION_KEY.into(), VERSION.into());
+
+    let failed = |error| Error::file("the checkpoint")(error);
+    let mut out = Summed { out: BufWriter::new(out), hasher: crc32fast::Hasher::new() };
+    out.write_all(&header(&entries, &metadata)?).map_err(failed)?;
+    let mut checksums = vec![out.take_checksum()];
+    let mut values = Vec::new();
+    for (entry, content) in entries.iter().zip(contents) {
+        // One dimension or none: the layout knows lengths only.
+        values.resize(entry.shape.iter().product::<u64>() as usize, 0.0);
+        match content {
+            Content::Scalar(bytes) => out.write_all(&bytes),
+            Content::Param(id) => {
+                stepper.read_param(id, &mut values)?;
+                write_values(&mut out, &values)
+            }
+            Content::State(id, name) => {
+                stepper.read_state(id, name, &mut values)?;
+                write_values(&mut out, &values)
+            }
+        }
+        .map_err(failed)?;
+        if !entry.shape.contains(&0) {
+            checksums.push(out.take_checksum());
+        }
+    }
+    let checksums: Vec<u8> = checksums.iter().flat_map(|checksum| checksum.to_le_bytes()).collect();
+    out.write_all(&checksums).and_then(|()| out.flush()).map_err(failed)
+}
+
+/// All tensors in the order of their data, 8-byte ones first, so that each is aligned to its elements.
+fn contents<D: Device>(stepper: &Stepper<D>, extras: &Extras) -> Result<Vec<(Entry, Content)>> {
+    let layout = stepper.layout();
+    let entry = |name: String, dtype, shape| Entry { name, dtype, shape };
+    let mut all = Vec::new();
+    for (name, scalar) in &extras.scalars {
+        let (dtype, bytes) = match scalar {
+            Scalar::F64(value) => (Dtype::F64, value.to_le_bytes()),
+            Scalar::U64(value) => (Dtype::U64, value.to_le_bytes()),
+        };
+        all.push((entry(name.clone(), dtype, vec![]), Content::Scalar(bytes)));
+    }
+    for id in layout.ids() {
+        let key = format!("{STATE}{}.{STEP}", layout.parameter(id)?.name);
+        let count = stepper.step_count(id)?;
+        all.push((entry(key, Dtype::U64, vec![]), Content::Scalar(count.to_le_bytes())));
+    }
+    for id in layout.ids() {
+        let parameter = layout.parameter(id)?;
+        let (name, shape) = (&parameter.name, vec![parameter.len]);
+        all.push((entry(format!("{PARAM}{name}"), Dtype::F32, shape.clone()), Content::Param(id)));
+        for state in stepper.state_names_of(id)? {
+            let key = format!("{STATE}{name}.{state}");
+            all.push((entry(key, Dtype::F32, shape.clone()), Content::State(id, state)));
+        }
+    }
+    Ok(all)
+}
+
+fn refuse_reserved(extras: &Extras) -> Result<()> {
+    let why = "is a name that checkpoints use themselves";
+    let reserved = |name: &&String| {
+        [CHECKSUMS, "__metadata__"].contains(&name.as_str())
+            || [PARAM, STATE].iter().any(|p| name.starts_with(p))
+    };
+    if let Some(name) = extras.scalars.keys().find(reserved) {
+        return Err(Error::config("scalars", name, why));
+    }
+    match extras.metadata.contains_key(VERSION_KEY) {
+        true => Err(Error::config("metadata", VERSION_KEY, why)),
+        false => Ok(()),
+    }
+}
+
+impl<W> Summed<W> {
+    /// Of all that was written since the last call.
+    fn take_checksum(&mut self) -> u32 {
+        std::mem::take(&mut self.hasher).finalize()
+    }
+}
+
+impl<W: Write> Write for Summed<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.out.write(bytes)?;
+        self.hasher.update(&bytes[..written]);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
