@@ -204,8 +204,12 @@ typedef struct InstepKernels {
     void (*step)(const InstepStepArgs* args, uint64_t first_tile, uint64_t last_tile);
     /* Tells the user's own code what to do with each segment that these tiles open. */
     void (*custom)(const InstepStepArgs* args);
-    /* Elements [first, last) of every rank's buffer become their sum in rank order. */
-    void (*sum)(float* const* ranks, uint64_t rank_count, uint64_t first, uint64_t last);
+    /* Elements [first, last) of every rank's buffer, of `dtype`, become their sum in rank order, added as f32 and rounded
+     * once to the nearest. */
+    void (*sum)(void* const* ranks, uint64_t rank_count, uint32_t dtype, uint64_t first, uint64_t last);
+    /* to = from * factor, rounded to a 16-bit dtype, and back again. */
+    void (*narrow)(const float* from, uint16_t* to, uint32_t dtype, float factor, uint64_t count);
+    void (*widen)(const uint16_t* from, float* to, uint32_t dtype, float factor, uint64_t count);
     /* For the benches: reads arrays[0], reads and writes the others; see ceiling.h. */
     void (*ceiling)(float* const* arrays, uint64_t array_count, float factor, uint64_t first, uint64_t last);
 } InstepKernels;

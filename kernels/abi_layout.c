@@ -149,6 +149,8 @@ const InstepLayoutRow instep_abi_layout[] = {
     OFFSET(InstepKernels, step),
     OFFSET(InstepKernels, custom),
     OFFSET(InstepKernels, sum),
+    OFFSET(InstepKernels, narrow),
+    OFFSET(InstepKernels, widen),
     OFFSET(InstepKernels, ceiling),
     {NULL, 0},
 };

@@ -297,21 +297,61 @@ __attribute__((noinline)) void instruct_all(const InstepStepArgs* args) {
 
 __attribute__((noinline)) void decide_all(const InstepDecideArgs* args) { decide(*args); }
 
-/* In blocks, so that each partial sum stays in the first-level cache; rank 0 first, whatever arrives first. */
-__attribute__((noinline)) void sum_range(float* const* ranks, uint64_t rank_count, uint64_t first, uint64_t last) {
-    float total[1024];
-    for (uint64_t start = first; start < last; start += 1024) {
-        const uint64_t count = last - start < 1024 ? last - start : 1024;
-        for (uint64_t i = 0; i < count; ++i) total[i] = ranks[0][start + i];
-        for (uint64_t r = 1; r < rank_count; ++r) {
-            const float* __restrict source = ranks[r] + start;
-            for (uint64_t i = 0; i < count; ++i) total[i] = total[i] + source[i];
-        }
-        for (uint64_t i = 0; i < count; ++i) total[i] = canonical(total[i]);
+/* Elements that the work on whole buffers takes at a time, so that what lies between two loops stays in the first-level
+ * cache. */
+constexpr uint64_t RUN = 1024;
+
+INSTEP_INLINE uint32_t run_length(uint64_t start, uint64_t last) {
+    return static_cast<uint32_t>(last - start < RUN ? last - start : RUN);
+}
+
+/* Rank 0 first, whatever arrives first. 16-bit elements are added as f32 and rounded once, where a ring would round at
+ * every hop. */
+__attribute__((noinline)) void sum_range(void* const* ranks, uint64_t rank_count, uint32_t dtype, uint64_t first,
+                                         uint64_t last) {
+    const bool wide = dtype == INSTEP_DTYPE_F32;
+    const uint64_t bytes = wide ? 4 : 2;
+    float total[RUN], widened[RUN];
+    uint16_t narrowed[RUN];
+    for (uint64_t start = first; start < last; start += RUN) {
+        const uint32_t count = run_length(start, last);
         for (uint64_t r = 0; r < rank_count; ++r) {
-            float* __restrict target = ranks[r] + start;
-            for (uint64_t i = 0; i < count; ++i) target[i] = total[i];
+            if (!wide) widen_run(dtype, count, static_cast<const uint16_t*>(ranks[r]) + start, widened);
+            const float* __restrict source = wide ? static_cast<const float*>(ranks[r]) + start : widened;
+            if (r == 0) {
+                for (uint32_t i = 0; i < count; ++i) total[i] = source[i];
+            } else {
+                for (uint32_t i = 0; i < count; ++i) total[i] = total[i] + source[i];
+            }
         }
+        if (wide) {
+            make_canonical(total, count);
+        } else {
+            narrow_run(dtype, count, total, narrowed);
+        }
+        const void* const sum = wide ? static_cast<const void*>(total) : narrowed;
+        for (uint64_t r = 0; r < rank_count; ++r) {
+            __builtin_memcpy(static_cast<char*>(ranks[r]) + start * bytes, sum, count * bytes);
+        }
+    }
+}
+
+__attribute__((noinline)) void narrow_all(const float* from, uint16_t* to, uint32_t dtype, float factor,
+                                          uint64_t count) {
+    float scaled[RUN];
+    for (uint64_t start = 0; start < count; start += RUN) {
+        const uint32_t length = run_length(start, count);
+        for (uint32_t i = 0; i < length; ++i) scaled[i] = from[start + i] * factor;
+        narrow_run(dtype, length, scaled, to + start);
+    }
+}
+
+__attribute__((noinline)) void widen_all(const uint16_t* from, float* to, uint32_t dtype, float factor,
+                                         uint64_t count) {
+    for (uint64_t start = 0; start < count; start += RUN) {
+        const uint32_t length = run_length(start, count);
+        widen_run(dtype, length, from + start, to + start);
+        average_run(factor, length, to + start);
     }
 }
 
@@ -352,9 +392,17 @@ void entry_custom(const InstepStepArgs* args) {
     IeeeEnvironment environment;
     instruct_all(args);
 }
-void entry_sum(float* const* ranks, uint64_t rank_count, uint64_t first, uint64_t last) {
+void entry_sum(void* const* ranks, uint64_t rank_count, uint32_t dtype, uint64_t first, uint64_t last) {
     IeeeEnvironment environment;
-    sum_range(ranks, rank_count, first, last);
+    sum_range(ranks, rank_count, dtype, first, last);
+}
+void entry_narrow(const float* from, uint16_t* to, uint32_t dtype, float factor, uint64_t count) {
+    IeeeEnvironment environment;
+    narrow_all(from, to, dtype, factor, count);
+}
+void entry_widen(const uint16_t* from, float* to, uint32_t dtype, float factor, uint64_t count) {
+    IeeeEnvironment environment;
+    widen_all(from, to, dtype, factor, count);
 }
 
 void entry_ceiling(float* const* arrays, uint64_t array_count, float factor, uint64_t first, uint64_t last) {
@@ -365,5 +413,6 @@ void entry_ceiling(float* const* arrays, uint64_t array_count, float factor, uin
 }  // namespace
 
 extern "C" const InstepKernels INSTEP_KERNELS = {
-    entry_self_test, entry_begin, entry_decide, entry_norm, entry_step, entry_custom, entry_sum, entry_ceiling,
+    entry_self_test, entry_begin, entry_decide, entry_norm,  entry_step,
+    entry_custom,    entry_sum,   entry_narrow, entry_widen, entry_ceiling,
 };

@@ -481,7 +481,19 @@ pub struct InstepKernels {
     >,
     pub custom: ::core::option::Option<unsafe extern "C" fn(args: *const InstepStepArgs)>,
     pub sum: ::core::option::Option<
-        unsafe extern "C" fn(ranks: *const *mut f32, rank_count: u64, first: u64, last: u64),
+        unsafe extern "C" fn(
+            ranks: *const *mut ::core::ffi::c_void,
+            rank_count: u64,
+            dtype: u32,
+            first: u64,
+            last: u64,
+        ),
+    >,
+    pub narrow: ::core::option::Option<
+        unsafe extern "C" fn(from: *const f32, to: *mut u16, dtype: u32, factor: f32, count: u64),
+    >,
+    pub widen: ::core::option::Option<
+        unsafe extern "C" fn(from: *const u16, to: *mut f32, dtype: u32, factor: f32, count: u64),
     >,
     pub ceiling: ::core::option::Option<
         unsafe extern "C" fn(arrays: *const *mut f32, array_count: u64, factor: f32, first: u64, last: u64),
@@ -489,7 +501,7 @@ pub struct InstepKernels {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of InstepKernels"][::core::mem::size_of::<InstepKernels>() - 64usize];
+    ["Size of InstepKernels"][::core::mem::size_of::<InstepKernels>() - 80usize];
     ["Alignment of InstepKernels"][::core::mem::align_of::<InstepKernels>() - 8usize];
     ["Offset of field: InstepKernels::self_test"][::core::mem::offset_of!(InstepKernels, self_test) - 0usize];
     ["Offset of field: InstepKernels::begin"][::core::mem::offset_of!(InstepKernels, begin) - 8usize];
@@ -498,5 +510,7 @@ const _: () = {
     ["Offset of field: InstepKernels::step"][::core::mem::offset_of!(InstepKernels, step) - 32usize];
     ["Offset of field: InstepKernels::custom"][::core::mem::offset_of!(InstepKernels, custom) - 40usize];
     ["Offset of field: InstepKernels::sum"][::core::mem::offset_of!(InstepKernels, sum) - 48usize];
-    ["Offset of field: InstepKernels::ceiling"][::core::mem::offset_of!(InstepKernels, ceiling) - 56usize];
+    ["Offset of field: InstepKernels::narrow"][::core::mem::offset_of!(InstepKernels, narrow) - 56usize];
+    ["Offset of field: InstepKernels::widen"][::core::mem::offset_of!(InstepKernels, widen) - 64usize];
+    ["Offset of field: InstepKernels::ceiling"][::core::mem::offset_of!(InstepKernels, ceiling) - 72usize];
 };

@@ -78,6 +78,9 @@ pub enum Error {
         /// The answer in words.
         message: String,
     },
+    /// Poisons: a communication hook gave up, in its own words.
+    #[error("hook: {0}")]
+    Hook(String),
     /// Refused: the compiled kernels break the numerics contract, so no result could be trusted.
     #[error("the {isa} kernels fail self-test {property}: check CXXFLAGS for fast-math or contraction")]
     Arithmetic {

@@ -19,6 +19,7 @@
 //! | save, resume, take over a state of `torch.optim` | [`checkpoint::save`], [`checkpoint::load`], [`checkpoint::import`] |
 //! | set parameters, states and step counts by hand | [`Stepper::params_mut`], [`Stepper::state_mut`], [`Stepper::set_step_count`] |
 //! | work on tensors of your own | [`StepperBuilder::host_borrowing`], [`StepperBuilder::cuda_borrowing`] |
+//! | compress gradients on the wire, reduce them your own way | [`overlap::Compressed`], [`overlap::Hooked`] |
 //! | train several models on the same ranks | [`InProcess::split`] |
 //! | run on a GPU | [`StepperBuilder::cuda`], [`cuda`] |
 //! | sum over GPUs, or behind an all-reduce of your own | [`cuda::Nccl`], [`cuda::External`] |

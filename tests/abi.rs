@@ -66,7 +66,7 @@ fn sizes_and_offsets_are_the_c_compilers() {
         InstepStepArgs { control, segments, tiles, tile_count, param_base, grads, master, copy, states, optimizer, state_count, bucket, param_dtype, grad_dtype, copy_dtype, zero_grads, local }
         InstepStatus { sequence, norm, clip, decided, skipped, first_nonfinite_bucket, reserved }
         InstepPublishArgs { control, ring, slot_count }
-        InstepKernels { self_test, begin, decide, norm, step, custom, sum, ceiling }
+        InstepKernels { self_test, begin, decide, norm, step, custom, sum, narrow, widen, ceiling }
     };
     let c = c_side();
     assert!(c.len() > 60, "the table has rows");

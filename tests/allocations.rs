@@ -8,6 +8,7 @@ use std::alloc::{GlobalAlloc, Layout as AllocLayout, System};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use instep::overlap::{Compressed, GradBucket, Hooked};
 use instep::{AdamW, Layout, Mode, ParamId, Result, Stepper, in_process};
 
 struct Counting;
@@ -64,17 +65,23 @@ fn steady_state_allocates_nothing_in_any_mode() {
         for ranks in [1, 3] {
             let barrier = Barrier::new(ranks as usize);
             let counts = in_process(ranks, |comm| {
-                let open = |comm| {
+                let builder = || {
                     let mut builder = Stepper::builder(&layout, AdamW::default()).mode(mode);
                     if mode != Mode::Eager {
                         builder = builder.max_norm(1.0).skip_nonfinite(true);
                     }
-                    let mut stepper = builder.bucket_cap_bytes(1 << 18).host(comm)?;
-                    stepper.set_frozen(layout.id("p0")?, true)?;
-                    Ok::<_, instep::Error>(stepper)
+                    builder.bucket_cap_bytes(1 << 18)
                 };
-                // Two steppers, so that the calls of a split are counted like those of the first communicator.
-                let mut steppers = [open(comm.split())?, open(comm)?];
+                let all_reduce = |bucket: &mut GradBucket<'_>| bucket.all_reduce();
+                // Several steppers, so that the calls of a split are counted like those of the first communicator.
+                let mut steppers = [
+                    builder().host(Compressed::bf16(comm.split())?)?,
+                    builder().host(Hooked::new(Compressed::f16(comm.split())?, all_reduce))?,
+                    builder().host(comm)?,
+                ];
+                for stepper in &mut steppers {
+                    stepper.set_frozen(layout.id("p0")?, true)?;
+                }
                 let ids: Vec<ParamId> = layout.ids().skip(1).collect();
                 // Forward's order is not that of the first buckets.
                 for stepper in &mut steppers {

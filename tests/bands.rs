@@ -4,6 +4,8 @@
 //! pick up a guard's NaN, one that is written beyond it would lose a guard; both show as bits. Must pass every pointer
 //! that an argument struct has: a buffer without bands would be a blind spot.
 
+use std::ffi::c_void;
+
 use instep::Isa;
 use instep::abi::*;
 
@@ -228,10 +230,11 @@ fn the_sum_over_ranks_stays_inside_its_part_of_every_buffer() {
                 buffer.values_mut().iter_mut().enumerate().for_each(|(k, x)| *x = paint(rank, k));
             }
             let (first, last) = (len / 3, len - len / 4);
-            let addresses: Vec<*mut f32> = buffers.iter_mut().map(Guarded::address).collect();
+            let addresses: Vec<*mut c_void> = buffers.iter_mut().map(|x| x.address().cast()).collect();
+            let (dtype, ranks_given) = (INSTEP_DTYPE_F32, ranks as u64);
             // SAFETY: as many buffers as said, each `len` long.
             unsafe {
-                kernels(isa).sum.unwrap()(addresses.as_ptr(), ranks as u64, first as u64, last as u64);
+                kernels(isa).sum.unwrap()(addresses.as_ptr(), ranks_given, dtype, first as u64, last as u64);
             }
             for (rank, buffer) in buffers.iter().enumerate() {
                 buffer.assert_bands_stand("a rank's buffer");

@@ -17,6 +17,7 @@ mod checkpoint_import;
 mod checkpoint_kill;
 mod checkpoint_refusals;
 mod clipping;
+mod compression;
 mod cuda_failures;
 mod cuda_training;
 mod digests;
@@ -33,6 +34,7 @@ mod gradients;
 mod groups;
 mod guarded;
 mod hardware;
+mod hooks;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 mod host_run;
 mod mixed;

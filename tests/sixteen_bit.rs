@@ -33,7 +33,7 @@ impl Format {
         Format { dtype, values: (0..=infinity).map(value).collect() }
     }
 
-    fn value(&self, bits: u16) -> f32 {
+    pub(crate) fn value(&self, bits: u16) -> f32 {
         let (magnitude, infinity) = (usize::from(bits & 0x7fff), self.values.len() - 1);
         let value = match magnitude.cmp(&infinity) {
             std::cmp::Ordering::Less => self.values[magnitude] as f32,

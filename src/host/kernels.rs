@@ -8,7 +8,11 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::OnceLock;
 
-use crate::abi::{InstepBeginArgs, InstepDecideArgs, InstepKernels, InstepStepArgs};
+use crate::abi::{
+    INSTEP_DTYPE_BF16, INSTEP_DTYPE_F16, INSTEP_DTYPE_F32, InstepBeginArgs, InstepDecideArgs, InstepKernels,
+    InstepStepArgs,
+};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 
 /// An instruction set that the kernels are built for. Results are the same bits on each.
@@ -187,13 +191,42 @@ impl Kernels {
         unsafe { self.table.custom.unwrap_unchecked()(args) }
     }
 
-    /// Makes elements `first..last` of every rank's buffer their sum in rank order.
+    /// Makes elements `first..last` of every rank's buffer their sum in rank order. 16-bit elements are added as f32 and
+    /// rounded once.
     ///
     /// # Safety
     /// Every buffer is valid up to `last`, they do not overlap, and nothing else touches this range of any of them.
-    pub(crate) unsafe fn sum(&self, ranks: &[*mut f32], first: u64, last: u64) {
+    pub(crate) unsafe fn sum(&self, ranks: &[*mut u8], dtype: DType, first: u64, last: u64) {
         // SAFETY: as in `begin`.
-        unsafe { self.table.sum.unwrap_unchecked()(ranks.as_ptr(), ranks.len() as u64, first, last) }
+        unsafe {
+            let buffers = ranks.as_ptr().cast();
+            self.table.sum.unwrap_unchecked()(buffers, ranks.len() as u64, dtype_code(dtype), first, last)
+        }
+    }
+
+    /// Writes `count` elements times `factor` as `dtype`, one of 16 bits.
+    ///
+    /// # Safety
+    /// Both are valid for `count` elements, they do not overlap, and nothing else touches them.
+    pub(crate) unsafe fn narrow(
+        &self,
+        from: *const f32,
+        to: *mut u16,
+        dtype: DType,
+        factor: f32,
+        count: u64,
+    ) {
+        // SAFETY: as in `begin`.
+        unsafe { self.table.narrow.unwrap_unchecked()(from, to, dtype_code(dtype), factor, count) }
+    }
+
+    /// Writes `count` elements of `dtype`, one of 16 bits, times `factor` as f32.
+    ///
+    /// # Safety
+    /// As for `narrow`.
+    pub(crate) unsafe fn widen(&self, from: *const u16, to: *mut f32, dtype: DType, factor: f32, count: u64) {
+        // SAFETY: as in `begin`.
+        unsafe { self.table.widen.unwrap_unchecked()(from, to, dtype_code(dtype), factor, count) }
     }
 
     /// Moves the bytes of a step and computes next to nothing: `arrays[0]` is read, the others are updated in place.
@@ -205,6 +238,14 @@ impl Kernels {
         unsafe {
             self.table.ceiling.unwrap_unchecked()(arrays.as_ptr(), arrays.len() as u64, factor, first, last)
         }
+    }
+}
+
+fn dtype_code(dtype: DType) -> u32 {
+    match dtype {
+        DType::F32 => INSTEP_DTYPE_F32,
+        DType::BF16 => INSTEP_DTYPE_BF16,
+        DType::F16 => INSTEP_DTYPE_F16,
     }
 }
 
@@ -235,12 +276,8 @@ mod tests {
         for isa in Isa::available() {
             let table = Kernels::load(isa).unwrap().table;
             assert!(table.begin.is_some() && table.decide.is_some() && table.norm.is_some());
-            assert!(
-                table.step.is_some()
-                    && table.custom.is_some()
-                    && table.sum.is_some()
-                    && table.ceiling.is_some()
-            );
+            assert!(table.step.is_some() && table.custom.is_some() && table.sum.is_some());
+            assert!(table.narrow.is_some() && table.widen.is_some() && table.ceiling.is_some());
         }
     }
 
@@ -253,12 +290,16 @@ mod tests {
         for isa in Isa::available() {
             let kernels = Kernels::load(isa).unwrap();
             let (mut one, mut two) = ([f32::from_bits(1); 64], [f32::from_bits(2); 64]);
+            let (mut halves, mut wide) = ([0u16; 64], [0f32; 64]);
             let (mut saved, mut after) = (0u32, 0u32);
             // SAFETY: MXCSR is saved and restored; the buffers are 64 long and belong to this thread.
             unsafe {
                 asm!("stmxcsr [{}]", in(reg) &mut saved);
                 asm!("ldmxcsr [{}]", in(reg) &FLUSH_AND_ZERO);
-                kernels.sum(&[one.as_mut_ptr(), two.as_mut_ptr()], 0, 64);
+                kernels.sum(&[one.as_mut_ptr().cast(), two.as_mut_ptr().cast()], DType::F32, 0, 64);
+                // Three units of the last place are 2^-131 as a bf16 of 2^-133 each, once they are scaled by 2^18.
+                kernels.narrow(one.as_ptr(), halves.as_mut_ptr(), DType::BF16, 262_144.0, 64);
+                kernels.widen(halves.as_ptr(), wide.as_mut_ptr(), DType::BF16, 0.5, 64);
                 asm!("stmxcsr [{}]", in(reg) &mut after);
                 asm!("ldmxcsr [{}]", in(reg) &saved);
             }
@@ -266,6 +307,11 @@ mod tests {
             assert!(
                 one.iter().chain(&two).all(|x| x.to_bits() == 3),
                 "{isa}: subnormals are added, not flushed"
+            );
+            assert!(halves.iter().all(|x| *x == 12), "{isa}: subnormals are rounded, not flushed");
+            assert!(
+                wide.iter().all(|x| x.to_bits() == 6 << 16),
+                "{isa}: subnormals are widened, not flushed"
             );
         }
     }

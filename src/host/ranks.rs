@@ -1,8 +1,9 @@
 //! Ranks inside one process: threads that sum each other's buffers in memory.
 //!
 //! An all-reduce gives rank r the r-th part of every buffer: it adds them in rank order and writes the sum to all, so
-//! the bits depend on nothing but the values. Ranks are the caller's threads; [`in_process`] makes them. Must report
-//! the failure that came first, not its echoes on the other ranks. Splits are ncclCommSplit with one colour.
+//! the bits depend on nothing but the values; 16-bit elements are added as f32 and rounded once. Ranks are the caller's
+//! threads; [`in_process`] makes them. Must report the failure that came first, not its echoes on the other ranks.
+//! Splits are ncclCommSplit with one colour.
 #![allow(unsafe_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -38,7 +39,7 @@ pub struct InProcess {
 #[derive(Default)]
 struct Scratch {
     calls: Vec<Call>,
-    buffers: Vec<*mut f32>,
+    buffers: Vec<*mut u8>,
 }
 
 // SAFETY: the pointers are leftovers of the last call; each call fills both lists anew before it reads them.
@@ -197,6 +198,10 @@ impl Collective for InProcess {
         self.group.world_size
     }
 
+    fn sums(&self, _: DType) -> bool {
+        true
+    }
+
     unsafe fn enqueue(&self, call: &Call) -> Result<()> {
         if !std::ptr::eq(call.src, call.dst) {
             // Ranks meet over `dst`. SAFETY: both are valid for `bytes`, by the contract.
@@ -207,17 +212,16 @@ impl Collective for InProcess {
         self.group.rendezvous.meet(&self.seat, call, calls)?;
         // From here to `part` nothing may return early: peers are inside our buffer and we inside theirs.
         buffers.clear();
-        buffers.extend(calls.iter().map(|call| call.dst.cast::<f32>()));
+        buffers.extend(calls.iter().map(|call| call.dst));
         match call.kind {
             CollectiveKind::AllReduce => {
-                let DType::F32 = call.dtype;
                 let elements = call.bytes / call.dtype.bytes();
                 let (rank, ranks) = (u64::from(self.seat.rank), u64::from(self.group.world_size));
                 let part = elements.div_ceil(ranks);
                 let (first, last) = ((rank * part).min(elements), ((rank + 1) * part).min(elements));
                 // SAFETY: all ranks have met with equal lengths, none returns before `part`, and rank r alone
                 // touches the r-th part of each buffer; their owners promised that nothing else does.
-                unsafe { self.group.kernels.sum(buffers, first, last) }
+                unsafe { self.group.kernels.sum(buffers, call.dtype, first, last) }
             }
             CollectiveKind::Broadcast => {
                 if self.seat.rank != 0 {

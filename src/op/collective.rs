@@ -11,6 +11,7 @@ use std::{fmt, time::Duration};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::handle::{Place, StreamHandle};
+use crate::layout::Plan;
 
 /// Which collective.
 #[non_exhaustive]
@@ -46,7 +47,8 @@ pub struct Call {
     pub src: *const u8,
     /// What is written, `bytes` long; may equal `src`.
     pub dst: *mut u8,
-    /// Length of both; for an all-reduce in the stepper's own memory a multiple of world_size x 256 elements.
+    /// Length of both; for an all-reduce in the stepper's own memory a multiple of world_size x 256 elements, unless a
+    /// [hook](crate::overlap::Hooked) asks for it.
     pub bytes: u64,
     /// One number for layout, options, learning rates and frozen parameters.
     pub agreement: u64,
@@ -126,10 +128,26 @@ pub trait Collective: Send + Sync {
         place == Place::Host
     }
 
+    /// Whether it sums elements of this type. Steppers' gradients are f32; [`Compressed`](crate::overlap::Compressed)
+    /// sends others, and is refused where they would be taken for f32.
+    fn sums(&self, dtype: DType) -> bool {
+        dtype == DType::F32
+    }
+
     /// Whether sums are made by somebody else, in whose hands gradients are before a bucket is handed over. Then every
     /// gradient of a pass must have been asked for: zeros written now would come beside the sum, or behind it.
     fn sums_outside(&self) -> bool {
         false
+    }
+
+    /// Told of the buckets that a stepper has cut, before any call for them: when it is built, and again should it ever
+    /// cut them anew. For who sizes buffers by them, or cannot serve them.
+    ///
+    /// # Errors
+    /// What makes them impossible; the stepper is refused with it.
+    fn prepare(&self, plan: &Plan) -> Result<()> {
+        let _ = plan;
+        Ok(())
     }
 
     /// Memory of its own for `bytes` of gradients on a GPU, or `None` if the device's own serves it as well.

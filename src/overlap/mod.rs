@@ -1,8 +1,15 @@
-//! The original systems' vocabulary on top of a stepper.
+//! The original systems' vocabulary on top of the stepper: optimizers by name, and what stands between a bucket's
+//! gradients and its fused step.
 //!
-//! What PyTorch's overlapped optimizers call a registry, a communication hook, an optimizer in backward. Must add no
-//! schedule and touch no memory of its own: all of it is options of a stepper, or a collective around another one.
+//! A hook is a communicator around another one, so a stepper takes it like any other and schedules nothing anew. Must never
+//! step a parameter itself.
 
+mod bucket;
+mod compress;
+mod hooks;
 mod registry;
 
+pub use bucket::GradBucket;
+pub use compress::Compressed;
+pub use hooks::Hooked;
 pub use registry::{Keywords, Registry, Resolved};

@@ -156,6 +156,7 @@ impl StepperBuilder<'_> {
         let is_chosen = |param: usize| chosen.as_ref().is_none_or(|chosen| chosen.contains(&param));
         plan.optimize_only(|param| optimizers.is_stepped(param) && is_chosen(param));
         let assignment = Arc::new(optimizers.assignment(self.layout, &plan)?);
+        comm.prepare(&plan)?;
         let plan = Arc::new(plan);
         let borrowed = memory.map(|memory| memory.pieces(self.layout, &plan)).transpose()?;
         let mut policy = Policy::new(self.mode, self.max_norm.is_some() || self.skip_nonfinite);

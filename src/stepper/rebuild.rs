@@ -134,6 +134,11 @@ impl<D: Device> Stepper<D> {
         // SAFETY: the caller has made everything the trainer's, and no pass is open; the plan is not foreign.
         let mut device = unsafe { self.run.get_mut().device.rebuilt(&plan, &assignment, agreement.fixed())? };
         self.copy_tensors(&plan, &optimizers, &assignment, &mut device)?;
+        if let Err(error) = self.comm.prepare(&plan) {
+            // It went along with the old plan before.
+            self.comm.prepare(&self.plan)?;
+            return Err(error);
+        }
         let mut schedule = Schedule::new(&self.layout, Arc::clone(&plan), self.policy);
         let run = self.run.get_mut();
         schedule.set_pass(run.schedule.pass());

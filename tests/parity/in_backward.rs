@@ -96,7 +96,7 @@ fn aob_1_weights_and_biases_follow_optimizers_of_their_own() -> Result<()> {
             .optimizer_for(&biases, sgd(0.5))
             .mode(mode)
             .host(Solo::default())?;
-        let rules = |param: usize| vec![rule(if param % 2 == 0 { 1.0 } else { 0.5 })];
+        let rules = |param: usize| vec![rule(if param.is_multiple_of(2) { 1.0 } else { 0.5 })];
         assert_parity(stepper, network, rules, &format!("{mode:?}"))?;
     }
     Ok(())

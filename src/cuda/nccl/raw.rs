@@ -75,6 +75,8 @@ impl Raw {
         let count = (call.bytes / call.dtype.bytes()) as usize;
         let dtype = match call.dtype {
             DType::F32 => ncclDataType_t::ncclFloat32,
+            DType::BF16 => ncclDataType_t::ncclBfloat16,
+            DType::F16 => ncclDataType_t::ncclFloat16,
         };
         let functions = &self.library.functions;
         with_device(self.device, || {

@@ -1,0 +1,124 @@
+//! One bucket's gradients as a communication hook sees them, and the sums that it may ask for.
+//!
+//! A flat run of f32 without the counts behind it, and the ranges of its parameters. Must remember the first sum that
+//! failed, and make no other after it: ranks are no longer at the same call.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::ops::Range;
+
+use crate::error::{Error, Result};
+use crate::layout::{Bucket, Plan};
+use crate::op::{Call, Collective};
+
+/// One bucket's gradients, in a hook's hands.
+pub struct GradBucket<'a> {
+    pub(super) comm: &'a dyn Collective,
+    pub(super) call: &'a Call,
+    pub(super) index: u32,
+    pub(super) plan: &'a Plan,
+    pub(super) bucket: &'a Bucket,
+    pub(super) values: &'a mut [f32],
+    /// The first sum that failed: whatever the gradients are since, no step may take them.
+    pub(super) failed: Option<Error>,
+}
+
+impl GradBucket<'_> {
+    /// Which bucket, counted from the first one to be reduced.
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// Whether it is the last of them all. Buckets of frozen parameters alone come in no pass.
+    pub fn is_last(&self) -> bool {
+        self.index as usize + 1 == self.plan.buckets().len()
+    }
+
+    /// The pass, counted from the stepper's first.
+    pub fn pass(&self) -> u64 {
+        self.call.pass
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> u32 {
+        self.comm.rank()
+    }
+
+    /// Number of ranks.
+    pub fn world_size(&self) -> u32 {
+        self.comm.world_size()
+    }
+
+    /// All gradients in one piece; between them are zeros where the stepper pads.
+    pub fn values(&self) -> &[f32] {
+        self.values
+    }
+
+    /// The same, to be changed. What is written between gradients is lost.
+    pub fn values_mut(&mut self) -> &mut [f32] {
+        self.values
+    }
+
+    /// Which elements of [`values`](Self::values) are whose gradient: parameters as numbers in the order of
+    /// [`Layout::ids`](crate::Layout::ids).
+    pub fn gradients(&self) -> impl Iterator<Item = (usize, Range<usize>)> + '_ {
+        let first = self.bucket.start;
+        self.plan.segments_of(self.bucket).iter().map(move |segment| {
+            let start = (segment.grad_start - first) as usize;
+            (segment.param as usize, start..start + segment.len as usize)
+        })
+    }
+
+    /// Makes all gradients their sums over ranks: what happens where there is no hook. Every rank's hook makes the same
+    /// calls in the same order, as many as it likes.
+    ///
+    /// # Errors
+    /// As [`Collective::enqueue`]; again at every later call.
+    pub fn all_reduce(&mut self) -> Result<()> {
+        self.all_reduce_range(0..self.values.len())
+    }
+
+    /// The same for some of the elements.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce); `Hook` if the bucket has not so many.
+    pub fn all_reduce_range(&mut self, range: Range<usize>) -> Result<()> {
+        let len = self.values.len();
+        let Some(part) = self.values.get_mut(range.clone()) else {
+            return Err(Error::Hook(format!("elements {range:?} of a bucket that has {len}")));
+        };
+        sum(self.comm, self.call, part, &mut self.failed)
+    }
+
+    /// The same for a buffer of the hook's own, as long on every rank.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
+    pub fn all_reduce_buffer(&mut self, buffer: &mut [f32]) -> Result<()> {
+        sum(self.comm, self.call, buffer, &mut self.failed)
+    }
+}
+
+/// One all-reduce in the name of `call`, unless an earlier one has failed.
+pub(super) fn sum(
+    comm: &dyn Collective,
+    call: &Call,
+    values: &mut [f32],
+    failed: &mut Option<Error>,
+) -> Result<()> {
+    if let Some(error) = failed {
+        return Err(error.clone());
+    }
+    let address = values.as_mut_ptr().cast::<u8>();
+    let part = Call { src: address, dst: address, bytes: size_of_val(values) as u64, ..*call };
+    // SAFETY: the slice is borrowed mutably until the call returns.
+    let outcome = unsafe { comm.enqueue(&part) };
+    *failed = outcome.clone().err();
+    outcome
+}
+
+impl fmt::Debug for GradBucket<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "bucket {} of pass {}, {} elements", self.index, self.pass(), self.values.len())
+    }
+}

@@ -1,0 +1,223 @@
+//! Gradients on the wire as bf16 or f16: cast, summed by the communicator inside, cast back.
+//!
+//! Every element is cast alone, so no bucket cap, mode or instruction set changes a bit, and all ranks receive the same
+//! ones. Must never change a count that travels in a bucket's tail: hence powers of two as scales, and a limit of
+//! ranks. Casts go through the kernels' C entries, since a thread may have inherited flush-to-zero.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::handle::Place;
+use crate::host::kernels::{Isa, Kernels};
+use crate::layout::Plan;
+use crate::op::{Call, Collective, CollectiveKind};
+use crate::pool::Pool;
+
+/// A cache line of 16-bit elements: what collectives are promised their buffers to be aligned to.
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+struct Line([u16; 32]);
+
+/// The unit of an f16's last place where that is smallest: what a count of one must not fall below.
+const SMALLEST_PRE_SCALE: f32 = 1.0 / (1 << 24) as f32;
+
+/// What a sum of ones over all ranks may be at most, scaled, so as to be finite in f16.
+const LARGEST_COUNT: f32 = 32_768.0;
+
+/// A communicator that halves what `C` has to send: gradients travel as bf16 or f16. Parameters are still broadcast as
+/// they are. On the host only, so far.
+///
+/// # Error
+/// With u the rounding of the format (2^-8 for bf16, 2^-11 for f16), s the pre-scale and n ranks in one process: an
+/// element is rounded once before the sum, the sum is taken in f32 and rounded once behind it, so the sum is off by at
+/// most (2u + u^2 + n 2^-23) times the sum of the magnitudes, and by n + 1 halves of the smallest subnormal (2^-133 for
+/// bf16, 2^-24/s for f16). The mean is off by an n-th of it. A communicator that rounds at every hop, as a ring does,
+/// is off by up to n u.
+///
+/// A gradient of 65520/s or more is infinite as f16, and so is its sum: what
+/// [`skip_nonfinite`](crate::StepperBuilder::skip_nonfinite) then sees. NaN and infinity stay what they are.
+///
+/// ```
+/// use instep::overlap::Compressed;
+/// use instep::{Layout, Sgd, Stepper, in_process};
+///
+/// let layout = Layout::builder().param("weight", 2).build()?;
+/// let weight = layout.id("weight")?;
+/// let ranks = in_process(2, |comm| {
+///     let mut stepper = Stepper::host(&layout, Sgd { lr: 1.0, ..Default::default() }, Compressed::bf16(comm)?)?;
+///     let mut pass = stepper.begin()?;
+///     pass.grads().write(weight, &[1.0, 1.001])?; // the second has no bf16: 1 is the nearest
+///     pass.grad_ready(weight)?;
+///     pass.finish()?;
+///     Ok::<_, instep::Error>(stepper.params()?.get(weight)?.to_vec())
+/// })?;
+/// assert_eq!(ranks, [[-1.0, -1.0], [-1.0, -1.0]]);
+/// # Ok::<(), instep::Error>(())
+/// ```
+///
+/// # Source
+/// PyTorch's `bf16_compress_hook` and `fp16_compress_hook`, which divide by the number of ranks before the sum; here
+/// that stays in the step, where it is rounded once, and f16 has a power of two in its place.
+pub struct Compressed<C> {
+    comm: C,
+    dtype: DType,
+    pre_scale: f32,
+    kernels: Kernels,
+    /// Of the largest bucket, kept, so that a steady state allocates nothing.
+    scratch: Mutex<Vec<Line>>,
+}
+
+impl<C: Collective> Compressed<C> {
+    /// Gradients as bf16: the range of f32, 8 bits of precision.
+    ///
+    /// # Errors
+    /// `Unsupported` if `comm` sums no bf16, as another `Compressed` or a [`Hooked`](super::Hooked) does not; `Config`,
+    /// `Unsupported` or `Arithmetic` for an instruction set that cannot be used.
+    pub fn bf16(comm: C) -> Result<Compressed<C>> {
+        Compressed::new(comm, DType::BF16, 1.0)
+    }
+
+    /// Gradients as f16: 11 bits of precision from 2^-14 on. They are multiplied by the largest power of two that is
+    /// not above 1/world_size on their way, so that a sum of finite values is finite; see
+    /// [`pre_scale`](Self::pre_scale).
+    ///
+    /// # Errors
+    /// As [`bf16`](Self::bf16).
+    pub fn f16(comm: C) -> Result<Compressed<C>> {
+        let ranks = u64::from(comm.world_size().max(1)).next_power_of_two();
+        let pre_scale = (1.0 / ranks as f32).max(SMALLEST_PRE_SCALE);
+        Compressed::new(comm, DType::F16, pre_scale)
+    }
+
+    /// What f16 gradients are multiplied by before the cast; the sum is divided by it behind. Small ones overflow
+    /// later, large ones keep small gradients: a loss scale, for the wire alone.
+    ///
+    /// # Errors
+    /// `Config` unless it is a power of two from 2^-24 on that leaves world_size times it at 32768 or below, so that
+    /// counts stay exact; always for bf16, which has the range of f32.
+    pub fn pre_scale(mut self, pre_scale: f32) -> Result<Compressed<C>> {
+        let refuse = |why| Err(Error::config("pre_scale", pre_scale, why));
+        if self.dtype == DType::BF16 {
+            return refuse("bf16 has the range of f32");
+        }
+        let is_power_of_two = pre_scale.is_normal() && pre_scale > 0.0 && pre_scale.to_bits() << 9 == 0;
+        let largest = LARGEST_COUNT / self.comm.world_size() as f32;
+        if !(is_power_of_two && (SMALLEST_PRE_SCALE..=largest).contains(&pre_scale)) {
+            return refuse("must be a power of two from 2^-24 to 32768/world_size");
+        }
+        self.pre_scale = pre_scale;
+        Ok(self)
+    }
+
+    fn new(comm: C, dtype: DType, pre_scale: f32) -> Result<Compressed<C>> {
+        if !comm.sums(dtype) {
+            let what = format!("summing {dtype} by the communicator that is to be given it");
+            return Err(Error::Unsupported { what, have: "one that sums f32".to_owned() });
+        }
+        let kernels = Kernels::load(Isa::from_environment()?)?;
+        Ok(Compressed { comm, dtype, pre_scale, kernels, scratch: Mutex::default() })
+    }
+
+    /// Up to how many ranks a count of them is exact: every whole number up to there has its own bits.
+    fn most_counted_ranks(&self) -> u32 {
+        if self.dtype == DType::BF16 { 256 } else { 2048 }
+    }
+}
+
+/// Makes room for as many elements.
+fn reserve(scratch: &mut Vec<Line>, elements: u64) {
+    let lines = elements.div_ceil(32) as usize;
+    if scratch.len() < lines {
+        scratch.resize(lines, Line([0; 32]));
+    }
+}
+
+impl<C: Collective> Collective for Compressed<C> {
+    fn rank(&self) -> u32 {
+        self.comm.rank()
+    }
+
+    fn world_size(&self) -> u32 {
+        self.comm.world_size()
+    }
+
+    /// The host's memory, if `C` does.
+    fn reaches(&self, place: Place) -> bool {
+        place == Place::Host && self.comm.reaches(place)
+    }
+
+    fn sums_outside(&self) -> bool {
+        self.comm.sums_outside()
+    }
+
+    /// # Errors
+    /// `Config` for more ranks than the format counts exactly, if the buckets count any; what `C` refuses.
+    fn prepare(&self, plan: &Plan) -> Result<()> {
+        let counts = plan.buckets().iter().any(|bucket| !bucket.tail.is_empty());
+        if counts && self.world_size() > self.most_counted_ranks() {
+            let why = "bf16 counts 256 ranks, f16 2048; use StepZero, without uneven inputs";
+            return Err(Error::config("world_size", self.world_size(), why));
+        }
+        let largest = plan.buckets().iter().map(|bucket| bucket.len).max().unwrap_or(0);
+        reserve(&mut self.scratch.lock().unwrap_or_else(PoisonError::into_inner), largest);
+        self.comm.prepare(plan)
+    }
+
+    fn agree(&self, number: u64, deadline: Duration) -> Result<()> {
+        self.comm.agree(number, deadline)
+    }
+
+    unsafe fn enqueue(&self, call: &Call) -> Result<()> {
+        if call.kind != CollectiveKind::AllReduce {
+            // SAFETY: the caller's promise, passed on.
+            return unsafe { self.comm.enqueue(call) };
+        }
+        if call.dtype != DType::F32 {
+            let what = format!("compression of {} to {}", call.dtype, self.dtype);
+            return Err(Error::Unsupported { what, have: "that of f32".to_owned() });
+        }
+        let elements = call.bytes / call.dtype.bytes();
+        let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        reserve(&mut scratch, elements);
+        let narrow = scratch.as_mut_ptr().cast::<u16>();
+        let wire = Call {
+            dtype: self.dtype,
+            src: narrow.cast(),
+            dst: narrow.cast(),
+            bytes: elements * self.dtype.bytes(),
+            // Sums of what was scaled differently would be meaningless.
+            agreement: call.agreement ^ u64::from(self.pre_scale.to_bits()),
+            ..*call
+        };
+        // SAFETY: source and destination are as long as the call says, by the contract, and the scratch has room; it is
+        // locked, and lives longer than the call inside.
+        unsafe {
+            self.kernels.narrow(call.src.cast(), narrow, self.dtype, self.pre_scale, elements);
+            self.comm.enqueue(&wire)?;
+            self.kernels.widen(narrow, call.dst.cast(), self.dtype, 1.0 / self.pre_scale, elements);
+        }
+        Ok(())
+    }
+
+    fn check(&self) -> Result<()> {
+        self.comm.check()
+    }
+
+    fn abort(&self, cause: &Error) {
+        self.comm.abort(cause);
+    }
+
+    fn pool(&self) -> Option<Pool> {
+        self.comm.pool()
+    }
+}
+
+impl<C: fmt::Debug> fmt::Debug for Compressed<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}, gradients as {} times {}", self.comm, self.dtype, self.pre_scale)
+    }
+}

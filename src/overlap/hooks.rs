@@ -1,0 +1,181 @@
+//! A closure in the place of a bucket's all-reduce: noise, clipping of local gradients, low-rank compression, gossip.
+//!
+//! The hook sees gradients and nothing else: the padding between them is cleared behind it, or whatever it left there
+//! would add up from pass to pass, and the counts in the bucket's tail are summed beside it. Must never let a failed
+//! sum go unnoticed, whatever the hook makes of the error.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::abi::INSTEP_QUANTUM;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::handle::Place;
+use crate::layout::{Bucket, Plan};
+use crate::op::{Call, Collective, CollectiveKind};
+use crate::overlap::bucket::{GradBucket, sum};
+use crate::pool::Pool;
+
+/// A communicator that calls a hook with each bucket's gradients, in place of their all-reduce. What the hook leaves is
+/// what is stepped, as if it were the sum over ranks; every rank must end with the same bits, or parameters drift
+/// apart. On the host only, so far.
+///
+/// One wrapper has one hook, and what it sums goes to the communicator inside: `Hooked` around
+/// [`Compressed`](super::Compressed) sends it as 16 bits. A second hook is a second wrapper, behind the first: it takes
+/// whole buckets only, so the outer one must [`all_reduce`](GradBucket::all_reduce), and sum nothing else.
+///
+/// ```
+/// use instep::overlap::{GradBucket, Hooked};
+/// use instep::{Layout, Sgd, Stepper, in_process};
+///
+/// let layout = Layout::builder().param("weight", 2).build()?;
+/// let weight = layout.id("weight")?;
+/// let ranks = in_process(2, |comm| {
+///     let comm = Hooked::new(comm, |bucket: &mut GradBucket<'_>| {
+///         bucket.values_mut().iter_mut().for_each(|g| *g = g.clamp(-1.0, 1.0)); // local gradients
+///         bucket.all_reduce() // now sums over ranks
+///     });
+///     let mut stepper = Stepper::host(&layout, Sgd { lr: 1.0, ..Default::default() }, comm)?;
+///     let mut pass = stepper.begin()?;
+///     pass.grads().write(weight, &[0.5, 100.0])?;
+///     pass.grad_ready(weight)?;
+///     pass.finish()?;
+///     Ok::<_, instep::Error>(stepper.params()?.get(weight)?.to_vec())
+/// })?;
+/// assert_eq!(ranks, [[-0.5, -1.0], [-0.5, -1.0]]);
+/// # Ok::<(), instep::Error>(())
+/// ```
+///
+/// # Ordering
+/// The hook runs on the reduce stream's thread, one bucket at a time, in the order of their indices; the bucket's step
+/// (its norm, where there is one) comes behind it.
+///
+/// # Errors
+/// What the hook returns poisons the stepper, as a panic inside does, and ends the other ranks with an error;
+/// [`Error::Hook`] is for words of its own. A sum that has failed poisons even if the hook returns `Ok`.
+///
+/// # Source
+/// PyTorch's `register_comm_hook` and `_hook_then_optimizer`.
+pub struct Hooked<C, H> {
+    comm: C,
+    state: Mutex<State<H>>,
+}
+
+struct State<H> {
+    hook: H,
+    /// Which gradient lies where.
+    plan: Option<Plan>,
+}
+
+impl<C: Collective, H: FnMut(&mut GradBucket<'_>) -> Result<()> + Send> Hooked<C, H> {
+    /// A hook in front of `comm`.
+    pub fn new(comm: C, hook: H) -> Hooked<C, H> {
+        Hooked { comm, state: Mutex::new(State { hook, plan: None }) }
+    }
+}
+
+/// Zeros between the gradients of a bucket, as the stepper has left them there. In a bucket of the caller's, what lies
+/// between is the caller's.
+fn clear_padding(plan: &Plan, bucket: &Bucket, values: &mut [f32]) {
+    if plan.is_foreign() {
+        return;
+    }
+    for segment in plan.segments_of(bucket) {
+        let end = (segment.grad_start - bucket.start + segment.len) as usize;
+        values[end..end.next_multiple_of(INSTEP_QUANTUM as usize)].fill(0.0);
+    }
+}
+
+impl<C: Collective, H: FnMut(&mut GradBucket<'_>) -> Result<()> + Send> Collective for Hooked<C, H> {
+    fn rank(&self) -> u32 {
+        self.comm.rank()
+    }
+
+    fn world_size(&self) -> u32 {
+        self.comm.world_size()
+    }
+
+    /// The host's memory, if `C` does.
+    fn reaches(&self, place: Place) -> bool {
+        place == Place::Host && self.comm.reaches(place)
+    }
+
+    fn sums_outside(&self) -> bool {
+        self.comm.sums_outside()
+    }
+
+    fn prepare(&self, plan: &Plan) -> Result<()> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).plan = Some(plan.clone());
+        self.comm.prepare(plan)
+    }
+
+    fn agree(&self, number: u64, deadline: Duration) -> Result<()> {
+        self.comm.agree(number, deadline)
+    }
+
+    unsafe fn enqueue(&self, call: &Call) -> Result<()> {
+        if call.kind != CollectiveKind::AllReduce {
+            // SAFETY: the caller's promise, passed on.
+            return unsafe { self.comm.enqueue(call) };
+        }
+        if call.dtype != DType::F32 {
+            let what = format!("a hook on {} gradients", call.dtype);
+            let have = "one on f32; compression belongs inside the hook's communicator".to_owned();
+            return Err(Error::Unsupported { what, have });
+        }
+        let Some(index) = call.bucket else {
+            // Counts that an outer hook was not shown. SAFETY: the caller's promise, passed on.
+            return unsafe { self.comm.enqueue(call) };
+        };
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let State { hook, plan } = &mut *state;
+        let elements = call.bytes / call.dtype.bytes();
+        // All of the bucket, or what an outer hook was shown of it.
+        let is_whole = |bucket: &Bucket| [bucket.len, bucket.tail.start - bucket.start].contains(&elements);
+        let found = plan.as_ref().and_then(|plan| Some((plan, plan.buckets().get(index as usize)?)));
+        let Some((plan, bucket)) = found.filter(|(_, bucket)| is_whole(bucket)) else {
+            return Err(Error::Order(format!("[{call}] is no bucket, which is all that a hook takes")));
+        };
+        let gradients = bucket.tail.start - bucket.start;
+        let counts = if elements > gradients { bucket.tail.end - bucket.tail.start } else { 0 };
+        // SAFETY: both are valid for a bucket, of which the gradients are the first part, and nothing else touches
+        // them, by the contract; so `values` and `counts` are this call's alone, and do not overlap.
+        let (values, counts) = unsafe {
+            if !std::ptr::eq(call.src, call.dst) {
+                call.src.copy_to(call.dst, call.bytes as usize);
+            }
+            let first = call.dst.cast::<f32>();
+            let values = std::slice::from_raw_parts_mut(first, gradients as usize);
+            (values, std::slice::from_raw_parts_mut(first.add(gradients as usize), counts as usize))
+        };
+        let mut seen = GradBucket { comm: &self.comm, call, index, plan, bucket, values, failed: None };
+        let outcome = hook(&mut seen);
+        let mut failed = seen.failed.take();
+        clear_padding(plan, bucket, seen.values);
+        if !counts.is_empty() && outcome.is_ok() {
+            // No hook's business, so not in the bucket's name. If a sum has failed, so does this one.
+            let _ = sum(&self.comm, &Call { bucket: None, ..*call }, counts, &mut failed);
+        }
+        failed.map_or(outcome, Err)
+    }
+
+    fn check(&self) -> Result<()> {
+        self.comm.check()
+    }
+
+    fn abort(&self, cause: &Error) {
+        self.comm.abort(cause);
+    }
+
+    fn pool(&self) -> Option<Pool> {
+        self.comm.pool()
+    }
+}
+
+impl<C: fmt::Debug, H> fmt::Debug for Hooked<C, H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} behind a hook", self.comm)
+    }
+}
