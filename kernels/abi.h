@@ -106,12 +106,15 @@ typedef struct InstepSegment {
 
 /* What changes from pass to pass and is decided on the device. */
 typedef struct InstepControl {
+    float next_loss_scale;             /* of the next pass, if it is dynamic. Decide alone writes this and the tracker, */
+    uint32_t growth_tracker;           /* so the trainer reads it beside steps: finite passes since the scale changed */
     uint64_t limbs[INSTEP_NORM_LIMBS]; /* sum of squares of the reduced gradients, exact */
     uint64_t passes;                   /* begun so far, this one included */
     double norm;                       /* of the averaged gradients, after Decide */
-    double clip;                       /* coefficient that Decide chose; 1 without clipping or when skipped */
+    double previous_norm;              /* the last one that was finite, for the next pass to clip by; negative: none yet */
+    double clip;                       /* coefficient that Begin or Decide chose; 1 without clipping or when skipped */
     double divisor;                    /* ranks to take the mean over; 0: as many as contributed */
-    double loss_scale;                 /* constant factor in the loss, divided out */
+    double loss_scale;                 /* factor in this pass's loss, divided out */
     float multiplier;                  /* applied to every gradient that is stepped, once the divisor is known */
     float average_multiplier;          /* applied to Average segments: 1/divisor, likewise */
     float local_multiplier;            /* applied to gradients that are not summed over ranks: 1/loss_scale */
@@ -144,15 +147,19 @@ typedef struct InstepBeginArgs {
     uint64_t slot_words;
     uint64_t slot_count;
     double divisor;
-    double loss_scale;
+    double loss_scale;        /* 0: as the control block says */
+    double previous_max_norm; /* clips by the norm of the pass before; negative: no clipping */
 } InstepBeginArgs;
 
 typedef struct InstepDecideArgs {
     InstepControl* control;
     const float* contributors; /* any bucket's count of ranks that had data, or null */
     double max_norm;           /* negative: no clipping */
+    double growth_factor;      /* of a dynamic loss scale, and what it is multiplied by in a skipped pass */
+    double backoff_factor;
+    double largest_loss_scale; /* that divides out as a normal f32 */
     uint32_t skip_nonfinite;
-    uint32_t reserved;
+    uint32_t growth_interval; /* 0: the loss scale is constant */
 } InstepDecideArgs;
 
 /* Shared by the step and the norm; the norm reads no state and no parameter. */
@@ -182,10 +189,11 @@ typedef struct InstepStatus {
     uint64_t sequence; /* counts passes from 1 */
     double norm;
     double clip;
-    uint32_t decided; /* norm and clip are of this pass */
+    double loss_scale;
+    uint32_t decided; /* the norm is of this pass */
     uint32_t skipped;
     uint32_t first_nonfinite_bucket;
-    uint32_t reserved[7];
+    uint32_t reserved[5];
 } InstepStatus;
 
 typedef struct InstepPublishArgs {

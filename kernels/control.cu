@@ -17,7 +17,7 @@ extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS)
         for (uint64_t w = threadIdx.x; w < args.slot_words; w += INSTEP_GPU_THREADS) settings[w] = slot[w];
     }
     __syncthreads();
-    if (threadIdx.x == 0) begin_pass(args.control, args.divisor, args.loss_scale);
+    if (threadIdx.x == 0) begin_pass(args);
 #pragma unroll 1
     for (uint64_t k = threadIdx.x; k < args.segment_count; k += INSTEP_GPU_THREADS) {
         begin_segment(&args.segments[k], args.groups, args.actions[k]);
@@ -46,6 +46,7 @@ extern "C" __global__ void instep_publish(const __grid_constant__ InstepPublishA
     __threadfence_system();
     slot->norm = control.norm;
     slot->clip = control.clip;
+    slot->loss_scale = control.loss_scale;
     slot->decided = control.decided;
     slot->skipped = control.skip;
     slot->first_nonfinite_bucket = control.first_nonfinite_bucket;

@@ -19,15 +19,25 @@ INSTEP_INLINE double divisor_of(const InstepControl& control, const float* contr
 
 INSTEP_INLINE const float* count_at(uint64_t address) { return reinterpret_cast<const float*>(address); }
 
-/* Opens a pass: nothing is decided yet, and the accumulators are empty. */
-INSTEP_INLINE void begin_pass(InstepControl* control, double divisor, double loss_scale) {
+/* As torch.nn.utils.clip_grad_norm_. */
+INSTEP_INLINE double clip_coefficient(double max_norm, double norm) {
+    const double clip = max_norm / (norm + 1e-6);
+    return clip >= 1.0 ? 1.0 : canonical(clip);
+}
+
+/* Opens a pass: nothing is decided yet but what the pass before has told, and the accumulators are empty. */
+INSTEP_INLINE void begin_pass(const InstepBeginArgs& args) {
+    InstepControl* control = args.control;
+    const double divisor = args.divisor;
+    const double loss_scale = args.loss_scale > 0.0 ? args.loss_scale : static_cast<double>(control->next_loss_scale);
+    const bool clips = args.previous_max_norm >= 0.0 && control->previous_norm >= 0.0;
     for (int k = 0; k < INSTEP_NORM_LIMBS; ++k) control->limbs[k] = 0;
     control->passes += 1;
     control->norm = 0.0;
-    control->clip = 1.0;
+    control->clip = clips ? clip_coefficient(args.previous_max_norm, control->previous_norm) : 1.0;
     control->divisor = divisor;
     control->loss_scale = loss_scale;
-    control->multiplier = divisor > 0.0 ? static_cast<float>(1.0 / (divisor * loss_scale)) : 0.0f;
+    control->multiplier = divisor > 0.0 ? static_cast<float>(1.0 / (divisor * loss_scale) * control->clip) : 0.0f;
     control->average_multiplier = divisor > 0.0 ? static_cast<float>(1.0 / divisor) : 0.0f;
     control->local_multiplier = static_cast<float>(1.0 / loss_scale);
     control->max_abs_bits = 0;
@@ -81,7 +91,8 @@ INSTEP_INLINE float step_multiplier(const InstepStepArgs& args, const InstepSegm
     const InstepControl& control = *args.control;
     if (args.local) return control.local_multiplier;
     if (control.decided || control.divisor > 0.0) return control.multiplier;
-    return static_cast<float>(1.0 / (divisor_of(control, count_at(segment.contributors)) * control.loss_scale));
+    const double ranks = divisor_of(control, count_at(segment.contributors));
+    return static_cast<float>(1.0 / (ranks * control.loss_scale) * control.clip);
 }
 
 INSTEP_INLINE float average_multiplier(const InstepStepArgs& args, const InstepSegment& segment) {
@@ -101,7 +112,23 @@ INSTEP_INLINE void instruct(const InstepStepArgs& args, const InstepTile& tile) 
     if (steps) segment.stepped = 1;
 }
 
-/* Norm of the averaged gradients, clip coefficient as in torch.nn.utils.clip_grad_norm_, and whether to skip.
+/* The loss scale of the next pass, as torch.amp.GradScaler has it: smaller behind a skipped pass, larger behind an
+ * unbroken run of the others. A scale that could not be divided out in f32 is not taken: the one that stands goes on. */
+INSTEP_INLINE void adapt_loss_scale(const InstepDecideArgs& args) {
+    InstepControl* control = args.control;
+    double factor = 1.0;
+    if (control->skip) {
+        factor = args.backoff_factor;
+        control->growth_tracker = 0;
+    } else if (++control->growth_tracker >= args.growth_interval) {
+        factor = args.growth_factor;
+        control->growth_tracker = 0;
+    }
+    const float scale = static_cast<float>(static_cast<double>(control->next_loss_scale) * factor);
+    if (scale >= 0x1p-126f && static_cast<double>(scale) <= args.largest_loss_scale) control->next_loss_scale = scale;
+}
+
+/* Norm of the averaged gradients, clip coefficient, whether to skip, and what that means for the next pass.
  * Without skip_nonfinite a non-finite norm clips as IEEE says: infinity to 0, NaN to NaN. */
 INSTEP_INLINE void decide(const InstepDecideArgs& args) {
     InstepControl* control = args.control;
@@ -115,14 +142,16 @@ INSTEP_INLINE void decide(const InstepDecideArgs& args) {
         control->norm = canonical(multiplier * square_root(limbs_value(control->limbs)));
     }
     if (args.max_norm >= 0.0) {
-        const double clip = args.max_norm / (control->norm + 1e-6);
-        control->clip = clip >= 1.0 ? 1.0 : canonical(clip);
+        control->clip = clip_coefficient(args.max_norm, control->norm);
     }
     control->multiplier = canonical(static_cast<float>(multiplier * control->clip));
     /* What the step would see counts: a finite sum may overflow when a small loss scale is divided out. */
     control->skip = args.skip_nonfinite && is_nonfinite(float_of(worst) * control->multiplier);
     if (control->skip) control->clip = 1.0;
     control->decided = 1;
+    if (args.contributors && *args.contributors == 0.0f) return; /* nobody had data, so nothing was learnt */
+    if (worst < INSTEP_F32_INFINITY_BITS && !control->skip) control->previous_norm = control->norm;
+    if (args.growth_interval != 0) adapt_loss_scale(args);
 }
 
 }  // namespace

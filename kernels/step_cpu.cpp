@@ -285,7 +285,7 @@ __attribute__((noinline)) void norm_tiles(const InstepStepArgs* args, uint64_t f
 }
 
 __attribute__((noinline)) void begin_all(const InstepBeginArgs* args) {
-    begin_pass(args->control, args->divisor, args->loss_scale);
+    begin_pass(*args);
     for (uint64_t k = 0; k < args->segment_count; ++k) {
         begin_segment(&args->segments[k], args->groups, args->actions[k]);
     }

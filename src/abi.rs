@@ -251,9 +251,12 @@ const _: () = {
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct InstepControl {
+    pub next_loss_scale: f32,
+    pub growth_tracker: u32,
     pub limbs: [u64; 22usize],
     pub passes: u64,
     pub norm: f64,
+    pub previous_norm: f64,
     pub clip: f64,
     pub divisor: f64,
     pub loss_scale: f64,
@@ -268,28 +271,34 @@ pub struct InstepControl {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of InstepControl"][::core::mem::size_of::<InstepControl>() - 248usize];
+    ["Size of InstepControl"][::core::mem::size_of::<InstepControl>() - 264usize];
     ["Alignment of InstepControl"][::core::mem::align_of::<InstepControl>() - 8usize];
-    ["Offset of field: InstepControl::limbs"][::core::mem::offset_of!(InstepControl, limbs) - 0usize];
-    ["Offset of field: InstepControl::passes"][::core::mem::offset_of!(InstepControl, passes) - 176usize];
-    ["Offset of field: InstepControl::norm"][::core::mem::offset_of!(InstepControl, norm) - 184usize];
-    ["Offset of field: InstepControl::clip"][::core::mem::offset_of!(InstepControl, clip) - 192usize];
-    ["Offset of field: InstepControl::divisor"][::core::mem::offset_of!(InstepControl, divisor) - 200usize];
+    ["Offset of field: InstepControl::next_loss_scale"]
+        [::core::mem::offset_of!(InstepControl, next_loss_scale) - 0usize];
+    ["Offset of field: InstepControl::growth_tracker"]
+        [::core::mem::offset_of!(InstepControl, growth_tracker) - 4usize];
+    ["Offset of field: InstepControl::limbs"][::core::mem::offset_of!(InstepControl, limbs) - 8usize];
+    ["Offset of field: InstepControl::passes"][::core::mem::offset_of!(InstepControl, passes) - 184usize];
+    ["Offset of field: InstepControl::norm"][::core::mem::offset_of!(InstepControl, norm) - 192usize];
+    ["Offset of field: InstepControl::previous_norm"]
+        [::core::mem::offset_of!(InstepControl, previous_norm) - 200usize];
+    ["Offset of field: InstepControl::clip"][::core::mem::offset_of!(InstepControl, clip) - 208usize];
+    ["Offset of field: InstepControl::divisor"][::core::mem::offset_of!(InstepControl, divisor) - 216usize];
     ["Offset of field: InstepControl::loss_scale"]
-        [::core::mem::offset_of!(InstepControl, loss_scale) - 208usize];
+        [::core::mem::offset_of!(InstepControl, loss_scale) - 224usize];
     ["Offset of field: InstepControl::multiplier"]
-        [::core::mem::offset_of!(InstepControl, multiplier) - 216usize];
+        [::core::mem::offset_of!(InstepControl, multiplier) - 232usize];
     ["Offset of field: InstepControl::average_multiplier"]
-        [::core::mem::offset_of!(InstepControl, average_multiplier) - 220usize];
+        [::core::mem::offset_of!(InstepControl, average_multiplier) - 236usize];
     ["Offset of field: InstepControl::local_multiplier"]
-        [::core::mem::offset_of!(InstepControl, local_multiplier) - 224usize];
-    ["Offset of field: InstepControl::reserved"][::core::mem::offset_of!(InstepControl, reserved) - 228usize];
+        [::core::mem::offset_of!(InstepControl, local_multiplier) - 240usize];
+    ["Offset of field: InstepControl::reserved"][::core::mem::offset_of!(InstepControl, reserved) - 244usize];
     ["Offset of field: InstepControl::max_abs_bits"]
-        [::core::mem::offset_of!(InstepControl, max_abs_bits) - 232usize];
+        [::core::mem::offset_of!(InstepControl, max_abs_bits) - 248usize];
     ["Offset of field: InstepControl::first_nonfinite_bucket"]
-        [::core::mem::offset_of!(InstepControl, first_nonfinite_bucket) - 236usize];
-    ["Offset of field: InstepControl::skip"][::core::mem::offset_of!(InstepControl, skip) - 240usize];
-    ["Offset of field: InstepControl::decided"][::core::mem::offset_of!(InstepControl, decided) - 244usize];
+        [::core::mem::offset_of!(InstepControl, first_nonfinite_bucket) - 252usize];
+    ["Offset of field: InstepControl::skip"][::core::mem::offset_of!(InstepControl, skip) - 256usize];
+    ["Offset of field: InstepControl::decided"][::core::mem::offset_of!(InstepControl, decided) - 260usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -328,10 +337,11 @@ pub struct InstepBeginArgs {
     pub slot_count: u64,
     pub divisor: f64,
     pub loss_scale: f64,
+    pub previous_max_norm: f64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of InstepBeginArgs"][::core::mem::size_of::<InstepBeginArgs>() - 80usize];
+    ["Size of InstepBeginArgs"][::core::mem::size_of::<InstepBeginArgs>() - 88usize];
     ["Alignment of InstepBeginArgs"][::core::mem::align_of::<InstepBeginArgs>() - 8usize];
     ["Offset of field: InstepBeginArgs::control"][::core::mem::offset_of!(InstepBeginArgs, control) - 0usize];
     ["Offset of field: InstepBeginArgs::segments"]
@@ -350,6 +360,8 @@ const _: () = {
         [::core::mem::offset_of!(InstepBeginArgs, divisor) - 64usize];
     ["Offset of field: InstepBeginArgs::loss_scale"]
         [::core::mem::offset_of!(InstepBeginArgs, loss_scale) - 72usize];
+    ["Offset of field: InstepBeginArgs::previous_max_norm"]
+        [::core::mem::offset_of!(InstepBeginArgs, previous_max_norm) - 80usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -357,12 +369,15 @@ pub struct InstepDecideArgs {
     pub control: *mut InstepControl,
     pub contributors: *const f32,
     pub max_norm: f64,
+    pub growth_factor: f64,
+    pub backoff_factor: f64,
+    pub largest_loss_scale: f64,
     pub skip_nonfinite: u32,
-    pub reserved: u32,
+    pub growth_interval: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of InstepDecideArgs"][::core::mem::size_of::<InstepDecideArgs>() - 32usize];
+    ["Size of InstepDecideArgs"][::core::mem::size_of::<InstepDecideArgs>() - 56usize];
     ["Alignment of InstepDecideArgs"][::core::mem::align_of::<InstepDecideArgs>() - 8usize];
     ["Offset of field: InstepDecideArgs::control"]
         [::core::mem::offset_of!(InstepDecideArgs, control) - 0usize];
@@ -370,10 +385,16 @@ const _: () = {
         [::core::mem::offset_of!(InstepDecideArgs, contributors) - 8usize];
     ["Offset of field: InstepDecideArgs::max_norm"]
         [::core::mem::offset_of!(InstepDecideArgs, max_norm) - 16usize];
+    ["Offset of field: InstepDecideArgs::growth_factor"]
+        [::core::mem::offset_of!(InstepDecideArgs, growth_factor) - 24usize];
+    ["Offset of field: InstepDecideArgs::backoff_factor"]
+        [::core::mem::offset_of!(InstepDecideArgs, backoff_factor) - 32usize];
+    ["Offset of field: InstepDecideArgs::largest_loss_scale"]
+        [::core::mem::offset_of!(InstepDecideArgs, largest_loss_scale) - 40usize];
     ["Offset of field: InstepDecideArgs::skip_nonfinite"]
-        [::core::mem::offset_of!(InstepDecideArgs, skip_nonfinite) - 24usize];
-    ["Offset of field: InstepDecideArgs::reserved"]
-        [::core::mem::offset_of!(InstepDecideArgs, reserved) - 28usize];
+        [::core::mem::offset_of!(InstepDecideArgs, skip_nonfinite) - 48usize];
+    ["Offset of field: InstepDecideArgs::growth_interval"]
+        [::core::mem::offset_of!(InstepDecideArgs, growth_interval) - 52usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -432,10 +453,11 @@ pub struct InstepStatus {
     pub sequence: u64,
     pub norm: f64,
     pub clip: f64,
+    pub loss_scale: f64,
     pub decided: u32,
     pub skipped: u32,
     pub first_nonfinite_bucket: u32,
-    pub reserved: [u32; 7usize],
+    pub reserved: [u32; 5usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -444,11 +466,13 @@ const _: () = {
     ["Offset of field: InstepStatus::sequence"][::core::mem::offset_of!(InstepStatus, sequence) - 0usize];
     ["Offset of field: InstepStatus::norm"][::core::mem::offset_of!(InstepStatus, norm) - 8usize];
     ["Offset of field: InstepStatus::clip"][::core::mem::offset_of!(InstepStatus, clip) - 16usize];
-    ["Offset of field: InstepStatus::decided"][::core::mem::offset_of!(InstepStatus, decided) - 24usize];
-    ["Offset of field: InstepStatus::skipped"][::core::mem::offset_of!(InstepStatus, skipped) - 28usize];
+    ["Offset of field: InstepStatus::loss_scale"]
+        [::core::mem::offset_of!(InstepStatus, loss_scale) - 24usize];
+    ["Offset of field: InstepStatus::decided"][::core::mem::offset_of!(InstepStatus, decided) - 32usize];
+    ["Offset of field: InstepStatus::skipped"][::core::mem::offset_of!(InstepStatus, skipped) - 36usize];
     ["Offset of field: InstepStatus::first_nonfinite_bucket"]
-        [::core::mem::offset_of!(InstepStatus, first_nonfinite_bucket) - 32usize];
-    ["Offset of field: InstepStatus::reserved"][::core::mem::offset_of!(InstepStatus, reserved) - 36usize];
+        [::core::mem::offset_of!(InstepStatus, first_nonfinite_bucket) - 40usize];
+    ["Offset of field: InstepStatus::reserved"][::core::mem::offset_of!(InstepStatus, reserved) - 44usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -8,11 +8,12 @@ use std::ptr;
 use crate::abi::{
     INSTEP_ACTION_AVERAGE, INSTEP_ACTION_LEAVE, INSTEP_ACTION_STEP, INSTEP_DTYPE_F32, INSTEP_MAX_STATES,
     INSTEP_NO_BUCKET, INSTEP_NORM_LIMBS, INSTEP_TILE_ELEMENTS, InstepControl, InstepDecideArgs,
-    InstepScalars, InstepSegment, InstepStepArgs, InstepTile,
+    InstepScalars, InstepSegment, InstepStatus, InstepStepArgs, InstepTile,
 };
 use crate::assignment::{Assignment, BucketLaunch};
 use crate::layout::{Bucket, Gradients, Plan, Segment, SegmentAction};
 use crate::op::{Action, Frozen, Memory, Op, Span, Stream};
+use crate::optim::LossScaler;
 use crate::region::Regions;
 
 /// The numbers of a step that no op carries.
@@ -21,8 +22,19 @@ pub(crate) struct Rule {
     /// Ranks to take the mean over; 0: those that contributed.
     pub(crate) divisor: f64,
     pub(crate) loss_scale: f64,
+    /// In the place of `loss_scale`, with the largest scale that divides out.
+    pub(crate) scaler: Option<(LossScaler, f64)>,
     pub(crate) max_norm: Option<f64>,
+    /// Clips by the norm of the pass before.
+    pub(crate) previous_max_norm: Option<f64>,
     pub(crate) skip_nonfinite: bool,
+}
+
+impl Rule {
+    /// What Begin takes for the loss scale; 0 sends it to the control block.
+    pub(crate) fn constant_loss_scale(&self) -> f64 {
+        if self.scaler.is_some() { 0.0 } else { self.loss_scale }
+    }
 }
 
 /// Which of the two passes over a bucket.
@@ -174,24 +186,32 @@ fn tiles(
 /// Arguments of the decision.
 pub(crate) fn decide_args(plan: &Plan, regions: &Regions, rule: &Rule) -> InstepDecideArgs {
     let count = plan.carrier().and_then(|bucket| bucket.contributors);
+    let (scaler, largest_loss_scale) = rule.scaler.unwrap_or((LossScaler::CONSTANT, 0.0));
     InstepDecideArgs {
         control: regions.control(),
         contributors: count.map_or(ptr::null(), |at| regions.gradient(plan, at)),
         max_norm: rule.max_norm.unwrap_or(-1.0),
+        growth_factor: scaler.growth_factor,
+        backoff_factor: scaler.backoff_factor,
+        largest_loss_scale,
         skip_nonfinite: rule.skip_nonfinite.into(),
-        reserved: 0,
+        growth_interval: scaler.growth_interval,
     }
 }
 
 /// The control block before the first pass.
-pub(crate) fn first_control() -> InstepControl {
+pub(crate) fn first_control(rule: &Rule) -> InstepControl {
+    let loss_scale = rule.scaler.map_or(rule.loss_scale, |(scaler, _)| scaler.initial_scale);
     InstepControl {
+        next_loss_scale: loss_scale as f32,
+        growth_tracker: 0,
         limbs: [0; INSTEP_NORM_LIMBS as usize],
         passes: 0,
         norm: 0.0,
+        previous_norm: -1.0,
         clip: 1.0,
         divisor: 0.0,
-        loss_scale: 0.0,
+        loss_scale,
         multiplier: 0.0,
         average_multiplier: 0.0,
         local_multiplier: 0.0,
@@ -206,6 +226,20 @@ pub(crate) fn first_control() -> InstepControl {
 /// The control block as another plan takes it over, whose buckets have other numbers.
 pub(crate) fn without_bucket(control: InstepControl) -> InstepControl {
     InstepControl { first_nonfinite_bucket: INSTEP_NO_BUCKET, ..control }
+}
+
+/// What came of the pass whose control block it is.
+pub(crate) fn status_of(control: &InstepControl) -> InstepStatus {
+    InstepStatus {
+        sequence: control.passes,
+        norm: control.norm,
+        clip: control.clip,
+        loss_scale: control.loss_scale,
+        decided: control.decided,
+        skipped: control.skip,
+        first_nonfinite_bucket: control.first_nonfinite_bucket,
+        reserved: [0; 5],
+    }
 }
 
 /// Every record before the first pass.

@@ -8,9 +8,12 @@
 //! | To | call |
 //! |---|---|
 //! | give parameters hyperparameters of their own | [`LayoutBuilder::in_group`], [`StepperBuilder::group`] |
-//! | change a learning rate | [`Stepper::set_lr`] |
+//! | change a learning rate, or let it follow a schedule | [`Stepper::set_lr`], [`StepperBuilder::lr_schedule`] |
 //! | accumulate micro-batches | [`Stepper::begin_accumulating`] |
 //! | clip by the global norm, skip non-finite passes | [`StepperBuilder::max_norm`], [`StepperBuilder::skip_nonfinite`] |
+//! | scale the loss dynamically | [`StepperBuilder::loss_scaler`], [`Pass::loss_scale`] |
+//! | clip in Eager, by an older norm | [`StepperBuilder::clip_by_previous_norm`] |
+//! | read what came of a pass without waiting | [`Stepper::latest_status`] |
 //! | share a parameter, leave one out | [`LayoutBuilder::uses`], [`StepperBuilder::unused`], [`SegmentAction`] |
 //! | freeze a parameter | [`Stepper::set_frozen`] |
 //! | zero gradients behind their step, or give their memory back | [`StepperBuilder::gradients`] |
@@ -23,7 +26,7 @@
 //! | train several models on the same ranks | [`InProcess::split`] |
 //! | run on a GPU | [`StepperBuilder::cuda`], [`cuda`] |
 //! | sum over GPUs, or behind an all-reduce of your own | [`cuda::Nccl`], [`cuda::External`] |
-//! | make a pass a CUDA graph, read what came of it | `capture`, `replay`, `latest_status` of a [`Stepper`] on a GPU |
+//! | make a pass a CUDA graph | `capture`, `replay` of a [`Stepper`] on a GPU |
 //! | copy tensors to the host and back, on any device | [`Stepper::read_param`], [`Pass::write_grad`] |
 //! | see what ran, and prove that nothing raced | [`StepperBuilder::record`], [`Stepper::take_recording`], [`timeline`] |
 //!
@@ -63,7 +66,7 @@ pub use layout::{ForeignBucket, Gradients, Layout, LayoutBuilder, ParamId, Segme
 #[doc(inline)]
 pub use op::Collective;
 #[doc(inline)]
-pub use optim::{Adam, AdamW, Optimizer, Sgd};
+pub use optim::{Adam, AdamW, LossScaler, LrSchedule, Optimizer, ScalerState, Sgd};
 pub use pool::Pool;
 #[doc(inline)]
 pub use schedule::Mode;

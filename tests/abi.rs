@@ -59,12 +59,12 @@ fn sizes_and_offsets_are_the_c_compilers() {
         InstepSgdScalars { lr, momentum, one_minus_dampening, weight_decay, has_momentum, first, nesterov, maximize }
         InstepAdamScalars { weight1, weight2, step_size, inv_sqrt_bias_correction2, eps, weight_decay, lr_weight_decay, from_sample1, from_sample2, amsgrad, maximize, reserved }
         InstepSegment { steps, stepped, group, action, optimizer, tail, contributors, scalars }
-        InstepControl { limbs, passes, norm, clip, divisor, loss_scale, multiplier, average_multiplier, local_multiplier, reserved, max_abs_bits, first_nonfinite_bucket, skip, decided }
+        InstepControl { next_loss_scale, growth_tracker, limbs, passes, norm, previous_norm, clip, divisor, loss_scale, multiplier, average_multiplier, local_multiplier, reserved, max_abs_bits, first_nonfinite_bucket, skip, decided }
         InstepTile { param, grad_offset, state_offset, count, segment, first, reserved }
-        InstepBeginArgs { control, segments, groups, actions, segment_count, ring, slot_words, slot_count, divisor, loss_scale }
-        InstepDecideArgs { control, contributors, max_norm, skip_nonfinite, reserved }
+        InstepBeginArgs { control, segments, groups, actions, segment_count, ring, slot_words, slot_count, divisor, loss_scale, previous_max_norm }
+        InstepDecideArgs { control, contributors, max_norm, growth_factor, backoff_factor, largest_loss_scale, skip_nonfinite, growth_interval }
         InstepStepArgs { control, segments, tiles, tile_count, param_base, grads, master, copy, states, optimizer, state_count, bucket, param_dtype, grad_dtype, copy_dtype, zero_grads, local }
-        InstepStatus { sequence, norm, clip, decided, skipped, first_nonfinite_bucket, reserved }
+        InstepStatus { sequence, norm, clip, loss_scale, decided, skipped, first_nonfinite_bucket, reserved }
         InstepPublishArgs { control, ring, slot_count }
         InstepKernels { self_test, begin, decide, norm, step, custom, sum, narrow, widen, ceiling }
     };

@@ -8,8 +8,9 @@ use std::alloc::{GlobalAlloc, Layout as AllocLayout, System};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use instep::layout::DEFAULT_GROUP;
 use instep::overlap::{Compressed, GradBucket, Hooked};
-use instep::{AdamW, Layout, Mode, ParamId, Result, Stepper, in_process};
+use instep::{AdamW, Layout, LossScaler, LrSchedule, Mode, ParamId, Result, Stepper, in_process};
 
 struct Counting;
 
@@ -34,7 +35,9 @@ static ALLOCATOR: Counting = Counting;
 
 fn train(stepper: &mut Stepper, ids: &[ParamId], passes: usize) -> Result<()> {
     for k in 0..passes {
-        stepper.set_lr("default", 1e-3 / (k + 1) as f64)?;
+        if k % 2 == 0 {
+            stepper.set_lr("own", 1e-3 / (k + 1) as f64)?;
+        }
         let mut pass = stepper.begin_accumulating(2.try_into().unwrap())?;
         for micro_batch in 0..2 {
             if micro_batch > 0 {
@@ -44,10 +47,12 @@ fn train(stepper: &mut Stepper, ids: &[ParamId], passes: usize) -> Result<()> {
                 let (params, mut grads) = pass.split();
                 let value = params.get(*id)?[0];
                 grads.get_mut(*id)?.fill(value);
+                pass.loss_scale()?;
                 pass.grad_ready(*id)?;
             }
         }
         pass.finish()?;
+        stepper.latest_status();
     }
     stepper.params()?;
     Ok(())
@@ -59,6 +64,9 @@ fn steady_state_allocates_nothing_in_any_mode() {
     let mut builder = Layout::builder();
     for k in 0..6 {
         builder = builder.param(format!("p{k}"), 80_000);
+        if k % 2 == 0 {
+            builder = builder.in_group("own");
+        }
     }
     let layout = builder.build().unwrap();
     for mode in [Mode::Sequential, Mode::Eager, Mode::Normed] {
@@ -67,9 +75,11 @@ fn steady_state_allocates_nothing_in_any_mode() {
             let counts = in_process(ranks, |comm| {
                 let builder = || {
                     let mut builder = Stepper::builder(&layout, AdamW::default()).mode(mode);
-                    if mode != Mode::Eager {
-                        builder = builder.max_norm(1.0).skip_nonfinite(true);
-                    }
+                    builder = builder.lr_schedule(DEFAULT_GROUP, LrSchedule::cosine(1e-3, 50, 0.0));
+                    builder = match mode {
+                        Mode::Eager => builder.clip_by_previous_norm(1.0),
+                        _ => builder.max_norm(1.0).loss_scaler(LossScaler::default()),
+                    };
                     builder.bucket_cap_bytes(1 << 18)
                 };
                 let all_reduce = |bucket: &mut GradBucket<'_>| bucket.all_reduce();

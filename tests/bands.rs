@@ -146,13 +146,17 @@ fn run(isa: Isa, optimizer: u32, states: usize, len: usize, offset: usize) -> Re
         slot_count: 0,
         divisor: 0.0,
         loss_scale: 2.0,
+        previous_max_norm: -1.0,
     };
     let decide = InstepDecideArgs {
         control: &raw mut control.value,
         contributors: grads.address().wrapping_add(tail + 1),
         max_norm: 0.5,
         skip_nonfinite: 1,
-        reserved: 0,
+        growth_factor: 1.0,
+        backoff_factor: 1.0,
+        largest_loss_scale: 0.0,
+        growth_interval: 0,
     };
     for step in 0..3 {
         // SAFETY: every pointer leads into a buffer above, which is as long as the tiles and arguments say.

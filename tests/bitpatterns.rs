@@ -156,7 +156,10 @@ fn what_decide_stores_for_a_nan_is_canonical_too() {
                     contributors,
                     max_norm,
                     skip_nonfinite,
-                    reserved: 0,
+                    growth_factor: 1.0,
+                    backoff_factor: 1.0,
+                    largest_loss_scale: 0.0,
+                    growth_interval: 0,
                 });
                 control
             };

@@ -138,7 +138,7 @@ fn the_file_is_what_the_safetensors_crate_reads_and_its_tensors_are_aligned() {
     let extras = Extras {
         scalars: [
             ("random.seed".to_owned(), Scalar::U64(u64::MAX)),
-            ("scaler.scale".into(), Scalar::F64(0.1)),
+            ("random.draw".into(), Scalar::F64(0.1)),
         ]
         .into(),
         metadata: [("note".to_owned(), "\"quoted\"\n".to_owned())].into(),
@@ -152,7 +152,7 @@ fn the_file_is_what_the_safetensors_crate_reads_and_its_tensors_are_aligned() {
         states.map(|state| format!("state.{name}.{state}"))
     };
     let mut expected: Vec<String> = ["crc32", "param.a.b", "param.empty"].map(String::from).to_vec();
-    expected.extend(["random.seed", "scaler.scale"].map(String::from));
+    expected.extend(["random.draw", "random.seed", "schedule.step"].map(String::from));
     expected.extend(of("a.b").into_iter().chain(of("empty")));
     assert_eq!(names, expected);
     let step = file.tensor("state.a.b.step").unwrap();

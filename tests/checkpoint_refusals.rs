@@ -101,8 +101,8 @@ fn flipped_data_are_named_with_their_tensor_and_place() {
     let layout = layout(&LENGTHS);
     let mut stepper = trained(&layout);
     let mut bytes = bytes_of(&stepper, &Extras::default());
-    // The last tensor but the checksums (header, 2 counts of 3 that lie apart, 3 x 2 with data).
-    let crc = 4 * (1 + 3 + 3 * 2);
+    // The last tensor but the checksums (header, 3 counts, the schedule's step, 3 x 2 with data).
+    let crc = 4 * (1 + 3 + 1 + 3 * 2);
     let at = bytes.len() - crc - 1;
     bytes[at] ^= 1;
     let error = refused(&mut stepper, &bytes).unwrap();

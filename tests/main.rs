@@ -16,6 +16,7 @@ mod checkpoint;
 mod checkpoint_import;
 mod checkpoint_kill;
 mod checkpoint_refusals;
+mod checkpoint_scalars;
 mod clipping;
 mod compression;
 mod cuda_failures;
@@ -37,6 +38,9 @@ mod hardware;
 mod hooks;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 mod host_run;
+mod inexact_clips;
+mod loss_scaling;
+mod lr_schedules;
 mod mixed;
 mod multirank;
 mod nccl;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use instep::hazard::{Hazard, Traced, check};
 use instep::layout::{BucketCaps, Plan, Tails};
-use instep::op::{Access, Action, Memory, Span};
+use instep::op::{Access, Action, Memory, Op, Phase, Span};
 use instep::schedule::{Opening, Policy, Schedule};
 use instep::{Layout, Mode, SegmentAction};
 
@@ -61,6 +61,8 @@ struct Case {
     /// after every one, and after every other one reads the status or sets step counts.
     reload: bool,
     freezing: Freezing,
+    /// The trainer asks for the loss scale: before forward in even passes, behind backward in odd ones.
+    scaled: bool,
     /// Passes that this rank makes without data; ranks are counted if there are any.
     joined: &'static [usize],
     passes: usize,
@@ -90,7 +92,9 @@ fn simulate(case: Case) -> Simulated {
     let caps = BucketCaps { first_bytes: cap, rest_bytes: cap };
     let tails = Tails { used: case.tails, contributors: !case.joined.is_empty() };
     let plan = Arc::new(Plan::new(&layout, 2, caps, tails).unwrap());
-    let mut schedule = Schedule::new(&layout, Arc::clone(&plan), Policy::new(case.mode, case.norm));
+    let mut policy = Policy::new(case.mode, case.norm);
+    policy.dynamic_loss_scale = case.scaled;
+    let mut schedule = Schedule::new(&layout, Arc::clone(&plan), policy);
     let mut list = Vec::new();
     let mut starts = Vec::new();
     let forward: Vec<usize> = match case.order {
@@ -129,6 +133,9 @@ fn simulate(case: Case) -> Simulated {
         }
         let left_out =
             |param: usize| case.unused != Unused::Never && pass % 2 == 1 && param.is_multiple_of(3);
+        if case.scaled && pass % 2 == 0 {
+            read_loss_scale(&mut schedule, &mut list);
+        }
         for &param in &forward {
             if left_out(param) && case.unused == Unused::Untouched {
                 continue;
@@ -149,6 +156,9 @@ fn simulate(case: Case) -> Simulated {
             }
         }
         freezable.iter().for_each(|param| read_frozen(&mut schedule, &mut list, &plan, *param));
+        if case.scaled && pass % 2 == 1 {
+            read_loss_scale(&mut schedule, &mut list);
+        }
         schedule.finish().unwrap();
         list.extend(schedule.drain().map(Traced::Op));
         if case.reload {
@@ -184,6 +194,12 @@ fn read_frozen(schedule: &mut Schedule, list: &mut Vec<Traced>, plan: &Plan, par
     if schedule.is_frozen(param) {
         trainer(schedule, list, plan, param, Memory::Params, false);
     }
+}
+
+fn read_loss_scale(schedule: &mut Schedule, list: &mut Vec<Traced>) {
+    schedule.touch_loss_scale();
+    list.extend(schedule.drain().map(Traced::Op));
+    list.push(Traced::Trainer(Access { span: Span::LOSS_SCALE, writes: false }));
 }
 
 fn read_contributors(schedule: &mut Schedule, list: &mut Vec<Traced>, plan: &Plan) {
@@ -229,10 +245,10 @@ fn cases(buckets: &[usize], passes: usize) -> Vec<Case> {
                 (false, false, Order::Natural, Unused::Untouched, false, never, &[1, 2]),
                 (true, true, Order::Strided, Unused::Untouched, true, toggled, &[1, 3]),
             ] {
-                if norm && mode == Mode::Eager {
-                    continue;
-                }
-                for params_per_bucket in [1, 3] {
+                for (params_per_bucket, scaled) in [(1, false), (3, false), (3, norm)] {
+                    if scaled && mode == Mode::Eager {
+                        continue;
+                    }
                     cases.push(Case {
                         buckets,
                         params_per_bucket,
@@ -243,6 +259,7 @@ fn cases(buckets: &[usize], passes: usize) -> Vec<Case> {
                         unused,
                         reload,
                         freezing,
+                        scaled,
                         joined,
                         passes,
                     });
@@ -278,10 +295,37 @@ fn every_wait_of_the_middle_passes_is_missed_when_deleted() {
 #[test]
 fn every_wait_of_64_buckets_is_missed_when_deleted() {
     // Deleting is quadratic, so the long lists are the plain ones.
-    let plain =
-        |case: &Case| case.buckets == 16 || (case.freezing == Freezing::Never && case.joined.is_empty());
+    let plain = |case: &Case| {
+        case.buckets == 16 || (case.freezing == Freezing::Never && case.joined.is_empty() && !case.scaled)
+    };
     for case in cases(&[16, 64], 5).into_iter().filter(plain) {
         assert_every_wait_is_needed(case);
+    }
+}
+
+/// Steps are what Normed overlaps with the next forward, and a trainer that asks for its scale must not end that.
+#[test]
+fn the_loss_scale_waits_for_the_decision_and_for_no_step() {
+    let layout = Layout::builder().param("a", 300).param("b", 300).build().unwrap();
+    let caps = BucketCaps { first_bytes: 1, rest_bytes: 1 };
+    let plan = Arc::new(Plan::new(&layout, 2, caps, Tails::default()).unwrap());
+    for mode in [Mode::Sequential, Mode::Normed] {
+        let mut policy = Policy::new(mode, true);
+        policy.dynamic_loss_scale = true;
+        let mut schedule = Schedule::new(&layout, Arc::clone(&plan), policy);
+        for _ in 0..2 {
+            schedule.begin(Opening::default()).unwrap();
+            schedule.finish().unwrap();
+        }
+        schedule.begin(Opening::default()).unwrap();
+        let ops: Vec<Op> = schedule.drain().collect();
+        let decided = ops.iter().rposition(|op| op.action == Action::Control(Phase::Decide)).unwrap();
+        let Action::Record(behind) = ops[decided + 1].action else {
+            panic!("{mode:?}: {}", ops[decided + 1])
+        };
+        schedule.touch_loss_scale();
+        let waits: Vec<Action> = schedule.drain().map(|op| op.action).collect();
+        assert_eq!(waits, [Action::Wait(behind)], "{mode:?}");
     }
 }
 
@@ -307,6 +351,7 @@ fn four_thousand_buckets_are_checked_whole() {
         unused: Unused::Never,
         reload: false,
         freezing: Freezing::Never,
+        scaled: true,
         joined: &[],
         passes: 3,
     };

@@ -118,6 +118,7 @@ impl Bucket<'_> {
                 slot_count: 0,
                 divisor: 2.0,
                 loss_scale: 1.0,
+                previous_max_norm: -1.0,
             };
             let step = InstepStepArgs {
                 control: &mut control,

@@ -83,6 +83,7 @@ fn step(isa: Isa, options: &Options) -> Left {
             slot_count: 0,
             divisor: 2.0,
             loss_scale: 1.0,
+            previous_max_norm: -1.0,
         };
         kernels(isa).begin.unwrap()(&begin);
         control.skip = options.skip.into();

@@ -167,7 +167,10 @@ impl Options {
 
     pub(crate) fn builder<'a>(&self, layout: &'a Layout, optim: Optim) -> StepperBuilder<'a> {
         let mut builder = optim.builder(layout).mode(self.mode).unused(self.unused).gradients(self.gradients);
-        builder = builder.skip_nonfinite(self.skip_nonfinite).loss_scale(self.loss_scale).record(self.record);
+        builder = builder.skip_nonfinite(self.skip_nonfinite).record(self.record);
+        if self.loss_scale != 1.0 {
+            builder = builder.loss_scale(self.loss_scale);
+        }
         if let Some(divisor) = self.uneven {
             builder = builder.uneven_inputs(divisor);
         }

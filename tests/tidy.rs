@@ -71,6 +71,7 @@ const UNSAFE: &[&str] = &[
     "src/stepper/graphs.rs",
     "src/stepper/rebuild.rs",
     "src/stepper/records.rs",
+    "src/stepper/scaling.rs",
     "src/stepper/views.rs",
 ];
 

@@ -28,7 +28,14 @@ fn plan(layout: &Layout, cap_bytes: u64, world_size: u32) -> Result<Arc<Plan>> {
 
 /// A step that takes the mean over `world_size` ranks and does nothing else on the way.
 fn rule(world_size: u32) -> Rule {
-    Rule { divisor: f64::from(world_size), loss_scale: 1.0, max_norm: None, skip_nonfinite: false }
+    Rule {
+        divisor: f64::from(world_size),
+        loss_scale: 1.0,
+        scaler: None,
+        previous_max_norm: None,
+        max_norm: None,
+        skip_nonfinite: false,
+    }
 }
 
 /// Bytes that one step of a bucket reads and writes, by the accesses that the checker judges.

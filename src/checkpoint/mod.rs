@@ -9,7 +9,10 @@
 //! | `param.NAME` | F32, as long as the parameter | its value |
 //! | `state.NAME.STATE` | the same | an optimizer state, as `torch.optim` calls it (`exp_avg`, ...) |
 //! | `state.NAME.step` | U64 scalar | how many updates the parameter has had |
-//! | any other name | F64 or U64 scalar | [`Extras::scalars`] |
+//! | `scaler.scale`, `scaler.growth_tracker` | F64, U64 scalars | where [dynamic loss scaling](crate::LossScaler) stands, if there is any |
+//! | `schedule.step` | U64 scalar | where [learning-rate schedules](crate::LrSchedule) stand |
+//! | `clip.previous_norm` | F64 scalar | the norm to [clip by](crate::StepperBuilder::clip_by_previous_norm), if there is one |
+//! | any other name | F64 or U64 scalar | [`Extras::scalars`]; so is a scaler's state that the stepper has no scaler for |
 //! | `crc32` | U32, last in the file | CRC-32 (as zlib) of length and header, then of each tensor with data, in order |
 //!
 //! Names of parameters may have dots in them, names of states have none, so a key is split at its last dot. What the
@@ -73,6 +76,11 @@ const STATE: &str = "state.";
 const STEP: &str = "step";
 /// The tensor of checksums.
 const CHECKSUMS: &str = "crc32";
+/// What a stepper knows beside its tensors.
+const SCALE: &str = "scaler.scale";
+const GROWTH_TRACKER: &str = "scaler.growth_tracker";
+const SCHEDULE_STEP: &str = "schedule.step";
+const PREVIOUS_NORM: &str = "clip.previous_norm";
 /// The metadata key that says what wrote the file, and in which version of the format.
 const VERSION_KEY: &str = "instep.checkpoint";
 const VERSION: &str = "1";
@@ -80,7 +88,7 @@ const VERSION: &str = "1";
 /// What a checkpoint holds beside the stepper: the trainer's own scalars and texts.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Extras {
-    /// By tensor name: `epoch`, `random.seed`, `scaler.scale`. Not `crc32`, nor anything that begins with `param.` or
+    /// By tensor name: `epoch`, `random.seed`. Not a name of the table above, nor anything that begins with `param.` or
     /// `state.`.
     pub scalars: BTreeMap<String, Scalar>,
     /// Free text by key, but for `instep.checkpoint`.

@@ -3,16 +3,18 @@
 //! A tensor is read and checked as a whole before any of it is written, in the second reading too. Must write nothing
 //! before the first reading has come to its end.
 
+use std::collections::BTreeMap;
 use std::io::{Read, Seek};
 
 use super::convert;
-use super::plan::{Count, Named, Piece, Plan, in_tensor};
+use super::plan::{Count, Named, Piece, Plan, in_tensor, missing};
 use super::safetensors::{Dtype, Header};
 use super::verified::Verified;
-use super::{Extras, Scalar, VERSION, VERSION_KEY};
+use super::{Extras, GROWTH_TRACKER, PREVIOUS_NORM, SCALE, SCHEDULE_STEP, Scalar, VERSION, VERSION_KEY};
 use crate::error::{Error, Result};
 use crate::layout::ParamId;
 use crate::op::Device;
+use crate::optim::ScalerState;
 use crate::stepper::Stepper;
 
 /// Sorts with `sort`, checks, loads. `own` asks for a file that this library wrote.
@@ -40,13 +42,77 @@ pub(super) fn restore<D: Device, R: Read + Seek>(
     };
     let counts: Vec<(ParamId, u64)> = plan.counts.iter().map(count).collect::<Result<_>>()?;
     let scalar = |from: &Named| Ok((from.0.to_owned(), stored_scalar(&mut source, *from)?));
-    let scalars = plan.scalars.iter().map(scalar).collect::<Result<_>>()?;
+    let mut scalars = plan.scalars.iter().map(scalar).collect::<Result<_>>()?;
+    let own = Own::take(stepper, &mut scalars)?;
 
     load(stepper, &mut source, &plan)?;
     for (id, count) in counts {
         stepper.set_step_count(id, count)?;
     }
+    own.set(stepper)?;
     Ok(Extras { scalars, metadata })
+}
+
+/// What a stepper knows beside its tensors.
+struct Own {
+    scaler: Option<ScalerState>,
+    schedule_step: Option<u64>,
+    previous_norm: Option<f64>,
+}
+
+impl Own {
+    /// Of these scalars, what the stepper has a place for and would accept.
+    fn take<D: Device>(stepper: &Stepper<D>, scalars: &mut BTreeMap<String, Scalar>) -> Result<Own> {
+        let number = |name: &str, scalars: &BTreeMap<String, Scalar>| match scalars.get(name) {
+            None => Ok(None),
+            Some(Scalar::F64(number)) => Ok(Some(*number)),
+            Some(_) => Err(in_tensor(name, "is no F64")),
+        };
+        let count = |name: &str, scalars: &BTreeMap<String, Scalar>| match scalars.get(name) {
+            None => Ok(None),
+            Some(Scalar::U64(count)) => Ok(Some(*count)),
+            Some(_) => Err(in_tensor(name, "is no U64")),
+        };
+        let mut own = Own {
+            scaler: None,
+            schedule_step: count(SCHEDULE_STEP, scalars)?,
+            previous_norm: number(PREVIOUS_NORM, scalars)?,
+        };
+        if own.previous_norm.is_some_and(|norm| !(norm >= 0.0 && norm.is_finite())) {
+            return Err(in_tensor(PREVIOUS_NORM, "is negative or not finite"));
+        }
+        match (number(SCALE, scalars)?, count(GROWTH_TRACKER, scalars)?) {
+            (None, None) => {}
+            (Some(scale), Some(tracker)) => {
+                let tracker =
+                    u32::try_from(tracker).map_err(|_| in_tensor(GROWTH_TRACKER, "is not below 2^32"))?;
+                let state = ScalerState { scale, growth_tracker: tracker };
+                own.scaler = stepper.takes_scaler_state(state)?.then_some(state);
+            }
+            (Some(_), None) => return Err(missing(GROWTH_TRACKER)),
+            (None, Some(_)) => return Err(missing(SCALE)),
+        }
+        let taken = |name: &str| match name {
+            SCHEDULE_STEP | PREVIOUS_NORM => true,
+            SCALE | GROWTH_TRACKER => own.scaler.is_some(),
+            _ => false,
+        };
+        scalars.retain(|name, _| !taken(name));
+        Ok(own)
+    }
+
+    fn set<D: Device>(self, stepper: &mut Stepper<D>) -> Result<()> {
+        if let Some(step) = self.schedule_step {
+            stepper.set_schedule_step(step)?;
+        }
+        if self.previous_norm.is_some() {
+            stepper.set_previous_norm(self.previous_norm)?;
+        }
+        match self.scaler {
+            Some(state) => stepper.set_scaler_state(state),
+            None => Ok(()),
+        }
+    }
 }
 
 /// The second reading.

@@ -4,13 +4,16 @@
 //! the same training whatever the stepper's buckets.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Write};
 
 use super::safetensors::{Dtype, Entry, header, write_values};
 use super::{CHECKSUMS, Extras, PARAM, STATE, STEP, Scalar, VERSION, VERSION_KEY};
+use super::{GROWTH_TRACKER, PREVIOUS_NORM, SCALE, SCHEDULE_STEP};
 use crate::error::{Error, Result};
 use crate::layout::ParamId;
 use crate::op::Device;
+use crate::optim::ScalerState;
 use crate::stepper::Stepper;
 
 /// What a tensor's data are taken from.
@@ -68,7 +71,7 @@ fn contents<D: Device>(stepper: &Stepper<D>, extras: &Extras) -> Result<Vec<(Ent
     let layout = stepper.layout();
     let entry = |name: String, dtype, shape| Entry { name, dtype, shape };
     let mut all = Vec::new();
-    for (name, scalar) in &extras.scalars {
+    for (name, scalar) in own_scalars(stepper)?.iter().chain(&extras.scalars) {
         let (dtype, bytes) = match scalar {
             Scalar::F64(value) => (Dtype::F64, value.to_le_bytes()),
             Scalar::U64(value) => (Dtype::U64, value.to_le_bytes()),
@@ -92,10 +95,24 @@ fn contents<D: Device>(stepper: &Stepper<D>, extras: &Extras) -> Result<Vec<(Ent
     Ok(all)
 }
 
+/// What the stepper knows beside its tensors.
+fn own_scalars<D: Device>(stepper: &Stepper<D>) -> Result<BTreeMap<String, Scalar>> {
+    let mut own = BTreeMap::from([(SCHEDULE_STEP.into(), Scalar::U64(stepper.schedule_step()))]);
+    if let Some(norm) = stepper.previous_norm()? {
+        own.insert(PREVIOUS_NORM.into(), Scalar::F64(norm));
+    }
+    if let Some(ScalerState { scale, growth_tracker }) = stepper.scaler_state_if_any()? {
+        own.insert(SCALE.into(), Scalar::F64(scale));
+        own.insert(GROWTH_TRACKER.into(), Scalar::U64(growth_tracker.into()));
+    }
+    Ok(own)
+}
+
 fn refuse_reserved(extras: &Extras) -> Result<()> {
     let why = "is a name that checkpoints use themselves";
     let reserved = |name: &&String| {
-        [CHECKSUMS, "__metadata__"].contains(&name.as_str())
+        [CHECKSUMS, "__metadata__", SCALE, GROWTH_TRACKER, SCHEDULE_STEP, PREVIOUS_NORM]
+            .contains(&name.as_str())
             || [PARAM, STATE].iter().any(|p| name.starts_with(p))
     };
     if let Some(name) = extras.scalars.keys().find(reserved) {

@@ -101,7 +101,8 @@ impl CudaDevice {
         let room = 16 + 8 * plan.buckets().len();
         let queues = Queues::new(&driver, compute, priorities, room)?;
         let optim = queues.stream(Stream::Optim);
-        let mut memory = DeviceMemory::new(&driver, optim, &plan, &assignment, &*comm, parts.borrowed)?;
+        let mut memory =
+            DeviceMemory::new(&driver, optim, &plan, (&rule, &assignment), &*comm, parts.borrowed)?;
         let actions: Vec<u32> = first_actions(&plan, &assignment).collect();
         let settings = Settings::new(&driver, &assignment, &actions)?;
         let status = StatusRing::new(&driver)?;
@@ -282,7 +283,8 @@ impl CudaDevice {
             slot_words: self.settings.slot_words(),
             slot_count: SLOTS as u64,
             divisor: self.rule.divisor,
-            loss_scale: self.rule.loss_scale,
+            loss_scale: self.rule.constant_loss_scale(),
+            previous_max_norm: self.rule.previous_max_norm.unwrap_or(-1.0),
         };
         self.launch_one(self.kernels.begin, INSTEP_GPU_THREADS, stream, &args)?;
         if self.is_capturing {

@@ -12,7 +12,7 @@ use crate::abi::{InstepControl, InstepSegment};
 use crate::assignment::Assignment;
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, StreamHandle};
-use crate::launch::{first_control, first_records};
+use crate::launch::{Rule, first_control, first_records};
 use crate::layout::Plan;
 use crate::op::{Allocation, Collective};
 use crate::region::{BorrowedPieces, Region, Regions, control_bytes, settings_bytes};
@@ -57,7 +57,7 @@ impl DeviceMemory {
         driver: &Arc<dyn Driver>,
         stream: StreamHandle,
         plan: &Plan,
-        assignment: &Assignment,
+        (rule, assignment): (&Rule, &Assignment),
         comm: &dyn Collective,
         borrowed: Option<BorrowedPieces>,
     ) -> Result<DeviceMemory> {
@@ -98,7 +98,7 @@ impl DeviceMemory {
         let records: Vec<InstepSegment> = first_records(plan, &memory.regions, assignment).collect();
         // SAFETY: control memory was made for one block and that many records; nothing runs on it yet.
         unsafe {
-            let control = first_control();
+            let control = first_control(rule);
             driver.upload(address(memory.regions.control()), bytes_of(&control), stream)?;
             if !records.is_empty() {
                 driver.upload(address(memory.regions.segments()), bytes_of_all(&records), stream)?;

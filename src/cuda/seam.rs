@@ -34,11 +34,6 @@ impl CudaDevice {
         self.block_on(self.queues.here(Stream::Compute)?)
     }
 
-    /// The newest pass that has been published.
-    pub(crate) fn latest(&self) -> Option<InstepStatus> {
-        self.status.latest()
-    }
-
     /// What has been measured, once all of it has been passed.
     fn take_times<T>(&mut self, take: impl FnOnce(&mut Timing) -> Result<Vec<T>>) -> Result<Vec<T>> {
         self.guarded("the times of ops", |device| {
@@ -100,6 +95,10 @@ impl Sealed for CudaDevice {
 
     unsafe fn read_control(&mut self) -> Result<InstepControl> {
         self.fetch(self.memory.regions.control().cast_const())
+    }
+
+    fn latest(&self) -> Option<InstepStatus> {
+        self.status.latest()
     }
 
     unsafe fn read(&mut self, span: Span, into: &mut [u8]) -> Result<()> {

@@ -6,13 +6,16 @@
 
 use std::alloc::{Layout as AllocLayout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
+use std::sync::PoisonError;
 
-use crate::abi::{InstepControl, InstepHyper, InstepSegment};
+use crate::abi::{InstepControl, InstepHyper, InstepSegment, InstepStatus};
 use crate::assignment::Assignment;
 use crate::error::{Error, Result};
+use crate::launch::status_of;
 use crate::layout::{Gradients, Plan};
 use crate::op::Span;
 use crate::region::{ALIGNMENT, BorrowedPieces, Region, Regions, control_bytes, settings_bytes};
+use crate::sync::Mutex;
 
 /// What allocators give without being asked.
 const ALLOCATOR_ALIGNMENT: usize = 16;
@@ -114,6 +117,8 @@ pub(crate) struct Memories {
     are_borrowed: bool,
     record_count: usize,
     group_count: usize,
+    /// What came of the last pass that was published. Locked for a copy only, so nobody waits for an op.
+    published: Mutex<Option<InstepStatus>>,
 }
 
 impl Memories {
@@ -149,7 +154,8 @@ impl Memories {
             // SAFETY: the arena's own bytes; borrowed memory the builder has refused.
             unsafe { give_back(regions.grads.base(), regions.grads.bytes())? };
         }
-        Ok(Memories { regions, _arenas: arenas, are_borrowed, record_count, group_count })
+        let published = Mutex::new(None);
+        Ok(Memories { regions, _arenas: arenas, are_borrowed, record_count, group_count, published })
     }
 
     /// Where everything is.
@@ -236,6 +242,21 @@ impl Memories {
     pub(crate) unsafe fn read_control(&self) -> InstepControl {
         // SAFETY: aligned and allocated for it; zero bytes are a valid value; not written now, by the contract.
         unsafe { self.regions.control().read() }
+    }
+
+    /// Leaves what came of the pass for [`latest`](Self::latest).
+    ///
+    /// # Safety
+    /// As for [`read_control`](Self::read_control).
+    pub(crate) unsafe fn publish(&self) {
+        // SAFETY: the caller's promise.
+        let status = status_of(&unsafe { self.read_control() });
+        *self.published.lock().unwrap_or_else(PoisonError::into_inner) = Some(status);
+    }
+
+    /// What came of the last pass that was published.
+    pub(crate) fn latest(&self) -> Option<InstepStatus> {
+        *self.published.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A copy of one record.

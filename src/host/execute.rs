@@ -61,7 +61,7 @@ pub(crate) struct Parts {
 impl Executor {
     pub(crate) fn new(parts: Parts) -> Executor {
         let Parts { plan, memories, rule, assignment, kernels, pool, comm, deadline } = parts;
-        initialise(&plan, &memories, &assignment);
+        initialise(&plan, &memories, &rule, &assignment);
         let work = |kind: Kind| {
             let launches = |bucket| Launch::all(kind, bucket, &plan, memories.regions(), &assignment);
             let work = |launch: Launch| match launch.args.optimizer {
@@ -122,8 +122,8 @@ impl Executor {
             Action::Wait(_) | Action::Record(_) => {}
             Action::Control(Phase::Begin) => self.begin(),
             Action::Control(Phase::Decide) => self.decide(),
-            // The host reads the control block itself.
-            Action::Control(Phase::Publish) => {}
+            // SAFETY: nothing writes control memory now, as for every op that reads it.
+            Action::Control(Phase::Publish) => unsafe { self.memories.publish() },
             Action::Norm { bucket } => self.work(&self.norms[bucket as usize])?,
             Action::Step { bucket } => self.work(&self.steps[bucket as usize])?,
             Action::Zero(span) => {
@@ -175,7 +175,8 @@ impl Executor {
             slot_words: 0,
             slot_count: 0,
             divisor: self.rule.divisor,
-            loss_scale: self.rule.loss_scale,
+            loss_scale: self.rule.constant_loss_scale(),
+            previous_max_norm: self.rule.previous_max_norm.unwrap_or(-1.0),
         };
         // SAFETY: control memory holds that many records, each of an optimizer that the builder has checked; exclusive as
         // for every op.
@@ -190,10 +191,10 @@ impl Executor {
 }
 
 /// What control memory and settings say before the first pass.
-fn initialise(plan: &Plan, memories: &Memories, assignment: &Assignment) {
+fn initialise(plan: &Plan, memories: &Memories, rule: &Rule, assignment: &Assignment) {
     // SAFETY: no op has been submitted yet.
     unsafe {
-        memories.write_control(first_control(), first_records(plan, memories.regions(), assignment));
+        memories.write_control(first_control(rule), first_records(plan, memories.regions(), assignment));
         for (group, hyper) in assignment.hypers().enumerate() {
             memories.write_group(group, hyper);
         }

@@ -22,7 +22,7 @@ pub use solo::Solo;
 use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
-use crate::abi::{InstepControl, InstepHyper, InstepSegment};
+use crate::abi::{InstepControl, InstepHyper, InstepSegment, InstepStatus};
 use crate::assignment::Assignment;
 use crate::error::Result;
 use crate::handle::Place;
@@ -98,6 +98,10 @@ impl Sealed for HostDevice {
         Ok(unsafe { self.memories.read_control() })
     }
 
+    fn latest(&self) -> Option<InstepStatus> {
+        self.memories.latest()
+    }
+
     unsafe fn read(&mut self, span: Span, into: &mut [u8]) -> Result<()> {
         assert_eq!(span.bytes(), into.len() as u64);
         // SAFETY: as above; `resolve` has checked that the span is one run of bytes.
@@ -116,7 +120,12 @@ impl Sealed for HostDevice {
         let parts = self.streams.executor().parts_for(plan, assignment)?;
         let device = HostDevice::new(parts, self.streams.is_timed());
         // SAFETY: the caller's promise for ours; nothing has been submitted to the other.
-        unsafe { device.memories.write_control_block(without_bucket(self.memories.read_control())) };
+        unsafe {
+            device.memories.write_control_block(without_bucket(self.memories.read_control()));
+            if self.memories.latest().is_some() {
+                device.memories.publish();
+            }
+        }
         Ok(device)
     }
 

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use crate::abi::{InstepControl, InstepHyper, InstepSegment};
+use crate::abi::{InstepControl, InstepHyper, InstepSegment, InstepStatus};
 use crate::assignment::Assignment;
 use crate::error::Result;
 use crate::handle::Place;
@@ -51,8 +51,7 @@ pub trait Device: Sealed {
 /// Of all unsafe methods: the schedule has been told of the access, and the waits that it wrote have been paid, so that
 /// no op that runs or is still to run touches the same bytes.
 pub trait Sealed {
-    /// Whether the trainer is a stream, and not the calling thread: it touches memory long after the calls that announce it,
-    /// and the host learns of a pass by what that publishes.
+    /// Whether the trainer is a stream, and not the calling thread: it touches memory long after the calls that announce it.
     const TRAINER_IS_A_STREAM: bool;
 
     /// Where its memory lies.
@@ -102,6 +101,9 @@ pub trait Sealed {
     /// # Safety
     /// As for the trait.
     unsafe fn read_control(&mut self) -> Result<InstepControl>;
+
+    /// What came of the newest pass that has been published whole. Waits for nothing.
+    fn latest(&self) -> Option<InstepStatus>;
 
     /// Copies a span to the host, whose length it has.
     ///

@@ -84,8 +84,11 @@ impl Span {
         Span::elements(memory, plan, start, start + segment.len)
     }
 
-    /// The control block and everything behind it.
-    pub const CONTROL: Span = Span { memory: Memory::Control, start: 0, end: u64::MAX };
+    /// The loss scale of the next pass and how far it is from growing: all of control memory that Decide alone writes.
+    pub const LOSS_SCALE: Span = Span { memory: Memory::Control, start: 0, end: 8 };
+
+    /// The rest of the control block, and everything behind it.
+    pub const CONTROL: Span = Span { memory: Memory::Control, start: 8, end: u64::MAX };
 
     /// All hyperparameters and actions.
     pub const SETTINGS: Span = Span { memory: Memory::Settings, start: 0, end: u64::MAX };
@@ -110,7 +113,7 @@ pub struct Ticket {
 pub enum Phase {
     /// Opens a pass: counts the last one's updates, derives scalars, empties the accumulators.
     Begin,
-    /// Turns the norm into clip coefficient and skip flag.
+    /// Turns the norm into clip coefficient and skip flag, and into what the next pass is to know of this one.
     Decide,
     /// Writes what came of the pass where the host reads it without waiting.
     Publish,
@@ -215,6 +218,9 @@ impl Op {
             Action::Wait(_) | Action::Record(_) => {}
             Action::Control(phase) => {
                 touch(Span::CONTROL, phase != Phase::Publish);
+                if phase != Phase::Publish {
+                    touch(Span::LOSS_SCALE, phase == Phase::Decide);
+                }
                 if let (Phase::Decide, Some(count)) = (phase, plan.carrier().and_then(|b| b.contributors)) {
                     touch(Span::elements(Memory::Grads, plan, count, count + 1), false);
                 }

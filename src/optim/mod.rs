@@ -5,10 +5,14 @@
 
 mod adam;
 mod custom;
+mod scaler;
+mod schedule;
 mod sgd;
 
 pub use adam::{Adam, AdamW};
 pub use custom::{Custom, EnqueuedStep, ParamStep, StepParam};
+pub use scaler::{LossScaler, ScalerState};
+pub use schedule::LrSchedule;
 pub use sgd::Sgd;
 
 use std::any::Any;

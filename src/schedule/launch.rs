@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use super::emitter::Mark;
-use super::{Mode, Schedule};
+use super::{Mode, NEVER, Schedule};
 use crate::layout::{Gradients, Segment};
 use crate::op::{Action, CollectiveKind, Memory, Phase, Span, Stream};
 
@@ -51,6 +51,9 @@ impl Schedule {
             Mode::Sequential => {}
             Mode::Eager => {
                 self.emitter.after(Stream::Optim, &[self.reduced]);
+                if self.policy.norm && !described.is_local {
+                    self.emitter.emit(Stream::Optim, Action::Norm { bucket });
+                }
                 self.step(bucket);
             }
             Mode::Normed if described.is_local => {}
@@ -76,7 +79,7 @@ impl Schedule {
         }
         let mark = self.emitter.record(Stream::Optim);
         self.stepped[bucket as usize] = Some(mark);
-        (self.last, self.settled) = (Some(mark), Some(mark));
+        self.last = Some(mark);
     }
 
     /// Whether the pass goes without the bucket: all of it is frozen, on every rank, since they agree on that. The one
@@ -113,7 +116,7 @@ impl Schedule {
                     }
                 }
             }
-            self.emitter.emit(Stream::Optim, Action::Control(Phase::Decide));
+            self.decide();
         }
         // The last bucket holds the first parameters, which the next forward needs first.
         for bucket in buckets.rev() {
@@ -121,6 +124,23 @@ impl Schedule {
                 self.step(bucket);
             }
         }
+    }
+
+    /// The decision, behind the trainer's last look at the loss scale that it may change.
+    pub(super) fn decide(&mut self) {
+        let action = Action::Control(Phase::Decide);
+        if !self.policy.dynamic_loss_scale {
+            return self.emitter.emit(Stream::Optim, action);
+        }
+        // A stream that has asked where the scale lies may read it up to the end of its pass.
+        let asked = self.is_loss_scale_touched();
+        let touched = asked
+            && (self.policy.trainer_is_a_stream
+                || !self.emitter.is_after(Stream::Optim, self.loss_scale_touched));
+        let touched = touched.then(|| self.emitter.record(Stream::Compute));
+        self.emitter.after(Stream::Optim, &[touched]);
+        self.decided = Some(self.emitter.emit_marked(Stream::Optim, action));
+        self.loss_scale_touched = NEVER;
     }
 
     /// Rank 0's parameters for all: at once, or one by one where they lie apart.

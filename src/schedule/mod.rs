@@ -47,15 +47,17 @@ pub struct Policy {
     pub mode: Mode,
     /// Whether the pass needs the global norm or its non-finite flag.
     pub norm: bool,
-    /// Whether the trainer is a stream: it touches a tensor up to its hand-over, long after it asked where that lies, and
-    /// a pass ends in publishing what came of it.
+    /// Whether the trainer is a stream: it touches a tensor up to its hand-over, long after it asked where that lies.
     pub trainer_is_a_stream: bool,
+    /// Whether the trainer asks what loss scale a pass has, which the decision of the pass before has left.
+    pub dynamic_loss_scale: bool,
 }
 
 impl Policy {
     /// Completes a mode: Normed always has a norm.
     pub fn new(mode: Mode, norm_wanted: bool) -> Self {
-        Policy { mode, norm: norm_wanted || mode == Mode::Normed, trainer_is_a_stream: false }
+        let norm = norm_wanted || mode == Mode::Normed;
+        Policy { mode, norm, trainer_is_a_stream: false, dynamic_loss_scale: false }
     }
 }
 
@@ -109,8 +111,12 @@ pub struct Schedule {
     stepped: Vec<Option<Mark>>,
     /// The last step of all.
     last: Option<Mark>,
-    /// The last op on control memory, if the pass is closed: its last step, or what stands for it where none was.
+    /// The last op on control memory, if the pass is closed: its Publish, or what stands for it in one given up.
     settled: Option<Mark>,
+    /// The last Decide, if the loss scale that it leaves is asked for.
+    decided: Option<Mark>,
+    /// Where the trainer has read the loss scale last, which the next Decide writes.
+    loss_scale_touched: Ticket,
 }
 
 impl Schedule {
@@ -133,6 +139,8 @@ impl Schedule {
             begun: None,
             last: None,
             settled: None,
+            decided: None,
+            loss_scale_touched: NEVER,
             plan,
             policy,
         }
@@ -272,15 +280,13 @@ impl Schedule {
         while let Some(bucket) = self.readiness.take_next(true) {
             self.launch(bucket);
         }
-        if self.policy.mode != Mode::Eager {
-            self.step_all();
+        match self.policy.mode {
+            Mode::Sequential | Mode::Normed => self.step_all(),
+            // Behind the steps, which it comes too late for: the next pass may clip by what it finds.
+            Mode::Eager if self.policy.norm => self.decide(),
+            Mode::Eager => {}
         }
-        if self.policy.trainer_is_a_stream {
-            self.settled = Some(self.emitter.emit_marked(Stream::Optim, Action::Control(Phase::Publish)));
-        } else if self.settled.is_none() {
-            // No step has left a mark, but whoever reads the status must come after the decision.
-            self.settled = Some(self.emitter.record(Stream::Optim));
-        }
+        self.settled = Some(self.emitter.emit_marked(Stream::Optim, Action::Control(Phase::Publish)));
         self.open = false;
         Ok(())
     }

@@ -3,8 +3,8 @@
 //! To touch is to wait, for exactly the op that touched the same bytes last. Must be called before the access, never
 //! behind it: a position that was announced too late orders nothing.
 
-use super::Schedule;
 use super::emitter::Mark;
+use super::{NEVER, Schedule};
 use crate::op::Stream;
 
 impl Schedule {
@@ -42,6 +42,18 @@ impl Schedule {
     /// The trainer is about to read how many ranks contributed to the last pass.
     pub fn touch_contributors(&mut self) {
         self.touch_inputs(self.reduced);
+    }
+
+    /// The trainer is about to read the loss scale of the open pass, or of the next one: it comes after the last decision,
+    /// not after the steps behind that.
+    pub fn touch_loss_scale(&mut self) {
+        self.emitter.after(Stream::Compute, &[self.decided]);
+        self.loss_scale_touched = self.emitter.next_ticket(Stream::Compute);
+    }
+
+    /// Whether the trainer has read the loss scale, or asked where it is, since the last decision.
+    pub fn is_loss_scale_touched(&self) -> bool {
+        self.loss_scale_touched != NEVER
     }
 
     /// What Begin reads or writes: the trainer comes after `mark`, and the next Begin after the trainer.

@@ -17,10 +17,12 @@ pub struct Status {
     /// Whether it changed nothing because of a non-finite gradient.
     pub skipped: bool,
     /// Norm of the averaged gradients, infinite or NaN if one of them is; `None` if neither mode nor option asked for
-    /// it, or the pass was given up.
+    /// it, or the pass was given up. Clipping [by the previous norm](crate::StepperBuilder::clip_by_previous_norm) asks.
     pub norm: Option<f64>,
     /// Factor that clipping multiplied them by; 1 without clipping, and in a skipped pass.
     pub clip: f64,
+    /// The factor in the loss that was divided out of them.
+    pub loss_scale: f64,
     /// The first bucket with an infinite or NaN gradient among those stepped. Eager steps it all the same.
     pub first_nonfinite_bucket: Option<u32>,
 }
@@ -161,10 +163,11 @@ impl<D: Device> Stepper<D> {
     /// that it left in flight.
     ///
     /// # Errors
-    /// `Config` if there is no such group or the optimizer refuses the rate, which changes nothing; `Order` inside a
-    /// pass, `Poisoned` after a failure.
+    /// `Config` if there is no such group, it [follows a schedule](crate::StepperBuilder::lr_schedule), or the optimizer
+    /// refuses the rate, which changes nothing; `Order` inside a pass, `Poisoned` after a failure.
     pub fn set_lr(&mut self, group: &str, lr: f64) -> Result<()> {
         self.refuse_open_pass()?;
+        self.rates.refuse_scheduled(group)?;
         self.run.get_mut().touch_settings()?;
         let (index, hyper) = self.optimizers.set_lr(group, lr)?;
         self.agreement.forget();
@@ -250,6 +253,13 @@ impl<D: Device> Stepper<D> {
         self.read_status()
     }
 
+    /// The newest pass that is known to have ended, without waiting for anything: it is as many passes behind as the
+    /// device is behind the trainer. `None` before the first one has ended; an abandoned pass is never among them. May be
+    /// asked at any time, inside a pass too.
+    pub fn latest_status(&self) -> Option<Status> {
+        self.run.borrow().device.latest().as_ref().map(Status::new)
+    }
+
     pub(super) fn state_called(&self, id: ParamId, name: &str) -> Result<Memory> {
         let param = self.layout.index(id)?;
         let found = self.optimizers.states(param).find(|(known, _, _)| known == name);
@@ -267,7 +277,7 @@ impl<D: Device> Stepper<D> {
         self.run.borrow_mut().touch_all()
     }
 
-    fn settle_control(&self) -> Result<()> {
+    pub(super) fn settle_control(&self) -> Result<()> {
         self.refuse_open_pass()?;
         self.run.borrow_mut().touch_control()
     }

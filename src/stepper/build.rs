@@ -18,6 +18,7 @@ use crate::host::kernels::{Isa, Kernels};
 use crate::launch::Rule;
 use crate::layout::{Gradients, Plan, Tails};
 use crate::op::{Collective, Device};
+use crate::optim::LossScaler;
 use crate::pool::Pool;
 use crate::region::BorrowedPieces;
 use crate::schedule::{Mode, Policy, Schedule};
@@ -27,7 +28,9 @@ use crate::stepper::borrowed::Borrowed;
 use crate::stepper::builder::{StepperBuilder, Unused};
 use crate::stepper::join::Divisor;
 use crate::stepper::optimizers::Optimizers;
+use crate::stepper::rates::Rates;
 use crate::stepper::run::Run;
+use crate::stepper::scaling::Loaded;
 
 /// Refuses code of the user's own that cannot update parameters that lie there.
 pub(super) fn refuse_unreached(assignment: &Assignment, place: Place) -> Result<()> {
@@ -143,10 +146,13 @@ impl StepperBuilder<'_> {
         let optimizers = Optimizers::new(self.layout, self.optimizer.as_deref(), registered)?;
         let rule = Rule {
             divisor: if self.counts_ranks() { 0.0 } else { f64::from(world_size) },
-            loss_scale: self.loss_scale,
+            loss_scale: self.loss_scale.unwrap_or(1.0),
+            scaler: self.loss_scaler.map(|scaler| (scaler, LossScaler::largest_scale(world_size))),
             max_norm: self.max_norm,
-            skip_nonfinite: self.skip_nonfinite,
+            previous_max_norm: self.previous_max_norm,
+            skip_nonfinite: self.skip_nonfinite || self.loss_scaler.is_some(),
         };
+        let rates = Rates::new(self.layout, std::mem::take(&mut self.lr_schedules))?;
         let deadline = match self.deadline {
             Some(deadline) => deadline,
             None => Duration::from_millis(environment("INSTEP_DEADLINE_MS")?.unwrap_or(60_000)),
@@ -159,7 +165,9 @@ impl StepperBuilder<'_> {
         comm.prepare(&plan)?;
         let plan = Arc::new(plan);
         let borrowed = memory.map(|memory| memory.pieces(self.layout, &plan)).transpose()?;
-        let mut policy = Policy::new(self.mode, self.max_norm.is_some() || self.skip_nonfinite);
+        let clips = self.max_norm.is_some() || self.previous_max_norm.is_some();
+        let mut policy = Policy::new(self.mode, clips || rule.skip_nonfinite);
+        policy.dynamic_loss_scale = self.loss_scaler.is_some();
         policy.trainer_is_a_stream = D::TRAINER_IS_A_STREAM;
         let schedule = Schedule::new(self.layout, Arc::clone(&plan), policy);
         let agreement = self.agreement(&plan);
@@ -177,6 +185,9 @@ impl StepperBuilder<'_> {
             layout: self.layout.clone(),
             assignment,
             optimizers,
+            rates,
+            loss_scale: rule.loss_scale,
+            loaded: Loaded::default(),
             written: vec![false; plan.segments().len()].into(),
             plan,
             policy,
@@ -220,25 +231,45 @@ impl StepperBuilder<'_> {
 
     /// The table of what excludes what, and ranges that no other type checks.
     fn refuse(&self, world_size: u32) -> Result<()> {
-        if let Some(max_norm) = self.max_norm {
-            if !(max_norm > 0.0 && max_norm.is_finite()) {
-                return Err(Error::config("max_norm", max_norm, "must be finite and above zero"));
+        let norms = [("max_norm", self.max_norm), ("clip_by_previous_norm", self.previous_max_norm)];
+        for (field, max_norm) in norms {
+            if let Some(max_norm) = max_norm.filter(|max_norm| !(*max_norm > 0.0 && max_norm.is_finite())) {
+                return Err(Error::config(field, max_norm, "must be finite and above zero"));
             }
-            if self.mode == Mode::Eager {
-                let why = "the norm of all buckets is not known when Eager steps the first; use Normed or Sequential";
-                return Err(Error::config("max_norm", max_norm, why));
-            }
+        }
+        if let (Some(_), Some(previous)) = (self.max_norm, self.previous_max_norm) {
+            return Err(Error::config(
+                "clip_by_previous_norm",
+                previous,
+                "max_norm clips already, and exactly",
+            ));
+        }
+        if let Some(max_norm) = self.max_norm.filter(|_| self.mode == Mode::Eager) {
+            let why = "the norm of all buckets is not known when Eager steps the first; use Normed or Sequential, \
+                       or clip_by_previous_norm";
+            return Err(Error::config("max_norm", max_norm, why));
         }
         if self.skip_nonfinite && self.mode == Mode::Eager {
             let why = "Eager steps buckets before it has seen the others; use Normed or Sequential";
             return Err(Error::config("skip_nonfinite", true, why));
         }
+        if let Some(scaler) = &self.loss_scaler {
+            if self.mode == Mode::Eager {
+                let why = "Eager steps buckets before it has seen the others; use Normed or Sequential";
+                return Err(Error::config("loss_scaler", format!("{scaler:?}"), why));
+            }
+            if let Some(loss_scale) = self.loss_scale {
+                return Err(Error::config("loss_scale", loss_scale, "the loss_scaler has its own"));
+            }
+            scaler.validate(world_size)?;
+        }
         // Gradients are multiplied by this in f32, where it must neither vanish nor overflow.
-        let multiplier = |ranks: u32| (1.0 / (f64::from(ranks) * self.loss_scale)) as f32;
+        let loss_scale = self.loss_scale.unwrap_or(1.0);
+        let multiplier = |ranks: u32| (1.0 / (f64::from(ranks) * loss_scale)) as f32;
         let fewest = if self.counts_ranks() { 1 } else { world_size };
         if ![fewest, world_size].map(multiplier).iter().all(|m| m.is_normal() && *m > 0.0) {
             let why = "must be finite and above zero, and 1/(world_size * loss_scale) a normal f32";
-            return Err(Error::config("loss_scale", self.loss_scale, why));
+            return Err(Error::config("loss_scale", loss_scale, why));
         }
         if let Some(threads) = self.threads.filter(|threads| !(1..=Pool::MAX_THREADS).contains(threads)) {
             return Err(Error::config("threads", threads, "must be from 1 to 1024"));
@@ -261,9 +292,12 @@ impl StepperBuilder<'_> {
 
     fn agreement(&self, plan: &Plan) -> Agreement {
         let (mode, unused, uneven_inputs) = (self.mode, self.unused, self.uneven_inputs);
-        let (max_norm, skip_nonfinite, loss_scale) = (self.max_norm, self.skip_nonfinite, self.loss_scale);
-        let options =
-            format_args!("{mode:?} {unused:?} {uneven_inputs:?} {max_norm:?} {skip_nonfinite} {loss_scale}");
+        let (max_norm, previous, skip_nonfinite) =
+            (self.max_norm, self.previous_max_norm, self.skip_nonfinite);
+        let (loss_scale, scaler) = (self.loss_scale.unwrap_or(1.0), self.loss_scaler);
+        let options = format_args!(
+            "{mode:?} {unused:?} {uneven_inputs:?} {max_norm:?} {previous:?} {skip_nonfinite} {loss_scale} {scaler:?}"
+        );
         Agreement::new(self.layout, plan, options)
     }
 

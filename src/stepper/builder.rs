@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::host::Isa;
 use crate::layout::{BucketCaps, Gradients, Layout, ParamId};
-use crate::optim::Optimizer;
+use crate::optim::{LossScaler, LrSchedule, Optimizer};
 use crate::schedule::Mode;
 use crate::stepper::join::Divisor;
 use crate::stepper::optimizers::{Registered, Target};
@@ -33,6 +33,7 @@ pub struct StepperBuilder<'a> {
     pub(super) optimized: Option<Vec<usize>>,
     /// The first refusal, kept until the stepper is built.
     pub(super) refused: Option<Error>,
+    pub(super) lr_schedules: Vec<(String, LrSchedule)>,
     pub(super) mode: Mode,
     pub(super) caps: Option<BucketCaps>,
     pub(super) gradients: Gradients,
@@ -40,7 +41,9 @@ pub struct StepperBuilder<'a> {
     pub(super) uneven_inputs: Option<Divisor>,
     pub(super) max_norm: Option<f64>,
     pub(super) skip_nonfinite: bool,
-    pub(super) loss_scale: f64,
+    pub(super) loss_scale: Option<f64>,
+    pub(super) loss_scaler: Option<LossScaler>,
+    pub(super) previous_max_norm: Option<f64>,
     pub(super) isa: Option<Isa>,
     pub(super) threads: Option<usize>,
     pub(super) deadline: Option<Duration>,
@@ -55,6 +58,7 @@ impl<'a> StepperBuilder<'a> {
             registered: Vec::new(),
             optimized: None,
             refused: None,
+            lr_schedules: Vec::new(),
             mode: Mode::default(),
             caps: None,
             gradients: Gradients::default(),
@@ -62,7 +66,9 @@ impl<'a> StepperBuilder<'a> {
             uneven_inputs: None,
             max_norm: None,
             skip_nonfinite: false,
-            loss_scale: 1.0,
+            loss_scale: None,
+            loss_scaler: None,
+            previous_max_norm: None,
             isa: None,
             threads: None,
             deadline: None,
@@ -127,6 +133,31 @@ impl<'a> StepperBuilder<'a> {
                 None
             }
         }
+    }
+
+    /// Lets the learning rate of a group ([`DEFAULT_GROUP`](crate::layout::DEFAULT_GROUP) if the layout names none) follow a
+    /// schedule, in the place of its optimizer's: each pass begins with the rate of its step, which is how many passes were
+    /// finished before it ([`Stepper::schedule_step`](crate::Stepper::schedule_step)).
+    ///
+    /// ```
+    /// # use instep::layout::DEFAULT_GROUP;
+    /// # use instep::{Layout, LrSchedule, Sgd, Solo, Stepper};
+    /// # let layout = Layout::builder().param("w", 1).build()?;
+    /// # let w = layout.id("w")?;
+    /// let halved = LrSchedule::step(1.0, 1, 0.5); // 1, then 1/2, then 1/4
+    /// let builder = Stepper::builder(&layout, Sgd::default()).lr_schedule(DEFAULT_GROUP, halved);
+    /// let mut stepper = builder.host(Solo::default())?;
+    /// for _ in 0..3 {
+    ///     let mut pass = stepper.begin()?;
+    ///     pass.grads().write(w, &[1.0])?;
+    ///     pass.finish()?;
+    /// }
+    /// assert_eq!(stepper.params()?.get(w)?, [-1.75]);
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    pub fn lr_schedule(mut self, group: impl Into<String>, schedule: LrSchedule) -> Self {
+        self.lr_schedules.push((group.into(), schedule));
+        self
     }
 
     /// When steps run; Eager unless said otherwise. The result is the same bits in every mode.
@@ -198,9 +229,44 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// A constant factor in the loss, divided out of the gradients.
+    /// Clips by the norm of the pass before, which every mode knows, Eager too. Not exact: a gradient that grows suddenly
+    /// is stepped as large as it is, and the pass behind it is clipped. The first pass is not clipped, a norm that was
+    /// infinite or NaN is passed over, and so is that of a pass skipped or given up. The same bits in every mode; excludes
+    /// [`max_norm`](Self::max_norm). A run that goes on from saved state loads the norm too
+    /// ([`Stepper::set_previous_norm`](crate::Stepper::set_previous_norm)).
+    ///
+    /// ```
+    /// # use instep::{Layout, Sgd, Solo, Stepper};
+    /// # let layout = Layout::builder().param("w", 1).build()?;
+    /// # let w = layout.id("w")?;
+    /// let builder = Stepper::builder(&layout, Sgd { lr: 1.0, ..Default::default() });
+    /// let mut stepper = builder.clip_by_previous_norm(1.0).host(Solo::default())?;
+    /// for expected in [-4.0, -5.0] { // the second step is 4 * 1/4
+    ///     let mut pass = stepper.begin()?;
+    ///     pass.grads().write(w, &[4.0])?;
+    ///     pass.finish()?;
+    ///     assert!((stepper.params()?.get(w)?[0] - expected).abs() < 1e-6);
+    /// }
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    pub fn clip_by_previous_norm(mut self, max_norm: f64) -> Self {
+        self.previous_max_norm = Some(max_norm);
+        self
+    }
+
+    /// A constant factor in the loss, divided out of the gradients. Unset: 1.
     pub fn loss_scale(mut self, loss_scale: f64) -> Self {
-        self.loss_scale = loss_scale;
+        self.loss_scale = Some(loss_scale);
+        self
+    }
+
+    /// A factor in the loss that follows the gradients, as `torch.amp.GradScaler`'s: each pass asks for its own
+    /// ([`Pass::loss_scale`](crate::Pass::loss_scale)). Implies [`skip_nonfinite`](Self::skip_nonfinite), so it is refused
+    /// in Eager; excludes [`loss_scale`](Self::loss_scale). All ranks decide alike, since they see the same sums; an
+    /// abandoned pass, or one in which no rank had data, decides nothing. A scale that would leave f32, or could not be
+    /// divided out in it, is not taken: the one before stands.
+    pub fn loss_scaler(mut self, scaler: LossScaler) -> Self {
+        self.loss_scaler = Some(scaler);
         self
     }
 

@@ -6,7 +6,6 @@
 
 use std::sync::Arc;
 
-use crate::abi::INSTEP_NO_BUCKET;
 use crate::cuda::driver::Entered;
 use crate::cuda::{Cuda, CudaDevice, Parts};
 use crate::error::{Error, Result};
@@ -15,7 +14,7 @@ use crate::layout::{Gradients, ParamId, Segment};
 use crate::op::{Collective, Memory, Sealed, Span};
 use crate::stepper::borrowed::refuse_other_places;
 use crate::stepper::build::{Blueprint, refuse_unreached};
-use crate::stepper::{Borrowed, Pass, Status, Stepper, StepperBuilder, Unused};
+use crate::stepper::{Borrowed, Pass, Stepper, StepperBuilder, Unused};
 
 impl StepperBuilder<'_> {
     /// Builds the stepper on a GPU.
@@ -161,21 +160,6 @@ impl Stepper<CudaDevice> {
         self.refuse_open_pass()?;
         let segment = self.claim(id, Memory::Params, false)?;
         Ok(self.device_address(&segment, Memory::Params))
-    }
-
-    /// The newest pass that is known to have ended, without asking the GPU, which costs nothing: it is as many passes
-    /// behind as the GPU is behind the host. `None` before the first one has ended; an abandoned pass is never among
-    /// them.
-    pub fn latest_status(&self) -> Option<Status> {
-        let latest = self.run.borrow().device.latest()?;
-        Some(Status {
-            pass: latest.sequence,
-            skipped: latest.skipped != 0,
-            norm: (latest.decided != 0).then_some(latest.norm),
-            clip: latest.clip,
-            first_nonfinite_bucket: (latest.first_nonfinite_bucket != INSTEP_NO_BUCKET)
-                .then_some(latest.first_nonfinite_bucket),
-        })
     }
 
     /// The event at which the times of recorded ops are zero, if ops are recorded: for benches, which time the trainer's own

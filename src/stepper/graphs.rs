@@ -59,7 +59,7 @@ impl Stepper<CudaDevice> {
         run.schedule.synchronize();
         run.settle()?;
         run.device.begin_capture()?;
-        let pass = run.schedule.pass();
+        let (pass, step) = (run.schedule.pass(), self.rates.step);
         run.schedule.fork();
         run.submit();
         // Caught, since the trainer's stream would be captured for ever.
@@ -77,6 +77,7 @@ impl Stepper<CudaDevice> {
         // Nothing of it has run; positions inside it are none to whoever waits outside.
         run.forgive();
         run.schedule.set_pass(pass);
+        self.rates.step = step;
         run.schedule.fork();
         run.submit();
         // What failed in a capture has poisoned nothing, whatever the trainer was told.
@@ -108,6 +109,7 @@ impl Stepper<CudaDevice> {
             let why = "parameters were written: an ordinary pass first, which gives all ranks the same";
             return Err(Error::Order(why.into()));
         }
+        self.follow_schedules()?;
         let run = self.run.get_mut();
         run.touch_all()?;
         // Publishing reads the control block that the graph's Begin writes.
@@ -117,6 +119,7 @@ impl Stepper<CudaDevice> {
         run.schedule.set_pass(pass);
         run.schedule.fork();
         run.submit();
+        self.rates.step += 1;
         Ok(())
     }
 }

@@ -61,6 +61,7 @@ impl<D: Device> Stepper<D> {
         let run = self.run.get_mut();
         run.schedule.finish()?;
         run.submit();
+        self.rates.step += 1;
         Ok(self.read_contributors()? != Some(0))
     }
 }

@@ -15,9 +15,11 @@ mod graphs;
 mod join;
 mod optimizers;
 mod pass;
+mod rates;
 mod rebuild;
 mod records;
 mod run;
+mod scaling;
 mod views;
 
 pub use attached::Attached;
@@ -44,7 +46,9 @@ use crate::optim::Optimizer;
 use crate::schedule::{Mode, Opening, Policy};
 use agreement::Agreement;
 use optimizers::Optimizers;
+use rates::Rates;
 use run::Run;
+use scaling::Loaded;
 
 /// One rank's parameters, gradients and optimizer state, and the schedule that steps them.
 ///
@@ -61,6 +65,10 @@ pub struct Stepper<D: Device = HostDevice> {
     policy: Policy,
     assignment: Arc<Assignment>,
     optimizers: Optimizers,
+    rates: Rates,
+    /// Constant, unless the policy says otherwise.
+    loss_scale: f64,
+    loaded: Loaded,
     agreement: Agreement,
     comm: Arc<dyn Collective>,
     /// Parameters were written since the last broadcast, so ranks may differ.
@@ -130,6 +138,10 @@ impl<D: Device> Stepper<D> {
     pub fn take_recording(&mut self) -> Option<Recording> {
         // A failed run has a recording too: what was submitted, and what ran of it.
         let _ = self.settle_between_passes();
+        if !D::TRAINER_IS_A_STREAM {
+            // What is behind the last step is to be in it too; a device whose trainer is a stream waits for all.
+            let _ = self.settle_control();
+        }
         self.run.get_mut().take_recording()
     }
 
@@ -145,7 +157,8 @@ impl<D: Device> Stepper<D> {
     /// [`params_mut`](Stepper::params_mut), all ranks take rank 0's parameters.
     ///
     /// # Errors
-    /// `Order` if a pass is open, because one was leaked: see [`abandon_open_pass`](Self::abandon_open_pass).
+    /// `Order` if a pass is open, because one was leaked: see [`abandon_open_pass`](Self::abandon_open_pass); `Config` if
+    /// the optimizer refuses a rate of a [schedule](StepperBuilder::lr_schedule).
     pub fn begin(&mut self) -> Result<Pass<'_, D>> {
         self.begin_accumulating(NonZeroU32::MIN)
     }
@@ -182,10 +195,11 @@ impl<D: Device> Stepper<D> {
 
     /// Opens a pass with what this stepper knows of it.
     fn open(&mut self, opening: Opening) -> Result<()> {
+        self.follow_schedules()?;
         let run = self.run.get_mut();
         let schedule = &run.schedule;
         let frozen = (0..self.layout.parameters().len()).filter(|param| schedule.is_frozen(*param));
-        let agreement = self.agreement.number(&self.optimizers, frozen);
+        let agreement = self.agreement.number(&(&self.optimizers, &self.loaded), frozen);
         run.schedule.begin(Opening { broadcast: self.params_written, agreement, ..opening })?;
         run.submit();
         self.params_written = false;

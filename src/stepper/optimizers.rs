@@ -205,6 +205,12 @@ impl Optimizers {
         })
     }
 
+    /// The learning rate of a group's optimizer.
+    pub(super) fn lr(&mut self, group: &str) -> Option<f64> {
+        let of_group = |entry: &&mut Entry| entry.group.as_deref() == Some(group);
+        self.entries.iter_mut().find(of_group).map(|entry| *entry.optimizer.lr_mut())
+    }
+
     /// Sets the learning rate of a group that has one optimizer.
     pub(super) fn set_lr(&mut self, group: &str, lr: f64) -> Result<(usize, InstepHyper)> {
         let mut of_group =

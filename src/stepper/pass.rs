@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::error::{Error, Result};
 use crate::host::HostDevice;
 use crate::layout::{ParamId, Segment};
-use crate::op::Device;
+use crate::op::{Access, Device, Span};
 use crate::schedule::Mode;
 use crate::stepper::Stepper;
 use crate::stepper::views::{Grads, Params};
@@ -274,8 +274,13 @@ impl<'a, D: Device> Pass<'a, D> {
                 run.schedule.complete(index)?;
             }
         }
+        if D::TRAINER_IS_A_STREAM && run.schedule.is_loss_scale_touched() {
+            run.note(Access { span: Span::LOSS_SCALE, writes: false });
+        }
         run.schedule.finish()?;
         self.open = false;
+        self.stepper.rates.step += 1;
+        let run = self.stepper.run.get_mut();
         if D::TRAINER_IS_A_STREAM && self.stepper.policy.mode != Mode::Normed {
             return run.touch_all();
         }

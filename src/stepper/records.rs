@@ -4,9 +4,9 @@
 //! the only place beside the views that reaches into memory which ops touch.
 #![allow(unsafe_code)]
 
-use crate::abi::{INSTEP_NO_BUCKET, InstepHyper};
+use crate::abi::{INSTEP_NO_BUCKET, InstepHyper, InstepStatus};
 use crate::error::{Error, Result};
-use crate::launch::action_code;
+use crate::launch::{action_code, status_of};
 use crate::layout::{Gradients, ParamId, Segment, SegmentAction};
 use crate::op::{Access, Device, Memory, Span};
 use crate::stepper::{Status, Stepper};
@@ -128,13 +128,20 @@ impl<D: Device> Stepper<D> {
         run.note(Access { span: Span::CONTROL, writes: false });
         // SAFETY: as in `read_step_count`.
         let control = unsafe { run.device.read_control()? };
-        Ok(Status {
-            pass: run.schedule.pass(),
-            skipped: control.skip != 0,
-            norm: (control.decided != 0).then_some(control.norm),
-            clip: control.clip,
-            first_nonfinite_bucket: (control.first_nonfinite_bucket != INSTEP_NO_BUCKET)
-                .then_some(control.first_nonfinite_bucket),
-        })
+        Ok(Status::new(&status_of(&control)))
+    }
+}
+
+impl Status {
+    pub(super) fn new(published: &InstepStatus) -> Status {
+        let bucket = published.first_nonfinite_bucket;
+        Status {
+            pass: published.sequence,
+            skipped: published.skipped != 0,
+            norm: (published.decided != 0).then_some(published.norm),
+            clip: published.clip,
+            loss_scale: published.loss_scale,
+            first_nonfinite_bucket: (bucket != INSTEP_NO_BUCKET).then_some(bucket),
+        }
     }
 }

@@ -127,6 +127,12 @@ impl<D: Device> Run<D> {
         self.settle()
     }
 
+    /// Makes the next pass's loss scale the trainer's to read.
+    pub(crate) fn touch_loss_scale(&mut self) -> Result<()> {
+        self.schedule.touch_loss_scale();
+        self.settle()
+    }
+
     /// Makes the settings the trainer's to set.
     pub(crate) fn touch_settings(&mut self) -> Result<()> {
         self.schedule.touch_settings();

@@ -95,10 +95,11 @@ impl Machine {
                         sequence: control.passes,
                         norm: control.norm,
                         clip: control.clip,
+                        loss_scale: control.loss_scale,
                         decided: control.decided,
                         skipped: control.skip,
                         first_nonfinite_bucket: control.first_nonfinite_bucket,
-                        reserved: [0; 7],
+                        reserved: [0; 5],
                     };
                 }
                 Machine::Gpu(Shape { order, .. }) => launch(c"instep_publish", args, 1, 32, order),

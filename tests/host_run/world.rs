@@ -50,7 +50,7 @@ impl World<'_> {
         // SAFETY: zeros are a value of each.
         let (control, segment, status) = unsafe {
             (
-                std::mem::zeroed::<InstepControl>(),
+                InstepControl { next_loss_scale: 2.0, previous_norm: -1.0, ..std::mem::zeroed() },
                 std::mem::zeroed::<InstepSegment>(),
                 std::mem::zeroed::<InstepStatus>(),
             )
@@ -202,14 +202,18 @@ impl World<'_> {
             slot_words: 0,
             slot_count: 0,
             divisor: case.divisor,
-            loss_scale: 2.0,
+            loss_scale: 0.0,
+            previous_max_norm: case.max_norm,
         };
         let decide = InstepDecideArgs {
             control: self.control.address(0),
             contributors: case.buckets[0].ranks.map_or(ptr::null_mut(), |_| self.counts.address(count)),
             max_norm: case.max_norm,
             skip_nonfinite: case.skip_nonfinite.into(),
-            reserved: 0,
+            growth_factor: 2.0,
+            backoff_factor: 0.5,
+            largest_loss_scale: 1e30,
+            growth_interval: 2,
         };
         let (control, ring) = (self.control.address(0), self.ring.address(0));
         let publish = InstepPublishArgs { control, ring, slot_count: case.slots as u64 };

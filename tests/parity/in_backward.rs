@@ -59,7 +59,7 @@ fn iterate(stepper: &mut Stepper, network: &Network, iteration: usize) -> Result
     let values: Vec<Vec<f32>> =
         ids.iter().map(|id| Ok(pass.params().get(*id)?.to_vec())).collect::<Result<_>>()?;
     own.set_params(values.into_iter());
-    for (param, gradient) in own.backward(&batch(4, 10, iteration), sum) {
+    for (param, gradient) in own.backward(&batch(1, 10, iteration), sum) {
         let gradient: Vec<f32> = gradient.into_iter().map(|g| g as f32).collect();
         pass.grads().add(ids[param], &gradient)?;
         pass.grad_ready(ids[param])?;
@@ -78,7 +78,7 @@ fn assert_parity(
     let mut ordinary = Ordinary::new(&network, rules);
     for iteration in 0..ITERATIONS {
         iterate(&mut stepper, &network, iteration)?;
-        for (param, gradient) in network.gradients(&batch(4, 10, iteration), sum).iter().enumerate() {
+        for (param, gradient) in network.gradients(&batch(1, 10, iteration), sum).iter().enumerate() {
             ordinary.step(&mut network, param, gradient);
         }
         assert_like(&stepper, &network, &ordinary, &format!("{what}, iteration {iteration}"))?;

@@ -15,7 +15,6 @@ pub(super) struct Linear {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Activation {
     None,
-    Relu,
     Sigmoid,
 }
 
@@ -65,7 +64,6 @@ impl Network {
     fn activate(&self, x: f64) -> f64 {
         match self.activation {
             Activation::None => x,
-            Activation::Relu => x.max(0.0),
             Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
         }
     }
@@ -74,7 +72,6 @@ impl Network {
     fn slope(&self, y: f64) -> f64 {
         match self.activation {
             Activation::None => 1.0,
-            Activation::Relu => f64::from(u8::from(y > 0.0)),
             Activation::Sigmoid => y * (1.0 - y),
         }
     }

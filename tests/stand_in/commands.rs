@@ -118,6 +118,7 @@ fn on_cpu(kernel: &str, shape: Shape, args: &Args) {
                 let control = &*args.control;
                 let mut status: InstepStatus = MaybeUninit::zeroed().assume_init();
                 (status.sequence, status.norm, status.clip) = (control.passes, control.norm, control.clip);
+                status.loss_scale = control.loss_scale;
                 (status.decided, status.skipped) = (control.decided, control.skip);
                 status.first_nonfinite_bucket = control.first_nonfinite_bucket;
                 args.ring.add((control.passes % args.slot_count) as usize).write(status);

@@ -38,7 +38,7 @@ impl Checkpoint {
 impl Subject for Checkpoint {
     fn seeds(&mut self) -> Vec<Pair> {
         let scalars: BTreeMap<String, Scalar> =
-            [("epoch".to_owned(), Scalar::U64(3)), ("scaler.scale".to_owned(), Scalar::F64(65536.0))].into();
+            [("epoch".to_owned(), Scalar::U64(3)), ("random.draw".to_owned(), Scalar::F64(65536.0))].into();
         let extras = Extras { scalars, metadata: [("note".to_owned(), "by hand".to_owned())].into() };
         let with_extras = written(&self.stepper, &extras).unwrap_or_default();
         let inputs =

@@ -1,0 +1,67 @@
+//! Trains a line under a loss scale that overflows at first, and shows that nothing is lost but the passes that did.
+//!
+//! f32 stands in for the f16 that needs scaling: the scale starts so high that gradients overflow, backs off pass by
+//! pass, and the run then ends with the bits of one that never scaled. Exits with an error if any of this is not so.
+
+use instep::{AdamW, Layout, LossScaler, Mode, Result, Solo, Stepper};
+
+const STEPS: usize = 400;
+const SLOPE: f32 = 3.0;
+const OFFSET: f32 = -1.0;
+
+/// Trains until so many passes have stepped; returns slope and offset, and how many passes were skipped.
+fn train(scaler: Option<LossScaler>) -> Result<([f32; 2], usize)> {
+    let layout = Layout::builder().param("slope", 1).param("offset", 1).build()?;
+    let (slope, offset) = (layout.id("slope")?, layout.id("offset")?);
+    let optimizer = AdamW { lr: 0.05, weight_decay: 0.0, ..Default::default() };
+    let mut builder = Stepper::builder(&layout, optimizer).mode(Mode::Normed);
+    if let Some(scaler) = scaler {
+        builder = builder.loss_scaler(scaler);
+    }
+    let mut stepper = builder.host(Solo::default())?;
+    let (mut stepped, mut skipped) = (0, 0);
+    while stepped < STEPS {
+        // A skipped pass is made again, with the same sample.
+        let x = (stepped % 8) as f32 / 2.0 - 1.0;
+        let mut pass = stepper.begin()?;
+        let error = pass.params().get(slope)?[0] * x + pass.params().get(offset)?[0] - (SLOPE * x + OFFSET);
+        // Waits for what the last pass decided, not for its steps.
+        let scale = pass.loss_scale()? as f32;
+        let (_, mut grads) = pass.split();
+        grads.write(slope, &[error * x * scale])?;
+        grads.write(offset, &[error * scale])?;
+        pass.finish()?;
+        let status = stepper.status()?;
+        if status.skipped {
+            skipped += 1;
+            let next = stepper.scaler_state()?.scale;
+            println!("pass {} overflowed under 2^{}: next 2^{}", status.pass, scale.log2(), next.log2());
+        } else {
+            stepped += 1;
+        }
+    }
+    let params = stepper.params()?;
+    Ok(([params.get(slope)?[0], params.get(offset)?[0]], skipped))
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    // The largest power of two that divides out: errors of 4 and more times it are infinite in f32.
+    let scaler =
+        LossScaler { initial_scale: 2f64.powi(126), backoff_factor: 2f64.powi(-2), ..Default::default() };
+    let (scaled, skipped) = train(Some(scaler))?;
+    let (plain, none) = train(None)?;
+    println!(
+        "{skipped} passes skipped; y = {} x + {}, unscaled y = {} x + {}",
+        scaled[0], scaled[1], plain[0], plain[1]
+    );
+    if skipped == 0 || none != 0 {
+        return Err("the scale was to overflow at first, and nothing without it".into());
+    }
+    if scaled.map(f32::to_bits) != plain.map(f32::to_bits) {
+        return Err("a power of two divides out exactly, so the bits must be the same".into());
+    }
+    if (scaled[0] - SLOPE).abs() > 0.05 || (scaled[1] - OFFSET).abs() > 0.05 {
+        return Err("the line was not found".into());
+    }
+    Ok(())
+}

@@ -1,0 +1,79 @@
+//! Dynamic loss scaling: when the factor in the loss grows and shrinks.
+//!
+//! The policy and its defaults are those of `torch.amp.GradScaler` (Micikevicius et al., Mixed Precision Training, ICLR
+//! 2018); the arithmetic is in `kernels/control.h` and nowhere else. Must reject what would let the scale leave f32.
+
+use crate::error::{Error, Result};
+
+/// How the loss scale follows the gradients: a pass with an infinite or NaN gradient is skipped and makes it smaller, a
+/// run of passes without one makes it larger.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LossScaler {
+    /// The first pass's scale, an f32. Default 65536.
+    pub initial_scale: f64,
+    /// What a scale that has stood long enough is multiplied by, above 1. Default 2.
+    pub growth_factor: f64,
+    /// What it is multiplied by in a skipped pass, between 0 and 1. Default 0.5.
+    pub backoff_factor: f64,
+    /// Passes in a row that are not skipped until it grows. Default 2000.
+    pub growth_interval: u32,
+}
+
+/// Where a [`LossScaler`] stands between two passes: all that a run needs to go on with it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ScalerState {
+    /// The next pass's scale.
+    pub scale: f64,
+    /// Passes since the scale has changed or one was skipped.
+    pub growth_tracker: u32,
+}
+
+impl Default for LossScaler {
+    fn default() -> Self {
+        LossScaler { initial_scale: 65536.0, growth_factor: 2.0, backoff_factor: 0.5, growth_interval: 2000 }
+    }
+}
+
+impl LossScaler {
+    /// What the kernels take for none.
+    pub(crate) const CONSTANT: LossScaler =
+        LossScaler { initial_scale: 1.0, growth_factor: 1.0, backoff_factor: 1.0, growth_interval: 0 };
+
+    /// The largest scale whose quotient by so many ranks is still a normal f32. The smallest is the smallest normal f32:
+    /// no number of ranks makes its quotient overflow.
+    pub(crate) fn largest_scale(ranks: u32) -> f64 {
+        1.0 / (f64::from(f32::MIN_POSITIVE) * f64::from(ranks))
+    }
+
+    pub(crate) fn validate(&self, ranks: u32) -> Result<()> {
+        scale("initial_scale", self.initial_scale, ranks)?;
+        if !(self.growth_factor > 1.0 && self.growth_factor.is_finite()) {
+            return Err(Error::config("growth_factor", self.growth_factor, "must be finite and above 1"));
+        }
+        if !(self.backoff_factor > 0.0 && self.backoff_factor < 1.0) {
+            return Err(Error::config("backoff_factor", self.backoff_factor, "must be between 0 and 1"));
+        }
+        if self.growth_interval == 0 {
+            return Err(Error::config("growth_interval", 0, "must be above zero"));
+        }
+        Ok(())
+    }
+}
+
+impl ScalerState {
+    pub(crate) fn validate(&self, ranks: u32) -> Result<()> {
+        scale("scale", self.scale, ranks)
+    }
+}
+
+/// Accepts a scale that the trainer's f32 and the kernels' f64 both hold, and that divides out in f32.
+fn scale(field: &'static str, scale: f64, ranks: u32) -> Result<()> {
+    let smallest = f64::from(f32::MIN_POSITIVE);
+    if !(smallest..=LossScaler::largest_scale(ranks)).contains(&scale) {
+        return Err(Error::config(field, scale, "must be at least 2^-126 and at most 2^126 / world_size"));
+    }
+    if f64::from(scale as f32) != scale {
+        return Err(Error::config(field, scale, "must be an f32, as the trainer's loss is"));
+    }
+    Ok(())
+}

@@ -1,0 +1,153 @@
+//! Learning rates as functions of the step: the closed forms of `torch.optim.lr_scheduler`.
+//!
+//! A schedule has no state but the step that it is asked for, so it resumes anywhere and no rounding adds up. Must not
+//! depend on anything else: ranks that ask for the same step get the same rate.
+
+use std::f64::consts::PI;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+
+/// A learning rate for each step, counted from 0.
+///
+/// ```
+/// use instep::LrSchedule;
+///
+/// let schedule = LrSchedule::cosine(0.1, 90, 0.0).warm_up(10, 0.5);
+/// assert_eq!(schedule.lr_at(0), 0.05);
+/// assert_eq!(schedule.lr_at(10), 0.1);
+/// assert!((schedule.lr_at(55) - 0.05).abs() < 1e-15);
+/// assert_eq!(schedule.lr_at(100), 0.0);
+/// ```
+#[derive(Clone, Debug)]
+pub struct LrSchedule {
+    shape: Shape,
+    /// Steps of linear warm-up, and the share of the first rate that it starts from.
+    warm_up: Option<(u64, f64)>,
+}
+
+#[derive(Clone)]
+enum Shape {
+    Constant { lr: f64 },
+    Step { lr: f64, step_size: u64, gamma: f64 },
+    Cosine { lr: f64, period: u64, lowest: f64 },
+    Custom(Arc<dyn Fn(u64) -> f64 + Send + Sync>),
+}
+
+impl fmt::Debug for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Shape::Constant { lr } => write!(f, "Constant({lr})"),
+            Shape::Step { lr, step_size, gamma } => write!(f, "Step({lr}, {step_size}, {gamma})"),
+            Shape::Cosine { lr, period, lowest } => write!(f, "Cosine({lr}, {period}, {lowest})"),
+            Shape::Custom(_) => f.write_str("Custom"),
+        }
+    }
+}
+
+impl LrSchedule {
+    /// Always the same.
+    pub fn constant(lr: f64) -> LrSchedule {
+        Shape::Constant { lr }.into()
+    }
+
+    /// `lr`, multiplied by `gamma` every `step_size` steps.
+    ///
+    /// # Source
+    /// `torch.optim.lr_scheduler.StepLR`: `lr * gamma^(step / step_size)`.
+    pub fn step(lr: f64, step_size: u64, gamma: f64) -> LrSchedule {
+        Shape::Step { lr, step_size, gamma }.into()
+    }
+
+    /// From `lr` to `lowest` along half a cosine of `period` steps, and back over the next `period`.
+    ///
+    /// # Source
+    /// `torch.optim.lr_scheduler.CosineAnnealingLR`, whose `T_max` is `period` (Loshchilov and Hutter, SGDR, ICLR 2017).
+    pub fn cosine(lr: f64, period: u64, lowest: f64) -> LrSchedule {
+        Shape::Cosine { lr, period, lowest }.into()
+    }
+
+    /// Whatever `lr_at` says of a step. Asked once per pass; every rank must get the same.
+    pub fn custom(lr_at: impl Fn(u64) -> f64 + Send + Sync + 'static) -> LrSchedule {
+        Shape::Custom(Arc::new(lr_at)).into()
+    }
+
+    /// Puts a linear warm-up of `steps` in front: from `start_factor` times this schedule's first rate up to it. The
+    /// schedule's own step 0 is then step number `steps`. Called twice, the later call holds.
+    ///
+    /// # Source
+    /// `torch.optim.lr_scheduler.SequentialLR` of a `LinearLR` and this one, `steps` being the milestone.
+    pub fn warm_up(mut self, steps: u64, start_factor: f64) -> LrSchedule {
+        self.warm_up = Some((steps, start_factor));
+        self
+    }
+
+    /// The rate of a step.
+    pub fn lr_at(&self, step: u64) -> f64 {
+        match self.warm_up {
+            Some((steps, start_factor)) if step < steps => {
+                let share = step as f64 / steps as f64;
+                self.shape.lr_at(0) * (start_factor + (1.0 - start_factor) * share)
+            }
+            Some((steps, _)) => self.shape.lr_at(step - steps),
+            None => self.shape.lr_at(step),
+        }
+    }
+
+    /// What of it no optimizer checks: those look at each rate when it is set.
+    pub(crate) fn validate(&self) -> Result<()> {
+        match self.shape {
+            Shape::Step { step_size: 0, .. } => {
+                return Err(Error::config("step_size", 0, "must be above zero"));
+            }
+            Shape::Step { gamma, .. } if !(gamma >= 0.0 && gamma.is_finite()) => {
+                return Err(Error::config("gamma", gamma, "must be finite and not negative"));
+            }
+            Shape::Cosine { period: 0, .. } => return Err(Error::config("period", 0, "must be above zero")),
+            Shape::Cosine { lowest, .. } if !(lowest >= 0.0 && lowest.is_finite()) => {
+                return Err(Error::config("lowest", lowest, "must be finite and not negative"));
+            }
+            _ => {}
+        }
+        match self.warm_up {
+            Some((_, factor)) if !(factor >= 0.0 && factor.is_finite()) => {
+                Err(Error::config("start_factor", factor, "must be finite and not negative"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl From<Shape> for LrSchedule {
+    fn from(shape: Shape) -> LrSchedule {
+        LrSchedule { shape, warm_up: None }
+    }
+}
+
+impl Shape {
+    fn lr_at(&self, step: u64) -> f64 {
+        match self {
+            Shape::Constant { lr } => *lr,
+            Shape::Step { lr, step_size, gamma } => lr * power(*gamma, step / step_size),
+            Shape::Cosine { lr, period, lowest } => {
+                let half_turns = step as f64 / *period as f64;
+                lowest + (lr - lowest) * (1.0 + (PI * half_turns).cos()) / 2.0
+            }
+            Shape::Custom(lr_at) => lr_at(step),
+        }
+    }
+}
+
+/// By squaring, so that every machine gets the same bits.
+fn power(base: f64, mut exponent: u64) -> f64 {
+    let (mut result, mut square) = (1.0, base);
+    while exponent > 0 {
+        if exponent % 2 == 1 {
+            result *= square;
+        }
+        square *= square;
+        exponent /= 2;
+    }
+    result
+}

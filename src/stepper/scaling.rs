@@ -1,0 +1,206 @@
+//! Dynamic loss scaling and clipping by the last norm: what one pass tells the next, to read, save and load.
+//!
+//! What is decided here stays on the device; the trainer asks for the scale of its pass. Must wait for no step where the
+//! decision is enough, or Normed would lose its overlap with the next forward.
+#![allow(unsafe_code)]
+
+use std::mem::offset_of;
+
+use crate::abi::InstepControl;
+use crate::cuda::CudaDevice;
+use crate::error::{Error, Result};
+use crate::handle::DevicePtr;
+use crate::op::{Access, Device, Memory, Sealed, Span};
+use crate::optim::ScalerState;
+use crate::stepper::{Pass, Stepper};
+
+/// What was loaded last, for ranks to agree on.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Loaded {
+    scaler: Option<ScalerState>,
+    previous_norm: Option<Option<f64>>,
+}
+
+const PREVIOUS_NORM: Span = {
+    let start = offset_of!(InstepControl, previous_norm) as u64;
+    Span { memory: Memory::Control, start, end: start + 8 }
+};
+
+impl<D: Device> Stepper<D> {
+    /// Where dynamic loss scaling stands behind the last pass, to save it: the scale of the next pass, and how far it is
+    /// from growing.
+    ///
+    /// # Ordering
+    /// Waits for the last pass's decision, not for its steps; on a GPU, on the host, for all that the trainer's stream has
+    /// been given.
+    ///
+    /// # Errors
+    /// `Order` inside a pass, `Config` without a [`loss_scaler`](crate::StepperBuilder::loss_scaler), `Poisoned` after a
+    /// failure.
+    pub fn scaler_state(&self) -> Result<ScalerState> {
+        self.refuse_open_pass()?;
+        self.read_scaler()
+    }
+
+    /// Says where dynamic loss scaling stands, to load it. Ranks must set the same: if they differ, the next pass's first
+    /// collective is a `Mismatch`, if it [compares](Self::set_lr).
+    ///
+    /// ```
+    /// # use instep::{Layout, LossScaler, Mode, ScalerState, Sgd, Solo, Stepper};
+    /// # let layout = Layout::builder().param("w", 2).build()?;
+    /// # let builder = Stepper::builder(&layout, Sgd::default()).mode(Mode::Normed);
+    /// let mut stepper = builder.loss_scaler(LossScaler::default()).host(Solo::default())?;
+    /// let saved = ScalerState { scale: 1024.0, growth_tracker: 1999 };
+    /// stepper.set_scaler_state(saved)?;
+    /// assert_eq!(stepper.scaler_state()?, saved);
+    /// stepper.begin()?.finish()?; // the 2000th finite pass in a row
+    /// assert_eq!(stepper.scaler_state()?, ScalerState { scale: 2048.0, growth_tracker: 0 });
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    ///
+    /// # Ordering
+    /// Waits for all steps.
+    ///
+    /// # Errors
+    /// As [`scaler_state`](Self::scaler_state); `Config` for a scale that is no f32 or cannot be divided out in f32.
+    pub fn set_scaler_state(&mut self, state: ScalerState) -> Result<()> {
+        self.require_scaler()?;
+        state.validate(self.comm.world_size())?;
+        self.settle_control()?;
+        let words = [(state.scale as f32).to_bits(), state.growth_tracker];
+        let run = self.run.get_mut();
+        run.note(Access { span: Span::LOSS_SCALE, writes: true });
+        // SAFETY: no pass is open, every op on control memory has ended, and the next is submitted by a later `begin`.
+        unsafe { run.device.write(Span::LOSS_SCALE, words.map(u32::to_ne_bytes).as_flattened())? };
+        self.loaded.scaler = Some(state);
+        self.agreement.forget();
+        Ok(())
+    }
+
+    /// The norm that [`clip_by_previous_norm`](crate::StepperBuilder::clip_by_previous_norm) would clip the next pass by, to
+    /// save it: the last one that was decided and finite, or `None` before there was one.
+    ///
+    /// # Ordering
+    /// Waits for all steps.
+    ///
+    /// # Errors
+    /// `Order` inside a pass, `Poisoned` after a failure.
+    pub fn previous_norm(&self) -> Result<Option<f64>> {
+        self.settle_control()?;
+        let mut bytes = [0; 8];
+        let mut run = self.run.borrow_mut();
+        run.note(Access { span: PREVIOUS_NORM, writes: false });
+        // SAFETY: as in `set_scaler_state`, and only read.
+        unsafe { run.device.read(PREVIOUS_NORM, &mut bytes)? };
+        Ok(Some(f64::from_ne_bytes(bytes)).filter(|norm| *norm >= 0.0))
+    }
+
+    /// Sets the norm that the next pass is clipped by, to load it. Ranks must set the same, as with
+    /// [`set_scaler_state`](Self::set_scaler_state).
+    ///
+    /// # Ordering
+    /// Waits for all steps.
+    ///
+    /// # Errors
+    /// As [`previous_norm`](Self::previous_norm); `Config` for a norm that is negative or not finite.
+    pub fn set_previous_norm(&mut self, norm: Option<f64>) -> Result<()> {
+        if let Some(norm) = norm.filter(|norm| !(*norm >= 0.0 && norm.is_finite())) {
+            return Err(Error::config("previous_norm", norm, "must be finite and not negative"));
+        }
+        self.settle_control()?;
+        let run = self.run.get_mut();
+        run.note(Access { span: PREVIOUS_NORM, writes: true });
+        // SAFETY: as in `set_scaler_state`.
+        unsafe { run.device.write(PREVIOUS_NORM, &norm.unwrap_or(-1.0).to_ne_bytes())? };
+        self.loaded.previous_norm = Some(norm);
+        self.agreement.forget();
+        Ok(())
+    }
+
+    /// What a checkpoint keeps of it, if the scale is dynamic.
+    pub(crate) fn scaler_state_if_any(&self) -> Result<Option<ScalerState>> {
+        if self.policy.dynamic_loss_scale { self.scaler_state().map(Some) } else { Ok(None) }
+    }
+
+    /// Refuses what [`set_scaler_state`](Self::set_scaler_state) would refuse, where there is a scaler at all.
+    pub(crate) fn takes_scaler_state(&self, state: ScalerState) -> Result<bool> {
+        if self.policy.dynamic_loss_scale {
+            state.validate(self.comm.world_size())?;
+        }
+        Ok(self.policy.dynamic_loss_scale)
+    }
+
+    fn require_scaler(&self) -> Result<()> {
+        if self.policy.dynamic_loss_scale {
+            return Ok(());
+        }
+        Err(Error::config("loss_scaler", "unset", "this stepper's loss scale is constant"))
+    }
+
+    fn read_scaler(&self) -> Result<ScalerState> {
+        self.require_scaler()?;
+        let mut words = [[0; 4]; 2];
+        let mut run = self.run.borrow_mut();
+        run.touch_loss_scale()?;
+        run.note(Access { span: Span::LOSS_SCALE, writes: false });
+        // SAFETY: the decision that wrote it has ended, and the next one comes after this read.
+        unsafe { run.device.read(Span::LOSS_SCALE, words.as_flattened_mut())? };
+        let [scale, growth_tracker] = words.map(u32::from_ne_bytes);
+        Ok(ScalerState { scale: f32::from_bits(scale).into(), growth_tracker })
+    }
+}
+
+impl<D: Device> Pass<'_, D> {
+    /// The factor that this pass's loss is to have, which the steps divide out of its gradients: always an f32 if it is
+    /// [dynamic](crate::StepperBuilder::loss_scaler), else what the stepper was built with.
+    ///
+    /// ```
+    /// # use instep::{Layout, LossScaler, Mode, Sgd, Solo, Stepper};
+    /// # let layout = Layout::builder().param("w", 1).build()?;
+    /// # let w = layout.id("w")?;
+    /// # let sgd = Sgd { lr: 1.0, ..Default::default() };
+    /// let scaler = LossScaler { initial_scale: 2f64.powi(100), backoff_factor: 2f64.powi(-40), ..Default::default() };
+    /// let mut stepper = Stepper::builder(&layout, sgd).mode(Mode::Normed).loss_scaler(scaler).host(Solo::default())?;
+    /// for expected in [-0.0, -1e9] {
+    ///     let mut pass = stepper.begin()?;
+    ///     let scale = pass.loss_scale()? as f32;
+    ///     pass.grads().write(w, &[1e9 * scale])?; // too much for f32 under the first scale
+    ///     pass.finish()?;
+    ///     assert_eq!(stepper.params()?.get(w)?, [expected]);
+    /// }
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    ///
+    /// # Ordering
+    /// Waits for the decision of the pass before, not for its steps, and so for its last sum: ask where the loss is
+    /// scaled, behind forward. On a GPU the host waits for all that the trainer's stream has been given; what must not
+    /// uses [`loss_scale_ptr`](Self::loss_scale_ptr).
+    ///
+    /// # Errors
+    /// `Poisoned` after a failure.
+    pub fn loss_scale(&self) -> Result<f64> {
+        if !self.stepper.policy.dynamic_loss_scale {
+            return Ok(self.stepper.loss_scale);
+        }
+        Ok(self.stepper.read_scaler()?.scale)
+    }
+}
+
+impl Pass<'_, CudaDevice> {
+    /// Where the loss scale of this pass is: one f32, for the trainer's own kernels to read. The address stays the same, so
+    /// a captured graph may hold it.
+    ///
+    /// # Ordering
+    /// What the trainer's stream is given from here until the pass is finished comes behind the decision of the pass
+    /// before, not behind its steps; the decision of this one comes behind that. Nothing waits on the host.
+    ///
+    /// # Errors
+    /// `Config` without a [`loss_scaler`](crate::StepperBuilder::loss_scaler), `Poisoned` after a failure.
+    pub fn loss_scale_ptr(&self) -> Result<DevicePtr> {
+        self.stepper.require_scaler()?;
+        let mut run = self.stepper.run.borrow_mut();
+        run.touch_loss_scale()?;
+        run.note(Access { span: Span::LOSS_SCALE, writes: false });
+        Ok(DevicePtr(run.device.resolve(Span::LOSS_SCALE).addr() as u64))
+    }
+}
