@@ -8,6 +8,11 @@
 //! | To | call |
 //! |---|---|
 //! | give parameters hyperparameters of their own | [`LayoutBuilder::in_group`], [`StepperBuilder::group`] |
+//! | give groups, or single parameters, optimizers of their own | [`StepperBuilder::group`], [`StepperBuilder::optimizer_for`] |
+//! | step a parameter by several, list them, add one later | [`StepperBuilder::then`], [`Stepper::optimizers`], [`Stepper::add_optimizer_for`] |
+//! | leave some parameters to an optimizer outside | [`StepperBuilder::optimize_only`] |
+//! | write an optimizer, choose one by name | [`optim::StepParam`], [`overlap::Registry`] |
+//! | keep a parameter to each rank | [`LayoutBuilder::local`] |
 //! | change a learning rate, or let it follow a schedule | [`Stepper::set_lr`], [`StepperBuilder::lr_schedule`] |
 //! | accumulate micro-batches | [`Stepper::begin_accumulating`] |
 //! | clip by the global norm, skip non-finite passes | [`StepperBuilder::max_norm`], [`StepperBuilder::skip_nonfinite`] |

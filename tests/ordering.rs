@@ -292,15 +292,28 @@ fn every_wait_of_the_middle_passes_is_missed_when_deleted() {
     }
 }
 
-#[test]
-fn every_wait_of_64_buckets_is_missed_when_deleted() {
-    // Deleting is quadratic, so the long lists are the plain ones.
+/// Deleting is quadratic, so the long lists are the plain ones, and each mode is a test of its own, beside the others.
+fn assert_every_wait_of_64_buckets_is_needed(mode: Mode) {
     let plain = |case: &Case| {
         case.buckets == 16 || (case.freezing == Freezing::Never && case.joined.is_empty() && !case.scaled)
     };
-    for case in cases(&[16, 64], 5).into_iter().filter(plain) {
-        assert_every_wait_is_needed(case);
-    }
+    let of_mode = cases(&[16, 64], 5).into_iter().filter(|case| case.mode == mode);
+    of_mode.filter(plain).for_each(assert_every_wait_is_needed);
+}
+
+#[test]
+fn every_wait_of_64_buckets_is_missed_when_deleted_in_sequential() {
+    assert_every_wait_of_64_buckets_is_needed(Mode::Sequential);
+}
+
+#[test]
+fn every_wait_of_64_buckets_is_missed_when_deleted_in_eager() {
+    assert_every_wait_of_64_buckets_is_needed(Mode::Eager);
+}
+
+#[test]
+fn every_wait_of_64_buckets_is_missed_when_deleted_in_normed() {
+    assert_every_wait_of_64_buckets_is_needed(Mode::Normed);
 }
 
 /// Steps are what Normed overlaps with the next forward, and a trainer that asks for its scale must not end that.

@@ -307,6 +307,24 @@ fn every_ignored_test_names_what_runs_it_and_that_does() {
 }
 
 #[test]
+fn every_link_of_the_documents_leads_somewhere_and_ci_runs_every_example() {
+    let mut checked = 0;
+    for (folder, document) in [("docs", "originals.md"), ("", "README.md"), ("", "CONTRIBUTING.md")] {
+        let folder = Path::new(ROOT).join(folder);
+        let text = read(&folder.join(document));
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            if !link.starts_with("http") {
+                assert!(folder.join(link).exists(), "{document} links to {link}");
+                checked += 1;
+            }
+        }
+    }
+    assert!(checked > 30, "the scan finds links");
+    let ci = read(&Path::new(ROOT).join(".ci/run"));
+    assert!(ci.contains("for example in examples/*.rs; do"), "CI runs all examples");
+}
+
+#[test]
 fn every_guarantee_names_tests_that_exist() {
     let readme = read(&Path::new(ROOT).join("README.md"));
     let table = readme.lines().skip_while(|line| !line.starts_with("| What you may count on")).skip(2);
@@ -318,7 +336,7 @@ fn every_guarantee_names_tests_that_exist() {
         assert!(!named.is_empty(), "no test is named: {row}");
         for path in named {
             assert!(Path::new(ROOT).join(path).is_file(), "{path} does not exist: {row}");
-            let module = path.trim_start_matches("tests/").trim_end_matches(".rs");
+            let module = path.trim_start_matches("tests/").trim_end_matches(".rs").trim_end_matches("/mod");
             let runs = !path.starts_with("tests/")
                 || module == "allocations"
                 || modules.contains(&format!("mod {module};"));
