@@ -39,6 +39,7 @@ mod hooks;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 mod host_run;
 mod inexact_clips;
+mod local;
 mod loss_scaling;
 mod lr_schedules;
 mod mixed;

@@ -4,11 +4,10 @@
 //! host and on a GPU, or its stand-in, with the same calls.
 
 use std::any::Any;
-use std::num::NonZeroU32;
 
 use instep::abi::{INSTEP_ACTION_STEP, InstepCustomScalars};
 use instep::layout::DEFAULT_GROUP;
-use instep::op::{Action, Device, Stream};
+use instep::op::Device;
 use instep::optim::{Custom, EnqueuedStep, ParamStep, StepParam};
 use instep::{
     Adam, AdamW, Error, Layout, Mode, ParamId, Place, Result, Sgd, Solo, Stepper, StepperBuilder, Unused,
@@ -60,7 +59,10 @@ fn train<D: Device>(stepper: &mut Stepper<D>, layout: &Layout, names: &[usize], 
 }
 
 /// Bits of a parameter, its states by name, and its step count.
-fn bits<D: Device>(stepper: &Stepper<D>, id: ParamId) -> Result<(Vec<Vec<u32>>, Vec<String>, u64)> {
+pub(crate) fn bits<D: Device>(
+    stepper: &Stepper<D>,
+    id: ParamId,
+) -> Result<(Vec<Vec<u32>>, Vec<String>, u64)> {
     let mut values = vec![0.0; stepper.layout().parameter(id)?.len as usize];
     let mut read = |fill: &dyn Fn(&mut [f32]) -> Result<()>| {
         fill(&mut values)?;
@@ -391,74 +393,6 @@ fn only_the_chosen_parameters_are_stepped_and_the_others_gradients_are_averaged(
                 }
             }
         }
-    }
-}
-
-/// Two ranks with other gradients; what is local follows this rank's alone, and nothing else notices it.
-#[test]
-fn local_parameters_follow_their_own_rank_and_change_nothing_for_the_others() {
-    let build = |with_local: bool| {
-        let layout = Layout::builder().param("p0", LENGTHS[0]);
-        let layout = if with_local { layout.param("own", 700).local() } else { layout };
-        layout.param("p2", LENGTHS[2]).build().unwrap()
-    };
-    for mode in MODES {
-        let run = |with_local: bool| {
-            let layout = build(with_local);
-            in_process(2, |comm| {
-                let rank = instep::Collective::rank(&comm) as usize;
-                let builder =
-                    Stepper::builder(&layout, HEAVY).mode(mode).bucket_cap_bytes(2 << 10).record(true);
-                let builder = if mode == Mode::Eager { builder } else { builder.max_norm(0.5) };
-                let mut stepper = builder.host(comm)?;
-                for step in 0..PASSES {
-                    let mut pass = stepper.begin_accumulating(NonZeroU32::MIN)?;
-                    for id in layout.ids().collect::<Vec<_>>().into_iter().rev() {
-                        let name = layout.parameter(id)?.name.clone();
-                        let row = if name == "own" { 7 } else { 0 };
-                        let len = layout.parameter(id)?.len as usize;
-                        let values: Vec<f32> =
-                            (0..len).map(|k| paint_gradient(step, row + rank, k)).collect();
-                        // In one pass no rank uses it: it must be left alone, momentum or not.
-                        if name != "own" || step != 2 {
-                            pass.write_grad(id, &values)?;
-                            pass.grad_ready(id)?;
-                        }
-                    }
-                    pass.finish()?;
-                }
-                let recording = stepper.take_recording().unwrap();
-                assert_eq!(stepper.check(&recording), []);
-                let reduces = |op: &instep::op::Op| {
-                    op.stream == Stream::Reduce && matches!(op.action, Action::Collective { .. })
-                };
-                let collectives = recording.list.iter().filter(|entry| match entry {
-                    instep::hazard::Traced::Op(op) => reduces(op),
-                    _ => false,
-                });
-                let count = collectives.count();
-                let of = |name: &str| layout.id(name).and_then(|id| bits(&stepper, id));
-                Ok::<_, Error>((of("p0")?, of("p2")?, of("own").ok(), count, stepper.status()?.norm))
-            })
-            .unwrap()
-        };
-        let (with, without) = (run(true), run(false));
-        for rank in 0..2 {
-            assert_eq!((&with[rank].0, &with[rank].1), (&without[rank].0, &without[rank].1), "{mode:?}");
-            assert_eq!((with[rank].3, with[rank].4), (without[rank].3, without[rank].4), "{mode:?}");
-            // As a stepper of its own would have made it.
-            let own = Layout::builder().param("own", 700).build().unwrap();
-            let id = own.id("own").unwrap();
-            let mut alone = Stepper::host(&own, HEAVY, Solo::default()).unwrap();
-            for step in (0..PASSES).filter(|step| *step != 2) {
-                let mut pass = alone.begin().unwrap();
-                let values: Vec<f32> = (0..700).map(|k| paint_gradient(step, 7 + rank, k)).collect();
-                pass.write_grad(id, &values).unwrap();
-                pass.finish().unwrap();
-            }
-            assert_eq!(with[rank].2, Some(bits(&alone, id).unwrap()), "{mode:?}");
-        }
-        assert_ne!(with[0].2, with[1].2);
     }
 }
 

@@ -18,28 +18,17 @@ impl Schedule {
         }
         let plan = Arc::clone(&self.plan);
         let described = &plan.buckets()[bucket as usize];
-        let span = Span::bucket(&plan, described);
-        if described.len > 0 {
-            // What a stream has been given since it announced a touch may be the touch itself.
-            let touched = self.policy.trainer_is_a_stream
-                || !self.emitter.is_after(Stream::Reduce, self.touched[bucket as usize]);
-            let written = touched.then(|| self.emitter.record(Stream::Compute));
-            let begun = self.begun.filter(|_| self.tails);
-            self.emitter.after(Stream::Reduce, &[written, begun, self.stepped[bucket as usize]]);
-        }
-        if self.opening.joined && described.len > 0 {
-            self.emitter.emit(Stream::Reduce, Action::Zero(span));
-        } else {
-            for segment in plan.segments_of(described) {
-                if !self.readiness.is_handed_over(segment.param as usize) {
-                    self.contribute_nothing(segment);
-                }
+        if described.is_local {
+            // Summed with nobody's; where steps come behind the last reduce, all of it does.
+            if self.policy.mode == Mode::Eager && self.is_stepped(bucket) {
+                self.collect(bucket, Stream::Optim);
+                self.step(bucket);
             }
+            return;
         }
-        self.reduced = Some(match described.is_local {
-            true => self.emitter.record(Stream::Reduce),
-            false => self.collective(CollectiveKind::AllReduce, Some(bucket), span),
-        });
+        let span = Span::bucket(&plan, described);
+        self.collect(bucket, Stream::Reduce);
+        self.reduced = Some(self.collective(CollectiveKind::AllReduce, Some(bucket), span));
         if !self.is_stepped(bucket) {
             if described.len > 0 {
                 // A frozen carrier: nothing comes behind this reduce that the trainer and the next one could wait for.
@@ -51,15 +40,37 @@ impl Schedule {
             Mode::Sequential => {}
             Mode::Eager => {
                 self.emitter.after(Stream::Optim, &[self.reduced]);
-                if self.policy.norm && !described.is_local {
+                if self.policy.norm {
                     self.emitter.emit(Stream::Optim, Action::Norm { bucket });
                 }
                 self.step(bucket);
             }
-            Mode::Normed if described.is_local => {}
             Mode::Normed => {
                 self.emitter.after(Stream::Optim, &[self.reduced]);
                 self.emitter.emit(Stream::Optim, Action::Norm { bucket });
+            }
+        }
+    }
+
+    /// Puts a stream behind the trainer's gradients, and zeros in the place of those that are missing.
+    fn collect(&mut self, bucket: u32, stream: Stream) {
+        let plan = Arc::clone(&self.plan);
+        let described = &plan.buckets()[bucket as usize];
+        if described.len > 0 {
+            // What a stream has been given since it announced a touch may be the touch itself.
+            let touched = self.policy.trainer_is_a_stream
+                || !self.emitter.is_after(stream, self.touched[bucket as usize]);
+            let written = touched.then(|| self.emitter.record(Stream::Compute));
+            let begun = self.begun.filter(|_| self.tails);
+            self.emitter.after(stream, &[written, begun, self.stepped[bucket as usize]]);
+        }
+        if self.opening.joined && described.len > 0 {
+            self.emitter.emit(stream, Action::Zero(Span::bucket(&plan, described)));
+            return;
+        }
+        for segment in plan.segments_of(described) {
+            if !self.readiness.is_handed_over(segment.param as usize) {
+                self.contribute_nothing(segment, stream);
             }
         }
     }
@@ -92,14 +103,14 @@ impl Schedule {
     }
 
     /// Zeros for a parameter that was not handed over, in its gradient and in its tail.
-    fn contribute_nothing(&mut self, segment: &Segment) {
+    fn contribute_nothing(&mut self, segment: &Segment, stream: Stream) {
         let gradient = Span::segment(Memory::Grads, &self.plan, segment);
         if gradient.bytes() > 0 {
-            self.emitter.emit(Stream::Reduce, Action::Zero(gradient));
+            self.emitter.emit(stream, Action::Zero(gradient));
         }
         if let Some(tail) = segment.tail {
             let flag = Span::elements(Memory::Grads, &self.plan, tail, tail + 1);
-            self.emitter.emit(Stream::Reduce, Action::Zero(flag));
+            self.emitter.emit(stream, Action::Zero(flag));
         }
     }
 
@@ -107,11 +118,17 @@ impl Schedule {
     pub(super) fn step_all(&mut self) {
         let plan = Arc::clone(&self.plan);
         let buckets = 0..plan.buckets().len() as u32;
+        let is_local = |bucket: u32| plan.buckets()[bucket as usize].is_local;
         self.emitter.after(Stream::Optim, &[self.reduced]);
+        for bucket in buckets.clone().filter(|bucket| is_local(*bucket)) {
+            if self.is_stepped(bucket) {
+                self.collect(bucket, Stream::Optim);
+            }
+        }
         if self.policy.norm {
             if self.policy.mode == Mode::Sequential {
                 for bucket in buckets.clone() {
-                    if self.is_stepped(bucket) && !plan.buckets()[bucket as usize].is_local {
+                    if self.is_stepped(bucket) && !is_local(bucket) {
                         self.emitter.emit(Stream::Optim, Action::Norm { bucket });
                     }
                 }
