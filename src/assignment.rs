@@ -123,9 +123,11 @@ impl Assignment {
         Some((self.optimizers[*index as usize].custom.as_ref()?, &self.names[segment]))
     }
 
-    /// All code of the user's own.
+    /// All code of the user's own that is in a list.
     pub(crate) fn customs(&self) -> impl Iterator<Item = &Arc<dyn StepParam>> {
-        self.optimizers.iter().filter_map(|optimizer| optimizer.custom.as_ref())
+        let is_listed = |k: u32| self.lists.iter().any(|list| list.contains(&k));
+        let listed = (0..self.optimizers.len() as u32).filter(move |k| is_listed(*k));
+        listed.filter_map(|k| self.optimizers[k as usize].custom.as_ref())
     }
 
     /// Every kernel that a launch of the plan takes, each once.

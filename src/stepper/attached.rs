@@ -21,6 +21,8 @@ pub struct Attached<'a> {
     /// Its hyperparameters, the learning rate as it was set last. It is one of the types of [`optim`](crate::optim), which
     /// `(optimizer as &dyn Any).downcast_ref` tells apart.
     pub optimizer: &'a dyn Optimizer,
+    /// Whether passes run it; they do not if it was [attached](crate::StepperBuilder::attach) alone.
+    pub steps: bool,
 }
 
 impl<D: Device> Stepper<D> {
@@ -48,15 +50,16 @@ impl<D: Device> Stepper<D> {
     /// # Source
     /// `_get_in_backward_optimizers` of PyTorch.
     pub fn optimizers(&self) -> impl ExactSizeIterator<Item = Attached<'_>> {
-        self.optimizers.all().map(|(id, group, optimizer)| Attached { id, group, optimizer })
+        self.optimizers.all()
     }
 
-    /// The optimizers that step a parameter, in their order.
+    /// The optimizers of a parameter: those that step it, in their order, then those that are
+    /// [attached](crate::StepperBuilder::attach) to it alone.
     ///
     /// # Errors
     /// `Layout` if `id` is of another layout.
     pub fn optimizers_of(&self, id: ParamId) -> Result<Vec<OptimizerId>> {
-        Ok(self.optimizers.of(self.layout.index(id)?).iter().copied().map(OptimizerId).collect())
+        Ok(self.optimizers.of(self.layout.index(id)?).collect())
     }
 
     /// Names of a parameter's states, as [`state`](Stepper::state) takes them: as `torch.optim` calls them, and with `#k`

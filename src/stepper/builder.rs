@@ -102,11 +102,37 @@ impl<'a> StepperBuilder<'a> {
     }
 
     /// An optimizer for single parameters, instead of their group's. Called again for the same parameter it adds a further
-    /// one, which steps behind the first. The `k`-th call makes the `k`-th of
+    /// one, which steps behind the first. The `k`-th call of this and of [`attach`](Self::attach) makes the `k`-th of
     /// [`Stepper::optimizers`](crate::Stepper::optimizers) that no group has.
     pub fn optimizer_for(mut self, params: &[ParamId], optimizer: impl Optimizer + 'static) -> Self {
         match self.places(params) {
             Some(params) => self.register(Target::Params(params), optimizer),
+            None => self,
+        }
+    }
+
+    /// Lists an optimizer with parameters without stepping them: no pass runs it, and it keeps no state. What nothing else
+    /// steps is averaged, for whoever runs it. All ranks attach the same.
+    ///
+    /// ```
+    /// # use instep::{Layout, Sgd, Solo, Stepper};
+    /// # let layout = Layout::builder().param("w", 1).build()?;
+    /// # let w = layout.id("w")?;
+    /// let builder = Stepper::builder_without_optimizer(&layout).attach(&[w], Sgd::default());
+    /// let mut stepper = builder.host(Solo::default())?;
+    /// let mut pass = stepper.begin()?;
+    /// pass.grads().write(w, &[1.0])?;
+    /// pass.finish()?;
+    /// assert_eq!((stepper.params()?.get(w)?[0], stepper.grad(w)?[0]), (0.0, 1.0));
+    /// assert!(stepper.optimizers().all(|attached| !attached.steps));
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    ///
+    /// # Source
+    /// `register_hook=False` of PyTorch's `_apply_optimizer_in_backward`.
+    pub fn attach(mut self, params: &[ParamId], optimizer: impl Optimizer + 'static) -> Self {
+        match self.places(params) {
+            Some(params) => self.register(Target::Nothing(params), optimizer),
             None => self,
         }
     }

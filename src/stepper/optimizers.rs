@@ -10,6 +10,7 @@ use crate::assignment::Assignment;
 use crate::error::{Error, Result};
 use crate::layout::{Layout, Plan};
 use crate::optim::Optimizer;
+use crate::stepper::attached::Attached;
 
 /// One of a stepper's optimizers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -31,6 +32,8 @@ pub(super) enum Target {
     Behind(String),
     /// These parameters, in the order of registration, instead of whatever their group has.
     Params(Vec<usize>),
+    /// Nothing: it is listed with these parameters.
+    Nothing(Vec<usize>),
 }
 
 /// See the module.
@@ -48,11 +51,14 @@ pub(crate) struct Optimizers {
 struct Entry {
     group: Option<String>,
     optimizer: Box<dyn Optimizer>,
+    /// The parameters of one that steps nothing.
+    attached_to: Option<Vec<usize>>,
 }
 
 impl Clone for Entry {
     fn clone(&self) -> Self {
-        Entry { group: self.group.clone(), optimizer: self.optimizer.boxed() }
+        let Entry { group, optimizer, attached_to } = self;
+        Entry { group: group.clone(), optimizer: optimizer.boxed(), attached_to: attached_to.clone() }
     }
 }
 
@@ -70,7 +76,7 @@ impl Optimizers {
         };
         let mut first: Vec<Option<Box<dyn Optimizer>>> = groups.iter().map(|_| None).collect();
         let mut behind: Vec<Vec<Box<dyn Optimizer>>> = groups.iter().map(|_| Vec::new()).collect();
-        let mut own: Vec<(Vec<usize>, Box<dyn Optimizer>)> = Vec::new();
+        let mut own: Vec<(Vec<usize>, bool, Box<dyn Optimizer>)> = Vec::new();
         for Registered { target, optimizer } in registered {
             match target {
                 Target::Group(name) => {
@@ -79,7 +85,8 @@ impl Optimizers {
                     }
                 }
                 Target::Behind(name) => behind[place(&name)?].push(optimizer),
-                Target::Params(params) => own.push((params, optimizer)),
+                Target::Params(params) => own.push((params, true, optimizer)),
+                Target::Nothing(params) => own.push((params, false, optimizer)),
             }
         }
         let mut entries = Vec::new();
@@ -91,20 +98,24 @@ impl Optimizers {
         for (group, optimizer) in first.into_iter().chain(behind) {
             if let Some(optimizer) = optimizer {
                 of_group[group].push(entries.len() as u32);
-                entries.push(Entry { group: Some(groups[group].clone()), optimizer });
+                entries.push(Entry { group: Some(groups[group].clone()), optimizer, attached_to: None });
             }
         }
         let mut lists: Vec<Vec<u32>> =
             layout.parameters().iter().map(|p| of_group[p.group as usize].clone()).collect();
         let mut is_own = vec![false; lists.len()];
-        for (params, optimizer) in own {
+        for (params, steps, optimizer) in own {
+            if !steps {
+                entries.push(Entry { group: None, optimizer, attached_to: Some(params) });
+                continue;
+            }
             for param in params {
                 if !std::mem::replace(&mut is_own[param], true) {
                     lists[param].clear();
                 }
                 lists[param].push(entries.len() as u32);
             }
-            entries.push(Entry { group: None, optimizer });
+            entries.push(Entry { group: None, optimizer, attached_to: None });
         }
         let mut optimizers = Optimizers { entries, lists, names: Vec::new() };
         for entry in &optimizers.entries {
@@ -126,7 +137,7 @@ impl Optimizers {
         for param in params {
             more.lists[*param].push(id.0);
         }
-        more.entries.push(Entry { group: None, optimizer });
+        more.entries.push(Entry { group: None, optimizer, attached_to: None });
         more.names = more.collect_names();
         Ok((more, id))
     }
@@ -167,15 +178,23 @@ impl Optimizers {
         !self.lists[param].is_empty()
     }
 
-    /// The optimizers of a parameter, in order.
-    pub(super) fn of(&self, param: usize) -> &[u32] {
-        &self.lists[param]
+    /// The optimizers of a parameter: those that step it, in order, then those that are attached alone.
+    pub(super) fn of(&self, param: usize) -> impl Iterator<Item = OptimizerId> + '_ {
+        let is_attached =
+            move |entry: &Entry| entry.attached_to.as_ref().is_some_and(|to| to.contains(&param));
+        let attached =
+            (0..self.entries.len() as u32).filter(move |k| is_attached(&self.entries[*k as usize]));
+        self.lists[param].iter().copied().chain(attached).map(OptimizerId)
     }
 
-    /// All of them, with the group that each was given to.
-    pub(super) fn all(&self) -> impl ExactSizeIterator<Item = (OptimizerId, Option<&str>, &dyn Optimizer)> {
-        let entries = self.entries.iter().enumerate();
-        entries.map(|(k, entry)| (OptimizerId(k as u32), entry.group.as_deref(), &*entry.optimizer))
+    /// All of them.
+    pub(super) fn all(&self) -> impl ExactSizeIterator<Item = Attached<'_>> {
+        self.entries.iter().enumerate().map(|(k, entry)| Attached {
+            id: OptimizerId(k as u32),
+            group: entry.group.as_deref(),
+            optimizer: &*entry.optimizer,
+            steps: entry.attached_to.is_none(),
+        })
     }
 
     /// The states of a parameter: each one's name, and its place behind the round's first.

@@ -5,12 +5,14 @@
 
 use std::any::Any;
 
-use instep::{Layout, Mode, ParamId, Result, Sgd, Solo, Stepper};
+use instep::optim::{Custom, ParamStep, StepParam};
+use instep::{Adam, Error, Layout, Mode, ParamId, Result, Sgd, Solo, Stepper};
 
 use super::network::{Activation, Linear, Network, batch, sum};
-use super::{Ordinary, assert_like, ids};
+use super::{Ordinary, assert_close, assert_like, ids};
+use crate::on_cuda::cuda;
 use crate::reference::{self, Rule};
-use crate::support::MODES;
+use crate::support::{MODES, Outcome, assert_same_bits};
 
 const ITERATIONS: usize = 6;
 
@@ -117,6 +119,83 @@ fn aob_2_a_shared_weight_is_stepped_as_often_as_it_is_registered() -> Result<()>
         assert_parity(builder.host(Solo::default())?, network, rules, &format!("{times} times"))?;
     }
     Ok(())
+}
+
+#[test]
+fn aob_3_an_attached_optimizer_is_listed_and_steps_nothing() -> Result<()> {
+    for mode in MODES {
+        let (network, layout) = model(false);
+        let all: Vec<ParamId> = layout.ids().collect();
+        let builder = || Stepper::builder_without_optimizer(&layout).mode(mode);
+        let mut hooked = builder().optimizer_for(&all, sgd(0.1)).host(Solo::default())?;
+        let mut attached =
+            builder().attach(&all, Adam::default()).attach(&all[..1], sgd(0.1)).host(Solo::default())?;
+        for stepper in [&mut hooked, &mut attached] {
+            initialise(stepper, &network)?;
+            iterate(stepper, &network, 0)?;
+        }
+        let gradients = network.gradients(&batch(1, 10, 0), sum);
+        for (param, id) in all.iter().copied().enumerate() {
+            let before: Vec<f32> = network.params()[param].iter().map(|x| *x as f32).collect();
+            assert_same_bits(attached.params()?.get(id)?, &before, &format!("{mode:?}, attached"));
+            assert_close(attached.grad(id)?, &gradients[param], "averaged");
+            assert_eq!((attached.step_count(id)?, attached.state_names_of(id)?.len()), (0, 0));
+            assert_ne!(hooked.params()?.get(id)?, before);
+            assert_eq!(attached.optimizers_of(id)?.len(), if param == 0 { 2 } else { 1 });
+        }
+        assert!(hooked.optimizers().all(|one| one.steps));
+        let listed: Vec<_> = attached.optimizers().map(|one| (one.id, one.group, one.steps)).collect();
+        let first = attached.optimizers_of(all[0])?;
+        assert_eq!(listed, [(first[0], None, false), (first[1], None, false)], "as they were attached");
+        // A rate of an optimizer that nothing runs is kept for whoever runs it.
+        attached.set_lr_of(first[1], 0.7)?;
+        let sgd = attached.optimizers().nth(1).unwrap().optimizer as &dyn Any;
+        assert_eq!(sgd.downcast_ref::<Sgd>().unwrap().lr, 0.7);
+    }
+    Ok(())
+}
+
+#[test]
+fn an_attached_optimizer_changes_no_bit_of_what_another_steps() -> Result<()> {
+    let (network, layout) = model(false);
+    let all: Vec<ParamId> = layout.ids().collect();
+    let run = |attaches: bool| {
+        let builder = Stepper::builder(&layout, Sgd { momentum: 0.9, ..sgd(0.1) });
+        let builder = if attaches { builder.attach(&all, Adam::default()) } else { builder };
+        let mut stepper = builder.host(Solo::default())?;
+        initialise(&mut stepper, &network)?;
+        (0..ITERATIONS).try_for_each(|iteration| iterate(&mut stepper, &network, iteration))?;
+        Outcome::of(&stepper)
+    };
+    run(true)?.assert_same(&run(false)?, "attached or not");
+    Ok(())
+}
+
+/// Code of the user's own that only the host could run is no hindrance on a GPU that is not to run it.
+#[test]
+fn what_is_attached_need_not_reach_the_device_and_must_be_of_the_layout() {
+    struct OnTheHost;
+    impl StepParam for OnTheHost {
+        fn name(&self) -> &str {
+            "on the host"
+        }
+
+        fn step_param(&self, _: ParamStep<'_>) -> Result<()> {
+            unreachable!("nothing runs it")
+        }
+    }
+    let (_, layout) = model(false);
+    let all: Vec<ParamId> = layout.ids().collect();
+    let builder = || Stepper::builder(&layout, sgd(0.1)).attach(&all, Custom::new(OnTheHost));
+    // SAFETY: the trainer's stream is the default one, or the stand-in's, which is a number.
+    let mut stepper = unsafe { builder().cuda(Solo::default(), &cuda()) }.unwrap();
+    let mut pass = stepper.begin().unwrap();
+    pass.write_grad(all[1], &[1.0; 10]).unwrap();
+    pass.finish().unwrap();
+    assert_eq!(stepper.step_count(all[1]).unwrap(), 1);
+    let other = crate::support::layout(&[1; 9]).ids().last().unwrap();
+    let refused = builder().attach(&[other], sgd(0.1)).host(Solo::default());
+    assert!(matches!(refused, Err(Error::Layout(_))), "{refused:?}");
 }
 
 #[test]

@@ -4,14 +4,34 @@
 //! (`tests/reference.rs`), on gradients of the same network in f64; agreement is within the tolerance of PyTorch's harness
 //! for f32. Bits are compared where two of our own runs must agree.
 
+mod accumulating;
+mod clipped;
+mod ddp;
 mod in_backward;
+mod late;
 mod network;
+mod optimizers;
+mod overlapped;
+mod ownership;
+mod ranks;
+mod resnet;
 
 use instep::op::Device;
+use instep::optim::Optimizer;
 use instep::{ParamId, Result, Stepper};
 
 use crate::reference::{Rule, Scalar};
+use crate::support::Optim;
 use network::Network;
+
+/// An optimizer as a builder takes it.
+fn boxed(optim: Optim) -> Box<dyn Optimizer> {
+    match optim {
+        Optim::Sgd(sgd) => Box::new(sgd),
+        Optim::Adam(adam) => Box::new(adam),
+        Optim::AdamW(adamw) => Box::new(adamw),
+    }
+}
 
 /// `torch.testing.assert_close` for f32.
 fn assert_close(ours: &[f32], theirs: &[f64], what: &str) {
@@ -25,6 +45,7 @@ fn assert_close(ours: &[f32], theirs: &[f64], what: &str) {
 /// Ordinary optimizers: every parameter in f64, with its list of rules and what each remembers.
 struct Ordinary {
     params: Vec<(Vec<Rule>, Vec<Vec<Scalar>>)>,
+    lens: Vec<usize>,
 }
 
 impl Ordinary {
@@ -37,7 +58,16 @@ impl Ordinary {
             let states = rules.iter().map(|_| scalars(values)).collect();
             (rules, states)
         };
-        Ordinary { params: network.params().iter().enumerate().map(param).collect() }
+        let params = network.params().iter().enumerate().map(param).collect();
+        Ordinary { params, lens: network.params().iter().map(Vec::len).collect() }
+    }
+
+    /// A further rule of a parameter, which has counted these steps already.
+    fn add(&mut self, param: usize, rule: Rule, steps: u64) {
+        let (rules, remembered) = &mut self.params[param];
+        rules.push(rule);
+        let len = self.lens[param];
+        remembered.push(vec![Scalar { steps: steps as i32, ..Scalar::default() }; len]);
     }
 
     /// One update of a parameter by each of its rules in turn.

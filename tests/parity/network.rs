@@ -38,13 +38,18 @@ pub(super) fn draw(row: usize, column: usize) -> f64 {
 impl Network {
     /// Parameters drawn as `torch.nn.Linear` does: up to 1/sqrt(inputs).
     pub(super) fn new(layers: Vec<Linear>, activation: Activation) -> Network {
+        Network::seeded(layers, activation, 0)
+    }
+
+    /// The same, drawn elsewhere.
+    pub(super) fn seeded(layers: Vec<Linear>, activation: Activation, seed: usize) -> Network {
         let mut params = Vec::new();
         for layer in &layers {
             let scale = 1.0 / (layer.inputs as f64).sqrt();
             let of = [(Some(layer.weight), layer.inputs * layer.outputs), (layer.bias, layer.outputs)];
             for (place, len) in of {
                 if place == Some(params.len()) {
-                    let row = params.len();
+                    let row = params.len() + 100 * seed;
                     // As f32 holds it, so that both sides start alike.
                     params.push((0..len).map(|k| f64::from((scale * draw(row, k)) as f32)).collect());
                 }
@@ -59,6 +64,20 @@ impl Network {
 
     pub(super) fn params_mut(&mut self) -> &mut [Vec<f64>] {
         &mut self.params
+    }
+
+    /// The same layers with other parameters.
+    pub(super) fn at(&self, params: Vec<Vec<f64>>) -> Network {
+        Network { layers: self.layers.clone(), activation: self.activation, params }
+    }
+
+    /// A further parameter, which no layer uses.
+    pub(super) fn push(&mut self, values: Vec<f64>) {
+        self.params.push(values);
+    }
+
+    pub(super) fn output(&self, input: &[f64]) -> Vec<f64> {
+        self.forward(input).pop().unwrap()
     }
 
     fn activate(&self, x: f64) -> f64 {

@@ -1,0 +1,106 @@
+//! A layout with the parameter shapes of ResNet50, and gradients that stand for its own: no convolution is computed.
+//!
+//! 161 tensors, 25.6 million elements. Gradients are multiples of 1/64, so that sums over ranks are exact and ranks can be held
+//! against one that is fed the sums, bit for bit. Must keep passes few: each moves hundreds of megabytes.
+
+use instep::op::Device;
+use instep::{Layout, Result, Stepper};
+
+use super::ids;
+
+/// Lengths in registration order: the stem, four stages of bottlenecks, the classifier.
+pub(super) fn lengths() -> Vec<usize> {
+    let mut lengths = vec![64 * 3 * 7 * 7, 64, 64];
+    let mut inputs = 64;
+    for (planes, blocks) in [(64, 3), (128, 4), (256, 6), (512, 3)] {
+        let outputs = 4 * planes;
+        for block in 0..blocks {
+            let convolutions =
+                [(inputs * planes, planes), (9 * planes * planes, planes), (planes * outputs, outputs)];
+            let shortcut = (block == 0).then_some((inputs * outputs, outputs));
+            for (weight, channels) in convolutions.into_iter().chain(shortcut) {
+                lengths.extend([weight, channels, channels]);
+            }
+            inputs = outputs;
+        }
+    }
+    lengths.extend([2048 * 1000, 1000]);
+    lengths
+}
+
+pub(super) fn layout() -> Layout {
+    let layout = crate::support::layout(&lengths());
+    let elements: u64 = layout.ids().map(|id| layout.parameter(id).unwrap().len).sum();
+    assert_eq!((layout.ids().len(), elements), (161, 25_557_032));
+    layout
+}
+
+/// A period of 251, the same number on every rank's and every machine's side, at the speed of a copy.
+fn repeat(values: &mut [f32], at: impl Fn(usize) -> f32) {
+    let period: Vec<f32> = (0..251).map(at).collect();
+    values.chunks_mut(251).for_each(|chunk| chunk.copy_from_slice(&period[..chunk.len()]));
+}
+
+/// The sum of these ranks' gradients.
+pub(super) fn fill(
+    values: &mut [f32],
+    step: usize,
+    ranks: impl Iterator<Item = usize> + Clone,
+    param: usize,
+) {
+    let of = |rank: usize, k: usize| ((step * 31 + rank * 57 + param * 17 + k * 13) % 251) as f32 - 125.0;
+    repeat(values, |k| ranks.clone().map(|rank| of(rank, k)).sum::<f32>() / 64.0);
+}
+
+pub(super) fn initialise<D: Device>(stepper: &mut Stepper<D>, seed: usize) -> Result<()> {
+    let mut values = Vec::new();
+    for (param, id) in ids(stepper).into_iter().enumerate() {
+        values.resize(stepper.layout().parameter(id)?.len as usize, 0.0);
+        repeat(&mut values, |k| ((param * 29 + seed * 101 + k * 7) % 251) as f32 / 1021.0 - 0.1);
+        stepper.write_param(id, &values)?;
+    }
+    Ok(())
+}
+
+/// One pass, on the sum of the gradients of these ranks.
+pub(super) fn pass(
+    stepper: &mut Stepper,
+    step: usize,
+    ranks: impl Iterator<Item = usize> + Clone,
+    copies: bool,
+) -> Result<()> {
+    let ids = ids(stepper);
+    let mut own = Vec::new();
+    let mut pass = stepper.begin()?;
+    for (param, id) in ids.into_iter().enumerate().rev() {
+        let mut grads = pass.grads();
+        if copies {
+            own.resize(grads.get_mut(id)?.len(), 0.0);
+            fill(&mut own, step, ranks.clone(), param);
+            grads.write(id, &own)?;
+        } else {
+            fill(grads.get_mut(id)?, step, ranks.clone(), param);
+        }
+        pass.grad_ready(id)?;
+    }
+    pass.finish()
+}
+
+/// Bits as one number.
+pub(super) fn digest(values: &[f32]) -> u64 {
+    let fold =
+        |hash: u64, value: &f32| (hash ^ u64::from(value.to_bits())).wrapping_mul(0x0000_0100_0000_01b3);
+    values.iter().fold(0xcbf2_9ce4_8422_2325, fold)
+}
+
+/// Per parameter: its value, its states and its count.
+pub(super) fn digests(stepper: &Stepper) -> Result<Vec<Vec<u64>>> {
+    let of = |id| {
+        let mut numbers = vec![digest(stepper.params()?.get(id)?), stepper.step_count(id)?];
+        for state in stepper.state_names_of(id)? {
+            numbers.push(digest(stepper.state(id, &state)?));
+        }
+        Ok(numbers)
+    };
+    ids(stepper).into_iter().map(of).collect()
+}
