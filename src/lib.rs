@@ -10,7 +10,7 @@
 //! | give parameters hyperparameters of their own | [`LayoutBuilder::in_group`], [`StepperBuilder::group`] |
 //! | give groups, or single parameters, optimizers of their own | [`StepperBuilder::group`], [`StepperBuilder::optimizer_for`] |
 //! | step a parameter by several, list them, add one later | [`StepperBuilder::then`], [`Stepper::optimizers`], [`Stepper::add_optimizer_for`] |
-//! | leave some parameters to an optimizer outside | [`StepperBuilder::optimize_only`] |
+//! | leave some parameters to an optimizer outside | [`StepperBuilder::optimize_only`], or [`Stepper::builder_without_optimizer`] and optimizers for the others |
 //! | write an optimizer, choose one by name | [`optim::StepParam`], [`overlap::Registry`] |
 //! | keep a parameter to each rank | [`LayoutBuilder::local`] |
 //! | change a learning rate, or let it follow a schedule | [`Stepper::set_lr`], [`StepperBuilder::lr_schedule`] |
@@ -35,7 +35,8 @@
 //! | copy tensors to the host and back, on any device | [`Stepper::read_param`], [`Pass::write_grad`] |
 //! | see what ran, and prove that nothing raced | [`StepperBuilder::record`], [`Stepper::take_recording`], [`timeline`] |
 //!
-//! Trainers need what stands at the crate's root. The modules are for tools that look inside: [`layout`] (where a
+//! Trainers need what stands at the crate's root, and [`overlap`], [`checkpoint`], [`optim`] for what the table names there.
+//! The other modules are for tools that look inside: [`layout`] (where a
 //! parameter lies), [`op`] and [`schedule`] (what runs when), [`hazard`] (the proof that nothing races), [`timeline`]
 //! (when it ran).
 
@@ -67,7 +68,7 @@ pub use error::{Error, Result};
 pub use handle::{DevicePtr, EventHandle, Place, StreamHandle};
 pub use host::{HostDevice, InProcess, Isa, Solo, in_process};
 #[doc(inline)]
-pub use layout::{ForeignBucket, Gradients, Layout, LayoutBuilder, ParamId, SegmentAction};
+pub use layout::{DEFAULT_GROUP, ForeignBucket, Gradients, Layout, LayoutBuilder, ParamId, SegmentAction};
 #[doc(inline)]
 pub use op::Collective;
 #[doc(inline)]

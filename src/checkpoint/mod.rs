@@ -150,8 +150,8 @@ pub fn write<D: Device>(stepper: &Stepper<D>, extras: &Extras, out: impl Write) 
 }
 
 /// Loads a checkpoint: parameters, states and step counts into the stepper, the rest to the caller. Every rank loads
-/// the same file, since states are never broadcast; the next pass gives every rank the parameters of rank 0, in a
-/// collective, so once a pass has been made all ranks load or none does.
+/// the same file, always, since states are never broadcast; if one did not, the next collective is a `Mismatch`, if it
+/// [compares](Stepper::set_lr). The next pass gives every rank the parameters of rank 0, in a collective.
 ///
 /// The file is read twice: once to check all of it, then to load it, tensor by tensor, each checked again before it is
 /// written. Nothing in the stepper changes before the whole file has been found good.
@@ -184,9 +184,10 @@ pub fn read<D: Device>(stepper: &mut Stepper<D>, source: impl Read + Seek) -> Re
 ///
 /// ```python
 /// from safetensors.torch import save_file
+/// names = {id(p): name for name, p in model.named_parameters()}
 /// tensors = {f"param.{name}": p.detach().contiguous() for name, p in model.named_parameters()}
-/// tensors |= {f"state.{k}.{name}": torch.as_tensor(value).contiguous() for k, s in optimizer.state_dict()["state"].items()
-///             for name, value in s.items() if value is not None}
+/// tensors |= {f"state.{names[id(p)]}.{state}": torch.as_tensor(value).contiguous()
+///             for p, states in optimizer.state.items() for state, value in states.items() if value is not None}
 /// save_file(tensors, "from_torch.safetensors")
 /// ```
 ///
@@ -212,8 +213,9 @@ pub fn read<D: Device>(stepper: &mut Stepper<D>, source: impl Read + Seek) -> Re
 /// # Ok::<(), instep::Error>(())
 /// ```
 ///
-/// `k` is a parameter's name, or its number in torch: its place in `order`, a list of names, or if there is none in the
-/// order of registration. A name wins where it reads like a number. Parameters are optional. A parameter without any
+/// A state's key has the parameter's name, or its number in torch's `state_dict`: its place in `order`, a list of names, or if
+/// there is none in the order of registration. torch numbers group by group, so with several groups pass `order`: lengths that
+/// happen to agree would hide a mistake. A name wins where it reads like a number. Parameters are optional. A parameter without any
 /// state is one that has had no update, as torch has it; otherwise all states that its group keeps must be there, and
 /// `step`, but for a momentum buffer, which torch saves without one. Values may be F32, F16 or BF16, or F64 that are
 /// exactly an f32; `step` is a whole number of any type, of one element. A checkpoint of this library can be imported

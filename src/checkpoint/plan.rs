@@ -12,7 +12,7 @@ use super::{CHECKSUMS, PARAM, STATE, STEP};
 use crate::error::{Error, Result};
 use crate::layout::ParamId;
 use crate::op::Device;
-use crate::stepper::Stepper;
+use crate::stepper::{OptimizerId, Stepper};
 
 /// A tensor under its name.
 pub(super) type Named<'h> = (&'h str, &'h Tensor);
@@ -23,7 +23,7 @@ pub(super) struct Plan<'h> {
     pub(super) pieces: Vec<Piece<'h>>,
     /// States that become zero.
     pub(super) zeros: Vec<(ParamId, Cow<'static, str>)>,
-    pub(super) counts: Vec<(ParamId, Count<'h>)>,
+    pub(super) counts: Vec<(ParamId, Option<OptimizerId>, Count<'h>)>,
     pub(super) scalars: Vec<Named<'h>>,
 }
 
@@ -61,9 +61,11 @@ impl<'h> Plan<'h> {
             for state in stepper.state_names_of(id)? {
                 plan.pieces.push(piece(format!("{STATE}{name}.{state}"), Some(state))?);
             }
-            let from = take(format!("{STATE}{name}.{STEP}"))?;
-            refuse_type(from, from.1.dtype == Dtype::U64, "U64")?;
-            plan.counts.push((id, Count::new(from)?));
+            for (key, optimizer) in counted(stepper, id)? {
+                let from = take(format!("{STATE}{name}.{key}"))?;
+                refuse_type(from, from.1.dtype == Dtype::U64, "U64")?;
+                plan.counts.push((id, optimizer, Count::new(from)?));
+            }
         }
         for from in rest {
             plan.add_scalar(from)?;
@@ -112,6 +114,16 @@ impl<'h> Count<'h> {
             several => Err(in_tensor(key, format!("has {several} elements, and a count is one"))),
         }
     }
+}
+
+/// What a parameter's step counts are called, and whose they are: one of its own, and one for each further optimizer.
+pub(super) fn counted<D: Device>(
+    stepper: &Stepper<D>,
+    id: ParamId,
+) -> Result<Vec<(String, Option<OptimizerId>)>> {
+    let further = stepper.stepping(id)?.into_iter().enumerate().skip(1);
+    let further = further.map(|(k, optimizer)| (format!("{STEP}#{k}"), Some(optimizer)));
+    Ok([(STEP.to_owned(), None)].into_iter().chain(further).collect())
 }
 
 fn refuse_type((key, tensor): Named<'_>, fine: bool, wanted: &str) -> Result<()> {

@@ -12,7 +12,6 @@ use super::safetensors::{Dtype, Header};
 use super::verified::Verified;
 use super::{Extras, GROWTH_TRACKER, PREVIOUS_NORM, SCALE, SCHEDULE_STEP, Scalar, VERSION, VERSION_KEY};
 use crate::error::{Error, Result};
-use crate::layout::ParamId;
 use crate::op::Device;
 use crate::optim::ScalerState;
 use crate::stepper::Stepper;
@@ -36,18 +35,25 @@ pub(super) fn restore<D: Device, R: Read + Seek>(
     for Piece { from, .. } in &plan.pieces {
         read(&mut source, *from, |_| ())?;
     }
-    let count = |(id, count): &(ParamId, Count)| match count {
-        Count::Given(count) => Ok((*id, *count)),
-        Count::Stored(from) => Ok((*id, stored_count(&mut source, *from)?)),
-    };
-    let counts: Vec<(ParamId, u64)> = plan.counts.iter().map(count).collect::<Result<_>>()?;
+    let mut counts = Vec::with_capacity(plan.counts.len());
+    for (id, optimizer, count) in &plan.counts {
+        let count = match count {
+            Count::Given(count) => *count,
+            Count::Stored(from) => stored_count(&mut source, *from)?,
+        };
+        counts.push((*id, *optimizer, count));
+    }
     let scalar = |from: &Named| Ok((from.0.to_owned(), stored_scalar(&mut source, *from)?));
     let mut scalars = plan.scalars.iter().map(scalar).collect::<Result<_>>()?;
     let own = Own::take(stepper, &mut scalars)?;
 
     load(stepper, &mut source, &plan)?;
-    for (id, count) in counts {
-        stepper.set_step_count(id, count)?;
+    for (id, optimizer, count) in counts {
+        match optimizer {
+            // All of them, and then those that differ.
+            None => stepper.set_step_count(id, count)?,
+            Some(optimizer) => stepper.set_step_count_of(id, optimizer, count)?,
+        }
     }
     own.set(stepper)?;
     Ok(Extras { scalars, metadata })

@@ -96,7 +96,7 @@ impl Found<'_> {
             None if kept == [MOMENTUM] => Count::Given(1),
             None => return Err(missing(&key(STEP)?)),
         };
-        plan.counts.push((id, count));
+        plan.counts.push((id, None, count));
         Ok(())
     }
 }

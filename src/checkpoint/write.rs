@@ -7,8 +7,9 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Write};
 
+use super::plan::counted;
 use super::safetensors::{Dtype, Entry, header, write_values};
-use super::{CHECKSUMS, Extras, PARAM, STATE, STEP, Scalar, VERSION, VERSION_KEY};
+use super::{CHECKSUMS, Extras, PARAM, STATE, Scalar, VERSION, VERSION_KEY};
 use super::{GROWTH_TRACKER, PREVIOUS_NORM, SCALE, SCHEDULE_STEP};
 use crate::error::{Error, Result};
 use crate::layout::ParamId;
@@ -79,9 +80,14 @@ fn contents<D: Device>(stepper: &Stepper<D>, extras: &Extras) -> Result<Vec<(Ent
         all.push((entry(name.clone(), dtype, vec![]), Content::Scalar(bytes)));
     }
     for id in layout.ids() {
-        let key = format!("{STATE}{}.{STEP}", layout.parameter(id)?.name);
-        let count = stepper.step_count(id)?;
-        all.push((entry(key, Dtype::U64, vec![]), Content::Scalar(count.to_le_bytes())));
+        for (key, optimizer) in counted(stepper, id)? {
+            let key = format!("{STATE}{}.{key}", layout.parameter(id)?.name);
+            let count = match optimizer {
+                None => stepper.step_count(id)?,
+                Some(optimizer) => stepper.step_count_of(id, optimizer)?,
+            };
+            all.push((entry(key, Dtype::U64, vec![]), Content::Scalar(count.to_le_bytes())));
+        }
     }
     for id in layout.ids() {
         let parameter = layout.parameter(id)?;

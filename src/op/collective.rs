@@ -2,7 +2,7 @@
 //!
 //! Every call carries what ranks must agree on (pass, kind, bucket, bytes, dtype, layout), so an implementation can
 //! turn a mismatch into an error instead of a hang. The sum is a plain SUM: the mean's factor is folded into the step.
-//! Declares unsafe functions and calls none.
+//! Declares unsafe functions and calls none but to pass a promise on.
 #![allow(unsafe_code)]
 
 use std::any::Any;
@@ -199,5 +199,57 @@ pub trait Collective: Send + Sync {
     /// Threads that all ranks of this process share for their kernels; `None`: each stepper has its own.
     fn pool(&self) -> Option<crate::pool::Pool> {
         None
+    }
+}
+
+/// A communicator that is chosen at run time.
+impl<C: Collective + ?Sized> Collective for Box<C> {
+    fn rank(&self) -> u32 {
+        (**self).rank()
+    }
+
+    fn world_size(&self) -> u32 {
+        (**self).world_size()
+    }
+
+    fn reaches(&self, place: Place) -> bool {
+        (**self).reaches(place)
+    }
+
+    fn sums(&self, dtype: DType) -> bool {
+        (**self).sums(dtype)
+    }
+
+    fn sums_outside(&self) -> bool {
+        (**self).sums_outside()
+    }
+
+    fn prepare(&self, plan: &Plan) -> Result<()> {
+        (**self).prepare(plan)
+    }
+
+    fn allocate(&self, bytes: u64) -> Result<Option<Allocation>> {
+        (**self).allocate(bytes)
+    }
+
+    fn agree(&self, number: u64, deadline: Duration) -> Result<()> {
+        (**self).agree(number, deadline)
+    }
+
+    unsafe fn enqueue(&self, call: &Call) -> Result<()> {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { (**self).enqueue(call) }
+    }
+
+    fn check(&self) -> Result<()> {
+        (**self).check()
+    }
+
+    fn abort(&self, cause: &Error) {
+        (**self).abort(cause);
+    }
+
+    fn pool(&self) -> Option<crate::pool::Pool> {
+        (**self).pool()
     }
 }

@@ -57,19 +57,25 @@ pub struct EnqueuedStep<'a> {
 /// use instep::optim::{Custom, ParamStep, StepParam};
 /// use instep::{Layout, Solo, Stepper};
 ///
-/// /// Sign descent: every element moves by the learning rate.
-/// struct SignDescent;
+/// /// Descent that goes no further than `limit` in a step.
+/// struct Careful {
+///     limit: f32,
+/// }
 ///
-/// impl StepParam for SignDescent {
+/// impl StepParam for Careful {
 ///     fn name(&self) -> &str {
-///         "sign descent"
+///         "careful"
+///     }
+///     fn fingerprint(&self) -> u64 {
+///         self.limit.to_bits().into()
 ///     }
 ///     fn lr(&self) -> f64 {
 ///         0.5
 ///     }
 ///     fn step_param(&self, step: ParamStep<'_>) -> instep::Result<()> {
-///         for (p, g) in step.param.iter_mut().zip(step.grad) {
-///             *p -= step.lr as f32 * if *g == 0.0 { 0.0 } else { g.signum() };
+///         for (p, sum) in step.param.iter_mut().zip(step.grad) {
+///             let mean = sum * step.multiplier; // 1/world_size, loss scale and clipping are in it
+///             *p -= (step.lr as f32 * mean).clamp(-self.limit, self.limit);
 ///         }
 ///         Ok(())
 ///     }
@@ -77,11 +83,11 @@ pub struct EnqueuedStep<'a> {
 ///
 /// let layout = Layout::builder().param("w", 2).build()?;
 /// let w = layout.id("w")?;
-/// let mut stepper = Stepper::host(&layout, Custom::new(SignDescent), Solo::default())?;
+/// let mut stepper = Stepper::host(&layout, Custom::new(Careful { limit: 1.0 }), Solo::default())?;
 /// let mut pass = stepper.begin()?;
-/// pass.grads().write(w, &[3.0, -0.1])?;
+/// pass.grads().write(w, &[3.0, -0.5])?;
 /// pass.finish()?;
-/// assert_eq!(stepper.params()?.get(w)?, [-0.5, 0.5]);
+/// assert_eq!(stepper.params()?.get(w)?, [-1.0, 0.25]);
 /// # Ok::<(), instep::Error>(())
 /// ```
 ///
@@ -100,6 +106,12 @@ pub trait StepParam: Send + Sync {
         &[]
     }
 
+    /// A number for hyperparameters of its own, which ranks compare as they do those of built-in optimizers: where they
+    /// differ, the next collective is a `Mismatch`. Bits of all of them, folded, will do.
+    fn fingerprint(&self) -> u64 {
+        0
+    }
+
     /// The first learning rate.
     fn lr(&self) -> f64 {
         0.0
@@ -113,7 +125,7 @@ pub trait StepParam: Send + Sync {
     /// Updates one parameter, on the thread of the optim stream. Must give the same bits on every rank.
     ///
     /// # Errors
-    /// Whatever it returns poisons the stepper, and so does a panic.
+    /// Whatever it returns poisons the stepper, and so does a panic; [`Error::Hook`] takes words of your own.
     fn step_param(&self, step: ParamStep<'_>) -> Result<()>;
 
     /// Enqueues the update of one parameter, on the thread that called the stepper. Must not wait.
@@ -144,7 +156,12 @@ impl Custom {
 
 impl fmt::Debug for Custom {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Custom").field("name", &self.rule.name()).field("lr", &self.lr).finish()
+        let fields = [self.rule.fingerprint(), self.lr.to_bits()];
+        f.debug_struct("Custom")
+            .field("name", &self.rule.name())
+            .field("lr", &self.lr)
+            .field("bits", &fields)
+            .finish()
     }
 }
 

@@ -29,12 +29,14 @@ impl GradBucket<'_> {
         self.index
     }
 
-    /// Whether it is the last of them all. Buckets of frozen parameters alone come in no pass.
+    /// Whether it is the last one that is reduced. Buckets of frozen parameters alone come in no pass: if the last bucket is
+    /// one, this is true for none.
     pub fn is_last(&self) -> bool {
-        self.index as usize + 1 == self.plan.buckets().len()
+        self.plan.buckets().iter().rposition(|bucket| !bucket.is_local) == Some(self.index as usize)
     }
 
-    /// The pass, counted from the stepper's first.
+    /// The pass, counted from 1 by this stepper: a run that goes on from a checkpoint counts anew, so a hook that depends on
+    /// it adds what it was.
     pub fn pass(&self) -> u64 {
         self.call.pass
     }

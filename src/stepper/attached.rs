@@ -62,6 +62,11 @@ impl<D: Device> Stepper<D> {
         Ok(self.optimizers.of(self.layout.index(id)?).collect())
     }
 
+    /// Those of them that step it.
+    pub(crate) fn stepping(&self, id: ParamId) -> Result<Vec<OptimizerId>> {
+        Ok(self.optimizers.stepping(self.layout.index(id)?).collect())
+    }
+
     /// Names of a parameter's states, as [`state`](Stepper::state) takes them: as `torch.optim` calls them, and with `#k`
     /// behind them for the parameter's `k`-th further optimizer.
     ///

@@ -23,7 +23,8 @@ pub struct Status {
     pub clip: f64,
     /// The factor in the loss that was divided out of them.
     pub loss_scale: f64,
-    /// The first bucket with an infinite or NaN gradient among those stepped. Eager steps it all the same.
+    /// The first bucket with an infinite or NaN gradient among those stepped; its parameters are
+    /// [`segments_of`](crate::layout::Plan::segments_of) it in the plan. Eager steps it all the same.
     pub first_nonfinite_bucket: Option<u32>,
 }
 
@@ -57,7 +58,7 @@ impl Stepper {
     /// A parameter's gradient as the last pass left it, which is **the sum over ranks, loss scale included**: divided
     /// by nothing and clipped by nothing, since the step folds that into its one multiplier and leaves the gradient as
     /// it was (divide it by [`world_size`](Stepper::world_size), and by what else was set, for the mean). Where the
-    /// action is Average it is the mean. [`StepperBuilder::gradients`](crate::StepperBuilder::gradients) asks for zeros
+    /// action is [Average](crate::SegmentAction) it is the mean, of the scaled loss still. [`StepperBuilder::gradients`](crate::StepperBuilder::gradients) asks for zeros
     /// behind the step, or for none.
     ///
     /// # Shapes
@@ -74,8 +75,9 @@ impl Stepper {
         self.view(id, Memory::Grads)
     }
 
-    /// A parameter's optimizer state by name, as `torch.optim` calls it. All groups keep the states of the one that keeps
-    /// most; where a group has no use for one (no momentum, no amsgrad) it stays zero.
+    /// A parameter's optimizer state by name, as `torch.optim` calls it ([`state_names_of`](Self::state_names_of) lists them).
+    /// Groups with the same kind of optimizer keep the states of the one that keeps most; where one has no use for it (no
+    /// momentum, no amsgrad) it stays zero.
     ///
     /// # Shapes
     /// As many f32 as the parameter, aligned to 64 bytes unless [borrowed](crate::Borrowed).
@@ -90,7 +92,8 @@ impl Stepper {
         self.view(id, self.state_called(id, name.as_ref())?)
     }
 
-    /// A parameter's optimizer state by name, to load it. States are never broadcast: every rank must load the same, and
+    /// A parameter's optimizer state by name, to load it. States are never broadcast: every rank must load the same (if only
+    /// some ask for it, the next collective is a `Mismatch`, if it [compares](Self::set_lr); contents are not compared), and
     /// the step count with it ([`set_step_count`](Self::set_step_count)).
     ///
     /// ```
@@ -119,6 +122,7 @@ impl Stepper {
     /// As [`state`](Self::state).
     pub fn state_mut(&mut self, id: ParamId, name: impl AsRef<str>) -> Result<&mut [f32]> {
         self.settle_between_passes()?;
+        self.note_written(id)?;
         self.view_mut(id, self.state_called(id, name.as_ref())?)
     }
 }
@@ -133,11 +137,26 @@ impl<D: Device> Stepper<D> {
     /// As [`grad`](Self::grad).
     pub fn step_count(&self, id: ParamId) -> Result<u64> {
         self.settle_control()?;
-        self.read_step_count(self.layout.index(id)?)
+        self.read_step_count(self.layout.index(id)?, 0)
     }
 
-    /// Says how many updates a parameter has had: its next one is number `count + 1`, in bias correction too. A first
-    /// update sets a momentum buffer instead of averaging into it.
+    /// How many updates one of a parameter's [optimizers](Self::optimizers_of) has made: as many as the first one, unless it
+    /// was [added later](Self::add_optimizer_for).
+    ///
+    /// # Ordering
+    /// Waits for all steps.
+    ///
+    /// # Errors
+    /// As [`step_count`](Self::step_count); `Config` if that optimizer does not step the parameter.
+    pub fn step_count_of(&self, id: ParamId, optimizer: OptimizerId) -> Result<u64> {
+        let (param, round) = self.round_of(id, optimizer)?;
+        self.settle_control()?;
+        self.read_step_count(param, round)
+    }
+
+    /// Says how many updates a parameter has had, by each of its optimizers: its next one is number `count + 1`, in bias
+    /// correction too. A first update sets a momentum buffer instead of averaging into it. Ranks must set the same: if they
+    /// differ, the next collective is a `Mismatch`, if it [compares](Self::set_lr).
     ///
     /// # Ordering
     /// Waits for all steps.
@@ -150,7 +169,44 @@ impl<D: Device> Stepper<D> {
             return Err(Error::config("step_count", count, "must be below 2^63"));
         }
         self.settle_control()?;
-        self.write_step_count(param, count)
+        self.loaded.note(param, count);
+        self.agreement.forget();
+        // One record at least, which what has no optimizer keeps for the day on which it gets one.
+        (0..self.optimizers.rounds(param).max(1))
+            .try_for_each(|round| self.write_step_count(param, round, count))
+    }
+
+    /// Says how many updates one of a parameter's optimizers has made, as [`set_step_count`](Self::set_step_count) does for
+    /// all of them.
+    ///
+    /// # Ordering
+    /// Waits for all steps.
+    ///
+    /// # Errors
+    /// As [`step_count_of`](Self::step_count_of); `Config` for a count of 2^63 or more.
+    pub fn set_step_count_of(&mut self, id: ParamId, optimizer: OptimizerId, count: u64) -> Result<()> {
+        let (param, round) = self.round_of(id, optimizer)?;
+        if count >= 1 << 63 {
+            return Err(Error::config("step_count", count, "must be below 2^63"));
+        }
+        self.settle_control()?;
+        self.loaded.note(param, round as u64);
+        self.loaded.note(param, count);
+        self.agreement.forget();
+        self.write_step_count(param, round, count)
+    }
+
+    /// States of a parameter are written: on all ranks, or ranks are to notice.
+    pub(super) fn note_written(&mut self, id: ParamId) -> Result<()> {
+        self.loaded.note(self.layout.index(id)?, u64::MAX);
+        self.agreement.forget();
+        Ok(())
+    }
+
+    fn round_of(&self, id: ParamId, optimizer: OptimizerId) -> Result<(usize, usize)> {
+        let param = self.layout.index(id)?;
+        let refused = || Error::config("optimizer", optimizer.0, "does not step this parameter");
+        Ok((param, self.optimizers.round(param, optimizer).ok_or_else(refused)?))
     }
 
     /// Sets the learning rate of a group ([`DEFAULT_GROUP`](crate::layout::DEFAULT_GROUP) if the layout names none)

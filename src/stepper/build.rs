@@ -16,7 +16,7 @@ use crate::host::arena::Memories;
 use crate::host::execute::Parts;
 use crate::host::kernels::{Isa, Kernels};
 use crate::launch::Rule;
-use crate::layout::{Gradients, Plan, Tails};
+use crate::layout::{Gradients, Plan, SegmentAction, Tails};
 use crate::op::{Collective, Device};
 use crate::optim::LossScaler;
 use crate::pool::Pool;
@@ -27,7 +27,7 @@ use crate::stepper::agreement::Agreement;
 use crate::stepper::borrowed::Borrowed;
 use crate::stepper::builder::{StepperBuilder, Unused};
 use crate::stepper::join::Divisor;
-use crate::stepper::optimizers::Optimizers;
+use crate::stepper::optimizers::{Optimizers, Registered, Target};
 use crate::stepper::rates::Rates;
 use crate::stepper::run::Run;
 use crate::stepper::scaling::Loaded;
@@ -143,7 +143,8 @@ impl StepperBuilder<'_> {
         }
         self.refuse(world_size)?;
         let registered = std::mem::take(&mut self.registered);
-        let optimizers = Optimizers::new(self.layout, self.optimizer.as_deref(), registered)?;
+        self.refuse_contradiction(&registered)?;
+        let mut optimizers = Optimizers::new(self.layout, self.optimizer.as_deref(), registered)?;
         let rule = Rule {
             divisor: if self.counts_ranks() { 0.0 } else { f64::from(world_size) },
             loss_scale: self.loss_scale.unwrap_or(1.0),
@@ -152,7 +153,7 @@ impl StepperBuilder<'_> {
             previous_max_norm: self.previous_max_norm,
             skip_nonfinite: self.skip_nonfinite || self.loss_scaler.is_some(),
         };
-        let rates = Rates::new(self.layout, std::mem::take(&mut self.lr_schedules))?;
+        let rates = Rates::new(self.layout, &optimizers, std::mem::take(&mut self.lr_schedules))?;
         let deadline = match self.deadline {
             Some(deadline) => deadline,
             None => Duration::from_millis(environment("INSTEP_DEADLINE_MS")?.unwrap_or(60_000)),
@@ -160,7 +161,8 @@ impl StepperBuilder<'_> {
         let mut plan = self.plan(world_size, memory.as_ref())?;
         let chosen = &self.optimized;
         let is_chosen = |param: usize| chosen.as_ref().is_none_or(|chosen| chosen.contains(&param));
-        plan.optimize_only(|param| optimizers.is_stepped(param) && is_chosen(param));
+        plan.optimize_only(|param| optimizers.rounds(param) > 0 && is_chosen(param));
+        optimizers.leave_out(|param| plan.segment_of(param).action == SegmentAction::Step);
         let assignment = Arc::new(optimizers.assignment(self.layout, &plan)?);
         comm.prepare(&plan)?;
         let plan = Arc::new(plan);
@@ -227,6 +229,23 @@ impl StepperBuilder<'_> {
             return Err(Error::config("gradients", "Release", why));
         }
         Ok(memory.plan(self.layout)?.with_gradients(self.gradients))
+    }
+
+    /// Refuses an optimizer for a parameter that is to have none.
+    fn refuse_contradiction(&self, registered: &[Registered]) -> Result<()> {
+        let Some(chosen) = &self.optimized else { return Ok(()) };
+        for Registered { target, .. } in registered {
+            let Target::Params(params) = target else { continue };
+            if let Some(param) = params.iter().find(|param| !chosen.contains(param)) {
+                let name = &self.layout.parameters()[*param].name;
+                return Err(Error::config(
+                    "optimize_only",
+                    name,
+                    "is left out, and has an optimizer of its own",
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// The table of what excludes what, and ranges that no other type checks.

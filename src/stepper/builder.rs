@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use crate::error::{Error, Result};
+use crate::error::Error;
 use crate::host::Isa;
 use crate::layout::{BucketCaps, Gradients, Layout, ParamId};
 use crate::optim::{LossScaler, LrSchedule, Optimizer};
@@ -137,8 +137,9 @@ impl<'a> StepperBuilder<'a> {
         }
     }
 
-    /// Steps these parameters only; the gradients of all others are averaged, for somebody else's optimizer. `None`: all,
-    /// an empty list: none.
+    /// Steps these parameters only; all others keep no states, and their gradients are averaged for somebody else's optimizer
+    /// ([`SegmentAction::Average`](crate::SegmentAction) says what is not done to them). `None`: all, an empty list: none.
+    /// What that optimizer changes goes back by [`write_param`](crate::Stepper::write_param).
     pub fn optimize_only(mut self, params: Option<&[ParamId]>) -> Self {
         self.optimized = params.and_then(|params| self.places(params));
         self
@@ -151,9 +152,18 @@ impl<'a> StepperBuilder<'a> {
     }
 
     fn places(&mut self, params: &[ParamId]) -> Option<Vec<usize>> {
-        let places: Result<Vec<usize>> = params.iter().map(|id| self.layout.index(*id)).collect();
-        match places {
-            Ok(places) => Some(places),
+        let mut places = Vec::with_capacity(params.len());
+        let place = |id: &ParamId| {
+            let place = self.layout.index(*id)?;
+            if places.contains(&place) {
+                let name = &self.layout.parameters()[place].name;
+                return Err(Error::config("params", name, "is named twice; for two optimizers call twice"));
+            }
+            places.push(place);
+            Ok(())
+        };
+        match params.iter().try_for_each(place) {
+            Ok(()) => Some(places),
             Err(error) => {
                 self.refused.get_or_insert(error);
                 None
@@ -162,7 +172,7 @@ impl<'a> StepperBuilder<'a> {
     }
 
     /// Lets the learning rate of a group ([`DEFAULT_GROUP`](crate::layout::DEFAULT_GROUP) if the layout names none) follow a
-    /// schedule, in the place of its optimizer's: each pass begins with the rate of its step, which is how many passes were
+    /// schedule, in the place of its optimizer's (a group has one; a parameter with an optimizer of its own follows none): each pass begins with the rate of its step, which is how many passes were
     /// finished before it ([`Stepper::schedule_step`](crate::Stepper::schedule_step)).
     ///
     /// ```
@@ -242,14 +252,16 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Clips the global norm of the averaged gradients to `max_norm`, exactly. Refused in Eager.
+    /// Clips the global norm of the averaged gradients to `max_norm`, exactly: of those that are stepped, and all ranks have in
+    /// common. Refused in Eager.
     pub fn max_norm(mut self, max_norm: f64) -> Self {
         self.max_norm = Some(max_norm);
         self
     }
 
     /// Leaves every parameter, state and step count as it is in a pass in which a gradient to be stepped is infinite or
-    /// NaN, or becomes so when it is averaged. Refused in Eager.
+    /// NaN, or becomes so when it is averaged ([local](crate::LayoutBuilder::local) ones excepted, which the other ranks
+    /// cannot see). Refused in Eager.
     pub fn skip_nonfinite(mut self, skip: bool) -> Self {
         self.skip_nonfinite = skip;
         self

@@ -39,8 +39,8 @@ impl<D: Device> Stepper<D> {
         self.read_between(id, Memory::Params, into)
     }
 
-    /// Copies a parameter from the host. The next pass gives every rank those of rank 0, as after
-    /// [`params_mut`](Stepper::params_mut).
+    /// Copies a parameter from the host. The next pass gives every rank *all* of rank 0's, as after
+    /// [`params_mut`](Stepper::params_mut): a collective over every parameter, however few were written.
     ///
     /// # Shapes
     /// As [`read_param`](Self::read_param), and so are `# Ordering` and `# Errors`.
@@ -81,7 +81,8 @@ impl<D: Device> Stepper<D> {
     /// # Errors
     /// As [`read_state`](Self::read_state).
     pub fn write_state(&mut self, id: ParamId, name: impl AsRef<str>, from: &[f32]) -> Result<()> {
-        self.write_between(id, self.state_called(id, name.as_ref())?, from)
+        self.write_between(id, self.state_called(id, name.as_ref())?, from)?;
+        self.note_written(id)
     }
 
     fn read_between(&self, id: ParamId, memory: Memory, into: &mut [f32]) -> Result<()> {

@@ -125,6 +125,26 @@ impl Optimizers {
         Ok(optimizers)
     }
 
+    /// Takes parameters that nothing is to step out of all lists, and their states with them.
+    pub(super) fn leave_out(&mut self, is_stepped: impl Fn(usize) -> bool) {
+        for (param, list) in self.lists.iter_mut().enumerate() {
+            if !is_stepped(param) {
+                list.clear();
+            }
+        }
+        self.names = self.collect_names();
+    }
+
+    /// The round in which an optimizer steps a parameter.
+    pub(super) fn round(&self, param: usize, id: OptimizerId) -> Option<usize> {
+        self.lists[param].iter().position(|index| *index == id.0)
+    }
+
+    /// How many optimizers step a parameter.
+    pub(super) fn rounds(&self, param: usize) -> usize {
+        self.lists[param].len()
+    }
+
     /// These and a further one, behind those that its parameters have.
     pub(super) fn with(
         &self,
@@ -173,9 +193,9 @@ impl Optimizers {
         Ok(Assignment::new(layout, plan, all, |param| self.lists[param].clone()))
     }
 
-    /// Whether anything steps the parameter.
-    pub(super) fn is_stepped(&self, param: usize) -> bool {
-        !self.lists[param].is_empty()
+    /// Those that step a parameter, in order.
+    pub(super) fn stepping(&self, param: usize) -> impl Iterator<Item = OptimizerId> + '_ {
+        self.lists[param].iter().copied().map(OptimizerId)
     }
 
     /// The optimizers of a parameter: those that step it, in order, then those that are attached alone.
@@ -222,6 +242,11 @@ impl Optimizers {
             let own = &self.entries[self.lists[param][round] as usize].optimizer;
             (k < own.state_names().len()).then(|| name.into_owned())
         })
+    }
+
+    /// How many optimizers a group was given.
+    pub(super) fn of_group(&self, group: &str) -> usize {
+        self.entries.iter().filter(|entry| entry.group.as_deref() == Some(group)).count()
     }
 
     /// The learning rate of a group's optimizer.

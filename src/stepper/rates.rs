@@ -9,6 +9,7 @@ use crate::layout::Layout;
 use crate::op::Device;
 use crate::optim::LrSchedule;
 use crate::stepper::Stepper;
+use crate::stepper::optimizers::Optimizers;
 
 /// Which groups follow what, and where they are.
 #[derive(Debug, Default)]
@@ -18,13 +19,21 @@ pub(super) struct Rates {
 }
 
 impl Rates {
-    pub(super) fn new(layout: &Layout, schedules: Vec<(String, LrSchedule)>) -> Result<Rates> {
+    pub(super) fn new(
+        layout: &Layout,
+        optimizers: &Optimizers,
+        schedules: Vec<(String, LrSchedule)>,
+    ) -> Result<Rates> {
         for (k, (group, schedule)) in schedules.iter().enumerate() {
             if !layout.groups().contains(group) {
                 return Err(Error::config("lr_schedule", group, "is not a group of the layout"));
             }
             if schedules[..k].iter().any(|(other, _)| other == group) {
                 return Err(Error::config("lr_schedule", group, "has a schedule already"));
+            }
+            if optimizers.of_group(group) != 1 {
+                let why = "has not one optimizer of its own, whose rate would follow";
+                return Err(Error::config("lr_schedule", group, why));
             }
             schedule.validate()?;
         }

@@ -82,8 +82,8 @@ impl<D: Device> Stepper<D> {
 
     /// Gives parameters a further optimizer, behind those that they have; what has had none and was averaged is stepped from
     /// now on. All ranks call it at the same point between passes. It costs what
-    /// [`rebuild_buckets`](Self::rebuild_buckets) costs, and keeps what that keeps; the new states begin as zeros, and the
-    /// parameter's step count goes on.
+    /// [`rebuild_buckets`](Self::rebuild_buckets) costs, and keeps what that keeps. The new optimizer begins as in a new
+    /// training: its states are zeros, and it counts its own updates ([`step_count_of`](Self::step_count_of)).
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -233,10 +233,10 @@ impl<D: Device> Stepper<D> {
             }
             // SAFETY: as above.
             unsafe {
-                let record = ours.read_segment(index)?;
-                for round in 0..assignment.rounds() {
-                    let record_there = assignment.record(round, there);
-                    device.write_step_count(record_there, record.steps + u64::from(record.stepped))?;
+                for round in 0..self.assignment.rounds() {
+                    let record = ours.read_segment(self.assignment.record(round, index))?;
+                    let count = record.steps + u64::from(record.stepped);
+                    device.write_step_count(assignment.record(round, there), count)?;
                 }
             }
         }

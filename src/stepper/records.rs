@@ -101,25 +101,23 @@ impl<D: Device> Stepper<D> {
     }
 
     /// After `settle_control`.
-    pub(super) fn read_step_count(&self, param: usize) -> Result<u64> {
+    pub(super) fn read_step_count(&self, param: usize, round: usize) -> Result<u64> {
         let mut run = self.run.borrow_mut();
         run.note(Access { span: Span::CONTROL, writes: false });
+        let record = self.assignment.record(round, self.plan.segment_index(param));
         // SAFETY: no pass is open and every op on control memory has ended.
-        let segment = unsafe { run.device.read_segment(self.plan.segment_index(param))? };
+        let segment = unsafe { run.device.read_segment(record)? };
         Ok(segment.steps + u64::from(segment.stepped))
     }
 
     /// After `settle_control`.
-    pub(super) fn write_step_count(&mut self, param: usize, count: u64) -> Result<()> {
+    pub(super) fn write_step_count(&mut self, param: usize, round: usize, count: u64) -> Result<()> {
         let segment = self.plan.segment_index(param);
         let run = self.run.get_mut();
         run.note(Access { span: Span::CONTROL, writes: true });
-        for round in 0..self.assignment.rounds() {
-            let record = self.assignment.record(round, segment);
-            // SAFETY: no pass is open, every op on control memory has ended, and the next is submitted by a later `begin`.
-            unsafe { run.device.write_step_count(record, count)? }
-        }
-        Ok(())
+        let record = self.assignment.record(round, segment);
+        // SAFETY: no pass is open, every op on control memory has ended, and the next is submitted by a later `begin`.
+        unsafe { run.device.write_step_count(record, count) }
     }
 
     /// After `settle_control`.

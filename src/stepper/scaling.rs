@@ -10,6 +10,7 @@ use crate::abi::InstepControl;
 use crate::cuda::CudaDevice;
 use crate::error::{Error, Result};
 use crate::handle::DevicePtr;
+use crate::layout::fold;
 use crate::op::{Access, Device, Memory, Sealed, Span};
 use crate::optim::ScalerState;
 use crate::stepper::{Pass, Stepper};
@@ -19,6 +20,15 @@ use crate::stepper::{Pass, Stepper};
 pub(super) struct Loaded {
     scaler: Option<ScalerState>,
     previous_norm: Option<Option<f64>>,
+    /// Of step counts that were set, and states that were written.
+    folded: u64,
+}
+
+impl Loaded {
+    /// Something was set: ranks that set other things, or nothing, are to notice.
+    pub(super) fn note(&mut self, what: usize, value: u64) {
+        self.folded = fold(fold(self.folded, &(what as u64).to_le_bytes()), &value.to_le_bytes());
+    }
 }
 
 const PREVIOUS_NORM: Span = {

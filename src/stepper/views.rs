@@ -139,7 +139,7 @@ impl<'a> Grads<'a> {
         Ok(!self.stepper.written.borrow()[self.stepper.layout.index(id)?])
     }
 
-    /// Replaces the gradient.
+    /// Replaces the gradient, what earlier micro-batches wrote included: those [`add`](Self::add).
     ///
     /// # Shapes
     /// `values` is as long as the parameter.
