@@ -149,6 +149,8 @@ typedef struct InstepBeginArgs {
     double divisor;
     double loss_scale;        /* 0: as the control block says */
     double previous_max_norm; /* clips by the norm of the pass before; negative: no clipping */
+    InstepControl* bucket_controls; /* blocks of single buckets, opened like `control` */
+    uint64_t bucket_count;          /* how many; 0 unless each is clipped on its own */
 } InstepBeginArgs;
 
 typedef struct InstepDecideArgs {
@@ -159,7 +161,10 @@ typedef struct InstepDecideArgs {
     double backoff_factor;
     double largest_loss_scale; /* that divides out as a normal f32 */
     uint32_t skip_nonfinite;
-    uint32_t growth_interval; /* 0: the loss scale is constant */
+    uint32_t growth_interval;    /* 0: the loss scale is constant */
+    InstepControl* pass_control; /* the pass's block, if `control` is that of one bucket; else null */
+    uint32_t bucket;             /* which one */
+    uint32_t reserved;
 } InstepDecideArgs;
 
 /* Shared by the step and the norm; the norm reads no state and no parameter. */

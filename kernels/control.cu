@@ -17,7 +17,10 @@ extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS)
         for (uint64_t w = threadIdx.x; w < args.slot_words; w += INSTEP_GPU_THREADS) settings[w] = slot[w];
     }
     __syncthreads();
-    if (threadIdx.x == 0) begin_pass(args);
+#pragma unroll 1
+    for (uint64_t k = threadIdx.x; k <= args.bucket_count; k += INSTEP_GPU_THREADS) {
+        begin_pass(args, k == 0 ? args.control : &args.bucket_controls[k - 1]);
+    }
 #pragma unroll 1
     for (uint64_t k = threadIdx.x; k < args.segment_count; k += INSTEP_GPU_THREADS) {
         begin_segment(&args.segments[k], args.groups, args.actions[k]);

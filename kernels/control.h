@@ -25,9 +25,9 @@ INSTEP_INLINE double clip_coefficient(double max_norm, double norm) {
     return clip >= 1.0 ? 1.0 : canonical(clip);
 }
 
-/* Opens a pass: nothing is decided yet but what the pass before has told, and the accumulators are empty. */
-INSTEP_INLINE void begin_pass(const InstepBeginArgs& args) {
-    InstepControl* control = args.control;
+/* Opens a pass in one control block: nothing is decided yet but what the pass before has told, and the accumulators are
+ * empty. */
+INSTEP_INLINE void begin_pass(const InstepBeginArgs& args, InstepControl* control) {
     const double divisor = args.divisor;
     const double loss_scale = args.loss_scale > 0.0 ? args.loss_scale : static_cast<double>(control->next_loss_scale);
     const bool clips = args.previous_max_norm >= 0.0 && control->previous_norm >= 0.0;
@@ -149,6 +149,11 @@ INSTEP_INLINE void decide(const InstepDecideArgs& args) {
     control->skip = args.skip_nonfinite && is_nonfinite(float_of(worst) * control->multiplier);
     if (control->skip) control->clip = 1.0;
     control->decided = 1;
+    /* The status is of the pass. Decisions follow each other, so nobody else writes there. */
+    if (args.pass_control && is_nonfinite(float_of(worst) * control->multiplier) &&
+        args.bucket < args.pass_control->first_nonfinite_bucket) {
+        args.pass_control->first_nonfinite_bucket = args.bucket;
+    }
     if (args.contributors && *args.contributors == 0.0f) return; /* nobody had data, so nothing was learnt */
     if (worst < INSTEP_F32_INFINITY_BITS && !control->skip) control->previous_norm = control->norm;
     if (args.growth_interval != 0) adapt_loss_scale(args);

@@ -285,7 +285,8 @@ __attribute__((noinline)) void norm_tiles(const InstepStepArgs* args, uint64_t f
 }
 
 __attribute__((noinline)) void begin_all(const InstepBeginArgs* args) {
-    begin_pass(*args);
+    begin_pass(*args, args->control);
+    for (uint64_t b = 0; b < args->bucket_count; ++b) begin_pass(*args, &args->bucket_controls[b]);
     for (uint64_t k = 0; k < args->segment_count; ++k) {
         begin_segment(&args->segments[k], args->groups, args->actions[k]);
     }

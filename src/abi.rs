@@ -338,10 +338,12 @@ pub struct InstepBeginArgs {
     pub divisor: f64,
     pub loss_scale: f64,
     pub previous_max_norm: f64,
+    pub bucket_controls: *mut InstepControl,
+    pub bucket_count: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of InstepBeginArgs"][::core::mem::size_of::<InstepBeginArgs>() - 88usize];
+    ["Size of InstepBeginArgs"][::core::mem::size_of::<InstepBeginArgs>() - 104usize];
     ["Alignment of InstepBeginArgs"][::core::mem::align_of::<InstepBeginArgs>() - 8usize];
     ["Offset of field: InstepBeginArgs::control"][::core::mem::offset_of!(InstepBeginArgs, control) - 0usize];
     ["Offset of field: InstepBeginArgs::segments"]
@@ -362,6 +364,10 @@ const _: () = {
         [::core::mem::offset_of!(InstepBeginArgs, loss_scale) - 72usize];
     ["Offset of field: InstepBeginArgs::previous_max_norm"]
         [::core::mem::offset_of!(InstepBeginArgs, previous_max_norm) - 80usize];
+    ["Offset of field: InstepBeginArgs::bucket_controls"]
+        [::core::mem::offset_of!(InstepBeginArgs, bucket_controls) - 88usize];
+    ["Offset of field: InstepBeginArgs::bucket_count"]
+        [::core::mem::offset_of!(InstepBeginArgs, bucket_count) - 96usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -374,10 +380,13 @@ pub struct InstepDecideArgs {
     pub largest_loss_scale: f64,
     pub skip_nonfinite: u32,
     pub growth_interval: u32,
+    pub pass_control: *mut InstepControl,
+    pub bucket: u32,
+    pub reserved: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of InstepDecideArgs"][::core::mem::size_of::<InstepDecideArgs>() - 56usize];
+    ["Size of InstepDecideArgs"][::core::mem::size_of::<InstepDecideArgs>() - 72usize];
     ["Alignment of InstepDecideArgs"][::core::mem::align_of::<InstepDecideArgs>() - 8usize];
     ["Offset of field: InstepDecideArgs::control"]
         [::core::mem::offset_of!(InstepDecideArgs, control) - 0usize];
@@ -395,6 +404,12 @@ const _: () = {
         [::core::mem::offset_of!(InstepDecideArgs, skip_nonfinite) - 48usize];
     ["Offset of field: InstepDecideArgs::growth_interval"]
         [::core::mem::offset_of!(InstepDecideArgs, growth_interval) - 52usize];
+    ["Offset of field: InstepDecideArgs::pass_control"]
+        [::core::mem::offset_of!(InstepDecideArgs, pass_control) - 56usize];
+    ["Offset of field: InstepDecideArgs::bucket"]
+        [::core::mem::offset_of!(InstepDecideArgs, bucket) - 64usize];
+    ["Offset of field: InstepDecideArgs::reserved"]
+        [::core::mem::offset_of!(InstepDecideArgs, reserved) - 68usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -27,6 +27,8 @@ pub(crate) struct Rule {
     pub(crate) max_norm: Option<f64>,
     /// Clips by the norm of the pass before.
     pub(crate) previous_max_norm: Option<f64>,
+    /// Clips each bucket by its own norm.
+    pub(crate) bucket_max_norm: Option<f64>,
     pub(crate) skip_nonfinite: bool,
 }
 
@@ -34,6 +36,11 @@ impl Rule {
     /// What Begin takes for the loss scale; 0 sends it to the control block.
     pub(crate) fn constant_loss_scale(&self) -> f64 {
         if self.scaler.is_some() { 0.0 } else { self.loss_scale }
+    }
+
+    /// How many buckets have a control block of their own.
+    pub(crate) fn bucket_controls(&self, plan: &Plan) -> usize {
+        if self.bucket_max_norm.is_some() { plan.buckets().len() } else { 0 }
     }
 }
 
@@ -93,7 +100,8 @@ impl Launch {
         let described = &plan.buckets()[bucket as usize];
         let states = launch.first_state..launch.first_state + launch.states;
         let mut args = InstepStepArgs {
-            control: regions.control(),
+            // One that is not summed over ranks takes no part in norms and clips.
+            control: if described.is_local { regions.control() } else { regions.control_of(bucket) },
             segments: regions.segments(),
             tiles: ptr::null(),
             tile_count: 0,
@@ -183,19 +191,28 @@ fn tiles(
     tiles
 }
 
-/// Arguments of the decision.
-pub(crate) fn decide_args(plan: &Plan, regions: &Regions, rule: &Rule) -> InstepDecideArgs {
-    let count = plan.carrier().and_then(|bucket| bucket.contributors);
+/// Arguments of the decision: on the whole pass, or on one bucket.
+pub(crate) fn decide_args(
+    plan: &Plan,
+    regions: &Regions,
+    rule: &Rule,
+    bucket: Option<u32>,
+) -> InstepDecideArgs {
+    let counting = bucket.map_or(plan.carrier(), |bucket| Some(&plan.buckets()[bucket as usize]));
+    let count = counting.and_then(|bucket| bucket.contributors);
     let (scaler, largest_loss_scale) = rule.scaler.unwrap_or((LossScaler::CONSTANT, 0.0));
     InstepDecideArgs {
-        control: regions.control(),
+        control: bucket.map_or(regions.control(), |bucket| regions.control_of(bucket)),
         contributors: count.map_or(ptr::null(), |at| regions.gradient(plan, at)),
-        max_norm: rule.max_norm.unwrap_or(-1.0),
+        max_norm: rule.max_norm.or(rule.bucket_max_norm).unwrap_or(-1.0),
         growth_factor: scaler.growth_factor,
         backoff_factor: scaler.backoff_factor,
         largest_loss_scale,
         skip_nonfinite: rule.skip_nonfinite.into(),
         growth_interval: scaler.growth_interval,
+        pass_control: bucket.map_or(ptr::null_mut(), |_| regions.control()),
+        bucket: bucket.unwrap_or(INSTEP_NO_BUCKET),
+        reserved: 0,
     }
 }
 

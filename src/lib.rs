@@ -17,7 +17,7 @@
 //! | accumulate micro-batches | [`Stepper::begin_accumulating`] |
 //! | clip by the global norm, skip non-finite passes | [`StepperBuilder::max_norm`], [`StepperBuilder::skip_nonfinite`] |
 //! | scale the loss dynamically | [`StepperBuilder::loss_scaler`], [`Pass::loss_scale`] |
-//! | clip in Eager, by an older norm | [`StepperBuilder::clip_by_previous_norm`] |
+//! | clip in Eager, by an older norm or each bucket's own | [`StepperBuilder::clip_by_previous_norm`], [`StepperBuilder::clip_per_bucket`] |
 //! | read what came of a pass without waiting | [`Stepper::latest_status`] |
 //! | share a parameter, leave one out | [`LayoutBuilder::uses`], [`StepperBuilder::unused`], [`SegmentAction`] |
 //! | freeze a parameter | [`Stepper::set_frozen`] |

@@ -62,9 +62,14 @@ impl Region {
 /// Where the per-segment records start in control memory.
 const SEGMENTS_AT: usize = size_of::<InstepControl>().next_multiple_of(ALIGNMENT);
 
-/// Bytes of control memory: the control block, then the records.
-pub(crate) fn control_bytes(record_count: usize) -> u64 {
-    (SEGMENTS_AT + record_count * size_of::<InstepSegment>()) as u64
+/// Bytes of control memory: the pass's control block, the records, then the blocks of single buckets.
+pub(crate) fn control_bytes(record_count: usize, bucket_controls: usize) -> u64 {
+    (bucket_controls_at(record_count) + bucket_controls * size_of::<InstepControl>()) as u64
+}
+
+/// Where the control blocks of single buckets start in control memory.
+const fn bucket_controls_at(record_count: usize) -> usize {
+    SEGMENTS_AT + record_count * size_of::<InstepSegment>()
 }
 
 /// Bytes of the settings: hyperparameters per optimizer, then an action per record.
@@ -83,6 +88,8 @@ pub(crate) struct Regions {
     pub(crate) params: Region,
     pub(crate) grads: Region,
     pub(crate) control: Region,
+    /// Of the records in control memory.
+    pub(crate) record_count: usize,
     pub(crate) settings: Region,
     pub(crate) states: Vec<Region>,
 }
@@ -126,9 +133,22 @@ impl Regions {
         self.resolve(Span::elements(Memory::Grads, plan, at, at + 1)).cast()
     }
 
-    /// The control block.
+    /// The pass's control block.
     pub(crate) fn control(&self) -> *mut InstepControl {
         self.control.base().cast()
+    }
+
+    /// The first control block of a single bucket, and how many there are: one for each bucket, or none.
+    pub(crate) fn bucket_controls(&self) -> (*mut InstepControl, usize) {
+        let at = bucket_controls_at(self.record_count);
+        let count = (self.control.bytes() as usize - at) / size_of::<InstepControl>();
+        (self.control.base().wrapping_add(at).cast(), count)
+    }
+
+    /// The control block that a bucket is stepped by: its own, or the pass's.
+    pub(crate) fn control_of(&self, bucket: u32) -> *mut InstepControl {
+        let (first, count) = self.bucket_controls();
+        if count == 0 { self.control() } else { first.wrapping_add(bucket as usize) }
     }
 
     /// The first per-segment record.

@@ -61,8 +61,8 @@ fn sizes_and_offsets_are_the_c_compilers() {
         InstepSegment { steps, stepped, group, action, optimizer, tail, contributors, scalars }
         InstepControl { next_loss_scale, growth_tracker, limbs, passes, norm, previous_norm, clip, divisor, loss_scale, multiplier, average_multiplier, local_multiplier, reserved, max_abs_bits, first_nonfinite_bucket, skip, decided }
         InstepTile { param, grad_offset, state_offset, count, segment, first, reserved }
-        InstepBeginArgs { control, segments, groups, actions, segment_count, ring, slot_words, slot_count, divisor, loss_scale, previous_max_norm }
-        InstepDecideArgs { control, contributors, max_norm, growth_factor, backoff_factor, largest_loss_scale, skip_nonfinite, growth_interval }
+        InstepBeginArgs { control, segments, groups, actions, segment_count, ring, slot_words, slot_count, divisor, loss_scale, previous_max_norm, bucket_controls, bucket_count }
+        InstepDecideArgs { control, contributors, max_norm, growth_factor, backoff_factor, largest_loss_scale, skip_nonfinite, growth_interval, pass_control, bucket, reserved }
         InstepStepArgs { control, segments, tiles, tile_count, param_base, grads, master, copy, states, optimizer, state_count, bucket, param_dtype, grad_dtype, copy_dtype, zero_grads, local }
         InstepStatus { sequence, norm, clip, loss_scale, decided, skipped, first_nonfinite_bucket, reserved }
         InstepPublishArgs { control, ring, slot_count }

@@ -147,6 +147,8 @@ fn run(isa: Isa, optimizer: u32, states: usize, len: usize, offset: usize) -> Re
         divisor: 0.0,
         loss_scale: 2.0,
         previous_max_norm: -1.0,
+        bucket_controls: std::ptr::null_mut(),
+        bucket_count: 0,
     };
     let decide = InstepDecideArgs {
         control: &raw mut control.value,
@@ -157,6 +159,9 @@ fn run(isa: Isa, optimizer: u32, states: usize, len: usize, offset: usize) -> Re
         backoff_factor: 1.0,
         largest_loss_scale: 0.0,
         growth_interval: 0,
+        pass_control: std::ptr::null_mut(),
+        bucket: 0,
+        reserved: 0,
     };
     for step in 0..3 {
         // SAFETY: every pointer leads into a buffer above, which is as long as the tiles and arguments say.

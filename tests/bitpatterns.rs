@@ -160,6 +160,9 @@ fn what_decide_stores_for_a_nan_is_canonical_too() {
                     backoff_factor: 1.0,
                     largest_loss_scale: 0.0,
                     growth_interval: 0,
+                    pass_control: std::ptr::null_mut(),
+                    bucket: 0,
+                    reserved: 0,
                 });
                 control
             };

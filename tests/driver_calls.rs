@@ -30,7 +30,7 @@ fn expected(op: &Op, plan: &Plan, streams: &HashMap<Stream, StreamHandle>, most:
     match op.action {
         Action::Wait(_) | Action::Record(_) | Action::Collective { .. } | Action::Release(_) => None,
         Action::Control(Phase::Begin) => Some(launch("instep_begin", 1, INSTEP_GPU_THREADS)),
-        Action::Control(Phase::Decide) => Some(launch("instep_decide", 1, 1)),
+        Action::Control(Phase::Decide | Phase::DecideBucket { .. }) => Some(launch("instep_decide", 1, 1)),
         Action::Control(Phase::Publish) => Some(launch("instep_publish", 1, 1)),
         // The stand-in has two multiprocessors.
         Action::Norm { bucket } => {
@@ -122,8 +122,9 @@ fn streams(stand_in: &StandIn) -> HashMap<Stream, StreamHandle> {
 
 #[test]
 fn every_op_becomes_its_call_and_nothing_else_is_called() {
-    for (mode, most) in MODES.into_iter().flat_map(|mode| [None, Some(3)].map(|most| (mode, most))) {
-        let max_norm = (mode == Mode::Normed).then_some(1.0);
+    let ways = [(None, false), (Some(3), false), (None, true)];
+    for (mode, (most, per_bucket)) in MODES.into_iter().flat_map(|mode| ways.map(|way| (mode, way))) {
+        let max_norm = (mode == Mode::Normed && !per_bucket).then_some(1.0);
         let options = Options {
             mode,
             max_norm,
@@ -138,7 +139,10 @@ fn every_op_becomes_its_call_and_nothing_else_is_called() {
         if let Some(most) = most {
             cuda = cuda.max_blocks(most);
         }
-        let mut stepper = options.stepper_on(&cuda, &layout, few_optimizers()[2], Solo::new(2)).unwrap();
+        let builder = options.builder(&layout, few_optimizers()[2]);
+        let builder = if per_bucket { builder.clip_per_bucket(1.0) } else { builder };
+        // SAFETY: the stand-in's stream is a number.
+        let mut stepper = unsafe { builder.cuda(Solo::new(2), &cuda).unwrap() };
         let streams = streams(&stand_in);
         paint_params(&mut stepper);
         let gradient = painted(&options);
@@ -158,6 +162,10 @@ fn every_op_becomes_its_call_and_nothing_else_is_called() {
         };
         let buckets = stepper.plan().buckets().iter().filter(|bucket| bucket.len > 0).count();
         assert_eq!(launched("instep_step_adam"), 6 * buckets, "one launch per bucket: {mode:?}");
+        if per_bucket {
+            let decided = ["instep_norm", "instep_decide"].map(launched);
+            assert_eq!(decided, [6 * buckets; 2], "one of each per bucket: {mode:?}");
+        }
     }
 }
 

@@ -124,6 +124,22 @@ fn a_skipped_pass_a_clipped_one_and_the_ring_behind_them_are_the_cpus() {
     }
 }
 
+/// More buckets than the kernel that opens a pass has threads, one of them with an infinity in the last pass.
+#[test]
+#[ignore = "scripts/host-run-lane.py runs it: compiles the kernels for it"]
+fn segments_are_clipped_by_the_norm_of_their_own_bucket_as_on_the_cpu() {
+    for (k, optim) in few_optimizers().into_iter().enumerate() {
+        let ranks = |bucket: usize| Some((bucket % 3) as f32).filter(|_| k % 2 == 0);
+        let mut buckets: Vec<Bucket> = (0..300)
+            .map(|bucket| Bucket { segments: vec![stepped(bucket % 5), stepped(3)], ranks: ranks(bucket) })
+            .collect();
+        buckets[4].segments[0] = stepped(5000);
+        let divisor = if k % 2 == 0 { 0.0 } else { 3.0 };
+        let case = Case { divisor, per_bucket: true, passes: 4, ..Case::new(optim, buckets) };
+        Case { gradient: sometimes_nonfinite, ..case }.assert_same_bits(&SHAPES[1..3]);
+    }
+}
+
 fn special_param(_: usize, element: usize) -> f32 {
     f32::from_bits(SPECIAL[element / SPECIAL.len() % SPECIAL.len()])
 }

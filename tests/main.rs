@@ -11,6 +11,7 @@ mod bands;
 mod bitexact;
 mod bitpatterns;
 mod borrowed;
+mod bucket_clips;
 mod captures;
 mod checkpoint;
 mod checkpoint_import;

@@ -186,7 +186,7 @@ fn a_second_optimizer_steps_behind_the_first_with_states_of_its_own() {
 }
 
 /// Plain descent, as somebody would write it: one state that counts what it has seen, on both kinds of device.
-struct Descent;
+pub(crate) struct Descent;
 
 fn descend(param: &mut [f32], grad: &[f32], count: &mut [f32], lr: f32, multiplier: f32) {
     for ((p, g), c) in param.iter_mut().zip(grad).zip(count) {

@@ -63,6 +63,8 @@ struct Case {
     freezing: Freezing,
     /// The trainer asks for the loss scale: before forward in even passes, behind backward in odd ones.
     scaled: bool,
+    /// Buckets are decided on one by one.
+    per_bucket: bool,
     /// Passes that this rank makes without data; ranks are counted if there are any.
     joined: &'static [usize],
     passes: usize,
@@ -93,7 +95,7 @@ fn simulate(case: Case) -> Simulated {
     let tails = Tails { used: case.tails, contributors: !case.joined.is_empty() };
     let plan = Arc::new(Plan::new(&layout, 2, caps, tails).unwrap());
     let mut policy = Policy::new(case.mode, case.norm);
-    policy.dynamic_loss_scale = case.scaled;
+    (policy.dynamic_loss_scale, policy.clip_per_bucket) = (case.scaled, case.per_bucket);
     let mut schedule = Schedule::new(&layout, Arc::clone(&plan), policy);
     let mut list = Vec::new();
     let mut starts = Vec::new();
@@ -245,7 +247,9 @@ fn cases(buckets: &[usize], passes: usize) -> Vec<Case> {
                 (false, false, Order::Natural, Unused::Untouched, false, never, &[1, 2]),
                 (true, true, Order::Strided, Unused::Untouched, true, toggled, &[1, 3]),
             ] {
-                for (params_per_bucket, scaled) in [(1, false), (3, false), (3, norm)] {
+                for (params_per_bucket, scaled, per_bucket) in
+                    [(1, false, false), (3, false, false), (3, norm, false), (3, false, norm)]
+                {
                     if scaled && mode == Mode::Eager {
                         continue;
                     }
@@ -260,6 +264,7 @@ fn cases(buckets: &[usize], passes: usize) -> Vec<Case> {
                         reload,
                         freezing,
                         scaled,
+                        per_bucket,
                         joined,
                         passes,
                     });
@@ -295,7 +300,8 @@ fn every_wait_of_the_middle_passes_is_missed_when_deleted() {
 /// Deleting is quadratic, so the long lists are the plain ones, and each mode is a test of its own, beside the others.
 fn assert_every_wait_of_64_buckets_is_needed(mode: Mode) {
     let plain = |case: &Case| {
-        case.buckets == 16 || (case.freezing == Freezing::Never && case.joined.is_empty() && !case.scaled)
+        let special = case.scaled || case.per_bucket || !case.joined.is_empty();
+        case.buckets == 16 || (case.freezing == Freezing::Never && !special)
     };
     let of_mode = cases(&[16, 64], 5).into_iter().filter(|case| case.mode == mode);
     of_mode.filter(plain).for_each(assert_every_wait_is_needed);
@@ -365,6 +371,7 @@ fn four_thousand_buckets_are_checked_whole() {
         reload: false,
         freezing: Freezing::Never,
         scaled: true,
+        per_bucket: false,
         joined: &[],
         passes: 3,
     };

@@ -119,6 +119,8 @@ impl Bucket<'_> {
                 divisor: 2.0,
                 loss_scale: 1.0,
                 previous_max_norm: -1.0,
+                bucket_controls: std::ptr::null_mut(),
+                bucket_count: 0,
             };
             let step = InstepStepArgs {
                 control: &mut control,

@@ -84,6 +84,8 @@ fn step(isa: Isa, options: &Options) -> Left {
             divisor: 2.0,
             loss_scale: 1.0,
             previous_max_norm: -1.0,
+            bucket_controls: std::ptr::null_mut(),
+            bucket_count: 0,
         };
         kernels(isa).begin.unwrap()(&begin);
         control.skip = options.skip.into();

@@ -45,14 +45,14 @@ impl Launcher {
         threads: usize,
     ) -> Result<Launcher> {
         let plan = plan(layout, cap_bytes, world_size)?;
-        let kernels = Kernels::load(isa)?;
+        let (kernels, rule) = (Kernels::load(isa)?, rule(world_size));
         let states = optimizer.state_names().len();
         let assignment = Arc::new(Assignment::uniform(layout, &plan, optimizer)?);
-        let memories = Arc::new(Memories::new(&plan, &assignment, None)?);
+        let memories = Arc::new(Memories::new(&plan, (&rule, &assignment), None)?);
         let executor = Executor::new(Parts {
             plan: Arc::clone(&plan),
             memories: Arc::clone(&memories),
-            rule: rule(world_size),
+            rule,
             assignment,
             kernels,
             pool: Pool::new(threads),

@@ -33,6 +33,7 @@ fn rule(world_size: u32) -> Rule {
         loss_scale: 1.0,
         scaler: None,
         previous_max_norm: None,
+        bucket_max_norm: None,
         max_norm: None,
         skip_nonfinite: false,
     }

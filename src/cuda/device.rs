@@ -228,10 +228,8 @@ impl CudaDevice {
                 self.queues.record(ticket)
             }
             Action::Control(Phase::Begin) => self.begin(stream),
-            Action::Control(Phase::Decide) => {
-                let args = decide_args(&self.plan, &self.memory.regions, &self.rule);
-                self.launch_one(self.kernels.decide, 1, stream, &args)
-            }
+            Action::Control(Phase::Decide) => self.decide(None, stream),
+            Action::Control(Phase::DecideBucket { bucket }) => self.decide(Some(bucket), stream),
             Action::Control(Phase::Publish) => {
                 let (control, ring) = (self.memory.regions.control(), self.status.ring());
                 let args = InstepPublishArgs { control, ring, slot_count: SLOTS as u64 };
@@ -273,6 +271,7 @@ impl CudaDevice {
             self.fill_slot()?;
         }
         let regions = &self.memory.regions;
+        let (bucket_controls, bucket_count) = regions.bucket_controls();
         let args = InstepBeginArgs {
             control: regions.control(),
             segments: regions.segments(),
@@ -285,6 +284,8 @@ impl CudaDevice {
             divisor: self.rule.divisor,
             loss_scale: self.rule.constant_loss_scale(),
             previous_max_norm: self.rule.previous_max_norm.unwrap_or(-1.0),
+            bucket_controls,
+            bucket_count: bucket_count as u64,
         };
         self.launch_one(self.kernels.begin, INSTEP_GPU_THREADS, stream, &args)?;
         if self.is_capturing {
@@ -293,6 +294,11 @@ impl CudaDevice {
         self.settings.mark_read(self.begun, stream)?;
         self.begun += 1;
         Ok(())
+    }
+
+    fn decide(&self, bucket: Option<u32>, stream: StreamHandle) -> Result<()> {
+        let args = decide_args(&self.plan, &self.memory.regions, &self.rule, bucket);
+        self.launch_one(self.kernels.decide, 1, stream, &args)
     }
 
     /// Writes the next pass's settings where its Begin will look for them.

@@ -87,16 +87,18 @@ impl DeviceMemory {
                 (owned(bytes)?, grads)
             }
         };
+        let record_count = assignment.record_count();
         let regions = Regions {
             params,
             grads,
-            control: owned(control_bytes(assignment.record_count()))?,
-            settings: owned(settings_bytes(assignment.hypers().len(), assignment.record_count()))?,
+            control: owned(control_bytes(record_count, rule.bucket_controls(plan)))?,
+            record_count,
+            settings: owned(settings_bytes(assignment.hypers().len(), record_count))?,
             states: (0..assignment.state_count()).map(|_| owned(bytes)).collect::<Result<_>>()?,
         };
         let memory = DeviceMemory { regions, arenas, reduced };
         let records: Vec<InstepSegment> = first_records(plan, &memory.regions, assignment).collect();
-        // SAFETY: control memory was made for one block and that many records; nothing runs on it yet.
+        // SAFETY: control memory was made for a block and that many records, and more, which stays zeros; nothing runs on it yet.
         unsafe {
             let control = first_control(rule);
             driver.upload(address(memory.regions.control()), bytes_of(&control), stream)?;

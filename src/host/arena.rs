@@ -11,7 +11,7 @@ use std::sync::PoisonError;
 use crate::abi::{InstepControl, InstepHyper, InstepSegment, InstepStatus};
 use crate::assignment::Assignment;
 use crate::error::{Error, Result};
-use crate::launch::status_of;
+use crate::launch::{Rule, status_of};
 use crate::layout::{Gradients, Plan};
 use crate::op::Span;
 use crate::region::{ALIGNMENT, BorrowedPieces, Region, Regions, control_bytes, settings_bytes};
@@ -125,7 +125,7 @@ impl Memories {
     /// Zeroed arenas for a plan, but for what is borrowed.
     pub(crate) fn new(
         plan: &Plan,
-        assignment: &Assignment,
+        (rule, assignment): (&Rule, &Assignment),
         borrowed: Option<BorrowedPieces>,
     ) -> Result<Memories> {
         let mut arenas = Vec::new();
@@ -145,7 +145,8 @@ impl Memories {
         let regions = Regions {
             params,
             grads,
-            control: owned(control_bytes(record_count))?,
+            control: owned(control_bytes(record_count, rule.bucket_controls(plan)))?,
+            record_count,
             settings: owned(settings_bytes(group_count, record_count))?,
             states: (0..assignment.state_count()).map(|_| owned(bytes)).collect::<Result<_>>()?,
         };

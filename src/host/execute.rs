@@ -91,7 +91,7 @@ impl Executor {
     /// The same parts on new memory for another plan, none of it borrowed.
     pub(crate) fn parts_for(&self, plan: &Arc<Plan>, assignment: &Arc<Assignment>) -> Result<Parts> {
         Ok(Parts {
-            memories: Arc::new(Memories::new(plan, assignment, None)?),
+            memories: Arc::new(Memories::new(plan, (&self.rule, assignment), None)?),
             plan: Arc::clone(plan),
             rule: self.rule,
             assignment: Arc::clone(assignment),
@@ -121,7 +121,8 @@ impl Executor {
         match op.action {
             Action::Wait(_) | Action::Record(_) => {}
             Action::Control(Phase::Begin) => self.begin(),
-            Action::Control(Phase::Decide) => self.decide(),
+            Action::Control(Phase::Decide) => self.decide(None),
+            Action::Control(Phase::DecideBucket { bucket }) => self.decide(Some(bucket)),
             // SAFETY: nothing writes control memory now, as for every op that reads it.
             Action::Control(Phase::Publish) => unsafe { self.memories.publish() },
             Action::Norm { bucket } => self.work(&self.norms[bucket as usize])?,
@@ -165,6 +166,7 @@ impl Executor {
 
     fn begin(&self) {
         let regions = self.memories.regions();
+        let (bucket_controls, bucket_count) = regions.bucket_controls();
         let args = InstepBeginArgs {
             control: regions.control(),
             segments: regions.segments(),
@@ -177,14 +179,16 @@ impl Executor {
             divisor: self.rule.divisor,
             loss_scale: self.rule.constant_loss_scale(),
             previous_max_norm: self.rule.previous_max_norm.unwrap_or(-1.0),
+            bucket_controls,
+            bucket_count: bucket_count as u64,
         };
         // SAFETY: control memory holds that many records, each of an optimizer that the builder has checked; exclusive as
         // for every op.
         unsafe { self.kernels.begin(&args) }
     }
 
-    fn decide(&self) {
-        let args = decide_args(&self.plan, self.memories.regions(), &self.rule);
+    fn decide(&self, bucket: Option<u32>) {
+        let args = decide_args(&self.plan, self.memories.regions(), &self.rule, bucket);
         // SAFETY: as in `begin`.
         unsafe { self.kernels.decide(&args) }
     }

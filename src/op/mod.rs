@@ -115,6 +115,11 @@ pub enum Phase {
     Begin,
     /// Turns the norm into clip coefficient and skip flag, and into what the next pass is to know of this one.
     Decide,
+    /// The same for one bucket, by its own norm, in front of its step.
+    DecideBucket {
+        /// Which bucket.
+        bucket: u32,
+    },
     /// Writes what came of the pass where the host reads it without waiting.
     Publish,
 }
@@ -221,7 +226,12 @@ impl Op {
                 if phase != Phase::Publish {
                     touch(Span::LOSS_SCALE, phase == Phase::Decide);
                 }
-                if let (Phase::Decide, Some(count)) = (phase, plan.carrier().and_then(|b| b.contributors)) {
+                let counting = match phase {
+                    Phase::Decide => plan.carrier(),
+                    Phase::DecideBucket { bucket } => plan.buckets().get(bucket as usize),
+                    Phase::Begin | Phase::Publish => None,
+                };
+                if let Some(count) = counting.and_then(|bucket| bucket.contributors) {
                     touch(Span::elements(Memory::Grads, plan, count, count + 1), false);
                 }
                 if phase == Phase::Begin {
@@ -279,6 +289,7 @@ impl fmt::Display for Op {
         match self.action {
             Action::Wait(t) => write!(f, "wait {:?} {}", t.stream, t.tick),
             Action::Record(t) => write!(f, "record {}", t.tick),
+            Action::Control(Phase::DecideBucket { bucket }) => write!(f, "decision on bucket {bucket}"),
             Action::Control(phase) => write!(f, "control {phase:?}"),
             Action::Norm { bucket } => write!(f, "norm of bucket {bucket}"),
             Action::Step { bucket } => write!(f, "step of bucket {bucket}"),

@@ -81,6 +81,9 @@ impl Schedule {
     }
 
     pub(super) fn step(&mut self, bucket: u32) {
+        if self.policy.clip_per_bucket && !self.plan.buckets()[bucket as usize].is_local {
+            self.emitter.emit(Stream::Optim, Action::Control(Phase::DecideBucket { bucket }));
+        }
         self.emitter.emit(Stream::Optim, Action::Step { bucket });
         if self.plan.gradients() == Gradients::Release {
             for run in self.plan.stepped_gradients(&self.plan.buckets()[bucket as usize]) {
@@ -143,8 +146,11 @@ impl Schedule {
         }
     }
 
-    /// The decision, behind the trainer's last look at the loss scale that it may change.
+    /// The decision on the whole pass, if there is one, behind the trainer's last look at the loss scale that it may change.
     pub(super) fn decide(&mut self) {
+        if self.policy.clip_per_bucket {
+            return;
+        }
         let action = Action::Control(Phase::Decide);
         if !self.policy.dynamic_loss_scale {
             return self.emitter.emit(Stream::Optim, action);

@@ -45,19 +45,21 @@ pub enum Mode {
 pub struct Policy {
     /// See [`Mode`].
     pub mode: Mode,
-    /// Whether the pass needs the global norm or its non-finite flag.
+    /// Whether gradients are measured: for the global norm, its non-finite flag, or buckets' own norms.
     pub norm: bool,
     /// Whether the trainer is a stream: it touches a tensor up to its hand-over, long after it asked where that lies.
     pub trainer_is_a_stream: bool,
     /// Whether the trainer asks what loss scale a pass has, which the decision of the pass before has left.
     pub dynamic_loss_scale: bool,
+    /// Whether each bucket is decided on alone, by its own norm, and nothing on the whole pass.
+    pub clip_per_bucket: bool,
 }
 
 impl Policy {
     /// Completes a mode: Normed always has a norm.
     pub fn new(mode: Mode, norm_wanted: bool) -> Self {
         let norm = norm_wanted || mode == Mode::Normed;
-        Policy { mode, norm, trainer_is_a_stream: false, dynamic_loss_scale: false }
+        Policy { mode, norm, trainer_is_a_stream: false, dynamic_loss_scale: false, clip_per_bucket: false }
     }
 }
 

@@ -16,15 +16,17 @@ pub struct Status {
     pub pass: u64,
     /// Whether it changed nothing because of a non-finite gradient.
     pub skipped: bool,
-    /// Norm of the averaged gradients, infinite or NaN if one of them is; `None` if neither mode nor option asked for
-    /// it, or the pass was given up. Clipping [by the previous norm](crate::StepperBuilder::clip_by_previous_norm) asks.
+    /// Norm of all averaged gradients, infinite or NaN if one of them is; `None` if neither mode nor option asked for
+    /// it, or the pass was given up, or buckets are clipped one by one. Clipping [by the previous norm](crate::StepperBuilder::clip_by_previous_norm) asks.
     pub norm: Option<f64>,
-    /// Factor that clipping multiplied them by; 1 without clipping, and in a skipped pass.
+    /// Factor that clipping multiplied them by; 1 without clipping, in a skipped pass, and with
+    /// [`clip_per_bucket`](crate::StepperBuilder::clip_per_bucket), where each bucket has its own.
     pub clip: f64,
     /// The factor in the loss that was divided out of them.
     pub loss_scale: f64,
     /// The first bucket with an infinite or NaN gradient among those stepped; its parameters are
-    /// [`segments_of`](crate::layout::Plan::segments_of) it in the plan. Eager steps it all the same.
+    /// [`segments_of`](crate::layout::Plan::segments_of) it in the plan. Eager steps it all the same, and so does every mode
+    /// that skips nothing.
     pub first_nonfinite_bucket: Option<u32>,
 }
 

@@ -118,7 +118,7 @@ impl StepperBuilder<'_> {
         self.assemble(comm, memory, |parts| {
             let Blueprint { plan, rule, assignment, comm, deadline, borrowed, timed, .. } = parts;
             refuse_unreached(&assignment, Place::Host)?;
-            let memories = Arc::new(Memories::new(&plan, &assignment, borrowed)?);
+            let memories = Arc::new(Memories::new(&plan, (&rule, &assignment), borrowed)?);
             let parts = Parts { plan, memories, rule, assignment, kernels, pool, comm, deadline };
             Ok(HostDevice::new(parts, timed))
         })
@@ -151,6 +151,7 @@ impl StepperBuilder<'_> {
             scaler: self.loss_scaler.map(|scaler| (scaler, LossScaler::largest_scale(world_size))),
             max_norm: self.max_norm,
             previous_max_norm: self.previous_max_norm,
+            bucket_max_norm: self.bucket_max_norm,
             skip_nonfinite: self.skip_nonfinite || self.loss_scaler.is_some(),
         };
         let rates = Rates::new(self.layout, &optimizers, std::mem::take(&mut self.lr_schedules))?;
@@ -167,9 +168,10 @@ impl StepperBuilder<'_> {
         comm.prepare(&plan)?;
         let plan = Arc::new(plan);
         let borrowed = memory.map(|memory| memory.pieces(self.layout, &plan)).transpose()?;
-        let clips = self.max_norm.is_some() || self.previous_max_norm.is_some();
+        let clips = [self.max_norm, self.previous_max_norm, self.bucket_max_norm].iter().any(Option::is_some);
         let mut policy = Policy::new(self.mode, clips || rule.skip_nonfinite);
         policy.dynamic_loss_scale = self.loss_scaler.is_some();
+        policy.clip_per_bucket = self.bucket_max_norm.is_some();
         policy.trainer_is_a_stream = D::TRAINER_IS_A_STREAM;
         let schedule = Schedule::new(self.layout, Arc::clone(&plan), policy);
         let agreement = self.agreement(&plan);
@@ -250,7 +252,11 @@ impl StepperBuilder<'_> {
 
     /// The table of what excludes what, and ranges that no other type checks.
     fn refuse(&self, world_size: u32) -> Result<()> {
-        let norms = [("max_norm", self.max_norm), ("clip_by_previous_norm", self.previous_max_norm)];
+        let norms = [
+            ("max_norm", self.max_norm),
+            ("clip_by_previous_norm", self.previous_max_norm),
+            ("clip_per_bucket", self.bucket_max_norm),
+        ];
         for (field, max_norm) in norms {
             if let Some(max_norm) = max_norm.filter(|max_norm| !(*max_norm > 0.0 && max_norm.is_finite())) {
                 return Err(Error::config(field, max_norm, "must be finite and above zero"));
@@ -263,9 +269,20 @@ impl StepperBuilder<'_> {
                 "max_norm clips already, and exactly",
             ));
         }
+        if let Some(max_norm) = self.bucket_max_norm {
+            let excluded = [
+                (self.max_norm.is_some(), "max_norm clips already, and exactly"),
+                (self.previous_max_norm.is_some(), "clip_by_previous_norm clips already"),
+                (self.skip_nonfinite, "skip_nonfinite asks for a decision on all buckets"),
+                (self.loss_scaler.is_some(), "the loss_scaler asks for a decision on all buckets"),
+            ];
+            if let Some((_, why)) = excluded.into_iter().find(|(is_set, _)| *is_set) {
+                return Err(Error::config("clip_per_bucket", max_norm, why));
+            }
+        }
         if let Some(max_norm) = self.max_norm.filter(|_| self.mode == Mode::Eager) {
             let why = "the norm of all buckets is not known when Eager steps the first; use Normed or Sequential, \
-                       or clip_by_previous_norm";
+                       or clip_by_previous_norm or clip_per_bucket, which are not exact";
             return Err(Error::config("max_norm", max_norm, why));
         }
         if self.skip_nonfinite && self.mode == Mode::Eager {
@@ -313,9 +330,11 @@ impl StepperBuilder<'_> {
         let (mode, unused, uneven_inputs) = (self.mode, self.unused, self.uneven_inputs);
         let (max_norm, previous, skip_nonfinite) =
             (self.max_norm, self.previous_max_norm, self.skip_nonfinite);
-        let (loss_scale, scaler) = (self.loss_scale.unwrap_or(1.0), self.loss_scaler);
+        let (per_bucket, loss_scale, scaler) =
+            (self.bucket_max_norm, self.loss_scale.unwrap_or(1.0), self.loss_scaler);
         let options = format_args!(
-            "{mode:?} {unused:?} {uneven_inputs:?} {max_norm:?} {previous:?} {skip_nonfinite} {loss_scale} {scaler:?}"
+            "{mode:?} {unused:?} {uneven_inputs:?} {max_norm:?} {previous:?} {per_bucket:?} {skip_nonfinite} \
+             {loss_scale} {scaler:?}"
         );
         Agreement::new(self.layout, plan, options)
     }

@@ -44,6 +44,7 @@ pub struct StepperBuilder<'a> {
     pub(super) loss_scale: Option<f64>,
     pub(super) loss_scaler: Option<LossScaler>,
     pub(super) previous_max_norm: Option<f64>,
+    pub(super) bucket_max_norm: Option<f64>,
     pub(super) isa: Option<Isa>,
     pub(super) threads: Option<usize>,
     pub(super) deadline: Option<Duration>,
@@ -69,6 +70,7 @@ impl<'a> StepperBuilder<'a> {
             loss_scale: None,
             loss_scaler: None,
             previous_max_norm: None,
+            bucket_max_norm: None,
             isa: None,
             threads: None,
             deadline: None,
@@ -289,6 +291,36 @@ impl<'a> StepperBuilder<'a> {
     /// ```
     pub fn clip_by_previous_norm(mut self, max_norm: f64) -> Self {
         self.previous_max_norm = Some(max_norm);
+        self
+    }
+
+    /// Clips each bucket by its own norm, not by that of all gradients: what `torch.nn.utils.clip_grad_norm_` does to the
+    /// averaged gradients of the bucket's stepped parameters. **Inexact, and the result depends on how the layout is cut
+    /// into buckets**: another [cap](Self::bucket_cap_bytes), or [rebuilding](crate::Stepper::rebuild_buckets), trains
+    /// differently, and the gradient's direction changes. With the same buckets it is the same bits in every mode, Eager
+    /// too. A NaN or an infinity touches its own bucket alone, where IEEE has its way. Gradients that
+    /// [are not summed over ranks](crate::LayoutBuilder::local) are not clipped, as with the other clips.
+    /// [`Status`](crate::Status) tells no norm and a clip of 1: each bucket has its own. Excludes
+    /// [`max_norm`](Self::max_norm), [`clip_by_previous_norm`](Self::clip_by_previous_norm),
+    /// [`skip_nonfinite`](Self::skip_nonfinite) and [`loss_scaler`](Self::loss_scaler).
+    ///
+    /// ```
+    /// # use instep::{Layout, Sgd, Solo, Stepper};
+    /// # let layout = Layout::builder().param("loud", 1).param("quiet", 1).build()?;
+    /// # let [loud, quiet] = [layout.id("loud")?, layout.id("quiet")?];
+    /// let builder = Stepper::builder(&layout, Sgd { lr: 1.0, ..Default::default() });
+    /// let builder = builder.bucket_cap_bytes(4).clip_per_bucket(1.0); // a bucket each
+    /// let mut stepper = builder.host(Solo::default())?;
+    /// let mut pass = stepper.begin()?;
+    /// pass.grads().write(loud, &[100.0])?;
+    /// pass.grads().write(quiet, &[0.5])?;
+    /// pass.finish()?;
+    /// assert!((stepper.params()?.get(loud)?[0] + 1.0).abs() < 1e-6);
+    /// assert_eq!(stepper.params()?.get(quiet)?, [-0.5]);
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    pub fn clip_per_bucket(mut self, max_norm: f64) -> Self {
+        self.bucket_max_norm = Some(max_norm);
         self
     }
 

@@ -93,6 +93,7 @@ impl Block {
 fn describe(action: &Action) -> Option<(Kind, Option<u32>)> {
     match *action {
         Action::Wait(_) | Action::Record(_) => None,
+        Action::Control(Phase::DecideBucket { bucket }) => Some((Kind::Control, Some(bucket))),
         Action::Control(_) => Some((Kind::Control, None)),
         Action::Norm { bucket } => Some((Kind::Norm, Some(bucket))),
         Action::Step { bucket } => Some((Kind::Step, Some(bucket))),
@@ -104,7 +105,7 @@ fn describe(action: &Action) -> Option<(Kind, Option<u32>)> {
 fn name(action: &Action, bucket: Option<u32>) -> String {
     let what = match action {
         Action::Control(Phase::Begin) => "begin".to_owned(),
-        Action::Control(Phase::Decide) => "decide".to_owned(),
+        Action::Control(Phase::Decide | Phase::DecideBucket { .. }) => "decide".to_owned(),
         Action::Control(Phase::Publish) => "publish".to_owned(),
         Action::Norm { .. } => "norm".to_owned(),
         Action::Collective { kind, .. } => kind.to_string(),
@@ -129,7 +130,9 @@ fn find_passes(ops: &[Op]) -> Vec<Option<u64>> {
                 latest = Some(pass);
                 latest
             }
-            Action::Norm { bucket } | Action::Step { bucket } => reduced.get(&Some(bucket)).copied(),
+            Action::Norm { bucket }
+            | Action::Control(Phase::DecideBucket { bucket })
+            | Action::Step { bucket } => reduced.get(&Some(bucket)).copied(),
             Action::Control(Phase::Decide) => latest,
             _ => None,
         });
@@ -218,6 +221,19 @@ mod tests {
         assert!(
             blocks[..3].iter().all(|block| block.kind == Kind::Waiting && block.stream == Stream::Compute)
         );
+    }
+
+    #[test]
+    fn a_decision_on_one_bucket_is_named_by_it_and_belongs_to_its_reduce() {
+        let (mut ran, blocked) = samples::two_passes();
+        for block in &mut ran {
+            if let Action::Norm { bucket } = block.op.action {
+                block.op.action = Action::Control(Phase::DecideBucket { bucket });
+            }
+        }
+        let lane = Lane { rank: 0, ran: &ran, blocked: &blocked };
+        let decided = collect_blocks(&lane).into_iter().find(|block| block.name == "decide 0").unwrap();
+        assert_eq!((decided.kind, decided.bucket, decided.pass), (Kind::Control, Some(0), Some(7)));
     }
 
     #[test]

@@ -41,6 +41,8 @@ pub(crate) struct Case {
     pub shift: u64,
     pub normed: bool,
     pub max_norm: f64,
+    /// Each bucket is measured and decided on alone.
+    pub per_bucket: bool,
     pub skip_nonfinite: bool,
     /// 0: as many as contributed.
     pub divisor: f64,
@@ -66,6 +68,7 @@ impl Case {
             shift: 0,
             normed: true,
             max_norm: 0.5,
+            per_bucket: false,
             skip_nonfinite: false,
             divisor: 3.0,
             passes: 3,

@@ -13,6 +13,8 @@ use super::memory::Bands;
 pub(crate) struct World<'a> {
     case: &'a Case,
     control: Bands,
+    /// Those of single buckets.
+    bucket_controls: Bands,
     segments: Bands,
     hypers: Bands,
     actions: Bands,
@@ -58,6 +60,7 @@ impl World<'_> {
         let mut world = World {
             case,
             control: Bands::of("the control block", &[control]),
+            bucket_controls: Bands::of("the buckets' control blocks", &vec![control; case.buckets.len()]),
             segments: Bands::of("the segments", &vec![segment; all.len()]),
             hypers: Bands::of("the hyperparameters", &[hyper]),
             actions: Bands::of("the actions", &all.iter().map(|segment| segment.action).collect::<Vec<_>>()),
@@ -138,9 +141,21 @@ impl World<'_> {
     /// Every memory, tables included.
     pub(crate) fn all(&mut self) -> Vec<&mut Bands> {
         let World {
-            control, segments, hypers, actions, ring, counts, params, wide, copy, grads, tiles, ..
+            control,
+            bucket_controls,
+            segments,
+            hypers,
+            actions,
+            ring,
+            counts,
+            params,
+            wide,
+            copy,
+            grads,
+            tiles,
+            ..
         } = self;
-        let tables = [control, segments, hypers, actions, ring, counts, params];
+        let tables = [control, bucket_controls, segments, hypers, actions, ring, counts, params];
         tables.into_iter().chain(wide).chain(copy).chain(grads).chain(tiles).collect()
     }
 
@@ -160,7 +175,7 @@ impl World<'_> {
         let copy_dtype = case.copy_dtype.unwrap_or(INSTEP_DTYPE_F32);
         let copy_base = |copy: &mut Bands| earlier(copy.address(0), case.shift, element_bytes(copy_dtype));
         InstepStepArgs {
-            control: self.control.address(0),
+            control: self.control_of(bucket),
             segments: self.segments.address(0),
             tiles: self.tiles[bucket].address(0),
             tile_count: self.tile_count(bucket),
@@ -178,6 +193,13 @@ impl World<'_> {
             zero_grads: case.zero_grads.into(),
             local: 0,
         }
+    }
+
+    fn control_of(&mut self, bucket: usize) -> *mut InstepControl {
+        if !self.case.per_bucket {
+            return self.control.address(0);
+        }
+        self.bucket_controls.address::<InstepControl>(0).wrapping_add(bucket)
     }
 
     fn segment_count(&self) -> usize {
@@ -204,6 +226,8 @@ impl World<'_> {
             divisor: case.divisor,
             loss_scale: 0.0,
             previous_max_norm: case.max_norm,
+            bucket_controls: self.bucket_controls.address(0),
+            bucket_count: if case.per_bucket { case.buckets.len() as u64 } else { 0 },
         };
         let decide = InstepDecideArgs {
             control: self.control.address(0),
@@ -214,6 +238,22 @@ impl World<'_> {
             backoff_factor: 0.5,
             largest_loss_scale: 1e30,
             growth_interval: 2,
+            pass_control: ptr::null_mut(),
+            bucket: INSTEP_NO_BUCKET,
+            reserved: 0,
+        };
+        let decide_bucket = |world: &mut Self, bucket: usize| InstepDecideArgs {
+            control: world.control_of(bucket),
+            contributors: case.buckets[bucket]
+                .ranks
+                .map_or(ptr::null_mut(), |_| world.counts.address(count + bucket)),
+            pass_control: world.control.address(0),
+            bucket: bucket as u32,
+            ..decide
+        };
+        let decisions: Vec<_> = match case.per_bucket {
+            false => vec![decide],
+            true => (0..case.buckets.len()).rev().map(|bucket| decide_bucket(self, bucket)).collect(),
         };
         let (control, ring) = (self.control.address(0), self.ring.address(0));
         let publish = InstepPublishArgs { control, ring, slot_count: case.slots as u64 };
@@ -231,7 +271,7 @@ impl World<'_> {
                     unsafe { machine.norm(&InstepStepArgs { param_base, master, copy, states, ..*args }) }
                 }
                 // SAFETY: as above.
-                unsafe { machine.decide(&decide) }
+                decisions.iter().for_each(|args| unsafe { machine.decide(args) });
             }
             // SAFETY: as above.
             steps.iter().for_each(|args| unsafe { machine.step(args) });
