@@ -120,7 +120,9 @@ INSTEP_INLINE void adapt_loss_scale(const InstepDecideArgs& args) {
     if (control->skip) {
         factor = args.backoff_factor;
         control->growth_tracker = 0;
-    } else if (++control->growth_tracker >= args.growth_interval) {
+    } else if (control->growth_tracker + uint64_t{1} < args.growth_interval) {
+        control->growth_tracker += 1;
+    } else {
         factor = args.growth_factor;
         control->growth_tracker = 0;
     }

@@ -117,10 +117,11 @@ impl Assignment {
         (index, self.optimizers[index as usize].kernel)
     }
 
-    /// The user's own code behind a record, and what it knows the parameter as.
-    pub(crate) fn custom(&self, round: usize, segment: usize) -> Option<(&Arc<dyn StepParam>, &str)> {
-        let index = self.lists[segment].get(round)?;
-        Some((self.optimizers[*index as usize].custom.as_ref()?, &self.names[segment]))
+    /// The user's own code behind a record, what it knows the parameter as, and how many states have been made for it:
+    /// never what it says when it is asked again.
+    pub(crate) fn custom(&self, round: usize, segment: usize) -> Option<(&Arc<dyn StepParam>, &str, usize)> {
+        let optimizer = &self.optimizers[*self.lists[segment].get(round)? as usize];
+        Some((optimizer.custom.as_ref()?, &self.names[segment], optimizer.states))
     }
 
     /// All code of the user's own that is in a list.

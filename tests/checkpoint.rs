@@ -212,12 +212,16 @@ fn what_killed_runs_have_left_is_removed_and_what_may_be_alive_is_not() {
         file.set_modified(SystemTime::now() - Duration::from_secs(hours * 3600)).unwrap();
     };
     let (same, other, old) = (
-        ".last.0123456789abcdef.partial",
-        ".other.0123456789abcdef.partial",
-        ".old.0123456789abcdef.partial",
+        ".last.0123456789abcdef.instep-partial",
+        ".other.0123456789abcdef.instep-partial",
+        ".old.0123456789abcdef.instep-partial",
     );
-    let foreign =
-        [".last.0123.partial", "last.0123456789abcdef.partial", ".0123456789abcdef.partial", ".last.partial"];
+    let foreign = [
+        ".last.0123.instep-partial",
+        "last.0123456789abcdef.instep-partial",
+        ".0123456789abcdef.instep-partial",
+        ".last.instep-partial",
+    ];
     leave(same, 0);
     leave(other, 23);
     leave(old, 25);
@@ -227,6 +231,23 @@ fn what_killed_runs_have_left_is_removed_and_what_may_be_alive_is_not() {
     let mut expected = [&[other, "last"][..], &foreign].concat();
     expected.sort_unstable();
     assert_eq!(names(folder.path()), expected);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_link_stays_a_link_and_a_file_keeps_its_permissions() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let (folder, layout) = (tempfile::tempdir().unwrap(), layout(&[4]));
+    let stepper = support::open(&layout, few_optimizers()[2], &Options::default());
+    let (file, link) = (folder.path().join("step-1"), folder.path().join("last"));
+    fs::write(&file, b"older").unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+    symlink("step-1", &link).unwrap();
+    checkpoint::save(&stepper, &Extras::default(), &link).unwrap();
+    assert!(link.is_symlink());
+    assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+    assert_eq!(fs::read(&file).unwrap(), bytes_of(&stepper, &Extras::default()));
+    assert_eq!(names(folder.path()), ["last", "step-1"]);
 }
 
 #[test]

@@ -59,11 +59,12 @@ fn a_scalers_state_without_a_scaler_comes_back_and_half_of_one_is_refused() {
     let mut plain = Stepper::host(&layout, Sgd::default(), Solo::default()).unwrap();
     let kept = checkpoint::read(&mut plain, Cursor::new(bytes_of(&scaled, &Extras::default()))).unwrap();
     assert_eq!(kept.scalars["scaler.scale"], Scalar::F64(65536.0));
-    let refused = checkpoint::write(&plain, &kept, Vec::new());
-    assert!(
-        matches!(refused, Err(Error::Config { field: "scalars", .. })),
-        "those names are the library's own"
-    );
+    let mut again = Vec::new();
+    checkpoint::write(&plain, &kept, &mut again).unwrap();
+    let mut second = Stepper::host(&layout, Sgd::default(), Solo::default()).unwrap();
+    assert_eq!(checkpoint::read(&mut second, Cursor::new(again)).unwrap(), kept, "it is passed on");
+    let refused = checkpoint::write(&scaled, &kept, Vec::new());
+    assert!(matches!(refused, Err(Error::Config { field: "scalars", .. })), "a scaler writes its own");
     // What a torch file may lack, or say wrongly.
     let file = |scalars: &[(&str, Scalar)]| {
         let named: Vec<(String, [u8; 8], TensorDtype)> = scalars
@@ -99,4 +100,18 @@ fn a_scalers_state_without_a_scaler_comes_back_and_half_of_one_is_refused() {
     let fine = file(&[(scale, Scalar::F64(2.0)), (tracker, Scalar::U64(3))]);
     checkpoint::import(&mut scaled, Cursor::new(fine), None).unwrap();
     assert_eq!(scaled.scaler_state().unwrap(), ScalerState { scale: 2.0, growth_tracker: 3 });
+}
+
+#[test]
+fn a_run_that_goes_back_to_before_there_was_a_norm_is_not_clipped_by_a_later_one() {
+    let layout = layout(&LENGTHS);
+    let builder = Stepper::builder(&layout, Sgd::default()).clip_by_previous_norm(1e-3);
+    let mut stepper = builder.host(Solo::default()).unwrap();
+    let start = bytes_of(&stepper, &Extras::default());
+    step(&mut stepper, 4.0);
+    let first = bytes_of(&stepper, &Extras::default());
+    checkpoint::read(&mut stepper, Cursor::new(&start)).unwrap();
+    assert_eq!(stepper.previous_norm().unwrap(), None);
+    step(&mut stepper, 4.0);
+    assert!(bytes_of(&stepper, &Extras::default()) == first);
 }

@@ -95,7 +95,7 @@ fn train(comm: impl Collective + 'static, mode: Mode, gradients: Gradients) -> R
         params: ids.iter().map(|id| Ok(bits(params.get(*id)?))).collect::<Result<_>>()?,
         states: ids
             .iter()
-            .flat_map(|id| stepper.state_names().into_iter().map(move |name| state(*id, name)))
+            .flat_map(|id| stepper.state_names_of(*id).unwrap().into_iter().map(move |name| state(*id, name)))
             .collect::<Result<_>>()?,
         step_counts: ids.iter().map(|id| stepper.step_count(*id)).collect::<Result<_>>()?,
         kept: ids

@@ -374,3 +374,18 @@ fn a_hook_around_compression_sends_what_it_sums_as_sixteen_bits() {
     let plain = train(&subset(), 4, 5, &options, optim, |comm| Ok(Hooked::new(comm, scaled)));
     assert!(rounded[0].params != plain[0].params);
 }
+
+#[test]
+fn a_pass_has_a_last_bucket_beside_parameters_that_are_each_ranks_own() {
+    let layout = Layout::builder().param("own", 4).local().param("a", 4).param("b", 4).build().unwrap();
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&seen);
+    let comm = Hooked::new(Solo::default(), move |bucket: &mut GradBucket<'_>| {
+        log.lock().unwrap().push(bucket.is_last());
+        bucket.all_reduce()
+    });
+    let mut stepper = Stepper::builder(&layout, Sgd::default()).bucket_cap_bytes(1).host(comm).unwrap();
+    stepper.begin().unwrap().finish().unwrap();
+    stepper.params().unwrap();
+    assert_eq!(*seen.lock().unwrap(), [false, true]);
+}

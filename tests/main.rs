@@ -61,6 +61,7 @@ mod resume;
 mod sixteen_bit;
 mod splits;
 mod stand_in;
+mod state_counts;
 mod step_options;
 mod steps;
 mod support;

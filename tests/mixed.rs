@@ -10,8 +10,8 @@ use instep::layout::DEFAULT_GROUP;
 use instep::op::Device;
 use instep::optim::{Custom, EnqueuedStep, ParamStep, StepParam};
 use instep::{
-    Adam, AdamW, Error, Layout, Mode, ParamId, Place, Result, Sgd, Solo, Stepper, StepperBuilder, Unused,
-    in_process,
+    Adam, AdamW, Error, Layout, LrSchedule, Mode, ParamId, Place, Result, SegmentAction, Sgd, Solo, Stepper,
+    StepperBuilder, Unused, in_process,
 };
 
 use crate::on_cuda::cuda;
@@ -394,6 +394,40 @@ fn only_the_chosen_parameters_are_stepped_and_the_others_gradients_are_averaged(
             }
         }
     }
+}
+
+#[test]
+fn an_optimizer_where_none_is_to_step_and_a_schedule_that_none_follows_are_refused() {
+    let layout =
+        Layout::builder().param("a", 4).param("b", 4).action(SegmentAction::Average).build().unwrap();
+    let (a, b) = (layout.id("a").unwrap(), layout.id("b").unwrap());
+    let builder = || Stepper::builder(&layout, HEAVY);
+    let field = |builder: StepperBuilder<'_>| match builder.host(Solo::default()) {
+        Err(Error::Config { field, .. }) => field,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(field(builder().optimizer_for(&[b], HEAVY)), "action");
+    assert_eq!(field(builder().optimize_only(Some(&[])).optimizer_for(&[a], HEAVY)), "optimize_only");
+    assert_eq!(field(builder().optimizer_for(&[a, a], HEAVY)), "params");
+    let schedule = || LrSchedule::step(1.0, 1, 0.5);
+    assert_eq!(
+        field(builder().then(DEFAULT_GROUP, HEAVY).lr_schedule(DEFAULT_GROUP, schedule())),
+        "lr_schedule"
+    );
+    let none = Stepper::builder_without_optimizer(&layout).optimizer_for(&[a], HEAVY);
+    assert_eq!(field(none.lr_schedule(DEFAULT_GROUP, schedule())), "lr_schedule");
+}
+
+#[test]
+fn a_rate_that_decays_below_every_f32_is_nothing_and_ends_no_training() {
+    let layout = Layout::builder().param("a", 1).build().unwrap();
+    let builder = Stepper::builder(&layout, HEAVY).lr_schedule(DEFAULT_GROUP, LrSchedule::step(0.1, 1, 0.5));
+    let mut stepper = builder.host(Solo::default()).unwrap();
+    for step in 0..200 {
+        stepper.begin().unwrap().finish().unwrap();
+        assert_eq!(stepper.schedule_step(), step + 1);
+    }
+    assert!(matches!(stepper.set_schedule_step(1 << 63), Err(Error::Config { .. })));
 }
 
 #[test]

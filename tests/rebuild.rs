@@ -9,8 +9,8 @@ use instep::hazard::Traced;
 use instep::layout::{DEFAULT_GROUP, ForeignBucket, Plan};
 use instep::op::{Action, Device, Phase};
 use instep::{
-    Adam, Borrowed, Divisor, Error, Gradients, Layout, Mode, ParamId, Result, SegmentAction, Sgd, Solo,
-    Stepper, Unused, in_process,
+    Adam, Borrowed, Divisor, Error, Gradients, Layout, LossScaler, Mode, ParamId, Result, ScalerState,
+    SegmentAction, Sgd, Solo, Stepper, Unused, in_process,
 };
 
 use crate::on_cuda::cuda;
@@ -104,7 +104,7 @@ fn train<D: Device>(mut stepper: Stepper<D>, rebuilds: bool) -> Result<Outcome> 
     let ids: Vec<ParamId> = stepper.layout().ids().collect();
     for (k, id) in ids.iter().enumerate() {
         let len = stepper.layout().parameter(*id)?.len as usize;
-        for (n, name) in stepper.state_names().iter().enumerate() {
+        for (n, name) in stepper.state_names_of(*id)?.iter().enumerate() {
             let state: Vec<f32> = (0..len).map(|e| paint(k + 50 * n, e).abs() / 64.0).collect();
             stepper.write_state(*id, name, &state)?;
         }
@@ -406,4 +406,51 @@ fn a_rebuild_that_fails_leaves_the_old_buckets_and_all_that_was_in_them() {
         drop(stepper);
         assert_eq!(stand_in.allocated_bytes(), 0, "{call}");
     }
+}
+
+#[test]
+fn states_stay_where_they_were_when_another_parameters_optimizer_makes_a_round_wider() {
+    let layout = layout(&[3, 5]);
+    let [kept, other] = [layout.id("p0").unwrap(), layout.id("p1").unwrap()];
+    let heavy = Sgd { momentum: 0.9, ..Sgd::default() };
+    let train = |widens: bool| {
+        let builder = Stepper::builder_without_optimizer(&layout).optimizer_for(&[kept], Sgd::default());
+        let mut stepper = builder.optimizer_for(&[kept], heavy).host(Solo::default()).unwrap();
+        for step in 0..4 {
+            if widens && step == 2 {
+                stepper.add_optimizer_for(&[other], heavy).unwrap();
+            }
+            let mut pass = stepper.begin().unwrap();
+            pass.grads().write(kept, &[step as f32, 1.0, -2.0]).unwrap();
+            pass.finish().unwrap();
+        }
+        let params = stepper.params().unwrap().get(kept).unwrap().to_vec();
+        [params, stepper.state(kept, "momentum_buffer#1").unwrap().to_vec()]
+    };
+    for (ours, theirs) in train(true).iter().zip(&train(false)) {
+        assert_same_bits(ours, theirs, "what another parameter's optimizer has left");
+    }
+}
+
+#[test]
+fn a_rebuild_hides_no_difference_between_ranks_and_invents_none() {
+    let layout = layout(&[3]);
+    let train = |scales: [f64; 2]| {
+        in_process(2, |comm| {
+            let rank = comm.rank();
+            let builder = Stepper::builder(&layout, Sgd::default()).mode(Mode::Normed);
+            let mut stepper = builder.loss_scaler(LossScaler::default()).host(comm)?;
+            stepper.begin()?.finish()?;
+            stepper.set_scaler_state(ScalerState { scale: scales[rank as usize], growth_tracker: 0 })?;
+            stepper.rebuild_buckets()?; // the first numbers of this setting that ranks compare
+            if rank == 0 {
+                stepper.set_lr(DEFAULT_GROUP, Sgd::default().lr)?; // to what it is already
+            }
+            stepper.begin()?.finish()?;
+            stepper.status()
+        })
+    };
+    assert!(train([4.0, 4.0]).is_ok());
+    let error = train([1.0, 4.0]).unwrap_err();
+    assert!(matches!(error.cause(), Error::Mismatch { .. }), "{error}");
 }

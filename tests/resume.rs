@@ -14,7 +14,7 @@ pub(crate) fn load(from: &Stepper, to: &mut Stepper) -> Result<()> {
     let layout = from.layout().clone();
     for id in layout.ids().rev() {
         to.params_mut()?.get_mut(id)?.copy_from_slice(from.params()?.get(id)?);
-        for name in from.state_names() {
+        for name in from.state_names_of(id)? {
             to.state_mut(id, &name)?.copy_from_slice(from.state(id, &name)?);
         }
         to.set_step_count(id, from.step_count(id)?)?;

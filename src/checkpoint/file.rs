@@ -1,6 +1,6 @@
 //! A file that is replaced as a whole: written beside itself, flushed, renamed, and its folder flushed.
 //!
-//! A run that is killed meanwhile leaves the old file and a hidden one that ends in `.partial`. Must never leave half a
+//! A run that is killed meanwhile leaves the old file and a hidden one that ends in `.instep-partial`. Must never leave half a
 //! file under the name that was asked for, and must remove no file that a live run may still be writing to another
 //! name.
 
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 
-const SUFFIX: &str = ".partial";
+const SUFFIX: &str = ".instep-partial";
 
 /// Hexadecimal digits that keep two writers apart.
 const DIGITS: usize = 16;
@@ -34,6 +34,9 @@ struct Partial {
 /// `Checkpoint` if the path cannot be a regular file, `File` if the system refuses, and what `write` returns. The file
 /// is as it was then, unless it is the folder that could not be flushed.
 pub fn replace(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
+    // What a link leads to is replaced, and not the link.
+    let resolved = if path.is_symlink() { std::fs::canonicalize(path).ok() } else { None };
+    let path = resolved.as_deref().unwrap_or(path);
     let Some(name) = path.file_name() else {
         return Err(Error::checkpoint(path.display(), "is no name of a file"));
     };
@@ -43,6 +46,7 @@ pub fn replace(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Resu
         }
         _ => {}
     }
+    let permissions = std::fs::metadata(path).map(|found| found.permissions()).ok();
     let folder = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
@@ -51,6 +55,9 @@ pub fn replace(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Resu
     let _ = remove_leftovers(folder, name);
     let refused = |error| Error::file(path.display())(error);
     let mut partial = Partial::create(folder, name).map_err(refused)?;
+    if let Some(permissions) = permissions {
+        partial.file.set_permissions(permissions).map_err(refused)?;
+    }
     write(&mut partial.file)?;
     partial.file.sync_all().map_err(refused)?;
     std::fs::rename(&partial.path, path).map_err(refused)?;

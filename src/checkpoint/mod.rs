@@ -107,7 +107,7 @@ pub enum Scalar {
 /// Saves to a file, which is replaced as a whole or left as it was. **Only rank 0 writes**; other ranks return at once,
 /// so every rank may call it. Give ranks whose models differ a [`write()`] each.
 ///
-/// The data go into a file of their own in the same folder (a hidden one that ends in `.partial`), which is flushed to
+/// The data go into a file of their own in the same folder (a hidden one that ends in `.instep-partial`), which is flushed to
 /// disk and renamed, and then the folder is flushed. What a killed run has left of it is never read, and is removed by
 /// the next save to the same path, or by one into the same folder a day later. Two processes must not save to one path
 /// at a time: one of them may get an error, and the file is that of either.

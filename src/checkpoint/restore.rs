@@ -45,7 +45,7 @@ pub(super) fn restore<D: Device, R: Read + Seek>(
     }
     let scalar = |from: &Named| Ok((from.0.to_owned(), stored_scalar(&mut source, *from)?));
     let mut scalars = plan.scalars.iter().map(scalar).collect::<Result<_>>()?;
-    let own = Own::take(stepper, &mut scalars)?;
+    let stored = Own::take(stepper, &mut scalars)?;
 
     load(stepper, &mut source, &plan)?;
     for (id, optimizer, count) in counts {
@@ -55,7 +55,7 @@ pub(super) fn restore<D: Device, R: Read + Seek>(
             Some(optimizer) => stepper.set_step_count_of(id, optimizer, count)?,
         }
     }
-    own.set(stepper)?;
+    stored.set(stepper, own)?;
     Ok(Extras { scalars, metadata })
 }
 
@@ -84,6 +84,9 @@ impl Own {
             schedule_step: count(SCHEDULE_STEP, scalars)?,
             previous_norm: number(PREVIOUS_NORM, scalars)?,
         };
+        if own.schedule_step.is_some_and(|step| step >= 1 << 63) {
+            return Err(in_tensor(SCHEDULE_STEP, "is not below 2^63"));
+        }
         if own.previous_norm.is_some_and(|norm| !(norm >= 0.0 && norm.is_finite())) {
             return Err(in_tensor(PREVIOUS_NORM, "is negative or not finite"));
         }
@@ -107,11 +110,12 @@ impl Own {
         Ok(own)
     }
 
-    fn set<D: Device>(self, stepper: &mut Stepper<D>) -> Result<()> {
+    /// A file of our own that has no norm was written before there was one.
+    fn set<D: Device>(self, stepper: &mut Stepper<D>, own: bool) -> Result<()> {
         if let Some(step) = self.schedule_step {
             stepper.set_schedule_step(step)?;
         }
-        if self.previous_norm.is_some() {
+        if own || self.previous_norm.is_some() {
             stepper.set_previous_norm(self.previous_norm)?;
         }
         match self.scaler {

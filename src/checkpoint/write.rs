@@ -31,8 +31,9 @@ struct Summed<W> {
 }
 
 pub(super) fn write<D: Device>(stepper: &Stepper<D>, extras: &Extras, out: impl Write) -> Result<()> {
-    refuse_reserved(extras)?;
-    let contents = contents(stepper, extras)?;
+    let own = own_scalars(stepper)?;
+    refuse_reserved(extras, &own)?;
+    let contents = contents(stepper, &own, extras)?;
     let (mut entries, contents): (Vec<Entry>, Vec<Content>) = contents.into_iter().unzip();
     let with_data = entries.iter().filter(|entry| !entry.shape.contains(&0)).count();
     entries.push(Entry { name: CHECKSUMS.into(), dtype: Dtype::U32, shape: vec![1 + with_data as u64] });
@@ -68,11 +69,15 @@ pub(super) fn write<D: Device>(stepper: &Stepper<D>, extras: &Extras, out: impl 
 }
 
 /// All tensors in the order of their data, 8-byte ones first, so that each is aligned to its elements.
-fn contents<D: Device>(stepper: &Stepper<D>, extras: &Extras) -> Result<Vec<(Entry, Content)>> {
+fn contents<D: Device>(
+    stepper: &Stepper<D>,
+    own: &BTreeMap<String, Scalar>,
+    extras: &Extras,
+) -> Result<Vec<(Entry, Content)>> {
     let layout = stepper.layout();
     let entry = |name: String, dtype, shape| Entry { name, dtype, shape };
     let mut all = Vec::new();
-    for (name, scalar) in own_scalars(stepper)?.iter().chain(&extras.scalars) {
+    for (name, scalar) in own.iter().chain(&extras.scalars) {
         let (dtype, bytes) = match scalar {
             Scalar::F64(value) => (Dtype::F64, value.to_le_bytes()),
             Scalar::U64(value) => (Dtype::U64, value.to_le_bytes()),
@@ -114,11 +119,11 @@ fn own_scalars<D: Device>(stepper: &Stepper<D>) -> Result<BTreeMap<String, Scala
     Ok(own)
 }
 
-fn refuse_reserved(extras: &Extras) -> Result<()> {
+fn refuse_reserved(extras: &Extras, own: &BTreeMap<String, Scalar>) -> Result<()> {
     let why = "is a name that checkpoints use themselves";
     let reserved = |name: &&String| {
-        [CHECKSUMS, "__metadata__", SCALE, GROWTH_TRACKER, SCHEDULE_STEP, PREVIOUS_NORM]
-            .contains(&name.as_str())
+        [CHECKSUMS, "__metadata__"].contains(&name.as_str())
+            || own.contains_key(*name)
             || [PARAM, STATE].iter().any(|p| name.starts_with(p))
     };
     if let Some(name) = extras.scalars.keys().find(reserved) {

@@ -44,7 +44,7 @@ impl EnqueuedParams {
         const SCALARS_AT: u64 = std::mem::offset_of!(InstepSegment, scalars) as u64;
         let call = |tile: &InstepTile| {
             let (record, segments) = (tile.segment as usize, plan.segments().len());
-            let (rule, name) = assignment.custom(record / segments, record % segments)?;
+            let (rule, name, state_count) = assignment.custom(record / segments, record % segments)?;
             let at = |base: usize, offset: u64| DevicePtr(base as u64 + offset * ELEMENT_BYTES);
             let record_at = args.segments.addr() as u64 + (record * size_of::<InstepSegment>()) as u64;
             Some(EnqueuedParam {
@@ -54,7 +54,7 @@ impl EnqueuedParams {
                 param: DevicePtr(tile.param),
                 grad: at(args.grads.addr(), tile.grad_offset),
                 states: args.states.map(|base| at(base.addr(), tile.state_offset)),
-                state_count: rule.state_names().len(),
+                state_count,
                 scalars: DevicePtr(record_at + SCALARS_AT),
             })
         };

@@ -255,6 +255,11 @@ impl Memories {
         *self.published.lock().unwrap_or_else(PoisonError::into_inner) = Some(status);
     }
 
+    /// Goes on from another device's last published pass.
+    pub(crate) fn set_latest(&self, status: Option<InstepStatus>) {
+        *self.published.lock().unwrap_or_else(PoisonError::into_inner) = status;
+    }
+
     /// What came of the last pass that was published.
     pub(crate) fn latest(&self) -> Option<InstepStatus> {
         *self.published.lock().unwrap_or_else(PoisonError::into_inner)

@@ -54,7 +54,7 @@ impl CustomStep {
         let call = |tile: &InstepTile| {
             let record = tile.segment as usize;
             let segments = plan.segments().len();
-            let (rule, name) = assignment.custom(record / segments, record % segments)?;
+            let (rule, name, state_count) = assignment.custom(record / segments, record % segments)?;
             let states = args.states.map(|base| base.wrapping_add(tile.state_offset as usize));
             Some(CustomParam {
                 rule: Arc::clone(rule),
@@ -65,7 +65,7 @@ impl CustomStep {
                 param: std::ptr::with_exposed_provenance_mut(tile.param as usize),
                 grad: args.grads.cast::<f32>().wrapping_add(tile.grad_offset as usize),
                 states,
-                state_count: rule.state_names().len(),
+                state_count,
             })
         };
         let params = tiles.iter().filter(|tile| tile.first != 0).filter_map(call).collect();

@@ -122,10 +122,8 @@ impl Sealed for HostDevice {
         // SAFETY: the caller's promise for ours; nothing has been submitted to the other.
         unsafe {
             device.memories.write_control_block(without_bucket(self.memories.read_control()));
-            if self.memories.latest().is_some() {
-                device.memories.publish();
-            }
         }
+        device.memories.set_latest(self.memories.latest());
         Ok(device)
     }
 

@@ -62,6 +62,8 @@ struct State {
     queues: [VecDeque<Op>; STREAMS],
     ticks: [u64; STREAMS],
     failed: Option<Error>,
+    /// The group knows of it.
+    told: bool,
     closed: bool,
     /// Threads that have not ended.
     serving: usize,
@@ -125,7 +127,11 @@ impl<E: Run> Streams<E> {
 
     /// Blocks until the ticket has been passed, or anything has failed.
     pub(crate) fn wait(&self, ticket: Ticket) -> Result<()> {
-        let state = self.wait_passed(self.lock(), ticket);
+        let mut state = self.wait_passed(self.lock(), ticket);
+        // A trainer that knew first could end its rank first, and the others would hear of that end and not of its cause.
+        while state.failed.is_some() && !state.told {
+            state = self.passed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
         match &state.failed {
             Some(error) => Err(error.clone()),
             None => Ok(()),
@@ -246,6 +252,8 @@ impl<E: Run> Streams<E> {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.executor.abort(&first))) {
             std::mem::forget(panic);
         }
+        self.lock().told = true;
+        self.passed.notify_all();
     }
 }
 

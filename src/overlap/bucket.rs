@@ -29,8 +29,8 @@ impl GradBucket<'_> {
         self.index
     }
 
-    /// Whether it is the last one that is reduced. Buckets of frozen parameters alone come in no pass: if the last bucket is
-    /// one, this is true for none.
+    /// Whether it is the last that is ever reduced: what is each rank's own comes to no hook. Buckets of frozen parameters
+    /// alone come in no pass: if the last bucket is one, this is true for none.
     pub fn is_last(&self) -> bool {
         self.plan.buckets().iter().rposition(|bucket| !bucket.is_local) == Some(self.index as usize)
     }

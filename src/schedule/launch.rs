@@ -77,7 +77,10 @@ impl Schedule {
 
     /// Whether a pass steps the bucket: it has elements, and not all of them are frozen.
     pub(super) fn is_stepped(&self, bucket: u32) -> bool {
-        self.plan.buckets()[bucket as usize].len > 0 && !self.readiness.is_bucket_frozen(bucket)
+        let described = &self.plan.buckets()[bucket as usize];
+        // A rank without data leaves what is its own alone.
+        let rests = described.is_local && self.opening.joined;
+        described.len > 0 && !self.readiness.is_bucket_frozen(bucket) && !rests
     }
 
     pub(super) fn step(&mut self, bucket: u32) {

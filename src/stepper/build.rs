@@ -235,16 +235,18 @@ impl StepperBuilder<'_> {
 
     /// Refuses an optimizer for a parameter that is to have none.
     fn refuse_contradiction(&self, registered: &[Registered]) -> Result<()> {
-        let Some(chosen) = &self.optimized else { return Ok(()) };
         for Registered { target, .. } in registered {
             let Target::Params(params) = target else { continue };
-            if let Some(param) = params.iter().find(|param| !chosen.contains(param)) {
-                let name = &self.layout.parameters()[*param].name;
-                return Err(Error::config(
-                    "optimize_only",
-                    name,
-                    "is left out, and has an optimizer of its own",
-                ));
+            for param in params {
+                let parameter = &self.layout.parameters()[*param];
+                if parameter.action != SegmentAction::Step {
+                    let why = "has an optimizer of its own, and an action that is not Step";
+                    return Err(Error::config("action", &parameter.name, why));
+                }
+                if self.optimized.as_ref().is_some_and(|chosen| !chosen.contains(param)) {
+                    let why = "is left out, and has an optimizer of its own";
+                    return Err(Error::config("optimize_only", &parameter.name, why));
+                }
             }
         }
         Ok(())

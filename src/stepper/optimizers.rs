@@ -190,7 +190,15 @@ impl Optimizers {
         }
         let hypers = self.entries.iter().map(|entry| entry.optimizer.hyper()).collect::<Result<Vec<_>>>()?;
         let all = self.entries.iter().map(|entry| &*entry.optimizer).zip(hypers);
-        Ok(Assignment::new(layout, plan, all, |param| self.lists[param].clone()))
+        let assignment = Assignment::new(layout, plan, all, |param| self.lists[param].clone());
+        match assignment.state_count() {
+            // A state's number is a byte, and must not wrap around to another one's.
+            states if states > usize::from(u8::MAX) => {
+                let why = "255 at most, over all optimizers that step one parameter";
+                Err(Error::config("states", states, why))
+            }
+            _ => Ok(assignment),
+        }
     }
 
     /// Those that step a parameter, in order.

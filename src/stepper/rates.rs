@@ -61,9 +61,12 @@ impl<D: Device> Stepper<D> {
     /// [`set_lr`](Self::set_lr).
     ///
     /// # Errors
-    /// `Order` inside a pass.
+    /// `Order` inside a pass, `Config` for a step of 2^63 or more.
     pub fn set_schedule_step(&mut self, step: u64) -> Result<()> {
         self.refuse_open_pass()?;
+        if step >= 1 << 63 {
+            return Err(Error::config("schedule_step", step, "must be below 2^63"));
+        }
         self.rates.step = step;
         Ok(())
     }
@@ -76,7 +79,8 @@ impl<D: Device> Stepper<D> {
         self.refuse_open_pass()?;
         for k in 0..self.rates.schedules.len() {
             let (group, schedule) = &self.rates.schedules[k];
-            let lr = schedule.lr_at(self.rates.step);
+            // What f32 cannot hold any more is nothing: a decay must not end in an error.
+            let lr = Some(schedule.lr_at(self.rates.step)).filter(|lr| *lr as f32 != 0.0).unwrap_or(0.0);
             if self.optimizers.lr(group).is_some_and(|now| now.to_bits() == lr.to_bits()) {
                 continue;
             }

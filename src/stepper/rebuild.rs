@@ -117,6 +117,11 @@ impl<D: Device> Stepper<D> {
             return Err(Error::Unsupported { what, have: "StepperBuilder::optimizer_for".into() });
         }
         let params = params.iter().map(|id| self.layout.index(*id)).collect::<Result<Vec<_>>>()?;
+        let left = params.iter().find(|param| self.plan.segment_of(**param).action == SegmentAction::Leave);
+        if let Some(param) = left {
+            let name = &self.layout.parameters()[*param].name;
+            return Err(Error::config("action", name, "is Leave, so no optimizer may touch it"));
+        }
         let (optimizers, id) = self.optimizers.with(&params, optimizer.boxed())?;
         let mut plan = (*self.plan).clone();
         plan.optimize_also(|param| params.contains(&param));
@@ -133,7 +138,7 @@ impl<D: Device> Stepper<D> {
         refuse_unreached(&assignment, self.run.get_mut().device.place())?;
         // SAFETY: the caller has made everything the trainer's, and no pass is open; the plan is not foreign.
         let mut device = unsafe { self.run.get_mut().device.rebuilt(&plan, &assignment, agreement.fixed())? };
-        self.copy_tensors(&plan, &optimizers, &assignment, &mut device)?;
+        self.copy_tensors(&plan, &assignment, &mut device)?;
         if let Err(error) = self.comm.prepare(&plan) {
             // It went along with the old plan before.
             self.comm.prepare(&self.plan)?;
@@ -158,7 +163,7 @@ impl<D: Device> Stepper<D> {
     fn take_rank_0s(&mut self, numbers: &mut [u32]) -> Result<()> {
         let schedule = &self.run.get_mut().schedule;
         let frozen = (0..numbers.len()).filter(|param| schedule.is_frozen(*param));
-        let agreement = self.agreement.number(&self.optimizers, frozen);
+        let agreement = self.agreement.number(&(&self.optimizers, &self.loaded), frozen);
         let room_bytes = self.plan.grads_len() * self.plan.dtype().bytes();
         // In several turns if there are more parameters than elements: most are empty then.
         for numbers in numbers.chunks_mut(room_bytes as usize / size_of::<u32>()) {
@@ -197,25 +202,16 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Every tensor and step count, to where the plan has it on another device.
-    fn copy_tensors(
-        &mut self,
-        plan: &Plan,
-        optimizers: &Optimizers,
-        assignment: &Assignment,
-        device: &mut D,
-    ) -> Result<()> {
+    fn copy_tensors(&mut self, plan: &Plan, assignment: &Assignment, device: &mut D) -> Result<()> {
         let ours = &mut self.run.get_mut().device;
         let mut bytes = Vec::new();
         for (index, segment) in self.plan.segments().iter().enumerate() {
             let there = plan.segment_index(segment.param as usize);
             let is_released = plan.gradients() == Gradients::Release && segment.action == SegmentAction::Step;
-            // What is on both sides; a further optimizer's states come behind.
-            let param = segment.param as usize;
-            let old = self.optimizers.states(param);
-            let states = old.zip(optimizers.states(param)).map(|((_, round, k), (_, new_round, new_k))| {
-                let memory = |first: usize, k: usize| Memory::State((first + k) as u8);
-                let from = memory(self.assignment.first_state(round), k);
-                (from, memory(assignment.first_state(new_round), new_k))
+            // By round and place: another parameter's further optimizer may add states to any round of this one.
+            let states = self.optimizers.states(segment.param as usize).map(|(_, round, k)| {
+                let memory = |first: usize| Memory::State((first + k) as u8);
+                (memory(self.assignment.first_state(round)), memory(assignment.first_state(round)))
             });
             let grads = (!is_released).then_some((Memory::Grads, Memory::Grads));
             for (memory, new) in [(Memory::Params, Memory::Params)].into_iter().chain(grads).chain(states) {

@@ -103,7 +103,7 @@ fn train(mut stepper: Stepper, when: When, what: &str) -> Result<Outcome> {
             for (params, optim) in late(&layout) {
                 for param in params {
                     let param = ids(&stepper).iter().position(|id| *id == param).unwrap();
-                    ordinary.add(param, optim.rule(), ordinary.steps(param));
+                    ordinary.add(param, optim.rule(), 0);
                 }
             }
             has_late = true;
