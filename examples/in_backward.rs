@@ -51,7 +51,8 @@ fn main() -> Result<()> {
                 pass.grad_ready(embedding)?;
             }
             pass.finish()?;
-            // What has no optimizer of its own is averaged over the ranks, for one outside.
+            // What has no optimizer of its own is averaged over the ranks, for one outside. (With a loss scale, that would be
+            // divided out here. Writing it back makes the next pass broadcast all parameters: cheap for few, not for many.)
             let mean = stepper.grad(head)?.to_vec();
             assert_eq!(mean, [2.5; 16]);
             let mut values = stepper.params()?.get(head)?.to_vec();

@@ -51,7 +51,8 @@ impl GradBucket<'_> {
         self.comm.world_size()
     }
 
-    /// All gradients in one piece; between them are zeros where the stepper pads.
+    /// This rank's gradients in one piece, added up over micro-batches, the loss scale included and divided by nothing;
+    /// between them are zeros where the stepper pads.
     pub fn values(&self) -> &[f32] {
         self.values
     }
