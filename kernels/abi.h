@@ -33,6 +33,21 @@ enum InstepOptimizer {
 /* How elements are stored; arithmetic is f32 throughout. */
 enum InstepDtype { INSTEP_DTYPE_F32 = 0, INSTEP_DTYPE_BF16 = 1, INSTEP_DTYPE_F16 = 2 };
 
+/* What stands behind a 16-bit parameter, placed like the states; remainder.h. */
+enum InstepMaster {
+    INSTEP_MASTER_NONE = 0,
+    INSTEP_MASTER_F32 = 1,
+    INSTEP_MASTER_REMAINDER16 = 2, /* the lower half of an f32 whose upper half is the bf16 parameter */
+    INSTEP_MASTER_REMAINDER8 = 3   /* the next 8 bits of it */
+};
+
+/* How states are stored: as one of the dtypes, or in codes, codes.h. */
+enum InstepMoments {
+    INSTEP_MOMENTS_F32 = INSTEP_DTYPE_F32,
+    INSTEP_MOMENTS_BF16 = INSTEP_DTYPE_BF16,
+    INSTEP_MOMENTS_8BIT = 3
+};
+
 /* What the step does with a segment. */
 enum InstepSegmentAction {
     INSTEP_ACTION_STEP = 0,    /* apply the optimizer */
@@ -130,20 +145,22 @@ typedef struct InstepTile {
     uint64_t param;        /* of its first element, in bytes from param_base */
     uint64_t grad_offset;  /* elements from the bucket's gradient base */
     uint64_t state_offset; /* elements from each state's base */
+    uint64_t element;      /* number of its first element in the whole layout, in registration order; random.h */
     uint32_t count;
     uint32_t segment;
     uint32_t first; /* this tile opens its segment and writes its `stepped` flag */
-    uint32_t reserved[7];
+    uint32_t reserved[5];
 } InstepTile;
 
 typedef struct InstepBeginArgs {
     InstepControl* control;
     InstepSegment* segments;
     InstepHyper* groups;
-    uint32_t* actions; /* one per segment, as the trainer set them last */
+    double* lr_multipliers; /* one per segment, and */
+    uint32_t* actions;      /* so many actions, as the trainer set them last */
     uint64_t segment_count;
     const uint32_t* ring; /* on a GPU, slots of settings that the host writes ahead: Begin copies number `passes` modulo
-                           * `slot_count` to `groups`, behind which the actions lie; null: they are there already */
+                           * `slot_count` to `groups`, behind which the others lie; null: they are there already */
     uint64_t slot_words;
     uint64_t slot_count;
     double divisor;
@@ -151,11 +168,13 @@ typedef struct InstepBeginArgs {
     double previous_max_norm; /* clips by the norm of the pass before; negative: no clipping */
     InstepControl* bucket_controls; /* blocks of single buckets, opened like `control` */
     uint64_t bucket_count;          /* how many; 0 unless each is clipped on its own */
+    uint32_t grad_dtype;            /* counts of ranks are stored like the gradients that they lie behind */
+    uint32_t reserved;
 } InstepBeginArgs;
 
 typedef struct InstepDecideArgs {
     InstepControl* control;
-    const float* contributors; /* any bucket's count of ranks that had data, or null */
+    const void* contributors;  /* any bucket's count of ranks that had data, in grad_dtype, or null */
     double max_norm;           /* negative: no clipping */
     double growth_factor;      /* of a dynamic loss scale, and what it is multiplied by in a skipped pass */
     double backoff_factor;
@@ -164,7 +183,7 @@ typedef struct InstepDecideArgs {
     uint32_t growth_interval;    /* 0: the loss scale is constant */
     InstepControl* pass_control; /* the pass's block, if `control` is that of one bucket; else null */
     uint32_t bucket;             /* which one */
-    uint32_t reserved;
+    uint32_t grad_dtype;
 } InstepDecideArgs;
 
 /* Shared by the step and the norm; the norm reads no state and no parameter. */
@@ -175,17 +194,26 @@ typedef struct InstepStepArgs {
     uint64_t tile_count;
     void* param_base; /* what tiles count their parameters from: null, since they carry addresses; see control.h */
     void* grads;      /* the bucket's gradient base, in grad_dtype, at any element's alignment */
-    float* master;    /* f32 weights behind 16-bit parameters, placed like the states; null if those are f32 */
+    void* master;     /* what `master_kind` says, placed like the states; or null */
     void* copy;       /* also gets each parameter that is stepped, in copy_dtype, placed like the states; or null */
-    float* states[INSTEP_MAX_STATES];
+    float* ema;       /* exponential moving average of each parameter that is stepped, placed like the states; or null */
+    void* states[INSTEP_MAX_STATES];
+    float* scales[INSTEP_MAX_STATES]; /* of 8-bit states, one per INSTEP_QUANTUM elements */
+    uint64_t seed;                    /* of stochastic rounding */
     uint32_t optimizer;
     uint32_t state_count;
     uint32_t bucket;
     uint32_t param_dtype;
     uint32_t grad_dtype;
     uint32_t copy_dtype;
-    uint32_t zero_grads; /* Step segments' gradients end as +0, in a skipped pass too: the next one may add to them */
-    uint32_t local;      /* the bucket is not summed over ranks */
+    uint32_t master_kind; /* INSTEP_MASTER_ */
+    uint32_t moments;     /* INSTEP_MOMENTS_ */
+    uint32_t stochastic;  /* whether what loses bits when it is stored is rounded by chance: not a parameter whose master does not */
+    uint32_t zero_grads;  /* Step segments' gradients end as +0, in a skipped pass too: the next one may add to them */
+    uint32_t local;       /* the bucket is not summed over ranks */
+    uint32_t ema_from_sample; /* scalars of moved_average, math.h */
+    float ema_weight;
+    uint32_t reserved;
 } InstepStepArgs;
 
 /* What a pass came to, in memory that the host reads while the device writes it. A seqlock: `sequence` is 0, then the
@@ -207,6 +235,17 @@ typedef struct InstepPublishArgs {
     uint64_t slot_count;
 } InstepPublishArgs;
 
+/* A run of elements as they are stored, to be read and written as f32 outside a step. */
+typedef struct InstepStored {
+    void* values;
+    void* second;         /* the remainders of parameters, the scales of 8-bit states; else null */
+    uint64_t count;       /* elements, from a multiple of INSTEP_QUANTUM of their parameter on */
+    uint32_t format;      /* INSTEP_DTYPE_, or INSTEP_MOMENTS_8BIT */
+    uint32_t master_kind; /* of parameters with remainders */
+    uint32_t is_signed;   /* of 8-bit states */
+    uint32_t reserved;
+} InstepStored;
+
 /* What one build of step_cpu.cpp offers; one such table per instruction set. Every entry sets the IEEE
  * environment for its own duration, and none allocates, blocks or calls back. */
 typedef struct InstepKernels {
@@ -223,8 +262,12 @@ typedef struct InstepKernels {
     /* to = from * factor, rounded to a 16-bit dtype, and back again. */
     void (*narrow)(const float* from, uint16_t* to, uint32_t dtype, float factor, uint64_t count);
     void (*widen)(const uint16_t* from, float* to, uint32_t dtype, float factor, uint64_t count);
+    /* What is stored, as f32, and back again, rounded to the nearest: values that came from there keep their bits. */
+    void (*decode)(const InstepStored* from, float* to);
+    void (*encode)(const float* from, const InstepStored* to);
     /* For the benches: reads arrays[0], reads and writes the others; see ceiling.h. */
     void (*ceiling)(float* const* arrays, uint64_t array_count, float factor, uint64_t first, uint64_t last);
+    uint32_t signed_states[INSTEP_OPTIMIZER_COUNT]; /* by bit, which states of a rule may be negative */
 } InstepKernels;
 
 /* One row of the layout table that abi_layout.c exports for the tests. */

@@ -23,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS)
     }
 #pragma unroll 1
     for (uint64_t k = threadIdx.x; k < args.segment_count; k += INSTEP_GPU_THREADS) {
-        begin_segment(&args.segments[k], args.groups, args.actions[k]);
+        begin_segment(args, k);
     }
 }
 

@@ -5,19 +5,41 @@
 #ifndef INSTEP_CONTROL_H
 #define INSTEP_CONTROL_H
 
+#include <stddef.h>
+
 #include "adam.h"
 #include "norm.h"
 #include "sgd.h"
 
 namespace {
 
-/* Ranks to take the mean over. Where nobody contributed nothing is stepped, and any divisor will do. */
-INSTEP_INLINE double divisor_of(const InstepControl& control, const float* contributors) {
-    if (control.divisor > 0.0) return control.divisor;
-    return *contributors > 0.0f ? static_cast<double>(*contributors) : 1.0;
+/* A count of ranks, which a SUM of gradients has made: an element like them. */
+INSTEP_INLINE float count_at(const void* count, uint32_t grad_dtype) {
+    if (grad_dtype == INSTEP_DTYPE_F32) return *static_cast<const float*>(count);
+    const uint16_t narrow = *static_cast<const uint16_t*>(count);
+    return grad_dtype == INSTEP_DTYPE_BF16 ? from_bfloat16(narrow) : from_half(narrow);
 }
 
-INSTEP_INLINE const float* count_at(uint64_t address) { return reinterpret_cast<const float*>(address); }
+INSTEP_INLINE float count_at(uint64_t address, uint32_t grad_dtype) {
+    return count_at(reinterpret_cast<const void*>(address), grad_dtype);
+}
+
+/* This rank's own contribution: 1. */
+INSTEP_INLINE void count_this_rank(uint64_t address, uint32_t grad_dtype) {
+    void* const count = reinterpret_cast<void*>(address);
+    if (grad_dtype == INSTEP_DTYPE_F32) {
+        *static_cast<float*>(count) = 1.0f;
+    } else {
+        *static_cast<uint16_t*>(count) = grad_dtype == INSTEP_DTYPE_BF16 ? bfloat16_of(1.0f) : half_of(1.0f);
+    }
+}
+
+/* Ranks to take the mean over. Where nobody contributed nothing is stepped, and any divisor will do. */
+INSTEP_INLINE double divisor_of(const InstepControl& control, const void* contributors, uint32_t grad_dtype) {
+    if (control.divisor > 0.0) return control.divisor;
+    const float ranks = count_at(contributors, grad_dtype);
+    return ranks > 0.0f ? static_cast<double>(ranks) : 1.0;
+}
 
 /* As torch.nn.utils.clip_grad_norm_. */
 INSTEP_INLINE double clip_coefficient(double max_norm, double norm) {
@@ -47,16 +69,19 @@ INSTEP_INLINE void begin_pass(const InstepBeginArgs& args, InstepControl* contro
 }
 
 /* Counts the update of the last pass, if it happened, and derives the scalars of the next one. */
-INSTEP_INLINE void begin_segment(InstepSegment* segment, const InstepHyper* groups, uint32_t action) {
+INSTEP_INLINE void begin_segment(const InstepBeginArgs& args, uint64_t index) {
+    InstepSegment* const segment = &args.segments[index];
     segment->steps += segment->stepped;
     segment->stepped = 0;
-    segment->action = action;
-    /* This rank's contribution, until said otherwise; all segments of a bucket write the same 1 to its count. */
-    if (segment->tail) *reinterpret_cast<float*>(segment->tail) = 1.0f;
-    if (segment->contributors) *reinterpret_cast<float*>(segment->contributors) = 1.0f;
-    const InstepHyper& hyper = groups[segment->group];
+    segment->action = args.actions[index];
+    /* Until said otherwise; all segments of a bucket write the same 1 to its count. */
+    if (segment->tail) count_this_rank(segment->tail, args.grad_dtype);
+    if (segment->contributors) count_this_rank(segment->contributors, args.grad_dtype);
+    InstepHyper hyper = args.groups[segment->group];
+    hyper.words[0] *= args.lr_multipliers[index]; /* every rule's lr */
     switch (segment->optimizer) {
 #define OPTIMIZER(name, Rule, min_states, max_states)                                          \
+    static_assert(offsetof(Instep##Rule##Hyper, lr) == 0, "what the multiplier multiplies");   \
     case INSTEP_OPTIMIZER_##name:                                                              \
         segment->scalars.name = Rule<max_states>::prepare(hyper.name, segment->steps + 1); \
         break;
@@ -80,10 +105,15 @@ INSTEP_INLINE void* param_of(const InstepStepArgs& args, const InstepTile& tile)
 }
 
 /* What to do with a segment whose bucket has been reduced: unused on every rank means leave. */
-INSTEP_INLINE uint32_t segment_action(const InstepSegment& segment) {
-    if (segment.tail && *count_at(segment.tail) == 0.0f) return INSTEP_ACTION_LEAVE;
-    if (segment.contributors && *count_at(segment.contributors) == 0.0f) return INSTEP_ACTION_LEAVE;
+INSTEP_INLINE uint32_t segment_action(const InstepStepArgs& args, const InstepSegment& segment) {
+    const uint32_t dtype = args.grad_dtype;
+    if (segment.tail && count_at(segment.tail, dtype) == 0.0f) return INSTEP_ACTION_LEAVE;
+    if (segment.contributors && count_at(segment.contributors, dtype) == 0.0f) return INSTEP_ACTION_LEAVE;
     return segment.action;
+}
+
+INSTEP_INLINE double divisor_of(const InstepStepArgs& args, const InstepSegment& segment) {
+    return divisor_of(*args.control, reinterpret_cast<const void*>(segment.contributors), args.grad_dtype);
 }
 
 /* What a reduced gradient is multiplied by: known since Begin or Decide, or else told by its bucket's own count. */
@@ -91,22 +121,21 @@ INSTEP_INLINE float step_multiplier(const InstepStepArgs& args, const InstepSegm
     const InstepControl& control = *args.control;
     if (args.local) return control.local_multiplier;
     if (control.decided || control.divisor > 0.0) return control.multiplier;
-    const double ranks = divisor_of(control, count_at(segment.contributors));
-    return static_cast<float>(1.0 / (ranks * control.loss_scale) * control.clip);
+    return static_cast<float>(1.0 / (divisor_of(args, segment) * control.loss_scale) * control.clip);
 }
 
 INSTEP_INLINE float average_multiplier(const InstepStepArgs& args, const InstepSegment& segment) {
     const InstepControl& control = *args.control;
     if (args.local) return 1.0f;
     if (control.divisor > 0.0) return control.average_multiplier;
-    return static_cast<float>(1.0 / divisor_of(control, count_at(segment.contributors)));
+    return static_cast<float>(1.0 / divisor_of(args, segment));
 }
 
 /* What the user's own code does with a segment: decided here, in front of it, since it cannot look at skip and tail. */
 INSTEP_INLINE void instruct(const InstepStepArgs& args, const InstepTile& tile) {
     if (!tile.first) return;
     InstepSegment& segment = args.segments[tile.segment];
-    const bool steps = segment_action(segment) == INSTEP_ACTION_STEP && !args.control->skip;
+    const bool steps = segment_action(args, segment) == INSTEP_ACTION_STEP && !args.control->skip;
     segment.scalars.custom.multiplier = step_multiplier(args, segment);
     segment.scalars.custom.action = steps ? INSTEP_ACTION_STEP : INSTEP_ACTION_LEAVE;
     if (steps) segment.stepped = 1;
@@ -134,7 +163,8 @@ INSTEP_INLINE void adapt_loss_scale(const InstepDecideArgs& args) {
  * Without skip_nonfinite a non-finite norm clips as IEEE says: infinity to 0, NaN to NaN. */
 INSTEP_INLINE void decide(const InstepDecideArgs& args) {
     InstepControl* control = args.control;
-    const double multiplier = 1.0 / (divisor_of(*control, args.contributors) * control->loss_scale);
+    const double ranks = divisor_of(*control, args.contributors, args.grad_dtype);
+    const double multiplier = 1.0 / (ranks * control->loss_scale);
     const uint32_t worst = control->max_abs_bits;
     if (worst > INSTEP_F32_INFINITY_BITS) {
         control->norm = double_of(0x7ff8000000000000ull);
@@ -156,7 +186,7 @@ INSTEP_INLINE void decide(const InstepDecideArgs& args) {
         args.bucket < args.pass_control->first_nonfinite_bucket) {
         args.pass_control->first_nonfinite_bucket = args.bucket;
     }
-    if (args.contributors && *args.contributors == 0.0f) return; /* nobody had data, so nothing was learnt */
+    if (args.contributors && count_at(args.contributors, args.grad_dtype) == 0.0f) return; /* nothing was learnt */
     if (worst < INSTEP_F32_INFINITY_BITS && !control->skip) control->previous_norm = control->norm;
     if (args.growth_interval != 0) adapt_loss_scale(args);
 }

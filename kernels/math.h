@@ -110,6 +110,13 @@ INSTEP_INLINE uint16_t bfloat16_of(float x) {
 #endif
 }
 
+/* The bf16 below or above in magnitude, above with the chance that keeps the mean, by 16 random bits. What lies between the
+ * largest bf16 and infinity may become either. */
+INSTEP_INLINE uint16_t bfloat16_by_chance(float x, uint32_t random) {
+    const uint32_t rounded = (bits_of(x) + random) >> 16;
+    return static_cast<uint16_t>(x == x ? rounded : 0x7fffu);
+}
+
 /* f32 as f16, likewise; from 65520 on infinity. 0x38000000 is the distance of the exponents' biases, 0x38800000 is 2^-14,
  * below which f16 is subnormal, and 0x47800000 is 2^16. A sum with 0.5 has the last place of an f16 subnormal. */
 INSTEP_INLINE uint16_t half_by_integers(float x) {

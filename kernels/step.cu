@@ -1,30 +1,52 @@
-/* The GPU's loop around the shared rules: one kernel per optimizer, one launch per bucket.
+/* The GPU's loop around the shared rules: two kernels per optimizer, for states in floats and in codes, and one launch per
+ * bucket.
  *
  * A block takes a tile, or every gridDim-th one if fewer blocks than tiles are launched; each thread has four elements
  * of every stream in flight. Dtypes and the number of states are branches on arguments: they cost no register, where a
  * template would multiply the kernels. Must give the bits of step_cpu.cpp, for every launch shape. */
 #include "control.h"
-#include "vector.cuh"
+#include "streams.cuh"
 
 namespace {
 
 constexpr uint32_t ELEMENTS_PER_ROUND = 4 * INSTEP_GPU_THREADS;
 
-/* States that the run lacks are zeros, not read and not written: a rule's scalars then leave them out. */
-template <class Rule, class Scalars>
-INSTEP_DEVICE uint32_t step_tile(const InstepStepArgs& args, const InstepTile& tile, const Scalars& scalars,
-                                 float multiplier) {
-    const bool narrow = args.param_dtype != INSTEP_DTYPE_F32;
+/* The largest magnitude of each block of 256 elements, by the 64 threads that have it: two warps. Two sets of slots in
+ * turn, so that one barrier a round is enough. */
+struct BlockMaximum {
+    uint32_t (&slots)[2][INSTEP_MAX_STATES][INSTEP_GPU_THREADS / 32];
+    uint32_t turn;
+
+    INSTEP_DEVICE void offer(uint32_t k, uint32_t magnitude) const {
+        const uint32_t of_warp = __reduce_max_sync(0xffffffffu, magnitude);
+        if (threadIdx.x % 32 == 0) slots[turn][k][threadIdx.x / 32] = of_warp;
+    }
+
+    INSTEP_DEVICE uint32_t largest(uint32_t k) const {
+        const uint32_t pair = threadIdx.x / 64 * 2, a = slots[turn][k][pair], b = slots[turn][k][pair + 1];
+        return a > b ? a : b;
+    }
+};
+
+/* States that the run lacks are zeros, not read and not written: a rule's scalars then leave them out. CODED states need
+ * every thread in every round, for the barrier. */
+template <class Rule, bool CODED, class Scalars>
+INSTEP_DEVICE uint32_t step_tile(const InstepStepArgs& args, const InstepTile& tile, const InstepSegment& segment,
+                                 const Scalars& scalars, BlockMaximum& maximum) {
+    const float multiplier = step_multiplier(args, segment);
+    const Place place = {args, tile, segment, tile.count};
+    const Weights weights = {place, param_of(args, tile)};
     const Run gradients = {args.grads, tile.grad_offset, args.grad_dtype, tile.count};
-    void* const param = param_of(args, tile);
-    float* const params = narrow ? args.master + tile.state_offset : static_cast<float*>(param);
     uint32_t nonfinite = 0;
 #pragma unroll 1
-    for (uint32_t at = 4 * threadIdx.x; at < tile.count; at += ELEMENTS_PER_ROUND) {
-        Four p = load(params, at, tile.count), states[INSTEP_MAX_STATES] = {};
+    for (uint32_t round = 0; round < tile.count; round += ELEMENTS_PER_ROUND) {
+        const uint32_t at = round + 4 * threadIdx.x;
+        if (!CODED && at >= tile.count) break;
+        Four p = weights.read(at), states[INSTEP_MAX_STATES] = {};
 #pragma unroll
         for (uint32_t k = 0; k < Rule::STATES; ++k) {
-            if (k < args.state_count) states[k] = load(args.states[k] + tile.state_offset, at, tile.count);
+            if (k >= args.state_count) continue;
+            states[k] = CODED ? read_codes(place, k, Rule::SIGNED >> k & 1, at) : read_state(place, k, at);
         }
         const Four sum = gradients.read_shifted(at);
         const Scalars s = scalars; /* behind the loads of the data, and anew each round: registers are short */
@@ -38,13 +60,26 @@ INSTEP_DEVICE uint32_t step_tile(const InstepStepArgs& args, const InstepTile& t
 #pragma unroll
             for (uint32_t k = 0; k < Rule::STATES; ++k) states[k].x[i] = canonical(state[k]);
         }
-        store(params, at, tile.count, p);
-        if (narrow) store(static_cast<uint16_t*>(param), at, tile.count, narrowed(p, args.param_dtype));
-        if (args.copy) Run{args.copy, tile.state_offset, args.copy_dtype, tile.count}.write(at, p);
+#pragma unroll
+        for (uint32_t k = 0; k < Rule::STATES; ++k) { /* first of all: what is stored needs no register any more */
+            if (CODED) {
+                maximum.offer(k, largest_magnitude(states[k], at, tile.count));
+            } else if (k < args.state_count) {
+                write_state(place, k, at, states[k]);
+            }
+        }
+        const Packed params = weights.write(at, p);
+        if (args.copy) write_copy(place, at, p, params);
+        if (args.ema) write_ema(place, at, p);
+        if (!CODED) continue;
+        __syncthreads();
 #pragma unroll
         for (uint32_t k = 0; k < Rule::STATES; ++k) {
-            if (k < args.state_count) store(args.states[k] + tile.state_offset, at, tile.count, states[k]);
+            if (k < args.state_count) {
+                write_codes(place, k, Rule::SIGNED >> k & 1, at, states[k], maximum.largest(k));
+            }
         }
+        maximum.turn ^= 1;
     }
     return nonfinite;
 }
@@ -69,21 +104,21 @@ INSTEP_DEVICE void zero_tile(const InstepStepArgs& args, const InstepTile& tile)
 }
 
 /* `scalars` is the rule's member of the union. */
-template <class Rule, class Scalars>
+template <class Rule, bool CODED, class Scalars>
 INSTEP_DEVICE void step_bucket(const InstepStepArgs& args, Scalars InstepScalars::* scalars) {
-    const uint32_t skip = args.control->skip;
+    __shared__ uint32_t slots[2][INSTEP_MAX_STATES][INSTEP_GPU_THREADS / 32];
+    BlockMaximum maximum = {slots, 0};
     uint32_t nonfinite = 0;
 #pragma unroll 1
     for (uint64_t t = blockIdx.x; t < args.tile_count; t += gridDim.x) {
         const InstepTile& tile = args.tiles[t]; /* a copy would cost registers that sm_120 has not */
         InstepSegment& segment = args.segments[tile.segment];
-        const uint32_t action = segment_action(segment);
+        const uint32_t action = segment_action(args, segment);
         if (action == INSTEP_ACTION_AVERAGE) {
             average_tile(args, tile, average_multiplier(args, segment));
         } else if (action == INSTEP_ACTION_STEP) {
-            if (!skip) {
-                const float multiplier = step_multiplier(args, segment);
-                nonfinite |= step_tile<Rule>(args, tile, segment.scalars.*scalars, multiplier);
+            if (!args.control->skip) { /* read anew: a register less through the whole tile */
+                nonfinite |= step_tile<Rule, CODED>(args, tile, segment, segment.scalars.*scalars, maximum);
                 if (tile.first && threadIdx.x == 0) segment.stepped = 1;
             }
             if (args.zero_grads) zero_tile(args, tile);
@@ -96,10 +131,14 @@ INSTEP_DEVICE void step_bucket(const InstepStepArgs& args, Scalars InstepScalars
 
 }  // namespace
 
-#define OPTIMIZER(name, Rule, min_states, max_states)                     \
-    extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS, 4)   \
-        instep_step_##name(const __grid_constant__ InstepStepArgs args) { \
-        step_bucket<Rule<max_states>>(args, &InstepScalars::name);        \
+#define OPTIMIZER(name, Rule, min_states, max_states)                          \
+    extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS, 4)        \
+        instep_step_##name(const __grid_constant__ InstepStepArgs args) {      \
+        step_bucket<Rule<max_states>, false>(args, &InstepScalars::name);      \
+    }                                                                          \
+    extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS, 4)        \
+        instep_step_##name##_8bit(const __grid_constant__ InstepStepArgs args) { \
+        step_bucket<Rule<max_states>, true>(args, &InstepScalars::name);       \
     }
 #include "optimizers.def"
 #undef OPTIMIZER

@@ -5,36 +5,10 @@
  * atomics whose order does not matter. No C++ runtime, no allocation, no state of its own. */
 #include "ceiling.h"
 #include "control.h"
-
-#if defined(__x86_64__)
-#include <xmmintrin.h>
-#endif
+#include "environment_cpu.h"
+#include "rules_cpu.h"
 
 namespace {
-
-/* Threads inherit flush-to-zero and rounding modes from whoever set them (a library linked with -ffast-math is
- * enough), so each entry runs in the IEEE default environment and restores the caller's. */
-class IeeeEnvironment {
-  public:
-#if defined(__x86_64__)
-    IeeeEnvironment() : saved_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
-    ~IeeeEnvironment() { _mm_setcsr(saved_); }
-
-  private:
-    uint32_t saved_;
-#elif defined(__aarch64__)
-    IeeeEnvironment() {
-        __asm__ volatile("mrs %0, fpcr" : "=r"(saved_));
-        __asm__ volatile("msr fpcr, %0" ::"r"(uint64_t{0}));
-    }
-    ~IeeeEnvironment() { __asm__ volatile("msr fpcr, %0" ::"r"(saved_)); }
-
-  private:
-    uint64_t saved_;
-#else
-#error "instep: say here how this architecture selects the IEEE environment"
-#endif
-};
 
 void atomic_maximum(uint32_t* target, uint32_t value) {
     uint32_t seen = __atomic_load_n(target, __ATOMIC_RELAXED);
@@ -50,121 +24,8 @@ void atomic_minimum(uint32_t* target, uint32_t value) {
     }
 }
 
-/* Elements between prefetches, and how far ahead they reach. The hardware's own prefetchers stop at every 4 KiB page of
- * every stream; this keeps the next page's lines coming. Past the end of an array a prefetch does nothing. */
-constexpr uint32_t BLOCK = 64;
-constexpr uint64_t AHEAD_BYTES = 2048;
-
-INSTEP_INLINE void prefetch_block(const float* x) {
-    for (uint64_t line = 0; line < BLOCK * sizeof(float); line += 64) {
-        __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(x) + AHEAD_BYTES + line));
-    }
-}
-
-/* What a stretch of elements contained, gathered without a branch. */
-struct Seen {
-    uint32_t overflow = 0; /* top bit: a gradient is infinite or NaN */
-    uint32_t nan = 0;      /* a value was stored that may be a NaN with a payload */
-};
-
-template <class Rule, class Scalars>
-INSTEP_INLINE void step_elements(const Scalars& s, uint32_t flags, float factor, uint32_t count, float* __restrict p,
-                                 const float* __restrict g, float* __restrict state0, float* __restrict state1,
-                                 float* __restrict state2, Seen& seen) {
-    uint32_t overflow = 0, nan = 0;
-    for (uint32_t i = 0; i < count; ++i) {
-        const float sum = g[i];
-        /* Only an exponent of all ones carries into the sign: an add where a comparison would need a select. */
-        overflow |= static_cast<uint32_t>(magnitude_bits(sum)) + 0x00800000u;
-        float state[INSTEP_MAX_STATES] = {};
-        if constexpr (Rule::STATES > 0) state[0] = state0[i];
-        if constexpr (Rule::STATES > 1) state[1] = state1[i];
-        if constexpr (Rule::STATES > 2) state[2] = state2[i];
-        const float param = Rule::update(s, flags, p[i], sum * factor, state);
-        p[i] = param;
-        if constexpr (Rule::STATES > 0) state0[i] = state[0];
-        if constexpr (Rule::STATES > 1) state1[i] = state[1];
-        if constexpr (Rule::STATES > 2) state2[i] = state[2];
-        nan |= __builtin_isunordered(param, Rule::STATES > 0 ? state[0] : param);
-        if constexpr (Rule::STATES > 1) nan |= __builtin_isunordered(state[1], state[Rule::STATES > 2 ? 2 : 1]);
-    }
-    seen.overflow |= overflow;
-    seen.nan |= nan;
-}
-
-/* A state that the rule does not keep has no address to count from. */
-INSTEP_INLINE float* from(float* state, uint32_t i) { return state ? state + i : nullptr; }
-
-template <class Rule, class Scalars>
-INSTEP_INLINE Seen step_blocks(const Scalars& s, uint32_t flags, float factor, uint32_t count, float* p,
-                               const float* g, float* state0, float* state1, float* state2) {
-    Seen seen;
-    uint32_t i = 0;
-    for (; i + BLOCK <= count; i += BLOCK) {
-        prefetch_block(p + i);
-        prefetch_block(g + i);
-        if constexpr (Rule::STATES > 0) prefetch_block(state0 + i);
-        if constexpr (Rule::STATES > 1) prefetch_block(state1 + i);
-        if constexpr (Rule::STATES > 2) prefetch_block(state2 + i);
-        step_elements<Rule>(s, flags, factor, BLOCK, p + i, g + i, from(state0, i), from(state1, i), from(state2, i),
-                            seen);
-    }
-    step_elements<Rule>(s, flags, factor, count - i, p + i, g + i, from(state0, i), from(state1, i), from(state2, i),
-                        seen);
-    return seen;
-}
-
-__attribute__((noinline)) void make_canonical(float* x, uint32_t count) {
-    for (uint32_t i = 0; i < count; ++i) x[i] = canonical(x[i]);
-}
-
-/* One run of one segment. The streams never overlap: they are different memories. The two commonest sets of flags get
- * loops of their own, in which they are constants: a select that never changes is three instructions per vector on
- * SSE2. NaNs are rare, so they are made canonical afterwards. Noinline keeps the register pressure of the dispatch out
- * of the loop, and the IEEE environment from being reordered into it. */
-template <class Rule, class Scalars>
-__attribute__((noinline)) uint32_t step_run(const Scalars& scalars, float multiplier, uint32_t count, float* p,
-                                            const float* g, float* state0, float* state1, float* state2) {
-    const Scalars s = scalars;
-    const float factor = Rule::factor(s, multiplier);
-    const uint32_t flags = Rule::flags(s);
-    Seen seen;
-    if (flags == Rule::COMMON[0]) {
-        seen = step_blocks<Rule>(s, Rule::COMMON[0], factor, count, p, g, state0, state1, state2);
-    } else if (flags == Rule::COMMON[1]) {
-        seen = step_blocks<Rule>(s, Rule::COMMON[1], factor, count, p, g, state0, state1, state2);
-    } else {
-        seen = step_blocks<Rule>(s, flags, factor, count, p, g, state0, state1, state2);
-    }
-    if (seen.nan) {
-        float* const stored[] = {p, state0, state1, state2};
-        for (int k = 0; k <= Rule::STATES; ++k) make_canonical(stored[k], count);
-    }
-    return seen.overflow >> 31;
-}
-
 __attribute__((noinline)) void average_run(float multiplier, uint32_t count, float* g) {
     for (uint32_t i = 0; i < count; ++i) g[i] = canonical(g[i] * multiplier);
-}
-
-/* 16-bit streams pass through a tile's worth of f32 in the first-level cache, so that the rules' loops stay the f32
- * ones, whatever the dtypes. */
-__attribute__((noinline)) void widen_run(uint32_t dtype, uint32_t count, const uint16_t* __restrict from,
-                                         float* __restrict to) {
-    if (dtype == INSTEP_DTYPE_BF16) {
-        for (uint32_t i = 0; i < count; ++i) to[i] = from_bfloat16(from[i]);
-    } else {
-        for (uint32_t i = 0; i < count; ++i) to[i] = from_half(from[i]);
-    }
-}
-
-__attribute__((noinline)) void narrow_run(uint32_t dtype, uint32_t count, const float* __restrict from,
-                                          uint16_t* __restrict to) {
-    if (dtype == INSTEP_DTYPE_BF16) {
-        for (uint32_t i = 0; i < count; ++i) to[i] = bfloat16_of(from[i]);
-    } else {
-        for (uint32_t i = 0; i < count; ++i) to[i] = half_of(from[i]);
-    }
 }
 
 /* A run of a bucket's gradients as f32: in place, or widened into `buffer`. */
@@ -185,47 +46,162 @@ void average_tile(const InstepStepArgs& args, const InstepTile& tile, float mult
     narrow_run(args.grad_dtype, tile.count, wide, narrow);
 }
 
-/* The stepped parameters once more, while they are in the cache. */
-void copy_tile(const InstepStepArgs& args, const InstepTile& tile, const float* params) {
-    if (args.copy_dtype != INSTEP_DTYPE_F32) {
-        return narrow_run(args.copy_dtype, tile.count, params, static_cast<uint16_t*>(args.copy) + tile.state_offset);
-    }
-    __builtin_memcpy(static_cast<float*>(args.copy) + tile.state_offset, params, tile.count * sizeof(float));
-}
-
 /* +0 is no bits in every dtype. */
 void zero_tile(const InstepStepArgs& args, const InstepTile& tile) {
     const uint64_t bytes = args.grad_dtype == INSTEP_DTYPE_F32 ? 4 : 2;
     __builtin_memset(static_cast<char*>(args.grads) + tile.grad_offset * bytes, 0, tile.count * bytes);
 }
 
+/* Elements that pass through f32 at a time, in whole blocks of 8-bit states: five streams of them leave most of a
+ * first-level cache to the streams themselves. */
+constexpr uint32_t CHUNK = 2 * INSTEP_QUANTUM;
+
+/* A run of a tile, of CHUNK elements at most unless all of it is f32 in place. */
+struct Part {
+    const InstepStepArgs& args;
+    uint64_t state_offset; /* of its first element */
+    uint32_t count;
+    void* param;
+    Rounding rounding;
+
+    template <class T>
+    T* placed(void* base) const {
+        return static_cast<T*>(base) + state_offset;
+    }
+
+    void* remainders() const {
+        return args.master_kind == INSTEP_MASTER_REMAINDER16 ? static_cast<void*>(placed<uint16_t>(args.master))
+                                                             : placed<uint8_t>(args.master);
+    }
+
+    /* The parameters as f32: in place, or in `buffer`. */
+    float* open_params(float* buffer) const {
+        if (args.param_dtype == INSTEP_DTYPE_F32) return static_cast<float*>(param);
+        const uint16_t* narrow = static_cast<const uint16_t*>(param);
+        switch (args.master_kind) {
+            case INSTEP_MASTER_F32: return placed<float>(args.master);
+            case INSTEP_MASTER_NONE: widen_run(args.param_dtype, count, narrow, buffer); break;
+            default: join_run(args.master_kind, count, narrow, remainders(), buffer);
+        }
+        return buffer;
+    }
+
+    /* Afterwards `params` are the values that stand. */
+    void close_params(float* params) const {
+        if (args.param_dtype == INSTEP_DTYPE_F32) return;
+        uint16_t* narrow = static_cast<uint16_t*>(param);
+        switch (args.master_kind) {
+            case INSTEP_MASTER_F32: return narrow_run(args.param_dtype, count, params, narrow);
+            case INSTEP_MASTER_NONE:
+                if (args.stochastic) {
+                    narrow_by_chance(rounding.position, PARAM_STREAM, count, params, narrow);
+                } else {
+                    narrow_run(args.param_dtype, count, params, narrow);
+                }
+                if (args.copy || args.ema) widen_run(args.param_dtype, count, narrow, params);
+                return;
+            default: split_run(args.master_kind, rounding, count, params, narrow, remainders());
+        }
+    }
+
+    float* scales(uint32_t k) const { return args.scales[k] + state_offset / INSTEP_QUANTUM; }
+
+    float* open_state(uint32_t k, bool is_signed, float* buffer) const {
+        switch (args.moments) {
+            case INSTEP_MOMENTS_F32: return placed<float>(args.states[k]);
+            case INSTEP_MOMENTS_BF16:
+                widen_run(INSTEP_DTYPE_BF16, count, placed<uint16_t>(args.states[k]), buffer);
+                break;
+            default: decode_run(is_signed, count, placed<uint8_t>(args.states[k]), scales(k), buffer);
+        }
+        return buffer;
+    }
+
+    void close_state(uint32_t k, bool is_signed, const float* values) const {
+        const uint32_t stream = FIRST_STATE_STREAM + k;
+        if (args.moments == INSTEP_MOMENTS_8BIT) {
+            return encode_run(is_signed, rounding, stream, count, values, placed<uint8_t>(args.states[k]), scales(k));
+        }
+        if (args.moments != INSTEP_MOMENTS_BF16) return;
+        if (args.stochastic) {
+            narrow_by_chance(rounding.position, stream, count, values, placed<uint16_t>(args.states[k]));
+        } else {
+            narrow_run(INSTEP_DTYPE_BF16, count, values, placed<uint16_t>(args.states[k]));
+        }
+    }
+
+    /* The stepped parameters once more, while they are in the cache: of the parameter's own dtype, its own bits. */
+    void copy(const float* params) const {
+        if (args.copy_dtype == INSTEP_DTYPE_F32) {
+            __builtin_memcpy(placed<float>(args.copy), params, count * sizeof(float));
+        } else if (args.copy_dtype == args.param_dtype) {
+            __builtin_memcpy(placed<uint16_t>(args.copy), param, count * sizeof(uint16_t));
+        } else {
+            narrow_run(args.copy_dtype, count, params, placed<uint16_t>(args.copy));
+        }
+    }
+};
+
+/* A parameter's first average is the parameter itself. */
+__attribute__((noinline)) void average_params(const InstepStepArgs& args, bool is_first, uint32_t count,
+                                              const float* __restrict params, float* __restrict ema) {
+    const float weight = args.ema_weight;
+    const uint32_t from_sample = args.ema_from_sample;
+    for (uint32_t i = 0; i < count; ++i) {
+        const float moved = moved_average(ema[i], params[i], weight, from_sample);
+        ema[i] = canonical(is_first ? params[i] : moved);
+    }
+}
+
+template <class Rule, class Scalars>
+uint32_t step_part(const Part& part, const Scalars& scalars, float multiplier, uint64_t grad_offset, bool is_first) {
+    const InstepStepArgs& args = part.args;
+    float grad_buffer[CHUNK], param_buffer[CHUNK], state_buffers[Rule::STATES > 0 ? Rule::STATES : 1][CHUNK];
+    const float* grads = gradients(args, grad_offset, part.count, grad_buffer);
+    float* params = part.open_params(param_buffer);
+    float* states[INSTEP_MAX_STATES] = {};
+    for (uint32_t k = 0; k < Rule::STATES; ++k) {
+        states[k] = part.open_state(k, Rule::SIGNED >> k & 1, state_buffers[k]);
+    }
+    const uint32_t nonfinite =
+        step_run<Rule>(scalars, multiplier, part.count, params, grads, states[0], states[1], states[2]);
+    for (uint32_t k = 0; k < Rule::STATES; ++k) part.close_state(k, Rule::SIGNED >> k & 1, states[k]);
+    part.close_params(params);
+    if (args.copy) part.copy(params);
+    if (args.ema) average_params(args, is_first, part.count, params, part.placed<float>(args.ema));
+    return nonfinite;
+}
+
 /* Picks the instantiation with as many states as this run has. */
 template <template <int> class Rule, int MIN, int MAX, class Scalars>
-uint32_t step_with_states(const InstepStepArgs& args, const InstepTile& tile, const Scalars& scalars,
-                          float multiplier) {
+uint32_t step_with_states(const InstepStepArgs& args, const InstepTile& tile, const InstepSegment& segment,
+                          const Scalars& scalars) {
     if constexpr (MIN < MAX) {
-        if (args.state_count < MAX) return step_with_states<Rule, MIN, MAX - 1>(args, tile, scalars, multiplier);
+        if (args.state_count < MAX) return step_with_states<Rule, MIN, MAX - 1>(args, tile, segment, scalars);
     }
-    float* states[INSTEP_MAX_STATES];
-    for (int k = 0; k < INSTEP_MAX_STATES; ++k) states[k] = k < MAX ? args.states[k] + tile.state_offset : nullptr;
-    const bool narrow = args.param_dtype != INSTEP_DTYPE_F32;
-    void* param = param_of(args, tile);
-    float* params = narrow ? args.master + tile.state_offset : static_cast<float*>(param);
-    float wide[INSTEP_TILE_ELEMENTS];
-    const float* grads = gradients(args, tile.grad_offset, tile.count, wide);
-    const uint32_t nonfinite =
-        step_run<Rule<MAX>>(scalars, multiplier, tile.count, params, grads, states[0], states[1], states[2]);
-    if (narrow) narrow_run(args.param_dtype, tile.count, params, static_cast<uint16_t*>(param));
-    if (args.copy) copy_tile(args, tile, params);
+    const float multiplier = step_multiplier(args, segment);
+    const RandomKey key = random_key(args.seed, segment.steps + 1);
+    const bool narrow_param = args.param_dtype != INSTEP_DTYPE_F32;
+    const bool in_place = args.grad_dtype == INSTEP_DTYPE_F32 && args.moments == INSTEP_MOMENTS_F32 &&
+                          (!narrow_param || args.master_kind == INSTEP_MASTER_F32);
+    const uint32_t longest = in_place ? INSTEP_TILE_ELEMENTS : CHUNK;
+    char* const param = static_cast<char*>(param_of(args, tile));
+    uint32_t nonfinite = 0;
+    for (uint32_t at = 0; at < tile.count; at += longest) {
+        const uint32_t count = tile.count - at < longest ? tile.count - at : longest;
+        const Rounding rounding = {{key, tile.element + at}, args.stochastic != 0};
+        const Part part = {args, tile.state_offset + at, count, param + at * (narrow_param ? 2 : 4), rounding};
+        nonfinite |=
+            step_part<Rule<MAX>>(part, scalars, multiplier, tile.grad_offset + at, segment.steps == 0);
+    }
     return nonfinite;
 }
 
 uint32_t step_segment(const InstepStepArgs& args, const InstepTile& tile, const InstepSegment& segment) {
-    const float multiplier = step_multiplier(args, segment);
     switch (args.optimizer) {
 #define OPTIMIZER(name, Rule, min_states, max_states) \
     case INSTEP_OPTIMIZER_##name:                     \
-        return step_with_states<Rule, min_states, max_states>(args, tile, segment.scalars.name, multiplier);
+        return step_with_states<Rule, min_states, max_states>(args, tile, segment, segment.scalars.name);
 #include "optimizers.def"
 #undef OPTIMIZER
     }
@@ -237,7 +213,7 @@ __attribute__((noinline)) void step_tiles(const InstepStepArgs* args, uint64_t f
     for (uint64_t t = first; t < last; ++t) {
         const InstepTile& tile = args->tiles[t];
         InstepSegment& segment = args->segments[tile.segment];
-        const uint32_t action = segment_action(segment);
+        const uint32_t action = segment_action(*args, segment);
         if (action == INSTEP_ACTION_AVERAGE) {
             average_tile(*args, tile, average_multiplier(*args, segment));
         } else if (action == INSTEP_ACTION_STEP) {
@@ -256,7 +232,7 @@ __attribute__((noinline)) void norm_tiles(const InstepStepArgs* args, uint64_t f
     int32_t worst = 0;
     for (uint64_t t = first; t < last; ++t) {
         const InstepTile& tile = args->tiles[t];
-        if (segment_action(args->segments[tile.segment]) != INSTEP_ACTION_STEP) continue;
+        if (segment_action(*args, args->segments[tile.segment]) != INSTEP_ACTION_STEP) continue;
         float wide[INSTEP_TILE_ELEMENTS];
         const float* grads = gradients(*args, tile.grad_offset, tile.count, wide);
         for (uint32_t start = 0; start < tile.count; start += INSTEP_QUANTUM) {
@@ -288,7 +264,7 @@ __attribute__((noinline)) void begin_all(const InstepBeginArgs* args) {
     begin_pass(*args, args->control);
     for (uint64_t b = 0; b < args->bucket_count; ++b) begin_pass(*args, &args->bucket_controls[b]);
     for (uint64_t k = 0; k < args->segment_count; ++k) {
-        begin_segment(&args->segments[k], args->groups, args->actions[k]);
+        begin_segment(*args, k);
     }
 }
 
@@ -356,6 +332,48 @@ __attribute__((noinline)) void widen_all(const uint16_t* from, float* to, uint32
     }
 }
 
+__attribute__((noinline)) void decode_all(const InstepStored* from, float* to) {
+    for (uint64_t start = 0; start < from->count; start += RUN) {
+        const uint32_t count = run_length(start, from->count);
+        const uint16_t* narrow = static_cast<const uint16_t*>(from->values) + start;
+        if (from->format == INSTEP_MOMENTS_8BIT) {
+            decode_run(from->is_signed, count, static_cast<const uint8_t*>(from->values) + start,
+                       static_cast<const float*>(from->second) + start / INSTEP_QUANTUM, to + start);
+            make_canonical(to + start, count);
+        } else if (from->format == INSTEP_DTYPE_F32) {
+            __builtin_memcpy(to + start, static_cast<const float*>(from->values) + start, count * sizeof(float));
+        } else if (from->second) {
+            const uint64_t bytes = from->master_kind == INSTEP_MASTER_REMAINDER16 ? 2 : 1;
+            join_run(from->master_kind, count, narrow, static_cast<const char*>(from->second) + start * bytes,
+                     to + start);
+        } else {
+            widen_run(from->format, count, narrow, to + start);
+            make_canonical(to + start, count);
+        }
+    }
+}
+
+__attribute__((noinline)) void encode_all(const float* from, const InstepStored* to) {
+    const Rounding nearest = {{{0, 0}, 0}, false};
+    for (uint64_t start = 0; start < to->count; start += RUN) {
+        const uint32_t count = run_length(start, to->count);
+        uint16_t* narrow = static_cast<uint16_t*>(to->values) + start;
+        float values[RUN];
+        __builtin_memcpy(values, from + start, count * sizeof(float));
+        if (to->format == INSTEP_MOMENTS_8BIT) {
+            encode_run(to->is_signed, nearest, 0, count, values, static_cast<uint8_t*>(to->values) + start,
+                       static_cast<float*>(to->second) + start / INSTEP_QUANTUM);
+        } else if (to->format == INSTEP_DTYPE_F32) {
+            __builtin_memcpy(static_cast<float*>(to->values) + start, values, count * sizeof(float));
+        } else if (to->second) {
+            const uint64_t bytes = to->master_kind == INSTEP_MASTER_REMAINDER16 ? 2 : 1;
+            split_run(to->master_kind, nearest, count, values, narrow, static_cast<char*>(to->second) + start * bytes);
+        } else {
+            narrow_run(to->format, count, values, narrow);
+        }
+    }
+}
+
 /* Properties that flags can break without a macro to tell: contraction, subnormals, rounding to even. */
 __attribute__((noinline)) uint32_t broken_property() {
     volatile float a = 1.0f + 0x1p-12f, negative_square = -(1.0f + 0x1p-11f);
@@ -406,6 +424,14 @@ void entry_widen(const uint16_t* from, float* to, uint32_t dtype, float factor, 
     widen_all(from, to, dtype, factor, count);
 }
 
+void entry_decode(const InstepStored* from, float* to) {
+    IeeeEnvironment environment;
+    decode_all(from, to);
+}
+void entry_encode(const float* from, const InstepStored* to) {
+    IeeeEnvironment environment;
+    encode_all(from, to);
+}
 void entry_ceiling(float* const* arrays, uint64_t array_count, float factor, uint64_t first, uint64_t last) {
     IeeeEnvironment environment;
     in_place_ceiling(arrays, array_count, factor, first, last);
@@ -414,6 +440,11 @@ void entry_ceiling(float* const* arrays, uint64_t array_count, float factor, uin
 }  // namespace
 
 extern "C" const InstepKernels INSTEP_KERNELS = {
-    entry_self_test, entry_begin, entry_decide, entry_norm,  entry_step,
-    entry_custom,    entry_sum,   entry_narrow, entry_widen, entry_ceiling,
+    entry_self_test, entry_begin,  entry_decide, entry_norm,   entry_step,   entry_custom,
+    entry_sum,       entry_narrow, entry_widen,  entry_decode, entry_encode, entry_ceiling,
+    {
+#define OPTIMIZER(name, Rule, min_states, max_states) Rule<max_states>::SIGNED,
+#include "optimizers.def"
+#undef OPTIMIZER
+    },
 };

@@ -77,6 +77,26 @@ INSTEP_DEVICE void store(uint16_t* run, uint32_t at, uint32_t count, const Packe
     }
 }
 
+/* Four bytes, the first in the lowest. */
+INSTEP_DEVICE uint32_t load(const uint8_t* run, uint32_t at, uint32_t count) {
+    if (is_whole(run + at, 4, at, count)) return *reinterpret_cast<const uint32_t*>(run + at);
+    uint32_t word = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) word |= at + i < count ? static_cast<uint32_t>(run[at + i]) << 8 * i : 0u;
+    return word;
+}
+
+INSTEP_DEVICE void store(uint8_t* run, uint32_t at, uint32_t count, uint32_t word) {
+    if (is_whole(run + at, 4, at, count)) {
+        *reinterpret_cast<uint32_t*>(run + at) = word;
+    } else {
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) {
+            if (at + i < count) run[at + i] = static_cast<uint8_t>(word >> 8 * i);
+        }
+    }
+}
+
 /* Elements by which a run starts behind an aligned four. */
 INSTEP_DEVICE uint32_t misalignment(const void* run, uint32_t element_bytes) {
     return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(run) / element_bytes % 4);

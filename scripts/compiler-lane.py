@@ -67,7 +67,8 @@ class Lane:
         self.kernels, self.nvcc, self.faults = root / "kernels", nvcc, []
         self.bindings = (HERE / "src/abi.rs").read_text()
         rows = re.findall(r"^OPTIMIZER\((\w+), \w+, \d+, (\d+)\)", (self.kernels / "optimizers.def").read_text(), re.M)
-        self.states = {f"instep_step_{name}": int(most) for name, most in rows}
+        classes = ("", "_8bit")
+        self.states = {f"instep_step_{name}{moments}": int(most) for name, most in rows for moments in classes}
         self.names = {*COMMON, *self.states}
         known = self.run(nvcc, "--list-gpu-code").split()
         wanted = architectures or (self.kernels / "architectures.txt").read_text().split()
@@ -187,7 +188,8 @@ class Lane:
         for (name, code), count in counts.items():
             # Gradients: whole, or two words around a shift unless averaged, in the norm for both fours of a lane.
             if name in self.states:
-                streams = 1 + self.states[name]  # parameter and states
+                # Parameter, master, moving average, and the states unless they are codes.
+                streams = 3 + (0 if name.endswith("_8bit") else self.states[name])
                 # Gradients stepped and averaged; gradients averaged and zeroed, and the copy.
                 loads, stores, halves = streams + 4, streams + 3, 4
             elif name == "instep_norm":

@@ -20,6 +20,15 @@ pub const INSTEP_DTYPE_F32: InstepDtype = 0;
 pub const INSTEP_DTYPE_BF16: InstepDtype = 1;
 pub const INSTEP_DTYPE_F16: InstepDtype = 2;
 pub type InstepDtype = ::core::ffi::c_uint;
+pub const INSTEP_MASTER_NONE: InstepMaster = 0;
+pub const INSTEP_MASTER_F32: InstepMaster = 1;
+pub const INSTEP_MASTER_REMAINDER16: InstepMaster = 2;
+pub const INSTEP_MASTER_REMAINDER8: InstepMaster = 3;
+pub type InstepMaster = ::core::ffi::c_uint;
+pub const INSTEP_MOMENTS_F32: InstepMoments = 0;
+pub const INSTEP_MOMENTS_BF16: InstepMoments = 1;
+pub const INSTEP_MOMENTS_8BIT: InstepMoments = 3;
+pub type InstepMoments = ::core::ffi::c_uint;
 pub const INSTEP_ACTION_STEP: InstepSegmentAction = 0;
 pub const INSTEP_ACTION_AVERAGE: InstepSegmentAction = 1;
 pub const INSTEP_ACTION_LEAVE: InstepSegmentAction = 2;
@@ -306,10 +315,11 @@ pub struct InstepTile {
     pub param: u64,
     pub grad_offset: u64,
     pub state_offset: u64,
+    pub element: u64,
     pub count: u32,
     pub segment: u32,
     pub first: u32,
-    pub reserved: [u32; 7usize],
+    pub reserved: [u32; 5usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -319,10 +329,11 @@ const _: () = {
     ["Offset of field: InstepTile::grad_offset"][::core::mem::offset_of!(InstepTile, grad_offset) - 8usize];
     ["Offset of field: InstepTile::state_offset"]
         [::core::mem::offset_of!(InstepTile, state_offset) - 16usize];
-    ["Offset of field: InstepTile::count"][::core::mem::offset_of!(InstepTile, count) - 24usize];
-    ["Offset of field: InstepTile::segment"][::core::mem::offset_of!(InstepTile, segment) - 28usize];
-    ["Offset of field: InstepTile::first"][::core::mem::offset_of!(InstepTile, first) - 32usize];
-    ["Offset of field: InstepTile::reserved"][::core::mem::offset_of!(InstepTile, reserved) - 36usize];
+    ["Offset of field: InstepTile::element"][::core::mem::offset_of!(InstepTile, element) - 24usize];
+    ["Offset of field: InstepTile::count"][::core::mem::offset_of!(InstepTile, count) - 32usize];
+    ["Offset of field: InstepTile::segment"][::core::mem::offset_of!(InstepTile, segment) - 36usize];
+    ["Offset of field: InstepTile::first"][::core::mem::offset_of!(InstepTile, first) - 40usize];
+    ["Offset of field: InstepTile::reserved"][::core::mem::offset_of!(InstepTile, reserved) - 44usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -330,6 +341,7 @@ pub struct InstepBeginArgs {
     pub control: *mut InstepControl,
     pub segments: *mut InstepSegment,
     pub groups: *mut InstepHyper,
+    pub lr_multipliers: *mut f64,
     pub actions: *mut u32,
     pub segment_count: u64,
     pub ring: *const u32,
@@ -340,40 +352,48 @@ pub struct InstepBeginArgs {
     pub previous_max_norm: f64,
     pub bucket_controls: *mut InstepControl,
     pub bucket_count: u64,
+    pub grad_dtype: u32,
+    pub reserved: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of InstepBeginArgs"][::core::mem::size_of::<InstepBeginArgs>() - 104usize];
+    ["Size of InstepBeginArgs"][::core::mem::size_of::<InstepBeginArgs>() - 120usize];
     ["Alignment of InstepBeginArgs"][::core::mem::align_of::<InstepBeginArgs>() - 8usize];
     ["Offset of field: InstepBeginArgs::control"][::core::mem::offset_of!(InstepBeginArgs, control) - 0usize];
     ["Offset of field: InstepBeginArgs::segments"]
         [::core::mem::offset_of!(InstepBeginArgs, segments) - 8usize];
     ["Offset of field: InstepBeginArgs::groups"][::core::mem::offset_of!(InstepBeginArgs, groups) - 16usize];
+    ["Offset of field: InstepBeginArgs::lr_multipliers"]
+        [::core::mem::offset_of!(InstepBeginArgs, lr_multipliers) - 24usize];
     ["Offset of field: InstepBeginArgs::actions"]
-        [::core::mem::offset_of!(InstepBeginArgs, actions) - 24usize];
+        [::core::mem::offset_of!(InstepBeginArgs, actions) - 32usize];
     ["Offset of field: InstepBeginArgs::segment_count"]
-        [::core::mem::offset_of!(InstepBeginArgs, segment_count) - 32usize];
-    ["Offset of field: InstepBeginArgs::ring"][::core::mem::offset_of!(InstepBeginArgs, ring) - 40usize];
+        [::core::mem::offset_of!(InstepBeginArgs, segment_count) - 40usize];
+    ["Offset of field: InstepBeginArgs::ring"][::core::mem::offset_of!(InstepBeginArgs, ring) - 48usize];
     ["Offset of field: InstepBeginArgs::slot_words"]
-        [::core::mem::offset_of!(InstepBeginArgs, slot_words) - 48usize];
+        [::core::mem::offset_of!(InstepBeginArgs, slot_words) - 56usize];
     ["Offset of field: InstepBeginArgs::slot_count"]
-        [::core::mem::offset_of!(InstepBeginArgs, slot_count) - 56usize];
+        [::core::mem::offset_of!(InstepBeginArgs, slot_count) - 64usize];
     ["Offset of field: InstepBeginArgs::divisor"]
-        [::core::mem::offset_of!(InstepBeginArgs, divisor) - 64usize];
+        [::core::mem::offset_of!(InstepBeginArgs, divisor) - 72usize];
     ["Offset of field: InstepBeginArgs::loss_scale"]
-        [::core::mem::offset_of!(InstepBeginArgs, loss_scale) - 72usize];
+        [::core::mem::offset_of!(InstepBeginArgs, loss_scale) - 80usize];
     ["Offset of field: InstepBeginArgs::previous_max_norm"]
-        [::core::mem::offset_of!(InstepBeginArgs, previous_max_norm) - 80usize];
+        [::core::mem::offset_of!(InstepBeginArgs, previous_max_norm) - 88usize];
     ["Offset of field: InstepBeginArgs::bucket_controls"]
-        [::core::mem::offset_of!(InstepBeginArgs, bucket_controls) - 88usize];
+        [::core::mem::offset_of!(InstepBeginArgs, bucket_controls) - 96usize];
     ["Offset of field: InstepBeginArgs::bucket_count"]
-        [::core::mem::offset_of!(InstepBeginArgs, bucket_count) - 96usize];
+        [::core::mem::offset_of!(InstepBeginArgs, bucket_count) - 104usize];
+    ["Offset of field: InstepBeginArgs::grad_dtype"]
+        [::core::mem::offset_of!(InstepBeginArgs, grad_dtype) - 112usize];
+    ["Offset of field: InstepBeginArgs::reserved"]
+        [::core::mem::offset_of!(InstepBeginArgs, reserved) - 116usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct InstepDecideArgs {
     pub control: *mut InstepControl,
-    pub contributors: *const f32,
+    pub contributors: *const ::core::ffi::c_void,
     pub max_norm: f64,
     pub growth_factor: f64,
     pub backoff_factor: f64,
@@ -382,7 +402,7 @@ pub struct InstepDecideArgs {
     pub growth_interval: u32,
     pub pass_control: *mut InstepControl,
     pub bucket: u32,
-    pub reserved: u32,
+    pub grad_dtype: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -408,8 +428,8 @@ const _: () = {
         [::core::mem::offset_of!(InstepDecideArgs, pass_control) - 56usize];
     ["Offset of field: InstepDecideArgs::bucket"]
         [::core::mem::offset_of!(InstepDecideArgs, bucket) - 64usize];
-    ["Offset of field: InstepDecideArgs::reserved"]
-        [::core::mem::offset_of!(InstepDecideArgs, reserved) - 68usize];
+    ["Offset of field: InstepDecideArgs::grad_dtype"]
+        [::core::mem::offset_of!(InstepDecideArgs, grad_dtype) - 68usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -420,21 +440,30 @@ pub struct InstepStepArgs {
     pub tile_count: u64,
     pub param_base: *mut ::core::ffi::c_void,
     pub grads: *mut ::core::ffi::c_void,
-    pub master: *mut f32,
+    pub master: *mut ::core::ffi::c_void,
     pub copy: *mut ::core::ffi::c_void,
-    pub states: [*mut f32; 3usize],
+    pub ema: *mut f32,
+    pub states: [*mut ::core::ffi::c_void; 3usize],
+    pub scales: [*mut f32; 3usize],
+    pub seed: u64,
     pub optimizer: u32,
     pub state_count: u32,
     pub bucket: u32,
     pub param_dtype: u32,
     pub grad_dtype: u32,
     pub copy_dtype: u32,
+    pub master_kind: u32,
+    pub moments: u32,
+    pub stochastic: u32,
     pub zero_grads: u32,
     pub local: u32,
+    pub ema_from_sample: u32,
+    pub ema_weight: f32,
+    pub reserved: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of InstepStepArgs"][::core::mem::size_of::<InstepStepArgs>() - 120usize];
+    ["Size of InstepStepArgs"][::core::mem::size_of::<InstepStepArgs>() - 184usize];
     ["Alignment of InstepStepArgs"][::core::mem::align_of::<InstepStepArgs>() - 8usize];
     ["Offset of field: InstepStepArgs::control"][::core::mem::offset_of!(InstepStepArgs, control) - 0usize];
     ["Offset of field: InstepStepArgs::segments"][::core::mem::offset_of!(InstepStepArgs, segments) - 8usize];
@@ -446,21 +475,35 @@ const _: () = {
     ["Offset of field: InstepStepArgs::grads"][::core::mem::offset_of!(InstepStepArgs, grads) - 40usize];
     ["Offset of field: InstepStepArgs::master"][::core::mem::offset_of!(InstepStepArgs, master) - 48usize];
     ["Offset of field: InstepStepArgs::copy"][::core::mem::offset_of!(InstepStepArgs, copy) - 56usize];
-    ["Offset of field: InstepStepArgs::states"][::core::mem::offset_of!(InstepStepArgs, states) - 64usize];
+    ["Offset of field: InstepStepArgs::ema"][::core::mem::offset_of!(InstepStepArgs, ema) - 64usize];
+    ["Offset of field: InstepStepArgs::states"][::core::mem::offset_of!(InstepStepArgs, states) - 72usize];
+    ["Offset of field: InstepStepArgs::scales"][::core::mem::offset_of!(InstepStepArgs, scales) - 96usize];
+    ["Offset of field: InstepStepArgs::seed"][::core::mem::offset_of!(InstepStepArgs, seed) - 120usize];
     ["Offset of field: InstepStepArgs::optimizer"]
-        [::core::mem::offset_of!(InstepStepArgs, optimizer) - 88usize];
+        [::core::mem::offset_of!(InstepStepArgs, optimizer) - 128usize];
     ["Offset of field: InstepStepArgs::state_count"]
-        [::core::mem::offset_of!(InstepStepArgs, state_count) - 92usize];
-    ["Offset of field: InstepStepArgs::bucket"][::core::mem::offset_of!(InstepStepArgs, bucket) - 96usize];
+        [::core::mem::offset_of!(InstepStepArgs, state_count) - 132usize];
+    ["Offset of field: InstepStepArgs::bucket"][::core::mem::offset_of!(InstepStepArgs, bucket) - 136usize];
     ["Offset of field: InstepStepArgs::param_dtype"]
-        [::core::mem::offset_of!(InstepStepArgs, param_dtype) - 100usize];
+        [::core::mem::offset_of!(InstepStepArgs, param_dtype) - 140usize];
     ["Offset of field: InstepStepArgs::grad_dtype"]
-        [::core::mem::offset_of!(InstepStepArgs, grad_dtype) - 104usize];
+        [::core::mem::offset_of!(InstepStepArgs, grad_dtype) - 144usize];
     ["Offset of field: InstepStepArgs::copy_dtype"]
-        [::core::mem::offset_of!(InstepStepArgs, copy_dtype) - 108usize];
+        [::core::mem::offset_of!(InstepStepArgs, copy_dtype) - 148usize];
+    ["Offset of field: InstepStepArgs::master_kind"]
+        [::core::mem::offset_of!(InstepStepArgs, master_kind) - 152usize];
+    ["Offset of field: InstepStepArgs::moments"][::core::mem::offset_of!(InstepStepArgs, moments) - 156usize];
+    ["Offset of field: InstepStepArgs::stochastic"]
+        [::core::mem::offset_of!(InstepStepArgs, stochastic) - 160usize];
     ["Offset of field: InstepStepArgs::zero_grads"]
-        [::core::mem::offset_of!(InstepStepArgs, zero_grads) - 112usize];
-    ["Offset of field: InstepStepArgs::local"][::core::mem::offset_of!(InstepStepArgs, local) - 116usize];
+        [::core::mem::offset_of!(InstepStepArgs, zero_grads) - 164usize];
+    ["Offset of field: InstepStepArgs::local"][::core::mem::offset_of!(InstepStepArgs, local) - 168usize];
+    ["Offset of field: InstepStepArgs::ema_from_sample"]
+        [::core::mem::offset_of!(InstepStepArgs, ema_from_sample) - 172usize];
+    ["Offset of field: InstepStepArgs::ema_weight"]
+        [::core::mem::offset_of!(InstepStepArgs, ema_weight) - 176usize];
+    ["Offset of field: InstepStepArgs::reserved"]
+        [::core::mem::offset_of!(InstepStepArgs, reserved) - 180usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -508,6 +551,30 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct InstepStored {
+    pub values: *mut ::core::ffi::c_void,
+    pub second: *mut ::core::ffi::c_void,
+    pub count: u64,
+    pub format: u32,
+    pub master_kind: u32,
+    pub is_signed: u32,
+    pub reserved: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of InstepStored"][::core::mem::size_of::<InstepStored>() - 40usize];
+    ["Alignment of InstepStored"][::core::mem::align_of::<InstepStored>() - 8usize];
+    ["Offset of field: InstepStored::values"][::core::mem::offset_of!(InstepStored, values) - 0usize];
+    ["Offset of field: InstepStored::second"][::core::mem::offset_of!(InstepStored, second) - 8usize];
+    ["Offset of field: InstepStored::count"][::core::mem::offset_of!(InstepStored, count) - 16usize];
+    ["Offset of field: InstepStored::format"][::core::mem::offset_of!(InstepStored, format) - 24usize];
+    ["Offset of field: InstepStored::master_kind"]
+        [::core::mem::offset_of!(InstepStored, master_kind) - 28usize];
+    ["Offset of field: InstepStored::is_signed"][::core::mem::offset_of!(InstepStored, is_signed) - 32usize];
+    ["Offset of field: InstepStored::reserved"][::core::mem::offset_of!(InstepStored, reserved) - 36usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct InstepKernels {
     pub self_test: ::core::option::Option<unsafe extern "C" fn() -> u32>,
     pub begin: ::core::option::Option<unsafe extern "C" fn(args: *const InstepBeginArgs)>,
@@ -534,13 +601,16 @@ pub struct InstepKernels {
     pub widen: ::core::option::Option<
         unsafe extern "C" fn(from: *const u16, to: *mut f32, dtype: u32, factor: f32, count: u64),
     >,
+    pub decode: ::core::option::Option<unsafe extern "C" fn(from: *const InstepStored, to: *mut f32)>,
+    pub encode: ::core::option::Option<unsafe extern "C" fn(from: *const f32, to: *const InstepStored)>,
     pub ceiling: ::core::option::Option<
         unsafe extern "C" fn(arrays: *const *mut f32, array_count: u64, factor: f32, first: u64, last: u64),
     >,
+    pub signed_states: [u32; 2usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of InstepKernels"][::core::mem::size_of::<InstepKernels>() - 80usize];
+    ["Size of InstepKernels"][::core::mem::size_of::<InstepKernels>() - 104usize];
     ["Alignment of InstepKernels"][::core::mem::align_of::<InstepKernels>() - 8usize];
     ["Offset of field: InstepKernels::self_test"][::core::mem::offset_of!(InstepKernels, self_test) - 0usize];
     ["Offset of field: InstepKernels::begin"][::core::mem::offset_of!(InstepKernels, begin) - 8usize];
@@ -551,5 +621,9 @@ const _: () = {
     ["Offset of field: InstepKernels::sum"][::core::mem::offset_of!(InstepKernels, sum) - 48usize];
     ["Offset of field: InstepKernels::narrow"][::core::mem::offset_of!(InstepKernels, narrow) - 56usize];
     ["Offset of field: InstepKernels::widen"][::core::mem::offset_of!(InstepKernels, widen) - 64usize];
-    ["Offset of field: InstepKernels::ceiling"][::core::mem::offset_of!(InstepKernels, ceiling) - 72usize];
+    ["Offset of field: InstepKernels::decode"][::core::mem::offset_of!(InstepKernels, decode) - 72usize];
+    ["Offset of field: InstepKernels::encode"][::core::mem::offset_of!(InstepKernels, encode) - 80usize];
+    ["Offset of field: InstepKernels::ceiling"][::core::mem::offset_of!(InstepKernels, ceiling) - 88usize];
+    ["Offset of field: InstepKernels::signed_states"]
+        [::core::mem::offset_of!(InstepKernels, signed_states) - 96usize];
 };

@@ -40,7 +40,7 @@ pub(crate) struct BucketLaunch {
     pub(crate) kernel: u32,
     pub(crate) states: usize,
     pub(crate) first_state: usize,
-    /// No further launch steps these.
+    /// No further launch steps these, or it makes no difference.
     pub(crate) is_last: bool,
     /// What it steps or averages, in the plan's order.
     pub(crate) segments: Vec<u32>,
@@ -117,6 +117,12 @@ impl Assignment {
         (index, self.optimizers[index as usize].kernel)
     }
 
+    /// Whose state one is that a segment has, and which of it: the kernel and the state's place there.
+    pub(crate) fn kernel_of_state(&self, state: usize, segment: usize) -> (u32, usize) {
+        let round = self.first_states.iter().rposition(|first| *first <= state).unwrap_or(0);
+        (self.optimizer(round, segment).1, state - self.first_states[round])
+    }
+
     /// The user's own code behind a record, what it knows the parameter as, and how many states have been made for it:
     /// never what it says when it is asked again.
     pub(crate) fn custom(&self, round: usize, segment: usize) -> Option<(&Arc<dyn StepParam>, &str, usize)> {
@@ -157,7 +163,9 @@ impl Assignment {
     /// to do.
     pub(crate) fn launches(&self, plan: &Plan, bucket: u32) -> Vec<BucketLaunch> {
         let segments = plan.buckets()[bucket as usize].segments.clone();
-        let mut launches: Vec<BucketLaunch> = Vec::new();
+        let (storage, mut launches) = (plan.storage(), Vec::<BucketLaunch>::new());
+        // The last one of a parameter does what is done once: zeroes its gradient, copies and averages what stands then.
+        let has_last = plan.gradients() == Gradients::Zero || storage.copy.is_some() || storage.ema;
         for round in 0..self.rounds() {
             let behind = launches.len();
             for segment in segments.clone() {
@@ -166,9 +174,7 @@ impl Assignment {
                     continue;
                 };
                 let kernel = self.optimizers[*index as usize].kernel;
-                // Told apart only where the last one zeroes the gradients.
-                let is_last =
-                    plan.gradients() != Gradients::Zero || self.lists[segment as usize].len() == round + 1;
+                let is_last = !has_last || self.lists[segment as usize].len() == round + 1;
                 let shared = |l: &&mut BucketLaunch| l.kernel == kernel && l.is_last == is_last;
                 match launches[behind..].iter_mut().find(shared) {
                     Some(launch) => launch.segments.push(segment),

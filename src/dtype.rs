@@ -1,7 +1,7 @@
 //! Element types of the tensors that a step touches, or that travel between ranks.
 //!
-//! A leaf: names and sizes only, no conversion. A stepper's own tensors are f32 so far; f64, sparse and complex ones are
-//! not planned, since no fused kernel for them would be faster than the caller's own loop.
+//! A leaf: names and sizes only; what a step converts, the kernels do. f64, sparse and complex tensors are not planned, since
+//! no fused kernel for them would be faster than the caller's own loop.
 
 /// An element type.
 #[non_exhaustive]
@@ -32,5 +32,62 @@ impl std::fmt::Display for DType {
             DType::BF16 => "bf16",
             DType::F16 => "f16",
         })
+    }
+}
+
+/// A type whose slices a stepper hands out: `f32`, [`half::bf16`] and [`half::f16`].
+pub trait Element: sealed::Element {
+    /// What it stands for.
+    const DTYPE: DType;
+
+    /// Rounded to the nearest; ties to even.
+    fn from_f32(value: f32) -> Self;
+
+    /// Exactly.
+    fn to_f32(self) -> f32;
+}
+
+mod sealed {
+    /// Plain numbers, of which every bit pattern is one.
+    pub trait Element: Copy + Send + Sync + std::fmt::Debug + 'static {}
+
+    impl Element for f32 {}
+    impl Element for half::bf16 {}
+    impl Element for half::f16 {}
+}
+
+impl Element for f32 {
+    const DTYPE: DType = DType::F32;
+
+    fn from_f32(value: f32) -> Self {
+        value
+    }
+
+    fn to_f32(self) -> f32 {
+        self
+    }
+}
+
+impl Element for half::bf16 {
+    const DTYPE: DType = DType::BF16;
+
+    fn from_f32(value: f32) -> Self {
+        half::bf16::from_f32(value)
+    }
+
+    fn to_f32(self) -> f32 {
+        half::bf16::to_f32(self)
+    }
+}
+
+impl Element for half::f16 {
+    const DTYPE: DType = DType::F16;
+
+    fn from_f32(value: f32) -> Self {
+        half::f16::from_f32(value)
+    }
+
+    fn to_f32(self) -> f32 {
+        half::f16::to_f32(self)
     }
 }

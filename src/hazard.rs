@@ -201,12 +201,12 @@ fn split(cells: &mut BTreeMap<u64, Cell>, at: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::{BucketCaps, Layout, Tails};
+    use crate::layout::{BucketCaps, Layout, Storage, Tails};
     use crate::op::Span;
 
     fn plan() -> Plan {
         let layout = Layout::builder().param("a", 256).build().unwrap();
-        Plan::new(&layout, 1, BucketCaps::default(), Tails::default()).unwrap()
+        Plan::new(&layout, 1, BucketCaps::default(), Tails::default(), Storage::default()).unwrap()
     }
 
     fn zero(stream: Stream, start: u64, end: u64) -> Traced {

@@ -6,15 +6,20 @@
 use std::ptr;
 
 use crate::abi::{
-    INSTEP_ACTION_AVERAGE, INSTEP_ACTION_LEAVE, INSTEP_ACTION_STEP, INSTEP_DTYPE_F32, INSTEP_MAX_STATES,
-    INSTEP_NO_BUCKET, INSTEP_NORM_LIMBS, INSTEP_TILE_ELEMENTS, InstepControl, InstepDecideArgs,
-    InstepScalars, InstepSegment, InstepStatus, InstepStepArgs, InstepTile,
+    INSTEP_ACTION_AVERAGE, INSTEP_ACTION_LEAVE, INSTEP_ACTION_STEP, INSTEP_DTYPE_BF16, INSTEP_DTYPE_F16,
+    INSTEP_DTYPE_F32, INSTEP_MASTER_F32, INSTEP_MASTER_NONE, INSTEP_MASTER_REMAINDER8,
+    INSTEP_MASTER_REMAINDER16, INSTEP_MAX_STATES, INSTEP_MOMENTS_8BIT, INSTEP_MOMENTS_BF16,
+    INSTEP_MOMENTS_F32, INSTEP_NO_BUCKET, INSTEP_NORM_LIMBS, INSTEP_TILE_ELEMENTS, InstepBeginArgs,
+    InstepControl, InstepDecideArgs, InstepScalars, InstepSegment, InstepStatus, InstepStepArgs, InstepTile,
 };
 use crate::assignment::{Assignment, BucketLaunch};
-use crate::layout::{Bucket, Gradients, Plan, Segment, SegmentAction};
+use crate::dtype::DType;
+use crate::layout::{
+    Bucket, Gradients, Master, Moments, Plan, Precision, Rounding, Segment, SegmentAction, Storage,
+};
 use crate::op::{Action, Frozen, Memory, Op, Span, Stream};
 use crate::optim::LossScaler;
-use crate::region::Regions;
+use crate::region::{Counts, Regions};
 
 /// The numbers of a step that no op carries.
 #[derive(Clone, Copy)]
@@ -30,6 +35,8 @@ pub(crate) struct Rule {
     /// Clips each bucket by its own norm.
     pub(crate) bucket_max_norm: Option<f64>,
     pub(crate) skip_nonfinite: bool,
+    /// Decay rate of the moving averages of parameters, if there are any.
+    pub(crate) ema_decay: f64,
 }
 
 impl Rule {
@@ -38,9 +45,15 @@ impl Rule {
         if self.scaler.is_some() { 0.0 } else { self.loss_scale }
     }
 
-    /// How many buckets have a control block of their own.
-    pub(crate) fn bucket_controls(&self, plan: &Plan) -> usize {
-        if self.bucket_max_norm.is_some() { plan.buckets().len() } else { 0 }
+    /// What the memories of such a device hold.
+    pub(crate) fn counts(&self, plan: &Plan, assignment: &Assignment) -> Counts {
+        Counts {
+            groups: assignment.hypers().len(),
+            records: assignment.record_count(),
+            // One for each bucket, or none.
+            bucket_controls: if self.bucket_max_norm.is_some() { plan.buckets().len() } else { 0 },
+            states: assignment.state_count(),
+        }
     }
 }
 
@@ -66,7 +79,7 @@ impl Launch {
         bucket: u32,
         plan: &Plan,
         regions: &Regions,
-        assignment: &Assignment,
+        (rule, assignment): (&Rule, &Assignment),
     ) -> Vec<Launch> {
         let of_bucket = match kind {
             Kind::Norm => {
@@ -82,7 +95,8 @@ impl Launch {
             }
             Kind::Step => assignment.launches(plan, bucket),
         };
-        of_bucket.iter().map(|launch| Launch::new(kind, bucket, launch, plan, regions, assignment)).collect()
+        let new = |launch| Launch::new(kind, bucket, launch, plan, regions, (rule, assignment));
+        of_bucket.iter().map(new).collect()
     }
 
     fn new(
@@ -91,7 +105,7 @@ impl Launch {
         launch: &BucketLaunch,
         plan: &Plan,
         regions: &Regions,
-        assignment: &Assignment,
+        (rule, assignment): (&Rule, &Assignment),
     ) -> Launch {
         let action = match kind {
             Kind::Norm => Action::Norm { bucket },
@@ -103,21 +117,13 @@ impl Launch {
             // One that is not summed over ranks takes no part in norms and clips.
             control: if described.is_local { regions.control() } else { regions.control_of(bucket) },
             segments: regions.segments(),
-            tiles: ptr::null(),
-            tile_count: 0,
-            param_base: ptr::null_mut(),
-            grads: ptr::null_mut(),
-            master: ptr::null_mut(),
-            copy: ptr::null_mut(),
-            states: [ptr::null_mut(); INSTEP_MAX_STATES as usize],
             optimizer: launch.kernel,
             state_count: launch.states as u32,
             bucket,
-            param_dtype: INSTEP_DTYPE_F32,
-            grad_dtype: INSTEP_DTYPE_F32,
-            copy_dtype: INSTEP_DTYPE_F32,
             zero_grads: (plan.gradients() == Gradients::Zero && launch.is_last).into(),
             local: described.is_local.into(),
+            seed: seed(plan.storage(), launch.round),
+            ..stored_args(plan.storage(), rule.ema_decay)
         };
         // With nothing frozen: what is frozen later the kernels leave out by its action.
         let first = Span::bucket(plan, described).start;
@@ -126,19 +132,27 @@ impl Launch {
         op.accesses(plan, assignment.state_count(), &Frozen::default(), &mut |access| {
             let is_ours = match access.span.memory {
                 Memory::Control => false,
-                Memory::State(k) => states.contains(&usize::from(k)),
+                Memory::State(k) | Memory::Scales(k) => states.contains(&usize::from(k)),
+                // Whoever steps a parameter last has its final value.
+                Memory::Copy | Memory::Ema => launch.is_last,
                 _ => true,
             };
-            moved_bytes += if is_ours { access.moved_bytes() } else { 0 };
+            moved_bytes += if is_ours { access.moved_bytes(plan) } else { 0 };
             match access.span.memory {
                 Memory::Grads if access.span.start == first => {
                     args.grads = regions.resolve(access.span).cast()
                 }
                 Memory::Params => params = Some(access.span),
+                Memory::Master => args.master = regions.resolve(access.span).cast(),
                 Memory::State(k) if is_ours => {
                     args.states[usize::from(k) - states.start] = regions.resolve(access.span).cast();
                 }
-                Memory::Grads | Memory::Control | Memory::Settings | Memory::State(_) => {}
+                Memory::Scales(k) if is_ours => {
+                    args.scales[usize::from(k) - states.start] = regions.resolve(access.span).cast();
+                }
+                Memory::Copy if is_ours => args.copy = regions.resolve(access.span).cast(),
+                Memory::Ema if is_ours => args.ema = regions.resolve(access.span).cast(),
+                _ => {}
             }
         });
         let record = |segment: u32| assignment.record(launch.round, segment as usize) as u32;
@@ -177,13 +191,14 @@ fn tiles(
         while done < segment.len {
             let count = (segment.len - done).min(INSTEP_TILE_ELEMENTS.into());
             tiles.push(InstepTile {
-                param: if param == 0 { 0 } else { param + done * plan.dtype().bytes() },
+                param: if param == 0 { 0 } else { param + done * plan.storage().precision.param.bytes() },
                 grad_offset: grad + done,
                 state_offset: state + done,
+                element: segment.element + done,
                 count: count as u32,
                 segment: record(*index),
                 first: (done == 0).into(),
-                reserved: [0; 7],
+                reserved: [0; 5],
             });
             done += count;
         }
@@ -203,7 +218,7 @@ pub(crate) fn decide_args(
     let (scaler, largest_loss_scale) = rule.scaler.unwrap_or((LossScaler::CONSTANT, 0.0));
     InstepDecideArgs {
         control: bucket.map_or(regions.control(), |bucket| regions.control_of(bucket)),
-        contributors: count.map_or(ptr::null(), |at| regions.gradient(plan, at)),
+        contributors: count.map_or(ptr::null(), |at| regions.gradient(plan, at).cast()),
         max_norm: rule.max_norm.or(rule.bucket_max_norm).unwrap_or(-1.0),
         growth_factor: scaler.growth_factor,
         backoff_factor: scaler.backoff_factor,
@@ -212,7 +227,104 @@ pub(crate) fn decide_args(
         growth_interval: scaler.growth_interval,
         pass_control: bucket.map_or(ptr::null_mut(), |_| regions.control()),
         bucket: bucket.unwrap_or(INSTEP_NO_BUCKET),
+        grad_dtype: dtype_code(plan.storage().precision.grad),
+    }
+}
+
+/// Arguments of the opening of a pass, whose settings are where Begin looks for them.
+pub(crate) fn begin_args(plan: &Plan, regions: &Regions, rule: &Rule) -> InstepBeginArgs {
+    let (bucket_controls, bucket_count) = regions.bucket_controls();
+    InstepBeginArgs {
+        control: regions.control(),
+        segments: regions.segments(),
+        groups: regions.groups(),
+        lr_multipliers: regions.multipliers(),
+        actions: regions.actions(),
+        segment_count: regions.counts().records as u64,
+        ring: ptr::null(),
+        slot_words: 0,
+        slot_count: 0,
+        divisor: rule.divisor,
+        loss_scale: rule.constant_loss_scale(),
+        previous_max_norm: rule.previous_max_norm.unwrap_or(-1.0),
+        bucket_controls,
+        bucket_count: bucket_count as u64,
+        grad_dtype: dtype_code(plan.storage().precision.grad),
         reserved: 0,
+    }
+}
+
+/// What every launch on such memories has in common.
+fn stored_args(storage: &Storage, ema_decay: f64) -> InstepStepArgs {
+    let Precision { param, grad, master, moments, rounding } = storage.precision;
+    let (ema_from_sample, ema_weight) = average_weight(ema_decay);
+    InstepStepArgs {
+        control: ptr::null_mut(),
+        segments: ptr::null_mut(),
+        tiles: ptr::null(),
+        tile_count: 0,
+        param_base: ptr::null_mut(),
+        grads: ptr::null_mut(),
+        master: ptr::null_mut(),
+        copy: ptr::null_mut(),
+        ema: ptr::null_mut(),
+        states: [ptr::null_mut(); INSTEP_MAX_STATES as usize],
+        scales: [ptr::null_mut(); INSTEP_MAX_STATES as usize],
+        seed: 0,
+        optimizer: 0,
+        state_count: 0,
+        bucket: 0,
+        param_dtype: dtype_code(param),
+        grad_dtype: dtype_code(grad),
+        copy_dtype: dtype_code(storage.copy.unwrap_or(DType::F32)),
+        master_kind: master_code(master),
+        moments: moments_code(moments),
+        stochastic: (rounding != Rounding::Nearest).into(),
+        zero_grads: 0,
+        local: 0,
+        ema_from_sample,
+        ema_weight,
+        reserved: 0,
+    }
+}
+
+/// What stochastic rounding draws by: another one in each round, whose updates are counted alike.
+fn seed(storage: &Storage, round: usize) -> u64 {
+    match storage.precision.rounding {
+        Rounding::Nearest => 0,
+        Rounding::Stochastic { seed } => seed ^ (round as u64) << 48,
+    }
+}
+
+/// As `average_weight` in math.h.
+fn average_weight(beta: f64) -> (u32, f32) {
+    let from_sample = 1.0 - beta >= 0.5;
+    (from_sample.into(), if from_sample { -beta as f32 } else { (1.0 - beta) as f32 })
+}
+
+/// What the kernels call a type.
+pub(crate) fn dtype_code(dtype: DType) -> u32 {
+    match dtype {
+        DType::F32 => INSTEP_DTYPE_F32,
+        DType::BF16 => INSTEP_DTYPE_BF16,
+        DType::F16 => INSTEP_DTYPE_F16,
+    }
+}
+
+pub(crate) fn master_code(master: Master) -> u32 {
+    match master {
+        Master::None => INSTEP_MASTER_NONE,
+        Master::F32 => INSTEP_MASTER_F32,
+        Master::Remainder16 => INSTEP_MASTER_REMAINDER16,
+        Master::Remainder8 => INSTEP_MASTER_REMAINDER8,
+    }
+}
+
+pub(crate) fn moments_code(moments: Moments) -> u32 {
+    match moments {
+        Moments::F32 => INSTEP_MOMENTS_F32,
+        Moments::BF16 => INSTEP_MOMENTS_BF16,
+        Moments::EightBit => INSTEP_MOMENTS_8BIT,
     }
 }
 
@@ -281,6 +393,11 @@ pub(crate) fn first_records<'a>(
             scalars: InstepScalars { words: [0; 12] },
         }
     })
+}
+
+/// What every record's learning rate is multiplied by before the first pass.
+pub(crate) fn first_lr_multipliers(assignment: &Assignment) -> impl Iterator<Item = f64> + use<> {
+    std::iter::repeat_n(1.0, assignment.record_count())
 }
 
 /// What steps do with each record's segment before the first pass.

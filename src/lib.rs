@@ -64,11 +64,15 @@ mod stepper;
 mod sync;
 pub mod timeline;
 
+pub use dtype::{DType, Element};
 pub use error::{Error, Result};
 pub use handle::{DevicePtr, EventHandle, Place, StreamHandle};
 pub use host::{HostDevice, InProcess, Isa, Solo, in_process};
 #[doc(inline)]
-pub use layout::{DEFAULT_GROUP, ForeignBucket, Gradients, Layout, LayoutBuilder, ParamId, SegmentAction};
+pub use layout::{
+    DEFAULT_GROUP, ForeignBucket, Gradients, Layout, LayoutBuilder, Master, Moments, ParamId, Precision,
+    Rounding, SegmentAction,
+};
 #[doc(inline)]
 pub use op::Collective;
 #[doc(inline)]

@@ -8,6 +8,7 @@ use std::mem::size_of;
 use std::ptr::{self, NonNull};
 
 use crate::abi::{InstepControl, InstepHyper, InstepSegment};
+use crate::error::Result;
 use crate::layout::Plan;
 use crate::op::{Memory, Span};
 
@@ -72,45 +73,84 @@ const fn bucket_controls_at(record_count: usize) -> usize {
     SEGMENTS_AT + record_count * size_of::<InstepSegment>()
 }
 
-/// Bytes of the settings: hyperparameters per optimizer, then an action per record.
-pub(crate) fn settings_bytes(group_count: usize, record_count: usize) -> u64 {
-    (actions_at(group_count) + record_count * size_of::<u32>()) as u64
+/// How many of what control memory, settings and states hold.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) groups: usize,
+    pub(crate) records: usize,
+    pub(crate) bucket_controls: usize,
+    pub(crate) states: usize,
 }
 
-/// Where the actions start in the settings.
-pub(crate) const fn actions_at(group_count: usize) -> usize {
-    group_count * size_of::<InstepHyper>()
+impl Counts {
+    /// Bytes of the settings: hyperparameters per optimizer, then per record its rate's multiplier, then its action.
+    pub(crate) fn settings_bytes(&self) -> usize {
+        self.actions_at() + self.records * size_of::<u32>()
+    }
+
+    /// Where the multipliers start in the settings.
+    pub(crate) fn multipliers_at(&self) -> usize {
+        self.groups * size_of::<InstepHyper>()
+    }
+
+    /// Where the actions do.
+    pub(crate) fn actions_at(&self) -> usize {
+        self.multipliers_at() + self.records * size_of::<f64>()
+    }
 }
 
 /// All memories of one stepper.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct Regions {
-    pub(crate) params: Region,
-    pub(crate) grads: Region,
-    pub(crate) control: Region,
-    /// Of the records in control memory.
-    pub(crate) record_count: usize,
-    pub(crate) settings: Region,
-    pub(crate) states: Vec<Region>,
+    counts: Counts,
+    control: Region,
+    settings: Region,
+    tensors: Vec<(Memory, Region)>,
 }
 
 impl Regions {
+    /// Parameters and gradients as given, and zeros from `owned` for everything else that the plan has.
+    pub(crate) fn new(
+        plan: &Plan,
+        counts: Counts,
+        [params, grads]: [Region; 2],
+        mut owned: impl FnMut(u64) -> Result<Region>,
+    ) -> Result<Regions> {
+        let mut given = [Some(params), Some(grads)];
+        let tensors = Memory::of_tensors(plan, counts.states).map(|memory| {
+            let given = match memory {
+                Memory::Params => given[0].take(),
+                Memory::Grads => given[1].take(),
+                _ => None,
+            };
+            Ok((memory, given.map_or_else(|| owned(Span::whole(memory, plan).bytes()), Ok)?))
+        });
+        let tensors = tensors.collect::<Result<_>>()?;
+        let control = owned(control_bytes(counts.records, counts.bucket_controls))?;
+        Ok(Regions { counts, control, settings: owned(counts.settings_bytes() as u64)?, tensors })
+    }
+
     fn region(&self, memory: Memory) -> &Region {
         match memory {
-            Memory::Params => &self.params,
-            Memory::Grads => &self.grads,
             Memory::Control => &self.control,
             Memory::Settings => &self.settings,
-            Memory::State(k) => &self.states[usize::from(k)],
+            memory => match self.tensors.iter().find(|(known, _)| *known == memory) {
+                Some((_, region)) => region,
+                None => panic!("the plan has no {memory:?}"),
+            },
         }
     }
 
     /// How many bytes each memory takes.
     pub(crate) fn sizes(&self) -> impl Iterator<Item = (Memory, u64)> + '_ {
-        let states = (0..self.states.len()).map(|k| Memory::State(k as u8));
-        let all =
-            [Memory::Params, Memory::Grads, Memory::Control, Memory::Settings].into_iter().chain(states);
-        all.map(|memory| (memory, self.region(memory).bytes()))
+        let tensors = self.tensors.iter().map(|(memory, region)| (*memory, region.bytes()));
+        let others = [(Memory::Control, self.control.bytes()), (Memory::Settings, self.settings.bytes())];
+        tensors.chain(others)
+    }
+
+    /// How many of what there are.
+    pub(crate) fn counts(&self) -> Counts {
+        self.counts
     }
 
     /// The first byte of a span that lies inside one piece of its memory.
@@ -129,8 +169,8 @@ impl Regions {
     }
 
     /// One element of gradient memory.
-    pub(crate) fn gradient(&self, plan: &Plan, at: u64) -> *mut f32 {
-        self.resolve(Span::elements(Memory::Grads, plan, at, at + 1)).cast()
+    pub(crate) fn gradient(&self, plan: &Plan, at: u64) -> *mut u8 {
+        self.resolve(Span::elements(Memory::Grads, plan, at, at + 1))
     }
 
     /// The pass's control block.
@@ -140,9 +180,8 @@ impl Regions {
 
     /// The first control block of a single bucket, and how many there are: one for each bucket, or none.
     pub(crate) fn bucket_controls(&self) -> (*mut InstepControl, usize) {
-        let at = bucket_controls_at(self.record_count);
-        let count = (self.control.bytes() as usize - at) / size_of::<InstepControl>();
-        (self.control.base().wrapping_add(at).cast(), count)
+        let at = bucket_controls_at(self.counts.records);
+        (self.control.base().wrapping_add(at).cast(), self.counts.bucket_controls)
     }
 
     /// The control block that a bucket is stepped by: its own, or the pass's.
@@ -161,8 +200,13 @@ impl Regions {
         self.settings.base().cast()
     }
 
-    /// The first segment's action.
-    pub(crate) fn actions(&self, group_count: usize) -> *mut u32 {
-        self.settings.base().wrapping_add(actions_at(group_count)).cast()
+    /// The first record's multiplier of its rate.
+    pub(crate) fn multipliers(&self) -> *mut f64 {
+        self.settings.base().wrapping_add(self.counts.multipliers_at()).cast()
+    }
+
+    /// The first record's action.
+    pub(crate) fn actions(&self) -> *mut u32 {
+        self.settings.base().wrapping_add(self.counts.actions_at()).cast()
     }
 }

@@ -60,13 +60,14 @@ fn sizes_and_offsets_are_the_c_compilers() {
         InstepAdamScalars { weight1, weight2, step_size, inv_sqrt_bias_correction2, eps, weight_decay, lr_weight_decay, from_sample1, from_sample2, amsgrad, maximize, reserved }
         InstepSegment { steps, stepped, group, action, optimizer, tail, contributors, scalars }
         InstepControl { next_loss_scale, growth_tracker, limbs, passes, norm, previous_norm, clip, divisor, loss_scale, multiplier, average_multiplier, local_multiplier, reserved, max_abs_bits, first_nonfinite_bucket, skip, decided }
-        InstepTile { param, grad_offset, state_offset, count, segment, first, reserved }
-        InstepBeginArgs { control, segments, groups, actions, segment_count, ring, slot_words, slot_count, divisor, loss_scale, previous_max_norm, bucket_controls, bucket_count }
-        InstepDecideArgs { control, contributors, max_norm, growth_factor, backoff_factor, largest_loss_scale, skip_nonfinite, growth_interval, pass_control, bucket, reserved }
-        InstepStepArgs { control, segments, tiles, tile_count, param_base, grads, master, copy, states, optimizer, state_count, bucket, param_dtype, grad_dtype, copy_dtype, zero_grads, local }
+        InstepTile { param, grad_offset, state_offset, element, count, segment, first, reserved }
+        InstepBeginArgs { control, segments, groups, lr_multipliers, actions, segment_count, ring, slot_words, slot_count, divisor, loss_scale, previous_max_norm, bucket_controls, bucket_count, grad_dtype, reserved }
+        InstepDecideArgs { control, contributors, max_norm, growth_factor, backoff_factor, largest_loss_scale, skip_nonfinite, growth_interval, pass_control, bucket, grad_dtype }
+        InstepStepArgs { control, segments, tiles, tile_count, param_base, grads, master, copy, ema, states, scales, seed, optimizer, state_count, bucket, param_dtype, grad_dtype, copy_dtype, master_kind, moments, stochastic, zero_grads, local, ema_from_sample, ema_weight, reserved }
         InstepStatus { sequence, norm, clip, loss_scale, decided, skipped, first_nonfinite_bucket, reserved }
         InstepPublishArgs { control, ring, slot_count }
-        InstepKernels { self_test, begin, decide, norm, step, custom, sum, narrow, widen, ceiling }
+        InstepStored { values, second, count, format, master_kind, is_signed, reserved }
+        InstepKernels { self_test, begin, decide, norm, step, custom, sum, narrow, widen, decode, encode, ceiling, signed_states }
     };
     let c = c_side();
     assert!(c.len() > 60, "the table has rows");

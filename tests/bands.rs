@@ -105,17 +105,18 @@ fn run(isa: Isa, optimizer: u32, states: usize, len: usize, offset: usize) -> Re
         param: param.wrapping_add(done).expose_provenance() as u64,
         grad_offset: (grad + done) as u64,
         state_offset: done as u64,
+        element: 0,
         count: count as u32,
         segment,
         first: (done == 0).into(),
-        reserved: [0; 7],
+        reserved: [0; 5],
     };
     let full = INSTEP_TILE_ELEMENTS as usize;
     let cuts = (0..len).step_by(full).map(|done| (done, full.min(len - done)));
     let mut tiles: Vec<_> = cuts.map(|(done, count)| tile(param.address(), 0, done, count, 0)).collect();
     tiles.push(tile(second.address(), gap, 0, SECOND, 1));
     let mut pointers = [std::ptr::null_mut(); INSTEP_MAX_STATES as usize];
-    pointers.iter_mut().zip(&mut state).for_each(|(pointer, state)| *pointer = state.address());
+    pointers.iter_mut().zip(&mut state).for_each(|(pointer, state)| *pointer = state.address().cast());
     let args = InstepStepArgs {
         control: &raw mut control.value,
         segments: (&raw mut segments.value).cast(),
@@ -134,11 +135,21 @@ fn run(isa: Isa, optimizer: u32, states: usize, len: usize, offset: usize) -> Re
         copy_dtype: INSTEP_DTYPE_F32,
         zero_grads: 0,
         local: 0,
+        master_kind: INSTEP_MASTER_NONE,
+        moments: INSTEP_MOMENTS_F32,
+        stochastic: 0,
+        ema: std::ptr::null_mut(),
+        scales: [std::ptr::null_mut(); INSTEP_MAX_STATES as usize],
+        seed: 0,
+        ema_from_sample: 0,
+        ema_weight: 0.0,
+        reserved: 0,
     };
     let begin = InstepBeginArgs {
         control: &raw mut control.value,
         segments: (&raw mut segments.value).cast(),
         groups: &raw mut hypers.value,
+        lr_multipliers: [1.0; 2].as_mut_ptr(),
         actions: (&raw mut actions.value).cast(),
         segment_count: 2,
         ring: std::ptr::null(),
@@ -149,10 +160,12 @@ fn run(isa: Isa, optimizer: u32, states: usize, len: usize, offset: usize) -> Re
         previous_max_norm: -1.0,
         bucket_controls: std::ptr::null_mut(),
         bucket_count: 0,
+        grad_dtype: INSTEP_DTYPE_F32,
+        reserved: 0,
     };
     let decide = InstepDecideArgs {
         control: &raw mut control.value,
-        contributors: grads.address().wrapping_add(tail + 1),
+        contributors: grads.address().wrapping_add(tail + 1).cast(),
         max_norm: 0.5,
         skip_nonfinite: 1,
         growth_factor: 1.0,
@@ -161,7 +174,7 @@ fn run(isa: Isa, optimizer: u32, states: usize, len: usize, offset: usize) -> Re
         growth_interval: 0,
         pass_control: std::ptr::null_mut(),
         bucket: 0,
-        reserved: 0,
+        grad_dtype: INSTEP_DTYPE_F32,
     };
     for step in 0..3 {
         // SAFETY: every pointer leads into a buffer above, which is as long as the tiles and arguments say.

@@ -162,7 +162,7 @@ fn what_decide_stores_for_a_nan_is_canonical_too() {
                     growth_interval: 0,
                     pass_control: std::ptr::null_mut(),
                     bucket: 0,
-                    reserved: 0,
+                    grad_dtype: instep::abi::INSTEP_DTYPE_F32,
                 });
                 control
             };

@@ -241,7 +241,10 @@ fn what_cannot_be_borrowed_is_refused_by_name() {
             "aligned",
         ),
         (
-            Borrowed::new().param(a, std::ptr::null_mut()).param(b, at).bucket(bucket(), at.wrapping_add(8)),
+            Borrowed::new()
+                .param(a, std::ptr::null_mut::<f32>())
+                .param(b, at)
+                .bucket(bucket(), at.wrapping_add(8)),
             "null",
         ),
         (Borrowed::new().param(a, at).param(b, at.wrapping_add(4)), "`a` lies in no bucket"),

@@ -194,7 +194,7 @@ fn a_tensor_that_ends_outside_the_gpus_memory_is_refused() {
     driver.leave();
     // Of the weights' 12,000 bytes the last are behind the allocation.
     let [weights, grads] =
-        [32_000, 0].map(|at| std::ptr::with_exposed_provenance_mut(memory.0 as usize + at));
+        [32_000, 0].map(|at| std::ptr::with_exposed_provenance_mut::<f32>(memory.0 as usize + at));
     let memory = Borrowed::new().param(id, weights).bucket(ForeignBucket::new(3000).gradient(id, 0), grads);
     let builder = few_optimizers()[0].builder(&layout).unused(Unused::StepZero);
     // SAFETY: refused before anything is touched.

@@ -7,7 +7,7 @@
 use std::num::NonZeroU32;
 
 use instep::cuda::Cuda;
-use instep::layout::{BucketCaps, ForeignBucket, Plan, Tails};
+use instep::layout::{BucketCaps, ForeignBucket, Plan, Precision, Tails};
 use instep::op::{Access, Action, Frozen, Memory, Op, Stream};
 use instep::{
     AdamW, Borrowed, Collective, Error, Gradients, Layout, Mode, ParamId, Result, SegmentAction, Sgd, Solo,
@@ -145,7 +145,7 @@ fn every_wait_is_needed_whatever_becomes_of_gradients() {
 #[test]
 fn a_step_that_zeroes_claims_its_gradients_as_written_and_a_release_its_span() {
     let layout = Layout::builder().param("a", 300).build().unwrap();
-    let cut = Plan::new(&layout, 1, BucketCaps::default(), Tails::default()).unwrap();
+    let cut = Plan::new(&layout, 1, BucketCaps::default(), Tails::default(), Precision::F32).unwrap();
     let claims = |gradients, action| {
         let (plan, mut claims) = (cut.clone().with_gradients(gradients), Vec::new());
         let op = Op { stream: Stream::Optim, action };

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use instep::hazard::{Hazard, Traced, check};
-use instep::layout::{BucketCaps, Plan, Tails};
+use instep::layout::{BucketCaps, Plan, Precision, Tails};
 use instep::op::{Access, Action, Memory, Op, Phase, Span};
 use instep::schedule::{Opening, Policy, Schedule};
 use instep::{Layout, Mode, SegmentAction};
@@ -93,7 +93,7 @@ fn simulate(case: Case) -> Simulated {
     let cap = 4 * 200 * case.params_per_bucket.saturating_sub(1).max(1) as u64;
     let caps = BucketCaps { first_bytes: cap, rest_bytes: cap };
     let tails = Tails { used: case.tails, contributors: !case.joined.is_empty() };
-    let plan = Arc::new(Plan::new(&layout, 2, caps, tails).unwrap());
+    let plan = Arc::new(Plan::new(&layout, 2, caps, tails, Precision::F32).unwrap());
     let mut policy = Policy::new(case.mode, case.norm);
     (policy.dynamic_loss_scale, policy.clip_per_bucket) = (case.scaled, case.per_bucket);
     let mut schedule = Schedule::new(&layout, Arc::clone(&plan), policy);
@@ -327,7 +327,7 @@ fn every_wait_of_64_buckets_is_missed_when_deleted_in_normed() {
 fn the_loss_scale_waits_for_the_decision_and_for_no_step() {
     let layout = Layout::builder().param("a", 300).param("b", 300).build().unwrap();
     let caps = BucketCaps { first_bytes: 1, rest_bytes: 1 };
-    let plan = Arc::new(Plan::new(&layout, 2, caps, Tails::default()).unwrap());
+    let plan = Arc::new(Plan::new(&layout, 2, caps, Tails::default(), Precision::F32).unwrap());
     for mode in [Mode::Sequential, Mode::Normed] {
         let mut policy = Policy::new(mode, true);
         policy.dynamic_loss_scale = true;
@@ -386,7 +386,9 @@ fn an_abandoned_pass_leaves_no_hazard_behind() {
     for (mode, tails) in MODES.into_iter().flat_map(|mode| [(mode, false), (mode, true)]) {
         let layout = Layout::builder().param("a", 300).param("b", 300).param("c", 300).build().unwrap();
         let caps = BucketCaps { first_bytes: 1, rest_bytes: 1 };
-        let plan = Arc::new(Plan::new(&layout, 2, caps, Tails { used: tails, contributors: false }).unwrap());
+        let plan = Arc::new(
+            Plan::new(&layout, 2, caps, Tails { used: tails, contributors: false }, Precision::F32).unwrap(),
+        );
         let mut schedule = Schedule::new(&layout, Arc::clone(&plan), Policy::new(mode, false));
         let mut list = Vec::new();
         for pass in 0..9 {
@@ -419,7 +421,7 @@ fn an_abandoned_pass_leaves_no_hazard_behind() {
 fn buckets_launch_in_index_order_whatever_arrives_first() {
     let layout = Layout::builder().param("a", 300).param("b", 300).param("c", 300).build().unwrap();
     let caps = BucketCaps { first_bytes: 1, rest_bytes: 1 };
-    let plan = Arc::new(Plan::new(&layout, 1, caps, Tails::default()).unwrap());
+    let plan = Arc::new(Plan::new(&layout, 1, caps, Tails::default(), Precision::F32).unwrap());
     for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
         let mut schedule = Schedule::new(&layout, Arc::clone(&plan), Policy::new(Mode::Eager, false));
         schedule.begin(Opening::default()).unwrap();
@@ -439,7 +441,9 @@ fn buckets_launch_in_index_order_whatever_arrives_first() {
 fn a_frozen_bucket_that_counts_ranks_is_touched_behind_its_reduce_only() {
     let layout = Layout::builder().param("a", 300).param("counts", 300).build().unwrap();
     let caps = BucketCaps { first_bytes: 1, rest_bytes: 1 };
-    let plan = Arc::new(Plan::new(&layout, 2, caps, Tails { used: false, contributors: true }).unwrap());
+    let plan = Arc::new(
+        Plan::new(&layout, 2, caps, Tails { used: false, contributors: true }, Precision::F32).unwrap(),
+    );
     for (mode, frozen) in MODES.into_iter().flat_map(|mode| [(mode, &[1][..]), (mode, &[0, 1])]) {
         for unfreeze in [false, true] {
             let mut schedule = Schedule::new(&layout, Arc::clone(&plan), Policy::new(mode, false));

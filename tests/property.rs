@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use instep::hazard::{Traced, check};
-use instep::layout::{BucketCaps, Plan, Tails};
+use instep::layout::{BucketCaps, Plan, Precision, Tails};
 use instep::op::{Access, Memory, Span};
 use instep::schedule::{Opening, Policy, Schedule};
 use instep::{Error, Layout, Mode, SegmentAction, Unused, in_process};
@@ -169,7 +169,7 @@ fn play(events: &Events) -> (Arc<Plan>, Vec<Traced>) {
     let layout = builder.build().unwrap();
     let caps = BucketCaps { first_bytes: events.cap, rest_bytes: events.cap };
     let tails = Tails { used: events.used, contributors: events.contributors };
-    let plan = Arc::new(Plan::new(&layout, events.world_size, caps, tails).unwrap());
+    let plan = Arc::new(Plan::new(&layout, events.world_size, caps, tails, Precision::F32).unwrap());
     let policy = Policy::new(events.mode, events.norm);
     let mut schedule = Schedule::new(&layout, Arc::clone(&plan), policy);
     let mut list = Vec::new();

@@ -95,10 +95,11 @@ impl Bucket<'_> {
             param: param.expose_provenance() as u64,
             grad_offset: 0,
             state_offset: 0,
+            element: 0,
             count: count as u32,
             segment: 0,
             first: 1,
-            reserved: [0; 7],
+            reserved: [0; 5],
         };
         // SAFETY: plain data, for which zeros are a value; every pointer leads to memory of this function that is as
         // long as the one tile says, and all instruction sets asked for are available.
@@ -111,6 +112,7 @@ impl Bucket<'_> {
                 control: &mut control,
                 segments: &mut segment,
                 groups: &mut InstepHyper { adam },
+                lr_multipliers: &mut 1.0,
                 actions: &mut { self.action },
                 segment_count: 1,
                 ring: std::ptr::null(),
@@ -121,6 +123,8 @@ impl Bucket<'_> {
                 previous_max_norm: -1.0,
                 bucket_controls: std::ptr::null_mut(),
                 bucket_count: 0,
+                grad_dtype: self.grad_dtype,
+                reserved: 0,
             };
             let step = InstepStepArgs {
                 control: &mut control,
@@ -129,9 +133,12 @@ impl Bucket<'_> {
                 tile_count: 1,
                 param_base: std::ptr::null_mut(),
                 grads: if narrow { narrow_grads.as_mut_ptr().cast() } else { wide_grads.as_mut_ptr().cast() },
-                master: if narrow_params { weights.as_mut_ptr() } else { std::ptr::null_mut() },
+                master: if narrow_params { weights.as_mut_ptr().cast() } else { std::ptr::null_mut() },
                 copy: std::ptr::null_mut(),
-                states: [states[0].as_mut_ptr(), states[1].as_mut_ptr(), std::ptr::null_mut()],
+                ema: std::ptr::null_mut(),
+                scales: [std::ptr::null_mut(); INSTEP_MAX_STATES as usize],
+                seed: 0,
+                states: [states[0].as_mut_ptr().cast(), states[1].as_mut_ptr().cast(), std::ptr::null_mut()],
                 optimizer: INSTEP_OPTIMIZER_adam,
                 state_count: 2,
                 bucket: 5,
@@ -140,6 +147,12 @@ impl Bucket<'_> {
                 copy_dtype: INSTEP_DTYPE_F32,
                 zero_grads: 0,
                 local: 0,
+                master_kind: if narrow_params { INSTEP_MASTER_F32 } else { INSTEP_MASTER_NONE },
+                moments: INSTEP_MOMENTS_F32,
+                stochastic: 0,
+                ema_from_sample: 0,
+                ema_weight: 0.0,
+                reserved: 0,
             };
             kernels(isa).begin.unwrap()(&begin);
             kernels(isa).norm.unwrap()(&step, 0, 1);

@@ -51,16 +51,21 @@ fn step(isa: Isa, options: &Options) -> Left {
     let mut params: Vec<f32> = (0..all).map(|k| paint(k / LEN, k % LEN)).collect();
     let mut grads = gradients(options.grad_dtype);
     let mut copy = vec![UNTOUCHED; all * words(copy_dtype)];
-    let counts = [1f32, 1.0, 1.0, 0.0];
+    let counts = [1f32, 1.0, 1.0, 0.0].map(|count| match options.grad_dtype {
+        INSTEP_DTYPE_BF16 => vec![half::bf16::from_f32(count).to_bits()],
+        INSTEP_DTYPE_F16 => vec![half::f16::from_f32(count).to_bits()],
+        _ => bits(INSTEP_DTYPE_F32, count),
+    });
     let first_param = params.as_mut_ptr();
     let tile = |segment: usize, done: usize| InstepTile {
         param: first_param.wrapping_add(segment * LEN + done).expose_provenance() as u64,
         grad_offset: (segment * LEN + done) as u64,
         state_offset: (segment * LEN + done) as u64,
+        element: 0,
         count: (LEN - done).min(INSTEP_TILE_ELEMENTS as usize) as u32,
         segment: segment as u32,
         first: (done == 0).into(),
-        reserved: [0; 7],
+        reserved: [0; 5],
     };
     let tiles: Vec<_> =
         (0..ACTIONS.len()).flat_map(|s| [tile(s, 0), tile(s, INSTEP_TILE_ELEMENTS as usize)]).collect();
@@ -76,6 +81,7 @@ fn step(isa: Isa, options: &Options) -> Left {
             control: &mut control,
             segments: segments.as_mut_ptr(),
             groups: &mut InstepHyper { sgd },
+            lr_multipliers: [1.0; ACTIONS.len()].as_mut_ptr(),
             actions: actions.as_mut_ptr(),
             segment_count: ACTIONS.len() as u64,
             ring: std::ptr::null(),
@@ -86,11 +92,13 @@ fn step(isa: Isa, options: &Options) -> Left {
             previous_max_norm: -1.0,
             bucket_controls: std::ptr::null_mut(),
             bucket_count: 0,
+            grad_dtype: options.grad_dtype,
+            reserved: 0,
         };
         kernels(isa).begin.unwrap()(&begin);
         control.skip = options.skip.into();
         for (segment, count) in segments.iter_mut().zip(&counts) {
-            segment.tail = std::ptr::from_ref(count).expose_provenance() as u64;
+            segment.tail = count.as_ptr().expose_provenance() as u64;
         }
         let step = InstepStepArgs {
             control: &mut control,
@@ -100,6 +108,9 @@ fn step(isa: Isa, options: &Options) -> Left {
             param_base: std::ptr::null_mut(),
             grads: grads.as_mut_ptr().cast(),
             master: std::ptr::null_mut(),
+            ema: std::ptr::null_mut(),
+            scales: [std::ptr::null_mut(); INSTEP_MAX_STATES as usize],
+            seed: 0,
             copy: options.copy_dtype.map_or(std::ptr::null_mut(), |_| copy.as_mut_ptr().cast()),
             states: [std::ptr::null_mut(); INSTEP_MAX_STATES as usize],
             optimizer: INSTEP_OPTIMIZER_sgd,
@@ -110,6 +121,12 @@ fn step(isa: Isa, options: &Options) -> Left {
             copy_dtype,
             zero_grads: options.zero_grads.into(),
             local: 0,
+            master_kind: INSTEP_MASTER_NONE,
+            moments: INSTEP_MOMENTS_F32,
+            stochastic: 0,
+            ema_from_sample: 0,
+            ema_weight: 0.0,
+            reserved: 0,
         };
         kernels(isa).step.unwrap()(&step, 0, tiles.len() as u64);
     }

@@ -66,11 +66,11 @@ const UNSAFE: &[&str] = &[
     "src/overlap/hooks.rs",
     "src/region.rs",
     "src/stepper/build.rs",
-    "src/stepper/copies.rs",
     "src/stepper/gpu.rs",
     "src/stepper/graphs.rs",
     "src/stepper/rebuild.rs",
     "src/stepper/records.rs",
+    "src/stepper/stored.rs",
     "src/stepper/scaling.rs",
     "src/stepper/views.rs",
 ];

@@ -17,7 +17,7 @@ use crate::cuda::{Cuda, CudaDevice, Parts};
 use crate::error::Result;
 use crate::handle::{DevicePtr, EventHandle, StreamHandle};
 use crate::host::Solo;
-use crate::layout::{Layout, Plan};
+use crate::layout::{Layout, Plan, Storage};
 use crate::op::{Action, Device, Memory, Op, Phase, Sealed, Span, Stream};
 use crate::optim::Optimizer;
 
@@ -57,7 +57,7 @@ impl GpuLauncher {
         world_size: u32,
         cuda: &Cuda,
     ) -> Result<GpuLauncher> {
-        let plan = plan(layout, cap_bytes, world_size)?;
+        let plan = plan(layout, cap_bytes, world_size, Storage::default())?;
         let driver = Arc::clone(cuda.driver());
         let device = CudaDevice::new(Parts {
             driver: Arc::clone(&driver),

@@ -16,7 +16,7 @@ use crate::host::arena::Memories;
 use crate::host::execute::{Executor, Parts};
 use crate::host::kernels::Kernels;
 use crate::host::{Isa, Solo};
-use crate::layout::{Layout, Plan};
+use crate::layout::{Layout, Plan, Storage};
 use crate::op::{Action, Memory, Op, Phase, Span, Stream};
 use crate::optim::Optimizer;
 use crate::pool::Pool;
@@ -41,10 +41,11 @@ impl Launcher {
         optimizer: &dyn Optimizer,
         cap_bytes: u64,
         world_size: u32,
+        storage: Storage,
         isa: Isa,
         threads: usize,
     ) -> Result<Launcher> {
-        let plan = plan(layout, cap_bytes, world_size)?;
+        let plan = plan(layout, cap_bytes, world_size, storage)?;
         let (kernels, rule) = (Kernels::load(isa)?, rule(world_size));
         let states = optimizer.state_names().len();
         let assignment = Arc::new(Assignment::uniform(layout, &plan, optimizer)?);

@@ -17,13 +17,13 @@ use std::sync::Arc;
 
 use crate::error::Result;
 use crate::launch::Rule;
-use crate::layout::{BucketCaps, Layout, Plan, Tails};
+use crate::layout::{BucketCaps, Layout, Plan, Storage, Tails};
 use crate::op::{Action, Frozen, Memory, Op, Stream};
 
 /// Buckets of `cap_bytes`, the first one included, without tails.
-fn plan(layout: &Layout, cap_bytes: u64, world_size: u32) -> Result<Arc<Plan>> {
+fn plan(layout: &Layout, cap_bytes: u64, world_size: u32, storage: Storage) -> Result<Arc<Plan>> {
     let caps = BucketCaps { first_bytes: cap_bytes, rest_bytes: cap_bytes };
-    Ok(Arc::new(Plan::new(layout, world_size, caps, Tails::default())?))
+    Ok(Arc::new(Plan::new(layout, world_size, caps, Tails::default(), storage)?))
 }
 
 /// A step that takes the mean over `world_size` ranks and does nothing else on the way.
@@ -36,6 +36,7 @@ fn rule(world_size: u32) -> Rule {
         bucket_max_norm: None,
         max_norm: None,
         skip_nonfinite: false,
+        ema_decay: 0.999,
     }
 }
 
@@ -45,7 +46,7 @@ fn step_bytes(plan: &Plan, states: usize, bucket: u32) -> u64 {
     let op = Op { stream: Stream::Optim, action: Action::Step { bucket } };
     op.accesses(plan, states, &Frozen::default(), &mut |access| {
         if access.span.memory != Memory::Control {
-            bytes += access.moved_bytes();
+            bytes += access.moved_bytes(plan);
         }
     });
     bytes

@@ -40,7 +40,10 @@ pub fn built_kernels() -> Result<BuiltKernels> {
     let images = fatbin::images(embedded()?).ok_or_else(|| Error::KernelsNotBuilt {
         how: "the embedded binary is damaged; rebuild, without INSTEP_FATBIN if that was set".to_owned(),
     })?;
-    Ok(BuiltKernels { names: COMMON.map(str::to_owned).into_iter().chain(step_names()).collect(), images })
+    Ok(BuiltKernels {
+        names: COMMON.map(str::to_owned).into_iter().chain(step_names().flatten()).collect(),
+        images,
+    })
 }
 
 /// The binary, as a driver takes it.
@@ -49,10 +52,11 @@ pub(super) fn embedded() -> Result<&'static [u8]> {
     if missing.is_empty() { Ok(FATBIN) } else { Err(Error::KernelsNotBuilt { how: missing.to_owned() }) }
 }
 
-/// The step kernels, by the optimizer's number.
-pub(super) fn step_names() -> impl Iterator<Item = String> {
+/// The step kernels, by the optimizer's number: for states in floats, and in codes.
+pub(super) fn step_names() -> impl Iterator<Item = [String; 2]> {
     let rows = OPTIMIZERS.lines().filter_map(|line| line.strip_prefix("OPTIMIZER("));
-    rows.filter_map(|row| Some(format!("instep_step_{}", row.split_once(',')?.0)))
+    let names = rows.filter_map(|row| Some(row.split_once(',')?.0));
+    names.map(|name| [format!("instep_step_{name}"), format!("instep_step_{name}_8bit")])
 }
 
 impl fmt::Display for BuiltKernels {

@@ -24,7 +24,7 @@ use crate::abi::{
 use crate::assignment::Assignment;
 use crate::error::{Error, Result};
 use crate::handle::{EventHandle, StreamHandle};
-use crate::launch::{Kind, Launch, Rule, decide_args, first_actions};
+use crate::launch::{Kind, Launch, Rule, begin_args, decide_args};
 use crate::layout::Plan;
 use crate::op::{Action, Call, Collective, Op, Phase, STREAMS, Stream, Ticket};
 use crate::region::BorrowedPieces;
@@ -43,7 +43,6 @@ pub struct CudaDevice {
     optim_priority: i32,
     max_blocks: Option<u32>,
     kernels: ManuallyDrop<Kernels>,
-    record_count: usize,
     norms: Vec<Vec<BucketLaunch>>,
     steps: Vec<Vec<BucketLaunch>>,
     pub(super) memory: ManuallyDrop<DeviceMemory>,
@@ -95,7 +94,7 @@ impl CudaDevice {
         let _entered = Entered::new(&*driver)?;
         // SAFETY: the caller of the builder names a stream that is alive.
         unsafe { driver.inspect_stream(compute)? };
-        let kernels = Kernels::load(&driver, &assignment.kernels(&plan))?;
+        let kernels = Kernels::load(&driver, &assignment.kernels(&plan), plan.storage().precision.moments)?;
         let priorities = Priorities { reduce: i32::MIN, optim: parts.optim_priority };
         // Most that one stream records in two passes.
         let room = 16 + 8 * plan.buckets().len();
@@ -103,8 +102,7 @@ impl CudaDevice {
         let optim = queues.stream(Stream::Optim);
         let mut memory =
             DeviceMemory::new(&driver, optim, &plan, (&rule, &assignment), &*comm, parts.borrowed)?;
-        let actions: Vec<u32> = first_actions(&plan, &assignment).collect();
-        let settings = Settings::new(&driver, &assignment, &actions)?;
+        let settings = Settings::new(&driver, (&plan, &assignment), memory.regions.counts())?;
         let status = StatusRing::new(&driver)?;
         let most = parts.max_blocks.unwrap_or(i32::MAX as u32);
         let norm_most = most.min(NORM_BLOCKS_PER_MULTIPROCESSOR * driver.multiprocessors());
@@ -113,7 +111,7 @@ impl CudaDevice {
             for bucket in 0..plan.buckets().len() as u32 {
                 let mut of_bucket = Vec::new();
                 for Launch { mut args, tiles, .. } in
-                    Launch::all(kind, bucket, &plan, &memory.regions, &assignment)
+                    Launch::all(kind, bucket, &plan, &memory.regions, (&rule, &assignment))
                 {
                     args.tiles = memory.keep(&driver, optim, &tiles)?;
                     let is_custom = kind == Kind::Step && args.optimizer == INSTEP_OPTIMIZER_CUSTOM;
@@ -143,7 +141,6 @@ impl CudaDevice {
             optim_priority: parts.optim_priority,
             max_blocks: parts.max_blocks,
             kernels: ManuallyDrop::new(kernels),
-            record_count: assignment.record_count(),
             norms,
             steps,
             memory: ManuallyDrop::new(memory),
@@ -252,7 +249,7 @@ impl CudaDevice {
                     kind,
                     pass,
                     bucket,
-                    dtype: self.plan.dtype(),
+                    dtype: src.dtype(&self.plan),
                     src: self.memory.regions.resolve(src),
                     dst: self.memory.regions.resolve(dst),
                     bytes: src.bytes(),
@@ -270,22 +267,11 @@ impl CudaDevice {
         if !self.is_capturing {
             self.fill_slot()?;
         }
-        let regions = &self.memory.regions;
-        let (bucket_controls, bucket_count) = regions.bucket_controls();
         let args = InstepBeginArgs {
-            control: regions.control(),
-            segments: regions.segments(),
-            groups: regions.groups(),
-            actions: regions.actions(self.settings.group_count()),
-            segment_count: self.record_count as u64,
             ring: ptr::with_exposed_provenance(self.settings.ring().0 as usize),
             slot_words: self.settings.slot_words(),
             slot_count: SLOTS as u64,
-            divisor: self.rule.divisor,
-            loss_scale: self.rule.constant_loss_scale(),
-            previous_max_norm: self.rule.previous_max_norm.unwrap_or(-1.0),
-            bucket_controls,
-            bucket_count: bucket_count as u64,
+            ..begin_args(&self.plan, &self.memory.regions, &self.rule)
         };
         self.launch_one(self.kernels.begin, INSTEP_GPU_THREADS, stream, &args)?;
         if self.is_capturing {

@@ -11,6 +11,7 @@ use super::built::step_names;
 use super::driver::{Driver, Kernel, Module};
 use crate::abi::INSTEP_OPTIMIZER_CUSTOM;
 use crate::error::Result;
+use crate::layout::Moments;
 
 pub(super) struct Kernels {
     driver: Arc<dyn Driver>,
@@ -27,7 +28,7 @@ pub(super) struct Kernels {
 impl Kernels {
     /// # Errors
     /// `KernelsNotBuilt` if this build has none, `Device` if the driver takes none of them.
-    pub(super) fn load(driver: &Arc<dyn Driver>, optimizers: &[u32]) -> Result<Kernels> {
+    pub(super) fn load(driver: &Arc<dyn Driver>, optimizers: &[u32], moments: Moments) -> Result<Kernels> {
         let module = driver.load(driver.image()?)?;
         let none = Kernel(0);
         let (begin, decide, publish, norm, custom) = (none, none, none, none, none);
@@ -43,7 +44,8 @@ impl Kernels {
         kernels.decide = named("instep_decide")?;
         kernels.publish = named("instep_publish")?;
         kernels.norm = named("instep_norm")?;
-        for (optimizer, name) in step_names().enumerate() {
+        for (optimizer, [floats, codes]) in step_names().enumerate() {
+            let name = if moments == Moments::EightBit { codes } else { floats };
             let is_used = optimizers.contains(&(optimizer as u32));
             kernels.steps.push(if is_used { Some(named(&name)?) } else { None });
         }

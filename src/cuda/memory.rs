@@ -14,8 +14,8 @@ use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, StreamHandle};
 use crate::launch::{Rule, first_control, first_records};
 use crate::layout::Plan;
-use crate::op::{Allocation, Collective};
-use crate::region::{BorrowedPieces, Region, Regions, control_bytes, settings_bytes};
+use crate::op::{Allocation, Collective, Memory, Span};
+use crate::region::{BorrowedPieces, Region, Regions};
 
 /// One allocation, zeroed, given back behind whatever its stream still runs.
 pub(super) struct Arena {
@@ -68,11 +68,11 @@ impl DeviceMemory {
             arenas.push(arena);
             Ok::<Region, Error>(region)
         };
-        let bytes = plan.arena_len() * plan.dtype().bytes();
-        let grads_bytes = plan.grads_len() * plan.dtype().bytes();
+        let [params_bytes, grads_bytes] =
+            [Memory::Params, Memory::Grads].map(|memory| Span::whole(memory, plan).bytes());
         let mut reduced = None;
-        let (params, grads) = match borrowed {
-            Some(borrowed) => (Region::scattered(borrowed.params), Region::scattered(borrowed.grads)),
+        let given = match borrowed {
+            Some(borrowed) => [Region::scattered(borrowed.params), Region::scattered(borrowed.grads)],
             None => {
                 reduced = if grads_bytes > 0 { comm.allocate(grads_bytes)? } else { None };
                 let grads = match &reduced {
@@ -84,18 +84,10 @@ impl DeviceMemory {
                         Region::whole(base, grads_bytes)
                     }
                 };
-                (owned(bytes)?, grads)
+                [owned(params_bytes)?, grads]
             }
         };
-        let record_count = assignment.record_count();
-        let regions = Regions {
-            params,
-            grads,
-            control: owned(control_bytes(record_count, rule.bucket_controls(plan)))?,
-            record_count,
-            settings: owned(settings_bytes(assignment.hypers().len(), record_count))?,
-            states: (0..assignment.state_count()).map(|_| owned(bytes)).collect::<Result<_>>()?,
-        };
+        let regions = Regions::new(plan, rule.counts(plan, assignment), given, owned)?;
         let memory = DeviceMemory { regions, arenas, reduced };
         let records: Vec<InstepSegment> = first_records(plan, &memory.regions, assignment).collect();
         // SAFETY: control memory was made for a block and that many records, and more, which stays zeros; nothing runs on it yet.

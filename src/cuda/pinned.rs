@@ -14,7 +14,9 @@ use crate::abi::{InstepHyper, InstepStatus};
 use crate::assignment::Assignment;
 use crate::error::Result;
 use crate::handle::{DevicePtr, EventHandle, StreamHandle};
-use crate::region::actions_at;
+use crate::launch::{first_actions, first_lr_multipliers};
+use crate::layout::Plan;
+use crate::region::Counts;
 
 /// How many passes the host may be ahead of the GPU.
 pub(super) const SLOTS: usize = 8;
@@ -23,9 +25,9 @@ pub(super) const SLOTS: usize = 8;
 pub(super) struct Settings {
     driver: Arc<dyn Driver>,
     ring: Mapped,
-    /// The groups' hyperparameters, then the segments' actions, as they were set last.
+    /// As they were set last, where [`Counts`] says.
     words: Vec<u32>,
-    actions_at: usize,
+    counts: Counts,
     /// Per slot, where its Begin has been passed, if it ever was written.
     read: [(EventHandle, bool); SLOTS],
 }
@@ -33,35 +35,48 @@ pub(super) struct Settings {
 impl Settings {
     pub(super) fn new(
         driver: &Arc<dyn Driver>,
-        assignment: &Assignment,
-        actions: &[u32],
+        (plan, assignment): (&Plan, &Assignment),
+        counts: Counts,
     ) -> Result<Settings> {
-        let actions_at = actions_at(assignment.hypers().len()) / size_of::<u32>();
-        let mut words = vec![0; actions_at + actions.len()];
-        words[actions_at..].copy_from_slice(actions);
+        let words = vec![0; counts.settings_bytes() / size_of::<u32>()];
         let ring = driver.allocate_mapped((SLOTS * size_of_val(&*words)) as u64)?;
         let none = (EventHandle::default(), false);
-        let mut settings =
-            Settings { driver: Arc::clone(driver), ring, words, actions_at, read: [none; SLOTS] };
+        let mut settings = Settings { driver: Arc::clone(driver), ring, words, counts, read: [none; SLOTS] };
         for (event, _) in &mut settings.read {
             *event = driver.create_event(false)?;
         }
         for (group, hyper) in assignment.hypers().enumerate() {
             settings.set_group(group, &hyper);
         }
+        for (record, action) in first_actions(plan, assignment).enumerate() {
+            settings.set_action(record, action);
+        }
+        for (record, multiplier) in first_lr_multipliers(assignment).enumerate() {
+            settings.set_lr_multiplier(record, multiplier);
+        }
         Ok(settings)
     }
 
     pub(super) fn set_group(&mut self, group: usize, hyper: &InstepHyper) {
         const WORDS: usize = size_of::<InstepHyper>() / size_of::<u32>();
-        assert!((group + 1) * WORDS <= self.actions_at, "there is no such group");
+        assert!(group < self.counts.groups, "there is no such group");
         let to = &mut self.words[group * WORDS..][..WORDS];
         // SAFETY: a union of plain numbers without padding, as long as the slice.
         unsafe { ptr::copy_nonoverlapping(ptr::from_ref(hyper).cast(), to.as_mut_ptr(), WORDS) }
     }
 
-    pub(super) fn set_action(&mut self, segment: usize, action: u32) {
-        self.words[self.actions_at + segment] = action;
+    pub(super) fn set_action(&mut self, record: usize, action: u32) {
+        assert!(record < self.counts.records, "there is no such record");
+        self.words[self.counts.actions_at() / size_of::<u32>() + record] = action;
+    }
+
+    pub(super) fn set_lr_multiplier(&mut self, record: usize, multiplier: f64) {
+        assert!(record < self.counts.records, "there is no such record");
+        let at = self.counts.multipliers_at() / size_of::<u32>() + record * 2;
+        let bits = multiplier.to_bits().to_ne_bytes();
+        for (word, bytes) in self.words[at..][..2].iter_mut().zip(bits.as_chunks().0) {
+            *word = u32::from_ne_bytes(*bytes);
+        }
     }
 
     /// The slot of pass number `pass`, and what must be passed before it can be written again.
@@ -86,10 +101,6 @@ impl Settings {
         *used = true;
         // SAFETY: both are alive as long as the device.
         unsafe { self.driver.record(*event, stream) }
-    }
-
-    pub(super) fn group_count(&self) -> usize {
-        self.actions_at * size_of::<u32>() / size_of::<InstepHyper>()
     }
 
     pub(super) fn ring(&self) -> DevicePtr {

@@ -78,6 +78,10 @@ impl Sealed for CudaDevice {
         self.settings.set_action(segment, action);
     }
 
+    unsafe fn write_lr_multiplier(&mut self, record: usize, multiplier: f64) {
+        self.settings.set_lr_multiplier(record, multiplier);
+    }
+
     unsafe fn write_step_count(&mut self, segment: usize, count: u64) -> Result<()> {
         let at = self.memory.regions.segments().wrapping_add(segment);
         let mut record = self.fetch(at.cast_const())?;

@@ -13,8 +13,8 @@ use crate::assignment::Assignment;
 use crate::error::{Error, Result};
 use crate::launch::{Rule, status_of};
 use crate::layout::{Gradients, Plan};
-use crate::op::Span;
-use crate::region::{ALIGNMENT, BorrowedPieces, Region, Regions, control_bytes, settings_bytes};
+use crate::op::{Memory, Span};
+use crate::region::{ALIGNMENT, BorrowedPieces, Region, Regions};
 use crate::sync::Mutex;
 
 /// What allocators give without being asked.
@@ -115,8 +115,6 @@ pub(crate) struct Memories {
     /// What keeps them alive, but for what is the caller's.
     _arenas: Vec<Arena>,
     are_borrowed: bool,
-    record_count: usize,
-    group_count: usize,
     /// What came of the last pass that was published. Locked for a copy only, so nobody waits for an op.
     published: Mutex<Option<InstepStatus>>,
 }
@@ -135,28 +133,23 @@ impl Memories {
             arenas.push(arena);
             Ok::<Region, Error>(region)
         };
-        let bytes = plan.arena_len() * plan.dtype().bytes();
         let are_borrowed = borrowed.is_some();
-        let (group_count, record_count) = (assignment.hypers().len(), assignment.record_count());
-        let (params, grads) = match borrowed {
-            None => (owned(bytes)?, owned(plan.grads_len() * plan.dtype().bytes())?),
-            Some(borrowed) => (Region::scattered(borrowed.params), Region::scattered(borrowed.grads)),
+        let given = match borrowed {
+            None => [
+                owned(Span::whole(Memory::Params, plan).bytes())?,
+                owned(Span::whole(Memory::Grads, plan).bytes())?,
+            ],
+            Some(borrowed) => [Region::scattered(borrowed.params), Region::scattered(borrowed.grads)],
         };
-        let regions = Regions {
-            params,
-            grads,
-            control: owned(control_bytes(record_count, rule.bucket_controls(plan)))?,
-            record_count,
-            settings: owned(settings_bytes(group_count, record_count))?,
-            states: (0..assignment.state_count()).map(|_| owned(bytes)).collect::<Result<_>>()?,
-        };
+        let regions = Regions::new(plan, rule.counts(plan, assignment), given, owned)?;
         if plan.gradients() == Gradients::Release {
             // Refused now, on memory that nobody has touched, and not behind the first step.
+            let whole = Span::whole(Memory::Grads, plan);
             // SAFETY: the arena's own bytes; borrowed memory the builder has refused.
-            unsafe { give_back(regions.grads.base(), regions.grads.bytes())? };
+            unsafe { give_back(regions.resolve(whole), whole.bytes())? };
         }
         let published = Mutex::new(None);
-        Ok(Memories { regions, _arenas: arenas, are_borrowed, record_count, group_count, published })
+        Ok(Memories { regions, _arenas: arenas, are_borrowed, published })
     }
 
     /// Where everything is.
@@ -184,11 +177,6 @@ impl Memories {
         unsafe { give_back(self.resolve(span), span.bytes()) }
     }
 
-    /// The first segment's action.
-    pub(crate) fn actions(&self) -> *mut u32 {
-        self.regions.actions(self.group_count)
-    }
-
     /// Sets the control block and all records.
     ///
     /// # Safety
@@ -201,7 +189,7 @@ impl Memories {
         // SAFETY: control memory was made for one block and that many records, aligned; nobody touches it, by the contract.
         unsafe {
             self.regions.control().write(control);
-            for (k, record) in records.take(self.record_count).enumerate() {
+            for (k, record) in records.take(self.regions.counts().records).enumerate() {
                 self.regions.segments().add(k).write(record);
             }
         }
@@ -221,7 +209,7 @@ impl Memories {
     /// # Safety
     /// No Begin is running, and none that has been submitted is still to run.
     pub(crate) unsafe fn write_group(&self, group: usize, hyper: InstepHyper) {
-        assert!(group < self.group_count);
+        assert!(group < self.regions.counts().groups);
         // SAFETY: within bounds by the assertion, aligned, and read by nobody now, by the contract.
         unsafe { self.regions.groups().add(group).write(hyper) }
     }
@@ -231,9 +219,19 @@ impl Memories {
     /// # Safety
     /// As for [`write_group`](Self::write_group).
     pub(crate) unsafe fn write_action(&self, record: usize, action: u32) {
-        assert!(record < self.record_count);
+        assert!(record < self.regions.counts().records);
         // SAFETY: as in `write_group`.
-        unsafe { self.actions().add(record).write(action) }
+        unsafe { self.regions.actions().add(record).write(action) }
+    }
+
+    /// Sets what one record's learning rate is multiplied by.
+    ///
+    /// # Safety
+    /// As for [`write_group`](Self::write_group).
+    pub(crate) unsafe fn write_lr_multiplier(&self, record: usize, multiplier: f64) {
+        assert!(record < self.regions.counts().records);
+        // SAFETY: as in `write_group`.
+        unsafe { self.regions.multipliers().add(record).write(multiplier) }
     }
 
     /// A copy of the control block.
@@ -270,7 +268,7 @@ impl Memories {
     /// # Safety
     /// No op that writes control memory is running.
     pub(crate) unsafe fn read_record(&self, record: usize) -> InstepSegment {
-        assert!(record < self.record_count);
+        assert!(record < self.regions.counts().records);
         // SAFETY: within bounds by the assertion, otherwise as in `read_control`.
         unsafe { self.regions.segments().add(record).read() }
     }
@@ -280,7 +278,7 @@ impl Memories {
     /// # Safety
     /// No op that touches control memory is running, and none that has been submitted is still to run.
     pub(crate) unsafe fn write_step_count(&self, record: usize, count: u64) {
-        assert!(record < self.record_count);
+        assert!(record < self.regions.counts().records);
         // SAFETY: within bounds by the assertion, aligned, and touched by nobody now, by the contract.
         unsafe {
             let record = self.regions.segments().add(record);

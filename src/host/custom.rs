@@ -55,7 +55,8 @@ impl CustomStep {
             let record = tile.segment as usize;
             let segments = plan.segments().len();
             let (rule, name, state_count) = assignment.custom(record / segments, record % segments)?;
-            let states = args.states.map(|base| base.wrapping_add(tile.state_offset as usize));
+            // All of it is f32: the builder refuses any other precision.
+            let states = args.states.map(|base| base.cast::<f32>().wrapping_add(tile.state_offset as usize));
             Some(CustomParam {
                 rule: Arc::clone(rule),
                 name: name.to_owned(),

@@ -7,14 +7,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::abi::{INSTEP_OPTIMIZER_CUSTOM, InstepBeginArgs, InstepStepArgs, InstepTile};
+use crate::abi::{INSTEP_OPTIMIZER_CUSTOM, InstepStepArgs, InstepTile};
 use crate::assignment::Assignment;
 use crate::error::Result;
 use crate::handle::StreamHandle;
 use crate::host::arena::Memories;
 use crate::host::custom::CustomStep;
 use crate::host::kernels::Kernels;
-use crate::launch::{Kind, Launch, Rule, decide_args, first_actions, first_control, first_records};
+use crate::launch::{
+    Kind, Launch, Rule, begin_args, decide_args, first_actions, first_control, first_lr_multipliers,
+    first_records,
+};
 use crate::layout::Plan;
 use crate::op::{Action, Call, Collective, Op, Phase};
 use crate::pool::{Chunks, Job, Pool};
@@ -30,7 +33,6 @@ pub(crate) struct Executor {
     plan: Arc<Plan>,
     memories: Arc<Memories>,
     rule: Rule,
-    record_count: usize,
     kernels: Kernels,
     pool: Pool,
     comm: Arc<dyn Collective>,
@@ -43,7 +45,7 @@ pub(crate) struct Executor {
 /// One launch of a bucket.
 enum Work {
     Kernel(Arc<Job>),
-    Custom(CustomStep),
+    Custom(Box<CustomStep>),
 }
 
 /// What [`Executor::new`] puts together.
@@ -63,10 +65,11 @@ impl Executor {
         let Parts { plan, memories, rule, assignment, kernels, pool, comm, deadline } = parts;
         initialise(&plan, &memories, &rule, &assignment);
         let work = |kind: Kind| {
-            let launches = |bucket| Launch::all(kind, bucket, &plan, memories.regions(), &assignment);
+            let of_rule = (&rule, &*assignment);
+            let launches = |bucket| Launch::all(kind, bucket, &plan, memories.regions(), of_rule);
             let work = |launch: Launch| match launch.args.optimizer {
                 INSTEP_OPTIMIZER_CUSTOM => {
-                    Work::Custom(CustomStep::new(launch, &plan, &assignment, kernels, &memories))
+                    Work::Custom(Box::new(CustomStep::new(launch, &plan, &assignment, kernels, &memories)))
                 }
                 _ => Work::Kernel(Job::new(BucketJob::new(kind, launch, &memories, kernels))),
             };
@@ -76,7 +79,6 @@ impl Executor {
         Executor {
             norms: work(Kind::Norm),
             steps: work(Kind::Step),
-            record_count: assignment.record_count(),
             plan,
             memories,
             rule,
@@ -139,7 +141,7 @@ impl Executor {
                     kind,
                     pass,
                     bucket,
-                    dtype: self.plan.dtype(),
+                    dtype: src.dtype(&self.plan),
                     src: self.memories.resolve(src),
                     dst: self.memories.resolve(dst),
                     bytes: src.bytes(),
@@ -165,23 +167,7 @@ impl Executor {
     }
 
     fn begin(&self) {
-        let regions = self.memories.regions();
-        let (bucket_controls, bucket_count) = regions.bucket_controls();
-        let args = InstepBeginArgs {
-            control: regions.control(),
-            segments: regions.segments(),
-            groups: regions.groups(),
-            actions: self.memories.actions(),
-            segment_count: self.record_count as u64,
-            ring: std::ptr::null(),
-            slot_words: 0,
-            slot_count: 0,
-            divisor: self.rule.divisor,
-            loss_scale: self.rule.constant_loss_scale(),
-            previous_max_norm: self.rule.previous_max_norm.unwrap_or(-1.0),
-            bucket_controls,
-            bucket_count: bucket_count as u64,
-        };
+        let args = begin_args(&self.plan, self.memories.regions(), &self.rule);
         // SAFETY: control memory holds that many records, each of an optimizer that the builder has checked; exclusive as
         // for every op.
         unsafe { self.kernels.begin(&args) }
@@ -204,6 +190,9 @@ fn initialise(plan: &Plan, memories: &Memories, rule: &Rule, assignment: &Assign
         }
         for (k, action) in first_actions(plan, assignment).enumerate() {
             memories.write_action(k, action);
+        }
+        for (k, multiplier) in first_lr_multipliers(assignment).enumerate() {
+            memories.write_lr_multiplier(k, multiplier);
         }
     }
 }

@@ -8,12 +8,10 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::OnceLock;
 
-use crate::abi::{
-    INSTEP_DTYPE_BF16, INSTEP_DTYPE_F16, INSTEP_DTYPE_F32, InstepBeginArgs, InstepDecideArgs, InstepKernels,
-    InstepStepArgs,
-};
+use crate::abi::{InstepBeginArgs, InstepDecideArgs, InstepKernels, InstepStepArgs, InstepStored};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::launch::dtype_code;
 
 /// An instruction set that the kernels are built for. Results are the same bits on each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -229,6 +227,30 @@ impl Kernels {
         unsafe { self.table.widen.unwrap_unchecked()(from, to, dtype_code(dtype), factor, count) }
     }
 
+    /// Writes what is stored as f32.
+    ///
+    /// # Safety
+    /// Both are valid for `from.count` elements, they do not overlap, and nothing writes them.
+    pub(crate) unsafe fn decode(&self, from: &InstepStored, to: *mut f32) {
+        // SAFETY: as in `begin`.
+        unsafe { self.table.decode.unwrap_unchecked()(from, to) }
+    }
+
+    /// Stores f32, rounded to the nearest.
+    ///
+    /// # Safety
+    /// As for `decode`.
+    pub(crate) unsafe fn encode(&self, from: *const f32, to: &InstepStored) {
+        // SAFETY: as in `begin`.
+        unsafe { self.table.encode.unwrap_unchecked()(from, to) }
+    }
+
+    /// Whether an optimizer's state may be negative.
+    pub(crate) fn is_signed(optimizer: u32, state: usize) -> bool {
+        let signed_states = &table(Isa::Baseline).signed_states;
+        signed_states.get(optimizer as usize).is_none_or(|signed| signed >> state & 1 == 1)
+    }
+
     /// Moves the bytes of a step and computes next to nothing: `arrays[0]` is read, the others are updated in place.
     ///
     /// # Safety
@@ -238,14 +260,6 @@ impl Kernels {
         unsafe {
             self.table.ceiling.unwrap_unchecked()(arrays.as_ptr(), arrays.len() as u64, factor, first, last)
         }
-    }
-}
-
-fn dtype_code(dtype: DType) -> u32 {
-    match dtype {
-        DType::F32 => INSTEP_DTYPE_F32,
-        DType::BF16 => INSTEP_DTYPE_BF16,
-        DType::F16 => INSTEP_DTYPE_F16,
     }
 }
 
@@ -278,6 +292,7 @@ mod tests {
             assert!(table.begin.is_some() && table.decide.is_some() && table.norm.is_some());
             assert!(table.step.is_some() && table.custom.is_some() && table.sum.is_some());
             assert!(table.narrow.is_some() && table.widen.is_some() && table.ceiling.is_some());
+            assert!(table.decode.is_some() && table.encode.is_some());
         }
     }
 

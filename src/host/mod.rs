@@ -82,6 +82,11 @@ impl Sealed for HostDevice {
         unsafe { self.memories.write_action(segment, action) }
     }
 
+    unsafe fn write_lr_multiplier(&mut self, record: usize, multiplier: f64) {
+        // SAFETY: as above.
+        unsafe { self.memories.write_lr_multiplier(record, multiplier) }
+    }
+
     unsafe fn write_step_count(&mut self, segment: usize, count: u64) -> Result<()> {
         // SAFETY: as above.
         unsafe { self.memories.write_step_count(segment, count) };

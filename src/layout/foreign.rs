@@ -3,10 +3,9 @@
 //! Pure offsets; the addresses come with the stepper. Parameters and states keep the plan's own offsets, so only
 //! gradients are found elsewhere. Such a bucket has no tail: it is reduced as it is, and nothing is counted in it.
 
-use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::layout::plan::{Bucket, Plan, QUANTUM, Segment};
-use crate::layout::{Layout, ParamId};
+use crate::layout::{Layout, ParamId, Storage};
 
 /// One flat gradient buffer and what lies in it. Offsets and lengths are elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,10 +67,12 @@ impl Plan {
     ///
     /// # Errors
     /// `Layout` if a parameter is in none of them or in two, a bucket holds none, or gradients overlap or leave their
-    /// bucket.
-    pub fn foreign(layout: &Layout, buckets: &[ForeignBucket]) -> Result<Plan> {
-        let parameters = layout.parameters();
-        let mut plan = Plan::empty(parameters.len(), DType::F32);
+    /// bucket; `Config` if the [precision](crate::Precision) is one that no kernel has.
+    pub fn foreign(layout: &Layout, buckets: &[ForeignBucket], storage: impl Into<Storage>) -> Result<Plan> {
+        let (parameters, storage) = (layout.parameters(), storage.into());
+        storage.precision.validate()?;
+        let mut plan = Plan::empty(parameters.len(), storage);
+        let elements = layout.first_elements();
         let mut placed = vec![false; parameters.len()];
         for (index, bucket) in buckets.iter().enumerate() {
             if bucket.gradients.is_empty() {
@@ -100,6 +101,7 @@ impl Plan {
                     start: plan.len,
                     grad_start: start + offset,
                     len: parameter.len,
+                    element: elements[param],
                     action: parameter.action,
                     group: parameter.group,
                     tail: None,
@@ -134,7 +136,7 @@ mod tests {
         let [a, b, c] = ["a", "b", "c"].map(|name| layout.id(name).unwrap());
         let buckets =
             [ForeignBucket::new(10).gradient(c, 10).gradient(b, 3), ForeignBucket::new(301).gradient(a, 1)];
-        let plan = Plan::foreign(&layout, &buckets).unwrap();
+        let plan = Plan::foreign(&layout, &buckets, Storage::default()).unwrap();
         let places: Vec<_> = (0..3).map(|p| plan.segment_of(p)).map(|s| (s.start, s.grad_start)).collect();
         assert_eq!(places, [(256, 11), (0, 3), (0, 10)]);
         assert_eq!((plan.arena_len(), plan.grads_len()), (256 + 512, 311));
@@ -156,7 +158,7 @@ mod tests {
             (vec![bucket(12).gradient(a, 0).gradient(a, 4).gradient(b, 8)], "`a` lies in two"),
         ];
         for (buckets, word) in cases {
-            let error = Plan::foreign(&layout, &buckets).unwrap_err().to_string();
+            let error = Plan::foreign(&layout, &buckets, Storage::default()).unwrap_err().to_string();
             assert!(error.contains(word), "{error}");
         }
     }

@@ -5,9 +5,11 @@
 
 mod foreign;
 pub mod plan;
+mod storage;
 
 pub use foreign::ForeignBucket;
 pub use plan::{Bucket, BucketCaps, Gradients, Plan, Segment, Tails};
+pub use storage::{Master, Moments, Precision, Rounding, Storage};
 
 use std::collections::HashSet;
 
@@ -250,6 +252,17 @@ impl Layout {
     /// in every process of a run.
     pub fn fingerprint(&self) -> u64 {
         self.fingerprint
+    }
+
+    /// Per parameter, the elements of all parameters before it.
+    pub(crate) fn first_elements(&self) -> Vec<u64> {
+        let mut next = 0;
+        let first = |parameter: &Parameter| {
+            let first = next;
+            next += parameter.len;
+            first
+        };
+        self.parameters.iter().map(first).collect()
     }
 
     pub(crate) fn parameters(&self) -> &[Parameter] {

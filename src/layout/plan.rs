@@ -9,7 +9,7 @@ use std::ops::Range;
 use crate::abi::INSTEP_QUANTUM;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::layout::{Layout, SegmentAction};
+use crate::layout::{Layout, SegmentAction, Storage};
 
 pub(super) const QUANTUM: u64 = INSTEP_QUANTUM as u64;
 
@@ -64,6 +64,8 @@ pub struct Segment {
     pub grad_start: u64,
     /// Elements, without padding.
     pub len: u64,
+    /// Number of its first element in the layout: the lengths of all parameters registered before.
+    pub element: u64,
     /// What the step does with it.
     pub action: SegmentAction,
     /// Whose hyperparameters it takes.
@@ -104,7 +106,7 @@ pub struct Plan {
     gradients: Gradients,
     /// What it was cut by, if the buckets are not somebody else's.
     cut: Option<Cut>,
-    dtype: DType,
+    storage: Storage,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,16 +120,29 @@ impl Plan {
     /// Cuts `layout`. Each bucket ends in the counts that `tails` asks for.
     ///
     /// # Errors
-    /// `Config` if a cap or the world size is zero.
-    pub fn new(layout: &Layout, world_size: u32, caps: BucketCaps, tails: Tails) -> Result<Plan> {
+    /// `Config` if a cap or the world size is zero, the [precision](crate::Precision) is one that no kernel has, or gradients are
+    /// of a type that cannot count the ranks.
+    pub fn new(
+        layout: &Layout,
+        world_size: u32,
+        caps: BucketCaps,
+        tails: Tails,
+        storage: impl Into<Storage>,
+    ) -> Result<Plan> {
+        let storage = storage.into();
+        storage.precision.validate()?;
         if world_size == 0 {
             return Err(Error::config("world_size", 0, "there is at least one rank"));
         }
         if caps.first_bytes == 0 || caps.rest_bytes == 0 {
             return Err(Error::config("bucket_cap_bytes", 0, "a bucket holds at least one byte"));
         }
+        if (tails.used || tails.contributors) && world_size > largest_count(storage.precision.grad) {
+            let why = "has too few bits to count so many ranks in: use Unused::StepZero and no uneven_inputs";
+            return Err(Error::config("grad", storage.precision.grad, why));
+        }
         let backward = (0..layout.parameters().len() as u32).rev();
-        Ok(Plan::filled(layout, Cut { world_size, caps, tails }, backward))
+        Ok(Plan::filled(layout, Cut { world_size, caps, tails }, storage, backward))
     }
 
     /// The same layout, cut by the same caps, into buckets that are filled in this order of registration indices.
@@ -145,7 +160,8 @@ impl Plan {
         if order.len() != layout.parameters().len() || !order.iter().all(&mut is_new) {
             return Err(Error::Layout("an order of buckets must name each parameter once".into()));
         }
-        let mut plan = Plan::filled(layout, cut, order.iter().copied()).with_gradients(self.gradients);
+        let mut plan =
+            Plan::filled(layout, cut, self.storage, order.iter().copied()).with_gradients(self.gradients);
         for segment in &mut plan.segments {
             segment.action = self.segment_of(segment.param as usize).action;
         }
@@ -157,11 +173,11 @@ impl Plan {
         Plan { gradients, ..self }
     }
 
-    fn filled(layout: &Layout, cut: Cut, order: impl Iterator<Item = u32>) -> Plan {
+    fn filled(layout: &Layout, cut: Cut, storage: Storage, order: impl Iterator<Item = u32>) -> Plan {
         let Cut { world_size, caps, tails } = cut;
-        let dtype = DType::F32;
         let parameters = layout.parameters();
-        let mut plan = Plan { cut: Some(cut), ..Plan::empty(parameters.len(), dtype) };
+        let mut plan = Plan { cut: Some(cut), ..Plan::empty(parameters.len(), storage) };
+        let elements = layout.first_elements();
         let mut gathered_bytes = 0u64;
         let mut opened = 0u32;
         // Local ones last, so that what is broadcast and reduced lies in one piece before them.
@@ -178,11 +194,12 @@ impl Plan {
                 start: 0,
                 grad_start: 0,
                 len: parameter.len,
+                element: elements[index],
                 action: parameter.action,
                 group: parameter.group,
                 tail: None,
             });
-            gathered_bytes += parameter.len * dtype.bytes();
+            gathered_bytes += parameter.len * storage.precision.grad.bytes();
             let cap = if plan.buckets.is_empty() { caps.first_bytes } else { caps.rest_bytes };
             if gathered_bytes >= cap || place + 1 == summed || place + 1 == order.len() {
                 let end = plan.segments.len() as u32;
@@ -193,7 +210,7 @@ impl Plan {
         plan
     }
 
-    pub(super) fn empty(parameters: usize, dtype: DType) -> Plan {
+    pub(super) fn empty(parameters: usize, storage: Storage) -> Plan {
         Plan {
             buckets: Vec::new(),
             segments: Vec::with_capacity(parameters),
@@ -203,7 +220,7 @@ impl Plan {
             is_foreign: false,
             gradients: Gradients::Keep,
             cut: None,
-            dtype,
+            storage,
         }
     }
 
@@ -317,9 +334,18 @@ impl Plan {
         })
     }
 
-    /// Element type of every tensor.
-    pub fn dtype(&self) -> DType {
-        self.dtype
+    /// How elements are stored, and which streams there are.
+    pub fn storage(&self) -> &Storage {
+        &self.storage
+    }
+}
+
+/// The largest number up to which every whole one is an element of this type.
+fn largest_count(dtype: DType) -> u32 {
+    match dtype {
+        DType::F32 => 1 << 24,
+        DType::F16 => 1 << 11,
+        DType::BF16 => 1 << 8,
     }
 }
 
@@ -336,7 +362,7 @@ mod tests {
             builder = builder.param(format!("p{k}"), *len);
         }
         let caps = BucketCaps { first_bytes: cap, rest_bytes: cap };
-        Plan::new(&builder.build().unwrap(), world_size, caps, tails).unwrap()
+        Plan::new(&builder.build().unwrap(), world_size, caps, tails, Storage::default()).unwrap()
     }
 
     #[test]
@@ -396,7 +422,7 @@ mod tests {
     fn runs_of_stepped_gradients_leave_out_what_stays() {
         let layout = Layout::builder().param("a", 300).param("b", 5).action(SegmentAction::Average);
         let layout = layout.param("c", 0).param("d", 256).param("e", 1).build().unwrap();
-        let plan = Plan::new(&layout, 1, BucketCaps::default(), ALL_TAILS).unwrap();
+        let plan = Plan::new(&layout, 1, BucketCaps::default(), ALL_TAILS, Storage::default()).unwrap();
         let runs: Vec<_> = plan.stepped_gradients(&plan.buckets()[0]).collect();
         assert_eq!(runs, [0..512, 768..1280]);
     }

@@ -75,6 +75,12 @@ pub trait Sealed {
     /// As for the trait.
     unsafe fn write_action(&mut self, record: usize, action: u32);
 
+    /// Sets what one record's learning rate is multiplied by.
+    ///
+    /// # Safety
+    /// As for the trait.
+    unsafe fn write_lr_multiplier(&mut self, record: usize, multiplier: f64);
+
     /// Says how many updates a record has had.
     ///
     /// # Errors

@@ -15,7 +15,9 @@ pub use ran::{Interval, Ran};
 
 use std::fmt;
 
-use crate::layout::{Bucket, Gradients, Plan, Segment, SegmentAction};
+use crate::abi::INSTEP_QUANTUM;
+use crate::dtype::DType;
+use crate::layout::{Bucket, Gradients, Master, Moments, Plan, Segment, SegmentAction};
 
 /// A queue of operations that run in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -49,10 +51,40 @@ pub enum Memory {
     Grads,
     /// Control block and per-segment scalars.
     Control,
-    /// Hyperparameters per group and actions per segment, which the trainer sets between passes and Begin reads.
+    /// Hyperparameters per group, and per segment its rate's multiplier and its action, which the trainer sets between passes
+    /// and Begin reads.
     Settings,
+    /// What 16-bit parameters lack of f32.
+    Master,
     /// Optimizer state by its number.
     State(u8),
+    /// Of an 8-bit state, an f32 per block of 256 elements.
+    Scales(u8),
+    /// The parameters once more, in another type.
+    Copy,
+    /// Moving averages of the parameters.
+    Ema,
+}
+
+/// The size of a moving average's element, and of a block's scale.
+const F32_BYTES: u64 = DType::F32.bytes();
+
+impl Memory {
+    /// Every memory of tensors that a plan has, with that many states.
+    pub fn of_tensors(plan: &Plan, states: usize) -> impl Iterator<Item = Memory> + use<> {
+        let storage = *plan.storage();
+        let states = (0..states).map(|k| k as u8);
+        let scales = states.clone().filter(move |_| storage.precision.moments == Moments::EightBit);
+        let is_there = move |memory: &Memory| match memory {
+            Memory::Master => storage.precision.master != Master::None,
+            Memory::Copy => storage.copy.is_some(),
+            Memory::Ema => storage.ema,
+            _ => true,
+        };
+        let single = [Memory::Params, Memory::Grads, Memory::Master, Memory::Copy, Memory::Ema];
+        let single = single.into_iter().filter(is_there);
+        single.chain(states.map(Memory::State)).chain(scales.map(Memory::Scales))
+    }
 }
 
 /// A range of bytes of one memory.
@@ -68,9 +100,35 @@ pub struct Span {
 
 impl Span {
     /// `start..end` elements of `plan`'s arenas.
+    ///
+    /// # Panics
+    /// If the memory is not one of tensors.
     pub fn elements(memory: Memory, plan: &Plan, start: u64, end: u64) -> Span {
-        let bytes = plan.dtype().bytes();
+        let storage = plan.storage();
+        let bytes = match memory {
+            Memory::Params => storage.precision.param.bytes(),
+            Memory::Grads => storage.precision.grad.bytes(),
+            Memory::Master => storage.precision.master.bytes(),
+            Memory::State(_) => storage.precision.moments.bytes(),
+            Memory::Copy => storage.copy.map_or(0, |dtype| dtype.bytes()),
+            Memory::Ema => F32_BYTES,
+            Memory::Scales(_) => {
+                // A block is its first element's.
+                let block = |at: u64| at.div_ceil(INSTEP_QUANTUM.into());
+                return Span { memory, start: block(start) * F32_BYTES, end: block(end) * F32_BYTES };
+            }
+            Memory::Control | Memory::Settings => panic!("{memory:?} holds no elements"),
+        };
         Span { memory, start: start * bytes, end: end * bytes }
+    }
+
+    /// All of a memory that a plan has.
+    ///
+    /// # Panics
+    /// As [`elements`](Self::elements).
+    pub fn whole(memory: Memory, plan: &Plan) -> Span {
+        let len = if memory == Memory::Grads { plan.grads_len() } else { plan.arena_len() };
+        Span::elements(memory, plan, 0, len)
     }
 
     /// A bucket's gradients, tail and padding included.
@@ -92,6 +150,15 @@ impl Span {
 
     /// All hyperparameters and actions.
     pub const SETTINGS: Span = Span { memory: Memory::Settings, start: 0, end: u64::MAX };
+
+    /// What a collective takes its elements for. A master weight is only ever copied, as words of 4 bytes.
+    pub(crate) fn dtype(&self, plan: &Plan) -> DType {
+        match self.memory {
+            Memory::Params => plan.storage().precision.param,
+            Memory::Grads => plan.storage().precision.grad,
+            _ => DType::F32,
+        }
+    }
 
     /// Length in bytes.
     pub fn bytes(&self) -> u64 {
@@ -204,9 +271,15 @@ pub struct Access {
 }
 
 impl Access {
-    /// Bytes that go over the memory bus for it: what is written is read before.
-    pub(crate) fn moved_bytes(&self) -> u64 {
-        self.span.bytes() * if self.writes { 2 } else { 1 }
+    /// Bytes that a step moves over the memory bus for it: what it writes it has read, but for parameters behind an f32
+    /// master and for copies.
+    pub(crate) fn moved_bytes(&self, plan: &Plan) -> u64 {
+        let is_write_only = match self.span.memory {
+            Memory::Params => plan.storage().precision.master == Master::F32,
+            Memory::Copy => true,
+            _ => false,
+        };
+        self.span.bytes() * if self.writes && !is_write_only { 2 } else { 1 }
     }
 }
 
@@ -255,9 +328,8 @@ impl Op {
                 touch(Span::elements(Memory::Grads, plan, bucket.start, bucket.tail.start), writes);
                 touch(Span::elements(Memory::Grads, plan, bucket.tail.start, bucket.tail.end), false);
                 for (start, end) in stepped_runs(plan, bucket, frozen) {
-                    touch(Span::elements(Memory::Params, plan, start, end), true);
-                    for state in 0..states {
-                        touch(Span::elements(Memory::State(state as u8), plan, start, end), true);
+                    for memory in Memory::of_tensors(plan, states).filter(|memory| *memory != Memory::Grads) {
+                        touch(Span::elements(memory, plan, start, end), true);
                     }
                 }
                 touch(Span::CONTROL, true);

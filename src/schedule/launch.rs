@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::emitter::Mark;
 use super::{Mode, NEVER, Schedule};
-use crate::layout::{Gradients, Segment};
+use crate::layout::{Gradients, Master, Segment};
 use crate::op::{Action, CollectiveKind, Memory, Phase, Span, Stream};
 
 impl Schedule {
@@ -172,9 +172,12 @@ impl Schedule {
     /// Rank 0's parameters for all: at once, or one by one where they lie apart.
     pub(super) fn broadcast(&mut self) -> Option<Mark> {
         let plan = Arc::clone(&self.plan);
+        let whole = |memory| Span::elements(memory, &plan, 0, plan.common_len());
+        if plan.storage().precision.master != Master::None {
+            self.collective(CollectiveKind::Broadcast, None, whole(Memory::Master));
+        }
         if !plan.is_foreign() {
-            let whole = Span::elements(Memory::Params, &plan, 0, plan.common_len());
-            return Some(self.collective(CollectiveKind::Broadcast, None, whole));
+            return Some(self.collective(CollectiveKind::Broadcast, None, whole(Memory::Params)));
         }
         let mut received = None;
         for segment in plan.segments().iter().filter(|segment| segment.len > 0) {

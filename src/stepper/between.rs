@@ -3,6 +3,7 @@
 //! Everything here waits for what it conflicts with and refuses an open pass, whose own views reach the rest. Must not
 //! touch memory itself: `views.rs` does, after these calls have settled.
 
+use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::layout::ParamId;
 use crate::op::{Device, Memory};
@@ -71,8 +72,16 @@ impl Stepper {
     ///
     /// # Errors
     /// As [`params`](Self::params); `Layout` if `id` is of another layout; `Order` if gradients are
-    /// [released](crate::Gradients::Release) and it is stepped.
+    /// [released](crate::Gradients::Release) and it is stepped; `Unsupported` if it is of another type.
     pub fn grad(&self, id: ParamId) -> Result<&[f32]> {
+        self.grad_as(id)
+    }
+
+    /// The same, of the type that the stepper's [precision](crate::StepperBuilder::precision) says.
+    ///
+    /// # Shapes
+    /// As [`grad`](Self::grad), and so are `# Ordering` and `# Errors`.
+    pub fn grad_as<T: Element>(&self, id: ParamId) -> Result<&[T]> {
         self.settle_between_passes()?;
         self.view(id, Memory::Grads)
     }
@@ -88,8 +97,17 @@ impl Stepper {
     /// Waits for all steps.
     ///
     /// # Errors
-    /// As [`grad`](Self::grad); `Unsupported` if the optimizer keeps no such state.
+    /// As [`grad`](Self::grad); `Unsupported` if the optimizer keeps no such state, or it is of another type.
     pub fn state(&self, id: ParamId, name: impl AsRef<str>) -> Result<&[f32]> {
+        self.state_as(id, name)
+    }
+
+    /// The same, of the type that the stepper's [precision](crate::StepperBuilder::precision) says; what is stored in 8 bits
+    /// [`read_state`](Self::read_state) copies.
+    ///
+    /// # Shapes
+    /// As [`state`](Self::state), and so are `# Ordering` and `# Errors`.
+    pub fn state_as<T: Element>(&self, id: ParamId, name: impl AsRef<str>) -> Result<&[T]> {
         self.settle_between_passes()?;
         self.view(id, self.state_called(id, name.as_ref())?)
     }
@@ -123,6 +141,15 @@ impl Stepper {
     /// # Errors
     /// As [`state`](Self::state).
     pub fn state_mut(&mut self, id: ParamId, name: impl AsRef<str>) -> Result<&mut [f32]> {
+        self.state_mut_as(id, name)
+    }
+
+    /// The same, of the type that the stepper's [precision](crate::StepperBuilder::precision) says; what is stored in 8 bits
+    /// [`write_state`](Self::write_state) takes.
+    ///
+    /// # Shapes
+    /// As [`state`](Self::state), and so are `# Ordering` and `# Errors`.
+    pub fn state_mut_as<T: Element>(&mut self, id: ParamId, name: impl AsRef<str>) -> Result<&mut [T]> {
         self.settle_between_passes()?;
         self.note_written(id)?;
         self.view_mut(id, self.state_called(id, name.as_ref())?)

@@ -6,17 +6,31 @@
 
 use std::ptr::NonNull;
 
+use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, Place};
-use crate::layout::{ForeignBucket, Layout, ParamId, Plan};
+use crate::layout::{ForeignBucket, Layout, ParamId, Plan, Storage};
 use crate::op::{Memory, Span};
 use crate::region::{BorrowedPieces, Piece};
 
 /// The caller's tensors, for [`StepperBuilder::host_borrowing`](crate::StepperBuilder::host_borrowing).
 #[derive(Clone, Debug, Default)]
 pub struct Borrowed {
-    params: Vec<(ParamId, *mut f32)>,
-    buckets: Vec<(ForeignBucket, *mut f32)>,
+    params: Vec<(ParamId, Address)>,
+    buckets: Vec<(ForeignBucket, Address)>,
+}
+
+/// Where a tensor starts, and what it is one of.
+#[derive(Clone, Copy, Debug)]
+struct Address {
+    first: *mut u8,
+    dtype: DType,
+}
+
+impl Address {
+    fn new<T: Element>(first: *mut T) -> Address {
+        Address { first: first.cast(), dtype: T::DTYPE }
+    }
 }
 
 impl Borrowed {
@@ -25,23 +39,24 @@ impl Borrowed {
         Borrowed::default()
     }
 
-    /// Where a parameter lies: as many f32 as registered. Every parameter of the layout needs one, empty ones too, whose
+    /// Where a parameter lies: as many elements as registered, of the type that the stepper's
+    /// [precision](crate::StepperBuilder::precision) says. Every parameter of the layout needs one, empty ones too, whose
     /// address may be null.
-    pub fn param(mut self, id: ParamId, address: *mut f32) -> Borrowed {
-        self.params.push((id, address));
+    pub fn param<T: Element>(mut self, id: ParamId, address: *mut T) -> Borrowed {
+        self.params.push((id, Address::new(address)));
         self
     }
 
     /// Where a bucket of gradients lies. Buckets launch in the order in which they are added.
-    pub fn bucket(mut self, bucket: ForeignBucket, address: *mut f32) -> Borrowed {
-        self.buckets.push((bucket, address));
+    pub fn bucket<T: Element>(mut self, bucket: ForeignBucket, address: *mut T) -> Borrowed {
+        self.buckets.push((bucket, Address::new(address)));
         self
     }
 
     /// The buckets as a plan.
-    pub(super) fn plan(&self, layout: &Layout) -> Result<Plan> {
+    pub(super) fn plan(&self, layout: &Layout, storage: Storage) -> Result<Plan> {
         let buckets: Vec<ForeignBucket> = self.buckets.iter().map(|(bucket, _)| bucket.clone()).collect();
-        Plan::foreign(layout, &buckets)
+        Plan::foreign(layout, &buckets, storage)
     }
 
     /// The addresses, one piece per tensor, held against the plan and against each other.
@@ -58,11 +73,12 @@ impl Borrowed {
             let name = &layout.parameters()[segment.param as usize].name;
             let address = address.ok_or_else(|| Error::Layout(format!("`{name}` has no address")))?;
             let span = Span::segment(Memory::Params, plan, segment);
-            params.extend(piece(span, address, || format!("`{name}`"))?);
+            params.extend(piece(plan, span, address, || format!("`{name}`"))?);
         }
         let mut grads = Vec::with_capacity(self.buckets.len());
         for (index, (bucket, (_, address))) in plan.buckets().iter().zip(&self.buckets).enumerate() {
-            grads.extend(piece(Span::bucket(plan, bucket), *address, || format!("bucket {index}"))?);
+            let span = Span::bucket(plan, bucket);
+            grads.extend(piece(plan, span, *address, || format!("bucket {index}"))?);
         }
         refuse_overlap(params.iter().chain(&grads))?;
         Ok(BorrowedPieces { params, grads })
@@ -92,14 +108,25 @@ pub(super) fn refuse_other_places(
 }
 
 /// A span at an address, unless it is empty.
-fn piece(span: Span, address: *mut f32, what: impl Fn() -> String) -> Result<Option<Piece>> {
+fn piece(plan: &Plan, span: Span, given: Address, what: impl Fn() -> String) -> Result<Option<Piece>> {
+    let (address, dtype) = (given.first, span.dtype(plan));
     if span.bytes() == 0 {
         return Ok(None);
     }
-    if !address.is_aligned() {
-        return Err(Error::Layout(format!("{} lies at {address:p}, which is not aligned to f32", what())));
+    if given.dtype != dtype {
+        let what = what();
+        return Err(Error::Layout(format!(
+            "{what} is {}, and the stepper's precision says {dtype}",
+            given.dtype
+        )));
     }
-    let Some(base) = NonNull::new(address.cast()) else {
+    if !(address.addr() as u64).is_multiple_of(dtype.bytes()) {
+        return Err(Error::Layout(format!(
+            "{} lies at {address:p}, which is not aligned to {dtype}",
+            what()
+        )));
+    }
+    let Some(base) = NonNull::new(address) else {
         return Err(Error::Layout(format!("{} lies at a null address", what())));
     };
     if (address.addr() as u64).checked_add(span.bytes()).is_none() {

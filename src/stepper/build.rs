@@ -16,7 +16,7 @@ use crate::host::arena::Memories;
 use crate::host::execute::Parts;
 use crate::host::kernels::{Isa, Kernels};
 use crate::launch::Rule;
-use crate::layout::{Gradients, Plan, SegmentAction, Tails};
+use crate::layout::{Gradients, Master, Plan, Precision, SegmentAction, Storage, Tails};
 use crate::op::{Collective, Device};
 use crate::optim::LossScaler;
 use crate::pool::Pool;
@@ -153,6 +153,7 @@ impl StepperBuilder<'_> {
             previous_max_norm: self.previous_max_norm,
             bucket_max_norm: self.bucket_max_norm,
             skip_nonfinite: self.skip_nonfinite || self.loss_scaler.is_some(),
+            ema_decay: self.ema_decay.unwrap_or_default(),
         };
         let rates = Rates::new(self.layout, &optimizers, std::mem::take(&mut self.lr_schedules))?;
         let deadline = match self.deadline {
@@ -165,6 +166,7 @@ impl StepperBuilder<'_> {
         plan.optimize_only(|param| optimizers.rounds(param) > 0 && is_chosen(param));
         optimizers.leave_out(|param| plan.segment_of(param).action == SegmentAction::Step);
         let assignment = Arc::new(optimizers.assignment(self.layout, &plan)?);
+        self.refuse_precision(&*comm, &assignment)?;
         comm.prepare(&plan)?;
         let plan = Arc::new(plan);
         let borrowed = memory.map(|memory| memory.pieces(self.layout, &plan)).transpose()?;
@@ -185,7 +187,8 @@ impl StepperBuilder<'_> {
             timed: self.record,
             agreement: agreement.fixed(),
         })?;
-        Ok(Stepper {
+        let borrows_behind_masters = plan.is_foreign() && self.precision.master != Master::None;
+        let mut stepper = Stepper {
             layout: self.layout.clone(),
             assignment,
             optimizers,
@@ -199,13 +202,18 @@ impl StepperBuilder<'_> {
             comm,
             params_written: true,
             run: RefCell::new(Run::new(schedule, device, self.record)),
-        })
+        };
+        if borrows_behind_masters {
+            stepper.derive_masters()?;
+        }
+        Ok(stepper)
     }
 
     fn plan(&self, world_size: u32, memory: Option<&Borrowed>) -> Result<Plan> {
         let tails = Tails { used: self.unused == Unused::Skip, contributors: self.uneven_inputs.is_some() };
         let Some(memory) = memory else {
-            let plan = Plan::new(self.layout, world_size, self.caps.unwrap_or_default(), tails)?;
+            let caps = self.caps.unwrap_or_default();
+            let plan = Plan::new(self.layout, world_size, caps, tails, self.storage())?;
             if tails.contributors && plan.carrier().is_none() {
                 let why = "a layout without elements has nothing to count ranks in";
                 return Err(Error::config("uneven_inputs", "set", why));
@@ -230,7 +238,11 @@ impl StepperBuilder<'_> {
             let why = "a bucket of the caller's is not the stepper's to give back";
             return Err(Error::config("gradients", "Release", why));
         }
-        Ok(memory.plan(self.layout)?.with_gradients(self.gradients))
+        Ok(memory.plan(self.layout, self.storage())?.with_gradients(self.gradients))
+    }
+
+    fn storage(&self) -> Storage {
+        Storage { precision: self.precision, copy: self.copy_dtype, ema: self.ema_decay.is_some() }
     }
 
     /// Refuses an optimizer for a parameter that is to have none.
@@ -250,6 +262,22 @@ impl StepperBuilder<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Refuses element types that a collective or an optimizer does not take.
+    fn refuse_precision(&self, comm: &dyn Collective, assignment: &Assignment) -> Result<()> {
+        let Precision { grad, .. } = self.precision;
+        if !comm.sums(grad) {
+            let what = format!("a collective that does not sum {grad}");
+            return Err(Error::Unsupported { what, have: "other types of gradients".into() });
+        }
+        match assignment.customs().next() {
+            Some(rule) if self.precision != Precision::F32 => Err(Error::Unsupported {
+                what: format!("the optimizer `{}` on tensors that are not f32", rule.name()),
+                have: "kernels, for the optimizers of this crate".into(),
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// The table of what excludes what, and ranges that no other type checks.
@@ -301,6 +329,9 @@ impl StepperBuilder<'_> {
             }
             scaler.validate(world_size)?;
         }
+        if let Some(decay) = self.ema_decay.filter(|decay| !(0.0..=1.0).contains(decay)) {
+            return Err(Error::config("ema", decay, "a decay rate lies between 0 and 1"));
+        }
         // Gradients are multiplied by this in f32, where it must neither vanish nor overflow.
         let loss_scale = self.loss_scale.unwrap_or(1.0);
         let multiplier = |ranks: u32| (1.0 / (f64::from(ranks) * loss_scale)) as f32;
@@ -334,9 +365,10 @@ impl StepperBuilder<'_> {
             (self.max_norm, self.previous_max_norm, self.skip_nonfinite);
         let (per_bucket, loss_scale, scaler) =
             (self.bucket_max_norm, self.loss_scale.unwrap_or(1.0), self.loss_scaler);
+        let (precision, ema) = (self.precision, self.ema_decay);
         let options = format_args!(
             "{mode:?} {unused:?} {uneven_inputs:?} {max_norm:?} {previous:?} {per_bucket:?} {skip_nonfinite} \
-             {loss_scale} {scaler:?}"
+             {loss_scale} {scaler:?} {precision:?} {ema:?}"
         );
         Agreement::new(self.layout, plan, options)
     }

@@ -5,9 +5,10 @@
 
 use std::time::Duration;
 
+use crate::dtype::DType;
 use crate::error::Error;
 use crate::host::Isa;
-use crate::layout::{BucketCaps, Gradients, Layout, ParamId};
+use crate::layout::{BucketCaps, Gradients, Layout, ParamId, Precision};
 use crate::optim::{LossScaler, LrSchedule, Optimizer};
 use crate::schedule::Mode;
 use crate::stepper::join::Divisor;
@@ -37,6 +38,9 @@ pub struct StepperBuilder<'a> {
     pub(super) mode: Mode,
     pub(super) caps: Option<BucketCaps>,
     pub(super) gradients: Gradients,
+    pub(super) precision: Precision,
+    pub(super) copy_dtype: Option<DType>,
+    pub(super) ema_decay: Option<f64>,
     pub(super) unused: Unused,
     pub(super) uneven_inputs: Option<Divisor>,
     pub(super) max_norm: Option<f64>,
@@ -63,6 +67,9 @@ impl<'a> StepperBuilder<'a> {
             mode: Mode::default(),
             caps: None,
             gradients: Gradients::default(),
+            precision: Precision::F32,
+            copy_dtype: None,
+            ema_decay: None,
             unused: Unused::default(),
             uneven_inputs: None,
             max_norm: None,
@@ -238,6 +245,49 @@ impl<'a> StepperBuilder<'a> {
     /// ```
     pub fn gradients(mut self, gradients: Gradients) -> Self {
         self.gradients = gradients;
+        self
+    }
+
+    /// Element types of parameters, gradients, master weights and states; unset: f32 throughout. Arithmetic is f32 whatever they
+    /// are. Code of the user's own ([`Custom`](crate::Custom)) needs f32.
+    pub fn precision(mut self, precision: Precision) -> Self {
+        self.precision = precision;
+        self
+    }
+
+    /// Writes each parameter that is stepped once more, in this type and in the same launch: to be sent, say, while the
+    /// parameter is used. Read by [`Stepper::read_copy`](crate::Stepper::read_copy). It is of the parameter's last
+    /// update, and zeros before the first one.
+    pub fn copy_params(mut self, dtype: DType) -> Self {
+        self.copy_dtype = Some(dtype);
+        self
+    }
+
+    /// Keeps an exponential moving average of each parameter, in f32 and in the same launch: `decay * average + (1 - decay) *
+    /// parameter`, behind the parameter's every update; behind the first it is the parameter. Read by
+    /// [`Stepper::read_ema`](crate::Stepper::read_ema).
+    ///
+    /// ```
+    /// # use instep::{Layout, Sgd, Solo, Stepper};
+    /// # let layout = Layout::builder().param("w", 1).build()?;
+    /// # let w = layout.id("w")?;
+    /// let builder = Stepper::builder(&layout, Sgd { lr: 1.0, ..Default::default() });
+    /// let mut stepper = builder.ema(0.75).host(Solo::default())?;
+    /// for _ in 0..2 {
+    ///     let mut pass = stepper.begin()?;
+    ///     pass.write_grad(w, &[-4.0])?;
+    ///     pass.finish()?;
+    /// }
+    /// let mut average = [0.0];
+    /// stepper.read_ema(w, &mut average)?;
+    /// assert_eq!(average, [5.0]); // 3/4 of 4, and 1/4 of 8
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    ///
+    /// # Source
+    /// `torch.optim.swa_utils.AveragedModel` with `get_ema_multi_avg_fn`.
+    pub fn ema(mut self, decay: f64) -> Self {
+        self.ema_decay = Some(decay);
         self
     }
 

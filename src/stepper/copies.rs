@@ -2,15 +2,16 @@
 //!
 //! For initialising, saving, checking and small trainers; a trainer on the host reads slices instead (`views.rs`), one on a
 //! GPU addresses (`gpu.rs`). Must refuse a wrong length before anything is touched.
-#![allow(unsafe_code)]
 
 use crate::error::{Error, Result};
 use crate::layout::ParamId;
-use crate::op::{Device, Memory, Span};
+use crate::op::{Device, Memory};
 use crate::stepper::{Pass, Stepper};
 
 impl<D: Device> Stepper<D> {
-    /// Copies a parameter to the host, between passes.
+    /// Copies a parameter to the host, between passes: what its [master weight](crate::Master) stands for, if it has one.
+    /// Whatever the [precision](crate::Precision), values are f32 here; those that have been read can be written back, into this
+    /// precision bit for bit and into any other one.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -39,7 +40,7 @@ impl<D: Device> Stepper<D> {
         self.read_between(id, Memory::Params, into)
     }
 
-    /// Copies a parameter from the host. The next pass gives every rank *all* of rank 0's, as after
+    /// Copies a parameter from the host, and its master weight with it. The next pass gives every rank *all* of rank 0's, as after
     /// [`params_mut`](Stepper::params_mut): a collective over every parameter, however few were written.
     ///
     /// # Shapes
@@ -85,44 +86,63 @@ impl<D: Device> Stepper<D> {
         self.note_written(id)
     }
 
+    /// Copies a parameter's [moving average](crate::StepperBuilder::ema) to the host.
+    ///
+    /// # Shapes
+    /// As [`read_param`](Self::read_param), and so is `# Ordering`.
+    ///
+    /// # Errors
+    /// As [`read_param`](Self::read_param); `Unsupported` if none is kept.
+    pub fn read_ema(&self, id: ParamId, into: &mut [f32]) -> Result<()> {
+        self.require(self.plan.storage().ema, "moving averages of parameters", "StepperBuilder::ema")?;
+        self.read_between(id, Memory::Ema, into)
+    }
+
+    /// Copies a parameter's moving average from the host, to go on from. It counts once the parameter has been updated:
+    /// load the [step count](Self::set_step_count) too.
+    ///
+    /// # Shapes
+    /// As [`read_param`](Self::read_param), and so is `# Ordering`.
+    ///
+    /// # Errors
+    /// As [`read_ema`](Self::read_ema).
+    pub fn write_ema(&mut self, id: ParamId, from: &[f32]) -> Result<()> {
+        self.require(self.plan.storage().ema, "moving averages of parameters", "StepperBuilder::ema")?;
+        self.write_between(id, Memory::Ema, from)?;
+        self.note_written(id)
+    }
+
+    /// Copies a parameter's [copy](crate::StepperBuilder::copy_params) to the host, as f32.
+    ///
+    /// # Shapes
+    /// As [`read_param`](Self::read_param), and so is `# Ordering`.
+    ///
+    /// # Errors
+    /// As [`read_param`](Self::read_param); `Unsupported` if none is kept.
+    pub fn read_copy(&self, id: ParamId, into: &mut [f32]) -> Result<()> {
+        let is_kept = self.plan.storage().copy.is_some();
+        self.require(is_kept, "copies of parameters", "StepperBuilder::copy_params")?;
+        self.read_between(id, Memory::Copy, into)
+    }
+
+    fn require(&self, is_kept: bool, what: &str, have: &str) -> Result<()> {
+        if is_kept {
+            Ok(())
+        } else {
+            Err(Error::Unsupported { what: what.to_owned(), have: have.to_owned() })
+        }
+    }
+
     fn read_between(&self, id: ParamId, memory: Memory, into: &mut [f32]) -> Result<()> {
         self.check_len(id, into.len())?;
         self.settle_between_passes()?;
-        self.copy_out(id, memory, into)
+        self.read_values(id, memory, into)
     }
 
     fn write_between(&mut self, id: ParamId, memory: Memory, from: &[f32]) -> Result<()> {
         self.check_len(id, from.len())?;
         self.settle_between_passes()?;
-        self.copy_in(id, memory, from)
-    }
-
-    fn copy_out(&self, id: ParamId, memory: Memory, into: &mut [f32]) -> Result<()> {
-        let segment = self.claim(id, memory, false)?;
-        let span = Span::segment(memory, &self.plan, &segment);
-        if span.bytes() == 0 {
-            return Ok(());
-        }
-        // SAFETY: a slice of f32 is as many bytes, each of which may take any value; `claim` has told the schedule and
-        // has been waited for.
-        unsafe {
-            let bytes = std::slice::from_raw_parts_mut(into.as_mut_ptr().cast(), size_of_val(into));
-            self.run.borrow_mut().device.read(span, bytes)
-        }
-    }
-
-    fn copy_in(&self, id: ParamId, memory: Memory, from: &[f32]) -> Result<()> {
-        let segment = self.claim(id, memory, true)?;
-        let span = Span::segment(memory, &self.plan, &segment);
-        if span.bytes() == 0 {
-            return Ok(());
-        }
-        // SAFETY: as in `copy_out`; no view of this memory is alive, since those borrow the stepper or the pass that the
-        // caller holds mutably.
-        unsafe {
-            let bytes = std::slice::from_raw_parts(from.as_ptr().cast(), size_of_val(from));
-            self.run.borrow_mut().device.write(span, bytes)
-        }
+        self.write_values(id, memory, from)
     }
 
     pub(super) fn check_len(&self, id: ParamId, given: usize) -> Result<()> {
@@ -148,7 +168,7 @@ impl<D: Device> Pass<'_, D> {
     /// `Poisoned` after a failure.
     pub fn read_param(&self, id: ParamId, into: &mut [f32]) -> Result<()> {
         self.stepper.check_len(id, into.len())?;
-        self.stepper.copy_out(id, Memory::Params, into)
+        self.stepper.read_values(id, Memory::Params, into)
     }
 
     /// Copies a gradient from the host, replacing what was there.
@@ -160,7 +180,7 @@ impl<D: Device> Pass<'_, D> {
     /// As [`read_param`](Self::read_param); `Order` if the parameter is frozen.
     pub fn write_grad(&mut self, id: ParamId, from: &[f32]) -> Result<()> {
         self.stepper.check_len(id, from.len())?;
-        self.stepper.copy_in(id, Memory::Grads, from)?;
+        self.stepper.write_values(id, Memory::Grads, from)?;
         let index = self.stepper.layout.index(id)?;
         self.stepper.written.get_mut()[index] = true;
         Ok(())

@@ -20,6 +20,7 @@ mod rebuild;
 mod records;
 mod run;
 mod scaling;
+mod stored;
 mod views;
 
 pub use attached::Attached;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use crate::assignment::Assignment;
 use crate::error::{Error, Result};
-use crate::layout::{Gradients, ParamId, Plan, SegmentAction};
+use crate::layout::{Gradients, Moments, ParamId, Plan, SegmentAction};
 use crate::op::{Access, Device, Memory, Span};
 use crate::optim::Optimizer;
 use crate::schedule::Schedule;
@@ -164,7 +164,7 @@ impl<D: Device> Stepper<D> {
         let schedule = &self.run.get_mut().schedule;
         let frozen = (0..numbers.len()).filter(|param| schedule.is_frozen(*param));
         let agreement = self.agreement.number(&(&self.optimizers, &self.loaded), frozen);
-        let room_bytes = self.plan.grads_len() * self.plan.dtype().bytes();
+        let room_bytes = Span::whole(Memory::Grads, &self.plan).bytes();
         // In several turns if there are more parameters than elements: most are empty then.
         for numbers in numbers.chunks_mut(room_bytes as usize / size_of::<u32>()) {
             let span = Span { memory: Memory::Grads, start: 0, end: size_of_val(numbers) as u64 };
@@ -209,12 +209,15 @@ impl<D: Device> Stepper<D> {
             let there = plan.segment_index(segment.param as usize);
             let is_released = plan.gradients() == Gradients::Release && segment.action == SegmentAction::Step;
             // By round and place: another parameter's further optimizer may add states to any round of this one.
-            let states = self.optimizers.states(segment.param as usize).map(|(_, round, k)| {
-                let memory = |first: usize| Memory::State((first + k) as u8);
-                (memory(self.assignment.first_state(round)), memory(assignment.first_state(round)))
+            let states = self.optimizers.states(segment.param as usize).flat_map(|(_, round, k)| {
+                let [from, to] = [&*self.assignment, assignment].map(|a| (a.first_state(round) + k) as u8);
+                let scales = (Memory::Scales(from), Memory::Scales(to));
+                let has_scales = plan.storage().precision.moments == Moments::EightBit;
+                [(Memory::State(from), Memory::State(to))].into_iter().chain(has_scales.then_some(scales))
             });
-            let grads = (!is_released).then_some((Memory::Grads, Memory::Grads));
-            for (memory, new) in [(Memory::Params, Memory::Params)].into_iter().chain(grads).chain(states) {
+            let single =
+                Memory::of_tensors(plan, 0).filter(|memory| *memory != Memory::Grads || !is_released);
+            for (memory, new) in single.map(|memory| (memory, memory)).chain(states) {
                 let from = Span::segment(memory, &self.plan, segment);
                 let to = Span::segment(new, plan, &plan.segments()[there]);
                 bytes.resize(from.bytes() as usize, 0);

@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 use crate::abi::{INSTEP_NO_BUCKET, InstepHyper, InstepStatus};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::launch::{action_code, status_of};
 use crate::layout::{Gradients, ParamId, Segment, SegmentAction};
@@ -95,9 +96,15 @@ impl<D: Device> Stepper<D> {
         run.touch_contributors()?;
         run.note(Access { span, writes: false });
         let mut bytes = [0; 4];
+        let count = &mut bytes[..span.bytes() as usize];
         // SAFETY: the last reduce has ended, no pass is open, and the next Begin, which resets the count, comes later.
-        unsafe { run.device.read(span, &mut bytes)? };
-        Ok(Some(f32::from_ne_bytes(bytes) as u32))
+        unsafe { run.device.read(span, count)? };
+        let narrow = [bytes[0], bytes[1]];
+        Ok(Some(match span.dtype(&self.plan) {
+            DType::F32 => f32::from_ne_bytes(bytes),
+            DType::BF16 => half::bf16::from_ne_bytes(narrow).to_f32(),
+            DType::F16 => half::f16::from_ne_bytes(narrow).to_f32(),
+        } as u32))
     }
 
     /// After `settle_control`.

@@ -5,8 +5,9 @@
 //! proven free of races with these very accesses.
 #![allow(unsafe_code)]
 
+use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
-use crate::layout::{ParamId, Segment};
+use crate::layout::{Master, Moments, ParamId, Segment};
 use crate::op::{Memory, Sealed, Span};
 use crate::stepper::Stepper;
 
@@ -42,8 +43,20 @@ impl<'a> Params<'a> {
     /// Waits for the last step of its bucket; a frozen parameter for no step at all.
     ///
     /// # Errors
-    /// `Order` if it was handed over in this micro-batch, `Layout` if `id` is of another layout, `Poisoned` after a failure.
+    /// `Order` if it was handed over in this micro-batch, `Layout` if `id` is of another layout, `Unsupported` if it is of
+    /// another type, `Poisoned` after a failure.
     pub fn get(self, id: ParamId) -> Result<&'a [f32]> {
+        self.get_as(id)
+    }
+
+    /// One parameter, of the type that the stepper's [precision](crate::StepperBuilder::precision) says.
+    ///
+    /// # Shapes
+    /// As [`get`](Self::get), and so is `# Ordering`.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get); `Unsupported` if it is of another type.
+    pub fn get_as<T: Element>(self, id: ParamId) -> Result<&'a [T]> {
         self.stepper.view(id, Memory::Params)
     }
 }
@@ -62,19 +75,33 @@ impl<'a> ParamsMut<'a> {
     /// Nothing is left to wait for: [`Stepper::params_mut`] has.
     ///
     /// # Errors
-    /// `Layout` if `id` is of another layout.
+    /// `Layout` if `id` is of another layout; `Unsupported` if it is of another type, or has a
+    /// [master weight](crate::Master), which [`write_param`](crate::Stepper::write_param) sets too.
     pub fn get_mut(&mut self, id: ParamId) -> Result<&mut [f32]> {
+        self.get_mut_as(id)
+    }
+
+    /// One parameter, of the type that the stepper's [precision](crate::StepperBuilder::precision) says.
+    ///
+    /// # Shapes
+    /// As [`get_mut`](Self::get_mut), and so are `# Ordering` and `# Errors`.
+    pub fn get_mut_as<T: Element>(&mut self, id: ParamId) -> Result<&mut [T]> {
         self.stepper.view_mut(id, Memory::Params)
     }
 
-    /// Calls `write` with each parameter's name and content, in registration order.
+    /// Calls `write` with each parameter's name and content, in registration order, as f32 whatever the precision.
     ///
     /// # Errors
-    /// As [`get_mut`](Self::get_mut).
+    /// `Poisoned` after a failure.
     pub fn fill(&mut self, mut write: impl FnMut(&str, &mut [f32])) -> Result<()> {
         let layout = self.stepper.layout.clone();
+        let mut values = Vec::new();
         for id in layout.ids() {
-            write(&layout.parameter(id)?.name, self.get_mut(id)?);
+            let parameter = layout.parameter(id)?;
+            values.resize(parameter.len as usize, 0.0);
+            self.stepper.read_values(id, Memory::Params, &mut values)?;
+            write(&parameter.name, &mut values);
+            self.stepper.write_values(id, Memory::Params, &values)?;
         }
         Ok(())
     }
@@ -96,7 +123,15 @@ impl<'a> Grads<'a> {
     /// # Errors
     /// As [`Params::get`]; `Order` if the parameter is frozen.
     pub fn get_mut(&mut self, id: ParamId) -> Result<&mut [f32]> {
-        let [slice] = self.get_disjoint_mut([id])?;
+        self.get_mut_as(id)
+    }
+
+    /// One gradient, of the type that the stepper's [precision](crate::StepperBuilder::precision) says.
+    ///
+    /// # Shapes
+    /// As [`get_mut`](Self::get_mut), and so are `# Ordering` and `# Errors`.
+    pub fn get_mut_as<T: Element>(&mut self, id: ParamId) -> Result<&mut [T]> {
+        let [slice] = self.get_disjoint_mut_as([id])?;
         Ok(slice)
     }
 
@@ -105,6 +140,18 @@ impl<'a> Grads<'a> {
     /// # Errors
     /// As [`get_mut`](Self::get_mut); `Layout` if two ids are the same.
     pub fn get_disjoint_mut<const N: usize>(&mut self, ids: [ParamId; N]) -> Result<[&mut [f32]; N]> {
+        self.get_disjoint_mut_as(ids)
+    }
+
+    /// Several gradients at once, each as [`get_mut_as`](Self::get_mut_as) gives it.
+    ///
+    /// # Errors
+    /// As [`get_disjoint_mut`](Self::get_disjoint_mut).
+    pub fn get_disjoint_mut_as<T: Element, const N: usize>(
+        &mut self,
+        ids: [ParamId; N],
+    ) -> Result<[&mut [T]; N]> {
+        self.stepper.require_type::<T>(Memory::Grads)?;
         for (k, id) in ids.iter().enumerate() {
             if ids[..k].contains(id) {
                 return Err(Error::Layout(format!(
@@ -118,14 +165,17 @@ impl<'a> Grads<'a> {
         for (segment, id) in segments.iter_mut().zip(ids) {
             *segment = Some(self.stepper.claim(id, Memory::Grads, true)?);
         }
-        let mut slices: [&mut [f32]; N] = std::array::from_fn(|_| Default::default());
+        let mut slices: [&mut [T]; N] = std::array::from_fn(|_| Default::default());
         for (slice, segment) in slices.iter_mut().zip(segments.iter().flatten()) {
             self.stepper.written.borrow_mut()[segment.param as usize] = true;
             // SAFETY: `claim` has waited for the ops on this bucket and checked that the gradient is not handed
             // over; launching it takes the pass mutably, which the borrow behind `self` excludes; the ids differ, and
-            // segments of different parameters do not overlap.
+            // segments of different parameters do not overlap; `require_type` has checked that the memory is of this type.
             *slice = unsafe {
-                std::slice::from_raw_parts_mut(self.stepper.address(segment, Memory::Grads), length(segment))
+                std::slice::from_raw_parts_mut(
+                    self.stepper.address(segment, Memory::Grads).cast(),
+                    length(segment),
+                )
             };
         }
         Ok(slices)
@@ -142,7 +192,7 @@ impl<'a> Grads<'a> {
     /// Replaces the gradient, what earlier micro-batches wrote included: those [`add`](Self::add).
     ///
     /// # Shapes
-    /// `values` is as long as the parameter.
+    /// `values` is as long as the parameter; a gradient of 16 bits is rounded to the nearest.
     ///
     /// # Ordering
     /// As [`get_mut`](Self::get_mut).
@@ -150,9 +200,7 @@ impl<'a> Grads<'a> {
     /// # Errors
     /// As [`get_mut`](Self::get_mut); `Layout` if the lengths differ.
     pub fn write(&mut self, id: ParamId, values: &[f32]) -> Result<()> {
-        self.stepper.check_len(id, values.len())?;
-        self.get_mut(id)?.copy_from_slice(values);
-        Ok(())
+        self.store(id, values, |_, value| value)
     }
 
     /// Adds to the gradient, or replaces it if this is the first write of the pass.
@@ -163,32 +211,79 @@ impl<'a> Grads<'a> {
         if self.is_first(id)? {
             return self.write(id, values);
         }
+        self.store(id, values, |sum, value| sum + value)
+    }
+
+    fn store(&mut self, id: ParamId, values: &[f32], combine: impl Fn(f32, f32) -> f32) -> Result<()> {
+        match self.stepper.plan.storage().precision.grad {
+            DType::F32 => self.store_as::<f32>(id, values, combine),
+            DType::BF16 => self.store_as::<half::bf16>(id, values, combine),
+            DType::F16 => self.store_as::<half::f16>(id, values, combine),
+        }
+    }
+
+    fn store_as<T: Element>(
+        &mut self,
+        id: ParamId,
+        values: &[f32],
+        combine: impl Fn(f32, f32) -> f32,
+    ) -> Result<()> {
         self.stepper.check_len(id, values.len())?;
-        self.get_mut(id)?.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
+        let stored = self.get_mut_as::<T>(id)?.iter_mut();
+        stored.zip(values).for_each(|(old, value)| *old = T::from_f32(combine(old.to_f32(), *value)));
         Ok(())
     }
 }
 
 impl Stepper {
-    fn address(&self, segment: &Segment, memory: Memory) -> *mut f32 {
+    fn address(&self, segment: &Segment, memory: Memory) -> *mut u8 {
         let span = Span::segment(memory, &self.plan, segment);
-        self.run.borrow().device.resolve(span).cast()
+        self.run.borrow().device.resolve(span)
     }
 
-    pub(super) fn view(&self, id: ParamId, memory: Memory) -> Result<&[f32]> {
+    /// Refuses slices of a type that the memory does not hold.
+    fn require_type<T: Element>(&self, memory: Memory) -> Result<()> {
+        let precision = self.plan.storage().precision;
+        let dtype = match memory {
+            Memory::Params => Some(precision.param),
+            Memory::Grads => Some(precision.grad),
+            Memory::State(_) => match precision.moments {
+                Moments::F32 => Some(DType::F32),
+                Moments::BF16 => Some(DType::BF16),
+                Moments::EightBit => None,
+            },
+            _ => None,
+        };
+        if dtype == Some(T::DTYPE) {
+            return Ok(());
+        }
+        let what = format!("a slice of {} in {memory:?}", T::DTYPE);
+        let have =
+            dtype.map_or_else(|| "copies as f32".to_owned(), |have| format!("{have}, and copies as f32"));
+        Err(Error::Unsupported { what, have })
+    }
+
+    pub(super) fn view<T: Element>(&self, id: ParamId, memory: Memory) -> Result<&[T]> {
+        self.require_type::<T>(memory)?;
         let segment = self.claim(id, memory, false)?;
         // SAFETY: `claim` has waited for the ops on this bucket; launching anything, and every mutable slice of this
         // memory, takes the stepper or the pass mutably, which the shared borrow behind the result excludes.
-        // (Gradient slices borrow through `Grads`, parameters and states are never in its memory.)
-        Ok(unsafe { std::slice::from_raw_parts(self.address(&segment, memory), length(&segment)) })
+        // (Gradient slices borrow through `Grads`, parameters and states are never in its memory.) The memory is of this
+        // type, and every bit pattern is a value of it.
+        Ok(unsafe { std::slice::from_raw_parts(self.address(&segment, memory).cast(), length(&segment)) })
     }
 
     /// Between passes.
-    pub(super) fn view_mut(&mut self, id: ParamId, memory: Memory) -> Result<&mut [f32]> {
+    pub(super) fn view_mut<T: Element>(&mut self, id: ParamId, memory: Memory) -> Result<&mut [T]> {
+        self.require_type::<T>(memory)?;
+        if memory == Memory::Params && self.plan.storage().precision.master != Master::None {
+            let what = "a slice of parameters that have master weights".to_owned();
+            return Err(Error::Unsupported { what, have: "Stepper::write_param, which writes both".into() });
+        }
         let segment = self.claim(id, memory, true)?;
         // SAFETY: no pass is open, `claim` has waited for the ops on this bucket, and `self` is borrowed mutably: neither
-        // another slice nor a launch can exist while this one does.
-        Ok(unsafe { std::slice::from_raw_parts_mut(self.address(&segment, memory), length(&segment)) })
+        // another slice nor a launch can exist while this one does. The type as in `view`.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.address(&segment, memory).cast(), length(&segment)) })
     }
 }
 

@@ -74,7 +74,8 @@ impl Machine {
     pub(crate) unsafe fn step(self, args: &InstepStepArgs) {
         let mut rows = OPTIMIZERS.lines().filter_map(|line| line.strip_prefix("OPTIMIZER("));
         let (name, _) = rows.nth(args.optimizer as usize).unwrap().split_once(',').unwrap();
-        let kernel = CString::new(format!("instep_step_{name}")).unwrap();
+        let moments = if args.moments == INSTEP_MOMENTS_8BIT { "_8bit" } else { "" };
+        let kernel = CString::new(format!("instep_step_{name}{moments}")).unwrap();
         // SAFETY: the caller's promise.
         unsafe {
             match self {

@@ -17,6 +17,7 @@ pub(crate) struct World<'a> {
     bucket_controls: Bands,
     segments: Bands,
     hypers: Bands,
+    multipliers: Bands,
     actions: Bands,
     ring: Bands,
     /// Per segment its tail, then per bucket its count of ranks.
@@ -63,9 +64,10 @@ impl World<'_> {
             bucket_controls: Bands::of("the buckets' control blocks", &vec![control; case.buckets.len()]),
             segments: Bands::of("the segments", &vec![segment; all.len()]),
             hypers: Bands::of("the hyperparameters", &[hyper]),
+            multipliers: Bands::of("the rates' multipliers", &vec![1.0f64; all.len()]),
             actions: Bands::of("the actions", &all.iter().map(|segment| segment.action).collect::<Vec<_>>()),
             ring: Bands::of("the status ring", &vec![status; case.slots]),
-            counts: Bands::new("the counts", &vec![1; all.len() + case.buckets.len()], 4, 1),
+            counts: Bands::new("the counts", &vec![1; all.len() + case.buckets.len()], grad_bytes, 1),
             params: Bands::new("the parameters", &lens(&all), param_bytes, m * 3 % 16),
             wide: (0..wide_count).map(wide).collect(),
             copy: case.copy_dtype.map(copy),
@@ -104,8 +106,8 @@ impl World<'_> {
             for (run, segment) in bucket.segments.iter().enumerate() {
                 let mut row: InstepSegment = self.segments.get(0, k);
                 row.tail =
-                    segment.used.map_or(0, |_| self.counts.address::<f32>(k).expose_provenance() as u64);
-                let mut contributors = || self.counts.address::<f32>(count + b).expose_provenance() as u64;
+                    segment.used.map_or(0, |_| self.counts.address::<u8>(k).expose_provenance() as u64);
+                let mut contributors = || self.counts.address::<u8>(count + b).expose_provenance() as u64;
                 row.contributors = bucket.ranks.map_or(0, |_| contributors());
                 row.optimizer = rule(case.optim).0;
                 self.segments.set(0, k, row);
@@ -117,10 +119,11 @@ impl World<'_> {
                             .wrapping_sub(param_base) as u64,
                         grad_offset: self.grads[b].distance(run, grad_bytes) + done as u64 + case.shift,
                         state_offset: self.params.distance(k, param_bytes) + done as u64 + case.shift,
+                        element: 0,
                         count: full.min(segment.len - done) as u32,
                         segment: k as u32,
                         first: (done == 0).into(),
-                        reserved: [0; 7],
+                        reserved: [0; 5],
                     }
                 }));
                 k += 1;
@@ -145,6 +148,7 @@ impl World<'_> {
             bucket_controls,
             segments,
             hypers,
+            multipliers,
             actions,
             ring,
             counts,
@@ -155,7 +159,7 @@ impl World<'_> {
             tiles,
             ..
         } = self;
-        let tables = [control, bucket_controls, segments, hypers, actions, ring, counts, params];
+        let tables = [control, bucket_controls, segments, hypers, multipliers, actions, ring, counts, params];
         tables.into_iter().chain(wide).chain(copy).chain(grads).chain(tiles).collect()
     }
 
@@ -170,7 +174,7 @@ impl World<'_> {
         let mut wide = self.wide.iter_mut().map(|bands| earlier(bands.address::<f32>(0), case.shift, 4));
         let master = if has_master { wide.next().unwrap() } else { ptr::null_mut() };
         let mut states = [ptr::null_mut(); INSTEP_MAX_STATES as usize];
-        states.iter_mut().zip(wide).for_each(|(pointer, state)| *pointer = state);
+        states.iter_mut().zip(wide).for_each(|(pointer, state)| *pointer = state.cast());
         let grads = self.grads[bucket].address(0);
         let copy_dtype = case.copy_dtype.unwrap_or(INSTEP_DTYPE_F32);
         let copy_base = |copy: &mut Bands| earlier(copy.address(0), case.shift, element_bytes(copy_dtype));
@@ -181,7 +185,7 @@ impl World<'_> {
             tile_count: self.tile_count(bucket),
             param_base: self.param_base().cast(),
             grads: earlier(grads, case.shift, element_bytes(case.grad_dtype)),
-            master,
+            master: master.cast(),
             copy: self.copy.as_mut().map_or(ptr::null_mut(), copy_base),
             states,
             optimizer,
@@ -192,6 +196,15 @@ impl World<'_> {
             copy_dtype,
             zero_grads: case.zero_grads.into(),
             local: 0,
+            master_kind: if has_master { INSTEP_MASTER_F32 } else { INSTEP_MASTER_NONE },
+            moments: INSTEP_MOMENTS_F32,
+            stochastic: 0,
+            ema: ptr::null_mut(),
+            scales: [ptr::null_mut(); INSTEP_MAX_STATES as usize],
+            seed: 0,
+            ema_from_sample: 0,
+            ema_weight: 0.0,
+            reserved: 0,
         }
     }
 
@@ -218,6 +231,7 @@ impl World<'_> {
             control: self.control.address(0),
             segments: self.segments.address(0),
             groups: self.hypers.address(0),
+            lr_multipliers: self.multipliers.address(0),
             actions: self.actions.address(0),
             segment_count: count as u64,
             ring: ptr::null(),
@@ -228,6 +242,8 @@ impl World<'_> {
             previous_max_norm: case.max_norm,
             bucket_controls: self.bucket_controls.address(0),
             bucket_count: if case.per_bucket { case.buckets.len() as u64 } else { 0 },
+            grad_dtype: case.grad_dtype,
+            reserved: 0,
         };
         let decide = InstepDecideArgs {
             control: self.control.address(0),
@@ -240,7 +256,7 @@ impl World<'_> {
             growth_interval: 2,
             pass_control: ptr::null_mut(),
             bucket: INSTEP_NO_BUCKET,
-            reserved: 0,
+            grad_dtype: case.grad_dtype,
         };
         let decide_bucket = |world: &mut Self, bucket: usize| InstepDecideArgs {
             control: world.control_of(bucket),
@@ -289,6 +305,15 @@ impl World<'_> {
         self.all().into_iter().for_each(|bands| bands.forbid_gaps(false));
     }
 
+    /// A count is an element like the gradients that it lies behind.
+    fn set_count(&mut self, k: usize, count: f32) {
+        match self.case.grad_dtype {
+            INSTEP_DTYPE_BF16 => self.counts.set(k, 0, half::bf16::from_f32(count).to_bits()),
+            INSTEP_DTYPE_F16 => self.counts.set(k, 0, half::f16::from_f32(count).to_bits()),
+            _ => self.counts.set(k, 0, count),
+        }
+    }
+
     /// What the ranks would have left in gradients and counts.
     fn reduce(&mut self, pass: usize) {
         let count = self.segment_count();
@@ -304,12 +329,12 @@ impl World<'_> {
                     }
                 }
                 if let Some(used) = segment.used {
-                    self.counts.set(k, 0, used);
+                    self.set_count(k, used);
                 }
                 k += 1;
             }
             if let Some(ranks) = bucket.ranks {
-                self.counts.set(count + b, 0, ranks);
+                self.set_count(count + b, ranks);
             }
         }
     }

@@ -4,6 +4,7 @@
 
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
+use std::sync::LazyLock;
 
 use instep::abi::*;
 use instep::cuda::driver::Shape;
@@ -11,16 +12,18 @@ use instep::{DevicePtr, Isa};
 
 use crate::entries;
 
-/// All kernels; a row's place is its handle. Steps are in the table's order.
-pub(crate) const KERNELS: [&str; 7] = [
-    "instep_begin",
-    "instep_decide",
-    "instep_publish",
-    "instep_norm",
-    "instep_step_sgd",
-    "instep_step_adam",
-    "instep_custom",
-];
+const COMMON: [&str; 5] = ["instep_begin", "instep_decide", "instep_publish", "instep_norm", "instep_custom"];
+
+/// All kernels; a row's place is its handle.
+pub(crate) static KERNELS: LazyLock<Vec<&str>> = LazyLock::new(|| {
+    let table = include_str!("../../kernels/optimizers.def").lines();
+    let rows = table.filter_map(|line| line.strip_prefix("OPTIMIZER(")?.split_once(','));
+    let steps =
+        rows.flat_map(|(name, _)| ["", "_8bit"].map(|moments| format!("instep_step_{name}{moments}")));
+    let steps: Vec<&str> = steps.map(|name| &*name.leak()).collect();
+    [&["instep_begin", "instep_decide", "instep_publish", "instep_norm", "instep_custom"][..], &steps]
+        .concat()
+});
 
 #[derive(Clone)]
 pub(crate) enum Command {
@@ -126,7 +129,9 @@ fn on_cpu(kernel: &str, shape: Shape, args: &Args) {
             Args::Bucket(args) if kernel == "instep_norm" => cpu.norm.unwrap()(args, 0, args.tile_count),
             Args::Bucket(args) if kernel == "instep_custom" => cpu.custom.unwrap()(args),
             Args::Bucket(args) => {
-                assert_eq!(KERNELS[4 + args.optimizer as usize], kernel, "the optimizer's own kernel");
+                let coded = args.moments == INSTEP_MOMENTS_8BIT;
+                let own = COMMON.len() + 2 * args.optimizer as usize + usize::from(coded);
+                assert_eq!(KERNELS[own], kernel, "the optimizer's own kernel");
                 cpu.step.unwrap()(args, 0, args.tile_count);
             }
         }

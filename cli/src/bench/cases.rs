@@ -4,6 +4,7 @@
 
 use clap::ValueEnum;
 use instep::bench::Launcher;
+use instep::layout::Storage;
 use instep::optim::Optimizer;
 use instep::{Adam, AdamW, Isa, Layout, Sgd};
 
@@ -146,7 +147,8 @@ pub(super) fn launcher(
     let names = (0..buckets * segments).map(|k| format!("p{k}"));
     let layout = names.fold(Layout::builder(), |builder, name| builder.param(name, length)).build()?;
     let cap_bytes = (shape.elements() * 4) as u64;
-    let mut launcher = Launcher::new(&layout, &*optimizer, cap_bytes, WORLD_SIZE, isa, threads)?;
+    let mut launcher =
+        Launcher::new(&layout, &*optimizer, cap_bytes, WORLD_SIZE, Storage::default(), isa, threads)?;
     launcher.elements(Memory::Params).iter_mut().enumerate().for_each(|(k, x)| *x = parameter(k));
     launcher.elements(Memory::Grads).iter_mut().enumerate().for_each(|(k, x)| *x = gradient(k));
     Ok(launcher)

@@ -8,6 +8,7 @@
 mod gpu;
 
 use instep::bench::Launcher;
+use instep::layout::Storage;
 use instep::op::Memory;
 use instep::{Adam, AdamW, Isa, Layout, Optimizer, Sgd};
 
@@ -41,8 +42,9 @@ pub extern "C" fn instep_peer_new(
     let layout = params.fold(Layout::builder(), |builder, name| builder.param(name, length)).build();
     let isa = Isa::from_environment();
     let cap_bytes = (segments * length * 4) as u64;
-    let launcher =
-        layout.and_then(|layout| Launcher::new(&layout, &*optimizer, cap_bytes, world_size, isa?, threads));
+    let launcher = layout.and_then(|layout| {
+        Launcher::new(&layout, &*optimizer, cap_bytes, world_size, Storage::default(), isa?, threads)
+    });
     launcher.map_or(std::ptr::null_mut(), |launcher| Box::into_raw(Box::new(launcher)))
 }
 

@@ -4,6 +4,7 @@
 //! of parameters and of every state.
 
 use instep::bench::{GpuLauncher, Launcher};
+use instep::layout::Storage;
 use instep::op::Memory;
 use instep::{Isa, Layout};
 
@@ -23,7 +24,8 @@ impl Expected {
         let period = PERIODS.0 * PERIODS.1;
         let layout = Layout::builder().param("period", period).build()?;
         let optimizer = rule.optimizer();
-        let mut host = Launcher::new(&layout, &*optimizer, u64::MAX, WORLD_SIZE, Isa::best(), 1)?;
+        let mut host =
+            Launcher::new(&layout, &*optimizer, u64::MAX, WORLD_SIZE, Storage::default(), Isa::best(), 1)?;
         host.elements(Memory::Params).iter_mut().enumerate().for_each(|(k, x)| *x = parameter(k));
         host.elements(Memory::Grads).iter_mut().enumerate().for_each(|(k, x)| *x = gradient(k));
         for _ in 0..STEPS {

@@ -1,0 +1,82 @@
+/* Optimizer states in 8 bits: a code per element, and a scale per block of 256 elements of a parameter.
+ *
+ *     scale = largest |x| of the block
+ *     x = sign(c) * (c / 127)^2 * scale         c in -127..127, for states of either sign
+ *     x = (c / 255)^4 * scale                   c in 0..255, for states that are never negative
+ *
+ * Powers in the place of a table: they need no more than + x / and root, which are the same bits everywhere, and give
+ * small values a finer grid, without which a second moment that is smaller than 1/65025 of its block's largest would be
+ * zero, and the step divided by eps alone. For the same reason what is above zero never becomes the code 0. With h =
+ * 1/254, or 1/510, a value rounded to the nearest code is off by at most (2 sqrt(x/scale) h + h^2) scale, or about
+ * 4 (x/scale)^(3/4) h scale, tests/eight_bit.rs. The largest element is kept exactly, so decoding and encoding again gives
+ * the same codes.
+ *
+ * A block with a NaN or an infinity is NaN altogether, so that it shows; one whose largest is below 2^-90, where a code
+ * could leave the normal numbers, is zero. Dettmers et al., "8-bit Optimizers via Block-wise Quantization", ICLR 2022;
+ * square-root companding as Ortiz et al., "FlashOptim", 2026. */
+#ifndef INSTEP_CODES_H
+#define INSTEP_CODES_H
+
+#include "math.h"
+
+namespace {
+
+constexpr float SMALLEST_SCALE = 0x1p-90f;
+
+/* Of a block, from the largest of its magnitude_bits. */
+INSTEP_INLINE float block_scale(uint32_t largest_magnitude) {
+    const float scale = canonical(float_of(largest_magnitude));
+    const bool is_finite = largest_magnitude < INSTEP_F32_INFINITY_BITS;
+    return !is_finite ? float_of(0x7fffffffu) : scale < SMALLEST_SCALE ? 0.0f : scale;
+}
+
+/* Whether its codes mean anything. */
+INSTEP_INLINE bool is_coded(float scale) { return scale >= SMALLEST_SCALE; }
+
+/* To the nearest integer, ties to even, of 0 <= x < 2^22: the sum has no room for a fraction. */
+INSTEP_INLINE uint32_t nearest_integer(float x) { return bits_of(x + 12582912.0f) - 0x4b400000u; }
+
+/* The largest integer not above, of the same; of an integer it may be the one below. */
+INSTEP_INLINE uint32_t floor_integer(float x) { return nearest_integer(x < 0.5f ? 0.0f : x - 0.5f); }
+
+/* The code below or above: above with the chance that keeps the mean, of value between low and high. */
+INSTEP_INLINE uint32_t one_above(float value, float low, float high, uint32_t random) {
+    return value - low > static_cast<float>(static_cast<int32_t>(random)) * 0x1p-16f * (high - low);
+}
+
+INSTEP_INLINE float squared(float x) { return x * x; }
+INSTEP_INLINE float to_the_fourth(float x) { return squared(squared(x)); }
+INSTEP_INLINE float real(uint32_t code) { return static_cast<float>(static_cast<int32_t>(code)); }
+
+/* `random` of 16 bits, looked at only if rounding is stochastic. */
+INSTEP_INLINE uint8_t signed_code(float x, float scale, bool stochastic, uint32_t random) {
+    const float root = square_root(float_of(static_cast<uint32_t>(magnitude_bits(x))) / scale) * 127.0f;
+    const uint32_t below = floor_integer(root);
+    const uint32_t drawn = below + one_above(squared(root), squared(real(below)), squared(real(below + 1)), random);
+    const uint32_t code = stochastic ? drawn : nearest_integer(root);
+    return static_cast<uint8_t>(bits_of(x) >> 31 ? 0u - code : code);
+}
+
+INSTEP_INLINE uint8_t unsigned_code(float x, float scale, bool stochastic, uint32_t random) {
+    const float positive = bits_of(x) >> 31 ? 0.0f : x; /* by its sign bit: a comparison would become max.f32 */
+    const float root = square_root(square_root(positive / scale)) * 255.0f;
+    const uint32_t below = floor_integer(root);
+    const uint32_t drawn =
+        below + one_above(to_the_fourth(root), to_the_fourth(real(below)), to_the_fourth(real(below + 1)), random);
+    const uint32_t code = stochastic ? drawn : nearest_integer(root);
+    return static_cast<uint8_t>(code == 0 && positive > 0.0f ? 1u : code);
+}
+
+INSTEP_INLINE float from_signed_code(uint8_t code, float scale) {
+    const float root = static_cast<float>(static_cast<int32_t>((code ^ 0x80u) - 0x80u)) * (1.0f / 127.0f);
+    const float magnitude = squared(root) * scale;
+    return root < 0.0f ? -magnitude : magnitude;
+}
+
+INSTEP_INLINE float from_unsigned_code(uint8_t code, float scale) {
+    return to_the_fourth(real(code) * (1.0f / 255.0f)) * scale;
+}
+
+}  // namespace
+
+#endif

@@ -1,0 +1,178 @@
+//! How the elements of every stream are stored, and which streams there are besides parameter, gradient and states.
+//!
+//! Arithmetic is f32 whatever stands here; storing rounds once. Must refuse what no kernel has, by name, because a step
+//! would be too late.
+
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+
+/// What stands behind a 16-bit parameter, so that updates smaller than its last place are not lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Master {
+    /// Nothing: the parameter is all there is.
+    #[default]
+    None,
+    /// An f32 weight beside it. The parameter is its value to the nearest, ties to even. 4 bytes per element.
+    F32,
+    /// The lower half of an f32 whose upper half is the bf16 parameter: the same values as with [`F32`](Self::F32), bit for
+    /// bit, in 2 bytes per element. The parameter is that value to the nearest, ties away from zero.
+    Remainder16,
+    /// The next 8 bits of it: a weight with a fraction of 15 bits, in 1 byte per element.
+    Remainder8,
+}
+
+/// How optimizer states are stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Moments {
+    /// 4 bytes per element.
+    #[default]
+    F32,
+    /// 2 bytes per element. Averages that change by less than 1/512 in a step stand still unless rounding is
+    /// [stochastic](Rounding::Stochastic): with a decay rate of 0.999 the second moment never falls.
+    BF16,
+    /// A code of 8 bits per element, and an f32 per block of 256, counted from the start of each parameter.
+    EightBit,
+}
+
+/// How a value is rounded that is stored in fewer bits than f32, by a parameter without master, by a
+/// [24-bit master](Master::Remainder8) and by states.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Rounding {
+    /// To the nearest; ties to even.
+    #[default]
+    Nearest,
+    /// To one of its two neighbours, with the chances that make the mean the value. What is drawn depends on the seed, on
+    /// how many updates the parameter has had, and on the element's place in the layout: not on buckets, ranks, threads or
+    /// device, so it is the same bits everywhere, and those of a resumed run are those of one that went on.
+    Stochastic {
+        /// Ranks must have the same.
+        seed: u64,
+    },
+}
+
+/// Element types of one stepper's tensors.
+///
+/// ```
+/// use instep::{DType, Layout, Master, Moments, Precision, Solo, Stepper};
+///
+/// let layout = Layout::builder().param("w", 2).build()?;
+/// let w = layout.id("w")?;
+/// let precision = Precision {
+///     param: DType::BF16,
+///     grad: DType::BF16,
+///     master: Master::Remainder16,
+///     moments: Moments::EightBit,
+///     ..Precision::default()
+/// };
+/// let builder = Stepper::builder(&layout, instep::AdamW::default()).precision(precision);
+/// let mut stepper = builder.host(Solo::default())?;
+/// stepper.write_param(w, &[1.0, 2.0])?;
+/// let mut pass = stepper.begin()?;
+/// pass.write_grad(w, &[0.5, -0.5])?;
+/// pass.finish()?;
+/// assert_eq!(stepper.params()?.get_as::<half::bf16>(w)?[0], half::bf16::from_f32(0.999));
+/// # Ok::<(), instep::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Precision {
+    /// Parameters.
+    pub param: DType,
+    /// Gradients, in which the sum over ranks is made too.
+    pub grad: DType,
+    /// What stands behind 16-bit parameters.
+    pub master: Master,
+    /// Optimizer states.
+    pub moments: Moments,
+    /// How what loses bits is rounded.
+    pub rounding: Rounding,
+}
+
+impl Default for Precision {
+    /// f32 throughout.
+    fn default() -> Self {
+        Precision::F32
+    }
+}
+
+impl Precision {
+    /// f32 throughout.
+    pub const F32: Precision = Precision {
+        param: DType::F32,
+        grad: DType::F32,
+        master: Master::None,
+        moments: Moments::F32,
+        rounding: Rounding::Nearest,
+    };
+
+    /// Refuses what no kernel has.
+    ///
+    /// # Errors
+    /// `Config` with the field that does not go with the others.
+    pub fn validate(&self) -> Result<()> {
+        let refuse =
+            |field, value: &dyn std::fmt::Debug, why| Err(Error::config(field, format!("{value:?}"), why));
+        let is_remainder = matches!(self.master, Master::Remainder16 | Master::Remainder8);
+        if self.master != Master::None && self.param == DType::F32 {
+            return refuse("master", &self.master, "f32 parameters have all their bits");
+        }
+        if is_remainder && self.param != DType::BF16 {
+            return refuse(
+                "master",
+                &self.master,
+                "a remainder is what bf16 lacks of f32; f16 takes Master::F32",
+            );
+        }
+        if let Rounding::Stochastic { .. } = self.rounding {
+            let rounds_params =
+                self.param != DType::F32 && matches!(self.master, Master::None | Master::Remainder8);
+            if rounds_params && self.param == DType::F16 {
+                let why = "only bf16 is rounded by chance: the places of f16 change where it is subnormal";
+                return refuse("rounding", &self.rounding, why);
+            }
+            if !rounds_params && self.moments == Moments::F32 {
+                return refuse("rounding", &self.rounding, "nothing that a step stores loses bits");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Everything that a plan stores per element.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Storage {
+    /// Element types.
+    pub precision: Precision,
+    /// Each parameter once more, in this type.
+    pub copy: Option<DType>,
+    /// An exponential moving average of each parameter, in f32.
+    pub ema: bool,
+}
+
+impl From<Precision> for Storage {
+    fn from(precision: Precision) -> Self {
+        Storage { precision, ..Storage::default() }
+    }
+}
+
+impl Master {
+    /// Size of one element.
+    pub const fn bytes(self) -> u64 {
+        match self {
+            Master::None => 0,
+            Master::F32 => 4,
+            Master::Remainder16 => 2,
+            Master::Remainder8 => 1,
+        }
+    }
+}
+
+impl Moments {
+    /// Size of one element, without the scales of blocks.
+    pub const fn bytes(self) -> u64 {
+        match self {
+            Moments::F32 => 4,
+            Moments::BF16 => 2,
+            Moments::EightBit => 1,
+        }
+    }
+}
