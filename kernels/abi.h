@@ -66,6 +66,26 @@ typedef struct InstepAdamHyper {
     uint32_t decoupled, amsgrad, maximize, reserved;
 } InstepAdamHyper;
 
+typedef struct InstepAdagradHyper {
+    double lr, lr_decay, weight_decay, initial_accumulator_value, eps;
+    uint32_t maximize, reserved;
+} InstepAdagradHyper;
+
+typedef struct InstepRmsPropHyper {
+    double lr, alpha, eps, weight_decay, momentum;
+    uint32_t centered, maximize;
+} InstepRmsPropHyper;
+
+typedef struct InstepAdadeltaHyper {
+    double lr, rho, eps, weight_decay;
+    uint32_t maximize, reserved;
+} InstepAdadeltaHyper;
+
+typedef struct InstepAdamaxHyper {
+    double lr, beta1, beta2, eps, weight_decay;
+    uint32_t maximize, reserved;
+} InstepAdamaxHyper;
+
 typedef struct InstepCustomHyper {
     double lr;
 } InstepCustomHyper;
@@ -88,6 +108,26 @@ typedef struct InstepAdamScalars {
     float weight1, weight2, step_size, inv_sqrt_bias_correction2, eps, weight_decay, lr_weight_decay;
     uint32_t from_sample1, from_sample2, amsgrad, maximize, reserved;
 } InstepAdamScalars;
+
+typedef struct InstepAdagradScalars {
+    float step_size, eps, weight_decay, initial_sum;
+    uint32_t first, maximize;
+} InstepAdagradScalars;
+
+typedef struct InstepRmsPropScalars {
+    float weight, lr, eps, weight_decay, momentum;
+    uint32_t from_sample, has_momentum, centered, maximize;
+} InstepRmsPropScalars;
+
+typedef struct InstepAdadeltaScalars {
+    float weight, lr, eps, weight_decay;
+    uint32_t from_sample, maximize;
+} InstepAdadeltaScalars;
+
+typedef struct InstepAdamaxScalars {
+    float weight1, weight2, step_size, eps, weight_decay;
+    uint32_t from_sample1, from_sample2, maximize;
+} InstepAdamaxScalars;
 
 /* What the user's own code is told. Begin writes the first two, the launch in front of that code the others. */
 typedef struct InstepCustomScalars {

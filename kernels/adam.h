@@ -22,7 +22,7 @@ namespace {
 template <int STATES_>
 struct Adam {
     static constexpr int STATES = STATES_; /* exp_avg, exp_avg_sq, and with amsgrad max_exp_avg_sq */
-    static constexpr uint32_t SIGNED = 1; /* by bit, the states that may be negative */
+    static constexpr uint32_t SIGNED = 1;  /* a bit per state that may be negative */
 
     /* `step` counts from 1. */
     static INSTEP_INLINE InstepAdamScalars prepare(const InstepAdamHyper& h, uint64_t step) {

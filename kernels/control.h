@@ -7,8 +7,12 @@
 
 #include <stddef.h>
 
+#include "adadelta.h"
+#include "adagrad.h"
 #include "adam.h"
+#include "adamax.h"
 #include "norm.h"
+#include "rmsprop.h"
 #include "sgd.h"
 
 namespace {

@@ -19,7 +19,7 @@ namespace {
 template <int STATES_>
 struct Sgd {
     static constexpr int STATES = STATES_; /* momentum_buffer, if there is momentum */
-    static constexpr uint32_t SIGNED = 1; /* by bit, the states that may be negative */
+    static constexpr uint32_t SIGNED = 1;  /* a bit per state that may be negative */
 
     /* `step` counts from 1. */
     static INSTEP_INLINE InstepSgdScalars prepare(const InstepSgdHyper& h, uint64_t step) {

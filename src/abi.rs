@@ -13,8 +13,12 @@ pub const INSTEP_NO_BUCKET: u32 = 4294967295;
 pub const INSTEP_F32_INFINITY_BITS: u32 = 2139095040;
 pub const INSTEP_OPTIMIZER_sgd: InstepOptimizer = 0;
 pub const INSTEP_OPTIMIZER_adam: InstepOptimizer = 1;
-pub const INSTEP_OPTIMIZER_COUNT: InstepOptimizer = 2;
-pub const INSTEP_OPTIMIZER_CUSTOM: InstepOptimizer = 2;
+pub const INSTEP_OPTIMIZER_adagrad: InstepOptimizer = 2;
+pub const INSTEP_OPTIMIZER_rmsprop: InstepOptimizer = 3;
+pub const INSTEP_OPTIMIZER_adadelta: InstepOptimizer = 4;
+pub const INSTEP_OPTIMIZER_adamax: InstepOptimizer = 5;
+pub const INSTEP_OPTIMIZER_COUNT: InstepOptimizer = 6;
+pub const INSTEP_OPTIMIZER_CUSTOM: InstepOptimizer = 6;
 pub type InstepOptimizer = ::core::ffi::c_uint;
 pub const INSTEP_DTYPE_F32: InstepDtype = 0;
 pub const INSTEP_DTYPE_BF16: InstepDtype = 1;
@@ -92,6 +96,114 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct InstepAdagradHyper {
+    pub lr: f64,
+    pub lr_decay: f64,
+    pub weight_decay: f64,
+    pub initial_accumulator_value: f64,
+    pub eps: f64,
+    pub maximize: u32,
+    pub reserved: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of InstepAdagradHyper"][::core::mem::size_of::<InstepAdagradHyper>() - 48usize];
+    ["Alignment of InstepAdagradHyper"][::core::mem::align_of::<InstepAdagradHyper>() - 8usize];
+    ["Offset of field: InstepAdagradHyper::lr"][::core::mem::offset_of!(InstepAdagradHyper, lr) - 0usize];
+    ["Offset of field: InstepAdagradHyper::lr_decay"]
+        [::core::mem::offset_of!(InstepAdagradHyper, lr_decay) - 8usize];
+    ["Offset of field: InstepAdagradHyper::weight_decay"]
+        [::core::mem::offset_of!(InstepAdagradHyper, weight_decay) - 16usize];
+    ["Offset of field: InstepAdagradHyper::initial_accumulator_value"]
+        [::core::mem::offset_of!(InstepAdagradHyper, initial_accumulator_value) - 24usize];
+    ["Offset of field: InstepAdagradHyper::eps"][::core::mem::offset_of!(InstepAdagradHyper, eps) - 32usize];
+    ["Offset of field: InstepAdagradHyper::maximize"]
+        [::core::mem::offset_of!(InstepAdagradHyper, maximize) - 40usize];
+    ["Offset of field: InstepAdagradHyper::reserved"]
+        [::core::mem::offset_of!(InstepAdagradHyper, reserved) - 44usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct InstepRmsPropHyper {
+    pub lr: f64,
+    pub alpha: f64,
+    pub eps: f64,
+    pub weight_decay: f64,
+    pub momentum: f64,
+    pub centered: u32,
+    pub maximize: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of InstepRmsPropHyper"][::core::mem::size_of::<InstepRmsPropHyper>() - 48usize];
+    ["Alignment of InstepRmsPropHyper"][::core::mem::align_of::<InstepRmsPropHyper>() - 8usize];
+    ["Offset of field: InstepRmsPropHyper::lr"][::core::mem::offset_of!(InstepRmsPropHyper, lr) - 0usize];
+    ["Offset of field: InstepRmsPropHyper::alpha"]
+        [::core::mem::offset_of!(InstepRmsPropHyper, alpha) - 8usize];
+    ["Offset of field: InstepRmsPropHyper::eps"][::core::mem::offset_of!(InstepRmsPropHyper, eps) - 16usize];
+    ["Offset of field: InstepRmsPropHyper::weight_decay"]
+        [::core::mem::offset_of!(InstepRmsPropHyper, weight_decay) - 24usize];
+    ["Offset of field: InstepRmsPropHyper::momentum"]
+        [::core::mem::offset_of!(InstepRmsPropHyper, momentum) - 32usize];
+    ["Offset of field: InstepRmsPropHyper::centered"]
+        [::core::mem::offset_of!(InstepRmsPropHyper, centered) - 40usize];
+    ["Offset of field: InstepRmsPropHyper::maximize"]
+        [::core::mem::offset_of!(InstepRmsPropHyper, maximize) - 44usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct InstepAdadeltaHyper {
+    pub lr: f64,
+    pub rho: f64,
+    pub eps: f64,
+    pub weight_decay: f64,
+    pub maximize: u32,
+    pub reserved: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of InstepAdadeltaHyper"][::core::mem::size_of::<InstepAdadeltaHyper>() - 40usize];
+    ["Alignment of InstepAdadeltaHyper"][::core::mem::align_of::<InstepAdadeltaHyper>() - 8usize];
+    ["Offset of field: InstepAdadeltaHyper::lr"][::core::mem::offset_of!(InstepAdadeltaHyper, lr) - 0usize];
+    ["Offset of field: InstepAdadeltaHyper::rho"][::core::mem::offset_of!(InstepAdadeltaHyper, rho) - 8usize];
+    ["Offset of field: InstepAdadeltaHyper::eps"]
+        [::core::mem::offset_of!(InstepAdadeltaHyper, eps) - 16usize];
+    ["Offset of field: InstepAdadeltaHyper::weight_decay"]
+        [::core::mem::offset_of!(InstepAdadeltaHyper, weight_decay) - 24usize];
+    ["Offset of field: InstepAdadeltaHyper::maximize"]
+        [::core::mem::offset_of!(InstepAdadeltaHyper, maximize) - 32usize];
+    ["Offset of field: InstepAdadeltaHyper::reserved"]
+        [::core::mem::offset_of!(InstepAdadeltaHyper, reserved) - 36usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct InstepAdamaxHyper {
+    pub lr: f64,
+    pub beta1: f64,
+    pub beta2: f64,
+    pub eps: f64,
+    pub weight_decay: f64,
+    pub maximize: u32,
+    pub reserved: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of InstepAdamaxHyper"][::core::mem::size_of::<InstepAdamaxHyper>() - 48usize];
+    ["Alignment of InstepAdamaxHyper"][::core::mem::align_of::<InstepAdamaxHyper>() - 8usize];
+    ["Offset of field: InstepAdamaxHyper::lr"][::core::mem::offset_of!(InstepAdamaxHyper, lr) - 0usize];
+    ["Offset of field: InstepAdamaxHyper::beta1"][::core::mem::offset_of!(InstepAdamaxHyper, beta1) - 8usize];
+    ["Offset of field: InstepAdamaxHyper::beta2"]
+        [::core::mem::offset_of!(InstepAdamaxHyper, beta2) - 16usize];
+    ["Offset of field: InstepAdamaxHyper::eps"][::core::mem::offset_of!(InstepAdamaxHyper, eps) - 24usize];
+    ["Offset of field: InstepAdamaxHyper::weight_decay"]
+        [::core::mem::offset_of!(InstepAdamaxHyper, weight_decay) - 32usize];
+    ["Offset of field: InstepAdamaxHyper::maximize"]
+        [::core::mem::offset_of!(InstepAdamaxHyper, maximize) - 40usize];
+    ["Offset of field: InstepAdamaxHyper::reserved"]
+        [::core::mem::offset_of!(InstepAdamaxHyper, reserved) - 44usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct InstepCustomHyper {
     pub lr: f64,
 }
@@ -106,6 +218,10 @@ const _: () = {
 pub union InstepHyper {
     pub sgd: InstepSgdHyper,
     pub adam: InstepAdamHyper,
+    pub adagrad: InstepAdagradHyper,
+    pub rmsprop: InstepRmsPropHyper,
+    pub adadelta: InstepAdadeltaHyper,
+    pub adamax: InstepAdamaxHyper,
     pub custom: InstepCustomHyper,
     pub words: [f64; 8usize],
 }
@@ -115,6 +231,10 @@ const _: () = {
     ["Alignment of InstepHyper"][::core::mem::align_of::<InstepHyper>() - 8usize];
     ["Offset of field: InstepHyper::sgd"][::core::mem::offset_of!(InstepHyper, sgd) - 0usize];
     ["Offset of field: InstepHyper::adam"][::core::mem::offset_of!(InstepHyper, adam) - 0usize];
+    ["Offset of field: InstepHyper::adagrad"][::core::mem::offset_of!(InstepHyper, adagrad) - 0usize];
+    ["Offset of field: InstepHyper::rmsprop"][::core::mem::offset_of!(InstepHyper, rmsprop) - 0usize];
+    ["Offset of field: InstepHyper::adadelta"][::core::mem::offset_of!(InstepHyper, adadelta) - 0usize];
+    ["Offset of field: InstepHyper::adamax"][::core::mem::offset_of!(InstepHyper, adamax) - 0usize];
     ["Offset of field: InstepHyper::custom"][::core::mem::offset_of!(InstepHyper, custom) - 0usize];
     ["Offset of field: InstepHyper::words"][::core::mem::offset_of!(InstepHyper, words) - 0usize];
 };
@@ -195,6 +315,128 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct InstepAdagradScalars {
+    pub step_size: f32,
+    pub eps: f32,
+    pub weight_decay: f32,
+    pub initial_sum: f32,
+    pub first: u32,
+    pub maximize: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of InstepAdagradScalars"][::core::mem::size_of::<InstepAdagradScalars>() - 24usize];
+    ["Alignment of InstepAdagradScalars"][::core::mem::align_of::<InstepAdagradScalars>() - 4usize];
+    ["Offset of field: InstepAdagradScalars::step_size"]
+        [::core::mem::offset_of!(InstepAdagradScalars, step_size) - 0usize];
+    ["Offset of field: InstepAdagradScalars::eps"]
+        [::core::mem::offset_of!(InstepAdagradScalars, eps) - 4usize];
+    ["Offset of field: InstepAdagradScalars::weight_decay"]
+        [::core::mem::offset_of!(InstepAdagradScalars, weight_decay) - 8usize];
+    ["Offset of field: InstepAdagradScalars::initial_sum"]
+        [::core::mem::offset_of!(InstepAdagradScalars, initial_sum) - 12usize];
+    ["Offset of field: InstepAdagradScalars::first"]
+        [::core::mem::offset_of!(InstepAdagradScalars, first) - 16usize];
+    ["Offset of field: InstepAdagradScalars::maximize"]
+        [::core::mem::offset_of!(InstepAdagradScalars, maximize) - 20usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct InstepRmsPropScalars {
+    pub weight: f32,
+    pub lr: f32,
+    pub eps: f32,
+    pub weight_decay: f32,
+    pub momentum: f32,
+    pub from_sample: u32,
+    pub has_momentum: u32,
+    pub centered: u32,
+    pub maximize: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of InstepRmsPropScalars"][::core::mem::size_of::<InstepRmsPropScalars>() - 36usize];
+    ["Alignment of InstepRmsPropScalars"][::core::mem::align_of::<InstepRmsPropScalars>() - 4usize];
+    ["Offset of field: InstepRmsPropScalars::weight"]
+        [::core::mem::offset_of!(InstepRmsPropScalars, weight) - 0usize];
+    ["Offset of field: InstepRmsPropScalars::lr"][::core::mem::offset_of!(InstepRmsPropScalars, lr) - 4usize];
+    ["Offset of field: InstepRmsPropScalars::eps"]
+        [::core::mem::offset_of!(InstepRmsPropScalars, eps) - 8usize];
+    ["Offset of field: InstepRmsPropScalars::weight_decay"]
+        [::core::mem::offset_of!(InstepRmsPropScalars, weight_decay) - 12usize];
+    ["Offset of field: InstepRmsPropScalars::momentum"]
+        [::core::mem::offset_of!(InstepRmsPropScalars, momentum) - 16usize];
+    ["Offset of field: InstepRmsPropScalars::from_sample"]
+        [::core::mem::offset_of!(InstepRmsPropScalars, from_sample) - 20usize];
+    ["Offset of field: InstepRmsPropScalars::has_momentum"]
+        [::core::mem::offset_of!(InstepRmsPropScalars, has_momentum) - 24usize];
+    ["Offset of field: InstepRmsPropScalars::centered"]
+        [::core::mem::offset_of!(InstepRmsPropScalars, centered) - 28usize];
+    ["Offset of field: InstepRmsPropScalars::maximize"]
+        [::core::mem::offset_of!(InstepRmsPropScalars, maximize) - 32usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct InstepAdadeltaScalars {
+    pub weight: f32,
+    pub lr: f32,
+    pub eps: f32,
+    pub weight_decay: f32,
+    pub from_sample: u32,
+    pub maximize: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of InstepAdadeltaScalars"][::core::mem::size_of::<InstepAdadeltaScalars>() - 24usize];
+    ["Alignment of InstepAdadeltaScalars"][::core::mem::align_of::<InstepAdadeltaScalars>() - 4usize];
+    ["Offset of field: InstepAdadeltaScalars::weight"]
+        [::core::mem::offset_of!(InstepAdadeltaScalars, weight) - 0usize];
+    ["Offset of field: InstepAdadeltaScalars::lr"]
+        [::core::mem::offset_of!(InstepAdadeltaScalars, lr) - 4usize];
+    ["Offset of field: InstepAdadeltaScalars::eps"]
+        [::core::mem::offset_of!(InstepAdadeltaScalars, eps) - 8usize];
+    ["Offset of field: InstepAdadeltaScalars::weight_decay"]
+        [::core::mem::offset_of!(InstepAdadeltaScalars, weight_decay) - 12usize];
+    ["Offset of field: InstepAdadeltaScalars::from_sample"]
+        [::core::mem::offset_of!(InstepAdadeltaScalars, from_sample) - 16usize];
+    ["Offset of field: InstepAdadeltaScalars::maximize"]
+        [::core::mem::offset_of!(InstepAdadeltaScalars, maximize) - 20usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct InstepAdamaxScalars {
+    pub weight1: f32,
+    pub weight2: f32,
+    pub step_size: f32,
+    pub eps: f32,
+    pub weight_decay: f32,
+    pub from_sample1: u32,
+    pub from_sample2: u32,
+    pub maximize: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of InstepAdamaxScalars"][::core::mem::size_of::<InstepAdamaxScalars>() - 32usize];
+    ["Alignment of InstepAdamaxScalars"][::core::mem::align_of::<InstepAdamaxScalars>() - 4usize];
+    ["Offset of field: InstepAdamaxScalars::weight1"]
+        [::core::mem::offset_of!(InstepAdamaxScalars, weight1) - 0usize];
+    ["Offset of field: InstepAdamaxScalars::weight2"]
+        [::core::mem::offset_of!(InstepAdamaxScalars, weight2) - 4usize];
+    ["Offset of field: InstepAdamaxScalars::step_size"]
+        [::core::mem::offset_of!(InstepAdamaxScalars, step_size) - 8usize];
+    ["Offset of field: InstepAdamaxScalars::eps"]
+        [::core::mem::offset_of!(InstepAdamaxScalars, eps) - 12usize];
+    ["Offset of field: InstepAdamaxScalars::weight_decay"]
+        [::core::mem::offset_of!(InstepAdamaxScalars, weight_decay) - 16usize];
+    ["Offset of field: InstepAdamaxScalars::from_sample1"]
+        [::core::mem::offset_of!(InstepAdamaxScalars, from_sample1) - 20usize];
+    ["Offset of field: InstepAdamaxScalars::from_sample2"]
+        [::core::mem::offset_of!(InstepAdamaxScalars, from_sample2) - 24usize];
+    ["Offset of field: InstepAdamaxScalars::maximize"]
+        [::core::mem::offset_of!(InstepAdamaxScalars, maximize) - 28usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct InstepCustomScalars {
     pub lr: f64,
     pub step: u64,
@@ -218,6 +460,10 @@ const _: () = {
 pub union InstepScalars {
     pub sgd: InstepSgdScalars,
     pub adam: InstepAdamScalars,
+    pub adagrad: InstepAdagradScalars,
+    pub rmsprop: InstepRmsPropScalars,
+    pub adadelta: InstepAdadeltaScalars,
+    pub adamax: InstepAdamaxScalars,
     pub custom: InstepCustomScalars,
     pub words: [u32; 12usize],
 }
@@ -227,6 +473,10 @@ const _: () = {
     ["Alignment of InstepScalars"][::core::mem::align_of::<InstepScalars>() - 8usize];
     ["Offset of field: InstepScalars::sgd"][::core::mem::offset_of!(InstepScalars, sgd) - 0usize];
     ["Offset of field: InstepScalars::adam"][::core::mem::offset_of!(InstepScalars, adam) - 0usize];
+    ["Offset of field: InstepScalars::adagrad"][::core::mem::offset_of!(InstepScalars, adagrad) - 0usize];
+    ["Offset of field: InstepScalars::rmsprop"][::core::mem::offset_of!(InstepScalars, rmsprop) - 0usize];
+    ["Offset of field: InstepScalars::adadelta"][::core::mem::offset_of!(InstepScalars, adadelta) - 0usize];
+    ["Offset of field: InstepScalars::adamax"][::core::mem::offset_of!(InstepScalars, adamax) - 0usize];
     ["Offset of field: InstepScalars::custom"][::core::mem::offset_of!(InstepScalars, custom) - 0usize];
     ["Offset of field: InstepScalars::words"][::core::mem::offset_of!(InstepScalars, words) - 0usize];
 };
@@ -606,11 +856,11 @@ pub struct InstepKernels {
     pub ceiling: ::core::option::Option<
         unsafe extern "C" fn(arrays: *const *mut f32, array_count: u64, factor: f32, first: u64, last: u64),
     >,
-    pub signed_states: [u32; 2usize],
+    pub signed_states: [u32; 6usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of InstepKernels"][::core::mem::size_of::<InstepKernels>() - 104usize];
+    ["Size of InstepKernels"][::core::mem::size_of::<InstepKernels>() - 120usize];
     ["Alignment of InstepKernels"][::core::mem::align_of::<InstepKernels>() - 8usize];
     ["Offset of field: InstepKernels::self_test"][::core::mem::offset_of!(InstepKernels, self_test) - 0usize];
     ["Offset of field: InstepKernels::begin"][::core::mem::offset_of!(InstepKernels, begin) - 8usize];

@@ -76,7 +76,8 @@ pub use layout::{
 #[doc(inline)]
 pub use op::Collective;
 #[doc(inline)]
-pub use optim::{Adam, AdamW, LossScaler, LrSchedule, Optimizer, ScalerState, Sgd};
+pub use optim::{Adadelta, Adagrad, Adam, AdamW, Adamax, RmsProp, Sgd};
+pub use optim::{LossScaler, LrSchedule, Optimizer, ScalerState};
 pub use pool::Pool;
 #[doc(inline)]
 pub use schedule::Mode;

@@ -54,10 +54,18 @@ fn sizes_and_offsets_are_the_c_compilers() {
         InstepScalars {}
         InstepSgdHyper { lr, momentum, dampening, weight_decay, nesterov, maximize }
         InstepAdamHyper { lr, beta1, beta2, eps, weight_decay, decoupled, amsgrad, maximize, reserved }
+        InstepAdagradHyper { lr, lr_decay, weight_decay, initial_accumulator_value, eps, maximize, reserved }
+        InstepRmsPropHyper { lr, alpha, eps, weight_decay, momentum, centered, maximize }
+        InstepAdadeltaHyper { lr, rho, eps, weight_decay, maximize, reserved }
+        InstepAdamaxHyper { lr, beta1, beta2, eps, weight_decay, maximize, reserved }
         InstepCustomHyper { lr }
         InstepCustomScalars { lr, step, multiplier, action }
         InstepSgdScalars { lr, momentum, one_minus_dampening, weight_decay, has_momentum, first, nesterov, maximize }
         InstepAdamScalars { weight1, weight2, step_size, inv_sqrt_bias_correction2, eps, weight_decay, lr_weight_decay, from_sample1, from_sample2, amsgrad, maximize, reserved }
+        InstepAdagradScalars { step_size, eps, weight_decay, initial_sum, first, maximize }
+        InstepRmsPropScalars { weight, lr, eps, weight_decay, momentum, from_sample, has_momentum, centered, maximize }
+        InstepAdadeltaScalars { weight, lr, eps, weight_decay, from_sample, maximize }
+        InstepAdamaxScalars { weight1, weight2, step_size, eps, weight_decay, from_sample1, from_sample2, maximize }
         InstepSegment { steps, stepped, group, action, optimizer, tail, contributors, scalars }
         InstepControl { next_loss_scale, growth_tracker, limbs, passes, norm, previous_norm, clip, divisor, loss_scale, multiplier, average_multiplier, local_multiplier, reserved, max_abs_bits, first_nonfinite_bucket, skip, decided }
         InstepTile { param, grad_offset, state_offset, element, count, segment, first, reserved }

@@ -43,33 +43,56 @@ struct Result {
     norm: u64,
 }
 
+/// Hyperparameters with which an optimizer keeps this many states.
+#[allow(non_upper_case_globals)] // The header's names.
 fn hyper(optimizer: u32, states: usize) -> InstepHyper {
-    // SAFETY: zeros are a value of every member.
-    let mut hyper: InstepHyper = unsafe { std::mem::zeroed() };
-    if optimizer == INSTEP_OPTIMIZER_sgd {
-        let momentum = if states > 0 { 0.9 } else { 0.0 };
-        hyper.sgd = InstepSgdHyper {
-            lr: 0.05,
-            momentum,
-            dampening: 0.0,
-            weight_decay: 0.01,
-            nesterov: (states > 0).into(),
-            maximize: 0,
-        };
-    } else {
-        hyper.adam = InstepAdamHyper {
-            lr: 0.01,
-            beta1: 0.9,
-            beta2: 0.8,
-            eps: 1e-8,
-            weight_decay: 0.01,
-            decoupled: 1,
-            amsgrad: (states > 2).into(),
-            maximize: 0,
-            reserved: 0,
-        };
+    let (lr, eps, weight_decay, maximize, reserved) = (0.05, 1e-8, 0.01, 0, 0);
+    let (beta1, beta2) = (0.9, 0.8);
+    match optimizer {
+        INSTEP_OPTIMIZER_sgd => {
+            let momentum = if states > 0 { 0.9 } else { 0.0 };
+            let (dampening, nesterov) = (0.0, (states > 0).into());
+            let sgd = InstepSgdHyper { lr, momentum, dampening, weight_decay, nesterov, maximize };
+            InstepHyper { sgd }
+        }
+        INSTEP_OPTIMIZER_adam => InstepHyper {
+            adam: InstepAdamHyper {
+                lr: 0.01,
+                beta1,
+                beta2,
+                eps,
+                weight_decay,
+                decoupled: 1,
+                amsgrad: (states > 2).into(),
+                maximize,
+                reserved,
+            },
+        },
+        INSTEP_OPTIMIZER_adagrad => InstepHyper {
+            adagrad: InstepAdagradHyper {
+                lr,
+                lr_decay: 0.1,
+                weight_decay,
+                initial_accumulator_value: 0.5,
+                eps,
+                maximize,
+                reserved,
+            },
+        },
+        INSTEP_OPTIMIZER_rmsprop => {
+            let momentum = if states > 1 { 0.9 } else { 0.0 };
+            let (alpha, centered) = (0.9, (states > 2).into());
+            let rmsprop = InstepRmsPropHyper { lr, alpha, eps, weight_decay, momentum, centered, maximize };
+            InstepHyper { rmsprop }
+        }
+        INSTEP_OPTIMIZER_adadelta => InstepHyper {
+            adadelta: InstepAdadeltaHyper { lr, rho: 0.9, eps, weight_decay, maximize, reserved },
+        },
+        INSTEP_OPTIMIZER_adamax => InstepHyper {
+            adamax: InstepAdamaxHyper { lr, beta1, beta2, eps, weight_decay, maximize, reserved },
+        },
+        other => panic!("no hyperparameters for {other}"),
     }
-    hyper
 }
 
 /// Begin, norm, Decide and step of one bucket, three passes, every tensor `offset` elements off in a way of its own.
@@ -223,6 +246,12 @@ fn kernels_touch_nothing_beside_their_buffers_and_no_alignment_changes_a_bit() {
             (INSTEP_OPTIMIZER_sgd, 1),
             (INSTEP_OPTIMIZER_adam, 2),
             (INSTEP_OPTIMIZER_adam, 3),
+            (INSTEP_OPTIMIZER_adagrad, 1),
+            (INSTEP_OPTIMIZER_rmsprop, 1),
+            (INSTEP_OPTIMIZER_rmsprop, 2),
+            (INSTEP_OPTIMIZER_rmsprop, 3),
+            (INSTEP_OPTIMIZER_adadelta, 2),
+            (INSTEP_OPTIMIZER_adamax, 2),
         ] {
             for len in LENGTHS {
                 let aligned = run(isa, optimizer, states, len, 0);

@@ -5,7 +5,7 @@
 //! flushes subnormals feeds the same ones.
 
 use instep::abi::{InstepControl, InstepDecideArgs};
-use instep::{Adam, AdamW, Isa, Sgd, Solo};
+use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, Isa, RmsProp, Sgd, Solo};
 
 use crate::entries::kernels;
 #[cfg(target_arch = "x86_64")]
@@ -122,6 +122,10 @@ fn random_bit_patterns_give_the_same_bits_on_every_instruction_set() {
         Optim::Sgd(Sgd { lr: 0.05, momentum: 0.9, dampening: 0.3, weight_decay: 0.04, ..Sgd::default() }),
         Optim::Adam(Adam { weight_decay: 0.04, maximize: true, ..Adam::default() }),
         Optim::AdamW(AdamW { amsgrad: true, ..AdamW::default() }),
+        Optim::Adagrad(Adagrad { initial_accumulator_value: 0.5, weight_decay: 0.04, ..Adagrad::default() }),
+        Optim::RmsProp(RmsProp { momentum: 0.9, centered: true, weight_decay: 0.04, ..RmsProp::default() }),
+        Optim::Adadelta(Adadelta { weight_decay: 0.04, ..Adadelta::default() }),
+        Optim::Adamax(Adamax { weight_decay: 0.04, ..Adamax::default() }),
     ];
     assert_same_everywhere(&Inputs::random(), everything, &format!("splitmix64 from seed {SEED:#x}"));
 }

@@ -4,7 +4,7 @@
 //! 1.3e-5 at beta = 0.999, and p*(1 - lr*weight_decay) misstates a decay of 1e-7 by 19 %. Must derive its bounds
 //! from the roundings; a bound that was fitted to a result would only say that nothing has changed.
 
-use instep::{Adam, AdamW, Mode, Solo};
+use instep::{Adam, AdamW, Adamax, Mode, Solo};
 
 use crate::reference::{Rule, Scalar};
 use crate::support::{Optim, Options, Outcome, layout, paint_params, pass};
@@ -122,5 +122,24 @@ fn a_constant_gradient_leaves_the_averages_within_half_an_ulp_over_their_weight(
             let bound = U * (1.0 / w + 5.0) * exact;
             assert!((value - exact).abs() <= bound, "state {state} of {element} is {value}, not {exact}");
         }
+    }
+}
+
+/// One gradient, then none: what is left of the maximum is beta2 to the power of the steps, as far as f32 can say.
+#[test]
+fn the_maximum_of_adamax_fades_without_drift() {
+    let optim = Optim::Adamax(Adamax { eps: 0.0, ..Adamax::default() });
+    let steps = STEPS / 10;
+    let once = |step: usize, element: usize| if step == 0 { 0.1 + element as f32 / 64.0 } else { 0.0 };
+    let (_, got, wide) = race(optim, steps, once);
+    // A rounding of the difference at each step, and the weight's, of what it takes away.
+    let weight = 1e-3;
+    let bound = DEVIATIONS * ROUNDING * U * (steps as f64).sqrt() + 3.0 * U * weight * steps as f64;
+    for (element, scalar) in wide.iter().enumerate() {
+        let relative = f64::from(got.states[0][1][element]) / scalar.states[1] - 1.0;
+        assert!(
+            relative.abs() <= bound,
+            "u[{element}] is off by {relative:e} of itself, more than {bound:e}"
+        );
     }
 }

@@ -4,8 +4,9 @@
 
 use instep::layout::DEFAULT_GROUP;
 use instep::op::Memory;
-use instep::{AdamW, Error, Layout, Mode, Optimizer, Sgd, Solo, Stepper};
+use instep::{AdamW, Error, Layout, Mode, Optimizer, RmsProp, Sgd, Solo, Stepper};
 
+use crate::support::assert_same_bits;
 use crate::waits::{assert_each_is_missed, middle_passes};
 
 const LENS: [usize; 4] = [300, 257, 5, 2049];
@@ -130,6 +131,48 @@ fn what_a_group_cannot_have_is_refused_and_changes_nothing() {
     pass.grads().write(a, &[1.0; 3]).unwrap();
     pass.finish().unwrap();
     assert_eq!(stepper.params().unwrap().get(a).unwrap(), [-0.5; 3], "the rate is still the first one");
+}
+
+/// Groups of one kind share the memory of their states, whose order depends on hyperparameters.
+#[test]
+fn a_states_name_is_its_own_optimizers_whatever_the_other_groups_keep() {
+    let lone = Layout::builder().param("a", 5).build().unwrap();
+    let layout = Layout::builder().param("a", 5).param("b", 5).in_group("other").build().unwrap();
+    let plain = RmsProp::default();
+    let kinds = [
+        plain,
+        RmsProp { momentum: 0.9, ..plain },
+        RmsProp { centered: true, ..plain },
+        RmsProp { momentum: 0.5, centered: true, ..plain },
+    ];
+    let train = |mut stepper: Stepper| {
+        for step in 0..3 {
+            let ids: Vec<_> = stepper.layout().ids().collect();
+            let mut pass = stepper.begin().unwrap();
+            for id in ids {
+                pass.grads()
+                    .write(id, &[0.1, -0.5, 3.0, 1e-3, 0.7].map(|g| g * (step as f32 + 0.5)))
+                    .unwrap();
+            }
+            pass.finish().unwrap();
+        }
+        stepper
+    };
+    for (own, other) in kinds.iter().flat_map(|own| kinds.map(|other| (*own, other))) {
+        let beside = Stepper::builder(&layout, own).group("other", other).host(Solo::default());
+        let alone = train(Stepper::host(&lone, own, Solo::default()).unwrap());
+        let beside = train(beside.unwrap());
+        let (a, same) = (lone.id("a").unwrap(), layout.id("a").unwrap());
+        for name in own.state_names() {
+            let (expected, got) = (alone.state(a, name).unwrap(), beside.state(same, name).unwrap());
+            assert_same_bits(got, expected, &format!("{name} of {own:?} beside {other:?}"));
+        }
+        for name in beside.state_names_of(same).unwrap() {
+            let is_used = own.state_names().contains(&&*name);
+            let is_zero = beside.state(same, &name).unwrap().iter().all(|x| *x == 0.0);
+            assert!(is_used != is_zero, "{name} of {own:?} beside {other:?}");
+        }
+    }
 }
 
 #[test]

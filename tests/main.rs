@@ -57,6 +57,7 @@ mod rebuild;
 mod recorded;
 mod reference;
 mod refusals;
+mod registry;
 mod resume;
 mod sixteen_bit;
 mod splits;

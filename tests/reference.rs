@@ -1,4 +1,4 @@
-//! SGD, Adam and AdamW in f64, one scalar at a time, as the papers and `torch.optim` state them.
+//! Every optimizer in f64, one scalar at a time, as the papers and `torch.optim` state them.
 //!
 //! What everything else is checked against, so it is kept short enough to be checked by eye. Must import nothing
 //! from the crate, and must not borrow the kernels' spelling: averages are beta*old + (1-beta)*new here, powers are
@@ -8,7 +8,7 @@
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Scalar {
     pub param: f64,
-    /// SGD: momentum_buffer. Adam: exp_avg, exp_avg_sq, max_exp_avg_sq.
+    /// In the order of `state_names`.
     pub states: [f64; 3],
     /// Updates so far.
     pub steps: i32,
@@ -38,10 +38,58 @@ pub(crate) struct Adam {
     pub maximize: bool,
 }
 
+/// `torch.optim.Adagrad`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Adagrad {
+    pub lr: f64,
+    pub lr_decay: f64,
+    pub weight_decay: f64,
+    pub initial_accumulator_value: f64,
+    pub eps: f64,
+    pub maximize: bool,
+}
+
+/// `torch.optim.RMSprop`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RmsProp {
+    pub lr: f64,
+    pub alpha: f64,
+    pub eps: f64,
+    pub weight_decay: f64,
+    pub momentum: f64,
+    pub centered: bool,
+    pub maximize: bool,
+}
+
+/// `torch.optim.Adadelta`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Adadelta {
+    pub lr: f64,
+    pub rho: f64,
+    pub eps: f64,
+    pub weight_decay: f64,
+    pub maximize: bool,
+}
+
+/// `torch.optim.Adamax`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Adamax {
+    pub lr: f64,
+    pub beta1: f64,
+    pub beta2: f64,
+    pub eps: f64,
+    pub weight_decay: f64,
+    pub maximize: bool,
+}
+
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Rule {
     Sgd(Sgd),
     Adam(Adam),
+    Adagrad(Adagrad),
+    RmsProp(RmsProp),
+    Adadelta(Adadelta),
+    Adamax(Adamax),
 }
 
 impl Rule {
@@ -51,6 +99,22 @@ impl Rule {
         match self {
             Rule::Sgd(sgd) => sgd.step(x, gradient),
             Rule::Adam(adam) => adam.step(x, gradient),
+            Rule::Adagrad(adagrad) => adagrad.step(x, gradient),
+            Rule::RmsProp(rmsprop) => rmsprop.step(x, gradient),
+            Rule::Adadelta(adadelta) => adadelta.step(x, gradient),
+            Rule::Adamax(adamax) => adamax.step(x, gradient),
+        }
+    }
+
+    /// The learning rate, whatever the rule.
+    pub(crate) fn lr_mut(&mut self) -> &mut f64 {
+        match self {
+            Rule::Sgd(Sgd { lr, .. })
+            | Rule::Adam(Adam { lr, .. })
+            | Rule::Adagrad(Adagrad { lr, .. })
+            | Rule::RmsProp(RmsProp { lr, .. })
+            | Rule::Adadelta(Adadelta { lr, .. })
+            | Rule::Adamax(Adamax { lr, .. }) => lr,
         }
     }
 }
@@ -90,6 +154,60 @@ impl Adam {
         let m_hat = *m / (1.0 - self.beta1.powi(x.steps));
         let v_hat = second_moment / (1.0 - self.beta2.powi(x.steps));
         x.param -= self.lr * m_hat / (v_hat.sqrt() + self.eps);
+    }
+}
+
+impl Adagrad {
+    fn step(&self, x: &mut Scalar, gradient: f64) {
+        let g = (if self.maximize { -gradient } else { gradient }) + self.weight_decay * x.param;
+        // torch makes the sum with the optimizer, instep with the first update.
+        let sum = if x.steps == 1 { self.initial_accumulator_value } else { x.states[0] } + g * g;
+        x.states[0] = sum;
+        let rate = self.lr / (1.0 + f64::from(x.steps - 1) * self.lr_decay);
+        x.param -= rate * g / (sum.sqrt() + self.eps);
+    }
+}
+
+impl RmsProp {
+    fn step(&self, x: &mut Scalar, gradient: f64) {
+        let g = (if self.maximize { -gradient } else { gradient }) + self.weight_decay * x.param;
+        let average = |old: f64, new: f64| self.alpha * old + (1.0 - self.alpha) * new;
+        let has_momentum = self.momentum != 0.0;
+        x.states[0] = average(x.states[0], g * g);
+        let mut variance = x.states[0];
+        if self.centered {
+            let mean = &mut x.states[if has_momentum { 2 } else { 1 }];
+            *mean = average(*mean, g);
+            variance -= *mean * *mean;
+        }
+        let mut change = g / (variance.sqrt() + self.eps);
+        if has_momentum {
+            change += self.momentum * x.states[1];
+            x.states[1] = change;
+        }
+        x.param -= self.lr * change;
+    }
+}
+
+impl Adadelta {
+    fn step(&self, x: &mut Scalar, gradient: f64) {
+        let g = (if self.maximize { -gradient } else { gradient }) + self.weight_decay * x.param;
+        let average = |old: f64, new: f64| self.rho * old + (1.0 - self.rho) * new;
+        x.states[0] = average(x.states[0], g * g);
+        let rms = |mean_square: f64| (mean_square + self.eps).sqrt();
+        let change = rms(x.states[1]) / rms(x.states[0]) * g;
+        x.states[1] = average(x.states[1], change * change);
+        x.param -= self.lr * change;
+    }
+}
+
+impl Adamax {
+    fn step(&self, x: &mut Scalar, gradient: f64) {
+        let g = (if self.maximize { -gradient } else { gradient }) + self.weight_decay * x.param;
+        x.states[0] = self.beta1 * x.states[0] + (1.0 - self.beta1) * g;
+        x.states[1] = (self.beta2 * x.states[1]).max(g.abs() + self.eps);
+        let m_hat = x.states[0] / (1.0 - self.beta1.powi(x.steps));
+        x.param -= self.lr * m_hat / x.states[1];
     }
 }
 

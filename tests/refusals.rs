@@ -2,7 +2,8 @@
 //!
 //! A table of the smallest wrong inputs, beside the nearest right ones. Must match the field, not the wording.
 
-use instep::{Adam, AdamW, Error, Mode, Result, Sgd, Solo, Stepper};
+use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, RmsProp, Sgd};
+use instep::{Error, Mode, Result, Solo, Stepper};
 
 use crate::support::{Optim, Options, layout};
 
@@ -46,11 +47,40 @@ fn hyperparameters_out_of_range_are_refused_by_name() {
             ("eps", Optim::AdamW(AdamW { eps: bad, ..adamw })),
             ("weight_decay", Optim::AdamW(AdamW { weight_decay: bad, ..adamw })),
         ]);
+        let adagrad = Adagrad::default();
+        cases.extend([
+            ("lr", Optim::Adagrad(Adagrad { lr: bad, ..adagrad })),
+            ("lr_decay", Optim::Adagrad(Adagrad { lr_decay: bad, ..adagrad })),
+            ("weight_decay", Optim::Adagrad(Adagrad { weight_decay: bad, ..adagrad })),
+            (
+                "initial_accumulator_value",
+                Optim::Adagrad(Adagrad { initial_accumulator_value: bad, ..adagrad }),
+            ),
+            ("eps", Optim::Adagrad(Adagrad { eps: bad, ..adagrad })),
+        ]);
+        let rmsprop = RmsProp::default();
+        cases.extend([
+            ("lr", Optim::RmsProp(RmsProp { lr: bad, ..rmsprop })),
+            ("eps", Optim::RmsProp(RmsProp { eps: bad, ..rmsprop })),
+            ("weight_decay", Optim::RmsProp(RmsProp { weight_decay: bad, ..rmsprop })),
+            ("momentum", Optim::RmsProp(RmsProp { momentum: bad, ..rmsprop })),
+        ]);
+        let (adadelta, adamax) = (Adadelta::default(), Adamax::default());
+        cases.extend([
+            ("lr", Optim::Adadelta(Adadelta { lr: bad, ..adadelta })),
+            ("eps", Optim::Adadelta(Adadelta { eps: bad, ..adadelta })),
+            ("weight_decay", Optim::Adadelta(Adadelta { weight_decay: bad, ..adadelta })),
+            ("lr", Optim::Adamax(Adamax { lr: bad, ..adamax })),
+            ("eps", Optim::Adamax(Adamax { eps: bad, ..adamax })),
+            ("weight_decay", Optim::Adamax(Adamax { weight_decay: bad, ..adamax })),
+        ]);
     }
     // What the kernels would derive from these overflows or vanishes in f32.
     cases.extend([
         ("lr", Optim::Adam(Adam { lr: 1e38, ..Adam::default() })),
         ("eps", Optim::Adam(Adam { eps: 1e-50, ..Adam::default() })),
+        ("lr", Optim::Adamax(Adamax { lr: 1e38, ..Adamax::default() })),
+        ("eps", Optim::Adagrad(Adagrad { eps: 1e-50, ..Adagrad::default() })),
         ("weight_decay", Optim::AdamW(AdamW { lr: 1e20, weight_decay: 1e20, ..AdamW::default() })),
     ]);
     for bad in [NAN, -0.1, 1.0, 1.5] {
@@ -59,6 +89,14 @@ fn hyperparameters_out_of_range_are_refused_by_name() {
             ("betas.1", Optim::Adam(Adam { betas: (0.9, bad), ..Adam::default() })),
             ("betas.0", Optim::AdamW(AdamW { betas: (bad, 0.999), ..AdamW::default() })),
             ("betas.1", Optim::AdamW(AdamW { betas: (0.9, bad), ..AdamW::default() })),
+            ("betas.0", Optim::Adamax(Adamax { betas: (bad, 0.999), ..Adamax::default() })),
+            ("betas.1", Optim::Adamax(Adamax { betas: (0.9, bad), ..Adamax::default() })),
+        ]);
+    }
+    for bad in [NAN, -0.1, 1.0 + f64::EPSILON, INFINITY] {
+        cases.extend([
+            ("alpha", Optim::RmsProp(RmsProp { alpha: bad, ..RmsProp::default() })),
+            ("rho", Optim::Adadelta(Adadelta { rho: bad, ..Adadelta::default() })),
         ]);
     }
     for (field, optim) in cases {
@@ -75,6 +113,12 @@ fn hyperparameters_at_the_edge_of_their_range_are_accepted() {
         Optim::Sgd(Sgd { dampening: -0.5, momentum: 1.0, ..heavy }),
         Optim::Adam(Adam { lr: 0.0, betas: (0.0, 0.0), eps: 0.0, ..Adam::default() }),
         Optim::AdamW(AdamW { betas: (1.0 - f64::EPSILON, 1.0 - f64::EPSILON), ..AdamW::default() }),
+        Optim::Adagrad(Adagrad { lr: 0.0, eps: 0.0, lr_decay: 1e30, ..Adagrad::default() }),
+        Optim::RmsProp(RmsProp { lr: 0.0, alpha: 0.0, eps: 0.0, momentum: 1.5, ..RmsProp::default() }),
+        Optim::RmsProp(RmsProp { alpha: 1.0, ..RmsProp::default() }),
+        Optim::Adadelta(Adadelta { lr: 0.0, rho: 0.0, eps: 0.0, ..Adadelta::default() }),
+        Optim::Adadelta(Adadelta { rho: 1.0, ..Adadelta::default() }),
+        Optim::Adamax(Adamax { lr: 0.0, betas: (0.0, 0.0), eps: 0.0, ..Adamax::default() }),
     ];
     for optim in edges {
         build(optim, &Options::default()).unwrap();

@@ -5,9 +5,9 @@
 
 use instep::cuda::{Cuda, CudaDevice};
 use instep::op::Device;
+use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, RmsProp, Sgd};
 use instep::{
-    Adam, AdamW, Collective, Divisor, Gradients, Isa, Layout, Mode, Result, Sgd, Solo, Status, Stepper,
-    StepperBuilder, Unused,
+    Collective, Divisor, Gradients, Isa, Layout, Mode, Result, Solo, Status, Stepper, StepperBuilder, Unused,
 };
 
 use crate::reference::{self, Rule};
@@ -24,6 +24,10 @@ pub(crate) enum Optim {
     Sgd(Sgd),
     Adam(Adam),
     AdamW(AdamW),
+    Adagrad(Adagrad),
+    RmsProp(RmsProp),
+    Adadelta(Adadelta),
+    Adamax(Adamax),
 }
 
 impl Optim {
@@ -32,6 +36,10 @@ impl Optim {
             Optim::Sgd(sgd) => Stepper::builder(layout, sgd),
             Optim::Adam(adam) => Stepper::builder(layout, adam),
             Optim::AdamW(adamw) => Stepper::builder(layout, adamw),
+            Optim::Adagrad(adagrad) => Stepper::builder(layout, adagrad),
+            Optim::RmsProp(rmsprop) => Stepper::builder(layout, rmsprop),
+            Optim::Adadelta(adadelta) => Stepper::builder(layout, adadelta),
+            Optim::Adamax(adamax) => Stepper::builder(layout, adamax),
         }
     }
 
@@ -48,6 +56,29 @@ impl Optim {
                 let adam =
                     reference::Adam { lr, beta1, beta2, eps, weight_decay, decoupled, amsgrad, maximize };
                 Rule::Adam(adam)
+            }
+            Optim::Adagrad(adagrad) => {
+                let Adagrad { lr, lr_decay, weight_decay, initial_accumulator_value, eps, maximize } =
+                    adagrad;
+                Rule::Adagrad(reference::Adagrad {
+                    lr,
+                    lr_decay,
+                    weight_decay,
+                    initial_accumulator_value,
+                    eps,
+                    maximize,
+                })
+            }
+            Optim::RmsProp(RmsProp { lr, alpha, eps, weight_decay, momentum, centered, maximize }) => {
+                let rmsprop =
+                    reference::RmsProp { lr, alpha, eps, weight_decay, momentum, centered, maximize };
+                Rule::RmsProp(rmsprop)
+            }
+            Optim::Adadelta(Adadelta { lr, rho, eps, weight_decay, maximize }) => {
+                Rule::Adadelta(reference::Adadelta { lr, rho, eps, weight_decay, maximize })
+            }
+            Optim::Adamax(Adamax { lr, betas: (beta1, beta2), eps, weight_decay, maximize }) => {
+                Rule::Adamax(reference::Adamax { lr, beta1, beta2, eps, weight_decay, maximize })
             }
         }
     }
@@ -87,11 +118,41 @@ pub(crate) fn optimizers() -> Vec<Optim> {
         AdamW { amsgrad: true, betas: (0.9, 0.8), ..adamw },
         AdamW { amsgrad: true, maximize: true, betas: (0.4, 0.3), eps: 1e-3, ..adamw },
     ];
-    let (sgds, adams) = (sgds.into_iter().map(Optim::Sgd), adams.into_iter().map(Optim::Adam));
-    sgds.chain(adams).chain(adamws.into_iter().map(Optim::AdamW)).collect()
+    let adagrad = Adagrad::default();
+    let adagrads = [
+        adagrad,
+        Adagrad { lr_decay: 0.1, initial_accumulator_value: 0.5, ..adagrad },
+        Adagrad { weight_decay: 0.04, maximize: true, eps: 1e-2, ..adagrad },
+    ];
+    let rmsprop = RmsProp::default();
+    let rmsprops = [
+        rmsprop,
+        RmsProp { weight_decay: 0.04, alpha: 0.3, ..rmsprop },
+        RmsProp { momentum: 0.9, ..rmsprop },
+        RmsProp { centered: true, eps: 1e-3, ..rmsprop },
+        RmsProp { momentum: 0.5, centered: true, weight_decay: 0.04, maximize: true, ..rmsprop },
+    ];
+    let adadelta = Adadelta::default();
+    let adadeltas = [
+        adadelta,
+        Adadelta { lr: 0.5, rho: 0.4, eps: 1e-3, weight_decay: 0.04, maximize: true },
+    ];
+    let adamax = Adamax::default();
+    let adamaxes = [
+        adamax,
+        Adamax { betas: (0.3, 0.45), weight_decay: 0.04, maximize: true, eps: 1e-3, ..adamax },
+    ];
+    let mut all: Vec<Optim> = sgds.map(Optim::Sgd).into();
+    all.extend(adams.map(Optim::Adam));
+    all.extend(adamws.map(Optim::AdamW));
+    all.extend(adagrads.map(Optim::Adagrad));
+    all.extend(rmsprops.map(Optim::RmsProp));
+    all.extend(adadeltas.map(Optim::Adadelta));
+    all.extend(adamaxes.map(Optim::Adamax));
+    all
 }
 
-/// One of each kernel instantiation, with as many flags as go together.
+/// One of each kernel instantiation of SGD and Adam, with as many flags as go together: for what no rule changes.
 #[rustfmt::skip] // A table: one case per line.
 pub(crate) fn few_optimizers() -> [Optim; 4] {
     [

@@ -5,7 +5,7 @@
 //! Algorithms", 3.3.) Must bound the update of one step from the same f32 start, so that errors do not pile up.
 //! Painted values stay clear of subnormals, where an ulp is no longer relative.
 
-use crate::reference::{Adam, Rule, Scalar, Sgd};
+use crate::reference::{Adadelta, Adagrad, Adam, Adamax, RmsProp, Rule, Scalar, Sgd};
 
 /// Unit roundoff of f32.
 pub(crate) const U: f64 = 1.0 / (1u64 << 24) as f64;
@@ -36,6 +36,32 @@ impl Term {
         let size = self.size + other.size;
         Term { size, error: self.error + other.error + U * size }
     }
+
+    /// A constant that is rounded to f32.
+    fn constant(x: f64) -> Term {
+        Term { size: x.abs(), error: U * x.abs() }
+    }
+
+    fn product(self, other: Term) -> Term {
+        let size = self.size * other.size;
+        Term { size, error: self.error * (other.size + other.error) + other.error * self.size + U * size }
+    }
+
+    /// Divided by something whose `size` is its very value. A divisor that may be 0 gives no bound.
+    fn over(self, divisor: Term) -> Term {
+        let size = self.size / divisor.size;
+        let nearest = divisor.size - divisor.error;
+        let error = if nearest > 0.0 { (self.error + size * divisor.error) / nearest } else { f64::NAN };
+        Term { size, error: error + U * size }
+    }
+
+    /// The root of something whose `size` is its very value: the slope at the near end of the interval, or where that is
+    /// steep, |sqrt a - sqrt b| <= sqrt |a - b|.
+    fn root(self) -> Term {
+        let slope = self.error / (2.0 * (self.size - self.error).max(0.0).sqrt());
+        let size = self.size.sqrt();
+        Term { size, error: slope.min(self.error.sqrt()) + U * size }
+    }
 }
 
 /// Bounds for the parameter and each state after one step.
@@ -52,6 +78,10 @@ pub(crate) fn bound(rule: &Rule, before: &Scalar, after: &Scalar, gradient: f64)
     let bound = match rule {
         Rule::Sgd(sgd) => sgd_bound(sgd, before, mean),
         Rule::Adam(adam) => adam_bound(adam, before, after, gradient, mean),
+        Rule::Adagrad(adagrad) => adagrad_bound(adagrad, before, after, gradient, mean),
+        Rule::RmsProp(rmsprop) => rmsprop_bound(rmsprop, before, after, gradient, mean),
+        Rule::Adadelta(adadelta) => adadelta_bound(adadelta, before, after, gradient, mean),
+        Rule::Adamax(adamax) => adamax_bound(adamax, before, after, gradient, mean),
     };
     Bound { param: bound.param * SECOND_ORDER, states: bound.states.map(|error| error * SECOND_ORDER) }
 }
@@ -97,22 +127,79 @@ fn adam_bound(adam: &Adam, before: &Scalar, after: &Scalar, gradient: f64, mean:
 
     let m = after.states[0].abs();
     let second_moment = if adam.amsgrad { after.states[2] } else { after.states[1] };
-    // The slope of the root at the near end of the interval; |sqrt a - sqrt b| <= sqrt |a - b| where that is steep.
-    let slope_error = v_error / (2.0 * (second_moment - v_error).max(0.0).sqrt());
-    let root = second_moment.sqrt();
-    let root = Term { size: root, error: slope_error.min(v_error.sqrt()) + U * root };
+    let root = Term { size: second_moment, error: v_error }.root();
     let corrected = root.times(1.0 / (1.0 - adam.beta2.powi(after.steps)).sqrt());
-    let eps = Term { size: adam.eps, error: U * adam.eps };
-    let denominator = corrected.plus(eps);
-
-    let ratio = m / denominator.size;
-    let ratio_error =
-        (m_error + ratio * denominator.error) / (denominator.size - denominator.error) + U * ratio;
-    let ratio = Term { size: ratio, error: ratio_error };
+    let ratio = Term { size: m, error: m_error }.over(corrected.plus(Term::constant(adam.eps)));
     let mut change = ratio.times(adam.lr / (1.0 - adam.beta1.powi(after.steps)));
     if adam.decoupled && adam.weight_decay != 0.0 {
         change = change.plus(Term::stored(before.param).times(adam.lr * adam.weight_decay));
     }
-    let param_error = change.error + U * (after.param.abs() + change.error);
-    Bound { param: param_error, states: [m_error, v_error, v_error] }
+    Bound { param: moved(after, change), states: [m_error, v_error, v_error] }
+}
+
+/// Error of a parameter that a change has been subtracted from.
+fn moved(after: &Scalar, change: Term) -> f64 {
+    change.error + U * (after.param.abs() + change.error)
+}
+
+/// The gradient that a rule with coupled decay averages: its value, and the error of that.
+fn decayed_gradient(gradient: f64, maximize: bool, weight_decay: f64, param: f64, mean: Term) -> (f64, Term) {
+    let g = (if maximize { -gradient } else { gradient }) + weight_decay * param;
+    (g, Term { size: g.abs(), error: decayed(mean, weight_decay, param).error })
+}
+
+fn adagrad_bound(rule: &Adagrad, before: &Scalar, after: &Scalar, gradient: f64, mean: Term) -> Bound {
+    let (_, g) = decayed_gradient(gradient, rule.maximize, rule.weight_decay, before.param, mean);
+    let initial = Term::constant(rule.initial_accumulator_value);
+    let sum = if before.steps == 0 { initial } else { Term::stored(before.states[0]) }.plus(g.product(g));
+    let rate = rule.lr / (1.0 + f64::from(before.steps) * rule.lr_decay);
+    let change = g.over(sum.root().plus(Term::constant(rule.eps))).times(rate);
+    Bound { param: moved(after, change), states: [sum.error, 0.0, 0.0] }
+}
+
+fn rmsprop_bound(rule: &RmsProp, before: &Scalar, after: &Scalar, gradient: f64, mean: Term) -> Bound {
+    let (value, g) = decayed_gradient(gradient, rule.maximize, rule.weight_decay, before.param, mean);
+    let square = g.product(g);
+    let v_error = average_error(rule.alpha, before.states[0], square.size, square.error);
+    let mut states = [v_error, 0.0, 0.0];
+    let mut variance = Term { size: after.states[0], error: v_error };
+    if rule.centered {
+        let k = if rule.momentum == 0.0 { 1 } else { 2 };
+        states[k] = average_error(rule.alpha, before.states[k], value, g.error);
+        let average = Term { size: after.states[k].abs(), error: states[k] };
+        let square = average.product(average);
+        // Where the two are close, their errors stay and the difference does not.
+        let size = variance.size - after.states[k] * after.states[k];
+        variance = Term { size, error: v_error + square.error + U * size };
+    }
+    let mut change = g.over(variance.root().plus(Term::constant(rule.eps)));
+    if rule.momentum != 0.0 {
+        change = change.plus(Term::stored(before.states[1]).times(rule.momentum));
+        states[1] = change.error;
+    }
+    Bound { param: moved(after, change.times(rule.lr)), states }
+}
+
+fn adadelta_bound(rule: &Adadelta, before: &Scalar, after: &Scalar, gradient: f64, mean: Term) -> Bound {
+    let (_, g) = decayed_gradient(gradient, rule.maximize, rule.weight_decay, before.param, mean);
+    let square = g.product(g);
+    let v_error = average_error(rule.rho, before.states[0], square.size, square.error);
+    let rms = |x: Term| x.plus(Term::constant(rule.eps)).root();
+    let ratio = rms(Term::stored(before.states[1])).over(rms(Term { size: after.states[0], error: v_error }));
+    let change = ratio.product(g);
+    let square = change.product(change);
+    let u_error = average_error(rule.rho, before.states[1], square.size, square.error);
+    Bound { param: moved(after, change.times(rule.lr)), states: [v_error, u_error, 0.0] }
+}
+
+fn adamax_bound(rule: &Adamax, before: &Scalar, after: &Scalar, gradient: f64, mean: Term) -> Bound {
+    let (value, g) = decayed_gradient(gradient, rule.maximize, rule.weight_decay, before.param, mean);
+    let m_error = average_error(rule.beta1, before.states[0], value, g.error);
+    // A maximum is exact, and moves no further than what it is taken of.
+    let faded = average_error(rule.beta2, before.states[1], 0.0, 0.0);
+    let u_error = g.plus(Term::constant(rule.eps)).error.max(faded);
+    let ratio = Term { size: after.states[0].abs(), error: m_error };
+    let ratio = ratio.over(Term { size: after.states[1], error: u_error });
+    let change = ratio.times(rule.lr / (1.0 - rule.beta1.powi(after.steps)));
+    Bound { param: moved(after, change), states: [m_error, u_error, 0.0] }
 }

@@ -1,6 +1,6 @@
 """Writes tests/vectors.txt: what torch.optim itself does to a few f64 numbers, for tests/golden.rs.
 
-    python -m venv venv && venv/bin/pip install torch==2.4.1
+    python -m venv venv && venv/bin/pip install torch==2.15.0
     venv/bin/python tests/vectors.py > tests/vectors.txt
 
 Inputs are formulas, so a new run changes nothing but what torch changes. Must not compute an update itself: every
@@ -23,6 +23,10 @@ GRADIENTS = [
 
 SGD = dict(lr=0.05, momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False, maximize=False)
 ADAM = dict(lr=0.01, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0, amsgrad=False, maximize=False)
+ADAGRAD = dict(lr=0.01, lr_decay=0.0, weight_decay=0.0, initial_accumulator_value=0.0, eps=1e-10, maximize=False)
+RMSPROP = dict(lr=0.01, alpha=0.99, eps=1e-8, weight_decay=0.0, momentum=0.0, centered=False, maximize=False)
+ADADELTA = dict(lr=1.0, rho=0.9, eps=1e-6, weight_decay=0.0, maximize=False)
+ADAMAX = dict(lr=0.002, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0, maximize=False)
 CASES = [
     ("sgd", SGD, {}),
     ("sgd", SGD, dict(weight_decay=0.04)),
@@ -42,8 +46,31 @@ CASES = [
     ("adamw", ADAM, dict(weight_decay=0.3, maximize=True, beta1=0.4, beta2=0.3)),
     ("adamw", ADAM, dict(weight_decay=0.1, amsgrad=True, beta1=0.9, beta2=0.8)),
     ("adamw", ADAM, dict(weight_decay=0.3, amsgrad=True, maximize=True, beta1=0.3, beta2=0.45, eps=1e-2)),
+    ("adagrad", ADAGRAD, {}),
+    ("adagrad", ADAGRAD, dict(lr_decay=0.1, initial_accumulator_value=0.5)),
+    ("adagrad", ADAGRAD, dict(weight_decay=0.04, maximize=True, eps=1e-2)),
+    ("rmsprop", RMSPROP, {}),
+    ("rmsprop", RMSPROP, dict(weight_decay=0.04, alpha=0.3)),
+    ("rmsprop", RMSPROP, dict(momentum=0.9, maximize=True)),
+    ("rmsprop", RMSPROP, dict(centered=True, eps=1e-3)),
+    ("rmsprop", RMSPROP, dict(centered=True, momentum=0.5, weight_decay=0.04, maximize=True)),
+    ("adadelta", ADADELTA, {}),
+    ("adadelta", ADADELTA, dict(lr=0.5, rho=0.4, eps=1e-3)),
+    ("adadelta", ADADELTA, dict(weight_decay=0.04, maximize=True)),
+    ("adamax", ADAMAX, {}),
+    ("adamax", ADAMAX, dict(beta1=0.3, beta2=0.45)),
+    ("adamax", ADAMAX, dict(weight_decay=0.04, maximize=True, eps=1e-3)),
+    ("adamax", ADAMAX, dict(beta1=0.0, beta2=0.0, lr=0.05)),
 ]
-STATES = ["momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"]
+MAKE = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "adagrad": torch.optim.Adagrad,
+    "rmsprop": torch.optim.RMSprop,
+    "adadelta": torch.optim.Adadelta,
+    "adamax": torch.optim.Adamax,
+}
 
 
 def line(key, values):
@@ -56,18 +83,16 @@ def case(name, hyper):
         line(key, [value])
     # Neither foreach nor fused: the spelling that the documentation states.
     options = dict(hyper, foreach=False)
-    if name != "sgd":
+    if "beta1" in options:
         options["betas"] = (options.pop("beta1"), options.pop("beta2"))
-    make = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
     param = torch.nn.Parameter(torch.tensor(START, dtype=torch.float64))
-    optimizer = make([param], **options)
+    optimizer = MAKE[name]([param], **options)
     for gradient in GRADIENTS:
         param.grad = torch.tensor(gradient, dtype=torch.float64)
         optimizer.step()
         line("param", param.detach().tolist())
-        for key in STATES:
-            state = optimizer.state[param].get(key)
-            if state is not None:
+        for key, state in optimizer.state[param].items():
+            if key != "step" and state is not None:
                 assert state.dtype == torch.float64
                 line(key, state.tolist())
 

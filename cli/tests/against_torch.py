@@ -1,6 +1,6 @@
 """Holds `instep replay` to torch.optim in f64, for groups, clipping and states that go on from a checkpoint.
 
-    python -m venv venv && venv/bin/pip install torch==2.4.1 "numpy<2" safetensors
+    python -m venv venv && venv/bin/pip install torch==2.15.0 numpy safetensors
     cargo build --release && venv/bin/python cli/tests/against_torch.py target/release/instep
 
 Prints per case the largest |difference| / (1e-6 + 5e-6 * |value|) over parameters and states after 7 steps, and ends
@@ -20,7 +20,15 @@ from safetensors.numpy import save_file
 
 STEPS = 7
 SHAPES = {"layer.0.weight": (64, 33), "layer.0.bias": (64,), "scalar": (), "empty": (0, 3), "head": (5, 7, 11)}
-OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+OPTIMIZERS = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "adagrad": torch.optim.Adagrad,
+    "rmsprop": torch.optim.RMSprop,
+    "adadelta": torch.optim.Adadelta,
+    "adamax": torch.optim.Adamax,
+}
 FILES = {"config": "C.json", "input": "IN", "output": "OUT"}
 FIRST, SECOND = ["layer.0.weight", "empty", "scalar"], ["head", "layer.0.bias"]
 
@@ -39,6 +47,16 @@ CASES = [
     ("adamw", {"lr": 0.01, "betas": [0.9, 0.95], "weight_decay": 0.1}, {"amsgrad": True},
      {"max_norm": 0.1, "world_size": 6}),
     ("adamw", {"amsgrad": True, "maximize": True, "eps": 1e-2}, {"weight_decay": 0.0}, {"loss_scale": 65536.0}),
+    ("adagrad", {}, {"lr_decay": 0.2}, {"world_size": 8}),
+    ("adagrad", {"initial_accumulator_value": 0.3}, {"initial_accumulator_value": 0.3}, {"loss_scale": 2.0}),
+    ("adagrad", {"weight_decay": 0.1, "maximize": True}, {"eps": 1e-2, "lr": 0.05}, {"max_norm": 0.5}),
+    ("rmsprop", {}, {"momentum": 0.9, "alpha": 0.5}, {"world_size": 8}),
+    ("rmsprop", {"momentum": 0.5, "weight_decay": 0.1}, {"centered": True, "alpha": 0.9}, {"loss_scale": 1024.0}),
+    ("rmsprop", {"momentum": 0.9, "centered": True, "alpha": 0.6}, {"alpha": 0.4, "eps": 1e-3, "maximize": True}, {"max_norm": 1.0}),
+    ("adadelta", {}, {"rho": 0.4, "lr": 0.5}, {"world_size": 3}),
+    ("adadelta", {"weight_decay": 0.1, "maximize": True}, {"eps": 1e-3}, {"max_norm": 0.5}),
+    ("adamax", {}, {"betas": [0.3, 0.45]}, {"world_size": 8}),
+    ("adamax", {"weight_decay": 0.1, "maximize": True}, {"eps": 1e-2, "lr": 0.01}, {"loss_scale": 0.5}),
 ]
 
 
@@ -46,7 +64,9 @@ def expected(config, params, gradients):
     """What torch makes of it: name of the tensor to its f64 values."""
     leaves = {name: torch.nn.Parameter(torch.tensor(value, dtype=torch.float64)) for name, value in params.items()}
     groups = [dict(group, params=[leaves[name] for name in group["params"]]) for group in config["groups"]]
-    optimizer = OPTIMIZERS[config["optimizer"]](groups, foreach=False)
+    # torch makes Adagrad's sum before it looks at groups, so that its start is all groups' or nobody's.
+    common = {key: value for key, value in groups[0].items() if key == "initial_accumulator_value"}
+    optimizer = OPTIMIZERS[config["optimizer"]](groups, foreach=False, **common)
     divisor = config.get("world_size", 1) * config.get("loss_scale", 1.0)
     for step in gradients:
         for name, leaf in leaves.items():

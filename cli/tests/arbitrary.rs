@@ -26,6 +26,12 @@ fn group(optimizer: &'static str) -> impl Strategy<Value = Value> {
                 ),
                 ("dampening", two.filter(|_| first != Some(true)).map(Value::from)),
             ],
+            "rmsprop" => vec![
+                ("alpha", one.map(Value::from)),
+                ("eps", eps.map(Value::from)),
+                ("momentum", two.filter(|_| first.is_some()).map(Value::from)),
+                ("centered", first.map(Value::from)),
+            ],
             _ => vec![
                 ("betas", one.zip(two).map(|(one, two)| json!([one, two]))),
                 ("eps", eps.map(Value::from)),
@@ -40,7 +46,7 @@ fn group(optimizer: &'static str) -> impl Strategy<Value = Value> {
 
 /// A valid configuration and the names of its parameters.
 fn config() -> impl Strategy<Value = (Value, usize)> {
-    let optimizer = prop_oneof![Just("sgd"), Just("adam"), Just("adamw")];
+    let optimizer = prop_oneof![Just("sgd"), Just("adam"), Just("adamw"), Just("rmsprop")];
     let groups = optimizer.prop_flat_map(|optimizer| {
         (Just(optimizer), prop::collection::vec((group(optimizer), 1..4usize), 1..4))
     });

@@ -95,11 +95,16 @@ fn the_output_is_what_the_library_makes_with_that_world_size() {
 #[test]
 fn a_group_beside_others_gives_the_bits_that_it_gives_alone() {
     let content = input(&[("a", &[300]), ("b", &[40])], 4);
-    let groups: [(&str, [&str; 2]); 4] = [
+    let groups: [(&str, [&str; 2]); 9] = [
         ("sgd", [r#""lr":0.1"#, r#""momentum":0.9,"weight_decay":0.1"#]),
         ("sgd", [r#""momentum":0.9,"nesterov":true"#, r#""maximize":true"#]),
         ("adam", [r#""amsgrad":true,"weight_decay":0.1"#, r#""eps":1e-3"#]),
         ("adamw", [r#""maximize":true"#, r#""amsgrad":true"#]),
+        ("adagrad", [r#""lr_decay":0.1"#, r#""initial_accumulator_value":0.5,"maximize":true"#]),
+        ("rmsprop", [r#""momentum":0.9,"alpha":0.4"#, r#""centered":true"#]),
+        ("rmsprop", [r#""centered":true,"weight_decay":0.1"#, r#""momentum":0.5,"centered":true"#]),
+        ("adadelta", [r#""rho":0.3"#, r#""lr":0.5,"weight_decay":0.1"#]),
+        ("adamax", [r#""betas":[0.3,0.4]"#, r#""weight_decay":0.1"#]),
     ];
     for (optimizer, [a, b]) in groups {
         let config =

@@ -44,7 +44,17 @@ fn a_sweep_has_a_line_for_every_case_and_counts_the_bytes_of_the_layout() {
     let sizes = ["--only", "step", "--min-elements", "2Ki", "--max-elements", "16Ki", "--factor", "2"];
     let report = report(&StandIn::new(), &[&sizes[..], &["--max-blocks", "all,2x"]].concat());
     assert_eq!(report["device"]["name"], "stand-in");
-    let bytes = [("sgd", 12.0), ("momentum", 20.0), ("adam", 28.0), ("adamw", 28.0), ("amsgrad", 36.0)];
+    let bytes = [
+        ("sgd", 12.0),
+        ("momentum", 20.0),
+        ("adam", 28.0),
+        ("adamw", 28.0),
+        ("amsgrad", 36.0),
+        ("adagrad", 20.0),
+        ("rmsprop", 20.0),
+        ("adadelta", 28.0),
+        ("adamax", 28.0),
+    ];
     for (optimizer, bytes) in bytes {
         let of = rows(&report, "step").iter().filter(|row| row["optimizer"] == optimizer);
         let of: Vec<&Value> = of.collect();

@@ -31,7 +31,8 @@ fn the_pair_that_the_rows_break_is_fine() {
 fn configurations_with_one_fault_are_refused_by_name() {
     let with = |key: &str| CONFIG.replace(r#""groups""#, &format!(r#"{key},"groups""#));
     let option = |key: &str| CONFIG.replace("]}]", &format!("],{key}}}]"));
-    let sgd = |key: &str| option(key).replace("adam", "sgd");
+    let of = |optimizer: &str, key: &str| option(key).replace("adam", optimizer);
+    let sgd = |key: &str| of("sgd", key);
     let rows = [
         (String::new(), "EOF"),
         ("{".into(), "EOF"),
@@ -41,7 +42,7 @@ fn configurations_with_one_fault_are_refused_by_name() {
         ("[".repeat(100_000), "expected an object"),
         (CONFIG.replace("\"adam\"", &"[".repeat(100_000)), "expected a string"),
         (CONFIG.replace("adam", "Adam"), "\"Adam\""),
-        (CONFIG.replace("adam", "rmsprop"), "rmsprop"),
+        (CONFIG.replace("adam", "lars"), "there are sgd, adam, adamw, adagrad"),
         (CONFIG.replace("\"adam\"", "null"), "null"),
         (CONFIG.replace("\"optimizer\":\"adam\",", ""), "missing field `optimizer`"),
         (r#"{"optimizer":"adam"}"#.into(), "missing field `groups`"),
@@ -95,6 +96,12 @@ fn configurations_with_one_fault_are_refused_by_name() {
         (sgd(r#""momentum":-1"#), "momentum"),
         (sgd(r#""dampening":1e39"#), "dampening"),
         (sgd(r#""nesterov":true"#), "nesterov"),
+        (of("adagrad", r#""alpha":0.9"#), "unknown field `alpha`"),
+        (of("adagrad", r#""lr_decay":-1"#), "lr_decay"),
+        (of("rmsprop", r#""alpha":1.1"#), "alpha"),
+        (of("rmsprop", r#""centered":1"#), "expected a boolean"),
+        (of("adadelta", r#""rho":-0.1"#), "rho"),
+        (of("adamax", r#""amsgrad":true"#), "unknown field `amsgrad`"),
     ];
     for (config, word) in rows {
         refuse(&Folder::of(&config, &fine()), &[], word);

@@ -21,6 +21,10 @@ fn configs() -> Vec<String> {
         config("sgd", "", r#","momentum":0.5,"nesterov":true"#),
         config("adam", r#","betas":[0.5,0.6]"#, r#","amsgrad":true"#),
         config("adamw", r#","amsgrad":true"#, r#","maximize":true"#),
+        config("adagrad", r#","lr_decay":0.1"#, r#","initial_accumulator_value":0.5"#),
+        config("rmsprop", r#","momentum":0.5"#, r#","centered":true"#),
+        config("adadelta", "", r#","rho":0.5"#),
+        config("adamax", "", r#","betas":[0.5,0.6]"#),
     ]
 }
 
@@ -91,6 +95,8 @@ fn every_group_writes_the_states_that_torch_would_keep_for_it() {
     let moments = ["exp_avg", "exp_avg_sq"];
     let plain = ["a", "b"].map(|param| moments.map(|state| format!("state.{param}.{state}"))).concat();
     assert_eq!(names(&two("adam", "")), plain);
+    let rmsprop = names(&two("rmsprop", r#","centered":true"#));
+    assert_eq!(rmsprop, ["state.a.grad_avg", "state.a.square_avg", "state.b.square_avg"]);
     let with_maximum = names(&two("adamw", r#","amsgrad":true"#));
     assert_eq!(with_maximum.len(), 5);
     assert!(with_maximum.contains(&"state.a.max_exp_avg_sq".into()));

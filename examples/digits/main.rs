@@ -65,6 +65,11 @@ pub(crate) enum OptimizerName {
     Adam,
     #[value(name = "adamw")]
     AdamW,
+    Adagrad,
+    #[value(name = "rmsprop")]
+    RmsProp,
+    Adadelta,
+    Adamax,
 }
 
 /// The modes to choose from.

@@ -4,7 +4,8 @@
 //! compares what each of them brings home.
 
 use instep::hazard::{self, Hazard};
-use instep::{Adam, AdamW, Error, InProcess, Layout, Mode, Recording, Result, Sgd, Stepper};
+use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, RmsProp, Sgd};
+use instep::{Error, InProcess, Layout, Mode, Recording, Result, Stepper};
 use std::borrow::Cow;
 
 use crate::data::Samples;
@@ -90,6 +91,10 @@ fn build_stepper(flags: &Flags, mode: Mode, layout: &Layout, comm: InProcess) ->
         }
         OptimizerName::Adam => Stepper::builder(layout, Adam { lr: 2e-3, ..Adam::default() }),
         OptimizerName::AdamW => Stepper::builder(layout, AdamW { lr: 2e-3, ..AdamW::default() }),
+        OptimizerName::Adagrad => Stepper::builder(layout, Adagrad { lr: 2e-2, ..Adagrad::default() }),
+        OptimizerName::RmsProp => Stepper::builder(layout, RmsProp { lr: 1e-3, ..RmsProp::default() }),
+        OptimizerName::Adadelta => Stepper::builder(layout, Adadelta::default()),
+        OptimizerName::Adamax => Stepper::builder(layout, Adamax { lr: 4e-3, ..Adamax::default() }),
     };
     let mut builder = builder.mode(mode).bucket_cap_bytes(flags.bucket_cap_bytes).record(true);
     if let Some(max_norm) = flags.max_norm {

@@ -3,14 +3,22 @@
 //! The update itself is in `kernels/<name>.h` and nowhere else; what is here only says which kernel runs, with
 //! which numbers, and how its states are called. Must reject what a kernel could not check (NaN above all).
 
+mod adadelta;
+mod adagrad;
 mod adam;
+mod adamax;
 mod custom;
+mod rmsprop;
 mod scaler;
 mod schedule;
 mod sgd;
 
+pub use adadelta::Adadelta;
+pub use adagrad::Adagrad;
 pub use adam::{Adam, AdamW};
+pub use adamax::Adamax;
 pub use custom::{Custom, EnqueuedStep, ParamStep, StepParam};
+pub use rmsprop::RmsProp;
 pub use scaler::{LossScaler, ScalerState};
 pub use schedule::LrSchedule;
 pub use sgd::Sgd;
@@ -92,4 +100,12 @@ fn decay_rate(field: &'static str, value: f64) -> Result<f64> {
         return Ok(value);
     }
     Err(Error::config(field, value, "must be in [0, 1)"))
+}
+
+/// Accepts 0 <= value <= 1.
+fn share(field: &'static str, value: f64) -> Result<f64> {
+    if (0.0..=1.0).contains(&value) {
+        return Ok(value);
+    }
+    Err(Error::config(field, value, "must be in [0, 1]"))
 }

@@ -6,7 +6,8 @@
 use std::any::{TypeId, type_name};
 
 use crate::error::{Error, Result};
-use crate::optim::{Adam, AdamW, Custom, Optimizer, Sgd, StepParam};
+use crate::optim::{Adadelta, Adagrad, Adam, AdamW, Adamax, RmsProp, Sgd};
+use crate::optim::{Custom, Optimizer, StepParam};
 
 /// Hyperparameters by name, as a constructor takes them: what it has not asked for is refused.
 #[derive(Debug)]
@@ -70,7 +71,7 @@ struct Entry {
 /// let stepper = Stepper::host(&layout, optimizer, Solo::default())?;
 ///
 /// let error = registry.resolve("LARS").unwrap_err();
-/// assert_eq!(error.to_string(), "the optimizer `LARS` is not available here; there is SGD, Adam, AdamW");
+/// assert!(error.to_string().starts_with("the optimizer `LARS` is not available here; there is SGD, Adam, AdamW, "));
 /// let by_type = registry.resolve_type::<AdamW>()?; // the same entry
 /// assert_eq!(by_type.name(), "AdamW");
 /// let fallback = registry.resolve_or("LARS", "SGD")?; // only because it is asked for
@@ -97,8 +98,9 @@ impl Registry {
         Registry::default()
     }
 
-    /// With the optimizers of this crate, under the names that they have in `torch.optim`: `SGD`, `Adam`, `AdamW`.
-    /// Hyperparameters have the names of their fields; `betas` are `beta1` and `beta2`.
+    /// With the optimizers of this crate, under the names that they have in `torch.optim`: [`names`](Self::names) lists them.
+    /// Hyperparameters have the names of their fields; `betas` are `beta1` and `beta2`. Defaults are `torch.optim`'s, where
+    /// the functional classes of PyTorch's own map have others (lr of SGD 1e-2, of Adamax 1e-3).
     pub fn standard() -> Registry {
         let mut registry = Registry::new();
         registry.insert::<Sgd>("SGD", |keywords| Ok(Box::new(sgd(keywords)?)));
@@ -110,6 +112,10 @@ impl Registry {
         registry.insert::<AdamW>("AdamW", |keywords| {
             Ok(Box::new(adam(keywords, AdamW::default().weight_decay)?))
         });
+        registry.insert::<Adagrad>("Adagrad", |keywords| Ok(Box::new(adagrad(keywords)?)));
+        registry.insert::<RmsProp>("RMSprop", |keywords| Ok(Box::new(rmsprop(keywords)?)));
+        registry.insert::<Adadelta>("Adadelta", |keywords| Ok(Box::new(adadelta(keywords)?)));
+        registry.insert::<Adamax>("Adamax", |keywords| Ok(Box::new(adamax(keywords)?)));
         registry
     }
 
@@ -274,6 +280,53 @@ fn adam(keywords: &mut Keywords<'_>, weight_decay: f64) -> Result<AdamW> {
         eps: keywords.number("eps", eps),
         weight_decay: keywords.number("weight_decay", weight_decay),
         amsgrad: keywords.flag("amsgrad", amsgrad)?,
+        maximize: keywords.flag("maximize", maximize)?,
+    })
+}
+
+fn adagrad(keywords: &mut Keywords<'_>) -> Result<Adagrad> {
+    let Adagrad { lr, lr_decay, weight_decay, initial_accumulator_value, eps, maximize } = Adagrad::default();
+    Ok(Adagrad {
+        lr: keywords.number("lr", lr),
+        lr_decay: keywords.number("lr_decay", lr_decay),
+        weight_decay: keywords.number("weight_decay", weight_decay),
+        initial_accumulator_value: keywords.number("initial_accumulator_value", initial_accumulator_value),
+        eps: keywords.number("eps", eps),
+        maximize: keywords.flag("maximize", maximize)?,
+    })
+}
+
+fn rmsprop(keywords: &mut Keywords<'_>) -> Result<RmsProp> {
+    let RmsProp { lr, alpha, eps, weight_decay, momentum, centered, maximize } = RmsProp::default();
+    Ok(RmsProp {
+        lr: keywords.number("lr", lr),
+        alpha: keywords.number("alpha", alpha),
+        eps: keywords.number("eps", eps),
+        weight_decay: keywords.number("weight_decay", weight_decay),
+        momentum: keywords.number("momentum", momentum),
+        centered: keywords.flag("centered", centered)?,
+        maximize: keywords.flag("maximize", maximize)?,
+    })
+}
+
+fn adadelta(keywords: &mut Keywords<'_>) -> Result<Adadelta> {
+    let Adadelta { lr, rho, eps, weight_decay, maximize } = Adadelta::default();
+    Ok(Adadelta {
+        lr: keywords.number("lr", lr),
+        rho: keywords.number("rho", rho),
+        eps: keywords.number("eps", eps),
+        weight_decay: keywords.number("weight_decay", weight_decay),
+        maximize: keywords.flag("maximize", maximize)?,
+    })
+}
+
+fn adamax(keywords: &mut Keywords<'_>) -> Result<Adamax> {
+    let Adamax { lr, betas, eps, weight_decay, maximize } = Adamax::default();
+    Ok(Adamax {
+        lr: keywords.number("lr", lr),
+        betas: (keywords.number("beta1", betas.0), keywords.number("beta2", betas.1)),
+        eps: keywords.number("eps", eps),
+        weight_decay: keywords.number("weight_decay", weight_decay),
         maximize: keywords.flag("maximize", maximize)?,
     })
 }

@@ -236,8 +236,10 @@ impl Optimizers {
             let custom = self.entries[*index as usize].optimizer.custom().is_some();
             let own = self.entries[*index as usize].optimizer.state_names();
             let known = self.names[round].iter().find(|(k, _)| *k == kernel).map_or(own, |(_, names)| names);
-            let names = if custom { own } else { known };
-            names.iter().enumerate().map(move |(k, name)| {
+            // Its own come first, whatever another group calls the state of that number; behind them, what it leaves alone.
+            let known = if custom { own } else { known };
+            let unused = known.iter().filter(|name| !own.contains(name)).take(known.len() - own.len());
+            own.iter().chain(unused).enumerate().map(move |(k, name)| {
                 let name = if round == 0 { Cow::Borrowed(*name) } else { format!("{name}#{round}").into() };
                 (name, round, k)
             })

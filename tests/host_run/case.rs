@@ -4,7 +4,8 @@
 //! every bit can be compared. Must hold no memory: that is `World`'s.
 
 use instep::abi::*;
-use instep::{Adam, AdamW, Sgd};
+use instep::optim::Optimizer;
+use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, RmsProp, Sgd};
 
 use super::machine::{Machine, Shape};
 use super::world::World;
@@ -123,6 +124,37 @@ pub(crate) fn rule(optim: Optim) -> (u32, InstepHyper, usize) {
         Optim::Adam(optim) => adam(optim, false),
         Optim::AdamW(AdamW { lr, betas, eps, weight_decay, amsgrad, maximize }) => {
             adam(Adam { lr, betas, eps, weight_decay, amsgrad, maximize }, true)
+        }
+        Optim::Adagrad(adagrad) => {
+            let Adagrad { lr, lr_decay, weight_decay, initial_accumulator_value, eps, maximize } = adagrad;
+            let maximize = maximize.into();
+            let reserved = 0;
+            let adagrad = InstepAdagradHyper {
+                lr,
+                lr_decay,
+                weight_decay,
+                initial_accumulator_value,
+                eps,
+                maximize,
+                reserved,
+            };
+            (INSTEP_OPTIMIZER_adagrad, InstepHyper { adagrad }, 1)
+        }
+        Optim::RmsProp(optim) => {
+            let RmsProp { lr, alpha, eps, weight_decay, momentum, centered, maximize } = optim;
+            let (centered, maximize) = (centered.into(), maximize.into());
+            let rmsprop = InstepRmsPropHyper { lr, alpha, eps, weight_decay, momentum, centered, maximize };
+            (INSTEP_OPTIMIZER_rmsprop, InstepHyper { rmsprop }, optim.state_names().len())
+        }
+        Optim::Adadelta(Adadelta { lr, rho, eps, weight_decay, maximize }) => {
+            let (maximize, reserved) = (maximize.into(), 0);
+            let adadelta = InstepAdadeltaHyper { lr, rho, eps, weight_decay, maximize, reserved };
+            (INSTEP_OPTIMIZER_adadelta, InstepHyper { adadelta }, 2)
+        }
+        Optim::Adamax(Adamax { lr, betas: (beta1, beta2), eps, weight_decay, maximize }) => {
+            let (maximize, reserved) = (maximize.into(), 0);
+            let adamax = InstepAdamaxHyper { lr, beta1, beta2, eps, weight_decay, maximize, reserved };
+            (INSTEP_OPTIMIZER_adamax, InstepHyper { adamax }, 2)
         }
     }
 }

@@ -14,7 +14,6 @@ use super::ranks::{
     RANKS, as_f32, averaged, batch_of, initialise, iterate, layout_of, own, step_ordinary, three_layers,
 };
 use super::{Ordinary, assert_like, ids};
-use crate::reference::Rule;
 use crate::support::{MODES, Optim, Outcome};
 
 fn optimizers() -> [Optim; 2] {
@@ -85,9 +84,7 @@ fn ddp_7_a_scheduled_rate_is_an_ordinary_optimizers_with_the_same_closed_form() 
             let mut ordinary = Ordinary::new(&network, |_| vec![optim.rule()]);
             for iteration in 0..12 {
                 for (rules, _) in &mut ordinary.params {
-                    let (Rule::Sgd(crate::reference::Sgd { lr, .. })
-                    | Rule::Adam(crate::reference::Adam { lr, .. })) = &mut rules[0];
-                    *lr = 0.05 * 0.1f64.powi(iteration / 5);
+                    *rules[0].lr_mut() = 0.05 * 0.1f64.powi(iteration / 5);
                 }
                 iterate(&mut stepper, &network, rank, iteration as usize)?;
                 step_ordinary(&mut ordinary, &mut network, RANKS, iteration as usize, |_| true);

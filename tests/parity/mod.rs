@@ -30,6 +30,10 @@ fn boxed(optim: Optim) -> Box<dyn Optimizer> {
         Optim::Sgd(sgd) => Box::new(sgd),
         Optim::Adam(adam) => Box::new(adam),
         Optim::AdamW(adamw) => Box::new(adamw),
+        Optim::Adagrad(adagrad) => Box::new(adagrad),
+        Optim::RmsProp(rmsprop) => Box::new(rmsprop),
+        Optim::Adadelta(adadelta) => Box::new(adadelta),
+        Optim::Adamax(adamax) => Box::new(adamax),
     }
 }
 
@@ -101,13 +105,14 @@ fn assert_like(stepper: &Stepper, network: &Network, ordinary: &Ordinary, what: 
     for (param, id) in ids(stepper).into_iter().enumerate() {
         let name = &stepper.layout().parameter(id)?.name;
         assert_close(stepper.params()?.get(id)?, &network.params()[param], &format!("{what}: {name}"));
-        for state in stepper.state_names_of(id)? {
-            let (name, rule) =
-                state.split_once('#').map_or((&*state, 0), |(name, rule)| (name, rule.parse().unwrap()));
-            let index =
-                ["momentum_buffer", "exp_avg_sq", "max_exp_avg_sq"].iter().position(|known| *known == name);
-            let expected = ordinary.state(param, rule, index.unwrap_or(0));
-            assert_close(stepper.state(id, &state)?, &expected, &format!("{what}: {state}"));
+        let states = stepper.state_names_of(id)?;
+        let rule_of =
+            |state: &str| -> usize { state.split_once('#').map_or(0, |(_, rule)| rule.parse().unwrap()) };
+        for (k, state) in states.iter().enumerate() {
+            let rule = rule_of(state);
+            let index = states[..k].iter().filter(|earlier| rule_of(earlier) == rule).count();
+            let expected = ordinary.state(param, rule, index);
+            assert_close(stepper.state(id, state)?, &expected, &format!("{what}: {state}"));
         }
         assert_eq!(stepper.step_count(id)?, ordinary.steps(param), "{what}: {name}");
     }

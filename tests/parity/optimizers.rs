@@ -3,7 +3,8 @@
 //! PyTorch looks at parameters and, where a gradient is infinite, at nothing else. Must compare every state. What is frozen,
 //! absent or not finite keeps its bits.
 
-use instep::{Adam, AdamW, Layout, LossScaler, Mode, Result, Sgd, Solo, Stepper, in_process};
+use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, RmsProp, Sgd};
+use instep::{Layout, LossScaler, Mode, Result, Solo, Stepper, in_process};
 
 use super::network::{Activation, Linear, Network, batch, draw, sum};
 use super::ranks::{as_f32, initialise, layout_of, own};
@@ -107,7 +108,8 @@ fn opt_6_a_found_infinity_changes_no_bit_and_no_first_step_is_lost() {
     let layout = layout(&LENGTHS);
     let dampened = Optim::Sgd(Sgd { lr: 0.05, momentum: 0.9, dampening: 0.5, ..Sgd::default() });
     let scaler = LossScaler { initial_scale: 1024.0, growth_interval: 2, ..LossScaler::default() };
-    for optim in few_optimizers().into_iter().chain([dampened]) {
+    let started = Optim::Adagrad(Adagrad { initial_accumulator_value: 0.5, ..Adagrad::default() });
+    for optim in few_optimizers().into_iter().chain([dampened, started]) {
         for (mode, is_scaled) in
             [Mode::Normed, Mode::Sequential].into_iter().flat_map(|m| [(m, false), (m, true)])
         {
@@ -148,13 +150,17 @@ fn opt_6_a_found_infinity_changes_no_bit_and_no_first_step_is_lost() {
 const GROUPS: [[(f64, f64); 2]; 3] =
     [[(1e-3, 0.1), (1e-3, 0.0)], [(1e-3, 0.0), (1e-3, 0.1)], [(1e-3, 0.0), (4e-3, 0.0)]];
 
-fn kinds(lr: f64, weight_decay: f64, maximize: bool) -> [Optim; 4] {
+fn kinds(lr: f64, weight_decay: f64, maximize: bool) -> [Optim; 8] {
     let sgd = Sgd { lr, weight_decay, maximize, ..Sgd::default() };
     [
         Optim::Sgd(sgd),
         Optim::Sgd(Sgd { momentum: 0.9, nesterov: true, ..sgd }),
         Optim::Adam(Adam { lr, weight_decay, maximize, ..Adam::default() }),
         Optim::AdamW(AdamW { lr, weight_decay, maximize, amsgrad: true, ..AdamW::default() }),
+        Optim::Adagrad(Adagrad { lr, weight_decay, maximize, ..Adagrad::default() }),
+        Optim::RmsProp(RmsProp { lr, weight_decay, maximize, ..RmsProp::default() }),
+        Optim::Adadelta(Adadelta { lr, weight_decay, maximize, ..Adadelta::default() }),
+        Optim::Adamax(Adamax { lr, weight_decay, maximize, ..Adamax::default() }),
     ]
 }
 
@@ -169,7 +175,7 @@ fn opt_11_groups_have_decay_and_rates_of_their_own_and_the_loss_falls_or_rises()
     let loss = |network: &Network| network.output(&input[0]).iter().map(|y| y * y).sum::<f64>();
     let slope = |output: &[f64]| output.iter().map(|y| 2.0 * y).collect();
     for (maximize, mode) in [false, true].into_iter().flat_map(|m| MODES.map(|mode| (m, mode))) {
-        for (kind, groups) in (0..4).flat_map(|kind| GROUPS.map(|groups| (kind, groups))) {
+        for (kind, groups) in (0..8).flat_map(|kind| GROUPS.map(|groups| (kind, groups))) {
             let [weights, biases] = groups.map(|(lr, weight_decay)| kinds(lr, weight_decay, maximize)[kind]);
             let what = format!("{weights:?}, {biases:?}, {mode:?}");
             let builder = Stepper::builder_without_optimizer(&layout).mode(mode);

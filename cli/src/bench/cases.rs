@@ -6,7 +6,8 @@ use clap::ValueEnum;
 use instep::bench::Launcher;
 use instep::layout::Storage;
 use instep::optim::Optimizer;
-use instep::{Adam, AdamW, Isa, Layout, Sgd};
+use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, RmsProp, Sgd};
+use instep::{Isa, Layout};
 
 use super::record::last_level_cache_bytes;
 use super::reference;
@@ -25,6 +26,10 @@ pub(super) enum Rule {
     Adam,
     Adamw,
     Amsgrad,
+    Adagrad,
+    Rmsprop,
+    Adadelta,
+    Adamax,
 }
 
 const LR: f64 = 1e-4;
@@ -41,6 +46,10 @@ impl Rule {
             Rule::Adam => Box::new(Adam { lr: LR, ..Adam::default() }),
             Rule::Adamw => Box::new(AdamW { lr: LR, ..AdamW::default() }),
             Rule::Amsgrad => Box::new(AdamW { lr: LR, amsgrad: true, ..AdamW::default() }),
+            Rule::Adagrad => Box::new(Adagrad { lr: LR, ..Adagrad::default() }),
+            Rule::Rmsprop => Box::new(RmsProp { lr: LR, ..RmsProp::default() }),
+            Rule::Adadelta => Box::new(Adadelta { lr: LR, ..Adadelta::default() }),
+            Rule::Adamax => Box::new(Adamax { lr: LR, ..Adamax::default() }),
         }
     }
 
@@ -65,6 +74,38 @@ impl Rule {
                 weight_decay: if decoupled { 1e-2 } else { 0.0 },
                 decoupled,
                 amsgrad: self == Rule::Amsgrad,
+                maximize: false,
+            }),
+            Rule::Adagrad => reference::Rule::Adagrad(reference::Adagrad {
+                lr: LR,
+                lr_decay: 0.0,
+                weight_decay: 0.0,
+                initial_accumulator_value: 0.0,
+                eps: 1e-10,
+                maximize: false,
+            }),
+            Rule::Rmsprop => reference::Rule::RmsProp(reference::RmsProp {
+                lr: LR,
+                alpha: 0.99,
+                eps: 1e-8,
+                weight_decay: 0.0,
+                momentum: 0.0,
+                centered: false,
+                maximize: false,
+            }),
+            Rule::Adadelta => reference::Rule::Adadelta(reference::Adadelta {
+                lr: LR,
+                rho: 0.9,
+                eps: 1e-6,
+                weight_decay: 0.0,
+                maximize: false,
+            }),
+            Rule::Adamax => reference::Rule::Adamax(reference::Adamax {
+                lr: LR,
+                beta1: 0.9,
+                beta2: 0.999,
+                eps: 1e-8,
+                weight_decay: 0.0,
                 maximize: false,
             }),
         }

@@ -6,7 +6,8 @@
 use std::collections::HashSet;
 
 use instep::checkpoint::safetensors::json::Object;
-use instep::{Adam, AdamW, Layout, Optimizer, Sgd, Stepper, StepperBuilder};
+use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, RmsProp, Sgd};
+use instep::{Layout, Optimizer, Stepper, StepperBuilder};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
@@ -45,7 +46,18 @@ pub enum Rule {
     Adam(Adam),
     /// `adamw`
     AdamW(AdamW),
+    /// `adagrad`
+    Adagrad(Adagrad),
+    /// `rmsprop`
+    RmsProp(RmsProp),
+    /// `adadelta`
+    Adadelta(Adadelta),
+    /// `adamax`
+    Adamax(Adamax),
 }
+
+/// What a configuration calls them.
+const NAMES: [&str; 7] = ["sgd", "adam", "adamw", "adagrad", "rmsprop", "adadelta", "adamax"];
 
 impl Rule {
     /// States of a parameter with these hyperparameters.
@@ -54,6 +66,10 @@ impl Rule {
             Rule::Sgd(sgd) => sgd.state_names(),
             Rule::Adam(adam) => adam.state_names(),
             Rule::AdamW(adamw) => adamw.state_names(),
+            Rule::Adagrad(adagrad) => adagrad.state_names(),
+            Rule::RmsProp(rmsprop) => rmsprop.state_names(),
+            Rule::Adadelta(adadelta) => adadelta.state_names(),
+            Rule::Adamax(adamax) => adamax.state_names(),
         }
     }
 
@@ -63,6 +79,10 @@ impl Rule {
             Rule::Sgd(sgd) => Stepper::builder(layout, sgd),
             Rule::Adam(adam) => Stepper::builder(layout, adam),
             Rule::AdamW(adamw) => Stepper::builder(layout, adamw),
+            Rule::Adagrad(adagrad) => Stepper::builder(layout, adagrad),
+            Rule::RmsProp(rmsprop) => Stepper::builder(layout, rmsprop),
+            Rule::Adadelta(adadelta) => Stepper::builder(layout, adadelta),
+            Rule::Adamax(adamax) => Stepper::builder(layout, adamax),
         }
     }
 
@@ -72,6 +92,10 @@ impl Rule {
             Rule::Sgd(sgd) => builder.group(name, sgd),
             Rule::Adam(adam) => builder.group(name, adam),
             Rule::AdamW(adamw) => builder.group(name, adamw),
+            Rule::Adagrad(adagrad) => builder.group(name, adagrad),
+            Rule::RmsProp(rmsprop) => builder.group(name, rmsprop),
+            Rule::Adadelta(adadelta) => builder.group(name, adadelta),
+            Rule::Adamax(adamax) => builder.group(name, adamax),
         }
     }
 }
@@ -87,8 +111,12 @@ impl Config {
             "sgd" => read::<SgdGroup>(text)?,
             "adam" => read::<AdamGroup>(text)?,
             "adamw" => read::<AdamWGroup>(text)?,
+            "adagrad" => read::<AdagradGroup>(text)?,
+            "rmsprop" => read::<RmsPropGroup>(text)?,
+            "adadelta" => read::<AdadeltaGroup>(text)?,
+            "adamax" => read::<AdamaxGroup>(text)?,
             other => {
-                return refuse(format!("optimizer = {other:?} is not known; there are sgd, adam, adamw"));
+                return refuse(format!("optimizer = {other:?} is not known; there are {}", NAMES.join(", ")));
             }
         };
         config.check()?;
@@ -206,6 +234,32 @@ group!(
     AdamWGroup,
     AdamW { lr: f64, betas: Pair, eps: f64, weight_decay: f64, amsgrad: bool, maximize: bool }
 );
+
+group!(
+    AdagradGroup,
+    Adagrad {
+        lr: f64,
+        lr_decay: f64,
+        weight_decay: f64,
+        initial_accumulator_value: f64,
+        eps: f64,
+        maximize: bool
+    }
+);
+group!(
+    RmsPropGroup,
+    RmsProp {
+        lr: f64,
+        alpha: f64,
+        eps: f64,
+        weight_decay: f64,
+        momentum: f64,
+        centered: bool,
+        maximize: bool
+    }
+);
+group!(AdadeltaGroup, Adadelta { lr: f64, rho: f64, eps: f64, weight_decay: f64, maximize: bool });
+group!(AdamaxGroup, Adamax { lr: f64, betas: Pair, eps: f64, weight_decay: f64, maximize: bool });
 
 /// Two numbers. A tuple would do but for its message about a third one, which names nothing.
 #[derive(Deserialize)]

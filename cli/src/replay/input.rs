@@ -126,8 +126,9 @@ impl Found {
             }
             fits(key, tensor)?;
         }
-        if kept.contains(&"exp_avg") {
-            check_moments(name, kept, &states, count)?;
+        // SGD's buffer is not counted by torch, and its absence says "the first step".
+        if !kept.is_empty() && kept != ["momentum_buffer"] {
+            check_complete(name, kept, &states, count)?;
         }
         if count.is_some_and(|count| count.saturating_add(passes) >= COUNT_END) {
             return refuse(format!(
@@ -139,8 +140,8 @@ impl Found {
     }
 }
 
-/// Half a checkpoint of Adam would be stepped with the wrong bias correction, and nobody would see it.
-fn check_moments(
+/// Half a checkpoint of Adam would be stepped with the wrong bias correction, and nobody would see it; others alike.
+fn check_complete(
     name: &str,
     kept: &[&str],
     states: &BTreeMap<String, Tensor>,

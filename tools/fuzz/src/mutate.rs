@@ -37,7 +37,7 @@ const NUMBERS: [&str; 22] = [
 ];
 
 /// Texts that stand for something, here or there.
-const WORDS: [&str; 32] = [
+const WORDS: [&str; 36] = [
     "a",
     "layer.0.b",
     "c",
@@ -45,6 +45,10 @@ const WORDS: [&str; 32] = [
     "sgd",
     "adam",
     "adamw",
+    "adagrad",
+    "rmsprop",
+    "adadelta",
+    "adamax",
     "F32",
     "F16",
     "param.a",

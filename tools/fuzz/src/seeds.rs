@@ -23,6 +23,17 @@ const ADAM: &str = r#"{"optimizer":"adam","max_norm":1.5,"loss_scale":64,"skip_n
 
 const ADAMW: &str = r#"{"optimizer":"adamw","max_norm":null,"groups":[{"params":["c","a","layer.0.b"]}]}"#;
 
+const RMSPROP: &str = r#"{"optimizer":"rmsprop","groups":[{"params":["a"],"alpha":0.9,"momentum":0.5},
+{"params":["layer.0.b","c"],"centered":true}]}"#;
+
+const ADAGRAD: &str = r#"{"optimizer":"adagrad","groups":[{"params":["a","layer.0.b","c"],"lr_decay":0.1,
+"initial_accumulator_value":0.5}]}"#;
+
+const ADADELTA: &str = r#"{"optimizer":"adadelta","groups":[{"params":["a","layer.0.b","c"],"rho":0.5}]}"#;
+
+const ADAMAX: &str =
+    r#"{"optimizer":"adamax","groups":[{"params":["a","layer.0.b","c"],"betas":[0.5,0.9]}]}"#;
+
 /// All of them.
 pub(crate) fn pairs() -> Vec<Pair> {
     let buffer = ["state.a.momentum_buffer"];
@@ -34,6 +45,10 @@ pub(crate) fn pairs() -> Vec<Pair> {
         pair(ADAM, &moments, &[("step.a", "12345678901234567"), ("step.c", "0")], 2),
         pair(ADAMW, &moments[..2], &[("step.a", "1")], 11),
         pair(ADAMW, &[], &[], 0),
+        pair(RMSPROP, &["state.a.square_avg", "state.a.momentum_buffer"], &[("step.a", "3")], 1),
+        pair(ADAGRAD, &["state.a.sum"], &[("step.a", "3")], 1),
+        pair(ADADELTA, &["state.a.square_avg", "state.a.acc_delta"], &[("step.a", "3")], 1),
+        pair(ADAMAX, &["state.a.exp_avg", "state.a.exp_inf"], &[("step.a", "3")], 1),
         many(),
     ]
 }
