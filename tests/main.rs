@@ -42,6 +42,7 @@ mod host_run;
 mod inexact_clips;
 mod local;
 mod loss_scaling;
+mod lr_multipliers;
 mod lr_schedules;
 mod mixed;
 mod multirank;

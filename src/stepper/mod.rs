@@ -13,6 +13,7 @@ mod copies;
 mod gpu;
 mod graphs;
 mod join;
+mod multipliers;
 mod optimizers;
 mod pass;
 mod rates;

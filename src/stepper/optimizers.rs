@@ -43,6 +43,8 @@ pub(crate) struct Optimizers {
     entries: Vec<Entry>,
     /// Per parameter.
     lists: Vec<Vec<u32>>,
+    /// What each parameter's rates are multiplied by.
+    lr_multipliers: Vec<f64>,
     /// Per round, names of the states that each kernel keeps in it: of the optimizer that keeps most.
     names: Vec<Vec<(u32, &'static [&'static str])>>,
 }
@@ -117,7 +119,8 @@ impl Optimizers {
             }
             entries.push(Entry { group: None, optimizer, attached_to: None });
         }
-        let mut optimizers = Optimizers { entries, lists, names: Vec::new() };
+        let lr_multipliers = vec![1.0; lists.len()];
+        let mut optimizers = Optimizers { entries, lists, lr_multipliers, names: Vec::new() };
         for entry in &optimizers.entries {
             entry.optimizer.hyper()?;
         }
@@ -154,6 +157,7 @@ impl Optimizers {
         optimizer.hyper()?;
         let mut more = self.clone();
         let id = OptimizerId(more.entries.len() as u32);
+        params.iter().try_for_each(|param| check_rate(&*optimizer, self.lr_multipliers[*param]))?;
         for param in params {
             more.lists[*param].push(id.0);
         }
@@ -285,7 +289,13 @@ impl Optimizers {
             return Err(Error::config("optimizer", index, "is not one of this stepper's"));
         };
         let before = std::mem::replace(entry.optimizer.lr_mut(), lr);
-        match entry.optimizer.hyper() {
+        let optimizer = &*entry.optimizer;
+        let mut multipliers = self.lists.iter().zip(&self.lr_multipliers);
+        let checked = multipliers.try_for_each(|(list, multiplier)| {
+            let is_multiplied = *multiplier != 1.0 && list.contains(&id.0);
+            if is_multiplied { check_rate(optimizer, *multiplier) } else { Ok(()) }
+        });
+        match checked.and_then(|()| optimizer.hyper()) {
             Ok(hyper) => Ok((index, hyper)),
             Err(error) => {
                 *entry.optimizer.lr_mut() = before;
@@ -293,4 +303,24 @@ impl Optimizers {
             }
         }
     }
+
+    pub(super) fn lr_multiplier(&self, param: usize) -> f64 {
+        self.lr_multipliers[param]
+    }
+
+    /// Sets what a parameter's rates are multiplied by.
+    pub(super) fn set_lr_multiplier(&mut self, param: usize, multiplier: f64) -> Result<()> {
+        for index in &self.lists[param] {
+            check_rate(&*self.entries[*index as usize].optimizer, multiplier)?;
+        }
+        self.lr_multipliers[param] = multiplier;
+        Ok(())
+    }
+}
+
+/// Whether an optimizer takes its rate times this.
+fn check_rate(optimizer: &dyn Optimizer, multiplier: f64) -> Result<()> {
+    let mut multiplied = optimizer.boxed();
+    *multiplied.lr_mut() *= multiplier;
+    multiplied.hyper().map(drop)
 }

@@ -156,6 +156,8 @@ impl<D: Device> Stepper<D> {
             self.run.get_mut().touch_frozen(param, true)?;
             self.write_frozen(param, true);
         }
+        self.run.get_mut().touch_settings()?;
+        (0..self.layout.parameters().len()).for_each(|param| self.write_lr_multiplier(param));
         Ok(())
     }
 

@@ -86,6 +86,18 @@ impl<D: Device> Stepper<D> {
         }
     }
 
+    /// Between passes, after `touch_settings`.
+    pub(super) fn write_lr_multiplier(&mut self, param: usize) {
+        let (segment, multiplier) = (self.plan.segment_index(param), self.optimizers.lr_multiplier(param));
+        let run = self.run.get_mut();
+        run.note(Access { span: Span::SETTINGS, writes: true });
+        for round in 0..self.assignment.rounds() {
+            let record = self.assignment.record(round, segment);
+            // SAFETY: as in `write_group`.
+            unsafe { run.device.write_lr_multiplier(record, multiplier) }
+        }
+    }
+
     /// How many ranks had data in the last pass, if the plan counts them.
     pub(super) fn read_contributors(&mut self) -> Result<Option<u32>> {
         let Some(at) = self.plan.carrier().and_then(|bucket| bucket.contributors) else {
