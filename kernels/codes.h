@@ -39,32 +39,42 @@ INSTEP_INLINE uint32_t nearest_integer(float x) { return bits_of(x + 12582912.0f
 /* The largest integer not above, of the same; of an integer it may be the one below. */
 INSTEP_INLINE uint32_t floor_integer(float x) { return nearest_integer(x < 0.5f ? 0.0f : x - 0.5f); }
 
-/* The code below or above: above with the chance that keeps the mean, of value between low and high. */
-INSTEP_INLINE uint32_t one_above(float value, float low, float high, uint32_t random) {
-    return value - low > static_cast<float>(static_cast<int32_t>(random)) * 0x1p-16f * (high - low);
-}
-
 INSTEP_INLINE float squared(float x) { return x * x; }
 INSTEP_INLINE float to_the_fourth(float x) { return squared(squared(x)); }
 INSTEP_INLINE float real(uint32_t code) { return static_cast<float>(static_cast<int32_t>(code)); }
 
+/* How far `value` is on the way from `low` to `high`, against 16 random bits: the chance that keeps the mean. */
+INSTEP_INLINE uint32_t is_drawn(float value, float low, float high, uint32_t random) {
+    return value - low > real(random) * 0x1p-16f * (high - low);
+}
+
+/* The largest of a block gets the largest code, whatever rounding would make of it, and nothing gets a larger one. */
+INSTEP_INLINE uint32_t capped(uint32_t code, uint32_t most, bool is_largest) {
+    return is_largest | (code > most) ? most : code;
+}
+
+/* What codes are counted in: (127^2 / scale) x is the square of a signed code, (16^4 / scale) x the fourth power of 16/255 of
+ * an unsigned one. No factor leaves the normal numbers. */
+INSTEP_INLINE float coding_factor(bool is_signed, float scale) { return (is_signed ? 16129.0f : 65536.0f) / scale; }
+
 /* `random` of 16 bits, looked at only if rounding is stochastic. */
-INSTEP_INLINE uint8_t signed_code(float x, float scale, bool stochastic, uint32_t random) {
-    const float root = square_root(float_of(static_cast<uint32_t>(magnitude_bits(x))) / scale) * 127.0f;
+INSTEP_INLINE uint8_t signed_code(float x, float scale, float factor, bool stochastic, uint32_t random) {
+    const float magnitude = float_of(static_cast<uint32_t>(magnitude_bits(x)));
+    const float square = magnitude * factor, root = square_root(square);
     const uint32_t below = floor_integer(root);
-    const uint32_t drawn = below + one_above(squared(root), squared(real(below)), squared(real(below + 1)), random);
-    const uint32_t code = stochastic ? drawn : nearest_integer(root);
+    const uint32_t drawn = below + is_drawn(square, squared(real(below)), squared(real(below + 1)), random);
+    const uint32_t code = capped(stochastic ? drawn : nearest_integer(root), 127, magnitude == scale);
     return static_cast<uint8_t>(bits_of(x) >> 31 ? 0u - code : code);
 }
 
-INSTEP_INLINE uint8_t unsigned_code(float x, float scale, bool stochastic, uint32_t random) {
+INSTEP_INLINE uint8_t unsigned_code(float x, float scale, float factor, bool stochastic, uint32_t random) {
     const float positive = bits_of(x) >> 31 ? 0.0f : x; /* by its sign bit: a comparison would become max.f32 */
-    const float root = square_root(square_root(positive / scale)) * 255.0f;
+    const float fourth = positive * factor, root = square_root(square_root(fourth)) * 15.9375f;
     const uint32_t below = floor_integer(root);
-    const uint32_t drawn =
-        below + one_above(to_the_fourth(root), to_the_fourth(real(below)), to_the_fourth(real(below + 1)), random);
-    const uint32_t code = stochastic ? drawn : nearest_integer(root);
-    return static_cast<uint8_t>(code == 0 && positive > 0.0f ? 1u : code);
+    const float low = to_the_fourth(real(below) * 0x1.010102p-4f), high = to_the_fourth(real(below + 1) * 0x1.010102p-4f);
+    const uint32_t drawn = below + is_drawn(fourth, low, high, random);
+    const uint32_t code = capped(stochastic ? drawn : nearest_integer(root), 255, positive == scale);
+    return static_cast<uint8_t>((code == 0) & (positive > 0.0f) ? 1u : code);
 }
 
 INSTEP_INLINE float from_signed_code(uint8_t code, float scale) {

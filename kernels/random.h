@@ -14,13 +14,6 @@ namespace {
 /* Streams that are rounded: the parameter, then the states. */
 constexpr uint32_t PARAM_STREAM = 0, FIRST_STATE_STREAM = 1;
 
-/* A bijection whose output bits each depend on every input bit. */
-INSTEP_INLINE uint32_t mixed(uint32_t x) {
-    x = (x ^ x >> 16) * 0x7feb352du;
-    x = (x ^ x >> 15) * 0x846ca68bu;
-    return x ^ x >> 16;
-}
-
 /* Of one update of one parameter. */
 struct RandomKey {
     uint32_t first, second;
@@ -42,11 +35,14 @@ struct RandomPosition {
     INSTEP_INLINE RandomPosition(const RandomKey& key, uint64_t element)
         : key(key), low(static_cast<uint32_t>(element)), high(static_cast<uint32_t>(element >> 32)) {}
 
-    /* 16 bits for the i-th element of the run; i is below 2^31. */
+    /* 16 bits for the i-th element of the run; i is below 2^31. The upper half of lowbias32, with one key in front and one
+     * between its two rounds: with the first alone, the draws of one update would be those of another one, shifted. */
     INSTEP_INLINE uint32_t bits(uint32_t i, uint32_t stream) const {
         const uint32_t element = low + i, above = high + (element < low);
-        const uint32_t once = mixed(element ^ (key.first + above * 0x9e3779b9u));
-        return mixed(once + (key.second + stream * 0x85ebca6bu)) >> 16;
+        uint32_t x = element ^ (key.first + above * 0x9e3779b9u);
+        x = (x ^ x >> 16) * 0x7feb352du;
+        x ^= key.second + stream * 0x85ebca6bu;
+        return (x ^ x >> 15) * 0x846ca68bu >> 16;
     }
 };
 

@@ -171,14 +171,14 @@ INSTEP_DEVICE uint32_t largest_magnitude(const Four& four, uint32_t at, uint32_t
 INSTEP_DEVICE void write_codes(const Place& place, uint32_t k, bool is_signed, uint32_t at, const Four& four,
                                uint32_t largest) {
     if (at >= place.count) return;
-    const float scale = block_scale(largest);
+    const float scale = block_scale(largest), factor = coding_factor(is_signed, scale);
     uint32_t codes = 0;
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) {
         const bool stochastic = place.args.stochastic;
         const uint32_t random = stochastic ? place.random(at + i, FIRST_STATE_STREAM + k) : 0;
-        const uint32_t code = is_signed ? signed_code(four.x[i], scale, stochastic, random)
-                                        : unsigned_code(four.x[i], scale, stochastic, random);
+        const uint32_t code = is_signed ? signed_code(four.x[i], scale, factor, stochastic, random)
+                                        : unsigned_code(four.x[i], scale, factor, stochastic, random);
         codes |= code << 8 * i;
     }
     store(place.of<uint8_t>(place.args.states[k]), at, place.count, is_coded(scale) ? codes : 0);

@@ -103,10 +103,11 @@ template <bool SIGNED, bool STOCHASTIC>
 __attribute__((noinline)) void encode_block(float scale, const RandomPosition& position, uint32_t stream,
                                             uint32_t count, const float* __restrict from, uint8_t* __restrict to) {
     const RandomPosition at = position;
+    const float factor = coding_factor(SIGNED, scale);
     for (uint32_t i = 0; i < count; ++i) {
         const uint32_t random = STOCHASTIC ? at.bits(i, stream) : 0;
-        to[i] = SIGNED ? signed_code(from[i], scale, STOCHASTIC, random)
-                       : unsigned_code(from[i], scale, STOCHASTIC, random);
+        to[i] = SIGNED ? signed_code(from[i], scale, factor, STOCHASTIC, random)
+                       : unsigned_code(from[i], scale, factor, STOCHASTIC, random);
     }
 }
 

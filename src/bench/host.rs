@@ -10,13 +10,16 @@ use std::thread;
 use std::time::Duration;
 
 use super::{plan, rule, step_bytes};
+use crate::abi::{INSTEP_TILE_ELEMENTS, InstepStored};
 use crate::assignment::Assignment;
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::host::arena::Memories;
 use crate::host::execute::{Executor, Parts};
 use crate::host::kernels::Kernels;
 use crate::host::{Isa, Solo};
-use crate::layout::{Layout, Plan, Storage};
+use crate::launch::{dtype_code, master_code};
+use crate::layout::{Layout, Master, Plan, Storage};
 use crate::op::{Action, Memory, Op, Phase, Span, Stream};
 use crate::optim::Optimizer;
 use crate::pool::Pool;
@@ -73,11 +76,59 @@ impl Launcher {
     /// # Panics
     /// If the optimizer has no such state, or the memory holds no elements.
     pub fn elements(&mut self, memory: Memory) -> &mut [f32] {
-        assert!(!matches!(memory, Memory::Control | Memory::Settings), "{memory:?} holds no elements");
         let span = Span::elements(memory, &self.plan, 0, self.plan.arena_len());
+        assert_eq!(span.bytes(), self.plan.arena_len() * 4, "{memory:?} is not f32");
         let first = self.memories.resolve(span).cast::<f32>();
         // SAFETY: in bounds by `resolve`, zeroed when allocated; `&mut self` excludes every launch.
         unsafe { std::slice::from_raw_parts_mut(first, self.plan.arena_len() as usize) }
+    }
+
+    /// One memory's bytes of one bucket, padding included.
+    ///
+    /// # Panics
+    /// As [`elements`](Self::elements).
+    pub fn bytes(&mut self, memory: Memory, bucket: usize) -> &mut [u8] {
+        let bucket = &self.plan.buckets()[bucket];
+        let span = Span::elements(memory, &self.plan, bucket.start, bucket.start + bucket.len);
+        // SAFETY: as in `elements`.
+        unsafe { std::slice::from_raw_parts_mut(self.memories.resolve(span), span.bytes() as usize) }
+    }
+
+    /// Fills parameters, with what stands behind them, or gradients by an element's place.
+    pub fn fill(&mut self, memory: Memory, value: impl Fn(usize) -> f32) {
+        let precision = self.plan.storage().precision;
+        let len = self.plan.arena_len();
+        let at = |memory, first: u64| {
+            let span = Span::elements(memory, &self.plan, first, len);
+            self.memories.resolve(span).cast::<std::ffi::c_void>()
+        };
+        let (dtype, master) = match memory {
+            Memory::Grads => (precision.grad, Master::None),
+            _ => (precision.param, precision.master),
+        };
+        for first in (0..len).step_by(INSTEP_TILE_ELEMENTS as usize) {
+            let count = (len - first).min(INSTEP_TILE_ELEMENTS.into());
+            let values: Vec<f32> = (0..count).map(|k| value((first + k) as usize)).collect();
+            let behind =
+                if master == Master::None { std::ptr::null_mut() } else { at(Memory::Master, first) };
+            let mut stored = InstepStored {
+                values: at(memory, first),
+                second: if master == Master::F32 { std::ptr::null_mut() } else { behind },
+                count,
+                format: dtype_code(dtype),
+                master_kind: master_code(master),
+                is_signed: 1,
+                reserved: 0,
+            };
+            // SAFETY: runs of that length of this launcher's own memory, which `&mut self` holds alone.
+            unsafe {
+                self.kernels.encode(values.as_ptr(), &stored);
+                if master == Master::F32 {
+                    (stored.values, stored.format) = (behind, dtype_code(DType::F32));
+                    self.kernels.encode(values.as_ptr(), &stored);
+                }
+            }
+        }
     }
 
     /// Counts the updates since the last call, and derives the scalars of the next ones.

@@ -4,11 +4,11 @@
 
 use clap::ValueEnum;
 use instep::bench::Launcher;
-use instep::layout::Storage;
 use instep::optim::Optimizer;
 use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, RmsProp, Sgd};
 use instep::{Isa, Layout};
 
+use super::precisions::{Kind, storage};
 use super::record::last_level_cache_bytes;
 use super::reference;
 
@@ -146,8 +146,8 @@ impl Shape {
     }
 
     /// Enough buckets that none is in cache when its turn comes.
-    fn buckets(self, arrays: usize, quick: bool) -> usize {
-        let bytes = (self.elements() * 4 * arrays) as u64;
+    fn buckets(self, bytes_per_element: u64, quick: bool) -> usize {
+        let bytes = self.elements() as u64 * bytes_per_element;
         match self {
             Shape::L2 | Shape::L3 => 1,
             Shape::Dram | Shape::Bucket if quick => 1,
@@ -176,6 +176,7 @@ pub(super) fn parameter(k: usize) -> f32 {
 /// Memory of this shape, filled.
 pub(super) fn launcher(
     rule: Rule,
+    kind: Kind,
     shape: Shape,
     isa: Isa,
     threads: usize,
@@ -184,13 +185,17 @@ pub(super) fn launcher(
     use instep::op::Memory;
     let optimizer = rule.optimizer();
     let (segments, length) = shape.segments();
-    let buckets = shape.buckets(2 + optimizer.state_names().len(), quick);
+    let precision = kind.precision();
+    let states = optimizer.state_names().len() as u64;
+    // Scales of 8-bit states apart, which are few.
+    let resident = precision.param.bytes() + precision.grad.bytes() + precision.master.bytes();
+    let buckets = shape.buckets(resident + states * precision.moments.bytes(), quick);
     let names = (0..buckets * segments).map(|k| format!("p{k}"));
     let layout = names.fold(Layout::builder(), |builder, name| builder.param(name, length)).build()?;
-    let cap_bytes = (shape.elements() * 4) as u64;
+    let cap_bytes = shape.elements() as u64 * precision.grad.bytes();
     let mut launcher =
-        Launcher::new(&layout, &*optimizer, cap_bytes, WORLD_SIZE, Storage::default(), isa, threads)?;
-    launcher.elements(Memory::Params).iter_mut().enumerate().for_each(|(k, x)| *x = parameter(k));
-    launcher.elements(Memory::Grads).iter_mut().enumerate().for_each(|(k, x)| *x = gradient(k));
+        Launcher::new(&layout, &*optimizer, cap_bytes, WORLD_SIZE, storage(kind), isa, threads)?;
+    launcher.fill(Memory::Params, parameter);
+    launcher.fill(Memory::Grads, gradient);
     Ok(launcher)
 }

@@ -7,6 +7,7 @@ mod cases;
 mod gpu;
 mod handover;
 mod overlap;
+mod precisions;
 mod record;
 #[path = "../../../tests/reference.rs"]
 #[allow(dead_code)]
@@ -25,6 +26,7 @@ use instep::cuda::Cuda;
 use crate::Failure;
 use crate::console::print_line;
 use cases::{Rule, Shape};
+use precisions::Kind;
 use record::Record;
 
 /// What can be measured.
@@ -66,6 +68,9 @@ pub struct Arguments {
     /// Optimizers of the step bench [default: all].
     #[arg(long, value_enum, value_delimiter = ',')]
     optimizer: Vec<Rule>,
+    /// Element types of the step bench, each against memory at the rate of f32.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "f32")]
+    precision: Vec<Kind>,
     /// Shapes of the step bench [default: all].
     #[arg(long, value_enum, value_delimiter = ',')]
     shape: Vec<Shape>,

@@ -12,6 +12,7 @@ use instep::op::Memory;
 
 use super::Arguments;
 use super::cases::{self, Rule, SAMPLE_ELEMENTS, Shape, WORLD_SIZE};
+use super::precisions::{self, Kind};
 use super::record::Record;
 use super::reference::Scalar;
 use super::statistics::Spread;
@@ -23,13 +24,16 @@ pub(super) fn run(options: &Arguments, record: &mut Record) -> Result<(), Failur
         "step of one bucket (divide by {WORLD_SIZE} included) against the in-place ceiling; median (min-max)"
     ))?;
     print_line(
-        "optimizer shape  isa       thr  B/elem  ns/element              GB/s  ceiling ns/element    % of ceiling",
+        "optimizer precision                 shape  isa       thr  B/elem  ns/element              GB/s  \
+         ceiling ns/element    % of ceiling",
     )?;
     for shape in or_all(&options.shape) {
         for rule in or_all(&options.optimizer) {
-            for isa in options.isas()? {
-                for threads in options.threads()? {
-                    one(options, record, rule, shape, isa, threads)?;
+            for kind in options.precision.iter().copied() {
+                for isa in options.isas()? {
+                    for threads in options.threads()? {
+                        one(options, record, (rule, kind, shape), isa, threads)?;
+                    }
                 }
             }
         }
@@ -44,20 +48,31 @@ pub(super) fn or_all<T: ValueEnum + Clone>(chosen: &[T]) -> Vec<T> {
 fn one(
     options: &Arguments,
     record: &mut Record,
-    rule: Rule,
-    shape: Shape,
+    (rule, kind, shape): (Rule, Kind, Shape),
     isa: Isa,
     threads: usize,
 ) -> Result<(), Failure> {
-    let mut launcher = cases::launcher(rule, shape, isa, threads, options.quick)?;
-    verify(&mut launcher, rule)?;
-    let buckets = launcher.plan().buckets().len();
+    let mut launcher = cases::launcher(rule, kind, shape, isa, threads, options.quick)?;
+    // The ceiling moves f32; another precision's is that of as many bytes, at the rate of these.
+    let mut f32s = match kind {
+        Kind::F32 => None,
+        _ => Some(cases::launcher(rule, Kind::F32, shape, isa, threads, options.quick)?),
+    };
+    match kind {
+        Kind::F32 => verify(&mut launcher, rule)?,
+        _ => precisions::verify(&mut launcher, rule, kind, shape)?,
+    }
+    let per_element =
+        |launcher: &Launcher| launcher.step_bytes(0) as f64 / launcher.plan().buckets()[0].len as f64;
+    let bytes = per_element(&launcher);
+    let share = f32s.as_ref().map_or(1.0, |f32s| bytes / per_element(f32s));
+    let fewest = f32s.as_ref().map_or(usize::MAX, |f32s| f32s.plan().buckets().len());
+    let buckets = launcher.plan().buckets().len().min(fewest);
     let elements = shape.elements() as f64;
-    let bytes = launcher.step_bytes(0) as f64 / launcher.plan().buckets()[0].len as f64;
     let sample = shape.buckets_per_sample().min(buckets);
     // Cached shapes have one bucket and repeat it; others go on to buckets that were not touched for longest.
     let sweeps = if buckets == 1 { (SAMPLE_ELEMENTS / elements).ceil() as usize } else { 1 };
-    let per_element = 1.0 / (elements * (sample * sweeps) as f64);
+    let of_sample = 1.0 / (elements * (sample * sweeps) as f64);
     let mut next = 0;
     let mut take = || {
         let first = if next + sample > buckets { 0 } else { next };
@@ -68,8 +83,8 @@ fn one(
     for round in 0..=options.rounds(15) {
         let (others, own) = (take(), take());
         let start = Instant::now();
-        launcher.ceiling(others, sweeps);
-        let ceiling = start.elapsed().as_nanos() as f64 * per_element;
+        f32s.as_mut().unwrap_or(&mut launcher).ceiling(others, sweeps);
+        let ceiling = start.elapsed().as_nanos() as f64 * of_sample * share;
         let start = Instant::now();
         for _ in 0..sweeps {
             launcher.begin()?;
@@ -77,7 +92,7 @@ fn one(
                 launcher.step(bucket as u32)?;
             }
         }
-        let step = start.elapsed().as_nanos() as f64 * per_element;
+        let step = start.elapsed().as_nanos() as f64 * of_sample;
         // The first round warms caches, threads and clocks.
         if round > 0 {
             steps.push(step);
@@ -87,8 +102,9 @@ fn one(
     let ratio = Spread::of(steps.iter().zip(&ceilings).map(|(step, ceiling)| 100.0 * ceiling / step));
     let (step, ceiling) = (Spread::of(steps), Spread::of(ceilings));
     print_line(&format!(
-        "{:<10}{:<7}{:<10}{threads:>3}  {bytes:>6}  {:<22}{:>6.1}  {:<22}{}",
+        "{:<10}{:<26}{:<7}{:<10}{threads:>3}  {bytes:>6.2}  {:<22}{:>6.1}  {:<22}{}",
         rule.name(),
+        kind.name(),
         shape.name(),
         isa.name(),
         step.show(3),
@@ -96,7 +112,10 @@ fn one(
         ceiling.show(3),
         ratio.show(0),
     ))?;
-    let case = format!("{} {}", rule.name(), shape.name());
+    let case = match kind {
+        Kind::F32 => format!("{} {}", rule.name(), shape.name()),
+        _ => format!("{} {} {}", rule.name(), kind.name(), shape.name()),
+    };
     let mut add = |quantity, value| record.add("step", &case, isa.name(), threads, quantity, value);
     add("bytes_per_element", Spread::of([bytes]));
     add("step_ns_per_element", step);
