@@ -33,17 +33,24 @@ fn main() {
     };
     let out = env::var("OUT_DIR").unwrap_or_default();
     cuda::build(Path::new(&out)); // first: it may refuse what the environment asks for
-    for (name, flags) in builds {
-        let mut build = cc::Build::new();
-        build.cpp(true).std("c++17").file("kernels/step_cpu.cpp").warnings(true);
-        build.define("INSTEP_KERNELS", format!("instep_kernels_{name}").as_str());
-        // No C++ runtime: nothing throws, nothing allocates.
-        build.cpp_link_stdlib(None).flag("-fno-exceptions").flag("-fno-rtti");
-        build.opt_level(3).flags(*flags);
-        build.flag("-ffp-contract=off").flag("-fno-math-errno").flag("-fno-trapping-math");
-        build.compile(&format!("instep_{name}"));
-    }
+    // Side by side: each takes as long as the rest of the crate.
+    std::thread::scope(|scope| {
+        for (name, flags) in builds {
+            scope.spawn(|| compile(name, flags));
+        }
+    });
     cc::Build::new().std("c11").file("kernels/abi_layout.c").compile("instep_abi_layout");
     // The object tests look at what the compiler made of the kernels.
     println!("cargo::rustc-env=INSTEP_KERNEL_OBJECTS={out}");
+}
+
+fn compile(name: &str, flags: &[&str]) {
+    let mut build = cc::Build::new();
+    build.cpp(true).std("c++17").file("kernels/step_cpu.cpp").warnings(true);
+    build.define("INSTEP_KERNELS", format!("instep_kernels_{name}").as_str());
+    // No C++ runtime: nothing throws, nothing allocates.
+    build.cpp_link_stdlib(None).flag("-fno-exceptions").flag("-fno-rtti");
+    build.opt_level(3).flags(flags);
+    build.flag("-ffp-contract=off").flag("-fno-math-errno").flag("-fno-trapping-math");
+    build.compile(&format!("instep_{name}"));
 }

@@ -50,7 +50,8 @@ INSTEP_INLINE uint32_t is_drawn(float value, float low, float high, uint32_t ran
 
 /* The largest of a block gets the largest code, whatever rounding would make of it, and nothing gets a larger one. */
 INSTEP_INLINE uint32_t capped(uint32_t code, uint32_t most, bool is_largest) {
-    return is_largest | (code > most) ? most : code;
+    const bool is_capped = is_largest | (code > most); /* without a branch */
+    return is_capped ? most : code;
 }
 
 /* What codes are counted in: (127^2 / scale) x is the square of a signed code, (16^4 / scale) x the fourth power of 16/255 of
@@ -74,7 +75,8 @@ INSTEP_INLINE uint8_t unsigned_code(float x, float scale, float factor, bool sto
     const float low = to_the_fourth(real(below) * 0x1.010102p-4f), high = to_the_fourth(real(below + 1) * 0x1.010102p-4f);
     const uint32_t drawn = below + is_drawn(fourth, low, high, random);
     const uint32_t code = capped(stochastic ? drawn : nearest_integer(root), 255, positive == scale);
-    return static_cast<uint8_t>((code == 0) & (positive > 0.0f) ? 1u : code);
+    const bool is_lost = (code == 0) & (positive > 0.0f);
+    return static_cast<uint8_t>(is_lost ? 1u : code);
 }
 
 INSTEP_INLINE float from_signed_code(uint8_t code, float scale) {

@@ -14,8 +14,9 @@ namespace {
 constexpr uint32_t BLOCK = 64;
 constexpr uint64_t AHEAD_BYTES = 2048;
 
-INSTEP_INLINE void prefetch_block(const float* x) {
-    for (uint64_t line = 0; line < BLOCK * sizeof(float); line += 64) {
+template <class Element>
+INSTEP_INLINE void prefetch_block(const Element* x) {
+    for (uint64_t line = 0; line < BLOCK * sizeof(Element); line += 64) {
         __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(x) + AHEAD_BYTES + line));
     }
 }

@@ -3,10 +3,10 @@
  * Compiled once per instruction set with INSTEP_KERNELS naming the exported symbol; all else has internal
  * linkage. Callers split the work into runs of tiles on any number of threads; the only shared writes are integer
  * atomics whose order does not matter. No C++ runtime, no allocation, no state of its own. */
+#include "bfloat16_cpu.h"
 #include "ceiling.h"
 #include "control.h"
 #include "environment_cpu.h"
-#include "rules_cpu.h"
 
 namespace {
 
@@ -172,6 +172,13 @@ uint32_t step_part(const Part& part, const Scalars& scalars, float multiplier, u
     return nonfinite;
 }
 
+/* Whether one loop does it all. */
+bool is_bfloat16_throughout(const InstepStepArgs& args) {
+    const bool is_plain = args.master_kind == INSTEP_MASTER_NONE && !args.copy && !args.ema;
+    const bool has_states = args.state_count == 0 || args.moments == INSTEP_MOMENTS_BF16;
+    return is_plain && has_states && args.param_dtype == INSTEP_DTYPE_BF16 && args.grad_dtype == INSTEP_DTYPE_BF16;
+}
+
 /* Picks the instantiation with as many states as this run has. */
 template <template <int> class Rule, int MIN, int MAX, class Scalars>
 uint32_t step_with_states(const InstepStepArgs& args, const InstepTile& tile, const InstepSegment& segment,
@@ -181,6 +188,16 @@ uint32_t step_with_states(const InstepStepArgs& args, const InstepTile& tile, co
     }
     const float multiplier = step_multiplier(args, segment);
     const RandomKey key = random_key(args.seed, segment.steps + 1);
+    if (is_bfloat16_throughout(args) && has_bfloat16_loop<Rule<MAX>>(scalars)) {
+        uint16_t* states[INSTEP_MAX_STATES] = {};
+        for (int k = 0; k < MAX; ++k) states[k] = static_cast<uint16_t*>(args.states[k]) + tile.state_offset;
+        uint16_t* params = static_cast<uint16_t*>(param_of(args, tile));
+        const uint16_t* grads = static_cast<const uint16_t*>(args.grads) + tile.grad_offset;
+        const RandomPosition position = {key, tile.element};
+        const auto run = args.stochastic ? step_bfloat16_run<Rule<MAX>, true, Scalars>
+                                         : step_bfloat16_run<Rule<MAX>, false, Scalars>;
+        return run(scalars, multiplier, position, tile.count, params, grads, states);
+    }
     const bool narrow_param = args.param_dtype != INSTEP_DTYPE_F32;
     const bool in_place = args.grad_dtype == INSTEP_DTYPE_F32 && args.moments == INSTEP_MOMENTS_F32 &&
                           (!narrow_param || args.master_kind == INSTEP_MASTER_F32);

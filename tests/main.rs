@@ -8,6 +8,7 @@ mod abi;
 mod accumulation;
 mod arbitrary;
 mod bands;
+mod bfloat16;
 mod bitexact;
 mod bitpatterns;
 mod borrowed;

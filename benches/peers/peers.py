@@ -32,8 +32,8 @@ os.environ["PATH"] = f"{TARGET / 'peers/venv/bin'}:{os.environ['PATH']}"
 def library():
     lib = ctypes.CDLL(str(TARGET / "release" / "libinstep_peers.so"))
     lib.instep_peer_new.restype = ctypes.c_void_p
-    lib.instep_peer_new.argtypes = [ctypes.c_uint32] + [ctypes.c_size_t] * 3 + [ctypes.c_uint32, ctypes.c_size_t]
-    lib.instep_peer_elements.restype = ctypes.POINTER(ctypes.c_float)
+    lib.instep_peer_new.argtypes = [ctypes.c_uint32] * 2 + [ctypes.c_size_t] * 3 + [ctypes.c_uint32, ctypes.c_size_t]
+    lib.instep_peer_elements.restype = ctypes.c_void_p
     lib.instep_peer_elements.argtypes = [ctypes.c_void_p, ctypes.c_uint8]
     lib.instep_peer_step.restype = ctypes.c_bool
     lib.instep_peer_step.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint32]
@@ -50,14 +50,19 @@ def values(count, device="cpu"):
 
 
 class Instep:
-    """Our step: the divide is in it."""
+    """Our step: the divide is in it. Precisions: f32 (0), bf16 to the nearest (1), bf16 stochastic (2)."""
 
-    def __init__(self, lib, buckets, segments, length, threads, optimizer=0):
+    def __init__(self, lib, buckets, segments, length, threads, optimizer=0, precision=0):
         self.lib, self.buckets = lib, buckets
-        self.handle = lib.instep_peer_new(optimizer, buckets, segments, length, WORLD_SIZE, threads)
+        self.handle = lib.instep_peer_new(optimizer, precision, buckets, segments, length, WORLD_SIZE, threads)
         assert self.handle, "instep refused the shape"
-        count = buckets * segments * length
-        array = lambda k: torch.from_numpy(numpy.ctypeslib.as_array(lib.instep_peer_elements(self.handle, k), (count,)))
+        count, dtype = buckets * segments * length, torch.bfloat16 if precision else torch.float32
+
+        def array(k):
+            size = count * dtype.itemsize
+            first = ctypes.cast(lib.instep_peer_elements(self.handle, k), ctypes.POINTER(ctypes.c_uint8))
+            return torch.from_numpy(numpy.ctypeslib.as_array(first, (size,))).view(dtype)
+
         self.params, self.grads = array(0), array(1)
         self.grads[:], self.params[:] = values(count)
 
@@ -75,9 +80,9 @@ class Instep:
 class Torch:
     """Parameters whose gradients are views of one flat bucket, as DistributedDataParallel keeps them."""
 
-    def __init__(self, buckets, segments, length, divide, per_parameter, make):
+    def __init__(self, buckets, segments, length, divide, per_parameter, make, dtype=torch.float32):
         self.divide, self.buckets = divide, []
-        grads, params = values(buckets * segments * length)
+        grads, params = (x.to(dtype) for x in values(buckets * segments * length))
         for bucket in range(buckets):
             flat = grads.view(buckets, -1)[bucket].clone()
             owned = []
@@ -114,11 +119,22 @@ class Functional:
             self.optimizer.step_param(param, param.grad)
 
 
-def candidates(buckets, segments, length, threads, lib, skipped):
+def candidates(buckets, segments, length, threads, lib, skipped, dtype):
     adamw = lambda **options: lambda params: torch.optim.AdamW(params, **options)
     make = lambda divide, per_parameter, optimizer: lambda: Torch(
         buckets, segments, length, divide, per_parameter, optimizer
     )
+    if dtype == "bf16":
+        instep = lambda precision: lambda: Instep(lib, buckets, segments, length, threads, precision=precision)
+        bf16 = lambda divide: lambda: Torch(
+            buckets, segments, length, divide, False, adamw(fused=True), torch.bfloat16
+        )
+        return {
+            "instep": instep(1),
+            "instep stochastic": instep(2),
+            "torch fused": bf16(False),
+            "torch div_ + fused": bf16(True),
+        }
     found = {
         "instep": lambda: Instep(lib, buckets, segments, length, threads),
         "torch single": make(False, False, adamw(foreach=False, fused=False)),
@@ -144,14 +160,14 @@ def candidates(buckets, segments, length, threads, lib, skipped):
     return found
 
 
-def verify(name, candidate, divided):
-    """One step of the first bucket against AdamW in f64."""
+def verify(name, candidate, divided, dtype):
+    """One step of the first bucket against AdamW in f64, of bf16 within its last place."""
     candidate.step(0)
-    grads, params = (x[:2000].double() for x in values(2000))
+    grads, params = (x[:2000].to(torch.bfloat16 if dtype == "bf16" else torch.float32).double() for x in values(2000))
     grads = grads / WORLD_SIZE if divided else grads
     moved = params * (1 - 1e-3 * 1e-2) - 1e-3 * grads / (grads.abs() + 1e-8)
     worst = (candidate.first_bucket()[:2000].double() - moved).abs().max().item()
-    assert worst < 1e-6, f"{name}: {worst}"
+    assert worst < (2**-7 if dtype == "bf16" else 1e-6), f"{name}: {worst}"
 
 
 def sample(candidate, buckets, sweeps, clock):
@@ -182,11 +198,11 @@ def run(shape, threads, options, rows):
     torch.set_num_threads(threads)
     clock = time.process_time if options.cpu_time else time.perf_counter
     made = {}
-    for name, build in candidates(buckets, segments, length, threads, library(), options.skip).items():
+    for name, build in candidates(buckets, segments, length, threads, library(), options.skip, options.dtype).items():
         if options.only and not any(word in name for word in options.only):
             continue
         made[name] = build()
-        verify(name, made[name], name == "instep" or "div_" in name)
+        verify(name, made[name], "instep" in name or "div_" in name, options.dtype)
         if getattr(made[name], "divide", False):
             made[name].buckets[0][0].mul_(WORLD_SIZE)
     sweeps = max(1, round(2e7 / (elements * buckets)))
@@ -197,21 +213,23 @@ def run(shape, threads, options, rows):
             seconds = sample(candidate, buckets, sweeps, clock)
             if round_:
                 times[name].append(seconds * 1e9 / (elements * buckets * sweeps))
-    print(f"\n{shape}, {segments} x {length} elements, {buckets} buckets, {threads} threads; median (min-max)")
+    print(f"\n{options.dtype}, {shape}, {segments} x {length} elements, {buckets} buckets, {threads} threads; median (min-max)")
     for name, ns in times.items():
         ratio = [peer / ours for peer, ours in zip(ns, times["instep"])]
         show = lambda xs, digits: f"{statistics.median(xs):.{digits}f} ({min(xs):.{digits}f}-{max(xs):.{digits}f})"
         print(f"  {name:<45}{show(ns, 3):<24} ns/element   x instep {show(ratio, 2)}")
         for quantity, xs in (("ns_per_element", ns), ("times_instep", ratio)):
-            line = [name, shape, threads, quantity] + [f"{x:.5f}" for x in (statistics.median(xs), min(xs), max(xs))]
+            line = [name, shape if options.dtype == "f32" else f"{shape} {options.dtype}", threads, quantity] + [f"{x:.5f}" for x in (statistics.median(xs), min(xs), max(xs))]
             rows.append(",".join(map(str, line)))
-    made.pop("instep").close()
+    for name in [name for name in made if "instep" in name]:
+        made.pop(name).close()
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", action="append", choices=SHAPES)
     parser.add_argument("--threads", action="append", type=int)
+    parser.add_argument("--dtype", choices=["f32", "bf16"], default="f32", help="of everything")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--buckets", type=int, default=16, help="at most this many per candidate")
     parser.add_argument("--only", action="append", help="candidates whose name contains this; instep always runs")

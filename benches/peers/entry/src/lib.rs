@@ -8,9 +8,8 @@
 mod gpu;
 
 use instep::bench::Launcher;
-use instep::layout::Storage;
 use instep::op::Memory;
-use instep::{Adam, AdamW, Isa, Layout, Optimizer, Sgd};
+use instep::{Adam, AdamW, DType, Isa, Layout, Moments, Optimizer, Precision, Rounding, Sgd};
 
 /// The optimizer of a number, with PyTorch's defaults: AdamW, Adam, SGD, and SGD with a momentum of 0.9.
 fn optimizer(number: u32) -> Option<Box<dyn Optimizer>> {
@@ -23,27 +22,42 @@ fn optimizer(number: u32) -> Option<Box<dyn Optimizer>> {
     }
 }
 
+/// The element types of a number.
+fn precision(number: u32) -> Option<Precision> {
+    let rounding = match number {
+        0 => return Some(Precision::F32),
+        1 => Rounding::Nearest,
+        2 => Rounding::Stochastic { seed: 1 },
+        _ => return None,
+    };
+    let (param, grad, moments) = (DType::BF16, DType::BF16, Moments::BF16);
+    Some(Precision { param, grad, moments, rounding, ..Precision::F32 })
+}
+
 /// Memory for `buckets` buckets of `segments` segments of `length` elements, or null if it is refused. `length` is a
 /// multiple of 256, so that buckets have no padding. Optimizers: AdamW (0), Adam (1), SGD (2), SGD with momentum (3).
+/// Everything is f32 (precision 0), or bf16, rounded to the nearest (1) or stochastically (2).
 // SAFETY: the prefix keeps the name to this library.
 #[unsafe(no_mangle)]
 pub extern "C" fn instep_peer_new(
     number: u32,
+    precision: u32,
     buckets: usize,
     segments: usize,
     length: usize,
     world_size: u32,
     threads: usize,
 ) -> *mut Launcher {
-    let Some(optimizer) = optimizer(number).filter(|_| length > 0 && length.is_multiple_of(256)) else {
+    let optimizer = optimizer(number).filter(|_| length > 0 && length.is_multiple_of(256));
+    let (Some(optimizer), Some(precision)) = (optimizer, self::precision(precision)) else {
         return std::ptr::null_mut();
     };
     let params = (0..buckets * segments).map(|k| format!("p{k}"));
     let layout = params.fold(Layout::builder(), |builder, name| builder.param(name, length)).build();
     let isa = Isa::from_environment();
-    let cap_bytes = (segments * length * 4) as u64;
+    let cap_bytes = (segments * length) as u64 * precision.grad.bytes();
     let launcher = layout.and_then(|layout| {
-        Launcher::new(&layout, &*optimizer, cap_bytes, world_size, Storage::default(), isa?, threads)
+        Launcher::new(&layout, &*optimizer, cap_bytes, world_size, precision.into(), isa?, threads)
     });
     launcher.map_or(std::ptr::null_mut(), |launcher| Box::into_raw(Box::new(launcher)))
 }
@@ -54,7 +68,7 @@ pub extern "C" fn instep_peer_new(
 /// `launcher` comes from `instep_peer_new` and has not been freed.
 // SAFETY: the prefix keeps the name to this library.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn instep_peer_elements(launcher: *mut Launcher, array: u8) -> *mut f32 {
+pub unsafe extern "C" fn instep_peer_elements(launcher: *mut Launcher, array: u8) -> *mut u8 {
     let memory = match array {
         0 => Memory::Params,
         1 => Memory::Grads,
@@ -62,7 +76,7 @@ pub unsafe extern "C" fn instep_peer_elements(launcher: *mut Launcher, array: u8
         _ => return std::ptr::null_mut(),
     };
     // SAFETY: by the contract.
-    unsafe { (*launcher).elements(memory).as_mut_ptr() }
+    unsafe { (*launcher).bytes(memory, 0).as_mut_ptr() }
 }
 
 /// Begins a pass and steps buckets `first..last`; whether all went well.
