@@ -146,9 +146,9 @@ struct Part {
 __attribute__((noinline)) void average_params(const InstepStepArgs& args, bool is_first, uint32_t count,
                                               const float* __restrict params, float* __restrict ema) {
     const float weight = args.ema_weight;
-    const uint32_t from_sample = args.ema_from_sample;
+    const uint32_t from_new = args.ema_from_sample;
     for (uint32_t i = 0; i < count; ++i) {
-        const float moved = moved_average(ema[i], params[i], weight, from_sample);
+        const float moved = moved_average(ema[i], params[i], weight, from_new);
         ema[i] = canonical(is_first ? params[i] : moved);
     }
 }

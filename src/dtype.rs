@@ -23,6 +23,15 @@ impl DType {
             DType::BF16 | DType::F16 => 2,
         }
     }
+
+    /// What it makes of a value: the nearest that it has, ties to even.
+    pub fn round(self, value: f32) -> f32 {
+        match self {
+            DType::F32 => value,
+            DType::BF16 => half::bf16::from_f32(value).to_f32(),
+            DType::F16 => half::f16::from_f32(value).to_f32(),
+        }
+    }
 }
 
 impl std::fmt::Display for DType {

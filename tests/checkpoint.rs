@@ -177,7 +177,7 @@ fn names_that_checkpoints_use_themselves_are_refused_and_the_file_stays() {
     let stepper = support::open(&layout, few_optimizers()[2], &Options::default());
     checkpoint::save(&stepper, &Extras::default(), &path).unwrap();
     let before = fs::read(&path).unwrap();
-    for name in ["crc32", "param.x", "state.p0.step", "__metadata__"] {
+    for name in ["crc32", "param.x", "state.p0.step", "ema.x", "__metadata__"] {
         let extras = Extras { scalars: [(name.to_owned(), Scalar::U64(1))].into(), ..Extras::default() };
         let refused = checkpoint::save(&stepper, &extras, &path);
         assert!(matches!(refused, Err(Error::Config { field: "scalars", .. })), "{name}: {refused:?}");

@@ -17,6 +17,7 @@ mod captures;
 mod checkpoint;
 mod checkpoint_import;
 mod checkpoint_kill;
+mod checkpoint_precision;
 mod checkpoint_refusals;
 mod checkpoint_scalars;
 mod clipping;

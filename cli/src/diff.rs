@@ -1,6 +1,6 @@
 //! `instep diff`: whether two outputs are the same bits, and if not, where they are farthest apart.
 //!
-//! Distances are in ulp: how many f32 lie between two values. Must read both files piece by piece, since outputs are as
+//! Distances are in ulp: how many numbers of the tensors' own type lie between two values. Must read both files piece by piece, since outputs are as
 //! large as models.
 
 use std::collections::BTreeSet;
@@ -8,7 +8,8 @@ use std::io::{Read, Seek};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use instep::checkpoint::safetensors::{Data, Header, Tensor, open_file};
+use half::{bf16, f16};
+use instep::checkpoint::safetensors::{Data, Dtype, Header, Tensor, open_file};
 use serde::Serialize;
 
 use crate::Failure;
@@ -33,7 +34,7 @@ pub struct Arguments {
 /// What two files have and have not in common.
 #[derive(Debug, Default, PartialEq, Serialize)]
 pub struct Report {
-    /// Same tensors, same shapes, same bits, same step counts.
+    /// Same tensors, same types, same shapes, same bits, same step counts.
     pub equal: bool,
     /// Tensors of both, by name.
     pub tensors: Vec<Compared>,
@@ -50,11 +51,15 @@ pub struct Report {
 pub struct Compared {
     /// Its name.
     pub name: String,
+    /// Its type in the first file.
+    pub dtype_a: &'static str,
+    /// Its type in the second file.
+    pub dtype_b: &'static str,
     /// Its shape in the first file.
     pub shape_a: Vec<u64>,
     /// Its shape in the second file.
     pub shape_b: Vec<u64>,
-    /// How many elements differ in a bit; 0 if the shapes differ, since none are compared.
+    /// How many elements differ in a bit; 0 if shapes or types differ, since none are compared.
     pub different: u64,
     /// Where they are farthest apart.
     pub worst: Option<Worst>,
@@ -105,20 +110,27 @@ pub fn compare<A: Read + Seek, B: Read + Seek>(
     (header_a, mut data_a): (Header, Data<A>),
     (header_b, mut data_b): (Header, Data<B>),
 ) -> Result<Report, Failure> {
-    header_a.require_f32()?;
-    header_b.require_f32()?;
+    header_a.require_stepped()?;
+    header_b.require_stepped()?;
     let mut report = Report::default();
     for (name, a) in &header_a.tensors {
         let Some(b) = header_b.tensors.get(name) else {
             report.only_in_a.push(name.clone());
             continue;
         };
-        let (different, worst) = match a.shape == b.shape {
+        let (different, worst) = match (&a.shape, a.dtype) == (&b.shape, b.dtype) {
             true => compare_values(a, &mut data_a, b, &mut data_b)?,
             false => (0, None),
         };
-        let (shape_a, shape_b) = (a.shape.clone(), b.shape.clone());
-        report.tensors.push(Compared { name: name.clone(), shape_a, shape_b, different, worst });
+        report.tensors.push(Compared {
+            name: name.clone(),
+            dtype_a: a.dtype.name(),
+            dtype_b: b.dtype.name(),
+            shape_a: a.shape.clone(),
+            shape_b: b.shape.clone(),
+            different,
+            worst,
+        });
     }
     let lacks = |name: &&String| !header_a.tensors.contains_key(*name);
     report.only_in_b = header_b.tensors.keys().filter(lacks).cloned().collect();
@@ -129,7 +141,9 @@ pub fn compare<A: Read + Seek, B: Read + Seek>(
             report.counts.push(Count { key: key.clone(), a, b });
         }
     }
-    let same = |tensor: &Compared| tensor.shape_a == tensor.shape_b && tensor.different == 0;
+    let same = |tensor: &Compared| {
+        tensor.shape_a == tensor.shape_b && tensor.dtype_a == tensor.dtype_b && tensor.different == 0
+    };
     let names_agree = report.only_in_a.is_empty() && report.only_in_b.is_empty();
     report.equal = names_agree && report.counts.is_empty() && report.tensors.iter().all(same);
     Ok(report)
@@ -143,17 +157,19 @@ fn compare_values<A: Read + Seek, B: Read + Seek>(
     data_b: &mut Data<B>,
 ) -> Result<(u64, Option<Worst>), Failure> {
     let piece = PIECE.min(usize::try_from(a.elements).unwrap_or(PIECE));
-    let (mut values_a, mut values_b) = (vec![0.0; piece], vec![0.0; piece]);
+    let (mut bits_a, mut bits_b) = (vec![0; piece], vec![0; piece]);
     let (mut different, mut worst) = (0, None::<Worst>);
+    let dtype = a.dtype;
     for first in (0..a.elements).step_by(PIECE) {
         let length = (a.elements - first).min(piece as u64) as usize;
-        let (values_a, values_b) = (&mut values_a[..length], &mut values_b[..length]);
-        data_a.read(a, first, values_a)?;
-        data_b.read(b, first, values_b)?;
-        let pairs = (first..).zip(values_a.iter().zip(values_b));
-        for (index, (a, b)) in pairs.filter(|(_, (a, b))| a.to_bits() != b.to_bits()) {
+        let (bits_a, bits_b) = (&mut bits_a[..length], &mut bits_b[..length]);
+        read_bits(data_a, a, first, bits_a)?;
+        read_bits(data_b, b, first, bits_b)?;
+        let pairs = (first..).zip(bits_a.iter().zip(bits_b));
+        for (index, (bits_a, bits_b)) in pairs.filter(|(_, (a, b))| a != b) {
             different += 1;
-            let ulp = distance(*a, *b);
+            let (a, b) = (value(dtype, *bits_a), value(dtype, *bits_b));
+            let ulp = (!a.is_nan() && !b.is_nan()).then(|| distance(dtype, *bits_a, *bits_b));
             // No distance at all is the largest.
             let size = |ulp: Option<u64>| ulp.unwrap_or(u64::MAX);
             if worst.as_ref().is_none_or(|worst| size(ulp) > size(worst.ulp)) {
@@ -164,22 +180,50 @@ fn compare_values<A: Read + Seek, B: Read + Seek>(
     Ok((different, worst))
 }
 
-/// How many steps from one f32 to the next lead from `a` to `b`.
-fn distance(a: f32, b: f32) -> Option<u64> {
-    let place = |x: f32| {
-        let magnitude = i64::from(x.to_bits() & 0x7fff_ffff);
-        if x.is_sign_negative() { -magnitude } else { magnitude }
+/// Elements of up to 32 bits, each in the lower ones.
+fn read_bits<R: Read + Seek>(
+    data: &mut Data<R>,
+    tensor: &Tensor,
+    first: u64,
+    into: &mut [u32],
+) -> Result<(), Failure> {
+    let elements = first..first + into.len() as u64;
+    let mut rest = into.iter_mut();
+    data.stream(tensor, elements, |bytes| {
+        for (bytes, place) in bytes.chunks_exact(tensor.dtype.bytes() as usize).zip(&mut rest) {
+            *place = bytes.iter().rev().fold(0, |bits, byte| bits << 8 | u32::from(*byte));
+        }
+        Ok(())
+    })?;
+    Ok(())
+}
+
+fn value(dtype: Dtype, bits: u32) -> f32 {
+    match dtype {
+        Dtype::Bf16 => bf16::from_bits(bits as u16).to_f32(),
+        Dtype::F16 => f16::from_bits(bits as u16).to_f32(),
+        _ => f32::from_bits(bits),
+    }
+}
+
+/// How many steps from one number of a type to the next lead from `a` to `b`.
+fn distance(dtype: Dtype, a: u32, b: u32) -> u64 {
+    let sign = 1 << (8 * dtype.bytes() - 1);
+    let place = |bits: u32| {
+        let magnitude = i64::from(bits & (sign - 1));
+        if bits & sign != 0 { -magnitude } else { magnitude }
     };
-    (!a.is_nan() && !b.is_nan()).then(|| place(a).abs_diff(place(b)))
+    place(a).abs_diff(place(b))
 }
 
 impl Report {
     fn text(&self) -> String {
         let mut lines = Vec::new();
         for tensor in &self.tensors {
-            let Compared { name, shape_a, shape_b, different, worst } = tensor;
+            let Compared { name, dtype_a, dtype_b, shape_a, shape_b, different, worst } = tensor;
             lines.push(match worst {
                 _ if shape_a != shape_b => format!("{name}: shape {shape_a:?} and {shape_b:?}"),
+                _ if dtype_a != dtype_b => format!("{name}: {dtype_a} and {dtype_b}"),
                 None => format!("{name}: equal"),
                 Some(Worst { index, ulp, a, b }) => {
                     let elements: u64 = shape_a.iter().product();

@@ -19,6 +19,11 @@ fn every_mode_instruction_set_cap_and_thread_count_writes_the_same_bytes() {
         ("}", &["sequential", "eager", "normed"][..]),
         (r#","max_norm":0.75}"#, &["sequential", "normed"]),
         (r#","skip_nonfinite":true}"#, &["sequential", "normed"]),
+        (
+            r#","copy":"f16","ema":0.9,"dtypes":{"param":"bf16","master":"remainder16","moments":"8bit",
+                "rounding":"stochastic","seed":7}}"#,
+            &["sequential", "eager", "normed"],
+        ),
     ] {
         let folder = Folder::of(&format!("{CONFIG}{more}"), &input(&PARAMS, 4));
         let mut first = None;

@@ -2,6 +2,7 @@
 //!
 //! Must compare the JSON and the exit status, since scripts read those; of the text only what a reader looks for.
 
+use instep::DType;
 use serde_json::{Value, json};
 
 use crate::support::{Content, Folder, assert_refused, stdout};
@@ -55,6 +56,28 @@ fn distances_cross_zero_and_nan_is_farther_than_any_number() {
     assert_eq!(ulp(1.0, f32::NAN), Value::Null);
     let (_, report, _) = diff(&one(&[1.0, f32::NAN, 1.0]), &one(&[f32::MAX, 1.0, 9.0]));
     assert_eq!(report["tensors"][0]["worst"]["index"], 1);
+}
+
+#[test]
+fn distances_are_counted_in_the_type_of_the_tensors() {
+    for dtype in [DType::BF16, DType::F16] {
+        let of = |values: &[f32]| one(values).retyped("param.w", dtype);
+        let next = |place: &mut u32| *place += 3;
+        let (a, mut b) = (of(&[1.0, -0.0, f32::INFINITY]), of(&[1.0, -0.0, f32::INFINITY]));
+        next(&mut b.tensors.get_mut("param.w").unwrap().1[0]);
+        assert_eq!(diff(&a, &b).1["tensors"][0]["worst"]["ulp"], 3, "{dtype}");
+        assert_eq!(diff(&of(&[0.0]), &of(&[-0.0])).1["tensors"][0]["worst"]["ulp"], 0);
+        assert_eq!(diff(&of(&[f32::NAN]), &of(&[1.0])).1["tensors"][0]["worst"]["ulp"], Value::Null);
+        assert_eq!(diff(&a, &a).0, Some(0));
+    }
+}
+
+#[test]
+fn equal_values_of_different_types_are_a_difference() {
+    let (status, report, text) = diff(&one(&[1.0]), &one(&[1.0]).retyped("param.w", DType::BF16));
+    assert_eq!((status, &report["tensors"][0]["different"]), (Some(1), &json!(0)));
+    assert_eq!([&report["tensors"][0]["dtype_a"], &report["tensors"][0]["dtype_b"]], ["F32", "BF16"]);
+    assert!(text.contains("param.w: F32 and BF16"), "{text}");
 }
 
 #[test]

@@ -23,6 +23,7 @@ mod files;
 mod golden;
 mod gpu_bench;
 mod info;
+mod precision;
 mod readme;
 mod refusals;
 mod resume;

@@ -7,6 +7,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
+use half::{bf16, f16};
+use instep::DType;
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView, serialize};
 use tempfile::TempDir;
@@ -14,14 +16,28 @@ use tempfile::TempDir;
 /// Tensors and metadata of a file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Content {
-    pub tensors: BTreeMap<String, (Vec<usize>, Vec<u32>)>,
+    /// By name: shape, bits of the elements in the lower part of each, and type.
+    pub tensors: BTreeMap<String, (Vec<usize>, Vec<u32>, Dtype)>,
     pub metadata: BTreeMap<String, String>,
 }
 
 impl Content {
     pub(crate) fn with(mut self, name: &str, shape: &[usize], values: &[f32]) -> Self {
         let bits = values.iter().map(|value| value.to_bits()).collect();
-        self.tensors.insert(name.into(), (shape.to_vec(), bits));
+        self.tensors.insert(name.into(), (shape.to_vec(), bits, Dtype::F32));
+        self
+    }
+
+    /// The same values in another type that has them all.
+    pub(crate) fn retyped(mut self, name: &str, dtype: DType) -> Self {
+        let (values, (shape, ..)) = (self.values(name), self.tensors.remove(name).unwrap());
+        let (dtype, bits): (_, fn(f32) -> u32) = match dtype {
+            DType::BF16 => (Dtype::BF16, |value| bf16::from_f32(value).to_bits().into()),
+            DType::F16 => (Dtype::F16, |value| f16::from_f32(value).to_bits().into()),
+            _ => (Dtype::F32, f32::to_bits),
+        };
+        self.tensors.insert(name.into(), (shape, values.into_iter().map(bits).collect(), dtype));
+        assert_eq!(self.tensors[name].0.iter().product::<usize>(), self.tensors[name].1.len());
         self
     }
 
@@ -31,17 +47,24 @@ impl Content {
     }
 
     pub(crate) fn values(&self, name: &str) -> Vec<f32> {
-        let (_, bits) = self.tensors.get(name).unwrap_or_else(|| panic!("{name} is missing: {self:?}"));
-        bits.iter().map(|bits| f32::from_bits(*bits)).collect()
+        let (_, bits, dtype) =
+            self.tensors.get(name).unwrap_or_else(|| panic!("{name} is missing: {self:?}"));
+        let value = |bits: &u32| match dtype {
+            Dtype::BF16 => bf16::from_bits(*bits as u16).to_f32(),
+            Dtype::F16 => f16::from_bits(*bits as u16).to_f32(),
+            _ => f32::from_bits(*bits),
+        };
+        bits.iter().map(value).collect()
     }
 
     pub(crate) fn bytes(&self) -> Vec<u8> {
-        let bytes = self.tensors.iter().map(|(name, (shape, bits))| {
-            (name, shape, bits.iter().flat_map(|bits| bits.to_le_bytes()).collect::<Vec<u8>>())
+        let bytes = self.tensors.iter().map(|(name, (shape, bits, dtype))| {
+            let element = |bits: &u32| bits.to_le_bytes().into_iter().take(dtype.bitsize() / 8);
+            (name, shape, dtype, bits.iter().flat_map(element).collect::<Vec<u8>>())
         });
         let bytes: Vec<_> = bytes.collect();
-        let views = bytes.iter().map(|(name, shape, bytes)| {
-            (name.as_str(), TensorView::new(Dtype::F32, (*shape).clone(), bytes).unwrap())
+        let views = bytes.iter().map(|(name, shape, dtype, bytes)| {
+            (name.as_str(), TensorView::new(**dtype, (*shape).clone(), bytes).unwrap())
         });
         let metadata: HashMap<_, _> = self.metadata.clone().into_iter().collect();
         serialize(views, (!metadata.is_empty()).then_some(metadata)).unwrap()
@@ -51,9 +74,14 @@ impl Content {
         let file = SafeTensors::deserialize(bytes).unwrap();
         let (_, header) = SafeTensors::read_metadata(bytes).unwrap();
         let tensors = file.iter().map(|(name, view)| {
-            assert_eq!(view.dtype(), Dtype::F32);
-            let bits = view.data().as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes));
-            (name.to_owned(), (view.shape().to_vec(), bits.collect()))
+            assert!([Dtype::F32, Dtype::BF16, Dtype::F16].contains(&view.dtype()), "{name}");
+            let size = view.dtype().bitsize() / 8;
+            let offset = view.data().as_ptr() as usize - bytes.as_ptr() as usize;
+            assert_eq!(offset % size, 0, "{name} lies at {offset}");
+            let bits = view.data().chunks_exact(size);
+            let bits =
+                bits.map(|bytes| bytes.iter().rev().fold(0, |bits, byte| bits << 8 | u32::from(*byte)));
+            (name.to_owned(), (view.shape().to_vec(), bits.collect(), view.dtype()))
         });
         let metadata = header.metadata().clone().unwrap_or_default().into_iter();
         Content { tensors: tensors.collect(), metadata: metadata.collect() }

@@ -2,6 +2,8 @@
 //!
 //! Must refuse whatever would be rounded: a state that is off in its last bit is another training.
 
+use half::{bf16, f16};
+
 use super::safetensors::Dtype;
 
 /// Hands over each value.
@@ -12,11 +14,10 @@ pub(super) fn floats(dtype: Dtype, bytes: &[u8], mut take: impl FnMut(f32)) -> R
     match dtype {
         Dtype::F32 => bytes.as_chunks::<4>().0.iter().for_each(|bytes| take(f32::from_le_bytes(*bytes))),
         Dtype::F16 => {
-            bytes.as_chunks::<2>().0.iter().for_each(|bytes| take(from_f16(u16::from_le_bytes(*bytes))))
+            bytes.as_chunks::<2>().0.iter().for_each(|bytes| take(f16::from_le_bytes(*bytes).to_f32()))
         }
         Dtype::Bf16 => {
-            let widened = |bytes: &[u8; 2]| f32::from_bits(u32::from(u16::from_le_bytes(*bytes)) << 16);
-            bytes.as_chunks::<2>().0.iter().for_each(|bytes| take(widened(bytes)));
+            bytes.as_chunks::<2>().0.iter().for_each(|bytes| take(bf16::from_le_bytes(*bytes).to_f32()))
         }
         Dtype::F64 => {
             for bytes in bytes.as_chunks::<8>().0 {
@@ -54,18 +55,6 @@ pub(super) fn count(dtype: Dtype, bytes: &[u8]) -> Option<u64> {
 fn whole(value: f64) -> Option<u64> {
     // Casts saturate, and the range is looked at by the caller.
     (value >= 0.0 && value.fract() == 0.0).then_some(value as u64)
-}
-
-fn from_f16(bits: u16) -> f32 {
-    let sign = u32::from(bits >> 15) << 31;
-    let (exponent, fraction) = (u32::from(bits >> 10 & 0x1f), u32::from(bits & 0x3ff));
-    let magnitude = match exponent {
-        // Subnormals are multiples of 2^-24, and f32 has them all.
-        0 => (fraction as f32 / 16_777_216.0).to_bits(),
-        0x1f => 0x7f80_0000 | fraction << 13,
-        _ => (exponent + 112) << 23 | fraction << 13,
-    };
-    f32::from_bits(sign | magnitude)
 }
 
 #[cfg(test)]

@@ -4,10 +4,16 @@
 //! rank count or instruction set: it goes into any stepper whose parameters have the same names and lengths and whose
 //! optimizer keeps the same states.
 //!
+//! Values are F32 whatever the stepper's [precision](crate::Precision): what a master weight, a remainder, a bf16 or
+//! a code of 8 bits stands for, which F32 holds exactly. In a stepper of the same precision the run goes on bit for bit,
+//! stochastic rounding included; one of another precision goes on from the same values, rounded to the nearest where it
+//! has fewer bits (in f16, what is beyond 65504 becomes infinite).
+//!
 //! | Tensor | Type | What it is |
 //! |---|---|---|
 //! | `param.NAME` | F32, as long as the parameter | its value |
 //! | `state.NAME.STATE` | the same | an optimizer state, as `torch.optim` calls it (`exp_avg`, ...) |
+//! | `ema.NAME` | the same | its [moving average](crate::StepperBuilder::ema), if they are kept |
 //! | `state.NAME.step` | U64 scalar | how many updates the parameter has had |
 //! | `scaler.scale`, `scaler.growth_tracker` | F64, U64 scalars | where [dynamic loss scaling](crate::LossScaler) stands, if there is any |
 //! | `schedule.step` | U64 scalar | where [learning-rate schedules](crate::LrSchedule) stand |
@@ -16,7 +22,10 @@
 //! | `crc32` | U32, last in the file | CRC-32 (as zlib) of length and header, then of each tensor with data, in order |
 //!
 //! Names of parameters may have dots in them, names of states have none, so a key is split at its last dot. What the
-//! trainer sets by hand is not in it: hyperparameters, learning rates and frozen parameters, nor are gradients.
+//! trainer sets by hand is not in it: hyperparameters, learning rates and frozen parameters, nor are gradients. Moving
+//! averages that the stepper keeps and the file has not begin as the loaded parameters; those that the file has and the
+//! stepper does not keep are refused. [Copies](crate::StepperBuilder::copy_params) are not saved: until a parameter's next
+//! update, its copy is what it was before the load.
 //!
 //! ```
 //! use instep::checkpoint::{self, Extras, Scalar};
@@ -72,6 +81,8 @@ use safetensors::inside;
 const PARAM: &str = "param.";
 /// In front of a parameter's name, a dot and the state's name.
 const STATE: &str = "state.";
+/// In front of the name of a parameter whose moving average it is.
+const EMA: &str = "ema.";
 /// The name that stands where a state's would, for the step count.
 const STEP: &str = "step";
 /// The tensor of checksums.
@@ -88,8 +99,8 @@ const VERSION: &str = "1";
 /// What a checkpoint holds beside the stepper: the trainer's own scalars and texts.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Extras {
-    /// By tensor name: `epoch`, `random.seed`. Not a name of the table above, nor anything that begins with `param.` or
-    /// `state.`.
+    /// By tensor name: `epoch`, `random.seed`. Not a name of the table above, nor anything that begins with `param.`,
+    /// `state.` or `ema.`.
     pub scalars: BTreeMap<String, Scalar>,
     /// Free text by key, but for `instep.checkpoint`.
     pub metadata: BTreeMap<String, String>,
@@ -215,11 +226,11 @@ pub fn read<D: Device>(stepper: &mut Stepper<D>, source: impl Read + Seek) -> Re
 ///
 /// A state's key has the parameter's name, or its number in torch's `state_dict`: its place in `order`, a list of names, or if
 /// there is none in the order of registration. torch numbers group by group, so with several groups pass `order`: lengths that
-/// happen to agree would hide a mistake. A name wins where it reads like a number. Parameters are optional. A parameter without any
-/// state is one that has had no update, as torch has it; otherwise all states that its group keeps must be there, and
-/// `step`, but for a momentum buffer, which torch saves without one. Values may be F32, F16 or BF16, or F64 that are
-/// exactly an f32; `step` is a whole number of any type, of one element. A checkpoint of this library can be imported
-/// too, and its checksums are held to it.
+/// happen to agree would hide a mistake. A name wins where it reads like a number. Parameters are optional; moving averages
+/// are all there or none is. A parameter without any state is one that has had no update, as torch has it; otherwise all
+/// states that its group keeps must be there, and `step`, but for a momentum buffer, which torch saves without one. Values
+/// may be F32, F16 or BF16, or F64 that are exactly an f32; `step` is a whole number of any type, of one element. A
+/// checkpoint of this library can be imported too, and its checksums are held to it.
 ///
 /// # Ordering
 /// As [`load`], which says what ranks must do, too.

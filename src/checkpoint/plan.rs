@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use super::convert::is_float;
 use super::safetensors::{Dtype, Header, Tensor};
-use super::{CHECKSUMS, PARAM, STATE, STEP};
+use super::{CHECKSUMS, EMA, PARAM, STATE, STEP};
 use crate::error::{Error, Result};
 use crate::layout::ParamId;
 use crate::op::Device;
@@ -25,14 +25,22 @@ pub(super) struct Plan<'h> {
     pub(super) zeros: Vec<(ParamId, Cow<'static, str>)>,
     pub(super) counts: Vec<(ParamId, Option<OptimizerId>, Count<'h>)>,
     pub(super) scalars: Vec<Named<'h>>,
+    /// Moving averages that are kept here and are in no file begin as the parameters.
+    pub(super) begins_emas: bool,
 }
 
-/// A parameter's value, or one of its states.
+/// A tensor of one parameter.
 pub(super) struct Piece<'h> {
     pub(super) from: Named<'h>,
     pub(super) id: ParamId,
-    /// The state's name; none for the value.
-    pub(super) state: Option<Cow<'static, str>>,
+    pub(super) part: Part,
+}
+
+/// Which one.
+pub(super) enum Part {
+    Value,
+    State(Cow<'static, str>),
+    Ema,
 }
 
 /// Where a step count comes from.
@@ -50,16 +58,21 @@ impl<'h> Plan<'h> {
         let mut take = |key: String| rest.remove_entry(key.as_str()).ok_or_else(|| missing(&key));
         let mut plan = Plan::default();
         let layout = stepper.layout();
+        let has_emas = header.tensors.keys().any(|key| key.starts_with(EMA));
+        plan.begins_emas = stepper.keeps_ema() && !has_emas;
         for id in layout.ids() {
             let name = &layout.parameter(id)?.name;
-            let mut piece = |key: String, state| {
+            let mut piece = |key: String, part| {
                 let from = take(key)?;
                 refuse_type(from, from.1.dtype == Dtype::F32, "F32")?;
-                Piece::new(from, stepper, id, state)
+                Piece::new(from, stepper, id, part)
             };
-            plan.pieces.push(piece(format!("{PARAM}{name}"), None)?);
+            plan.pieces.push(piece(format!("{PARAM}{name}"), Part::Value)?);
             for state in stepper.state_names_of(id)? {
-                plan.pieces.push(piece(format!("{STATE}{name}.{state}"), Some(state))?);
+                plan.pieces.push(piece(format!("{STATE}{name}.{state}"), Part::State(state))?);
+            }
+            if stepper.keeps_ema() && has_emas {
+                plan.pieces.push(piece(format!("{EMA}{name}"), Part::Ema)?);
             }
             for (key, optimizer) in counted(stepper, id)? {
                 let from = take(format!("{STATE}{name}.{key}"))?;
@@ -77,7 +90,7 @@ impl<'h> Plan<'h> {
     pub(super) fn add_scalar(&mut self, from: Named<'h>) -> Result<()> {
         let (key, Tensor { dtype, shape, .. }) = from;
         let is_scalar = matches!(dtype, Dtype::F64 | Dtype::U64) && shape.is_empty();
-        if !is_scalar || key.starts_with(PARAM) || key.starts_with(STATE) {
+        if !is_scalar || [PARAM, STATE, EMA].iter().any(|prefix| key.starts_with(prefix)) {
             return Err(in_tensor(key, "has no place in this stepper"));
         }
         self.scalars.push(from);
@@ -91,7 +104,7 @@ impl<'h> Piece<'h> {
         from: Named<'h>,
         stepper: &Stepper<D>,
         id: ParamId,
-        state: Option<Cow<'static, str>>,
+        part: Part,
     ) -> Result<Piece<'h>> {
         let (key, tensor) = from;
         let parameter = stepper.layout().parameter(id)?;
@@ -101,7 +114,7 @@ impl<'h> Piece<'h> {
                 format!("has {} elements, and `{}` has {}", tensor.elements, parameter.name, parameter.len);
             return Err(in_tensor(key, why));
         }
-        Ok(Piece { from, id, state })
+        Ok(Piece { from, id, part })
     }
 }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::io::{Read, Seek};
 
 use super::convert;
-use super::plan::{Count, Named, Piece, Plan, in_tensor, missing};
+use super::plan::{Count, Named, Part, Piece, Plan, in_tensor, missing};
 use super::safetensors::{Dtype, Header};
 use super::verified::Verified;
 use super::{Extras, GROWTH_TRACKER, PREVIOUS_NORM, SCALE, SCHEDULE_STEP, Scalar, VERSION, VERSION_KEY};
@@ -132,27 +132,36 @@ fn load<D: Device, R: Read + Seek>(
     plan: &Plan<'_>,
 ) -> Result<()> {
     let zeroed = plan.zeros.iter().map(|(id, _)| *id);
+    let averaged = stepper.layout().ids().filter(|_| plan.begins_emas);
     let mut longest = 0;
-    for id in plan.pieces.iter().map(|piece| piece.id).chain(zeroed) {
+    for id in plan.pieces.iter().map(|piece| piece.id).chain(zeroed).chain(averaged) {
         longest = longest.max(stepper.layout().parameter(id)?.len as usize);
     }
     // Asked for before anything is changed.
     let mut values = Vec::with_capacity(longest);
-    for (loaded, Piece { from, id, state }) in plan.pieces.iter().enumerate() {
+    for (loaded, Piece { from, id, part }) in plan.pieces.iter().enumerate() {
         values.clear();
         if let Err(error) = read(source, *from, |value| values.push(value)) {
             let (tensors, why) = (plan.pieces.len(), error.clone().into());
             return Err(if loaded == 0 { error } else { Error::PartlyLoaded { loaded, tensors, why } });
         }
-        match state {
-            None => stepper.write_param(*id, &values)?,
-            Some(state) => stepper.write_state(*id, state, &values)?,
+        match part {
+            Part::Value => stepper.write_param(*id, &values)?,
+            Part::State(state) => stepper.write_state(*id, state, &values)?,
+            Part::Ema => stepper.write_ema(*id, &values)?,
         }
     }
     for (id, state) in &plan.zeros {
         values.clear();
         values.resize(stepper.layout().parameter(*id)?.len as usize, 0.0);
         stepper.write_state(*id, state, &values)?;
+    }
+    if plan.begins_emas {
+        for id in stepper.layout().clone().ids() {
+            values.resize(stepper.layout().parameter(id)?.len as usize, 0.0);
+            stepper.read_param(id, &mut values)?;
+            stepper.write_ema(id, &values)?;
+        }
     }
     Ok(())
 }

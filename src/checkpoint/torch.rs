@@ -7,9 +7,9 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use super::plan::{Count, Named, Piece, Plan, in_tensor, missing};
+use super::plan::{Count, Named, Part, Piece, Plan, in_tensor, missing};
 use super::safetensors::Header;
-use super::{CHECKSUMS, PARAM, STATE, STEP};
+use super::{CHECKSUMS, EMA, PARAM, STATE, STEP};
 use crate::error::{Error, Result};
 use crate::layout::ParamId;
 use crate::op::Device;
@@ -39,11 +39,12 @@ pub(super) fn sort<'h, D: Device>(
     let names = Names::new(stepper, order)?;
     let mut plan = Plan::default();
     let mut found: HashMap<ParamId, Found<'h>> = HashMap::new();
+    let mut emas = 0;
     for (key, tensor) in &header.tensors {
         let from = (key.as_str(), tensor);
         if let Some(name) = key.strip_prefix(PARAM) {
             let id = names.by_name.get(name).ok_or_else(|| in_tensor(key, "belongs to no parameter"))?;
-            plan.pieces.push(Piece::new(from, stepper, *id, None)?);
+            plan.pieces.push(Piece::new(from, stepper, *id, Part::Value)?);
         } else if let Some((who, state)) = key.strip_prefix(STATE).and_then(|rest| rest.rsplit_once('.')) {
             let id = names.find(who).ok_or_else(|| in_tensor(key, "belongs to no parameter"))?;
             let found = found.entry(id).or_default();
@@ -57,7 +58,11 @@ pub(super) fn sort<'h, D: Device>(
                 known.ok_or_else(|| in_tensor(key, "is a state that this optimizer does not keep"))?;
             twice(key, found.states.contains(&known))?;
             found.states.push(known.clone());
-            plan.pieces.push(Piece::new(from, stepper, id, Some(known))?);
+            plan.pieces.push(Piece::new(from, stepper, id, Part::State(known))?);
+        } else if let (Some(name), true) = (key.strip_prefix(EMA), stepper.keeps_ema()) {
+            let id = names.by_name.get(name).ok_or_else(|| in_tensor(key, "belongs to no parameter"))?;
+            plan.pieces.push(Piece::new(from, stepper, *id, Part::Ema)?);
+            emas += 1;
         } else if key != CHECKSUMS {
             plan.add_scalar(from)?;
         }
@@ -65,7 +70,12 @@ pub(super) fn sort<'h, D: Device>(
     if plan.pieces.is_empty() && found.is_empty() {
         return Err(Error::checkpoint("the file", "has no parameter and no state in it"));
     }
+    plan.begins_emas = stepper.keeps_ema() && emas == 0;
     for id in stepper.layout().ids() {
+        let name = &stepper.layout().parameter(id)?.name;
+        if emas > 0 && !header.tensors.contains_key(&format!("{EMA}{name}")) {
+            return Err(missing(&format!("{EMA}{name}")));
+        }
         let found = found.remove(&id).unwrap_or_default();
         found.complete(stepper, id, &mut plan)?;
     }

@@ -9,8 +9,9 @@ use std::io::{self, BufWriter, Write};
 
 use super::plan::counted;
 use super::safetensors::{Dtype, Entry, header, write_values};
-use super::{CHECKSUMS, Extras, PARAM, STATE, Scalar, VERSION, VERSION_KEY};
+use super::{CHECKSUMS, EMA, Extras, PARAM, STATE, Scalar, VERSION, VERSION_KEY};
 use super::{GROWTH_TRACKER, PREVIOUS_NORM, SCALE, SCHEDULE_STEP};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::layout::ParamId;
 use crate::op::Device;
@@ -22,6 +23,7 @@ enum Content {
     Scalar([u8; 8]),
     Param(ParamId),
     State(ParamId, Cow<'static, str>),
+    Ema(ParamId),
 }
 
 /// A writer that knows the checksum of what has gone through it.
@@ -52,11 +54,15 @@ pub(super) fn write<D: Device>(stepper: &Stepper<D>, extras: &Extras, out: impl 
             Content::Scalar(bytes) => out.write_all(&bytes),
             Content::Param(id) => {
                 stepper.read_param(id, &mut values)?;
-                write_values(&mut out, &values)
+                write_values(&mut out, DType::F32, &values)
             }
             Content::State(id, name) => {
                 stepper.read_state(id, name, &mut values)?;
-                write_values(&mut out, &values)
+                write_values(&mut out, DType::F32, &values)
+            }
+            Content::Ema(id) => {
+                stepper.read_ema(id, &mut values)?;
+                write_values(&mut out, DType::F32, &values)
             }
         }
         .map_err(failed)?;
@@ -102,6 +108,9 @@ fn contents<D: Device>(
             let key = format!("{STATE}{name}.{state}");
             all.push((entry(key, Dtype::F32, shape.clone()), Content::State(id, state)));
         }
+        if stepper.keeps_ema() {
+            all.push((entry(format!("{EMA}{name}"), Dtype::F32, shape), Content::Ema(id)));
+        }
     }
     Ok(all)
 }
@@ -124,7 +133,7 @@ fn refuse_reserved(extras: &Extras, own: &BTreeMap<String, Scalar>) -> Result<()
     let reserved = |name: &&String| {
         [CHECKSUMS, "__metadata__"].contains(&name.as_str())
             || own.contains_key(*name)
-            || [PARAM, STATE].iter().any(|p| name.starts_with(p))
+            || [PARAM, STATE, EMA].iter().any(|p| name.starts_with(p))
     };
     if let Some(name) = extras.scalars.keys().find(reserved) {
         return Err(Error::config("scalars", name, why));

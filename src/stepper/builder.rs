@@ -249,7 +249,7 @@ impl<'a> StepperBuilder<'a> {
     }
 
     /// Element types of parameters, gradients, master weights and states; unset: f32 throughout. Arithmetic is f32 whatever they
-    /// are. Code of the user's own ([`Custom`](crate::Custom)) needs f32.
+    /// are. Code of the user's own ([`Custom`](crate::optim::Custom)) needs f32.
     pub fn precision(mut self, precision: Precision) -> Self {
         self.precision = precision;
         self

@@ -94,7 +94,7 @@ impl<D: Device> Stepper<D> {
     /// # Errors
     /// As [`read_param`](Self::read_param); `Unsupported` if none is kept.
     pub fn read_ema(&self, id: ParamId, into: &mut [f32]) -> Result<()> {
-        self.require(self.plan.storage().ema, "moving averages of parameters", "StepperBuilder::ema")?;
+        self.require(self.keeps_ema(), "moving averages of parameters", "StepperBuilder::ema")?;
         self.read_between(id, Memory::Ema, into)
     }
 
@@ -107,7 +107,7 @@ impl<D: Device> Stepper<D> {
     /// # Errors
     /// As [`read_ema`](Self::read_ema).
     pub fn write_ema(&mut self, id: ParamId, from: &[f32]) -> Result<()> {
-        self.require(self.plan.storage().ema, "moving averages of parameters", "StepperBuilder::ema")?;
+        self.require(self.keeps_ema(), "moving averages of parameters", "StepperBuilder::ema")?;
         self.write_between(id, Memory::Ema, from)?;
         self.note_written(id)
     }
@@ -123,6 +123,10 @@ impl<D: Device> Stepper<D> {
         let is_kept = self.plan.storage().copy.is_some();
         self.require(is_kept, "copies of parameters", "StepperBuilder::copy_params")?;
         self.read_between(id, Memory::Copy, into)
+    }
+
+    pub(crate) fn keeps_ema(&self) -> bool {
+        self.plan.storage().ema
     }
 
     fn require(&self, is_kept: bool, what: &str, have: &str) -> Result<()> {

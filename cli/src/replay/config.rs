@@ -7,10 +7,11 @@ use std::collections::HashSet;
 
 use instep::checkpoint::safetensors::json::Object;
 use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, RmsProp, Sgd};
-use instep::{Layout, Optimizer, Stepper, StepperBuilder};
-use serde::Deserialize;
+use instep::{DType, Layout, Optimizer, Precision, Stepper, StepperBuilder};
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer};
 
+use super::dtypes::{Dtypes, FLOATS, look_up};
 use crate::Failure;
 
 /// A configuration that is spelled correctly.
@@ -26,6 +27,14 @@ pub struct Config {
     pub loss_scale: f64,
     /// Whether a pass with a NaN or infinite gradient changes nothing.
     pub skip_nonfinite: bool,
+    /// Element types of everything.
+    pub precision: Precision,
+    /// Each parameter once more, in this type.
+    pub copy: Option<DType>,
+    /// Decay rate of the parameters' moving averages, if they are kept.
+    pub ema: Option<f64>,
+    /// Parameters that are not stepped.
+    pub frozen: HashSet<String>,
 }
 
 /// Parameters that share hyperparameters.
@@ -146,8 +155,11 @@ impl Config {
             return refuse(format!("groups[{empty}].params is missing or empty"));
         }
         let mut names = HashSet::new();
-        match self.params().find(|(name, _)| !names.insert(name.as_str())) {
-            Some((name, group)) => refuse(format!("groups[{group}] names `{name}` a second time")),
+        if let Some((name, group)) = self.params().find(|(name, _)| !names.insert(name.as_str())) {
+            return refuse(format!("groups[{group}] names `{name}` a second time"));
+        }
+        match self.frozen.iter().filter(|name| !names.contains(name.as_str())).min() {
+            Some(name) => refuse(format!("frozen names `{name}`, which is in no group")),
             None => Ok(()),
         }
     }
@@ -181,6 +193,14 @@ struct Spelled<G> {
     loss_scale: f64,
     #[serde(default)]
     skip_nonfinite: bool,
+    #[serde(default, deserialize_with = "object")]
+    dtypes: Dtypes,
+    #[serde(default)]
+    copy: Option<String>,
+    #[serde(default)]
+    ema: Option<f64>,
+    #[serde(default)]
+    frozen: Vec<String>,
     groups: Vec<Object<G>>,
 }
 
@@ -194,9 +214,21 @@ fn unscaled() -> f64 {
 
 fn read<G: DeserializeOwned + Into<Group>>(text: &[u8]) -> Result<Config, Failure> {
     let Object(spelled) = serde_json::from_slice::<Object<Spelled<G>>>(text).map_err(spelled)?;
-    let Spelled { world_size, max_norm, loss_scale, skip_nonfinite, groups, .. } = spelled;
+    let Spelled { world_size, max_norm, loss_scale, skip_nonfinite, dtypes, ema, groups, .. } = spelled;
+    let precision = dtypes.precision()?;
+    let copy = spelled.copy.map(|word| look_up("copy", &word, FLOATS)).transpose()?;
+    let mut frozen = HashSet::new();
+    for name in spelled.frozen {
+        if let Some(name) = frozen.replace(name) {
+            return refuse(format!("frozen names `{name}` a second time"));
+        }
+    }
     let groups = groups.into_iter().map(|group| group.0.into()).collect();
-    Ok(Config { groups, world_size, max_norm, loss_scale, skip_nonfinite })
+    Ok(Config { groups, world_size, max_norm, loss_scale, skip_nonfinite, precision, copy, ema, frozen })
+}
+
+fn object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<T, D::Error> {
+    Object::deserialize(deserializer).map(|object| object.0)
 }
 
 /// A struct per optimizer: the optimizer's own fields as keys, with its own defaults.

@@ -7,10 +7,14 @@ use std::collections::{BTreeMap, HashMap};
 
 use crate::Failure;
 use crate::replay::config::Config;
+use crate::replay::place::{Companion, Place, whole_number};
 use instep::checkpoint::safetensors::{Header, Tensor};
 
 /// Step counts are metadata under this prefix and the parameter's name.
 pub const COUNT_PREFIX: &str = "step.";
+
+/// The only state whose absence means a first step, whatever the count says.
+const MOMENTUM: &str = "momentum_buffer";
 
 /// Counts are below this, before and after.
 const COUNT_END: u64 = 1 << 63;
@@ -33,8 +37,12 @@ pub struct Param {
     pub name: String,
     /// Index of its group.
     pub group: usize,
+    /// Whether it is not stepped.
+    pub frozen: bool,
     /// Its value before the first pass.
     pub value: Tensor,
+    /// What else there is of it.
+    pub companions: BTreeMap<Companion, Tensor>,
     /// Its states, if it comes from a checkpoint.
     pub states: BTreeMap<String, Tensor>,
     /// Updates that it has had, if the file says so.
@@ -43,10 +51,23 @@ pub struct Param {
     pub gradients: Vec<Tensor>,
 }
 
+impl Param {
+    /// What the stepper is to count from. It takes its first-step rule from the count, torch from the buffer.
+    pub fn first_count(&self, kept: &[&str]) -> u64 {
+        let count = self.count.unwrap_or(0);
+        match (kept.contains(&MOMENTUM), self.states.contains_key(MOMENTUM)) {
+            (false, _) => count,
+            (true, true) => count.max(1),
+            (true, false) => 0,
+        }
+    }
+}
+
 /// What has been found of a parameter.
 #[derive(Default)]
 struct Found {
     value: Option<Tensor>,
+    companions: BTreeMap<Companion, Tensor>,
     states: BTreeMap<String, Tensor>,
     count: Option<u64>,
     gradients: BTreeMap<u64, Tensor>,
@@ -58,7 +79,7 @@ impl Input {
     /// # Errors
     /// `Tensors`, naming the first tensor or count that is missing, unexplained or of the wrong shape.
     pub fn sort(header: Header, config: &Config) -> Result<Input, Failure> {
-        header.require_f32()?;
+        header.require_stepped()?;
         let names: HashMap<&str, usize> =
             config.params().enumerate().map(|(index, (name, _))| (name.as_str(), index)).collect();
         let mut found: Vec<Found> = names.iter().map(|_| Found::default()).collect();
@@ -69,6 +90,9 @@ impl Input {
         for (key, tensor) in header.tensors {
             match Place::of(&key) {
                 Some(Place::Value(name)) => found[index(&key, name)?].value = Some(tensor),
+                Some(Place::Companion(companion, name)) => {
+                    found[index(&key, name)?].companions.insert(companion, tensor);
+                }
                 Some(Place::Gradient(pass, name)) => {
                     found[index(&key, name)?].gradients.insert(pass, tensor);
                 }
@@ -76,7 +100,8 @@ impl Input {
                     found[index(&key, name)?].states.insert(state.to_owned(), tensor);
                 }
                 None => {
-                    let forms = "param.NAME, grad.PASS.NAME or state.NAME.STATE";
+                    let forms =
+                        "param.NAME, grad.PASS.NAME, state.NAME.STATE, master.NAME, copy.NAME or ema.NAME";
                     return refuse(format!("tensor `{key}` is none of {forms}"));
                 }
             }
@@ -95,20 +120,25 @@ impl Input {
         let params: Vec<Param> = params
             .map(|((name, group), found)| found.check(name, group, config, passes))
             .collect::<Result<_, _>>()?;
+        check_averages(&params, config)?;
         Ok(Input { params, passes, remarks })
     }
 }
 
 impl Found {
     fn check(self, name: &str, group: usize, config: &Config, passes: u64) -> Result<Param, Failure> {
-        let Found { value, states, count, gradients } = self;
+        let Found { value, companions, states, count, gradients } = self;
         let Some(value) = value else {
             return refuse(format!("`param.{name}` is missing"));
         };
         // The first number that is not there; with none missing, it is the number of passes.
         let gap = (0..).zip(gradients.keys()).find(|(expected, pass)| expected != *pass);
         let gap = gap.map_or(gradients.len() as u64, |(expected, _)| expected);
-        if gap < passes {
+        let frozen = config.frozen.contains(name);
+        if let (true, Some(pass)) = (frozen, gradients.keys().next()) {
+            return refuse(format!("`grad.{pass}.{name}`: `{name}` is frozen and takes no gradient"));
+        }
+        if gap < passes && !frozen {
             return refuse(format!("`grad.{gap}.{name}` is missing, and there are {passes} passes or more"));
         }
         let fits = |key: String, tensor: &Tensor| match tensor.shape == value.shape {
@@ -117,6 +147,13 @@ impl Found {
         };
         for (pass, gradient) in &gradients {
             fits(format!("grad.{pass}.{name}"), gradient)?;
+        }
+        for (companion, tensor) in &companions {
+            let key = format!("{}.{name}", companion.prefix());
+            if !Companion::kept(config).any(|kept| kept == *companion) {
+                return refuse(format!("`{key}`: the configuration asks for none"));
+            }
+            fits(key, tensor)?;
         }
         let kept = config.groups[group].rule.state_names();
         for (state, tensor) in &states {
@@ -127,7 +164,7 @@ impl Found {
             fits(key, tensor)?;
         }
         // SGD's buffer is not counted by torch, and its absence says "the first step".
-        if !kept.is_empty() && kept != ["momentum_buffer"] {
+        if !kept.is_empty() && kept != [MOMENTUM] {
             check_complete(name, kept, &states, count)?;
         }
         if count.is_some_and(|count| count.saturating_add(passes) >= COUNT_END) {
@@ -136,7 +173,25 @@ impl Found {
             ));
         }
         let gradients = gradients.into_values().collect();
-        Ok(Param { name: name.to_owned(), group, value, states, count, gradients })
+        Ok(Param { name: name.to_owned(), group, frozen, value, companions, states, count, gradients })
+    }
+}
+
+/// Averages go on together or begin together, and the first update would replace one that goes on.
+fn check_averages(params: &[Param], config: &Config) -> Result<(), Failure> {
+    let is_given = |param: &&Param| param.companions.contains_key(&Companion::Ema);
+    let is_first = |param: &&Param| param.first_count(config.groups[param.group].rule.state_names()) == 0;
+    if let Some(Param { name, .. }) = params.iter().filter(is_given).find(is_first) {
+        return refuse(format!(
+            "`ema.{name}` is there, and what else there is says that `{name}` was never stepped"
+        ));
+    }
+    let missing = params.iter().find(|param| !is_given(param) && !is_first(param));
+    match missing.filter(|_| params.iter().any(|param| is_given(&param))) {
+        Some(Param { name, .. }) => {
+            refuse(format!("`ema.{name}` is missing beside others, though `{name}` has been stepped"))
+        }
+        None => Ok(()),
     }
 }
 
@@ -162,43 +217,11 @@ fn check_complete(
     }
 }
 
-/// Which place a tensor's name stands for.
-enum Place<'a> {
-    Value(&'a str),
-    Gradient(u64, &'a str),
-    State(&'a str, &'a str),
-}
-
-impl<'a> Place<'a> {
-    /// Names may contain dots; pass numbers and states never do.
-    fn of(key: &'a str) -> Option<Place<'a>> {
-        let (kind, rest) = key.split_once('.')?;
-        match kind {
-            "param" => Some(Place::Value(rest)),
-            "grad" => {
-                let (pass, name) = rest.split_once('.')?;
-                Some(Place::Gradient(whole_number(pass)?, name))
-            }
-            "state" => {
-                let (name, state) = rest.rsplit_once('.')?;
-                Some(Place::State(name, state))
-            }
-            _ => None,
-        }
-    }
-}
-
 fn count(key: &str, text: &str) -> Result<u64, Failure> {
     match whole_number(text) {
         Some(count) if count < COUNT_END => Ok(count),
         _ => refuse(format!("metadata `{key}` = {text:?} is no whole number below 2^63")),
     }
-}
-
-/// A number in the one spelling that it has, so that two names are never the same pass.
-fn whole_number(text: &str) -> Option<u64> {
-    let number: u64 = text.parse().ok()?;
-    (number.to_string() == text).then_some(number)
 }
 
 fn refuse<T>(why: String) -> Result<T, Failure> {

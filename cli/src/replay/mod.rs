@@ -4,12 +4,16 @@
 //! and frameworks. Must write nothing unless every step was made.
 
 mod config;
+mod dtypes;
 mod input;
+mod load;
 mod output;
+mod place;
 mod run;
 
 pub use config::{Config, Group, Rule};
 pub use input::{COUNT_PREFIX, Input, Param};
+pub use place::Companion;
 
 use std::io::{Read, Seek, Write};
 use std::path::PathBuf;
@@ -106,7 +110,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let source = regular_file(input)?;
     let target = output::Target::new(output, &[config, input])?;
     let run = Run::new(Config::parse(&text)?, source, options).and_then(Run::step_all);
-    let run = run.map_err(|failure| failure.inside(input))?;
+    let mut run = run.map_err(|failure| failure.inside(input))?;
     target.replace(|file| run.write(file))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -121,6 +125,6 @@ pub fn replay(
     options: &Options,
     out: &mut impl Write,
 ) -> Result<(), Failure> {
-    let run = Run::new(Config::parse(config)?, input, options)?.step_all()?;
+    let mut run = Run::new(Config::parse(config)?, input, options)?.step_all()?;
     run.write(out).map_err(|error| Failure::File { what: "output".into(), error })
 }

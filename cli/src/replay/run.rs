@@ -3,17 +3,28 @@
 //! Gradients are read pass by pass, so memory is that of one pass however many there are. Must not hand values out
 //! before the last step has succeeded.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::io::{self, Read, Seek, Write};
 
-use instep::checkpoint::safetensors::{self, Data, Dtype, Entry};
-use instep::{Error, Layout, Solo, Stepper, Unused};
+use instep::checkpoint::safetensors::{self, Data, Entry, Tensor};
+use instep::{DType, Error, Layout, Moments, ParamId, Solo, Stepper, Unused};
 
-use super::{COUNT_PREFIX, Config, Input, Options, Param};
+use super::dtypes::refuse_rounded;
+use super::load::{load, read_stored};
+use super::{COUNT_PREFIX, Companion, Config, Input, Options, Param};
 use crate::Failure;
 
-/// The only state whose absence means a first step, whatever the count says.
-const MOMENTUM: &str = "momentum_buffer";
+/// What a tensor of the output is read from.
+enum Content<'a> {
+    Param(ParamId),
+    Master(ParamId),
+    State(ParamId, &'static str),
+    Copy(ParamId),
+    Ema(ParamId),
+    /// The input, which no step has changed.
+    Given(&'a Tensor),
+}
 
 pub(super) struct Run<R> {
     config: Config,
@@ -36,35 +47,31 @@ impl<R: Read + Seek> Run<R> {
         let layout = layout(&input)?;
         let stepper = stepper(&config, &layout, options)?;
         let mut run = Run { config, input, data, layout, stepper, updates: 0 };
-        run.load()?;
+        let Run { config, input, data, stepper, .. } = &mut run;
+        load(config, input, data, stepper)?;
         Ok(run)
-    }
-
-    fn load(&mut self) -> Result<(), Failure> {
-        let Run { config, input, data, layout, stepper, .. } = self;
-        for (param, id) in input.params.iter().zip(layout.ids()) {
-            data.read(&param.value, 0, stepper.params_mut()?.get_mut(id)?)?;
-            for (name, tensor) in &param.states {
-                data.read(tensor, 0, stepper.state_mut(id, name)?)?;
-            }
-            let kept = config.groups[param.group].rule.state_names();
-            stepper.set_step_count(id, count_to_load(param, kept))?;
-        }
-        Ok(())
     }
 
     /// Makes one pass after the other, gradients handed over from the last parameter to the first, as backward does.
     pub(super) fn step_all(mut self) -> Result<Stepped<R>, Failure> {
         let Run { config, input, data, layout, stepper, updates } = &mut self;
+        let dtype = config.precision.grad;
+        let mut values = Vec::new();
         for pass_index in 0..input.passes as usize {
             let mut pass = stepper.begin()?;
-            for (param, id) in input.params.iter().zip(layout.ids()).rev() {
-                data.read(&param.gradients[pass_index], 0, pass.grads().get_mut(id)?)?;
+            let params = input.params.iter().zip(layout.ids()).rev();
+            for (param, id) in params.filter(|(param, _)| !param.frozen) {
+                let tensor = &param.gradients[pass_index];
+                values.resize(tensor.elements as usize, 0.0);
+                data.read(tensor, 0, &mut values)?;
+                let key = format!("grad.{pass_index}.{}", param.name);
+                refuse_rounded(&key, &values, values.iter().map(|value| dtype.round(*value)))?;
+                pass.write_grad(id, &values)?;
                 pass.grad_ready(id)?;
             }
             pass.finish()?;
-            // Every parameter has a gradient in every pass, so one number counts for all of them; the stepper would
-            // not count those without elements.
+            // Every parameter has a gradient in every pass or is frozen, so one number counts for all of them; the
+            // stepper would not count those without elements.
             let skipped = config.skip_nonfinite && stepper.status()?.skipped;
             *updates += u64::from(!skipped);
         }
@@ -73,49 +80,79 @@ impl<R: Read + Seek> Run<R> {
     }
 }
 
-impl<R> Stepped<R> {
-    /// Writes parameters, states and counts.
-    pub(super) fn write(&self, out: &mut impl Write) -> io::Result<()> {
-        let Run { config, input, layout, stepper, updates, .. } = &self.0;
+impl<R: Read + Seek> Stepped<R> {
+    /// Writes parameters, what stands beside them, states and counts.
+    pub(super) fn write(&mut self, out: &mut impl Write) -> io::Result<()> {
+        let Run { config, input, data, layout, stepper, updates } = &mut self.0;
         let mut all = BTreeMap::new();
         let mut metadata = input.remarks.clone();
         for (param, id) in input.params.iter().zip(layout.ids()) {
-            let Param { name, group, value, .. } = param;
-            let shape = value.shape.as_slice();
-            let values = stepper.params().and_then(|params| params.get(id)).map_err(io::Error::other)?;
-            all.insert(format!("param.{name}"), (shape, values));
+            let updates = if param.frozen { 0 } else { *updates };
             if param.count.is_some() || input.passes > 0 {
                 let count = param.count.unwrap_or(0) + updates;
-                metadata.insert(format!("{COUNT_PREFIX}{name}"), count.to_string());
+                metadata.insert(format!("{COUNT_PREFIX}{}", param.name), count.to_string());
             }
-            // torch has no state before the first update, and a skipped pass is none.
-            for state in config.groups[*group].rule.state_names() {
-                if *updates > 0 || param.states.contains_key(*state) {
-                    let values = stepper.state(id, state).map_err(io::Error::other)?;
-                    all.insert(format!("state.{name}.{state}"), (shape, values));
-                }
+            for (name, dtype, content) in contents(config, param, id, updates > 0) {
+                // The longest elements first, so that each tensor is aligned to its own; then in order of names.
+                all.insert((Reverse(dtype.bytes()), name), (dtype, &param.value, content));
             }
         }
-        // In order of names.
-        let entries = all.iter().map(|(name, (shape, _))| Entry {
+        let entries = all.iter().map(|((_, name), (dtype, value, _))| Entry {
             name: name.clone(),
-            dtype: Dtype::F32,
-            shape: shape.to_vec(),
+            dtype: (*dtype).into(),
+            shape: value.shape.clone(),
         });
         let header = safetensors::header(&entries.collect::<Vec<_>>(), &metadata);
         out.write_all(&header.map_err(io::Error::other)?)?;
-        all.values().try_for_each(|(_, values)| safetensors::write_values(out, values))
+        let mut values = Vec::new();
+        for (dtype, value, content) in all.into_values() {
+            values.resize(value.elements as usize, 0.0);
+            let into = values.as_mut_slice();
+            match content {
+                Content::Param(id) => read_stored(stepper, id, dtype, into),
+                Content::Master(id) => stepper.read_param(id, into),
+                Content::State(id, name) => stepper.read_state(id, name, into),
+                Content::Copy(id) => stepper.read_copy(id, into),
+                Content::Ema(id) => stepper.read_ema(id, into),
+                Content::Given(tensor) => data.read(tensor, 0, into),
+            }
+            .map_err(io::Error::other)?;
+            safetensors::write_values(out, dtype, &values)?;
+        }
+        Ok(())
     }
 }
 
-/// The stepper takes its first-step rule from the count, torch from the buffer.
-fn count_to_load(param: &Param, kept: &[&str]) -> u64 {
-    let count = param.count.unwrap_or(0);
-    match (kept.contains(&MOMENTUM), param.states.contains_key(MOMENTUM)) {
-        (false, _) => count,
-        (true, true) => count.max(1),
-        (true, false) => 0,
+/// What the output holds of a parameter: names, types, and where they are read.
+fn contents<'a>(
+    config: &Config,
+    param: &'a Param,
+    id: ParamId,
+    updated: bool,
+) -> Vec<(String, DType, Content<'a>)> {
+    let Param { name, group, companions, states, .. } = param;
+    let kept = config.groups[*group].rule.state_names();
+    let mut all = vec![(format!("param.{name}"), config.precision.param, Content::Param(id))];
+    for companion in Companion::kept(config) {
+        let content = match (companion, companions.get(&companion)) {
+            (Companion::Master, _) => Content::Master(id),
+            (Companion::Copy, _) if updated => Content::Copy(id),
+            (Companion::Copy, Some(tensor)) => Content::Given(tensor),
+            // That of a frozen parameter, too, which may just have begun.
+            (Companion::Ema, _) if updated || param.first_count(kept) > 0 => Content::Ema(id),
+            (Companion::Copy | Companion::Ema, _) => continue,
+        };
+        let dtype = config.copy.filter(|_| companion == Companion::Copy).unwrap_or(DType::F32);
+        all.push((format!("{}.{name}", companion.prefix()), dtype, content));
     }
+    let dtype = if config.precision.moments == Moments::BF16 { DType::BF16 } else { DType::F32 };
+    // torch has no state before the first update, and a skipped pass is none.
+    for state in kept {
+        if updated || states.contains_key(*state) {
+            all.push((format!("state.{name}.{state}"), dtype, Content::State(id, state)));
+        }
+    }
+    all
 }
 
 fn layout(input: &Input) -> Result<Layout, Error> {
@@ -137,7 +174,13 @@ fn stepper(config: &Config, layout: &Layout, options: &Options) -> Result<Steppe
     for (index, group) in config.groups.iter().enumerate() {
         builder = group.rule.in_group(builder, &group_name(index));
     }
-    builder = builder.loss_scale(scale).skip_nonfinite(config.skip_nonfinite);
+    builder = builder.loss_scale(scale).skip_nonfinite(config.skip_nonfinite).precision(config.precision);
+    if let Some(dtype) = config.copy {
+        builder = builder.copy_params(dtype);
+    }
+    if let Some(decay) = config.ema {
+        builder = builder.ema(decay);
+    }
     if let Some(max_norm) = config.max_norm {
         builder = builder.max_norm(max_norm);
     }

@@ -11,6 +11,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
 
 use super::json::{Object, Unique};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 
 /// Bytes of the length in front of the header.
@@ -74,6 +75,11 @@ impl Dtype {
         }
     }
 
+    /// Whether tensors of a step may be of this type.
+    pub const fn is_stepped(self) -> bool {
+        matches!(self, Dtype::F32 | Dtype::Bf16 | Dtype::F16)
+    }
+
     /// As the format spells it.
     pub const fn name(self) -> &'static str {
         match self {
@@ -84,6 +90,16 @@ impl Dtype {
             Dtype::U32 => "U32",
             Dtype::I64 => "I64",
             Dtype::U64 => "U64",
+        }
+    }
+}
+
+impl From<DType> for Dtype {
+    fn from(dtype: DType) -> Dtype {
+        match dtype {
+            DType::F32 => Dtype::F32,
+            DType::BF16 => Dtype::Bf16,
+            DType::F16 => Dtype::F16,
         }
     }
 }
@@ -164,13 +180,16 @@ impl Header {
         self.checksum
     }
 
-    /// Refuses any other type.
+    /// Refuses any type but those that steps work on.
     ///
     /// # Errors
-    /// `Checkpoint`, naming the first tensor that is not f32.
-    pub fn require_f32(&self) -> Result<()> {
-        match self.tensors.iter().find(|(_, tensor)| tensor.dtype != Dtype::F32) {
-            Some((name, tensor)) => Err(in_tensor(name, &format!("has dtype {}, not F32", tensor.dtype))),
+    /// `Checkpoint`, naming the first tensor of another one.
+    pub fn require_stepped(&self) -> Result<()> {
+        match self.tensors.iter().find(|(_, tensor)| !tensor.dtype.is_stepped()) {
+            Some((name, tensor)) => {
+                let why = format!("has dtype {}, not F32, BF16 or F16", tensor.dtype);
+                Err(in_tensor(name, &why))
+            }
             None => Ok(()),
         }
     }

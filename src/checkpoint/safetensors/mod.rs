@@ -18,6 +18,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::path::Path;
 
+use super::convert::floats;
 use crate::error::{Error, Result};
 
 /// Bytes read or written at a time.
@@ -75,22 +76,20 @@ impl<R: Read + Seek> Data<R> {
         Ok(())
     }
 
-    /// Reads elements of an f32 tensor from number `first` on, until `values` is full.
+    /// Reads elements of an F32, BF16 or F16 tensor from number `first` on, until `values` is full.
     ///
     /// # Errors
     /// `Checkpoint` if it is of another type, `File` as [`stream`](Self::stream).
     pub fn read(&mut self, tensor: &Tensor, first: u64, values: &mut [f32]) -> Result<()> {
-        if tensor.dtype != Dtype::F32 {
-            return Err(Error::checkpoint("a tensor", format!("has dtype {}, not F32", tensor.dtype)));
-        }
-        let mut filled = 0;
-        self.stream(tensor, first..first + values.len() as u64, |bytes| {
-            let bytes = bytes.as_chunks::<4>().0;
-            for (value, bytes) in values[filled..].iter_mut().zip(bytes) {
-                *value = f32::from_le_bytes(*bytes);
+        let refused = || Error::checkpoint("a tensor", format!("has dtype {}", tensor.dtype));
+        let mut rest = values.iter_mut();
+        let elements = first..first + rest.len() as u64;
+        self.stream(tensor, elements, |bytes| {
+            let fill = |value| rest.next().into_iter().for_each(|place| *place = value);
+            match tensor.dtype.is_stepped() {
+                true => floats(tensor.dtype, bytes, fill).map_err(|_| refused()),
+                false => Err(refused()),
             }
-            filled += bytes.len();
-            Ok(())
         })
     }
 }

@@ -5,11 +5,13 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
+use half::{bf16, f16};
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 
 use super::CHUNK_BYTES;
 use super::header::{Dtype, MAX_HEADER_BYTES};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 
 /// A tensor to be written.
@@ -55,15 +57,19 @@ pub fn header(entries: &[Entry], metadata: &BTreeMap<String, String>) -> Result<
     Ok(bytes)
 }
 
-/// Writes values, 64 KiB at a time.
+/// Writes values in this type, rounded to the nearest, 64 KiB at a time.
 ///
 /// # Errors
 /// What `out` says.
-pub fn write_values(out: &mut impl Write, values: &[f32]) -> io::Result<()> {
+pub fn write_values(out: &mut impl Write, dtype: DType, values: &[f32]) -> io::Result<()> {
     let mut chunk = Vec::with_capacity(CHUNK_BYTES.min(size_of_val(values)));
     for part in values.chunks(CHUNK_BYTES / size_of::<f32>()) {
         chunk.clear();
-        chunk.extend(part.iter().flat_map(|value| value.to_le_bytes()));
+        match dtype {
+            DType::F32 => chunk.extend(part.iter().flat_map(|value| value.to_le_bytes())),
+            DType::BF16 => chunk.extend(part.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes())),
+            DType::F16 => chunk.extend(part.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes())),
+        }
         out.write_all(&chunk)?;
     }
     Ok(())

@@ -8,7 +8,7 @@ use std::io::Cursor;
 
 use instep::checkpoint::safetensors::{Tensor, open};
 use instep::checkpoint::{self, Extras, Scalar};
-use instep::{Adam, Layout, Solo, Stepper};
+use instep::{Adam, DType, Layout, Master, Moments, Precision, Solo, Stepper};
 use rand::Rng;
 use rand::rngs::SmallRng;
 use safetensors::SafeTensors;
@@ -27,7 +27,14 @@ impl Checkpoint {
     pub(crate) fn new() -> instep::Result<Checkpoint> {
         let layout =
             Layout::builder().param("a", 3).param("layer.0.b", 10).param("c", 1).param("none", 0).build()?;
-        let mut stepper = Stepper::host(&layout, Adam { amsgrad: true, ..Adam::default() }, Solo::default())?;
+        let precision = Precision {
+            param: DType::BF16,
+            master: Master::Remainder16,
+            moments: Moments::BF16,
+            ..Precision::default()
+        };
+        let builder = Stepper::builder(&layout, Adam { amsgrad: true, ..Adam::default() });
+        let mut stepper = builder.precision(precision).ema(0.5).host(Solo::default())?;
         stepper.params_mut()?.fill(|name, values| values.fill(name.len() as f32))?;
         stepper.set_step_count(layout.id("a")?, 5)?;
         let before = written(&stepper, &Extras::default())?;

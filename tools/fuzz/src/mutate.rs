@@ -37,7 +37,7 @@ const NUMBERS: [&str; 22] = [
 ];
 
 /// Texts that stand for something, here or there.
-const WORDS: [&str; 36] = [
+const WORDS: [&str; 54] = [
     "a",
     "layer.0.b",
     "c",
@@ -74,6 +74,24 @@ const WORDS: [&str; 36] = [
     "state.0.exp_avg",
     "param.layer.0.b",
     "instep.checkpoint",
+    "dtypes",
+    "grad",
+    "master",
+    "moments",
+    "rounding",
+    "seed",
+    "copy",
+    "ema",
+    "frozen",
+    "f32",
+    "bf16",
+    "f16",
+    "remainder8",
+    "8bit",
+    "stochastic",
+    "master.a",
+    "copy.a",
+    "ema.a",
 ];
 
 /// Pieces of syntax.

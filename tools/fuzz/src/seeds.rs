@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 
 use safetensors::tensor::{Dtype, TensorView, serialize};
+use safetensors::{SafeTensorError, SafeTensors};
 
 /// A configuration and an input.
 #[derive(Clone, Debug)]
@@ -34,6 +35,12 @@ const ADADELTA: &str = r#"{"optimizer":"adadelta","groups":[{"params":["a","laye
 const ADAMAX: &str =
     r#"{"optimizer":"adamax","groups":[{"params":["a","layer.0.b","c"],"betas":[0.5,0.9]}]}"#;
 
+const REMAINDER: &str = r#"{"optimizer":"adamw","copy":"f16","ema":0.9,"dtypes":{"param":"bf16","grad":"bf16",
+"master":"remainder8","moments":"8bit","rounding":"stochastic","seed":7},"groups":[{"params":["a","layer.0.b","c"]}]}"#;
+
+const MASTER: &str = r#"{"optimizer":"sgd","frozen":["a"],"ema":0.5,"copy":"f32","dtypes":{"param":"f16","grad":"f16",
+"master":"f32","moments":"bf16"},"groups":[{"params":["a","layer.0.b","c"],"momentum":0.9}]}"#;
+
 /// All of them.
 pub(crate) fn pairs() -> Vec<Pair> {
     let buffer = ["state.a.momentum_buffer"];
@@ -49,8 +56,36 @@ pub(crate) fn pairs() -> Vec<Pair> {
         pair(ADAGRAD, &["state.a.sum"], &[("step.a", "3")], 1),
         pair(ADADELTA, &["state.a.square_avg", "state.a.acc_delta"], &[("step.a", "3")], 1),
         pair(ADAMAX, &["state.a.exp_avg", "state.a.exp_inf"], &[("step.a", "3")], 1),
+        retyped(pair(REMAINDER, &[], &[], 1), Dtype::BF16, &["master.a"]),
+        retyped(
+            pair(REMAINDER, &moments[..2], &[("step.a", "3")], 1),
+            Dtype::BF16,
+            &["master.a", "copy.a", "ema.a"],
+        ),
+        retyped(pair(MASTER, &buffer, &[("step.a", "3")], 0), Dtype::F16, &["master.a", "copy.a", "ema.a"]),
         many(),
     ]
+}
+
+/// The same file with zeros of this type, and more tensors beside `param.a`.
+fn retyped(mut pair: Pair, dtype: Dtype, more: &[&str]) -> Pair {
+    let data = [0; 64];
+    let view = |shape: &[usize]| {
+        let bytes = dtype.bitsize() / 8 * shape.iter().product::<usize>();
+        TensorView::new(dtype, shape.to_vec(), &data[..bytes])
+    };
+    let retyped = SafeTensors::deserialize(&pair.input).and_then(|file| {
+        let (_, header) = SafeTensors::read_metadata(&pair.input)?;
+        let own = file.iter().map(|(name, tensor)| Ok((name, view(tensor.shape())?)));
+        let more = more.iter().map(|name| Ok((*name, view(&[3])?)));
+        let views = own.chain(more).collect::<Result<Vec<_>, SafeTensorError>>()?;
+        serialize(views, header.metadata().clone())
+    });
+    match retyped {
+        Ok(input) => pair.input = input,
+        Err(error) => panic!("a seed is no valid file: {error}"),
+    }
+    pair
 }
 
 /// The most memory per byte of file: one element each, and every state.

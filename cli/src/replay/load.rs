@@ -1,0 +1,82 @@
+//! From a file into a stepper: parameters and what stands beside them, states, counts.
+//!
+//! Whatever is stored is read back and held to the file. Must not round: an output would not be that of the run which the
+//! file is from.
+
+use std::io::{Read, Seek};
+
+use half::{bf16, f16};
+use instep::checkpoint::safetensors::{Data, Tensor};
+use instep::{DType, Element, Error, ParamId, Result, Stepper};
+
+use super::dtypes::refuse_rounded;
+use super::{Companion, Config, Input, Param};
+use crate::Failure;
+
+pub(super) fn load<R: Read + Seek>(
+    config: &Config,
+    input: &Input,
+    data: &mut Data<R>,
+    stepper: &mut Stepper,
+) -> Result<(), Failure> {
+    let layout = stepper.layout().clone();
+    let (mut values, mut stored) = (Vec::new(), Vec::new());
+    for (param, id) in input.params.iter().zip(layout.ids()) {
+        let Param { name, group, value, companions, states, .. } = param;
+        values.resize(value.elements as usize, 0.0);
+        stored.resize(value.elements as usize, 0.0);
+        let mut read = |tensor: &Tensor, into: &mut [f32]| data.read(tensor, 0, into);
+        // A master weight says more than its parameter, which it must agree with.
+        let master = companions.get(&Companion::Master);
+        let key = if master.is_some() { format!("master.{name}") } else { format!("param.{name}") };
+        read(master.unwrap_or(value), &mut values)?;
+        stepper.write_param(id, &values)?;
+        stepper.read_param(id, &mut stored)?;
+        refuse_rounded(&key, &values, stored.iter().copied())?;
+        if master.is_some() {
+            read(value, &mut values)?;
+            read_stored(stepper, id, config.precision.param, &mut stored)?;
+            refuse_rounded(&format!("param.{name}"), &values, stored.iter().copied())?;
+        }
+        for (state, tensor) in states {
+            read(tensor, &mut values)?;
+            stepper.write_state(id, state, &values)?;
+            stepper.read_state(id, state, &mut stored)?;
+            refuse_rounded(&format!("state.{name}.{state}"), &values, stored.iter().copied())?;
+        }
+        if let (Some(tensor), Some(dtype)) = (companions.get(&Companion::Copy), config.copy) {
+            read(tensor, &mut values)?;
+            refuse_rounded(&format!("copy.{name}"), &values, values.iter().map(|value| dtype.round(*value)))?;
+        }
+        let count = param.first_count(config.groups[*group].rule.state_names());
+        if config.ema.is_some() && count > 0 {
+            match companions.get(&Companion::Ema) {
+                Some(tensor) => read(tensor, &mut values)?,
+                None => stepper.read_param(id, &mut values)?,
+            }
+            stepper.write_ema(id, &values)?;
+        }
+        stepper.set_step_count(id, count)?;
+        stepper.set_frozen(id, param.frozen)?;
+    }
+    Ok(())
+}
+
+/// The parameters themselves, whatever stands behind them.
+pub(super) fn read_stored(stepper: &Stepper, id: ParamId, dtype: DType, into: &mut [f32]) -> Result<()> {
+    match dtype {
+        DType::F32 => widen::<f32>(stepper, id, into),
+        DType::BF16 => widen::<bf16>(stepper, id, into),
+        DType::F16 => widen::<f16>(stepper, id, into),
+        other => {
+            let (what, have) = (format!("a parameter of {other}"), "f32, bf16, f16".into());
+            Err(Error::Unsupported { what, have })
+        }
+    }
+}
+
+fn widen<T: Element>(stepper: &Stepper, id: ParamId, into: &mut [f32]) -> Result<()> {
+    let stored = stepper.params()?.get_as::<T>(id)?;
+    into.iter_mut().zip(stored).for_each(|(place, value)| *place = value.to_f32());
+    Ok(())
+}
