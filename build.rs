@@ -5,8 +5,8 @@
 //! profiles too, because unoptimised helpers would be neither inlined nor fast. Must not probe the build machine's
 //! CPU: the choice between the builds is made at run time.
 
-use std::env;
 use std::path::Path;
+use std::{env, fs};
 
 #[path = "build/cuda.rs"]
 mod cuda;
@@ -36,7 +36,8 @@ fn main() {
     // Side by side: each takes as long as the rest of the crate.
     std::thread::scope(|scope| {
         for (name, flags) in builds {
-            scope.spawn(|| compile(name, flags));
+            let folder = Path::new(&out).join(name);
+            scope.spawn(move || compile(name, flags, &folder));
         }
     });
     cc::Build::new().std("c11").file("kernels/abi_layout.c").compile("instep_abi_layout");
@@ -44,8 +45,11 @@ fn main() {
     println!("cargo::rustc-env=INSTEP_KERNEL_OBJECTS={out}");
 }
 
-fn compile(name: &str, flags: &[&str]) {
+/// Each into a folder of its own: they would overwrite each other's objects, which are called like the source.
+fn compile(name: &str, flags: &[&str], out: &Path) {
+    fs::create_dir_all(out).unwrap_or_else(|e| panic!("instep: {}: {e}", out.display()));
     let mut build = cc::Build::new();
+    build.out_dir(out);
     build.cpp(true).std("c++17").file("kernels/step_cpu.cpp").warnings(true);
     build.define("INSTEP_KERNELS", format!("instep_kernels_{name}").as_str());
     // No C++ runtime: nothing throws, nothing allocates.

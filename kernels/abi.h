@@ -86,6 +86,26 @@ typedef struct InstepAdamaxHyper {
     uint32_t maximize, reserved;
 } InstepAdamaxHyper;
 
+typedef struct InstepRpropHyper {
+    double lr, eta_minus, eta_plus, step_size_min, step_size_max;
+    uint32_t maximize, reserved;
+} InstepRpropHyper;
+
+typedef struct InstepLionHyper {
+    double lr, beta1, beta2, weight_decay;
+    uint32_t maximize, reserved;
+} InstepLionHyper;
+
+typedef struct InstepNAdamHyper {
+    double lr, beta1, beta2, eps, weight_decay, momentum_decay;
+    uint32_t decoupled, maximize;
+} InstepNAdamHyper;
+
+typedef struct InstepRAdamHyper {
+    double lr, beta1, beta2, eps, weight_decay;
+    uint32_t decoupled, maximize;
+} InstepRAdamHyper;
+
 typedef struct InstepCustomHyper {
     double lr;
 } InstepCustomHyper;
@@ -129,6 +149,26 @@ typedef struct InstepAdamaxScalars {
     uint32_t from_sample1, from_sample2, maximize;
 } InstepAdamaxScalars;
 
+typedef struct InstepRpropScalars {
+    float lr, eta_minus, eta_plus, step_size_min, step_size_max;
+    uint32_t first, maximize, reserved;
+} InstepRpropScalars;
+
+typedef struct InstepLionScalars {
+    float weight1, weight2, lr, lr_weight_decay;
+    uint32_t from_sample1, from_sample2, maximize, reserved;
+} InstepLionScalars;
+
+typedef struct InstepNAdamScalars {
+    float weight1, weight2, gradient_rate, average_rate, inv_sqrt_bias_correction2, eps, weight_decay, lr_weight_decay;
+    uint32_t from_sample1, from_sample2, maximize, reserved;
+} InstepNAdamScalars;
+
+typedef struct InstepRAdamScalars {
+    float weight1, weight2, step_size, eps, weight_decay, lr_weight_decay;
+    uint32_t from_sample1, from_sample2, rectified, maximize;
+} InstepRAdamScalars;
+
 /* What the user's own code is told. Begin writes the first two, the launch in front of that code the others. */
 typedef struct InstepCustomScalars {
     double lr;
@@ -156,6 +196,8 @@ typedef struct InstepSegment {
     uint64_t tail; /* address of its f32 in the bucket's tail block, or 0: after the SUM, how many ranks had a
                     * gradient for it; 0.0 means none, and then the step leaves the segment alone */
     uint64_t contributors; /* the same for its bucket: how many ranks had data in this pass */
+    double carried[2]; /* a number that the rule carries from update to update, NAdam's product of momenta: as it is, and
+                        * as it will be if this pass steps; 1 in all others and before the first update */
     InstepScalars scalars;
 } InstepSegment;
 

@@ -11,8 +11,12 @@
 #include "adagrad.h"
 #include "adam.h"
 #include "adamax.h"
+#include "lion.h"
+#include "nadam.h"
 #include "norm.h"
+#include "radam.h"
 #include "rmsprop.h"
+#include "rprop.h"
 #include "sgd.h"
 
 namespace {
@@ -72,10 +76,25 @@ INSTEP_INLINE void begin_pass(const InstepBeginArgs& args, InstepControl* contro
     control->decided = 0;
 }
 
+/* The scalars of a segment's next update. A rule that carries a number takes that, too, and says what it will be: none of
+ * the others has to know. */
+template <class Rule, class Hyper>
+INSTEP_INLINE auto prepared(const Hyper& hyper, InstepSegment* segment, int)
+    -> decltype(Rule::prepare(hyper, segment->steps + 1, segment->carried)) {
+    return Rule::prepare(hyper, segment->steps + 1, segment->carried);
+}
+
+template <class Rule, class Hyper>
+INSTEP_INLINE auto prepared(const Hyper& hyper, InstepSegment* segment, long)
+    -> decltype(Rule::prepare(hyper, segment->steps + 1)) {
+    return Rule::prepare(hyper, segment->steps + 1);
+}
+
 /* Counts the update of the last pass, if it happened, and derives the scalars of the next one. */
 INSTEP_INLINE void begin_segment(const InstepBeginArgs& args, uint64_t index) {
     InstepSegment* const segment = &args.segments[index];
     segment->steps += segment->stepped;
+    if (segment->stepped) segment->carried[0] = segment->carried[1];
     segment->stepped = 0;
     segment->action = args.actions[index];
     /* Until said otherwise; all segments of a bucket write the same 1 to its count. */
@@ -87,7 +106,7 @@ INSTEP_INLINE void begin_segment(const InstepBeginArgs& args, uint64_t index) {
 #define OPTIMIZER(name, Rule, min_states, max_states)                                          \
     static_assert(offsetof(Instep##Rule##Hyper, lr) == 0, "what the multiplier multiplies");   \
     case INSTEP_OPTIMIZER_##name:                                                              \
-        segment->scalars.name = Rule<max_states>::prepare(hyper.name, segment->steps + 1); \
+        segment->scalars.name = prepared<Rule<max_states>>(hyper.name, segment, 0);            \
         break;
 #include "optimizers.def"
 #undef OPTIMIZER

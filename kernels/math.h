@@ -161,6 +161,9 @@ INSTEP_INLINE float from_half(uint16_t x) {
 /* The larger value; a NaN survives if it is in `y`. fmaxf would drop it, and is a libm call under g++. */
 INSTEP_INLINE float larger(float x, float y) { return x > y ? x : y; }
 
+/* size * sign(x) by two comparisons: no product that could underflow. Zero for both zeros, and for NaN, as torch.sign. */
+INSTEP_INLINE float with_sign(float size, float x) { return x > 0.0f ? size : x < 0.0f ? -size : 0.0f; }
+
 /* base^n by squaring: two roundings per bit of n, the same ones everywhere, which pow() does not promise. */
 INSTEP_INLINE double power(double base, uint64_t n) {
     double result = 1.0;

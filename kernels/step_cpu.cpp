@@ -98,7 +98,10 @@ struct Part {
                 } else {
                     narrow_run(args.param_dtype, count, params, narrow);
                 }
-                if (args.copy || args.ema) widen_run(args.param_dtype, count, narrow, params);
+                if (args.copy || args.ema) {
+                    widen_run(args.param_dtype, count, narrow, params);
+                    make_canonical(params, count); /* widening keeps a NaN's payload, and a GPU does not */
+                }
                 return;
             default: split_run(args.master_kind, rounding, count, params, narrow, remainders());
         }

@@ -88,6 +88,9 @@ struct Weights {
             params = args.stochastic ? narrowed_by_chance(place, at, PARAM_STREAM, four)
                                      : narrowed(four, args.param_dtype);
             four = widened(params, args.param_dtype);
+            /* A copy in f32 stores it, and an f16 NaN is widened with a payload that differs between machines. */
+#pragma unroll
+            for (uint32_t i = 0; i < 4; ++i) four.x[i] = canonical(four.x[i]);
         } else {
             params = write_split(at, four);
         }

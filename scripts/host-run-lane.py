@@ -4,7 +4,8 @@
 A fault in an index, a tail, a vote or the order of a sum shows here without a GPU. The tests are tests/host_run.rs, which
 opens what this compiles, and whole steppers, whose stand-in for a driver launches it. `--sanitize` does it under
 AddressSanitizer and UndefinedBehaviorSanitizer, which also see a read beside a tensor that changes no bit; `--races` finds
-threads in each other's way, and takes ten times as long. Must compile the kernels as they are, with the CPU's rules for
+threads in each other's way, and takes ten times as long. `--races precisions` takes the tests of host_run::precisions
+alone. Must compile the kernels as they are, with the CPU's rules for
 floating point.
 """
 

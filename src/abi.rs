@@ -17,8 +17,12 @@ pub const INSTEP_OPTIMIZER_adagrad: InstepOptimizer = 2;
 pub const INSTEP_OPTIMIZER_rmsprop: InstepOptimizer = 3;
 pub const INSTEP_OPTIMIZER_adadelta: InstepOptimizer = 4;
 pub const INSTEP_OPTIMIZER_adamax: InstepOptimizer = 5;
-pub const INSTEP_OPTIMIZER_COUNT: InstepOptimizer = 6;
-pub const INSTEP_OPTIMIZER_CUSTOM: InstepOptimizer = 6;
+pub const INSTEP_OPTIMIZER_rprop: InstepOptimizer = 6;
+pub const INSTEP_OPTIMIZER_lion: InstepOptimizer = 7;
+pub const INSTEP_OPTIMIZER_nadam: InstepOptimizer = 8;
+pub const INSTEP_OPTIMIZER_radam: InstepOptimizer = 9;
+pub const INSTEP_OPTIMIZER_COUNT: InstepOptimizer = 10;
+pub const INSTEP_OPTIMIZER_CUSTOM: InstepOptimizer = 10;
 pub type InstepOptimizer = ::core::ffi::c_uint;
 pub const INSTEP_DTYPE_F32: InstepDtype = 0;
 pub const INSTEP_DTYPE_BF16: InstepDtype = 1;
@@ -204,6 +208,114 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct InstepRpropHyper {
+    pub lr: f64,
+    pub eta_minus: f64,
+    pub eta_plus: f64,
+    pub step_size_min: f64,
+    pub step_size_max: f64,
+    pub maximize: u32,
+    pub reserved: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of InstepRpropHyper"][::core::mem::size_of::<InstepRpropHyper>() - 48usize];
+    ["Alignment of InstepRpropHyper"][::core::mem::align_of::<InstepRpropHyper>() - 8usize];
+    ["Offset of field: InstepRpropHyper::lr"][::core::mem::offset_of!(InstepRpropHyper, lr) - 0usize];
+    ["Offset of field: InstepRpropHyper::eta_minus"]
+        [::core::mem::offset_of!(InstepRpropHyper, eta_minus) - 8usize];
+    ["Offset of field: InstepRpropHyper::eta_plus"]
+        [::core::mem::offset_of!(InstepRpropHyper, eta_plus) - 16usize];
+    ["Offset of field: InstepRpropHyper::step_size_min"]
+        [::core::mem::offset_of!(InstepRpropHyper, step_size_min) - 24usize];
+    ["Offset of field: InstepRpropHyper::step_size_max"]
+        [::core::mem::offset_of!(InstepRpropHyper, step_size_max) - 32usize];
+    ["Offset of field: InstepRpropHyper::maximize"]
+        [::core::mem::offset_of!(InstepRpropHyper, maximize) - 40usize];
+    ["Offset of field: InstepRpropHyper::reserved"]
+        [::core::mem::offset_of!(InstepRpropHyper, reserved) - 44usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct InstepLionHyper {
+    pub lr: f64,
+    pub beta1: f64,
+    pub beta2: f64,
+    pub weight_decay: f64,
+    pub maximize: u32,
+    pub reserved: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of InstepLionHyper"][::core::mem::size_of::<InstepLionHyper>() - 40usize];
+    ["Alignment of InstepLionHyper"][::core::mem::align_of::<InstepLionHyper>() - 8usize];
+    ["Offset of field: InstepLionHyper::lr"][::core::mem::offset_of!(InstepLionHyper, lr) - 0usize];
+    ["Offset of field: InstepLionHyper::beta1"][::core::mem::offset_of!(InstepLionHyper, beta1) - 8usize];
+    ["Offset of field: InstepLionHyper::beta2"][::core::mem::offset_of!(InstepLionHyper, beta2) - 16usize];
+    ["Offset of field: InstepLionHyper::weight_decay"]
+        [::core::mem::offset_of!(InstepLionHyper, weight_decay) - 24usize];
+    ["Offset of field: InstepLionHyper::maximize"]
+        [::core::mem::offset_of!(InstepLionHyper, maximize) - 32usize];
+    ["Offset of field: InstepLionHyper::reserved"]
+        [::core::mem::offset_of!(InstepLionHyper, reserved) - 36usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct InstepNAdamHyper {
+    pub lr: f64,
+    pub beta1: f64,
+    pub beta2: f64,
+    pub eps: f64,
+    pub weight_decay: f64,
+    pub momentum_decay: f64,
+    pub decoupled: u32,
+    pub maximize: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of InstepNAdamHyper"][::core::mem::size_of::<InstepNAdamHyper>() - 56usize];
+    ["Alignment of InstepNAdamHyper"][::core::mem::align_of::<InstepNAdamHyper>() - 8usize];
+    ["Offset of field: InstepNAdamHyper::lr"][::core::mem::offset_of!(InstepNAdamHyper, lr) - 0usize];
+    ["Offset of field: InstepNAdamHyper::beta1"][::core::mem::offset_of!(InstepNAdamHyper, beta1) - 8usize];
+    ["Offset of field: InstepNAdamHyper::beta2"][::core::mem::offset_of!(InstepNAdamHyper, beta2) - 16usize];
+    ["Offset of field: InstepNAdamHyper::eps"][::core::mem::offset_of!(InstepNAdamHyper, eps) - 24usize];
+    ["Offset of field: InstepNAdamHyper::weight_decay"]
+        [::core::mem::offset_of!(InstepNAdamHyper, weight_decay) - 32usize];
+    ["Offset of field: InstepNAdamHyper::momentum_decay"]
+        [::core::mem::offset_of!(InstepNAdamHyper, momentum_decay) - 40usize];
+    ["Offset of field: InstepNAdamHyper::decoupled"]
+        [::core::mem::offset_of!(InstepNAdamHyper, decoupled) - 48usize];
+    ["Offset of field: InstepNAdamHyper::maximize"]
+        [::core::mem::offset_of!(InstepNAdamHyper, maximize) - 52usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct InstepRAdamHyper {
+    pub lr: f64,
+    pub beta1: f64,
+    pub beta2: f64,
+    pub eps: f64,
+    pub weight_decay: f64,
+    pub decoupled: u32,
+    pub maximize: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of InstepRAdamHyper"][::core::mem::size_of::<InstepRAdamHyper>() - 48usize];
+    ["Alignment of InstepRAdamHyper"][::core::mem::align_of::<InstepRAdamHyper>() - 8usize];
+    ["Offset of field: InstepRAdamHyper::lr"][::core::mem::offset_of!(InstepRAdamHyper, lr) - 0usize];
+    ["Offset of field: InstepRAdamHyper::beta1"][::core::mem::offset_of!(InstepRAdamHyper, beta1) - 8usize];
+    ["Offset of field: InstepRAdamHyper::beta2"][::core::mem::offset_of!(InstepRAdamHyper, beta2) - 16usize];
+    ["Offset of field: InstepRAdamHyper::eps"][::core::mem::offset_of!(InstepRAdamHyper, eps) - 24usize];
+    ["Offset of field: InstepRAdamHyper::weight_decay"]
+        [::core::mem::offset_of!(InstepRAdamHyper, weight_decay) - 32usize];
+    ["Offset of field: InstepRAdamHyper::decoupled"]
+        [::core::mem::offset_of!(InstepRAdamHyper, decoupled) - 40usize];
+    ["Offset of field: InstepRAdamHyper::maximize"]
+        [::core::mem::offset_of!(InstepRAdamHyper, maximize) - 44usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct InstepCustomHyper {
     pub lr: f64,
 }
@@ -222,6 +334,10 @@ pub union InstepHyper {
     pub rmsprop: InstepRmsPropHyper,
     pub adadelta: InstepAdadeltaHyper,
     pub adamax: InstepAdamaxHyper,
+    pub rprop: InstepRpropHyper,
+    pub lion: InstepLionHyper,
+    pub nadam: InstepNAdamHyper,
+    pub radam: InstepRAdamHyper,
     pub custom: InstepCustomHyper,
     pub words: [f64; 8usize],
 }
@@ -235,6 +351,10 @@ const _: () = {
     ["Offset of field: InstepHyper::rmsprop"][::core::mem::offset_of!(InstepHyper, rmsprop) - 0usize];
     ["Offset of field: InstepHyper::adadelta"][::core::mem::offset_of!(InstepHyper, adadelta) - 0usize];
     ["Offset of field: InstepHyper::adamax"][::core::mem::offset_of!(InstepHyper, adamax) - 0usize];
+    ["Offset of field: InstepHyper::rprop"][::core::mem::offset_of!(InstepHyper, rprop) - 0usize];
+    ["Offset of field: InstepHyper::lion"][::core::mem::offset_of!(InstepHyper, lion) - 0usize];
+    ["Offset of field: InstepHyper::nadam"][::core::mem::offset_of!(InstepHyper, nadam) - 0usize];
+    ["Offset of field: InstepHyper::radam"][::core::mem::offset_of!(InstepHyper, radam) - 0usize];
     ["Offset of field: InstepHyper::custom"][::core::mem::offset_of!(InstepHyper, custom) - 0usize];
     ["Offset of field: InstepHyper::words"][::core::mem::offset_of!(InstepHyper, words) - 0usize];
 };
@@ -437,6 +557,152 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct InstepRpropScalars {
+    pub lr: f32,
+    pub eta_minus: f32,
+    pub eta_plus: f32,
+    pub step_size_min: f32,
+    pub step_size_max: f32,
+    pub first: u32,
+    pub maximize: u32,
+    pub reserved: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of InstepRpropScalars"][::core::mem::size_of::<InstepRpropScalars>() - 32usize];
+    ["Alignment of InstepRpropScalars"][::core::mem::align_of::<InstepRpropScalars>() - 4usize];
+    ["Offset of field: InstepRpropScalars::lr"][::core::mem::offset_of!(InstepRpropScalars, lr) - 0usize];
+    ["Offset of field: InstepRpropScalars::eta_minus"]
+        [::core::mem::offset_of!(InstepRpropScalars, eta_minus) - 4usize];
+    ["Offset of field: InstepRpropScalars::eta_plus"]
+        [::core::mem::offset_of!(InstepRpropScalars, eta_plus) - 8usize];
+    ["Offset of field: InstepRpropScalars::step_size_min"]
+        [::core::mem::offset_of!(InstepRpropScalars, step_size_min) - 12usize];
+    ["Offset of field: InstepRpropScalars::step_size_max"]
+        [::core::mem::offset_of!(InstepRpropScalars, step_size_max) - 16usize];
+    ["Offset of field: InstepRpropScalars::first"]
+        [::core::mem::offset_of!(InstepRpropScalars, first) - 20usize];
+    ["Offset of field: InstepRpropScalars::maximize"]
+        [::core::mem::offset_of!(InstepRpropScalars, maximize) - 24usize];
+    ["Offset of field: InstepRpropScalars::reserved"]
+        [::core::mem::offset_of!(InstepRpropScalars, reserved) - 28usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct InstepLionScalars {
+    pub weight1: f32,
+    pub weight2: f32,
+    pub lr: f32,
+    pub lr_weight_decay: f32,
+    pub from_sample1: u32,
+    pub from_sample2: u32,
+    pub maximize: u32,
+    pub reserved: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of InstepLionScalars"][::core::mem::size_of::<InstepLionScalars>() - 32usize];
+    ["Alignment of InstepLionScalars"][::core::mem::align_of::<InstepLionScalars>() - 4usize];
+    ["Offset of field: InstepLionScalars::weight1"]
+        [::core::mem::offset_of!(InstepLionScalars, weight1) - 0usize];
+    ["Offset of field: InstepLionScalars::weight2"]
+        [::core::mem::offset_of!(InstepLionScalars, weight2) - 4usize];
+    ["Offset of field: InstepLionScalars::lr"][::core::mem::offset_of!(InstepLionScalars, lr) - 8usize];
+    ["Offset of field: InstepLionScalars::lr_weight_decay"]
+        [::core::mem::offset_of!(InstepLionScalars, lr_weight_decay) - 12usize];
+    ["Offset of field: InstepLionScalars::from_sample1"]
+        [::core::mem::offset_of!(InstepLionScalars, from_sample1) - 16usize];
+    ["Offset of field: InstepLionScalars::from_sample2"]
+        [::core::mem::offset_of!(InstepLionScalars, from_sample2) - 20usize];
+    ["Offset of field: InstepLionScalars::maximize"]
+        [::core::mem::offset_of!(InstepLionScalars, maximize) - 24usize];
+    ["Offset of field: InstepLionScalars::reserved"]
+        [::core::mem::offset_of!(InstepLionScalars, reserved) - 28usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct InstepNAdamScalars {
+    pub weight1: f32,
+    pub weight2: f32,
+    pub gradient_rate: f32,
+    pub average_rate: f32,
+    pub inv_sqrt_bias_correction2: f32,
+    pub eps: f32,
+    pub weight_decay: f32,
+    pub lr_weight_decay: f32,
+    pub from_sample1: u32,
+    pub from_sample2: u32,
+    pub maximize: u32,
+    pub reserved: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of InstepNAdamScalars"][::core::mem::size_of::<InstepNAdamScalars>() - 48usize];
+    ["Alignment of InstepNAdamScalars"][::core::mem::align_of::<InstepNAdamScalars>() - 4usize];
+    ["Offset of field: InstepNAdamScalars::weight1"]
+        [::core::mem::offset_of!(InstepNAdamScalars, weight1) - 0usize];
+    ["Offset of field: InstepNAdamScalars::weight2"]
+        [::core::mem::offset_of!(InstepNAdamScalars, weight2) - 4usize];
+    ["Offset of field: InstepNAdamScalars::gradient_rate"]
+        [::core::mem::offset_of!(InstepNAdamScalars, gradient_rate) - 8usize];
+    ["Offset of field: InstepNAdamScalars::average_rate"]
+        [::core::mem::offset_of!(InstepNAdamScalars, average_rate) - 12usize];
+    ["Offset of field: InstepNAdamScalars::inv_sqrt_bias_correction2"]
+        [::core::mem::offset_of!(InstepNAdamScalars, inv_sqrt_bias_correction2) - 16usize];
+    ["Offset of field: InstepNAdamScalars::eps"][::core::mem::offset_of!(InstepNAdamScalars, eps) - 20usize];
+    ["Offset of field: InstepNAdamScalars::weight_decay"]
+        [::core::mem::offset_of!(InstepNAdamScalars, weight_decay) - 24usize];
+    ["Offset of field: InstepNAdamScalars::lr_weight_decay"]
+        [::core::mem::offset_of!(InstepNAdamScalars, lr_weight_decay) - 28usize];
+    ["Offset of field: InstepNAdamScalars::from_sample1"]
+        [::core::mem::offset_of!(InstepNAdamScalars, from_sample1) - 32usize];
+    ["Offset of field: InstepNAdamScalars::from_sample2"]
+        [::core::mem::offset_of!(InstepNAdamScalars, from_sample2) - 36usize];
+    ["Offset of field: InstepNAdamScalars::maximize"]
+        [::core::mem::offset_of!(InstepNAdamScalars, maximize) - 40usize];
+    ["Offset of field: InstepNAdamScalars::reserved"]
+        [::core::mem::offset_of!(InstepNAdamScalars, reserved) - 44usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct InstepRAdamScalars {
+    pub weight1: f32,
+    pub weight2: f32,
+    pub step_size: f32,
+    pub eps: f32,
+    pub weight_decay: f32,
+    pub lr_weight_decay: f32,
+    pub from_sample1: u32,
+    pub from_sample2: u32,
+    pub rectified: u32,
+    pub maximize: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of InstepRAdamScalars"][::core::mem::size_of::<InstepRAdamScalars>() - 40usize];
+    ["Alignment of InstepRAdamScalars"][::core::mem::align_of::<InstepRAdamScalars>() - 4usize];
+    ["Offset of field: InstepRAdamScalars::weight1"]
+        [::core::mem::offset_of!(InstepRAdamScalars, weight1) - 0usize];
+    ["Offset of field: InstepRAdamScalars::weight2"]
+        [::core::mem::offset_of!(InstepRAdamScalars, weight2) - 4usize];
+    ["Offset of field: InstepRAdamScalars::step_size"]
+        [::core::mem::offset_of!(InstepRAdamScalars, step_size) - 8usize];
+    ["Offset of field: InstepRAdamScalars::eps"][::core::mem::offset_of!(InstepRAdamScalars, eps) - 12usize];
+    ["Offset of field: InstepRAdamScalars::weight_decay"]
+        [::core::mem::offset_of!(InstepRAdamScalars, weight_decay) - 16usize];
+    ["Offset of field: InstepRAdamScalars::lr_weight_decay"]
+        [::core::mem::offset_of!(InstepRAdamScalars, lr_weight_decay) - 20usize];
+    ["Offset of field: InstepRAdamScalars::from_sample1"]
+        [::core::mem::offset_of!(InstepRAdamScalars, from_sample1) - 24usize];
+    ["Offset of field: InstepRAdamScalars::from_sample2"]
+        [::core::mem::offset_of!(InstepRAdamScalars, from_sample2) - 28usize];
+    ["Offset of field: InstepRAdamScalars::rectified"]
+        [::core::mem::offset_of!(InstepRAdamScalars, rectified) - 32usize];
+    ["Offset of field: InstepRAdamScalars::maximize"]
+        [::core::mem::offset_of!(InstepRAdamScalars, maximize) - 36usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct InstepCustomScalars {
     pub lr: f64,
     pub step: u64,
@@ -464,6 +730,10 @@ pub union InstepScalars {
     pub rmsprop: InstepRmsPropScalars,
     pub adadelta: InstepAdadeltaScalars,
     pub adamax: InstepAdamaxScalars,
+    pub rprop: InstepRpropScalars,
+    pub lion: InstepLionScalars,
+    pub nadam: InstepNAdamScalars,
+    pub radam: InstepRAdamScalars,
     pub custom: InstepCustomScalars,
     pub words: [u32; 12usize],
 }
@@ -477,6 +747,10 @@ const _: () = {
     ["Offset of field: InstepScalars::rmsprop"][::core::mem::offset_of!(InstepScalars, rmsprop) - 0usize];
     ["Offset of field: InstepScalars::adadelta"][::core::mem::offset_of!(InstepScalars, adadelta) - 0usize];
     ["Offset of field: InstepScalars::adamax"][::core::mem::offset_of!(InstepScalars, adamax) - 0usize];
+    ["Offset of field: InstepScalars::rprop"][::core::mem::offset_of!(InstepScalars, rprop) - 0usize];
+    ["Offset of field: InstepScalars::lion"][::core::mem::offset_of!(InstepScalars, lion) - 0usize];
+    ["Offset of field: InstepScalars::nadam"][::core::mem::offset_of!(InstepScalars, nadam) - 0usize];
+    ["Offset of field: InstepScalars::radam"][::core::mem::offset_of!(InstepScalars, radam) - 0usize];
     ["Offset of field: InstepScalars::custom"][::core::mem::offset_of!(InstepScalars, custom) - 0usize];
     ["Offset of field: InstepScalars::words"][::core::mem::offset_of!(InstepScalars, words) - 0usize];
 };
@@ -490,11 +764,12 @@ pub struct InstepSegment {
     pub optimizer: u32,
     pub tail: u64,
     pub contributors: u64,
+    pub carried: [f64; 2usize],
     pub scalars: InstepScalars,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of InstepSegment"][::core::mem::size_of::<InstepSegment>() - 88usize];
+    ["Size of InstepSegment"][::core::mem::size_of::<InstepSegment>() - 104usize];
     ["Alignment of InstepSegment"][::core::mem::align_of::<InstepSegment>() - 8usize];
     ["Offset of field: InstepSegment::steps"][::core::mem::offset_of!(InstepSegment, steps) - 0usize];
     ["Offset of field: InstepSegment::stepped"][::core::mem::offset_of!(InstepSegment, stepped) - 8usize];
@@ -505,7 +780,8 @@ const _: () = {
     ["Offset of field: InstepSegment::tail"][::core::mem::offset_of!(InstepSegment, tail) - 24usize];
     ["Offset of field: InstepSegment::contributors"]
         [::core::mem::offset_of!(InstepSegment, contributors) - 32usize];
-    ["Offset of field: InstepSegment::scalars"][::core::mem::offset_of!(InstepSegment, scalars) - 40usize];
+    ["Offset of field: InstepSegment::carried"][::core::mem::offset_of!(InstepSegment, carried) - 40usize];
+    ["Offset of field: InstepSegment::scalars"][::core::mem::offset_of!(InstepSegment, scalars) - 56usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -856,11 +1132,11 @@ pub struct InstepKernels {
     pub ceiling: ::core::option::Option<
         unsafe extern "C" fn(arrays: *const *mut f32, array_count: u64, factor: f32, first: u64, last: u64),
     >,
-    pub signed_states: [u32; 6usize],
+    pub signed_states: [u32; 10usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of InstepKernels"][::core::mem::size_of::<InstepKernels>() - 120usize];
+    ["Size of InstepKernels"][::core::mem::size_of::<InstepKernels>() - 136usize];
     ["Alignment of InstepKernels"][::core::mem::align_of::<InstepKernels>() - 8usize];
     ["Offset of field: InstepKernels::self_test"][::core::mem::offset_of!(InstepKernels, self_test) - 0usize];
     ["Offset of field: InstepKernels::begin"][::core::mem::offset_of!(InstepKernels, begin) - 8usize];

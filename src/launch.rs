@@ -390,6 +390,7 @@ pub(crate) fn first_records<'a>(
             optimizer,
             tail: segment.tail.map_or(0, address),
             contributors: plan.buckets()[segment.bucket as usize].contributors.map_or(0, address),
+            carried: [1.0; 2],
             scalars: InstepScalars { words: [0; 12] },
         }
     })

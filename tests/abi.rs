@@ -58,6 +58,10 @@ fn sizes_and_offsets_are_the_c_compilers() {
         InstepRmsPropHyper { lr, alpha, eps, weight_decay, momentum, centered, maximize }
         InstepAdadeltaHyper { lr, rho, eps, weight_decay, maximize, reserved }
         InstepAdamaxHyper { lr, beta1, beta2, eps, weight_decay, maximize, reserved }
+        InstepRpropHyper { lr, eta_minus, eta_plus, step_size_min, step_size_max, maximize, reserved }
+        InstepLionHyper { lr, beta1, beta2, weight_decay, maximize, reserved }
+        InstepNAdamHyper { lr, beta1, beta2, eps, weight_decay, momentum_decay, decoupled, maximize }
+        InstepRAdamHyper { lr, beta1, beta2, eps, weight_decay, decoupled, maximize }
         InstepCustomHyper { lr }
         InstepCustomScalars { lr, step, multiplier, action }
         InstepSgdScalars { lr, momentum, one_minus_dampening, weight_decay, has_momentum, first, nesterov, maximize }
@@ -66,7 +70,11 @@ fn sizes_and_offsets_are_the_c_compilers() {
         InstepRmsPropScalars { weight, lr, eps, weight_decay, momentum, from_sample, has_momentum, centered, maximize }
         InstepAdadeltaScalars { weight, lr, eps, weight_decay, from_sample, maximize }
         InstepAdamaxScalars { weight1, weight2, step_size, eps, weight_decay, from_sample1, from_sample2, maximize }
-        InstepSegment { steps, stepped, group, action, optimizer, tail, contributors, scalars }
+        InstepRpropScalars { lr, eta_minus, eta_plus, step_size_min, step_size_max, first, maximize, reserved }
+        InstepLionScalars { weight1, weight2, lr, lr_weight_decay, from_sample1, from_sample2, maximize, reserved }
+        InstepNAdamScalars { weight1, weight2, gradient_rate, average_rate, inv_sqrt_bias_correction2, eps, weight_decay, lr_weight_decay, from_sample1, from_sample2, maximize, reserved }
+        InstepRAdamScalars { weight1, weight2, step_size, eps, weight_decay, lr_weight_decay, from_sample1, from_sample2, rectified, maximize }
+        InstepSegment { steps, stepped, group, action, optimizer, tail, contributors, carried, scalars }
         InstepControl { next_loss_scale, growth_tracker, limbs, passes, norm, previous_norm, clip, divisor, loss_scale, multiplier, average_multiplier, local_multiplier, reserved, max_abs_bits, first_nonfinite_bucket, skip, decided }
         InstepTile { param, grad_offset, state_offset, element, count, segment, first, reserved }
         InstepBeginArgs { control, segments, groups, lr_multipliers, actions, segment_count, ring, slot_words, slot_count, divisor, loss_scale, previous_max_norm, bucket_controls, bucket_count, grad_dtype, reserved }

@@ -4,12 +4,13 @@
 //! of pass, rank, parameter and element, so a case is small and shrinks. Must draw nothing that the crate refuses, but
 //! everything that it accepts; `tests/training.rs` carries it out.
 
-use instep::{Adam, AdamW, Isa, Mode, SegmentAction, Sgd, Unused};
+use instep::{Adam, AdamW, DType, Isa, Mode, Precision, SegmentAction, Sgd, Unused};
 use proptest::collection::vec;
 use proptest::option::weighted;
 use proptest::prelude::*;
 use proptest::sample::select;
 
+use crate::stored::accepted;
 use crate::support::{MODES, Optim, few_optimizers};
 
 pub(crate) const MAX_PARAMS: usize = 12;
@@ -63,6 +64,8 @@ pub(crate) struct Training {
     /// Length, uses, action.
     pub params: Vec<(usize, u32, SegmentAction)>,
     pub optim: Optim,
+    /// Gradients are f32: the sums of painted ones would be rounded in 16 bits, and no single rank could be fed them.
+    pub precision: Precision,
     pub unused: Unused,
     pub loss_scale: f64,
     pub max_norm: Option<f64>,
@@ -94,6 +97,11 @@ fn optimizer() -> impl Strategy<Value = Optim> {
         Optim::AdamW(AdamW::default()),
     ]);
     select(optimizers)
+}
+
+fn precision() -> impl Strategy<Value = Precision> {
+    let others = accepted().filter(|precision| precision.grad == DType::F32).collect::<Vec<_>>();
+    prop_oneof![2 => Just(Precision::F32), 3 => select(others)]
 }
 
 fn parameter() -> impl Strategy<Value = (usize, u32, SegmentAction)> {
@@ -158,15 +166,34 @@ pub(crate) fn training() -> impl Strategy<Value = Training> {
     );
     let params = vec(parameter(), 1..=MAX_PARAMS);
     let data = weighted(0.3, vec(0..5usize, 4));
-    (params, optimizer(), options, 1..=4u32, vec(pass_plan(), 1..6), data).prop_map(
-        |(params, optim, (unused, loss_scale, max_norm, skip_nonfinite), world_size, mut passes, data)| {
+    let optimizer = (optimizer(), precision());
+    (params, optimizer, options, 1..=4u32, vec(pass_plan(), 1..6), data).prop_map(
+        |(
+            params,
+            (optim, precision),
+            (unused, loss_scale, max_norm, skip_nonfinite),
+            world_size,
+            mut passes,
+            data,
+        )| {
             // A rank that runs out of data could not give up behind the same bucket as the others.
             if data.is_some() {
                 passes.iter_mut().for_each(|pass| pass.abandon = None);
             }
             // Without elements there is nothing to count ranks in.
             let data = data.filter(|_| params.iter().any(|(len, ..)| *len > 0));
-            Training { params, optim, unused, loss_scale, max_norm, skip_nonfinite, world_size, passes, data }
+            Training {
+                params,
+                optim,
+                precision,
+                unused,
+                loss_scale,
+                max_norm,
+                skip_nonfinite,
+                world_size,
+                passes,
+                data,
+            }
         },
     )
 }

@@ -4,6 +4,7 @@
 //! pick up a guard's NaN, one that is written beyond it would lose a guard; both show as bits. Must pass every pointer
 //! that an argument struct has: a buffer without bands would be a blind spot.
 
+use std::collections::HashSet;
 use std::ffi::c_void;
 
 use instep::Isa;
@@ -11,7 +12,8 @@ use instep::abi::*;
 
 use crate::entries::kernels;
 use crate::guarded::Guarded;
-use crate::support::{LENGTHS, assert_same_bits, paint, paint_gradient};
+use crate::hypers::rule;
+use crate::support::{LENGTHS, Optim, assert_same_bits, optimizers, paint, paint_gradient};
 
 /// A value between bands of words.
 #[repr(C)]
@@ -43,61 +45,10 @@ struct Result {
     norm: u64,
 }
 
-/// Hyperparameters with which an optimizer keeps this many states.
-#[allow(non_upper_case_globals)] // The header's names.
-fn hyper(optimizer: u32, states: usize) -> InstepHyper {
-    let (lr, eps, weight_decay, maximize, reserved) = (0.05, 1e-8, 0.01, 0, 0);
-    let (beta1, beta2) = (0.9, 0.8);
-    match optimizer {
-        INSTEP_OPTIMIZER_sgd => {
-            let momentum = if states > 0 { 0.9 } else { 0.0 };
-            let (dampening, nesterov) = (0.0, (states > 0).into());
-            let sgd = InstepSgdHyper { lr, momentum, dampening, weight_decay, nesterov, maximize };
-            InstepHyper { sgd }
-        }
-        INSTEP_OPTIMIZER_adam => InstepHyper {
-            adam: InstepAdamHyper {
-                lr: 0.01,
-                beta1,
-                beta2,
-                eps,
-                weight_decay,
-                decoupled: 1,
-                amsgrad: (states > 2).into(),
-                maximize,
-                reserved,
-            },
-        },
-        INSTEP_OPTIMIZER_adagrad => InstepHyper {
-            adagrad: InstepAdagradHyper {
-                lr,
-                lr_decay: 0.1,
-                weight_decay,
-                initial_accumulator_value: 0.5,
-                eps,
-                maximize,
-                reserved,
-            },
-        },
-        INSTEP_OPTIMIZER_rmsprop => {
-            let momentum = if states > 1 { 0.9 } else { 0.0 };
-            let (alpha, centered) = (0.9, (states > 2).into());
-            let rmsprop = InstepRmsPropHyper { lr, alpha, eps, weight_decay, momentum, centered, maximize };
-            InstepHyper { rmsprop }
-        }
-        INSTEP_OPTIMIZER_adadelta => InstepHyper {
-            adadelta: InstepAdadeltaHyper { lr, rho: 0.9, eps, weight_decay, maximize, reserved },
-        },
-        INSTEP_OPTIMIZER_adamax => InstepHyper {
-            adamax: InstepAdamaxHyper { lr, beta1, beta2, eps, weight_decay, maximize, reserved },
-        },
-        other => panic!("no hyperparameters for {other}"),
-    }
-}
-
 /// Begin, norm, Decide and step of one bucket, three passes, every tensor `offset` elements off in a way of its own.
-fn run(isa: Isa, optimizer: u32, states: usize, len: usize, offset: usize) -> Result {
-    let what = format!("{isa} optimizer {optimizer} with {states} states, {len} elements, offset {offset}");
+fn run(isa: Isa, optim: Optim, len: usize, offset: usize) -> Result {
+    let what = format!("{isa} {optim:?}, {len} elements, offset {offset}");
+    let (optimizer, hyper, states) = rule(optim);
     let entries = kernels(isa);
     let mut param = Guarded::new(len, offset);
     param.values_mut().iter_mut().enumerate().for_each(|(k, p)| *p = paint(1, k));
@@ -108,7 +59,7 @@ fn run(isa: Isa, optimizer: u32, states: usize, len: usize, offset: usize) -> Re
     let unused = f32::from_bits(0x7fc0_0bad);
     grads.values_mut()[len] = unused;
     let mut state: Vec<_> = (0..states).map(|k| Guarded::new(len, (offset * 5 + k) % 16)).collect();
-    let mut hypers = Banded::new(hyper(optimizer, states));
+    let mut hypers = Banded::new(hyper);
     let mut actions = Banded::new([INSTEP_ACTION_STEP, INSTEP_ACTION_AVERAGE]);
     // SAFETY: zeros are a value of both.
     let (mut control, mut segments) = unsafe {
@@ -238,28 +189,27 @@ fn run(isa: Isa, optimizer: u32, states: usize, len: usize, offset: usize) -> Re
     }
 }
 
+/// Every kernel with every number of states that it may have; of several cases the last, which has most flags.
+fn one_per_launch() -> Vec<Optim> {
+    let mut launches = HashSet::new();
+    let mut optims = optimizers();
+    optims.reverse();
+    optims.retain(|optim| {
+        let (kernel, _, states) = rule(*optim);
+        launches.insert((kernel, states))
+    });
+    optims
+}
+
 #[test]
 fn kernels_touch_nothing_beside_their_buffers_and_no_alignment_changes_a_bit() {
     for isa in Isa::available() {
-        for (optimizer, states) in [
-            (INSTEP_OPTIMIZER_sgd, 0),
-            (INSTEP_OPTIMIZER_sgd, 1),
-            (INSTEP_OPTIMIZER_adam, 2),
-            (INSTEP_OPTIMIZER_adam, 3),
-            (INSTEP_OPTIMIZER_adagrad, 1),
-            (INSTEP_OPTIMIZER_rmsprop, 1),
-            (INSTEP_OPTIMIZER_rmsprop, 2),
-            (INSTEP_OPTIMIZER_rmsprop, 3),
-            (INSTEP_OPTIMIZER_adadelta, 2),
-            (INSTEP_OPTIMIZER_adamax, 2),
-        ] {
+        for optim in one_per_launch() {
             for len in LENGTHS {
-                let aligned = run(isa, optimizer, states, len, 0);
+                let aligned = run(isa, optim, len, 0);
                 for offset in 1..16 {
-                    let what = format!(
-                        "{isa} optimizer {optimizer}, {states} states, {len} elements, offset {offset}"
-                    );
-                    let result = run(isa, optimizer, states, len, offset);
+                    let what = format!("{isa} {optim:?}, {len} elements, offset {offset}");
+                    let result = run(isa, optim, len, offset);
                     assert_same_bits(&result.params, &aligned.params, &what);
                     assert_same_bits(&result.grads, &aligned.grads, &what);
                     for (a, b) in result.states.iter().zip(&aligned.states) {

@@ -6,8 +6,8 @@
 use instep::{Isa, Layout, Mode, SegmentAction, Solo};
 
 use crate::support::{
-    LENGTHS, MODES, Optim, Options, Outcome, assert_same_bits, few_optimizers, layout, optimizers, painted,
-    pass, run,
+    LENGTHS, MODES, Optim, Options, Outcome, assert_same_bits, few_optimizers, layout, one_per_state_count,
+    optimizers, painted, pass, run,
 };
 
 const CAPS: [Option<u64>; 5] = [Some(1), Some(1000), Some(4096), Some(1 << 20), None];
@@ -53,7 +53,7 @@ fn every_instruction_set_gives_the_same_bits_for_every_optimizer_and_length() {
 #[test]
 fn any_bucket_cap_in_any_mode_gives_the_same_bits() {
     let layout = mixed_layout();
-    for optim in few_optimizers() {
+    for optim in one_per_state_count() {
         let expected = run(&layout, optim, &plain(), STEPS, painted(&plain()));
         for (cap, mode) in CAPS.into_iter().flat_map(|cap| MODES.map(|mode| (cap, mode))) {
             let options = Options { cap, mode, threads: Some(2), isa: None, ..plain() };
@@ -66,7 +66,7 @@ fn any_bucket_cap_in_any_mode_gives_the_same_bits() {
 #[test]
 fn any_number_of_threads_gives_the_same_bits() {
     let layout = mixed_layout();
-    for optim in few_optimizers() {
+    for optim in one_per_state_count() {
         let expected = run(&layout, optim, &plain(), STEPS, painted(&plain()));
         for (threads, mode) in (1..=4).flat_map(|threads| MODES.map(|mode| (threads, mode))) {
             let options = Options { threads: Some(threads), mode, ..plain() };
@@ -87,7 +87,7 @@ fn any_order_of_handing_over_gives_the_same_bits() {
     assert_ne!(count % 5, 0);
     let strided = (0..count).map(|k| k * 5 % count).collect();
     let orders: [Vec<usize>; 4] = [forward, rotated, outside_in, strided];
-    for optim in few_optimizers() {
+    for optim in one_per_state_count() {
         let expected = run(&layout, optim, &plain(), STEPS, painted(&plain()));
         for order in &orders {
             for (mode, cap) in MODES.into_iter().flat_map(|mode| [Some(1), Some(4096)].map(|cap| (mode, cap)))
@@ -141,7 +141,7 @@ fn a_parameter_gives_the_same_bits_alone_and_among_others() {
         [(&[], &[]), (&[1], &[]), (&[], &[300, 7]), (&[2049, 0], &[255])];
     // Without elements there is nothing to compare.
     for len in LENGTHS.into_iter().filter(|len| *len > 0) {
-        for optim in few_optimizers() {
+        for optim in one_per_state_count() {
             let alone: Vec<Outcome> = surroundings
                 .iter()
                 .map(|(before, after)| {
@@ -188,6 +188,7 @@ fn only(outcome: Outcome, param: usize) -> Outcome {
         states: vec![outcome.states[param].clone()],
         grads: vec![outcome.grads[param].clone()],
         step_counts: vec![outcome.step_counts[param]],
+        carried: vec![outcome.carried[param].clone()],
         status: outcome.status,
     }
 }

@@ -8,8 +8,6 @@ use instep::abi::{InstepControl, InstepDecideArgs};
 use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, Isa, RmsProp, Sgd, Solo};
 
 use crate::entries::kernels;
-#[cfg(target_arch = "x86_64")]
-use crate::support::few_optimizers;
 use crate::support::{Optim, Options, Outcome, layout, optimizers, pass};
 
 pub(crate) const SPECIAL: [u32; 24] = [
@@ -226,7 +224,7 @@ mod mxcsr {
     #[test]
     fn the_callers_floating_point_environment_reaches_no_kernel() {
         let inputs = Inputs::special();
-        for optim in few_optimizers() {
+        for optim in optimizers() {
             for isa in Isa::available() {
                 let expected = inputs.run(optim, isa);
                 for bits in [FLUSH_TO_ZERO_AND_DENORMALS_ARE_ZERO, ROUND_TOWARDS_ZERO] {

@@ -8,7 +8,10 @@ use instep::layout::ForeignBucket;
 use instep::{Borrowed, Collective, Error, Isa, Layout, Mode, Result, Solo, Stepper, Unused, in_process};
 
 use crate::guarded::Guarded;
-use crate::support::{self, MODES, Optim, Options, Outcome, few_optimizers, layout, paint_gradient, painted};
+use crate::support::{
+    self, MODES, Optim, Options, Outcome, few_optimizers, layout, one_per_state_count, paint_gradient,
+    painted,
+};
 
 const LENGTHS: [usize; 8] = [300, 0, 1, 2049, 17, 256, 5, 700];
 
@@ -96,7 +99,7 @@ fn gradient(step: usize, param: usize, values: &mut [f32]) -> bool {
 #[test]
 fn borrowed_tensors_at_every_offset_give_the_bits_of_owned_ones() {
     let layout = layout(&LENGTHS);
-    for optim in few_optimizers() {
+    for optim in one_per_state_count() {
         for mode in MODES {
             let options = Options { mode, unused: Unused::StepZero, ..Options::default() };
             let owned = support::run(&layout, optim, &options, 3, gradient);

@@ -16,8 +16,8 @@ use crate::mixed::Descent;
 use crate::on_cuda::cuda;
 use crate::reference::{clip_coefficient, norm};
 use crate::support::{
-    MODES, Optim, Options, Outcome, assert_same_bits, few_optimizers, layout, paint, paint_gradient,
-    paint_params, painted, pass,
+    MODES, Optim, Options, Outcome, assert_same_bits, few_optimizers, layout, one_per_state_count, paint,
+    paint_gradient, paint_params, painted, pass,
 };
 use crate::waits::{assert_each_is_missed, middle_passes};
 
@@ -168,7 +168,7 @@ fn every_mode_steps_what_was_multiplied_by_hand_with_each_buckets_coefficient() 
     }
     let layout = builder.build().unwrap();
     let own = [layout.id(&format!("p{OWN}")).unwrap()];
-    for (mode, optim) in MODES.into_iter().flat_map(|mode| few_optimizers().map(|optim| (mode, optim))) {
+    for (mode, optim) in MODES.into_iter().flat_map(|mode| one_per_state_count().map(|optim| (mode, optim))) {
         let options = options(mode);
         let plain = Options { world_size: 1, ..Options::default() };
         let with_own = |builder: StepperBuilder<'_>| {

@@ -26,7 +26,11 @@ fn adam(layout: &Layout) -> Stepper {
     stepper
 }
 
-fn import(stepper: &mut Stepper, tensors: &[Made], order: Option<&[&str]>) -> Result<Extras, Error> {
+pub(crate) fn import(
+    stepper: &mut Stepper,
+    tensors: &[Made],
+    order: Option<&[&str]>,
+) -> Result<Extras, Error> {
     checkpoint::import(stepper, Cursor::new(file(tensors, &[])), order)
 }
 

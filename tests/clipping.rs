@@ -7,7 +7,7 @@ use instep::{Adam, Layout, Mode, SegmentAction, Sgd};
 
 use crate::reference::clip_coefficient;
 use crate::support::{
-    Optim, Options, Outcome, assert_same_bits, few_optimizers, layout, open, paint, painted, pass, run,
+    Optim, Options, Outcome, assert_same_bits, layout, one_per_state_count, open, paint, painted, pass, run,
 };
 
 /// The modes that know the norm before they step.
@@ -102,7 +102,7 @@ fn each_configuration_decides_as_torch_does_and_says_so() {
 fn one_nonfinite_element_anywhere_keeps_every_bit_of_parameters_and_states_at_any_step() {
     const LENGTHS: [usize; 3] = [1, 17, 257];
     let layout = layout(&LENGTHS);
-    for optim in few_optimizers() {
+    for optim in one_per_state_count() {
         for (mode, loss_scale) in [(Mode::Normed, 1.0), (Mode::Normed, 1024.0), (Mode::Sequential, 1024.0)] {
             let options =
                 Options { mode, loss_scale, cap: Some(1), skip_nonfinite: true, ..Options::default() };

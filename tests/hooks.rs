@@ -13,7 +13,8 @@ use instep::{
 };
 
 use crate::support::{
-    MODES, Optim, Options, Outcome, few_optimizers, layout, paint_gradient, paint_params, pass,
+    MODES, Optim, Options, Outcome, few_optimizers, layout, one_per_state_count, paint_gradient,
+    paint_params, pass,
 };
 
 const LENGTHS: [usize; 6] = [300, 17, 0, 2050, 257, 5];
@@ -103,7 +104,7 @@ fn hooks_give_the_same_bits_in_every_mode_at_every_cap_with_every_tail() {
     for (mode, cap) in MODES.into_iter().zip([Some(1), None, Some(3000)]) {
         for uneven in [None, Some(Divisor::ContributingRanks)] {
             let options = Options { mode, cap, uneven, ..Options::default() };
-            for optim in few_optimizers() {
+            for optim in one_per_state_count() {
                 let what = format!("{mode:?}, {cap:?}, {uneven:?}, {optim:?}");
                 let plain = train(&subset(), 3, 6, &options, optim, Ok);
                 let wrap = |comm| Ok(Hooked::new(comm, all_reduce));

@@ -8,18 +8,18 @@ mod case;
 pub(crate) mod launch;
 mod machine;
 mod memory;
+mod precisions;
+mod tensors;
 mod world;
 
 use case::{Bucket, Case, Segment};
 use instep::abi::*;
+use instep::{Moments, Precision};
 use machine::SHAPES;
+use precisions::{COPIES, DECAYS, DTYPES, precisions};
 
 use crate::bitpatterns::SPECIAL;
 use crate::support::{LENGTHS, Optim, few_optimizers, optimizers, paint_gradient};
-
-const DTYPES: [InstepDtype; 3] = [INSTEP_DTYPE_F32, INSTEP_DTYPE_BF16, INSTEP_DTYPE_F16];
-const COPIES: [Option<InstepDtype>; 4] =
-    [None, Some(INSTEP_DTYPE_F32), Some(INSTEP_DTYPE_BF16), Some(INSTEP_DTYPE_F16)];
 
 /// The lengths of all tests, and those around what a block's threads take in one round.
 fn lengths() -> impl Iterator<Item = usize> {
@@ -46,16 +46,18 @@ fn every_optimizer_gives_the_cpus_bits_at_every_length_in_every_launch_shape() {
 
 #[test]
 #[ignore = "scripts/host-run-lane.py runs it: compiles the kernels for it"]
-fn no_misalignment_and_no_dtype_differs_from_the_cpu() {
+fn no_misalignment_differs_from_the_cpu() {
+    let all = precisions();
     for misalignment in 0..16 {
-        for (k, grad_dtype) in DTYPES.into_iter().enumerate() {
-            for (j, param_dtype) in DTYPES.into_iter().enumerate() {
+        for (k, grad) in DTYPES.into_iter().enumerate() {
+            for j in 0..2 {
                 let few = few_optimizers();
                 let optim = few[(misalignment + k + j) % few.len()];
+                let stored = all[(misalignment * 6 + k * 2 + j) % all.len()];
                 let case = Case {
-                    param_dtype,
-                    grad_dtype,
-                    copy_dtype: COPIES[(misalignment / 2 + 2 * k + j) % 4],
+                    precision: Precision { grad, ..stored },
+                    copy: COPIES[(misalignment / 2 + 2 * k + j) % 4],
+                    ema: DECAYS[(misalignment + j) % 3],
                     zero_grads: (misalignment + k + j) % 2 == 0,
                     misalignment,
                     passes: 2,
@@ -86,12 +88,14 @@ fn every_fate() -> Vec<Bucket> {
 #[test]
 #[ignore = "scripts/host-run-lane.py runs it: compiles the kernels for it"]
 fn segments_are_stepped_averaged_or_left_as_on_the_cpu() {
+    let mut stored = precisions().into_iter().cycle();
     for optim in few_optimizers() {
-        for (k, grad_dtype) in DTYPES.into_iter().enumerate() {
+        for (k, grad) in DTYPES.into_iter().enumerate() {
             for (normed, divisor) in [(false, 0.0), (true, 0.0), (false, 3.0), (true, 3.0)] {
-                let case = Case { grad_dtype, normed, divisor, ..Case::new(optim, every_fate()) };
-                let case = Case { misalignment: k, copy_dtype: COPIES[k + 1], ..case };
-                Case { zero_grads: normed, ..case }.assert_same_bits(&SHAPES[1..4]);
+                let precision = Precision { grad, ..stored.next().unwrap() };
+                let case = Case { precision, normed, divisor, ..Case::new(optim, every_fate()) };
+                let case = Case { misalignment: k, copy: COPIES[k + 1], ema: DECAYS[k], ..case };
+                Case { zero_grads: normed, ..case }.assert_same_bits(&SHAPES[2..4]);
             }
         }
     }
@@ -109,6 +113,7 @@ fn sometimes_nonfinite(pass: usize, segment: usize, element: usize) -> f32 {
 #[test]
 #[ignore = "scripts/host-run-lane.py runs it: compiles the kernels for it"]
 fn a_skipped_pass_a_clipped_one_and_the_ring_behind_them_are_the_cpus() {
+    let mut stored = precisions().into_iter().cycle();
     for optim in few_optimizers() {
         for skip_nonfinite in [false, true] {
             for max_norm in [-1.0, 0.0, 0.5, 1e9] {
@@ -117,7 +122,8 @@ fn a_skipped_pass_a_clipped_one_and_the_ring_behind_them_are_the_cpus() {
                 let buckets = vec![segments([1, 256, 0, 300, 2049]), segments([7, 0, 64, 5000, 0])];
                 let case =
                     Case { skip_nonfinite, max_norm, passes: 7, slots: 3, ..Case::new(optim, buckets) };
-                let case = Case { gradient: sometimes_nonfinite, copy_dtype: COPIES[1], ..case };
+                let (precision, copy, ema) = (stored.next().unwrap(), COPIES[1], DECAYS[1]);
+                let case = Case { gradient: sometimes_nonfinite, precision, copy, ema, ..case };
                 Case { zero_grads: max_norm > 0.0, ..case }.assert_same_bits(&SHAPES[2..]);
             }
         }
@@ -128,14 +134,14 @@ fn a_skipped_pass_a_clipped_one_and_the_ring_behind_them_are_the_cpus() {
 #[test]
 #[ignore = "scripts/host-run-lane.py runs it: compiles the kernels for it"]
 fn segments_are_clipped_by_the_norm_of_their_own_bucket_as_on_the_cpu() {
-    for (k, optim) in few_optimizers().into_iter().enumerate() {
+    for (k, optim) in few_optimizers()[1..3].iter().enumerate() {
         let ranks = |bucket: usize| Some((bucket % 3) as f32).filter(|_| k % 2 == 0);
         let mut buckets: Vec<Bucket> = (0..300)
             .map(|bucket| Bucket { segments: vec![stepped(bucket % 5), stepped(3)], ranks: ranks(bucket) })
             .collect();
         buckets[4].segments[0] = stepped(5000);
         let divisor = if k % 2 == 0 { 0.0 } else { 3.0 };
-        let case = Case { divisor, per_bucket: true, passes: 4, ..Case::new(optim, buckets) };
+        let case = Case { divisor, per_bucket: true, passes: 4, ..Case::new(*optim, buckets) };
         Case { gradient: sometimes_nonfinite, ..case }.assert_same_bits(&SHAPES[1..3]);
     }
 }
@@ -151,12 +157,16 @@ fn special_gradient(pass: usize, _: usize, element: usize) -> f32 {
 }
 
 /// Uniform bits: the finisher of splitmix64 (Steele et al., 2014) over a counter.
-fn random_gradient(pass: usize, segment: usize, element: usize) -> f32 {
+fn random_bits(pass: usize, segment: usize, element: usize) -> u32 {
     let counter = (pass << 40 | segment << 20 | element) as u64 + 1;
     let z = counter.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    f32::from_bits((z ^ (z >> 31) >> 32) as u32)
+    ((z ^ (z >> 31)) >> 32) as u32
+}
+
+fn random_gradient(pass: usize, segment: usize, element: usize) -> f32 {
+    f32::from_bits(random_bits(pass, segment, element))
 }
 
 #[test]
@@ -164,27 +174,29 @@ fn random_gradient(pass: usize, segment: usize, element: usize) -> f32 {
 fn nan_infinity_subnormals_and_noise_give_the_cpus_bits() {
     for (k, optim) in optimizers().into_iter().enumerate() {
         let bucket = |len| vec![Bucket { segments: vec![stepped(len)], ranks: None }];
-        let (param_dtype, grad_dtype) = (DTYPES[k % 3], DTYPES[k / 3 % 3]);
+        let precision = precisions()[7 * k % precisions().len()];
         let special = Case { normed: false, ..Case::new(optim, bucket(SPECIAL.len() * SPECIAL.len())) };
         let special = Case { param: special_param, gradient: special_gradient, ..special };
         special.assert_same_bits(&SHAPES[..1]);
-        let (copy_dtype, normed) = (COPIES[k / 2 % 4], true);
-        Case { param_dtype, grad_dtype, copy_dtype, normed, ..special }.assert_same_bits(&SHAPES[..1]);
+        let (copy, ema, normed) = (COPIES[k / 2 % 4], DECAYS[k % 3], true);
+        Case { precision, copy, ema, normed, ..special }.assert_same_bits(&SHAPES[..1]);
         let noise = Case { normed: false, gradient: random_gradient, ..Case::new(optim, bucket(8192)) };
         noise.assert_same_bits(&SHAPES[2..3]);
-        Case { param_dtype, grad_dtype, ..noise }.assert_same_bits(&SHAPES[2..3]);
+        Case { precision, ..noise }.assert_same_bits(&SHAPES[2..3]);
     }
 }
 
 #[test]
 #[ignore = "scripts/host-run-lane.py runs it: compiles the kernels for it"]
 fn offsets_past_two_and_four_billion_elements_lead_to_the_same_memory() {
+    let mut stored = precisions().into_iter().cycle();
     for shift in [(1 << 31) - 100, (1 << 31) + 48, (1 << 32) - 100, (1 << 32) + 48, 5 << 32] {
-        for dtype in DTYPES {
-            let case = Case::new(few_optimizers()[3], every_length());
-            let case = Case { shift, param_dtype: dtype, grad_dtype: dtype, passes: 2, ..case };
-            let case = Case { copy_dtype: Some(dtype), zero_grads: true, ..case };
-            case.assert_same_bits(&SHAPES[2..4]);
+        for k in 0..6 {
+            let precision = stored.next().unwrap();
+            let shift = if precision.moments == Moments::EightBit { shift & !255 } else { shift };
+            let case = Case { shift, precision, passes: 2, ..Case::new(few_optimizers()[3], every_length()) };
+            let case = Case { copy: COPIES[1 + k % 3], ema: DECAYS[1], zero_grads: true, ..case };
+            case.assert_same_bits(&SHAPES[2..3]);
         }
     }
 }

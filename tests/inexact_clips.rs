@@ -7,7 +7,8 @@ use instep::{Divisor, Mode, Result, Solo, Stepper};
 use crate::on_cuda::cuda;
 use crate::reference::clip_coefficient;
 use crate::support::{
-    MODES, Options, Outcome, few_optimizers, layout, open, paint_gradient, paint_params, painted, pass,
+    MODES, Options, Outcome, few_optimizers, layout, one_per_state_count, open, paint_gradient, paint_params,
+    painted, pass,
 };
 
 const LENGTHS: [usize; 4] = [300, 5, 0, 2049];
@@ -27,7 +28,7 @@ fn clipping(options: &Options, optim: usize) -> Stepper {
 
 #[test]
 fn each_pass_is_clipped_by_the_norm_before_it_with_the_same_bits_in_every_mode() {
-    for optim in 0..few_optimizers().len() {
+    for optim in 0..one_per_state_count().len() {
         let outcomes = MODES.map(|mode| {
             let options = options(mode);
             let mut stepper = clipping(&options, optim);

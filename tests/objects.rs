@@ -21,7 +21,7 @@ const FUSED: &[&str] = if cfg!(target_arch = "x86_64") {
 };
 
 fn archive(build: &str) -> String {
-    format!("{}/libinstep_{build}.a", env!("INSTEP_KERNEL_OBJECTS"))
+    format!("{}/{build}/libinstep_{build}.a", env!("INSTEP_KERNEL_OBJECTS"))
 }
 
 /// Output of a tool on one archive, or none where the tool is missing.

@@ -8,7 +8,8 @@ use instep::{Adam, Layout, Mode, SegmentAction, Unused};
 use crate::reference::Scalar;
 use crate::steps::assert_one_step;
 use crate::support::{
-    MODES, Optim, Options, Outcome, assert_same_bits, few_optimizers, layout, open, paint, painted, pass, run,
+    MODES, Optim, Options, Outcome, assert_same_bits, few_optimizers, layout, one_per_state_count, open,
+    paint, painted, pass, run,
 };
 
 const LENGTHS: [usize; 4] = [300, 17, 2050, 5];
@@ -274,7 +275,7 @@ fn the_status_of_a_layout_without_elements_waits_for_the_decision() {
 
 fn combinations(modes: &[Mode]) -> Vec<(Optim, Mode, Option<u64>)> {
     let each = |optim: Optim| modes.iter().flat_map(move |mode| CAPS.map(|cap| (optim, *mode, cap)));
-    few_optimizers().into_iter().flat_map(each).collect()
+    one_per_state_count().into_iter().flat_map(each).collect()
 }
 
 #[test]

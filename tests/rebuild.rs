@@ -17,7 +17,7 @@ use crate::on_cuda::cuda;
 use crate::stand_in::{COMPUTE, StandIn};
 use crate::support::{
     MODES, Options, Outcome, assert_same_bits, few_optimizers, layout, open, paint, paint_gradient,
-    paint_params, painted, pass,
+    paint_params, painted, pass, set_step_count,
 };
 use crate::waits::{assert_each_is_missed, middle_passes};
 
@@ -108,7 +108,7 @@ fn train<D: Device>(mut stepper: Stepper<D>, rebuilds: bool) -> Result<Outcome> 
             let state: Vec<f32> = (0..len).map(|e| paint(k + 50 * n, e).abs() / 64.0).collect();
             stepper.write_state(*id, name, &state)?;
         }
-        stepper.set_step_count(*id, 3 * k as u64)?;
+        set_step_count(&mut stepper, *id, 3 * k as u64)?;
     }
     let before = plan_order(stepper.plan());
     for step in 0..6 {

@@ -82,6 +82,52 @@ pub(crate) struct Adamax {
     pub maximize: bool,
 }
 
+/// `torch.optim.Rprop`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rprop {
+    pub lr: f64,
+    pub eta_minus: f64,
+    pub eta_plus: f64,
+    pub step_size_min: f64,
+    pub step_size_max: f64,
+    pub maximize: bool,
+}
+
+/// Algorithm 2 of Chen et al., 2023.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lion {
+    pub lr: f64,
+    pub beta1: f64,
+    pub beta2: f64,
+    pub weight_decay: f64,
+    pub maximize: bool,
+}
+
+/// `torch.optim.NAdam`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NAdam {
+    pub lr: f64,
+    pub beta1: f64,
+    pub beta2: f64,
+    pub eps: f64,
+    pub weight_decay: f64,
+    pub momentum_decay: f64,
+    pub decoupled: bool,
+    pub maximize: bool,
+}
+
+/// `torch.optim.RAdam`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RAdam {
+    pub lr: f64,
+    pub beta1: f64,
+    pub beta2: f64,
+    pub eps: f64,
+    pub weight_decay: f64,
+    pub decoupled: bool,
+    pub maximize: bool,
+}
+
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Rule {
     Sgd(Sgd),
@@ -90,6 +136,10 @@ pub(crate) enum Rule {
     RmsProp(RmsProp),
     Adadelta(Adadelta),
     Adamax(Adamax),
+    Rprop(Rprop),
+    Lion(Lion),
+    NAdam(NAdam),
+    RAdam(RAdam),
 }
 
 impl Rule {
@@ -103,6 +153,10 @@ impl Rule {
             Rule::RmsProp(rmsprop) => rmsprop.step(x, gradient),
             Rule::Adadelta(adadelta) => adadelta.step(x, gradient),
             Rule::Adamax(adamax) => adamax.step(x, gradient),
+            Rule::Rprop(rprop) => rprop.step(x, gradient),
+            Rule::Lion(lion) => lion.step(x, gradient),
+            Rule::NAdam(nadam) => nadam.step(x, gradient),
+            Rule::RAdam(radam) => radam.step(x, gradient),
         }
     }
 
@@ -114,7 +168,11 @@ impl Rule {
             | Rule::Adagrad(Adagrad { lr, .. })
             | Rule::RmsProp(RmsProp { lr, .. })
             | Rule::Adadelta(Adadelta { lr, .. })
-            | Rule::Adamax(Adamax { lr, .. }) => lr,
+            | Rule::Adamax(Adamax { lr, .. })
+            | Rule::Rprop(Rprop { lr, .. })
+            | Rule::Lion(Lion { lr, .. })
+            | Rule::NAdam(NAdam { lr, .. })
+            | Rule::RAdam(RAdam { lr, .. }) => lr,
         }
     }
 }
@@ -208,6 +266,115 @@ impl Adamax {
         x.states[1] = (self.beta2 * x.states[1]).max(g.abs() + self.eps);
         let m_hat = x.states[0] / (1.0 - self.beta1.powi(x.steps));
         x.param -= self.lr * m_hat / x.states[1];
+    }
+}
+
+/// As torch.sign has it: 0 for 0 and for NaN.
+fn sign(x: f64) -> f64 {
+    if x > 0.0 {
+        1.0
+    } else if x < 0.0 {
+        -1.0
+    } else {
+        0.0
+    }
+}
+
+impl Rprop {
+    fn step(&self, x: &mut Scalar, gradient: f64) {
+        let mut g = if self.maximize { -gradient } else { gradient };
+        let [prev, step_size, _] = &mut x.states;
+        if x.steps == 1 {
+            *step_size = self.lr;
+        }
+        // A product of two f32 does not underflow in f64.
+        let product = g * *prev;
+        if product > 0.0 {
+            *step_size *= self.eta_plus;
+        } else if product < 0.0 {
+            *step_size *= self.eta_minus;
+            g = 0.0;
+        }
+        *step_size = step_size.clamp(self.step_size_min, self.step_size_max);
+        x.param -= sign(g) * *step_size;
+        *prev = g;
+    }
+}
+
+impl Lion {
+    /// The average whose sign is taken.
+    pub(crate) fn direction(&self, x: &Scalar, gradient: f64) -> f64 {
+        let g = if self.maximize { -gradient } else { gradient };
+        self.beta1 * x.states[0] + (1.0 - self.beta1) * g
+    }
+
+    fn step(&self, x: &mut Scalar, gradient: f64) {
+        let g = if self.maximize { -gradient } else { gradient };
+        let update = sign(self.direction(x, gradient));
+        x.param -= self.lr * (update + self.weight_decay * x.param);
+        x.states[0] = self.beta2 * x.states[0] + (1.0 - self.beta2) * g;
+    }
+}
+
+impl NAdam {
+    fn mu(&self, step: i32) -> f64 {
+        self.beta1 * (1.0 - 0.5 * 0.96f64.powf(f64::from(step) * self.momentum_decay))
+    }
+
+    /// Of all momenta up to a step, from the first one on.
+    pub(crate) fn mu_product(&self, step: i32) -> f64 {
+        (1..=step).map(|t| self.mu(t)).product()
+    }
+
+    /// What the gradient and its average are multiplied by in the numerator, lr apart.
+    pub(crate) fn shares(&self, step: i32) -> (f64, f64) {
+        let (mu, next_mu, product) = (self.mu(step), self.mu(step + 1), self.mu_product(step));
+        ((1.0 - mu) / (1.0 - product), next_mu / (1.0 - product * next_mu))
+    }
+
+    fn step(&self, x: &mut Scalar, gradient: f64) {
+        let mut g = if self.maximize { -gradient } else { gradient };
+        if self.decoupled {
+            x.param *= 1.0 - self.lr * self.weight_decay;
+        } else {
+            g += self.weight_decay * x.param;
+        }
+        let [m, v, _] = &mut x.states;
+        *m = self.beta1 * *m + (1.0 - self.beta1) * g;
+        *v = self.beta2 * *v + (1.0 - self.beta2) * g * g;
+        let (of_gradient, of_average) = self.shares(x.steps);
+        let v_hat = *v / (1.0 - self.beta2.powi(x.steps));
+        x.param -= self.lr * (of_gradient * g + of_average * *m) / (v_hat.sqrt() + self.eps);
+    }
+}
+
+impl RAdam {
+    /// The rectification, once the variance of the second moment is tractable.
+    pub(crate) fn rectification(&self, step: i32) -> Option<f64> {
+        let rho_inf = 2.0 / (1.0 - self.beta2) - 1.0;
+        let power = self.beta2.powi(step);
+        let rho = rho_inf - 2.0 * f64::from(step) * power / (1.0 - power);
+        let squared = (rho - 4.0) * (rho - 2.0) * rho_inf / ((rho_inf - 4.0) * (rho_inf - 2.0) * rho);
+        (rho > 5.0).then(|| squared.sqrt())
+    }
+
+    fn step(&self, x: &mut Scalar, gradient: f64) {
+        let mut g = if self.maximize { -gradient } else { gradient };
+        if self.decoupled {
+            x.param *= 1.0 - self.lr * self.weight_decay;
+        } else {
+            g += self.weight_decay * x.param;
+        }
+        let [m, v, _] = &mut x.states;
+        *m = self.beta1 * *m + (1.0 - self.beta1) * g;
+        *v = self.beta2 * *v + (1.0 - self.beta2) * g * g;
+        let m_hat = *m / (1.0 - self.beta1.powi(x.steps));
+        x.param -= self.lr
+            * match self.rectification(x.steps) {
+                // torch adds eps before it corrects the root.
+                Some(r) => r * m_hat * (1.0 - self.beta2.powi(x.steps)).sqrt() / (v.sqrt() + self.eps),
+                None => m_hat,
+            };
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A table of the smallest wrong inputs, beside the nearest right ones. Must match the field, not the wording.
 
-use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, RmsProp, Sgd};
+use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, Lion, NAdam, RAdam, RmsProp, Rprop, Sgd};
 use instep::{Error, Mode, Result, Solo, Stepper};
 
 use crate::support::{Optim, Options, layout};
@@ -74,7 +74,55 @@ fn hyperparameters_out_of_range_are_refused_by_name() {
             ("eps", Optim::Adamax(Adamax { eps: bad, ..adamax })),
             ("weight_decay", Optim::Adamax(Adamax { weight_decay: bad, ..adamax })),
         ]);
+        let (rprop, lion, nadam, radam) =
+            (Rprop::default(), Lion::default(), NAdam::default(), RAdam::default());
+        cases.extend([
+            ("lr", Optim::Rprop(Rprop { lr: bad, ..rprop })),
+            ("step_sizes.0", Optim::Rprop(Rprop { step_sizes: (bad, 50.0), ..rprop })),
+            ("step_sizes.1", Optim::Rprop(Rprop { step_sizes: (0.0, bad), ..rprop })),
+            ("etas.1", Optim::Rprop(Rprop { etas: (0.5, bad), ..rprop })),
+            ("lr", Optim::Lion(Lion { lr: bad, ..lion })),
+            ("weight_decay", Optim::Lion(Lion { weight_decay: bad, ..lion })),
+            ("lr", Optim::NAdam(NAdam { lr: bad, ..nadam })),
+            ("eps", Optim::NAdam(NAdam { eps: bad, ..nadam })),
+            ("weight_decay", Optim::NAdam(NAdam { weight_decay: bad, ..nadam })),
+            ("lr", Optim::RAdam(RAdam { lr: bad, ..radam })),
+            ("eps", Optim::RAdam(RAdam { eps: bad, ..radam })),
+            ("weight_decay", Optim::RAdam(RAdam { weight_decay: bad, ..radam })),
+        ]);
     }
+    for bad in [NAN, -1e-3, INFINITY] {
+        cases.push(("momentum_decay", Optim::NAdam(NAdam { momentum_decay: bad, ..NAdam::default() })));
+    }
+    for bad in [NAN, -0.5, 0.0, 1.0, 1.5, 1e-50] {
+        cases.push(("etas.0", Optim::Rprop(Rprop { etas: (bad, 1.2), ..Rprop::default() })));
+    }
+    let (decoupled_weight_decay, large) = (true, 1e20);
+    cases.extend([
+        ("etas.1", Optim::Rprop(Rprop { etas: (0.5, 1.0), ..Rprop::default() })),
+        ("step_sizes.0", Optim::Rprop(Rprop { step_sizes: (1.0, 0.5), ..Rprop::default() })),
+        ("weight_decay", Optim::Lion(Lion { lr: large, weight_decay: large, ..Lion::default() })),
+        (
+            "weight_decay",
+            Optim::NAdam(NAdam {
+                lr: large,
+                weight_decay: large,
+                decoupled_weight_decay,
+                ..NAdam::default()
+            }),
+        ),
+        (
+            "weight_decay",
+            Optim::RAdam(RAdam {
+                lr: large,
+                weight_decay: large,
+                decoupled_weight_decay,
+                ..RAdam::default()
+            }),
+        ),
+        ("lr", Optim::NAdam(NAdam { lr: 1e38, ..NAdam::default() })),
+        ("lr", Optim::RAdam(RAdam { lr: 1e38, ..RAdam::default() })),
+    ]);
     // What the kernels would derive from these overflows or vanishes in f32.
     cases.extend([
         ("lr", Optim::Adam(Adam { lr: 1e38, ..Adam::default() })),
@@ -91,6 +139,12 @@ fn hyperparameters_out_of_range_are_refused_by_name() {
             ("betas.1", Optim::AdamW(AdamW { betas: (0.9, bad), ..AdamW::default() })),
             ("betas.0", Optim::Adamax(Adamax { betas: (bad, 0.999), ..Adamax::default() })),
             ("betas.1", Optim::Adamax(Adamax { betas: (0.9, bad), ..Adamax::default() })),
+            ("betas.0", Optim::Lion(Lion { betas: (bad, 0.99), ..Lion::default() })),
+            ("betas.1", Optim::Lion(Lion { betas: (0.9, bad), ..Lion::default() })),
+            ("betas.0", Optim::NAdam(NAdam { betas: (bad, 0.999), ..NAdam::default() })),
+            ("betas.1", Optim::NAdam(NAdam { betas: (0.9, bad), ..NAdam::default() })),
+            ("betas.0", Optim::RAdam(RAdam { betas: (bad, 0.999), ..RAdam::default() })),
+            ("betas.1", Optim::RAdam(RAdam { betas: (0.9, bad), ..RAdam::default() })),
         ]);
     }
     for bad in [NAN, -0.1, 1.0 + f64::EPSILON, INFINITY] {
@@ -119,6 +173,10 @@ fn hyperparameters_at_the_edge_of_their_range_are_accepted() {
         Optim::Adadelta(Adadelta { lr: 0.0, rho: 0.0, eps: 0.0, ..Adadelta::default() }),
         Optim::Adadelta(Adadelta { rho: 1.0, ..Adadelta::default() }),
         Optim::Adamax(Adamax { lr: 0.0, betas: (0.0, 0.0), eps: 0.0, ..Adamax::default() }),
+        Optim::Rprop(Rprop { step_sizes: (0.0, 0.0), ..Rprop::default() }),
+        Optim::Lion(Lion { lr: 0.0, betas: (0.0, 0.0), ..Lion::default() }),
+        Optim::NAdam(NAdam { momentum_decay: 0.0, betas: (0.0, 0.0), eps: 0.0, ..NAdam::default() }),
+        Optim::RAdam(RAdam { betas: (0.0, 0.0), eps: 0.0, ..RAdam::default() }),
     ];
     for optim in edges {
         build(optim, &Options::default()).unwrap();

@@ -1,4 +1,5 @@
-//! The standard registry: every name of PyTorch's `functional_optim_map`, by name and by type, and every hyperparameter.
+//! The standard registry: every optimizer, by name and by type, and every hyperparameter; all of PyTorch's
+//! `functional_optim_map` is there.
 //!
 //! A keyword that reached another field, or none, would train with a default and say nothing. Must give each field a value
 //! of its own.
@@ -8,7 +9,7 @@ use std::fmt::Debug;
 
 use instep::optim::Optimizer;
 use instep::overlap::Registry;
-use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, Error, RmsProp, Sgd};
+use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, Error, Lion, NAdam, RAdam, RmsProp, Rprop, Sgd};
 
 /// `name` stands for `O` with its defaults, and these keywords, all that it has, for `expected`.
 fn assert_stands_for<O>(name: &str, keywords: &[(&str, f64)], expected: O)
@@ -26,6 +27,8 @@ where
     };
     let given: Vec<&str> = keywords.iter().map(|(keyword, _)| *keyword).collect();
     assert_eq!(have, given.join(", "), "{name}");
+    let bad = entry.build(&[("lr", f64::NAN)]);
+    assert!(matches!(bad, Err(Error::Config { field: "lr", .. })), "{name}: {bad:?}");
 }
 
 #[test]
@@ -66,4 +69,32 @@ fn every_name_stands_for_its_optimizer_and_every_keyword_for_its_field() {
         &[("lr", 0.1), ("beta1", 0.2), ("beta2", 0.3), ("eps", 0.4), ("weight_decay", 0.5), ("maximize", 1.0)],
         Adamax { lr: 0.1, betas: (0.2, 0.3), eps: 0.4, weight_decay: 0.5, maximize: true },
     );
+    assert_stands_for(
+        "Rprop",
+        &[("lr", 0.1), ("eta_minus", 0.2), ("eta_plus", 1.3), ("step_size_min", 0.4), ("step_size_max", 0.5), ("maximize", 1.0)],
+        Rprop { lr: 0.1, etas: (0.2, 1.3), step_sizes: (0.4, 0.5), maximize: true },
+    );
+    assert_stands_for(
+        "Lion",
+        &[("lr", 0.1), ("beta1", 0.2), ("beta2", 0.3), ("weight_decay", 0.4), ("maximize", 1.0)],
+        Lion { lr: 0.1, betas: (0.2, 0.3), weight_decay: 0.4, maximize: true },
+    );
+    assert_stands_for(
+        "NAdam",
+        &[("lr", 0.1), ("beta1", 0.2), ("beta2", 0.3), ("eps", 0.4), ("weight_decay", 0.5), ("momentum_decay", 0.6), ("decoupled_weight_decay", 1.0), ("maximize", 1.0)],
+        NAdam { lr: 0.1, betas: (0.2, 0.3), eps: 0.4, weight_decay: 0.5, momentum_decay: 0.6, decoupled_weight_decay: true, maximize: true },
+    );
+    assert_stands_for(
+        "RAdam",
+        &[("lr", 0.1), ("beta1", 0.2), ("beta2", 0.3), ("eps", 0.4), ("weight_decay", 0.5), ("decoupled_weight_decay", 1.0), ("maximize", 1.0)],
+        RAdam { lr: 0.1, betas: (0.2, 0.3), eps: 0.4, weight_decay: 0.5, decoupled_weight_decay: true, maximize: true },
+    );
+}
+
+#[test]
+fn every_name_of_pytorchs_own_map_is_there() {
+    let registry = Registry::standard();
+    for name in ["Adagrad", "Adam", "AdamW", "SGD", "Adadelta", "RMSprop", "Rprop", "Adamax"] {
+        registry.resolve(name).unwrap();
+    }
 }

@@ -17,7 +17,13 @@ pub(crate) fn load(from: &Stepper, to: &mut Stepper) -> Result<()> {
         for name in from.state_names_of(id)? {
             to.state_mut(id, &name)?.copy_from_slice(from.state(id, &name)?);
         }
-        to.set_step_count(id, from.step_count(id)?)?;
+        let count = from.step_count(id)?;
+        for optimizer in from.optimizers_of(id)? {
+            match from.carried_of(id, optimizer)? {
+                Some(carried) => to.set_step_count_and_carried_of(id, optimizer, count, carried)?,
+                None => to.set_step_count_of(id, optimizer, count)?,
+            }
+        }
     }
     Ok(())
 }

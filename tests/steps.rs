@@ -4,13 +4,13 @@
 //! step; that the steps connect is what bit equality between consecutive states already says. Must not accept a
 //! result for any reason but the bound in `tolerance`.
 
-use instep::{Adam, Isa, Mode, Sgd, Stepper};
+use instep::{Adam, Isa, Mode, Rprop, Sgd, Stepper};
 
 use crate::reference::{Rule, Scalar, clip_coefficient, norm};
 use crate::support::{
     LENGTHS, Optim, Options, Outcome, few_optimizers, layout, open, optimizers, painted, pass, run,
 };
-use crate::tolerance::bound;
+use crate::tolerance::{bound, is_undecided};
 
 const STEPS: usize = 7;
 
@@ -90,6 +90,44 @@ fn every_mode_and_instruction_set_follows_the_reference() {
             }
         }
     }
+}
+
+/// Where rounding may turn Lion's sign around, the bound allows for it; that must not be where it hides.
+#[test]
+fn hardly_any_sign_of_lion_is_within_its_rounding() {
+    let (layout, options) = (layout(&LENGTHS), Options::default());
+    for optim in optimizers() {
+        let Rule::Lion(lion) = optim.rule() else { continue };
+        let mut stepper = open(&layout, optim, &options);
+        let (mut undecided, mut all) = (0, 0);
+        for step in 0..STEPS {
+            let before = Outcome::of(&stepper).unwrap();
+            let after = checked_step(&mut stepper, optim, &options, step, "signs");
+            for (param, len) in LENGTHS.into_iter().enumerate() {
+                for element in 0..len {
+                    let gradient = f64::from(after.grads[param][element]);
+                    let start = scalar(&before, param, element);
+                    undecided += usize::from(is_undecided(&lion, &start, gradient));
+                    all += 1;
+                }
+            }
+        }
+        println!("{undecided} of {all} signs are undecided: {optim:?}");
+        assert!(undecided * 10_000 < all, "{undecided} of {all}: {optim:?}");
+    }
+}
+
+#[test]
+fn rprops_step_size_changes_where_the_product_of_two_gradients_would_underflow() {
+    let optim = Optim::Rprop(Rprop::default());
+    let outcome = run(&layout(&[3]), optim, &Options::default(), 2, |step, _, values| {
+        let sign = [1.0, if step == 0 { 1.0 } else { -1.0 }, 0.0];
+        values.iter_mut().zip(sign).for_each(|(g, sign)| *g = sign * 1e-30);
+        true
+    });
+    let lr = 0.01f32;
+    assert_eq!(outcome.states[0][1], [lr * 1.2, lr * 0.5, lr]);
+    assert_eq!(outcome.states[0][0], [1e-30, 0.0, 0.0]);
 }
 
 #[test]

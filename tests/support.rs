@@ -1,167 +1,22 @@
-//! What the integration tests share: case tables, inputs painted by formula, one way to run a stepper.
+//! What the integration tests share: inputs painted by formula, one way to run a stepper.
 //!
 //! Inputs are functions of (step, parameter, element) with prime cycles, so that a failing case needs no seed and
 //! equals itself on any rank, in any order. Must never read a result through anything but the public interface.
 
 use instep::cuda::{Cuda, CudaDevice};
 use instep::op::Device;
-use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, RmsProp, Sgd};
 use instep::{
-    Collective, Divisor, Gradients, Isa, Layout, Mode, Result, Solo, Status, Stepper, StepperBuilder, Unused,
+    Collective, Divisor, Gradients, Isa, Layout, Mode, ParamId, Result, Solo, Status, Stepper,
+    StepperBuilder, Unused,
 };
 
-use crate::reference::{self, Rule};
+pub(crate) use crate::optimizers::{Optim, few_optimizers, one_per_state_count, optimizers};
 
 /// Around every width that the kernels work in: vectors of 4, 8 and 16, leaves of 256, tiles of 2048.
 pub(crate) const LENGTHS: [usize; 19] =
     [0, 1, 3, 7, 8, 9, 15, 16, 17, 63, 64, 65, 255, 256, 257, 2047, 2048, 2049, 5000];
 
 pub(crate) const MODES: [Mode; 3] = [Mode::Sequential, Mode::Eager, Mode::Normed];
-
-/// An optimizer as a value; the builder takes a type.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Optim {
-    Sgd(Sgd),
-    Adam(Adam),
-    AdamW(AdamW),
-    Adagrad(Adagrad),
-    RmsProp(RmsProp),
-    Adadelta(Adadelta),
-    Adamax(Adamax),
-}
-
-impl Optim {
-    pub(crate) fn builder(self, layout: &Layout) -> StepperBuilder<'_> {
-        match self {
-            Optim::Sgd(sgd) => Stepper::builder(layout, sgd),
-            Optim::Adam(adam) => Stepper::builder(layout, adam),
-            Optim::AdamW(adamw) => Stepper::builder(layout, adamw),
-            Optim::Adagrad(adagrad) => Stepper::builder(layout, adagrad),
-            Optim::RmsProp(rmsprop) => Stepper::builder(layout, rmsprop),
-            Optim::Adadelta(adadelta) => Stepper::builder(layout, adadelta),
-            Optim::Adamax(adamax) => Stepper::builder(layout, adamax),
-        }
-    }
-
-    /// The same hyperparameters for the f64 reference.
-    pub(crate) fn rule(self) -> Rule {
-        match self {
-            Optim::Sgd(Sgd { lr, momentum, dampening, weight_decay, nesterov, maximize }) => {
-                Rule::Sgd(reference::Sgd { lr, momentum, dampening, weight_decay, nesterov, maximize })
-            }
-            Optim::Adam(Adam { lr, betas, eps, weight_decay, amsgrad, maximize })
-            | Optim::AdamW(AdamW { lr, betas, eps, weight_decay, amsgrad, maximize }) => {
-                let (beta1, beta2) = betas;
-                let decoupled = matches!(self, Optim::AdamW(_));
-                let adam =
-                    reference::Adam { lr, beta1, beta2, eps, weight_decay, decoupled, amsgrad, maximize };
-                Rule::Adam(adam)
-            }
-            Optim::Adagrad(adagrad) => {
-                let Adagrad { lr, lr_decay, weight_decay, initial_accumulator_value, eps, maximize } =
-                    adagrad;
-                Rule::Adagrad(reference::Adagrad {
-                    lr,
-                    lr_decay,
-                    weight_decay,
-                    initial_accumulator_value,
-                    eps,
-                    maximize,
-                })
-            }
-            Optim::RmsProp(RmsProp { lr, alpha, eps, weight_decay, momentum, centered, maximize }) => {
-                let rmsprop =
-                    reference::RmsProp { lr, alpha, eps, weight_decay, momentum, centered, maximize };
-                Rule::RmsProp(rmsprop)
-            }
-            Optim::Adadelta(Adadelta { lr, rho, eps, weight_decay, maximize }) => {
-                Rule::Adadelta(reference::Adadelta { lr, rho, eps, weight_decay, maximize })
-            }
-            Optim::Adamax(Adamax { lr, betas: (beta1, beta2), eps, weight_decay, maximize }) => {
-                Rule::Adamax(reference::Adamax { lr, beta1, beta2, eps, weight_decay, maximize })
-            }
-        }
-    }
-}
-
-/// Every flag alone, the combinations in which flags meet, and both roles of an average (beta around 0.5).
-#[rustfmt::skip] // A table: one case per line.
-pub(crate) fn optimizers() -> Vec<Optim> {
-    let sgd = Sgd { lr: 0.05, ..Sgd::default() };
-    let heavy = Sgd { momentum: 0.9, ..sgd };
-    let adam = Adam::default();
-    let adamw = AdamW { lr: 0.01, ..AdamW::default() };
-    let sgds = [
-        sgd,
-        Sgd { weight_decay: 0.04, ..sgd },
-        Sgd { maximize: true, ..sgd },
-        heavy,
-        Sgd { dampening: 0.3, ..heavy },
-        Sgd { nesterov: true, ..heavy },
-        Sgd { dampening: 0.3, weight_decay: 0.04, maximize: true, ..heavy },
-        Sgd { nesterov: true, weight_decay: 0.04, maximize: true, ..heavy },
-    ];
-    let adams = [
-        adam,
-        Adam { weight_decay: 0.04, ..adam },
-        Adam { maximize: true, ..adam },
-        Adam { amsgrad: true, betas: (0.9, 0.8), ..adam },
-        Adam { eps: 1e-2, betas: (0.95, 0.98), ..adam },
-        Adam { betas: (0.0, 0.5), ..adam },
-        Adam { betas: (0.3, 0.45), weight_decay: 0.04, ..adam },
-        Adam { amsgrad: true, weight_decay: 0.04, maximize: true, betas: (0.5, 0.7), ..adam },
-    ];
-    let adamws = [
-        adamw,
-        AdamW { weight_decay: 0.3, maximize: true, ..adamw },
-        AdamW { weight_decay: 0.0, ..adamw },
-        AdamW { amsgrad: true, betas: (0.9, 0.8), ..adamw },
-        AdamW { amsgrad: true, maximize: true, betas: (0.4, 0.3), eps: 1e-3, ..adamw },
-    ];
-    let adagrad = Adagrad::default();
-    let adagrads = [
-        adagrad,
-        Adagrad { lr_decay: 0.1, initial_accumulator_value: 0.5, ..adagrad },
-        Adagrad { weight_decay: 0.04, maximize: true, eps: 1e-2, ..adagrad },
-    ];
-    let rmsprop = RmsProp::default();
-    let rmsprops = [
-        rmsprop,
-        RmsProp { weight_decay: 0.04, alpha: 0.3, ..rmsprop },
-        RmsProp { momentum: 0.9, ..rmsprop },
-        RmsProp { centered: true, eps: 1e-3, ..rmsprop },
-        RmsProp { momentum: 0.5, centered: true, weight_decay: 0.04, maximize: true, ..rmsprop },
-    ];
-    let adadelta = Adadelta::default();
-    let adadeltas = [
-        adadelta,
-        Adadelta { lr: 0.5, rho: 0.4, eps: 1e-3, weight_decay: 0.04, maximize: true },
-    ];
-    let adamax = Adamax::default();
-    let adamaxes = [
-        adamax,
-        Adamax { betas: (0.3, 0.45), weight_decay: 0.04, maximize: true, eps: 1e-3, ..adamax },
-    ];
-    let mut all: Vec<Optim> = sgds.map(Optim::Sgd).into();
-    all.extend(adams.map(Optim::Adam));
-    all.extend(adamws.map(Optim::AdamW));
-    all.extend(adagrads.map(Optim::Adagrad));
-    all.extend(rmsprops.map(Optim::RmsProp));
-    all.extend(adadeltas.map(Optim::Adadelta));
-    all.extend(adamaxes.map(Optim::Adamax));
-    all
-}
-
-/// One of each kernel instantiation of SGD and Adam, with as many flags as go together: for what no rule changes.
-#[rustfmt::skip] // A table: one case per line.
-pub(crate) fn few_optimizers() -> [Optim; 4] {
-    [
-        Optim::Sgd(Sgd { lr: 0.05, ..Sgd::default() }),
-        Optim::Sgd(Sgd { lr: 0.05, momentum: 0.9, nesterov: true, weight_decay: 0.04, ..Sgd::default() }),
-        Optim::Adam(Adam { weight_decay: 0.04, ..Adam::default() }),
-        Optim::AdamW(AdamW { lr: 0.01, amsgrad: true, betas: (0.9, 0.8), ..AdamW::default() }),
-    ]
-}
 
 /// Options of a stepper, and how a pass is driven.
 #[derive(Clone, Debug)]
@@ -339,6 +194,8 @@ pub(crate) struct Outcome {
     pub states: Vec<Vec<Vec<f32>>>,
     pub grads: Vec<Vec<f32>>,
     pub step_counts: Vec<u64>,
+    /// Per parameter, the bits of what each optimizer carries, if it carries a number.
+    pub carried: Vec<Vec<u64>>,
     pub status: Status,
 }
 
@@ -365,6 +222,7 @@ impl Outcome {
                 .map(|id| copied(id, &|into| stepper.read_grad(id, into)))
                 .collect::<Result<_>>()?,
             step_counts: layout.ids().map(|id| stepper.step_count(id)).collect::<Result<_>>()?,
+            carried: layout.ids().map(|id| carried(stepper, id)).collect::<Result<_>>()?,
             status: stepper.status()?,
         })
     }
@@ -380,6 +238,7 @@ impl Outcome {
     /// Asserts that a parameter, its states and its step count are the same bits as `theirs` in another outcome.
     pub(crate) fn assert_same_param(&self, param: usize, other: &Outcome, theirs: usize, what: &str) {
         assert_eq!(self.step_counts[param], other.step_counts[theirs], "step count of p{param}: {what}");
+        assert_eq!(self.carried[param], other.carried[theirs], "carried for p{param}: {what}");
         for ((name, a), (_, b)) in self.tensors(param).zip(other.tensors(theirs)) {
             assert_same_bits(a, b, &format!("{name} of p{param}: {what}"));
         }
@@ -392,6 +251,27 @@ impl Outcome {
             self.assert_same_param(param, other, param, what);
         }
     }
+}
+
+/// The bits of what each optimizer of a parameter carries; one that steps nothing carries nothing.
+fn carried<D: Device>(stepper: &Stepper<D>, id: ParamId) -> Result<Vec<u64>> {
+    let all = stepper.optimizers_of(id)?.into_iter();
+    let all = all.filter_map(|optimizer| stepper.carried_of(id, optimizer).ok().flatten());
+    Ok(all.map(f64::to_bits).collect())
+}
+
+/// Sets a parameter's step count, and what its optimizers carry with it.
+pub(crate) fn set_step_count<D: Device>(stepper: &mut Stepper<D>, id: ParamId, count: u64) -> Result<()> {
+    for optimizer in stepper.optimizers_of(id)? {
+        match stepper.carried_of(id, optimizer)? {
+            Some(_) => {
+                let carried = if count == 0 { 1.0 } else { 0.3 };
+                stepper.set_step_count_and_carried_of(id, optimizer, count, carried)?;
+            }
+            None => stepper.set_step_count_of(id, optimizer, count)?,
+        }
+    }
+    Ok(())
 }
 
 pub(crate) fn assert_same_bits(a: &[f32], b: &[f32], what: &str) {

@@ -223,8 +223,26 @@ fn nothing_is_unwrapped_or_left_undone_outside_tests() {
     }
 }
 
+/// Where each optimizer of the table is named, and no compiler asks for it.
+const NAMES_EVERY_OPTIMIZER: [&str; 14] = [
+    "CHANGELOG.md",
+    "README.md",
+    "benches/README.md",
+    "cli/README.md",
+    "cli/tests/against_torch.py",
+    "cli/tests/bits.rs",
+    "cli/tests/gpu_bench.rs",
+    "cli/tests/resume.rs",
+    "src/overlap/standard.rs",
+    "tests/optimizers.rs",
+    "tests/refusals.rs",
+    "tests/registry.rs",
+    "tests/vectors.py",
+    "tools/fuzz/src/mutate.rs",
+];
+
 #[test]
-fn every_optimizer_has_its_header_its_type_and_its_formula_once() {
+fn every_optimizer_has_its_header_its_type_and_its_formula_once_and_is_named_wherever_all_are() {
     let table = read(&Path::new(ROOT).join("kernels/optimizers.def"));
     let optimizers = files("src/optim", &["rs"]).iter().map(|p| read(p)).collect::<String>();
     let reference = read(&Path::new(ROOT).join("tests/reference.rs"));
@@ -237,6 +255,11 @@ fn every_optimizer_has_its_header_its_type_and_its_formula_once() {
         assert!(header.contains(&format!("struct {rule} ")), "{name}.h has no {rule}");
         assert!(optimizers.contains(&format!("INSTEP_OPTIMIZER_{name}")), "src/optim knows no {name}");
         assert!(reference.to_lowercase().contains(name), "tests/reference.rs knows no {name}");
+        for path in NAMES_EVERY_OPTIMIZER {
+            let text = read(&Path::new(ROOT).join(path)).to_lowercase();
+            let names = text.split(|c: char| !(c.is_alphanumeric() || c == '_')).any(|word| word == name);
+            assert!(names, "{path} does not name {name}");
+        }
         for path in files("kernels", &["h", "cpp", "cu", "cuh"]) {
             let defines = read(&path).contains(&format!("struct {rule} "));
             assert!(!defines || path.ends_with(format!("{name}.h")), "{rule} is written again in {path:?}");

@@ -5,7 +5,11 @@
 //! Algorithms", 3.3.) Must bound the update of one step from the same f32 start, so that errors do not pile up.
 //! Painted values stay clear of subnormals, where an ulp is no longer relative.
 
-use crate::reference::{Adadelta, Adagrad, Adam, Adamax, RmsProp, Rule, Scalar, Sgd};
+use instep::Moments;
+
+use crate::reference::{
+    Adadelta, Adagrad, Adam, Adamax, Lion, NAdam, RAdam, RmsProp, Rprop, Rule, Scalar, Sgd,
+};
 
 /// Unit roundoff of f32.
 pub(crate) const U: f64 = 1.0 / (1u64 << 24) as f64;
@@ -82,6 +86,10 @@ pub(crate) fn bound(rule: &Rule, before: &Scalar, after: &Scalar, gradient: f64)
         Rule::RmsProp(rmsprop) => rmsprop_bound(rmsprop, before, after, gradient, mean),
         Rule::Adadelta(adadelta) => adadelta_bound(adadelta, before, after, gradient, mean),
         Rule::Adamax(adamax) => adamax_bound(adamax, before, after, gradient, mean),
+        Rule::Rprop(rprop) => rprop_bound(rprop, before, after, gradient),
+        Rule::Lion(lion) => lion_bound(lion, before, after, gradient, mean),
+        Rule::NAdam(nadam) => nadam_bound(nadam, before, after, gradient, mean),
+        Rule::RAdam(radam) => radam_bound(radam, before, after, gradient, mean),
     };
     Bound { param: bound.param * SECOND_ORDER, states: bound.states.map(|error| error * SECOND_ORDER) }
 }
@@ -202,4 +210,107 @@ fn adamax_bound(rule: &Adamax, before: &Scalar, after: &Scalar, gradient: f64, m
     let ratio = ratio.over(Term { size: after.states[1], error: u_error });
     let change = ratio.times(rule.lr / (1.0 - rule.beta1.powi(after.steps)));
     Bound { param: moved(after, change), states: [m_error, u_error, 0.0] }
+}
+
+/// Signs decide, and they are exact: those of a stored gradient and of one that is too large to vanish.
+fn rprop_bound(rprop: &Rprop, before: &Scalar, after: &Scalar, gradient: f64) -> Bound {
+    let mut size = if after.steps == 1 { Term::constant(rprop.lr) } else { Term::stored(before.states[1]) };
+    let product = before.states[0] * if rprop.maximize { -gradient } else { gradient };
+    if product != 0.0 {
+        size = size.times(if product > 0.0 { rprop.eta_plus } else { rprop.eta_minus });
+    }
+    // Held to a limit, it is off by the limit's rounding, or by less than before.
+    let size_error = size.error.max(U * after.states[1]);
+    let prev_error = Term::stored(after.states[0]).times(1.0).error;
+    let change = Term { size: after.states[1], error: size_error };
+    Bound { param: moved(after, change), states: [prev_error, size_error, 0.0] }
+}
+
+/// Whether rounding may change the sign that Lion takes: the parameter is then off by two steps, or by one.
+pub(crate) fn is_undecided(lion: &Lion, before: &Scalar, gradient: f64) -> bool {
+    let g_error = Term::stored(gradient).times(1.0).error;
+    let error = average_error(lion.beta1, before.states[0], gradient, g_error);
+    error > 0.0 && lion.direction(before, gradient).abs() <= error * SECOND_ORDER
+}
+
+fn lion_bound(lion: &Lion, before: &Scalar, after: &Scalar, gradient: f64, mean: Term) -> Bound {
+    let m_error = average_error(lion.beta2, before.states[0], gradient, mean.error);
+    let mut change = Term::constant(lion.lr);
+    if is_undecided(lion, before, gradient) {
+        change.error += 2.0 * change.size;
+    }
+    if lion.weight_decay != 0.0 {
+        change = change.plus(Term::stored(before.param).times(lion.lr * lion.weight_decay));
+    }
+    Bound { param: moved(after, change), states: [m_error, 0.0, 0.0] }
+}
+
+fn nadam_bound(nadam: &NAdam, before: &Scalar, after: &Scalar, gradient: f64, mean: Term) -> Bound {
+    let coupled = if nadam.decoupled { 0.0 } else { nadam.weight_decay };
+    let (value, g) = decayed_gradient(gradient, nadam.maximize, coupled, before.param, mean);
+    let m_error = average_error(nadam.beta1, before.states[0], value, g.error);
+    let square = g.product(g);
+    let v_error = average_error(nadam.beta2, before.states[1], square.size, square.error);
+
+    let root = Term { size: after.states[1], error: v_error }.root();
+    let corrected = root.times(1.0 / (1.0 - nadam.beta2.powi(after.steps)).sqrt());
+    let (of_gradient, of_average) = nadam.shares(after.steps);
+    let gradient = g.times(nadam.lr * of_gradient);
+    let average = Term { size: after.states[0].abs(), error: m_error }.times(nadam.lr * of_average);
+    let mut change = gradient.plus(average).over(corrected.plus(Term::constant(nadam.eps)));
+    if nadam.decoupled && nadam.weight_decay != 0.0 {
+        change = change.plus(Term::stored(before.param).times(nadam.lr * nadam.weight_decay));
+    }
+    Bound { param: moved(after, change), states: [m_error, v_error, 0.0] }
+}
+
+fn radam_bound(radam: &RAdam, before: &Scalar, after: &Scalar, gradient: f64, mean: Term) -> Bound {
+    let coupled = if radam.decoupled { 0.0 } else { radam.weight_decay };
+    let (value, g) = decayed_gradient(gradient, radam.maximize, coupled, before.param, mean);
+    let m_error = average_error(radam.beta1, before.states[0], value, g.error);
+    let square = g.product(g);
+    let v_error = average_error(radam.beta2, before.states[1], square.size, square.error);
+
+    let m = Term { size: after.states[0].abs(), error: m_error };
+    let lr = radam.lr / (1.0 - radam.beta1.powi(after.steps));
+    let mut change = match radam.rectification(after.steps) {
+        Some(rectification) => {
+            let root = Term { size: after.states[1], error: v_error }.root();
+            let correction = (1.0 - radam.beta2.powi(after.steps)).sqrt();
+            m.over(root.plus(Term::constant(radam.eps))).times(lr * rectification * correction)
+        }
+        None => m.times(lr),
+    };
+    if radam.decoupled && radam.weight_decay != 0.0 {
+        change = change.plus(Term::stored(before.param).times(radam.lr * radam.weight_decay));
+    }
+    Bound { param: moved(after, change), states: [m_error, v_error, 0.0] }
+}
+
+/// How far a state may be from its value for having been stored: to the nearest, the block's largest being `scale`.
+pub(crate) fn storage_error(moments: Moments, is_signed: bool, x: f64, scale: f64) -> f64 {
+    match moments {
+        Moments::F32 => 0.0,
+        // Half of the last of 8 places, one of which is never stored, or of the last place of subnormals.
+        Moments::BF16 => x.abs() / 256.0 + 2f64.powi(-134),
+        Moments::EightBit => code_distance(is_signed, x, scale),
+    }
+}
+
+/// The same of an 8-bit code: half a code from the root that counts codes, which three roundings have moved, and the
+/// roundings of decoding. What is above zero and has no code becomes the smallest one.
+pub(crate) fn code_distance(is_signed: bool, x: f64, scale: f64) -> f64 {
+    if scale < 2f64.powi(-90) {
+        return x.abs();
+    }
+    let (codes, power, roundings) = if is_signed { (127.0, 2, 6.0) } else { (255.0, 4, 12.0) };
+    let root = (x.abs() / scale).powf(1.0 / f64::from(power));
+    let far = root + (0.5 + 3.0 * U * codes) / codes;
+    let rounded = roundings * U * far.powi(power);
+    let apart = if !is_signed && x > 0.0 && root < 0.5 / codes {
+        (1.0 / codes).powi(power)
+    } else {
+        far.powi(power) - root.powi(power)
+    };
+    (apart + rounded) * scale * SECOND_ORDER
 }

@@ -126,7 +126,7 @@ impl Training {
         let layout = named.fold(Layout::builder(), add).build()?;
         let mut builder = self.optim.builder(&layout).mode(setup.mode(self)).bucket_cap_bytes(setup.cap);
         builder = builder.unused(self.unused).loss_scale(self.loss_scale).isa(setup.isa).record(true);
-        builder = builder.skip_nonfinite(self.skip_nonfinite);
+        builder = builder.skip_nonfinite(self.skip_nonfinite).precision(self.precision);
         if let Some(max_norm) = self.max_norm {
             builder = builder.max_norm(max_norm);
         }
@@ -197,9 +197,11 @@ impl Training {
             return self.read_status(plan, stepper, trained);
         }
         let mut pass = stepper.begin()?;
-        for (param, id) in ids.iter().enumerate() {
+        let read =
+            |pass: &Pass<'_>, param: usize| pass.read_param(ids[param], &mut vec![0.0; self.params[param].0]);
+        for param in 0..ids.len() {
             if treatment(param) != Treatment::Untouched {
-                pass.params().get(*id)?;
+                read(&pass, param)?;
             }
         }
         let turn = if let Feed::Rank(rank) = feed { rank * 7 } else { 0 };
@@ -211,7 +213,7 @@ impl Training {
             self.hand_over(&mut pass, at, feed, param, ids[param], times)?;
             // Whatever has launched.
             if let Some(frozen) = frozen.get(param) {
-                pass.params().get(ids[*frozen])?;
+                read(&pass, *frozen)?;
             }
         }
         if abandon.is_some() {

@@ -3,8 +3,9 @@
     python -m venv venv && venv/bin/pip install torch==2.15.0
     venv/bin/python tests/vectors.py > tests/vectors.txt
 
-Inputs are formulas, so a new run changes nothing but what torch changes. Must not compute an update itself: every
-number behind `start` comes out of torch. Numbers are written with repr, which reads back to the same bits.
+Inputs are formulas, so a new run changes nothing but what torch changes. Must not compute an update itself where torch
+has the optimizer: every number behind `start` comes out of torch then. It has no Lion, whose class here is algorithm 2 of
+its paper, line by line. Numbers are written with repr, which reads back to the same bits.
 """
 
 import torch
@@ -27,6 +28,10 @@ ADAGRAD = dict(lr=0.01, lr_decay=0.0, weight_decay=0.0, initial_accumulator_valu
 RMSPROP = dict(lr=0.01, alpha=0.99, eps=1e-8, weight_decay=0.0, momentum=0.0, centered=False, maximize=False)
 ADADELTA = dict(lr=1.0, rho=0.9, eps=1e-6, weight_decay=0.0, maximize=False)
 ADAMAX = dict(lr=0.002, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0, maximize=False)
+RPROP = dict(lr=0.05, eta_minus=0.5, eta_plus=1.2, step_size_min=1e-6, step_size_max=50.0, maximize=False)
+LION = dict(lr=0.01, beta1=0.9, beta2=0.99, weight_decay=0.0, maximize=False)
+RADAM = dict(lr=0.01, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0, decoupled_weight_decay=False, maximize=False)
+NADAM = dict(RADAM, momentum_decay=4e-3)
 CASES = [
     ("sgd", SGD, {}),
     ("sgd", SGD, dict(weight_decay=0.04)),
@@ -61,7 +66,38 @@ CASES = [
     ("adamax", ADAMAX, dict(beta1=0.3, beta2=0.45)),
     ("adamax", ADAMAX, dict(weight_decay=0.04, maximize=True, eps=1e-3)),
     ("adamax", ADAMAX, dict(beta1=0.0, beta2=0.0, lr=0.05)),
+    ("rprop", RPROP, {}),
+    ("rprop", RPROP, dict(lr=0.3, eta_minus=0.3, eta_plus=1.7, step_size_min=0.02, step_size_max=0.4, maximize=True)),
+    ("lion", LION, {}),
+    ("lion", LION, dict(weight_decay=0.3, maximize=True)),
+    ("lion", LION, dict(beta1=0.3, beta2=0.45, weight_decay=0.04)),
+    ("nadam", NADAM, {}),
+    ("nadam", NADAM, dict(weight_decay=0.04, momentum_decay=0.5)),
+    ("nadam", NADAM, dict(weight_decay=0.3, decoupled_weight_decay=True, maximize=True, eps=1e-3)),
+    ("nadam", NADAM, dict(beta1=0.0, beta2=0.5)),
+    ("radam", RADAM, {}),
+    ("radam", RADAM, dict(weight_decay=0.04, maximize=True, beta2=0.9)),
+    ("radam", RADAM, dict(weight_decay=0.3, decoupled_weight_decay=True, beta1=0.5, beta2=0.8, eps=1e-3)),
+    ("radam", RADAM, dict(beta1=0.3, beta2=0.5)),
 ]
+
+
+class Lion(torch.optim.Optimizer):
+    def __init__(self, params, lr, betas, weight_decay, maximize, foreach):
+        super().__init__(params, dict(lr=lr, betas=betas, weight_decay=weight_decay, maximize=maximize))
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            lr, (beta1, beta2) = group["lr"], group["betas"]
+            for p in group["params"]:
+                g = -p.grad if group["maximize"] else p.grad
+                m = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
+                update = torch.sign(beta1 * m + (1 - beta1) * g)
+                p -= lr * (update + group["weight_decay"] * p)
+                m.copy_(beta2 * m + (1 - beta2) * g)
+
+
 MAKE = {
     "sgd": torch.optim.SGD,
     "adam": torch.optim.Adam,
@@ -70,7 +106,14 @@ MAKE = {
     "rmsprop": torch.optim.RMSprop,
     "adadelta": torch.optim.Adadelta,
     "adamax": torch.optim.Adamax,
+    "rprop": torch.optim.Rprop,
+    "lion": Lion,
+    "nadam": torch.optim.NAdam,
+    "radam": torch.optim.RAdam,
 }
+PAIRS = [("betas", "beta1", "beta2"), ("etas", "eta_minus", "eta_plus"), ("step_sizes", "step_size_min", "step_size_max")]
+# A scalar of a state, like NAdam's mu_product, has the default type.
+torch.set_default_dtype(torch.float64)
 
 
 def line(key, values):
@@ -83,8 +126,9 @@ def case(name, hyper):
         line(key, [value])
     # Neither foreach nor fused: the spelling that the documentation states.
     options = dict(hyper, foreach=False)
-    if "beta1" in options:
-        options["betas"] = (options.pop("beta1"), options.pop("beta2"))
+    for pair, first, second in PAIRS:
+        if first in options:
+            options[pair] = (options.pop(first), options.pop(second))
     param = torch.nn.Parameter(torch.tensor(START, dtype=torch.float64))
     optimizer = MAKE[name]([param], **options)
     for gradient in GRADIENTS:
@@ -94,7 +138,7 @@ def case(name, hyper):
         for key, state in optimizer.state[param].items():
             if key != "step" and state is not None:
                 assert state.dtype == torch.float64
-                line(key, state.tolist())
+                line(key, state.flatten().tolist())
 
 
 print("# What torch.optim computes in f64; made by tests/vectors.py, whose header says how. Never edit by hand.")

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::Failure;
 use crate::console::{print, print_json};
-use crate::replay::COUNT_PREFIX;
+use crate::replay::{COUNT_PREFIX, PRODUCT_PREFIX};
 
 /// Elements compared at a time.
 const PIECE: usize = 1 << 14;
@@ -34,7 +34,7 @@ pub struct Arguments {
 /// What two files have and have not in common.
 #[derive(Debug, Default, PartialEq, Serialize)]
 pub struct Report {
-    /// Same tensors, same types, same shapes, same bits, same step counts.
+    /// Same tensors, same types, same shapes, same bits, same step counts and products of momenta.
     pub equal: bool,
     /// Tensors of both, by name.
     pub tensors: Vec<Compared>,
@@ -42,7 +42,7 @@ pub struct Report {
     pub only_in_a: Vec<String>,
     /// Names of tensors that only the second file has.
     pub only_in_b: Vec<String>,
-    /// Step counts that differ.
+    /// Step counts and products of momenta that differ.
     pub counts: Vec<Count>,
 }
 
@@ -135,7 +135,8 @@ pub fn compare<A: Read + Seek, B: Read + Seek>(
     let lacks = |name: &&String| !header_a.tensors.contains_key(*name);
     report.only_in_b = header_b.tensors.keys().filter(lacks).cloned().collect();
     let keys: BTreeSet<&String> = header_a.metadata.keys().chain(header_b.metadata.keys()).collect();
-    for key in keys.into_iter().filter(|key| key.starts_with(COUNT_PREFIX)) {
+    let counts = |key: &&String| [COUNT_PREFIX, PRODUCT_PREFIX].iter().any(|prefix| key.starts_with(prefix));
+    for key in keys.into_iter().filter(counts) {
         let (a, b) = (header_a.metadata.get(key).cloned(), header_b.metadata.get(key).cloned());
         if a != b {
             report.counts.push(Count { key: key.clone(), a, b });

@@ -100,7 +100,7 @@ fn the_output_is_what_the_library_makes_with_that_world_size() {
 #[test]
 fn a_group_beside_others_gives_the_bits_that_it_gives_alone() {
     let content = input(&[("a", &[300]), ("b", &[40])], 4);
-    let groups: [(&str, [&str; 2]); 9] = [
+    let groups: [(&str, [&str; 2]); 13] = [
         ("sgd", [r#""lr":0.1"#, r#""momentum":0.9,"weight_decay":0.1"#]),
         ("sgd", [r#""momentum":0.9,"nesterov":true"#, r#""maximize":true"#]),
         ("adam", [r#""amsgrad":true,"weight_decay":0.1"#, r#""eps":1e-3"#]),
@@ -110,6 +110,10 @@ fn a_group_beside_others_gives_the_bits_that_it_gives_alone() {
         ("rmsprop", [r#""centered":true,"weight_decay":0.1"#, r#""momentum":0.5,"centered":true"#]),
         ("adadelta", [r#""rho":0.3"#, r#""lr":0.5,"weight_decay":0.1"#]),
         ("adamax", [r#""betas":[0.3,0.4]"#, r#""weight_decay":0.1"#]),
+        ("rprop", [r#""etas":[0.3,1.7]"#, r#""maximize":true,"step_sizes":[0.01,0.02]"#]),
+        ("lion", [r#""weight_decay":0.1"#, r#""maximize":true,"betas":[0.5,0.6]"#]),
+        ("nadam", [r#""weight_decay":0.1,"decoupled_weight_decay":true"#, r#""momentum_decay":0.5"#]),
+        ("radam", [r#""weight_decay":0.1,"maximize":true"#, r#""betas":[0.9,0.9]"#]),
     ];
     for (optimizer, [a, b]) in groups {
         let config =

@@ -54,6 +54,10 @@ fn a_sweep_has_a_line_for_every_case_and_counts_the_bytes_of_the_layout() {
         ("rmsprop", 20.0),
         ("adadelta", 28.0),
         ("adamax", 28.0),
+        ("rprop", 28.0),
+        ("lion", 20.0),
+        ("nadam", 28.0),
+        ("radam", 28.0),
     ];
     for (optimizer, bytes) in bytes {
         let of = rows(&report, "step").iter().filter(|row| row["optimizer"] == optimizer);

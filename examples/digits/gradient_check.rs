@@ -32,7 +32,7 @@ fn every_gradient_is_the_slope_of_the_loss() -> Result<(), Box<dyn Error>> {
             let value = stepper.params()?.get(id)?[element];
             let mut measure_loss = |shifted: f32| {
                 stepper.params_mut()?.get_mut(id)?[element] = shifted;
-                network.forward(stepper.params()?, &batch, &mut tape).map(|score| score.loss)
+                network.forward::<f32>(stepper.params()?, &batch, &mut tape).map(|score| score.loss)
             };
             let (above, below) = (measure_loss(value + SHIFT)?, measure_loss(value - SHIFT)?);
             let here = measure_loss(value)?;
@@ -55,10 +55,10 @@ fn compute_gradients(
 ) -> instep::Result<Vec<(ParamId, Vec<f32>)>> {
     let mut pass = stepper.begin()?;
     let mut gradients = Vec::new();
-    network.forward(pass.split().0, batch, tape)?;
+    network.forward::<f32>(pass.split().0, batch, tape)?;
     for layer in network.layers.iter().rev() {
         let (params, mut grads) = pass.split();
-        layer.backward(params, &mut grads, tape)?;
+        layer.backward::<f32>(params, &mut grads, tape)?;
         for id in [layer.bias, layer.weight] {
             gradients.push((id, grads.get_mut(id)?.to_vec()));
         }

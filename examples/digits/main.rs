@@ -9,6 +9,8 @@ mod files;
 #[cfg(test)]
 mod gradient_check;
 mod model;
+#[cfg(test)]
+mod precision_check;
 mod report;
 mod train;
 
@@ -17,7 +19,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
-use instep::{Mode, in_process};
+use instep::{DType, Master, Mode, Moments, Precision, Rounding, in_process};
 
 use data::{GLOBAL_BATCH, Samples};
 use report::Progress;
@@ -35,6 +37,9 @@ pub(crate) struct Flags {
     /// When buckets are stepped.
     #[arg(long, value_enum, default_value_t = ModeName::Eager)]
     mode: ModeName,
+    /// How tensors are stored.
+    #[arg(long, value_enum, default_value_t = PrecisionName::F32)]
+    precision: PrecisionName,
     /// Times that every training image is seen.
     #[arg(long, default_value_t = 20)]
     epochs: u32,
@@ -70,6 +75,41 @@ pub(crate) enum OptimizerName {
     RmsProp,
     Adadelta,
     Adamax,
+    Rprop,
+    Lion,
+    #[value(name = "nadam")]
+    NAdam,
+    #[value(name = "radam")]
+    RAdam,
+}
+
+/// The precisions to choose from.
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+pub(crate) enum PrecisionName {
+    /// All of it f32.
+    F32,
+    /// bf16 parameters and gradients, f32 master weights behind them.
+    Master,
+    /// bf16 parameters and gradients, 16-bit remainders behind them, states in 8 bits.
+    Remainder,
+    /// All of it bf16, rounded stochastically.
+    Stochastic,
+}
+
+impl From<PrecisionName> for Precision {
+    fn from(name: PrecisionName) -> Precision {
+        let bf16 = Precision { param: DType::BF16, grad: DType::BF16, ..Precision::F32 };
+        match name {
+            PrecisionName::F32 => Precision::F32,
+            PrecisionName::Master => Precision { master: Master::F32, ..bf16 },
+            PrecisionName::Remainder => {
+                Precision { master: Master::Remainder16, moments: Moments::EightBit, ..bf16 }
+            }
+            PrecisionName::Stochastic => {
+                Precision { moments: Moments::BF16, rounding: Rounding::Stochastic { seed: 1 }, ..bf16 }
+            }
+        }
+    }
 }
 
 /// The modes to choose from.
@@ -111,7 +151,10 @@ fn run(flags: &Flags) -> Result<bool, Box<dyn Error>> {
     let (training, held_out) = Samples::load()?.split();
     let train = |mode: Mode| -> instep::Result<Vec<Trained>> {
         let progress = Progress::new(flags, mode);
-        in_process(flags.ranks, |comm| train_rank(flags, mode, &training, &held_out, &progress, comm))
+        in_process(flags.ranks, |comm| match flags.precision {
+            PrecisionName::F32 => train_rank::<f32>(flags, mode, &training, &held_out, &progress, comm),
+            _ => train_rank::<half::bf16>(flags, mode, &training, &held_out, &progress, comm),
+        })
     };
     let mode = flags.mode.into();
     let chosen = train(mode)?;

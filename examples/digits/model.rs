@@ -1,9 +1,10 @@
 //! A multi-layer perceptron in plain Rust: forward and backward, one layer at a time.
 //!
-//! It reads parameters and writes gradients through the library's views and keeps neither. Must never hand anything
-//! over: when a gradient is ready is the training loop's to say. Sums are taken in one fixed order, so equal inputs
-//! give equal bits.
+//! It reads parameters and writes gradients through the library's views, of whatever type `T` they are stored as, computes
+//! in f32 and keeps neither. Must never hand anything over: when a gradient is ready is the training loop's to say. Sums
+//! are taken in one fixed order, so equal inputs give equal bits.
 
+use instep::dtype::Element;
 use instep::{Grads, Layout, ParamId, Params, ParamsMut, Result};
 
 use crate::data::{CLASSES, PIXELS, Random, Samples};
@@ -35,6 +36,8 @@ pub(crate) struct Tape {
     /// Derivatives of the loss by what the layer that is next in backward put out, before its ReLU.
     errors: Vec<f32>,
     input_errors: Vec<f32>,
+    /// One row of a gradient, before it is rounded to what gradients are stored as.
+    sums: Vec<f32>,
 }
 
 /// How well a batch was recognised.
@@ -75,32 +78,38 @@ impl Network {
     /// Draws the first weights, so that values keep their size from layer to layer (He et al., ICCV 2015).
     pub(crate) fn initialise(&self, mut params: ParamsMut<'_>) -> Result<()> {
         let mut random = Random::new(1);
-        for layer in &self.layers {
-            let limit = (6.0 / layer.inputs as f32).sqrt();
-            params.get_mut(layer.weight)?.fill_with(|| random.draw_within(limit));
-            params.get_mut(layer.bias)?.fill(0.0);
-        }
-        Ok(())
+        // In the order in which `lay_out` names them.
+        let mut limits =
+            self.layers.iter().flat_map(|layer| [Some((6.0 / layer.inputs as f32).sqrt()), None]);
+        params.fill(|_, values| match limits.next().flatten() {
+            Some(limit) => values.fill_with(|| random.draw_within(limit)),
+            None => values.fill(0.0),
+        })
     }
 
     /// Recognises a batch, and leaves on the tape what backward needs.
-    pub(crate) fn forward(&self, params: Params<'_>, batch: &Samples, tape: &mut Tape) -> Result<Score> {
+    pub(crate) fn forward<T: Element>(
+        &self,
+        params: Params<'_>,
+        batch: &Samples,
+        tape: &mut Tape,
+    ) -> Result<Score> {
         tape.values.resize_with(self.layers.len() + 1, Vec::new);
         tape.values[0].clone_from(&batch.images);
         for layer in &self.layers {
-            layer.forward(params, batch.labels.len(), tape)?;
+            layer.forward::<T>(params, batch.labels.len(), tape)?;
         }
         Ok(score(&batch.labels, &tape.values[self.layers.len()], &mut tape.errors))
     }
 }
 
 impl Layer {
-    fn forward(&self, params: Params<'_>, images: usize, tape: &mut Tape) -> Result<()> {
-        let (weight, bias) = (params.get(self.weight)?, params.get(self.bias)?);
+    fn forward<T: Element>(&self, params: Params<'_>, images: usize, tape: &mut Tape) -> Result<()> {
+        let (weight, bias) = (params.get_as::<T>(self.weight)?, params.get_as::<T>(self.bias)?);
         let (before, after) = tape.values.split_at_mut(self.index + 1);
         let (values, results) = (&before[self.index], &mut after[0]);
         results.clear();
-        results.extend(std::iter::repeat_n(bias, images).flatten());
+        results.extend(std::iter::repeat_n(bias, images).flatten().map(|bias| bias.to_f32()));
         // Here and in backward, a row of weights serves all images while it is in the nearest cache.
         for (input, row) in weight.chunks_exact(self.outputs).enumerate() {
             for (image, result) in
@@ -116,27 +125,36 @@ impl Layer {
     }
 
     /// Writes the gradients of this layer, and moves the tape's errors on to the layer below.
-    pub(crate) fn backward(&self, params: Params<'_>, grads: &mut Grads<'_>, tape: &mut Tape) -> Result<()> {
-        let Tape { values, errors, input_errors } = tape;
+    pub(crate) fn backward<T: Element>(
+        &self,
+        params: Params<'_>,
+        grads: &mut Grads<'_>,
+        tape: &mut Tape,
+    ) -> Result<()> {
+        let Tape { values, errors, input_errors, sums } = tape;
         let values = &values[self.index];
-        let [weight_grad, bias_grad] = grads.get_disjoint_mut([self.weight, self.bias])?;
-        // They still hold what the last pass left.
-        weight_grad.fill(0.0);
-        bias_grad.fill(0.0);
-        for error in errors.chunks_exact(self.outputs) {
-            add_scaled(bias_grad, 1.0, error);
-        }
+        let [weight_grad, bias_grad] = grads.get_disjoint_mut_as::<T, 2>([self.weight, self.bias])?;
+        let mut write_row = |row: &mut [T], add: &dyn Fn(&mut [f32])| {
+            sums.clear();
+            sums.resize(row.len(), 0.0);
+            add(sums);
+            row.iter_mut().zip(&*sums).for_each(|(gradient, sum)| *gradient = T::from_f32(*sum));
+        };
+        write_row(bias_grad, &|sums| {
+            errors.chunks_exact(self.outputs).for_each(|error| add_scaled(sums, 1.0, error));
+        });
         for (input, row_grad) in weight_grad.chunks_exact_mut(self.outputs).enumerate() {
-            for (image, error) in values.chunks_exact(self.inputs).zip(errors.chunks_exact(self.outputs)) {
-                add_scaled(row_grad, image[input], error);
-            }
+            write_row(row_grad, &|sums| {
+                let images = values.chunks_exact(self.inputs).zip(errors.chunks_exact(self.outputs));
+                images.for_each(|(image, error)| add_scaled(sums, image[input], error));
+            });
         }
         if self.index == 0 {
             return Ok(()); // Nothing below but pixels.
         }
         input_errors.clear();
         input_errors.resize(values.len(), 0.0);
-        for (input, row) in params.get(self.weight)?.chunks_exact(self.outputs).enumerate() {
+        for (input, row) in params.get_as::<T>(self.weight)?.chunks_exact(self.outputs).enumerate() {
             let below = values.chunks_exact(self.inputs).zip(input_errors.chunks_exact_mut(self.inputs));
             for (error, (image, input_error)) in errors.chunks_exact(self.outputs).zip(below) {
                 // The ReLU below lets through only what came out of it above zero.
@@ -170,19 +188,19 @@ fn score(labels: &[usize], logits: &[f32], errors: &mut Vec<f32>) -> Score {
     Score { loss: loss / images, accuracy: correct as f64 / images }
 }
 
-fn add_scaled(sums: &mut [f32], factor: f32, values: &[f32]) {
-    sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += factor * value);
+fn add_scaled<T: Element>(sums: &mut [f32], factor: f32, values: &[T]) {
+    sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += factor * value.to_f32());
 }
 
 /// The scalar product, in 16 partial sums: a single one could not be computed in vectors without changing its bits.
-fn multiply_and_sum(left: &[f32], right: &[f32]) -> f32 {
+fn multiply_and_sum<T: Element>(left: &[T], right: &[f32]) -> f32 {
     let ((left, left_rest), (right, right_rest)) = (left.as_chunks::<16>(), right.as_chunks::<16>());
     let mut sums = [0.0; 16];
     for (left, right) in left.iter().zip(right) {
         for (sum, (left, right)) in sums.iter_mut().zip(left.iter().zip(right)) {
-            *sum += left * right;
+            *sum += left.to_f32() * right;
         }
     }
-    let rest: f32 = left_rest.iter().zip(right_rest).map(|(left, right)| left * right).sum();
+    let rest: f32 = left_rest.iter().zip(right_rest).map(|(left, right)| left.to_f32() * right).sum();
     sums.iter().sum::<f32>() + rest
 }

@@ -46,10 +46,12 @@ impl Progress {
             parameters += layout.parameter(id)?.len;
         }
         println!(
-            "digits: network {}, parameters {parameters}, ranks {}, optimizer {}, mode {}, buckets {}, kernels {}",
+            "digits: network {}, parameters {parameters}, ranks {}, optimizer {}, precision {}, mode {}, buckets {}, \
+             kernels {}",
             WIDTHS.map(|width| width.to_string()).join("-"),
             flags.ranks,
             name(flags.optimizer),
+            name(flags.precision),
             self.mode,
             stepper.plan().buckets().len(),
             stepper.isa(),

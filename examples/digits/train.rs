@@ -3,8 +3,9 @@
 //! Must never know what the other ranks or the other run do: they meet in the library's collectives, and `report`
 //! compares what each of them brings home.
 
+use instep::dtype::Element;
 use instep::hazard::{self, Hazard};
-use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, RmsProp, Sgd};
+use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, Lion, NAdam, RAdam, RmsProp, Rprop, Sgd};
 use instep::{Error, InProcess, Layout, Mode, Recording, Result, Stepper};
 use std::borrow::Cow;
 
@@ -30,8 +31,8 @@ pub(crate) struct Trace {
     pub(crate) tensors: Vec<(Cow<'static, str>, Vec<f32>)>,
 }
 
-/// Trains one rank's copy of the network on its part of every batch.
-pub(crate) fn train_rank(
+/// Trains one rank's copy of the network on its part of every batch; `T` is what parameters and gradients are stored as.
+pub(crate) fn train_rank<T: Element>(
     flags: &Flags,
     mode: Mode,
     training: &Samples,
@@ -54,10 +55,10 @@ pub(crate) fn train_rank(
         let mut losses = Vec::new();
         for batch in training.draw_batches(epoch, rank, ranks) {
             let mut pass = stepper.begin()?;
-            losses.push(network.forward(pass.split().0, &batch, &mut tape)?.loss);
+            losses.push(network.forward::<T>(pass.split().0, &batch, &mut tape)?.loss);
             for layer in network.layers.iter().rev() {
                 let (params, mut grads) = pass.split();
-                layer.backward(params, &mut grads, &mut tape)?;
+                layer.backward::<T>(params, &mut grads, &mut tape)?;
                 // A bucket that is complete now is on its way, beside the backward of the layers below.
                 pass.grad_ready(layer.bias)?;
                 pass.grad_ready(layer.weight)?;
@@ -66,11 +67,11 @@ pub(crate) fn train_rank(
         }
         if rank == 0 {
             let loss = losses.iter().sum::<f64>() / losses.len() as f64;
-            progress.advance(epoch, loss, evaluate(&network, &stepper, held_out, &mut tape)?.accuracy);
+            progress.advance(epoch, loss, evaluate::<T>(&network, &stepper, held_out, &mut tape)?.accuracy);
         }
     }
 
-    let accuracy = evaluate(&network, &stepper, held_out, &mut tape)?.accuracy;
+    let accuracy = evaluate::<T>(&network, &stepper, held_out, &mut tape)?.accuracy;
     let parameters = collect_parameters(&stepper)?;
     // Taken last: every op has ended by now, so none is missing.
     let nothing = || Error::Order("nothing was recorded".into());
@@ -95,7 +96,16 @@ fn build_stepper(flags: &Flags, mode: Mode, layout: &Layout, comm: InProcess) ->
         OptimizerName::RmsProp => Stepper::builder(layout, RmsProp { lr: 1e-3, ..RmsProp::default() }),
         OptimizerName::Adadelta => Stepper::builder(layout, Adadelta::default()),
         OptimizerName::Adamax => Stepper::builder(layout, Adamax { lr: 4e-3, ..Adamax::default() }),
+        // Signs of small batches change by chance: factors near 1 average over that.
+        OptimizerName::Rprop => Stepper::builder(
+            layout,
+            Rprop { lr: 1e-3, etas: (0.9, 1.05), step_sizes: (1e-5, 1e-3), ..Rprop::default() },
+        ),
+        OptimizerName::Lion => Stepper::builder(layout, Lion::default()),
+        OptimizerName::NAdam => Stepper::builder(layout, NAdam { lr: 2e-3, ..NAdam::default() }),
+        OptimizerName::RAdam => Stepper::builder(layout, RAdam { lr: 2e-3, ..RAdam::default() }),
     };
+    let builder = builder.precision(flags.precision.into());
     let mut builder = builder.mode(mode).bucket_cap_bytes(flags.bucket_cap_bytes).record(true);
     if let Some(max_norm) = flags.max_norm {
         builder = builder.max_norm(max_norm);
@@ -106,16 +116,23 @@ fn build_stepper(flags: &Flags, mode: Mode, layout: &Layout, comm: InProcess) ->
     builder.host(comm)
 }
 
-fn evaluate(network: &Network, stepper: &Stepper, held_out: &Samples, tape: &mut Tape) -> Result<Score> {
-    network.forward(stepper.params()?, held_out, tape)
+fn evaluate<T: Element>(
+    network: &Network,
+    stepper: &Stepper,
+    held_out: &Samples,
+    tape: &mut Tape,
+) -> Result<Score> {
+    network.forward::<T>(stepper.params()?, held_out, tape)
 }
 
 fn collect_parameters(stepper: &Stepper) -> Result<Vec<Trace>> {
     let collect = |id| {
-        let mut tensors = vec![("value".into(), stepper.params()?.get(id)?.to_vec())];
+        let mut values = vec![0.0; stepper.layout().parameter(id)?.len as usize];
+        stepper.read_param(id, &mut values)?;
+        let mut tensors = vec![("value".into(), values.clone())];
         for state in stepper.state_names() {
-            let values = stepper.state(id, &state)?.to_vec();
-            tensors.push((state, values));
+            stepper.read_state(id, &state, &mut values)?;
+            tensors.push((state, values.clone()));
         }
         let name = stepper.layout().parameter(id)?.name.clone();
         Ok(Trace { name, steps: stepper.step_count(id)?, tensors })

@@ -39,6 +39,15 @@ pub(super) fn is_float(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F16 | Dtype::Bf16 | Dtype::F32 | Dtype::F64)
 }
 
+/// The real number that one element is, to the last bit.
+pub(super) fn real(dtype: Dtype, bytes: &[u8]) -> Option<f64> {
+    match dtype {
+        Dtype::F32 => Some(f32::from_le_bytes(*bytes.first_chunk()?).into()),
+        Dtype::F64 => Some(f64::from_le_bytes(*bytes.first_chunk()?)),
+        _ => None,
+    }
+}
+
 /// The whole number that one element is, if it is one and below 2^63.
 pub(super) fn count(dtype: Dtype, bytes: &[u8]) -> Option<u64> {
     let integer = |bytes: &[u8]| Some(u64::from_le_bytes(*bytes.first_chunk()?));

@@ -15,6 +15,7 @@
 //! | `state.NAME.STATE` | the same | an optimizer state, as `torch.optim` calls it (`exp_avg`, ...) |
 //! | `ema.NAME` | the same | its [moving average](crate::StepperBuilder::ema), if they are kept |
 //! | `state.NAME.step` | U64 scalar | how many updates the parameter has had |
+//! | `state.NAME.mu_product` | F64 scalar | what NAdam [carries](Stepper::carried_of) beside that |
 //! | `scaler.scale`, `scaler.growth_tracker` | F64, U64 scalars | where [dynamic loss scaling](crate::LossScaler) stands, if there is any |
 //! | `schedule.step` | U64 scalar | where [learning-rate schedules](crate::LrSchedule) stand |
 //! | `clip.previous_norm` | F64 scalar | the norm to [clip by](crate::StepperBuilder::clip_by_previous_norm), if there is one |
@@ -229,8 +230,8 @@ pub fn read<D: Device>(stepper: &mut Stepper<D>, source: impl Read + Seek) -> Re
 /// happen to agree would hide a mistake. A name wins where it reads like a number. Parameters are optional; moving averages
 /// are all there or none is. A parameter without any state is one that has had no update, as torch has it; otherwise all
 /// states that its group keeps must be there, and `step`, but for a momentum buffer, which torch saves without one. Values
-/// may be F32, F16 or BF16, or F64 that are exactly an f32; `step` is a whole number of any type, of one element. A
-/// checkpoint of this library can be imported too, and its checksums are held to it.
+/// may be F32, F16 or BF16, or F64 that are exactly an f32; `step` is a whole number of any type, of one element; NAdam's
+/// `mu_product`, F32 or F64, comes with it. A checkpoint of this library can be imported too, and its checksums are held to it.
 ///
 /// # Ordering
 /// As [`load`], which says what ranks must do, too.

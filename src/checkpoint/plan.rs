@@ -23,7 +23,7 @@ pub(super) struct Plan<'h> {
     pub(super) pieces: Vec<Piece<'h>>,
     /// States that become zero.
     pub(super) zeros: Vec<(ParamId, Cow<'static, str>)>,
-    pub(super) counts: Vec<(ParamId, Option<OptimizerId>, Count<'h>)>,
+    pub(super) counts: Vec<Counted<'h>>,
     pub(super) scalars: Vec<Named<'h>>,
     /// Moving averages that are kept here and are in no file begin as the parameters.
     pub(super) begins_emas: bool,
@@ -43,7 +43,17 @@ pub(super) enum Part {
     Ema,
 }
 
+/// How far a parameter's optimizer has come, or all of them.
+pub(super) struct Counted<'h> {
+    pub(super) id: ParamId,
+    pub(super) optimizer: Option<OptimizerId>,
+    pub(super) count: Count<'h>,
+    /// Of an optimizer that carries a number beside its count.
+    pub(super) carried: Option<Named<'h>>,
+}
+
 /// Where a step count comes from.
+#[derive(Clone, Copy)]
 pub(super) enum Count<'h> {
     Stored(Named<'h>),
     Given(u64),
@@ -77,7 +87,12 @@ impl<'h> Plan<'h> {
             for (key, optimizer) in counted(stepper, id)? {
                 let from = take(format!("{STATE}{name}.{key}"))?;
                 refuse_type(from, from.1.dtype == Dtype::U64, "U64")?;
-                plan.counts.push((id, optimizer, Count::new(from)?));
+                let count = Count::new(from)?;
+                let carried = match carried_key(stepper, id, optimizer)? {
+                    Some(key) => Some(carried(take(format!("{STATE}{name}.{key}"))?)?),
+                    None => None,
+                };
+                plan.counts.push(Counted { id, optimizer, count, carried });
             }
         }
         for from in rest {
@@ -129,14 +144,33 @@ impl<'h> Count<'h> {
     }
 }
 
+/// A number that an optimizer carries: one element, and no rounding on the way.
+pub(super) fn carried(from: Named<'_>) -> Result<Named<'_>> {
+    refuse_type(from, matches!(from.1.dtype, Dtype::F32 | Dtype::F64), "F64 or F32")?;
+    match from.1.elements {
+        1 => Ok(from),
+        several => Err(in_tensor(from.0, format!("has {several} elements, and what is carried is one"))),
+    }
+}
+
+/// What that number is called, if the optimizer carries one.
+pub(super) fn carried_key<D: Device>(
+    stepper: &Stepper<D>,
+    id: ParamId,
+    optimizer: Option<OptimizerId>,
+) -> Result<Option<String>> {
+    optimizer.map_or(Ok(None), |optimizer| stepper.carried_name(id, optimizer))
+}
+
 /// What a parameter's step counts are called, and whose they are: one of its own, and one for each further optimizer.
 pub(super) fn counted<D: Device>(
     stepper: &Stepper<D>,
     id: ParamId,
 ) -> Result<Vec<(String, Option<OptimizerId>)>> {
-    let further = stepper.stepping(id)?.into_iter().enumerate().skip(1);
-    let further = further.map(|(k, optimizer)| (format!("{STEP}#{k}"), Some(optimizer)));
-    Ok([(STEP.to_owned(), None)].into_iter().chain(further).collect())
+    let mut stepping = stepper.stepping(id)?.into_iter();
+    let first = (STEP.to_owned(), stepping.next());
+    let further = (1..).zip(stepping).map(|(k, optimizer)| (format!("{STEP}#{k}"), Some(optimizer)));
+    Ok([first].into_iter().chain(further).collect())
 }
 
 fn refuse_type((key, tensor): Named<'_>, fine: bool, wanted: &str) -> Result<()> {

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::io::{Read, Seek};
 
 use super::convert;
-use super::plan::{Count, Named, Part, Piece, Plan, in_tensor, missing};
+use super::plan::{Count, Counted, Named, Part, Piece, Plan, in_tensor, missing};
 use super::safetensors::{Dtype, Header};
 use super::verified::Verified;
 use super::{Extras, GROWTH_TRACKER, PREVIOUS_NORM, SCALE, SCHEDULE_STEP, Scalar, VERSION, VERSION_KEY};
@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::op::Device;
 use crate::optim::ScalerState;
 use crate::stepper::Stepper;
+use crate::stepper::counts::{CARRIED_RANGE, carried_fits};
 
 /// Sorts with `sort`, checks, loads. `own` asks for a file that this library wrote.
 pub(super) fn restore<D: Device, R: Read + Seek>(
@@ -36,23 +37,29 @@ pub(super) fn restore<D: Device, R: Read + Seek>(
         read(&mut source, *from, |_| ())?;
     }
     let mut counts = Vec::with_capacity(plan.counts.len());
-    for (id, optimizer, count) in &plan.counts {
+    for Counted { id, optimizer, count, carried } in &plan.counts {
         let count = match count {
             Count::Given(count) => *count,
             Count::Stored(from) => stored_count(&mut source, *from)?,
         };
-        counts.push((*id, *optimizer, count));
+        let carried = match carried {
+            Some(from) => Some(stored_carried(&mut source, *from, count)?),
+            None => None,
+        };
+        counts.push((*id, *optimizer, count, carried));
     }
     let scalar = |from: &Named| Ok((from.0.to_owned(), stored_scalar(&mut source, *from)?));
     let mut scalars = plan.scalars.iter().map(scalar).collect::<Result<_>>()?;
     let stored = Own::take(stepper, &mut scalars)?;
 
     load(stepper, &mut source, &plan)?;
-    for (id, optimizer, count) in counts {
-        match optimizer {
-            // All of them, and then those that differ.
-            None => stepper.set_step_count(id, count)?,
-            Some(optimizer) => stepper.set_step_count_of(id, optimizer, count)?,
+    for (id, optimizer, count, carried) in counts {
+        match (optimizer, carried) {
+            (None, _) => stepper.set_step_count(id, count)?,
+            (Some(optimizer), None) => stepper.set_step_count_of(id, optimizer, count)?,
+            (Some(optimizer), Some(carried)) => {
+                stepper.set_step_count_and_carried_of(id, optimizer, count, carried)?;
+            }
         }
     }
     stored.set(stepper, own)?;
@@ -195,6 +202,20 @@ fn stored_count<R: Read + Seek>(source: &mut Verified<R>, (key, tensor): Named<'
         Ok(())
     })?;
     count.ok_or_else(|| in_tensor(key, "is no whole number below 2^63 that counts steps"))
+}
+
+/// [`Plan`] has seen that it is one element.
+fn stored_carried<R: Read + Seek>(
+    source: &mut Verified<R>,
+    (key, tensor): Named<'_>,
+    count: u64,
+) -> Result<f64> {
+    let mut carried = None;
+    source.stream(key, tensor, |bytes| {
+        carried = convert::real(tensor.dtype, bytes);
+        Ok(())
+    })?;
+    carried.filter(|carried| carried_fits(count, *carried)).ok_or_else(|| in_tensor(key, CARRIED_RANGE))
 }
 
 /// [`Plan`] has seen that it is one element of 8 bytes.

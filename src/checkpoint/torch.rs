@@ -7,7 +7,7 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use super::plan::{Count, Named, Part, Piece, Plan, in_tensor, missing};
+use super::plan::{Count, Counted, Named, Part, Piece, Plan, carried, carried_key, in_tensor, missing};
 use super::safetensors::Header;
 use super::{CHECKSUMS, EMA, PARAM, STATE, STEP};
 use crate::error::{Error, Result};
@@ -29,6 +29,8 @@ struct Names<'a> {
 struct Found<'h> {
     states: Vec<Cow<'static, str>>,
     count: Option<Named<'h>>,
+    /// By name.
+    carried: Vec<Named<'h>>,
 }
 
 pub(super) fn sort<'h, D: Device>(
@@ -51,6 +53,12 @@ pub(super) fn sort<'h, D: Device>(
             if state == STEP {
                 Count::new(from)?;
                 twice(key, found.count.replace(from).is_some())?;
+                continue;
+            }
+            let carriers = stepper.stepping(id)?.into_iter().map(|o| carried_key(stepper, id, Some(o)));
+            if carriers.collect::<Result<Vec<_>>>()?.iter().flatten().any(|name| name == state) {
+                twice(key, found.carried.iter().any(|(known, _)| named(known) == state))?;
+                found.carried.push(carried(from)?);
                 continue;
             }
             let known = stepper.state_names_of(id)?.into_iter().find(|known| known == state);
@@ -92,7 +100,7 @@ impl Found<'_> {
             Ok(format!("{STATE}{}.{state}", stepper.layout().parameter(id)?.name))
         };
         let kept = stepper.states_kept_for(id)?;
-        let untouched = self.states.is_empty() && self.count.is_none();
+        let untouched = self.states.is_empty() && self.count.is_none() && self.carried.is_empty();
         let lacking = kept.iter().find(|state| !self.states.iter().any(|known| known == *state));
         if let (Some(state), false) = (lacking, untouched) {
             return Err(missing(&key(state)?));
@@ -106,7 +114,21 @@ impl Found<'_> {
             None if kept == [MOMENTUM] => Count::Given(1),
             None => return Err(missing(&key(STEP)?)),
         };
-        plan.counts.push((id, None, count));
+        let stepping = stepper.stepping(id)?;
+        if stepping.is_empty() {
+            plan.counts.push(Counted { id, optimizer: None, count, carried: None });
+        }
+        for optimizer in stepping.into_iter().map(Some) {
+            let name = carried_key(stepper, id, optimizer)?.filter(|_| !untouched);
+            let carried = match name {
+                Some(name) => match self.carried.iter().find(|(key, _)| named(key) == name) {
+                    Some(from) => Some(*from),
+                    None => return Err(missing(&key(&name)?)),
+                },
+                None => None,
+            };
+            plan.counts.push(Counted { id, optimizer, count, carried });
+        }
         Ok(())
     }
 }
@@ -129,6 +151,11 @@ impl<'a> Names<'a> {
         let number = || who.parse::<usize>().ok().filter(|number| number.to_string() == who);
         self.by_name.get(who).copied().or_else(|| self.by_number.get(number()?).copied())
     }
+}
+
+/// What a state's key ends in.
+fn named(key: &str) -> &str {
+    key.rsplit_once('.').map_or(key, |(_, name)| name)
 }
 
 fn twice(key: &str, is: bool) -> Result<()> {

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Write};
 
-use super::plan::counted;
+use super::plan::{carried_key, counted};
 use super::safetensors::{Dtype, Entry, header, write_values};
 use super::{CHECKSUMS, EMA, Extras, PARAM, STATE, Scalar, VERSION, VERSION_KEY};
 use super::{GROWTH_TRACKER, PREVIOUS_NORM, SCALE, SCHEDULE_STEP};
@@ -98,6 +98,11 @@ fn contents<D: Device>(
                 Some(optimizer) => stepper.step_count_of(id, optimizer)?,
             };
             all.push((entry(key, Dtype::U64, vec![]), Content::Scalar(count.to_le_bytes())));
+            if let (Some(optimizer), Some(key)) = (optimizer, carried_key(stepper, id, optimizer)?) {
+                let key = format!("{STATE}{}.{key}", layout.parameter(id)?.name);
+                let carried = stepper.carried_of(id, optimizer)?.unwrap_or(1.0);
+                all.push((entry(key, Dtype::F64, vec![]), Content::Scalar(carried.to_le_bytes())));
+            }
         }
     }
     for id in layout.ids() {

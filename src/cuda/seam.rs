@@ -93,6 +93,17 @@ impl Sealed for CudaDevice {
         })
     }
 
+    unsafe fn write_carried(&mut self, segment: usize, carried: f64) -> Result<()> {
+        let at = self.memory.regions.segments().wrapping_add(segment);
+        let mut record = self.fetch(at.cast_const())?;
+        record.carried = [carried; 2];
+        self.guarded_copy("a copy to the GPU", |device| {
+            let compute = device.queues.stream(Stream::Compute);
+            // SAFETY: a record of this device's, touched by nobody now, by the caller's contract.
+            unsafe { device.driver.upload(address(at), bytes_of_all(&[record]), compute) }
+        })
+    }
+
     unsafe fn read_segment(&mut self, segment: usize) -> Result<InstepSegment> {
         self.fetch(self.memory.regions.segments().wrapping_add(segment).cast_const())
     }

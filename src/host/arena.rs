@@ -286,4 +286,14 @@ impl Memories {
             (*record).stepped = 0;
         }
     }
+
+    /// Says what a record's rule carries.
+    ///
+    /// # Safety
+    /// As for [`write_step_count`](Self::write_step_count).
+    pub(crate) unsafe fn write_carried(&self, record: usize, carried: f64) {
+        assert!(record < self.regions.counts().records);
+        // SAFETY: as in `write_step_count`.
+        unsafe { (*self.regions.segments().add(record)).carried = [carried; 2] };
+    }
 }

@@ -93,6 +93,12 @@ impl Sealed for HostDevice {
         Ok(())
     }
 
+    unsafe fn write_carried(&mut self, segment: usize, carried: f64) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { self.memories.write_carried(segment, carried) };
+        Ok(())
+    }
+
     unsafe fn read_segment(&mut self, segment: usize) -> Result<InstepSegment> {
         // SAFETY: as above.
         Ok(unsafe { self.memories.read_record(segment) })

@@ -128,8 +128,9 @@ pub trait Collective: Send + Sync {
         place == Place::Host
     }
 
-    /// Whether it sums elements of this type. Steppers' gradients are f32; [`Compressed`](crate::overlap::Compressed)
-    /// sends others, and is refused where they would be taken for f32.
+    /// Whether it sums elements of this type. Steppers' gradients are f32 unless their
+    /// [precision](crate::StepperBuilder::precision) says otherwise, and [`Compressed`](crate::overlap::Compressed) sends
+    /// others: both are refused where those would be taken for f32.
     fn sums(&self, dtype: DType) -> bool {
         dtype == DType::F32
     }

@@ -90,6 +90,15 @@ pub trait Sealed {
     /// As for the trait.
     unsafe fn write_step_count(&mut self, record: usize, count: u64) -> Result<()>;
 
+    /// Says what a record's rule carries, which goes with its count.
+    ///
+    /// # Errors
+    /// As [`Device::wait`].
+    ///
+    /// # Safety
+    /// As for the trait.
+    unsafe fn write_carried(&mut self, record: usize, carried: f64) -> Result<()>;
+
     /// A copy of one record.
     ///
     /// # Errors

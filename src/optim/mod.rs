@@ -8,7 +8,11 @@ mod adagrad;
 mod adam;
 mod adamax;
 mod custom;
+mod lion;
+mod nadam;
+mod radam;
 mod rmsprop;
+mod rprop;
 mod scaler;
 mod schedule;
 mod sgd;
@@ -18,7 +22,11 @@ pub use adagrad::Adagrad;
 pub use adam::{Adam, AdamW};
 pub use adamax::Adamax;
 pub use custom::{Custom, EnqueuedStep, ParamStep, StepParam};
+pub use lion::Lion;
+pub use nadam::NAdam;
+pub use radam::RAdam;
 pub use rmsprop::RmsProp;
+pub use rprop::Rprop;
 pub use scaler::{LossScaler, ScalerState};
 pub use schedule::LrSchedule;
 pub use sgd::Sgd;
@@ -59,8 +67,20 @@ impl sealed::Rule for Box<dyn Optimizer> {
         (**self).boxed()
     }
 
+    fn carried(&self) -> Option<&'static str> {
+        (**self).carried()
+    }
+
     fn custom(&self) -> Option<Arc<dyn StepParam>> {
         (**self).custom()
+    }
+
+    fn needs_f32_states(&self) -> Option<&'static str> {
+        (**self).needs_f32_states()
+    }
+
+    fn needs_floats(&self) -> Option<&'static str> {
+        (**self).needs_floats()
     }
 }
 
@@ -75,8 +95,20 @@ pub(crate) mod sealed {
         fn hyper(&self) -> Result<InstepHyper>;
         fn lr_mut(&mut self) -> &mut f64;
         fn boxed(&self) -> Box<dyn super::Optimizer>;
+        /// What `torch.optim` calls the number that the rule carries from update to update beside its step count, if it does.
+        fn carried(&self) -> Option<&'static str> {
+            None
+        }
         /// The user's own code, where there is no kernel.
         fn custom(&self) -> Option<Arc<dyn StepParam>> {
+            None
+        }
+        /// Why its states need all bits of f32, if they do.
+        fn needs_f32_states(&self) -> Option<&'static str> {
+            None
+        }
+        /// Why its states need an exponent each, if they do: codes of 8 bits share one.
+        fn needs_floats(&self) -> Option<&'static str> {
             None
         }
     }

@@ -14,7 +14,7 @@ use crate::error::Result;
 /// # Source
 /// Tieleman & Hinton, lecture 6.5, 2012; centered: Graves, 2013; in the variant of `torch.optim.RMSprop`, which adds
 /// eps outside the root and does not clamp the variance: where gradients hardly vary, rounding can make it negative and the
-/// parameter NaN.
+/// parameter NaN. With states of fewer bits than f32 that is the rule, so `centered` is refused there.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RmsProp {
     /// Learning rate. Default 1e-2.
@@ -70,6 +70,11 @@ impl Rule for RmsProp {
 
     fn boxed(&self) -> Box<dyn Optimizer> {
         Box::new(*self)
+    }
+
+    fn needs_f32_states(&self) -> Option<&'static str> {
+        self.centered
+            .then_some("centered RMSprop subtracts a state's square from another, and rounded ones leave NaN")
     }
 
     fn hyper(&self) -> Result<InstepHyper> {

@@ -8,6 +8,7 @@ mod bucket;
 mod compress;
 mod hooks;
 mod registry;
+mod standard;
 
 pub use bucket::GradBucket;
 pub use compress::Compressed;

@@ -6,7 +6,6 @@
 use std::any::{TypeId, type_name};
 
 use crate::error::{Error, Result};
-use crate::optim::{Adadelta, Adagrad, Adam, AdamW, Adamax, RmsProp, Sgd};
 use crate::optim::{Custom, Optimizer, StepParam};
 
 /// Hyperparameters by name, as a constructor takes them: what it has not asked for is refused.
@@ -96,27 +95,6 @@ impl Registry {
     /// With nothing in it.
     pub fn new() -> Registry {
         Registry::default()
-    }
-
-    /// With the optimizers of this crate, under the names that they have in `torch.optim`: [`names`](Self::names) lists them.
-    /// Hyperparameters have the names of their fields; `betas` are `beta1` and `beta2`. Defaults are `torch.optim`'s, where
-    /// the functional classes of PyTorch's own map have others (lr of SGD 1e-2, of Adamax 1e-3).
-    pub fn standard() -> Registry {
-        let mut registry = Registry::new();
-        registry.insert::<Sgd>("SGD", |keywords| Ok(Box::new(sgd(keywords)?)));
-        registry.insert::<Adam>("Adam", |keywords| {
-            let AdamW { lr, betas, eps, weight_decay, amsgrad, maximize } =
-                adam(keywords, Adam::default().weight_decay)?;
-            Ok(Box::new(Adam { lr, betas, eps, weight_decay, amsgrad, maximize }))
-        });
-        registry.insert::<AdamW>("AdamW", |keywords| {
-            Ok(Box::new(adam(keywords, AdamW::default().weight_decay)?))
-        });
-        registry.insert::<Adagrad>("Adagrad", |keywords| Ok(Box::new(adagrad(keywords)?)));
-        registry.insert::<RmsProp>("RMSprop", |keywords| Ok(Box::new(rmsprop(keywords)?)));
-        registry.insert::<Adadelta>("Adadelta", |keywords| Ok(Box::new(adadelta(keywords)?)));
-        registry.insert::<Adamax>("Adamax", |keywords| Ok(Box::new(adamax(keywords)?)));
-        registry
     }
 
     /// Adds an optimizer of this crate, under a name and with defaults of your own.
@@ -217,7 +195,8 @@ impl Registry {
         Ok(())
     }
 
-    fn insert<O: 'static>(
+    /// Adds what is known to be new.
+    pub(super) fn insert<O: 'static>(
         &mut self,
         name: impl Into<String>,
         construct: impl Fn(&mut Keywords<'_>) -> Result<Box<dyn Optimizer>> + Send + Sync + 'static,
@@ -257,76 +236,4 @@ impl std::fmt::Debug for Registry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_list().entries(self.entries.iter().map(|entry| Resolved { entry })).finish()
     }
-}
-
-fn sgd(keywords: &mut Keywords<'_>) -> Result<Sgd> {
-    let Sgd { lr, momentum, dampening, weight_decay, nesterov, maximize } = Sgd::default();
-    Ok(Sgd {
-        lr: keywords.number("lr", lr),
-        momentum: keywords.number("momentum", momentum),
-        dampening: keywords.number("dampening", dampening),
-        weight_decay: keywords.number("weight_decay", weight_decay),
-        nesterov: keywords.flag("nesterov", nesterov)?,
-        maximize: keywords.flag("maximize", maximize)?,
-    })
-}
-
-/// Adam's and AdamW's, which differ in one default.
-fn adam(keywords: &mut Keywords<'_>, weight_decay: f64) -> Result<AdamW> {
-    let AdamW { lr, betas, eps, amsgrad, maximize, .. } = AdamW::default();
-    Ok(AdamW {
-        lr: keywords.number("lr", lr),
-        betas: (keywords.number("beta1", betas.0), keywords.number("beta2", betas.1)),
-        eps: keywords.number("eps", eps),
-        weight_decay: keywords.number("weight_decay", weight_decay),
-        amsgrad: keywords.flag("amsgrad", amsgrad)?,
-        maximize: keywords.flag("maximize", maximize)?,
-    })
-}
-
-fn adagrad(keywords: &mut Keywords<'_>) -> Result<Adagrad> {
-    let Adagrad { lr, lr_decay, weight_decay, initial_accumulator_value, eps, maximize } = Adagrad::default();
-    Ok(Adagrad {
-        lr: keywords.number("lr", lr),
-        lr_decay: keywords.number("lr_decay", lr_decay),
-        weight_decay: keywords.number("weight_decay", weight_decay),
-        initial_accumulator_value: keywords.number("initial_accumulator_value", initial_accumulator_value),
-        eps: keywords.number("eps", eps),
-        maximize: keywords.flag("maximize", maximize)?,
-    })
-}
-
-fn rmsprop(keywords: &mut Keywords<'_>) -> Result<RmsProp> {
-    let RmsProp { lr, alpha, eps, weight_decay, momentum, centered, maximize } = RmsProp::default();
-    Ok(RmsProp {
-        lr: keywords.number("lr", lr),
-        alpha: keywords.number("alpha", alpha),
-        eps: keywords.number("eps", eps),
-        weight_decay: keywords.number("weight_decay", weight_decay),
-        momentum: keywords.number("momentum", momentum),
-        centered: keywords.flag("centered", centered)?,
-        maximize: keywords.flag("maximize", maximize)?,
-    })
-}
-
-fn adadelta(keywords: &mut Keywords<'_>) -> Result<Adadelta> {
-    let Adadelta { lr, rho, eps, weight_decay, maximize } = Adadelta::default();
-    Ok(Adadelta {
-        lr: keywords.number("lr", lr),
-        rho: keywords.number("rho", rho),
-        eps: keywords.number("eps", eps),
-        weight_decay: keywords.number("weight_decay", weight_decay),
-        maximize: keywords.flag("maximize", maximize)?,
-    })
-}
-
-fn adamax(keywords: &mut Keywords<'_>) -> Result<Adamax> {
-    let Adamax { lr, betas, eps, weight_decay, maximize } = Adamax::default();
-    Ok(Adamax {
-        lr: keywords.number("lr", lr),
-        betas: (keywords.number("beta1", betas.0), keywords.number("beta2", betas.1)),
-        eps: keywords.number("eps", eps),
-        weight_decay: keywords.number("weight_decay", weight_decay),
-        maximize: keywords.flag("maximize", maximize)?,
-    })
 }

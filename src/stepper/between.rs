@@ -191,18 +191,12 @@ impl<D: Device> Stepper<D> {
     /// Waits for all steps.
     ///
     /// # Errors
-    /// As [`grad`](Self::grad); `Config` for a count of 2^63 or more.
+    /// As [`grad`](Self::grad); `Config` for a count of 2^63 or more, or one that is not 0 where an optimizer
+    /// [carries](Self::carried_of) a number beside it.
     pub fn set_step_count(&mut self, id: ParamId, count: u64) -> Result<()> {
         let param = self.layout.index(id)?;
-        if count >= 1 << 63 {
-            return Err(Error::config("step_count", count, "must be below 2^63"));
-        }
-        self.settle_control()?;
-        self.loaded.note(param, count);
-        self.agreement.forget();
         // One record at least, which what has no optimizer keeps for the day on which it gets one.
-        (0..self.optimizers.rounds(param).max(1))
-            .try_for_each(|round| self.write_step_count(param, round, count))
+        self.set_counts(param, 0..self.optimizers.rounds(param).max(1), count, None)
     }
 
     /// Says how many updates one of a parameter's optimizers has made, as [`set_step_count`](Self::set_step_count) does for
@@ -212,17 +206,10 @@ impl<D: Device> Stepper<D> {
     /// Waits for all steps.
     ///
     /// # Errors
-    /// As [`step_count_of`](Self::step_count_of); `Config` for a count of 2^63 or more.
+    /// As [`step_count_of`](Self::step_count_of); `Config` as for [`set_step_count`](Self::set_step_count).
     pub fn set_step_count_of(&mut self, id: ParamId, optimizer: OptimizerId, count: u64) -> Result<()> {
         let (param, round) = self.round_of(id, optimizer)?;
-        if count >= 1 << 63 {
-            return Err(Error::config("step_count", count, "must be below 2^63"));
-        }
-        self.settle_control()?;
-        self.loaded.note(param, round as u64);
-        self.loaded.note(param, count);
-        self.agreement.forget();
-        self.write_step_count(param, round, count)
+        self.set_counts(param, round..round + 1, count, None)
     }
 
     /// States of a parameter are written: on all ranks, or ranks are to notice.
@@ -232,7 +219,7 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    fn round_of(&self, id: ParamId, optimizer: OptimizerId) -> Result<(usize, usize)> {
+    pub(super) fn round_of(&self, id: ParamId, optimizer: OptimizerId) -> Result<(usize, usize)> {
         let param = self.layout.index(id)?;
         let refused = || Error::config("optimizer", optimizer.0, "does not step this parameter");
         Ok((param, self.optimizers.round(param, optimizer).ok_or_else(refused)?))

@@ -16,7 +16,7 @@ use crate::host::arena::Memories;
 use crate::host::execute::Parts;
 use crate::host::kernels::{Isa, Kernels};
 use crate::launch::Rule;
-use crate::layout::{Gradients, Master, Plan, Precision, SegmentAction, Storage, Tails};
+use crate::layout::{Gradients, Master, Plan, SegmentAction, Storage, Tails};
 use crate::op::{Collective, Device};
 use crate::optim::LossScaler;
 use crate::pool::Pool;
@@ -166,7 +166,12 @@ impl StepperBuilder<'_> {
         plan.optimize_only(|param| optimizers.rounds(param) > 0 && is_chosen(param));
         optimizers.leave_out(|param| plan.segment_of(param).action == SegmentAction::Step);
         let assignment = Arc::new(optimizers.assignment(self.layout, &plan)?);
-        self.refuse_precision(&*comm, &assignment)?;
+        optimizers.refuse_precision(self.precision)?;
+        let grad = self.precision.grad;
+        if !comm.sums(grad) {
+            let what = format!("a collective that does not sum {grad}");
+            return Err(Error::Unsupported { what, have: "other types of gradients".into() });
+        }
         comm.prepare(&plan)?;
         let plan = Arc::new(plan);
         let borrowed = memory.map(|memory| memory.pieces(self.layout, &plan)).transpose()?;
@@ -262,22 +267,6 @@ impl StepperBuilder<'_> {
             }
         }
         Ok(())
-    }
-
-    /// Refuses element types that a collective or an optimizer does not take.
-    fn refuse_precision(&self, comm: &dyn Collective, assignment: &Assignment) -> Result<()> {
-        let Precision { grad, .. } = self.precision;
-        if !comm.sums(grad) {
-            let what = format!("a collective that does not sum {grad}");
-            return Err(Error::Unsupported { what, have: "other types of gradients".into() });
-        }
-        match assignment.customs().next() {
-            Some(rule) if self.precision != Precision::F32 => Err(Error::Unsupported {
-                what: format!("the optimizer `{}` on tensors that are not f32", rule.name()),
-                have: "kernels, for the optimizers of this crate".into(),
-            }),
-            _ => Ok(()),
-        }
     }
 
     /// The table of what excludes what, and ranges that no other type checks.

@@ -10,6 +10,7 @@ mod borrowed;
 mod build;
 mod builder;
 mod copies;
+pub(crate) mod counts;
 mod gpu;
 mod graphs;
 mod join;
@@ -112,8 +113,8 @@ impl Stepper {
 }
 
 impl<D: Device> Stepper<D> {
-    /// How many bytes each memory takes, padding included. The arenas of parameters, gradients and each state are of one
-    /// size, since they share offsets.
+    /// How many bytes each memory takes, padding included. The arenas of parameters, gradients and each state have as many
+    /// elements, since they share offsets, of the sizes that the [precision](crate::StepperBuilder::precision) says.
     pub fn memory(&self) -> Vec<(Memory, u64)> {
         self.run.borrow().device.sizes()
     }

@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use crate::abi::InstepHyper;
 use crate::assignment::Assignment;
 use crate::error::{Error, Result};
-use crate::layout::{Layout, Plan};
+use crate::layout::{Layout, Moments, Plan, Precision};
 use crate::optim::Optimizer;
 use crate::stepper::attached::Attached;
 
@@ -128,6 +128,26 @@ impl Optimizers {
         Ok(optimizers)
     }
 
+    /// Refuses element types that an optimizer which steps anything does not take.
+    pub(super) fn refuse_precision(&self, precision: Precision) -> Result<()> {
+        for index in self.lists.iter().flatten() {
+            let optimizer = &self.entries[*index as usize].optimizer;
+            if let Some(rule) = optimizer.custom().filter(|_| precision != Precision::F32) {
+                let what = format!("the optimizer `{}` on tensors that are not f32", rule.name());
+                return Err(Error::Unsupported {
+                    what,
+                    have: "kernels, for the optimizers of this crate".into(),
+                });
+            }
+            let of_floats = optimizer.needs_f32_states().filter(|_| precision.moments != Moments::F32);
+            let of_codes = optimizer.needs_floats().filter(|_| precision.moments == Moments::EightBit);
+            if let Some(why) = of_floats.or(of_codes) {
+                return Err(Error::config("moments", format!("{:?}", precision.moments), why));
+            }
+        }
+        Ok(())
+    }
+
     /// Takes parameters that nothing is to step out of all lists, and their states with them.
     pub(super) fn leave_out(&mut self, is_stepped: impl Fn(usize) -> bool) {
         for (param, list) in self.lists.iter_mut().enumerate() {
@@ -203,6 +223,11 @@ impl Optimizers {
             }
             _ => Ok(assignment),
         }
+    }
+
+    /// What a parameter's optimizer carries beside its count, by name.
+    pub(super) fn carried(&self, param: usize, round: usize) -> Option<&'static str> {
+        self.lists[param].get(round).and_then(|index| self.entries[*index as usize].optimizer.carried())
     }
 
     /// Those that step a parameter, in order.

@@ -127,12 +127,22 @@ impl<D: Device> Stepper<D> {
         plan.optimize_also(|param| params.contains(&param));
         self.settle_between_passes()?;
         self.run.get_mut().touch_control()?;
+        for param in params {
+            // A count that was set before there was an optimizer would now be its own.
+            let is_first = self.optimizers.rounds(param) == 0 && optimizers.carried(param, 0).is_some();
+            if is_first && self.read_step_count(param, 0)? != 0 {
+                let name = &self.layout.parameters()[param].name;
+                let why = "has a step count, and nothing that the optimizer would carry beside it";
+                return Err(Error::config("params", name, why));
+            }
+        }
         self.move_to(plan, optimizers)?;
         Ok(id)
     }
 
     /// Puts everything on a new device, after `touch_everything`.
     fn move_to(&mut self, plan: Plan, optimizers: Optimizers) -> Result<()> {
+        optimizers.refuse_precision(plan.storage().precision)?;
         let (agreement, plan) = (self.agreement.with_plan(&plan), Arc::new(plan));
         let assignment = Arc::new(optimizers.assignment(&self.layout, &plan)?);
         refuse_unreached(&assignment, self.run.get_mut().device.place())?;
@@ -237,7 +247,9 @@ impl<D: Device> Stepper<D> {
                 for round in 0..self.assignment.rounds() {
                     let record = ours.read_segment(self.assignment.record(round, index))?;
                     let count = record.steps + u64::from(record.stepped);
+                    let carried = record.carried[usize::from(record.stepped != 0)];
                     device.write_step_count(assignment.record(round, there), count)?;
+                    device.write_carried(assignment.record(round, there), carried)?;
                 }
             }
         }

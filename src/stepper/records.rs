@@ -130,13 +130,32 @@ impl<D: Device> Stepper<D> {
     }
 
     /// After `settle_control`.
-    pub(super) fn write_step_count(&mut self, param: usize, round: usize, count: u64) -> Result<()> {
+    pub(super) fn read_carried(&self, param: usize, round: usize) -> Result<f64> {
+        let mut run = self.run.borrow_mut();
+        run.note(Access { span: Span::CONTROL, writes: false });
+        let record = self.assignment.record(round, self.plan.segment_index(param));
+        // SAFETY: as in `read_step_count`.
+        let segment = unsafe { run.device.read_segment(record)? };
+        Ok(segment.carried[usize::from(segment.stepped != 0)])
+    }
+
+    /// After `settle_control`.
+    pub(super) fn write_counts(
+        &mut self,
+        param: usize,
+        round: usize,
+        count: u64,
+        carried: f64,
+    ) -> Result<()> {
         let segment = self.plan.segment_index(param);
         let run = self.run.get_mut();
         run.note(Access { span: Span::CONTROL, writes: true });
         let record = self.assignment.record(round, segment);
         // SAFETY: no pass is open, every op on control memory has ended, and the next is submitted by a later `begin`.
-        unsafe { run.device.write_step_count(record, count) }
+        unsafe {
+            run.device.write_step_count(record, count)?;
+            run.device.write_carried(record, carried)
+        }
     }
 
     /// After `settle_control`.

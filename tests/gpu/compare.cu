@@ -1,15 +1,18 @@
-/* Conversions by instruction against the same by integers, as math.h has both, for a range of inputs.
+/* Conversions by instruction against the same by integers, as math.h has both, for a range of inputs; and what a step
+ * stores by integers alone against what it must be.
  *
  * scripts/gpu-bundle.sh compiles this for tests/gpu/conversions.rs, with the library's own flags. Must count every
  * difference, and name the lowest input of each kind. */
 #include "../../kernels/math.h"
+#include "../../kernels/remainder.h"
 
 namespace {
 
-/* In memory of the host's: to bf16, to f16, from f16. */
+/* In memory of the host's: to bf16, to f16, from f16, to bf16 by chance, to 24 bits, through 16-bit remainders, through
+ * 8-bit ones. */
 struct Differences {
-    unsigned long long count[3];
-    unsigned long long lowest[3]; /* input */
+    unsigned long long count[7];
+    unsigned long long lowest[7]; /* input */
 };
 
 struct CompareArgs {
@@ -31,6 +34,18 @@ extern "C" __global__ void instep_compare_conversions(const __grid_constant__ Co
         const float x = float_of(static_cast<uint32_t>(input));
         if (bfloat16_of(x) != bfloat16_by_integers(x)) note(args.differences, 0, input);
         if (half_of(x) != half_by_integers(x)) note(args.differences, 1, input);
+        /* Draws of a half, or just below it where a tie goes to the lower neighbour, round to the nearest. */
+        const uint32_t bits = bits_of(x);
+        if (bfloat16_by_chance(x, 0x7fffu + (bits >> 16 & 1u)) != bfloat16_of(x)) note(args.differences, 3, input);
+        const float master = canonical(x), rounded = rounded_to_24(master);
+        if (bits_of(rounded_to_24(master, 0x7fu + (bits >> 8 & 1u))) != bits_of(rounded)) {
+            note(args.differences, 4, input);
+        }
+        const Split wide_split = split_to_16(master), split = split_to_8(rounded);
+        const float joined = joined_with_16(wide_split.param, wide_split.remainder);
+        if (bits_of(joined) != bits_of(master)) note(args.differences, 5, input);
+        const float joined_of_24 = joined_with_8(split.param, static_cast<uint8_t>(split.remainder));
+        if (bits_of(joined_of_24) != bits_of(rounded)) note(args.differences, 6, input);
         if (input > 0xffffu) continue;
         /* A NaN's payload is the instruction's business: it is one value wherever it is stored. */
         const float wide = canonical(from_half(static_cast<uint16_t>(input)));

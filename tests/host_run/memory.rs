@@ -9,10 +9,21 @@ use super::launch;
 
 /// NaN as f16 and bf16, and in pairs as f32; not the pattern that kernels store.
 const GUARD: u64 = 0x7fe1_7fe1_7fe1_7fe1;
-/// Bytes of a cache line, and the elements to whose multiples runs are aligned.
+/// Bytes of a cache line.
 const LINE: usize = 64;
+/// Elements to whose multiples runs are aligned, as a layout aligns states, and which lie between two at least.
+const QUANTUM: usize = instep::abi::INSTEP_QUANTUM as usize;
 /// More than any access is wide.
 const BAND: usize = 256;
+
+/// Where runs of these lengths lie, in elements.
+fn places(lens: &[usize]) -> impl Iterator<Item = Range<usize>> {
+    lens.iter().scan(0, |next, len| {
+        let start = *next;
+        *next = (start + len + QUANTUM).next_multiple_of(QUANTUM);
+        Some(start..start + len)
+    })
+}
 
 pub(crate) struct Bands {
     pub name: &'static str,
@@ -30,16 +41,28 @@ impl Bands {
         element_bytes: usize,
         misalignment: usize,
     ) -> Bands {
-        let total: usize = lens.iter().map(|len| len + 2 * LINE).sum::<usize>() + misalignment;
-        let memory = launch::words(GUARD, (total * element_bytes + 2 * BAND + 2 * LINE).div_ceil(8));
+        Bands::placed(name, places(lens), element_bytes, misalignment)
+    }
+
+    /// Beside such runs, an f32 for each block of theirs.
+    pub(crate) fn per_block(name: &'static str, lens: &[usize], block: usize, misalignment: usize) -> Bands {
+        let blocks = places(lens).map(|run| run.start / block..run.end.div_ceil(block));
+        Bands::placed(name, blocks, size_of::<f32>(), misalignment)
+    }
+
+    fn placed(
+        name: &'static str,
+        elements: impl Iterator<Item = Range<usize>>,
+        element_bytes: usize,
+        misalignment: usize,
+    ) -> Bands {
+        let bytes = |run: Range<usize>| run.start * element_bytes..run.end * element_bytes;
+        let mut runs: Vec<_> = elements.map(bytes).collect();
+        let end = runs.last().map_or(0, |run| run.end) + misalignment * element_bytes;
+        let memory = launch::words(GUARD, (end + 2 * BAND + 2 * LINE).div_ceil(8));
         let base = memory.as_ptr().addr();
-        let line = (base + BAND).next_multiple_of(LINE) - base;
-        let (mut runs, mut elements) = (Vec::new(), misalignment);
-        for len in lens {
-            let start = line + elements * element_bytes;
-            runs.push(start..start + len * element_bytes);
-            elements += (len + LINE).next_multiple_of(LINE);
-        }
+        let first = (base + BAND).next_multiple_of(LINE) - base + misalignment * element_bytes;
+        runs.iter_mut().for_each(|run| *run = run.start + first..run.end + first);
         Bands { name, memory, runs }
     }
 
@@ -80,6 +103,13 @@ impl Bands {
     pub(crate) fn get<T: Copy>(&self, run: usize, at: usize) -> T {
         // SAFETY: inside the memory, by `place`; what is read was set, or written by a kernel as this type.
         unsafe { self.memory.as_ptr().byte_add(self.place::<T>(run, at)).cast::<T>().read_unaligned() }
+    }
+
+    /// Zeros in all runs.
+    pub(crate) fn clear_runs(&mut self) {
+        for run in 0..self.runs.len() {
+            (0..self.run_bytes(run)).for_each(|at| self.set(run, at, 0u8));
+        }
     }
 
     fn bytes(&self) -> &[u8] {

@@ -22,7 +22,7 @@ struct Access {
     uint32_t thread, block, barriers;
 };
 
-/* Two bytes, since no access is narrower. What is of another launch, or shared memory of another block, is void. */
+/* A byte. What is of another launch, or shared memory of another block, is void. */
 struct Place {
     uint64_t owner;
     Access written, read;
@@ -30,7 +30,7 @@ struct Place {
 
 struct Page {
     uintptr_t number;
-    Place places[2048];
+    Place places[4096];
 };
 
 constexpr uint64_t PAGES = 2048;
@@ -69,9 +69,9 @@ INSTEP_RUNNER inline void judge(uintptr_t address, size_t bytes, Kind kind) {
     Access now = {block * fibers::MOST + fibers::current + 1, block, static_cast<uint32_t>(fibers::block.generation)};
     if (kind == ATOMIC) now.thread = ATOMICS, now.block = SEVERAL;
     Page* page = &page_of(address);
-    for (uintptr_t at = address & ~uintptr_t{1}; at < address + bytes; at += 2) {
+    for (uintptr_t at = address; at < address + bytes; ++at) {
         if (at % 4096 == 0) page = &page_of(at);
-        Place& place = page->places[at % 4096 / 2];
+        Place& place = page->places[at % 4096];
         if (place.owner != (is_shared ? shared : launch)) place = {is_shared ? shared : launch, {}, {}};
         if (is_concurrent(place.written, now) || (kind != READ && is_concurrent(place.read, now))) {
             fibers::fail("a race: two threads touch the same bytes, one of them writes, and no barrier lies between");

@@ -4,11 +4,18 @@
 
 use std::ptr;
 
+use instep::DType;
 use instep::abi::*;
 
 use super::case::{Case, Segment, rule};
 use super::machine::Machine;
 use super::memory::Bands;
+use super::tensors::{Tensors, dtype_code, earlier};
+
+/// Number of the first segment's first element in its layout: the 2^32nd lies inside a tile.
+const FIRST_ELEMENT: u64 = (1 << 32) - 1501;
+/// Of learning rates, one segment after the other.
+const MULTIPLIERS: [f64; 3] = [1.0, 0.3, 2.5];
 
 pub(crate) struct World<'a> {
     case: &'a Case,
@@ -22,34 +29,18 @@ pub(crate) struct World<'a> {
     ring: Bands,
     /// Per segment its tail, then per bucket its count of ranks.
     counts: Bands,
-    params: Bands,
-    /// The master, if there is one, and the states.
-    wide: Vec<Bands>,
-    copy: Option<Bands>,
+    tensors: Tensors,
     /// Per bucket.
     grads: Vec<Bands>,
     tiles: Vec<Bands>,
 }
 
-fn element_bytes(dtype: InstepDtype) -> usize {
-    if dtype == INSTEP_DTYPE_F32 { 4 } else { 2 }
-}
-
-/// A pointer that lies `shift` elements before what it is for.
-fn earlier<T>(pointer: *mut T, shift: u64, element_bytes: usize) -> *mut T {
-    pointer.wrapping_byte_sub(shift as usize * element_bytes)
-}
-
 impl World<'_> {
     pub(crate) fn new(case: &Case) -> World<'_> {
-        let m = case.misalignment;
-        let (_, hyper, states) = rule(case.optim);
-        let (param_bytes, grad_bytes) = (element_bytes(case.param_dtype), element_bytes(case.grad_dtype));
+        let (_, hyper, _) = rule(case.optim);
+        let grad_bytes = case.precision.grad.bytes() as usize;
         let all: Vec<Segment> = case.buckets.iter().flat_map(|bucket| bucket.segments.clone()).collect();
         let lens = |segments: &[Segment]| segments.iter().map(|segment| segment.len).collect::<Vec<_>>();
-        let wide_count = states + usize::from(param_bytes == 2);
-        let wide = |k: usize| Bands::new("master or state", &lens(&all), 4, (m * 5 + k * m.min(1)) % 16);
-        let copy = |dtype| Bands::new("the copy", &lens(&all), element_bytes(dtype), m * 7 % 16);
         // SAFETY: zeros are a value of each.
         let (control, segment, status) = unsafe {
             (
@@ -64,43 +55,33 @@ impl World<'_> {
             bucket_controls: Bands::of("the buckets' control blocks", &vec![control; case.buckets.len()]),
             segments: Bands::of("the segments", &vec![segment; all.len()]),
             hypers: Bands::of("the hyperparameters", &[hyper]),
-            multipliers: Bands::of("the rates' multipliers", &vec![1.0f64; all.len()]),
+            multipliers: Bands::of(
+                "the rates' multipliers",
+                &(0..all.len()).map(|k| MULTIPLIERS[k % 3]).collect::<Vec<_>>(),
+            ),
             actions: Bands::of("the actions", &all.iter().map(|segment| segment.action).collect::<Vec<_>>()),
             ring: Bands::of("the status ring", &vec![status; case.slots]),
             counts: Bands::new("the counts", &vec![1; all.len() + case.buckets.len()], grad_bytes, 1),
-            params: Bands::new("the parameters", &lens(&all), param_bytes, m * 3 % 16),
-            wide: (0..wide_count).map(wide).collect(),
-            copy: case.copy_dtype.map(copy),
+            tensors: Tensors::new(case, &lens(&all)),
             grads: Vec::new(),
             tiles: Vec::new(),
         };
         for bucket in &case.buckets {
-            world.grads.push(Bands::new("the gradients", &lens(&bucket.segments), grad_bytes, m));
+            let lens = lens(&bucket.segments);
+            world.grads.push(Bands::new("the gradients", &lens, grad_bytes, case.misalignment));
         }
         world.fill_tables();
-        for (k, segment) in all.iter().enumerate() {
-            for at in 0..segment.len {
-                let value = (case.param)(k, at);
-                if param_bytes == 2 {
-                    world.params.set(k, at, 0u16);
-                    world.wide[0].set(k, at, value);
-                } else {
-                    world.params.set(k, at, value);
-                }
-                let first_state = usize::from(param_bytes == 2);
-                world.wide[first_state..].iter_mut().for_each(|state| state.set(k, at, 0f32));
-            }
-        }
         world
     }
 
     /// Segments and tiles: of segments without elements, every other one has an empty tile.
     fn fill_tables(&mut self) {
         let case = self.case;
-        let (param_bytes, grad_bytes) = (element_bytes(case.param_dtype), element_bytes(case.grad_dtype));
+        let [param_bytes, grad_bytes] =
+            [case.precision.param, case.precision.grad].map(|dtype| dtype.bytes() as usize);
         let count = self.segment_count();
         let param_base = self.param_base().addr();
-        let mut k = 0;
+        let (mut k, mut element) = (0, FIRST_ELEMENT);
         for (b, bucket) in case.buckets.iter().enumerate() {
             let mut tiles = Vec::new();
             for (run, segment) in bucket.segments.iter().enumerate() {
@@ -115,17 +96,18 @@ impl World<'_> {
                 let starts = (0..segment.len.max(k % 2)).step_by(full);
                 tiles.extend(starts.map(|done| {
                     InstepTile {
-                        param: (self.params.address::<u8>(k).expose_provenance() + done * param_bytes)
+                        param: (self.tensors.params.address::<u8>(k).expose_provenance() + done * param_bytes)
                             .wrapping_sub(param_base) as u64,
                         grad_offset: self.grads[b].distance(run, grad_bytes) + done as u64 + case.shift,
-                        state_offset: self.params.distance(k, param_bytes) + done as u64 + case.shift,
-                        element: 0,
+                        state_offset: self.tensors.params.distance(k, param_bytes) + done as u64 + case.shift,
+                        element: element + done as u64,
                         count: full.min(segment.len - done) as u32,
                         segment: k as u32,
                         first: (done == 0).into(),
                         reserved: [0; 5],
                     }
                 }));
+                element += segment.len as u64;
                 k += 1;
             }
             self.tiles.push(Bands::of("the tiles", &tiles));
@@ -137,30 +119,17 @@ impl World<'_> {
         if self.case.shift == 0 {
             return ptr::null_mut();
         }
-        let bytes = element_bytes(self.case.param_dtype);
-        earlier(self.params.address(0), self.case.shift, bytes)
+        let bytes = self.case.precision.param.bytes() as usize;
+        earlier(self.tensors.params.address(0), self.case.shift, bytes)
     }
 
     /// Every memory, tables included.
     pub(crate) fn all(&mut self) -> Vec<&mut Bands> {
-        let World {
-            control,
-            bucket_controls,
-            segments,
-            hypers,
-            multipliers,
-            actions,
-            ring,
-            counts,
-            params,
-            wide,
-            copy,
-            grads,
-            tiles,
-            ..
-        } = self;
-        let tables = [control, bucket_controls, segments, hypers, multipliers, actions, ring, counts, params];
-        tables.into_iter().chain(wide).chain(copy).chain(grads).chain(tiles).collect()
+        let World { control, bucket_controls, segments, hypers, multipliers, actions, ring, counts, .. } =
+            self;
+        let tables = [control, bucket_controls, segments, hypers, multipliers, actions, ring, counts];
+        let tensors = self.tensors.all();
+        tables.into_iter().chain(tensors).chain(&mut self.grads).chain(&mut self.tiles).collect()
     }
 
     pub(crate) fn snapshot(&mut self) -> Vec<Vec<u64>> {
@@ -170,41 +139,19 @@ impl World<'_> {
     fn step_args(&mut self, bucket: usize) -> InstepStepArgs {
         let case = self.case;
         let (optimizer, _, state_count) = rule(case.optim);
-        let has_master = case.param_dtype != INSTEP_DTYPE_F32;
-        let mut wide = self.wide.iter_mut().map(|bands| earlier(bands.address::<f32>(0), case.shift, 4));
-        let master = if has_master { wide.next().unwrap() } else { ptr::null_mut() };
-        let mut states = [ptr::null_mut(); INSTEP_MAX_STATES as usize];
-        states.iter_mut().zip(wide).for_each(|(pointer, state)| *pointer = state.cast());
-        let grads = self.grads[bucket].address(0);
-        let copy_dtype = case.copy_dtype.unwrap_or(INSTEP_DTYPE_F32);
-        let copy_base = |copy: &mut Bands| earlier(copy.address(0), case.shift, element_bytes(copy_dtype));
+        let grad_bytes = case.precision.grad.bytes() as usize;
         InstepStepArgs {
             control: self.control_of(bucket),
             segments: self.segments.address(0),
             tiles: self.tiles[bucket].address(0),
             tile_count: self.tile_count(bucket),
             param_base: self.param_base().cast(),
-            grads: earlier(grads, case.shift, element_bytes(case.grad_dtype)),
-            master: master.cast(),
-            copy: self.copy.as_mut().map_or(ptr::null_mut(), copy_base),
-            states,
+            grads: earlier(self.grads[bucket].address(0), case.shift, grad_bytes),
             optimizer,
             state_count: state_count as u32,
             bucket: bucket as u32,
-            param_dtype: case.param_dtype,
-            grad_dtype: case.grad_dtype,
-            copy_dtype,
             zero_grads: case.zero_grads.into(),
-            local: 0,
-            master_kind: if has_master { INSTEP_MASTER_F32 } else { INSTEP_MASTER_NONE },
-            moments: INSTEP_MOMENTS_F32,
-            stochastic: 0,
-            ema: ptr::null_mut(),
-            scales: [ptr::null_mut(); INSTEP_MAX_STATES as usize],
-            seed: 0,
-            ema_from_sample: 0,
-            ema_weight: 0.0,
-            reserved: 0,
+            ..self.tensors.args(case)
         }
     }
 
@@ -242,7 +189,7 @@ impl World<'_> {
             previous_max_norm: case.max_norm,
             bucket_controls: self.bucket_controls.address(0),
             bucket_count: if case.per_bucket { case.buckets.len() as u64 } else { 0 },
-            grad_dtype: case.grad_dtype,
+            grad_dtype: dtype_code(case.precision.grad),
             reserved: 0,
         };
         let decide = InstepDecideArgs {
@@ -256,7 +203,7 @@ impl World<'_> {
             growth_interval: 2,
             pass_control: ptr::null_mut(),
             bucket: INSTEP_NO_BUCKET,
-            grad_dtype: case.grad_dtype,
+            grad_dtype: dtype_code(case.precision.grad),
         };
         let decide_bucket = |world: &mut Self, bucket: usize| InstepDecideArgs {
             control: world.control_of(bucket),
@@ -281,10 +228,11 @@ impl World<'_> {
             if case.normed {
                 for args in &steps {
                     // What the norm must leave alone, it does not get.
-                    let (param_base, copy) = (ptr::null_mut(), ptr::null_mut());
-                    let (master, states) = (ptr::null_mut(), [ptr::null_mut(); 3]);
+                    let [param_base, master, copy] = [ptr::null_mut(); 3];
+                    let (ema, states, scales) = (ptr::null_mut(), [ptr::null_mut(); 3], [ptr::null_mut(); 3]);
+                    let gradients = InstepStepArgs { param_base, master, copy, ema, states, scales, ..*args };
                     // SAFETY: as above.
-                    unsafe { machine.norm(&InstepStepArgs { param_base, master, copy, states, ..*args }) }
+                    unsafe { machine.norm(&gradients) }
                 }
                 // SAFETY: as above.
                 decisions.iter().for_each(|args| unsafe { machine.decide(args) });
@@ -307,9 +255,9 @@ impl World<'_> {
 
     /// A count is an element like the gradients that it lies behind.
     fn set_count(&mut self, k: usize, count: f32) {
-        match self.case.grad_dtype {
-            INSTEP_DTYPE_BF16 => self.counts.set(k, 0, half::bf16::from_f32(count).to_bits()),
-            INSTEP_DTYPE_F16 => self.counts.set(k, 0, half::f16::from_f32(count).to_bits()),
+        match self.case.precision.grad {
+            DType::BF16 => self.counts.set(k, 0, half::bf16::from_f32(count).to_bits()),
+            DType::F16 => self.counts.set(k, 0, half::f16::from_f32(count).to_bits()),
             _ => self.counts.set(k, 0, count),
         }
     }
@@ -322,7 +270,7 @@ impl World<'_> {
             for (run, segment) in bucket.segments.iter().enumerate() {
                 for at in 0..segment.len {
                     let value = (self.case.gradient)(pass, k, at);
-                    if self.case.grad_dtype == INSTEP_DTYPE_F32 {
+                    if self.case.precision.grad == DType::F32 {
                         self.grads[b].set(run, at, value);
                     } else {
                         self.grads[b].set(run, at, (value.to_bits() >> 16) as u16);

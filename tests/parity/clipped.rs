@@ -8,7 +8,7 @@ use instep::{Borrowed, Mode, Solo, Stepper, Unused, in_process};
 
 use super::ids;
 use crate::support::{
-    Options, Outcome, assert_same_bits, few_optimizers, layout, paint_gradient, paint_params, pass,
+    Options, Outcome, assert_same_bits, layout, one_per_state_count, paint_gradient, paint_params, pass,
 };
 
 const LENGTHS: [usize; 8] = [300, 0, 1, 2049, 17, 256, 5, 700];
@@ -45,7 +45,7 @@ fn train(stepper: &mut Stepper, options: &Options, share: f32) -> (Vec<[u64; 2]>
 #[test]
 fn the_norm_and_the_clipped_step_are_the_same_bits_for_any_cap_rank_count_and_alignment() {
     let layout = layout(&LENGTHS);
-    for optim in few_optimizers() {
+    for optim in one_per_state_count() {
         let (norms, outcome) = {
             let options = options(None, 1);
             let sequential = Options { mode: Mode::Sequential, ..options.clone() };

@@ -12,7 +12,7 @@ use super::network::sum;
 use super::ranks::{
     Handing, RANKS, batch_of, initialise, iterate_with, layout_of, step_ordinary, three_layers,
 };
-use super::{Ordinary, assert_like, boxed, ids, resnet};
+use super::{Ordinary, assert_like, ids, resnet};
 use crate::support::{MODES, Optim, assert_same_bits};
 
 const ITERATIONS: usize = 8;
@@ -37,12 +37,12 @@ fn build(
     let mut builder =
         Stepper::builder_without_optimizer(layout).mode(mode).gradients(gradients).bucket_cap_bytes(40);
     if registered == Registered::Before {
-        builder = layout.ids().fold(builder, |builder, id| builder.optimizer_for(&[id], boxed(optim)));
+        builder = layout.ids().fold(builder, |builder, id| builder.optimizer_for(&[id], optim.boxed()));
     }
     let mut stepper = builder.host(comm)?;
     if registered == Registered::After {
         for id in layout.ids() {
-            stepper.add_optimizer_for(&[id], boxed(optim))?;
+            stepper.add_optimizer_for(&[id], optim.boxed())?;
         }
     }
     Ok(stepper)
@@ -120,7 +120,7 @@ fn ddp_2_buckets_of_the_callers_are_stepped_alike() {
             memory = memory.bucket(earliest, second.as_mut_ptr());
             let builder = Stepper::builder_without_optimizer(&layout).mode(mode).gradients(Gradients::Zero);
             let builder =
-                layout.ids().fold(builder, |builder, id| builder.optimizer_for(&[id], boxed(optim)));
+                layout.ids().fold(builder, |builder, id| builder.optimizer_for(&[id], optim.boxed()));
             // SAFETY: the vectors outlive the stepper, which alone touches them until it is closed.
             let stepper = unsafe { builder.unused(Unused::StepZero).host_borrowing(comm, memory)? };
             let what = format!("{optim:?}, {mode:?}, borrowed");
@@ -146,12 +146,12 @@ fn ddp_1_and_2_with_the_shapes_of_resnet50() {
             let mut stepper = if registered == Registered::Before {
                 layout
                     .ids()
-                    .fold(builder, |builder, id| builder.optimizer_for(&[id], boxed(optim)))
+                    .fold(builder, |builder, id| builder.optimizer_for(&[id], optim.boxed()))
                     .host(comm)?
             } else {
                 // One call: each moves every tensor.
                 let mut stepper = builder.host(comm)?;
-                stepper.add_optimizer_for(&all, boxed(optim))?;
+                stepper.add_optimizer_for(&all, optim.boxed())?;
                 stepper
             };
             resnet::initialise(&mut stepper, rank)?;
@@ -184,7 +184,7 @@ fn ddp_3_a_local_parameter_goes_its_own_way_and_no_other_does() {
             let rank = comm.rank() as usize;
             let builder = Stepper::builder_without_optimizer(&layout).mode(mode);
             let builder =
-                layout.ids().fold(builder, |builder, id| builder.optimizer_for(&[id], boxed(optim)));
+                layout.ids().fold(builder, |builder, id| builder.optimizer_for(&[id], optim.boxed()));
             let mut stepper = builder.host(comm)?;
             initialise(&mut stepper, &network)?;
             iterate_with(&mut stepper, &network, &batch_of(&network, rank, 0), Handing::InPlace, |_| true)?;

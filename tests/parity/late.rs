@@ -10,7 +10,7 @@ use instep::{
 
 use super::network::{Network, sum};
 use super::ranks::{RANKS, batch_of, initialise, iterate, layout_of, step_ordinary, three_layers};
-use super::{Ordinary, assert_like, boxed, ids};
+use super::{Ordinary, assert_like, ids};
 use crate::on_cuda::cuda;
 use crate::support::{MODES, Optim, Outcome, assert_same_bits};
 
@@ -49,7 +49,7 @@ fn builder(layout: &instep::Layout, when: When, mode: Mode) -> StepperBuilder<'_
     let builder = Stepper::builder_without_optimizer(layout).optimizer_for(&weights, heavy());
     let builder = match when {
         When::Before => {
-            late(layout).into_iter().fold(builder, |b, (params, o)| b.optimizer_for(&params, boxed(o)))
+            late(layout).into_iter().fold(builder, |b, (params, o)| b.optimizer_for(&params, o.boxed()))
         }
         _ => builder,
     };
@@ -61,7 +61,7 @@ fn register<D: Device>(stepper: &mut Stepper<D>) -> Result<()> {
     let before = Outcome::of(stepper)?;
     let known = stepper.optimizers().len();
     for (k, (params, optim)) in late(&stepper.layout().clone()).into_iter().enumerate() {
-        let id = stepper.add_optimizer_for(&params, boxed(optim))?;
+        let id = stepper.add_optimizer_for(&params, optim.boxed())?;
         assert_eq!(stepper.optimizers().nth(known + k).unwrap().id, id);
         assert!(params.iter().all(|param| stepper.optimizers_of(*param).unwrap().last() == Some(&id)));
     }

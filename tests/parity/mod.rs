@@ -17,25 +17,10 @@ mod ranks;
 mod resnet;
 
 use instep::op::Device;
-use instep::optim::Optimizer;
 use instep::{ParamId, Result, Stepper};
 
 use crate::reference::{Rule, Scalar};
-use crate::support::Optim;
 use network::Network;
-
-/// An optimizer as a builder takes it.
-fn boxed(optim: Optim) -> Box<dyn Optimizer> {
-    match optim {
-        Optim::Sgd(sgd) => Box::new(sgd),
-        Optim::Adam(adam) => Box::new(adam),
-        Optim::AdamW(adamw) => Box::new(adamw),
-        Optim::Adagrad(adagrad) => Box::new(adagrad),
-        Optim::RmsProp(rmsprop) => Box::new(rmsprop),
-        Optim::Adadelta(adadelta) => Box::new(adadelta),
-        Optim::Adamax(adamax) => Box::new(adamax),
-    }
-}
 
 /// `torch.testing.assert_close` for f32.
 fn assert_close(ours: &[f32], theirs: &[f64], what: &str) {

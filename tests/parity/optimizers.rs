@@ -8,7 +8,7 @@ use instep::{Layout, LossScaler, Mode, Result, Solo, Stepper, in_process};
 
 use super::network::{Activation, Linear, Network, batch, draw, sum};
 use super::ranks::{as_f32, initialise, layout_of, own};
-use super::{Ordinary, assert_like, boxed, ids};
+use super::{Ordinary, assert_like, ids};
 use crate::support::{
     MODES, Optim, Outcome, assert_same_bits, few_optimizers, layout, optimizers, paint_gradient, paint_params,
 };
@@ -179,7 +179,7 @@ fn opt_11_groups_have_decay_and_rates_of_their_own_and_the_loss_falls_or_rises()
             let [weights, biases] = groups.map(|(lr, weight_decay)| kinds(lr, weight_decay, maximize)[kind]);
             let what = format!("{weights:?}, {biases:?}, {mode:?}");
             let builder = Stepper::builder_without_optimizer(&layout).mode(mode);
-            let builder = builder.group("weights", boxed(weights)).group("biases", boxed(biases));
+            let builder = builder.group("weights", weights.boxed()).group("biases", biases.boxed());
             let mut stepper = builder.host(Solo::default()).unwrap();
             let (all, mut network) = (ids(&stepper), start.clone());
             initialise(&mut stepper, &network).unwrap();

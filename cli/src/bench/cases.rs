@@ -5,8 +5,7 @@
 use clap::ValueEnum;
 use instep::bench::Launcher;
 use instep::optim::Optimizer;
-use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, RmsProp, Sgd};
-use instep::{Isa, Layout};
+use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, Isa, Layout, Lion, NAdam, RAdam, RmsProp, Rprop, Sgd};
 
 use super::precisions::{Kind, storage};
 use super::record::last_level_cache_bytes;
@@ -30,6 +29,10 @@ pub(super) enum Rule {
     Rmsprop,
     Adadelta,
     Adamax,
+    Rprop,
+    Lion,
+    Nadam,
+    Radam,
 }
 
 const LR: f64 = 1e-4;
@@ -50,6 +53,10 @@ impl Rule {
             Rule::Rmsprop => Box::new(RmsProp { lr: LR, ..RmsProp::default() }),
             Rule::Adadelta => Box::new(Adadelta { lr: LR, ..Adadelta::default() }),
             Rule::Adamax => Box::new(Adamax { lr: LR, ..Adamax::default() }),
+            Rule::Rprop => Box::new(Rprop { lr: LR, ..Rprop::default() }),
+            Rule::Lion => Box::new(Lion { lr: LR, ..Lion::default() }),
+            Rule::Nadam => Box::new(NAdam { lr: LR, ..NAdam::default() }),
+            Rule::Radam => Box::new(RAdam { lr: LR, ..RAdam::default() }),
         }
     }
 
@@ -106,6 +113,40 @@ impl Rule {
                 beta2: 0.999,
                 eps: 1e-8,
                 weight_decay: 0.0,
+                maximize: false,
+            }),
+            Rule::Rprop => reference::Rule::Rprop(reference::Rprop {
+                lr: LR,
+                eta_minus: 0.5,
+                eta_plus: 1.2,
+                step_size_min: 1e-6,
+                step_size_max: 50.0,
+                maximize: false,
+            }),
+            Rule::Lion => reference::Rule::Lion(reference::Lion {
+                lr: LR,
+                beta1: 0.9,
+                beta2: 0.99,
+                weight_decay: 0.0,
+                maximize: false,
+            }),
+            Rule::Nadam => reference::Rule::NAdam(reference::NAdam {
+                lr: LR,
+                beta1: 0.9,
+                beta2: 0.999,
+                eps: 1e-8,
+                weight_decay: 0.0,
+                momentum_decay: 4e-3,
+                decoupled: false,
+                maximize: false,
+            }),
+            Rule::Radam => reference::Rule::RAdam(reference::RAdam {
+                lr: LR,
+                beta1: 0.9,
+                beta2: 0.999,
+                eps: 1e-8,
+                weight_decay: 0.0,
+                decoupled: false,
                 maximize: false,
             }),
         }

@@ -6,7 +6,7 @@
 use std::collections::HashSet;
 
 use instep::checkpoint::safetensors::json::Object;
-use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, RmsProp, Sgd};
+use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, Lion, NAdam, RAdam, RmsProp, Rprop, Sgd};
 use instep::{DType, Layout, Optimizer, Precision, Stepper, StepperBuilder};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
@@ -63,10 +63,19 @@ pub enum Rule {
     Adadelta(Adadelta),
     /// `adamax`
     Adamax(Adamax),
+    /// `rprop`
+    Rprop(Rprop),
+    /// `lion`
+    Lion(Lion),
+    /// `nadam`
+    NAdam(NAdam),
+    /// `radam`
+    RAdam(RAdam),
 }
 
 /// What a configuration calls them.
-const NAMES: [&str; 7] = ["sgd", "adam", "adamw", "adagrad", "rmsprop", "adadelta", "adamax"];
+const NAMES: [&str; 11] =
+    ["sgd", "adam", "adamw", "adagrad", "rmsprop", "adadelta", "adamax", "rprop", "lion", "nadam", "radam"];
 
 impl Rule {
     /// States of a parameter with these hyperparameters.
@@ -79,7 +88,16 @@ impl Rule {
             Rule::RmsProp(rmsprop) => rmsprop.state_names(),
             Rule::Adadelta(adadelta) => adadelta.state_names(),
             Rule::Adamax(adamax) => adamax.state_names(),
+            Rule::Rprop(rprop) => rprop.state_names(),
+            Rule::Lion(lion) => lion.state_names(),
+            Rule::NAdam(nadam) => nadam.state_names(),
+            Rule::RAdam(radam) => radam.state_names(),
         }
+    }
+
+    /// Whether it carries a product of momenta beside a parameter's step count.
+    pub fn has_product(&self) -> bool {
+        matches!(self, Rule::NAdam(_))
     }
 
     /// Options of a stepper with this rule.
@@ -92,6 +110,10 @@ impl Rule {
             Rule::RmsProp(rmsprop) => Stepper::builder(layout, rmsprop),
             Rule::Adadelta(adadelta) => Stepper::builder(layout, adadelta),
             Rule::Adamax(adamax) => Stepper::builder(layout, adamax),
+            Rule::Rprop(rprop) => Stepper::builder(layout, rprop),
+            Rule::Lion(lion) => Stepper::builder(layout, lion),
+            Rule::NAdam(nadam) => Stepper::builder(layout, nadam),
+            Rule::RAdam(radam) => Stepper::builder(layout, radam),
         }
     }
 
@@ -105,6 +127,10 @@ impl Rule {
             Rule::RmsProp(rmsprop) => builder.group(name, rmsprop),
             Rule::Adadelta(adadelta) => builder.group(name, adadelta),
             Rule::Adamax(adamax) => builder.group(name, adamax),
+            Rule::Rprop(rprop) => builder.group(name, rprop),
+            Rule::Lion(lion) => builder.group(name, lion),
+            Rule::NAdam(nadam) => builder.group(name, nadam),
+            Rule::RAdam(radam) => builder.group(name, radam),
         }
     }
 }
@@ -124,6 +150,10 @@ impl Config {
             "rmsprop" => read::<RmsPropGroup>(text)?,
             "adadelta" => read::<AdadeltaGroup>(text)?,
             "adamax" => read::<AdamaxGroup>(text)?,
+            "rprop" => read::<RpropGroup>(text)?,
+            "lion" => read::<LionGroup>(text)?,
+            "nadam" => read::<NAdamGroup>(text)?,
+            "radam" => read::<RAdamGroup>(text)?,
             other => {
                 return refuse(format!("optimizer = {other:?} is not known; there are {}", NAMES.join(", ")));
             }
@@ -266,6 +296,24 @@ group!(
     AdamWGroup,
     AdamW { lr: f64, betas: Pair, eps: f64, weight_decay: f64, amsgrad: bool, maximize: bool }
 );
+group!(RpropGroup, Rprop { lr: f64, etas: Pair, step_sizes: Pair, maximize: bool });
+group!(LionGroup, Lion { lr: f64, betas: Pair, weight_decay: f64, maximize: bool });
+group!(
+    NAdamGroup,
+    NAdam {
+        lr: f64,
+        betas: Pair,
+        eps: f64,
+        weight_decay: f64,
+        momentum_decay: f64,
+        decoupled_weight_decay: bool,
+        maximize: bool
+    }
+);
+group!(
+    RAdamGroup,
+    RAdam { lr: f64, betas: Pair, eps: f64, weight_decay: f64, decoupled_weight_decay: bool, maximize: bool }
+);
 
 group!(
     AdagradGroup,
@@ -304,7 +352,7 @@ impl TryFrom<Vec<f64>> for Pair {
     fn try_from(numbers: Vec<f64>) -> Result<Self, String> {
         match numbers[..] {
             [first, second] => Ok(Pair(first, second)),
-            _ => Err(format!("betas are two numbers, not {}", numbers.len())),
+            _ => Err(format!("betas, etas and step_sizes are two numbers, not {}", numbers.len())),
         }
     }
 }

@@ -12,6 +12,8 @@ use instep::checkpoint::safetensors::{Header, Tensor};
 
 /// Step counts are metadata under this prefix and the parameter's name.
 pub const COUNT_PREFIX: &str = "step.";
+/// NAdam's products of momenta, likewise.
+pub const PRODUCT_PREFIX: &str = "mu_product.";
 
 /// The only state whose absence means a first step, whatever the count says.
 const MOMENTUM: &str = "momentum_buffer";
@@ -26,7 +28,7 @@ pub struct Input {
     pub params: Vec<Param>,
     /// How many passes there are gradients for.
     pub passes: u64,
-    /// Metadata that are not step counts; the output keeps them.
+    /// Metadata that are neither step counts nor products; the output keeps them.
     pub remarks: BTreeMap<String, String>,
 }
 
@@ -47,6 +49,8 @@ pub struct Param {
     pub states: BTreeMap<String, Tensor>,
     /// Updates that it has had, if the file says so.
     pub count: Option<u64>,
+    /// Its product of momenta, likewise.
+    pub product: Option<f64>,
     /// Its gradients, pass by pass.
     pub gradients: Vec<Tensor>,
 }
@@ -70,6 +74,7 @@ struct Found {
     companions: BTreeMap<Companion, Tensor>,
     states: BTreeMap<String, Tensor>,
     count: Option<u64>,
+    product: Option<f64>,
     gradients: BTreeMap<u64, Tensor>,
 }
 
@@ -108,11 +113,12 @@ impl Input {
         }
         let mut remarks = BTreeMap::new();
         for (key, text) in header.metadata {
-            match key.strip_prefix(COUNT_PREFIX) {
-                Some(name) => found[index(&key, name)?].count = Some(count(&key, &text)?),
-                None => {
-                    remarks.insert(key, text);
-                }
+            if let Some(name) = key.strip_prefix(COUNT_PREFIX) {
+                found[index(&key, name)?].count = Some(count(&key, &text)?);
+            } else if let Some(name) = key.strip_prefix(PRODUCT_PREFIX) {
+                found[index(&key, name)?].product = Some(product(&key, &text)?);
+            } else {
+                remarks.insert(key, text);
             }
         }
         let passes = found.iter().map(|param| param.gradients.len() as u64).max().unwrap_or(0);
@@ -127,7 +133,7 @@ impl Input {
 
 impl Found {
     fn check(self, name: &str, group: usize, config: &Config, passes: u64) -> Result<Param, Failure> {
-        let Found { value, companions, states, count, gradients } = self;
+        let Found { value, companions, states, count, product, gradients } = self;
         let Some(value) = value else {
             return refuse(format!("`param.{name}` is missing"));
         };
@@ -167,13 +173,28 @@ impl Found {
         if !kept.is_empty() && kept != [MOMENTUM] {
             check_complete(name, kept, &states, count)?;
         }
+        match (config.groups[group].rule.has_product(), product) {
+            (true, None) if count.unwrap_or(0) > 0 => {
+                return refuse(format!(
+                    "metadata `{PRODUCT_PREFIX}{name}` is missing, though `{name}` has been stepped"
+                ));
+            }
+            (true, Some(product)) if count.unwrap_or(0) == 0 && product != 1.0 => {
+                return refuse(format!("metadata `{PRODUCT_PREFIX}{name}` is not 1 before the first step"));
+            }
+            (false, Some(_)) => {
+                return refuse(format!("metadata `{PRODUCT_PREFIX}{name}`: the group of `{name}` has none"));
+            }
+            _ => {}
+        }
         if count.is_some_and(|count| count.saturating_add(passes) >= COUNT_END) {
             return refuse(format!(
                 "`{COUNT_PREFIX}{name}` leaves no room for {passes} more steps below 2^63"
             ));
         }
         let gradients = gradients.into_values().collect();
-        Ok(Param { name: name.to_owned(), group, frozen, value, companions, states, count, gradients })
+        let name = name.to_owned();
+        Ok(Param { name, group, frozen, value, companions, states, count, product, gradients })
     }
 }
 
@@ -195,7 +216,7 @@ fn check_averages(params: &[Param], config: &Config) -> Result<(), Failure> {
     }
 }
 
-/// Half a checkpoint of Adam would be stepped with the wrong bias correction, and nobody would see it; others alike.
+/// Half a checkpoint of Adam, for one, would be stepped with the wrong bias correction, and nobody would see it.
 fn check_complete(
     name: &str,
     kept: &[&str],
@@ -221,6 +242,14 @@ fn count(key: &str, text: &str) -> Result<u64, Failure> {
     match whole_number(text) {
         Some(count) if count < COUNT_END => Ok(count),
         _ => refuse(format!("metadata `{key}` = {text:?} is no whole number below 2^63")),
+    }
+}
+
+/// As the library takes it: a number between 0 and 1.
+fn product(key: &str, text: &str) -> Result<f64, Failure> {
+    match text.parse::<f64>() {
+        Ok(product) if (0.0..=1.0).contains(&product) => Ok(product),
+        _ => refuse(format!("metadata `{key}` = {text:?} is no number between 0 and 1")),
     }
 }
 

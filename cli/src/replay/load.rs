@@ -56,7 +56,13 @@ pub(super) fn load<R: Read + Seek>(
             }
             stepper.write_ema(id, &values)?;
         }
-        stepper.set_step_count(id, count)?;
+        match param.product {
+            Some(product) => {
+                let only = stepper.optimizers_of(id)?[0];
+                stepper.set_step_count_and_carried_of(id, only, count, product)?;
+            }
+            None => stepper.set_step_count(id, count)?,
+        }
         stepper.set_frozen(id, param.frozen)?;
     }
     Ok(())

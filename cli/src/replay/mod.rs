@@ -12,7 +12,7 @@ mod place;
 mod run;
 
 pub use config::{Config, Group, Rule};
-pub use input::{COUNT_PREFIX, Input, Param};
+pub use input::{COUNT_PREFIX, Input, PRODUCT_PREFIX, Param};
 pub use place::Companion;
 
 use std::io::{Read, Seek, Write};

@@ -12,7 +12,7 @@ use instep::{DType, Error, Layout, Moments, ParamId, Solo, Stepper, Unused};
 
 use super::dtypes::refuse_rounded;
 use super::load::{load, read_stored};
-use super::{COUNT_PREFIX, Companion, Config, Input, Options, Param};
+use super::{COUNT_PREFIX, Companion, Config, Input, Options, PRODUCT_PREFIX, Param};
 use crate::Failure;
 
 /// What a tensor of the output is read from.
@@ -91,6 +91,11 @@ impl<R: Read + Seek> Stepped<R> {
             if param.count.is_some() || input.passes > 0 {
                 let count = param.count.unwrap_or(0) + updates;
                 metadata.insert(format!("{COUNT_PREFIX}{}", param.name), count.to_string());
+                let only = stepper.optimizers_of(id).map_err(io::Error::other)?[0];
+                // Shortest digits that read back to the same bits. It stays 1 for what has no elements.
+                if let Some(product) = stepper.carried_of(id, only).map_err(io::Error::other)? {
+                    metadata.insert(format!("{PRODUCT_PREFIX}{}", param.name), format!("{product:?}"));
+                }
             }
             for (name, dtype, content) in contents(config, param, id, updates > 0) {
                 // The longest elements first, so that each tensor is aligned to its own; then in order of names.

@@ -37,7 +37,7 @@ const NUMBERS: [&str; 22] = [
 ];
 
 /// Texts that stand for something, here or there.
-const WORDS: [&str; 54] = [
+const WORDS: [&str; 60] = [
     "a",
     "layer.0.b",
     "c",
@@ -49,6 +49,12 @@ const WORDS: [&str; 54] = [
     "rmsprop",
     "adadelta",
     "adamax",
+    "rprop",
+    "lion",
+    "nadam",
+    "radam",
+    "mu_product.a",
+    "state.0.mu_product",
     "F32",
     "F16",
     "param.a",

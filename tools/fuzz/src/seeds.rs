@@ -41,6 +41,12 @@ const REMAINDER: &str = r#"{"optimizer":"adamw","copy":"f16","ema":0.9,"dtypes":
 const MASTER: &str = r#"{"optimizer":"sgd","frozen":["a"],"ema":0.5,"copy":"f32","dtypes":{"param":"f16","grad":"f16",
 "master":"f32","moments":"bf16"},"groups":[{"params":["a","layer.0.b","c"],"momentum":0.9}]}"#;
 
+const NADAM: &str = r#"{"optimizer":"nadam","groups":[{"params":["a"],"momentum_decay":0.004,"weight_decay":0.1,
+"decoupled_weight_decay":true},{"params":["layer.0.b","c"]}]}"#;
+
+const RPROP: &str = r#"{"optimizer":"rprop","groups":[{"params":["c","a","layer.0.b"],"etas":[0.5,1.2],
+"step_sizes":[1e-6,50]}]}"#;
+
 /// All of them.
 pub(crate) fn pairs() -> Vec<Pair> {
     let buffer = ["state.a.momentum_buffer"];
@@ -63,6 +69,8 @@ pub(crate) fn pairs() -> Vec<Pair> {
             &["master.a", "copy.a", "ema.a"],
         ),
         retyped(pair(MASTER, &buffer, &[("step.a", "3")], 0), Dtype::F16, &["master.a", "copy.a", "ema.a"]),
+        pair(NADAM, &moments[..2], &[("step.a", "3"), ("mu_product.a", "0.125")], 2),
+        pair(RPROP, &["state.a.prev", "state.a.step_size"], &[("step.a", "1")], 1),
         many(),
     ]
 }

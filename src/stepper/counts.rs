@@ -1,0 +1,110 @@
+//! How far a parameter's optimizers have come: their step counts, and the number that NAdam carries beside its own.
+//!
+//! Must refuse a count without the number that belongs to it: the next update would be corrected for momenta that never
+//! were, and nobody would see it.
+
+use std::ops::Range;
+
+use crate::error::{Error, Result};
+use crate::layout::ParamId;
+use crate::op::Device;
+use crate::stepper::{OptimizerId, Stepper};
+
+impl<D: Device> Stepper<D> {
+    /// The number that one of a parameter's [optimizers](Self::optimizers_of) carries from update to update beside its
+    /// [step count](Self::step_count_of): NAdam's product of momenta, `mu_product` in `torch.optim`, which is 1 before the
+    /// first update. `None` for all others.
+    ///
+    /// # Ordering
+    /// Waits for all steps.
+    ///
+    /// # Errors
+    /// As [`step_count_of`](Self::step_count_of).
+    pub fn carried_of(&self, id: ParamId, optimizer: OptimizerId) -> Result<Option<f64>> {
+        let (param, round) = self.round_of(id, optimizer)?;
+        self.settle_control()?;
+        let carried = self.optimizers.carried(param, round);
+        carried.map(|_| self.read_carried(param, round)).transpose()
+    }
+
+    /// Says how many updates one of a parameter's optimizers has made, and what it [carries](Self::carried_of) by now. They
+    /// belong together: [`set_step_count`](Self::set_step_count) refuses any count but 0 where a number is carried.
+    ///
+    /// ```
+    /// # use instep::{Error, Layout, NAdam, Solo, Stepper};
+    /// # let layout = Layout::builder().param("w", 1).build()?;
+    /// # let w = layout.id("w")?;
+    /// let mut stepper = Stepper::host(&layout, NAdam::default(), Solo::default())?;
+    /// assert!(matches!(stepper.set_step_count(w, 2), Err(Error::Config { field: "step_count", .. })));
+    /// let nadam = stepper.optimizers_of(w)?[0];
+    /// stepper.set_step_count_and_carried_of(w, nadam, 2, 0.2031)?;
+    /// assert_eq!((stepper.step_count(w)?, stepper.carried_of(w, nadam)?), (2, Some(0.2031)));
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Ordering
+    /// Waits for all steps.
+    ///
+    /// # Errors
+    /// As [`set_step_count_of`](Self::set_step_count_of); `Config` if the optimizer carries nothing, or the number is no
+    /// product of momenta, which is between 0 and 1, and 1 before the first update.
+    pub fn set_step_count_and_carried_of(
+        &mut self,
+        id: ParamId,
+        optimizer: OptimizerId,
+        count: u64,
+        carried: f64,
+    ) -> Result<()> {
+        let (param, round) = self.round_of(id, optimizer)?;
+        if self.optimizers.carried(param, round).is_none() {
+            return Err(Error::config("carried", carried, "belongs to an optimizer that carries nothing"));
+        }
+        if !carried_fits(count, carried) {
+            return Err(Error::config("carried", carried, CARRIED_RANGE));
+        }
+        self.set_counts(param, round..round + 1, count, Some(carried))
+    }
+
+    /// Refuses before it writes. `carried` is of all rounds that carry a number.
+    pub(super) fn set_counts(
+        &mut self,
+        param: usize,
+        rounds: Range<usize>,
+        count: u64,
+        carried: Option<f64>,
+    ) -> Result<()> {
+        if count >= 1 << 63 {
+            return Err(Error::config("step_count", count, "must be below 2^63"));
+        }
+        let carries = rounds.clone().any(|round| self.optimizers.carried(param, round).is_some());
+        if carries && count > 0 && carried.is_none() {
+            let why = "needs what the optimizer carries beside it: `set_step_count_and_carried_of`";
+            return Err(Error::config("step_count", count, why));
+        }
+        self.settle_control()?;
+        self.loaded.note(param, rounds.start as u64);
+        self.loaded.note(param, count);
+        if let Some(carried) = carried {
+            self.loaded.note(param, carried.to_bits());
+        }
+        self.agreement.forget();
+        rounds
+            .into_iter()
+            .try_for_each(|round| self.write_counts(param, round, count, carried.unwrap_or(1.0)))
+    }
+
+    /// What an optimizer carries is called as in `torch.optim`, with `#k` behind it as states have it.
+    pub(crate) fn carried_name(&self, id: ParamId, optimizer: OptimizerId) -> Result<Option<String>> {
+        let (param, round) = self.round_of(id, optimizer)?;
+        let name = self.optimizers.carried(param, round);
+        Ok(name.map(|name| if round == 0 { name.to_owned() } else { format!("{name}#{round}") }))
+    }
+}
+
+/// Why a number is not carried.
+pub(crate) const CARRIED_RANGE: &str = "must be between 0 and 1, and 1 before the first update";
+
+/// Whether it can be a product of as many momenta.
+pub(crate) fn carried_fits(count: u64, carried: f64) -> bool {
+    (0.0..=1.0).contains(&carried) && (count > 0 || carried == 1.0)
+}

@@ -1,0 +1,110 @@
+//! Bytes per element that a step moves, and that stay resident: the floor that timings are held against.
+//!
+//! Counted from the accesses that the checker judges and the executors take their pointers from, and written here as sums of
+//! what each tensor needs to be read and written once. Of the usual tables these rows are not ours: Kahan-compensated bf16
+//! (a remainder takes its place), fp8 parameters, scales of f16 for groups of 32 (ours are f32 for 256), Lion, LAMB.
+
+use instep::bench::Launcher;
+use instep::layout::{BucketCaps, Gradients, Plan, Storage, Tails};
+use instep::op::{Action, Frozen, Memory, Op, Span, Stream};
+use instep::{
+    Adam, AdamW, DType, Isa, Layout, Master, Moments, Optimizer, Precision, RmsProp, Rounding, Sgd,
+};
+
+/// Whole blocks and tiles, so that nothing is padding.
+const ELEMENTS: u64 = 1 << 16;
+/// Of an 8-bit state, per element: an f32 for 256 of them, read and written.
+const SCALE: f64 = 4.0 / 256.0;
+
+struct Row {
+    /// p, g, what stands behind p, states.
+    resident: f64,
+    moved: f64,
+    optimizer: Box<dyn Optimizer>,
+    storage: Storage,
+    gradients: Gradients,
+}
+
+fn row(resident: f64, moved: f64, optimizer: impl Optimizer, storage: impl Into<Storage>) -> Row {
+    let (optimizer, storage) = (Box::new(optimizer), storage.into());
+    Row { resident, moved, optimizer, storage, gradients: Gradients::Keep }
+}
+
+#[rustfmt::skip] // A table: one row per line.
+fn rows() -> Vec<Row> {
+    use DType::{BF16, F16, F32};
+    use Moments::EightBit;
+    let (none, momentum) = (Sgd::default(), Sgd { momentum: 0.9, ..Sgd::default() });
+    let (adamw, amsgrad) = (AdamW::default(), Adam { amsgrad: true, ..Adam::default() });
+    let stochastic = Rounding::Stochastic { seed: 1 };
+    let of = |param, grad, master, moments| Precision { param, grad, master, moments, rounding: Rounding::Nearest };
+    let by_chance = |moments| Precision { rounding: stochastic, ..of(BF16, BF16, Master::None, moments) };
+    let (plain, behind) = (Precision::F32, |master, moments| of(BF16, BF16, master, moments));
+    let with = |copy, ema| Storage { precision: plain, copy, ema };
+    vec![
+        row( 8.0, 12.0, none, plain),
+        row(12.0, 20.0, momentum, plain),
+        row(12.0, 20.0, momentum, behind(Master::F32, Moments::F32)),
+        row( 6.0, 10.0, momentum, by_chance(Moments::BF16)),
+        row( 5.0 + SCALE, 8.0 + 2.0 * SCALE, momentum, behind(Master::None, EightBit)),
+        row(16.0, 28.0, adamw, plain),
+        Row { gradients: Gradients::Zero, ..row(16.0, 32.0, adamw, plain) },
+        row(20.0, 36.0, amsgrad, plain),
+        row(12.0, 20.0, adamw, of(F32, F32, Master::None, Moments::BF16)),
+        row(16.0, 28.0, adamw, behind(Master::F32, Moments::F32)),
+        row(16.0, 28.0, adamw, of(F16, F16, Master::F32, Moments::F32)),
+        row(18.0, 30.0, adamw, of(BF16, F32, Master::F32, Moments::F32)),
+        row(12.0, 20.0, adamw, behind(Master::F32, Moments::BF16)),
+        row(14.0, 26.0, adamw, behind(Master::Remainder16, Moments::F32)),
+        row(16.0, 28.0, adamw, of(BF16, F32, Master::Remainder16, Moments::F32)),
+        row(10.0, 18.0, adamw, behind(Master::Remainder16, Moments::BF16)),
+        row(12.0, 22.0, adamw, by_chance(Moments::F32)),
+        row( 8.0, 14.0, adamw, by_chance(Moments::BF16)),
+        row(10.0 + 2.0 * SCALE, 16.0 + 4.0 * SCALE, adamw, of(F32, F32, Master::None, EightBit)),
+        row( 6.0 + 2.0 * SCALE, 10.0 + 4.0 * SCALE, adamw, by_chance(EightBit)),
+        row( 7.0 + 2.0 * SCALE, 12.0 + 4.0 * SCALE, adamw, behind(Master::Remainder8, EightBit)),
+        row( 8.0 + 2.0 * SCALE, 14.0 + 4.0 * SCALE, adamw, behind(Master::Remainder16, EightBit)),
+        row(10.0, 16.0, RmsProp { momentum: 0.9, ..RmsProp::default() }, of(BF16, F32, Master::None, Moments::BF16)),
+        row(20.0, 36.0, adamw, with(None, true)),
+        row(18.0, 30.0, adamw, with(Some(BF16), false)),
+        row(20.0, 32.0, adamw, with(Some(F32), false)),
+    ]
+}
+
+/// Masters in f32 and copies are all that is written without having been read, as are zeros over gradients not.
+fn moved_bytes(plan: &Plan, states: usize, action: Action) -> u64 {
+    let mut bytes = 0;
+    let op = Op { stream: Stream::Optim, action };
+    op.accesses(plan, states, &Frozen::default(), &mut |access| {
+        let times = match access.span.memory {
+            Memory::Control => 0,
+            Memory::Copy => 1,
+            Memory::Params if plan.storage().precision.master == Master::F32 => 1,
+            _ => 1 + u64::from(access.writes),
+        };
+        bytes += times * access.span.bytes();
+    });
+    bytes
+}
+
+#[test]
+fn every_configuration_moves_and_keeps_the_bytes_that_its_tensors_have() {
+    let layout = Layout::builder().param("w", ELEMENTS as usize).build().unwrap();
+    let caps = BucketCaps { first_bytes: u64::MAX, rest_bytes: u64::MAX };
+    for Row { resident, moved, optimizer, storage, gradients } in rows() {
+        let states = optimizer.state_names().len();
+        let plan = Plan::new(&layout, 1, caps, Tails::default(), storage).unwrap().with_gradients(gradients);
+        let per_element = |bytes: u64| bytes as f64 / ELEMENTS as f64;
+        let what = format!("{optimizer:?} {storage:?} {gradients:?}");
+        assert_eq!(per_element(moved_bytes(&plan, states, Action::Step { bucket: 0 })), moved, "{what}");
+        let kept = Memory::of_tensors(&plan, states).map(|memory| Span::whole(memory, &plan).bytes()).sum();
+        assert_eq!(per_element(kept), resident, "{what}");
+        let norm = moved_bytes(&plan, states, Action::Norm { bucket: 0 });
+        assert_eq!(norm, ELEMENTS * storage.precision.grad.bytes(), "{what}");
+        if gradients == Gradients::Keep {
+            let launcher =
+                Launcher::new(&layout, &*optimizer, u64::MAX, 1, storage, Isa::Baseline, 1).unwrap();
+            assert_eq!(per_element(launcher.step_bytes(0)), moved, "{what}: as the benches count");
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Whatever tensors are stored as, and rounded by: the GPU's kernels against the CPU's.
+//!
+//! The tests beside this folder take one precision after the other where it should not matter. Must leave out no
+//! precision that a stepper takes: they come from its own check.
+
+use instep::abi::INSTEP_ACTION_STEP;
+use instep::{DType, Master, Moments, Precision, Rounding};
+
+use super::case::{Bucket, Case, Segment};
+use super::machine::SHAPES;
+use super::random_bits;
+use crate::support::{few_optimizers, optimizers};
+
+pub(crate) const DTYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
+pub(crate) const COPIES: [Option<DType>; 4] = [None, Some(DType::F32), Some(DType::BF16), Some(DType::F16)];
+/// Both spellings of an average, and none.
+pub(crate) const DECAYS: [Option<f64>; 3] = [None, Some(0.9), Some(0.3)];
+const SEED: u64 = 0x9b1f_44e2_70c3_d8a5;
+
+/// Every one that a stepper takes, with gradients of one dtype after the other.
+pub(crate) fn precisions() -> Vec<Precision> {
+    let mut all = Vec::new();
+    for param in DTYPES {
+        for master in [Master::None, Master::F32, Master::Remainder16, Master::Remainder8] {
+            for moments in [Moments::F32, Moments::BF16, Moments::EightBit] {
+                for rounding in [Rounding::Nearest, Rounding::Stochastic { seed: SEED }] {
+                    let grad = DTYPES[all.len() % 3];
+                    let precision = Precision { param, grad, master, moments, rounding };
+                    all.extend(precision.validate().is_ok().then_some(precision));
+                }
+            }
+        }
+    }
+    all
+}
+
+/// Around every width that matters, and several tiles; whole blocks and parts of blocks.
+fn few_lengths() -> Vec<Bucket> {
+    let segment = |len| Segment { len, action: INSTEP_ACTION_STEP, used: None };
+    let segments = [1, 3, 5, 255, 256, 257, 1023, 2047, 0, 4101].map(segment).into();
+    vec![Bucket { segments, ranks: None }]
+}
+
+/// The same in few tiles.
+fn one_long_run() -> Vec<Bucket> {
+    let segments = [1000, 2300].map(|len| Segment { len, action: INSTEP_ACTION_STEP, used: None }).into();
+    vec![Bucket { segments, ranks: None }]
+}
+
+/// Finite, with a largest magnitude that falls from block to block until a block's scale is too small to be one, and
+/// every exponent below it within a block.
+fn falling_gradient(pass: usize, segment: usize, element: usize) -> f32 {
+    let bits = random_bits(pass, segment, element);
+    let largest = 140 - 16 * (element as u32 / 256 % 8);
+    bits_with_exponent(bits, largest - bits % 32 % (1 + 4 * (bits >> 5 & 7)))
+}
+
+fn bits_with_exponent(bits: u32, exponent: u32) -> f32 {
+    f32::from_bits(bits & 0x807f_ffff | exponent << 23)
+}
+
+/// One of a kind in its segment, so that each of them spoils one block and no other.
+fn seldom_nonfinite(pass: usize, segment: usize, element: usize) -> f32 {
+    match (pass, element) {
+        (0, 700) => f32::NAN,
+        (1, 20) => f32::INFINITY,
+        (1, 1999) => f32::NEG_INFINITY,
+        _ => falling_gradient(pass, segment, element),
+    }
+}
+
+fn seldom_finite_param(segment: usize, element: usize) -> f32 {
+    match element % 300 {
+        7 => f32::NAN,
+        11 => f32::INFINITY,
+        13 => f32::NEG_INFINITY,
+        17 => f32::MAX,
+        19 => -0.0,
+        // Halfway between two bf16, and between two f32 of 24 bits.
+        23 => f32::from_bits(0x3f80_8000),
+        29 => f32::from_bits(0x3f81_0080),
+        31 => f32::from_bits(0x3f81_0180),
+        _ => bits_with_exponent(random_bits(99, segment, element), 96 + element as u32 % 40),
+    }
+}
+
+/// Each precision with each copy, gradient and number of states; average and zeroing with each of those.
+#[test]
+#[ignore = "scripts/host-run-lane.py runs it: compiles the kernels for it"]
+fn every_precision_gives_the_cpus_bits_with_every_option() {
+    for (k, precision) in precisions().into_iter().enumerate() {
+        for j in 0..4 {
+            let optim = few_optimizers()[(k / 4 + j) % 4];
+            let case = Case::new(optim, few_lengths());
+            let case = Case {
+                precision: Precision { grad: DTYPES[(k / 16 + j) % 3], ..precision },
+                copy: COPIES[(k + j) % 4],
+                ema: DECAYS[(k / 3 + j) % 3],
+                zero_grads: (k / 2 + j) % 2 == 0,
+                misalignment: (5 * k + 3 * j) % 16,
+                normed: j % 2 == 0,
+                ..case
+            };
+            case.assert_same_bits(&SHAPES[(k + j) % 5..][..1]);
+        }
+    }
+}
+
+#[test]
+#[ignore = "scripts/host-run-lane.py runs it: compiles the kernels for it"]
+fn every_optimizer_gives_the_cpus_bits_with_narrow_states_and_behind_remainders() {
+    let precision = |master, moments, rounding, grad| {
+        let param = DType::BF16;
+        Precision { param, grad, master, moments, rounding }
+    };
+    let stochastic = Rounding::Stochastic { seed: SEED };
+    // The last two are what the CPU has a loop of its own for.
+    let kinds = [
+        precision(Master::Remainder16, Moments::EightBit, Rounding::Nearest, DType::F32),
+        precision(Master::Remainder8, Moments::EightBit, stochastic, DType::BF16),
+        precision(Master::Remainder8, Moments::BF16, Rounding::Nearest, DType::F32),
+        precision(Master::None, Moments::BF16, stochastic, DType::BF16),
+        precision(Master::None, Moments::BF16, Rounding::Nearest, DType::BF16),
+    ];
+    for (k, optim) in optimizers().into_iter().enumerate() {
+        for (j, precision) in kinds.into_iter().enumerate() {
+            let case = Case { precision, normed: false, passes: 4, ..Case::new(optim, one_long_run()) };
+            let is_plain = precision.master == Master::None;
+            let (copy, ema) =
+                if is_plain { (None, None) } else { (COPIES[(k + j) % 4], DECAYS[(k + j) % 3]) };
+            let case = Case { copy, ema, ..case };
+            let case = if k % 2 == 0 { case } else { Case { gradient: falling_gradient, ..case } };
+            case.assert_same_bits(&SHAPES[(k + j) % 5..][..1]);
+        }
+    }
+}
+
+#[test]
+#[ignore = "scripts/host-run-lane.py runs it: compiles the kernels for it"]
+fn what_is_not_finite_too_small_or_halfway_gives_the_cpus_bits_in_every_precision() {
+    for (k, precision) in precisions().into_iter().enumerate() {
+        for (j, optim) in few_optimizers()[1..].iter().enumerate() {
+            let case = Case { precision, normed: j == 0, ..Case::new(*optim, one_long_run()) };
+            let case = Case { copy: COPIES[(k + j) % 4], ema: DECAYS[(k / 4 + j) % 3], ..case };
+            let case = Case { param: seldom_finite_param, gradient: seldom_nonfinite, ..case };
+            Case { skip_nonfinite: k % 2 == 0, ..case }.assert_same_bits(&SHAPES[2 + j % 2..][..1]);
+        }
+    }
+}
