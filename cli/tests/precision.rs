@@ -106,7 +106,7 @@ fn going_on_from_an_output_gives_the_bits_of_the_whole_run_in_every_precision() 
     let optimizers = [
         r#""sgd","groups":[{"params":["a.b","none"],"momentum":0.9},{"params":["c","d"],"lr":0.1}]"#,
         r#""adamw","groups":[{"params":["a.b","c","none","d"],"lr":0.01,"amsgrad":true}]"#,
-        r#""rmsprop","groups":[{"params":["a.b","c"],"centered":true},{"params":["none","d"],"momentum":0.5}]"#,
+        r#""rmsprop","groups":[{"params":["a.b","c"],"alpha":0.5},{"params":["none","d"],"momentum":0.5}]"#,
     ];
     for (k, precision) in precisions().iter().enumerate() {
         let (optimizer, dtypes) = (optimizers[k / 3 % 3], spelled(precision));
