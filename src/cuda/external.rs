@@ -36,7 +36,7 @@ use crate::op::{Call, Collective, CollectiveKind};
 /// # use instep::{AdamW, Borrowed, EventHandle, Layout, Stepper, StreamHandle, Unused};
 /// # let layout = Layout::builder().param("weight", 1024).build()?;
 /// # let weight = layout.id("weight")?;
-/// # let (weights, bucket, stream) = (std::ptr::null_mut(), std::ptr::null_mut(), StreamHandle(0));
+/// # let (weights, bucket, stream) = (std::ptr::null_mut::<f32>(), std::ptr::null_mut::<f32>(), StreamHandle(0));
 /// # let all_reduce = || EventHandle(0);
 /// let cuda = Cuda::open(0)?.compute_stream(stream);
 /// let sums = External::new(&cuda, 0, 8);
