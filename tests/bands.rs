@@ -119,11 +119,12 @@ fn run(isa: Isa, optim: Optim, len: usize, offset: usize) -> Result {
         ema_weight: 0.0,
         reserved: 0,
     };
+    let mut lr_multipliers = [1.0; 2];
     let begin = InstepBeginArgs {
         control: &raw mut control.value,
         segments: (&raw mut segments.value).cast(),
         groups: &raw mut hypers.value,
-        lr_multipliers: [1.0; 2].as_mut_ptr(),
+        lr_multipliers: lr_multipliers.as_mut_ptr(),
         actions: (&raw mut actions.value).cast(),
         segment_count: 2,
         ring: std::ptr::null(),

@@ -1,7 +1,7 @@
 //! What a step may do besides, on every instruction set: zero the gradients it has read, write the parameters once more.
 //!
-//! No stepper asks for the copy yet, nor for 16 bits, so the kernels are called directly. Must take what is expected
-//! from definitions, never from a second run with the same option.
+//! The kernels are called directly, so that a fault here is not a stepper's. Must take what is expected from
+//! definitions, never from a second run with the same option.
 
 use instep::Isa;
 use instep::abi::*;
@@ -76,12 +76,13 @@ fn step(isa: Isa, options: &Options) -> Left {
         let mut segments: [InstepSegment; ACTIONS.len()] = std::mem::zeroed();
         segments.iter_mut().for_each(|segment| segment.optimizer = INSTEP_OPTIMIZER_sgd);
         let mut actions = ACTIONS;
+        let mut lr_multipliers = [1.0; ACTIONS.len()];
         let sgd = InstepSgdHyper { lr: 0.5, ..std::mem::zeroed() };
         let begin = InstepBeginArgs {
             control: &mut control,
             segments: segments.as_mut_ptr(),
             groups: &mut InstepHyper { sgd },
-            lr_multipliers: [1.0; ACTIONS.len()].as_mut_ptr(),
+            lr_multipliers: lr_multipliers.as_mut_ptr(),
             actions: actions.as_mut_ptr(),
             segment_count: ACTIONS.len() as u64,
             ring: std::ptr::null(),

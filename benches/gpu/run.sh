@@ -134,8 +134,9 @@ stage kernels 90 run_tests host_run::
 stage steppers 60 run_tests on_cuda:: cuda_training::digits cuda_failures::a_machine cuda_failures::borrowed
 stage conversions 40 run_tests gpu::conversions::
 stage large 60 run_tests gpu::large::
-stage memcheck 60 sanitized memcheck host_run::many_segments host_run::every_optimizer on_cuda::every "${short[@]}"
-stage racecheck 40 sanitized racecheck host_run::many_segments "${short[@]}"
+stage memcheck 60 sanitized memcheck host_run::many_segments host_run::every_optimizer host_run::precisions::what_is \
+    on_cuda::every "${short[@]}"
+stage racecheck 40 sanitized racecheck host_run::many_segments host_run::precisions::what_is "${short[@]}"
 stage initcheck 40 sanitized initcheck "${short[@]}"
 stage nccl 90 run_tests gpu::nccl:: --skip rank_of_two
 bench=(./instep bench --device cuda:0 --kernels bench-kernels.fatbin)
