@@ -106,6 +106,11 @@ typedef struct InstepRAdamHyper {
     uint32_t decoupled, maximize;
 } InstepRAdamHyper;
 
+typedef struct InstepLambHyper {
+    double lr, beta1, beta2, eps, weight_decay;
+    uint32_t maximize, reserved;
+} InstepLambHyper;
+
 typedef struct InstepCustomHyper {
     double lr;
 } InstepCustomHyper;
@@ -169,6 +174,12 @@ typedef struct InstepRAdamScalars {
     uint32_t from_sample1, from_sample2, rectified, maximize;
 } InstepRAdamScalars;
 
+typedef struct InstepLambScalars {
+    double lr;
+    float weight1, weight2, inv_bias_correction1, inv_sqrt_bias_correction2, eps, weight_decay;
+    uint32_t from_sample1, from_sample2, maximize, reserved;
+} InstepLambScalars;
+
 /* What the user's own code is told. Begin writes the first two, the launch in front of that code the others. */
 typedef struct InstepCustomScalars {
     double lr;
@@ -185,8 +196,9 @@ typedef union InstepScalars {
     uint32_t words[12];
 } InstepScalars;
 
-/* One per segment and optimizer that steps it, in control memory. `steps` counts the updates that happened; `stepped` says that the last
- * pass made one, and Begin adds it: a skipped or abandoned pass therefore never advances bias correction. */
+/* One per segment and optimizer that steps it, in control memory. `steps` counts the updates that happened;
+ * `stepped` says that the last pass made one, and Begin adds it: a skipped or abandoned pass therefore never
+ * advances bias correction. */
 typedef struct InstepSegment {
     uint64_t steps;
     uint32_t stepped;
@@ -196,19 +208,26 @@ typedef struct InstepSegment {
     uint64_t tail; /* address of its f32 in the bucket's tail block, or 0: after the SUM, how many ranks had a
                     * gradient for it; 0.0 means none, and then the step leaves the segment alone */
     uint64_t contributors; /* the same for its bucket: how many ranks had data in this pass */
-    double carried[2]; /* a number that the rule carries from update to update, NAdam's product of momenta: as it is, and
-                        * as it will be if this pass steps; 1 in all others and before the first update */
+    double carried[2]; /* a number that the rule carries from update to update, NAdam's product of momenta: as it is,
+                        * and as it will be if this pass steps; 1 in all others and before the first update */
     InstepScalars scalars;
 } InstepSegment;
 
+/* Two sums of squares over a whole parameter, for a rule whose change is scaled by their roots: of the parameter as
+ * it is in front of the update, and of the change. */
+typedef struct InstepNorms {
+    uint64_t limbs[2][INSTEP_NORM_LIMBS]; /* exact, norm.h */
+    uint32_t nonfinite[2]; /* bits of the largest magnitude, if that is infinite or a NaN; else 0 */
+} InstepNorms;
+
 /* What changes from pass to pass and is decided on the device. */
 typedef struct InstepControl {
-    float next_loss_scale;             /* of the next pass, if it is dynamic. Decide alone writes this and the tracker, */
+    float next_loss_scale;             /* of the next pass, if dynamic. Decide alone writes this and the tracker, */
     uint32_t growth_tracker;           /* so the trainer reads it beside steps: finite passes since the scale changed */
     uint64_t limbs[INSTEP_NORM_LIMBS]; /* sum of squares of the reduced gradients, exact */
     uint64_t passes;                   /* begun so far, this one included */
     double norm;                       /* of the averaged gradients, after Decide */
-    double previous_norm;              /* the last one that was finite, for the next pass to clip by; negative: none yet */
+    double previous_norm;              /* the last finite one, for the next pass to clip by; negative: none yet */
     double clip;                       /* coefficient that Begin or Decide chose; 1 without clipping or when skipped */
     double divisor;                    /* ranks to take the mean over; 0: as many as contributed */
     double loss_scale;                 /* factor in this pass's loss, divided out */
@@ -241,6 +260,7 @@ typedef struct InstepBeginArgs {
     double* lr_multipliers; /* one per segment, and */
     uint32_t* actions;      /* so many actions, as the trainer set them last */
     uint64_t segment_count;
+    InstepNorms* norms;     /* one per segment, emptied; or null */
     const uint32_t* ring; /* on a GPU, slots of settings that the host writes ahead: Begin copies number `passes` modulo
                            * `slot_count` to `groups`, behind which the others lie; null: they are there already */
     uint64_t slot_words;
@@ -268,6 +288,13 @@ typedef struct InstepDecideArgs {
     uint32_t grad_dtype;
 } InstepDecideArgs;
 
+/* A rule that is scaled by norms of the whole parameter needs two launches, one behind the other. */
+enum InstepStepPart {
+    INSTEP_PART_WHOLE = 0,
+    INSTEP_PART_MEASURE = 1, /* moves the states and adds to the norms; parameters and gradients stay */
+    INSTEP_PART_APPLY = 2    /* reads the states, and does the rest */
+};
+
 /* Shared by the step and the norm; the norm reads no state and no parameter. */
 typedef struct InstepStepArgs {
     InstepControl* control;
@@ -278,9 +305,10 @@ typedef struct InstepStepArgs {
     void* grads;      /* the bucket's gradient base, in grad_dtype, at any element's alignment */
     void* master;     /* what `master_kind` says, placed like the states; or null */
     void* copy;       /* also gets each parameter that is stepped, in copy_dtype, placed like the states; or null */
-    float* ema;       /* exponential moving average of each parameter that is stepped, placed like the states; or null */
+    float* ema;       /* moving average of each parameter that is stepped, placed like the states; or null */
     void* states[INSTEP_MAX_STATES];
     float* scales[INSTEP_MAX_STATES]; /* of 8-bit states, one per INSTEP_QUANTUM elements */
+    InstepNorms* norms;               /* by segment; null unless `part` says that there are two */
     uint64_t seed;                    /* of stochastic rounding */
     uint32_t optimizer;
     uint32_t state_count;
@@ -290,12 +318,12 @@ typedef struct InstepStepArgs {
     uint32_t copy_dtype;
     uint32_t master_kind; /* INSTEP_MASTER_ */
     uint32_t moments;     /* INSTEP_MOMENTS_ */
-    uint32_t stochastic;  /* whether what loses bits when it is stored is rounded by chance: not a parameter whose master does not */
+    uint32_t stochastic;  /* what loses bits when it is stored is rounded by chance; a master that loses none is not */
     uint32_t zero_grads;  /* Step segments' gradients end as +0, in a skipped pass too: the next one may add to them */
     uint32_t local;       /* the bucket is not summed over ranks */
     uint32_t ema_from_sample; /* scalars of moved_average, math.h */
     float ema_weight;
-    uint32_t reserved;
+    uint32_t part; /* INSTEP_PART_ */
 } InstepStepArgs;
 
 /* What a pass came to, in memory that the host reads while the device writes it. A seqlock: `sequence` is 0, then the
@@ -338,8 +366,8 @@ typedef struct InstepKernels {
     void (*step)(const InstepStepArgs* args, uint64_t first_tile, uint64_t last_tile);
     /* Tells the user's own code what to do with each segment that these tiles open. */
     void (*custom)(const InstepStepArgs* args);
-    /* Elements [first, last) of every rank's buffer, of `dtype`, become their sum in rank order, added as f32 and rounded
-     * once to the nearest. */
+    /* Elements [first, last) of every rank's buffer, of `dtype`, become their sum in rank order, added as f32 and
+     * rounded once to the nearest. */
     void (*sum)(void* const* ranks, uint64_t rank_count, uint32_t dtype, uint64_t first, uint64_t last);
     /* to = from * factor, rounded to a 16-bit dtype, and back again. */
     void (*narrow)(const float* from, uint16_t* to, uint32_t dtype, float factor, uint64_t count);

@@ -1,7 +1,8 @@
 /* The CPU's loop for bf16 throughout: parameter, gradient and states are widened, stepped and rounded in one go.
  *
- * At 14 bytes per element of AdamW the divide and the root take longer than memory does, and the conversions hide behind
- * them only inside the same loop. For the two commonest sets of flags; others take the long way, whose bits these are. */
+ * At 14 bytes per element of AdamW the divide and the root take longer than memory does, and the conversions hide
+ * behind them only inside the same loop. For the two commonest sets of flags; others take the long way, whose bits
+ * these are. */
 #ifndef INSTEP_BFLOAT16_CPU_H
 #define INSTEP_BFLOAT16_CPU_H
 

@@ -4,16 +4,16 @@
  *     x = sign(c) * (c / 127)^2 * scale         c in -127..127, for states of either sign
  *     x = (c / 255)^4 * scale                   c in 0..255, for states that are never negative
  *
- * Powers in the place of a table: they need no more than + x / and root, which are the same bits everywhere, and give
- * small values a finer grid, without which a second moment that is smaller than 1/65025 of its block's largest would be
- * zero, and the step divided by eps alone. For the same reason what is above zero never becomes the code 0. With h =
- * 1/254, or 1/510, a value rounded to the nearest code is off by at most (2 sqrt(x/scale) h + h^2) scale, or about
- * 4 (x/scale)^(3/4) h scale, tests/eight_bit.rs. The largest element is kept exactly, so decoding and encoding again gives
- * the same codes.
+ * Powers in the place of a table: they need no more than + x / and root, which are the same bits everywhere, and
+ * give small values a finer grid, without which a second moment that is smaller than 1/65025 of its block's largest
+ * would be zero, and the step divided by eps alone. For the same reason what is above zero never becomes the code 0.
+ * With h = 1/254, or 1/510, a value rounded to the nearest code is off by at most (2 sqrt(x/scale) h + h^2) scale,
+ * or about 4 (x/scale)^(3/4) h scale, tests/eight_bit.rs. The largest element is kept exactly, so decoding and
+ * encoding again gives the same codes.
  *
- * A block with a NaN or an infinity is NaN altogether, so that it shows; one whose largest is below 2^-90, where a code
- * could leave the normal numbers, is zero. Dettmers et al., "8-bit Optimizers via Block-wise Quantization", ICLR 2022;
- * square-root companding as Ortiz et al., "FlashOptim", 2026. */
+ * A block with a NaN or an infinity is NaN altogether, so that it shows; one whose largest is below 2^-90, where a
+ * code could leave the normal numbers, is zero. Dettmers et al., "8-bit Optimizers via Block-wise Quantization",
+ * ICLR 2022; square-root companding as Ortiz et al., "FlashOptim", 2026. */
 #ifndef INSTEP_CODES_H
 #define INSTEP_CODES_H
 
@@ -54,8 +54,8 @@ INSTEP_INLINE uint32_t capped(uint32_t code, uint32_t most, bool is_largest) {
     return is_capped ? most : code;
 }
 
-/* What codes are counted in: (127^2 / scale) x is the square of a signed code, (16^4 / scale) x the fourth power of 16/255 of
- * an unsigned one. No factor leaves the normal numbers. */
+/* What codes are counted in: (127^2 / scale) x is the square of a signed code, (16^4 / scale) x the fourth power of
+ * 16/255 of an unsigned one. No factor leaves the normal numbers. */
 INSTEP_INLINE float coding_factor(bool is_signed, float scale) { return (is_signed ? 16129.0f : 65536.0f) / scale; }
 
 /* `random` of 16 bits, looked at only if rounding is stochastic. */

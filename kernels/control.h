@@ -11,12 +11,14 @@
 #include "adagrad.h"
 #include "adam.h"
 #include "adamax.h"
+#include "lamb.h"
 #include "lion.h"
 #include "nadam.h"
 #include "norm.h"
 #include "radam.h"
 #include "rmsprop.h"
 #include "rprop.h"
+#include "scaled.h"
 #include "sgd.h"
 
 namespace {
@@ -76,8 +78,8 @@ INSTEP_INLINE void begin_pass(const InstepBeginArgs& args, InstepControl* contro
     control->decided = 0;
 }
 
-/* The scalars of a segment's next update. A rule that carries a number takes that, too, and says what it will be: none of
- * the others has to know. */
+/* The scalars of a segment's next update. A rule that carries a number takes that, too, and says what it will be:
+ * none of the others has to know. */
 template <class Rule, class Hyper>
 INSTEP_INLINE auto prepared(const Hyper& hyper, InstepSegment* segment, int)
     -> decltype(Rule::prepare(hyper, segment->steps + 1, segment->carried)) {
@@ -97,6 +99,7 @@ INSTEP_INLINE void begin_segment(const InstepBeginArgs& args, uint64_t index) {
     if (segment->stepped) segment->carried[0] = segment->carried[1];
     segment->stepped = 0;
     segment->action = args.actions[index];
+    if (args.norms) empty(&args.norms[index]);
     /* Until said otherwise; all segments of a bucket write the same 1 to its count. */
     if (segment->tail) count_this_rank(segment->tail, args.grad_dtype);
     if (segment->contributors) count_this_rank(segment->contributors, args.grad_dtype);
@@ -165,7 +168,8 @@ INSTEP_INLINE void instruct(const InstepStepArgs& args, const InstepTile& tile) 
 }
 
 /* The loss scale of the next pass, as torch.amp.GradScaler has it: smaller behind a skipped pass, larger behind an
- * unbroken run of the others. A scale that could not be divided out in f32 is not taken: the one that stands goes on. */
+ * unbroken run of the others. A scale that could not be divided out in f32 is not taken: the one that stands goes
+ * on. */
 INSTEP_INLINE void adapt_loss_scale(const InstepDecideArgs& args) {
     InstepControl* control = args.control;
     double factor = 1.0;
@@ -189,13 +193,7 @@ INSTEP_INLINE void decide(const InstepDecideArgs& args) {
     const double ranks = divisor_of(*control, args.contributors, args.grad_dtype);
     const double multiplier = 1.0 / (ranks * control->loss_scale);
     const uint32_t worst = control->max_abs_bits;
-    if (worst > INSTEP_F32_INFINITY_BITS) {
-        control->norm = double_of(0x7ff8000000000000ull);
-    } else if (worst == INSTEP_F32_INFINITY_BITS) {
-        control->norm = double_of(0x7ff0000000000000ull);
-    } else {
-        control->norm = canonical(multiplier * square_root(limbs_value(control->limbs)));
-    }
+    control->norm = canonical(multiplier * norm_value(control->limbs, worst));
     if (args.max_norm >= 0.0) {
         control->clip = clip_coefficient(args.max_norm, control->norm);
     }

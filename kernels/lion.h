@@ -5,8 +5,8 @@
  *     p <- p - lr * sign(c) - lr * weight_decay * p  sign(0) = 0
  *     m <- beta2 * m + (1 - beta2) * g
  *
- * Chen et al., "Symbolic Discovery of Optimization Algorithms", NeurIPS 2023. The decay is decoupled, and subtracted as in
- * adam.h. A rounding of c matters only where c is next to zero: there the sign may be the other one. */
+ * Chen et al., "Symbolic Discovery of Optimization Algorithms", NeurIPS 2023. The decay is decoupled, and subtracted
+ * as in adam.h. A rounding of c matters only where c is next to zero: there the sign may be the other one. */
 #ifndef INSTEP_LION_H
 #define INSTEP_LION_H
 

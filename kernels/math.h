@@ -110,15 +110,16 @@ INSTEP_INLINE uint16_t bfloat16_of(float x) {
 #endif
 }
 
-/* The bf16 below or above in magnitude, above with the chance that keeps the mean, by 16 random bits. What lies between the
- * largest bf16 and infinity may become either. */
+/* The bf16 below or above in magnitude, above with the chance that keeps the mean, by 16 random bits. What lies
+ * between the largest bf16 and infinity may become either. */
 INSTEP_INLINE uint16_t bfloat16_by_chance(float x, uint32_t random) {
     const uint32_t rounded = (bits_of(x) + random) >> 16;
     return static_cast<uint16_t>(x == x ? rounded : 0x7fffu);
 }
 
-/* f32 as f16, likewise; from 65520 on infinity. 0x38000000 is the distance of the exponents' biases, 0x38800000 is 2^-14,
- * below which f16 is subnormal, and 0x47800000 is 2^16. A sum with 0.5 has the last place of an f16 subnormal. */
+/* f32 as f16, likewise; from 65520 on infinity. 0x38000000 is the distance of the exponents' biases, 0x38800000 is
+ * 2^-14, below which f16 is subnormal, and 0x47800000 is 2^16. A sum with 0.5 has the last place of an f16
+ * subnormal. */
 INSTEP_INLINE uint16_t half_by_integers(float x) {
     const uint32_t bits = bits_of(x), magnitude = bits & 0x7fffffffu;
     const uint32_t normal = (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
@@ -161,7 +162,8 @@ INSTEP_INLINE float from_half(uint16_t x) {
 /* The larger value; a NaN survives if it is in `y`. fmaxf would drop it, and is a libm call under g++. */
 INSTEP_INLINE float larger(float x, float y) { return x > y ? x : y; }
 
-/* size * sign(x) by two comparisons: no product that could underflow. Zero for both zeros, and for NaN, as torch.sign. */
+/* size * sign(x) by two comparisons: no product that could underflow. Zero for both zeros, and for NaN, as
+ * torch.sign. */
 INSTEP_INLINE float with_sign(float size, float x) { return x > 0.0f ? size : x < 0.0f ? -size : 0.0f; }
 
 /* base^n by squaring: two roundings per bit of n, the same ones everywhere, which pow() does not promise. */

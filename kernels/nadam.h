@@ -9,8 +9,8 @@
  *     direction = (1 - mu(t)) / (1 - product) * g + mu(t+1) / (1 - product * mu(t+1)) * m
  *     p <- p - lr * direction / (sqrt(v) / sqrt(1 - beta2^t) + eps) - lr * weight_decay * p   (last term: decoupled)
  *
- * Dozat, "Incorporating Nesterov Momentum into Adam", ICLR 2016 workshop, in the variant of torch.optim.NAdam. The product
- * of momenta is carried in the segment, and not derived from t: momenta may have changed on the way. */
+ * Dozat, "Incorporating Nesterov Momentum into Adam", ICLR 2016 workshop, in the variant of torch.optim.NAdam. The
+ * product of momenta is carried in the segment, and not derived from t: momenta may have changed on the way. */
 #ifndef INSTEP_NADAM_H
 #define INSTEP_NADAM_H
 
@@ -23,8 +23,8 @@ struct NAdam {
     static constexpr int STATES = STATES_; /* exp_avg, exp_avg_sq */
     static constexpr uint32_t SIGNED = 1;  /* a bit per state that may be negative */
 
-    /* 0.96^x for x >= 0, which is 0 from 18,300 on. pow() is not the same everywhere. The series of the exponential is: with
-     * an exponent of 0.041 at most, nothing that f64 could hold is left behind nine terms. */
+    /* 0.96^x for x >= 0, which is 0 from 18,300 on. pow() is not the same everywhere. The series of the exponential
+     * is: with an exponent of 0.041 at most, nothing that f64 could hold is left behind nine terms. */
     static INSTEP_INLINE double base(double x) {
         const uint64_t whole = x < 1e5 ? static_cast<uint64_t>(x) : 100000;
         const double exponent = x < 1e5 ? (x - static_cast<double>(whole)) * -0.040821994520255166 : 0.0;
@@ -33,8 +33,8 @@ struct NAdam {
         return power(0.96, whole) * series;
     }
 
-    /* `step` counts from 1; `carried` is the product of momenta, before this step and behind it. One rate after the other, so
-     * that a GPU's registers hold it all. */
+    /* `step` counts from 1; `carried` is the product of momenta, before this step and behind it. One rate after the
+     * other, so that a GPU's registers hold it all. */
     static INSTEP_INLINE InstepNAdamScalars prepare(const InstepNAdamHyper& h, uint64_t step, double* carried) {
         const double c = base(h.momentum_decay);
         const double mu = h.beta1 * (1.0 - 0.5 * power(c, step));

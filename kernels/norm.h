@@ -59,6 +59,13 @@ INSTEP_INLINE double limbs_value(const uint64_t* limbs) {
     return static_cast<double>(head | (sticky != 0)) * double_of(static_cast<uint64_t>(exponent + 1023) << 52);
 }
 
+/* The norm of what has been added, the largest magnitude being `worst`. */
+INSTEP_INLINE double norm_value(const uint64_t* limbs, uint32_t worst) {
+    if (worst > INSTEP_F32_INFINITY_BITS) return double_of(0x7ff8000000000000ull);
+    if (worst == INSTEP_F32_INFINITY_BITS) return double_of(0x7ff0000000000000ull);
+    return square_root(limbs_value(limbs));
+}
+
 /* The largest magnitude as it is stored: one for all NaNs, whose payload a GPU drops where it widens f16. */
 INSTEP_INLINE uint32_t stored_magnitude(uint32_t worst) {
     return worst > INSTEP_F32_INFINITY_BITS ? 0x7fffffffu : worst;

@@ -1,9 +1,9 @@
 /* Random bits for stochastic rounding: a function of (seed, update, element, stream) and of nothing else.
  *
- * The element is counted over the whole layout in registration order, the update over the parameter's own ones, so the
- * result is the same bits for any bucket, shard, launch shape, thread and instruction set, and a resumed run draws what
- * the unbroken one would have. Must keep no state. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011,
- * for generators that count; the mixer is Wellons' lowbias32. */
+ * The element is counted over the whole layout in registration order, the update over the parameter's own ones, so
+ * the result is the same bits for any bucket, shard, launch shape, thread and instruction set, and a resumed run
+ * draws what the unbroken one would have. Must keep no state. Salmon et al., "Parallel random numbers: as easy as 1,
+ * 2, 3", SC 2011, for generators that count; the mixer is Wellons' lowbias32. */
 #ifndef INSTEP_RANDOM_H
 #define INSTEP_RANDOM_H
 
@@ -35,8 +35,9 @@ struct RandomPosition {
     INSTEP_INLINE RandomPosition(const RandomKey& key, uint64_t element)
         : key(key), low(static_cast<uint32_t>(element)), high(static_cast<uint32_t>(element >> 32)) {}
 
-    /* 16 bits for the i-th element of the run; i is below 2^31. The upper half of lowbias32, with one key in front and one
-     * between its two rounds: with the first alone, the draws of one update would be those of another one, shifted. */
+    /* 16 bits for the i-th element of the run; i is below 2^31. The upper half of lowbias32, with one key in front
+     * and one between its two rounds: with the first alone, the draws of one update would be those of another one,
+     * shifted. */
     INSTEP_INLINE uint32_t bits(uint32_t i, uint32_t stream) const {
         const uint32_t element = low + i, above = high + (element < low);
         uint32_t x = element ^ (key.first + above * 0x9e3779b9u);

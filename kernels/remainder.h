@@ -3,10 +3,10 @@
  *     bits(master) = (param << 16) + remainder                 16-bit remainder, two's complement
  *     bits(master) = (param << 16) + (remainder << 8)          8-bit remainder, two's complement
  *
- * So the parameter is its master rounded to the nearest bf16, ties away from zero (a remainder has no room for the one tie
- * that even would round down), and joining the two gives the master back, bit for bit. The layout is that of apex's
- * DistributedFusedAdam but for NaN: there a NaN's parameter turns into -0.0, here it stays NaN. A 24-bit master is f32
- * rounded to a fraction of 15 bits. Must never lose a bit that it has not rounded away on purpose. */
+ * So the parameter is its master rounded to the nearest bf16, ties away from zero (a remainder has no room for the
+ * one tie that even would round down), and joining the two gives the master back, bit for bit. The layout is that of
+ * apex's DistributedFusedAdam but for NaN: there a NaN's parameter turns into -0.0, here it stays NaN. A 24-bit
+ * master is f32 rounded to a fraction of 15 bits. Must never lose a bit that it has not rounded away on purpose. */
 #ifndef INSTEP_REMAINDER_H
 #define INSTEP_REMAINDER_H
 

@@ -8,10 +8,10 @@
  *     b <- momentum * b + d                          if momentum != 0; then b takes d's place below
  *     p <- p - lr * d
  *
- * Tieleman & Hinton, "Neural Networks for Machine Learning", lecture 6.5, 2012; centered: Graves, "Generating Sequences
- * With Recurrent Neural Networks", 2013; in the variant of torch.optim.RMSprop, whose eps is outside the root. As
- * there, v - a^2 is not clamped: where gradients hardly vary it may round below zero, and its root is then NaN. The product is
- * rounded once; roots multiplied, (sqrt(v) - a) * (sqrt(v) + a), would bring twice the error. */
+ * Tieleman & Hinton, "Neural Networks for Machine Learning", lecture 6.5, 2012; centered: Graves, "Generating
+ * Sequences With Recurrent Neural Networks", 2013; in the variant of torch.optim.RMSprop, whose eps is outside the
+ * root. As there, v - a^2 is not clamped: where gradients hardly vary it may round below zero, and its root is then
+ * NaN. The product is rounded once; roots multiplied, (sqrt(v) - a) * (sqrt(v) + a), would bring twice the error. */
 #ifndef INSTEP_RMSPROP_H
 #define INSTEP_RMSPROP_H
 

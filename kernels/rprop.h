@@ -8,9 +8,10 @@
  *     p <- p - s * sign(g)                           sign(0) = 0
  *     prev <- g
  *
- * Riedmiller & Braun, "A Direct Adaptive Method for Faster Backpropagation Learning: The RPROP Algorithm", ICNN 1993, in
- * the variant of torch.optim.Rprop: a change of sign takes no step back, and sits out the next comparison. The product
- * itself is never made: it underflows where both gradients are small, and the step would no longer change. */
+ * Riedmiller & Braun, "A Direct Adaptive Method for Faster Backpropagation Learning: The RPROP Algorithm", ICNN
+ * 1993, in the variant of torch.optim.Rprop: a change of sign takes no step back, and sits out the next comparison.
+ * The product itself is never made: it underflows where both gradients are small, and the step would no longer
+ * change. */
 #ifndef INSTEP_RPROP_H
 #define INSTEP_RPROP_H
 

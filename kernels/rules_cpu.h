@@ -1,10 +1,11 @@
 /* The CPU's loops around a rule: f32 in, f32 out, a vector at a time.
  *
- * A loop knows nothing of tiles, dtypes or who calls it. Must stay free of branches on data, or it would not vectorise on
- * some instruction set. */
+ * A loop knows nothing of tiles, dtypes or who calls it. Must stay free of branches on data, or it would not
+ * vectorise on some instruction set. */
 #ifndef INSTEP_RULES_CPU_H
 #define INSTEP_RULES_CPU_H
 
+#include "scaled.h"
 #include "streams_cpu.h"
 
 namespace {
@@ -41,7 +42,7 @@ INSTEP_INLINE void step_elements(const Scalars& s, uint32_t flags, float factor,
         if constexpr (Rule::STATES > 1) state[1] = state1[i];
         if constexpr (Rule::STATES > 2) state[2] = state2[i];
         const float param = Rule::update(s, flags, p[i], sum * factor, state);
-        p[i] = param;
+        if constexpr (!IsScaled<Rule>::value) p[i] = param;
         if constexpr (Rule::STATES > 0) state0[i] = state[0];
         if constexpr (Rule::STATES > 1) state1[i] = state[1];
         if constexpr (Rule::STATES > 2) state2[i] = state[2];
@@ -94,7 +95,7 @@ __attribute__((noinline)) uint32_t step_run(const Scalars& scalars, float multip
     }
     if (seen.nan) {
         float* const stored[] = {p, state0, state1, state2};
-        for (int k = 0; k <= Rule::STATES; ++k) make_canonical(stored[k], count);
+        for (int k = IsScaled<Rule>::value; k <= Rule::STATES; ++k) make_canonical(stored[k], count);
     }
     return seen.overflow >> 31;
 }

@@ -1,46 +1,23 @@
-/* The GPU's loop around the shared rules: two kernels per optimizer, for states in floats and in codes, and one launch per
- * bucket.
+/* The GPU's loop around the shared rules: two kernels per optimizer, for states in floats and in codes, and one
+ * launch per bucket.
  *
- * A block takes a tile, or every gridDim-th one if fewer blocks than tiles are launched; each thread has four elements
- * of every stream in flight. Dtypes and the number of states are branches on arguments: they cost no register, where a
- * template would multiply the kernels. Must give the bits of step_cpu.cpp, for every launch shape. */
+ * A block takes a tile, or every gridDim-th one if fewer blocks than tiles are launched; each thread has four
+ * elements of every stream in flight. Dtypes and the number of states are branches on arguments: they cost no
+ * register, where a template would multiply the kernels. Must give the bits of step_cpu.cpp, for every launch shape. */
 #include "control.h"
+#include "maximum.cuh"
+#include "scaled.cuh"
 #include "streams.cuh"
 
 namespace {
 
-constexpr uint32_t ELEMENTS_PER_ROUND = 4 * INSTEP_GPU_THREADS;
-
-/* Per state, the largest magnitude that each warp has. */
-using Slots = uint32_t[INSTEP_MAX_STATES][INSTEP_GPU_THREADS / 32];
-
-/* The largest magnitude of each block of 256 elements, by the 64 threads that have it: two warps. Two sets of slots in
- * turn, so that one barrier a round is enough: who writes to a set again has been through the next round's barrier, which
- * comes behind everybody's reads of it. */
-struct BlockMaximum {
-    Slots* slots; /* shared memory */
-    uint32_t turn;
-
-    INSTEP_DEVICE void offer(uint32_t k, uint32_t magnitude) const {
-        const uint32_t of_warp = __reduce_max_sync(0xffffffffu, magnitude);
-        if (threadIdx.x % 32 == 0) slots[turn][k][threadIdx.x / 32] = of_warp;
-    }
-
-    INSTEP_DEVICE uint32_t largest(uint32_t k) const {
-        const uint32_t pair = threadIdx.x / 64 * 2, a = slots[turn][k][pair], b = slots[turn][k][pair + 1];
-        return a > b ? a : b;
-    }
-};
-
-/* States that the run lacks are zeros, not read and not written: a rule's scalars then leave them out. CODED states need
- * every thread in every round, for the barrier. */
+/* States that the run lacks are zeros, not read and not written: a rule's scalars then leave them out. CODED states
+ * need every thread in every round, for the barrier. */
 template <class Rule, bool CODED, class Scalars>
-INSTEP_DEVICE uint32_t step_tile(const InstepStepArgs& args, const InstepTile& tile, const InstepSegment& segment,
+INSTEP_DEVICE uint32_t step_tile(const Place& place, const Weights& weights, const Run& gradients, float multiplier,
                                  const Scalars& scalars, BlockMaximum& maximum) {
-    const float multiplier = step_multiplier(args, segment);
-    const Place place = {args, tile, segment, tile.count};
-    const Weights weights = {place, param_of(args, tile)};
-    const Run gradients = {args.grads, tile.grad_offset, args.grad_dtype, tile.count};
+    const InstepStepArgs& args = place.args;
+    const InstepTile& tile = place.tile;
     uint32_t nonfinite = 0;
 #pragma unroll 1
     for (uint32_t round = 0; round < tile.count; round += ELEMENTS_PER_ROUND) {
@@ -107,24 +84,48 @@ INSTEP_DEVICE void zero_tile(const InstepStepArgs& args, const InstepTile& tile)
     for (uint32_t at = 4 * threadIdx.x; at < tile.count; at += ELEMENTS_PER_ROUND) gradients.clear(at);
 }
 
+/* What a kernel's threads share. */
+template <class Rule, bool CODED>
+struct Shared {
+    Optional<CODED, MaximumSlots> slots;
+    Optional<IsScaled<Rule>::value, Exchange> exchange;
+};
+
 /* `scalars` is the rule's member of the union. */
 template <class Rule, bool CODED, class Scalars>
-INSTEP_DEVICE void step_bucket(const InstepStepArgs& args, Scalars InstepScalars::* scalars, Slots* slots) {
-    BlockMaximum maximum = {slots, 0};
+INSTEP_DEVICE void step_bucket(const InstepStepArgs& args, Scalars InstepScalars::* scalars,
+                               Shared<Rule, CODED>& shared) {
+    BlockMaximum maximum = {shared.slots.address(), 0};
+    const bool is_last = !IsScaled<Rule>::value || args.part != INSTEP_PART_MEASURE;
     uint32_t nonfinite = 0;
 #pragma unroll 1
     for (uint64_t t = blockIdx.x; t < args.tile_count; t += gridDim.x) {
         const InstepTile& tile = args.tiles[t]; /* a copy would cost registers that sm_120 has not */
         InstepSegment& segment = args.segments[tile.segment];
         const uint32_t action = segment_action(args, segment);
-        if (action == INSTEP_ACTION_AVERAGE) {
+        if (action == INSTEP_ACTION_AVERAGE && is_last) {
             average_tile(args, tile, average_multiplier(args, segment));
         } else if (action == INSTEP_ACTION_STEP) {
             if (!args.control->skip) { /* read anew: a register less through the whole tile */
-                nonfinite |= step_tile<Rule, CODED>(args, tile, segment, segment.scalars.*scalars, maximum);
-                if (tile.first && threadIdx.x == 0) segment.stepped = 1;
+                const Place place = {args, tile, segment, tile.count};
+                const Weights weights = {place, param_of(args, tile)};
+                const Run gradients = {args.grads, tile.grad_offset, args.grad_dtype, tile.count};
+                const float multiplier = step_multiplier(args, segment);
+                const Scalars& its = segment.scalars.*scalars;
+                if constexpr (!IsScaled<Rule>::value) {
+                    nonfinite |= step_tile<Rule, CODED>(place, weights, gradients, multiplier, its, maximum);
+                } else {
+                    const ScaledTile<Scalars> scaled = {
+                        place, weights, its, maximum, *shared.exchange.address(), args.norms[tile.segment]};
+                    if (is_last) {
+                        apply_tile<Rule, CODED>(scaled);
+                    } else {
+                        nonfinite |= measure_tile<Rule, CODED>(scaled, gradients, multiplier);
+                    }
+                }
+                if (tile.first && is_last && threadIdx.x == 0) segment.stepped = 1;
             }
-            if (args.zero_grads) zero_tile(args, tile);
+            if (args.zero_grads && is_last) zero_tile(args, tile);
         }
     }
     if (__any_sync(0xffffffffu, nonfinite) && threadIdx.x % 32 == 0) {
@@ -134,17 +135,18 @@ INSTEP_DEVICE void step_bucket(const InstepStepArgs& args, Scalars InstepScalars
 
 }  // namespace
 
-/* Shared memory is declared in a kernel, not in a template of it: g++, for which it is static, would place the template's
- * among other statics, where host-run-lane.py neither spoils nor watches it. */
+/* Shared memory is declared in a kernel, not in a template of it: g++, for which it is static, would place the
+ * template's among other statics, where host-run-lane.py neither spoils nor watches it. */
 #define OPTIMIZER(name, Rule, min_states, max_states)                            \
     extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS, 4)          \
         instep_step_##name(const __grid_constant__ InstepStepArgs args) {        \
-        step_bucket<Rule<max_states>, false>(args, &InstepScalars::name, nullptr); \
+        __shared__ Shared<Rule<max_states>, false> shared;                       \
+        step_bucket<Rule<max_states>, false>(args, &InstepScalars::name, shared); \
     }                                                                            \
     extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS, 4)          \
         instep_step_##name##_8bit(const __grid_constant__ InstepStepArgs args) { \
-        __shared__ Slots slots[2];                                               \
-        step_bucket<Rule<max_states>, true>(args, &InstepScalars::name, slots);  \
+        __shared__ Shared<Rule<max_states>, true> shared;                        \
+        step_bucket<Rule<max_states>, true>(args, &InstepScalars::name, shared); \
     }
 #include "optimizers.def"
 #undef OPTIMIZER

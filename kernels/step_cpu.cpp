@@ -7,32 +7,12 @@
 #include "ceiling.h"
 #include "control.h"
 #include "environment_cpu.h"
+#include "scaled_cpu.h"
 
 namespace {
 
-void atomic_maximum(uint32_t* target, uint32_t value) {
-    uint32_t seen = __atomic_load_n(target, __ATOMIC_RELAXED);
-    while (value > seen &&
-           !__atomic_compare_exchange_n(target, &seen, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
-    }
-}
-
-void atomic_minimum(uint32_t* target, uint32_t value) {
-    uint32_t seen = __atomic_load_n(target, __ATOMIC_RELAXED);
-    while (value < seen &&
-           !__atomic_compare_exchange_n(target, &seen, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
-    }
-}
-
 __attribute__((noinline)) void average_run(float multiplier, uint32_t count, float* g) {
     for (uint32_t i = 0; i < count; ++i) g[i] = canonical(g[i] * multiplier);
-}
-
-/* A run of a bucket's gradients as f32: in place, or widened into `buffer`. */
-const float* gradients(const InstepStepArgs& args, uint64_t offset, uint32_t count, float* buffer) {
-    if (args.grad_dtype == INSTEP_DTYPE_F32) return static_cast<const float*>(args.grads) + offset;
-    widen_run(args.grad_dtype, count, static_cast<const uint16_t*>(args.grads) + offset, buffer);
-    return buffer;
 }
 
 void average_tile(const InstepStepArgs& args, const InstepTile& tile, float multiplier) {
@@ -52,134 +32,68 @@ void zero_tile(const InstepStepArgs& args, const InstepTile& tile) {
     __builtin_memset(static_cast<char*>(args.grads) + tile.grad_offset * bytes, 0, tile.count * bytes);
 }
 
-/* Elements that pass through f32 at a time, in whole blocks of 8-bit states: five streams of them leave most of a
- * first-level cache to the streams themselves. */
-constexpr uint32_t CHUNK = 2 * INSTEP_QUANTUM;
-
-/* A run of a tile, of CHUNK elements at most unless all of it is f32 in place. */
-struct Part {
-    const InstepStepArgs& args;
-    uint64_t state_offset; /* of its first element */
-    uint32_t count;
-    void* param;
-    Rounding rounding;
-
-    template <class T>
-    T* placed(void* base) const {
-        return static_cast<T*>(base) + state_offset;
-    }
-
-    void* remainders() const {
-        return args.master_kind == INSTEP_MASTER_REMAINDER16 ? static_cast<void*>(placed<uint16_t>(args.master))
-                                                             : placed<uint8_t>(args.master);
-    }
-
-    /* The parameters as f32: in place, or in `buffer`. */
-    float* open_params(float* buffer) const {
-        if (args.param_dtype == INSTEP_DTYPE_F32) return static_cast<float*>(param);
-        const uint16_t* narrow = static_cast<const uint16_t*>(param);
-        switch (args.master_kind) {
-            case INSTEP_MASTER_F32: return placed<float>(args.master);
-            case INSTEP_MASTER_NONE: widen_run(args.param_dtype, count, narrow, buffer); break;
-            default: join_run(args.master_kind, count, narrow, remainders(), buffer);
-        }
-        return buffer;
-    }
-
-    /* Afterwards `params` are the values that stand. */
-    void close_params(float* params) const {
-        if (args.param_dtype == INSTEP_DTYPE_F32) return;
-        uint16_t* narrow = static_cast<uint16_t*>(param);
-        switch (args.master_kind) {
-            case INSTEP_MASTER_F32: return narrow_run(args.param_dtype, count, params, narrow);
-            case INSTEP_MASTER_NONE:
-                if (args.stochastic) {
-                    narrow_by_chance(rounding.position, PARAM_STREAM, count, params, narrow);
-                } else {
-                    narrow_run(args.param_dtype, count, params, narrow);
-                }
-                if (args.copy || args.ema) {
-                    widen_run(args.param_dtype, count, narrow, params);
-                    make_canonical(params, count); /* widening keeps a NaN's payload, and a GPU does not */
-                }
-                return;
-            default: split_run(args.master_kind, rounding, count, params, narrow, remainders());
-        }
-    }
-
-    float* scales(uint32_t k) const { return args.scales[k] + state_offset / INSTEP_QUANTUM; }
-
-    float* open_state(uint32_t k, bool is_signed, float* buffer) const {
-        switch (args.moments) {
-            case INSTEP_MOMENTS_F32: return placed<float>(args.states[k]);
-            case INSTEP_MOMENTS_BF16:
-                widen_run(INSTEP_DTYPE_BF16, count, placed<uint16_t>(args.states[k]), buffer);
-                break;
-            default: decode_run(is_signed, count, placed<uint8_t>(args.states[k]), scales(k), buffer);
-        }
-        return buffer;
-    }
-
-    void close_state(uint32_t k, bool is_signed, const float* values) const {
-        const uint32_t stream = FIRST_STATE_STREAM + k;
-        if (args.moments == INSTEP_MOMENTS_8BIT) {
-            return encode_run(is_signed, rounding, stream, count, values, placed<uint8_t>(args.states[k]), scales(k));
-        }
-        if (args.moments != INSTEP_MOMENTS_BF16) return;
-        if (args.stochastic) {
-            narrow_by_chance(rounding.position, stream, count, values, placed<uint16_t>(args.states[k]));
-        } else {
-            narrow_run(INSTEP_DTYPE_BF16, count, values, placed<uint16_t>(args.states[k]));
-        }
-    }
-
-    /* The stepped parameters once more, while they are in the cache: of the parameter's own dtype, its own bits. */
-    void copy(const float* params) const {
-        if (args.copy_dtype == INSTEP_DTYPE_F32) {
-            __builtin_memcpy(placed<float>(args.copy), params, count * sizeof(float));
-        } else if (args.copy_dtype == args.param_dtype) {
-            __builtin_memcpy(placed<uint16_t>(args.copy), param, count * sizeof(uint16_t));
-        } else {
-            narrow_run(args.copy_dtype, count, params, placed<uint16_t>(args.copy));
-        }
-    }
-};
-
-/* A parameter's first average is the parameter itself. */
-__attribute__((noinline)) void average_params(const InstepStepArgs& args, bool is_first, uint32_t count,
-                                              const float* __restrict params, float* __restrict ema) {
-    const float weight = args.ema_weight;
-    const uint32_t from_new = args.ema_from_sample;
-    for (uint32_t i = 0; i < count; ++i) {
-        const float moved = moved_average(ema[i], params[i], weight, from_new);
-        ema[i] = canonical(is_first ? params[i] : moved);
-    }
-}
-
-template <class Rule, class Scalars>
-uint32_t step_part(const Part& part, const Scalars& scalars, float multiplier, uint64_t grad_offset, bool is_first) {
-    const InstepStepArgs& args = part.args;
-    float grad_buffer[CHUNK], param_buffer[CHUNK], state_buffers[Rule::STATES > 0 ? Rule::STATES : 1][CHUNK];
-    const float* grads = gradients(args, grad_offset, part.count, grad_buffer);
-    float* params = part.open_params(param_buffer);
-    float* states[INSTEP_MAX_STATES] = {};
-    for (uint32_t k = 0; k < Rule::STATES; ++k) {
-        states[k] = part.open_state(k, Rule::SIGNED >> k & 1, state_buffers[k]);
-    }
-    const uint32_t nonfinite =
-        step_run<Rule>(scalars, multiplier, part.count, params, grads, states[0], states[1], states[2]);
-    for (uint32_t k = 0; k < Rule::STATES; ++k) part.close_state(k, Rule::SIGNED >> k & 1, states[k]);
-    part.close_params(params);
-    if (args.copy) part.copy(params);
-    if (args.ema) average_params(args, is_first, part.count, params, part.placed<float>(args.ema));
-    return nonfinite;
-}
-
 /* Whether one loop does it all. */
 bool is_bfloat16_throughout(const InstepStepArgs& args) {
     const bool is_plain = args.master_kind == INSTEP_MASTER_NONE && !args.copy && !args.ema;
     const bool has_states = args.state_count == 0 || args.moments == INSTEP_MOMENTS_BF16;
     return is_plain && has_states && args.param_dtype == INSTEP_DTYPE_BF16 && args.grad_dtype == INSTEP_DTYPE_BF16;
+}
+
+/* All of it in one loop, from bf16 to bf16. */
+template <class Rule, class Scalars>
+uint32_t step_bfloat16_tile(const InstepStepArgs& args, const InstepTile& tile, const Scalars& scalars,
+                            float multiplier, RandomKey key) {
+    uint16_t* states[INSTEP_MAX_STATES] = {};
+    for (int k = 0; k < Rule::STATES; ++k) states[k] = static_cast<uint16_t*>(args.states[k]) + tile.state_offset;
+    uint16_t* params = static_cast<uint16_t*>(param_of(args, tile));
+    const uint16_t* grads = static_cast<const uint16_t*>(args.grads) + tile.grad_offset;
+    const RandomPosition position = {key, tile.element};
+    const auto run =
+        args.stochastic ? step_bfloat16_run<Rule, true, Scalars> : step_bfloat16_run<Rule, false, Scalars>;
+    return run(scalars, multiplier, position, tile.count, params, grads, states);
+}
+
+template <class Rule, class Scalars>
+uint32_t step_tile(const InstepStepArgs& args, const InstepTile& tile, const InstepSegment& segment,
+                   const Scalars& scalars) {
+    const float multiplier = step_multiplier(args, segment);
+    const RandomKey key = random_key(args.seed, segment.steps + 1);
+    const bool narrow_param = args.param_dtype != INSTEP_DTYPE_F32;
+    const bool in_place = args.grad_dtype == INSTEP_DTYPE_F32 && args.moments == INSTEP_MOMENTS_F32 &&
+                          (!narrow_param || args.master_kind == INSTEP_MASTER_F32);
+    const uint32_t longest = in_place && !IsScaled<Rule>::value ? INSTEP_TILE_ELEMENTS : CHUNK;
+    char* const param = static_cast<char*>(param_of(args, tile));
+    const auto each_part = [&](auto step) {
+        for (uint32_t at = 0; at < tile.count; at += longest) {
+            const uint32_t count = tile.count - at < longest ? tile.count - at : longest;
+            const Rounding rounding = {{key, tile.element + at}, args.stochastic != 0};
+            step(Part{args, tile.state_offset + at, count, param + at * (narrow_param ? 2 : 4), rounding},
+                 tile.grad_offset + at);
+        }
+    };
+    const bool is_first = segment.steps == 0;
+    uint32_t nonfinite = 0;
+    if constexpr (IsScaled<Rule>::value) {
+        InstepNorms* const norms = &args.norms[tile.segment];
+        if (args.part == INSTEP_PART_MEASURE) {
+            Squares squares[2];
+            each_part([&](const Part& part, uint64_t grad_offset) {
+                nonfinite |= measure_part<Rule>(part, scalars, multiplier, grad_offset, squares);
+            });
+            add_squares(squares, norms);
+        } else {
+            const float scale = step_scale<Rule>(scalars, norm_of(*norms, OF_PARAM), norm_of(*norms, OF_CHANGE));
+            each_part([&](const Part& part, uint64_t) { apply_part<Rule>(part, scalars, scale, is_first); });
+        }
+    } else {
+        if (is_bfloat16_throughout(args) && has_bfloat16_loop<Rule>(scalars)) {
+            return step_bfloat16_tile<Rule>(args, tile, scalars, multiplier, key);
+        }
+        each_part([&](const Part& part, uint64_t grad_offset) {
+            nonfinite |= step_part<Rule>(part, scalars, multiplier, grad_offset, is_first);
+        });
+    }
+    return nonfinite;
 }
 
 /* Picks the instantiation with as many states as this run has. */
@@ -189,32 +103,7 @@ uint32_t step_with_states(const InstepStepArgs& args, const InstepTile& tile, co
     if constexpr (MIN < MAX) {
         if (args.state_count < MAX) return step_with_states<Rule, MIN, MAX - 1>(args, tile, segment, scalars);
     }
-    const float multiplier = step_multiplier(args, segment);
-    const RandomKey key = random_key(args.seed, segment.steps + 1);
-    if (is_bfloat16_throughout(args) && has_bfloat16_loop<Rule<MAX>>(scalars)) {
-        uint16_t* states[INSTEP_MAX_STATES] = {};
-        for (int k = 0; k < MAX; ++k) states[k] = static_cast<uint16_t*>(args.states[k]) + tile.state_offset;
-        uint16_t* params = static_cast<uint16_t*>(param_of(args, tile));
-        const uint16_t* grads = static_cast<const uint16_t*>(args.grads) + tile.grad_offset;
-        const RandomPosition position = {key, tile.element};
-        const auto run = args.stochastic ? step_bfloat16_run<Rule<MAX>, true, Scalars>
-                                         : step_bfloat16_run<Rule<MAX>, false, Scalars>;
-        return run(scalars, multiplier, position, tile.count, params, grads, states);
-    }
-    const bool narrow_param = args.param_dtype != INSTEP_DTYPE_F32;
-    const bool in_place = args.grad_dtype == INSTEP_DTYPE_F32 && args.moments == INSTEP_MOMENTS_F32 &&
-                          (!narrow_param || args.master_kind == INSTEP_MASTER_F32);
-    const uint32_t longest = in_place ? INSTEP_TILE_ELEMENTS : CHUNK;
-    char* const param = static_cast<char*>(param_of(args, tile));
-    uint32_t nonfinite = 0;
-    for (uint32_t at = 0; at < tile.count; at += longest) {
-        const uint32_t count = tile.count - at < longest ? tile.count - at : longest;
-        const Rounding rounding = {{key, tile.element + at}, args.stochastic != 0};
-        const Part part = {args, tile.state_offset + at, count, param + at * (narrow_param ? 2 : 4), rounding};
-        nonfinite |=
-            step_part<Rule<MAX>>(part, scalars, multiplier, tile.grad_offset + at, segment.steps == 0);
-    }
-    return nonfinite;
+    return step_tile<Rule<MAX>>(args, tile, segment, scalars);
 }
 
 uint32_t step_segment(const InstepStepArgs& args, const InstepTile& tile, const InstepSegment& segment) {
@@ -229,55 +118,34 @@ uint32_t step_segment(const InstepStepArgs& args, const InstepTile& tile, const 
 }
 
 __attribute__((noinline)) void step_tiles(const InstepStepArgs* args, uint64_t first, uint64_t last) {
+    const bool is_last = args->part != INSTEP_PART_MEASURE;
     uint32_t nonfinite = 0;
     for (uint64_t t = first; t < last; ++t) {
         const InstepTile& tile = args->tiles[t];
         InstepSegment& segment = args->segments[tile.segment];
         const uint32_t action = segment_action(*args, segment);
-        if (action == INSTEP_ACTION_AVERAGE) {
-            average_tile(*args, tile, average_multiplier(*args, segment));
-        } else if (action == INSTEP_ACTION_STEP) {
-            if (!args->control->skip) {
-                nonfinite |= step_segment(*args, tile, segment);
-                if (tile.first) segment.stepped = 1;
-            }
-            if (args->zero_grads) zero_tile(*args, tile);
+        if (action == INSTEP_ACTION_STEP && !args->control->skip) {
+            nonfinite |= step_segment(*args, tile, segment);
+            if (tile.first && is_last) segment.stepped = 1;
         }
+        if (!is_last) continue;
+        if (action == INSTEP_ACTION_AVERAGE) average_tile(*args, tile, average_multiplier(*args, segment));
+        if (action == INSTEP_ACTION_STEP && args->zero_grads) zero_tile(*args, tile);
     }
     if (nonfinite) atomic_minimum(&args->control->first_nonfinite_bucket, args->bucket);
 }
 
 __attribute__((noinline)) void norm_tiles(const InstepStepArgs* args, uint64_t first, uint64_t last) {
-    uint64_t limbs[INSTEP_NORM_LIMBS] = {};
-    int32_t worst = 0;
+    Squares squares;
     for (uint64_t t = first; t < last; ++t) {
         const InstepTile& tile = args->tiles[t];
         if (segment_action(*args, args->segments[tile.segment]) != INSTEP_ACTION_STEP) continue;
         float wide[INSTEP_TILE_ELEMENTS];
-        const float* grads = gradients(*args, tile.grad_offset, tile.count, wide);
-        for (uint32_t start = 0; start < tile.count; start += INSTEP_QUANTUM) {
-            const float* leaf = grads + start;
-            float padded[INSTEP_QUANTUM];
-            const uint32_t count = tile.count - start;
-            if (count < INSTEP_QUANTUM) {
-                for (uint32_t i = 0; i < INSTEP_QUANTUM; ++i) padded[i] = i < count ? leaf[i] : 0.0f;
-                leaf = padded;
-            }
-            int32_t magnitude = 0;
-            const double sum = leaf_sum(leaf, &magnitude);
-            worst = magnitude > worst ? magnitude : worst;
-            if (magnitude == 0 || magnitude >= static_cast<int32_t>(INSTEP_F32_INFINITY_BITS)) continue;
-            const LeafLimbs add = leaf_limbs(sum);
-            for (uint32_t k = 0; k < 3 && add.index + k < INSTEP_NORM_LIMBS; ++k) limbs[add.index + k] += add.part[k];
-        }
+        squares.add(gradients(*args, tile.grad_offset, tile.count, wide), tile.count);
     }
-    for (int k = 0; k < INSTEP_NORM_LIMBS; ++k) {
-        if (limbs[k] != 0) __atomic_fetch_add(&args->control->limbs[k], limbs[k], __ATOMIC_RELAXED);
-    }
-    atomic_maximum(&args->control->max_abs_bits, stored_magnitude(static_cast<uint32_t>(worst)));
-    if (worst >= static_cast<int32_t>(INSTEP_F32_INFINITY_BITS)) {
-        atomic_minimum(&args->control->first_nonfinite_bucket, args->bucket);
-    }
+    squares.add_to(args->control->limbs);
+    atomic_maximum(&args->control->max_abs_bits, squares.magnitude());
+    if (squares.is_nonfinite()) atomic_minimum(&args->control->first_nonfinite_bucket, args->bucket);
 }
 
 __attribute__((noinline)) void begin_all(const InstepBeginArgs* args) {

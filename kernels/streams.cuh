@@ -133,12 +133,17 @@ INSTEP_DEVICE Four read_state(const Place& place, uint32_t k, uint32_t at) {
     return widened(load(place.of<uint16_t>(args.states[k]), at, place.count), INSTEP_DTYPE_BF16);
 }
 
-INSTEP_DEVICE void write_state(const Place& place, uint32_t k, uint32_t at, const Four& four) {
+/* Returns what stands. */
+INSTEP_DEVICE Four write_state(const Place& place, uint32_t k, uint32_t at, const Four& four) {
     const InstepStepArgs& args = place.args;
-    if (args.moments == INSTEP_MOMENTS_F32) return store(place.of<float>(args.states[k]), at, place.count, four);
+    if (args.moments == INSTEP_MOMENTS_F32) {
+        store(place.of<float>(args.states[k]), at, place.count, four);
+        return four;
+    }
     const Packed packed = args.stochastic ? narrowed_by_chance(place, at, FIRST_STATE_STREAM + k, four)
                                           : narrowed(four, INSTEP_DTYPE_BF16);
     store(place.of<uint16_t>(args.states[k]), at, place.count, packed);
+    return widened(packed, INSTEP_DTYPE_BF16);
 }
 
 /* A thread's four elements lie in one block. */
@@ -146,17 +151,19 @@ INSTEP_DEVICE float* scale_of(const Place& place, uint32_t k, uint32_t at) {
     return place.args.scales[k] + (place.tile.state_offset + at) / INSTEP_QUANTUM;
 }
 
-INSTEP_DEVICE Four read_codes(const Place& place, uint32_t k, bool is_signed, uint32_t at) {
-    Four four = {};
-    if (at >= place.count) return four;
-    const uint32_t codes = load(place.of<uint8_t>(place.args.states[k]), at, place.count);
-    const float scale = *scale_of(place, k, at);
+INSTEP_DEVICE Four decoded(uint32_t codes, bool is_signed, float scale) {
+    Four four;
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) {
         const uint8_t code = byte_of(codes, i);
         four.x[i] = is_signed ? from_signed_code(code, scale) : from_unsigned_code(code, scale);
     }
     return four;
+}
+
+INSTEP_DEVICE Four read_codes(const Place& place, uint32_t k, bool is_signed, uint32_t at) {
+    if (at >= place.count) return {};
+    return decoded(load(place.of<uint8_t>(place.args.states[k]), at, place.count), is_signed, *scale_of(place, k, at));
 }
 
 /* What lies behind the run is in no block. */
@@ -170,10 +177,11 @@ INSTEP_DEVICE uint32_t largest_magnitude(const Four& four, uint32_t at, uint32_t
     return largest;
 }
 
-/* `largest` is the block's. The thread with its first element writes the scale, behind everybody's read of the old one. */
-INSTEP_DEVICE void write_codes(const Place& place, uint32_t k, bool is_signed, uint32_t at, const Four& four,
+/* `largest` is the block's. The thread with its first element writes the scale, behind everybody's read of the old one.
+ * Returns what stands. */
+INSTEP_DEVICE Four write_codes(const Place& place, uint32_t k, bool is_signed, uint32_t at, const Four& four,
                                uint32_t largest) {
-    if (at >= place.count) return;
+    if (at >= place.count) return {};
     const float scale = block_scale(largest), factor = coding_factor(is_signed, scale);
     uint32_t codes = 0;
 #pragma unroll
@@ -184,8 +192,10 @@ INSTEP_DEVICE void write_codes(const Place& place, uint32_t k, bool is_signed, u
                                         : unsigned_code(four.x[i], scale, factor, stochastic, random);
         codes |= code << 8 * i;
     }
-    store(place.of<uint8_t>(place.args.states[k]), at, place.count, is_coded(scale) ? codes : 0);
+    codes = is_coded(scale) ? codes : 0;
+    store(place.of<uint8_t>(place.args.states[k]), at, place.count, codes);
     if (at % INSTEP_QUANTUM == 0) *scale_of(place, k, at) = scale;
+    return decoded(codes, is_signed, scale);
 }
 
 /* The parameters once more: of their own dtype, their own bits. */

@@ -1,8 +1,8 @@
 /* Streams of a step as a CPU reads and writes them: whatever is not f32 passes through a few kilobytes of f32 in the
  * first-level cache, so that the rules' loops stay the f32 ones, whatever the dtypes.
  *
- * Every loop vectorises on every instruction set. What is stored is written back into the buffer too, where storing loses
- * bits, so that a copy and an average are of the value that stands. Must give the bits of vector.cuh. */
+ * Every loop vectorises on every instruction set. What is stored is written back into the buffer too, where storing
+ * loses bits, so that a copy and an average are of the value that stands. Must give the bits of vector.cuh. */
 #ifndef INSTEP_STREAMS_CPU_H
 #define INSTEP_STREAMS_CPU_H
 

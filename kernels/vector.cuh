@@ -122,7 +122,8 @@ INSTEP_DEVICE Packed load_shifted(const uint16_t* run, uint32_t at, uint32_t cou
     if (shift == 0 || at < shift || at - shift + 8 > count) return load(run, at, count);
     const uint2* words = reinterpret_cast<const uint2*>(run + (at - shift));
     const uint2 a = words[0], b = words[1];
-    /* The words from the one with the first element on; an odd shift leaves that in the upper half, and needs a third. */
+    /* The words from the one with the first element on; an odd shift leaves that in the upper half, and needs a
+     * third. */
     const uint32_t first = shift & 2 ? a.y : a.x, second = shift & 2 ? b.x : a.y, third = shift & 2 ? b.y : b.x;
     if (shift == 2) return {{first, second}};
     return {{first >> 16 | second << 16, second >> 16 | third << 16}};

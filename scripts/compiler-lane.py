@@ -16,14 +16,14 @@ COMMON = ["instep_begin", "instep_decide", "instep_publish", "instep_norm", "ins
 REGISTERS = 64
 MORE_REGISTERS = {}  # (kernel, architecture): limit, with the reason beside it
 TOLERANCE = 0.02  # of the recorded instruction count, either way: a gain is to be recorded, too
-BUILD_SECONDS = 60  # on two cores
+BUILD_SECONDS = 120  # on two cores
 BYTES_PER_ARCHITECTURE = 1_000_000
 # Whatever else computes on floats is rounded differently somewhere, or drops a NaN.
 FLOAT_ARITHMETIC = {"add", "sub", "mul", "div", "rcp", "sqrt"}
 FLOAT_MOVES = {"ld", "st", "mov", "selp", "setp", "neg", "abs", "cvt", "shfl"}
 NOT_IEEE = {"ftz", "approx", "rz", "rm", "rp", "sat", "relu"}
 # What blocks add to the control block together; a plain addition would lose some.
-ATOMICS = {"instep_norm": {"add.u64", "max.u32", "min.u32"}, "instep_step": {"min.u32"}}
+ATOMICS = {"norm": {"add.u64", "max.u32", "min.u32"}, "step": {"min.u32"}}
 STRUCTS = {"instep_begin": "Begin", "instep_decide": "Decide", "instep_publish": "Publish"}  # Step of all others
 
 
@@ -70,6 +70,9 @@ class Lane:
         classes = ("", "_8bit")
         self.states = {f"instep_step_{name}{moments}": int(most) for name, most in rows for moments in classes}
         self.names = {*COMMON, *self.states}
+        # Rules that say how a change is made, to be scaled by norms that they measure first; kernels/scaled.h.
+        scaled = [name for name, _ in rows if " change(" in (self.kernels / f"{name}.h").read_text()]
+        self.scaled = {f"instep_step_{name}{moments}" for name in scaled for moments in classes}
         known = self.run(nvcc, "--list-gpu-code").split()
         wanted = architectures or (self.kernels / "architectures.txt").read_text().split()
         self.architectures = [code for code in wanted if f"sm_{code}" in known]
@@ -129,10 +132,11 @@ class Lane:
                 # Without .rn the assembler may still contract it.
                 self.check(base not in FLOAT_ARITHMETIC or "rn" in parts, f"{where} is not rounded to nearest")
             found = set(re.findall(r"(?:atom|red)\.global\.(\S+)", body))
-            expected = ATOMICS.get("instep_step" if name in self.states else name, set())
+            measures = name == "instep_norm" or name in self.scaled
+            expected = ATOMICS["norm"] if measures else ATOMICS["step"] if name in self.states else set()
             self.check(found == expected, f"sm_{code} {name}: atomics {sorted(found)}, expected {sorted(expected)}")
             if name in self.states:
-                self.judge_loops(f"sm_{code} {name}", lines)
+                self.judge_loops(f"sm_{code} {name}", lines, name in self.scaled)
             if name == "instep_publish":
                 self.judge_seqlock(f"sm_{code} {name}", lines)
         sizes = dict(re.findall(r"\.b8 (\w+)_param_0\[(\d+)\]", text))
@@ -149,14 +153,16 @@ class Lane:
         order = "".join("p" if kind == "s" and later else kind for kind, later in writes)
         self.check(re.fullmatch(r"s\|p+\|s", order), f"{where}: stores and fences in the order {order} are no seqlock")
 
-    def judge_loops(self, where, lines):
-        """f64 has no place where elements are stepped; scalars are prepared outside."""
+    def judge_loops(self, where, lines, is_scaled):
+        """f64 has no place where elements are stepped; scalars are prepared outside. Squares are summed in it."""
         bodies = innermost_loops(lines)
         storing = [body for body in bodies if any("st.global.v4" in line for line in body)]
-        self.check(len(storing) == 3,
-                   f"{where}: {len(storing)} element loops found, expected one that steps, one that averages, one that zeroes")
-        for body in bodies:
-            self.check(not any(".f64" in line for line in body), f"{where}: f64 in the element loop")
+        expected = 3 + (is_scaled and not where.endswith("_8bit"))  # a loop that measures stores states, and codes are narrow
+        self.check(len(storing) == expected,
+                   f"{where}: {len(storing)} element loops found, expected one that steps (or two: one measures, one applies),"
+                   " one that averages, one that zeroes")
+        summing = [body for body in bodies if any(".f64" in line for line in body)]
+        self.check(len(summing) == is_scaled, f"{where}: f64 in the element loop")
 
     def judge_resources(self, text):
         rows = {}
@@ -192,6 +198,8 @@ class Lane:
                 streams = 3 + (0 if name.endswith("_8bit") else self.states[name])
                 # Gradients stepped and averaged; gradients averaged and zeroed, and the copy.
                 loads, stores, halves = streams + 4, streams + 3, 4
+                # Parameter, master and states once more, to be measured.
+                loads += streams - 1 if name in self.scaled else 0
             elif name == "instep_norm":
                 loads, stores, halves = 4, 0, 0
             else:

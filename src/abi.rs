@@ -21,8 +21,9 @@ pub const INSTEP_OPTIMIZER_rprop: InstepOptimizer = 6;
 pub const INSTEP_OPTIMIZER_lion: InstepOptimizer = 7;
 pub const INSTEP_OPTIMIZER_nadam: InstepOptimizer = 8;
 pub const INSTEP_OPTIMIZER_radam: InstepOptimizer = 9;
-pub const INSTEP_OPTIMIZER_COUNT: InstepOptimizer = 10;
-pub const INSTEP_OPTIMIZER_CUSTOM: InstepOptimizer = 10;
+pub const INSTEP_OPTIMIZER_lamb: InstepOptimizer = 10;
+pub const INSTEP_OPTIMIZER_COUNT: InstepOptimizer = 11;
+pub const INSTEP_OPTIMIZER_CUSTOM: InstepOptimizer = 11;
 pub type InstepOptimizer = ::core::ffi::c_uint;
 pub const INSTEP_DTYPE_F32: InstepDtype = 0;
 pub const INSTEP_DTYPE_BF16: InstepDtype = 1;
@@ -316,6 +317,32 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct InstepLambHyper {
+    pub lr: f64,
+    pub beta1: f64,
+    pub beta2: f64,
+    pub eps: f64,
+    pub weight_decay: f64,
+    pub maximize: u32,
+    pub reserved: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of InstepLambHyper"][::core::mem::size_of::<InstepLambHyper>() - 48usize];
+    ["Alignment of InstepLambHyper"][::core::mem::align_of::<InstepLambHyper>() - 8usize];
+    ["Offset of field: InstepLambHyper::lr"][::core::mem::offset_of!(InstepLambHyper, lr) - 0usize];
+    ["Offset of field: InstepLambHyper::beta1"][::core::mem::offset_of!(InstepLambHyper, beta1) - 8usize];
+    ["Offset of field: InstepLambHyper::beta2"][::core::mem::offset_of!(InstepLambHyper, beta2) - 16usize];
+    ["Offset of field: InstepLambHyper::eps"][::core::mem::offset_of!(InstepLambHyper, eps) - 24usize];
+    ["Offset of field: InstepLambHyper::weight_decay"]
+        [::core::mem::offset_of!(InstepLambHyper, weight_decay) - 32usize];
+    ["Offset of field: InstepLambHyper::maximize"]
+        [::core::mem::offset_of!(InstepLambHyper, maximize) - 40usize];
+    ["Offset of field: InstepLambHyper::reserved"]
+        [::core::mem::offset_of!(InstepLambHyper, reserved) - 44usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct InstepCustomHyper {
     pub lr: f64,
 }
@@ -338,6 +365,7 @@ pub union InstepHyper {
     pub lion: InstepLionHyper,
     pub nadam: InstepNAdamHyper,
     pub radam: InstepRAdamHyper,
+    pub lamb: InstepLambHyper,
     pub custom: InstepCustomHyper,
     pub words: [f64; 8usize],
 }
@@ -355,6 +383,7 @@ const _: () = {
     ["Offset of field: InstepHyper::lion"][::core::mem::offset_of!(InstepHyper, lion) - 0usize];
     ["Offset of field: InstepHyper::nadam"][::core::mem::offset_of!(InstepHyper, nadam) - 0usize];
     ["Offset of field: InstepHyper::radam"][::core::mem::offset_of!(InstepHyper, radam) - 0usize];
+    ["Offset of field: InstepHyper::lamb"][::core::mem::offset_of!(InstepHyper, lamb) - 0usize];
     ["Offset of field: InstepHyper::custom"][::core::mem::offset_of!(InstepHyper, custom) - 0usize];
     ["Offset of field: InstepHyper::words"][::core::mem::offset_of!(InstepHyper, words) - 0usize];
 };
@@ -703,6 +732,46 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct InstepLambScalars {
+    pub lr: f64,
+    pub weight1: f32,
+    pub weight2: f32,
+    pub inv_bias_correction1: f32,
+    pub inv_sqrt_bias_correction2: f32,
+    pub eps: f32,
+    pub weight_decay: f32,
+    pub from_sample1: u32,
+    pub from_sample2: u32,
+    pub maximize: u32,
+    pub reserved: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of InstepLambScalars"][::core::mem::size_of::<InstepLambScalars>() - 48usize];
+    ["Alignment of InstepLambScalars"][::core::mem::align_of::<InstepLambScalars>() - 8usize];
+    ["Offset of field: InstepLambScalars::lr"][::core::mem::offset_of!(InstepLambScalars, lr) - 0usize];
+    ["Offset of field: InstepLambScalars::weight1"]
+        [::core::mem::offset_of!(InstepLambScalars, weight1) - 8usize];
+    ["Offset of field: InstepLambScalars::weight2"]
+        [::core::mem::offset_of!(InstepLambScalars, weight2) - 12usize];
+    ["Offset of field: InstepLambScalars::inv_bias_correction1"]
+        [::core::mem::offset_of!(InstepLambScalars, inv_bias_correction1) - 16usize];
+    ["Offset of field: InstepLambScalars::inv_sqrt_bias_correction2"]
+        [::core::mem::offset_of!(InstepLambScalars, inv_sqrt_bias_correction2) - 20usize];
+    ["Offset of field: InstepLambScalars::eps"][::core::mem::offset_of!(InstepLambScalars, eps) - 24usize];
+    ["Offset of field: InstepLambScalars::weight_decay"]
+        [::core::mem::offset_of!(InstepLambScalars, weight_decay) - 28usize];
+    ["Offset of field: InstepLambScalars::from_sample1"]
+        [::core::mem::offset_of!(InstepLambScalars, from_sample1) - 32usize];
+    ["Offset of field: InstepLambScalars::from_sample2"]
+        [::core::mem::offset_of!(InstepLambScalars, from_sample2) - 36usize];
+    ["Offset of field: InstepLambScalars::maximize"]
+        [::core::mem::offset_of!(InstepLambScalars, maximize) - 40usize];
+    ["Offset of field: InstepLambScalars::reserved"]
+        [::core::mem::offset_of!(InstepLambScalars, reserved) - 44usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct InstepCustomScalars {
     pub lr: f64,
     pub step: u64,
@@ -734,6 +803,7 @@ pub union InstepScalars {
     pub lion: InstepLionScalars,
     pub nadam: InstepNAdamScalars,
     pub radam: InstepRAdamScalars,
+    pub lamb: InstepLambScalars,
     pub custom: InstepCustomScalars,
     pub words: [u32; 12usize],
 }
@@ -751,6 +821,7 @@ const _: () = {
     ["Offset of field: InstepScalars::lion"][::core::mem::offset_of!(InstepScalars, lion) - 0usize];
     ["Offset of field: InstepScalars::nadam"][::core::mem::offset_of!(InstepScalars, nadam) - 0usize];
     ["Offset of field: InstepScalars::radam"][::core::mem::offset_of!(InstepScalars, radam) - 0usize];
+    ["Offset of field: InstepScalars::lamb"][::core::mem::offset_of!(InstepScalars, lamb) - 0usize];
     ["Offset of field: InstepScalars::custom"][::core::mem::offset_of!(InstepScalars, custom) - 0usize];
     ["Offset of field: InstepScalars::words"][::core::mem::offset_of!(InstepScalars, words) - 0usize];
 };
@@ -782,6 +853,19 @@ const _: () = {
         [::core::mem::offset_of!(InstepSegment, contributors) - 32usize];
     ["Offset of field: InstepSegment::carried"][::core::mem::offset_of!(InstepSegment, carried) - 40usize];
     ["Offset of field: InstepSegment::scalars"][::core::mem::offset_of!(InstepSegment, scalars) - 56usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct InstepNorms {
+    pub limbs: [[u64; 22usize]; 2usize],
+    pub nonfinite: [u32; 2usize],
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of InstepNorms"][::core::mem::size_of::<InstepNorms>() - 360usize];
+    ["Alignment of InstepNorms"][::core::mem::align_of::<InstepNorms>() - 8usize];
+    ["Offset of field: InstepNorms::limbs"][::core::mem::offset_of!(InstepNorms, limbs) - 0usize];
+    ["Offset of field: InstepNorms::nonfinite"][::core::mem::offset_of!(InstepNorms, nonfinite) - 352usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -870,6 +954,7 @@ pub struct InstepBeginArgs {
     pub lr_multipliers: *mut f64,
     pub actions: *mut u32,
     pub segment_count: u64,
+    pub norms: *mut InstepNorms,
     pub ring: *const u32,
     pub slot_words: u64,
     pub slot_count: u64,
@@ -883,7 +968,7 @@ pub struct InstepBeginArgs {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of InstepBeginArgs"][::core::mem::size_of::<InstepBeginArgs>() - 120usize];
+    ["Size of InstepBeginArgs"][::core::mem::size_of::<InstepBeginArgs>() - 128usize];
     ["Alignment of InstepBeginArgs"][::core::mem::align_of::<InstepBeginArgs>() - 8usize];
     ["Offset of field: InstepBeginArgs::control"][::core::mem::offset_of!(InstepBeginArgs, control) - 0usize];
     ["Offset of field: InstepBeginArgs::segments"]
@@ -895,25 +980,26 @@ const _: () = {
         [::core::mem::offset_of!(InstepBeginArgs, actions) - 32usize];
     ["Offset of field: InstepBeginArgs::segment_count"]
         [::core::mem::offset_of!(InstepBeginArgs, segment_count) - 40usize];
-    ["Offset of field: InstepBeginArgs::ring"][::core::mem::offset_of!(InstepBeginArgs, ring) - 48usize];
+    ["Offset of field: InstepBeginArgs::norms"][::core::mem::offset_of!(InstepBeginArgs, norms) - 48usize];
+    ["Offset of field: InstepBeginArgs::ring"][::core::mem::offset_of!(InstepBeginArgs, ring) - 56usize];
     ["Offset of field: InstepBeginArgs::slot_words"]
-        [::core::mem::offset_of!(InstepBeginArgs, slot_words) - 56usize];
+        [::core::mem::offset_of!(InstepBeginArgs, slot_words) - 64usize];
     ["Offset of field: InstepBeginArgs::slot_count"]
-        [::core::mem::offset_of!(InstepBeginArgs, slot_count) - 64usize];
+        [::core::mem::offset_of!(InstepBeginArgs, slot_count) - 72usize];
     ["Offset of field: InstepBeginArgs::divisor"]
-        [::core::mem::offset_of!(InstepBeginArgs, divisor) - 72usize];
+        [::core::mem::offset_of!(InstepBeginArgs, divisor) - 80usize];
     ["Offset of field: InstepBeginArgs::loss_scale"]
-        [::core::mem::offset_of!(InstepBeginArgs, loss_scale) - 80usize];
+        [::core::mem::offset_of!(InstepBeginArgs, loss_scale) - 88usize];
     ["Offset of field: InstepBeginArgs::previous_max_norm"]
-        [::core::mem::offset_of!(InstepBeginArgs, previous_max_norm) - 88usize];
+        [::core::mem::offset_of!(InstepBeginArgs, previous_max_norm) - 96usize];
     ["Offset of field: InstepBeginArgs::bucket_controls"]
-        [::core::mem::offset_of!(InstepBeginArgs, bucket_controls) - 96usize];
+        [::core::mem::offset_of!(InstepBeginArgs, bucket_controls) - 104usize];
     ["Offset of field: InstepBeginArgs::bucket_count"]
-        [::core::mem::offset_of!(InstepBeginArgs, bucket_count) - 104usize];
+        [::core::mem::offset_of!(InstepBeginArgs, bucket_count) - 112usize];
     ["Offset of field: InstepBeginArgs::grad_dtype"]
-        [::core::mem::offset_of!(InstepBeginArgs, grad_dtype) - 112usize];
+        [::core::mem::offset_of!(InstepBeginArgs, grad_dtype) - 120usize];
     ["Offset of field: InstepBeginArgs::reserved"]
-        [::core::mem::offset_of!(InstepBeginArgs, reserved) - 116usize];
+        [::core::mem::offset_of!(InstepBeginArgs, reserved) - 124usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -957,6 +1043,10 @@ const _: () = {
     ["Offset of field: InstepDecideArgs::grad_dtype"]
         [::core::mem::offset_of!(InstepDecideArgs, grad_dtype) - 68usize];
 };
+pub const INSTEP_PART_WHOLE: InstepStepPart = 0;
+pub const INSTEP_PART_MEASURE: InstepStepPart = 1;
+pub const INSTEP_PART_APPLY: InstepStepPart = 2;
+pub type InstepStepPart = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct InstepStepArgs {
@@ -971,6 +1061,7 @@ pub struct InstepStepArgs {
     pub ema: *mut f32,
     pub states: [*mut ::core::ffi::c_void; 3usize],
     pub scales: [*mut f32; 3usize],
+    pub norms: *mut InstepNorms,
     pub seed: u64,
     pub optimizer: u32,
     pub state_count: u32,
@@ -985,11 +1076,11 @@ pub struct InstepStepArgs {
     pub local: u32,
     pub ema_from_sample: u32,
     pub ema_weight: f32,
-    pub reserved: u32,
+    pub part: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of InstepStepArgs"][::core::mem::size_of::<InstepStepArgs>() - 184usize];
+    ["Size of InstepStepArgs"][::core::mem::size_of::<InstepStepArgs>() - 192usize];
     ["Alignment of InstepStepArgs"][::core::mem::align_of::<InstepStepArgs>() - 8usize];
     ["Offset of field: InstepStepArgs::control"][::core::mem::offset_of!(InstepStepArgs, control) - 0usize];
     ["Offset of field: InstepStepArgs::segments"][::core::mem::offset_of!(InstepStepArgs, segments) - 8usize];
@@ -1004,32 +1095,32 @@ const _: () = {
     ["Offset of field: InstepStepArgs::ema"][::core::mem::offset_of!(InstepStepArgs, ema) - 64usize];
     ["Offset of field: InstepStepArgs::states"][::core::mem::offset_of!(InstepStepArgs, states) - 72usize];
     ["Offset of field: InstepStepArgs::scales"][::core::mem::offset_of!(InstepStepArgs, scales) - 96usize];
-    ["Offset of field: InstepStepArgs::seed"][::core::mem::offset_of!(InstepStepArgs, seed) - 120usize];
+    ["Offset of field: InstepStepArgs::norms"][::core::mem::offset_of!(InstepStepArgs, norms) - 120usize];
+    ["Offset of field: InstepStepArgs::seed"][::core::mem::offset_of!(InstepStepArgs, seed) - 128usize];
     ["Offset of field: InstepStepArgs::optimizer"]
-        [::core::mem::offset_of!(InstepStepArgs, optimizer) - 128usize];
+        [::core::mem::offset_of!(InstepStepArgs, optimizer) - 136usize];
     ["Offset of field: InstepStepArgs::state_count"]
-        [::core::mem::offset_of!(InstepStepArgs, state_count) - 132usize];
-    ["Offset of field: InstepStepArgs::bucket"][::core::mem::offset_of!(InstepStepArgs, bucket) - 136usize];
+        [::core::mem::offset_of!(InstepStepArgs, state_count) - 140usize];
+    ["Offset of field: InstepStepArgs::bucket"][::core::mem::offset_of!(InstepStepArgs, bucket) - 144usize];
     ["Offset of field: InstepStepArgs::param_dtype"]
-        [::core::mem::offset_of!(InstepStepArgs, param_dtype) - 140usize];
+        [::core::mem::offset_of!(InstepStepArgs, param_dtype) - 148usize];
     ["Offset of field: InstepStepArgs::grad_dtype"]
-        [::core::mem::offset_of!(InstepStepArgs, grad_dtype) - 144usize];
+        [::core::mem::offset_of!(InstepStepArgs, grad_dtype) - 152usize];
     ["Offset of field: InstepStepArgs::copy_dtype"]
-        [::core::mem::offset_of!(InstepStepArgs, copy_dtype) - 148usize];
+        [::core::mem::offset_of!(InstepStepArgs, copy_dtype) - 156usize];
     ["Offset of field: InstepStepArgs::master_kind"]
-        [::core::mem::offset_of!(InstepStepArgs, master_kind) - 152usize];
-    ["Offset of field: InstepStepArgs::moments"][::core::mem::offset_of!(InstepStepArgs, moments) - 156usize];
+        [::core::mem::offset_of!(InstepStepArgs, master_kind) - 160usize];
+    ["Offset of field: InstepStepArgs::moments"][::core::mem::offset_of!(InstepStepArgs, moments) - 164usize];
     ["Offset of field: InstepStepArgs::stochastic"]
-        [::core::mem::offset_of!(InstepStepArgs, stochastic) - 160usize];
+        [::core::mem::offset_of!(InstepStepArgs, stochastic) - 168usize];
     ["Offset of field: InstepStepArgs::zero_grads"]
-        [::core::mem::offset_of!(InstepStepArgs, zero_grads) - 164usize];
-    ["Offset of field: InstepStepArgs::local"][::core::mem::offset_of!(InstepStepArgs, local) - 168usize];
+        [::core::mem::offset_of!(InstepStepArgs, zero_grads) - 172usize];
+    ["Offset of field: InstepStepArgs::local"][::core::mem::offset_of!(InstepStepArgs, local) - 176usize];
     ["Offset of field: InstepStepArgs::ema_from_sample"]
-        [::core::mem::offset_of!(InstepStepArgs, ema_from_sample) - 172usize];
+        [::core::mem::offset_of!(InstepStepArgs, ema_from_sample) - 180usize];
     ["Offset of field: InstepStepArgs::ema_weight"]
-        [::core::mem::offset_of!(InstepStepArgs, ema_weight) - 176usize];
-    ["Offset of field: InstepStepArgs::reserved"]
-        [::core::mem::offset_of!(InstepStepArgs, reserved) - 180usize];
+        [::core::mem::offset_of!(InstepStepArgs, ema_weight) - 184usize];
+    ["Offset of field: InstepStepArgs::part"][::core::mem::offset_of!(InstepStepArgs, part) - 188usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1132,11 +1223,11 @@ pub struct InstepKernels {
     pub ceiling: ::core::option::Option<
         unsafe extern "C" fn(arrays: *const *mut f32, array_count: u64, factor: f32, first: u64, last: u64),
     >,
-    pub signed_states: [u32; 10usize],
+    pub signed_states: [u32; 11usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of InstepKernels"][::core::mem::size_of::<InstepKernels>() - 136usize];
+    ["Size of InstepKernels"][::core::mem::size_of::<InstepKernels>() - 144usize];
     ["Alignment of InstepKernels"][::core::mem::align_of::<InstepKernels>() - 8usize];
     ["Offset of field: InstepKernels::self_test"][::core::mem::offset_of!(InstepKernels, self_test) - 0usize];
     ["Offset of field: InstepKernels::begin"][::core::mem::offset_of!(InstepKernels, begin) - 8usize];

@@ -15,6 +15,7 @@ use crate::optim::{Optimizer, StepParam};
 #[derive(Clone)]
 struct Assigned {
     kernel: u32,
+    is_scaled: bool,
     states: usize,
     hyper: InstepHyper,
     custom: Option<Arc<dyn StepParam>>,
@@ -38,6 +39,8 @@ pub struct Assignment {
 pub(crate) struct BucketLaunch {
     pub(crate) round: usize,
     pub(crate) kernel: u32,
+    /// It takes two, since it is scaled by norms that only the first one knows.
+    pub(crate) is_scaled: bool,
     pub(crate) states: usize,
     pub(crate) first_state: usize,
     /// No further launch steps these, or it makes no difference.
@@ -56,6 +59,7 @@ impl Assignment {
     ) -> Assignment {
         let assigned = |(optimizer, hyper): (&dyn Optimizer, InstepHyper)| Assigned {
             kernel: optimizer.kernel(),
+            is_scaled: optimizer.is_scaled(),
             states: optimizer.state_names().len(),
             hyper,
             custom: optimizer.custom(),
@@ -104,6 +108,11 @@ impl Assignment {
     /// Records in control memory: one per round and segment, round by round.
     pub(crate) fn record_count(&self) -> usize {
         self.rounds() * self.lists.len()
+    }
+
+    /// Records that need room for norms: all of them, or none.
+    pub(crate) fn norm_count(&self) -> usize {
+        if self.optimizers.iter().any(|optimizer| optimizer.is_scaled) { self.record_count() } else { 0 }
     }
 
     /// The place of a record.
@@ -199,6 +208,8 @@ impl Assignment {
 
     fn launch(&self, round: usize, kernel: u32, is_last: bool, segment: u32) -> BucketLaunch {
         let (states, first_state) = (self.states(round, kernel), self.first_states[round]);
-        BucketLaunch { round, kernel, states, first_state, is_last, segments: vec![segment] }
+        let is_scaled =
+            self.optimizers.iter().any(|optimizer| optimizer.kernel == kernel && optimizer.is_scaled);
+        BucketLaunch { round, kernel, is_scaled, states, first_state, is_last, segments: vec![segment] }
     }
 }

@@ -9,15 +9,16 @@ use crate::abi::{
     INSTEP_ACTION_AVERAGE, INSTEP_ACTION_LEAVE, INSTEP_ACTION_STEP, INSTEP_DTYPE_BF16, INSTEP_DTYPE_F16,
     INSTEP_DTYPE_F32, INSTEP_MASTER_F32, INSTEP_MASTER_NONE, INSTEP_MASTER_REMAINDER8,
     INSTEP_MASTER_REMAINDER16, INSTEP_MAX_STATES, INSTEP_MOMENTS_8BIT, INSTEP_MOMENTS_BF16,
-    INSTEP_MOMENTS_F32, INSTEP_NO_BUCKET, INSTEP_NORM_LIMBS, INSTEP_TILE_ELEMENTS, InstepBeginArgs,
-    InstepControl, InstepDecideArgs, InstepScalars, InstepSegment, InstepStatus, InstepStepArgs, InstepTile,
+    INSTEP_MOMENTS_F32, INSTEP_NO_BUCKET, INSTEP_NORM_LIMBS, INSTEP_PART_APPLY, INSTEP_PART_MEASURE,
+    INSTEP_PART_WHOLE, INSTEP_TILE_ELEMENTS, InstepBeginArgs, InstepControl, InstepDecideArgs, InstepScalars,
+    InstepSegment, InstepStatus, InstepStepArgs, InstepTile,
 };
 use crate::assignment::{Assignment, BucketLaunch};
 use crate::dtype::DType;
 use crate::layout::{
     Bucket, Gradients, Master, Moments, Plan, Precision, Rounding, Segment, SegmentAction, Storage,
 };
-use crate::op::{Action, Frozen, Memory, Op, Span, Stream};
+use crate::op::{Action, Frozen, Memory, Op, Part, Span, Stream};
 use crate::optim::LossScaler;
 use crate::region::{Counts, Regions};
 
@@ -50,6 +51,7 @@ impl Rule {
         Counts {
             groups: assignment.hypers().len(),
             records: assignment.record_count(),
+            norms: assignment.norm_count(),
             // One for each bucket, or none.
             bucket_controls: if self.bucket_max_norm.is_some() { plan.buckets().len() } else { 0 },
             states: assignment.state_count(),
@@ -87,6 +89,7 @@ impl Launch {
                 vec![BucketLaunch {
                     round: 0,
                     kernel: 0,
+                    is_scaled: false,
                     states: 0,
                     first_state: 0,
                     is_last: false,
@@ -95,14 +98,20 @@ impl Launch {
             }
             Kind::Step => assignment.launches(plan, bucket),
         };
-        let new = |launch| Launch::new(kind, bucket, launch, plan, regions, (rule, assignment));
-        of_bucket.iter().map(new).collect()
+        let mut launches = Vec::new();
+        for launch in &of_bucket {
+            for part in Part::all(launch.is_scaled) {
+                let of_launch = (launch, *part);
+                launches.push(Launch::new(kind, bucket, of_launch, plan, regions, (rule, assignment)));
+            }
+        }
+        launches
     }
 
     fn new(
         kind: Kind,
         bucket: u32,
-        launch: &BucketLaunch,
+        (launch, part): (&BucketLaunch, Part),
         plan: &Plan,
         regions: &Regions,
         (rule, assignment): (&Rule, &Assignment),
@@ -122,6 +131,8 @@ impl Launch {
             bucket,
             zero_grads: (plan.gradients() == Gradients::Zero && launch.is_last).into(),
             local: described.is_local.into(),
+            norms: if part == Part::Whole { ptr::null_mut() } else { regions.norms() },
+            part: part_code(part),
             seed: seed(plan.storage(), launch.round),
             ..stored_args(plan.storage(), rule.ema_decay)
         };
@@ -137,7 +148,7 @@ impl Launch {
                 Memory::Copy | Memory::Ema => launch.is_last,
                 _ => true,
             };
-            moved_bytes += if is_ours { access.moved_bytes(plan) } else { 0 };
+            moved_bytes += if is_ours { access.moved_bytes(plan, part) } else { 0 };
             match access.span.memory {
                 Memory::Grads if access.span.start == first => {
                     args.grads = regions.resolve(access.span).cast()
@@ -240,6 +251,7 @@ pub(crate) fn begin_args(plan: &Plan, regions: &Regions, rule: &Rule) -> InstepB
         groups: regions.groups(),
         lr_multipliers: regions.multipliers(),
         actions: regions.actions(),
+        norms: regions.norms(),
         segment_count: regions.counts().records as u64,
         ring: ptr::null(),
         slot_words: 0,
@@ -284,7 +296,8 @@ fn stored_args(storage: &Storage, ema_decay: f64) -> InstepStepArgs {
         local: 0,
         ema_from_sample,
         ema_weight,
-        reserved: 0,
+        norms: ptr::null_mut(),
+        part: INSTEP_PART_WHOLE,
     }
 }
 
@@ -308,6 +321,14 @@ pub(crate) fn dtype_code(dtype: DType) -> u32 {
         DType::F32 => INSTEP_DTYPE_F32,
         DType::BF16 => INSTEP_DTYPE_BF16,
         DType::F16 => INSTEP_DTYPE_F16,
+    }
+}
+
+fn part_code(part: Part) -> u32 {
+    match part {
+        Part::Whole => INSTEP_PART_WHOLE,
+        Part::Measure => INSTEP_PART_MEASURE,
+        Part::Apply => INSTEP_PART_APPLY,
     }
 }
 

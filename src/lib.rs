@@ -76,7 +76,7 @@ pub use layout::{
 #[doc(inline)]
 pub use op::Collective;
 #[doc(inline)]
-pub use optim::{Adadelta, Adagrad, Adam, AdamW, Adamax, Lion, NAdam, RAdam, RmsProp, Rprop, Sgd};
+pub use optim::{Adadelta, Adagrad, Adam, AdamW, Adamax, Lamb, Lion, NAdam, RAdam, RmsProp, Rprop, Sgd};
 pub use optim::{LossScaler, LrSchedule, Optimizer, ScalerState};
 pub use pool::Pool;
 #[doc(inline)]

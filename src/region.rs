@@ -7,7 +7,7 @@
 use std::mem::size_of;
 use std::ptr::{self, NonNull};
 
-use crate::abi::{InstepControl, InstepHyper, InstepSegment};
+use crate::abi::{InstepControl, InstepHyper, InstepNorms, InstepSegment};
 use crate::error::Result;
 use crate::layout::Plan;
 use crate::op::{Memory, Span};
@@ -63,26 +63,33 @@ impl Region {
 /// Where the per-segment records start in control memory.
 const SEGMENTS_AT: usize = size_of::<InstepControl>().next_multiple_of(ALIGNMENT);
 
-/// Bytes of control memory: the pass's control block, the records, then the blocks of single buckets.
-pub(crate) fn control_bytes(record_count: usize, bucket_controls: usize) -> u64 {
-    (bucket_controls_at(record_count) + bucket_controls * size_of::<InstepControl>()) as u64
-}
-
-/// Where the control blocks of single buckets start in control memory.
-const fn bucket_controls_at(record_count: usize) -> usize {
-    SEGMENTS_AT + record_count * size_of::<InstepSegment>()
-}
-
 /// How many of what control memory, settings and states hold.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) groups: usize,
     pub(crate) records: usize,
+    /// Of records whose rules are scaled by them.
+    pub(crate) norms: usize,
     pub(crate) bucket_controls: usize,
     pub(crate) states: usize,
 }
 
 impl Counts {
+    /// Bytes of control memory: the pass's control block, the records, their norms, then the blocks of single buckets.
+    pub(crate) fn control_bytes(&self) -> usize {
+        self.bucket_controls_at() + self.bucket_controls * size_of::<InstepControl>()
+    }
+
+    /// Where the control blocks of single buckets start in control memory.
+    fn bucket_controls_at(&self) -> usize {
+        self.norms_at() + self.norms * size_of::<InstepNorms>()
+    }
+
+    /// Where the norms do.
+    fn norms_at(&self) -> usize {
+        SEGMENTS_AT + self.records * size_of::<InstepSegment>()
+    }
+
     /// Bytes of the settings: hyperparameters per optimizer, then per record its rate's multiplier, then its action.
     pub(crate) fn settings_bytes(&self) -> usize {
         self.actions_at() + self.records * size_of::<u32>()
@@ -126,7 +133,7 @@ impl Regions {
             Ok((memory, given.map_or_else(|| owned(Span::whole(memory, plan).bytes()), Ok)?))
         });
         let tensors = tensors.collect::<Result<_>>()?;
-        let control = owned(control_bytes(counts.records, counts.bucket_controls))?;
+        let control = owned(counts.control_bytes() as u64)?;
         Ok(Regions { counts, control, settings: owned(counts.settings_bytes() as u64)?, tensors })
     }
 
@@ -180,7 +187,7 @@ impl Regions {
 
     /// The first control block of a single bucket, and how many there are: one for each bucket, or none.
     pub(crate) fn bucket_controls(&self) -> (*mut InstepControl, usize) {
-        let at = bucket_controls_at(self.counts.records);
+        let at = self.counts.bucket_controls_at();
         (self.control.base().wrapping_add(at).cast(), self.counts.bucket_controls)
     }
 
@@ -193,6 +200,12 @@ impl Regions {
     /// The first per-segment record.
     pub(crate) fn segments(&self) -> *mut InstepSegment {
         self.control.base().wrapping_add(SEGMENTS_AT).cast()
+    }
+
+    /// The first record's norms, or null if there are none.
+    pub(crate) fn norms(&self) -> *mut InstepNorms {
+        let first = self.control.base().wrapping_add(self.counts.norms_at()).cast();
+        if self.counts.norms == 0 { ptr::null_mut() } else { first }
     }
 
     /// The first group's hyperparameters.

@@ -62,6 +62,7 @@ fn sizes_and_offsets_are_the_c_compilers() {
         InstepLionHyper { lr, beta1, beta2, weight_decay, maximize, reserved }
         InstepNAdamHyper { lr, beta1, beta2, eps, weight_decay, momentum_decay, decoupled, maximize }
         InstepRAdamHyper { lr, beta1, beta2, eps, weight_decay, decoupled, maximize }
+        InstepLambHyper { lr, beta1, beta2, eps, weight_decay, maximize, reserved }
         InstepCustomHyper { lr }
         InstepCustomScalars { lr, step, multiplier, action }
         InstepSgdScalars { lr, momentum, one_minus_dampening, weight_decay, has_momentum, first, nesterov, maximize }
@@ -74,12 +75,14 @@ fn sizes_and_offsets_are_the_c_compilers() {
         InstepLionScalars { weight1, weight2, lr, lr_weight_decay, from_sample1, from_sample2, maximize, reserved }
         InstepNAdamScalars { weight1, weight2, gradient_rate, average_rate, inv_sqrt_bias_correction2, eps, weight_decay, lr_weight_decay, from_sample1, from_sample2, maximize, reserved }
         InstepRAdamScalars { weight1, weight2, step_size, eps, weight_decay, lr_weight_decay, from_sample1, from_sample2, rectified, maximize }
+        InstepLambScalars { lr, weight1, weight2, inv_bias_correction1, inv_sqrt_bias_correction2, eps, weight_decay, from_sample1, from_sample2, maximize, reserved }
+        InstepNorms { limbs, nonfinite }
         InstepSegment { steps, stepped, group, action, optimizer, tail, contributors, carried, scalars }
         InstepControl { next_loss_scale, growth_tracker, limbs, passes, norm, previous_norm, clip, divisor, loss_scale, multiplier, average_multiplier, local_multiplier, reserved, max_abs_bits, first_nonfinite_bucket, skip, decided }
         InstepTile { param, grad_offset, state_offset, element, count, segment, first, reserved }
-        InstepBeginArgs { control, segments, groups, lr_multipliers, actions, segment_count, ring, slot_words, slot_count, divisor, loss_scale, previous_max_norm, bucket_controls, bucket_count, grad_dtype, reserved }
+        InstepBeginArgs { control, segments, groups, lr_multipliers, actions, segment_count, norms, ring, slot_words, slot_count, divisor, loss_scale, previous_max_norm, bucket_controls, bucket_count, grad_dtype, reserved }
         InstepDecideArgs { control, contributors, max_norm, growth_factor, backoff_factor, largest_loss_scale, skip_nonfinite, growth_interval, pass_control, bucket, grad_dtype }
-        InstepStepArgs { control, segments, tiles, tile_count, param_base, grads, master, copy, ema, states, scales, seed, optimizer, state_count, bucket, param_dtype, grad_dtype, copy_dtype, master_kind, moments, stochastic, zero_grads, local, ema_from_sample, ema_weight, reserved }
+        InstepStepArgs { control, segments, tiles, tile_count, param_base, grads, master, copy, ema, states, scales, norms, seed, optimizer, state_count, bucket, param_dtype, grad_dtype, copy_dtype, master_kind, moments, stochastic, zero_grads, local, ema_from_sample, ema_weight, part }
         InstepStatus { sequence, norm, clip, loss_scale, decided, skipped, first_nonfinite_bucket, reserved }
         InstepPublishArgs { control, ring, slot_count }
         InstepStored { values, second, count, format, master_kind, is_signed, reserved }

@@ -61,11 +61,12 @@ fn run(isa: Isa, optim: Optim, len: usize, offset: usize) -> Result {
     let mut state: Vec<_> = (0..states).map(|k| Guarded::new(len, (offset * 5 + k) % 16)).collect();
     let mut hypers = Banded::new(hyper);
     let mut actions = Banded::new([INSTEP_ACTION_STEP, INSTEP_ACTION_AVERAGE]);
-    // SAFETY: zeros are a value of both.
-    let (mut control, mut segments) = unsafe {
+    // SAFETY: zeros are a value of all three.
+    let (mut control, mut segments, mut norms) = unsafe {
         (
             Banded::new(std::mem::zeroed::<InstepControl>()),
             Banded::new(std::mem::zeroed::<[InstepSegment; 2]>()),
+            Banded::new(std::mem::zeroed::<[InstepNorms; 2]>()),
         )
     };
     let element =
@@ -117,7 +118,12 @@ fn run(isa: Isa, optim: Optim, len: usize, offset: usize) -> Result {
         seed: 0,
         ema_from_sample: 0,
         ema_weight: 0.0,
-        reserved: 0,
+        norms: (&raw mut norms.value).cast(),
+        part: INSTEP_PART_WHOLE,
+    };
+    let parts: &[u32] = match optim {
+        Optim::Lamb(_) => &[INSTEP_PART_MEASURE, INSTEP_PART_APPLY],
+        _ => &[INSTEP_PART_WHOLE],
     };
     let mut lr_multipliers = [1.0; 2];
     let begin = InstepBeginArgs {
@@ -127,6 +133,7 @@ fn run(isa: Isa, optim: Optim, len: usize, offset: usize) -> Result {
         lr_multipliers: lr_multipliers.as_mut_ptr(),
         actions: (&raw mut actions.value).cast(),
         segment_count: 2,
+        norms: (&raw mut norms.value).cast(),
         ring: std::ptr::null(),
         slot_words: 0,
         slot_count: 0,
@@ -163,7 +170,9 @@ fn run(isa: Isa, optim: Optim, len: usize, offset: usize) -> Result {
             }
             entries.norm.unwrap()(&args, 0, tiles.len() as u64);
             entries.decide.unwrap()(&decide);
-            entries.step.unwrap()(&args, 0, tiles.len() as u64);
+            for part in parts {
+                entries.step.unwrap()(&InstepStepArgs { part: *part, ..args }, 0, tiles.len() as u64);
+            }
         }
     }
     for tensor in state.iter().chain([&param, &second, &grads]) {
@@ -173,6 +182,7 @@ fn run(isa: Isa, optim: Optim, len: usize, offset: usize) -> Result {
     actions.assert_bands_stand(&what);
     control.assert_bands_stand(&what);
     segments.assert_bands_stand(&what);
+    norms.assert_bands_stand(&what);
     assert!(second.values().iter().all(|p| p.to_bits() == 0), "{what}: an averaged parameter was stepped");
     assert_eq!(
         grads.values()[len].to_bits(),

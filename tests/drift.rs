@@ -34,10 +34,9 @@ fn race(
     let rule: Rule = optim.rule();
     for step in 0..steps {
         let feed = |_: usize, values: &mut [f32]| {
-            for (element, (value, scalar)) in values.iter_mut().zip(&mut wide).enumerate() {
-                *value = gradient(step, element);
-                rule.step(scalar, f64::from(*value));
-            }
+            values.iter_mut().enumerate().for_each(|(element, value)| *value = gradient(step, element));
+            let gradients: Vec<f64> = values.iter().map(|value| f64::from(*value)).collect();
+            rule.step(&mut wide, &gradients);
             true
         };
         pass(&mut stepper, &options, feed).unwrap();

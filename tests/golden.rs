@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use crate::reference::{
-    Adadelta, Adagrad, Adam, Adamax, Lion, NAdam, RAdam, RmsProp, Rprop, Rule, Scalar, Sgd,
+    Adadelta, Adagrad, Adam, Adamax, Lamb, Lion, NAdam, RAdam, RmsProp, Rprop, Rule, Scalar, Sgd, norm,
 };
 
 /// Unit roundoff of f64.
@@ -28,7 +28,7 @@ fn state_names(rule: &Rule) -> &'static [&'static str] {
         Rule::Adamax(_) => &["exp_avg", "exp_inf"],
         Rule::Rprop(_) => &["prev", "step_size"],
         Rule::Lion(_) => &["exp_avg"],
-        Rule::NAdam(_) | Rule::RAdam(_) => &["exp_avg", "exp_avg_sq"],
+        Rule::NAdam(_) | Rule::RAdam(_) | Rule::Lamb(_) => &["exp_avg", "exp_avg_sq"],
     }
 }
 
@@ -127,6 +127,14 @@ fn rule(case: &Block) -> Rule {
             decoupled: flag("decoupled_weight_decay"),
             maximize,
         }),
+        "lamb" => Rule::Lamb(Lamb {
+            lr,
+            beta1: number("beta1"),
+            beta2: number("beta2"),
+            eps: number("eps"),
+            weight_decay,
+            maximize,
+        }),
         name => Rule::Adam(Adam {
             lr,
             beta1: number("beta1"),
@@ -138,6 +146,18 @@ fn rule(case: &Block) -> Rule {
             maximize,
         }),
     }
+}
+
+/// [`bound`] of every element of a tensor.
+fn bounds(rule: &Rule, before: &[Scalar], after: &[Scalar], gradients: &[f64]) -> Vec<(f64, [f64; 3])> {
+    let elements = before.iter().zip(after).zip(gradients);
+    let mut bounds: Vec<_> =
+        elements.map(|((before, after), gradient)| bound(rule, before, after, *gradient)).collect();
+    if let Rule::Lamb(lamb) = rule {
+        let params = lamb_params(lamb, before, after, gradients);
+        bounds.iter_mut().zip(params).for_each(|(bound, param)| bound.0 = param);
+    }
+    bounds
 }
 
 /// How far two f64 programs may be apart after one step from the same numbers: for the parameter and each state.
@@ -228,7 +248,35 @@ fn bound(rule: &Rule, before: &Scalar, after: &Scalar, gradient: f64) -> (f64, [
         Rule::Lion(lion) => lion_bound(lion, before, gradient),
         Rule::NAdam(nadam) => nadam_bound(nadam, before, after, gradient),
         Rule::RAdam(radam) => radam_bound(radam, before, after, gradient),
+        Rule::Lamb(lamb) => {
+            let (m, v, _) = moments((lamb.beta1, lamb.beta2), before, after, gradient.abs());
+            (0.0, [m, v, 0.0]) // the parameter's is its tensor's to say
+        }
     }
+}
+
+/// Of LAMB's parameters: its change is off by the moments' errors, and the ratio by as much of itself as all changes
+/// are together.
+fn lamb_params(lamb: &Lamb, before: &[Scalar], after: &[Scalar], gradients: &[f64]) -> Vec<f64> {
+    let [mut changes, mut errors] = [const { Vec::new() }; 2];
+    for ((before, after), gradient) in before.iter().zip(after).zip(gradients) {
+        let (m, _, of_v) = moments((lamb.beta1, lamb.beta2), before, after, gradient.abs());
+        let relative = 2.0 * OPS * U
+            + correction(lamb.beta1, after.steps)
+            + correction(lamb.beta2, after.steps) / 2.0
+            + of_v;
+        let denominator = (after.states[1] / (1.0 - lamb.beta2.powi(after.steps))).sqrt() + lamb.eps;
+        let rate = 1.0 / ((1.0 - lamb.beta1.powi(after.steps)) * denominator);
+        let decay = lamb.weight_decay * before.param.abs();
+        errors.push(rate * (m + after.states[0].abs() * relative) + OPS * U * decay);
+        changes.push(lamb.change(&Scalar { param: before.param, ..*after }));
+    }
+    let param_norm = norm(before.iter().map(|x| x.param));
+    let change_norm = norm(changes.iter().copied());
+    let (ratio, of_ratio) = (param_norm / change_norm, norm(errors.iter().copied()) / change_norm + OPS * U);
+    let moved = |(change, error): (&f64, &f64)| lamb.lr * ratio * (error + change.abs() * of_ratio);
+    let moved = changes.iter().zip(&errors).map(moved);
+    moved.zip(before).map(|(moved, before)| OPS * U * before.param.abs() + moved).collect()
 }
 
 /// The relative error of a root, half of that of what it is taken of; there is none of 0.
@@ -305,27 +353,34 @@ fn compare(change: impl Fn(&mut Rule)) -> Vec<(String, usize, usize)> {
         change(&mut rule);
         let names = state_names(&rule);
         let what = format!("{rule:?}");
-        for (element, param) in start.iter().enumerate() {
+        let mut torch: Vec<Scalar> =
+            start.iter().map(|param| Scalar { param: *param, ..Scalar::default() }).collect();
+        for (step, gradients) in common["gradient"].iter().map(|row| numbers(row)).enumerate() {
             // Each step starts from torch's own numbers, so that errors do not pile up.
-            let mut torch = Scalar { param: *param, ..Scalar::default() };
-            for (step, gradient) in common["gradient"].iter().enumerate() {
-                let gradient = numbers(gradient)[element];
-                let (before, mut ours) = (torch, torch);
-                rule.step(&mut ours, gradient);
-                torch.steps += 1;
-                torch.param = numbers(&case["param"][step])[element];
-                for (state, name) in torch.states.iter_mut().zip(names) {
-                    // torch keeps no buffer without momentum, no maximum without amsgrad, no mean if not centered.
-                    let kept = case.get(*name).map(|rows| numbers(&rows[step])[element]);
-                    *state = kept.unwrap_or_default();
+            let (before, mut ours) = (torch.clone(), torch.clone());
+            rule.step(&mut ours, &gradients);
+            let params = numbers(&case["param"][step]);
+            // torch keeps no buffer without momentum, no maximum without amsgrad, no mean if not centered.
+            let kept = names.iter().map(|name| case.get(*name).map(|rows| numbers(&rows[step])));
+            let kept: Vec<Option<Vec<f64>>> = kept.collect();
+            for (element, theirs) in torch.iter_mut().enumerate() {
+                theirs.steps += 1;
+                theirs.param = params[element];
+                for (state, kept) in theirs.states.iter_mut().zip(&kept) {
+                    *state = kept.as_ref().map(|values| values[element]).unwrap_or_default();
                 }
-                if let (Rule::NAdam(nadam), 0) = (&rule, element) {
-                    let theirs = numbers(&case["mu_product"][step])[0];
-                    count += 1;
-                    let error = (nadam.mu_product(torch.steps) - theirs).abs();
-                    off += usize::from(error > 3.0 * f64::from(torch.steps) * U * theirs);
-                }
-                let (param, states) = bound(&rule, &before, &torch, gradient);
+            }
+            if let Rule::NAdam(nadam) = &rule {
+                let theirs = numbers(&case["mu_product"][step])[0];
+                count += 1;
+                let steps = torch[0].steps;
+                let error = (nadam.mu_product(steps) - theirs).abs();
+                off += usize::from(error > 3.0 * f64::from(steps) * U * theirs);
+            }
+            for (element, (param, states)) in
+                bounds(&rule, &before, &torch, &gradients).into_iter().enumerate()
+            {
+                let (ours, torch) = (ours[element], torch[element]);
                 let pairs = ours.states.iter().zip(torch.states).zip(states);
                 let pairs = pairs.map(|((ours, torch), bound)| (*ours, torch, bound));
                 for (ours, torch, bound) in pairs.chain([(ours.param, torch.param, param)]) {

@@ -106,5 +106,17 @@ pub(crate) fn rule(optim: Optim) -> (u32, InstepHyper, usize) {
             };
             (INSTEP_OPTIMIZER_radam, InstepHyper { radam: hyper }, 2)
         }
+        Optim::Lamb(optim) => {
+            let hyper = InstepLambHyper {
+                lr: optim.lr,
+                beta1: optim.betas.0,
+                beta2: optim.betas.1,
+                eps: optim.eps,
+                weight_decay: optim.weight_decay,
+                maximize: optim.maximize.into(),
+                reserved: 0,
+            };
+            (INSTEP_OPTIMIZER_lamb, InstepHyper { lamb: hyper }, 2)
+        }
     }
 }

@@ -1,14 +1,14 @@
 //! States of 16 and 8 bits against the f64 reference: one step from what is stored is f32's, and storing it rounds once.
 //!
 //! The parameter's bound is that of f32 states, since a step computes with what it has read and not with what it stores;
-//! a state's is wider by how far its format lets it be. Must start each step from the stored values, so that what earlier
-//! steps have rounded away is no part of the error.
+//! LAMB's, which has two launches, with what the first has stored. A state's is wider by how far its format lets it be. Must
+//! start each step from the stored values, so that what earlier steps have rounded away is no part of the error.
 
 use instep::{Error, Isa, Moments, Precision, RmsProp, Rprop, Solo, Stepper, StepperBuilder};
 
-use crate::reference::Scalar;
+use crate::reference::{Lamb, Rule, Scalar};
 use crate::support::{Optim, Options, Outcome, layout, optimizers, paint_params, painted, pass};
-use crate::tolerance::{bound, storage_error};
+use crate::tolerance::{Bound, bounds, lamb_params, storage_error};
 
 const LENGTHS: [usize; 3] = [600, 17, 256];
 const BLOCK: usize = 256;
@@ -40,23 +40,43 @@ fn step(stepper: &mut Stepper, at: usize) -> Outcome {
     Outcome::of(stepper).unwrap()
 }
 
+/// Parameters and their bounds of a step that applies the states which `gots` has: they are what they are.
+fn apply_stored(lamb: &Lamb, starts: &[Scalar], gots: &[Scalar], ends: &mut [Scalar], bounds: &mut [Bound]) {
+    let start = |(start, got): (&Scalar, &Scalar)| Scalar { param: start.param, ..*got };
+    let mut applied: Vec<Scalar> = starts.iter().zip(gots).map(start).collect();
+    lamb.apply(&mut applied);
+    let exact = vec![Bound { param: 0.0, states: [0.0; 3] }; starts.len()];
+    let params = lamb_params(lamb, starts, &applied, &exact);
+    for (((end, bound), applied), param) in ends.iter_mut().zip(bounds).zip(applied).zip(params) {
+        (end.param, bound.param) = (applied.param, param);
+    }
+}
+
 /// Every element of `after` against a step of the reference from `before`.
 fn assert_one_step(optim: Optim, moments: Moments, names: &[String], before: &Outcome, after: &Outcome) {
     let rule = optim.rule();
     for (param, len) in LENGTHS.into_iter().enumerate() {
-        for element in 0..len {
-            let stored = |outcome: &Outcome| {
+        let stored = |outcome: &Outcome| {
+            let scalar = |element: usize| {
                 let mut states = [0.0; 3];
                 let columns = outcome.states[param].iter().map(|state| f64::from(state[element]));
                 states.iter_mut().zip(columns).for_each(|(to, from)| *to = from);
                 let value = f64::from(outcome.params[param][element]);
                 Scalar { param: value, states, steps: outcome.step_counts[param] as i32 }
             };
-            let (start, got) = (stored(before), stored(after));
-            let gradient = f64::from(after.grads[param][element]);
-            let mut expected = start;
-            rule.step(&mut expected, gradient);
-            let bound = bound(&rule, &start, &expected, gradient);
+            (0..len).map(scalar).collect::<Vec<Scalar>>()
+        };
+        let (starts, gots) = (stored(before), stored(after));
+        let gradients: Vec<f64> = after.grads[param].iter().map(|g| f64::from(*g)).collect();
+        let mut ends = starts.clone();
+        rule.step(&mut ends, &gradients);
+        let mut bounds = bounds(&rule, &starts, &ends, &gradients);
+        if let Rule::Lamb(lamb) = &rule {
+            apply_stored(lamb, &starts, &gots, &mut ends, &mut bounds);
+        }
+        for element in 0..len {
+            let (start, got) = (starts[element], gots[element]);
+            let (expected, bound) = (ends[element], bounds[element]);
             let what = format!(
                 "{optim:?} {moments:?} p{param}[{element}]: {start:?} became {got:?}, not {expected:?}"
             );

@@ -4,7 +4,7 @@
 //! the crate: what is not in these tables is held to nothing.
 
 use instep::optim::Optimizer;
-use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, Lion, NAdam, RAdam, RmsProp, Rprop, Sgd};
+use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, Lamb, Lion, NAdam, RAdam, RmsProp, Rprop, Sgd};
 use instep::{Layout, Stepper, StepperBuilder};
 
 use crate::reference::{self, Rule};
@@ -23,6 +23,7 @@ pub(crate) enum Optim {
     Lion(Lion),
     NAdam(NAdam),
     RAdam(RAdam),
+    Lamb(Lamb),
 }
 
 impl Optim {
@@ -40,6 +41,7 @@ impl Optim {
             Optim::Lion(lion) => Box::new(lion),
             Optim::NAdam(nadam) => Box::new(nadam),
             Optim::RAdam(radam) => Box::new(radam),
+            Optim::Lamb(lamb) => Box::new(lamb),
         }
     }
 
@@ -119,6 +121,9 @@ impl Optim {
                 decoupled_weight_decay: decoupled,
                 maximize,
             }) => Rule::RAdam(reference::RAdam { lr, beta1, beta2, eps, weight_decay, decoupled, maximize }),
+            Optim::Lamb(Lamb { lr, betas: (beta1, beta2), eps, weight_decay, maximize }) => {
+                Rule::Lamb(reference::Lamb { lr, beta1, beta2, eps, weight_decay, maximize })
+            }
         }
     }
 }
@@ -204,6 +209,12 @@ pub(crate) fn optimizers() -> Vec<Optim> {
         RAdam { weight_decay: 0.3, decoupled_weight_decay: true, maximize: true, betas: (0.9, 0.98), eps: 1e-3, ..radam },
         RAdam { weight_decay: 0.04, betas: (0.3, 0.45), ..radam }, // never rectified
     ];
+    let lamb = Lamb::default();
+    let lambs = [
+        lamb,
+        Lamb { weight_decay: 0.3, maximize: true, eps: 1e-3, lr: 0.01, ..lamb },
+        Lamb { weight_decay: 0.0, betas: (0.3, 0.45), ..lamb },
+    ];
     let mut all: Vec<Optim> = sgds.map(Optim::Sgd).into();
     all.extend(adams.map(Optim::Adam));
     all.extend(adamws.map(Optim::AdamW));
@@ -215,19 +226,21 @@ pub(crate) fn optimizers() -> Vec<Optim> {
     all.extend(lions.map(Optim::Lion));
     all.extend(nadams.map(Optim::NAdam));
     all.extend(radams.map(Optim::RAdam));
+    all.extend(lambs.map(Optim::Lamb));
     all
 }
 
-/// One for each number of states, with as many flags as go together, and one that carries a number beside them: for tests of
-/// what no rule changes, which take them by number, too.
+/// One for each number of states, with as many flags as go together, one that carries a number beside them, and one that
+/// takes two launches: for tests of what no rule changes, which take them by number, too.
 #[rustfmt::skip] // A table: one case per line.
-pub(crate) fn few_optimizers() -> [Optim; 5] {
+pub(crate) fn few_optimizers() -> [Optim; 6] {
     [
         Optim::Sgd(Sgd { lr: 0.05, ..Sgd::default() }),
         Optim::Sgd(Sgd { lr: 0.05, momentum: 0.9, nesterov: true, weight_decay: 0.04, ..Sgd::default() }),
         Optim::Adam(Adam { weight_decay: 0.04, ..Adam::default() }),
         Optim::AdamW(AdamW { lr: 0.01, amsgrad: true, betas: (0.9, 0.8), ..AdamW::default() }),
         Optim::NAdam(NAdam { weight_decay: 0.04, decoupled_weight_decay: true, ..NAdam::default() }),
+        Optim::Lamb(Lamb { lr: 0.01, weight_decay: 0.04, ..Lamb::default() }),
     ]
 }
 

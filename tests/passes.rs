@@ -212,9 +212,10 @@ fn without_skipping_infinities_and_nans_are_stepped_as_ieee_says() {
         };
         let before = run(&layout, optim, &options, 0, feed);
         let after = run(&layout, optim, &options, 1, feed);
-        for (element, gradient) in special.into_iter().enumerate() {
-            let mut expected = Scalar { param: f64::from(before.params[0][element]), ..Scalar::default() };
-            optim.rule().step(&mut expected, f64::from(gradient) / 8.0);
+        let start = |param: &f32| Scalar { param: f64::from(*param), ..Scalar::default() };
+        let mut ends: Vec<Scalar> = before.params[0].iter().map(start).collect();
+        optim.rule().step(&mut ends, &special.map(|gradient| f64::from(gradient) / 8.0));
+        for ((element, gradient), expected) in special.into_iter().enumerate().zip(ends) {
             let states =
                 after.states[0].iter().zip(expected.states).map(|(state, wide)| (state[element], wide));
             for (got, wide) in states.chain([(after.params[0][element], expected.param)]) {

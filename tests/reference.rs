@@ -1,4 +1,4 @@
-//! Every optimizer in f64, one scalar at a time, as the papers and `torch.optim` state them.
+//! Every optimizer in f64, one tensor at a time, as the papers and `torch.optim` state them.
 //!
 //! What everything else is checked against, so it is kept short enough to be checked by eye. Must import nothing
 //! from the crate, and must not borrow the kernels' spelling: averages are beta*old + (1-beta)*new here, powers are
@@ -128,6 +128,17 @@ pub(crate) struct RAdam {
     pub maximize: bool,
 }
 
+/// Algorithm 2 of You et al., 2020, with phi(z) = z.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lamb {
+    pub lr: f64,
+    pub beta1: f64,
+    pub beta2: f64,
+    pub eps: f64,
+    pub weight_decay: f64,
+    pub maximize: bool,
+}
+
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Rule {
     Sgd(Sgd),
@@ -140,11 +151,21 @@ pub(crate) enum Rule {
     Lion(Lion),
     NAdam(NAdam),
     RAdam(RAdam),
+    Lamb(Lamb),
 }
 
 impl Rule {
-    /// One update with `gradient`, the mean over ranks.
-    pub(crate) fn step(&self, x: &mut Scalar, gradient: f64) {
+    /// One update of a whole tensor with `gradients`, the means over ranks.
+    pub(crate) fn step(&self, tensor: &mut [Scalar], gradients: &[f64]) {
+        assert_eq!(tensor.len(), gradients.len());
+        tensor.iter_mut().zip(gradients).for_each(|(x, gradient)| self.step_element(x, *gradient));
+        if let Rule::Lamb(lamb) = self {
+            lamb.apply(tensor);
+        }
+    }
+
+    /// All of an update that one element's numbers say.
+    fn step_element(&self, x: &mut Scalar, gradient: f64) {
         x.steps += 1;
         match self {
             Rule::Sgd(sgd) => sgd.step(x, gradient),
@@ -157,6 +178,7 @@ impl Rule {
             Rule::Lion(lion) => lion.step(x, gradient),
             Rule::NAdam(nadam) => nadam.step(x, gradient),
             Rule::RAdam(radam) => radam.step(x, gradient),
+            Rule::Lamb(lamb) => lamb.update(x, gradient),
         }
     }
 
@@ -172,7 +194,8 @@ impl Rule {
             | Rule::Rprop(Rprop { lr, .. })
             | Rule::Lion(Lion { lr, .. })
             | Rule::NAdam(NAdam { lr, .. })
-            | Rule::RAdam(RAdam { lr, .. }) => lr,
+            | Rule::RAdam(RAdam { lr, .. })
+            | Rule::Lamb(Lamb { lr, .. }) => lr,
         }
     }
 }
@@ -375,6 +398,36 @@ impl RAdam {
                 Some(r) => r * m_hat * (1.0 - self.beta2.powi(x.steps)).sqrt() / (v.sqrt() + self.eps),
                 None => m_hat,
             };
+    }
+}
+
+impl Lamb {
+    /// Moves the moments.
+    fn update(&self, x: &mut Scalar, gradient: f64) {
+        let g = if self.maximize { -gradient } else { gradient };
+        let [m, v, _] = &mut x.states;
+        *m = self.beta1 * *m + (1.0 - self.beta1) * g;
+        *v = self.beta2 * *v + (1.0 - self.beta2) * g * g;
+    }
+
+    /// u of the moments as they are.
+    pub(crate) fn change(&self, x: &Scalar) -> f64 {
+        let m_hat = x.states[0] / (1.0 - self.beta1.powi(x.steps));
+        let v_hat = x.states[1] / (1.0 - self.beta2.powi(x.steps));
+        m_hat / (v_hat.sqrt() + self.eps) + self.weight_decay * x.param
+    }
+
+    /// |p| / |u| over the tensor, and 1 where there is no such ratio.
+    pub(crate) fn ratio(&self, tensor: &[Scalar]) -> f64 {
+        let param_norm = norm(tensor.iter().map(|x| x.param));
+        let change_norm = norm(tensor.iter().map(|x| self.change(x)));
+        if param_norm > 0.0 && change_norm > 0.0 { param_norm / change_norm } else { 1.0 }
+    }
+
+    /// Moves the parameters by what the moments say.
+    pub(crate) fn apply(&self, tensor: &mut [Scalar]) {
+        let rate = self.lr * self.ratio(tensor);
+        tensor.iter_mut().for_each(|x| x.param -= rate * self.change(x));
     }
 }
 

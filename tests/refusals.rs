@@ -2,7 +2,7 @@
 //!
 //! A table of the smallest wrong inputs, beside the nearest right ones. Must match the field, not the wording.
 
-use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, Lion, NAdam, RAdam, RmsProp, Rprop, Sgd};
+use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, Lamb, Lion, NAdam, RAdam, RmsProp, Rprop, Sgd};
 use instep::{Error, Mode, Result, Solo, Stepper};
 
 use crate::support::{Optim, Options, layout};
@@ -89,6 +89,9 @@ fn hyperparameters_out_of_range_are_refused_by_name() {
             ("lr", Optim::RAdam(RAdam { lr: bad, ..radam })),
             ("eps", Optim::RAdam(RAdam { eps: bad, ..radam })),
             ("weight_decay", Optim::RAdam(RAdam { weight_decay: bad, ..radam })),
+            ("lr", Optim::Lamb(Lamb { lr: bad, ..Lamb::default() })),
+            ("eps", Optim::Lamb(Lamb { eps: bad, ..Lamb::default() })),
+            ("weight_decay", Optim::Lamb(Lamb { weight_decay: bad, ..Lamb::default() })),
         ]);
     }
     for bad in [NAN, -1e-3, INFINITY] {
@@ -129,6 +132,7 @@ fn hyperparameters_out_of_range_are_refused_by_name() {
         ("eps", Optim::Adam(Adam { eps: 1e-50, ..Adam::default() })),
         ("lr", Optim::Adamax(Adamax { lr: 1e38, ..Adamax::default() })),
         ("eps", Optim::Adagrad(Adagrad { eps: 1e-50, ..Adagrad::default() })),
+        ("eps", Optim::Lamb(Lamb { eps: 1e-50, ..Lamb::default() })),
         ("weight_decay", Optim::AdamW(AdamW { lr: 1e20, weight_decay: 1e20, ..AdamW::default() })),
     ]);
     for bad in [NAN, -0.1, 1.0, 1.5] {
@@ -145,6 +149,8 @@ fn hyperparameters_out_of_range_are_refused_by_name() {
             ("betas.1", Optim::NAdam(NAdam { betas: (0.9, bad), ..NAdam::default() })),
             ("betas.0", Optim::RAdam(RAdam { betas: (bad, 0.999), ..RAdam::default() })),
             ("betas.1", Optim::RAdam(RAdam { betas: (0.9, bad), ..RAdam::default() })),
+            ("betas.0", Optim::Lamb(Lamb { betas: (bad, 0.999), ..Lamb::default() })),
+            ("betas.1", Optim::Lamb(Lamb { betas: (0.9, bad), ..Lamb::default() })),
         ]);
     }
     for bad in [NAN, -0.1, 1.0 + f64::EPSILON, INFINITY] {
@@ -177,6 +183,7 @@ fn hyperparameters_at_the_edge_of_their_range_are_accepted() {
         Optim::Lion(Lion { lr: 0.0, betas: (0.0, 0.0), ..Lion::default() }),
         Optim::NAdam(NAdam { momentum_decay: 0.0, betas: (0.0, 0.0), eps: 0.0, ..NAdam::default() }),
         Optim::RAdam(RAdam { betas: (0.0, 0.0), eps: 0.0, ..RAdam::default() }),
+        Optim::Lamb(Lamb { lr: 0.0, betas: (0.0, 0.0), eps: 0.0, weight_decay: 0.0, ..Lamb::default() }),
     ];
     for optim in edges {
         build(optim, &Options::default()).unwrap();

@@ -9,7 +9,7 @@ use std::fmt::Debug;
 
 use instep::optim::Optimizer;
 use instep::overlap::Registry;
-use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, Error, Lion, NAdam, RAdam, RmsProp, Rprop, Sgd};
+use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, Error, Lamb, Lion, NAdam, RAdam, RmsProp, Rprop, Sgd};
 
 /// `name` stands for `O` with its defaults, and these keywords, all that it has, for `expected`.
 fn assert_stands_for<O>(name: &str, keywords: &[(&str, f64)], expected: O)
@@ -88,6 +88,11 @@ fn every_name_stands_for_its_optimizer_and_every_keyword_for_its_field() {
         "RAdam",
         &[("lr", 0.1), ("beta1", 0.2), ("beta2", 0.3), ("eps", 0.4), ("weight_decay", 0.5), ("decoupled_weight_decay", 1.0), ("maximize", 1.0)],
         RAdam { lr: 0.1, betas: (0.2, 0.3), eps: 0.4, weight_decay: 0.5, decoupled_weight_decay: true, maximize: true },
+    );
+    assert_stands_for(
+        "LAMB",
+        &[("lr", 0.1), ("beta1", 0.2), ("beta2", 0.3), ("eps", 0.4), ("weight_decay", 0.5), ("maximize", 1.0)],
+        Lamb { lr: 0.1, betas: (0.2, 0.3), eps: 0.4, weight_decay: 0.5, maximize: true },
     );
 }
 

@@ -115,6 +115,7 @@ impl Bucket<'_> {
                 lr_multipliers: &mut 1.0,
                 actions: &mut { self.action },
                 segment_count: 1,
+                norms: std::ptr::null_mut(),
                 ring: std::ptr::null(),
                 slot_words: 0,
                 slot_count: 0,
@@ -152,7 +153,8 @@ impl Bucket<'_> {
                 stochastic: 0,
                 ema_from_sample: 0,
                 ema_weight: 0.0,
-                reserved: 0,
+                norms: std::ptr::null_mut(),
+                part: INSTEP_PART_WHOLE,
             };
             kernels(isa).begin.unwrap()(&begin);
             kernels(isa).norm.unwrap()(&step, 0, 1);

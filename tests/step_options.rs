@@ -85,6 +85,7 @@ fn step(isa: Isa, options: &Options) -> Left {
             lr_multipliers: lr_multipliers.as_mut_ptr(),
             actions: actions.as_mut_ptr(),
             segment_count: ACTIONS.len() as u64,
+            norms: std::ptr::null_mut(),
             ring: std::ptr::null(),
             slot_words: 0,
             slot_count: 0,
@@ -127,7 +128,8 @@ fn step(isa: Isa, options: &Options) -> Left {
             stochastic: 0,
             ema_from_sample: 0,
             ema_weight: 0.0,
-            reserved: 0,
+            norms: std::ptr::null_mut(),
+            part: INSTEP_PART_WHOLE,
         };
         kernels(isa).step.unwrap()(&step, 0, tiles.len() as u64);
     }

@@ -10,7 +10,7 @@ use crate::reference::{Rule, Scalar, clip_coefficient, norm};
 use crate::support::{
     LENGTHS, Optim, Options, Outcome, few_optimizers, layout, open, optimizers, painted, pass, run,
 };
-use crate::tolerance::{bound, is_undecided};
+use crate::tolerance::{bounds, is_undecided};
 
 const STEPS: usize = 7;
 
@@ -28,13 +28,15 @@ fn scalar(outcome: &Outcome, param: usize, element: usize) -> Scalar {
 /// divided by `divisor`.
 pub(crate) fn assert_one_step(rule: &Rule, before: &Outcome, after: &Outcome, divisor: f64, what: &str) {
     for param in 0..before.params.len() {
-        for element in 0..before.params[param].len() {
-            let start = scalar(before, param, element);
-            let got = scalar(after, param, element);
-            let gradient = f64::from(after.grads[param][element]) / divisor;
-            let mut expected = start;
-            rule.step(&mut expected, gradient);
-            let bound = bound(rule, &start, &expected, gradient);
+        let elements = 0..before.params[param].len();
+        let starts: Vec<Scalar> = elements.clone().map(|element| scalar(before, param, element)).collect();
+        let gradients: Vec<f64> = after.grads[param].iter().map(|sum| f64::from(*sum) / divisor).collect();
+        let mut ends = starts.clone();
+        rule.step(&mut ends, &gradients);
+        let bounds = bounds(rule, &starts, &ends, &gradients);
+        for element in elements {
+            let (start, got) = (starts[element], scalar(after, param, element));
+            let (expected, bound, gradient) = (ends[element], bounds[element], gradients[element]);
             let close = |a: f64, b: f64, bound: f64| (a - b).abs() <= bound;
             let states = (0..after.states[param].len())
                 .all(|k| close(got.states[k], expected.states[k], bound.states[k]));

@@ -8,7 +8,7 @@
 use instep::Moments;
 
 use crate::reference::{
-    Adadelta, Adagrad, Adam, Adamax, Lion, NAdam, RAdam, RmsProp, Rprop, Rule, Scalar, Sgd,
+    Adadelta, Adagrad, Adam, Adamax, Lamb, Lion, NAdam, RAdam, RmsProp, Rprop, Rule, Scalar, Sgd, norm,
 };
 
 /// Unit roundoff of f32.
@@ -75,8 +75,19 @@ pub(crate) struct Bound {
     pub states: [f64; 3],
 }
 
-/// The bound for a step from `before` (f32 values) to `after` with a mean gradient made of an f32 sum.
-pub(crate) fn bound(rule: &Rule, before: &Scalar, after: &Scalar, gradient: f64) -> Bound {
+/// The bounds for a tensor's step from `before` (f32 values) to `after` with mean gradients made of f32 sums.
+pub(crate) fn bounds(rule: &Rule, before: &[Scalar], after: &[Scalar], gradients: &[f64]) -> Vec<Bound> {
+    let elements = before.iter().zip(after).zip(gradients);
+    let mut bounds: Vec<Bound> =
+        elements.map(|((before, after), gradient)| bound(rule, before, after, *gradient)).collect();
+    if let Rule::Lamb(lamb) = rule {
+        let params = lamb_params(lamb, before, after, &bounds);
+        bounds.iter_mut().zip(params).for_each(|(bound, param)| bound.param = param);
+    }
+    bounds
+}
+
+fn bound(rule: &Rule, before: &Scalar, after: &Scalar, gradient: f64) -> Bound {
     // The mean is the sum times a rounded 1/divisor.
     let mean = Term::stored(gradient).times(1.0);
     let bound = match rule {
@@ -90,6 +101,7 @@ pub(crate) fn bound(rule: &Rule, before: &Scalar, after: &Scalar, gradient: f64)
         Rule::Lion(lion) => lion_bound(lion, before, after, gradient, mean),
         Rule::NAdam(nadam) => nadam_bound(nadam, before, after, gradient, mean),
         Rule::RAdam(radam) => radam_bound(radam, before, after, gradient, mean),
+        Rule::Lamb(lamb) => lamb_moments(lamb, before, gradient, mean),
     };
     Bound { param: bound.param * SECOND_ORDER, states: bound.states.map(|error| error * SECOND_ORDER) }
 }
@@ -285,6 +297,50 @@ fn radam_bound(radam: &RAdam, before: &Scalar, after: &Scalar, gradient: f64, me
         change = change.plus(Term::stored(before.param).times(radam.lr * radam.weight_decay));
     }
     Bound { param: moved(after, change), states: [m_error, v_error, 0.0] }
+}
+
+/// Bounds of the moments; what becomes of the parameter, they alone do not say.
+fn lamb_moments(lamb: &Lamb, before: &Scalar, gradient: f64, mean: Term) -> Bound {
+    let (value, g) = decayed_gradient(gradient, lamb.maximize, 0.0, before.param, mean);
+    let m_error = average_error(lamb.beta1, before.states[0], value, g.error);
+    let square = g.product(g);
+    let v_error = average_error(lamb.beta2, before.states[1], square.size, square.error);
+    Bound { param: 0.0, states: [m_error, v_error, 0.0] }
+}
+
+/// Error of LAMB's u, the moments of `after` being off by `moments`.
+fn lamb_change(lamb: &Lamb, before: &Scalar, after: &Scalar, moments: &Bound) -> Term {
+    let [m, v] = [0, 1].map(|k| Term { size: after.states[k].abs(), error: moments.states[k] });
+    let corrected = v.root().times(1.0 / (1.0 - lamb.beta2.powi(after.steps)).sqrt());
+    let direction = m.over(corrected.plus(Term::constant(lamb.eps)));
+    decayed(direction.times(1.0 / (1.0 - lamb.beta1.powi(after.steps))), lamb.weight_decay, before.param)
+}
+
+/// Bounds of LAMB's parameters, the moments of `after` being off by `moments`.
+///
+/// Norms are exact but for roundings of f64, so their ratio is off by as much of itself as the changes are together, by
+/// their own norm. With the rate it is rounded once.
+pub(crate) fn lamb_params(lamb: &Lamb, before: &[Scalar], after: &[Scalar], moments: &[Bound]) -> Vec<f64> {
+    // The reference's u is of the parameter that it started from.
+    let starts: Vec<Scalar> =
+        before.iter().zip(after).map(|(before, after)| Scalar { param: before.param, ..*after }).collect();
+    let elements = before.iter().zip(after).zip(moments);
+    let changes: Vec<Term> =
+        elements.map(|((before, after), moments)| lamb_change(lamb, before, after, moments)).collect();
+    let change_norm = norm(starts.iter().map(|x| lamb.change(x)));
+    let error_norm = norm(changes.iter().map(|change| change.error));
+    // Changes that may vanish together give no bound, unless the parameters are all zero: their ratio is 1.
+    let has_ratio = before.iter().any(|x| x.param != 0.0);
+    let nearest = change_norm - error_norm;
+    let of_ratio = match (has_ratio, nearest > 0.0) {
+        (false, _) => 0.0,
+        (true, true) => error_norm / nearest,
+        (true, false) => f64::NAN,
+    };
+    let rate = lamb.lr * lamb.ratio(&starts);
+    let scale = Term { size: rate, error: rate * (of_ratio + U) };
+    let moved = |(change, after): (&Term, &Scalar)| moved(after, change.product(scale)) * SECOND_ORDER;
+    changes.iter().zip(after).map(moved).collect()
 }
 
 /// How far a state may be from its value for having been stored: to the nearest, the block's largest being `scale`.

@@ -75,8 +75,9 @@ fn train_in_turns(optim: Optim, mode: Mode, cap: Option<u64>) {
                 after.assert_same_param(param, &before, param, &what);
                 continue;
             }
-            for (element, scalar) in reference[param].iter_mut().enumerate() {
-                optim.rule().step(scalar, f64::from(gradients[param][element]));
+            let wide: Vec<f64> = gradients[param].iter().map(|g| f64::from(*g)).collect();
+            optim.rule().step(&mut reference[param], &wide);
+            for (element, scalar) in reference[param].iter().enumerate() {
                 let what = format!("p{param}[{element}], {what}");
                 assert_close(after.params[param][element], scalar.param, &what);
                 for (state, expected) in after.states[param].iter().zip(scalar.states) {

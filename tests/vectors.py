@@ -4,8 +4,8 @@
     venv/bin/python tests/vectors.py > tests/vectors.txt
 
 Inputs are formulas, so a new run changes nothing but what torch changes. Must not compute an update itself where torch
-has the optimizer: every number behind `start` comes out of torch then. It has no Lion, whose class here is algorithm 2 of
-its paper, line by line. Numbers are written with repr, which reads back to the same bits.
+has the optimizer: every number behind `start` comes out of torch then. It has no Lion and no LAMB, whose classes here are
+algorithm 2 of their papers, line by line. Numbers are written with repr, which reads back to the same bits.
 """
 
 import torch
@@ -32,6 +32,7 @@ RPROP = dict(lr=0.05, eta_minus=0.5, eta_plus=1.2, step_size_min=1e-6, step_size
 LION = dict(lr=0.01, beta1=0.9, beta2=0.99, weight_decay=0.0, maximize=False)
 RADAM = dict(lr=0.01, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0, decoupled_weight_decay=False, maximize=False)
 NADAM = dict(RADAM, momentum_decay=4e-3)
+LAMB = dict(lr=0.01, beta1=0.9, beta2=0.999, eps=1e-6, weight_decay=0.01, maximize=False)
 CASES = [
     ("sgd", SGD, {}),
     ("sgd", SGD, dict(weight_decay=0.04)),
@@ -79,6 +80,10 @@ CASES = [
     ("radam", RADAM, dict(weight_decay=0.04, maximize=True, beta2=0.9)),
     ("radam", RADAM, dict(weight_decay=0.3, decoupled_weight_decay=True, beta1=0.5, beta2=0.8, eps=1e-3)),
     ("radam", RADAM, dict(beta1=0.3, beta2=0.5)),
+    ("lamb", LAMB, {}),
+    ("lamb", LAMB, dict(weight_decay=0.3, maximize=True)),
+    ("lamb", LAMB, dict(beta1=0.3, beta2=0.45)),
+    ("lamb", LAMB, dict(weight_decay=0.0, eps=0.1)),
 ]
 
 
@@ -98,6 +103,30 @@ class Lion(torch.optim.Optimizer):
                 m.copy_(beta2 * m + (1 - beta2) * g)
 
 
+class Lamb(torch.optim.Optimizer):
+    def __init__(self, params, lr, betas, eps, weight_decay, maximize, foreach):
+        super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, maximize=maximize))
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for x in group["params"]:
+                g = -x.grad if group["maximize"] else x.grad
+                state = self.state[x]
+                t = state["step"] = state.get("step", 0) + 1
+                m = state.setdefault("exp_avg", torch.zeros_like(x))
+                v = state.setdefault("exp_avg_sq", torch.zeros_like(x))
+                m.copy_(beta1 * m + (1 - beta1) * g)
+                v.copy_(beta2 * v + (1 - beta2) * g**2)
+                r = (m / (1 - beta1**t)) / (torch.sqrt(v / (1 - beta2**t)) + group["eps"])
+                update = r + group["weight_decay"] * x
+                # The paper's phi is the identity. It leaves open what 0 / 0 is.
+                sizes = torch.linalg.vector_norm(x), torch.linalg.vector_norm(update)
+                ratio = sizes[0] / sizes[1] if all(size > 0 for size in sizes) else 1.0
+                x -= group["lr"] * ratio * update
+
+
 MAKE = {
     "sgd": torch.optim.SGD,
     "adam": torch.optim.Adam,
@@ -110,6 +139,7 @@ MAKE = {
     "lion": Lion,
     "nadam": torch.optim.NAdam,
     "radam": torch.optim.RAdam,
+    "lamb": Lamb,
 }
 PAIRS = [("betas", "beta1", "beta2"), ("etas", "eta_minus", "eta_plus"), ("step_sizes", "step_size_min", "step_size_max")]
 # A scalar of a state, like NAdam's mu_product, has the default type.

@@ -1,6 +1,6 @@
 """Holds `instep replay` to torch.optim in f64, for groups, clipping, states that go on from a checkpoint, and bf16 parameters.
 
-torch has no Lion: algorithm 2 of its paper stands here for it. Its steps are signs, and rounding may turn one around where the
+torch has no Lion and no LAMB: algorithm 2 of their papers stands here for them. Lion's steps are signs, and rounding may turn one around where the
 average is next to zero; an element that came that near is not compared from there on, and counted. Rprop's signs are those of
 gradients in the file, which no rounding changes.
 
@@ -83,6 +83,11 @@ CASES = [
     ("radam", {"weight_decay": 0.1, "betas": [0.9, 0.95]}, {"eps": 1e-3, "maximize": True, "betas": [0.9, 0.8]},
      {"max_norm": 1.0}),
     ("radam", {"weight_decay": 0.1, "decoupled_weight_decay": True}, {"betas": [0.0, 0.5]}, {"loss_scale": 1024.0}),
+    ("lamb", {}, {"betas": [0.3, 0.45]}, {"world_size": 8}),
+    ("lamb", {"weight_decay": 0.1, "lr": 0.01}, {"eps": 1e-3, "maximize": True, "weight_decay": 0.0}, {"max_norm": 1.0}),
+    ("lamb", {"lr": 0.05}, {"betas": [0.0, 0.5]}, {"loss_scale": 1024.0, "lr_multipliers": {"head": 0.25, "scalar": 3.0}}),
+    ("sgd", {"momentum": 0.9}, {"lr": 0.1}, {"lr_multipliers": {"layer.0.weight": 0.3, "layer.0.bias": 0.0}}),
+    ("adamw", {"weight_decay": 0.1}, {"lr": 0.0005}, {"max_norm": 1.0, "lr_multipliers": {"head": 10.0, "scalar": 0.1}}),
 ]
 
 
@@ -106,16 +111,43 @@ class Lion(torch.optim.Optimizer):
                 m.copy_(beta2 * m + (1 - beta2) * g)
 
 
-OPTIMIZERS["lion"] = Lion
+class Lamb(torch.optim.Optimizer):
+    def __init__(self, params, foreach):
+        super().__init__(params, dict(lr=1e-3, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01, maximize=False))
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for x in group["params"]:
+                g = -x.grad if group["maximize"] else x.grad
+                state = self.state[x]
+                t = state["step"] = state.get("step", 0) + 1
+                m = state.setdefault("exp_avg", torch.zeros_like(x))
+                v = state.setdefault("exp_avg_sq", torch.zeros_like(x))
+                m.copy_(beta1 * m + (1 - beta1) * g)
+                v.copy_(beta2 * v + (1 - beta2) * g**2)
+                r = (m / (1 - beta1**t)) / (torch.sqrt(v / (1 - beta2**t)) + group["eps"])
+                update = r + group["weight_decay"] * x
+                sizes = torch.linalg.vector_norm(x), torch.linalg.vector_norm(update)
+                ratio = sizes[0] / sizes[1] if all(size > 0 for size in sizes) else 1.0
+                x -= group["lr"] * ratio * update
+
+
+OPTIMIZERS["lion"], OPTIMIZERS["lamb"] = Lion, Lamb
 
 
 def expected(config, params, gradients):
     """What torch makes of it: name of the tensor to its f64 values."""
     leaves = {name: torch.nn.Parameter(torch.tensor(value, dtype=torch.float64)) for name, value in params.items()}
-    groups = [dict(group, params=[leaves[name] for name in group["params"]]) for group in config["groups"]]
+    # A group each, for rates of their own.
+    owners = {name: group for group in config["groups"] for name in group["params"]}
+    groups = [dict(group, params=[leaves[name]]) for name, group in owners.items()]
     # torch makes Adagrad's sum before it looks at groups, so that its start is all groups' or nobody's.
     common = {key: value for key, value in groups[0].items() if key == "initial_accumulator_value"}
     optimizer = OPTIMIZERS[config["optimizer"]](groups, foreach=False, **common)
+    for name, group in zip(owners, optimizer.param_groups):
+        group["lr"] *= config.get("lr_multipliers", {}).get(name, 1.0)
     divisor = config.get("world_size", 1) * config.get("loss_scale", 1.0)
     for step in gradients:
         for name, leaf in leaves.items():

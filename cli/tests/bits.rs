@@ -100,7 +100,7 @@ fn the_output_is_what_the_library_makes_with_that_world_size() {
 #[test]
 fn a_group_beside_others_gives_the_bits_that_it_gives_alone() {
     let content = input(&[("a", &[300]), ("b", &[40])], 4);
-    let groups: [(&str, [&str; 2]); 13] = [
+    let groups: [(&str, [&str; 2]); 14] = [
         ("sgd", [r#""lr":0.1"#, r#""momentum":0.9,"weight_decay":0.1"#]),
         ("sgd", [r#""momentum":0.9,"nesterov":true"#, r#""maximize":true"#]),
         ("adam", [r#""amsgrad":true,"weight_decay":0.1"#, r#""eps":1e-3"#]),
@@ -114,6 +114,7 @@ fn a_group_beside_others_gives_the_bits_that_it_gives_alone() {
         ("lion", [r#""weight_decay":0.1"#, r#""maximize":true,"betas":[0.5,0.6]"#]),
         ("nadam", [r#""weight_decay":0.1,"decoupled_weight_decay":true"#, r#""momentum_decay":0.5"#]),
         ("radam", [r#""weight_decay":0.1,"maximize":true"#, r#""betas":[0.9,0.9]"#]),
+        ("lamb", [r#""weight_decay":0.1,"maximize":true"#, r#""betas":[0.5,0.6]"#]),
     ];
     for (optimizer, [a, b]) in groups {
         let config =
@@ -130,5 +131,24 @@ fn a_group_beside_others_gives_the_bits_that_it_gives_alone() {
         joined.tensors.extend(other.tensors);
         joined.metadata.extend(other.metadata);
         assert_eq!(both, joined, "{optimizer} {a} | {b}");
+    }
+}
+
+/// Parameters of one group, each at a rate of its own, are what groups with those rates make of them.
+#[test]
+fn a_parameter_with_a_multiplier_gives_the_bits_of_a_group_with_that_rate() {
+    let content = input(&[("a", &[300]), ("b", &[40]), ("c", &[7])], 4);
+    for optimizer in ["sgd", "adamw", "rprop", "lamb"] {
+        let config = |rest: &str| format!(r#"{{"optimizer":"{optimizer}",{rest}}}"#);
+        // Powers of two, so that the product is exact.
+        let multiplied =
+            config(r#""lr_multipliers":{"b":0.25,"c":0},"groups":[{"params":["a","b","c"],"lr":0.01}]"#);
+        let grouped = config(
+            r#""groups":[{"params":["a"],"lr":0.01},{"params":["b"],"lr":0.0025},{"params":["c"],"lr":0}]"#,
+        );
+        let (multiplied, grouped) = (replayed(&multiplied, &content, &[]), replayed(&grouped, &content, &[]));
+        assert_eq!(multiplied, grouped, "{optimizer}");
+        let unmultiplied = config(r#""groups":[{"params":["a","b","c"],"lr":0.01}]"#);
+        assert_ne!(multiplied, replayed(&unmultiplied, &content, &[]), "{optimizer}");
     }
 }

@@ -58,6 +58,7 @@ fn a_sweep_has_a_line_for_every_case_and_counts_the_bytes_of_the_layout() {
         ("lion", 20.0),
         ("nadam", 28.0),
         ("radam", 28.0),
+        ("lamb", 40.0),
     ];
     for (optimizer, bytes) in bytes {
         let of = rows(&report, "step").iter().filter(|row| row["optimizer"] == optimizer);
@@ -71,7 +72,9 @@ fn a_sweep_has_a_line_for_every_case_and_counts_the_bytes_of_the_layout() {
         let beyond = of.iter().filter(|row| row["cache"] == "beyond");
         assert_eq!(beyond.clone().count(), 8, "{optimizer}");
         for row in beyond {
-            let footprint = (bytes as u64 - 4) / 2 + 4;
+            // LAMB's two launches read the parameter, and what the first has changed, once more.
+            let once = if optimizer == "lamb" { bytes - 12.0 } else { bytes };
+            let footprint = (once as u64 - 4) / 2 + 4;
             let all = row["buckets"].as_u64().unwrap() * row["elements"].as_u64().unwrap() * footprint;
             assert!(all >= 4 * 65_536, "buckets take turns beyond the cache: {row}");
         }

@@ -96,6 +96,13 @@ fn configurations_with_one_fault_are_refused_by_name() {
         (with(r#""frozen":["d"]"#), "frozen names `d`"),
         (with(r#""frozen":["a","a"]"#), "frozen names `a` a second time"),
         (with(r#""frozen":["a"]"#), "`grad.0.a`: `a` is frozen"),
+        (with(r#""lr_multipliers":{"d":1}"#), "lr_multipliers names `d`, which is in no group"),
+        (with(r#""lr_multipliers":{"a":1,"a":1}"#), "`a` occurs twice"),
+        (with(r#""lr_multipliers":[1]"#), "expected an object"),
+        (with(r#""lr_multipliers":null"#), "null"),
+        (with(r#""lr_multipliers":{"a":"2"}"#), "string"),
+        (with(r#""lr_multipliers":{"a":-1}"#), "lr_multiplier = -1"),
+        (with(r#""lr_multipliers":{"a":1e300}"#), "lr"),
         (option(r#""lr":-1"#), "lr = -1"),
         (option(r#""lr":NaN"#), "expected value"),
         (option(r#""lr":1e39"#), "lr"),
@@ -124,6 +131,7 @@ fn configurations_with_one_fault_are_refused_by_name() {
         (of("rmsprop", r#""centered":1"#), "expected a boolean"),
         (of("adadelta", r#""rho":-0.1"#), "rho"),
         (of("adamax", r#""amsgrad":true"#), "unknown field `amsgrad`"),
+        (of("lamb", r#""amsgrad":true"#), "unknown field `amsgrad`"),
     ];
     for (config, word) in rows {
         refuse(&Folder::of(&config, &fine()), &[], word);

@@ -29,6 +29,7 @@ fn configs() -> Vec<String> {
         config("lion", "", r#","weight_decay":0.1"#),
         config("nadam", "", r#","betas":[0.5,0.6]"#),
         config("radam", r#","betas":[0.9,0.9]"#, ""),
+        config("lamb", "", r#","weight_decay":0.0"#),
     ]
 }
 

@@ -81,6 +81,7 @@ pub(crate) enum OptimizerName {
     NAdam,
     #[value(name = "radam")]
     RAdam,
+    Lamb,
 }
 
 /// The precisions to choose from.

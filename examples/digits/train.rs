@@ -5,7 +5,7 @@
 
 use instep::dtype::Element;
 use instep::hazard::{self, Hazard};
-use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, Lion, NAdam, RAdam, RmsProp, Rprop, Sgd};
+use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, Lamb, Lion, NAdam, RAdam, RmsProp, Rprop, Sgd};
 use instep::{Error, InProcess, Layout, Mode, Recording, Result, Stepper};
 use std::borrow::Cow;
 
@@ -104,6 +104,7 @@ fn build_stepper(flags: &Flags, mode: Mode, layout: &Layout, comm: InProcess) ->
         OptimizerName::Lion => Stepper::builder(layout, Lion::default()),
         OptimizerName::NAdam => Stepper::builder(layout, NAdam { lr: 2e-3, ..NAdam::default() }),
         OptimizerName::RAdam => Stepper::builder(layout, RAdam { lr: 2e-3, ..RAdam::default() }),
+        OptimizerName::Lamb => Stepper::builder(layout, Lamb::default()),
     };
     let builder = builder.precision(flags.precision.into());
     let mut builder = builder.mode(mode).bucket_cap_bytes(flags.bucket_cap_bytes).record(true);

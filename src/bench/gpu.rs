@@ -18,7 +18,7 @@ use crate::error::Result;
 use crate::handle::{DevicePtr, EventHandle, StreamHandle};
 use crate::host::Solo;
 use crate::layout::{Layout, Plan, Storage};
-use crate::op::{Action, Device, Memory, Op, Phase, Sealed, Span, Stream};
+use crate::op::{Action, Device, Memory, Op, Part, Phase, Sealed, Span, Stream};
 use crate::optim::Optimizer;
 
 /// A layout's memory on a GPU, stepped bucket by bucket.
@@ -27,6 +27,7 @@ pub struct GpuLauncher {
     driver: Arc<dyn Driver>,
     plan: Arc<Plan>,
     states: usize,
+    parts: &'static [Part],
     stream: StreamHandle,
     start: EventHandle,
     end: EventHandle,
@@ -78,6 +79,7 @@ impl GpuLauncher {
             driver,
             plan,
             states,
+            parts: Part::all(optimizer.is_scaled()),
             stream,
             start: EventHandle::default(),
             end: EventHandle::default(),
@@ -97,7 +99,7 @@ impl GpuLauncher {
 
     /// Bytes that one step of a bucket reads and writes, by the accesses that the checker judges.
     pub fn step_bytes(&self, bucket: u32) -> u64 {
-        step_bytes(&self.plan, self.states, bucket)
+        step_bytes(&self.plan, self.states, self.parts, bucket)
     }
 
     /// Writes elements of a memory, from element `first` on.

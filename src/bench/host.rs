@@ -20,7 +20,7 @@ use crate::host::kernels::Kernels;
 use crate::host::{Isa, Solo};
 use crate::launch::{dtype_code, master_code};
 use crate::layout::{Layout, Master, Plan, Storage};
-use crate::op::{Action, Memory, Op, Phase, Span, Stream};
+use crate::op::{Action, Memory, Op, Part, Phase, Span, Stream};
 use crate::optim::Optimizer;
 use crate::pool::Pool;
 
@@ -31,6 +31,7 @@ pub struct Launcher {
     plan: Arc<Plan>,
     kernels: Kernels,
     states: usize,
+    parts: &'static [Part],
     threads: usize,
 }
 
@@ -51,6 +52,7 @@ impl Launcher {
         let plan = plan(layout, cap_bytes, world_size, storage)?;
         let (kernels, rule) = (Kernels::load(isa)?, rule(world_size));
         let states = optimizer.state_names().len();
+        let parts = Part::all(optimizer.is_scaled());
         let assignment = Arc::new(Assignment::uniform(layout, &plan, optimizer)?);
         let memories = Arc::new(Memories::new(&plan, (&rule, &assignment), None)?);
         let executor = Executor::new(Parts {
@@ -63,7 +65,7 @@ impl Launcher {
             comm: Arc::new(Solo::new(world_size)),
             deadline: Duration::from_secs(60),
         });
-        Ok(Launcher { executor, memories, plan, kernels, states, threads })
+        Ok(Launcher { executor, memories, plan, kernels, states, parts, threads })
     }
 
     /// Buckets and offsets.
@@ -153,7 +155,7 @@ impl Launcher {
 
     /// Bytes that one step of a bucket reads and writes, by the accesses that the checker judges.
     pub fn step_bytes(&self, bucket: u32) -> u64 {
-        step_bytes(&self.plan, self.states, bucket)
+        step_bytes(&self.plan, self.states, self.parts, bucket)
     }
 
     /// Streams through these buckets `rounds` times as a step does, with a multiply and adds that change no value:

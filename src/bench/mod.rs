@@ -18,7 +18,7 @@ use std::sync::Arc;
 use crate::error::Result;
 use crate::launch::Rule;
 use crate::layout::{BucketCaps, Layout, Plan, Storage, Tails};
-use crate::op::{Action, Frozen, Memory, Op, Stream};
+use crate::op::{Action, Frozen, Memory, Op, Part, Stream};
 
 /// Buckets of `cap_bytes`, the first one included, without tails.
 fn plan(layout: &Layout, cap_bytes: u64, world_size: u32, storage: Storage) -> Result<Arc<Plan>> {
@@ -41,12 +41,12 @@ fn rule(world_size: u32) -> Rule {
 }
 
 /// Bytes that one step of a bucket reads and writes, by the accesses that the checker judges.
-fn step_bytes(plan: &Plan, states: usize, bucket: u32) -> u64 {
+fn step_bytes(plan: &Plan, states: usize, parts: &[Part], bucket: u32) -> u64 {
     let mut bytes = 0;
     let op = Op { stream: Stream::Optim, action: Action::Step { bucket } };
     op.accesses(plan, states, &Frozen::default(), &mut |access| {
         if access.span.memory != Memory::Control {
-            bytes += access.moved_bytes(plan);
+            bytes += parts.iter().map(|part| access.moved_bytes(plan, *part)).sum::<u64>();
         }
     });
     bytes

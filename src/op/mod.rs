@@ -270,16 +270,36 @@ pub struct Access {
     pub writes: bool,
 }
 
+/// What a launch of a step does of it: all, or what comes in front of the norms by which the change is scaled, or the rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    Whole,
+    Measure,
+    Apply,
+}
+
+impl Part {
+    /// The launches of a step, in order.
+    pub(crate) fn all(is_scaled: bool) -> &'static [Part] {
+        if is_scaled { &[Part::Measure, Part::Apply] } else { &[Part::Whole] }
+    }
+}
+
 impl Access {
-    /// Bytes that a step moves over the memory bus for it: what it writes it has read, but for parameters behind an f32
+    /// Bytes that a launch moves over the memory bus for it: what it writes it has read, but for parameters behind an f32
     /// master and for copies.
-    pub(crate) fn moved_bytes(&self, plan: &Plan) -> u64 {
-        let is_write_only = match self.span.memory {
-            Memory::Params => plan.storage().precision.master == Master::F32,
-            Memory::Copy => true,
-            _ => false,
+    pub(crate) fn moved_bytes(&self, plan: &Plan, part: Part) -> u64 {
+        let is_behind_master = plan.storage().precision.master == Master::F32;
+        let (reads, writes) = match self.span.memory {
+            Memory::Grads => (part != Part::Apply, self.writes && part != Part::Measure),
+            Memory::Params => (!is_behind_master, self.writes && part != Part::Measure),
+            Memory::Master => (true, part != Part::Measure),
+            Memory::State(_) | Memory::Scales(_) => (true, part != Part::Apply),
+            Memory::Copy => (false, part != Part::Measure),
+            Memory::Ema => (part != Part::Measure, part != Part::Measure),
+            Memory::Control | Memory::Settings => (true, self.writes),
         };
-        self.span.bytes() * if self.writes && !is_write_only { 2 } else { 1 }
+        self.span.bytes() * (u64::from(reads) + u64::from(writes))
     }
 }
 

@@ -8,6 +8,7 @@ mod adagrad;
 mod adam;
 mod adamax;
 mod custom;
+mod lamb;
 mod lion;
 mod nadam;
 mod radam;
@@ -22,6 +23,7 @@ pub use adagrad::Adagrad;
 pub use adam::{Adam, AdamW};
 pub use adamax::Adamax;
 pub use custom::{Custom, EnqueuedStep, ParamStep, StepParam};
+pub use lamb::Lamb;
 pub use lion::Lion;
 pub use nadam::NAdam;
 pub use radam::RAdam;
@@ -75,6 +77,10 @@ impl sealed::Rule for Box<dyn Optimizer> {
         (**self).custom()
     }
 
+    fn is_scaled(&self) -> bool {
+        (**self).is_scaled()
+    }
+
     fn needs_f32_states(&self) -> Option<&'static str> {
         (**self).needs_f32_states()
     }
@@ -102,6 +108,10 @@ pub(crate) mod sealed {
         /// The user's own code, where there is no kernel.
         fn custom(&self) -> Option<Arc<dyn StepParam>> {
             None
+        }
+        /// Whether its change is scaled by norms of the whole parameter, which takes two launches; as `IsScaled` of its header.
+        fn is_scaled(&self) -> bool {
+            false
         }
         /// Why its states need all bits of f32, if they do.
         fn needs_f32_states(&self) -> Option<&'static str> {

@@ -6,13 +6,14 @@
 use super::registry::{Keywords, Registry};
 use crate::error::Result;
 use crate::optim::Optimizer;
-use crate::optim::{Adadelta, Adagrad, Adam, AdamW, Adamax, Lion, NAdam, RAdam, RmsProp, Rprop, Sgd};
+use crate::optim::{Adadelta, Adagrad, Adam, AdamW, Adamax, Lamb, Lion, NAdam, RAdam, RmsProp, Rprop, Sgd};
 
 impl Registry {
-    /// With the optimizers of this crate, under the names that they have in `torch.optim`, and Lion, which that has not:
-    /// [`names`](Self::names) lists them. Hyperparameters have the names of their fields; `betas` are `beta1` and `beta2`,
-    /// `etas` are `eta_minus` and `eta_plus`, `step_sizes` are `step_size_min` and `step_size_max`. Defaults are
-    /// `torch.optim`'s, where the functional classes of PyTorch's own map have others (lr of SGD 1e-2, of Adamax 1e-3).
+    /// With the optimizers of this crate, under the names that they have in `torch.optim`, and Lion and LAMB, which that has
+    /// not, under those of their papers: [`names`](Self::names) lists them. Hyperparameters have the names of their fields;
+    /// `betas` are `beta1` and `beta2`, `etas` are `eta_minus` and `eta_plus`, `step_sizes` are `step_size_min` and
+    /// `step_size_max`. Defaults are `torch.optim`'s, where the functional classes of PyTorch's own map have others (lr of SGD
+    /// 1e-2, of Adamax 1e-3).
     pub fn standard() -> Registry {
         let mut registry = Registry::new();
         add(&mut registry, "SGD", sgd);
@@ -26,6 +27,7 @@ impl Registry {
         add(&mut registry, "Lion", lion);
         add(&mut registry, "NAdam", nadam);
         add(&mut registry, "RAdam", radam);
+        add(&mut registry, "LAMB", lamb);
         registry
     }
 }
@@ -162,6 +164,17 @@ fn radam(keywords: &mut Keywords<'_>) -> Result<RAdam> {
         eps: keywords.number("eps", eps),
         weight_decay: keywords.number("weight_decay", weight_decay),
         decoupled_weight_decay: keywords.flag("decoupled_weight_decay", decoupled_weight_decay)?,
+        maximize: keywords.flag("maximize", maximize)?,
+    })
+}
+
+fn lamb(keywords: &mut Keywords<'_>) -> Result<Lamb> {
+    let Lamb { lr, betas, eps, weight_decay, maximize } = Lamb::default();
+    Ok(Lamb {
+        lr: keywords.number("lr", lr),
+        betas: (keywords.number("beta1", betas.0), keywords.number("beta2", betas.1)),
+        eps: keywords.number("eps", eps),
+        weight_decay: keywords.number("weight_decay", weight_decay),
         maximize: keywords.flag("maximize", maximize)?,
     })
 }

@@ -26,6 +26,8 @@ pub(crate) struct World<'a> {
     hypers: Bands,
     multipliers: Bands,
     actions: Bands,
+    /// One per segment, of a rule that is scaled by them; its step takes two launches.
+    norms: Option<Bands>,
     ring: Bands,
     /// Per segment its tail, then per bucket its count of ranks.
     counts: Bands,
@@ -37,13 +39,14 @@ pub(crate) struct World<'a> {
 
 impl World<'_> {
     pub(crate) fn new(case: &Case) -> World<'_> {
-        let (_, hyper, _) = rule(case.optim);
+        let (optimizer, hyper, _) = rule(case.optim);
         let grad_bytes = case.precision.grad.bytes() as usize;
         let all: Vec<Segment> = case.buckets.iter().flat_map(|bucket| bucket.segments.clone()).collect();
         let lens = |segments: &[Segment]| segments.iter().map(|segment| segment.len).collect::<Vec<_>>();
         // SAFETY: zeros are a value of each.
-        let (control, segment, status) = unsafe {
+        let (norms, control, segment, status) = unsafe {
             (
+                std::mem::zeroed::<InstepNorms>(),
                 InstepControl { next_loss_scale: 2.0, previous_norm: -1.0, ..std::mem::zeroed() },
                 std::mem::zeroed::<InstepSegment>(),
                 std::mem::zeroed::<InstepStatus>(),
@@ -60,6 +63,8 @@ impl World<'_> {
                 &(0..all.len()).map(|k| MULTIPLIERS[k % 3]).collect::<Vec<_>>(),
             ),
             actions: Bands::of("the actions", &all.iter().map(|segment| segment.action).collect::<Vec<_>>()),
+            norms: (optimizer == INSTEP_OPTIMIZER_lamb)
+                .then(|| Bands::of("the norms", &vec![norms; all.len()])),
             ring: Bands::of("the status ring", &vec![status; case.slots]),
             counts: Bands::new("the counts", &vec![1; all.len() + case.buckets.len()], grad_bytes, 1),
             tensors: Tensors::new(case, &lens(&all)),
@@ -125,11 +130,21 @@ impl World<'_> {
 
     /// Every memory, tables included.
     pub(crate) fn all(&mut self) -> Vec<&mut Bands> {
-        let World { control, bucket_controls, segments, hypers, multipliers, actions, ring, counts, .. } =
-            self;
+        let World {
+            control,
+            bucket_controls,
+            segments,
+            hypers,
+            multipliers,
+            actions,
+            norms,
+            ring,
+            counts,
+            ..
+        } = self;
         let tables = [control, bucket_controls, segments, hypers, multipliers, actions, ring, counts];
         let tensors = self.tensors.all();
-        tables.into_iter().chain(tensors).chain(&mut self.grads).chain(&mut self.tiles).collect()
+        tables.into_iter().chain(norms).chain(tensors).chain(&mut self.grads).chain(&mut self.tiles).collect()
     }
 
     pub(crate) fn snapshot(&mut self) -> Vec<Vec<u64>> {
@@ -151,8 +166,13 @@ impl World<'_> {
             state_count: state_count as u32,
             bucket: bucket as u32,
             zero_grads: case.zero_grads.into(),
+            norms: self.norms(),
             ..self.tensors.args(case)
         }
+    }
+
+    fn norms(&mut self) -> *mut InstepNorms {
+        self.norms.as_mut().map_or(ptr::null_mut(), |bands| bands.address(0))
     }
 
     fn control_of(&mut self, bucket: usize) -> *mut InstepControl {
@@ -181,6 +201,7 @@ impl World<'_> {
             lr_multipliers: self.multipliers.address(0),
             actions: self.actions.address(0),
             segment_count: count as u64,
+            norms: self.norms(),
             ring: ptr::null(),
             slot_words: 0,
             slot_count: 0,
@@ -221,6 +242,10 @@ impl World<'_> {
         let (control, ring) = (self.control.address(0), self.ring.address(0));
         let publish = InstepPublishArgs { control, ring, slot_count: case.slots as u64 };
         let steps: Vec<_> = (0..case.buckets.len()).map(|bucket| self.step_args(bucket)).collect();
+        let parts: &[_] = match self.norms {
+            Some(_) => &[INSTEP_PART_MEASURE, INSTEP_PART_APPLY],
+            None => &[INSTEP_PART_WHOLE],
+        };
         // SAFETY: the arguments describe this world's memory, which nothing else uses meanwhile.
         self.fenced(|| unsafe { machine.begin(&begin) });
         self.reduce(pass);
@@ -237,8 +262,10 @@ impl World<'_> {
                 // SAFETY: as above.
                 decisions.iter().for_each(|args| unsafe { machine.decide(args) });
             }
-            // SAFETY: as above.
-            steps.iter().for_each(|args| unsafe { machine.step(args) });
+            for args in &steps {
+                // SAFETY: as above.
+                parts.iter().for_each(|&part| unsafe { machine.step(&InstepStepArgs { part, ..*args }) });
+            }
             // SAFETY: as above.
             unsafe { machine.publish(&publish) }
         };

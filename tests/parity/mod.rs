@@ -63,11 +63,10 @@ impl Ordinary {
     fn step(&mut self, network: &mut Network, param: usize, gradient: &[f64]) {
         let (rules, remembered) = &mut self.params[param];
         for (rule, scalars) in rules.iter().zip(remembered) {
-            for ((value, scalar), g) in network.params_mut()[param].iter_mut().zip(scalars).zip(gradient) {
-                scalar.param = *value;
-                rule.step(scalar, *g);
-                *value = scalar.param;
-            }
+            let values = &mut network.params_mut()[param];
+            scalars.iter_mut().zip(&*values).for_each(|(scalar, value)| scalar.param = *value);
+            rule.step(scalars, gradient);
+            values.iter_mut().zip(scalars).for_each(|(value, scalar)| *value = scalar.param);
         }
     }
 

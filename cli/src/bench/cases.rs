@@ -5,7 +5,9 @@
 use clap::ValueEnum;
 use instep::bench::Launcher;
 use instep::optim::Optimizer;
-use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, Isa, Layout, Lion, NAdam, RAdam, RmsProp, Rprop, Sgd};
+use instep::{
+    Adadelta, Adagrad, Adam, AdamW, Adamax, Isa, Lamb, Layout, Lion, NAdam, RAdam, RmsProp, Rprop, Sgd,
+};
 
 use super::precisions::{Kind, storage};
 use super::record::last_level_cache_bytes;
@@ -33,6 +35,7 @@ pub(super) enum Rule {
     Lion,
     Nadam,
     Radam,
+    Lamb,
 }
 
 const LR: f64 = 1e-4;
@@ -57,7 +60,13 @@ impl Rule {
             Rule::Lion => Box::new(Lion { lr: LR, ..Lion::default() }),
             Rule::Nadam => Box::new(NAdam { lr: LR, ..NAdam::default() }),
             Rule::Radam => Box::new(RAdam { lr: LR, ..RAdam::default() }),
+            Rule::Lamb => Box::new(Lamb { lr: LR, ..Lamb::default() }),
         }
+    }
+
+    /// Whether an element's update depends on all of its parameter.
+    pub(super) fn is_scaled(self) -> bool {
+        self == Rule::Lamb
     }
 
     /// The same numbers for the formula in f64.
@@ -147,6 +156,14 @@ impl Rule {
                 eps: 1e-8,
                 weight_decay: 0.0,
                 decoupled: false,
+                maximize: false,
+            }),
+            Rule::Lamb => reference::Rule::Lamb(reference::Lamb {
+                lr: LR,
+                beta1: 0.9,
+                beta2: 0.999,
+                eps: 1e-6,
+                weight_decay: 1e-2,
                 maximize: false,
             }),
         }

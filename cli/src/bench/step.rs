@@ -53,7 +53,7 @@ fn one(
     threads: usize,
 ) -> Result<(), Failure> {
     let mut launcher = cases::launcher(rule, kind, shape, isa, threads, options.quick)?;
-    // The ceiling moves f32; another precision's is that of as many bytes, at the rate of these.
+    // The ceiling moves f32, each array once; what else is moved counts at the rate of these.
     let mut f32s = match kind {
         Kind::F32 => None,
         _ => Some(cases::launcher(rule, Kind::F32, shape, isa, threads, options.quick)?),
@@ -62,10 +62,9 @@ fn one(
         Kind::F32 => verify(&mut launcher, rule)?,
         _ => precisions::verify(&mut launcher, rule, kind, shape)?,
     }
-    let per_element =
-        |launcher: &Launcher| launcher.step_bytes(0) as f64 / launcher.plan().buckets()[0].len as f64;
-    let bytes = per_element(&launcher);
-    let share = f32s.as_ref().map_or(1.0, |f32s| bytes / per_element(f32s));
+    let bytes = launcher.step_bytes(0) as f64 / launcher.plan().buckets()[0].len as f64;
+    let updated_arrays = 1 + rule.optimizer().state_names().len();
+    let share = bytes / (4 + 8 * updated_arrays) as f64;
     let fewest = f32s.as_ref().map_or(usize::MAX, |f32s| f32s.plan().buckets().len());
     let buckets = launcher.plan().buckets().len().min(fewest);
     let elements = shape.elements() as f64;
@@ -124,7 +123,8 @@ fn one(
     Ok(())
 }
 
-/// Two steps of everything, of which about a thousand elements are compared with the formula in f64.
+/// Two steps of everything, of which about a thousand elements are compared with the formula in f64; all, if the formula
+/// needs them all.
 fn verify(launcher: &mut Launcher, rule: Rule) -> Result<(), Failure> {
     const STEPS: usize = 2;
     for _ in 0..STEPS {
@@ -136,25 +136,32 @@ fn verify(launcher: &mut Launcher, rule: Rule) -> Result<(), Failure> {
     let reference = rule.reference();
     let states = rule.optimizer().state_names().len();
     let elements = launcher.elements(Memory::Params).len();
-    for k in (0..elements).step_by((elements / 1000).max(1)) {
-        let mut x = Scalar { param: f64::from(cases::parameter(k)), ..Scalar::default() };
+    let stride = if rule.is_scaled() { 1 } else { (elements / 1000).max(1) };
+    for segment in launcher.plan().segments().to_vec() {
+        let sampled = (segment.start as usize..(segment.start + segment.len) as usize).step_by(stride);
+        let start = |k| Scalar { param: f64::from(cases::parameter(k)), ..Scalar::default() };
+        let mut tensor: Vec<Scalar> = sampled.clone().map(start).collect();
+        let mean = |k| f64::from(cases::gradient(k)) / f64::from(WORLD_SIZE);
+        let gradients: Vec<f64> = sampled.clone().map(mean).collect();
         for _ in 0..STEPS {
-            reference.step(&mut x, f64::from(cases::gradient(k)) / f64::from(WORLD_SIZE));
+            reference.step(&mut tensor, &gradients);
         }
-        let mut check = |memory, want: f64| {
-            let got = f64::from(launcher.elements(memory)[k]);
-            // Fewer than eight roundings of at most half an ulp per step, none of anything larger than the result.
-            let allowed = want.abs() * (8 * STEPS) as f64 * f64::from(f32::EPSILON) / 2.0;
-            if (got - want).abs() <= allowed {
-                return Ok(());
-            }
-            let name = rule.name();
-            Err(Failure::Bench(format!(
-                "{name} {memory:?} element {k}: {got}, where the formula gives {want}"
-            )))
-        };
-        check(Memory::Params, x.param)?;
-        (0..states).try_for_each(|state| check(Memory::State(state as u8), x.states[state]))?;
+        for (k, x) in sampled.zip(tensor) {
+            let mut check = |memory, want: f64| {
+                let got = f64::from(launcher.elements(memory)[k]);
+                // Fewer than eight roundings of at most half an ulp per step, none of anything larger than the result.
+                let allowed = want.abs() * (8 * STEPS) as f64 * f64::from(f32::EPSILON) / 2.0;
+                if (got - want).abs() <= allowed {
+                    return Ok(());
+                }
+                let name = rule.name();
+                Err(Failure::Bench(format!(
+                    "{name} {memory:?} element {k}: {got}, where the formula gives {want}"
+                )))
+            };
+            check(Memory::Params, x.param)?;
+            (0..states).try_for_each(|state| check(Memory::State(state as u8), x.states[state]))?;
+        }
     }
     Ok(())
 }

@@ -3,10 +3,10 @@
 //! Keys and defaults are those of `torch.optim`. What is spelled is checked here, what values mean is the library's to
 //! check. Must refuse every key that the optimizer does not have: an ignored option is a wrong result.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
-use instep::checkpoint::safetensors::json::Object;
-use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, Lion, NAdam, RAdam, RmsProp, Rprop, Sgd};
+use instep::checkpoint::safetensors::json::{Object, Unique};
+use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, Lamb, Lion, NAdam, RAdam, RmsProp, Rprop, Sgd};
 use instep::{DType, Layout, Optimizer, Precision, Stepper, StepperBuilder};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
@@ -35,6 +35,8 @@ pub struct Config {
     pub ema: Option<f64>,
     /// Parameters that are not stepped.
     pub frozen: HashSet<String>,
+    /// What the learning rates of some parameters are multiplied by.
+    pub lr_multipliers: BTreeMap<String, f64>,
 }
 
 /// Parameters that share hyperparameters.
@@ -71,11 +73,15 @@ pub enum Rule {
     NAdam(NAdam),
     /// `radam`
     RAdam(RAdam),
+    /// `lamb`
+    Lamb(Lamb),
 }
 
 /// What a configuration calls them.
-const NAMES: [&str; 11] =
-    ["sgd", "adam", "adamw", "adagrad", "rmsprop", "adadelta", "adamax", "rprop", "lion", "nadam", "radam"];
+const NAMES: [&str; 12] = [
+    "sgd", "adam", "adamw", "adagrad", "rmsprop", "adadelta", "adamax", "rprop", "lion", "nadam", "radam",
+    "lamb",
+];
 
 impl Rule {
     /// States of a parameter with these hyperparameters.
@@ -92,6 +98,7 @@ impl Rule {
             Rule::Lion(lion) => lion.state_names(),
             Rule::NAdam(nadam) => nadam.state_names(),
             Rule::RAdam(radam) => radam.state_names(),
+            Rule::Lamb(lamb) => lamb.state_names(),
         }
     }
 
@@ -114,6 +121,7 @@ impl Rule {
             Rule::Lion(lion) => Stepper::builder(layout, lion),
             Rule::NAdam(nadam) => Stepper::builder(layout, nadam),
             Rule::RAdam(radam) => Stepper::builder(layout, radam),
+            Rule::Lamb(lamb) => Stepper::builder(layout, lamb),
         }
     }
 
@@ -131,6 +139,7 @@ impl Rule {
             Rule::Lion(lion) => builder.group(name, lion),
             Rule::NAdam(nadam) => builder.group(name, nadam),
             Rule::RAdam(radam) => builder.group(name, radam),
+            Rule::Lamb(lamb) => builder.group(name, lamb),
         }
     }
 }
@@ -154,6 +163,7 @@ impl Config {
             "lion" => read::<LionGroup>(text)?,
             "nadam" => read::<NAdamGroup>(text)?,
             "radam" => read::<RAdamGroup>(text)?,
+            "lamb" => read::<LambGroup>(text)?,
             other => {
                 return refuse(format!("optimizer = {other:?} is not known; there are {}", NAMES.join(", ")));
             }
@@ -188,8 +198,12 @@ impl Config {
         if let Some((name, group)) = self.params().find(|(name, _)| !names.insert(name.as_str())) {
             return refuse(format!("groups[{group}] names `{name}` a second time"));
         }
-        match self.frozen.iter().filter(|name| !names.contains(name.as_str())).min() {
-            Some(name) => refuse(format!("frozen names `{name}`, which is in no group")),
+        let unknown = |name: &&String| !names.contains(name.as_str());
+        if let Some(name) = self.frozen.iter().filter(unknown).min() {
+            return refuse(format!("frozen names `{name}`, which is in no group"));
+        }
+        match self.lr_multipliers.keys().find(unknown) {
+            Some(name) => refuse(format!("lr_multipliers names `{name}`, which is in no group")),
             None => Ok(()),
         }
     }
@@ -231,11 +245,17 @@ struct Spelled<G> {
     ema: Option<f64>,
     #[serde(default)]
     frozen: Vec<String>,
+    #[serde(default = "none")]
+    lr_multipliers: Unique<f64>,
     groups: Vec<Object<G>>,
 }
 
 fn one_rank() -> u32 {
     1
+}
+
+fn none() -> Unique<f64> {
+    Unique(BTreeMap::new())
 }
 
 fn unscaled() -> f64 {
@@ -254,7 +274,18 @@ fn read<G: DeserializeOwned + Into<Group>>(text: &[u8]) -> Result<Config, Failur
         }
     }
     let groups = groups.into_iter().map(|group| group.0.into()).collect();
-    Ok(Config { groups, world_size, max_norm, loss_scale, skip_nonfinite, precision, copy, ema, frozen })
+    Ok(Config {
+        groups,
+        world_size,
+        max_norm,
+        loss_scale,
+        skip_nonfinite,
+        precision,
+        copy,
+        ema,
+        frozen,
+        lr_multipliers: spelled.lr_multipliers.0,
+    })
 }
 
 fn object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<T, D::Error> {
@@ -314,6 +345,7 @@ group!(
     RAdamGroup,
     RAdam { lr: f64, betas: Pair, eps: f64, weight_decay: f64, decoupled_weight_decay: bool, maximize: bool }
 );
+group!(LambGroup, Lamb { lr: f64, betas: Pair, eps: f64, weight_decay: f64, maximize: bool });
 
 group!(
     AdagradGroup,

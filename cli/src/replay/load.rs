@@ -64,6 +64,9 @@ pub(super) fn load<R: Read + Seek>(
             None => stepper.set_step_count(id, count)?,
         }
         stepper.set_frozen(id, param.frozen)?;
+        if let Some(multiplier) = config.lr_multipliers.get(name) {
+            stepper.set_lr_multiplier(id, *multiplier)?;
+        }
     }
     Ok(())
 }

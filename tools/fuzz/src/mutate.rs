@@ -37,7 +37,7 @@ const NUMBERS: [&str; 22] = [
 ];
 
 /// Texts that stand for something, here or there.
-const WORDS: [&str; 60] = [
+const WORDS: [&str; 62] = [
     "a",
     "layer.0.b",
     "c",
@@ -53,6 +53,8 @@ const WORDS: [&str; 60] = [
     "lion",
     "nadam",
     "radam",
+    "lamb",
+    "lr_multipliers",
     "mu_product.a",
     "state.0.mu_product",
     "F32",

@@ -30,7 +30,8 @@ const RMSPROP: &str = r#"{"optimizer":"rmsprop","groups":[{"params":["a"],"alpha
 const ADAGRAD: &str = r#"{"optimizer":"adagrad","groups":[{"params":["a","layer.0.b","c"],"lr_decay":0.1,
 "initial_accumulator_value":0.5}]}"#;
 
-const ADADELTA: &str = r#"{"optimizer":"adadelta","groups":[{"params":["a","layer.0.b","c"],"rho":0.5}]}"#;
+const ADADELTA: &str = r#"{"optimizer":"adadelta","lr_multipliers":{"a":0.5,"c":0},
+"groups":[{"params":["a","layer.0.b","c"],"rho":0.5}]}"#;
 
 const ADAMAX: &str =
     r#"{"optimizer":"adamax","groups":[{"params":["a","layer.0.b","c"],"betas":[0.5,0.9]}]}"#;

@@ -24,8 +24,8 @@ const OUT_OF_MEMORY: i32 = 2;
 
 pub(super) fn run(options: &Arguments, cuda: &Cuda, report: &mut Report) -> Result<(), Failure> {
     print_line(&format!(
-        "step of one bucket (divide by {WORLD_SIZE} included), one launch, against a device-to-device copy that moves as \
-         many bytes; median (min-max)"
+        "step of one bucket (divide by {WORLD_SIZE} included), one launch (LAMB: two), against a device-to-device copy that \
+         moves as many bytes; median (min-max)"
     ))?;
     print_line(
         "optimizer  elements  segm. cache    blocks  B/elem  step us                     GB/s  copy us                     \
