@@ -1,8 +1,8 @@
 //! Optimizers in backward: one per parameter, several for one, none for some, and parameters that are each rank's own.
 //!
 //! A small regression on 4 ranks. `embedding` is shared by two places, `bias` has two optimizers, `head` is left to an
-//! optimizer outside, and `calibration` is never summed over ranks. Gradients give their memory back behind their steps. Ends
-//! with an error if anything is not as it says. `cargo run --release --example in_backward`
+//! optimizer outside, and `calibration` is never summed over ranks. Gradients give their memory back behind their
+//! steps. Ends with an error if anything is not as it says. `cargo run --release --example in_backward`
 
 use std::any::Any;
 
@@ -51,8 +51,9 @@ fn main() -> Result<()> {
                 pass.grad_ready(embedding)?;
             }
             pass.finish()?;
-            // What has no optimizer of its own is averaged over the ranks, for one outside. (With a loss scale, that would be
-            // divided out here. Writing it back makes the next pass broadcast all parameters: cheap for few, not for many.)
+            // What has no optimizer of its own is averaged over the ranks, for one outside. (With a loss scale, that
+            // would be divided out here. Writing it back makes the next pass broadcast all parameters: cheap for few,
+            // not for many.)
             let mean = stepper.grad(head)?.to_vec();
             assert_eq!(mean, [2.5; 16]);
             let mut values = stepper.params()?.get(head)?.to_vec();

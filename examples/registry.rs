@@ -1,7 +1,7 @@
 //! Optimizers by name, as a configuration file gives them, one of them of your own, all in the same buckets.
 //!
-//! Fits a line with an optimizer per parameter: each is looked up in a registry, by name, with an explicit fallback. Ends
-//! with an error if anything is not as it says. `cargo run --release --example registry`
+//! Fits a line with an optimizer per parameter: each is looked up in a registry, by name, with an explicit fallback.
+//! Ends with an error if anything is not as it says. `cargo run --release --example registry`
 
 use instep::optim::{ParamStep, StepParam};
 use instep::overlap::Registry;

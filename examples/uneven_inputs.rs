@@ -1,8 +1,8 @@
 //! Ranks that run out of data at different times, gradient accumulation, and a rate that changes on the way.
 //!
-//! Four ranks fit a line to 7, 5, 3 and 6 batches of two micro-batches each. A rank without data joins: it takes every step
-//! of the others, and the mean is over those that had data. Ends with an error if a rank differs, or one rank that is fed
-//! everything does. `cargo run --release --example uneven_inputs`
+//! Four ranks fit a line to 7, 5, 3 and 6 batches of two micro-batches each. A rank without data joins: it takes every
+//! step of the others, and the mean is over those that had data. Ends with an error if a rank differs, or one rank that
+//! is fed everything does. `cargo run --release --example uneven_inputs`
 
 use std::num::NonZeroU32;
 

@@ -1,8 +1,8 @@
 //! Which optimizers step which segment, one after the other, and in how few launches.
 //!
-//! A parameter has a list of optimizers; the k-th of all lists are round k. In a round, a bucket takes one launch per kernel:
-//! one in all where every parameter has the same optimizer, whatever its hyperparameters. States of a round lie behind those
-//! of the rounds before. Pure arithmetic; must not know where anything lies.
+//! A parameter has a list of optimizers; the k-th of all lists are round k. In a round, a bucket takes one launch per
+//! kernel: one in all where every parameter has the same optimizer, whatever its hyperparameters. States of a round lie
+//! behind those of the rounds before. Pure arithmetic; must not know where anything lies.
 
 use std::sync::Arc;
 
@@ -168,12 +168,13 @@ impl Assignment {
         all.map(|optimizer| optimizer.states).max().unwrap_or(0)
     }
 
-    /// The launches of a bucket's step, in order. Code of the user's own has one for each optimizer too: it is told there what
-    /// to do.
+    /// The launches of a bucket's step, in order. Code of the user's own has one for each optimizer too: it is told
+    /// there what to do.
     pub(crate) fn launches(&self, plan: &Plan, bucket: u32) -> Vec<BucketLaunch> {
         let segments = plan.buckets()[bucket as usize].segments.clone();
         let (storage, mut launches) = (plan.storage(), Vec::<BucketLaunch>::new());
-        // The last one of a parameter does what is done once: zeroes its gradient, copies and averages what stands then.
+        // The last one of a parameter does what is done once: zeroes its gradient, copies and averages what stands
+        // then.
         let has_last = plan.gradients() == Gradients::Zero || storage.copy.is_some() || storage.ema;
         for round in 0..self.rounds() {
             let behind = launches.len();

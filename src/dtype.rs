@@ -1,7 +1,7 @@
 //! Element types of the tensors that a step touches, or that travel between ranks.
 //!
-//! A leaf: names and sizes only; what a step converts, the kernels do. f64, sparse and complex tensors are not planned, since
-//! no fused kernel for them would be faster than the caller's own loop.
+//! A leaf: names and sizes only; what a step converts, the kernels do. f64, sparse and complex tensors are not planned,
+//! since no fused kernel for them would be faster than the caller's own loop.
 
 /// An element type.
 #[non_exhaustive]

@@ -9,8 +9,8 @@ use std::sync::Arc;
 /// What every fallible call of this crate returns.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Everything that can go wrong. *Refused*: nothing was changed, but by calls that take the pass or the stepper by value,
-/// which end it. *Poisons*: the stepper is over, and so is its group.
+/// Everything that can go wrong. *Refused*: nothing was changed, but by calls that take the pass or the stepper by
+/// value, which end it. *Poisons*: the stepper is over, and so is its group.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Error {
@@ -132,8 +132,8 @@ pub enum Error {
         /// What is wrong there.
         why: String,
     },
-    /// A checkpoint that was whole when it was checked broke off while it was loaded. Each tensor is the old or the new one;
-    /// load a whole checkpoint before the next pass.
+    /// A checkpoint that was whole when it was checked broke off while it was loaded. Each tensor is the old or the new
+    /// one; load a whole checkpoint before the next pass.
     #[error("checkpoint: {loaded} of {tensors} tensors have been loaded: {why}")]
     PartlyLoaded {
         /// Tensors that are new.

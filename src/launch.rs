@@ -183,8 +183,8 @@ impl Launch {
     }
 }
 
-/// Segments of a bucket, cut into tiles; `param` gives a segment's address, `record` the place of its record, offsets are
-/// relative to the bucket. Padding belongs to none.
+/// Segments of a bucket, cut into tiles; `param` gives a segment's address, `record` the place of its record, offsets
+/// are relative to the bucket. Padding belongs to none.
 fn tiles(
     plan: &Plan,
     bucket: &Bucket,

@@ -35,10 +35,9 @@
 //! | copy tensors to the host and back, on any device | [`Stepper::read_param`], [`Pass::write_grad`] |
 //! | see what ran, and prove that nothing raced | [`StepperBuilder::record`], [`Stepper::take_recording`], [`timeline`] |
 //!
-//! Trainers need what stands at the crate's root, and [`overlap`], [`checkpoint`], [`optim`] for what the table names there.
-//! The other modules are for tools that look inside: [`layout`] (where a
-//! parameter lies), [`op`] and [`schedule`] (what runs when), [`hazard`] (the proof that nothing races), [`timeline`]
-//! (when it ran).
+//! Trainers need what stands at the crate's root, and [`overlap`], [`checkpoint`], [`optim`] for what the table names
+//! there. The other modules are for tools that look inside: [`layout`] (where a parameter lies), [`op`] and
+//! [`schedule`] (what runs when), [`hazard`] (the proof that nothing races), [`timeline`] (when it ran).
 
 #[doc(hidden)]
 pub mod abi;

@@ -1,8 +1,8 @@
 //! Do the kernels stay inside what they are given? Every buffer between guard bands, at every alignment.
 //!
-//! The entries are called directly, on this thread, as the device calls them. A tensor that is read beyond its end would
-//! pick up a guard's NaN, one that is written beyond it would lose a guard; both show as bits. Must pass every pointer
-//! that an argument struct has: a buffer without bands would be a blind spot.
+//! The entries are called directly, on this thread, as the device calls them. A tensor that is read beyond its end
+//! would pick up a guard's NaN, one that is written beyond it would lose a guard; both show as bits. Must pass every
+//! pointer that an argument struct has: a buffer without bands would be a blind spot.
 
 use std::collections::HashSet;
 use std::ffi::c_void;

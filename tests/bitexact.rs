@@ -13,7 +13,8 @@ use crate::support::{
 const CAPS: [Option<u64>; 5] = [Some(1), Some(1000), Some(4096), Some(1 << 20), None];
 const STEPS: usize = 3;
 
-/// Lengths of the table, one parameter whose norm alone is more than one thread works on by itself, and one that is averaged.
+/// Lengths of the table, one parameter whose norm alone is more than one thread works on by itself, and one that is
+/// averaged.
 fn mixed_layout() -> Layout {
     let lengths = LENGTHS.into_iter().chain([400_000, 40_000]);
     let builder = lengths.enumerate().fold(Layout::builder(), |b, (k, len)| b.param(format!("p{k}"), len));

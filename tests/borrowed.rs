@@ -1,7 +1,8 @@
-//! Memory of the caller's gives the bits of memory of the stepper's own, at any alignment, and nothing around it changes.
+//! Memory of the caller's gives the bits of memory of the stepper's own, at any alignment, and nothing around it
+//! changes.
 //!
-//! Every tensor stands between guard bands whose bits are compared at the end. What is compared with is the same training
-//! on owned memory, with other buckets: where things lie must not matter.
+//! Every tensor stands between guard bands whose bits are compared at the end. What is compared with is the same
+//! training on owned memory, with other buckets: where things lie must not matter.
 
 use instep::hazard::check;
 use instep::layout::ForeignBucket;

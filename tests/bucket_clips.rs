@@ -1,7 +1,7 @@
 //! Clipping each bucket by its own norm: the bits of that bucket alone under the exact clip, in every mode.
 //!
-//! Held against a stepper whose layout is the one bucket, and against norms and coefficients worked out here. Must find out
-//! from the plan alone which parameters a bucket has.
+//! Held against a stepper whose layout is the one bucket, and against norms and coefficients worked out here. Must find
+//! out from the plan alone which parameters a bucket has.
 
 use instep::abi::InstepControl;
 use instep::hazard::check;
@@ -63,8 +63,8 @@ impl Case {
         !is_unused && !Case::is_frozen(step, param)
     }
 
-    /// What is left on one rank after all passes; `params` are the layout's, by their places in the whole one. With uneven
-    /// inputs each rank has a batch less than the one before it.
+    /// What is left on one rank after all passes; `params` are the layout's, by their places in the whole one. With
+    /// uneven inputs each rank has a batch less than the one before it.
     fn train(&self, stepper: &mut Stepper, params: &[usize], rank: usize) -> Result<Vec<f64>> {
         let ids: Vec<ParamId> = stepper.layout().ids().collect();
         for (id, &param) in ids.iter().zip(params) {

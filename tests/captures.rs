@@ -1,7 +1,7 @@
 //! What a trainer may do with addresses and captures on a GPU: ask early, err, panic, leave a pass, outlive a stepper.
 //!
-//! On the stand-in, which refuses what a driver refuses: waits across a capture's border, questions inside one, a stream
-//! that is left capturing. Must show after each misdeed that the stepper goes on with the host's bits.
+//! On the stand-in, which refuses what a driver refuses: waits across a capture's border, questions inside one, a
+//! stream that is left capturing. Must show after each misdeed that the stepper goes on with the host's bits.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! Checkpoints of every precision, with moving averages and without: the bits of the uninterrupted run, or the same values.
+//! Checkpoints of every precision, with moving averages and without: the bits of the uninterrupted run, or the same
+//! values.
 //!
 //! Values are F32 in the file whatever the stepper has. Must cover every combination of types that a stepper takes.
 

@@ -1,7 +1,7 @@
 //! bf16 and f16 on every instruction set against an implementation that is not ours, the `half` crate's.
 //!
-//! `sixteen_bit.rs` has the formats' definition; this has more numbers: each value widened, and f32 narrowed, all of them in
-//! the long lane. Must compare bits, but of a NaN only that it is one: payloads are nobody's promise.
+//! `sixteen_bit.rs` has the formats' definition; this has more numbers: each value widened, and f32 narrowed, all of
+//! them in the long lane. Must compare bits, but of a NaN only that it is one: payloads are nobody's promise.
 
 use std::thread;
 

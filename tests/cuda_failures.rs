@@ -1,7 +1,7 @@
 //! What a stepper on a GPU refuses, and what becomes of it when its driver fails: typed errors, nothing half done.
 //!
-//! On the stand-in, whose calls can be made to fail one by one; borrowed memory on a real GPU too, as in `on_cuda`. Must
-//! show for every refusal that nothing was launched, and for every end that all memory came back.
+//! On the stand-in, whose calls can be made to fail one by one; borrowed memory on a real GPU too, as in `on_cuda`.
+//! Must show for every refusal that nothing was launched, and for every end that all memory came back.
 
 use std::sync::Arc;
 use std::time::Duration;

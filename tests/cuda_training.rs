@@ -1,8 +1,8 @@
 //! Digits learned on a GPU and on the host, in every mode: the same bits after every epoch, and learned.
 //!
 //! A network of two layers on the CPU computes the gradients, of whatever parameters the device has; so a single wrong
-//! bit anywhere spreads to all that follows. On the stand-in here, on hardware as `on_cuda` is. Must read parameters and
-//! write gradients by the calls that every device has.
+//! bit anywhere spreads to all that follows. On the stand-in here, on hardware as `on_cuda` is. Must read parameters
+//! and write gradients by the calls that every device has.
 
 #[path = "../examples/digits/data.rs"]
 #[allow(dead_code)]

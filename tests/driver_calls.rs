@@ -1,7 +1,8 @@
 //! The driver's calls, held against the op list that they come from: every wait, record, launch and fill, in order.
 //!
-//! The list is proven free of races by the checker; here each op is translated by hand, so a device that left a wait out,
-//! launched on another stream or cut another grid would differ. Must not call the library to know what it should do.
+//! The list is proven free of races by the checker; here each op is translated by hand, so a device that left a wait
+//! out, launched on another stream or cut another grid would differ. Must not call the library to know what it should
+//! do.
 
 use std::collections::{HashMap, HashSet};
 

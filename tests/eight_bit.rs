@@ -1,4 +1,5 @@
-//! The codes of 8-bit states against their definition in f64: how far a stored value is from its own, and what never is.
+//! The codes of 8-bit states against their definition in f64: how far a stored value is from its own, and what never
+//! is.
 //!
 //! Bounds are derived: half a code's distance in the root, and the roundings on the way, U each. Must take codes from
 //! `kernels/codes.h`'s formulas alone: (c/127)^2 and (c/255)^4 of the block's largest.

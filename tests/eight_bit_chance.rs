@@ -1,7 +1,7 @@
 //! 8-bit states rounded by chance: to a neighbouring code, and so that the mean of what is stored is the value.
 //!
-//! States whose value after a step is known, drawn for many elements, updates and seeds. Must hold the mean of values, not
-//! of codes, which are not linear in them: some are drawn so often that a mean right in the roots alone would fail.
+//! States whose value after a step is known, drawn for many elements, updates and seeds. Must hold the mean of values,
+//! not of codes, which are not linear in them: some are drawn so often that a mean right in the roots alone would fail.
 
 use instep::{
     Adagrad, Moments, Optimizer as _, ParamId, Precision, Rounding, Sgd, Solo, Stepper, StepperBuilder,
@@ -27,7 +27,8 @@ fn exact_code(is_signed: bool, x: f64, scale: f64) -> f64 {
 const SHARES: [f64; 9] = [0.9, 0.5, 0.13, 0.01, 0.0008, 0.00014, 0.00009, 0.00002, 0.0];
 const ELEMENTS: usize = 128 * BLOCK;
 
-/// Draws codes for gradients whose state after one step is known: the stored values, element by element, of many updates.
+/// Draws codes for gradients whose state after one step is known: the stored values, element by element, of many
+/// updates.
 fn drawn(
     builder: StepperBuilder<'_>,
     id: ParamId,

@@ -1,8 +1,9 @@
 //! Bytes per element that a step moves, and that stay resident: the floor that timings are held against.
 //!
-//! Counted from the accesses that the checker judges and the executors take their pointers from, and written here as sums of
-//! what each tensor needs to be read and written once. Of the usual tables these rows are not ours: Kahan-compensated bf16
-//! (a remainder takes its place), fp8 parameters, scales of f16 for groups of 32 (ours are f32 for 256).
+//! Counted from the accesses that the checker judges and the executors take their pointers from, and written here as
+//! sums of what each tensor needs to be read and written once. Of the usual tables these rows are not ours:
+//! Kahan-compensated bf16 (a remainder takes its place), fp8 parameters, scales of f16 for groups of 32 (ours are f32
+//! for 256).
 
 use std::any::Any;
 
@@ -82,8 +83,8 @@ fn rows() -> Vec<Row> {
     ]
 }
 
-/// Masters in f32 and copies are all that is written without having been read, as are zeros over gradients not. A step of two
-/// launches reads what it steps with twice.
+/// Masters in f32 and copies are all that is written without having been read, as are zeros over gradients not. A step
+/// of two launches reads what it steps with twice.
 fn moved_bytes(plan: &Plan, states: usize, action: Action, launches: u64) -> u64 {
     let mut bytes = 0;
     let op = Op { stream: Stream::Optim, action };

@@ -1,8 +1,8 @@
 //! The GPU's kernels, compiled for the CPU and run block by block, against the CPU's: every bit of every memory.
 //!
-//! scripts/host-run-lane.py compiles them and runs these tests, with AddressSanitizer and UndefinedBehaviorSanitizer too;
-//! without it there is nothing to open, so they are ignored. With `INSTEP_REQUIRE_GPU=1` the same tests launch the same
-//! kernels on a GPU, on pinned memory. Must compare whole memories, never chosen fields.
+//! scripts/host-run-lane.py compiles them and runs these tests, with AddressSanitizer and UndefinedBehaviorSanitizer
+//! too; without it there is nothing to open, so they are ignored. With `INSTEP_REQUIRE_GPU=1` the same tests launch the
+//! same kernels on a GPU, on pinned memory. Must compare whole memories, never chosen fields.
 
 mod case;
 pub(crate) mod launch;

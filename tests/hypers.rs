@@ -1,7 +1,7 @@
 //! What a kernel is told of an optimizer, for tests that call kernels themselves.
 //!
-//! Written out field by field: a field that `src/optim` hands over wrongly must differ from this. Must take every hyperparameter from the
-//! case: a default here would leave a flag untested.
+//! Written out field by field: a field that `src/optim` hands over wrongly must differ from this. Must take every
+//! hyperparameter from the case: a default here would leave a flag untested.
 
 use instep::abi::*;
 use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, Lion, RmsProp, Rprop, Sgd};

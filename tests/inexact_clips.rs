@@ -1,4 +1,5 @@
-//! Clipping by the norm of the pass before: the same bits in every mode, and those of a trainer that multiplies by hand.
+//! Clipping by the norm of the pass before: the same bits in every mode, and those of a trainer that multiplies by
+//! hand.
 //!
 //! The coefficient of each pass is worked out here from the status of the one before. Must compare bits.
 

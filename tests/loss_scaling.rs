@@ -1,7 +1,8 @@
-//! Dynamic loss scaling against the policy of `torch.amp.GradScaler`, written anew: scales, skips, and every bit that stays.
+//! Dynamic loss scaling against the policy of `torch.amp.GradScaler`, written anew: scales, skips, and every bit that
+//! stays.
 //!
-//! Which passes overflow comes from a small generator, so ranks agree on it without a word. Must read scales through the
-//! trainer's own calls only, since those are what a loss is multiplied by.
+//! Which passes overflow comes from a small generator, so ranks agree on it without a word. Must read scales through
+//! the trainer's own calls only, since those are what a loss is multiplied by.
 
 use instep::cuda::CudaDevice;
 use instep::op::Device;

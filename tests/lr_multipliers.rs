@@ -1,5 +1,5 @@
-//! A factor per parameter in its learning rate: the same bits as an optimizer with that rate, on every device and by any
-//! path.
+//! A factor per parameter in its learning rate: the same bits as an optimizer with that rate, on every device and by
+//! any path.
 //!
 //! Held against steppers whose optimizers have the products as their rates. Factors are powers of two where the product
 //! must be one rounding of the same number.

@@ -1,8 +1,8 @@
 //! What stands behind 16-bit parameters: with an f32 master, or a remainder of 16 bits, training is f32's, bit for bit.
 //!
 //! The layout of remainders is held to a definition in f64 and in integers that knows nothing of `kernels/remainder.h`:
-//! every upper half of an f32, with the lower halves at which rounding turns. Must name the error of a 24-bit master from
-//! its fraction of 15 bits alone.
+//! every upper half of an f32, with the lower halves at which rounding turns. Must name the error of a 24-bit master
+//! from its fraction of 15 bits alone.
 
 use instep::abi::*;
 use instep::dtype::DType;
@@ -177,7 +177,8 @@ fn a_step_of_a_24_bit_master_is_f32s_rounded_once_to_a_fraction_of_15_bits() {
                 let pairs = ours.params.iter().flatten().zip(wide.params.iter().flatten());
                 for (x, exact) in pairs {
                     let what = format!("{optim:?} {rounding:?}, pass {at}: {exact:e} became {x:e}");
-                    // Half of the last of 15 places, or all of it by chance; below the normal numbers places are 2^-141.
+                    // Half of the last of 15 places, or all of it by chance; below the normal numbers places are
+                    // 2^-141.
                     let places = if rounding == Rounding::Nearest { 2f64.powi(-16) } else { 2f64.powi(-15) };
                     let bound = places * f64::from(*exact).abs().max(f64::from(f32::MIN_POSITIVE));
                     assert!((f64::from(*x) - f64::from(*exact)).abs() <= bound, "{what}");

@@ -222,7 +222,8 @@ impl StepParam for Descent {
 
     fn enqueue_param(&self, step: &EnqueuedStep<'_>) -> Result<()> {
         let len = step.len as usize;
-        // SAFETY: the stand-in's memory is the CPU's and runs calls in their order, so this is where a kernel would run.
+        // SAFETY: the stand-in's memory is the CPU's and runs calls in their order, so this is where a kernel would
+        // run.
         unsafe {
             let scalars = pointer(step.scalars).cast::<InstepCustomScalars>().read();
             if scalars.action == INSTEP_ACTION_STEP {

@@ -1,8 +1,10 @@
-//! States of 16 and 8 bits against the f64 reference: one step from what is stored is f32's, and storing it rounds once.
+//! States of 16 and 8 bits against the f64 reference: one step from what is stored is f32's, and storing it rounds
+//! once.
 //!
-//! The parameter's bound is that of f32 states, since a step computes with what it has read and not with what it stores;
-//! LAMB's, which has two launches, with what the first has stored. A state's is wider by how far its format lets it be. Must
-//! start each step from the stored values, so that what earlier steps have rounded away is no part of the error.
+//! The parameter's bound is that of f32 states, since a step computes with what it has read and not with what it
+//! stores; LAMB's, which has two launches, with what the first has stored. A state's is wider by how far its format
+//! lets it be. Must start each step from the stored values, so that what earlier steps have rounded away is no part of
+//! the error.
 
 use instep::{Error, Isa, Moments, Precision, RmsProp, Rprop, Solo, Stepper, StepperBuilder};
 
@@ -23,8 +25,8 @@ fn is_signed(state: &str) -> bool {
     }
 }
 
-/// Refused: where a variance is a difference, of which rounded states may leave less than nothing, and sizes that grow by
-/// factors which no code is fine enough for.
+/// Refused: where a variance is a difference, of which rounded states may leave less than nothing, and sizes that grow
+/// by factors which no code is fine enough for.
 pub(crate) fn is_refused(optim: Optim, moments: Moments) -> bool {
     match optim {
         Optim::RmsProp(RmsProp { centered: true, .. }) => moments != Moments::F32,

@@ -1,7 +1,7 @@
 //! NCCL as far as a machine without a GPU can go: what is refused, by what name, and that the library is found.
 //!
-//! With feature `cuda` and `INSTEP_NCCL` naming a library, its version and its ids are real. Must not skip silently: with
-//! `INSTEP_REQUIRE_NCCL=1` a library that is not found is a failure. What needs a GPU is in `tests/gpu/nccl.rs`.
+//! With feature `cuda` and `INSTEP_NCCL` naming a library, its version and its ids are real. Must not skip silently:
+//! with `INSTEP_REQUIRE_NCCL=1` a library that is not found is a failure. What needs a GPU is in `tests/gpu/nccl.rs`.
 
 use std::time::Duration;
 

@@ -83,8 +83,8 @@ fn each_object_exports_its_table_and_nothing_that_a_linker_could_merge() {
 
 #[test]
 fn the_objects_need_nothing_but_the_memory_functions() {
-    // Compilers may call these for any loop; everything else would be a runtime, libm or a stack protector.
-    // Atomics of aarch64 go through the compiler's own helpers, which pick LSE or not at run time and which rustc links.
+    // Compilers may call these for any loop; everything else would be a runtime, libm or a stack protector. Atomics of
+    // aarch64 go through the compiler's own helpers, which pick LSE or not at run time and which rustc links.
     let is_atomic = |name: &str| cfg!(target_arch = "aarch64") && name.starts_with("__aarch64_");
     let allowed = ["memset", "memcpy", "memmove", "_GLOBAL_OFFSET_TABLE_"];
     for build in BUILDS {

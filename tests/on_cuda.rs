@@ -1,8 +1,8 @@
 //! Steppers on a GPU against steppers on the host: every bit, in every mode, by the same calls.
 //!
 //! Without a GPU the stand-in takes the driver's place, so what is proven here is all but the hardware; with
-//! `INSTEP_REQUIRE_GPU=1` the same tests run on the real device, and in the lane that compiles the kernels for the CPU on
-//! fibers. Must compare with the host device only, never with itself.
+//! `INSTEP_REQUIRE_GPU=1` the same tests run on the real device, and in the lane that compiles the kernels for the CPU
+//! on fibers. Must compare with the host device only, never with itself.
 
 use std::num::NonZeroU32;
 

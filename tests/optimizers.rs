@@ -1,7 +1,7 @@
 //! The optimizers that the tests go through: each flag of each, and a few for what does not depend on the rule.
 //!
-//! A case is a value (`Optim`) that a builder, the f64 reference and the raw kernels take alike. Must hold every optimizer of
-//! the crate: what is not in these tables is held to nothing.
+//! A case is a value (`Optim`) that a builder, the f64 reference and the raw kernels take alike. Must hold every
+//! optimizer of the crate: what is not in these tables is held to nothing.
 
 use instep::optim::Optimizer;
 use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, Lamb, Lion, NAdam, RAdam, RmsProp, Rprop, Sgd};
@@ -230,8 +230,8 @@ pub(crate) fn optimizers() -> Vec<Optim> {
     all
 }
 
-/// One for each number of states, with as many flags as go together, one that carries a number beside them, and one that
-/// takes two launches: for tests of what no rule changes, which take them by number, too.
+/// One for each number of states, with as many flags as go together, one that carries a number beside them, and one
+/// that takes two launches: for tests of what no rule changes, which take them by number, too.
 #[rustfmt::skip] // A table: one case per line.
 pub(crate) fn few_optimizers() -> [Optim; 6] {
     [

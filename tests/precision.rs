@@ -46,8 +46,9 @@ fn expected(layout: &Layout, storage: &Storage, optim: Optim) -> Stored {
 
 #[test]
 fn all_that_the_table_of_precisions_promises_can_be_built() {
-    // 7 parameters (f32; bf16 with 4 masters; f16 with 2), 3 gradients, 3 moments. By chance, where something loses bits:
-    // 2 moments behind parameters that do not, 3 behind bf16 alone or with an 8-bit remainder, none behind f16 alone.
+    // 7 parameters (f32; bf16 with 4 masters; f16 with 2), 3 gradients, 3 moments. By chance, where something loses
+    // bits: 2 moments behind parameters that do not, 3 behind bf16 alone or with an 8-bit remainder, none behind f16
+    // alone.
     assert_eq!(accepted().count(), 7 * 3 * 3 + 3 * (2 + 3 + 2 + 2 + 3 + 2));
     assert_eq!(all().count(), 216);
     assert!(accepted().any(|precision| precision == Precision::F32));

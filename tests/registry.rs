@@ -1,8 +1,8 @@
 //! The standard registry: every optimizer, by name and by type, and every hyperparameter; all of PyTorch's
 //! `functional_optim_map` is there.
 //!
-//! A keyword that reached another field, or none, would train with a default and say nothing. Must give each field a value
-//! of its own.
+//! A keyword that reached another field, or none, would train with a default and say nothing. Must give each field a
+//! value of its own.
 
 use std::any::Any;
 use std::fmt::Debug;

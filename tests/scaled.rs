@@ -1,7 +1,7 @@
 //! The two launches of a rule that is scaled by norms: what they leave is one update, whatever shares the bucket.
 //!
-//! Held to the reference, to definitions, and to steppers that have one parameter and one optimizer each. Must have norms
-//! that something else could get into: of another parameter, another optimizer, or a pass that changed nothing.
+//! Held to the reference, to definitions, and to steppers that have one parameter and one optimizer each. Must have
+//! norms that something else could get into: of another parameter, another optimizer, or a pass that changed nothing.
 
 use half::bf16;
 use instep::{AdamW, DType, Gradients, Isa, Layout, Mode, ParamId, SegmentAction, Sgd, Solo, Stepper};

@@ -1,4 +1,5 @@
-//! What a step may do besides, on every instruction set: zero the gradients it has read, write the parameters once more.
+//! What a step may do besides, on every instruction set: zero the gradients it has read, write the parameters once
+//! more.
 //!
 //! The kernels are called directly, so that a fault here is not a stepper's. Must take what is expected from
 //! definitions, never from a second run with the same option.

@@ -1,8 +1,8 @@
 //! Rounding by chance: what is drawn depends on seed, update and element, on nothing else, and is fair.
 //!
-//! A parameter that a step leaves where it is shows its draw: halfway between two bf16 it goes up with a chance of one half,
-//! and with a chance of x/2^16 where x/2^16 of the way are made. Bounds are five standard deviations of what is counted.
-//! Must take every draw from a step.
+//! A parameter that a step leaves where it is shows its draw: halfway between two bf16 it goes up with a chance of one
+//! half, and with a chance of x/2^16 where x/2^16 of the way are made. Bounds are five standard deviations of what is
+//! counted. Must take every draw from a step.
 
 use instep::{AdamW, DType, Layout, Mode, Moments, Precision, Rounding, Sgd, Solo, Stepper, StepperBuilder};
 
@@ -95,7 +95,8 @@ fn each_bit_is_as_often_one_as_zero_and_has_nothing_to_do_with_its_neighbours() 
     for bit in 0..16 {
         let ones = |bits: &mut dyn Iterator<Item = u32>| bits.filter(|x| x >> bit & 1 == 1).count();
         assert_fair(ones(&mut bits.iter().copied()), LEN, &format!("bit {bit}"));
-        // Alike as often as not: with other elements at any distance of a vector, a block or a tile, updates, seeds, bits.
+        // Alike as often as not: with other elements at any distance of a vector, a block or a tile, updates, seeds,
+        // bits.
         for distance in [1, 2, 4, 8, 16, 256, 2048] {
             let pairs = bits.iter().zip(&bits[distance..]);
             let what = format!("bit {bit}, {distance} further on");

@@ -46,7 +46,8 @@ pub(crate) fn one_per_state_count() -> [Optim; 4] {
     ]
 }
 
-/// Each accepted precision with and without copy and average; the optimizers take turns, so that each meets every precision.
+/// Each accepted precision with and without copy and average; the optimizers take turns, so that each meets every
+/// precision.
 pub(crate) fn cases() -> impl Iterator<Item = (Storage, Optim)> {
     accepted().enumerate().flat_map(|(at, precision)| {
         (0..4).map(move |extras| {

@@ -59,8 +59,8 @@ impl Term {
         Term { size, error: error + U * size }
     }
 
-    /// The root of something whose `size` is its very value: the slope at the near end of the interval, or where that is
-    /// steep, |sqrt a - sqrt b| <= sqrt |a - b|.
+    /// The root of something whose `size` is its very value: the slope at the near end of the interval, or where that
+    /// is steep, |sqrt a - sqrt b| <= sqrt |a - b|.
     fn root(self) -> Term {
         let slope = self.error / (2.0 * (self.size - self.error).max(0.0).sqrt());
         let size = self.size.sqrt();

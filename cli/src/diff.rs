@@ -1,7 +1,7 @@
 //! `instep diff`: whether two outputs are the same bits, and if not, where they are farthest apart.
 //!
-//! Distances are in ulp: how many numbers of the tensors' own type lie between two values. Must read both files piece by piece, since outputs are as
-//! large as models.
+//! Distances are in ulp: how many numbers of the tensors' own type lie between two values. Must read both files piece
+//! by piece, since outputs are as large as models.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Seek};

@@ -1,4 +1,5 @@
-//! The GPU's benches from end to end, on a driver that runs the kernels on the CPU: what they do, not what they measure.
+//! The GPU's benches from end to end, on a driver that runs the kernels on the CPU: what they do, not what they
+//! measure.
 //!
 //! Must never look at a time: a stand-in's events know none.
 

@@ -1,8 +1,8 @@
 //! A multi-layer perceptron in plain Rust: forward and backward, one layer at a time.
 //!
-//! It reads parameters and writes gradients through the library's views, of whatever type `T` they are stored as, computes
-//! in f32 and keeps neither. Must never hand anything over: when a gradient is ready is the training loop's to say. Sums
-//! are taken in one fixed order, so equal inputs give equal bits.
+//! It reads parameters and writes gradients through the library's views, of whatever type `T` they are stored as,
+//! computes in f32 and keeps neither. Must never hand anything over: when a gradient is ready is the training loop's to
+//! say. Sums are taken in one fixed order, so equal inputs give equal bits.
 
 use instep::dtype::Element;
 use instep::{Grads, Layout, ParamId, Params, ParamsMut, Result};

@@ -1,7 +1,7 @@
 //! Does a short training come as far in every precision as it does in f32?
 //!
-//! On two ranks, one epoch, since this is a debug build; whole trainings are run by CI. Must compare what was held out, not
-//! the loss: it is what the network is for.
+//! On two ranks, one epoch, since this is a debug build; whole trainings are run by CI. Must compare what was held out,
+//! not the loss: it is what the network is for.
 
 use std::error::Error;
 

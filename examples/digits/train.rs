@@ -31,7 +31,8 @@ pub(crate) struct Trace {
     pub(crate) tensors: Vec<(Cow<'static, str>, Vec<f32>)>,
 }
 
-/// Trains one rank's copy of the network on its part of every batch; `T` is what parameters and gradients are stored as.
+/// Trains one rank's copy of the network on its part of every batch; `T` is what parameters and gradients are stored
+/// as.
 pub(crate) fn train_rank<T: Element>(
     flags: &Flags,
     mode: Mode,

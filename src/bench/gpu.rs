@@ -1,9 +1,9 @@
 //! One bucket's launch on a GPU beside a copy that moves as many bytes, timed by the GPU's own events.
 //!
-//! Steps are the device's own ops on its own memory; the copy has memory of its own. A sample starts behind a plug, work
-//! that keeps the stream busy until the whole sample is queued, so that it holds no time of the host's: one copy per launch,
-//! as long as the L2 cache, is to take longer than the host takes to queue a launch; where it did not, the sample is marked.
-//! Must put nothing between the two events but what is measured.
+//! Steps are the device's own ops on its own memory; the copy has memory of its own. A sample starts behind a plug,
+//! work that keeps the stream busy until the whole sample is queued, so that it holds no time of the host's: one copy
+//! per launch, as long as the L2 cache, is to take longer than the host takes to queue a launch; where it did not, the
+//! sample is marked. Must put nothing between the two events but what is measured.
 #![allow(unsafe_code)]
 
 use std::slice;
@@ -46,8 +46,8 @@ pub struct Sample {
 }
 
 impl GpuLauncher {
-    /// Buckets of `cap_bytes`, gradients that are sums over `world_size` ranks, and as much again as a step of every bucket
-    /// moves, for copies.
+    /// Buckets of `cap_bytes`, gradients that are sums over `world_size` ranks, and as much again as a step of every
+    /// bucket moves, for copies.
     ///
     /// # Errors
     /// As `StepperBuilder::cuda`.

@@ -1,7 +1,8 @@
 //! What runs beside a step in training, as stand-ins on one GPU: backward's kernels and an all-reduce.
 //!
-//! The kernels are benches/gpu/backward.cu, compiled apart (`scripts/bench-kernels.sh`), so that the library never carries
-//! them. Memory is left to the process. Must put on the streams what training would, in the same order, and never wait.
+//! The kernels are benches/gpu/backward.cu, compiled apart (`scripts/bench-kernels.sh`), so that the library never
+//! carries them. Memory is left to the process. Must put on the streams what training would, in the same order, and
+//! never wait.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_void};

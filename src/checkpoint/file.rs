@@ -1,8 +1,8 @@
 //! A file that is replaced as a whole: written beside itself, flushed, renamed, and its folder flushed.
 //!
-//! A run that is killed meanwhile leaves the old file and a hidden one that ends in `.instep-partial`. Must never leave half a
-//! file under the name that was asked for, and must remove no file that a live run may still be writing to another
-//! name.
+//! A run that is killed meanwhile leaves the old file and a hidden one that ends in `.instep-partial`. Must never leave
+//! half a file under the name that was asked for, and must remove no file that a live run may still be writing to
+//! another name.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, OpenOptions};

@@ -4,8 +4,8 @@
 //! rank count or instruction set: it goes into any stepper whose parameters have the same names and lengths and whose
 //! optimizer keeps the same states.
 //!
-//! Values are F32 whatever the stepper's [precision](crate::Precision): what a master weight, a remainder, a bf16 or
-//! a code of 8 bits stands for, which F32 holds exactly. In a stepper of the same precision the run goes on bit for bit,
+//! Values are F32 whatever the stepper's [precision](crate::Precision): what a master weight, a remainder, a bf16 or a
+//! code of 8 bits stands for, which F32 holds exactly. In a stepper of the same precision the run goes on bit for bit,
 //! stochastic rounding included; one of another precision goes on from the same values, rounded to the nearest where it
 //! has fewer bits (in f16, what is beyond 65504 becomes infinite).
 //!
@@ -25,8 +25,8 @@
 //! Names of parameters may have dots in them, names of states have none, so a key is split at its last dot. What the
 //! trainer sets by hand is not in it: hyperparameters, learning rates and frozen parameters, nor are gradients. Moving
 //! averages that the stepper keeps and the file has not begin as the loaded parameters; those that the file has and the
-//! stepper does not keep are refused. [Copies](crate::StepperBuilder::copy_params) are not saved: until a parameter's next
-//! update, its copy is what it was before the load.
+//! stepper does not keep are refused. [Copies](crate::StepperBuilder::copy_params) are not saved: until a parameter's
+//! next update, its copy is what it was before the load.
 //!
 //! ```
 //! use instep::checkpoint::{self, Extras, Scalar};
@@ -119,10 +119,10 @@ pub enum Scalar {
 /// Saves to a file, which is replaced as a whole or left as it was. **Only rank 0 writes**; other ranks return at once,
 /// so every rank may call it. Give ranks whose models differ a [`write()`] each.
 ///
-/// The data go into a file of their own in the same folder (a hidden one that ends in `.instep-partial`), which is flushed to
-/// disk and renamed, and then the folder is flushed. What a killed run has left of it is never read, and is removed by
-/// the next save to the same path, or by one into the same folder a day later. Two processes must not save to one path
-/// at a time: one of them may get an error, and the file is that of either.
+/// The data go into a file of their own in the same folder (a hidden one that ends in `.instep-partial`), which is
+/// flushed to disk and renamed, and then the folder is flushed. What a killed run has left of it is never read, and is
+/// removed by the next save to the same path, or by one into the same folder a day later. Two processes must not save
+/// to one path at a time: one of them may get an error, and the file is that of either.
 ///
 /// # Ordering
 /// Waits for all steps. Memory beside the stepper's: one tensor.
@@ -225,13 +225,14 @@ pub fn read<D: Device>(stepper: &mut Stepper<D>, source: impl Read + Seek) -> Re
 /// # Ok::<(), instep::Error>(())
 /// ```
 ///
-/// A state's key has the parameter's name, or its number in torch's `state_dict`: its place in `order`, a list of names, or if
-/// there is none in the order of registration. torch numbers group by group, so with several groups pass `order`: lengths that
-/// happen to agree would hide a mistake. A name wins where it reads like a number. Parameters are optional; moving averages
-/// are all there or none is. A parameter without any state is one that has had no update, as torch has it; otherwise all
-/// states that its group keeps must be there, and `step`, but for a momentum buffer, which torch saves without one. Values
-/// may be F32, F16 or BF16, or F64 that are exactly an f32; `step` is a whole number of any type, of one element; NAdam's
-/// `mu_product`, F32 or F64, comes with it. A checkpoint of this library can be imported too, and its checksums are held to it.
+/// A state's key has the parameter's name, or its number in torch's `state_dict`: its place in `order`, a list of
+/// names, or if there is none in the order of registration. torch numbers group by group, so with several groups pass
+/// `order`: lengths that happen to agree would hide a mistake. A name wins where it reads like a number. Parameters are
+/// optional; moving averages are all there or none is. A parameter without any state is one that has had no update, as
+/// torch has it; otherwise all states that its group keeps must be there, and `step`, but for a momentum buffer, which
+/// torch saves without one. Values may be F32, F16 or BF16, or F64 that are exactly an f32; `step` is a whole number of
+/// any type, of one element; NAdam's `mu_product`, F32 or F64, comes with it. A checkpoint of this library can be
+/// imported too, and its checksums are held to it.
 ///
 /// # Ordering
 /// As [`load`], which says what ranks must do, too.

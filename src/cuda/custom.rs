@@ -1,7 +1,7 @@
 //! Code of the user's own in place of a kernel: one call per parameter, which enqueues on the optim stream.
 //!
-//! The launch in front of it has the GPU decide what is to be done and leave that in the parameter's record, since the host
-//! knows neither skip nor tail. Must hand out addresses of the launch's own tiles alone.
+//! The launch in front of it has the GPU decide what is to be done and leave that in the parameter's record, since the
+//! host knows neither skip nor tail. Must hand out addresses of the launch's own tiles alone.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;

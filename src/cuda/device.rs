@@ -1,8 +1,8 @@
 //! Ops as calls into a GPU's driver, on the caller's thread, none of which waits.
 //!
-//! One wait and one launch per bucket in a steady state; everything that a call needs is built before the first pass. Must
-//! take what is done, and in which order, from the ops alone, and must never block in `submit` but for a host that is
-//! eight passes ahead.
+//! One wait and one launch per bucket in a steady state; everything that a call needs is built before the first pass.
+//! Must take what is done, and in which order, from the ops alone, and must never block in `submit` but for a host that
+//! is eight passes ahead.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -84,8 +84,8 @@ pub(crate) struct Parts {
     pub(crate) timed: bool,
 }
 
-// SAFETY: the pointers in the arguments lead into the device's own memory, or into the caller's by the promise that it made
-// when the stepper was built; no method works on them but through the driver.
+// SAFETY: the pointers in the arguments lead into the device's own memory, or into the caller's by the promise that it
+// made when the stepper was built; no method works on them but through the driver.
 unsafe impl Send for CudaDevice {}
 
 impl CudaDevice {
@@ -343,8 +343,8 @@ impl Drop for CudaDevice {
     fn drop(&mut self) {
         let driver = Arc::clone(&self.driver);
         let Ok(_entered) = Entered::new(&*driver) else { return };
-        // What is stream-ordered is given back behind whatever still runs. The rest must not be taken from under it, and
-        // nobody waits here: it is left to the process.
+        // What is stream-ordered is given back behind whatever still runs. The rest must not be taken from under it,
+        // and nobody waits here: it is left to the process.
         let gathered = self.queues.gather().and_then(|()| self.queues.here(Stream::Optim));
         let is_idle = gathered.is_ok_and(|event| self.is_passed_soon(event));
         // SAFETY: each dropped once, here, and not used below; memory before the stream that gives it back.

@@ -41,8 +41,8 @@ pub struct Shape {
 /// [`leave`](Driver::leave).
 ///
 /// # Safety
-/// An implementation's memory is as long as it was asked for, aligned to 8 bytes, and stays until it is given back. Of all
-/// unsafe methods: handles come from this driver and have not been given back, addresses lead to as many bytes as
+/// An implementation's memory is as long as it was asked for, aligned to 8 bytes, and stays until it is given back. Of
+/// all unsafe methods: handles come from this driver and have not been given back, addresses lead to as many bytes as
 /// the call says, and whatever is in flight on a stream keeps what it touches.
 pub unsafe trait Driver: Send + Sync {
     /// Which device.

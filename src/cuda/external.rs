@@ -1,8 +1,8 @@
 //! Sums that somebody else makes: a framework's own all-reduce, which the steps wait for by its event.
 //!
-//! For whoever has a communicator already. The framework says which event stands behind which bucket's sum, and hands the
-//! bucket over; nothing is issued here but a wait. Must refuse a bucket that no event was named for, because its step would
-//! run beside the sum.
+//! For whoever has a communicator already. The framework says which event stands behind which bucket's sum, and hands
+//! the bucket over; nothing is issued here but a wait. Must refuse a bucket that no event was named for, because its
+//! step would run beside the sum.
 #![allow(unsafe_code)]
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,7 +24,8 @@ use crate::op::{Call, Collective, CollectiveKind};
 ///    place. The step divides by `world_size`; where the all-reduce gives the mean already, say rank 0 of 1.
 /// 3. An event behind it, named by [`reduced`](Self::reduced).
 /// 4. [`Pass::bucket_ready`](crate::Pass::bucket_ready), which refuses a bucket with a gradient that nobody asked for.
-///    [`Pass::finish`](crate::Pass::finish) refuses a pass in which one was not asked for: its zeros would come beside the sum.
+///    [`Pass::finish`](crate::Pass::finish) refuses a pass in which one was not asked for: its zeros would come beside
+///    the sum.
 ///
 /// In [`Stepper::capture`](crate::Stepper::capture) the same: the all-reduce is captured too, on a stream that forks
 /// from the trainer's, and its event recorded there; replays ask for none. Clones are the same communicator: one goes

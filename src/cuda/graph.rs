@@ -1,8 +1,8 @@
 //! A whole overlapped pass as a CUDA graph: captured once, replayed with one launch.
 //!
-//! Every stream forks from the trainer's and joins it again, so the graph holds the same waits as the list. What changes
-//! from pass to pass (counts, learning rates, clip) is read on the device, so nothing is baked in. Must leave the streams
-//! behind the graph, because positions recorded inside it mean nothing outside.
+//! Every stream forks from the trainer's and joins it again, so the graph holds the same waits as the list. What
+//! changes from pass to pass (counts, learning rates, clip) is read on the device, so nothing is baked in. Must leave
+//! the streams behind the graph, because positions recorded inside it mean nothing outside.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -51,8 +51,8 @@ impl CudaDevice {
             return Err(error.clone());
         }
         let _entered = Entered::new(&*self.driver)?;
-        // SAFETY: the trainer's stream, alive by the promise of whoever named it. If somebody captures it already, this is
-        // refused and nothing has failed.
+        // SAFETY: the trainer's stream, alive by the promise of whoever named it. If somebody captures it already, this
+        // is refused and nothing has failed.
         unsafe { self.driver.begin_capture(compute)? };
         self.is_capturing = true;
         // Events of the ring may be recorded in the capture next, and then nobody can ask for them.
@@ -84,8 +84,8 @@ impl CudaDevice {
         let compute = self.queues.stream(Stream::Compute);
         self.guarded("a replay", |device| {
             device.fill_slot()?;
-            // SAFETY: the graph refers to memory of this device alone, and to what the trainer captured, which the trainer
-            // keeps alive.
+            // SAFETY: the graph refers to memory of this device alone, and to what the trainer captured, which the
+            // trainer keeps alive.
             unsafe { device.driver.launch_graph(captured.graph, compute)? };
             device.settings.mark_read(device.begun, compute)?;
             device.replayed = device.settings.reader(device.begun);

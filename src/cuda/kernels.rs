@@ -1,7 +1,7 @@
 //! The kernels of this build, loaded on one device.
 //!
-//! One binary for every stepper; which of its step kernels are taken follows from the optimizers' rows in the table. Must
-//! name kernels by the table, so that a new optimizer needs nothing here.
+//! One binary for every stepper; which of its step kernels are taken follows from the optimizers' rows in the table.
+//! Must name kernels by the table, so that a new optimizer needs nothing here.
 #![allow(unsafe_code)]
 
 use std::ffi::CString;

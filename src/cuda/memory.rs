@@ -1,7 +1,7 @@
 //! A stepper's memory on the GPU: arenas, tiles, and the records that control starts with.
 //!
-//! Stream-ordered allocations, so that giving one back neither waits nor takes it from a kernel in flight. Must hand out
-//! addresses through `Regions` only, which has checked them.
+//! Stream-ordered allocations, so that giving one back neither waits nor takes it from a kernel in flight. Must hand
+//! out addresses through `Regions` only, which has checked them.
 #![allow(unsafe_code)]
 
 use std::ptr::{self, NonNull};
@@ -90,7 +90,8 @@ impl DeviceMemory {
         let regions = Regions::new(plan, rule.counts(plan, assignment), given, owned)?;
         let memory = DeviceMemory { regions, arenas, reduced };
         let records: Vec<InstepSegment> = first_records(plan, &memory.regions, assignment).collect();
-        // SAFETY: control memory was made for a block and that many records, and more, which stays zeros; nothing runs on it yet.
+        // SAFETY: control memory was made for a block and that many records, and more, which stays zeros; nothing runs
+        // on it yet.
         unsafe {
             let control = first_control(rule);
             driver.upload(address(memory.regions.control()), bytes_of(&control), stream)?;

@@ -1,8 +1,8 @@
 //! The CUDA device: ops as driver calls, kernels embedded in the crate, memory and streams that may be anyone's.
 //!
-//! Everything is enqueued on the calling thread, and nothing there waits: bucket by bucket, one wait for the reduce and one
-//! launch. Without feature `cuda`, or without a driver, every constructor here says so and nothing else changes. What may
-//! overlap is decided in `schedule` and proven by `hazard`, as on the host.
+//! Everything is enqueued on the calling thread, and nothing there waits: bucket by bucket, one wait for the reduce and
+//! one launch. Without feature `cuda`, or without a driver, every constructor here says so and nothing else changes.
+//! What may overlap is decided in `schedule` and proven by `hazard`, as on the host.
 
 mod built;
 #[cfg(feature = "cuda")]
@@ -54,8 +54,8 @@ impl Cuda {
     /// that torchrun started each opens its own: [`Options::device`](nccl::Options::device).
     ///
     /// # Errors
-    /// `KernelsNotBuilt` without feature `cuda`, `DriverUnavailable` if there is no driver that works, `Unsupported` if it
-    /// has no such device.
+    /// `KernelsNotBuilt` without feature `cuda`, `DriverUnavailable` if there is no driver that works, `Unsupported` if
+    /// it has no such device.
     pub fn open(ordinal: u32) -> Result<Cuda> {
         #[cfg(feature = "cuda")]
         return Ok(Cuda::on(system::open(ordinal)?));
@@ -84,8 +84,8 @@ impl Cuda {
         self
     }
 
-    /// How urgent steps are beside the trainer's kernels; lower runs sooner, and the driver clamps it to what the device
-    /// has. Unset: 0, as an ordinary stream.
+    /// How urgent steps are beside the trainer's kernels; lower runs sooner, and the driver clamps it to what the
+    /// device has. Unset: 0, as an ordinary stream.
     pub fn optim_priority(mut self, priority: i32) -> Cuda {
         self.optim_priority = priority;
         self

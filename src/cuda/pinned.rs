@@ -1,8 +1,8 @@
 //! Two rings in pinned memory, through which host and GPU tell each other things without a synchronisation.
 //!
 //! Settings go down: each pass's Begin takes its slot, which is written when the pass is opened, so a learning rate
-//! changes without waiting for the passes before. Status comes up: a seqlock per slot, written behind the last step. Must
-//! not write a slot that a Begin has still to read.
+//! changes without waiting for the passes before. Status comes up: a seqlock per slot, written behind the last step.
+//! Must not write a slot that a Begin has still to read.
 #![allow(unsafe_code)]
 
 use std::ptr::{self, NonNull};

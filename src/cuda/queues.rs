@@ -1,8 +1,8 @@
 //! The streams of a stepper on a GPU, and events for positions on them.
 //!
 //! A ticket is a position, and its event one of a ring: recorded anew long after everything that waits for it has been
-//! submitted, or else standing for a later position of the same stream, which is only more than was asked for. Must make
-//! no stream or event after it is built.
+//! submitted, or else standing for a later position of the same stream, which is only more than was asked for. Must
+//! make no stream or event after it is built.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! How the rest of the crate sees a GPU: the traits that every executor implements.
 //!
-//! To wait is to let the trainer's stream wait; whatever the host itself must see, it copies, behind that stream. Must make
-//! the device current around everything, and nothing once it has failed.
+//! To wait is to let the trainer's stream wait; whatever the host itself must see, it copies, behind that stream. Must
+//! make the device current around everything, and nothing once it has failed.
 #![allow(unsafe_code)]
 
 use std::mem::size_of_val;

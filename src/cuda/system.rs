@@ -56,8 +56,8 @@ fn event_of(event: EventHandle) -> sys::CUevent {
     ptr::with_exposed_provenance_mut(event.0)
 }
 
-// SAFETY: memory is the driver's own. Of every unsafe block below: handles and addresses are the caller's promise (see the trait), out-pointers lead
-// to locals, and the context is current between `enter` and `leave`.
+// SAFETY: memory is the driver's own. Of every unsafe block below: handles and addresses are the caller's promise (see
+// the trait), out-pointers lead to locals, and the context is current between `enter` and `leave`.
 unsafe impl Driver for System {
     fn ordinal(&self) -> u32 {
         self.ordinal

@@ -1,7 +1,7 @@
 //! When ops ran on a GPU: an event before and behind each, read once they have been passed.
 //!
-//! Only for runs that were asked to be measured: events cost a call each, and a timed one more than a plain one. Must not
-//! touch a captured stream, whose events nobody could read.
+//! Only for runs that were asked to be measured: events cost a call each, and a timed one more than a plain one. Must
+//! not touch a captured stream, whose events nobody could read.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -83,7 +83,8 @@ impl Timing {
     fn interval(&mut self, start: EventHandle, end: EventHandle) -> Result<Interval> {
         // SAFETY: as above.
         let from = |since, event| unsafe { self.driver.elapsed_ns(since, event) };
-        // The driver counts in f32 milliseconds: a length taken from the origin would be good to 60 us after ten minutes.
+        // The driver counts in f32 milliseconds: a length taken from the origin would be good to 60 us after ten
+        // minutes.
         let (start_ns, length_ns) = (from(self.origin, start)?, from(start, end)?);
         let interval = Interval { start_ns: start_ns as u64, end_ns: (start_ns + length_ns) as u64 };
         self.spare.extend([start, end]);

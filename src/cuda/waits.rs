@@ -1,7 +1,7 @@
 //! How the host waits for a GPU, and what becomes of a device on which something fails.
 //!
-//! A wait polls, so that a lost peer or a sum that hangs ends it; what has failed stays failed, and is what every later call
-//! answers. Must never count the trainer's own work against a deadline.
+//! A wait polls, so that a lost peer or a sum that hangs ends it; what has failed stays failed, and is what every later
+//! call answers. Must never count the trainer's own work against a deadline.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -17,8 +17,8 @@ use crate::op::{Stream, Ticket};
 const GRACE: Duration = Duration::from_millis(20);
 
 impl CudaDevice {
-    /// Blocks until an event has been passed, or a sum takes longer than the deadline. The trainer's own work may take any
-    /// time: only while a sum is under way does the clock run.
+    /// Blocks until an event has been passed, or a sum takes longer than the deadline. The trainer's own work may take
+    /// any time: only while a sum is under way does the clock run.
     pub(crate) fn block_on(&self, event: EventHandle) -> Result<()> {
         let start = Instant::now();
         let mut summing_since = start;

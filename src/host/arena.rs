@@ -186,7 +186,8 @@ impl Memories {
         control: InstepControl,
         records: impl Iterator<Item = InstepSegment>,
     ) {
-        // SAFETY: control memory was made for one block and that many records, aligned; nobody touches it, by the contract.
+        // SAFETY: control memory was made for one block and that many records, aligned; nobody touches it, by the
+        // contract.
         unsafe {
             self.regions.control().write(control);
             for (k, record) in records.take(self.regions.counts().records).enumerate() {

@@ -1,7 +1,8 @@
 //! Code of the user's own in place of a kernel: one call per parameter, on the optim stream's thread.
 //!
-//! The kernels' side decides first what is to be done (`instruct` in control.h), since skip, tail and freezing are known
-//! there. Must hand out slices of the launch's own tiles alone, so that the checker has judged exactly what is touched.
+//! The kernels' side decides first what is to be done (`instruct` in control.h), since skip, tail and freezing are
+//! known there. Must hand out slices of the launch's own tiles alone, so that the checker has judged exactly what is
+//! touched.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;

@@ -168,8 +168,8 @@ impl Executor {
 
     fn begin(&self) {
         let args = begin_args(&self.plan, self.memories.regions(), &self.rule);
-        // SAFETY: control memory holds that many records, each of an optimizer that the builder has checked; exclusive as
-        // for every op.
+        // SAFETY: control memory holds that many records, each of an optimizer that the builder has checked; exclusive
+        // as for every op.
         unsafe { self.kernels.begin(&args) }
     }
 

@@ -189,8 +189,8 @@ impl Kernels {
         unsafe { self.table.custom.unwrap_unchecked()(args) }
     }
 
-    /// Makes elements `first..last` of every rank's buffer their sum in rank order. 16-bit elements are added as f32 and
-    /// rounded once.
+    /// Makes elements `first..last` of every rank's buffer their sum in rank order. 16-bit elements are added as f32
+    /// and rounded once.
     ///
     /// # Safety
     /// Every buffer is valid up to `last`, they do not overlap, and nothing else touches this range of any of them.

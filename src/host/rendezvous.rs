@@ -1,9 +1,9 @@
 //! Where in-process ranks meet: everybody arrives, works, leaves.
 //!
-//! Two rules. **Arrival may be refused**: if a peer is lost, late or disagrees, a rank withdraws under the same lock and
-//! gets an error. **Departure may not be interrupted**: between the two, peers work inside each other's memory, and
-//! returning early would let it be freed under them; that stretch is finite. Splits meet independently of each other and
-//! fail together, so one lock holds them all. Must not touch the buffers itself.
+//! Two rules. **Arrival may be refused**: if a peer is lost, late or disagrees, a rank withdraws under the same lock
+//! and gets an error. **Departure may not be interrupted**: between the two, peers work inside each other's memory, and
+//! returning early would let it be freed under them; that stretch is finite. Splits meet independently of each other
+//! and fail together, so one lock holds them all. Must not touch the buffers itself.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
@@ -83,7 +83,8 @@ impl Rendezvous {
         Seat { rank, split, changed: Arc::clone(&state.splits[split].changed) }
     }
 
-    /// Waits for all ranks and returns their calls in `calls`, by rank. After `Ok` the caller must [`part`](Self::part).
+    /// Waits for all ranks and returns their calls in `calls`, by rank. After `Ok` the caller must
+    /// [`part`](Self::part).
     pub(crate) fn meet(&self, seat: &Seat, call: &Call, calls: &mut Vec<Call>) -> Result<()> {
         let mut state = self.lock();
         state.refuse(seat)?;

@@ -128,7 +128,8 @@ impl<E: Run> Streams<E> {
     /// Blocks until the ticket has been passed, or anything has failed.
     pub(crate) fn wait(&self, ticket: Ticket) -> Result<()> {
         let mut state = self.wait_passed(self.lock(), ticket);
-        // A trainer that knew first could end its rank first, and the others would hear of that end and not of its cause.
+        // A trainer that knew first could end its rank first, and the others would hear of that end and not of its
+        // cause.
         while state.failed.is_some() && !state.told {
             state = self.passed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }

@@ -21,9 +21,9 @@ pub enum SegmentAction {
     /// Apply the optimizer.
     #[default]
     Step,
-    /// Multiply the reduced gradient by 1/world_size in place: for parameters that another optimizer updates. It stays the
-    /// gradient of the *scaled* loss, unclipped, in a skipped pass too: divide it by the pass's loss scale, and look for
-    /// infinities, yourself. Neither the norm nor skipping knows it.
+    /// Multiply the reduced gradient by 1/world_size in place: for parameters that another optimizer updates. It stays
+    /// the gradient of the *scaled* loss, unclipped, in a skipped pass too: divide it by the pass's loss scale, and
+    /// look for infinities, yourself. Neither the norm nor skipping knows it.
     Average,
     /// Touch nothing: the gradient stays a sum, the parameter stays as it is.
     Leave,
@@ -143,9 +143,10 @@ impl LayoutBuilder {
         self
     }
 
-    /// Leaves the parameter added last to each rank: its gradient is summed with nobody's, it is stepped with this rank's
-    /// alone, and it is never broadcast. Neither the global norm nor clipping knows it. A skipped pass skips it
-    /// too, but an infinite or NaN gradient *of its own* skips nothing, since the other ranks cannot see it: it is stepped.
+    /// Leaves the parameter added last to each rank: its gradient is summed with nobody's, it is stepped with this
+    /// rank's alone, and it is never broadcast. Neither the global norm nor clipping knows it. A skipped pass skips it
+    /// too, but an infinite or NaN gradient *of its own* skips nothing, since the other ranks cannot see it: it is
+    /// stepped.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Stepper, in_process};

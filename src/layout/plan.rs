@@ -120,8 +120,8 @@ impl Plan {
     /// Cuts `layout`. Each bucket ends in the counts that `tails` asks for.
     ///
     /// # Errors
-    /// `Config` if a cap or the world size is zero, the [precision](crate::Precision) is one that no kernel has, or gradients are
-    /// of a type that cannot count the ranks.
+    /// `Config` if a cap or the world size is zero, the [precision](crate::Precision) is one that no kernel has, or
+    /// gradients are of a type that cannot count the ranks.
     pub fn new(
         layout: &Layout,
         world_size: u32,
@@ -273,8 +273,8 @@ impl Plan {
         self.segment_of_param[param] as usize
     }
 
-    /// The first bucket that is reduced and has elements. If ranks are counted it is reduced in every pass, and its count is
-    /// the pass's.
+    /// The first bucket that is reduced and has elements. If ranks are counted it is reduced in every pass, and its
+    /// count is the pass's.
     pub fn carrier(&self) -> Option<&Bucket> {
         self.buckets.iter().find(|bucket| bucket.len > 0 && !bucket.is_local)
     }

@@ -14,8 +14,8 @@ pub enum Master {
     None,
     /// An f32 weight beside it. The parameter is its value to the nearest, ties to even. 4 bytes per element.
     F32,
-    /// The lower half of an f32 whose upper half is the bf16 parameter: the same values as with [`F32`](Self::F32), bit for
-    /// bit, in 2 bytes per element. The parameter is that value to the nearest, ties away from zero.
+    /// The lower half of an f32 whose upper half is the bf16 parameter: the same values as with [`F32`](Self::F32), bit
+    /// for bit, in 2 bytes per element. The parameter is that value to the nearest, ties away from zero.
     Remainder16,
     /// The next 8 bits of it: a weight with a fraction of 15 bits, in 1 byte per element.
     Remainder8,
@@ -41,9 +41,9 @@ pub enum Rounding {
     /// To the nearest; ties to even.
     #[default]
     Nearest,
-    /// To one of its two neighbours, with the chances that make the mean the value. What is drawn depends on the seed, on
-    /// how many updates the parameter has had, and on the element's place in the layout: not on buckets, ranks, threads or
-    /// device, so it is the same bits everywhere, and those of a resumed run are those of one that went on.
+    /// To one of its two neighbours, with the chances that make the mean the value. What is drawn depends on the seed,
+    /// on how many updates the parameter has had, and on the element's place in the layout: not on buckets, ranks,
+    /// threads or device, so it is the same bits everywhere, and those of a resumed run are those of one that went on.
     Stochastic {
         /// Ranks must have the same.
         seed: u64,

@@ -65,12 +65,12 @@ pub struct Allocation {
 }
 
 impl Allocation {
-    /// Memory whose first byte is at `address`, aligned to 256 bytes, with arbitrary contents; dropping `owner` gives it
-    /// back.
+    /// Memory whose first byte is at `address`, aligned to 256 bytes, with arbitrary contents; dropping `owner` gives
+    /// it back.
     ///
     /// # Safety
-    /// As many bytes as were asked for, of a device that the communicator reaches, are valid until `owner` is dropped, and
-    /// nothing but the stepper's ops touches them.
+    /// As many bytes as were asked for, of a device that the communicator reaches, are valid until `owner` is dropped,
+    /// and nothing but the stepper's ops touches them.
     pub unsafe fn new(address: *mut u8, owner: Box<dyn Any + Send + Sync>) -> Allocation {
         Allocation { address, _owner: owner }
     }
@@ -111,8 +111,8 @@ impl fmt::Display for Call {
 /// ([`cuda::External`](crate::cuda::External)); whatever else is reached through an implementation of your own.
 ///
 /// Sums are plain sums: the mean's factor is folded into the step. Every rank must receive the same bits, or parameters
-/// drift apart. A call that differs from the other ranks' ([`Call::agrees_with`]) should be a `Mismatch`, not a hang; a kind
-/// that an implementation does not know is `Unsupported`.
+/// drift apart. A call that differs from the other ranks' ([`Call::agrees_with`]) should be a `Mismatch`, not a hang; a
+/// kind that an implementation does not know is `Unsupported`.
 ///
 /// # Ordering
 /// Calls of one rank come from one thread at a time, in the same order on every rank.
@@ -129,8 +129,8 @@ pub trait Collective: Send + Sync {
     }
 
     /// Whether it sums elements of this type. Steppers' gradients are f32 unless their
-    /// [precision](crate::StepperBuilder::precision) says otherwise, and [`Compressed`](crate::overlap::Compressed) sends
-    /// others: both are refused where those would be taken for f32.
+    /// [precision](crate::StepperBuilder::precision) says otherwise, and [`Compressed`](crate::overlap::Compressed)
+    /// sends others: both are refused where those would be taken for f32.
     fn sums(&self, dtype: DType) -> bool {
         dtype == DType::F32
     }
@@ -177,16 +177,16 @@ pub trait Collective: Send + Sync {
     /// here.
     ///
     /// # Errors
-    /// `Mismatch`, `PeerLost`, `Deadline` or `Collective`; the buffer's content is then unspecified, and so is every later
-    /// call.
+    /// `Mismatch`, `PeerLost`, `Deadline` or `Collective`; the buffer's content is then unspecified, and so is every
+    /// later call.
     ///
     /// # Safety
-    /// `src` and `dst` are valid for `bytes`, and nothing else touches them, until the call returns; on a GPU, until the
-    /// stream has passed it.
+    /// `src` and `dst` are valid for `bytes`, and nothing else touches them, until the call returns; on a GPU, until
+    /// the stream has passed it.
     unsafe fn enqueue(&self, call: &Call) -> Result<()>;
 
-    /// Reports what has gone wrong since `enqueue` returned: on a GPU, a peer may be lost while a sum is under way. Asked
-    /// while the host waits; must not block.
+    /// Reports what has gone wrong since `enqueue` returned: on a GPU, a peer may be lost while a sum is under way.
+    /// Asked while the host waits; must not block.
     ///
     /// # Errors
     /// As [`enqueue`](Self::enqueue).

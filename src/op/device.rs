@@ -16,13 +16,13 @@ use crate::op::{Interval, Memory, Op, Ran, Span, Ticket};
 
 /// An executor of ops.
 pub trait Device: Sealed {
-    /// Queues each op behind the earlier ones of its stream. Does not wait for them. Once an op has failed, later
-    /// ones are skipped (on the host device Records excepted, so that no wait can hang) and [`wait`](Device::wait) reports
+    /// Queues each op behind the earlier ones of its stream. Does not wait for them. Once an op has failed, later ones
+    /// are skipped (on the host device Records excepted, so that no wait can hang) and [`wait`](Device::wait) reports
     /// it.
     fn submit(&mut self, ops: &[Op]);
 
-    /// Lets whatever the trainer does next come after the ticket's position: the calling thread waits on the host device,
-    /// the trainer's stream on a GPU.
+    /// Lets whatever the trainer does next come after the ticket's position: the calling thread waits on the host
+    /// device, the trainer's stream on a GPU.
     ///
     /// # Errors
     /// `Poisoned` if any op has failed by then.
@@ -51,7 +51,8 @@ pub trait Device: Sealed {
 /// Of all unsafe methods: the schedule has been told of the access, and the waits that it wrote have been paid, so that
 /// no op that runs or is still to run touches the same bytes.
 pub trait Sealed {
-    /// Whether the trainer is a stream, and not the calling thread: it touches memory long after the calls that announce it.
+    /// Whether the trainer is a stream, and not the calling thread: it touches memory long after the calls that
+    /// announce it.
     const TRAINER_IS_A_STREAM: bool;
 
     /// Where its memory lies.

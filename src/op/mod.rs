@@ -51,8 +51,8 @@ pub enum Memory {
     Grads,
     /// Control block and per-segment scalars.
     Control,
-    /// Hyperparameters per group, and per segment its rate's multiplier and its action, which the trainer sets between passes
-    /// and Begin reads.
+    /// Hyperparameters per group, and per segment its rate's multiplier and its action, which the trainer sets between
+    /// passes and Begin reads.
     Settings,
     /// What 16-bit parameters lack of f32.
     Master,
@@ -270,7 +270,8 @@ pub struct Access {
     pub writes: bool,
 }
 
-/// What a launch of a step does of it: all, or what comes in front of the norms by which the change is scaled, or the rest.
+/// What a launch of a step does of it: all, or what comes in front of the norms by which the change is scaled, or the
+/// rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     Whole,
@@ -286,8 +287,8 @@ impl Part {
 }
 
 impl Access {
-    /// Bytes that a launch moves over the memory bus for it: what it writes it has read, but for parameters behind an f32
-    /// master and for copies.
+    /// Bytes that a launch moves over the memory bus for it: what it writes it has read, but for parameters behind an
+    /// f32 master and for copies.
     pub(crate) fn moved_bytes(&self, plan: &Plan, part: Part) -> u64 {
         let is_behind_master = plan.storage().precision.master == Master::F32;
         let (reads, writes) = match self.span.memory {
@@ -304,8 +305,8 @@ impl Access {
 }
 
 impl Op {
-    /// Names every byte that the op touches, given how many states the optimizer keeps and what is frozen when the op is
-    /// submitted. Padding counts as touched where the op may touch it.
+    /// Names every byte that the op touches, given how many states the optimizer keeps and what is frozen when the op
+    /// is submitted. Padding counts as touched where the op may touch it.
     pub fn accesses(&self, plan: &Plan, states: usize, frozen: &Frozen, sink: &mut impl FnMut(Access)) {
         let mut touch = |span: Span, writes: bool| {
             if span.start < span.end {

@@ -1,8 +1,8 @@
 //! Optimizers of the user's own, beside the built-in ones in the same buckets.
 //!
 //! The library keeps the states, decides what is skipped and counts the updates; only the formula is the user's. Must
-//! hand out exactly the memory that the checker has judged: one parameter, its gradient, its states. Idea: the functional
-//! optimizers' `step_param` in PyTorch's `_OptimizerHookState`.
+//! hand out exactly the memory that the checker has judged: one parameter, its gradient, its states. Idea: the
+//! functional optimizers' `step_param` in PyTorch's `_OptimizerHookState`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,7 +21,8 @@ pub struct ParamStep<'a> {
     pub param: &'a mut [f32],
     /// Its gradient: the sum over ranks, as long as the parameter.
     pub grad: &'a [f32],
-    /// The states, in the order of [`StepParam::state_names`], each as long as the parameter; zeros before the first update.
+    /// The states, in the order of [`StepParam::state_names`], each as long as the parameter; zeros before the first
+    /// update.
     pub states: &'a mut [&'a mut [f32]],
     /// What the gradient must be multiplied by: 1/world_size, the loss scale and clipping in one.
     pub multiplier: f32,
@@ -46,8 +47,8 @@ pub struct EnqueuedStep<'a> {
     pub grad: DevicePtr,
     /// The states, in the order of [`StepParam::state_names`].
     pub states: &'a [DevicePtr],
-    /// `lr` (f64), `step` (u64), `multiplier` (f32) and `action` (u32), one behind the other, as the stream will find them: the
-    /// GPU decides about skipping, so the kernel must change nothing unless `action` is 0.
+    /// `lr` (f64), `step` (u64), `multiplier` (f32) and `action` (u32), one behind the other, as the stream will find
+    /// them: the GPU decides about skipping, so the kernel must change nothing unless `action` is 0.
     pub scalars: DevicePtr,
 }
 
@@ -92,8 +93,8 @@ pub struct EnqueuedStep<'a> {
 /// ```
 ///
 /// # Ordering
-/// It reads the gradient, and writes the parameter and the states, and nothing else that a stepper owns: that is what the
-/// schedule has ordered. A skipped, unused or frozen parameter is not passed to it.
+/// It reads the gradient, and writes the parameter and the states, and nothing else that a stepper owns: that is what
+/// the schedule has ordered. A skipped, unused or frozen parameter is not passed to it.
 ///
 /// # Source
 /// `step_param` of PyTorch's functional optimizers, as `_OptimizerHookState` asks for it.
@@ -140,7 +141,8 @@ pub trait StepParam: Send + Sync {
     }
 }
 
-/// A [`StepParam`] as an [`Optimizer`]: for a whole stepper, for one group beside built-in ones, or for single parameters.
+/// A [`StepParam`] as an [`Optimizer`]: for a whole stepper, for one group beside built-in ones, or for single
+/// parameters.
 #[derive(Clone)]
 pub struct Custom {
     rule: Arc<dyn StepParam>,

@@ -1,7 +1,7 @@
 //! LAMB's hyperparameters; the update is in `kernels/lamb.h`.
 //!
-//! `torch.optim` has none; defaults are the paper's with the moments of Adam. Must refuse what vanishes or overflows in f32,
-//! as the others do.
+//! `torch.optim` has none; defaults are the paper's with the moments of Adam. Must refuse what vanishes or overflows in
+//! f32, as the others do.
 
 use super::{Optimizer, decay_rate, non_negative, sealed::Rule};
 use crate::abi::{INSTEP_OPTIMIZER_lamb, InstepHyper, InstepLambHyper};
@@ -9,9 +9,10 @@ use crate::error::Result;
 
 /// LAMB: Adam's direction, with its decay, scaled for each parameter to the parameter's own norm.
 ///
-/// The ratio of norms is 1 where one of them is 0, infinite or NaN. Each bucket takes two launches, and 40 bytes per element in f32: the
-/// norms are exact sums, the same bits for any cut into buckets. Unlike some implementations, this one scales parameters
-/// without decay too, as the paper does; clip by [`max_norm`](crate::StepperBuilder::max_norm) where those clip on their own.
+/// The ratio of norms is 1 where one of them is 0, infinite or NaN. Each bucket takes two launches, and 40 bytes per
+/// element in f32: the norms are exact sums, the same bits for any cut into buckets. Unlike some implementations, this
+/// one scales parameters without decay too, as the paper does; clip by [`max_norm`](crate::StepperBuilder::max_norm)
+/// where those clip on their own.
 ///
 /// States: `exp_avg`, `exp_avg_sq`.
 ///

@@ -1,7 +1,7 @@
 //! Lion's hyperparameters; the update is in `kernels/lion.h`.
 //!
-//! Defaults are the paper's, since `torch.optim` has no Lion: its learning rate is a tenth of AdamW's, because every element
-//! moves by all of it. Must refuse what vanishes or overflows in f32, as the others do.
+//! Defaults are the paper's, since `torch.optim` has no Lion: its learning rate is a tenth of AdamW's, because every
+//! element moves by all of it. Must refuse what vanishes or overflows in f32, as the others do.
 
 use super::{Optimizer, decay_rate, non_negative, sealed::Rule};
 use crate::abi::{INSTEP_OPTIMIZER_lion, InstepHyper, InstepLionHyper};

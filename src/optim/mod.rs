@@ -39,8 +39,8 @@ use std::sync::Arc;
 use crate::abi::InstepHyper;
 use crate::error::{Error, Result};
 
-/// An optimizer with its hyperparameters. Implemented by the types of this module only, since a kernel belongs to each; what
-/// has none is a [`Custom`] one.
+/// An optimizer with its hyperparameters. Implemented by the types of this module only, since a kernel belongs to each;
+/// what has none is a [`Custom`] one.
 pub trait Optimizer: std::fmt::Debug + Send + Sync + Any + sealed::Rule {
     /// Names of the states that it keeps per element, as `torch.optim` calls them.
     fn state_names(&self) -> &'static [&'static str];
@@ -101,7 +101,8 @@ pub(crate) mod sealed {
         fn hyper(&self) -> Result<InstepHyper>;
         fn lr_mut(&mut self) -> &mut f64;
         fn boxed(&self) -> Box<dyn super::Optimizer>;
-        /// What `torch.optim` calls the number that the rule carries from update to update beside its step count, if it does.
+        /// What `torch.optim` calls the number that the rule carries from update to update beside its step count, if it
+        /// does.
         fn carried(&self) -> Option<&'static str> {
             None
         }
@@ -109,7 +110,8 @@ pub(crate) mod sealed {
         fn custom(&self) -> Option<Arc<dyn StepParam>> {
             None
         }
-        /// Whether its change is scaled by norms of the whole parameter, which takes two launches; as `IsScaled` of its header.
+        /// Whether its change is scaled by norms of the whole parameter, which takes two launches; as `IsScaled` of its
+        /// header.
         fn is_scaled(&self) -> bool {
             false
         }

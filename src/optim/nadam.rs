@@ -1,7 +1,7 @@
 //! NAdam's hyperparameters; the update is in `kernels/nadam.h`.
 //!
-//! Defaults are those of `torch.optim.NAdam`. Must leave the momenta themselves to the kernel: a power of libm's depends on the
-//! machine, and on the caller's rounding mode.
+//! Defaults are those of `torch.optim.NAdam`. Must leave the momenta themselves to the kernel: a power of libm's
+//! depends on the machine, and on the caller's rounding mode.
 
 use super::{Optimizer, decay_rate, non_negative, sealed::Rule};
 use crate::abi::{INSTEP_OPTIMIZER_nadam, InstepHyper, InstepNAdamHyper};

@@ -6,13 +6,14 @@ use super::{Optimizer, decay_rate, non_negative, sealed::Rule};
 use crate::abi::{INSTEP_OPTIMIZER_radam, InstepHyper, InstepRAdamHyper};
 use crate::error::{Error, Result};
 
-/// RAdam: Adam that warms itself up, by a learning rate that is as small as the second moment is uncertain; plain momentum
-/// over the first steps.
+/// RAdam: Adam that warms itself up, by a learning rate that is as small as the second moment is uncertain; plain
+/// momentum over the first steps.
 ///
 /// States: `exp_avg`, `exp_avg_sq`.
 ///
 /// # Source
-/// Liu et al., "On the Variance of the Adaptive Learning Rate and Beyond", ICLR 2020, in the variant of `torch.optim.RAdam`.
+/// Liu et al., "On the Variance of the Adaptive Learning Rate and Beyond", ICLR 2020, in the variant of
+/// `torch.optim.RAdam`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RAdam {
     /// Learning rate. Default 1e-3.

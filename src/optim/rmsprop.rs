@@ -13,14 +13,14 @@ use crate::error::Result;
 ///
 /// # Source
 /// Tieleman & Hinton, lecture 6.5, 2012; centered: Graves, 2013; in the variant of `torch.optim.RMSprop`, which adds
-/// eps outside the root and does not clamp the variance: where gradients hardly vary, rounding can make it negative and the
-/// parameter NaN. With states of fewer bits than f32 that is the rule, so `centered` is refused there.
+/// eps outside the root and does not clamp the variance: where gradients hardly vary, rounding can make it negative and
+/// the parameter NaN. With states of fewer bits than f32 that is the rule, so `centered` is refused there.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RmsProp {
     /// Learning rate. Default 1e-2.
     pub lr: f64,
-    /// Decay rate of the averages, in \[0, 1\]; PyTorch takes values above 1 too, which make the average of squares negative.
-    /// Default 0.99.
+    /// Decay rate of the averages, in \[0, 1\]; PyTorch takes values above 1 too, which make the average of squares
+    /// negative. Default 0.99.
     pub alpha: f64,
     /// Added to the root. Default 1e-8.
     pub eps: f64,

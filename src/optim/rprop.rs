@@ -1,14 +1,14 @@
 //! Rprop's hyperparameters; the update is in `kernels/rprop.h`.
 //!
-//! Defaults are those of `torch.optim.Rprop`. Must refuse limits in the wrong order, which torch does not look at: they would
-//! make every step size the same.
+//! Defaults are those of `torch.optim.Rprop`. Must refuse limits in the wrong order, which torch does not look at: they
+//! would make every step size the same.
 
 use super::{Optimizer, non_negative, sealed::Rule};
 use crate::abi::{INSTEP_OPTIMIZER_rprop, InstepHyper, InstepRpropHyper};
 use crate::error::{Error, Result};
 
-/// Resilient backpropagation: every element has a step size of its own, which grows while its gradient keeps its sign. For
-/// gradients of the whole data set: those of small batches change their signs by chance.
+/// Resilient backpropagation: every element has a step size of its own, which grows while its gradient keeps its sign.
+/// For gradients of the whole data set: those of small batches change their signs by chance.
 ///
 /// States: `prev`, `step_size`.
 ///

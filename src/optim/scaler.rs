@@ -39,8 +39,8 @@ impl LossScaler {
     pub(crate) const CONSTANT: LossScaler =
         LossScaler { initial_scale: 1.0, growth_factor: 1.0, backoff_factor: 1.0, growth_interval: 0 };
 
-    /// The largest scale whose quotient by so many ranks is still a normal f32. The smallest is the smallest normal f32:
-    /// no number of ranks makes its quotient overflow.
+    /// The largest scale whose quotient by so many ranks is still a normal f32. The smallest is the smallest normal
+    /// f32: no number of ranks makes its quotient overflow.
     pub(crate) fn largest_scale(ranks: u32) -> f64 {
         1.0 / (f64::from(f32::MIN_POSITIVE) * f64::from(ranks))
     }

@@ -63,7 +63,8 @@ impl LrSchedule {
     /// From `lr` to `lowest` along half a cosine of `period` steps, and back over the next `period`.
     ///
     /// # Source
-    /// `torch.optim.lr_scheduler.CosineAnnealingLR`, whose `T_max` is `period` (Loshchilov and Hutter, SGDR, ICLR 2017).
+    /// `torch.optim.lr_scheduler.CosineAnnealingLR`, whose `T_max` is `period` (Loshchilov and Hutter, SGDR, ICLR
+    /// 2017).
     pub fn cosine(lr: f64, period: u64, lowest: f64) -> LrSchedule {
         Shape::Cosine { lr, period, lowest }.into()
     }

@@ -29,14 +29,14 @@ impl GradBucket<'_> {
         self.index
     }
 
-    /// Whether it is the last that is ever reduced: what is each rank's own comes to no hook. Buckets of frozen parameters
-    /// alone come in no pass: if the last bucket is one, this is true for none.
+    /// Whether it is the last that is ever reduced: what is each rank's own comes to no hook. Buckets of frozen
+    /// parameters alone come in no pass: if the last bucket is one, this is true for none.
     pub fn is_last(&self) -> bool {
         self.plan.buckets().iter().rposition(|bucket| !bucket.is_local) == Some(self.index as usize)
     }
 
-    /// The pass, counted from 1 by this stepper: a run that goes on from a checkpoint counts anew, so a hook that depends on
-    /// it adds what it was.
+    /// The pass, counted from 1 by this stepper: a run that goes on from a checkpoint counts anew, so a hook that
+    /// depends on it adds what it was.
     pub fn pass(&self) -> u64 {
         self.call.pass
     }

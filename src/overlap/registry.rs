@@ -1,7 +1,8 @@
 //! Optimizers by name or by type: how a configuration says which one it wants.
 //!
-//! A name stands for a constructor that takes hyperparameters by name, as `torch.optim` spells them. Must refuse a second
-//! entry for a name or a type: PyTorch's `register_overlapped` looks for it in the wrong place and replaces silently.
+//! A name stands for a constructor that takes hyperparameters by name, as `torch.optim` spells them. Must refuse a
+//! second entry for a name or a type: PyTorch's `register_overlapped` looks for it in the wrong place and replaces
+//! silently.
 
 use std::any::{TypeId, type_name};
 

@@ -1,7 +1,7 @@
 //! The registry of what is there: every optimizer of the crate by its name in `torch.optim`, and its keywords.
 //!
-//! A keyword has the name of its field. Must take every default from the optimizer's own `Default`: there is no second list of
-//! them to drift.
+//! A keyword has the name of its field. Must take every default from the optimizer's own `Default`: there is no second
+//! list of them to drift.
 
 use super::registry::{Keywords, Registry};
 use crate::error::Result;
@@ -9,11 +9,11 @@ use crate::optim::Optimizer;
 use crate::optim::{Adadelta, Adagrad, Adam, AdamW, Adamax, Lamb, Lion, NAdam, RAdam, RmsProp, Rprop, Sgd};
 
 impl Registry {
-    /// With the optimizers of this crate, under the names that they have in `torch.optim`, and Lion and LAMB, which that has
-    /// not, under those of their papers: [`names`](Self::names) lists them. Hyperparameters have the names of their fields;
-    /// `betas` are `beta1` and `beta2`, `etas` are `eta_minus` and `eta_plus`, `step_sizes` are `step_size_min` and
-    /// `step_size_max`. Defaults are `torch.optim`'s, where the functional classes of PyTorch's own map have others (lr of SGD
-    /// 1e-2, of Adamax 1e-3).
+    /// With the optimizers of this crate, under the names that they have in `torch.optim`, and Lion and LAMB, which
+    /// that has not, under those of their papers: [`names`](Self::names) lists them. Hyperparameters have the names of
+    /// their fields; `betas` are `beta1` and `beta2`, `etas` are `eta_minus` and `eta_plus`, `step_sizes` are
+    /// `step_size_min` and `step_size_max`. Defaults are `torch.optim`'s, where the functional classes of PyTorch's own
+    /// map have others (lr of SGD 1e-2, of Adamax 1e-3).
     pub fn standard() -> Registry {
         let mut registry = Registry::new();
         add(&mut registry, "SGD", sgd);

@@ -1,4 +1,5 @@
-//! What becomes of a bucket whose gradients are final on this rank: reduced, measured, stepped, as far as the mode goes.
+//! What becomes of a bucket whose gradients are final on this rank: reduced, measured, stepped, as far as the mode
+//! goes.
 //!
 //! The only code that writes work for the reduce and optim streams. Must leave a mark behind every last access to a
 //! bucket, because whoever touches it next asks for nothing else.
@@ -149,7 +150,8 @@ impl Schedule {
         }
     }
 
-    /// The decision on the whole pass, if there is one, behind the trainer's last look at the loss scale that it may change.
+    /// The decision on the whole pass, if there is one, behind the trainer's last look at the loss scale that it may
+    /// change.
     pub(super) fn decide(&mut self) {
         if self.policy.clip_per_bucket {
             return;

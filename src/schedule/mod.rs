@@ -99,8 +99,8 @@ pub struct Schedule {
     opening: Opening,
     /// Micro-batches of the open pass that are still to come after this one.
     micro_batches_left: u32,
-    /// The end of Begin: the trainer may set what it has read, and with tails reduces must come after it, since it resets
-    /// the blocks that they sum.
+    /// The end of Begin: the trainer may set what it has read, and with tails reduces must come after it, since it
+    /// resets the blocks that they sum.
     begun: Option<Mark>,
     /// The last reduce, which with tails the next Begin must come after.
     reduced: Option<Mark>,

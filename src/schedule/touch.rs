@@ -11,7 +11,8 @@ impl Schedule {
     /// The trainer is about to freeze a parameter, or to unfreeze it, in the settings, between passes.
     pub fn touch_frozen(&mut self, param: usize, frozen: bool) {
         if frozen {
-            // Steps of earlier passes may still be writing it, and later touches of a frozen parameter wait for nothing.
+            // Steps of earlier passes may still be writing it, and later touches of a frozen parameter wait for
+            // nothing.
             let bucket = self.plan.segment_of(param).bucket;
             self.emitter.after(Stream::Compute, &[self.stepped[bucket as usize]]);
         }
@@ -33,8 +34,8 @@ impl Schedule {
         self.touch_inputs(self.settled);
     }
 
-    /// The trainer is about to set hyperparameters or actions, between passes. The steps of the last pass may still run:
-    /// they read what Begin has derived.
+    /// The trainer is about to set hyperparameters or actions, between passes. The steps of the last pass may still
+    /// run: they read what Begin has derived.
     pub fn touch_settings(&mut self) {
         self.touch_inputs(self.begun);
     }
@@ -44,8 +45,8 @@ impl Schedule {
         self.touch_inputs(self.reduced);
     }
 
-    /// The trainer is about to read the loss scale of the open pass, or of the next one: it comes after the last decision,
-    /// not after the steps behind that.
+    /// The trainer is about to read the loss scale of the open pass, or of the next one: it comes after the last
+    /// decision, not after the steps behind that.
     pub fn touch_loss_scale(&mut self) {
         self.emitter.after(Stream::Compute, &[self.decided]);
         self.loss_scale_touched = self.emitter.next_ticket(Stream::Compute);

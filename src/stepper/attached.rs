@@ -18,16 +18,16 @@ pub struct Attached<'a> {
     pub id: OptimizerId,
     /// The layout's group that it was given to; `None` if to single parameters.
     pub group: Option<&'a str>,
-    /// Its hyperparameters, the learning rate as it was set last. It is one of the types of [`optim`](crate::optim), which
-    /// `(optimizer as &dyn Any).downcast_ref` tells apart.
+    /// Its hyperparameters, the learning rate as it was set last. It is one of the types of [`optim`](crate::optim),
+    /// which `(optimizer as &dyn Any).downcast_ref` tells apart.
     pub optimizer: &'a dyn Optimizer,
     /// Whether passes run it; they do not if it was [attached](crate::StepperBuilder::attach) alone.
     pub steps: bool,
 }
 
 impl<D: Device> Stepper<D> {
-    /// All optimizers: those of groups in the layout's order, then further ones of groups, then those of single parameters in
-    /// the order in which they were registered.
+    /// All optimizers: those of groups in the layout's order, then further ones of groups, then those of single
+    /// parameters in the order in which they were registered.
     ///
     /// ```
     /// use std::any::Any;
@@ -67,8 +67,8 @@ impl<D: Device> Stepper<D> {
         Ok(self.optimizers.stepping(self.layout.index(id)?).collect())
     }
 
-    /// Names of a parameter's states, as [`state`](Stepper::state) takes them: as `torch.optim` calls them, and with `#k`
-    /// behind them for the parameter's `k`-th further optimizer.
+    /// Names of a parameter's states, as [`state`](Stepper::state) takes them: as `torch.optim` calls them, and with
+    /// `#k` behind them for the parameter's `k`-th further optimizer.
     ///
     /// # Errors
     /// `Layout` if `id` is of another layout.

@@ -18,7 +18,8 @@ pub struct Status {
     /// Whether it changed nothing because of a non-finite gradient.
     pub skipped: bool,
     /// Norm of all averaged gradients, infinite or NaN if one of them is; `None` if neither mode nor option asked for
-    /// it, or the pass was given up, or buckets are clipped one by one. Clipping [by the previous norm](crate::StepperBuilder::clip_by_previous_norm) asks.
+    /// it, or the pass was given up, or buckets are clipped one by one. Clipping [by the previous
+    /// norm](crate::StepperBuilder::clip_by_previous_norm) asks.
     pub norm: Option<f64>,
     /// Factor that clipping multiplied them by; 1 without clipping, in a skipped pass, and with
     /// [`clip_per_bucket`](crate::StepperBuilder::clip_per_bucket), where each bucket has its own.
@@ -26,8 +27,8 @@ pub struct Status {
     /// The factor in the loss that was divided out of them.
     pub loss_scale: f64,
     /// The first bucket with an infinite or NaN gradient among those stepped; its parameters are
-    /// [`segments_of`](crate::layout::Plan::segments_of) it in the plan. Eager steps it all the same, and so does every mode
-    /// that skips nothing.
+    /// [`segments_of`](crate::layout::Plan::segments_of) it in the plan. Eager steps it all the same, and so does every
+    /// mode that skips nothing.
     pub first_nonfinite_bucket: Option<u32>,
 }
 
@@ -44,8 +45,8 @@ impl Stepper {
         Ok(Params::new(self))
     }
 
-    /// The parameters, to initialise or load them. The next pass gives every rank those of rank 0, in a collective: once
-    /// a pass has been made, call this on all ranks or on none.
+    /// The parameters, to initialise or load them. The next pass gives every rank those of rank 0, in a collective:
+    /// once a pass has been made, call this on all ranks or on none.
     ///
     /// # Ordering
     /// Waits for all steps.
@@ -61,8 +62,8 @@ impl Stepper {
     /// A parameter's gradient as the last pass left it, which is **the sum over ranks, loss scale included**: divided
     /// by nothing and clipped by nothing, since the step folds that into its one multiplier and leaves the gradient as
     /// it was (divide it by [`world_size`](Stepper::world_size), and by what else was set, for the mean). Where the
-    /// action is [Average](crate::SegmentAction) it is the mean, of the scaled loss still. [`StepperBuilder::gradients`](crate::StepperBuilder::gradients) asks for zeros
-    /// behind the step, or for none.
+    /// action is [Average](crate::SegmentAction) it is the mean, of the scaled loss still.
+    /// [`StepperBuilder::gradients`](crate::StepperBuilder::gradients) asks for zeros behind the step, or for none.
     ///
     /// # Shapes
     /// As many f32 as the parameter, aligned to 64 bytes unless [borrowed](crate::Borrowed).
@@ -86,9 +87,9 @@ impl Stepper {
         self.view(id, Memory::Grads)
     }
 
-    /// A parameter's optimizer state by name, as `torch.optim` calls it ([`state_names_of`](Self::state_names_of) lists them).
-    /// Groups with the same kind of optimizer keep the states of the one that keeps most; where one has no use for it (no
-    /// momentum, no amsgrad) it stays zero.
+    /// A parameter's optimizer state by name, as `torch.optim` calls it ([`state_names_of`](Self::state_names_of) lists
+    /// them). Groups with the same kind of optimizer keep the states of the one that keeps most; where one has no use
+    /// for it (no momentum, no amsgrad) it stays zero.
     ///
     /// # Shapes
     /// As many f32 as the parameter, aligned to 64 bytes unless [borrowed](crate::Borrowed).
@@ -102,8 +103,8 @@ impl Stepper {
         self.state_as(id, name)
     }
 
-    /// The same, of the type that the stepper's [precision](crate::StepperBuilder::precision) says; what is stored in 8 bits
-    /// [`read_state`](Self::read_state) copies.
+    /// The same, of the type that the stepper's [precision](crate::StepperBuilder::precision) says; what is stored in 8
+    /// bits [`read_state`](Self::read_state) copies.
     ///
     /// # Shapes
     /// As [`state`](Self::state), and so are `# Ordering` and `# Errors`.
@@ -112,9 +113,9 @@ impl Stepper {
         self.view(id, self.state_called(id, name.as_ref())?)
     }
 
-    /// A parameter's optimizer state by name, to load it. States are never broadcast: every rank must load the same (if only
-    /// some ask for it, the next collective is a `Mismatch`, if it [compares](Self::set_lr); contents are not compared), and
-    /// the step count with it ([`set_step_count`](Self::set_step_count)).
+    /// A parameter's optimizer state by name, to load it. States are never broadcast: every rank must load the same (if
+    /// only some ask for it, the next collective is a `Mismatch`, if it [compares](Self::set_lr); contents are not
+    /// compared), and the step count with it ([`set_step_count`](Self::set_step_count)).
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -144,8 +145,8 @@ impl Stepper {
         self.state_mut_as(id, name)
     }
 
-    /// The same, of the type that the stepper's [precision](crate::StepperBuilder::precision) says; what is stored in 8 bits
-    /// [`write_state`](Self::write_state) takes.
+    /// The same, of the type that the stepper's [precision](crate::StepperBuilder::precision) says; what is stored in 8
+    /// bits [`write_state`](Self::write_state) takes.
     ///
     /// # Shapes
     /// As [`state`](Self::state), and so are `# Ordering` and `# Errors`.
@@ -169,8 +170,8 @@ impl<D: Device> Stepper<D> {
         self.read_step_count(self.layout.index(id)?, 0)
     }
 
-    /// How many updates one of a parameter's [optimizers](Self::optimizers_of) has made: as many as the first one, unless it
-    /// was [added later](Self::add_optimizer_for).
+    /// How many updates one of a parameter's [optimizers](Self::optimizers_of) has made: as many as the first one,
+    /// unless it was [added later](Self::add_optimizer_for).
     ///
     /// # Ordering
     /// Waits for all steps.
@@ -183,9 +184,9 @@ impl<D: Device> Stepper<D> {
         self.read_step_count(param, round)
     }
 
-    /// Says how many updates a parameter has had, by each of its optimizers: its next one is number `count + 1`, in bias
-    /// correction too. A first update sets a momentum buffer instead of averaging into it. Ranks must set the same: if they
-    /// differ, the next collective is a `Mismatch`, if it [compares](Self::set_lr).
+    /// Says how many updates a parameter has had, by each of its optimizers: its next one is number `count + 1`, in
+    /// bias correction too. A first update sets a momentum buffer instead of averaging into it. Ranks must set the
+    /// same: if they differ, the next collective is a `Mismatch`, if it [compares](Self::set_lr).
     ///
     /// # Ordering
     /// Waits for all steps.
@@ -199,8 +200,8 @@ impl<D: Device> Stepper<D> {
         self.set_counts(param, 0..self.optimizers.rounds(param).max(1), count, None)
     }
 
-    /// Says how many updates one of a parameter's optimizers has made, as [`set_step_count`](Self::set_step_count) does for
-    /// all of them.
+    /// Says how many updates one of a parameter's optimizers has made, as [`set_step_count`](Self::set_step_count) does
+    /// for all of them.
     ///
     /// # Ordering
     /// Waits for all steps.
@@ -235,8 +236,8 @@ impl<D: Device> Stepper<D> {
     /// that it left in flight.
     ///
     /// # Errors
-    /// `Config` if there is no such group, it [follows a schedule](crate::StepperBuilder::lr_schedule), or the optimizer
-    /// refuses the rate, which changes nothing; `Order` inside a pass, `Poisoned` after a failure.
+    /// `Config` if there is no such group, it [follows a schedule](crate::StepperBuilder::lr_schedule), or the
+    /// optimizer refuses the rate, which changes nothing; `Order` inside a pass, `Poisoned` after a failure.
     pub fn set_lr(&mut self, group: &str, lr: f64) -> Result<()> {
         self.refuse_open_pass()?;
         self.rates.refuse_scheduled(group)?;
@@ -247,7 +248,8 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Sets the learning rate of one of the [`optimizers`](Self::optimizers), as [`set_lr`](Self::set_lr) does a group's.
+    /// Sets the learning rate of one of the [`optimizers`](Self::optimizers), as [`set_lr`](Self::set_lr) does a
+    /// group's.
     ///
     /// # Ordering
     /// As [`set_lr`](Self::set_lr).
@@ -286,7 +288,8 @@ impl<D: Device> Stepper<D> {
     /// ```
     ///
     /// # Ordering
-    /// Waits for the last pass to have begun on the optim stream; to freeze, for the last step of the parameter's bucket.
+    /// Waits for the last pass to have begun on the optim stream; to freeze, for the last step of the parameter's
+    /// bucket.
     ///
     /// # Errors
     /// `Layout` if `id` is of another layout, `Order` inside a pass, `Poisoned` after a failure.
@@ -326,8 +329,8 @@ impl<D: Device> Stepper<D> {
     }
 
     /// The newest pass that is known to have ended, without waiting for anything: it is as many passes behind as the
-    /// device is behind the trainer. `None` before the first one has ended; an abandoned pass is never among them. May be
-    /// asked at any time, inside a pass too.
+    /// device is behind the trainer. `None` before the first one has ended; an abandoned pass is never among them. May
+    /// be asked at any time, inside a pass too.
     pub fn latest_status(&self) -> Option<Status> {
         self.run.borrow().device.latest().as_ref().map(Status::new)
     }

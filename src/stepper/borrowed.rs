@@ -1,8 +1,8 @@
 //! A stepper on the caller's memory: gradients in flat buckets of any alignment, each parameter in its own allocation.
 //!
-//! For frameworks that own their tensors. The plan keeps its own offsets, so the checker judges the same list; only what
-//! the offsets resolve to is the caller's. Must refuse tensors that overlap, because the checker takes memories for
-//! disjoint.
+//! For frameworks that own their tensors. The plan keeps its own offsets, so the checker judges the same list; only
+//! what the offsets resolve to is the caller's. Must refuse tensors that overlap, because the checker takes memories
+//! for disjoint.
 
 use std::ptr::NonNull;
 
@@ -40,8 +40,8 @@ impl Borrowed {
     }
 
     /// Where a parameter lies: as many elements as registered, of the type that the stepper's
-    /// [precision](crate::StepperBuilder::precision) says. Every parameter of the layout needs one, empty ones too, whose
-    /// address may be null.
+    /// [precision](crate::StepperBuilder::precision) says. Every parameter of the layout needs one, empty ones too,
+    /// whose address may be null.
     pub fn param<T: Element>(mut self, id: ParamId, address: *mut T) -> Borrowed {
         self.params.push((id, Address::new(address)));
         self

@@ -67,8 +67,9 @@ impl StepperBuilder<'_> {
     }
 
     /// Builds the stepper on the CPU, on parameters and gradient buckets of the caller's; states are the stepper's own.
-    /// The result is the same bits as on memory of its own, at any alignment. Foreign buckets have no room for counts, so
-    /// this needs [`Unused::StepZero`] and refuses [`uneven_inputs`](Self::uneven_inputs), and a cap of its own it has not.
+    /// The result is the same bits as on memory of its own, at any alignment. Foreign buckets have no room for counts,
+    /// so this needs [`Unused::StepZero`] and refuses [`uneven_inputs`](Self::uneven_inputs), and a cap of its own it
+    /// has not.
     ///
     /// ```
     /// use instep::layout::ForeignBucket;
@@ -92,19 +93,19 @@ impl StepperBuilder<'_> {
     /// # Ok::<(), instep::Error>(())
     /// ```
     ///
-    /// The first pass, and the first one after [`params_mut`](Stepper::params_mut), writes rank 0's parameters over the other
-    /// ranks'. The views work as ever, and are what tells the stepper that a gradient has been written: a trainer with
-    /// pointers of its own calls [`Grads::get_mut`](crate::Grads::get_mut) first, which waits for the last step, and may then
-    /// write through its own pointer until it hands the gradient over.
+    /// The first pass, and the first one after [`params_mut`](Stepper::params_mut), writes rank 0's parameters over the
+    /// other ranks'. The views work as ever, and are what tells the stepper that a gradient has been written: a trainer
+    /// with pointers of its own calls [`Grads::get_mut`](crate::Grads::get_mut) first, which waits for the last step,
+    /// and may then write through its own pointer until it hands the gradient over.
     ///
     /// # Errors
     /// As [`host`](Self::host); `Layout` if a tensor lies nowhere, twice, misaligned for f32, or over another one.
     ///
     /// # Safety
-    /// Until the stepper has been closed or dropped, either of which waits for what still runs (and so, unless the thread
-    /// panics, for peers that a queued sum needs, up to the deadline): every address is valid
-    /// for reads and writes of its tensor, all of it initialised, and nothing touches it but this stepper, its views, and
-    /// the caller's own pointers under the same rules: a gradient is written only between
+    /// Until the stepper has been closed or dropped, either of which waits for what still runs (and so, unless the
+    /// thread panics, for peers that a queued sum needs, up to the deadline): every address is valid for reads and
+    /// writes of its tensor, all of it initialised, and nothing touches it but this stepper, its views, and the
+    /// caller's own pointers under the same rules: a gradient is written only between
     /// [`Grads::get_mut`](crate::Grads::get_mut) and its hand-over, a parameter read only between
     /// [`Params::get`](crate::Params::get) and its hand-over, and between passes both only after
     /// [`Stepper::params_mut`] or [`Stepper::params`].

@@ -85,7 +85,8 @@ impl<'a> StepperBuilder<'a> {
         }
     }
 
-    /// An optimizer for one group of the layout. Groups share buckets, and those with the same kind of optimizer launches.
+    /// An optimizer for one group of the layout. Groups share buckets, and those with the same kind of optimizer
+    /// launches.
     pub fn group(self, name: impl Into<String>, optimizer: impl Optimizer + 'static) -> Self {
         self.register(Target::Group(name.into()), optimizer)
     }
@@ -110,9 +111,9 @@ impl<'a> StepperBuilder<'a> {
         self.register(Target::Behind(group.into()), optimizer)
     }
 
-    /// An optimizer for single parameters, instead of their group's. Called again for the same parameter it adds a further
-    /// one, which steps behind the first. The `k`-th call of this and of [`attach`](Self::attach) makes the `k`-th of
-    /// [`Stepper::optimizers`](crate::Stepper::optimizers) that no group has.
+    /// An optimizer for single parameters, instead of their group's. Called again for the same parameter it adds a
+    /// further one, which steps behind the first. The `k`-th call of this and of [`attach`](Self::attach) makes the
+    /// `k`-th of [`Stepper::optimizers`](crate::Stepper::optimizers) that no group has.
     pub fn optimizer_for(mut self, params: &[ParamId], optimizer: impl Optimizer + 'static) -> Self {
         match self.places(params) {
             Some(params) => self.register(Target::Params(params), optimizer),
@@ -120,8 +121,8 @@ impl<'a> StepperBuilder<'a> {
         }
     }
 
-    /// Lists an optimizer with parameters without stepping them: no pass runs it, and it keeps no state. What nothing else
-    /// steps is averaged, for whoever runs it. All ranks attach the same.
+    /// Lists an optimizer with parameters without stepping them: no pass runs it, and it keeps no state. What nothing
+    /// else steps is averaged, for whoever runs it. All ranks attach the same.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -146,9 +147,9 @@ impl<'a> StepperBuilder<'a> {
         }
     }
 
-    /// Steps these parameters only; all others keep no states, and their gradients are averaged for somebody else's optimizer
-    /// ([`SegmentAction::Average`](crate::SegmentAction) says what is not done to them). `None`: all, an empty list: none.
-    /// What that optimizer changes goes back by [`write_param`](crate::Stepper::write_param).
+    /// Steps these parameters only; all others keep no states, and their gradients are averaged for somebody else's
+    /// optimizer ([`SegmentAction::Average`](crate::SegmentAction) says what is not done to them). `None`: all, an
+    /// empty list: none. What that optimizer changes goes back by [`write_param`](crate::Stepper::write_param).
     pub fn optimize_only(mut self, params: Option<&[ParamId]>) -> Self {
         self.optimized = params.and_then(|params| self.places(params));
         self
@@ -180,9 +181,10 @@ impl<'a> StepperBuilder<'a> {
         }
     }
 
-    /// Lets the learning rate of a group ([`DEFAULT_GROUP`](crate::layout::DEFAULT_GROUP) if the layout names none) follow a
-    /// schedule, in the place of its optimizer's (a group has one; a parameter with an optimizer of its own follows none): each pass begins with the rate of its step, which is how many passes were
-    /// finished before it ([`Stepper::schedule_step`](crate::Stepper::schedule_step)).
+    /// Lets the learning rate of a group ([`DEFAULT_GROUP`](crate::layout::DEFAULT_GROUP) if the layout names none)
+    /// follow a schedule, in the place of its optimizer's (a group has one; a parameter with an optimizer of its own
+    /// follows none): each pass begins with the rate of its step, which is how many passes were finished before it
+    /// ([`Stepper::schedule_step`](crate::Stepper::schedule_step)).
     ///
     /// ```
     /// # use instep::layout::DEFAULT_GROUP;
@@ -248,8 +250,8 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Element types of parameters, gradients, master weights and states; unset: f32 throughout. Arithmetic is f32 whatever they
-    /// are. Code of the user's own ([`Custom`](crate::optim::Custom)) needs f32.
+    /// Element types of parameters, gradients, master weights and states; unset: f32 throughout. Arithmetic is f32
+    /// whatever they are. Code of the user's own ([`Custom`](crate::optim::Custom)) needs f32.
     pub fn precision(mut self, precision: Precision) -> Self {
         self.precision = precision;
         self
@@ -263,8 +265,8 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Keeps an exponential moving average of each parameter, in f32 and in the same launch: `decay * average + (1 - decay) *
-    /// parameter`, behind the parameter's every update; behind the first it is the parameter. Read by
+    /// Keeps an exponential moving average of each parameter, in f32 and in the same launch: `decay * average + (1 -
+    /// decay) * parameter`, behind the parameter's every update; behind the first it is the parameter. Read by
     /// [`Stepper::read_ema`](crate::Stepper::read_ema).
     ///
     /// ```
@@ -297,32 +299,32 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Lets ranks run out of data at different times (see [`Stepper::join`](crate::Stepper::join)), and says what the mean is then taken over. On
-    /// [`Solo`](crate::Solo), which is one rank, that is 1.
+    /// Lets ranks run out of data at different times (see [`Stepper::join`](crate::Stepper::join)), and says what the
+    /// mean is then taken over. On [`Solo`](crate::Solo), which is one rank, that is 1.
     pub fn uneven_inputs(mut self, divisor: Divisor) -> Self {
         self.uneven_inputs = Some(divisor);
         self
     }
 
-    /// Clips the global norm of the averaged gradients to `max_norm`, exactly: of those that are stepped, and all ranks have in
-    /// common. Refused in Eager.
+    /// Clips the global norm of the averaged gradients to `max_norm`, exactly: of those that are stepped, and all ranks
+    /// have in common. Refused in Eager.
     pub fn max_norm(mut self, max_norm: f64) -> Self {
         self.max_norm = Some(max_norm);
         self
     }
 
     /// Leaves every parameter, state and step count as it is in a pass in which a gradient to be stepped is infinite or
-    /// NaN, or becomes so when it is averaged ([local](crate::LayoutBuilder::local) ones excepted, which the other ranks
-    /// cannot see). Refused in Eager.
+    /// NaN, or becomes so when it is averaged ([local](crate::LayoutBuilder::local) ones excepted, which the other
+    /// ranks cannot see). Refused in Eager.
     pub fn skip_nonfinite(mut self, skip: bool) -> Self {
         self.skip_nonfinite = skip;
         self
     }
 
-    /// Clips by the norm of the pass before, which every mode knows, Eager too. Not exact: a gradient that grows suddenly
-    /// is stepped as large as it is, and the pass behind it is clipped. The first pass is not clipped, a norm that was
-    /// infinite or NaN is passed over, and so is that of a pass skipped or given up. The same bits in every mode; excludes
-    /// [`max_norm`](Self::max_norm). A run that goes on from saved state loads the norm too
+    /// Clips by the norm of the pass before, which every mode knows, Eager too. Not exact: a gradient that grows
+    /// suddenly is stepped as large as it is, and the pass behind it is clipped. The first pass is not clipped, a norm
+    /// that was infinite or NaN is passed over, and so is that of a pass skipped or given up. The same bits in every
+    /// mode; excludes [`max_norm`](Self::max_norm). A run that goes on from saved state loads the norm too
     /// ([`Stepper::set_previous_norm`](crate::Stepper::set_previous_norm)).
     ///
     /// ```
@@ -344,12 +346,12 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Clips each bucket by its own norm, not by that of all gradients: what `torch.nn.utils.clip_grad_norm_` does to the
-    /// averaged gradients of the bucket's stepped parameters. **Inexact, and the result depends on how the layout is cut
-    /// into buckets**: another [cap](Self::bucket_cap_bytes), or [rebuilding](crate::Stepper::rebuild_buckets), trains
-    /// differently, and the gradient's direction changes. With the same buckets it is the same bits in every mode, Eager
-    /// too. A NaN or an infinity touches its own bucket alone, where IEEE has its way. Gradients that
-    /// [are not summed over ranks](crate::LayoutBuilder::local) are not clipped, as with the other clips.
+    /// Clips each bucket by its own norm, not by that of all gradients: what `torch.nn.utils.clip_grad_norm_` does to
+    /// the averaged gradients of the bucket's stepped parameters. **Inexact, and the result depends on how the layout
+    /// is cut into buckets**: another [cap](Self::bucket_cap_bytes), or [rebuilding](crate::Stepper::rebuild_buckets),
+    /// trains differently, and the gradient's direction changes. With the same buckets it is the same bits in every
+    /// mode, Eager too. A NaN or an infinity touches its own bucket alone, where IEEE has its way. Gradients that [are
+    /// not summed over ranks](crate::LayoutBuilder::local) are not clipped, as with the other clips.
     /// [`Status`](crate::Status) tells no norm and a clip of 1: each bucket has its own. Excludes
     /// [`max_norm`](Self::max_norm), [`clip_by_previous_norm`](Self::clip_by_previous_norm),
     /// [`skip_nonfinite`](Self::skip_nonfinite) and [`loss_scaler`](Self::loss_scaler).
@@ -381,10 +383,10 @@ impl<'a> StepperBuilder<'a> {
     }
 
     /// A factor in the loss that follows the gradients, as `torch.amp.GradScaler`'s: each pass asks for its own
-    /// ([`Pass::loss_scale`](crate::Pass::loss_scale)). Implies [`skip_nonfinite`](Self::skip_nonfinite), so it is refused
-    /// in Eager; excludes [`loss_scale`](Self::loss_scale). All ranks decide alike, since they see the same sums; an
-    /// abandoned pass, or one in which no rank had data, decides nothing. A scale that would leave f32, or could not be
-    /// divided out in it, is not taken: the one before stands.
+    /// ([`Pass::loss_scale`](crate::Pass::loss_scale)). Implies [`skip_nonfinite`](Self::skip_nonfinite), so it is
+    /// refused in Eager; excludes [`loss_scale`](Self::loss_scale). All ranks decide alike, since they see the same
+    /// sums; an abandoned pass, or one in which no rank had data, decides nothing. A scale that would leave f32, or
+    /// could not be divided out in it, is not taken: the one before stands.
     pub fn loss_scaler(mut self, scaler: LossScaler) -> Self {
         self.loss_scaler = Some(scaler);
         self
@@ -403,16 +405,17 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// How long a collective waits for other ranks. Unset: `INSTEP_DEADLINE_MS`, else 60 s. On a GPU a sum is waited for by
-    /// calls that wait for the GPU: the clock runs while the trainer's stream has come to what was handed over and the sums
-    /// have not ended, so a long backward is none; of a captured graph nobody can tell, so it runs all along.
+    /// How long a collective waits for other ranks. Unset: `INSTEP_DEADLINE_MS`, else 60 s. On a GPU a sum is waited
+    /// for by calls that wait for the GPU: the clock runs while the trainer's stream has come to what was handed over
+    /// and the sums have not ended, so a long backward is none; of a captured graph nobody can tell, so it runs all
+    /// along.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = Some(deadline);
         self
     }
 
-    /// Keeps the list of ops and accesses, and their times, until [`Stepper::take_recording`](crate::Stepper::take_recording) takes it; the list grows
-    /// with every pass.
+    /// Keeps the list of ops and accesses, and their times, until
+    /// [`Stepper::take_recording`](crate::Stepper::take_recording) takes it; the list grows with every pass.
     pub fn record(mut self, record: bool) -> Self {
         self.record = record;
         self

@@ -1,7 +1,7 @@
 //! Tensors copied to the host and back: the same calls on every device.
 //!
-//! For initialising, saving, checking and small trainers; a trainer on the host reads slices instead (`views.rs`), one on a
-//! GPU addresses (`gpu.rs`). Must refuse a wrong length before anything is touched.
+//! For initialising, saving, checking and small trainers; a trainer on the host reads slices instead (`views.rs`), one
+//! on a GPU addresses (`gpu.rs`). Must refuse a wrong length before anything is touched.
 
 use crate::error::{Error, Result};
 use crate::layout::ParamId;
@@ -9,9 +9,9 @@ use crate::op::{Device, Memory};
 use crate::stepper::{Pass, Stepper};
 
 impl<D: Device> Stepper<D> {
-    /// Copies a parameter to the host, between passes: what its [master weight](crate::Master) stands for, if it has one.
-    /// Whatever the [precision](crate::Precision), values are f32 here; those that have been read can be written back, into this
-    /// precision bit for bit and into any other one.
+    /// Copies a parameter to the host, between passes: what its [master weight](crate::Master) stands for, if it has
+    /// one. Whatever the [precision](crate::Precision), values are f32 here; those that have been read can be written
+    /// back, into this precision bit for bit and into any other one.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -40,8 +40,8 @@ impl<D: Device> Stepper<D> {
         self.read_between(id, Memory::Params, into)
     }
 
-    /// Copies a parameter from the host, and its master weight with it. The next pass gives every rank *all* of rank 0's, as after
-    /// [`params_mut`](Stepper::params_mut): a collective over every parameter, however few were written.
+    /// Copies a parameter from the host, and its master weight with it. The next pass gives every rank *all* of rank
+    /// 0's, as after [`params_mut`](Stepper::params_mut): a collective over every parameter, however few were written.
     ///
     /// # Shapes
     /// As [`read_param`](Self::read_param), and so are `# Ordering` and `# Errors`.
@@ -74,7 +74,8 @@ impl<D: Device> Stepper<D> {
         self.read_between(id, self.state_called(id, name.as_ref())?, into)
     }
 
-    /// Copies a parameter's optimizer state from the host; see [`state_mut`](Stepper::state_mut) for what belongs to it.
+    /// Copies a parameter's optimizer state from the host; see [`state_mut`](Stepper::state_mut) for what belongs to
+    /// it.
     ///
     /// # Shapes
     /// As [`read_param`](Self::read_param), and so is `# Ordering`.

@@ -12,8 +12,8 @@ use crate::stepper::{OptimizerId, Stepper};
 
 impl<D: Device> Stepper<D> {
     /// The number that one of a parameter's [optimizers](Self::optimizers_of) carries from update to update beside its
-    /// [step count](Self::step_count_of): NAdam's product of momenta, `mu_product` in `torch.optim`, which is 1 before the
-    /// first update. `None` for all others.
+    /// [step count](Self::step_count_of): NAdam's product of momenta, `mu_product` in `torch.optim`, which is 1 before
+    /// the first update. `None` for all others.
     ///
     /// # Ordering
     /// Waits for all steps.
@@ -27,8 +27,9 @@ impl<D: Device> Stepper<D> {
         carried.map(|_| self.read_carried(param, round)).transpose()
     }
 
-    /// Says how many updates one of a parameter's optimizers has made, and what it [carries](Self::carried_of) by now. They
-    /// belong together: [`set_step_count`](Self::set_step_count) refuses any count but 0 where a number is carried.
+    /// Says how many updates one of a parameter's optimizers has made, and what it [carries](Self::carried_of) by now.
+    /// They belong together: [`set_step_count`](Self::set_step_count) refuses any count but 0 where a number is
+    /// carried.
     ///
     /// ```
     /// # use instep::{Error, Layout, NAdam, Solo, Stepper};
@@ -46,8 +47,8 @@ impl<D: Device> Stepper<D> {
     /// Waits for all steps.
     ///
     /// # Errors
-    /// As [`set_step_count_of`](Self::set_step_count_of); `Config` if the optimizer carries nothing, or the number is no
-    /// product of momenta, which is between 0 and 1, and 1 before the first update.
+    /// As [`set_step_count_of`](Self::set_step_count_of); `Config` if the optimizer carries nothing, or the number is
+    /// no product of momenta, which is between 0 and 1, and 1 before the first update.
     pub fn set_step_count_and_carried_of(
         &mut self,
         id: ParamId,

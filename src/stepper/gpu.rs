@@ -54,8 +54,8 @@ impl StepperBuilder<'_> {
     /// driver refuses anything, memory above all.
     ///
     /// # Safety
-    /// The stream that [`Cuda::compute_stream`] names outlives the stepper; if it is the calling thread's own default stream
-    /// (handle 2), which is another one elsewhere, the stepper stays on this thread.
+    /// The stream that [`Cuda::compute_stream`] names outlives the stepper; if it is the calling thread's own default
+    /// stream (handle 2), which is another one elsewhere, the stepper stays on this thread.
     pub unsafe fn cuda(self, comm: impl Collective + 'static, cuda: &Cuda) -> Result<Stepper<CudaDevice>> {
         self.on_gpu(Arc::new(comm), None, cuda)
     }
@@ -162,8 +162,8 @@ impl Stepper<CudaDevice> {
         Ok(self.device_address(&segment, Memory::Params))
     }
 
-    /// The event at which the times of recorded ops are zero, if ops are recorded: for benches, which time the trainer's own
-    /// stream by the same clock.
+    /// The event at which the times of recorded ops are zero, if ops are recorded: for benches, which time the
+    /// trainer's own stream by the same clock.
     #[doc(hidden)]
     pub fn clock_zero(&self) -> Option<EventHandle> {
         self.run.borrow().device.clock_zero()
@@ -182,11 +182,13 @@ impl Pass<'_, CudaDevice> {
     /// As [`Stepper::param_ptr`].
     ///
     /// # Ordering
-    /// What the trainer's stream is given from here until the parameter is handed over comes behind the last step of its
-    /// bucket. Another stream of the trainer's waits for that one behind this call, and is joined before the hand-over.
+    /// What the trainer's stream is given from here until the parameter is handed over comes behind the last step of
+    /// its bucket. Another stream of the trainer's waits for that one behind this call, and is joined before the
+    /// hand-over.
     ///
     /// # Errors
-    /// `Order` if it was handed over in this micro-batch, `Layout` if `id` is of another layout, `Poisoned` after a failure.
+    /// `Order` if it was handed over in this micro-batch, `Layout` if `id` is of another layout, `Poisoned` after a
+    /// failure.
     pub fn param_ptr(&self, id: ParamId) -> Result<DevicePtr> {
         let segment = self.stepper.claim(id, Memory::Params, false)?;
         Ok(self.stepper.device_address(&segment, Memory::Params))

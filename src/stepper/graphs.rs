@@ -1,7 +1,7 @@
 //! Whole passes as CUDA graphs: captured once, replayed with one launch each.
 //!
-//! A captured pass is an ordinary one whose streams fork from the trainer's and join it again. Must end every capture that it
-//! begins, whatever fails in it, and leave the stepper as if none had begun.
+//! A captured pass is an ordinary one whose streams fork from the trainer's and join it again. Must end every capture
+//! that it begins, whatever fails in it, and leave the stepper as if none had begun.
 #![allow(unsafe_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -11,9 +11,10 @@ use crate::error::{Error, Result};
 use crate::stepper::{Pass, Stepper};
 
 impl Stepper<CudaDevice> {
-    /// Captures a pass as a CUDA graph: what `trainer` puts on its stream, and every sum and step between. Nothing runs.
-    /// [`replay`](Self::replay) then makes that pass with one launch, as often as wanted, with the learning rates of the
-    /// moment. Frozen parameters are those of the capture: to freeze one later works, to unfreeze one takes a new capture.
+    /// Captures a pass as a CUDA graph: what `trainer` puts on its stream, and every sum and step between. Nothing
+    /// runs. [`replay`](Self::replay) then makes that pass with one launch, as often as wanted, with the learning rates
+    /// of the moment. Frozen parameters are those of the capture: to freeze one later works, to unfreeze one takes a
+    /// new capture.
     ///
     /// ```no_run
     /// # use instep::cuda::CudaDevice;
@@ -44,9 +45,9 @@ impl Stepper<CudaDevice> {
     ///
     /// # Errors
     /// `Order` if a pass is open, none has been made yet, since the first one gives all ranks rank 0's parameters, or
-    /// `trainer` has not finished its pass; `Unsupported` on the legacy default stream; what `trainer` returns; `Device` if
-    /// the driver cannot capture something. Whatever it is, or if `trainer` panics, the capture has ended and the stepper
-    /// goes on as if it had not begun; only a panic inside the pass ends the group, as ever.
+    /// `trainer` has not finished its pass; `Unsupported` on the legacy default stream; what `trainer` returns;
+    /// `Device` if the driver cannot capture something. Whatever it is, or if `trainer` panics, the capture has ended
+    /// and the stepper goes on as if it had not begun; only a panic inside the pass ends the group, as ever.
     pub fn capture(
         &mut self,
         trainer: impl FnOnce(Pass<'_, CudaDevice>) -> Result<()>,

@@ -21,9 +21,9 @@ pub enum Divisor {
 
 impl<D: Device> Stepper<D> {
     /// Takes part in one pass without data of its own. Once a rank has no more data it calls this until it returns
-    /// false: then no rank had any, and nothing was stepped. Learning rates are still the trainer's to set in between, as
-    /// on the other ranks, and so are frozen parameters. It counts as one pass however many micro-batches the others make of
-    /// theirs, and ordinary passes may follow once it has returned false.
+    /// false: then no rank had any, and nothing was stepped. Learning rates are still the trainer's to set in between,
+    /// as on the other ranks, and so are frozen parameters. It counts as one pass however many micro-batches the others
+    /// make of theirs, and ordinary passes may follow once it has returned false.
     ///
     /// ```
     /// use instep::{Divisor, Layout, Sgd, Stepper, in_process};
@@ -51,8 +51,8 @@ impl<D: Device> Stepper<D> {
     /// Waits for the pass's last reduce, not for the steps.
     ///
     /// # Errors
-    /// `Config` unless the stepper was built with [`uneven_inputs`](crate::StepperBuilder::uneven_inputs), `Order` if a pass
-    /// is open, `Poisoned` after a failure.
+    /// `Config` unless the stepper was built with [`uneven_inputs`](crate::StepperBuilder::uneven_inputs), `Order` if a
+    /// pass is open, `Poisoned` after a failure.
     pub fn join(&mut self) -> Result<bool> {
         if self.plan.carrier().is_none_or(|bucket| bucket.contributors.is_none()) {
             return Err(Error::config("uneven_inputs", "unset", "only a stepper built with it can join"));

@@ -88,8 +88,8 @@ impl Stepper {
     }
 
     /// Starts the options for a stepper of `layout` whose parameters have no optimizer until
-    /// [`group`](StepperBuilder::group) or [`optimizer_for`](StepperBuilder::optimizer_for) gives them one: what has none is
-    /// averaged over the ranks.
+    /// [`group`](StepperBuilder::group) or [`optimizer_for`](StepperBuilder::optimizer_for) gives them one: what has
+    /// none is averaged over the ranks.
     pub fn builder_without_optimizer(layout: &Layout) -> StepperBuilder<'_> {
         StepperBuilder::new(layout, None)
     }
@@ -113,8 +113,9 @@ impl Stepper {
 }
 
 impl<D: Device> Stepper<D> {
-    /// How many bytes each memory takes, padding included. The arenas of parameters, gradients and each state have as many
-    /// elements, since they share offsets, of the sizes that the [precision](crate::StepperBuilder::precision) says.
+    /// How many bytes each memory takes, padding included. The arenas of parameters, gradients and each state have as
+    /// many elements, since they share offsets, of the sizes that the [precision](crate::StepperBuilder::precision)
+    /// says.
     pub fn memory(&self) -> Vec<(Memory, u64)> {
         self.run.borrow().device.sizes()
     }
@@ -160,15 +161,15 @@ impl<D: Device> Stepper<D> {
     /// [`params_mut`](Stepper::params_mut), all ranks take rank 0's parameters.
     ///
     /// # Errors
-    /// `Order` if a pass is open, because one was leaked: see [`abandon_open_pass`](Self::abandon_open_pass); `Config` if
-    /// the optimizer refuses a rate of a [schedule](StepperBuilder::lr_schedule).
+    /// `Order` if a pass is open, because one was leaked: see [`abandon_open_pass`](Self::abandon_open_pass); `Config`
+    /// if the optimizer refuses a rate of a [schedule](StepperBuilder::lr_schedule).
     pub fn begin(&mut self) -> Result<Pass<'_, D>> {
         self.begin_accumulating(NonZeroU32::MIN)
     }
 
     /// Opens a pass of several micro-batches, whose gradients add up: the first write of the pass replaces, later ones
-    /// are the trainer's to add ([`Grads::add`]). Buckets launch in the last micro-batch only. A mean over micro-batches is
-    /// the trainer's too: it divides its loss by their number.
+    /// are the trainer's to add ([`Grads::add`]). Buckets launch in the last micro-batch only. A mean over
+    /// micro-batches is the trainer's too: it divides its loss by their number.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};

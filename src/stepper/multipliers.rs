@@ -10,9 +10,9 @@ use crate::stepper::Stepper;
 
 impl<D: Device> Stepper<D> {
     /// Multiplies the learning rate of every optimizer of a parameter, from the next pass on: what
-    /// [`set_lr`](Self::set_lr) and schedules set for its group comes times this. 1 until it is set, and not saved with a
-    /// run. Where the rate is only what a first update starts from (Rprop), it is multiplied there. Ranks must set the
-    /// same: if they differ, the next collective is a `Mismatch`, if it [compares](Self::set_lr).
+    /// [`set_lr`](Self::set_lr) and schedules set for its group comes times this. 1 until it is set, and not saved with
+    /// a run. Where the rate is only what a first update starts from (Rprop), it is multiplied there. Ranks must set
+    /// the same: if they differ, the next collective is a `Mismatch`, if it [compares](Self::set_lr).
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -32,8 +32,8 @@ impl<D: Device> Stepper<D> {
     /// As [`set_lr`](Self::set_lr).
     ///
     /// # Errors
-    /// `Config` if it is negative or not finite, or an optimizer of the parameter refuses the rate that comes of it, which
-    /// changes nothing; `Layout` if `id` is of another layout; `Order` inside a pass, `Poisoned` after a failure.
+    /// `Config` if it is negative or not finite, or an optimizer of the parameter refuses the rate that comes of it,
+    /// which changes nothing; `Layout` if `id` is of another layout; `Order` inside a pass, `Poisoned` after a failure.
     pub fn set_lr_multiplier(&mut self, id: ParamId, multiplier: f64) -> Result<()> {
         let param = self.layout.index(id)?;
         if !(multiplier >= 0.0 && multiplier.is_finite()) {

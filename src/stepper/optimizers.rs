@@ -1,7 +1,7 @@
 //! The optimizers of one stepper, and which parameters each of them steps, in which order.
 //!
-//! Pure bookkeeping; the numbers reach the kernels through the settings, the lists through the assignment. Must keep the old
-//! value when it refuses a new one.
+//! Pure bookkeeping; the numbers reach the kernels through the settings, the lists through the assignment. Must keep
+//! the old value when it refuses a new one.
 
 use std::borrow::Cow;
 
@@ -265,7 +265,8 @@ impl Optimizers {
             let custom = self.entries[*index as usize].optimizer.custom().is_some();
             let own = self.entries[*index as usize].optimizer.state_names();
             let known = self.names[round].iter().find(|(k, _)| *k == kernel).map_or(own, |(_, names)| names);
-            // Its own come first, whatever another group calls the state of that number; behind them, what it leaves alone.
+            // Its own come first, whatever another group calls the state of that number; behind them, what it leaves
+            // alone.
             let known = if custom { own } else { known };
             let unused = known.iter().filter(|name| !own.contains(name)).take(known.len() - own.len());
             own.iter().chain(unused).enumerate().map(move |(k, name)| {

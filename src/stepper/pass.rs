@@ -175,8 +175,8 @@ impl<'a, D: Device> Pass<'a, D> {
     /// out of reach. On a GPU, written and done with is what the trainer's stream has been given so far, run or not.
     ///
     /// # Errors
-    /// `Order` if the parameter is frozen, its gradient was not written in this pass, or it was handed over as often as the parameter is used;
-    /// `Layout` if `id` is of another layout. Nothing is launched then.
+    /// `Order` if the parameter is frozen, its gradient was not written in this pass, or it was handed over as often as
+    /// the parameter is used; `Layout` if `id` is of another layout. Nothing is launched then.
     pub fn grad_ready(&mut self, id: ParamId) -> Result<()> {
         let stepper = &mut *self.stepper;
         let index = stepper.layout.index(id)?;
@@ -202,8 +202,8 @@ impl<'a, D: Device> Pass<'a, D> {
         Ok(())
     }
 
-    /// Goes on to the next micro-batch of the pass: every parameter, handed over or not, is the trainer's again, and the
-    /// gradients written so far stay.
+    /// Goes on to the next micro-batch of the pass: every parameter, handed over or not, is the trainer's again, and
+    /// the gradients written so far stay.
     ///
     /// # Errors
     /// `Order` if this is the last one; see [`Stepper::begin_accumulating`].
@@ -255,8 +255,8 @@ impl<'a, D: Device> Pass<'a, D> {
     /// contributes nothing, see [`Unused`](crate::Unused).
     ///
     /// # Ordering
-    /// Returns at once; the next access waits as far as it must. On a GPU, in Sequential and Eager, the trainer's stream
-    /// waits for all steps, so that raw addresses are safe to use behind it.
+    /// Returns at once; the next access waits as far as it must. On a GPU, in Sequential and Eager, the trainer's
+    /// stream waits for all steps, so that raw addresses are safe to use behind it.
     ///
     /// # Errors
     /// `Order` if micro-batches are still to come; the pass is given up then. Failures of queued ops come with the next
@@ -291,9 +291,9 @@ impl<'a, D: Device> Pass<'a, D> {
     /// Gives the pass up: what has not been launched is discarded.
     ///
     /// # Ordering
-    /// Returns at once, but for a pass that broadcasts parameters: there it waits for them. Sequential and Normed have changed no parameter; in Eager the buckets named in the result
-    /// stay stepped. Ranks go on together only if all of them abandon behind the same bucket; if not, their next
-    /// collective is a `Mismatch`.
+    /// Returns at once, but for a pass that broadcasts parameters: there it waits for them. Sequential and Normed have
+    /// changed no parameter; in Eager the buckets named in the result stay stepped. Ranks go on together only if all of
+    /// them abandon behind the same bucket; if not, their next collective is a `Mismatch`.
     ///
     /// # Errors
     /// None today.

@@ -50,9 +50,9 @@ impl Rates {
 }
 
 impl<D: Device> Stepper<D> {
-    /// The step that learning-rate schedules are asked for in the next pass: how many passes have been finished, joined and
-    /// replayed ones included, skipped ones too, since only the device knows of those; abandoned ones not. To be saved
-    /// with the rest of a run.
+    /// The step that learning-rate schedules are asked for in the next pass: how many passes have been finished, joined
+    /// and replayed ones included, skipped ones too, since only the device knows of those; abandoned ones not. To be
+    /// saved with the rest of a run.
     pub fn schedule_step(&self) -> u64 {
         self.rates.step
     }

@@ -80,10 +80,10 @@ impl<D: Device> Stepper<D> {
         Ok(true)
     }
 
-    /// Gives parameters a further optimizer, behind those that they have; what has had none and was averaged is stepped from
-    /// now on. All ranks call it at the same point between passes. It costs what
-    /// [`rebuild_buckets`](Self::rebuild_buckets) costs, and keeps what that keeps. The new optimizer begins as in a new
-    /// training: its states are zeros, and it counts its own updates ([`step_count_of`](Self::step_count_of)).
+    /// Gives parameters a further optimizer, behind those that they have; what has had none and was averaged is stepped
+    /// from now on. All ranks call it at the same point between passes. It costs what
+    /// [`rebuild_buckets`](Self::rebuild_buckets) costs, and keeps what that keeps. The new optimizer begins as in a
+    /// new training: its states are zeros, and it counts its own updates ([`step_count_of`](Self::step_count_of)).
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -103,9 +103,9 @@ impl<D: Device> Stepper<D> {
     /// Waits for all steps.
     ///
     /// # Errors
-    /// `Unsupported` if tensors are the caller's, or code of your own does not reach them; `Config` for hyperparameters out
-    /// of range, `Layout` if an id is of another layout; `Order` inside a pass, `Poisoned` after a failure. The stepper is as
-    /// it was then.
+    /// `Unsupported` if tensors are the caller's, or code of your own does not reach them; `Config` for hyperparameters
+    /// out of range, `Layout` if an id is of another layout; `Order` inside a pass, `Poisoned` after a failure. The
+    /// stepper is as it was then.
     pub fn add_optimizer_for(
         &mut self,
         params: &[ParamId],

@@ -1,7 +1,7 @@
 //! Dynamic loss scaling and clipping by the last norm: what one pass tells the next, to read, save and load.
 //!
-//! What is decided here stays on the device; the trainer asks for the scale of its pass. Must wait for no step where the
-//! decision is enough, or Normed would lose its overlap with the next forward.
+//! What is decided here stays on the device; the trainer asks for the scale of its pass. Must wait for no step where
+//! the decision is enough, or Normed would lose its overlap with the next forward.
 #![allow(unsafe_code)]
 
 use std::mem::offset_of;
@@ -37,23 +37,23 @@ const PREVIOUS_NORM: Span = {
 };
 
 impl<D: Device> Stepper<D> {
-    /// Where dynamic loss scaling stands behind the last pass, to save it: the scale of the next pass, and how far it is
-    /// from growing.
+    /// Where dynamic loss scaling stands behind the last pass, to save it: the scale of the next pass, and how far it
+    /// is from growing.
     ///
     /// # Ordering
-    /// Waits for the last pass's decision, not for its steps; on a GPU, on the host, for all that the trainer's stream has
-    /// been given.
+    /// Waits for the last pass's decision, not for its steps; on a GPU, on the host, for all that the trainer's stream
+    /// has been given.
     ///
     /// # Errors
-    /// `Order` inside a pass, `Config` without a [`loss_scaler`](crate::StepperBuilder::loss_scaler), `Poisoned` after a
-    /// failure.
+    /// `Order` inside a pass, `Config` without a [`loss_scaler`](crate::StepperBuilder::loss_scaler), `Poisoned` after
+    /// a failure.
     pub fn scaler_state(&self) -> Result<ScalerState> {
         self.refuse_open_pass()?;
         self.read_scaler()
     }
 
-    /// Says where dynamic loss scaling stands, to load it. Ranks must set the same: if they differ, the next pass's first
-    /// collective is a `Mismatch`, if it [compares](Self::set_lr).
+    /// Says where dynamic loss scaling stands, to load it. Ranks must set the same: if they differ, the next pass's
+    /// first collective is a `Mismatch`, if it [compares](Self::set_lr).
     ///
     /// ```
     /// # use instep::{Layout, LossScaler, Mode, ScalerState, Sgd, Solo, Stepper};
@@ -87,8 +87,8 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// The norm that [`clip_by_previous_norm`](crate::StepperBuilder::clip_by_previous_norm) would clip the next pass by, to
-    /// save it: the last one that was decided and finite, or `None` before there was one.
+    /// The norm that [`clip_by_previous_norm`](crate::StepperBuilder::clip_by_previous_norm) would clip the next pass
+    /// by, to save it: the last one that was decided and finite, or `None` before there was one.
     ///
     /// # Ordering
     /// Waits for all steps.
@@ -197,8 +197,8 @@ impl<D: Device> Pass<'_, D> {
 }
 
 impl Pass<'_, CudaDevice> {
-    /// Where the loss scale of this pass is: one f32, for the trainer's own kernels to read. The address stays the same, so
-    /// a captured graph may hold it.
+    /// Where the loss scale of this pass is: one f32, for the trainer's own kernels to read. The address stays the
+    /// same, so a captured graph may hold it.
     ///
     /// # Ordering
     /// What the trainer's stream is given from here until the pass is finished comes behind the decision of the pass

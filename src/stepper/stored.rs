@@ -1,7 +1,7 @@
 //! Tensors as f32, whatever they are stored as: the one place where a stepper converts.
 //!
-//! By the kernels' own conversions, so that what has been read and is written again is the same bits: a checkpoint of f32
-//! resumes a run of any precision. Must round to the nearest always, since what is loaded is no update.
+//! By the kernels' own conversions, so that what has been read and is written again is the same bits: a checkpoint of
+//! f32 resumes a run of any precision. Must round to the nearest always, since what is loaded is no update.
 #![allow(unsafe_code)]
 
 use std::ptr;
@@ -171,8 +171,8 @@ impl<D: Device> Stepper<D> {
     /// After `claim`.
     fn write_bytes(&self, memory: Memory, segment: &Segment, from: &[u8]) -> Result<()> {
         let span = Span::segment(memory, &self.plan, segment);
-        // SAFETY: as in `read_bytes`; no view of this memory is alive, since those borrow the stepper or the pass that the
-        // caller holds mutably.
+        // SAFETY: as in `read_bytes`; no view of this memory is alive, since those borrow the stepper or the pass that
+        // the caller holds mutably.
         unsafe { self.run.borrow_mut().device.write(span, from) }
     }
 }

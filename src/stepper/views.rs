@@ -43,8 +43,8 @@ impl<'a> Params<'a> {
     /// Waits for the last step of its bucket; a frozen parameter for no step at all.
     ///
     /// # Errors
-    /// `Order` if it was handed over in this micro-batch, `Layout` if `id` is of another layout, `Unsupported` if it is of
-    /// another type, `Poisoned` after a failure.
+    /// `Order` if it was handed over in this micro-batch, `Layout` if `id` is of another layout, `Unsupported` if it is
+    /// of another type, `Poisoned` after a failure.
     pub fn get(self, id: ParamId) -> Result<&'a [f32]> {
         self.get_as(id)
     }
@@ -168,9 +168,10 @@ impl<'a> Grads<'a> {
         let mut slices: [&mut [T]; N] = std::array::from_fn(|_| Default::default());
         for (slice, segment) in slices.iter_mut().zip(segments.iter().flatten()) {
             self.stepper.written.borrow_mut()[segment.param as usize] = true;
-            // SAFETY: `claim` has waited for the ops on this bucket and checked that the gradient is not handed
-            // over; launching it takes the pass mutably, which the borrow behind `self` excludes; the ids differ, and
-            // segments of different parameters do not overlap; `require_type` has checked that the memory is of this type.
+            // SAFETY: `claim` has waited for the ops on this bucket and checked that the gradient is not handed over;
+            // launching it takes the pass mutably, which the borrow behind `self` excludes; the ids differ, and
+            // segments of different parameters do not overlap; `require_type` has checked that the memory is of this
+            // type.
             *slice = unsafe {
                 std::slice::from_raw_parts_mut(
                     self.stepper.address(segment, Memory::Grads).cast(),
@@ -267,9 +268,9 @@ impl Stepper {
         self.require_type::<T>(memory)?;
         let segment = self.claim(id, memory, false)?;
         // SAFETY: `claim` has waited for the ops on this bucket; launching anything, and every mutable slice of this
-        // memory, takes the stepper or the pass mutably, which the shared borrow behind the result excludes.
-        // (Gradient slices borrow through `Grads`, parameters and states are never in its memory.) The memory is of this
-        // type, and every bit pattern is a value of it.
+        // memory, takes the stepper or the pass mutably, which the shared borrow behind the result excludes. (Gradient
+        // slices borrow through `Grads`, parameters and states are never in its memory.) The memory is of this type,
+        // and every bit pattern is a value of it.
         Ok(unsafe { std::slice::from_raw_parts(self.address(&segment, memory).cast(), length(&segment)) })
     }
 
@@ -281,8 +282,8 @@ impl Stepper {
             return Err(Error::Unsupported { what, have: "Stepper::write_param, which writes both".into() });
         }
         let segment = self.claim(id, memory, true)?;
-        // SAFETY: no pass is open, `claim` has waited for the ops on this bucket, and `self` is borrowed mutably: neither
-        // another slice nor a launch can exist while this one does. The type as in `view`.
+        // SAFETY: no pass is open, `claim` has waited for the ops on this bucket, and `self` is borrowed mutably:
+        // neither another slice nor a launch can exist while this one does. The type as in `view`.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.address(&segment, memory).cast(), length(&segment)) })
     }
 }

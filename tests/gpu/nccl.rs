@@ -1,7 +1,7 @@
 //! NCCL on one GPU: a group of one, and groups of two processes that share the device, which NCCL 2.30 permits.
 //!
-//! Each rank of two is this binary again, told by environment variables which scene to play; the parent ends a rank that
-//! hangs. Must not be satisfied by a group of one where the scene is about two: there NCCL launches nothing.
+//! Each rank of two is this binary again, told by environment variables which scene to play; the parent ends a rank
+//! that hangs. Must not be satisfied by a group of one where the scene is about two: there NCCL launches nothing.
 
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};

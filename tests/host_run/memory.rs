@@ -1,7 +1,7 @@
 //! Memory of which a kernel may touch some runs and nothing between them.
 //!
-//! What lies between holds a NaN in every dtype, must stay as it is, and is forbidden to AddressSanitizer during a launch,
-//! so that not even a read of it passes. Must not move: structs of the kernels hold its addresses.
+//! What lies between holds a NaN in every dtype, must stay as it is, and is forbidden to AddressSanitizer during a
+//! launch, so that not even a read of it passes. Must not move: structs of the kernels hold its addresses.
 
 use std::ops::{DerefMut, Range};
 

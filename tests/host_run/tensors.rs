@@ -1,7 +1,7 @@
 //! What a step writes per element, as it is stored: parameters, what stands behind them, states, copy and average.
 //!
-//! Placed as a layout places it: offsets in elements that all share, and scales by blocks of them. Must start with NaN in
-//! what a first update may only write: copy and average.
+//! Placed as a layout places it: offsets in elements that all share, and scales by blocks of them. Must start with NaN
+//! in what a first update may only write: copy and average.
 
 use std::ptr;
 
@@ -80,7 +80,8 @@ impl Tensors {
         tensors
     }
 
-    /// 16-bit parameters and remainders take parts of the bits as they are; with an f32 master a parameter does not count.
+    /// 16-bit parameters and remainders take parts of the bits as they are; with an f32 master a parameter does not
+    /// count.
     fn set_param(&mut self, case: &Case, segment: usize, at: usize) {
         let Precision { param, master, .. } = case.precision;
         let bits = (case.param)(segment, at).to_bits();

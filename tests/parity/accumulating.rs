@@ -1,7 +1,8 @@
 //! T-DDP-7: micro-batches, learning-rate schedules and errors in mid-backward, against ordinary training in f64.
 //!
-//! Uneven inputs with both divisors, and what is unused, are compared with the bits of one rank in `uneven.rs`, `passes.rs`
-//! and `multirank.rs`. Must hand gradients over in backward's order, one bucket each, so that an error finds steps under way.
+//! Uneven inputs with both divisors, and what is unused, are compared with the bits of one rank in `uneven.rs`,
+//! `passes.rs` and `multirank.rs`. Must hand gradients over in backward's order, one bucket each, so that an error
+//! finds steps under way.
 
 use std::num::NonZeroU32;
 use std::ops::Range;

@@ -1,7 +1,8 @@
 //! T-DDP-1, 2 and 3: optimizers in backward on several ranks, whose gradients are gone behind their steps.
 //!
-//! Every rank starts from a seed of its own and takes rank 0's parameters with the first pass. Gradients are written in the
-//! bucket ("view"), copied into it ("non-view"), or copied into buckets of the caller's. Must compare after every iteration.
+//! Every rank starts from a seed of its own and takes rank 0's parameters with the first pass. Gradients are written in
+//! the bucket ("view"), copied into it ("non-view"), or copied into buckets of the caller's. Must compare after every
+//! iteration.
 
 use instep::layout::ForeignBucket;
 use instep::{

@@ -1,8 +1,8 @@
 //! PyTorch's own acceptance tests of the overlapped optimizers, with their configurations, and what they leave out.
 //!
 //! Each test names the one it stands for. What an ordinary optimizer would have done is computed in f64
-//! (`tests/reference.rs`), on gradients of the same network in f64; agreement is within the tolerance of PyTorch's harness
-//! for f32. Bits are compared where two of our own runs must agree.
+//! (`tests/reference.rs`), on gradients of the same network in f64; agreement is within the tolerance of PyTorch's
+//! harness for f32. Bits are compared where two of our own runs must agree.
 
 mod accumulating;
 mod clipped;

@@ -1,7 +1,7 @@
 //! T-OPT-1, 6 and 11: the arithmetic of the optimizers as PyTorch tests its fused ones, states and counts included.
 //!
-//! PyTorch looks at parameters and, where a gradient is infinite, at nothing else. Must compare every state. What is frozen,
-//! absent or not finite keeps its bits.
+//! PyTorch looks at parameters and, where a gradient is infinite, at nothing else. Must compare every state. What is
+//! frozen, absent or not finite keeps its bits.
 
 use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, RmsProp, Sgd};
 use instep::{Layout, LossScaler, Mode, Result, Solo, Stepper, in_process};

@@ -1,7 +1,8 @@
 //! T-DDP-4: overlapped steps, of all parameters or of few, are as many ordinary steps; what is left out keeps its bits.
 //!
-//! Two ranks in Eager against one in Sequential that is fed their sums, bit for bit; a tenth of the width against f64. Half of
-//! the cases sum through a hook. Subsets are PyTorch's: the first parameter, all, and the empty list that means none.
+//! Two ranks in Eager against one in Sequential that is fed their sums, bit for bit; a tenth of the width against f64.
+//! Half of the cases sum through a hook. Subsets are PyTorch's: the first parameter, all, and the empty list that means
+//! none.
 
 use instep::overlap::{GradBucket, Hooked};
 use instep::{

@@ -1,7 +1,7 @@
 //! A driver call as a value, to be compared.
 //!
-//! Handles and sizes, no addresses: where memory lies differs from run to run. Must hold whatever orders work or shapes it,
-//! and whatever makes something (a module, an event, memory), which a pass in a steady state must not need.
+//! Handles and sizes, no addresses: where memory lies differs from run to run. Must hold whatever orders work or shapes
+//! it, and whatever makes something (a module, an event, memory), which a pass in a steady state must not need.
 
 use instep::cuda::driver::Shape;
 use instep::{EventHandle, StreamHandle};

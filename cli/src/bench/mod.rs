@@ -1,7 +1,7 @@
 //! `instep bench`: what a step costs on this machine, beside what memory allows.
 //!
-//! Three benches on each device: the step of a bucket against the ceiling, optimizer time left exposed by overlap, and the
-//! trainer's cost of handing a bucket over. benches/README.md derives every column. Must judge nothing: it reports.
+//! Three benches on each device: the step of a bucket against the ceiling, optimizer time left exposed by overlap, and
+//! the trainer's cost of handing a bucket over. benches/README.md derives every column. Must judge nothing: it reports.
 
 mod cases;
 mod gpu;
@@ -99,8 +99,8 @@ pub struct Arguments {
 /// Runs the command.
 ///
 /// # Errors
-/// `Library` if there is no such device or a stepper cannot be built, `File` if a record cannot be written, `Bench` if an
-/// option is for another device, or a step computes something else than it should: then nothing is timed.
+/// `Library` if there is no such device or a stepper cannot be built, `File` if a record cannot be written, `Bench` if
+/// an option is for another device, or a step computes something else than it should: then nothing is timed.
 pub fn run(options: &Arguments) -> Result<ExitCode, Failure> {
     match options.device {
         DeviceName::Host => run_on_host(options)?,

@@ -1,7 +1,7 @@
 //! Element types by name, and what a step of each is held against: the bits of the plainest instruction set.
 //!
-//! In what is stored in fewer bits than f32 a small step may not show at all, so no formula in f64 can be asked. Must run
-//! the same steps on both sides before anything is timed.
+//! In what is stored in fewer bits than f32 a small step may not show at all, so no formula in f64 can be asked. Must
+//! run the same steps on both sides before anything is timed.
 
 use clap::ValueEnum;
 use instep::Isa;

@@ -123,8 +123,8 @@ fn one(
     Ok(())
 }
 
-/// Two steps of everything, of which about a thousand elements are compared with the formula in f64; all, if the formula
-/// needs them all.
+/// Two steps of everything, of which about a thousand elements are compared with the formula in f64; all, if the
+/// formula needs them all.
 fn verify(launcher: &mut Launcher, rule: Rule) -> Result<(), Failure> {
     const STEPS: usize = 2;
     for _ in 0..STEPS {

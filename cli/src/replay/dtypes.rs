@@ -1,7 +1,7 @@
 //! What a configuration calls element types, and the check that nothing is rounded that a file says exactly.
 //!
-//! The words are checked here, their combinations by the library. Must refuse an unknown word by its key and with the list of
-//! those that there are.
+//! The words are checked here, their combinations by the library. Must refuse an unknown word by its key and with the
+//! list of those that there are.
 
 use instep::{DType, Master, Moments, Precision, Rounding};
 use serde::Deserialize;

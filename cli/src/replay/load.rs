@@ -1,7 +1,7 @@
 //! From a file into a stepper: parameters and what stands beside them, states, counts.
 //!
-//! Whatever is stored is read back and held to the file. Must not round: an output would not be that of the run which the
-//! file is from.
+//! Whatever is stored is read back and held to the file. Must not round: an output would not be that of the run which
+//! the file is from.
 
 use std::io::{Read, Seek};
 

@@ -1,7 +1,7 @@
 //! The output file: replaced as a whole, once everything is there, or left as it was.
 //!
-//! The library replaces it, as it does a checkpoint. Must never touch the inputs, nor anything that is not a regular file:
-//! renaming over a device would remove it.
+//! The library replaces it, as it does a checkpoint. Must never touch the inputs, nor anything that is not a regular
+//! file: renaming over a device would remove it.
 
 use std::fs::{File, Metadata};
 use std::io::{self, BufWriter, Write};

@@ -1,8 +1,8 @@
 //! How ranks find each other: rank 0 listens until all have come, the others knock until it opens.
 //!
-//! Whoever knocks may be anybody: a port scanner, a rank of yesterday's job, a second process with one rank. None of them
-//! ends the wait of the others, and a silent one holds nobody up. Nothing is authenticated, as with NCCL's own sockets:
-//! the port belongs on a trusted network.
+//! Whoever knocks may be anybody: a port scanner, a rank of yesterday's job, a second process with one rank. None of
+//! them ends the wait of the others, and a silent one holds nobody up. Nothing is authenticated, as with NCCL's own
+//! sockets: the port belongs on a trusted network.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::thread;

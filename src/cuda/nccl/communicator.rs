@@ -88,8 +88,8 @@ impl Nccl {
         &self.shared.warnings
     }
 
-    /// Waits until every collective has ended on all ranks of this machine, and ends the group. All ranks call it, up to
-    /// the deadline apart; other handles of it are of no use afterwards.
+    /// Waits until every collective has ended on all ranks of this machine, and ends the group. All ranks call it, up
+    /// to the deadline apart; other handles of it are of no use afterwards.
     ///
     /// # Errors
     /// What has ended the group before, if anything has; `PeerLost` or `Collective` if a rank does not take part.

@@ -1,8 +1,9 @@
 //! Finds the NCCL library and turns its answers into errors.
 //!
-//! `INSTEP_NCCL` names a file and nothing else is tried then; else whatever the process has loaded already (a framework's,
-//! so that there are not two), else `libnccl.so.2`, as packages and wheels install it, else `libnccl.so`. It is never
-//! unloaded, since it has threads. Must find every function that is called without asking, before it is used.
+//! `INSTEP_NCCL` names a file and nothing else is tried then; else whatever the process has loaded already (a
+//! framework's, so that there are not two), else `libnccl.so.2`, as packages and wheels install it, else `libnccl.so`.
+//! It is never unloaded, since it has threads. Must find every function that is called without asking, before it is
+//! used.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, OsString, c_char};
@@ -132,7 +133,8 @@ pub fn version() -> Result<u32> {
     Library::get().map(|library| library.version)
 }
 
-/// A new id for [`Nccl::with_id`](crate::cuda::Nccl::with_id). The process that makes it must live until all ranks have joined.
+/// A new id for [`Nccl::with_id`](crate::cuda::Nccl::with_id). The process that makes it must live until all ranks have
+/// joined.
 ///
 /// # Errors
 /// `NcclUnavailable`; `Collective` if there is no network interface to listen on.

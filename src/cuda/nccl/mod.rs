@@ -58,9 +58,9 @@ impl Nccl {
     /// Returns once all ranks have come. Groups of one process that share a port are made in the same order everywhere.
     ///
     /// # Errors
-    /// `Config` names a variable; `NcclUnavailable`, `DriverUnavailable` or `Unsupported` if this machine lacks what it takes;
-    /// `Deadline` names the ranks that have not come; `Mismatch` if rank 0 expects another number of ranks; `PeerLost` if a
-    /// rank failed meanwhile; `Collective` if NCCL cannot connect. Nothing is left behind.
+    /// `Config` names a variable; `NcclUnavailable`, `DriverUnavailable` or `Unsupported` if this machine lacks what it
+    /// takes; `Deadline` names the ranks that have not come; `Mismatch` if rank 0 expects another number of ranks;
+    /// `PeerLost` if a rank failed meanwhile; `Collective` if NCCL cannot connect. Nothing is left behind.
     pub fn from_environment() -> Result<Nccl> {
         Nccl::connect(&Options::from_environment()?)
     }
@@ -73,9 +73,10 @@ impl Nccl {
         Nccl::open(options, None)
     }
 
-    /// Joins the ranks that hold the same id, which the caller has brought to all of them. Address, port and job are not
-    /// used: without connections of their own, ranks cannot compare what they do ([`agree`](crate::Collective::agree) accepts
-    /// everything) nor tell each other why they end, so a rank that disagrees or dies may be a hang.
+    /// Joins the ranks that hold the same id, which the caller has brought to all of them. Address, port and job are
+    /// not used: without connections of their own, ranks cannot compare what they do
+    /// ([`agree`](crate::Collective::agree) accepts everything) nor tell each other why they end, so a rank that
+    /// disagrees or dies may be a hang.
     ///
     /// # Errors
     /// As [`from_environment`](Self::from_environment); `Config` if the options ask for the ledger.

@@ -1,4 +1,5 @@
-//! Who this rank is and where it meets the others: by name, or from what torchrun and its like put into the environment.
+//! Who this rank is and where it meets the others: by name, or from what torchrun and its like put into the
+//! environment.
 //!
 //! Must not open a connection or load a library: whatever is wrong here is known before anybody waits.
 
@@ -23,8 +24,8 @@ pub struct Options {
     pub job: String,
     /// How long to wait for the other ranks when the group is made and when it is closed.
     pub deadline: Duration,
-    /// Compares every collective with the other ranks' before it is issued: a difference is a `Mismatch` where it would be
-    /// a hang. Costs a round trip through rank 0 per collective, so it is for finding faults.
+    /// Compares every collective with the other ranks' before it is issued: a difference is a `Mismatch` where it would
+    /// be a hang. Costs a round trip through rank 0 per collective, so it is for finding faults.
     pub ledger: bool,
 }
 
@@ -45,11 +46,12 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Reads `RANK` and `WORLD_SIZE`, which must be set; `LOCAL_RANK` (the GPU, else 0); `MASTER_ADDR` and `MASTER_PORT`,
-    /// which more than one rank needs; `TORCHELASTIC_RUN_ID`; `INSTEP_DEADLINE_MS`; `INSTEP_LEDGER` (0 or 1).
+    /// Reads `RANK` and `WORLD_SIZE`, which must be set; `LOCAL_RANK` (the GPU, else 0); `MASTER_ADDR` and
+    /// `MASTER_PORT`, which more than one rank needs; `TORCHELASTIC_RUN_ID`; `INSTEP_DEADLINE_MS`; `INSTEP_LEDGER` (0
+    /// or 1).
     ///
-    /// Under torchrun the agent itself listens on `MASTER_PORT` (`TORCHELASTIC_USE_AGENT_STORE` says so), so ranks meet on
-    /// the next one. `INSTEP_MASTER_PORT` overrides both.
+    /// Under torchrun the agent itself listens on `MASTER_PORT` (`TORCHELASTIC_USE_AGENT_STORE` says so), so ranks meet
+    /// on the next one. `INSTEP_MASTER_PORT` overrides both.
     ///
     /// # Errors
     /// `Config` names the variable.

@@ -1,8 +1,8 @@
 //! An NCCL communicator as a value: whoever holds it may call NCCL with it, and ending it takes it by value.
 //!
-//! It never blocks inside NCCL (`blocking = 0`): a call that is still under way is asked about until it is through, late,
-//! or no longer wanted, and nothing else touches its stream before. Whoever aborts one may have to wait for threads of
-//! NCCL's, so that is done on a thread of its own. Must not be used by two threads at once.
+//! It never blocks inside NCCL (`blocking = 0`): a call that is still under way is asked about until it is through,
+//! late, or no longer wanted, and nothing else touches its stream before. Whoever aborts one may have to wait for
+//! threads of NCCL's, so that is done on a thread of its own. Must not be used by two threads at once.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;

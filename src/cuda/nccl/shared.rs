@@ -1,7 +1,7 @@
 //! What one rank's handles, allocations and ending threads share: the communicator, the connections, the first failure.
 //!
-//! Whoever calls NCCL holds the communicator's lock, and whoever ends it has taken it out, so it is ended once and never
-//! under a call. Must not block when it is dropped.
+//! Whoever calls NCCL holds the communicator's lock, and whoever ends it has taken it out, so it is ended once and
+//! never under a call. Must not block when it is dropped.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! The rendezvous: who may return when, and who is told when a rank is lost at any moment.
 //!
-//! Arrivals and departures are counted beside the real ones, so that returning early shows. Must leave a seat only where
-//! leaving is meant: it wakes everybody, and would hide that something else does not.
+//! Arrivals and departures are counted beside the real ones, so that returning early shows. Must leave a seat only
+//! where leaving is meant: it wakes everybody, and would hide that something else does not.
 
 use std::ptr;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
-//! Writes `src/abi.rs` from `kernels/abi.h` and `src/cuda/nccl/bindings.rs` from NCCL's header; with `--check`, compares
-//! instead and fails on a difference.
+//! Writes `src/abi.rs` from `kernels/abi.h` and `src/cuda/nccl/bindings.rs` from NCCL's header; with `--check`,
+//! compares instead and fails on a difference.
 //!
-//! The only place that needs libclang, which is why the output is checked in. Must not be edited by hand: the
-//! headers are the source, and `cargo run -p bindings` the way to change it. `scripts/cuda-toolchain.sh --nccl` gets NCCL's.
+//! The only place that needs libclang, which is why the output is checked in. Must not be edited by hand: the headers
+//! are the source, and `cargo run -p bindings` the way to change it. `scripts/cuda-toolchain.sh --nccl` gets NCCL's.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs, process::ExitCode};

@@ -1,7 +1,7 @@
 //! Steps tensors of PyTorch's on a GPU, on PyTorch's stream, for torch_gpu.py.
 //!
-//! A stepper that borrows them, and whole passes: begin, hand-over of every gradient, finish. Errors go to standard error.
-//! Must do no work around a pass that a trainer would not do.
+//! A stepper that borrows them, and whole passes: begin, hand-over of every gradient, finish. Errors go to standard
+//! error. Must do no work around a pass that a trainer would not do.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;

@@ -1,7 +1,7 @@
 //! Share of the ceiling against the size of the bucket, as an SVG picture: one line per optimizer.
 //!
-//! Medians with their spread, of single-segment buckets that go through memory under the first cap of blocks. Must start
-//! its axis at 0, and draw nothing that was not measured.
+//! Medians with their spread, of single-segment buckets that go through memory under the first cap of blocks. Must
+//! start its axis at 0, and draw nothing that was not measured.
 
 use std::fmt::{self, Write};
 

@@ -1,7 +1,7 @@
 //! Which buckets are stepped: sizes, where they are found, and under how many blocks.
 //!
-//! Values are the host bench's functions of the index. Must not know what memory there is: a case that does not fit is the
-//! step bench's to say.
+//! Values are the host bench's functions of the index. Must not know what memory there is: a case that does not fit is
+//! the step bench's to say.
 
 use std::str::FromStr;
 
