@@ -250,7 +250,8 @@ typedef struct InstepTile {
     uint32_t count;
     uint32_t segment;
     uint32_t first; /* this tile opens its segment and writes its `stepped` flag */
-    uint32_t reserved[5];
+    uint32_t first_record; /* the segment's first optimizer's, which has as many updates as the parameter */
+    uint32_t reserved[4];
 } InstepTile;
 
 typedef struct InstepBeginArgs {

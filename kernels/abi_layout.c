@@ -259,6 +259,7 @@ const InstepLayoutRow instep_abi_layout[] = {
     OFFSET(InstepTile, count),
     OFFSET(InstepTile, segment),
     OFFSET(InstepTile, first),
+    OFFSET(InstepTile, first_record),
     OFFSET(InstepTile, reserved),
     SIZE(InstepBeginArgs),
     OFFSET(InstepBeginArgs, control),

@@ -71,7 +71,7 @@ uint32_t step_tile(const InstepStepArgs& args, const InstepTile& tile, const Ins
                  tile.grad_offset + at);
         }
     };
-    const bool is_first = segment.steps == 0;
+    const bool is_first = args.segments[tile.first_record].steps == 0;
     uint32_t nonfinite = 0;
     if constexpr (IsScaled<Rule>::value) {
         InstepNorms* const norms = &args.norms[tile.segment];

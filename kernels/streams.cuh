@@ -210,7 +210,7 @@ INSTEP_DEVICE void write_copy(const Place& place, uint32_t at, const Four& four,
 /* A parameter's first average is the parameter itself. */
 INSTEP_DEVICE void write_ema(const Place& place, uint32_t at, const Four& four) {
     const InstepStepArgs& args = place.args;
-    const bool is_first = place.segment.steps == 0;
+    const bool is_first = args.segments[place.tile.first_record].steps == 0;
     float* const ema = place.of<float>(args.ema);
     Four average = load(ema, at, place.count);
 #pragma unroll

@@ -929,7 +929,8 @@ pub struct InstepTile {
     pub count: u32,
     pub segment: u32,
     pub first: u32,
-    pub reserved: [u32; 5usize],
+    pub first_record: u32,
+    pub reserved: [u32; 4usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -943,7 +944,9 @@ const _: () = {
     ["Offset of field: InstepTile::count"][::core::mem::offset_of!(InstepTile, count) - 32usize];
     ["Offset of field: InstepTile::segment"][::core::mem::offset_of!(InstepTile, segment) - 36usize];
     ["Offset of field: InstepTile::first"][::core::mem::offset_of!(InstepTile, first) - 40usize];
-    ["Offset of field: InstepTile::reserved"][::core::mem::offset_of!(InstepTile, reserved) - 44usize];
+    ["Offset of field: InstepTile::first_record"]
+        [::core::mem::offset_of!(InstepTile, first_record) - 44usize];
+    ["Offset of field: InstepTile::reserved"][::core::mem::offset_of!(InstepTile, reserved) - 48usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

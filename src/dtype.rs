@@ -44,7 +44,8 @@ impl std::fmt::Display for DType {
     }
 }
 
-/// A type whose slices a stepper hands out: `f32`, [`half::bf16`] and [`half::f16`].
+/// A type whose slices a stepper hands out: `f32`, [`half::bf16`] and [`half::f16`] (of the `half` crate, version 2,
+/// which a user adds).
 pub trait Element: sealed::Element {
     /// What it stands for.
     const DTYPE: DType;

@@ -92,7 +92,7 @@ pub enum Error {
     /// Poisons: ranks issued different collectives, or the same ones about different things.
     #[error(
         "rank {rank} issued [{ours}] where rank {other_rank} issued [{theirs}] (where only the agreement differs, ranks have \
-         different layouts, options, learning rates or frozen parameters)"
+         different layouts, options, learning rates or factors of them, or frozen parameters)"
     )]
     Mismatch {
         /// The rank that noticed.

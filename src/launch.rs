@@ -166,8 +166,10 @@ impl Launch {
                 _ => {}
             }
         });
-        let record = |segment: u32| assignment.record(launch.round, segment as usize) as u32;
-        let tiles = tiles(plan, described, &launch.segments, record, |segment| {
+        let record_in = |round, segment: u32| assignment.record(round, segment as usize) as u32;
+        let records: [&dyn Fn(u32) -> u32; 2] =
+            [&|segment| record_in(launch.round, segment), &|segment| record_in(0, segment)];
+        let tiles = tiles(plan, described, &launch.segments, records, |segment| {
             let span = Span::segment(Memory::Params, plan, segment);
             // A norm has no parameters, and its tiles an address of zero that is never read.
             params.map_or(0, |claimed: Span| {
@@ -183,13 +185,13 @@ impl Launch {
     }
 }
 
-/// Segments of a bucket, cut into tiles; `param` gives a segment's address, `record` the place of its record, offsets
-/// are relative to the bucket. Padding belongs to none.
+/// Segments of a bucket, cut into tiles; `param` gives a segment's address, `record` and `first_record` the places of
+/// its records, offsets are relative to the bucket. Padding belongs to none.
 fn tiles(
     plan: &Plan,
     bucket: &Bucket,
     segments: &[u32],
-    record: impl Fn(u32) -> u32,
+    [record, first_record]: [&dyn Fn(u32) -> u32; 2],
     param: impl Fn(&Segment) -> u64,
 ) -> Vec<InstepTile> {
     let mut tiles = Vec::new();
@@ -209,7 +211,8 @@ fn tiles(
                 count: count as u32,
                 segment: record(*index),
                 first: (done == 0).into(),
-                reserved: [0; 5],
+                first_record: first_record(*index),
+                reserved: [0; 4],
             });
             done += count;
         }

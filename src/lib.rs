@@ -2,8 +2,8 @@
 //!
 //! A [`Layout`] names the parameters; a [`Stepper`] owns them, their gradients and the optimizer's state in flat
 //! buckets. Inside a [`Pass`] the trainer reads parameters, writes gradients and hands them over; a complete bucket is
-//! summed over the ranks of a [`Collective`] and stepped in one launch, beside the rest of backward. The README has a
-//! whole program.
+//! summed over the ranks of a [`Collective`] and stepped in one launch (by [`Lamb`] in two), beside the rest of
+//! backward. The README has a whole program.
 //!
 //! | To | call |
 //! |---|---|
@@ -21,6 +21,9 @@
 //! | read what came of a pass without waiting | [`Stepper::latest_status`] |
 //! | share a parameter, leave one out | [`LayoutBuilder::uses`], [`StepperBuilder::unused`], [`SegmentAction`] |
 //! | freeze a parameter | [`Stepper::set_frozen`] |
+//! | multiply one parameter's learning rate | [`Stepper::set_lr_multiplier`] |
+//! | store tensors in 16 bits, states in 8, round stochastically | [`StepperBuilder::precision`], [`Precision`], [`Params::get_as`] |
+//! | average parameters, write a copy in another type | [`StepperBuilder::ema`], [`StepperBuilder::copy_params`] |
 //! | zero gradients behind their step, or give their memory back | [`StepperBuilder::gradients`] |
 //! | lay buckets out in the order in which gradients arrive | [`Stepper::rebuild_buckets`] |
 //! | let ranks run out of data | [`StepperBuilder::uneven_inputs`], [`Stepper::join`] |

@@ -79,7 +79,7 @@ fn sizes_and_offsets_are_the_c_compilers() {
         InstepNorms { limbs, nonfinite }
         InstepSegment { steps, stepped, group, action, optimizer, tail, contributors, carried, scalars }
         InstepControl { next_loss_scale, growth_tracker, limbs, passes, norm, previous_norm, clip, divisor, loss_scale, multiplier, average_multiplier, local_multiplier, reserved, max_abs_bits, first_nonfinite_bucket, skip, decided }
-        InstepTile { param, grad_offset, state_offset, element, count, segment, first, reserved }
+        InstepTile { param, grad_offset, state_offset, element, count, segment, first, first_record, reserved }
         InstepBeginArgs { control, segments, groups, lr_multipliers, actions, segment_count, norms, ring, slot_words, slot_count, divisor, loss_scale, previous_max_norm, bucket_controls, bucket_count, grad_dtype, reserved }
         InstepDecideArgs { control, contributors, max_norm, growth_factor, backoff_factor, largest_loss_scale, skip_nonfinite, growth_interval, pass_control, bucket, grad_dtype }
         InstepStepArgs { control, segments, tiles, tile_count, param_base, grads, master, copy, ema, states, scales, norms, seed, optimizer, state_count, bucket, param_dtype, grad_dtype, copy_dtype, master_kind, moments, stochastic, zero_grads, local, ema_from_sample, ema_weight, part }

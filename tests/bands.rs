@@ -12,7 +12,7 @@ use instep::abi::*;
 
 use crate::entries::kernels;
 use crate::guarded::Guarded;
-use crate::hypers::rule;
+use crate::hypers::{parts, rule};
 use crate::support::{LENGTHS, Optim, assert_same_bits, optimizers, paint, paint_gradient};
 
 /// A value between bands of words.
@@ -84,7 +84,8 @@ fn run(isa: Isa, optim: Optim, len: usize, offset: usize) -> Result {
         count: count as u32,
         segment,
         first: (done == 0).into(),
-        reserved: [0; 5],
+        first_record: segment,
+        reserved: [0; 4],
     };
     let full = INSTEP_TILE_ELEMENTS as usize;
     let cuts = (0..len).step_by(full).map(|done| (done, full.min(len - done)));
@@ -121,10 +122,7 @@ fn run(isa: Isa, optim: Optim, len: usize, offset: usize) -> Result {
         norms: (&raw mut norms.value).cast(),
         part: INSTEP_PART_WHOLE,
     };
-    let parts: &[u32] = match optim {
-        Optim::Lamb(_) => &[INSTEP_PART_MEASURE, INSTEP_PART_APPLY],
-        _ => &[INSTEP_PART_WHOLE],
-    };
+    let parts = parts(optim);
     let mut lr_multipliers = [1.0; 2];
     let begin = InstepBeginArgs {
         control: &raw mut control.value,

@@ -120,3 +120,11 @@ pub(crate) fn rule(optim: Optim) -> (u32, InstepHyper, usize) {
         }
     }
 }
+
+/// The launches of an optimizer's step.
+pub(crate) fn parts(optim: Optim) -> &'static [InstepStepPart] {
+    match optim {
+        Optim::Lamb(_) => &[INSTEP_PART_MEASURE, INSTEP_PART_APPLY],
+        _ => &[INSTEP_PART_WHOLE],
+    }
+}

@@ -100,13 +100,31 @@ fn what_no_optimizer_takes_is_refused_and_leaves_the_old_factor() {
         assert!(matches!(error, Error::Config { field: "lr_multiplier", .. }), "{error}");
     }
     let error = stepper.set_lr_multiplier(id, 1e30).unwrap_err();
-    assert!(matches!(error, Error::Config { field: "lr", .. }), "the product leaves f32: {error}");
+    assert!(matches!(error, Error::Config { field: "lr_multiplier", .. }), "the product leaves f32: {error}");
     let error = stepper.set_lr("default", 3e38).unwrap_err();
-    assert!(matches!(error, Error::Config { field: "lr", .. }), "twice that leaves f32: {error}");
+    assert!(matches!(error, Error::Config { field: "lr_multiplier", .. }), "twice that leaves f32: {error}");
     assert_eq!(stepper.lr_multiplier(id), Ok(2.0));
     let open = stepper.begin().unwrap();
     std::mem::forget(open);
     assert!(matches!(stepper.set_lr_multiplier(id, 1.0), Err(Error::Order(_))));
+}
+
+#[test]
+fn a_schedule_goes_on_where_the_product_is_less_than_f32_can_hold() {
+    let layout = layout();
+    let [first, second, _] = ids(&layout)[..] else { unreachable!() };
+    let builder = Stepper::builder(&layout, Sgd { lr: 1.0, ..Sgd::default() });
+    let schedule = LrSchedule::step(1.0, 1, 0.5);
+    let mut stepper = builder.lr_schedule("default", schedule).host(Solo::default()).unwrap();
+    stepper.set_lr_multiplier(first, 1e-20).unwrap();
+    for _ in 0..120 {
+        let mut pass = stepper.begin().unwrap();
+        for id in [first, second] {
+            pass.grads().get_mut(id).unwrap().fill(1.0);
+        }
+        pass.finish().unwrap();
+    }
+    assert_eq!(stepper.schedule_step(), 120);
 }
 
 #[test]

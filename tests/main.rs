@@ -7,6 +7,7 @@
 mod abi;
 mod accumulation;
 mod arbitrary;
+mod averages;
 mod bands;
 mod bfloat16;
 mod bitexact;
@@ -78,6 +79,7 @@ mod registry;
 mod resume;
 mod scaled;
 mod sixteen_bit;
+mod slow_moments;
 mod splits;
 mod stand_in;
 mod state_counts;

@@ -110,7 +110,7 @@ fn options(mode: Mode) -> Options {
 }
 
 #[test]
-fn every_optimizer_gives_the_hosts_bits_in_every_mode() {
+fn every_optimizer_gives_the_hosts_bits_in_one_mode_or_another() {
     for (k, optim) in optimizers().into_iter().enumerate() {
         let options = options(MODES[k % 3]);
         assert_same(&LENGTHS, optim, &options, &format!("{optim:?} {:?}", options.mode), |trainer| {

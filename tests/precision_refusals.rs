@@ -147,6 +147,37 @@ fn collectives_and_optimizers_that_know_f32_alone_are_refused_for_what_is_not() 
 }
 
 #[test]
+fn copies_and_averages_behind_code_of_the_users_own_are_refused_which_would_not_write_them() {
+    let layout = layout(&[3]);
+    let id = layout.id("p0").unwrap();
+    let custom = || Stepper::builder(&layout, Custom::new(Nothing));
+    assert!(is_unsupported(custom().ema(0.5).host(Solo::default())));
+    assert!(is_unsupported(custom().copy_params(DType::BF16).host(Solo::default())));
+    let builder = Stepper::builder(&layout, AdamW::default()).ema(0.5);
+    let mut stepper = builder.host(Solo::default()).unwrap();
+    assert!(is_unsupported(stepper.add_optimizer_for(&[id], Custom::new(Nothing))));
+    stepper.begin().unwrap().finish().unwrap();
+}
+
+#[test]
+fn an_eps_that_lost_second_moments_would_be_divided_by_is_refused_in_8_bits_alone() {
+    let layout = layout(&[3]);
+    let build = |eps, moments| {
+        let precision = Precision { moments, ..Precision::F32 };
+        field(
+            Stepper::builder(&layout, AdamW { eps, ..AdamW::default() })
+                .precision(precision)
+                .host(Solo::default()),
+        )
+    };
+    for eps in [0.0, 2f64.powi(-46)] {
+        assert_eq!(build(eps, Moments::EightBit), Some("moments"));
+        assert_eq!(build(eps, Moments::BF16), None);
+    }
+    assert_eq!(build(2f64.powi(-45), Moments::EightBit), None);
+}
+
+#[test]
 fn a_slice_is_of_the_type_that_is_stored_or_refused() {
     let layout = layout(&[3]);
     let id = layout.id("p0").unwrap();

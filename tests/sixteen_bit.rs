@@ -99,7 +99,8 @@ impl Bucket<'_> {
             count: count as u32,
             segment: 0,
             first: 1,
-            reserved: [0; 5],
+            first_record: 0,
+            reserved: [0; 4],
         };
         // SAFETY: plain data, for which zeros are a value; every pointer leads to memory of this function that is as
         // long as the one tile says, and all instruction sets asked for are available.

@@ -66,7 +66,8 @@ fn step(isa: Isa, options: &Options) -> Left {
         count: (LEN - done).min(INSTEP_TILE_ELEMENTS as usize) as u32,
         segment: segment as u32,
         first: (done == 0).into(),
-        reserved: [0; 5],
+        first_record: segment as u32,
+        reserved: [0; 4],
     };
     let tiles: Vec<_> =
         (0..ACTIONS.len()).flat_map(|s| [tile(s, 0), tile(s, INSTEP_TILE_ELEMENTS as usize)]).collect();

@@ -207,7 +207,7 @@ fn fine() -> Content {
 fn a_value_that_its_type_does_not_have_is_refused_by_name_and_place() {
     replayed(BF16, &fine());
     for (key, values, word) in [
-        ("param.w", [1.0, 0.1, 1.0], "`param.w` holds 0.1 at 1, which `dtypes` would turn into 0.100097656"),
+        ("param.w", [1.0, 0.1, 1.0], "`param.w` holds 0.1 at 1, which `dtypes` would round to 0.100097656"),
         ("grad.0.w", [1.0, 1.0, 1.001], "`grad.0.w` holds 1.001 at 2"),
         ("grad.0.w", [3.4e38, 1.0, 1.0], "`grad.0.w` holds 3.4e38 at 0"),
         ("state.w.exp_avg", [0.123, 1.0, 0.5], "`state.w.exp_avg` holds 0.123 at 0"),
@@ -236,7 +236,7 @@ fn a_parameter_and_its_master_agree_or_are_refused() {
         assert!(refused.contains("`param.w` holds 0.1 at 0"), "{refused}");
         if master == "remainder8" {
             let refused = run(&config, &start.with("param.w", &[1], &[0.1])).unwrap_err();
-            assert!(refused.contains("would turn into 0.100000"), "{refused}");
+            assert!(refused.contains("would round to 0.100000"), "{refused}");
         }
     }
 }

@@ -30,7 +30,11 @@ pub enum Moments {
     /// 2 bytes per element. Averages that change by less than 1/512 in a step stand still unless rounding is
     /// [stochastic](Rounding::Stochastic): with a decay rate of 0.999 the second moment never falls.
     BF16,
-    /// A code of 8 bits per element, and an f32 per block of 256, counted from the start of each parameter.
+    /// A code of 8 bits per element, and an f32 per block of 256, counted from the start of each parameter. To the
+    /// nearest, an average that moves by less than half a code, about 1/125 of itself near its block's largest, stands
+    /// still: a second moment of decay rate 0.999 that falls below its block's largest is found out late, and steps
+    /// are too small until then. Take [stochastic](Rounding::Stochastic) rounding, which keeps the mean. An optimizer's
+    /// eps below 2^-45 is refused: so small second moments are zero.
     EightBit,
 }
 
@@ -52,8 +56,13 @@ pub enum Rounding {
 
 /// Element types of one stepper's tensors.
 ///
+/// A master stands behind 16-bit parameters only, a remainder behind bf16 only. Stochastic rounding needs something
+/// that it rounds: bf16 parameters without master or with [`Remainder8`](Master::Remainder8), or states of fewer bits;
+/// f16 parameters without master refuse it. [Rprop](crate::Rprop) refuses states in 8 bits, centered
+/// [RMSprop](crate::RmsProp) all but f32.
+///
 /// ```
-/// use instep::{DType, Layout, Master, Moments, Precision, Solo, Stepper};
+/// use instep::{DType, Layout, Master, Moments, Precision, Rounding, Solo, Stepper};
 ///
 /// let layout = Layout::builder().param("w", 2).build()?;
 /// let w = layout.id("w")?;
@@ -62,6 +71,7 @@ pub enum Rounding {
 ///     grad: DType::BF16,
 ///     master: Master::Remainder16,
 ///     moments: Moments::EightBit,
+///     rounding: Rounding::Stochastic { seed: 1 },
 ///     ..Precision::default()
 /// };
 /// let builder = Stepper::builder(&layout, instep::AdamW::default()).precision(precision);

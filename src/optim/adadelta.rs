@@ -2,7 +2,7 @@
 //!
 //! Defaults are those of `torch.optim.Adadelta`. Must not scale lr by itself: 1 is the paper's method.
 
-use super::{Optimizer, non_negative, sealed::Rule, share};
+use super::{Optimizer, hyper_of, non_negative, sealed::Rule, share};
 use crate::abi::{INSTEP_OPTIMIZER_adadelta, InstepAdadeltaHyper, InstepHyper};
 use crate::error::Result;
 
@@ -47,20 +47,23 @@ impl Rule for Adadelta {
         &mut self.lr
     }
 
+    fn eps(&self) -> Option<f64> {
+        Some(self.eps)
+    }
+
     fn boxed(&self) -> Box<dyn Optimizer> {
         Box::new(*self)
     }
 
     fn hyper(&self) -> Result<InstepHyper> {
-        Ok(InstepHyper {
-            adadelta: InstepAdadeltaHyper {
-                lr: non_negative("lr", self.lr)?,
-                rho: share("rho", self.rho)?,
-                eps: non_negative("eps", self.eps)?,
-                weight_decay: non_negative("weight_decay", self.weight_decay)?,
-                maximize: self.maximize.into(),
-                reserved: 0,
-            },
-        })
+        let hyper = InstepAdadeltaHyper {
+            lr: non_negative("lr", self.lr)?,
+            rho: share("rho", self.rho)?,
+            eps: non_negative("eps", self.eps)?,
+            weight_decay: non_negative("weight_decay", self.weight_decay)?,
+            maximize: self.maximize.into(),
+            reserved: 0,
+        };
+        Ok(hyper_of(|all| all.adadelta = hyper))
     }
 }

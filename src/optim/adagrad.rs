@@ -3,7 +3,7 @@
 //! Defaults are those of `torch.optim.Adagrad`. Must say that memory starts as zeros: there the sum shows its initial
 //! value before the first update, here it takes it in that update.
 
-use super::{Optimizer, non_negative, sealed::Rule};
+use super::{Optimizer, hyper_of, non_negative, sealed::Rule};
 use crate::abi::{INSTEP_OPTIMIZER_adagrad, InstepAdagradHyper, InstepHyper};
 use crate::error::Result;
 
@@ -57,22 +57,25 @@ impl Rule for Adagrad {
         &mut self.lr
     }
 
+    fn eps(&self) -> Option<f64> {
+        Some(self.eps)
+    }
+
     fn boxed(&self) -> Box<dyn Optimizer> {
         Box::new(*self)
     }
 
     fn hyper(&self) -> Result<InstepHyper> {
         let initial = self.initial_accumulator_value;
-        Ok(InstepHyper {
-            adagrad: InstepAdagradHyper {
-                lr: non_negative("lr", self.lr)?,
-                lr_decay: non_negative("lr_decay", self.lr_decay)?,
-                weight_decay: non_negative("weight_decay", self.weight_decay)?,
-                initial_accumulator_value: non_negative("initial_accumulator_value", initial)?,
-                eps: non_negative("eps", self.eps)?,
-                maximize: self.maximize.into(),
-                reserved: 0,
-            },
-        })
+        let hyper = InstepAdagradHyper {
+            lr: non_negative("lr", self.lr)?,
+            lr_decay: non_negative("lr_decay", self.lr_decay)?,
+            weight_decay: non_negative("weight_decay", self.weight_decay)?,
+            initial_accumulator_value: non_negative("initial_accumulator_value", initial)?,
+            eps: non_negative("eps", self.eps)?,
+            maximize: self.maximize.into(),
+            reserved: 0,
+        };
+        Ok(hyper_of(|all| all.adagrad = hyper))
     }
 }

@@ -3,7 +3,7 @@
 //! Defaults are those of `torch.optim`. The two are separate types, as users look for them, and differ in where
 //! the weight decay enters and in its default.
 
-use super::{Optimizer, decay_rate, non_negative, sealed::Rule};
+use super::{Optimizer, decay_rate, hyper_of, non_negative, sealed::Rule};
 use crate::abi::{INSTEP_OPTIMIZER_adam, InstepAdamHyper, InstepHyper};
 use crate::error::{Error, Result};
 
@@ -94,6 +94,10 @@ impl Rule for Adam {
         &mut self.lr
     }
 
+    fn eps(&self) -> Option<f64> {
+        Some(self.eps)
+    }
+
     fn boxed(&self) -> Box<dyn Optimizer> {
         Box::new(*self)
     }
@@ -103,19 +107,18 @@ impl Rule for Adam {
         if !((self.lr / (1.0 - self.betas.0)) as f32).is_finite() && self.betas.0 < 1.0 {
             return Err(Error::config("lr", self.lr, "lr / (1 - betas.0) must be finite as f32"));
         }
-        Ok(InstepHyper {
-            adam: InstepAdamHyper {
-                lr: non_negative("lr", self.lr)?,
-                beta1: decay_rate("betas.0", self.betas.0)?,
-                beta2: decay_rate("betas.1", self.betas.1)?,
-                eps: non_negative("eps", self.eps)?,
-                weight_decay: non_negative("weight_decay", self.weight_decay)?,
-                decoupled: 0,
-                amsgrad: self.amsgrad.into(),
-                maximize: self.maximize.into(),
-                reserved: 0,
-            },
-        })
+        let hyper = InstepAdamHyper {
+            lr: non_negative("lr", self.lr)?,
+            beta1: decay_rate("betas.0", self.betas.0)?,
+            beta2: decay_rate("betas.1", self.betas.1)?,
+            eps: non_negative("eps", self.eps)?,
+            weight_decay: non_negative("weight_decay", self.weight_decay)?,
+            decoupled: 0,
+            amsgrad: self.amsgrad.into(),
+            maximize: self.maximize.into(),
+            reserved: 0,
+        };
+        Ok(hyper_of(|all| all.adam = hyper))
     }
 }
 
@@ -126,6 +129,10 @@ impl Rule for AdamW {
 
     fn lr_mut(&mut self) -> &mut f64 {
         &mut self.lr
+    }
+
+    fn eps(&self) -> Option<f64> {
+        Some(self.eps)
     }
 
     fn boxed(&self) -> Box<dyn Optimizer> {

@@ -3,7 +3,7 @@
 //! Defaults are those of `torch.optim.Adamax` (its functional twin says 1e-3 for lr). Must refuse a rate whose first,
 //! largest step size overflows.
 
-use super::{Optimizer, decay_rate, non_negative, sealed::Rule};
+use super::{Optimizer, decay_rate, hyper_of, non_negative, sealed::Rule};
 use crate::abi::{INSTEP_OPTIMIZER_adamax, InstepAdamaxHyper, InstepHyper};
 use crate::error::{Error, Result};
 
@@ -49,6 +49,10 @@ impl Rule for Adamax {
         &mut self.lr
     }
 
+    fn eps(&self) -> Option<f64> {
+        Some(self.eps)
+    }
+
     fn boxed(&self) -> Box<dyn Optimizer> {
         Box::new(*self)
     }
@@ -58,16 +62,15 @@ impl Rule for Adamax {
         if !((self.lr / (1.0 - self.betas.0)) as f32).is_finite() && self.betas.0 < 1.0 {
             return Err(Error::config("lr", self.lr, "lr / (1 - betas.0) must be finite as f32"));
         }
-        Ok(InstepHyper {
-            adamax: InstepAdamaxHyper {
-                lr: non_negative("lr", self.lr)?,
-                beta1: decay_rate("betas.0", self.betas.0)?,
-                beta2: decay_rate("betas.1", self.betas.1)?,
-                eps: non_negative("eps", self.eps)?,
-                weight_decay: non_negative("weight_decay", self.weight_decay)?,
-                maximize: self.maximize.into(),
-                reserved: 0,
-            },
-        })
+        let hyper = InstepAdamaxHyper {
+            lr: non_negative("lr", self.lr)?,
+            beta1: decay_rate("betas.0", self.betas.0)?,
+            beta2: decay_rate("betas.1", self.betas.1)?,
+            eps: non_negative("eps", self.eps)?,
+            weight_decay: non_negative("weight_decay", self.weight_decay)?,
+            maximize: self.maximize.into(),
+            reserved: 0,
+        };
+        Ok(hyper_of(|all| all.adamax = hyper))
     }
 }

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::{Optimizer, sealed::Rule};
+use super::{Optimizer, hyper_of, sealed::Rule};
 use crate::abi::{INSTEP_MAX_STATES, INSTEP_OPTIMIZER_CUSTOM, InstepCustomHyper, InstepHyper};
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, Place, StreamHandle};
@@ -193,10 +193,7 @@ impl Rule for Custom {
             let why = "each a name of its own, not `step`, without dot and #";
             return Err(Error::config("state_names", names.join(", "), why));
         }
-        // Zeros everywhere else: the union is copied whole.
-        let mut hyper = InstepHyper { words: [0.0; 8] };
-        hyper.custom = InstepCustomHyper { lr: self.lr };
-        Ok(hyper)
+        Ok(hyper_of(|all| all.custom = InstepCustomHyper { lr: self.lr }))
     }
 
     fn lr_mut(&mut self) -> &mut f64 {

@@ -3,7 +3,7 @@
 //! `torch.optim` has none; defaults are the paper's with the moments of Adam. Must refuse what vanishes or overflows in
 //! f32, as the others do.
 
-use super::{Optimizer, decay_rate, non_negative, sealed::Rule};
+use super::{Optimizer, decay_rate, hyper_of, non_negative, sealed::Rule};
 use crate::abi::{INSTEP_OPTIMIZER_lamb, InstepHyper, InstepLambHyper};
 use crate::error::Result;
 
@@ -53,6 +53,10 @@ impl Rule for Lamb {
         &mut self.lr
     }
 
+    fn eps(&self) -> Option<f64> {
+        Some(self.eps)
+    }
+
     fn boxed(&self) -> Box<dyn Optimizer> {
         Box::new(*self)
     }
@@ -62,16 +66,15 @@ impl Rule for Lamb {
     }
 
     fn hyper(&self) -> Result<InstepHyper> {
-        Ok(InstepHyper {
-            lamb: InstepLambHyper {
-                lr: non_negative("lr", self.lr)?,
-                beta1: decay_rate("betas.0", self.betas.0)?,
-                beta2: decay_rate("betas.1", self.betas.1)?,
-                eps: non_negative("eps", self.eps)?,
-                weight_decay: non_negative("weight_decay", self.weight_decay)?,
-                maximize: self.maximize.into(),
-                reserved: 0,
-            },
-        })
+        let hyper = InstepLambHyper {
+            lr: non_negative("lr", self.lr)?,
+            beta1: decay_rate("betas.0", self.betas.0)?,
+            beta2: decay_rate("betas.1", self.betas.1)?,
+            eps: non_negative("eps", self.eps)?,
+            weight_decay: non_negative("weight_decay", self.weight_decay)?,
+            maximize: self.maximize.into(),
+            reserved: 0,
+        };
+        Ok(hyper_of(|all| all.lamb = hyper))
     }
 }

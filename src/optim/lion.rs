@@ -3,7 +3,7 @@
 //! Defaults are the paper's, since `torch.optim` has no Lion: its learning rate is a tenth of AdamW's, because every
 //! element moves by all of it. Must refuse what vanishes or overflows in f32, as the others do.
 
-use super::{Optimizer, decay_rate, non_negative, sealed::Rule};
+use super::{Optimizer, decay_rate, hyper_of, non_negative, sealed::Rule};
 use crate::abi::{INSTEP_OPTIMIZER_lion, InstepHyper, InstepLionHyper};
 use crate::error::{Error, Result};
 
@@ -66,6 +66,6 @@ impl Rule for Lion {
                 "lr * weight_decay must be finite as f32",
             ));
         }
-        Ok(InstepHyper { lion: hyper })
+        Ok(hyper_of(|all| all.lion = hyper))
     }
 }

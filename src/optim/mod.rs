@@ -81,6 +81,10 @@ impl sealed::Rule for Box<dyn Optimizer> {
         (**self).is_scaled()
     }
 
+    fn eps(&self) -> Option<f64> {
+        (**self).eps()
+    }
+
     fn needs_f32_states(&self) -> Option<&'static str> {
         (**self).needs_f32_states()
     }
@@ -115,6 +119,10 @@ pub(crate) mod sealed {
         fn is_scaled(&self) -> bool {
             false
         }
+        /// What keeps it from dividing by zero, if a state is what it divides by.
+        fn eps(&self) -> Option<f64> {
+            None
+        }
         /// Why its states need all bits of f32, if they do.
         fn needs_f32_states(&self) -> Option<&'static str> {
             None
@@ -124,6 +132,13 @@ pub(crate) mod sealed {
             None
         }
     }
+}
+
+/// Hyperparameters with every byte of the union set, as they are copied to where a GPU reads them.
+fn hyper_of(write: impl FnOnce(&mut InstepHyper)) -> InstepHyper {
+    let mut hyper = InstepHyper { words: [0.0; 8] };
+    write(&mut hyper);
+    hyper
 }
 
 /// Accepts finite values at or above zero.

@@ -3,7 +3,7 @@
 //! Defaults are those of `torch.optim.NAdam`. Must leave the momenta themselves to the kernel: a power of libm's
 //! depends on the machine, and on the caller's rounding mode.
 
-use super::{Optimizer, decay_rate, non_negative, sealed::Rule};
+use super::{Optimizer, decay_rate, hyper_of, non_negative, sealed::Rule};
 use crate::abi::{INSTEP_OPTIMIZER_nadam, InstepHyper, InstepNAdamHyper};
 use crate::error::{Error, Result};
 
@@ -61,6 +61,10 @@ impl Rule for NAdam {
         &mut self.lr
     }
 
+    fn eps(&self) -> Option<f64> {
+        Some(self.eps)
+    }
+
     fn boxed(&self) -> Box<dyn Optimizer> {
         Box::new(*self)
     }
@@ -98,6 +102,6 @@ impl Rule for NAdam {
                 "lr * weight_decay must be finite as f32",
             ));
         }
-        Ok(InstepHyper { nadam: hyper })
+        Ok(hyper_of(|all| all.nadam = hyper))
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Defaults are those of `torch.optim.RAdam`. Must refuse what vanishes or overflows in f32, as the others do.
 
-use super::{Optimizer, decay_rate, non_negative, sealed::Rule};
+use super::{Optimizer, decay_rate, hyper_of, non_negative, sealed::Rule};
 use crate::abi::{INSTEP_OPTIMIZER_radam, InstepHyper, InstepRAdamHyper};
 use crate::error::{Error, Result};
 
@@ -58,6 +58,10 @@ impl Rule for RAdam {
         &mut self.lr
     }
 
+    fn eps(&self) -> Option<f64> {
+        Some(self.eps)
+    }
+
     fn boxed(&self) -> Box<dyn Optimizer> {
         Box::new(*self)
     }
@@ -83,6 +87,6 @@ impl Rule for RAdam {
                 "lr * weight_decay must be finite as f32",
             ));
         }
-        Ok(InstepHyper { radam: hyper })
+        Ok(hyper_of(|all| all.radam = hyper))
     }
 }

@@ -3,7 +3,7 @@
 //! Defaults are those of `torch.optim.RMSprop`. Must keep its order of states: the kernel finds `grad_avg` behind the
 //! momentum buffer, if there is one.
 
-use super::{Optimizer, non_negative, sealed::Rule, share};
+use super::{Optimizer, hyper_of, non_negative, sealed::Rule, share};
 use crate::abi::{INSTEP_OPTIMIZER_rmsprop, InstepHyper, InstepRmsPropHyper};
 use crate::error::Result;
 
@@ -68,6 +68,10 @@ impl Rule for RmsProp {
         &mut self.lr
     }
 
+    fn eps(&self) -> Option<f64> {
+        Some(self.eps)
+    }
+
     fn boxed(&self) -> Box<dyn Optimizer> {
         Box::new(*self)
     }
@@ -78,16 +82,15 @@ impl Rule for RmsProp {
     }
 
     fn hyper(&self) -> Result<InstepHyper> {
-        Ok(InstepHyper {
-            rmsprop: InstepRmsPropHyper {
-                lr: non_negative("lr", self.lr)?,
-                alpha: share("alpha", self.alpha)?,
-                eps: non_negative("eps", self.eps)?,
-                weight_decay: non_negative("weight_decay", self.weight_decay)?,
-                momentum: non_negative("momentum", self.momentum)?,
-                centered: self.centered.into(),
-                maximize: self.maximize.into(),
-            },
-        })
+        let hyper = InstepRmsPropHyper {
+            lr: non_negative("lr", self.lr)?,
+            alpha: share("alpha", self.alpha)?,
+            eps: non_negative("eps", self.eps)?,
+            weight_decay: non_negative("weight_decay", self.weight_decay)?,
+            momentum: non_negative("momentum", self.momentum)?,
+            centered: self.centered.into(),
+            maximize: self.maximize.into(),
+        };
+        Ok(hyper_of(|all| all.rmsprop = hyper))
     }
 }

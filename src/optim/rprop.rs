@@ -3,7 +3,7 @@
 //! Defaults are those of `torch.optim.Rprop`. Must refuse limits in the wrong order, which torch does not look at: they
 //! would make every step size the same.
 
-use super::{Optimizer, non_negative, sealed::Rule};
+use super::{Optimizer, hyper_of, non_negative, sealed::Rule};
 use crate::abi::{INSTEP_OPTIMIZER_rprop, InstepHyper, InstepRpropHyper};
 use crate::error::{Error, Result};
 
@@ -75,6 +75,6 @@ impl Rule for Rprop {
         if smallest > largest {
             return Err(Error::config("step_sizes.0", smallest, "must not be above step_sizes.1"));
         }
-        Ok(InstepHyper { rprop: hyper })
+        Ok(hyper_of(|all| all.rprop = hyper))
     }
 }

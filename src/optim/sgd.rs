@@ -3,7 +3,7 @@
 //! Defaults are those of `torch.optim.SGD` (its functional twin says 1e-2 for lr). Must keep PyTorch's refusal of
 //! nesterov without momentum, because the formula would silently be plain SGD.
 
-use super::{Optimizer, non_negative, sealed::Rule};
+use super::{Optimizer, hyper_of, non_negative, sealed::Rule};
 use crate::abi::{INSTEP_OPTIMIZER_sgd, InstepHyper, InstepSgdHyper};
 use crate::error::{Error, Result};
 
@@ -62,15 +62,14 @@ impl Rule for Sgd {
         if self.nesterov && (self.momentum <= 0.0 || self.dampening != 0.0) {
             return Err(Error::config("nesterov", true, "needs a momentum and zero dampening"));
         }
-        Ok(InstepHyper {
-            sgd: InstepSgdHyper {
-                lr: non_negative("lr", self.lr)?,
-                momentum: non_negative("momentum", self.momentum)?,
-                dampening: self.dampening,
-                weight_decay: non_negative("weight_decay", self.weight_decay)?,
-                nesterov: self.nesterov.into(),
-                maximize: self.maximize.into(),
-            },
-        })
+        let hyper = InstepSgdHyper {
+            lr: non_negative("lr", self.lr)?,
+            momentum: non_negative("momentum", self.momentum)?,
+            dampening: self.dampening,
+            weight_decay: non_negative("weight_decay", self.weight_decay)?,
+            nesterov: self.nesterov.into(),
+            maximize: self.maximize.into(),
+        };
+        Ok(hyper_of(|all| all.sgd = hyper))
     }
 }

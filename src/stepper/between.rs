@@ -66,7 +66,7 @@ impl Stepper {
     /// [`StepperBuilder::gradients`](crate::StepperBuilder::gradients) asks for zeros behind the step, or for none.
     ///
     /// # Shapes
-    /// As many f32 as the parameter, aligned to 64 bytes unless [borrowed](crate::Borrowed).
+    /// As many elements as the parameter, aligned to 64 bytes unless [borrowed](crate::Borrowed).
     ///
     /// # Ordering
     /// Waits for all steps.
@@ -92,7 +92,7 @@ impl Stepper {
     /// for it (no momentum, no amsgrad) it stays zero.
     ///
     /// # Shapes
-    /// As many f32 as the parameter, aligned to 64 bytes unless [borrowed](crate::Borrowed).
+    /// As many elements as the parameter, aligned to 64 bytes unless [borrowed](crate::Borrowed).
     ///
     /// # Ordering
     /// Waits for all steps.
@@ -111,6 +111,23 @@ impl Stepper {
     pub fn state_as<T: Element>(&self, id: ParamId, name: impl AsRef<str>) -> Result<&[T]> {
         self.settle_between_passes()?;
         self.view(id, self.state_called(id, name.as_ref())?)
+    }
+
+    /// A parameter's [copy](crate::StepperBuilder::copy_params), of its own type: to be sent where it lies.
+    ///
+    /// # Shapes
+    /// As many elements as the parameter, aligned to 64 bytes.
+    ///
+    /// # Ordering
+    /// Waits for all steps.
+    ///
+    /// # Errors
+    /// `Unsupported` if none is kept, or it is of another type; `Order` inside a pass, `Layout` if `id` is of another
+    /// layout, `Poisoned` after a failure.
+    pub fn copy_as<T: Element>(&self, id: ParamId) -> Result<&[T]> {
+        self.require_copy()?;
+        self.settle_between_passes()?;
+        self.view(id, Memory::Copy)
     }
 
     /// A parameter's optimizer state by name, to load it. States are never broadcast: every rank must load the same (if

@@ -99,7 +99,7 @@ impl StepperBuilder<'_> {
     /// and may then write through its own pointer until it hands the gradient over.
     ///
     /// # Errors
-    /// As [`host`](Self::host); `Layout` if a tensor lies nowhere, twice, misaligned for f32, or over another one.
+    /// As [`host`](Self::host); `Layout` if a tensor lies nowhere, twice, misaligned for its type, or over another one.
     ///
     /// # Safety
     /// Until the stepper has been closed or dropped, either of which waits for what still runs (and so, unless the
@@ -108,7 +108,8 @@ impl StepperBuilder<'_> {
     /// caller's own pointers under the same rules: a gradient is written only between
     /// [`Grads::get_mut`](crate::Grads::get_mut) and its hand-over, a parameter read only between
     /// [`Params::get`](crate::Params::get) and its hand-over, and between passes both only after
-    /// [`Stepper::params_mut`] or [`Stepper::params`].
+    /// [`Stepper::params_mut`] or [`Stepper::params`]. Parameters with [master weights](crate::Master) are only read:
+    /// the master counts, and [`Stepper::write_param`] writes both.
     pub unsafe fn host_borrowing(self, comm: impl Collective + 'static, memory: Borrowed) -> Result<Stepper> {
         self.on_host(Arc::new(comm), Some(memory))
     }
@@ -167,7 +168,7 @@ impl StepperBuilder<'_> {
         plan.optimize_only(|param| optimizers.rounds(param) > 0 && is_chosen(param));
         optimizers.leave_out(|param| plan.segment_of(param).action == SegmentAction::Step);
         let assignment = Arc::new(optimizers.assignment(self.layout, &plan)?);
-        optimizers.refuse_precision(self.precision)?;
+        optimizers.refuse_storage(plan.storage())?;
         let grad = self.precision.grad;
         if !comm.sums(grad) {
             let what = format!("a collective that does not sum {grad}");

@@ -251,23 +251,27 @@ impl<'a> StepperBuilder<'a> {
     }
 
     /// Element types of parameters, gradients, master weights and states; unset: f32 throughout. Arithmetic is f32
-    /// whatever they are. Code of the user's own ([`Custom`](crate::optim::Custom)) needs f32.
+    /// whatever they are. Not everything goes together: [`Precision`] says what. Code of the user's own
+    /// ([`Custom`](crate::optim::Custom)) needs f32.
     pub fn precision(mut self, precision: Precision) -> Self {
         self.precision = precision;
         self
     }
 
-    /// Writes each parameter that is stepped once more, in this type and in the same launch: to be sent, say, while the
-    /// parameter is used. Read by [`Stepper::read_copy`](crate::Stepper::read_copy). It is of the parameter's last
-    /// update, and zeros before the first one.
+    /// Writes each parameter that is stepped once more, in this type and in the same launch: what an all-gather sends,
+    /// say, in a smaller type. It is of what the [master weight](crate::Master) stands for, if there is one, as of the
+    /// last update, and zeros before the first. Code of the user's own writes none.
+    /// [`Stepper::copy_as`](crate::Stepper::copy_as) and, on a GPU, `Stepper::copy_ptr` say where it lies,
+    /// [`Stepper::read_copy`](crate::Stepper::read_copy) widens it.
     pub fn copy_params(mut self, dtype: DType) -> Self {
         self.copy_dtype = Some(dtype);
         self
     }
 
-    /// Keeps an exponential moving average of each parameter, in f32 and in the same launch: `decay * average + (1 -
-    /// decay) * parameter`, behind the parameter's every update; behind the first it is the parameter. Read by
-    /// [`Stepper::read_ema`](crate::Stepper::read_ema).
+    /// Keeps an exponential moving average of each parameter (of what its [master weight](crate::Master) stands for, if
+    /// it has one), in f32 and in the same launch: `decay * average + (1 - decay) * parameter`, behind the parameter's
+    /// every update; behind the first it is the parameter, and zeros before that. Code of the user's own makes none.
+    /// Read by [`Stepper::read_ema`](crate::Stepper::read_ema).
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};

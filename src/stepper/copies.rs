@@ -87,7 +87,8 @@ impl<D: Device> Stepper<D> {
         self.note_written(id)
     }
 
-    /// Copies a parameter's [moving average](crate::StepperBuilder::ema) to the host.
+    /// Copies a parameter's [moving average](crate::StepperBuilder::ema) to the host. Zeros before the parameter's
+    /// first update, so those of a frozen one always: [`read_param`](Self::read_param) has its values.
     ///
     /// # Shapes
     /// As [`read_param`](Self::read_param), and so is `# Ordering`.
@@ -113,7 +114,8 @@ impl<D: Device> Stepper<D> {
         self.note_written(id)
     }
 
-    /// Copies a parameter's [copy](crate::StepperBuilder::copy_params) to the host, as f32.
+    /// Copies a parameter's [copy](crate::StepperBuilder::copy_params) to the host, as f32. Zeros before the
+    /// parameter's first update, so those of a frozen one always: [`read_param`](Self::read_param) has its values.
     ///
     /// # Shapes
     /// As [`read_param`](Self::read_param), and so is `# Ordering`.
@@ -121,9 +123,13 @@ impl<D: Device> Stepper<D> {
     /// # Errors
     /// As [`read_param`](Self::read_param); `Unsupported` if none is kept.
     pub fn read_copy(&self, id: ParamId, into: &mut [f32]) -> Result<()> {
-        let is_kept = self.plan.storage().copy.is_some();
-        self.require(is_kept, "copies of parameters", "StepperBuilder::copy_params")?;
+        self.require_copy()?;
         self.read_between(id, Memory::Copy, into)
+    }
+
+    pub(super) fn require_copy(&self) -> Result<()> {
+        let is_kept = self.plan.storage().copy.is_some();
+        self.require(is_kept, "copies of parameters", "StepperBuilder::copy_params")
     }
 
     pub(crate) fn keeps_ema(&self) -> bool {
@@ -160,7 +166,7 @@ impl<D: Device> Stepper<D> {
 }
 
 impl<D: Device> Pass<'_, D> {
-    /// Copies a parameter to the host.
+    /// Copies a parameter to the host: what its [master weight](crate::Master) stands for, if it has one.
     ///
     /// # Shapes
     /// `into` is as long as the parameter.

@@ -67,7 +67,8 @@ impl StepperBuilder<'_> {
     /// # Ordering
     /// As [`cuda`](Self::cuda). The trainer's stream must be behind whatever filled the parameters. It may fill them
     /// again between passes, behind [`Stepper::param_ptr`], with the same on every rank: nothing sends them, as
-    /// [`Stepper::write_param`] would have it.
+    /// [`Stepper::write_param`] would have it. Not where they have [master weights](crate::Master), which count and
+    /// which [`Stepper::write_param`] alone writes.
     ///
     /// # Errors
     /// As [`cuda`](Self::cuda) and [`host_borrowing`](Self::host_borrowing); `Layout` if a tensor is not in this GPU's
@@ -149,7 +150,8 @@ impl Stepper<CudaDevice> {
     /// Where a parameter is, between passes.
     ///
     /// # Shapes
-    /// As many f32 as registered, aligned to 256 bytes unless [borrowed](crate::Borrowed).
+    /// As many elements as registered, of the type that the [precision](crate::Precision) says, aligned to 256 bytes
+    /// unless [borrowed](crate::Borrowed).
     ///
     /// # Ordering
     /// What the trainer's stream is given from here on comes behind the last step of its bucket.
@@ -160,6 +162,23 @@ impl Stepper<CudaDevice> {
         self.refuse_open_pass()?;
         let segment = self.claim(id, Memory::Params, false)?;
         Ok(self.device_address(&segment, Memory::Params))
+    }
+
+    /// Where a parameter's [copy](crate::StepperBuilder::copy_params) is, between passes: to be sent from there.
+    ///
+    /// # Shapes
+    /// As many elements as the parameter, of the copy's type, aligned to 256 bytes.
+    ///
+    /// # Ordering
+    /// As [`param_ptr`](Self::param_ptr).
+    ///
+    /// # Errors
+    /// As [`param_ptr`](Self::param_ptr); `Unsupported` if none is kept.
+    pub fn copy_ptr(&self, id: ParamId) -> Result<DevicePtr> {
+        self.require_copy()?;
+        self.refuse_open_pass()?;
+        let segment = self.claim(id, Memory::Copy, false)?;
+        Ok(self.device_address(&segment, Memory::Copy))
     }
 
     /// The event at which the times of recorded ops are zero, if ops are recorded: for benches, which time the

@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use crate::abi::InstepHyper;
 use crate::assignment::Assignment;
 use crate::error::{Error, Result};
-use crate::layout::{Layout, Moments, Plan, Precision};
+use crate::layout::{Layout, Moments, Plan, Precision, Storage};
 use crate::optim::Optimizer;
 use crate::stepper::attached::Attached;
 
@@ -128,8 +128,9 @@ impl Optimizers {
         Ok(optimizers)
     }
 
-    /// Refuses element types that an optimizer which steps anything does not take.
-    pub(super) fn refuse_precision(&self, precision: Precision) -> Result<()> {
+    /// Refuses element types and options that an optimizer which steps anything does not take.
+    pub(super) fn refuse_storage(&self, storage: &Storage) -> Result<()> {
+        let precision = storage.precision;
         for index in self.lists.iter().flatten() {
             let optimizer = &self.entries[*index as usize].optimizer;
             if let Some(rule) = optimizer.custom().filter(|_| precision != Precision::F32) {
@@ -139,8 +140,15 @@ impl Optimizers {
                     have: "kernels, for the optimizers of this crate".into(),
                 });
             }
+            let asks_for = storage.copy.map(|_| "copies").or(storage.ema.then_some("moving averages"));
+            if let (Some(rule), Some(what)) = (optimizer.custom(), asks_for) {
+                let what = format!("{what} of parameters that the optimizer `{}` steps", rule.name());
+                return Err(Error::Unsupported { what, have: "kernels, which write them".into() });
+            }
             let of_floats = optimizer.needs_f32_states().filter(|_| precision.moments != Moments::F32);
-            let of_codes = optimizer.needs_floats().filter(|_| precision.moments == Moments::EightBit);
+            let tiny = optimizer.eps().filter(|eps| *eps < SMALLEST_EPS_OF_CODES);
+            let of_codes = optimizer.needs_floats().or(tiny.map(|_| TOO_SMALL_FOR_CODES));
+            let of_codes = of_codes.filter(|_| precision.moments == Moments::EightBit);
             if let Some(why) = of_floats.or(of_codes) {
                 return Err(Error::config("moments", format!("{:?}", precision.moments), why));
             }
@@ -344,9 +352,18 @@ impl Optimizers {
     }
 }
 
-/// Whether an optimizer takes its rate times this.
+/// A block of second moments below 2^-90 is zero in codes (`kernels/codes.h`): their roots must not matter beside eps.
+const SMALLEST_EPS_OF_CODES: f64 = 1.0 / (1u64 << 45) as f64;
+const TOO_SMALL_FOR_CODES: &str = "small second moments are zero in codes of 8 bits, so eps, which is then divided by, must be 2^-45 or more";
+
+/// Whether an optimizer takes its rate times this. What f32 cannot hold any more is nothing, as behind a schedule.
 fn check_rate(optimizer: &dyn Optimizer, multiplier: f64) -> Result<()> {
     let mut multiplied = optimizer.boxed();
-    *multiplied.lr_mut() *= multiplier;
-    multiplied.hyper().map(drop)
+    let lr = *multiplied.lr_mut();
+    *multiplied.lr_mut() = Some(lr * multiplier).filter(|product| *product as f32 != 0.0).unwrap_or(0.0);
+    let refused = |_| {
+        let what = format!("{multiplier:e} (times {lr:e})");
+        Error::config("lr_multiplier", what, "gives a rate that the optimizer refuses")
+    };
+    multiplied.hyper().map(drop).map_err(refused)
 }

@@ -142,7 +142,7 @@ impl<D: Device> Stepper<D> {
 
     /// Puts everything on a new device, after `touch_everything`.
     fn move_to(&mut self, plan: Plan, optimizers: Optimizers) -> Result<()> {
-        optimizers.refuse_precision(plan.storage().precision)?;
+        optimizers.refuse_storage(plan.storage())?;
         let (agreement, plan) = (self.agreement.with_plan(&plan), Arc::new(plan));
         let assignment = Arc::new(optimizers.assignment(&self.layout, &plan)?);
         refuse_unreached(&assignment, self.run.get_mut().device.place())?;

@@ -37,7 +37,7 @@ impl<'a> Params<'a> {
     /// One parameter.
     ///
     /// # Shapes
-    /// As many f32 as registered, aligned to 64 bytes unless [borrowed](crate::Borrowed).
+    /// As many elements as registered, aligned to 64 bytes unless [borrowed](crate::Borrowed).
     ///
     /// # Ordering
     /// Waits for the last step of its bucket; a frozen parameter for no step at all.
@@ -69,7 +69,7 @@ impl<'a> ParamsMut<'a> {
     /// One parameter.
     ///
     /// # Shapes
-    /// As many f32 as registered, aligned to 64 bytes unless [borrowed](crate::Borrowed).
+    /// As many elements as registered, aligned to 64 bytes unless [borrowed](crate::Borrowed).
     ///
     /// # Ordering
     /// Nothing is left to wait for: [`Stepper::params_mut`] has.
@@ -115,7 +115,7 @@ impl<'a> Grads<'a> {
     /// One gradient, to be written whole.
     ///
     /// # Shapes
-    /// As many f32 as the parameter, aligned to 64 bytes unless [borrowed](crate::Borrowed).
+    /// As many elements as the parameter, aligned to 64 bytes unless [borrowed](crate::Borrowed).
     ///
     /// # Ordering
     /// Waits for the last step of its bucket.
@@ -253,6 +253,7 @@ impl Stepper {
                 Moments::BF16 => Some(DType::BF16),
                 Moments::EightBit => None,
             },
+            Memory::Copy => self.plan.storage().copy,
             _ => None,
         };
         if dtype == Some(T::DTYPE) {

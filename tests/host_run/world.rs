@@ -7,7 +7,7 @@ use std::ptr;
 use instep::DType;
 use instep::abi::*;
 
-use super::case::{Case, Segment, rule};
+use super::case::{Case, Segment, parts, rule};
 use super::machine::Machine;
 use super::memory::Bands;
 use super::tensors::{Tensors, dtype_code, earlier};
@@ -39,7 +39,7 @@ pub(crate) struct World<'a> {
 
 impl World<'_> {
     pub(crate) fn new(case: &Case) -> World<'_> {
-        let (optimizer, hyper, _) = rule(case.optim);
+        let (_, hyper, _) = rule(case.optim);
         let grad_bytes = case.precision.grad.bytes() as usize;
         let all: Vec<Segment> = case.buckets.iter().flat_map(|bucket| bucket.segments.clone()).collect();
         let lens = |segments: &[Segment]| segments.iter().map(|segment| segment.len).collect::<Vec<_>>();
@@ -63,8 +63,7 @@ impl World<'_> {
                 &(0..all.len()).map(|k| MULTIPLIERS[k % 3]).collect::<Vec<_>>(),
             ),
             actions: Bands::of("the actions", &all.iter().map(|segment| segment.action).collect::<Vec<_>>()),
-            norms: (optimizer == INSTEP_OPTIMIZER_lamb)
-                .then(|| Bands::of("the norms", &vec![norms; all.len()])),
+            norms: (parts(case.optim).len() > 1).then(|| Bands::of("the norms", &vec![norms; all.len()])),
             ring: Bands::of("the status ring", &vec![status; case.slots]),
             counts: Bands::new("the counts", &vec![1; all.len() + case.buckets.len()], grad_bytes, 1),
             tensors: Tensors::new(case, &lens(&all)),
@@ -109,7 +108,8 @@ impl World<'_> {
                         count: full.min(segment.len - done) as u32,
                         segment: k as u32,
                         first: (done == 0).into(),
-                        reserved: [0; 5],
+                        first_record: k as u32,
+                        reserved: [0; 4],
                     }
                 }));
                 element += segment.len as u64;
@@ -242,10 +242,7 @@ impl World<'_> {
         let (control, ring) = (self.control.address(0), self.ring.address(0));
         let publish = InstepPublishArgs { control, ring, slot_count: case.slots as u64 };
         let steps: Vec<_> = (0..case.buckets.len()).map(|bucket| self.step_args(bucket)).collect();
-        let parts: &[_] = match self.norms {
-            Some(_) => &[INSTEP_PART_MEASURE, INSTEP_PART_APPLY],
-            None => &[INSTEP_PART_WHOLE],
-        };
+        let parts = parts(case.optim);
         // SAFETY: the arguments describe this world's memory, which nothing else uses meanwhile.
         self.fenced(|| unsafe { machine.begin(&begin) });
         self.reduce(pass);

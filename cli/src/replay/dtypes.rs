@@ -103,8 +103,7 @@ pub(super) fn refuse_rounded(
     let mut pairs = given.iter().zip(stored).enumerate();
     match pairs.find(|(_, (given, stored))| !same(**given, *stored)) {
         Some((index, (given, stored))) => {
-            let why =
-                format!("`{key}` holds {given:?} at {index}, which `dtypes` would turn into {stored:?}");
+            let why = format!("`{key}` holds {given:?} at {index}, which `dtypes` would round to {stored:?}");
             Err(Failure::Tensors(why))
         }
         None => Ok(()),

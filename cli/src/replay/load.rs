@@ -65,7 +65,8 @@ pub(super) fn load<R: Read + Seek>(
         }
         stepper.set_frozen(id, param.frozen)?;
         if let Some(multiplier) = config.lr_multipliers.get(name) {
-            stepper.set_lr_multiplier(id, *multiplier)?;
+            let refused = |error| Failure::Config(format!("lr_multipliers.`{name}`: {error}"));
+            stepper.set_lr_multiplier(id, *multiplier).map_err(refused)?;
         }
     }
     Ok(())
