@@ -86,7 +86,7 @@ uint32_t step_tile(const InstepStepArgs& args, const InstepTile& tile, const Ins
             each_part([&](const Part& part, uint64_t) { apply_part<Rule>(part, scalars, scale, is_first); });
         }
     } else {
-        if (is_bfloat16_throughout(args) && has_bfloat16_loop<Rule>(scalars)) {
+        if (is_bfloat16_throughout(args) && has_bfloat16_loop<Rule>(scalars, multiplier)) {
             return step_bfloat16_tile<Rule>(args, tile, scalars, multiplier, key);
         }
         each_part([&](const Part& part, uint64_t grad_offset) {

@@ -60,7 +60,7 @@ fn one(
     };
     match kind {
         Kind::F32 => verify(&mut launcher, rule)?,
-        _ => precisions::verify(&mut launcher, rule, kind, shape)?,
+        _ => precisions::verify(&mut launcher, (rule, kind), shape, options.quick)?,
     }
     let bytes = launcher.step_bytes(0) as f64 / launcher.plan().buckets()[0].len as f64;
     let updated_arrays = 1 + rule.optimizer().state_names().len();
