@@ -55,8 +55,8 @@ INSTEP_INLINE void step_wide(const Scalars& s, uint32_t flags, float factor, con
 
 template <class Rule, bool STOCHASTIC, class Scalars>
 INSTEP_INLINE Seen step_pairs(const Scalars& s, uint32_t flags, float factor, const RandomPosition& at,
-                               uint32_t first, uint32_t count, Pair* __restrict p, const Pair* __restrict g,
-                               Pair* __restrict state0, Pair* __restrict state1, Pair* __restrict state2) {
+                              uint32_t first, uint32_t count, Pair* __restrict p, const Pair* __restrict g,
+                              Pair* __restrict state0, Pair* __restrict state1, Pair* __restrict state2) {
     Seen seen;
     for (uint32_t i = 0; i < count; ++i) {
         const uint32_t sums = g[i], params = p[i];
@@ -79,7 +79,7 @@ INSTEP_INLINE Seen step_pairs(const Scalars& s, uint32_t flags, float factor, co
 /* What is left of an odd run. */
 template <class Rule, bool STOCHASTIC, class Scalars>
 Seen step_last(const Scalars& s, uint32_t flags, float factor, const RandomPosition& at, uint32_t i, uint16_t* p,
-                const uint16_t* g, uint16_t* const* states) {
+               const uint16_t* g, uint16_t* const* states) {
     Pair last[INSTEP_MAX_STATES + 2] = {p[i], g[i]};
     for (int k = 0; k < Rule::STATES; ++k) last[2 + k] = states[k][i];
     RandomPosition here = at;
@@ -94,7 +94,7 @@ Seen step_last(const Scalars& s, uint32_t flags, float factor, const RandomPosit
 
 template <class Rule, bool STOCHASTIC, class Scalars>
 INSTEP_INLINE Seen step_bfloat16_blocks(const Scalars& s, uint32_t flags, float factor, const RandomPosition& at,
-                                         uint32_t count, uint16_t* p, const uint16_t* g, uint16_t* const* states) {
+                                        uint32_t count, uint16_t* p, const uint16_t* g, uint16_t* const* states) {
     Seen seen;
     for (uint32_t i = 0; i < count / 2; i += BLOCK) {
         const uint32_t end = count / 2 - i < BLOCK ? count / 2 : i + BLOCK;

@@ -9,8 +9,6 @@
 
 namespace {
 
-constexpr uint32_t ELEMENTS_PER_ROUND = 4 * INSTEP_GPU_THREADS;
-
 /* Per state, the largest magnitude that each warp has. */
 using Slots = uint32_t[INSTEP_MAX_STATES][INSTEP_GPU_THREADS / 32];
 
@@ -18,18 +16,6 @@ using Slots = uint32_t[INSTEP_MAX_STATES][INSTEP_GPU_THREADS / 32];
  * the next round's barrier, which comes behind everybody's reads of it. */
 struct MaximumSlots {
     Slots sets[2];
-};
-
-/* Shared memory that not every kernel has. */
-template <bool IS_THERE, class T>
-struct Optional {
-    T value;
-    INSTEP_DEVICE T* address() { return &value; }
-};
-
-template <class T>
-struct Optional<false, T> {
-    INSTEP_DEVICE T* address() { return nullptr; }
 };
 
 struct BlockMaximum {

@@ -84,6 +84,18 @@ INSTEP_DEVICE void zero_tile(const InstepStepArgs& args, const InstepTile& tile)
     for (uint32_t at = 4 * threadIdx.x; at < tile.count; at += ELEMENTS_PER_ROUND) gradients.clear(at);
 }
 
+/* Shared memory that not every kernel has. */
+template <bool IS_THERE, class T>
+struct Optional {
+    T value;
+    INSTEP_DEVICE T* address() { return &value; }
+};
+
+template <class T>
+struct Optional<false, T> {
+    INSTEP_DEVICE T* address() { return nullptr; }
+};
+
 /* What a kernel's threads share. */
 template <class Rule, bool CODED>
 struct Shared {

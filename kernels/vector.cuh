@@ -13,6 +13,9 @@
 
 namespace {
 
+/* Of a block, while each thread has four. */
+constexpr uint32_t ELEMENTS_PER_ROUND = 4 * INSTEP_GPU_THREADS;
+
 struct Four {
     float x[4];
 };

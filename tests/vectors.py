@@ -4,11 +4,13 @@
     venv/bin/python tests/vectors.py > tests/vectors.txt
 
 Inputs are formulas, so a new run changes nothing but what torch changes. Must not compute an update itself where torch
-has the optimizer: every number behind `start` comes out of torch then. It has no Lion and no LAMB, whose classes here are
-algorithm 2 of their papers, line by line. Numbers are written with repr, which reads back to the same bits.
+has the optimizer: every number behind `start` comes out of torch then. It has no Lion and no LAMB, whose classes in
+papers.py are algorithm 2 of their papers, line by line. Numbers are written with repr, which reads back to the same bits.
 """
 
 import torch
+
+from papers import Lamb, Lion
 
 # Zero and tiny gradients are where eps, signs and a first second moment of zero show.
 START = [0.5, -1.25, 3.0, 1e-3, 0.0]
@@ -85,47 +87,6 @@ CASES = [
     ("lamb", LAMB, dict(beta1=0.3, beta2=0.45)),
     ("lamb", LAMB, dict(weight_decay=0.0, eps=0.1)),
 ]
-
-
-class Lion(torch.optim.Optimizer):
-    def __init__(self, params, lr, betas, weight_decay, maximize, foreach):
-        super().__init__(params, dict(lr=lr, betas=betas, weight_decay=weight_decay, maximize=maximize))
-
-    @torch.no_grad()
-    def step(self):
-        for group in self.param_groups:
-            lr, (beta1, beta2) = group["lr"], group["betas"]
-            for p in group["params"]:
-                g = -p.grad if group["maximize"] else p.grad
-                m = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
-                update = torch.sign(beta1 * m + (1 - beta1) * g)
-                p -= lr * (update + group["weight_decay"] * p)
-                m.copy_(beta2 * m + (1 - beta2) * g)
-
-
-class Lamb(torch.optim.Optimizer):
-    def __init__(self, params, lr, betas, eps, weight_decay, maximize, foreach):
-        super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, maximize=maximize))
-
-    @torch.no_grad()
-    def step(self):
-        for group in self.param_groups:
-            beta1, beta2 = group["betas"]
-            for x in group["params"]:
-                g = -x.grad if group["maximize"] else x.grad
-                state = self.state[x]
-                t = state["step"] = state.get("step", 0) + 1
-                m = state.setdefault("exp_avg", torch.zeros_like(x))
-                v = state.setdefault("exp_avg_sq", torch.zeros_like(x))
-                m.copy_(beta1 * m + (1 - beta1) * g)
-                v.copy_(beta2 * v + (1 - beta2) * g**2)
-                r = (m / (1 - beta1**t)) / (torch.sqrt(v / (1 - beta2**t)) + group["eps"])
-                update = r + group["weight_decay"] * x
-                # The paper's phi is the identity. It leaves open what 0 / 0 is.
-                sizes = torch.linalg.vector_norm(x), torch.linalg.vector_norm(update)
-                ratio = sizes[0] / sizes[1] if all(size > 0 for size in sizes) else 1.0
-                x -= group["lr"] * ratio * update
-
 
 MAKE = {
     "sgd": torch.optim.SGD,

@@ -24,6 +24,9 @@ import torch
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
+from papers import Lamb
+
 STEPS = 7
 SHAPES = {"layer.0.weight": (64, 33), "layer.0.bias": (64,), "scalar": (), "empty": (0, 3), "head": (5, 7, 11)}
 OPTIMIZERS = {
@@ -109,29 +112,6 @@ class Lion(torch.optim.Optimizer):
                 state["undecided"] = state.get("undecided", torch.zeros_like(p, dtype=bool)) | near
                 p -= lr * (torch.sign(average) + group["weight_decay"] * p)
                 m.copy_(beta2 * m + (1 - beta2) * g)
-
-
-class Lamb(torch.optim.Optimizer):
-    def __init__(self, params, foreach):
-        super().__init__(params, dict(lr=1e-3, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01, maximize=False))
-
-    @torch.no_grad()
-    def step(self):
-        for group in self.param_groups:
-            beta1, beta2 = group["betas"]
-            for x in group["params"]:
-                g = -x.grad if group["maximize"] else x.grad
-                state = self.state[x]
-                t = state["step"] = state.get("step", 0) + 1
-                m = state.setdefault("exp_avg", torch.zeros_like(x))
-                v = state.setdefault("exp_avg_sq", torch.zeros_like(x))
-                m.copy_(beta1 * m + (1 - beta1) * g)
-                v.copy_(beta2 * v + (1 - beta2) * g**2)
-                r = (m / (1 - beta1**t)) / (torch.sqrt(v / (1 - beta2**t)) + group["eps"])
-                update = r + group["weight_decay"] * x
-                sizes = torch.linalg.vector_norm(x), torch.linalg.vector_norm(update)
-                ratio = sizes[0] / sizes[1] if all(size > 0 for size in sizes) else 1.0
-                x -= group["lr"] * ratio * update
 
 
 OPTIMIZERS["lion"], OPTIMIZERS["lamb"] = Lion, Lamb
