@@ -64,6 +64,7 @@ mod region;
 pub mod schedule;
 mod stepper;
 mod sync;
+mod text;
 pub mod timeline;
 
 pub use dtype::{DType, Element};

@@ -172,7 +172,7 @@ fn tensors_of_another_kind_are_refused_by_name_even_with_true_checksums() {
         (with(("param.x", Dtype::U64, &[], vec![0; 8])), "`param.x` has no place"),
         (with(("state.x", Dtype::F64, &[], vec![0; 8])), "`state.x` has no place"),
         (with(("ema.x", Dtype::F64, &[], vec![0; 8])), "`ema.x` has no place"),
-        (checkpoint_of(&fine, "2"), "version \"2\""),
+        (checkpoint_of(&fine, "2"), "version `2`"),
         (file(&fine, &[("instep.checkpoint", "1")]), "lost its checksums"),
         (file(&fine, &[]), "no checkpoint of this library"),
     ];

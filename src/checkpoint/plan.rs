@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use super::convert::is_float;
-use super::safetensors::{Dtype, Header, Tensor};
+use super::safetensors::{Dtype, Header, Tensor, in_tensor};
 use super::{CHECKSUMS, EMA, PARAM, STATE, STEP};
 use crate::error::{Error, Result};
 use crate::layout::ParamId;
@@ -182,8 +182,4 @@ fn refuse_type((key, tensor): Named<'_>, fine: bool, wanted: &str) -> Result<()>
 
 pub(super) fn missing(key: &str) -> Error {
     in_tensor(key, "is missing")
-}
-
-pub(super) fn in_tensor(key: &str, why: impl ToString) -> Error {
-    Error::checkpoint(format_args!("tensor `{key}`"), why)
 }

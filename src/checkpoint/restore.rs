@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::io::{Read, Seek};
 
 use super::convert;
-use super::plan::{Count, Counted, Named, Part, Piece, Plan, in_tensor, missing};
-use super::safetensors::{Dtype, Header};
+use super::plan::{Count, Counted, Named, Part, Piece, Plan, missing};
+use super::safetensors::{Dtype, Header, in_tensor};
 use super::verified::Verified;
 use super::{Extras, GROWTH_TRACKER, PREVIOUS_NORM, SCALE, SCHEDULE_STEP, Scalar, VERSION, VERSION_KEY};
 use crate::error::{Error, Result};
@@ -16,6 +16,7 @@ use crate::op::Device;
 use crate::optim::ScalerState;
 use crate::stepper::Stepper;
 use crate::stepper::counts::{CARRIED_RANGE, carried_fits};
+use crate::text::quoted;
 
 /// Sorts with `sort`, checks, loads. `own` asks for a file that this library wrote.
 pub(super) fn restore<D: Device, R: Read + Seek>(
@@ -178,7 +179,9 @@ fn refuse_foreign(version: Option<&str>, own: bool, has_checksums: bool) -> Resu
     match version {
         Some(VERSION) if !has_checksums => refuse("has lost its checksums".into()),
         Some(VERSION) => Ok(()),
-        Some(other) => refuse(format!("is of version {other:?}, and this library reads {VERSION:?}")),
+        Some(other) => {
+            refuse(format!("is of version {}, and this library reads {}", quoted(other), quoted(VERSION)))
+        }
         None if own => {
             refuse("is no checkpoint of this library, or its metadata are lost; see `import`".into())
         }

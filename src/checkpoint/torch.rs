@@ -7,8 +7,8 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use super::plan::{Count, Counted, Named, Part, Piece, Plan, carried, carried_key, in_tensor, missing};
-use super::safetensors::Header;
+use super::plan::{Count, Counted, Named, Part, Piece, Plan, carried, carried_key, missing};
+use super::safetensors::{Header, in_tensor};
 use super::{CHECKSUMS, EMA, PARAM, STATE, STEP};
 use crate::error::{Error, Result};
 use crate::layout::ParamId;

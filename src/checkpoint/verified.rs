@@ -9,6 +9,7 @@ use std::io::{Read, Seek};
 use super::CHECKSUMS;
 use super::safetensors::{Data, Dtype, Header, Tensor, open};
 use crate::error::{Error, Result};
+use crate::text::quoted;
 
 /// The data, and what they should add up to.
 pub(super) struct Verified<R> {
@@ -51,7 +52,7 @@ impl<R: Read + Seek> Verified<R> {
         match hold {
             Some(expected) if tensor.elements > 0 && *expected != hasher.finalize() => {
                 let bytes = tensor.start_bytes()..tensor.end_bytes();
-                let place = format!("tensor `{key}` (bytes {bytes:?} of the file)");
+                let place = format!("tensor {} (bytes {bytes:?} of the file)", quoted(key));
                 Err(Error::checkpoint(place, "is not what was written"))
             }
             _ => Ok(()),

@@ -13,6 +13,7 @@ use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
 use super::json::{Object, Unique};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::text::{escaped, quoted};
 
 /// Bytes of the length in front of the header.
 const LENGTH_BYTES: u64 = 8;
@@ -159,13 +160,13 @@ impl Header {
             return refuse("the file", "has a header that is no JSON object".into());
         }
         let entries: Entries = serde_json::from_slice(&text)
-            .map_err(|error| Error::checkpoint("the header", format!("is broken: {error}")))?;
+            .map_err(|error| Error::checkpoint("the header", format!("is broken: {}", escaped(error))))?;
         let data_bytes = rest_bytes - header_bytes;
         let start_bytes = LENGTH_BYTES + header_bytes;
         check_cover(&entries.tensors, data_bytes)?;
         let mut tensors = BTreeMap::new();
         for (name, entry) in entries.tensors {
-            let tensor = entry.tensor(start_bytes).map_err(|why| in_tensor(&name, &why))?;
+            let tensor = entry.tensor(start_bytes).map_err(|why| in_tensor(&name, why))?;
             tensors.insert(name, tensor);
         }
         let mut hasher = crc32fast::Hasher::new();
@@ -188,7 +189,7 @@ impl Header {
         match self.tensors.iter().find(|(_, tensor)| !tensor.dtype.is_stepped()) {
             Some((name, tensor)) => {
                 let why = format!("has dtype {}, not F32, BF16 or F16", tensor.dtype);
-                Err(in_tensor(name, &why))
+                Err(in_tensor(name, why))
             }
             None => Ok(()),
         }
@@ -205,7 +206,7 @@ impl Entry {
     fn tensor(self, start_bytes: u64) -> Result<Tensor, String> {
         let Some(dtype) = Dtype::ALL.into_iter().find(|dtype| dtype.name() == self.dtype) else {
             let known = Dtype::ALL.map(Dtype::name).join(", ");
-            return Err(format!("has dtype {}, which is none of {known}", self.dtype));
+            return Err(format!("has dtype {}, which is none of {known}", quoted(&self.dtype)));
         };
         let elements = self.shape.iter().try_fold(1u64, |product, dim| product.checked_mul(*dim));
         let [start, end] = self.data_offsets;
@@ -226,7 +227,7 @@ fn check_cover(tensors: &BTreeMap<String, Entry>, data_bytes: u64) -> Result<()>
     for ([start, end], name) in places {
         if start != covered || end < start || end > data_bytes {
             let why = format!("lies at {start}..{end}, where {covered}.. of {data_bytes} bytes comes next");
-            return Err(in_tensor(name, &why));
+            return Err(in_tensor(name, why));
         }
         covered = end;
     }
@@ -240,8 +241,9 @@ fn refuse<T>(place: &str, why: String) -> Result<T> {
     Err(Error::checkpoint(place, why))
 }
 
-fn in_tensor(name: &str, why: &str) -> Error {
-    Error::checkpoint(format_args!("tensor `{name}`"), why)
+/// An error about a tensor of a file.
+pub(in crate::checkpoint) fn in_tensor(name: &str, why: impl ToString) -> Error {
+    Error::checkpoint(format_args!("tensor {}", quoted(name)), why)
 }
 
 impl<'de> Deserialize<'de> for Entries {
@@ -265,7 +267,7 @@ impl<'de> Visitor<'de> for EntriesVisitor {
             let known = entries.tensors.contains_key(&name);
             let is_metadata = name == "__metadata__";
             if known || (is_metadata && entries.metadata.is_some()) {
-                return Err(A::Error::custom(format_args!("`{name}` occurs twice")));
+                return Err(A::Error::custom(format_args!("{} occurs twice", quoted(&name))));
             }
             if is_metadata {
                 entries.metadata = Some(map.next_value()?);

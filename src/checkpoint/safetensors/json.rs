@@ -10,6 +10,8 @@ use std::marker::PhantomData;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 
+use crate::text::quoted;
+
 /// A derived struct that must be spelled as an object.
 pub struct Object<T>(pub T);
 
@@ -54,7 +56,7 @@ impl<'de, V: Deserialize<'de>> Visitor<'de> for UniqueVisitor<V> {
         let mut entries = BTreeMap::new();
         while let Some(key) = map.next_key::<String>()? {
             if entries.contains_key(&key) {
-                return Err(A::Error::custom(format_args!("`{key}` occurs twice")));
+                return Err(A::Error::custom(format_args!("{} occurs twice", quoted(&key))));
             }
             entries.insert(key, map.next_value()?);
         }

@@ -10,6 +10,7 @@ mod header;
 pub mod json;
 mod write;
 
+pub(in crate::checkpoint) use header::in_tensor;
 pub use header::{Dtype, Header, Tensor};
 pub use write::{Entry, header, write_values};
 

@@ -1,0 +1,86 @@
+//! Text from a file, a peer or another library, made fit for an error message.
+//!
+//! An error message reaches terminals and logs, so it repeats foreign text only escaped and shortened: no control
+//! character can steer a terminal, and no 100 MB name can fill a log. This module depends on no other.
+
+use std::fmt::{self, Display, Write};
+
+/// Characters that a message repeats of a foreign text.
+const LONGEST: usize = 120;
+
+/// Returns a foreign name between backticks, escaped and shortened.
+pub(crate) fn quoted(name: &str) -> String {
+    format!("`{}`", escaped(name))
+}
+
+/// Returns a foreign text in one line: what cannot be printed is escaped, and only the first 120 characters are kept.
+pub(crate) fn escaped(text: impl Display) -> String {
+    let mut line = Line { text: String::new(), left: LONGEST, lost_bytes: 0 };
+    // `Line` never fails, so an error is the text's own, and what it wrote before still helps.
+    let _ = write!(line, "{text}");
+    if line.lost_bytes > 0 {
+        line.text += &format!("... ({} more bytes)", line.lost_bytes);
+    }
+    line.text
+}
+
+/// A writer that escapes, and counts what it does not keep.
+struct Line {
+    text: String,
+    left: usize,
+    lost_bytes: usize,
+}
+
+impl Write for Line {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for (at, char) in text.char_indices() {
+            if self.left == 0 {
+                self.lost_bytes += text.len() - at;
+                break;
+            }
+            self.left -= 1;
+            match char {
+                '"' | '\'' => self.text.push(char),
+                '`' => self.text.push_str("\\`"),
+                _ => self.text.extend(char.escape_debug()),
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plain_names_are_repeated_as_they_are() {
+        assert_eq!(quoted("layers.0.weight"), "`layers.0.weight`");
+        assert_eq!(quoted("l'état \"ß\" 重み"), "`l'état \"ß\" 重み`");
+        assert_eq!(quoted(""), "``");
+    }
+
+    #[test]
+    fn nothing_in_a_name_steers_a_terminal_or_ends_the_quotation() {
+        assert_eq!(quoted("\x1b[31mred\u{9b}2J"), "`\\u{1b}[31mred\\u{9b}2J`");
+        assert_eq!(quoted("a\nb\r\t\0"), "`a\\nb\\r\\t\\0`");
+        assert_eq!(quoted("a` b \\"), "`a\\` b \\\\`");
+        // Right-to-left override and zero-width space.
+        assert_eq!(quoted("\u{202e}\u{200b}"), "`\\u{202e}\\u{200b}`");
+        for char in '\0'..=char::MAX {
+            let escaped = escaped(char);
+            assert!(!escaped.contains(char::is_control), "{char:?} is repeated");
+        }
+    }
+
+    #[test]
+    fn a_long_text_is_cut_between_characters_and_says_how_much_is_missing() {
+        assert_eq!(escaped("x".repeat(120)), "x".repeat(120));
+        assert_eq!(escaped("ß".repeat(1_000_000)), format!("{}... (1999760 more bytes)", "ß".repeat(120)));
+        assert_eq!(
+            escaped(format_args!("{}{}", "x".repeat(119), "yz")),
+            "x".repeat(119) + "y... (1 more bytes)"
+        );
+        assert!(escaped("\u{1}".repeat(1_000_000)).len() < 1000);
+    }
+}
