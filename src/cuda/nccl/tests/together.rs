@@ -2,6 +2,7 @@
 //!
 //! What one rank knows, every rank must report; an echo that names the wrong rank is a failure here.
 
+use std::sync::Barrier;
 use std::thread;
 use std::time::Duration;
 
@@ -90,17 +91,21 @@ fn a_rank_that_ends_the_group_tells_all_why() {
 
 #[test]
 fn a_rank_that_leaves_in_order_is_missed_only_where_it_is_needed() {
+    let (gone, checked) = (Barrier::new(3), Barrier::new(2));
     let outcomes = ranks(3, |rank, group| {
         let group = group?;
         group.compare("last", AMPLE)?;
         if rank == 1 {
             group.leave();
+            drop(group);
+            gone.wait();
             return Ok::<(), Error>(());
         }
-        for _ in 0..50 {
-            group.check()?;
-            thread::sleep(Duration::from_millis(1));
-        }
+        gone.wait();
+        let checks: Vec<_> = (0..50).map(|_| group.check()).collect();
+        // The failing comparison below ends the group, so neither rank may begin it while the other still checks.
+        checked.wait();
+        assert_eq!(checks, vec![Ok(()); 50]);
         match group.compare("one more", AMPLE) {
             Err(Error::PeerLost { rank: 1, why }) => assert!(why.contains("closed"), "{why}"),
             other => panic!("{other:?}"),
