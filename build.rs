@@ -50,7 +50,7 @@ fn compile(name: &str, flags: &[&str], out: &Path) {
     fs::create_dir_all(out).unwrap_or_else(|e| panic!("instep: {}: {e}", out.display()));
     let mut build = cc::Build::new();
     build.out_dir(out);
-    build.cpp(true).std("c++17").file("kernels/step_cpu.cpp").warnings(true);
+    build.cpp(true).std("c++17").file("kernels/cpu/kernels.cpp").include("kernels").warnings(true);
     build.define("INSTEP_KERNELS", format!("instep_kernels_{name}").as_str());
     // No C++ runtime: nothing throws, nothing allocates.
     build.cpp_link_stdlib(None).flag("-fno-exceptions").flag("-fno-rtti");

@@ -62,7 +62,12 @@ fn make(fatbin: &Path) -> Result<(), String> {
     }
     // What has no machine code here, the driver compiles from this; PTX runs on nothing older than itself.
     call.arg(format!("-gencode=arch=compute_{oldest},code=compute_{oldest}"));
-    let done = call.arg("kernels/kernels.cu").arg("-o").arg(fatbin).output().expect("nvcc started before");
+    let done = call
+        .args(["-I", "kernels", "kernels/gpu/kernels.cu"])
+        .arg("-o")
+        .arg(fatbin)
+        .output()
+        .expect("nvcc started before");
     if !done.status.success() {
         refuse(&format!("nvcc failed:\n{}", String::from_utf8_lossy(&done.stderr)));
     }

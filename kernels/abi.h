@@ -357,7 +357,7 @@ typedef struct InstepStored {
     uint32_t reserved;
 } InstepStored;
 
-/* What one build of step_cpu.cpp offers; one such table per instruction set. Every entry sets the IEEE
+/* What one build of cpu/kernels.cpp offers; one such table per instruction set. Every entry sets the IEEE
  * environment for its own duration, and none allocates, blocks or calls back. */
 typedef struct InstepKernels {
     uint32_t (*self_test)(void); /* 0, or the number of the property that this build lacks */

@@ -70,8 +70,8 @@ class Lane:
         classes = ("", "_8bit")
         self.states = {f"instep_step_{name}{moments}": int(most) for name, most in rows for moments in classes}
         self.names = {*COMMON, *self.states}
-        # Rules that say how a change is made, to be scaled by norms that they measure first; kernels/scaled.h.
-        scaled = [name for name, _ in rows if " change(" in (self.kernels / f"{name}.h").read_text()]
+        # Rules that say how a change is made, to be scaled by norms that they measure first; kernels/numeric/scaled.h.
+        scaled = [name for name, _ in rows if " change(" in (self.kernels / f"rules/{name}.h").read_text()]
         self.scaled = {f"instep_step_{name}{moments}" for name in scaled for moments in classes}
         known = self.run(nvcc, "--list-gpu-code").split()
         wanted = architectures or (self.kernels / "architectures.txt").read_text().split()
@@ -89,7 +89,7 @@ class Lane:
 
     def compile(self, *arguments):
         flags = ["-optf", self.kernels / "nvcc.flags"]
-        return self.run(self.nvcc, *flags, *arguments, self.kernels / "kernels.cu")
+        return self.run(self.nvcc, *flags, *arguments, "-I", self.kernels, self.kernels / "gpu/kernels.cu")
 
     def check(self, fine, fault):
         if not fine:

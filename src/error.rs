@@ -86,7 +86,7 @@ pub enum Error {
     Arithmetic {
         /// The instruction set they were built for.
         isa: &'static str,
-        /// Number of the property, as listed in `kernels/step_cpu.cpp`.
+        /// Number of the property, as listed in `kernels/cpu/self_test.h`.
         property: u32,
     },
     /// Poisons: ranks issued different collectives, or the same ones about different things.

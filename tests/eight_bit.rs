@@ -2,7 +2,7 @@
 //! is.
 //!
 //! Bounds are derived: half a code's distance in the root, and the roundings on the way, U each. Must take codes from
-//! `kernels/codes.h`'s formulas alone: (c/127)^2 and (c/255)^4 of the block's largest.
+//! `kernels/numeric/codes.h`'s formulas alone: (c/127)^2 and (c/255)^4 of the block's largest.
 
 use instep::abi::*;
 use instep::{Isa, Moments, ParamId, Precision, Sgd, Solo, Stepper};

@@ -1,6 +1,6 @@
 """Optimizers that torch.optim has not, as their papers state them: what vectors.py and against_torch.py compare with.
 
-Must be written from the paper, not from kernels/<name>.h, and in whatever type the tensors are.
+Must be written from the paper, not from kernels/rules/<name>.h, and in whatever type the tensors are.
 """
 
 import torch

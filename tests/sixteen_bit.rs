@@ -1,7 +1,7 @@
 //! Do the kernels of every instruction set treat bf16 and f16 as their values, rounded once at the store?
 //!
 //! The kernels are called directly, through the C tables that are linked, so that no stepper stands between.
-//! Must take the meaning of a 16-bit float from its definition, not from `kernels/math.h`.
+//! Must take the meaning of a 16-bit float from its definition, not from `kernels/numeric/math.h`.
 
 use instep::Isa;
 use instep::abi::*;

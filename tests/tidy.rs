@@ -255,8 +255,8 @@ fn every_optimizer_has_its_header_its_type_and_its_formula_once_and_is_named_whe
         let rule = rest.split(',').next().unwrap();
         let mut require = |holds: bool, what: String| missing.extend((!holds).then_some(what));
         let header =
-            fs::read_to_string(Path::new(ROOT).join(format!("kernels/{name}.h"))).unwrap_or_default();
-        require(header.contains(&format!("struct {rule} ")), format!("kernels/{name}.h has no {rule}"));
+            fs::read_to_string(Path::new(ROOT).join(format!("kernels/rules/{name}.h"))).unwrap_or_default();
+        require(header.contains(&format!("struct {rule} ")), format!("kernels/rules/{name}.h has no {rule}"));
         require(
             optimizers.contains(&format!("INSTEP_OPTIMIZER_{name}")),
             format!("src/optim knows no {name}"),
@@ -271,7 +271,7 @@ fn every_optimizer_has_its_header_its_type_and_its_formula_once_and_is_named_whe
         }
         for path in files("kernels", &["h", "cpp", "cu", "cuh"]) {
             let defines = read(&path).contains(&format!("struct {rule} "));
-            let is_its = path.ends_with(format!("{name}.h"));
+            let is_its = path.ends_with(format!("rules/{name}.h"));
             require(!defines || is_its, format!("{rule} is written again in {path:?}"));
         }
     }
@@ -293,8 +293,9 @@ fn no_loop_around_the_rules_names_one_or_what_is_inside_it() {
         words.push(rule.to_owned());
     }
     assert!(words.iter().any(|word| word == "step_size") && words.iter().any(|word| word == "Adam"));
-    let loops = files("kernels", &["cu", "cuh", "cpp"]);
-    assert!(loops.len() >= 5, "{loops:?}");
+    let loops: Vec<_> =
+        ["kernels/cpu", "kernels/gpu"].iter().flat_map(|at| files(at, &["cu", "cuh", "cpp", "h"])).collect();
+    assert!(loops.len() >= 10, "{loops:?}");
     for path in loops {
         for (at, line) in read(&path).lines().enumerate() {
             let code = line.split("/*").next().unwrap();

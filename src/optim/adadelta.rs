@@ -1,4 +1,4 @@
-//! Adadelta's hyperparameters; the update is in `kernels/adadelta.h`.
+//! Adadelta's hyperparameters; the update is in `kernels/rules/adadelta.h`.
 //!
 //! Defaults are those of `torch.optim.Adadelta`. Must not scale lr by itself: 1 is the paper's method.
 

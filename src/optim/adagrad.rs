@@ -1,4 +1,4 @@
-//! Adagrad's hyperparameters; the update is in `kernels/adagrad.h`.
+//! Adagrad's hyperparameters; the update is in `kernels/rules/adagrad.h`.
 //!
 //! Defaults are those of `torch.optim.Adagrad`. Must say that memory starts as zeros: there the sum shows its initial
 //! value before the first update, here it takes it in that update.

@@ -1,4 +1,4 @@
-//! Adam's and AdamW's hyperparameters; the update, one for both, is in `kernels/adam.h`.
+//! Adam's and AdamW's hyperparameters; the update, one for both, is in `kernels/rules/adam.h`.
 //!
 //! Defaults are those of `torch.optim`. The two are separate types, as users look for them, and differ in where
 //! the weight decay enters and in its default.

@@ -1,4 +1,4 @@
-//! Adamax's hyperparameters; the update is in `kernels/adamax.h`.
+//! Adamax's hyperparameters; the update is in `kernels/rules/adamax.h`.
 //!
 //! Defaults are those of `torch.optim.Adamax` (its functional twin says 1e-3 for lr). Must refuse a rate whose first,
 //! largest step size overflows.

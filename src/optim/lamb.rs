@@ -1,4 +1,4 @@
-//! LAMB's hyperparameters; the update is in `kernels/lamb.h`.
+//! LAMB's hyperparameters; the update is in `kernels/rules/lamb.h`.
 //!
 //! `torch.optim` has none; defaults are the paper's with the moments of Adam. Must refuse what vanishes or overflows in
 //! f32, as the others do.

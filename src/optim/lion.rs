@@ -1,4 +1,4 @@
-//! Lion's hyperparameters; the update is in `kernels/lion.h`.
+//! Lion's hyperparameters; the update is in `kernels/rules/lion.h`.
 //!
 //! Defaults are the paper's, since `torch.optim` has no Lion: its learning rate is a tenth of AdamW's, because every
 //! element moves by all of it. Must refuse what vanishes or overflows in f32, as the others do.

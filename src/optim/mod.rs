@@ -1,6 +1,6 @@
 //! Optimizers as plain values: hyperparameters, defaults with their source, validation.
 //!
-//! The update itself is in `kernels/<name>.h` and nowhere else; what is here only says which kernel runs, with
+//! The update itself is in `kernels/rules/<name>.h` and nowhere else; what is here only says which kernel runs, with
 //! which numbers, and how its states are called. Must reject what a kernel could not check (NaN above all).
 
 mod adadelta;

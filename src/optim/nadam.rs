@@ -1,4 +1,4 @@
-//! NAdam's hyperparameters; the update is in `kernels/nadam.h`.
+//! NAdam's hyperparameters; the update is in `kernels/rules/nadam.h`.
 //!
 //! Defaults are those of `torch.optim.NAdam`. Must leave the momenta themselves to the kernel: a power of libm's
 //! depends on the machine, and on the caller's rounding mode.

@@ -1,4 +1,4 @@
-//! RAdam's hyperparameters; the update is in `kernels/radam.h`.
+//! RAdam's hyperparameters; the update is in `kernels/rules/radam.h`.
 //!
 //! Defaults are those of `torch.optim.RAdam`. Must refuse what vanishes or overflows in f32, as the others do.
 

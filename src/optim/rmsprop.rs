@@ -1,4 +1,4 @@
-//! RMSprop's hyperparameters; the update is in `kernels/rmsprop.h`.
+//! RMSprop's hyperparameters; the update is in `kernels/rules/rmsprop.h`.
 //!
 //! Defaults are those of `torch.optim.RMSprop`. Must keep its order of states: the kernel finds `grad_avg` behind the
 //! momentum buffer, if there is one.

@@ -1,4 +1,4 @@
-//! Rprop's hyperparameters; the update is in `kernels/rprop.h`.
+//! Rprop's hyperparameters; the update is in `kernels/rules/rprop.h`.
 //!
 //! Defaults are those of `torch.optim.Rprop`. Must refuse limits in the wrong order, which torch does not look at: they
 //! would make every step size the same.

@@ -1,7 +1,7 @@
 //! Dynamic loss scaling: when the factor in the loss grows and shrinks.
 //!
 //! The policy and its defaults are those of `torch.amp.GradScaler` (Micikevicius et al., Mixed Precision Training, ICLR
-//! 2018); the arithmetic is in `kernels/control.h` and nowhere else. Must reject what would let the scale leave f32.
+//! 2018); the arithmetic is in `kernels/numeric/control.h` and nowhere else. Must reject what would let the scale leave f32.
 
 use crate::error::{Error, Result};
 

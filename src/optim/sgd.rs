@@ -1,4 +1,4 @@
-//! SGD's hyperparameters; the update is in `kernels/sgd.h`.
+//! SGD's hyperparameters; the update is in `kernels/rules/sgd.h`.
 //!
 //! Defaults are those of `torch.optim.SGD` (its functional twin says 1e-2 for lr). Must keep PyTorch's refusal of
 //! nesterov without momentum, because the formula would silently be plain SGD.

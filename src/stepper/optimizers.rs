@@ -352,7 +352,7 @@ impl Optimizers {
     }
 }
 
-/// A block of second moments below 2^-90 is zero in codes (`kernels/codes.h`): their roots must not matter beside eps.
+/// A block of second moments below 2^-90 is zero in codes (`kernels/numeric/codes.h`): their roots must not matter beside eps.
 const SMALLEST_EPS_OF_CODES: f64 = 1.0 / (1u64 << 45) as f64;
 const TOO_SMALL_FOR_CODES: &str = "small second moments are zero in codes of 8 bits, so eps, which is then divided by, must be 2^-45 or more";
 

@@ -3,8 +3,8 @@
  *
  * scripts/gpu-bundle.sh compiles this for tests/gpu/conversions.rs, with the library's own flags. Must count every
  * difference, and name the lowest input of each kind. */
-#include "../../kernels/math.h"
-#include "../../kernels/remainder.h"
+#include "numeric/math.h"
+#include "numeric/remainder.h"
 
 namespace {
 

@@ -4,7 +4,7 @@
  * tests/gpu_kernels.rs opens. Must find a fault by its result or end the program: nothing here returns an error. */
 #include "cuda_on_cpu.h"
 /* The kernels as nvcc gets them. */
-#include "kernels.cu"
+#include "gpu/kernels.cu"
 
 #include <string.h>
 

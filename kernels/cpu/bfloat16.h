@@ -1,0 +1,152 @@
+/* The CPU's loop for bf16 throughout: parameter, gradient and states are widened, stepped and rounded in one go.
+ *
+ * At 14 bytes per element of AdamW the divide and the root take longer than memory does, and the conversions hide
+ * behind them only inside the same loop, if they are few: two neighbours are one word of 32 bits, whose halves a
+ * shift and a mask widen, where lanes of 16 bits would have to be moved. For the two commonest sets of flags; others
+ * take the long way, whose bits these are. */
+#ifndef INSTEP_CPU_BFLOAT16_H
+#define INSTEP_CPU_BFLOAT16_H
+
+#include "cpu/loops.h"
+
+namespace {
+
+INSTEP_INLINE float lower(uint32_t word) { return float_of(word << 16); }
+INSTEP_INLINE float upper(uint32_t word) { return float_of(word & 0xffff0000u); }
+
+/* An f32 with the bf16 in its upper half. A NaN comes out as one, though maybe another than ours: the lower half of
+ * those that arithmetic makes of bf16 is 0, so that nothing carries. */
+template <bool STOCHASTIC>
+INSTEP_INLINE uint32_t rounded(float x, const RandomPosition& at, uint32_t i, uint32_t stream) {
+    const uint32_t bits = bits_of(x);
+    return bits + (STOCHASTIC ? at.bits(i, stream) : 0x7fffu + (bits >> 16 & 1u));
+}
+
+/* A pair's first element is in the lower half. */
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "a pair is read as one word");
+
+/* Two neighbours, wherever they lie. */
+typedef uint32_t __attribute__((may_alias, aligned(2))) Pair;
+
+/* From a pair's number on; a state that the rule does not keep has no address to count from. */
+INSTEP_INLINE Pair* pairs(uint16_t* x, uint32_t first) { return x ? reinterpret_cast<Pair*>(x) + first : nullptr; }
+INSTEP_INLINE const Pair* pairs(const uint16_t* x, uint32_t first) { return reinterpret_cast<const Pair*>(x) + first; }
+
+INSTEP_INLINE uint32_t joined(uint32_t first, uint32_t second) { return first >> 16 | (second & 0xffff0000u); }
+
+/* One element's parameter and states, widened; afterwards their new bits. */
+struct Wide {
+    float param, state[INSTEP_MAX_STATES];
+    uint32_t param_bits, state_bits[INSTEP_MAX_STATES];
+};
+
+template <class Rule, bool STOCHASTIC, class Scalars>
+INSTEP_INLINE void step_wide(const Scalars& s, uint32_t flags, float factor, const RandomPosition& at, uint32_t i,
+                             float sum, Wide& x, Seen& seen) {
+    seen.overflow |= static_cast<uint32_t>(magnitude_bits(sum)) + 0x00800000u;
+    const float param = Rule::update(s, flags, x.param, sum * factor, x.state);
+    x.param_bits = rounded<STOCHASTIC>(param, at, i, PARAM_STREAM);
+    if constexpr (Rule::STATES > 0) x.state_bits[0] = rounded<STOCHASTIC>(x.state[0], at, i, FIRST_STATE_STREAM);
+    if constexpr (Rule::STATES > 1) x.state_bits[1] = rounded<STOCHASTIC>(x.state[1], at, i, FIRST_STATE_STREAM + 1);
+    if constexpr (Rule::STATES > 2) x.state_bits[2] = rounded<STOCHASTIC>(x.state[2], at, i, FIRST_STATE_STREAM + 2);
+    seen.nan |= __builtin_isunordered(param, Rule::STATES > 0 ? x.state[0] : param);
+    if constexpr (Rule::STATES > 1) seen.nan |= __builtin_isunordered(x.state[1], x.state[Rule::STATES > 2 ? 2 : 1]);
+}
+
+template <class Rule, bool STOCHASTIC, class Scalars>
+INSTEP_INLINE Seen step_pairs(const Scalars& s, uint32_t flags, float factor, const RandomPosition& at,
+                              uint32_t first, uint32_t count, Pair* __restrict p, const Pair* __restrict g,
+                              Pair* __restrict state0, Pair* __restrict state1, Pair* __restrict state2) {
+    Seen seen;
+    for (uint32_t i = 0; i < count; ++i) {
+        const uint32_t sums = g[i], params = p[i];
+        uint32_t words[INSTEP_MAX_STATES] = {};
+        if constexpr (Rule::STATES > 0) words[0] = state0[i];
+        if constexpr (Rule::STATES > 1) words[1] = state1[i];
+        if constexpr (Rule::STATES > 2) words[2] = state2[i];
+        Wide low = {lower(params), {lower(words[0]), lower(words[1]), lower(words[2])}, 0, {}};
+        Wide high = {upper(params), {upper(words[0]), upper(words[1]), upper(words[2])}, 0, {}};
+        step_wide<Rule, STOCHASTIC>(s, flags, factor, at, 2 * (first + i), lower(sums), low, seen);
+        step_wide<Rule, STOCHASTIC>(s, flags, factor, at, 2 * (first + i) + 1, upper(sums), high, seen);
+        p[i] = joined(low.param_bits, high.param_bits);
+        if constexpr (Rule::STATES > 0) state0[i] = joined(low.state_bits[0], high.state_bits[0]);
+        if constexpr (Rule::STATES > 1) state1[i] = joined(low.state_bits[1], high.state_bits[1]);
+        if constexpr (Rule::STATES > 2) state2[i] = joined(low.state_bits[2], high.state_bits[2]);
+    }
+    return seen;
+}
+
+/* What is left of an odd run. */
+template <class Rule, bool STOCHASTIC, class Scalars>
+Seen step_last(const Scalars& s, uint32_t flags, float factor, const RandomPosition& at, uint32_t i, uint16_t* p,
+               const uint16_t* g, uint16_t* const* states) {
+    Pair last[INSTEP_MAX_STATES + 2] = {p[i], g[i]};
+    for (int k = 0; k < Rule::STATES; ++k) last[2 + k] = states[k][i];
+    RandomPosition here = at;
+    here.low += i;
+    here.high += here.low < i;
+    const Seen seen =
+        step_pairs<Rule, STOCHASTIC>(s, flags, factor, here, 0, 1, last, last + 1, last + 2, last + 3, last + 4);
+    p[i] = static_cast<uint16_t>(last[0]);
+    for (int k = 0; k < Rule::STATES; ++k) states[k][i] = static_cast<uint16_t>(last[2 + k]);
+    return seen;
+}
+
+template <class Rule, bool STOCHASTIC, class Scalars>
+INSTEP_INLINE Seen step_bfloat16_blocks(const Scalars& s, uint32_t flags, float factor, const RandomPosition& at,
+                                        uint32_t count, uint16_t* p, const uint16_t* g, uint16_t* const* states) {
+    Seen seen;
+    for (uint32_t i = 0; i < count / 2; i += BLOCK) {
+        const uint32_t end = count / 2 - i < BLOCK ? count / 2 : i + BLOCK;
+        for (uint32_t half = 0; half < 2; ++half) {
+            prefetch_block(p + 2 * i + half * BLOCK);
+            prefetch_block(g + 2 * i + half * BLOCK);
+            for (int k = 0; k < Rule::STATES; ++k) prefetch_block(states[k] + 2 * i + half * BLOCK);
+        }
+        const Seen of_block =
+            step_pairs<Rule, STOCHASTIC>(s, flags, factor, at, i, end - i, pairs(p, i), pairs(g, i),
+                                         pairs(states[0], i), pairs(states[1], i), pairs(states[2], i));
+        seen.overflow |= of_block.overflow;
+        seen.nan |= of_block.nan;
+    }
+    if (count % 2 != 0) {
+        const Seen of_last = step_last<Rule, STOCHASTIC>(s, flags, factor, at, count - 1, p, g, states);
+        seen.overflow |= of_last.overflow;
+        seen.nan |= of_last.nan;
+    }
+    return seen;
+}
+
+/* Whether there is a loop for these scalars. A multiplier that is a NaN has other bits in its lower half. */
+template <class Rule, class Scalars>
+INSTEP_INLINE bool has_bfloat16_loop(const Scalars& s, float multiplier) {
+    const uint32_t flags = Rule::flags(s);
+    return ((flags == Rule::COMMON[0]) | (flags == Rule::COMMON[1])) & (multiplier == multiplier);
+}
+
+__attribute__((noinline)) void make_canonical(uint16_t* x, uint32_t count) {
+    for (uint32_t i = 0; i < count; ++i) x[i] = static_cast<uint16_t>((x[i] & 0x7fffu) > 0x7f80u ? 0x7fffu : x[i]);
+}
+
+/* One run of one segment, as step_run. */
+template <class Rule, bool STOCHASTIC, class Scalars>
+__attribute__((noinline)) uint32_t step_bfloat16_run(const Scalars& scalars, float multiplier,
+                                                     const RandomPosition& position, uint32_t count, uint16_t* p,
+                                                     const uint16_t* g, uint16_t* const* states) {
+    const Scalars s = scalars;
+    const RandomPosition at = position;
+    const float factor = Rule::factor(s, multiplier);
+    const Seen seen =
+        Rule::flags(s) == Rule::COMMON[0]
+            ? step_bfloat16_blocks<Rule, STOCHASTIC>(s, Rule::COMMON[0], factor, at, count, p, g, states)
+            : step_bfloat16_blocks<Rule, STOCHASTIC>(s, Rule::COMMON[1], factor, at, count, p, g, states);
+    if (seen.nan) {
+        make_canonical(p, count);
+        for (int k = 0; k < Rule::STATES; ++k) make_canonical(states[k], count);
+    }
+    return seen.overflow >> 31;
+}
+
+}  // namespace
+
+#endif

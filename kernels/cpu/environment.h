@@ -1,0 +1,42 @@
+/* The IEEE default environment, for as long as an entry of the CPU's kernels runs.
+ *
+ * Every entry opens one before it calls anything that computes, and what it calls is not inlined, or the compiler could
+ * move arithmetic out of it. Must restore the caller's, whatever that was. */
+#ifndef INSTEP_CPU_ENVIRONMENT_H
+#define INSTEP_CPU_ENVIRONMENT_H
+
+#include <stdint.h>
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+namespace {
+
+/* Threads inherit flush-to-zero and rounding modes from whoever set them (a library linked with -ffast-math is
+ * enough), so each entry runs in the IEEE default environment and restores the caller's. */
+class IeeeEnvironment {
+  public:
+#if defined(__x86_64__)
+    IeeeEnvironment() : saved_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
+    ~IeeeEnvironment() { _mm_setcsr(saved_); }
+
+  private:
+    uint32_t saved_;
+#elif defined(__aarch64__)
+    IeeeEnvironment() {
+        __asm__ volatile("mrs %0, fpcr" : "=r"(saved_));
+        __asm__ volatile("msr fpcr, %0" ::"r"(uint64_t{0}));
+    }
+    ~IeeeEnvironment() { __asm__ volatile("msr fpcr, %0" ::"r"(saved_)); }
+
+  private:
+    uint64_t saved_;
+#else
+#error "instep: say here how this architecture selects the IEEE environment"
+#endif
+};
+
+}  // namespace
+
+#endif

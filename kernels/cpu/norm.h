@@ -1,0 +1,28 @@
+/* Tiles of a bucket, added to the norm of the pass on a CPU.
+ *
+ * Reads gradients alone: the arguments may name no parameter and no state. */
+#ifndef INSTEP_CPU_NORM_H
+#define INSTEP_CPU_NORM_H
+
+#include "cpu/part.h"
+#include "cpu/squares.h"
+#include "numeric/control.h"
+
+namespace {
+
+__attribute__((noinline)) void norm_tiles(const InstepStepArgs* args, uint64_t first, uint64_t last) {
+    Squares squares;
+    for (uint64_t t = first; t < last; ++t) {
+        const InstepTile& tile = args->tiles[t];
+        if (segment_action(*args, args->segments[tile.segment]) != INSTEP_ACTION_STEP) continue;
+        float wide[INSTEP_TILE_ELEMENTS];
+        squares.add(gradients(*args, tile.grad_offset, tile.count, wide), tile.count);
+    }
+    squares.add_to(args->control->limbs);
+    atomic_maximum(&args->control->max_abs_bits, squares.magnitude());
+    if (squares.is_nonfinite()) atomic_minimum(&args->control->first_nonfinite_bucket, args->bucket);
+}
+
+}  // namespace
+
+#endif

@@ -1,0 +1,149 @@
+/* One run of one segment on a CPU: its streams opened as f32, stepped, and stored again.
+ *
+ * Knows every memory of a step and no thread, tile or rule. Must close what it has opened in the order in which a GPU
+ * does: what stands is what has been stored. */
+#ifndef INSTEP_CPU_PART_H
+#define INSTEP_CPU_PART_H
+
+#include "cpu/loops.h"
+
+namespace {
+
+/* A run of a bucket's gradients as f32: in place, or widened into `buffer`. */
+const float* gradients(const InstepStepArgs& args, uint64_t offset, uint32_t count, float* buffer) {
+    if (args.grad_dtype == INSTEP_DTYPE_F32) return static_cast<const float*>(args.grads) + offset;
+    widen_run(args.grad_dtype, count, static_cast<const uint16_t*>(args.grads) + offset, buffer);
+    return buffer;
+}
+
+/* Elements that pass through f32 at a time, in whole blocks of 8-bit states: five streams of them leave most of a
+ * first-level cache to the streams themselves. */
+constexpr uint32_t CHUNK = 2 * INSTEP_QUANTUM;
+
+/* A parameter's first average is the parameter itself. */
+__attribute__((noinline)) void average_params(const InstepStepArgs& args, bool is_first, uint32_t count,
+                                              const float* __restrict params, float* __restrict ema) {
+    const float weight = args.ema_weight;
+    const uint32_t from_new = args.ema_from_sample;
+    for (uint32_t i = 0; i < count; ++i) {
+        const float moved = moved_average(ema[i], params[i], weight, from_new);
+        ema[i] = canonical(is_first ? params[i] : moved);
+    }
+}
+
+/* A run of a tile, of CHUNK elements at most unless all of it is f32 in place. */
+struct Part {
+    const InstepStepArgs& args;
+    uint64_t state_offset; /* of its first element */
+    uint32_t count;
+    void* param;
+    Rounding rounding;
+
+    template <class T>
+    T* placed(void* base) const {
+        return static_cast<T*>(base) + state_offset;
+    }
+
+    void* remainders() const {
+        return args.master_kind == INSTEP_MASTER_REMAINDER16 ? static_cast<void*>(placed<uint16_t>(args.master))
+                                                             : placed<uint8_t>(args.master);
+    }
+
+    /* The parameters as f32: in place, or in `buffer`. */
+    float* open_params(float* buffer) const {
+        if (args.param_dtype == INSTEP_DTYPE_F32) return static_cast<float*>(param);
+        const uint16_t* narrow = static_cast<const uint16_t*>(param);
+        switch (args.master_kind) {
+            case INSTEP_MASTER_F32: return placed<float>(args.master);
+            case INSTEP_MASTER_NONE: widen_run(args.param_dtype, count, narrow, buffer); break;
+            default: join_run(args.master_kind, count, narrow, remainders(), buffer);
+        }
+        return buffer;
+    }
+
+    /* Afterwards `params` are the values that stand. */
+    void close_params(float* params) const {
+        if (args.param_dtype == INSTEP_DTYPE_F32) return;
+        uint16_t* narrow = static_cast<uint16_t*>(param);
+        switch (args.master_kind) {
+            case INSTEP_MASTER_F32: return narrow_run(args.param_dtype, count, params, narrow);
+            case INSTEP_MASTER_NONE:
+                if (args.stochastic) {
+                    narrow_by_chance(rounding.position, PARAM_STREAM, count, params, narrow);
+                } else {
+                    narrow_run(args.param_dtype, count, params, narrow);
+                }
+                if (args.copy || args.ema) {
+                    widen_run(args.param_dtype, count, narrow, params);
+                    make_canonical(params, count); /* widening keeps a NaN's payload, and a GPU does not */
+                }
+                return;
+            default: split_run(args.master_kind, rounding, count, params, narrow, remainders());
+        }
+    }
+
+    float* scales(uint32_t k) const { return args.scales[k] + state_offset / INSTEP_QUANTUM; }
+
+    float* open_state(uint32_t k, bool is_signed, float* buffer) const {
+        switch (args.moments) {
+            case INSTEP_MOMENTS_F32: return placed<float>(args.states[k]);
+            case INSTEP_MOMENTS_BF16:
+                widen_run(INSTEP_DTYPE_BF16, count, placed<uint16_t>(args.states[k]), buffer);
+                break;
+            default: decode_run(is_signed, count, placed<uint8_t>(args.states[k]), scales(k), buffer);
+        }
+        return buffer;
+    }
+
+    void close_state(uint32_t k, bool is_signed, const float* values) const {
+        const uint32_t stream = FIRST_STATE_STREAM + k;
+        if (args.moments == INSTEP_MOMENTS_8BIT) {
+            return encode_run(is_signed, rounding, stream, count, values, placed<uint8_t>(args.states[k]), scales(k));
+        }
+        if (args.moments != INSTEP_MOMENTS_BF16) return;
+        if (args.stochastic) {
+            narrow_by_chance(rounding.position, stream, count, values, placed<uint16_t>(args.states[k]));
+        } else {
+            narrow_run(INSTEP_DTYPE_BF16, count, values, placed<uint16_t>(args.states[k]));
+        }
+    }
+
+    /* The stepped parameters once more, while they are in the cache: of the parameter's own dtype, its own bits. */
+    void copy(const float* params) const {
+        if (args.copy_dtype == INSTEP_DTYPE_F32) {
+            __builtin_memcpy(placed<float>(args.copy), params, count * sizeof(float));
+        } else if (args.copy_dtype == args.param_dtype) {
+            __builtin_memcpy(placed<uint16_t>(args.copy), param, count * sizeof(uint16_t));
+        } else {
+            narrow_run(args.copy_dtype, count, params, placed<uint16_t>(args.copy));
+        }
+    }
+
+    /* All that is done with parameters once they have been stepped. */
+    void finish(float* params, bool is_first) const {
+        close_params(params);
+        if (args.copy) copy(params);
+        if (args.ema) average_params(args, is_first, count, params, placed<float>(args.ema));
+    }
+};
+
+template <class Rule, class Scalars>
+uint32_t step_part(const Part& part, const Scalars& scalars, float multiplier, uint64_t grad_offset, bool is_first) {
+    const InstepStepArgs& args = part.args;
+    float grad_buffer[CHUNK], param_buffer[CHUNK], state_buffers[Rule::STATES > 0 ? Rule::STATES : 1][CHUNK];
+    const float* grads = gradients(args, grad_offset, part.count, grad_buffer);
+    float* params = part.open_params(param_buffer);
+    float* states[INSTEP_MAX_STATES] = {};
+    for (uint32_t k = 0; k < Rule::STATES; ++k) {
+        states[k] = part.open_state(k, Rule::SIGNED >> k & 1, state_buffers[k]);
+    }
+    const uint32_t nonfinite =
+        step_run<Rule>(scalars, multiplier, part.count, params, grads, states[0], states[1], states[2]);
+    for (uint32_t k = 0; k < Rule::STATES; ++k) part.close_state(k, Rule::SIGNED >> k & 1, states[k]);
+    part.finish(params, is_first);
+    return nonfinite;
+}
+
+}  // namespace
+
+#endif

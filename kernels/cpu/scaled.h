@@ -1,0 +1,100 @@
+/* The two launches of a rule that is scaled by norms, over one run on a CPU; numeric/scaled.h says what they are.
+ *
+ * Must make the change from what has been stored, in both launches, or the norm would be of another one. */
+#ifndef INSTEP_CPU_SCALED_H
+#define INSTEP_CPU_SCALED_H
+
+#include "cpu/part.h"
+#include "cpu/squares.h"
+
+namespace {
+
+template <class Rule, class Scalars>
+INSTEP_INLINE float change_at(const Scalars& s, uint32_t flags, uint32_t i, float p, const float* state0,
+                              const float* state1, const float* state2) {
+    float state[INSTEP_MAX_STATES] = {};
+    if constexpr (Rule::STATES > 0) state[0] = state0[i];
+    if constexpr (Rule::STATES > 1) state[1] = state1[i];
+    if constexpr (Rule::STATES > 2) state[2] = state2[i];
+    return Rule::change(s, flags, p, state);
+}
+
+template <class Rule, class Scalars>
+__attribute__((noinline)) void change_run(const Scalars& scalars, uint32_t count, const float* __restrict p,
+                                          const float* __restrict state0, const float* __restrict state1,
+                                          const float* __restrict state2, float* __restrict change) {
+    const Scalars s = scalars;
+    const uint32_t flags = Rule::flags(s);
+    for (uint32_t i = 0; i < count; ++i) change[i] = change_at<Rule>(s, flags, i, p[i], state0, state1, state2);
+}
+
+template <class Rule, class Scalars>
+INSTEP_INLINE void apply_elements(const Scalars& s, uint32_t flags, float scale, uint32_t count, float* __restrict p,
+                                  const float* __restrict state0, const float* __restrict state1,
+                                  const float* __restrict state2) {
+    for (uint32_t i = 0; i < count; ++i) {
+        p[i] = canonical(p[i] - scale * change_at<Rule>(s, flags, i, p[i], state0, state1, state2));
+    }
+}
+
+template <class Rule, class Scalars>
+__attribute__((noinline)) void apply_run(const Scalars& scalars, float scale, uint32_t count, float* p,
+                                         float* state0, float* state1, float* state2) {
+    const Scalars s = scalars;
+    const uint32_t flags = Rule::flags(s);
+    uint32_t i = 0;
+    for (; i + BLOCK <= count; i += BLOCK) {
+        prefetch_block(p + i);
+        if constexpr (Rule::STATES > 0) prefetch_block(state0 + i);
+        if constexpr (Rule::STATES > 1) prefetch_block(state1 + i);
+        if constexpr (Rule::STATES > 2) prefetch_block(state2 + i);
+        apply_elements<Rule>(s, flags, scale, BLOCK, p + i, from(state0, i), from(state1, i), from(state2, i));
+    }
+    apply_elements<Rule>(s, flags, scale, count - i, p + i, from(state0, i), from(state1, i), from(state2, i));
+}
+
+template <class Rule, class Scalars>
+uint32_t measure_part(const Part& part, const Scalars& scalars, float multiplier, uint64_t grad_offset,
+                      Squares* squares) {
+    const InstepStepArgs& args = part.args;
+    float grad_buffer[CHUNK], param_buffer[CHUNK], state_buffers[Rule::STATES][CHUNK], change[CHUNK];
+    const float* grads = gradients(args, grad_offset, part.count, grad_buffer);
+    float* params = part.open_params(param_buffer);
+    float* states[INSTEP_MAX_STATES] = {};
+    for (uint32_t k = 0; k < Rule::STATES; ++k) {
+        states[k] = part.open_state(k, Rule::SIGNED >> k & 1, state_buffers[k]);
+    }
+    const uint32_t nonfinite =
+        step_run<Rule>(scalars, multiplier, part.count, params, grads, states[0], states[1], states[2]);
+    for (uint32_t k = 0; k < Rule::STATES; ++k) {
+        part.close_state(k, Rule::SIGNED >> k & 1, states[k]);
+        states[k] = part.open_state(k, Rule::SIGNED >> k & 1, state_buffers[k]);
+    }
+    change_run<Rule>(scalars, part.count, params, states[0], states[1], states[2], change);
+    squares[OF_PARAM].add(params, part.count);
+    squares[OF_CHANGE].add(change, part.count);
+    return nonfinite;
+}
+
+inline void add_squares(const Squares* squares, InstepNorms* norms) {
+    for (uint32_t which = OF_PARAM; which <= OF_CHANGE; ++which) {
+        squares[which].add_to(norms->limbs[which]);
+        if (squares[which].is_nonfinite()) atomic_maximum(&norms->nonfinite[which], squares[which].magnitude());
+    }
+}
+
+template <class Rule, class Scalars>
+void apply_part(const Part& part, const Scalars& scalars, float scale, bool is_first) {
+    float param_buffer[CHUNK], state_buffers[Rule::STATES][CHUNK];
+    float* params = part.open_params(param_buffer);
+    float* states[INSTEP_MAX_STATES] = {};
+    for (uint32_t k = 0; k < Rule::STATES; ++k) {
+        states[k] = part.open_state(k, Rule::SIGNED >> k & 1, state_buffers[k]);
+    }
+    apply_run<Rule>(scalars, scale, part.count, params, states[0], states[1], states[2]);
+    part.finish(params, is_first);
+}
+
+}  // namespace
+
+#endif

@@ -1,0 +1,136 @@
+/* Tiles of a bucket, stepped on a CPU: what becomes of each, and the loop that its rule and its precision take.
+ *
+ * Any number of threads may have tiles of the same launch. The only shared writes are integer atomics, whose order does
+ * not matter. */
+#ifndef INSTEP_CPU_STEP_H
+#define INSTEP_CPU_STEP_H
+
+#include "cpu/bfloat16.h"
+#include "cpu/scaled.h"
+#include "numeric/control.h"
+
+namespace {
+
+void average_tile(const InstepStepArgs& args, const InstepTile& tile, float multiplier) {
+    if (args.grad_dtype == INSTEP_DTYPE_F32) {
+        return multiply_run(multiplier, tile.count, static_cast<float*>(args.grads) + tile.grad_offset);
+    }
+    uint16_t* narrow = static_cast<uint16_t*>(args.grads) + tile.grad_offset;
+    float wide[INSTEP_TILE_ELEMENTS];
+    widen_run(args.grad_dtype, tile.count, narrow, wide);
+    multiply_run(multiplier, tile.count, wide);
+    narrow_run(args.grad_dtype, tile.count, wide, narrow);
+}
+
+/* +0 is no bits in every dtype. */
+void zero_tile(const InstepStepArgs& args, const InstepTile& tile) {
+    const uint64_t bytes = args.grad_dtype == INSTEP_DTYPE_F32 ? 4 : 2;
+    __builtin_memset(static_cast<char*>(args.grads) + tile.grad_offset * bytes, 0, tile.count * bytes);
+}
+
+/* Whether one loop does it all. */
+bool is_bfloat16_throughout(const InstepStepArgs& args) {
+    const bool is_plain = args.master_kind == INSTEP_MASTER_NONE && !args.copy && !args.ema;
+    const bool has_states = args.state_count == 0 || args.moments == INSTEP_MOMENTS_BF16;
+    return is_plain && has_states && args.param_dtype == INSTEP_DTYPE_BF16 && args.grad_dtype == INSTEP_DTYPE_BF16;
+}
+
+/* All of it in one loop, from bf16 to bf16. */
+template <class Rule, class Scalars>
+uint32_t step_bfloat16_tile(const InstepStepArgs& args, const InstepTile& tile, const Scalars& scalars,
+                            float multiplier, RandomKey key) {
+    uint16_t* states[INSTEP_MAX_STATES] = {};
+    for (int k = 0; k < Rule::STATES; ++k) states[k] = static_cast<uint16_t*>(args.states[k]) + tile.state_offset;
+    uint16_t* params = static_cast<uint16_t*>(param_of(args, tile));
+    const uint16_t* grads = static_cast<const uint16_t*>(args.grads) + tile.grad_offset;
+    const RandomPosition position = {key, tile.element};
+    const auto run =
+        args.stochastic ? step_bfloat16_run<Rule, true, Scalars> : step_bfloat16_run<Rule, false, Scalars>;
+    return run(scalars, multiplier, position, tile.count, params, grads, states);
+}
+
+template <class Rule, class Scalars>
+uint32_t step_tile(const InstepStepArgs& args, const InstepTile& tile, const InstepSegment& segment,
+                   const Scalars& scalars) {
+    const float multiplier = step_multiplier(args, segment);
+    const RandomKey key = random_key(args.seed, segment.steps + 1);
+    const bool narrow_param = args.param_dtype != INSTEP_DTYPE_F32;
+    const bool in_place = args.grad_dtype == INSTEP_DTYPE_F32 && args.moments == INSTEP_MOMENTS_F32 &&
+                          (!narrow_param || args.master_kind == INSTEP_MASTER_F32);
+    const uint32_t longest = in_place && !IsScaled<Rule>::value ? INSTEP_TILE_ELEMENTS : CHUNK;
+    char* const param = static_cast<char*>(param_of(args, tile));
+    const auto each_part = [&](auto step) {
+        for (uint32_t at = 0; at < tile.count; at += longest) {
+            const uint32_t count = tile.count - at < longest ? tile.count - at : longest;
+            const Rounding rounding = {{key, tile.element + at}, args.stochastic != 0};
+            step(Part{args, tile.state_offset + at, count, param + at * (narrow_param ? 2 : 4), rounding},
+                 tile.grad_offset + at);
+        }
+    };
+    const bool is_first = args.segments[tile.first_record].steps == 0;
+    uint32_t nonfinite = 0;
+    if constexpr (IsScaled<Rule>::value) {
+        InstepNorms* const norms = &args.norms[tile.segment];
+        if (args.part == INSTEP_PART_MEASURE) {
+            Squares squares[2];
+            each_part([&](const Part& part, uint64_t grad_offset) {
+                nonfinite |= measure_part<Rule>(part, scalars, multiplier, grad_offset, squares);
+            });
+            add_squares(squares, norms);
+        } else {
+            const float scale = step_scale<Rule>(scalars, norm_of(*norms, OF_PARAM), norm_of(*norms, OF_CHANGE));
+            each_part([&](const Part& part, uint64_t) { apply_part<Rule>(part, scalars, scale, is_first); });
+        }
+    } else {
+        if (is_bfloat16_throughout(args) && has_bfloat16_loop<Rule>(scalars, multiplier)) {
+            return step_bfloat16_tile<Rule>(args, tile, scalars, multiplier, key);
+        }
+        each_part([&](const Part& part, uint64_t grad_offset) {
+            nonfinite |= step_part<Rule>(part, scalars, multiplier, grad_offset, is_first);
+        });
+    }
+    return nonfinite;
+}
+
+/* Picks the instantiation with as many states as this run has. */
+template <template <int> class Rule, int MIN, int MAX, class Scalars>
+uint32_t step_with_states(const InstepStepArgs& args, const InstepTile& tile, const InstepSegment& segment,
+                          const Scalars& scalars) {
+    if constexpr (MIN < MAX) {
+        if (args.state_count < MAX) return step_with_states<Rule, MIN, MAX - 1>(args, tile, segment, scalars);
+    }
+    return step_tile<Rule<MAX>>(args, tile, segment, scalars);
+}
+
+uint32_t step_segment(const InstepStepArgs& args, const InstepTile& tile, const InstepSegment& segment) {
+    switch (args.optimizer) {
+#define OPTIMIZER(name, Rule, min_states, max_states) \
+    case INSTEP_OPTIMIZER_##name:                     \
+        return step_with_states<Rule, min_states, max_states>(args, tile, segment, segment.scalars.name);
+#include "optimizers.def"
+#undef OPTIMIZER
+    }
+    return 0;
+}
+
+__attribute__((noinline)) void step_tiles(const InstepStepArgs* args, uint64_t first, uint64_t last) {
+    const bool is_last = args->part != INSTEP_PART_MEASURE;
+    uint32_t nonfinite = 0;
+    for (uint64_t t = first; t < last; ++t) {
+        const InstepTile& tile = args->tiles[t];
+        InstepSegment& segment = args->segments[tile.segment];
+        const uint32_t action = segment_action(*args, segment);
+        if (action == INSTEP_ACTION_STEP && !args->control->skip) {
+            nonfinite |= step_segment(*args, tile, segment);
+            if (tile.first && is_last) segment.stepped = 1;
+        }
+        if (!is_last) continue;
+        if (action == INSTEP_ACTION_AVERAGE) average_tile(*args, tile, average_multiplier(*args, segment));
+        if (action == INSTEP_ACTION_STEP && args->zero_grads) zero_tile(*args, tile);
+    }
+    if (nonfinite) atomic_minimum(&args->control->first_nonfinite_bucket, args->bucket);
+}
+
+}  // namespace
+
+#endif

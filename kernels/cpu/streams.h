@@ -1,0 +1,157 @@
+/* Streams of a step as a CPU reads and writes them: whatever is not f32 passes through a few kilobytes of f32 in the
+ * first-level cache, so that the rules' loops stay the f32 ones, whatever the dtypes.
+ *
+ * Every loop vectorises on every instruction set. What is stored is written back into the buffer too, where storing
+ * loses bits, so that a copy and an average are of the value that stands. Must give the bits of gpu/streams.cuh. */
+#ifndef INSTEP_CPU_STREAMS_H
+#define INSTEP_CPU_STREAMS_H
+
+#include "numeric/codes.h"
+#include "numeric/random.h"
+#include "numeric/remainder.h"
+
+namespace {
+
+/* How a value that loses bits is rounded: to the nearest, or by chance. */
+struct Rounding {
+    RandomPosition position;
+    bool stochastic;
+
+    INSTEP_INLINE Rounding behind(uint32_t elements) const {
+        Rounding later = *this;
+        later.position.low += elements;
+        later.position.high += later.position.low < elements;
+        return later;
+    }
+};
+
+__attribute__((noinline)) void make_canonical(float* x, uint32_t count) {
+    for (uint32_t i = 0; i < count; ++i) x[i] = canonical(x[i]);
+}
+
+__attribute__((noinline)) void multiply_run(float factor, uint32_t count, float* x) {
+    for (uint32_t i = 0; i < count; ++i) x[i] = canonical(x[i] * factor);
+}
+
+__attribute__((noinline)) void widen_run(uint32_t dtype, uint32_t count, const uint16_t* __restrict from,
+                                         float* __restrict to) {
+    if (dtype == INSTEP_DTYPE_BF16) {
+        for (uint32_t i = 0; i < count; ++i) to[i] = from_bfloat16(from[i]);
+    } else {
+        for (uint32_t i = 0; i < count; ++i) to[i] = from_half(from[i]);
+    }
+}
+
+__attribute__((noinline)) void narrow_run(uint32_t dtype, uint32_t count, const float* __restrict from,
+                                          uint16_t* __restrict to) {
+    if (dtype == INSTEP_DTYPE_BF16) {
+        for (uint32_t i = 0; i < count; ++i) to[i] = bfloat16_of(from[i]);
+    } else {
+        for (uint32_t i = 0; i < count; ++i) to[i] = half_of(from[i]);
+    }
+}
+
+/* Only to bf16: f16 has no stochastic rounding, since its subnormals have no fixed number of bits to draw for. */
+__attribute__((noinline)) void narrow_by_chance(const RandomPosition& position, uint32_t stream, uint32_t count,
+                                                const float* __restrict from, uint16_t* __restrict to) {
+    const RandomPosition at = position;
+    for (uint32_t i = 0; i < count; ++i) to[i] = bfloat16_by_chance(from[i], at.bits(i, stream));
+}
+
+__attribute__((noinline)) void join_run(uint32_t kind, uint32_t count, const uint16_t* __restrict params,
+                                        const void* remainders, float* __restrict to) {
+    if (kind == INSTEP_MASTER_REMAINDER16) {
+        const uint16_t* __restrict remainder = static_cast<const uint16_t*>(remainders);
+        for (uint32_t i = 0; i < count; ++i) to[i] = joined_with_16(params[i], remainder[i]);
+    } else {
+        const uint8_t* __restrict remainder = static_cast<const uint8_t*>(remainders);
+        for (uint32_t i = 0; i < count; ++i) to[i] = joined_with_8(params[i], remainder[i]);
+    }
+}
+
+/* A master of 24 bits is rounded in `from` first. */
+__attribute__((noinline)) void split_run(uint32_t kind, const Rounding& rounding, uint32_t count,
+                                         float* __restrict from, uint16_t* __restrict params, void* remainders) {
+    if (kind == INSTEP_MASTER_REMAINDER16) {
+        uint16_t* __restrict remainder = static_cast<uint16_t*>(remainders);
+        for (uint32_t i = 0; i < count; ++i) {
+            const Split split = split_to_16(from[i]);
+            params[i] = split.param;
+            remainder[i] = split.remainder;
+        }
+        return;
+    }
+    if (rounding.stochastic) {
+        const RandomPosition at = rounding.position;
+        for (uint32_t i = 0; i < count; ++i) from[i] = rounded_to_24(from[i], at.bits(i, PARAM_STREAM) >> 8);
+    } else {
+        for (uint32_t i = 0; i < count; ++i) from[i] = rounded_to_24(from[i]);
+    }
+    uint8_t* __restrict remainder = static_cast<uint8_t*>(remainders);
+    for (uint32_t i = 0; i < count; ++i) {
+        const Split split = split_to_8(from[i]);
+        params[i] = split.param;
+        remainder[i] = static_cast<uint8_t>(split.remainder);
+    }
+}
+
+template <bool SIGNED>
+__attribute__((noinline)) void decode_block(float scale, uint32_t count, const uint8_t* __restrict from,
+                                            float* __restrict to) {
+    for (uint32_t i = 0; i < count; ++i) {
+        to[i] = SIGNED ? from_signed_code(from[i], scale) : from_unsigned_code(from[i], scale);
+    }
+}
+
+template <bool SIGNED, bool STOCHASTIC>
+__attribute__((noinline)) void encode_block(float scale, const RandomPosition& position, uint32_t stream,
+                                            uint32_t count, const float* __restrict from, uint8_t* __restrict to) {
+    const RandomPosition at = position;
+    const float factor = coding_factor(SIGNED, scale);
+    for (uint32_t i = 0; i < count; ++i) {
+        const uint32_t random = STOCHASTIC ? at.bits(i, stream) : 0;
+        to[i] = SIGNED ? signed_code(from[i], scale, factor, STOCHASTIC, random)
+                       : unsigned_code(from[i], scale, factor, STOCHASTIC, random);
+    }
+}
+
+/* Blocks from one's first element on. */
+__attribute__((noinline)) void decode_run(bool is_signed, uint32_t count, const uint8_t* from, const float* scales,
+                                          float* to) {
+    for (uint32_t at = 0; at < count; at += INSTEP_QUANTUM) {
+        const uint32_t length = count - at < INSTEP_QUANTUM ? count - at : INSTEP_QUANTUM;
+        const float scale = scales[at / INSTEP_QUANTUM];
+        is_signed ? decode_block<true>(scale, length, from + at, to + at)
+                  : decode_block<false>(scale, length, from + at, to + at);
+    }
+}
+
+__attribute__((noinline)) void encode_run(bool is_signed, const Rounding& rounding, uint32_t stream, uint32_t count,
+                                          const float* from, uint8_t* to, float* scales) {
+    for (uint32_t at = 0; at < count; at += INSTEP_QUANTUM) {
+        const uint32_t length = count - at < INSTEP_QUANTUM ? count - at : INSTEP_QUANTUM;
+        int32_t largest = 0;
+        for (uint32_t i = 0; i < length; ++i) {
+            const int32_t magnitude = magnitude_bits(from[at + i]);
+            largest = magnitude > largest ? magnitude : largest;
+        }
+        const float scale = block_scale(static_cast<uint32_t>(largest));
+        scales[at / INSTEP_QUANTUM] = scale;
+        if (!is_coded(scale)) {
+            __builtin_memset(to + at, 0, length);
+            continue;
+        }
+        const RandomPosition position = rounding.behind(at).position;
+        if (is_signed) {
+            rounding.stochastic ? encode_block<true, true>(scale, position, stream, length, from + at, to + at)
+                                : encode_block<true, false>(scale, position, stream, length, from + at, to + at);
+        } else {
+            rounding.stochastic ? encode_block<false, true>(scale, position, stream, length, from + at, to + at)
+                                : encode_block<false, false>(scale, position, stream, length, from + at, to + at);
+        }
+    }
+}
+
+}  // namespace
+
+#endif

@@ -1,0 +1,58 @@
+/* What happens once per pass on the GPU: open it, decide it, publish what came of it.
+ *
+ * Only control.h's text run by threads, so the decisions are the CPU's bits. Nothing here waits, and the host learns
+ * the outcome from mapped memory: no copy, no synchronisation. Must be ordered on one stream with the steps and norms
+ * whose control block it is. */
+#include "numeric/control.h"
+
+/* One block, because all of it must know the settings' slot before the count of passes moves on. The ring is the host's
+ * memory, so it is read once and side by side, and only the copy is looked things up in. */
+extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS)
+    instep_begin(const __grid_constant__ InstepBeginArgs args) {
+    if (blockIdx.x != 0) return;
+    if (args.ring) {
+        const uint32_t* slot = args.ring + args.control->passes % args.slot_count * args.slot_words;
+        uint32_t* settings = reinterpret_cast<uint32_t*>(args.groups);
+#pragma unroll 4
+        for (uint64_t w = threadIdx.x; w < args.slot_words; w += INSTEP_GPU_THREADS) settings[w] = slot[w];
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (uint64_t k = threadIdx.x; k <= args.bucket_count; k += INSTEP_GPU_THREADS) {
+        begin_pass(args, k == 0 ? args.control : &args.bucket_controls[k - 1]);
+    }
+#pragma unroll 1
+    for (uint64_t k = threadIdx.x; k < args.segment_count; k += INSTEP_GPU_THREADS) {
+        begin_segment(args, k);
+    }
+}
+
+/* In front of the user's own code, on its stream. */
+extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS)
+    instep_custom(const __grid_constant__ InstepStepArgs args) {
+    if (blockIdx.x != 0) return;
+#pragma unroll 1
+    for (uint64_t t = threadIdx.x; t < args.tile_count; t += INSTEP_GPU_THREADS) instruct(args, args.tiles[t]);
+}
+
+/* One thread, and the rest of its block idle: the answer is a handful of scalars. */
+extern "C" __global__ void instep_decide(const __grid_constant__ InstepDecideArgs args) {
+    if (blockIdx.x == 0 && threadIdx.x == 0) decide(args);
+}
+
+/* One thread, behind the last step of the pass. */
+extern "C" __global__ void instep_publish(const __grid_constant__ InstepPublishArgs args) {
+    if (blockIdx.x != 0 || threadIdx.x != 0) return;
+    const InstepControl& control = *args.control;
+    volatile InstepStatus* slot = &args.ring[control.passes % args.slot_count];
+    slot->sequence = 0;
+    __threadfence_system();
+    slot->norm = control.norm;
+    slot->clip = control.clip;
+    slot->loss_scale = control.loss_scale;
+    slot->decided = control.decided;
+    slot->skipped = control.skip;
+    slot->first_nonfinite_bucket = control.first_nonfinite_bucket;
+    __threadfence_system();
+    slot->sequence = control.passes;
+}

@@ -1,0 +1,38 @@
+/* The largest magnitude of each block of 256 elements, which 8-bit states are scaled by: found by the two warps that
+ * have it.
+ *
+ * Must be offered and asked for by every thread, with one barrier between. */
+#ifndef INSTEP_GPU_MAXIMUM_CUH
+#define INSTEP_GPU_MAXIMUM_CUH
+
+#include "gpu/vector.cuh"
+
+namespace {
+
+/* Per state, the largest magnitude that each warp has. */
+using Slots = uint32_t[INSTEP_MAX_STATES][INSTEP_GPU_THREADS / 32];
+
+/* Shared memory: two sets in turn, so that one barrier a round is enough. Who writes to a set again has been through
+ * the next round's barrier, which comes behind everybody's reads of it. */
+struct MaximumSlots {
+    Slots sets[2];
+};
+
+struct BlockMaximum {
+    MaximumSlots* slots;
+    uint32_t turn;
+
+    INSTEP_DEVICE void offer(uint32_t k, uint32_t magnitude) const {
+        const uint32_t of_warp = __reduce_max_sync(0xffffffffu, magnitude);
+        if (threadIdx.x % 32 == 0) slots->sets[turn][k][threadIdx.x / 32] = of_warp;
+    }
+
+    INSTEP_DEVICE uint32_t largest(uint32_t k) const {
+        const uint32_t pair = threadIdx.x / 64 * 2, a = slots->sets[turn][k][pair], b = slots->sets[turn][k][pair + 1];
+        return a > b ? a : b;
+    }
+};
+
+}  // namespace
+
+#endif

@@ -1,0 +1,153 @@
+/* The two launches of a rule that is scaled by norms, over one tile on a GPU; numeric/scaled.h says what they are.
+ *
+ * A thread's four elements lie in one half of a leaf, so two warps have a leaf between them: they exchange halves,
+ * and then one of them sums parameters and the other one changes. Every thread takes part in every round. Must give
+ * the bits of cpu/scaled.h. */
+#ifndef INSTEP_GPU_SCALED_CUH
+#define INSTEP_GPU_SCALED_CUH
+
+#include "gpu/leaves.cuh"
+#include "gpu/maximum.cuh"
+#include "numeric/scaled.h"
+#include "gpu/streams.cuh"
+
+namespace {
+
+/* Shared memory: two sets in turn, as those of BlockMaximum. */
+struct Exchange {
+    float4 of_lane[2][WARPS][32];
+    uint64_t limbs[WARPS][INSTEP_NORM_LIMBS];
+    double norms[2][2];
+};
+
+/* What a tile's threads work with. */
+template <class Scalars>
+struct ScaledTile {
+    const Place& place;
+    const Weights& weights;
+    const Scalars& scalars;
+    BlockMaximum& maximum;
+    Exchange& exchange;
+    InstepNorms& norms;
+};
+
+template <class Rule, bool CODED>
+INSTEP_DEVICE void read_states(const Place& place, uint32_t at, Four* states) {
+#pragma unroll
+    for (uint32_t k = 0; k < Rule::STATES; ++k) {
+        states[k] = CODED ? read_codes(place, k, Rule::SIGNED >> k & 1, at) : read_state(place, k, at);
+    }
+}
+
+/* Afterwards `states` are what stands. */
+template <class Rule, bool CODED>
+INSTEP_DEVICE void write_states(const Place& place, uint32_t at, Four* states, BlockMaximum& maximum) {
+#pragma unroll
+    for (uint32_t k = 0; k < Rule::STATES; ++k) {
+        if (CODED) {
+            maximum.offer(k, largest_magnitude(states[k], at, place.count));
+        } else {
+            states[k] = write_state(place, k, at, states[k]);
+        }
+    }
+    if (!CODED) return;
+    __syncthreads();
+#pragma unroll
+    for (uint32_t k = 0; k < Rule::STATES; ++k) {
+        states[k] = write_codes(place, k, Rule::SIGNED >> k & 1, at, states[k], maximum.largest(k));
+    }
+}
+
+template <class Rule, class Scalars>
+INSTEP_DEVICE float change_at(const Scalars& s, uint32_t flags, uint32_t i, const Four& p, const Four* states) {
+    const float state[INSTEP_MAX_STATES] = {states[0].x[i], states[1].x[i], states[2].x[i]};
+    return Rule::change(s, flags, p.x[i], state);
+}
+
+/* Whole blocks: each sums its warps' limbs, and adds them. */
+INSTEP_DEVICE void add_sums(const LeafSums& sums, Exchange& exchange, InstepNorms& norms) {
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (lane < INSTEP_NORM_LIMBS) exchange.limbs[warp][lane] = sums.limb;
+    __syncthreads();
+    if (threadIdx.x < 2 * INSTEP_NORM_LIMBS) {
+        const uint32_t which = threadIdx.x / INSTEP_NORM_LIMBS, limb = threadIdx.x % INSTEP_NORM_LIMBS;
+        uint64_t total = 0;
+        for (uint32_t w = which; w < WARPS; w += 2) total += exchange.limbs[w][limb];
+        add_limb(&norms.limbs[which][limb], total);
+    }
+    if (lane == 0 && sums.worst >= INSTEP_F32_INFINITY_BITS) {
+        atomicMax(&norms.nonfinite[warp % 2], stored_magnitude(sums.worst));
+    }
+}
+
+template <class Rule, bool CODED, class Scalars>
+INSTEP_DEVICE uint32_t measure_tile(const ScaledTile<Scalars>& tile, const Run& gradients, float multiplier) {
+    const Place& place = tile.place;
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const bool sums_changes = warp % 2 == OF_CHANGE; /* and has the second half of its leaf */
+    LeafSums sums = {};
+    uint32_t nonfinite = 0;
+    if (place.count == 0) return 0; /* or the last tile's limbs would be written over while they are read */
+#pragma unroll 1
+    for (uint32_t round = 0; round < place.count; round += ELEMENTS_PER_ROUND) {
+        const uint32_t at = round + 4 * threadIdx.x;
+        Four p = tile.weights.read(at), states[INSTEP_MAX_STATES] = {}, change = {};
+        read_states<Rule, CODED>(place, at, states);
+        const Four sum = gradients.read_shifted(at);
+        const Scalars s = tile.scalars; /* behind the loads of the data, and anew each round: registers are short */
+        const float factor = Rule::factor(s, multiplier);
+        const uint32_t flags = Rule::flags(s);
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) {
+            nonfinite |= is_nonfinite(sum.x[i]);
+            float state[INSTEP_MAX_STATES] = {states[0].x[i], states[1].x[i], states[2].x[i]};
+            Rule::update(s, flags, p.x[i], sum.x[i] * factor, state);
+#pragma unroll
+            for (uint32_t k = 0; k < Rule::STATES; ++k) states[k].x[i] = canonical(state[k]);
+        }
+        write_states<Rule, CODED>(place, at, states, tile.maximum);
+        const Scalars again = tile.scalars;
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) {
+            if (at + i < place.count) change.x[i] = change_at<Rule>(again, Rule::flags(again), i, p, states);
+        }
+        const Four given = sums_changes ? p : change, kept = sums_changes ? change : p;
+        float4(&of_lane)[WARPS][32] = tile.exchange.of_lane[tile.maximum.turn];
+        of_lane[warp][lane] = make_float4(given.x[0], given.x[1], given.x[2], given.x[3]);
+        __syncthreads();
+        const float4 got = of_lane[warp ^ 1][lane];
+        sums.add(kept, {{got.x, got.y, got.z, got.w}}); /* whichever half is first: a pair is a sum of two */
+        tile.maximum.turn ^= 1;
+    }
+    add_sums(sums, tile.exchange, tile.norms);
+    return nonfinite;
+}
+
+template <class Rule, bool CODED, class Scalars>
+INSTEP_DEVICE void apply_tile(const ScaledTile<Scalars>& tile) {
+    const Place& place = tile.place;
+    double* const norms = tile.exchange.norms[tile.maximum.turn];
+    tile.maximum.turn ^= 1;
+    const uint32_t warp = threadIdx.x / 32;
+    if (warp < 2 && threadIdx.x % 32 == 0) norms[warp] = norm_of(tile.norms, warp);
+    __syncthreads();
+    const float scale = step_scale<Rule>(tile.scalars, norms[OF_PARAM], norms[OF_CHANGE]);
+#pragma unroll 1
+    for (uint32_t at = 4 * threadIdx.x; at < place.count; at += ELEMENTS_PER_ROUND) {
+        Four p = tile.weights.read(at), states[INSTEP_MAX_STATES] = {};
+        read_states<Rule, CODED>(place, at, states);
+        const Scalars s = tile.scalars;
+        const uint32_t flags = Rule::flags(s);
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) {
+            p.x[i] = canonical(p.x[i] - scale * change_at<Rule>(s, flags, i, p, states));
+        }
+        const Packed params = tile.weights.write(at, p);
+        if (place.args.copy) write_copy(place, at, p, params);
+        if (place.args.ema) write_ema(place, at, p);
+    }
+}
+
+}  // namespace
+
+#endif

@@ -1,0 +1,217 @@
+/* The decisions of a pass, made where the gradients are: scalars, gradient multiplier, clip, skip.
+ *
+ * f64 throughout, each result rounded once. Must stay free of anything that depends on thread or launch shape, so
+ * that a control kernel can run the same text. */
+#ifndef INSTEP_NUMERIC_CONTROL_H
+#define INSTEP_NUMERIC_CONTROL_H
+
+#include <stddef.h>
+
+#include "rules/adadelta.h"
+#include "rules/adagrad.h"
+#include "rules/adam.h"
+#include "rules/adamax.h"
+#include "rules/lamb.h"
+#include "rules/lion.h"
+#include "rules/nadam.h"
+#include "numeric/norm.h"
+#include "rules/radam.h"
+#include "rules/rmsprop.h"
+#include "rules/rprop.h"
+#include "numeric/scaled.h"
+#include "rules/sgd.h"
+
+namespace {
+
+/* A count of ranks, which a SUM of gradients has made: an element like them. */
+INSTEP_INLINE float count_at(const void* count, uint32_t grad_dtype) {
+    if (grad_dtype == INSTEP_DTYPE_F32) return *static_cast<const float*>(count);
+    const uint16_t narrow = *static_cast<const uint16_t*>(count);
+    return grad_dtype == INSTEP_DTYPE_BF16 ? from_bfloat16(narrow) : from_half(narrow);
+}
+
+INSTEP_INLINE float count_at(uint64_t address, uint32_t grad_dtype) {
+    return count_at(reinterpret_cast<const void*>(address), grad_dtype);
+}
+
+/* This rank's own contribution: 1. */
+INSTEP_INLINE void count_this_rank(uint64_t address, uint32_t grad_dtype) {
+    void* const count = reinterpret_cast<void*>(address);
+    if (grad_dtype == INSTEP_DTYPE_F32) {
+        *static_cast<float*>(count) = 1.0f;
+    } else {
+        *static_cast<uint16_t*>(count) = grad_dtype == INSTEP_DTYPE_BF16 ? bfloat16_of(1.0f) : half_of(1.0f);
+    }
+}
+
+/* Ranks to take the mean over. Where nobody contributed nothing is stepped, and any divisor will do. */
+INSTEP_INLINE double divisor_of(const InstepControl& control, const void* contributors, uint32_t grad_dtype) {
+    if (control.divisor > 0.0) return control.divisor;
+    const float ranks = count_at(contributors, grad_dtype);
+    return ranks > 0.0f ? static_cast<double>(ranks) : 1.0;
+}
+
+/* As torch.nn.utils.clip_grad_norm_. */
+INSTEP_INLINE double clip_coefficient(double max_norm, double norm) {
+    const double clip = max_norm / (norm + 1e-6);
+    return clip >= 1.0 ? 1.0 : canonical(clip);
+}
+
+/* Opens a pass in one control block: nothing is decided yet but what the pass before has told, and the accumulators are
+ * empty. */
+INSTEP_INLINE void begin_pass(const InstepBeginArgs& args, InstepControl* control) {
+    const double divisor = args.divisor;
+    const double loss_scale = args.loss_scale > 0.0 ? args.loss_scale : static_cast<double>(control->next_loss_scale);
+    const bool clips = args.previous_max_norm >= 0.0 && control->previous_norm >= 0.0;
+    for (int k = 0; k < INSTEP_NORM_LIMBS; ++k) control->limbs[k] = 0;
+    control->passes += 1;
+    control->norm = 0.0;
+    control->clip = clips ? clip_coefficient(args.previous_max_norm, control->previous_norm) : 1.0;
+    control->divisor = divisor;
+    control->loss_scale = loss_scale;
+    control->multiplier = divisor > 0.0 ? static_cast<float>(1.0 / (divisor * loss_scale) * control->clip) : 0.0f;
+    control->average_multiplier = divisor > 0.0 ? static_cast<float>(1.0 / divisor) : 0.0f;
+    control->local_multiplier = static_cast<float>(1.0 / loss_scale);
+    control->max_abs_bits = 0;
+    control->first_nonfinite_bucket = INSTEP_NO_BUCKET;
+    control->skip = 0;
+    control->decided = 0;
+}
+
+/* The scalars of a segment's next update. A rule that carries a number takes that, too, and says what it will be:
+ * none of the others has to know. */
+template <class Rule, class Hyper>
+INSTEP_INLINE auto prepared(const Hyper& hyper, InstepSegment* segment, int)
+    -> decltype(Rule::prepare(hyper, segment->steps + 1, segment->carried)) {
+    return Rule::prepare(hyper, segment->steps + 1, segment->carried);
+}
+
+template <class Rule, class Hyper>
+INSTEP_INLINE auto prepared(const Hyper& hyper, InstepSegment* segment, long)
+    -> decltype(Rule::prepare(hyper, segment->steps + 1)) {
+    return Rule::prepare(hyper, segment->steps + 1);
+}
+
+/* Counts the update of the last pass, if it happened, and derives the scalars of the next one. */
+INSTEP_INLINE void begin_segment(const InstepBeginArgs& args, uint64_t index) {
+    InstepSegment* const segment = &args.segments[index];
+    segment->steps += segment->stepped;
+    if (segment->stepped) segment->carried[0] = segment->carried[1];
+    segment->stepped = 0;
+    segment->action = args.actions[index];
+    if (args.norms) empty(&args.norms[index]);
+    /* Until said otherwise; all segments of a bucket write the same 1 to its count. */
+    if (segment->tail) count_this_rank(segment->tail, args.grad_dtype);
+    if (segment->contributors) count_this_rank(segment->contributors, args.grad_dtype);
+    InstepHyper hyper = args.groups[segment->group];
+    hyper.words[0] *= args.lr_multipliers[index]; /* every rule's lr */
+    switch (segment->optimizer) {
+#define OPTIMIZER(name, Rule, min_states, max_states)                                          \
+    static_assert(offsetof(Instep##Rule##Hyper, lr) == 0, "what the multiplier multiplies");   \
+    case INSTEP_OPTIMIZER_##name:                                                              \
+        segment->scalars.name = prepared<Rule<max_states>>(hyper.name, segment, 0);            \
+        break;
+#include "optimizers.def"
+#undef OPTIMIZER
+    case INSTEP_OPTIMIZER_CUSTOM:
+        segment->scalars.custom.lr = hyper.custom.lr;
+        segment->scalars.custom.step = segment->steps + 1;
+        break;
+    }
+}
+
+/* A GPU's compiler knows device memory only by a base among the kernel's arguments; an address out of a table it would
+ * access as if it might be shared or local memory. */
+INSTEP_INLINE void* param_of(const InstepStepArgs& args, const InstepTile& tile) {
+#if defined(__CUDA_ARCH__)
+    return static_cast<char*>(args.param_base) + tile.param;
+#else
+    return reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(args.param_base) + tile.param);
+#endif
+}
+
+/* What to do with a segment whose bucket has been reduced: unused on every rank means leave. */
+INSTEP_INLINE uint32_t segment_action(const InstepStepArgs& args, const InstepSegment& segment) {
+    const uint32_t dtype = args.grad_dtype;
+    if (segment.tail && count_at(segment.tail, dtype) == 0.0f) return INSTEP_ACTION_LEAVE;
+    if (segment.contributors && count_at(segment.contributors, dtype) == 0.0f) return INSTEP_ACTION_LEAVE;
+    return segment.action;
+}
+
+INSTEP_INLINE double divisor_of(const InstepStepArgs& args, const InstepSegment& segment) {
+    return divisor_of(*args.control, reinterpret_cast<const void*>(segment.contributors), args.grad_dtype);
+}
+
+/* What a reduced gradient is multiplied by: known since Begin or Decide, or else told by its bucket's own count. */
+INSTEP_INLINE float step_multiplier(const InstepStepArgs& args, const InstepSegment& segment) {
+    const InstepControl& control = *args.control;
+    if (args.local) return control.local_multiplier;
+    if (control.decided || control.divisor > 0.0) return control.multiplier;
+    return static_cast<float>(1.0 / (divisor_of(args, segment) * control.loss_scale) * control.clip);
+}
+
+INSTEP_INLINE float average_multiplier(const InstepStepArgs& args, const InstepSegment& segment) {
+    const InstepControl& control = *args.control;
+    if (args.local) return 1.0f;
+    if (control.divisor > 0.0) return control.average_multiplier;
+    return static_cast<float>(1.0 / divisor_of(args, segment));
+}
+
+/* What the user's own code does with a segment: decided here, in front of it, since it cannot look at skip and tail. */
+INSTEP_INLINE void instruct(const InstepStepArgs& args, const InstepTile& tile) {
+    if (!tile.first) return;
+    InstepSegment& segment = args.segments[tile.segment];
+    const bool steps = segment_action(args, segment) == INSTEP_ACTION_STEP && !args.control->skip;
+    segment.scalars.custom.multiplier = step_multiplier(args, segment);
+    segment.scalars.custom.action = steps ? INSTEP_ACTION_STEP : INSTEP_ACTION_LEAVE;
+    if (steps) segment.stepped = 1;
+}
+
+/* The loss scale of the next pass, as torch.amp.GradScaler has it: smaller behind a skipped pass, larger behind an
+ * unbroken run of the others. A scale that could not be divided out in f32 is not taken: the one that stands goes
+ * on. */
+INSTEP_INLINE void adapt_loss_scale(const InstepDecideArgs& args) {
+    InstepControl* control = args.control;
+    double factor = 1.0;
+    if (control->skip) {
+        factor = args.backoff_factor;
+        control->growth_tracker = 0;
+    } else if (control->growth_tracker + uint64_t{1} < args.growth_interval) {
+        control->growth_tracker += 1;
+    } else {
+        factor = args.growth_factor;
+        control->growth_tracker = 0;
+    }
+    const float scale = static_cast<float>(static_cast<double>(control->next_loss_scale) * factor);
+    if (scale >= 0x1p-126f && static_cast<double>(scale) <= args.largest_loss_scale) control->next_loss_scale = scale;
+}
+
+/* Norm of the averaged gradients, clip coefficient, whether to skip, and what that means for the next pass.
+ * Without skip_nonfinite a non-finite norm clips as IEEE says: infinity to 0, NaN to NaN. */
+INSTEP_INLINE void decide(const InstepDecideArgs& args) {
+    InstepControl* control = args.control;
+    const double ranks = divisor_of(*control, args.contributors, args.grad_dtype);
+    const double multiplier = 1.0 / (ranks * control->loss_scale);
+    const uint32_t worst = control->max_abs_bits;
+    control->norm = canonical(multiplier * norm_value(control->limbs, worst));
+    if (args.max_norm >= 0.0) {
+        control->clip = clip_coefficient(args.max_norm, control->norm);
+    }
+    control->multiplier = canonical(static_cast<float>(multiplier * control->clip));
+    /* What the step would see counts: a finite sum may overflow when a small loss scale is divided out. */
+    control->skip = args.skip_nonfinite && is_nonfinite(float_of(worst) * control->multiplier);
+    if (control->skip) control->clip = 1.0;
+    control->decided = 1;
+    /* The status is of the pass. Decisions follow each other, so nobody else writes there. */
+    if (args.pass_control && is_nonfinite(float_of(worst) * control->multiplier) &&
+        args.bucket < args.pass_control->first_nonfinite_bucket) {
+        args.pass_control->first_nonfinite_bucket = args.bucket;
+    }
+    if (args.contributors && count_at(args.contributors, args.grad_dtype) == 0.0f) return; /* nothing was learnt */
+    if (worst < INSTEP_F32_INFINITY_BITS && !control->skip) control->previous_norm = control->norm;
+    if (args.growth_interval != 0) adapt_loss_scale(args);
+}
+
+}  // namespace
+
+#endif

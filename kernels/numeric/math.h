@@ -1,0 +1,196 @@
+/* The arithmetic that every rule may use, spelled so that each compiler gives the same bits.
+ *
+ * Allowed in the rules: + - x / and square root, comparisons, integer operations. Never libm beyond sqrt, never fma,
+ * fmin or fmax, never a float reduction in a loop: they are rounded or ordered differently from one machine to the
+ * next. Everything has internal linkage, because a weak symbol shared by two instruction sets would run AVX-512 code on
+ * a machine without it. */
+#ifndef INSTEP_NUMERIC_MATH_H
+#define INSTEP_NUMERIC_MATH_H
+
+#include <stdint.h>
+
+#include "abi.h"
+
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
+#error "instep: fast-math flags break bit equality; remove them from CXXFLAGS"
+#endif
+#if defined(__FLT_EVAL_METHOD__) && __FLT_EVAL_METHOD__ != 0
+#error "instep: this target evaluates f32 in a wider type (x87); use SSE2 arithmetic"
+#endif
+
+#if defined(__CUDACC__)
+#define INSTEP_INLINE __host__ __device__ __forceinline__
+#else
+#define INSTEP_INLINE inline __attribute__((always_inline))
+#endif
+
+namespace {
+
+INSTEP_INLINE uint32_t bits_of(float x) {
+#if defined(__CUDA_ARCH__)
+    return __float_as_uint(x);
+#else
+    uint32_t bits;
+    __builtin_memcpy(&bits, &x, sizeof bits);
+    return bits;
+#endif
+}
+
+INSTEP_INLINE float float_of(uint32_t bits) {
+#if defined(__CUDA_ARCH__)
+    return __uint_as_float(bits);
+#else
+    float x;
+    __builtin_memcpy(&x, &bits, sizeof x);
+    return x;
+#endif
+}
+
+INSTEP_INLINE uint64_t bits_of(double x) {
+#if defined(__CUDA_ARCH__)
+    return static_cast<uint64_t>(__double_as_longlong(x));
+#else
+    uint64_t bits;
+    __builtin_memcpy(&bits, &x, sizeof bits);
+    return bits;
+#endif
+}
+
+INSTEP_INLINE double double_of(uint64_t bits) {
+#if defined(__CUDA_ARCH__)
+    return __longlong_as_double(static_cast<long long>(bits));
+#else
+    double x;
+    __builtin_memcpy(&x, &bits, sizeof x);
+    return x;
+#endif
+}
+
+/* Correctly rounded everywhere; division is, by the flags of the build. */
+INSTEP_INLINE float square_root(float x) {
+#if defined(__CUDA_ARCH__)
+    return __fsqrt_rn(x);
+#else
+    return __builtin_sqrtf(x);
+#endif
+}
+
+INSTEP_INLINE double square_root(double x) {
+#if defined(__CUDA_ARCH__)
+    return __dsqrt_rn(x);
+#else
+    return __builtin_sqrt(x);
+#endif
+}
+
+/* |x| as an integer orders like |x|, with NaN above infinity: a maximum over it has no order and keeps NaN. */
+INSTEP_INLINE int32_t magnitude_bits(float x) { return static_cast<int32_t>(bits_of(x) & 0x7fffffffu); }
+
+INSTEP_INLINE bool is_nonfinite(float x) { return (bits_of(x) & INSTEP_F32_INFINITY_BITS) == INSTEP_F32_INFINITY_BITS; }
+
+/* NaN payloads differ between machines (x86 0xffc00000, NVIDIA 0x7fffffff), so stored NaNs are one value. */
+INSTEP_INLINE float canonical(float x) { return x == x ? x : float_of(0x7fffffffu); }
+INSTEP_INLINE double canonical(double x) { return x == x ? x : double_of(0x7ff8000000000000ull); }
+
+/* f32 as bf16, to the nearest, ties to even; NaN becomes 0x7fff. A GPU has an instruction for it, a CPU does it by
+ * integers; tests/gpu/conversions.rs holds one against the other. */
+INSTEP_INLINE uint16_t bfloat16_by_integers(float x) {
+    const uint32_t bits = bits_of(x);
+    const uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+    return static_cast<uint16_t>(x == x ? rounded : 0x7fffu);
+}
+
+INSTEP_INLINE uint16_t bfloat16_of(float x) {
+#if defined(__CUDA_ARCH__)
+    uint16_t narrow;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(narrow) : "f"(x));
+    return narrow;
+#else
+    return bfloat16_by_integers(x);
+#endif
+}
+
+/* The bf16 below or above in magnitude, above with the chance that keeps the mean, by 16 random bits. What lies
+ * between the largest bf16 and infinity may become either. */
+INSTEP_INLINE uint16_t bfloat16_by_chance(float x, uint32_t random) {
+    const uint32_t rounded = (bits_of(x) + random) >> 16;
+    return static_cast<uint16_t>(x == x ? rounded : 0x7fffu);
+}
+
+/* f32 as f16, likewise; from 65520 on infinity. 0x38000000 is the distance of the exponents' biases, 0x38800000 is
+ * 2^-14, below which f16 is subnormal, and 0x47800000 is 2^16. A sum with 0.5 has the last place of an f16
+ * subnormal. */
+INSTEP_INLINE uint16_t half_by_integers(float x) {
+    const uint32_t bits = bits_of(x), magnitude = bits & 0x7fffffffu;
+    const uint32_t normal = (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
+    const uint32_t subnormal = bits_of(float_of(magnitude) + 0.5f) - 0x3f000000u;
+    const uint32_t finite = magnitude < 0x38800000u ? subnormal : normal;
+    const uint32_t unsigned_half = magnitude < 0x47800000u ? finite : 0x7c00u;
+    return static_cast<uint16_t>(x == x ? unsigned_half | (bits >> 16 & 0x8000u) : 0x7fffu);
+}
+
+INSTEP_INLINE uint16_t half_of(float x) {
+#if defined(__CUDA_ARCH__)
+    uint16_t narrow;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(narrow) : "f"(x));
+    return narrow;
+#else
+    return half_by_integers(x);
+#endif
+}
+
+/* Exact, and NaN stays NaN. */
+INSTEP_INLINE float from_bfloat16(uint16_t x) { return float_of(static_cast<uint32_t>(x) << 16); }
+
+INSTEP_INLINE float from_half_by_integers(uint16_t x) {
+    const uint32_t magnitude = x & 0x7fffu, sign = static_cast<uint32_t>(x & 0x8000u) << 16;
+    const uint32_t rebias = magnitude < 0x7c00u ? 0x38000000u : 0x70000000u;
+    const uint32_t subnormal = bits_of(static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f);
+    return float_of((magnitude < 0x400u ? subnormal : (magnitude << 13) + rebias) | sign);
+}
+
+INSTEP_INLINE float from_half(uint16_t x) {
+#if defined(__CUDA_ARCH__)
+    float wide;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(x));
+    return wide;
+#else
+    return from_half_by_integers(x);
+#endif
+}
+
+/* The larger value; a NaN survives if it is in `y`. fmaxf would drop it, and is a libm call under g++. */
+INSTEP_INLINE float larger(float x, float y) { return x > y ? x : y; }
+
+/* size * sign(x) by two comparisons: no product that could underflow. Zero for both zeros, and for NaN, as
+ * torch.sign. */
+INSTEP_INLINE float with_sign(float size, float x) { return x > 0.0f ? size : x < 0.0f ? -size : 0.0f; }
+
+/* base^n by squaring: two roundings per bit of n, the same ones everywhere, which pow() does not promise. */
+INSTEP_INLINE double power(double base, uint64_t n) {
+    double result = 1.0;
+    for (; n != 0; n >>= 1) {
+        if (n & 1) result = result * base;
+        base = base * base;
+    }
+    return result;
+}
+
+/* Exponential moving average as average + weight*(sample - average), weight = fl(1 - beta). The usual
+ * beta*average + (1-beta)*sample has a steady bias of 1.3e-5 at beta = 0.999, since the two rounded
+ * coefficients do not add up to 1. For 1 - beta >= 0.5 it is counted from the sample, sample - beta*(sample -
+ * average), so that the larger part is never multiplied; `weight` is then fl(-beta). */
+INSTEP_INLINE float moved_average(float average, float sample, float weight, uint32_t from_sample) {
+    return (from_sample ? sample : average) + weight * (sample - average);
+}
+
+/* Scalars of moved_average, from beta in f64. */
+INSTEP_INLINE void average_weight(double beta, float* weight, uint32_t* from_sample) {
+    const double one_minus_beta = 1.0 - beta;
+    *from_sample = one_minus_beta >= 0.5;
+    *weight = static_cast<float>(*from_sample ? -beta : one_minus_beta);
+}
+
+}  // namespace
+
+#endif

@@ -1,0 +1,104 @@
+/* Sum of squares whose bits no cut of the work can change.
+ *
+ * A leaf is 256 consecutive elements of one parameter, counted from its start; its squares are summed in f64 in
+ * one fixed order (an f32 square is exact there). Leaf sums are then added as integers, which have no order: the
+ * same bits for any bucket cap, launch shape, thread count, atomics order or rank count. Limb k of the
+ * accumulator weighs 2^(32k - 352). Idea: Kulisch's long accumulator, kept sparse (three limbs per addition).
+ * Must never see a leaf cut in two; tiles and shards are therefore multiples of 256 elements of a parameter. */
+#ifndef INSTEP_NUMERIC_NORM_H
+#define INSTEP_NUMERIC_NORM_H
+
+#include "numeric/math.h"
+
+namespace {
+
+/* A leaf sum as three limbs to add, from limb `index` on. */
+struct LeafLimbs {
+    uint32_t index;
+    uint64_t part[3];
+};
+
+/* `sum` is finite and positive: at least the square of a subnormal (2^-298), at most 2^264. */
+INSTEP_INLINE LeafLimbs leaf_limbs(double sum) {
+    const uint64_t bits = bits_of(sum);
+    const uint64_t mantissa = (bits & 0xfffffffffffffull) | 0x10000000000000ull;
+    const uint32_t shift = static_cast<uint32_t>(bits >> 52) - 723; /* exponent field - 1075 + 352 */
+    const uint32_t within = shift % 32;
+    const uint64_t low = mantissa << within;
+    const uint64_t high = within ? mantissa >> (64 - within) : 0;
+    LeafLimbs limbs = {shift / 32, {low & 0xffffffffull, low >> 32, high}};
+    return limbs;
+}
+
+/* The accumulator rounded once to f64: carries from the lowest limb up, keeping the three digits that end in the
+ * highest one so far and whether any lower digit was set. No array of digits: a GPU has none in registers. */
+INSTEP_INLINE double limbs_value(const uint64_t* limbs) {
+    uint64_t carry = 0, lower = 0, low = 0, middle = 0, high = 0; /* the window that moves up */
+    uint64_t top = 0, below = 0, sticky = 0;                      /* the window as it was at the highest digit */
+    int top_index = 0;
+    for (int k = 0; k < INSTEP_NORM_LIMBS + 2; ++k) {
+        const uint64_t limb = k < INSTEP_NORM_LIMBS ? limbs[k] : 0;
+        const uint64_t sum = (limb & 0xffffffffull) + (carry & 0xffffffffull); /* the plain sum could wrap */
+        carry = (limb >> 32) + (carry >> 32) + (sum >> 32);
+        lower |= low;
+        low = middle;
+        middle = high;
+        high = sum & 0xffffffffull;
+        if (high == 0) continue;
+        top = high;
+        below = middle << 32 | low;
+        sticky = lower;
+        top_index = k;
+    }
+    if (top == 0) return 0.0;
+    int zeros = 0; /* leading zeros of the top digit */
+    while (!(top >> (31 - zeros) & 1)) ++zeros;
+    sticky |= below << (32 + zeros);
+    const uint64_t head = top << (32 + zeros) | below >> (32 - zeros);
+    const int exponent = 32 * (top_index - 1) - 352 - zeros; /* weight of head's lowest bit */
+    return static_cast<double>(head | (sticky != 0)) * double_of(static_cast<uint64_t>(exponent + 1023) << 52);
+}
+
+/* The norm of what has been added, the largest magnitude being `worst`. */
+INSTEP_INLINE double norm_value(const uint64_t* limbs, uint32_t worst) {
+    if (worst > INSTEP_F32_INFINITY_BITS) return double_of(0x7ff8000000000000ull);
+    if (worst == INSTEP_F32_INFINITY_BITS) return double_of(0x7ff0000000000000ull);
+    return square_root(limbs_value(limbs));
+}
+
+/* The largest magnitude as it is stored: one for all NaNs, whose payload a GPU drops where it widens f16. */
+INSTEP_INLINE uint32_t stored_magnitude(uint32_t worst) {
+    return worst > INSTEP_F32_INFINITY_BITS ? 0x7fffffffu : worst;
+}
+
+/* The fixed order of a leaf: j and 128 + j make a pair, four pairs a lane, and the lanes fold in halves. */
+INSTEP_INLINE double pair_of(double a, double b) { return a * a + b * b; }
+INSTEP_INLINE double lane_of(double t0, double t1, double t2, double t3) { return (t0 + t2) + (t1 + t3); }
+
+#if !defined(__CUDA_ARCH__)
+/* The fixed order, as plain loops that vectorise on every instruction set; it is the order of one warp with two
+ * loads of four per lane and five shuffles. Returns the leaf sum; `worst` keeps the largest magnitude. */
+INSTEP_INLINE double leaf_sum(const float* x, int32_t* worst) {
+    double pairs[128], lanes[32];
+    int32_t magnitude = *worst;
+    for (int j = 0; j < 256; ++j) {
+        const int32_t bits = magnitude_bits(x[j]);
+        magnitude = bits > magnitude ? bits : magnitude;
+    }
+    *worst = magnitude;
+    for (int j = 0; j < 128; ++j) {
+        pairs[j] = pair_of(x[j], x[128 + j]);
+    }
+    for (int l = 0; l < 32; ++l) {
+        lanes[l] = lane_of(pairs[4 * l], pairs[4 * l + 1], pairs[4 * l + 2], pairs[4 * l + 3]);
+    }
+    for (int half = 16; half >= 1; half /= 2) {
+        for (int l = 0; l < half; ++l) lanes[l] = lanes[l] + lanes[l + half];
+    }
+    return lanes[0];
+}
+#endif
+
+}  // namespace
+
+#endif

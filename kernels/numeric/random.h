@@ -1,0 +1,52 @@
+/* Random bits for stochastic rounding: a function of (seed, update, element, stream) and of nothing else.
+ *
+ * The element is counted over the whole layout in registration order, the update over the parameter's own ones, so
+ * the result is the same bits for any bucket, shard, launch shape, thread and instruction set, and a resumed run
+ * draws what the unbroken one would have. Must keep no state. Salmon et al., "Parallel random numbers: as easy as 1,
+ * 2, 3", SC 2011, for generators that count; the mixer is Wellons' lowbias32. */
+#ifndef INSTEP_NUMERIC_RANDOM_H
+#define INSTEP_NUMERIC_RANDOM_H
+
+#include "numeric/math.h"
+
+namespace {
+
+/* Streams that are rounded: the parameter, then the states. */
+constexpr uint32_t PARAM_STREAM = 0, FIRST_STATE_STREAM = 1;
+
+/* Of one update of one parameter. */
+struct RandomKey {
+    uint32_t first, second;
+};
+
+INSTEP_INLINE RandomKey random_key(uint64_t seed, uint64_t update) {
+    uint64_t x = seed + update * 0x9e3779b97f4a7c15ull; /* SplitMix64 */
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebull;
+    x ^= x >> 31;
+    return {static_cast<uint32_t>(x), static_cast<uint32_t>(x >> 32)};
+}
+
+/* Where a run of elements starts. Two words, because lanes of 64 bits would halve every vector. */
+struct RandomPosition {
+    RandomKey key;
+    uint32_t low, high;
+
+    INSTEP_INLINE RandomPosition(const RandomKey& key, uint64_t element)
+        : key(key), low(static_cast<uint32_t>(element)), high(static_cast<uint32_t>(element >> 32)) {}
+
+    /* 16 bits for the i-th element of the run; i is below 2^31. The upper half of lowbias32, with one key in front
+     * and one between its two rounds: with the first alone, the draws of one update would be those of another one,
+     * shifted. */
+    INSTEP_INLINE uint32_t bits(uint32_t i, uint32_t stream) const {
+        const uint32_t element = low + i, above = high + (element < low);
+        uint32_t x = element ^ (key.first + above * 0x9e3779b9u);
+        x = (x ^ x >> 16) * 0x7feb352du;
+        x ^= key.second + stream * 0x85ebca6bu;
+        return (x ^ x >> 15) * 0x846ca68bu >> 16;
+    }
+};
+
+}  // namespace
+
+#endif

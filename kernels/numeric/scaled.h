@@ -1,0 +1,55 @@
+/* Rules whose change is scaled by norms of the whole parameter, LAMB above all: what their two launches share.
+ *
+ * The first launch moves the states and adds the squares of parameter and change to the record's InstepNorms, as
+ * integers, so that the norms are the same bits for any cut of the work (norm.h). The second makes the change again,
+ * from the states as they are stored, and scales it. A rule says by a member `change` that it is one of these; its
+ * `update` then moves the states alone. Must not depend on who runs it: scales are made from the norms alone. */
+#ifndef INSTEP_NUMERIC_SCALED_H
+#define INSTEP_NUMERIC_SCALED_H
+
+#include "numeric/norm.h"
+
+namespace {
+
+template <class Rule, class = void>
+struct IsScaled {
+    static constexpr bool value = false;
+};
+
+template <class Rule>
+struct IsScaled<Rule, decltype(static_cast<void>(&Rule::change))> {
+    static constexpr bool value = true;
+};
+
+/* Members of InstepNorms. */
+constexpr uint32_t OF_PARAM = 0, OF_CHANGE = 1;
+
+INSTEP_INLINE void empty(InstepNorms* norms) {
+#if defined(__CUDA_ARCH__)
+#pragma unroll 1
+#endif
+    for (int k = 0; k < INSTEP_NORM_LIMBS; ++k) norms->limbs[OF_PARAM][k] = norms->limbs[OF_CHANGE][k] = 0;
+    norms->nonfinite[OF_PARAM] = norms->nonfinite[OF_CHANGE] = 0;
+}
+
+INSTEP_INLINE double norm_of(const InstepNorms& norms, uint32_t which) {
+    return norm_value(norms.limbs[which], norms.nonfinite[which]);
+}
+
+/* NaN is neither. */
+INSTEP_INLINE bool is_positive_and_finite(double norm) { return norm > 0.0 && norm <= 0x1.fffffffffffffp1023; }
+
+/* What a change is multiplied by. The ratio is 1 unless both norms have one: only what was not finite then becomes so.
+ * A scale that f32 lacks is its largest: where gradients have been zero for a thousand steps, the change has all but
+ * vanished, and an infinite scale would turn what is left of it into infinities. */
+template <class Rule, class Scalars>
+INSTEP_INLINE float step_scale(const Scalars& s, double param_norm, double change_norm) {
+    const bool has_ratio = is_positive_and_finite(param_norm) && is_positive_and_finite(change_norm);
+    const double ratio = has_ratio ? param_norm / change_norm : 1.0;
+    const double scale = Rule::scale(s, ratio);
+    return static_cast<float>(scale > 0x1.fffffep127 ? 0x1.fffffep127 : scale);
+}
+
+}  // namespace
+
+#endif

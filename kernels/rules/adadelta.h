@@ -1,0 +1,60 @@
+/* Adadelta: the update rule, and the only place where it is written.
+ *
+ *     g <- -g                                        if maximize
+ *     g <- g + weight_decay * p                      if weight_decay != 0
+ *     v <- rho * v + (1 - rho) * g^2
+ *     d <- sqrt(u + eps) / sqrt(v + eps) * g
+ *     u <- rho * u + (1 - rho) * d^2
+ *     p <- p - lr * d
+ *
+ * Zeiler, "ADADELTA: An Adaptive Learning Rate Method", 2012, in the variant of torch.optim.Adadelta, which adds lr. */
+#ifndef INSTEP_RULES_ADADELTA_H
+#define INSTEP_RULES_ADADELTA_H
+
+#include "numeric/math.h"
+
+namespace {
+
+template <int STATES_>
+struct Adadelta {
+    static constexpr int STATES = STATES_; /* square_avg, acc_delta */
+    static constexpr uint32_t SIGNED = 0;  /* a bit per state that may be negative */
+
+    /* No prepared scalar depends on the step. */
+    static INSTEP_INLINE InstepAdadeltaScalars prepare(const InstepAdadeltaHyper& h, uint64_t) {
+        InstepAdadeltaScalars s = {};
+        average_weight(h.rho, &s.weight, &s.from_sample);
+        s.lr = static_cast<float>(h.lr);
+        s.eps = static_cast<float>(h.eps);
+        s.weight_decay = static_cast<float>(h.weight_decay);
+        s.maximize = h.maximize;
+        return s;
+    }
+
+    /* What the summed gradient is multiplied by: the sign of `maximize` costs nothing there. */
+    static INSTEP_INLINE float factor(const InstepAdadeltaScalars& s, float multiplier) {
+        return s.maximize ? -multiplier : multiplier;
+    }
+
+    /* What `update` branches on; with constants for it, no select is left. */
+    static constexpr uint32_t FROM_SAMPLE = 1, DECAY = 2;
+    static constexpr uint32_t COMMON[2] = {0, DECAY};
+
+    static INSTEP_INLINE uint32_t flags(const InstepAdadeltaScalars& s) {
+        return (s.from_sample ? FROM_SAMPLE : 0) | (s.weight_decay != 0.0f ? DECAY : 0);
+    }
+
+    static INSTEP_INLINE float update(const InstepAdadeltaScalars& s, uint32_t flags, float p, float g, float* state) {
+        g = flags & DECAY ? g + s.weight_decay * p : g;
+        const uint32_t from_sample = flags & FROM_SAMPLE;
+        const float v = moved_average(state[0], g * g, s.weight, from_sample);
+        const float d = square_root(state[1] + s.eps) / square_root(v + s.eps) * g;
+        state[0] = v;
+        state[1] = moved_average(state[1], d * d, s.weight, from_sample);
+        return p - s.lr * d;
+    }
+};
+
+}  // namespace
+
+#endif

@@ -1,0 +1,58 @@
+/* Adagrad: the update rule, and the only place where it is written. t counts a parameter's own steps.
+ *
+ *     g <- -g                                        if maximize
+ *     g <- g + weight_decay * p                      if weight_decay != 0
+ *     s <- initial_accumulator_value                 on a parameter's first step
+ *     s <- s + g^2
+ *     p <- p - lr / (1 + (t - 1) * lr_decay) * g / (sqrt(s) + eps)
+ *
+ * Duchi, Hazan & Singer, "Adaptive Subgradient Methods for Online Learning and Stochastic Optimization", JMLR 12, 2011,
+ * in the variant of torch.optim.Adagrad. Memory starts as zeros, so the first step brings the initial sum itself. */
+#ifndef INSTEP_RULES_ADAGRAD_H
+#define INSTEP_RULES_ADAGRAD_H
+
+#include "numeric/math.h"
+
+namespace {
+
+template <int STATES_>
+struct Adagrad {
+    static constexpr int STATES = STATES_; /* sum */
+    static constexpr uint32_t SIGNED = 0;  /* a bit per state that may be negative */
+
+    /* `step` counts from 1. */
+    static INSTEP_INLINE InstepAdagradScalars prepare(const InstepAdagradHyper& h, uint64_t step) {
+        InstepAdagradScalars s = {};
+        s.step_size = static_cast<float>(h.lr / (1.0 + static_cast<double>(step - 1) * h.lr_decay));
+        s.eps = static_cast<float>(h.eps);
+        s.weight_decay = static_cast<float>(h.weight_decay);
+        s.initial_sum = static_cast<float>(h.initial_accumulator_value);
+        s.first = step == 1;
+        s.maximize = h.maximize;
+        return s;
+    }
+
+    /* What the summed gradient is multiplied by: the sign of `maximize` costs nothing there. */
+    static INSTEP_INLINE float factor(const InstepAdagradScalars& s, float multiplier) {
+        return s.maximize ? -multiplier : multiplier;
+    }
+
+    /* What `update` branches on; with constants for it, no select is left. */
+    static constexpr uint32_t FIRST = 1, DECAY = 2;
+    static constexpr uint32_t COMMON[2] = {0, DECAY};
+
+    static INSTEP_INLINE uint32_t flags(const InstepAdagradScalars& s) {
+        return (s.first ? FIRST : 0) | (s.weight_decay != 0.0f ? DECAY : 0);
+    }
+
+    static INSTEP_INLINE float update(const InstepAdagradScalars& s, uint32_t flags, float p, float g, float* state) {
+        g = flags & DECAY ? g + s.weight_decay * p : g;
+        const float sum = (flags & FIRST ? s.initial_sum : state[0]) + g * g;
+        state[0] = sum;
+        return p - s.step_size * (g / (square_root(sum) + s.eps));
+    }
+};
+
+}  // namespace
+
+#endif

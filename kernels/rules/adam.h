@@ -1,0 +1,78 @@
+/* Adam and AdamW: the update rule, and the only place where it is written. t counts a parameter's own steps.
+ *
+ *     g <- -g                                        if maximize
+ *     g <- g + weight_decay * p                      if decay is coupled (Adam)
+ *     m <- beta1 * m + (1 - beta1) * g
+ *     v <- beta2 * v + (1 - beta2) * g^2
+ *     w <- max(w, v)                                 if amsgrad, which then takes v's place below
+ *     denominator = sqrt(v) / sqrt(1 - beta2^t) + eps
+ *     p <- p - (lr / (1 - beta1^t)) * m / denominator - lr * weight_decay * p     (last term: AdamW)
+ *
+ * Kingma & Ba, "Adam", ICLR 2015; Loshchilov & Hutter, "Decoupled Weight Decay Regularization", ICLR 2019;
+ * Reddi, Kale & Kumar, "On the Convergence of Adam and Beyond", ICLR 2018 (the maximum is taken before bias
+ * correction, as torch.optim does). The decay is subtracted, not multiplied: fl(1 - lr*weight_decay) misstates
+ * it by 19 % at lr*weight_decay = 1e-7. */
+#ifndef INSTEP_RULES_ADAM_H
+#define INSTEP_RULES_ADAM_H
+
+#include "numeric/math.h"
+
+namespace {
+
+template <int STATES_>
+struct Adam {
+    static constexpr int STATES = STATES_; /* exp_avg, exp_avg_sq, and with amsgrad max_exp_avg_sq */
+    static constexpr uint32_t SIGNED = 1;  /* a bit per state that may be negative */
+
+    /* `step` counts from 1. */
+    static INSTEP_INLINE InstepAdamScalars prepare(const InstepAdamHyper& h, uint64_t step) {
+        InstepAdamScalars s = {};
+        average_weight(h.beta1, &s.weight1, &s.from_sample1);
+        average_weight(h.beta2, &s.weight2, &s.from_sample2);
+        s.step_size = static_cast<float>(h.lr / (1.0 - power(h.beta1, step)));
+        s.inv_sqrt_bias_correction2 = static_cast<float>(1.0 / square_root(1.0 - power(h.beta2, step)));
+        s.eps = static_cast<float>(h.eps);
+        s.weight_decay = static_cast<float>(h.decoupled ? 0.0 : h.weight_decay);
+        s.lr_weight_decay = static_cast<float>(h.decoupled ? h.lr * h.weight_decay : 0.0);
+        s.amsgrad = h.amsgrad;
+        s.maximize = h.maximize;
+        return s;
+    }
+
+    /* What the summed gradient is multiplied by: the sign of `maximize` costs nothing there. */
+    static INSTEP_INLINE float factor(const InstepAdamScalars& s, float multiplier) {
+        return s.maximize ? -multiplier : multiplier;
+    }
+
+    /* What `update` branches on; with constants for it, no select is left. */
+    static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, COUPLED = 4, DECOUPLED = 8, AMSGRAD = 16;
+    static constexpr uint32_t WITH_STATES = STATES > 2 ? AMSGRAD : 0;
+    static constexpr uint32_t COMMON[2] = {WITH_STATES | DECOUPLED, WITH_STATES};
+
+    static INSTEP_INLINE uint32_t flags(const InstepAdamScalars& s) {
+        return (s.from_sample1 ? FROM_SAMPLE1 : 0) | (s.from_sample2 ? FROM_SAMPLE2 : 0) |
+               (s.weight_decay != 0.0f ? COUPLED : 0) | (s.lr_weight_decay != 0.0f ? DECOUPLED : 0) |
+               (s.amsgrad ? WITH_STATES : 0);
+    }
+
+    static INSTEP_INLINE float update(const InstepAdamScalars& s, uint32_t flags, float p, float g, float* state) {
+        g = flags & COUPLED ? g + s.weight_decay * p : g;
+        const float m = moved_average(state[0], g, s.weight1, flags & FROM_SAMPLE1);
+        const float v = moved_average(state[1], g * g, s.weight2, flags & FROM_SAMPLE2);
+        state[0] = m;
+        state[1] = v;
+        float second_moment = v;
+        if constexpr (STATES > 2) {
+            const float w = larger(state[2], v);
+            state[2] = flags & AMSGRAD ? w : state[2];
+            second_moment = flags & AMSGRAD ? w : v;
+        }
+        const float denominator = square_root(second_moment) * s.inv_sqrt_bias_correction2 + s.eps;
+        const float change = s.step_size * (m / denominator);
+        return p - (flags & DECOUPLED ? change + s.lr_weight_decay * p : change);
+    }
+};
+
+}  // namespace
+
+#endif

@@ -1,0 +1,62 @@
+/* Adamax: the update rule, and the only place where it is written. t counts a parameter's own steps.
+ *
+ *     g <- -g                                        if maximize
+ *     g <- g + weight_decay * p                      if weight_decay != 0
+ *     m <- beta1 * m + (1 - beta1) * g
+ *     u <- max(beta2 * u, |g| + eps)
+ *     p <- p - (lr / (1 - beta1^t)) * m / u
+ *
+ * Kingma & Ba, "Adam", ICLR 2015, section 7.1, in the variant of torch.optim.Adamax: eps is inside the maximum. The
+ * decay of u is an average with zeros, since fl(beta2)^1000 would be off by 1.3e-5 at beta2 = 0.999. */
+#ifndef INSTEP_RULES_ADAMAX_H
+#define INSTEP_RULES_ADAMAX_H
+
+#include "numeric/math.h"
+
+namespace {
+
+template <int STATES_>
+struct Adamax {
+    static constexpr int STATES = STATES_; /* exp_avg, exp_inf */
+    static constexpr uint32_t SIGNED = 1;  /* a bit per state that may be negative */
+
+    /* `step` counts from 1. */
+    static INSTEP_INLINE InstepAdamaxScalars prepare(const InstepAdamaxHyper& h, uint64_t step) {
+        InstepAdamaxScalars s = {};
+        average_weight(h.beta1, &s.weight1, &s.from_sample1);
+        average_weight(h.beta2, &s.weight2, &s.from_sample2);
+        s.step_size = static_cast<float>(h.lr / (1.0 - power(h.beta1, step)));
+        s.eps = static_cast<float>(h.eps);
+        s.weight_decay = static_cast<float>(h.weight_decay);
+        s.maximize = h.maximize;
+        return s;
+    }
+
+    /* What the summed gradient is multiplied by: the sign of `maximize` costs nothing there. */
+    static INSTEP_INLINE float factor(const InstepAdamaxScalars& s, float multiplier) {
+        return s.maximize ? -multiplier : multiplier;
+    }
+
+    /* What `update` branches on; with constants for it, no select is left. */
+    static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, DECAY = 4;
+    static constexpr uint32_t COMMON[2] = {0, DECAY};
+
+    static INSTEP_INLINE uint32_t flags(const InstepAdamaxScalars& s) {
+        return (s.from_sample1 ? FROM_SAMPLE1 : 0) | (s.from_sample2 ? FROM_SAMPLE2 : 0) |
+               (s.weight_decay != 0.0f ? DECAY : 0);
+    }
+
+    static INSTEP_INLINE float update(const InstepAdamaxScalars& s, uint32_t flags, float p, float g, float* state) {
+        g = flags & DECAY ? g + s.weight_decay * p : g;
+        const float m = moved_average(state[0], g, s.weight1, flags & FROM_SAMPLE1);
+        const float decayed = moved_average(state[1], 0.0f, s.weight2, flags & FROM_SAMPLE2);
+        const float u = larger(decayed, float_of(bits_of(g) & 0x7fffffffu) + s.eps);
+        state[0] = m;
+        state[1] = u;
+        return p - s.step_size * (m / u);
+    }
+};
+
+}  // namespace
+
+#endif

@@ -1,0 +1,70 @@
+/* LAMB: the update rule, and the only place where it is written. t counts a parameter's own steps.
+ *
+ *     g <- -g                                        if maximize
+ *     m <- beta1 * m + (1 - beta1) * g
+ *     v <- beta2 * v + (1 - beta2) * g^2
+ *     u = m / (1 - beta1^t) / (sqrt(v) / sqrt(1 - beta2^t) + eps) + weight_decay * p
+ *     p <- p - lr * (|p| / |u|) * u                  norms over the whole parameter; scaled.h
+ *
+ * You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", ICLR 2020, algorithm 2 with
+ * phi(z) = z. u is made twice, from the states as they are stored: what is measured is what is applied. */
+#ifndef INSTEP_RULES_LAMB_H
+#define INSTEP_RULES_LAMB_H
+
+#include "numeric/math.h"
+
+namespace {
+
+template <int STATES_>
+struct Lamb {
+    static constexpr int STATES = STATES_; /* exp_avg, exp_avg_sq */
+    static constexpr uint32_t SIGNED = 1;  /* a bit per state that may be negative */
+
+    /* `step` counts from 1. */
+    static INSTEP_INLINE InstepLambScalars prepare(const InstepLambHyper& h, uint64_t step) {
+        InstepLambScalars s = {};
+        s.lr = h.lr;
+        average_weight(h.beta1, &s.weight1, &s.from_sample1);
+        average_weight(h.beta2, &s.weight2, &s.from_sample2);
+        s.inv_bias_correction1 = static_cast<float>(1.0 / (1.0 - power(h.beta1, step)));
+        s.inv_sqrt_bias_correction2 = static_cast<float>(1.0 / square_root(1.0 - power(h.beta2, step)));
+        s.eps = static_cast<float>(h.eps);
+        s.weight_decay = static_cast<float>(h.weight_decay);
+        s.maximize = h.maximize;
+        return s;
+    }
+
+    /* What the summed gradient is multiplied by: the sign of `maximize` costs nothing there. */
+    static INSTEP_INLINE float factor(const InstepLambScalars& s, float multiplier) {
+        return s.maximize ? -multiplier : multiplier;
+    }
+
+    /* What `update` and `change` branch on; with constants for it, no select is left. */
+    static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, DECAYS = 4;
+    static constexpr uint32_t COMMON[2] = {DECAYS, 0};
+
+    static INSTEP_INLINE uint32_t flags(const InstepLambScalars& s) {
+        return (s.from_sample1 ? FROM_SAMPLE1 : 0) | (s.from_sample2 ? FROM_SAMPLE2 : 0) |
+               (s.weight_decay != 0.0f ? DECAYS : 0);
+    }
+
+    /* Of the states only. */
+    static INSTEP_INLINE float update(const InstepLambScalars& s, uint32_t flags, float p, float g, float* state) {
+        state[0] = moved_average(state[0], g, s.weight1, flags & FROM_SAMPLE1);
+        state[1] = moved_average(state[1], g * g, s.weight2, flags & FROM_SAMPLE2);
+        return p;
+    }
+
+    /* u, which is scaled by what `scale` makes of |p| / |u|. */
+    static INSTEP_INLINE float change(const InstepLambScalars& s, uint32_t flags, float p, const float* state) {
+        const float denominator = square_root(state[1]) * s.inv_sqrt_bias_correction2 + s.eps;
+        const float direction = s.inv_bias_correction1 * (state[0] / denominator);
+        return flags & DECAYS ? direction + s.weight_decay * p : direction;
+    }
+
+    static INSTEP_INLINE double scale(const InstepLambScalars& s, double ratio) { return s.lr * ratio; }
+};
+
+}  // namespace
+
+#endif

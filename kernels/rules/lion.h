@@ -1,0 +1,57 @@
+/* Lion: the update rule, and the only place where it is written.
+ *
+ *     g <- -g                                        if maximize
+ *     c <- beta1 * m + (1 - beta1) * g
+ *     p <- p - lr * sign(c) - lr * weight_decay * p  sign(0) = 0
+ *     m <- beta2 * m + (1 - beta2) * g
+ *
+ * Chen et al., "Symbolic Discovery of Optimization Algorithms", NeurIPS 2023. The decay is decoupled, and subtracted
+ * as in adam.h. A rounding of c matters only where c is next to zero: there the sign may be the other one. */
+#ifndef INSTEP_RULES_LION_H
+#define INSTEP_RULES_LION_H
+
+#include "numeric/math.h"
+
+namespace {
+
+template <int STATES_>
+struct Lion {
+    static constexpr int STATES = STATES_; /* exp_avg */
+    static constexpr uint32_t SIGNED = 1;  /* a bit per state that may be negative */
+
+    /* `step` counts from 1. */
+    static INSTEP_INLINE InstepLionScalars prepare(const InstepLionHyper& h, uint64_t) {
+        InstepLionScalars s = {};
+        average_weight(h.beta1, &s.weight1, &s.from_sample1);
+        average_weight(h.beta2, &s.weight2, &s.from_sample2);
+        s.lr = static_cast<float>(h.lr);
+        s.lr_weight_decay = static_cast<float>(h.lr * h.weight_decay);
+        s.maximize = h.maximize;
+        return s;
+    }
+
+    /* What the summed gradient is multiplied by: the sign of `maximize` costs nothing there. */
+    static INSTEP_INLINE float factor(const InstepLionScalars& s, float multiplier) {
+        return s.maximize ? -multiplier : multiplier;
+    }
+
+    /* What `update` branches on; with constants for it, no select is left. */
+    static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, DECAY = 4;
+    static constexpr uint32_t COMMON[2] = {DECAY, 0};
+
+    static INSTEP_INLINE uint32_t flags(const InstepLionScalars& s) {
+        return (s.from_sample1 ? FROM_SAMPLE1 : 0) | (s.from_sample2 ? FROM_SAMPLE2 : 0) |
+               (s.lr_weight_decay != 0.0f ? DECAY : 0);
+    }
+
+    static INSTEP_INLINE float update(const InstepLionScalars& s, uint32_t flags, float p, float g, float* state) {
+        const float direction = moved_average(state[0], g, s.weight1, flags & FROM_SAMPLE1);
+        state[0] = moved_average(state[0], g, s.weight2, flags & FROM_SAMPLE2);
+        const float change = with_sign(s.lr, direction);
+        return p - (flags & DECAY ? change + s.lr_weight_decay * p : change);
+    }
+};
+
+}  // namespace
+
+#endif

@@ -1,0 +1,85 @@
+/* NAdam: the update rule, and the only place where it is written. t counts a parameter's own steps.
+ *
+ *     g <- -g                                        if maximize
+ *     g <- g + weight_decay * p                      if decay is coupled
+ *     mu(t) = beta1 * (1 - 0.96^(t * momentum_decay) / 2)
+ *     product <- product * mu(t)                     1 before the first step
+ *     m <- beta1 * m + (1 - beta1) * g
+ *     v <- beta2 * v + (1 - beta2) * g^2
+ *     direction = (1 - mu(t)) / (1 - product) * g + mu(t+1) / (1 - product * mu(t+1)) * m
+ *     p <- p - lr * direction / (sqrt(v) / sqrt(1 - beta2^t) + eps) - lr * weight_decay * p   (last term: decoupled)
+ *
+ * Dozat, "Incorporating Nesterov Momentum into Adam", ICLR 2016 workshop, in the variant of torch.optim.NAdam. The
+ * product of momenta is carried in the segment, and not derived from t: momenta may have changed on the way. */
+#ifndef INSTEP_RULES_NADAM_H
+#define INSTEP_RULES_NADAM_H
+
+#include "numeric/math.h"
+
+namespace {
+
+template <int STATES_>
+struct NAdam {
+    static constexpr int STATES = STATES_; /* exp_avg, exp_avg_sq */
+    static constexpr uint32_t SIGNED = 1;  /* a bit per state that may be negative */
+
+    /* 0.96^x for x >= 0, which is 0 from 18,300 on. pow() is not the same everywhere. The series of the exponential
+     * is: with an exponent of 0.041 at most, nothing that f64 could hold is left behind nine terms. */
+    static INSTEP_INLINE double base(double x) {
+        const uint64_t whole = x < 1e5 ? static_cast<uint64_t>(x) : 100000;
+        const double exponent = x < 1e5 ? (x - static_cast<double>(whole)) * -0.040821994520255166 : 0.0;
+        double series = 1.0;
+        for (int k = 9; k > 0; --k) series = 1.0 + exponent / k * series;
+        return power(0.96, whole) * series;
+    }
+
+    /* `step` counts from 1; `carried` is the product of momenta, before this step and behind it. One rate after the
+     * other, so that a GPU's registers hold it all. */
+    static INSTEP_INLINE InstepNAdamScalars prepare(const InstepNAdamHyper& h, uint64_t step, double* carried) {
+        const double c = base(h.momentum_decay);
+        const double mu = h.beta1 * (1.0 - 0.5 * power(c, step));
+        const double product = carried[0] * mu;
+        carried[1] = product;
+        InstepNAdamScalars s = {};
+        s.gradient_rate = static_cast<float>(h.lr * (1.0 - mu) / (1.0 - product));
+        const double next_mu = h.beta1 * (1.0 - 0.5 * power(c, step + 1));
+        s.average_rate = static_cast<float>(h.lr * next_mu / (1.0 - product * next_mu));
+        average_weight(h.beta1, &s.weight1, &s.from_sample1);
+        average_weight(h.beta2, &s.weight2, &s.from_sample2);
+        s.inv_sqrt_bias_correction2 = static_cast<float>(1.0 / square_root(1.0 - power(h.beta2, step)));
+        s.eps = static_cast<float>(h.eps);
+        s.weight_decay = static_cast<float>(h.decoupled ? 0.0 : h.weight_decay);
+        s.lr_weight_decay = static_cast<float>(h.decoupled ? h.lr * h.weight_decay : 0.0);
+        s.maximize = h.maximize;
+        return s;
+    }
+
+    /* What the summed gradient is multiplied by: the sign of `maximize` costs nothing there. */
+    static INSTEP_INLINE float factor(const InstepNAdamScalars& s, float multiplier) {
+        return s.maximize ? -multiplier : multiplier;
+    }
+
+    /* What `update` branches on; with constants for it, no select is left. */
+    static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, COUPLED = 4, DECOUPLED = 8;
+    static constexpr uint32_t COMMON[2] = {0, DECOUPLED};
+
+    static INSTEP_INLINE uint32_t flags(const InstepNAdamScalars& s) {
+        return (s.from_sample1 ? FROM_SAMPLE1 : 0) | (s.from_sample2 ? FROM_SAMPLE2 : 0) |
+               (s.weight_decay != 0.0f ? COUPLED : 0) | (s.lr_weight_decay != 0.0f ? DECOUPLED : 0);
+    }
+
+    static INSTEP_INLINE float update(const InstepNAdamScalars& s, uint32_t flags, float p, float g, float* state) {
+        g = flags & COUPLED ? g + s.weight_decay * p : g;
+        const float m = moved_average(state[0], g, s.weight1, flags & FROM_SAMPLE1);
+        const float v = moved_average(state[1], g * g, s.weight2, flags & FROM_SAMPLE2);
+        state[0] = m;
+        state[1] = v;
+        const float denominator = square_root(v) * s.inv_sqrt_bias_correction2 + s.eps;
+        const float change = (s.gradient_rate * g + s.average_rate * m) / denominator;
+        return p - (flags & DECOUPLED ? change + s.lr_weight_decay * p : change);
+    }
+};
+
+}  // namespace
+
+#endif

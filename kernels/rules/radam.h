@@ -1,0 +1,77 @@
+/* RAdam: the update rule, and the only place where it is written. t counts a parameter's own steps.
+ *
+ *     g <- -g                                        if maximize
+ *     g <- g + weight_decay * p                      if decay is coupled
+ *     m <- beta1 * m + (1 - beta1) * g
+ *     v <- beta2 * v + (1 - beta2) * g^2
+ *     rho_inf = 2 / (1 - beta2) - 1,   rho = rho_inf - 2 t beta2^t / (1 - beta2^t)
+ *     rectification = sqrt((rho - 4) (rho - 2) rho_inf / ((rho_inf - 4) (rho_inf - 2) rho))
+ *     adapted = rectification * sqrt(1 - beta2^t) / (sqrt(v) + eps)   if rho > 5, else 1
+ *     p <- p - lr / (1 - beta1^t) * m * adapted - lr * weight_decay * p   (last term: decoupled)
+ *
+ * Liu et al., "On the Variance of the Adaptive Learning Rate and Beyond", ICLR 2020, in the variant of
+ * torch.optim.RAdam: the limit is 5, where the paper has 4, and eps is added to the uncorrected root. */
+#ifndef INSTEP_RULES_RADAM_H
+#define INSTEP_RULES_RADAM_H
+
+#include "numeric/math.h"
+
+namespace {
+
+template <int STATES_>
+struct RAdam {
+    static constexpr int STATES = STATES_; /* exp_avg, exp_avg_sq */
+    static constexpr uint32_t SIGNED = 1;  /* a bit per state that may be negative */
+
+    /* `step` counts from 1. */
+    static INSTEP_INLINE InstepRAdamScalars prepare(const InstepRAdamHyper& h, uint64_t step) {
+        const double beta2_power = power(h.beta2, step), bias_correction2 = 1.0 - beta2_power;
+        const double rho_inf = 2.0 / (1.0 - h.beta2) - 1.0;
+        const double rho = rho_inf - 2.0 * static_cast<double>(step) * beta2_power / bias_correction2;
+        double step_size = h.lr / (1.0 - power(h.beta1, step));
+        InstepRAdamScalars s = {};
+        s.rectified = rho > 5.0;
+        if (s.rectified) {
+            const double of_rho = (rho - 4.0) * (rho - 2.0) / rho;
+            const double of_rho_inf = (rho_inf - 4.0) * (rho_inf - 2.0) / rho_inf;
+            step_size = step_size * square_root(of_rho / of_rho_inf) * square_root(bias_correction2);
+        }
+        average_weight(h.beta1, &s.weight1, &s.from_sample1);
+        average_weight(h.beta2, &s.weight2, &s.from_sample2);
+        s.step_size = static_cast<float>(step_size);
+        s.eps = static_cast<float>(h.eps);
+        s.weight_decay = static_cast<float>(h.decoupled ? 0.0 : h.weight_decay);
+        s.lr_weight_decay = static_cast<float>(h.decoupled ? h.lr * h.weight_decay : 0.0);
+        s.maximize = h.maximize;
+        return s;
+    }
+
+    /* What the summed gradient is multiplied by: the sign of `maximize` costs nothing there. */
+    static INSTEP_INLINE float factor(const InstepRAdamScalars& s, float multiplier) {
+        return s.maximize ? -multiplier : multiplier;
+    }
+
+    /* What `update` branches on; with constants for it, no select is left. */
+    static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, COUPLED = 4, DECOUPLED = 8, RECTIFIED = 16;
+    static constexpr uint32_t COMMON[2] = {RECTIFIED, RECTIFIED | DECOUPLED};
+
+    static INSTEP_INLINE uint32_t flags(const InstepRAdamScalars& s) {
+        return (s.from_sample1 ? FROM_SAMPLE1 : 0) | (s.from_sample2 ? FROM_SAMPLE2 : 0) |
+               (s.weight_decay != 0.0f ? COUPLED : 0) | (s.lr_weight_decay != 0.0f ? DECOUPLED : 0) |
+               (s.rectified ? RECTIFIED : 0);
+    }
+
+    static INSTEP_INLINE float update(const InstepRAdamScalars& s, uint32_t flags, float p, float g, float* state) {
+        g = flags & COUPLED ? g + s.weight_decay * p : g;
+        const float m = moved_average(state[0], g, s.weight1, flags & FROM_SAMPLE1);
+        const float v = moved_average(state[1], g * g, s.weight2, flags & FROM_SAMPLE2);
+        state[0] = m;
+        state[1] = v;
+        const float change = s.step_size * (flags & RECTIFIED ? m / (square_root(v) + s.eps) : m);
+        return p - (flags & DECOUPLED ? change + s.lr_weight_decay * p : change);
+    }
+};
+
+}  // namespace
+
+#endif

@@ -1,0 +1,79 @@
+/* RMSprop: the update rule, and the only place where it is written.
+ *
+ *     g <- -g                                        if maximize
+ *     g <- g + weight_decay * p                      if weight_decay != 0
+ *     v <- alpha * v + (1 - alpha) * g^2
+ *     a <- alpha * a + (1 - alpha) * g               if centered
+ *     d <- g / (sqrt(v) + eps)                       or with v - a^2 in v's place, if centered
+ *     b <- momentum * b + d                          if momentum != 0; then b takes d's place below
+ *     p <- p - lr * d
+ *
+ * Tieleman & Hinton, "Neural Networks for Machine Learning", lecture 6.5, 2012; centered: Graves, "Generating
+ * Sequences With Recurrent Neural Networks", 2013; in the variant of torch.optim.RMSprop, whose eps is outside the
+ * root. As there, v - a^2 is not clamped: where gradients hardly vary it may round below zero, and its root is then
+ * NaN. The product is rounded once; roots multiplied, (sqrt(v) - a) * (sqrt(v) + a), would bring twice the error. */
+#ifndef INSTEP_RULES_RMSPROP_H
+#define INSTEP_RULES_RMSPROP_H
+
+#include "numeric/math.h"
+
+namespace {
+
+template <int STATES_>
+struct RmsProp {
+    static constexpr int STATES = STATES_; /* square_avg, momentum_buffer if there is momentum, grad_avg if centered */
+    static constexpr uint32_t SIGNED = 6;  /* a bit per state that may be negative */
+
+    /* No prepared scalar depends on the step. */
+    static INSTEP_INLINE InstepRmsPropScalars prepare(const InstepRmsPropHyper& h, uint64_t) {
+        InstepRmsPropScalars s = {};
+        average_weight(h.alpha, &s.weight, &s.from_sample);
+        s.lr = static_cast<float>(h.lr);
+        s.eps = static_cast<float>(h.eps);
+        s.weight_decay = static_cast<float>(h.weight_decay);
+        s.momentum = static_cast<float>(h.momentum);
+        s.has_momentum = h.momentum != 0.0;
+        s.centered = h.centered;
+        s.maximize = h.maximize;
+        return s;
+    }
+
+    /* What the summed gradient is multiplied by: the sign of `maximize` costs nothing there. */
+    static INSTEP_INLINE float factor(const InstepRmsPropScalars& s, float multiplier) {
+        return s.maximize ? -multiplier : multiplier;
+    }
+
+    /* What `update` branches on; with constants for it, no select is left. */
+    static constexpr uint32_t FROM_SAMPLE = 1, MOMENTUM = 2, CENTERED = 4, DECAY = 8;
+    static constexpr uint32_t COMMON[2] = {STATES == 1 ? 0 : STATES == 2 ? MOMENTUM : MOMENTUM | CENTERED,
+                                           STATES == 1 ? DECAY : CENTERED};
+
+    static INSTEP_INLINE uint32_t flags(const InstepRmsPropScalars& s) {
+        const uint32_t common = (s.from_sample ? FROM_SAMPLE : 0) | (s.weight_decay != 0.0f ? DECAY : 0);
+        if (STATES == 1) return common;
+        return common | (s.has_momentum ? MOMENTUM : 0) | (s.centered ? CENTERED : 0);
+    }
+
+    static INSTEP_INLINE float update(const InstepRmsPropScalars& s, uint32_t flags, float p, float g, float* state) {
+        g = flags & DECAY ? g + s.weight_decay * p : g;
+        const uint32_t from_sample = flags & FROM_SAMPLE;
+        const float v = moved_average(state[0], g * g, s.weight, from_sample);
+        state[0] = v;
+        if constexpr (STATES == 1) {
+            return p - s.lr * (g / (square_root(v) + s.eps));
+        } else {
+            /* grad_avg is behind momentum_buffer, if that is kept; the other groups of a launch may keep more. */
+            const uint32_t behind = STATES > 2 ? flags & MOMENTUM : 0;
+            const float a = moved_average(behind ? state[STATES - 1] : state[1], g, s.weight, from_sample);
+            const float d = g / (square_root(flags & CENTERED ? v - a * a : v) + s.eps);
+            const float b = s.momentum * state[1] + d;
+            state[1] = flags & MOMENTUM ? b : flags & CENTERED ? a : state[1];
+            if constexpr (STATES > 2) state[2] = behind && flags & CENTERED ? a : state[2];
+            return p - s.lr * (flags & MOMENTUM ? b : d);
+        }
+    }
+};
+
+}  // namespace
+
+#endif

@@ -1,0 +1,66 @@
+/* Rprop, resilient backpropagation: the update rule, and the only place where it is written.
+ *
+ *     g <- -g                                        if maximize
+ *     s <- lr                                        on a parameter's first step
+ *     s <- clamp(s * eta, step_size_min, step_size_max)
+ *                                                    eta: eta_plus if g * prev > 0, eta_minus if g * prev < 0, else 1
+ *     g <- 0                                         if g * prev < 0
+ *     p <- p - s * sign(g)                           sign(0) = 0
+ *     prev <- g
+ *
+ * Riedmiller & Braun, "A Direct Adaptive Method for Faster Backpropagation Learning: The RPROP Algorithm", ICNN
+ * 1993, in the variant of torch.optim.Rprop: a change of sign takes no step back, and sits out the next comparison.
+ * The product itself is never made: it underflows where both gradients are small, and the step would no longer
+ * change. */
+#ifndef INSTEP_RULES_RPROP_H
+#define INSTEP_RULES_RPROP_H
+
+#include "numeric/math.h"
+
+namespace {
+
+template <int STATES_>
+struct Rprop {
+    static constexpr int STATES = STATES_; /* prev, step_size */
+    static constexpr uint32_t SIGNED = 1;  /* a bit per state that may be negative */
+
+    /* `step` counts from 1. */
+    static INSTEP_INLINE InstepRpropScalars prepare(const InstepRpropHyper& h, uint64_t step) {
+        InstepRpropScalars s = {};
+        s.lr = static_cast<float>(h.lr);
+        s.eta_minus = static_cast<float>(h.eta_minus);
+        s.eta_plus = static_cast<float>(h.eta_plus);
+        s.step_size_min = static_cast<float>(h.step_size_min);
+        s.step_size_max = static_cast<float>(h.step_size_max);
+        s.first = step == 1;
+        s.maximize = h.maximize;
+        return s;
+    }
+
+    /* What the summed gradient is multiplied by: the sign of `maximize` costs nothing there. */
+    static INSTEP_INLINE float factor(const InstepRpropScalars& s, float multiplier) {
+        return s.maximize ? -multiplier : multiplier;
+    }
+
+    /* What `update` branches on; with constants for it, no select is left. */
+    static constexpr uint32_t FIRST = 1;
+    static constexpr uint32_t COMMON[2] = {0, FIRST};
+
+    static INSTEP_INLINE uint32_t flags(const InstepRpropScalars& s) { return s.first ? FIRST : 0; }
+
+    static INSTEP_INLINE float update(const InstepRpropScalars& s, uint32_t flags, float p, float g, float* state) {
+        const float agreement = with_sign(g, state[0]); /* has the sign of g * prev */
+        const float eta = agreement > 0.0f ? s.eta_plus : agreement < 0.0f ? s.eta_minus : 1.0f;
+        const float wanted = (flags & FIRST ? s.lr : state[1]) * eta;
+        const float at_least = wanted < s.step_size_min ? s.step_size_min : wanted;
+        const float step_size = at_least > s.step_size_max ? s.step_size_max : at_least;
+        g = agreement < 0.0f ? 0.0f : g;
+        state[0] = g;
+        state[1] = step_size;
+        return p - with_sign(step_size, g);
+    }
+};
+
+}  // namespace
+
+#endif

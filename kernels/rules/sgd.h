@@ -1,0 +1,68 @@
+/* Stochastic gradient descent with momentum: the update rule, and the only place where it is written.
+ *
+ *     g <- -g                                        if maximize
+ *     g <- g + weight_decay * p                      if weight_decay != 0
+ *     b <- g                                         on a parameter's first step
+ *     b <- momentum * b + (1 - dampening) * g        afterwards
+ *     g <- g + momentum * b  (nesterov)   or   b
+ *     p <- p - lr * g
+ *
+ * Sutskever et al., "On the importance of initialization and momentum in deep learning", ICML 2013, in the
+ * variant of torch.optim.SGD: the learning rate is outside the buffer, and the first buffer is a plain copy. */
+#ifndef INSTEP_RULES_SGD_H
+#define INSTEP_RULES_SGD_H
+
+#include "numeric/math.h"
+
+namespace {
+
+template <int STATES_>
+struct Sgd {
+    static constexpr int STATES = STATES_; /* momentum_buffer, if there is momentum */
+    static constexpr uint32_t SIGNED = 1;  /* a bit per state that may be negative */
+
+    /* `step` counts from 1. */
+    static INSTEP_INLINE InstepSgdScalars prepare(const InstepSgdHyper& h, uint64_t step) {
+        InstepSgdScalars s = {};
+        s.lr = static_cast<float>(h.lr);
+        s.momentum = static_cast<float>(h.momentum);
+        s.one_minus_dampening = static_cast<float>(1.0 - h.dampening);
+        s.weight_decay = static_cast<float>(h.weight_decay);
+        s.has_momentum = h.momentum != 0.0;
+        s.first = step == 1;
+        s.nesterov = h.nesterov;
+        s.maximize = h.maximize;
+        return s;
+    }
+
+    /* What the summed gradient is multiplied by: the sign of `maximize` costs nothing there. */
+    static INSTEP_INLINE float factor(const InstepSgdScalars& s, float multiplier) {
+        return s.maximize ? -multiplier : multiplier;
+    }
+
+    /* What `update` branches on; with constants for it, no select is left. */
+    static constexpr uint32_t MOMENTUM = 1, FIRST = 2, NESTEROV = 4, DECAY = 8;
+    static constexpr uint32_t WITH_STATES = STATES > 0 ? MOMENTUM : 0;
+    static constexpr uint32_t COMMON[2] = {WITH_STATES, WITH_STATES | DECAY};
+
+    static INSTEP_INLINE uint32_t flags(const InstepSgdScalars& s) {
+        const uint32_t decay = s.weight_decay != 0.0f ? DECAY : 0;
+        if (STATES == 0) return decay;
+        return decay | (s.has_momentum ? MOMENTUM : 0) | (s.first ? FIRST : 0) | (s.nesterov ? NESTEROV : 0);
+    }
+
+    static INSTEP_INLINE float update(const InstepSgdScalars& s, uint32_t flags, float p, float g, float* state) {
+        g = flags & DECAY ? g + s.weight_decay * p : g;
+        if constexpr (STATES > 0) {
+            const float b = flags & FIRST ? g : s.momentum * state[0] + s.one_minus_dampening * g;
+            const float direction = flags & NESTEROV ? g + s.momentum * b : b;
+            state[0] = flags & MOMENTUM ? b : state[0];
+            g = flags & MOMENTUM ? direction : g;
+        }
+        return p - s.lr * g;
+    }
+};
+
+}  // namespace
+
+#endif
