@@ -44,11 +44,13 @@
 
 #[doc(hidden)]
 pub mod abi;
-mod assignment;
+#[cfg(feature = "bench")]
 #[doc(hidden)]
 pub mod bench;
 pub mod checkpoint;
+pub mod collective;
 pub mod cuda;
+mod device;
 pub mod dtype;
 mod error;
 mod handle;
@@ -60,13 +62,15 @@ pub mod op;
 pub mod optim;
 pub mod overlap;
 mod pool;
-mod region;
 pub mod schedule;
 mod stepper;
 mod sync;
 mod text;
 pub mod timeline;
 
+#[doc(inline)]
+pub use collective::Collective;
+pub use device::Device;
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
 pub use handle::{DevicePtr, EventHandle, Place, StreamHandle};
@@ -76,8 +80,6 @@ pub use layout::{
     DEFAULT_GROUP, ForeignBucket, Gradients, Layout, LayoutBuilder, Master, Moments, ParamId, Precision,
     Rounding, SegmentAction,
 };
-#[doc(inline)]
-pub use op::Collective;
 #[doc(inline)]
 pub use optim::{Adadelta, Adagrad, Adam, AdamW, Adamax, Lamb, Lion, NAdam, RAdam, RmsProp, Rprop, Sgd};
 pub use optim::{LossScaler, LrSchedule, Optimizer, ScalerState};

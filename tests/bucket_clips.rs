@@ -5,11 +5,11 @@
 
 use instep::abi::InstepControl;
 use instep::hazard::check;
-use instep::op::{Device, Memory};
+use instep::op::Memory;
 use instep::optim::Custom;
 use instep::{
-    Divisor, Error, Layout, LossScaler, Mode, ParamId, Result, SegmentAction, Solo, Stepper, StepperBuilder,
-    Unused, in_process,
+    Device, Divisor, Error, Layout, LossScaler, Mode, ParamId, Result, SegmentAction, Solo, Stepper,
+    StepperBuilder, Unused, in_process,
 };
 
 use crate::mixed::Descent;

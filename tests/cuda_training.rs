@@ -9,8 +9,7 @@
 mod data;
 
 use data::{CLASSES, GLOBAL_BATCH, PIXELS, Random, Samples};
-use instep::op::Device;
-use instep::{Adam, Layout, ParamId, Result, Sgd, Solo, Stepper};
+use instep::{Adam, Device, Layout, ParamId, Result, Sgd, Solo, Stepper};
 
 use crate::on_cuda::cuda;
 use crate::support::{MODES, Optim, Options, Outcome};

@@ -6,8 +6,8 @@
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use instep::collective::Call;
 use instep::layout::ForeignBucket;
-use instep::op::Call;
 use instep::{Borrowed, Collective, Error, Layout, Sgd, Solo, Stepper, Unused, in_process};
 
 const LIMIT: Duration = Duration::from_secs(20);

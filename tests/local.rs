@@ -5,9 +5,10 @@
 
 use instep::hazard::Traced;
 use instep::layout::ForeignBucket;
-use instep::op::{Action, Device, Op};
+use instep::op::{Action, Op};
 use instep::{
-    Borrowed, Divisor, Error, Layout, Mode, Result, Sgd, Solo, Stepper, StepperBuilder, Unused, in_process,
+    Borrowed, Device, Divisor, Error, Layout, Mode, Result, Sgd, Solo, Stepper, StepperBuilder, Unused,
+    in_process,
 };
 
 use crate::mixed::bits;

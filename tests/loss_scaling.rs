@@ -5,9 +5,9 @@
 //! the trainer's own calls only, since those are what a loss is multiplied by.
 
 use instep::cuda::CudaDevice;
-use instep::op::Device;
 use instep::{
-    Collective, Divisor, Error, Layout, LossScaler, Mode, Result, ScalerState, Solo, Stepper, in_process,
+    Collective, Device, Divisor, Error, Layout, LossScaler, Mode, Result, ScalerState, Solo, Stepper,
+    in_process,
 };
 
 use crate::on_cuda::cuda;

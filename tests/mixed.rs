@@ -7,11 +7,10 @@ use std::any::Any;
 
 use instep::abi::{INSTEP_ACTION_STEP, InstepCustomScalars};
 use instep::layout::DEFAULT_GROUP;
-use instep::op::Device;
 use instep::optim::{Custom, EnqueuedStep, ParamStep, StepParam};
 use instep::{
-    Adam, AdamW, Error, Layout, LrSchedule, Mode, ParamId, Place, Result, SegmentAction, Sgd, Solo, Stepper,
-    StepperBuilder, Unused, in_process,
+    Adam, AdamW, Device, Error, Layout, LrSchedule, Mode, ParamId, Place, Result, SegmentAction, Sgd, Solo,
+    Stepper, StepperBuilder, Unused, in_process,
 };
 
 use crate::on_cuda::cuda;

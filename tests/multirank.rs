@@ -154,7 +154,7 @@ fn the_mean_is_taken_over_the_ranks() {
 
 #[test]
 fn a_collective_may_read_one_buffer_and_write_another() {
-    use instep::op::{Call, CollectiveKind};
+    use instep::collective::{Call, CollectiveKind};
     for kind in [CollectiveKind::AllReduce, CollectiveKind::Broadcast] {
         let results = in_process(3, |comm| {
             let source = vec![comm.rank() as f32 + 1.0; 1536];

@@ -8,8 +8,8 @@ use std::num::NonZeroU32;
 
 use instep::cuda::Cuda;
 use instep::hazard::Traced;
-use instep::op::{Action, Device, Op, Stream};
-use instep::{Divisor, Mode, Result, Solo, Stepper, Unused};
+use instep::op::{Action, Op, Stream};
+use instep::{Device, Divisor, Mode, Result, Solo, Stepper, Unused};
 
 use crate::hardware;
 use crate::stand_in::{COMPUTE, StandIn};

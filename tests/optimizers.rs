@@ -4,8 +4,10 @@
 //! optimizer of the crate: what is not in these tables is held to nothing.
 
 use instep::optim::Optimizer;
-use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, Lamb, Lion, NAdam, RAdam, RmsProp, Rprop, Sgd};
-use instep::{Layout, Stepper, StepperBuilder};
+use instep::{
+    Adadelta, Adagrad, Adam, AdamW, Adamax, Lamb, Layout, Lion, NAdam, RAdam, RmsProp, Rprop, Sgd, Stepper,
+    StepperBuilder,
+};
 
 use crate::reference::{self, Rule};
 

@@ -2,8 +2,8 @@
 //!
 //! The fields are written down case by case, not asked of `validate`. Must find nothing changed behind a refusal.
 
+use instep::collective::Call;
 use instep::layout::{BucketCaps, ForeignBucket, Plan, Tails};
-use instep::op::Call;
 use instep::optim::{Custom, ParamStep, StepParam};
 use instep::{
     AdamW, Borrowed, Collective, DType, Divisor, Error, Master, Moments, Precision, Result, Sgd, Solo,

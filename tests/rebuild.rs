@@ -7,10 +7,10 @@
 use instep::cuda::Cuda;
 use instep::hazard::Traced;
 use instep::layout::{DEFAULT_GROUP, ForeignBucket, Plan};
-use instep::op::{Action, Device, Phase};
+use instep::op::{Action, Phase};
 use instep::{
-    Adam, Borrowed, Divisor, Error, Gradients, Layout, LossScaler, Mode, ParamId, Result, ScalerState,
-    SegmentAction, Sgd, Solo, Stepper, Unused, in_process,
+    Adam, Borrowed, Device, Divisor, Error, Gradients, Layout, LossScaler, Mode, ParamId, Result,
+    ScalerState, SegmentAction, Sgd, Solo, Stepper, Unused, in_process,
 };
 
 use crate::on_cuda::cuda;

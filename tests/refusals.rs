@@ -2,8 +2,10 @@
 //!
 //! A table of the smallest wrong inputs, beside the nearest right ones. Must match the field, not the wording.
 
-use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, Lamb, Lion, NAdam, RAdam, RmsProp, Rprop, Sgd};
-use instep::{Error, Mode, Result, Solo, Stepper};
+use instep::{
+    Adadelta, Adagrad, Adam, AdamW, Adamax, Error, Lamb, Lion, Mode, NAdam, RAdam, Result, RmsProp, Rprop,
+    Sgd, Solo, Stepper,
+};
 
 use crate::support::{Optim, Options, layout};
 

@@ -5,8 +5,9 @@
 
 use instep::dtype::{DType, Element};
 use instep::layout::Storage;
-use instep::{Adam, AdamW, Sgd};
-use instep::{Layout, Master, Moments, ParamId, Precision, Result, Rounding, Stepper, StepperBuilder};
+use instep::{
+    Adam, AdamW, Layout, Master, Moments, ParamId, Precision, Result, Rounding, Sgd, Stepper, StepperBuilder,
+};
 
 use crate::support::Optim;
 

@@ -4,9 +4,8 @@
 //! equals itself on any rank, in any order. Must never read a result through anything but the public interface.
 
 use instep::cuda::{Cuda, CudaDevice};
-use instep::op::Device;
 use instep::{
-    Collective, Divisor, Gradients, Isa, Layout, Mode, ParamId, Result, Solo, Status, Stepper,
+    Collective, Device, Divisor, Gradients, Isa, Layout, Mode, ParamId, Result, Solo, Status, Stepper,
     StepperBuilder, Unused,
 };
 

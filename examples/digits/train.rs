@@ -5,8 +5,10 @@
 
 use instep::dtype::Element;
 use instep::hazard::{self, Hazard};
-use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, Lamb, Lion, NAdam, RAdam, RmsProp, Rprop, Sgd};
-use instep::{Error, InProcess, Layout, Mode, Recording, Result, Stepper};
+use instep::{
+    Adadelta, Adagrad, Adam, AdamW, Adamax, Error, InProcess, Lamb, Layout, Lion, Mode, NAdam, RAdam,
+    Recording, Result, RmsProp, Rprop, Sgd, Stepper,
+};
 use std::borrow::Cow;
 
 use crate::data::Samples;

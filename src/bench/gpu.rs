@@ -10,15 +10,16 @@ use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{plan, rule, step_bytes};
-use crate::assignment::Assignment;
+use super::{constants, plan, step_bytes};
 use crate::cuda::driver::{Driver, Entered};
 use crate::cuda::{Cuda, CudaDevice, Parts};
+use crate::device::{Device, Executor};
 use crate::error::Result;
 use crate::handle::{DevicePtr, EventHandle, StreamHandle};
 use crate::host::Solo;
+use crate::launch::Assignment;
 use crate::layout::{Layout, Plan, Storage};
-use crate::op::{Action, Device, Memory, Op, Part, Phase, Sealed, Span, Stream};
+use crate::op::{Action, Memory, Op, Part, Phase, Span, Stream};
 use crate::optim::Optimizer;
 
 /// A layout's memory on a GPU, stepped bucket by bucket.
@@ -66,7 +67,7 @@ impl GpuLauncher {
             optim_priority: cuda.optim_priority,
             max_blocks: cuda.max_blocks,
             plan: Arc::clone(&plan),
-            rule: rule(world_size),
+            constants: constants(world_size),
             assignment: Arc::new(Assignment::uniform(layout, &plan, optimizer)?),
             comm: Arc::new(Solo::new(world_size)),
             deadline: Duration::from_secs(60),

@@ -1,6 +1,6 @@
 //! One bucket's launch on the host, and the memory traffic that bounds it.
 //!
-//! Runs the executor's own ops on the executor's own memory. Must add nothing to a launch, and must never time anything
+//! Runs the runner's own ops on the executor's own memory. Must add nothing to a launch, and must never time anything
 //! itself.
 #![allow(unsafe_code)]
 
@@ -9,16 +9,15 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 
-use super::{plan, rule, step_bytes};
+use super::{constants, plan, step_bytes};
 use crate::abi::{INSTEP_TILE_ELEMENTS, InstepStored};
-use crate::assignment::Assignment;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::host::arena::Memories;
-use crate::host::execute::{Executor, Parts};
 use crate::host::kernels::Kernels;
+use crate::host::runner::{Parts, Runner};
 use crate::host::{Isa, Solo};
-use crate::launch::{dtype_code, master_code};
+use crate::launch::{Assignment, dtype_code, master_code};
 use crate::layout::{Layout, Master, Plan, Storage};
 use crate::op::{Action, Memory, Op, Part, Phase, Span, Stream};
 use crate::optim::Optimizer;
@@ -26,7 +25,7 @@ use crate::pool::Pool;
 
 /// A layout's memory on the host, stepped bucket by bucket on the calling thread and a pool of its own.
 pub struct Launcher {
-    executor: Executor,
+    runner: Runner,
     memories: Arc<Memories>,
     plan: Arc<Plan>,
     kernels: Kernels,
@@ -50,22 +49,22 @@ impl Launcher {
         threads: usize,
     ) -> Result<Launcher> {
         let plan = plan(layout, cap_bytes, world_size, storage)?;
-        let (kernels, rule) = (Kernels::load(isa)?, rule(world_size));
+        let (kernels, constants) = (Kernels::load(isa)?, constants(world_size));
         let states = optimizer.state_names().len();
         let parts = Part::all(optimizer.is_scaled());
         let assignment = Arc::new(Assignment::uniform(layout, &plan, optimizer)?);
-        let memories = Arc::new(Memories::new(&plan, (&rule, &assignment), None)?);
-        let executor = Executor::new(Parts {
+        let memories = Arc::new(Memories::new(&plan, (&constants, &assignment), None)?);
+        let runner = Runner::new(Parts {
             plan: Arc::clone(&plan),
             memories: Arc::clone(&memories),
-            rule,
+            constants,
             assignment,
             kernels,
             pool: Pool::new(threads),
             comm: Arc::new(Solo::new(world_size)),
             deadline: Duration::from_secs(60),
         });
-        Ok(Launcher { executor, memories, plan, kernels, states, parts, threads })
+        Ok(Launcher { runner, memories, plan, kernels, states, parts, threads })
     }
 
     /// Buckets and offsets.
@@ -136,7 +135,7 @@ impl Launcher {
     /// Counts the updates since the last call, and derives the scalars of the next ones.
     ///
     /// # Errors
-    /// None today; the executor's.
+    /// None today; the runner's.
     pub fn begin(&mut self) -> Result<()> {
         self.run(Action::Control(Phase::Begin))
     }
@@ -144,13 +143,13 @@ impl Launcher {
     /// Steps one bucket, once per [`begin`](Self::begin).
     ///
     /// # Errors
-    /// None today; the executor's.
+    /// None today; the runner's.
     pub fn step(&mut self, bucket: u32) -> Result<()> {
         self.run(Action::Step { bucket })
     }
 
     fn run(&mut self, action: Action) -> Result<()> {
-        self.executor.run(&Op { stream: Stream::Optim, action })
+        self.runner.run(&Op { stream: Stream::Optim, action })
     }
 
     /// Bytes that one step of a bucket reads and writes, by the accesses that the checker judges.

@@ -11,12 +11,13 @@ use std::slice;
 use std::sync::Arc;
 
 use super::Trainer;
+use crate::collective::{Call, Collective};
 use crate::cuda::CudaDevice;
 use crate::cuda::driver::{Driver, Entered, Kernel, Shape};
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, EventHandle, Place, StreamHandle};
 use crate::layout::ParamId;
-use crate::op::{Call, Collective, CollectiveKind};
+use crate::op::CollectiveKind;
 use crate::stepper::Pass;
 
 /// As many as NCCL takes for an all-reduce inside a machine.

@@ -16,7 +16,7 @@ pub use trainer::{Mark, Times, Trainer};
 use std::sync::Arc;
 
 use crate::error::Result;
-use crate::launch::Rule;
+use crate::launch::StepConstants;
 use crate::layout::{BucketCaps, Layout, Plan, Storage, Tails};
 use crate::op::{Action, Frozen, Memory, Op, Part, Stream};
 
@@ -27,8 +27,8 @@ fn plan(layout: &Layout, cap_bytes: u64, world_size: u32, storage: Storage) -> R
 }
 
 /// A step that takes the mean over `world_size` ranks and does nothing else on the way.
-fn rule(world_size: u32) -> Rule {
-    Rule {
+fn constants(world_size: u32) -> StepConstants {
+    StepConstants {
         divisor: f64::from(world_size),
         loss_scale: 1.0,
         scaler: None,

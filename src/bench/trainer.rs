@@ -5,11 +5,11 @@
 
 use std::sync::Arc;
 
+use crate::collective::Collective;
 use crate::cuda::driver::{Driver, Entered};
 use crate::cuda::{Cuda, CudaDevice};
 use crate::error::Result;
 use crate::handle::{EventHandle, StreamHandle};
-use crate::op::Collective;
 use crate::stepper::{Stepper, StepperBuilder};
 
 /// A GPU and a stream on it.

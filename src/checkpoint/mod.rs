@@ -71,8 +71,8 @@ use std::collections::BTreeMap;
 use std::io::{Read, Seek, Write};
 use std::path::Path;
 
+use crate::device::Device;
 use crate::error::Result;
-use crate::op::Device;
 use crate::stepper::Stepper;
 use plan::Plan;
 use restore::restore;

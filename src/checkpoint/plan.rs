@@ -9,9 +9,9 @@ use std::collections::BTreeMap;
 use super::convert::is_float;
 use super::safetensors::{Dtype, Header, Tensor, in_tensor};
 use super::{CHECKSUMS, EMA, PARAM, STATE, STEP};
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::layout::ParamId;
-use crate::op::Device;
 use crate::stepper::{OptimizerId, Stepper};
 
 /// A tensor under its name.

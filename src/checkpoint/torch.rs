@@ -10,9 +10,9 @@ use std::collections::HashMap;
 use super::plan::{Count, Counted, Named, Part, Piece, Plan, carried, carried_key, missing};
 use super::safetensors::{Header, in_tensor};
 use super::{CHECKSUMS, EMA, PARAM, STATE, STEP};
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::layout::ParamId;
-use crate::op::Device;
 use crate::stepper::Stepper;
 
 /// The only state that torch keeps without a count.

@@ -11,10 +11,10 @@ use super::plan::{carried_key, counted};
 use super::safetensors::{Dtype, Entry, header, write_values};
 use super::{CHECKSUMS, EMA, Extras, PARAM, STATE, Scalar, VERSION, VERSION_KEY};
 use super::{GROWTH_TRACKER, PREVIOUS_NORM, SCALE, SCHEDULE_STEP};
+use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::layout::ParamId;
-use crate::op::Device;
 use crate::optim::ScalerState;
 use crate::stepper::Stepper;
 

@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use super::driver::Driver;
 use crate::abi::{INSTEP_MAX_STATES, InstepSegment, InstepStepArgs, InstepTile};
-use crate::assignment::Assignment;
 use crate::error::Result;
 use crate::handle::{DevicePtr, StreamHandle};
+use crate::launch::Assignment;
 use crate::layout::Plan;
 use crate::optim::{EnqueuedStep, StepParam};
 

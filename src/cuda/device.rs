@@ -16,18 +16,17 @@ use super::driver::{Driver, Entered, Kernel, Shape};
 use super::kernels::Kernels;
 use super::memory::{DeviceMemory, address};
 use super::pinned::{SLOTS, Settings, StatusRing};
-use super::queues::{Priorities, Queues};
+use super::streams::{Priorities, Streams};
 use super::timing::Timing;
 use crate::abi::{
     INSTEP_GPU_THREADS, INSTEP_OPTIMIZER_CUSTOM, InstepBeginArgs, InstepPublishArgs, InstepStepArgs,
 };
-use crate::assignment::Assignment;
+use crate::collective::{Call, Collective};
 use crate::error::{Error, Result};
 use crate::handle::{EventHandle, StreamHandle};
-use crate::launch::{Kind, Launch, Rule, begin_args, decide_args};
+use crate::launch::{Assignment, BorrowedPieces, Kind, Launch, StepConstants, begin_args, decide_args};
 use crate::layout::Plan;
-use crate::op::{Action, Call, Collective, Op, Phase, STREAMS, Stream, Ticket};
-use crate::region::BorrowedPieces;
+use crate::op::{Action, Op, Phase, STREAMS, Stream, Ticket};
 
 /// Blocks of the norm per multiprocessor: each ends in atomics, so there are no more than fill the machine.
 const NORM_BLOCKS_PER_MULTIPROCESSOR: u32 = 4;
@@ -36,7 +35,7 @@ const NORM_BLOCKS_PER_MULTIPROCESSOR: u32 = 4;
 pub struct CudaDevice {
     pub(super) driver: Arc<dyn Driver>,
     pub(super) plan: Arc<Plan>,
-    rule: Rule,
+    constants: StepConstants,
     pub(super) comm: Arc<dyn Collective>,
     pub(super) rank: u32,
     pub(super) deadline: Duration,
@@ -49,7 +48,7 @@ pub struct CudaDevice {
     pub(super) settings: ManuallyDrop<Settings>,
     pub(super) status: ManuallyDrop<StatusRing>,
     pub(super) timing: ManuallyDrop<Option<Timing>>,
-    pub(super) queues: ManuallyDrop<Queues>,
+    pub(super) streams: ManuallyDrop<Streams>,
     /// Passes begun, which is the slot of the next one's settings.
     pub(super) begun: u64,
     pub(super) is_capturing: bool,
@@ -76,7 +75,7 @@ pub(crate) struct Parts {
     pub(crate) optim_priority: i32,
     pub(crate) max_blocks: Option<u32>,
     pub(crate) plan: Arc<Plan>,
-    pub(crate) rule: Rule,
+    pub(crate) constants: StepConstants,
     pub(crate) assignment: Arc<Assignment>,
     pub(crate) comm: Arc<dyn Collective>,
     pub(crate) deadline: Duration,
@@ -90,7 +89,7 @@ unsafe impl Send for CudaDevice {}
 
 impl CudaDevice {
     pub(crate) fn new(parts: Parts) -> Result<CudaDevice> {
-        let Parts { driver, compute, plan, rule, assignment, comm, deadline, timed, .. } = parts;
+        let Parts { driver, compute, plan, constants, assignment, comm, deadline, timed, .. } = parts;
         let _entered = Entered::new(&*driver)?;
         // SAFETY: the caller of the builder names a stream that is alive.
         unsafe { driver.inspect_stream(compute)? };
@@ -98,10 +97,10 @@ impl CudaDevice {
         let priorities = Priorities { reduce: i32::MIN, optim: parts.optim_priority };
         // Most that one stream records in two passes.
         let room = 16 + 8 * plan.buckets().len();
-        let queues = Queues::new(&driver, compute, priorities, room)?;
-        let optim = queues.stream(Stream::Optim);
+        let streams = Streams::new(&driver, compute, priorities, room)?;
+        let optim = streams.stream(Stream::Optim);
         let mut memory =
-            DeviceMemory::new(&driver, optim, &plan, (&rule, &assignment), &*comm, parts.borrowed)?;
+            DeviceMemory::new(&driver, optim, &plan, (&constants, &assignment), &*comm, parts.borrowed)?;
         let settings = Settings::new(&driver, (&plan, &assignment), memory.regions.counts())?;
         let status = StatusRing::new(&driver)?;
         let most = parts.max_blocks.unwrap_or(i32::MAX as u32);
@@ -111,7 +110,7 @@ impl CudaDevice {
             for bucket in 0..plan.buckets().len() as u32 {
                 let mut of_bucket = Vec::new();
                 for Launch { mut args, tiles, .. } in
-                    Launch::all(kind, bucket, &plan, &memory.regions, (&rule, &assignment))
+                    Launch::all(kind, bucket, &plan, &memory.regions, (&constants, &assignment))
                 {
                     args.tiles = memory.keep(&driver, optim, &tiles)?;
                     let is_custom = kind == Kind::Step && args.optimizer == INSTEP_OPTIMIZER_CUSTOM;
@@ -135,7 +134,7 @@ impl CudaDevice {
             rank: comm.rank(),
             driver: Arc::clone(&driver),
             plan,
-            rule,
+            constants,
             comm,
             deadline,
             optim_priority: parts.optim_priority,
@@ -147,7 +146,7 @@ impl CudaDevice {
             settings: ManuallyDrop::new(settings),
             status: ManuallyDrop::new(status),
             timing: ManuallyDrop::new(timing),
-            queues: ManuallyDrop::new(queues),
+            streams: ManuallyDrop::new(streams),
             begun: 0,
             is_capturing: false,
             recorded: [None; STREAMS],
@@ -156,7 +155,7 @@ impl CudaDevice {
             origin: Instant::now(),
         };
         // Zeros and tables are there before any other stream looks at them.
-        let ready = device.queues.here(Stream::Optim)?;
+        let ready = device.streams.here(Stream::Optim)?;
         device.block_on(ready)?;
         if let Some(timing) = &*device.timing {
             device.block_on(timing.origin())?;
@@ -169,11 +168,11 @@ impl CudaDevice {
     pub(super) fn parts_for(&self, plan: &Arc<Plan>, assignment: &Arc<Assignment>) -> Parts {
         Parts {
             driver: Arc::clone(&self.driver),
-            compute: self.queues.stream(Stream::Compute),
+            compute: self.streams.stream(Stream::Compute),
             optim_priority: self.optim_priority,
             max_blocks: self.max_blocks,
             plan: Arc::clone(plan),
-            rule: self.rule,
+            constants: self.constants,
             assignment: Arc::clone(assignment),
             comm: Arc::clone(&self.comm),
             deadline: self.deadline,
@@ -201,7 +200,7 @@ impl CudaDevice {
 
     fn run_timed(&mut self, op: &Op) -> Result<()> {
         let works = !matches!(op.action, Action::Wait(_) | Action::Record(_)) && !self.is_capturing;
-        let stream = self.queues.stream(op.stream);
+        let stream = self.streams.stream(op.stream);
         if let Some(timing) = self.timing.as_mut().filter(|_| works) {
             timing.start(*op, stream)?;
         }
@@ -213,16 +212,16 @@ impl CudaDevice {
     }
 
     fn run(&mut self, op: &Op) -> Result<()> {
-        let stream = self.queues.stream(op.stream);
+        let stream = self.streams.stream(op.stream);
         match op.action {
             // The trainer's waits are paid when it next touches anything: `wait`.
             Action::Wait(_) if op.stream == Stream::Compute => Ok(()),
-            Action::Wait(ticket) => self.queues.wait(op.stream, ticket),
+            Action::Wait(ticket) => self.streams.wait(op.stream, ticket),
             Action::Record(ticket) => {
                 if !self.is_capturing {
                     self.recorded[op.stream.index()] = Some(ticket);
                 }
-                self.queues.record(ticket)
+                self.streams.record(ticket)
             }
             Action::Control(Phase::Begin) => self.begin(stream),
             Action::Control(Phase::Decide) => self.decide(None, stream),
@@ -271,7 +270,7 @@ impl CudaDevice {
             ring: ptr::with_exposed_provenance(self.settings.ring().0 as usize),
             slot_words: self.settings.slot_words(),
             slot_count: SLOTS as u64,
-            ..begin_args(&self.plan, &self.memory.regions, &self.rule)
+            ..begin_args(&self.plan, &self.memory.regions, &self.constants)
         };
         self.launch_one(self.kernels.begin, INSTEP_GPU_THREADS, stream, &args)?;
         if self.is_capturing {
@@ -283,7 +282,7 @@ impl CudaDevice {
     }
 
     fn decide(&self, bucket: Option<u32>, stream: StreamHandle) -> Result<()> {
-        let args = decide_args(&self.plan, &self.memory.regions, &self.rule, bucket);
+        let args = decide_args(&self.plan, &self.memory.regions, &self.constants, bucket);
         self.launch_one(self.kernels.decide, 1, stream, &args)
     }
 
@@ -324,8 +323,9 @@ impl CudaDevice {
     }
 
     /// The driver's name for a stream.
+    #[cfg(feature = "bench")]
     pub(crate) fn stream(&self, stream: Stream) -> StreamHandle {
-        self.queues.stream(stream)
+        self.streams.stream(stream)
     }
 
     /// Where the clock of measured ops is zero, if ops are measured.
@@ -345,7 +345,7 @@ impl Drop for CudaDevice {
         let Ok(_entered) = Entered::new(&*driver) else { return };
         // What is stream-ordered is given back behind whatever still runs. The rest must not be taken from under it,
         // and nobody waits here: it is left to the process.
-        let gathered = self.queues.gather().and_then(|()| self.queues.here(Stream::Optim));
+        let gathered = self.streams.gather().and_then(|()| self.streams.here(Stream::Optim));
         let is_idle = gathered.is_ok_and(|event| self.is_passed_soon(event));
         // SAFETY: each dropped once, here, and not used below; memory before the stream that gives it back.
         unsafe {
@@ -358,7 +358,7 @@ impl Drop for CudaDevice {
             }
             ManuallyDrop::drop(&mut self.memory);
             ManuallyDrop::drop(&mut self.timing);
-            ManuallyDrop::drop(&mut self.queues);
+            ManuallyDrop::drop(&mut self.streams);
         }
     }
 }

@@ -9,9 +9,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Cuda;
 use super::driver::Driver;
+use crate::collective::{Call, Collective};
 use crate::error::{Error, Result};
 use crate::handle::{EventHandle, Place};
-use crate::op::{Call, Collective, CollectiveKind};
+use crate::op::CollectiveKind;
 
 /// Steps behind a framework's own all-reduce: each bucket's waits for an event, and nothing is sent or compared here.
 ///

@@ -39,7 +39,7 @@ impl Drop for CapturedPass {
 impl CudaDevice {
     /// From here on the trainer's stream, and those that fork from it, are written down.
     pub(crate) fn begin_capture(&mut self) -> Result<()> {
-        let compute = self.queues.stream(Stream::Compute);
+        let compute = self.streams.stream(Stream::Compute);
         if compute.0 <= 1 {
             let what = "capturing the legacy default stream".to_owned();
             return Err(Error::Unsupported {
@@ -64,7 +64,7 @@ impl CudaDevice {
     pub(crate) fn end_capture(&mut self) -> Result<CapturedPass> {
         self.is_capturing = false;
         let failed = self.failed.take();
-        let compute = self.queues.stream(Stream::Compute);
+        let compute = self.streams.stream(Stream::Compute);
         let captured = Entered::new(&*self.driver).and_then(|_entered| {
             // SAFETY: as in `begin_capture`.
             let graph = unsafe { self.driver.end_capture(compute)? };
@@ -81,7 +81,7 @@ impl CudaDevice {
                     .into(),
             ));
         }
-        let compute = self.queues.stream(Stream::Compute);
+        let compute = self.streams.stream(Stream::Compute);
         self.guarded("a replay", |device| {
             device.fill_slot()?;
             // SAFETY: the graph refers to memory of this device alone, and to what the trainer captured, which the

@@ -9,13 +9,14 @@ use std::sync::Arc;
 
 use super::driver::Driver;
 use crate::abi::{InstepControl, InstepSegment};
-use crate::assignment::Assignment;
+use crate::collective::{Allocation, Collective};
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, StreamHandle};
-use crate::launch::{Rule, first_control, first_records};
+use crate::launch::{
+    Assignment, BorrowedPieces, Region, Regions, StepConstants, first_control, first_records,
+};
 use crate::layout::Plan;
-use crate::op::{Allocation, Collective, Memory, Span};
-use crate::region::{BorrowedPieces, Region, Regions};
+use crate::op::{Memory, Span};
 
 /// One allocation, zeroed, given back behind whatever its stream still runs.
 pub(super) struct Arena {
@@ -57,7 +58,7 @@ impl DeviceMemory {
         driver: &Arc<dyn Driver>,
         stream: StreamHandle,
         plan: &Plan,
-        (rule, assignment): (&Rule, &Assignment),
+        (constants, assignment): (&StepConstants, &Assignment),
         comm: &dyn Collective,
         borrowed: Option<BorrowedPieces>,
     ) -> Result<DeviceMemory> {
@@ -87,13 +88,13 @@ impl DeviceMemory {
                 [owned(params_bytes)?, grads]
             }
         };
-        let regions = Regions::new(plan, rule.counts(plan, assignment), given, owned)?;
+        let regions = Regions::new(plan, constants.counts(plan, assignment), given, owned)?;
         let memory = DeviceMemory { regions, arenas, reduced };
         let records: Vec<InstepSegment> = first_records(plan, &memory.regions, assignment).collect();
         // SAFETY: control memory was made for a block and that many records, and more, which stays zeros; nothing runs
         // on it yet.
         unsafe {
-            let control = first_control(rule);
+            let control = first_control(constants);
             driver.upload(address(memory.regions.control()), bytes_of(&control), stream)?;
             if !records.is_empty() {
                 driver.upload(address(memory.regions.segments()), bytes_of_all(&records), stream)?;

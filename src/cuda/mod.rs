@@ -9,6 +9,7 @@ mod built;
 mod context;
 mod custom;
 mod device;
+mod device_impl;
 #[doc(hidden)]
 pub mod driver;
 mod external;
@@ -20,8 +21,7 @@ mod kernels;
 mod memory;
 pub mod nccl;
 mod pinned;
-mod queues;
-mod seam;
+mod streams;
 #[cfg(feature = "cuda")]
 mod system;
 mod timing;

@@ -11,12 +11,10 @@ use std::sync::atomic::{Ordering, fence};
 
 use super::driver::{Driver, Mapped};
 use crate::abi::{InstepHyper, InstepStatus};
-use crate::assignment::Assignment;
 use crate::error::Result;
 use crate::handle::{DevicePtr, EventHandle, StreamHandle};
-use crate::launch::{first_actions, first_lr_multipliers};
+use crate::launch::{Assignment, Counts, first_actions, first_lr_multipliers};
 use crate::layout::Plan;
-use crate::region::Counts;
 
 /// How many passes the host may be ahead of the GPU.
 pub(super) const SLOTS: usize = 8;

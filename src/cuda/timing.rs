@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::driver::Driver;
 use crate::error::Result;
 use crate::handle::{EventHandle, StreamHandle};
-use crate::op::{Interval, Op, Ran};
+use crate::op::{Interval, Op, TimedOp};
 
 /// See the module.
 pub(super) struct Timing {
@@ -64,9 +64,9 @@ impl Timing {
     }
 
     /// What ran since the last call, all of which has been passed.
-    pub(super) fn take_ran(&mut self) -> Result<Vec<Ran>> {
+    pub(super) fn take_timed_ops(&mut self) -> Result<Vec<TimedOp>> {
         let spans = std::mem::take(&mut self.spans);
-        let ran = |(op, start, end)| Ok(Ran { op, interval: self.interval(start, end)? });
+        let ran = |(op, start, end)| Ok(TimedOp { op, interval: self.interval(start, end)? });
         spans.into_iter().map(ran).collect()
     }
 

@@ -54,7 +54,7 @@ impl CudaDevice {
             // SAFETY: as in `block_on`; positions inside captures are not among them.
             event.map_or(Ok(true), |event| unsafe { self.driver.is_passed(event) })
         };
-        let event = |stream: Stream| self.recorded[stream.index()].map(|ticket| self.queues.event(ticket));
+        let event = |stream: Stream| self.recorded[stream.index()].map(|ticket| self.streams.event(ticket));
         Ok(!is_passed(event(Stream::Reduce))? && is_passed(event(Stream::Compute))?
             || !is_passed(self.replayed)?)
     }
@@ -74,9 +74,9 @@ impl CudaDevice {
     /// Makes the trainer's stream wait for a position.
     pub(super) fn order_compute(&mut self, ticket: Ticket) -> Result<()> {
         self.guarded("a wait of the trainer's", |device| {
-            let wait = || device.queues.wait(Stream::Compute, ticket);
+            let wait = || device.streams.wait(Stream::Compute, ticket);
             match device.timing.as_mut().filter(|_| !device.is_capturing) {
-                Some(timing) => timing.stall(device.queues.stream(Stream::Compute), wait),
+                Some(timing) => timing.stall(device.streams.stream(Stream::Compute), wait),
                 None => wait(),
             }
         })

@@ -9,12 +9,10 @@ use std::ptr::NonNull;
 use std::sync::PoisonError;
 
 use crate::abi::{InstepControl, InstepHyper, InstepSegment, InstepStatus};
-use crate::assignment::Assignment;
 use crate::error::{Error, Result};
-use crate::launch::{Rule, status_of};
+use crate::launch::{ALIGNMENT, Assignment, BorrowedPieces, Region, Regions, StepConstants, status_of};
 use crate::layout::{Gradients, Plan};
 use crate::op::{Memory, Span};
-use crate::region::{ALIGNMENT, BorrowedPieces, Region, Regions};
 use crate::sync::Mutex;
 
 /// What allocators give without being asked.
@@ -123,7 +121,7 @@ impl Memories {
     /// Zeroed arenas for a plan, but for what is borrowed.
     pub(crate) fn new(
         plan: &Plan,
-        (rule, assignment): (&Rule, &Assignment),
+        (constants, assignment): (&StepConstants, &Assignment),
         borrowed: Option<BorrowedPieces>,
     ) -> Result<Memories> {
         let mut arenas = Vec::new();
@@ -141,7 +139,7 @@ impl Memories {
             ],
             Some(borrowed) => [Region::scattered(borrowed.params), Region::scattered(borrowed.grads)],
         };
-        let regions = Regions::new(plan, rule.counts(plan, assignment), given, owned)?;
+        let regions = Regions::new(plan, constants.counts(plan, assignment), given, owned)?;
         if plan.gradients() == Gradients::Release {
             // Refused now, on memory that nobody has touched, and not behind the first step.
             let whole = Span::whole(Memory::Grads, plan);

@@ -8,11 +8,10 @@
 use std::sync::Arc;
 
 use crate::abi::{INSTEP_ACTION_STEP, INSTEP_MAX_STATES, InstepStepArgs, InstepTile};
-use crate::assignment::Assignment;
 use crate::error::Result;
 use crate::host::arena::Memories;
 use crate::host::kernels::Kernels;
-use crate::launch::Launch;
+use crate::launch::{Assignment, Launch};
 use crate::layout::Plan;
 use crate::optim::{ParamStep, StepParam};
 

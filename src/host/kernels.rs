@@ -255,6 +255,7 @@ impl Kernels {
     ///
     /// # Safety
     /// There are 2 to 5 arrays, as for `sum` otherwise.
+    #[cfg(feature = "bench")]
     pub(crate) unsafe fn ceiling(&self, arrays: &[*mut f32], factor: f32, first: u64, last: u64) {
         // SAFETY: as in `begin`.
         unsafe {

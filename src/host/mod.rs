@@ -6,12 +6,12 @@
 
 pub(crate) mod arena;
 mod custom;
-pub(crate) mod execute;
 #[cfg(all(test, shuttle))]
 mod interleavings;
 pub(crate) mod kernels;
 mod ranks;
 mod rendezvous;
+pub(crate) mod runner;
 mod solo;
 mod streams;
 
@@ -23,14 +23,14 @@ use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
 use crate::abi::{InstepControl, InstepHyper, InstepSegment, InstepStatus};
-use crate::assignment::Assignment;
+use crate::device::{Device, Executor};
 use crate::error::Result;
 use crate::handle::Place;
-use crate::launch::without_bucket;
+use crate::launch::{Assignment, without_bucket};
 use crate::layout::Plan;
-use crate::op::{Device, Interval, Memory, Op, Ran, Sealed, Span, Ticket};
+use crate::op::{Interval, Memory, Op, Span, Ticket, TimedOp};
 use arena::Memories;
-use execute::{Executor, Parts};
+use runner::{Parts, Runner};
 use streams::Streams;
 
 /// Zero of measured times. One for the process, so that those of its ranks stand side by side in one picture.
@@ -47,7 +47,7 @@ pub struct HostDevice {
 impl HostDevice {
     pub(crate) fn new(parts: Parts, timed: bool) -> Self {
         let (memories, isa) = (Arc::clone(&parts.memories), parts.kernels.isa());
-        let streams = Streams::new(Executor::new(parts), *ORIGIN, timed);
+        let streams = Streams::new(Runner::new(parts), *ORIGIN, timed);
         HostDevice { streams, memories, isa, started: false }
     }
 
@@ -57,7 +57,7 @@ impl HostDevice {
     }
 }
 
-impl Sealed for HostDevice {
+impl Executor for HostDevice {
     const TRAINER_IS_A_STREAM: bool = false;
 
     fn place(&self) -> Place {
@@ -138,8 +138,8 @@ impl Sealed for HostDevice {
         Ok(device)
     }
 
-    fn take_ran(&mut self) -> Result<Vec<Ran>> {
-        Ok(self.streams.take_ran())
+    fn take_timed_ops(&mut self) -> Result<Vec<TimedOp>> {
+        Ok(self.streams.take_timed_ops())
     }
 
     fn take_stalls(&mut self) -> Result<Vec<Interval>> {

@@ -10,12 +10,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
+use crate::collective::{Call, Collective};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::host::kernels::{Isa, Kernels};
 use crate::host::rendezvous::{Rendezvous, Seat};
 use crate::host::streams::message_of;
-use crate::op::{Call, Collective, CollectiveKind};
+use crate::op::CollectiveKind;
 use crate::pool::Pool;
 
 /// Each rank is three threads, so more would exhaust a machine rather than test a program.

@@ -8,8 +8,8 @@
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
+use crate::collective::Call;
 use crate::error::{Error, Result};
-use crate::op::Call;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// The meeting points of one group, one per split.

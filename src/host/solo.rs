@@ -4,10 +4,10 @@
 //! that many ranks are held to, and the way to replay a step.
 #![allow(unsafe_code)]
 
+use crate::collective::{Call, Collective};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::handle::Place;
-use crate::op::{Call, Collective};
 
 /// A group whose sums are already there.
 #[derive(Clone, Copy, Debug)]

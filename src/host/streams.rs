@@ -9,8 +9,8 @@ use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 use crate::error::{Error, Result};
-use crate::host::execute::Executor;
-use crate::op::{Action, Interval, Op, Ran, STREAMS, Stream, Ticket};
+use crate::host::runner::Runner;
+use crate::op::{Action, Interval, Op, STREAMS, Stream, Ticket, TimedOp};
 use crate::sync::{Builder, Condvar, Mutex, MutexGuard};
 
 /// Whoever knows what ops mean.
@@ -28,7 +28,7 @@ pub(crate) trait Run: Send + Sync + 'static {
     fn abort(&self, cause: &Error);
 }
 
-impl Run for Executor {
+impl Run for Runner {
     fn rank(&self) -> u32 {
         self.rank()
     }
@@ -47,7 +47,7 @@ impl Run for Executor {
 }
 
 /// Shared by the stepper and its stream threads; the threads keep it alive until their queues are empty.
-pub(crate) struct Streams<E = Executor> {
+pub(crate) struct Streams<E = Runner> {
     executor: E,
     rank: u32,
     origin: Instant,
@@ -67,7 +67,7 @@ struct State {
     closed: bool,
     /// Threads that have not ended.
     serving: usize,
-    ran: Vec<Ran>,
+    ran: Vec<TimedOp>,
 }
 
 impl<E: Run> Streams<E> {
@@ -165,7 +165,7 @@ impl<E: Run> Streams<E> {
     }
 
     /// What ran since the last call, if timed.
-    pub(crate) fn take_ran(&self) -> Vec<Ran> {
+    pub(crate) fn take_timed_ops(&self) -> Vec<TimedOp> {
         std::mem::take(&mut self.lock().ran)
     }
 
@@ -236,7 +236,7 @@ impl<E: Run> Streams<E> {
         }
         if self.timed {
             let interval = Interval { start_ns, end_ns: self.now_ns() };
-            self.lock().ran.push(Ran { op: *op, interval });
+            self.lock().ran.push(TimedOp { op: *op, interval });
         }
     }
 

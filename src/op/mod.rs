@@ -4,14 +4,9 @@
 //! [`Op::accesses`] is the one place that says which bytes an op touches: the checker judges by it and the host
 //! executor takes its pointers from it, so what was checked is what runs.
 
-mod collective;
-mod device;
-mod ran;
+mod interval;
 
-pub use collective::{Allocation, Call, Collective, CollectiveKind};
-pub use device::Device;
-pub(crate) use device::Sealed;
-pub use ran::{Interval, Ran};
+pub use interval::{Interval, TimedOp};
 
 use std::fmt;
 
@@ -189,6 +184,25 @@ pub enum Phase {
     },
     /// Writes what came of the pass where the host reads it without waiting.
     Publish,
+}
+
+/// Which collective.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CollectiveKind {
+    /// Every rank's buffer becomes the sum over ranks.
+    AllReduce,
+    /// Every rank's buffer becomes rank 0's.
+    Broadcast,
+}
+
+impl fmt::Display for CollectiveKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            CollectiveKind::AllReduce => "all-reduce",
+            CollectiveKind::Broadcast => "broadcast",
+        })
+    }
 }
 
 /// What an op does.

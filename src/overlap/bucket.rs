@@ -7,9 +7,9 @@
 use std::fmt;
 use std::ops::Range;
 
+use crate::collective::{Call, Collective};
 use crate::error::{Error, Result};
 use crate::layout::{Bucket, Plan};
-use crate::op::{Call, Collective};
 
 /// One bucket's gradients, in a hook's hands.
 pub struct GradBucket<'a> {

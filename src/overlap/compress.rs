@@ -9,12 +9,13 @@ use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use crate::collective::{Call, Collective};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::handle::Place;
 use crate::host::kernels::{Isa, Kernels};
 use crate::layout::Plan;
-use crate::op::{Call, Collective, CollectiveKind};
+use crate::op::CollectiveKind;
 use crate::pool::Pool;
 
 /// A cache line of 16-bit elements: what collectives are promised their buffers to be aligned to.

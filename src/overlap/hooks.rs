@@ -10,11 +10,12 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::abi::INSTEP_QUANTUM;
+use crate::collective::{Call, Collective};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::handle::Place;
 use crate::layout::{Bucket, Plan};
-use crate::op::{Call, Collective, CollectiveKind};
+use crate::op::CollectiveKind;
 use crate::overlap::bucket::{GradBucket, sum};
 use crate::pool::Pool;
 

@@ -12,8 +12,8 @@
 //! No device, no clock, no unsafe: the list it writes is the trace and what the checker proves. Must never write a
 //! Wait itself; it says what comes after what, and the emitter knows which of that is news.
 
+mod bucket;
 mod emitter;
-mod launch;
 mod readiness;
 mod touch;
 

@@ -4,9 +4,9 @@
 
 use std::borrow::Cow;
 
+use crate::device::Device;
 use crate::error::Result;
 use crate::layout::ParamId;
-use crate::op::Device;
 use crate::optim::Optimizer;
 use crate::stepper::{OptimizerId, Stepper};
 

@@ -9,9 +9,9 @@ use std::ptr::NonNull;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, Place};
+use crate::launch::{BorrowedPieces, Piece};
 use crate::layout::{ForeignBucket, Layout, ParamId, Plan, Storage};
 use crate::op::{Memory, Span};
-use crate::region::{BorrowedPieces, Piece};
 
 /// The caller's tensors, for [`StepperBuilder::host_borrowing`](crate::StepperBuilder::host_borrowing).
 #[derive(Clone, Debug, Default)]

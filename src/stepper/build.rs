@@ -8,19 +8,18 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::assignment::Assignment;
+use crate::collective::Collective;
+use crate::device::Device;
 use crate::error::{Error, Result, environment};
 use crate::handle::Place;
 use crate::host::HostDevice;
 use crate::host::arena::Memories;
-use crate::host::execute::Parts;
 use crate::host::kernels::{Isa, Kernels};
-use crate::launch::Rule;
+use crate::host::runner::Parts;
+use crate::launch::{Assignment, BorrowedPieces, StepConstants};
 use crate::layout::{Gradients, Master, Plan, SegmentAction, Storage, Tails};
-use crate::op::{Collective, Device};
 use crate::optim::LossScaler;
 use crate::pool::Pool;
-use crate::region::BorrowedPieces;
 use crate::schedule::{Mode, Policy, Schedule};
 use crate::stepper::Stepper;
 use crate::stepper::agreement::Agreement;
@@ -34,10 +33,10 @@ use crate::stepper::scaling::Loaded;
 
 /// Refuses code of the user's own that cannot update parameters that lie there.
 pub(super) fn refuse_unreached(assignment: &Assignment, place: Place) -> Result<()> {
-    match assignment.customs().find(|rule| !rule.reaches(place)) {
+    match assignment.customs().find(|custom| !custom.reaches(place)) {
         None => Ok(()),
-        Some(rule) => Err(Error::Unsupported {
-            what: format!("the optimizer `{}` on {place}", rule.name()),
+        Some(custom) => Err(Error::Unsupported {
+            what: format!("the optimizer `{}` on {place}", custom.name()),
             have: "what StepParam::reaches names".into(),
         }),
     }
@@ -46,7 +45,7 @@ pub(super) fn refuse_unreached(assignment: &Assignment, place: Place) -> Result<
 /// What a device is made of.
 pub(super) struct Blueprint {
     pub(super) plan: Arc<Plan>,
-    pub(super) rule: Rule,
+    pub(super) constants: StepConstants,
     pub(super) assignment: Arc<Assignment>,
     pub(super) comm: Arc<dyn Collective>,
     pub(super) deadline: Duration,
@@ -118,10 +117,10 @@ impl StepperBuilder<'_> {
         let kernels = Kernels::load(self.isa.map_or_else(Isa::from_environment, Ok)?)?;
         let pool = self.pool(&*comm)?;
         self.assemble(comm, memory, |parts| {
-            let Blueprint { plan, rule, assignment, comm, deadline, borrowed, timed, .. } = parts;
+            let Blueprint { plan, constants, assignment, comm, deadline, borrowed, timed, .. } = parts;
             refuse_unreached(&assignment, Place::Host)?;
-            let memories = Arc::new(Memories::new(&plan, (&rule, &assignment), borrowed)?);
-            let parts = Parts { plan, memories, rule, assignment, kernels, pool, comm, deadline };
+            let memories = Arc::new(Memories::new(&plan, (&constants, &assignment), borrowed)?);
+            let parts = Parts { plan, memories, constants, assignment, kernels, pool, comm, deadline };
             Ok(HostDevice::new(parts, timed))
         })
     }
@@ -147,7 +146,7 @@ impl StepperBuilder<'_> {
         let registered = std::mem::take(&mut self.registered);
         self.refuse_contradiction(&registered)?;
         let mut optimizers = Optimizers::new(self.layout, self.optimizer.as_deref(), registered)?;
-        let rule = Rule {
+        let constants = StepConstants {
             divisor: if self.counts_ranks() { 0.0 } else { f64::from(world_size) },
             loss_scale: self.loss_scale.unwrap_or(1.0),
             scaler: self.loss_scaler.map(|scaler| (scaler, LossScaler::largest_scale(world_size))),
@@ -178,7 +177,7 @@ impl StepperBuilder<'_> {
         let plan = Arc::new(plan);
         let borrowed = memory.map(|memory| memory.pieces(self.layout, &plan)).transpose()?;
         let clips = [self.max_norm, self.previous_max_norm, self.bucket_max_norm].iter().any(Option::is_some);
-        let mut policy = Policy::new(self.mode, clips || rule.skip_nonfinite);
+        let mut policy = Policy::new(self.mode, clips || constants.skip_nonfinite);
         policy.dynamic_loss_scale = self.loss_scaler.is_some();
         policy.clip_per_bucket = self.bucket_max_norm.is_some();
         policy.trainer_is_a_stream = D::TRAINER_IS_A_STREAM;
@@ -186,7 +185,7 @@ impl StepperBuilder<'_> {
         let agreement = self.agreement(&plan);
         let device = make(Blueprint {
             plan: Arc::clone(&plan),
-            rule,
+            constants,
             assignment: Arc::clone(&assignment),
             comm: Arc::clone(&comm),
             deadline,
@@ -200,7 +199,7 @@ impl StepperBuilder<'_> {
             assignment,
             optimizers,
             rates,
-            loss_scale: rule.loss_scale,
+            loss_scale: constants.loss_scale,
             loaded: Loaded::default(),
             written: vec![false; plan.segments().len()].into(),
             plan,

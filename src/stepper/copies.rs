@@ -3,9 +3,10 @@
 //! For initialising, saving, checking and small trainers; a trainer on the host reads slices instead (`views.rs`), one
 //! on a GPU addresses (`gpu.rs`). Must refuse a wrong length before anything is touched.
 
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::layout::ParamId;
-use crate::op::{Device, Memory};
+use crate::op::Memory;
 use crate::stepper::{Pass, Stepper};
 
 impl<D: Device> Stepper<D> {

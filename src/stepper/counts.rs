@@ -5,9 +5,9 @@
 
 use std::ops::Range;
 
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::layout::ParamId;
-use crate::op::Device;
 use crate::stepper::{OptimizerId, Stepper};
 
 impl<D: Device> Stepper<D> {

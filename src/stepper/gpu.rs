@@ -6,12 +6,14 @@
 
 use std::sync::Arc;
 
+use crate::collective::Collective;
 use crate::cuda::driver::Entered;
 use crate::cuda::{Cuda, CudaDevice, Parts};
+use crate::device::Executor;
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, EventHandle, Place};
 use crate::layout::{Gradients, ParamId, Segment};
-use crate::op::{Collective, Memory, Sealed, Span};
+use crate::op::{Memory, Span};
 use crate::stepper::borrowed::refuse_other_places;
 use crate::stepper::build::{Blueprint, refuse_unreached};
 use crate::stepper::{Borrowed, Pass, Stepper, StepperBuilder, Unused};
@@ -122,7 +124,8 @@ impl StepperBuilder<'_> {
             return Err(Error::config("max_blocks", 0, "no block would do the work"));
         }
         self.assemble(comm, memory, |blueprint| {
-            let Blueprint { plan, rule, assignment, comm, deadline, borrowed, timed, agreement } = blueprint;
+            let Blueprint { plan, constants, assignment, comm, deadline, borrowed, timed, agreement } =
+                blueprint;
             refuse_unreached(&assignment, place)?;
             if let Some(pieces) = &borrowed {
                 let _entered = Entered::new(&*cuda.driver)?;
@@ -135,7 +138,7 @@ impl StepperBuilder<'_> {
                 optim_priority: cuda.optim_priority,
                 max_blocks: cuda.max_blocks,
                 plan,
-                rule,
+                constants,
                 assignment,
                 comm,
                 deadline,

@@ -4,8 +4,8 @@
 //! others and nothing has to be sent at the end. How many ranks had data is counted in each bucket's own sum. Idea:
 //! PyTorch's `Join`; there each iteration begins with a collective of its own to count, and the end with a broadcast.
 
+use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::op::Device;
 use crate::schedule::Opening;
 use crate::stepper::Stepper;
 

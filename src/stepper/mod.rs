@@ -3,12 +3,13 @@
 //! The safe interface cannot race: views borrow the pass, everything that may launch takes the pass mutably or by
 //! value, and to touch is to wait. Must not decide any order itself; it forwards events to the schedule.
 
+mod access;
 mod agreement;
 mod attached;
-mod between;
 mod borrowed;
 mod build;
 mod builder;
+mod control_access;
 mod copies;
 pub(crate) mod counts;
 mod gpu;
@@ -19,14 +20,13 @@ mod optimizers;
 mod pass;
 mod rates;
 mod rebuild;
-mod records;
 mod run;
 mod scaling;
 mod stored;
 mod views;
 
+pub use access::Status;
 pub use attached::Attached;
-pub use between::Status;
 pub use borrowed::Borrowed;
 pub use builder::{StepperBuilder, Unused};
 pub use join::Divisor;
@@ -39,12 +39,14 @@ use std::cell::RefCell;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use crate::assignment::Assignment;
+use crate::collective::Collective;
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::hazard::{self, Hazard};
 use crate::host::{HostDevice, Isa};
+use crate::launch::Assignment;
 use crate::layout::{Layout, Plan};
-use crate::op::{Collective, Device, Memory};
+use crate::op::Memory;
 use crate::optim::Optimizer;
 use crate::schedule::{Mode, Opening, Policy};
 use agreement::Agreement;

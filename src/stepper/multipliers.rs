@@ -3,9 +3,9 @@
 //! So parameters with rates of their own share hyperparameters, buckets and launches. Must be told to a device that is
 //! built anew, whose settings start at 1.
 
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::layout::ParamId;
-use crate::op::Device;
 use crate::stepper::Stepper;
 
 impl<D: Device> Stepper<D> {

@@ -6,8 +6,8 @@
 use std::borrow::Cow;
 
 use crate::abi::InstepHyper;
-use crate::assignment::Assignment;
 use crate::error::{Error, Result};
+use crate::launch::Assignment;
 use crate::layout::{Layout, Moments, Plan, Precision, Storage};
 use crate::optim::Optimizer;
 use crate::stepper::attached::Attached;

@@ -6,10 +6,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::host::HostDevice;
 use crate::layout::{ParamId, Segment};
-use crate::op::{Access, Device, Span};
+use crate::op::{Access, Span};
 use crate::schedule::Mode;
 use crate::stepper::Stepper;
 use crate::stepper::views::{Grads, Params};

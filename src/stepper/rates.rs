@@ -4,9 +4,9 @@
 //! every rank: those that were finished or joined, which ranks do together, and not those given up, which will be made
 //! again.
 
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::layout::Layout;
-use crate::op::Device;
 use crate::optim::LrSchedule;
 use crate::stepper::Stepper;
 use crate::stepper::optimizers::Optimizers;

@@ -8,10 +8,11 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use crate::assignment::Assignment;
+use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::launch::Assignment;
 use crate::layout::{Gradients, Moments, ParamId, Plan, SegmentAction};
-use crate::op::{Access, Device, Memory, Span};
+use crate::op::{Access, Memory, Span};
 use crate::optim::Optimizer;
 use crate::schedule::Schedule;
 use crate::stepper::build::refuse_unreached;
@@ -71,7 +72,7 @@ impl<D: Device> Stepper<D> {
             return Ok(false);
         }
         let mut order = self.run.get_mut().schedule.arrival_order();
-        self.take_rank_0s(&mut order)?;
+        self.take_timed_opsk_0s(&mut order)?;
         let plan = self.plan.reordered(&self.layout, &order)?;
         if plan == *self.plan {
             return Ok(false);
@@ -172,7 +173,7 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Makes rank 0's numbers everybody's, by way of the first gradients, which are put back.
-    fn take_rank_0s(&mut self, numbers: &mut [u32]) -> Result<()> {
+    fn take_timed_opsk_0s(&mut self, numbers: &mut [u32]) -> Result<()> {
         let schedule = &self.run.get_mut().schedule;
         let frozen = (0..numbers.len()).filter(|param| schedule.is_frozen(*param));
         let agreement = self.agreement.number(&(&self.optimizers, &self.loaded), frozen);

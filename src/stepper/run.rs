@@ -4,11 +4,12 @@
 //! owed, and paid when it next touches memory or its position is next recorded; by a trainer that is a stream at once,
 //! since that holds nobody up. Must record every op and every touch before it happens.
 
+use crate::device::Device;
 use crate::error::Result;
 use crate::hazard::Traced;
-use crate::op::{Access, Action, Device, Op, STREAMS, Stream, Ticket};
+use crate::op::{Access, Action, Op, STREAMS, Stream, Ticket};
 use crate::schedule::Schedule;
-use crate::timeline::{Exposure, Interval, Lane, Ran};
+use crate::timeline::{Exposure, Interval, Lane, TimedOp};
 
 /// A schedule bound to a device.
 pub(crate) struct Run<D> {
@@ -60,7 +61,7 @@ pub struct Recording {
     /// When the trainer, thread or stream, stood still.
     pub blocked: Vec<Interval>,
     /// What the streams ran, each stream in order.
-    pub ran: Vec<Ran>,
+    pub ran: Vec<TimedOp>,
 }
 
 impl Recording {
@@ -191,7 +192,7 @@ impl<D: Device> Run<D> {
     /// What was recorded since the last call; of a failed run, what was submitted.
     pub(crate) fn take_recording(&mut self) -> Option<Recording> {
         let mut recording = self.recording.as_mut().map(std::mem::take)?;
-        recording.ran = self.device.take_ran().unwrap_or_default();
+        recording.ran = self.device.take_timed_ops().unwrap_or_default();
         if D::TRAINER_IS_A_STREAM {
             recording.blocked = self.device.take_stalls().unwrap_or_default();
         }

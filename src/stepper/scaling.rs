@@ -8,10 +8,11 @@ use std::mem::offset_of;
 
 use crate::abi::InstepControl;
 use crate::cuda::CudaDevice;
+use crate::device::{Device, Executor};
 use crate::error::{Error, Result};
 use crate::handle::DevicePtr;
 use crate::layout::fold;
-use crate::op::{Access, Device, Memory, Sealed, Span};
+use crate::op::{Access, Memory, Span};
 use crate::optim::ScalerState;
 use crate::stepper::{Pass, Stepper};
 

@@ -7,12 +7,13 @@
 use std::ptr;
 
 use crate::abi::{INSTEP_DTYPE_F32, INSTEP_MASTER_NONE, INSTEP_MOMENTS_8BIT, InstepStored};
+use crate::device::Device;
 use crate::error::Result;
 use crate::host::Isa;
 use crate::host::kernels::Kernels;
 use crate::launch::{dtype_code, master_code, moments_code};
 use crate::layout::{Master, Moments, ParamId, Segment};
-use crate::op::{Access, Device, Memory, Span};
+use crate::op::{Access, Memory, Span};
 use crate::stepper::Stepper;
 
 /// A tensor's bytes, aligned for any element.

@@ -5,10 +5,11 @@
 //! proven free of races with these very accesses.
 #![allow(unsafe_code)]
 
+use crate::device::Executor;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
 use crate::layout::{Master, Moments, ParamId, Segment};
-use crate::op::{Memory, Sealed, Span};
+use crate::op::{Memory, Span};
 use crate::stepper::Stepper;
 
 /// Read access to parameters.

@@ -155,16 +155,16 @@ fn find_passes(ops: &[Op]) -> Vec<Option<u64>> {
 pub(super) mod samples {
     use super::*;
     use crate::op::{CollectiveKind, Memory, Span};
-    use crate::timeline::Ran;
+    use crate::timeline::TimedOp;
 
     const SPAN: Span = Span { memory: Memory::Grads, start: 0, end: 1024 };
 
-    fn at(stream: Stream, action: Action, start_ns: u64, end_ns: u64) -> Ran {
-        Ran { op: Op { stream, action }, interval: Interval { start_ns, end_ns } }
+    fn at(stream: Stream, action: Action, start_ns: u64, end_ns: u64) -> TimedOp {
+        TimedOp { op: Op { stream, action }, interval: Interval { start_ns, end_ns } }
     }
 
     /// Passes 7 and 9 of two buckets, and pass 8, which was given up, told stream by stream.
-    pub(in crate::timeline) fn two_passes() -> (Vec<Ran>, Vec<Interval>) {
+    pub(in crate::timeline) fn two_passes() -> (Vec<TimedOp>, Vec<Interval>) {
         let reduce = |pass, bucket, start_ns, end_ns| {
             let kind = CollectiveKind::AllReduce;
             let action =

@@ -12,7 +12,7 @@ pub use block::window_of_passes;
 pub use picture::draw_picture;
 pub use trace::write_trace;
 
-pub use crate::op::{Interval, Ran};
+pub use crate::op::{Interval, TimedOp};
 
 /// One rank's part of a timeline. Lanes that are shown together are of one process, or their clocks differ.
 #[derive(Clone, Copy, Debug)]
@@ -20,7 +20,7 @@ pub struct Lane<'a> {
     /// Whose.
     pub rank: u32,
     /// What its streams ran.
-    pub ran: &'a [Ran],
+    pub ran: &'a [TimedOp],
     /// When its trainer stood waiting.
     pub blocked: &'a [Interval],
 }

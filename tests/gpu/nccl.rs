@@ -6,9 +6,9 @@
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use instep::collective::{Call, CollectiveKind};
 use instep::cuda::{Nccl, nccl};
 use instep::dtype::DType;
-use instep::op::{Call, CollectiveKind};
 use instep::{Collective, Error, Place};
 
 use super::memory::Gpu;

@@ -3,9 +3,8 @@
 //! An optimizer that comes late begins with states of zeros and the parameter's own count, which is documented and not
 //! PyTorch's: one count belongs to a parameter. Must find every earlier state as it was, bit for bit.
 
-use instep::op::Device;
 use instep::{
-    AdamW, Error, LossScaler, Mode, ParamId, Result, Sgd, Solo, Stepper, StepperBuilder, in_process,
+    AdamW, Device, Error, LossScaler, Mode, ParamId, Result, Sgd, Solo, Stepper, StepperBuilder, in_process,
 };
 
 use super::network::{Network, sum};

@@ -16,8 +16,7 @@ mod ownership;
 mod ranks;
 mod resnet;
 
-use instep::op::Device;
-use instep::{ParamId, Result, Stepper};
+use instep::{Device, ParamId, Result, Stepper};
 
 use crate::reference::{Rule, Scalar};
 use network::Network;

@@ -3,8 +3,10 @@
 //! PyTorch looks at parameters and, where a gradient is infinite, at nothing else. Must compare every state. What is
 //! frozen, absent or not finite keeps its bits.
 
-use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, RmsProp, Sgd};
-use instep::{Layout, LossScaler, Mode, Result, Solo, Stepper, in_process};
+use instep::{
+    Adadelta, Adagrad, Adam, AdamW, Adamax, Layout, LossScaler, Mode, Result, RmsProp, Sgd, Solo, Stepper,
+    in_process,
+};
 
 use super::network::{Activation, Linear, Network, batch, draw, sum};
 use super::ranks::{as_f32, initialise, layout_of, own};

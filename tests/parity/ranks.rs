@@ -4,8 +4,7 @@
 //! makes them. The ordinary side has no ranks: it takes the mean of all batches' gradients. Must not know what is being
 //! tested.
 
-use instep::op::Device;
-use instep::{Layout, Result, Stepper};
+use instep::{Device, Layout, Result, Stepper};
 
 use super::network::{Activation, Linear, Network, batch, sum};
 use super::{Ordinary, ids};

@@ -3,8 +3,7 @@
 //! 161 tensors, 25.6 million elements. Gradients are multiples of 1/64, so that sums over ranks are exact and ranks can
 //! be held against one that is fed the sums, bit for bit. Must keep passes few: each moves hundreds of megabytes.
 
-use instep::op::Device;
-use instep::{Layout, Result, Stepper};
+use instep::{Device, Layout, Result, Stepper};
 
 use super::ids;
 

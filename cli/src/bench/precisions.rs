@@ -4,11 +4,10 @@
 //! run the same steps on both sides before anything is timed.
 
 use clap::ValueEnum;
-use instep::Isa;
 use instep::bench::Launcher;
 use instep::layout::Storage;
 use instep::op::Memory;
-use instep::{DType, Master, Moments, Precision, Rounding};
+use instep::{DType, Isa, Master, Moments, Precision, Rounding};
 
 use super::cases::{self, Rule, Shape};
 use crate::Failure;

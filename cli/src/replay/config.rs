@@ -6,8 +6,10 @@
 use std::collections::{BTreeMap, HashSet};
 
 use instep::checkpoint::safetensors::json::{Object, Unique};
-use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, Lamb, Lion, NAdam, RAdam, RmsProp, Rprop, Sgd};
-use instep::{DType, Layout, Optimizer, Precision, Stepper, StepperBuilder};
+use instep::{
+    Adadelta, Adagrad, Adam, AdamW, Adamax, DType, Lamb, Layout, Lion, NAdam, Optimizer, Precision, RAdam,
+    RmsProp, Rprop, Sgd, Stepper, StepperBuilder,
+};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 

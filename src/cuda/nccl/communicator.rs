@@ -9,6 +9,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, TryLockError};
 use std::time::Duration;
 
+use crate::collective::{Allocation, Call, Collective};
 use crate::cuda::context::with_device;
 use crate::cuda::nccl::bootstrap;
 use crate::cuda::nccl::group::Group;
@@ -19,7 +20,6 @@ use crate::cuda::nccl::shared::{Shared, closed, lock};
 use crate::cuda::nccl::{Options, UniqueId};
 use crate::error::{Error, Result};
 use crate::handle::Place;
-use crate::op::{Allocation, Call, Collective};
 
 /// One rank's end of a group of GPUs, each in a process of its own. A clone is another handle of the same communicator:
 /// keep one to [`close`](Self::close) the group after the stepper that has the other.

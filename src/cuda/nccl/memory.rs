@@ -7,13 +7,13 @@ use std::ffi::c_void;
 use std::ptr;
 use std::sync::Arc;
 
+use crate::collective::Allocation;
 use crate::cuda::context::with_device;
 use crate::cuda::nccl::bindings::ncclResult_t;
 use crate::cuda::nccl::library::Library;
 use crate::cuda::nccl::raw::Registration;
 use crate::cuda::nccl::shared::Shared;
 use crate::error::{Error, Result};
-use crate::op::Allocation;
 
 struct Owner {
     shared: Arc<Shared>,

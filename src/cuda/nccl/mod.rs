@@ -4,8 +4,6 @@
 //! connections that the bootstrap opens and the group keeps. The library is found at run time, so a build needs none.
 //! Must never let a rank hang where another one could tell it why.
 
-#[cfg(not(feature = "cuda"))]
-mod absent;
 #[cfg(feature = "cuda")]
 mod bindings;
 #[cfg(any(feature = "cuda", test))]
@@ -25,16 +23,18 @@ mod options;
 mod raw;
 #[cfg(feature = "cuda")]
 mod shared;
+#[cfg(not(feature = "cuda"))]
+mod stub;
 #[cfg(test)]
 mod tests;
 
-#[cfg(not(feature = "cuda"))]
-pub use absent::{Nccl, unique_id, version};
 #[cfg(feature = "cuda")]
 pub use communicator::Nccl;
 #[cfg(feature = "cuda")]
 pub use library::{unique_id, version};
 pub use options::Options;
+#[cfg(not(feature = "cuda"))]
+pub use stub::{Nccl, unique_id, version};
 
 use crate::error::Result;
 

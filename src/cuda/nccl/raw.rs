@@ -11,6 +11,7 @@ use std::ptr;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::collective::Call;
 use crate::cuda::context::with_device;
 use crate::cuda::nccl::bindings::{
     NCCL_API_MAGIC, NCCL_VERSION_CODE, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t, ncclResult_t,
@@ -20,7 +21,7 @@ use crate::cuda::nccl::library::Library;
 use crate::cuda::nccl::{Options, UniqueId};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::op::{Call, CollectiveKind};
+use crate::op::CollectiveKind;
 
 const POLL: Duration = Duration::from_micros(50);
 /// NCCL's word for "choose yourself".

@@ -11,11 +11,12 @@ use std::time::Duration;
 use shuttle::thread::{spawn, yield_now};
 
 use super::{explore, join};
+use crate::collective::Call;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::handle::StreamHandle;
 use crate::host::rendezvous::{Rendezvous, Seat};
-use crate::op::{Call, CollectiveKind};
+use crate::op::CollectiveKind;
 
 const NEVER: Duration = Duration::from_secs(1 << 32);
 

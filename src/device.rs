@@ -1,21 +1,21 @@
-//! The seam for execution: a device is whatever runs an `Op`.
+//! The interface of a device: [`Device`] runs ops, [`Executor`] is what the stepper alone asks of one.
 //!
-//! Few methods, sealed, because an executor must honour what the checker assumes: ops of a stream in order, a wait
-//! after its record, pointers from `Op::accesses`. Must never decide what runs when; that is the schedule's. Declares
-//! unsafe methods and calls none.
+//! `Executor` is private, so the crate's two devices are the only ones. Each keeps what the checker assumes: ops of a
+//! stream run in order, a wait ends after its record, addresses come from `Op::accesses`. A device never decides when an
+//! op runs; the schedule does. This file declares unsafe methods and calls none.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
 
 use crate::abi::{InstepControl, InstepHyper, InstepSegment, InstepStatus};
-use crate::assignment::Assignment;
 use crate::error::Result;
 use crate::handle::Place;
+use crate::launch::Assignment;
 use crate::layout::Plan;
-use crate::op::{Interval, Memory, Op, Ran, Span, Ticket};
+use crate::op::{Interval, Memory, Op, Span, Ticket, TimedOp};
 
 /// An executor of ops.
-pub trait Device: Sealed {
+pub trait Device: Executor {
     /// Queues each op behind the earlier ones of its stream. Does not wait for them. Once an op has failed, later ones
     /// are skipped (on the host device Records excepted, so that no wait can hang) and [`wait`](Device::wait) reports
     /// it.
@@ -45,12 +45,12 @@ pub trait Device: Sealed {
     fn now_ns(&self) -> u64;
 }
 
-/// Keeps [`Device`] closed, and is what the stepper alone asks of one.
+/// What the stepper asks of a device: memory, settings, records and measured times. It keeps [`Device`] sealed.
 ///
 /// # Safety
 /// Of all unsafe methods: the schedule has been told of the access, and the waits that it wrote have been paid, so that
 /// no op that runs or is still to run touches the same bytes.
-pub trait Sealed {
+pub trait Executor {
     /// Whether the trainer is a stream, and not the calling thread: it touches memory long after the calls that
     /// announce it.
     const TRAINER_IS_A_STREAM: bool;
@@ -161,7 +161,7 @@ pub trait Sealed {
     ///
     /// # Errors
     /// As [`Device::wait`].
-    fn take_ran(&mut self) -> Result<Vec<Ran>>;
+    fn take_timed_ops(&mut self) -> Result<Vec<TimedOp>>;
 
     /// When the trainer's stream stood still since the last call, if the device measures and the trainer is a stream: a
     /// thread that waits is timed by who waits.

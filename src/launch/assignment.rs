@@ -7,7 +7,6 @@
 use std::sync::Arc;
 
 use crate::abi::{INSTEP_OPTIMIZER_CUSTOM, InstepHyper};
-use crate::error::Result;
 use crate::layout::{Gradients, Layout, Plan, SegmentAction};
 use crate::optim::{Optimizer, StepParam};
 
@@ -85,7 +84,12 @@ impl Assignment {
     }
 
     /// One optimizer for everything.
-    pub(crate) fn uniform(layout: &Layout, plan: &Plan, optimizer: &dyn Optimizer) -> Result<Assignment> {
+    #[cfg(feature = "bench")]
+    pub(crate) fn uniform(
+        layout: &Layout,
+        plan: &Plan,
+        optimizer: &dyn Optimizer,
+    ) -> crate::error::Result<Assignment> {
         let hyper = optimizer.hyper()?;
         Ok(Assignment::new(layout, plan, [(optimizer, hyper)], |_| vec![0]))
     }

@@ -3,10 +3,11 @@
 //! Everything here waits for what it conflicts with and refuses an open pass, whose own views reach the rest. Must not
 //! touch memory itself: `views.rs` does, after these calls have settled.
 
+use crate::device::Device;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::layout::ParamId;
-use crate::op::{Device, Memory};
+use crate::op::Memory;
 use crate::stepper::views::{Params, ParamsMut};
 use crate::stepper::{OptimizerId, Stepper};
 

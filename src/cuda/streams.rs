@@ -13,7 +13,7 @@ use crate::handle::{EventHandle, StreamHandle};
 use crate::op::{STREAMS, Stream, Ticket};
 
 /// See the module.
-pub(super) struct Queues {
+pub(super) struct Streams {
     driver: Arc<dyn Driver>,
     streams: [StreamHandle; STREAMS],
     rings: [Vec<EventHandle>; STREAMS],
@@ -21,29 +21,29 @@ pub(super) struct Queues {
     spare: EventHandle,
 }
 
-impl Queues {
+impl Streams {
     /// `compute` is the trainer's; `room` tickets of one stream may be waited for at any time.
     pub(super) fn new(
         driver: &Arc<dyn Driver>,
         compute: StreamHandle,
         priorities: Priorities,
         room: usize,
-    ) -> Result<Queues> {
-        let mut queues = Queues {
+    ) -> Result<Streams> {
+        let mut streams = Streams {
             driver: Arc::clone(driver),
             streams: [StreamHandle::default(); STREAMS],
             rings: std::array::from_fn(|_| Vec::with_capacity(room)),
             spare: driver.create_event(false)?,
         };
-        queues.streams[Stream::Compute.index()] = compute;
-        queues.streams[Stream::Reduce.index()] = driver.create_stream(priorities.reduce)?;
-        queues.streams[Stream::Optim.index()] = driver.create_stream(priorities.optim)?;
-        for ring in &mut queues.rings {
+        streams.streams[Stream::Compute.index()] = compute;
+        streams.streams[Stream::Reduce.index()] = driver.create_stream(priorities.reduce)?;
+        streams.streams[Stream::Optim.index()] = driver.create_stream(priorities.optim)?;
+        for ring in &mut streams.rings {
             for _ in 0..room {
                 ring.push(driver.create_event(false)?);
             }
         }
-        Ok(queues)
+        Ok(streams)
     }
 
     pub(super) fn stream(&self, stream: Stream) -> StreamHandle {
@@ -84,7 +84,7 @@ impl Queues {
     }
 }
 
-impl Drop for Queues {
+impl Drop for Streams {
     fn drop(&mut self) {
         // SAFETY: made by `new`, but for the trainer's stream; the driver keeps each until what is queued has run.
         unsafe {

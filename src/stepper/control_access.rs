@@ -5,11 +5,12 @@
 #![allow(unsafe_code)]
 
 use crate::abi::{INSTEP_NO_BUCKET, InstepHyper, InstepStatus};
+use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::launch::{action_code, status_of};
 use crate::layout::{Gradients, ParamId, Segment, SegmentAction};
-use crate::op::{Access, Device, Memory, Span};
+use crate::op::{Access, Memory, Span};
 use crate::stepper::{Status, Stepper};
 
 impl<D: Device> Stepper<D> {

@@ -11,12 +11,12 @@ use super::CudaDevice;
 use super::memory::{address, bytes_of, bytes_of_all, fetch};
 use super::timing::Timing;
 use crate::abi::{InstepControl, InstepHyper, InstepSegment, InstepStatus};
-use crate::assignment::Assignment;
+use crate::device::{Device, Executor};
 use crate::error::{Error, Result};
 use crate::handle::Place;
-use crate::launch::without_bucket;
+use crate::launch::{Assignment, without_bucket};
 use crate::layout::Plan;
-use crate::op::{Device, Interval, Memory, Op, Ran, Sealed, Span, Stream, Ticket};
+use crate::op::{Interval, Memory, Op, Span, Stream, Ticket, TimedOp};
 
 impl CudaDevice {
     /// Does something for which the host waits, which nothing in a capture can do.
@@ -31,14 +31,14 @@ impl CudaDevice {
 
     /// Blocks until the trainer's stream has passed everything that it has been given.
     fn block_on_compute(&self) -> Result<()> {
-        self.block_on(self.queues.here(Stream::Compute)?)
+        self.block_on(self.streams.here(Stream::Compute)?)
     }
 
     /// What has been measured, once all of it has been passed.
     fn take_times<T>(&mut self, take: impl FnOnce(&mut Timing) -> Result<Vec<T>>) -> Result<Vec<T>> {
         self.guarded("the times of ops", |device| {
             for stream in Stream::ALL {
-                device.block_on(device.queues.here(stream)?)?;
+                device.block_on(device.streams.here(stream)?)?;
             }
             device.timing.as_mut().map_or_else(|| Ok(Vec::new()), take)
         })
@@ -49,12 +49,12 @@ impl CudaDevice {
             device.block_on_compute()?;
             // SAFETY: an address of this device's control memory, plain numbers, which by the caller's contract nothing
             // writes now.
-            unsafe { fetch(&*device.driver, at, device.queues.stream(Stream::Compute)) }
+            unsafe { fetch(&*device.driver, at, device.streams.stream(Stream::Compute)) }
         })
     }
 }
 
-impl Sealed for CudaDevice {
+impl Executor for CudaDevice {
     const TRAINER_IS_A_STREAM: bool = true;
 
     fn place(&self) -> Place {
@@ -87,7 +87,7 @@ impl Sealed for CudaDevice {
         let mut record = self.fetch(at.cast_const())?;
         (record.steps, record.stepped) = (count, 0);
         self.guarded_copy("a copy to the GPU", |device| {
-            let compute = device.queues.stream(Stream::Compute);
+            let compute = device.streams.stream(Stream::Compute);
             // SAFETY: a record of this device's, touched by nobody now, by the caller's contract.
             unsafe { device.driver.upload(address(at), bytes_of_all(&[record]), compute) }
         })
@@ -98,7 +98,7 @@ impl Sealed for CudaDevice {
         let mut record = self.fetch(at.cast_const())?;
         record.carried = [carried; 2];
         self.guarded_copy("a copy to the GPU", |device| {
-            let compute = device.queues.stream(Stream::Compute);
+            let compute = device.streams.stream(Stream::Compute);
             // SAFETY: a record of this device's, touched by nobody now, by the caller's contract.
             unsafe { device.driver.upload(address(at), bytes_of_all(&[record]), compute) }
         })
@@ -122,7 +122,7 @@ impl Sealed for CudaDevice {
         self.guarded_copy("a copy to the host", |device| {
             device.block_on_compute()?;
             // SAFETY: in bounds by `resolve`; written by nobody now, by the caller's contract.
-            unsafe { device.driver.download(into, from, device.queues.stream(Stream::Compute)) }
+            unsafe { device.driver.download(into, from, device.streams.stream(Stream::Compute)) }
         })
     }
 
@@ -132,7 +132,7 @@ impl Sealed for CudaDevice {
         self.guarded_copy("a copy to the GPU", |device| {
             device.block_on_compute()?;
             // SAFETY: as in `read`.
-            unsafe { device.driver.upload(to, from, device.queues.stream(Stream::Compute)) }
+            unsafe { device.driver.upload(to, from, device.streams.stream(Stream::Compute)) }
         })
     }
 
@@ -152,15 +152,15 @@ impl Sealed for CudaDevice {
         device.begun = self.begun;
         let at = address(device.memory.regions.control());
         device.guarded_copy("a copy to the GPU", |device| {
-            let compute = device.queues.stream(Stream::Compute);
+            let compute = device.streams.stream(Stream::Compute);
             // SAFETY: the other device's control block, which nothing has been submitted for.
             unsafe { device.driver.upload(at, bytes_of(&control), compute) }
         })?;
         Ok(device)
     }
 
-    fn take_ran(&mut self) -> Result<Vec<Ran>> {
-        self.take_times(Timing::take_ran)
+    fn take_timed_ops(&mut self) -> Result<Vec<TimedOp>> {
+        self.take_times(Timing::take_timed_ops)
     }
 
     fn take_stalls(&mut self) -> Result<Vec<Interval>> {
@@ -184,7 +184,7 @@ impl Device for CudaDevice {
     fn end(&mut self) -> Result<()> {
         self.guarded("the end", |device| {
             for stream in Stream::ALL {
-                device.block_on(device.queues.here(stream)?)?;
+                device.block_on(device.streams.here(stream)?)?;
             }
             Ok(())
         })

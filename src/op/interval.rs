@@ -28,7 +28,7 @@ impl Interval {
 
 /// An op that ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ran {
+pub struct TimedOp {
     /// Which one.
     pub op: Op,
     /// When.

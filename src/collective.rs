@@ -1,8 +1,8 @@
-//! The seam for communication: in-process ranks, NCCL or the user's own, all behind one object-safe trait.
+//! The interface of a group of ranks: threads of one process, NCCL, or a [`Collective`] of the user's own.
 //!
-//! Every call carries what ranks must agree on (pass, kind, bucket, bytes, dtype, layout), so an implementation can
-//! turn a mismatch into an error instead of a hang. The sum is a plain SUM: the mean's factor is folded into the step.
-//! Declares unsafe functions and calls none but to pass a promise on.
+//! A [`Call`] carries everything that ranks must agree on, so an implementation can return an error where ranks differ,
+//! instead of hanging. The sum is a plain sum: the step's launch applies the factor of the mean. This file declares
+//! unsafe functions and calls them only to forward a promise.
 #![allow(unsafe_code)]
 
 use std::any::Any;
@@ -12,25 +12,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::handle::{Place, StreamHandle};
 use crate::layout::Plan;
-
-/// Which collective.
-#[non_exhaustive]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum CollectiveKind {
-    /// Every rank's buffer becomes the sum over ranks.
-    AllReduce,
-    /// Every rank's buffer becomes rank 0's.
-    Broadcast,
-}
-
-impl fmt::Display for CollectiveKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            CollectiveKind::AllReduce => "all-reduce",
-            CollectiveKind::Broadcast => "broadcast",
-        })
-    }
-}
+pub use crate::op::CollectiveKind;
 
 /// One collective call of one rank.
 #[derive(Clone, Copy, Debug)]

@@ -8,18 +8,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::abi::{INSTEP_OPTIMIZER_CUSTOM, InstepStepArgs, InstepTile};
-use crate::assignment::Assignment;
+use crate::collective::{Call, Collective};
 use crate::error::Result;
 use crate::handle::StreamHandle;
 use crate::host::arena::Memories;
 use crate::host::custom::CustomStep;
 use crate::host::kernels::Kernels;
 use crate::launch::{
-    Kind, Launch, Rule, begin_args, decide_args, first_actions, first_control, first_lr_multipliers,
-    first_records,
+    Assignment, Kind, Launch, StepConstants, begin_args, decide_args, first_actions, first_control,
+    first_lr_multipliers, first_records,
 };
 use crate::layout::Plan;
-use crate::op::{Action, Call, Collective, Op, Phase};
+use crate::op::{Action, Op, Phase};
 use crate::pool::{Chunks, Job, Pool};
 
 /// Tiles that one pool task takes: enough to outweigh handing it over, few enough to balance.
@@ -29,10 +29,10 @@ const TILES_PER_CHUNK: usize = 16;
 const ALONE_BYTES: u64 = 3 << 19;
 
 /// Runs ops on one rank's memories.
-pub(crate) struct Executor {
+pub(crate) struct Runner {
     plan: Arc<Plan>,
     memories: Arc<Memories>,
-    rule: Rule,
+    constants: StepConstants,
     kernels: Kernels,
     pool: Pool,
     comm: Arc<dyn Collective>,
@@ -48,11 +48,11 @@ enum Work {
     Custom(Box<CustomStep>),
 }
 
-/// What [`Executor::new`] puts together.
+/// What [`Runner::new`] puts together.
 pub(crate) struct Parts {
     pub(crate) plan: Arc<Plan>,
     pub(crate) memories: Arc<Memories>,
-    pub(crate) rule: Rule,
+    pub(crate) constants: StepConstants,
     pub(crate) assignment: Arc<Assignment>,
     pub(crate) kernels: Kernels,
     pub(crate) pool: Pool,
@@ -60,13 +60,13 @@ pub(crate) struct Parts {
     pub(crate) deadline: Duration,
 }
 
-impl Executor {
-    pub(crate) fn new(parts: Parts) -> Executor {
-        let Parts { plan, memories, rule, assignment, kernels, pool, comm, deadline } = parts;
-        initialise(&plan, &memories, &rule, &assignment);
+impl Runner {
+    pub(crate) fn new(parts: Parts) -> Runner {
+        let Parts { plan, memories, constants, assignment, kernels, pool, comm, deadline } = parts;
+        initialise(&plan, &memories, &constants, &assignment);
         let work = |kind: Kind| {
-            let of_rule = (&rule, &*assignment);
-            let launches = |bucket| Launch::all(kind, bucket, &plan, memories.regions(), of_rule);
+            let of_constants = (&constants, &*assignment);
+            let launches = |bucket| Launch::all(kind, bucket, &plan, memories.regions(), of_constants);
             let work = |launch: Launch| match launch.args.optimizer {
                 INSTEP_OPTIMIZER_CUSTOM => {
                     Work::Custom(Box::new(CustomStep::new(launch, &plan, &assignment, kernels, &memories)))
@@ -76,12 +76,12 @@ impl Executor {
             let buckets = 0..plan.buckets().len() as u32;
             buckets.map(|bucket| launches(bucket).into_iter().map(work).collect()).collect()
         };
-        Executor {
+        Runner {
             norms: work(Kind::Norm),
             steps: work(Kind::Step),
             plan,
             memories,
-            rule,
+            constants,
             kernels,
             pool,
             rank: comm.rank(),
@@ -93,9 +93,9 @@ impl Executor {
     /// The same parts on new memory for another plan, none of it borrowed.
     pub(crate) fn parts_for(&self, plan: &Arc<Plan>, assignment: &Arc<Assignment>) -> Result<Parts> {
         Ok(Parts {
-            memories: Arc::new(Memories::new(plan, (&self.rule, assignment), None)?),
+            memories: Arc::new(Memories::new(plan, (&self.constants, assignment), None)?),
             plan: Arc::clone(plan),
-            rule: self.rule,
+            constants: self.constants,
             assignment: Arc::clone(assignment),
             kernels: self.kernels,
             pool: self.pool.clone(),
@@ -167,24 +167,24 @@ impl Executor {
     }
 
     fn begin(&self) {
-        let args = begin_args(&self.plan, self.memories.regions(), &self.rule);
+        let args = begin_args(&self.plan, self.memories.regions(), &self.constants);
         // SAFETY: control memory holds that many records, each of an optimizer that the builder has checked; exclusive
         // as for every op.
         unsafe { self.kernels.begin(&args) }
     }
 
     fn decide(&self, bucket: Option<u32>) {
-        let args = decide_args(&self.plan, self.memories.regions(), &self.rule, bucket);
+        let args = decide_args(&self.plan, self.memories.regions(), &self.constants, bucket);
         // SAFETY: as in `begin`.
         unsafe { self.kernels.decide(&args) }
     }
 }
 
 /// What control memory and settings say before the first pass.
-fn initialise(plan: &Plan, memories: &Memories, rule: &Rule, assignment: &Assignment) {
+fn initialise(plan: &Plan, memories: &Memories, constants: &StepConstants, assignment: &Assignment) {
     // SAFETY: no op has been submitted yet.
     unsafe {
-        memories.write_control(first_control(rule), first_records(plan, memories.regions(), assignment));
+        memories.write_control(first_control(constants), first_records(plan, memories.regions(), assignment));
         for (group, hyper) in assignment.hypers().enumerate() {
             memories.write_group(group, hyper);
         }

@@ -5,9 +5,9 @@
 
 use std::convert::Infallible;
 
+use crate::collective::{Call, Collective};
 use crate::cuda::nccl::{Options, UniqueId};
 use crate::error::{Error, Result};
-use crate::op::{Call, Collective};
 
 /// One rank's end of a group of GPUs. This build has none: rebuild with `--features cuda`.
 #[derive(Clone, Debug)]

@@ -1,0 +1,21 @@
+//! A bucket as kernel launches: which optimizer steps which segment, at which addresses, with which arguments.
+//!
+//! Depends on `layout`, `optim` and `op`. Both executors pass these structs to the kernels, so their launches cannot
+//! differ.
+
+mod assignment;
+mod codes;
+mod constants;
+mod control;
+mod records;
+mod region;
+mod step;
+mod tiles;
+
+pub(crate) use assignment::Assignment;
+pub(crate) use codes::{action_code, dtype_code, master_code, moments_code};
+pub(crate) use constants::StepConstants;
+pub(crate) use control::{begin_args, decide_args, first_control, status_of, without_bucket};
+pub(crate) use records::{first_actions, first_lr_multipliers, first_records};
+pub(crate) use region::{ALIGNMENT, BorrowedPieces, Counts, Piece, Region, Regions};
+pub(crate) use step::{Kind, Launch};

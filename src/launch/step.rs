@@ -1,0 +1,191 @@
+//! The kernel launches of a bucket's norm or step: arguments and tiles, the same for every executor.
+//!
+//! Built once, before the first pass, so that a pass only hands them on. Every address comes through `Op::accesses`, so
+//! the checker has judged exactly the bytes that are touched.
+
+use std::ptr;
+
+use crate::abi::{INSTEP_MAX_STATES, INSTEP_PART_WHOLE, InstepStepArgs, InstepTile};
+use crate::dtype::DType;
+use crate::launch::assignment::{Assignment, BucketLaunch};
+use crate::launch::codes::{dtype_code, master_code, moments_code, part_code};
+use crate::launch::constants::StepConstants;
+use crate::launch::region::Regions;
+use crate::launch::tiles::tiles;
+use crate::layout::{Gradients, Plan, Precision, Rounding, Storage};
+use crate::op::{Action, Frozen, Memory, Op, Part, Span, Stream};
+
+/// Which of the two passes over a bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Norm,
+    Step,
+}
+
+/// One launch for a bucket. Its arguments name no tiles yet: where those lie is the executor's business.
+pub(crate) struct Launch {
+    pub(crate) args: InstepStepArgs,
+    pub(crate) tiles: Vec<InstepTile>,
+    /// What goes over the memory bus, control memory left out.
+    pub(crate) moved_bytes: u64,
+}
+
+impl Launch {
+    /// The launches of a bucket's norm or step, in order.
+    pub(crate) fn all(
+        kind: Kind,
+        bucket: u32,
+        plan: &Plan,
+        regions: &Regions,
+        (constants, assignment): (&StepConstants, &Assignment),
+    ) -> Vec<Launch> {
+        let of_bucket = match kind {
+            Kind::Norm => {
+                let segments = plan.buckets()[bucket as usize].segments.clone().collect();
+                vec![BucketLaunch {
+                    round: 0,
+                    kernel: 0,
+                    is_scaled: false,
+                    states: 0,
+                    first_state: 0,
+                    is_last: false,
+                    segments,
+                }]
+            }
+            Kind::Step => assignment.launches(plan, bucket),
+        };
+        let mut launches = Vec::new();
+        for launch in &of_bucket {
+            for part in Part::all(launch.is_scaled) {
+                let of_launch = (launch, *part);
+                launches.push(Launch::new(kind, bucket, of_launch, plan, regions, (constants, assignment)));
+            }
+        }
+        launches
+    }
+
+    fn new(
+        kind: Kind,
+        bucket: u32,
+        (launch, part): (&BucketLaunch, Part),
+        plan: &Plan,
+        regions: &Regions,
+        (constants, assignment): (&StepConstants, &Assignment),
+    ) -> Launch {
+        let action = match kind {
+            Kind::Norm => Action::Norm { bucket },
+            Kind::Step => Action::Step { bucket },
+        };
+        let described = &plan.buckets()[bucket as usize];
+        let states = launch.first_state..launch.first_state + launch.states;
+        let mut args = InstepStepArgs {
+            // One that is not summed over ranks takes no part in norms and clips.
+            control: if described.is_local { regions.control() } else { regions.control_of(bucket) },
+            segments: regions.segments(),
+            optimizer: launch.kernel,
+            state_count: launch.states as u32,
+            bucket,
+            zero_grads: (plan.gradients() == Gradients::Zero && launch.is_last).into(),
+            local: described.is_local.into(),
+            norms: if part == Part::Whole { ptr::null_mut() } else { regions.norms() },
+            part: part_code(part),
+            seed: seed(plan.storage(), launch.round),
+            ..stored_args(plan.storage(), constants.ema_decay)
+        };
+        // With nothing frozen: what is frozen later the kernels leave out by its action.
+        let first = Span::bucket(plan, described).start;
+        let (mut params, mut moved_bytes) = (None, 0);
+        let op = Op { stream: Stream::Optim, action };
+        op.accesses(plan, assignment.state_count(), &Frozen::default(), &mut |access| {
+            let is_ours = match access.span.memory {
+                Memory::Control => false,
+                Memory::State(k) | Memory::Scales(k) => states.contains(&usize::from(k)),
+                // Whoever steps a parameter last has its final value.
+                Memory::Copy | Memory::Ema => launch.is_last,
+                _ => true,
+            };
+            moved_bytes += if is_ours { access.moved_bytes(plan, part) } else { 0 };
+            match access.span.memory {
+                Memory::Grads if access.span.start == first => {
+                    args.grads = regions.resolve(access.span).cast()
+                }
+                Memory::Params => params = Some(access.span),
+                Memory::Master => args.master = regions.resolve(access.span).cast(),
+                Memory::State(k) if is_ours => {
+                    args.states[usize::from(k) - states.start] = regions.resolve(access.span).cast();
+                }
+                Memory::Scales(k) if is_ours => {
+                    args.scales[usize::from(k) - states.start] = regions.resolve(access.span).cast();
+                }
+                Memory::Copy if is_ours => args.copy = regions.resolve(access.span).cast(),
+                Memory::Ema if is_ours => args.ema = regions.resolve(access.span).cast(),
+                _ => {}
+            }
+        });
+        let record_in = |round, segment: u32| assignment.record(round, segment as usize) as u32;
+        let records: [&dyn Fn(u32) -> u32; 2] =
+            [&|segment| record_in(launch.round, segment), &|segment| record_in(0, segment)];
+        let tiles = tiles(plan, described, &launch.segments, records, |segment| {
+            let span = Span::segment(Memory::Params, plan, segment);
+            // A norm has no parameters, and its tiles an address of zero that is never read.
+            params.map_or(0, |claimed: Span| {
+                assert!(
+                    claimed.start <= span.start && span.end <= claimed.end,
+                    "a tile leaves its op's spans"
+                );
+                regions.resolve(span).expose_provenance() as u64
+            })
+        });
+        args.tile_count = tiles.len() as u64;
+        Launch { args, tiles, moved_bytes }
+    }
+}
+
+/// What every launch on such memories has in common.
+fn stored_args(storage: &Storage, ema_decay: f64) -> InstepStepArgs {
+    let Precision { param, grad, master, moments, rounding } = storage.precision;
+    let (ema_from_sample, ema_weight) = average_weight(ema_decay);
+    InstepStepArgs {
+        control: ptr::null_mut(),
+        segments: ptr::null_mut(),
+        tiles: ptr::null(),
+        tile_count: 0,
+        param_base: ptr::null_mut(),
+        grads: ptr::null_mut(),
+        master: ptr::null_mut(),
+        copy: ptr::null_mut(),
+        ema: ptr::null_mut(),
+        states: [ptr::null_mut(); INSTEP_MAX_STATES as usize],
+        scales: [ptr::null_mut(); INSTEP_MAX_STATES as usize],
+        seed: 0,
+        optimizer: 0,
+        state_count: 0,
+        bucket: 0,
+        param_dtype: dtype_code(param),
+        grad_dtype: dtype_code(grad),
+        copy_dtype: dtype_code(storage.copy.unwrap_or(DType::F32)),
+        master_kind: master_code(master),
+        moments: moments_code(moments),
+        stochastic: (rounding != Rounding::Nearest).into(),
+        zero_grads: 0,
+        local: 0,
+        ema_from_sample,
+        ema_weight,
+        norms: ptr::null_mut(),
+        part: INSTEP_PART_WHOLE,
+    }
+}
+
+/// What stochastic rounding draws by: another one in each round, whose updates are counted alike.
+fn seed(storage: &Storage, round: usize) -> u64 {
+    match storage.precision.rounding {
+        Rounding::Nearest => 0,
+        Rounding::Stochastic { seed } => seed ^ (round as u64) << 48,
+    }
+}
+
+/// As `average_weight` in math.h.
+fn average_weight(beta: f64) -> (u32, f32) {
+    let from_sample = 1.0 - beta >= 0.5;
+    (from_sample.into(), if from_sample { -beta as f32 } else { (1.0 - beta) as f32 })
+}
