@@ -31,7 +31,7 @@ strip "$bundle/tests" "$bundle/instep" "$bundle/release/libinstep_peers.so"
 "$bundle/instep" info | grep "GPU kernels"
 
 "$NVCC" -fatbin -optf kernels/nvcc.flags -I kernels -gencode="arch=compute_$architecture,code=sm_$architecture" \
-    tests/gpu/compare.cu -o "$bundle/conversions.fatbin"
+    tests/cuda/gpu/compare.cu -o "$bundle/conversions.fatbin"
 nccl=$(dirname "$NVCC")/../../nccl/lib/libnccl.so.2
 scripts/one-architecture.py "$nccl" "$architecture" "$bundle/libnccl.so.2"
 strip "$bundle/libnccl.so.2"

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The GPU's kernels run on the CPU: compiled by g++ with a shim, each thread a fiber, against the CPU's kernels bit by bit.
 
-A fault in an index, a tail, a vote or the order of a sum shows here without a GPU. The tests are tests/host_run.rs, which
+A fault in an index, a tail, a vote or the order of a sum shows here without a GPU. The tests are tests/host_run/mod.rs, which
 opens what this compiles, and whole steppers, whose stand-in for a driver launches it. `--sanitize` does it under
 AddressSanitizer and UndefinedBehaviorSanitizer, which also see a read beside a tensor that changes no bit; `--races` finds
 threads in each other's way, and takes ten times as long. `--races precisions` takes the tests of host_run::precisions
@@ -46,11 +46,11 @@ def main():
             # In front of the test program alone: cargo and the compilers run as they are. The program leaks by design.
             runner = ["env", f"LD_PRELOAD={runtime}", "ASAN_OPTIONS=detect_leaks=0", "UBSAN_OPTIONS=print_stacktrace=1"]
             command += ["--config", f"target.'cfg(all())'.runner = {runner}"]
-        names = [f"host_run::{name}" for name in arguments.tests] or ["host_run::", "on_cuda::", "cuda_training::digits"]
+        names = [f"host_run::{name}" for name in arguments.tests] or ["host_run::", "cuda::bitexact::", "cuda::training::digits"]
         listed = subprocess.run([*command, "--", "--include-ignored", "--list", *names], cwd=ROOT, env=environment,
                                 stdout=subprocess.PIPE, text=True)
         if listed.returncode == 0 and ": test" not in listed.stdout:
-            sys.exit(f"host-run lane: no test of tests/host_run.rs is called {' or '.join(arguments.tests)}")
+            sys.exit(f"host-run lane: no test of tests/host_run/mod.rs is called {' or '.join(arguments.tests)}")
         done = subprocess.run([*command, "--", "--include-ignored", *names], cwd=ROOT, env=environment)
     sys.exit(done.returncode)
 

@@ -127,18 +127,18 @@ if [ -z "${INSTEP_NCCL:-}" ]; then
 fi
 facts_before=$(gpu_facts)
 
-short=(on_cuda::a_global_norm on_cuda::what_is_left_out on_cuda::micro_batches)
+short=(cuda::bitexact::a_global_norm cuda::bitexact::what_is_left_out cuda::bitexact::micro_batches)
 stage facts 20 nvidia-smi
 stage info 20 info
 stage kernels 90 run_tests host_run::
-stage steppers 60 run_tests on_cuda:: cuda_training::digits cuda_failures::a_machine cuda_failures::borrowed
-stage conversions 40 run_tests gpu::conversions::
-stage large 60 run_tests gpu::large::
+stage steppers 60 run_tests cuda::bitexact:: cuda::training::digits cuda::failures::a_machine cuda::failures::borrowed
+stage conversions 40 run_tests cuda::gpu::conversions::
+stage large 60 run_tests cuda::gpu::large::
 stage memcheck 60 sanitized memcheck host_run::many_segments host_run::every_optimizer host_run::precisions::what_is \
-    on_cuda::every "${short[@]}"
+    cuda::bitexact::every "${short[@]}"
 stage racecheck 40 sanitized racecheck host_run::many_segments host_run::precisions::what_is "${short[@]}"
 stage initcheck 40 sanitized initcheck "${short[@]}"
-stage nccl 90 run_tests gpu::nccl:: --skip rank_of_two
+stage nccl 90 run_tests cuda::gpu::nccl:: --skip rank_of_two
 bench=(./instep bench --device cuda:0 --kernels bench-kernels.fatbin)
 stage step 90 "${bench[@]}" --only step --json "$OUT/step.json" --svg "$OUT/share.svg"
 stage overlap 45 "${bench[@]}" --only overlap --json "$OUT/overlap.json" --picture "$OUT/pass.svg" --trace "$OUT/trace.json"

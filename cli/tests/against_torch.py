@@ -24,7 +24,7 @@ import torch
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tests/numerics"))
 from papers import Lamb
 
 STEPS = 7

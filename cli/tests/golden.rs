@@ -1,4 +1,4 @@
-//! Replay against the numbers that `torch.optim` made in f64, in the library's `tests/vectors.txt`.
+//! Replay against the numbers that `torch.optim` made in f64, in the library's `tests/numerics/vectors.txt`.
 //!
 //! Seven steps in a row, so errors pile up as they do in training: bound 1e-6 + 5e-6 * |value| for every parameter and
 //! state. The library's own tests hold single steps to derived bounds.
@@ -25,7 +25,7 @@ fn blocks() -> Vec<Block<'static>> {
         }
         rows
     };
-    include_str!("../../tests/vectors.txt").split("\n\n").map(parse).collect()
+    include_str!("../../tests/numerics/vectors.txt").split("\n\n").map(parse).collect()
 }
 
 fn numbers(text: &str) -> Vec<f64> {
@@ -79,8 +79,10 @@ fn seven_steps_stay_with_torch_in_f64() {
             output.tensors.keys().chain(output.metadata.keys().filter(|key| !key.starts_with("step.")));
         assert_eq!(compared, kept.cloned().collect(), "{config}");
     }
-    let made =
-        include_str!("../../tests/vectors.py").lines().filter(|line| line.starts_with("    (\"")).count();
+    let made = include_str!("../../tests/numerics/vectors.py")
+        .lines()
+        .filter(|line| line.starts_with("    (\""))
+        .count();
     assert_eq!(cases.len(), made, "the file is whole");
     println!("largest ratio to the bound: {worst:.3}");
 }

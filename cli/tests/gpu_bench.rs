@@ -12,8 +12,8 @@ use instep::cuda::driver::Shape;
 use instep_cli::{Failure, bench};
 use serde_json::Value;
 
-use crate::stand_in::calls::Call;
-use crate::stand_in::{FOREIGN, StandIn};
+use crate::support::stand_in::calls::Call;
+use crate::support::stand_in::{FOREIGN, StandIn};
 use crate::support::{Folder, assert_refused};
 
 #[derive(Parser)]

@@ -5,16 +5,8 @@
 
 mod support;
 
-#[path = "../../tests/entries.rs"]
-mod entries;
-#[path = "../../tests/hardware.rs"]
-#[allow(dead_code)]
-mod hardware;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 mod host_run;
-#[path = "../../tests/stand_in.rs"]
-#[allow(dead_code)]
-mod stand_in;
 
 mod arbitrary;
 mod bits;

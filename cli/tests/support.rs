@@ -2,6 +2,16 @@
 //!
 //! Must write and read tensor files with the `safetensors` crate only.
 
+// The library's tests have the same modules under `support`, so their files name each other alike in both.
+#[path = "../../tests/support/entries.rs"]
+mod entries;
+#[path = "../../tests/support/hardware.rs"]
+#[allow(dead_code)]
+pub(crate) mod hardware;
+#[path = "../../tests/support/stand_in/mod.rs"]
+#[allow(dead_code)]
+pub(crate) mod stand_in;
+
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::PathBuf;

@@ -9,7 +9,7 @@
  * would be zero, and the step divided by eps alone. For the same reason what is above zero never becomes the code 0.
  * An average that moves by less than half a code stands still, unless it is rounded by chance.
  * With h = 1/254, or 1/510, a value rounded to the nearest code is off by at most (2 sqrt(x/scale) h + h^2) scale,
- * or about 4 (x/scale)^(3/4) h scale, tests/eight_bit.rs. The largest element is kept exactly, so decoding and
+ * or about 4 (x/scale)^(3/4) h scale, tests/precision/eight_bit.rs. The largest element is kept exactly, so decoding and
  * encoding again gives the same codes.
  *
  * A block with a NaN or an infinity is NaN altogether, so that it shows; one whose largest is below 2^-90, where a

@@ -93,7 +93,7 @@ INSTEP_INLINE float canonical(float x) { return x == x ? x : float_of(0x7fffffff
 INSTEP_INLINE double canonical(double x) { return x == x ? x : double_of(0x7ff8000000000000ull); }
 
 /* f32 as bf16, to the nearest, ties to even; NaN becomes 0x7fff. A GPU has an instruction for it, a CPU does it by
- * integers; tests/gpu/conversions.rs holds one against the other. */
+ * integers; tests/cuda/gpu/conversions.rs holds one against the other. */
 INSTEP_INLINE uint16_t bfloat16_by_integers(float x) {
     const uint32_t bits = bits_of(x);
     const uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;

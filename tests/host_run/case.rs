@@ -8,7 +8,7 @@ use instep::{DType, Precision};
 
 use super::machine::{Machine, Shape};
 use super::world::World;
-pub(crate) use crate::hypers::{parts, rule};
+pub(crate) use crate::support::hypers::{parts, rule};
 use crate::support::{Optim, paint, paint_gradient};
 
 #[derive(Clone, Copy, Debug)]

@@ -1,7 +1,7 @@
 /* Launches a GPU kernel on the CPU: blocks one by one, the threads of each as fibers, in an order that is asked for.
  *
  * One symbol, `instep_host_run`, in a shared object that scripts/host-run-lane.py makes of kernels.cu and this, and
- * tests/gpu_kernels.rs opens. Must find a fault by its result or end the program: nothing here returns an error. */
+ * tests/host_run/launch.rs opens. Must find a fault by its result or end the program: nothing here returns an error. */
 #include "cuda_on_cpu.h"
 /* The kernels as nvcc gets them. */
 #include "gpu/kernels.cu"

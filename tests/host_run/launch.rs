@@ -8,7 +8,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ops::DerefMut;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use crate::hardware::{self, Kernels};
+use crate::support::hardware::{self, Kernels};
 
 unsafe extern "C" {
     fn dlopen(path: *const c_char, flags: c_int) -> *mut c_void;

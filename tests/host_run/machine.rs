@@ -9,7 +9,7 @@ use instep::Isa;
 use instep::abi::*;
 
 use super::launch::launch;
-use crate::entries;
+use crate::support::entries;
 
 /// A row's place is the optimizer's number.
 const OPTIMIZERS: &str = include_str!("../../kernels/optimizers.def");

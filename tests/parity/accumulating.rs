@@ -1,7 +1,7 @@
 //! T-DDP-7: micro-batches, learning-rate schedules and errors in mid-backward, against ordinary training in f64.
 //!
-//! Uneven inputs with both divisors, and what is unused, are compared with the bits of one rank in `uneven.rs`,
-//! `passes.rs` and `multirank.rs`. Must hand gradients over in backward's order, one bucket each, so that an error
+//! Uneven inputs with both divisors, and what is unused, are compared with the bits of one rank in `ranks::uneven`,
+//! `stepper::passes` and `ranks::multirank`. Must hand gradients over in backward's order, one bucket each, so that an error
 //! finds steps under way.
 
 use std::num::NonZeroU32;

@@ -1,7 +1,7 @@
 //! The exact clip: one norm, to the bit, for the same reduced gradients, however they are cut, summed and placed.
 //!
-//! That it is the norm after backward with the steps behind it is shown in `inexact_clips.rs`, and that no instruction
-//! set changes a bit of it in `norms.rs`. Rank counts are powers of two, so that sums and means of equal gradients are
+//! That it is the norm after backward with the steps behind it is shown in `stepper::delayed_clips`, and that no instruction
+//! set changes a bit of it in `numerics::norms`. Rank counts are powers of two, so that sums and means of equal gradients are
 //! exact.
 
 use instep::layout::ForeignBucket;

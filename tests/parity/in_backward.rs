@@ -10,8 +10,8 @@ use instep::{Adam, Error, Layout, Mode, ParamId, Result, Sgd, Solo, Stepper};
 
 use super::network::{Activation, Linear, Network, batch, sum};
 use super::{Ordinary, assert_close, assert_like, ids};
-use crate::on_cuda::cuda;
-use crate::reference::{self, Rule};
+use crate::support::device::cuda;
+use crate::support::reference::{self, Rule};
 use crate::support::{MODES, Outcome, assert_same_bits};
 
 const ITERATIONS: usize = 6;

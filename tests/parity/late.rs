@@ -10,7 +10,7 @@ use instep::{
 use super::network::{Network, sum};
 use super::ranks::{RANKS, batch_of, initialise, iterate, layout_of, step_ordinary, three_layers};
 use super::{Ordinary, assert_like, ids};
-use crate::on_cuda::cuda;
+use crate::support::device::cuda;
 use crate::support::{MODES, Optim, Outcome, assert_same_bits};
 
 const ITERATIONS: usize = 6;

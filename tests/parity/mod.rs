@@ -1,7 +1,7 @@
 //! PyTorch's own acceptance tests of the overlapped optimizers, with their configurations, and what they leave out.
 //!
 //! Each test names the one it stands for. What an ordinary optimizer would have done is computed in f64
-//! (`tests/reference.rs`), on gradients of the same network in f64; agreement is within the tolerance of PyTorch's
+//! (`tests/support/reference.rs`), on gradients of the same network in f64; agreement is within the tolerance of PyTorch's
 //! harness for f32. Bits are compared where two of our own runs must agree.
 
 mod accumulating;
@@ -18,7 +18,7 @@ mod resnet;
 
 use instep::{Device, ParamId, Result, Stepper};
 
-use crate::reference::{Rule, Scalar};
+use crate::support::reference::{Rule, Scalar};
 use network::Network;
 
 /// `torch.testing.assert_close` for f32.

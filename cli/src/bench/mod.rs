@@ -9,7 +9,7 @@ mod handover;
 mod overlap;
 mod precisions;
 mod record;
-#[path = "../../../tests/reference.rs"]
+#[path = "../../../tests/support/reference.rs"]
 #[allow(dead_code)]
 mod reference;
 mod statistics;

@@ -1,0 +1,10 @@
+//! Checkpoints: saved, loaded, imported, refused and killed in the middle.
+//!
+//! Each test goes through files or bytes, as a user would.
+
+pub(crate) mod import;
+pub(crate) mod kill;
+pub(crate) mod precision;
+pub(crate) mod refusals;
+pub(crate) mod round_trip;
+pub(crate) mod scalars;

@@ -1,0 +1,117 @@
+//! What a stepper knows beside its tensors, in checkpoints: loss scaler, schedule, the norm to clip by.
+//!
+//! Interrupted everywhere, a run must end in the same file. Must go through bytes only.
+
+use std::io::Cursor;
+
+use instep::checkpoint::{self, Extras, Scalar};
+use instep::layout::DEFAULT_GROUP;
+use instep::{Error, LossScaler, LrSchedule, Mode, ScalerState, Sgd, Solo, Stepper};
+use safetensors::tensor::{Dtype as TensorDtype, TensorView};
+
+use crate::checkpoint::round_trip::bytes_of;
+use crate::support::layout;
+
+const LENGTHS: [usize; 3] = [300, 17, 40];
+
+/// A pass whose gradients are finite, or not.
+fn step(stepper: &mut Stepper, value: f32) {
+    let ids: Vec<_> = stepper.layout().ids().collect();
+    let mut pass = stepper.begin().unwrap();
+    let scale = pass.loss_scale().unwrap() as f32;
+    for id in ids {
+        pass.grads().get_mut(id).unwrap().fill(value * scale);
+    }
+    pass.finish().unwrap();
+}
+
+#[test]
+fn the_loss_scaler_the_schedule_and_the_last_norm_go_on_where_they_stood() {
+    let layout = layout(&LENGTHS);
+    let open = |mode| {
+        let scaler = LossScaler { growth_interval: 3, ..LossScaler::default() };
+        let builder = Stepper::builder(&layout, Sgd { momentum: 0.9, ..Sgd::default() }).mode(mode);
+        let builder = builder.loss_scaler(scaler).clip_by_previous_norm(1e-3);
+        builder.lr_schedule(DEFAULT_GROUP, LrSchedule::step(1.0, 2, 0.5)).host(Solo::default()).unwrap()
+    };
+    let values = [0.5, f32::INFINITY, 0.25, 0.125, 1.0, 0.5, f32::NAN, 2.0];
+    for interrupted in 1..values.len() {
+        let (mut whole, mut second) = (open(Mode::Normed), open(Mode::Sequential));
+        values[..interrupted].iter().for_each(|value| step(&mut whole, *value));
+        let bytes = bytes_of(&whole, &Extras::default());
+        assert_eq!(checkpoint::read(&mut second, Cursor::new(&bytes)).unwrap(), Extras::default());
+        assert_eq!(second.scaler_state().unwrap(), whole.scaler_state().unwrap());
+        for value in &values[interrupted..] {
+            step(&mut whole, *value);
+            step(&mut second, *value);
+        }
+        let (whole, second) = (bytes_of(&whole, &Extras::default()), bytes_of(&second, &Extras::default()));
+        assert!(whole == second, "interrupted behind {interrupted}");
+    }
+}
+
+#[test]
+fn a_scalers_state_without_a_scaler_comes_back_and_half_of_one_is_refused() {
+    let layout = layout(&LENGTHS);
+    let scaled =
+        Stepper::builder(&layout, Sgd::default()).mode(Mode::Normed).loss_scaler(LossScaler::default());
+    let mut scaled = scaled.host(Solo::default()).unwrap();
+    let mut plain = Stepper::host(&layout, Sgd::default(), Solo::default()).unwrap();
+    let kept = checkpoint::read(&mut plain, Cursor::new(bytes_of(&scaled, &Extras::default()))).unwrap();
+    assert_eq!(kept.scalars["scaler.scale"], Scalar::F64(65536.0));
+    let mut again = Vec::new();
+    checkpoint::write(&plain, &kept, &mut again).unwrap();
+    let mut second = Stepper::host(&layout, Sgd::default(), Solo::default()).unwrap();
+    assert_eq!(checkpoint::read(&mut second, Cursor::new(again)).unwrap(), kept, "it is passed on");
+    let refused = checkpoint::write(&scaled, &kept, Vec::new());
+    assert!(matches!(refused, Err(Error::Config { field: "scalars", .. })), "a scaler writes its own");
+    // What a torch file may lack, or say wrongly.
+    let file = |scalars: &[(&str, Scalar)]| {
+        let named: Vec<(String, [u8; 8], TensorDtype)> = scalars
+            .iter()
+            .map(|(name, scalar)| match scalar {
+                Scalar::F64(value) => ((*name).to_owned(), value.to_le_bytes(), TensorDtype::F64),
+                Scalar::U64(value) => ((*name).to_owned(), value.to_le_bytes(), TensorDtype::U64),
+            })
+            .collect();
+        let param = [0u8; 4 * LENGTHS[0]];
+        let mut tensors: Vec<(String, TensorView)> = named
+            .iter()
+            .map(|(name, bytes, dtype)| (name.clone(), TensorView::new(*dtype, vec![], bytes).unwrap()))
+            .collect();
+        tensors
+            .push(("param.p0".into(), TensorView::new(TensorDtype::F32, vec![LENGTHS[0]], &param).unwrap()));
+        safetensors::serialize(tensors, None).unwrap()
+    };
+    let (scale, tracker) = ("scaler.scale", "scaler.growth_tracker");
+    let broken: [&[(&str, Scalar)]; 5] = [
+        &[(scale, Scalar::F64(2.0))],
+        &[(tracker, Scalar::U64(2))],
+        &[(scale, Scalar::U64(2)), (tracker, Scalar::U64(2))],
+        &[(scale, Scalar::F64(-2.0)), (tracker, Scalar::U64(2))],
+        &[(scale, Scalar::F64(2.0)), (tracker, Scalar::U64(1 << 40))],
+    ];
+    for scalars in broken {
+        scaled.write_param(layout.id("p0").unwrap(), &[7.0; LENGTHS[0]]).unwrap();
+        let outcome = checkpoint::import(&mut scaled, Cursor::new(file(scalars)), None);
+        assert!(outcome.is_err(), "{scalars:?}");
+        assert_eq!(scaled.params().unwrap().get(layout.id("p0").unwrap()).unwrap(), [7.0; LENGTHS[0]]);
+    }
+    let fine = file(&[(scale, Scalar::F64(2.0)), (tracker, Scalar::U64(3))]);
+    checkpoint::import(&mut scaled, Cursor::new(fine), None).unwrap();
+    assert_eq!(scaled.scaler_state().unwrap(), ScalerState { scale: 2.0, growth_tracker: 3 });
+}
+
+#[test]
+fn a_run_that_goes_back_to_before_there_was_a_norm_is_not_clipped_by_a_later_one() {
+    let layout = layout(&LENGTHS);
+    let builder = Stepper::builder(&layout, Sgd::default()).clip_by_previous_norm(1e-3);
+    let mut stepper = builder.host(Solo::default()).unwrap();
+    let start = bytes_of(&stepper, &Extras::default());
+    step(&mut stepper, 4.0);
+    let first = bytes_of(&stepper, &Extras::default());
+    checkpoint::read(&mut stepper, Cursor::new(&start)).unwrap();
+    assert_eq!(stepper.previous_norm().unwrap(), None);
+    step(&mut stepper, 4.0);
+    assert!(bytes_of(&stepper, &Extras::default()) == first);
+}

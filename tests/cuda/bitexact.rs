@@ -1,0 +1,295 @@
+//! Steppers on a GPU against steppers on the host: every bit, in every mode, by the same calls.
+//!
+//! Without a GPU the stand-in takes the driver's place, so what is proven here is all but the hardware; with
+//! `INSTEP_REQUIRE_GPU=1` the same tests run on the real device, and in the lane that compiles the kernels for the CPU
+//! on fibers. Must compare with the host device only, never with itself.
+
+use std::num::NonZeroU32;
+
+use instep::cuda::Cuda;
+use instep::hazard::Traced;
+use instep::op::{Action, Op, Stream};
+use instep::{Device, Divisor, Mode, Result, Solo, Stepper, Unused};
+
+use crate::support::device::cuda;
+use crate::support::hardware;
+use crate::support::stand_in::COMPUTE;
+use crate::support::{
+    LENGTHS, MODES, Optim, Options, Outcome, few_optimizers, layout, optimizers, paint_gradient,
+    paint_params, painted, pass,
+};
+
+/// Runs the same trainer on the host and on the GPU.
+fn assert_same(
+    lengths: &[usize],
+    optim: Optim,
+    options: &Options,
+    what: &str,
+    train: impl Fn(&mut dyn Trainer) -> Result<()>,
+) {
+    let layout = layout(lengths);
+    let solo = || Solo::new(options.world_size);
+    let mut host = options.stepper(&layout, optim, solo()).unwrap();
+    let mut gpu = options.stepper_on(&cuda(), &layout, optim, solo()).unwrap();
+    paint_params(&mut host);
+    paint_params(&mut gpu);
+    train(&mut host).unwrap();
+    train(&mut gpu).unwrap();
+    let (host, gpu) = (Outcome::of(&host).unwrap(), Outcome::of(&gpu).unwrap());
+    gpu.assert_same(&host, what);
+    assert_eq!(gpu.status, host.status, "{what}");
+}
+
+/// What a test does with a stepper of either device.
+trait Trainer {
+    fn pass(&mut self, options: &Options, gradient: &mut dyn FnMut(usize, &mut [f32]) -> bool) -> Result<()>;
+    fn accumulate(&mut self, micro_batches: u32) -> Result<()>;
+    fn set_lr(&mut self, lr: f64) -> Result<()>;
+    fn set_frozen(&mut self, param: usize, frozen: bool) -> Result<()>;
+    fn abandon_a_pass(&mut self) -> Result<()>;
+    fn join(&mut self) -> Result<bool>;
+}
+
+impl<D: Device> Trainer for Stepper<D> {
+    fn pass(&mut self, options: &Options, gradient: &mut dyn FnMut(usize, &mut [f32]) -> bool) -> Result<()> {
+        pass(self, options, gradient)
+    }
+
+    /// Each micro-batch replaces the gradients: what matters is that only the last one launches.
+    fn accumulate(&mut self, micro_batches: u32) -> Result<()> {
+        let layout = self.layout().clone();
+        let mut pass = self.begin_accumulating(NonZeroU32::new(micro_batches).unwrap())?;
+        for batch in 0..micro_batches {
+            for (param, id) in layout.ids().enumerate().collect::<Vec<_>>().into_iter().rev() {
+                let len = layout.parameter(id)?.len as usize;
+                let values: Vec<f32> = (0..len).map(|k| paint_gradient(batch as usize, param, k)).collect();
+                pass.write_grad(id, &values)?;
+                pass.grad_ready(id)?;
+            }
+            if batch + 1 < micro_batches {
+                pass.next_micro_batch()?;
+            }
+        }
+        pass.finish()
+    }
+
+    fn set_lr(&mut self, lr: f64) -> Result<()> {
+        Stepper::set_lr(self, instep::layout::DEFAULT_GROUP, lr)
+    }
+
+    fn set_frozen(&mut self, param: usize, frozen: bool) -> Result<()> {
+        let id = self.layout().ids().nth(param).unwrap();
+        Stepper::set_frozen(self, id, frozen)
+    }
+
+    fn abandon_a_pass(&mut self) -> Result<()> {
+        let id = self.layout().ids().last().unwrap();
+        let len = self.layout().parameter(id)?.len as usize;
+        let mut pass = self.begin()?;
+        pass.write_grad(id, &vec![1.0; len])?;
+        pass.grad_ready(id)?;
+        pass.abandon().map(drop)
+    }
+
+    fn join(&mut self) -> Result<bool> {
+        Stepper::join(self)
+    }
+}
+
+fn options(mode: Mode) -> Options {
+    Options { mode, cap: Some(8 << 10), world_size: 3, ..Options::default() }
+}
+
+#[test]
+fn every_optimizer_gives_the_hosts_bits_in_one_mode_or_another() {
+    for (k, optim) in optimizers().into_iter().enumerate() {
+        let options = options(MODES[k % 3]);
+        assert_same(&LENGTHS, optim, &options, &format!("{optim:?} {:?}", options.mode), |trainer| {
+            let gradient = painted(&options);
+            (0..4).try_for_each(|step| {
+                trainer.pass(&options, &mut |param, values| gradient(step, param, values))
+            })
+        });
+    }
+}
+
+#[test]
+fn layouts_without_elements_make_passes_too() {
+    for (mode, unused) in MODES.into_iter().zip([Unused::Skip, Unused::StepZero, Unused::Skip]) {
+        let options = Options { unused, ..options(mode) };
+        assert_same(&[0, 0], few_optimizers()[3], &options, &format!("{mode:?}"), |trainer| {
+            (0..3).try_for_each(|_| trainer.pass(&options, &mut |_, _| true))
+        });
+    }
+}
+
+#[test]
+fn a_global_norm_clips_and_skips_as_on_the_host() {
+    for mode in [Mode::Sequential, Mode::Normed] {
+        let options = Options { max_norm: Some(0.5), skip_nonfinite: true, loss_scale: 8.0, ..options(mode) };
+        for optim in few_optimizers() {
+            assert_same(&[300, 5, 2049], optim, &options, &format!("{optim:?} {mode:?}"), |trainer| {
+                let gradient = painted(&options);
+                (0..5).try_for_each(|step| {
+                    trainer.pass(&options, &mut |param, values| {
+                        let given = gradient(step, param, values);
+                        if step == 2 && param == 0 {
+                            values[17] = f32::INFINITY;
+                        }
+                        given
+                    })
+                })
+            });
+        }
+    }
+}
+
+#[test]
+fn what_is_left_out_frozen_or_abandoned_stays_as_on_the_host() {
+    for (mode, unused) in MODES.into_iter().flat_map(|m| [Unused::Skip, Unused::StepZero].map(|u| (m, u))) {
+        let options = Options { unused, ..options(mode) };
+        assert_same(
+            &[700, 0, 256, 31, 4000],
+            few_optimizers()[2],
+            &options,
+            &format!("{mode:?}"),
+            |trainer| {
+                let gradient = painted(&options);
+                for step in 0..6 {
+                    trainer.set_lr(0.01 / (step + 1) as f64)?;
+                    trainer.set_frozen(3, step % 3 == 1)?;
+                    trainer.pass(&options, &mut |param, values| {
+                        let frozen = param == 3 && step % 3 == 1;
+                        (param + step) % 4 != 0 && !frozen && gradient(step, param, values)
+                    })?;
+                    if step == 3 {
+                        trainer.abandon_a_pass()?;
+                    }
+                }
+                Ok(())
+            },
+        );
+    }
+}
+
+#[test]
+fn micro_batches_and_joined_ranks_give_the_hosts_bits() {
+    for mode in MODES {
+        assert_same(&[300, 5, 2049], few_optimizers()[3], &options(mode), &format!("{mode:?}"), |trainer| {
+            (1..4).try_for_each(|micro_batches| trainer.accumulate(micro_batches))
+        });
+        let options = Options { uneven: Some(Divisor::ContributingRanks), world_size: 1, ..options(mode) };
+        assert_same(&[300, 5], few_optimizers()[1], &options, &format!("{mode:?}, joining"), |trainer| {
+            trainer.accumulate(1)?;
+            assert!(!trainer.join()?, "nobody had data");
+            trainer.accumulate(2)
+        });
+    }
+}
+
+#[test]
+fn a_trainer_that_runs_far_ahead_changes_rates_that_no_earlier_pass_sees() {
+    let options = options(Mode::Eager);
+    assert_same(&[5000], few_optimizers()[0], &options, "rates", |trainer| {
+        let gradient = painted(&options);
+        (0..40).try_for_each(|step| {
+            trainer.set_lr(0.5 / (step + 1) as f64)?;
+            trainer.pass(&options, &mut |param, values| gradient(step, param, values))
+        })
+    });
+}
+
+#[test]
+fn the_latest_status_is_the_last_passs_once_it_has_ended() {
+    let (options, layout) = (Options { max_norm: Some(0.5), ..options(Mode::Normed) }, layout(&[300, 700]));
+    let mut stepper = options.stepper_on(&cuda(), &layout, few_optimizers()[2], Solo::new(3)).unwrap();
+    paint_params(&mut stepper);
+    assert_eq!(stepper.latest_status(), None);
+    let gradient = painted(&options);
+    for step in 0..20 {
+        pass(&mut stepper, &options, |param, values| gradient(step, param, values)).unwrap();
+        let waited = stepper.status().unwrap();
+        assert_eq!(stepper.latest_status(), Some(waited));
+        assert_eq!(waited.pass, step as u64 + 1);
+    }
+}
+
+#[test]
+fn replayed_graphs_are_the_passes_that_they_captured() {
+    for mode in MODES {
+        let max_norm = (mode != Mode::Eager).then_some(0.5);
+        let options = Options { max_norm, ..options(mode) };
+        let lengths = [300, 5, 2049];
+        let layout = layout(&lengths);
+        let (optim, gradient) = (few_optimizers()[3], painted(&options));
+        let mut host = options.stepper(&layout, optim, Solo::new(3)).unwrap();
+        let cuda = capturable();
+        let mut gpu = options.stepper_on(&cuda, &layout, optim, Solo::new(3)).unwrap();
+        paint_params(&mut host);
+        paint_params(&mut gpu);
+        // The gradients stay where the first pass has left them, since sums on one rank change nothing.
+        pass(&mut host, &options, |param, values| gradient(0, param, values)).unwrap();
+        pass(&mut gpu, &options, |param, values| gradient(0, param, values)).unwrap();
+        let captured = gpu
+            .capture(|mut pass| {
+                for id in layout.ids().collect::<Vec<_>>().into_iter().rev() {
+                    pass.grad_ptr(id)?;
+                    pass.grad_ready(id)?;
+                }
+                pass.finish()
+            })
+            .unwrap();
+        for replay in 0..20 {
+            let lr = 0.01 / (replay + 1) as f64;
+            Stepper::set_lr(&mut host, instep::layout::DEFAULT_GROUP, lr).unwrap();
+            Stepper::set_lr(&mut gpu, instep::layout::DEFAULT_GROUP, lr).unwrap();
+            pass(&mut host, &options, |param, values| gradient(0, param, values)).unwrap();
+            // SAFETY: the capture holds no work of the trainer's.
+            unsafe { gpu.replay(&captured).unwrap() };
+            if replay == 11 {
+                // An ordinary pass in between is one more of the same.
+                pass(&mut host, &options, |param, values| gradient(0, param, values)).unwrap();
+                pass(&mut gpu, &options, |param, values| gradient(0, param, values)).unwrap();
+            }
+        }
+        let (host, gpu) = (Outcome::of(&host).unwrap(), Outcome::of(&gpu).unwrap());
+        gpu.assert_same(&host, &format!("{mode:?}"));
+        assert_eq!(gpu.status, host.status);
+    }
+}
+
+/// With a stream that can be captured, which the legacy default one cannot.
+fn capturable() -> Cuda {
+    let cuda = cuda();
+    let stream = match hardware::is_required() {
+        true => hardware::entered(&**cuda.driver(), |driver| driver.create_stream(0)),
+        false => COMPUTE,
+    };
+    cuda.compute_stream(stream)
+}
+
+#[test]
+fn a_recording_holds_what_ran_and_when_the_trainers_stream_stood_still() {
+    for mode in MODES {
+        let options = Options { record: true, unused: Unused::Skip, ..options(mode) };
+        let layout = layout(&[5000, 300, 4000]);
+        let mut stepper = options.stepper_on(&cuda(), &layout, few_optimizers()[2], Solo::new(3)).unwrap();
+        paint_params(&mut stepper);
+        let gradient = painted(&options);
+        for step in 0..4 {
+            pass(&mut stepper, &options, |param, values| param != step && gradient(step, param, values))
+                .unwrap();
+        }
+        let recording = stepper.take_recording().unwrap();
+        assert_eq!(stepper.check(&recording), [], "{mode:?}");
+        let works = |op: &Op| {
+            !matches!(op.action, Action::Wait(_) | Action::Record(_)) && op.stream != Stream::Compute
+        };
+        let submitted = recording.list.iter().filter_map(|entry| match entry {
+            Traced::Op(op) if works(op) => Some(*op),
+            _ => None,
+        });
+        assert_eq!(recording.ran.iter().map(|ran| ran.op).collect::<Vec<_>>(), submitted.collect::<Vec<_>>());
+        assert!(!recording.blocked.is_empty(), "{mode:?}: the trainer reads what was stepped");
+    }
+}

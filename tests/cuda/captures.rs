@@ -1,0 +1,204 @@
+//! What a trainer may do with addresses and captures on a GPU: ask early, err, panic, leave a pass, outlive a stepper.
+//!
+//! On the stand-in, which refuses what a driver refuses: waits across a capture's border, questions inside one, a
+//! stream that is left capturing. Must show after each misdeed that the stepper goes on with the host's bits.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use instep::cuda::{Cuda, CudaDevice};
+use instep::layout::ForeignBucket;
+use instep::{Borrowed, Error, Layout, Mode, Pass, Result, Solo, Stepper, Unused};
+
+use crate::support::stand_in::calls::Call;
+use crate::support::stand_in::{COMPUTE, StandIn};
+use crate::support::{MODES, Options, Outcome, few_optimizers, layout, paint_params, painted, pass};
+
+fn options(mode: Mode) -> Options {
+    Options { mode, cap: Some(1 << 10), record: true, ..Options::default() }
+}
+
+fn gpu() -> (Arc<StandIn>, Cuda) {
+    let stand_in = StandIn::new();
+    let cuda = Cuda::on(stand_in.clone()).compute_stream(COMPUTE);
+    (stand_in, cuda)
+}
+
+#[test]
+fn what_the_trainer_enqueues_up_to_a_hand_over_comes_before_the_sum_however_early_it_asked_for_addresses() {
+    for mode in MODES {
+        let (stand_in, cuda) = gpu();
+        let layout = layout(&[300, 700, 400]);
+        let options = Options { unused: Unused::StepZero, ..options(mode) };
+        let mut stepper = options.stepper_on(&cuda, &layout, few_optimizers()[2], Solo::default()).unwrap();
+        paint_params(&mut stepper);
+        assert_eq!(stepper.plan().buckets().len(), 3);
+        for step in 0..3 {
+            let mut pass = stepper.begin().unwrap();
+            let ids: Vec<_> = layout.ids().collect();
+            for id in &ids {
+                pass.param_ptr(*id).unwrap();
+                pass.grad_ptr(*id).unwrap();
+            }
+            for id in ids.into_iter().rev() {
+                stand_in.take_calls();
+                pass.grad_ready(id).unwrap();
+                let calls = stand_in.take_calls();
+                let marked = calls.iter().find_map(|call| match call {
+                    Call::Record { event, stream: COMPUTE } => Some(*event),
+                    _ => None,
+                });
+                let marked =
+                    marked.unwrap_or_else(|| panic!("{mode:?}, pass {step}: no position: {calls:?}"));
+                let waits = |call: &Call| matches!(call, Call::Wait { event, stream } if *event == marked && *stream != COMPUTE);
+                assert!(calls.iter().any(waits), "{mode:?}, pass {step}: {calls:?}");
+            }
+            pass.finish().unwrap();
+        }
+        let recording = stepper.take_recording().unwrap();
+        assert_eq!(stepper.check(&recording), [], "{mode:?}");
+    }
+}
+
+/// A pass of the trainer's that finishes.
+fn whole(mut pass: Pass<'_, CudaDevice>, layout: &Layout) -> Result<()> {
+    for id in layout.ids().collect::<Vec<_>>().into_iter().rev() {
+        pass.grad_ptr(id)?;
+        pass.grad_ready(id)?;
+    }
+    pass.finish()
+}
+
+type Misdeed = fn(Pass<'_, CudaDevice>, &Layout, &StandIn) -> Result<()>;
+/// What the trainer does, in words and as code, and what it is told.
+type Case = (&'static str, Misdeed, fn(&Error) -> bool);
+
+#[test]
+fn a_capture_that_comes_to_nothing_leaves_the_stepper_as_it_was() {
+    let order = |error: &Error| matches!(error, Error::Order(_));
+    let device = |error: &Error| matches!(error, Error::Device { .. });
+    let misdeeds: [Case; 8] = [
+        ("errs", |_, _, _| Err(Error::Order("made up".into())), order),
+        ("drops its pass", |_, _, _| Ok(()), order),
+        ("gives its pass up", |pass, _, _| pass.abandon().map(drop), order),
+        (
+            "leaks its pass",
+            |pass, _, _| {
+                std::mem::forget(pass);
+                Ok(())
+            },
+            order,
+        ),
+        ("reads", |pass, layout, _| pass.read_param(layout.ids().next().unwrap(), &mut [0.0; 300]), order),
+        ("writes", |mut pass, layout, _| pass.write_grad(layout.ids().next().unwrap(), &[0.0; 300]), order),
+        (
+            "breaks the driver",
+            |pass, layout, gpu| {
+                gpu.break_call("launch");
+                whole(pass, layout)
+            },
+            device,
+        ),
+        (
+            "goes on with a broken driver",
+            |pass, layout, gpu| {
+                gpu.break_call("launch");
+                let _ = whole(pass, layout);
+                Ok(())
+            },
+            device,
+        ),
+    ];
+    for (mode, (what, misdeed, expected)) in MODES.into_iter().flat_map(|mode| misdeeds.map(|m| (mode, m))) {
+        let (stand_in, cuda) = gpu();
+        let (options, optim, layout) = (options(mode), few_optimizers()[3], layout(&[300, 5, 700]));
+        let gradient = painted(&options);
+        let mut host = options.stepper(&layout, optim, Solo::default()).unwrap();
+        let mut gpu = options.stepper_on(&cuda, &layout, optim, Solo::default()).unwrap();
+        paint_params(&mut host);
+        paint_params(&mut gpu);
+        pass(&mut host, &options, |param, values| gradient(0, param, values)).unwrap();
+        pass(&mut gpu, &options, |param, values| gradient(0, param, values)).unwrap();
+        let error = gpu.capture(|pass| misdeed(pass, &layout, &stand_in)).unwrap_err();
+        assert!(expected(&error), "{mode:?}, a trainer that {what}: {error}");
+        stand_in.break_call("nothing");
+        let captured = gpu.capture(|pass| whole(pass, &layout)).unwrap();
+        pass(&mut host, &options, |param, values| gradient(0, param, values)).unwrap();
+        // SAFETY: the capture holds no work of the trainer's.
+        unsafe { gpu.replay(&captured).unwrap() };
+        pass(&mut host, &options, |param, values| gradient(1, param, values)).unwrap();
+        pass(&mut gpu, &options, |param, values| gradient(1, param, values)).unwrap();
+        let (host, gpu) = (Outcome::of(&host).unwrap(), Outcome::of(&gpu).unwrap());
+        gpu.assert_same(&host, &format!("{mode:?}, {what}"));
+        assert_eq!(gpu.status, host.status);
+    }
+}
+
+fn one_pass(cuda: &Cuda, layout: &Layout) -> Stepper<CudaDevice> {
+    let options = options(Mode::Eager);
+    let mut stepper = options.stepper_on(cuda, layout, few_optimizers()[2], Solo::default()).unwrap();
+    paint_params(&mut stepper);
+    let gradient = painted(&options);
+    pass(&mut stepper, &options, |param, values| gradient(0, param, values)).unwrap();
+    stepper
+}
+
+#[test]
+fn a_panic_in_a_capture_is_passed_on_and_no_stream_is_left_capturing() {
+    let ((stand_in, cuda), layout) = (gpu(), layout(&[300]));
+    let mut stepper = one_pass(&cuda, &layout);
+    let panicked = catch_unwind(AssertUnwindSafe(|| stepper.capture(|_| panic!("in the trainer"))));
+    assert_eq!(panicked.unwrap_err().downcast_ref(), Some(&"in the trainer"));
+    assert!(stand_in.take_calls().iter().any(|call| matches!(call, Call::EndCapture { .. })));
+    let captured = stepper.capture(|pass| whole(pass, &layout)).unwrap();
+    // SAFETY: the capture holds no work of the trainer's.
+    unsafe { stepper.replay(&captured).unwrap() };
+}
+
+#[test]
+fn a_stream_that_is_captured_already_is_refused_and_nothing_has_failed() {
+    let ((stand_in, cuda), layout) = (gpu(), layout(&[300]));
+    let mut stepper = one_pass(&cuda, &layout);
+    stand_in.break_call("begin_capture");
+    let refused = stepper.capture(|pass| whole(pass, &layout)).unwrap_err();
+    assert!(matches!(refused, Error::Device { call: "begin_capture", .. }), "{refused}");
+    stepper.status().unwrap();
+    stepper.capture(|pass| whole(pass, &layout)).unwrap_err();
+    stepper.close().unwrap();
+}
+
+#[test]
+fn a_capture_that_has_outlived_its_stepper_is_no_other_steppers() {
+    let ((_, cuda), layout) = (gpu(), layout(&[300]));
+    let mut captures = Vec::new();
+    // Where the last stepper's plan lay, the next one's may.
+    for _ in 0..8 {
+        let mut stepper = one_pass(&cuda, &layout);
+        for captured in &captures {
+            // SAFETY: refused before anything is touched.
+            let refused = unsafe { stepper.replay(captured) };
+            assert!(matches!(refused, Err(Error::Order(_))), "{refused:?}");
+        }
+        captures.push(stepper.capture(|pass| whole(pass, &layout)).unwrap());
+    }
+}
+
+#[test]
+fn a_tensor_that_ends_outside_the_gpus_memory_is_refused() {
+    let (_, cuda) = gpu();
+    let layout = layout(&[3000]);
+    let id = layout.ids().next().unwrap();
+    let driver = cuda.driver();
+    driver.enter().unwrap();
+    let memory = driver.allocate(40_000, COMPUTE).unwrap();
+    driver.leave();
+    // Of the weights' 12,000 bytes the last are behind the allocation.
+    let [weights, grads] =
+        [32_000, 0].map(|at| std::ptr::with_exposed_provenance_mut::<f32>(memory.0 as usize + at));
+    let memory = Borrowed::new().param(id, weights).bucket(ForeignBucket::new(3000).gradient(id, 0), grads);
+    let builder = few_optimizers()[0].builder(&layout).unused(Unused::StepZero);
+    // SAFETY: refused before anything is touched.
+    let refused = unsafe { builder.cuda_borrowing(Solo::default(), memory, &cuda) };
+    let error = refused.map(drop).unwrap_err().to_string();
+    assert!(error.contains("a tensor ends at"), "{error}");
+}

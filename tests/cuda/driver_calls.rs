@@ -1,0 +1,264 @@
+//! The driver's calls, held against the op list that they come from: every wait, record, launch and fill, in order.
+//!
+//! The list is proven free of races by the checker; here each op is translated by hand, so a device that left a wait
+//! out, launched on another stream or cut another grid would differ. Must not call the library to know what it should
+//! do.
+
+use std::collections::{HashMap, HashSet};
+
+use instep::abi::{INSTEP_GPU_THREADS, INSTEP_TILE_ELEMENTS};
+use instep::cuda::driver::Shape;
+use instep::cuda::{Cuda, External};
+use instep::hazard::Traced;
+use instep::layout::Plan;
+use instep::op::{Action, Op, Phase, Stream, Ticket};
+use instep::{Error, EventHandle, Mode, Solo, StreamHandle, Unused};
+
+use crate::support::stand_in::calls::Call;
+use crate::support::stand_in::{COMPUTE, StandIn};
+use crate::support::{MODES, Options, few_optimizers, layout, paint_params, painted, pass};
+
+const LENGTHS: [usize; 5] = [70_000, 0, 300, 2049, 40_000];
+
+/// What one op must become; waits of the trainer's come when it touches something, so they are held apart.
+fn expected(op: &Op, plan: &Plan, streams: &HashMap<Stream, StreamHandle>, most: u32) -> Option<Call> {
+    let stream = streams[&op.stream];
+    let tiles = |bucket: u32| {
+        let segments = plan.segments_of(&plan.buckets()[bucket as usize]);
+        segments.iter().map(|s| s.len.div_ceil(INSTEP_TILE_ELEMENTS.into()) as u32).sum::<u32>()
+    };
+    let launch = |kernel, blocks, threads| Call::Launch { kernel, shape: Shape { blocks, threads }, stream };
+    match op.action {
+        Action::Wait(_) | Action::Record(_) | Action::Collective { .. } | Action::Release(_) => None,
+        Action::Control(Phase::Begin) => Some(launch("instep_begin", 1, INSTEP_GPU_THREADS)),
+        Action::Control(Phase::Decide | Phase::DecideBucket { .. }) => Some(launch("instep_decide", 1, 1)),
+        Action::Control(Phase::Publish) => Some(launch("instep_publish", 1, 1)),
+        // The stand-in has two multiprocessors.
+        Action::Norm { bucket } => {
+            Some(launch("instep_norm", tiles(bucket).min(8).min(most), INSTEP_GPU_THREADS))
+        }
+        Action::Step { bucket } => {
+            Some(launch("instep_step_adam", tiles(bucket).min(most), INSTEP_GPU_THREADS))
+        }
+        Action::Zero(span) => Some(Call::Zero { stream, bytes: span.end - span.start }),
+    }
+}
+
+/// Walks both lists at once; returns how many waits and launches a pass of the steady state makes per stream.
+fn assert_calls(ops: &[Op], calls: &[Call], plan: &Plan, streams: &HashMap<Stream, StreamHandle>, most: u32) {
+    let mut events: HashMap<Ticket, EventHandle> = HashMap::new();
+    // Events that the host asks for are of copies, which no op makes.
+    let asked = |call: &Call| if let Call::Query { event } = call { Some(*event) } else { None };
+    let asked: HashSet<EventHandle> = calls.iter().filter_map(asked).collect();
+    let mut calls = calls.iter().filter(|call| match call {
+        // To measure takes events, as many as ops are measured.
+        Call::Query { .. } | Call::Copy { .. } | Call::Make { .. } => false,
+        Call::Record { event, .. } => !asked.contains(event),
+        _ => true,
+    });
+    // The trainer's waits are owed when they are written, and paid at its next touch.
+    let mut owed: Vec<Ticket> = Vec::new();
+    let mut next = |owed: &mut Vec<Ticket>, events: &HashMap<Ticket, EventHandle>| loop {
+        match calls.next() {
+            Some(Call::Wait { stream, event }) if *stream == COMPUTE => {
+                let paid = owed.iter().position(|ticket| events[ticket] == *event);
+                owed.remove(paid.unwrap_or_else(|| panic!("the trainer waits for {event:?}: {owed:?}")));
+            }
+            other => return other.copied(),
+        }
+    };
+    for op in ops {
+        match op.action {
+            Action::Wait(ticket) if op.stream == Stream::Compute => {
+                // A later position of the same stream stands for an earlier one that is still owed.
+                owed.retain(|earlier| earlier.stream != ticket.stream);
+                owed.push(ticket);
+            }
+            Action::Wait(ticket) => {
+                let call = Call::Wait { stream: streams[&op.stream], event: events[&ticket] };
+                assert_eq!(next(&mut owed, &events), Some(call), "{op}");
+            }
+            Action::Record(ticket) => match next(&mut owed, &events) {
+                Some(Call::Record { event, stream }) if stream == streams[&op.stream] => {
+                    // An event of a ring names its newest position only.
+                    events.retain(|_, other| *other != event);
+                    events.insert(ticket, event);
+                }
+                other => panic!("{op}: {other:?}"),
+            },
+            _ => {
+                if let Some(call) = expected(op, plan, streams, most) {
+                    assert_eq!(next(&mut owed, &events), Some(call), "{op}");
+                }
+                if op.action == Action::Control(Phase::Begin) {
+                    // Behind it the settings' slot is free again.
+                    let freed = next(&mut owed, &events);
+                    assert!(
+                        matches!(freed, Some(Call::Record { stream, .. }) if stream == streams[&op.stream])
+                    );
+                }
+            }
+        }
+    }
+    assert_eq!(next(&mut owed, &events), None, "calls that no op asked for");
+}
+
+fn ops(list: &[Traced]) -> Vec<Op> {
+    list.iter().filter_map(|entry| if let Traced::Op(op) = entry { Some(*op) } else { None }).collect()
+}
+
+/// The trainer's, and those that a stepper with steps of priority -1 has just made.
+fn streams(stand_in: &StandIn) -> HashMap<Stream, StreamHandle> {
+    let made = stand_in.take_calls();
+    let with = |wanted: i32| {
+        let stream = made.iter().find_map(|call| match call {
+            Call::CreateStream { stream, priority } if *priority == wanted => Some(*stream),
+            _ => None,
+        });
+        stream.unwrap()
+    };
+    let (reduce, optim) = (with(i32::MIN), with(-1));
+    HashMap::from([(Stream::Compute, COMPUTE), (Stream::Reduce, reduce), (Stream::Optim, optim)])
+}
+
+#[test]
+fn every_op_becomes_its_call_and_nothing_else_is_called() {
+    let ways = [(None, false), (Some(3), false), (None, true)];
+    for (mode, (most, per_bucket)) in MODES.into_iter().flat_map(|mode| ways.map(|way| (mode, way))) {
+        let max_norm = (mode == Mode::Normed && !per_bucket).then_some(1.0);
+        let options = Options {
+            mode,
+            max_norm,
+            unused: Unused::Skip,
+            cap: Some(64 << 10),
+            world_size: 2,
+            record: true,
+            ..Options::default()
+        };
+        let (stand_in, layout) = (StandIn::new(), layout(&LENGTHS));
+        let mut cuda = Cuda::on(stand_in.clone()).compute_stream(COMPUTE).optim_priority(-1);
+        if let Some(most) = most {
+            cuda = cuda.max_blocks(most);
+        }
+        let builder = options.builder(&layout, few_optimizers()[2]);
+        let builder = if per_bucket { builder.clip_per_bucket(1.0) } else { builder };
+        // SAFETY: the stand-in's stream is a number.
+        let mut stepper = unsafe { builder.cuda(Solo::new(2), &cuda).unwrap() };
+        let streams = streams(&stand_in);
+        paint_params(&mut stepper);
+        let gradient = painted(&options);
+        for step in 0..6 {
+            pass(&mut stepper, &options, |param, values| {
+                (param + step) % 3 != 0 && gradient(step, param, values)
+            })
+            .unwrap();
+        }
+        let list = ops(&stepper.take_recording().unwrap().list);
+        let calls = stand_in.take_calls();
+        assert!(list.len() > 100, "{mode:?}");
+        assert_calls(&list, &calls, stepper.plan(), &streams, most.unwrap_or(u32::MAX));
+        let launched = |kernel: &str| {
+            let same = |call: &&Call| matches!(call, Call::Launch { kernel: k, .. } if *k == kernel);
+            calls.iter().filter(same).count()
+        };
+        let buckets = stepper.plan().buckets().iter().filter(|bucket| bucket.len > 0).count();
+        assert_eq!(launched("instep_step_adam"), 6 * buckets, "one launch per bucket: {mode:?}");
+        if per_bucket {
+            let decided = ["instep_norm", "instep_decide"].map(launched);
+            assert_eq!(decided, [6 * buckets; 2], "one of each per bucket: {mode:?}");
+        }
+    }
+}
+
+#[test]
+fn sums_of_others_are_waited_for_by_their_events_in_front_of_their_steps() {
+    let (stand_in, layout) = (StandIn::new(), layout(&[300, 700]));
+    let cuda = Cuda::on(stand_in.clone()).compute_stream(COMPUTE);
+    let sums = External::new(&cuda, 0, 4);
+    let options = Options { cap: Some(1 << 10), unused: Unused::StepZero, ..Options::default() };
+    let options = Options { mode: Mode::Eager, ..options };
+    let mut stepper = options.stepper_on(&cuda, &layout, few_optimizers()[0], sums.clone()).unwrap();
+    paint_params(&mut stepper);
+    for (round, named) in [[7001, 7002], [7003, 7001]].into_iter().enumerate() {
+        stand_in.take_calls();
+        let mut pass = stepper.begin().unwrap();
+        for (param, id) in layout.ids().enumerate().collect::<Vec<_>>().into_iter().rev() {
+            pass.grad_ptr(id).unwrap();
+            // SAFETY: the stand-in's events are numbers.
+            unsafe { sums.reduced(1 - param as u32, EventHandle(named[1 - param])) };
+            pass.grad_ready(id).unwrap();
+        }
+        pass.finish().unwrap();
+        let calls = stand_in.take_calls();
+        let at = |wanted: &dyn Fn(&Call) -> bool| calls.iter().position(wanted).unwrap();
+        let steps: Vec<usize> = (0..calls.len())
+            .filter(|k| matches!(calls[*k], Call::Launch { kernel: "instep_step_sgd", .. }))
+            .collect();
+        assert_eq!(steps.len(), 2, "round {round}");
+        for (bucket, step) in steps.into_iter().enumerate() {
+            let is_wait = |call: &Call| matches!(call, Call::Wait { event, .. } if event.0 == named[bucket]);
+            let waited = at(&is_wait);
+            let Call::Wait { stream: reduce, .. } = calls[waited] else { unreachable!() };
+            // The reduce stream's next position is what the step's stream waits for.
+            let marked = calls[waited..].iter().find_map(|call| match call {
+                Call::Record { event, stream } if *stream == reduce => Some(*event),
+                _ => None,
+            });
+            let Call::Launch { stream: optim, .. } = calls[step] else { unreachable!() };
+            let ordered = Call::Wait { stream: optim, event: marked.unwrap() };
+            assert!(calls[waited..step].contains(&ordered), "round {round}, bucket {bucket}: {calls:?}");
+        }
+    }
+    // Each event stands for one sum: a bucket whose event nobody has named is not stepped.
+    // A gradient that nobody has asked for is none that anybody has summed.
+    let [first, last] = [layout.ids().next().unwrap(), layout.ids().last().unwrap()];
+    let mut pass = stepper.begin().unwrap();
+    pass.grad_ptr(last).unwrap();
+    let refused = pass.finish().unwrap_err();
+    assert!(matches!(&refused, Error::Order(why) if why.contains("p0")), "{refused}");
+    sums.forget();
+    let mut pass = stepper.begin().unwrap();
+    pass.grad_ptr(first).unwrap();
+    pass.grad_ptr(last).unwrap();
+    pass.grad_ready(last).unwrap();
+    let error = pass.finish().unwrap_err();
+    assert!(matches!(error.cause(), Error::Order(why) if why.contains("bucket 0")), "{error}");
+    let counted = Options { unused: Unused::Skip, ..options };
+    let refused = counted.stepper_on(&cuda, &layout, few_optimizers()[0], sums).map(drop).unwrap_err();
+    assert!(refused.to_string().starts_with("unused = Skip"), "{refused}");
+}
+
+#[test]
+fn a_steady_pass_makes_nothing_and_each_bucket_costs_one_wait_and_one_launch() {
+    let (stand_in, layout) = (StandIn::new(), layout(&[5000, 20_000, 300, 2049, 40_000]));
+    let cuda = Cuda::on(stand_in.clone()).compute_stream(COMPUTE).optim_priority(-1);
+    let options = Options { mode: Mode::Eager, cap: Some(16 << 10), world_size: 2, ..Options::default() };
+    let mut stepper = options.stepper_on(&cuda, &layout, few_optimizers()[2], Solo::new(2)).unwrap();
+    let optim = streams(&stand_in)[&Stream::Optim];
+    paint_params(&mut stepper);
+    let buckets = stepper.plan().buckets().len();
+    assert_eq!(buckets, 3);
+    let gradient = painted(&options);
+    for step in 0..20 {
+        pass(&mut stepper, &options, |param, values| gradient(step, param, values)).unwrap();
+        let calls = stand_in.take_calls();
+        if step < 2 {
+            continue;
+        }
+        let made = calls.iter().find(|call| matches!(call, Call::Make { .. } | Call::CreateStream { .. }));
+        assert_eq!(made, None, "in pass {step}");
+        let waits = |call: &&Call| matches!(call, Call::Wait { stream, .. } if *stream == optim);
+        assert_eq!(calls.iter().filter(waits).count(), buckets, "waits in pass {step}");
+        let launched: Vec<_> = calls
+            .iter()
+            .filter_map(|call| match call {
+                Call::Launch { kernel, stream, .. } => Some((*kernel, *stream)),
+                _ => None,
+            })
+            .collect();
+        let (mut expected, step_kernel) = (vec![("instep_begin", optim)], ("instep_step_adam", optim));
+        expected.extend(vec![step_kernel; buckets]);
+        expected.push(("instep_publish", optim));
+        assert_eq!(launched, expected, "launches in pass {step}");
+    }
+}

@@ -1,0 +1,300 @@
+//! NCCL on one GPU: a group of one, and groups of two processes that share the device, which NCCL 2.30 permits.
+//!
+//! Each rank of two is this binary again, told by environment variables which scene to play; the parent ends a rank
+//! that hangs. Must not be satisfied by a group of one where the scene is about two: there NCCL launches nothing.
+
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use instep::collective::{Call, CollectiveKind};
+use instep::cuda::{Nccl, nccl};
+use instep::dtype::DType;
+use instep::{Collective, Error, Place};
+
+use super::memory::Gpu;
+
+const DEADLINE: Duration = Duration::from_secs(20);
+/// Around the parts that NCCL cuts a buffer into, and a bucket of 25 MiB.
+const COUNTS: [usize; 6] = [1, 3, 256, 4097, 1 << 20, 25 << 18];
+
+fn call(gpu: &Gpu, kind: CollectiveKind, src: *mut f32, dst: *mut f32, count: usize, pass: u64) -> Call {
+    Call {
+        kind,
+        pass,
+        bucket: Some(0),
+        dtype: DType::F32,
+        src: src.cast(),
+        dst: dst.cast(),
+        bytes: count as u64 * 4,
+        agreement: 7,
+        deadline: DEADLINE,
+        stream: gpu.stream(),
+    }
+}
+
+fn enqueue(comm: &Nccl, call: &Call) -> Result<(), Error> {
+    // SAFETY: device memory of the call's length, touched again only after the stream has been waited for.
+    unsafe { comm.enqueue(call) }
+}
+
+/// Small dyadic numbers: sums of them are exact, in any order.
+fn values(rank: u32, count: usize) -> Vec<f32> {
+    (0..count).map(|k| ((k * 31 + rank as usize * 17) % 509) as f32 / 8.0).collect()
+}
+
+#[test]
+#[ignore = "benches/gpu/run.sh runs it: needs a GPU and NCCL"]
+fn a_group_of_one_sums_copies_closes_and_gives_its_memory_back() {
+    let gpu = Gpu::open();
+    let comm = Nccl::connect(&nccl::Options::default()).unwrap();
+    assert!(comm.reaches(Place::Cuda(0)) && !comm.reaches(Place::Host) && !comm.reaches(Place::Cuda(1)));
+    comm.agree(1, DEADLINE).unwrap();
+    for count in COUNTS {
+        let memory = comm.allocate(count as u64 * 4).unwrap().expect("NCCL 2.19 makes memory");
+        assert!(memory.address().addr().is_multiple_of(256));
+        let (own, other) = (memory.address().cast::<f32>(), gpu.upload(&vec![0.0; count]));
+        gpu.write(own, &values(0, count));
+        for kind in [CollectiveKind::AllReduce, CollectiveKind::Broadcast] {
+            enqueue(&comm, &call(&gpu, kind, own, own, count, 0)).unwrap();
+            enqueue(&comm, &call(&gpu, kind, own, other, count, 0)).unwrap();
+            assert_eq!(gpu.read(own, count), values(0, count));
+            assert_eq!(gpu.read(other, count), values(0, count));
+        }
+        comm.check().unwrap();
+    }
+    let memory = comm.allocate(4096).unwrap();
+    let handle = comm.clone();
+    comm.close().unwrap();
+    assert!(matches!(handle.check(), Err(Error::Order(_))));
+    assert!(matches!(handle.clone().close(), Err(Error::Order(_))));
+    drop(memory);
+    // Dropped, not closed.
+    drop(Nccl::connect(&nccl::Options::default()).unwrap());
+}
+
+#[test]
+#[ignore = "benches/gpu/run.sh runs it: needs a GPU and NCCL"]
+fn an_aborted_group_answers_with_the_cause_ever_after() {
+    let gpu = Gpu::open();
+    let comm = Nccl::connect(&nccl::Options::default()).unwrap();
+    let memory = comm.allocate(4096).unwrap().unwrap();
+    let address = memory.address().cast::<f32>();
+    let cause = Error::Order("the trainer gave up".to_owned());
+    comm.abort(&cause);
+    comm.abort(&Error::Order("again".to_owned()));
+    let refused = enqueue(&comm, &call(&gpu, CollectiveKind::AllReduce, address, address, 1024, 0));
+    assert_eq!(refused, Err(cause.clone()));
+    assert_eq!(comm.check(), Err(cause.clone()));
+    assert_eq!(comm.agree(1, DEADLINE), Err(cause.clone()));
+    drop(memory);
+    assert_eq!(comm.close(), Err(cause));
+}
+
+#[test]
+#[ignore = "benches/gpu/run.sh runs it: needs a GPU and NCCL"]
+fn an_id_of_the_callers_makes_a_group_that_cannot_keep_a_ledger() {
+    let id = nccl::unique_id().unwrap();
+    let ledger = nccl::Options { ledger: true, ..Default::default() };
+    assert!(matches!(Nccl::with_id(&ledger, id), Err(Error::Config { field: "ledger", .. })));
+    let comm = Nccl::with_id(&nccl::Options::default(), id).unwrap();
+    comm.agree(1, DEADLINE).unwrap();
+    comm.close().unwrap();
+}
+
+#[test]
+#[ignore = "benches/gpu/run.sh runs it: needs a GPU and NCCL"]
+fn a_gpu_that_is_not_there_is_named() {
+    let options = nccl::Options { device: 4096, ..Default::default() };
+    match Nccl::connect(&options) {
+        Err(Error::Unsupported { what, have }) => {
+            assert_eq!(what, "cuda:4096");
+            assert!(have.starts_with("cuda:0"), "{have}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+// What two ranks play, and what each of them is expected to come to.
+
+fn sums(comm: Nccl, gpu: &Gpu) {
+    let rank = comm.rank();
+    for (pass, count) in (0..).zip(COUNTS) {
+        let memory = comm.allocate(count as u64 * 4).unwrap().unwrap();
+        for own in [memory.address().cast::<f32>(), gpu.upload(&vec![0.0; count])] {
+            gpu.write(own, &values(rank, count));
+            enqueue(&comm, &call(gpu, CollectiveKind::AllReduce, own, own, count, pass)).unwrap();
+            let sum: Vec<f32> = values(0, count).iter().zip(values(1, count)).map(|(a, b)| a + b).collect();
+            assert_eq!(gpu.read(own, count), sum, "{count} elements");
+            let other = gpu.upload(&vec![-1.0; count]);
+            gpu.write(own, &values(rank, count));
+            enqueue(&comm, &call(gpu, CollectiveKind::Broadcast, own, other, count, pass)).unwrap();
+            assert_eq!(gpu.read(other, count), values(0, count), "{count} elements");
+        }
+        comm.check().unwrap();
+    }
+    comm.agree(3, DEADLINE).unwrap();
+    comm.close().unwrap();
+}
+
+fn differing(comm: Nccl, _: &Gpu) {
+    let rank = u64::from(comm.rank());
+    comm.agree(3, DEADLINE).unwrap();
+    assert!(matches!(comm.agree(rank, DEADLINE), Err(Error::Mismatch { rank: 0, other_rank: 1, .. })));
+    assert!(matches!(comm.check(), Err(Error::Mismatch { .. })));
+}
+
+/// Run with the ledger: without it the ranks would hang.
+fn out_of_order(comm: Nccl, gpu: &Gpu) {
+    let memory = gpu.upload(&[1.0; 1024]);
+    enqueue(&comm, &call(gpu, CollectiveKind::AllReduce, memory, memory, 1024, 0)).unwrap();
+    let (kind, count) =
+        [(CollectiveKind::AllReduce, 1024), (CollectiveKind::AllReduce, 512)][comm.rank() as usize];
+    match enqueue(&comm, &call(gpu, kind, memory, memory, count, 1)) {
+        Err(Error::Mismatch { ours, theirs, .. }) => {
+            assert!(ours.contains("4096 bytes") && theirs.contains("2048 bytes"), "{ours} {theirs}");
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(gpu.read(memory, 1), [2.0], "the good one came through and the bad one did not start");
+}
+
+/// Rank 1 dies; rank 0 has a sum on its stream that can never end.
+fn dying(comm: Nccl, gpu: &Gpu) {
+    let memory = gpu.upload(&[1.0; 1024]);
+    enqueue(&comm, &call(gpu, CollectiveKind::AllReduce, memory, memory, 1024, 0)).unwrap();
+    assert_eq!(gpu.read(memory, 1), [2.0]);
+    if comm.rank() == 1 {
+        std::process::exit(0);
+    }
+    enqueue(&comm, &call(gpu, CollectiveKind::AllReduce, memory, memory, 1024, 1))
+        .or_else(|error| if matches!(error, Error::PeerLost { rank: 1, .. }) { Ok(()) } else { Err(error) })
+        .unwrap();
+    let since = Instant::now();
+    let lost = loop {
+        match comm.check() {
+            Ok(()) => assert!(since.elapsed() < DEADLINE, "nobody missed rank 1"),
+            Err(error) => break error,
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    assert!(matches!(lost, Error::PeerLost { rank: 1, .. }), "{lost}");
+    comm.abort(&lost);
+    assert!(gpu.ends(DEADLINE, || {}), "the abort did not end the sum");
+    assert_eq!(comm.check(), Err(lost));
+}
+
+/// Rank 1 gives up; rank 0 waits for a sum and learns why it will not come.
+fn giving_up(comm: Nccl, gpu: &Gpu) {
+    let memory = gpu.upload(&[1.0; 1024]);
+    enqueue(&comm, &call(gpu, CollectiveKind::AllReduce, memory, memory, 1024, 0)).unwrap();
+    assert_eq!(gpu.read(memory, 1), [2.0]);
+    if comm.rank() == 1 {
+        comm.abort(&Error::Order("the trainer gave up".to_owned()));
+        assert!(matches!(comm.close(), Err(Error::Order(_))));
+        return;
+    }
+    let mut seen = enqueue(&comm, &call(gpu, CollectiveKind::AllReduce, memory, memory, 1024, 1)).err();
+    let ended = gpu.ends(DEADLINE, || {
+        if let (None, Err(error)) = (&seen, comm.check()) {
+            comm.abort(&error);
+            seen = Some(error);
+        }
+    });
+    assert!(ended, "the abort did not end the sum");
+    match seen.or_else(|| comm.check().err()) {
+        Some(Error::PeerLost { rank: 1, why }) => assert!(why.contains("gave up"), "{why}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Rank 1 drops its communicator where rank 0 closes it.
+fn dropping(comm: Nccl, gpu: &Gpu) {
+    let memory = gpu.upload(&[1.0; 1024]);
+    enqueue(&comm, &call(gpu, CollectiveKind::AllReduce, memory, memory, 1024, 0)).unwrap();
+    assert_eq!(gpu.read(memory, 1), [2.0]);
+    if comm.rank() == 0 {
+        return comm.close().unwrap();
+    }
+    drop(comm);
+    // Its thread needs the process for a while.
+    std::thread::sleep(Duration::from_secs(5));
+}
+
+type Scene = (&'static str, fn(Nccl, &Gpu));
+
+const SCENES: [Scene; 6] = [
+    ("sums", sums),
+    ("differing", differing),
+    ("out_of_order", out_of_order),
+    ("dying", dying),
+    ("giving_up", giving_up),
+    ("dropping", dropping),
+];
+
+/// Not a case of its own: a rank that one of the tests below has started.
+#[test]
+#[ignore = "tests/cuda/gpu/nccl.rs starts it: a process of its own per rank"]
+fn rank_of_two() {
+    let scene = std::env::var("INSTEP_TEST_SCENE");
+    let found = SCENES.iter().find(|(name, _)| scene.as_deref() == Ok(name));
+    let (_, play) = found.expect("a scene, which the tests below name");
+    let gpu = Gpu::open();
+    play(Nccl::from_environment().unwrap(), &gpu);
+}
+
+/// A child that does not outlive the test.
+struct Rank(Child);
+
+impl Drop for Rank {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn two_ranks_play(scene: &str) {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let start = |rank: u32| {
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", "cuda::gpu::nccl::rank_of_two", "--ignored", "--nocapture"]);
+        child.envs([("RANK", rank.to_string()), ("MASTER_PORT", port.to_string())]);
+        child.envs([("WORLD_SIZE", "2"), ("LOCAL_RANK", "0"), ("MASTER_ADDR", "127.0.0.1")]);
+        child.envs([("NCCL_MULTI_RANK_GPU_ENABLE", "1"), ("NCCL_MAX_CTAS", "2")]);
+        child.envs([("INSTEP_TEST_SCENE", scene), ("INSTEP_DEADLINE_MS", "30000")]);
+        child.env("INSTEP_LEDGER", if scene == "out_of_order" { "1" } else { "0" });
+        Rank(child.stdout(Stdio::null()).spawn().unwrap())
+    };
+    let mut ranks = [start(0), start(1)];
+    let since = Instant::now();
+    for (rank, child) in ranks.iter_mut().enumerate() {
+        let status = loop {
+            match child.0.try_wait().unwrap() {
+                Some(status) => break status,
+                None => assert!(since.elapsed() < 4 * DEADLINE, "rank {rank} of {scene} hangs"),
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        assert!(status.success(), "rank {rank} of {scene}: {status}");
+    }
+}
+
+macro_rules! two_ranks {
+    ($($sentence:ident: $scene:literal;)*) => {
+        $(
+            #[test]
+            #[ignore = "benches/gpu/run.sh runs it: needs a GPU and NCCL 2.30"]
+            fn $sentence() {
+                two_ranks_play($scene);
+            }
+        )*
+    };
+}
+
+two_ranks! {
+    two_ranks_sum_and_broadcast_exactly: "sums";
+    two_ranks_that_disagree_both_get_a_mismatch: "differing";
+    with_the_ledger_two_ranks_out_of_order_get_a_mismatch_and_do_not_hang: "out_of_order";
+    a_rank_whose_peer_dies_gets_its_name_and_its_stream_back: "dying";
+    a_rank_whose_peer_gives_up_learns_why: "giving_up";
+    one_rank_may_drop_what_the_other_closes: "dropping";
+}

@@ -1,0 +1,58 @@
+//! The documents: each link leads to a file, and each guarantee names tests that run.
+//!
+//! A module that is only listed in a `mod.rs` without being reachable from tests/main.rs does not count as run.
+
+use std::path::Path;
+
+use super::{ROOT, read};
+
+#[test]
+fn every_link_of_the_documents_leads_somewhere_and_ci_runs_every_example() {
+    let mut checked = 0;
+    for (folder, document) in [("docs", "originals.md"), ("", "README.md"), ("", "CONTRIBUTING.md")] {
+        let folder = Path::new(ROOT).join(folder);
+        let text = read(&folder.join(document));
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            if !link.starts_with("http") {
+                assert!(folder.join(link).exists(), "{document} links to {link}");
+                checked += 1;
+            }
+        }
+    }
+    assert!(checked > 30, "the scan finds links");
+    let ci = read(&Path::new(ROOT).join(".ci/run"));
+    assert!(ci.contains("for example in examples/*.rs; do"), "CI runs all examples");
+}
+
+#[test]
+fn every_guarantee_names_tests_that_exist() {
+    let readme = read(&Path::new(ROOT).join("README.md"));
+    let table = readme.lines().skip_while(|line| !line.starts_with("| What you may count on")).skip(2);
+    let rows: Vec<&str> = table.take_while(|line| line.starts_with("| ")).collect();
+    assert!(rows.len() > 8);
+    for row in rows {
+        let named: Vec<&str> = row.split('`').filter(|word| word.ends_with(".rs")).collect();
+        assert!(!named.is_empty(), "no test is named: {row}");
+        for path in named {
+            assert!(Path::new(ROOT).join(path).is_file(), "{path} does not exist: {row}");
+            let runs = !path.starts_with("tests/") || path == "tests/allocations.rs" || is_in_the_crate(path);
+            assert!(runs, "{path} is not run: {row}");
+        }
+    }
+}
+
+/// Whether each folder down to this file under `tests/` declares the next.
+fn is_in_the_crate(path: &str) -> bool {
+    let module = path.trim_start_matches("tests/").trim_end_matches(".rs").trim_end_matches("/mod");
+    let mut declared_in = String::from("tests/main.rs");
+    let mut folder = String::from("tests");
+    module.split('/').all(|step| {
+        let declaration = format!("mod {step};");
+        let found = read(&Path::new(ROOT).join(&declared_in))
+            .lines()
+            .any(|line| line.trim_start_matches("pub(crate) ") == declaration);
+        folder = format!("{folder}/{step}");
+        declared_in = format!("{folder}/mod.rs");
+        found
+    })
+}

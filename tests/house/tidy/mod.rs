@@ -1,0 +1,48 @@
+//! House rules as tests: layers, unsafe files, file lengths, optimizers, documents.
+//!
+//! They read the tree as text and use only std, so this folder also compiles alone:
+//! `rustc --edition 2024 --test tests/house/tidy/mod.rs`, with CARGO_MANIFEST_DIR set to the root.
+
+mod documents;
+mod files;
+mod layers;
+mod optimizers;
+mod unsafe_code;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+
+/// Written by `cargo run -p bindings`, as long and as terse as the header is.
+pub(crate) const GENERATED: [&str; 2] = ["src/abi.rs", "src/cuda/nccl/bindings.rs"];
+
+pub(crate) fn files(under: &str, extensions: &[&str]) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut folders = vec![Path::new(ROOT).join(under)];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display())) {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if extensions.iter().any(|x| path.extension().is_some_and(|e| e == *x)) {
+                found.push(path);
+            }
+        }
+    }
+    assert!(!found.is_empty(), "{under} is empty");
+    found.sort();
+    found
+}
+
+pub(crate) fn name(path: &Path) -> String {
+    path.strip_prefix(ROOT).unwrap().to_string_lossy().replace('\\', "/")
+}
+
+pub(crate) fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+pub(crate) fn code_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    text.lines().enumerate().filter(|(_, line)| !line.trim_start().starts_with("//"))
+}

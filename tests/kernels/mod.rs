@@ -1,0 +1,10 @@
+//! The kernels as they were compiled: their C interface, memory accesses, traffic and machine code.
+//!
+//! Most of these tests call the C entries directly, without a stepper between.
+
+pub(crate) mod abi;
+pub(crate) mod bitpatterns;
+pub(crate) mod machine_code;
+pub(crate) mod out_of_bounds;
+pub(crate) mod step_options;
+pub(crate) mod traffic;

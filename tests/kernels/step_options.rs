@@ -1,0 +1,188 @@
+//! What a step may do besides, on every instruction set: zero the gradients it has read, write the parameters once
+//! more.
+//!
+//! The kernels are called directly, so that a fault here is not a stepper's. Must take what is expected from
+//! definitions, never from a second run with the same option.
+
+use instep::Isa;
+use instep::abi::*;
+
+use crate::precision::sixteen_bit::Format;
+use crate::support::entries::kernels;
+use crate::support::{paint, paint_gradient};
+
+/// A full tile and a part of one, in each of the segments.
+const LEN: usize = INSTEP_TILE_ELEMENTS as usize + 301;
+/// Stepped, averaged, frozen, and one to be stepped that no rank has used.
+const ACTIONS: [u32; 4] =
+    [INSTEP_ACTION_STEP, INSTEP_ACTION_AVERAGE, INSTEP_ACTION_LEAVE, INSTEP_ACTION_STEP];
+const UNTOUCHED: u16 = 0x5a5a;
+
+struct Options {
+    grad_dtype: u32,
+    copy_dtype: Option<u32>,
+    zero_grads: bool,
+    skip: bool,
+}
+
+/// What a step of plain SGD left behind, segment by segment; gradients and copy as words of 16 bits.
+struct Left {
+    params: Vec<f32>,
+    grads: Vec<Vec<u16>>,
+    copy: Vec<Vec<u16>>,
+}
+
+fn words(dtype: u32) -> usize {
+    if dtype == INSTEP_DTYPE_F32 { 2 } else { 1 }
+}
+
+/// An f32, or the upper half of it, whose value that is as bf16; as f16 it is some other one.
+fn bits(dtype: u32, value: f32) -> Vec<u16> {
+    let [low, high] = [value.to_bits() as u16, (value.to_bits() >> 16) as u16];
+    if dtype == INSTEP_DTYPE_F32 { vec![low, high] } else { vec![high] }
+}
+
+fn gradients(dtype: u32) -> Vec<u16> {
+    (0..ACTIONS.len() * LEN).flat_map(|k| bits(dtype, paint_gradient(1, k / LEN, k % LEN))).collect()
+}
+
+fn step(isa: Isa, options: &Options) -> Left {
+    let all = ACTIONS.len() * LEN;
+    let copy_dtype = options.copy_dtype.unwrap_or(INSTEP_DTYPE_F32);
+    let mut params: Vec<f32> = (0..all).map(|k| paint(k / LEN, k % LEN)).collect();
+    let mut grads = gradients(options.grad_dtype);
+    let mut copy = vec![UNTOUCHED; all * words(copy_dtype)];
+    let counts = [1f32, 1.0, 1.0, 0.0].map(|count| match options.grad_dtype {
+        INSTEP_DTYPE_BF16 => vec![half::bf16::from_f32(count).to_bits()],
+        INSTEP_DTYPE_F16 => vec![half::f16::from_f32(count).to_bits()],
+        _ => bits(INSTEP_DTYPE_F32, count),
+    });
+    let first_param = params.as_mut_ptr();
+    let tile = |segment: usize, done: usize| InstepTile {
+        param: first_param.wrapping_add(segment * LEN + done).expose_provenance() as u64,
+        grad_offset: (segment * LEN + done) as u64,
+        state_offset: (segment * LEN + done) as u64,
+        element: 0,
+        count: (LEN - done).min(INSTEP_TILE_ELEMENTS as usize) as u32,
+        segment: segment as u32,
+        first: (done == 0).into(),
+        first_record: segment as u32,
+        reserved: [0; 4],
+    };
+    let tiles: Vec<_> =
+        (0..ACTIONS.len()).flat_map(|s| [tile(s, 0), tile(s, INSTEP_TILE_ELEMENTS as usize)]).collect();
+    // SAFETY: plain data, for which zeros are a value; every pointer leads to memory of this function that is as long
+    // as the tiles say, and the instruction set is available.
+    unsafe {
+        let mut control: InstepControl = std::mem::zeroed();
+        let mut segments: [InstepSegment; ACTIONS.len()] = std::mem::zeroed();
+        segments.iter_mut().for_each(|segment| segment.optimizer = INSTEP_OPTIMIZER_sgd);
+        let mut actions = ACTIONS;
+        let mut lr_multipliers = [1.0; ACTIONS.len()];
+        let sgd = InstepSgdHyper { lr: 0.5, ..std::mem::zeroed() };
+        let begin = InstepBeginArgs {
+            control: &mut control,
+            segments: segments.as_mut_ptr(),
+            groups: &mut InstepHyper { sgd },
+            lr_multipliers: lr_multipliers.as_mut_ptr(),
+            actions: actions.as_mut_ptr(),
+            segment_count: ACTIONS.len() as u64,
+            norms: std::ptr::null_mut(),
+            ring: std::ptr::null(),
+            slot_words: 0,
+            slot_count: 0,
+            divisor: 2.0,
+            loss_scale: 1.0,
+            previous_max_norm: -1.0,
+            bucket_controls: std::ptr::null_mut(),
+            bucket_count: 0,
+            grad_dtype: options.grad_dtype,
+            reserved: 0,
+        };
+        kernels(isa).begin.unwrap()(&begin);
+        control.skip = options.skip.into();
+        for (segment, count) in segments.iter_mut().zip(&counts) {
+            segment.tail = count.as_ptr().expose_provenance() as u64;
+        }
+        let step = InstepStepArgs {
+            control: &mut control,
+            segments: segments.as_mut_ptr(),
+            tiles: tiles.as_ptr(),
+            tile_count: tiles.len() as u64,
+            param_base: std::ptr::null_mut(),
+            grads: grads.as_mut_ptr().cast(),
+            master: std::ptr::null_mut(),
+            ema: std::ptr::null_mut(),
+            scales: [std::ptr::null_mut(); INSTEP_MAX_STATES as usize],
+            seed: 0,
+            copy: options.copy_dtype.map_or(std::ptr::null_mut(), |_| copy.as_mut_ptr().cast()),
+            states: [std::ptr::null_mut(); INSTEP_MAX_STATES as usize],
+            optimizer: INSTEP_OPTIMIZER_sgd,
+            state_count: 0,
+            bucket: 0,
+            param_dtype: INSTEP_DTYPE_F32,
+            grad_dtype: options.grad_dtype,
+            copy_dtype,
+            zero_grads: options.zero_grads.into(),
+            local: 0,
+            master_kind: INSTEP_MASTER_NONE,
+            moments: INSTEP_MOMENTS_F32,
+            stochastic: 0,
+            ema_from_sample: 0,
+            ema_weight: 0.0,
+            norms: std::ptr::null_mut(),
+            part: INSTEP_PART_WHOLE,
+        };
+        kernels(isa).step.unwrap()(&step, 0, tiles.len() as u64);
+    }
+    let by_segment = |all: &[u16]| all.chunks(all.len() / ACTIONS.len()).map(<[u16]>::to_vec).collect();
+    Left { params, grads: by_segment(&grads), copy: by_segment(&copy) }
+}
+
+#[test]
+fn zeroing_leaves_zeros_where_a_segment_is_to_be_stepped_and_nowhere_else() {
+    for isa in Isa::available() {
+        for grad_dtype in [INSTEP_DTYPE_F32, INSTEP_DTYPE_BF16, INSTEP_DTYPE_F16] {
+            for skip in [false, true] {
+                let options = |zero_grads| Options { grad_dtype, copy_dtype: None, zero_grads, skip };
+                let (kept, zeroed) = (step(isa, &options(false)), step(isa, &options(true)));
+                let what = format!("{isa}, dtype {grad_dtype}, skip {skip}");
+                assert_eq!(kept.params, zeroed.params, "{what}: the gradients were read first");
+                assert!(zeroed.grads[0].iter().all(|word| *word == 0), "{what}");
+                assert_eq!(zeroed.grads[1..], kept.grads[1..], "{what}: averaged, frozen, unused");
+                let given = gradients(grad_dtype);
+                let words = LEN * words(grad_dtype);
+                assert_eq!(kept.grads[0], given[..words], "{what}: unasked");
+                assert_eq!(kept.grads[2..].concat(), given[2 * words..], "{what}: frozen, unused");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_copy_is_the_stepped_parameter_rounded_to_nearest_even_and_nothing_else_is_written() {
+    let formats = Format::both();
+    for isa in Isa::available() {
+        for copy_dtype in [INSTEP_DTYPE_F32, INSTEP_DTYPE_BF16, INSTEP_DTYPE_F16] {
+            for skip in [false, true] {
+                let options = |copy_dtype| Options {
+                    grad_dtype: INSTEP_DTYPE_F32,
+                    copy_dtype,
+                    zero_grads: false,
+                    skip,
+                };
+                let (plain, left) = (step(isa, &options(None)), step(isa, &options(Some(copy_dtype))));
+                let what = format!("{isa}, dtype {copy_dtype}, skip {skip}");
+                assert_eq!(plain.params, left.params, "{what}");
+                let narrowed = |x: &f32| match formats.iter().find(|format| format.dtype == copy_dtype) {
+                    Some(format) => vec![format.nearest(*x)],
+                    None => bits(copy_dtype, *x),
+                };
+                let stepped: Vec<u16> = left.params[..LEN].iter().flat_map(narrowed).collect();
+                let untouched = vec![UNTOUCHED; LEN * words(copy_dtype)];
+                assert_eq!(left.copy[0], if skip { untouched.clone() } else { stepped }, "{what}");
+                assert!(left.copy[1..].iter().all(|copy| *copy == untouched), "{what}: not stepped");
+            }
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! Does the one loop for bf16 throughout give the bits of the long way through f32, for every rule and option of it?
+//!
+//! A moving average beside them sends the same tensors the long way. Must compare stored bits, never values.
+
+use instep::{DType, Isa, Layout, Moments, Precision, Rounding, Solo};
+
+use crate::precision::low_precision_states::is_refused;
+use crate::support::{Optim, optimizers, paint, paint_gradient};
+
+const LENS: [usize; 3] = [2048 + 301, 5, 700];
+
+fn run(optim: Optim, isa: Isa, precision: Precision, the_long_way: bool) -> Vec<u16> {
+    let lens = LENS.iter().enumerate();
+    let layout =
+        lens.fold(Layout::builder(), |layout, (k, len)| layout.param(format!("p{k}"), *len)).build().unwrap();
+    let builder = optim.builder(&layout).precision(precision).isa(isa);
+    let builder = if the_long_way { builder.ema(0.9) } else { builder };
+    let mut stepper = builder.host(Solo::new(3)).unwrap();
+    for (k, id) in layout.ids().enumerate() {
+        let values: Vec<f32> = (0..LENS[k]).map(|at| paint(k, at)).collect();
+        stepper.write_param(id, &values).unwrap();
+    }
+    let mut bits = Vec::new();
+    for pass in 0..3 {
+        let mut open = stepper.begin().unwrap();
+        for (k, id) in layout.ids().enumerate() {
+            let mut values: Vec<f32> = (0..LENS[k]).map(|at| paint_gradient(pass, k, at)).collect();
+            if pass == 2 && k == 0 {
+                values[..4].copy_from_slice(&[f32::NAN, f32::INFINITY, -0.0, f32::MIN_POSITIVE / 64.0]);
+            }
+            open.write_grad(id, &values).unwrap();
+        }
+        open.finish().unwrap();
+        for id in layout.ids() {
+            bits.extend(
+                stepper.params().unwrap().get_as::<half::bf16>(id).unwrap().iter().map(|x| x.to_bits()),
+            );
+            for name in stepper.state_names_of(id).unwrap() {
+                let state = stepper.state_as::<half::bf16>(id, name).unwrap();
+                bits.extend(state.iter().map(|x| x.to_bits()));
+            }
+        }
+    }
+    bits
+}
+
+#[test]
+fn one_loop_for_bf16_throughout_gives_the_bits_of_the_long_way_on_every_instruction_set() {
+    for rounding in [Rounding::Nearest, Rounding::Stochastic { seed: 7 }] {
+        let (param, grad, moments) = (DType::BF16, DType::BF16, Moments::BF16);
+        let precision = Precision { param, grad, moments, rounding, ..Precision::F32 };
+        for optim in optimizers().into_iter().filter(|optim| !is_refused(*optim, moments)) {
+            let expected = run(optim, Isa::Baseline, precision, true);
+            for isa in Isa::available() {
+                assert!(run(optim, isa, precision, false) == expected, "{optim:?}, {rounding:?}, {isa}");
+            }
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! States of 16 and 8 bits against the f64 reference: one step from what is stored is f32's, and storing it rounds
+//! once.
+//!
+//! The parameter's bound is that of f32 states, since a step computes with what it has read and not with what it
+//! stores; LAMB's, which has two launches, with what the first has stored. A state's is wider by how far its format
+//! lets it be. Must start each step from the stored values, so that what earlier steps have rounded away is no part of
+//! the error.
+
+use instep::{Error, Isa, Moments, Precision, RmsProp, Rprop, Solo, Stepper, StepperBuilder};
+
+use crate::support::reference::{Lamb, Rule, Scalar};
+use crate::support::tolerance::{Bound, bounds, lamb_params, storage_error};
+use crate::support::{Optim, Options, Outcome, layout, optimizers, paint_params, painted, pass};
+
+const LENGTHS: [usize; 3] = [600, 17, 256];
+const BLOCK: usize = 256;
+
+fn is_signed(state: &str) -> bool {
+    match state {
+        "momentum_buffer" | "exp_avg" | "grad_avg" | "prev" => true,
+        "exp_avg_sq" | "max_exp_avg_sq" | "sum" | "square_avg" | "acc_delta" | "exp_inf" | "step_size" => {
+            false
+        }
+        other => panic!("say whether `{other}` has a sign"),
+    }
+}
+
+/// Refused: where a variance is a difference, of which rounded states may leave less than nothing, and sizes that grow
+/// by factors which no code is fine enough for.
+pub(crate) fn is_refused(optim: Optim, moments: Moments) -> bool {
+    match optim {
+        Optim::RmsProp(RmsProp { centered: true, .. }) => moments != Moments::F32,
+        Optim::Rprop(_) => moments == Moments::EightBit,
+        _ => false,
+    }
+}
+
+fn step(stepper: &mut Stepper, at: usize) -> Outcome {
+    let options = Options::default();
+    let paint = painted(&options);
+    pass(stepper, &options, |param, values| paint(at, param, values)).unwrap();
+    Outcome::of(stepper).unwrap()
+}
+
+/// Parameters and their bounds of a step that applies the states which `gots` has: they are what they are.
+fn apply_stored(lamb: &Lamb, starts: &[Scalar], gots: &[Scalar], ends: &mut [Scalar], bounds: &mut [Bound]) {
+    let start = |(start, got): (&Scalar, &Scalar)| Scalar { param: start.param, ..*got };
+    let mut applied: Vec<Scalar> = starts.iter().zip(gots).map(start).collect();
+    lamb.apply(&mut applied);
+    let exact = vec![Bound { param: 0.0, states: [0.0; 3] }; starts.len()];
+    let params = lamb_params(lamb, starts, &applied, &exact);
+    for (((end, bound), applied), param) in ends.iter_mut().zip(bounds).zip(applied).zip(params) {
+        (end.param, bound.param) = (applied.param, param);
+    }
+}
+
+/// Every element of `after` against a step of the reference from `before`.
+fn assert_one_step(optim: Optim, moments: Moments, names: &[String], before: &Outcome, after: &Outcome) {
+    let rule = optim.rule();
+    for (param, len) in LENGTHS.into_iter().enumerate() {
+        let stored = |outcome: &Outcome| {
+            let scalar = |element: usize| {
+                let mut states = [0.0; 3];
+                let columns = outcome.states[param].iter().map(|state| f64::from(state[element]));
+                states.iter_mut().zip(columns).for_each(|(to, from)| *to = from);
+                let value = f64::from(outcome.params[param][element]);
+                Scalar { param: value, states, steps: outcome.step_counts[param] as i32 }
+            };
+            (0..len).map(scalar).collect::<Vec<Scalar>>()
+        };
+        let (starts, gots) = (stored(before), stored(after));
+        let gradients: Vec<f64> = after.grads[param].iter().map(|g| f64::from(*g)).collect();
+        let mut ends = starts.clone();
+        rule.step(&mut ends, &gradients);
+        let mut bounds = bounds(&rule, &starts, &ends, &gradients);
+        if let Rule::Lamb(lamb) = &rule {
+            apply_stored(lamb, &starts, &gots, &mut ends, &mut bounds);
+        }
+        for element in 0..len {
+            let (start, got) = (starts[element], gots[element]);
+            let (expected, bound) = (ends[element], bounds[element]);
+            let what = format!(
+                "{optim:?} {moments:?} p{param}[{element}]: {start:?} became {got:?}, not {expected:?}"
+            );
+            assert!((got.param - expected.param).abs() <= bound.param, "{what}; {bound:?}");
+            for (k, name) in names.iter().enumerate() {
+                let block = element / BLOCK * BLOCK..len.min((element / BLOCK + 1) * BLOCK);
+                let largest = after.states[param][k][block].iter().fold(0f32, |a, x| a.max(x.abs()));
+                let size = expected.states[k].abs() + bound.states[k];
+                // A root is steepest near zero, so that the near end of the interval may be the worse one.
+                let near = (expected.states[k].abs() - bound.states[k]).max(0.0);
+                let storing =
+                    [near, size].map(|x| storage_error(moments, is_signed(name), x, largest.into()));
+                let error = (got.states[k] - expected.states[k]).abs();
+                assert!(error <= bound.states[k] + storing[0].max(storing[1]), "{name} of {what}; {bound:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_step_from_stored_states_is_as_exact_as_f32s_and_stores_once_rounded_ones() {
+    let layout = layout(&LENGTHS);
+    for optim in optimizers() {
+        let all = [Moments::F32, Moments::BF16, Moments::EightBit].into_iter().enumerate();
+        for (k, moments) in all.filter(|(_, moments)| !is_refused(optim, *moments)) {
+            let precision = Precision { moments, ..Precision::F32 };
+            let isa = Isa::available()[k % Isa::available().len()];
+            let builder = optim.builder(&layout).precision(precision).isa(isa).threads(1);
+            let mut stepper = builder.host(Solo::default()).unwrap();
+            paint_params(&mut stepper);
+            let id = layout.ids().next().unwrap();
+            let names: Vec<String> =
+                stepper.state_names_of(id).unwrap().iter().map(|name| name.to_string()).collect();
+            let mut before = Outcome::of(&stepper).unwrap();
+            for at in 0..6 {
+                let after = step(&mut stepper, at);
+                assert_one_step(optim, moments, &names, &before, &after);
+                before = after;
+            }
+        }
+    }
+}
+
+#[test]
+fn sizes_that_grow_by_factors_are_refused_in_codes() {
+    let layout = layout(&LENGTHS);
+    let build = |moments| {
+        let precision = Precision { moments, ..Precision::F32 };
+        Stepper::builder(&layout, Rprop::default()).precision(precision).host(Solo::default())
+    };
+    assert!(build(Moments::BF16).is_ok());
+    assert!(matches!(build(Moments::EightBit), Err(Error::Config { field: "moments", .. })));
+}
+
+#[test]
+fn what_rounded_states_would_make_nan_is_refused_wherever_it_is_registered() {
+    let layout = layout(&LENGTHS);
+    let id = layout.ids().next().unwrap();
+    let centered = RmsProp { centered: true, ..RmsProp::default() };
+    for moments in [Moments::BF16, Moments::EightBit] {
+        let refused =
+            |built: Result<Stepper, Error>| matches!(built, Err(Error::Config { field: "moments", .. }));
+        let precision = Precision { moments, ..Precision::F32 };
+        let build = |builder: StepperBuilder<'_>| builder.precision(precision).host(Solo::default());
+        let plain = || Stepper::builder(&layout, RmsProp::default());
+        assert!(refused(build(Stepper::builder(&layout, centered))));
+        assert!(refused(build(plain().optimizer_for(&[id], centered))));
+        let mut stepper = build(plain().attach(&[id], centered)).unwrap();
+        let added = stepper.add_optimizer_for(&[id], centered);
+        assert!(matches!(added, Err(Error::Config { field: "moments", .. })));
+        stepper.begin().unwrap().finish().unwrap();
+    }
+}

@@ -1,0 +1,12 @@
+//! Several ranks: the bits of one rank that is fed the sums, hooks and compression, and what ends a group.
+//!
+//! Ranks are threads of this process; what needs GPUs is in `cuda::gpu`.
+
+pub(crate) mod compression;
+pub(crate) mod failures;
+pub(crate) mod hooks;
+pub(crate) mod local;
+pub(crate) mod multirank;
+pub(crate) mod nccl;
+pub(crate) mod splits;
+pub(crate) mod uneven;

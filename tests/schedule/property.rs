@@ -1,0 +1,273 @@
+//! Properties that hold for anything a trainer may do: random trainings, random schedules, fixed seed.
+//!
+//! `PROPTEST_CASES` raises the number of cases. Each compares two runs of the product or asks the checker; a failing
+//! case is shrunk and printed whole. Must not depend on the clock or leave files behind, so that a failure on one
+//! machine is the same failure on the next.
+
+use std::sync::Arc;
+
+use instep::hazard::{Traced, check};
+use instep::layout::{BucketCaps, Plan, Precision, Tails};
+use instep::op::{Access, Memory, Span};
+use instep::schedule::{Opening, Policy, Schedule};
+use instep::{Error, Layout, Mode, SegmentAction, Unused, in_process};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::select;
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+
+use crate::support::MODES;
+use crate::support::arbitrary::{Setup, Training, setup, training};
+use crate::support::training::Feed;
+
+/// Runs `property` on as many cases as `PROPTEST_CASES` says, or on `cases`.
+fn for_all<S: Strategy>(cases: u32, strategy: S, property: impl Fn(S::Value)) {
+    let mut config = Config { failure_persistence: None, max_shrink_iters: 2000, ..Config::default() };
+    if std::env::var_os("PROPTEST_CASES").is_none() {
+        config.cases = cases;
+    }
+    let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
+    let outcome = runner.run(&strategy, |case| {
+        property(case);
+        Ok(())
+    });
+    if let Err(failure) = outcome {
+        panic!("{failure}");
+    }
+}
+
+/// Bucket sizes, threads, instruction sets, modes and orders change nothing; nor does an abandoned pass, but for the
+/// buckets that Eager names.
+#[test]
+fn every_way_to_carry_out_a_training_gives_the_bits_of_the_plainest_one() {
+    for_all(400, (training(), vec(setup(), 2)), |(training, setups)| {
+        for setup in setups {
+            let mut training = training.clone();
+            if setup.mode(&training) == Mode::Eager && training.unused == Unused::StepZero {
+                // What an abandoned pass left unstepped could not be left alone by the plain run.
+                abandon_early(&mut training);
+            }
+            let trained = training.run_alone(&setup, None).unwrap();
+            let plain = training.run_alone(&Setup::plain(), Some(&trained.kept)).unwrap();
+            trained.assert_same(&plain, &format!("{setup:?}"));
+        }
+    });
+}
+
+#[test]
+fn ranks_in_any_setup_give_the_bits_of_one_plain_rank_that_is_fed_their_sums() {
+    for_all(400, (training(), setup()), |(mut training, setup)| {
+        // Ranks must give up behind the same bucket, and their orders differ.
+        abandon_early(&mut training);
+        let ranks = in_process(training.world_size, |comm| {
+            let rank = comm.rank() as usize;
+            training.run(&setup, comm, Feed::Rank(rank), None)
+        });
+        let ranks = ranks.unwrap();
+        let plain = training.run_alone(&Setup::plain(), Some(&ranks[0].kept)).unwrap();
+        for (rank, trained) in ranks.iter().enumerate() {
+            trained.assert_same(&plain, &format!("rank {rank}, {setup:?}"));
+        }
+    });
+}
+
+fn abandon_early(training: &mut Training) {
+    for pass in &mut training.passes {
+        pass.abandon = pass.abandon.map(|_| 0);
+    }
+}
+
+/// What a trainer does inside a pass. Parameters wrap.
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    Touch(usize, Memory, bool),
+    HandOver(usize),
+    Complete(usize),
+}
+
+/// What it does behind one.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Between {
+    Status,
+    SetCounts,
+    SetRates,
+    ReadAll,
+    Load,
+    Synchronize,
+    /// Parameters wrap.
+    Freeze(usize),
+    Unfreeze(usize),
+}
+
+#[derive(Clone, Debug)]
+enum Inside {
+    Events(Vec<Event>),
+    /// Nothing but the pass itself, on a rank without data.
+    Joined,
+}
+
+#[derive(Clone, Debug)]
+struct Events {
+    /// Length, uses, and whether it is averaged.
+    params: Vec<(usize, u32, bool)>,
+    cap: u64,
+    world_size: u32,
+    used: bool,
+    contributors: bool,
+    mode: Mode,
+    norm: bool,
+    /// Each pass, whether it is abandoned, and what comes behind it.
+    passes: Vec<(Inside, bool, Vec<Between>)>,
+}
+
+fn events() -> impl Strategy<Value = Events> {
+    let event = prop_oneof![
+        (0..6usize, any::<bool>()).prop_map(|(param, writes)| Event::Touch(param, Memory::Grads, writes)),
+        (0..6usize).prop_map(|param| Event::Touch(param, Memory::Params, false)),
+        (0..6usize).prop_map(Event::HandOver),
+        (0..6usize).prop_map(Event::Complete),
+    ];
+    let plain = vec![
+        Between::Status,
+        Between::SetCounts,
+        Between::SetRates,
+        Between::ReadAll,
+        Between::Load,
+        Between::Synchronize,
+    ];
+    let between = prop_oneof![
+        2 => select(plain),
+        1 => (0..6usize).prop_map(Between::Freeze),
+        1 => (0..6usize).prop_map(Between::Unfreeze),
+    ];
+    // Passes and pauses without anything are as likely as long ones.
+    let inside = prop_oneof![
+        Just(Inside::Events(Vec::new())),
+        Just(Inside::Joined),
+        vec(event.clone(), 0..4).prop_map(Inside::Events),
+        vec(event, 4..20).prop_map(Inside::Events),
+    ];
+    let pause = prop_oneof![2 => Just(Vec::new()), 1 => vec(between, 1..4)];
+    let passes = vec((inside, prop::bool::weighted(0.25), pause), 1..7);
+    let params = vec((select(vec![0, 1, 100, 300]), 1..3u32, prop::bool::weighted(0.2)), 1..6);
+    let options = (any::<bool>(), any::<bool>(), select(MODES.to_vec()), any::<bool>());
+    (params, select(vec![1, 1500]), 1..4u32, options, passes).prop_map(
+        |(params, cap, world_size, (used, contributors, mode, norm), passes)| {
+            let norm = norm && mode != Mode::Eager;
+            Events { params, cap, world_size, used, contributors, mode, norm, passes }
+        },
+    )
+}
+
+/// Plays the events to a schedule, without a device, and returns its plan and the list of what happened.
+fn play(events: &Events) -> (Arc<Plan>, Vec<Traced>) {
+    let mut builder = Layout::builder();
+    for (k, (len, uses, averaged)) in events.params.iter().enumerate() {
+        let action = if *averaged { SegmentAction::Average } else { SegmentAction::Step };
+        builder = builder.param(format!("p{k}"), *len).uses(*uses).action(action);
+    }
+    let layout = builder.build().unwrap();
+    let caps = BucketCaps { first_bytes: events.cap, rest_bytes: events.cap };
+    let tails = Tails { used: events.used, contributors: events.contributors };
+    let plan = Arc::new(Plan::new(&layout, events.world_size, caps, tails, Precision::F32).unwrap());
+    let policy = Policy::new(events.mode, events.norm);
+    let mut schedule = Schedule::new(&layout, Arc::clone(&plan), policy);
+    let mut list = Vec::new();
+    let mut load = true;
+    for (inside, abandoned, behind) in &events.passes {
+        // Without a count to end on a rank cannot join, so it makes a pass in which it touches nothing.
+        let joined =
+            matches!(inside, Inside::Joined) && plan.carrier().is_some_and(|b| b.contributors.is_some());
+        schedule
+            .begin(Opening { broadcast: std::mem::take(&mut load), joined, ..Opening::default() })
+            .unwrap();
+        if let Inside::Events(inside) = inside {
+            inside.iter().for_each(|event| play_event(*event, &mut schedule, &plan, &mut list));
+        }
+        if *abandoned && !joined {
+            schedule.abandon().unwrap();
+        } else {
+            schedule.finish().unwrap();
+        }
+        if let (true, Some(at)) = (joined, plan.carrier().and_then(|bucket| bucket.contributors)) {
+            schedule.touch_contributors();
+            note(&mut schedule, &mut list, Span::elements(Memory::Grads, &plan, at, at + 1), false);
+        }
+        for between in behind {
+            load |= *between == Between::Load;
+            play_between(*between, &mut schedule, &plan, &mut list);
+        }
+    }
+    list.extend(schedule.drain().map(Traced::Op));
+    (plan, list)
+}
+
+fn play_event(event: Event, schedule: &mut Schedule, plan: &Plan, list: &mut Vec<Traced>) {
+    let (Event::Touch(param, ..) | Event::HandOver(param) | Event::Complete(param)) = event;
+    let param = param % plan.segments().len();
+    if schedule.is_handed_over(param) || (schedule.is_frozen(param) && !matches!(event, Event::Touch(..))) {
+        for refused in [schedule.hand_over(param), schedule.complete(param)] {
+            assert!(matches!(refused, Err(Error::Order(_))), "handed over twice or frozen");
+        }
+        return;
+    }
+    match event {
+        Event::Touch(_, memory, writes) => {
+            // Of a frozen parameter only the value is in reach, at any moment.
+            let (memory, writes) =
+                if schedule.is_frozen(param) { (Memory::Params, false) } else { (memory, writes) };
+            schedule.touch(param);
+            let segment = plan.segment_of(param);
+            let span = Span::elements(memory, plan, segment.start, segment.start + segment.len);
+            note(schedule, list, span, writes);
+        }
+        Event::HandOver(_) => schedule.hand_over(param).unwrap(),
+        Event::Complete(_) => schedule.complete(param).unwrap(),
+    }
+}
+
+fn play_between(between: Between, schedule: &mut Schedule, plan: &Plan, list: &mut Vec<Traced>) {
+    match between {
+        Between::Status | Between::SetCounts => {
+            schedule.touch_control();
+            note(schedule, list, Span::CONTROL, between == Between::SetCounts);
+        }
+        Between::SetRates => {
+            schedule.touch_settings();
+            note(schedule, list, Span::SETTINGS, true);
+        }
+        Between::ReadAll | Between::Load => {
+            schedule.touch_all();
+            // By segment: what lies between them, tails above all, is not the trainer's.
+            for segment in plan.segments() {
+                let span = |memory| Span::elements(memory, plan, segment.start, segment.start + segment.len);
+                for memory in [Memory::Grads, Memory::State(0), Memory::State(1)] {
+                    note(schedule, list, span(memory), false);
+                }
+                note(schedule, list, span(Memory::Params), between == Between::Load);
+            }
+        }
+        Between::Synchronize => schedule.synchronize(),
+        Between::Freeze(param) | Between::Unfreeze(param) => {
+            let (param, frozen) = (param % plan.segments().len(), matches!(between, Between::Freeze(_)));
+            schedule.touch_frozen(param, frozen);
+            schedule.set_frozen(param, frozen);
+            list.extend(schedule.drain().map(Traced::Op));
+            list.push(Traced::Freeze { segment: plan.segment_index(param) as u32, frozen });
+            note(schedule, list, Span::SETTINGS, true);
+        }
+    }
+}
+
+fn note(schedule: &mut Schedule, list: &mut Vec<Traced>, span: Span, writes: bool) {
+    list.extend(schedule.drain().map(Traced::Op));
+    list.push(Traced::Trainer(Access { span, writes }));
+}
+
+#[test]
+fn no_sequence_of_events_makes_a_schedule_with_a_hazard() {
+    for_all(4000, events(), |events| {
+        let (plan, list) = play(&events);
+        assert_eq!(check(&plan, 2, &list), []);
+    });
+}

@@ -1,0 +1,24 @@
+//! What a trainer asks of a stepper on one rank: clipping, groups, schedules, frozen parameters, memory of its own.
+//!
+//! Each feature is compared, bit for bit, with a plain run that does not use it.
+
+pub(crate) mod accumulation;
+pub(crate) mod borrowed;
+pub(crate) mod bucket_clips;
+pub(crate) mod clipping;
+pub(crate) mod delayed_clips;
+pub(crate) mod endings;
+pub(crate) mod freeze_thaw;
+pub(crate) mod freezing;
+pub(crate) mod gradients;
+pub(crate) mod groups;
+pub(crate) mod loss_scaling;
+pub(crate) mod lr_multipliers;
+pub(crate) mod lr_schedules;
+pub(crate) mod passes;
+pub(crate) mod rebuild;
+pub(crate) mod refusals;
+pub(crate) mod registry;
+pub(crate) mod resume;
+pub(crate) mod several_optimizers;
+pub(crate) mod state_counts;

@@ -1,0 +1,317 @@
+//! What the integration tests share: inputs painted by formula, one way to run a stepper.
+//!
+//! Inputs are functions of (step, parameter, element) with prime cycles, so that a failing case needs no seed and
+//! equals itself on any rank, in any order. Must never read a result through anything but the public interface.
+
+pub(crate) mod arbitrary;
+pub(crate) mod device;
+pub(crate) mod entries;
+pub(crate) mod guarded;
+pub(crate) mod hardware;
+pub(crate) mod hypers;
+pub(crate) mod optimizers;
+pub(crate) mod reference;
+pub(crate) mod stand_in;
+pub(crate) mod stored;
+pub(crate) mod tolerance;
+pub(crate) mod training;
+pub(crate) mod waits;
+
+use instep::cuda::{Cuda, CudaDevice};
+use instep::{
+    Collective, Device, Divisor, Gradients, Isa, Layout, Mode, ParamId, Result, Solo, Status, Stepper,
+    StepperBuilder, Unused,
+};
+
+pub(crate) use crate::support::optimizers::{Optim, few_optimizers, one_per_state_count, optimizers};
+
+/// Around every width that the kernels work in: vectors of 4, 8 and 16, leaves of 256, tiles of 2048.
+pub(crate) const LENGTHS: [usize; 19] =
+    [0, 1, 3, 7, 8, 9, 15, 16, 17, 63, 64, 65, 255, 256, 257, 2047, 2048, 2049, 5000];
+
+pub(crate) const MODES: [Mode; 3] = [Mode::Sequential, Mode::Eager, Mode::Normed];
+
+/// Options of a stepper, and how a pass is driven.
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    pub mode: Mode,
+    pub cap: Option<u64>,
+    pub unused: Unused,
+    pub gradients: Gradients,
+    pub uneven: Option<Divisor>,
+    pub max_norm: Option<f64>,
+    pub skip_nonfinite: bool,
+    pub loss_scale: f64,
+    pub isa: Option<Isa>,
+    pub threads: Option<usize>,
+    pub record: bool,
+    /// Ranks that gradients are summed over, for [`run`] and [`open`].
+    pub world_size: u32,
+    /// Hand-over order as registration indices; none means last to first, as backward does.
+    pub order: Option<Vec<usize>>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            mode: Mode::Sequential,
+            cap: None,
+            unused: Unused::Skip,
+            gradients: Gradients::Keep,
+            uneven: None,
+            max_norm: None,
+            skip_nonfinite: false,
+            loss_scale: 1.0,
+            isa: None,
+            threads: None,
+            record: false,
+            world_size: 1,
+            order: None,
+        }
+    }
+}
+
+impl Options {
+    /// A stepper on any communicator, with parameters as the crate makes them.
+    pub(crate) fn stepper(
+        &self,
+        layout: &Layout,
+        optim: Optim,
+        comm: impl Collective + 'static,
+    ) -> Result<Stepper> {
+        self.builder(layout, optim).host(comm)
+    }
+
+    /// The same on a GPU.
+    pub(crate) fn stepper_on(
+        &self,
+        cuda: &Cuda,
+        layout: &Layout,
+        optim: Optim,
+        comm: impl Collective + 'static,
+    ) -> Result<Stepper<CudaDevice>> {
+        // SAFETY: the trainer's stream is the default one, or the stand-in's, which is a number.
+        unsafe { self.builder(layout, optim).cuda(comm, cuda) }
+    }
+
+    pub(crate) fn builder<'a>(&self, layout: &'a Layout, optim: Optim) -> StepperBuilder<'a> {
+        let mut builder = optim.builder(layout).mode(self.mode).unused(self.unused).gradients(self.gradients);
+        builder = builder.skip_nonfinite(self.skip_nonfinite).record(self.record);
+        if self.loss_scale != 1.0 {
+            builder = builder.loss_scale(self.loss_scale);
+        }
+        if let Some(divisor) = self.uneven {
+            builder = builder.uneven_inputs(divisor);
+        }
+        if let Some(cap) = self.cap {
+            builder = builder.bucket_cap_bytes(cap);
+        }
+        if let Some(max_norm) = self.max_norm {
+            builder = builder.max_norm(max_norm);
+        }
+        if let Some(isa) = self.isa {
+            builder = builder.isa(isa);
+        }
+        if let Some(threads) = self.threads {
+            builder = builder.threads(threads);
+        }
+        builder
+    }
+
+    /// What a gradient of the mean loss is multiplied by on its way into a [`Solo`] stepper.
+    pub(crate) fn divisor(&self) -> f64 {
+        f64::from(self.world_size) * self.loss_scale
+    }
+}
+
+/// A layout of parameters p0, p1, ... with these lengths.
+pub(crate) fn layout(lengths: &[usize]) -> Layout {
+    let named = lengths.iter().enumerate();
+    named.fold(Layout::builder(), |builder, (k, len)| builder.param(format!("p{k}"), *len)).build().unwrap()
+}
+
+/// A number in (-1, 1) with a full mantissa: sums and products of round numbers would be exact, and nothing that
+/// depends on their order would show. The cycle is the prime 8191.
+pub(crate) fn paint(row: usize, column: usize) -> f32 {
+    let position = (column * 2971 + row * 4133 + 17) % 8191;
+    (position as f32 - 4095.0) / 4099.0
+}
+
+/// A gradient of the mean loss: zero one time in ten, else over four decades, half of each sign.
+pub(crate) fn paint_gradient(step: usize, param: usize, element: usize) -> f32 {
+    let x = paint(step * 31 + param * 7 + 1000, element);
+    if x.abs() < 0.1 { 0.0 } else { x * [1.0, 1.0 / 4.0, 1.0 / 64.0, 1.0 / 1024.0][(element + step) % 4] }
+}
+
+/// Fills a gradient with what [`Solo`] expects: the sum over ranks, loss scale included.
+pub(crate) fn painted(options: &Options) -> impl Fn(usize, usize, &mut [f32]) -> bool + use<> {
+    let divisor = options.divisor() as f32;
+    move |step, param, gradient| {
+        for (element, g) in gradient.iter_mut().enumerate() {
+            *g = paint_gradient(step, param, element) * divisor;
+        }
+        true
+    }
+}
+
+/// Paints every parameter, by registration index. Every other group of four is small, so that what a step adds to it
+/// is not lost in the rounding of the sum.
+pub(crate) fn paint_params<D: Device>(stepper: &mut Stepper<D>) {
+    let layout = stepper.layout().clone();
+    for (param, id) in layout.ids().enumerate() {
+        let small = [1.0, 1.0 / 8192.0];
+        let len = layout.parameter(id).unwrap().len as usize;
+        let values: Vec<f32> = (0..len).map(|k| paint(param, k) * small[k / 4 % 2]).collect();
+        stepper.write_param(id, &values).unwrap();
+    }
+}
+
+/// A painted [`Solo`] stepper.
+pub(crate) fn open(layout: &Layout, optim: Optim, options: &Options) -> Stepper {
+    let mut stepper = options.stepper(layout, optim, Solo::new(options.world_size)).unwrap();
+    paint_params(&mut stepper);
+    stepper
+}
+
+/// One pass. `gradient` gets a parameter's index and its gradient to fill; false leaves it out of the pass.
+pub(crate) fn pass<D: Device>(
+    stepper: &mut Stepper<D>,
+    options: &Options,
+    mut gradient: impl FnMut(usize, &mut [f32]) -> bool,
+) -> Result<()> {
+    let layout = stepper.layout().clone();
+    let ids: Vec<_> = layout.ids().collect();
+    let order = options.order.clone().unwrap_or_else(|| (0..ids.len()).rev().collect());
+    // What a parameter that is left out had in its gradient must not matter, so it is not touched at all.
+    let mut scratch = Vec::new();
+    let mut pass = stepper.begin()?;
+    for param in order {
+        let parameter = layout.parameter(ids[param])?;
+        scratch.resize(parameter.len as usize, 0.0);
+        if !gradient(param, &mut scratch) {
+            continue;
+        }
+        pass.write_grad(ids[param], &scratch)?;
+        for _ in 0..parameter.uses {
+            pass.grad_ready(ids[param])?;
+        }
+    }
+    pass.finish()
+}
+
+/// What a stepper holds between passes, by registration index.
+#[derive(Clone, Debug)]
+pub(crate) struct Outcome {
+    pub params: Vec<Vec<f32>>,
+    /// Per parameter, per state.
+    pub states: Vec<Vec<Vec<f32>>>,
+    pub grads: Vec<Vec<f32>>,
+    pub step_counts: Vec<u64>,
+    /// Per parameter, the bits of what each optimizer carries, if it carries a number.
+    pub carried: Vec<Vec<u64>>,
+    pub status: Status,
+}
+
+impl Outcome {
+    pub(crate) fn of<D: Device>(stepper: &Stepper<D>) -> Result<Outcome> {
+        let layout = stepper.layout().clone();
+        let copied = |id, read: &dyn Fn(&mut [f32]) -> Result<()>| {
+            let mut values = vec![0.0; layout.parameter(id)?.len as usize];
+            read(&mut values)?;
+            Ok(values)
+        };
+        let state = |id, name: &str| copied(id, &|into| stepper.read_state(id, name, into));
+        Ok(Outcome {
+            params: layout
+                .ids()
+                .map(|id| copied(id, &|into| stepper.read_param(id, into)))
+                .collect::<Result<_>>()?,
+            states: layout
+                .ids()
+                .map(|id| stepper.state_names_of(id)?.iter().map(|name| state(id, name)).collect())
+                .collect::<Result<_>>()?,
+            grads: layout
+                .ids()
+                .map(|id| copied(id, &|into| stepper.read_grad(id, into)))
+                .collect::<Result<_>>()?,
+            step_counts: layout.ids().map(|id| stepper.step_count(id)).collect::<Result<_>>()?,
+            carried: layout.ids().map(|id| carried(stepper, id)).collect::<Result<_>>()?,
+            status: stepper.status()?,
+        })
+    }
+
+    /// Every tensor of one parameter, with its name.
+    fn tensors(&self, param: usize) -> impl Iterator<Item = (String, &[f32])> {
+        let states = self.states[param].iter().enumerate();
+        let states = states.map(|(k, state)| (format!("state {k}"), state.as_slice()));
+        let own = [("value".to_string(), self.params[param].as_slice())];
+        own.into_iter().chain(states)
+    }
+
+    /// Asserts that a parameter, its states and its step count are the same bits as `theirs` in another outcome.
+    pub(crate) fn assert_same_param(&self, param: usize, other: &Outcome, theirs: usize, what: &str) {
+        assert_eq!(self.step_counts[param], other.step_counts[theirs], "step count of p{param}: {what}");
+        assert_eq!(self.carried[param], other.carried[theirs], "carried for p{param}: {what}");
+        for ((name, a), (_, b)) in self.tensors(param).zip(other.tensors(theirs)) {
+            assert_same_bits(a, b, &format!("{name} of p{param}: {what}"));
+        }
+    }
+
+    /// Asserts that everything that lasts is the same bits: parameters, states, step counts.
+    pub(crate) fn assert_same(&self, other: &Outcome, what: &str) {
+        assert_eq!(self.params.len(), other.params.len());
+        for param in 0..self.params.len() {
+            self.assert_same_param(param, other, param, what);
+        }
+    }
+}
+
+/// The bits of what each optimizer of a parameter carries; one that steps nothing carries nothing.
+fn carried<D: Device>(stepper: &Stepper<D>, id: ParamId) -> Result<Vec<u64>> {
+    let all = stepper.optimizers_of(id)?.into_iter();
+    let all = all.filter_map(|optimizer| stepper.carried_of(id, optimizer).ok().flatten());
+    Ok(all.map(f64::to_bits).collect())
+}
+
+/// Sets a parameter's step count, and what its optimizers carry with it.
+pub(crate) fn set_step_count<D: Device>(stepper: &mut Stepper<D>, id: ParamId, count: u64) -> Result<()> {
+    for optimizer in stepper.optimizers_of(id)? {
+        match stepper.carried_of(id, optimizer)? {
+            Some(_) => {
+                let carried = if count == 0 { 1.0 } else { 0.3 };
+                stepper.set_step_count_and_carried_of(id, optimizer, count, carried)?;
+            }
+            None => stepper.set_step_count_of(id, optimizer, count)?,
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn assert_same_bits(a: &[f32], b: &[f32], what: &str) {
+    assert_eq!(a.len(), b.len(), "{what}");
+    let differs = |k: &usize| a[*k].to_bits() != b[*k].to_bits();
+    if let Some(k) = (0..a.len()).find(differs) {
+        panic!(
+            "{what}: element {k} is {:e} ({:#010x}) and {:e} ({:#010x})",
+            a[k],
+            a[k].to_bits(),
+            b[k],
+            b[k].to_bits()
+        );
+    }
+}
+
+/// Runs a painted [`Solo`] stepper; `gradient` gets step, parameter and the gradient to fill.
+pub(crate) fn run(
+    layout: &Layout,
+    optim: Optim,
+    options: &Options,
+    steps: usize,
+    gradient: impl Fn(usize, usize, &mut [f32]) -> bool,
+) -> Outcome {
+    let mut stepper = open(layout, optim, options);
+    for step in 0..steps {
+        pass(&mut stepper, options, |param, values| gradient(step, param, values)).unwrap();
+    }
+    Outcome::of(&stepper).unwrap()
+}

@@ -1,0 +1,139 @@
+//! What a call does to memory, as a value that a graph can keep: a launch with its own copy of the arguments, or zeros.
+//!
+//! Runs on the CPU, by the CPU's kernels or as fibers. Must give what the GPU's kernels give, for every shape.
+
+use std::ffi::c_void;
+use std::mem::MaybeUninit;
+use std::sync::LazyLock;
+
+use instep::abi::*;
+use instep::cuda::driver::Shape;
+use instep::{DevicePtr, Isa};
+
+use super::super::entries;
+
+const COMMON: [&str; 5] = ["instep_begin", "instep_decide", "instep_publish", "instep_norm", "instep_custom"];
+
+/// All kernels; a row's place is its handle.
+pub(crate) static KERNELS: LazyLock<Vec<&str>> = LazyLock::new(|| {
+    let table = include_str!("../../../kernels/optimizers.def").lines();
+    let rows = table.filter_map(|line| line.strip_prefix("OPTIMIZER(")?.split_once(','));
+    let steps =
+        rows.flat_map(|(name, _)| ["", "_8bit"].map(|moments| format!("instep_step_{name}{moments}")));
+    let steps: Vec<&str> = steps.map(|name| &*name.leak()).collect();
+    [&["instep_begin", "instep_decide", "instep_publish", "instep_norm", "instep_custom"][..], &steps]
+        .concat()
+});
+
+#[derive(Clone)]
+pub(crate) enum Command {
+    Zero { address: DevicePtr, bytes: u64 },
+    Copy { to: DevicePtr, from: DevicePtr, bytes: u64 },
+    Launch { kernel: &'static str, shape: Shape, args: Args },
+}
+
+#[derive(Clone, Copy)]
+pub(crate) enum Args {
+    Begin(InstepBeginArgs),
+    Decide(InstepDecideArgs),
+    Publish(InstepPublishArgs),
+    Bucket(InstepStepArgs),
+}
+
+// SAFETY: the addresses are of the stand-in's memory, which every thread reaches.
+unsafe impl Send for Command {}
+
+impl Command {
+    /// # Safety
+    /// `args` is the struct that the kernel takes.
+    pub(crate) unsafe fn launch(kernel: &'static str, shape: Shape, args: *const c_void) -> Command {
+        // SAFETY: the caller's promise.
+        let args = unsafe {
+            match kernel {
+                "instep_begin" => Args::Begin(args.cast::<InstepBeginArgs>().read()),
+                "instep_decide" => Args::Decide(args.cast::<InstepDecideArgs>().read()),
+                "instep_publish" => Args::Publish(args.cast::<InstepPublishArgs>().read()),
+                _ => Args::Bucket(args.cast::<InstepStepArgs>().read()),
+            }
+        };
+        Command::Launch { kernel, shape, args }
+    }
+}
+
+/// An address of the stand-in's, as the CPU's.
+pub(crate) fn pointer(address: DevicePtr) -> *mut u8 {
+    std::ptr::with_exposed_provenance_mut(address.0 as usize)
+}
+
+/// Runs a command whose memory nothing else uses meanwhile.
+pub(crate) fn run(command: &Command, fibers: bool) {
+    match command {
+        // SAFETY: memory of the stand-in's, as long as the call said.
+        Command::Zero { address, bytes } => unsafe { pointer(*address).write_bytes(0, *bytes as usize) },
+        // SAFETY: as above; the caller says that they do not overlap.
+        Command::Copy { to, from, bytes } => unsafe {
+            pointer(*to).copy_from_nonoverlapping(pointer(*from), *bytes as usize)
+        },
+        Command::Launch { kernel, shape, args } if fibers => as_fibers(kernel, *shape, args),
+        Command::Launch { kernel, shape, args } => on_cpu(kernel, *shape, args),
+    }
+}
+
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+fn as_fibers(kernel: &str, shape: Shape, args: &Args) {
+    use std::ffi::CString;
+
+    use crate::host_run::launch::launch;
+    let (name, blocks) = (CString::new(kernel).unwrap(), shape.blocks);
+    // Fibers come as whole warps; what one thread does, the first of a warp does.
+    let threads = shape.threads.next_multiple_of(32);
+    // SAFETY: each kernel's own struct, whose addresses are of the stand-in's memory.
+    unsafe {
+        match args {
+            Args::Begin(args) => launch(&name, args, blocks, threads, 2),
+            Args::Decide(args) => launch(&name, args, blocks, threads, 2),
+            Args::Publish(args) => launch(&name, args, blocks, threads, 2),
+            Args::Bucket(args) => launch(&name, args, blocks, threads, 2),
+        }
+    }
+}
+
+#[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
+fn as_fibers(kernel: &str, _: Shape, _: &Args) {
+    unreachable!("{kernel} as fibers is for Linux on x86-64");
+}
+
+fn on_cpu(kernel: &str, shape: Shape, args: &Args) {
+    let cpu = entries::kernels(Isa::best());
+    // SAFETY: as in `as_fibers`; the CPU's entries exist in every table.
+    unsafe {
+        match args {
+            Args::Begin(args) => {
+                assert_eq!((shape.blocks, shape.threads), (1, INSTEP_GPU_THREADS), "{kernel}");
+                // What the GPU's kernel does first: it takes its slot of the ring.
+                let slot = (*args.control).passes % args.slot_count * args.slot_words;
+                let words = args.slot_words as usize;
+                args.ring.add(slot as usize).copy_to_nonoverlapping(args.groups.cast(), words);
+                cpu.begin.unwrap()(args);
+            }
+            Args::Decide(args) => cpu.decide.unwrap()(args),
+            Args::Publish(args) => {
+                let control = &*args.control;
+                let mut status: InstepStatus = MaybeUninit::zeroed().assume_init();
+                (status.sequence, status.norm, status.clip) = (control.passes, control.norm, control.clip);
+                status.loss_scale = control.loss_scale;
+                (status.decided, status.skipped) = (control.decided, control.skip);
+                status.first_nonfinite_bucket = control.first_nonfinite_bucket;
+                args.ring.add((control.passes % args.slot_count) as usize).write(status);
+            }
+            Args::Bucket(args) if kernel == "instep_norm" => cpu.norm.unwrap()(args, 0, args.tile_count),
+            Args::Bucket(args) if kernel == "instep_custom" => cpu.custom.unwrap()(args),
+            Args::Bucket(args) => {
+                let coded = args.moments == INSTEP_MOMENTS_8BIT;
+                let own = COMMON.len() + 2 * args.optimizer as usize + usize::from(coded);
+                assert_eq!(KERNELS[own], kernel, "the optimizer's own kernel");
+                cpu.step.unwrap()(args, 0, args.tile_count);
+            }
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! The one way to carry out a random training, and to compare two that should be one.
+//!
+//! Steppers go through the public interface; their recorded list is checked each time. Must never decide what a right
+//! result is: every property compares two of these runs.
+
+use instep::hazard::check;
+use instep::{Divisor, Layout, LayoutBuilder, ParamId, Pass, Result, SegmentAction, Solo, Stepper};
+
+use crate::support::arbitrary::{MAX_PARAMS, PassPlan, Setup, Training, Treatment};
+use crate::support::{Outcome, assert_same_bits, paint, paint_gradient};
+
+/// Whose gradients a stepper gets.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Feed {
+    Rank(usize),
+    /// The sum over all ranks, for [`Solo`].
+    Sums,
+}
+
+/// Per pass, which parameters an abandoned one left stepped; none for a finished one.
+pub(crate) type Kept = Vec<Option<Vec<bool>>>;
+
+pub(crate) struct Trained {
+    outcome: Outcome,
+    /// Of the finished passes after which the status was read: skipped, clip, norm, any bucket not finite.
+    statuses: Vec<(bool, u64, Option<u64>, bool)>,
+    pub kept: Kept,
+    /// Whether it ended in a pass for which no rank had data.
+    joined: bool,
+    /// Per parameter, whether it is frozen at the end.
+    frozen: Vec<bool>,
+}
+
+impl Trained {
+    pub(crate) fn assert_same(&self, other: &Trained, what: &str) {
+        self.outcome.assert_same(&other.outcome, what);
+        assert_eq!(self.statuses, other.statuses, "{what}");
+        // An abandoned pass says nothing of the gradients that it leaves, and the pass that ends joining leaves zeros.
+        if self.joined || other.joined || self.kept.last().is_some_and(Option::is_some) {
+            return;
+        }
+        for (param, (a, b)) in self.outcome.grads.iter().zip(&other.outcome.grads).enumerate() {
+            // A frozen one takes part in the all-reduce if its bucket does, which depends on the cap.
+            if !self.frozen[param] {
+                assert_same_bits(a, b, &format!("gradient of p{param}: {what}"));
+            }
+        }
+    }
+}
+
+impl Training {
+    fn treatment(&self, at: usize, rank: usize, param: usize) -> Treatment {
+        let pass = &self.passes[at];
+        let turn = if pass.ranks_differ { rank * 5 } else { 0 };
+        let drawn = pass.treatments[(param + turn) % MAX_PARAMS];
+        let has_gradient = self.has_data(at, rank) && !self.is_frozen(at, param);
+        if drawn.has_gradient() && !has_gradient { Treatment::Read } else { drawn }
+    }
+
+    /// Whether a parameter is frozen in a pass: an odd number of toggles so far.
+    fn is_frozen(&self, at: usize, param: usize) -> bool {
+        let toggles = self.passes[..=at].iter().flat_map(|pass| &pass.toggles);
+        toggles.filter(|toggle| *toggle % self.params.len() == param).count() % 2 == 1
+    }
+
+    fn fed_treatment(&self, at: usize, feed: Feed, param: usize) -> Treatment {
+        let of = |rank| self.treatment(at, rank, param);
+        match feed {
+            Feed::Rank(rank) => of(rank),
+            // What any rank has a gradient for has a sum.
+            Feed::Sums => {
+                (0..self.world_size as usize).map(of).find(|t| t.has_gradient()).unwrap_or_else(|| of(0))
+            }
+        }
+    }
+
+    fn paint_rank(&self, at: usize, rank: usize, param: usize, gradient: &mut [f32]) {
+        let pass = &self.passes[at];
+        for (element, g) in gradient.iter_mut().enumerate() {
+            *g = paint_gradient(at + 8 * rank, param, element) * pass.scale;
+        }
+        for special in &pass.specials {
+            let hit =
+                special.param % self.params.len() == param && special.rank % self.world_size as usize == rank;
+            if hit && !gradient.is_empty() {
+                gradient[special.element % gradient.len()] = special.value;
+            }
+        }
+    }
+
+    fn paint(&self, at: usize, feed: Feed, param: usize, gradient: &mut [f32]) {
+        if let Feed::Rank(rank) = feed {
+            return self.paint_rank(at, rank, param, gradient);
+        }
+        let mut addend = vec![0.0f32; gradient.len()];
+        for rank in 0..self.world_size as usize {
+            addend.fill(0.0);
+            if self.treatment(at, rank, param).has_gradient() {
+                self.paint_rank(at, rank, param, &mut addend);
+            }
+            for (sum, x) in gradient.iter_mut().zip(&addend) {
+                // Not from zero: 0.0 + -0.0 would lose the sign.
+                *sum = if rank == 0 { *x } else { *sum + *x };
+            }
+        }
+        gradient.iter_mut().filter(|sum| sum.is_nan()).for_each(|sum| *sum = f32::from_bits(0x7fff_ffff));
+    }
+
+    /// A single rank that is fed the sums. With `kept`, abandoned passes are replaced by what they left behind.
+    pub(crate) fn run_alone(&self, setup: &Setup, kept: Option<&Kept>) -> Result<Trained> {
+        self.run(setup, Solo::new(self.world_size), Feed::Sums, kept)
+    }
+
+    pub(crate) fn run(
+        &self,
+        setup: &Setup,
+        comm: impl instep::Collective + 'static,
+        feed: Feed,
+        kept: Option<&Kept>,
+    ) -> Result<Trained> {
+        let named = self.params.iter().enumerate();
+        let add = |builder: LayoutBuilder,
+                   (k, (len, uses, action)): (usize, &(usize, u32, SegmentAction))| {
+            builder.param(format!("p{k}"), *len).uses(*uses).action(*action)
+        };
+        let layout = named.fold(Layout::builder(), add).build()?;
+        let mut builder = self.optim.builder(&layout).mode(setup.mode(self)).bucket_cap_bytes(setup.cap);
+        builder = builder.unused(self.unused).loss_scale(self.loss_scale).isa(setup.isa).record(true);
+        builder = builder.skip_nonfinite(self.skip_nonfinite).precision(self.precision);
+        if let Some(max_norm) = self.max_norm {
+            builder = builder.max_norm(max_norm);
+        }
+        if let Some(threads) = setup.threads {
+            builder = builder.threads(threads);
+        }
+        if self.data.is_some() {
+            builder = builder.uneven_inputs(Divisor::WorldSize);
+        }
+        let mut stepper = builder.host(comm)?;
+        let outcome = Outcome::of(&stepper)?;
+        let mut trained = Trained { outcome, statuses: vec![], kept: vec![], joined: false, frozen: vec![] };
+        for at in 0..self.passes.len() {
+            self.run_pass(setup, &mut stepper, feed, at, kept, &mut trained)?;
+        }
+        if self.data.is_some() && matches!(feed, Feed::Rank(_)) {
+            assert!(!stepper.join()?, "no rank has data for another pass");
+            trained.joined = true;
+        }
+        trained.outcome = Outcome::of(&stepper)?;
+        trained.frozen = layout.ids().map(|id| stepper.is_frozen(id)).collect::<Result<_>>()?;
+        let list = stepper.take_recording().unwrap().list;
+        assert_eq!(check(stepper.plan(), stepper.state_names().len(), &list), [], "{setup:?}");
+        stepper.close()?;
+        Ok(trained)
+    }
+
+    fn run_pass(
+        &self,
+        setup: &Setup,
+        stepper: &mut Stepper,
+        feed: Feed,
+        at: usize,
+        kept: Option<&Kept>,
+        trained: &mut Trained,
+    ) -> Result<()> {
+        let plan = &self.passes[at];
+        if plan.reload || at == 0 {
+            // Ranks differ until the pass has begun; all of them take rank 0's.
+            let offset = if let Feed::Rank(rank) = feed { rank as f32 } else { 0.0 };
+            let mut param = 0;
+            stepper.params_mut()?.fill(|_, values| {
+                let row = at * 31 + param;
+                values.iter_mut().enumerate().for_each(|(k, value)| *value = paint(row, k) + offset);
+                param += 1;
+            })?;
+        }
+        for param in plan.toggles.iter().map(|toggle| toggle % self.params.len()) {
+            let id = stepper.layout().ids().nth(param).unwrap();
+            stepper.set_frozen(id, !stepper.is_frozen(id)?)?;
+        }
+        let abandon = plan.abandon.filter(|_| kept.is_none());
+        let replaced = kept.and_then(|kept| kept[at].as_ref());
+        if replaced.is_some_and(|kept| kept.iter().all(|kept| !kept)) {
+            return Ok(());
+        }
+        let treatment = |param: usize| match replaced {
+            Some(kept) if !kept[param] || self.is_frozen(at, param) => Treatment::Untouched,
+            Some(_) => Treatment::Used,
+            None => self.fed_treatment(at, feed, param),
+        };
+        let ids: Vec<_> = stepper.layout().clone().ids().collect();
+        if let Feed::Rank(rank) = feed
+            && !self.has_data(at, rank)
+        {
+            assert!(stepper.join()?, "rank 0 has data");
+            trained.kept.push(None);
+            return self.read_status(plan, stepper, trained);
+        }
+        let mut pass = stepper.begin()?;
+        let read =
+            |pass: &Pass<'_>, param: usize| pass.read_param(ids[param], &mut vec![0.0; self.params[param].0]);
+        for param in 0..ids.len() {
+            if treatment(param) != Treatment::Untouched {
+                read(&pass, param)?;
+            }
+        }
+        let turn = if let Feed::Rank(rank) = feed { rank * 7 } else { 0 };
+        let order = (0..MAX_PARAMS).map(|k| plan.order[setup.order[(k + turn) % MAX_PARAMS]]);
+        let used = order.filter(|param| *param < ids.len() && treatment(*param).has_gradient());
+        let frozen: Vec<usize> = (0..ids.len()).filter(|param| self.is_frozen(at, *param)).collect();
+        for param in used.take(abandon.unwrap_or(usize::MAX)) {
+            let times = self.params[param].1 - u32::from(treatment(param) == Treatment::Late);
+            self.hand_over(&mut pass, at, feed, param, ids[param], times)?;
+            // Whatever has launched.
+            if let Some(frozen) = frozen.get(param) {
+                read(&pass, *frozen)?;
+            }
+        }
+        if abandon.is_some() {
+            let buckets = pass.abandon()?.stepped_buckets;
+            let stepped = |param| buckets.contains(&stepper.plan().segment_of(param).bucket);
+            trained.kept.push(Some((0..ids.len()).map(stepped).collect()));
+        } else {
+            pass.finish()?;
+            trained.kept.push(None);
+        }
+        self.read_status(plan, stepper, trained)
+    }
+
+    fn read_status(&self, plan: &PassPlan, stepper: &Stepper, trained: &mut Trained) -> Result<()> {
+        if plan.status {
+            let status = stepper.status()?;
+            if plan.abandon.is_none() {
+                let norm = status.norm.filter(|_| self.wants_norm()).map(f64::to_bits);
+                // Which bucket it is depends on the cap, that there is one does not.
+                let nonfinite = status.first_nonfinite_bucket.is_some();
+                trained.statuses.push((status.skipped, status.clip.to_bits(), norm, nonfinite));
+            }
+        }
+        Ok(())
+    }
+
+    fn hand_over(
+        &self,
+        pass: &mut Pass<'_>,
+        at: usize,
+        feed: Feed,
+        param: usize,
+        id: ParamId,
+        times: u32,
+    ) -> Result<()> {
+        self.paint(at, feed, param, pass.grads().get_mut(id)?);
+        for _ in 0..times {
+            // Between two uses the gradient is still the trainer's.
+            pass.grads().get_mut(id)?;
+            pass.grad_ready(id)?;
+        }
+        Ok(())
+    }
+}
