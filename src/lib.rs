@@ -1,46 +1,102 @@
 //! Fused optimizer steps over whole gradient buckets, in step with backward.
 //!
-//! A [`Layout`] names the parameters; a [`Stepper`] owns them, their gradients and the optimizer's state in flat
-//! buckets. Inside a [`Pass`] the trainer reads parameters, writes gradients and hands them over; a complete bucket is
-//! summed over the ranks of a [`Collective`] and stepped in one launch (by [`Lamb`] in two), beside the rest of
-//! backward. The README has a whole program.
+//! A [`Layout`] names the parameters. A [`Stepper`] keeps them in flat buckets, together with their gradients and the
+//! optimizer's states, or [borrows](StepperBuilder::host_borrowing) parameters and gradients from you. Inside a
+//! [`Pass`], the trainer reads parameters, writes gradients and hands them over. Once a bucket is complete, a
+//! [`Collective`] sums it over the ranks and one kernel launch steps it, while the rest of backward runs. ([`Lamb`]
+//! takes two launches.)
+//!
+//! The README has a program on borrowed memory. This one leaves the memory and the all-reduce to instep; it runs two
+//! ranks in one process, and each rank has its own points of y = 3x - 1:
+//!
+//! ```
+//! use instep::{AdamW, Layout, Stepper, in_process};
+//!
+//! fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     let layout = Layout::builder().param("slope", 1).param("offset", 1).build()?;
+//!     let (slope, offset) = (layout.id("slope")?, layout.id("offset")?);
+//!     let lines = in_process(2, |comm| {
+//!         let rank = comm.rank() as f32;
+//!         let mut stepper = Stepper::host(&layout, AdamW { lr: 0.05, ..Default::default() }, comm)?;
+//!         for step in 0..500 {
+//!             let x = (step % 8) as f32 / 4.0 - rank;
+//!             let mut pass = stepper.begin()?;
+//!             let (params, mut grads) = pass.split(); // reading a parameter waits for its last step
+//!             let error = params.get(slope)?[0] * x + params.get(offset)?[0] - (3.0 * x - 1.0);
+//!             grads.write(slope, &[error * x])?;
+//!             grads.write(offset, &[error])?;
+//!             pass.grad_ready(offset)?;
+//!             pass.grad_ready(slope)?; // the bucket is complete: all-reduce and step start now
+//!             pass.finish()?; // returns at once
+//!         }
+//!         let params = stepper.params()?;
+//!         Ok((params.get(slope)?[0], params.get(offset)?[0]))
+//!     })?;
+//!     assert!((lines[0].0 - 3.0).abs() < 0.05 && (lines[0].1 + 1.0).abs() < 0.05);
+//!     assert_eq!(lines[0], lines[1]); // every rank holds the same bits
+//!     Ok(())
+//! }
+//! ```
+//!
+//! # Modes
+//!
+//! All [modes](Mode) give the same bits if nothing is clipped or skipped.
+//!
+//! | [`Mode`] | steps a bucket | can clip by the global norm |
+//! |---|---|---|
+//! | `Eager` | as soon as it is reduced | no |
+//! | `Normed` | once the last bucket is reduced and the norm is known; the next forward runs beside it | yes |
+//! | `Sequential` | after the last reduce, one bucket after the other; the reference | yes |
+//!
+//! # What to call
 //!
 //! | To | call |
 //! |---|---|
+//! | step parameters and gradients that your framework owns | [`StepperBuilder::host_borrowing`], [`StepperBuilder::cuda_borrowing`] |
 //! | give parameters hyperparameters of their own | [`LayoutBuilder::in_group`], [`StepperBuilder::group`] |
 //! | give groups, or single parameters, optimizers of their own | [`StepperBuilder::group`], [`StepperBuilder::optimizer_for`] |
-//! | step a parameter by several, list them, add one later | [`StepperBuilder::then`], [`Stepper::optimizers`], [`Stepper::add_optimizer_for`] |
+//! | step a parameter by several optimizers, list them, add one later | [`StepperBuilder::then`], [`Stepper::optimizers`], [`Stepper::add_optimizer_for`] |
 //! | leave some parameters to an optimizer outside | [`StepperBuilder::optimize_only`], or [`Stepper::builder_without_optimizer`] and optimizers for the others |
 //! | write an optimizer, choose one by name | [`optim::StepParam`], [`overlap::Registry`] |
-//! | keep a parameter to each rank | [`LayoutBuilder::local`] |
+//! | keep a parameter local to each rank | [`LayoutBuilder::local`] |
 //! | change a learning rate, or let it follow a schedule | [`Stepper::set_lr`], [`StepperBuilder::lr_schedule`] |
+//! | multiply one parameter's learning rate | [`Stepper::set_lr_multiplier`] |
 //! | accumulate micro-batches | [`Stepper::begin_accumulating`] |
 //! | clip by the global norm, skip non-finite passes | [`StepperBuilder::max_norm`], [`StepperBuilder::skip_nonfinite`] |
 //! | scale the loss dynamically | [`StepperBuilder::loss_scaler`], [`Pass::loss_scale`] |
-//! | clip in Eager, by an older norm or each bucket's own | [`StepperBuilder::clip_by_previous_norm`], [`StepperBuilder::clip_per_bucket`] |
-//! | read what came of a pass without waiting | [`Stepper::latest_status`] |
+//! | clip in Eager, by the previous pass's norm or by each bucket's own | [`StepperBuilder::clip_by_previous_norm`], [`StepperBuilder::clip_per_bucket`] |
+//! | read a pass's norm and outcome without waiting | [`Stepper::latest_status`] |
 //! | share a parameter, leave one out | [`LayoutBuilder::uses`], [`StepperBuilder::unused`], [`SegmentAction`] |
 //! | freeze a parameter | [`Stepper::set_frozen`] |
-//! | multiply one parameter's learning rate | [`Stepper::set_lr_multiplier`] |
 //! | store tensors in 16 bits, states in 8, round stochastically | [`StepperBuilder::precision`], [`Precision`], [`Params::get_as`] |
 //! | average parameters, write a copy in another type | [`StepperBuilder::ema`], [`StepperBuilder::copy_params`] |
-//! | zero gradients behind their step, or give their memory back | [`StepperBuilder::gradients`] |
-//! | lay buckets out in the order in which gradients arrive | [`Stepper::rebuild_buckets`] |
+//! | zero gradients after their step, or release their memory | [`StepperBuilder::gradients`] |
+//! | rebuild buckets in the order in which gradients arrive | [`Stepper::rebuild_buckets`] |
 //! | let ranks run out of data | [`StepperBuilder::uneven_inputs`], [`Stepper::join`] |
-//! | save, resume, take over a state of `torch.optim` | [`checkpoint::save`], [`checkpoint::load`], [`checkpoint::import`] |
+//! | save, resume, import a state of `torch.optim` | [`checkpoint::save`], [`checkpoint::load`], [`checkpoint::import`] |
 //! | set parameters, states and step counts by hand | [`Stepper::params_mut`], [`Stepper::state_mut`], [`Stepper::set_step_count`] |
-//! | work on tensors of your own | [`StepperBuilder::host_borrowing`], [`StepperBuilder::cuda_borrowing`] |
-//! | compress gradients on the wire, reduce them your own way | [`overlap::Compressed`], [`overlap::Hooked`] |
+//! | compress gradients for the all-reduce, or replace the all-reduce | [`overlap::Compressed`], [`overlap::Hooked`] |
 //! | train several models on the same ranks | [`InProcess::split`] |
 //! | run on a GPU | [`StepperBuilder::cuda`], [`cuda`] |
-//! | sum over GPUs, or behind an all-reduce of your own | [`cuda::Nccl`], [`cuda::External`] |
-//! | make a pass a CUDA graph | `capture`, `replay` of a [`Stepper`] on a GPU |
+//! | all-reduce over GPUs, or use an all-reduce of your own | [`cuda::Nccl`], [`cuda::External`] |
+//! | capture a pass as a CUDA graph | `capture`, `replay` of a [`Stepper`] on a GPU |
 //! | copy tensors to the host and back, on any device | [`Stepper::read_param`], [`Pass::write_grad`] |
-//! | see what ran, and prove that nothing raced | [`StepperBuilder::record`], [`Stepper::take_recording`], [`timeline`] |
+//! | see what ran, and check it for races | [`StepperBuilder::record`], [`Stepper::take_recording`], [`timeline`] |
 //!
-//! Trainers need what stands at the crate's root, and [`overlap`], [`checkpoint`], [`optim`] for what the table names
-//! there. The other modules are for tools that look inside: [`layout`] (where a parameter lies), [`op`] and
-//! [`schedule`] (what runs when), [`hazard`] (the proof that nothing races), [`timeline`] (when it ran).
+//! Trainers need the items at the crate's root, and [`overlap`], [`checkpoint`] and [`optim`] as the table says. The
+//! other modules are for tools that look inside: [`layout`] (where a parameter lies), [`op`] and [`schedule`] (which
+//! operations run, in which order), [`hazard`] (the race checker), [`timeline`] (when each operation ran).
+//!
+//! # Environment
+//!
+//! Options of the builder come first. Where they are unset, three variables count: `INSTEP_ISA` (`baseline`, `avx2` or
+//! `avx512`), `INSTEP_THREADS` (kernel threads) and `INSTEP_DEADLINE_MS` (how long a rank waits for the others).
+//!
+//! # GPUs
+//!
+//! Feature `cuda` builds the GPU kernels with an nvcc from `NVCC`, `CUDA_HOME` or `PATH`; the driver is needed at run
+//! time only. `NVCC=$(scripts/cuda-toolchain.sh)` installs one. If `cudarc` does not know a newer nvcc, set
+//! `CUDARC_CUDA_VERSION=13000`, which affects only the names of driver functions. No GPU has run this crate yet.
 
 #[doc(hidden)]
 pub mod abi;
@@ -91,7 +147,7 @@ pub use stepper::{
     Stepper, StepperBuilder, Unused,
 };
 
-/// Runs the README's example as a test.
+/// Runs the README's program as a test.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

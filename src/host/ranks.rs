@@ -46,27 +46,25 @@ struct Scratch {
 // SAFETY: the pointers are leftovers of the last call; each call fills both lists anew before it reads them.
 unsafe impl Send for Scratch {}
 
-/// Runs `body` once per rank, each on a thread of its own, and returns the results by rank. The ranks share one pool
-/// of kernel threads: `INSTEP_THREADS`, else one per core.
+/// Runs `body` once per rank, each on its own thread, and returns the results by rank.
+///
+/// The ranks share one pool of kernel threads: `INSTEP_THREADS`, or one per core if that is unset. A body that can
+/// fail in other ways returns its own `Result` inside `T`.
 ///
 /// # Errors
-/// `Config` for a world size of 0 or above 1024. The error of the rank that failed first; a panic becomes
-/// [`Error::Rank`]. The other ranks are ended with an error within their deadline.
+/// `Config` for a world size of 0 or above 1024. Otherwise the error of the rank that failed first; a panic becomes
+/// [`Error::Rank`]. The other ranks end with an error within their deadline.
 ///
 /// ```
-/// let ranks = instep::in_process(3, |comm| {
-///     Ok::<_, instep::Error>(comm.rank())
-/// })?;
-/// assert_eq!(ranks, [0, 1, 2]);
-/// # Ok::<(), instep::Error>(())
+/// fn main() -> Result<(), Box<dyn std::error::Error>> {
+///     let ranks = instep::in_process(3, |comm| Ok(comm.rank()))?;
+///     assert_eq!(ranks, [0, 1, 2]);
+///     Ok(())
+/// }
 /// ```
-pub fn in_process<T, E>(world_size: u32, body: impl Fn(InProcess) -> Result<T, E> + Sync) -> Result<Vec<T>, E>
-where
-    T: Send,
-    E: From<Error> + Send,
-{
+pub fn in_process<T: Send>(world_size: u32, body: impl Fn(InProcess) -> Result<T> + Sync) -> Result<Vec<T>> {
     if !(1..=MAX_RANKS).contains(&world_size) {
-        return Err(Error::config("world_size", world_size, "must be from 1 to 1024 in one process").into());
+        return Err(Error::config("world_size", world_size, "must be from 1 to 1024 in one process"));
     }
     let group = Arc::new(Group {
         world_size,
@@ -75,7 +73,7 @@ where
         pool: Pool::from_environment()?,
     });
     let (group, body) = (&group, &body);
-    let run_rank = move |rank: u32| -> Result<T, E> {
+    let run_rank = move |rank: u32| -> Result<T> {
         let comm = InProcess::new(rank, group);
         let outcome = catch_unwind(AssertUnwindSafe(|| body(comm)));
         let (outcome, why) = match outcome {
@@ -83,13 +81,13 @@ where
             Ok(Err(error)) => (Err(error), "its body returned an error".to_owned()),
             Err(panic) => {
                 let message = message_of(&*panic);
-                (Err(E::from(Error::Rank { rank, message: message.clone() })), message)
+                (Err(Error::Rank { rank, message: message.clone() }), message)
             }
         };
         group.rendezvous.fail(rank, &Error::Rank { rank, message: why });
         outcome
     };
-    let outcomes: Vec<Result<T, E>> = thread::scope(|scope| {
+    let outcomes: Vec<Result<T>> = thread::scope(|scope| {
         let spawn = |rank| {
             thread::Builder::new()
                 .name(format!("instep-rank-{rank}"))
@@ -98,7 +96,7 @@ where
         let threads: Vec<_> = (0..world_size).map(|rank| (rank, spawn(rank))).collect();
         let refused = |rank, message: String| {
             group.rendezvous.fail(rank, &Error::Rank { rank, message: message.clone() });
-            Err(E::from(Error::Rank { rank, message }))
+            Err(Error::Rank { rank, message })
         };
         // A rank that could not be started must be known before the others are waited for.
         let threads: Vec<_> = threads
