@@ -6,9 +6,8 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_void};
-use std::ptr;
-use std::slice;
 use std::sync::Arc;
+use std::{ptr, slice};
 
 use super::Trainer;
 use crate::collective::{Call, Collective};

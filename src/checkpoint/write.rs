@@ -9,8 +9,10 @@ use std::io::{self, BufWriter, Write};
 
 use super::plan::{carried_key, counted};
 use super::safetensors::{Dtype, Entry, header, write_values};
-use super::{CHECKSUMS, EMA, Extras, PARAM, STATE, Scalar, VERSION, VERSION_KEY};
-use super::{GROWTH_TRACKER, PREVIOUS_NORM, SCALE, SCHEDULE_STEP};
+use super::{
+    CHECKSUMS, EMA, Extras, GROWTH_TRACKER, PARAM, PREVIOUS_NORM, SCALE, SCHEDULE_STEP, STATE, Scalar,
+    VERSION, VERSION_KEY,
+};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};

@@ -7,6 +7,8 @@
 use std::sync::Arc;
 
 use crate::abi::{INSTEP_OPTIMIZER_CUSTOM, InstepHyper};
+use crate::error::{Error, Result};
+use crate::handle::Place;
 use crate::layout::{Gradients, Layout, Plan, SegmentAction};
 use crate::optim::{Optimizer, StepParam};
 
@@ -85,11 +87,7 @@ impl Assignment {
 
     /// One optimizer for everything.
     #[cfg(feature = "bench")]
-    pub(crate) fn uniform(
-        layout: &Layout,
-        plan: &Plan,
-        optimizer: &dyn Optimizer,
-    ) -> crate::error::Result<Assignment> {
+    pub(crate) fn uniform(layout: &Layout, plan: &Plan, optimizer: &dyn Optimizer) -> Result<Assignment> {
         let hyper = optimizer.hyper()?;
         Ok(Assignment::new(layout, plan, [(optimizer, hyper)], |_| vec![0]))
     }
@@ -148,6 +146,17 @@ impl Assignment {
         let is_listed = |k: u32| self.lists.iter().any(|list| list.contains(&k));
         let listed = (0..self.optimizers.len() as u32).filter(move |k| is_listed(*k));
         listed.filter_map(|k| self.optimizers[k as usize].custom.as_ref())
+    }
+
+    /// Refuses a user's own optimizer that cannot update parameters in this place.
+    pub(crate) fn refuse_unreached(&self, place: Place) -> Result<()> {
+        match self.customs().find(|custom| !custom.reaches(place)) {
+            None => Ok(()),
+            Some(custom) => Err(Error::Unsupported {
+                what: format!("the optimizer `{}` on {place}", custom.name()),
+                have: "what StepParam::reaches names".into(),
+            }),
+        }
     }
 
     /// Every kernel that a launch of the plan takes, each once.

@@ -5,8 +5,9 @@
 
 use super::registry::{Keywords, Registry};
 use crate::error::Result;
-use crate::optim::Optimizer;
-use crate::optim::{Adadelta, Adagrad, Adam, AdamW, Adamax, Lamb, Lion, NAdam, RAdam, RmsProp, Rprop, Sgd};
+use crate::optim::{
+    Adadelta, Adagrad, Adam, AdamW, Adamax, Lamb, Lion, NAdam, Optimizer, RAdam, RmsProp, Rprop, Sgd,
+};
 
 impl Registry {
     /// With the optimizers of this crate, under the names that they have in `torch.optim`, and Lion and LAMB, which

@@ -5,33 +5,13 @@
 
 use crate::device::Device;
 use crate::dtype::Element;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::layout::ParamId;
 use crate::op::Memory;
+use crate::stepper::state::attached::OptimizerId;
+use crate::stepper::state::status::Status;
+use crate::stepper::stepper::Stepper;
 use crate::stepper::views::{Params, ParamsMut};
-use crate::stepper::{OptimizerId, Stepper};
-
-/// What the device decided about the last pass.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Status {
-    /// Passes begun so far, this one included.
-    pub pass: u64,
-    /// Whether it changed nothing because of a non-finite gradient.
-    pub skipped: bool,
-    /// Norm of all averaged gradients, infinite or NaN if one of them is; `None` if neither mode nor option asked for
-    /// it, or the pass was given up, or buckets are clipped one by one. Clipping [by the previous
-    /// norm](crate::StepperBuilder::clip_by_previous_norm) asks.
-    pub norm: Option<f64>,
-    /// Factor that clipping multiplied them by; 1 without clipping, in a skipped pass, and with
-    /// [`clip_per_bucket`](crate::StepperBuilder::clip_per_bucket), where each bucket has its own.
-    pub clip: f64,
-    /// The factor in the loss that was divided out of them.
-    pub loss_scale: f64,
-    /// The first bucket with an infinite or NaN gradient among those stepped; its parameters are
-    /// [`segments_of`](crate::layout::Plan::segments_of) it in the plan. Eager steps it all the same, and so does every
-    /// mode that skips nothing.
-    pub first_nonfinite_bucket: Option<u32>,
-}
 
 impl Stepper {
     /// The parameters, between passes.
@@ -231,104 +211,6 @@ impl<D: Device> Stepper<D> {
         self.set_counts(param, round..round + 1, count, None)
     }
 
-    /// States of a parameter are written: on all ranks, or ranks are to notice.
-    pub(super) fn note_written(&mut self, id: ParamId) -> Result<()> {
-        self.loaded.note(self.layout.index(id)?, u64::MAX);
-        self.agreement.forget();
-        Ok(())
-    }
-
-    pub(super) fn round_of(&self, id: ParamId, optimizer: OptimizerId) -> Result<(usize, usize)> {
-        let param = self.layout.index(id)?;
-        let refused = || Error::config("optimizer", optimizer.0, "does not step this parameter");
-        Ok((param, self.optimizers.round(param, optimizer).ok_or_else(refused)?))
-    }
-
-    /// Sets the learning rate of a group ([`DEFAULT_GROUP`](crate::layout::DEFAULT_GROUP) if the layout names none)
-    /// from the next pass on. Ranks must set the same: if they differ, the next pass's first collective is a
-    /// `Mismatch`, if the [collective](crate::Collective) compares every call, as in-process ranks do and
-    /// [`Nccl`](crate::cuda::Nccl) with its ledger; where none does, parameters drift apart.
-    ///
-    /// # Ordering
-    /// Waits for the last pass to have begun on the optim stream, not for its steps; behind an abandoned pass, for all
-    /// that it left in flight.
-    ///
-    /// # Errors
-    /// `Config` if there is no such group, it [follows a schedule](crate::StepperBuilder::lr_schedule), or the
-    /// optimizer refuses the rate, which changes nothing; `Order` inside a pass, `Poisoned` after a failure.
-    pub fn set_lr(&mut self, group: &str, lr: f64) -> Result<()> {
-        self.refuse_open_pass()?;
-        self.rates.refuse_scheduled(group)?;
-        self.run.get_mut().touch_settings()?;
-        let (index, hyper) = self.optimizers.set_lr(group, lr)?;
-        self.agreement.forget();
-        self.write_group(index, hyper);
-        Ok(())
-    }
-
-    /// Sets the learning rate of one of the [`optimizers`](Self::optimizers), as [`set_lr`](Self::set_lr) does a
-    /// group's.
-    ///
-    /// # Ordering
-    /// As [`set_lr`](Self::set_lr).
-    ///
-    /// # Errors
-    /// As [`set_lr`](Self::set_lr).
-    pub fn set_lr_of(&mut self, id: OptimizerId, lr: f64) -> Result<()> {
-        self.refuse_open_pass()?;
-        self.run.get_mut().touch_settings()?;
-        let (index, hyper) = self.optimizers.set_lr_of(id, lr)?;
-        self.agreement.forget();
-        self.write_group(index, hyper);
-        Ok(())
-    }
-
-    /// Freezes a parameter from the next pass on, or unfreezes it. Frozen, it can be read at any moment of a pass and
-    /// takes no gradient; value, state and step count stay, and no bucket waits for it. A bucket of frozen parameters
-    /// alone is neither reduced nor stepped; in any other it still takes its share of the all-reduce, as zeros. Ranks
-    /// must freeze the same: if they differ, the next collective is a `Mismatch`, if it [compares](Self::set_lr); a
-    /// rank that has none left, because it froze everything, is a `Deadline` or `PeerLost` to the others.
-    ///
-    /// ```
-    /// # use instep::{Layout, Sgd, Solo, Stepper};
-    /// let layout = Layout::builder().param("backbone", 2).param("head", 2).build()?;
-    /// let (backbone, head) = (layout.id("backbone")?, layout.id("head")?);
-    /// let mut stepper = Stepper::host(&layout, Sgd { lr: 1.0, ..Default::default() }, Solo::default())?;
-    /// stepper.set_frozen(backbone, true)?;
-    /// let mut pass = stepper.begin()?;
-    /// pass.grads().write(head, &[1.0, 1.0])?;
-    /// pass.grad_ready(head)?; // the bucket is on its way
-    /// assert_eq!(pass.params().get(backbone)?, [0.0, 0.0]); // but not this part of it
-    /// assert!(pass.grads().get_mut(backbone).is_err());
-    /// pass.finish()?;
-    /// assert_eq!((stepper.step_count(backbone)?, stepper.step_count(head)?), (0, 1));
-    /// # Ok::<(), instep::Error>(())
-    /// ```
-    ///
-    /// # Ordering
-    /// Waits for the last pass to have begun on the optim stream; to freeze, for the last step of the parameter's
-    /// bucket.
-    ///
-    /// # Errors
-    /// `Layout` if `id` is of another layout, `Order` inside a pass, `Poisoned` after a failure.
-    pub fn set_frozen(&mut self, id: ParamId, frozen: bool) -> Result<()> {
-        let param = self.layout.index(id)?;
-        self.refuse_open_pass()?;
-        self.run.get_mut().touch_frozen(param, frozen)?;
-        self.agreement.forget();
-        self.write_frozen(param, frozen);
-        Ok(())
-    }
-
-    /// Whether a parameter is frozen.
-    ///
-    /// # Errors
-    /// `Layout` if `id` is of another layout.
-    pub fn is_frozen(&self, id: ParamId) -> Result<bool> {
-        let param = self.layout.index(id)?;
-        Ok(self.run.borrow().schedule.is_frozen(param))
-    }
-
     /// The states that a parameter's own optimizers keep; any other one stays zero.
     pub(crate) fn states_kept_for(&self, id: ParamId) -> Result<Vec<String>> {
         Ok(self.optimizers.kept(self.layout.index(id)?).collect())
@@ -351,34 +233,5 @@ impl<D: Device> Stepper<D> {
     /// be asked at any time, inside a pass too.
     pub fn latest_status(&self) -> Option<Status> {
         self.run.borrow().device.latest().as_ref().map(Status::new)
-    }
-
-    pub(super) fn state_called(&self, id: ParamId, name: &str) -> Result<Memory> {
-        let param = self.layout.index(id)?;
-        let found = self.optimizers.states(param).find(|(known, _, _)| known == name);
-        let Some((_, round, k)) = found else {
-            let names: Vec<_> = self.optimizers.states(param).map(|(name, _, _)| name).collect();
-            let have = if names.is_empty() { "none".into() } else { names.join(", ") };
-            let what = format!("the state `{name}` of `{}`", self.layout.parameters()[param].name);
-            return Err(Error::Unsupported { what, have });
-        };
-        Ok(Memory::State((self.assignment.first_state(round) + k) as u8))
-    }
-
-    pub(super) fn settle_between_passes(&self) -> Result<()> {
-        self.refuse_open_pass()?;
-        self.run.borrow_mut().touch_all()
-    }
-
-    pub(super) fn settle_control(&self) -> Result<()> {
-        self.refuse_open_pass()?;
-        self.run.borrow_mut().touch_control()
-    }
-
-    pub(super) fn refuse_open_pass(&self) -> Result<()> {
-        if self.run.borrow().schedule.is_open() {
-            return Err(Error::Order("a pass is open; its own views reach parameters and gradients".into()));
-        }
-        Ok(())
     }
 }

@@ -4,6 +4,8 @@
 //! leave nothing behind when it refuses: no thread, no memory, no collective. Declares an unsafe method and calls none.
 #![allow(unsafe_code)]
 
+use crate::layout::{Gradients, Layout, Master, Plan, SegmentAction, Storage, Tails};
+use crate::optim::{LossScaler, Optimizer};
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,30 +19,17 @@ use crate::host::arena::Memories;
 use crate::host::kernels::{Isa, Kernels};
 use crate::host::runner::Parts;
 use crate::launch::{Assignment, BorrowedPieces, StepConstants};
-use crate::layout::{Gradients, Master, Plan, SegmentAction, Storage, Tails};
-use crate::optim::LossScaler;
 use crate::pool::Pool;
 use crate::schedule::{Mode, Policy, Schedule};
-use crate::stepper::Stepper;
-use crate::stepper::agreement::Agreement;
-use crate::stepper::borrowed::Borrowed;
-use crate::stepper::builder::{StepperBuilder, Unused};
-use crate::stepper::join::Divisor;
-use crate::stepper::optimizers::{Optimizers, Registered, Target};
-use crate::stepper::rates::Rates;
-use crate::stepper::run::Run;
-use crate::stepper::scaling::Loaded;
-
-/// Refuses code of the user's own that cannot update parameters that lie there.
-pub(super) fn refuse_unreached(assignment: &Assignment, place: Place) -> Result<()> {
-    match assignment.customs().find(|custom| !custom.reaches(place)) {
-        None => Ok(()),
-        Some(custom) => Err(Error::Unsupported {
-            what: format!("the optimizer `{}` on {place}", custom.name()),
-            have: "what StepParam::reaches names".into(),
-        }),
-    }
-}
+use crate::stepper::builder::StepperBuilder;
+use crate::stepper::state::agreement::Agreement;
+use crate::stepper::state::borrowed::Borrowed;
+use crate::stepper::state::loaded::Loaded;
+use crate::stepper::state::optimizers::{Optimizers, Registered, Target};
+use crate::stepper::state::options::{Divisor, Unused};
+use crate::stepper::state::rates::Rates;
+use crate::stepper::state::run::Run;
+use crate::stepper::stepper::Stepper;
 
 /// What a device is made of.
 pub(super) struct Blueprint {
@@ -53,6 +42,20 @@ pub(super) struct Blueprint {
     pub(super) timed: bool,
     /// What ranks have in common for good, as one number.
     pub(super) agreement: u64,
+}
+
+impl Stepper {
+    /// A stepper on the CPU with default options.
+    ///
+    /// # Errors
+    /// As [`StepperBuilder::host`].
+    pub fn host(
+        layout: &Layout,
+        optimizer: impl Optimizer + 'static,
+        comm: impl Collective + 'static,
+    ) -> Result<Stepper> {
+        Stepper::builder(layout, optimizer).host(comm)
+    }
 }
 
 impl StepperBuilder<'_> {
@@ -118,7 +121,7 @@ impl StepperBuilder<'_> {
         let pool = self.pool(&*comm)?;
         self.assemble(comm, memory, |parts| {
             let Blueprint { plan, constants, assignment, comm, deadline, borrowed, timed, .. } = parts;
-            refuse_unreached(&assignment, Place::Host)?;
+            assignment.refuse_unreached(Place::Host)?;
             let memories = Arc::new(Memories::new(&plan, (&constants, &assignment), borrowed)?);
             let parts = Parts { plan, memories, constants, assignment, kernels, pool, comm, deadline };
             Ok(HostDevice::new(parts, timed))

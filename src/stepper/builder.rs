@@ -3,6 +3,8 @@
 //! Plain values until `build.rs` holds them against each other. Must not judge them one by one: what an option is worth
 //! depends on the others.
 
+use crate::stepper::state::options::{Divisor, Unused};
+use crate::stepper::stepper::Stepper;
 use std::time::Duration;
 
 use crate::dtype::DType;
@@ -11,18 +13,7 @@ use crate::host::Isa;
 use crate::layout::{BucketCaps, Gradients, Layout, ParamId, Precision};
 use crate::optim::{LossScaler, LrSchedule, Optimizer};
 use crate::schedule::Mode;
-use crate::stepper::join::Divisor;
-use crate::stepper::optimizers::{Registered, Target};
-
-/// What happens to a parameter that no rank had a gradient for in a pass.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Unused {
-    /// Nothing: value, state and step count stay. A parameter that *some* rank used is stepped on all of them.
-    #[default]
-    Skip,
-    /// It is stepped with a zero gradient, so momentum and decay still move it.
-    StepZero,
-}
+use crate::stepper::state::optimizers::{Registered, Target};
 
 /// Options of a [`Stepper`](crate::Stepper).
 pub struct StepperBuilder<'a> {
@@ -53,6 +44,20 @@ pub struct StepperBuilder<'a> {
     pub(super) threads: Option<usize>,
     pub(super) deadline: Option<Duration>,
     pub(super) record: bool,
+}
+
+impl Stepper {
+    /// Starts the options for a stepper of `layout`.
+    pub fn builder(layout: &Layout, optimizer: impl Optimizer + 'static) -> StepperBuilder<'_> {
+        StepperBuilder::new(layout, Some(optimizer.boxed()))
+    }
+
+    /// Starts the options for a stepper of `layout` whose parameters have no optimizer until
+    /// [`group`](StepperBuilder::group) or [`optimizer_for`](StepperBuilder::optimizer_for) gives them one: what has
+    /// none is averaged over the ranks.
+    pub fn builder_without_optimizer(layout: &Layout) -> StepperBuilder<'_> {
+        StepperBuilder::new(layout, None)
+    }
 }
 
 impl<'a> StepperBuilder<'a> {

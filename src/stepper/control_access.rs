@@ -4,67 +4,17 @@
 //! stay the only place beside the views that reaches into memory which ops touch.
 #![allow(unsafe_code)]
 
-use crate::abi::{INSTEP_NO_BUCKET, InstepHyper, InstepStatus};
+use crate::abi::InstepHyper;
 use crate::device::Device;
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::launch::{action_code, status_of};
-use crate::layout::{Gradients, ParamId, Segment, SegmentAction};
+use crate::layout::SegmentAction;
 use crate::op::{Access, Memory, Span};
-use crate::stepper::{Status, Stepper};
+use crate::stepper::state::status::Status;
+use crate::stepper::stepper::Stepper;
 
 impl<D: Device> Stepper<D> {
-    /// Makes sure that the trainer may touch a tensor now, and notes that it does.
-    pub(super) fn claim(&self, id: ParamId, memory: Memory, writes: bool) -> Result<Segment> {
-        let index = self.layout.index(id)?;
-        let segment = self.plan.segment_of(index).clone();
-        let mut run = self.run.borrow_mut();
-        if run.schedule.is_handed_over(index) {
-            let name = &self.layout.parameters()[index].name;
-            return Err(Error::Order(format!(
-                "`{name}` was handed over and is out of reach until the pass or micro-batch ends"
-            )));
-        }
-        if writes && memory == Memory::Grads && run.schedule.is_frozen(index) {
-            let name = &self.layout.parameters()[index].name;
-            return Err(Error::Order(format!("`{name}` is frozen and takes no gradient")));
-        }
-        let releases = self.plan.gradients() == Gradients::Release && segment.action == SegmentAction::Step;
-        if releases && memory == Memory::Grads && !writes {
-            let name = &self.layout.parameters()[index].name;
-            return Err(Error::Order(format!("the gradient of `{name}` is released behind its step")));
-        }
-        run.touch(index)?;
-        let span = Span::segment(memory, &self.plan, &segment);
-        run.note(Access { span, writes });
-        Ok(segment)
-    }
-
-    /// Notes, in front of a hand-over, what a trainer that is a stream may have touched since it claimed it.
-    pub(super) fn note_hand_over(&mut self, param: usize) {
-        let run = self.run.get_mut();
-        if D::TRAINER_IS_A_STREAM && self.written.get_mut()[param] && !run.schedule.is_handed_over(param) {
-            let segment = self.plan.segment_of(param);
-            for (memory, writes) in [(Memory::Params, false), (Memory::Grads, true)] {
-                run.note(Access { span: Span::segment(memory, &self.plan, segment), writes });
-            }
-        }
-    }
-
-    /// Refuses to close a pass in which a gradient was not asked for, where somebody else sums what was.
-    pub(super) fn refuse_unsummed(&mut self) -> Result<()> {
-        if !self.comm.sums_outside() {
-            return Ok(());
-        }
-        let (schedule, written) = (&self.run.get_mut().schedule, self.written.get_mut());
-        let is_missing = |param: &usize| !written[*param] && !schedule.is_frozen(*param);
-        let Some(param) = (0..written.len()).find(is_missing) else { return Ok(()) };
-        let name = &self.layout.parameters()[param].name;
-        Err(Error::Order(format!(
-            "the gradient of `{name}` was not asked for, and its sum is made elsewhere"
-        )))
-    }
-
     /// Between passes, after `touch_settings`.
     pub(super) fn write_group(&mut self, group: usize, hyper: InstepHyper) {
         let run = self.run.get_mut();
@@ -166,19 +116,5 @@ impl<D: Device> Stepper<D> {
         // SAFETY: as in `read_step_count`.
         let control = unsafe { run.device.read_control()? };
         Ok(Status::new(&status_of(&control)))
-    }
-}
-
-impl Status {
-    pub(super) fn new(published: &InstepStatus) -> Status {
-        let bucket = published.first_nonfinite_bucket;
-        Status {
-            pass: published.sequence,
-            skipped: published.skipped != 0,
-            norm: (published.decided != 0).then_some(published.norm),
-            clip: published.clip,
-            loss_scale: published.loss_scale,
-            first_nonfinite_bucket: (bucket != INSTEP_NO_BUCKET).then_some(bucket),
-        }
     }
 }

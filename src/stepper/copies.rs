@@ -4,10 +4,11 @@
 //! on a GPU addresses (`gpu.rs`). Must refuse a wrong length before anything is touched.
 
 use crate::device::Device;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::layout::ParamId;
 use crate::op::Memory;
-use crate::stepper::{Pass, Stepper};
+use crate::stepper::pass::Pass;
+use crate::stepper::stepper::Stepper;
 
 impl<D: Device> Stepper<D> {
     /// Copies a parameter to the host, between passes: what its [master weight](crate::Master) stands for, if it has
@@ -128,21 +129,8 @@ impl<D: Device> Stepper<D> {
         self.read_between(id, Memory::Copy, into)
     }
 
-    pub(super) fn require_copy(&self) -> Result<()> {
-        let is_kept = self.plan.storage().copy.is_some();
-        self.require(is_kept, "copies of parameters", "StepperBuilder::copy_params")
-    }
-
     pub(crate) fn keeps_ema(&self) -> bool {
         self.plan.storage().ema
-    }
-
-    fn require(&self, is_kept: bool, what: &str, have: &str) -> Result<()> {
-        if is_kept {
-            Ok(())
-        } else {
-            Err(Error::Unsupported { what: what.to_owned(), have: have.to_owned() })
-        }
     }
 
     fn read_between(&self, id: ParamId, memory: Memory, into: &mut [f32]) -> Result<()> {
@@ -155,14 +143,6 @@ impl<D: Device> Stepper<D> {
         self.check_len(id, from.len())?;
         self.settle_between_passes()?;
         self.write_values(id, memory, from)
-    }
-
-    pub(super) fn check_len(&self, id: ParamId, given: usize) -> Result<()> {
-        let parameter = self.layout.parameter(id)?;
-        if parameter.len == given as u64 {
-            return Ok(());
-        }
-        Err(Error::Layout(format!("`{}` has {} elements, not {given}", parameter.name, parameter.len)))
     }
 }
 

@@ -8,7 +8,8 @@ use std::ops::Range;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::layout::ParamId;
-use crate::stepper::{OptimizerId, Stepper};
+use crate::stepper::state::attached::OptimizerId;
+use crate::stepper::stepper::Stepper;
 
 impl<D: Device> Stepper<D> {
     /// The number that one of a parameter's [optimizers](Self::optimizers_of) carries from update to update beside its

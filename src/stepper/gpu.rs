@@ -14,9 +14,12 @@ use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, EventHandle, Place};
 use crate::layout::{Gradients, ParamId, Segment};
 use crate::op::{Memory, Span};
-use crate::stepper::borrowed::refuse_other_places;
-use crate::stepper::build::{Blueprint, refuse_unreached};
-use crate::stepper::{Borrowed, Pass, Stepper, StepperBuilder, Unused};
+use crate::stepper::build::Blueprint;
+use crate::stepper::builder::StepperBuilder;
+use crate::stepper::pass::Pass;
+use crate::stepper::state::borrowed::{Borrowed, refuse_other_places};
+use crate::stepper::state::options::Unused;
+use crate::stepper::stepper::Stepper;
 
 impl StepperBuilder<'_> {
     /// Builds the stepper on a GPU.
@@ -126,7 +129,7 @@ impl StepperBuilder<'_> {
         self.assemble(comm, memory, |blueprint| {
             let Blueprint { plan, constants, assignment, comm, deadline, borrowed, timed, agreement } =
                 blueprint;
-            refuse_unreached(&assignment, place)?;
+            assignment.refuse_unreached(place)?;
             if let Some(pieces) = &borrowed {
                 let _entered = Entered::new(&*cuda.driver)?;
                 refuse_other_places(pieces, place, |address| cuda.driver.inspect_memory(address))?;

@@ -8,7 +8,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use crate::cuda::{CapturedPass, CudaDevice};
 use crate::error::{Error, Result};
-use crate::stepper::{Pass, Stepper};
+use crate::stepper::pass::Pass;
+use crate::stepper::stepper::Stepper;
 
 impl Stepper<CudaDevice> {
     /// Captures a pass as a CUDA graph: what `trainer` puts on its stream, and every sum and step between. Nothing

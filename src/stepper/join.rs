@@ -7,17 +7,7 @@
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::schedule::Opening;
-use crate::stepper::Stepper;
-
-/// What the sum of gradients is divided by once ranks run out of data.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Divisor {
-    /// The number of ranks, those without data included: each sample keeps its weight.
-    #[default]
-    WorldSize,
-    /// The number of ranks that had data in this pass.
-    ContributingRanks,
-}
+use crate::stepper::stepper::Stepper;
 
 impl<D: Device> Stepper<D> {
     /// Takes part in one pass without data of its own. Once a rank has no more data it calls this until it returns

@@ -3,7 +3,9 @@
 //! The rules of safe access are lifetimes, and each has an example that must not compile beside one that does. State,
 //! not `Drop`, is the truth: a leaked pass leaves the stepper open, and the next `begin` says so.
 
-use std::ops::Range;
+use crate::schedule::{Mode, Opening};
+use crate::stepper::stepper::{Abandoned, Stepper};
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use crate::device::Device;
@@ -11,8 +13,6 @@ use crate::error::{Error, Result};
 use crate::host::HostDevice;
 use crate::layout::{ParamId, Segment};
 use crate::op::{Access, Span};
-use crate::schedule::Mode;
-use crate::stepper::Stepper;
 use crate::stepper::views::{Grads, Params};
 
 /// An open pass of a stepper.
@@ -137,12 +137,63 @@ pub struct Pass<'a, D: Device = HostDevice> {
     open: bool,
 }
 
-/// What an abandoned pass leaves behind.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Abandoned {
-    /// Buckets that keep the step of the abandoned pass, with their own step counts, their frozen parameters excepted.
-    /// Empty except in Eager, where these were launched before the pass was given up.
-    pub stepped_buckets: Range<u32>,
+impl<D: Device> Stepper<D> {
+    /// Opens a pass: one forward and backward.
+    ///
+    /// # Ordering
+    /// Does not wait; the steps of the last pass may still run. In the first pass, and after
+    /// [`params_mut`](Stepper::params_mut), all ranks take rank 0's parameters.
+    ///
+    /// # Errors
+    /// `Order` if a pass is open, because one was leaked: see [`abandon_open_pass`](Self::abandon_open_pass); `Config`
+    /// if the optimizer refuses a rate of a [schedule](StepperBuilder::lr_schedule).
+    pub fn begin(&mut self) -> Result<Pass<'_, D>> {
+        self.begin_accumulating(NonZeroU32::MIN)
+    }
+
+    /// Opens a pass of several micro-batches, whose gradients add up: the first write of the pass replaces, later ones
+    /// are the trainer's to add ([`Grads::add`]). Buckets launch in the last micro-batch only. A mean over
+    /// micro-batches is the trainer's too: it divides its loss by their number.
+    ///
+    /// ```
+    /// # use instep::{Layout, Sgd, Solo, Stepper};
+    /// # let layout = Layout::builder().param("w", 2).build()?;
+    /// # let w = layout.id("w")?;
+    /// # let mut stepper = Stepper::host(&layout, Sgd { lr: 1.0, ..Default::default() }, Solo::default())?;
+    /// let mut pass = stepper.begin_accumulating(2.try_into().unwrap())?;
+    /// pass.grads().add(w, &[1.0, 2.0])?;
+    /// pass.grad_ready(w)?; // nothing is launched yet
+    /// pass.next_micro_batch()?;
+    /// pass.grads().add(w, &[0.5, 0.5])?;
+    /// pass.grad_ready(w)?; // now the bucket is on its way
+    /// pass.finish()?;
+    /// assert_eq!(stepper.params()?.get(w)?, [-1.5, -2.5]);
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    ///
+    /// # Ordering
+    /// As [`begin`](Self::begin).
+    ///
+    /// # Errors
+    /// As [`begin`](Self::begin).
+    pub fn begin_accumulating(&mut self, micro_batches: NonZeroU32) -> Result<Pass<'_, D>> {
+        self.open(Opening { micro_batches, ..Opening::default() })?;
+        Ok(Pass::new(self))
+    }
+
+    /// Opens a pass with what this stepper knows of it.
+    pub(super) fn open(&mut self, opening: Opening) -> Result<()> {
+        self.follow_schedules()?;
+        let run = self.run.get_mut();
+        let schedule = &run.schedule;
+        let frozen = (0..self.layout.parameters().len()).filter(|param| schedule.is_frozen(*param));
+        let agreement = self.agreement.number(&(&self.optimizers, &self.loaded), frozen);
+        run.schedule.begin(Opening { broadcast: self.params_written, agreement, ..opening })?;
+        run.submit();
+        self.params_written = false;
+        self.written.get_mut().fill(false);
+        Ok(())
+    }
 }
 
 impl Pass<'_> {

@@ -15,10 +15,10 @@ use crate::layout::{Gradients, Moments, ParamId, Plan, SegmentAction};
 use crate::op::{Access, Memory, Span};
 use crate::optim::Optimizer;
 use crate::schedule::Schedule;
-use crate::stepper::build::refuse_unreached;
-use crate::stepper::optimizers::Optimizers;
-use crate::stepper::run::Run;
-use crate::stepper::{OptimizerId, Stepper};
+use crate::stepper::state::attached::OptimizerId;
+use crate::stepper::state::optimizers::Optimizers;
+use crate::stepper::state::run::Run;
+use crate::stepper::stepper::Stepper;
 
 impl<D: Device> Stepper<D> {
     /// Lays the buckets out anew, filled in the order in which rank 0 handed its gradients over in the last micro-batch
@@ -72,7 +72,7 @@ impl<D: Device> Stepper<D> {
             return Ok(false);
         }
         let mut order = self.run.get_mut().schedule.arrival_order();
-        self.take_timed_opsk_0s(&mut order)?;
+        self.adopt_rank_0s(&mut order)?;
         let plan = self.plan.reordered(&self.layout, &order)?;
         if plan == *self.plan {
             return Ok(false);
@@ -146,7 +146,7 @@ impl<D: Device> Stepper<D> {
         optimizers.refuse_storage(plan.storage())?;
         let (agreement, plan) = (self.agreement.with_plan(&plan), Arc::new(plan));
         let assignment = Arc::new(optimizers.assignment(&self.layout, &plan)?);
-        refuse_unreached(&assignment, self.run.get_mut().device.place())?;
+        assignment.refuse_unreached(self.run.get_mut().device.place())?;
         // SAFETY: the caller has made everything the trainer's, and no pass is open; the plan is not foreign.
         let mut device = unsafe { self.run.get_mut().device.rebuilt(&plan, &assignment, agreement.fixed())? };
         self.copy_tensors(&plan, &assignment, &mut device)?;
@@ -173,7 +173,7 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Makes rank 0's numbers everybody's, by way of the first gradients, which are put back.
-    fn take_timed_opsk_0s(&mut self, numbers: &mut [u32]) -> Result<()> {
+    fn adopt_rank_0s(&mut self, numbers: &mut [u32]) -> Result<()> {
         let schedule = &self.run.get_mut().schedule;
         let frozen = (0..numbers.len()).filter(|param| schedule.is_frozen(*param));
         let agreement = self.agreement.number(&(&self.optimizers, &self.loaded), frozen);

@@ -11,26 +11,10 @@ use crate::cuda::CudaDevice;
 use crate::device::{Device, Executor};
 use crate::error::{Error, Result};
 use crate::handle::DevicePtr;
-use crate::layout::fold;
 use crate::op::{Access, Memory, Span};
 use crate::optim::ScalerState;
-use crate::stepper::{Pass, Stepper};
-
-/// What was loaded last, for ranks to agree on.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Loaded {
-    scaler: Option<ScalerState>,
-    previous_norm: Option<Option<f64>>,
-    /// Of step counts that were set, and states that were written.
-    folded: u64,
-}
-
-impl Loaded {
-    /// Something was set: ranks that set other things, or nothing, are to notice.
-    pub(super) fn note(&mut self, what: usize, value: u64) {
-        self.folded = fold(fold(self.folded, &(what as u64).to_le_bytes()), &value.to_le_bytes());
-    }
-}
+use crate::stepper::pass::Pass;
+use crate::stepper::stepper::Stepper;
 
 const PREVIOUS_NORM: Span = {
     let start = offset_of!(InstepControl, previous_norm) as u64;

@@ -14,7 +14,7 @@ use crate::host::kernels::Kernels;
 use crate::launch::{dtype_code, master_code, moments_code};
 use crate::layout::{Master, Moments, ParamId, Segment};
 use crate::op::{Access, Memory, Span};
-use crate::stepper::Stepper;
+use crate::stepper::stepper::Stepper;
 
 /// A tensor's bytes, aligned for any element.
 struct Bytes {

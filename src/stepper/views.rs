@@ -10,7 +10,7 @@ use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
 use crate::layout::{Master, Moments, ParamId, Segment};
 use crate::op::{Memory, Span};
-use crate::stepper::Stepper;
+use crate::stepper::stepper::Stepper;
 
 /// Read access to parameters.
 #[derive(Clone, Copy, Debug)]

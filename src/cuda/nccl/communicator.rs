@@ -11,13 +11,11 @@ use std::time::Duration;
 
 use crate::collective::{Allocation, Call, Collective};
 use crate::cuda::context::with_device;
-use crate::cuda::nccl::bootstrap;
 use crate::cuda::nccl::group::Group;
 use crate::cuda::nccl::library::{Library, unique_id};
-use crate::cuda::nccl::memory;
 use crate::cuda::nccl::raw::{Raw, detached};
 use crate::cuda::nccl::shared::{Shared, closed, lock};
-use crate::cuda::nccl::{Options, UniqueId};
+use crate::cuda::nccl::{Options, UniqueId, bootstrap, memory};
 use crate::error::{Error, Result};
 use crate::handle::Place;
 

@@ -7,9 +7,8 @@
 
 use std::ffi::c_void;
 use std::mem::size_of;
-use std::ptr;
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{ptr, thread};
 
 use crate::collective::Call;
 use crate::cuda::context::with_device;

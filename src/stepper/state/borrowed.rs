@@ -54,13 +54,13 @@ impl Borrowed {
     }
 
     /// The buckets as a plan.
-    pub(super) fn plan(&self, layout: &Layout, storage: Storage) -> Result<Plan> {
+    pub(crate) fn plan(&self, layout: &Layout, storage: Storage) -> Result<Plan> {
         let buckets: Vec<ForeignBucket> = self.buckets.iter().map(|(bucket, _)| bucket.clone()).collect();
         Plan::foreign(layout, &buckets, storage)
     }
 
     /// The addresses, one piece per tensor, held against the plan and against each other.
-    pub(super) fn pieces(&self, layout: &Layout, plan: &Plan) -> Result<BorrowedPieces> {
+    pub(crate) fn pieces(&self, layout: &Layout, plan: &Plan) -> Result<BorrowedPieces> {
         let mut params = Vec::with_capacity(self.params.len());
         let mut addresses = vec![None; plan.segments().len()];
         for (id, address) in &self.params {
@@ -86,7 +86,7 @@ impl Borrowed {
 }
 
 /// Refuses tensors that begin or end somewhere else; where an address lies `inspect` knows.
-pub(super) fn refuse_other_places(
+pub(crate) fn refuse_other_places(
     pieces: &BorrowedPieces,
     place: Place,
     inspect: impl Fn(DevicePtr) -> Result<Place>,

@@ -2,28 +2,13 @@
 //!
 //! For checkpoints, schedules and whoever wants to know. Must not change anything.
 
+use crate::stepper::state::attached::{Attached, OptimizerId};
 use std::borrow::Cow;
 
 use crate::device::Device;
 use crate::error::Result;
 use crate::layout::ParamId;
-use crate::optim::Optimizer;
-use crate::stepper::{OptimizerId, Stepper};
-
-/// One of a stepper's optimizers, as [`Stepper::optimizers`] lists it.
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub struct Attached<'a> {
-    /// What [`Stepper::set_lr_of`] calls it.
-    pub id: OptimizerId,
-    /// The layout's group that it was given to; `None` if to single parameters.
-    pub group: Option<&'a str>,
-    /// Its hyperparameters, the learning rate as it was set last. It is one of the types of [`optim`](crate::optim),
-    /// which `(optimizer as &dyn Any).downcast_ref` tells apart.
-    pub optimizer: &'a dyn Optimizer,
-    /// Whether passes run it; they do not if it was [attached](crate::StepperBuilder::attach) alone.
-    pub steps: bool,
-}
+use crate::stepper::stepper::Stepper;
 
 impl<D: Device> Stepper<D> {
     /// All optimizers: those of groups in the layout's order, then further ones of groups, then those of single

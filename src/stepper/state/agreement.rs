@@ -9,7 +9,7 @@ use crate::layout::{Layout, Plan, fold};
 
 /// The number, and whether it is still that of the settings.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Agreement {
+pub(crate) struct Agreement {
     /// Of layout and options, without the plan.
     options: u64,
     built: u64,
@@ -35,13 +35,13 @@ fn written(hash: u64, what: fmt::Arguments<'_>) -> u64 {
 
 impl Agreement {
     /// Of what a stepper is built with.
-    pub(super) fn new(layout: &Layout, plan: &Plan, options: fmt::Arguments<'_>) -> Agreement {
+    pub(crate) fn new(layout: &Layout, plan: &Plan, options: fmt::Arguments<'_>) -> Agreement {
         let options = written(layout.fingerprint(), options);
         Agreement { options, built: options, current: None }.with_plan(plan)
     }
 
     /// The same with other buckets.
-    pub(super) fn with_plan(&self, plan: &Plan) -> Agreement {
+    pub(crate) fn with_plan(&self, plan: &Plan) -> Agreement {
         let fold = |hash, number: u64| fold(hash, &number.to_le_bytes());
         let hash = plan
             .buckets()
@@ -55,17 +55,17 @@ impl Agreement {
     }
 
     /// What will not change.
-    pub(super) fn fixed(&self) -> u64 {
+    pub(crate) fn fixed(&self) -> u64 {
         self.built
     }
 
     /// The settings have changed.
-    pub(super) fn forget(&mut self) {
+    pub(crate) fn forget(&mut self) {
         self.current = None;
     }
 
     /// With the settings as they are now, which are looked at only if they have changed.
-    pub(super) fn number(&mut self, groups: &impl fmt::Debug, frozen: impl Iterator<Item = usize>) -> u64 {
+    pub(crate) fn number(&mut self, groups: &impl fmt::Debug, frozen: impl Iterator<Item = usize>) -> u64 {
         let built = self.built;
         *self.current.get_or_insert_with(|| {
             let hash = written(built, format_args!("{groups:?}"));

@@ -10,22 +10,18 @@ use crate::error::{Error, Result};
 use crate::launch::Assignment;
 use crate::layout::{Layout, Moments, Plan, Precision, Storage};
 use crate::optim::Optimizer;
-use crate::stepper::attached::Attached;
-
-/// One of a stepper's optimizers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct OptimizerId(pub(crate) u32);
+use crate::stepper::state::attached::{Attached, OptimizerId};
 
 /// An optimizer for a group, or for single parameters.
 #[derive(Debug)]
-pub(super) struct Registered {
-    pub(super) target: Target,
-    pub(super) optimizer: Box<dyn Optimizer>,
+pub(crate) struct Registered {
+    pub(crate) target: Target,
+    pub(crate) optimizer: Box<dyn Optimizer>,
 }
 
 /// What an optimizer steps.
 #[derive(Clone, Debug)]
-pub(super) enum Target {
+pub(crate) enum Target {
     /// Its first optimizer, instead of the stepper's own.
     Group(String),
     /// A further one behind those that the group has.
@@ -66,7 +62,7 @@ impl Clone for Entry {
 
 impl Optimizers {
     /// `common` for every group that nothing else is registered for; without it those have none.
-    pub(super) fn new(
+    pub(crate) fn new(
         layout: &Layout,
         common: Option<&dyn Optimizer>,
         registered: Vec<Registered>,
@@ -129,7 +125,7 @@ impl Optimizers {
     }
 
     /// Refuses element types and options that an optimizer which steps anything does not take.
-    pub(super) fn refuse_storage(&self, storage: &Storage) -> Result<()> {
+    pub(crate) fn refuse_storage(&self, storage: &Storage) -> Result<()> {
         let precision = storage.precision;
         for index in self.lists.iter().flatten() {
             let optimizer = &self.entries[*index as usize].optimizer;
@@ -157,7 +153,7 @@ impl Optimizers {
     }
 
     /// Takes parameters that nothing is to step out of all lists, and their states with them.
-    pub(super) fn leave_out(&mut self, is_stepped: impl Fn(usize) -> bool) {
+    pub(crate) fn leave_out(&mut self, is_stepped: impl Fn(usize) -> bool) {
         for (param, list) in self.lists.iter_mut().enumerate() {
             if !is_stepped(param) {
                 list.clear();
@@ -167,17 +163,17 @@ impl Optimizers {
     }
 
     /// The round in which an optimizer steps a parameter.
-    pub(super) fn round(&self, param: usize, id: OptimizerId) -> Option<usize> {
+    pub(crate) fn round(&self, param: usize, id: OptimizerId) -> Option<usize> {
         self.lists[param].iter().position(|index| *index == id.0)
     }
 
     /// How many optimizers step a parameter.
-    pub(super) fn rounds(&self, param: usize) -> usize {
+    pub(crate) fn rounds(&self, param: usize) -> usize {
         self.lists[param].len()
     }
 
     /// These and a further one, behind those that its parameters have.
-    pub(super) fn with(
+    pub(crate) fn with(
         &self,
         params: &[usize],
         optimizer: Box<dyn Optimizer>,
@@ -213,7 +209,7 @@ impl Optimizers {
     }
 
     /// Which of them step which segment.
-    pub(super) fn assignment(&self, layout: &Layout, plan: &Plan) -> Result<Assignment> {
+    pub(crate) fn assignment(&self, layout: &Layout, plan: &Plan) -> Result<Assignment> {
         if self.entries.is_empty() {
             // Every gradient is averaged, by a launch that takes no optimizer's numbers.
             let none = crate::optim::Sgd::default();
@@ -234,17 +230,17 @@ impl Optimizers {
     }
 
     /// What a parameter's optimizer carries beside its count, by name.
-    pub(super) fn carried(&self, param: usize, round: usize) -> Option<&'static str> {
+    pub(crate) fn carried(&self, param: usize, round: usize) -> Option<&'static str> {
         self.lists[param].get(round).and_then(|index| self.entries[*index as usize].optimizer.carried())
     }
 
     /// Those that step a parameter, in order.
-    pub(super) fn stepping(&self, param: usize) -> impl Iterator<Item = OptimizerId> + '_ {
+    pub(crate) fn stepping(&self, param: usize) -> impl Iterator<Item = OptimizerId> + '_ {
         self.lists[param].iter().copied().map(OptimizerId)
     }
 
     /// The optimizers of a parameter: those that step it, in order, then those that are attached alone.
-    pub(super) fn of(&self, param: usize) -> impl Iterator<Item = OptimizerId> + '_ {
+    pub(crate) fn of(&self, param: usize) -> impl Iterator<Item = OptimizerId> + '_ {
         let is_attached =
             move |entry: &Entry| entry.attached_to.as_ref().is_some_and(|to| to.contains(&param));
         let attached =
@@ -253,7 +249,7 @@ impl Optimizers {
     }
 
     /// All of them.
-    pub(super) fn all(&self) -> impl ExactSizeIterator<Item = Attached<'_>> {
+    pub(crate) fn all(&self) -> impl ExactSizeIterator<Item = Attached<'_>> {
         self.entries.iter().enumerate().map(|(k, entry)| Attached {
             id: OptimizerId(k as u32),
             group: entry.group.as_deref(),
@@ -263,7 +259,7 @@ impl Optimizers {
     }
 
     /// The states of a parameter: each one's name, and its place behind the round's first.
-    pub(super) fn states(
+    pub(crate) fn states(
         &self,
         param: usize,
     ) -> impl Iterator<Item = (Cow<'static, str>, usize, usize)> + '_ {
@@ -285,7 +281,7 @@ impl Optimizers {
     }
 
     /// Names of the states that a parameter's own optimizers have a use for.
-    pub(super) fn kept(&self, param: usize) -> impl Iterator<Item = String> + '_ {
+    pub(crate) fn kept(&self, param: usize) -> impl Iterator<Item = String> + '_ {
         self.states(param).filter_map(move |(name, round, k)| {
             let own = &self.entries[self.lists[param][round] as usize].optimizer;
             (k < own.state_names().len()).then(|| name.into_owned())
@@ -293,18 +289,18 @@ impl Optimizers {
     }
 
     /// How many optimizers a group was given.
-    pub(super) fn of_group(&self, group: &str) -> usize {
+    pub(crate) fn of_group(&self, group: &str) -> usize {
         self.entries.iter().filter(|entry| entry.group.as_deref() == Some(group)).count()
     }
 
     /// The learning rate of a group's optimizer.
-    pub(super) fn lr(&mut self, group: &str) -> Option<f64> {
+    pub(crate) fn lr(&mut self, group: &str) -> Option<f64> {
         let of_group = |entry: &&mut Entry| entry.group.as_deref() == Some(group);
         self.entries.iter_mut().find(of_group).map(|entry| *entry.optimizer.lr_mut())
     }
 
     /// Sets the learning rate of a group that has one optimizer.
-    pub(super) fn set_lr(&mut self, group: &str, lr: f64) -> Result<(usize, InstepHyper)> {
+    pub(crate) fn set_lr(&mut self, group: &str, lr: f64) -> Result<(usize, InstepHyper)> {
         let mut of_group =
             (0..self.entries.len()).filter(|k| self.entries[*k].group.as_deref() == Some(group));
         match (of_group.next(), of_group.next()) {
@@ -317,7 +313,7 @@ impl Optimizers {
     }
 
     /// Sets an optimizer's learning rate and returns its place in the settings and its new hyperparameters.
-    pub(super) fn set_lr_of(&mut self, id: OptimizerId, lr: f64) -> Result<(usize, InstepHyper)> {
+    pub(crate) fn set_lr_of(&mut self, id: OptimizerId, lr: f64) -> Result<(usize, InstepHyper)> {
         let index = id.0 as usize;
         let Some(entry) = self.entries.get_mut(index) else {
             return Err(Error::config("optimizer", index, "is not one of this stepper's"));
@@ -338,12 +334,12 @@ impl Optimizers {
         }
     }
 
-    pub(super) fn lr_multiplier(&self, param: usize) -> f64 {
+    pub(crate) fn lr_multiplier(&self, param: usize) -> f64 {
         self.lr_multipliers[param]
     }
 
     /// Sets what a parameter's rates are multiplied by.
-    pub(super) fn set_lr_multiplier(&mut self, param: usize, multiplier: f64) -> Result<()> {
+    pub(crate) fn set_lr_multiplier(&mut self, param: usize, multiplier: f64) -> Result<()> {
         for index in &self.lists[param] {
             check_rate(&*self.entries[*index as usize].optimizer, multiplier)?;
         }

@@ -1,0 +1,127 @@
+//! What the trainer may touch now, and every refusal of it.
+//!
+//! A claim tells the schedule, waits, and notes the access for the checker, in this order. It refuses before anything
+//! is written.
+
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::layout::{Gradients, ParamId, Segment, SegmentAction};
+use crate::op::{Access, Memory, Span};
+use crate::stepper::state::attached::OptimizerId;
+use crate::stepper::stepper::Stepper;
+
+impl<D: Device> Stepper<D> {
+    /// Makes sure that the trainer may touch a tensor now, and notes that it does.
+    pub(super) fn claim(&self, id: ParamId, memory: Memory, writes: bool) -> Result<Segment> {
+        let index = self.layout.index(id)?;
+        let segment = self.plan.segment_of(index).clone();
+        let mut run = self.run.borrow_mut();
+        if run.schedule.is_handed_over(index) {
+            let name = &self.layout.parameters()[index].name;
+            return Err(Error::Order(format!(
+                "`{name}` was handed over and is out of reach until the pass or micro-batch ends"
+            )));
+        }
+        if writes && memory == Memory::Grads && run.schedule.is_frozen(index) {
+            let name = &self.layout.parameters()[index].name;
+            return Err(Error::Order(format!("`{name}` is frozen and takes no gradient")));
+        }
+        let releases = self.plan.gradients() == Gradients::Release && segment.action == SegmentAction::Step;
+        if releases && memory == Memory::Grads && !writes {
+            let name = &self.layout.parameters()[index].name;
+            return Err(Error::Order(format!("the gradient of `{name}` is released behind its step")));
+        }
+        run.touch(index)?;
+        let span = Span::segment(memory, &self.plan, &segment);
+        run.note(Access { span, writes });
+        Ok(segment)
+    }
+
+    /// Notes, in front of a hand-over, what a trainer that is a stream may have touched since it claimed it.
+    pub(super) fn note_hand_over(&mut self, param: usize) {
+        let run = self.run.get_mut();
+        if D::TRAINER_IS_A_STREAM && self.written.get_mut()[param] && !run.schedule.is_handed_over(param) {
+            let segment = self.plan.segment_of(param);
+            for (memory, writes) in [(Memory::Params, false), (Memory::Grads, true)] {
+                run.note(Access { span: Span::segment(memory, &self.plan, segment), writes });
+            }
+        }
+    }
+
+    /// Refuses to close a pass in which a gradient was not asked for, where somebody else sums what was.
+    pub(super) fn refuse_unsummed(&mut self) -> Result<()> {
+        if !self.comm.sums_outside() {
+            return Ok(());
+        }
+        let (schedule, written) = (&self.run.get_mut().schedule, self.written.get_mut());
+        let is_missing = |param: &usize| !written[*param] && !schedule.is_frozen(*param);
+        let Some(param) = (0..written.len()).find(is_missing) else { return Ok(()) };
+        let name = &self.layout.parameters()[param].name;
+        Err(Error::Order(format!(
+            "the gradient of `{name}` was not asked for, and its sum is made elsewhere"
+        )))
+    }
+
+    pub(super) fn settle_between_passes(&self) -> Result<()> {
+        self.refuse_open_pass()?;
+        self.run.borrow_mut().touch_all()
+    }
+
+    pub(super) fn settle_control(&self) -> Result<()> {
+        self.refuse_open_pass()?;
+        self.run.borrow_mut().touch_control()
+    }
+
+    pub(super) fn refuse_open_pass(&self) -> Result<()> {
+        if self.run.borrow().schedule.is_open() {
+            return Err(Error::Order("a pass is open; its own views reach parameters and gradients".into()));
+        }
+        Ok(())
+    }
+
+    pub(super) fn state_called(&self, id: ParamId, name: &str) -> Result<Memory> {
+        let param = self.layout.index(id)?;
+        let found = self.optimizers.states(param).find(|(known, _, _)| known == name);
+        let Some((_, round, k)) = found else {
+            let names: Vec<_> = self.optimizers.states(param).map(|(name, _, _)| name).collect();
+            let have = if names.is_empty() { "none".into() } else { names.join(", ") };
+            let what = format!("the state `{name}` of `{}`", self.layout.parameters()[param].name);
+            return Err(Error::Unsupported { what, have });
+        };
+        Ok(Memory::State((self.assignment.first_state(round) + k) as u8))
+    }
+
+    pub(super) fn round_of(&self, id: ParamId, optimizer: OptimizerId) -> Result<(usize, usize)> {
+        let param = self.layout.index(id)?;
+        let refused = || Error::config("optimizer", optimizer.0, "does not step this parameter");
+        Ok((param, self.optimizers.round(param, optimizer).ok_or_else(refused)?))
+    }
+
+    /// States of a parameter are written: on all ranks, or ranks are to notice.
+    pub(super) fn note_written(&mut self, id: ParamId) -> Result<()> {
+        self.loaded.note(self.layout.index(id)?, u64::MAX);
+        self.agreement.forget();
+        Ok(())
+    }
+
+    pub(super) fn require_copy(&self) -> Result<()> {
+        let is_kept = self.plan.storage().copy.is_some();
+        self.require(is_kept, "copies of parameters", "StepperBuilder::copy_params")
+    }
+
+    pub(super) fn require(&self, is_kept: bool, what: &str, have: &str) -> Result<()> {
+        if is_kept {
+            Ok(())
+        } else {
+            Err(Error::Unsupported { what: what.to_owned(), have: have.to_owned() })
+        }
+    }
+
+    pub(super) fn check_len(&self, id: ParamId, given: usize) -> Result<()> {
+        let parameter = self.layout.parameter(id)?;
+        if parameter.len == given as u64 {
+            return Ok(());
+        }
+        Err(Error::Layout(format!("`{}` has {} elements, not {given}", parameter.name, parameter.len)))
+    }
+}

@@ -1,0 +1,13 @@
+//! The state that a stepper holds: data that knows nothing of the interface above it.
+//!
+//! Nothing here imports a file of `stepper/` outside this folder.
+
+pub(crate) mod agreement;
+pub(crate) mod attached;
+pub(crate) mod borrowed;
+pub(crate) mod loaded;
+pub(crate) mod optimizers;
+pub(crate) mod options;
+pub(crate) mod rates;
+pub(crate) mod run;
+pub(crate) mod status;

@@ -1,0 +1,23 @@
+//! Options that are types of their own: unused parameters, and the mean over uneven inputs.
+//!
+//! Plain values. The builder decides which of them fit together.
+
+/// What happens to a parameter that no rank had a gradient for in a pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Unused {
+    /// Nothing: value, state and step count stay. A parameter that *some* rank used is stepped on all of them.
+    #[default]
+    Skip,
+    /// It is stepped with a zero gradient, so momentum and decay still move it.
+    StepZero,
+}
+
+/// What the sum of gradients is divided by once ranks run out of data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Divisor {
+    /// The number of ranks, those without data included: each sample keeps its weight.
+    #[default]
+    WorldSize,
+    /// The number of ranks that had data in this pass.
+    ContributingRanks,
+}

@@ -1,0 +1,47 @@
+//! Learning-rate schedules: which group follows which, and the step that they have reached.
+//!
+//! Every rank counts the same passes: finished and joined ones, which ranks do together. Abandoned passes do not count,
+//! because they will be made again.
+
+use crate::error::{Error, Result};
+use crate::layout::Layout;
+use crate::optim::LrSchedule;
+use crate::stepper::state::optimizers::Optimizers;
+
+/// Which groups follow what, and where they are.
+#[derive(Debug, Default)]
+pub(crate) struct Rates {
+    pub(crate) schedules: Vec<(String, LrSchedule)>,
+    pub(crate) step: u64,
+}
+
+impl Rates {
+    pub(crate) fn new(
+        layout: &Layout,
+        optimizers: &Optimizers,
+        schedules: Vec<(String, LrSchedule)>,
+    ) -> Result<Rates> {
+        for (k, (group, schedule)) in schedules.iter().enumerate() {
+            if !layout.groups().contains(group) {
+                return Err(Error::config("lr_schedule", group, "is not a group of the layout"));
+            }
+            if schedules[..k].iter().any(|(other, _)| other == group) {
+                return Err(Error::config("lr_schedule", group, "has a schedule already"));
+            }
+            if optimizers.of_group(group) != 1 {
+                let why = "has not one optimizer of its own, whose rate would follow";
+                return Err(Error::config("lr_schedule", group, why));
+            }
+            schedule.validate()?;
+        }
+        Ok(Rates { schedules, step: 0 })
+    }
+
+    /// Refuses to set by hand what a schedule would overwrite.
+    pub(crate) fn refuse_scheduled(&self, group: &str) -> Result<()> {
+        if self.schedules.iter().any(|(scheduled, _)| scheduled == group) {
+            return Err(Error::config("group", group, "has a schedule, which sets its rate in each pass"));
+        }
+        Ok(())
+    }
+}

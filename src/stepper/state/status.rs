@@ -1,0 +1,41 @@
+//! The decisions of the device about one pass: norm, clip coefficient, loss scale, skipped or not.
+//!
+//! Read from what the kernels publish; nothing here is computed.
+
+use crate::abi::{INSTEP_NO_BUCKET, InstepStatus};
+
+/// What the device decided about the last pass.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Status {
+    /// Passes begun so far, this one included.
+    pub pass: u64,
+    /// Whether it changed nothing because of a non-finite gradient.
+    pub skipped: bool,
+    /// Norm of all averaged gradients, infinite or NaN if one of them is; `None` if neither mode nor option asked for
+    /// it, or the pass was given up, or buckets are clipped one by one. Clipping [by the previous
+    /// norm](crate::StepperBuilder::clip_by_previous_norm) asks.
+    pub norm: Option<f64>,
+    /// Factor that clipping multiplied them by; 1 without clipping, in a skipped pass, and with
+    /// [`clip_per_bucket`](crate::StepperBuilder::clip_per_bucket), where each bucket has its own.
+    pub clip: f64,
+    /// The factor in the loss that was divided out of them.
+    pub loss_scale: f64,
+    /// The first bucket with an infinite or NaN gradient among those stepped; its parameters are
+    /// [`segments_of`](crate::layout::Plan::segments_of) it in the plan. Eager steps it all the same, and so does every
+    /// mode that skips nothing.
+    pub first_nonfinite_bucket: Option<u32>,
+}
+
+impl Status {
+    pub(crate) fn new(published: &InstepStatus) -> Status {
+        let bucket = published.first_nonfinite_bucket;
+        Status {
+            pass: published.sequence,
+            skipped: published.skipped != 0,
+            norm: (published.decided != 0).then_some(published.norm),
+            clip: published.clip,
+            loss_scale: published.loss_scale,
+            first_nonfinite_bucket: (bucket != INSTEP_NO_BUCKET).then_some(bucket),
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! What users hold: a stepper, its passes, and views of the memory that it owns.
+//!
+//! The safe interface cannot race: views borrow the pass, everything that may launch takes the pass mutably or by
+//! value, and to touch is to wait. Must not decide any order itself; it forwards events to the schedule.
+
+use std::cell::RefCell;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::collective::Collective;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::hazard::{self, Hazard};
+use crate::host::{HostDevice, Isa};
+use crate::launch::Assignment;
+use crate::layout::{Layout, Plan};
+use crate::op::Memory;
+use crate::schedule::{Mode, Policy};
+use crate::stepper::state::agreement::Agreement;
+use crate::stepper::state::loaded::Loaded;
+use crate::stepper::state::optimizers::Optimizers;
+use crate::stepper::state::rates::Rates;
+use crate::stepper::state::run::{Recording, Run};
+
+/// One rank's parameters, gradients and optimizer state, and the schedule that steps them.
+///
+/// # Ordering
+/// Calls return once they are queued; whatever touches memory first waits for the ops that it conflicts with. On a GPU
+/// it is the trainer's stream that waits, wherever a call is said to; the thread does in calls that copy to the host or
+/// from it, in [`join`](Self::join) and [`close`](Self::close), and where it is eight passes ahead.
+///
+/// # Source
+/// PyTorch's overlapped optimizers: `_optimizer_overlap`, `optimizer_overlap_hooks`.
+pub struct Stepper<D: Device = HostDevice> {
+    pub(super) layout: Layout,
+    pub(super) plan: Arc<Plan>,
+    pub(super) policy: Policy,
+    pub(super) assignment: Arc<Assignment>,
+    pub(super) optimizers: Optimizers,
+    pub(super) rates: Rates,
+    /// Constant, unless the policy says otherwise.
+    pub(super) loss_scale: f64,
+    pub(super) loaded: Loaded,
+    pub(super) agreement: Agreement,
+    pub(super) comm: Arc<dyn Collective>,
+    /// Parameters were written since the last broadcast, so ranks may differ.
+    pub(super) params_written: bool,
+    /// Per parameter, whether its gradient was written in the open pass.
+    pub(super) written: RefCell<Vec<bool>>,
+    pub(super) run: RefCell<Run<D>>,
+}
+
+impl Stepper {
+    /// The kernels' instruction set.
+    pub fn isa(&self) -> Isa {
+        self.run.borrow().device.isa()
+    }
+}
+
+impl<D: Device> Stepper<D> {
+    /// How many bytes each memory takes, padding included. The arenas of parameters, gradients and each state have as
+    /// many elements, since they share offsets, of the sizes that the [precision](crate::StepperBuilder::precision)
+    /// says.
+    pub fn memory(&self) -> Vec<(Memory, u64)> {
+        self.run.borrow().device.sizes()
+    }
+
+    /// What has been recorded since the last call, if [`StepperBuilder::record`] asked for it. The checker judges whole
+    /// lists: one that begins in the middle of a run lacks the Records that its Waits refer to.
+    ///
+    /// ```
+    /// # use instep::{Layout, Sgd, Solo, Stepper};
+    /// # let layout = Layout::builder().param("w", 2).build()?;
+    /// let mut stepper = Stepper::builder(&layout, Sgd::default()).record(true).host(Solo::default())?;
+    /// for _ in 0..3 {
+    ///     stepper.begin()?.finish()?;
+    /// }
+    /// if let Some(recording) = stepper.take_recording() {
+    ///     assert!(stepper.check(&recording).is_empty()); // no race
+    ///     println!("{:?}", recording.exposure());
+    /// }
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    ///
+    /// # Ordering
+    /// Waits for all steps, unless a pass is open.
+    pub fn take_recording(&mut self) -> Option<Recording> {
+        // A failed run has a recording too: what was submitted, and what ran of it.
+        let _ = self.settle_between_passes();
+        if !D::TRAINER_IS_A_STREAM {
+            // What is behind the last step is to be in it too; a device whose trainer is a stream waits for all.
+            let _ = self.settle_control();
+        }
+        self.run.get_mut().take_recording()
+    }
+
+    /// Judges a recording of this stepper: every pair of accesses that conflict and are not ordered.
+    pub fn check(&self, recording: &Recording) -> Vec<Hazard> {
+        hazard::check(&self.plan, self.assignment.state_count(), &recording.list)
+    }
+
+    /// Gives up a pass whose [`Pass`] was leaked.
+    ///
+    /// # Errors
+    /// `Order` if no pass is open.
+    pub fn abandon_open_pass(&mut self) -> Result<Abandoned> {
+        let run = self.run.get_mut();
+        let stepped_buckets = 0..run.schedule.abandon()?;
+        run.submit();
+        Ok(Abandoned { stepped_buckets })
+    }
+
+    /// Ends the stepper.
+    ///
+    /// # Ordering
+    /// Waits for everything, whatever it returns. On a GPU it does not once something has failed: what was queued
+    /// before may still run, and only a synchronisation of the device tells when it has.
+    ///
+    /// # Errors
+    /// `Poisoned` if anything has failed; `Order` if a pass was leaked open, which ends the other ranks too.
+    pub fn close(mut self) -> Result<()> {
+        let run = self.run.get_mut();
+        let outcome = if run.schedule.is_open() {
+            self.comm.abort(&closed_inside(self.comm.rank()));
+            Err(Error::Order("a pass is open".into()))
+        } else {
+            run.schedule.synchronize();
+            run.settle()
+        };
+        outcome.and(run.device.end())
+    }
+
+    /// The layout it was built for.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Buckets and offsets.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> u32 {
+        self.comm.rank()
+    }
+
+    /// Number of ranks that gradients are averaged over.
+    pub fn world_size(&self) -> u32 {
+        self.comm.world_size()
+    }
+
+    /// When steps run.
+    pub fn mode(&self) -> Mode {
+        self.policy.mode
+    }
+}
+
+impl<D: Device> Drop for Stepper<D> {
+    fn drop(&mut self) {
+        if self.run.get_mut().schedule.is_open() {
+            self.comm.abort(&closed_inside(self.comm.rank()));
+        } else if std::thread::panicking() {
+            // Where memory is borrowed the device's end waits for what is queued, and peers may wait for this rank.
+            let rank = self.comm.rank();
+            self.comm.abort(&Error::PeerLost { rank, why: "it panicked".into() });
+        }
+    }
+}
+
+/// What an abandoned pass leaves behind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Abandoned {
+    /// Buckets that keep the step of the abandoned pass, with their own step counts, their frozen parameters excepted.
+    /// Empty except in Eager, where these were launched before the pass was given up.
+    pub stepped_buckets: Range<u32>,
+}
+
+fn closed_inside(rank: u32) -> Error {
+    Error::PeerLost { rank, why: "it dropped its stepper inside a pass".into() }
+}
+
+impl<D: Device> std::fmt::Debug for Stepper<D> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Stepper")
+            .field("rank", &self.comm.rank())
+            .field("world_size", &self.comm.world_size())
+            .field("mode", &self.policy.mode)
+            .field("buckets", &self.plan.buckets().len())
+            .finish()
+    }
+}
