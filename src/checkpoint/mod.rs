@@ -54,8 +54,9 @@
 //! <https://huggingface.co/docs/safetensors>. Replacing a file by renaming: Pillai et al., OSDI 2014, "All File Systems
 //! Are Not Created Equal".
 
-mod convert;
+mod extras;
 mod file;
+mod keys;
 mod plan;
 mod restore;
 #[doc(hidden)]
@@ -65,9 +66,9 @@ mod verified;
 mod write;
 
 #[doc(hidden)]
+pub use extras::{Extras, Scalar};
 pub use file::replace;
 
-use std::collections::BTreeMap;
 use std::io::{Read, Seek, Write};
 use std::path::Path;
 
@@ -77,44 +78,6 @@ use crate::stepper::Stepper;
 use plan::Plan;
 use restore::restore;
 use safetensors::inside;
-
-/// In front of a parameter's name.
-const PARAM: &str = "param.";
-/// In front of a parameter's name, a dot and the state's name.
-const STATE: &str = "state.";
-/// In front of the name of a parameter whose moving average it is.
-const EMA: &str = "ema.";
-/// The name that stands where a state's would, for the step count.
-const STEP: &str = "step";
-/// The tensor of checksums.
-const CHECKSUMS: &str = "crc32";
-/// What a stepper knows beside its tensors.
-const SCALE: &str = "scaler.scale";
-const GROWTH_TRACKER: &str = "scaler.growth_tracker";
-const SCHEDULE_STEP: &str = "schedule.step";
-const PREVIOUS_NORM: &str = "clip.previous_norm";
-/// The metadata key that says what wrote the file, and in which version of the format.
-const VERSION_KEY: &str = "instep.checkpoint";
-const VERSION: &str = "1";
-
-/// What a checkpoint holds beside the stepper: the trainer's own scalars and texts.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Extras {
-    /// By tensor name: `epoch`, `random.seed`. Not a name of the table above, nor anything that begins with `param.`,
-    /// `state.` or `ema.`.
-    pub scalars: BTreeMap<String, Scalar>,
-    /// Free text by key, but for `instep.checkpoint`.
-    pub metadata: BTreeMap<String, String>,
-}
-
-/// A number that keeps its bits.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Scalar {
-    /// A real number.
-    F64(f64),
-    /// A count, a seed.
-    U64(u64),
-}
 
 /// Saves to a file, which is replaced as a whole or left as it was. **Only rank 0 writes**; other ranks return at once,
 /// so every rank may call it. Give ranks whose models differ a [`write()`] each.

@@ -6,9 +6,9 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use super::convert::is_float;
+use super::keys::{CHECKSUMS, EMA, PARAM, STATE, STEP};
+use super::safetensors::convert::is_float;
 use super::safetensors::{Dtype, Header, Tensor, in_tensor};
-use super::{CHECKSUMS, EMA, PARAM, STATE, STEP};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::layout::ParamId;

@@ -6,12 +6,12 @@
 use std::collections::BTreeMap;
 use std::io::{Read, Seek};
 
+use super::extras::{Extras, Scalar};
+use super::keys::{GROWTH_TRACKER, PREVIOUS_NORM, SCALE, SCHEDULE_STEP, VERSION, VERSION_KEY};
 use super::plan::{Count, Counted, Named, Part, Piece, Plan, missing};
+use super::safetensors::convert;
 use super::safetensors::{Dtype, Header, in_tensor};
 use super::verified::Verified;
-use super::{
-    Extras, GROWTH_TRACKER, PREVIOUS_NORM, SCALE, SCHEDULE_STEP, Scalar, VERSION, VERSION_KEY, convert,
-};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::optim::ScalerState;

@@ -7,9 +7,9 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
+use super::keys::{CHECKSUMS, EMA, PARAM, STATE, STEP};
 use super::plan::{Count, Counted, Named, Part, Piece, Plan, carried, carried_key, missing};
 use super::safetensors::{Header, in_tensor};
-use super::{CHECKSUMS, EMA, PARAM, STATE, STEP};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::layout::ParamId;

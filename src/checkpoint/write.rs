@@ -7,12 +7,12 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Write};
 
+use super::extras::{Extras, Scalar};
+use super::keys::{
+    CHECKSUMS, EMA, GROWTH_TRACKER, PARAM, PREVIOUS_NORM, SCALE, SCHEDULE_STEP, STATE, VERSION, VERSION_KEY,
+};
 use super::plan::{carried_key, counted};
 use super::safetensors::{Dtype, Entry, header, write_values};
-use super::{
-    CHECKSUMS, EMA, Extras, GROWTH_TRACKER, PARAM, PREVIOUS_NORM, SCALE, SCHEDULE_STEP, STATE, Scalar,
-    VERSION, VERSION_KEY,
-};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};

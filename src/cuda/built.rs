@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use super::fatbin;
+use super::fatbin::{self, Image};
 use crate::error::{Error, Result};
 
 static FATBIN: &[u8] = include_bytes!(env!("INSTEP_KERNELS_FATBIN"));
@@ -13,15 +13,6 @@ static FATBIN: &[u8] = include_bytes!(env!("INSTEP_KERNELS_FATBIN"));
 /// Besides one step kernel per row of the table of optimizers.
 const COMMON: [&str; 5] = ["instep_begin", "instep_decide", "instep_publish", "instep_norm", "instep_custom"];
 const OPTIMIZERS: &str = include_str!("../../kernels/optimizers.def");
-
-/// All kernels, compiled for one architecture.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Image {
-    /// As nvcc names it: `sm_90` for machine code, `compute_90` for the PTX that a driver compiles for newer ones.
-    pub architecture: String,
-    /// Embedded size, compressed.
-    pub bytes: u64,
-}
 
 /// What [`built_kernels`] found.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,7 +3,14 @@
 //! NVIDIA documents no layout; this is what nvcc 13.0 was seen to write. The driver, not this file, decides what is
 //! loaded. Must answer nonsense with `None`, never with a panic.
 
-use super::Image;
+/// All kernels, compiled for one architecture.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Image {
+    /// As nvcc names it: `sm_90` for machine code, `compute_90` for the PTX that a driver compiles for newer ones.
+    pub architecture: String,
+    /// Embedded size, compressed.
+    pub bytes: u64,
+}
 
 const MAGIC: u32 = 0xba55_ed50;
 const PTX: u16 = 1;

@@ -27,10 +27,11 @@ mod system;
 mod timing;
 mod waits;
 
-pub use built::{BuiltKernels, Image, built_kernels};
+pub use built::{BuiltKernels, built_kernels};
 pub use device::CudaDevice;
 pub(crate) use device::Parts;
 pub use external::External;
+pub use fatbin::Image;
 pub use graph::CapturedPass;
 pub use nccl::Nccl;
 

@@ -7,6 +7,7 @@ mod cases;
 mod gpu;
 mod handover;
 mod overlap;
+mod plain_bits;
 mod precisions;
 mod record;
 #[path = "../../../tests/support/reference.rs"]

@@ -1,16 +1,10 @@
-//! Element types by name, and what a step of each is held against: the bits of the plainest instruction set.
+//! Combinations of element types by name, and their storage.
 //!
-//! In what is stored in fewer bits than f32 a small step may not show at all, so no formula in f64 can be asked. Must
-//! run the same steps on both sides before anything is timed.
+//! Plain values; `plain_bits.rs` judges the steps of each.
 
 use clap::ValueEnum;
-use instep::bench::Launcher;
 use instep::layout::Storage;
-use instep::op::Memory;
-use instep::{DType, Isa, Master, Moments, Precision, Rounding};
-
-use super::cases::{self, Rule, Shape};
-use crate::Failure;
+use instep::{DType, Master, Moments, Precision, Rounding};
 
 /// A combination, by what it is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -75,35 +69,6 @@ impl Kind {
             Kind::F16Master => Precision { param: DType::F16, grad: DType::F16, ..master },
         }
     }
-}
-
-/// The first bucket's bytes behind two steps, against those of a launcher on the plainest instruction set. It has as many
-/// buckets, since chance draws by an element's place among all.
-pub(super) fn verify(
-    launcher: &mut Launcher,
-    (rule, kind): (Rule, Kind),
-    shape: Shape,
-    quick: bool,
-) -> Result<(), Failure> {
-    let states = rule.optimizer().state_names().len();
-    let mut plain = cases::launcher(rule, kind, shape, Isa::Baseline, 1, quick)?;
-    for launcher in [&mut *launcher, &mut plain] {
-        for _ in 0..2 {
-            launcher.begin()?;
-            launcher.step(0)?;
-        }
-    }
-    for memory in Memory::of_tensors(plain.plan(), states) {
-        let theirs = plain.bytes(memory, 0);
-        let ours = launcher.bytes(memory, 0);
-        if let Some(at) = ours.iter().zip(&*theirs).position(|(ours, theirs)| ours != theirs) {
-            let (rule, kind) = (rule.name(), kind.name());
-            let what =
-                format!("{rule} {kind} {memory:?}: byte {at} differs from the plainest instruction set's");
-            return Err(Failure::Bench(what));
-        }
-    }
-    Ok(())
 }
 
 /// What a launcher stores.

@@ -12,7 +12,8 @@ use instep::op::Memory;
 
 use super::Arguments;
 use super::cases::{self, Rule, SAMPLE_ELEMENTS, Shape, WORLD_SIZE};
-use super::precisions::{self, Kind};
+use super::plain_bits;
+use super::precisions::Kind;
 use super::record::Record;
 use super::reference::Scalar;
 use super::statistics::Spread;
@@ -60,7 +61,7 @@ fn one(
     };
     match kind {
         Kind::F32 => verify(&mut launcher, rule)?,
-        _ => precisions::verify(&mut launcher, (rule, kind), shape, options.quick)?,
+        _ => plain_bits::verify(&mut launcher, (rule, kind), shape, options.quick)?,
     }
     let bytes = launcher.step_bytes(0) as f64 / launcher.plan().buckets()[0].len as f64;
     let updated_arrays = 1 + rule.optimizer().state_names().len();

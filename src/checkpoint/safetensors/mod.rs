@@ -6,6 +6,7 @@
 //!
 //! Source: <https://huggingface.co/docs/safetensors>, "Format".
 
+pub(in crate::checkpoint) mod convert;
 mod header;
 pub mod json;
 mod write;
@@ -19,7 +20,8 @@ use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::path::Path;
 
-use super::convert::floats;
+use convert::floats;
+
 use crate::error::{Error, Result};
 
 /// Bytes read or written at a time.

@@ -61,7 +61,7 @@ fn ops_reach_a_device_only_from_run() {
         // A bench of one launch has no schedule.
         assert_eq!(
             feeds && !name.ends_with("emitter.rs") && !name.starts_with("src/schedule"),
-            ["src/stepper/run.rs", "src/bench/gpu.rs"].contains(&name.as_str()),
+            ["src/stepper/state/run.rs", "src/bench/gpu.rs"].contains(&name.as_str()),
             "{name}"
         );
     }

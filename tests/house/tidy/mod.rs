@@ -5,6 +5,7 @@
 
 mod documents;
 mod files;
+mod import_graph;
 mod layers;
 mod optimizers;
 mod unsafe_code;

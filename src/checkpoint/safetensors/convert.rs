@@ -4,13 +4,17 @@
 
 use half::{bf16, f16};
 
-use super::safetensors::Dtype;
+use super::header::Dtype;
 
 /// Hands over each value.
 ///
 /// # Errors
 /// The first value that no f32 is equal to, or NaN if the type is none of real numbers.
-pub(super) fn floats(dtype: Dtype, bytes: &[u8], mut take: impl FnMut(f32)) -> Result<(), f64> {
+pub(in crate::checkpoint) fn floats(
+    dtype: Dtype,
+    bytes: &[u8],
+    mut take: impl FnMut(f32),
+) -> Result<(), f64> {
     match dtype {
         Dtype::F32 => bytes.as_chunks::<4>().0.iter().for_each(|bytes| take(f32::from_le_bytes(*bytes))),
         Dtype::F16 => {
@@ -35,12 +39,12 @@ pub(super) fn floats(dtype: Dtype, bytes: &[u8], mut take: impl FnMut(f32)) -> R
 }
 
 /// Whether [`floats`] reads it.
-pub(super) fn is_float(dtype: Dtype) -> bool {
+pub(in crate::checkpoint) fn is_float(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F16 | Dtype::Bf16 | Dtype::F32 | Dtype::F64)
 }
 
 /// The real number that one element is, to the last bit.
-pub(super) fn real(dtype: Dtype, bytes: &[u8]) -> Option<f64> {
+pub(in crate::checkpoint) fn real(dtype: Dtype, bytes: &[u8]) -> Option<f64> {
     match dtype {
         Dtype::F32 => Some(f32::from_le_bytes(*bytes.first_chunk()?).into()),
         Dtype::F64 => Some(f64::from_le_bytes(*bytes.first_chunk()?)),
@@ -49,7 +53,7 @@ pub(super) fn real(dtype: Dtype, bytes: &[u8]) -> Option<f64> {
 }
 
 /// The whole number that one element is, if it is one and below 2^63.
-pub(super) fn count(dtype: Dtype, bytes: &[u8]) -> Option<u64> {
+pub(in crate::checkpoint) fn count(dtype: Dtype, bytes: &[u8]) -> Option<u64> {
     let integer = |bytes: &[u8]| Some(u64::from_le_bytes(*bytes.first_chunk()?));
     let count = match dtype {
         // A negative I64 reads as 2^63 or more.

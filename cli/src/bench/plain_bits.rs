@@ -1,0 +1,41 @@
+//! Holds a step to the bits of the plainest instruction set.
+//!
+//! For tensors of fewer bits than f32: a small step may not show there at all, so a formula in f64 proves nothing. Both
+//! sides run the same steps before anything is timed.
+
+use instep::Isa;
+use instep::bench::Launcher;
+use instep::op::Memory;
+
+use super::cases::{self, Rule, Shape};
+use super::precisions::Kind;
+use crate::Failure;
+
+/// Compares the first bucket's bytes after two steps with those of a launcher on the plainest instruction set. That
+/// one has as many buckets, because random bits depend on an element's place among all.
+pub(super) fn verify(
+    launcher: &mut Launcher,
+    (rule, kind): (Rule, Kind),
+    shape: Shape,
+    quick: bool,
+) -> Result<(), Failure> {
+    let states = rule.optimizer().state_names().len();
+    let mut plain = cases::launcher(rule, kind, shape, Isa::Baseline, 1, quick)?;
+    for launcher in [&mut *launcher, &mut plain] {
+        for _ in 0..2 {
+            launcher.begin()?;
+            launcher.step(0)?;
+        }
+    }
+    for memory in Memory::of_tensors(plain.plan(), states) {
+        let theirs = plain.bytes(memory, 0);
+        let ours = launcher.bytes(memory, 0);
+        if let Some(at) = ours.iter().zip(&*theirs).position(|(ours, theirs)| ours != theirs) {
+            let (rule, kind) = (rule.name(), kind.name());
+            let what =
+                format!("{rule} {kind} {memory:?}: byte {at} differs from the plainest instruction set's");
+            return Err(Failure::Bench(what));
+        }
+    }
+    Ok(())
+}
