@@ -7,6 +7,9 @@ use std::fmt::{self, Display, Write};
 
 /// Characters that a message repeats of a foreign text.
 const LONGEST: usize = 120;
+/// As above, of another rank's error.
+#[cfg(any(feature = "cuda", test))]
+const LONGEST_SENTENCE: usize = 500;
 
 /// Returns a foreign name between backticks, escaped and shortened.
 pub(crate) fn quoted(name: &str) -> String {
@@ -15,7 +18,18 @@ pub(crate) fn quoted(name: &str) -> String {
 
 /// Returns a foreign text in one line: what cannot be printed is escaped, and only the first 120 characters are kept.
 pub(crate) fn escaped(text: impl Display) -> String {
-    let mut line = Line { text: String::new(), left: LONGEST, lost_bytes: 0 };
+    line(text, LONGEST, "\"'")
+}
+
+/// Returns another rank's error in one line, shortened to 500 characters. Quotation marks and backslashes stay as they
+/// are, so a text does not change when ranks pass it on.
+#[cfg(any(feature = "cuda", test))]
+pub(crate) fn sentence(text: &str) -> String {
+    line(text, LONGEST_SENTENCE, "\"'`\\")
+}
+
+fn line(text: impl Display, longest: usize, kept: &'static str) -> String {
+    let mut line = Line { text: String::new(), left: longest, kept, lost_bytes: 0 };
     // `Line` never fails, so an error is the text's own, and what it wrote before still helps.
     let _ = write!(line, "{text}");
     if line.lost_bytes > 0 {
@@ -28,6 +42,8 @@ pub(crate) fn escaped(text: impl Display) -> String {
 struct Line {
     text: String,
     left: usize,
+    /// Characters that are not escaped.
+    kept: &'static str,
     lost_bytes: usize,
 }
 
@@ -40,7 +56,7 @@ impl Write for Line {
             }
             self.left -= 1;
             match char {
-                '"' | '\'' => self.text.push(char),
+                _ if self.kept.contains(char) => self.text.push(char),
                 '`' => self.text.push_str("\\`"),
                 _ => self.text.extend(char.escape_debug()),
             }
@@ -71,6 +87,14 @@ mod tests {
             let escaped = escaped(char);
             assert!(!escaped.contains(char::is_control), "{char:?} is repeated");
         }
+    }
+
+    #[test]
+    fn another_ranks_error_is_safe_to_print_and_does_not_change_when_it_is_passed_on() {
+        let once = sentence("`a\\b` \"c\" it's\n\x1b[31m");
+        assert_eq!(once, "`a\\b` \"c\" it's\\n\\u{1b}[31m");
+        assert_eq!(sentence(&once), once);
+        assert_eq!(sentence(&"x".repeat(1_000_000)).len(), 500 + "... (999500 more bytes)".len());
     }
 
     #[test]

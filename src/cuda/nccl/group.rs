@@ -1,18 +1,22 @@
-//! The ranks after they have met: a star of connections through rank 0, beside whatever moves the sums.
+//! The ranks after they have met: a star of connections through rank 0, beside the library that moves the sums.
 //!
-//! Two uses: ranks hold what they are about to do against each other's, and whoever ends the group tells the others, or
-//! is missed when its connection ends. NCCL does neither: a rank that disagrees or dies is a hang there. A lock is held
-//! for one look at every connection and never while waiting, so that telling and checking do not block.
+//! It has two uses. Ranks compare what they are about to do, and a rank that ends the group tells the others or is missed
+//! when its connection ends. NCCL does neither: there, a rank that disagrees or dies is a hang. A lock is held for one
+//! bounded look at every connection and never while waiting, so telling and checking do not block.
 
-use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::cuda::nccl::link::{Link, Message, Received};
+use crate::cuda::nccl::link::{Link, Received};
+use crate::cuda::nccl::message::Message;
 use crate::error::{Error, Result};
+use crate::text::sentence;
 
 const POLL: Duration = Duration::from_micros(200);
+/// Messages that one look takes from one peer. A rank that keeps to the protocol never has more under way: an entry or a
+/// verdict, a failure, a farewell.
+const MOST_MESSAGES: u32 = 4;
 
 /// One rank's end of the star.
 #[derive(Debug)]
@@ -26,9 +30,17 @@ pub(super) struct Group {
 struct State {
     /// All others on rank 0, by rank; rank 0 alone on the others.
     peers: Vec<Peer>,
-    /// Verdicts of rank 0 that nobody has taken yet.
-    agreed: u64,
+    verdict: Verdict,
     failure: Option<Error>,
+}
+
+/// What a rank other than 0 knows of the entry that it sent last.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Verdict {
+    /// It has sent none since the last agreement.
+    NotAsked,
+    Asked,
+    Agreed,
 }
 
 /// A rank at the other end of a connection.
@@ -36,23 +48,55 @@ struct State {
 pub(super) struct Peer {
     rank: u32,
     link: Link,
-    entries: VecDeque<String>,
+    /// On rank 0: what this rank is about to do. It may not send another before the verdict.
+    entry: Option<String>,
     left: bool,
 }
 
 impl Peer {
     pub(super) fn new(rank: u32, link: Link) -> Peer {
-        Peer { rank, link, entries: VecDeque::new(), left: false }
+        Peer { rank, link, entry: None, left: false }
     }
 
-    pub(super) fn send(&mut self, message: &Message) {
-        self.link.send(message);
+    fn lost(&self, why: String) -> Error {
+        Error::PeerLost { rank: self.rank, why }
+    }
+
+    fn closed(&self) -> Error {
+        self.lost("it has closed its communicator".to_owned())
+    }
+
+    /// Takes in one message; returns whether there may be another.
+    fn take(&mut self, receiver: u32, verdict: &mut Verdict) -> Result<bool> {
+        match self.link.receive() {
+            Received::Nothing => Ok(false),
+            Received::Ended(_) if self.left => Ok(false),
+            Received::Ended(why) => {
+                self.left = true;
+                Err(self.lost(why))
+            }
+            Received::Message(Message::Failure(error)) => Err(error),
+            Received::Message(Message::Leaving) if !self.left => {
+                self.left = true;
+                Ok(true)
+            }
+            Received::Message(Message::Entry(entry)) if receiver == 0 && self.entry.is_none() => {
+                self.entry = Some(entry);
+                Ok(true)
+            }
+            Received::Message(Message::Agreed) if receiver > 0 && *verdict == Verdict::Asked => {
+                *verdict = Verdict::Agreed;
+                Ok(true)
+            }
+            Received::Message(other) => Err(self.lost(format!("it sent {} out of turn", other.kind()))),
+        }
     }
 }
 
 impl Group {
     pub(super) fn new(rank: u32, world_size: u32, peers: Vec<Peer>) -> Group {
-        Group { rank, world_size, state: Mutex::new(State { peers, agreed: 0, failure: None }) }
+        let state = State { peers, verdict: Verdict::NotAsked, failure: None };
+        Group { rank, world_size, state: Mutex::new(state) }
     }
 
     /// Waits until every rank is about to do the same.
@@ -65,7 +109,9 @@ impl Group {
         }
         let since = Instant::now();
         if self.rank > 0 {
-            self.lock().broadcast(&Message::Entry(entry.to_owned()));
+            let mut state = self.lock();
+            state.verdict = Verdict::Asked;
+            state.broadcast(&Message::Entry(entry.to_owned()));
         }
         loop {
             let mut state = self.lock();
@@ -89,10 +135,10 @@ impl Group {
         }
     }
 
-    /// Whether the group still stands. Never blocks.
+    /// Returns whether the group still stands. Never blocks.
     ///
     /// # Errors
-    /// What has ended it: a rank's own words, or `PeerLost` for one that is gone without any.
+    /// The error that ended it: a rank's own, or `PeerLost` for a rank that is gone without one.
     pub(super) fn check(&self) -> Result<()> {
         let mut state = self.lock();
         state.look(self.rank);
@@ -108,7 +154,7 @@ impl Group {
         self.lock().fail(error);
     }
 
-    /// Says that this rank is through, so that the end of its connections is no failure. Never blocks.
+    /// Says that this rank has finished, so that the end of its connections is no failure. Never blocks.
     pub(super) fn leave(&self) {
         self.lock().broadcast(&Message::Leaving);
     }
@@ -116,67 +162,69 @@ impl Group {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Bytes in memory that peers can make this rank hold.
+    #[cfg(test)]
+    pub(super) fn held_bytes(&self) -> usize {
+        let held = |peer: &Peer| peer.link.held_bytes() + peer.entry.as_ref().map_or(0, String::len);
+        self.lock().peers.iter().map(held).sum()
+    }
 }
 
 impl State {
-    /// Takes in what has arrived.
+    /// Takes in what has arrived. After a failure it only sends what is still queued.
     fn look(&mut self, rank: u32) {
-        let mut failures = Vec::new();
+        let mut failure = None;
         for peer in &mut self.peers {
-            loop {
-                let lost = |why| Error::PeerLost { rank: peer.rank, why };
-                match peer.link.receive() {
-                    Received::Nothing => break,
-                    Received::Ended(why) => {
-                        if !peer.left {
-                            failures.push(lost(why));
-                            peer.left = true;
-                        }
+            if self.failure.is_some() {
+                peer.link.flush();
+                continue;
+            }
+            for _ in 0..MOST_MESSAGES {
+                match peer.take(rank, &mut self.verdict) {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    Err(error) => {
+                        failure.get_or_insert(error);
                         break;
                     }
-                    Received::Message(Message::Entry(entry)) if rank == 0 => peer.entries.push_back(entry),
-                    Received::Message(Message::Agreed) if rank > 0 => self.agreed += 1,
-                    Received::Message(Message::Failure(error)) => failures.push(error),
-                    Received::Message(Message::Leaving) => peer.left = true,
-                    Received::Message(other) => failures.push(lost(format!("it sent {other:?}"))),
                 }
             }
         }
-        // The first is the one that counts, and telling it is enough.
-        failures.into_iter().take(1).for_each(|error| drop(self.fail(error)));
+        failure.into_iter().for_each(|error| drop(self.fail(error)));
     }
 
-    /// Rank 0: the ranks that have not said yet what they are about to do.
+    /// On rank 0: the ranks that have not said yet what they are about to do.
     fn judge(&mut self, ours: &str) -> Result<Vec<u32>> {
         let mut missing = Vec::new();
         for peer in &self.peers {
-            match peer.entries.front() {
+            match &peer.entry {
                 Some(theirs) if theirs == ours => {}
                 Some(theirs) => {
-                    let (ours, theirs) = (ours.to_owned(), theirs.clone());
+                    let (ours, theirs) = (ours.to_owned(), sentence(theirs));
                     return Err(Error::Mismatch { rank: 0, ours, other_rank: peer.rank, theirs });
                 }
-                None if peer.left => return Err(peer.gone()),
+                None if peer.left => return Err(peer.closed()),
                 None => missing.push(peer.rank),
             }
         }
         if missing.is_empty() {
-            self.peers.iter_mut().for_each(|peer| drop(peer.entries.pop_front()));
+            self.peers.iter_mut().for_each(|peer| peer.entry = None);
             self.broadcast(&Message::Agreed);
         }
         Ok(missing)
     }
 
-    /// The others: rank 0, until it has judged. Whom that one waits for is known to it alone.
+    /// On the others: rank 0, until it has judged. Only rank 0 knows for whom it waits.
     fn verdict(&mut self) -> Result<Vec<u32>> {
-        if self.agreed > 0 {
-            self.agreed -= 1;
+        if self.verdict == Verdict::Agreed {
+            self.verdict = Verdict::NotAsked;
             return Ok(Vec::new());
         }
-        self.peers.iter().find(|peer| peer.left).map_or(Ok(vec![0]), |peer| Err(peer.gone()))
+        self.peers.iter().find(|peer| peer.left).map_or(Ok(vec![0]), |peer| Err(peer.closed()))
     }
 
-    /// Ends the group, once, and tells the others; returns what has ended it.
+    /// Ends the group, once, and tells the others; returns the error that ended it.
     fn fail(&mut self, error: Error) -> Error {
         if let Some(first) = &self.failure {
             return first.clone();
@@ -187,12 +235,6 @@ impl State {
     }
 
     fn broadcast(&mut self, message: &Message) {
-        self.peers.iter_mut().for_each(|peer| peer.send(message));
-    }
-}
-
-impl Peer {
-    fn gone(&self) -> Error {
-        Error::PeerLost { rank: self.rank, why: "it has closed its communicator".to_owned() }
+        self.peers.iter_mut().for_each(|peer| peer.link.send(message));
     }
 }

@@ -12,15 +12,20 @@ mod bootstrap;
 mod communicator;
 #[cfg(any(feature = "cuda", test))]
 mod group;
+#[cfg(any(feature = "cuda", test))]
+mod handshake;
 #[cfg(feature = "cuda")]
 mod library;
 #[cfg(any(feature = "cuda", test))]
 mod link;
 #[cfg(feature = "cuda")]
 mod memory;
+#[cfg(any(feature = "cuda", test))]
+mod message;
 mod options;
 #[cfg(feature = "cuda")]
 mod raw;
+mod secret;
 #[cfg(feature = "cuda")]
 mod shared;
 #[cfg(not(feature = "cuda"))]
@@ -33,6 +38,7 @@ pub use communicator::Nccl;
 #[cfg(feature = "cuda")]
 pub use library::{unique_id, version};
 pub use options::Options;
+pub use secret::Secret;
 #[cfg(not(feature = "cuda"))]
 pub use stub::{Nccl, unique_id, version};
 
@@ -73,8 +79,8 @@ impl Nccl {
         Nccl::open(options, None)
     }
 
-    /// Joins the ranks that hold the same id, which the caller has brought to all of them. Address, port and job are
-    /// not used: without connections of their own, ranks cannot compare what they do
+    /// Joins the ranks that hold the same id, which the caller has brought to all of them. Address, port, job and
+    /// secret are not used: without connections of their own, ranks cannot compare what they do
     /// ([`agree`](crate::Collective::agree) accepts everything) nor tell each other why they end, so a rank that
     /// disagrees or dies may be a hang.
     ///

@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use crate::cuda::nccl::Secret;
 use crate::error::{Error, Result};
 
 /// How a rank finds its group.
@@ -20,8 +21,14 @@ pub struct Options {
     pub master_addr: String,
     /// TCP port on which rank 0 listens until all ranks have come.
     pub master_port: u16,
-    /// Tells jobs apart that meet at one port, by mistake or one after the other.
+    /// Tells jobs apart that meet at one port, by mistake or one after the other. It is no secret.
     pub job: String,
+    /// What only this job's ranks know. With it, rank 0 gives a seat and NCCL's id only to a process that has proven that
+    /// it knows the secret, and the other ranks believe only such a rank 0. Nothing is encrypted.
+    ///
+    /// Without it nothing is authenticated: everyone who can reach the port, and who knows the world size and the job, can
+    /// take a rank's place. Then the port belongs on a trusted network. NCCL's own connections are never authenticated.
+    pub secret: Option<Secret>,
     /// How long to wait for the other ranks when the group is made and when it is closed.
     pub deadline: Duration,
     /// Compares every collective with the other ranks' before it is issued: a difference is a `Mismatch` where it would
@@ -39,6 +46,7 @@ impl Default for Options {
             master_addr: "127.0.0.1".to_owned(),
             master_port: 29500,
             job: String::new(),
+            secret: None,
             deadline: Duration::from_secs(60),
             ledger: false,
         }
@@ -47,8 +55,8 @@ impl Default for Options {
 
 impl Options {
     /// Reads `RANK` and `WORLD_SIZE`, which must be set; `LOCAL_RANK` (the GPU, else 0); `MASTER_ADDR` and
-    /// `MASTER_PORT`, which more than one rank needs; `TORCHELASTIC_RUN_ID`; `INSTEP_DEADLINE_MS`; `INSTEP_LEDGER` (0
-    /// or 1).
+    /// `MASTER_PORT`, which more than one rank needs; `TORCHELASTIC_RUN_ID` (the job); `INSTEP_JOB_SECRET`;
+    /// `INSTEP_DEADLINE_MS`; `INSTEP_LEDGER` (0 or 1).
     ///
     /// Under torchrun the agent itself listens on `MASTER_PORT` (`TORCHELASTIC_USE_AGENT_STORE` says so), so ranks meet
     /// on the next one. `INSTEP_MASTER_PORT` overrides both.
@@ -75,6 +83,7 @@ impl Options {
             world_size: ordinal("WORLD_SIZE")?.ok_or_else(|| unset("WORLD_SIZE", launcher))?,
             device: ordinal("LOCAL_RANK")?.unwrap_or(0),
             job: lookup("TORCHELASTIC_RUN_ID").unwrap_or_default(),
+            secret: lookup("INSTEP_JOB_SECRET").map(Secret::new).transpose()?,
             ..Options::default()
         };
         if options.world_size > 1 {
@@ -164,6 +173,10 @@ mod tests {
         assert_eq!(read(&[("INSTEP_MASTER_PORT", "7000")]).unwrap().master_port, 7000);
         assert_eq!(read(&[("INSTEP_DEADLINE_MS", "250")]).unwrap().deadline, Duration::from_millis(250));
         assert!(read(&[("INSTEP_LEDGER", "1")]).unwrap().ledger);
+        let secret = "0123456789abcdef";
+        let options = read(&[("INSTEP_JOB_SECRET", secret)]).unwrap();
+        assert_eq!(options.secret, Some(Secret::new(secret).unwrap()));
+        assert!(!format!("{options:?}").contains(secret));
         let alone = read(&[("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", ""), ("MASTER_PORT", "")]);
         assert_eq!(alone.unwrap().world_size, 1);
     }
@@ -179,6 +192,7 @@ mod tests {
                 assert_eq!(refused(&[(name, value)]), name, "{value}");
             }
         }
+        assert_eq!(refused(&[("INSTEP_JOB_SECRET", "0123456789abcde")]), "INSTEP_JOB_SECRET");
         assert_eq!(refused(&[("RANK", "8")]), "RANK");
         assert_eq!(refused(&[("WORLD_SIZE", "0")]), "WORLD_SIZE");
         assert_eq!(refused(&[("MASTER_PORT", "65535")]), "MASTER_PORT");

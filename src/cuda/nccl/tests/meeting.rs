@@ -5,30 +5,25 @@
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::thread;
-use std::time::Duration;
+use std::time::Instant;
 
-use super::{AMPLE, SHORT, meet, options, port};
+use super::{AMPLE, SHORT, connect, meet, options, port, seated};
 use crate::cuda::nccl::Options;
+use crate::cuda::nccl::bootstrap::{Attempt, attempt, repeat};
 use crate::cuda::nccl::group::Group;
-use crate::error::{Error, Result};
+use crate::error::Error;
 
 /// Rank 0 of two, which `act` disturbs before rank 1 comes.
 fn disturbed(act: impl FnOnce(u16) -> Vec<TcpStream>) {
     let port = port();
     thread::scope(|scope| {
         let zero = scope.spawn(move || meet(&options(0, 2, port, AMPLE)).map(|_| ()));
-        while TcpStream::connect(("127.0.0.1", port)).is_err() {
-            thread::sleep(Duration::from_millis(5));
-        }
+        drop(connect(port));
         let disturbers = act(port);
         meet(&options(1, 2, port, AMPLE)).unwrap();
         zero.join().unwrap().unwrap();
         drop(disturbers);
     });
-}
-
-fn connect(port: u16) -> TcpStream {
-    TcpStream::connect(("127.0.0.1", port)).unwrap()
 }
 
 #[test]
@@ -89,35 +84,67 @@ fn a_rank_of_another_world_size_is_refused_and_the_others_go_on() {
 }
 
 #[test]
-fn a_second_process_with_one_rank_is_refused_and_the_first_goes_on() {
+fn a_rank_whose_seat_is_taken_tries_again_until_the_seat_is_free() {
     let port = port();
     thread::scope(|scope| {
         let zero = scope.spawn(move || meet(&options(0, 3, port, AMPLE)).map(|_| ()));
-        let twins = [(); 2].map(|()| scope.spawn(move || meet(&options(1, 3, port, AMPLE)).map(|_| ())));
-        // One of them is told so at once, whoever came first; then the last rank may come.
-        while !twins.iter().any(|twin| twin.is_finished()) {
-            thread::sleep(Duration::from_millis(5));
-        }
+        let holder = seated(&options(1, 3, port, AMPLE));
+        let refused = attempt(&options(1, 3, port, AMPLE), Instant::now() + AMPLE).unwrap();
+        assert!(matches!(refused, Attempt::Taken), "{refused:?}");
+        let one = scope.spawn(move || meet(&options(1, 3, port, AMPLE)).map(|_| ()));
+        drop(holder);
         meet(&options(2, 3, port, AMPLE)).unwrap();
+        one.join().unwrap().unwrap();
         zero.join().unwrap().unwrap();
-        let outcomes = twins.map(|twin| twin.join().unwrap());
-        assert!(outcomes.iter().any(|outcome| matches!(outcome, Err(Error::Config { field: "RANK", .. }))));
-        assert!(outcomes.iter().any(Result::is_ok), "{outcomes:?}");
     });
 }
 
 #[test]
 fn ranks_of_another_job_do_not_join_and_do_not_disturb() {
     disturbed(|port| {
-        let other = Options { job: "yesterday".to_owned(), ..options(1, 2, port, SHORT) };
-        match meet(&other) {
-            Err(Error::Deadline { call, missing, .. }) => {
-                assert!(call.contains("another job") && missing == [0], "{call}");
-            }
+        let other = Options { job: "yesterday".to_owned(), ..options(1, 2, port, AMPLE) };
+        match attempt(&other, Instant::now() + AMPLE).unwrap() {
+            Attempt::NotSeated(why) => assert_eq!(why, "another job answered"),
             other => panic!("{other:?}"),
         }
         Vec::new()
     });
+}
+
+/// Plays these outcomes, of which the last lasts until the deadline.
+fn repeated(outcomes: Vec<Attempt>) -> Error {
+    let until = Instant::now() + SHORT;
+    let mut outcomes = outcomes.into_iter().peekable();
+    let attempt = || {
+        let outcome = outcomes.next().unwrap();
+        if outcomes.peek().is_none() {
+            thread::sleep(until.saturating_duration_since(Instant::now()));
+        }
+        Ok(outcome)
+    };
+    // A machine so slow that the deadline passes before the last outcome must report the same.
+    repeat(&options(1, 2, 29500, SHORT), until, attempt).unwrap_err()
+}
+
+#[test]
+fn a_rank_that_gives_up_names_the_last_answer_and_not_what_cut_the_next_attempt_short() {
+    let answer = || Attempt::NotSeated("another job answered".to_owned());
+    let silence = || Attempt::Unanswered("Connection refused".to_owned());
+    for outcomes in [vec![answer(), Attempt::CutShort], vec![answer(), silence()], vec![answer()]] {
+        match repeated(outcomes) {
+            Error::Deadline { call, missing, .. } => {
+                assert!(call.contains("another job answered") && missing == [0], "{call}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    match repeated(vec![silence(), Attempt::CutShort]) {
+        Error::Deadline { call, .. } => assert!(call.contains("Connection refused"), "{call}"),
+        other => panic!("{other:?}"),
+    }
+    for outcomes in [vec![Attempt::Taken], vec![Attempt::Taken, silence()]] {
+        assert!(matches!(repeated(outcomes), Error::Config { field: "RANK", .. }));
+    }
 }
 
 #[test]

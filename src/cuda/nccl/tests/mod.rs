@@ -3,15 +3,20 @@
 //! Everything here waits for at most a deadline that the test sets; none asserts how long something took, but that it
 //! ended with the right error. Must not share a port: each test asks the system for one.
 
+mod flooding;
+mod interfaces;
 mod meeting;
+mod secrets;
 mod together;
 
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
 
 use crate::cuda::nccl::group::Group;
+use crate::cuda::nccl::link::{Link, Received};
+use crate::cuda::nccl::message::Message;
 use crate::cuda::nccl::{Options, UniqueId, bootstrap};
 use crate::error::Result;
 
@@ -54,4 +59,45 @@ fn ranks<T: Send>(world_size: u32, body: impl Fn(u32, Result<Group>) -> T + Sync
         let threads: Vec<_> = (0..world_size).map(one).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
+}
+
+/// Connects to a rank 0 that may not be listening yet, as anyone could.
+fn connect(port: u16) -> TcpStream {
+    loop {
+        match TcpStream::connect(("127.0.0.1", port)) {
+            Ok(stream) => return stream,
+            Err(_) => thread::sleep(Duration::from_millis(5)),
+        }
+    }
+}
+
+fn hello(options: &Options) -> Message {
+    let Options { world_size, rank, .. } = *options;
+    Message::Hello { world_size, rank, job: bootstrap::job(options), nonce: None }
+}
+
+/// The next message of the other end, or the reason why there is none.
+fn next(link: &mut Link) -> Result<Message, String> {
+    loop {
+        match link.receive() {
+            Received::Message(message) => return Ok(message),
+            Received::Ended(why) => return Err(why),
+            Received::Nothing => thread::sleep(Duration::from_millis(1)),
+        }
+    }
+}
+
+/// A connection that has the seat of a rank, without a secret.
+fn seated(options: &Options) -> Link {
+    let mut link = Link::new(connect(options.master_port)).unwrap();
+    link.send(&hello(options));
+    assert_eq!(next(&mut link), Ok(Message::Seated));
+    link
+}
+
+/// The two ends of a connection.
+fn pair() -> (Link, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (Link::new(listener.accept().unwrap().0).unwrap(), stream)
 }
