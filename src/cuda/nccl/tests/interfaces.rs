@@ -1,4 +1,6 @@
-//! Where rank 0 listens. Everything runs on loopback, all of whose addresses are this machine's.
+//! Where rank 0 listens.
+//!
+//! Everything runs on loopback, all of whose addresses are this machine's.
 
 use std::net::{SocketAddr, TcpStream};
 
