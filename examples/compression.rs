@@ -1,7 +1,7 @@
-//! Four ways to send the same gradients: as f32, as bf16, as f16, and an eighth at a time by a closure of one's own.
+//! Sends the same gradients in four ways: as f32, as bf16, as f16, and an eighth at a time by a closure.
 //!
-//! Four ranks in this process fit one small linear model, each on its own samples. Asserts what it shows: every rank
-//! ends with the same bits, and every way fits the samples.
+//! Four ranks in this process fit one small linear model, each on its own samples. The example fails unless all ranks
+//! end with the same bits and every way fits the samples. `cargo run --release --example compression`
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -14,22 +14,22 @@ const RANKS: u32 = 4;
 const FEATURES: usize = 1024;
 const SAMPLES: usize = 16;
 const PASSES: u64 = 300;
-/// The closure sends every eighth element, another eighth in each pass.
+/// The closure sends one eighth of the elements per pass, in turn.
 const PARTS: u64 = 8;
 
-/// A number in (-1, 1) for each pair.
+/// Returns a number in (-1, 1) for each pair.
 fn noise(row: usize, column: usize) -> f32 {
     ((row * 4133 + column * 2971 + row * column * 97) % 8191) as f32 / 4096.0 - 1.0
 }
 
-/// One sample of a rank, and what the model should say of it.
+/// Returns one sample of a rank and its target.
 fn sample(rank: usize, index: usize) -> (Vec<f32>, f32) {
     let features: Vec<f32> = (0..FEATURES).map(|k| noise(rank * SAMPLES + index + 1, k)).collect();
     let target = features.iter().enumerate().map(|(k, x)| x * noise(5000, k)).sum();
     (features, target)
 }
 
-/// Trains on one rank; the mean squared error over its samples at the end, and the bits it ends with.
+/// Trains on one rank. Returns the final mean squared error over its samples, and the bits of its weights.
 fn train(comm: impl Collective + 'static) -> Result<(f32, Vec<u32>)> {
     let layout = Layout::builder().param("weights", FEATURES).build()?;
     let weights = layout.id("weights")?;
@@ -55,8 +55,8 @@ fn train(comm: impl Collective + 'static) -> Result<(f32, Vec<u32>)> {
     Ok((loss, stepper.params()?.get(weights)?.iter().map(|w| w.to_bits()).collect()))
 }
 
-/// Sends every eighth element, and adds what was not sent to the next passes' gradients (error feedback, Stich et al.
-/// 2018).
+/// Returns a hook that sends every eighth element and adds the unsent ones to later gradients (error feedback, Stich
+/// et al. 2018).
 fn an_eighth_at_a_time(sent_bytes: Arc<AtomicU64>) -> impl FnMut(&mut GradBucket<'_>) -> Result<()> + Send {
     let mut kept: Vec<f32> = Vec::new();
     let mut message: Vec<f32> = Vec::new();
@@ -76,7 +76,7 @@ fn an_eighth_at_a_time(sent_bytes: Arc<AtomicU64>) -> impl FnMut(&mut GradBucket
     }
 }
 
-/// All ranks of one way; their mean loss, if they agree to the bit.
+/// Trains all ranks in one way. Returns their mean loss, after checking that they agree in every bit.
 fn fit(way: impl Fn(InProcess) -> Result<(f32, Vec<u32>)> + Sync) -> Result<f32> {
     let ranks = in_process(RANKS, way)?;
     assert!(ranks.iter().all(|(_, bits)| *bits == ranks[0].1), "every rank holds the same bits");

@@ -1,8 +1,8 @@
 //! Optimizers in backward: one per parameter, several for one, none for some, and parameters that are each rank's own.
 //!
-//! A small regression on 4 ranks. `embedding` is shared by two places, `bias` has two optimizers, `head` is left to an
-//! optimizer outside, and `calibration` is never summed over ranks. Gradients give their memory back behind their
-//! steps. Ends with an error if anything is not as it says. `cargo run --release --example in_backward`
+//! A small regression on 4 ranks. `embedding` is used in two places, `bias` has two optimizers, `head` is left to an
+//! optimizer outside, and `calibration` is never summed over ranks. Gradients release their memory after their steps.
+//! The example fails if a result differs from its comment. `cargo run --release --example in_backward`
 
 use std::any::Any;
 
@@ -28,7 +28,7 @@ fn main() -> Result<()> {
         let mut stepper = Stepper::builder_without_optimizer(&layout)
             .optimizer_for(&[embedding], AdamW { lr: 0.01, ..AdamW::default() })
             .optimizer_for(&[bias], Sgd { lr: 0.125, ..Sgd::default() })
-            .optimizer_for(&[bias], Sgd { lr: 0.0625, ..Sgd::default() }) // behind the first
+            .optimizer_for(&[bias], Sgd { lr: 0.0625, ..Sgd::default() }) // runs after the first
             .optimizer_for(&[calibration], Sgd { lr: 1.0, ..Sgd::default() })
             .bucket_cap_bytes(WIDTH as u64) // an early bucket for each
             .unused(Unused::Skip)
@@ -37,7 +37,7 @@ fn main() -> Result<()> {
         let mut head_momentum = [0.0f32; 16];
         for step in 0..3 {
             let mut pass = stepper.begin()?;
-            // Backward, last layer first. Each bucket is summed and stepped beside what follows.
+            // Backward, last layer first. Each bucket is summed and stepped while backward goes on.
             pass.grads().get_mut(calibration)?.fill(rank as f32);
             pass.grad_ready(calibration)?;
             pass.grads().get_mut(head)?.fill(1.0 + rank as f32);
@@ -51,9 +51,9 @@ fn main() -> Result<()> {
                 pass.grad_ready(embedding)?;
             }
             pass.finish()?;
-            // What has no optimizer of its own is averaged over the ranks, for one outside. (With a loss scale, that
-            // would be divided out here. Writing it back makes the next pass broadcast all parameters: cheap for few,
-            // not for many.)
+            // A parameter without an optimizer gets the mean of its gradients, for an optimizer outside. With a loss
+            // scale, divide by it here. `write_param` makes the next pass broadcast all parameters, which is cheap
+            // only for small models.
             let mean = stepper.grad(head)?.to_vec();
             assert_eq!(mean, [2.5; 16]);
             let mut values = stepper.params()?.get(head)?.to_vec();
@@ -62,7 +62,7 @@ fn main() -> Result<()> {
                 *p -= 0.25 * *m;
             }
             stepper.write_param(head, &values)?;
-            // What was stepped has no gradient any more.
+            // A stepped parameter's gradient has been released.
             assert!(matches!(stepper.grad(bias), Err(Error::Order(_))));
         }
 
@@ -79,7 +79,7 @@ fn main() -> Result<()> {
         assert_eq!(counts, [3, 2, 0, 3]);
         let params = stepper.params()?;
         let first = |id| params.get(id).map(|values| values[0]);
-        Result::Ok((first(embedding)?, first(bias)?, first(head)?, first(calibration)?))
+        Ok((first(embedding)?, first(bias)?, first(head)?, first(calibration)?))
     })?;
     for (rank, (embedding, bias, head, calibration)) in ends.iter().enumerate() {
         println!("rank {rank}: embedding {embedding:.4} bias {bias} head {head} calibration {calibration}");
@@ -88,7 +88,7 @@ fn main() -> Result<()> {
             (ends[0].0, -0.375, ends[0].2),
             "every rank holds the same bits"
         );
-        assert_eq!(*calibration, -3.0 * rank as f32, "but for what is its own");
+        assert_eq!(*calibration, -3.0 * rank as f32, "a local parameter differs by rank");
     }
     Ok(())
 }

@@ -1,7 +1,8 @@
-//! Trains a line under a loss scale that overflows at first, and shows that nothing is lost but the passes that did.
+//! Fits a line with a loss scale that overflows at first, and shows that only the overflowing passes are lost.
 //!
-//! f32 stands in for the f16 that needs scaling: the scale starts so high that gradients overflow, backs off pass by
-//! pass, and the run then ends with the bits of one that never scaled. Exits with an error if any of this is not so.
+//! f32 stands in for f16, which needs scaling. The scale starts so high that gradients overflow, and shrinks with each
+//! such pass. The run must end with the bits of a run without scaling, or the example fails.
+//! `cargo run --release --example loss_scaling`
 
 use instep::{AdamW, Layout, LossScaler, Mode, Result, Solo, Stepper};
 
@@ -9,7 +10,7 @@ const STEPS: usize = 400;
 const SLOPE: f32 = 3.0;
 const OFFSET: f32 = -1.0;
 
-/// Trains until so many passes have stepped; returns slope and offset, and how many passes were skipped.
+/// Trains until `STEPS` passes have stepped. Returns slope and offset, and the number of skipped passes.
 fn train(scaler: Option<LossScaler>) -> Result<([f32; 2], usize)> {
     let layout = Layout::builder().param("slope", 1).param("offset", 1).build()?;
     let (slope, offset) = (layout.id("slope")?, layout.id("offset")?);
@@ -21,11 +22,11 @@ fn train(scaler: Option<LossScaler>) -> Result<([f32; 2], usize)> {
     let mut stepper = builder.host(Solo::default())?;
     let (mut stepped, mut skipped) = (0, 0);
     while stepped < STEPS {
-        // A skipped pass is made again, with the same sample.
+        // A skipped pass is repeated with the same sample.
         let x = (stepped % 8) as f32 / 2.0 - 1.0;
         let mut pass = stepper.begin()?;
         let error = pass.params().get(slope)?[0] * x + pass.params().get(offset)?[0] - (SLOPE * x + OFFSET);
-        // Waits for what the last pass decided, not for its steps.
+        // Waits for the last pass's decision, and not for its steps.
         let scale = pass.loss_scale()? as f32;
         let (_, mut grads) = pass.split();
         grads.write(slope, &[error * x * scale])?;
@@ -45,7 +46,7 @@ fn train(scaler: Option<LossScaler>) -> Result<([f32; 2], usize)> {
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // The largest power of two that divides out: errors of 4 and more times it are infinite in f32.
+    // The largest power of two whose reciprocal is exact. Errors of 4 and more overflow f32 when multiplied by it.
     let scaler =
         LossScaler { initial_scale: 2f64.powi(126), backoff_factor: 2f64.powi(-2), ..Default::default() };
     let (scaled, skipped) = train(Some(scaler))?;
@@ -55,7 +56,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         scaled[0], scaled[1], plain[0], plain[1]
     );
     if skipped == 0 || none != 0 {
-        return Err("the scale was to overflow at first, and nothing without it".into());
+        return Err("the scale must overflow at first, and the run without one never".into());
     }
     if scaled.map(f32::to_bits) != plain.map(f32::to_bits) {
         return Err("a power of two divides out exactly, so the bits must be the same".into());

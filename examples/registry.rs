@@ -1,13 +1,13 @@
 //! Optimizers by name, as a configuration file gives them, one of them of your own, all in the same buckets.
 //!
-//! Fits a line with an optimizer per parameter: each is looked up in a registry, by name, with an explicit fallback.
-//! Ends with an error if anything is not as it says. `cargo run --release --example registry`
+//! Fits a curve with one optimizer per parameter. Each is looked up in a registry by name, with an explicit fallback.
+//! The example fails if the fit is wrong. `cargo run --release --example registry`
 
 use instep::optim::{ParamStep, StepParam};
 use instep::overlap::Registry;
 use instep::{Error, Layout, Result, Stepper, in_process};
 
-/// Moves by the sign of an averaged gradient: a rule that the library does not have.
+/// Moves by the sign of an averaged gradient, a rule that is not in the library.
 struct SignOfAverage {
     lr: f64,
     keep: f64,
@@ -36,13 +36,13 @@ impl StepParam for SignOfAverage {
     }
 }
 
-/// What a file might say: parameter, optimizer, hyperparameters.
+/// A line of a configuration file: parameter, optimizer, hyperparameters.
 type Line = (&'static str, &'static str, &'static [(&'static str, f64)]);
 
 const CONFIGURATION: [Line; 3] = [
     ("slope", "AdamW", &[("lr", 0.05), ("weight_decay", 0.0)]),
     ("offset", "SignOfAverage", &[("lr", 0.01)]),
-    ("curve", "LARS", &[("lr", 0.1)]), // not there: the fallback takes its place, since we ask for one
+    ("curve", "LARS", &[("lr", 0.1)]), // not registered: the fallback takes its place
 ];
 
 fn main() -> Result<()> {
@@ -50,7 +50,7 @@ fn main() -> Result<()> {
     registry.register_custom("SignOfAverage", |keywords| {
         Ok(SignOfAverage { lr: keywords.number("lr", 1e-3), keep: keywords.number("keep", 0.5) })
     })?;
-    // A name or a type has one entry.
+    // A name has one entry.
     let again = registry.register_custom("SignOfAverage", |_| Ok(SignOfAverage { lr: 0.0, keep: 0.0 }));
     assert!(matches!(again, Err(Error::Config { field: "name", .. })));
     if let Err(missing) = registry.resolve("LARS") {
@@ -90,7 +90,7 @@ fn main() -> Result<()> {
             }
         }
         let params = stepper.params()?;
-        Result::Ok([params.get(curve)?[0], params.get(slope)?[0], params.get(offset)?[0]])
+        Ok([params.get(curve)?[0], params.get(slope)?[0], params.get(offset)?[0]])
     })?;
     println!("y = {:.2} x^2 + {:.2} x + {:.2}", fits[0][0], fits[0][1], fits[0][2]);
     assert_eq!(fits[0], fits[1], "every rank holds the same bits");

@@ -1,7 +1,7 @@
-//! Trains on two ranks, saves after half the steps, and goes on from the file in other buckets and another mode.
+//! Trains on two ranks, saves after half the steps, and resumes from the file with other buckets and another mode.
 //!
-//! Ends with status 1 unless both runs hold the same bits. Must read nothing from the first run but its checkpoint, and
-//! compare only at the end.
+//! The resumed run reads only the checkpoint. The exit status is 1 unless both runs end with the same bits.
+//! `cargo run --release --example resume`
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -11,10 +11,10 @@ use instep::{AdamW, InProcess, Layout, Mode, Result, Stepper, in_process};
 
 const STEPS: u64 = 200;
 
-/// Numbers of a parameter or a state.
+/// Values of parameters and states.
 type Tensors = Vec<Vec<f32>>;
 
-/// A file that goes away with the run.
+/// A file that is removed at the end of the run.
 struct Scratch(PathBuf);
 
 impl Drop for Scratch {
@@ -46,7 +46,7 @@ fn train_and_save(layout: &Layout, comm: InProcess, file: &Path) -> Result<Tenso
         Stepper::builder(layout, optimizer).mode(Mode::Eager).bucket_cap_bytes(1024).host(comm)?;
     for step in 0..STEPS {
         if step == STEPS / 2 {
-            // Every rank may call it; rank 0 writes.
+            // Every rank may call this; rank 0 writes.
             let scalars = [("next_step".to_owned(), Scalar::U64(step))].into();
             checkpoint::save(&stepper, &Extras { scalars, ..Extras::default() }, file)?;
         }
@@ -58,10 +58,10 @@ fn train_and_save(layout: &Layout, comm: InProcess, file: &Path) -> Result<Tenso
 fn resume(layout: &Layout, comm: InProcess, file: &Path) -> Result<Tensors> {
     let optimizer = AdamW { lr: 0.01, ..AdamW::default() };
     let mut stepper = Stepper::builder(layout, optimizer).mode(Mode::Normed).host(comm)?;
-    // Every rank loads: states are never broadcast.
+    // Every rank loads, because states are never broadcast.
     let extras = checkpoint::load(&mut stepper, file)?;
     let Some(Scalar::U64(next_step)) = extras.scalars.get("next_step") else {
-        return Err(instep::Error::Order("the checkpoint does not say where to go on".into()));
+        return Err(instep::Error::Order("the checkpoint has no next step".into()));
     };
     for step in *next_step..STEPS {
         pass(&mut stepper, step)?;
@@ -69,7 +69,7 @@ fn resume(layout: &Layout, comm: InProcess, file: &Path) -> Result<Tensors> {
     everything(&stepper)
 }
 
-/// Fits lines y = slope x + offset to points that each rank has of its own.
+/// Fits lines y = slope x + offset; each rank has its own points.
 fn pass(stepper: &mut Stepper, step: u64) -> Result<()> {
     let layout = stepper.layout().clone();
     let (slope, offset) = (layout.id("slope")?, layout.id("offset")?);

@@ -1,8 +1,8 @@
-//! Ranks that run out of data at different times, gradient accumulation, and a rate that changes on the way.
+//! Ranks that run out of data at different times, gradient accumulation, and a changing learning rate.
 //!
 //! Four ranks fit a line to 7, 5, 3 and 6 batches of two micro-batches each. A rank without data joins: it takes every
-//! step of the others, and the mean is over those that had data. Ends with an error if a rank differs, or one rank that
-//! is fed everything does. `cargo run --release --example uneven_inputs`
+//! step of the others, and the mean is over the ranks with data. The example fails if a rank differs from the others,
+//! or from one rank that is fed all sums. `cargo run --release --example uneven_inputs`
 
 use std::num::NonZeroU32;
 
@@ -13,15 +13,15 @@ const BATCHES: [usize; 4] = [7, 5, 3, 6];
 const MICRO_BATCHES: u32 = 2;
 
 fn rate(step: usize) -> f64 {
-    0.25 / (1.0 + step as f64) // any closure would do
+    0.25 / (1.0 + step as f64)
 }
 
-/// Gradients of the squared error at one point of y = 3x - 1, as small dyadic numbers, so that sums are exact.
+/// Returns gradients of the squared error at one point of y = 3x - 1, as multiples of 1/16, so that sums are exact.
 fn gradients(params: [f32; 2], rank: usize, batch: usize, micro_batch: u32) -> [f32; 2] {
     let x = ((rank + batch + micro_batch as usize) % 4) as f32;
     let error = params[0] * x + params[1] - (3.0 * x - 1.0);
     let rounded = (error * 16.0).round() / 16.0;
-    [rounded * x / MICRO_BATCHES as f32, rounded / MICRO_BATCHES as f32] // the mean over micro-batches is the trainer's
+    [rounded * x / MICRO_BATCHES as f32, rounded / MICRO_BATCHES as f32] // the mean over micro-batches
 }
 
 fn read(pass: &Pass<'_>, ids: [ParamId; 2]) -> Result<[f32; 2]> {
@@ -38,13 +38,13 @@ fn main() -> Result<()> {
         let builder = Stepper::builder(&layout, Sgd { momentum: 0.5, ..Sgd::default() });
         let mut stepper = builder.uneven_inputs(Divisor::ContributingRanks).host(comm)?;
         for batch in 0..BATCHES[rank] {
-            stepper.set_lr(DEFAULT_GROUP, rate(batch))?; // all ranks at the same step, or they are told so
+            stepper.set_lr(DEFAULT_GROUP, rate(batch))?; // all ranks set the same rate, or they get an error
             let mut pass = stepper.begin_accumulating(micro_batches)?;
             for micro_batch in 0..MICRO_BATCHES {
                 let gradients = gradients(read(&pass, ids)?, rank, batch, micro_batch);
                 for (id, gradient) in ids.into_iter().zip(gradients) {
                     pass.grads().add(id, &[gradient])?;
-                    pass.grad_ready(id)?; // launched in the last micro-batch only
+                    pass.grad_ready(id)?; // launches in the last micro-batch only
                 }
                 if micro_batch + 1 < MICRO_BATCHES {
                     pass.next_micro_batch()?;
@@ -61,10 +61,10 @@ fn main() -> Result<()> {
             step += 1;
         }
         let params = stepper.params()?;
-        Result::Ok(([params.get(ids[0])?[0], params.get(ids[1])?[0]], stepper.step_count(ids[0])?))
+        Ok(([params.get(ids[0])?[0], params.get(ids[1])?[0]], stepper.step_count(ids[0])?))
     })?;
 
-    // One rank that is fed the sums over the ranks that had data, and their number, in turn.
+    // One rank that is fed, for each step, the sum over the ranks with data and their number.
     let mut values = [0.0f32; 2];
     let mut buffers = [0.0f32; 2];
     let steps = BATCHES.into_iter().max().unwrap_or(0);

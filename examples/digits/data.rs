@@ -1,7 +1,7 @@
 //! The digits: 1,797 images of 8x8 pixels with their labels, unpacked from the file that is compiled in.
 //!
-//! Which images are held out, and in which order the others come, is a pure function of fixed seeds. Must never depend
-//! on a clock, a thread or the mode: every rank shuffles for itself, all get the same order, and each takes its part.
+//! Fixed seeds decide which images are held out and how the others are shuffled. No clock, thread or mode does: every
+//! rank shuffles for itself, gets the same order as all others, and takes its part.
 
 use std::io::{self, Read};
 
@@ -11,7 +11,7 @@ use flate2::read::GzDecoder;
 pub(crate) const PIXELS: usize = 64;
 /// Digits that an image can show.
 pub(crate) const CLASSES: usize = 10;
-/// Images per step, over all ranks: with a fixed number, learning rates fit any number of ranks.
+/// Images per step, over all ranks. The number is fixed, so that one learning rate suits any number of ranks.
 pub(crate) const GLOBAL_BATCH: usize = 64;
 
 const FILE: &[u8] = include_bytes!("digits.csv.gz");
@@ -19,7 +19,7 @@ const HELD_OUT: usize = 360;
 const SPLIT_SEED: u64 = 1998;
 const EPOCH_SEED: u64 = 2025;
 
-/// Images and what they show: the whole file, a part of it, or a batch.
+/// Images with their labels: the whole file, a part of it, or a batch.
 #[derive(Default)]
 pub(crate) struct Samples {
     /// `PIXELS` per image, from 0 to 1.
@@ -48,14 +48,14 @@ impl Samples {
         Ok(samples)
     }
 
-    /// Separates what is trained on from what is held out.
+    /// Splits the images into a training set and a held-out set.
     pub(crate) fn split(&self) -> (Samples, Samples) {
         let order = shuffle(self.labels.len(), SPLIT_SEED);
         let (held_out, training) = order.split_at(HELD_OUT);
         (self.select(training), self.select(held_out))
     }
 
-    /// Draws one rank's part of every global batch of an epoch. A last, incomplete batch is left out.
+    /// Draws one rank's part of every global batch of an epoch. An incomplete last batch is left out.
     pub(crate) fn draw_batches(
         &self,
         epoch: u32,
@@ -85,7 +85,7 @@ pub(crate) struct Random {
 }
 
 impl Random {
-    /// Starts a sequence of its own for each seed.
+    /// Starts the sequence of a seed.
     pub(crate) fn new(seed: u64) -> Random {
         Random { state: seed }
     }
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn ranks_share_each_batch_without_overlap_and_nothing_held_out_is_trained_on() {
-        // Images that are their own row numbers show where each of them went.
+        // Each label is its own row number, which shows where each row went.
         let labels: Vec<usize> = (0..1797).collect();
         let samples = Samples { images: vec![0.0; labels.len() * PIXELS], labels };
         let (training, held_out) = samples.split();

@@ -1,6 +1,6 @@
-//! Files that show when everything ran: a trace of every rank for ui.perfetto.dev, and a picture of two passes.
+//! Files that show when each operation ran: a trace of every rank for ui.perfetto.dev, and a picture of two passes.
 //!
-//! Must never change what is trained or judged: it is called when all of that is over.
+//! They are written after training and judgement, and affect neither.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::train::Trained;
 /// Passes that a picture shows.
 const SHOWN: u64 = 2;
 
-/// Writes the files that were asked for, of the chosen run.
+/// Writes the requested files for the chosen run.
 pub(crate) fn write_files(flags: &Flags, chosen: &[Trained], images: usize) -> Result<(), String> {
     let lanes: Vec<Lane> =
         chosen.iter().zip(0..).map(|(trained, rank)| trained.recording.lane(rank)).collect();
@@ -45,12 +45,12 @@ pub(crate) fn write_files(flags: &Flags, chosen: &[Trained], images: usize) -> R
     Ok(())
 }
 
-/// The middle pass of the middle epoch, counted from 1: between two epochs, rank 0 also reads the held-out images.
+/// Returns the middle pass of the middle epoch, counted from 1. Between epochs, rank 0 also evaluates held-out images.
 fn find_middle(epochs: u64, passes: u64) -> u64 {
     (epochs - 1) / 2 * passes + passes / 2
 }
 
-/// A little more on both sides, to show what went over from the pass before, and into the next.
+/// Adds a margin on both sides, to show work that crosses into these passes or out of them.
 fn widen(window: Interval) -> Interval {
     let more_ns = window.ns() / 20;
     Interval { start_ns: window.start_ns.saturating_sub(more_ns), end_ns: window.end_ns + more_ns }

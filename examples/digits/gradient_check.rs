@@ -1,6 +1,6 @@
-//! Holds every gradient of a small network against the slope of its loss, measured by moving one weight at a time.
+//! Checks every gradient of a small network against the measured slope of its loss, one weight at a time.
 //!
-//! Must never move a parameter by training: the passes are abandoned before anything is handed over.
+//! The optimizer never steps here: passes are abandoned before a gradient is handed over.
 
 use std::error::Error;
 
@@ -9,7 +9,7 @@ use instep::{ParamId, Sgd, Solo, Stepper};
 use crate::data::{CLASSES, PIXELS, Samples};
 use crate::model::{Network, Tape, lay_out};
 
-/// Far enough for the loss to change in digits that an f32 has, near enough for its curve to be straight.
+/// Large enough to change the loss beyond f32 rounding, and small enough that the loss is nearly linear.
 const SHIFT: f32 = 1e-3;
 
 #[test]
@@ -24,7 +24,7 @@ fn every_gradient_is_the_slope_of_the_loss() -> Result<(), Box<dyn Error>> {
     let mut batches = samples.draw_batches(1, 0, 8);
     let (batch, other) = (batches.next().ok_or("no batch")?, batches.next().ok_or("no second batch")?);
 
-    // Two passes, because the second finds the gradients of the first in its memory.
+    // A first pass leaves old gradients in memory, so the second one shows that they are replaced.
     compute_gradients(&network, &mut stepper, &other, &mut tape)?;
     for (id, gradient) in compute_gradients(&network, &mut stepper, &batch, &mut tape)? {
         assert!(gradient.iter().any(|slope| slope.abs() > 0.01));
@@ -37,7 +37,7 @@ fn every_gradient_is_the_slope_of_the_loss() -> Result<(), Box<dyn Error>> {
             let (above, below) = (measure_loss(value + SHIFT)?, measure_loss(value - SHIFT)?);
             let here = measure_loss(value)?;
             let (rise, fall) = ((above - here) / f64::from(SHIFT), (here - below) / f64::from(SHIFT));
-            // Where a ReLU bends within reach, it does so on one side only.
+            // If a ReLU changes its slope within the shift, it does so on one side only.
             let error = (rise - f64::from(*slope)).abs().min((fall - f64::from(*slope)).abs());
             let name = &layout.parameter(id)?.name;
             assert!(error < 1e-3, "{name}[{element}]: {slope}, but measured {fall} and {rise}");

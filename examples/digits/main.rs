@@ -1,17 +1,18 @@
-//! Trains a network to read handwritten digits on several ranks, overlapped and one after the other, and compares.
+//! Trains a network to read handwritten digits twice, with overlapped steps and without, and compares.
 //!
-//! The same training runs twice, in the chosen mode and in one to compare with; every parameter and every optimizer
-//! state of every rank must come out the same to the last bit. Must never pass on a close result: equal bits, no
-//! hazards, and the minimum accuracy, or the exit status says so (1; 2 is for flags that cannot be followed).
+//! Every parameter and every optimizer state of every rank must have the same bits after both runs. The exit status is
+//! 1 if a bit differs, a race is found or the accuracy is too low, and 2 if the flags cannot be followed.
 
 mod data;
 mod files;
 #[cfg(test)]
 mod gradient_check;
+mod machine;
 mod model;
 #[cfg(test)]
 mod precision_check;
 mod report;
+mod stages;
 mod train;
 
 use std::error::Error;
@@ -22,43 +23,47 @@ use clap::{Parser, ValueEnum};
 use instep::{DType, Master, Mode, Moments, Precision, Rounding, in_process};
 
 use data::{GLOBAL_BATCH, Samples};
+use machine::choose_ranks;
 use report::Progress;
 use train::{Trained, train_rank};
 
-/// Train a network to read handwritten digits, each optimizer step beside the backward pass.
+/// Train a network to read handwritten digits while optimizer steps overlap with backward.
+///
+/// The training runs twice, in the chosen mode and in one to compare with. Both must end with the same bits.
 #[derive(Parser)]
 pub(crate) struct Flags {
-    /// Ranks, each with its own copy of the network and its own part of every batch.
-    #[arg(long, default_value_t = 4)]
+    /// Ranks, each with its own copy of the network and its own part of every batch; by default 1 for every 3 cores,
+    /// at most 4.
+    #[arg(long, default_value_t = choose_ranks())]
     ranks: u32,
-    /// What steps the parameters.
+    /// Optimizer.
     #[arg(long, value_enum, default_value_t = OptimizerName::AdamW)]
     optimizer: OptimizerName,
     /// When buckets are stepped.
     #[arg(long, value_enum, default_value_t = ModeName::Eager)]
     mode: ModeName,
-    /// How tensors are stored.
+    /// Types of parameters, gradients and states.
     #[arg(long, value_enum, default_value_t = PrecisionName::F32)]
     precision: PrecisionName,
-    /// Times that every training image is seen.
+    /// Number of times that every training image is seen.
     #[arg(long, default_value_t = 20)]
     epochs: u32,
-    /// Bytes of gradients that a bucket gathers; with the default, each layer has its own.
+    /// Largest size of a bucket of gradients; with the default, each layer has a bucket of its own.
     #[arg(long, default_value_t = 4096)]
     bucket_cap_bytes: u64,
-    /// Kernel threads of each rank; unset, all ranks share as many as there are cores.
+    /// Kernel threads of each rank [default: INSTEP_THREADS, or the cores that trainers and all-reduces leave].
     #[arg(long)]
     threads: Option<usize>,
-    /// Clip the norm of all gradients to this; not with eager, which steps before it knows the norm.
+    /// Clip the global gradient norm to this; not with eager, which steps before it knows the norm.
     #[arg(long)]
     max_norm: Option<f64>,
     /// Share of the held-out images that must be read correctly; 0 accepts any.
     #[arg(long, default_value_t = 0.95)]
     min_accuracy: f64,
-    /// Write when everything ran in the chosen mode, on all ranks, to this file; ui.perfetto.dev opens it.
+    /// Write a trace of all ranks in the chosen mode to this file; ui.perfetto.dev opens it.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Draw two passes of rank 0 from the middle of training in the chosen mode, and write them to this SVG file.
+    /// Draw two passes of rank 0 in the middle of training in the chosen mode, as an SVG file.
     #[arg(long, value_name = "FILE")]
     picture: Option<PathBuf>,
 }
@@ -87,13 +92,13 @@ pub(crate) enum OptimizerName {
 /// The precisions to choose from.
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 pub(crate) enum PrecisionName {
-    /// All of it f32.
+    /// Everything in f32.
     F32,
-    /// bf16 parameters and gradients, f32 master weights behind them.
+    /// bf16 parameters and gradients, f32 master weights.
     Master,
-    /// bf16 parameters and gradients, 16-bit remainders behind them, states in 8 bits.
+    /// bf16 parameters and gradients, 16-bit remainders, states in 8 bits.
     Remainder,
-    /// All of it bf16, rounded stochastically.
+    /// Everything in bf16, rounded stochastically.
     Stochastic,
 }
 
@@ -146,7 +151,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Trains twice; true if everything is as it must be.
+/// Trains twice; true if both runs agree and learnt enough.
 fn run(flags: &Flags) -> Result<bool, Box<dyn Error>> {
     refuse(flags)?;
     let (training, held_out) = Samples::load()?.split();
@@ -159,13 +164,14 @@ fn run(flags: &Flags) -> Result<bool, Box<dyn Error>> {
     };
     let mode = flags.mode.into();
     let chosen = train(mode)?;
-    let counterpart = train(choose_counterpart(mode, flags.max_norm))?;
-    let fine = report::judge(&chosen, &counterpart, flags.min_accuracy);
+    let other_mode = choose_counterpart(mode, flags.max_norm);
+    let counterpart = train(other_mode)?;
+    let fine = report::judge((mode, &chosen), (other_mode, &counterpart), flags.min_accuracy);
     files::write_files(flags, &chosen, training.labels.len())?;
     Ok(fine)
 }
 
-/// The mode to compare with: Sequential, or if that was chosen, one that overlaps and knows the norm if it must.
+/// Returns the mode to compare with: Sequential, or if that was chosen, an overlapped mode that can clip if asked to.
 fn choose_counterpart(mode: Mode, max_norm: Option<f64>) -> Mode {
     match (mode, max_norm) {
         (Mode::Sequential, None) => Mode::Eager,
@@ -174,7 +180,7 @@ fn choose_counterpart(mode: Mode, max_norm: Option<f64>) -> Mode {
     }
 }
 
-/// Refuses what the library cannot know to be wrong; it refuses the rest itself.
+/// Refuses flags that only this example can judge; the library refuses the others.
 fn refuse(flags: &Flags) -> instep::Result<()> {
     let refuse = |field, value: String, why| Err(instep::Error::Config { field, value, why });
     if flags.epochs == 0 {

@@ -1,8 +1,8 @@
 //! A multi-layer perceptron in plain Rust: forward and backward, one layer at a time.
 //!
-//! It reads parameters and writes gradients through the library's views, of whatever type `T` they are stored as,
-//! computes in f32 and keeps neither. Must never hand anything over: when a gradient is ready is the training loop's to
-//! say. Sums are taken in one fixed order, so equal inputs give equal bits.
+//! It reads parameters and writes gradients through the library's views, in their stored type `T`, and computes in f32.
+//! It hands no gradient over; the training loop does that. Every sum has one fixed order, so equal inputs give equal
+//! bits.
 
 use instep::dtype::Element;
 use instep::{Grads, Layout, ParamId, Params, ParamsMut, Result};
@@ -24,27 +24,27 @@ pub(crate) struct Layer {
     index: usize,
     inputs: usize,
     outputs: usize,
-    /// ReLU on the outputs; the last layer's go into the softmax as they are.
+    /// Whether the outputs go through ReLU; those of the last layer go into the softmax.
     rectified: bool,
 }
 
-/// What forward leaves behind for backward; its memory serves batch after batch.
+/// Values that forward keeps for backward. Its memory is reused for every batch.
 #[derive(Default)]
 pub(crate) struct Tape {
     /// The inputs of each layer, and the last one's outputs.
     values: Vec<Vec<f32>>,
-    /// Derivatives of the loss by what the layer that is next in backward put out, before its ReLU.
+    /// Derivatives of the loss with respect to the outputs, before ReLU, of the layer that backward reaches next.
     errors: Vec<f32>,
     input_errors: Vec<f32>,
-    /// One row of a gradient, before it is rounded to what gradients are stored as.
+    /// One row of a gradient, before it is rounded to the stored type.
     sums: Vec<f32>,
 }
 
-/// How well a batch was recognised.
+/// Loss and accuracy of one batch.
 pub(crate) struct Score {
     /// Mean cross-entropy.
     pub(crate) loss: f64,
-    /// Share of images whose digit got the highest probability.
+    /// Share of images whose true digit got the highest probability.
     pub(crate) accuracy: f64,
 }
 
@@ -59,7 +59,7 @@ pub(crate) fn lay_out(widths: &[usize]) -> Result<Layout> {
 }
 
 impl Network {
-    /// Finds the parameters that [`lay_out`] has named.
+    /// Finds the parameters that [`lay_out`] named.
     pub(crate) fn new(layout: &Layout, widths: &[usize]) -> Result<Network> {
         let connect = |(index, (inputs, outputs)): (usize, (&usize, &usize))| {
             Ok(Layer {
@@ -75,7 +75,7 @@ impl Network {
         Ok(Network { layers })
     }
 
-    /// Draws the first weights, so that values keep their size from layer to layer (He et al., ICCV 2015).
+    /// Draws initial weights that keep the scale of values from layer to layer (He et al., ICCV 2015).
     pub(crate) fn initialise(&self, mut params: ParamsMut<'_>) -> Result<()> {
         let mut random = Random::new(1);
         // In the order in which `lay_out` names them.
@@ -87,7 +87,7 @@ impl Network {
         })
     }
 
-    /// Recognises a batch, and leaves on the tape what backward needs.
+    /// Classifies a batch, and stores on the tape what backward needs.
     pub(crate) fn forward<T: Element>(
         &self,
         params: Params<'_>,
@@ -110,7 +110,7 @@ impl Layer {
         let (values, results) = (&before[self.index], &mut after[0]);
         results.clear();
         results.extend(std::iter::repeat_n(bias, images).flatten().map(|bias| bias.to_f32()));
-        // Here and in backward, a row of weights serves all images while it is in the nearest cache.
+        // Here and in backward, one row of weights is used for all images while it is in the first-level cache.
         for (input, row) in weight.chunks_exact(self.outputs).enumerate() {
             for (image, result) in
                 values.chunks_exact(self.inputs).zip(results.chunks_exact_mut(self.outputs))
@@ -124,7 +124,7 @@ impl Layer {
         Ok(())
     }
 
-    /// Writes the gradients of this layer, and moves the tape's errors on to the layer below.
+    /// Writes the gradients of this layer, and propagates the tape's errors to the layer below.
     pub(crate) fn backward<T: Element>(
         &self,
         params: Params<'_>,
@@ -150,14 +150,14 @@ impl Layer {
             });
         }
         if self.index == 0 {
-            return Ok(()); // Nothing below but pixels.
+            return Ok(()); // Only pixels are below.
         }
         input_errors.clear();
         input_errors.resize(values.len(), 0.0);
         for (input, row) in params.get_as::<T>(self.weight)?.chunks_exact(self.outputs).enumerate() {
             let below = values.chunks_exact(self.inputs).zip(input_errors.chunks_exact_mut(self.inputs));
             for (error, (image, input_error)) in errors.chunks_exact(self.outputs).zip(below) {
-                // The ReLU below lets through only what came out of it above zero.
+                // The derivative of the ReLU below is zero where its output was zero.
                 if image[input] > 0.0 {
                     input_error[input] = multiply_and_sum(row, error);
                 }
@@ -192,7 +192,7 @@ fn add_scaled<T: Element>(sums: &mut [f32], factor: f32, values: &[T]) {
     sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += factor * value.to_f32());
 }
 
-/// The scalar product, in 16 partial sums: a single one could not be computed in vectors without changing its bits.
+/// Returns the scalar product, in 16 partial sums. A single sum could not be vectorised without changing its bits.
 fn multiply_and_sum<T: Element>(left: &[T], right: &[f32]) -> f32 {
     let ((left, left_rest), (right, right_rest)) = (left.as_chunks::<16>(), right.as_chunks::<16>());
     let mut sums = [0.0; 16];

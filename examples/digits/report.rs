@@ -1,24 +1,25 @@
-//! What the screen shows: a bar or a few lines while it trains, then the verdict.
+//! What the screen shows: a bar or a few lines during training, then the stages and the verdict.
 //!
-//! Must never decide anything by time: the hidden share is measured and shown, what counts is accuracy, identity and
-//! hazards.
+//! The verdict depends on accuracy, on equal bits and on races, and never on a time.
 
 use std::fmt::Debug;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use instep::timeline::Exposure;
 use instep::{Mode, Result, Stepper};
 
 use crate::Flags;
+use crate::machine::{choose_threads, count_cores};
 use crate::model::WIDTHS;
+use crate::stages;
 use crate::train::{Trace, Trained};
 
-/// Plain lines per run, where there is no terminal to draw a bar on.
+/// Plain lines of the chosen run, if there is no terminal to draw a bar on.
 const LINES: u32 = 4;
 
-/// Shows how far one run is.
+/// Shows how far one run has come.
 pub(crate) struct Progress {
     mode: String,
+    is_chosen: bool,
     epochs: u32,
     bar: ProgressBar,
 }
@@ -32,12 +33,13 @@ impl Progress {
         if let Ok(style) = ProgressStyle::with_template("{prefix:10} {wide_bar} {pos}/{len} epochs  {msg}") {
             bar.set_style(style);
         }
-        Progress { mode, epochs: flags.epochs, bar }
+        Progress { is_chosen: mode == name(flags.mode), mode, epochs: flags.epochs, bar }
     }
 
-    /// Says what is trained, and on what; once, in the chosen run.
+    /// Says what is trained, and on what.
     pub(crate) fn start(&self, flags: &Flags, stepper: &Stepper) -> Result<()> {
-        if self.mode != name(flags.mode) {
+        if !self.is_chosen {
+            println!("{:10}  the same training once more, to compare", self.mode);
             return Ok(());
         }
         let layout = stepper.layout();
@@ -45,15 +47,19 @@ impl Progress {
         for id in layout.ids() {
             parameters += layout.parameter(id)?.len;
         }
+        let threads = choose_threads(flags.threads, flags.ranks);
         println!(
-            "digits: network {}, parameters {parameters}, ranks {}, optimizer {}, precision {}, mode {}, buckets {}, \
-             kernels {}",
+            "digits: network {}, {parameters} parameters in {} buckets, optimizer {}, precision {}",
             WIDTHS.map(|width| width.to_string()).join("-"),
-            flags.ranks,
+            stepper.plan().buckets().len(),
             name(flags.optimizer),
             name(flags.precision),
-            self.mode,
-            stepper.plan().buckets().len(),
+        );
+        println!(
+            "machine: {} cores, ranks {}, kernel threads of each rank {}, kernels {}",
+            count_cores(),
+            flags.ranks,
+            threads.map_or("as INSTEP_THREADS says".to_owned(), |threads| threads.to_string()),
             stepper.isa(),
         );
         Ok(())
@@ -63,7 +69,8 @@ impl Progress {
     pub(crate) fn advance(&self, epoch: u32, loss: f64, accuracy: f64) {
         let message = format!("loss {loss:.4}  accuracy {accuracy:.4}");
         if self.bar.is_hidden() {
-            if epoch == self.epochs || epoch.is_multiple_of(self.epochs.div_ceil(LINES)) {
+            let is_shown = epoch == self.epochs || epoch.is_multiple_of(self.epochs.div_ceil(LINES));
+            if self.is_chosen && is_shown {
                 println!("{:10}  epoch {epoch:2} of {}  {message}", self.mode, self.epochs);
             }
             return;
@@ -76,12 +83,13 @@ impl Progress {
     }
 }
 
-/// Prints the verdict on the chosen run and its counterpart, and says whether all is well.
-pub(crate) fn judge(chosen: &[Trained], counterpart: &[Trained], min_accuracy: f64) -> bool {
-    let accurate = judge_accuracy(chosen, min_accuracy);
-    let identical = judge_identity(chosen, counterpart);
-    let ordered = judge_hazards(chosen, counterpart);
-    show_exposure(chosen);
+/// Prints the stages and the verdict on both runs, each with its mode, and says whether all is well.
+pub(crate) fn judge(chosen: (Mode, &[Trained]), counterpart: (Mode, &[Trained]), min_accuracy: f64) -> bool {
+    let modes = [name(chosen.0), name(counterpart.0)];
+    println!("{}", stages::describe((&modes[0], chosen.1), (&modes[1], counterpart.1)));
+    let accurate = judge_accuracy(chosen.1, min_accuracy);
+    let identical = judge_identity(chosen.1, counterpart.1);
+    let ordered = judge_races(chosen.1, counterpart.1);
     accurate && identical && ordered
 }
 
@@ -95,8 +103,8 @@ fn judge_accuracy(chosen: &[Trained], min_accuracy: f64) -> bool {
 
 fn judge_identity(chosen: &[Trained], counterpart: &[Trained]) -> bool {
     let difference = compare(chosen, counterpart);
-    let verdict = difference.as_ref().map_or("bit-identical".to_owned(), |what| format!("DIFFERENT, {what}"));
-    println!("overlapped == sequential: {verdict}");
+    let verdict = difference.as_ref().map_or("yes".to_owned(), |what| format!("NO, {what}"));
+    println!("every bit equal in both runs: {verdict}");
     difference.is_none()
 }
 
@@ -125,7 +133,7 @@ fn find_difference(left: &Trace, right: &Trace) -> Option<String> {
     })
 }
 
-fn judge_hazards(chosen: &[Trained], counterpart: &[Trained]) -> bool {
+fn judge_races(chosen: &[Trained], counterpart: &[Trained]) -> bool {
     let mut hazards = Vec::new();
     for (run, ranks) in [("chosen", chosen), ("other", counterpart)] {
         for (rank, trained) in ranks.iter().enumerate() {
@@ -133,23 +141,12 @@ fn judge_hazards(chosen: &[Trained], counterpart: &[Trained]) -> bool {
             hazards.extend(trained.hazards.iter().map(describe));
         }
     }
-    println!("hazards: {}", hazards.len());
+    println!("races found: {}", hazards.len());
     hazards.iter().take(3).for_each(|hazard| println!("  {hazard}"));
     hazards.is_empty()
 }
 
-fn show_exposure(chosen: &[Trained]) {
-    let mut total = Exposure::default();
-    chosen.iter().for_each(|rank| total.add(rank.recording.exposure()));
-    let share = total.hidden_share().map_or("n/a".to_owned(), |share| format!("{:.0} %", share * 100.0));
-    let (busy, exposed) = (total.busy_ns as f64 / 1e6, total.exposed_ns as f64 / 1e6);
-    println!(
-        "optimizer time hidden: {share}  (ranks' optimizer streams busy {busy:.0} ms, of which {exposed:.0} ms with \
-         the trainer waiting)"
-    );
-}
-
-/// What the flag that chooses this value calls it.
+/// Returns the name of a value as its flag spells it.
 pub(crate) fn name(choice: impl Debug) -> String {
     format!("{choice:?}").to_lowercase()
 }

@@ -1,7 +1,10 @@
-//! What one rank does: build a stepper, train, and say what came of it. The loop in the middle is the whole interface.
+//! One rank: it builds a stepper, trains, and returns its results. The loop in the middle is the whole interface.
 //!
-//! Must never know what the other ranks or the other run do: they meet in the library's collectives, and `report`
-//! compares what each of them brings home.
+//! A rank knows nothing of the other ranks or of the other run. Ranks meet only in the library's collectives, and
+//! `report` compares their results.
+
+use std::borrow::Cow;
+use std::time::{Duration, Instant};
 
 use instep::dtype::Element;
 use instep::hazard::{self, Hazard};
@@ -9,23 +12,25 @@ use instep::{
     Adadelta, Adagrad, Adam, AdamW, Adamax, Error, InProcess, Lamb, Layout, Lion, Mode, NAdam, RAdam,
     Recording, Result, RmsProp, Rprop, Sgd, Stepper,
 };
-use std::borrow::Cow;
 
 use crate::data::Samples;
+use crate::machine::choose_threads;
 use crate::model::{Network, Score, Tape, WIDTHS, lay_out};
 use crate::report::Progress;
 use crate::{Flags, OptimizerName};
 
-/// What a rank brings home.
+/// The results of one rank.
 pub(crate) struct Trained {
     pub(crate) accuracy: f64,
+    /// Wall time of the passes, without the evaluation after each epoch.
+    pub(crate) training: Duration,
     pub(crate) parameters: Vec<Trace>,
     pub(crate) hazards: Vec<Hazard>,
-    /// When everything ran, and when the trainer waited.
+    /// When each operation ran, and when the trainer waited.
     pub(crate) recording: Recording,
 }
 
-/// All that training has left in one parameter.
+/// One parameter after training.
 pub(crate) struct Trace {
     pub(crate) name: String,
     pub(crate) steps: u64,
@@ -33,8 +38,7 @@ pub(crate) struct Trace {
     pub(crate) tensors: Vec<(Cow<'static, str>, Vec<f32>)>,
 }
 
-/// Trains one rank's copy of the network on its part of every batch; `T` is what parameters and gradients are stored
-/// as.
+/// Trains one rank's copy of the network on its part of every batch. `T` is the type of parameters and gradients.
 pub(crate) fn train_rank<T: Element>(
     flags: &Flags,
     mode: Mode,
@@ -54,7 +58,9 @@ pub(crate) fn train_rank<T: Element>(
         progress.start(flags, &stepper)?;
     }
 
+    let mut training_time = Duration::ZERO;
     for epoch in 1..=flags.epochs {
+        let started = Instant::now();
         let mut losses = Vec::new();
         for batch in training.draw_batches(epoch, rank, ranks) {
             let mut pass = stepper.begin()?;
@@ -62,12 +68,13 @@ pub(crate) fn train_rank<T: Element>(
             for layer in network.layers.iter().rev() {
                 let (params, mut grads) = pass.split();
                 layer.backward::<T>(params, &mut grads, &mut tape)?;
-                // A bucket that is complete now is on its way, beside the backward of the layers below.
+                // A bucket that is complete now is reduced and stepped during the backward of the layers below.
                 pass.grad_ready(layer.bias)?;
                 pass.grad_ready(layer.weight)?;
             }
             pass.finish()?;
         }
+        training_time += started.elapsed();
         if rank == 0 {
             let loss = losses.iter().sum::<f64>() / losses.len() as f64;
             progress.advance(epoch, loss, evaluate::<T>(&network, &stepper, held_out, &mut tape)?.accuracy);
@@ -76,18 +83,19 @@ pub(crate) fn train_rank<T: Element>(
 
     let accuracy = evaluate::<T>(&network, &stepper, held_out, &mut tape)?.accuracy;
     let parameters = collect_parameters(&stepper)?;
-    // Taken last: every op has ended by now, so none is missing.
+    // Taken last, so that every operation has ended and is in it.
     let nothing = || Error::Order("nothing was recorded".into());
     let recording = stepper.take_recording().ok_or_else(nothing)?;
     Ok(Trained {
         accuracy,
+        training: training_time,
         parameters,
         hazards: hazard::check(stepper.plan(), stepper.state_names().len(), &recording.list),
         recording,
     })
 }
 
-/// Learning rates are what suits this network; all else is PyTorch's default.
+/// The learning rates suit this network; all other options are PyTorch's defaults.
 fn build_stepper(flags: &Flags, mode: Mode, layout: &Layout, comm: InProcess) -> Result<Stepper> {
     let builder = match flags.optimizer {
         OptimizerName::Sgd => {
@@ -99,7 +107,7 @@ fn build_stepper(flags: &Flags, mode: Mode, layout: &Layout, comm: InProcess) ->
         OptimizerName::RmsProp => Stepper::builder(layout, RmsProp { lr: 1e-3, ..RmsProp::default() }),
         OptimizerName::Adadelta => Stepper::builder(layout, Adadelta::default()),
         OptimizerName::Adamax => Stepper::builder(layout, Adamax { lr: 4e-3, ..Adamax::default() }),
-        // Signs of small batches change by chance: factors near 1 average over that.
+        // Small batches make gradients change sign at random; factors near 1 average over that.
         OptimizerName::Rprop => Stepper::builder(
             layout,
             Rprop { lr: 1e-3, etas: (0.9, 1.05), step_sizes: (1e-5, 1e-3), ..Rprop::default() },
@@ -114,7 +122,7 @@ fn build_stepper(flags: &Flags, mode: Mode, layout: &Layout, comm: InProcess) ->
     if let Some(max_norm) = flags.max_norm {
         builder = builder.max_norm(max_norm);
     }
-    if let Some(threads) = flags.threads {
+    if let Some(threads) = choose_threads(flags.threads, flags.ranks) {
         builder = builder.threads(threads);
     }
     builder.host(comm)
