@@ -40,7 +40,6 @@ fn main() {
             scope.spawn(move || compile(name, flags, &folder));
         }
     });
-    cc::Build::new().std("c11").file("kernels/abi_layout.c").compile("instep_abi_layout");
     // The object tests look at what the compiler made of the kernels.
     println!("cargo::rustc-env=INSTEP_KERNEL_OBJECTS={out}");
 }

@@ -1,8 +1,8 @@
 /* Every struct that crosses between Rust, C++ and CUDA, and nothing else.
  *
  * C99, so that bindgen, a C compiler, g++ and nvcc read the same text; src/abi.rs is generated from it
- * (`cargo run -p bindings`). Fixed-width members only, no implicit padding: abi_layout.c asserts the sizes,
- * and a test compares every offset with the Rust side. A struct that is not here must not cross. */
+ * (`cargo run -p bindings`), and so is abi_layout.h, which holds each compiler to the layout that Rust has. Fixed-width
+ * members only, no implicit padding. A struct that is not here must not cross. */
 #ifndef INSTEP_ABI_H
 #define INSTEP_ABI_H
 
@@ -123,63 +123,6 @@ typedef union InstepHyper {
     double words[8];
 } InstepHyper;
 
-/* Scalars of one update, rounded once from f64. Field comments: the header of the rule. */
-typedef struct InstepSgdScalars {
-    float lr, momentum, one_minus_dampening, weight_decay;
-    uint32_t has_momentum, first, nesterov, maximize;
-} InstepSgdScalars;
-
-typedef struct InstepAdamScalars {
-    float weight1, weight2, step_size, inv_sqrt_bias_correction2, eps, weight_decay, lr_weight_decay;
-    uint32_t from_sample1, from_sample2, amsgrad, maximize, reserved;
-} InstepAdamScalars;
-
-typedef struct InstepAdagradScalars {
-    float step_size, eps, weight_decay, initial_sum;
-    uint32_t first, maximize;
-} InstepAdagradScalars;
-
-typedef struct InstepRmsPropScalars {
-    float weight, lr, eps, weight_decay, momentum;
-    uint32_t from_sample, has_momentum, centered, maximize;
-} InstepRmsPropScalars;
-
-typedef struct InstepAdadeltaScalars {
-    float weight, lr, eps, weight_decay;
-    uint32_t from_sample, maximize;
-} InstepAdadeltaScalars;
-
-typedef struct InstepAdamaxScalars {
-    float weight1, weight2, step_size, eps, weight_decay;
-    uint32_t from_sample1, from_sample2, maximize;
-} InstepAdamaxScalars;
-
-typedef struct InstepRpropScalars {
-    float lr, eta_minus, eta_plus, step_size_min, step_size_max;
-    uint32_t first, maximize, reserved;
-} InstepRpropScalars;
-
-typedef struct InstepLionScalars {
-    float weight1, weight2, lr, lr_weight_decay;
-    uint32_t from_sample1, from_sample2, maximize, reserved;
-} InstepLionScalars;
-
-typedef struct InstepNAdamScalars {
-    float weight1, weight2, gradient_rate, average_rate, inv_sqrt_bias_correction2, eps, weight_decay, lr_weight_decay;
-    uint32_t from_sample1, from_sample2, maximize, reserved;
-} InstepNAdamScalars;
-
-typedef struct InstepRAdamScalars {
-    float weight1, weight2, step_size, eps, weight_decay, lr_weight_decay;
-    uint32_t from_sample1, from_sample2, rectified, maximize;
-} InstepRAdamScalars;
-
-typedef struct InstepLambScalars {
-    double lr;
-    float weight1, weight2, inv_bias_correction1, inv_sqrt_bias_correction2, eps, weight_decay;
-    uint32_t from_sample1, from_sample2, maximize, reserved;
-} InstepLambScalars;
-
 /* What the user's own code is told. Begin writes the first two, the launch in front of that code the others. */
 typedef struct InstepCustomScalars {
     double lr;
@@ -188,12 +131,11 @@ typedef struct InstepCustomScalars {
     uint32_t action;   /* INSTEP_ACTION_STEP, or INSTEP_ACTION_LEAVE: then nothing may change */
 } InstepCustomScalars;
 
+/* What Begin derives for one update: the struct of a rule, which stands in the rule's header and which nothing but the
+ * kernels reads, or `custom`. */
 typedef union InstepScalars {
-#define OPTIMIZER(name, Rule, min_states, max_states) Instep##Rule##Scalars name;
-#include "optimizers.def"
-#undef OPTIMIZER
     InstepCustomScalars custom;
-    uint32_t words[12];
+    uint64_t words[6];
 } InstepScalars;
 
 /* One per segment and optimizer that steps it, in control memory. `steps` counts the updates that happened;
@@ -379,12 +321,7 @@ typedef struct InstepKernels {
     /* For the benches: reads arrays[0], reads and writes the others; see ceiling.h. */
     void (*ceiling)(float* const* arrays, uint64_t array_count, float factor, uint64_t first, uint64_t last);
     uint32_t signed_states[INSTEP_OPTIMIZER_COUNT]; /* by bit, which states of a rule may be negative */
+    uint32_t scaled[INSTEP_OPTIMIZER_COUNT]; /* 1: norms of the whole parameter scale its change, so a step is two launches */
 } InstepKernels;
-
-/* One row of the layout table that abi_layout.c exports for the tests. */
-typedef struct InstepLayoutRow {
-    const char* name; /* "Struct" for a size, "Struct.field" for an offset; NULL ends the table */
-    uint64_t value;
-} InstepLayoutRow;
 
 #endif

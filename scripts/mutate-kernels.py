@@ -104,7 +104,7 @@ FAULTS = [
      "    __threadfence_system();\n    slot->sequence = control.passes;", "    slot->sequence = control.passes;",
      "no seqlock"),
     ("an argument that Rust does not know", "compiler", "abi.h", "    uint32_t zero_grads;",
-     "    uint64_t more;\n    uint32_t zero_grads;", "InstepStepArgs has"),
+     "    uint64_t more;\n    uint32_t zero_grads;", "differs from src/abi.rs"),
     ("the same addition, blocks in each other's way", "host-run, races", "gpu/leaves.cuh",
      "atomicAdd(reinterpret_cast<unsigned long long*>(target), static_cast<unsigned long long>(total))",
      "*target += total", RACE),

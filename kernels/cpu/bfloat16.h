@@ -40,8 +40,8 @@ struct Wide {
     uint32_t param_bits, state_bits[INSTEP_MAX_STATES];
 };
 
-template <class Rule, bool STOCHASTIC, class Scalars>
-INSTEP_INLINE void step_wide(const Scalars& s, uint32_t flags, float factor, const RandomPosition& at, uint32_t i,
+template <class Rule, bool STOCHASTIC>
+INSTEP_INLINE void step_wide(const typename Rule::Scalars& s, uint32_t flags, float factor, const RandomPosition& at, uint32_t i,
                              float sum, Wide& x, Seen& seen) {
     seen.overflow |= static_cast<uint32_t>(magnitude_bits(sum)) + 0x00800000u;
     const float param = Rule::update(s, flags, x.param, sum * factor, x.state);
@@ -53,8 +53,8 @@ INSTEP_INLINE void step_wide(const Scalars& s, uint32_t flags, float factor, con
     if constexpr (Rule::STATES > 1) seen.nan |= __builtin_isunordered(x.state[1], x.state[Rule::STATES > 2 ? 2 : 1]);
 }
 
-template <class Rule, bool STOCHASTIC, class Scalars>
-INSTEP_INLINE Seen step_pairs(const Scalars& s, uint32_t flags, float factor, const RandomPosition& at,
+template <class Rule, bool STOCHASTIC>
+INSTEP_INLINE Seen step_pairs(const typename Rule::Scalars& s, uint32_t flags, float factor, const RandomPosition& at,
                               uint32_t first, uint32_t count, Pair* __restrict p, const Pair* __restrict g,
                               Pair* __restrict state0, Pair* __restrict state1, Pair* __restrict state2) {
     Seen seen;
@@ -77,8 +77,8 @@ INSTEP_INLINE Seen step_pairs(const Scalars& s, uint32_t flags, float factor, co
 }
 
 /* What is left of an odd run. */
-template <class Rule, bool STOCHASTIC, class Scalars>
-Seen step_last(const Scalars& s, uint32_t flags, float factor, const RandomPosition& at, uint32_t i, uint16_t* p,
+template <class Rule, bool STOCHASTIC>
+Seen step_last(const typename Rule::Scalars& s, uint32_t flags, float factor, const RandomPosition& at, uint32_t i, uint16_t* p,
                const uint16_t* g, uint16_t* const* states) {
     Pair last[INSTEP_MAX_STATES + 2] = {p[i], g[i]};
     for (int k = 0; k < Rule::STATES; ++k) last[2 + k] = states[k][i];
@@ -92,8 +92,8 @@ Seen step_last(const Scalars& s, uint32_t flags, float factor, const RandomPosit
     return seen;
 }
 
-template <class Rule, bool STOCHASTIC, class Scalars>
-INSTEP_INLINE Seen step_bfloat16_blocks(const Scalars& s, uint32_t flags, float factor, const RandomPosition& at,
+template <class Rule, bool STOCHASTIC>
+INSTEP_INLINE Seen step_bfloat16_blocks(const typename Rule::Scalars& s, uint32_t flags, float factor, const RandomPosition& at,
                                         uint32_t count, uint16_t* p, const uint16_t* g, uint16_t* const* states) {
     Seen seen;
     for (uint32_t i = 0; i < count / 2; i += BLOCK) {
@@ -118,8 +118,8 @@ INSTEP_INLINE Seen step_bfloat16_blocks(const Scalars& s, uint32_t flags, float 
 }
 
 /* Whether there is a loop for these scalars. A multiplier that is a NaN has other bits in its lower half. */
-template <class Rule, class Scalars>
-INSTEP_INLINE bool has_bfloat16_loop(const Scalars& s, float multiplier) {
+template <class Rule>
+INSTEP_INLINE bool has_bfloat16_loop(const typename Rule::Scalars& s, float multiplier) {
     const uint32_t flags = Rule::flags(s);
     return ((flags == Rule::COMMON[0]) | (flags == Rule::COMMON[1])) & (multiplier == multiplier);
 }
@@ -129,11 +129,11 @@ __attribute__((noinline)) void make_canonical(uint16_t* x, uint32_t count) {
 }
 
 /* One run of one segment, as step_run. */
-template <class Rule, bool STOCHASTIC, class Scalars>
-__attribute__((noinline)) uint32_t step_bfloat16_run(const Scalars& scalars, float multiplier,
+template <class Rule, bool STOCHASTIC>
+__attribute__((noinline)) uint32_t step_bfloat16_run(const typename Rule::Scalars& scalars, float multiplier,
                                                      const RandomPosition& position, uint32_t count, uint16_t* p,
                                                      const uint16_t* g, uint16_t* const* states) {
-    const Scalars s = scalars;
+    const typename Rule::Scalars s = scalars;
     const RandomPosition at = position;
     const float factor = Rule::factor(s, multiplier);
     const Seen seen =

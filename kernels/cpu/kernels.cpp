@@ -3,6 +3,7 @@
  * Compiled once per instruction set with INSTEP_KERNELS naming the exported symbol; all else has internal linkage.
  * Every entry opens the IEEE environment and calls what computes, which is not inlined. No C++ runtime, no allocation,
  * no state of its own. */
+#include "abi_layout.h"
 #include "cpu/buffers.h"
 #include "cpu/ceiling.h"
 #include "cpu/environment.h"
@@ -83,6 +84,11 @@ extern "C" const InstepKernels INSTEP_KERNELS = {
     entry_sum,       entry_narrow, entry_widen,  entry_decode, entry_encode, entry_ceiling,
     {
 #define OPTIMIZER(name, Rule, min_states, max_states) Rule<max_states>::SIGNED,
+#include "optimizers.def"
+#undef OPTIMIZER
+    },
+    {
+#define OPTIMIZER(name, Rule, min_states, max_states) IsScaled<Rule<max_states>>::value,
 #include "optimizers.def"
 #undef OPTIMIZER
     },

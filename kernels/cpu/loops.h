@@ -28,8 +28,8 @@ struct Seen {
     uint32_t nan = 0;      /* a value was stored that may be a NaN with a payload */
 };
 
-template <class Rule, class Scalars>
-INSTEP_INLINE void step_elements(const Scalars& s, uint32_t flags, float factor, uint32_t count, float* __restrict p,
+template <class Rule>
+INSTEP_INLINE void step_elements(const typename Rule::Scalars& s, uint32_t flags, float factor, uint32_t count, float* __restrict p,
                                  const float* __restrict g, float* __restrict state0, float* __restrict state1,
                                  float* __restrict state2, Seen& seen) {
     uint32_t overflow = 0, nan = 0;
@@ -56,8 +56,8 @@ INSTEP_INLINE void step_elements(const Scalars& s, uint32_t flags, float factor,
 /* A state that the rule does not keep has no address to count from. */
 INSTEP_INLINE float* from(float* state, uint32_t i) { return state ? state + i : nullptr; }
 
-template <class Rule, class Scalars>
-INSTEP_INLINE Seen step_blocks(const Scalars& s, uint32_t flags, float factor, uint32_t count, float* p,
+template <class Rule>
+INSTEP_INLINE Seen step_blocks(const typename Rule::Scalars& s, uint32_t flags, float factor, uint32_t count, float* p,
                                const float* g, float* state0, float* state1, float* state2) {
     Seen seen;
     uint32_t i = 0;
@@ -79,10 +79,10 @@ INSTEP_INLINE Seen step_blocks(const Scalars& s, uint32_t flags, float factor, u
  * loops of their own, in which they are constants: a select that never changes is three instructions per vector on
  * SSE2. NaNs are rare, so they are made canonical afterwards. Noinline keeps the register pressure of the dispatch out
  * of the loop, and the IEEE environment from being reordered into it. */
-template <class Rule, class Scalars>
-__attribute__((noinline)) uint32_t step_run(const Scalars& scalars, float multiplier, uint32_t count, float* p,
+template <class Rule>
+__attribute__((noinline)) uint32_t step_run(const typename Rule::Scalars& scalars, float multiplier, uint32_t count, float* p,
                                             const float* g, float* state0, float* state1, float* state2) {
-    const Scalars s = scalars;
+    const typename Rule::Scalars s = scalars;
     const float factor = Rule::factor(s, multiplier);
     const uint32_t flags = Rule::flags(s);
     Seen seen;

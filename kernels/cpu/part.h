@@ -127,8 +127,8 @@ struct Part {
     }
 };
 
-template <class Rule, class Scalars>
-uint32_t step_part(const Part& part, const Scalars& scalars, float multiplier, uint64_t grad_offset, bool is_first) {
+template <class Rule>
+uint32_t step_part(const Part& part, const typename Rule::Scalars& scalars, float multiplier, uint64_t grad_offset, bool is_first) {
     const InstepStepArgs& args = part.args;
     float grad_buffer[CHUNK], param_buffer[CHUNK], state_buffers[Rule::STATES > 0 ? Rule::STATES : 1][CHUNK];
     const float* grads = gradients(args, grad_offset, part.count, grad_buffer);

@@ -9,8 +9,8 @@
 
 namespace {
 
-template <class Rule, class Scalars>
-INSTEP_INLINE float change_at(const Scalars& s, uint32_t flags, uint32_t i, float p, const float* state0,
+template <class Rule>
+INSTEP_INLINE float change_at(const typename Rule::Scalars& s, uint32_t flags, uint32_t i, float p, const float* state0,
                               const float* state1, const float* state2) {
     float state[INSTEP_MAX_STATES] = {};
     if constexpr (Rule::STATES > 0) state[0] = state0[i];
@@ -19,17 +19,17 @@ INSTEP_INLINE float change_at(const Scalars& s, uint32_t flags, uint32_t i, floa
     return Rule::change(s, flags, p, state);
 }
 
-template <class Rule, class Scalars>
-__attribute__((noinline)) void change_run(const Scalars& scalars, uint32_t count, const float* __restrict p,
+template <class Rule>
+__attribute__((noinline)) void change_run(const typename Rule::Scalars& scalars, uint32_t count, const float* __restrict p,
                                           const float* __restrict state0, const float* __restrict state1,
                                           const float* __restrict state2, float* __restrict change) {
-    const Scalars s = scalars;
+    const typename Rule::Scalars s = scalars;
     const uint32_t flags = Rule::flags(s);
     for (uint32_t i = 0; i < count; ++i) change[i] = change_at<Rule>(s, flags, i, p[i], state0, state1, state2);
 }
 
-template <class Rule, class Scalars>
-INSTEP_INLINE void apply_elements(const Scalars& s, uint32_t flags, float scale, uint32_t count, float* __restrict p,
+template <class Rule>
+INSTEP_INLINE void apply_elements(const typename Rule::Scalars& s, uint32_t flags, float scale, uint32_t count, float* __restrict p,
                                   const float* __restrict state0, const float* __restrict state1,
                                   const float* __restrict state2) {
     for (uint32_t i = 0; i < count; ++i) {
@@ -37,10 +37,10 @@ INSTEP_INLINE void apply_elements(const Scalars& s, uint32_t flags, float scale,
     }
 }
 
-template <class Rule, class Scalars>
-__attribute__((noinline)) void apply_run(const Scalars& scalars, float scale, uint32_t count, float* p,
+template <class Rule>
+__attribute__((noinline)) void apply_run(const typename Rule::Scalars& scalars, float scale, uint32_t count, float* p,
                                          float* state0, float* state1, float* state2) {
-    const Scalars s = scalars;
+    const typename Rule::Scalars s = scalars;
     const uint32_t flags = Rule::flags(s);
     uint32_t i = 0;
     for (; i + BLOCK <= count; i += BLOCK) {
@@ -53,8 +53,8 @@ __attribute__((noinline)) void apply_run(const Scalars& scalars, float scale, ui
     apply_elements<Rule>(s, flags, scale, count - i, p + i, from(state0, i), from(state1, i), from(state2, i));
 }
 
-template <class Rule, class Scalars>
-uint32_t measure_part(const Part& part, const Scalars& scalars, float multiplier, uint64_t grad_offset,
+template <class Rule>
+uint32_t measure_part(const Part& part, const typename Rule::Scalars& scalars, float multiplier, uint64_t grad_offset,
                       Squares* squares) {
     const InstepStepArgs& args = part.args;
     float grad_buffer[CHUNK], param_buffer[CHUNK], state_buffers[Rule::STATES][CHUNK], change[CHUNK];
@@ -83,8 +83,8 @@ inline void add_squares(const Squares* squares, InstepNorms* norms) {
     }
 }
 
-template <class Rule, class Scalars>
-void apply_part(const Part& part, const Scalars& scalars, float scale, bool is_first) {
+template <class Rule>
+void apply_part(const Part& part, const typename Rule::Scalars& scalars, float scale, bool is_first) {
     float param_buffer[CHUNK], state_buffers[Rule::STATES][CHUNK];
     float* params = part.open_params(param_buffer);
     float* states[INSTEP_MAX_STATES] = {};

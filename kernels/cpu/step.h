@@ -36,22 +36,21 @@ bool is_bfloat16_throughout(const InstepStepArgs& args) {
 }
 
 /* All of it in one loop, from bf16 to bf16. */
-template <class Rule, class Scalars>
-uint32_t step_bfloat16_tile(const InstepStepArgs& args, const InstepTile& tile, const Scalars& scalars,
+template <class Rule>
+uint32_t step_bfloat16_tile(const InstepStepArgs& args, const InstepTile& tile, const typename Rule::Scalars& scalars,
                             float multiplier, RandomKey key) {
     uint16_t* states[INSTEP_MAX_STATES] = {};
     for (int k = 0; k < Rule::STATES; ++k) states[k] = static_cast<uint16_t*>(args.states[k]) + tile.state_offset;
     uint16_t* params = static_cast<uint16_t*>(param_of(args, tile));
     const uint16_t* grads = static_cast<const uint16_t*>(args.grads) + tile.grad_offset;
     const RandomPosition position = {key, tile.element};
-    const auto run =
-        args.stochastic ? step_bfloat16_run<Rule, true, Scalars> : step_bfloat16_run<Rule, false, Scalars>;
+    const auto run = args.stochastic ? step_bfloat16_run<Rule, true> : step_bfloat16_run<Rule, false>;
     return run(scalars, multiplier, position, tile.count, params, grads, states);
 }
 
-template <class Rule, class Scalars>
-uint32_t step_tile(const InstepStepArgs& args, const InstepTile& tile, const InstepSegment& segment,
-                   const Scalars& scalars) {
+template <class Rule>
+uint32_t step_tile(const InstepStepArgs& args, const InstepTile& tile, const InstepSegment& segment) {
+    const typename Rule::Scalars scalars = scalars_of<Rule>(segment);
     const float multiplier = step_multiplier(args, segment);
     const RandomKey key = random_key(args.seed, segment.steps + 1);
     const bool narrow_param = args.param_dtype != INSTEP_DTYPE_F32;
@@ -93,20 +92,19 @@ uint32_t step_tile(const InstepStepArgs& args, const InstepTile& tile, const Ins
 }
 
 /* Picks the instantiation with as many states as this run has. */
-template <template <int> class Rule, int MIN, int MAX, class Scalars>
-uint32_t step_with_states(const InstepStepArgs& args, const InstepTile& tile, const InstepSegment& segment,
-                          const Scalars& scalars) {
+template <template <int> class Rule, int MIN, int MAX>
+uint32_t step_with_states(const InstepStepArgs& args, const InstepTile& tile, const InstepSegment& segment) {
     if constexpr (MIN < MAX) {
-        if (args.state_count < MAX) return step_with_states<Rule, MIN, MAX - 1>(args, tile, segment, scalars);
+        if (args.state_count < MAX) return step_with_states<Rule, MIN, MAX - 1>(args, tile, segment);
     }
-    return step_tile<Rule<MAX>>(args, tile, segment, scalars);
+    return step_tile<Rule<MAX>>(args, tile, segment);
 }
 
 uint32_t step_segment(const InstepStepArgs& args, const InstepTile& tile, const InstepSegment& segment) {
     switch (args.optimizer) {
 #define OPTIMIZER(name, Rule, min_states, max_states) \
     case INSTEP_OPTIMIZER_##name:                     \
-        return step_with_states<Rule, min_states, max_states>(args, tile, segment, segment.scalars.name);
+        return step_with_states<Rule, min_states, max_states>(args, tile, segment);
 #include "optimizers.def"
 #undef OPTIMIZER
     }

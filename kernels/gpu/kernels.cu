@@ -9,6 +9,7 @@
 #error "instep: the kernels need compute capability 8.0 or newer"
 #endif
 
+#include "abi_layout.h"
 #include "gpu/control.cu"
 #include "gpu/norm.cu"
 #include "gpu/step.cu"

@@ -8,6 +8,7 @@
 
 #include "gpu/leaves.cuh"
 #include "gpu/maximum.cuh"
+#include "numeric/control.h"
 #include "numeric/scaled.h"
 #include "gpu/streams.cuh"
 
@@ -21,11 +22,9 @@ struct Exchange {
 };
 
 /* What a tile's threads work with. */
-template <class Scalars>
 struct ScaledTile {
     const Place& place;
     const Weights& weights;
-    const Scalars& scalars;
     BlockMaximum& maximum;
     Exchange& exchange;
     InstepNorms& norms;
@@ -58,8 +57,8 @@ INSTEP_DEVICE void write_states(const Place& place, uint32_t at, Four* states, B
     }
 }
 
-template <class Rule, class Scalars>
-INSTEP_DEVICE float change_at(const Scalars& s, uint32_t flags, uint32_t i, const Four& p, const Four* states) {
+template <class Rule>
+INSTEP_DEVICE float change_at(const typename Rule::Scalars& s, uint32_t flags, uint32_t i, const Four& p, const Four* states) {
     const float state[INSTEP_MAX_STATES] = {states[0].x[i], states[1].x[i], states[2].x[i]};
     return Rule::change(s, flags, p.x[i], state);
 }
@@ -80,8 +79,8 @@ INSTEP_DEVICE void add_sums(const LeafSums& sums, Exchange& exchange, InstepNorm
     }
 }
 
-template <class Rule, bool CODED, class Scalars>
-INSTEP_DEVICE uint32_t measure_tile(const ScaledTile<Scalars>& tile, const Run& gradients, float multiplier) {
+template <class Rule, bool CODED>
+INSTEP_DEVICE uint32_t measure_tile(const ScaledTile& tile, const Run& gradients, float multiplier) {
     const Place& place = tile.place;
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const bool sums_changes = warp % 2 == OF_CHANGE; /* and has the second half of its leaf */
@@ -94,7 +93,7 @@ INSTEP_DEVICE uint32_t measure_tile(const ScaledTile<Scalars>& tile, const Run& 
         Four p = tile.weights.read(at), states[INSTEP_MAX_STATES] = {}, change = {};
         read_states<Rule, CODED>(place, at, states);
         const Four sum = gradients.read_shifted(at);
-        const Scalars s = tile.scalars; /* behind the loads of the data, and anew each round: registers are short */
+        const typename Rule::Scalars s = scalars_of<Rule>(place.segment); /* behind the loads of the data, and anew each round: registers are short */
         const float factor = Rule::factor(s, multiplier);
         const uint32_t flags = Rule::flags(s);
 #pragma unroll
@@ -106,7 +105,7 @@ INSTEP_DEVICE uint32_t measure_tile(const ScaledTile<Scalars>& tile, const Run& 
             for (uint32_t k = 0; k < Rule::STATES; ++k) states[k].x[i] = canonical(state[k]);
         }
         write_states<Rule, CODED>(place, at, states, tile.maximum);
-        const Scalars again = tile.scalars;
+        const typename Rule::Scalars again = scalars_of<Rule>(place.segment);
 #pragma unroll
         for (uint32_t i = 0; i < 4; ++i) {
             if (at + i < place.count) change.x[i] = change_at<Rule>(again, Rule::flags(again), i, p, states);
@@ -123,20 +122,20 @@ INSTEP_DEVICE uint32_t measure_tile(const ScaledTile<Scalars>& tile, const Run& 
     return nonfinite;
 }
 
-template <class Rule, bool CODED, class Scalars>
-INSTEP_DEVICE void apply_tile(const ScaledTile<Scalars>& tile) {
+template <class Rule, bool CODED>
+INSTEP_DEVICE void apply_tile(const ScaledTile& tile) {
     const Place& place = tile.place;
     double* const norms = tile.exchange.norms[tile.maximum.turn];
     tile.maximum.turn ^= 1;
     const uint32_t warp = threadIdx.x / 32;
     if (warp < 2 && threadIdx.x % 32 == 0) norms[warp] = norm_of(tile.norms, warp);
     __syncthreads();
-    const float scale = step_scale<Rule>(tile.scalars, norms[OF_PARAM], norms[OF_CHANGE]);
+    const float scale = step_scale<Rule>(scalars_of<Rule>(place.segment), norms[OF_PARAM], norms[OF_CHANGE]);
 #pragma unroll 1
     for (uint32_t at = 4 * threadIdx.x; at < place.count; at += ELEMENTS_PER_ROUND) {
         Four p = tile.weights.read(at), states[INSTEP_MAX_STATES] = {};
         read_states<Rule, CODED>(place, at, states);
-        const Scalars s = tile.scalars;
+        const typename Rule::Scalars s = scalars_of<Rule>(place.segment);
         const uint32_t flags = Rule::flags(s);
 #pragma unroll
         for (uint32_t i = 0; i < 4; ++i) {

@@ -13,9 +13,9 @@ namespace {
 
 /* States that the run lacks are zeros, not read and not written: a rule's scalars then leave them out. CODED states
  * need every thread in every round, for the barrier. */
-template <class Rule, bool CODED, class Scalars>
+template <class Rule, bool CODED>
 INSTEP_DEVICE uint32_t step_tile(const Place& place, const Weights& weights, const Run& gradients, float multiplier,
-                                 const Scalars& scalars, BlockMaximum& maximum) {
+                                 BlockMaximum& maximum) {
     const InstepStepArgs& args = place.args;
     const InstepTile& tile = place.tile;
     uint32_t nonfinite = 0;
@@ -30,7 +30,7 @@ INSTEP_DEVICE uint32_t step_tile(const Place& place, const Weights& weights, con
             states[k] = CODED ? read_codes(place, k, Rule::SIGNED >> k & 1, at) : read_state(place, k, at);
         }
         const Four sum = gradients.read_shifted(at);
-        const Scalars s = scalars; /* behind the loads of the data, and anew each round: registers are short */
+        const typename Rule::Scalars s = scalars_of<Rule>(place.segment); /* behind the loads of the data, and anew each round: registers are short */
         const float factor = Rule::factor(s, multiplier);
         const uint32_t flags = Rule::flags(s);
 #pragma unroll
@@ -103,10 +103,8 @@ struct Shared {
     Optional<IsScaled<Rule>::value, Exchange> exchange;
 };
 
-/* `scalars` is the rule's member of the union. */
-template <class Rule, bool CODED, class Scalars>
-INSTEP_DEVICE void step_bucket(const InstepStepArgs& args, Scalars InstepScalars::* scalars,
-                               Shared<Rule, CODED>& shared) {
+template <class Rule, bool CODED>
+INSTEP_DEVICE void step_bucket(const InstepStepArgs& args, Shared<Rule, CODED>& shared) {
     BlockMaximum maximum = {shared.slots.address(), 0};
     const bool is_last = !IsScaled<Rule>::value || args.part != INSTEP_PART_MEASURE;
     uint32_t nonfinite = 0;
@@ -123,12 +121,11 @@ INSTEP_DEVICE void step_bucket(const InstepStepArgs& args, Scalars InstepScalars
                 const Weights weights = {place, param_of(args, tile)};
                 const Run gradients = {args.grads, tile.grad_offset, args.grad_dtype, tile.count};
                 const float multiplier = step_multiplier(args, segment);
-                const Scalars& its = segment.scalars.*scalars;
                 if constexpr (!IsScaled<Rule>::value) {
-                    nonfinite |= step_tile<Rule, CODED>(place, weights, gradients, multiplier, its, maximum);
+                    nonfinite |= step_tile<Rule, CODED>(place, weights, gradients, multiplier, maximum);
                 } else {
-                    const ScaledTile<Scalars> scaled = {
-                        place, weights, its, maximum, *shared.exchange.address(), args.norms[tile.segment]};
+                    const ScaledTile scaled = {place, weights, maximum, *shared.exchange.address(),
+                                               args.norms[tile.segment]};
                     if (is_last) {
                         apply_tile<Rule, CODED>(scaled);
                     } else {
@@ -153,12 +150,12 @@ INSTEP_DEVICE void step_bucket(const InstepStepArgs& args, Scalars InstepScalars
     extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS, 4)          \
         instep_step_##name(const __grid_constant__ InstepStepArgs args) {        \
         __shared__ Shared<Rule<max_states>, false> shared;                       \
-        step_bucket<Rule<max_states>, false>(args, &InstepScalars::name, shared); \
+        step_bucket<Rule<max_states>, false>(args, shared);                         \
     }                                                                            \
     extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS, 4)          \
         instep_step_##name##_8bit(const __grid_constant__ InstepStepArgs args) { \
         __shared__ Shared<Rule<max_states>, true> shared;                        \
-        step_bucket<Rule<max_states>, true>(args, &InstepScalars::name, shared); \
+        step_bucket<Rule<max_states>, true>(args, shared);                         \
     }
 #include "optimizers.def"
 #undef OPTIMIZER

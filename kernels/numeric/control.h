@@ -5,23 +5,12 @@
 #ifndef INSTEP_NUMERIC_CONTROL_H
 #define INSTEP_NUMERIC_CONTROL_H
 
-#include <stddef.h>
-
-#include "rules/adadelta.h"
-#include "rules/adagrad.h"
-#include "rules/adam.h"
-#include "rules/adamax.h"
-#include "rules/lamb.h"
-#include "rules/lion.h"
-#include "rules/nadam.h"
 #include "numeric/norm.h"
-#include "rules/radam.h"
-#include "rules/rmsprop.h"
-#include "rules/rprop.h"
-#include "numeric/scaled.h"
-#include "rules/sgd.h"
+#include "rules/rules.h"
 
 namespace {
+
+static_assert(sizeof(InstepTile) == 64 && sizeof(InstepStatus) == 64, "one cache line each");
 
 /* A count of ranks, which a SUM of gradients has made: an element like them. */
 INSTEP_INLINE float count_at(const void* count, uint32_t grad_dtype) {
@@ -78,6 +67,28 @@ INSTEP_INLINE void begin_pass(const InstepBeginArgs& args, InstepControl* contro
     control->decided = 0;
 }
 
+/* A record holds the scalars of its own rule, as bytes: only the rule's header knows what they mean. A GPU's compiler
+ * would copy them one byte at a time. */
+template <class Rule>
+INSTEP_INLINE typename Rule::Scalars scalars_of(const InstepSegment& segment) {
+#if defined(__CUDA_ARCH__)
+    return reinterpret_cast<const typename Rule::Scalars&>(segment.scalars);
+#else
+    typename Rule::Scalars scalars;
+    __builtin_memcpy(&scalars, &segment.scalars, sizeof scalars);
+    return scalars;
+#endif
+}
+
+template <class Rule>
+INSTEP_INLINE void set_scalars(InstepSegment* segment, const typename Rule::Scalars& scalars) {
+#if defined(__CUDA_ARCH__)
+    reinterpret_cast<typename Rule::Scalars&>(segment->scalars) = scalars;
+#else
+    __builtin_memcpy(&segment->scalars, &scalars, sizeof scalars);
+#endif
+}
+
 /* The scalars of a segment's next update. A rule that carries a number takes that, too, and says what it will be:
  * none of the others has to know. */
 template <class Rule, class Hyper>
@@ -106,10 +117,9 @@ INSTEP_INLINE void begin_segment(const InstepBeginArgs& args, uint64_t index) {
     InstepHyper hyper = args.groups[segment->group];
     hyper.words[0] *= args.lr_multipliers[index]; /* every rule's lr */
     switch (segment->optimizer) {
-#define OPTIMIZER(name, Rule, min_states, max_states)                                          \
-    static_assert(offsetof(Instep##Rule##Hyper, lr) == 0, "what the multiplier multiplies");   \
-    case INSTEP_OPTIMIZER_##name:                                                              \
-        segment->scalars.name = prepared<Rule<max_states>>(hyper.name, segment, 0);            \
+#define OPTIMIZER(name, Rule, min_states, max_states)                                                   \
+    case INSTEP_OPTIMIZER_##name:                                                                       \
+        set_scalars<Rule<max_states>>(segment, prepared<Rule<max_states>>(hyper.name, segment, 0)); \
         break;
 #include "optimizers.def"
 #undef OPTIMIZER

@@ -42,8 +42,8 @@ INSTEP_INLINE bool is_positive_and_finite(double norm) { return norm > 0.0 && no
 /* What a change is multiplied by. The ratio is 1 unless both norms have one: only what was not finite then becomes so.
  * A scale that f32 lacks is its largest: where gradients have been zero for a thousand steps, the change has all but
  * vanished, and an infinite scale would turn what is left of it into infinities. */
-template <class Rule, class Scalars>
-INSTEP_INLINE float step_scale(const Scalars& s, double param_norm, double change_norm) {
+template <class Rule>
+INSTEP_INLINE float step_scale(const typename Rule::Scalars& s, double param_norm, double change_norm) {
     const bool has_ratio = is_positive_and_finite(param_norm) && is_positive_and_finite(change_norm);
     const double ratio = has_ratio ? param_norm / change_norm : 1.0;
     const double scale = Rule::scale(s, ratio);

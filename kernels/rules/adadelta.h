@@ -15,14 +15,21 @@
 
 namespace {
 
+/* Of one update, each rounded once from f64. */
+struct AdadeltaScalars {
+    float weight, lr, eps, weight_decay;
+    uint32_t from_sample, maximize;
+};
+
 template <int STATES_>
 struct Adadelta {
+    using Scalars = AdadeltaScalars;
     static constexpr int STATES = STATES_; /* square_avg, acc_delta */
     static constexpr uint32_t SIGNED = 0;  /* a bit per state that may be negative */
 
     /* No prepared scalar depends on the step. */
-    static INSTEP_INLINE InstepAdadeltaScalars prepare(const InstepAdadeltaHyper& h, uint64_t) {
-        InstepAdadeltaScalars s = {};
+    static INSTEP_INLINE AdadeltaScalars prepare(const InstepAdadeltaHyper& h, uint64_t) {
+        AdadeltaScalars s = {};
         average_weight(h.rho, &s.weight, &s.from_sample);
         s.lr = static_cast<float>(h.lr);
         s.eps = static_cast<float>(h.eps);
@@ -32,7 +39,7 @@ struct Adadelta {
     }
 
     /* What the summed gradient is multiplied by: the sign of `maximize` costs nothing there. */
-    static INSTEP_INLINE float factor(const InstepAdadeltaScalars& s, float multiplier) {
+    static INSTEP_INLINE float factor(const AdadeltaScalars& s, float multiplier) {
         return s.maximize ? -multiplier : multiplier;
     }
 
@@ -40,11 +47,11 @@ struct Adadelta {
     static constexpr uint32_t FROM_SAMPLE = 1, DECAY = 2;
     static constexpr uint32_t COMMON[2] = {0, DECAY};
 
-    static INSTEP_INLINE uint32_t flags(const InstepAdadeltaScalars& s) {
+    static INSTEP_INLINE uint32_t flags(const AdadeltaScalars& s) {
         return (s.from_sample ? FROM_SAMPLE : 0) | (s.weight_decay != 0.0f ? DECAY : 0);
     }
 
-    static INSTEP_INLINE float update(const InstepAdadeltaScalars& s, uint32_t flags, float p, float g, float* state) {
+    static INSTEP_INLINE float update(const AdadeltaScalars& s, uint32_t flags, float p, float g, float* state) {
         g = flags & DECAY ? g + s.weight_decay * p : g;
         const uint32_t from_sample = flags & FROM_SAMPLE;
         const float v = moved_average(state[0], g * g, s.weight, from_sample);

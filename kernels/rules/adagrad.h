@@ -15,14 +15,21 @@
 
 namespace {
 
+/* Of one update, each rounded once from f64. */
+struct AdagradScalars {
+    float step_size, eps, weight_decay, initial_sum;
+    uint32_t first, maximize;
+};
+
 template <int STATES_>
 struct Adagrad {
+    using Scalars = AdagradScalars;
     static constexpr int STATES = STATES_; /* sum */
     static constexpr uint32_t SIGNED = 0;  /* a bit per state that may be negative */
 
     /* `step` counts from 1. */
-    static INSTEP_INLINE InstepAdagradScalars prepare(const InstepAdagradHyper& h, uint64_t step) {
-        InstepAdagradScalars s = {};
+    static INSTEP_INLINE AdagradScalars prepare(const InstepAdagradHyper& h, uint64_t step) {
+        AdagradScalars s = {};
         s.step_size = static_cast<float>(h.lr / (1.0 + static_cast<double>(step - 1) * h.lr_decay));
         s.eps = static_cast<float>(h.eps);
         s.weight_decay = static_cast<float>(h.weight_decay);
@@ -33,7 +40,7 @@ struct Adagrad {
     }
 
     /* What the summed gradient is multiplied by: the sign of `maximize` costs nothing there. */
-    static INSTEP_INLINE float factor(const InstepAdagradScalars& s, float multiplier) {
+    static INSTEP_INLINE float factor(const AdagradScalars& s, float multiplier) {
         return s.maximize ? -multiplier : multiplier;
     }
 
@@ -41,11 +48,11 @@ struct Adagrad {
     static constexpr uint32_t FIRST = 1, DECAY = 2;
     static constexpr uint32_t COMMON[2] = {0, DECAY};
 
-    static INSTEP_INLINE uint32_t flags(const InstepAdagradScalars& s) {
+    static INSTEP_INLINE uint32_t flags(const AdagradScalars& s) {
         return (s.first ? FIRST : 0) | (s.weight_decay != 0.0f ? DECAY : 0);
     }
 
-    static INSTEP_INLINE float update(const InstepAdagradScalars& s, uint32_t flags, float p, float g, float* state) {
+    static INSTEP_INLINE float update(const AdagradScalars& s, uint32_t flags, float p, float g, float* state) {
         g = flags & DECAY ? g + s.weight_decay * p : g;
         const float sum = (flags & FIRST ? s.initial_sum : state[0]) + g * g;
         state[0] = sum;

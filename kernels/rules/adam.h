@@ -19,14 +19,21 @@
 
 namespace {
 
+/* Of one update, each rounded once from f64. */
+struct AdamScalars {
+    float weight1, weight2, step_size, inv_sqrt_bias_correction2, eps, weight_decay, lr_weight_decay;
+    uint32_t from_sample1, from_sample2, amsgrad, maximize;
+};
+
 template <int STATES_>
 struct Adam {
+    using Scalars = AdamScalars;
     static constexpr int STATES = STATES_; /* exp_avg, exp_avg_sq, and with amsgrad max_exp_avg_sq */
     static constexpr uint32_t SIGNED = 1;  /* a bit per state that may be negative */
 
     /* `step` counts from 1. */
-    static INSTEP_INLINE InstepAdamScalars prepare(const InstepAdamHyper& h, uint64_t step) {
-        InstepAdamScalars s = {};
+    static INSTEP_INLINE AdamScalars prepare(const InstepAdamHyper& h, uint64_t step) {
+        AdamScalars s = {};
         average_weight(h.beta1, &s.weight1, &s.from_sample1);
         average_weight(h.beta2, &s.weight2, &s.from_sample2);
         s.step_size = static_cast<float>(h.lr / (1.0 - power(h.beta1, step)));
@@ -40,7 +47,7 @@ struct Adam {
     }
 
     /* What the summed gradient is multiplied by: the sign of `maximize` costs nothing there. */
-    static INSTEP_INLINE float factor(const InstepAdamScalars& s, float multiplier) {
+    static INSTEP_INLINE float factor(const AdamScalars& s, float multiplier) {
         return s.maximize ? -multiplier : multiplier;
     }
 
@@ -49,13 +56,13 @@ struct Adam {
     static constexpr uint32_t WITH_STATES = STATES > 2 ? AMSGRAD : 0;
     static constexpr uint32_t COMMON[2] = {WITH_STATES | DECOUPLED, WITH_STATES};
 
-    static INSTEP_INLINE uint32_t flags(const InstepAdamScalars& s) {
+    static INSTEP_INLINE uint32_t flags(const AdamScalars& s) {
         return (s.from_sample1 ? FROM_SAMPLE1 : 0) | (s.from_sample2 ? FROM_SAMPLE2 : 0) |
                (s.weight_decay != 0.0f ? COUPLED : 0) | (s.lr_weight_decay != 0.0f ? DECOUPLED : 0) |
                (s.amsgrad ? WITH_STATES : 0);
     }
 
-    static INSTEP_INLINE float update(const InstepAdamScalars& s, uint32_t flags, float p, float g, float* state) {
+    static INSTEP_INLINE float update(const AdamScalars& s, uint32_t flags, float p, float g, float* state) {
         g = flags & COUPLED ? g + s.weight_decay * p : g;
         const float m = moved_average(state[0], g, s.weight1, flags & FROM_SAMPLE1);
         const float v = moved_average(state[1], g * g, s.weight2, flags & FROM_SAMPLE2);

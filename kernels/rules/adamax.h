@@ -15,14 +15,21 @@
 
 namespace {
 
+/* Of one update, each rounded once from f64. */
+struct AdamaxScalars {
+    float weight1, weight2, step_size, eps, weight_decay;
+    uint32_t from_sample1, from_sample2, maximize;
+};
+
 template <int STATES_>
 struct Adamax {
+    using Scalars = AdamaxScalars;
     static constexpr int STATES = STATES_; /* exp_avg, exp_inf */
     static constexpr uint32_t SIGNED = 1;  /* a bit per state that may be negative */
 
     /* `step` counts from 1. */
-    static INSTEP_INLINE InstepAdamaxScalars prepare(const InstepAdamaxHyper& h, uint64_t step) {
-        InstepAdamaxScalars s = {};
+    static INSTEP_INLINE AdamaxScalars prepare(const InstepAdamaxHyper& h, uint64_t step) {
+        AdamaxScalars s = {};
         average_weight(h.beta1, &s.weight1, &s.from_sample1);
         average_weight(h.beta2, &s.weight2, &s.from_sample2);
         s.step_size = static_cast<float>(h.lr / (1.0 - power(h.beta1, step)));
@@ -33,7 +40,7 @@ struct Adamax {
     }
 
     /* What the summed gradient is multiplied by: the sign of `maximize` costs nothing there. */
-    static INSTEP_INLINE float factor(const InstepAdamaxScalars& s, float multiplier) {
+    static INSTEP_INLINE float factor(const AdamaxScalars& s, float multiplier) {
         return s.maximize ? -multiplier : multiplier;
     }
 
@@ -41,12 +48,12 @@ struct Adamax {
     static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, DECAY = 4;
     static constexpr uint32_t COMMON[2] = {0, DECAY};
 
-    static INSTEP_INLINE uint32_t flags(const InstepAdamaxScalars& s) {
+    static INSTEP_INLINE uint32_t flags(const AdamaxScalars& s) {
         return (s.from_sample1 ? FROM_SAMPLE1 : 0) | (s.from_sample2 ? FROM_SAMPLE2 : 0) |
                (s.weight_decay != 0.0f ? DECAY : 0);
     }
 
-    static INSTEP_INLINE float update(const InstepAdamaxScalars& s, uint32_t flags, float p, float g, float* state) {
+    static INSTEP_INLINE float update(const AdamaxScalars& s, uint32_t flags, float p, float g, float* state) {
         g = flags & DECAY ? g + s.weight_decay * p : g;
         const float m = moved_average(state[0], g, s.weight1, flags & FROM_SAMPLE1);
         const float decayed = moved_average(state[1], 0.0f, s.weight2, flags & FROM_SAMPLE2);

@@ -15,14 +15,22 @@
 
 namespace {
 
+/* Of one update, each rounded once from f64. */
+struct LambScalars {
+    double lr;
+    float weight1, weight2, inv_bias_correction1, inv_sqrt_bias_correction2, eps, weight_decay;
+    uint32_t from_sample1, from_sample2, maximize;
+};
+
 template <int STATES_>
 struct Lamb {
+    using Scalars = LambScalars;
     static constexpr int STATES = STATES_; /* exp_avg, exp_avg_sq */
     static constexpr uint32_t SIGNED = 1;  /* a bit per state that may be negative */
 
     /* `step` counts from 1. */
-    static INSTEP_INLINE InstepLambScalars prepare(const InstepLambHyper& h, uint64_t step) {
-        InstepLambScalars s = {};
+    static INSTEP_INLINE LambScalars prepare(const InstepLambHyper& h, uint64_t step) {
+        LambScalars s = {};
         s.lr = h.lr;
         average_weight(h.beta1, &s.weight1, &s.from_sample1);
         average_weight(h.beta2, &s.weight2, &s.from_sample2);
@@ -35,7 +43,7 @@ struct Lamb {
     }
 
     /* What the summed gradient is multiplied by: the sign of `maximize` costs nothing there. */
-    static INSTEP_INLINE float factor(const InstepLambScalars& s, float multiplier) {
+    static INSTEP_INLINE float factor(const LambScalars& s, float multiplier) {
         return s.maximize ? -multiplier : multiplier;
     }
 
@@ -43,26 +51,26 @@ struct Lamb {
     static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, DECAYS = 4;
     static constexpr uint32_t COMMON[2] = {DECAYS, 0};
 
-    static INSTEP_INLINE uint32_t flags(const InstepLambScalars& s) {
+    static INSTEP_INLINE uint32_t flags(const LambScalars& s) {
         return (s.from_sample1 ? FROM_SAMPLE1 : 0) | (s.from_sample2 ? FROM_SAMPLE2 : 0) |
                (s.weight_decay != 0.0f ? DECAYS : 0);
     }
 
     /* Of the states only. */
-    static INSTEP_INLINE float update(const InstepLambScalars& s, uint32_t flags, float p, float g, float* state) {
+    static INSTEP_INLINE float update(const LambScalars& s, uint32_t flags, float p, float g, float* state) {
         state[0] = moved_average(state[0], g, s.weight1, flags & FROM_SAMPLE1);
         state[1] = moved_average(state[1], g * g, s.weight2, flags & FROM_SAMPLE2);
         return p;
     }
 
     /* u, which is scaled by what `scale` makes of |p| / |u|. */
-    static INSTEP_INLINE float change(const InstepLambScalars& s, uint32_t flags, float p, const float* state) {
+    static INSTEP_INLINE float change(const LambScalars& s, uint32_t flags, float p, const float* state) {
         const float denominator = square_root(state[1]) * s.inv_sqrt_bias_correction2 + s.eps;
         const float direction = s.inv_bias_correction1 * (state[0] / denominator);
         return flags & DECAYS ? direction + s.weight_decay * p : direction;
     }
 
-    static INSTEP_INLINE double scale(const InstepLambScalars& s, double ratio) { return s.lr * ratio; }
+    static INSTEP_INLINE double scale(const LambScalars& s, double ratio) { return s.lr * ratio; }
 };
 
 }  // namespace

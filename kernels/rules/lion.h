@@ -14,14 +14,21 @@
 
 namespace {
 
+/* Of one update, each rounded once from f64. */
+struct LionScalars {
+    float weight1, weight2, lr, lr_weight_decay;
+    uint32_t from_sample1, from_sample2, maximize;
+};
+
 template <int STATES_>
 struct Lion {
+    using Scalars = LionScalars;
     static constexpr int STATES = STATES_; /* exp_avg */
     static constexpr uint32_t SIGNED = 1;  /* a bit per state that may be negative */
 
     /* `step` counts from 1. */
-    static INSTEP_INLINE InstepLionScalars prepare(const InstepLionHyper& h, uint64_t) {
-        InstepLionScalars s = {};
+    static INSTEP_INLINE LionScalars prepare(const InstepLionHyper& h, uint64_t) {
+        LionScalars s = {};
         average_weight(h.beta1, &s.weight1, &s.from_sample1);
         average_weight(h.beta2, &s.weight2, &s.from_sample2);
         s.lr = static_cast<float>(h.lr);
@@ -31,7 +38,7 @@ struct Lion {
     }
 
     /* What the summed gradient is multiplied by: the sign of `maximize` costs nothing there. */
-    static INSTEP_INLINE float factor(const InstepLionScalars& s, float multiplier) {
+    static INSTEP_INLINE float factor(const LionScalars& s, float multiplier) {
         return s.maximize ? -multiplier : multiplier;
     }
 
@@ -39,12 +46,12 @@ struct Lion {
     static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, DECAY = 4;
     static constexpr uint32_t COMMON[2] = {DECAY, 0};
 
-    static INSTEP_INLINE uint32_t flags(const InstepLionScalars& s) {
+    static INSTEP_INLINE uint32_t flags(const LionScalars& s) {
         return (s.from_sample1 ? FROM_SAMPLE1 : 0) | (s.from_sample2 ? FROM_SAMPLE2 : 0) |
                (s.lr_weight_decay != 0.0f ? DECAY : 0);
     }
 
-    static INSTEP_INLINE float update(const InstepLionScalars& s, uint32_t flags, float p, float g, float* state) {
+    static INSTEP_INLINE float update(const LionScalars& s, uint32_t flags, float p, float g, float* state) {
         const float direction = moved_average(state[0], g, s.weight1, flags & FROM_SAMPLE1);
         state[0] = moved_average(state[0], g, s.weight2, flags & FROM_SAMPLE2);
         const float change = with_sign(s.lr, direction);

@@ -18,8 +18,15 @@
 
 namespace {
 
+/* Of one update, each rounded once from f64. */
+struct NAdamScalars {
+    float weight1, weight2, gradient_rate, average_rate, inv_sqrt_bias_correction2, eps, weight_decay, lr_weight_decay;
+    uint32_t from_sample1, from_sample2, maximize;
+};
+
 template <int STATES_>
 struct NAdam {
+    using Scalars = NAdamScalars;
     static constexpr int STATES = STATES_; /* exp_avg, exp_avg_sq */
     static constexpr uint32_t SIGNED = 1;  /* a bit per state that may be negative */
 
@@ -35,12 +42,12 @@ struct NAdam {
 
     /* `step` counts from 1; `carried` is the product of momenta, before this step and behind it. One rate after the
      * other, so that a GPU's registers hold it all. */
-    static INSTEP_INLINE InstepNAdamScalars prepare(const InstepNAdamHyper& h, uint64_t step, double* carried) {
+    static INSTEP_INLINE NAdamScalars prepare(const InstepNAdamHyper& h, uint64_t step, double* carried) {
         const double c = base(h.momentum_decay);
         const double mu = h.beta1 * (1.0 - 0.5 * power(c, step));
         const double product = carried[0] * mu;
         carried[1] = product;
-        InstepNAdamScalars s = {};
+        NAdamScalars s = {};
         s.gradient_rate = static_cast<float>(h.lr * (1.0 - mu) / (1.0 - product));
         const double next_mu = h.beta1 * (1.0 - 0.5 * power(c, step + 1));
         s.average_rate = static_cast<float>(h.lr * next_mu / (1.0 - product * next_mu));
@@ -55,7 +62,7 @@ struct NAdam {
     }
 
     /* What the summed gradient is multiplied by: the sign of `maximize` costs nothing there. */
-    static INSTEP_INLINE float factor(const InstepNAdamScalars& s, float multiplier) {
+    static INSTEP_INLINE float factor(const NAdamScalars& s, float multiplier) {
         return s.maximize ? -multiplier : multiplier;
     }
 
@@ -63,12 +70,12 @@ struct NAdam {
     static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, COUPLED = 4, DECOUPLED = 8;
     static constexpr uint32_t COMMON[2] = {0, DECOUPLED};
 
-    static INSTEP_INLINE uint32_t flags(const InstepNAdamScalars& s) {
+    static INSTEP_INLINE uint32_t flags(const NAdamScalars& s) {
         return (s.from_sample1 ? FROM_SAMPLE1 : 0) | (s.from_sample2 ? FROM_SAMPLE2 : 0) |
                (s.weight_decay != 0.0f ? COUPLED : 0) | (s.lr_weight_decay != 0.0f ? DECOUPLED : 0);
     }
 
-    static INSTEP_INLINE float update(const InstepNAdamScalars& s, uint32_t flags, float p, float g, float* state) {
+    static INSTEP_INLINE float update(const NAdamScalars& s, uint32_t flags, float p, float g, float* state) {
         g = flags & COUPLED ? g + s.weight_decay * p : g;
         const float m = moved_average(state[0], g, s.weight1, flags & FROM_SAMPLE1);
         const float v = moved_average(state[1], g * g, s.weight2, flags & FROM_SAMPLE2);

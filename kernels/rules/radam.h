@@ -18,18 +18,25 @@
 
 namespace {
 
+/* Of one update, each rounded once from f64. */
+struct RAdamScalars {
+    float weight1, weight2, step_size, eps, weight_decay, lr_weight_decay;
+    uint32_t from_sample1, from_sample2, rectified, maximize;
+};
+
 template <int STATES_>
 struct RAdam {
+    using Scalars = RAdamScalars;
     static constexpr int STATES = STATES_; /* exp_avg, exp_avg_sq */
     static constexpr uint32_t SIGNED = 1;  /* a bit per state that may be negative */
 
     /* `step` counts from 1. */
-    static INSTEP_INLINE InstepRAdamScalars prepare(const InstepRAdamHyper& h, uint64_t step) {
+    static INSTEP_INLINE RAdamScalars prepare(const InstepRAdamHyper& h, uint64_t step) {
         const double beta2_power = power(h.beta2, step), bias_correction2 = 1.0 - beta2_power;
         const double rho_inf = 2.0 / (1.0 - h.beta2) - 1.0;
         const double rho = rho_inf - 2.0 * static_cast<double>(step) * beta2_power / bias_correction2;
         double step_size = h.lr / (1.0 - power(h.beta1, step));
-        InstepRAdamScalars s = {};
+        RAdamScalars s = {};
         s.rectified = rho > 5.0;
         if (s.rectified) {
             const double of_rho = (rho - 4.0) * (rho - 2.0) / rho;
@@ -47,7 +54,7 @@ struct RAdam {
     }
 
     /* What the summed gradient is multiplied by: the sign of `maximize` costs nothing there. */
-    static INSTEP_INLINE float factor(const InstepRAdamScalars& s, float multiplier) {
+    static INSTEP_INLINE float factor(const RAdamScalars& s, float multiplier) {
         return s.maximize ? -multiplier : multiplier;
     }
 
@@ -55,13 +62,13 @@ struct RAdam {
     static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, COUPLED = 4, DECOUPLED = 8, RECTIFIED = 16;
     static constexpr uint32_t COMMON[2] = {RECTIFIED, RECTIFIED | DECOUPLED};
 
-    static INSTEP_INLINE uint32_t flags(const InstepRAdamScalars& s) {
+    static INSTEP_INLINE uint32_t flags(const RAdamScalars& s) {
         return (s.from_sample1 ? FROM_SAMPLE1 : 0) | (s.from_sample2 ? FROM_SAMPLE2 : 0) |
                (s.weight_decay != 0.0f ? COUPLED : 0) | (s.lr_weight_decay != 0.0f ? DECOUPLED : 0) |
                (s.rectified ? RECTIFIED : 0);
     }
 
-    static INSTEP_INLINE float update(const InstepRAdamScalars& s, uint32_t flags, float p, float g, float* state) {
+    static INSTEP_INLINE float update(const RAdamScalars& s, uint32_t flags, float p, float g, float* state) {
         g = flags & COUPLED ? g + s.weight_decay * p : g;
         const float m = moved_average(state[0], g, s.weight1, flags & FROM_SAMPLE1);
         const float v = moved_average(state[1], g * g, s.weight2, flags & FROM_SAMPLE2);

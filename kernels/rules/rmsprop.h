@@ -19,14 +19,21 @@
 
 namespace {
 
+/* Of one update, each rounded once from f64. */
+struct RmsPropScalars {
+    float weight, lr, eps, weight_decay, momentum;
+    uint32_t from_sample, has_momentum, centered, maximize;
+};
+
 template <int STATES_>
 struct RmsProp {
+    using Scalars = RmsPropScalars;
     static constexpr int STATES = STATES_; /* square_avg, momentum_buffer if there is momentum, grad_avg if centered */
     static constexpr uint32_t SIGNED = 6;  /* a bit per state that may be negative */
 
     /* No prepared scalar depends on the step. */
-    static INSTEP_INLINE InstepRmsPropScalars prepare(const InstepRmsPropHyper& h, uint64_t) {
-        InstepRmsPropScalars s = {};
+    static INSTEP_INLINE RmsPropScalars prepare(const InstepRmsPropHyper& h, uint64_t) {
+        RmsPropScalars s = {};
         average_weight(h.alpha, &s.weight, &s.from_sample);
         s.lr = static_cast<float>(h.lr);
         s.eps = static_cast<float>(h.eps);
@@ -39,7 +46,7 @@ struct RmsProp {
     }
 
     /* What the summed gradient is multiplied by: the sign of `maximize` costs nothing there. */
-    static INSTEP_INLINE float factor(const InstepRmsPropScalars& s, float multiplier) {
+    static INSTEP_INLINE float factor(const RmsPropScalars& s, float multiplier) {
         return s.maximize ? -multiplier : multiplier;
     }
 
@@ -48,13 +55,13 @@ struct RmsProp {
     static constexpr uint32_t COMMON[2] = {STATES == 1 ? 0 : STATES == 2 ? MOMENTUM : MOMENTUM | CENTERED,
                                            STATES == 1 ? DECAY : CENTERED};
 
-    static INSTEP_INLINE uint32_t flags(const InstepRmsPropScalars& s) {
+    static INSTEP_INLINE uint32_t flags(const RmsPropScalars& s) {
         const uint32_t common = (s.from_sample ? FROM_SAMPLE : 0) | (s.weight_decay != 0.0f ? DECAY : 0);
         if (STATES == 1) return common;
         return common | (s.has_momentum ? MOMENTUM : 0) | (s.centered ? CENTERED : 0);
     }
 
-    static INSTEP_INLINE float update(const InstepRmsPropScalars& s, uint32_t flags, float p, float g, float* state) {
+    static INSTEP_INLINE float update(const RmsPropScalars& s, uint32_t flags, float p, float g, float* state) {
         g = flags & DECAY ? g + s.weight_decay * p : g;
         const uint32_t from_sample = flags & FROM_SAMPLE;
         const float v = moved_average(state[0], g * g, s.weight, from_sample);

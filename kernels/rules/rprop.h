@@ -19,14 +19,21 @@
 
 namespace {
 
+/* Of one update, each rounded once from f64. */
+struct RpropScalars {
+    float lr, eta_minus, eta_plus, step_size_min, step_size_max;
+    uint32_t first, maximize;
+};
+
 template <int STATES_>
 struct Rprop {
+    using Scalars = RpropScalars;
     static constexpr int STATES = STATES_; /* prev, step_size */
     static constexpr uint32_t SIGNED = 1;  /* a bit per state that may be negative */
 
     /* `step` counts from 1. */
-    static INSTEP_INLINE InstepRpropScalars prepare(const InstepRpropHyper& h, uint64_t step) {
-        InstepRpropScalars s = {};
+    static INSTEP_INLINE RpropScalars prepare(const InstepRpropHyper& h, uint64_t step) {
+        RpropScalars s = {};
         s.lr = static_cast<float>(h.lr);
         s.eta_minus = static_cast<float>(h.eta_minus);
         s.eta_plus = static_cast<float>(h.eta_plus);
@@ -38,7 +45,7 @@ struct Rprop {
     }
 
     /* What the summed gradient is multiplied by: the sign of `maximize` costs nothing there. */
-    static INSTEP_INLINE float factor(const InstepRpropScalars& s, float multiplier) {
+    static INSTEP_INLINE float factor(const RpropScalars& s, float multiplier) {
         return s.maximize ? -multiplier : multiplier;
     }
 
@@ -46,9 +53,9 @@ struct Rprop {
     static constexpr uint32_t FIRST = 1;
     static constexpr uint32_t COMMON[2] = {0, FIRST};
 
-    static INSTEP_INLINE uint32_t flags(const InstepRpropScalars& s) { return s.first ? FIRST : 0; }
+    static INSTEP_INLINE uint32_t flags(const RpropScalars& s) { return s.first ? FIRST : 0; }
 
-    static INSTEP_INLINE float update(const InstepRpropScalars& s, uint32_t flags, float p, float g, float* state) {
+    static INSTEP_INLINE float update(const RpropScalars& s, uint32_t flags, float p, float g, float* state) {
         const float agreement = with_sign(g, state[0]); /* has the sign of g * prev */
         const float eta = agreement > 0.0f ? s.eta_plus : agreement < 0.0f ? s.eta_minus : 1.0f;
         const float wanted = (flags & FIRST ? s.lr : state[1]) * eta;

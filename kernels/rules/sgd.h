@@ -16,14 +16,21 @@
 
 namespace {
 
+/* Of one update, each rounded once from f64. */
+struct SgdScalars {
+    float lr, momentum, one_minus_dampening, weight_decay;
+    uint32_t has_momentum, first, nesterov, maximize;
+};
+
 template <int STATES_>
 struct Sgd {
+    using Scalars = SgdScalars;
     static constexpr int STATES = STATES_; /* momentum_buffer, if there is momentum */
     static constexpr uint32_t SIGNED = 1;  /* a bit per state that may be negative */
 
     /* `step` counts from 1. */
-    static INSTEP_INLINE InstepSgdScalars prepare(const InstepSgdHyper& h, uint64_t step) {
-        InstepSgdScalars s = {};
+    static INSTEP_INLINE SgdScalars prepare(const InstepSgdHyper& h, uint64_t step) {
+        SgdScalars s = {};
         s.lr = static_cast<float>(h.lr);
         s.momentum = static_cast<float>(h.momentum);
         s.one_minus_dampening = static_cast<float>(1.0 - h.dampening);
@@ -36,7 +43,7 @@ struct Sgd {
     }
 
     /* What the summed gradient is multiplied by: the sign of `maximize` costs nothing there. */
-    static INSTEP_INLINE float factor(const InstepSgdScalars& s, float multiplier) {
+    static INSTEP_INLINE float factor(const SgdScalars& s, float multiplier) {
         return s.maximize ? -multiplier : multiplier;
     }
 
@@ -45,13 +52,13 @@ struct Sgd {
     static constexpr uint32_t WITH_STATES = STATES > 0 ? MOMENTUM : 0;
     static constexpr uint32_t COMMON[2] = {WITH_STATES, WITH_STATES | DECAY};
 
-    static INSTEP_INLINE uint32_t flags(const InstepSgdScalars& s) {
+    static INSTEP_INLINE uint32_t flags(const SgdScalars& s) {
         const uint32_t decay = s.weight_decay != 0.0f ? DECAY : 0;
         if (STATES == 0) return decay;
         return decay | (s.has_momentum ? MOMENTUM : 0) | (s.first ? FIRST : 0) | (s.nesterov ? NESTEROV : 0);
     }
 
-    static INSTEP_INLINE float update(const InstepSgdScalars& s, uint32_t flags, float p, float g, float* state) {
+    static INSTEP_INLINE float update(const SgdScalars& s, uint32_t flags, float p, float g, float* state) {
         g = flags & DECAY ? g + s.weight_decay * p : g;
         if constexpr (STATES > 0) {
             const float b = flags & FIRST ? g : s.momentum * state[0] + s.one_minus_dampening * g;

@@ -148,7 +148,7 @@ fn pointer(address: DevicePtr) -> Result<NonNull<u8>> {
 
 /// Values without padding that is not initialised, as bytes.
 pub(super) fn bytes_of_all<T: Copy>(values: &[T]) -> &[u8] {
-    // SAFETY: the structs of abi.h have no padding (abi_layout.c), and nothing else is passed in.
+    // SAFETY: the structs of abi.h have no padding, and nothing else is passed in.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 

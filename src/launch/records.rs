@@ -28,7 +28,7 @@ pub(crate) fn first_records<'a>(
             tail: segment.tail.map_or(0, address),
             contributors: plan.buckets()[segment.bucket as usize].contributors.map_or(0, address),
             carried: [1.0; 2],
-            scalars: InstepScalars { words: [0; 12] },
+            scalars: InstepScalars { words: [0; 6] },
         }
     })
 }

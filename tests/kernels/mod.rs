@@ -2,7 +2,6 @@
 //!
 //! Most of these tests call the C entries directly, without a stepper between.
 
-pub(crate) mod abi;
 pub(crate) mod bitpatterns;
 pub(crate) mod machine_code;
 pub(crate) mod out_of_bounds;

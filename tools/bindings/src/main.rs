@@ -1,5 +1,5 @@
-//! Writes `src/abi.rs` from `kernels/abi.h` and `src/cuda/nccl/bindings.rs` from NCCL's header; with `--check`,
-//! compares instead and fails on a difference.
+//! Writes `src/abi.rs` and `kernels/abi_layout.h` from `kernels/abi.h`, and `src/cuda/nccl/bindings.rs` from NCCL's
+//! header; with `--check`, compares instead and fails on a difference.
 //!
 //! The only place that needs libclang, which is why the output is checked in. Must not be edited by hand: the headers
 //! are the source, and `cargo run -p bindings` the way to change it. `scripts/cuda-toolchain.sh --nccl` gets NCCL's.
@@ -13,6 +13,24 @@ const ABI_HEADER: &str = "\
 //! Written by `cargo run -p bindings`; must not be edited by hand. Plain data only; the static assertions
 //! below each struct are the compiler's word that its layout is the C side's.
 #![allow(missing_docs, non_camel_case_types, non_upper_case_globals, unreachable_pub, clippy::all)]";
+
+const LAYOUT_HEADER: &str = "\
+/* The layout of every struct of abi.h, as Rust has it: what compiles the kernels must see the same.
+ *
+ * Written by `cargo run -p bindings`; must not be edited by hand. */
+#ifndef INSTEP_ABI_LAYOUT_H
+#define INSTEP_ABI_LAYOUT_H
+
+#include <stddef.h>
+
+#include \"abi.h\"
+
+#if defined(__cplusplus)
+#define INSTEP_ALIGNMENT(type) alignof(type)
+#else
+#include <assert.h>
+#define INSTEP_ALIGNMENT(type) _Alignof(type)
+#endif";
 
 const NCCL_HEADER: &str = "\
 //! The functions of NCCL that this crate calls, generated from its `nccl.h`: a table that is filled at run time.
@@ -31,7 +49,10 @@ fn main() -> ExitCode {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let check = env::args().any(|argument| argument == "--check");
     let outcome = abi(&root)
-        .and_then(|text| settle(&root, "src/abi.rs", &text, check))
+        .and_then(|text| {
+            settle(&root, "src/abi.rs", &text, check)?;
+            settle(&root, "kernels/abi_layout.h", &layout(&text)?, check)
+        })
         .and_then(|()| nccl(&root))
         .and_then(|text| settle(&root, "src/cuda/nccl/bindings.rs", &text, check));
     match outcome {
@@ -47,10 +68,36 @@ fn abi(root: &Path) -> Result<String, String> {
     let builder = bindgen::Builder::default()
         .header(root.join("kernels/abi.h").display().to_string())
         .allowlist_item("(Instep|INSTEP_).*")
-        .blocklist_item("InstepLayoutRow|INSTEP_ABI_H")
+        .blocklist_item("INSTEP_ABI_H")
         .default_enum_style(bindgen::EnumVariation::Consts)
         .prepend_enum_name(false);
     generate(builder, ABI_HEADER)
+}
+
+/// The assertions that bindgen makes of the Rust structs, once more for C and C++.
+fn layout(bindings: &str) -> Result<String, String> {
+    const RUST: &str = "::core::mem::";
+    let assertions: Vec<_> = bindings
+        .split("[\"")
+        .skip(1)
+        .map(|assertion| {
+            let (what, rest) = assertion.split_once('"').ok_or("an assertion without a name")?;
+            let (_, value) = rest.split_once(" - ").ok_or_else(|| format!("{what}: no value"))?;
+            let value = value.split("usize").next().unwrap_or_default();
+            let words: Vec<_> = what.split([' ', ':']).filter(|word| !word.is_empty()).collect();
+            let of = match words[..] {
+                ["Size", "of", name] => format!("sizeof({name})"),
+                ["Alignment", "of", name] => format!("INSTEP_ALIGNMENT({name})"),
+                ["Offset", "of", "field", name, field] => format!("offsetof({name}, {field})"),
+                _ => return Err(format!("{what}: bindgen asserts something new")),
+            };
+            Ok(format!("static_assert({of} == {value}, \"differs from src/abi.rs\");\n"))
+        })
+        .collect::<Result<_, String>>()?;
+    if assertions.len() != bindings.matches(RUST).count() {
+        return Err("bindgen spells its assertions in another way".to_owned());
+    }
+    Ok(format!("{LAYOUT_HEADER}\n\n{}\n#endif\n", assertions.concat()))
 }
 
 fn nccl(root: &Path) -> Result<String, String> {
