@@ -55,7 +55,7 @@ enum InstepSegmentAction {
     INSTEP_ACTION_LEAVE = 2    /* touch nothing */
 };
 
-/* Hyperparameters as the user gave them, f64; scalars are derived from them once per pass and segment. */
+/* Hyperparameters as the user gave them, f64; scalars are derived from them once per pass and record. */
 typedef struct InstepSgdHyper {
     double lr, momentum, dampening, weight_decay;
     uint32_t nesterov, maximize;
@@ -141,10 +141,10 @@ typedef union InstepScalars {
 /* One per segment and optimizer that steps it, in control memory. `steps` counts the updates that happened;
  * `stepped` says that the last pass made one, and Begin adds it: a skipped or abandoned pass therefore never
  * advances bias correction. */
-typedef struct InstepSegment {
+typedef struct InstepRecord {
     uint64_t steps;
     uint32_t stepped;
-    uint32_t group;     /* whose hyperparameters */
+    uint32_t hyper;     /* index of its hyperparameters */
     uint32_t action;
     uint32_t optimizer; /* INSTEP_OPTIMIZER_ */
     uint64_t tail; /* address of its f32 in the bucket's tail block, or 0: after the SUM, how many ranks had a
@@ -153,7 +153,7 @@ typedef struct InstepSegment {
     double carried[2]; /* a number that the rule carries from update to update, NAdam's product of momenta: as it is,
                         * and as it will be if this pass steps; 1 in all others and before the first update */
     InstepScalars scalars;
-} InstepSegment;
+} InstepRecord;
 
 /* Two sums of squares over a whole parameter, for a rule whose change is scaled by their roots: of the parameter as
  * it is in front of the update, and of the change. */
@@ -190,22 +190,22 @@ typedef struct InstepTile {
     uint64_t state_offset; /* elements from each state's base */
     uint64_t element;      /* number of its first element in the whole layout, in registration order; random.h */
     uint32_t count;
-    uint32_t segment;
-    uint32_t first; /* this tile opens its segment and writes its `stepped` flag */
+    uint32_t record;
+    uint32_t first; /* this tile opens its segment and writes its record's `stepped` flag */
     uint32_t first_record; /* the segment's first optimizer's, which has as many updates as the parameter */
     uint32_t reserved[4];
 } InstepTile;
 
 typedef struct InstepBeginArgs {
     InstepControl* control;
-    InstepSegment* segments;
-    InstepHyper* groups;
-    double* lr_multipliers; /* one per segment, and */
+    InstepRecord* records;
+    InstepHyper* hypers;
+    double* lr_multipliers; /* one per record, and */
     uint32_t* actions;      /* so many actions, as the trainer set them last */
-    uint64_t segment_count;
-    InstepNorms* norms;     /* one per segment, emptied; or null */
+    uint64_t record_count;
+    InstepNorms* norms;     /* one per record, emptied; or null */
     const uint32_t* ring; /* on a GPU, slots of settings that the host writes ahead: Begin copies number `passes` modulo
-                           * `slot_count` to `groups`, behind which the others lie; null: they are there already */
+                           * `slot_count` to `hypers`, which the others follow; null: they are there already */
     uint64_t slot_words;
     uint64_t slot_count;
     double divisor;
@@ -241,7 +241,7 @@ enum InstepStepPart {
 /* Shared by the step and the norm; the norm reads no state and no parameter. */
 typedef struct InstepStepArgs {
     InstepControl* control;
-    InstepSegment* segments;
+    InstepRecord* records;
     const InstepTile* tiles;
     uint64_t tile_count;
     void* param_base; /* what tiles count their parameters from: null, since they carry addresses; see control.h */
@@ -251,7 +251,7 @@ typedef struct InstepStepArgs {
     float* ema;       /* moving average of each parameter that is stepped, placed like the states; or null */
     void* states[INSTEP_MAX_STATES];
     float* scales[INSTEP_MAX_STATES]; /* of 8-bit states, one per INSTEP_QUANTUM elements */
-    InstepNorms* norms;               /* by segment; null unless `part` says that there are two */
+    InstepNorms* norms;               /* by record; null unless `part` says that there are two */
     uint64_t seed;                    /* of stochastic rounding */
     uint32_t optimizer;
     uint32_t state_count;
@@ -261,7 +261,7 @@ typedef struct InstepStepArgs {
     uint32_t copy_dtype;
     uint32_t master_kind; /* INSTEP_MASTER_ */
     uint32_t moments;     /* INSTEP_MOMENTS_ */
-    uint32_t stochastic;  /* what loses bits when it is stored is rounded by chance; a master that loses none is not */
+    uint32_t stochastic;  /* rounding of what loses bits when it is stored; a master that loses none stays exact */
     uint32_t zero_grads;  /* Step segments' gradients end as +0, in a skipped pass too: the next one may add to them */
     uint32_t local;       /* the bucket is not summed over ranks */
     uint32_t ema_from_sample; /* scalars of moved_average, math.h */

@@ -422,10 +422,10 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Copy, Clone)]
-pub struct InstepSegment {
+pub struct InstepRecord {
     pub steps: u64,
     pub stepped: u32,
-    pub group: u32,
+    pub hyper: u32,
     pub action: u32,
     pub optimizer: u32,
     pub tail: u64,
@@ -435,19 +435,18 @@ pub struct InstepSegment {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of InstepSegment"][::core::mem::size_of::<InstepSegment>() - 104usize];
-    ["Alignment of InstepSegment"][::core::mem::align_of::<InstepSegment>() - 8usize];
-    ["Offset of field: InstepSegment::steps"][::core::mem::offset_of!(InstepSegment, steps) - 0usize];
-    ["Offset of field: InstepSegment::stepped"][::core::mem::offset_of!(InstepSegment, stepped) - 8usize];
-    ["Offset of field: InstepSegment::group"][::core::mem::offset_of!(InstepSegment, group) - 12usize];
-    ["Offset of field: InstepSegment::action"][::core::mem::offset_of!(InstepSegment, action) - 16usize];
-    ["Offset of field: InstepSegment::optimizer"]
-        [::core::mem::offset_of!(InstepSegment, optimizer) - 20usize];
-    ["Offset of field: InstepSegment::tail"][::core::mem::offset_of!(InstepSegment, tail) - 24usize];
-    ["Offset of field: InstepSegment::contributors"]
-        [::core::mem::offset_of!(InstepSegment, contributors) - 32usize];
-    ["Offset of field: InstepSegment::carried"][::core::mem::offset_of!(InstepSegment, carried) - 40usize];
-    ["Offset of field: InstepSegment::scalars"][::core::mem::offset_of!(InstepSegment, scalars) - 56usize];
+    ["Size of InstepRecord"][::core::mem::size_of::<InstepRecord>() - 104usize];
+    ["Alignment of InstepRecord"][::core::mem::align_of::<InstepRecord>() - 8usize];
+    ["Offset of field: InstepRecord::steps"][::core::mem::offset_of!(InstepRecord, steps) - 0usize];
+    ["Offset of field: InstepRecord::stepped"][::core::mem::offset_of!(InstepRecord, stepped) - 8usize];
+    ["Offset of field: InstepRecord::hyper"][::core::mem::offset_of!(InstepRecord, hyper) - 12usize];
+    ["Offset of field: InstepRecord::action"][::core::mem::offset_of!(InstepRecord, action) - 16usize];
+    ["Offset of field: InstepRecord::optimizer"][::core::mem::offset_of!(InstepRecord, optimizer) - 20usize];
+    ["Offset of field: InstepRecord::tail"][::core::mem::offset_of!(InstepRecord, tail) - 24usize];
+    ["Offset of field: InstepRecord::contributors"]
+        [::core::mem::offset_of!(InstepRecord, contributors) - 32usize];
+    ["Offset of field: InstepRecord::carried"][::core::mem::offset_of!(InstepRecord, carried) - 40usize];
+    ["Offset of field: InstepRecord::scalars"][::core::mem::offset_of!(InstepRecord, scalars) - 56usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -522,7 +521,7 @@ pub struct InstepTile {
     pub state_offset: u64,
     pub element: u64,
     pub count: u32,
-    pub segment: u32,
+    pub record: u32,
     pub first: u32,
     pub first_record: u32,
     pub reserved: [u32; 4usize],
@@ -537,7 +536,7 @@ const _: () = {
         [::core::mem::offset_of!(InstepTile, state_offset) - 16usize];
     ["Offset of field: InstepTile::element"][::core::mem::offset_of!(InstepTile, element) - 24usize];
     ["Offset of field: InstepTile::count"][::core::mem::offset_of!(InstepTile, count) - 32usize];
-    ["Offset of field: InstepTile::segment"][::core::mem::offset_of!(InstepTile, segment) - 36usize];
+    ["Offset of field: InstepTile::record"][::core::mem::offset_of!(InstepTile, record) - 36usize];
     ["Offset of field: InstepTile::first"][::core::mem::offset_of!(InstepTile, first) - 40usize];
     ["Offset of field: InstepTile::first_record"]
         [::core::mem::offset_of!(InstepTile, first_record) - 44usize];
@@ -547,11 +546,11 @@ const _: () = {
 #[derive(Debug, Copy, Clone)]
 pub struct InstepBeginArgs {
     pub control: *mut InstepControl,
-    pub segments: *mut InstepSegment,
-    pub groups: *mut InstepHyper,
+    pub records: *mut InstepRecord,
+    pub hypers: *mut InstepHyper,
     pub lr_multipliers: *mut f64,
     pub actions: *mut u32,
-    pub segment_count: u64,
+    pub record_count: u64,
     pub norms: *mut InstepNorms,
     pub ring: *const u32,
     pub slot_words: u64,
@@ -569,15 +568,14 @@ const _: () = {
     ["Size of InstepBeginArgs"][::core::mem::size_of::<InstepBeginArgs>() - 128usize];
     ["Alignment of InstepBeginArgs"][::core::mem::align_of::<InstepBeginArgs>() - 8usize];
     ["Offset of field: InstepBeginArgs::control"][::core::mem::offset_of!(InstepBeginArgs, control) - 0usize];
-    ["Offset of field: InstepBeginArgs::segments"]
-        [::core::mem::offset_of!(InstepBeginArgs, segments) - 8usize];
-    ["Offset of field: InstepBeginArgs::groups"][::core::mem::offset_of!(InstepBeginArgs, groups) - 16usize];
+    ["Offset of field: InstepBeginArgs::records"][::core::mem::offset_of!(InstepBeginArgs, records) - 8usize];
+    ["Offset of field: InstepBeginArgs::hypers"][::core::mem::offset_of!(InstepBeginArgs, hypers) - 16usize];
     ["Offset of field: InstepBeginArgs::lr_multipliers"]
         [::core::mem::offset_of!(InstepBeginArgs, lr_multipliers) - 24usize];
     ["Offset of field: InstepBeginArgs::actions"]
         [::core::mem::offset_of!(InstepBeginArgs, actions) - 32usize];
-    ["Offset of field: InstepBeginArgs::segment_count"]
-        [::core::mem::offset_of!(InstepBeginArgs, segment_count) - 40usize];
+    ["Offset of field: InstepBeginArgs::record_count"]
+        [::core::mem::offset_of!(InstepBeginArgs, record_count) - 40usize];
     ["Offset of field: InstepBeginArgs::norms"][::core::mem::offset_of!(InstepBeginArgs, norms) - 48usize];
     ["Offset of field: InstepBeginArgs::ring"][::core::mem::offset_of!(InstepBeginArgs, ring) - 56usize];
     ["Offset of field: InstepBeginArgs::slot_words"]
@@ -649,7 +647,7 @@ pub type InstepStepPart = ::core::ffi::c_uint;
 #[derive(Debug, Copy, Clone)]
 pub struct InstepStepArgs {
     pub control: *mut InstepControl,
-    pub segments: *mut InstepSegment,
+    pub records: *mut InstepRecord,
     pub tiles: *const InstepTile,
     pub tile_count: u64,
     pub param_base: *mut ::core::ffi::c_void,
@@ -681,7 +679,7 @@ const _: () = {
     ["Size of InstepStepArgs"][::core::mem::size_of::<InstepStepArgs>() - 192usize];
     ["Alignment of InstepStepArgs"][::core::mem::align_of::<InstepStepArgs>() - 8usize];
     ["Offset of field: InstepStepArgs::control"][::core::mem::offset_of!(InstepStepArgs, control) - 0usize];
-    ["Offset of field: InstepStepArgs::segments"][::core::mem::offset_of!(InstepStepArgs, segments) - 8usize];
+    ["Offset of field: InstepStepArgs::records"][::core::mem::offset_of!(InstepStepArgs, records) - 8usize];
     ["Offset of field: InstepStepArgs::tiles"][::core::mem::offset_of!(InstepStepArgs, tiles) - 16usize];
     ["Offset of field: InstepStepArgs::tile_count"]
         [::core::mem::offset_of!(InstepStepArgs, tile_count) - 24usize];

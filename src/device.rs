@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use crate::abi::{InstepControl, InstepHyper, InstepSegment, InstepStatus};
+use crate::abi::{InstepControl, InstepHyper, InstepRecord, InstepStatus};
 use crate::error::Result;
 use crate::handle::Place;
 use crate::launch::Assignment;
@@ -107,7 +107,7 @@ pub trait Executor {
     ///
     /// # Safety
     /// As for the trait.
-    unsafe fn read_segment(&mut self, record: usize) -> Result<InstepSegment>;
+    unsafe fn read_segment(&mut self, record: usize) -> Result<InstepRecord>;
 
     /// A copy of the control block.
     ///

@@ -14,7 +14,7 @@ __attribute__((noinline)) void norm_tiles(const InstepStepArgs* args, uint64_t f
     Squares squares;
     for (uint64_t t = first; t < last; ++t) {
         const InstepTile& tile = args->tiles[t];
-        if (segment_action(*args, args->segments[tile.segment]) != INSTEP_ACTION_STEP) continue;
+        if (record_action(*args, args->records[tile.record]) != INSTEP_ACTION_STEP) continue;
         float wide[INSTEP_TILE_ELEMENTS];
         squares.add(gradients(*args, tile.grad_offset, tile.count, wide), tile.count);
     }

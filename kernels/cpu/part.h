@@ -69,7 +69,7 @@ struct Part {
             case INSTEP_MASTER_F32: return narrow_run(args.param_dtype, count, params, narrow);
             case INSTEP_MASTER_NONE:
                 if (args.stochastic) {
-                    narrow_by_chance(rounding.position, PARAM_STREAM, count, params, narrow);
+                    narrow_stochastically(rounding.position, PARAM_STREAM, count, params, narrow);
                 } else {
                     narrow_run(args.param_dtype, count, params, narrow);
                 }
@@ -102,7 +102,7 @@ struct Part {
         }
         if (args.moments != INSTEP_MOMENTS_BF16) return;
         if (args.stochastic) {
-            narrow_by_chance(rounding.position, stream, count, values, placed<uint16_t>(args.states[k]));
+            narrow_stochastically(rounding.position, stream, count, values, placed<uint16_t>(args.states[k]));
         } else {
             narrow_run(INSTEP_DTYPE_BF16, count, values, placed<uint16_t>(args.states[k]));
         }

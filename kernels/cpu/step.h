@@ -49,10 +49,10 @@ uint32_t step_bfloat16_tile(const InstepStepArgs& args, const InstepTile& tile, 
 }
 
 template <class Rule>
-uint32_t step_tile(const InstepStepArgs& args, const InstepTile& tile, const InstepSegment& segment) {
-    const typename Rule::Scalars scalars = scalars_of<Rule>(segment);
-    const float multiplier = step_multiplier(args, segment);
-    const RandomKey key = random_key(args.seed, segment.steps + 1);
+uint32_t step_tile(const InstepStepArgs& args, const InstepTile& tile, const InstepRecord& record) {
+    const typename Rule::Scalars scalars = scalars_of<Rule>(record);
+    const float multiplier = step_multiplier(args, record);
+    const RandomKey key = random_key(args.seed, record.steps + 1);
     const bool narrow_param = args.param_dtype != INSTEP_DTYPE_F32;
     const bool in_place = args.grad_dtype == INSTEP_DTYPE_F32 && args.moments == INSTEP_MOMENTS_F32 &&
                           (!narrow_param || args.master_kind == INSTEP_MASTER_F32);
@@ -66,10 +66,10 @@ uint32_t step_tile(const InstepStepArgs& args, const InstepTile& tile, const Ins
                  tile.grad_offset + at);
         }
     };
-    const bool is_first = args.segments[tile.first_record].steps == 0;
+    const bool is_first = args.records[tile.first_record].steps == 0;
     uint32_t nonfinite = 0;
     if constexpr (IsScaled<Rule>::value) {
-        InstepNorms* const norms = &args.norms[tile.segment];
+        InstepNorms* const norms = &args.norms[tile.record];
         if (args.part == INSTEP_PART_MEASURE) {
             Squares squares[2];
             each_part([&](const Part& part, uint64_t grad_offset) {
@@ -93,18 +93,18 @@ uint32_t step_tile(const InstepStepArgs& args, const InstepTile& tile, const Ins
 
 /* Picks the instantiation with as many states as this run has. */
 template <template <int> class Rule, int MIN, int MAX>
-uint32_t step_with_states(const InstepStepArgs& args, const InstepTile& tile, const InstepSegment& segment) {
+uint32_t step_with_states(const InstepStepArgs& args, const InstepTile& tile, const InstepRecord& record) {
     if constexpr (MIN < MAX) {
-        if (args.state_count < MAX) return step_with_states<Rule, MIN, MAX - 1>(args, tile, segment);
+        if (args.state_count < MAX) return step_with_states<Rule, MIN, MAX - 1>(args, tile, record);
     }
-    return step_tile<Rule<MAX>>(args, tile, segment);
+    return step_tile<Rule<MAX>>(args, tile, record);
 }
 
-uint32_t step_segment(const InstepStepArgs& args, const InstepTile& tile, const InstepSegment& segment) {
+uint32_t step_record(const InstepStepArgs& args, const InstepTile& tile, const InstepRecord& record) {
     switch (args.optimizer) {
 #define OPTIMIZER(name, Rule, min_states, max_states) \
     case INSTEP_OPTIMIZER_##name:                     \
-        return step_with_states<Rule, min_states, max_states>(args, tile, segment);
+        return step_with_states<Rule, min_states, max_states>(args, tile, record);
 #include "optimizers.def"
 #undef OPTIMIZER
     }
@@ -116,14 +116,14 @@ __attribute__((noinline)) void step_tiles(const InstepStepArgs* args, uint64_t f
     uint32_t nonfinite = 0;
     for (uint64_t t = first; t < last; ++t) {
         const InstepTile& tile = args->tiles[t];
-        InstepSegment& segment = args->segments[tile.segment];
-        const uint32_t action = segment_action(*args, segment);
+        InstepRecord& record = args->records[tile.record];
+        const uint32_t action = record_action(*args, record);
         if (action == INSTEP_ACTION_STEP && !args->control->skip) {
-            nonfinite |= step_segment(*args, tile, segment);
-            if (tile.first && is_last) segment.stepped = 1;
+            nonfinite |= step_record(*args, tile, record);
+            if (tile.first && is_last) record.stepped = 1;
         }
         if (!is_last) continue;
-        if (action == INSTEP_ACTION_AVERAGE) average_tile(*args, tile, average_multiplier(*args, segment));
+        if (action == INSTEP_ACTION_AVERAGE) average_tile(*args, tile, average_multiplier(*args, record));
         if (action == INSTEP_ACTION_STEP && args->zero_grads) zero_tile(*args, tile);
     }
     if (nonfinite) atomic_minimum(&args->control->first_nonfinite_bucket, args->bucket);

@@ -12,7 +12,7 @@
 
 namespace {
 
-/* How a value that loses bits is rounded: to the nearest, or by chance. */
+/* How a value that loses bits is rounded: to the nearest, or stochastically. */
 struct Rounding {
     RandomPosition position;
     bool stochastic;
@@ -52,10 +52,10 @@ __attribute__((noinline)) void narrow_run(uint32_t dtype, uint32_t count, const 
 }
 
 /* Only to bf16: f16 has no stochastic rounding, since its subnormals have no fixed number of bits to draw for. */
-__attribute__((noinline)) void narrow_by_chance(const RandomPosition& position, uint32_t stream, uint32_t count,
+__attribute__((noinline)) void narrow_stochastically(const RandomPosition& position, uint32_t stream, uint32_t count,
                                                 const float* __restrict from, uint16_t* __restrict to) {
     const RandomPosition at = position;
-    for (uint32_t i = 0; i < count; ++i) to[i] = bfloat16_by_chance(from[i], at.bits(i, stream));
+    for (uint32_t i = 0; i < count; ++i) to[i] = bfloat16_stochastic(from[i], at.bits(i, stream));
 }
 
 __attribute__((noinline)) void join_run(uint32_t kind, uint32_t count, const uint16_t* __restrict params,

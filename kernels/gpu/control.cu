@@ -12,7 +12,7 @@ extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS)
     if (blockIdx.x != 0) return;
     if (args.ring) {
         const uint32_t* slot = args.ring + args.control->passes % args.slot_count * args.slot_words;
-        uint32_t* settings = reinterpret_cast<uint32_t*>(args.groups);
+        uint32_t* settings = reinterpret_cast<uint32_t*>(args.hypers);
 #pragma unroll 4
         for (uint64_t w = threadIdx.x; w < args.slot_words; w += INSTEP_GPU_THREADS) settings[w] = slot[w];
     }
@@ -22,8 +22,8 @@ extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS)
         begin_pass(args, k == 0 ? args.control : &args.bucket_controls[k - 1]);
     }
 #pragma unroll 1
-    for (uint64_t k = threadIdx.x; k < args.segment_count; k += INSTEP_GPU_THREADS) {
-        begin_segment(args, k);
+    for (uint64_t k = threadIdx.x; k < args.record_count; k += INSTEP_GPU_THREADS) {
+        begin_record(args, k);
     }
 }
 

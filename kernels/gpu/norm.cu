@@ -14,7 +14,7 @@ extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS, 4)
 #pragma unroll 1
     for (uint64_t t = blockIdx.x; t < args.tile_count; t += gridDim.x) {
         const InstepTile& tile = args.tiles[t];
-        if (segment_action(args, args.segments[tile.segment]) != INSTEP_ACTION_STEP) continue;
+        if (record_action(args, args.records[tile.record]) != INSTEP_ACTION_STEP) continue;
         const Run gradients = {args.grads, tile.grad_offset, args.grad_dtype, tile.count};
 #pragma unroll 1
         for (uint32_t start = INSTEP_QUANTUM * warp; start < tile.count; start += INSTEP_QUANTUM * WARPS) {

@@ -93,7 +93,7 @@ INSTEP_DEVICE uint32_t measure_tile(const ScaledTile& tile, const Run& gradients
         Four p = tile.weights.read(at), states[INSTEP_MAX_STATES] = {}, change = {};
         read_states<Rule, CODED>(place, at, states);
         const Four sum = gradients.read_shifted(at);
-        const typename Rule::Scalars s = scalars_of<Rule>(place.segment); /* behind the loads of the data, and anew each round: registers are short */
+        const typename Rule::Scalars s = scalars_of<Rule>(place.record); /* behind the loads of the data, and anew each round: registers are short */
         const float factor = Rule::factor(s, multiplier);
         const uint32_t flags = Rule::flags(s);
 #pragma unroll
@@ -105,7 +105,7 @@ INSTEP_DEVICE uint32_t measure_tile(const ScaledTile& tile, const Run& gradients
             for (uint32_t k = 0; k < Rule::STATES; ++k) states[k].x[i] = canonical(state[k]);
         }
         write_states<Rule, CODED>(place, at, states, tile.maximum);
-        const typename Rule::Scalars again = scalars_of<Rule>(place.segment);
+        const typename Rule::Scalars again = scalars_of<Rule>(place.record);
 #pragma unroll
         for (uint32_t i = 0; i < 4; ++i) {
             if (at + i < place.count) change.x[i] = change_at<Rule>(again, Rule::flags(again), i, p, states);
@@ -130,12 +130,12 @@ INSTEP_DEVICE void apply_tile(const ScaledTile& tile) {
     const uint32_t warp = threadIdx.x / 32;
     if (warp < 2 && threadIdx.x % 32 == 0) norms[warp] = norm_of(tile.norms, warp);
     __syncthreads();
-    const float scale = step_scale<Rule>(scalars_of<Rule>(place.segment), norms[OF_PARAM], norms[OF_CHANGE]);
+    const float scale = step_scale<Rule>(scalars_of<Rule>(place.record), norms[OF_PARAM], norms[OF_CHANGE]);
 #pragma unroll 1
     for (uint32_t at = 4 * threadIdx.x; at < place.count; at += ELEMENTS_PER_ROUND) {
         Four p = tile.weights.read(at), states[INSTEP_MAX_STATES] = {};
         read_states<Rule, CODED>(place, at, states);
-        const typename Rule::Scalars s = scalars_of<Rule>(place.segment);
+        const typename Rule::Scalars s = scalars_of<Rule>(place.record);
         const uint32_t flags = Rule::flags(s);
 #pragma unroll
         for (uint32_t i = 0; i < 4; ++i) {

@@ -30,7 +30,7 @@ INSTEP_DEVICE uint32_t step_tile(const Place& place, const Weights& weights, con
             states[k] = CODED ? read_codes(place, k, Rule::SIGNED >> k & 1, at) : read_state(place, k, at);
         }
         const Four sum = gradients.read_shifted(at);
-        const typename Rule::Scalars s = scalars_of<Rule>(place.segment); /* behind the loads of the data, and anew each round: registers are short */
+        const typename Rule::Scalars s = scalars_of<Rule>(place.record); /* behind the loads of the data, and anew each round: registers are short */
         const float factor = Rule::factor(s, multiplier);
         const uint32_t flags = Rule::flags(s);
 #pragma unroll
@@ -111,28 +111,28 @@ INSTEP_DEVICE void step_bucket(const InstepStepArgs& args, Shared<Rule, CODED>& 
 #pragma unroll 1
     for (uint64_t t = blockIdx.x; t < args.tile_count; t += gridDim.x) {
         const InstepTile& tile = args.tiles[t]; /* a copy would cost registers that sm_120 has not */
-        InstepSegment& segment = args.segments[tile.segment];
-        const uint32_t action = segment_action(args, segment);
+        InstepRecord& record = args.records[tile.record];
+        const uint32_t action = record_action(args, record);
         if (action == INSTEP_ACTION_AVERAGE && is_last) {
-            average_tile(args, tile, average_multiplier(args, segment));
+            average_tile(args, tile, average_multiplier(args, record));
         } else if (action == INSTEP_ACTION_STEP) {
             if (!args.control->skip) { /* read anew: a register less through the whole tile */
-                const Place place = {args, tile, segment, tile.count};
+                const Place place = {args, tile, record, tile.count};
                 const Weights weights = {place, param_of(args, tile)};
                 const Run gradients = {args.grads, tile.grad_offset, args.grad_dtype, tile.count};
-                const float multiplier = step_multiplier(args, segment);
+                const float multiplier = step_multiplier(args, record);
                 if constexpr (!IsScaled<Rule>::value) {
                     nonfinite |= step_tile<Rule, CODED>(place, weights, gradients, multiplier, maximum);
                 } else {
                     const ScaledTile scaled = {place, weights, maximum, *shared.exchange.address(),
-                                               args.norms[tile.segment]};
+                                               args.norms[tile.record]};
                     if (is_last) {
                         apply_tile<Rule, CODED>(scaled);
                     } else {
                         nonfinite |= measure_tile<Rule, CODED>(scaled, gradients, multiplier);
                     }
                 }
-                if (tile.first && is_last && threadIdx.x == 0) segment.stepped = 1;
+                if (tile.first && is_last && threadIdx.x == 0) record.stepped = 1;
             }
             if (args.zero_grads && is_last) zero_tile(args, tile);
         }

@@ -17,7 +17,7 @@ namespace {
 struct Place {
     const InstepStepArgs& args;
     const InstepTile& tile;
-    const InstepSegment& segment;
+    const InstepRecord& record;
     uint32_t count;
 
     /* Its run of a stream that is placed like the states. */
@@ -27,7 +27,7 @@ struct Place {
     }
 
     INSTEP_DEVICE uint32_t random(uint32_t at, uint32_t stream) const {
-        return RandomPosition(random_key(args.seed, segment.steps + 1), tile.element).bits(at, stream);
+        return RandomPosition(random_key(args.seed, record.steps + 1), tile.element).bits(at, stream);
     }
 };
 
@@ -37,11 +37,11 @@ INSTEP_DEVICE uint16_t half_word(const Packed& packed, uint32_t i) {
 
 INSTEP_DEVICE uint8_t byte_of(uint32_t word, uint32_t i) { return static_cast<uint8_t>(word >> 8 * i); }
 
-INSTEP_DEVICE Packed narrowed_by_chance(const Place& place, uint32_t at, uint32_t stream, const Four& four) {
+INSTEP_DEVICE Packed narrowed_stochastically(const Place& place, uint32_t at, uint32_t stream, const Four& four) {
     Packed packed = {};
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) {
-        const uint32_t element = bfloat16_by_chance(four.x[i], place.random(at + i, stream));
+        const uint32_t element = bfloat16_stochastic(four.x[i], place.random(at + i, stream));
         packed.word[i / 2] |= element << 16 * (i % 2);
     }
     return packed;
@@ -85,7 +85,7 @@ struct Weights {
             store(place.of<float>(args.master), at, count, four);
             params = narrowed(four, args.param_dtype);
         } else if (args.master_kind == INSTEP_MASTER_NONE) {
-            params = args.stochastic ? narrowed_by_chance(place, at, PARAM_STREAM, four)
+            params = args.stochastic ? narrowed_stochastically(place, at, PARAM_STREAM, four)
                                      : narrowed(four, args.param_dtype);
             four = widened(params, args.param_dtype);
             /* A copy in f32 stores it, and an f16 NaN is widened with a payload that differs between machines. */
@@ -140,7 +140,7 @@ INSTEP_DEVICE Four write_state(const Place& place, uint32_t k, uint32_t at, cons
         store(place.of<float>(args.states[k]), at, place.count, four);
         return four;
     }
-    const Packed packed = args.stochastic ? narrowed_by_chance(place, at, FIRST_STATE_STREAM + k, four)
+    const Packed packed = args.stochastic ? narrowed_stochastically(place, at, FIRST_STATE_STREAM + k, four)
                                           : narrowed(four, INSTEP_DTYPE_BF16);
     store(place.of<uint16_t>(args.states[k]), at, place.count, packed);
     return widened(packed, INSTEP_DTYPE_BF16);
@@ -210,7 +210,7 @@ INSTEP_DEVICE void write_copy(const Place& place, uint32_t at, const Four& four,
 /* A parameter's first average is the parameter itself. */
 INSTEP_DEVICE void write_ema(const Place& place, uint32_t at, const Four& four) {
     const InstepStepArgs& args = place.args;
-    const bool is_first = args.segments[place.tile.first_record].steps == 0;
+    const bool is_first = args.records[place.tile.first_record].steps == 0;
     float* const ema = place.of<float>(args.ema);
     Four average = load(ema, at, place.count);
 #pragma unroll

@@ -7,7 +7,7 @@
  * Powers in the place of a table: they need no more than + x / and root, which are the same bits everywhere, and
  * give small values a finer grid, without which a second moment that is smaller than 1/65025 of its block's largest
  * would be zero, and the step divided by eps alone. For the same reason what is above zero never becomes the code 0.
- * An average that moves by less than half a code stands still, unless it is rounded by chance.
+ * An average that moves by less than half a code stands still, unless rounding is stochastic.
  * With h = 1/254, or 1/510, a value rounded to the nearest code is off by at most (2 sqrt(x/scale) h + h^2) scale,
  * or about 4 (x/scale)^(3/4) h scale, tests/precision/eight_bit.rs. The largest element is kept exactly, so decoding and
  * encoding again gives the same codes.

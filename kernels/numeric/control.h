@@ -70,62 +70,62 @@ INSTEP_INLINE void begin_pass(const InstepBeginArgs& args, InstepControl* contro
 /* A record holds the scalars of its own rule, as bytes: only the rule's header knows what they mean. A GPU's compiler
  * would copy them one byte at a time. */
 template <class Rule>
-INSTEP_INLINE typename Rule::Scalars scalars_of(const InstepSegment& segment) {
+INSTEP_INLINE typename Rule::Scalars scalars_of(const InstepRecord& record) {
 #if defined(__CUDA_ARCH__)
-    return reinterpret_cast<const typename Rule::Scalars&>(segment.scalars);
+    return reinterpret_cast<const typename Rule::Scalars&>(record.scalars);
 #else
     typename Rule::Scalars scalars;
-    __builtin_memcpy(&scalars, &segment.scalars, sizeof scalars);
+    __builtin_memcpy(&scalars, &record.scalars, sizeof scalars);
     return scalars;
 #endif
 }
 
 template <class Rule>
-INSTEP_INLINE void set_scalars(InstepSegment* segment, const typename Rule::Scalars& scalars) {
+INSTEP_INLINE void set_scalars(InstepRecord* record, const typename Rule::Scalars& scalars) {
 #if defined(__CUDA_ARCH__)
-    reinterpret_cast<typename Rule::Scalars&>(segment->scalars) = scalars;
+    reinterpret_cast<typename Rule::Scalars&>(record->scalars) = scalars;
 #else
-    __builtin_memcpy(&segment->scalars, &scalars, sizeof scalars);
+    __builtin_memcpy(&record->scalars, &scalars, sizeof scalars);
 #endif
 }
 
-/* The scalars of a segment's next update. A rule that carries a number takes that, too, and says what it will be:
+/* The scalars of a record's next update. A rule that carries a number takes that, too, and says what it will be:
  * none of the others has to know. */
 template <class Rule, class Hyper>
-INSTEP_INLINE auto prepared(const Hyper& hyper, InstepSegment* segment, int)
-    -> decltype(Rule::prepare(hyper, segment->steps + 1, segment->carried)) {
-    return Rule::prepare(hyper, segment->steps + 1, segment->carried);
+INSTEP_INLINE auto prepared(const Hyper& hyper, InstepRecord* record, int)
+    -> decltype(Rule::prepare(hyper, record->steps + 1, record->carried)) {
+    return Rule::prepare(hyper, record->steps + 1, record->carried);
 }
 
 template <class Rule, class Hyper>
-INSTEP_INLINE auto prepared(const Hyper& hyper, InstepSegment* segment, long)
-    -> decltype(Rule::prepare(hyper, segment->steps + 1)) {
-    return Rule::prepare(hyper, segment->steps + 1);
+INSTEP_INLINE auto prepared(const Hyper& hyper, InstepRecord* record, long)
+    -> decltype(Rule::prepare(hyper, record->steps + 1)) {
+    return Rule::prepare(hyper, record->steps + 1);
 }
 
 /* Counts the update of the last pass, if it happened, and derives the scalars of the next one. */
-INSTEP_INLINE void begin_segment(const InstepBeginArgs& args, uint64_t index) {
-    InstepSegment* const segment = &args.segments[index];
-    segment->steps += segment->stepped;
-    if (segment->stepped) segment->carried[0] = segment->carried[1];
-    segment->stepped = 0;
-    segment->action = args.actions[index];
+INSTEP_INLINE void begin_record(const InstepBeginArgs& args, uint64_t index) {
+    InstepRecord* const record = &args.records[index];
+    record->steps += record->stepped;
+    if (record->stepped) record->carried[0] = record->carried[1];
+    record->stepped = 0;
+    record->action = args.actions[index];
     if (args.norms) empty(&args.norms[index]);
     /* Until said otherwise; all segments of a bucket write the same 1 to its count. */
-    if (segment->tail) count_this_rank(segment->tail, args.grad_dtype);
-    if (segment->contributors) count_this_rank(segment->contributors, args.grad_dtype);
-    InstepHyper hyper = args.groups[segment->group];
+    if (record->tail) count_this_rank(record->tail, args.grad_dtype);
+    if (record->contributors) count_this_rank(record->contributors, args.grad_dtype);
+    InstepHyper hyper = args.hypers[record->hyper];
     hyper.words[0] *= args.lr_multipliers[index]; /* every rule's lr */
-    switch (segment->optimizer) {
+    switch (record->optimizer) {
 #define OPTIMIZER(name, Rule, min_states, max_states)                                                   \
     case INSTEP_OPTIMIZER_##name:                                                                       \
-        set_scalars<Rule<max_states>>(segment, prepared<Rule<max_states>>(hyper.name, segment, 0)); \
+        set_scalars<Rule<max_states>>(record, prepared<Rule<max_states>>(hyper.name, record, 0)); \
         break;
 #include "optimizers.def"
 #undef OPTIMIZER
     case INSTEP_OPTIMIZER_CUSTOM:
-        segment->scalars.custom.lr = hyper.custom.lr;
-        segment->scalars.custom.step = segment->steps + 1;
+        record->scalars.custom.lr = hyper.custom.lr;
+        record->scalars.custom.step = record->steps + 1;
         break;
     }
 }
@@ -141,40 +141,40 @@ INSTEP_INLINE void* param_of(const InstepStepArgs& args, const InstepTile& tile)
 }
 
 /* What to do with a segment whose bucket has been reduced: unused on every rank means leave. */
-INSTEP_INLINE uint32_t segment_action(const InstepStepArgs& args, const InstepSegment& segment) {
+INSTEP_INLINE uint32_t record_action(const InstepStepArgs& args, const InstepRecord& record) {
     const uint32_t dtype = args.grad_dtype;
-    if (segment.tail && count_at(segment.tail, dtype) == 0.0f) return INSTEP_ACTION_LEAVE;
-    if (segment.contributors && count_at(segment.contributors, dtype) == 0.0f) return INSTEP_ACTION_LEAVE;
-    return segment.action;
+    if (record.tail && count_at(record.tail, dtype) == 0.0f) return INSTEP_ACTION_LEAVE;
+    if (record.contributors && count_at(record.contributors, dtype) == 0.0f) return INSTEP_ACTION_LEAVE;
+    return record.action;
 }
 
-INSTEP_INLINE double divisor_of(const InstepStepArgs& args, const InstepSegment& segment) {
-    return divisor_of(*args.control, reinterpret_cast<const void*>(segment.contributors), args.grad_dtype);
+INSTEP_INLINE double divisor_of(const InstepStepArgs& args, const InstepRecord& record) {
+    return divisor_of(*args.control, reinterpret_cast<const void*>(record.contributors), args.grad_dtype);
 }
 
 /* What a reduced gradient is multiplied by: known since Begin or Decide, or else told by its bucket's own count. */
-INSTEP_INLINE float step_multiplier(const InstepStepArgs& args, const InstepSegment& segment) {
+INSTEP_INLINE float step_multiplier(const InstepStepArgs& args, const InstepRecord& record) {
     const InstepControl& control = *args.control;
     if (args.local) return control.local_multiplier;
     if (control.decided || control.divisor > 0.0) return control.multiplier;
-    return static_cast<float>(1.0 / (divisor_of(args, segment) * control.loss_scale) * control.clip);
+    return static_cast<float>(1.0 / (divisor_of(args, record) * control.loss_scale) * control.clip);
 }
 
-INSTEP_INLINE float average_multiplier(const InstepStepArgs& args, const InstepSegment& segment) {
+INSTEP_INLINE float average_multiplier(const InstepStepArgs& args, const InstepRecord& record) {
     const InstepControl& control = *args.control;
     if (args.local) return 1.0f;
     if (control.divisor > 0.0) return control.average_multiplier;
-    return static_cast<float>(1.0 / divisor_of(args, segment));
+    return static_cast<float>(1.0 / divisor_of(args, record));
 }
 
 /* What the user's own code does with a segment: decided here, in front of it, since it cannot look at skip and tail. */
 INSTEP_INLINE void instruct(const InstepStepArgs& args, const InstepTile& tile) {
     if (!tile.first) return;
-    InstepSegment& segment = args.segments[tile.segment];
-    const bool steps = segment_action(args, segment) == INSTEP_ACTION_STEP && !args.control->skip;
-    segment.scalars.custom.multiplier = step_multiplier(args, segment);
-    segment.scalars.custom.action = steps ? INSTEP_ACTION_STEP : INSTEP_ACTION_LEAVE;
-    if (steps) segment.stepped = 1;
+    InstepRecord& record = args.records[tile.record];
+    const bool steps = record_action(args, record) == INSTEP_ACTION_STEP && !args.control->skip;
+    record.scalars.custom.multiplier = step_multiplier(args, record);
+    record.scalars.custom.action = steps ? INSTEP_ACTION_STEP : INSTEP_ACTION_LEAVE;
+    if (steps) record.stepped = 1;
 }
 
 /* The loss scale of the next pass, as torch.amp.GradScaler has it: smaller behind a skipped pass, larger behind an

@@ -112,7 +112,7 @@ INSTEP_INLINE uint16_t bfloat16_of(float x) {
 
 /* The bf16 below or above in magnitude, above with the chance that keeps the mean, by 16 random bits. What lies
  * between the largest bf16 and infinity may become either. */
-INSTEP_INLINE uint16_t bfloat16_by_chance(float x, uint32_t random) {
+INSTEP_INLINE uint16_t bfloat16_stochastic(float x, uint32_t random) {
     const uint32_t rounded = (bits_of(x) + random) >> 16;
     return static_cast<uint16_t>(x == x ? rounded : 0x7fffu);
 }

@@ -10,7 +10,7 @@
  *     p <- p - lr * direction / (sqrt(v) / sqrt(1 - beta2^t) + eps) - lr * weight_decay * p   (last term: decoupled)
  *
  * Dozat, "Incorporating Nesterov Momentum into Adam", ICLR 2016 workshop, in the variant of torch.optim.NAdam. The
- * product of momenta is carried in the segment, and not derived from t: momenta may have changed on the way. */
+ * product of momenta is carried in the record, and not derived from t: momenta may have changed on the way. */
 #ifndef INSTEP_RULES_NADAM_H
 #define INSTEP_RULES_NADAM_H
 

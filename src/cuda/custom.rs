@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use super::driver::Driver;
-use crate::abi::{INSTEP_MAX_STATES, InstepSegment, InstepStepArgs, InstepTile};
+use crate::abi::{INSTEP_MAX_STATES, InstepRecord, InstepStepArgs, InstepTile};
 use crate::error::Result;
 use crate::handle::{DevicePtr, StreamHandle};
 use crate::launch::Assignment;
@@ -41,12 +41,12 @@ impl EnqueuedParams {
         plan: &Plan,
         assignment: &Assignment,
     ) -> EnqueuedParams {
-        const SCALARS_AT: u64 = std::mem::offset_of!(InstepSegment, scalars) as u64;
+        const SCALARS_AT: u64 = std::mem::offset_of!(InstepRecord, scalars) as u64;
         let call = |tile: &InstepTile| {
-            let (record, segments) = (tile.segment as usize, plan.segments().len());
+            let (record, segments) = (tile.record as usize, plan.segments().len());
             let (rule, name, state_count) = assignment.custom(record / segments, record % segments)?;
             let at = |base: usize, offset: u64| DevicePtr(base as u64 + offset * ELEMENT_BYTES);
-            let record_at = args.segments.addr() as u64 + (record * size_of::<InstepSegment>()) as u64;
+            let record_at = args.records.addr() as u64 + (record * size_of::<InstepRecord>()) as u64;
             Some(EnqueuedParam {
                 rule: Arc::clone(rule),
                 name: name.to_owned(),

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::CudaDevice;
 use super::memory::{address, bytes_of, bytes_of_all, fetch};
 use super::timing::Timing;
-use crate::abi::{InstepControl, InstepHyper, InstepSegment, InstepStatus};
+use crate::abi::{InstepControl, InstepHyper, InstepRecord, InstepStatus};
 use crate::device::{Device, Executor};
 use crate::error::{Error, Result};
 use crate::handle::Place;
@@ -104,7 +104,7 @@ impl Executor for CudaDevice {
         })
     }
 
-    unsafe fn read_segment(&mut self, segment: usize) -> Result<InstepSegment> {
+    unsafe fn read_segment(&mut self, segment: usize) -> Result<InstepRecord> {
         self.fetch(self.memory.regions.segments().wrapping_add(segment).cast_const())
     }
 

@@ -8,7 +8,7 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use super::driver::Driver;
-use crate::abi::{InstepControl, InstepSegment};
+use crate::abi::{InstepControl, InstepRecord};
 use crate::collective::{Allocation, Collective};
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, StreamHandle};
@@ -90,7 +90,7 @@ impl DeviceMemory {
         };
         let regions = Regions::new(plan, constants.counts(plan, assignment), given, owned)?;
         let memory = DeviceMemory { regions, arenas, reduced };
-        let records: Vec<InstepSegment> = first_records(plan, &memory.regions, assignment).collect();
+        let records: Vec<InstepRecord> = first_records(plan, &memory.regions, assignment).collect();
         // SAFETY: control memory was made for a block and that many records, and more, which stays zeros; nothing runs
         // on it yet.
         unsafe {

@@ -8,7 +8,7 @@ use std::alloc::{Layout as AllocLayout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 use std::sync::PoisonError;
 
-use crate::abi::{InstepControl, InstepHyper, InstepSegment, InstepStatus};
+use crate::abi::{InstepControl, InstepHyper, InstepRecord, InstepStatus};
 use crate::error::{Error, Result};
 use crate::launch::{ALIGNMENT, Assignment, BorrowedPieces, Region, Regions, StepConstants, status_of};
 use crate::layout::{Gradients, Plan};
@@ -182,7 +182,7 @@ impl Memories {
     pub(crate) unsafe fn write_control(
         &self,
         control: InstepControl,
-        records: impl Iterator<Item = InstepSegment>,
+        records: impl Iterator<Item = InstepRecord>,
     ) {
         // SAFETY: control memory was made for one block and that many records, aligned; nobody touches it, by the
         // contract.
@@ -266,7 +266,7 @@ impl Memories {
     ///
     /// # Safety
     /// No op that writes control memory is running.
-    pub(crate) unsafe fn read_record(&self, record: usize) -> InstepSegment {
+    pub(crate) unsafe fn read_record(&self, record: usize) -> InstepRecord {
         assert!(record < self.regions.counts().records);
         // SAFETY: within bounds by the assertion, otherwise as in `read_control`.
         unsafe { self.regions.segments().add(record).read() }

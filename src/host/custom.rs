@@ -52,7 +52,7 @@ impl CustomStep {
         let Launch { mut args, tiles, .. } = launch;
         args.tiles = tiles.as_ptr();
         let call = |tile: &InstepTile| {
-            let record = tile.segment as usize;
+            let record = tile.record as usize;
             let segments = plan.segments().len();
             let (rule, name, state_count) = assignment.custom(record / segments, record % segments)?;
             // All of it is f32: the builder refuses any other precision.

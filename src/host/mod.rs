@@ -22,7 +22,7 @@ pub use solo::Solo;
 use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
-use crate::abi::{InstepControl, InstepHyper, InstepSegment, InstepStatus};
+use crate::abi::{InstepControl, InstepHyper, InstepRecord, InstepStatus};
 use crate::device::{Device, Executor};
 use crate::error::Result;
 use crate::handle::Place;
@@ -99,7 +99,7 @@ impl Executor for HostDevice {
         Ok(())
     }
 
-    unsafe fn read_segment(&mut self, segment: usize) -> Result<InstepSegment> {
+    unsafe fn read_segment(&mut self, segment: usize) -> Result<InstepRecord> {
         // SAFETY: as above.
         Ok(unsafe { self.memories.read_record(segment) })
     }

@@ -43,12 +43,12 @@ pub(crate) fn begin_args(plan: &Plan, regions: &Regions, constants: &StepConstan
     let (bucket_controls, bucket_count) = regions.bucket_controls();
     InstepBeginArgs {
         control: regions.control(),
-        segments: regions.segments(),
-        groups: regions.groups(),
+        records: regions.segments(),
+        hypers: regions.groups(),
         lr_multipliers: regions.multipliers(),
         actions: regions.actions(),
         norms: regions.norms(),
-        segment_count: regions.counts().records as u64,
+        record_count: regions.counts().records as u64,
         ring: ptr::null(),
         slot_words: 0,
         slot_count: 0,

@@ -2,7 +2,7 @@
 //!
 //! Their order is the assignment's: round by round, in each the plan's segments.
 
-use crate::abi::{InstepScalars, InstepSegment};
+use crate::abi::{InstepRecord, InstepScalars};
 use crate::launch::assignment::Assignment;
 use crate::launch::codes::action_code;
 use crate::launch::region::Regions;
@@ -13,16 +13,16 @@ pub(crate) fn first_records<'a>(
     plan: &'a Plan,
     regions: &'a Regions,
     assignment: &'a Assignment,
-) -> impl Iterator<Item = InstepSegment> + 'a {
+) -> impl Iterator<Item = InstepRecord> + 'a {
     let address = |at: u64| regions.gradient(plan, at).expose_provenance() as u64;
     let segments =
         move |round| plan.segments().iter().enumerate().map(move |(k, segment)| (round, k, segment));
     (0..assignment.rounds()).flat_map(segments).map(move |(round, k, segment)| {
-        let (group, optimizer) = assignment.optimizer(round, k);
-        InstepSegment {
+        let (hyper, optimizer) = assignment.optimizer(round, k);
+        InstepRecord {
             steps: 0,
             stepped: 0,
-            group,
+            hyper,
             action: action_code(segment.action),
             optimizer,
             tail: segment.tail.map_or(0, address),

@@ -7,7 +7,7 @@
 use std::mem::size_of;
 use std::ptr::{self, NonNull};
 
-use crate::abi::{InstepControl, InstepHyper, InstepNorms, InstepSegment};
+use crate::abi::{InstepControl, InstepHyper, InstepNorms, InstepRecord};
 use crate::error::Result;
 use crate::layout::Plan;
 use crate::op::{Memory, Span};
@@ -87,7 +87,7 @@ impl Counts {
 
     /// Where the norms do.
     fn norms_at(&self) -> usize {
-        SEGMENTS_AT + self.records * size_of::<InstepSegment>()
+        SEGMENTS_AT + self.records * size_of::<InstepRecord>()
     }
 
     /// Bytes of the settings: hyperparameters per optimizer, then per record its rate's multiplier, then its action.
@@ -198,7 +198,7 @@ impl Regions {
     }
 
     /// The first per-segment record.
-    pub(crate) fn segments(&self) -> *mut InstepSegment {
+    pub(crate) fn segments(&self) -> *mut InstepRecord {
         self.control.base().wrapping_add(SEGMENTS_AT).cast()
     }
 

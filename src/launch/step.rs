@@ -81,7 +81,7 @@ impl Launch {
         let mut args = InstepStepArgs {
             // One that is not summed over ranks takes no part in norms and clips.
             control: if described.is_local { regions.control() } else { regions.control_of(bucket) },
-            segments: regions.segments(),
+            records: regions.segments(),
             optimizer: launch.kernel,
             state_count: launch.states as u32,
             bucket,
@@ -147,7 +147,7 @@ fn stored_args(storage: &Storage, ema_decay: f64) -> InstepStepArgs {
     let (ema_from_sample, ema_weight) = average_weight(ema_decay);
     InstepStepArgs {
         control: ptr::null_mut(),
-        segments: ptr::null_mut(),
+        records: ptr::null_mut(),
         tiles: ptr::null(),
         tile_count: 0,
         param_base: ptr::null_mut(),

@@ -29,7 +29,7 @@ pub(super) fn tiles(
                 state_offset: state + done,
                 element: segment.element + done,
                 count: count as u32,
-                segment: record(*index),
+                record: record(*index),
                 first: (done == 0).into(),
                 first_record: first_record(*index),
                 reserved: [0; 4],

@@ -48,7 +48,7 @@ impl World<'_> {
             (
                 std::mem::zeroed::<InstepNorms>(),
                 InstepControl { next_loss_scale: 2.0, previous_norm: -1.0, ..std::mem::zeroed() },
-                std::mem::zeroed::<InstepSegment>(),
+                std::mem::zeroed::<InstepRecord>(),
                 std::mem::zeroed::<InstepStatus>(),
             )
         };
@@ -89,7 +89,7 @@ impl World<'_> {
         for (b, bucket) in case.buckets.iter().enumerate() {
             let mut tiles = Vec::new();
             for (run, segment) in bucket.segments.iter().enumerate() {
-                let mut row: InstepSegment = self.segments.get(0, k);
+                let mut row: InstepRecord = self.segments.get(0, k);
                 row.tail =
                     segment.used.map_or(0, |_| self.counts.address::<u8>(k).expose_provenance() as u64);
                 let mut contributors = || self.counts.address::<u8>(count + b).expose_provenance() as u64;
@@ -106,7 +106,7 @@ impl World<'_> {
                         state_offset: self.tensors.params.distance(k, param_bytes) + done as u64 + case.shift,
                         element: element + done as u64,
                         count: full.min(segment.len - done) as u32,
-                        segment: k as u32,
+                        record: k as u32,
                         first: (done == 0).into(),
                         first_record: k as u32,
                         reserved: [0; 4],
@@ -157,7 +157,7 @@ impl World<'_> {
         let grad_bytes = case.precision.grad.bytes() as usize;
         InstepStepArgs {
             control: self.control_of(bucket),
-            segments: self.segments.address(0),
+            records: self.segments.address(0),
             tiles: self.tiles[bucket].address(0),
             tile_count: self.tile_count(bucket),
             param_base: self.param_base().cast(),
@@ -196,11 +196,11 @@ impl World<'_> {
         let count = self.segment_count();
         let begin = InstepBeginArgs {
             control: self.control.address(0),
-            segments: self.segments.address(0),
-            groups: self.hypers.address(0),
+            records: self.segments.address(0),
+            hypers: self.hypers.address(0),
             lr_multipliers: self.multipliers.address(0),
             actions: self.actions.address(0),
-            segment_count: count as u64,
+            record_count: count as u64,
             norms: self.norms(),
             ring: ptr::null(),
             slot_words: 0,

@@ -65,7 +65,7 @@ fn run(isa: Isa, optim: Optim, len: usize, offset: usize) -> Result {
     let (mut control, mut segments, mut norms) = unsafe {
         (
             Banded::new(std::mem::zeroed::<InstepControl>()),
-            Banded::new(std::mem::zeroed::<[InstepSegment; 2]>()),
+            Banded::new(std::mem::zeroed::<[InstepRecord; 2]>()),
             Banded::new(std::mem::zeroed::<[InstepNorms; 2]>()),
         )
     };
@@ -82,7 +82,7 @@ fn run(isa: Isa, optim: Optim, len: usize, offset: usize) -> Result {
         state_offset: done as u64,
         element: 0,
         count: count as u32,
-        segment,
+        record: segment,
         first: (done == 0).into(),
         first_record: segment,
         reserved: [0; 4],
@@ -95,7 +95,7 @@ fn run(isa: Isa, optim: Optim, len: usize, offset: usize) -> Result {
     pointers.iter_mut().zip(&mut state).for_each(|(pointer, state)| *pointer = state.address().cast());
     let args = InstepStepArgs {
         control: &raw mut control.value,
-        segments: (&raw mut segments.value).cast(),
+        records: (&raw mut segments.value).cast(),
         tiles: tiles.as_ptr(),
         tile_count: tiles.len() as u64,
         param_base: std::ptr::null_mut(),
@@ -126,11 +126,11 @@ fn run(isa: Isa, optim: Optim, len: usize, offset: usize) -> Result {
     let mut lr_multipliers = [1.0; 2];
     let begin = InstepBeginArgs {
         control: &raw mut control.value,
-        segments: (&raw mut segments.value).cast(),
-        groups: &raw mut hypers.value,
+        records: (&raw mut segments.value).cast(),
+        hypers: &raw mut hypers.value,
         lr_multipliers: lr_multipliers.as_mut_ptr(),
         actions: (&raw mut actions.value).cast(),
-        segment_count: 2,
+        record_count: 2,
         norms: (&raw mut norms.value).cast(),
         ring: std::ptr::null(),
         slot_words: 0,

@@ -64,7 +64,7 @@ fn step(isa: Isa, options: &Options) -> Left {
         state_offset: (segment * LEN + done) as u64,
         element: 0,
         count: (LEN - done).min(INSTEP_TILE_ELEMENTS as usize) as u32,
-        segment: segment as u32,
+        record: segment as u32,
         first: (done == 0).into(),
         first_record: segment as u32,
         reserved: [0; 4],
@@ -75,18 +75,18 @@ fn step(isa: Isa, options: &Options) -> Left {
     // as the tiles say, and the instruction set is available.
     unsafe {
         let mut control: InstepControl = std::mem::zeroed();
-        let mut segments: [InstepSegment; ACTIONS.len()] = std::mem::zeroed();
+        let mut segments: [InstepRecord; ACTIONS.len()] = std::mem::zeroed();
         segments.iter_mut().for_each(|segment| segment.optimizer = INSTEP_OPTIMIZER_sgd);
         let mut actions = ACTIONS;
         let mut lr_multipliers = [1.0; ACTIONS.len()];
         let sgd = InstepSgdHyper { lr: 0.5, ..std::mem::zeroed() };
         let begin = InstepBeginArgs {
             control: &mut control,
-            segments: segments.as_mut_ptr(),
-            groups: &mut InstepHyper { sgd },
+            records: segments.as_mut_ptr(),
+            hypers: &mut InstepHyper { sgd },
             lr_multipliers: lr_multipliers.as_mut_ptr(),
             actions: actions.as_mut_ptr(),
-            segment_count: ACTIONS.len() as u64,
+            record_count: ACTIONS.len() as u64,
             norms: std::ptr::null_mut(),
             ring: std::ptr::null(),
             slot_words: 0,
@@ -106,7 +106,7 @@ fn step(isa: Isa, options: &Options) -> Left {
         }
         let step = InstepStepArgs {
             control: &mut control,
-            segments: segments.as_mut_ptr(),
+            records: segments.as_mut_ptr(),
             tiles: tiles.as_ptr(),
             tile_count: tiles.len() as u64,
             param_base: std::ptr::null_mut(),

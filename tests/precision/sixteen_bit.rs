@@ -97,7 +97,7 @@ impl Bucket<'_> {
             state_offset: 0,
             element: 0,
             count: count as u32,
-            segment: 0,
+            record: 0,
             first: 1,
             first_record: 0,
             reserved: [0; 4],
@@ -105,17 +105,17 @@ impl Bucket<'_> {
         // SAFETY: plain data, for which zeros are a value; every pointer leads to memory of this function that is as
         // long as the one tile says, and all instruction sets asked for are available.
         let control = unsafe {
-            let (mut control, mut segment): (InstepControl, InstepSegment) = std::mem::zeroed();
+            let (mut control, mut segment): (InstepControl, InstepRecord) = std::mem::zeroed();
             segment.optimizer = INSTEP_OPTIMIZER_adam;
             let adam =
                 InstepAdamHyper { lr: self.lr, beta1: 0.9, beta2: 0.99, eps: 1e-8, ..std::mem::zeroed() };
             let begin = InstepBeginArgs {
                 control: &mut control,
-                segments: &mut segment,
-                groups: &mut InstepHyper { adam },
+                records: &mut segment,
+                hypers: &mut InstepHyper { adam },
                 lr_multipliers: &mut 1.0,
                 actions: &mut { self.action },
-                segment_count: 1,
+                record_count: 1,
                 norms: std::ptr::null_mut(),
                 ring: std::ptr::null(),
                 slot_words: 0,
@@ -130,7 +130,7 @@ impl Bucket<'_> {
             };
             let step = InstepStepArgs {
                 control: &mut control,
-                segments: &mut segment,
+                records: &mut segment,
                 tiles: &tile,
                 tile_count: 1,
                 param_base: std::ptr::null_mut(),

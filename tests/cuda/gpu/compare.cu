@@ -36,7 +36,7 @@ extern "C" __global__ void instep_compare_conversions(const __grid_constant__ Co
         if (half_of(x) != half_by_integers(x)) note(args.differences, 1, input);
         /* Draws of a half, or just below it where a tie goes to the lower neighbour, round to the nearest. */
         const uint32_t bits = bits_of(x);
-        if (bfloat16_by_chance(x, 0x7fffu + (bits >> 16 & 1u)) != bfloat16_of(x)) note(args.differences, 3, input);
+        if (bfloat16_stochastic(x, 0x7fffu + (bits >> 16 & 1u)) != bfloat16_of(x)) note(args.differences, 3, input);
         const float master = canonical(x), rounded = rounded_to_24(master);
         if (bits_of(rounded_to_24(master, 0x7fu + (bits >> 8 & 1u))) != bits_of(rounded)) {
             note(args.differences, 4, input);

@@ -1,7 +1,7 @@
 //! Does a GPU convert to and from 16 bits as the CPU does, for every value there is?
 //!
 //! The kernels use the GPU's instructions where the CPU uses integers (`kernels/numeric/math.h`); `compare.cu` holds one
-//! against the other, and rounding by chance and masters in two parts against what they must come to. Must try all
+//! against the other, and stochastic rounding and masters in two parts against what they must come to. Must try all
 //! inputs: 2^32 f32, 2^16 f16 (from bf16 both shift).
 
 use std::path::PathBuf;

@@ -113,7 +113,7 @@ fn on_cpu(kernel: &str, shape: Shape, args: &Args) {
                 // What the GPU's kernel does first: it takes its slot of the ring.
                 let slot = (*args.control).passes % args.slot_count * args.slot_words;
                 let words = args.slot_words as usize;
-                args.ring.add(slot as usize).copy_to_nonoverlapping(args.groups.cast(), words);
+                args.ring.add(slot as usize).copy_to_nonoverlapping(args.hypers.cast(), words);
                 cpu.begin.unwrap()(args);
             }
             Args::Decide(args) => cpu.decide.unwrap()(args),
