@@ -137,7 +137,7 @@ pub use layout::{
     Rounding, SegmentAction,
 };
 #[doc(inline)]
-pub use optim::{Adadelta, Adagrad, Adam, AdamW, Adamax, Lamb, Lion, NAdam, RAdam, RmsProp, Rprop, Sgd};
+pub use optim::types::*;
 pub use optim::{LossScaler, LrSchedule, Optimizer, ScalerState};
 pub use pool::Pool;
 #[doc(inline)]

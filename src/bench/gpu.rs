@@ -80,7 +80,7 @@ impl GpuLauncher {
             driver,
             plan,
             states,
-            parts: Part::all(optimizer.is_scaled()),
+            parts: Part::all(optimizer.as_rule().is_scaled()),
             stream,
             start: EventHandle::default(),
             end: EventHandle::default(),

@@ -51,7 +51,7 @@ impl Launcher {
         let plan = plan(layout, cap_bytes, world_size, storage)?;
         let (kernels, constants) = (Kernels::load(isa)?, constants(world_size));
         let states = optimizer.state_names().len();
-        let parts = Part::all(optimizer.is_scaled());
+        let parts = Part::all(optimizer.as_rule().is_scaled());
         let assignment = Arc::new(Assignment::uniform(layout, &plan, optimizer)?);
         let memories = Arc::new(Memories::new(&plan, (&constants, &assignment), None)?);
         let runner = Runner::new(Parts {

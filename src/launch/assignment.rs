@@ -59,11 +59,11 @@ impl Assignment {
         list: impl Fn(usize) -> Vec<u32>,
     ) -> Assignment {
         let assigned = |(optimizer, hyper): (&dyn Optimizer, InstepHyper)| Assigned {
-            kernel: optimizer.kernel(),
-            is_scaled: optimizer.is_scaled(),
+            kernel: optimizer.as_rule().kernel(),
+            is_scaled: optimizer.as_rule().is_scaled(),
             states: optimizer.state_names().len(),
             hyper,
-            custom: optimizer.custom(),
+            custom: optimizer.as_rule().custom(),
         };
         let lists: Vec<Vec<u32>> = plan.segments().iter().map(|s| list(s.param as usize)).collect();
         let name = |param: u32| layout.parameters()[param as usize].name.clone();
@@ -88,7 +88,7 @@ impl Assignment {
     /// One optimizer for everything.
     #[cfg(feature = "bench")]
     pub(crate) fn uniform(layout: &Layout, plan: &Plan, optimizer: &dyn Optimizer) -> Result<Assignment> {
-        let hyper = optimizer.hyper()?;
+        let hyper = optimizer.as_rule().hyper()?;
         Ok(Assignment::new(layout, plan, [(optimizer, hyper)], |_| vec![0]))
     }
 

@@ -7,8 +7,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::{Optimizer, hyper_of, sealed::Rule};
-use crate::abi::{INSTEP_MAX_STATES, INSTEP_OPTIMIZER_CUSTOM, InstepCustomHyper, InstepHyper};
+use super::{Descriptor, Optimizer, Value, sealed::Rule};
+use crate::abi::{INSTEP_MAX_STATES, InstepCustomHyper, InstepHyper};
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, Place, StreamHandle};
 
@@ -167,22 +167,32 @@ impl fmt::Debug for Custom {
     }
 }
 
-impl Optimizer for Custom {
+impl Rule for Custom {
+    fn descriptor(&self) -> Option<&'static Descriptor> {
+        None
+    }
+
+    fn get(&self, name: &str) -> Option<Value> {
+        (name == "lr").then_some(Value::Number(self.lr))
+    }
+
+    fn put(&mut self, name: &str, value: Value) -> bool {
+        match (name, value) {
+            ("lr", Value::Number(lr)) => self.lr = lr,
+            _ => return false,
+        }
+        true
+    }
+
     fn state_names(&self) -> &'static [&'static str] {
         self.rule.state_names()
-    }
-}
-
-impl Rule for Custom {
-    fn kernel(&self) -> u32 {
-        INSTEP_OPTIMIZER_CUSTOM
     }
 
     fn hyper(&self) -> Result<InstepHyper> {
         if !self.lr.is_finite() {
             return Err(Error::config("lr", self.lr, "must be finite"));
         }
-        let names = self.state_names();
+        let names = self.rule.state_names();
         if names.len() > INSTEP_MAX_STATES as usize {
             return Err(Error::config("state_names", names.join(", "), "three at most"));
         }
@@ -193,7 +203,10 @@ impl Rule for Custom {
             let why = "each a name of its own, not `step`, without dot and #";
             return Err(Error::config("state_names", names.join(", "), why));
         }
-        Ok(hyper_of(|all| all.custom = InstepCustomHyper { lr: self.lr }))
+        // Every byte of the union is set, as it is copied to where a GPU reads it.
+        let mut hyper = InstepHyper { words: [0.0; 8] };
+        hyper.custom = InstepCustomHyper { lr: self.lr };
+        Ok(hyper)
     }
 
     fn lr_mut(&mut self) -> &mut f64 {

@@ -1,170 +1,198 @@
 //! Optimizers as plain values: hyperparameters, defaults with their source, validation.
 //!
-//! The update itself is in `kernels/rules/<name>.h` and nowhere else; what is here only says which kernel runs, with
-//! which numbers, and how its states are called. Must reject what a kernel could not check (NaN above all).
+//! The update itself is in the kernels' rule headers and nowhere else. A file here says which kernel runs, with which
+//! numbers, and how its states are called. Validation rejects what a kernel cannot check, NaN above all.
 
-mod adadelta;
-mod adagrad;
-mod adam;
-mod adamax;
 mod custom;
-mod lamb;
-mod lion;
-mod nadam;
-mod radam;
-mod rmsprop;
-mod rprop;
+mod declare;
+mod descriptor;
 mod scaler;
 mod schedule;
-mod sgd;
 
-pub use adadelta::Adadelta;
-pub use adagrad::Adagrad;
-pub use adam::{Adam, AdamW};
-pub use adamax::Adamax;
+/// Lists the optimizers once: their files, their types, and [`ALL`] in the order of the kernels' table.
+macro_rules! optimizers {
+    ($($file:ident: $($type:ident),+;)*) => {
+        $(mod $file;)*
+
+        /// The types, for the crate's root.
+        pub(crate) mod types {
+            $(pub use super::$file::{$($type),+};)*
+        }
+
+        /// Every optimizer of this crate, in the order of the kernels' table.
+        pub const ALL: &[&Descriptor] = &[$($(types::$type::DESCRIPTOR),+),*];
+    };
+}
+
+optimizers! {
+    sgd: Sgd;
+    adam: Adam, AdamW;
+    adagrad: Adagrad;
+    rmsprop: RmsProp;
+    adadelta: Adadelta;
+    adamax: Adamax;
+    rprop: Rprop;
+    lion: Lion;
+    nadam: NAdam;
+    radam: RAdam;
+    lamb: Lamb;
+}
+
 pub use custom::{Custom, EnqueuedStep, ParamStep, StepParam};
-pub use lamb::Lamb;
-pub use lion::Lion;
-pub use nadam::NAdam;
-pub use radam::RAdam;
-pub use rmsprop::RmsProp;
-pub use rprop::Rprop;
+pub use descriptor::{Descriptor, Field, Part, Range, States, Value};
 pub use scaler::{LossScaler, ScalerState};
 pub use schedule::LrSchedule;
-pub use sgd::Sgd;
+pub use types::*;
 
 use std::any::Any;
-use std::sync::Arc;
 
-use crate::abi::InstepHyper;
 use crate::error::{Error, Result};
 
-/// An optimizer with its hyperparameters. Implemented by the types of this module only, since a kernel belongs to each;
-/// what has none is a [`Custom`] one.
-pub trait Optimizer: std::fmt::Debug + Send + Sync + Any + sealed::Rule {
-    /// Names of the states that it keeps per element, as `torch.optim` calls them.
-    fn state_names(&self) -> &'static [&'static str];
-}
-
-impl Optimizer for Box<dyn Optimizer> {
+/// An optimizer with its hyperparameters.
+///
+/// Only the types of this module implement it, since each has a kernel; a [`Custom`] one runs the user's own code.
+pub trait Optimizer: std::fmt::Debug + Send + Sync + Any + sealed::AsRule {
+    /// Names the states that it keeps per element, as `torch.optim` calls them.
     fn state_names(&self) -> &'static [&'static str] {
-        (**self).state_names()
+        self.as_rule().state_names()
+    }
+
+    /// Describes its hyperparameters and states; `None` for a [`Custom`] one.
+    fn descriptor(&self) -> Option<&'static Descriptor> {
+        self.as_rule().descriptor()
+    }
+
+    /// Returns a hyperparameter by the name of its field.
+    fn get(&self, name: &str) -> Option<Value> {
+        self.as_rule().get(name)
+    }
+
+    /// Sets a hyperparameter by the name of its field. Its range is checked where the optimizer is used.
+    ///
+    /// # Errors
+    /// `Unsupported` if there is no such field, or if it has another kind of value.
+    fn set(&mut self, name: &str, value: Value) -> Result<()> {
+        if self.as_rule_mut().put(name, value) {
+            return Ok(());
+        }
+        let of = self.descriptor().map_or("a custom optimizer", |descriptor| descriptor.name);
+        let fields = self.descriptor().map(|descriptor| descriptor.fields).unwrap_or_default();
+        let have: Vec<String> =
+            fields.iter().map(|field| format!("{} = {}", field.name, field.default)).collect();
+        Err(Error::Unsupported { what: format!("`{name}` = {value} of {of}"), have: have.join(", ") })
     }
 }
 
-impl sealed::Rule for Box<dyn Optimizer> {
-    fn kernel(&self) -> u32 {
-        (**self).kernel()
-    }
+impl<R: sealed::Rule> Optimizer for R {}
 
-    fn hyper(&self) -> Result<InstepHyper> {
-        (**self).hyper()
-    }
+impl Optimizer for Box<dyn Optimizer> {}
 
-    fn lr_mut(&mut self) -> &mut f64 {
-        (**self).lr_mut()
-    }
-
-    fn boxed(&self) -> Box<dyn Optimizer> {
-        (**self).boxed()
-    }
-
-    fn carried(&self) -> Option<&'static str> {
-        (**self).carried()
-    }
-
-    fn custom(&self) -> Option<Arc<dyn StepParam>> {
-        (**self).custom()
-    }
-
-    fn is_scaled(&self) -> bool {
-        (**self).is_scaled()
-    }
-
-    fn eps(&self) -> Option<f64> {
-        (**self).eps()
-    }
-
-    fn needs_f32_states(&self) -> Option<&'static str> {
-        (**self).needs_f32_states()
-    }
-
-    fn needs_floats(&self) -> Option<&'static str> {
-        (**self).needs_floats()
+impl Clone for Box<dyn Optimizer> {
+    fn clone(&self) -> Self {
+        self.as_rule().boxed()
     }
 }
 
 pub(crate) mod sealed {
+    use std::any::Any;
+    use std::fmt::Debug;
     use std::sync::Arc;
 
-    use super::{InstepHyper, Result, StepParam};
+    use super::{Descriptor, Optimizer, Result, StepParam, Value};
+    use crate::abi::{INSTEP_OPTIMIZER_CUSTOM, InstepHyper};
 
-    /// What the executors need: the kernel's number and its validated hyperparameters.
-    pub trait Rule {
-        fn kernel(&self) -> u32;
+    /// Leads to the rule, through a box too.
+    pub trait AsRule {
+        fn as_rule(&self) -> &dyn Rule;
+        fn as_rule_mut(&mut self) -> &mut dyn Rule;
+    }
+
+    impl<R: Rule> AsRule for R {
+        fn as_rule(&self) -> &dyn Rule {
+            self
+        }
+
+        fn as_rule_mut(&mut self) -> &mut dyn Rule {
+            self
+        }
+    }
+
+    impl AsRule for Box<dyn Optimizer> {
+        fn as_rule(&self) -> &dyn Rule {
+            (**self).as_rule()
+        }
+
+        fn as_rule_mut(&mut self) -> &mut dyn Rule {
+            (**self).as_rule_mut()
+        }
+    }
+
+    /// What the executors need of an optimizer: its kernel's number and its validated hyperparameters.
+    pub trait Rule: Debug + Send + Sync + Any {
+        fn descriptor(&self) -> Option<&'static Descriptor>;
+        fn get(&self, name: &str) -> Option<Value>;
+        /// Whether there is such a field, of such a value.
+        fn put(&mut self, name: &str, value: Value) -> bool;
         fn hyper(&self) -> Result<InstepHyper>;
         fn lr_mut(&mut self) -> &mut f64;
-        fn boxed(&self) -> Box<dyn super::Optimizer>;
-        /// What `torch.optim` calls the number that the rule carries from update to update beside its step count, if it
-        /// does.
-        fn carried(&self) -> Option<&'static str> {
-            None
+        fn boxed(&self) -> Box<dyn Optimizer>;
+
+        fn state_names(&self) -> &'static [&'static str] {
+            self.descriptor().map_or(&[], |descriptor| descriptor.kept(|name| self.get(name)))
         }
-        /// The user's own code, where there is no kernel.
+
+        fn kernel(&self) -> u32 {
+            self.descriptor().map_or(INSTEP_OPTIMIZER_CUSTOM, |descriptor| descriptor.kernel)
+        }
+
+        /// The user's own code, if there is no kernel.
         fn custom(&self) -> Option<Arc<dyn StepParam>> {
             None
         }
-        /// Whether its change is scaled by norms of the whole parameter, which takes two launches; as `IsScaled` of its
-        /// header.
+
+        /// Name of the number that the rule carries from update to update beside its step count.
+        fn carried(&self) -> Option<&'static str> {
+            self.descriptor().and_then(|descriptor| descriptor.carried)
+        }
+
+        /// Whether norms of the whole parameter scale its change, which takes two launches; as `IsScaled` of its header.
         fn is_scaled(&self) -> bool {
-            false
+            self.descriptor().is_some_and(|descriptor| descriptor.is_scaled)
         }
-        /// What keeps it from dividing by zero, if a state is what it divides by.
+
+        /// Its eps, which keeps it from dividing by zero where it divides by a state.
         fn eps(&self) -> Option<f64> {
-            None
+            match self.get("eps") {
+                Some(Value::Number(eps)) => Some(eps),
+                _ => None,
+            }
         }
+
         /// Why its states need all bits of f32, if they do.
         fn needs_f32_states(&self) -> Option<&'static str> {
-            None
+            let (field, why) = self.descriptor().and_then(|descriptor| descriptor.needs_f32_states)?;
+            self.get(field).filter(|value| !value.is_off()).map(|_| why)
         }
+
         /// Why its states need an exponent each, if they do: codes of 8 bits share one.
         fn needs_floats(&self) -> Option<&'static str> {
-            None
+            self.descriptor().and_then(|descriptor| descriptor.needs_floats)
         }
     }
 }
 
-/// Hyperparameters with every byte of the union set, as they are copied to where a GPU reads them.
-fn hyper_of(write: impl FnOnce(&mut InstepHyper)) -> InstepHyper {
-    let mut hyper = InstepHyper { words: [0.0; 8] };
-    write(&mut hyper);
-    hyper
+/// Refuses a rate whose first step, the largest one, overflows: its first moment is corrected by `1 - beta1`.
+fn first_step_fits(lr: f64, beta1: f64) -> Result<()> {
+    if ((lr / (1.0 - beta1)) as f32).is_finite() {
+        return Ok(());
+    }
+    Err(Error::config("lr", lr, "lr / (1 - betas.0) must be finite as f32"))
 }
 
-/// Accepts finite values at or above zero.
-fn non_negative(field: &'static str, value: f64) -> Result<f64> {
-    let rounded = value as f32;
-    if !(value >= 0.0 && rounded.is_finite()) {
-        return Err(Error::config(field, value, "must be finite as f32 and not negative"));
+/// Refuses a decoupled decay whose factor overflows.
+fn decay_fits(lr: f64, weight_decay: f64) -> Result<()> {
+    if ((lr * weight_decay) as f32).is_finite() {
+        return Ok(());
     }
-    if value > 0.0 && rounded == 0.0 {
-        return Err(Error::config(field, value, "vanishes as f32; say 0 if that is meant"));
-    }
-    Ok(value)
-}
-
-/// Accepts 0 <= value < 1.
-fn decay_rate(field: &'static str, value: f64) -> Result<f64> {
-    if (0.0..1.0).contains(&value) {
-        return Ok(value);
-    }
-    Err(Error::config(field, value, "must be in [0, 1)"))
-}
-
-/// Accepts 0 <= value <= 1.
-fn share(field: &'static str, value: f64) -> Result<f64> {
-    if (0.0..=1.0).contains(&value) {
-        return Ok(value);
-    }
-    Err(Error::config(field, value, "must be in [0, 1]"))
+    Err(Error::config("weight_decay", weight_decay, "lr * weight_decay must be finite as f32"))
 }

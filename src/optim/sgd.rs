@@ -1,75 +1,43 @@
-//! SGD's hyperparameters; the update is in `kernels/rules/sgd.h`.
+//! SGD's hyperparameters and states.
 //!
-//! Defaults are those of `torch.optim.SGD` (its functional twin says 1e-2 for lr). Must keep PyTorch's refusal of
-//! nesterov without momentum, because the formula would silently be plain SGD.
+//! Defaults are those of `torch.optim.SGD`; its functional twin has another `lr`, 1e-2. As in PyTorch, nesterov without
+//! momentum is refused, because the formula would silently be plain SGD.
 
-use super::{Optimizer, hyper_of, non_negative, sealed::Rule};
-use crate::abi::{INSTEP_OPTIMIZER_sgd, InstepHyper, InstepSgdHyper};
+use super::declare::optimizer;
+use crate::abi::INSTEP_OPTIMIZER_sgd;
 use crate::error::{Error, Result};
 
-/// Stochastic gradient descent, with optional momentum.
-///
-/// State: `momentum_buffer`, if `momentum` is not zero.
-///
-/// # Source
-/// Sutskever et al., ICML 2013, in the variant of `torch.optim.SGD`: a parameter's first buffer is a copy of its
-/// gradient, without dampening.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sgd {
-    /// Learning rate. Default 1e-3.
-    pub lr: f64,
-    /// Share of the buffer that stays; 0 switches momentum off. Default 0.
-    pub momentum: f64,
-    /// Share of the gradient that does not enter the buffer. Default 0.
-    pub dampening: f64,
-    /// L2 penalty, added to the gradient. Default 0.
-    pub weight_decay: f64,
-    /// Look ahead along the new buffer. Default false.
-    pub nesterov: bool,
-    /// Ascend instead of descend. Default false.
-    pub maximize: bool,
+optimizer! {
+    /// Stochastic gradient descent, with optional momentum.
+    ///
+    /// State: `momentum_buffer`, if `momentum` is not zero.
+    pub struct Sgd: "SGD" {
+        /// Learning rate.
+        pub lr: f64 = 1e-3 => lr: NonNegative;
+        /// Share of the buffer that stays; 0 switches momentum off.
+        pub momentum: f64 = 0.0 => momentum: NonNegative;
+        /// Share of the gradient that does not enter the buffer.
+        pub dampening: f64 = 0.0 => dampening: Finite;
+        /// L2 penalty, added to the gradient.
+        pub weight_decay: f64 = 0.0 => weight_decay: NonNegative;
+        /// Look ahead along the new buffer.
+        pub nesterov: bool = false => nesterov: Flag;
+        /// Ascend instead of descend.
+        pub maximize: bool = false => maximize: Flag;
+    }
+    source: "Sutskever et al., ICML 2013, in the variant of `torch.optim.SGD`: a parameter's first buffer is a copy of \
+             its gradient, without dampening.";
+    kernel: INSTEP_OPTIMIZER_sgd, sgd;
+    states: [];
+    states: ["momentum_buffer"] if momentum;
+    relations: Sgd::relate;
 }
 
-impl Default for Sgd {
-    fn default() -> Self {
-        Sgd { lr: 1e-3, momentum: 0.0, dampening: 0.0, weight_decay: 0.0, nesterov: false, maximize: false }
-    }
-}
-
-impl Optimizer for Sgd {
-    fn state_names(&self) -> &'static [&'static str] {
-        if self.momentum == 0.0 { &[] } else { &["momentum_buffer"] }
-    }
-}
-
-impl Rule for Sgd {
-    fn kernel(&self) -> u32 {
-        INSTEP_OPTIMIZER_sgd
-    }
-
-    fn lr_mut(&mut self) -> &mut f64 {
-        &mut self.lr
-    }
-
-    fn boxed(&self) -> Box<dyn Optimizer> {
-        Box::new(*self)
-    }
-
-    fn hyper(&self) -> Result<InstepHyper> {
-        if !self.dampening.is_finite() || !(self.dampening as f32).is_finite() {
-            return Err(Error::config("dampening", self.dampening, "must be finite as f32"));
-        }
+impl Sgd {
+    fn relate(&self) -> Result<()> {
         if self.nesterov && (self.momentum <= 0.0 || self.dampening != 0.0) {
             return Err(Error::config("nesterov", true, "needs a momentum and zero dampening"));
         }
-        let hyper = InstepSgdHyper {
-            lr: non_negative("lr", self.lr)?,
-            momentum: non_negative("momentum", self.momentum)?,
-            dampening: self.dampening,
-            weight_decay: non_negative("weight_decay", self.weight_decay)?,
-            nesterov: self.nesterov.into(),
-            maximize: self.maximize.into(),
-        };
-        Ok(hyper_of(|all| all.sgd = hyper))
+        Ok(())
     }
 }

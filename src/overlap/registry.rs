@@ -109,7 +109,8 @@ impl Registry {
     ) -> Result<()> {
         let name = name.into();
         self.refuse_duplicate(&name, TypeId::of::<O>(), type_name::<O>())?;
-        self.insert::<O>(name, move |keywords| Ok(Box::new(construct(keywords)?)));
+        let of = (TypeId::of::<O>(), type_name::<O>());
+        self.insert(name, of, move |keywords| Ok(Box::new(construct(keywords)?)));
         Ok(())
     }
 
@@ -145,7 +146,8 @@ impl Registry {
     ) -> Result<()> {
         let name = name.into();
         self.refuse_duplicate(&name, TypeId::of::<S>(), type_name::<S>())?;
-        self.insert::<S>(name, move |keywords| Ok(Box::new(Custom::new(construct(keywords)?))));
+        let of = (TypeId::of::<S>(), type_name::<S>());
+        self.insert(name, of, move |keywords| Ok(Box::new(Custom::new(construct(keywords)?))));
         Ok(())
     }
 
@@ -196,13 +198,13 @@ impl Registry {
         Ok(())
     }
 
-    /// Adds what is known to be new.
-    pub(super) fn insert<O: 'static>(
+    /// Adds an entry that is known to be new.
+    pub(super) fn insert(
         &mut self,
         name: impl Into<String>,
+        (of, type_name): (TypeId, &'static str),
         construct: impl Fn(&mut Keywords<'_>) -> Result<Box<dyn Optimizer>> + Send + Sync + 'static,
     ) {
-        let (of, type_name) = (TypeId::of::<O>(), type_name::<O>());
         self.entries.push(Entry { name: name.into(), of, type_name, construct: Box::new(construct) });
     }
 }
@@ -222,7 +224,7 @@ impl<'a> Resolved<'a> {
         let mut keywords = Keywords { given: hyperparameters, asked: Vec::new() };
         let optimizer = (self.entry.construct)(&mut keywords)?;
         keywords.finish(&self.entry.name)?;
-        optimizer.hyper()?;
+        optimizer.as_rule().hyper()?;
         Ok(optimizer)
     }
 }

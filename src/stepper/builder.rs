@@ -49,7 +49,7 @@ pub struct StepperBuilder<'a> {
 impl Stepper {
     /// Starts the options for a stepper of `layout`.
     pub fn builder(layout: &Layout, optimizer: impl Optimizer + 'static) -> StepperBuilder<'_> {
-        StepperBuilder::new(layout, Some(optimizer.boxed()))
+        StepperBuilder::new(layout, Some(optimizer.as_rule().boxed()))
     }
 
     /// Starts the options for a stepper of `layout` whose parameters have no optimizer until
@@ -162,7 +162,7 @@ impl<'a> StepperBuilder<'a> {
 
     fn register(mut self, target: Target, optimizer: impl Optimizer + 'static) -> Self {
         // Not a box in a box, so that whoever lists it finds its type.
-        self.registered.push(Registered { target, optimizer: optimizer.boxed() });
+        self.registered.push(Registered { target, optimizer: optimizer.as_rule().boxed() });
         self
     }
 

@@ -123,7 +123,7 @@ impl<D: Device> Stepper<D> {
             let name = &self.layout.parameters()[*param].name;
             return Err(Error::config("action", name, "is Leave, so no optimizer may touch it"));
         }
-        let (optimizers, id) = self.optimizers.with(&params, optimizer.boxed())?;
+        let (optimizers, id) = self.optimizers.with(&params, optimizer.as_rule().boxed())?;
         let mut plan = (*self.plan).clone();
         plan.optimize_also(|param| params.contains(&param));
         self.settle_between_passes()?;

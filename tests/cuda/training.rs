@@ -140,8 +140,8 @@ impl Network {
 fn digits_are_learned_with_the_hosts_bits_in_every_mode() {
     let (training, held_out) = Samples::load().unwrap().split();
     let (layout, network) = (lay_out(), Network::new(&lay_out()));
-    let sgd = Optim::Sgd(Sgd { lr: 0.1, momentum: 0.9, nesterov: true, ..Sgd::default() });
-    let adam = Optim::Adam(Adam { lr: 5e-3, ..Adam::default() });
+    let sgd = Optim::of(Sgd { lr: 0.1, momentum: 0.9, nesterov: true, ..Sgd::default() });
+    let adam = Optim::of(Adam { lr: 5e-3, ..Adam::default() });
     for optim in [sgd, adam] {
         let plain = Options { cap: Some(2 << 10), ..Options::default() };
         let mut host = plain.stepper(&layout, optim, Solo::default()).unwrap();

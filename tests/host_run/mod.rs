@@ -19,7 +19,7 @@ use machine::SHAPES;
 use precisions::{COPIES, DECAYS, DTYPES, precisions};
 
 use crate::kernels::bitpatterns::SPECIAL;
-use crate::support::{LENGTHS, Optim, few_optimizers, optimizers, paint_gradient};
+use crate::support::{LENGTHS, few_optimizers, optimizers, paint_gradient};
 
 /// The lengths of all tests, and those around what a block's threads take in one round.
 fn lengths() -> impl Iterator<Item = usize> {
@@ -206,6 +206,6 @@ fn offsets_past_two_and_four_billion_elements_lead_to_the_same_memory() {
 fn many_segments_are_opened_by_as_few_blocks_as_a_cap_allows() {
     let segments = (0..600).map(|k| stepped(k % 3)).collect();
     let adam = few_optimizers()[2];
-    assert!(matches!(adam, Optim::Adam(_)));
+    assert!(adam.descriptor.name == "Adam");
     Case::new(adam, vec![Bucket { segments, ranks: None }]).assert_same_bits(&SHAPES);
 }

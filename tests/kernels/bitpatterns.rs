@@ -117,20 +117,20 @@ fn special_values_give_the_same_bits_on_every_instruction_set() {
 #[test]
 fn random_bit_patterns_give_the_same_bits_on_every_instruction_set() {
     let everything = [
-        Optim::Sgd(Sgd { lr: 0.05, momentum: 0.9, dampening: 0.3, weight_decay: 0.04, ..Sgd::default() }),
-        Optim::Adam(Adam { weight_decay: 0.04, maximize: true, ..Adam::default() }),
-        Optim::AdamW(AdamW { amsgrad: true, ..AdamW::default() }),
-        Optim::Adagrad(Adagrad { initial_accumulator_value: 0.5, weight_decay: 0.04, ..Adagrad::default() }),
-        Optim::RmsProp(RmsProp { momentum: 0.9, centered: true, weight_decay: 0.04, ..RmsProp::default() }),
-        Optim::Adadelta(Adadelta { weight_decay: 0.04, ..Adadelta::default() }),
-        Optim::Adamax(Adamax { weight_decay: 0.04, ..Adamax::default() }),
+        Optim::of(Sgd { lr: 0.05, momentum: 0.9, dampening: 0.3, weight_decay: 0.04, ..Sgd::default() }),
+        Optim::of(Adam { weight_decay: 0.04, maximize: true, ..Adam::default() }),
+        Optim::of(AdamW { amsgrad: true, ..AdamW::default() }),
+        Optim::of(Adagrad { initial_accumulator_value: 0.5, weight_decay: 0.04, ..Adagrad::default() }),
+        Optim::of(RmsProp { momentum: 0.9, centered: true, weight_decay: 0.04, ..RmsProp::default() }),
+        Optim::of(Adadelta { weight_decay: 0.04, ..Adadelta::default() }),
+        Optim::of(Adamax { weight_decay: 0.04, ..Adamax::default() }),
     ];
     assert_same_everywhere(&Inputs::random(), everything, &format!("splitmix64 from seed {SEED:#x}"));
 }
 
 #[test]
 fn subnormals_are_neither_flushed_nor_read_as_zero() {
-    let sgd = Optim::Sgd(Sgd { lr: 0.5, ..Sgd::default() });
+    let sgd = Optim::of(Sgd { lr: 0.5, ..Sgd::default() });
     let tiny =
         Inputs { params: vec![0x0000_0005, 0x0080_0000], gradients: vec![vec![0x0000_000c, 0x0080_0000]] };
     // World 3: p - 0.5 * (g / 3), and 2^-126 - 0.5 * 2^-126/3 with its quotient and half rounded as subnormals.

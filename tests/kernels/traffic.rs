@@ -5,8 +5,6 @@
 //! Kahan-compensated bf16 (a remainder takes its place), fp8 parameters, scales of f16 for groups of 32 (ours are f32
 //! for 256).
 
-use std::any::Any;
-
 use instep::bench::Launcher;
 use instep::layout::{BucketCaps, Gradients, Plan, Storage, Tails};
 use instep::op::{Action, Frozen, Memory, Op, Span, Stream};
@@ -110,7 +108,7 @@ fn every_configuration_moves_and_keeps_the_bytes_that_its_tensors_have() {
         let plan = Plan::new(&layout, 1, caps, Tails::default(), storage).unwrap().with_gradients(gradients);
         let per_element = |bytes: u64| bytes as f64 / ELEMENTS as f64;
         let what = format!("{optimizer:?} {storage:?} {gradients:?}");
-        let launches = if (&*optimizer as &dyn Any).is::<Lamb>() { 2 } else { 1 };
+        let launches = if optimizer.descriptor().unwrap().is_scaled { 2 } else { 1 };
         let step = moved_bytes(&plan, states, Action::Step { bucket: 0 }, launches);
         assert_eq!(per_element(step), moved, "{what}");
         let kept = Memory::of_tensors(&plan, states).map(|memory| Span::whole(memory, &plan).bytes()).sum();

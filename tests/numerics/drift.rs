@@ -93,7 +93,7 @@ fn assert_p_only_wanders(got: &Outcome, start: &Outcome, wide: &[Scalar], way: f
 
 #[test]
 fn adam_does_not_drift_in_a_hundred_thousand_steps() {
-    let optim = Optim::Adam(Adam { lr: 1e-5, ..Adam::default() });
+    let optim = Optim::of(Adam { lr: 1e-5, ..Adam::default() });
     let (start, got, wide) = race(optim, STEPS, |step, element| 0.5 + 0.25 * wander(step, element));
     assert_no_bias_of_the_moments(&got, &wide, 0.75);
     assert_p_only_wanders(&got, &start, &wide, 1.0);
@@ -101,7 +101,7 @@ fn adam_does_not_drift_in_a_hundred_thousand_steps() {
 
 #[test]
 fn adamw_decays_by_1e_7_a_hundred_thousand_times_without_drift() {
-    let optim = Optim::AdamW(AdamW { lr: 1e-5, weight_decay: 1e-2, ..AdamW::default() });
+    let optim = Optim::of(AdamW { lr: 1e-5, weight_decay: 1e-2, ..AdamW::default() });
     // Mostly noise: the change dithers p by many ulps, and the decay is what remains.
     let (start, got, wide) = race(optim, STEPS, |step, element| 0.05 + 0.5 * wander(step, element));
     assert_no_bias_of_the_moments(&got, &wide, 0.55);
@@ -113,7 +113,7 @@ fn adamw_decays_by_1e_7_a_hundred_thousand_times_without_drift() {
 #[test]
 fn a_constant_gradient_leaves_the_averages_within_half_an_ulp_over_their_weight() {
     let constants = |_: usize, element: usize| 0.1 + element as f32 / 64.0;
-    let (_, got, wide) = race(Optim::Adam(Adam::default()), STEPS / 5, constants);
+    let (_, got, wide) = race(Optim::of(Adam::default()), STEPS / 5, constants);
     for (element, scalar) in wide.iter().enumerate() {
         for (state, w) in [(0, 0.1), (1, 1e-3)] {
             let (value, exact) = (f64::from(got.states[0][state][element]), scalar.states[state]);
@@ -127,7 +127,7 @@ fn a_constant_gradient_leaves_the_averages_within_half_an_ulp_over_their_weight(
 /// One gradient, then none: what is left of the maximum is beta2 to the power of the steps, as far as f32 can say.
 #[test]
 fn the_maximum_of_adamax_fades_without_drift() {
-    let optim = Optim::Adamax(Adamax { eps: 0.0, ..Adamax::default() });
+    let optim = Optim::of(Adamax { eps: 0.0, ..Adamax::default() });
     let steps = STEPS / 10;
     let once = |step: usize, element: usize| if step == 0 { 0.1 + element as f32 / 64.0 } else { 0.0 };
     let (_, got, wide) = race(optim, steps, once);

@@ -6,9 +6,7 @@
 
 use std::collections::HashMap;
 
-use crate::support::reference::{
-    Adadelta, Adagrad, Adam, Adamax, Lamb, Lion, NAdam, RAdam, RmsProp, Rprop, Rule, Scalar, Sgd, norm,
-};
+use crate::support::reference::{Lamb, Lion, NAdam, RAdam, Rule, Scalar, norm};
 
 /// Unit roundoff of f64.
 const U: f64 = 1.0 / (1u64 << 53) as f64;
@@ -55,97 +53,12 @@ fn numbers(values: &[String]) -> Vec<f64> {
 
 fn rule(case: &Block) -> Rule {
     let text = |key: &str| case[key][0][0].as_str();
-    let number = |key| text(key).parse::<f64>().unwrap();
-    let flag = |key| text(key).parse::<bool>().unwrap();
-    let (lr, maximize) = (number("lr"), flag("maximize"));
-    // Rprop has no decay.
-    let weight_decay = case.get("weight_decay").map_or(0.0, |_| number("weight_decay"));
-    match text("optimizer") {
-        "sgd" => Rule::Sgd(Sgd {
-            lr,
-            momentum: number("momentum"),
-            dampening: number("dampening"),
-            weight_decay,
-            nesterov: flag("nesterov"),
-            maximize,
-        }),
-        "adagrad" => Rule::Adagrad(Adagrad {
-            lr,
-            lr_decay: number("lr_decay"),
-            weight_decay,
-            initial_accumulator_value: number("initial_accumulator_value"),
-            eps: number("eps"),
-            maximize,
-        }),
-        "rmsprop" => Rule::RmsProp(RmsProp {
-            lr,
-            alpha: number("alpha"),
-            eps: number("eps"),
-            weight_decay,
-            momentum: number("momentum"),
-            centered: flag("centered"),
-            maximize,
-        }),
-        "adadelta" => {
-            Rule::Adadelta(Adadelta { lr, rho: number("rho"), eps: number("eps"), weight_decay, maximize })
-        }
-        "adamax" => Rule::Adamax(Adamax {
-            lr,
-            beta1: number("beta1"),
-            beta2: number("beta2"),
-            eps: number("eps"),
-            weight_decay,
-            maximize,
-        }),
-        "rprop" => Rule::Rprop(Rprop {
-            lr,
-            eta_minus: number("eta_minus"),
-            eta_plus: number("eta_plus"),
-            step_size_min: number("step_size_min"),
-            step_size_max: number("step_size_max"),
-            maximize,
-        }),
-        "lion" => {
-            Rule::Lion(Lion { lr, beta1: number("beta1"), beta2: number("beta2"), weight_decay, maximize })
-        }
-        "nadam" => Rule::NAdam(NAdam {
-            lr,
-            beta1: number("beta1"),
-            beta2: number("beta2"),
-            eps: number("eps"),
-            weight_decay,
-            momentum_decay: number("momentum_decay"),
-            decoupled: flag("decoupled_weight_decay"),
-            maximize,
-        }),
-        "radam" => Rule::RAdam(RAdam {
-            lr,
-            beta1: number("beta1"),
-            beta2: number("beta2"),
-            eps: number("eps"),
-            weight_decay,
-            decoupled: flag("decoupled_weight_decay"),
-            maximize,
-        }),
-        "lamb" => Rule::Lamb(Lamb {
-            lr,
-            beta1: number("beta1"),
-            beta2: number("beta2"),
-            eps: number("eps"),
-            weight_decay,
-            maximize,
-        }),
-        name => Rule::Adam(Adam {
-            lr,
-            beta1: number("beta1"),
-            beta2: number("beta2"),
-            eps: number("eps"),
-            weight_decay,
-            decoupled: name == "adamw",
-            amsgrad: flag("amsgrad"),
-            maximize,
-        }),
-    }
+    let number = |key: &str| match text(key) {
+        "true" => 1.0,
+        "false" => 0.0,
+        number => number.parse().unwrap_or_else(|e| panic!("{key} = {number}: {e}")),
+    };
+    Rule::named(text("optimizer"), &number)
 }
 
 /// [`bound`] of every element of a tensor.
@@ -309,7 +222,7 @@ fn lion_bound(lion: &Lion, before: &Scalar, gradient: f64) -> (f64, [f64; 3]) {
 }
 
 fn nadam_bound(nadam: &NAdam, before: &Scalar, after: &Scalar, gradient: f64) -> (f64, [f64; 3]) {
-    let coupled = if nadam.decoupled { 0.0 } else { nadam.weight_decay };
+    let coupled = if nadam.decoupled_weight_decay { 0.0 } else { nadam.weight_decay };
     let g = gradient.abs() + coupled * before.param.abs();
     let (m, v, of_v) = moments((nadam.beta1, nadam.beta2), before, after, g);
     let (of_gradient, of_average) = nadam.shares(after.steps);
@@ -324,7 +237,7 @@ fn nadam_bound(nadam: &NAdam, before: &Scalar, after: &Scalar, gradient: f64) ->
 }
 
 fn radam_bound(radam: &RAdam, before: &Scalar, after: &Scalar, gradient: f64) -> (f64, [f64; 3]) {
-    let coupled = if radam.decoupled { 0.0 } else { radam.weight_decay };
+    let coupled = if radam.decoupled_weight_decay { 0.0 } else { radam.weight_decay };
     let g = gradient.abs() + coupled * before.param.abs();
     let (m, v, of_v) = moments((radam.beta1, radam.beta2), before, after, g);
     let mut rate = radam.lr / (1.0 - radam.beta1.powi(after.steps));

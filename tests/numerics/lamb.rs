@@ -18,7 +18,7 @@ pub(crate) fn lamb() -> Lamb {
 #[test]
 fn a_parameter_of_zeros_moves_by_the_change_itself() {
     let (lr, eps) = (0.25, 1e-3);
-    let optim = Optim::Lamb(Lamb { lr, eps, ..lamb() });
+    let optim = Optim::of(Lamb { lr, eps, ..lamb() });
     let options = Options::default();
     let layout = layout(&[300]);
     let mut stepper = options.stepper(&layout, optim, Solo::default()).unwrap();
@@ -35,7 +35,7 @@ fn a_parameter_of_zeros_moves_by_the_change_itself() {
 
 #[test]
 fn where_nothing_changes_the_ratio_is_one_and_every_bit_stays() {
-    let optim = Optim::Lamb(Lamb { weight_decay: 0.0, ..lamb() });
+    let optim = Optim::of(Lamb { weight_decay: 0.0, ..lamb() });
     let zeros = |_: usize, _: usize, values: &mut [f32]| {
         values.fill(0.0);
         true
@@ -52,7 +52,7 @@ fn where_nothing_changes_the_ratio_is_one_and_every_bit_stays() {
 #[test]
 fn a_gradient_that_is_not_finite_spoils_its_own_element_and_leaves_the_others_a_ratio_of_one() {
     const SPOILT: usize = 7;
-    let (layout, optim) = (layout(&[300, 40]), Optim::Lamb(lamb()));
+    let (layout, optim) = (layout(&[300, 40]), Optim::of(lamb()));
     for (mode, bad) in MODES.into_iter().zip([f32::NAN, f32::INFINITY, f32::NEG_INFINITY]) {
         let options = Options { mode, ..Options::default() };
         let paint = painted(&options);
@@ -90,7 +90,7 @@ fn a_parameter_that_is_not_finite_spoils_its_own_element_and_leaves_the_others_a
     let (layout, options, lr) = (layout(&[300]), Options::default(), 0.01);
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         for weight_decay in [0.0, 0.01] {
-            let mut stepper = open(&layout, Optim::Lamb(Lamb { lr, weight_decay, ..lamb() }), &options);
+            let mut stepper = open(&layout, Optim::of(Lamb { lr, weight_decay, ..lamb() }), &options);
             let mut params: Vec<f32> = (0..300).map(|k| paint(0, k)).collect();
             params[SPOILT] = bad;
             stepper.write_param(layout.id("p0").unwrap(), &params).unwrap();
@@ -121,7 +121,7 @@ fn wide(param: f32) -> Scalar {
 #[test]
 fn a_parameter_without_gradients_stays_finite_when_its_change_has_all_but_vanished() {
     const PASSES: i32 = 2000;
-    let optim = Optim::Lamb(Lamb { weight_decay: 0.0, ..Lamb::default() });
+    let optim = Optim::of(Lamb { weight_decay: 0.0, ..Lamb::default() });
     let options = Options { mode: Mode::Eager, threads: Some(1), ..Options::default() };
     let mut stepper = open(&layout(&[64]), optim, &options);
     let Rule::Lamb(rule) = optim.rule() else { unreachable!() };

@@ -31,7 +31,7 @@ fn carried(stepper: &Stepper, id: ParamId) -> f64 {
 }
 
 fn assert_product(stepper: &Stepper, id: ParamId, updates: i32) {
-    let Rule::NAdam(nadam) = Optim::NAdam(NADAM).rule() else { unreachable!() };
+    let Rule::NAdam(nadam) = Optim::of(NADAM).rule() else { unreachable!() };
     let (got, expected) = (carried(stepper, id), nadam.mu_product(updates));
     assert_eq!(stepper.step_count(id).unwrap(), updates as u64);
     // Each momentum and each product has a rounding or two, in either program.
@@ -43,7 +43,7 @@ fn assert_product(stepper: &Stepper, id: ParamId, updates: i32) {
 fn only_an_update_advances_it() {
     for mode in [Mode::Sequential, Mode::Normed] {
         let options = Options { mode, skip_nonfinite: true, unused: Unused::Skip, ..Options::default() };
-        let (layout, optim) = (layout(&[5, 300]), Optim::NAdam(NADAM));
+        let (layout, optim) = (layout(&[5, 300]), Optim::of(NADAM));
         let mut stepper = options.stepper(&layout, optim, Solo::default()).unwrap();
         paint_params(&mut stepper);
         let [first, second] = [layout.id("p0").unwrap(), layout.id("p1").unwrap()];

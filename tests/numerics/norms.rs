@@ -8,14 +8,8 @@ use instep::{Isa, Mode, Sgd};
 use crate::support::{Optim, Options, Outcome, layout, open, painted, pass, run};
 
 /// Gradients that are stepped by nothing, so that the norm is all that is left.
-const STILL: Optim = Optim::Sgd(Sgd {
-    lr: 0.0,
-    momentum: 0.0,
-    dampening: 0.0,
-    weight_decay: 0.0,
-    nesterov: false,
-    maximize: false,
-});
+const STILL: Sgd =
+    Sgd { lr: 0.0, momentum: 0.0, dampening: 0.0, weight_decay: 0.0, nesterov: false, maximize: false };
 
 /// The norm of gradients that are zero but for one value in each leaf of 256.
 fn norm_of_leaves(values: &[f32], isa: Isa) -> f64 {
@@ -26,7 +20,7 @@ fn norm_of_leaves(values: &[f32], isa: Isa) -> f64 {
         values.iter().enumerate().for_each(|(leaf, value)| gradient[256 * leaf + leaf * 37 % 256] = *value);
         true
     };
-    run(&layout(&[256 * values.len()]), STILL, &options, 1, feed).status.norm.unwrap()
+    run(&layout(&[256 * values.len()]), Optim::of(STILL), &options, 1, feed).status.norm.unwrap()
 }
 
 #[track_caller]
@@ -77,7 +71,7 @@ fn the_norm_reaches_both_ends_of_f32() {
     };
     for isa in Isa::available() {
         let options = Options { mode: Mode::Normed, isa: Some(isa), ..Options::default() };
-        let norm = run(&layout(&[4096]), STILL, &options, 1, full).status.norm;
+        let norm = run(&layout(&[4096]), Optim::of(STILL), &options, 1, full).status.norm;
         assert_eq!(norm, Some(64.0 * f64::from(f32::MAX)), "{isa}");
     }
 }
@@ -94,14 +88,14 @@ fn thousands_of_leaves_add_up_exactly() {
         true
     };
     // 2^40 + 2^12 * 9 * 2^-44 is 2^40 * (1 + 9 * 2^-72): the root is 2^20.
-    assert_eq!(run(&layout, STILL, &options, 1, feed).status.norm, Some(f64::from(power(20))));
+    assert_eq!(run(&layout, Optim::of(STILL), &options, 1, feed).status.norm, Some(f64::from(power(20))));
     let without_the_large = |step: usize, param: usize, gradient: &mut [f32]| {
         feed(step, param, gradient);
         gradient[1] = 0.0;
         true
     };
     let expected = 3.0 * f64::from(power(-16));
-    assert_eq!(run(&layout, STILL, &options, 1, without_the_large).status.norm, Some(expected));
+    assert_eq!(run(&layout, Optim::of(STILL), &options, 1, without_the_large).status.norm, Some(expected));
 }
 
 #[test]
@@ -109,7 +103,7 @@ fn the_norm_of_few_leaves_is_the_same_bits_however_the_work_is_cut() {
     // A wrong bit in a leaf shows in the norm of one leaf half the time, and in that of nine a tenth.
     const PASSES: usize = 60;
     let norms = |lengths: &[usize], options: &Options| -> Vec<u64> {
-        let mut stepper = open(&layout(lengths), STILL, options);
+        let mut stepper = open(&layout(lengths), Optim::of(STILL), options);
         let paint = painted(options);
         let one = |step: usize| {
             pass(&mut stepper, options, |param, values| paint(step, param, values)).unwrap();
@@ -139,7 +133,7 @@ fn a_finite_sum_that_overflows_when_the_loss_scale_is_divided_out_is_skipped() {
             values.fill(gradient);
             true
         };
-        let status = run(&layout(&[3]), STILL, &options, 1, feed).status;
+        let status = run(&layout(&[3]), Optim::of(STILL), &options, 1, feed).status;
         assert_eq!((status.skipped, status.clip), (skipped, 1.0), "{gradient:e}");
         assert!(status.norm.unwrap().is_finite());
     }

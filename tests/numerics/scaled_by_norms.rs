@@ -18,7 +18,7 @@ const CAPS: [Option<u64>; 3] = [None, Some(4096), Some(1)];
 /// The norms of a pass that changed nothing must not be found by the next one.
 #[test]
 fn a_skipped_pass_changes_no_bit_and_leaves_no_norm_behind() {
-    let (layout, optim) = (layout(&[300, 17, 2050]), Optim::Lamb(lamb()));
+    let (layout, optim) = (layout(&[300, 17, 2050]), Optim::of(lamb()));
     for mode in [Mode::Sequential, Mode::Normed] {
         for cap in CAPS {
             let options = Options { mode, cap, skip_nonfinite: true, ..Options::default() };
@@ -48,7 +48,7 @@ fn a_skipped_pass_changes_no_bit_and_leaves_no_norm_behind() {
 fn alone(start: &[f32], param: usize) -> Outcome {
     let layout = layout(&[start.len()]);
     let options = Options { isa: Some(Isa::Baseline), threads: Some(1), ..Options::default() };
-    let mut stepper = options.stepper(&layout, Optim::Lamb(lamb()), Solo::default()).unwrap();
+    let mut stepper = options.stepper(&layout, Optim::of(lamb()), Solo::default()).unwrap();
     stepper.write_param(layout.ids().next().unwrap(), start).unwrap();
     for step in 0..3 {
         pass(&mut stepper, &options, |_, values| painted(&options)(step, param, values)).unwrap();
@@ -59,7 +59,7 @@ fn alone(start: &[f32], param: usize) -> Outcome {
 #[test]
 fn each_parameters_norms_are_its_own_however_the_work_is_cut() {
     let layout = layout(&LENGTHS);
-    let start = Outcome::of(&open(&layout, Optim::Lamb(lamb()), &Options::default())).unwrap();
+    let start = Outcome::of(&open(&layout, Optim::of(lamb()), &Options::default())).unwrap();
     let expected: Vec<Outcome> =
         start.params.iter().enumerate().map(|(param, values)| alone(values, param)).collect();
     for isa in Isa::available() {
@@ -67,7 +67,7 @@ fn each_parameters_norms_are_its_own_however_the_work_is_cut() {
             for (cap, threads) in CAPS.into_iter().zip([3, 1, 2]) {
                 let options =
                     Options { mode, cap, isa: Some(isa), threads: Some(threads), ..Options::default() };
-                let ours = run(&layout, Optim::Lamb(lamb()), &options, 3, painted(&options));
+                let ours = run(&layout, Optim::of(lamb()), &options, 3, painted(&options));
                 for (param, expected) in expected.iter().enumerate() {
                     let what = format!("{isa}, {mode:?}, cap {cap:?}, {threads} threads");
                     ours.assert_same_param(param, expected, 0, &what);
@@ -83,7 +83,7 @@ fn two_launches_zero_copy_average_and_leave_what_one_launch_does() {
     let builder = Layout::builder().param("first", LENS[0]).param("second", LENS[1]);
     let builder = builder.param("averaged", LENS[2]).action(SegmentAction::Average).param("frozen", LENS[3]);
     let layout = builder.build().unwrap();
-    let (ids, optim): (Vec<ParamId>, _) = (layout.ids().collect(), Optim::Lamb(lamb()));
+    let (ids, optim): (Vec<ParamId>, _) = (layout.ids().collect(), Optim::of(lamb()));
     for mode in MODES {
         let options = Options { mode, gradients: Gradients::Zero, world_size: 2, ..Options::default() };
         let builder = options.builder(&layout, optim).copy_params(DType::BF16).ema(0.75);
@@ -159,7 +159,7 @@ fn handed_around(optims: &[(Optim, usize)], start: &[f32], param: usize, passes:
 fn beside_and_behind_other_optimizers_it_does_what_it_does_alone() {
     let adamw = AdamW { lr: 0.01, ..AdamW::default() };
     let heavy = Sgd { lr: 0.05, momentum: 0.9, ..Sgd::default() };
-    let (first, second, third) = (Optim::AdamW(adamw), Optim::Lamb(lamb()), Optim::Sgd(heavy));
+    let (first, second, third) = (Optim::of(adamw), Optim::of(lamb()), Optim::of(heavy));
     let layout = layout(&[300, 2100, 257, 40, 5]);
     let ids: Vec<ParamId> = layout.ids().collect();
     // In front of another, behind another, on its own, not at all, and from the third pass on.

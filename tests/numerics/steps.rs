@@ -121,7 +121,7 @@ fn hardly_any_sign_of_lion_is_within_its_rounding() {
 
 #[test]
 fn rprops_step_size_changes_where_the_product_of_two_gradients_would_underflow() {
-    let optim = Optim::Rprop(Rprop::default());
+    let optim = Optim::of(Rprop::default());
     let outcome = run(&layout(&[3]), optim, &Options::default(), 2, |step, _, values| {
         let sign = [1.0, if step == 0 { 1.0 } else { -1.0 }, 0.0];
         values.iter_mut().zip(sign).for_each(|(g, sign)| *g = sign * 1e-30);
@@ -137,7 +137,7 @@ fn the_first_momentum_buffer_is_a_plain_copy_of_the_gradient() {
     let layout = layout(&[257]);
     for nesterov in [false, true] {
         let dampening = if nesterov { 0.0 } else { 0.5 };
-        let optim = Optim::Sgd(Sgd { lr: 0.05, momentum: 0.9, dampening, nesterov, ..Sgd::default() });
+        let optim = Optim::of(Sgd { lr: 0.05, momentum: 0.9, dampening, nesterov, ..Sgd::default() });
         let options = Options::default();
         let outcome = run(&layout, optim, &options, 1, painted(&options));
         assert_eq!(outcome.states[0][0], outcome.grads[0], "neither momentum nor dampening enters it");
@@ -219,7 +219,7 @@ fn the_norm_is_that_of_the_mean_gradients_to_the_last_digits() {
                     values.iter_mut().for_each(|value| *value *= scale);
                     true
                 };
-                let optim = Optim::Sgd(Sgd { lr: 1e-30, ..Sgd::default() });
+                let optim = Optim::of(Sgd { lr: 1e-30, ..Sgd::default() });
                 let outcome = run(&layout(&LENGTHS), optim, &options, 2, gradient);
                 let means = outcome.grads.iter().flatten().map(|sum| f64::from(*sum) / options.divisor());
                 let (got, expected) = (outcome.status.norm.unwrap(), norm(means));
@@ -236,7 +236,7 @@ fn the_norm_is_that_of_the_mean_gradients_to_the_last_digits() {
 fn eager_and_plain_sequential_report_no_norm_and_no_clip() {
     for mode in [Mode::Eager, Mode::Sequential] {
         let options = Options { mode, ..Options::default() };
-        let outcome = run(&layout(&[300]), Optim::Adam(Adam::default()), &options, 2, painted(&options));
+        let outcome = run(&layout(&[300]), Optim::of(Adam::default()), &options, 2, painted(&options));
         assert_eq!((outcome.status.norm, outcome.status.clip, outcome.status.pass), (None, 1.0, 2));
     }
 }

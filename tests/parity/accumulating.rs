@@ -19,7 +19,7 @@ use crate::support::{MODES, Optim, Outcome};
 
 fn optimizers() -> [Optim; 2] {
     let sgd = Sgd { lr: 0.03, momentum: 0.9, nesterov: true, ..Sgd::default() };
-    [Optim::Sgd(sgd), Optim::Adam(Adam { lr: 0.03, ..Adam::default() })]
+    [Optim::of(sgd), Optim::of(Adam { lr: 0.03, ..Adam::default() })]
 }
 
 fn cases() -> impl Iterator<Item = (Optim, Mode)> {

@@ -19,7 +19,7 @@ use crate::support::{MODES, Optim, assert_same_bits};
 const ITERATIONS: usize = 8;
 
 fn optimizers() -> [Optim; 2] {
-    [Optim::Sgd(Sgd { lr: 0.03, ..Sgd::default() }), Optim::Adam(Adam { lr: 0.03, ..Adam::default() })]
+    [Optim::of(Sgd { lr: 0.03, ..Sgd::default() }), Optim::of(Adam { lr: 0.03, ..Adam::default() })]
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

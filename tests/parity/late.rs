@@ -38,8 +38,8 @@ fn late(layout: &instep::Layout) -> [(Vec<ParamId>, Optim); 2] {
     let biases = all.iter().copied().skip(1).step_by(2).collect();
     let gentle = Sgd { lr: 0.01, weight_decay: 0.1, ..heavy() };
     [
-        (vec![all[0]], Optim::AdamW(averaging())),
-        (biases, Optim::Sgd(Sgd { nesterov: true, dampening: 0.0, ..gentle })),
+        (vec![all[0]], Optim::of(averaging())),
+        (biases, Optim::of(Sgd { nesterov: true, dampening: 0.0, ..gentle })),
     ]
 }
 
@@ -89,7 +89,7 @@ fn train(mut stepper: Stepper, when: When, what: &str) -> Result<Outcome> {
     let mut ordinary =
         Ordinary::new(
             &network,
-            |param| if param % 2 == 0 { vec![Optim::Sgd(heavy()).rule()] } else { vec![] },
+            |param| if param % 2 == 0 { vec![Optim::of(heavy()).rule()] } else { vec![] },
         );
     let mut has_late = false;
     for iteration in 0..ITERATIONS {

@@ -43,9 +43,9 @@ impl Subset {
 fn optimizers() -> [Optim; 3] {
     let (lr, betas, eps) = (1e-2, (0.9, 0.99), 1e-6);
     [
-        Optim::AdamW(AdamW { lr, betas, eps, ..AdamW::default() }),
-        Optim::Adam(Adam { lr, betas, eps, ..Adam::default() }),
-        Optim::Sgd(Sgd { lr, momentum: 0.9, weight_decay: 0.01, ..Sgd::default() }),
+        Optim::of(AdamW { lr, betas, eps, ..AdamW::default() }),
+        Optim::of(Adam { lr, betas, eps, ..Adam::default() }),
+        Optim::of(Sgd { lr, momentum: 0.9, weight_decay: 0.01, ..Sgd::default() }),
     ]
 }
 

@@ -39,9 +39,9 @@ fn builder(layout: &Layout, mode: Mode) -> StepperBuilder<'_> {
 fn train(mut stepper: Stepper, handing: Handing, what: &str) -> Result<Vec<Vec<f32>>> {
     let (rank, mut network) = (stepper.rank() as usize, three_layers(0));
     initialise(&mut stepper, &three_layers(rank))?;
-    let ordinary = Optim::Sgd(Sgd { lr: ORDINARY_LR, ..Sgd::default() });
+    let ordinary = Optim::of(Sgd { lr: ORDINARY_LR, ..Sgd::default() });
     let mut reference = Ordinary::new(&network, |param| {
-        vec![if is_ours(param) { Optim::Sgd(HEAVY).rule() } else { ordinary.rule() }]
+        vec![if is_ours(param) { Optim::of(HEAVY).rule() } else { ordinary.rule() }]
     });
     let all = ids(&stepper);
     for iteration in 0..ITERATIONS {

@@ -106,7 +106,7 @@ fn train<C: Collective + 'static>(
 }
 
 fn optim() -> Optim {
-    Optim::AdamW(AdamW::default())
+    Optim::of(AdamW::default())
 }
 
 /// Sums of eight multiples of 1/8 up to 31/8 are below 2^5, so they have 8 bits at most: every format holds them.
@@ -163,7 +163,7 @@ fn compressed_sums_keep_within_the_documented_bound_and_come_near_it() {
             // Down to where f16 has subnormals only.
             let term = |rank: usize, k: usize| paint(rank, k) * [1.0, 3e-4, 2e-6][k % 3];
             let gradients = |_, rank, _, k| term(rank, k);
-            let sgd = Optim::Sgd(Sgd { lr: 0.0, ..Sgd::default() });
+            let sgd = Optim::of(Sgd { lr: 0.0, ..Sgd::default() });
             let outcomes = train(ranks as u32, &options, sgd, |comm| compressed(dtype, comm), gradients);
             let pre_scale =
                 if dtype == INSTEP_DTYPE_F16 { 1.0 / ranks.next_power_of_two() as f64 } else { 1.0 };

@@ -241,7 +241,7 @@ fn what_a_hook_writes_between_gradients_adds_up_nowhere_and_reaches_no_count() {
             Ok(())
         };
         let options = Options { mode: Mode::Normed, max_norm: Some(1e9), ..Options::default() };
-        let optim = Optim::Sgd(Sgd { lr: 1.0, ..Sgd::default() });
+        let optim = Optim::of(Sgd { lr: 1.0, ..Sgd::default() });
         let mut stepper = options.stepper(&layout, optim, Hooked::new(comm, hook))?;
         for _ in 0..20 {
             // The second parameter is used by nobody.

@@ -32,8 +32,8 @@ impl Net {
 
     fn optim(self) -> Optim {
         match self {
-            Net::Critic => Optim::Adam(Adam { amsgrad: true, ..Adam::default() }),
-            Net::Generator => Optim::Sgd(Sgd { lr: 0.05, momentum: 0.9, ..Sgd::default() }),
+            Net::Critic => Optim::of(Adam { amsgrad: true, ..Adam::default() }),
+            Net::Generator => Optim::of(Sgd { lr: 0.05, momentum: 0.9, ..Sgd::default() }),
         }
     }
 

@@ -312,7 +312,7 @@ fn joining_is_refused_without_the_option_without_elements_and_inside_a_pass() {
     let is_config = |outcome: Result<bool>| {
         assert!(matches!(outcome, Err(Error::Config { field: "uneven_inputs", .. })), "{outcome:?}");
     };
-    let optim = Optim::Adam(Adam::default());
+    let optim = Optim::of(Adam::default());
     let mut without = Options::default().stepper(&layout(&[3]), optim, Solo::default()).unwrap();
     is_config(without.join());
     without.begin().unwrap().finish().unwrap();

@@ -72,8 +72,8 @@ fn each_configuration_decides_as_torch_does_and_says_so() {
                     *values.last_mut().unwrap() = row.gradients[param] * options.divisor() as f32;
                     true
                 };
-                let before = run(&layout, Optim::Sgd(sgd), &options, 0, feed);
-                let after = run(&layout, Optim::Sgd(sgd), &options, 1, feed);
+                let before = run(&layout, Optim::of(sgd), &options, 0, feed);
+                let after = run(&layout, Optim::of(sgd), &options, 1, feed);
                 let status = after.status;
                 assert_eq!(status.norm.map(f64::to_bits), Some(row.norm.to_bits()), "{what}");
                 assert_eq!((status.skipped, status.clip), (row.skipped, row.clip), "{what}");
@@ -151,7 +151,7 @@ fn a_skipped_pass_still_averages_what_is_only_averaged() {
         for max_norm in [None, Some(0.5)] {
             let options =
                 Options { mode, cap, max_norm, world_size: 3, skip_nonfinite: true, ..Options::default() };
-            let optim = Optim::Adam(Adam::default());
+            let optim = Optim::of(Adam::default());
             let feed = |_: usize, param: usize, values: &mut [f32]| {
                 values.iter_mut().enumerate().for_each(|(k, g)| *g = paint(param, k));
                 if param == 0 {

@@ -148,7 +148,7 @@ fn only_stepped_gradients_count_for_the_norm_and_for_skipping() {
             values.fill([2.0, f32::NAN, f32::INFINITY][param]);
             true
         };
-        let status = run(&layout, Optim::Adam(Adam::default()), &options, 1, feed).status;
+        let status = run(&layout, Optim::of(Adam::default()), &options, 1, feed).status;
         assert_eq!((status.norm, status.skipped), (Some(20f64.sqrt()), false), "{mode:?}");
     }
 }

@@ -91,10 +91,10 @@ pub(crate) struct Setup {
 fn optimizer() -> impl Strategy<Value = Optim> {
     let mut optimizers = few_optimizers().to_vec();
     optimizers.extend([
-        Optim::Sgd(Sgd { lr: 0.05, maximize: true, weight_decay: 0.04, ..Sgd::default() }),
-        Optim::Sgd(Sgd { lr: 0.05, momentum: 0.9, dampening: 0.3, ..Sgd::default() }),
-        Optim::Adam(Adam { betas: (0.3, 0.45), maximize: true, ..Adam::default() }),
-        Optim::AdamW(AdamW::default()),
+        Optim::of(Sgd { lr: 0.05, maximize: true, weight_decay: 0.04, ..Sgd::default() }),
+        Optim::of(Sgd { lr: 0.05, momentum: 0.9, dampening: 0.3, ..Sgd::default() }),
+        Optim::of(Adam { betas: (0.3, 0.45), maximize: true, ..Adam::default() }),
+        Optim::of(AdamW::default()),
     ]);
     select(optimizers)
 }

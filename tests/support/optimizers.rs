@@ -3,48 +3,60 @@
 //! A case is a value (`Optim`) that a builder, the f64 reference and the raw kernels take alike. Must hold every
 //! optimizer of the crate: what is not in these tables is held to nothing.
 
-use instep::optim::Optimizer;
-use instep::{
-    Adadelta, Adagrad, Adam, AdamW, Adamax, Lamb, Layout, Lion, NAdam, RAdam, RmsProp, Rprop, Sgd, Stepper,
-    StepperBuilder,
-};
+use instep::optim::{ALL, Descriptor, Optimizer, Value};
+use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, Lamb, Lion, NAdam, RAdam, RmsProp, Rprop, Sgd};
+use instep::{Layout, Stepper, StepperBuilder};
 
-use crate::support::reference::{self, Rule};
+use crate::support::reference::Rule;
 
-/// An optimizer as a value.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Optim {
-    Sgd(Sgd),
-    Adam(Adam),
-    AdamW(AdamW),
-    Adagrad(Adagrad),
-    RmsProp(RmsProp),
-    Adadelta(Adadelta),
-    Adamax(Adamax),
-    Rprop(Rprop),
-    Lion(Lion),
-    NAdam(NAdam),
-    RAdam(RAdam),
-    Lamb(Lamb),
+/// Numbers of the hyperparameters that an optimizer has at most.
+const MOST: usize = 8;
+
+/// An optimizer as a value: its descriptor, and its numbers in the order of the keywords.
+#[derive(Clone, Copy)]
+pub(crate) struct Optim {
+    pub descriptor: &'static Descriptor,
+    numbers: [f64; MOST],
+}
+
+impl std::fmt::Debug for Optim {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.boxed().fmt(f)
+    }
 }
 
 impl Optim {
+    pub(crate) fn of(optimizer: impl Optimizer) -> Optim {
+        let descriptor = optimizer.descriptor().expect("one of the crate's");
+        let mut numbers = [0.0; MOST];
+        let given = descriptor.fields.iter().flat_map(|field| optimizer.get(field.name).unwrap().numbers());
+        given.enumerate().for_each(|(k, number)| numbers[k] = number);
+        Optim { descriptor, numbers }
+    }
+
+    /// The same with one hyperparameter changed.
+    pub(crate) fn with(self, field: &str, value: Value) -> Optim {
+        let mut optimizer = self.boxed();
+        optimizer.set(field, value).unwrap();
+        Optim::of(optimizer)
+    }
+
+    /// Keywords, each with its number; flags are 0 or 1.
+    pub(crate) fn keywords(&self) -> impl Iterator<Item = (&'static str, f64)> {
+        let parts = self.descriptor.fields.iter().flat_map(|field| field.parts);
+        parts.map(|part| part.keyword).zip(self.numbers)
+    }
+
     /// As a builder takes it.
-    pub(crate) fn boxed(self) -> Box<dyn Optimizer> {
-        match self {
-            Optim::Sgd(sgd) => Box::new(sgd),
-            Optim::Adam(adam) => Box::new(adam),
-            Optim::AdamW(adamw) => Box::new(adamw),
-            Optim::Adagrad(adagrad) => Box::new(adagrad),
-            Optim::RmsProp(rmsprop) => Box::new(rmsprop),
-            Optim::Adadelta(adadelta) => Box::new(adadelta),
-            Optim::Adamax(adamax) => Box::new(adamax),
-            Optim::Rprop(rprop) => Box::new(rprop),
-            Optim::Lion(lion) => Box::new(lion),
-            Optim::NAdam(nadam) => Box::new(nadam),
-            Optim::RAdam(radam) => Box::new(radam),
-            Optim::Lamb(lamb) => Box::new(lamb),
+    pub(crate) fn boxed(&self) -> Box<dyn Optimizer> {
+        let mut optimizer = self.descriptor.build();
+        let mut numbers = &self.numbers[..];
+        for field in self.descriptor.fields {
+            let (own, rest) = numbers.split_at(field.parts.len());
+            optimizer.set(field.name, field.value(own).unwrap()).unwrap();
+            numbers = rest;
         }
+        optimizer
     }
 
     pub(crate) fn builder(self, layout: &Layout) -> StepperBuilder<'_> {
@@ -53,80 +65,11 @@ impl Optim {
 
     /// The same hyperparameters for the f64 reference.
     pub(crate) fn rule(self) -> Rule {
-        match self {
-            Optim::Sgd(Sgd { lr, momentum, dampening, weight_decay, nesterov, maximize }) => {
-                Rule::Sgd(reference::Sgd { lr, momentum, dampening, weight_decay, nesterov, maximize })
-            }
-            Optim::Adam(Adam { lr, betas, eps, weight_decay, amsgrad, maximize })
-            | Optim::AdamW(AdamW { lr, betas, eps, weight_decay, amsgrad, maximize }) => {
-                let (beta1, beta2) = betas;
-                let decoupled = matches!(self, Optim::AdamW(_));
-                let adam =
-                    reference::Adam { lr, beta1, beta2, eps, weight_decay, decoupled, amsgrad, maximize };
-                Rule::Adam(adam)
-            }
-            Optim::Adagrad(adagrad) => {
-                let Adagrad { lr, lr_decay, weight_decay, initial_accumulator_value, eps, maximize } =
-                    adagrad;
-                Rule::Adagrad(reference::Adagrad {
-                    lr,
-                    lr_decay,
-                    weight_decay,
-                    initial_accumulator_value,
-                    eps,
-                    maximize,
-                })
-            }
-            Optim::RmsProp(RmsProp { lr, alpha, eps, weight_decay, momentum, centered, maximize }) => {
-                let rmsprop =
-                    reference::RmsProp { lr, alpha, eps, weight_decay, momentum, centered, maximize };
-                Rule::RmsProp(rmsprop)
-            }
-            Optim::Adadelta(Adadelta { lr, rho, eps, weight_decay, maximize }) => {
-                Rule::Adadelta(reference::Adadelta { lr, rho, eps, weight_decay, maximize })
-            }
-            Optim::Adamax(Adamax { lr, betas: (beta1, beta2), eps, weight_decay, maximize }) => {
-                Rule::Adamax(reference::Adamax { lr, beta1, beta2, eps, weight_decay, maximize })
-            }
-            Optim::Rprop(Rprop { lr, etas, step_sizes, maximize }) => {
-                let ((eta_minus, eta_plus), (step_size_min, step_size_max)) = (etas, step_sizes);
-                let rprop =
-                    reference::Rprop { lr, eta_minus, eta_plus, step_size_min, step_size_max, maximize };
-                Rule::Rprop(rprop)
-            }
-            Optim::Lion(Lion { lr, betas: (beta1, beta2), weight_decay, maximize }) => {
-                Rule::Lion(reference::Lion { lr, beta1, beta2, weight_decay, maximize })
-            }
-            Optim::NAdam(NAdam {
-                lr,
-                betas: (beta1, beta2),
-                eps,
-                weight_decay,
-                momentum_decay,
-                decoupled_weight_decay: decoupled,
-                maximize,
-            }) => Rule::NAdam(reference::NAdam {
-                lr,
-                beta1,
-                beta2,
-                eps,
-                weight_decay,
-                momentum_decay,
-                decoupled,
-                maximize,
-            }),
-            Optim::RAdam(RAdam {
-                lr,
-                betas: (beta1, beta2),
-                eps,
-                weight_decay,
-                decoupled_weight_decay: decoupled,
-                maximize,
-            }) => Rule::RAdam(reference::RAdam { lr, beta1, beta2, eps, weight_decay, decoupled, maximize }),
-            Optim::Lamb(Lamb { lr, betas: (beta1, beta2), eps, weight_decay, maximize }) => {
-                Rule::Lamb(reference::Lamb { lr, beta1, beta2, eps, weight_decay, maximize })
-            }
-        }
+        let number = |name: &str| {
+            let found = self.keywords().find(|(keyword, _)| *keyword == name);
+            found.unwrap_or_else(|| panic!("{self:?} has no {name}")).1
+        };
+        Rule::named(&self.descriptor.key(), &number)
     }
 }
 
@@ -217,18 +160,22 @@ pub(crate) fn optimizers() -> Vec<Optim> {
         Lamb { weight_decay: 0.3, maximize: true, eps: 1e-3, lr: 0.01, ..lamb },
         Lamb { weight_decay: 0.0, betas: (0.3, 0.45), ..lamb },
     ];
-    let mut all: Vec<Optim> = sgds.map(Optim::Sgd).into();
-    all.extend(adams.map(Optim::Adam));
-    all.extend(adamws.map(Optim::AdamW));
-    all.extend(adagrads.map(Optim::Adagrad));
-    all.extend(rmsprops.map(Optim::RmsProp));
-    all.extend(adadeltas.map(Optim::Adadelta));
-    all.extend(adamaxes.map(Optim::Adamax));
-    all.extend(rprops.map(Optim::Rprop));
-    all.extend(lions.map(Optim::Lion));
-    all.extend(nadams.map(Optim::NAdam));
-    all.extend(radams.map(Optim::RAdam));
-    all.extend(lambs.map(Optim::Lamb));
+    let mut all: Vec<Optim> = sgds.map(Optim::of).into();
+    all.extend(adams.map(Optim::of));
+    all.extend(adamws.map(Optim::of));
+    all.extend(adagrads.map(Optim::of));
+    all.extend(rmsprops.map(Optim::of));
+    all.extend(adadeltas.map(Optim::of));
+    all.extend(adamaxes.map(Optim::of));
+    all.extend(rprops.map(Optim::of));
+    all.extend(lions.map(Optim::of));
+    all.extend(nadams.map(Optim::of));
+    all.extend(radams.map(Optim::of));
+    all.extend(lambs.map(Optim::of));
+    for descriptor in ALL {
+        let has_case = all.iter().any(|optim| optim.descriptor.name == descriptor.name);
+        assert!(has_case, "{} has no case here", descriptor.name);
+    }
     all
 }
 
@@ -237,12 +184,12 @@ pub(crate) fn optimizers() -> Vec<Optim> {
 #[rustfmt::skip] // A table: one case per line.
 pub(crate) fn few_optimizers() -> [Optim; 6] {
     [
-        Optim::Sgd(Sgd { lr: 0.05, ..Sgd::default() }),
-        Optim::Sgd(Sgd { lr: 0.05, momentum: 0.9, nesterov: true, weight_decay: 0.04, ..Sgd::default() }),
-        Optim::Adam(Adam { weight_decay: 0.04, ..Adam::default() }),
-        Optim::AdamW(AdamW { lr: 0.01, amsgrad: true, betas: (0.9, 0.8), ..AdamW::default() }),
-        Optim::NAdam(NAdam { weight_decay: 0.04, decoupled_weight_decay: true, ..NAdam::default() }),
-        Optim::Lamb(Lamb { lr: 0.01, weight_decay: 0.04, ..Lamb::default() }),
+        Optim::of(Sgd { lr: 0.05, ..Sgd::default() }),
+        Optim::of(Sgd { lr: 0.05, momentum: 0.9, nesterov: true, weight_decay: 0.04, ..Sgd::default() }),
+        Optim::of(Adam { weight_decay: 0.04, ..Adam::default() }),
+        Optim::of(AdamW { lr: 0.01, amsgrad: true, betas: (0.9, 0.8), ..AdamW::default() }),
+        Optim::of(NAdam { weight_decay: 0.04, decoupled_weight_decay: true, ..NAdam::default() }),
+        Optim::of(Lamb { lr: 0.01, weight_decay: 0.04, ..Lamb::default() }),
     ]
 }
 

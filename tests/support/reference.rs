@@ -14,129 +14,49 @@ pub(crate) struct Scalar {
     pub steps: i32,
 }
 
-/// `torch.optim.SGD`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Sgd {
-    pub lr: f64,
-    pub momentum: f64,
-    pub dampening: f64,
-    pub weight_decay: f64,
-    pub nesterov: bool,
-    pub maximize: bool,
+/// Declares the hyperparameters of a rule, numbers before flags, and reads them by name.
+macro_rules! hyperparameters {
+    ($($(#[$doc:meta])* $rule:ident { $($number:ident),*; $($flag:ident),* })*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug)]
+        pub(crate) struct $rule {
+            $(pub $number: f64,)*
+            $(pub $flag: bool,)*
+        }
+
+        impl $rule {
+            fn named(number: &dyn Fn(&str) -> f64) -> $rule {
+                $(let $number = number(stringify!($number));)*
+                $(let $flag = number(stringify!($flag)) != 0.0;)*
+                $rule { $($number,)* $($flag),* }
+            }
+        }
+    )*};
 }
 
-/// `torch.optim.Adam`, and with `decoupled` `torch.optim.AdamW`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Adam {
-    pub lr: f64,
-    pub beta1: f64,
-    pub beta2: f64,
-    pub eps: f64,
-    pub weight_decay: f64,
-    pub decoupled: bool,
-    pub amsgrad: bool,
-    pub maximize: bool,
-}
-
-/// `torch.optim.Adagrad`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Adagrad {
-    pub lr: f64,
-    pub lr_decay: f64,
-    pub weight_decay: f64,
-    pub initial_accumulator_value: f64,
-    pub eps: f64,
-    pub maximize: bool,
-}
-
-/// `torch.optim.RMSprop`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RmsProp {
-    pub lr: f64,
-    pub alpha: f64,
-    pub eps: f64,
-    pub weight_decay: f64,
-    pub momentum: f64,
-    pub centered: bool,
-    pub maximize: bool,
-}
-
-/// `torch.optim.Adadelta`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Adadelta {
-    pub lr: f64,
-    pub rho: f64,
-    pub eps: f64,
-    pub weight_decay: f64,
-    pub maximize: bool,
-}
-
-/// `torch.optim.Adamax`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Adamax {
-    pub lr: f64,
-    pub beta1: f64,
-    pub beta2: f64,
-    pub eps: f64,
-    pub weight_decay: f64,
-    pub maximize: bool,
-}
-
-/// `torch.optim.Rprop`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Rprop {
-    pub lr: f64,
-    pub eta_minus: f64,
-    pub eta_plus: f64,
-    pub step_size_min: f64,
-    pub step_size_max: f64,
-    pub maximize: bool,
-}
-
-/// Algorithm 2 of Chen et al., 2023.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Lion {
-    pub lr: f64,
-    pub beta1: f64,
-    pub beta2: f64,
-    pub weight_decay: f64,
-    pub maximize: bool,
-}
-
-/// `torch.optim.NAdam`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct NAdam {
-    pub lr: f64,
-    pub beta1: f64,
-    pub beta2: f64,
-    pub eps: f64,
-    pub weight_decay: f64,
-    pub momentum_decay: f64,
-    pub decoupled: bool,
-    pub maximize: bool,
-}
-
-/// `torch.optim.RAdam`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RAdam {
-    pub lr: f64,
-    pub beta1: f64,
-    pub beta2: f64,
-    pub eps: f64,
-    pub weight_decay: f64,
-    pub decoupled: bool,
-    pub maximize: bool,
-}
-
-/// Algorithm 2 of You et al., 2020, with phi(z) = z.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Lamb {
-    pub lr: f64,
-    pub beta1: f64,
-    pub beta2: f64,
-    pub eps: f64,
-    pub weight_decay: f64,
-    pub maximize: bool,
+hyperparameters! {
+    /// `torch.optim.SGD`.
+    Sgd { lr, momentum, dampening, weight_decay; nesterov, maximize }
+    /// `torch.optim.Adam`, and with `decoupled` `torch.optim.AdamW`.
+    Adam { lr, beta1, beta2, eps, weight_decay; decoupled, amsgrad, maximize }
+    /// `torch.optim.Adagrad`.
+    Adagrad { lr, lr_decay, weight_decay, initial_accumulator_value, eps; maximize }
+    /// `torch.optim.RMSprop`.
+    RmsProp { lr, alpha, eps, weight_decay, momentum; centered, maximize }
+    /// `torch.optim.Adadelta`.
+    Adadelta { lr, rho, eps, weight_decay; maximize }
+    /// `torch.optim.Adamax`.
+    Adamax { lr, beta1, beta2, eps, weight_decay; maximize }
+    /// `torch.optim.Rprop`.
+    Rprop { lr, eta_minus, eta_plus, step_size_min, step_size_max; maximize }
+    /// Algorithm 2 of Chen et al., 2023.
+    Lion { lr, beta1, beta2, weight_decay; maximize }
+    /// `torch.optim.NAdam`.
+    NAdam { lr, beta1, beta2, eps, weight_decay, momentum_decay; decoupled_weight_decay, maximize }
+    /// `torch.optim.RAdam`.
+    RAdam { lr, beta1, beta2, eps, weight_decay; decoupled_weight_decay, maximize }
+    /// Algorithm 2 of You et al., 2020, with phi(z) = z.
+    Lamb { lr, beta1, beta2, eps, weight_decay; maximize }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -155,6 +75,26 @@ pub(crate) enum Rule {
 }
 
 impl Rule {
+    /// The rule of that name in `vectors.txt`; `number` gives its hyperparameters by name, flags as 0 or 1.
+    pub(crate) fn named(name: &str, number: &dyn Fn(&str) -> f64) -> Rule {
+        let decoupled = f64::from(u8::from(name == "adamw"));
+        let of_adam = |field: &str| if field == "decoupled" { decoupled } else { number(field) };
+        match name {
+            "sgd" => Rule::Sgd(Sgd::named(number)),
+            "adam" | "adamw" => Rule::Adam(Adam::named(&of_adam)),
+            "adagrad" => Rule::Adagrad(Adagrad::named(number)),
+            "rmsprop" => Rule::RmsProp(RmsProp::named(number)),
+            "adadelta" => Rule::Adadelta(Adadelta::named(number)),
+            "adamax" => Rule::Adamax(Adamax::named(number)),
+            "rprop" => Rule::Rprop(Rprop::named(number)),
+            "lion" => Rule::Lion(Lion::named(number)),
+            "nadam" => Rule::NAdam(NAdam::named(number)),
+            "radam" => Rule::RAdam(RAdam::named(number)),
+            "lamb" => Rule::Lamb(Lamb::named(number)),
+            other => panic!("no formula is named {other}"),
+        }
+    }
+
     /// One update of a whole tensor with `gradients`, the means over ranks.
     pub(crate) fn step(&self, tensor: &mut [Scalar], gradients: &[f64]) {
         assert_eq!(tensor.len(), gradients.len());
@@ -357,7 +297,7 @@ impl NAdam {
 
     fn step(&self, x: &mut Scalar, gradient: f64) {
         let mut g = if self.maximize { -gradient } else { gradient };
-        if self.decoupled {
+        if self.decoupled_weight_decay {
             x.param *= 1.0 - self.lr * self.weight_decay;
         } else {
             g += self.weight_decay * x.param;
@@ -383,7 +323,7 @@ impl RAdam {
 
     fn step(&self, x: &mut Scalar, gradient: f64) {
         let mut g = if self.maximize { -gradient } else { gradient };
-        if self.decoupled {
+        if self.decoupled_weight_decay {
             x.param *= 1.0 - self.lr * self.weight_decay;
         } else {
             g += self.weight_decay * x.param;

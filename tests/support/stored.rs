@@ -40,10 +40,10 @@ pub(crate) fn accepted() -> impl Iterator<Item = Precision> {
 /// No state, a signed one, one of either kind, and three.
 pub(crate) fn one_per_state_count() -> [Optim; 4] {
     [
-        Optim::Sgd(Sgd { lr: 0.05, ..Sgd::default() }),
-        Optim::Sgd(Sgd { lr: 0.05, momentum: 0.9, nesterov: true, ..Sgd::default() }),
-        Optim::AdamW(AdamW { lr: 0.01, ..AdamW::default() }),
-        Optim::Adam(Adam { amsgrad: true, weight_decay: 0.04, betas: (0.9, 0.8), ..Adam::default() }),
+        Optim::of(Sgd { lr: 0.05, ..Sgd::default() }),
+        Optim::of(Sgd { lr: 0.05, momentum: 0.9, nesterov: true, ..Sgd::default() }),
+        Optim::of(AdamW { lr: 0.01, ..AdamW::default() }),
+        Optim::of(Adam { amsgrad: true, weight_decay: 0.04, betas: (0.9, 0.8), ..Adam::default() }),
     ]
 }
 

@@ -258,7 +258,7 @@ fn lion_bound(lion: &Lion, before: &Scalar, after: &Scalar, gradient: f64, mean:
 }
 
 fn nadam_bound(nadam: &NAdam, before: &Scalar, after: &Scalar, gradient: f64, mean: Term) -> Bound {
-    let coupled = if nadam.decoupled { 0.0 } else { nadam.weight_decay };
+    let coupled = if nadam.decoupled_weight_decay { 0.0 } else { nadam.weight_decay };
     let (value, g) = decayed_gradient(gradient, nadam.maximize, coupled, before.param, mean);
     let m_error = average_error(nadam.beta1, before.states[0], value, g.error);
     let square = g.product(g);
@@ -270,14 +270,14 @@ fn nadam_bound(nadam: &NAdam, before: &Scalar, after: &Scalar, gradient: f64, me
     let gradient = g.times(nadam.lr * of_gradient);
     let average = Term { size: after.states[0].abs(), error: m_error }.times(nadam.lr * of_average);
     let mut change = gradient.plus(average).over(corrected.plus(Term::constant(nadam.eps)));
-    if nadam.decoupled && nadam.weight_decay != 0.0 {
+    if nadam.decoupled_weight_decay && nadam.weight_decay != 0.0 {
         change = change.plus(Term::stored(before.param).times(nadam.lr * nadam.weight_decay));
     }
     Bound { param: moved(after, change), states: [m_error, v_error, 0.0] }
 }
 
 fn radam_bound(radam: &RAdam, before: &Scalar, after: &Scalar, gradient: f64, mean: Term) -> Bound {
-    let coupled = if radam.decoupled { 0.0 } else { radam.weight_decay };
+    let coupled = if radam.decoupled_weight_decay { 0.0 } else { radam.weight_decay };
     let (value, g) = decayed_gradient(gradient, radam.maximize, coupled, before.param, mean);
     let m_error = average_error(radam.beta1, before.states[0], value, g.error);
     let square = g.product(g);
@@ -293,7 +293,7 @@ fn radam_bound(radam: &RAdam, before: &Scalar, after: &Scalar, gradient: f64, me
         }
         None => m.times(lr),
     };
-    if radam.decoupled && radam.weight_decay != 0.0 {
+    if radam.decoupled_weight_decay && radam.weight_decay != 0.0 {
         change = change.plus(Term::stored(before.param).times(radam.lr * radam.weight_decay));
     }
     Bound { param: moved(after, change), states: [m_error, v_error, 0.0] }

@@ -2,12 +2,13 @@
 //!
 //! Values are functions of the index and never 0: the root of 0 takes a slow path on some machines.
 
+use std::collections::HashMap;
+use std::str::FromStr;
+
 use clap::ValueEnum;
 use instep::bench::Launcher;
-use instep::optim::Optimizer;
-use instep::{
-    Adadelta, Adagrad, Adam, AdamW, Adamax, Isa, Lamb, Layout, Lion, NAdam, RAdam, RmsProp, Rprop, Sgd,
-};
+use instep::optim::{ALL, Descriptor, Optimizer, Value};
+use instep::{AdamW, Isa, Layout, Sgd};
 
 use super::precisions::{Kind, storage};
 use super::record::last_level_cache_bytes;
@@ -19,154 +20,87 @@ pub(super) const WORLD_SIZE: u32 = 8;
 /// A sample steps about this many, tens of milliseconds: a clock tick and a wake-up are nothing beside it.
 pub(super) const SAMPLE_ELEMENTS: f64 = 32e6;
 
-/// An optimizer with the flags that set its traffic.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum Rule {
-    Sgd,
-    Momentum,
-    Adam,
-    Adamw,
-    Amsgrad,
-    Adagrad,
-    Rmsprop,
-    Adadelta,
-    Adamax,
-    Rprop,
-    Lion,
-    Nadam,
-    Radam,
-    Lamb,
+/// An optimizer with the options that set its traffic.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Case {
+    descriptor: &'static Descriptor,
+    variant: Option<&'static Variant>,
 }
+
+/// An optimizer under another name, with some options changed.
+#[derive(Debug)]
+struct Variant {
+    name: &'static str,
+    of: &'static Descriptor,
+    changes: &'static [(&'static str, Value)],
+}
+
+/// Options that add a state.
+const VARIANTS: [Variant; 2] = [
+    Variant { name: "momentum", of: Sgd::DESCRIPTOR, changes: &[("momentum", Value::Number(0.9))] },
+    Variant { name: "amsgrad", of: AdamW::DESCRIPTOR, changes: &[("amsgrad", Value::Flag(true))] },
+];
 
 const LR: f64 = 1e-4;
 
-impl Rule {
-    pub(super) fn name(self) -> String {
-        format!("{self:?}").to_lowercase()
+impl Case {
+    /// Every optimizer, each followed by its variants.
+    pub(super) fn all() -> Vec<Case> {
+        let with_variants = |descriptor: &&'static Descriptor| {
+            let descriptor = *descriptor;
+            let variants = VARIANTS.iter().filter(move |variant| variant.of.name == descriptor.name);
+            let variants = variants.map(move |variant| Case { descriptor, variant: Some(variant) });
+            [Case { descriptor, variant: None }].into_iter().chain(variants)
+        };
+        ALL.iter().flat_map(with_variants).collect()
     }
 
-    pub(super) fn optimizer(self) -> Box<dyn Optimizer> {
-        match self {
-            Rule::Sgd => Box::new(Sgd { lr: LR, ..Sgd::default() }),
-            Rule::Momentum => Box::new(Sgd { lr: LR, momentum: 0.9, ..Sgd::default() }),
-            Rule::Adam => Box::new(Adam { lr: LR, ..Adam::default() }),
-            Rule::Adamw => Box::new(AdamW { lr: LR, ..AdamW::default() }),
-            Rule::Amsgrad => Box::new(AdamW { lr: LR, amsgrad: true, ..AdamW::default() }),
-            Rule::Adagrad => Box::new(Adagrad { lr: LR, ..Adagrad::default() }),
-            Rule::Rmsprop => Box::new(RmsProp { lr: LR, ..RmsProp::default() }),
-            Rule::Adadelta => Box::new(Adadelta { lr: LR, ..Adadelta::default() }),
-            Rule::Adamax => Box::new(Adamax { lr: LR, ..Adamax::default() }),
-            Rule::Rprop => Box::new(Rprop { lr: LR, ..Rprop::default() }),
-            Rule::Lion => Box::new(Lion { lr: LR, ..Lion::default() }),
-            Rule::Nadam => Box::new(NAdam { lr: LR, ..NAdam::default() }),
-            Rule::Radam => Box::new(RAdam { lr: LR, ..RAdam::default() }),
-            Rule::Lamb => Box::new(Lamb { lr: LR, ..Lamb::default() }),
+    pub(super) fn name(self) -> String {
+        self.variant.map_or_else(|| self.descriptor.key(), |variant| variant.name.to_owned())
+    }
+
+    pub(super) fn optimizer(self) -> instep::Result<Box<dyn Optimizer>> {
+        let mut optimizer = self.descriptor.build();
+        optimizer.set("lr", Value::Number(LR))?;
+        for (field, value) in self.variant.map_or(&[][..], |variant| variant.changes) {
+            optimizer.set(field, *value)?;
         }
+        Ok(optimizer)
     }
 
     /// Whether an element's update depends on all of its parameter.
     pub(super) fn is_scaled(self) -> bool {
-        self == Rule::Lamb
+        self.descriptor.is_scaled
     }
 
     /// The same numbers for the formula in f64.
-    pub(super) fn reference(self) -> reference::Rule {
-        let momentum = if self == Rule::Momentum { 0.9 } else { 0.0 };
-        let decoupled = matches!(self, Rule::Adamw | Rule::Amsgrad);
-        match self {
-            Rule::Sgd | Rule::Momentum => reference::Rule::Sgd(reference::Sgd {
-                lr: LR,
-                momentum,
-                dampening: 0.0,
-                weight_decay: 0.0,
-                nesterov: false,
-                maximize: false,
-            }),
-            Rule::Adam | Rule::Adamw | Rule::Amsgrad => reference::Rule::Adam(reference::Adam {
-                lr: LR,
-                beta1: 0.9,
-                beta2: 0.999,
-                eps: 1e-8,
-                weight_decay: if decoupled { 1e-2 } else { 0.0 },
-                decoupled,
-                amsgrad: self == Rule::Amsgrad,
-                maximize: false,
-            }),
-            Rule::Adagrad => reference::Rule::Adagrad(reference::Adagrad {
-                lr: LR,
-                lr_decay: 0.0,
-                weight_decay: 0.0,
-                initial_accumulator_value: 0.0,
-                eps: 1e-10,
-                maximize: false,
-            }),
-            Rule::Rmsprop => reference::Rule::RmsProp(reference::RmsProp {
-                lr: LR,
-                alpha: 0.99,
-                eps: 1e-8,
-                weight_decay: 0.0,
-                momentum: 0.0,
-                centered: false,
-                maximize: false,
-            }),
-            Rule::Adadelta => reference::Rule::Adadelta(reference::Adadelta {
-                lr: LR,
-                rho: 0.9,
-                eps: 1e-6,
-                weight_decay: 0.0,
-                maximize: false,
-            }),
-            Rule::Adamax => reference::Rule::Adamax(reference::Adamax {
-                lr: LR,
-                beta1: 0.9,
-                beta2: 0.999,
-                eps: 1e-8,
-                weight_decay: 0.0,
-                maximize: false,
-            }),
-            Rule::Rprop => reference::Rule::Rprop(reference::Rprop {
-                lr: LR,
-                eta_minus: 0.5,
-                eta_plus: 1.2,
-                step_size_min: 1e-6,
-                step_size_max: 50.0,
-                maximize: false,
-            }),
-            Rule::Lion => reference::Rule::Lion(reference::Lion {
-                lr: LR,
-                beta1: 0.9,
-                beta2: 0.99,
-                weight_decay: 0.0,
-                maximize: false,
-            }),
-            Rule::Nadam => reference::Rule::NAdam(reference::NAdam {
-                lr: LR,
-                beta1: 0.9,
-                beta2: 0.999,
-                eps: 1e-8,
-                weight_decay: 0.0,
-                momentum_decay: 4e-3,
-                decoupled: false,
-                maximize: false,
-            }),
-            Rule::Radam => reference::Rule::RAdam(reference::RAdam {
-                lr: LR,
-                beta1: 0.9,
-                beta2: 0.999,
-                eps: 1e-8,
-                weight_decay: 0.0,
-                decoupled: false,
-                maximize: false,
-            }),
-            Rule::Lamb => reference::Rule::Lamb(reference::Lamb {
-                lr: LR,
-                beta1: 0.9,
-                beta2: 0.999,
-                eps: 1e-6,
-                weight_decay: 1e-2,
-                maximize: false,
-            }),
+    pub(super) fn reference(self) -> instep::Result<reference::Rule> {
+        let optimizer = self.optimizer()?;
+        let mut numbers = HashMap::new();
+        for field in self.descriptor.fields {
+            let values = optimizer.get(field.name).map(Value::numbers).unwrap_or_default();
+            numbers.extend(field.parts.iter().map(|part| part.keyword).zip(values));
         }
+        let number = |name: &str| numbers.get(name).copied().unwrap_or(f64::NAN);
+        Ok(reference::Rule::named(&self.descriptor.key(), &number))
+    }
+}
+
+impl PartialEq for Case {
+    fn eq(&self, other: &Case) -> bool {
+        self.name() == other.name()
+    }
+}
+
+impl FromStr for Case {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Case, String> {
+        let names = || Case::all().into_iter().map(Case::name).collect::<Vec<String>>().join(", ");
+        Case::all()
+            .into_iter()
+            .find(|case| case.name() == text)
+            .ok_or_else(|| format!("there are {}", names()))
     }
 }
 
@@ -233,7 +167,7 @@ pub(super) fn parameter(k: usize) -> f32 {
 
 /// Memory of this shape, filled.
 pub(super) fn launcher(
-    rule: Rule,
+    case: Case,
     kind: Kind,
     shape: Shape,
     isa: Isa,
@@ -241,7 +175,7 @@ pub(super) fn launcher(
     quick: bool,
 ) -> instep::Result<Launcher> {
     use instep::op::Memory;
-    let optimizer = rule.optimizer();
+    let optimizer = case.optimizer()?;
     let (segments, length) = shape.segments();
     let precision = kind.precision();
     let states = optimizer.state_names().len() as u64;

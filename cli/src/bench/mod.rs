@@ -26,7 +26,7 @@ use instep::cuda::Cuda;
 
 use crate::Failure;
 use crate::console::print_line;
-use cases::{Rule, Shape};
+use cases::Shape;
 use precisions::Kind;
 use record::Record;
 
@@ -67,8 +67,8 @@ pub struct Arguments {
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Bench>,
     /// Optimizers of the step bench [default: all].
-    #[arg(long, value_enum, value_delimiter = ',')]
-    optimizer: Vec<Rule>,
+    #[arg(long, value_delimiter = ',')]
+    optimizer: Vec<cases::Case>,
     /// Element types of the step bench, each against memory at the rate of f32.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "f32")]
     precision: Vec<Kind>,
@@ -123,6 +123,13 @@ pub fn run_on_gpu(options: &Arguments, cuda: &Cuda) -> Result<(), Failure> {
     ];
     refuse(host, "--device host")?;
     gpu::run(options, cuda)
+}
+
+impl Arguments {
+    /// The optimizers of the step bench.
+    fn optimizers(&self) -> Vec<cases::Case> {
+        if self.optimizer.is_empty() { cases::Case::all() } else { self.optimizer.clone() }
+    }
 }
 
 /// Refuses options that the device knows nothing of.

@@ -7,7 +7,7 @@ use instep::Isa;
 use instep::bench::Launcher;
 use instep::op::Memory;
 
-use super::cases::{self, Rule, Shape};
+use super::cases::{self, Case, Shape};
 use super::precisions::Kind;
 use crate::Failure;
 
@@ -15,12 +15,12 @@ use crate::Failure;
 /// one has as many buckets, because random bits depend on an element's place among all.
 pub(super) fn verify(
     launcher: &mut Launcher,
-    (rule, kind): (Rule, Kind),
+    (case, kind): (Case, Kind),
     shape: Shape,
     quick: bool,
 ) -> Result<(), Failure> {
-    let states = rule.optimizer().state_names().len();
-    let mut plain = cases::launcher(rule, kind, shape, Isa::Baseline, 1, quick)?;
+    let states = case.optimizer()?.state_names().len();
+    let mut plain = cases::launcher(case, kind, shape, Isa::Baseline, 1, quick)?;
     for launcher in [&mut *launcher, &mut plain] {
         for _ in 0..2 {
             launcher.begin()?;
@@ -31,9 +31,9 @@ pub(super) fn verify(
         let theirs = plain.bytes(memory, 0);
         let ours = launcher.bytes(memory, 0);
         if let Some(at) = ours.iter().zip(&*theirs).position(|(ours, theirs)| ours != theirs) {
-            let (rule, kind) = (rule.name(), kind.name());
+            let (case, kind) = (case.name(), kind.name());
             let what =
-                format!("{rule} {kind} {memory:?}: byte {at} differs from the plainest instruction set's");
+                format!("{case} {kind} {memory:?}: byte {at} differs from the plainest instruction set's");
             return Err(Failure::Bench(what));
         }
     }

@@ -11,7 +11,7 @@ use instep::bench::Launcher;
 use instep::op::Memory;
 
 use super::Arguments;
-use super::cases::{self, Rule, SAMPLE_ELEMENTS, Shape, WORLD_SIZE};
+use super::cases::{self, Case, SAMPLE_ELEMENTS, Shape, WORLD_SIZE};
 use super::plain_bits;
 use super::precisions::Kind;
 use super::record::Record;
@@ -29,11 +29,11 @@ pub(super) fn run(options: &Arguments, record: &mut Record) -> Result<(), Failur
          ceiling ns/element    % of ceiling",
     )?;
     for shape in or_all(&options.shape) {
-        for rule in or_all(&options.optimizer) {
+        for case in options.optimizers() {
             for kind in options.precision.iter().copied() {
                 for isa in options.isas()? {
                     for threads in options.threads()? {
-                        one(options, record, (rule, kind, shape), isa, threads)?;
+                        one(options, record, (case, kind, shape), isa, threads)?;
                     }
                 }
             }
@@ -49,22 +49,22 @@ pub(super) fn or_all<T: ValueEnum + Clone>(chosen: &[T]) -> Vec<T> {
 fn one(
     options: &Arguments,
     record: &mut Record,
-    (rule, kind, shape): (Rule, Kind, Shape),
+    (case, kind, shape): (Case, Kind, Shape),
     isa: Isa,
     threads: usize,
 ) -> Result<(), Failure> {
-    let mut launcher = cases::launcher(rule, kind, shape, isa, threads, options.quick)?;
+    let mut launcher = cases::launcher(case, kind, shape, isa, threads, options.quick)?;
     // The ceiling moves f32, each array once; what else is moved counts at the rate of these.
     let mut f32s = match kind {
         Kind::F32 => None,
-        _ => Some(cases::launcher(rule, Kind::F32, shape, isa, threads, options.quick)?),
+        _ => Some(cases::launcher(case, Kind::F32, shape, isa, threads, options.quick)?),
     };
     match kind {
-        Kind::F32 => verify(&mut launcher, rule)?,
-        _ => plain_bits::verify(&mut launcher, (rule, kind), shape, options.quick)?,
+        Kind::F32 => verify(&mut launcher, case)?,
+        _ => plain_bits::verify(&mut launcher, (case, kind), shape, options.quick)?,
     }
     let bytes = launcher.step_bytes(0) as f64 / launcher.plan().buckets()[0].len as f64;
-    let updated_arrays = 1 + rule.optimizer().state_names().len();
+    let updated_arrays = 1 + case.optimizer()?.state_names().len();
     let share = bytes / (4 + 8 * updated_arrays) as f64;
     let fewest = f32s.as_ref().map_or(usize::MAX, |f32s| f32s.plan().buckets().len());
     let buckets = launcher.plan().buckets().len().min(fewest);
@@ -103,7 +103,7 @@ fn one(
     let (step, ceiling) = (Spread::of(steps), Spread::of(ceilings));
     print_line(&format!(
         "{:<10}{:<26}{:<7}{:<10}{threads:>3}  {bytes:>6.2}  {:<22}{:>6.1}  {:<22}{}",
-        rule.name(),
+        case.name(),
         kind.name(),
         shape.name(),
         isa.name(),
@@ -112,11 +112,11 @@ fn one(
         ceiling.show(3),
         ratio.show(0),
     ))?;
-    let case = match kind {
-        Kind::F32 => format!("{} {}", rule.name(), shape.name()),
-        _ => format!("{} {} {}", rule.name(), kind.name(), shape.name()),
+    let what = match kind {
+        Kind::F32 => format!("{} {}", case.name(), shape.name()),
+        _ => format!("{} {} {}", case.name(), kind.name(), shape.name()),
     };
-    let mut add = |quantity, value| record.add("step", &case, isa.name(), threads, quantity, value);
+    let mut add = |quantity, value| record.add("step", &what, isa.name(), threads, quantity, value);
     add("bytes_per_element", Spread::of([bytes]));
     add("step_ns_per_element", step);
     add("ceiling_ns_per_element", ceiling);
@@ -126,7 +126,7 @@ fn one(
 
 /// Two steps of everything, of which about a thousand elements are compared with the formula in f64; all, if the
 /// formula needs them all.
-fn verify(launcher: &mut Launcher, rule: Rule) -> Result<(), Failure> {
+fn verify(launcher: &mut Launcher, case: Case) -> Result<(), Failure> {
     const STEPS: usize = 2;
     for _ in 0..STEPS {
         launcher.begin()?;
@@ -134,10 +134,10 @@ fn verify(launcher: &mut Launcher, rule: Rule) -> Result<(), Failure> {
             launcher.step(bucket)?;
         }
     }
-    let reference = rule.reference();
-    let states = rule.optimizer().state_names().len();
+    let reference = case.reference()?;
+    let states = case.optimizer()?.state_names().len();
     let elements = launcher.elements(Memory::Params).len();
-    let stride = if rule.is_scaled() { 1 } else { (elements / 1000).max(1) };
+    let stride = if case.is_scaled() { 1 } else { (elements / 1000).max(1) };
     for segment in launcher.plan().segments().to_vec() {
         let sampled = (segment.start as usize..(segment.start + segment.len) as usize).step_by(stride);
         let start = |k| Scalar { param: f64::from(cases::parameter(k)), ..Scalar::default() };
@@ -155,7 +155,7 @@ fn verify(launcher: &mut Launcher, rule: Rule) -> Result<(), Failure> {
                 if (got - want).abs() <= allowed {
                     return Ok(());
                 }
-                let name = rule.name();
+                let name = case.name();
                 Err(Failure::Bench(format!(
                     "{name} {memory:?} element {k}: {got}, where the formula gives {want}"
                 )))

@@ -6,14 +6,13 @@
 use std::collections::{BTreeMap, HashSet};
 
 use instep::checkpoint::safetensors::json::{Object, Unique};
-use instep::{
-    Adadelta, Adagrad, Adam, AdamW, Adamax, DType, Lamb, Layout, Lion, NAdam, Optimizer, Precision, RAdam,
-    RmsProp, Rprop, Sgd, Stepper, StepperBuilder,
-};
-use serde::de::DeserializeOwned;
+use instep::optim::{ALL, Descriptor, Optimizer};
+use instep::{DType, Precision};
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
 
 use super::dtypes::{Dtypes, FLOATS, look_up};
+use super::groups;
 use crate::Failure;
 
 /// A configuration that is spelled correctly.
@@ -47,103 +46,7 @@ pub struct Group {
     /// Their names, at least one, none of them in another group.
     pub params: Vec<String>,
     /// Their optimizer; the same kind in every group.
-    pub rule: Rule,
-}
-
-/// One of the library's optimizers.
-#[derive(Clone, Copy, Debug)]
-pub enum Rule {
-    /// `sgd`
-    Sgd(Sgd),
-    /// `adam`
-    Adam(Adam),
-    /// `adamw`
-    AdamW(AdamW),
-    /// `adagrad`
-    Adagrad(Adagrad),
-    /// `rmsprop`
-    RmsProp(RmsProp),
-    /// `adadelta`
-    Adadelta(Adadelta),
-    /// `adamax`
-    Adamax(Adamax),
-    /// `rprop`
-    Rprop(Rprop),
-    /// `lion`
-    Lion(Lion),
-    /// `nadam`
-    NAdam(NAdam),
-    /// `radam`
-    RAdam(RAdam),
-    /// `lamb`
-    Lamb(Lamb),
-}
-
-/// What a configuration calls them.
-const NAMES: [&str; 12] = [
-    "sgd", "adam", "adamw", "adagrad", "rmsprop", "adadelta", "adamax", "rprop", "lion", "nadam", "radam",
-    "lamb",
-];
-
-impl Rule {
-    /// States of a parameter with these hyperparameters.
-    pub fn state_names(&self) -> &'static [&'static str] {
-        match self {
-            Rule::Sgd(sgd) => sgd.state_names(),
-            Rule::Adam(adam) => adam.state_names(),
-            Rule::AdamW(adamw) => adamw.state_names(),
-            Rule::Adagrad(adagrad) => adagrad.state_names(),
-            Rule::RmsProp(rmsprop) => rmsprop.state_names(),
-            Rule::Adadelta(adadelta) => adadelta.state_names(),
-            Rule::Adamax(adamax) => adamax.state_names(),
-            Rule::Rprop(rprop) => rprop.state_names(),
-            Rule::Lion(lion) => lion.state_names(),
-            Rule::NAdam(nadam) => nadam.state_names(),
-            Rule::RAdam(radam) => radam.state_names(),
-            Rule::Lamb(lamb) => lamb.state_names(),
-        }
-    }
-
-    /// Whether it carries a product of momenta beside a parameter's step count.
-    pub fn has_product(&self) -> bool {
-        matches!(self, Rule::NAdam(_))
-    }
-
-    /// Options of a stepper with this rule.
-    pub fn builder(self, layout: &Layout) -> StepperBuilder<'_> {
-        match self {
-            Rule::Sgd(sgd) => Stepper::builder(layout, sgd),
-            Rule::Adam(adam) => Stepper::builder(layout, adam),
-            Rule::AdamW(adamw) => Stepper::builder(layout, adamw),
-            Rule::Adagrad(adagrad) => Stepper::builder(layout, adagrad),
-            Rule::RmsProp(rmsprop) => Stepper::builder(layout, rmsprop),
-            Rule::Adadelta(adadelta) => Stepper::builder(layout, adadelta),
-            Rule::Adamax(adamax) => Stepper::builder(layout, adamax),
-            Rule::Rprop(rprop) => Stepper::builder(layout, rprop),
-            Rule::Lion(lion) => Stepper::builder(layout, lion),
-            Rule::NAdam(nadam) => Stepper::builder(layout, nadam),
-            Rule::RAdam(radam) => Stepper::builder(layout, radam),
-            Rule::Lamb(lamb) => Stepper::builder(layout, lamb),
-        }
-    }
-
-    /// The same options, with this rule for one group.
-    pub fn in_group<'a>(self, builder: StepperBuilder<'a>, name: &str) -> StepperBuilder<'a> {
-        match self {
-            Rule::Sgd(sgd) => builder.group(name, sgd),
-            Rule::Adam(adam) => builder.group(name, adam),
-            Rule::AdamW(adamw) => builder.group(name, adamw),
-            Rule::Adagrad(adagrad) => builder.group(name, adagrad),
-            Rule::RmsProp(rmsprop) => builder.group(name, rmsprop),
-            Rule::Adadelta(adadelta) => builder.group(name, adadelta),
-            Rule::Adamax(adamax) => builder.group(name, adamax),
-            Rule::Rprop(rprop) => builder.group(name, rprop),
-            Rule::Lion(lion) => builder.group(name, lion),
-            Rule::NAdam(nadam) => builder.group(name, nadam),
-            Rule::RAdam(radam) => builder.group(name, radam),
-            Rule::Lamb(lamb) => builder.group(name, lamb),
-        }
-    }
+    pub optimizer: Box<dyn Optimizer>,
 }
 
 impl Config {
@@ -153,23 +56,11 @@ impl Config {
     /// `Config`, naming what is wrong and where.
     pub fn parse(text: &[u8]) -> Result<Config, Failure> {
         let Object(Kind { optimizer }) = serde_json::from_slice(text).map_err(spelled)?;
-        let config = match optimizer.as_str() {
-            "sgd" => read::<SgdGroup>(text)?,
-            "adam" => read::<AdamGroup>(text)?,
-            "adamw" => read::<AdamWGroup>(text)?,
-            "adagrad" => read::<AdagradGroup>(text)?,
-            "rmsprop" => read::<RmsPropGroup>(text)?,
-            "adadelta" => read::<AdadeltaGroup>(text)?,
-            "adamax" => read::<AdamaxGroup>(text)?,
-            "rprop" => read::<RpropGroup>(text)?,
-            "lion" => read::<LionGroup>(text)?,
-            "nadam" => read::<NAdamGroup>(text)?,
-            "radam" => read::<RAdamGroup>(text)?,
-            "lamb" => read::<LambGroup>(text)?,
-            other => {
-                return refuse(format!("optimizer = {other:?} is not known; there are {}", NAMES.join(", ")));
-            }
+        let Some(descriptor) = ALL.iter().find(|descriptor| descriptor.key() == optimizer) else {
+            let names: Vec<String> = ALL.iter().map(|descriptor| descriptor.key()).collect();
+            return refuse(format!("optimizer = {optimizer:?} is not known; there are {}", names.join(", ")));
         };
+        let config = read(text, descriptor)?;
         config.check()?;
         Ok(config)
     }
@@ -225,10 +116,10 @@ struct Kind {
     optimizer: String,
 }
 
-/// The file, with groups of one optimizer's keys.
+/// The file; [`groups::read`] reads the groups.
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields, bound = "G: DeserializeOwned")]
-struct Spelled<G> {
+#[serde(deny_unknown_fields)]
+struct Spelled {
     #[serde(rename = "optimizer")]
     _optimizer: String,
     #[serde(default = "one_rank")]
@@ -249,7 +140,8 @@ struct Spelled<G> {
     frozen: Vec<String>,
     #[serde(default = "none")]
     lr_multipliers: Unique<f64>,
-    groups: Vec<Object<G>>,
+    #[serde(rename = "groups")]
+    _groups: IgnoredAny,
 }
 
 fn one_rank() -> u32 {
@@ -264,9 +156,10 @@ fn unscaled() -> f64 {
     1.0
 }
 
-fn read<G: DeserializeOwned + Into<Group>>(text: &[u8]) -> Result<Config, Failure> {
-    let Object(spelled) = serde_json::from_slice::<Object<Spelled<G>>>(text).map_err(spelled)?;
-    let Spelled { world_size, max_norm, loss_scale, skip_nonfinite, dtypes, ema, groups, .. } = spelled;
+fn read(text: &[u8], descriptor: &'static Descriptor) -> Result<Config, Failure> {
+    let Object(spelled) = serde_json::from_slice::<Object<Spelled>>(text).map_err(spelled)?;
+    let groups = groups::read(text, descriptor).map_err(self::spelled)?;
+    let Spelled { world_size, max_norm, loss_scale, skip_nonfinite, dtypes, ema, .. } = spelled;
     let precision = dtypes.precision()?;
     let copy = spelled.copy.map(|word| look_up("copy", &word, FLOATS)).transpose()?;
     let mut frozen = HashSet::new();
@@ -275,7 +168,6 @@ fn read<G: DeserializeOwned + Into<Group>>(text: &[u8]) -> Result<Config, Failur
             return refuse(format!("frozen names `{name}` a second time"));
         }
     }
-    let groups = groups.into_iter().map(|group| group.0.into()).collect();
     Ok(Config {
         groups,
         world_size,
@@ -292,113 +184,4 @@ fn read<G: DeserializeOwned + Into<Group>>(text: &[u8]) -> Result<Config, Failur
 
 fn object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<T, D::Error> {
     Object::deserialize(deserializer).map(|object| object.0)
-}
-
-/// A struct per optimizer: the optimizer's own fields as keys, with its own defaults.
-macro_rules! group {
-    ($name:ident, $rule:ident { $($key:ident: $kind:ty),* }) => {
-        #[derive(Deserialize)]
-        #[serde(deny_unknown_fields, default)]
-        struct $name {
-            params: Vec<String>,
-            $($key: $kind,)*
-        }
-
-        impl Default for $name {
-            fn default() -> Self {
-                let $rule { $($key),* } = $rule::default();
-                $name { params: Vec::new(), $($key: $key.into()),* }
-            }
-        }
-
-        impl From<$name> for Group {
-            fn from(group: $name) -> Group {
-                let $name { params, $($key),* } = group;
-                Group { params, rule: Rule::$rule($rule { $($key: $key.into()),* }) }
-            }
-        }
-    };
-}
-
-group!(
-    SgdGroup,
-    Sgd { lr: f64, momentum: f64, dampening: f64, weight_decay: f64, nesterov: bool, maximize: bool }
-);
-group!(AdamGroup, Adam { lr: f64, betas: Pair, eps: f64, weight_decay: f64, amsgrad: bool, maximize: bool });
-group!(
-    AdamWGroup,
-    AdamW { lr: f64, betas: Pair, eps: f64, weight_decay: f64, amsgrad: bool, maximize: bool }
-);
-group!(RpropGroup, Rprop { lr: f64, etas: Pair, step_sizes: Pair, maximize: bool });
-group!(LionGroup, Lion { lr: f64, betas: Pair, weight_decay: f64, maximize: bool });
-group!(
-    NAdamGroup,
-    NAdam {
-        lr: f64,
-        betas: Pair,
-        eps: f64,
-        weight_decay: f64,
-        momentum_decay: f64,
-        decoupled_weight_decay: bool,
-        maximize: bool
-    }
-);
-group!(
-    RAdamGroup,
-    RAdam { lr: f64, betas: Pair, eps: f64, weight_decay: f64, decoupled_weight_decay: bool, maximize: bool }
-);
-group!(LambGroup, Lamb { lr: f64, betas: Pair, eps: f64, weight_decay: f64, maximize: bool });
-
-group!(
-    AdagradGroup,
-    Adagrad {
-        lr: f64,
-        lr_decay: f64,
-        weight_decay: f64,
-        initial_accumulator_value: f64,
-        eps: f64,
-        maximize: bool
-    }
-);
-group!(
-    RmsPropGroup,
-    RmsProp {
-        lr: f64,
-        alpha: f64,
-        eps: f64,
-        weight_decay: f64,
-        momentum: f64,
-        centered: bool,
-        maximize: bool
-    }
-);
-group!(AdadeltaGroup, Adadelta { lr: f64, rho: f64, eps: f64, weight_decay: f64, maximize: bool });
-group!(AdamaxGroup, Adamax { lr: f64, betas: Pair, eps: f64, weight_decay: f64, maximize: bool });
-
-/// Two numbers. A tuple would do but for its message about a third one, which names nothing.
-#[derive(Deserialize)]
-#[serde(try_from = "Vec<f64>")]
-struct Pair(f64, f64);
-
-impl TryFrom<Vec<f64>> for Pair {
-    type Error = String;
-
-    fn try_from(numbers: Vec<f64>) -> Result<Self, String> {
-        match numbers[..] {
-            [first, second] => Ok(Pair(first, second)),
-            _ => Err(format!("betas, etas and step_sizes are two numbers, not {}", numbers.len())),
-        }
-    }
-}
-
-impl From<(f64, f64)> for Pair {
-    fn from((first, second): (f64, f64)) -> Self {
-        Pair(first, second)
-    }
-}
-
-impl From<Pair> for (f64, f64) {
-    fn from(Pair(first, second): Pair) -> Self {
-        (first, second)
-    }
 }

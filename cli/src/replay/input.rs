@@ -161,7 +161,7 @@ impl Found {
             }
             fits(key, tensor)?;
         }
-        let kept = config.groups[group].rule.state_names();
+        let kept = config.groups[group].optimizer.state_names();
         for (state, tensor) in &states {
             let key = format!("state.{name}.{state}");
             if !kept.contains(&state.as_str()) {
@@ -173,7 +173,9 @@ impl Found {
         if !kept.is_empty() && kept != [MOMENTUM] {
             check_complete(name, kept, &states, count)?;
         }
-        match (config.groups[group].rule.has_product(), product) {
+        let descriptor = config.groups[group].optimizer.descriptor();
+        let has_product = descriptor.is_some_and(|descriptor| descriptor.carried.is_some());
+        match (has_product, product) {
             (true, None) if count.unwrap_or(0) > 0 => {
                 return refuse(format!(
                     "metadata `{PRODUCT_PREFIX}{name}` is missing, though `{name}` has been stepped"
@@ -201,7 +203,8 @@ impl Found {
 /// Averages go on together or begin together, and the first update would replace one that goes on.
 fn check_averages(params: &[Param], config: &Config) -> Result<(), Failure> {
     let is_given = |param: &&Param| param.companions.contains_key(&Companion::Ema);
-    let is_first = |param: &&Param| param.first_count(config.groups[param.group].rule.state_names()) == 0;
+    let is_first =
+        |param: &&Param| param.first_count(config.groups[param.group].optimizer.state_names()) == 0;
     if let Some(Param { name, .. }) = params.iter().filter(is_given).find(is_first) {
         return refuse(format!(
             "`ema.{name}` is there, and what else there is says that `{name}` was never stepped"

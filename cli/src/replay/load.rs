@@ -48,7 +48,7 @@ pub(super) fn load<R: Read + Seek>(
             read(tensor, &mut values)?;
             refuse_rounded(&format!("copy.{name}"), &values, values.iter().map(|value| dtype.round(*value)))?;
         }
-        let count = param.first_count(config.groups[*group].rule.state_names());
+        let count = param.first_count(config.groups[*group].optimizer.state_names());
         if config.ema.is_some() && count > 0 {
             match companions.get(&Companion::Ema) {
                 Some(tensor) => read(tensor, &mut values)?,

@@ -5,6 +5,7 @@
 
 mod config;
 mod dtypes;
+mod groups;
 mod input;
 mod load;
 mod options;
@@ -12,7 +13,7 @@ mod output;
 mod place;
 mod run;
 
-pub use config::{Config, Group, Rule};
+pub use config::{Config, Group};
 pub use input::{COUNT_PREFIX, Input, PRODUCT_PREFIX, Param};
 pub use options::{Arguments, Device, Options, Order};
 pub use place::Companion;

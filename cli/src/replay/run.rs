@@ -136,7 +136,7 @@ fn contents<'a>(
     updated: bool,
 ) -> Vec<(String, DType, Content<'a>)> {
     let Param { name, group, companions, states, .. } = param;
-    let kept = config.groups[*group].rule.state_names();
+    let kept = config.groups[*group].optimizer.state_names();
     let mut all = vec![(format!("param.{name}"), config.precision.param, Content::Param(id))];
     for companion in Companion::kept(config) {
         let content = match (companion, companions.get(&companion)) {
@@ -173,11 +173,11 @@ fn stepper(config: &Config, layout: &Layout, options: &Options) -> Result<Steppe
     // The mean over ranks is taken with the loss scale: 1/(1 * (n*s)) is the very f64 that 1/(n*s) is. With
     // `Solo::new(n)` buckets would be padded to n ranks, and n comes from a file.
     let scale = f64::from(config.world_size) * config.loss_scale;
-    let builder = config.groups[0].rule.builder(layout).mode(options.mode.into());
+    let builder = Stepper::builder(layout, config.groups[0].optimizer.clone()).mode(options.mode.into());
     // No parameter goes without a gradient, and counting who has one would double the memory of small buckets.
     let mut builder = builder.unused(Unused::StepZero);
     for (index, group) in config.groups.iter().enumerate() {
-        builder = group.rule.in_group(builder, &group_name(index));
+        builder = builder.group(&group_name(index), group.optimizer.clone());
     }
     builder = builder.loss_scale(scale).skip_nonfinite(config.skip_nonfinite).precision(config.precision);
     if let Some(dtype) = config.copy {

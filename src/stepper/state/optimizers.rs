@@ -56,7 +56,11 @@ struct Entry {
 impl Clone for Entry {
     fn clone(&self) -> Self {
         let Entry { group, optimizer, attached_to } = self;
-        Entry { group: group.clone(), optimizer: optimizer.boxed(), attached_to: attached_to.clone() }
+        Entry {
+            group: group.clone(),
+            optimizer: optimizer.as_rule().boxed(),
+            attached_to: attached_to.clone(),
+        }
     }
 }
 
@@ -89,7 +93,8 @@ impl Optimizers {
         }
         let mut entries = Vec::new();
         let mut of_group: Vec<Vec<u32>> = groups.iter().map(|_| Vec::new()).collect();
-        let first = first.into_iter().map(|own| own.or_else(|| common.map(|common| common.boxed())));
+        let first =
+            first.into_iter().map(|own| own.or_else(|| common.map(|common| common.as_rule().boxed())));
         let first: Vec<_> = first.enumerate().collect();
         let behind =
             behind.into_iter().enumerate().flat_map(|(g, all)| all.into_iter().map(move |o| (g, Some(o))));
@@ -118,7 +123,7 @@ impl Optimizers {
         let lr_multipliers = vec![1.0; lists.len()];
         let mut optimizers = Optimizers { entries, lists, lr_multipliers, names: Vec::new() };
         for entry in &optimizers.entries {
-            entry.optimizer.hyper()?;
+            entry.optimizer.as_rule().hyper()?;
         }
         optimizers.names = optimizers.collect_names();
         Ok(optimizers)
@@ -129,7 +134,7 @@ impl Optimizers {
         let precision = storage.precision;
         for index in self.lists.iter().flatten() {
             let optimizer = &self.entries[*index as usize].optimizer;
-            if let Some(rule) = optimizer.custom().filter(|_| precision != Precision::F32) {
+            if let Some(rule) = optimizer.as_rule().custom().filter(|_| precision != Precision::F32) {
                 let what = format!("the optimizer `{}` on tensors that are not f32", rule.name());
                 return Err(Error::Unsupported {
                     what,
@@ -137,13 +142,14 @@ impl Optimizers {
                 });
             }
             let asks_for = storage.copy.map(|_| "copies").or(storage.ema.then_some("moving averages"));
-            if let (Some(rule), Some(what)) = (optimizer.custom(), asks_for) {
+            if let (Some(rule), Some(what)) = (optimizer.as_rule().custom(), asks_for) {
                 let what = format!("{what} of parameters that the optimizer `{}` steps", rule.name());
                 return Err(Error::Unsupported { what, have: "kernels, which write them".into() });
             }
-            let of_floats = optimizer.needs_f32_states().filter(|_| precision.moments != Moments::F32);
-            let tiny = optimizer.eps().filter(|eps| *eps < SMALLEST_EPS_OF_CODES);
-            let of_codes = optimizer.needs_floats().or(tiny.map(|_| TOO_SMALL_FOR_CODES));
+            let of_floats =
+                optimizer.as_rule().needs_f32_states().filter(|_| precision.moments != Moments::F32);
+            let tiny = optimizer.as_rule().eps().filter(|eps| *eps < SMALLEST_EPS_OF_CODES);
+            let of_codes = optimizer.as_rule().needs_floats().or(tiny.map(|_| TOO_SMALL_FOR_CODES));
             let of_codes = of_codes.filter(|_| precision.moments == Moments::EightBit);
             if let Some(why) = of_floats.or(of_codes) {
                 return Err(Error::config("moments", format!("{:?}", precision.moments), why));
@@ -178,7 +184,7 @@ impl Optimizers {
         params: &[usize],
         optimizer: Box<dyn Optimizer>,
     ) -> Result<(Optimizers, OptimizerId)> {
-        optimizer.hyper()?;
+        optimizer.as_rule().hyper()?;
         let mut more = self.clone();
         let id = OptimizerId(more.entries.len() as u32);
         params.iter().try_for_each(|param| check_rate(&*optimizer, self.lr_multipliers[*param]))?;
@@ -197,10 +203,10 @@ impl Optimizers {
             for index in self.lists.iter().filter_map(|list| list.get(round)) {
                 let optimizer = &self.entries[*index as usize].optimizer;
                 let own = optimizer.state_names();
-                match names.iter_mut().find(|(kernel, _)| *kernel == optimizer.kernel()) {
+                match names.iter_mut().find(|(kernel, _)| *kernel == optimizer.as_rule().kernel()) {
                     Some((_, most)) if own.len() > most.len() => *most = own,
                     Some(_) => {}
-                    None => names.push((optimizer.kernel(), own)),
+                    None => names.push((optimizer.as_rule().kernel(), own)),
                 }
             }
             names
@@ -216,7 +222,8 @@ impl Optimizers {
             let hyper = crate::optim::sealed::Rule::hyper(&none)?;
             return Ok(Assignment::new(layout, plan, [(&none as &dyn Optimizer, hyper)], |_| Vec::new()));
         }
-        let hypers = self.entries.iter().map(|entry| entry.optimizer.hyper()).collect::<Result<Vec<_>>>()?;
+        let hypers =
+            self.entries.iter().map(|entry| entry.optimizer.as_rule().hyper()).collect::<Result<Vec<_>>>()?;
         let all = self.entries.iter().map(|entry| &*entry.optimizer).zip(hypers);
         let assignment = Assignment::new(layout, plan, all, |param| self.lists[param].clone());
         match assignment.state_count() {
@@ -231,7 +238,9 @@ impl Optimizers {
 
     /// What a parameter's optimizer carries beside its count, by name.
     pub(crate) fn carried(&self, param: usize, round: usize) -> Option<&'static str> {
-        self.lists[param].get(round).and_then(|index| self.entries[*index as usize].optimizer.carried())
+        self.lists[param]
+            .get(round)
+            .and_then(|index| self.entries[*index as usize].optimizer.as_rule().carried())
     }
 
     /// Those that step a parameter, in order.
@@ -264,9 +273,9 @@ impl Optimizers {
         param: usize,
     ) -> impl Iterator<Item = (Cow<'static, str>, usize, usize)> + '_ {
         self.lists[param].iter().enumerate().flat_map(move |(round, index)| {
-            let kernel = self.entries[*index as usize].optimizer.kernel();
+            let kernel = self.entries[*index as usize].optimizer.as_rule().kernel();
             // Code of the user's own is one kernel to the launches, but not to its names.
-            let custom = self.entries[*index as usize].optimizer.custom().is_some();
+            let custom = self.entries[*index as usize].optimizer.as_rule().custom().is_some();
             let own = self.entries[*index as usize].optimizer.state_names();
             let known = self.names[round].iter().find(|(k, _)| *k == kernel).map_or(own, |(_, names)| names);
             // Its own come first, whatever another group calls the state of that number; behind them, what it leaves
@@ -296,7 +305,7 @@ impl Optimizers {
     /// The learning rate of a group's optimizer.
     pub(crate) fn lr(&mut self, group: &str) -> Option<f64> {
         let of_group = |entry: &&mut Entry| entry.group.as_deref() == Some(group);
-        self.entries.iter_mut().find(of_group).map(|entry| *entry.optimizer.lr_mut())
+        self.entries.iter_mut().find(of_group).map(|entry| *entry.optimizer.as_rule_mut().lr_mut())
     }
 
     /// Sets the learning rate of a group that has one optimizer.
@@ -318,17 +327,17 @@ impl Optimizers {
         let Some(entry) = self.entries.get_mut(index) else {
             return Err(Error::config("optimizer", index, "is not one of this stepper's"));
         };
-        let before = std::mem::replace(entry.optimizer.lr_mut(), lr);
+        let before = std::mem::replace(entry.optimizer.as_rule_mut().lr_mut(), lr);
         let optimizer = &*entry.optimizer;
         let mut multipliers = self.lists.iter().zip(&self.lr_multipliers);
         let checked = multipliers.try_for_each(|(list, multiplier)| {
             let is_multiplied = *multiplier != 1.0 && list.contains(&id.0);
             if is_multiplied { check_rate(optimizer, *multiplier) } else { Ok(()) }
         });
-        match checked.and_then(|()| optimizer.hyper()) {
+        match checked.and_then(|()| optimizer.as_rule().hyper()) {
             Ok(hyper) => Ok((index, hyper)),
             Err(error) => {
-                *entry.optimizer.lr_mut() = before;
+                *entry.optimizer.as_rule_mut().lr_mut() = before;
                 Err(error)
             }
         }
@@ -354,12 +363,13 @@ const TOO_SMALL_FOR_CODES: &str = "small second moments are zero in codes of 8 b
 
 /// Whether an optimizer takes its rate times this. What f32 cannot hold any more is nothing, as behind a schedule.
 fn check_rate(optimizer: &dyn Optimizer, multiplier: f64) -> Result<()> {
-    let mut multiplied = optimizer.boxed();
-    let lr = *multiplied.lr_mut();
-    *multiplied.lr_mut() = Some(lr * multiplier).filter(|product| *product as f32 != 0.0).unwrap_or(0.0);
+    let mut multiplied = optimizer.as_rule().boxed();
+    let lr = *multiplied.as_rule_mut().lr_mut();
+    *multiplied.as_rule_mut().lr_mut() =
+        Some(lr * multiplier).filter(|product| *product as f32 != 0.0).unwrap_or(0.0);
     let refused = |_| {
         let what = format!("{multiplier:e} (times {lr:e})");
         Error::config("lr_multiplier", what, "gives a rate that the optimizer refuses")
     };
-    multiplied.hyper().map(drop).map_err(refused)
+    multiplied.as_rule().hyper().map(drop).map_err(refused)
 }

@@ -32,7 +32,7 @@ pub(super) fn run(options: &Arguments, cuda: &Cuda, report: &mut Report) -> Resu
          % of copy",
     )?;
     let mut expected = None;
-    for case in sweep::cases(options, cuda) {
+    for case in sweep::cases(options, cuda)? {
         if expected.as_ref().is_none_or(|(rule, _)| *rule != case.rule) {
             expected = Some((case.rule, Expected::new(case.rule)?));
         }

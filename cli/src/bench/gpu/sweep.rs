@@ -12,7 +12,7 @@ use instep::op::Memory;
 use serde::Serialize;
 
 use crate::bench::Arguments;
-use crate::bench::cases::{Rule, WORLD_SIZE, gradient, parameter};
+use crate::bench::cases::{self, WORLD_SIZE, gradient, parameter};
 
 /// Segments of the bucket that DDP would make of a model: 25 MiB of 50 parameters.
 const BUCKET_SEGMENTS: usize = 50;
@@ -47,7 +47,9 @@ pub(super) enum Cache {
 pub(super) struct Case {
     pub(super) optimizer: String,
     #[serde(skip)]
-    pub(super) rule: Rule,
+    pub(super) rule: cases::Case,
+    #[serde(skip)]
+    states: usize,
     pub(super) elements: usize,
     pub(super) segments: usize,
     pub(super) cache: Cache,
@@ -91,7 +93,7 @@ pub(super) fn parse_elements(text: &str) -> Result<usize, String> {
 }
 
 /// All lines: optimizer by optimizer, sizes ascending, then the bucket of many segments.
-pub(super) fn cases(options: &Arguments, cuda: &Cuda) -> Vec<Case> {
+pub(super) fn cases(options: &Arguments, cuda: &Cuda) -> instep::Result<Vec<Case>> {
     let gpu = &options.gpu;
     let largest = gpu.max_elements.unwrap_or(256 << 20);
     let factor = usize::from(gpu.factor.unwrap_or(4));
@@ -102,13 +104,14 @@ pub(super) fn cases(options: &Arguments, cuda: &Cuda) -> Vec<Case> {
         shapes.push((BUCKET_ELEMENTS, BUCKET_SEGMENTS));
     }
     let mut cases = Vec::new();
-    for rule in super::super::step::or_all(&options.optimizer) {
+    for rule in options.optimizers() {
+        let states = rule.optimizer()?.state_names().len();
         for &(elements, segments) in &shapes {
             for blocks in gpu.blocks(&[Blocks::All]) {
                 for cache in [Cache::Beyond, Cache::Resident] {
                     let max_blocks = blocks.of(cuda);
                     let optimizer = rule.name();
-                    let case = Case { optimizer, rule, elements, segments, cache, max_blocks };
+                    let case = Case { optimizer, rule, states, elements, segments, cache, max_blocks };
                     if cache == Cache::Beyond || case.is_resident(cuda.driver().l2_bytes()) {
                         cases.push(case);
                     }
@@ -116,13 +119,13 @@ pub(super) fn cases(options: &Arguments, cuda: &Cuda) -> Vec<Case> {
             }
         }
     }
-    cases
+    Ok(cases)
 }
 
 impl Case {
     /// Bytes of all arrays.
     fn footprint(&self) -> u64 {
-        (self.elements * 4 * (2 + self.rule.optimizer().state_names().len())) as u64
+        (self.elements * 4 * (2 + self.states)) as u64
     }
 
     /// Whether half of the cache takes all of it, and a copy that moves the bytes of a step: at most twice as much.
@@ -148,7 +151,7 @@ impl Case {
             cuda = cuda.max_blocks(blocks);
         }
         let cap_bytes = (self.elements * 4) as u64;
-        let optimizer = self.rule.optimizer();
+        let optimizer = self.rule.optimizer()?;
         let mut launcher = GpuLauncher::new(&layout, &*optimizer, cap_bytes, WORLD_SIZE, &cuda)?;
         fill(&mut launcher, Memory::Grads, PERIODS.0, gradient)?;
         fill(&mut launcher, Memory::Params, PERIODS.1, parameter)?;

@@ -12,7 +12,7 @@ use instep::{Isa, Layout};
 
 use super::sweep::{Case, PART, PERIODS};
 use crate::Failure;
-use crate::bench::cases::{Rule, WORLD_SIZE, gradient, parameter};
+use crate::bench::cases::{self, WORLD_SIZE, gradient, parameter};
 
 const STEPS: usize = 2;
 
@@ -23,15 +23,15 @@ pub(super) struct Expected {
 
 impl Expected {
     /// Of a period.
-    pub(super) fn new(rule: Rule) -> instep::Result<Expected> {
+    pub(super) fn new(rule: cases::Case) -> instep::Result<Expected> {
         Expected::of(rule, 0..PERIODS.0 * PERIODS.1)
     }
 
     /// Of one parameter of these elements.
-    fn of(rule: Rule, elements: Range<usize>) -> instep::Result<Expected> {
+    fn of(rule: cases::Case, elements: Range<usize>) -> instep::Result<Expected> {
         let (first, len) = (elements.start, elements.len());
         let layout = Layout::builder().param("w", len).build()?;
-        let optimizer = rule.optimizer();
+        let optimizer = rule.optimizer()?;
         let mut host =
             Launcher::new(&layout, &*optimizer, u64::MAX, WORLD_SIZE, Storage::default(), Isa::best(), 1)?;
         host.elements(Memory::Params).iter_mut().zip(first..).for_each(|(x, k)| *x = parameter(k));

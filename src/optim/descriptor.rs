@@ -1,0 +1,233 @@
+//! Describes an optimizer as data: its hyperparameters with defaults and ranges, its states, its source.
+//!
+//! Validation, the registry, `instep replay`, the benches and the documentation read these tables, so a fact about an
+//! optimizer is written once. A table is filled by `optimizer!` (`declare.rs`); this module never computes an update.
+
+use std::any::TypeId;
+use std::fmt;
+
+use super::Optimizer;
+use crate::error::{Error, Result};
+
+/// The value of a hyperparameter.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Value {
+    /// One number.
+    Number(f64),
+    /// Two numbers, as `betas`.
+    Pair((f64, f64)),
+    /// A switch.
+    Flag(bool),
+}
+
+impl Value {
+    /// Returns its parts as numbers: one, or a pair's two; a flag is 0 or 1.
+    pub fn numbers(self) -> Vec<f64> {
+        match self {
+            Value::Number(number) => vec![number],
+            Value::Pair((first, second)) => vec![first, second],
+            Value::Flag(flag) => vec![f64::from(u8::from(flag))],
+        }
+    }
+
+    /// Whether it switches off what depends on it: zero, or false.
+    pub(super) fn is_off(self) -> bool {
+        self.numbers().iter().all(|number| *number == 0.0)
+    }
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::Number(number) => write!(f, "{}", short(*number)),
+            Value::Pair((first, second)) => write!(f, "[{}, {}]", short(*first), short(*second)),
+            Value::Flag(flag) => write!(f, "{flag}"),
+        }
+    }
+}
+
+/// A number as a reader writes it: with an exponent if it is small.
+fn short(number: f64) -> String {
+    if number != 0.0 && number.abs() < 1e-3 { format!("{number:e}") } else { format!("{number}") }
+}
+
+/// The numbers that one part of a hyperparameter accepts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Range {
+    /// Zero or more; finite and not lost to zero as f32, since a kernel takes it so.
+    NonNegative,
+    /// Zero or more, finite; used in f64 alone.
+    NonNegativeF64,
+    /// Any number that is finite as f32.
+    Finite,
+    /// From 0, which is included, to 1, which is not.
+    BelowOne,
+    /// From 0 to 1, both included.
+    UpToOne,
+    /// Between 0 and 1, neither included; not lost to zero as f32.
+    InsideOne,
+    /// Above 1; finite as f32.
+    AboveOne,
+    /// True or false.
+    Flag,
+}
+
+impl Range {
+    /// Checks one number, named `label` in the error.
+    pub(super) fn check(self, label: &'static str, value: f64) -> Result<()> {
+        let rounded = value as f32;
+        let refuse = |why| Err(Error::config(label, value, why));
+        let is_inside = match self {
+            Range::NonNegative => value >= 0.0 && rounded.is_finite(),
+            Range::NonNegativeF64 => value >= 0.0 && value.is_finite(),
+            Range::Finite => rounded.is_finite(),
+            Range::BelowOne => (0.0..1.0).contains(&value),
+            Range::UpToOne | Range::Flag => (0.0..=1.0).contains(&value),
+            Range::InsideOne => value > 0.0 && value < 1.0,
+            Range::AboveOne => value > 1.0 && rounded.is_finite(),
+        };
+        if !is_inside {
+            return refuse(self.words());
+        }
+        let is_of_f32 = matches!(self, Range::NonNegative | Range::InsideOne);
+        if is_of_f32 && value > 0.0 && rounded == 0.0 {
+            return refuse("vanishes as f32; say 0 if that is meant");
+        }
+        Ok(())
+    }
+
+    /// What an error says of a number outside.
+    fn words(self) -> &'static str {
+        match self {
+            Range::NonNegative => "must be finite as f32 and not negative",
+            Range::NonNegativeF64 => "must be finite and not negative",
+            Range::Finite => "must be finite as f32",
+            Range::BelowOne => "must be in [0, 1)",
+            Range::UpToOne => "must be in [0, 1]",
+            Range::InsideOne => "must be above 0 and below 1",
+            Range::AboveOne => "must be finite as f32 and above 1",
+            Range::Flag => "is a flag: 0 or 1",
+        }
+    }
+}
+
+impl fmt::Display for Range {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Range::NonNegative | Range::NonNegativeF64 => ">= 0",
+            Range::Finite => "finite",
+            Range::BelowOne => "[0, 1)",
+            Range::UpToOne => "[0, 1]",
+            Range::InsideOne => "(0, 1)",
+            Range::AboveOne => "> 1",
+            Range::Flag => "true, false",
+        })
+    }
+}
+
+/// One number of a hyperparameter; a pair has two.
+#[derive(Clone, Copy, Debug)]
+pub struct Part {
+    /// Its keyword in a [`Registry`](crate::overlap::Registry), as `beta1`.
+    pub keyword: &'static str,
+    /// Its name in an error, as `betas.0`.
+    pub label: &'static str,
+    /// The numbers that it accepts.
+    pub range: Range,
+}
+
+/// One hyperparameter.
+#[derive(Clone, Copy, Debug)]
+pub struct Field {
+    /// Its name, as in `torch.optim`.
+    pub name: &'static str,
+    /// Its default.
+    pub default: Value,
+    /// Its numbers.
+    pub parts: &'static [Part],
+    /// What it does.
+    pub doc: &'static str,
+}
+
+impl Field {
+    /// Makes a value of this field's kind of as many numbers as it has parts.
+    ///
+    /// # Errors
+    /// `Config` for a flag that is neither 0 nor 1.
+    pub fn value(&self, numbers: &[f64]) -> Result<Value> {
+        match (self.default, numbers) {
+            (Value::Number(_), [number]) => Ok(Value::Number(*number)),
+            (Value::Pair(_), [first, second]) => Ok(Value::Pair((*first, *second))),
+            (Value::Flag(_), [flag]) if *flag == 0.0 || *flag == 1.0 => Ok(Value::Flag(*flag == 1.0)),
+            (Value::Flag(_), [flag]) => Err(Error::config(self.name, flag, Range::Flag.words())),
+            (_, numbers) => Err(Error::config(self.name, numbers.len(), "is another number of values")),
+        }
+    }
+}
+
+/// States that an optimizer keeps if some of its hyperparameters are on, that is neither 0 nor false.
+#[derive(Clone, Copy, Debug)]
+pub struct States {
+    /// Their names per element, in the kernel's order.
+    pub names: &'static [&'static str],
+    /// The hyperparameters that must all be on.
+    pub on: &'static [&'static str],
+}
+
+/// One optimizer of this crate.
+#[derive(Clone, Copy, Debug)]
+pub struct Descriptor {
+    /// Its name, as in `torch.optim` or in its paper.
+    pub name: &'static str,
+    /// Its hyperparameters, the learning rate first.
+    pub fields: &'static [Field],
+    /// Its states; the last entry that applies counts.
+    pub states: &'static [States],
+    /// Where it was published.
+    pub source: &'static str,
+    /// Number of its kernel, which Adam and AdamW share.
+    pub kernel: u32,
+    /// Whether norms of the whole parameter scale its change, which takes two launches.
+    pub is_scaled: bool,
+    /// Name of the number that it carries from update to update beside the step count.
+    pub carried: Option<&'static str>,
+    /// Why its states need an exponent each, which codes of 8 bits share.
+    pub needs_floats: Option<&'static str>,
+    /// A hyperparameter, and why its states need all bits of f32 if that is on.
+    pub needs_f32_states: Option<(&'static str, &'static str)>,
+    pub(crate) make: fn() -> Box<dyn Optimizer>,
+    pub(crate) type_of: fn() -> (TypeId, &'static str),
+}
+
+impl Descriptor {
+    /// Makes the optimizer with its defaults.
+    pub fn build(&self) -> Box<dyn Optimizer> {
+        (self.make)()
+    }
+
+    /// Returns its name in lower case, as configurations and command lines have it.
+    pub fn key(&self) -> String {
+        self.name.to_lowercase()
+    }
+
+    /// Returns the hyperparameter of that name.
+    pub fn field(&self, name: &str) -> Option<&'static Field> {
+        self.fields.iter().find(|field| field.name == name)
+    }
+
+    /// The states that are kept with these values.
+    pub(super) fn kept(&self, get: impl Fn(&str) -> Option<Value>) -> &'static [&'static str] {
+        let is_on = |name: &&str| get(name).is_some_and(|value| !value.is_off());
+        let applies = |states: &&States| states.on.iter().all(is_on);
+        self.states.iter().rev().find(applies).map_or(&[], |states| states.names)
+    }
+
+    /// Refuses the first value outside its range.
+    pub(super) fn check(&self, get: impl Fn(&str) -> Option<Value>) -> Result<()> {
+        for field in self.fields {
+            let numbers = get(field.name).map(Value::numbers).unwrap_or_default();
+            field.parts.iter().zip(numbers).try_for_each(|(part, x)| part.range.check(part.label, x))?;
+        }
+        Ok(())
+    }
+}
