@@ -79,8 +79,11 @@ fn hyperparameters_out_of_range_are_refused_by_name_and_those_at_the_edge_are_ac
                 for optim in outside.into_iter().map(with) {
                     assert_refused(build(optim, &Options::default()), part.label, &format!("{optim:?}"));
                 }
-                // Nesterov needs a momentum, which the rows below have.
-                for optim in inside.into_iter().filter(|x| field.name != "nesterov" || *x == 0.0).map(with) {
+                // Other fields must fit these two; the next test has such cases.
+                if ["nesterov", "step_size_max"].contains(&keyword) {
+                    continue;
+                }
+                for optim in inside.into_iter().map(with) {
                     build(optim, &Options::default()).unwrap_or_else(|e| panic!("{optim:?}: {e}"));
                 }
             }

@@ -6,13 +6,13 @@
 use std::collections::{BTreeMap, HashSet};
 
 use instep::checkpoint::safetensors::json::{Object, Unique};
-use instep::optim::{ALL, Descriptor, Optimizer};
+use instep::optim::{ALL, Descriptor};
 use instep::{DType, Precision};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
 
 use super::dtypes::{Dtypes, FLOATS, look_up};
-use super::groups;
+use super::groups::{self, Group};
 use crate::Failure;
 
 /// A configuration that is spelled correctly.
@@ -38,15 +38,6 @@ pub struct Config {
     pub frozen: HashSet<String>,
     /// What the learning rates of some parameters are multiplied by.
     pub lr_multipliers: BTreeMap<String, f64>,
-}
-
-/// Parameters that share hyperparameters.
-#[derive(Debug)]
-pub struct Group {
-    /// Their names, at least one, none of them in another group.
-    pub params: Vec<String>,
-    /// Their optimizer; the same kind in every group.
-    pub optimizer: Box<dyn Optimizer>,
 }
 
 impl Config {

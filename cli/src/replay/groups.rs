@@ -5,11 +5,18 @@
 
 use std::fmt;
 
-use instep::optim::{Descriptor, Field, Value};
+use instep::optim::{Descriptor, Field, Optimizer, Value};
 use serde::Deserializer;
 use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use super::config::Group;
+/// Parameters that share hyperparameters.
+#[derive(Debug)]
+pub struct Group {
+    /// Their names, at least one, none of them in another group.
+    pub params: Vec<String>,
+    /// Their optimizer; the same kind in every group.
+    pub optimizer: Box<dyn Optimizer>,
+}
 
 const PARAMS: &str = "params";
 

@@ -13,7 +13,8 @@ mod output;
 mod place;
 mod run;
 
-pub use config::{Config, Group};
+pub use config::Config;
+pub use groups::Group;
 pub use input::{COUNT_PREFIX, Input, PRODUCT_PREFIX, Param};
 pub use options::{Arguments, Device, Options, Order};
 pub use place::Companion;

@@ -8,7 +8,7 @@ use std::path::Path;
 use super::{ROOT, files, name, read};
 
 /// Where each optimizer of the table is named, and no compiler asks for it.
-const NAMES_EVERY_OPTIMIZER: [&str; 14] = [
+const NAMES_EVERY_OPTIMIZER: [&str; 11] = [
     "CHANGELOG.md",
     "README.md",
     "benches/README.md",
@@ -17,10 +17,7 @@ const NAMES_EVERY_OPTIMIZER: [&str; 14] = [
     "cli/tests/bits.rs",
     "cli/tests/gpu_bench.rs",
     "cli/tests/resume.rs",
-    "src/overlap/standard.rs",
     "tests/support/optimizers.rs",
-    "tests/stepper/refusals.rs",
-    "tests/stepper/registry.rs",
     "tests/numerics/vectors.py",
     "tools/fuzz/src/mutate.rs",
 ];
