@@ -1,7 +1,7 @@
-//! The GPU kernels that this build carries: which, for what architectures, of what size.
+//! The GPU kernels in this build: their names, architectures and sizes.
 //!
-//! Built by feature `cuda` if an nvcc is found (`build/cuda.rs`); without them everything here answers
-//! [`Error::KernelsNotBuilt`]. Must not need a driver: a machine without a GPU can ask.
+//! Feature `cuda` builds them if it finds an nvcc (`build/cuda.rs`). Without them every function here returns
+//! [`Error::KernelsNotBuilt`]. Nothing here needs a driver or a GPU.
 
 use std::fmt;
 
@@ -10,23 +10,23 @@ use crate::error::{Error, Result};
 
 static FATBIN: &[u8] = include_bytes!(env!("INSTEP_KERNELS_FATBIN"));
 
-/// Besides one step kernel per row of the table of optimizers.
+/// The kernels that do not belong to one optimizer.
 const COMMON: [&str; 5] = ["instep_begin", "instep_decide", "instep_publish", "instep_norm", "instep_custom"];
 const OPTIMIZERS: &str = include_str!("../../kernels/optimizers.def");
 
 /// What [`built_kernels`] found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BuiltKernels {
-    /// Entry names, each present in every image.
+    /// Names of the kernels; every image has all of them.
     pub names: Vec<String>,
     /// One per architecture, oldest first, PTX last.
     pub images: Vec<Image>,
 }
 
-/// The GPU kernels of this build.
+/// Lists the GPU kernels of this build.
 ///
 /// # Errors
-/// `KernelsNotBuilt` if there are none, with what to do about it.
+/// `KernelsNotBuilt` if there are none; it says how to get them.
 pub fn built_kernels() -> Result<BuiltKernels> {
     let images = fatbin::images(embedded()?).ok_or_else(|| Error::KernelsNotBuilt {
         how: "the embedded binary is damaged; rebuild, without INSTEP_FATBIN if that was set".to_owned(),
@@ -37,13 +37,13 @@ pub fn built_kernels() -> Result<BuiltKernels> {
     })
 }
 
-/// The binary, as a driver takes it.
+/// Returns the fat binary that the driver loads.
 pub(super) fn embedded() -> Result<&'static [u8]> {
     let missing = env!("INSTEP_KERNELS_MISSING");
     if missing.is_empty() { Ok(FATBIN) } else { Err(Error::KernelsNotBuilt { how: missing.to_owned() }) }
 }
 
-/// The step kernels, by the optimizer's number: for states in floats, and in codes.
+/// Returns the names of the step kernels by the optimizer's number: for float states, and for 8-bit states.
 pub(super) fn step_names() -> impl Iterator<Item = [String; 2]> {
     let rows = OPTIMIZERS.lines().filter_map(|line| line.strip_prefix("OPTIMIZER("));
     let names = rows.filter_map(|row| Some(row.split_once(',')?.0));

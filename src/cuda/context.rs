@@ -1,8 +1,8 @@
 //! A GPU's primary context, which the CUDA runtime and every framework share: found, retained, made current for a call.
 //!
-//! Retained once per process and never released, since others may hold memory in it. The library is looked for before
-//! cudarc, which panics where it is missing, even when it formats an error: so answers are named by our own text. Must
-//! leave a thread as it found it.
+//! The context is retained once per process and never released, because others may hold memory in it. This module loads
+//! the driver before cudarc does: cudarc panics where it is missing, even while it formats an error. Every call
+//! restores the context that the thread had.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -28,10 +28,10 @@ unsafe impl Sync for Primary {}
 static DRIVER: OnceLock<Result<()>> = OnceLock::new();
 static RETAINED: Mutex<BTreeMap<u32, Primary>> = Mutex::new(BTreeMap::new());
 
-/// How many devices there are.
+/// Returns the number of devices.
 ///
 /// # Errors
-/// `DriverUnavailable` if there is no driver that works.
+/// `DriverUnavailable` if there is no working driver.
 pub(super) fn device_count() -> Result<u32> {
     DRIVER.get_or_init(initialise).clone()?;
     let mut count = 0;
@@ -41,10 +41,10 @@ pub(super) fn device_count() -> Result<u32> {
 }
 
 impl Primary {
-    /// The context of the device with this ordinal.
+    /// Returns the context of the device with this ordinal.
     ///
     /// # Errors
-    /// As [`device_count`]; `Unsupported` if there is no such device, `Device` if it gives none.
+    /// As [`device_count`]; `Unsupported` if there is no such device, `Device` if the driver refuses the context.
     pub(super) fn of(ordinal: u32) -> Result<Primary> {
         let count = device_count()?;
         if ordinal >= count {
@@ -67,20 +67,20 @@ impl Primary {
         Ok(primary)
     }
 
-    /// Makes it the calling thread's; pairs with [`leave`](Self::leave).
+    /// Makes it current on the calling thread; pairs with [`leave`](Self::leave).
     pub(super) fn enter(&self) -> Result<()> {
         // SAFETY: a context that is never released.
         check("cuCtxPushCurrent", unsafe { sys::cuCtxPushCurrent_v2(self.context) })
     }
 
-    /// Gives the thread back what it had.
+    /// Restores the context that was current before.
     pub(super) fn leave(&self) {
         let mut popped = ptr::null_mut();
-        // SAFETY: writes one handle. It cannot fail behind an `enter`.
+        // SAFETY: writes one handle. It cannot fail after an `enter`.
         let _ = unsafe { sys::cuCtxPopCurrent_v2(&mut popped) };
     }
 
-    /// Whether a context is this one.
+    /// Returns whether a context is this one.
     pub(super) fn is(&self, context: sys::CUcontext) -> bool {
         self.context == context
     }
@@ -89,7 +89,7 @@ impl Primary {
 /// Calls `call` with the device current on this thread.
 ///
 /// # Errors
-/// The call's; as [`Primary::of`].
+/// The call's own; otherwise as for [`Primary::of`].
 pub(super) fn with_device<T>(ordinal: u32, call: impl FnOnce() -> Result<T>) -> Result<T> {
     struct Entered(Primary);
     impl Drop for Entered {
@@ -103,7 +103,7 @@ pub(super) fn with_device<T>(ordinal: u32, call: impl FnOnce() -> Result<T>) -> 
     call()
 }
 
-/// An answer of the driver's as a result.
+/// Converts the driver's answer to a result.
 pub(super) fn check(call: &'static str, answer: sys::CUresult) -> Result<()> {
     if answer == sys::CUresult::CUDA_SUCCESS {
         return Ok(());
@@ -113,7 +113,7 @@ pub(super) fn check(call: &'static str, answer: sys::CUresult) -> Result<()> {
 
 fn initialise() -> Result<()> {
     let unavailable = |why: String| Error::DriverUnavailable { why };
-    // Never unloaded, or its threads would run in nothing.
+    // Never unloaded, because it runs threads of its own.
     // SAFETY: it is NVIDIA's driver by name.
     match unsafe { libloading::Library::new("libcuda.so.1") } {
         Ok(driver) => std::mem::forget(driver),

@@ -1,7 +1,7 @@
-//! Code of the user's own in place of a kernel: one call per parameter, which enqueues on the optim stream.
+//! The user's own code in place of a step kernel: one call per parameter, which enqueues on the optim stream.
 //!
-//! The launch in front of it has the GPU decide what is to be done and leave that in the parameter's record, since the
-//! host knows neither skip nor tail. Must hand out addresses of the launch's own tiles alone.
+//! The launch before it makes the GPU decide what to do and store that in the parameter's record, because the host
+//! knows neither skips nor tails. This module hands out only addresses of the launch's own tiles.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -19,7 +19,7 @@ const ELEMENT_BYTES: u64 = size_of::<f32>() as u64;
 /// The calls of one launch.
 pub(super) struct EnqueuedParams {
     params: Vec<EnqueuedParam>,
-    /// Gradients end as zeros.
+    /// Whether gradients are zeroed afterwards.
     zeroes: bool,
 }
 

@@ -1,8 +1,7 @@
-//! Ops as calls into a GPU's driver, on the caller's thread, none of which waits.
+//! Ops as driver calls on the caller's thread.
 //!
-//! One wait and one launch per bucket in a steady state; everything that a call needs is built before the first pass.
-//! Must take what is done, and in which order, from the ops alone, and must never block in `submit` but for a host that
-//! is eight passes ahead.
+//! In a steady state a bucket takes one stream wait and one launch; construction prepares all arguments. Ops alone
+//! decide what runs and in which order. `submit` never blocks, except while the host is eight passes ahead of the GPU.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -28,10 +27,10 @@ use crate::launch::{Assignment, BorrowedPieces, Kind, Launch, StepConstants, beg
 use crate::layout::Plan;
 use crate::op::{Action, Op, Phase, STREAMS, Stream, Ticket};
 
-/// Blocks of the norm per multiprocessor: each ends in atomics, so there are no more than fill the machine.
+/// Blocks of the norm per multiprocessor. Each block ends in atomics, so no more run than fill the GPU.
 const NORM_BLOCKS_PER_MULTIPROCESSOR: u32 = 4;
 
-/// One rank's GPU. What it gives back in calls is given back by its own drop, between the driver's enter and leave.
+/// One rank's GPU. Its drop frees everything that takes driver calls, between the driver's enter and leave.
 pub struct CudaDevice {
     pub(super) driver: Arc<dyn Driver>,
     pub(super) plan: Arc<Plan>,
@@ -49,18 +48,18 @@ pub struct CudaDevice {
     pub(super) status: ManuallyDrop<StatusRing>,
     pub(super) timing: ManuallyDrop<Option<Timing>>,
     pub(super) streams: ManuallyDrop<Streams>,
-    /// Passes begun, which is the slot of the next one's settings.
+    /// Passes begun, which selects the slot of the next pass's settings.
     pub(super) begun: u64,
     pub(super) is_capturing: bool,
-    /// Per stream, the position recorded last outside of captures.
+    /// Per stream, the latest position recorded outside captures.
     pub(super) recorded: [Option<Ticket>; STREAMS],
-    /// Behind the last replay.
+    /// The event after the latest replay.
     pub(super) replayed: Option<EventHandle>,
     pub(super) failed: Option<Error>,
     origin: Instant,
 }
 
-/// One launch of a bucket, and the user's own code behind it.
+/// One launch of a bucket, and the user's own code that runs after it.
 struct BucketLaunch {
     kernel: Kernel,
     shape: Shape,
@@ -68,7 +67,7 @@ struct BucketLaunch {
     custom: Option<EnqueuedParams>,
 }
 
-/// What [`CudaDevice::new`] puts together.
+/// The arguments of [`CudaDevice::new`].
 pub(crate) struct Parts {
     pub(crate) driver: Arc<dyn Driver>,
     pub(crate) compute: StreamHandle,
@@ -84,14 +83,14 @@ pub(crate) struct Parts {
 }
 
 // SAFETY: the pointers in the arguments lead into the device's own memory, or into the caller's by the promise that it
-// made when the stepper was built; no method works on them but through the driver.
+// made when the stepper was built; methods use them only through the driver.
 unsafe impl Send for CudaDevice {}
 
 impl CudaDevice {
     pub(crate) fn new(parts: Parts) -> Result<CudaDevice> {
         let Parts { driver, compute, plan, constants, assignment, comm, deadline, timed, .. } = parts;
         let _entered = Entered::new(&*driver)?;
-        // SAFETY: the caller of the builder names a stream that is alive.
+        // SAFETY: the builder's caller promises that the stream is alive.
         unsafe { driver.inspect_stream(compute)? };
         let kernels = Kernels::load(&driver, &assignment.kernels(&plan), plan.storage().precision.moments)?;
         let priorities = Priorities { reduce: i32::MIN, optim: parts.optim_priority };
@@ -154,7 +153,7 @@ impl CudaDevice {
             failed: None,
             origin: Instant::now(),
         };
-        // Zeros and tables are there before any other stream looks at them.
+        // Zeros and tables are in place before another stream reads them.
         let ready = device.streams.here(Stream::Optim)?;
         device.block_on(ready)?;
         if let Some(timing) = &*device.timing {
@@ -164,7 +163,7 @@ impl CudaDevice {
         Ok(device)
     }
 
-    /// The same parts for another plan, on memory of their own.
+    /// Returns the same arguments for another plan, with new memory.
     pub(super) fn parts_for(&self, plan: &Arc<Plan>, assignment: &Arc<Assignment>) -> Parts {
         Parts {
             driver: Arc::clone(&self.driver),
@@ -181,7 +180,7 @@ impl CudaDevice {
         }
     }
 
-    /// Hands ops to the driver, up to the first that fails.
+    /// Runs ops up to the first that fails.
     pub(super) fn run_all(&mut self, ops: &[Op]) {
         if self.failed.is_some() {
             return;
@@ -214,7 +213,7 @@ impl CudaDevice {
     fn run(&mut self, op: &Op) -> Result<()> {
         let stream = self.streams.stream(op.stream);
         match op.action {
-            // The trainer's waits are paid when it next touches anything: `wait`.
+            // The trainer's stream waits when the trainer next touches the bucket: `wait`.
             Action::Wait(_) if op.stream == Stream::Compute => Ok(()),
             Action::Wait(ticket) => self.streams.wait(op.stream, ticket),
             Action::Record(ticket) => {
@@ -235,7 +234,7 @@ impl CudaDevice {
             Action::Step { bucket } => self.launch_bucket(&self.steps[bucket as usize], stream),
             Action::Zero(span) => {
                 let at = address(self.memory.regions.resolve(span));
-                // SAFETY: in bounds by `resolve`; that nothing else touches the span meanwhile is what the schedule
+                // SAFETY: in bounds by `resolve`; nothing else touches the span meanwhile, which the schedule
                 // guarantees and the checker proves for every op.
                 unsafe { self.driver.zero(at, span.bytes(), stream) }
             }
@@ -286,7 +285,7 @@ impl CudaDevice {
         self.launch_one(self.kernels.decide, 1, stream, &args)
     }
 
-    /// Writes the next pass's settings where its Begin will look for them.
+    /// Writes the next pass's settings to the slot that its Begin reads.
     pub(super) fn fill_slot(&mut self) -> Result<()> {
         if let Some(event) = self.settings.reader(self.begun) {
             self.block_on(event)?;
@@ -322,13 +321,13 @@ impl CudaDevice {
         unsafe { self.driver.launch(kernel, Shape { blocks: 1, threads }, stream, args) }
     }
 
-    /// The driver's name for a stream.
+    /// Returns the driver's handle of a stream.
     #[cfg(feature = "bench")]
     pub(crate) fn stream(&self, stream: Stream) -> StreamHandle {
         self.streams.stream(stream)
     }
 
-    /// Where the clock of measured ops is zero, if ops are measured.
+    /// Returns the event that is zero on the clock of measured ops, if ops are measured.
     pub(crate) fn clock_zero(&self) -> Option<EventHandle> {
         self.timing.as_ref().map(Timing::origin)
     }
@@ -343,11 +342,11 @@ impl Drop for CudaDevice {
     fn drop(&mut self) {
         let driver = Arc::clone(&self.driver);
         let Ok(_entered) = Entered::new(&*driver) else { return };
-        // What is stream-ordered is given back behind whatever still runs. The rest must not be taken from under it,
-        // and nobody waits here: it is left to the process.
+        // Stream-ordered memory is freed after the work that still runs. The rest is freed only if the GPU is idle,
+        // because a drop does not wait; otherwise it is leaked.
         let gathered = self.streams.gather().and_then(|()| self.streams.here(Stream::Optim));
         let is_idle = gathered.is_ok_and(|event| self.is_passed_soon(event));
-        // SAFETY: each dropped once, here, and not used below; memory before the stream that gives it back.
+        // SAFETY: each dropped once, here, and not used below; memory before the stream that frees it.
         unsafe {
             if is_idle {
                 ManuallyDrop::drop(&mut self.kernels);

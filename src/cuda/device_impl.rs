@@ -1,7 +1,7 @@
-//! How the rest of the crate sees a GPU: the traits that every executor implements.
+//! `Executor` and `Device` for a GPU, the traits that the rest of the crate uses.
 //!
-//! To wait is to let the trainer's stream wait; whatever the host itself must see, it copies, behind that stream. Must
-//! make the device current around everything, and nothing once it has failed.
+//! A wait makes the trainer's stream wait, not the host. The host reads data by a copy after that stream's work. Every
+//! call makes the device current, and no call does anything once the device has failed.
 #![allow(unsafe_code)]
 
 use std::mem::size_of_val;
@@ -19,7 +19,7 @@ use crate::layout::Plan;
 use crate::op::{Interval, Memory, Op, Span, Stream, Ticket, TimedOp};
 
 impl CudaDevice {
-    /// Does something for which the host waits, which nothing in a capture can do.
+    /// Runs a copy for which the host waits. A capture cannot contain one.
     fn guarded_copy<T>(&mut self, what: &str, work: impl FnOnce(&mut CudaDevice) -> Result<T>) -> Result<T> {
         if self.is_capturing {
             return Err(Error::Order(format!(
@@ -29,12 +29,12 @@ impl CudaDevice {
         self.guarded(what, work)
     }
 
-    /// Blocks until the trainer's stream has passed everything that it has been given.
+    /// Blocks until the trainer's stream has finished everything on it.
     fn block_on_compute(&self) -> Result<()> {
         self.block_on(self.streams.here(Stream::Compute)?)
     }
 
-    /// What has been measured, once all of it has been passed.
+    /// Waits for all streams and returns the measured times.
     fn take_times<T>(&mut self, take: impl FnOnce(&mut Timing) -> Result<Vec<T>>) -> Result<Vec<T>> {
         self.guarded("the times of ops", |device| {
             for stream in Stream::ALL {
@@ -47,8 +47,8 @@ impl CudaDevice {
     fn fetch<T: Copy>(&mut self, at: *const T) -> Result<T> {
         self.guarded_copy("a copy to the host", |device| {
             device.block_on_compute()?;
-            // SAFETY: an address of this device's control memory, plain numbers, which by the caller's contract nothing
-            // writes now.
+            // SAFETY: an address of this device's control memory, plain numbers, which nothing
+            // writes now by the caller's contract.
             unsafe { fetch(&*device.driver, at, device.streams.stream(Stream::Compute)) }
         })
     }
@@ -70,7 +70,7 @@ impl Executor for CudaDevice {
     }
 
     unsafe fn write_group(&mut self, group: usize, hyper: InstepHyper) {
-        // Each pass's Begin has a slot of its own, so no Begin that is still to run sees this.
+        // Each pass's Begin has its own slot, so no earlier Begin sees this.
         self.settings.set_group(group, &hyper);
     }
 
@@ -88,7 +88,7 @@ impl Executor for CudaDevice {
         (record.steps, record.stepped) = (count, 0);
         self.guarded_copy("a copy to the GPU", |device| {
             let compute = device.streams.stream(Stream::Compute);
-            // SAFETY: a record of this device's, touched by nobody now, by the caller's contract.
+            // SAFETY: a record of this device's, touched by nothing else now, by the caller's contract.
             unsafe { device.driver.upload(address(at), bytes_of_all(&[record]), compute) }
         })
     }
@@ -99,7 +99,7 @@ impl Executor for CudaDevice {
         record.carried = [carried; 2];
         self.guarded_copy("a copy to the GPU", |device| {
             let compute = device.streams.stream(Stream::Compute);
-            // SAFETY: a record of this device's, touched by nobody now, by the caller's contract.
+            // SAFETY: a record of this device's, touched by nothing else now, by the caller's contract.
             unsafe { device.driver.upload(address(at), bytes_of_all(&[record]), compute) }
         })
     }
@@ -121,7 +121,7 @@ impl Executor for CudaDevice {
         let from = address(self.memory.regions.resolve(span));
         self.guarded_copy("a copy to the host", |device| {
             device.block_on_compute()?;
-            // SAFETY: in bounds by `resolve`; written by nobody now, by the caller's contract.
+            // SAFETY: in bounds by `resolve`; written by nothing now, by the caller's contract.
             unsafe { device.driver.download(into, from, device.streams.stream(Stream::Compute)) }
         })
     }
@@ -145,7 +145,7 @@ impl Executor for CudaDevice {
         // SAFETY: the caller's promise.
         let control = without_bucket(unsafe { self.read_control()? });
         let built = CudaDevice::new(self.parts_for(plan, assignment));
-        // Asked by a rank that has failed too: it is a difference to the others, which would wait for it for ever.
+        // A rank that has failed takes part too, with a number that differs: the others would wait for it otherwise.
         let agreed = self.comm.agree(if built.is_ok() { agreement } else { !agreement }, self.deadline);
         let mut device = built?;
         agreed?;
@@ -153,7 +153,7 @@ impl Executor for CudaDevice {
         let at = address(device.memory.regions.control());
         device.guarded_copy("a copy to the GPU", |device| {
             let compute = device.streams.stream(Stream::Compute);
-            // SAFETY: the other device's control block, which nothing has been submitted for.
+            // SAFETY: the other device's control block, for which nothing has been submitted.
             unsafe { device.driver.upload(at, bytes_of(&control), compute) }
         })?;
         Ok(device)

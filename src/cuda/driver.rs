@@ -1,8 +1,8 @@
-//! The seam to a GPU's driver: the few calls that the device makes, a method each.
+//! The driver's calls that a device makes, as a trait with one method each.
 //!
-//! Two stand behind it: the real driver (`system.rs`) and, in tests, a stand-in that writes calls down and runs the
-//! kernels on the CPU. Hidden, because it is no interface for users. Must decide nothing: an order, a size or an
-//! argument that is wrong here was wrong before it came here.
+//! Two types implement it: the real driver (`system.rs`) and, in tests, a stand-in that records calls and runs the
+//! kernels on the CPU. It is hidden because it is not an interface for users. This module decides nothing: order, sizes
+//! and arguments come from the caller.
 #![allow(unsafe_code, missing_docs)]
 
 use std::ffi::{CStr, c_void};
@@ -23,7 +23,7 @@ pub struct Kernel(pub usize);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Graph(pub usize);
 
-/// Pinned memory of the CPU's that the GPU reaches under an address of its own.
+/// Pinned host memory, with the address at which the GPU reaches it.
 #[derive(Clone, Copy, Debug)]
 pub struct Mapped {
     pub host: NonNull<u8>,
@@ -37,33 +37,33 @@ pub struct Shape {
     pub threads: u32,
 }
 
-/// A driver, bound to one device. Every call but those that describe it is made between [`enter`](Driver::enter) and
-/// [`leave`](Driver::leave).
+/// A driver, bound to one device. Every call is made between [`enter`](Driver::enter) and [`leave`](Driver::leave),
+/// except those that describe the device.
 ///
 /// # Safety
-/// An implementation's memory is as long as it was asked for, aligned to 8 bytes, and stays until it is given back. Of
-/// all unsafe methods: handles come from this driver and have not been given back, addresses lead to as many bytes as
-/// the call says, and whatever is in flight on a stream keeps what it touches.
+/// An implementation's memory has the length that was asked for, is aligned to 8 bytes, and lives until it is freed.
+/// For every unsafe method: handles come from this driver and are alive, addresses lead to as many bytes as the call
+/// says, and memory outlives the work in flight that touches it.
 pub unsafe trait Driver: Send + Sync {
-    /// Which device.
+    /// Returns the device's ordinal.
     fn ordinal(&self) -> u32;
 
-    /// How many multiprocessors it has.
+    /// Returns the number of multiprocessors.
     fn multiprocessors(&self) -> u32;
 
-    /// What its maker calls it.
+    /// Returns the device's name.
     fn name(&self) -> &str;
 
-    /// Size of its last-level cache.
+    /// Returns the size of the last-level cache.
     fn l2_bytes(&self) -> u64;
 
-    /// Makes the device the calling thread's.
+    /// Makes the device current on the calling thread.
     fn enter(&self) -> Result<()>;
 
-    /// Gives the thread back the device that it had.
+    /// Restores the device that was current before.
     fn leave(&self);
 
-    /// The kernels that this driver is to load.
+    /// Returns the binary of kernels that this driver loads.
     fn image(&self) -> Result<&[u8]> {
         super::built::embedded()
     }
@@ -74,17 +74,20 @@ pub unsafe trait Driver: Send + Sync {
     /// As for the trait.
     unsafe fn unload(&self, module: Module);
 
-    /// A stream of its own that no other one waits for; the lower the priority, the sooner its work is scheduled.
+    /// Creates a stream that does not synchronize with the default stream; lower priorities are scheduled sooner.
     fn create_stream(&self, priority: i32) -> Result<StreamHandle>;
     /// # Safety
-    /// As for the trait; what is queued still runs.
+    /// As for the trait; queued work still runs.
     unsafe fn destroy_stream(&self, stream: StreamHandle);
     /// Refuses a stream of another device.
     ///
     /// # Safety
     /// As for the trait.
     unsafe fn inspect_stream(&self, stream: StreamHandle) -> Result<()>;
-    /// Where memory lies, or an error if the driver does not know the address.
+    /// Returns where memory lies.
+    ///
+    /// # Errors
+    /// `Device` if the driver does not know the address.
     fn inspect_memory(&self, address: DevicePtr) -> Result<Place>;
 
     fn create_event(&self, timed: bool) -> Result<EventHandle>;
@@ -97,21 +100,21 @@ pub unsafe trait Driver: Send + Sync {
     /// # Safety
     /// As for the trait.
     unsafe fn wait(&self, stream: StreamHandle, event: EventHandle) -> Result<()>;
-    /// Whether what was recorded last has been passed.
+    /// Returns whether the position that was recorded last has been passed.
     ///
     /// # Safety
     /// As for the trait.
     unsafe fn is_passed(&self, event: EventHandle) -> Result<bool>;
-    /// Between two timed events that have been passed.
+    /// Returns the time between two timed events that have been passed.
     ///
     /// # Safety
     /// As for the trait.
     unsafe fn elapsed_ns(&self, from: EventHandle, to: EventHandle) -> Result<f64>;
 
-    /// Memory that is there once the stream has passed the call.
+    /// Allocates memory that exists once the stream has passed the call.
     fn allocate(&self, bytes: u64, stream: StreamHandle) -> Result<DevicePtr>;
     /// # Safety
-    /// As for the trait; what is in front of it on the stream may still use the memory.
+    /// As for the trait; earlier work on the stream may still use the memory.
     unsafe fn free(&self, address: DevicePtr, stream: StreamHandle);
     fn allocate_mapped(&self, bytes: u64) -> Result<Mapped>;
     /// # Safety
@@ -128,12 +131,12 @@ pub unsafe trait Driver: Send + Sync {
     /// # Safety
     /// As for the trait; the two do not overlap.
     unsafe fn copy(&self, to: DevicePtr, from: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()>;
-    /// Copies behind what is on the stream, and returns when it is done.
+    /// Copies after the work that is on the stream, and returns when the copy is done.
     ///
     /// # Safety
     /// As for the trait.
     unsafe fn upload(&self, to: DevicePtr, from: &[u8], stream: StreamHandle) -> Result<()>;
-    /// Copies behind what is on the stream, and returns when it is done.
+    /// Copies after the work that is on the stream, and returns when the copy is done.
     ///
     /// # Safety
     /// As for the trait.
@@ -150,7 +153,7 @@ pub unsafe trait Driver: Send + Sync {
         args: *const c_void,
     ) -> Result<()>;
 
-    /// From here on the stream's work, and that of streams that wait for it, is written down and not run.
+    /// Begins a capture: work on this stream, and on streams that wait for it, is recorded instead of run.
     ///
     /// # Safety
     /// As for the trait.
@@ -166,7 +169,7 @@ pub unsafe trait Driver: Send + Sync {
     unsafe fn destroy_graph(&self, graph: Graph);
 }
 
-/// The device is the calling thread's as long as this lives.
+/// Keeps the device current on the calling thread while it lives.
 pub(crate) struct Entered<'a>(&'a dyn Driver);
 
 impl<'a> Entered<'a> {

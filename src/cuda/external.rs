@@ -1,8 +1,7 @@
-//! Sums that somebody else makes: a framework's own all-reduce, which the steps wait for by its event.
+//! A framework's own all-reduce: each bucket's step waits for an event that the framework recorded after the sum.
 //!
-//! For whoever has a communicator already. The framework says which event stands behind which bucket's sum, and hands
-//! the bucket over; nothing is issued here but a wait. Must refuse a bucket that no event was named for, because its
-//! step would run beside the sum.
+//! It is for programs that have a communicator already, and it enqueues only waits. A bucket without an event is
+//! refused, because its step would race with the sum.
 #![allow(unsafe_code)]
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,22 +13,21 @@ use crate::error::{Error, Result};
 use crate::handle::{EventHandle, Place};
 use crate::op::CollectiveKind;
 
-/// Steps behind a framework's own all-reduce: each bucket's waits for an event, and nothing is sent or compared here.
+/// Steps buckets after a framework's own all-reduce. Each step waits for an event; nothing is sent or compared here.
 ///
 /// For [`StepperBuilder::cuda_borrowing`](crate::StepperBuilder::cuda_borrowing) alone; buckets are numbered as they
 /// were added to [`Borrowed`](crate::Borrowed). In each pass, for each bucket:
 ///
-/// 1. [`Pass::grad_ptr`](crate::Pass::grad_ptr) for every parameter that is not frozen, then backward on the trainer's
-///    stream. What this rank did not use the framework fills with zeros; what is frozen the stepper does.
-/// 2. The framework's all-reduce, on any stream, behind what backward wrote: the plain sum of the whole bucket, in
-///    place. The step divides by `world_size`; where the all-reduce gives the mean already, say rank 0 of 1.
-/// 3. An event behind it, named by [`reduced`](Self::reduced).
-/// 4. [`Pass::bucket_ready`](crate::Pass::bucket_ready), which refuses a bucket with a gradient that nobody asked for.
-///    [`Pass::finish`](crate::Pass::finish) refuses a pass in which one was not asked for: its zeros would come beside
-///    the sum.
+/// 1. Call [`Pass::grad_ptr`](crate::Pass::grad_ptr) for every parameter that is not frozen, then run backward on the
+///    trainer's stream. The framework zeroes the gradients that this rank did not use; the stepper zeroes frozen ones.
+/// 2. Run the framework's all-reduce on any stream, after backward's writes: a plain sum of the whole bucket, in place.
+///    The step divides by `world_size`. If the all-reduce already averages, construct this as rank 0 of 1.
+/// 3. Record an event after it and name the event with [`reduced`](Self::reduced).
+/// 4. Call [`Pass::bucket_ready`](crate::Pass::bucket_ready). It refuses a bucket with a gradient that was not asked
+///    for, and so does [`Pass::finish`](crate::Pass::finish): the zeros for that gradient would race with the sum.
 ///
-/// In [`Stepper::capture`](crate::Stepper::capture) the same: the all-reduce is captured too, on a stream that forks
-/// from the trainer's, and its event recorded there; replays ask for none. Clones are the same communicator: one goes
+/// [`Stepper::capture`](crate::Stepper::capture) works the same way. Capture the all-reduce too, on a stream that forks
+/// from the trainer's, and record its event there; a replay needs no events. Clones are the same communicator: one goes
 /// into the stepper, the other stays with the framework.
 ///
 /// ```no_run
@@ -48,9 +46,9 @@ use crate::op::CollectiveKind;
 /// let mut stepper = unsafe { builder.cuda_borrowing(sums.clone(), memory, &cuda)? };
 /// let mut pass = stepper.begin()?;
 /// pass.grad_ptr(weight)?; // backward writes it on `stream`, then:
-/// // the event behind bucket 0's sum, on whatever stream; SAFETY: it is not destroyed before the pass has ended
+/// // the event after bucket 0's sum, on any stream; SAFETY: it is not destroyed before the pass has ended
 /// unsafe { sums.reduced(0, all_reduce()) };
-/// pass.bucket_ready(0)?; // one step, behind that event
+/// pass.bucket_ready(0)?; // one step, after that event
 /// pass.finish()?;
 /// # Ok::<(), instep::Error>(())
 /// ```
@@ -59,29 +57,30 @@ pub struct External {
     driver: Arc<dyn Driver>,
     rank: u32,
     world_size: u32,
-    /// Per bucket, the event behind its next sum.
+    /// Per bucket, the event after its next sum.
     events: Arc<Mutex<Vec<Option<EventHandle>>>>,
 }
 
 impl External {
-    /// A communicator of `world_size` ranks, as rank `rank` of them sees it. Parameters are not sent anywhere: they
-    /// must be the same on all ranks before the first pass, and after any that are written. So must layout, options,
-    /// learning rates and frozen parameters be: nothing is compared, and ranks that differ drift apart.
+    /// Makes rank `rank`'s end of a communicator of `world_size` ranks. Parameters are not sent, so they must be equal
+    /// on all ranks before the first pass and after every write. Layout, options, learning rates and frozen parameters
+    /// must be equal too: nothing is compared, and ranks that differ drift apart.
     pub fn new(cuda: &Cuda, rank: u32, world_size: u32) -> External {
         External { driver: Arc::clone(&cuda.driver), rank, world_size, events: Arc::default() }
     }
 
-    /// Names the event behind a bucket's sum in this pass, recorded before the bucket is handed over. Not for a bucket
-    /// of frozen parameters alone, which no pass steps: its event would stand until the bucket thaws.
+    /// Names the event after a bucket's sum in this pass, recorded before the bucket is handed over. Name none for a
+    /// bucket whose parameters are all frozen: no pass steps it, and the event would stay until a parameter is
+    /// unfrozen.
     ///
     /// # Ordering
-    /// The bucket's step comes behind the event as it was recorded last when the bucket launches: when it and all
-    /// earlier ones have been handed over. Until then the event must not be recorded for anything else. A bucket that
-    /// launches without one poisons the stepper with `Order`.
+    /// A bucket launches once it and all earlier buckets have been handed over. Its step then waits for the latest
+    /// record of the event, so the event must not be recorded again before. A bucket that launches without an event
+    /// poisons the stepper with `Order`.
     ///
     /// # Safety
-    /// The event is one of this device's driver, alive until the pass has been finished, and behind the last access of
-    /// the framework's to the bucket.
+    /// The event belongs to this device's driver, lives until the pass has been finished, and was recorded after the
+    /// framework's last access to the bucket.
     pub unsafe fn reduced(&self, bucket: u32, event: EventHandle) {
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         let bucket = bucket as usize;
@@ -91,8 +90,7 @@ impl External {
         events[bucket] = Some(event);
     }
 
-    /// Forgets the events of a pass that was abandoned, or of a capture that failed, so that none stands for a sum of
-    /// the next one.
+    /// Forgets the events of an abandoned pass or a failed capture, so that the next pass does not use them.
     pub fn forget(&self) {
         self.events.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
@@ -124,10 +122,10 @@ impl Collective for External {
         let Some(event) = events.get_mut(bucket).and_then(Option::take) else {
             return Err(Error::Order(format!("no event was named for the sum of bucket {bucket}")));
         };
-        // SAFETY: whoever named the event keeps it, by the contract of `reduced`; the stream is the stepper's.
+        // SAFETY: the caller of `reduced` keeps the event alive; the stream is the stepper's.
         unsafe { self.driver.wait(call.stream, event) }
     }
 
-    /// Ends nothing: the group is the framework's, which hears of a failure by its own stepper's errors.
+    /// Does nothing: the group is the framework's, which learns of a failure from its stepper's errors.
     fn abort(&self, _: &Error) {}
 }

@@ -1,14 +1,14 @@
-//! The container that nvcc puts machine code of several architectures into: just enough to list its contents.
+//! A reader of nvcc's fat binaries that lists the architectures inside.
 //!
-//! NVIDIA documents no layout; this is what nvcc 13.0 was seen to write. The driver, not this file, decides what is
-//! loaded. Must answer nonsense with `None`, never with a panic.
+//! NVIDIA does not document the format; this follows what nvcc 13.0 writes. The driver, not this file, decides which
+//! image is loaded. Malformed input gives `None`, never a panic.
 
 /// All kernels, compiled for one architecture.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
-    /// As nvcc names it: `sm_90` for machine code, `compute_90` for the PTX that a driver compiles for newer ones.
+    /// nvcc's name: `sm_90` for machine code, `compute_90` for PTX that a driver compiles for newer GPUs.
     pub architecture: String,
-    /// Embedded size, compressed.
+    /// Compressed size in this build.
     pub bytes: u64,
 }
 
@@ -16,7 +16,7 @@ const MAGIC: u32 = 0xba55_ed50;
 const PTX: u16 = 1;
 const MACHINE_CODE: u16 = 2;
 
-/// The contents, PTX last, or none if this is no such container.
+/// Returns the images, PTX last, or `None` if this is not a fat binary.
 pub(super) fn images(fatbin: &[u8]) -> Option<Vec<Image>> {
     if word(fatbin, 0)? != MAGIC {
         return None;

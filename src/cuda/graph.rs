@@ -1,8 +1,8 @@
 //! A whole overlapped pass as a CUDA graph: captured once, replayed with one launch.
 //!
-//! Every stream forks from the trainer's and joins it again, so the graph holds the same waits as the list. What
-//! changes from pass to pass (counts, learning rates, clip) is read on the device, so nothing is baked in. Must leave
-//! the streams behind the graph, because positions recorded inside it mean nothing outside.
+//! Every stream forks from the trainer's and joins it again, so the graph holds the same waits as the schedule. The
+//! device reads what changes between passes (counts, learning rates, clip), so a replay uses current values. After a
+//! capture all streams wait for the trainer's, because positions recorded inside a graph mean nothing outside.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::op::Stream;
 pub struct CapturedPass {
     driver: Arc<dyn Driver>,
     graph: Graph,
-    /// The stepper's own, to tell its graphs from another's; kept, so that no later stepper's can lie at its address.
+    /// The plan of the stepper that made it. The graph keeps the plan, so no later plan can have its address.
     owner: Arc<Plan>,
 }
 
@@ -37,7 +37,7 @@ impl Drop for CapturedPass {
 }
 
 impl CudaDevice {
-    /// From here on the trainer's stream, and those that fork from it, are written down.
+    /// Begins a capture of the trainer's stream and the streams that fork from it.
     pub(crate) fn begin_capture(&mut self) -> Result<()> {
         let compute = self.streams.stream(Stream::Compute);
         if compute.0 <= 1 {
@@ -55,12 +55,12 @@ impl CudaDevice {
         // is refused and nothing has failed.
         unsafe { self.driver.begin_capture(compute)? };
         self.is_capturing = true;
-        // Events of the ring may be recorded in the capture next, and then nobody can ask for them.
+        // The capture may record events of the ring, and those cannot be queried afterwards.
         self.recorded = Default::default();
         Ok(())
     }
 
-    /// Ends the capture, whatever has failed in it: nothing of it has run, so none of that counts any more.
+    /// Ends the capture. A failure inside it is not sticky, because nothing has run.
     pub(crate) fn end_capture(&mut self) -> Result<CapturedPass> {
         self.is_capturing = false;
         let failed = self.failed.take();

@@ -1,6 +1,6 @@
-//! cudarc's types as handles of ours, for programs that use the same version of it.
+//! Conversions from cudarc's types to this crate's handles, for programs that use the same version of cudarc.
 //!
-//! Conversions only. cudarc breaks its interface several times a year, so nothing else here may name its types.
+//! cudarc breaks its interface several times a year, so no other public item names its types.
 
 use cudarc::driver::{CudaEvent, CudaStream};
 

@@ -1,7 +1,7 @@
 //! The kernels of this build, loaded on one device.
 //!
-//! One binary for every stepper; which of its step kernels are taken follows from the optimizers' rows in the table.
-//! Must name kernels by the table, so that a new optimizer needs nothing here.
+//! All steppers share one binary, and each takes the step kernels of the optimizers that it uses. Names come from the
+//! table of optimizers, so a new optimizer changes nothing here.
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
@@ -21,13 +21,13 @@ pub(super) struct Kernels {
     pub(super) publish: Kernel,
     pub(super) norm: Kernel,
     pub(super) custom: Kernel,
-    /// By the optimizer's row in the table, those that are used.
+    /// The kernels in use, by the optimizer's row in the table.
     steps: Vec<Option<Kernel>>,
 }
 
 impl Kernels {
     /// # Errors
-    /// `KernelsNotBuilt` if this build has none, `Device` if the driver takes none of them.
+    /// `KernelsNotBuilt` if this build has none, `Device` if the driver cannot load them.
     pub(super) fn load(driver: &Arc<dyn Driver>, optimizers: &[u32], moments: Moments) -> Result<Kernels> {
         let module = driver.load(driver.image()?)?;
         let none = Kernel(0);
@@ -36,7 +36,7 @@ impl Kernels {
         let mut kernels = Kernels { driver, module, begin, decide, publish, norm, custom, steps };
         let driver = Arc::clone(&kernels.driver);
         let named = |name: &str| {
-            // A name of our own holds no zero byte.
+            // These names contain no zero byte.
             let name = CString::new(name).unwrap_or_default();
             driver.kernel(module, &name)
         };
@@ -55,7 +55,7 @@ impl Kernels {
         Ok(kernels)
     }
 
-    /// The kernel of a launch's optimizer, one of those that were asked for.
+    /// Returns the step kernel of an optimizer that `load` was given.
     pub(super) fn step(&self, optimizer: u32) -> Kernel {
         let known = self.steps.get(optimizer as usize).copied().flatten();
         known.unwrap_or(self.custom)
@@ -64,7 +64,7 @@ impl Kernels {
 
 impl Drop for Kernels {
     fn drop(&mut self) {
-        // SAFETY: loaded by `load`; the driver keeps the code of what is in flight.
+        // SAFETY: loaded by `load`; the driver keeps the code of launches in flight.
         unsafe { self.driver.unload(self.module) }
     }
 }

@@ -1,7 +1,7 @@
-//! A stepper's memory on the GPU: arenas, tiles, and the records that control starts with.
+//! A stepper's memory on the GPU: arenas, tiles and the initial control records.
 //!
-//! Stream-ordered allocations, so that giving one back neither waits nor takes it from a kernel in flight. Must hand
-//! out addresses through `Regions` only, which has checked them.
+//! Allocations are stream-ordered, so freeing one neither waits nor takes memory from a kernel in flight. Addresses
+//! leave this module only through `Regions`, which checks them.
 #![allow(unsafe_code)]
 
 use std::ptr::{self, NonNull};
@@ -18,7 +18,7 @@ use crate::launch::{
 use crate::layout::Plan;
 use crate::op::{Memory, Span};
 
-/// One allocation, zeroed, given back behind whatever its stream still runs.
+/// One zeroed allocation, freed after the work that is on its stream.
 pub(super) struct Arena {
     driver: Arc<dyn Driver>,
     stream: StreamHandle,
@@ -39,21 +39,21 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: allocated by this driver; `CudaDevice` has put this stream behind all others that use it.
+        // SAFETY: allocated by this driver; `CudaDevice` has made this stream wait for all others that use it.
         unsafe { self.driver.free(self.address, self.stream) }
     }
 }
 
-/// All memories of one stepper on a GPU.
+/// All memory of one stepper on a GPU.
 pub(super) struct DeviceMemory {
     pub(super) regions: Regions,
     arenas: Vec<Arena>,
-    /// The gradients, if the communicator made them; not stream-ordered.
+    /// The gradients, if the communicator allocated them; not stream-ordered.
     pub(super) reduced: Option<Allocation>,
 }
 
 impl DeviceMemory {
-    /// Zeroed arenas for a plan, but for what is borrowed, and control memory as it is before the first pass.
+    /// Allocates zeroed arenas for a plan, except those that are borrowed, and writes the initial control records.
     pub(super) fn new(
         driver: &Arc<dyn Driver>,
         stream: StreamHandle,
@@ -103,7 +103,7 @@ impl DeviceMemory {
         Ok(memory)
     }
 
-    /// A copy of these values, kept as long as this memory.
+    /// Uploads a copy of these values, which lives as long as this memory.
     pub(super) fn keep<T: Copy>(
         &mut self,
         driver: &Arc<dyn Driver>,
@@ -121,10 +121,10 @@ impl DeviceMemory {
     }
 }
 
-/// A copy of a value on the device.
+/// Downloads a value.
 ///
 /// # Safety
-/// `at` is a device address of a `T`, of which every bit pattern is a value, and nothing writes it now.
+/// `at` is a device address of a `T`, for which every bit pattern is valid, and nothing writes it now.
 pub(super) unsafe fn fetch<T: Copy>(driver: &dyn Driver, at: *const T, stream: StreamHandle) -> Result<T> {
     let mut value = std::mem::MaybeUninit::<T>::zeroed();
     // SAFETY: zeros are initialised bytes, as many as the slice says; the address is the caller's promise.
@@ -135,18 +135,18 @@ pub(super) unsafe fn fetch<T: Copy>(driver: &dyn Driver, at: *const T, stream: S
     }
 }
 
-/// The number that the driver knows a pointer by.
+/// Returns a pointer as the driver's address.
 pub(super) fn address<T>(pointer: *const T) -> DevicePtr {
     DevicePtr(pointer.addr() as u64)
 }
 
 fn pointer(address: DevicePtr) -> Result<NonNull<u8>> {
     let none = || Error::Device { call: "cuMemAllocAsync", code: 0, name: "a null address".to_owned() };
-    // Exposed: in tests the device's memory is the CPU's.
+    // Exposed, because in tests the device's memory is host memory.
     NonNull::new(ptr::with_exposed_provenance_mut(address.0 as usize)).ok_or_else(none)
 }
 
-/// Values without padding that is not initialised, as bytes.
+/// Returns values as bytes; they have no uninitialized padding.
 pub(super) fn bytes_of_all<T: Copy>(values: &[T]) -> &[u8] {
     // SAFETY: the structs of abi.h have no padding, and nothing else is passed in.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }

@@ -1,8 +1,8 @@
-//! The CUDA device: ops as driver calls, kernels embedded in the crate, memory and streams that may be anyone's.
+//! The CUDA device: ops as driver calls, embedded kernels, and memory and streams of the library or of the caller.
 //!
-//! Everything is enqueued on the calling thread, and nothing there waits: bucket by bucket, one wait for the reduce and
-//! one launch. Without feature `cuda`, or without a driver, every constructor here says so and nothing else changes.
-//! What may overlap is decided in `schedule` and proven by `hazard`, as on the host.
+//! All work is enqueued on the calling thread, which never waits: per bucket, one stream wait for the reduction and one
+//! kernel launch. Without feature `cuda`, or without a driver, every constructor returns an error that says so.
+//! `schedule` decides what may overlap and `hazard` proves it, as on the host.
 
 mod built;
 #[cfg(feature = "cuda")]
@@ -41,7 +41,7 @@ use crate::error::Result;
 use crate::handle::StreamHandle;
 use driver::Driver;
 
-/// A GPU, and how a stepper is to use it.
+/// A GPU, and how a stepper uses it.
 #[derive(Clone)]
 pub struct Cuda {
     pub(crate) driver: Arc<dyn Driver>,
@@ -51,12 +51,12 @@ pub struct Cuda {
 }
 
 impl Cuda {
-    /// The device with this ordinal, by its primary context, which the CUDA runtime and frameworks use too. Of ranks
-    /// that torchrun started each opens its own: [`Options::device`](nccl::Options::device).
+    /// Opens the device with this ordinal through its primary context, which the CUDA runtime and frameworks share.
+    /// Under torchrun each rank opens its own: [`Options::device`](nccl::Options::device).
     ///
     /// # Errors
-    /// `KernelsNotBuilt` without feature `cuda`, `DriverUnavailable` if there is no driver that works, `Unsupported` if
-    /// it has no such device.
+    /// `KernelsNotBuilt` without feature `cuda`, `DriverUnavailable` without a working driver, `Unsupported` if there
+    /// is no such device.
     pub fn open(ordinal: u32) -> Result<Cuda> {
         #[cfg(feature = "cuda")]
         return Ok(Cuda::on(system::open(ordinal)?));
@@ -67,7 +67,7 @@ impl Cuda {
         }
     }
 
-    /// As [`open`](Self::open), on a driver of the caller's: how tests run without one.
+    /// As [`open`](Self::open), with the caller's driver; tests use it to run without a GPU.
     #[doc(hidden)]
     pub fn on(driver: Arc<dyn Driver>) -> Cuda {
         Cuda { driver, compute: StreamHandle::default(), optim_priority: 0, max_blocks: None }
@@ -78,23 +78,22 @@ impl Cuda {
         &self.driver
     }
 
-    /// The stream that forward and backward run on. Unset: the legacy default stream. The calling thread's own default
-    /// stream (handle 2) is another one on every thread: a stepper on it must stay on its thread.
+    /// Sets the stream that forward and backward run on. Unset: the legacy default stream. The per-thread default
+    /// stream (handle 2) differs between threads, so a stepper on it must stay on its thread.
     pub fn compute_stream(mut self, stream: StreamHandle) -> Cuda {
         self.compute = stream;
         self
     }
 
-    /// How urgent steps are beside the trainer's kernels; lower runs sooner, and the driver clamps it to what the
-    /// device has. Unset: 0, as an ordinary stream.
+    /// Sets the priority of steps beside the trainer's kernels; lower runs sooner, and the driver clamps it to the
+    /// device's range. Unset: 0, the priority of an ordinary stream.
     pub fn optim_priority(mut self, priority: i32) -> Cuda {
         self.optim_priority = priority;
         self
     }
 
-    /// At most so many thread blocks per step: fewer leave multiprocessors to the backward that runs beside it, and too
-    /// few cost bandwidth; `instep bench --device cuda:0 --max-blocks` shows how many do. Unset: one per 2,048
-    /// elements.
+    /// Limits the thread blocks of a step. Fewer leave multiprocessors to the backward pass beside it; too few cost
+    /// bandwidth. `instep bench --device cuda:0 --max-blocks` measures it. Unset: one per 2,048 elements.
     pub fn max_blocks(mut self, blocks: u32) -> Cuda {
         self.max_blocks = Some(blocks);
         self
@@ -112,10 +111,10 @@ impl std::fmt::Debug for Cuda {
     }
 }
 
-/// How many CUDA devices there are.
+/// Returns the number of CUDA devices.
 ///
 /// # Errors
-/// As [`Cuda::open`], but for the ordinal.
+/// As for [`Cuda::open`], except for the ordinal.
 pub fn device_count() -> Result<u32> {
     #[cfg(feature = "cuda")]
     return context::device_count();

@@ -1,8 +1,8 @@
-//! Two rings in pinned memory, through which host and GPU tell each other things without a synchronisation.
+//! Two ring buffers in pinned memory, through which host and GPU exchange data without a synchronization.
 //!
-//! Settings go down: each pass's Begin takes its slot, which is written when the pass is opened, so a learning rate
-//! changes without waiting for the passes before. Status comes up: a seqlock per slot, written behind the last step.
-//! Must not write a slot that a Begin has still to read.
+//! Settings go to the GPU: the host writes a slot when it opens a pass, and that pass's Begin reads it, so a learning
+//! rate changes without waiting for earlier passes. Status comes back: one seqlock per slot, written after the last
+//! step. The host never writes a slot that a Begin has still to read.
 #![allow(unsafe_code)]
 
 use std::ptr::{self, NonNull};
@@ -16,17 +16,17 @@ use crate::handle::{DevicePtr, EventHandle, StreamHandle};
 use crate::launch::{Assignment, Counts, first_actions, first_lr_multipliers};
 use crate::layout::Plan;
 
-/// How many passes the host may be ahead of the GPU.
+/// Passes that the host may be ahead of the GPU.
 pub(super) const SLOTS: usize = 8;
 
-/// What the trainer sets between passes, and the slots it goes down through.
+/// The settings that the trainer changes between passes, and the slots that carry them to the GPU.
 pub(super) struct Settings {
     driver: Arc<dyn Driver>,
     ring: Mapped,
-    /// As they were set last, where [`Counts`] says.
+    /// The latest settings, at the offsets of [`Counts`].
     words: Vec<u32>,
     counts: Counts,
-    /// Per slot, where its Begin has been passed, if it ever was written.
+    /// Per slot, the event after its Begin, and whether it was ever recorded.
     read: [(EventHandle, bool); SLOTS],
 }
 
@@ -77,23 +77,23 @@ impl Settings {
         }
     }
 
-    /// The slot of pass number `pass`, and what must be passed before it can be written again.
+    /// Returns the event that must have passed before the slot of this pass is written again.
     pub(super) fn reader(&self, pass: u64) -> Option<EventHandle> {
         let (event, used) = self.read[slot(pass)];
         used.then_some(event)
     }
 
-    /// Writes the slot of a pass, whose last reader has been passed.
+    /// Writes the slot of a pass, whose last reader has finished.
     pub(super) fn write(&mut self, pass: u64) {
         let at = slot(pass) * self.words.len();
-        // SAFETY: the ring has SLOTS of them, aligned to a page; its last reader is through, by the contract.
+        // SAFETY: the ring has SLOTS of them, aligned to a page; its last reader has finished, by the contract.
         unsafe {
             let to = self.ring.host.as_ptr().cast::<u32>().add(at);
             ptr::copy_nonoverlapping(self.words.as_ptr(), to, self.words.len());
         }
     }
 
-    /// Marks a position behind the Begin that reads the slot.
+    /// Records the event after the Begin that reads the slot.
     pub(super) fn mark_read(&mut self, pass: u64, stream: StreamHandle) -> Result<()> {
         let (event, used) = &mut self.read[slot(pass)];
         *used = true;
@@ -112,7 +112,7 @@ impl Settings {
 
 impl Drop for Settings {
     fn drop(&mut self) {
-        // SAFETY: made by `new`; a device that the GPU is not through with forgets its settings instead.
+        // SAFETY: made by `new`; a device with work still in flight forgets its settings instead.
         unsafe {
             self.driver.free_mapped(self.ring);
             for (event, _) in self.read.into_iter().filter(|(event, _)| *event != EventHandle::default()) {
@@ -122,7 +122,7 @@ impl Drop for Settings {
     }
 }
 
-/// What passes came to.
+/// The results of passes, as the GPU publishes them.
 pub(super) struct StatusRing {
     driver: Arc<dyn Driver>,
     ring: Mapped,
@@ -132,7 +132,7 @@ impl StatusRing {
     pub(super) fn new(driver: &Arc<dyn Driver>) -> Result<StatusRing> {
         let bytes = SLOTS * size_of::<InstepStatus>();
         let ring = driver.allocate_mapped(bytes as u64)?;
-        // SAFETY: allocated for them; nobody knows the address yet.
+        // SAFETY: allocated for them; nothing else has the address yet.
         unsafe { ring.host.as_ptr().write_bytes(0, bytes) };
         Ok(StatusRing { driver: Arc::clone(driver), ring })
     }
@@ -141,13 +141,13 @@ impl StatusRing {
         ptr::with_exposed_provenance_mut(self.ring.device.0 as usize)
     }
 
-    /// The newest pass that has been published whole.
+    /// Returns the newest status that is complete.
     pub(super) fn latest(&self) -> Option<InstepStatus> {
         let slots = (0..SLOTS).filter_map(|k| self.read(k));
         slots.max_by_key(|status| status.sequence)
     }
 
-    /// One slot, unless nothing is in it, or it is being written.
+    /// Reads one slot, unless it is empty or being written.
     fn read(&self, slot: usize) -> Option<InstepStatus> {
         let at: NonNull<InstepStatus> = self.ring.host.cast();
         // SAFETY: inside the ring, aligned, written by the GPU only: volatile, because it does so at any time.

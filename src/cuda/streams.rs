@@ -1,8 +1,8 @@
 //! The streams of a stepper on a GPU, and events for positions on them.
 //!
-//! A ticket is a position, and its event one of a ring: recorded anew long after everything that waits for it has been
-//! submitted, or else standing for a later position of the same stream, which is only more than was asked for. Must
-//! make no stream or event after it is built.
+//! A ticket names a position, and a ring of events per stream holds its event. An event is recorded anew only long
+//! after every wait for it was submitted; a wait that comes later still waits for a later position of the same stream,
+//! which is safe. This module makes no stream or event after construction.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -12,17 +12,17 @@ use crate::error::Result;
 use crate::handle::{EventHandle, StreamHandle};
 use crate::op::{STREAMS, Stream, Ticket};
 
-/// See the module.
+/// The compute, reduce and optim streams, with a ring of events for each.
 pub(super) struct Streams {
     driver: Arc<dyn Driver>,
     streams: [StreamHandle; STREAMS],
     rings: [Vec<EventHandle>; STREAMS],
-    /// For positions that no ticket names.
+    /// Marks positions that no ticket names.
     spare: EventHandle,
 }
 
 impl Streams {
-    /// `compute` is the trainer's; `room` tickets of one stream may be waited for at any time.
+    /// Takes the trainer's stream as `compute`. Up to `room` tickets of one stream can be waited for at a time.
     pub(super) fn new(
         driver: &Arc<dyn Driver>,
         compute: StreamHandle,
@@ -50,14 +50,14 @@ impl Streams {
         self.streams[stream.index()]
     }
 
-    /// The event that stands for a position.
+    /// Returns the event of a position.
     pub(super) fn event(&self, ticket: Ticket) -> EventHandle {
         let ring = &self.rings[ticket.stream.index()];
         ring[(ticket.tick % ring.len() as u64) as usize]
     }
 
     pub(super) fn record(&self, ticket: Ticket) -> Result<()> {
-        // SAFETY: both are alive as long as this is; the trainer's stream by the promise of whoever named it.
+        // SAFETY: both are alive as long as this is; the trainer's stream by the promise of the caller who named it.
         unsafe { self.driver.record(self.event(ticket), self.stream(ticket.stream)) }
     }
 
@@ -66,14 +66,14 @@ impl Streams {
         unsafe { self.driver.wait(self.stream(stream), self.event(ticket)) }
     }
 
-    /// An event behind everything that the stream has been given.
+    /// Records an event after everything that is on the stream.
     pub(super) fn here(&self, stream: Stream) -> Result<EventHandle> {
         // SAFETY: as above.
         unsafe { self.driver.record(self.spare, self.stream(stream))? };
         Ok(self.spare)
     }
 
-    /// Puts the optim stream behind everything on the others, so that what it gives back is out of use.
+    /// Makes the optim stream wait for everything on the others, so that memory freed on it is out of use.
     pub(super) fn gather(&self) -> Result<()> {
         for other in [Stream::Compute, Stream::Reduce] {
             let event = self.here(other)?;
@@ -99,7 +99,7 @@ impl Drop for Streams {
     }
 }
 
-/// How urgent the library's own streams are; lower runs sooner.
+/// Priorities of the library's own streams; lower runs sooner.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Priorities {
     pub(super) reduce: i32,

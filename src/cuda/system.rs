@@ -1,7 +1,7 @@
-//! The driver of this machine, over cudarc's bindings: one call of it per method.
+//! The driver of this machine, over cudarc's bindings: one driver call per method.
 //!
-//! Raw addresses and handles throughout: cudarc's own slices order every access to views of one flat buffer behind each
-//! other, which is the overlap that this library is for. Must add nothing to a call but its check.
+//! It uses raw addresses and handles. cudarc's slices would order all accesses to one flat buffer and so prevent the
+//! overlap that this library exists for. A method adds nothing to its call but the check of the answer.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_void};
@@ -56,8 +56,8 @@ fn event_of(event: EventHandle) -> sys::CUevent {
     ptr::with_exposed_provenance_mut(event.0)
 }
 
-// SAFETY: memory is the driver's own. Of every unsafe block below: handles and addresses are the caller's promise (see
-// the trait), out-pointers lead to locals, and the context is current between `enter` and `leave`.
+// SAFETY: memory comes from the driver. For every unsafe block below: handles and addresses are the caller's promise
+// (see the trait), out-pointers lead to locals, and the context is current between `enter` and `leave`.
 unsafe impl Driver for System {
     fn ordinal(&self) -> u32 {
         self.ordinal
@@ -125,7 +125,7 @@ unsafe impl Driver for System {
 
     unsafe fn inspect_stream(&self, stream: StreamHandle) -> Result<()> {
         if stream.0 <= 2 {
-            // The default streams are those of whatever context is current.
+            // A default stream belongs to the current context.
             return Ok(());
         }
         let mut context = ptr::null_mut();
@@ -144,7 +144,7 @@ unsafe impl Driver for System {
         };
         let ask = |attribute| {
             let mut answer: u32 = 0;
-            // SAFETY: as above; both attributes are of 32 bits, and an address that is none is answered by an error.
+            // SAFETY: as above; both attributes have 32 bits, and an unknown address gives an error.
             let status =
                 unsafe { sys::cuPointerGetAttribute((&raw mut answer).cast(), attribute, address.0) };
             check("cuPointerGetAttribute", status).map(|()| answer)
@@ -191,7 +191,7 @@ unsafe impl Driver for System {
     }
 
     unsafe fn elapsed_ns(&self, from: EventHandle, to: EventHandle) -> Result<f64> {
-        // SAFETY: as above. cudarc knows which of two names the driver's version has for it.
+        // SAFETY: as above. cudarc picks the name that this driver version has.
         let answer = unsafe { result::event::elapsed(event_of(from), event_of(to)) };
         answer.map(|ms| f64::from(ms) * 1e6).map_err(|error| {
             let name = format!("{:?}", error.0);
@@ -248,7 +248,7 @@ unsafe impl Driver for System {
 
     unsafe fn upload(&self, to: DevicePtr, from: &[u8], stream: StreamHandle) -> Result<()> {
         let bytes = from.len();
-        // SAFETY: as above; the slice outlives the copy, because the stream is waited for.
+        // SAFETY: as above; the slice outlives the copy, because the call waits for the stream.
         unsafe {
             let answer = sys::cuMemcpyHtoDAsync_v2(to.0, from.as_ptr().cast(), bytes, stream_of(stream));
             check("cuMemcpyHtoDAsync", answer)?;
@@ -295,7 +295,7 @@ unsafe impl Driver for System {
     }
 
     unsafe fn begin_capture(&self, stream: StreamHandle) -> Result<()> {
-        // Other threads may go on allocating and waiting meanwhile.
+        // Other threads may allocate and wait during the capture.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: as above.
         check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(stream_of(stream), mode) })

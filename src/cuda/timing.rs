@@ -1,7 +1,7 @@
-//! When ops ran on a GPU: an event before and behind each, read once they have been passed.
+//! When ops ran on a GPU: an event before and after each, read once both have passed.
 //!
-//! Only for runs that were asked to be measured: events cost a call each, and a timed one more than a plain one. Must
-//! not touch a captured stream, whose events nobody could read.
+//! Only recorded runs use it, because each event costs a call and a timed event costs more than a plain one. It never
+//! touches a captured stream, because events inside a graph cannot be read.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use crate::error::Result;
 use crate::handle::{EventHandle, StreamHandle};
 use crate::op::{Interval, Op, TimedOp};
 
-/// See the module.
+/// The timed events of the ops that have been submitted.
 pub(super) struct Timing {
     driver: Arc<dyn Driver>,
-    /// Where the device's clock is zero.
+    /// The zero of the device's clock.
     origin: EventHandle,
     spans: Vec<(Op, EventHandle, EventHandle)>,
     /// The trainer's waits.
@@ -32,7 +32,7 @@ impl Timing {
         Ok(timing)
     }
 
-    /// The zero of all times.
+    /// Returns the event that is the zero of all times.
     pub(super) fn origin(&self) -> EventHandle {
         self.origin
     }
@@ -52,7 +52,7 @@ impl Timing {
         }
     }
 
-    /// Measures how long a wait of the trainer's holds its stream up.
+    /// Measures how long a wait holds up the trainer's stream.
     pub(super) fn stall(&mut self, compute: StreamHandle, wait: impl FnOnce() -> Result<()>) -> Result<()> {
         let (start, end) = (self.event()?, self.event()?);
         self.stalls.push((start, end));
@@ -63,14 +63,14 @@ impl Timing {
         unsafe { self.driver.record(end, compute) }
     }
 
-    /// What ran since the last call, all of which has been passed.
+    /// Returns the ops since the last call; all of them have been passed.
     pub(super) fn take_timed_ops(&mut self) -> Result<Vec<TimedOp>> {
         let spans = std::mem::take(&mut self.spans);
         let ran = |(op, start, end)| Ok(TimedOp { op, interval: self.interval(start, end)? });
         spans.into_iter().map(ran).collect()
     }
 
-    /// When the trainer stood still since the last call, all of which has been passed.
+    /// Returns the trainer's stalls since the last call; all of them have been passed.
     pub(super) fn take_stalls(&mut self) -> Result<Vec<Interval>> {
         let stalls = std::mem::take(&mut self.stalls);
         stalls.into_iter().map(|(start, end)| self.interval(start, end)).collect()
@@ -83,8 +83,8 @@ impl Timing {
     fn interval(&mut self, start: EventHandle, end: EventHandle) -> Result<Interval> {
         // SAFETY: as above.
         let from = |since, event| unsafe { self.driver.elapsed_ns(since, event) };
-        // The driver counts in f32 milliseconds: a length taken from the origin would be good to 60 us after ten
-        // minutes.
+        // The driver counts in f32 milliseconds. After ten minutes, a length computed from the origin would be off by
+        // up to 60 us.
         let (start_ns, length_ns) = (from(self.origin, start)?, from(start, end)?);
         let interval = Interval { start_ns: start_ns as u64, end_ns: (start_ns + length_ns) as u64 };
         self.spare.extend([start, end]);

@@ -1,7 +1,7 @@
-//! How the host waits for a GPU, and what becomes of a device on which something fails.
+//! How the host waits for a GPU, and how a device fails.
 //!
-//! A wait polls, so that a lost peer or a sum that hangs ends it; what has failed stays failed, and is what every later
-//! call answers. Must never count the trainer's own work against a deadline.
+//! A wait polls, so a lost peer or a hanging reduction ends it. A failure is sticky: every later call returns it. The
+//! trainer's own work never counts against a deadline.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -13,19 +13,20 @@ use crate::error::{Error, Result};
 use crate::handle::EventHandle;
 use crate::op::{Stream, Ticket};
 
-/// How long an idle GPU may take to pass an event: a drop looks no longer whether all is through.
+/// Longest time that a drop waits for the GPU to finish.
 const GRACE: Duration = Duration::from_millis(20);
 
 impl CudaDevice {
-    /// Blocks until an event has been passed, or a sum takes longer than the deadline. The trainer's own work may take
-    /// any time: only while a sum is under way does the clock run.
+    /// Blocks until an event has passed, or a reduction takes longer than the deadline. The clock runs only during a
+    /// reduction, because the trainer's own work may take any time.
     pub(crate) fn block_on(&self, event: EventHandle) -> Result<()> {
         let start = Instant::now();
         let mut summing_since = start;
         // SAFETY: the event is of this device's, and alive as long as it.
         while !unsafe { self.driver.is_passed(event)? } {
             self.comm.check()?;
-            // Most waits are short; a long one must not take a core from the trainer's other threads.
+            // Most waits are short. A long one sleeps, so that it does not take a core from the trainer's other
+            // threads.
             if start.elapsed() < Duration::from_micros(200) {
                 std::hint::spin_loop();
                 continue;
@@ -38,7 +39,7 @@ impl CudaDevice {
             if waited > self.deadline {
                 return Err(Error::Deadline {
                     rank: self.rank,
-                    call: "a sum or a captured pass on the GPU".to_owned(),
+                    call: "a reduction or a captured pass on the GPU".to_owned(),
                     waited_ms: waited.as_millis() as u64,
                     missing: Vec::new(),
                 });
@@ -47,11 +48,11 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// Whether the trainer has come to all that was handed over, and sums are still not through; or a graph is not, in
-    /// which nobody can tell.
+    /// Returns whether the GPU is in a reduction that does not wait for the trainer. A graph in flight counts as one,
+    /// because nothing inside it can be observed.
     fn is_summing(&self) -> Result<bool> {
         let is_passed = |event: Option<EventHandle>| {
-            // SAFETY: as in `block_on`; positions inside captures are not among them.
+            // SAFETY: as in `block_on`; positions inside captures are excluded.
             event.map_or(Ok(true), |event| unsafe { self.driver.is_passed(event) })
         };
         let event = |stream: Stream| self.recorded[stream.index()].map(|ticket| self.streams.event(ticket));
@@ -59,7 +60,7 @@ impl CudaDevice {
             || !is_passed(self.replayed)?)
     }
 
-    /// Whether an event is passed as soon as an idle GPU gets to it.
+    /// Returns whether an event passes within the grace period.
     pub(super) fn is_passed_soon(&self, event: EventHandle) -> bool {
         let start = Instant::now();
         loop {
@@ -82,7 +83,7 @@ impl CudaDevice {
         })
     }
 
-    /// Does something with the device current, unless anything has failed; if this fails, nothing else is tried.
+    /// Runs `work` with the device current, unless the device has failed. An error of `work` fails the device.
     pub(crate) fn guarded<T>(
         &mut self,
         what: &str,

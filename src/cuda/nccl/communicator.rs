@@ -1,7 +1,7 @@
-//! One rank's end of a group of GPUs: NCCL for the sums, the group's connections for everything that may go wrong.
+//! One rank's end of a group of GPUs: NCCL for the sums, the group's connections for failures.
 //!
-//! Every failure is kept, told to the other ranks, and is the answer to every later call. Must enqueue on the caller's
-//! stream only, and on one thread at a time per device.
+//! The first failure is kept, told to the other ranks, and returned by every later call. Work goes only onto the
+//! caller's stream, and one thread at a time enqueues per device.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -19,32 +19,32 @@ use crate::cuda::nccl::{Options, UniqueId, bootstrap, memory};
 use crate::error::{Error, Result};
 use crate::handle::Place;
 
-/// One rank's end of a group of GPUs, each in a process of its own. A clone is another handle of the same communicator:
-/// keep one to [`close`](Self::close) the group after the stepper that has the other.
+/// One rank's end of a group of GPUs, each in its own process. A clone is another handle of the same communicator: keep
+/// one to [`close`](Self::close) the group after the stepper that has the other.
 ///
-/// Sums are NCCL's: every rank gets the same bits, but their order, and with it the last bit, is NCCL's choice and may
-/// differ between world sizes, machines and versions.
+/// Every rank gets the same bits from a sum. NCCL chooses the order of a sum, so the last bit may differ between world
+/// sizes, machines and versions.
 ///
-/// Layout and options are compared with the other ranks' when a stepper is built. What comes later is compared only
-/// with [`Options::ledger`]: learning rates, frozen parameters, abandoned passes. Where other calls promise a
-/// `Mismatch`, ranks that differ without it drift apart, or hang until the stepper's deadline. Replays of captured
-/// passes are never compared.
+/// Building a stepper compares layout and options with the other ranks. Learning rates, frozen parameters and abandoned
+/// passes are compared only with [`Options::ledger`]. Without it, where other calls promise a `Mismatch`, ranks that
+/// differ drift apart or hang until the stepper's deadline. Replays of captured passes are never compared.
 ///
 /// # Ordering
-/// One thread at a time issues on a device, so several steppers may share one, each with a communicator of its own;
-/// their first passes, in which NCCL connects, begin in one order on every rank. Communicators of the program's own on
-/// the same device are not among those: NCCL wants their collectives issued in one order with the stepper's hand-overs
-/// on every rank, and by no other thread meanwhile. [`External`](crate::cuda::External) does with the program's own
-/// alone.
+/// One thread at a time enqueues on a device. Several steppers may share a device, each with its own communicator;
+/// their first passes, in which NCCL connects, begin in the same order on every rank. If the program has a communicator
+/// of its own on the same device, it must issue that one's collectives in the same order relative to the stepper's on
+/// every rank, and from the stepper's thread. [`External`](crate::cuda::External) needs only the program's
+/// communicator.
 ///
-/// Dropping the last handle closes the group on a thread of its own; if that thread does not get to the end before the
-/// program does, or if the drop is a panic's, peers that still wait get `PeerLost`.
+/// Dropping the last handle closes the group on another thread. If the program ends before that thread does, or if a
+/// panic drops the handle, peers that still wait get `PeerLost`.
 #[derive(Clone)]
 pub struct Nccl {
     shared: Arc<Shared>,
 }
 
-/// Held while issuing on a device, by its ordinal: NCCL wants one thread at a time there, over all communicators.
+/// Locks by device ordinal, held while enqueueing: NCCL requires one thread at a time per device, over all
+/// communicators.
 static ISSUING: Mutex<BTreeMap<u32, &'static Mutex<()>>> = Mutex::new(BTreeMap::new());
 
 impl Nccl {
@@ -54,7 +54,7 @@ impl Nccl {
             let why = "ranks that share an id of the caller's have no connection to compare over";
             return Err(Error::config("ledger", true, why));
         }
-        // What this machine lacks is known before others wait for it.
+        // A machine that lacks something fails before other ranks wait for it.
         let library = Library::get()?;
         with_device(options.device, || Ok(()))?;
         let (group, id) = match id {
@@ -81,16 +81,16 @@ impl Nccl {
         Ok(Nccl { shared: Arc::new(shared) })
     }
 
-    /// What is likely to make it slow, a line each; for the program to show, since nothing is printed here.
+    /// Returns settings that are likely to make it slow, one per line. The library prints nothing itself.
     pub fn warnings(&self) -> &[String] {
         &self.shared.warnings
     }
 
-    /// Waits until every collective has ended on all ranks of this machine, and ends the group. All ranks call it, up
-    /// to the deadline apart; other handles of it are of no use afterwards.
+    /// Waits until every collective has ended on all ranks of this machine, and ends the group. All ranks call it
+    /// within the deadline; afterwards other handles return an error.
     ///
     /// # Errors
-    /// What has ended the group before, if anything has; `PeerLost` or `Collective` if a rank does not take part.
+    /// The error that ended the group before, if any; `PeerLost` or `Collective` if a rank does not take part.
     pub fn close(self) -> Result<()> {
         self.shared.refuse()?;
         let Some(raw) = lock(&self.shared.raw).take() else {
@@ -155,7 +155,7 @@ impl Collective for Nccl {
         let raw = match self.shared.raw.try_lock() {
             Ok(raw) => raw,
             Err(TryLockError::Poisoned(raw)) => raw.into_inner(),
-            // Somebody is inside NCCL, and learns there what there is to learn.
+            // Another thread is inside NCCL and sees its errors there.
             Err(TryLockError::WouldBlock) => return Ok(()),
         };
         let outcome = raw.as_ref().map_or(Ok(()), Raw::check);
@@ -164,12 +164,12 @@ impl Collective for Nccl {
     }
 
     fn abort(&self, cause: &Error) {
-        // What has ended it already has been told already.
+        // An earlier failure has been told already.
         if self.shared.refuse().is_ok() {
             let cause = self.shared.remember(cause.clone());
             self.shared.group.iter().for_each(|group| group.tell(&cause));
         }
-        // Whoever is inside NCCL leaves at the next look at the failure; until then the lock is theirs.
+        // A thread inside NCCL returns when it next looks at the failure, and holds the lock until then.
         let shared = Arc::clone(&self.shared);
         detached(move || {
             let raw = lock(&shared.raw).take();
@@ -189,8 +189,8 @@ impl fmt::Debug for Nccl {
 }
 
 fn warnings(max_connections: Option<String>) -> Vec<String> {
-    let one_queue = "CUDA_DEVICE_MAX_CONNECTIONS=1 puts all streams into one queue of the GPU's, so sums and steps cannot run \
-                     beside backward; unset it";
+    let one_queue = "CUDA_DEVICE_MAX_CONNECTIONS=1: all streams share one hardware queue, so sums and steps cannot \
+                     overlap with backward; unset it";
     max_connections.filter(|value| value.trim() == "1").map(|_| one_queue.to_owned()).into_iter().collect()
 }
 

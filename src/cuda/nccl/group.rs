@@ -1,8 +1,8 @@
 //! The ranks after they have met: a star of connections through rank 0, beside the library that moves the sums.
 //!
-//! It has two uses. Ranks compare what they are about to do, and a rank that ends the group tells the others or is missed
-//! when its connection ends. NCCL does neither: there, a rank that disagrees or dies is a hang. A lock is held for one
-//! bounded look at every connection and never while waiting, so telling and checking do not block.
+//! It has two uses. Ranks compare what they are about to do, and a rank that ends the group tells the others or is
+//! missed when its connection ends. NCCL does neither: there, a rank that disagrees or dies is a hang. A lock is held
+//! for one bounded look at every connection and never while waiting, so telling and checking do not block.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -14,8 +14,8 @@ use crate::error::{Error, Result};
 use crate::text::sentence;
 
 const POLL: Duration = Duration::from_micros(200);
-/// Messages that one look takes from one peer. A rank that keeps to the protocol never has more under way: an entry or a
-/// verdict, a failure, a farewell.
+/// Messages that one look takes from one peer. A rank that keeps to the protocol never has more under way: an entry or
+/// a verdict, a failure, a farewell.
 const MOST_MESSAGES: u32 = 4;
 
 /// One rank's end of the star.

@@ -1,8 +1,9 @@
 //! How the two ends of a connection prove to each other that they know the job's secret.
 //!
-//! Each sends a random nonce and an HMAC-SHA256 over both nonces, the world size, the rank and the job. A recorded proof
-//! is worthless on another connection, because the other end's nonce is new there. What follows on the connection is
-//! neither encrypted nor signed: a secret keeps out strangers who can connect, not one who alters the ranks' own traffic.
+//! Each sends a random nonce and an HMAC-SHA256 over both nonces, the world size, the rank and the job. A recorded
+//! proof is worthless on another connection, because the other end's nonce is new there. What follows on the connection
+//! is neither encrypted nor signed: a secret keeps out strangers who can connect, not one who alters the ranks' own
+//! traffic.
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};

@@ -1,9 +1,8 @@
 //! Finds the NCCL library and turns its answers into errors.
 //!
-//! `INSTEP_NCCL` names a file and nothing else is tried then; else whatever the process has loaded already (a
-//! framework's, so that there are not two), else `libnccl.so.2`, as packages and wheels install it, else `libnccl.so`.
-//! It is never unloaded, since it has threads. Must find every function that is called without asking, before it is
-//! used.
+//! If `INSTEP_NCCL` names a file, only that is tried. Otherwise the order is: a library that the process has loaded
+//! already (a framework's), `libnccl.so.2`, `libnccl.so`. The library is never unloaded, because it runs threads. Every
+//! function that is not optional is looked up before the first call.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, OsString, c_char};
@@ -16,10 +15,10 @@ use crate::cuda::nccl::UniqueId;
 use crate::cuda::nccl::bindings::{Functions, ncclComm_t, ncclResult_t, ncclUniqueId};
 use crate::error::{Error, Result};
 
-/// The first whose communicators need not block.
+/// The first version with non-blocking communicators.
 const OLDEST: u32 = 21400;
 
-/// The functions, all of which that are not optional are there.
+/// The functions; all that are not optional exist.
 pub(super) struct Library {
     pub(super) functions: Functions,
     version: u32,
@@ -28,7 +27,7 @@ pub(super) struct Library {
 static FOUND: Mutex<Option<&'static Library>> = Mutex::new(None);
 
 impl Library {
-    /// The process's one; looked for again if there was none.
+    /// Returns the library of this process. A failed search is repeated at the next call.
     pub(super) fn get() -> Result<&'static Library> {
         let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(library) = *found {
@@ -45,17 +44,17 @@ impl Library {
                 why: format!("INSTEP_NCCL={}: {why}", path.display()),
             });
         }
-        // SAFETY: the name is NUL-terminated, and the address is compared with nothing but its absence.
+        // SAFETY: the name is NUL-terminated, and the address is only compared with null.
         let loaded = unsafe { Process::this().get::<*const ()>(c"ncclGetVersion").is_ok() };
         let mut tried = vec![format!("this process: {}", if loaded { "incomplete" } else { "none loaded" })];
         if loaded && let Ok(library) = Library::open(|| Ok(Process::this().into())) {
             return Ok(library);
         }
         for name in ["libnccl.so.2", "libnccl.so"] {
-            // SAFETY: it is NVIDIA's library by name, whose initialisers are written to be run by whoever loads it.
+            // SAFETY: it is NVIDIA's library by name, whose initializers any program may run.
             match Library::open(|| unsafe { Loaded::new(name) }) {
                 Ok(library) => return Ok(library),
-                // The loader begins with the name already.
+                // The loader's text begins with the name already.
                 Err(why) if why.starts_with(name) => tried.push(why),
                 Err(why) => tried.push(format!("{name}: {why}")),
             }
@@ -94,7 +93,7 @@ impl Library {
         Ok(Library { functions, version })
     }
 
-    /// An answer that is no success, as an error.
+    /// Converts an answer other than success to an error.
     pub(super) fn error(&self, rank: u32, call: &'static str, code: ncclResult_t) -> Error {
         // SAFETY: it answers every number with a string of its own, which lives as long as the library.
         let mut message = unsafe { text(self.functions.ncclGetErrorString(code)) };
@@ -110,13 +109,13 @@ impl Library {
     }
 }
 
-/// The loader's own words; the error's are which function of the loader's failed.
+/// Returns the loader's own text; the error's says only which of its functions failed.
 pub(super) fn reason(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 /// # Safety
-/// Null, or a string that nobody changes meanwhile.
+/// Null, or a string that nothing changes meanwhile.
 unsafe fn text(string: *const c_char) -> String {
     if string.is_null() {
         return String::new();
@@ -125,7 +124,7 @@ unsafe fn text(string: *const c_char) -> String {
     unsafe { CStr::from_ptr(string) }.to_string_lossy().trim().to_owned()
 }
 
-/// The NCCL library's version as its header codes it: 23203 is 2.32.3.
+/// Returns the NCCL library's version in its header's encoding: 23203 is 2.32.3.
 ///
 /// # Errors
 /// `NcclUnavailable` says what was tried.
@@ -133,8 +132,8 @@ pub fn version() -> Result<u32> {
     Library::get().map(|library| library.version)
 }
 
-/// A new id for [`Nccl::with_id`](crate::cuda::Nccl::with_id). The process that makes it must live until all ranks have
-/// joined.
+/// Makes an id for [`Nccl::with_id`](crate::cuda::Nccl::with_id). The process that makes it must live until all ranks
+/// have joined.
 ///
 /// # Errors
 /// `NcclUnavailable`; `Collective` if there is no network interface to listen on.

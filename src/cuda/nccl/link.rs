@@ -1,7 +1,8 @@
 //! One connection between two ranks, in messages: it sends and receives what it can at once and never waits.
 //!
 //! A frame is a length and a message. The other end may be a stranger, so one call reads and keeps at most one longest
-//! frame, which is short until the other end is trusted. A peer that does not read what it is sent loses its connection.
+//! frame, which is short until the other end is trusted. A peer that does not read what it is sent loses its
+//! connection.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;

@@ -1,6 +1,7 @@
-//! Device memory that NCCL makes for itself, so that it can reduce it where it lies on every rank.
+//! Device memory that NCCL allocates, so that it can reduce it in place on every rank.
 //!
-//! Registered with the communicator where both can. Must give it back exactly once, whichever of the two goes first.
+//! It is registered with the communicator if both support that. It is freed exactly once, whether the memory or the
+//! communicator goes first.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -22,12 +23,12 @@ struct Owner {
     registration: Option<Registration>,
 }
 
-// SAFETY: an address that this alone frees.
+// SAFETY: only this frees the address.
 unsafe impl Send for Owner {}
-// SAFETY: as above; nothing is done through a shared reference.
+// SAFETY: as above; a shared reference allows nothing.
 unsafe impl Sync for Owner {}
 
-/// Memory for `bytes`, or none if the library makes none.
+/// Allocates memory, or returns `None` if the library cannot.
 pub(super) fn allocate(shared: &Arc<Shared>, bytes: u64) -> Result<Option<Allocation>> {
     let too_much = || Error::config("bytes", bytes, "is more than this machine addresses");
     let bytes = usize::try_from(bytes.max(1)).map_err(|_| too_much())?;
@@ -49,22 +50,22 @@ pub(super) fn allocate(shared: &Arc<Shared>, bytes: u64) -> Result<Option<Alloca
         return Ok(None);
     }
     let owner = Owner { shared: Arc::clone(shared), library, address, registration };
-    // SAFETY: so many bytes of this device, which the owner gives back.
+    // SAFETY: that many bytes of this device, which the owner frees.
     Ok(Some(unsafe { Allocation::new(address.cast(), Box::new(owner)) }))
 }
 
 impl Drop for Owner {
     fn drop(&mut self) {
         if let Some(registration) = self.registration.take() {
-            // A communicator that has ended has forgotten it already.
+            // A communicator that has ended has no registrations.
             let _ = self.shared.with_raw(|raw| {
                 raw.deregister(registration);
                 Ok(())
             });
         }
-        // What fails here is leaked; the device is gone then.
+        // A failure here means that the device is gone, and the memory with it.
         let _ = with_device(self.shared.device, || {
-            // SAFETY: `ncclMemAlloc` made it, and whoever used it has dropped it.
+            // SAFETY: `ncclMemAlloc` made it, and its user has dropped it.
             unsafe { self.library.functions.ncclMemFree(self.address) };
             Ok(())
         });

@@ -1,7 +1,7 @@
 //! What ranks tell each other, as bytes.
 //!
-//! The sender may be anyone, so decoding refuses an unknown kind, a field cut short and bytes left over. It allocates no
-//! more than the frame that it was given, and escapes every text that an error may repeat.
+//! The sender may be anyone, so decoding refuses an unknown kind, a field cut short and bytes left over. It allocates
+//! no more than the frame that it was given, and escapes every text that an error may repeat.
 
 use crate::cuda::nccl::UniqueId;
 use crate::cuda::nccl::handshake::{Nonce, Proof};

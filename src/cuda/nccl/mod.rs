@@ -1,8 +1,8 @@
-//! NCCL as a [`Collective`](crate::Collective): ranks that are processes, each with a GPU of its own.
+//! NCCL as a [`Collective`](crate::Collective): ranks are processes, each with its own GPU.
 //!
-//! NCCL moves the sums; who is there, whether all mean the same, and who is gone, ranks tell each other over TCP
-//! connections that the bootstrap opens and the group keeps. The library is found at run time, so a build needs none.
-//! Must never let a rank hang where another one could tell it why.
+//! NCCL moves the sums. The bootstrap opens TCP connections, and the group keeps them: over them ranks compare what
+//! they do and learn that a rank has failed or gone. The library is found at run time, so a build needs none. No rank
+//! hangs where another could tell it why.
 
 #[cfg(feature = "cuda")]
 mod bindings;
@@ -44,12 +44,12 @@ pub use stub::{Nccl, unique_id, version};
 
 use crate::error::Result;
 
-/// What ranks need in common to find each other through NCCL; [`unique_id`] makes one.
+/// The number by which ranks find each other through NCCL; [`unique_id`] makes one.
 pub type UniqueId = [u8; 128];
 
 impl Nccl {
-    /// Joins the group that the environment describes, as torchrun and its like set it up
-    /// ([`Options::from_environment`]), on the GPU of this rank. Every process of the group calls it.
+    /// Joins the group that the environment describes, as torchrun sets it ([`Options::from_environment`]), on this
+    /// rank's GPU. Every process of the group calls it.
     ///
     /// ```no_run
     /// use instep::Collective;
@@ -61,12 +61,14 @@ impl Nccl {
     /// ```
     ///
     /// # Ordering
-    /// Returns once all ranks have come. Groups of one process that share a port are made in the same order everywhere.
+    /// Returns once all ranks have joined. A process that makes several groups on one port makes them in the same order
+    /// on every rank.
     ///
     /// # Errors
-    /// `Config` names a variable; `NcclUnavailable`, `DriverUnavailable` or `Unsupported` if this machine lacks what it
-    /// takes; `Deadline` names the ranks that have not come; `Mismatch` if rank 0 expects another number of ranks;
-    /// `PeerLost` if a rank failed meanwhile; `Collective` if NCCL cannot connect. Nothing is left behind.
+    /// `Config` names a variable, or says that another process has this rank. `NcclUnavailable`, `DriverUnavailable`
+    /// and `Unsupported` say what this machine lacks. `Deadline` names the ranks that did not join, `Mismatch` another
+    /// world size, `PeerLost` a rank that failed meanwhile; `Collective` if NCCL cannot connect. An error leaves
+    /// nothing open.
     pub fn from_environment() -> Result<Nccl> {
         Nccl::connect(&Options::from_environment()?)
     }
@@ -74,18 +76,18 @@ impl Nccl {
     /// Joins the group that the options describe.
     ///
     /// # Errors
-    /// As [`from_environment`](Self::from_environment).
+    /// As for [`from_environment`](Self::from_environment).
     pub fn connect(options: &Options) -> Result<Nccl> {
         Nccl::open(options, None)
     }
 
     /// Joins the ranks that hold the same id, which the caller has brought to all of them. Address, port, job and
-    /// secret are not used: without connections of their own, ranks cannot compare what they do
-    /// ([`agree`](crate::Collective::agree) accepts everything) nor tell each other why they end, so a rank that
+    /// secret are not used. Without their own connections, ranks cannot compare what they do
+    /// ([`agree`](crate::Collective::agree) accepts everything) or tell each other why they end, so a rank that
     /// disagrees or dies may be a hang.
     ///
     /// # Errors
-    /// As [`from_environment`](Self::from_environment); `Config` if the options ask for the ledger.
+    /// As for [`from_environment`](Self::from_environment); `Config` if the options ask for the ledger.
     pub fn with_id(options: &Options, id: UniqueId) -> Result<Nccl> {
         Nccl::open(options, Some(id))
     }

@@ -1,7 +1,6 @@
-//! Who this rank is and where it meets the others: by name, or from what torchrun and its like put into the
-//! environment.
+//! Who this rank is and where it meets the others: set by the caller, or read from the environment as torchrun sets it.
 //!
-//! Must not open a connection or load a library: whatever is wrong here is known before anybody waits.
+//! Nothing here opens a connection or loads a library, so wrong options are refused before any rank waits.
 
 use std::time::Duration;
 
@@ -13,26 +12,27 @@ use crate::error::{Error, Result};
 pub struct Options {
     /// This rank, from 0.
     pub rank: u32,
-    /// Number of ranks, each a process with a GPU of its own.
+    /// Number of ranks, each a process with its own GPU.
     pub world_size: u32,
     /// Ordinal of this rank's GPU, among those that the process sees.
     pub device: u32,
     /// Host name or address of rank 0.
     pub master_addr: String,
-    /// TCP port on which rank 0 listens until all ranks have come.
+    /// TCP port on which rank 0 listens until all ranks have joined.
     pub master_port: u16,
     /// Tells jobs apart that meet at one port, by mistake or one after the other. It is no secret.
     pub job: String,
-    /// What only this job's ranks know. With it, rank 0 gives a seat and NCCL's id only to a process that has proven that
-    /// it knows the secret, and the other ranks believe only such a rank 0. Nothing is encrypted.
+    /// What only this job's ranks know. With it, rank 0 gives a seat and NCCL's id only to a process that has proven
+    /// that it knows the secret, and the other ranks believe only such a rank 0. Nothing is encrypted.
     ///
-    /// Without it nothing is authenticated: everyone who can reach the port, and who knows the world size and the job, can
-    /// take a rank's place. Then the port belongs on a trusted network. NCCL's own connections are never authenticated.
+    /// Without it nothing is authenticated: everyone who can reach the port, and who knows the world size and the job,
+    /// can take a rank's place. Then the port belongs on a trusted network. NCCL's own connections are never
+    /// authenticated.
     pub secret: Option<Secret>,
-    /// How long to wait for the other ranks when the group is made and when it is closed.
+    /// Longest wait for the other ranks when the group is made and when it is closed.
     pub deadline: Duration,
-    /// Compares every collective with the other ranks' before it is issued: a difference is a `Mismatch` where it would
-    /// be a hang. Costs a round trip through rank 0 per collective, so it is for finding faults.
+    /// Compares every collective with the other ranks before it is enqueued, so that a difference is a `Mismatch` and
+    /// not a hang. It costs a round trip through rank 0 per collective, so use it to find faults.
     pub ledger: bool,
 }
 
@@ -106,7 +106,7 @@ impl Options {
         Ok(options)
     }
 
-    /// What no constructor accepts, wherever it comes from.
+    /// Refuses options that no constructor accepts.
     pub(super) fn refuse(&self) -> Result<()> {
         if self.world_size == 0 {
             return Err(Error::config("WORLD_SIZE", 0, "there is at least one rank"));
@@ -141,7 +141,7 @@ mod tests {
         ("TORCHELASTIC_RUN_ID", "none"),
     ];
 
-    /// As torchrun sets them, with some changed; an empty value unsets one.
+    /// Reads the variables as torchrun sets them, with changes; an empty value unsets one.
     fn read(changes: &[(&str, &str)]) -> Result<Options> {
         Options::read(|name| {
             let own = changes.iter().chain(&TORCHRUN).find(|(key, _)| *key == name);

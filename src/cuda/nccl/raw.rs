@@ -1,8 +1,8 @@
-//! An NCCL communicator as a value: whoever holds it may call NCCL with it, and ending it takes it by value.
+//! An NCCL communicator as a value: its owner may call NCCL with it, and ending it takes it by value.
 //!
-//! It never blocks inside NCCL (`blocking = 0`): a call that is still under way is asked about until it is through,
-//! late, or no longer wanted, and nothing else touches its stream before. Whoever aborts one may have to wait for
-//! threads of NCCL's, so that is done on a thread of its own. Must not be used by two threads at once.
+//! It never blocks inside NCCL (`blocking = 0`): a call in progress is polled until it is done, late or no longer
+//! wanted, and nothing else touches its stream before. An abort may wait for NCCL's threads, so it runs on a thread of
+//! its own. Two threads never use a communicator at once.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::op::CollectiveKind;
 
 const POLL: Duration = Duration::from_micros(50);
-/// NCCL's word for "choose yourself".
+/// NCCL's value for an option that it chooses itself.
 const UNDEFINED: i32 = i32::MIN;
 
 /// One rank's communicator.
@@ -38,7 +38,7 @@ pub(super) struct Raw {
 unsafe impl Send for Raw {}
 
 impl Raw {
-    /// Connects to all ranks that hold the id. `wanted` is asked meanwhile, and its error ends the wait.
+    /// Connects to all ranks that hold the id. An error of `wanted` ends the wait.
     pub(super) fn connect(
         library: &'static Library,
         options: &Options,
@@ -68,7 +68,7 @@ impl Raw {
     /// Enqueues one collective and returns once all of it is on the stream.
     ///
     /// # Safety
-    /// The call's buffers, as [`Collective::enqueue`](crate::Collective::enqueue) says.
+    /// As for [`Collective::enqueue`](crate::Collective::enqueue).
     pub(super) unsafe fn enqueue(&self, call: &Call, wanted: impl Fn() -> Result<()>) -> Result<()> {
         let (src, dst) = (call.src.cast::<c_void>(), call.dst.cast::<c_void>());
         let stream = ptr::with_exposed_provenance_mut(call.stream.0);
@@ -100,7 +100,7 @@ impl Raw {
         })
     }
 
-    /// What has gone wrong since the last call, if anything has.
+    /// Returns an error that occurred since the last call, if any.
     pub(super) fn check(&self) -> Result<()> {
         match self.state() {
             ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => Ok(()),
@@ -108,7 +108,7 @@ impl Raw {
         }
     }
 
-    /// Waits until all collectives have ended on all ranks of this machine, then frees what is left.
+    /// Waits until all collectives have ended on all ranks of this machine, then frees the communicator.
     pub(super) fn finish(self, deadline: Duration, wanted: impl Fn() -> Result<()>) -> Result<()> {
         let functions = &self.library.functions;
         let outcome = with_device(self.device, || {
@@ -121,7 +121,7 @@ impl Raw {
             return Err(error);
         }
         with_device(self.device, || {
-            // SAFETY: as above; nobody has the handle after this, so NCCL may go on freeing it by itself.
+            // SAFETY: as above; nothing uses the handle after this, so NCCL may finish freeing it in the background.
             match unsafe { functions.ncclCommDestroy(self.comm) } {
                 ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => Ok(()),
                 code => Err(self.library.error(self.rank, "ncclCommDestroy", code)),
@@ -129,25 +129,25 @@ impl Raw {
         })
     }
 
-    /// Ends whatever is under way, on the device too. May block.
+    /// Ends all calls in progress, on the device too. May block.
     pub(super) fn abort(self) {
         if self.comm.is_null() {
             return;
         }
-        // Nobody is left to hear of a failure.
+        // A failure here has no one to report to.
         let _ = with_device(self.device, || {
-            // SAFETY: a live communicator, on its device, which nobody has after this.
+            // SAFETY: a live communicator, on its device, which nothing uses after this.
             unsafe { self.library.functions.ncclCommAbort(self.comm) };
             Ok(())
         });
     }
 
-    /// The same, without waiting for it.
+    /// Aborts on another thread, without waiting.
     pub(super) fn abort_detached(self) {
         detached(move || self.abort());
     }
 
-    /// Makes memory known, so that NCCL can reach it faster; `None` if it would rather not.
+    /// Registers memory, so that NCCL can reach it faster; `None` if NCCL declines.
     pub(super) fn register(&self, address: *mut c_void, bytes: usize) -> Option<Registration> {
         let functions = &self.library.functions;
         if functions.ncclCommRegister.is_err() || functions.ncclCommDeregister.is_err() {
@@ -159,7 +159,7 @@ impl Raw {
         (code == ncclResult_t::ncclSuccess && !handle.is_null()).then_some(Registration(handle))
     }
 
-    /// Takes a registration of this communicator's back.
+    /// Removes a registration of this communicator.
     pub(super) fn deregister(&self, registration: Registration) {
         // SAFETY: `register` made it, which found this function. If it fails, the communicator frees it when it ends.
         unsafe { self.library.functions.ncclCommDeregister(self.comm, registration.0) };
@@ -203,7 +203,7 @@ impl Raw {
     }
 }
 
-/// Memory that a communicator knows.
+/// Memory that is registered with a communicator.
 #[derive(Debug)]
 pub(super) struct Registration(*mut c_void);
 
@@ -212,12 +212,12 @@ unsafe impl Send for Registration {}
 // SAFETY: as above.
 unsafe impl Sync for Registration {}
 
-/// Runs what may block where nobody waits for it. If there is no thread to be had, what it would have freed is leaked.
+/// Runs a call that may block on a thread of its own. If no thread can be started, the communicator is leaked.
 pub(super) fn detached(work: impl FnOnce() + Send + 'static) {
     drop(thread::Builder::new().name("instep-nccl-end".to_owned()).spawn(work));
 }
 
-/// NCCL_CONFIG_INITIALIZER, which is a macro, but without blocking.
+/// Returns NCCL_CONFIG_INITIALIZER, which is a macro, with non-blocking calls.
 fn config() -> ncclConfig_t {
     ncclConfig_t {
         size: size_of::<ncclConfig_t>(),
@@ -241,7 +241,7 @@ fn config() -> ncclConfig_t {
         numRmaCtx: UNDEFINED,
         maxP2pPeers: UNDEFINED,
         graphStreamOrdering: UNDEFINED,
-        // Several communicators share a device: what is issued in one order on every rank must run in it.
+        // Several communicators share a device, so collectives must run in the order in which they are issued.
         launchOrderImplicit: 1,
         numRmaSig: UNDEFINED,
         rmaEagerInit: UNDEFINED,

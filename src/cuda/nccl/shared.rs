@@ -1,7 +1,7 @@
-//! What one rank's handles, allocations and ending threads share: the communicator, the connections, the first failure.
+//! The state that one rank's handles, allocations and ending threads share: communicator, connections, first failure.
 //!
-//! Whoever calls NCCL holds the communicator's lock, and whoever ends it has taken it out, so it is ended once and
-//! never under a call. Must not block when it is dropped.
+//! A call to NCCL holds the communicator's lock. Ending it takes it out of the lock, so it is ended once and never
+//! during a call. A drop does not block.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::cuda::nccl::group::Group;
 use crate::cuda::nccl::raw::{Raw, detached};
 use crate::error::{Error, Result};
 
-/// What the handles, the allocations and the threads that end it share.
+/// See the module: every handle holds one reference.
 pub(super) struct Shared {
     pub(super) rank: u32,
     pub(super) device: u32,
@@ -18,16 +18,16 @@ pub(super) struct Shared {
     pub(super) deadline: Duration,
     pub(super) ledger: bool,
     pub(super) warnings: Vec<String>,
-    /// None with an id of the caller's.
+    /// `None` with the caller's own id.
     pub(super) group: Option<Group>,
-    /// None once it is being ended.
+    /// `None` once it is being ended.
     pub(super) raw: Mutex<Option<Raw>>,
-    /// What came first.
+    /// The first failure.
     pub(super) failure: Mutex<Option<Error>>,
 }
 
 impl Shared {
-    /// Calls with the communicator, unless it has ended.
+    /// Runs `call` with the communicator, unless it has ended.
     pub(super) fn with_raw<T>(&self, call: impl FnOnce(&Raw) -> Result<T>) -> Result<T> {
         match lock(&self.raw).as_ref() {
             Some(raw) => call(raw),
@@ -39,17 +39,17 @@ impl Shared {
         lock(&self.failure).clone().map_or(Ok(()), Err)
     }
 
-    /// Whether all ranks are still there.
+    /// Returns an error if a rank has failed or gone.
     pub(super) fn look(&self) -> Result<()> {
         self.group.as_ref().map_or(Ok(()), Group::check)
     }
 
-    /// Keeps what came first, and returns it.
+    /// Keeps the first error, and returns it.
     pub(super) fn remember(&self, error: Error) -> Error {
         lock(&self.failure).get_or_insert(error).clone()
     }
 
-    /// A failure of ours or of NCCL's. If a rank has said why, or is gone, that is the better word for what NCCL saw.
+    /// Records a failure of this rank or of NCCL. If a rank has reported a cause or gone, that explains what NCCL saw.
     pub(super) fn fail(&self, error: Error) -> Error {
         let error = self.remember(self.look().err().unwrap_or(error));
         if let Some(group) = &self.group {

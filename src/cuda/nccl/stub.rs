@@ -1,6 +1,6 @@
-//! NCCL in a build without feature `cuda`: the same names, and a constructor that says what to do.
+//! NCCL in a build without feature `cuda`: the same names, and constructors that return an error.
 //!
-//! Must not do anything else. Declares an unsafe method and calls none.
+//! It declares an unsafe method, because the trait has one, and calls none.
 #![allow(unsafe_code)]
 
 use std::convert::Infallible;
@@ -9,7 +9,7 @@ use crate::collective::{Call, Collective};
 use crate::cuda::nccl::{Options, UniqueId};
 use crate::error::{Error, Result};
 
-/// One rank's end of a group of GPUs. This build has none: rebuild with `--features cuda`.
+/// One rank's end of a group of GPUs. This build has none; rebuild with `--features cuda`.
 #[derive(Clone, Debug)]
 pub struct Nccl(Infallible);
 
@@ -18,7 +18,7 @@ impl Nccl {
         options.refuse().and(Err(unavailable()))
     }
 
-    /// What is likely to make it slow.
+    /// Returns settings that are likely to make it slow.
     pub fn warnings(&self) -> &[String] {
         match self.0 {}
     }
@@ -32,7 +32,7 @@ impl Nccl {
     }
 }
 
-/// The NCCL library's version.
+/// Returns the NCCL library's version.
 ///
 /// # Errors
 /// `NcclUnavailable`.
@@ -40,7 +40,7 @@ pub fn version() -> Result<u32> {
     Err(unavailable())
 }
 
-/// A new id for [`Nccl::with_id`].
+/// Makes an id for [`Nccl::with_id`].
 ///
 /// # Errors
 /// `NcclUnavailable`.

@@ -29,8 +29,8 @@ pub(in crate::cuda::nccl) fn listen(options: &Options) -> Result<TcpListener> {
 
 /// Returns the addresses that other ranks may connect to, of those that the name has on this machine.
 ///
-/// Many systems give a machine's own name a loopback address. Other machines do not know it by that, so only a name that
-/// means loopback everywhere keeps one.
+/// Many systems give a machine's own name a loopback address. Other machines do not know it by that, so only a name
+/// that means loopback everywhere keeps one.
 pub(in crate::cuda::nccl) fn interfaces(name: &str, addresses: &[SocketAddr]) -> Vec<SocketAddr> {
     let literal = name.trim_matches(['[', ']']).parse::<std::net::IpAddr>().is_ok();
     let everywhere = literal || name.eq_ignore_ascii_case("localhost");

@@ -1,8 +1,8 @@
 //! How the ranks of a group find each other: rank 0 listens until all have come, the others connect to it.
 //!
-//! Anything can connect: a port scanner, a rank of yesterday's job, a second process with the same rank. None of them ends
-//! the other ranks' wait. With a secret ([`Options::secret`]) a rank gets a seat, and NCCL's id, only after both ends have
-//! proven that they know it. Without one nothing is authenticated, so the port belongs on a trusted network.
+//! Anything can connect: a port scanner, a rank of yesterday's job, a second process with the same rank. None of them
+//! ends the other ranks' wait. With a secret ([`Options::secret`]) a rank gets a seat, and NCCL's id, only after both
+//! ends have proven that they know it. Without one nothing is authenticated, so the port belongs on a trusted network.
 
 mod gather;
 mod join;
