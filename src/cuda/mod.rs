@@ -18,10 +18,12 @@ mod graph;
 #[cfg(feature = "interop")]
 mod interop;
 mod kernels;
+mod launches;
 mod memory;
 pub mod nccl;
 mod pinned;
 mod streams;
+mod submit;
 #[cfg(feature = "cuda")]
 mod system;
 mod timing;

@@ -1,0 +1,154 @@
+//! Ops as driver calls on the caller's thread.
+//!
+//! In a steady state a bucket takes one stream wait and one launch. Ops alone decide what runs and in which order.
+//! `run_all` never blocks, except while the host is eight passes ahead of the GPU.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::Arc;
+
+use super::CudaDevice;
+use super::driver::{Entered, Kernel, Shape};
+use super::launches::BucketLaunch;
+use super::memory::address;
+use super::pinned::SLOTS;
+use crate::abi::{INSTEP_GPU_THREADS, InstepBeginArgs, InstepPublishArgs};
+use crate::collective::Call;
+use crate::error::{Error, Result};
+use crate::handle::StreamHandle;
+use crate::launch::{begin_args, decide_args};
+use crate::op::{Action, Op, Phase, Stream};
+
+impl CudaDevice {
+    /// Runs ops up to the first that fails.
+    pub(super) fn run_all(&mut self, ops: &[Op]) {
+        if self.failed.is_some() {
+            return;
+        }
+        let driver = Arc::clone(&self.driver);
+        let entered = Entered::new(&*driver);
+        if let Err(error) = entered {
+            return self.fail("the device", error);
+        }
+        for op in ops {
+            if let Err(error) = self.run_timed(op) {
+                return self.fail(&op.to_string(), error);
+            }
+        }
+    }
+
+    fn run_timed(&mut self, op: &Op) -> Result<()> {
+        let works = !matches!(op.action, Action::Wait(_) | Action::Record(_)) && !self.is_capturing;
+        let stream = self.streams.stream(op.stream);
+        if let Some(timing) = self.timing.as_mut().filter(|_| works) {
+            timing.start(*op, stream)?;
+        }
+        self.run(op)?;
+        match self.timing.as_mut().filter(|_| works) {
+            Some(timing) => timing.end(stream),
+            None => Ok(()),
+        }
+    }
+
+    fn run(&mut self, op: &Op) -> Result<()> {
+        let stream = self.streams.stream(op.stream);
+        match op.action {
+            // The trainer's stream waits when the trainer next touches the bucket: `wait`.
+            Action::Wait(_) if op.stream == Stream::Compute => Ok(()),
+            Action::Wait(ticket) => self.streams.wait(op.stream, ticket),
+            Action::Record(ticket) => {
+                if !self.is_capturing {
+                    self.recorded[op.stream.index()] = Some(ticket);
+                }
+                self.streams.record(ticket)
+            }
+            Action::Control(Phase::Begin) => self.begin(stream),
+            Action::Control(Phase::Decide) => self.decide(None, stream),
+            Action::Control(Phase::DecideBucket { bucket }) => self.decide(Some(bucket), stream),
+            Action::Control(Phase::Publish) => {
+                let (control, ring) = (self.memory.regions.control(), self.status.ring());
+                let args = InstepPublishArgs { control, ring, slot_count: SLOTS as u64 };
+                self.launch_one(self.kernels.publish, 1, stream, &args)
+            }
+            Action::Norm { bucket } => self.launch_bucket(&self.norms[bucket as usize], stream),
+            Action::Step { bucket } => self.launch_bucket(&self.steps[bucket as usize], stream),
+            Action::Zero(span) => {
+                let at = address(self.memory.regions.resolve(span));
+                // SAFETY: in bounds by `resolve`; nothing else touches the span meanwhile, which the schedule
+                // guarantees and the checker proves for every op.
+                unsafe { self.driver.zero(at, span.bytes(), stream) }
+            }
+            Action::Release(_) => {
+                let what = "giving back the memory of gradients on a GPU".to_owned();
+                Err(Error::Unsupported { what, have: "Gradients::Keep and Gradients::Zero".into() })
+            }
+            Action::Collective { kind, pass, agreement, bucket, src, dst } => {
+                let call = Call {
+                    kind,
+                    pass,
+                    bucket,
+                    dtype: src.dtype(&self.plan),
+                    src: self.memory.regions.resolve(src),
+                    dst: self.memory.regions.resolve(dst),
+                    bytes: src.bytes(),
+                    agreement,
+                    deadline: self.deadline,
+                    stream,
+                };
+                // SAFETY: as for `Zero`.
+                unsafe { self.comm.enqueue(&call) }
+            }
+        }
+    }
+
+    fn begin(&mut self, stream: StreamHandle) -> Result<()> {
+        if !self.is_capturing {
+            self.fill_slot()?;
+        }
+        let args = InstepBeginArgs {
+            ring: ptr::with_exposed_provenance(self.settings.ring().0 as usize),
+            slot_words: self.settings.slot_words(),
+            slot_count: SLOTS as u64,
+            ..begin_args(&self.plan, &self.memory.regions, &self.constants)
+        };
+        self.launch_one(self.kernels.begin, INSTEP_GPU_THREADS, stream, &args)?;
+        if self.is_capturing {
+            return Ok(());
+        }
+        self.settings.mark_read(self.begun, stream)?;
+        self.begun += 1;
+        Ok(())
+    }
+
+    fn decide(&self, bucket: Option<u32>, stream: StreamHandle) -> Result<()> {
+        let args = decide_args(&self.plan, &self.memory.regions, &self.constants, bucket);
+        self.launch_one(self.kernels.decide, 1, stream, &args)
+    }
+
+    /// Writes the next pass's settings to the slot that its Begin reads.
+    pub(super) fn fill_slot(&mut self) -> Result<()> {
+        if let Some(event) = self.settings.reader(self.begun) {
+            self.block_on(event)?;
+        }
+        self.settings.write(self.begun);
+        Ok(())
+    }
+
+    fn launch_bucket(&self, launches: &[BucketLaunch], stream: StreamHandle) -> Result<()> {
+        // SAFETY: this device keeps the memory; nothing else touches it meanwhile, as for every op.
+        launches.iter().try_for_each(|launch| unsafe { launch.enqueue(&*self.driver, stream) })
+    }
+
+    fn launch_one<Args>(
+        &self,
+        kernel: Kernel,
+        threads: u32,
+        stream: StreamHandle,
+        args: &Args,
+    ) -> Result<()> {
+        let args: *const c_void = ptr::from_ref(args).cast();
+        // SAFETY: the kernel takes this struct; otherwise as in `launch_bucket`.
+        unsafe { self.driver.launch(kernel, Shape { blocks: 1, threads }, stream, args) }
+    }
+}
