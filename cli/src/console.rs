@@ -1,6 +1,6 @@
 //! Standard output, as text or as one JSON object.
 //!
-//! Must survive a reader that goes away: `println!` would panic there.
+//! A closed pipe is no error here, whereas `println!` would panic.
 
 use std::io::{self, Write};
 
@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::Failure;
 
-/// Writes to standard output. A reader that has gone away has seen enough.
+/// Writes to standard output, and ignores a closed pipe.
 ///
 /// # Errors
 /// `File` if the output cannot be written for another reason.
@@ -21,10 +21,10 @@ pub fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// As [`print()`], with a line break.
+/// Writes to standard output and adds a line break.
 ///
 /// # Errors
-/// As there.
+/// Errors as for [`print()`].
 pub fn print_line(text: &str) -> Result<(), Failure> {
     print(&format!("{text}\n"))
 }
@@ -32,7 +32,7 @@ pub fn print_line(text: &str) -> Result<(), Failure> {
 /// Writes one JSON object to standard output.
 ///
 /// # Errors
-/// As [`print()`].
+/// Errors as for [`print()`].
 pub fn print_json(report: &impl Serialize) -> Result<(), Failure> {
     let failed =
         |error: serde_json::Error| Failure::File { what: "standard output".into(), error: error.into() };

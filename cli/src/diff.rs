@@ -1,7 +1,7 @@
-//! `instep diff`: whether two outputs are the same bits, and if not, where they are farthest apart.
+//! `instep diff`: says whether two outputs have the same bits, and where they differ most.
 //!
-//! Distances are in ulp: how many numbers of the tensors' own type lie between two values. Must read both files piece
-//! by piece, since outputs are as large as models.
+//! Distances are in ulp, the number of steps between representable values of the tensor's type. Both files are read in
+//! pieces, because outputs are as large as models.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Seek};
@@ -19,24 +19,24 @@ use crate::replay::{COUNT_PREFIX, PRODUCT_PREFIX};
 /// Elements compared at a time.
 const PIECE: usize = 1 << 14;
 
-/// Compare two outputs of replay, bit by bit
+/// Compare two outputs of `instep replay`, bit by bit
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// One output
+    /// First output file
     pub a: PathBuf,
-    /// The other one
+    /// Second output file
     pub b: PathBuf,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
 }
 
-/// What two files have and have not in common.
+/// The comparison of two files.
 #[derive(Debug, Default, PartialEq, Serialize)]
 pub struct Report {
     /// Same tensors, same types, same shapes, same bits, same step counts and products of momenta.
     pub equal: bool,
-    /// Tensors of both, by name.
+    /// Tensors that both files have, by name.
     pub tensors: Vec<Compared>,
     /// Names of tensors that only the first file has.
     pub only_in_a: Vec<String>,
@@ -59,9 +59,9 @@ pub struct Compared {
     pub shape_a: Vec<u64>,
     /// Its shape in the second file.
     pub shape_b: Vec<u64>,
-    /// How many elements differ in a bit; 0 if shapes or types differ, since none are compared.
+    /// Number of elements that differ in a bit; 0 if shapes or types differ, because none are compared then.
     pub different: u64,
-    /// Where they are farthest apart.
+    /// The largest difference.
     pub worst: Option<Worst>,
 }
 
@@ -70,7 +70,7 @@ pub struct Compared {
 pub struct Worst {
     /// Row-major.
     pub index: u64,
-    /// Distance; none if one of them is NaN, which no number is near to. 0 between the two zeros.
+    /// The distance; none if one of them is NaN. It is 0 between the two zeros.
     pub ulp: Option<u64>,
     /// The first file's value, as text because JSON has no NaN.
     pub a: String,
@@ -89,10 +89,10 @@ pub struct Count {
     pub b: Option<String>,
 }
 
-/// Runs the command: exit status 0 if equal, 1 if not.
+/// Runs the command. The exit status is 0 if the files are equal and 1 if not.
 ///
 /// # Errors
-/// What is wrong with either file.
+/// `File` or `Tensors` if one of the files cannot be used.
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let report = compare(open_file(&arguments.a)?, open_file(&arguments.b)?)?;
     match arguments.json {
@@ -150,7 +150,7 @@ pub fn compare<A: Read + Seek, B: Read + Seek>(
     Ok(report)
 }
 
-/// How many elements differ, and the worst of them.
+/// Counts the elements that differ, and finds the largest difference.
 fn compare_values<A: Read + Seek, B: Read + Seek>(
     a: &Tensor,
     data_a: &mut Data<A>,
@@ -171,7 +171,7 @@ fn compare_values<A: Read + Seek, B: Read + Seek>(
             different += 1;
             let (a, b) = (value(dtype, *bits_a), value(dtype, *bits_b));
             let ulp = (!a.is_nan() && !b.is_nan()).then(|| distance(dtype, *bits_a, *bits_b));
-            // No distance at all is the largest.
+            // A NaN counts as the largest distance.
             let size = |ulp: Option<u64>| ulp.unwrap_or(u64::MAX);
             if worst.as_ref().is_none_or(|worst| size(ulp) > size(worst.ulp)) {
                 worst = Some(Worst { index, ulp, a: format!("{a:?}"), b: format!("{b:?}") });
@@ -181,7 +181,7 @@ fn compare_values<A: Read + Seek, B: Read + Seek>(
     Ok((different, worst))
 }
 
-/// Elements of up to 32 bits, each in the lower ones.
+/// Reads elements of up to 32 bits into the lower bits of each number.
 fn read_bits<R: Read + Seek>(
     data: &mut Data<R>,
     tensor: &Tensor,
@@ -207,7 +207,7 @@ fn value(dtype: Dtype, bits: u32) -> f32 {
     }
 }
 
-/// How many steps from one number of a type to the next lead from `a` to `b`.
+/// Returns the number of steps from `a` to `b` through the representable values of a type.
 fn distance(dtype: Dtype, a: u32, b: u32) -> u64 {
     let sign = 1 << (8 * dtype.bytes() - 1);
     let place = |bits: u32| {

@@ -1,26 +1,26 @@
-//! Why a command gave up, in one line that names the thing.
+//! The reason why a command gave up, in one line that names the cause.
 //!
-//! Every variant means exit status 2. Must stay printable without its cause's debug form.
+//! Every variant means exit status 2. No message contains a debug form of another error.
 
 use std::io;
 use std::path::Path;
 
-/// What every command may end with.
+/// The error of every command.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// The configuration is not what the README describes.
+    /// The configuration breaks a rule of the README.
     #[error("config: {0}")]
     Config(String),
     /// The tensor file is broken, or does not fit the configuration.
     #[error("{0}")]
     Tensors(String),
-    /// A bench computes something else than it should, or was asked for something that its device does not have.
+    /// A bench computes a wrong result, or an option is not for its device.
     #[error("bench: {0}")]
     Bench(String),
     /// A file could not be read or written.
     #[error("{what}: {error}")]
     File {
-        /// Which one, and what was done with it.
+        /// The file.
         what: String,
         /// The system's reason.
         error: io::Error,
@@ -33,7 +33,7 @@ pub enum Failure {
 impl From<instep::Error> for Failure {
     fn from(error: instep::Error) -> Failure {
         match error {
-            // Inputs are tensor files, but no checkpoints.
+            // Inputs are tensor files, so the message does not call them checkpoints.
             instep::Error::Checkpoint { place, why } => Failure::Tensors(format!("{place} {why}")),
             other => Failure::Library(other),
         }
@@ -41,13 +41,13 @@ impl From<instep::Error> for Failure {
 }
 
 impl Failure {
-    /// An error of the system about a file.
+    /// For `map_err`: wraps the system's error about a file.
     pub fn file(path: &Path) -> impl FnOnce(io::Error) -> Failure {
         let what = path.display().to_string();
         |error| Failure::File { what, error }
     }
 
-    /// Says which tensor file the trouble is in, where it does not say so itself.
+    /// Adds the file's path to an error about its tensors.
     pub(crate) fn inside(self, path: &Path) -> Failure {
         match self {
             Failure::Tensors(why) => Failure::Tensors(format!("{}: {why}", path.display())),

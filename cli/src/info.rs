@@ -1,7 +1,7 @@
-//! `instep info`: what a stepper would use on this machine, what else there is, and what is missing.
+//! `instep info`: what a stepper would use on this machine, what else is available, and what is missing.
 //!
-//! Builds a stepper and asks it, so that what is shown is what runs. The keys of `--json` are documented in the README
-//! of this crate and only ever added to.
+//! It builds a stepper and asks it, so the output shows what runs. The README of this crate documents the keys of
+//! `--json`; later versions may add keys and never change one.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::Failure;
 use crate::console::{print, print_json};
 
-/// Variables that set defaults.
+/// Environment variables that set defaults.
 const VARIABLES: [&str; 3] = ["INSTEP_ISA", "INSTEP_THREADS", "INSTEP_DEADLINE_MS"];
 
 /// Show what this machine and build offer
@@ -43,7 +43,7 @@ struct Choice<T> {
     because: &'static str,
 }
 
-/// What the build carries for GPUs.
+/// GPU kernels in this build.
 #[derive(Serialize)]
 struct GpuKernels {
     names: Vec<String>,

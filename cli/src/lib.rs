@@ -1,7 +1,7 @@
-//! What the `instep` command does, as functions: tests and the fuzzer call them without a process.
+//! The subcommands of `instep` as functions, which tests and the fuzzer call without a process.
 //!
-//! Nothing here computes what a user of the library could not. Must never panic on input from outside, and never ask
-//! for more memory than the length of a file justifies.
+//! They use only the library's public interface. No input makes them panic, or ask for more memory than the length of
+//! the file justifies.
 
 pub mod bench;
 pub mod console;

@@ -1,7 +1,7 @@
-//! The `instep` command: one subcommand per module of the library part, and how outcomes become exit codes.
+//! The `instep` command: one subcommand per module of the library part, and the exit codes.
 //!
-//! 0 is success, 1 says that `diff` found a difference, 2 that something was refused: then stderr has one line that
-//! names it. Must never panic, not even when its output is a closed pipe.
+//! 0 is success, 1 means that `diff` found a difference, and 2 that something was refused; then stderr has one line
+//! that names the cause. The command never panics, not even if its output is a closed pipe.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -22,7 +22,7 @@ enum Command {
     Info(info::Arguments),
     Replay(replay::Arguments),
     Diff(diff::Arguments),
-    // By far the most options.
+    // Boxed because it has by far the most options.
     Bench(Box<bench::Arguments>),
 }
 
@@ -49,7 +49,7 @@ fn main() -> ExitCode {
 }
 
 fn refuse(why: &str) -> ExitCode {
-    // Names come from files: one with a line break in it must not look like two messages.
+    // Names come from files. A line break in one must not look like a second message.
     let line: String = why
         .chars()
         .flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] })
@@ -58,7 +58,7 @@ fn refuse(why: &str) -> ExitCode {
     ExitCode::from(2)
 }
 
-/// clap's message without the usage behind it, on one line.
+/// Puts clap's message on one line, without the usage that follows it.
 fn first_paragraph(message: &str) -> String {
     let lines = message.lines().map(str::trim).take_while(|line| !line.is_empty());
     lines.collect::<Vec<_>>().join(" ").trim_start_matches("error: ").to_owned()

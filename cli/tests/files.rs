@@ -1,6 +1,6 @@
 //! Paths: what can be read, what may be written, and that an output is replaced as a whole.
 //!
-//! Every refusal is followed by a look into the folder: nothing may be left behind or changed.
+//! Every refusal is followed by a look into the folder: no file may be left over or changed.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
@@ -61,7 +61,7 @@ fn an_output_that_is_an_input_under_any_name_is_refused() {
     fs::hard_link(folder.path("IN"), folder.path("hard")).unwrap();
     let before = folder.read("IN");
     for output in ["IN", "./IN", "symbolic", "hard", "C.json"] {
-        assert_refused(&replay(&folder, "C.json", "IN", output), "is the input");
+        assert_refused(&replay(&folder, "C.json", "IN", output), "is also the input");
     }
     assert_eq!(folder.read("IN"), before);
     assert_eq!(folder.read("C.json"), CONFIG.as_bytes());

@@ -116,7 +116,7 @@ fn the_bucket_of_fifty_segments_is_one_launch_and_what_does_not_fit_is_said() {
     let report = report(&driver, &[&["--only", "step", "--optimizer", "sgd"], &sizes[..]].concat());
     let skipped = rows(&report, "skipped");
     assert_eq!((skipped.len(), &skipped[0]["elements"]), (1, &(512 << 20).into()));
-    assert_eq!(driver.allocated_bytes(), 0, "a case leaves nothing behind");
+    assert_eq!(driver.allocated_bytes(), 0, "a case frees all its memory");
     // The parameters do, the copies do not.
     let large = ["--min-elements", "12Mi", "--max-elements", "12Mi"];
     let other =
@@ -204,11 +204,11 @@ fn what_the_device_or_the_build_lacks_is_refused_in_one_line() {
         Ok(_) => "cuda:4096 is not available here",
     };
     assert_refused(&output, word);
-    assert_refused(&folder.run(&["bench", "--device", "gpu"]), "host, or cuda:N");
-    assert_refused(&folder.run(&["bench", "--max-blocks", "2x"]), "--max-blocks is for --device cuda:N");
+    assert_refused(&folder.run(&["bench", "--device", "gpu"]), "use host or cuda:N");
+    assert_refused(&folder.run(&["bench", "--max-blocks", "2x"]), "--max-blocks: is for --device cuda:N");
     assert_refused(&folder.run(&["bench", "--min-elements", "100"]), "a multiple of 2048");
     let refused = |words: &[&str]| run(&StandIn::new(), words).unwrap_err().to_string();
-    assert!(refused(&["--threads", "2"]).contains("--threads is for --device host"));
+    assert!(refused(&["--threads", "2"]).contains("--threads: is for --device host"));
     assert!(refused(&["--only", "overlap"]).contains("scripts/bench-kernels.sh"));
     assert!(refused(&["--only", "overlap", "--kernels", "/nowhere"]).contains("/nowhere"));
 }

@@ -86,7 +86,7 @@ fn run(config: &str, input: &Content) -> Result<Content, String> {
     }
 }
 
-/// Only the gradients of these passes, renumbered, behind what `start` holds.
+/// Returns the tensors of `start` and the gradients of these passes, renumbered.
 fn followed_by(mut start: Content, all: &Content, passes: std::ops::Range<u64>) -> Content {
     start.tensors.retain(|name, _| !name.starts_with("grad."));
     for (name, tensor) in &all.tensors {

@@ -14,11 +14,11 @@ fn fine() -> Content {
 fn refuse(folder: &Folder, more: &[&str], word: &str) {
     let before = folder.names();
     assert_refused(&folder.replay(more), word);
-    assert_eq!(folder.names(), before, "{word}: something is left behind");
+    assert_eq!(folder.names(), before, "{word}: a file is left over");
     folder.write("OUT", b"as it was");
     assert_refused(&folder.replay(more), word);
     assert_eq!(folder.read("OUT"), b"as it was", "{word}");
-    assert_eq!(folder.names().len(), before.len() + 1, "{word}: something is left behind");
+    assert_eq!(folder.names().len(), before.len() + 1, "{word}: a file is left over");
     std::fs::remove_file(folder.path("OUT")).unwrap();
 }
 
@@ -78,19 +78,25 @@ fn configurations_with_one_fault_are_refused_by_name() {
         (with(r#""dtypes":["bf16"]"#), "expected an object"),
         (with(r#""dtypes":{"params":"bf16"}"#), "unknown field `params`"),
         (with(r#""dtypes":{"param":"bf16","param":"bf16"}"#), "duplicate field `param`"),
-        (with(r#""dtypes":{"param":"BF16"}"#), "dtypes.param = \"BF16\" is none of f32, bf16, f16"),
+        (
+            with(r#""dtypes":{"param":"BF16"}"#),
+            "dtypes.param = \"BF16\": is not known; use one of f32, bf16, f16",
+        ),
         (with(r#""dtypes":{"param":{"bf16":null}}"#), "expected a string"),
         (with(r#""dtypes":{"grad":"f64"}"#), "dtypes.grad = \"f64\""),
         (with(r#""dtypes":{"master":"bf16"}"#), "none of none, f32, remainder16, remainder8"),
         (with(r#""dtypes":{"master":"f32"}"#), "dtypes.master"),
         (with(r#""dtypes":{"param":"f16","master":"remainder16"}"#), "dtypes.master"),
-        (with(r#""dtypes":{"moments":"f16"}"#), "dtypes.moments = \"f16\" is none of f32, bf16, 8bit"),
+        (
+            with(r#""dtypes":{"moments":"f16"}"#),
+            "dtypes.moments = \"f16\": is not known; use one of f32, bf16, 8bit",
+        ),
         (with(r#""dtypes":{"rounding":"up"}"#), "dtypes.rounding = \"up\""),
         (with(r#""dtypes":{"rounding":"stochastic"}"#), "dtypes.rounding"),
         (with(r#""dtypes":{"param":"f16","rounding":"stochastic"}"#), "dtypes.rounding"),
         (with(r#""dtypes":{"moments":"bf16","seed":1}"#), "dtypes.seed = 1"),
         (with(r#""dtypes":{"moments":"bf16","rounding":"stochastic","seed":-1}"#), "-1"),
-        (with(r#""copy":"f64""#), "copy = \"f64\" is none of f32, bf16, f16"),
+        (with(r#""copy":"f64""#), "copy = \"f64\": is not known; use one of f32, bf16, f16"),
         (with(r#""ema":1.5"#), "ema = 1.5"),
         (with(r#""ema":-1"#), "ema = -1"),
         (with(r#""frozen":["d"]"#), "frozen names `d`"),

@@ -1,7 +1,7 @@
-//! What handing a gradient over costs the trainer: `grad_ready` inside a bucket, and at its end with all its ops.
+//! The trainer's cost of a hand-over: `grad_ready` inside a bucket, and at its end, where it queues all operations.
 //!
-//! Buckets are tiny, so that the streams hardly work; they run beside the trainer nevertheless, and their locks and
-//! wake-ups are part of what it pays. Must time the trainer's thread only.
+//! Buckets are tiny, so the streams do little work. Their locks and wake-ups are part of the trainer's cost. Only the
+//! trainer's thread is timed.
 
 use std::time::Instant;
 
@@ -29,7 +29,7 @@ pub(super) fn run(options: &Arguments, record: &mut Record) -> Result<(), Failur
             let rounds = options.rounds(15) * 20;
             let samples =
                 (0..rounds).map(|_| pass_us(&mut stepper, &layout)).collect::<instep::Result<Vec<_>>>()?;
-            // The first passes start threads and let queues grow.
+            // The first passes start threads and grow queues.
             let spread = Spread::of(samples.into_iter().skip(rounds / 4));
             print_line(&format!("{:<12}{case:<20}{}", format!("{mode:?}").to_lowercase(), spread.show(2)))?;
             let case = format!("{} {case}", format!("{mode:?}").to_lowercase());
@@ -39,7 +39,7 @@ pub(super) fn run(options: &Arguments, record: &mut Record) -> Result<(), Failur
     Ok(())
 }
 
-/// Mean of one pass's calls.
+/// Returns the mean time of one pass's calls.
 fn pass_us(stepper: &mut Stepper, layout: &Layout) -> instep::Result<f64> {
     let ids: Vec<ParamId> = layout.ids().collect();
     let mut pass = stepper.begin()?;

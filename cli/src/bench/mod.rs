@@ -1,7 +1,7 @@
-//! `instep bench`: what a step costs on this machine, beside what memory allows.
+//! `instep bench`: times steps on this machine against the memory ceiling.
 //!
-//! Three benches on each device: the step of a bucket against the ceiling, optimizer time left exposed by overlap, and
-//! the trainer's cost of handing a bucket over. benches/README.md derives every column. Must judge nothing: it reports.
+//! There are three benches on each device: one bucket's step against the ceiling, the exposed optimizer time, and the
+//! trainer's cost of a hand-over. They report and never judge. benches/README.md derives every column.
 
 mod cases;
 mod gpu;
@@ -30,7 +30,7 @@ use cases::Shape;
 use precisions::Kind;
 use record::Record;
 
-/// What can be measured.
+/// The benches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Bench {
     /// One bucket's step against the ceiling: an in-place loop on the host, a copy on a GPU.
@@ -53,14 +53,14 @@ impl FromStr for DeviceName {
     fn from_str(text: &str) -> Result<DeviceName, String> {
         let ordinal = text.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok());
         let host = (text == "host").then_some(DeviceName::Host);
-        host.or(ordinal.map(DeviceName::Cuda)).ok_or_else(|| "host, or cuda:N".to_owned())
+        host.or(ordinal.map(DeviceName::Cuda)).ok_or_else(|| "use host or cuda:N".to_owned())
     }
 }
 
-/// Measure steps on this machine
+/// Time optimizer steps on this machine; benches/README.md explains every column
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// Where the steps run: host, or cuda:N.
+    /// Device that runs the steps: host or cuda:N.
     #[arg(long, default_value = "host")]
     device: DeviceName,
     /// Benches to run [default: all].
@@ -69,28 +69,28 @@ pub struct Arguments {
     /// Optimizers of the step bench [default: all].
     #[arg(long, value_delimiter = ',')]
     optimizer: Vec<cases::Case>,
-    /// Element types of the step bench, each against memory at the rate of f32.
+    /// Element types of the step bench.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "f32")]
     precision: Vec<Kind>,
     /// Shapes of the step bench [default: all].
     #[arg(long, value_enum, value_delimiter = ',')]
     shape: Vec<Shape>,
-    /// Instruction sets [default: INSTEP_ISA, else the widest].
+    /// Instruction sets [default: INSTEP_ISA, or the widest].
     #[arg(long, value_delimiter = ',')]
     isa: Vec<Isa>,
-    /// Kernel threads [default: 1 and one per core].
+    /// Numbers of kernel threads [default: 1 and one per core].
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Vec<u16>,
-    /// Rounds, in each of which every candidate runs once.
+    /// Number of rounds; every candidate runs once in each.
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: Option<u16>,
-    /// Few rounds and small memory: checks that everything runs, measures little.
+    /// Use few rounds and little memory, to check that everything runs.
     #[arg(long)]
     quick: bool,
-    /// Also write every figure here.
+    /// Also write every figure to this file.
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
-    /// Also write every figure under benches/record/ of the source tree that this was built from.
+    /// Also write every figure under benches/record/ of the source tree of this build.
     #[arg(long)]
     record: bool,
     #[command(flatten)]
@@ -101,7 +101,7 @@ pub struct Arguments {
 ///
 /// # Errors
 /// `Library` if there is no such device or a stepper cannot be built, `File` if a record cannot be written, `Bench` if
-/// an option is for another device, or a step computes something else than it should: then nothing is timed.
+/// an option is for another device or a step computes a wrong result. A wrong step is not timed.
 pub fn run(options: &Arguments) -> Result<ExitCode, Failure> {
     match options.device {
         DeviceName::Host => run_on_host(options)?,
@@ -110,10 +110,10 @@ pub fn run(options: &Arguments) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The benches of `--device cuda:N` on this one: how tests run them without a GPU.
+/// Runs the benches of `--device cuda:N` on this device, so that tests can run them without a GPU.
 ///
 /// # Errors
-/// As [`run`].
+/// Errors as for [`run`].
 pub fn run_on_gpu(options: &Arguments, cuda: &Cuda) -> Result<(), Failure> {
     let host = [
         ("--shape", !options.shape.is_empty()),
@@ -126,16 +126,18 @@ pub fn run_on_gpu(options: &Arguments, cuda: &Cuda) -> Result<(), Failure> {
 }
 
 impl Arguments {
-    /// The optimizers of the step bench.
+    /// Returns the optimizers of the step bench.
     fn optimizers(&self) -> Vec<cases::Case> {
         if self.optimizer.is_empty() { cases::Case::all() } else { self.optimizer.clone() }
     }
 }
 
-/// Refuses options that the device knows nothing of.
+/// Refuses options that are for another device.
 fn refuse(given: impl IntoIterator<Item = (&'static str, bool)>, of: &str) -> Result<(), Failure> {
     match given.into_iter().find(|(_, given)| *given) {
-        Some((name, _)) => Err(Failure::Bench(format!("{name} is for {of}"))),
+        Some((name, _)) => {
+            Err(Failure::Bench(format!("{name}: is for {of}; leave it out, or change --device")))
+        }
         None => Ok(()),
     }
 }

@@ -1,7 +1,7 @@
-//! Optimizer time that a trainer waits for, per mode and bucket cap, with a stand-in for backward.
+//! Optimizer time that a trainer waits for, by mode and bucket size, with a loop in place of backward.
 //!
-//! The stand-in writes each parameter's gradient, as backward does, and computes until its set time per element is
-//! over. There is one rank, so no time goes into a collective. Must compare modes within one round.
+//! The loop writes each parameter's gradient, then computes until a fixed time per element has passed. There is one
+//! rank, so no collective takes time. Modes are compared within one round.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use crate::console::print_line;
 
 const PARAMS: usize = 64;
 const ELEMENTS: usize = 256 << 10;
-/// Backward's time per element: a step of one thread hides behind it, if it may start early.
+/// Backward's time per element, long enough to hide a single-threaded step that starts early.
 const BACKWARD_NS_PER_ELEMENT: u64 = 2;
 const CAPS_MIB: [u64; 4] = [1, 4, 16, 64];
 
@@ -60,7 +60,7 @@ pub(super) fn run(options: &Arguments, record: &mut Record) -> Result<(), Failur
     Ok(())
 }
 
-/// One pass, from the end of backward until the trainer may read every parameter.
+/// Runs one pass. Returns the time from the end of backward until the trainer may read every parameter.
 fn exposed_ms(stepper: &mut Stepper, layout: &Layout, elements: usize) -> instep::Result<f64> {
     stepper.params()?;
     let ids: Vec<ParamId> = layout.ids().collect();

@@ -1,7 +1,7 @@
-//! Holds a step to the bits of the plainest instruction set.
+//! Compares a step with the bits of the baseline instruction set.
 //!
-//! For tensors of fewer bits than f32: a small step may not show there at all, so a formula in f64 proves nothing. Both
-//! sides run the same steps before anything is timed.
+//! This is for tensors of fewer bits than f32. A small step may not show in them, so a formula in f64 would prove
+//! nothing. Both sides run the same steps before anything is timed.
 
 use instep::Isa;
 use instep::bench::Launcher;
@@ -11,8 +11,8 @@ use super::cases::{self, Case, Shape};
 use super::precisions::Kind;
 use crate::Failure;
 
-/// Compares the first bucket's bytes after two steps with those of a launcher on the plainest instruction set. That
-/// one has as many buckets, because random bits depend on an element's place among all.
+/// Compares the first bucket's bytes after two steps with those of the baseline instruction set. Both launchers have
+/// the same buckets, because random bits depend on an element's position in the layout.
 pub(super) fn verify(
     launcher: &mut Launcher,
     (case, kind): (Case, Kind),
@@ -32,8 +32,9 @@ pub(super) fn verify(
         let ours = launcher.bytes(memory, 0);
         if let Some(at) = ours.iter().zip(&*theirs).position(|(ours, theirs)| ours != theirs) {
             let (case, kind) = (case.name(), kind.name());
-            let what =
-                format!("{case} {kind} {memory:?}: byte {at} differs from the plainest instruction set's");
+            let what = format!(
+                "{case} {kind} {memory:?}: byte {at} differs from the baseline instruction set's; report this as a bug"
+            );
             return Err(Failure::Bench(what));
         }
     }

@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use instep::layout::Storage;
 use instep::{DType, Master, Moments, Precision, Rounding};
 
-/// A combination, by what it is used for.
+/// A combination of element types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Kind {
     /// f32 throughout.
@@ -17,23 +17,23 @@ pub(super) enum Kind {
     F32Moments8bit,
     /// bf16 parameters and gradients, f32 master weights and states.
     Master,
-    /// The same with gradients in f32.
+    /// As master, with gradients in f32.
     MasterGradF32,
-    /// The same with gradients and states in bf16.
+    /// As master, with states in bf16.
     MasterMomentsBf16,
     /// bf16 parameters and gradients, 16-bit remainders, f32 states.
     Remainder16,
-    /// The same with states in bf16.
+    /// As remainder16, with states in bf16.
     Remainder16MomentsBf16,
-    /// The same with states in 8 bits.
+    /// As remainder16, with states in 8 bits.
     Remainder16Moments8bit,
-    /// The same with 8-bit remainders.
+    /// As remainder16-moments8bit, with 8-bit remainders.
     Remainder8Moments8bit,
-    /// bf16 throughout, to the nearest.
+    /// bf16 throughout, rounded to nearest.
     Bf16,
     /// bf16 throughout, rounded stochastically.
     Bf16Stochastic,
-    /// bf16 parameters and gradients, stochastically, states in 8 bits.
+    /// bf16 parameters and gradients, rounded stochastically, and states in 8 bits.
     Bf16Stochastic8bit,
     /// f16 parameters and gradients, f32 master weights and states.
     F16Master,

@@ -1,6 +1,6 @@
-//! Figures as CSV, one per line, headed by machine, compilers and commit.
+//! Figures as CSV, one per line, with a header that names machine, compilers and commit.
 //!
-//! A record says where it comes from, so that a number quoted elsewhere can be traced. Must name no user and no path.
+//! The header lets a reader trace a number that is quoted elsewhere. A record names no user and no path.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -40,7 +40,7 @@ impl Record {
     }
 }
 
-/// Writes a file, and the folder it is in.
+/// Writes a file, and creates its folder.
 pub(super) fn write(path: &Path, text: &str) -> io::Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;
@@ -48,12 +48,12 @@ pub(super) fn write(path: &Path, text: &str) -> io::Result<()> {
     fs::write(path, text)
 }
 
-/// Where the record of this machine's CPU lies in the source tree.
+/// Returns the path of this CPU's record in the source tree.
 pub(super) fn path_of_this_machine() -> PathBuf {
     folder_of(&cpu_model()).join("host.csv")
 }
 
-/// Where the records of a processor lie in the source tree.
+/// Returns the folder of a processor's records in the source tree.
 pub(super) fn folder_of(processor: &str) -> PathBuf {
     let words = processor.to_lowercase();
     let words =
@@ -62,7 +62,7 @@ pub(super) fn folder_of(processor: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/record").join(folder)
 }
 
-/// Of the source tree that this was built from.
+/// Returns the commit of the source tree of this build.
 pub(super) fn commit() -> String {
     first_line("git", &["-C", env!("CARGO_MANIFEST_DIR"), "describe", "--always", "--dirty"])
 }
@@ -90,7 +90,7 @@ fn cpu_model() -> String {
     model.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned())
 }
 
-/// Size of the largest cache that the system names; 32 MiB where it names none.
+/// Returns the size of the largest cache that the system reports, or 32 MiB if it reports none.
 pub(super) fn last_level_cache_bytes() -> u64 {
     let size = |level: u32| {
         let text = read(&format!("/sys/devices/system/cpu/cpu0/cache/index{level}/size"));

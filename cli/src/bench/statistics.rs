@@ -1,10 +1,10 @@
 //! Medians with their spread.
 //!
-//! Every sample counts: must never drop one as an outlier, since a slow round is what a user will meet too.
+//! Every sample counts. None is dropped as an outlier, because users meet slow rounds too.
 
 use serde::Serialize;
 
-/// The middle of some samples, and how far they lie apart.
+/// Median, minimum and maximum of some samples.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Spread {
     pub(super) median: f64,
@@ -13,7 +13,7 @@ pub(super) struct Spread {
 }
 
 impl Spread {
-    /// Of at least one sample; of an even number, the lower middle.
+    /// Takes at least one sample. For an even number, the median is the lower of the middle two.
     pub(super) fn of(samples: impl IntoIterator<Item = f64>) -> Spread {
         let mut sorted: Vec<f64> = samples.into_iter().collect();
         sorted.sort_by(f64::total_cmp);

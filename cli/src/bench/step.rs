@@ -1,7 +1,7 @@
 //! One bucket's step against the in-place ceiling of the same traffic, round by round, on the same memory.
 //!
-//! The machine drifts from minute to minute, so only times of the same round are divided by each other. Must have
-//! verified a case before it times it.
+//! The machine's speed drifts, so only times of the same round are divided by each other. Every case is verified
+//! before it is timed.
 
 use std::time::Instant;
 
@@ -54,7 +54,7 @@ fn one(
     threads: usize,
 ) -> Result<(), Failure> {
     let mut launcher = cases::launcher(case, kind, shape, isa, threads, options.quick)?;
-    // The ceiling moves f32, each array once; what else is moved counts at the rate of these.
+    // The ceiling moves each f32 array once. Other bytes count at the rate of these.
     let mut f32s = match kind {
         Kind::F32 => None,
         _ => Some(cases::launcher(case, Kind::F32, shape, isa, threads, options.quick)?),
@@ -70,7 +70,7 @@ fn one(
     let buckets = launcher.plan().buckets().len().min(fewest);
     let elements = shape.elements() as f64;
     let sample = shape.buckets_per_sample().min(buckets);
-    // Cached shapes have one bucket and repeat it; others go on to buckets that were not touched for longest.
+    // Cached shapes repeat their only bucket. Others rotate to the least recently used buckets.
     let sweeps = if buckets == 1 { (SAMPLE_ELEMENTS / elements).ceil() as usize } else { 1 };
     let of_sample = 1.0 / (elements * (sample * sweeps) as f64);
     let mut next = 0;
@@ -93,7 +93,7 @@ fn one(
             }
         }
         let step = start.elapsed().as_nanos() as f64 * of_sample;
-        // The first round warms caches, threads and clocks.
+        // The first round warms up caches, threads and clocks.
         if round > 0 {
             steps.push(step);
             ceilings.push(ceiling);
@@ -124,8 +124,8 @@ fn one(
     Ok(())
 }
 
-/// Two steps of everything, of which about a thousand elements are compared with the formula in f64; all, if the
-/// formula needs them all.
+/// Steps everything twice and compares about a thousand elements with the formula in f64, or all if the formula needs
+/// whole parameters.
 fn verify(launcher: &mut Launcher, case: Case) -> Result<(), Failure> {
     const STEPS: usize = 2;
     for _ in 0..STEPS {
@@ -150,14 +150,14 @@ fn verify(launcher: &mut Launcher, case: Case) -> Result<(), Failure> {
         for (k, x) in sampled.zip(tensor) {
             let mut check = |memory, want: f64| {
                 let got = f64::from(launcher.elements(memory)[k]);
-                // Fewer than eight roundings of at most half an ulp per step, none of anything larger than the result.
+                // A step has fewer than eight roundings of at most half an ulp, of values no larger than the result.
                 let allowed = want.abs() * (8 * STEPS) as f64 * f64::from(f32::EPSILON) / 2.0;
                 if (got - want).abs() <= allowed {
                     return Ok(());
                 }
                 let name = case.name();
                 Err(Failure::Bench(format!(
-                    "{name} {memory:?} element {k}: {got}, where the formula gives {want}"
+                    "{name} {memory:?} element {k}: is {got}, and the formula gives {want}; report this as a bug"
                 )))
             };
             check(Memory::Params, x.param)?;

@@ -1,17 +1,17 @@
-//! What a configuration calls element types, and the check that nothing is rounded that a file says exactly.
+//! Names of element types in a configuration, and the check that no value of a file is rounded.
 //!
-//! The words are checked here, their combinations by the library. Must refuse an unknown word by its key and with the
-//! list of those that there are.
+//! Words are checked here, and their combinations by the library. An unknown word is refused with its key and the list
+//! of known words.
 
 use instep::{DType, Master, Moments, Precision, Rounding};
 use serde::Deserialize;
 
 use crate::Failure;
 
-/// What the library calls a word.
+/// Known words, with their values in the library.
 type Words<T> = [(&'static str, T)];
 
-/// Of parameters, gradients and copies.
+/// Types of parameters, gradients and copies.
 pub(super) const FLOATS: &Words<DType> = &[("f32", DType::F32), ("bf16", DType::BF16), ("f16", DType::F16)];
 
 const MASTERS: &Words<Master> = &[
@@ -26,7 +26,7 @@ const MOMENTS: &Words<Moments> =
 
 const ROUNDINGS: &Words<bool> = &[("nearest", false), ("stochastic", true)];
 
-/// The object `dtypes`, as it is spelled.
+/// The object `dtypes` as text.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Dtypes {
@@ -53,7 +53,7 @@ impl Default for Dtypes {
 }
 
 impl Dtypes {
-    /// What they mean together.
+    /// Returns the precision that the words describe.
     ///
     /// # Errors
     /// `Config`, naming the key.
@@ -62,7 +62,8 @@ impl Dtypes {
             (true, seed) => Rounding::Stochastic { seed: seed.unwrap_or(0) },
             (false, None) => Rounding::Nearest,
             (false, Some(seed)) => {
-                let why = "only stochastic rounding draws numbers";
+                let why =
+                    "only stochastic rounding uses a seed; set rounding to stochastic, or leave the seed out";
                 return Err(Failure::Config(format!("dtypes.seed = {seed}: {why}")));
             }
         };
@@ -78,22 +79,22 @@ impl Dtypes {
     }
 }
 
-/// What a word under this key stands for.
+/// Looks up the value of a word under this key.
 ///
 /// # Errors
-/// `Config` with the words that there are.
+/// `Config` with the list of known words.
 pub(super) fn look_up<T: Copy>(key: &str, word: &str, words: &Words<T>) -> Result<T, Failure> {
     let found = words.iter().find(|(known, _)| *known == word);
     found.map(|(_, value)| *value).ok_or_else(|| {
         let known: Vec<&str> = words.iter().map(|(known, _)| *known).collect();
-        Failure::Config(format!("{key} = {word:?} is none of {}", known.join(", ")))
+        Failure::Config(format!("{key} = {word:?}: is not known; use one of {}", known.join(", ")))
     })
 }
 
-/// Holds what is stored to what was given; NaN is one value.
+/// Compares stored values with given ones, bit by bit; all NaNs count as equal.
 ///
 /// # Errors
-/// `Tensors`, naming the first one that differs.
+/// `Tensors`, naming the first difference.
 pub(super) fn refuse_rounded(
     key: &str,
     given: &[f32],

@@ -1,7 +1,7 @@
-//! What the input file says about each parameter of the configuration: value, gradients, state, step count.
+//! Sorts the input file's tensors by parameter: value, gradients, states, step count.
 //!
-//! A tensor belongs to exactly one place or is refused by name; so is a place without a tensor. Must look at headers
-//! only: no value is read before everything fits.
+//! A tensor with an unknown name is refused, and so is a missing tensor. Only headers are read here; no value is read
+//! before everything fits.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -12,13 +12,13 @@ use instep::checkpoint::safetensors::{Header, Tensor};
 
 /// Step counts are metadata under this prefix and the parameter's name.
 pub const COUNT_PREFIX: &str = "step.";
-/// NAdam's products of momenta, likewise.
+/// NAdam's products of momenta are metadata under this prefix.
 pub const PRODUCT_PREFIX: &str = "mu_product.";
 
 /// The only state whose absence means a first step, whatever the count says.
 const MOMENTUM: &str = "momentum_buffer";
 
-/// Counts are below this, before and after.
+/// Step counts are below this, before and after.
 const COUNT_END: u64 = 1 << 63;
 
 /// The input, sorted.
@@ -26,7 +26,7 @@ const COUNT_END: u64 = 1 << 63;
 pub struct Input {
     /// In the configuration's order.
     pub params: Vec<Param>,
-    /// How many passes there are gradients for.
+    /// Number of passes that have gradients.
     pub passes: u64,
     /// Metadata that are neither step counts nor products; the output keeps them.
     pub remarks: BTreeMap<String, String>,
@@ -43,20 +43,20 @@ pub struct Param {
     pub frozen: bool,
     /// Its value before the first pass.
     pub value: Tensor,
-    /// What else there is of it.
+    /// Its master, copy and moving average, as far as given.
     pub companions: BTreeMap<Companion, Tensor>,
     /// Its states, if it comes from a checkpoint.
     pub states: BTreeMap<String, Tensor>,
-    /// Updates that it has had, if the file says so.
+    /// Its number of updates, if the file has it.
     pub count: Option<u64>,
-    /// Its product of momenta, likewise.
+    /// Its product of momenta, if the file has it.
     pub product: Option<f64>,
     /// Its gradients, pass by pass.
     pub gradients: Vec<Tensor>,
 }
 
 impl Param {
-    /// What the stepper is to count from. It takes its first-step rule from the count, torch from the buffer.
+    /// The step count to start from. The stepper detects a first step by the count, torch by the missing buffer.
     pub fn first_count(&self, kept: &[&str]) -> u64 {
         let count = self.count.unwrap_or(0);
         match (kept.contains(&MOMENTUM), self.states.contains_key(MOMENTUM)) {
@@ -67,7 +67,7 @@ impl Param {
     }
 }
 
-/// What has been found of a parameter.
+/// The tensors of a parameter that were found so far.
 #[derive(Default)]
 struct Found {
     value: Option<Tensor>,
@@ -219,7 +219,7 @@ fn check_averages(params: &[Param], config: &Config) -> Result<(), Failure> {
     }
 }
 
-/// Half a checkpoint of Adam, for one, would be stepped with the wrong bias correction, and nobody would see it.
+/// Refuses an incomplete checkpoint. Adam, for example, would silently step with a wrong bias correction.
 fn check_complete(
     name: &str,
     kept: &[&str],

@@ -1,7 +1,7 @@
-//! From a file into a stepper: parameters and what stands beside them, states, counts.
+//! Loads parameters, companions, states and counts from a file into a stepper.
 //!
-//! Whatever is stored is read back and held to the file. Must not round: an output would not be that of the run which
-//! the file is from.
+//! Every stored value is read back and compared with the file, and a rounded one is refused. Otherwise the output would
+//! differ from the run that the file is from.
 
 use std::io::{Read, Seek};
 
@@ -26,7 +26,7 @@ pub(super) fn load<R: Read + Seek>(
         values.resize(value.elements as usize, 0.0);
         stored.resize(value.elements as usize, 0.0);
         let mut read = |tensor: &Tensor, into: &mut [f32]| data.read(tensor, 0, into);
-        // A master weight says more than its parameter, which it must agree with.
+        // A master weight is more precise than its parameter, and must round to it.
         let master = companions.get(&Companion::Master);
         let key = if master.is_some() { format!("master.{name}") } else { format!("param.{name}") };
         read(master.unwrap_or(value), &mut values)?;
@@ -72,7 +72,7 @@ pub(super) fn load<R: Read + Seek>(
     Ok(())
 }
 
-/// The parameters themselves, whatever stands behind them.
+/// Reads the parameters as stored, and not their masters.
 pub(super) fn read_stored(stepper: &Stepper, id: ParamId, dtype: DType, into: &mut [f32]) -> Result<()> {
     match dtype {
         DType::F32 => widen::<f32>(stepper, id, into),

@@ -1,7 +1,7 @@
-//! `instep replay`: steps parameters that come from a file with gradients that come from a file.
+//! `instep replay`: steps parameters from a file with gradients from a file.
 //!
-//! What a training run would have done to these numbers, without the training run: for comparing machines, versions
-//! and frameworks. Must write nothing unless every step was made.
+//! It repeats the optimizer steps of a training run without the training, to compare machines, versions and
+//! frameworks. The output is written only after every step has succeeded.
 
 mod config;
 mod dtypes;
@@ -33,7 +33,7 @@ const MAX_CONFIG_BYTES: u64 = 64 << 20;
 /// Runs the command.
 ///
 /// # Errors
-/// Whatever was refused; the output file is as it was then.
+/// Every refusal; the output file is unchanged then.
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let Arguments { config, input, output, device: Device::Host, options } = arguments;
     let mut text = Vec::new();
@@ -50,10 +50,10 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Steps what is in `input` and writes what comes out, without any file.
+/// Steps the tensors of `input` and writes the result to `out`, without any file.
 ///
 /// # Errors
-/// Whatever was refused; nothing has been written then, unless writing itself failed.
+/// Every refusal; nothing has been written then, unless writing itself failed.
 pub fn replay(
     config: &[u8],
     input: impl Read + Seek,

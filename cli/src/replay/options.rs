@@ -1,6 +1,6 @@
 //! Options of `instep replay`: the files, and how steps run.
 //!
-//! No choice of how steps run changes a bit of the output.
+//! The options that say how steps run change no bit of the output.
 
 use std::path::PathBuf;
 
@@ -10,41 +10,42 @@ use instep::{Isa, Mode};
 /// Apply the optimizer to parameters and gradients from a file
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// Optimizer, parameter groups and scales, as JSON
+    /// JSON file with the optimizer, parameter groups and scales; cli/README.md lists its keys
     #[arg(long)]
     pub config: PathBuf,
-    /// Parameters `param.NAME`, gradients `grad.PASS.NAME` (sums over the ranks), states `state.NAME.STATE`
+    /// safetensors file with parameters `param.NAME`, gradients `grad.PASS.NAME` (sums over the ranks) and states
+    /// `state.NAME.STATE`
     #[arg(long)]
     pub input: PathBuf,
-    /// Parameters and states after the last step; replaced as a whole or not at all
+    /// safetensors file for parameters and states after the last step; replaced as a whole or not at all
     #[arg(long)]
     pub output: PathBuf,
-    /// Where steps run
+    /// Device that runs the steps
     #[arg(long, value_enum, default_value_t = Device::Host)]
     pub device: Device,
-    /// How steps run; no choice changes a bit of the output
+    /// How steps run; these options change no bit of the output
     #[command(flatten)]
     pub options: Options,
 }
 
-/// How steps run. The result is the same bits whatever is chosen.
+/// How steps run. Every choice gives the same bits.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub struct Options {
-    /// Instruction set: baseline, avx2 or avx512 [default: INSTEP_ISA, else the widest of this machine]
+    /// Instruction set: baseline, avx2 or avx512 [default: INSTEP_ISA, or the widest of this machine]
     #[arg(long)]
     pub isa: Option<Isa>,
     /// Bytes of gradients per bucket [default: 1 MiB, then 25 MiB]
     #[arg(long)]
     pub bucket_cap_bytes: Option<u64>,
-    /// When steps run; eager refuses max_norm and skip_nonfinite, the others take every configuration
+    /// When steps run; eager refuses max_norm and skip_nonfinite
     #[arg(long, value_enum, default_value_t = Order::Sequential)]
     pub mode: Order,
-    /// Kernel threads [default: INSTEP_THREADS, else one per core]
+    /// Number of kernel threads [default: INSTEP_THREADS, or one per core]
     #[arg(long)]
     pub threads: Option<usize>,
 }
 
-/// Where steps run.
+/// The device that runs the steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Device {
     /// The CPU
@@ -54,10 +55,10 @@ pub enum Device {
 /// When steps run, as [`Mode`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Order {
-    /// All steps behind the last gradient
+    /// All steps after the last gradient
     #[default]
     Sequential,
-    /// Each bucket's step as soon as its gradients are there
+    /// Each bucket's step as soon as its gradients are complete
     Eager,
     /// All norms, one decision, then all steps
     Normed,

@@ -1,7 +1,7 @@
-//! The output file: replaced as a whole, once everything is there, or left as it was.
+//! The output file: replaced as a whole once it is complete, or left unchanged.
 //!
-//! The library replaces it, as it does a checkpoint. Must never touch the inputs, nor anything that is not a regular
-//! file: renaming over a device would remove it.
+//! The library replaces it as it does a checkpoint. An input is never replaced, nor anything but a regular file:
+//! renaming over a device would remove it.
 
 use std::fs::{File, Metadata};
 use std::io::{self, BufWriter, Write};
@@ -10,32 +10,37 @@ use std::path::{Path, PathBuf};
 
 use crate::Failure;
 
-/// A path that can be replaced, as far as can be told before.
+/// A path that has passed every check before writing.
 pub(super) struct Target<'a> {
     path: &'a Path,
 }
 
 impl<'a> Target<'a> {
-    /// Checks that `path` is in a folder and is none of the inputs, under any name.
+    /// Checks that `path` is in a folder and is not one of the inputs under another name.
     pub(super) fn new(path: &'a Path, inputs: &[&PathBuf]) -> Result<Self, Failure> {
         let refuse = |why: String| Err(Failure::Tensors(format!("{}: {why}", path.display())));
         if path.file_name().is_none() {
-            return refuse("is no name of a file".into());
+            return refuse("is not the name of a file; name a file to write".into());
         }
         let folder = match path.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
             _ => PathBuf::from("."),
         };
         if !std::fs::metadata(&folder).map_err(Failure::file(&folder))?.is_dir() {
-            return refuse(format!("{} is not a folder", folder.display()));
+            return refuse(format!(
+                "{} is not a folder; name a file in an existing folder",
+                folder.display()
+            ));
         }
         match std::fs::metadata(path) {
-            Ok(found) if !found.is_file() => return refuse("is there, and is not a regular file".into()),
+            Ok(found) if !found.is_file() => {
+                return refuse("exists and is not a regular file; choose another name".into());
+            }
             Ok(found) => {
                 for input in inputs {
                     let input_found = std::fs::metadata(input).map_err(Failure::file(input))?;
                     if identity(&found) == identity(&input_found) {
-                        return refuse(format!("is the input {} too", input.display()));
+                        return refuse(format!("is also the input {}; choose another name", input.display()));
                     }
                 }
             }
@@ -45,7 +50,7 @@ impl<'a> Target<'a> {
         Ok(Target { path })
     }
 
-    /// Puts what `write` writes in the place of the file.
+    /// Replaces the file by what `write` writes.
     pub(super) fn replace(
         &self,
         write: impl FnOnce(&mut BufWriter<&mut File>) -> io::Result<()>,

@@ -1,15 +1,15 @@
-//! Which place the name of a tensor stands for, in an input and in an output.
+//! Names of tensors in inputs and outputs, and what each of them stands for.
 //!
-//! Must give one place at most to every name, and two names never the same one.
+//! A name stands for at most one thing, and two names never stand for the same one.
 
 use instep::Master;
 
 use super::Config;
 
-/// A tensor beside a parameter's value, if the configuration asks for it.
+/// A further tensor of a parameter, if the configuration asks for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Companion {
-    /// What stands behind it, in f32.
+    /// Its master weight, in f32.
     Master,
     /// The parameter in another type.
     Copy,
@@ -20,7 +20,7 @@ pub enum Companion {
 impl Companion {
     const ALL: [Companion; 3] = [Companion::Master, Companion::Copy, Companion::Ema];
 
-    /// In front of the parameter's name.
+    /// The part of the tensor's name before the parameter's.
     pub fn prefix(self) -> &'static str {
         match self {
             Companion::Master => "master",
@@ -29,7 +29,7 @@ impl Companion {
         }
     }
 
-    /// Those that there are with this configuration.
+    /// The companions that this configuration keeps.
     pub fn kept(config: &Config) -> impl Iterator<Item = Companion> {
         let is_kept = |companion: &Companion| match companion {
             Companion::Master => config.precision.master != Master::None,
@@ -40,7 +40,7 @@ impl Companion {
     }
 }
 
-/// Which place a tensor's name stands for.
+/// What a tensor's name stands for.
 pub(super) enum Place<'a> {
     Value(&'a str),
     Companion(Companion, &'a str),
@@ -70,7 +70,7 @@ impl<'a> Place<'a> {
     }
 }
 
-/// A number in the one spelling that it has, so that two names are never the same pass.
+/// Parses a number in its only valid spelling, so that two names are never the same pass.
 pub(super) fn whole_number(text: &str) -> Option<u64> {
     let number: u64 = text.parse().ok()?;
     (number.to_string() == text).then_some(number)

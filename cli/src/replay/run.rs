@@ -1,7 +1,7 @@
-//! One replay: a stepper loaded from the input, stepped once per pass, and read out in torch's terms.
+//! One replay: a stepper is loaded from the input, stepped once per pass, and read out under torch's names.
 //!
-//! Gradients are read pass by pass, so memory is that of one pass however many there are. Must not hand values out
-//! before the last step has succeeded.
+//! Gradients are read pass by pass, so memory does not grow with the number of passes. No value is read out before the
+//! last step has succeeded.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -15,14 +15,14 @@ use super::load::{load, read_stored};
 use super::{COUNT_PREFIX, Companion, Config, Input, Options, PRODUCT_PREFIX, Param};
 use crate::Failure;
 
-/// What a tensor of the output is read from.
+/// The source of a tensor of the output.
 enum Content<'a> {
     Param(ParamId),
     Master(ParamId),
     State(ParamId, &'static str),
     Copy(ParamId),
     Ema(ParamId),
-    /// The input, which no step has changed.
+    /// The input, because no step has changed it.
     Given(&'a Tensor),
 }
 
@@ -32,11 +32,11 @@ pub(super) struct Run<R> {
     data: Data<R>,
     layout: Layout,
     stepper: Stepper,
-    /// Passes that have changed something.
+    /// Passes that were not skipped.
     updates: u64,
 }
 
-/// All steps have been made.
+/// A replay after its last step.
 pub(super) struct Stepped<R>(Run<R>);
 
 impl<R: Read + Seek> Run<R> {
@@ -52,7 +52,7 @@ impl<R: Read + Seek> Run<R> {
         Ok(run)
     }
 
-    /// Makes one pass after the other, gradients handed over from the last parameter to the first, as backward does.
+    /// Makes all passes. Gradients are handed over from the last parameter to the first, as backward does.
     pub(super) fn step_all(mut self) -> Result<Stepped<R>, Failure> {
         let Run { config, input, data, layout, stepper, updates } = &mut self;
         let dtype = config.precision.grad;
@@ -70,18 +70,18 @@ impl<R: Read + Seek> Run<R> {
                 pass.grad_ready(id)?;
             }
             pass.finish()?;
-            // Every parameter has a gradient in every pass or is frozen, so one number counts for all of them; the
-            // stepper would not count those without elements.
+            // Every parameter that is not frozen has a gradient in every pass, so one number counts for all. The
+            // stepper would not count parameters without elements.
             let skipped = config.skip_nonfinite && stepper.status()?.skipped;
             *updates += u64::from(!skipped);
         }
-        stepper.params()?; // the last moment at which a queued step can fail
+        stepper.params()?; // waits, so that no queued step can fail later
         Ok(Stepped(self))
     }
 }
 
 impl<R: Read + Seek> Stepped<R> {
-    /// Writes parameters, what stands beside them, states and counts.
+    /// Writes parameters, companions, states and counts.
     pub(super) fn write(&mut self, out: &mut impl Write) -> io::Result<()> {
         let Run { config, input, data, layout, stepper, updates } = &mut self.0;
         let mut all = BTreeMap::new();
@@ -92,13 +92,13 @@ impl<R: Read + Seek> Stepped<R> {
                 let count = param.count.unwrap_or(0) + updates;
                 metadata.insert(format!("{COUNT_PREFIX}{}", param.name), count.to_string());
                 let only = stepper.optimizers_of(id).map_err(io::Error::other)?[0];
-                // Shortest digits that read back to the same bits. It stays 1 for what has no elements.
+                // The shortest digits that read back to the same bits. It stays 1 for an empty parameter.
                 if let Some(product) = stepper.carried_of(id, only).map_err(io::Error::other)? {
                     metadata.insert(format!("{PRODUCT_PREFIX}{}", param.name), format!("{product:?}"));
                 }
             }
             for (name, dtype, content) in contents(config, param, id, updates > 0) {
-                // The longest elements first, so that each tensor is aligned to its own; then in order of names.
+                // Wide elements first, so that every tensor is aligned to its elements; then by name.
                 all.insert((Reverse(dtype.bytes()), name), (dtype, &param.value, content));
             }
         }
@@ -128,7 +128,7 @@ impl<R: Read + Seek> Stepped<R> {
     }
 }
 
-/// What the output holds of a parameter: names, types, and where they are read.
+/// Lists the tensors of a parameter in the output: name, type and source.
 fn contents<'a>(
     config: &Config,
     param: &'a Param,
@@ -143,7 +143,7 @@ fn contents<'a>(
             (Companion::Master, _) => Content::Master(id),
             (Companion::Copy, _) if updated => Content::Copy(id),
             (Companion::Copy, Some(tensor)) => Content::Given(tensor),
-            // That of a frozen parameter, too, which may just have begun.
+            // A frozen parameter has an average too, which may have just begun.
             (Companion::Ema, _) if updated || param.first_count(kept) > 0 => Content::Ema(id),
             (Companion::Copy | Companion::Ema, _) => continue,
         };
@@ -151,7 +151,7 @@ fn contents<'a>(
         all.push((format!("{}.{name}", companion.prefix()), dtype, content));
     }
     let dtype = if config.precision.moments == Moments::BF16 { DType::BF16 } else { DType::F32 };
-    // torch has no state before the first update, and a skipped pass is none.
+    // torch has no state before the first update, and a skipped pass is no update.
     for state in kept {
         if updated || states.contains_key(*state) {
             all.push((format!("state.{name}.{state}"), dtype, Content::State(id, state)));
@@ -163,18 +163,18 @@ fn contents<'a>(
 fn layout(input: &Input) -> Result<Layout, Error> {
     let mut builder = Layout::builder();
     for param in &input.params {
-        // As many bytes are in the file, so it fits or the arena is refused.
+        // The file has as many bytes, so the length fits a usize or the arena is refused.
         builder = builder.param(&param.name, param.value.elements as usize).in_group(group_name(param.group));
     }
     builder.build()
 }
 
 fn stepper(config: &Config, layout: &Layout, options: &Options) -> Result<Stepper, Failure> {
-    // The mean over ranks is taken with the loss scale: 1/(1 * (n*s)) is the very f64 that 1/(n*s) is. With
-    // `Solo::new(n)` buckets would be padded to n ranks, and n comes from a file.
+    // The loss scale includes the division by n ranks: 1/(1 * (n*s)) and 1/(n*s) are the same f64. `Solo::new(n)`
+    // would pad buckets to n ranks, and n comes from a file.
     let scale = f64::from(config.world_size) * config.loss_scale;
     let builder = Stepper::builder(layout, config.groups[0].optimizer.clone()).mode(options.mode.into());
-    // No parameter goes without a gradient, and counting who has one would double the memory of small buckets.
+    // Every parameter has a gradient; counting the used ones would double the memory of small buckets.
     let mut builder = builder.unused(Unused::StepZero);
     for (index, group) in config.groups.iter().enumerate() {
         builder = builder.group(&group_name(index), group.optimizer.clone());

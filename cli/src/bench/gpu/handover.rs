@@ -1,6 +1,7 @@
-//! What handing a gradient over costs the trainer's thread on a GPU: driver calls, since nothing there waits.
+//! The cost of a hand-over on the trainer's thread with a GPU: driver calls, because nothing waits there.
 //!
-//! The same passes as on the host; a call that completes a bucket makes all its driver calls. Must time the host only.
+//! Passes are the same as on the host. A call that completes a bucket makes all its driver calls. Only host time is
+//! measured.
 
 use std::time::Instant;
 
@@ -14,7 +15,7 @@ use crate::bench::Arguments;
 use crate::bench::statistics::Spread;
 use crate::console::print_line;
 
-/// Few enough that a pass's calls never fill the driver's queue.
+/// Few enough calls that a pass never fills the driver's queue.
 const PARAMS: usize = 64;
 const ELEMENTS: usize = 256;
 
@@ -32,7 +33,7 @@ pub(super) fn run(options: &Arguments, cuda: &Cuda, report: &mut Report) -> Resu
             let rounds = options.rounds(15) * 4;
             let samples =
                 (0..rounds).map(|_| pass_us(&mut stepper, &layout)).collect::<instep::Result<Vec<_>>>()?;
-            // The first passes load code and let the driver's own memory grow.
+            // The first passes load code and grow the driver's own memory.
             let spread = Spread::of(samples.into_iter().skip(rounds / 4));
             let mode = format!("{mode:?}").to_lowercase();
             print_line(&format!("{mode:<12}{case:<20}{}", spread.show(2)))?;
@@ -42,7 +43,7 @@ pub(super) fn run(options: &Arguments, cuda: &Cuda, report: &mut Report) -> Resu
     Ok(())
 }
 
-/// Mean of one pass's calls; between passes the host waits for the GPU, so that no call finds a full queue.
+/// Returns the mean time of one pass's calls. The host waits for the GPU between passes, so no call meets a full queue.
 fn pass_us(stepper: &mut Stepper<CudaDevice>, layout: &Layout) -> instep::Result<f64> {
     let ids: Vec<ParamId> = layout.ids().collect();
     let mut pass = stepper.begin()?;

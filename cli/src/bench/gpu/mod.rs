@@ -1,7 +1,7 @@
 //! `instep bench --device cuda:N`: the same benches on a GPU, timed by its own events.
 //!
-//! In the manner of nccl-tests: a sweep over sizes, one line each, in the same units. The ceiling is a copy on the same
-//! device, timed in the same round. Must have compared a case with the host's bits before it times it.
+//! As in nccl-tests, a sweep over sizes prints one line each, in the same units. The ceiling is a copy on the same
+//! device, timed in the same round. Every case is compared with the host's bits before it is timed.
 
 mod handover;
 mod overlap;
@@ -21,7 +21,7 @@ use crate::console::print_line;
 use report::Report;
 use sweep::{Blocks, parse_elements};
 
-/// What only a GPU's benches ask.
+/// Options of the GPU's benches only.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Options of --device cuda:N")]
 pub(super) struct Options {
@@ -31,33 +31,32 @@ pub(super) struct Options {
     /// Largest bucket of the step bench [default: 256Mi].
     #[arg(long, value_name = "N", value_parser = parse_elements)]
     max_elements: Option<usize>,
-    /// From one size to the next [default: 4].
+    /// Ratio of one size to the previous one [default: 4].
     #[arg(long, value_parser = clap::value_parser!(u16).range(2..))]
     factor: Option<u16>,
-    /// Thread blocks of a step at most: all, a number, or like 2x so many per multiprocessor [default: all; overlap:
-    /// all,2x,1x].
+    /// Limits on a step's thread blocks: all, a number, or a number per multiprocessor such as 2x [default: all;
+    /// overlap: all,2x,1x].
     #[arg(long, value_name = "BLOCKS", value_delimiter = ',')]
     max_blocks: Vec<Blocks>,
-    /// The stand-ins that overlap runs beside steps, as scripts/bench-kernels.sh makes them [default:
-    /// INSTEP_BENCH_KERNELS].
+    /// Kernels of the overlap bench, built by scripts/bench-kernels.sh [default: INSTEP_BENCH_KERNELS].
     #[arg(long, value_name = "FILE")]
     kernels: Option<PathBuf>,
-    /// Also write every figure here.
+    /// Also write every figure to this file.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Also draw the share of the ceiling against the size.
+    /// Also draw the share of the ceiling by size, as an SVG file.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// Also write what ran in the overlap bench, for ui.perfetto.dev.
+    /// Also write a trace of the overlap bench for ui.perfetto.dev.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Also draw a pass of the overlap bench.
+    /// Also draw a pass of the overlap bench, as an SVG file.
     #[arg(long, value_name = "FILE")]
     picture: Option<PathBuf>,
 }
 
 impl Options {
-    /// Which of them were given on the command line.
+    /// Lists these options, and whether each was given on the command line.
     pub(super) fn given(&self) -> [(&'static str, bool); 9] {
         [
             ("--min-elements", self.min_elements.is_some()),

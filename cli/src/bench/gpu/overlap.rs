@@ -1,7 +1,7 @@
-//! Optimizer time that a trainer's stream waits for on a GPU, and what steps cost the backward beside them.
+//! Optimizer time that a trainer's stream waits for on a GPU, and the slowdown of backward by steps beside it.
 //!
-//! Backward and all-reduce are stand-ins (`instep::bench::Load`) on one GPU: no ranks, no NCCL. Every mode is held
-//! against the same pass without an optimizer. Must compare within one round, and time no pass that is recorded.
+//! Kernels stand for backward and all-reduce (`instep::bench::Load`) on one GPU, without ranks or NCCL. Every mode is
+//! compared with the same pass without an optimizer in the same round. Recorded passes are not timed.
 
 use std::fs;
 use std::path::Path;
@@ -23,7 +23,7 @@ use crate::console::print_line;
 const CAP_BYTES: u64 = 25 << 20;
 const MODES: [Mode; 3] = [Mode::Sequential, Mode::Eager, Mode::Normed];
 const USUAL_BLOCKS: [Blocks; 3] = [Blocks::All, Blocks::PerMultiprocessor(2), Blocks::PerMultiprocessor(1)];
-/// What NCCL takes among eight H200s by published runs of nccl-tests (35 us for 1 MiB, 164 us for 25 MiB), as a line.
+/// NCCL's time on eight H200s as a line through published nccl-tests results (35 us for 1 MiB, 164 us for 25 MiB).
 const PACING: Pacing = Pacing { latency_ns: 30_000, bytes_per_ns: 195.0 };
 const FULL: LoadSize =
     LoadSize { params: 32, side: 2048, depth: 4096, activation_bytes: 256 << 20, pacing: PACING };
@@ -32,7 +32,7 @@ const QUICK: LoadSize =
 /// Passes that are recorded; the last one is drawn.
 const RECORDED: usize = 4;
 
-/// A bench's device with what runs on it.
+/// A device with the loads that run on it.
 struct Bench {
     trainer: Trainer,
     load: Load,
@@ -106,7 +106,7 @@ impl Bench {
             let alone = self.pass_alone(kind, plan)?;
             let modes: Vec<Times> =
                 steppers.iter_mut().map(|s| self.pass(kind, s)).collect::<instep::Result<_>>()?;
-            // The first round loads code, and broadcasts.
+            // The first round loads code and broadcasts parameters.
             if round > 0 {
                 rounds.push((alone, modes));
             }
@@ -144,7 +144,7 @@ impl Bench {
         Ok(())
     }
 
-    /// One pass, to where the trainer may read every parameter.
+    /// Runs one pass, until the trainer may read every parameter.
     fn pass(&self, kind: LoadKind, stepper: &mut Stepper<CudaDevice>) -> instep::Result<Times> {
         let zero = stepper.clock_zero();
         self.trainer.mark(Mark::Start)?;
@@ -162,7 +162,7 @@ impl Bench {
         self.trainer.wait(zero)
     }
 
-    /// The same without an optimizer: backward, each bucket's all-reduce behind its last gradient.
+    /// Runs the same pass without an optimizer: backward, and each bucket's all-reduce after its last gradient.
     fn pass_alone(&self, kind: LoadKind, plan: &Plan) -> instep::Result<Times> {
         self.trainer.mark(Mark::Start)?;
         for bucket in plan.buckets() {
@@ -178,7 +178,7 @@ impl Bench {
         self.trainer.wait(None)
     }
 
-    /// Writes what a few Eager passes ran, and draws the last of them; the trainer's waits are those of its stream.
+    /// Writes a trace of a few Eager passes and draws the last one. The trainer's waits are those of its stream.
     fn show(&self, options: &Arguments) -> Result<(), Failure> {
         let mut stepper = self.stepper(Mode::Eager, None, true)?;
         let times = (0..RECORDED).map(|_| self.pass(LoadKind::Matmul, &mut stepper));
@@ -197,7 +197,7 @@ impl Bench {
         ))?;
         if let Some(path) = &options.gpu.trace {
             let mut text = String::new();
-            // A String takes all that is written to it.
+            // Writing to a String cannot fail.
             let _ = write_trace(&mut text, &[lane]);
             record::write(path, &text).map_err(Failure::file(path))?;
         }

@@ -1,7 +1,7 @@
 //! Share of the ceiling against the size of the bucket, as an SVG picture: one line per optimizer.
 //!
-//! Medians with their spread, of single-segment buckets that go through memory under the first cap of blocks. Must
-//! start its axis at 0, and draw nothing that was not measured.
+//! It shows medians with their spread, for single-segment buckets beyond cache under the first limit on blocks. The
+//! axis starts at 0, and only measured points are drawn.
 
 use std::fmt::{self, Write};
 
@@ -15,7 +15,7 @@ const BOTTOM: f64 = 340.0;
 const COLOURS: [&str; 5] = ["#2f6db3", "#d1242f", "#7cc7b5", "#a395c6", "#b58900"];
 
 pub(super) fn draw(report: &Report) -> String {
-    // A String takes all that is written to it.
+    // Writing to a String cannot fail.
     try_draw(report).unwrap_or_default()
 }
 

@@ -1,6 +1,6 @@
-//! Every figure of a run on a GPU, and what it was taken on, as JSON.
+//! Every figure of a run on a GPU, with its machine, as JSON.
 //!
-//! Units are in the names. Must hold what the tables show and nothing that they could not.
+//! Units are in the names. The JSON holds the same figures as the printed tables.
 
 use std::fmt;
 
@@ -17,7 +17,7 @@ pub(super) struct Report {
     commit: String,
     quick: bool,
     pub(super) step: Vec<StepRow>,
-    /// Cases of the step bench that the memory does not suffice for.
+    /// Cases of the step bench that do not fit into memory.
     pub(super) skipped: Vec<Case>,
     pub(super) overlap: Vec<OverlapRow>,
     pub(super) handover: Vec<HandoverRow>,
@@ -43,27 +43,27 @@ pub(super) struct StepRow {
     pub(super) bytes_per_element: f64,
     pub(super) step_us: Spread,
     pub(super) copy_us: Spread,
-    /// Bytes that a step moves, over its median time.
+    /// Bytes that a step moves, divided by its median time.
     pub(super) step_gb_per_s: f64,
     pub(super) copy_gb_per_s: f64,
     pub(super) percent_of_copy: Spread,
-    /// Samples that the GPU may have waited for the host in.
+    /// Samples in which the GPU may have waited for the host.
     pub(super) starved_samples: usize,
 }
 
-/// One line of the overlap bench: a mode under a cap of blocks, beside one kind of backward.
+/// One line of the overlap bench: a mode, a limit on blocks and a kind of backward.
 #[derive(Serialize)]
 pub(super) struct OverlapRow {
     pub(super) backward: String,
     pub(super) max_blocks: String,
-    /// Null: no optimizer, only backward and all-reduce.
+    /// Null without an optimizer, with backward and all-reduce only.
     pub(super) mode: Option<String>,
     pub(super) pass_us: Spread,
     pub(super) backward_us: Spread,
     pub(super) tail_us: Spread,
-    /// Tail beyond that of the pass without an optimizer, of the same round.
+    /// Tail minus the tail of the pass without an optimizer, of the same round.
     pub(super) exposed_us: Spread,
-    /// Backward beyond that of the pass without an optimizer, of the same round.
+    /// Backward minus that of the pass without an optimizer, of the same round.
     pub(super) backward_slowdown_percent: Spread,
 }
 

@@ -1,7 +1,7 @@
 //! One bucket's step against a copy of as many bytes, round by round.
 //!
 //! A sample is a row of launches between two events, all queued before the first one starts. Only times of the same
-//! round are divided by each other; step and copy take turns at coming first. Must drop no sample.
+//! round are divided by each other, and step and copy alternate in running first. No sample is dropped.
 
 use instep::Error;
 use instep::bench::{GpuLauncher, Sample};
@@ -83,7 +83,7 @@ fn measure(options: &Arguments, case: Case, launcher: &mut GpuLauncher) -> Resul
             let copy = launcher.time_copies(&take())?;
             (launcher.time_steps(&take())?, copy)
         };
-        // The first round warms clocks and loads code.
+        // The first round warms up clocks and loads code.
         if round > 0 {
             steps.push(us(&step));
             copies.push(us(&copy));

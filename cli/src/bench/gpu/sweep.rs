@@ -1,7 +1,7 @@
-//! Which buckets are stepped: sizes, where they are found, and under how many blocks.
+//! The cases of the step bench: sizes, in cache or beyond it, and limits on blocks.
 //!
-//! Values are the host bench's functions of the index. Must not know what memory there is: a case that does not fit is
-//! the step bench's to say.
+//! Values are the host bench's functions of the index. This file does not know how much memory there is; the step bench
+//! reports a case that does not fit.
 
 use std::str::FromStr;
 
@@ -14,14 +14,14 @@ use serde::Serialize;
 use crate::bench::Arguments;
 use crate::bench::cases::{self, WORLD_SIZE, gradient, parameter};
 
-/// Segments of the bucket that DDP would make of a model: 25 MiB of 50 parameters.
+/// Number of segments in a typical DDP bucket: 25 MiB of 50 parameters.
 const BUCKET_SEGMENTS: usize = 50;
 const BUCKET_ELEMENTS: usize = (25 << 20) / 4;
-/// Gradients and parameters repeat after as many elements, which are prime.
+/// Gradients and parameters repeat after this prime number of elements.
 pub(super) const PERIODS: (usize, usize) = (613, 977);
-/// Elements that are filled or compared at a time.
+/// Number of elements that are filled or compared at a time.
 pub(super) const PART: usize = 16 << 20;
-/// A bucket of this many is padded by nothing.
+/// A multiple of this many elements needs no padding.
 const GRAIN: usize = 256 * WORLD_SIZE as usize;
 
 /// Most thread blocks of a step.
@@ -36,9 +36,9 @@ pub(super) enum Blocks {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Cache {
-    /// Never: buckets take turns, four times as many as it holds.
+    /// Never: the step rotates through buckets of four times the cache's size.
     Beyond,
-    /// Always: one bucket again and again, of at most half of it, copies too.
+    /// Always: the step repeats one bucket that fits, with its copy, into half of the cache.
     Resident,
 }
 
@@ -128,7 +128,7 @@ impl Case {
         (self.elements * 4 * (2 + self.states)) as u64
     }
 
-    /// Whether half of the cache takes all of it, and a copy that moves the bytes of a step: at most twice as much.
+    /// Whether the case and a copy that moves as many bytes as a step fit into half of the cache.
     fn is_resident(&self, l2_bytes: u64) -> bool {
         4 * self.footprint() <= l2_bytes
     }
@@ -140,7 +140,7 @@ impl Case {
         }
     }
 
-    /// Memory of this case, filled.
+    /// Allocates and fills the memory of this case.
     pub(super) fn launcher(&self, cuda: &Cuda) -> instep::Result<GpuLauncher> {
         let buckets = self.buckets(cuda.driver().l2_bytes());
         let length = self.elements / self.segments;

@@ -1,7 +1,7 @@
-//! What a case computes, held against the host device, bit by bit, before anything is timed.
+//! Compares the results of a case with the host device, bit by bit, before anything is timed.
 //!
-//! Values repeat, so one period on the host stands for any number of elements, unless an update depends on the whole
-//! parameter. Must compare every element that is stepped, of parameters and of every state.
+//! Values repeat, so the host computes one period for any number of elements, unless an update depends on the whole
+//! parameter. Every stepped element of parameters and states is compared.
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ use crate::bench::cases::{self, WORLD_SIZE, gradient, parameter};
 
 const STEPS: usize = 2;
 
-/// What one optimizer makes of some elements.
+/// The expected values of one optimizer.
 pub(super) struct Expected {
     memories: Vec<(Memory, Vec<f32>)>,
 }
