@@ -1,7 +1,7 @@
-//! Memory of the host device: one aligned, zeroed arena per [`Memory`], or the caller's own tensors in its place.
+//! Memory of the host device: one aligned, zeroed arena per [`Memory`], or the caller's own tensors instead.
 //!
-//! Raw by design: who may touch which bytes when is decided by the schedule and by the borrow rules of the views, not
-//! here. Must never hand out a reference; it hands out pointers into bounds that it has checked.
+//! This file hands out raw pointers within checked bounds, and never a reference. The schedule and the borrow rules of
+//! the views decide who may touch which bytes at what time.
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout as AllocLayout, alloc_zeroed, dealloc};
@@ -15,13 +15,13 @@ use crate::layout::{Gradients, Plan};
 use crate::op::{Memory, Span};
 use crate::sync::Mutex;
 
-/// What allocators give without being asked.
+/// The alignment that allocators give by default.
 const ALLOCATOR_ALIGNMENT: usize = 16;
 
-/// A huge page of x86-64 and aarch64: a step walks every arena from end to end, and misses the TLB at each small page.
+/// A huge page of x86-64 and aarch64. A step walks whole arenas, and would miss the TLB at every small page.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// One allocation, and the aligned run of zeros inside it.
+/// One allocation with an aligned run of zeros inside.
 struct Arena {
     base: NonNull<u8>,
     bytes: u64,
@@ -29,7 +29,7 @@ struct Arena {
     layout: AllocLayout,
 }
 
-// SAFETY: an arena is an address and a size; all access goes through raw pointers whose users order themselves.
+// SAFETY: an arena is an address and a size; users of its raw pointers order their own accesses.
 unsafe impl Send for Arena {}
 // SAFETY: as above; no method of a shared arena touches its bytes.
 unsafe impl Sync for Arena {}
@@ -39,8 +39,8 @@ impl Arena {
         let too_large = || Error::Layout(format!("{bytes} bytes do not fit this machine's address space"));
         let size = usize::try_from(bytes.max(1)).map_err(|_| too_large())?;
         let alignment = if size >= 2 * HUGE_PAGE { HUGE_PAGE } else { ALIGNMENT };
-        // Aligned by hand: an allocator that is asked for more than its own alignment writes the zeros itself, and so
-        // takes every page at once, before the advice.
+        // Aligned by hand. For a larger alignment an allocator would write the zeros itself, and so touch every page
+        // before the advice.
         let whole = size.checked_add(alignment).ok_or_else(too_large)?;
         let layout = AllocLayout::from_size_align(whole, ALLOCATOR_ALIGNMENT).map_err(|_| too_large())?;
         // SAFETY: the size is not zero.
@@ -63,15 +63,15 @@ unsafe extern "C" {
     fn getpagesize() -> i32;
 }
 
-/// Gives the whole pages of a run back to the system, which brings them back as zeros when they are touched again.
+/// Releases the whole pages of a run to the system. They read as zeros when they are touched again.
 ///
 /// # Safety
-/// The run lies in one allocation of this process's own, and nobody needs what is in it.
+/// The run lies in one allocation of this process, and its contents are no longer needed.
 unsafe fn give_back(base: *mut u8, bytes: u64) -> Result<()> {
     #[cfg(target_os = "linux")]
     {
         const MADV_DONTNEED: i32 = 4;
-        // SAFETY: a question.
+        // SAFETY: this call only asks for the page size.
         let page = unsafe { getpagesize() } as usize;
         let skipped = base.addr().next_multiple_of(page) - base.addr();
         let Some(length) = (bytes as usize).checked_sub(skipped).map(|rest| rest & !(page - 1)) else {
@@ -88,7 +88,7 @@ unsafe fn give_back(base: *mut u8, bytes: u64) -> Result<()> {
     Err(Error::Unsupported { what, have: "Gradients::Keep and Gradients::Zero".into() })
 }
 
-/// Asks for huge pages. Advice: where the system has none, or refuses, small pages serve.
+/// Asks for huge pages. This is advice: without them, small pages work too.
 fn advise_huge_pages(base: NonNull<u8>, size: usize) {
     #[cfg(target_os = "linux")]
     {
@@ -110,15 +110,15 @@ impl Drop for Arena {
 /// All memories of one stepper.
 pub(crate) struct Memories {
     regions: Regions,
-    /// What keeps them alive, but for what is the caller's.
+    /// The arenas, kept alive; borrowed memory is the caller's.
     _arenas: Vec<Arena>,
     are_borrowed: bool,
-    /// What came of the last pass that was published. Locked for a copy only, so nobody waits for an op.
+    /// The status of the last published pass. It is locked only for a copy, so nobody waits for an op.
     published: Mutex<Option<InstepStatus>>,
 }
 
 impl Memories {
-    /// Zeroed arenas for a plan, but for what is borrowed.
+    /// Allocates zeroed arenas for a plan, except for borrowed memory.
     pub(crate) fn new(
         plan: &Plan,
         (constants, assignment): (&StepConstants, &Assignment),
@@ -141,7 +141,7 @@ impl Memories {
         };
         let regions = Regions::new(plan, constants.counts(plan, assignment), given, owned)?;
         if plan.gradients() == Gradients::Release {
-            // Refused now, on memory that nobody has touched, and not behind the first step.
+            // Refused here, on untouched memory, and not after the first step.
             let whole = Span::whole(Memory::Grads, plan);
             // SAFETY: the arena's own bytes; borrowed memory the builder has refused.
             unsafe { give_back(regions.resolve(whole), whole.bytes())? };
@@ -150,25 +150,25 @@ impl Memories {
         Ok(Memories { regions, _arenas: arenas, are_borrowed, published })
     }
 
-    /// Where everything is.
+    /// The addresses of all memories.
     pub(crate) fn regions(&self) -> &Regions {
         &self.regions
     }
 
-    /// Whether some of it is the caller's.
+    /// Whether some memory is the caller's.
     pub(crate) fn are_borrowed(&self) -> bool {
         self.are_borrowed
     }
 
-    /// The first byte of a span that lies inside one piece of its memory.
+    /// Returns the address of a span, which must lie inside one piece of its memory.
     pub(crate) fn resolve(&self, span: Span) -> *mut u8 {
         self.regions.resolve(span)
     }
 
-    /// Gives the whole pages of a span back to the system, which brings them back as zeros.
+    /// Releases the whole pages of a span to the system. They read as zeros afterwards.
     ///
     /// # Safety
-    /// Nothing else touches the span, and nobody needs what is in it.
+    /// Nothing else touches the span, and its contents are no longer needed.
     pub(crate) unsafe fn release(&self, span: Span) -> Result<()> {
         assert!(!self.are_borrowed, "what is borrowed is not given back");
         // SAFETY: `resolve` has checked that it lies in one arena; the rest is the contract.
@@ -194,7 +194,7 @@ impl Memories {
         }
     }
 
-    /// Sets the control block alone: what passes before the first of this memory's have come to.
+    /// Sets the control block alone, with the outcome of passes before the first one on this memory.
     ///
     /// # Safety
     /// No op has been submitted.
@@ -233,7 +233,7 @@ impl Memories {
         unsafe { self.regions.multipliers().add(record).write(multiplier) }
     }
 
-    /// A copy of the control block.
+    /// Returns a copy of the control block.
     ///
     /// # Safety
     /// No op that writes control memory is running.
@@ -242,7 +242,7 @@ impl Memories {
         unsafe { self.regions.control().read() }
     }
 
-    /// Leaves what came of the pass for [`latest`](Self::latest).
+    /// Stores the status of the pass for [`latest`](Self::latest).
     ///
     /// # Safety
     /// As for [`read_control`](Self::read_control).
@@ -252,17 +252,17 @@ impl Memories {
         *self.published.lock().unwrap_or_else(PoisonError::into_inner) = Some(status);
     }
 
-    /// Goes on from another device's last published pass.
+    /// Takes over another device's last published status.
     pub(crate) fn set_latest(&self, status: Option<InstepStatus>) {
         *self.published.lock().unwrap_or_else(PoisonError::into_inner) = status;
     }
 
-    /// What came of the last pass that was published.
+    /// Returns the status of the last published pass.
     pub(crate) fn latest(&self) -> Option<InstepStatus> {
         *self.published.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A copy of one record.
+    /// Returns a copy of one record.
     ///
     /// # Safety
     /// No op that writes control memory is running.

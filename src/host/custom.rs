@@ -1,8 +1,7 @@
-//! Code of the user's own in place of a kernel: one call per parameter, on the optim stream's thread.
+//! Code of the user's own instead of a kernel: one call per parameter, on the optim stream's thread.
 //!
-//! The kernels' side decides first what is to be done (`instruct` in control.h), since skip, tail and freezing are
-//! known there. Must hand out slices of the launch's own tiles alone, so that the checker has judged exactly what is
-//! touched.
+//! `instruct` in control.h decides first what happens to each segment, because skipping, tails and freezing are known
+//! there. User code gets slices of the launch's own tiles only, so the checker has judged every byte that it touches.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -15,7 +14,7 @@ use crate::launch::{Assignment, Launch};
 use crate::layout::Plan;
 use crate::optim::{ParamStep, StepParam};
 
-/// What the user's code does in one launch of a bucket.
+/// The user's code in one launch of a bucket.
 pub(super) struct CustomStep {
     args: InstepStepArgs,
     tiles: Vec<InstepTile>,
@@ -55,13 +54,13 @@ impl CustomStep {
             let record = tile.record as usize;
             let segments = plan.segments().len();
             let (rule, name, state_count) = assignment.custom(record / segments, record % segments)?;
-            // All of it is f32: the builder refuses any other precision.
+            // All tensors are f32, because the builder refuses any other precision.
             let states = args.states.map(|base| base.cast::<f32>().wrapping_add(tile.state_offset as usize));
             Some(CustomParam {
                 rule: Arc::clone(rule),
                 name: name.to_owned(),
                 record,
-                // It has been allocated, so its length fits.
+                // It has been allocated, so its length fits a usize.
                 len: plan.segments()[record % segments].len as usize,
                 param: std::ptr::with_exposed_provenance_mut(tile.param as usize),
                 grad: args.grads.cast::<f32>().wrapping_add(tile.grad_offset as usize),
@@ -73,7 +72,7 @@ impl CustomStep {
         CustomStep { args, tiles, params, kernels, memories: Arc::clone(memories) }
     }
 
-    /// Updates every parameter of the launch that is to be stepped.
+    /// Updates every parameter of the launch that is not skipped.
     pub(super) fn run(&self) -> Result<()> {
         debug_assert!(std::ptr::eq(self.args.tiles, self.tiles.as_ptr()));
         // SAFETY: the arguments were resolved from the op's accesses; the tiles are ours; nothing else touches control

@@ -1,7 +1,7 @@
-//! The compiled CPU kernels: which instruction sets this machine runs, and the calls into them.
+//! The compiled CPU kernels: which instruction sets this machine runs, and the calls into the kernels.
 //!
-//! The only foreign calls of the host device. Every build is tested for the numerics contract before it is used
-//! once; must never fall back silently to another instruction set than the one asked for.
+//! These are the only foreign calls of the host device. Every build passes a self-test of the numerics contract before
+//! its first use. A requested instruction set is used or refused, and never silently replaced.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -13,10 +13,10 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::launch::dtype_code;
 
-/// An instruction set that the kernels are built for. Results are the same bits on each.
+/// An instruction set that the kernels are built for. All of them give the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Isa {
-    /// What every CPU of this architecture has (SSE2 on x86-64, NEON on aarch64).
+    /// The instructions that every CPU of this architecture has (SSE2 on x86-64, NEON on aarch64).
     Baseline,
     /// x86-64 with AVX2.
     Avx2,
@@ -25,10 +25,10 @@ pub enum Isa {
 }
 
 impl Isa {
-    /// All of them, narrowest first.
+    /// All instruction sets, narrowest first.
     pub const ALL: [Isa; 3] = [Isa::Baseline, Isa::Avx2, Isa::Avx512];
 
-    /// The name that `INSTEP_ISA` and the command line use.
+    /// Returns the name that `INSTEP_ISA` and the command line use.
     pub const fn name(self) -> &'static str {
         match self {
             Isa::Baseline => "baseline",
@@ -37,7 +37,7 @@ impl Isa {
         }
     }
 
-    /// Whether this machine can run it.
+    /// Whether this machine can run this instruction set.
     pub fn is_available(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         return match self {
@@ -63,17 +63,17 @@ impl Isa {
         return self == Isa::Baseline;
     }
 
-    /// Those that this machine can run, narrowest first.
+    /// Returns the instruction sets that this machine can run, narrowest first.
     pub fn available() -> Vec<Isa> {
         Isa::ALL.into_iter().filter(|isa| isa.is_available()).collect()
     }
 
-    /// The widest that this machine can run.
+    /// Returns the widest instruction set that this machine can run.
     pub fn best() -> Isa {
         Isa::ALL.into_iter().rfind(|isa| isa.is_available()).unwrap_or(Isa::Baseline)
     }
 
-    /// `INSTEP_ISA` if it is set, else the widest.
+    /// Returns `INSTEP_ISA` if it is set, or the widest.
     ///
     /// # Errors
     /// `Config` if the variable names no instruction set.
@@ -108,7 +108,7 @@ unsafe extern "C" {
     static instep_kernels_avx512: InstepKernels;
 }
 
-/// One build of the kernels, known to run here and to keep the contract.
+/// One build of the kernels, which runs on this machine and has passed its self-test.
 #[derive(Clone, Copy)]
 pub(crate) struct Kernels {
     isa: Isa,
@@ -116,7 +116,7 @@ pub(crate) struct Kernels {
 }
 
 impl Kernels {
-    /// The build for `isa`.
+    /// Returns the build for `isa`.
     ///
     /// # Errors
     /// `Unsupported` if the machine lacks the instruction set, `Arithmetic` if the build fails its self-test.
@@ -138,7 +138,7 @@ impl Kernels {
         }
     }
 
-    /// The instruction set it was built for.
+    /// Returns the instruction set of this build.
     pub(crate) fn isa(self) -> Isa {
         self.isa
     }
@@ -152,7 +152,7 @@ impl Kernels {
         unsafe { self.table.begin.unwrap_unchecked()(args) }
     }
 
-    /// Turns the norm into clip and skip.
+    /// Decides clipping and skipping from the norm.
     ///
     /// # Safety
     /// As for `begin`.
@@ -180,7 +180,7 @@ impl Kernels {
         unsafe { self.table.step.unwrap_unchecked()(args, first_tile, last_tile) }
     }
 
-    /// Tells code of the user's own what to do with each segment that these tiles open.
+    /// Decides, for code of the user's own, what to do with each segment that these tiles open.
     ///
     /// # Safety
     /// As for `norm`, with the whole table of tiles.
@@ -189,8 +189,8 @@ impl Kernels {
         unsafe { self.table.custom.unwrap_unchecked()(args) }
     }
 
-    /// Makes elements `first..last` of every rank's buffer their sum in rank order. 16-bit elements are added as f32
-    /// and rounded once.
+    /// Replaces elements `first..last` of every rank's buffer by their sum in rank order. 16-bit elements are added as
+    /// f32 and rounded once.
     ///
     /// # Safety
     /// Every buffer is valid up to `last`, they do not overlap, and nothing else touches this range of any of them.
@@ -227,7 +227,7 @@ impl Kernels {
         unsafe { self.table.widen.unwrap_unchecked()(from, to, dtype_code(dtype), factor, count) }
     }
 
-    /// Writes what is stored as f32.
+    /// Converts stored values to f32.
     ///
     /// # Safety
     /// Both are valid for `from.count` elements, they do not overlap, and nothing writes them.
@@ -236,7 +236,7 @@ impl Kernels {
         unsafe { self.table.decode.unwrap_unchecked()(from, to) }
     }
 
-    /// Stores f32, rounded to the nearest.
+    /// Stores f32 values, rounded to nearest.
     ///
     /// # Safety
     /// As for `decode`.
@@ -251,7 +251,7 @@ impl Kernels {
         signed_states.get(optimizer as usize).is_none_or(|signed| signed >> state & 1 == 1)
     }
 
-    /// Moves the bytes of a step and computes next to nothing: `arrays[0]` is read, the others are updated in place.
+    /// Moves the bytes of a step with little computation: reads `arrays[0]` and updates the others in place.
     ///
     /// # Safety
     /// There are 2 to 5 arrays, as for `sum` otherwise.
@@ -297,7 +297,7 @@ mod tests {
         }
     }
 
-    /// The kernels run on threads of their own, so only a direct call shows what an entry leaves behind.
+    /// The kernels run on other threads, so only a direct call shows how an entry leaves the IEEE environment.
     #[test]
     #[cfg(target_arch = "x86_64")]
     fn an_entry_computes_in_the_ieee_environment_and_restores_the_callers() {

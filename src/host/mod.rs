@@ -1,7 +1,7 @@
 //! The CPU device: streams as threads, SIMD kernels on a shared pool, ranks in one process.
 //!
-//! A product, not a mock: laptops, CPU-offloaded steps and every test run on it. It executes ops and knows nothing of
-//! modes; what may overlap is decided in `schedule` and proven by `hazard`.
+//! Laptops, CPU-offloaded steps and every test run on it. It executes ops and knows no modes: `schedule` decides what
+//! may overlap, and `hazard` proves it.
 #![allow(unsafe_code)]
 
 pub(crate) mod arena;
@@ -33,7 +33,7 @@ use arena::Memories;
 use runner::{Parts, Runner};
 use streams::Streams;
 
-/// Zero of measured times. One for the process, so that those of its ranks stand side by side in one picture.
+/// Zero of measured times. The process has one, so that one picture can show all its ranks.
 static ORIGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 /// One rank's CPU device.
@@ -51,7 +51,7 @@ impl HostDevice {
         HostDevice { streams, memories, isa, started: false }
     }
 
-    /// The kernels' instruction set.
+    /// Returns the kernels' instruction set.
     pub(crate) fn isa(&self) -> Isa {
         self.isa
     }
@@ -150,7 +150,7 @@ impl Executor for HostDevice {
 impl Device for HostDevice {
     fn submit(&mut self, ops: &[Op]) {
         if !self.started {
-            // Not earlier: a process that forks before its first pass must not lose these threads.
+            // Threads start here and not earlier, because a process that forks before its first pass would lose them.
             self.started = true;
             self.streams.start();
         }
@@ -178,7 +178,7 @@ impl Device for HostDevice {
 impl Drop for HostDevice {
     fn drop(&mut self) {
         if self.memories.are_borrowed() {
-            // The caller may free its memory as soon as this returns.
+            // The caller may free borrowed memory as soon as this returns.
             self.streams.end();
         }
         self.streams.close();

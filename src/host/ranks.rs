@@ -1,9 +1,9 @@
 //! Ranks inside one process: threads that sum each other's buffers in memory.
 //!
-//! An all-reduce gives rank r the r-th part of every buffer: it adds them in rank order and writes the sum to all, so
-//! the bits depend on nothing but the values; 16-bit elements are added as f32 and rounded once. Ranks are the caller's
-//! threads; [`in_process`] makes them. Must report the failure that came first, not its echoes on the other ranks.
-//! Splits are ncclCommSplit with one colour.
+//! In an all-reduce, rank r adds the r-th part of every buffer in rank order and writes the sum to all of them, so the
+//! bits depend only on the values. 16-bit elements are added as f32 and rounded once. [`in_process`] starts a thread
+//! per rank, and reports the first failure instead of its echoes on other ranks. A split is ncclCommSplit with one
+//! colour.
 #![allow(unsafe_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,7 +19,7 @@ use crate::host::streams::message_of;
 use crate::op::CollectiveKind;
 use crate::pool::Pool;
 
-/// Each rank is three threads, so more would exhaust a machine rather than test a program.
+/// Each rank has three threads, so more ranks would exhaust the machine.
 const MAX_RANKS: u32 = 1024;
 
 struct Group {
@@ -98,7 +98,7 @@ pub fn in_process<T: Send>(world_size: u32, body: impl Fn(InProcess) -> Result<T
             group.rendezvous.fail(rank, &Error::Rank { rank, message: message.clone() });
             Err(Error::Rank { rank, message })
         };
-        // A rank that could not be started must be known before the others are waited for.
+        // The group must know of a rank that could not start before it waits for the others.
         let threads: Vec<_> = threads
             .into_iter()
             .map(|(rank, thread)| (rank, thread.map_err(|error| refused(rank, error.to_string()))))
@@ -137,18 +137,19 @@ impl InProcess {
         self.group.world_size
     }
 
-    /// Another communicator of the same ranks, with the same kernel threads: one for each further stepper. A rank's
-    /// n-th split, whichever communicator it comes from, belongs to every other rank's n-th.
+    /// Returns another communicator of the same ranks, with the same kernel threads. Each further stepper needs one. A
+    /// rank's n-th split belongs to every other rank's n-th, whichever communicators they come from.
     ///
     /// # Ordering
-    /// Calls on different splits may come in any order relative to each other, and in a different one on every rank.
-    /// A trainer that waits for one stepper holds up its other ones, though, and two ranks that each wait for what the
-    /// other has not begun end in a `Deadline`. A stepper's first pass waits for all ranks, a later one for the pass
-    /// before it: begin the first passes in one order everywhere, and let orders differ by one pass after that.
+    /// Calls on different splits may come in any order, which may differ from rank to rank. A trainer that waits for
+    /// one stepper delays its other steppers. If two ranks each wait for a pass that the other has not begun, both end
+    /// with a `Deadline`. A stepper's first pass waits for all ranks, and a later one for the pass before it. So begin
+    /// the first passes in the same order on every rank; later orders may differ by one pass.
     ///
     /// # Errors
-    /// None here. What ends one split ends all of them, those still to be made too. A split that a rank has not made is
-    /// a `Deadline` for the ranks that call on it, and a `PeerLost` once that rank has dropped all its communicators.
+    /// This call never fails. A failure of one split ends all splits, including later ones. If a rank has not made a
+    /// split, calls of other ranks on it end with `Deadline`, or with `PeerLost` once that rank has dropped all its
+    /// communicators.
     ///
     /// ```
     /// use instep::{Adam, InProcess, Layout, Result, Stepper, in_process};
@@ -158,7 +159,7 @@ impl InProcess {
     ///     let mut pass = stepper.begin()?;
     ///     pass.grads().write(weight, &[gradient])?;
     ///     pass.grad_ready(weight)?;
-    ///     pass.finish() // its sum and step go on while the other stepper's pass is under way
+    ///     pass.finish() // sum and step run while the other stepper's pass is open
     /// }
     ///
     /// let layout = Layout::builder().param("weight", 1).build()?;
@@ -172,7 +173,7 @@ impl InProcess {
     ///         }
     ///     }
     ///     let weight = layout.id("weight")?;
-    ///     Ok::<_, instep::Error>((critic.step_count(weight)?, generator.step_count(weight)?))
+    ///     Ok((critic.step_count(weight)?, generator.step_count(weight)?))
     /// })?;
     /// assert_eq!(ranks, [(10, 2), (10, 2)]);
     /// # Ok::<(), instep::Error>(())
@@ -209,7 +210,7 @@ impl Collective for InProcess {
         let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
         let Scratch { calls, buffers } = &mut *scratch;
         self.group.rendezvous.meet(&self.seat, call, calls)?;
-        // From here to `part` nothing may return early: peers are inside our buffer and we inside theirs.
+        // From here to `part` nothing may return early, because ranks work inside each other's buffers.
         buffers.clear();
         buffers.extend(calls.iter().map(|call| call.dst));
         match call.kind {

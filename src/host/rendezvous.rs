@@ -1,9 +1,9 @@
-//! Where in-process ranks meet: everybody arrives, works, leaves.
+//! The rendezvous of in-process ranks: all arrive, work and depart.
 //!
-//! Two rules. **Arrival may be refused**: if a peer is lost, late or disagrees, a rank withdraws under the same lock
-//! and gets an error. **Departure may not be interrupted**: between the two, peers work inside each other's memory, and
-//! returning early would let it be freed under them; that stretch is finite. Splits meet independently of each other
-//! and fail together, so one lock holds them all. Must not touch the buffers itself.
+//! **Arrival may be refused**: if a peer is lost, late or disagrees, a rank withdraws under the same lock and gets an
+//! error. **Departure may not be interrupted**: until then, peers work inside each other's memory, and a rank that
+//! returned early could free it. That time is finite. Splits meet independently and fail together, so one lock holds
+//! them all. The rendezvous never touches the buffers itself.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
@@ -18,7 +18,7 @@ pub(crate) struct Rendezvous {
 }
 
 struct State {
-    /// By split. One that nobody holds any more keeps its place, so that numbers stay the same on every rank.
+    /// By split. An unused split keeps its place, so that numbers stay the same on every rank.
     splits: Vec<Split>,
     members: Vec<Member>,
     /// The first failure: the rank at fault and what it was.
@@ -28,9 +28,9 @@ struct State {
 /// One rank, over all splits.
 #[derive(Clone, Copy, Default)]
 struct Member {
-    /// Seats it has taken; the next one is in the split of that number.
+    /// Number of seats it has taken; the next one is in the split of that number.
     taken: usize,
-    /// Seats it has left.
+    /// Number of seats it has left.
     left: usize,
 }
 
@@ -52,7 +52,7 @@ struct Split {
 pub(crate) struct Seat {
     pub(crate) rank: u32,
     split: usize,
-    /// The split's own, reachable without the lock.
+    /// The split's condition variable, reachable without the lock.
     changed: Arc<Condvar>,
 }
 
@@ -70,7 +70,7 @@ impl Rendezvous {
         Rendezvous { state: Mutex::new(State { splits: Vec::new(), members, failure: None }) }
     }
 
-    /// A place for `rank` in the first split that it has no place in yet.
+    /// Returns a seat for `rank` in the first split where it has none.
     pub(crate) fn sit(&self, rank: u32) -> Seat {
         let mut state = self.lock();
         let ranks = state.members.len();
@@ -91,7 +91,7 @@ impl Rendezvous {
         state.compare(seat, call)?;
         let meeting = state.splits[seat.split].arrive(seat.rank, call);
         let since = Instant::now();
-        // Once all have met, a failure no longer matters: the others are at work already.
+        // Once all have met, a failure no longer matters, because the others already work.
         while state.splits[seat.split].met < meeting {
             let waited = since.elapsed();
             let refusal = state.refuse(seat).and_then(|()| match call.deadline.checked_sub(waited) {
@@ -113,7 +113,7 @@ impl Rendezvous {
         Ok(())
     }
 
-    /// Returns once all ranks have done their work.
+    /// Waits until all ranks have done their work.
     pub(crate) fn part(&self, seat: &Seat) {
         let mut state = self.lock();
         let meeting = state.splits[seat.split].depart();
@@ -122,21 +122,21 @@ impl Rendezvous {
         }
     }
 
-    /// Ends the group because of `rank`, unless something else has ended it before.
+    /// Ends the group because of `rank`, unless it has ended already.
     pub(crate) fn fail(&self, rank: u32, error: &Error) {
         self.lock().fail(rank, error.clone());
     }
 
-    /// Nobody will make calls from `seat` any more.
+    /// Says that no more calls will come from `seat`.
     pub(crate) fn leave(&self, seat: &Seat) {
         let mut state = self.lock();
         state.members[seat.rank as usize].left += 1;
         state.splits[seat.split].empty[seat.rank as usize] = true;
-        // If that was the rank's last seat, it is missed in splits that it never joined, too.
+        // If that was the rank's last seat, it is missing in splits that it never joined, too.
         state.wake_all();
     }
 
-    /// The rank at fault, if the group has failed.
+    /// Returns the rank at fault, if the group has failed.
     pub(crate) fn culprit(&self) -> Option<u32> {
         self.lock().failure.as_ref().map(|(rank, _)| *rank)
     }
@@ -147,7 +147,7 @@ impl Rendezvous {
 }
 
 impl State {
-    /// An error if the meeting cannot take place any more.
+    /// Returns an error if the meeting can no longer take place.
     fn refuse(&mut self, seat: &Seat) -> Result<()> {
         let split = &self.splits[seat.split];
         let absent = |r: &usize| split.calls[*r].is_none() && (split.empty[*r] || self.members[*r].is_gone());
@@ -166,7 +166,7 @@ impl State {
         }
     }
 
-    /// Holds the call against one that has arrived; all others agree with that one.
+    /// Compares the call with one that has arrived; all others agree with that one.
     fn compare(&mut self, seat: &Seat, call: &Call) -> Result<()> {
         let calls = &self.splits[seat.split].calls;
         let Some((other_rank, Arrived(other))) =
@@ -203,7 +203,7 @@ impl State {
 }
 
 impl Member {
-    /// Whether it can make no call ever: a seat comes from [`Rendezvous::sit`], and only who has one asks for more.
+    /// Whether the rank can never make a call again. Only a rank that has a seat can take another one.
     fn is_gone(self) -> bool {
         self.taken > 0 && self.left == self.taken
     }

@@ -1,7 +1,7 @@
-//! What each op means on a CPU: pointers from its accesses, tiles from the plan, a call into the kernels.
+//! Runs each op on a CPU: pointers from its accesses, tiles from the plan, a call into the kernels.
 //!
-//! Everything that a launch needs is built once; running an op allocates nothing. Must take every address through
-//! `Op::accesses`, so that the checker has judged exactly the bytes that are touched.
+//! Launches are built once, and running an op allocates nothing. Every address comes from `Op::accesses`, so the
+//! checker has judged every byte that is touched.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -22,10 +22,10 @@ use crate::layout::Plan;
 use crate::op::{Action, Op, Phase};
 use crate::pool::{Chunks, Job, Pool};
 
-/// Tiles that one pool task takes: enough to outweigh handing it over, few enough to balance.
+/// Tiles per pool task: enough to outweigh the cost of a task, and few enough to balance the load.
 const TILES_PER_CHUNK: usize = 16;
 
-/// Bytes up to which the launching thread works alone: waking another one takes longer than half of this work.
+/// Up to this many bytes, the launching thread works alone, because waking another takes longer than half of the work.
 const ALONE_BYTES: u64 = 3 << 19;
 
 /// Runs ops on one rank's memories.
@@ -90,7 +90,7 @@ impl Runner {
         }
     }
 
-    /// The same parts on new memory for another plan, none of it borrowed.
+    /// Returns the same parts on new, owned memory for another plan.
     pub(crate) fn parts_for(&self, plan: &Arc<Plan>, assignment: &Arc<Assignment>) -> Result<Parts> {
         Ok(Parts {
             memories: Arc::new(Memories::new(plan, (&self.constants, assignment), None)?),
@@ -104,12 +104,12 @@ impl Runner {
         })
     }
 
-    /// As it was when the executor was built: asking later could run a user's code where a panic has no catcher.
+    /// Read when the executor was built. Asking later could run a user's code where nothing catches a panic.
     pub(crate) fn rank(&self) -> u32 {
         self.rank
     }
 
-    /// About how many ops one pass brings a stream: per bucket its waits, marks and work, per segment two zeros.
+    /// Per bucket: its waits, records and work. Per segment: two zeros.
     pub(crate) fn op_room(&self) -> usize {
         16 * self.plan.buckets().len() + 2 * self.plan.segments().len()
     }
@@ -118,7 +118,7 @@ impl Runner {
         &*self.comm
     }
 
-    /// Runs one op to its end on the calling thread. Wait and Record are the streams' business.
+    /// Runs one op to its end on the calling thread. The streams handle Wait and Record.
     pub(crate) fn run(&self, op: &Op) -> Result<()> {
         match op.action {
             Action::Wait(_) | Action::Record(_) => {}
@@ -134,7 +134,7 @@ impl Runner {
                 // schedule guarantees and the checker proves for every op.
                 unsafe { self.memories.resolve(span).write_bytes(0, span.bytes() as usize) }
             }
-            // SAFETY: nothing else touches the span now, as for every op; what was there nobody needs any more.
+            // SAFETY: nothing else touches the span now, as for every op, and its contents are no longer needed.
             Action::Release(span) => unsafe { self.memories.release(span) }?,
             Action::Collective { kind, pass, agreement, bucket, src, dst } => {
                 let call = Call {
@@ -180,7 +180,7 @@ impl Runner {
     }
 }
 
-/// What control memory and settings say before the first pass.
+/// Writes control memory and settings as they are before the first pass.
 fn initialise(plan: &Plan, memories: &Memories, constants: &StepConstants, assignment: &Assignment) {
     // SAFETY: no op has been submitted yet.
     unsafe {

@@ -1,7 +1,7 @@
-//! One rank that is fed gradients which somebody else has summed already.
+//! One rank whose gradients are already summed.
 //!
-//! Its collectives do nothing, since the sum is there; the mean is still taken over `world_size`. It is the reference
-//! that many ranks are held to, and the way to replay a step.
+//! Its collectives do nothing, and the step still divides by `world_size`. Tests compare many ranks with it, and
+//! `instep replay` uses it.
 #![allow(unsafe_code)]
 
 use crate::collective::{Call, Collective};
@@ -9,14 +9,14 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::handle::Place;
 
-/// A group whose sums are already there.
+/// A group whose gradients are already summed over its ranks.
 #[derive(Clone, Copy, Debug)]
 pub struct Solo {
     world_size: u32,
 }
 
 impl Solo {
-    /// Gradients are sums over `world_size` ranks; 1 is plain single-process training.
+    /// Takes gradients that are sums over `world_size` ranks; 1 is single-process training.
     pub fn new(world_size: u32) -> Self {
         Solo { world_size }
     }
@@ -37,7 +37,7 @@ impl Collective for Solo {
         self.world_size
     }
 
-    /// Everything: what it sums is there already.
+    /// Reaches every place, because it never reads a buffer.
     fn reaches(&self, _: Place) -> bool {
         true
     }

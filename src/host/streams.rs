@@ -1,7 +1,7 @@
 //! Streams of the host device: one thread each, a queue of ops, and a counter that Records advance.
 //!
 //! A ticket is "counter of that stream >= tick", so an event needs no allocation and no reset. After a failure every
-//! op is skipped except Record: nothing that waits can hang. Must not know what ops mean.
+//! op except Record is skipped, so no wait can hang. The streams do not know the meaning of ops.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,18 +13,18 @@ use crate::host::runner::Runner;
 use crate::op::{Action, Interval, Op, STREAMS, Stream, Ticket, TimedOp};
 use crate::sync::{Builder, Condvar, Mutex, MutexGuard};
 
-/// Whoever knows what ops mean.
+/// Runs the ops of the streams.
 pub(crate) trait Run: Send + Sync + 'static {
-    /// Whose errors these are.
+    /// The rank, for errors.
     fn rank(&self) -> u32;
 
-    /// About how many ops one pass brings a stream.
+    /// Returns about how many ops one pass queues on a stream.
     fn op_room(&self) -> usize;
 
     /// Runs one op to its end; may panic.
     fn run(&self, op: &Op) -> Result<()>;
 
-    /// Tells the group that this rank is over.
+    /// Tells the group that this rank has failed.
     fn abort(&self, cause: &Error);
 }
 
@@ -62,20 +62,20 @@ struct State {
     queues: [VecDeque<Op>; STREAMS],
     ticks: [u64; STREAMS],
     failed: Option<Error>,
-    /// The group knows of it.
+    /// Whether the group knows of the failure.
     told: bool,
     closed: bool,
-    /// Threads that have not ended.
+    /// Number of threads that still run.
     serving: usize,
     ran: Vec<TimedOp>,
 }
 
 impl<E: Run> Streams<E> {
-    /// Streams without threads; `origin` is the zero of measured times, `timed` says to measure them.
+    /// Makes streams without threads. `origin` is the zero of measured times; `timed` turns measuring on.
     pub(crate) fn new(executor: E, origin: Instant, timed: bool) -> Arc<Streams<E>> {
         let work = [const { Condvar::new() }; STREAMS];
         let rank = executor.rank();
-        // Room for what one pass queues at most; a trainer that runs further ahead makes the queues grow once.
+        // Room for one pass. A trainer that runs further ahead makes the queues grow once.
         let room = 64 + executor.op_room();
         let queues = std::array::from_fn(|_| VecDeque::with_capacity(room));
         let state = Mutex::new(State { queues, ..State::default() });
@@ -96,8 +96,8 @@ impl<E: Run> Streams<E> {
         }
     }
 
-    /// Queues ops. A Record of the compute stream has happened already: that stream is the caller. Threads are woken
-    /// once, behind the last op: a wake-up costs more than all the rest, and would fight for the lock.
+    /// Queues ops. A Record of the compute stream counts at once, because that stream is the caller. Threads are woken
+    /// once, after the last op: a wake-up costs more than everything else here, and would compete for the lock.
     pub(crate) fn submit(&self, ops: &[Op]) {
         let (mut queued, mut recorded) = ([false; STREAMS], false);
         let mut state = self.lock();
@@ -125,11 +125,11 @@ impl<E: Run> Streams<E> {
         }
     }
 
-    /// Blocks until the ticket has been passed, or anything has failed.
+    /// Blocks until the ticket has been passed or something has failed.
     pub(crate) fn wait(&self, ticket: Ticket) -> Result<()> {
         let mut state = self.wait_passed(self.lock(), ticket);
-        // A trainer that knew first could end its rank first, and the others would hear of that end and not of its
-        // cause.
+        // The group hears of the failure before the trainer does. Otherwise the trainer could end its rank first, and
+        // the other ranks would learn of that end and not of its cause.
         while state.failed.is_some() && !state.told {
             state = self.passed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -145,7 +145,7 @@ impl<E: Run> Streams<E> {
         self.work.iter().for_each(Condvar::notify_all);
     }
 
-    /// Returns once the threads have ended: nothing of this device touches memory any more.
+    /// Waits until the threads have ended. After that, this device touches no memory.
     pub(crate) fn end(&self) {
         self.close();
         let mut state = self.lock();
@@ -154,28 +154,28 @@ impl<E: Run> Streams<E> {
         }
     }
 
-    /// Whoever knows what ops mean.
+    /// Returns what runs the ops.
     pub(crate) fn executor(&self) -> &E {
         &self.executor
     }
 
-    /// Whether ops are measured.
+    /// Whether the times of ops are measured.
     pub(crate) fn is_timed(&self) -> bool {
         self.timed
     }
 
-    /// What ran since the last call, if timed.
+    /// Returns the ops that ran since the last call, if timed.
     pub(crate) fn take_timed_ops(&self) -> Vec<TimedOp> {
         std::mem::take(&mut self.lock().ran)
     }
 
-    /// Now, on the clock of the measured times.
+    /// Returns the current time on the clock of the measured times.
     pub(crate) fn now_ns(&self) -> u64 {
         // 2^64 ns are 584 years.
         self.origin.elapsed().as_nanos() as u64
     }
 
-    /// How many Records each stream has passed.
+    /// Returns how many Records each stream has passed.
     #[cfg(all(test, shuttle))]
     pub(super) fn ticks(&self) -> [u64; STREAMS] {
         self.lock().ticks
@@ -222,7 +222,7 @@ impl<E: Run> Streams<E> {
 
     fn execute(&self, op: &Op) {
         let start_ns = if self.timed { self.now_ns() } else { 0 };
-        // A user's collective may panic; that poisons this rank and must not kill the thread that others wait for.
+        // A user's collective may panic. That poisons this rank, and the thread must go on, because others wait for it.
         let outcome = catch_unwind(AssertUnwindSafe(|| self.executor.run(op)));
         let rank = self.rank;
         match outcome {
@@ -230,7 +230,7 @@ impl<E: Run> Streams<E> {
             Ok(Err(error)) => self.fail(&op.to_string(), error),
             Err(panic) => {
                 self.fail(&op.to_string(), Error::Rank { rank, message: message_of(&*panic) });
-                // Dropping it would run a user's code once more.
+                // Dropping the panic's payload would run a user's code once more.
                 std::mem::forget(panic);
             }
         }
@@ -258,7 +258,7 @@ impl<E: Run> Streams<E> {
     }
 }
 
-/// Counts a thread out however it ends; who waits for the end would otherwise wait forever.
+/// Counts a thread out however it ends, so that nobody waits for it forever.
 struct Serving<'a, E: Run>(&'a Streams<E>);
 
 impl<E: Run> Drop for Serving<'_, E> {
@@ -268,7 +268,7 @@ impl<E: Run> Drop for Serving<'_, E> {
     }
 }
 
-/// What a panic said.
+/// Returns the message of a panic.
 pub(crate) fn message_of(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "panicked".to_owned())

@@ -1,14 +1,14 @@
-//! A lane as blocks: what ran and what waited, each with its stream, its name and the pass it belongs to.
+//! A lane as blocks: each operation and each wait with its stream, its name and its pass.
 //!
-//! Trace and picture both show blocks, so that they name things alike. Must never guess: a pass that the recording
-//! does not prove is left out.
+//! Trace and picture both show blocks, so their names agree. A block has no pass if the recording does not prove which
+//! one it belongs to.
 
 use std::collections::HashMap;
 
 use crate::op::{Action, Op, Phase, Stream};
 use crate::timeline::{Interval, Lane};
 
-/// What a block is, as far as its colour goes.
+/// The kind of a block, which decides its colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Waiting,
@@ -20,11 +20,11 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// All kinds, as a legend lists them.
+    /// All kinds, in the order of the legend.
     pub(super) const ALL: [Kind; 6] =
         [Kind::Waiting, Kind::Collective, Kind::Control, Kind::Norm, Kind::Step, Kind::Zero];
 
-    /// Its name as a category and as a class of shapes.
+    /// Its name, as a trace category and as an SVG class.
     pub(super) fn name(self) -> &'static str {
         match self {
             Kind::Waiting => "waiting",
@@ -37,19 +37,19 @@ impl Kind {
     }
 }
 
-/// One stretch of one stream.
+/// One interval of one stream.
 #[derive(Clone, Debug)]
 pub(super) struct Block {
     pub(super) stream: Stream,
     pub(super) kind: Kind,
     pub(super) interval: Interval,
-    /// Plain words and numbers, nothing that a format would have to escape.
+    /// Plain words and numbers, with nothing that a format would have to escape.
     pub(super) name: String,
     pub(super) pass: Option<u64>,
     pub(super) bucket: Option<u32>,
 }
 
-/// All of a lane: the trainer's waits, then what the streams ran, by start.
+/// Returns all blocks of a lane: the trainer's waits, then the streams' operations by start.
 pub(super) fn collect_blocks(lane: &Lane) -> Vec<Block> {
     let waits = lane.blocked.iter().map(|wait| Block {
         stream: Stream::Compute,
@@ -71,8 +71,8 @@ pub(super) fn collect_blocks(lane: &Lane) -> Vec<Block> {
     waits.chain(worked).collect()
 }
 
-/// From the start of one pass to the start of the pass `count` later, as the optim stream opens them; `None` if the
-/// lane does not hold both.
+/// Returns the interval from the start of one pass to the start of the pass `count` later, or `None` if the lane does
+/// not hold both. A pass starts when the optim stream opens it.
 pub fn window_of_passes(lane: &Lane, first: u64, count: u64) -> Option<Interval> {
     let blocks = collect_blocks(lane);
     let find = |pass: u64| {
@@ -83,13 +83,13 @@ pub fn window_of_passes(lane: &Lane, first: u64, count: u64) -> Option<Interval>
 }
 
 impl Block {
-    /// Whether a pass begins with it.
+    /// Whether this block opens a pass.
     pub(super) fn opens_pass(&self) -> bool {
         self.kind == Kind::Control && self.name == "begin"
     }
 }
 
-/// Wait and Record take no time, so nothing of them is shown.
+/// Returns `None` for Wait and Record, which take no time.
 fn describe(action: &Action) -> Option<(Kind, Option<u32>)> {
     match *action {
         Action::Wait(_) | Action::Record(_) => None,
@@ -116,9 +116,9 @@ fn name(action: &Action, bucket: Option<u32>) -> String {
     bucket.map_or(what.clone(), |bucket| format!("{what} {bucket}"))
 }
 
-/// The pass of each op, of ops in order of their starts. Only collectives carry theirs. A bucket's norm and step come
-/// after its reduce, and before its next one; a decision comes between the last reduce of its pass and the first of the
-/// next; an opening is the one before what follows it.
+/// Finds the pass of each op, for ops in order of their starts. Only collectives carry their pass. A bucket's norm and
+/// step come after its reduce and before its next one. A decision comes between the last reduce of its pass and the
+/// first of the next. A pass is opened before its first op.
 fn find_passes(ops: &[Op]) -> Vec<Option<u64>> {
     let mut reduced = HashMap::new();
     let mut latest = None;
@@ -141,7 +141,7 @@ fn find_passes(ops: &[Op]) -> Vec<Option<u64>> {
     for (op, pass) in ops.iter().zip(&mut passes).rev().filter(|(op, _)| op.stream == Stream::Optim) {
         if op.action == Action::Control(Phase::Begin) {
             *pass = next;
-            // Of two in a row, the first opened a pass that was given up.
+            // If two openings follow each other, the first one's pass was abandoned.
             next = next.and_then(|pass| pass.checked_sub(1));
         } else {
             next = *pass;
@@ -150,7 +150,7 @@ fn find_passes(ops: &[Op]) -> Vec<Option<u64>> {
     passes
 }
 
-/// Lanes made by hand, for this module's tests and its neighbours'.
+/// Hand-made lanes for the tests of this module and its neighbours.
 #[cfg(test)]
 pub(super) mod samples {
     use super::*;
@@ -163,7 +163,7 @@ pub(super) mod samples {
         TimedOp { op: Op { stream, action }, interval: Interval { start_ns, end_ns } }
     }
 
-    /// Passes 7 and 9 of two buckets, and pass 8, which was given up, told stream by stream.
+    /// Passes 7 and 9 of two buckets, and the abandoned pass 8, stream by stream.
     pub(in crate::timeline) fn two_passes() -> (Vec<TimedOp>, Vec<Interval>) {
         let reduce = |pass, bucket, start_ns, end_ns| {
             let kind = CollectiveKind::AllReduce;
@@ -242,7 +242,7 @@ mod tests {
         let lane = Lane { rank: 0, ran: &ran, blocked: &blocked };
         assert_eq!(window_of_passes(&lane, 7, 2), Some(Interval { start_ns: 500, end_ns: 10_000 }));
         assert_eq!(window_of_passes(&lane, 7, 3), None);
-        // A recording that begins behind the reduce of a step does not say whose step it is.
+        // A recording that begins after a step's reduce does not say which pass the step belongs to.
         let cut = Lane { ran: &ran[7..8], ..lane };
         assert_eq!(collect_blocks(&cut)[3].pass, None);
     }

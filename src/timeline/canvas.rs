@@ -1,7 +1,7 @@
-//! What a picture is drawn on: an SVG text that grows, a scale from time to width, and an axis.
+//! The canvas of a picture: a growing SVG text, a scale from time to width, and an axis.
 //!
-//! Knows shapes and no ops. Stands on its own: no script, no font to fetch, a background that any viewer can show.
-//! Must never put text into the picture that it was not given escaped.
+//! It knows shapes and no ops. The SVG needs no script, no font from elsewhere and no particular background. Callers
+//! pass text that is already escaped.
 
 use std::fmt::{self, Write};
 
@@ -9,11 +9,11 @@ use crate::timeline::Interval;
 
 /// Width of the picture.
 const WIDTH: f64 = 1200.0;
-/// Where words beside the plot begin.
+/// Horizontal position of text beside the plot.
 pub(super) const MARGIN: f64 = 24.0;
-/// Where the plot begins.
+/// Horizontal start of the plot.
 pub(super) const LEFT: f64 = 110.0;
-/// Where the plot ends.
+/// Horizontal end of the plot.
 pub(super) const RIGHT: f64 = WIDTH - MARGIN;
 /// Room below the plot.
 const BELOW: f64 = 50.0;
@@ -30,14 +30,14 @@ const HATCH: &str = "<pattern id=\"hatch\" width=\"7\" height=\"7\" patternUnits
     patternTransform=\"rotate(45)\"><rect width=\"7\" height=\"7\" fill=\"#fff\"/>\
     <rect width=\"2.5\" height=\"7\" fill=\"#c4cbd3\"/></pattern>";
 
-/// A picture in the making.
+/// An unfinished picture.
 pub(super) struct Canvas {
     text: String,
     window: Interval,
 }
 
 impl Canvas {
-    /// A blank one whose plot shows `window` and ends `bottom` below its top.
+    /// Starts an empty picture whose plot shows `window` and ends `bottom` below the top.
     pub(super) fn open(window: Interval, bottom: f64) -> Result<Canvas, fmt::Error> {
         let mut text = String::new();
         let height = bottom + BELOW;
@@ -50,29 +50,29 @@ impl Canvas {
         Ok(Canvas { text, window })
     }
 
-    /// The whole text.
+    /// Returns the whole SVG text.
     pub(super) fn close(mut self) -> String {
         self.text.push_str("</svg>\n");
         self.text
     }
 
-    /// The part that can be seen.
+    /// Returns the visible part of an interval.
     pub(super) fn clip(&self, interval: &Interval) -> Option<Interval> {
         self.window.overlap(interval)
     }
 
-    /// Where a moment of the window stands.
+    /// Returns the horizontal position of a moment.
     pub(super) fn x(&self, ns: u64) -> f64 {
         let share = (ns - self.window.start_ns) as f64 / self.window.ns().max(1) as f64;
         LEFT + share * (RIGHT - LEFT)
     }
 
-    /// Words that start, or with the class `in` have their middle, at `x`.
+    /// Writes text that starts at `x`, or is centred there with the class `in`.
     pub(super) fn write(&mut self, class: &str, x: f64, y: f64, words: &str) -> fmt::Result {
         writeln!(self.text, "<text class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\">{words}</text>")
     }
 
-    /// A box, and what a pointer that rests on it is told.
+    /// Draws a box with a tooltip.
     pub(super) fn draw_box(
         &mut self,
         class: &str,
@@ -86,7 +86,7 @@ impl Canvas {
         writeln!(self.text, "height=\"{height}\"><title>{words}</title></rect>")
     }
 
-    /// A box as long as the part of an interval that can be seen, if there is one.
+    /// Draws a box for the visible part of an interval, if there is one.
     pub(super) fn draw_interval(
         &mut self,
         class: &str,
@@ -96,18 +96,18 @@ impl Canvas {
     ) -> fmt::Result {
         let Some(part) = self.clip(interval) else { return Ok(()) };
         let x = self.x(part.start_ns);
-        // What is too short to see is shown all the same, as a line.
+        // An interval that is too short to see is drawn as a line.
         let width = (self.x(part.end_ns) - x).max(0.7);
         self.draw_box(class, [x, y, width, height], words)
     }
 
-    /// A line from one point to another.
+    /// Draws a line from one point to another.
     pub(super) fn draw_line(&mut self, class: &str, [x1, y1, x2, y2]: [f64; 4]) -> fmt::Result {
         write!(self.text, "<line class=\"{class}\" x1=\"{x1:.1}\" y1=\"{y1:.1}\" ")?;
         writeln!(self.text, "x2=\"{x2:.1}\" y2=\"{y2:.1}\"/>")
     }
 
-    /// The axis below the plot, from 0 where the window starts, and a faint line up from each tick.
+    /// Draws the axis below the plot, from 0 at the start of the window, and a faint line up from each tick.
     pub(super) fn draw_axis(&mut self, top: f64, bottom: f64) -> fmt::Result {
         let window_ns = self.window.ns();
         let (unit_ns, unit) = if window_ns >= 20_000_000 { (1_000_000, "ms") } else { (1_000, "µs") };
@@ -122,7 +122,7 @@ impl Canvas {
     }
 }
 
-/// From one tick to the next: the unit times 1, 2 or 5 times a power of ten.
+/// Returns the distance between ticks: the unit times 1, 2 or 5 times a power of ten.
 fn find_tick(window_ns: u64, unit_ns: u64) -> u64 {
     let mut decade = unit_ns;
     loop {

@@ -1,7 +1,7 @@
-//! When things ran: measured intervals, what they say about overlap, and files that show them.
+//! Measured times of a run: the share of optimizer time that was hidden, a trace and a picture.
 //!
-//! Pure: executors hand in intervals of one clock, nothing here reads a clock or opens a file. A share is reported,
-//! never judged.
+//! This module is pure: executors pass intervals of one clock, and nothing here reads a clock or opens a file. It
+//! reports times and never judges them.
 
 mod block;
 mod canvas;
@@ -14,46 +14,46 @@ pub use trace::write_trace;
 
 pub use crate::op::{Interval, TimedOp};
 
-/// One rank's part of a timeline. Lanes that are shown together are of one process, or their clocks differ.
+/// One rank's part of a timeline. Show only lanes of one process together, because clocks differ between processes.
 #[derive(Clone, Copy, Debug)]
 pub struct Lane<'a> {
-    /// Whose.
+    /// The rank.
     pub rank: u32,
-    /// What its streams ran.
+    /// Operations that its streams ran, with their times.
     pub ran: &'a [TimedOp],
-    /// When its trainer stood waiting.
+    /// Intervals in which its trainer waited.
     pub blocked: &'a [Interval],
 }
 
-/// Time of one rank's optimizer, and how much of it the trainer stood waiting for.
+/// Time of one rank's optimizer, and the part of it that the trainer waited for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Exposure {
-    /// Optimizer stream at work.
+    /// Time in which the optimizer stream worked.
     pub busy_ns: u64,
-    /// Of that, with the trainer blocked.
+    /// The part of it in which the trainer was blocked.
     pub exposed_ns: u64,
 }
 
 impl Exposure {
-    /// Share of optimizer time that was hidden behind the trainer's own work; `None` if it did nothing.
+    /// Returns the share of optimizer time that was hidden behind the trainer's own work, or `None` without any.
     pub fn hidden_share(&self) -> Option<f64> {
         (self.busy_ns > 0).then(|| 1.0 - self.exposed_ns as f64 / self.busy_ns as f64)
     }
 
-    /// Adds another rank's.
+    /// Adds another rank's times.
     pub fn add(&mut self, other: Exposure) {
         self.busy_ns += other.busy_ns;
         self.exposed_ns += other.exposed_ns;
     }
 }
 
-/// Intersects busy and blocked intervals. Each list is disjoint and ascending, as one thread produces it.
+/// Intersects busy and blocked intervals. Each list must be disjoint and ascending.
 pub fn exposure(busy: &[Interval], blocked: &[Interval]) -> Exposure {
     let exposed_ns = find_exposed(busy, blocked).iter().map(Interval::ns).sum();
     Exposure { busy_ns: busy.iter().map(Interval::ns).sum(), exposed_ns }
 }
 
-/// The stretches that [`exposure`] adds up, for whoever shows them.
+/// Returns the intervals that [`exposure`] adds up.
 fn find_exposed(busy: &[Interval], blocked: &[Interval]) -> Vec<Interval> {
     let mut exposed = Vec::new();
     let mut first = 0;

@@ -1,7 +1,6 @@
-//! Timelines as an SVG picture: streams against time, and in red what overlap did not hide.
+//! Timelines as an SVG picture: streams over time, with exposed time in red.
 //!
-//! Equal lanes give equal text. Must never show as measured what was not: the trainer's own work is what lies between
-//! its waits, and nothing more is known of it.
+//! Equal lanes give equal text. The trainer's own work is not measured; the picture shows it as the time between waits.
 
 use std::fmt;
 
@@ -11,25 +10,25 @@ use crate::timeline::canvas::{Canvas, LEFT, MARGIN, RIGHT};
 use crate::timeline::trace::Micros;
 use crate::timeline::{Interval, Lane, exposure, find_exposed};
 
-/// Height of a stream's row, and from one row to the next.
+/// Height of a stream's row, and distance between rows.
 const ROW: f64 = 34.0;
 const PITCH: f64 = 44.0;
-/// Room above a lane's rows, for the passes.
+/// Room above a lane's rows, for the numbers of passes.
 const HEADING: f64 = 26.0;
 /// Height of the strip of exposed time, under the optim row.
 const STRIP: f64 = 8.0;
-/// From one lane to the next, with a line of words under the strip.
+/// Distance between lanes, with a line of text under the strip.
 const LANE: f64 = HEADING + 3.0 * PITCH + STRIP + 24.0;
-/// Where the legend's words stand.
+/// Vertical position of the legend's text.
 const LEGEND: f64 = 65.0;
-/// Where the lanes begin.
+/// Vertical position of the first lane.
 const TOP: f64 = 84.0;
-/// About as wide as a letter.
+/// Approximate width of a letter.
 const LETTER: f64 = 7.0;
 
-/// Draws what lanes did in a window: a title, three rows for each lane, and an axis that starts with the window.
+/// Draws the lanes in a window: a title, three rows for each lane, and an axis that starts with the window.
 pub fn draw_picture(title: &str, lanes: &[Lane], window: Interval) -> String {
-    // A String takes all that is written to it, so there is always a picture.
+    // Writing to a String cannot fail.
     try_draw(title, lanes, window).unwrap_or_default()
 }
 
@@ -52,7 +51,7 @@ fn try_draw(title: &str, lanes: &[Lane], window: Interval) -> Result<String, fmt
     Ok(canvas.close())
 }
 
-/// Lists only what occurs in the window.
+/// Draws the legend, with the kinds that occur in the window.
 fn draw_legend(canvas: &mut Canvas, lanes: &[Drawn]) -> fmt::Result {
     let occurs = |kind: &Kind| lanes.iter().flat_map(|lane| &lane.blocks).any(|block| block.kind == *kind);
     let kinds = Kind::ALL.into_iter().filter(occurs).map(|kind| (kind.name(), explain(kind)));
@@ -66,12 +65,12 @@ fn draw_legend(canvas: &mut Canvas, lanes: &[Drawn]) -> fmt::Result {
     Ok(())
 }
 
-/// A lane, as far as it can be seen.
+/// The visible part of a lane.
 struct Drawn {
     rank: u32,
-    /// From the first to the last thing that was measured of the lane.
+    /// From the first to the last measured interval of the lane.
     measured: Option<Interval>,
-    /// Those that have a length in the window.
+    /// Blocks that have a length in the window.
     blocks: Vec<Block>,
 }
 
@@ -110,7 +109,7 @@ impl Drawn {
         self.draw_exposed(canvas, find_row(index, Stream::Optim) + ROW + 2.0)
     }
 
-    /// The name of a block, or its number where only that fits; if need be, beside it, where nothing is near.
+    /// Writes the name of a block, or its number if only that fits. If neither fits, it may stand beside a lone block.
     fn name_block(&self, canvas: &mut Canvas, at: usize, y: f64) -> fmt::Result {
         let block = &self.blocks[at];
         let Some(part) = canvas.clip(&block.interval) else { return Ok(()) };
@@ -128,7 +127,7 @@ impl Drawn {
                 canvas.write(&format!("in {}", block.kind.name()), (start + end) / 2.0, y + 22.0, words)
             }
             None if fits(&number, free - end) => canvas.write("small", end + 3.0, y + 22.0, &number),
-            // The block before may have its own number between the two.
+            // The previous block's number may stand between the two.
             None if fits(&number, (start - taken) / 2.0) => {
                 canvas.write("small", start - 3.0 - LETTER * number.len() as f64, y + 22.0, &number)
             }
@@ -136,7 +135,7 @@ impl Drawn {
         }
     }
 
-    /// A line through all rows where a pass opens.
+    /// Draws a line through all rows where a pass opens.
     fn draw_opening(&self, canvas: &mut Canvas, block: &Block, index: usize) -> fmt::Result {
         let opened = block.pass.filter(|_| block.opens_pass()).zip(canvas.clip(&block.interval));
         let Some((pass, part)) = opened.filter(|(_, part)| part.start_ns == block.interval.start_ns) else {
@@ -147,7 +146,7 @@ impl Drawn {
         canvas.write("small", x + 5.0, top + 14.0, &format!("pass {pass}"))
     }
 
-    /// A strip of what was exposed, and the sums.
+    /// Draws the strip of exposed time, and writes the sums.
     fn draw_exposed(&self, canvas: &mut Canvas, y: f64) -> fmt::Result {
         let of = |stream| -> Vec<Interval> {
             let blocks = self.blocks.iter().filter(|block| block.stream == stream);

@@ -1,7 +1,7 @@
 //! Timelines in the trace-event format, which ui.perfetto.dev and chrome://tracing open.
 //!
-//! A process is a rank and a thread is a stream. Writes text and nothing else: must never open a file, and escapes
-//! nothing, because every name is made here or in `block`.
+//! A process is a rank and a thread is a stream. This file writes text and opens no file. It escapes nothing, because
+//! every name is made here or in `block`.
 
 use std::fmt::{self, Display, Write};
 
@@ -9,10 +9,10 @@ use crate::op::Stream;
 use crate::timeline::Lane;
 use crate::timeline::block::{Block, collect_blocks};
 
-/// Writes lanes as one JSON object, times in microseconds with the nanoseconds behind the point.
+/// Writes lanes as one JSON object, with times in microseconds and three decimals for the nanoseconds.
 ///
 /// # Errors
-/// Those of `out`.
+/// Errors of `out`.
 pub fn write_trace(out: &mut impl Write, lanes: &[Lane]) -> fmt::Result {
     out.write_str("{\"displayTimeUnit\":\"ns\",\"traceEvents\":[")?;
     let mut separator = "\n";
@@ -42,7 +42,7 @@ pub fn write_trace(out: &mut impl Write, lanes: &[Lane]) -> fmt::Result {
     out.write_str("\n]}\n")
 }
 
-/// One complete event; those that describe its rank stand before it, so a comma always does.
+/// Writes one complete event. Events that describe its rank precede it, so it always starts with a comma.
 fn write_block(out: &mut impl Write, rank: u32, block: &Block) -> fmt::Result {
     let (name, category, stream) = (&block.name, block.kind.name(), block.stream.index());
     write!(
@@ -60,7 +60,7 @@ fn write_block(out: &mut impl Write, rank: u32, block: &Block) -> fmt::Result {
     out.write_str("}}")
 }
 
-/// Nanoseconds, shown as microseconds without losing one.
+/// Nanoseconds, shown exactly, in microseconds.
 pub(super) struct Micros(pub(super) u64);
 
 impl Display for Micros {

@@ -1,7 +1,7 @@
 //! The kernel pool: every chunk once, and no launch that returns while a helper is still at it.
 //!
-//! Two launchers share the pool, each launching its job again at once. Must count in atomics that shuttle does not see:
-//! a switch inside the counting would hide the one that matters.
+//! Two launchers share the pool, and each launches its job again at once. Counts are in atomics that shuttle does not
+//! see, because a switch inside the counting would hide the switch that matters.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};

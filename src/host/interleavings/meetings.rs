@@ -1,7 +1,7 @@
 //! The rendezvous: who may return when, and who is told when a rank is lost at any moment.
 //!
-//! Arrivals and departures are counted beside the real ones, so that returning early shows. Must leave a seat only
-//! where leaving is meant: it wakes everybody, and would hide that something else does not.
+//! Arrivals and departures are counted beside the real ones, to detect an early return. Leaving a seat wakes everybody
+//! and could hide a missing wake-up elsewhere, so only tests of leaving do it.
 
 use std::ptr;
 use std::sync::Arc;
@@ -107,7 +107,7 @@ enum Act {
 
 #[test]
 fn a_rank_that_fails_leaves_disagrees_or_gives_up_ends_all_others() {
-    // Only who leaves leaves its seat: that would wake the others, and so hide that another end does not.
+    // Other ends keep the seat, because leaving it would wake the others and hide a missing wake-up.
     for (act, after) in [Act::Fail, Act::Leave, Act::Disagree, Act::TooLate].into_iter().zip([0, 1, 1, 0]) {
         explore(move || {
             let group = Group::new(3);
@@ -202,7 +202,7 @@ fn splits_meet_in_any_order_relative_to_each_other() {
 
 #[test]
 fn what_ends_one_split_ends_the_other_at_any_moment() {
-    // The seat is kept: leaving it would wake the others, and so hide that failing does not.
+    // The seat is kept, because leaving it would wake the others and hide that failing does not.
     let fail = |group: &Group, _: Seat| group.rendezvous.fail(1, &Error::Order("made up".into()));
     on_two_splits(fail, true);
     on_two_splits(|group, seat| group.rendezvous.leave(&seat), true);

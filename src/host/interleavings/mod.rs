@@ -1,8 +1,8 @@
 //! Streams, rendezvous and pool under shuttle: the real code, every lock, wait and notification a place to switch.
 //!
-//! Run with `RUSTFLAGS="--cfg shuttle" cargo test --lib interleavings`. Shuttle reports a task that can never go on as
-//! a deadlock. It has no clock, so a deadline here is never or at once; and its atomics are sequentially consistent, so
-//! orderings are ThreadSanitizer's business. Must never wait for anything that shuttle does not see.
+//! Run with `RUSTFLAGS="--cfg shuttle" cargo test --lib interleavings`. Shuttle reports a task that can never continue
+//! as a deadlock. It has no clock, so a deadline here is either never or immediate. Its atomics are sequentially
+//! consistent, so ThreadSanitizer checks memory orderings. No test here waits for anything that shuttle does not see.
 
 mod launches;
 mod meetings;

@@ -1,7 +1,7 @@
 //! Tickets and poisoning: the streams with a script in place of the executor.
 //!
-//! The script is what a bucket goes through, gradient, reduce, step, with a failure at any place. Must check orders by
-//! what has run, never by when.
+//! The script is a bucket's life, gradient, reduce and step, with a failure at any place. Orders are checked by what
+//! has run, and never by time.
 
 use std::collections::HashSet;
 use std::panic::resume_unwind;
@@ -23,8 +23,8 @@ enum Fault {
     Panic,
 }
 
-/// Runs "reduces" and "steps", one of which may fail; a step that runs without its reduce is a bug, and so is any work
-/// behind the failure on its own stream.
+/// Runs "reduces" and "steps", one of which may fail. A step that runs without its reduce is a bug, and so is any work
+/// after the failure on its own stream.
 struct Script {
     fault: Option<(Stream, u32, Fault)>,
     seen: Arc<Seen>,
@@ -69,7 +69,7 @@ impl Run for Script {
             "step {work} before its reduce"
         );
         let failed = || self.seen.failed.lock().unwrap_or_else(PoisonError::into_inner);
-        assert_ne!(*failed(), Some(op.stream), "{op} behind a failure");
+        assert_ne!(*failed(), Some(op.stream), "{op} after a failure");
         yield_now();
         if self.fault.is_some_and(|(stream, at, _)| (stream, at) == (op.stream, work)) {
             *failed() = Some(op.stream);
@@ -77,7 +77,7 @@ impl Run for Script {
         match self.fault {
             Some((stream, at, fault)) if (stream, at) == (op.stream, work) => match fault {
                 Fault::Error => return Err(Error::Order("made up".into())),
-                // Without the hook, which shuttle takes for the end of the test.
+                // Without the panic hook, which shuttle would take for the end of the test.
                 Fault::Panic => resume_unwind(Box::new("made up")),
             },
             _ => {}
