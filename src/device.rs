@@ -7,10 +7,10 @@
 
 use std::sync::Arc;
 
-use crate::abi::{InstepControl, InstepHyper, InstepRecord, InstepStatus};
+use crate::abi::{InstepControl, InstepStatus};
 use crate::error::Result;
 use crate::handle::Place;
-use crate::launch::Assignment;
+use crate::launch::{Assignment, Progress, Settings};
 use crate::layout::Plan;
 use crate::op::{Interval, Memory, Op, Span, Ticket, TimedOp};
 
@@ -64,50 +64,29 @@ pub trait Executor {
     /// How many bytes each memory takes.
     fn sizes(&self) -> Vec<(Memory, u64)>;
 
-    /// Sets one group's hyperparameters.
+    /// Replaces the settings, which the next Begin reads.
     ///
     /// # Safety
     /// As for the trait.
-    unsafe fn write_group(&mut self, group: usize, hyper: InstepHyper);
+    unsafe fn write_settings(&mut self, settings: &Settings);
 
-    /// Sets what steps do with one record's segment.
-    ///
-    /// # Safety
-    /// As for the trait.
-    unsafe fn write_action(&mut self, record: usize, action: u32);
-
-    /// Sets what one record's learning rate is multiplied by.
-    ///
-    /// # Safety
-    /// As for the trait.
-    unsafe fn write_lr_multiplier(&mut self, record: usize, multiplier: f64);
-
-    /// Says how many updates a record has had.
+    /// Says how far a record has come.
     ///
     /// # Errors
     /// As [`Device::wait`].
     ///
     /// # Safety
     /// As for the trait.
-    unsafe fn write_step_count(&mut self, record: usize, count: u64) -> Result<()>;
+    unsafe fn write_progress(&mut self, record: usize, progress: Progress) -> Result<()>;
 
-    /// Says what a record's rule carries, which goes with its count.
+    /// How far a record has come.
     ///
     /// # Errors
     /// As [`Device::wait`].
     ///
     /// # Safety
     /// As for the trait.
-    unsafe fn write_carried(&mut self, record: usize, carried: f64) -> Result<()>;
-
-    /// A copy of one record.
-    ///
-    /// # Errors
-    /// As [`Device::wait`].
-    ///
-    /// # Safety
-    /// As for the trait.
-    unsafe fn read_segment(&mut self, record: usize) -> Result<InstepRecord>;
+    unsafe fn read_progress(&mut self, record: usize) -> Result<Progress>;
 
     /// A copy of the control block.
     ///

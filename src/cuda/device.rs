@@ -12,13 +12,13 @@ use super::driver::{Driver, Entered};
 use super::kernels::Kernels;
 use super::launches::{BucketLaunch, Preparation};
 use super::memory::DeviceMemory;
-use super::pinned::{Settings, StatusRing};
+use super::pinned::{SettingsRing, StatusRing};
 use super::streams::{Priorities, Streams};
 use super::timing::Timing;
 use crate::collective::Collective;
 use crate::error::{Error, Result};
 use crate::handle::{EventHandle, StreamHandle};
-use crate::launch::{Assignment, BorrowedPieces, Kind, StepConstants};
+use crate::launch::{Assignment, BorrowedPieces, Kind, Settings, StepConstants};
 use crate::layout::Plan;
 use crate::op::{STREAMS, Stream, Ticket};
 
@@ -36,7 +36,7 @@ pub struct CudaDevice {
     pub(super) norms: Vec<Vec<BucketLaunch>>,
     pub(super) steps: Vec<Vec<BucketLaunch>>,
     pub(super) memory: ManuallyDrop<DeviceMemory>,
-    pub(super) settings: ManuallyDrop<Settings>,
+    pub(super) settings: ManuallyDrop<SettingsRing>,
     pub(super) status: ManuallyDrop<StatusRing>,
     pub(super) timing: ManuallyDrop<Option<Timing>>,
     pub(super) streams: ManuallyDrop<Streams>,
@@ -84,7 +84,7 @@ impl CudaDevice {
         let optim = streams.stream(Stream::Optim);
         let mut memory =
             DeviceMemory::new(&driver, optim, &plan, (&constants, &assignment), &*comm, parts.borrowed)?;
-        let settings = Settings::new(&driver, (&plan, &assignment), memory.regions.counts())?;
+        let settings = SettingsRing::new(&driver, &Settings::new(&plan, &assignment))?;
         let status = StatusRing::new(&driver)?;
         let preparation = Preparation {
             driver: &driver,

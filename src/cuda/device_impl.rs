@@ -10,11 +10,11 @@ use std::sync::Arc;
 use super::CudaDevice;
 use super::memory::{address, bytes_of, bytes_of_all, fetch};
 use super::timing::Timing;
-use crate::abi::{InstepControl, InstepHyper, InstepRecord, InstepStatus};
+use crate::abi::{InstepControl, InstepStatus};
 use crate::device::{Device, Executor};
 use crate::error::{Error, Result};
 use crate::handle::Place;
-use crate::launch::{Assignment, without_bucket};
+use crate::launch::{Assignment, Progress, Settings, without_bucket};
 use crate::layout::Plan;
 use crate::op::{Interval, Memory, Op, Span, Stream, Ticket, TimedOp};
 
@@ -69,23 +69,14 @@ impl Executor for CudaDevice {
         self.memory.regions.sizes().collect()
     }
 
-    unsafe fn write_group(&mut self, group: usize, hyper: InstepHyper) {
-        // Each pass's Begin has its own slot, so no earlier Begin sees this.
-        self.settings.set_group(group, &hyper);
+    unsafe fn write_settings(&mut self, settings: &Settings) {
+        self.settings.set(settings);
     }
 
-    unsafe fn write_action(&mut self, segment: usize, action: u32) {
-        self.settings.set_action(segment, action);
-    }
-
-    unsafe fn write_lr_multiplier(&mut self, record: usize, multiplier: f64) {
-        self.settings.set_lr_multiplier(record, multiplier);
-    }
-
-    unsafe fn write_step_count(&mut self, segment: usize, count: u64) -> Result<()> {
-        let at = self.memory.regions.segments().wrapping_add(segment);
+    unsafe fn write_progress(&mut self, record: usize, progress: Progress) -> Result<()> {
+        let at = self.memory.regions.segments().wrapping_add(record);
         let mut record = self.fetch(at.cast_const())?;
-        (record.steps, record.stepped) = (count, 0);
+        progress.set(&mut record);
         self.guarded_copy("a copy to the GPU", |device| {
             let compute = device.streams.stream(Stream::Compute);
             // SAFETY: a record of this device's, touched by nothing else now, by the caller's contract.
@@ -93,19 +84,9 @@ impl Executor for CudaDevice {
         })
     }
 
-    unsafe fn write_carried(&mut self, segment: usize, carried: f64) -> Result<()> {
-        let at = self.memory.regions.segments().wrapping_add(segment);
-        let mut record = self.fetch(at.cast_const())?;
-        record.carried = [carried; 2];
-        self.guarded_copy("a copy to the GPU", |device| {
-            let compute = device.streams.stream(Stream::Compute);
-            // SAFETY: a record of this device's, touched by nothing else now, by the caller's contract.
-            unsafe { device.driver.upload(address(at), bytes_of_all(&[record]), compute) }
-        })
-    }
-
-    unsafe fn read_segment(&mut self, segment: usize) -> Result<InstepRecord> {
-        self.fetch(self.memory.regions.segments().wrapping_add(segment).cast_const())
+    unsafe fn read_progress(&mut self, record: usize) -> Result<Progress> {
+        let at = self.memory.regions.segments().wrapping_add(record);
+        Ok(Progress::of(&self.fetch(at.cast_const())?))
     }
 
     unsafe fn read_control(&mut self) -> Result<InstepControl> {

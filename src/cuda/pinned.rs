@@ -10,71 +10,39 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use super::driver::{Driver, Mapped};
-use crate::abi::{InstepHyper, InstepStatus};
+use crate::abi::InstepStatus;
 use crate::error::Result;
 use crate::handle::{DevicePtr, EventHandle, StreamHandle};
-use crate::launch::{Assignment, Counts, first_actions, first_lr_multipliers};
-use crate::layout::Plan;
+use crate::launch::Settings;
 
 /// Passes that the host may be ahead of the GPU.
 pub(super) const SLOTS: usize = 8;
 
 /// The settings that the trainer changes between passes, and the slots that carry them to the GPU.
-pub(super) struct Settings {
+pub(super) struct SettingsRing {
     driver: Arc<dyn Driver>,
     ring: Mapped,
-    /// The latest settings, at the offsets of [`Counts`].
+    /// The latest settings.
     words: Vec<u32>,
-    counts: Counts,
     /// Per slot, the event after its Begin, and whether it was ever recorded.
     read: [(EventHandle, bool); SLOTS],
 }
 
-impl Settings {
-    pub(super) fn new(
-        driver: &Arc<dyn Driver>,
-        (plan, assignment): (&Plan, &Assignment),
-        counts: Counts,
-    ) -> Result<Settings> {
-        let words = vec![0; counts.settings_bytes() / size_of::<u32>()];
+impl SettingsRing {
+    pub(super) fn new(driver: &Arc<dyn Driver>, settings: &Settings) -> Result<SettingsRing> {
+        let words = settings.words().to_vec();
         let ring = driver.allocate_mapped((SLOTS * size_of_val(&*words)) as u64)?;
         let none = (EventHandle::default(), false);
-        let mut settings = Settings { driver: Arc::clone(driver), ring, words, counts, read: [none; SLOTS] };
+        let mut settings = SettingsRing { driver: Arc::clone(driver), ring, words, read: [none; SLOTS] };
         for (event, _) in &mut settings.read {
             *event = driver.create_event(false)?;
-        }
-        for (group, hyper) in assignment.hypers().enumerate() {
-            settings.set_group(group, &hyper);
-        }
-        for (record, action) in first_actions(plan, assignment).enumerate() {
-            settings.set_action(record, action);
-        }
-        for (record, multiplier) in first_lr_multipliers(assignment).enumerate() {
-            settings.set_lr_multiplier(record, multiplier);
         }
         Ok(settings)
     }
 
-    pub(super) fn set_group(&mut self, group: usize, hyper: &InstepHyper) {
-        const WORDS: usize = size_of::<InstepHyper>() / size_of::<u32>();
-        assert!(group < self.counts.groups, "there is no such group");
-        let to = &mut self.words[group * WORDS..][..WORDS];
-        // SAFETY: a union of plain numbers without padding, as long as the slice.
-        unsafe { ptr::copy_nonoverlapping(ptr::from_ref(hyper).cast(), to.as_mut_ptr(), WORDS) }
-    }
-
-    pub(super) fn set_action(&mut self, record: usize, action: u32) {
-        assert!(record < self.counts.records, "there is no such record");
-        self.words[self.counts.actions_at() / size_of::<u32>() + record] = action;
-    }
-
-    pub(super) fn set_lr_multiplier(&mut self, record: usize, multiplier: f64) {
-        assert!(record < self.counts.records, "there is no such record");
-        let at = self.counts.multipliers_at() / size_of::<u32>() + record * 2;
-        let bits = multiplier.to_bits().to_ne_bytes();
-        for (word, bytes) in self.words[at..][..2].iter_mut().zip(bits.as_chunks().0) {
-            *word = u32::from_ne_bytes(*bytes);
-        }
+    /// Replaces the settings. Each pass's Begin has a slot of its own, so no Begin that is still to run sees this.
+    pub(super) fn set(&mut self, settings: &Settings) {
+        self.words.copy_from_slice(settings.words());
     }
 
     /// Returns the event that must have passed before the slot of this pass is written again.
@@ -110,7 +78,7 @@ impl Settings {
     }
 }
 
-impl Drop for Settings {
+impl Drop for SettingsRing {
     fn drop(&mut self) {
         // SAFETY: made by `new`; a device with work still in flight forgets its settings instead.
         unsafe {

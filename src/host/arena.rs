@@ -8,9 +8,11 @@ use std::alloc::{Layout as AllocLayout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 use std::sync::PoisonError;
 
-use crate::abi::{InstepControl, InstepHyper, InstepRecord, InstepStatus};
+use crate::abi::{InstepControl, InstepRecord, InstepStatus};
 use crate::error::{Error, Result};
-use crate::launch::{ALIGNMENT, Assignment, BorrowedPieces, Region, Regions, StepConstants, status_of};
+use crate::launch::{
+    ALIGNMENT, Assignment, BorrowedPieces, Progress, Region, Regions, Settings, StepConstants, status_of,
+};
 use crate::layout::{Gradients, Plan};
 use crate::op::{Memory, Span};
 use crate::sync::Mutex;
@@ -203,34 +205,15 @@ impl Memories {
         unsafe { self.regions.control().write(control) }
     }
 
-    /// Sets one group's hyperparameters.
+    /// Replaces the settings.
     ///
     /// # Safety
     /// No Begin is running, and none that has been submitted is still to run.
-    pub(crate) unsafe fn write_group(&self, group: usize, hyper: InstepHyper) {
-        assert!(group < self.regions.counts().groups);
-        // SAFETY: within bounds by the assertion, aligned, and read by nobody now, by the contract.
-        unsafe { self.regions.groups().add(group).write(hyper) }
-    }
-
-    /// Sets what steps do with one record's segment.
-    ///
-    /// # Safety
-    /// As for [`write_group`](Self::write_group).
-    pub(crate) unsafe fn write_action(&self, record: usize, action: u32) {
-        assert!(record < self.regions.counts().records);
-        // SAFETY: as in `write_group`.
-        unsafe { self.regions.actions().add(record).write(action) }
-    }
-
-    /// Sets what one record's learning rate is multiplied by.
-    ///
-    /// # Safety
-    /// As for [`write_group`](Self::write_group).
-    pub(crate) unsafe fn write_lr_multiplier(&self, record: usize, multiplier: f64) {
-        assert!(record < self.regions.counts().records);
-        // SAFETY: as in `write_group`.
-        unsafe { self.regions.multipliers().add(record).write(multiplier) }
+    pub(crate) unsafe fn write_settings(&self, settings: &Settings) {
+        let words = settings.words();
+        assert_eq!(size_of_val(words), self.regions.counts().settings_bytes());
+        // SAFETY: as long as the memory by the assertion, aligned, and read by no thread now, by the contract.
+        unsafe { self.regions.settings().copy_from_nonoverlapping(words.as_ptr(), words.len()) }
     }
 
     /// Returns a copy of the control block.
@@ -272,27 +255,13 @@ impl Memories {
         unsafe { self.regions.segments().add(record).read() }
     }
 
-    /// Says how many updates a record has had.
+    /// Says how far a record has come.
     ///
     /// # Safety
     /// No op that touches control memory is running, and none that has been submitted is still to run.
-    pub(crate) unsafe fn write_step_count(&self, record: usize, count: u64) {
+    pub(crate) unsafe fn write_progress(&self, record: usize, progress: Progress) {
         assert!(record < self.regions.counts().records);
-        // SAFETY: within bounds by the assertion, aligned, and touched by nobody now, by the contract.
-        unsafe {
-            let record = self.regions.segments().add(record);
-            (*record).steps = count;
-            (*record).stepped = 0;
-        }
-    }
-
-    /// Says what a record's rule carries.
-    ///
-    /// # Safety
-    /// As for [`write_step_count`](Self::write_step_count).
-    pub(crate) unsafe fn write_carried(&self, record: usize, carried: f64) {
-        assert!(record < self.regions.counts().records);
-        // SAFETY: as in `write_step_count`.
-        unsafe { (*self.regions.segments().add(record)).carried = [carried; 2] };
+        // SAFETY: within bounds by the assertion, aligned, initialised, and touched by no thread now, by the contract.
+        unsafe { progress.set(&mut *self.regions.segments().add(record)) }
     }
 }

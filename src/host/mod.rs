@@ -22,11 +22,11 @@ pub use solo::Solo;
 use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
-use crate::abi::{InstepControl, InstepHyper, InstepRecord, InstepStatus};
+use crate::abi::{InstepControl, InstepStatus};
 use crate::device::{Device, Executor};
 use crate::error::Result;
 use crate::handle::Place;
-use crate::launch::{Assignment, without_bucket};
+use crate::launch::{Assignment, Progress, Settings, without_bucket};
 use crate::layout::Plan;
 use crate::op::{Interval, Memory, Op, Span, Ticket, TimedOp};
 use arena::Memories;
@@ -72,36 +72,20 @@ impl Executor for HostDevice {
         self.memories.regions().sizes().collect()
     }
 
-    unsafe fn write_group(&mut self, group: usize, hyper: InstepHyper) {
+    unsafe fn write_settings(&mut self, settings: &Settings) {
         // SAFETY: the caller's promise, here and below.
-        unsafe { self.memories.write_group(group, hyper) }
+        unsafe { self.memories.write_settings(settings) }
     }
 
-    unsafe fn write_action(&mut self, segment: usize, action: u32) {
+    unsafe fn write_progress(&mut self, record: usize, progress: Progress) -> Result<()> {
         // SAFETY: as above.
-        unsafe { self.memories.write_action(segment, action) }
-    }
-
-    unsafe fn write_lr_multiplier(&mut self, record: usize, multiplier: f64) {
-        // SAFETY: as above.
-        unsafe { self.memories.write_lr_multiplier(record, multiplier) }
-    }
-
-    unsafe fn write_step_count(&mut self, segment: usize, count: u64) -> Result<()> {
-        // SAFETY: as above.
-        unsafe { self.memories.write_step_count(segment, count) };
+        unsafe { self.memories.write_progress(record, progress) };
         Ok(())
     }
 
-    unsafe fn write_carried(&mut self, segment: usize, carried: f64) -> Result<()> {
+    unsafe fn read_progress(&mut self, record: usize) -> Result<Progress> {
         // SAFETY: as above.
-        unsafe { self.memories.write_carried(segment, carried) };
-        Ok(())
-    }
-
-    unsafe fn read_segment(&mut self, segment: usize) -> Result<InstepRecord> {
-        // SAFETY: as above.
-        Ok(unsafe { self.memories.read_record(segment) })
+        Ok(Progress::of(&unsafe { self.memories.read_record(record) }))
     }
 
     unsafe fn read_control(&mut self) -> Result<InstepControl> {

@@ -15,8 +15,7 @@ use crate::host::arena::Memories;
 use crate::host::custom::CustomStep;
 use crate::host::kernels::Kernels;
 use crate::launch::{
-    Assignment, Kind, Launch, StepConstants, begin_args, decide_args, first_actions, first_control,
-    first_lr_multipliers, first_records,
+    Assignment, Kind, Launch, Settings, StepConstants, begin_args, decide_args, first_control, first_records,
 };
 use crate::layout::Plan;
 use crate::op::{Action, Op, Phase};
@@ -109,9 +108,8 @@ impl Runner {
         self.rank
     }
 
-    /// Per bucket: its waits, records and work. Per segment: two zeros.
-    pub(crate) fn op_room(&self) -> usize {
-        16 * self.plan.buckets().len() + 2 * self.plan.segments().len()
+    pub(crate) fn plan(&self) -> &Plan {
+        &self.plan
     }
 
     pub(crate) fn comm(&self) -> &dyn Collective {
@@ -185,15 +183,7 @@ fn initialise(plan: &Plan, memories: &Memories, constants: &StepConstants, assig
     // SAFETY: no op has been submitted yet.
     unsafe {
         memories.write_control(first_control(constants), first_records(plan, memories.regions(), assignment));
-        for (group, hyper) in assignment.hypers().enumerate() {
-            memories.write_group(group, hyper);
-        }
-        for (k, action) in first_actions(plan, assignment).enumerate() {
-            memories.write_action(k, action);
-        }
-        for (k, multiplier) in first_lr_multipliers(assignment).enumerate() {
-            memories.write_lr_multiplier(k, multiplier);
-        }
+        memories.write_settings(&Settings::new(plan, assignment));
     }
 }
 

@@ -11,6 +11,7 @@ use std::time::Instant;
 use crate::error::{Error, Result};
 use crate::host::runner::Runner;
 use crate::op::{Action, Interval, Op, STREAMS, Stream, Ticket, TimedOp};
+use crate::schedule::most_ops_per_pass;
 use crate::sync::{Builder, Condvar, Mutex, MutexGuard};
 
 /// Runs the ops of the streams.
@@ -18,7 +19,7 @@ pub(crate) trait Run: Send + Sync + 'static {
     /// The rank, for errors.
     fn rank(&self) -> u32;
 
-    /// Returns about how many ops one pass queues on a stream.
+    /// The most ops that one pass queues on a stream.
     fn op_room(&self) -> usize;
 
     /// Runs one op to its end; may panic.
@@ -34,7 +35,7 @@ impl Run for Runner {
     }
 
     fn op_room(&self) -> usize {
-        self.op_room()
+        most_ops_per_pass(self.plan())
     }
 
     fn run(&self, op: &Op) -> Result<()> {
@@ -76,7 +77,7 @@ impl<E: Run> Streams<E> {
         let work = [const { Condvar::new() }; STREAMS];
         let rank = executor.rank();
         // Room for one pass. A trainer that runs further ahead makes the queues grow once.
-        let room = 64 + executor.op_room();
+        let room = executor.op_room();
         let queues = std::array::from_fn(|_| VecDeque::with_capacity(room));
         let state = Mutex::new(State { queues, ..State::default() });
         Arc::new(Streams { executor, rank, origin, timed, state, work, passed: Condvar::new() })

@@ -9,13 +9,15 @@ mod constants;
 mod control;
 mod records;
 mod region;
+mod settings;
 mod step;
 mod tiles;
 
 pub(crate) use assignment::Assignment;
-pub(crate) use codes::{action_code, dtype_code, master_code, moments_code};
+pub(crate) use codes::{dtype_code, master_code, moments_code};
 pub(crate) use constants::StepConstants;
 pub(crate) use control::{begin_args, decide_args, first_control, status_of, without_bucket};
-pub(crate) use records::{first_actions, first_lr_multipliers, first_records};
-pub(crate) use region::{ALIGNMENT, BorrowedPieces, Counts, Piece, Region, Regions};
+pub(crate) use records::{Progress, first_records};
+pub(crate) use region::{ALIGNMENT, BorrowedPieces, Piece, Region, Regions};
+pub(crate) use settings::Settings;
 pub(crate) use step::{Kind, Launch};

@@ -1,4 +1,4 @@
-//! Records and settings before the first pass, one per segment and round.
+//! Records before the first pass, one per segment and round, and how far a record has come.
 //!
 //! Their order is the assignment's: round by round, in each the plan's segments.
 
@@ -33,13 +33,23 @@ pub(crate) fn first_records<'a>(
     })
 }
 
-/// What every record's learning rate is multiplied by before the first pass.
-pub(crate) fn first_lr_multipliers(assignment: &Assignment) -> impl Iterator<Item = f64> + use<> {
-    std::iter::repeat_n(1.0, assignment.record_count())
+/// How far a record has come: the updates that it has had, and the number that its rule carries beside that count.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress {
+    pub(crate) count: u64,
+    pub(crate) carried: f64,
 }
 
-/// What steps do with each record's segment before the first pass.
-pub(crate) fn first_actions<'a>(plan: &'a Plan, assignment: &Assignment) -> impl Iterator<Item = u32> + 'a {
-    let all = (0..assignment.rounds()).flat_map(|_| plan.segments());
-    all.map(|segment| action_code(segment.action))
+impl Progress {
+    /// The last pass counts already, although only the next Begin adds its update to the record.
+    pub(crate) fn of(record: &InstepRecord) -> Progress {
+        let carried = record.carried[usize::from(record.stepped != 0)];
+        Progress { count: record.steps + u64::from(record.stepped), carried }
+    }
+
+    /// Puts the record there.
+    pub(crate) fn set(self, record: &mut InstepRecord) {
+        (record.steps, record.stepped) = (self.count, 0);
+        record.carried = [self.carried; 2];
+    }
 }

@@ -208,6 +208,11 @@ impl Regions {
         if self.counts.norms == 0 { ptr::null_mut() } else { first }
     }
 
+    /// The first word of the settings.
+    pub(crate) fn settings(&self) -> *mut u32 {
+        self.settings.base().cast()
+    }
+
     /// The first group's hyperparameters.
     pub(crate) fn groups(&self) -> *mut InstepHyper {
         self.settings.base().cast()

@@ -121,6 +121,11 @@ pub struct Schedule {
     loss_scale_touched: Ticket,
 }
 
+/// The most ops that one pass writes: per bucket its waits, marks and work, per segment two zeros or a broadcast.
+pub(crate) fn most_ops_per_pass(plan: &Plan) -> usize {
+    64 + 16 * plan.buckets().len() + 2 * plan.segments().len()
+}
+
 impl Schedule {
     /// A schedule that has not begun.
     pub fn new(layout: &Layout, plan: Arc<Plan>, policy: Policy) -> Self {
@@ -131,8 +136,7 @@ impl Schedule {
             inputs_touched: NEVER,
             tails: plan.buckets().iter().any(|bucket| !bucket.tail.is_empty()),
             reduced: None,
-            // Most that one pass writes: per bucket its waits, marks and work, per segment two zeros or a broadcast.
-            emitter: Emitter::with_room(64 + 16 * plan.buckets().len() + 2 * plan.segments().len()),
+            emitter: Emitter::with_room(most_ops_per_pass(&plan)),
             pass: 0,
             open: false,
             abandoned: false,
@@ -248,7 +252,7 @@ impl Schedule {
         }
     }
 
-    /// Whether the trainer may still touch the parameter in this pass.
+    /// Whether the trainer has given the parameter away in this pass.
     pub fn is_handed_over(&self, param: usize) -> bool {
         self.open && self.readiness.is_handed_over(param)
     }
@@ -256,6 +260,16 @@ impl Schedule {
     /// Whether the parameter is frozen.
     pub fn is_frozen(&self, param: usize) -> bool {
         self.readiness.is_frozen(param)
+    }
+
+    /// Refuses a parameter that was handed over, which is out of reach.
+    pub(crate) fn refuse_handed_over(&self, param: usize) -> Result<()> {
+        if self.open { self.readiness.refuse_handed_over(param) } else { Ok(()) }
+    }
+
+    /// Refuses a gradient of a frozen parameter.
+    pub(crate) fn refuse_frozen(&self, param: usize) -> Result<()> {
+        self.readiness.refuse_frozen(param)
     }
 
     /// All parameters as they were handed over last, in the last micro-batch of the last pass; then those that were

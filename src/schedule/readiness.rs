@@ -11,6 +11,8 @@ use crate::layout::{Layout, Plan};
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Readiness {
+    /// What refusals call each parameter.
+    names: Vec<String>,
     uses: Vec<u32>,
     uses_left: Vec<u32>,
     pending: Vec<u32>,
@@ -28,6 +30,7 @@ impl Readiness {
         let uses: Vec<u32> = layout.parameters().iter().map(|p| p.uses).collect();
         let thawed: Vec<u32> = plan.buckets().iter().map(|bucket| bucket.segments.len() as u32).collect();
         Readiness {
+            names: layout.parameters().iter().map(|p| p.name.clone()).collect(),
             uses_left: uses.clone(),
             arrivals: Vec::with_capacity(uses.len()),
             frozen: vec![false; uses.len()],
@@ -71,15 +74,31 @@ impl Readiness {
         self.uses_left[param] == 0
     }
 
+    /// Refuses a gradient of a frozen parameter.
+    pub(super) fn refuse_frozen(&self, param: usize) -> Result<()> {
+        if !self.frozen[param] {
+            return Ok(());
+        }
+        let name = &self.names[param];
+        Err(Error::Order(format!("`{name}`: it is frozen and takes no gradient; unfreeze it between passes")))
+    }
+
+    /// Refuses a parameter that the trainer has given away.
+    pub(super) fn refuse_handed_over(&self, param: usize) -> Result<()> {
+        if !self.is_handed_over(param) {
+            return Ok(());
+        }
+        let (name, uses) = (&self.names[param], self.uses[param]);
+        Err(Error::Order(format!(
+            "`{name}`: it was handed over {uses} of {uses} times; wait until the pass or micro-batch ends"
+        )))
+    }
+
     /// One use of the parameter is done.
     pub(super) fn hand_over(&mut self, plan: &Plan, param: usize) -> Result<()> {
-        if self.frozen[param] {
-            return Err(Error::Order(format!("parameter {param} is frozen")));
-        }
+        self.refuse_frozen(param)?;
+        self.refuse_handed_over(param)?;
         let left = &mut self.uses_left[param];
-        if *left == 0 {
-            return Err(Error::Order(format!("parameter {param} is handed over more often than it is used")));
-        }
         *left -= 1;
         if *left == 0 {
             self.arrivals.push(param as u32);

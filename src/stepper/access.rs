@@ -165,7 +165,7 @@ impl<D: Device> Stepper<D> {
     /// As [`grad`](Self::grad).
     pub fn step_count(&self, id: ParamId) -> Result<u64> {
         self.settle_control()?;
-        self.read_step_count(self.layout.index(id)?, 0)
+        Ok(self.read_progress(self.layout.index(id)?, 0)?.count)
     }
 
     /// How many updates one of a parameter's [optimizers](Self::optimizers_of) has made: as many as the first one,
@@ -179,7 +179,7 @@ impl<D: Device> Stepper<D> {
     pub fn step_count_of(&self, id: ParamId, optimizer: OptimizerId) -> Result<u64> {
         let (param, round) = self.round_of(id, optimizer)?;
         self.settle_control()?;
-        self.read_step_count(param, round)
+        Ok(self.read_progress(param, round)?.count)
     }
 
     /// Says how many updates a parameter has had, by each of its optimizers: its next one is number `count + 1`, in

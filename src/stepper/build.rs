@@ -18,7 +18,7 @@ use crate::host::HostDevice;
 use crate::host::arena::Memories;
 use crate::host::kernels::{Isa, Kernels};
 use crate::host::runner::Parts;
-use crate::launch::{Assignment, BorrowedPieces, StepConstants};
+use crate::launch::{Assignment, BorrowedPieces, Settings, StepConstants};
 use crate::pool::Pool;
 use crate::schedule::{Mode, Policy, Schedule};
 use crate::stepper::builder::StepperBuilder;
@@ -199,6 +199,7 @@ impl StepperBuilder<'_> {
         let borrows_behind_masters = plan.is_foreign() && self.precision.master != Master::None;
         let mut stepper = Stepper {
             layout: self.layout.clone(),
+            settings: Settings::new(&plan, &assignment),
             assignment,
             optimizers,
             rates,

@@ -16,20 +16,16 @@ impl<D: Device> Stepper<D> {
         let index = self.layout.index(id)?;
         let segment = self.plan.segment_of(index).clone();
         let mut run = self.run.borrow_mut();
-        if run.schedule.is_handed_over(index) {
-            let name = &self.layout.parameters()[index].name;
-            return Err(Error::Order(format!(
-                "`{name}` was handed over and is out of reach until the pass or micro-batch ends"
-            )));
-        }
-        if writes && memory == Memory::Grads && run.schedule.is_frozen(index) {
-            let name = &self.layout.parameters()[index].name;
-            return Err(Error::Order(format!("`{name}` is frozen and takes no gradient")));
+        run.schedule.refuse_handed_over(index)?;
+        if writes && memory == Memory::Grads {
+            run.schedule.refuse_frozen(index)?;
         }
         let releases = self.plan.gradients() == Gradients::Release && segment.action == SegmentAction::Step;
         if releases && memory == Memory::Grads && !writes {
             let name = &self.layout.parameters()[index].name;
-            return Err(Error::Order(format!("the gradient of `{name}` is released behind its step")));
+            return Err(Error::Order(format!(
+                "`{name}`: its gradient is released after its step; use Gradients::Keep to read it"
+            )));
         }
         run.touch(index)?;
         let span = Span::segment(memory, &self.plan, &segment);
@@ -48,6 +44,17 @@ impl<D: Device> Stepper<D> {
         }
     }
 
+    /// Refuses to hand over a gradient that was not written in this pass.
+    pub(super) fn refuse_unwritten(&mut self, param: usize) -> Result<()> {
+        if self.written.get_mut()[param] {
+            return Ok(());
+        }
+        let name = &self.layout.parameters()[param].name;
+        Err(Error::Order(format!(
+            "`{name}`: its gradient was not written in this pass; write it, or do not hand it over"
+        )))
+    }
+
     /// Refuses to close a pass in which a gradient was not asked for, where somebody else sums what was.
     pub(super) fn refuse_unsummed(&mut self) -> Result<()> {
         if !self.comm.sums_outside() {
@@ -58,7 +65,7 @@ impl<D: Device> Stepper<D> {
         let Some(param) = (0..written.len()).find(is_missing) else { return Ok(()) };
         let name = &self.layout.parameters()[param].name;
         Err(Error::Order(format!(
-            "the gradient of `{name}` was not asked for, and its sum is made elsewhere"
+            "`{name}`: its gradient was not asked for, and its sum is made elsewhere; ask for it, or freeze it"
         )))
     }
 

@@ -4,49 +4,53 @@
 //! stay the only place beside the views that reaches into memory which ops touch.
 #![allow(unsafe_code)]
 
+use std::ops::Range;
+
 use crate::abi::InstepHyper;
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::launch::{action_code, status_of};
+use crate::launch::{Progress, status_of};
 use crate::layout::SegmentAction;
 use crate::op::{Access, Memory, Span};
 use crate::stepper::state::status::Status;
 use crate::stepper::stepper::Stepper;
 
 impl<D: Device> Stepper<D> {
-    /// Between passes, after `touch_settings`.
-    pub(super) fn write_group(&mut self, group: usize, hyper: InstepHyper) {
-        let run = self.run.get_mut();
-        run.note(Access { span: Span::SETTINGS, writes: true });
-        // SAFETY: `touch_settings` has waited for the last Begin, and the next is submitted by a later `begin`.
-        unsafe { run.device.write_group(group, hyper) }
+    /// Sets one optimizer's hyperparameters from the next pass on, between passes, after `touch_settings`.
+    pub(super) fn write_hyper(&mut self, index: usize, hyper: InstepHyper) {
+        self.settings.set_hyper(index, &hyper);
+        self.write_settings();
     }
 
-    /// Between passes, after `touch_frozen`: from the next one on.
+    /// Freezes a parameter from the next pass on, or unfreezes it, between passes, after `touch_frozen`.
     pub(super) fn write_frozen(&mut self, param: usize, frozen: bool) {
         let index = self.plan.segment_index(param);
         let action = if frozen { SegmentAction::Leave } else { self.plan.segments()[index].action };
-        let run = self.run.get_mut();
-        run.set_frozen(param, index as u32, frozen);
-        run.note(Access { span: Span::SETTINGS, writes: true });
+        self.run.get_mut().set_frozen(param, index as u32, frozen);
         for round in 0..self.assignment.rounds() {
-            let record = self.assignment.record(round, index);
-            // SAFETY: as in `write_group`.
-            unsafe { run.device.write_action(record, action_code(action)) }
+            self.settings.set_action(self.assignment.record(round, index), action);
         }
+        self.write_settings();
     }
 
-    /// Between passes, after `touch_settings`.
-    pub(super) fn write_lr_multiplier(&mut self, param: usize) {
-        let (segment, multiplier) = (self.plan.segment_index(param), self.optimizers.lr_multiplier(param));
+    /// Sets the factors in the learning rates of these parameters, between passes, after `touch_settings`.
+    pub(super) fn write_lr_multipliers(&mut self, params: Range<usize>) {
+        for param in params {
+            let (segment, multiplier) =
+                (self.plan.segment_index(param), self.optimizers.lr_multiplier(param));
+            for round in 0..self.assignment.rounds() {
+                self.settings.set_lr_multiplier(self.assignment.record(round, segment), multiplier);
+            }
+        }
+        self.write_settings();
+    }
+
+    fn write_settings(&mut self) {
         let run = self.run.get_mut();
         run.note(Access { span: Span::SETTINGS, writes: true });
-        for round in 0..self.assignment.rounds() {
-            let record = self.assignment.record(round, segment);
-            // SAFETY: as in `write_group`.
-            unsafe { run.device.write_lr_multiplier(record, multiplier) }
-        }
+        // SAFETY: `touch_settings` has waited for the last Begin, and the next is submitted by a later `begin`.
+        unsafe { run.device.write_settings(&self.settings) }
     }
 
     /// How many ranks had data in the last pass, if the plan counts them.
@@ -70,50 +74,29 @@ impl<D: Device> Stepper<D> {
         } as u32))
     }
 
-    /// After `settle_control`.
-    pub(super) fn read_step_count(&self, param: usize, round: usize) -> Result<u64> {
+    /// How far one of a parameter's optimizers has come, after `settle_control`.
+    pub(super) fn read_progress(&self, param: usize, round: usize) -> Result<Progress> {
         let mut run = self.run.borrow_mut();
         run.note(Access { span: Span::CONTROL, writes: false });
         let record = self.assignment.record(round, self.plan.segment_index(param));
         // SAFETY: no pass is open and every op on control memory has ended.
-        let segment = unsafe { run.device.read_segment(record)? };
-        Ok(segment.steps + u64::from(segment.stepped))
+        unsafe { run.device.read_progress(record) }
     }
 
-    /// After `settle_control`.
-    pub(super) fn read_carried(&self, param: usize, round: usize) -> Result<f64> {
-        let mut run = self.run.borrow_mut();
-        run.note(Access { span: Span::CONTROL, writes: false });
+    /// Says how far one of a parameter's optimizers has come, after `settle_control`.
+    pub(super) fn write_progress(&mut self, param: usize, round: usize, progress: Progress) -> Result<()> {
         let record = self.assignment.record(round, self.plan.segment_index(param));
-        // SAFETY: as in `read_step_count`.
-        let segment = unsafe { run.device.read_segment(record)? };
-        Ok(segment.carried[usize::from(segment.stepped != 0)])
-    }
-
-    /// After `settle_control`.
-    pub(super) fn write_counts(
-        &mut self,
-        param: usize,
-        round: usize,
-        count: u64,
-        carried: f64,
-    ) -> Result<()> {
-        let segment = self.plan.segment_index(param);
         let run = self.run.get_mut();
         run.note(Access { span: Span::CONTROL, writes: true });
-        let record = self.assignment.record(round, segment);
         // SAFETY: no pass is open, every op on control memory has ended, and the next is submitted by a later `begin`.
-        unsafe {
-            run.device.write_step_count(record, count)?;
-            run.device.write_carried(record, carried)
-        }
+        unsafe { run.device.write_progress(record, progress) }
     }
 
     /// After `settle_control`.
     pub(super) fn read_status(&self) -> Result<Status> {
         let mut run = self.run.borrow_mut();
         run.note(Access { span: Span::CONTROL, writes: false });
-        // SAFETY: as in `read_step_count`.
+        // SAFETY: as in `read_progress`.
         let control = unsafe { run.device.read_control()? };
         Ok(Status::new(&status_of(&control)))
     }

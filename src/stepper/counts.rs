@@ -3,6 +3,7 @@
 //! Must refuse a count without the number that belongs to it: the next update would be corrected for momenta that never
 //! were, and nobody would see it.
 
+use crate::launch::Progress;
 use std::ops::Range;
 
 use crate::device::Device;
@@ -25,7 +26,7 @@ impl<D: Device> Stepper<D> {
         let (param, round) = self.round_of(id, optimizer)?;
         self.settle_control()?;
         let carried = self.optimizers.carried(param, round);
-        carried.map(|_| self.read_carried(param, round)).transpose()
+        carried.map(|_| Ok(self.read_progress(param, round)?.carried)).transpose()
     }
 
     /// Says how many updates one of a parameter's optimizers has made, and what it [carries](Self::carried_of) by now.
@@ -90,9 +91,8 @@ impl<D: Device> Stepper<D> {
             self.loaded.note(param, carried.to_bits());
         }
         self.agreement.forget();
-        rounds
-            .into_iter()
-            .try_for_each(|round| self.write_counts(param, round, count, carried.unwrap_or(1.0)))
+        let progress = Progress { count, carried: carried.unwrap_or(1.0) };
+        rounds.into_iter().try_for_each(|round| self.write_progress(param, round, progress))
     }
 
     /// What an optimizer carries is called as in `torch.optim`, with `#k` behind it as states have it.

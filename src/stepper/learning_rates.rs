@@ -28,7 +28,7 @@ impl<D: Device> Stepper<D> {
         self.run.get_mut().touch_settings()?;
         let (index, hyper) = self.optimizers.set_lr(group, lr)?;
         self.agreement.forget();
-        self.write_group(index, hyper);
+        self.write_hyper(index, hyper);
         Ok(())
     }
 
@@ -45,7 +45,7 @@ impl<D: Device> Stepper<D> {
         self.run.get_mut().touch_settings()?;
         let (index, hyper) = self.optimizers.set_lr_of(id, lr)?;
         self.agreement.forget();
-        self.write_group(index, hyper);
+        self.write_hyper(index, hyper);
         Ok(())
     }
 
@@ -83,7 +83,7 @@ impl<D: Device> Stepper<D> {
         self.run.get_mut().touch_settings()?;
         self.optimizers.set_lr_multiplier(param, multiplier)?;
         self.agreement.forget();
-        self.write_lr_multiplier(param);
+        self.write_lr_multipliers(param..param + 1);
         Ok(())
     }
 
@@ -132,7 +132,7 @@ impl<D: Device> Stepper<D> {
             self.run.get_mut().touch_settings()?;
             let (index, hyper) = self.optimizers.set_lr(group, lr)?;
             self.agreement.forget();
-            self.write_group(index, hyper);
+            self.write_hyper(index, hyper);
         }
         Ok(())
     }

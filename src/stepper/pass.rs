@@ -11,7 +11,7 @@ use std::sync::Arc;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::host::HostDevice;
-use crate::layout::{ParamId, Segment};
+use crate::layout::ParamId;
 use crate::op::{Access, Span};
 use crate::stepper::views::{Grads, Params};
 
@@ -232,21 +232,10 @@ impl<'a, D: Device> Pass<'a, D> {
     pub fn grad_ready(&mut self, id: ParamId) -> Result<()> {
         let stepper = &mut *self.stepper;
         let index = stepper.layout.index(id)?;
-        let name = &stepper.layout.parameters()[index].name;
-        let run = stepper.run.get_mut();
-        if run.schedule.is_frozen(index) {
-            return Err(Error::Order(format!("`{name}` is frozen and takes no gradient")));
-        }
-        if run.schedule.is_handed_over(index) {
-            let uses = stepper.layout.parameters()[index].uses;
-            return Err(Error::Order(format!("`{name}` was handed over already, {uses} of {uses} times")));
-        }
-        if !stepper.written.get_mut()[index] {
-            let why = "leave a parameter out to contribute nothing";
-            return Err(Error::Order(format!(
-                "`{name}` is handed over, but its gradient was not written: {why}"
-            )));
-        }
+        let schedule = &stepper.run.get_mut().schedule;
+        schedule.refuse_frozen(index)?;
+        schedule.refuse_handed_over(index)?;
+        stepper.refuse_unwritten(index)?;
         stepper.note_hand_over(index);
         let run = stepper.run.get_mut();
         run.schedule.hand_over(index)?;
@@ -277,18 +266,12 @@ impl<'a, D: Device> Pass<'a, D> {
         let Some(described) = plan.buckets().get(bucket as usize) else {
             return Err(Error::Layout(format!("there is no bucket {bucket}, only {}", plan.buckets().len())));
         };
-        let run = stepper.run.get_mut();
-        let thawed = |segment: &&Segment| !run.schedule.is_frozen(segment.param as usize);
-        for segment in plan.segments_of(described).iter().filter(thawed) {
-            let index = segment.param as usize;
-            let name = &stepper.layout.parameters()[index].name;
-            if run.schedule.is_handed_over(index) {
-                return Err(Error::Order(format!("`{name}` of bucket {bucket} was handed over already")));
-            }
-            if !stepper.written.get_mut()[index] {
-                return Err(Error::Order(format!(
-                    "the gradient of `{name}` of bucket {bucket} was not written"
-                )));
+        for segment in plan.segments_of(described) {
+            let param = segment.param as usize;
+            let schedule = &stepper.run.get_mut().schedule;
+            if !schedule.is_frozen(param) {
+                schedule.refuse_handed_over(param)?;
+                stepper.refuse_unwritten(param)?;
             }
         }
         for segment in plan.segments_of(described) {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::launch::Assignment;
+use crate::launch::{Assignment, Settings};
 use crate::layout::{Gradients, Moments, ParamId, Plan, SegmentAction};
 use crate::op::{Access, Memory, Span};
 use crate::optim::Optimizer;
@@ -131,7 +131,7 @@ impl<D: Device> Stepper<D> {
         for param in params {
             // A count that was set before there was an optimizer would now be its own.
             let is_first = self.optimizers.rounds(param) == 0 && optimizers.carried(param, 0).is_some();
-            if is_first && self.read_step_count(param, 0)? != 0 {
+            if is_first && self.read_progress(param, 0)?.count != 0 {
                 let name = &self.layout.parameters()[param].name;
                 let why = "has a step count, and nothing that the optimizer would carry beside it";
                 return Err(Error::config("params", name, why));
@@ -162,13 +162,14 @@ impl<D: Device> Stepper<D> {
         let frozen: Vec<usize> = params.filter(|param| run.schedule.is_frozen(*param)).collect();
         self.run = RefCell::new(Run::new(schedule, device, run.is_recording()));
         (self.plan, self.agreement) = (plan, agreement);
+        self.settings = Settings::new(&self.plan, &assignment);
         (self.optimizers, self.assignment) = (optimizers, assignment);
         for param in frozen {
             self.run.get_mut().touch_frozen(param, true)?;
             self.write_frozen(param, true);
         }
         self.run.get_mut().touch_settings()?;
-        (0..self.layout.parameters().len()).for_each(|param| self.write_lr_multiplier(param));
+        self.write_lr_multipliers(0..self.layout.parameters().len());
         Ok(())
     }
 
@@ -246,11 +247,8 @@ impl<D: Device> Stepper<D> {
             // SAFETY: as above.
             unsafe {
                 for round in 0..self.assignment.rounds() {
-                    let record = ours.read_segment(self.assignment.record(round, index))?;
-                    let count = record.steps + u64::from(record.stepped);
-                    let carried = record.carried[usize::from(record.stepped != 0)];
-                    device.write_step_count(assignment.record(round, there), count)?;
-                    device.write_carried(assignment.record(round, there), carried)?;
+                    let progress = ours.read_progress(self.assignment.record(round, index))?;
+                    device.write_progress(assignment.record(round, there), progress)?;
                 }
             }
         }

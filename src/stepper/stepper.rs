@@ -3,6 +3,7 @@
 //! The safe interface cannot race: views borrow the pass, everything that may launch takes the pass mutably or by
 //! value, and to touch is to wait. Must not decide any order itself; it forwards events to the schedule.
 
+use crate::launch::Settings;
 use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
@@ -38,6 +39,8 @@ pub struct Stepper<D: Device = HostDevice> {
     pub(super) assignment: Arc<Assignment>,
     pub(super) optimizers: Optimizers,
     pub(super) rates: Rates,
+    /// As the next Begin is to read them.
+    pub(super) settings: Settings,
     /// Constant, unless the policy says otherwise.
     pub(super) loss_scale: f64,
     pub(super) loaded: Loaded,

@@ -46,6 +46,7 @@ const UNSAFE: &[&str] = &[
     "src/host/runner.rs",
     "src/host/solo.rs",
     "src/launch/region.rs",
+    "src/launch/settings.rs",
     "src/overlap/bucket.rs",
     "src/overlap/compress.rs",
     "src/overlap/hooks.rs",

@@ -1,0 +1,73 @@
+//! The settings that Begin reads, as one block of words: hyperparameters, learning-rate multipliers, actions.
+//!
+//! The stepper changes them between passes and hands the whole block to the device. [`Counts`] says where each part
+//! lies, so every copy of the block has the same layout.
+#![allow(unsafe_code)]
+
+use std::ptr;
+
+use crate::abi::InstepHyper;
+use crate::launch::assignment::Assignment;
+use crate::launch::codes::action_code;
+use crate::launch::region::Counts;
+use crate::layout::{Plan, SegmentAction};
+
+const WORD: usize = size_of::<u32>();
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    counts: Counts,
+    words: Vec<u32>,
+}
+
+impl Settings {
+    /// The settings before the first pass: the optimizers' hyperparameters, multipliers of 1, the plan's actions.
+    pub(crate) fn new(plan: &Plan, assignment: &Assignment) -> Settings {
+        let (groups, records) = (assignment.hypers().len(), assignment.record_count());
+        let counts = Counts { groups, records, ..Counts::default() };
+        let mut settings = Settings { counts, words: vec![0; counts.settings_bytes() / WORD] };
+        for (index, hyper) in assignment.hypers().enumerate() {
+            settings.set_hyper(index, &hyper);
+        }
+        for record in 0..records {
+            settings.set_lr_multiplier(record, 1.0);
+        }
+        for round in 0..assignment.rounds() {
+            for (k, segment) in plan.segments().iter().enumerate() {
+                settings.set_action(assignment.record(round, k), segment.action);
+            }
+        }
+        settings
+    }
+
+    /// Sets one optimizer's hyperparameters.
+    pub(crate) fn set_hyper(&mut self, index: usize, hyper: &InstepHyper) {
+        const WORDS: usize = size_of::<InstepHyper>() / WORD;
+        assert!(index < self.counts.groups, "there is no such optimizer");
+        let to = &mut self.words[index * WORDS..][..WORDS];
+        // SAFETY: a union of plain numbers without padding, as long as the slice.
+        unsafe { ptr::copy_nonoverlapping(ptr::from_ref(hyper).cast(), to.as_mut_ptr(), WORDS) }
+    }
+
+    /// Sets the factor in one record's learning rate.
+    pub(crate) fn set_lr_multiplier(&mut self, record: usize, multiplier: f64) {
+        assert!(record < self.counts.records, "there is no such record");
+        let at = self.counts.multipliers_at() / WORD + record * 2;
+        let bits = multiplier.to_bits().to_ne_bytes();
+        for (word, bytes) in self.words[at..][..2].iter_mut().zip(bits.as_chunks().0) {
+            *word = u32::from_ne_bytes(*bytes);
+        }
+    }
+
+    /// Sets what steps do with one record's segment.
+    pub(crate) fn set_action(&mut self, record: usize, action: SegmentAction) {
+        assert!(record < self.counts.records, "there is no such record");
+        self.words[self.counts.actions_at() / WORD + record] = action_code(action);
+    }
+
+    /// The whole block.
+    pub(crate) fn words(&self) -> &[u32] {
+        &self.words
+    }
+}
