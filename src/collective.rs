@@ -25,9 +25,9 @@ pub struct Call {
     pub bucket: Option<u32>,
     /// Element type.
     pub dtype: DType,
-    /// What is read, `bytes` long, aligned to 64 bytes, or to the element in memory that the stepper has borrowed.
+    /// The source, `bytes` long, aligned to 64 bytes, or to the element in memory that the stepper has borrowed.
     pub src: *const u8,
-    /// What is written, `bytes` long; may equal `src`.
+    /// The destination, `bytes` long; may equal `src`.
     pub dst: *mut u8,
     /// Length of both; for an all-reduce in the stepper's own memory a multiple of world_size x 256 elements, unless a
     /// [hook](crate::overlap::Hooked) asks for it.
@@ -47,8 +47,8 @@ pub struct Allocation {
 }
 
 impl Allocation {
-    /// Memory whose first byte is at `address`, aligned to 256 bytes, with arbitrary contents; dropping `owner` gives
-    /// it back.
+    /// Wraps memory whose first byte is at `address`, aligned to 256 bytes, with arbitrary contents; dropping `owner`
+    /// gives it back.
     ///
     /// # Safety
     /// As many bytes as were asked for, of a device that the communicator reaches, are valid until `owner` is dropped,
@@ -57,7 +57,7 @@ impl Allocation {
         Allocation { address, _owner: owner }
     }
 
-    /// The first byte.
+    /// Returns the first byte.
     pub fn address(&self) -> *mut u8 {
         self.address
     }
@@ -70,7 +70,7 @@ impl fmt::Debug for Allocation {
 }
 
 impl Call {
-    /// Whether two ranks' calls belong together.
+    /// Returns whether two ranks' calls belong together.
     pub fn agrees_with(&self, other: &Call) -> bool {
         let ledger = |c: &Call| (c.kind, c.pass, c.bucket, c.dtype, c.bytes, c.agreement);
         ledger(self) == ledger(other)
@@ -90,7 +90,7 @@ impl fmt::Display for Call {
 /// A group of ranks, as one of them sees it. The crate brings ranks that are threads of one process
 /// ([`in_process`](crate::in_process)), one that is fed sums ([`Solo`](crate::Solo)), processes with a GPU each
 /// ([`cuda::Nccl`](crate::cuda::Nccl)) and a framework's own all-reduce on a GPU
-/// ([`cuda::External`](crate::cuda::External)); whatever else is reached through an implementation of your own.
+/// ([`cuda::External`](crate::cuda::External)); an implementation of your own reaches others.
 ///
 /// Sums are plain sums: the mean's factor is folded into the step. Every rank must receive the same bits, or parameters
 /// drift apart. A call that differs from the other ranks' ([`Call::agrees_with`]) should be a `Mismatch`, not a hang; a
@@ -117,8 +117,8 @@ pub trait Collective: Send + Sync {
         dtype == DType::F32
     }
 
-    /// Whether sums are made by somebody else, in whose hands gradients are before a bucket is handed over. Then every
-    /// gradient of a pass must have been asked for: zeros written now would come beside the sum, or behind it.
+    /// Whether another library makes the sums, and holds gradients before a bucket is handed over. Every gradient of a
+    /// pass must then have been asked for: zeros written at the hand-over would race with the sum.
     fn sums_outside(&self) -> bool {
         false
     }
@@ -127,7 +127,7 @@ pub trait Collective: Send + Sync {
     /// cut them anew. For who sizes buffers by them, or cannot serve them.
     ///
     /// # Errors
-    /// What makes them impossible; the stepper is refused with it.
+    /// The reason why the buckets cannot be served; the stepper is refused with it.
     fn prepare(&self, plan: &Plan) -> Result<()> {
         let _ = plan;
         Ok(())
@@ -176,7 +176,7 @@ pub trait Collective: Send + Sync {
         Ok(())
     }
 
-    /// Ends the group: every rank's current and later calls fail with the cause. Must not block.
+    /// Ends the group: every rank's current and later calls fail with the cause. This must not block.
     fn abort(&self, cause: &Error);
 
     /// Threads that all ranks of this process share for their kernels; `None`: each stepper has its own.

@@ -16,13 +16,13 @@ use crate::op::{Interval, Memory, Op, Span, Ticket, TimedOp};
 
 /// An executor of ops.
 pub trait Device: Executor {
-    /// Queues each op behind the earlier ones of its stream. Does not wait for them. Once an op has failed, later ones
+    /// Queues each op after the earlier ones of its stream, without waiting for them. Once an op has failed, later ones
     /// are skipped (on the host device Records excepted, so that no wait can hang) and [`wait`](Device::wait) reports
     /// it.
     fn submit(&mut self, ops: &[Op]);
 
-    /// Lets whatever the trainer does next come after the ticket's position: the calling thread waits on the host
-    /// device, the trainer's stream on a GPU.
+    /// Orders the trainer's next work after the ticket's position: the calling thread waits on the host device, the
+    /// trainer's stream on a GPU.
     ///
     /// # Errors
     /// `Poisoned` if any op has failed by then.
@@ -45,7 +45,8 @@ pub trait Device: Executor {
     fn now_ns(&self) -> u64;
 }
 
-/// What the stepper asks of a device: memory, settings, records and measured times. It keeps [`Device`] sealed.
+/// The stepper's private interface to a device: memory, settings, records and measured times. It keeps [`Device`]
+/// sealed.
 ///
 /// # Safety
 /// Of all unsafe methods: the schedule has been told of the access, and the waits that it wrote have been paid, so that
@@ -97,7 +98,7 @@ pub trait Executor {
     /// As for the trait.
     unsafe fn read_control(&mut self) -> Result<InstepControl>;
 
-    /// What came of the newest pass that has been published whole. Waits for nothing.
+    /// The status of the newest pass that has been published whole, without waiting.
     fn latest(&self) -> Option<InstepStatus>;
 
     /// Copies a span to the host, whose length it has.
@@ -118,9 +119,9 @@ pub trait Executor {
     /// As for the trait.
     unsafe fn write(&mut self, span: Span, from: &[u8]) -> Result<()>;
 
-    /// A device of the same parts for another plan or other optimizers, and zeros in the place of tensors and
-    /// counts; what the control block says of passes goes along. This one goes on as it is, whatever comes of it.
-    /// `agreement` is what ranks must have in common from then on.
+    /// Builds a device of the same parts for another plan or other optimizers. Its tensors and counts are zeros, and
+    /// the control block's results of passes are kept. This device stays as it is in every case. `agreement` is the
+    /// number that ranks have in common from then on.
     ///
     /// # Errors
     /// As the builder's; `Mismatch`, if ranks compare it, where another rank has failed.
@@ -136,7 +137,7 @@ pub trait Executor {
     where
         Self: Sized;
 
-    /// What ran since the last call and has ended, if the device measures.
+    /// The ops that have ended since the last call, if the device measures.
     ///
     /// # Errors
     /// As [`Device::wait`].

@@ -16,7 +16,7 @@ pub enum DType {
 }
 
 impl DType {
-    /// Size of one element.
+    /// Returns the size of one element.
     pub const fn bytes(self) -> u64 {
         match self {
             DType::F32 => 4,
@@ -24,7 +24,7 @@ impl DType {
         }
     }
 
-    /// What it makes of a value: the nearest that it has, ties to even.
+    /// Rounds a value to the nearest of this type, ties to even.
     pub fn round(self, value: f32) -> f32 {
         match self {
             DType::F32 => value,
@@ -47,7 +47,7 @@ impl std::fmt::Display for DType {
 /// A type whose slices a stepper hands out: `f32`, [`half::bf16`] and [`half::f16`] (of the `half` crate, version 2,
 /// which a user adds).
 pub trait Element: sealed::Element {
-    /// What it stands for.
+    /// The value as f32.
     const DTYPE: DType;
 
     /// Rounded to the nearest; ties to even.

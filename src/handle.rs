@@ -1,7 +1,7 @@
 //! Raw handles of a GPU's driver, in types of our own: memory, streams and events that may be anyone's.
 //!
-//! Numbers, so that frameworks of any CUDA version can hand theirs over and take ours. Making one is safe and says
-//! nothing about what it names; whatever uses one says what must hold. Must not know any driver.
+//! Numbers, so that frameworks of any CUDA version can hand theirs over and take ours. Making one is safe and proves
+//! nothing about its target; each use states what must hold. This file knows no driver.
 
 use std::fmt;
 

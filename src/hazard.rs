@@ -1,8 +1,8 @@
 //! Proves that an op list has no race: every conflicting pair of accesses is ordered.
 //!
 //! Happens-before is the order of each stream plus Record -> Wait, kept as vector clocks; accesses are byte ranges, so
-//! two views of one arena are told apart. The trainer's own reads and writes are part of the list. Must not know
-//! modes: it judges any list. Idea: PyTorch's CUDA sanitizer, by range instead of by base pointer.
+//! two views of one arena are told apart. The trainer's own reads and writes are part of the list. This file must not
+//! know modes: it judges any list. Idea: PyTorch's CUDA sanitizer, by range instead of by base pointer.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -26,7 +26,7 @@ pub enum Traced {
     },
 }
 
-/// What is wrong with a list.
+/// A fault of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hazard {
     /// Two unordered accesses to the same bytes, at least one of them a write; positions in the list.
@@ -45,8 +45,8 @@ pub enum Hazard {
         /// Its position in the list.
         at: usize,
     },
-    /// A Record of another stream's position, or of one that is not behind the last; a Wait for it would mean something
-    /// else than it says.
+    /// A Record of another stream's position, or of one that is not later than the last; a Wait for it would not mean
+    /// what it says.
     MisplacedRecord {
         /// Its position in the list.
         at: usize,

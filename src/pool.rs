@@ -69,8 +69,8 @@ impl Pool {
     /// Threads that a pool has at most: more could only wait for memory.
     pub const MAX_THREADS: usize = 1024;
 
-    /// A pool of `threads` threads, brought into the range 1 to [`MAX_THREADS`](Self::MAX_THREADS), the launching one
-    /// included; they start with the first launch.
+    /// Builds a pool of `threads` threads, brought into the range 1 to [`MAX_THREADS`](Self::MAX_THREADS), the
+    /// launching one included; they start with the first launch.
     pub fn new(threads: usize) -> Self {
         let threads = threads.clamp(1, Self::MAX_THREADS);
         let shared = Arc::new(Shared {
@@ -82,7 +82,7 @@ impl Pool {
         Pool { _closer: Arc::new(Closer(Arc::clone(&shared))), shared }
     }
 
-    /// A pool of `INSTEP_THREADS` threads, or of one per core.
+    /// Builds a pool of `INSTEP_THREADS` threads, or of one per core.
     ///
     /// # Errors
     /// `Config` if the variable is not a whole number above zero.
@@ -92,7 +92,7 @@ impl Pool {
         Ok(Pool::new(threads.map_or_else(cores, |threads| threads.unwrap_or(usize::MAX))))
     }
 
-    /// How many threads work on one launch at most.
+    /// Returns how many threads work on one launch at most.
     pub fn threads(&self) -> usize {
         self.shared.helpers + 1
     }

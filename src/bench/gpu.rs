@@ -1,9 +1,9 @@
 //! One bucket's launch on a GPU beside a copy that moves as many bytes, timed by the GPU's own events.
 //!
-//! Steps are the device's own ops on its own memory; the copy has memory of its own. A sample starts behind a plug,
-//! work that keeps the stream busy until the whole sample is queued, so that it holds no time of the host's: one copy
-//! per launch, as long as the L2 cache, is to take longer than the host takes to queue a launch; where it did not, the
-//! sample is marked. Must put nothing between the two events but what is measured.
+//! Steps are the device's own ops on its own memory; the copy has memory of its own. A sample starts after a plug: work
+//! that keeps the stream busy until the whole sample is queued, so no host time is measured. The plug is one copy of
+//! the L2 cache's size per launch; if it was too short, the sample is marked. This file must put nothing between the
+//! two events but what is measured.
 #![allow(unsafe_code)]
 
 use std::slice;
@@ -32,12 +32,12 @@ pub struct GpuLauncher {
     stream: StreamHandle,
     start: EventHandle,
     end: EventHandle,
-    /// What copies read, and what they write.
+    /// Sources and destinations of the copies.
     copied: [DevicePtr; 2],
     plug: [DevicePtr; 2],
 }
 
-/// What one sample took.
+/// The time of one sample.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
     /// On the GPU, from the first launch to the end of the last.
@@ -47,8 +47,8 @@ pub struct Sample {
 }
 
 impl GpuLauncher {
-    /// Buckets of `cap_bytes`, gradients that are sums over `world_size` ranks, and as much again as a step of every
-    /// bucket moves, for copies.
+    /// Builds buckets of `cap_bytes`, gradients that are sums over `world_size` ranks, and as much again as a step of
+    /// every bucket moves, for copies.
     ///
     /// # Errors
     /// As `StepperBuilder::cuda`.
@@ -93,12 +93,12 @@ impl GpuLauncher {
         Ok(launcher)
     }
 
-    /// Buckets and offsets.
+    /// Returns buckets and offsets.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
 
-    /// Bytes that one step of a bucket reads and writes, by the accesses that the checker judges.
+    /// Returns the bytes that one step of a bucket reads and writes, by the accesses that the checker judges.
     pub fn step_bytes(&self, bucket: u32) -> u64 {
         step_bytes(&self.plan, self.states, self.parts, bucket)
     }
@@ -137,7 +137,7 @@ impl GpuLauncher {
         }
     }
 
-    /// A pass's Begin, and a step of every bucket.
+    /// Runs a pass's Begin and a step of every bucket.
     ///
     /// # Errors
     /// The driver's.
@@ -149,7 +149,7 @@ impl GpuLauncher {
         self.settle()
     }
 
-    /// Times steps of these buckets, behind one of them that does not count. The pass's Begin comes before both.
+    /// Times steps of these buckets, after one step that does not count. The pass's Begin comes before both.
     ///
     /// # Errors
     /// The driver's.
@@ -161,8 +161,8 @@ impl GpuLauncher {
         })
     }
 
-    /// Times copies that move the bytes of a step of these buckets, half of them read and half written, behind one that
-    /// does not count.
+    /// Times copies that move the bytes of a step of these buckets, half of them read and half written, after one copy
+    /// that does not count.
     ///
     /// # Errors
     /// The driver's.
@@ -186,7 +186,8 @@ impl GpuLauncher {
             // SAFETY: memory of our own, that long.
             self.guarded(|driver, stream| unsafe { driver.copy(to, from, bytes, stream) })?;
         }
-        // What the plug has taken from the cache comes back, if it is to be there: the bucket that comes back last.
+        // Bring back the bucket that the plug has evicted from the cache, if it is to be there: the one that comes back
+        // last.
         work(self, buckets[buckets.len() - 1])?;
         self.record(start)?;
         buckets.iter().try_for_each(|bucket| work(self, *bucket))?;
@@ -244,7 +245,7 @@ impl GpuLauncher {
 impl Drop for GpuLauncher {
     fn drop(&mut self) {
         let Ok(_entered) = Entered::new(&*self.driver) else { return };
-        // SAFETY: made by `prepare`, behind everything that uses it, or not made.
+        // SAFETY: made by `prepare`, given back after its last use, or not made.
         unsafe {
             for address in self.copied.into_iter().chain(self.plug).filter(|a| *a != DevicePtr::default()) {
                 self.driver.free(address, self.stream);

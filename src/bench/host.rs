@@ -1,7 +1,6 @@
 //! One bucket's launch on the host, and the memory traffic that bounds it.
 //!
-//! Runs the runner's own ops on the executor's own memory. Must add nothing to a launch, and must never time anything
-//! itself.
+//! Runs the runner's own ops on the executor's own memory. This file adds nothing to a launch and times nothing itself.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -35,7 +34,7 @@ pub struct Launcher {
 }
 
 impl Launcher {
-    /// Buckets of `cap_bytes`, gradients that are sums over `world_size` ranks.
+    /// Builds buckets of `cap_bytes`, gradients that are sums over `world_size` ranks.
     ///
     /// # Errors
     /// As `StepperBuilder::host`.
@@ -67,12 +66,12 @@ impl Launcher {
         Ok(Launcher { runner, memories, plan, kernels, states, parts, threads })
     }
 
-    /// Buckets and offsets.
+    /// Returns buckets and offsets.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
 
-    /// One memory's elements in all buckets, padding included.
+    /// Returns one memory's elements in all buckets, padding included.
     ///
     /// # Panics
     /// If the optimizer has no such state, or the memory holds no elements.
@@ -84,7 +83,7 @@ impl Launcher {
         unsafe { std::slice::from_raw_parts_mut(first, self.plan.arena_len() as usize) }
     }
 
-    /// One memory's bytes of one bucket, padding included.
+    /// Returns one memory's bytes of one bucket, padding included.
     ///
     /// # Panics
     /// As [`elements`](Self::elements).
@@ -95,7 +94,7 @@ impl Launcher {
         unsafe { std::slice::from_raw_parts_mut(self.memories.resolve(span), span.bytes() as usize) }
     }
 
-    /// Fills parameters, with what stands behind them, or gradients by an element's place.
+    /// Fills parameters with their masters, or gradients, by an element's place.
     pub fn fill(&mut self, memory: Memory, value: impl Fn(usize) -> f32) {
         let precision = self.plan.storage().precision;
         let len = self.plan.arena_len();
@@ -110,11 +109,11 @@ impl Launcher {
         for first in (0..len).step_by(INSTEP_TILE_ELEMENTS as usize) {
             let count = (len - first).min(INSTEP_TILE_ELEMENTS.into());
             let values: Vec<f32> = (0..count).map(|k| value((first + k) as usize)).collect();
-            let behind =
+            let second =
                 if master == Master::None { std::ptr::null_mut() } else { at(Memory::Master, first) };
             let mut stored = InstepStored {
                 values: at(memory, first),
-                second: if master == Master::F32 { std::ptr::null_mut() } else { behind },
+                second: if master == Master::F32 { std::ptr::null_mut() } else { second },
                 count,
                 format: dtype_code(dtype),
                 master_kind: master_code(master),
@@ -125,7 +124,7 @@ impl Launcher {
             unsafe {
                 self.kernels.encode(values.as_ptr(), &stored);
                 if master == Master::F32 {
-                    (stored.values, stored.format) = (behind, dtype_code(DType::F32));
+                    (stored.values, stored.format) = (second, dtype_code(DType::F32));
                     self.kernels.encode(values.as_ptr(), &stored);
                 }
             }
@@ -152,7 +151,7 @@ impl Launcher {
         self.runner.run(&Op { stream: Stream::Optim, action })
     }
 
-    /// Bytes that one step of a bucket reads and writes, by the accesses that the checker judges.
+    /// Returns the bytes that one step of a bucket reads and writes, by the accesses that the checker judges.
     pub fn step_bytes(&self, bucket: u32) -> u64 {
         step_bytes(&self.plan, self.states, self.parts, bucket)
     }

@@ -1,8 +1,8 @@
-//! What runs beside a step in training, as stand-ins on one GPU: backward's kernels and an all-reduce.
+//! Stand-ins for the work beside a step in training, on one GPU: backward's kernels and an all-reduce.
 //!
 //! The kernels are benches/gpu/backward.cu, compiled apart (`scripts/bench-kernels.sh`), so that the library never
-//! carries them. Memory is left to the process. Must put on the streams what training would, in the same order, and
-//! never wait.
+//! carries them. Memory is left to the process. This file must put on the streams what training would, in the same
+//! order, and never wait.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_void};
@@ -27,7 +27,7 @@ const MATMUL_SIDE: u32 = 128;
 const THREADS: u32 = 256;
 const BLOCKS_PER_MULTIPROCESSOR: u32 = 8;
 
-/// What backward is made of.
+/// The kind of kernels that backward consists of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoadKind {
     /// A product on tensor cores per parameter.
@@ -61,7 +61,7 @@ pub struct LoadSize {
 }
 
 impl LoadSize {
-    /// Elements of a parameter.
+    /// Returns the number of elements of a parameter.
     pub fn elements(&self) -> usize {
         self.side as usize * self.side as usize
     }
@@ -163,12 +163,12 @@ impl Load {
         })
     }
 
-    /// The all-reduce, for a stepper on the same device.
+    /// Returns the all-reduce, for a stepper on the same device.
     pub fn collective(&self) -> PacedReduce {
         self.reduce.clone()
     }
 
-    /// Backward of one parameter, whose gradient it writes.
+    /// Launches backward of one parameter, which writes its gradient.
     ///
     /// # Errors
     /// `Order` if it was handed over; the driver's.
@@ -177,7 +177,7 @@ impl Load {
         self.launch_backward(kind, gradient)
     }
 
-    /// The same in a pass without a stepper.
+    /// Does the same in a pass without a stepper.
     ///
     /// # Errors
     /// The driver's.
@@ -185,7 +185,8 @@ impl Load {
         self.launch_backward(kind, self.gradient(param))
     }
 
-    /// The all-reduce of a bucket's parameters, in a pass without a stepper, behind the backward of all of them.
+    /// Launches the all-reduce of a bucket's parameters, in a pass without a stepper, after the backward of all of
+    /// them.
     ///
     /// # Errors
     /// The driver's.
@@ -200,7 +201,7 @@ impl Load {
         }
     }
 
-    /// Puts the trainer's stream behind every all-reduce of a pass without a stepper.
+    /// Makes the trainer's stream wait for every all-reduce of a pass without a stepper.
     ///
     /// # Errors
     /// The driver's.

@@ -1,7 +1,7 @@
-//! What the benches time: one bucket's launch without a schedule, and what a step meets beside it.
+//! One bucket's launch without a schedule, and the work beside a step, for benches to time.
 //!
 //! Not part of the documented interface. A bench runs the product's own ops on the product's own memory, so that it
-//! measures the product. Must add nothing to a launch.
+//! measures the product. This file must add nothing to a launch.
 
 mod gpu;
 mod host;

@@ -1,6 +1,6 @@
 //! A trainer's stream on a GPU, and marks on it that are timed.
 //!
-//! The stream is left to the process, so that it outlives every stepper. Must not wait but where it says so.
+//! The stream is left to the process, so that it outlives every stepper. This file must not wait but where it says so.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub struct Trainer {
 pub enum Mark {
     /// Before backward.
     Start,
-    /// Behind backward's last kernel.
+    /// After backward's last kernel.
     BackwardEnd,
     /// Where every parameter may be read.
     End,
@@ -41,7 +41,7 @@ pub struct Times {
 }
 
 impl Trainer {
-    /// With a stream of its own.
+    /// Builds a trainer with a stream of its own.
     ///
     /// # Errors
     /// The driver's.
@@ -53,7 +53,7 @@ impl Trainer {
         Ok(Trainer { cuda: cuda.clone().compute_stream(stream), marks })
     }
 
-    /// A stepper on the stream, whose steps take at most so many blocks.
+    /// Builds a stepper on the stream, whose steps take at most so many blocks.
     ///
     /// # Errors
     /// As `StepperBuilder::cuda`.

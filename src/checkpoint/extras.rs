@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-/// What a checkpoint holds beside the stepper: the trainer's own scalars and texts.
+/// The trainer's own scalars and texts, which a checkpoint holds beside the stepper.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Extras {
     /// By tensor name: `epoch`, `random.seed`. Not a name of the table above, nor anything that begins with `param.`,

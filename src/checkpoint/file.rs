@@ -1,8 +1,8 @@
 //! A file that is replaced as a whole: written beside itself, flushed, renamed, and its folder flushed.
 //!
-//! A run that is killed meanwhile leaves the old file and a hidden one that ends in `.instep-partial`. Must never leave
-//! half a file under the name that was asked for, and must remove no file that a live run may still be writing to
-//! another name.
+//! A run that is killed meanwhile leaves the old file and a hidden one that ends in `.instep-partial`. This file must
+//! never leave half a file under the name that was asked for, and must remove no file that a live run may still be
+//! writing to another name.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, OpenOptions};
@@ -18,7 +18,7 @@ const SUFFIX: &str = ".instep-partial";
 /// Hexadecimal digits that keep two writers apart.
 const DIGITS: usize = 16;
 
-/// A writer that has not written for so long is dead, whatever it was writing.
+/// A writer that has not written for this long is dead.
 const ABANDONED: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A file on its way, removed unless it arrives.
@@ -34,7 +34,7 @@ struct Partial {
 /// `Checkpoint` if the path cannot be a regular file, `File` if the system refuses, and what `write` returns. The file
 /// is as it was then, unless it is the folder that could not be flushed.
 pub fn replace(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
-    // What a link leads to is replaced, and not the link.
+    // The target of a link is replaced, not the link.
     let resolved = if path.is_symlink() { std::fs::canonicalize(path).ok() } else { None };
     let path = resolved.as_deref().unwrap_or(path);
     let Some(name) = path.file_name() else {
@@ -88,7 +88,7 @@ impl Drop for Partial {
     }
 }
 
-/// Whoever else writes to this name gets an error when it renames; what is written to other names stays for a day.
+/// Another writer to this name gets an error when it renames; files for other names stay for a day.
 fn remove_leftovers(folder: &Path, name: &OsStr) -> io::Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let entry = entry?;

@@ -2,17 +2,17 @@
 //!
 //! Part of the file format, so none of them may change.
 
-/// In front of a parameter's name.
+/// The prefix of a parameter's name.
 pub(super) const PARAM: &str = "param.";
-/// In front of a parameter's name, a dot and the state's name.
+/// The prefix of a parameter's name, a dot and a state's name.
 pub(super) const STATE: &str = "state.";
-/// In front of the name of a parameter whose moving average it is.
+/// The prefix of a parameter's name, for its moving average.
 pub(super) const EMA: &str = "ema.";
 /// The name that stands where a state's would, for the step count.
 pub(super) const STEP: &str = "step";
 /// The tensor of checksums.
 pub(super) const CHECKSUMS: &str = "crc32";
-/// What a stepper knows beside its tensors.
+/// The stepper's scalars beside its tensors.
 pub(super) const SCALE: &str = "scaler.scale";
 pub(super) const GROWTH_TRACKER: &str = "scaler.growth_tracker";
 pub(super) const SCHEDULE_STEP: &str = "schedule.step";

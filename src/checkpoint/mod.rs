@@ -4,8 +4,8 @@
 //! rank count or instruction set: it goes into any stepper whose parameters have the same names and lengths and whose
 //! optimizer keeps the same states.
 //!
-//! Values are F32 whatever the stepper's [precision](crate::Precision): what a master weight, a remainder, a bf16 or a
-//! code of 8 bits stands for, which F32 holds exactly. In a stepper of the same precision the run goes on bit for bit,
+//! Values are F32 for every [precision](crate::Precision) of the stepper. F32 holds the value of a master weight, a
+//! remainder, a bf16 or an 8-bit code exactly. In a stepper of the same precision the run goes on bit for bit,
 //! stochastic rounding included; one of another precision goes on from the same values, rounded to the nearest where it
 //! has fewer bits (in f16, what is beyond 65504 becomes infinite).
 //!
@@ -22,8 +22,8 @@
 //! | any other name | F64 or U64 scalar | [`Extras::scalars`]; so is a scaler's state that the stepper has no scaler for |
 //! | `crc32` | U32, last in the file | CRC-32 (as zlib) of length and header, then of each tensor with data, in order |
 //!
-//! Names of parameters may have dots in them, names of states have none, so a key is split at its last dot. What the
-//! trainer sets by hand is not in it: hyperparameters, learning rates and frozen parameters, nor are gradients. Moving
+//! Names of parameters may have dots in them, names of states have none, so a key is split at its last dot. The file
+//! holds neither gradients nor settings of the trainer (hyperparameters, learning rates, frozen parameters). Moving
 //! averages that the stepper keeps and the file has not begin as the loaded parameters; those that the file has and the
 //! stepper does not keep are refused. [Copies](crate::StepperBuilder::copy_params) are not saved: until a parameter's
 //! next update, its copy is what it was before the load.
@@ -83,7 +83,7 @@ use safetensors::inside;
 /// so every rank may call it. Give ranks whose models differ a [`write()`] each.
 ///
 /// The data go into a file of their own in the same folder (a hidden one that ends in `.instep-partial`), which is
-/// flushed to disk and renamed, and then the folder is flushed. What a killed run has left of it is never read, and is
+/// flushed to disk and renamed, and then the folder is flushed. A file that a killed run has left is never read. It is
 /// removed by the next save to the same path, or by one into the same folder a day later. Two processes must not save
 /// to one path at a time: one of them may get an error, and the file is that of either.
 ///
@@ -103,7 +103,7 @@ pub fn save<D: Device>(stepper: &Stepper<D>, extras: &Extras, path: impl AsRef<P
     replace(path, |file| write(stepper, extras, file))
 }
 
-/// Writes a checkpoint to anything, whatever the rank, front to back.
+/// Writes a checkpoint to any writer, on any rank, front to back.
 ///
 /// ```
 /// # use instep::{checkpoint, Layout, Sgd, Solo, Stepper};

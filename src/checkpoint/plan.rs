@@ -1,7 +1,7 @@
 //! Which tensor of a file goes where in a stepper, decided by the header alone.
 //!
-//! A checkpoint of ours fits exactly: every place has its tensor and every tensor its place. Must read no data, and
-//! leave no tensor unexplained.
+//! A checkpoint of ours fits exactly: every place has its tensor and every tensor its place. This file must read no
+//! data, and leave no tensor unexplained.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ use crate::stepper::{OptimizerId, Stepper};
 /// A tensor under its name.
 pub(super) type Named<'h> = (&'h str, &'h Tensor);
 
-/// What a load will do, complete.
+/// All that a load will do.
 #[derive(Default)]
 pub(super) struct Plan<'h> {
     pub(super) pieces: Vec<Piece<'h>>,
@@ -134,7 +134,7 @@ impl<'h> Piece<'h> {
 }
 
 impl<'h> Count<'h> {
-    /// One element, of whatever shape.
+    /// One element, of any shape.
     pub(super) fn new(from: Named<'h>) -> Result<Count<'h>> {
         let (key, tensor) = from;
         match tensor.elements {
@@ -153,7 +153,7 @@ pub(super) fn carried(from: Named<'_>) -> Result<Named<'_>> {
     }
 }
 
-/// What that number is called, if the optimizer carries one.
+/// The name of that number, if the optimizer carries one.
 pub(super) fn carried_key<D: Device>(
     stepper: &Stepper<D>,
     id: ParamId,
@@ -162,7 +162,8 @@ pub(super) fn carried_key<D: Device>(
     optimizer.map_or(Ok(None), |optimizer| stepper.carried_name(id, optimizer))
 }
 
-/// What a parameter's step counts are called, and whose they are: one of its own, and one for each further optimizer.
+/// The names of a parameter's step counts, and the optimizer of each: the first one's, and one for each further
+/// optimizer.
 pub(super) fn counted<D: Device>(
     stepper: &Stepper<D>,
     id: ParamId,

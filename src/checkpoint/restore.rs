@@ -1,7 +1,7 @@
 //! From a file into a stepper, in two readings: the first finds every fault, the second changes the stepper.
 //!
-//! A tensor is read and checked as a whole before any of it is written, in the second reading too. Must write nothing
-//! before the first reading has come to its end.
+//! A tensor is read and checked as a whole before any of it is written, in the second reading too. This file must write
+//! nothing before the first reading has come to its end.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Seek};
@@ -68,7 +68,7 @@ pub(super) fn restore<D: Device, R: Read + Seek>(
     Ok(Extras { scalars, metadata })
 }
 
-/// What a stepper knows beside its tensors.
+/// The stepper's scalars beside its tensors.
 struct Own {
     scaler: Option<ScalerState>,
     schedule_step: Option<u64>,

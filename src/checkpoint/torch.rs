@@ -1,8 +1,8 @@
 //! A state dict of `torch.optim` as a plan: states by name or by number, and what torch leaves out.
 //!
 //! torch has no state before a parameter's first update, none for a group that has no use for it, and no step count
-//! beside a momentum buffer. Must refuse half a state: Adam would be stepped with the wrong bias correction, and nobody
-//! would see it.
+//! beside a momentum buffer. This file must refuse half a state: Adam would be stepped with the wrong bias correction,
+//! and nobody would see it.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -18,13 +18,13 @@ use crate::stepper::Stepper;
 /// The only state that torch keeps without a count.
 const MOMENTUM: &str = "momentum_buffer";
 
-/// Who is meant by a name or a number.
+/// Finds an optimizer or parameter by name or number.
 struct Names<'a> {
     by_name: HashMap<&'a str, ParamId>,
     by_number: Vec<ParamId>,
 }
 
-/// What has been found of a parameter's state.
+/// The parts of a parameter's state that were found.
 #[derive(Default)]
 struct Found<'h> {
     states: Vec<Cow<'static, str>>,
@@ -153,7 +153,7 @@ impl<'a> Names<'a> {
     }
 }
 
-/// What a state's key ends in.
+/// The ending of a state's key.
 fn named(key: &str) -> &str {
     key.rsplit_once('.').map_or(key, |(_, name)| name)
 }

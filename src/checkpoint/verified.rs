@@ -1,7 +1,7 @@
 //! A tensor file whose data are held to its checksums whenever they are read.
 //!
-//! The header's checksum is compared when the file is opened, a tensor's when it has been read. Must give nobody the
-//! last byte of a tensor as good before its checksum has been compared.
+//! The header's checksum is compared when the file is opened, a tensor's when it has been read. This file must give
+//! nobody the last byte of a tensor as good before its checksum has been compared.
 
 use std::collections::HashMap;
 use std::io::{Read, Seek};
@@ -34,7 +34,7 @@ impl<R: Read + Seek> Verified<R> {
 
     /// Hands over all of a tensor's bytes in pieces of whole elements.
     ///
-    /// What has been handed over is good only if this returns `Ok`.
+    /// The data handed over so far are good only if this returns `Ok`.
     pub(super) fn stream(
         &mut self,
         key: &str,

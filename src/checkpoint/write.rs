@@ -1,7 +1,7 @@
-//! From a stepper to a stream of bytes: the header, the data tensor by tensor, the checksums behind them.
+//! Writes a stepper to a stream of bytes: the header, the data tensor by tensor, then the checksums.
 //!
-//! Checksums come last because the data are seen once. Must hold one tensor at a time, and write the same bytes for
-//! the same training whatever the stepper's buckets.
+//! Checksums come last because the data are seen once. One tensor is in memory at a time. The same training gives the
+//! same bytes with any buckets.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ use crate::layout::ParamId;
 use crate::optim::ScalerState;
 use crate::stepper::Stepper;
 
-/// What a tensor's data are taken from.
+/// The source of a tensor's data.
 enum Content {
     Scalar([u8; 8]),
     Param(ParamId),
@@ -122,7 +122,7 @@ fn contents<D: Device>(
     Ok(all)
 }
 
-/// What the stepper knows beside its tensors.
+/// The stepper's scalars beside its tensors.
 fn own_scalars<D: Device>(stepper: &Stepper<D>) -> Result<BTreeMap<String, Scalar>> {
     let mut own = BTreeMap::from([(SCHEDULE_STEP.into(), Scalar::U64(stepper.schedule_step()))]);
     if let Some(norm) = stepper.previous_norm()? {

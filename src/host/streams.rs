@@ -10,8 +10,7 @@ use std::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::host::runner::Runner;
-use crate::op::{Action, Interval, Op, STREAMS, Stream, Ticket, TimedOp};
-use crate::schedule::most_ops_per_pass;
+use crate::op::{Action, Interval, Op, STREAMS, Stream, Ticket, TimedOp, most_ops_per_pass};
 use crate::sync::{Builder, Condvar, Mutex, MutexGuard};
 
 /// Runs the ops of the streams.

@@ -1,8 +1,8 @@
 //! Which optimizers step which segment, one after the other, and in how few launches.
 //!
 //! A parameter has a list of optimizers; the k-th of all lists are round k. In a round, a bucket takes one launch per
-//! kernel: one in all where every parameter has the same optimizer, whatever its hyperparameters. States of a round lie
-//! behind those of the rounds before. Pure arithmetic; must not know where anything lies.
+//! kernel: a single one where every parameter has the same optimizer, with any hyperparameters. States of a round come
+//! after those of earlier rounds. Pure arithmetic, without addresses.
 
 use std::sync::Arc;
 
@@ -46,7 +46,7 @@ pub(crate) struct BucketLaunch {
     pub(crate) first_state: usize,
     /// No further launch steps these, or it makes no difference.
     pub(crate) is_last: bool,
-    /// What it steps or averages, in the plan's order.
+    /// The segments that it steps or averages, in the plan's order.
     pub(crate) segments: Vec<u32>,
 }
 
@@ -122,20 +122,20 @@ impl Assignment {
         round * self.lists.len() + segment
     }
 
-    /// Whose hyperparameters a record takes, and which kernel's; of one that nothing steps, any will do.
+    /// A record's hyperparameter index and kernel; arbitrary but valid if nothing steps it.
     pub(crate) fn optimizer(&self, round: usize, segment: usize) -> (u32, u32) {
         let index = self.lists[segment].get(round).copied().unwrap_or(0);
         (index, self.optimizers[index as usize].kernel)
     }
 
-    /// Whose state one is that a segment has, and which of it: the kernel and the state's place there.
+    /// The kernel that keeps a segment's state, and the state's place there.
     pub(crate) fn kernel_of_state(&self, state: usize, segment: usize) -> (u32, usize) {
         let round = self.first_states.iter().rposition(|first| *first <= state).unwrap_or(0);
         (self.optimizer(round, segment).1, state - self.first_states[round])
     }
 
-    /// The user's own code behind a record, what it knows the parameter as, and how many states have been made for it:
-    /// never what it says when it is asked again.
+    /// A record's custom optimizer, the parameter's name, and the number of states made for it. The number is the one
+    /// from construction; the user's code is not asked again.
     pub(crate) fn custom(&self, round: usize, segment: usize) -> Option<(&Arc<dyn StepParam>, &str, usize)> {
         let optimizer = &self.optimizers[*self.lists[segment].get(round)? as usize];
         Some((optimizer.custom.as_ref()?, &self.names[segment], optimizer.states))
@@ -190,7 +190,7 @@ impl Assignment {
         // then.
         let has_last = plan.gradients() == Gradients::Zero || storage.copy.is_some() || storage.ema;
         for round in 0..self.rounds() {
-            let behind = launches.len();
+            let earlier = launches.len();
             for segment in segments.clone() {
                 let is_stepped = plan.segments()[segment as usize].action == SegmentAction::Step;
                 let Some(index) = self.lists[segment as usize].get(round).filter(|_| is_stepped) else {
@@ -199,13 +199,13 @@ impl Assignment {
                 let kernel = self.optimizers[*index as usize].kernel;
                 let is_last = !has_last || self.lists[segment as usize].len() == round + 1;
                 let shared = |l: &&mut BucketLaunch| l.kernel == kernel && l.is_last == is_last;
-                match launches[behind..].iter_mut().find(shared) {
+                match launches[earlier..].iter_mut().find(shared) {
                     Some(launch) => launch.segments.push(segment),
                     None => launches.push(self.launch(round, kernel, is_last, segment)),
                 }
             }
         }
-        // What is averaged shares the first launch that has a kernel.
+        // Averaged segments share the first launch that has a kernel.
         let averaged: Vec<u32> =
             segments.filter(|k| plan.segments()[*k as usize].action != SegmentAction::Step).collect();
         if let Some(first) = averaged.first() {

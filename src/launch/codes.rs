@@ -12,7 +12,7 @@ use crate::dtype::DType;
 use crate::layout::{Master, Moments, SegmentAction};
 use crate::op::Part;
 
-/// What the kernels call a type.
+/// The kernels' code of an element type.
 pub(crate) fn dtype_code(dtype: DType) -> u32 {
     match dtype {
         DType::F32 => INSTEP_DTYPE_F32,
@@ -46,7 +46,7 @@ pub(crate) fn moments_code(moments: Moments) -> u32 {
     }
 }
 
-/// What the kernels call an action.
+/// The kernels' code of an action.
 pub(crate) fn action_code(action: SegmentAction) -> u32 {
     match action {
         SegmentAction::Step => INSTEP_ACTION_STEP,

@@ -26,12 +26,12 @@ pub(crate) struct StepConstants {
 }
 
 impl StepConstants {
-    /// What Begin takes for the loss scale; 0 sends it to the control block.
+    /// Begin's loss scale; 0 sends Begin to the control block.
     pub(crate) fn constant_loss_scale(&self) -> f64 {
         if self.scaler.is_some() { 0.0 } else { self.loss_scale }
     }
 
-    /// What the memories of such a device hold.
+    /// The sizes of the device's control memory, settings and states.
     pub(crate) fn counts(&self, plan: &Plan, assignment: &Assignment) -> Counts {
         Counts {
             groups: assignment.hypers().len(),

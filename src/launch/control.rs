@@ -91,7 +91,7 @@ pub(crate) fn without_bucket(control: InstepControl) -> InstepControl {
     InstepControl { first_nonfinite_bucket: INSTEP_NO_BUCKET, ..control }
 }
 
-/// What came of the pass whose control block it is.
+/// The status of the pass that this control block belongs to.
 pub(crate) fn status_of(control: &InstepControl) -> InstepStatus {
     InstepStatus {
         sequence: control.passes,

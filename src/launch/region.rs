@@ -1,7 +1,7 @@
 //! Where the bytes of every [`Memory`] are: the one step from a span, which the checker judges, to an address.
 //!
-//! Addresses only, of the CPU's memory or a GPU's: nothing here reads or writes through one. Must refuse a span that
-//! leaves its memory, or lies across two pieces of it, before anybody gets an address.
+//! Addresses only, of the CPU's memory or a GPU's: nothing here reads or writes through one. A span that leaves its
+//! memory, or crosses two pieces of it, gets no address.
 #![allow(unsafe_code)]
 
 use std::mem::size_of;
@@ -23,7 +23,7 @@ pub(crate) struct Piece {
     pub(crate) base: NonNull<u8>,
 }
 
-// SAFETY: an address and a size; whoever goes through it orders itself.
+// SAFETY: an address and a size; each user orders its own accesses.
 unsafe impl Send for Piece {}
 // SAFETY: as above.
 unsafe impl Sync for Piece {}
@@ -166,8 +166,8 @@ impl Regions {
             return ptr::without_provenance_mut(ALIGNMENT);
         }
         let pieces = &self.region(span.memory).pieces;
-        let behind = pieces.partition_point(|piece| piece.start <= span.start);
-        let piece = behind.checked_sub(1).map(|at| pieces[at]);
+        let next = pieces.partition_point(|piece| piece.start <= span.start);
+        let piece = next.checked_sub(1).map(|at| pieces[at]);
         let inside = |piece: &Piece| span.start < span.end && span.end - piece.start <= piece.bytes;
         let Some(piece) = piece.filter(inside) else {
             panic!("{span:?} is out of bounds");

@@ -26,7 +26,7 @@ pub(crate) enum Kind {
 pub(crate) struct Launch {
     pub(crate) args: InstepStepArgs,
     pub(crate) tiles: Vec<InstepTile>,
-    /// What goes over the memory bus, control memory left out.
+    /// Bytes moved over the memory bus, control memory excluded.
     pub(crate) moved_bytes: u64,
 }
 
@@ -100,7 +100,7 @@ impl Launch {
             let is_ours = match access.span.memory {
                 Memory::Control => false,
                 Memory::State(k) | Memory::Scales(k) => states.contains(&usize::from(k)),
-                // Whoever steps a parameter last has its final value.
+                // The last optimizer of a parameter has its final value.
                 Memory::Copy | Memory::Ema => launch.is_last,
                 _ => true,
             };
@@ -141,7 +141,7 @@ impl Launch {
     }
 }
 
-/// What every launch on such memories has in common.
+/// The arguments that all launches on such memories share.
 fn stored_args(storage: &Storage, ema_decay: f64) -> InstepStepArgs {
     let Precision { param, grad, master, moments, rounding } = storage.precision;
     let (ema_from_sample, ema_weight) = average_weight(ema_decay);
@@ -176,7 +176,7 @@ fn stored_args(storage: &Storage, ema_decay: f64) -> InstepStepArgs {
     }
 }
 
-/// What stochastic rounding draws by: another one in each round, whose updates are counted alike.
+/// The seed of stochastic rounding: a different one in each round, whose updates are counted alike.
 fn seed(storage: &Storage, round: usize) -> u64 {
     match storage.precision.rounding {
         Rounding::Nearest => 0,

@@ -15,7 +15,7 @@ pub struct ForeignBucket {
 }
 
 impl ForeignBucket {
-    /// A bucket of `len` elements, all of which are reduced, what lies between gradients included.
+    /// Describes a bucket of `len` elements, all of which are reduced, what lies between gradients included.
     pub fn new(len: usize) -> ForeignBucket {
         ForeignBucket { len: len as u64, gradients: Vec::new() }
     }
@@ -26,12 +26,12 @@ impl ForeignBucket {
         self
     }
 
-    /// Elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether it has no elements.
+    /// Returns whether it has no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -63,7 +63,7 @@ impl ForeignBucket {
 }
 
 impl Plan {
-    /// The plan of a layout whose gradients lie in these buckets, which launch in this order.
+    /// Builds the plan of a layout whose gradients lie in these buckets, which launch in this order.
     ///
     /// # Errors
     /// `Layout` if a parameter is in none of them or in two, a bucket holds none, or gradients overlap or leave their

@@ -1,7 +1,7 @@
 //! Parameters: names, lengths, uses, in registration order.
 //!
-//! Pure arithmetic, no memory. A [`Layout`] is what all ranks must agree on; [`plan`] turns it into buckets for one
-//! cap and world size. Must stay independent of devices: a layout can be built and inspected anywhere.
+//! Pure arithmetic, no memory. All ranks must agree on the [`Layout`]; [`plan`] turns it into buckets for one cap and
+//! world size. It depends on no device, so a layout can be built and inspected anywhere.
 
 mod foreign;
 pub mod plan;
@@ -15,7 +15,7 @@ use std::collections::HashSet;
 
 use crate::error::{Error, Result};
 
-/// What the step does with a parameter's segment of the bucket.
+/// The action of a step on a parameter's segment of the bucket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum SegmentAction {
     /// Apply the optimizer.
@@ -38,9 +38,9 @@ pub struct Parameter {
     pub len: u64,
     /// How often one pass hands it over: 1, or the number of places that share it.
     pub uses: u32,
-    /// What the step does with it.
+    /// The action of a step on it.
     pub action: SegmentAction,
-    /// Whose hyperparameters it takes, as an index into [`Layout::groups`].
+    /// Its hyperparameters, as an index into [`Layout::groups`].
     pub group: u32,
     /// Each rank's own: never summed, averaged or broadcast.
     pub local: bool,
@@ -219,12 +219,12 @@ impl Layout {
         LayoutBuilder { parameters: Vec::new(), groups: vec![DEFAULT_GROUP.into()], misplaced: None }
     }
 
-    /// Names of the groups; the first is [`DEFAULT_GROUP`], whether anything is in it or not.
+    /// Returns the names of the groups; the first is [`DEFAULT_GROUP`], whether anything is in it or not.
     pub fn groups(&self) -> &[String] {
         &self.groups
     }
 
-    /// The parameter called `name`.
+    /// Returns the parameter called `name`.
     ///
     /// # Errors
     /// `Layout` if there is none.
@@ -236,12 +236,12 @@ impl Layout {
         }
     }
 
-    /// All parameters, in registration order.
+    /// Returns all parameters, in registration order.
     pub fn ids(&self) -> impl DoubleEndedIterator<Item = ParamId> + ExactSizeIterator + '_ {
         (0..self.parameters.len()).map(|index| self.id_at(index))
     }
 
-    /// The description of `id`.
+    /// Returns the description of `id`.
     ///
     /// # Errors
     /// `Layout` if `id` belongs to another layout.
@@ -249,7 +249,7 @@ impl Layout {
         Ok(&self.parameters[self.index(id)?])
     }
 
-    /// A number that two layouts share if they are equal; ranks compare it. FNV-1a, because it must be the same
+    /// Returns a number that two layouts share if they are equal; ranks compare it. FNV-1a, because it must be the same
     /// in every process of a run.
     pub fn fingerprint(&self) -> u64 {
         self.fingerprint

@@ -29,7 +29,7 @@ impl Default for BucketCaps {
     }
 }
 
-/// What each bucket's own SUM counts, in a tail block behind its gradients.
+/// Counts that each bucket's own sum carries, in a tail block after its gradients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tails {
     /// Per segment, how many ranks had a gradient for it.
@@ -38,14 +38,14 @@ pub struct Tails {
     pub contributors: bool,
 }
 
-/// What becomes of a parameter's gradient once the parameter has been stepped. Those of other
-/// [actions](SegmentAction) stay in any case, and no policy changes a bit of what is stepped.
+/// The state of a parameter's gradient after its step. Gradients of other [actions](SegmentAction) always stay, and no
+/// policy changes a bit of the result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Gradients {
     /// It stays, as the sum over ranks: neither divided by their number, nor clipped.
     #[default]
     Keep,
-    /// The step leaves zeros behind, in the same launch, and in a pass that it skips too.
+    /// The step writes zeros, in the same launch, and in a pass that it skips too.
     Zero,
     /// Its memory goes back to the system, but for pages that it shares with what stays, and it cannot be read.
     Release,
@@ -66,9 +66,9 @@ pub struct Segment {
     pub len: u64,
     /// Number of its first element in the layout: the lengths of all parameters registered before.
     pub element: u64,
-    /// What the step does with it.
+    /// The action of a step on it.
     pub action: SegmentAction,
-    /// Whose hyperparameters it takes.
+    /// Its hyperparameters.
     pub group: u32,
     /// Offset of its element in the bucket's tail block, if the plan has tails: the SUM leaves there how many
     /// ranks had a gradient for it.
@@ -104,7 +104,7 @@ pub struct Plan {
     pub(super) grads_len: u64,
     pub(super) is_foreign: bool,
     gradients: Gradients,
-    /// What it was cut by, if the buckets are not somebody else's.
+    /// The caps that cut it, unless the buckets are foreign.
     cut: Option<Cut>,
     storage: Storage,
 }
@@ -145,7 +145,7 @@ impl Plan {
         Ok(Plan::filled(layout, Cut { world_size, caps, tails }, storage, backward))
     }
 
-    /// The same layout, cut by the same caps, into buckets that are filled in this order of registration indices.
+    /// Cuts the same layout by the same caps, into buckets that are filled in this order of registration indices.
     ///
     /// # Errors
     /// `Layout` unless `order` names each parameter once; `Unsupported` if the buckets are the caller's.
@@ -168,7 +168,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// The same, with another end for gradients.
+    /// Returns the same plan with another end for gradients.
     pub fn with_gradients(self, gradients: Gradients) -> Plan {
         Plan { gradients, ..self }
     }
@@ -248,22 +248,22 @@ impl Plan {
         self.buckets.push(Bucket { start, len, params, segments, tail, contributors, is_local });
     }
 
-    /// All buckets, in launch order.
+    /// Returns all buckets, in launch order.
     pub fn buckets(&self) -> &[Bucket] {
         &self.buckets
     }
 
-    /// All segments, bucket by bucket.
+    /// Returns all segments, bucket by bucket.
     pub fn segments(&self) -> &[Segment] {
         &self.segments
     }
 
-    /// The segments of one bucket.
+    /// Returns the segments of one bucket.
     pub fn segments_of(&self, bucket: &Bucket) -> &[Segment] {
         &self.segments[bucket.segments.start as usize..bucket.segments.end as usize]
     }
 
-    /// The segment of a parameter, by its index in registration order.
+    /// Returns the segment of a parameter, by its index in registration order.
     pub fn segment_of(&self, param: usize) -> &Segment {
         &self.segments[self.segment_index(param)]
     }
@@ -273,13 +273,13 @@ impl Plan {
         self.segment_of_param[param] as usize
     }
 
-    /// The first bucket that is reduced and has elements. If ranks are counted it is reduced in every pass, and its
-    /// count is the pass's.
+    /// Returns the first bucket that is reduced and has elements. If ranks are counted it is reduced in every pass, and
+    /// its count is the pass's.
     pub fn carrier(&self) -> Option<&Bucket> {
         self.buckets.iter().find(|bucket| bucket.len > 0 && !bucket.is_local)
     }
 
-    /// Elements of the arena of parameters that all ranks have in common: the first so many.
+    /// Returns the number of elements of the arena of parameters that all ranks have in common: the first so many.
     pub fn common_len(&self) -> u64 {
         self.buckets.iter().find(|bucket| bucket.is_local).map_or(self.len, |bucket| bucket.params.start)
     }
@@ -302,28 +302,28 @@ impl Plan {
         }
     }
 
-    /// Elements of the arenas of parameters and of each state, padding included.
+    /// Returns the number of elements of the arenas of parameters and of each state, padding included.
     pub fn arena_len(&self) -> u64 {
         self.len
     }
 
-    /// Elements of the arena of gradients, tails and padding included.
+    /// Returns the number of elements of the arena of gradients, tails and padding included.
     pub fn grads_len(&self) -> u64 {
         self.grads_len
     }
 
-    /// Whether gradients and parameters lie in the caller's memory: each bucket, and each parameter, apart.
+    /// Returns whether gradients and parameters lie in the caller's memory: each bucket, and each parameter, apart.
     pub fn is_foreign(&self) -> bool {
         self.is_foreign
     }
 
-    /// What becomes of a stepped parameter's gradient.
+    /// Returns the state of a stepped parameter's gradient after the step.
     pub fn gradients(&self) -> Gradients {
         self.gradients
     }
 
-    /// Where the gradients lie that a step of the bucket is the last to need, in as few runs as there are: what is
-    /// averaged or left stays, and so do the counts behind them.
+    /// Returns the gradients that nothing needs after this bucket's step, in as few runs as possible. Averaged and left
+    /// gradients stay, and so do the counts after them.
     pub fn stepped_gradients<'a>(&'a self, bucket: &'a Bucket) -> impl Iterator<Item = Range<u64>> + 'a {
         let is_stepped = |segment: &Segment| segment.action == SegmentAction::Step;
         self.segments_of(bucket).chunk_by(move |a, b| is_stepped(a) == is_stepped(b)).filter_map(move |run| {
@@ -334,7 +334,7 @@ impl Plan {
         })
     }
 
-    /// How elements are stored, and which streams there are.
+    /// Returns how elements are stored, and which streams there are.
     pub fn storage(&self) -> &Storage {
         &self.storage
     }

@@ -1,12 +1,12 @@
 //! How the elements of every stream are stored, and which streams there are besides parameter, gradient and states.
 //!
-//! Arithmetic is f32 whatever stands here; storing rounds once. Must refuse what no kernel has, by name, because a step
-//! would be too late.
+//! Arithmetic is f32 for every storage; storing rounds once. A combination that no kernel has is refused here by name,
+//! because a step would be too late.
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 
-/// What stands behind a 16-bit parameter, so that updates smaller than its last place are not lost.
+/// The bits that a 16-bit parameter lacks, kept so that small updates are not lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Master {
     /// Nothing: the parameter is all there is.
@@ -45,9 +45,10 @@ pub enum Rounding {
     /// To the nearest; ties to even.
     #[default]
     Nearest,
-    /// To one of its two neighbours, with the chances that make the mean the value. What is drawn depends on the seed,
-    /// on how many updates the parameter has had, and on the element's place in the layout: not on buckets, ranks,
-    /// threads or device, so it is the same bits everywhere, and those of a resumed run are those of one that went on.
+    /// Rounds to one of the two neighbours, with probabilities that make the mean the value. The random bits depend on
+    /// the seed, the parameter's number of updates and the element's place in the layout. They do not depend on
+    /// buckets, ranks, threads or device, so the result has the same bits everywhere, and a resumed run has those of an
+    /// uninterrupted one.
     Stochastic {
         /// Ranks must have the same.
         seed: u64,
@@ -56,10 +57,9 @@ pub enum Rounding {
 
 /// Element types of one stepper's tensors.
 ///
-/// A master stands behind 16-bit parameters only, a remainder behind bf16 only. Stochastic rounding needs something
-/// that it rounds: bf16 parameters without master or with [`Remainder8`](Master::Remainder8), or states of fewer bits;
-/// f16 parameters without master refuse it. [Rprop](crate::Rprop) refuses states in 8 bits, centered
-/// [RMSprop](crate::RmsProp) all but f32.
+/// A master needs 16-bit parameters, a remainder bf16 ones. Stochastic rounding needs tensors to round: bf16 parameters
+/// without master or with [`Remainder8`](Master::Remainder8), or states of fewer bits; f16 parameters without master
+/// refuse it. [Rprop](crate::Rprop) refuses states in 8 bits, centered [RMSprop](crate::RmsProp) all but f32.
 ///
 /// ```
 /// use instep::{DType, Layout, Master, Moments, Precision, Rounding, Solo, Stepper};
@@ -89,7 +89,7 @@ pub struct Precision {
     pub param: DType,
     /// Gradients, in which the sum over ranks is made too.
     pub grad: DType,
-    /// What stands behind 16-bit parameters.
+    /// The missing bits of 16-bit parameters.
     pub master: Master,
     /// Optimizer states.
     pub moments: Moments,
@@ -165,7 +165,7 @@ impl From<Precision> for Storage {
 }
 
 impl Master {
-    /// Size of one element.
+    /// Returns the size of one element.
     pub const fn bytes(self) -> u64 {
         match self {
             Master::None => 0,
@@ -177,7 +177,7 @@ impl Master {
 }
 
 impl Moments {
-    /// Size of one element, without the scales of blocks.
+    /// Returns the size of one element, without the scales of blocks.
     pub const fn bytes(self) -> u64 {
         match self {
             Moments::F32 => 4,

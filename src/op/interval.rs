@@ -1,6 +1,6 @@
 //! When an op ran: what a device measures, and the timeline draws.
 //!
-//! Must say nothing of clocks beyond their zero: each device has its own.
+//! Each device has its own clock, so only the zero of times is defined here.
 
 use crate::op::Op;
 
@@ -19,7 +19,7 @@ impl Interval {
         self.end_ns.saturating_sub(self.start_ns)
     }
 
-    /// The part of it that lies in both, if they overlap.
+    /// Returns the part that lies in both, if they overlap.
     pub fn overlap(&self, other: &Interval) -> Option<Interval> {
         let (start_ns, end_ns) = (self.start_ns.max(other.start_ns), self.end_ns.min(other.end_ns));
         (start_ns < end_ns).then_some(Interval { start_ns, end_ns })

@@ -49,7 +49,7 @@ pub enum Memory {
     /// Hyperparameters per group, and per segment its rate's multiplier and its action, which the trainer sets between
     /// passes and Begin reads.
     Settings,
-    /// What 16-bit parameters lack of f32.
+    /// The bits that 16-bit parameters lack of f32.
     Master,
     /// Optimizer state by its number.
     State(u8),
@@ -65,7 +65,7 @@ pub enum Memory {
 const F32_BYTES: u64 = DType::F32.bytes();
 
 impl Memory {
-    /// Every memory of tensors that a plan has, with that many states.
+    /// Returns every memory of tensors that a plan has, with that many states.
     pub fn of_tensors(plan: &Plan, states: usize) -> impl Iterator<Item = Memory> + use<> {
         let storage = *plan.storage();
         let states = (0..states).map(|k| k as u8);
@@ -94,7 +94,7 @@ pub struct Span {
 }
 
 impl Span {
-    /// `start..end` elements of `plan`'s arenas.
+    /// Returns `start..end` elements of `plan`'s arenas.
     ///
     /// # Panics
     /// If the memory is not one of tensors.
@@ -117,7 +117,7 @@ impl Span {
         Span { memory, start: start * bytes, end: end * bytes }
     }
 
-    /// All of a memory that a plan has.
+    /// Returns all of a memory that a plan has.
     ///
     /// # Panics
     /// As [`elements`](Self::elements).
@@ -126,12 +126,12 @@ impl Span {
         Span::elements(memory, plan, 0, len)
     }
 
-    /// A bucket's gradients, tail and padding included.
+    /// Returns a bucket's gradients, tail and padding included.
     pub fn bucket(plan: &Plan, bucket: &Bucket) -> Span {
         Span::elements(Memory::Grads, plan, bucket.start, bucket.start + bucket.len)
     }
 
-    /// One parameter's tensor in a memory that has one.
+    /// Returns one parameter's tensor in a memory that has one.
     pub fn segment(memory: Memory, plan: &Plan, segment: &Segment) -> Span {
         let start = if memory == Memory::Grads { segment.grad_start } else { segment.start };
         Span::elements(memory, plan, start, start + segment.len)
@@ -140,13 +140,13 @@ impl Span {
     /// The loss scale of the next pass and how far it is from growing: all of control memory that Decide alone writes.
     pub const LOSS_SCALE: Span = Span { memory: Memory::Control, start: 0, end: 8 };
 
-    /// The rest of the control block, and everything behind it.
+    /// The rest of control memory.
     pub const CONTROL: Span = Span { memory: Memory::Control, start: 8, end: u64::MAX };
 
     /// All hyperparameters and actions.
     pub const SETTINGS: Span = Span { memory: Memory::Settings, start: 0, end: u64::MAX };
 
-    /// What a collective takes its elements for. A master weight is only ever copied, as words of 4 bytes.
+    /// The element type that a collective uses. A master weight is only copied, as words of 4 bytes.
     pub(crate) fn dtype(&self, plan: &Plan) -> DType {
         match self.memory {
             Memory::Params => plan.storage().precision.param,
@@ -155,7 +155,7 @@ impl Span {
         }
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn bytes(&self) -> u64 {
         self.end - self.start
     }
@@ -164,7 +164,7 @@ impl Span {
 /// A position on a stream, counted in Records: an event is "this stream, up to here".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ticket {
-    /// Whose position.
+    /// The stream of the position.
     pub stream: Stream,
     /// How many Records the stream has passed then.
     pub tick: u64,
@@ -177,7 +177,7 @@ pub enum Phase {
     Begin,
     /// Turns the norm into clip coefficient and skip flag, and into what the next pass is to know of this one.
     Decide,
-    /// The same for one bucket, by its own norm, in front of its step.
+    /// The same for one bucket, by its own norm, before its step.
     DecideBucket {
         /// Which bucket.
         bucket: u32,
@@ -205,7 +205,7 @@ impl fmt::Display for CollectiveKind {
     }
 }
 
-/// What an op does.
+/// The work of an op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Later ops of the stream start after the ticket's position has been passed.
@@ -230,18 +230,18 @@ pub enum Action {
         kind: CollectiveKind,
         /// Counted from the stepper's first pass.
         pass: u64,
-        /// What ranks must have in common in this pass, as one number.
+        /// The number that ranks must have in common in this pass.
         agreement: u64,
         /// The bucket it belongs to, if it does.
         bucket: Option<u32>,
-        /// What is read.
+        /// The source.
         src: Span,
-        /// What is written; may be `src`.
+        /// The destination; may be `src`.
         dst: Span,
     },
     /// Fills with zero bytes.
     Zero(Span),
-    /// Gives the whole pages inside back to the system. What was there is lost.
+    /// Gives the whole pages inside back to the system. Their content is lost.
     Release(Span),
 }
 
@@ -250,7 +250,7 @@ pub enum Action {
 pub struct Op {
     /// Where it runs.
     pub stream: Stream,
-    /// What it does.
+    /// Its work.
     pub action: Action,
 }
 
@@ -269,7 +269,7 @@ impl Frozen {
         self.segments[segment] = frozen;
     }
 
-    /// Whether it is frozen.
+    /// Returns whether it is frozen.
     pub fn contains(&self, segment: usize) -> bool {
         self.segments.get(segment).copied().unwrap_or(false)
     }
@@ -284,8 +284,7 @@ pub struct Access {
     pub writes: bool,
 }
 
-/// What a launch of a step does of it: all, or what comes in front of the norms by which the change is scaled, or the
-/// rest.
+/// The part of a step that one launch does: all of it, or the part before the norms that scale the change, or the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     Whole,
@@ -301,8 +300,8 @@ impl Part {
 }
 
 impl Access {
-    /// Bytes that a launch moves over the memory bus for it: what it writes it has read, but for parameters behind an
-    /// f32 master and for copies.
+    /// Bytes that a launch moves over the memory bus for it. A launch reads what it writes, except parameters with an
+    /// f32 master and copies.
     pub(crate) fn moved_bytes(&self, plan: &Plan, part: Part) -> u64 {
         let is_behind_master = plan.storage().precision.master == Master::F32;
         let (reads, writes) = match self.span.memory {
@@ -358,8 +357,7 @@ impl Op {
                 let averages =
                     plan.segments_of(bucket).iter().any(|s| s.action == SegmentAction::Average && s.len > 0);
                 let writes = averages || plan.gradients() == Gradients::Zero;
-                // The counts behind the gradients are only read, even by averages: a rank that has joined reads them
-                // beside the step.
+                // The tail counts are only read, also by averages: a rank that has joined reads them beside the step.
                 touch(Span::elements(Memory::Grads, plan, bucket.start, bucket.tail.start), writes);
                 touch(Span::elements(Memory::Grads, plan, bucket.tail.start, bucket.tail.end), false);
                 for (start, end) in stepped_runs(plan, bucket, frozen) {
@@ -376,6 +374,11 @@ impl Op {
             Action::Zero(span) | Action::Release(span) => touch(span, true),
         }
     }
+}
+
+/// The most ops that one pass writes: per bucket its waits, marks and work, per segment two zeros or a broadcast.
+pub(crate) fn most_ops_per_pass(plan: &Plan) -> usize {
+    64 + 16 * plan.buckets().len() + 2 * plan.segments().len()
 }
 
 /// The bucket without its frozen segments: one run where nothing is frozen, as almost always.

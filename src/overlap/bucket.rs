@@ -1,7 +1,7 @@
 //! One bucket's gradients as a communication hook sees them, and the sums that it may ask for.
 //!
-//! A flat run of f32 without the counts behind it, and the ranges of its parameters. Must remember the first sum that
-//! failed, and make no other after it: ranks are no longer at the same call.
+//! A flat run of f32 without the tail counts, and the ranges of its parameters. After the first sum that failed it
+//! makes no other, because ranks are no longer at the same call.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -19,50 +19,50 @@ pub struct GradBucket<'a> {
     pub(super) plan: &'a Plan,
     pub(super) bucket: &'a Bucket,
     pub(super) values: &'a mut [f32],
-    /// The first sum that failed: whatever the gradients are since, no step may take them.
+    /// The first sum that failed; no step may take these gradients.
     pub(super) failed: Option<Error>,
 }
 
 impl GradBucket<'_> {
-    /// Which bucket, counted from the first one to be reduced.
+    /// Returns the index of the bucket, counted from the first one to be reduced.
     pub fn index(&self) -> u32 {
         self.index
     }
 
-    /// Whether it is the last that is ever reduced: what is each rank's own comes to no hook. Buckets of frozen
-    /// parameters alone come in no pass: if the last bucket is one, this is true for none.
+    /// Returns whether it is the last that is ever reduced: local buckets come to no hook. Buckets of frozen parameters
+    /// alone come in no pass: if the last bucket is one, this is true for none.
     pub fn is_last(&self) -> bool {
         self.plan.buckets().iter().rposition(|bucket| !bucket.is_local) == Some(self.index as usize)
     }
 
-    /// The pass, counted from 1 by this stepper: a run that goes on from a checkpoint counts anew, so a hook that
-    /// depends on it adds what it was.
+    /// Returns the pass, counted from 1 by this stepper: a run that goes on from a checkpoint counts anew, so a hook
+    /// that depends on it adds what it was.
     pub fn pass(&self) -> u64 {
         self.call.pass
     }
 
-    /// This rank.
+    /// Returns this rank.
     pub fn rank(&self) -> u32 {
         self.comm.rank()
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub fn world_size(&self) -> u32 {
         self.comm.world_size()
     }
 
-    /// This rank's gradients in one piece, added up over micro-batches, the loss scale included and divided by nothing;
-    /// between them are zeros where the stepper pads.
+    /// Returns this rank's gradients in one piece, added up over micro-batches, the loss scale included and divided by
+    /// nothing; between them are zeros where the stepper pads.
     pub fn values(&self) -> &[f32] {
         self.values
     }
 
-    /// The same, to be changed. What is written between gradients is lost.
+    /// Returns the same, to be changed. Data written between gradients are lost.
     pub fn values_mut(&mut self) -> &mut [f32] {
         self.values
     }
 
-    /// Which elements of [`values`](Self::values) are whose gradient: parameters as numbers in the order of
+    /// Returns each parameter's range in [`values`](Self::values): parameters as numbers in the order of
     /// [`Layout::ids`](crate::Layout::ids).
     pub fn gradients(&self) -> impl Iterator<Item = (usize, Range<usize>)> + '_ {
         let first = self.bucket.start;
@@ -81,7 +81,7 @@ impl GradBucket<'_> {
         self.all_reduce_range(0..self.values.len())
     }
 
-    /// The same for some of the elements.
+    /// Does the same for some of the elements.
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce); `Hook` if the bucket has not so many.
@@ -93,7 +93,7 @@ impl GradBucket<'_> {
         sum(self.comm, self.call, part, &mut self.failed)
     }
 
-    /// The same for a buffer of the hook's own, as long on every rank.
+    /// Does the same for a buffer of the hook's own, as long on every rank.
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce).

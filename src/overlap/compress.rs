@@ -1,8 +1,8 @@
 //! Gradients on the wire as bf16 or f16: cast, summed by the communicator inside, cast back.
 //!
 //! Every element is cast alone, so no bucket cap, mode or instruction set changes a bit, and all ranks receive the same
-//! ones. Must never change a count that travels in a bucket's tail: hence powers of two as scales, and a limit of
-//! ranks. Casts go through the kernels' C entries, since a thread may have inherited flush-to-zero.
+//! ones. A count in a bucket's tail never changes; scales are powers of two, and ranks are limited, for this reason.
+//! Casts go through the kernels' C entries, since a thread may have inherited flush-to-zero.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -26,7 +26,7 @@ struct Line([u16; 32]);
 /// The unit of an f16's last place where that is smallest: what a count of one must not fall below.
 const SMALLEST_PRE_SCALE: f32 = 1.0 / (1 << 24) as f32;
 
-/// What a sum of ones over all ranks may be at most, scaled, so as to be finite in f16.
+/// The largest sum of ones over all ranks, scaled, that is finite in f16.
 const LARGEST_COUNT: f32 = 32_768.0;
 
 /// A communicator that halves what `C` has to send: gradients travel as bf16 or f16. Parameters are still broadcast as
@@ -34,8 +34,8 @@ const LARGEST_COUNT: f32 = 32_768.0;
 ///
 /// # Error
 /// With u the rounding of the format (2^-8 for bf16, 2^-11 for f16), s the pre-scale and n ranks in one process: an
-/// element is rounded once before the sum, the sum is taken in f32 and rounded once behind it, so the sum is off by at
-/// most (2u + u^2 + n 2^-23) times the sum of the magnitudes, and by n + 1 halves of the smallest subnormal (2^-133 for
+/// element is rounded once before the sum, the sum is taken in f32 and then rounded once, so the sum is off by at most
+/// (2u + u^2 + n 2^-23) times the sum of the magnitudes, and by n + 1 halves of the smallest subnormal (2^-133 for
 /// bf16, 2^-24/s for f16). The mean is off by an n-th of it. A communicator that rounds at every hop, as a ring does,
 /// is off by up to n u.
 ///
@@ -94,8 +94,8 @@ impl<C: Collective> Compressed<C> {
         Compressed::new(comm, DType::F16, pre_scale)
     }
 
-    /// What f16 gradients are multiplied by before the cast; the sum is divided by it behind. Small ones overflow
-    /// later, large ones keep small gradients: a loss scale, for the wire alone.
+    /// Sets the factor of f16 gradients before the cast; the sum is divided by it. Small factors overflow later, large
+    /// ones keep small gradients: a loss scale, for the wire alone.
     ///
     /// # Errors
     /// `Config` unless it is a power of two from 2^-24 on that leaves world_size times it at 32768 or below, so that

@@ -1,8 +1,8 @@
 //! A closure in the place of a bucket's all-reduce: noise, clipping of local gradients, low-rank compression, gossip.
 //!
-//! The hook sees gradients and nothing else: the padding between them is cleared behind it, or whatever it left there
-//! would add up from pass to pass, and the counts in the bucket's tail are summed beside it. Must never let a failed
-//! sum go unnoticed, whatever the hook makes of the error.
+//! The hook sees gradients and nothing else. The padding between them is cleared after the hook, since it would add up
+//! from pass to pass, and the counts in the bucket's tail are summed beside it. A failed sum is always reported, also
+//! if the hook swallows the error.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -19,13 +19,13 @@ use crate::op::CollectiveKind;
 use crate::overlap::bucket::{GradBucket, sum};
 use crate::pool::Pool;
 
-/// A communicator that calls a hook with each bucket's gradients, in place of their all-reduce. What the hook leaves is
-/// what is stepped, as if it were the sum over ranks; every rank must end with the same bits, or parameters drift
-/// apart. On the host only, so far.
+/// A communicator that calls a hook with each bucket's gradients, in place of their all-reduce. The hook's result is
+/// stepped as if it were the sum over ranks; every rank must end with the same bits, or parameters drift apart. On the
+/// host only, so far.
 ///
-/// One wrapper has one hook, and what it sums goes to the communicator inside: `Hooked` around
-/// [`Compressed`](super::Compressed) sends it as 16 bits. A second hook is a second wrapper, behind the first: it takes
-/// whole buckets only, so the outer one must [`all_reduce`](GradBucket::all_reduce), and sum nothing else.
+/// One wrapper has one hook, and its sums go to the communicator inside: `Hooked` around
+/// [`Compressed`](super::Compressed) sends it as 16 bits. A second hook is a second wrapper, called after the first: it
+/// takes whole buckets only, so the outer one must [`all_reduce`](GradBucket::all_reduce), and sum nothing else.
 ///
 /// ```
 /// use instep::overlap::{GradBucket, Hooked};
@@ -50,11 +50,11 @@ use crate::pool::Pool;
 /// ```
 ///
 /// # Ordering
-/// The hook runs on the reduce stream's thread, one bucket at a time, in the order of their indices; the bucket's step
-/// (its norm, where there is one) comes behind it.
+/// The hook runs on the reduce stream's thread, one bucket at a time, in the order of their indices. The bucket's step
+/// (or its norm) comes after it.
 ///
 /// # Errors
-/// What the hook returns poisons the stepper, as a panic inside does, and ends the other ranks with an error;
+/// An error of the hook, or a panic inside it, poisons the stepper and ends the other ranks with an error;
 /// [`Error::Hook`] is for words of its own. A sum that has failed poisons even if the hook returns `Ok`.
 ///
 /// # Source
@@ -71,7 +71,7 @@ struct State<H> {
 }
 
 impl<C: Collective, H: FnMut(&mut GradBucket<'_>) -> Result<()> + Send> Hooked<C, H> {
-    /// A hook in front of `comm`.
+    /// Builds a hook around `comm`.
     pub fn new(comm: C, hook: H) -> Hooked<C, H> {
         Hooked { comm, state: Mutex::new(State { hook, plan: None }) }
     }
@@ -177,6 +177,6 @@ impl<C: Collective, H: FnMut(&mut GradBucket<'_>) -> Result<()> + Send> Collecti
 
 impl<C: fmt::Debug, H> fmt::Debug for Hooked<C, H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} behind a hook", self.comm)
+        write!(f, "{:?} with a hook", self.comm)
     }
 }

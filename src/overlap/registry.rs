@@ -1,8 +1,8 @@
 //! Optimizers by name or by type: how a configuration says which one it wants.
 //!
-//! A name stands for a constructor that takes hyperparameters by name, as `torch.optim` spells them. Must refuse a
-//! second entry for a name or a type: PyTorch's `register_overlapped` looks for it in the wrong place and replaces
-//! silently.
+//! A name stands for a constructor that takes hyperparameters by name, as `torch.optim` spells them. This file must
+//! refuse a second entry for a name or a type: PyTorch's `register_overlapped` looks for it in the wrong place and
+//! replaces silently.
 
 use std::any::{TypeId, type_name};
 
@@ -17,13 +17,13 @@ pub struct Keywords<'a> {
 }
 
 impl Keywords<'_> {
-    /// The number of that name, or the default if it is not given.
+    /// Returns the number of that name, or the default if it is not given.
     pub fn number(&mut self, name: &'static str, default: f64) -> f64 {
         self.asked.push(name);
         self.given.iter().find(|(given, _)| *given == name).map_or(default, |(_, value)| *value)
     }
 
-    /// The flag of that name: 0 is false, 1 is true.
+    /// Returns the flag of that name: 0 is false, 1 is true.
     ///
     /// # Errors
     /// `Config` if it is anything else.
@@ -86,14 +86,14 @@ pub struct Registry {
     entries: Vec<Entry>,
 }
 
-/// What a registry has for a name.
+/// A registry's entry for a name.
 #[derive(Clone, Copy)]
 pub struct Resolved<'a> {
     entry: &'a Entry,
 }
 
 impl Registry {
-    /// With nothing in it.
+    /// Builds an empty registry.
     pub fn new() -> Registry {
         Registry::default()
     }
@@ -151,7 +151,7 @@ impl Registry {
         Ok(())
     }
 
-    /// The entry of a name, to the letter.
+    /// Returns the entry of a name, to the letter.
     ///
     /// # Errors
     /// `Unsupported` if there is none; it lists those there are.
@@ -160,7 +160,7 @@ impl Registry {
         found.map(|entry| Resolved { entry }).ok_or_else(|| self.missing(name))
     }
 
-    /// The entry of a name, or else of another one that there must be.
+    /// Returns the entry of a name, or else of another one that there must be.
     ///
     /// # Errors
     /// `Unsupported` if there is neither.
@@ -168,7 +168,7 @@ impl Registry {
         self.resolve(name).or_else(|_| self.resolve(fallback))
     }
 
-    /// The entry of a type: an [`Optimizer`], or a [`StepParam`].
+    /// Returns the entry of a type: an [`Optimizer`], or a [`StepParam`].
     ///
     /// # Errors
     /// `Unsupported` if there is none; it lists those there are.
@@ -177,7 +177,7 @@ impl Registry {
         found.map(|entry| Resolved { entry }).ok_or_else(|| self.missing(type_name::<O>()))
     }
 
-    /// All names, in the order in which they were registered.
+    /// Returns all names, in the order in which they were registered.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.entries.iter().map(|entry| &*entry.name)
     }
@@ -215,7 +215,7 @@ impl<'a> Resolved<'a> {
         &self.entry.name
     }
 
-    /// The optimizer with these hyperparameters, and defaults for all others.
+    /// Builds the optimizer with these hyperparameters, and defaults for all others.
     ///
     /// # Errors
     /// `Unsupported` for a hyperparameter that it does not have, with the list of those it has; `Config` for one given

@@ -1,8 +1,8 @@
-//! What becomes of a bucket whose gradients are final on this rank: reduced, measured, stepped, as far as the mode
+//! Writes the ops of a bucket whose gradients are final on this rank: reduced, measured, stepped, as far as the mode
 //! goes.
 //!
-//! The only code that writes work for the reduce and optim streams. Must leave a mark behind every last access to a
-//! bucket, because whoever touches it next asks for nothing else.
+//! The only code that writes work for the reduce and optim streams. Every last access to a bucket gets a mark, because
+//! the next access waits for nothing else.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ impl Schedule {
         let plan = Arc::clone(&self.plan);
         let described = &plan.buckets()[bucket as usize];
         if described.is_local {
-            // Summed with nobody's; where steps come behind the last reduce, all of it does.
+            // Not summed with other ranks. If steps come after the last reduce, all of it does.
             if self.policy.mode == Mode::Eager && self.is_stepped(bucket) {
                 self.collect(bucket, Stream::Optim);
                 self.step(bucket);
@@ -32,7 +32,8 @@ impl Schedule {
         self.reduced = Some(self.collective(CollectiveKind::AllReduce, Some(bucket), span));
         if !self.is_stepped(bucket) {
             if described.len > 0 {
-                // A frozen carrier: nothing comes behind this reduce that the trainer and the next one could wait for.
+                // A frozen carrier: no later op of this pass exists that the trainer and the next reduce could wait
+                // for.
                 self.stepped[bucket as usize] = self.reduced;
             }
             return;
@@ -53,12 +54,12 @@ impl Schedule {
         }
     }
 
-    /// Puts a stream behind the trainer's gradients, and zeros in the place of those that are missing.
+    /// Makes a stream wait for the trainer's gradients, and writes zeros for missing ones.
     fn collect(&mut self, bucket: u32, stream: Stream) {
         let plan = Arc::clone(&self.plan);
         let described = &plan.buckets()[bucket as usize];
         if described.len > 0 {
-            // What a stream has been given since it announced a touch may be the touch itself.
+            // Work given to a stream since it announced a touch may be the touch itself.
             let touched = self.policy.trainer_is_a_stream
                 || !self.emitter.is_after(stream, self.touched[bucket as usize]);
             let written = touched.then(|| self.emitter.record(Stream::Compute));
@@ -121,7 +122,7 @@ impl Schedule {
         }
     }
 
-    /// Everything behind the last reduce: norms if they are not done yet, the decision, the steps.
+    /// Writes all ops after the last reduce: norms if they are not done yet, the decision, the steps.
     pub(super) fn step_all(&mut self) {
         let plan = Arc::clone(&self.plan);
         let buckets = 0..plan.buckets().len() as u32;
@@ -150,8 +151,7 @@ impl Schedule {
         }
     }
 
-    /// The decision on the whole pass, if there is one, behind the trainer's last look at the loss scale that it may
-    /// change.
+    /// Decides on the whole pass, if the policy asks for it, after the trainer's last read of the loss scale.
     pub(super) fn decide(&mut self) {
         if self.policy.clip_per_bucket {
             return;
@@ -189,9 +189,9 @@ impl Schedule {
         received
     }
 
-    /// Between passes: what the trainer has written to these gradients on rank 0 goes to all, and the trainer comes
-    /// behind it. It announces its access with [`touch_all`](Self::touch_all) and
-    /// [`touch_control`](Self::touch_control), which the next Begin obeys, before this and once more behind it.
+    /// Broadcasts, between passes, the words that rank 0's trainer wrote to these gradients; the trainer's next access
+    /// waits for it. The trainer announces its access with [`touch_all`](Self::touch_all) and
+    /// [`touch_control`](Self::touch_control), which the next Begin obeys, before this call and again after it.
     pub fn exchange(&mut self, span: Span, agreement: u64) {
         self.opening.agreement = agreement;
         let written = self.emitter.record(Stream::Compute);

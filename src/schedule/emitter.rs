@@ -1,8 +1,8 @@
 //! Writes the op list and keeps it free of waits that say nothing.
 //!
-//! One vector clock per stream: `clocks[s][t]` is the last tick of stream t known to precede whatever stream s does
-//! next. Schedule code says "after these marks"; a Wait appears only for marks that no clock and no other mark
-//! implies. (Fidge 1988, Mattern 1989.) Must stay the only code that writes Wait or Record.
+//! One vector clock per stream: `clocks[s][t]` is the last tick of stream t known to precede the next op of stream s.
+//! Schedule code says "after these marks"; a Wait appears only for marks that no clock and no other mark implies.
+//! (Fidge 1988, Mattern 1989.) No other code writes Wait or Record.
 
 use crate::op::{Action, Op, STREAMS, Stream, Ticket};
 
@@ -76,7 +76,7 @@ impl Emitter {
         Ticket { stream, tick: self.clocks[stream.index()][stream.index()] + 1 }
     }
 
-    /// Whether whatever `stream` does next comes after this position anyway.
+    /// Whether the next op of `stream` comes after this position anyway.
     pub(super) fn is_after(&self, stream: Stream, position: Ticket) -> bool {
         self.clocks[stream.index()][position.stream.index()] >= position.tick
     }

@@ -9,8 +9,8 @@
 //!           compute                                                    next forward: bucket 2, bucket 1, bucket 0
 //! ```
 //!
-//! No device, no clock, no unsafe: the list it writes is the trace and what the checker proves. Must never write a
-//! Wait itself; it says what comes after what, and the emitter knows which of that is news.
+//! No device, no clock, no unsafe: the list is the trace, and the checker proves it. This code writes no Wait; it
+//! states an order, and the emitter writes the waits that are not implied.
 
 mod bucket;
 mod emitter;
@@ -25,22 +25,22 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::layout::{Layout, Plan};
-use crate::op::{Action, Op, Phase, Stream, Ticket};
+use crate::op::{Action, Op, Phase, Stream, Ticket, most_ops_per_pass};
 
 /// When steps run, relative to reduces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
     /// All steps after the last reduce: the reference for the other two.
     Sequential,
-    /// Each bucket's step right behind its own reduce, beside the rest of backward.
+    /// Each bucket's step right after its own reduce, beside the rest of backward.
     #[default]
     Eager,
-    /// Norms behind their reduces, then one decision, then all steps, beside the next forward: exact clipping and
-    /// exact skipping, with overlap.
+    /// Norms after their reduces, then one decision, then all steps, beside the next forward: exact clipping and exact
+    /// skipping, with overlap.
     Normed,
 }
 
-/// What the schedule must know beyond the plan.
+/// Facts that the schedule needs beyond the plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
     /// See [`Mode`].
@@ -63,7 +63,7 @@ impl Policy {
     }
 }
 
-/// What a pass is opened with.
+/// The parameters of an opened pass.
 #[derive(Clone, Copy, Debug)]
 pub struct Opening {
     /// All ranks first take rank 0's parameters.
@@ -72,7 +72,7 @@ pub struct Opening {
     pub micro_batches: NonZeroU32,
     /// This rank has no data: it takes part in everything and contributes nothing.
     pub joined: bool,
-    /// What ranks must have in common, as one number that every collective of the pass carries.
+    /// The number that ranks must have in common; every collective of the pass carries it.
     pub agreement: u64,
 }
 
@@ -82,7 +82,7 @@ impl Default for Opening {
     }
 }
 
-/// A position that everything is behind.
+/// A position that precedes everything.
 const NEVER: Ticket = Ticket { stream: Stream::Compute, tick: 0 };
 
 /// The scheduler of one rank. Its methods append ops; [`drain`](Schedule::drain) takes them.
@@ -105,7 +105,7 @@ pub struct Schedule {
     /// The last reduce, which with tails the next Begin must come after.
     reduced: Option<Mark>,
     tails: bool,
-    /// Per bucket, the first Record of the compute stream behind the trainer's last touch.
+    /// Per bucket, the first Record of the compute stream after the trainer's last touch.
     touched: Vec<Ticket>,
     /// The same for control memory, settings and counts, which the next Begin writes or reads.
     inputs_touched: Ticket,
@@ -121,13 +121,8 @@ pub struct Schedule {
     loss_scale_touched: Ticket,
 }
 
-/// The most ops that one pass writes: per bucket its waits, marks and work, per segment two zeros or a broadcast.
-pub(crate) fn most_ops_per_pass(plan: &Plan) -> usize {
-    64 + 16 * plan.buckets().len() + 2 * plan.segments().len()
-}
-
 impl Schedule {
-    /// A schedule that has not begun.
+    /// Builds a schedule that has not begun.
     pub fn new(layout: &Layout, plan: Arc<Plan>, policy: Policy) -> Self {
         Schedule {
             readiness: Readiness::new(layout, &plan),
@@ -152,7 +147,7 @@ impl Schedule {
         }
     }
 
-    /// The ops written since the last call, in submission order.
+    /// Returns the ops written since the last call, in submission order.
     pub fn drain(&mut self) -> impl Iterator<Item = Op> + '_ {
         self.emitter.drain()
     }
@@ -167,12 +162,12 @@ impl Schedule {
         self.pass = pass;
     }
 
-    /// Whether a pass is open.
+    /// Returns whether a pass is open.
     pub fn is_open(&self) -> bool {
         self.open
     }
 
-    /// Whether the last pass was given up.
+    /// Returns whether the last pass was given up.
     pub fn was_abandoned(&self) -> bool {
         self.abandoned
     }
@@ -220,8 +215,8 @@ impl Schedule {
         Ok(())
     }
 
-    /// The trainer has finished with one use of a parameter, and with its gradient at the last use. Launches what
-    /// becomes complete, if this is the last micro-batch.
+    /// Takes note that the trainer has finished with one use of a parameter, and with its gradient at the last use.
+    /// Launches what becomes complete, if this is the last micro-batch.
     ///
     /// # Errors
     /// `Order` if no pass is open or the parameter was handed over before; nothing is launched then.
@@ -232,7 +227,7 @@ impl Schedule {
         Ok(())
     }
 
-    /// As [`hand_over`](Self::hand_over), for all uses that are left.
+    /// Does the same as [`hand_over`](Self::hand_over) for all uses that are left.
     ///
     /// # Errors
     /// As there.
@@ -252,12 +247,12 @@ impl Schedule {
         }
     }
 
-    /// Whether the trainer has given the parameter away in this pass.
+    /// Returns whether the trainer has given the parameter away in this pass.
     pub fn is_handed_over(&self, param: usize) -> bool {
         self.open && self.readiness.is_handed_over(param)
     }
 
-    /// Whether the parameter is frozen.
+    /// Returns whether the parameter is frozen.
     pub fn is_frozen(&self, param: usize) -> bool {
         self.readiness.is_frozen(param)
     }
@@ -272,8 +267,8 @@ impl Schedule {
         self.readiness.refuse_frozen(param)
     }
 
-    /// All parameters as they were handed over last, in the last micro-batch of the last pass; then those that were
-    /// not, in reverse registration order.
+    /// Returns all parameters as they were handed over last, in the last micro-batch of the last pass; then those that
+    /// were not, in reverse registration order.
     pub fn arrival_order(&self) -> Vec<u32> {
         self.readiness.arrival_order()
     }
@@ -298,7 +293,7 @@ impl Schedule {
         }
         match self.policy.mode {
             Mode::Sequential | Mode::Normed => self.step_all(),
-            // Behind the steps, which it comes too late for: the next pass may clip by what it finds.
+            // After the steps, for which it comes too late: the next pass may clip by its result.
             Mode::Eager if self.policy.norm => self.decide(),
             Mode::Eager => {}
         }

@@ -1,9 +1,8 @@
 //! Which parameters have been handed over in the open pass, and which bucket may launch next.
 //!
-//! Buckets launch strictly in index order, because collectives must come in the same order on every rank. A
-//! parameter counts as handed over at the last of its declared uses. Must reject a second hand-over: it would mean
-//! that the trainer wrote into a gradient that may already be on its way. A frozen parameter is never waited for and
-//! never handed over.
+//! Buckets launch strictly in index order, because collectives must come in the same order on every rank. A parameter
+//! counts as handed over at the last of its declared uses. A second hand-over is refused: the trainer may have written
+//! into a gradient that is already being reduced. A frozen parameter is never waited for and never handed over.
 
 use crate::error::{Error, Result};
 use crate::layout::{Layout, Plan};
@@ -11,7 +10,7 @@ use crate::layout::{Layout, Plan};
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Readiness {
-    /// What refusals call each parameter.
+    /// Names for error messages.
     names: Vec<String>,
     uses: Vec<u32>,
     uses_left: Vec<u32>,
@@ -20,7 +19,7 @@ pub(super) struct Readiness {
     frozen: Vec<bool>,
     /// Per bucket, how many of its parameters are not frozen.
     thawed: Vec<u32>,
-    /// What has been handed over since the pass or micro-batch began, in that order.
+    /// The parameters handed over since the pass or micro-batch began, in order.
     arrivals: Vec<u32>,
 }
 

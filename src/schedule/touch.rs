@@ -1,14 +1,14 @@
-//! What the trainer announces: which bytes it is about to touch, and so what it comes after and what comes after it.
+//! The trainer's announcements: which bytes it is about to touch, hence which ops it waits for, and which wait for it.
 //!
-//! To touch is to wait, for exactly the op that touched the same bytes last. Must be called before the access, never
-//! behind it: a position that was announced too late orders nothing.
+//! An access waits for exactly the op that touched the same bytes last. It is announced before it happens: a position
+//! that is announced too late orders nothing.
 
 use super::emitter::Mark;
 use super::{NEVER, Schedule};
 use crate::op::Stream;
 
 impl Schedule {
-    /// The trainer is about to freeze a parameter, or to unfreeze it, in the settings, between passes.
+    /// Announces that the trainer is about to freeze a parameter, or to unfreeze it, in the settings, between passes.
     pub fn touch_frozen(&mut self, param: usize, frozen: bool) {
         if frozen {
             // Steps of earlier passes may still be writing it, and later touches of a frozen parameter wait for
@@ -19,51 +19,51 @@ impl Schedule {
         self.touch_settings();
     }
 
-    /// The trainer is about to touch a parameter or its gradient. Every access must be announced: the ops of the bucket
-    /// wait for exactly what was.
+    /// Announces that the trainer is about to touch a parameter or its gradient. Every access must be announced: the
+    /// ops of the bucket wait for exactly what was.
     pub fn touch(&mut self, param: usize) {
         let segment = self.plan.segment_of(param);
-        // No op of a pass touches a frozen parameter, and Begin comes after whatever unfreezes it.
+        // No op of a pass touches a frozen parameter, and Begin comes after the change that unfreezes it.
         if segment.len > 0 && !self.is_frozen(param) {
             self.touch_bucket(segment.bucket);
         }
     }
 
-    /// The trainer is about to read the status, or to read or set step counts, between passes.
+    /// Announces that the trainer is about to read the status, or to read or set step counts, between passes.
     pub fn touch_control(&mut self) {
         self.touch_inputs(self.settled);
     }
 
-    /// The trainer is about to set hyperparameters or actions, between passes. The steps of the last pass may still
-    /// run: they read what Begin has derived.
+    /// Announces that the trainer is about to set hyperparameters or actions, between passes. The steps of the last
+    /// pass may still run: they read what Begin has derived.
     pub fn touch_settings(&mut self) {
         self.touch_inputs(self.begun);
     }
 
-    /// The trainer is about to read how many ranks contributed to the last pass.
+    /// Announces that the trainer is about to read how many ranks contributed to the last pass.
     pub fn touch_contributors(&mut self) {
         self.touch_inputs(self.reduced);
     }
 
-    /// The trainer is about to read the loss scale of the open pass, or of the next one: it comes after the last
-    /// decision, not after the steps behind that.
+    /// Announces that the trainer is about to read the loss scale of the open pass, or of the next one. The read comes
+    /// after the last decision, not after the steps that follow it.
     pub fn touch_loss_scale(&mut self) {
         self.emitter.after(Stream::Compute, &[self.decided]);
         self.loss_scale_touched = self.emitter.next_ticket(Stream::Compute);
     }
 
-    /// Whether the trainer has read the loss scale, or asked where it is, since the last decision.
+    /// Returns whether the trainer has read the loss scale, or asked where it is, since the last decision.
     pub fn is_loss_scale_touched(&self) -> bool {
         self.loss_scale_touched != NEVER
     }
 
-    /// What Begin reads or writes: the trainer comes after `mark`, and the next Begin after the trainer.
+    /// Memory that Begin reads or writes: the trainer comes after `mark`, and the next Begin after the trainer.
     fn touch_inputs(&mut self, mark: Option<Mark>) {
         self.emitter.after(Stream::Compute, &[mark]);
         self.inputs_touched = self.emitter.next_ticket(Stream::Compute);
     }
 
-    /// The trainer is about to touch any parameter, gradient or state.
+    /// Announces that the trainer is about to touch any parameter, gradient or state.
     pub fn touch_all(&mut self) {
         // First, since it implies the others: one wait instead of many.
         self.emitter.after(Stream::Compute, &[self.last]);
@@ -77,16 +77,16 @@ impl Schedule {
         self.emitter.after(Stream::Compute, &[self.stepped[bucket as usize]]);
     }
 
-    /// Puts the other streams behind the trainer's position: what a captured graph begins with, and what follows one.
+    /// Makes the other streams wait for the trainer's position, at the start of a captured graph and after one.
     pub fn fork(&mut self) {
         let here = self.emitter.record(Stream::Compute);
         self.emitter.after(Stream::Reduce, &[Some(here)]);
         self.emitter.after(Stream::Optim, &[Some(here)]);
     }
 
-    /// The trainer is about to wait for everything that was submitted.
+    /// Announces that the trainer is about to wait for everything that was submitted.
     pub fn synchronize(&mut self) {
-        // The trainer's touches so far first, so that no later reduce has to wait for a position behind these waits.
+        // The trainer's touches so far first, so that no later reduce has to wait for a position after these waits.
         let touched = self.emitter.record(Stream::Compute);
         self.emitter.after(Stream::Reduce, &[Some(touched)]);
         let marks = [self.emitter.record(Stream::Reduce), self.emitter.record(Stream::Optim)];

@@ -1,7 +1,7 @@
-//! What a stepper offers between passes: parameters, gradients, state, counts and rates, to read and to set.
+//! Access between passes: parameters, gradients, state, counts and status, to read and to set.
 //!
-//! Everything here waits for what it conflicts with and refuses an open pass, whose own views reach the rest. Must not
-//! touch memory itself: `views.rs` does, after these calls have settled.
+//! Each call waits for the ops that it conflicts with, and refuses an open pass, whose own views reach the rest.
+//! `views.rs` touches the memory, after these calls have settled.
 
 use crate::device::Device;
 use crate::dtype::Element;
@@ -14,7 +14,7 @@ use crate::stepper::stepper::Stepper;
 use crate::stepper::views::{Params, ParamsMut};
 
 impl Stepper {
-    /// The parameters, between passes.
+    /// Returns the parameters, between passes.
     ///
     /// # Ordering
     /// Waits for all steps.
@@ -26,8 +26,8 @@ impl Stepper {
         Ok(Params::new(self))
     }
 
-    /// The parameters, to initialise or load them. The next pass gives every rank those of rank 0, in a collective:
-    /// once a pass has been made, call this on all ranks or on none.
+    /// Returns the parameters, to initialise or load them. The next pass gives every rank those of rank 0, in a
+    /// collective: once a pass has been made, call this on all ranks or on none.
     ///
     /// # Ordering
     /// Waits for all steps.
@@ -40,11 +40,11 @@ impl Stepper {
         Ok(ParamsMut::new(self))
     }
 
-    /// A parameter's gradient as the last pass left it, which is **the sum over ranks, loss scale included**: divided
-    /// by nothing and clipped by nothing, since the step folds that into its one multiplier and leaves the gradient as
-    /// it was (divide it by [`world_size`](Stepper::world_size), and by what else was set, for the mean). Where the
-    /// action is [Average](crate::SegmentAction) it is the mean, of the scaled loss still.
-    /// [`StepperBuilder::gradients`](crate::StepperBuilder::gradients) asks for zeros behind the step, or for none.
+    /// Returns a parameter's gradient as the last pass left it: **the sum over ranks, loss scale included**. It is
+    /// neither divided nor clipped, since the step folds both into one factor. For the mean, divide it by
+    /// [`world_size`](Stepper::world_size) and the loss scale. With the action [Average](crate::SegmentAction) it is
+    /// the mean, of the scaled loss. [`StepperBuilder::gradients`](crate::StepperBuilder::gradients) asks for zeros
+    /// after the step, or for no gradient.
     ///
     /// # Shapes
     /// As many elements as the parameter, aligned to 64 bytes unless [borrowed](crate::Borrowed).
@@ -59,18 +59,18 @@ impl Stepper {
         self.grad_as(id)
     }
 
-    /// The same, of the type that the stepper's [precision](crate::StepperBuilder::precision) says.
+    /// Returns the same, of the type that the stepper's [precision](crate::StepperBuilder::precision) says.
     ///
     /// # Shapes
-    /// As [`grad`](Self::grad), and so are `# Ordering` and `# Errors`.
+    /// Shape, ordering and errors as for [`grad`](Self::grad).
     pub fn grad_as<T: Element>(&self, id: ParamId) -> Result<&[T]> {
         self.settle_between_passes()?;
         self.view(id, Memory::Grads)
     }
 
-    /// A parameter's optimizer state by name, as `torch.optim` calls it ([`state_names_of`](Self::state_names_of) lists
-    /// them). Groups with the same kind of optimizer keep the states of the one that keeps most; where one has no use
-    /// for it (no momentum, no amsgrad) it stays zero.
+    /// Returns a parameter's optimizer state by name, as `torch.optim` calls it
+    /// ([`state_names_of`](Self::state_names_of) lists them). Groups with the same kind of optimizer keep the states of
+    /// the one that keeps most; where one has no use for it (no momentum, no amsgrad) it stays zero.
     ///
     /// # Shapes
     /// As many elements as the parameter, aligned to 64 bytes unless [borrowed](crate::Borrowed).
@@ -84,17 +84,17 @@ impl Stepper {
         self.state_as(id, name)
     }
 
-    /// The same, of the type that the stepper's [precision](crate::StepperBuilder::precision) says; what is stored in 8
-    /// bits [`read_state`](Self::read_state) copies.
+    /// Returns the same, of the type that the stepper's [precision](crate::StepperBuilder::precision) says; what is
+    /// stored in 8 bits [`read_state`](Self::read_state) copies.
     ///
     /// # Shapes
-    /// As [`state`](Self::state), and so are `# Ordering` and `# Errors`.
+    /// Shape, ordering and errors as for [`state`](Self::state).
     pub fn state_as<T: Element>(&self, id: ParamId, name: impl AsRef<str>) -> Result<&[T]> {
         self.settle_between_passes()?;
         self.view(id, self.state_called(id, name.as_ref())?)
     }
 
-    /// A parameter's [copy](crate::StepperBuilder::copy_params), of its own type: to be sent where it lies.
+    /// Returns a parameter's [copy](crate::StepperBuilder::copy_params), of its own type: to be sent where it lies.
     ///
     /// # Shapes
     /// As many elements as the parameter, aligned to 64 bytes.
@@ -111,9 +111,9 @@ impl Stepper {
         self.view(id, Memory::Copy)
     }
 
-    /// A parameter's optimizer state by name, to load it. States are never broadcast: every rank must load the same (if
-    /// only some ask for it, the next collective is a `Mismatch`, if it [compares](Self::set_lr); contents are not
-    /// compared), and the step count with it ([`set_step_count`](Self::set_step_count)).
+    /// Returns a parameter's optimizer state by name, to load it. States are never broadcast: every rank must load the
+    /// same (if only some ask for it, the next collective is a `Mismatch`, if it [compares](Self::set_lr); contents are
+    /// not compared), and the step count with it ([`set_step_count`](Self::set_step_count)).
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -143,11 +143,11 @@ impl Stepper {
         self.state_mut_as(id, name)
     }
 
-    /// The same, of the type that the stepper's [precision](crate::StepperBuilder::precision) says; what is stored in 8
-    /// bits [`write_state`](Self::write_state) takes.
+    /// Returns the same, of the type that the stepper's [precision](crate::StepperBuilder::precision) says; what is
+    /// stored in 8 bits [`write_state`](Self::write_state) takes.
     ///
     /// # Shapes
-    /// As [`state`](Self::state), and so are `# Ordering` and `# Errors`.
+    /// Shape, ordering and errors as for [`state`](Self::state).
     pub fn state_mut_as<T: Element>(&mut self, id: ParamId, name: impl AsRef<str>) -> Result<&mut [T]> {
         self.settle_between_passes()?;
         self.note_written(id)?;
@@ -156,7 +156,7 @@ impl Stepper {
 }
 
 impl<D: Device> Stepper<D> {
-    /// How many updates a parameter has had.
+    /// Returns how many updates a parameter has had.
     ///
     /// # Ordering
     /// Waits for all steps.
@@ -168,8 +168,8 @@ impl<D: Device> Stepper<D> {
         Ok(self.read_progress(self.layout.index(id)?, 0)?.count)
     }
 
-    /// How many updates one of a parameter's [optimizers](Self::optimizers_of) has made: as many as the first one,
-    /// unless it was [added later](Self::add_optimizer_for).
+    /// Returns how many updates one of a parameter's [optimizers](Self::optimizers_of) has made: as many as the first
+    /// one, unless it was [added later](Self::add_optimizer_for).
     ///
     /// # Ordering
     /// Waits for all steps.
@@ -216,7 +216,7 @@ impl<D: Device> Stepper<D> {
         Ok(self.optimizers.kept(self.layout.index(id)?).collect())
     }
 
-    /// What was decided about the last pass.
+    /// Returns the device's decisions about the last pass.
     ///
     /// # Ordering
     /// Waits for all steps; asked after every pass, it takes from Normed the overlap with the next forward.
@@ -228,9 +228,9 @@ impl<D: Device> Stepper<D> {
         self.read_status()
     }
 
-    /// The newest pass that is known to have ended, without waiting for anything: it is as many passes behind as the
-    /// device is behind the trainer. `None` before the first one has ended; an abandoned pass is never among them. May
-    /// be asked at any time, inside a pass too.
+    /// Returns the status of the newest pass that is known to have ended, without waiting. It is as many passes old as
+    /// the device is late. `None` before the first pass has ended; abandoned passes are left out. May be called at any
+    /// time, inside a pass too.
     pub fn latest_status(&self) -> Option<Status> {
         self.run.borrow().device.latest().as_ref().map(Status::new)
     }

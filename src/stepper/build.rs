@@ -1,7 +1,7 @@
 //! From options to a stepper: what excludes what, then the parts, then nothing that can fail.
 //!
-//! One table says which modes accept what. Options come first, environment variables second, defaults last. Must
-//! leave nothing behind when it refuses: no thread, no memory, no collective. Declares an unsafe method and calls none.
+//! One table says which options exclude each other. Options come first, environment variables second, defaults last. A
+//! refusal leaves no thread, no memory and no collective call. Declares an unsafe method and calls none.
 #![allow(unsafe_code)]
 
 use crate::layout::{Gradients, Layout, Master, Plan, SegmentAction, Storage, Tails};
@@ -31,7 +31,7 @@ use crate::stepper::state::rates::Rates;
 use crate::stepper::state::run::Run;
 use crate::stepper::stepper::Stepper;
 
-/// What a device is made of.
+/// The parts of a device.
 pub(super) struct Blueprint {
     pub(super) plan: Arc<Plan>,
     pub(super) constants: StepConstants,
@@ -40,12 +40,12 @@ pub(super) struct Blueprint {
     pub(super) deadline: Duration,
     pub(super) borrowed: Option<BorrowedPieces>,
     pub(super) timed: bool,
-    /// What ranks have in common for good, as one number.
+    /// The number that ranks have in common for good.
     pub(super) agreement: u64,
 }
 
 impl Stepper {
-    /// A stepper on the CPU with default options.
+    /// Builds a stepper on the CPU with default options.
     ///
     /// # Errors
     /// As [`StepperBuilder::host`].

@@ -1,7 +1,7 @@
 //! Options of a stepper.
 //!
-//! Plain values until `build.rs` holds them against each other. Must not judge them one by one: what an option is worth
-//! depends on the others.
+//! Plain values until `build.rs` holds them against each other. Setters refuse no value, because an option can only be
+//! judged beside the others.
 
 use crate::stepper::state::options::{Divisor, Unused};
 use crate::stepper::stepper::Stepper;
@@ -18,7 +18,7 @@ use crate::stepper::state::optimizers::{Registered, Target};
 /// Options of a [`Stepper`](crate::Stepper).
 pub struct StepperBuilder<'a> {
     pub(super) layout: &'a Layout,
-    /// What steps parameters that nothing is registered for.
+    /// Steps the parameters that nothing else is registered for.
     pub(super) optimizer: Option<Box<dyn Optimizer>>,
     pub(super) registered: Vec<Registered>,
     /// Only these are stepped, by their place in the layout.
@@ -90,14 +90,14 @@ impl<'a> StepperBuilder<'a> {
         }
     }
 
-    /// An optimizer for one group of the layout. Groups share buckets, and those with the same kind of optimizer
+    /// Gives one group of the layout its own optimizer. Groups share buckets, and those with the same kind of optimizer
     /// launches.
     pub fn group(self, name: impl Into<String>, optimizer: impl Optimizer + 'static) -> Self {
         self.register(Target::Group(name.into()), optimizer)
     }
 
-    /// A further optimizer for one group, which steps the same gradients behind those that the group has already, with
-    /// states of its own: `momentum_buffer#1` and so on.
+    /// Adds an optimizer to one group. It steps the same gradients after those that the group has already, with states
+    /// of its own: `momentum_buffer#1` and so on.
     ///
     /// ```
     /// # use instep::layout::DEFAULT_GROUP;
@@ -113,11 +113,11 @@ impl<'a> StepperBuilder<'a> {
     /// # Ok::<(), instep::Error>(())
     /// ```
     pub fn then(self, group: impl Into<String>, optimizer: impl Optimizer + 'static) -> Self {
-        self.register(Target::Behind(group.into()), optimizer)
+        self.register(Target::Further(group.into()), optimizer)
     }
 
-    /// An optimizer for single parameters, instead of their group's. Called again for the same parameter it adds a
-    /// further one, which steps behind the first. The `k`-th call of this and of [`attach`](Self::attach) makes the
+    /// Gives single parameters an optimizer instead of their group's. Called again for the same parameter it adds a
+    /// further one, which steps after the first. The `k`-th call of this and of [`attach`](Self::attach) makes the
     /// `k`-th of [`Stepper::optimizers`](crate::Stepper::optimizers) that no group has.
     pub fn optimizer_for(mut self, params: &[ParamId], optimizer: impl Optimizer + 'static) -> Self {
         match self.places(params) {
@@ -126,8 +126,8 @@ impl<'a> StepperBuilder<'a> {
         }
     }
 
-    /// Lists an optimizer with parameters without stepping them: no pass runs it, and it keeps no state. What nothing
-    /// else steps is averaged, for whoever runs it. All ranks attach the same.
+    /// Lists an optimizer with parameters without stepping them: no pass runs it, and it keeps no state. A parameter
+    /// that nothing else steps is averaged, for the code that runs the optimizer. All ranks attach the same.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -153,15 +153,15 @@ impl<'a> StepperBuilder<'a> {
     }
 
     /// Steps these parameters only; all others keep no states, and their gradients are averaged for somebody else's
-    /// optimizer ([`SegmentAction::Average`](crate::SegmentAction) says what is not done to them). `None`: all, an
-    /// empty list: none. What that optimizer changes goes back by [`write_param`](crate::Stepper::write_param).
+    /// optimizer ([`SegmentAction::Average`](crate::SegmentAction) lists the exceptions). `None` steps all, an empty
+    /// list none. [`write_param`](crate::Stepper::write_param) takes the changed parameters back.
     pub fn optimize_only(mut self, params: Option<&[ParamId]>) -> Self {
         self.optimized = params.and_then(|params| self.places(params));
         self
     }
 
     fn register(mut self, target: Target, optimizer: impl Optimizer + 'static) -> Self {
-        // Not a box in a box, so that whoever lists it finds its type.
+        // Not a box in a box, so that a listing can find its type.
         self.registered.push(Registered { target, optimizer: optimizer.as_rule().boxed() });
         self
     }
@@ -212,24 +212,24 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// When steps run; Eager unless said otherwise. The result is the same bits in every mode.
+    /// Sets when steps run; unset: Eager. The result is the same bits in every mode.
     pub fn mode(mut self, mode: Mode) -> Self {
         self.mode = mode;
         self
     }
 
-    /// Bytes of gradients per bucket, the first one included. Unset: 1 MiB, then 25 MiB.
+    /// Sets the bytes of gradients per bucket, the first one included. Unset: 1 MiB, then 25 MiB.
     pub fn bucket_cap_bytes(mut self, bytes: u64) -> Self {
         self.caps = Some(BucketCaps { first_bytes: bytes, rest_bytes: bytes });
         self
     }
 
-    /// What becomes of the gradients of stepped parameters; unset: [`Keep`](Gradients::Keep), as sums. Parameters,
-    /// states and counts are the same bits with each. Ranks may differ in it.
+    /// Keeps, zeroes or releases the gradients of stepped parameters; unset: [`Keep`](Gradients::Keep), as sums.
+    /// Parameters, states and counts are the same bits with each. Ranks may differ in it.
     ///
     /// * [`Zero`](Gradients::Zero): a gradient that was left out reads as zeros too. A frozen parameter's keeps what it
     ///   has: zeros, once it was stepped or shared a bucket with one that is.
-    /// * [`Release`](Gradients::Release): in Eager each bucket's pages go back to the system right behind its step, so
+    /// * [`Release`](Gradients::Release): in Eager each bucket's pages go back to the system right after its step, so
     ///   that a pass whose backward is no faster than its steps never holds all gradients at once; in the other modes
     ///   they do when all have been summed. The next write brings them back, a page at a time, which costs more than
     ///   writing pages that are there. Pages that hold something else too stay: the gradient of a parameter that is
@@ -255,8 +255,8 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Element types of parameters, gradients, master weights and states; unset: f32 throughout. Arithmetic is f32
-    /// whatever they are. Not everything goes together: [`Precision`] says what. Code of the user's own
+    /// Sets the element types of parameters, gradients, master weights and states; unset: f32 throughout. Arithmetic is
+    /// always f32. [`Precision`] says which types go together. Code of the user's own
     /// ([`Custom`](crate::optim::Custom)) needs f32.
     pub fn precision(mut self, precision: Precision) -> Self {
         self.precision = precision;
@@ -273,10 +273,10 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Keeps an exponential moving average of each parameter (of what its [master weight](crate::Master) stands for, if
-    /// it has one), in f32 and in the same launch: `decay * average + (1 - decay) * parameter`, behind the parameter's
-    /// every update; behind the first it is the parameter, and zeros before that. Code of the user's own makes none.
-    /// Read by [`Stepper::read_ema`](crate::Stepper::read_ema).
+    /// Keeps an exponential moving average of each parameter (of its [master weight](crate::Master), if it has one), in
+    /// f32 and in the same launch: `decay * average + (1 - decay) * parameter`, after each update of the parameter.
+    /// After the first update it is the parameter; before, zeros. Code of the user's own makes none. Read by
+    /// [`Stepper::read_ema`](crate::Stepper::read_ema).
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -302,7 +302,7 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// What happens to parameters without a gradient.
+    /// Says what a pass does with parameters without a gradient.
     pub fn unused(mut self, unused: Unused) -> Self {
         self.unused = unused;
         self
@@ -331,9 +331,9 @@ impl<'a> StepperBuilder<'a> {
     }
 
     /// Clips by the norm of the pass before, which every mode knows, Eager too. Not exact: a gradient that grows
-    /// suddenly is stepped as large as it is, and the pass behind it is clipped. The first pass is not clipped, a norm
-    /// that was infinite or NaN is passed over, and so is that of a pass skipped or given up. The same bits in every
-    /// mode; excludes [`max_norm`](Self::max_norm). A run that goes on from saved state loads the norm too
+    /// suddenly is stepped as large as it is, and the next pass is clipped. The first pass is not clipped, a norm that
+    /// was infinite or NaN is passed over, and so is that of a pass skipped or given up. The same bits in every mode;
+    /// excludes [`max_norm`](Self::max_norm). A run that goes on from saved state loads the norm too
     /// ([`Stepper::set_previous_norm`](crate::Stepper::set_previous_norm)).
     ///
     /// ```
@@ -385,13 +385,13 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// A constant factor in the loss, divided out of the gradients. Unset: 1.
+    /// Sets a constant factor in the loss, divided out of the gradients. Unset: 1.
     pub fn loss_scale(mut self, loss_scale: f64) -> Self {
         self.loss_scale = Some(loss_scale);
         self
     }
 
-    /// A factor in the loss that follows the gradients, as `torch.amp.GradScaler`'s: each pass asks for its own
+    /// Sets a factor in the loss that follows the gradients, as `torch.amp.GradScaler`'s: each pass asks for its own
     /// ([`Pass::loss_scale`](crate::Pass::loss_scale)). Implies [`skip_nonfinite`](Self::skip_nonfinite), so it is
     /// refused in Eager; excludes [`loss_scale`](Self::loss_scale). All ranks decide alike, since they see the same
     /// sums; an abandoned pass, or one in which no rank had data, decides nothing. A scale that would leave f32, or
@@ -401,23 +401,23 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Instruction set of the kernels. Unset: `INSTEP_ISA`, else the widest.
+    /// Sets the instruction set of the kernels. Unset: `INSTEP_ISA`, else the widest.
     pub fn isa(mut self, isa: Isa) -> Self {
         self.isa = Some(isa);
         self
     }
 
-    /// Kernel threads of this stepper alone. Unset: the communicator's shared pool, else `INSTEP_THREADS`, else one
-    /// per core.
+    /// Sets the number of kernel threads of this stepper alone. Unset: the communicator's shared pool, else
+    /// `INSTEP_THREADS`, else one per core.
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = Some(threads);
         self
     }
 
-    /// How long a collective waits for other ranks. Unset: `INSTEP_DEADLINE_MS`, else 60 s. On a GPU a sum is waited
-    /// for by calls that wait for the GPU: the clock runs while the trainer's stream has come to what was handed over
-    /// and the sums have not ended, so a long backward is none; of a captured graph nobody can tell, so it runs all
-    /// along.
+    /// Sets how long a collective waits for other ranks. Unset: `INSTEP_DEADLINE_MS`, else 60 s. On a GPU a sum is
+    /// waited for by calls that wait for the GPU: the clock runs while the trainer's stream has come to what was handed
+    /// over and the sums have not ended, so a long backward is none; of a captured graph nobody can tell, so it runs
+    /// all along.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = Some(deadline);
         self

@@ -1,4 +1,4 @@
-//! What the trainer may touch now, and every refusal of it.
+//! The trainer's claims on memory, and every refusal of one.
 //!
 //! A claim tells the schedule, waits, and notes the access for the checker, in this order. It refuses before anything
 //! is written.
@@ -33,7 +33,7 @@ impl<D: Device> Stepper<D> {
         Ok(segment)
     }
 
-    /// Notes, in front of a hand-over, what a trainer that is a stream may have touched since it claimed it.
+    /// Notes, before a hand-over, the accesses of a trainer that is a stream since its claim.
     pub(super) fn note_hand_over(&mut self, param: usize) {
         let run = self.run.get_mut();
         if D::TRAINER_IS_A_STREAM && self.written.get_mut()[param] && !run.schedule.is_handed_over(param) {

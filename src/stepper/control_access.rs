@@ -1,7 +1,7 @@
 //! The few numbers that stepper and device tell each other between launches: settings, counts, what a pass came to.
 //!
-//! Each call claims what it touches in the schedule, and notes it for the checker, before it goes to the device. Must
-//! stay the only place beside the views that reaches into memory which ops touch.
+//! Each call claims what it touches in the schedule, and notes it for the checker, before it goes to the device. Beside
+//! the views, no other code of the interface reaches into memory that ops touch.
 #![allow(unsafe_code)]
 
 use std::ops::Range;

@@ -1,7 +1,7 @@
 //! Tensors copied to the host and back: the same calls on every device.
 //!
 //! For initialising, saving, checking and small trainers; a trainer on the host reads slices instead (`views.rs`), one
-//! on a GPU addresses (`gpu.rs`). Must refuse a wrong length before anything is touched.
+//! on a GPU addresses (`gpu.rs`). This file must refuse a wrong length before anything is touched.
 
 use crate::device::Device;
 use crate::error::Result;
@@ -11,9 +11,9 @@ use crate::stepper::pass::Pass;
 use crate::stepper::stepper::Stepper;
 
 impl<D: Device> Stepper<D> {
-    /// Copies a parameter to the host, between passes: what its [master weight](crate::Master) stands for, if it has
-    /// one. Whatever the [precision](crate::Precision), values are f32 here; those that have been read can be written
-    /// back, into this precision bit for bit and into any other one.
+    /// Copies a parameter, or its [master weight](crate::Master), to the host, between passes. Values are f32 for every
+    /// [precision](crate::Precision). Values that were read can be written back: bit for bit into the same precision,
+    /// rounded into another one.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -46,7 +46,7 @@ impl<D: Device> Stepper<D> {
     /// 0's, as after [`params_mut`](Stepper::params_mut): a collective over every parameter, however few were written.
     ///
     /// # Shapes
-    /// As [`read_param`](Self::read_param), and so are `# Ordering` and `# Errors`.
+    /// Shape, ordering and errors as for [`read_param`](Self::read_param).
     pub fn write_param(&mut self, id: ParamId, from: &[f32]) -> Result<()> {
         self.write_between(id, Memory::Params, from)?;
         self.params_written = true;
@@ -56,7 +56,7 @@ impl<D: Device> Stepper<D> {
     /// Copies a gradient to the host, as the last pass left it: the sum over ranks, see [`grad`](Stepper::grad).
     ///
     /// # Shapes
-    /// As [`read_param`](Self::read_param), and so is `# Ordering`.
+    /// Shape and ordering as for [`read_param`](Self::read_param).
     ///
     /// # Errors
     /// As [`read_param`](Self::read_param); `Order` if gradients are [released](crate::Gradients::Release) and it is
@@ -68,7 +68,7 @@ impl<D: Device> Stepper<D> {
     /// Copies a parameter's optimizer state to the host, by its name in `torch.optim`.
     ///
     /// # Shapes
-    /// As [`read_param`](Self::read_param), and so is `# Ordering`.
+    /// Shape and ordering as for [`read_param`](Self::read_param).
     ///
     /// # Errors
     /// As [`read_param`](Self::read_param); `Unsupported` if the optimizer keeps no such state.
@@ -80,7 +80,7 @@ impl<D: Device> Stepper<D> {
     /// it.
     ///
     /// # Shapes
-    /// As [`read_param`](Self::read_param), and so is `# Ordering`.
+    /// Shape and ordering as for [`read_param`](Self::read_param).
     ///
     /// # Errors
     /// As [`read_state`](Self::read_state).
@@ -93,7 +93,7 @@ impl<D: Device> Stepper<D> {
     /// first update, so those of a frozen one always: [`read_param`](Self::read_param) has its values.
     ///
     /// # Shapes
-    /// As [`read_param`](Self::read_param), and so is `# Ordering`.
+    /// Shape and ordering as for [`read_param`](Self::read_param).
     ///
     /// # Errors
     /// As [`read_param`](Self::read_param); `Unsupported` if none is kept.
@@ -106,7 +106,7 @@ impl<D: Device> Stepper<D> {
     /// load the [step count](Self::set_step_count) too.
     ///
     /// # Shapes
-    /// As [`read_param`](Self::read_param), and so is `# Ordering`.
+    /// Shape and ordering as for [`read_param`](Self::read_param).
     ///
     /// # Errors
     /// As [`read_ema`](Self::read_ema).
@@ -120,7 +120,7 @@ impl<D: Device> Stepper<D> {
     /// parameter's first update, so those of a frozen one always: [`read_param`](Self::read_param) has its values.
     ///
     /// # Shapes
-    /// As [`read_param`](Self::read_param), and so is `# Ordering`.
+    /// Shape and ordering as for [`read_param`](Self::read_param).
     ///
     /// # Errors
     /// As [`read_param`](Self::read_param); `Unsupported` if none is kept.
@@ -166,7 +166,7 @@ impl<D: Device> Pass<'_, D> {
     /// Copies a gradient from the host, replacing what was there.
     ///
     /// # Shapes
-    /// As [`read_param`](Self::read_param), and so is `# Ordering`.
+    /// Shape and ordering as for [`read_param`](Self::read_param).
     ///
     /// # Errors
     /// As [`read_param`](Self::read_param); `Order` if the parameter is frozen.

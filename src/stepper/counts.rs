@@ -1,7 +1,7 @@
 //! How far a parameter's optimizers have come: their step counts, and the number that NAdam carries beside its own.
 //!
-//! Must refuse a count without the number that belongs to it: the next update would be corrected for momenta that never
-//! were, and nobody would see it.
+//! A count without its carried number is refused: the next update would be corrected for momenta that never were, and
+//! nothing would show it.
 
 use crate::launch::Progress;
 use std::ops::Range;
@@ -13,9 +13,9 @@ use crate::stepper::state::attached::OptimizerId;
 use crate::stepper::stepper::Stepper;
 
 impl<D: Device> Stepper<D> {
-    /// The number that one of a parameter's [optimizers](Self::optimizers_of) carries from update to update beside its
-    /// [step count](Self::step_count_of): NAdam's product of momenta, `mu_product` in `torch.optim`, which is 1 before
-    /// the first update. `None` for all others.
+    /// Returns the number that one of a parameter's [optimizers](Self::optimizers_of) carries from update to update
+    /// beside its [step count](Self::step_count_of): NAdam's product of momenta, `mu_product` in `torch.optim`, which
+    /// is 1 before the first update. `None` for all others.
     ///
     /// # Ordering
     /// Waits for all steps.
@@ -95,7 +95,7 @@ impl<D: Device> Stepper<D> {
         rounds.into_iter().try_for_each(|round| self.write_progress(param, round, progress))
     }
 
-    /// What an optimizer carries is called as in `torch.optim`, with `#k` behind it as states have it.
+    /// The name of a carried number as in `torch.optim`, with the suffix `#k` of further optimizers.
     pub(crate) fn carried_name(&self, id: ParamId, optimizer: OptimizerId) -> Result<Option<String>> {
         let (param, round) = self.round_of(id, optimizer)?;
         let name = self.optimizers.carried(param, round);

@@ -45,7 +45,7 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Whether a parameter is frozen.
+    /// Returns whether a parameter is frozen.
     ///
     /// # Errors
     /// `Layout` if `id` is of another layout.

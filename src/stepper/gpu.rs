@@ -1,7 +1,7 @@
 //! A stepper on a GPU: addresses in the place of slices, the trainer's stream in the place of its thread.
 //!
-//! The same passes and the same schedule; to ask for an address is to make the trainer's stream wait, and nothing here
-//! waits on the host unless it says so. Must refuse what the GPU cannot reach before anything is launched.
+//! The same passes and the same schedule. Asking for an address makes the trainer's stream wait; nothing waits on the
+//! host unless a call says so. Memory that the GPU cannot reach is refused before any launch.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -70,10 +70,10 @@ impl StepperBuilder<'_> {
     /// conditions as [`host_borrowing`](Self::host_borrowing). [`External`](crate::cuda::External) has an example.
     ///
     /// # Ordering
-    /// As [`cuda`](Self::cuda). The trainer's stream must be behind whatever filled the parameters. It may fill them
-    /// again between passes, behind [`Stepper::param_ptr`], with the same on every rank: nothing sends them, as
-    /// [`Stepper::write_param`] would have it. Not where they have [master weights](crate::Master), which count and
-    /// which [`Stepper::write_param`] alone writes.
+    /// As [`cuda`](Self::cuda). The trainer's stream must come after the work that filled the parameters. It may fill
+    /// them again between passes, after [`Stepper::param_ptr`], with the same values on every rank, because nothing
+    /// broadcasts them. Parameters with [master weights](crate::Master) are excepted: only [`Stepper::write_param`]
+    /// writes masters.
     ///
     /// # Errors
     /// As [`cuda`](Self::cuda) and [`host_borrowing`](Self::host_borrowing); `Layout` if a tensor is not in this GPU's
@@ -83,10 +83,10 @@ impl StepperBuilder<'_> {
     /// As for [`cuda`](Self::cuda). Until [`close`](Stepper::close) has returned `Ok` (if it fails, or the stepper is
     /// dropped instead: until the device has been synchronised since): every address is valid for its tensor on this
     /// device, and nothing touches it but this stepper, the sums that [`External`](crate::cuda::External) is told of,
-    /// and work on the trainer's stream, or on others that fork from it behind the address and join it before the
-    /// hand-over. A gradient is touched only between [`Pass::grad_ptr`] and its hand-over; a parameter is read only
-    /// between [`Pass::param_ptr`] and its hand-over, behind [`Stepper::param_ptr`] until the next pass's hand-over, or
-    /// behind [`Pass::finish`] of a pass in Sequential or Eager.
+    /// and work on the trainer's stream, or on others that fork from it after the address was given and join it before
+    /// the hand-over. A gradient is touched only between [`Pass::grad_ptr`] and its hand-over; a parameter is read only
+    /// between [`Pass::param_ptr`] and its hand-over, after [`Stepper::param_ptr`] until the next pass's hand-over, or
+    /// after [`Pass::finish`] of a pass in Sequential or Eager.
     pub unsafe fn cuda_borrowing(
         self,
         comm: impl Collective + 'static,
@@ -153,14 +153,14 @@ impl StepperBuilder<'_> {
 }
 
 impl Stepper<CudaDevice> {
-    /// Where a parameter is, between passes.
+    /// Returns the address of a parameter, between passes.
     ///
     /// # Shapes
     /// As many elements as registered, of the type that the [precision](crate::Precision) says, aligned to 256 bytes
     /// unless [borrowed](crate::Borrowed).
     ///
     /// # Ordering
-    /// What the trainer's stream is given from here on comes behind the last step of its bucket.
+    /// Later work on the trainer's stream comes after the last step of the parameter's bucket.
     ///
     /// # Errors
     /// `Order` inside a pass, `Layout` if `id` is of another layout, `Poisoned` after a failure.
@@ -170,7 +170,8 @@ impl Stepper<CudaDevice> {
         Ok(self.device_address(&segment, Memory::Params))
     }
 
-    /// Where a parameter's [copy](crate::StepperBuilder::copy_params) is, between passes: to be sent from there.
+    /// Returns the address of a parameter's [copy](crate::StepperBuilder::copy_params), between passes: to be sent from
+    /// there.
     ///
     /// # Shapes
     /// As many elements as the parameter, of the copy's type, aligned to 256 bytes.
@@ -187,7 +188,7 @@ impl Stepper<CudaDevice> {
         Ok(self.device_address(&segment, Memory::Copy))
     }
 
-    /// The event at which the times of recorded ops are zero, if ops are recorded: for benches, which time the
+    /// Returns the event at which the times of recorded ops are zero, if ops are recorded: for benches, which time the
     /// trainer's own stream by the same clock.
     #[doc(hidden)]
     pub fn clock_zero(&self) -> Option<EventHandle> {
@@ -201,15 +202,14 @@ impl Stepper<CudaDevice> {
 }
 
 impl Pass<'_, CudaDevice> {
-    /// Where a parameter is.
+    /// Returns the address of a parameter.
     ///
     /// # Shapes
     /// As [`Stepper::param_ptr`].
     ///
     /// # Ordering
-    /// What the trainer's stream is given from here until the parameter is handed over comes behind the last step of
-    /// its bucket. Another stream of the trainer's waits for that one behind this call, and is joined before the
-    /// hand-over.
+    /// Work on the trainer's stream from here until the hand-over comes after the last step of the parameter's bucket.
+    /// Another stream of the trainer waits for that one after this call, and is joined before the hand-over.
     ///
     /// # Errors
     /// `Order` if it was handed over in this micro-batch, `Layout` if `id` is of another layout, `Poisoned` after a
@@ -219,7 +219,8 @@ impl Pass<'_, CudaDevice> {
         Ok(self.stepper.device_address(&segment, Memory::Params))
     }
 
-    /// Where a gradient is, to be written whole, or added to if it [was written](Self::is_first) in this pass.
+    /// Returns the address of a gradient, to be written whole, or added to if it [was written](Self::is_first) in this
+    /// pass.
     ///
     /// # Shapes
     /// As [`Stepper::param_ptr`].
@@ -235,7 +236,7 @@ impl Pass<'_, CudaDevice> {
         Ok(self.stepper.device_address(&segment, Memory::Grads))
     }
 
-    /// Whether the gradient has not been written in this pass: the first write replaces, later ones add.
+    /// Returns whether the gradient has not been written in this pass: the first write replaces, later ones add.
     ///
     /// # Errors
     /// `Layout` if `id` is of another layout.

@@ -1,7 +1,7 @@
 //! Whole passes as CUDA graphs: captured once, replayed with one launch each.
 //!
-//! A captured pass is an ordinary one whose streams fork from the trainer's and join it again. Must end every capture
-//! that it begins, whatever fails in it, and leave the stepper as if none had begun.
+//! A captured pass is an ordinary one whose streams fork from the trainer's and join it again. Every capture that
+//! begins also ends, and a failed one leaves the stepper as if it had not begun.
 #![allow(unsafe_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -47,7 +47,7 @@ impl Stepper<CudaDevice> {
     /// # Errors
     /// `Order` if a pass is open, none has been made yet, since the first one gives all ranks rank 0's parameters, or
     /// `trainer` has not finished its pass; `Unsupported` on the legacy default stream; what `trainer` returns;
-    /// `Device` if the driver cannot capture something. Whatever it is, or if `trainer` panics, the capture has ended
+    /// `Device` if the driver cannot capture something. In each case, also if `trainer` panics, the capture has ended
     /// and the stepper goes on as if it had not begun; only a panic inside the pass ends the group, as ever.
     pub fn capture(
         &mut self,
@@ -76,13 +76,13 @@ impl Stepper<CudaDevice> {
         // If it fails, the end says why.
         let _ = run.settle();
         let captured = run.device.end_capture();
-        // Nothing of it has run; positions inside it are none to whoever waits outside.
+        // None of it has run; positions inside it mean nothing outside.
         run.forgive();
         run.schedule.set_pass(pass);
         self.rates.step = step;
         run.schedule.fork();
         run.submit();
-        // What failed in a capture has poisoned nothing, whatever the trainer was told.
+        // A failure in a capture has poisoned nothing, although the trainer was told so.
         outcome.unwrap_or_else(|panic| resume_unwind(panic)).map_err(|error| error.cause().clone())?;
         if captured.is_ok() && !is_whole {
             return Err(Error::Order("the captured pass was not finished".into()));
@@ -93,10 +93,10 @@ impl Stepper<CudaDevice> {
     /// Makes a captured pass.
     ///
     /// # Ordering
-    /// Behind everything on the trainer's stream; whatever comes there next is behind the whole pass. Returns at once,
+    /// Comes after everything on the trainer's stream; later work there comes after the whole pass. Returns at once,
     /// unless the host is eight passes ahead. All ranks replay the same capture at the same point, with the same
-    /// learning rates and frozen parameters: a replay's sums are compared with nobody's, so a difference is a hang or a
-    /// drift.
+    /// learning rates and frozen parameters: a replay's sums are not compared between ranks, so a difference is a hang
+    /// or a drift.
     ///
     /// # Errors
     /// `Order` if a pass is open, parameters have been written since the last one, or the capture is another stepper's;

@@ -16,8 +16,8 @@ impl<D: Device> Stepper<D> {
     /// [`Nccl`](crate::cuda::Nccl) with its ledger; where none does, parameters drift apart.
     ///
     /// # Ordering
-    /// Waits for the last pass to have begun on the optim stream, not for its steps; behind an abandoned pass, for all
-    /// that it left in flight.
+    /// Waits for the last pass to have begun on the optim stream, not for its steps; after an abandoned pass, for all
+    /// of its ops in flight.
     ///
     /// # Errors
     /// `Config` if there is no such group, it [follows a schedule](crate::StepperBuilder::lr_schedule), or the
@@ -87,7 +87,7 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// What the learning rates of a parameter's optimizers are multiplied by.
+    /// Returns the factor in the learning rates of a parameter's optimizers.
     ///
     /// # Errors
     /// `Layout` if `id` is of another layout.
@@ -95,9 +95,9 @@ impl<D: Device> Stepper<D> {
         Ok(self.optimizers.lr_multiplier(self.layout.index(id)?))
     }
 
-    /// The step that learning-rate schedules are asked for in the next pass: how many passes have been finished, joined
-    /// and replayed ones included, skipped ones too, since only the device knows of those; abandoned ones not. To be
-    /// saved with the rest of a run.
+    /// Returns the step of the learning-rate schedules in the next pass: how many passes have been finished, joined and
+    /// replayed ones included, skipped ones too, since only the device knows of those; abandoned ones not. To be saved
+    /// with the rest of a run.
     pub fn schedule_step(&self) -> u64 {
         self.rates.step
     }
@@ -124,7 +124,7 @@ impl<D: Device> Stepper<D> {
         self.refuse_open_pass()?;
         for k in 0..self.rates.schedules.len() {
             let (group, schedule) = &self.rates.schedules[k];
-            // What f32 cannot hold any more is nothing: a decay must not end in an error.
+            // A rate that f32 rounds to zero is set to zero: a decay must not end in an error.
             let lr = Some(schedule.lr_at(self.rates.step)).filter(|lr| *lr as f32 != 0.0).unwrap_or(0.0);
             if self.optimizers.lr(group).is_some_and(|now| now.to_bits() == lr.to_bits()) {
                 continue;

@@ -1,6 +1,6 @@
-//! What steps a parameter: a stepper's optimizers and their states, listed.
+//! Lists the optimizers that step a parameter, and their states.
 //!
-//! For checkpoints, schedules and whoever wants to know. Must not change anything.
+//! For checkpoints, schedules and inspection. Nothing here changes the stepper.
 
 use crate::stepper::state::attached::{Attached, OptimizerId};
 use std::borrow::Cow;
@@ -11,7 +11,7 @@ use crate::layout::ParamId;
 use crate::stepper::stepper::Stepper;
 
 impl<D: Device> Stepper<D> {
-    /// All optimizers: those of groups in the layout's order, then further ones of groups, then those of single
+    /// Returns all optimizers: those of groups in the layout's order, then further ones of groups, then those of single
     /// parameters in the order in which they were registered.
     ///
     /// ```
@@ -38,7 +38,7 @@ impl<D: Device> Stepper<D> {
         self.optimizers.all()
     }
 
-    /// The optimizers of a parameter: those that step it, in their order, then those that are
+    /// Returns the optimizers of a parameter: those that step it, in their order, then those that are
     /// [attached](crate::StepperBuilder::attach) to it alone.
     ///
     /// # Errors
@@ -52,8 +52,8 @@ impl<D: Device> Stepper<D> {
         Ok(self.optimizers.stepping(self.layout.index(id)?).collect())
     }
 
-    /// Names of a parameter's states, as [`state`](Stepper::state) takes them: as `torch.optim` calls them, and with
-    /// `#k` behind them for the parameter's `k`-th further optimizer.
+    /// Returns the names of a parameter's states, as [`state`](Stepper::state) takes them: as `torch.optim` calls them,
+    /// and with the suffix `#k` for the parameter's `k`-th further optimizer.
     ///
     /// # Errors
     /// `Layout` if `id` is of another layout.
@@ -61,7 +61,7 @@ impl<D: Device> Stepper<D> {
         Ok(self.optimizers.states(self.layout.index(id)?).map(|(name, _, _)| name).collect())
     }
 
-    /// Names of all states that any parameter has.
+    /// Returns the names of all states that any parameter has.
     pub fn state_names(&self) -> Vec<Cow<'static, str>> {
         let mut names = Vec::new();
         for param in 0..self.layout.parameters().len() {

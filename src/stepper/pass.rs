@@ -197,18 +197,18 @@ impl<D: Device> Stepper<D> {
 }
 
 impl Pass<'_> {
-    /// Views of parameters and gradients. Both borrow the whole pass, so they end where a gradient is handed over:
-    /// take them anew for each layer.
+    /// Returns views of parameters and gradients. Both borrow the whole pass, so they end where a gradient is handed
+    /// over: take them anew for each layer.
     pub fn split(&mut self) -> (Params<'_>, Grads<'_>) {
         (Params::new(self.stepper), Grads::new(self.stepper))
     }
 
-    /// The parameters alone.
+    /// Returns the parameters alone.
     pub fn params(&self) -> Params<'_> {
         Params::new(self.stepper)
     }
 
-    /// The gradients alone.
+    /// Returns the gradients alone.
     pub fn grads(&mut self) -> Grads<'_> {
         Grads::new(self.stepper)
     }
@@ -219,8 +219,8 @@ impl<'a, D: Device> Pass<'a, D> {
         Pass { stepper, open: true }
     }
 
-    /// The trainer has written a parameter's gradient and is done with one use of the parameter. When all parameters
-    /// of the bucket, and all earlier buckets, are there, the bucket is reduced, and stepped as the mode says.
+    /// Hands over a parameter: its gradient is written, and one use of the parameter is done. When all parameters of
+    /// the bucket, and all earlier buckets, are there, the bucket is reduced, and stepped as the mode says.
     ///
     /// # Ordering
     /// Returns at once. From the last use on until the pass or the micro-batch ends, the parameter and its gradient are
@@ -291,7 +291,7 @@ impl<'a, D: Device> Pass<'a, D> {
     ///
     /// # Ordering
     /// Returns at once; the next access waits as far as it must. On a GPU, in Sequential and Eager, the trainer's
-    /// stream waits for all steps, so that raw addresses are safe to use behind it.
+    /// stream waits for all steps, so that raw addresses are safe to use afterwards.
     ///
     /// # Errors
     /// `Order` if micro-batches are still to come; the pass is given up then. Failures of queued ops come with the next
@@ -328,7 +328,7 @@ impl<'a, D: Device> Pass<'a, D> {
     /// # Ordering
     /// Returns at once, but for a pass that broadcasts parameters: there it waits for them. Sequential and Normed have
     /// changed no parameter; in Eager the buckets named in the result stay stepped. Ranks go on together only if all of
-    /// them abandon behind the same bucket; if not, their next collective is a `Mismatch`.
+    /// them abandon after the same bucket; if not, their next collective is a `Mismatch`.
     ///
     /// # Errors
     /// None today.

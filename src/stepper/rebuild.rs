@@ -1,8 +1,8 @@
 //! Buckets laid out anew, in the order in which gradients really arrive, without a bit of what has been learnt lost.
 //!
-//! Rank 0's order is everybody's: it travels through the gradients' own memory, so that every device and every
-//! collective can carry it. Must leave the stepper on its old buckets until the new ones are there whole. Idea:
-//! PyTorch's reducer, which rebuilds once, before the second forward.
+//! All ranks take rank 0's order, which travels through the gradients' own memory, so that every device and every
+//! collective can carry it. The stepper keeps its old buckets until the new ones are complete. Idea: PyTorch's reducer,
+//! which rebuilds once, before the second forward.
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;
@@ -22,17 +22,16 @@ use crate::stepper::stepper::Stepper;
 
 impl<D: Device> Stepper<D> {
     /// Lays the buckets out anew, filled in the order in which rank 0 handed its gradients over in the last micro-batch
-    /// of the last pass; parameters without one, unused or frozen, come last, in reverse registration order. A bucket
-    /// is then complete as early as it can be, whatever order the layout was written in. Returns whether anything has
-    /// changed.
+    /// of the last pass; parameters without one, unused or frozen, come last, in reverse registration order. Each
+    /// bucket is then complete as early as possible for any order of the layout. Returns whether anything has changed.
     ///
-    /// All ranks call it at the same point between passes, once, behind the first pass, as a rule: it costs a
-    /// collective, memory for both sets of buckets while it lasts, and a copy of every tensor by way of the host.
-    /// Parameters, gradients, states, step counts, rates, frozen parameters and the status go along, bit for bit, and
-    /// what is trained later is the same bits as without. A [recording](crate::StepperBuilder::record) starts anew with
-    /// the new buckets, which it is judged by: [take](Self::take_recording) that of the old ones before. On a GPU,
-    /// captured passes are of the old buckets, and addresses too: [`replay`](Self::replay) refuses them, and new ones
-    /// are asked for.
+    /// All ranks call it at the same point between passes, usually once, after the first pass. It costs a collective,
+    /// memory for both sets of buckets while it lasts, and a copy of every tensor by way of the host. Parameters,
+    /// gradients, states, step counts, rates, frozen parameters and the status go along, bit for bit, and later
+    /// training has the same bits as without. A [recording](crate::StepperBuilder::record) starts anew with the new
+    /// buckets, which it is judged by: [take](Self::take_recording) that of the old ones before. On a GPU, captured
+    /// passes are of the old buckets, and addresses too: [`replay`](Self::replay) refuses them, and new ones are asked
+    /// for.
     ///
     /// ```
     /// # use instep::{AdamW, Layout, Solo, Stepper};
@@ -59,8 +58,8 @@ impl<D: Device> Stepper<D> {
     ///
     /// # Errors
     /// `Unsupported` if buckets are the caller's, or sums are made elsewhere; `Order` inside a pass, `Poisoned` after a
-    /// failure. What building a stepper refuses, memory above all, leaves this one on its old buckets; a rank that goes
-    /// on with them alone is a `Mismatch` at the next collective, where ranks [compare](Self::set_lr).
+    /// failure. If the new device cannot be built, for lack of memory above all, the stepper keeps its old buckets; a
+    /// rank that goes on with them alone is a `Mismatch` at the next collective, where ranks [compare](Self::set_lr).
     pub fn rebuild_buckets(&mut self) -> Result<bool> {
         self.refuse_open_pass()?;
         if self.plan.is_foreign() || self.comm.sums_outside() {
@@ -81,9 +80,9 @@ impl<D: Device> Stepper<D> {
         Ok(true)
     }
 
-    /// Gives parameters a further optimizer, behind those that they have; what has had none and was averaged is stepped
-    /// from now on. All ranks call it at the same point between passes. It costs what
-    /// [`rebuild_buckets`](Self::rebuild_buckets) costs, and keeps what that keeps. The new optimizer begins as in a
+    /// Gives parameters a further optimizer, after those that they have. A parameter that had none was averaged and is
+    /// stepped from now on. All ranks call it at the same point between passes. It costs what
+    /// [`rebuild_buckets`](Self::rebuild_buckets) costs, and keeps the same things. The new optimizer begins as in a
     /// new training: its states are zeros, and it counts its own updates ([`step_count_of`](Self::step_count_of)).
     ///
     /// ```

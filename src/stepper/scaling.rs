@@ -1,7 +1,7 @@
 //! Dynamic loss scaling and clipping by the last norm: what one pass tells the next, to read, save and load.
 //!
-//! What is decided here stays on the device; the trainer asks for the scale of its pass. Must wait for no step where
-//! the decision is enough, or Normed would lose its overlap with the next forward.
+//! Decisions stay on the device; the trainer asks for the scale of its pass. A read of a decision waits for no step, or
+//! Normed would lose its overlap with the next forward.
 #![allow(unsafe_code)]
 
 use std::mem::offset_of;
@@ -22,8 +22,8 @@ const PREVIOUS_NORM: Span = {
 };
 
 impl<D: Device> Stepper<D> {
-    /// Where dynamic loss scaling stands behind the last pass, to save it: the scale of the next pass, and how far it
-    /// is from growing.
+    /// Returns the state of dynamic loss scaling after the last pass, to save it: the scale of the next pass, and how
+    /// far it is from growing.
     ///
     /// # Ordering
     /// Waits for the last pass's decision, not for its steps; on a GPU, on the host, for all that the trainer's stream
@@ -72,8 +72,8 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// The norm that [`clip_by_previous_norm`](crate::StepperBuilder::clip_by_previous_norm) would clip the next pass
-    /// by, to save it: the last one that was decided and finite, or `None` before there was one.
+    /// Returns the norm that [`clip_by_previous_norm`](crate::StepperBuilder::clip_by_previous_norm) would clip the
+    /// next pass by, to save it: the last one that was decided and finite, or `None` before there was one.
     ///
     /// # Ordering
     /// Waits for all steps.
@@ -112,7 +112,7 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// What a checkpoint keeps of it, if the scale is dynamic.
+    /// The state for a checkpoint, if the scale is dynamic.
     pub(crate) fn scaler_state_if_any(&self) -> Result<Option<ScalerState>> {
         if self.policy.dynamic_loss_scale { self.scaler_state().map(Some) } else { Ok(None) }
     }
@@ -146,8 +146,8 @@ impl<D: Device> Stepper<D> {
 }
 
 impl<D: Device> Pass<'_, D> {
-    /// The factor that this pass's loss is to have, which the steps divide out of its gradients: always an f32 if it is
-    /// [dynamic](crate::StepperBuilder::loss_scaler), else what the stepper was built with.
+    /// Returns the factor that this pass's loss must have, which the steps divide out of its gradients: always an f32
+    /// if it is [dynamic](crate::StepperBuilder::loss_scaler), else what the stepper was built with.
     ///
     /// ```
     /// # use instep::{Layout, LossScaler, Mode, Sgd, Solo, Stepper};
@@ -167,9 +167,9 @@ impl<D: Device> Pass<'_, D> {
     /// ```
     ///
     /// # Ordering
-    /// Waits for the decision of the pass before, not for its steps, and so for its last sum: ask where the loss is
-    /// scaled, behind forward. On a GPU the host waits for all that the trainer's stream has been given; what must not
-    /// uses [`loss_scale_ptr`](Self::loss_scale_ptr).
+    /// Waits for the decision of the pass before, not for its steps, and so for its last sum: ask after forward, where
+    /// the loss is scaled. On a GPU the host waits for all work on the trainer's stream;
+    /// [`loss_scale_ptr`](Self::loss_scale_ptr) avoids that.
     ///
     /// # Errors
     /// `Poisoned` after a failure.
@@ -182,12 +182,12 @@ impl<D: Device> Pass<'_, D> {
 }
 
 impl Pass<'_, CudaDevice> {
-    /// Where the loss scale of this pass is: one f32, for the trainer's own kernels to read. The address stays the
-    /// same, so a captured graph may hold it.
+    /// Returns the address of this pass's loss scale: one f32, for the trainer's own kernels to read. The address stays
+    /// the same, so a captured graph may hold it.
     ///
     /// # Ordering
-    /// What the trainer's stream is given from here until the pass is finished comes behind the decision of the pass
-    /// before, not behind its steps; the decision of this one comes behind that. Nothing waits on the host.
+    /// Work on the trainer's stream from here until the pass is finished comes after the decision of the previous pass,
+    /// but not after its steps. This pass's decision comes after that work. Nothing waits on the host.
     ///
     /// # Errors
     /// `Config` without a [`loss_scaler`](crate::StepperBuilder::loss_scaler), `Poisoned` after a failure.

@@ -1,7 +1,7 @@
-//! What users hold: a stepper, its passes, and views of the memory that it owns.
+//! The stepper: one rank's layout, plan, state and run, and the calls that need nothing else.
 //!
-//! The safe interface cannot race: views borrow the pass, everything that may launch takes the pass mutably or by
-//! value, and to touch is to wait. Must not decide any order itself; it forwards events to the schedule.
+//! It decides no order itself; it forwards events to the schedule. The interface above cannot race: views borrow the
+//! pass, and every launch takes the pass mutably or by value.
 
 use crate::launch::Settings;
 use std::cell::RefCell;
@@ -26,9 +26,9 @@ use crate::stepper::state::run::{Recording, Run};
 /// One rank's parameters, gradients and optimizer state, and the schedule that steps them.
 ///
 /// # Ordering
-/// Calls return once they are queued; whatever touches memory first waits for the ops that it conflicts with. On a GPU
-/// it is the trainer's stream that waits, wherever a call is said to; the thread does in calls that copy to the host or
-/// from it, in [`join`](Self::join) and [`close`](Self::close), and where it is eight passes ahead.
+/// Calls return once their ops are queued; an access first waits for the ops that it conflicts with. On a GPU the
+/// trainer's stream waits where a call is said to wait. The thread waits in calls that copy to the host or from it, in
+/// [`join`](Self::join) and [`close`](Self::close), and where it is eight passes ahead.
 ///
 /// # Source
 /// PyTorch's overlapped optimizers: `_optimizer_overlap`, `optimizer_overlap_hooks`.
@@ -54,22 +54,22 @@ pub struct Stepper<D: Device = HostDevice> {
 }
 
 impl Stepper {
-    /// The kernels' instruction set.
+    /// Returns the kernels' instruction set.
     pub fn isa(&self) -> Isa {
         self.run.borrow().device.isa()
     }
 }
 
 impl<D: Device> Stepper<D> {
-    /// How many bytes each memory takes, padding included. The arenas of parameters, gradients and each state have as
-    /// many elements, since they share offsets, of the sizes that the [precision](crate::StepperBuilder::precision)
-    /// says.
+    /// Returns how many bytes each memory takes, padding included. The arenas of parameters, gradients and each state
+    /// have as many elements, since they share offsets, of the sizes that the
+    /// [precision](crate::StepperBuilder::precision) says.
     pub fn memory(&self) -> Vec<(Memory, u64)> {
         self.run.borrow().device.sizes()
     }
 
-    /// What has been recorded since the last call, if [`StepperBuilder::record`] asked for it. The checker judges whole
-    /// lists: one that begins in the middle of a run lacks the Records that its Waits refer to.
+    /// Returns the entries recorded since the last call, if [`StepperBuilder::record`] asked for it. The checker judges
+    /// whole lists: one that begins in the middle of a run lacks the Records that its Waits refer to.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -91,7 +91,8 @@ impl<D: Device> Stepper<D> {
         // A failed run has a recording too: what was submitted, and what ran of it.
         let _ = self.settle_between_passes();
         if !D::TRAINER_IS_A_STREAM {
-            // What is behind the last step is to be in it too; a device whose trainer is a stream waits for all.
+            // The recording includes the ops after the last step. A device whose trainer is a stream waits for all
+            // anyway.
             let _ = self.settle_control();
         }
         self.run.get_mut().take_recording()
@@ -116,8 +117,8 @@ impl<D: Device> Stepper<D> {
     /// Ends the stepper.
     ///
     /// # Ordering
-    /// Waits for everything, whatever it returns. On a GPU it does not once something has failed: what was queued
-    /// before may still run, and only a synchronisation of the device tells when it has.
+    /// Waits for everything, also if it returns an error. On a GPU it does not wait after a failure: queued ops may
+    /// still run, and only a synchronisation of the device tells when they have.
     ///
     /// # Errors
     /// `Poisoned` if anything has failed; `Order` if a pass was leaked open, which ends the other ranks too.
@@ -133,27 +134,27 @@ impl<D: Device> Stepper<D> {
         outcome.and(run.device.end())
     }
 
-    /// The layout it was built for.
+    /// Returns the layout it was built for.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// Buckets and offsets.
+    /// Returns buckets and offsets.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
 
-    /// This rank.
+    /// Returns this rank.
     pub fn rank(&self) -> u32 {
         self.comm.rank()
     }
 
-    /// Number of ranks that gradients are averaged over.
+    /// Returns the number of ranks that gradients are averaged over.
     pub fn world_size(&self) -> u32 {
         self.comm.world_size()
     }
 
-    /// When steps run.
+    /// Returns when steps run.
     pub fn mode(&self) -> Mode {
         self.policy.mode
     }
@@ -171,7 +172,7 @@ impl<D: Device> Drop for Stepper<D> {
     }
 }
 
-/// What an abandoned pass leaves behind.
+/// The result of abandoning a pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Abandoned {
     /// Buckets that keep the step of the abandoned pass, with their own step counts, their frozen parameters excepted.

@@ -1,7 +1,7 @@
-//! Tensors as f32, whatever they are stored as: the one place where a stepper converts.
+//! Tensors as f32, for every storage format: the one place where a stepper converts.
 //!
-//! By the kernels' own conversions, so that what has been read and is written again is the same bits: a checkpoint of
-//! f32 resumes a run of any precision. Must round to the nearest always, since what is loaded is no update.
+//! It uses the kernels' own conversions, so a value that was read and is written again keeps its bits, and a checkpoint
+//! of f32 resumes a run of any precision. Conversions round to nearest, since loading is no update.
 #![allow(unsafe_code)]
 
 use std::ptr;
@@ -88,7 +88,7 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Master weights start as the parameters that they stand behind.
+    /// Master weights start as their parameters.
     pub(super) fn derive_masters(&mut self) -> Result<()> {
         let precision = self.plan.storage().precision;
         for id in self.layout.clone().ids() {
@@ -104,7 +104,7 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Where the values of a logical tensor are: of parameters behind an f32 master there.
+    /// The memory that holds the values of a logical tensor: the master of a parameter that has one.
     fn memories_of(&self, memory: Memory) -> (Memory, Option<Memory>) {
         let precision = self.plan.storage().precision;
         match (memory, precision.master, precision.moments) {
@@ -117,7 +117,7 @@ impl<D: Device> Stepper<D> {
         }
     }
 
-    /// What the kernels call the format of one memory, and whether its values have signs.
+    /// The kernels' code for the format of one memory, and whether its values have signs.
     fn format(&self, memory: Memory, segment: &Segment) -> (u32, bool) {
         let storage = self.plan.storage();
         let code = match memory {

@@ -24,7 +24,7 @@ pub struct ParamsMut<'a> {
     stepper: &'a mut Stepper,
 }
 
-/// Write access to gradients, inside a pass. A gradient holds whatever the last pass left until it is written.
+/// Write access to gradients, inside a pass. Until it is written, a gradient holds the last pass's values.
 #[derive(Debug)]
 pub struct Grads<'a> {
     stepper: &'a Stepper,
@@ -35,7 +35,7 @@ impl<'a> Params<'a> {
         Params { stepper }
     }
 
-    /// One parameter.
+    /// Returns one parameter.
     ///
     /// # Shapes
     /// As many elements as registered, aligned to 64 bytes unless [borrowed](crate::Borrowed).
@@ -50,10 +50,10 @@ impl<'a> Params<'a> {
         self.get_as(id)
     }
 
-    /// One parameter, of the type that the stepper's [precision](crate::StepperBuilder::precision) says.
+    /// Returns one parameter, of the type that the stepper's [precision](crate::StepperBuilder::precision) says.
     ///
     /// # Shapes
-    /// As [`get`](Self::get), and so is `# Ordering`.
+    /// Shape and ordering as for [`get`](Self::get).
     ///
     /// # Errors
     /// As [`get`](Self::get); `Unsupported` if it is of another type.
@@ -67,7 +67,7 @@ impl<'a> ParamsMut<'a> {
         ParamsMut { stepper }
     }
 
-    /// One parameter.
+    /// Returns one parameter.
     ///
     /// # Shapes
     /// As many elements as registered, aligned to 64 bytes unless [borrowed](crate::Borrowed).
@@ -82,15 +82,15 @@ impl<'a> ParamsMut<'a> {
         self.get_mut_as(id)
     }
 
-    /// One parameter, of the type that the stepper's [precision](crate::StepperBuilder::precision) says.
+    /// Returns one parameter, of the type that the stepper's [precision](crate::StepperBuilder::precision) says.
     ///
     /// # Shapes
-    /// As [`get_mut`](Self::get_mut), and so are `# Ordering` and `# Errors`.
+    /// Shape, ordering and errors as for [`get_mut`](Self::get_mut).
     pub fn get_mut_as<T: Element>(&mut self, id: ParamId) -> Result<&mut [T]> {
         self.stepper.view_mut(id, Memory::Params)
     }
 
-    /// Calls `write` with each parameter's name and content, in registration order, as f32 whatever the precision.
+    /// Calls `write` with each parameter's name and content, in registration order, as f32 for every precision.
     ///
     /// # Errors
     /// `Poisoned` after a failure.
@@ -113,7 +113,7 @@ impl<'a> Grads<'a> {
         Grads { stepper }
     }
 
-    /// One gradient, to be written whole.
+    /// Returns one gradient, to be written whole.
     ///
     /// # Shapes
     /// As many elements as the parameter, aligned to 64 bytes unless [borrowed](crate::Borrowed).
@@ -127,16 +127,16 @@ impl<'a> Grads<'a> {
         self.get_mut_as(id)
     }
 
-    /// One gradient, of the type that the stepper's [precision](crate::StepperBuilder::precision) says.
+    /// Returns one gradient, of the type that the stepper's [precision](crate::StepperBuilder::precision) says.
     ///
     /// # Shapes
-    /// As [`get_mut`](Self::get_mut), and so are `# Ordering` and `# Errors`.
+    /// Shape, ordering and errors as for [`get_mut`](Self::get_mut).
     pub fn get_mut_as<T: Element>(&mut self, id: ParamId) -> Result<&mut [T]> {
         let [slice] = self.get_disjoint_mut_as([id])?;
         Ok(slice)
     }
 
-    /// Several gradients at once, each as [`get_mut`](Self::get_mut) gives it.
+    /// Returns several gradients at once, each as [`get_mut`](Self::get_mut) gives it.
     ///
     /// # Errors
     /// As [`get_mut`](Self::get_mut); `Layout` if two ids are the same.
@@ -144,7 +144,7 @@ impl<'a> Grads<'a> {
         self.get_disjoint_mut_as(ids)
     }
 
-    /// Several gradients at once, each as [`get_mut_as`](Self::get_mut_as) gives it.
+    /// Returns several gradients at once, each as [`get_mut_as`](Self::get_mut_as) gives it.
     ///
     /// # Errors
     /// As [`get_disjoint_mut`](Self::get_disjoint_mut).
@@ -170,9 +170,8 @@ impl<'a> Grads<'a> {
         for (slice, segment) in slices.iter_mut().zip(segments.iter().flatten()) {
             self.stepper.written.borrow_mut()[segment.param as usize] = true;
             // SAFETY: `claim` has waited for the ops on this bucket and checked that the gradient is not handed over;
-            // launching it takes the pass mutably, which the borrow behind `self` excludes; the ids differ, and
-            // segments of different parameters do not overlap; `require_type` has checked that the memory is of this
-            // type.
+            // launching it takes the pass mutably, which the borrow in `self` excludes; the ids differ, and segments of
+            // different parameters do not overlap; `require_type` has checked that the memory is of this type.
             *slice = unsafe {
                 std::slice::from_raw_parts_mut(
                     self.stepper.address(segment, Memory::Grads).cast(),
@@ -183,7 +182,7 @@ impl<'a> Grads<'a> {
         Ok(slices)
     }
 
-    /// Whether the gradient has not been written in this pass: the first write replaces, later ones add.
+    /// Returns whether the gradient has not been written in this pass: the first write replaces, later ones add.
     ///
     /// # Errors
     /// `Layout` if `id` is of another layout.
@@ -208,7 +207,7 @@ impl<'a> Grads<'a> {
     /// Adds to the gradient, or replaces it if this is the first write of the pass.
     ///
     /// # Shapes
-    /// As [`write`](Self::write), and so are `# Ordering` and `# Errors`.
+    /// Shape, ordering and errors as for [`write`](Self::write).
     pub fn add(&mut self, id: ParamId, values: &[f32]) -> Result<()> {
         if self.is_first(id)? {
             return self.write(id, values);
@@ -270,7 +269,7 @@ impl Stepper {
         self.require_type::<T>(memory)?;
         let segment = self.claim(id, memory, false)?;
         // SAFETY: `claim` has waited for the ops on this bucket; launching anything, and every mutable slice of this
-        // memory, takes the stepper or the pass mutably, which the shared borrow behind the result excludes. (Gradient
+        // memory, takes the stepper or the pass mutably, which the shared borrow in the result excludes. (Gradient
         // slices borrow through `Grads`, parameters and states are never in its memory.) The memory is of this type,
         // and every bit pattern is a value of it.
         Ok(unsafe { std::slice::from_raw_parts(self.address(&segment, memory).cast(), length(&segment)) })

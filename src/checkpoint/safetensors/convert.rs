@@ -1,6 +1,6 @@
 //! From the bytes of a file to f32 values and counts, exactly or not at all.
 //!
-//! Must refuse whatever would be rounded: a state that is off in its last bit is another training.
+//! Refuses every value that would be rounded: a state that is off in its last bit is another training.
 
 use half::{bf16, f16};
 

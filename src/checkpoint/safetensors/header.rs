@@ -1,7 +1,7 @@
 //! The header of a tensor file: names, types, shapes and places of tensors that fill the rest of the file exactly.
 //!
-//! Whatever the bytes, the answer is a header that is true of the file or one line that says what is not. Must not
-//! trust a length before it is held to the file's.
+//! For any bytes, the answer is a header that is true of the file, or one line that names the fault. A length is held
+//! to the file's before it is trusted.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,13 +15,13 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::text::{escaped, quoted};
 
-/// Bytes of the length in front of the header.
+/// Bytes of the length before the header.
 const LENGTH_BYTES: u64 = 8;
 
 /// The format's own limit.
 pub(super) const MAX_HEADER_BYTES: u64 = 100_000_000;
 
-/// What a file holds.
+/// The contents of a file.
 #[derive(Debug)]
 pub struct Header {
     /// By name.
@@ -67,7 +67,7 @@ impl Dtype {
     const ALL: [Dtype; 7] =
         [Dtype::F16, Dtype::Bf16, Dtype::F32, Dtype::F64, Dtype::U32, Dtype::I64, Dtype::U64];
 
-    /// Size of one element.
+    /// Returns the size of one element.
     pub const fn bytes(self) -> u64 {
         match self {
             Dtype::F16 | Dtype::Bf16 => 2,
@@ -76,12 +76,12 @@ impl Dtype {
         }
     }
 
-    /// Whether tensors of a step may be of this type.
+    /// Returns whether tensors of a step may be of this type.
     pub const fn is_stepped(self) -> bool {
         matches!(self, Dtype::F32 | Dtype::Bf16 | Dtype::F16)
     }
 
-    /// As the format spells it.
+    /// Returns the name in the format.
     pub const fn name(self) -> &'static str {
         match self {
             Dtype::F16 => "F16",
@@ -112,12 +112,12 @@ impl fmt::Display for Dtype {
 }
 
 impl Tensor {
-    /// Offset in the file.
+    /// Returns the offset in the file.
     pub fn start_bytes(&self) -> u64 {
         self.start_bytes
     }
 
-    /// Offset of what comes behind it.
+    /// Returns the offset of the next byte.
     pub fn end_bytes(&self) -> u64 {
         self.start_bytes + self.elements * self.dtype.bytes()
     }
@@ -176,7 +176,7 @@ impl Header {
         Ok(Header { tensors, metadata, data_bytes, checksum: hasher.finalize() })
     }
 
-    /// CRC-32 of the header and the length in front of it.
+    /// Returns the CRC-32 of the header and of the length before it.
     pub fn checksum(&self) -> u32 {
         self.checksum
     }
@@ -195,7 +195,7 @@ impl Header {
         }
     }
 
-    /// Bytes behind the header.
+    /// Bytes after the header.
     pub(super) fn data_bytes(&self) -> u64 {
         self.data_bytes
     }

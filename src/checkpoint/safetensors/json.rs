@@ -1,7 +1,7 @@
 //! Two strict shapes of JSON that serde's derives leave open: objects that are spelled as objects, without duplicates.
 //!
 //! A derived struct also takes an array of its fields, and a map keeps the last of two equal keys: both would let a
-//! broken file pass for another one. Must refuse, never repair.
+//! broken file pass for another one. This file must refuse, never repair.
 
 use std::collections::BTreeMap;
 use std::fmt;

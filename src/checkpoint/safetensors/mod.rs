@@ -1,8 +1,8 @@
 //! Tensor files in the safetensors format: a header that is checked in full before a byte of data is read.
 //!
 //! Stricter than the `safetensors` crate, which takes duplicate names, needs the whole file in memory and writes
-//! metadata in random order; its reader is the judge in the tests. Must never allocate more than the header's own
-//! length justifies, whatever it claims.
+//! metadata in random order; its reader is the judge in the tests. It never allocates more than the header's own length
+//! justifies.
 //!
 //! Source: <https://huggingface.co/docs/safetensors>, "Format".
 

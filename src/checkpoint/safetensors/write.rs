@@ -1,6 +1,6 @@
-//! Writes the header of a tensor file in the order it is given, and values behind it.
+//! Writes the header of a tensor file in the given order, and values after it.
 //!
-//! Must not depend on hashing: equal content is equal bytes, since files are compared byte by byte.
+//! This file must not depend on hashing: equal content is equal bytes, since files are compared byte by byte.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -38,8 +38,8 @@ struct Spelling<'a> {
     metadata: &'a BTreeMap<String, String>,
 }
 
-/// The header of a file whose data are these tensors, one behind the other, its length in front. Padded so that the
-/// data start on a multiple of 8 bytes, as the format asks for.
+/// Returns the header of a file whose data are these tensors, one after the other, with its length first. Padding makes
+/// the data start at a multiple of 8 bytes, as the format requires.
 ///
 /// # Errors
 /// `Checkpoint` if it is longer than the format allows.
@@ -60,7 +60,7 @@ pub fn header(entries: &[Entry], metadata: &BTreeMap<String, String>) -> Result<
 /// Writes values in this type, rounded to the nearest, 64 KiB at a time.
 ///
 /// # Errors
-/// What `out` says.
+/// The text in `out`.
 pub fn write_values(out: &mut impl Write, dtype: DType, values: &[f32]) -> io::Result<()> {
     let mut chunk = Vec::with_capacity(CHUNK_BYTES.min(size_of_val(values)));
     for part in values.chunks(CHUNK_BYTES / size_of::<f32>()) {

@@ -1,4 +1,4 @@
-//! What ranks must have in common, as one number that every collective carries.
+//! The agreement: one number for everything that ranks must have in common. Every collective carries it.
 //!
 //! Layout, buckets and options first, then what may change between passes: rates and the frozen set. Ranks that differ
 //! get an error where they would silently have drifted apart. FNV-1a, the same in every process of a run.
@@ -54,7 +54,7 @@ impl Agreement {
         Agreement { options: self.options, built, current: None }
     }
 
-    /// What will not change.
+    /// The part that never changes.
     pub(crate) fn fixed(&self) -> u64 {
         self.built
     }

@@ -12,7 +12,7 @@ pub struct OptimizerId(pub(crate) u32);
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Attached<'a> {
-    /// What [`Stepper::set_lr_of`] calls it.
+    /// The number for [`Stepper::set_lr_of`].
     pub id: OptimizerId,
     /// The layout's group that it was given to; `None` if to single parameters.
     pub group: Option<&'a str>,

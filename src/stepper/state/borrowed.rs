@@ -1,8 +1,7 @@
 //! A stepper on the caller's memory: gradients in flat buckets of any alignment, each parameter in its own allocation.
 //!
-//! For frameworks that own their tensors. The plan keeps its own offsets, so the checker judges the same list; only
-//! what the offsets resolve to is the caller's. Must refuse tensors that overlap, because the checker takes memories
-//! for disjoint.
+//! For frameworks that own their tensors. The plan keeps its own offsets, so the checker judges the same list; only the
+//! addresses are the caller's. Tensors that overlap are refused, because the checker takes memories for disjoint.
 
 use std::ptr::NonNull;
 
@@ -34,12 +33,12 @@ impl Address {
 }
 
 impl Borrowed {
-    /// Nothing yet.
+    /// Starts without any tensor.
     pub fn new() -> Borrowed {
         Borrowed::default()
     }
 
-    /// Where a parameter lies: as many elements as registered, of the type that the stepper's
+    /// Sets the address of a parameter: as many elements as registered, of the type that the stepper's
     /// [precision](crate::StepperBuilder::precision) says. Every parameter of the layout needs one, empty ones too,
     /// whose address may be null.
     pub fn param<T: Element>(mut self, id: ParamId, address: *mut T) -> Borrowed {
@@ -47,7 +46,7 @@ impl Borrowed {
         self
     }
 
-    /// Where a bucket of gradients lies. Buckets launch in the order in which they are added.
+    /// Sets the address of a bucket of gradients. Buckets launch in the order in which they are added.
     pub fn bucket<T: Element>(mut self, bucket: ForeignBucket, address: *mut T) -> Borrowed {
         self.buckets.push((bucket, Address::new(address)));
         self
@@ -130,7 +129,7 @@ fn piece(plan: &Plan, span: Span, given: Address, what: impl Fn() -> String) -> 
         return Err(Error::Layout(format!("{} lies at a null address", what())));
     };
     if (address.addr() as u64).checked_add(span.bytes()).is_none() {
-        return Err(Error::Layout(format!("{} does not fit behind {address:p}", what())));
+        return Err(Error::Layout(format!("{} does not fit after {address:p}", what())));
     }
     Ok(Some(Piece { start: span.start, bytes: span.bytes(), base }))
 }

@@ -5,7 +5,7 @@
 use crate::layout::fold;
 use crate::optim::ScalerState;
 
-/// What was loaded last, for ranks to agree on.
+/// The values that were loaded last, for ranks to compare.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Loaded {
     pub(crate) scaler: Option<ScalerState>,

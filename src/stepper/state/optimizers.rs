@@ -1,7 +1,7 @@
 //! The optimizers of one stepper, and which parameters each of them steps, in which order.
 //!
-//! Pure bookkeeping; the numbers reach the kernels through the settings, the lists through the assignment. Must keep
-//! the old value when it refuses a new one.
+//! Pure bookkeeping; the numbers reach the kernels through the settings, the lists through the assignment. A refused
+//! value leaves the old one.
 
 use std::borrow::Cow;
 
@@ -19,14 +19,14 @@ pub(crate) struct Registered {
     pub(crate) optimizer: Box<dyn Optimizer>,
 }
 
-/// What an optimizer steps.
+/// The parameters that an optimizer steps.
 #[derive(Clone, Debug)]
 pub(crate) enum Target {
     /// Its first optimizer, instead of the stepper's own.
     Group(String),
-    /// A further one behind those that the group has.
-    Behind(String),
-    /// These parameters, in the order of registration, instead of whatever their group has.
+    /// A further one after those that the group has.
+    Further(String),
+    /// These parameters, in the order of registration, instead of their group's optimizer.
     Params(Vec<usize>),
     /// Nothing: it is listed with these parameters.
     Nothing(Vec<usize>),
@@ -39,7 +39,7 @@ pub(crate) struct Optimizers {
     entries: Vec<Entry>,
     /// Per parameter.
     lists: Vec<Vec<u32>>,
-    /// What each parameter's rates are multiplied by.
+    /// The factor in each parameter's rates.
     lr_multipliers: Vec<f64>,
     /// Per round, names of the states that each kernel keeps in it: of the optimizer that keeps most.
     names: Vec<Vec<(u32, &'static [&'static str])>>,
@@ -77,7 +77,7 @@ impl Optimizers {
             found.ok_or_else(|| Error::config("group", name, "is not a group of the layout"))
         };
         let mut first: Vec<Option<Box<dyn Optimizer>>> = groups.iter().map(|_| None).collect();
-        let mut behind: Vec<Vec<Box<dyn Optimizer>>> = groups.iter().map(|_| Vec::new()).collect();
+        let mut further: Vec<Vec<Box<dyn Optimizer>>> = groups.iter().map(|_| Vec::new()).collect();
         let mut own: Vec<(Vec<usize>, bool, Box<dyn Optimizer>)> = Vec::new();
         for Registered { target, optimizer } in registered {
             match target {
@@ -86,7 +86,7 @@ impl Optimizers {
                         return Err(Error::config("group", name, "has hyperparameters already"));
                     }
                 }
-                Target::Behind(name) => behind[place(&name)?].push(optimizer),
+                Target::Further(name) => further[place(&name)?].push(optimizer),
                 Target::Params(params) => own.push((params, true, optimizer)),
                 Target::Nothing(params) => own.push((params, false, optimizer)),
             }
@@ -96,9 +96,9 @@ impl Optimizers {
         let first =
             first.into_iter().map(|own| own.or_else(|| common.map(|common| common.as_rule().boxed())));
         let first: Vec<_> = first.enumerate().collect();
-        let behind =
-            behind.into_iter().enumerate().flat_map(|(g, all)| all.into_iter().map(move |o| (g, Some(o))));
-        for (group, optimizer) in first.into_iter().chain(behind) {
+        let further =
+            further.into_iter().enumerate().flat_map(|(g, all)| all.into_iter().map(move |o| (g, Some(o))));
+        for (group, optimizer) in first.into_iter().chain(further) {
             if let Some(optimizer) = optimizer {
                 of_group[group].push(entries.len() as u32);
                 entries.push(Entry { group: Some(groups[group].clone()), optimizer, attached_to: None });
@@ -178,7 +178,7 @@ impl Optimizers {
         self.lists[param].len()
     }
 
-    /// These and a further one, behind those that its parameters have.
+    /// These and a further one, after those that its parameters have.
     pub(crate) fn with(
         &self,
         params: &[usize],
@@ -236,7 +236,7 @@ impl Optimizers {
         }
     }
 
-    /// What a parameter's optimizer carries beside its count, by name.
+    /// The name of the number that a parameter's optimizer carries beside its count.
     pub(crate) fn carried(&self, param: usize, round: usize) -> Option<&'static str> {
         self.lists[param]
             .get(round)
@@ -267,7 +267,7 @@ impl Optimizers {
         })
     }
 
-    /// The states of a parameter: each one's name, and its place behind the round's first.
+    /// The states of a parameter: each one's name, its round, and its place after the round's first state.
     pub(crate) fn states(
         &self,
         param: usize,
@@ -278,8 +278,8 @@ impl Optimizers {
             let custom = self.entries[*index as usize].optimizer.as_rule().custom().is_some();
             let own = self.entries[*index as usize].optimizer.state_names();
             let known = self.names[round].iter().find(|(k, _)| *k == kernel).map_or(own, |(_, names)| names);
-            // Its own come first, whatever another group calls the state of that number; behind them, what it leaves
-            // alone.
+            // Its own names come first, also where another group gives that number another name; then the states that
+            // it does not use.
             let known = if custom { own } else { known };
             let unused = known.iter().filter(|name| !own.contains(name)).take(known.len() - own.len());
             own.iter().chain(unused).enumerate().map(move |(k, name)| {
@@ -361,7 +361,7 @@ impl Optimizers {
 const SMALLEST_EPS_OF_CODES: f64 = 1.0 / (1u64 << 45) as f64;
 const TOO_SMALL_FOR_CODES: &str = "small second moments are zero in codes of 8 bits, so eps, which is then divided by, must be 2^-45 or more";
 
-/// Whether an optimizer takes its rate times this. What f32 cannot hold any more is nothing, as behind a schedule.
+/// Whether an optimizer accepts its rate times this. As after a schedule, a rate that f32 rounds to zero is zero.
 fn check_rate(optimizer: &dyn Optimizer, multiplier: f64) -> Result<()> {
     let mut multiplied = optimizer.as_rule().boxed();
     let lr = *multiplied.as_rule_mut().lr_mut();

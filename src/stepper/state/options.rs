@@ -2,7 +2,7 @@
 //!
 //! Plain values. The builder decides which of them fit together.
 
-/// What happens to a parameter that no rank had a gradient for in a pass.
+/// The treatment of a parameter that no rank had a gradient for in a pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Unused {
     /// Nothing: value, state and step count stay. A parameter that *some* rank used is stepped on all of them.
@@ -12,7 +12,7 @@ pub enum Unused {
     StepZero,
 }
 
-/// What the sum of gradients is divided by once ranks run out of data.
+/// The divisor of the sum of gradients once ranks run out of data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Divisor {
     /// The number of ranks, those without data included: each sample keeps its weight.

@@ -1,8 +1,8 @@
 //! The one place that sees schedule and device together: ops written by the one are fed to the other.
 //!
-//! Waits of the compute stream are not executed when they are written: the trainer is the caller's thread, so they are
-//! owed, and paid when it next touches memory or its position is next recorded; by a trainer that is a stream at once,
-//! since that holds nobody up. Must record every op and every touch before it happens.
+//! A wait of the compute stream is not executed when it is written. The trainer is the caller's thread, so the wait is
+//! owed, and paid when the trainer next touches memory or its position is next recorded. A trainer that is a stream
+//! pays at once, since that blocks no thread. Every op and every touch is recorded before it happens.
 
 use crate::device::Device;
 use crate::error::Result;
@@ -53,26 +53,26 @@ impl Debt {
     }
 }
 
-/// What one rank did, in submission order, and when its trainer stood still.
+/// The actions of one rank, in submission order, and the times at which its trainer stood still.
 #[derive(Clone, Debug, Default)]
 pub struct Recording {
     /// Ops and trainer accesses, for [`hazard::check`](crate::hazard::check).
     pub list: Vec<Traced>,
     /// When the trainer, thread or stream, stood still.
     pub blocked: Vec<Interval>,
-    /// What the streams ran, each stream in order.
+    /// The ops that the streams ran, each stream in order.
     pub ran: Vec<TimedOp>,
 }
 
 impl Recording {
-    /// How much optimizer time the trainer stood waiting for.
+    /// Returns how much optimizer time the trainer waited for.
     pub fn exposure(&self) -> Exposure {
         let optim = self.ran.iter().filter(|ran| ran.op.stream == Stream::Optim);
         let busy: Vec<Interval> = optim.map(|ran| ran.interval).collect();
         crate::timeline::exposure(&busy, &self.blocked)
     }
 
-    /// When everything happened, for [`timeline`](crate::timeline) to write down.
+    /// Returns when everything happened, for [`timeline`](crate::timeline) to write down.
     pub fn lane(&self, rank: u32) -> Lane<'_> {
         Lane { rank, ran: &self.ran, blocked: &self.blocked }
     }
@@ -95,7 +95,7 @@ impl<D: Device> Run<D> {
                     self.debt.owed[ticket.stream.index()] = ticket.tick
                 }
                 (Stream::Compute, Action::Record(_)) if self.debt.is_owed() => {
-                    // What is owed may be owed by the ops in hand.
+                    // The ops in hand may be the ones that the debt waits for.
                     self.device.submit(&self.batch);
                     self.batch.clear();
                     // A Record says that the waits before it are over, or the run would be weaker than the list.
@@ -172,7 +172,7 @@ impl<D: Device> Run<D> {
         self.debt.pay(&mut self.device, &mut self.recording)
     }
 
-    /// Lets go of what is still owed: positions in a capture that failed, which mean nothing behind it.
+    /// Drops the waits that are still owed: positions in a failed capture mean nothing after it.
     pub(crate) fn forgive(&mut self) {
         self.debt.paid = self.debt.owed;
     }
@@ -189,7 +189,7 @@ impl<D: Device> Run<D> {
         self.recording.is_some()
     }
 
-    /// What was recorded since the last call; of a failed run, what was submitted.
+    /// The entries recorded since the last call; of a failed run, the submitted ones.
     pub(crate) fn take_recording(&mut self) -> Option<Recording> {
         let mut recording = self.recording.as_mut().map(std::mem::take)?;
         recording.ran = self.device.take_timed_ops().unwrap_or_default();

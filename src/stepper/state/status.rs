@@ -4,7 +4,7 @@
 
 use crate::abi::{INSTEP_NO_BUCKET, InstepStatus};
 
-/// What the device decided about the last pass.
+/// The device's decisions about the last pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Status {
     /// Passes begun so far, this one included.
