@@ -74,7 +74,7 @@ impl Executor for CudaDevice {
     }
 
     unsafe fn write_progress(&mut self, record: usize, progress: Progress) -> Result<()> {
-        let at = self.memory.regions.segments().wrapping_add(record);
+        let at = self.memory.regions.records().wrapping_add(record);
         let mut record = self.fetch(at.cast_const())?;
         progress.set(&mut record);
         self.guarded_copy("a copy to the GPU", |device| {
@@ -85,7 +85,7 @@ impl Executor for CudaDevice {
     }
 
     unsafe fn read_progress(&mut self, record: usize) -> Result<Progress> {
-        let at = self.memory.regions.segments().wrapping_add(record);
+        let at = self.memory.regions.records().wrapping_add(record);
         Ok(Progress::of(&self.fetch(at.cast_const())?))
     }
 

@@ -97,7 +97,7 @@ impl DeviceMemory {
             let control = first_control(constants);
             driver.upload(address(memory.regions.control()), bytes_of(&control), stream)?;
             if !records.is_empty() {
-                driver.upload(address(memory.regions.segments()), bytes_of_all(&records), stream)?;
+                driver.upload(address(memory.regions.records()), bytes_of_all(&records), stream)?;
             }
         }
         Ok(memory)

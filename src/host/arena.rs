@@ -191,7 +191,7 @@ impl Memories {
         unsafe {
             self.regions.control().write(control);
             for (k, record) in records.take(self.regions.counts().records).enumerate() {
-                self.regions.segments().add(k).write(record);
+                self.regions.records().add(k).write(record);
             }
         }
     }
@@ -252,7 +252,7 @@ impl Memories {
     pub(crate) unsafe fn read_record(&self, record: usize) -> InstepRecord {
         assert!(record < self.regions.counts().records);
         // SAFETY: within bounds by the assertion, otherwise as in `read_control`.
-        unsafe { self.regions.segments().add(record).read() }
+        unsafe { self.regions.records().add(record).read() }
     }
 
     /// Says how far a record has come.
@@ -262,6 +262,6 @@ impl Memories {
     pub(crate) unsafe fn write_progress(&self, record: usize, progress: Progress) {
         assert!(record < self.regions.counts().records);
         // SAFETY: within bounds by the assertion, aligned, initialised, and touched by no thread now, by the contract.
-        unsafe { progress.set(&mut *self.regions.segments().add(record)) }
+        unsafe { progress.set(&mut *self.regions.records().add(record)) }
     }
 }

@@ -34,7 +34,7 @@ impl StepConstants {
     /// The sizes of the device's control memory, settings and states.
     pub(crate) fn counts(&self, plan: &Plan, assignment: &Assignment) -> Counts {
         Counts {
-            groups: assignment.hypers().len(),
+            hypers: assignment.hypers().len(),
             records: assignment.record_count(),
             norms: assignment.norm_count(),
             // One for each bucket, or none.

@@ -43,8 +43,8 @@ pub(crate) fn begin_args(plan: &Plan, regions: &Regions, constants: &StepConstan
     let (bucket_controls, bucket_count) = regions.bucket_controls();
     InstepBeginArgs {
         control: regions.control(),
-        records: regions.segments(),
-        hypers: regions.groups(),
+        records: regions.records(),
+        hypers: regions.hypers(),
         lr_multipliers: regions.multipliers(),
         actions: regions.actions(),
         norms: regions.norms(),

@@ -60,13 +60,13 @@ impl Region {
     }
 }
 
-/// Where the per-segment records start in control memory.
-const SEGMENTS_AT: usize = size_of::<InstepControl>().next_multiple_of(ALIGNMENT);
+/// Where the records start in control memory.
+const RECORDS_AT: usize = size_of::<InstepControl>().next_multiple_of(ALIGNMENT);
 
 /// How many of what control memory, settings and states hold.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counts {
-    pub(crate) groups: usize,
+    pub(crate) hypers: usize,
     pub(crate) records: usize,
     /// Of records whose rules are scaled by them.
     pub(crate) norms: usize,
@@ -87,7 +87,7 @@ impl Counts {
 
     /// Where the norms do.
     fn norms_at(&self) -> usize {
-        SEGMENTS_AT + self.records * size_of::<InstepRecord>()
+        RECORDS_AT + self.records * size_of::<InstepRecord>()
     }
 
     /// Bytes of the settings: hyperparameters per optimizer, then per record its rate's multiplier, then its action.
@@ -97,7 +97,7 @@ impl Counts {
 
     /// Where the multipliers start in the settings.
     pub(crate) fn multipliers_at(&self) -> usize {
-        self.groups * size_of::<InstepHyper>()
+        self.hypers * size_of::<InstepHyper>()
     }
 
     /// Where the actions do.
@@ -197,9 +197,9 @@ impl Regions {
         if count == 0 { self.control() } else { first.wrapping_add(bucket as usize) }
     }
 
-    /// The first per-segment record.
-    pub(crate) fn segments(&self) -> *mut InstepRecord {
-        self.control.base().wrapping_add(SEGMENTS_AT).cast()
+    /// The first record.
+    pub(crate) fn records(&self) -> *mut InstepRecord {
+        self.control.base().wrapping_add(RECORDS_AT).cast()
     }
 
     /// The first record's norms, or null if there are none.
@@ -213,8 +213,8 @@ impl Regions {
         self.settings.base().cast()
     }
 
-    /// The first group's hyperparameters.
-    pub(crate) fn groups(&self) -> *mut InstepHyper {
+    /// The first optimizer's hyperparameters.
+    pub(crate) fn hypers(&self) -> *mut InstepHyper {
         self.settings.base().cast()
     }
 

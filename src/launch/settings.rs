@@ -24,8 +24,8 @@ pub struct Settings {
 impl Settings {
     /// The settings before the first pass: the optimizers' hyperparameters, multipliers of 1, the plan's actions.
     pub(crate) fn new(plan: &Plan, assignment: &Assignment) -> Settings {
-        let (groups, records) = (assignment.hypers().len(), assignment.record_count());
-        let counts = Counts { groups, records, ..Counts::default() };
+        let (hypers, records) = (assignment.hypers().len(), assignment.record_count());
+        let counts = Counts { hypers, records, ..Counts::default() };
         let mut settings = Settings { counts, words: vec![0; counts.settings_bytes() / WORD] };
         for (index, hyper) in assignment.hypers().enumerate() {
             settings.set_hyper(index, &hyper);
@@ -44,7 +44,7 @@ impl Settings {
     /// Sets one optimizer's hyperparameters.
     pub(crate) fn set_hyper(&mut self, index: usize, hyper: &InstepHyper) {
         const WORDS: usize = size_of::<InstepHyper>() / WORD;
-        assert!(index < self.counts.groups, "there is no such optimizer");
+        assert!(index < self.counts.hypers, "there is no such optimizer");
         let to = &mut self.words[index * WORDS..][..WORDS];
         // SAFETY: a union of plain numbers without padding, as long as the slice.
         unsafe { ptr::copy_nonoverlapping(ptr::from_ref(hyper).cast(), to.as_mut_ptr(), WORDS) }

@@ -81,7 +81,7 @@ impl Launch {
         let mut args = InstepStepArgs {
             // One that is not summed over ranks takes no part in norms and clips.
             control: if described.is_local { regions.control() } else { regions.control_of(bucket) },
-            records: regions.segments(),
+            records: regions.records(),
             optimizer: launch.kernel,
             state_count: launch.states as u32,
             bucket,
