@@ -1,7 +1,7 @@
 //! One rank's GPU: what it owns, how it is built, and how it is dropped without a wait.
 //!
-//! Construction prepares all arguments, so a pass allocates nothing. Fields that the GPU may still use are dropped by hand,
-//! in `drop`, which says in which order.
+//! Construction prepares all arguments, so a pass allocates nothing. Fields that the GPU may still use are dropped by
+//! hand, in `drop`, which says in which order.
 #![allow(unsafe_code)]
 
 use std::mem::{self, ManuallyDrop};

@@ -51,8 +51,8 @@ impl CudaDevice {
             return Err(error.clone());
         }
         let _entered = Entered::new(&*self.driver)?;
-        // SAFETY: the trainer's stream, alive by the promise of whoever named it. If somebody captures it already, this
-        // is refused and nothing has failed.
+        // SAFETY: the trainer's stream, alive by the promise of the caller who named it. If it is being captured
+        // already, this is refused and nothing has failed.
         unsafe { self.driver.begin_capture(compute)? };
         self.is_capturing = true;
         // The capture may record events of the ring, and those cannot be queried afterwards.

@@ -1,7 +1,7 @@
 //! Kernel launches of the buckets, prepared before the first pass.
 //!
-//! A launch holds its arguments and its grid, so running it takes one driver call and, with the user's own code, one call
-//! per parameter. The addresses in the arguments lead into the stepper's memory, which outlives the launches.
+//! A launch holds its arguments and its grid, so running it takes one driver call and, with the user's own code, one
+//! call per parameter. The addresses in the arguments lead into the stepper's memory, which outlives the launches.
 #![allow(unsafe_code)]
 
 use std::ptr;

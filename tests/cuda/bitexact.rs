@@ -1,8 +1,8 @@
 //! Steppers on a GPU against steppers on the host: every bit, in every mode, by the same calls.
 //!
-//! Without a GPU the stand-in takes the driver's place, so what is proven here is all but the hardware; with
-//! `INSTEP_REQUIRE_GPU=1` the same tests run on the real device, and in the lane that compiles the kernels for the CPU
-//! on fibers. Must compare with the host device only, never with itself.
+//! Without a GPU the stand-in takes the driver's place, so these tests prove everything but the hardware. With
+//! `INSTEP_REQUIRE_GPU=1` they run on a GPU, and in the lane that compiles the kernels for the CPU, on fibers. Every
+//! test compares with the host device, never with itself.
 
 use std::num::NonZeroU32;
 
@@ -40,7 +40,7 @@ fn assert_same(
     assert_eq!(gpu.status, host.status, "{what}");
 }
 
-/// What a test does with a stepper of either device.
+/// The operations of a test, on a stepper of either device.
 trait Trainer {
     fn pass(&mut self, options: &Options, gradient: &mut dyn FnMut(usize, &mut [f32]) -> bool) -> Result<()>;
     fn accumulate(&mut self, micro_batches: u32) -> Result<()>;
@@ -181,7 +181,7 @@ fn micro_batches_and_joined_ranks_give_the_hosts_bits() {
         let options = Options { uneven: Some(Divisor::ContributingRanks), world_size: 1, ..options(mode) };
         assert_same(&[300, 5], few_optimizers()[1], &options, &format!("{mode:?}, joining"), |trainer| {
             trainer.accumulate(1)?;
-            assert!(!trainer.join()?, "nobody had data");
+            assert!(!trainer.join()?, "no rank had data");
             trainer.accumulate(2)
         });
     }
@@ -227,7 +227,7 @@ fn replayed_graphs_are_the_passes_that_they_captured() {
         let mut gpu = options.stepper_on(&cuda, &layout, optim, Solo::new(3)).unwrap();
         paint_params(&mut host);
         paint_params(&mut gpu);
-        // The gradients stay where the first pass has left them, since sums on one rank change nothing.
+        // The gradients stay as the first pass left them, because a sum over one rank changes nothing.
         pass(&mut host, &options, |param, values| gradient(0, param, values)).unwrap();
         pass(&mut gpu, &options, |param, values| gradient(0, param, values)).unwrap();
         let captured = gpu
@@ -244,10 +244,10 @@ fn replayed_graphs_are_the_passes_that_they_captured() {
             Stepper::set_lr(&mut host, instep::layout::DEFAULT_GROUP, lr).unwrap();
             Stepper::set_lr(&mut gpu, instep::layout::DEFAULT_GROUP, lr).unwrap();
             pass(&mut host, &options, |param, values| gradient(0, param, values)).unwrap();
-            // SAFETY: the capture holds no work of the trainer's.
+            // SAFETY: the capture holds no work of the trainer.
             unsafe { gpu.replay(&captured).unwrap() };
             if replay == 11 {
-                // An ordinary pass in between is one more of the same.
+                // An ordinary pass between replays is another equal pass.
                 pass(&mut host, &options, |param, values| gradient(0, param, values)).unwrap();
                 pass(&mut gpu, &options, |param, values| gradient(0, param, values)).unwrap();
             }
@@ -258,7 +258,7 @@ fn replayed_graphs_are_the_passes_that_they_captured() {
     }
 }
 
-/// With a stream that can be captured, which the legacy default one cannot.
+/// Returns a GPU with a stream that can be captured; the legacy default stream cannot.
 fn capturable() -> Cuda {
     let cuda = cuda();
     let stream = match hardware::is_required() {

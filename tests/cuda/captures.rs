@@ -1,7 +1,7 @@
-//! What a trainer may do with addresses and captures on a GPU: ask early, err, panic, leave a pass, outlive a stepper.
+//! Trainers that misuse addresses and captures on a GPU: they ask early, fail, panic, leave a pass, outlive a stepper.
 //!
-//! On the stand-in, which refuses what a driver refuses: waits across a capture's border, questions inside one, a
-//! stream that is left capturing. Must show after each misdeed that the stepper goes on with the host's bits.
+//! The stand-in refuses what a driver refuses: waits across a capture's border, queries inside one, a stream that is
+//! left capturing. Each test shows that the stepper goes on afterwards with the host's bits.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -60,7 +60,7 @@ fn what_the_trainer_enqueues_up_to_a_hand_over_comes_before_the_sum_however_earl
     }
 }
 
-/// A pass of the trainer's that finishes.
+/// Makes a whole pass.
 fn whole(mut pass: Pass<'_, CudaDevice>, layout: &Layout) -> Result<()> {
     for id in layout.ids().collect::<Vec<_>>().into_iter().rev() {
         pass.grad_ptr(id)?;
@@ -70,7 +70,7 @@ fn whole(mut pass: Pass<'_, CudaDevice>, layout: &Layout) -> Result<()> {
 }
 
 type Misdeed = fn(Pass<'_, CudaDevice>, &Layout, &StandIn) -> Result<()>;
-/// What the trainer does, in words and as code, and what it is told.
+/// What the trainer does, in words and as code, and the error that it expects.
 type Case = (&'static str, Misdeed, fn(&Error) -> bool);
 
 #[test]
@@ -124,7 +124,7 @@ fn a_capture_that_comes_to_nothing_leaves_the_stepper_as_it_was() {
         stand_in.break_call("nothing");
         let captured = gpu.capture(|pass| whole(pass, &layout)).unwrap();
         pass(&mut host, &options, |param, values| gradient(0, param, values)).unwrap();
-        // SAFETY: the capture holds no work of the trainer's.
+        // SAFETY: the capture holds no work of the trainer.
         unsafe { gpu.replay(&captured).unwrap() };
         pass(&mut host, &options, |param, values| gradient(1, param, values)).unwrap();
         pass(&mut gpu, &options, |param, values| gradient(1, param, values)).unwrap();
@@ -151,7 +151,7 @@ fn a_panic_in_a_capture_is_passed_on_and_no_stream_is_left_capturing() {
     assert_eq!(panicked.unwrap_err().downcast_ref(), Some(&"in the trainer"));
     assert!(stand_in.take_calls().iter().any(|call| matches!(call, Call::EndCapture { .. })));
     let captured = stepper.capture(|pass| whole(pass, &layout)).unwrap();
-    // SAFETY: the capture holds no work of the trainer's.
+    // SAFETY: the capture holds no work of the trainer.
     unsafe { stepper.replay(&captured).unwrap() };
 }
 
@@ -171,7 +171,7 @@ fn a_stream_that_is_captured_already_is_refused_and_nothing_has_failed() {
 fn a_capture_that_has_outlived_its_stepper_is_no_other_steppers() {
     let ((_, cuda), layout) = (gpu(), layout(&[300]));
     let mut captures = Vec::new();
-    // Where the last stepper's plan lay, the next one's may.
+    // The next stepper's plan may have the address of the last one's.
     for _ in 0..8 {
         let mut stepper = one_pass(&cuda, &layout);
         for captured in &captures {
@@ -192,7 +192,7 @@ fn a_tensor_that_ends_outside_the_gpus_memory_is_refused() {
     driver.enter().unwrap();
     let memory = driver.allocate(40_000, COMPUTE).unwrap();
     driver.leave();
-    // Of the weights' 12,000 bytes the last are behind the allocation.
+    // The weights' last bytes, of 12,000, are past the end of the allocation.
     let [weights, grads] =
         [32_000, 0].map(|at| std::ptr::with_exposed_provenance_mut::<f32>(memory.0 as usize + at));
     let memory = Borrowed::new().param(id, weights).bucket(ForeignBucket::new(3000).gradient(id, 0), grads);

@@ -1,8 +1,7 @@
-//! The driver's calls, held against the op list that they come from: every wait, record, launch and fill, in order.
+//! The driver's calls, compared with the ops that they come from: every wait, record, launch and fill, in order.
 //!
-//! The list is proven free of races by the checker; here each op is translated by hand, so a device that left a wait
-//! out, launched on another stream or cut another grid would differ. Must not call the library to know what it should
-//! do.
+//! The checker proves that the ops are free of races. These tests translate each op by hand, so a device that omits a
+//! wait, launches on another stream or uses another grid differs. They never ask the library for the expected calls.
 
 use std::collections::{HashMap, HashSet};
 
@@ -20,7 +19,7 @@ use crate::support::{MODES, Options, few_optimizers, layout, paint_params, paint
 
 const LENGTHS: [usize; 5] = [70_000, 0, 300, 2049, 40_000];
 
-/// What one op must become; waits of the trainer's come when it touches something, so they are held apart.
+/// Returns the call of one op. The trainer's waits come at its next touch, so they are kept apart.
 fn expected(op: &Op, plan: &Plan, streams: &HashMap<Stream, StreamHandle>, most: u32) -> Option<Call> {
     let stream = streams[&op.stream];
     let tiles = |bucket: u32| {
@@ -44,19 +43,19 @@ fn expected(op: &Op, plan: &Plan, streams: &HashMap<Stream, StreamHandle>, most:
     }
 }
 
-/// Walks both lists at once; returns how many waits and launches a pass of the steady state makes per stream.
+/// Walks both lists and asserts that every op became its call.
 fn assert_calls(ops: &[Op], calls: &[Call], plan: &Plan, streams: &HashMap<Stream, StreamHandle>, most: u32) {
     let mut events: HashMap<Ticket, EventHandle> = HashMap::new();
-    // Events that the host asks for are of copies, which no op makes.
+    // The host queries events of copies, which no op makes.
     let asked = |call: &Call| if let Call::Query { event } = call { Some(*event) } else { None };
     let asked: HashSet<EventHandle> = calls.iter().filter_map(asked).collect();
     let mut calls = calls.iter().filter(|call| match call {
-        // To measure takes events, as many as ops are measured.
+        // Every measured op takes timed events.
         Call::Query { .. } | Call::Copy { .. } | Call::Make { .. } => false,
         Call::Record { event, .. } => !asked.contains(event),
         _ => true,
     });
-    // The trainer's waits are owed when they are written, and paid at its next touch.
+    // The trainer's waits are issued at its next touch.
     let mut owed: Vec<Ticket> = Vec::new();
     let mut next = |owed: &mut Vec<Ticket>, events: &HashMap<Ticket, EventHandle>| loop {
         match calls.next() {
@@ -70,7 +69,7 @@ fn assert_calls(ops: &[Op], calls: &[Call], plan: &Plan, streams: &HashMap<Strea
     for op in ops {
         match op.action {
             Action::Wait(ticket) if op.stream == Stream::Compute => {
-                // A later position of the same stream stands for an earlier one that is still owed.
+                // A later position of the same stream replaces an earlier one that is still to be issued.
                 owed.retain(|earlier| earlier.stream != ticket.stream);
                 owed.push(ticket);
             }
@@ -80,7 +79,7 @@ fn assert_calls(ops: &[Op], calls: &[Call], plan: &Plan, streams: &HashMap<Strea
             }
             Action::Record(ticket) => match next(&mut owed, &events) {
                 Some(Call::Record { event, stream }) if stream == streams[&op.stream] => {
-                    // An event of a ring names its newest position only.
+                    // An event of a ring stands for its newest position only.
                     events.retain(|_, other| *other != event);
                     events.insert(ticket, event);
                 }
@@ -91,7 +90,7 @@ fn assert_calls(ops: &[Op], calls: &[Call], plan: &Plan, streams: &HashMap<Strea
                     assert_eq!(next(&mut owed, &events), Some(call), "{op}");
                 }
                 if op.action == Action::Control(Phase::Begin) {
-                    // Behind it the settings' slot is free again.
+                    // After it the settings' slot is free again.
                     let freed = next(&mut owed, &events);
                     assert!(
                         matches!(freed, Some(Call::Record { stream, .. }) if stream == streams[&op.stream])
@@ -100,14 +99,14 @@ fn assert_calls(ops: &[Op], calls: &[Call], plan: &Plan, streams: &HashMap<Strea
             }
         }
     }
-    assert_eq!(next(&mut owed, &events), None, "calls that no op asked for");
+    assert_eq!(next(&mut owed, &events), None, "calls that no op explains");
 }
 
 fn ops(list: &[Traced]) -> Vec<Op> {
     list.iter().filter_map(|entry| if let Traced::Op(op) = entry { Some(*op) } else { None }).collect()
 }
 
-/// The trainer's, and those that a stepper with steps of priority -1 has just made.
+/// Returns the trainer's stream, and those of a new stepper whose steps have priority -1.
 fn streams(stand_in: &StandIn) -> HashMap<Stream, StreamHandle> {
     let made = stand_in.take_calls();
     let with = |wanted: i32| {
@@ -171,7 +170,7 @@ fn every_op_becomes_its_call_and_nothing_else_is_called() {
 }
 
 #[test]
-fn sums_of_others_are_waited_for_by_their_events_in_front_of_their_steps() {
+fn a_step_waits_for_the_event_of_an_external_sum() {
     let (stand_in, layout) = (StandIn::new(), layout(&[300, 700]));
     let cuda = Cuda::on(stand_in.clone()).compute_stream(COMPUTE);
     let sums = External::new(&cuda, 0, 4);
@@ -199,7 +198,7 @@ fn sums_of_others_are_waited_for_by_their_events_in_front_of_their_steps() {
             let is_wait = |call: &Call| matches!(call, Call::Wait { event, .. } if event.0 == named[bucket]);
             let waited = at(&is_wait);
             let Call::Wait { stream: reduce, .. } = calls[waited] else { unreachable!() };
-            // The reduce stream's next position is what the step's stream waits for.
+            // The step's stream waits for the reduce stream's next position.
             let marked = calls[waited..].iter().find_map(|call| match call {
                 Call::Record { event, stream } if *stream == reduce => Some(*event),
                 _ => None,
@@ -209,8 +208,8 @@ fn sums_of_others_are_waited_for_by_their_events_in_front_of_their_steps() {
             assert!(calls[waited..step].contains(&ordered), "round {round}, bucket {bucket}: {calls:?}");
         }
     }
-    // Each event stands for one sum: a bucket whose event nobody has named is not stepped.
-    // A gradient that nobody has asked for is none that anybody has summed.
+    // Each event stands for one sum, so a bucket without an event is not stepped. A gradient whose address was not
+    // asked for was not summed either.
     let [first, last] = [layout.ids().next().unwrap(), layout.ids().last().unwrap()];
     let mut pass = stepper.begin().unwrap();
     pass.grad_ptr(last).unwrap();

@@ -1,7 +1,7 @@
-//! What a stepper on a GPU refuses, and what becomes of it when its driver fails: typed errors, nothing half done.
+//! Refusals of a stepper on a GPU, and failures of its driver: typed errors, and nothing half done.
 //!
-//! On the stand-in, whose calls can be made to fail one by one; borrowed memory on a real GPU too, as in `cuda::bitexact`.
-//! Must show for every refusal that nothing was launched, and for every end that all memory came back.
+//! The stand-in's calls can be made to fail one by one; borrowed memory also runs on a GPU, as in `cuda::bitexact`.
+//! Every refusal launches nothing, and every failure frees all memory.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,7 +43,7 @@ fn a_machine_without_kernels_or_driver_says_which_it_lacks() {
 }
 
 #[test]
-fn what_a_gpu_cannot_do_is_refused_before_anything_is_launched() {
+fn options_that_a_gpu_cannot_serve_are_refused_before_any_launch() {
     let (stand_in, layout, optim) = (StandIn::new(), layout(&[300, 5]), few_optimizers()[0]);
     let cuda = Cuda::on(stand_in.clone()).compute_stream(COMPUTE);
     let refused = |options: Options, cuda: &Cuda| {
@@ -65,7 +65,7 @@ fn what_a_gpu_cannot_do_is_refused_before_anything_is_launched() {
     assert_eq!(stand_in.allocated_bytes(), 0);
 }
 
-/// Device memory that holds these values, which the test never gives back.
+/// Allocates device memory with these values, which the test never frees.
 fn device_memory(cuda: &Cuda, values: &[f32]) -> *mut f32 {
     let driver = cuda.driver();
     driver.enter().unwrap();
@@ -125,7 +125,7 @@ fn borrowed_device_memory_gives_the_hosts_bits_at_every_offset() {
             .param(bias, memory.wrapping_add(1001))
             .bucket(bucket, memory.wrapping_add(2003));
         let builder = optim.builder(&layout).unused(Unused::StepZero);
-        // SAFETY: the memory is never given back, and nothing else touches it.
+        // SAFETY: the memory is never freed, and nothing else touches it.
         let mut gpu = unsafe { builder.cuda_borrowing(Solo::default(), borrowed, &cuda).unwrap() };
         paint_params(&mut host);
         paint_params(&mut gpu);
@@ -165,10 +165,10 @@ fn a_failed_call_poisons_with_its_op_and_no_later_op_is_tried() {
 }
 
 #[test]
-fn a_stepper_that_cannot_be_built_gives_everything_back() {
+fn a_stepper_that_cannot_be_built_frees_everything() {
     let layout = layout(&[3000, 300]);
     let calls = ["load", "create_stream", "create_event", "allocate", "allocate_mapped", "upload", "zero"];
-    // Where no position can be marked or asked for, nobody knows whether the GPU is through with the pinned rings.
+    // If events cannot be recorded or queried, the GPU may still use the pinned rings, so those are leaked.
     let cases = calls.map(|call| (call, 0)).into_iter().chain([("record", 4096), ("is_passed", 4096)]);
     for (call, left) in cases {
         let stand_in = StandIn::new();
@@ -190,7 +190,7 @@ fn a_stepper_that_cannot_be_built_gives_everything_back() {
     }
 }
 
-/// A stepper that has made a pass, and waits for sums 20 ms.
+/// Returns a stepper after one pass, with a deadline of 20 ms.
 fn one_pass_under_a_deadline() -> (Arc<StandIn>, Stepper<CudaDevice>) {
     let (stand_in, layout) = (StandIn::new(), layout(&[300]));
     let cuda = Cuda::on(stand_in.clone()).compute_stream(COMPUTE);
@@ -206,15 +206,15 @@ fn one_pass_under_a_deadline() -> (Arc<StandIn>, Stepper<CudaDevice>) {
 fn a_sum_that_hangs_is_a_deadline_and_dropping_its_stepper_waits_for_nothing() {
     let (stand_in, stepper) = one_pass_under_a_deadline();
     stand_in.stall_sums();
-    // Dropped by the call, while the GPU is not through.
+    // The call drops it while the GPU is still busy.
     let error = stepper.close().unwrap_err();
     assert!(matches!(error.cause(), Error::Deadline { missing, .. } if missing.is_empty()), "{error}");
-    // Only what the GPU may still read: the two pinned rings.
+    // Only the two pinned rings are left, because the GPU may still read them.
     assert!(stand_in.allocated_bytes() < 4096, "{} bytes left", stand_in.allocated_bytes());
 }
 
 #[test]
-fn work_of_the_trainers_may_take_longer_than_any_deadline() {
+fn the_trainers_own_work_may_take_longer_than_the_deadline() {
     let (stand_in, stepper) = one_pass_under_a_deadline();
     stand_in.stall();
     std::thread::scope(|scope| {

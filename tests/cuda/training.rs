@@ -1,8 +1,8 @@
-//! Digits learned on a GPU and on the host, in every mode: the same bits after every epoch, and learned.
+//! Digits learned on a GPU and on the host, in every mode: equal bits after every epoch, and good accuracy.
 //!
-//! A network of two layers on the CPU computes the gradients, of whatever parameters the device has; so a single wrong
-//! bit anywhere spreads to all that follows. On the stand-in here, on hardware as `cuda::bitexact` is. Must read parameters
-//! and write gradients by the calls that every device has.
+//! A network of two layers on the CPU computes the gradients from the device's parameters, so one wrong bit spreads to
+//! all later passes. It runs on the stand-in, or on a GPU as `cuda::bitexact` does. Parameters and gradients pass only
+//! through calls that every device has.
 
 #[path = "../../examples/digits/data.rs"]
 #[allow(dead_code)]
@@ -28,7 +28,7 @@ fn lay_out() -> Layout {
     layout.param("w1", CLASSES * HIDDEN).param("b1", CLASSES).build().unwrap()
 }
 
-/// Every output is a bias and the scalar product of an image with a row.
+/// Returns the outputs: a bias plus the scalar product of the image with a row.
 fn connect(weights: &[f32], biases: &[f32], image: &[f32]) -> Vec<f32> {
     let rows = weights.chunks_exact(image.len()).zip(biases);
     rows.map(|(row, bias)| row.iter().zip(image).fold(*bias, |sum, (w, x)| sum + w * x)).collect()
@@ -40,7 +40,7 @@ fn add_outer(grad: &mut [f32], errors: &[f32], inputs: &[f32]) {
     }
 }
 
-/// All parameters, as they are now.
+/// Reads all parameters.
 struct Values {
     weights: [Vec<f32>; 2],
     biases: [Vec<f32>; 2],
@@ -60,7 +60,7 @@ impl Values {
         (hidden, logits)
     }
 
-    /// Gradients of the mean cross-entropy of a batch.
+    /// Computes the gradients of the mean cross-entropy of a batch.
     fn gradients(&self, batch: &Samples) -> Values {
         let mut grads = Values::zeros();
         for (image, label) in batch.images.chunks_exact(PIXELS).zip(&batch.labels) {

@@ -1,7 +1,7 @@
-//! NCCL as far as a machine without a GPU can go: what is refused, by what name, and that the library is found.
+//! NCCL without a GPU: the library is found, and wrong options are refused by name.
 //!
-//! With feature `cuda` and `INSTEP_NCCL` naming a library, its version and its ids are real. Must not skip silently:
-//! with `INSTEP_REQUIRE_NCCL=1` a library that is not found is a failure. What needs a GPU is in `tests/cuda/gpu/nccl.rs`.
+//! With feature `cuda` and `INSTEP_NCCL` naming a library, its version and ids are real. With `INSTEP_REQUIRE_NCCL=1` a
+//! missing library is a failure, not a skip. Tests that need a GPU are in `tests/cuda/gpu/nccl.rs`.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn required() -> bool {
 }
 
 #[test]
-fn a_library_that_is_there_says_its_version_and_makes_ids_and_one_that_is_not_is_a_typed_error() {
+fn the_library_reports_its_version_and_makes_ids_or_its_absence_is_a_typed_error() {
     match nccl::version() {
         Ok(version) => {
             assert!(!required() || version == PINNED, "{version}");
@@ -35,7 +35,7 @@ fn a_library_that_is_there_says_its_version_and_makes_ids_and_one_that_is_not_is
 }
 
 #[test]
-fn options_that_make_no_group_are_refused_before_anything_is_looked_for() {
+fn wrong_options_are_refused_before_the_library_is_loaded() {
     let field = |options: nccl::Options| match Nccl::connect(&options) {
         Err(Error::Config { field, .. }) => field,
         other => panic!("{options:?}: {other:?}"),
@@ -47,9 +47,9 @@ fn options_that_make_no_group_are_refused_before_anything_is_looked_for() {
     assert_eq!(field(nccl::Options { deadline: Duration::ZERO, ..options }), "INSTEP_DEADLINE_MS");
 }
 
-/// Where there is a GPU this makes a group of one, which is as good.
+/// On a machine with a GPU and NCCL this makes a group of one.
 #[test]
-fn what_this_machine_or_build_lacks_is_named_before_another_rank_waits_for_it() {
+fn a_machine_that_lacks_a_library_fails_before_another_rank_waits_for_it() {
     match Nccl::connect(&nccl::Options::default()) {
         Ok(alone) => alone.close().unwrap(),
         Err(Error::NcclUnavailable { why }) => assert!(!required(), "{why}"),
@@ -58,7 +58,7 @@ fn what_this_machine_or_build_lacks_is_named_before_another_rank_waits_for_it() 
         }
         Err(other) => panic!("{other}"),
     }
-    // No deadline passes: rank 1 does not even look for rank 0.
+    // Rank 1 fails without looking for rank 0, so the deadline does not matter.
     let hour = Duration::from_secs(3600);
     let second = nccl::Options { rank: 1, world_size: 2, device: 4096, deadline: hour, ..Default::default() };
     match Nccl::connect(&second) {

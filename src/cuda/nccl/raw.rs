@@ -207,7 +207,7 @@ impl Raw {
 #[derive(Debug)]
 pub(super) struct Registration(*mut c_void);
 
-// SAFETY: a name, used by whoever holds the communicator.
+// SAFETY: a name, used only with the communicator.
 unsafe impl Send for Registration {}
 // SAFETY: as above.
 unsafe impl Sync for Registration {}

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 /// Shortest secret. Anyone who can connect receives a proof against which guesses can be tested, so it must be long.
 const SHORTEST_BYTES: usize = 16;
 
-/// A secret that all ranks of a job know and nobody else does. Its `Debug` output does not show it.
+/// A secret that only the ranks of a job know. Its `Debug` output does not show it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(Vec<u8>);
 

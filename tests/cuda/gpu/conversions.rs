@@ -1,8 +1,8 @@
-//! Does a GPU convert to and from 16 bits as the CPU does, for every value there is?
+//! Conversions to and from 16 bits on a GPU equal the CPU's, for every value.
 //!
-//! The kernels use the GPU's instructions where the CPU uses integers (`kernels/numeric/math.h`); `compare.cu` holds one
-//! against the other, and stochastic rounding and masters in two parts against what they must come to. Must try all
-//! inputs: 2^32 f32, 2^16 f16 (from bf16 both shift).
+//! The kernels use the GPU's instructions where the CPU uses integers (`kernels/numeric/math.h`). `compare.cu` compares
+//! the two, and checks stochastic rounding and split masters against their definitions. It tries all inputs: 2^32 f32
+//! and 2^16 f16. From bf16 both only shift.
 
 use std::path::PathBuf;
 
@@ -34,7 +34,7 @@ fn every_f32_becomes_the_cpus_bf16_and_f16_and_every_f16_its_f32() {
     let mut found = kernels.words(0, 2 * KINDS.len());
     found[KINDS.len()..].fill(u64::MAX);
     let args = CompareArgs { differences: found.as_mut_ptr(), first: 0, count: 1 << 32 };
-    // SAFETY: the kernel's struct; so many words under an address that the GPU has too.
+    // SAFETY: the kernel's struct, with that many words at an address that the GPU can reach.
     unsafe { kernels.launch(c"instep_compare_conversions", &args, 4096, 256) };
     for (kind, name) in KINDS.into_iter().enumerate() {
         let (count, lowest) = (found[kind], found[KINDS.len() + kind]);

@@ -1,7 +1,7 @@
-//! A parameter of more than 2^31 elements on a GPU: what an index of 32 bits, signed or not, would get wrong.
+//! A parameter of more than 2^31 elements on a GPU, which a 32-bit index, signed or not, would get wrong.
 //!
-//! All of it is zero but for windows, which a short parameter on the host repeats: steps are by element, and leaves of
-//! the norm that are zero add nothing, so bits and norm must be equal. Needs 33 GiB of GPU memory for Adam.
+//! It is zero except for windows, and a short parameter on the host holds the same windows. Steps are elementwise and
+//! zeros add nothing to the norm, so bits and norm must be equal. Adam needs 33 GiB of GPU memory.
 
 use instep::cuda::Cuda;
 use instep::cuda::driver::Driver;
@@ -16,7 +16,7 @@ const WINDOWS: [usize; 4] = [0, (1 << 30) - 2048, (1 << 31) - WINDOW, 1 << 31];
 const WINDOW: usize = 4096;
 const CHUNK_BYTES: usize = 64 << 20;
 
-/// What windows hold, one behind the other; the last has the elements that are left.
+/// Fills the windows, one after the other; the last has the remaining elements.
 fn filled(value: impl Fn(usize) -> f32) -> Vec<f32> {
     (0..(WINDOWS.len() - 1) * WINDOW + ELEMENTS - WINDOWS[3]).map(value).collect()
 }
@@ -35,12 +35,12 @@ fn as_bytes(values: &[f32]) -> &[u8] {
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
-/// Copies windows into a tensor of which nothing runs.
+/// Copies windows into a tensor that no kernel uses now.
 fn write(cuda: &Cuda, tensor: DevicePtr, values: &[f32]) {
     hardware::entered(&**cuda.driver(), |driver| {
         windows(values).try_for_each(|(start, window)| {
             let to = DevicePtr(tensor.0 + 4 * start);
-            // SAFETY: inside the tensor; the copy is behind the stepper's work on the trainer's stream.
+            // SAFETY: inside the tensor; the copy comes after the stepper's work on the trainer's stream.
             unsafe { driver.upload(to, as_bytes(window), StreamHandle::default()) }
         })
     });
@@ -52,7 +52,7 @@ fn assert_holds(cuda: &Cuda, tensor: DevicePtr, values: &[f32], what: &str) {
     for first in (0..4 * ELEMENTS).step_by(CHUNK_BYTES) {
         let chunk = &mut chunk[..CHUNK_BYTES.min(4 * ELEMENTS - first)];
         let from = DevicePtr(tensor.0 + first as u64);
-        // SAFETY: inside the tensor, behind the stepper's work on the trainer's stream.
+        // SAFETY: inside the tensor, after the stepper's work on the trainer's stream.
         let download = |driver: &dyn Driver| unsafe { driver.download(chunk, from, StreamHandle::default()) };
         hardware::entered(&**cuda.driver(), download);
         for (start, window) in windows(values) {

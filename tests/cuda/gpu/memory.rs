@@ -1,6 +1,6 @@
-//! A device's memory and a stream of it, for tests: f32 in and out, and a wait with a deadline.
+//! Device memory and a stream for tests: f32 in and out, and a wait with a deadline.
 //!
-//! Whoever uses these has made the device's context current, by [`Gpu::open`] on the same thread.
+//! [`Gpu::open`] makes the device's context current, so every call comes from the thread that called it.
 
 use std::time::{Duration, Instant};
 
@@ -30,9 +30,9 @@ impl Gpu {
         StreamHandle(self.stream.expose_provenance())
     }
 
-    /// Memory of its own, never freed, holding `values`.
+    /// Allocates memory with `values`, which is never freed.
     pub(crate) fn upload(&self, values: &[f32]) -> *mut f32 {
-        // SAFETY: as many bytes as are written next.
+        // SAFETY: exactly the bytes that are written next.
         let address = unsafe { result::malloc_sync(size_of_val(values)) }.unwrap() as usize as *mut f32;
         self.write(address, values);
         address
@@ -43,7 +43,7 @@ impl Gpu {
         unsafe { result::memcpy_htod_sync(address.addr() as u64, values) }.unwrap();
     }
 
-    /// Once the stream is through.
+    /// Reads after all work on the stream.
     pub(crate) fn read(&self, address: *mut f32, count: usize) -> Vec<f32> {
         self.wait(Duration::from_secs(30), || {});
         let mut values = vec![0.0; count];
@@ -52,7 +52,7 @@ impl Gpu {
         values
     }
 
-    /// Whether everything on the stream has ended within the deadline; `ask` is called meanwhile.
+    /// Returns whether all work on the stream ends within the deadline; calls `ask` meanwhile.
     pub(crate) fn ends(&self, deadline: Duration, mut ask: impl FnMut()) -> bool {
         let since = Instant::now();
         // SAFETY: a live stream.

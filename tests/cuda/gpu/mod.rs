@@ -1,8 +1,8 @@
-//! What only a GPU can show. Ignored unless asked for: `cargo test --features cuda --test main -- --ignored cuda::gpu::`.
+//! Tests that need a GPU, ignored by default: `cargo test --features cuda --test main -- --ignored cuda::gpu::`.
 //!
-//! benches/gpu/run.sh runs all of it; what runs on a stand-in too is in the files beside this
-//! folder. Where it can, memory comes straight from the driver, so that a fault of the library's cannot hide one here.
-//! Must fail, and not pass, on a machine without a GPU.
+//! benches/gpu/run.sh runs all of them; tests that also run on the stand-in are in the files beside this folder. Memory
+//! comes straight from the driver where possible, so a fault of the library cannot hide here. Without a GPU these tests
+//! fail.
 
 mod conversions;
 mod large;

@@ -1,7 +1,7 @@
 //! NCCL on one GPU: a group of one, and groups of two processes that share the device, which NCCL 2.30 permits.
 //!
-//! Each rank of two is this binary again, told by environment variables which scene to play; the parent ends a rank
-//! that hangs. Must not be satisfied by a group of one where the scene is about two: there NCCL launches nothing.
+//! Each of two ranks is this binary again, with the scene in environment variables; the parent kills a rank that hangs.
+//! A scene for two ranks never passes with one, because NCCL launches nothing there.
 
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use instep::{Collective, Error, Place};
 use super::memory::Gpu;
 
 const DEADLINE: Duration = Duration::from_secs(20);
-/// Around the parts that NCCL cuts a buffer into, and a bucket of 25 MiB.
+/// Sizes around the chunks that NCCL uses, and a bucket of 25 MiB.
 const COUNTS: [usize; 6] = [1, 3, 256, 4097, 1 << 20, 25 << 18];
 
 fn call(gpu: &Gpu, kind: CollectiveKind, src: *mut f32, dst: *mut f32, count: usize, pass: u64) -> Call {
@@ -33,11 +33,11 @@ fn call(gpu: &Gpu, kind: CollectiveKind, src: *mut f32, dst: *mut f32, count: us
 }
 
 fn enqueue(comm: &Nccl, call: &Call) -> Result<(), Error> {
-    // SAFETY: device memory of the call's length, touched again only after the stream has been waited for.
+    // SAFETY: device memory of the call's length; nothing touches it before a wait for the stream.
     unsafe { comm.enqueue(call) }
 }
 
-/// Small dyadic numbers: sums of them are exact, in any order.
+/// Returns small dyadic numbers, whose sums are exact in any order.
 fn values(rank: u32, count: usize) -> Vec<f32> {
     (0..count).map(|k| ((k * 31 + rank as usize * 17) % 509) as f32 / 8.0).collect()
 }
@@ -114,7 +114,7 @@ fn a_gpu_that_is_not_there_is_named() {
     }
 }
 
-// What two ranks play, and what each of them is expected to come to.
+// The scenes for two ranks, with the outcome that each rank expects.
 
 fn sums(comm: Nccl, gpu: &Gpu) {
     let rank = comm.rank();
@@ -172,7 +172,7 @@ fn dying(comm: Nccl, gpu: &Gpu) {
     let since = Instant::now();
     let lost = loop {
         match comm.check() {
-            Ok(()) => assert!(since.elapsed() < DEADLINE, "nobody missed rank 1"),
+            Ok(()) => assert!(since.elapsed() < DEADLINE, "rank 1 was not missed"),
             Err(error) => break error,
         }
         std::thread::sleep(Duration::from_millis(1));
@@ -183,7 +183,7 @@ fn dying(comm: Nccl, gpu: &Gpu) {
     assert_eq!(comm.check(), Err(lost));
 }
 
-/// Rank 1 gives up; rank 0 waits for a sum and learns why it will not come.
+/// Rank 1 aborts; rank 0 waits for a sum and receives the cause.
 fn giving_up(comm: Nccl, gpu: &Gpu) {
     let memory = gpu.upload(&[1.0; 1024]);
     enqueue(&comm, &call(gpu, CollectiveKind::AllReduce, memory, memory, 1024, 0)).unwrap();
@@ -207,7 +207,7 @@ fn giving_up(comm: Nccl, gpu: &Gpu) {
     }
 }
 
-/// Rank 1 drops its communicator where rank 0 closes it.
+/// Rank 1 drops its communicator; rank 0 closes its own.
 fn dropping(comm: Nccl, gpu: &Gpu) {
     let memory = gpu.upload(&[1.0; 1024]);
     enqueue(&comm, &call(gpu, CollectiveKind::AllReduce, memory, memory, 1024, 0)).unwrap();
@@ -216,7 +216,7 @@ fn dropping(comm: Nccl, gpu: &Gpu) {
         return comm.close().unwrap();
     }
     drop(comm);
-    // Its thread needs the process for a while.
+    // Its thread needs the process to live a little longer.
     std::thread::sleep(Duration::from_secs(5));
 }
 
@@ -231,7 +231,7 @@ const SCENES: [Scene; 6] = [
     ("dropping", dropping),
 ];
 
-/// Not a case of its own: a rank that one of the tests below has started.
+/// Not a test of its own: one of the tests below starts it as a rank.
 #[test]
 #[ignore = "tests/cuda/gpu/nccl.rs starts it: a process of its own per rank"]
 fn rank_of_two() {
@@ -242,7 +242,7 @@ fn rank_of_two() {
     play(Nccl::from_environment().unwrap(), &gpu);
 }
 
-/// A child that does not outlive the test.
+/// A child process that is killed with the test.
 struct Rank(Child);
 
 impl Drop for Rank {

@@ -1,7 +1,7 @@
-//! A driver call as a value, to be compared.
+//! A driver call as a value that tests compare.
 //!
-//! Handles and sizes, no addresses: where memory lies differs from run to run. Must hold whatever orders work or shapes
-//! it, and whatever makes something (a module, an event, memory), which a pass in a steady state must not need.
+//! It has handles and sizes but no addresses, which differ between runs. Every call that orders work, shapes it or
+//! creates an object (a module, an event, memory) has a variant; a pass in a steady state creates nothing.
 
 use instep::cuda::driver::Shape;
 use instep::{EventHandle, StreamHandle};

@@ -1,6 +1,6 @@
-//! What a call does to memory, as a value that a graph can keep: a launch with its own copy of the arguments, or zeros.
+//! The work of a call as a value that a graph can keep: a launch with a copy of its arguments, a copy, or a fill.
 //!
-//! Runs on the CPU, by the CPU's kernels or as fibers. Must give what the GPU's kernels give, for every shape.
+//! It runs on the CPU, with the CPU's kernels or as fibers, and gives the GPU kernels' results for every grid.
 
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
@@ -14,7 +14,7 @@ use super::super::entries;
 
 const COMMON: [&str; 5] = ["instep_begin", "instep_decide", "instep_publish", "instep_norm", "instep_custom"];
 
-/// All kernels; a row's place is its handle.
+/// All kernels; a kernel's index is its handle.
 pub(crate) static KERNELS: LazyLock<Vec<&str>> = LazyLock::new(|| {
     let table = include_str!("../../../kernels/optimizers.def").lines();
     let rows = table.filter_map(|line| line.strip_prefix("OPTIMIZER(")?.split_once(','));
@@ -40,7 +40,7 @@ pub(crate) enum Args {
     Bucket(InstepStepArgs),
 }
 
-// SAFETY: the addresses are of the stand-in's memory, which every thread reaches.
+// SAFETY: the addresses are in the stand-in's memory, which every thread may use.
 unsafe impl Send for Command {}
 
 impl Command {
@@ -60,7 +60,7 @@ impl Command {
     }
 }
 
-/// An address of the stand-in's, as the CPU's.
+/// Returns a device address as a pointer.
 pub(crate) fn pointer(address: DevicePtr) -> *mut u8 {
     std::ptr::with_exposed_provenance_mut(address.0 as usize)
 }
@@ -68,7 +68,7 @@ pub(crate) fn pointer(address: DevicePtr) -> *mut u8 {
 /// Runs a command whose memory nothing else uses meanwhile.
 pub(crate) fn run(command: &Command, fibers: bool) {
     match command {
-        // SAFETY: memory of the stand-in's, as long as the call said.
+        // SAFETY: memory of the stand-in, as long as the call said.
         Command::Zero { address, bytes } => unsafe { pointer(*address).write_bytes(0, *bytes as usize) },
         // SAFETY: as above; the caller says that they do not overlap.
         Command::Copy { to, from, bytes } => unsafe {
@@ -85,9 +85,9 @@ fn as_fibers(kernel: &str, shape: Shape, args: &Args) {
 
     use crate::host_run::launch::launch;
     let (name, blocks) = (CString::new(kernel).unwrap(), shape.blocks);
-    // Fibers come as whole warps; what one thread does, the first of a warp does.
+    // Fibers come as whole warps; the first of a warp does the work of a single thread.
     let threads = shape.threads.next_multiple_of(32);
-    // SAFETY: each kernel's own struct, whose addresses are of the stand-in's memory.
+    // SAFETY: each kernel's own struct, whose addresses are in the stand-in's memory.
     unsafe {
         match args {
             Args::Begin(args) => launch(&name, args, blocks, threads, 2),
@@ -110,7 +110,7 @@ fn on_cpu(kernel: &str, shape: Shape, args: &Args) {
         match args {
             Args::Begin(args) => {
                 assert_eq!((shape.blocks, shape.threads), (1, INSTEP_GPU_THREADS), "{kernel}");
-                // What the GPU's kernel does first: it takes its slot of the ring.
+                // The GPU's kernel first takes its slot of the ring.
                 let slot = (*args.control).passes % args.slot_count * args.slot_words;
                 let words = args.slot_words as usize;
                 args.ring.add(slot as usize).copy_to_nonoverlapping(args.hypers.cast(), words);

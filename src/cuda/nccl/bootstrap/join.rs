@@ -1,8 +1,8 @@
 //! Every rank but 0: it connects to rank 0 again and again, until it has NCCL's id or the deadline passes.
 //!
-//! Whatever answers may be a stranger or not be there yet, so only two answers end the attempts: a failure of the group
-//! that this rank has a seat in, and another world size. With a secret, both count only from an end that has proven
-//! that it knows it.
+//! The answer may come from a stranger, and rank 0 may not be there yet, so only two answers end the attempts: a
+//! failure of the group that this rank has a seat in, and another world size. With a secret, both count only from an
+//! end that has proven that it knows it.
 
 use std::io::ErrorKind;
 use std::net::{TcpStream, ToSocketAddrs};

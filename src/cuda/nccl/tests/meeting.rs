@@ -1,6 +1,6 @@
-//! Ranks that find each other, and everything else that may knock on rank 0's port meanwhile.
+//! Ranks that find each other while others connect to rank 0's port.
 //!
-//! Each case disturbs a group that must come together all the same, or names what kept it from doing so.
+//! In each case the group meets all the same, or the error names the cause.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -148,7 +148,7 @@ fn a_rank_that_gives_up_names_the_last_answer_and_not_what_cut_the_next_attempt_
 }
 
 #[test]
-fn strangers_who_send_garbage_or_nothing_hold_nobody_up() {
+fn strangers_who_send_garbage_or_nothing_do_not_hold_up_the_ranks() {
     disturbed(|port| {
         let garbage: [&[u8]; 6] = [
             b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
@@ -163,7 +163,7 @@ fn strangers_who_send_garbage_or_nothing_hold_nobody_up() {
         for bytes in garbage {
             let mut stream = connect(port);
             stream.write_all(bytes).unwrap();
-            // Whatever comes back, it is the end.
+            // The connection ends, with or without an answer.
             stream.set_read_timeout(Some(AMPLE)).unwrap();
             let _ = stream.read_to_end(&mut Vec::new());
         }

@@ -1,7 +1,7 @@
 //! Ranks that meet, agree, differ, fall silent and die, as threads over loopback. No GPU and no NCCL take part.
 //!
-//! Everything here waits for at most a deadline that the test sets; none asserts how long something took, but that it
-//! ended with the right error. Must not share a port: each test asks the system for one.
+//! No test asserts how long something took, only that it ended with the right error. Each test asks the system for a
+//! port of its own.
 
 mod flooding;
 mod interfaces;
@@ -20,11 +20,11 @@ use crate::cuda::nccl::message::Message;
 use crate::cuda::nccl::{Options, UniqueId, bootstrap};
 use crate::error::Result;
 
-/// Far more than anything here takes; only a test that expects it to pass waits for one.
+/// Far longer than any test takes.
 const AMPLE: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(300);
 
-/// A port that nobody listens on, and that no other test of this process has been given.
+/// Returns a port that is free, and that no other test of this process has.
 fn port() -> u16 {
     static GIVEN: Mutex<Vec<u16>> = Mutex::new(Vec::new());
     let mut given = GIVEN.lock().unwrap();
@@ -45,7 +45,7 @@ fn meet(options: &Options) -> Result<(Group, UniqueId)> {
     bootstrap::meet(options, || Ok([7; 128]))
 }
 
-/// One thread per rank; what each made of the group it met, by rank.
+/// Runs one thread per rank and returns the outcomes by rank.
 fn ranks<T: Send>(world_size: u32, body: impl Fn(u32, Result<Group>) -> T + Sync) -> Vec<T> {
     let port = port();
     let body = &body;

@@ -1,6 +1,6 @@
 //! Ranks that have met: they agree, differ, are late, leave and die, and all others learn which.
 //!
-//! What one rank knows, every rank must report; an echo that names the wrong rank is a failure here.
+//! Every rank must report the same cause; an error that names the wrong rank fails the test.
 
 use std::sync::Barrier;
 use std::thread;
