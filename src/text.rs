@@ -7,8 +7,7 @@ use std::fmt::{self, Display, Write};
 
 /// Characters that a message repeats of a foreign text.
 const LONGEST: usize = 120;
-/// As above, of another rank's error.
-#[cfg(any(feature = "cuda", test))]
+/// Characters that a message repeats of another rank's or a parser's error.
 const LONGEST_SENTENCE: usize = 500;
 
 /// Returns a foreign name between backticks, escaped and shortened.
@@ -17,13 +16,12 @@ pub(crate) fn quoted(name: &str) -> String {
 }
 
 /// Returns a foreign text in one line: what cannot be printed is escaped, and only the first 120 characters are kept.
-pub(crate) fn escaped(text: impl Display) -> String {
+fn escaped(text: impl Display) -> String {
     line(text, LONGEST, "\"'")
 }
 
-/// Returns another rank's error in one line, shortened to 500 characters. Quotation marks and backslashes stay as they
-/// are, so a text does not change when ranks pass it on.
-#[cfg(any(feature = "cuda", test))]
+/// Returns another rank's or a parser's error in one line, shortened to 500 characters. Quotation marks and backslashes
+/// stay as they are, so names that are already quoted do not change.
 pub(crate) fn sentence(text: &str) -> String {
     line(text, LONGEST_SENTENCE, "\"'`\\")
 }

@@ -84,7 +84,7 @@ fn configurations_with_one_fault_are_refused_by_name() {
         ),
         (with(r#""dtypes":{"param":{"bf16":null}}"#), "expected a string"),
         (with(r#""dtypes":{"grad":"f64"}"#), "dtypes.grad = \"f64\""),
-        (with(r#""dtypes":{"master":"bf16"}"#), "none of none, f32, remainder16, remainder8"),
+        (with(r#""dtypes":{"master":"bf16"}"#), "use one of none, f32, remainder16, remainder8"),
         (with(r#""dtypes":{"master":"f32"}"#), "dtypes.master"),
         (with(r#""dtypes":{"param":"f16","master":"remainder16"}"#), "dtypes.master"),
         (
@@ -240,7 +240,7 @@ fn hostile_tensor_files_are_refused_by_name() {
         (raw("{", 0), "header"),
         (raw(&format!("{fine}{fine}"), 4), "trailing"),
         (raw(&one("I64", "[1]", "[0,8]"), 8), "`param.a` has dtype I64, not F32, BF16 or F16"),
-        (raw(&fine.replace("F32", "f32"), 4), "dtype f32"),
+        (raw(&fine.replace("F32", "f32"), 4), "dtype `f32`"),
         (raw(&one("F64", "[1]", "[0,8]"), 8), "dtype F64"),
         (raw(&one("F32", "[2]", "[0,4]"), 4), "`param.a` has shape [2]"),
         (raw(&one("F32", "[-1]", "[0,4]"), 4), "-1"),

@@ -146,7 +146,7 @@ impl<D: Device> Stepper<D> {
     ///
     /// # Errors
     /// `Order` if a pass is open, because one was leaked: see [`abandon_open_pass`](Self::abandon_open_pass); `Config`
-    /// if the optimizer refuses a rate of a [schedule](StepperBuilder::lr_schedule).
+    /// if the optimizer refuses a rate of a [schedule](crate::StepperBuilder::lr_schedule).
     pub fn begin(&mut self) -> Result<Pass<'_, D>> {
         self.begin_accumulating(NonZeroU32::MIN)
     }

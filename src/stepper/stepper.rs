@@ -68,8 +68,8 @@ impl<D: Device> Stepper<D> {
         self.run.borrow().device.sizes()
     }
 
-    /// Returns the entries recorded since the last call, if [`StepperBuilder::record`] asked for it. The checker judges
-    /// whole lists: one that begins in the middle of a run lacks the Records that its Waits refer to.
+    /// Returns the entries recorded since the last call, if [`record`](crate::StepperBuilder::record) asked for it. The
+    /// checker judges whole lists: one that begins in the middle of a run lacks the Records that its Waits refer to.
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -103,7 +103,7 @@ impl<D: Device> Stepper<D> {
         hazard::check(&self.plan, self.assignment.state_count(), &recording.list)
     }
 
-    /// Gives up a pass whose [`Pass`] was leaked.
+    /// Gives up a pass whose [`Pass`](crate::Pass) was leaked.
     ///
     /// # Errors
     /// `Order` if no pass is open.

@@ -13,7 +13,7 @@ use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
 use super::json::{Object, Unique};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::text::{escaped, quoted};
+use crate::text::{quoted, sentence};
 
 /// Bytes of the length before the header.
 const LENGTH_BYTES: u64 = 8;
@@ -159,8 +159,9 @@ impl Header {
         if text.first() != Some(&b'{') {
             return refuse("the file", "has a header that is no JSON object".into());
         }
-        let entries: Entries = serde_json::from_slice(&text)
-            .map_err(|error| Error::checkpoint("the header", format!("is broken: {}", escaped(error))))?;
+        let entries: Entries = serde_json::from_slice(&text).map_err(|error| {
+            Error::checkpoint("the header", format!("is broken: {}", sentence(&error.to_string())))
+        })?;
         let data_bytes = rest_bytes - header_bytes;
         let start_bytes = LENGTH_BYTES + header_bytes;
         check_cover(&entries.tensors, data_bytes)?;

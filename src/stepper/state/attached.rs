@@ -8,11 +8,11 @@ use crate::optim::Optimizer;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OptimizerId(pub(crate) u32);
 
-/// One of a stepper's optimizers, as [`Stepper::optimizers`] lists it.
+/// One of a stepper's optimizers, as [`Stepper::optimizers`](crate::Stepper::optimizers) lists it.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Attached<'a> {
-    /// The number for [`Stepper::set_lr_of`].
+    /// The number for [`Stepper::set_lr_of`](crate::Stepper::set_lr_of).
     pub id: OptimizerId,
     /// The layout's group that it was given to; `None` if to single parameters.
     pub group: Option<&'a str>,
