@@ -1,11 +1,11 @@
-# The steps of .ci/run, one by one. `just` lists them.
+# The steps of .ci/run, one by one; `just` lists them.
 
 default:
     @just --list
 
-# Everything that CI runs
-ci:
-    bash .ci/run
+# Everything that CI runs, or only these lanes of it
+ci *lanes:
+    bash .ci/run {{lanes}}
 
 # Format, lint, document
 check:
@@ -15,6 +15,10 @@ check:
 
 test:
     cargo test
+
+# All tests N times beside busy loops: none may depend on time
+loaded-runs *flags:
+    scripts/loaded-runs.sh {{flags}}
 
 digits *flags:
     cargo run --release --example digits -- {{flags}}

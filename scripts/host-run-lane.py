@@ -9,7 +9,7 @@ alone. Must compile the kernels as they are, with the CPU's rules for
 floating point.
 """
 
-import argparse, os, subprocess, sys, tempfile
+import argparse, json, os, shlex, signal, subprocess, sys, tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,31 +28,40 @@ def main():
     parser.add_argument("--root", type=Path, default=ROOT, help="the tree whose kernels to run; the tests are this one's")
     parser.add_argument("tests", nargs="*", help="only tests whose names contain one of these")
     arguments = parser.parse_args()
-    compiler = os.environ.get("CXX", "g++")
+    compiler = shlex.split(os.environ.get("CXX", "g++"))
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "kernels.so"
         shim = ROOT / "tests/host_run"
         kernels, made = library.with_suffix(".o"), SANITIZERS * arguments.sanitize
-        compiled = subprocess.run([compiler, *FLAGS, *made, *RACES * arguments.races, "-I", arguments.root / "kernels",
+        compiled = subprocess.run([*compiler, *FLAGS, *made, *RACES * arguments.races, "-I", arguments.root / "kernels",
                                    "-I", shim, "-c", shim / "launch.cpp", "-o", kernels])
         if compiled.returncode:
-            sys.exit(f"host-run lane: {compiler} does not compile the kernels")
+            sys.exit(f"host-run lane: {' '.join(compiler)} does not compile the kernels")
         # Not told of -fsanitize=thread the linker adds no runtime: races.h is in its place.
-        subprocess.run([compiler, "-shared", *made, kernels, "-o", library], check=True)
+        subprocess.run([*compiler, "-shared", *made, kernels, "-o", library], check=True)
         environment = dict(os.environ, INSTEP_HOST_RUN=str(library))
-        command = ["cargo", "test", "-q", "--release", "-p", "instep", "--test", "main"]
+        command = [os.environ.get("INSTEP_TESTS") or build_tests()]
         if arguments.sanitize:
-            runtime = subprocess.check_output([compiler, "-print-file-name=libasan.so"], text=True).strip()
-            # In front of the test program alone: cargo and the compilers run as they are. The program leaks by design.
-            runner = ["env", f"LD_PRELOAD={runtime}", "ASAN_OPTIONS=detect_leaks=0", "UBSAN_OPTIONS=print_stacktrace=1"]
-            command += ["--config", f"target.'cfg(all())'.runner = {runner}"]
+            runtime = subprocess.check_output([*compiler, "-print-file-name=libasan.so"], text=True).strip()
+            # The program leaks by design.
+            environment.update(LD_PRELOAD=runtime, ASAN_OPTIONS="detect_leaks=0", UBSAN_OPTIONS="print_stacktrace=1")
         names = [f"host_run::{name}" for name in arguments.tests] or ["host_run::", "cuda::bitexact::", "cuda::training::digits"]
-        listed = subprocess.run([*command, "--", "--include-ignored", "--list", *names], cwd=ROOT, env=environment,
+        listed = subprocess.run([*command, "--include-ignored", "--list", *names], cwd=ROOT, env=environment,
                                 stdout=subprocess.PIPE, text=True)
         if listed.returncode == 0 and ": test" not in listed.stdout:
             sys.exit(f"host-run lane: no test of tests/host_run/mod.rs is called {' or '.join(arguments.tests)}")
-        done = subprocess.run([*command, "--", "--include-ignored", *names], cwd=ROOT, env=environment)
-    sys.exit(done.returncode)
+        done = subprocess.run([*command, "-q", "--include-ignored", *names], cwd=ROOT, env=environment)
+    # A signal's number is negative here, as a shell's status it is above 128.
+    if done.returncode < 0:
+        print(f"host-run lane: {signal.Signals(-done.returncode).name}", file=sys.stderr)
+    sys.exit(done.returncode if done.returncode >= 0 else 128 - done.returncode)
+
+
+def build_tests():
+    """Builds the binary of tests/main.rs and returns its path."""
+    made = subprocess.run(["cargo", "test", "-q", "-p", "instep", "--test", "main", "--no-run",
+                           "--message-format=json-render-diagnostics"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    return next(m["executable"] for m in map(json.loads, made.stdout.splitlines()) if m.get("executable"))
 
 
 main()

@@ -183,11 +183,15 @@ FAULTS = [
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--lane", choices=LANES, help="only this lane's faults")
+    parser.add_argument("--turn", type=int, metavar="N", help="one fault per lane: its N-th, counted round and round")
     parser.add_argument("names", nargs="*", help="only faults whose names contain one of these")
     arguments = parser.parse_args()
     missed = 0
     for name, lane, file, old, new, phrase in FAULTS:
         chosen = not arguments.names or any(part in name for part in arguments.names)
+        if arguments.turn is not None:
+            of_lane = [row[0] for row in FAULTS if row[1] == lane]
+            chosen = name == of_lane[arguments.turn % len(of_lane)]
         if arguments.lane not in (None, lane) or not chosen:
             continue
         with tempfile.TemporaryDirectory() as folder:

@@ -1,12 +1,16 @@
-//! Steady state allocates nothing, on any thread of the process.
+//! A steady state allocates nothing, on any thread of the process.
 //!
-//! A binary of its own, because it replaces the global allocator with one that counts. Must hold one test only:
-//! another one beside it would be counted too.
+//! This is a binary of its own, because it replaces the global allocator with one that counts. It holds one test only,
+//! since another one beside it would be counted too.
 #![allow(clippy::unwrap_used, missing_docs, unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout as AllocLayout, System};
-use std::sync::Barrier;
+use std::fs;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Barrier, Mutex};
+use std::thread;
+use std::time::Duration;
 
 use instep::layout::DEFAULT_GROUP;
 use instep::overlap::{Compressed, GradBucket, Hooked};
@@ -58,6 +62,25 @@ fn train(stepper: &mut Stepper, ids: &[ParamId], passes: usize) -> Result<()> {
     Ok(())
 }
 
+/// A thread that has not begun yet is ready to run, and one that has waits for work; ranks wait for each other here.
+/// A system without /proc gives them time instead.
+fn wait_until_all_other_threads_sleep() {
+    static ONE_RANK_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _looking = ONE_RANK_AT_A_TIME.lock().unwrap();
+    let Ok(own) = fs::read_link("/proc/thread-self") else {
+        return thread::sleep(Duration::from_millis(300));
+    };
+    let sleeps = |task: &Path| {
+        // The state follows the name, which is in parentheses; a thread that has ended has no file.
+        let line = fs::read_to_string(task.join("stat")).unwrap_or_default();
+        line.rsplit_once(") ").is_none_or(|(_, fields)| fields.starts_with('S'))
+    };
+    let tasks = || fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
+    while !tasks().all(|task| task.file_name() == own.file_name() || sleeps(&task)) {
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
 #[test]
 fn steady_state_allocates_nothing_in_any_mode() {
     // Some tiles for the pool's helpers, some buckets for the schedule.
@@ -103,7 +126,9 @@ fn steady_state_allocates_nothing_in_any_mode() {
                 // Threads start and queues grow to their size.
                 train(20)?;
                 // A pool's helper may be slow to start, and the start of a thread allocates.
-                std::thread::sleep(std::time::Duration::from_millis(300));
+                barrier.wait();
+                wait_until_all_other_threads_sleep();
+                barrier.wait();
                 train(20)?;
                 barrier.wait();
                 let before = ALLOCATIONS.load(Ordering::Relaxed);

@@ -1,6 +1,7 @@
-//! States of `torch.optim` in safetensors files: by name or by number, in torch's types, with what torch leaves out.
+//! Imports `torch.optim` states from safetensors files: by name or by number, in torch's types, with what torch leaves
+//! out.
 //!
-//! Files are made by hand as torch would. Must compare bits after every refusal.
+//! The files are made by hand, as torch would write them. After every refusal all bits are compared.
 
 use std::io::Cursor;
 

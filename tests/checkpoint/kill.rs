@@ -1,31 +1,35 @@
 //! Runs that are killed in the middle of a save: whenever it happens, the last whole checkpoint loads.
 //!
-//! A child process saves one generation after the other until it is killed with SIGKILL, 100 times at random moments.
-//! Must see that enough of the kills came between the first byte and the renaming, or it has shown nothing.
+//! A child process saves one generation after the other until a signal kills it: at an exact byte of the file, which the
+//! system's limit on file sizes does, or at a random moment. The moments follow what the last kills met, so that some
+//! come before the renaming and some after it however busy the machine is.
 
-use std::fs::{self, File};
-use std::hash::{BuildHasher, Hasher, RandomState};
+use std::fs;
+use std::hash::{BuildHasher, RandomState};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use instep::checkpoint::{self, Extras, Scalar};
 use instep::{Adam, Layout, Solo, Stepper};
+use tempfile::TempDir;
 
 use crate::checkpoint::round_trip::names;
 
-const KILLS: usize = 100;
+/// Kills at so many places in the file.
+const KILLS_AT_A_BYTE: u64 = 20;
 
-/// Of which at least so many must have come before the renaming.
-const INTERRUPTED: usize = 25;
-
-/// And of these so many before the last byte was written: others came while the file was flushed.
-const HALF_WRITTEN: usize = 5;
+/// Kills at random moments, so many on each side of the renaming; all of them together are limited.
+const KILLS_ON_EACH_SIDE: usize = 20;
+const MOST_KILLS: usize = 1000;
 
 const ELEMENTS: usize = 1 << 18;
 
 const FOLDER: &str = "INSTEP_TEST_FOLDER";
+
+const SIGKILL: i32 = 9;
+const SIGXFSZ: i32 = 25;
 
 const FILE: &str = "last.safetensors";
 
@@ -88,58 +92,108 @@ impl Drop for Saving {
     }
 }
 
-/// Starts a run, kills it `after` its first save has begun, and returns the last generation that it began to save.
-fn kill_one(folder: &Path, after: Duration) -> u64 {
-    let mut command = Command::new(std::env::current_exe().unwrap());
+/// What ends a child.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    /// A file that grows beyond so many KiB: SIGXFSZ, whose default action ends the process like SIGKILL.
+    AtKib(u64),
+    /// SIGKILL so long after its first save has begun.
+    After(Duration),
+}
+
+/// Starts a run, ends it, and returns the last generation that it began to save.
+fn kill_one(folder: &Path, end: End) -> u64 {
+    let tests = std::env::current_exe().unwrap();
+    let mut command = match end {
+        End::AtKib(kib) => {
+            let mut shell = Command::new("bash");
+            let limited = format!("ulimit -c 0; ulimit -f {kib}; exec \"$@\"");
+            shell.args(["-c", &limited, "bash"]).arg(tests);
+            shell
+        }
+        End::After(_) => Command::new(tests),
+    };
     command.args(["--exact", "checkpoint::kill::saves_until_it_is_killed", "--ignored", "--nocapture"]);
     let mut child = Saving(command.env(FOLDER, folder).stdout(Stdio::piped()).spawn().unwrap());
     let mut lines = BufReader::new(child.0.stdout.take().unwrap()).lines();
     let begun = |line: String| line.rsplit_once("saving ").and_then(|(_, number)| number.parse().ok());
     let first: u64 = lines.by_ref().find_map(|line| begun(line.unwrap())).expect("the child saves");
-    std::thread::sleep(after);
-    child.0.kill().unwrap();
+    if let End::After(delay) = end {
+        std::thread::sleep(delay);
+        child.0.kill().unwrap();
+    }
     let status = child.0.wait().unwrap();
-    assert_eq!(
-        std::os::unix::process::ExitStatusExt::signal(&status),
-        Some(9),
-        "it ended by itself: {status}"
-    );
+    let signal = std::os::unix::process::ExitStatusExt::signal(&status);
+    assert_eq!(signal, Some(if let End::AtKib(_) = end { SIGXFSZ } else { SIGKILL }), "{status}");
     lines.filter_map(|line| begun(line.ok()?)).last().unwrap_or(first)
+}
+
+/// The file that kills are aimed at, with a stepper to load it into.
+struct Target {
+    folder: TempDir,
+    stepper: Stepper,
+    last: u64,
+}
+
+impl Target {
+    fn new() -> Self {
+        let (folder, mut stepper) = (tempfile::tempdir().unwrap(), stepper());
+        save(&mut stepper, 1, &folder.path().join(FILE));
+        Target { folder, stepper, last: 1 }
+    }
+
+    fn whole_bytes(&self) -> u64 {
+        fs::metadata(self.folder.path().join(FILE)).unwrap().len()
+    }
+
+    /// Ends a run, asserts that a whole generation is there, and returns the length of what the run left unfinished.
+    fn kill(&mut self, end: End) -> Option<u64> {
+        let begun = kill_one(self.folder.path(), end);
+        let now = generation(&mut self.stepper, &self.folder.path().join(FILE));
+        assert!((begun - 1..=begun).contains(&now), "{end:?}: {now} is there, and {begun} was being saved");
+        assert!(now >= self.last, "{end:?}: generation {now} is there, after {}", self.last);
+        self.last = now;
+        // At most the last run's leftover is there, whatever the others left.
+        let mut leftovers = names(self.folder.path());
+        leftovers.retain(|name| name != FILE);
+        assert!(leftovers.len() <= 1, "{leftovers:?}");
+        leftovers.first().map(|name| fs::metadata(self.folder.path().join(name)).unwrap().len())
+    }
+}
+
+#[test]
+fn a_run_killed_at_any_byte_of_the_file_leaves_the_last_whole_checkpoint() {
+    let mut target = Target::new();
+    let whole_kib = (target.whole_bytes() - 1) / 1024;
+    for kill in 0..KILLS_AT_A_BYTE {
+        // The first and the last whole KiB, and places between.
+        let kib = 1 + kill * (whole_kib - 1) / (KILLS_AT_A_BYTE - 1);
+        assert_eq!(target.kill(End::AtKib(kib)), Some(kib * 1024), "what is left is written up to the limit");
+        assert_eq!(target.last, 1, "no save was finished");
+    }
 }
 
 #[test]
 fn a_run_killed_at_any_moment_leaves_the_last_whole_checkpoint() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join(FILE);
-    let mut stepper = stepper();
-    save(&mut stepper, 1, &path);
-    let since = Instant::now();
-    save(&mut stepper, 2, &path);
-    // Any moment of a save and somewhat more, so that some kills find the first one done.
-    let span_us = since.elapsed().as_micros() as u64 * 3 / 2;
+    let mut target = Target::new();
     let random = RandomState::new();
-    let (mut interrupted, mut half_written, mut last) = (0, 0, 2);
-    for kill in 0..KILLS {
-        let mut hasher = random.build_hasher();
-        hasher.write_usize(kill);
-        let begun = kill_one(folder.path(), Duration::from_micros(hasher.finish() % span_us));
-        let now = generation(&mut stepper, &path);
-        assert!((begun - 1..=begun).contains(&now), "generation {now} is there, and {begun} was being saved");
-        assert!(now >= last, "generation {now} is there, after {last}");
-        last = now;
-        // At most the last run's leftover is there, whatever the others left.
-        let leftovers: Vec<_> = names(folder.path()).into_iter().filter(|name| name != FILE).collect();
-        assert!(leftovers.len() <= 1, "{leftovers:?}");
-        if let Some(name) = leftovers.first() {
-            let whole_bytes = fs::metadata(&path).unwrap().len();
-            let left = File::open(folder.path().join(name)).unwrap().metadata().unwrap().len();
-            interrupted += 1;
-            half_written += usize::from(left < whole_bytes);
+    let (mut span, mut before, mut after, mut kills) = (Duration::from_millis(20), 0, 0, 0);
+    while before < KILLS_ON_EACH_SIDE || after < KILLS_ON_EACH_SIDE {
+        assert!(kills < MOST_KILLS, "{before} kills came before the renaming, {after} after it");
+        kills += 1;
+        let share = random.hash_one(kills) as f64 / u64::MAX as f64;
+        let was = target.last;
+        target.kill(End::After(span.mul_f64(share)));
+        if target.last == was {
+            before += 1;
+            span = span.mul_f64(1.2).min(Duration::from_secs(1));
+        } else {
+            after += 1;
+            span = span.mul_f64(0.8);
         }
     }
-    let report = format!(
-        "{interrupted} of {KILLS} kills came before the renaming, {half_written} of them in the writing"
+    println!(
+        "{before} kills came before the first renaming, {after} after it; generation {} is there",
+        target.last
     );
-    println!("{report}; generation {last} is there");
-    assert!(interrupted >= INTERRUPTED && half_written >= HALF_WRITTEN, "{report}");
 }

@@ -1,7 +1,7 @@
-//! Checkpoints of every precision, with moving averages and without: the bits of the uninterrupted run, or the same
+//! Checkpoints of every precision, with and without moving averages: the bits of the uninterrupted run, or the same
 //! values.
 //!
-//! Values are F32 in the file whatever the stepper has. Must cover every combination of types that a stepper takes.
+//! Files hold F32 whatever the stepper stores. Every combination of types that a stepper accepts is covered.
 
 use std::io::Cursor;
 

@@ -1,7 +1,8 @@
-//! Checkpoints that are damaged, of another model or not to be read to the end: refused by name, with nothing changed.
+//! Checkpoints that are damaged, belong to another model or cannot be read to the end: refused by name, with nothing
+//! changed.
 //!
-//! Files are broken byte by byte and, with checksums made true again, tensor by tensor. Must compare bits after every
-//! refusal.
+//! Files are broken byte by byte and, with corrected checksums, tensor by tensor. After every refusal all bits are
+//! compared.
 
 use std::io::{self, Cursor, Read, Seek, SeekFrom};
 
@@ -27,7 +28,7 @@ pub(crate) fn file(tensors: &[Made], metadata: &[(&str, &str)]) -> Vec<u8> {
     bytes
 }
 
-/// The same with true checksums behind it, and the version.
+/// The same with true checksums after it, and the version.
 fn checkpoint_of(tensors: &[Made], version: &str) -> Vec<u8> {
     let with_data = || tensors.iter().filter(|(.., data)| !data.is_empty());
     // The length of the shape is known, its content belongs to the test.

@@ -1,6 +1,6 @@
-//! Checkpoints: saved by one stepper, loaded by another with other buckets, mode or ranks, and trained on.
+//! Checkpoints saved by one stepper, loaded by another with other buckets, mode or ranks, and trained on.
 //!
-//! What is compared is the uninterrupted run, bit for bit. Must go through files or bytes only.
+//! Each result is compared, bit for bit, with the uninterrupted run. Tests go through files or bytes only.
 
 use std::fs;
 use std::io::Cursor;

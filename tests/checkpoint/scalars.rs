@@ -1,6 +1,6 @@
 //! What a stepper knows beside its tensors, in checkpoints: loss scaler, schedule, the norm to clip by.
 //!
-//! Interrupted everywhere, a run must end in the same file. Must go through bytes only.
+//! A run that is interrupted anywhere ends in the same file as one that is not. Tests go through bytes only.
 
 use std::io::Cursor;
 
@@ -46,7 +46,7 @@ fn the_loss_scaler_the_schedule_and_the_last_norm_go_on_where_they_stood() {
             step(&mut second, *value);
         }
         let (whole, second) = (bytes_of(&whole, &Extras::default()), bytes_of(&second, &Extras::default()));
-        assert!(whole == second, "interrupted behind {interrupted}");
+        assert!(whole == second, "interrupted after {interrupted}");
     }
 }
 

@@ -1,7 +1,7 @@
-//! What a run of passes depends on: buckets, dtypes, options, values; and the comparison of both machines.
+//! The input of a run of passes: buckets, dtypes, options, values; and the comparison of both machines.
 //!
-//! Both run on the same memory, one after the other from the same start, so that addresses in tables are equal too and
-//! every bit can be compared. Must hold no memory: that is `World`'s.
+//! Both run on the same memory, one after the other from the same start, so addresses in tables are equal and every bit
+//! can be compared. Memory itself belongs to `World`.
 
 use instep::abi::*;
 use instep::{DType, Precision};
@@ -37,7 +37,7 @@ pub(crate) struct Case {
     /// How fast a moving average of the parameters forgets, if there is one.
     pub ema: Option<f64>,
     pub zero_grads: bool,
-    /// Elements by which runs of the gradients start behind a cache line; the other memories are off in other ways.
+    /// Elements by which runs of the gradients start past the beginning of a cache line; the other memories are off in other ways.
     pub misalignment: usize,
     /// Elements that every offset is larger by, and every base is earlier by; whole blocks, if states are in 8 bits.
     pub shift: u64,

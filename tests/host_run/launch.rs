@@ -1,7 +1,7 @@
-//! Where the GPU's kernels run: as fibers on the CPU, under AddressSanitizer if that is there, or on a real GPU.
+//! Where the GPU's kernels run: as fibers on the CPU, under AddressSanitizer if it is there, or on a real GPU.
 //!
-//! Fibers are in the shared object that scripts/host-run-lane.py names in `INSTEP_HOST_RUN`; nothing else of the tests
-//! depends on it. Must launch one kernel at a time: the fibers share their threads' stacks and shared memory.
+//! scripts/host-run-lane.py names the shared object with the fibers in `INSTEP_HOST_RUN`. Kernels are launched one at a
+//! time, because fibers share their threads' stacks and shared memory.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};

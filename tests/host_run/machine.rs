@@ -1,7 +1,7 @@
 //! The two machines that run a pass: the library's entries for the CPU, and the GPU's kernels, launched as fibers.
 //!
-//! Must launch what a device would: a block per tile or fewer for norm and step, one block (and some that must do
-//! nothing) for what happens once.
+//! Launches are those of a device: a block per tile or fewer for norm and step, one block (and some that do nothing)
+//! for what happens once.
 
 use std::ffi::{CStr, CString};
 

@@ -1,7 +1,7 @@
 //! Memory of which a kernel may touch some runs and nothing between them.
 //!
-//! What lies between holds a NaN in every dtype, must stay as it is, and is forbidden to AddressSanitizer during a
-//! launch, so that not even a read of it passes. Must not move: structs of the kernels hold its addresses.
+//! The gaps hold a NaN in every dtype and must not change; AddressSanitizer forbids even reads of them during a launch.
+//! The memory never moves, since structs of the kernels hold its addresses.
 
 use std::ops::{DerefMut, Range};
 
@@ -33,7 +33,7 @@ pub(crate) struct Bands {
 }
 
 impl Bands {
-    /// Runs of these lengths, each starting `misalignment` elements, fewer than a line's, behind a cache line. Memories
+    /// Runs of these lengths, each starting `misalignment` elements, fewer than a line's, past the beginning of a cache line. Memories
     /// that differ in elements' size and misalignment share offsets: those depend on the lengths alone.
     pub(crate) fn new(
         name: &'static str,

@@ -112,7 +112,7 @@ fn sometimes_nonfinite(pass: usize, segment: usize, element: usize) -> f32 {
 
 #[test]
 #[ignore = "scripts/host-run-lane.py runs it: compiles the kernels for it"]
-fn a_skipped_pass_a_clipped_one_and_the_ring_behind_them_are_the_cpus() {
+fn a_skipped_pass_a_clipped_one_and_the_ring_after_them_are_the_cpus() {
     let mut stored = precisions().into_iter().cycle();
     for optim in few_optimizers() {
         for skip_nonfinite in [false, true] {

@@ -1,7 +1,7 @@
-//! Whatever tensors are stored as, and rounded by: the GPU's kernels against the CPU's.
+//! The GPU's kernels against the CPU's for every precision and rounding.
 //!
-//! The tests beside this folder take one precision after the other where it should not matter. Must leave out no
-//! precision that a stepper takes: they come from its own check.
+//! The tests in `mod.rs` use one precision after the other where it should not matter. The list here is every precision
+//! that a stepper accepts.
 
 use instep::abi::INSTEP_ACTION_STEP;
 use instep::{DType, Master, Moments, Precision, Rounding};

@@ -17,7 +17,7 @@ enum Kind { READ, WRITE, ATOMIC };
 
 constexpr uint32_t NOBODY = 0, SEVERAL = 0xffffffffu, ATOMICS = 0xfffffffeu;
 
-/* Threads of a launch count from 1; `barriers` lay behind the access. */
+/* Threads of a launch count from 1; `barriers` came before the access. */
 struct Access {
     uint32_t thread, block, barriers;
 };

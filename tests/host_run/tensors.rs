@@ -1,7 +1,7 @@
-//! What a step writes per element, as it is stored: parameters, what stands behind them, states, copy and average.
+//! What a step stores per element: parameters, their masters or remainders, states, copy and average.
 //!
-//! Placed as a layout places it: offsets in elements that all share, and scales by blocks of them. Must start with NaN
-//! in what a first update may only write: copy and average.
+//! Offsets are in elements that all share, as in a layout, and scales are per block of them. Copy and average start as
+//! NaN, since a first update only writes them.
 
 use std::ptr;
 

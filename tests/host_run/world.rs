@@ -1,6 +1,6 @@
 //! Buckets as the kernels see them: memories between guards, the tables over them, and a pass.
 //!
-//! Must give the GPU's kernels what a device would, and the CPU's the same: the norm gets no parameters.
+//! The GPU's kernels get what a device would give them, and the CPU's get the same; the norm gets no parameters.
 
 use std::ptr;
 
@@ -277,7 +277,7 @@ impl World<'_> {
         self.all().into_iter().for_each(|bands| bands.forbid_gaps(false));
     }
 
-    /// A count is an element like the gradients that it lies behind.
+    /// A count is an element like the gradients that precede it.
     fn set_count(&mut self, k: usize, count: f32) {
         match self.case.precision.grad {
             DType::BF16 => self.counts.set(k, 0, half::bf16::from_f32(count).to_bits()),

@@ -1,8 +1,7 @@
 //! Every kind of f32 through every build of the kernels: zeros, subnormals, huge values, infinities, NaNs, noise.
 //!
-//! Most of these have no meaningful update; they must still have the same one everywhere, and stored NaNs must be
-//! the one canonical pattern. Must not compute inputs in floating point: they are bit patterns, so a thread that
-//! flushes subnormals feeds the same ones.
+//! Most have no meaningful update, but it must be the same everywhere, and stored NaNs must be the one canonical
+//! pattern. Inputs are bit patterns, so a thread that flushes subnormals feeds the same ones.
 
 use instep::abi::{InstepControl, InstepDecideArgs};
 use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, Isa, RmsProp, Sgd, Solo};

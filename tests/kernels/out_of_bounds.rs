@@ -1,8 +1,7 @@
 //! Do the kernels stay inside what they are given? Every buffer between guard bands, at every alignment.
 //!
-//! The entries are called directly, on this thread, as the device calls them. A tensor that is read beyond its end
-//! would pick up a guard's NaN, one that is written beyond it would lose a guard; both show as bits. Must pass every
-//! pointer that an argument struct has: a buffer without bands would be a blind spot.
+//! The entries are called directly, on this thread. A read out of bounds picks up a guard's NaN, and a write loses a
+//! guard; both show as bits. Every pointer of an argument struct has bands.
 
 use std::collections::HashSet;
 use std::ffi::c_void;
@@ -53,7 +52,7 @@ fn run(isa: Isa, optim: Optim, len: usize, offset: usize) -> Result {
     let mut param = Guarded::new(len, offset);
     param.values_mut().iter_mut().enumerate().for_each(|(k, p)| *p = paint(1, k));
     let mut second = Guarded::new(SECOND, 0);
-    // One element between the two gradients, and the tail flag and the count of ranks behind them.
+    // One element between the two gradients, and the tail flag and the count of ranks after them.
     let (gap, tail) = (len + 1, len + 1 + SECOND);
     let mut grads = Guarded::new(tail + 2, (offset * 3 + 1) % 16);
     let unused = f32::from_bits(0x7fc0_0bad);

@@ -1,8 +1,7 @@
-//! What a step may do besides, on every instruction set: zero the gradients it has read, write the parameters once
-//! more.
+//! What else a step may do, on every instruction set: zero the gradients it has read, write the parameters once more.
 //!
-//! The kernels are called directly, so that a fault here is not a stepper's. Must take what is expected from
-//! definitions, never from a second run with the same option.
+//! The kernels are called directly, so a fault is not a stepper's. Expected values come from definitions, never from a
+//! second run with the same option.
 
 use instep::Isa;
 use instep::abi::*;
@@ -25,7 +24,7 @@ struct Options {
     skip: bool,
 }
 
-/// What a step of plain SGD left behind, segment by segment; gradients and copy as words of 16 bits.
+/// What a step of plain SGD wrote, segment by segment; gradients and copy as words of 16 bits.
 struct Left {
     params: Vec<f32>,
     grads: Vec<Vec<u16>>,

@@ -18,7 +18,7 @@ const ELEMENTS: u64 = 1 << 16;
 const SCALE: f64 = 4.0 / 256.0;
 
 struct Row {
-    /// p, g, what stands behind p, states.
+    /// p, g, master or remainder of p, states.
     resident: f64,
     moved: f64,
     optimizer: Box<dyn Optimizer>,
@@ -41,31 +41,31 @@ fn rows() -> Vec<Row> {
     let stochastic = Rounding::Stochastic { seed: 1 };
     let of = |param, grad, master, moments| Precision { param, grad, master, moments, rounding: Rounding::Nearest };
     let by_chance = |moments| Precision { rounding: stochastic, ..of(BF16, BF16, Master::None, moments) };
-    let (plain, behind) = (Precision::F32, |master, moments| of(BF16, BF16, master, moments));
+    let (plain, narrow) = (Precision::F32, |master, moments| of(BF16, BF16, master, moments));
     let with = |copy, ema| Storage { precision: plain, copy, ema };
     vec![
         row( 8.0, 12.0, none, plain),
         row(12.0, 20.0, momentum, plain),
-        row(12.0, 20.0, momentum, behind(Master::F32, Moments::F32)),
+        row(12.0, 20.0, momentum, narrow(Master::F32, Moments::F32)),
         row( 6.0, 10.0, momentum, by_chance(Moments::BF16)),
-        row( 5.0 + SCALE, 8.0 + 2.0 * SCALE, momentum, behind(Master::None, EightBit)),
+        row( 5.0 + SCALE, 8.0 + 2.0 * SCALE, momentum, narrow(Master::None, EightBit)),
         row(16.0, 28.0, adamw, plain),
         Row { gradients: Gradients::Zero, ..row(16.0, 32.0, adamw, plain) },
         row(20.0, 36.0, amsgrad, plain),
         row(12.0, 20.0, adamw, of(F32, F32, Master::None, Moments::BF16)),
-        row(16.0, 28.0, adamw, behind(Master::F32, Moments::F32)),
+        row(16.0, 28.0, adamw, narrow(Master::F32, Moments::F32)),
         row(16.0, 28.0, adamw, of(F16, F16, Master::F32, Moments::F32)),
         row(18.0, 30.0, adamw, of(BF16, F32, Master::F32, Moments::F32)),
-        row(12.0, 20.0, adamw, behind(Master::F32, Moments::BF16)),
-        row(14.0, 26.0, adamw, behind(Master::Remainder16, Moments::F32)),
+        row(12.0, 20.0, adamw, narrow(Master::F32, Moments::BF16)),
+        row(14.0, 26.0, adamw, narrow(Master::Remainder16, Moments::F32)),
         row(16.0, 28.0, adamw, of(BF16, F32, Master::Remainder16, Moments::F32)),
-        row(10.0, 18.0, adamw, behind(Master::Remainder16, Moments::BF16)),
+        row(10.0, 18.0, adamw, narrow(Master::Remainder16, Moments::BF16)),
         row(12.0, 22.0, adamw, by_chance(Moments::F32)),
         row( 8.0, 14.0, adamw, by_chance(Moments::BF16)),
         row(10.0 + 2.0 * SCALE, 16.0 + 4.0 * SCALE, adamw, of(F32, F32, Master::None, EightBit)),
         row( 6.0 + 2.0 * SCALE, 10.0 + 4.0 * SCALE, adamw, by_chance(EightBit)),
-        row( 7.0 + 2.0 * SCALE, 12.0 + 4.0 * SCALE, adamw, behind(Master::Remainder8, EightBit)),
-        row( 8.0 + 2.0 * SCALE, 14.0 + 4.0 * SCALE, adamw, behind(Master::Remainder16, EightBit)),
+        row( 7.0 + 2.0 * SCALE, 12.0 + 4.0 * SCALE, adamw, narrow(Master::Remainder8, EightBit)),
+        row( 8.0 + 2.0 * SCALE, 14.0 + 4.0 * SCALE, adamw, narrow(Master::Remainder16, EightBit)),
         row(10.0, 16.0, RmsProp { momentum: 0.9, ..RmsProp::default() }, of(BF16, F32, Master::None, Moments::BF16)),
         row(20.0, 36.0, adamw, with(None, true)),
         row(18.0, 30.0, adamw, with(Some(BF16), false)),
@@ -75,8 +75,8 @@ fn rows() -> Vec<Row> {
         Row { gradients: Gradients::Zero, ..row(16.0, 44.0, lamb, plain) },
         row(20.0, 48.0, lamb, with(None, true)),
         row(18.0, 42.0, lamb, with(Some(BF16), false)),
-        row(16.0, 40.0, lamb, behind(Master::F32, Moments::F32)),
-        row(10.0, 26.0, lamb, behind(Master::Remainder16, Moments::BF16)),
+        row(16.0, 40.0, lamb, narrow(Master::F32, Moments::F32)),
+        row(10.0, 26.0, lamb, narrow(Master::Remainder16, Moments::BF16)),
         row(10.0 + 2.0 * SCALE, 22.0 + 6.0 * SCALE, lamb, of(F32, F32, Master::None, EightBit)),
     ]
 }

@@ -1,7 +1,7 @@
 //! The same bits however the work is cut: instruction sets, bucket caps, threads, modes, hand-over orders, neighbours.
 //!
-//! One plain run is the yardstick, and everything else must equal it bit for bit, the norm included. Must compare
-//! bits, never values: 0 == -0 and NaN != NaN are the cases that matter.
+//! One plain run is the reference, and every other run equals it bit for bit, the norm included. Bits are compared,
+//! since 0 == -0 and NaN != NaN as values.
 
 use instep::{Isa, Layout, Mode, SegmentAction, Solo};
 

@@ -1,7 +1,7 @@
-//! One number per optimizer case: the bits of a whole training, printed so that machines can be held to each other.
+//! One number per optimizer case: the bits of a whole training, printed so that machines can be compared.
 //!
-//! `cargo test digests -- --nocapture` prints a line per case; `.ci/run` compares those of x86-64 and aarch64, which no
-//! single process can do. Must depend on nothing but the inputs painted by formula.
+//! `cargo test digests -- --nocapture` prints a line per case; `.ci/run` compares those of x86-64 and aarch64. They
+//! depend only on inputs painted by formula.
 
 use instep::Mode;
 

@@ -1,8 +1,8 @@
-//! 10^5 updates against f64: rounding may wander, but nothing may pull it one way.
+//! 10^5 updates against f64: rounding may wander, but must not pull one way.
 //!
 //! Gradients and bounds are such that the usual spellings fail: beta*v + (1-beta)*g^2 in f32 has a steady bias of
-//! 1.3e-5 at beta = 0.999, and p*(1 - lr*weight_decay) misstates a decay of 1e-7 by 19 %. Must derive its bounds
-//! from the roundings; a bound that was fitted to a result would only say that nothing has changed.
+//! 1.3e-5 at beta = 0.999, and p*(1 - lr*weight_decay) misstates a decay of 1e-7 by 19 %. Bounds are derived from the
+//! roundings, never fitted to a result.
 
 use instep::{Adam, AdamW, Adamax, Mode, Solo};
 

@@ -1,8 +1,8 @@
 //! The f64 reference against numbers that `torch.optim` itself made, in `tests/numerics/vectors.txt`.
 //!
-//! Everything else is held to the reference, and the reference to PyTorch here, parameters and states, one step at a
-//! time. The file is read, never made: `tests/numerics/vectors.py` says how to. Must not touch the crate: what agrees here is
-//! two f64 programs, so bounds are those of f64.
+//! All other tests use the reference; this one compares it with PyTorch, one step at a time.
+//! `tests/numerics/vectors.py` says how the file is made. Nothing here touches the crate: both sides are f64 programs,
+//! so bounds are those of f64.
 
 use std::collections::HashMap;
 

@@ -1,7 +1,7 @@
-//! What is LAMB's alone: a ratio of norms, and where there is none.
+//! What only LAMB has: a ratio of norms, and cases without one.
 //!
-//! Its formula is held to f64 wherever all optimizers are; here is where that ends: zeros, NaNs, changes that vanish.
-//! Must not take for granted that a ratio matters: cases are such that another one would show.
+//! Other tests compare its formula with f64. This file has zeros, NaNs and changes that vanish, chosen so that another
+//! ratio would show.
 
 use instep::{Lamb, Mode, Solo};
 

@@ -7,7 +7,6 @@ pub(crate) mod digests;
 pub(crate) mod drift;
 pub(crate) mod golden;
 pub(crate) mod lamb;
-pub(crate) mod nadam_product;
 pub(crate) mod norms;
 pub(crate) mod scaled_by_norms;
 pub(crate) mod steps;

@@ -1,7 +1,7 @@
 //! The norm to its last bit: carries, sticky bits, the ends of the range, and leaves that nothing may cut.
 //!
-//! Sums of many leaves hide a wrong bit in one of them, since the total is rounded once more; so these inputs have
-//! few leaves, or sums that are known exactly. Must compare bits or exact numbers, never with a tolerance.
+//! Sums of many leaves hide a wrong bit in one of them, since the total is rounded once more. These inputs have few
+//! leaves or exactly known sums, and are compared without a tolerance.
 
 use instep::{Isa, Mode, Sgd};
 

@@ -1,7 +1,7 @@
-//! The two launches of a rule that is scaled by norms: what they leave is one update, whatever shares the bucket.
+//! The two launches of a rule that is scaled by norms amount to one update, whatever shares the bucket.
 //!
-//! Held to the reference, to definitions, and to steppers that have one parameter and one optimizer each. Must have
-//! norms that something else could get into: of another parameter, another optimizer, or a pass that changed nothing.
+//! They are compared with the reference, with definitions, and with steppers of one parameter and one optimizer. Norms
+//! are such that another parameter, another optimizer or a skipped pass would show in them.
 
 use half::bf16;
 use instep::{AdamW, DType, Gradients, Isa, Layout, Mode, ParamId, SegmentAction, Sgd, Solo, Stepper};
@@ -162,7 +162,7 @@ fn beside_and_behind_other_optimizers_it_does_what_it_does_alone() {
     let (first, second, third) = (Optim::of(adamw), Optim::of(lamb()), Optim::of(heavy));
     let layout = layout(&[300, 2100, 257, 40, 5]);
     let ids: Vec<ParamId> = layout.ids().collect();
-    // In front of another, behind another, on its own, not at all, and from the third pass on.
+    // Before another, after another, on its own, not at all, and from the third pass on.
     let lists: [&[(Optim, usize)]; 5] = [
         &[(second, 0), (third, 0)],
         &[(first, 0), (second, 0)],

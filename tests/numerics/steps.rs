@@ -1,8 +1,7 @@
 //! The kernels against the f64 reference, step by step, over the whole case table.
 //!
-//! Each step is compared with one reference step from the kernel's own state, so the bound is that of a single
-//! step; that the steps connect is what bit equality between consecutive states already says. Must not accept a
-//! result for any reason but the bound in `tolerance`.
+//! Each step is compared with one reference step from the kernel's own state, so the bound is that of a single step. A
+//! result is accepted only within the bound of `tolerance`.
 
 use instep::{Adam, Isa, Mode, Rprop, Sgd, Stepper};
 
@@ -63,16 +62,22 @@ fn checked_step(stepper: &mut Stepper, optim: Optim, options: &Options, step: us
 #[test]
 fn every_optimizer_follows_the_reference_for_any_world_size_and_loss_scale() {
     let layout = layout(&LENGTHS);
+    // Both reach a rule as one multiplier of the gradient, which is exact, or rounded as for 3 ranks.
+    let follow = |optim: Optim, world_size, loss_scale| {
+        let options = Options { world_size, loss_scale, cap: Some(4096), ..Options::default() };
+        let what = format!("{optim:?} over {world_size} ranks, loss scale {loss_scale}");
+        let mut stepper = open(&layout, optim, &options);
+        for step in 0..STEPS {
+            checked_step(&mut stepper, optim, &options, step, &format!("step {step} of {what}"));
+        }
+    };
     for optim in optimizers() {
-        for world_size in [1, 3, 8] {
-            for loss_scale in [1.0, 1024.0] {
-                let options = Options { world_size, loss_scale, cap: Some(4096), ..Options::default() };
-                let what = format!("{optim:?} over {world_size} ranks, loss scale {loss_scale}");
-                let mut stepper = open(&layout, optim, &options);
-                for step in 0..STEPS {
-                    checked_step(&mut stepper, optim, &options, step, &format!("step {step} of {what}"));
-                }
-            }
+        follow(optim, 1, 1.0);
+        follow(optim, 3, 1024.0);
+    }
+    for optim in few_optimizers() {
+        for (world_size, loss_scale) in [(1, 1024.0), (3, 1.0), (8, 1.0), (8, 1024.0)] {
+            follow(optim, world_size, loss_scale);
         }
     }
 }

@@ -4,7 +4,7 @@
     venv/bin/python tests/numerics/vectors.py > tests/numerics/vectors.txt
 
 Inputs are formulas, so a new run changes nothing but what torch changes. Must not compute an update itself where torch
-has the optimizer: every number behind `start` comes out of torch then. It has no Lion and no LAMB, whose classes in
+has the optimizer: every number after `start` comes out of torch then. It has no Lion and no LAMB, whose classes in
 papers.py are algorithm 2 of their papers, line by line. Numbers are written with repr, which reads back to the same bits.
 """
 

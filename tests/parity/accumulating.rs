@@ -1,8 +1,7 @@
 //! T-DDP-7: micro-batches, learning-rate schedules and errors in mid-backward, against ordinary training in f64.
 //!
-//! Uneven inputs with both divisors, and what is unused, are compared with the bits of one rank in `ranks::uneven`,
-//! `stepper::passes` and `ranks::multirank`. Must hand gradients over in backward's order, one bucket each, so that an error
-//! finds steps under way.
+//! `ranks::uneven`, `stepper::passes` and `ranks::multirank` compare uneven inputs and unused parameters with the bits
+//! of one rank. Gradients are handed over in backward's order, one bucket each, so an error finds steps under way.
 
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -98,7 +97,7 @@ fn ddp_7_a_scheduled_rate_is_an_ordinary_optimizers_with_the_same_closed_form() 
     }
 }
 
-/// Backward fails behind its third gradient; the pass is abandoned or dropped. Returns what has been stepped.
+/// Backward fails after its third gradient; the pass is abandoned or dropped. Returns what has been stepped.
 fn fail_in_mid_backward(
     stepper: &mut Stepper,
     rank: usize,
@@ -129,7 +128,7 @@ fn stepped_in(mode: Mode) -> Range<u32> {
 }
 
 #[test]
-fn ddp_7_behind_an_error_in_mid_backward_the_next_pass_is_ordinary_again() {
+fn ddp_7_after_an_error_in_mid_backward_the_next_pass_is_ordinary_again() {
     for ((optim, mode), drops) in cases().flat_map(|case| [(case, false), (case, true)]) {
         in_process(RANKS as u32, |comm| {
             let (rank, mut network) = (comm.rank() as usize, three_layers(0));

@@ -1,8 +1,7 @@
 //! The exact clip: one norm, to the bit, for the same reduced gradients, however they are cut, summed and placed.
 //!
-//! That it is the norm after backward with the steps behind it is shown in `stepper::delayed_clips`, and that no instruction
-//! set changes a bit of it in `numerics::norms`. Rank counts are powers of two, so that sums and means of equal gradients are
-//! exact.
+//! `stepper::delayed_clips` shows that it is the norm after backward and before the steps, `numerics::norms` that no
+//! instruction set changes it. Rank counts are powers of two, so sums and means of equal gradients are exact.
 
 use instep::layout::ForeignBucket;
 use instep::{Borrowed, Mode, Solo, Stepper, Unused, in_process};

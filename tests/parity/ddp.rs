@@ -1,7 +1,7 @@
-//! T-DDP-1, 2 and 3: optimizers in backward on several ranks, whose gradients are gone behind their steps.
+//! T-DDP-1, 2 and 3: optimizers in backward on several ranks, whose gradients are gone after their steps.
 //!
-//! Every rank starts from a seed of its own and takes rank 0's parameters with the first pass. Gradients are written in
-//! the bucket ("view"), copied into it ("non-view"), or copied into buckets of the caller's. Must compare after every
+//! Every rank starts from its own seed and takes rank 0's parameters in the first pass. Gradients are written in the
+//! bucket ("view"), copied into it ("non-view"), or copied into the caller's buckets, and compared after every
 //! iteration.
 
 use instep::layout::ForeignBucket;
@@ -114,7 +114,7 @@ fn ddp_2_buckets_of_the_callers_are_stepped_alike() {
             for (id, values) in all.iter().zip(&mut params) {
                 memory = memory.param(*id, values.as_mut_ptr());
             }
-            // Two layers, then the first one, each tensor right behind the other.
+            // Two layers, then the first one, each tensor right after the other.
             let later = ForeignBucket::new(24).gradient(all[5], 0).gradient(all[4], 3).gradient(all[3], 12);
             let earliest = ForeignBucket::new(12).gradient(all[1], 0).gradient(all[0], 3);
             memory = memory.bucket(later.gradient(all[2], 15), first.as_mut_ptr());
@@ -135,15 +135,16 @@ fn ddp_2_buckets_of_the_callers_are_stepped_alike() {
 #[test]
 fn ddp_1_and_2_with_the_shapes_of_resnet50() {
     const STEPS: usize = 2;
-    let layout = resnet::layout();
-    let all: Vec<_> = layout.ids().collect();
-    for (optim, handing, gradients, registered) in [
-        (optimizers()[0], Handing::Copied, Gradients::Release, Registered::Before),
-        (optimizers()[1], Handing::InPlace, Gradients::Zero, Registered::After),
+    for (shapes, optim, handing, gradients, registered) in [
+        (resnet::whole(), optimizers()[0], Handing::Copied, Gradients::Release, Registered::Before),
+        (resnet::sixteenth(), optimizers()[1], Handing::InPlace, Gradients::Zero, Registered::After),
     ] {
+        let layout = &shapes.layout;
+        let all: Vec<_> = layout.ids().collect();
         let ranks = in_process(2, |comm| {
             let rank = comm.rank() as usize;
-            let builder = Stepper::builder_without_optimizer(&layout).mode(Mode::Eager).gradients(gradients);
+            let builder = Stepper::builder_without_optimizer(layout).mode(Mode::Eager).gradients(gradients);
+            let builder = shapes.capped(builder);
             let mut stepper = if registered == Registered::Before {
                 layout
                     .ids()
@@ -163,7 +164,7 @@ fn ddp_1_and_2_with_the_shapes_of_resnet50() {
             resnet::digests(&stepper)
         })
         .unwrap();
-        let mut alone = optim.builder(&layout).mode(Mode::Sequential).host(Solo::new(2)).unwrap();
+        let mut alone = optim.builder(layout).mode(Mode::Sequential).host(Solo::new(2)).unwrap();
         resnet::initialise(&mut alone, 0).unwrap();
         (0..STEPS).for_each(|step| resnet::pass(&mut alone, step, 0..2, false).unwrap());
         let expected = resnet::digests(&alone).unwrap();

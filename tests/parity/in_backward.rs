@@ -1,7 +1,7 @@
 //! T-AOB: optimizers in backward, without a collective, as `_apply_optimizer_in_backward` is tested.
 //!
-//! Two layers of ten by ten, six iterations, compared after each. Must hand every gradient over where backward makes
-//! it, so that the steps run beside what follows.
+//! Two layers of ten by ten, six iterations, compared after each. Every gradient is handed over where backward makes
+//! it, so steps run beside what follows.
 
 use std::any::Any;
 

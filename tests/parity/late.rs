@@ -1,7 +1,7 @@
-//! Optimizers that come after the stepper was built: what is registered before, after building and after two passes.
+//! Optimizers that come after the stepper was built: registered before, after building and after two passes.
 //!
-//! An optimizer that comes late begins with states of zeros and the parameter's own count, which is documented and not
-//! PyTorch's: one count belongs to a parameter. Must find every earlier state as it was, bit for bit.
+//! A late optimizer begins with zero states and the parameter's own count. That is documented and differs from PyTorch,
+//! because one count belongs to a parameter. Earlier states keep every bit.
 
 use instep::{
     AdamW, Device, Error, LossScaler, Mode, ParamId, Result, Sgd, Solo, Stepper, StepperBuilder, in_process,

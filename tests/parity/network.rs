@@ -1,6 +1,6 @@
-//! A chain of linear layers in f64, with its gradients by hand: what the tests of PyTorch train.
+//! A chain of linear layers in f64, with gradients by hand: the networks of PyTorch's tests.
 //!
-//! Forward and backward of `loss = sum(output)` or of the mean squared error, per sample. Must know no optimizer.
+//! Forward and backward of `loss = sum(output)` or of the mean squared error, per sample. It knows no optimizer.
 
 /// A layer's weight (out x in) and bias, by their place among the parameters; two layers may share one.
 #[derive(Clone, Copy, Debug)]

@@ -1,7 +1,7 @@
 //! T-OPT-1, 6 and 11: the arithmetic of the optimizers as PyTorch tests its fused ones, states and counts included.
 //!
-//! PyTorch looks at parameters and, where a gradient is infinite, at nothing else. Must compare every state. What is
-//! frozen, absent or not finite keeps its bits.
+//! PyTorch compares only parameters if a gradient is infinite; these tests compare every state. Parameters that are
+//! frozen, without gradient or not finite keep their bits.
 
 use instep::{
     Adadelta, Adagrad, Adam, AdamW, Adamax, Layout, LossScaler, Mode, Result, RmsProp, Sgd, Solo, Stepper,
@@ -127,7 +127,7 @@ fn opt_6_a_found_infinity_changes_no_bit_and_no_first_step_is_lost() {
             for step in 0..4 {
                 let what = format!("{optim:?}, {mode:?}, scaled: {is_scaled}, step {step}");
                 let before = Outcome::of(&met).unwrap();
-                // Twice in a row, so that the second finds a skipped pass behind it.
+                // Twice in a row, so that the second follows a skipped pass.
                 for _ in 0..2 {
                     scaled_pass(&mut met, step, true, is_scaled).unwrap();
                     let after = Outcome::of(&met).unwrap();

@@ -1,7 +1,7 @@
-//! Some parameters stepped in backward, the others by an ordinary optimizer behind it, on averaged gradients.
+//! Some parameters stepped in backward, the others by an ordinary optimizer after it, on averaged gradients.
 //!
 //! PyTorch's mode without bucket views leaves each rank's own gradients in the ordinary ones, and ranks drift apart.
-//! Must run with gradients written in place, copied, and in buckets of the caller's.
+//! Gradients are written in place, copied, and in the caller's buckets.
 
 use instep::layout::{ForeignBucket, SegmentAction};
 use instep::{Borrowed, Layout, Mode, ParamId, Result, Sgd, Stepper, StepperBuilder, Unused, in_process};

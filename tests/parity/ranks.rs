@@ -1,8 +1,8 @@
-//! Ranks that train one network on batches of their own, and ordinary training on the gradients that they average.
+//! Ranks that train one network on their own batches, and ordinary training on the gradients that they average.
 //!
-//! Every rank computes its gradients in f64 at its stepper's own parameters and hands them over as f32, where backward
-//! makes them. The ordinary side has no ranks: it takes the mean of all batches' gradients. Must not know what is being
-//! tested.
+//! Every rank computes gradients in f64 at its stepper's parameters and hands them over as f32 where backward makes
+//! them. The ordinary side takes the mean of all batches' gradients. This file does not depend on the tests that use
+//! it.
 
 use instep::{Device, Layout, Result, Stepper};
 

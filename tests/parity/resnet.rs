@@ -1,9 +1,9 @@
 //! A layout with the parameter shapes of ResNet50, and gradients that stand for its own: no convolution is computed.
 //!
-//! 161 tensors, 25.6 million elements. Gradients are multiples of 1/64, so that sums over ranks are exact and ranks can
-//! be held against one that is fed the sums, bit for bit. Must keep passes few: each moves hundreds of megabytes.
+//! 161 tensors, 25.6 million elements. Gradients are multiples of 1/64, so sums over ranks are exact and equal those of
+//! one rank, bit for bit. Passes are few, because each moves hundreds of megabytes.
 
-use instep::{Device, Layout, Result, Stepper};
+use instep::{Device, Layout, Result, Stepper, StepperBuilder};
 
 use super::ids;
 
@@ -27,11 +27,35 @@ pub(super) fn lengths() -> Vec<usize> {
     lengths
 }
 
-pub(super) fn layout() -> Layout {
+/// A layout and the bucket cap that belongs to it.
+pub(super) struct Shapes {
+    pub(super) layout: Layout,
+    /// Unset: DDP's default.
+    cap: Option<u64>,
+}
+
+impl Shapes {
+    pub(super) fn capped<'a>(&self, builder: StepperBuilder<'a>) -> StepperBuilder<'a> {
+        match self.cap {
+            Some(cap) => builder.bucket_cap_bytes(cap),
+            None => builder,
+        }
+    }
+}
+
+/// ResNet50 itself.
+pub(super) fn whole() -> Shapes {
     let layout = crate::support::layout(&lengths());
     let elements: u64 = layout.ids().map(|id| layout.parameter(id).unwrap().len).sum();
     assert_eq!((layout.ids().len(), elements), (161, 25_557_032));
-    layout
+    Shapes { layout, cap: None }
+}
+
+/// As many tensors of a sixteenth of the length, in as many buckets: a test takes the whole once, and these for its
+/// further cases.
+pub(super) fn sixteenth() -> Shapes {
+    let lengths: Vec<usize> = lengths().into_iter().map(|length| length.div_ceil(16)).collect();
+    Shapes { layout: crate::support::layout(&lengths), cap: Some((25 << 20) / 16) }
 }
 
 /// A period of 251, the same number on every rank's and every machine's side, at the speed of a copy.
@@ -85,11 +109,15 @@ pub(super) fn pass(
     pass.finish()
 }
 
-/// Bits as one number.
+/// Bits as one number, of two elements a step: a chain of multiplications is what this takes.
 pub(super) fn digest(values: &[f32]) -> u64 {
-    let fold =
-        |hash: u64, value: &f32| (hash ^ u64::from(value.to_bits())).wrapping_mul(0x0000_0100_0000_01b3);
-    values.iter().fold(0xcbf2_9ce4_8422_2325, fold)
+    let fold = |hash: u64, pair: &[f32]| {
+        let high = pair.get(1).map_or(0, |value| u64::from(value.to_bits()));
+        (hash ^ (high << 32 | u64::from(pair[0].to_bits())))
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            .rotate_left(29)
+    };
+    values.chunks(2).fold(values.len() as u64, fold)
 }
 
 /// Per parameter: its value, its states and its count.

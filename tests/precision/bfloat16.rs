@@ -1,6 +1,6 @@
-//! Does the one loop for bf16 throughout give the bits of the long way through f32, for every rule and option of it?
+//! Does the one loop for bf16 throughout give the bits of the long way through f32, for every rule and option?
 //!
-//! A moving average beside them sends the same tensors the long way. Must compare stored bits, never values.
+//! A moving average beside them sends the same tensors the long way. Stored bits are compared, never values.
 
 use instep::{DType, Isa, Layout, Moments, Precision, Rounding, Solo};
 

@@ -1,7 +1,7 @@
 //! Tensors of any precision: the same bits however the work is cut, ordered, or spread over instruction sets.
 //!
-//! Every precision that there is, each with and without copies and averages. What is compared is everything that a
-//! stepper stores. Must reach partial blocks of 256 and more than one tile in some parameter.
+//! Every precision is tested with and without copies and averages, and all that a stepper stores is compared. Some
+//! parameter has a partial block of 256 and more than one tile.
 
 use std::num::NonZeroU32;
 
@@ -47,7 +47,7 @@ fn expected(layout: &Layout, storage: &Storage, optim: Optim) -> Stored {
 #[test]
 fn all_that_the_table_of_precisions_promises_can_be_built() {
     // 7 parameters (f32; bf16 with 4 masters; f16 with 2), 3 gradients, 3 moments. By chance, where something loses
-    // bits: 2 moments behind parameters that do not, 3 behind bf16 alone or with an 8-bit remainder, none behind f16
+    // bits: 2 moments with parameters that do not, 3 with bf16 alone or an 8-bit remainder, none with f16
     // alone.
     assert_eq!(accepted().count(), 7 * 3 * 3 + 3 * (2 + 3 + 2 + 2 + 3 + 2));
     assert_eq!(all().count(), 216);
@@ -196,7 +196,7 @@ fn borrowed_tensors_of_any_type_give_the_bits_of_owned_ones() {
         let mut tensors = Tensors::new(storage.precision, case % 16);
         let builder = plain(&layout, &storage, optim).unused(Unused::StepZero).record(true);
         let memory = tensors.lend(&layout, storage.precision);
-        // SAFETY: the tensors outlive the stepper, and are looked at behind its end only.
+        // SAFETY: the tensors outlive the stepper, and are read only after its end.
         let stepper = unsafe { builder.host_borrowing(Solo::default(), memory) }.unwrap();
         train(stepper).assert_same(&expected, &(storage, optim));
         tensors

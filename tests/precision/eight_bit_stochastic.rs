@@ -1,7 +1,8 @@
-//! 8-bit states rounded by chance: to a neighbouring code, and so that the mean of what is stored is the value.
+//! Stochastically rounded 8-bit states: each becomes a neighbouring code, and the mean of what is stored is the value.
 //!
-//! States whose value after a step is known, drawn for many elements, updates and seeds. Must hold the mean of values,
-//! not of codes, which are not linear in them: some are drawn so often that a mean right in the roots alone would fail.
+//! States whose value after a step is known are drawn for many elements, updates and seeds. The mean of values is
+//! compared, not of codes, which are not linear in them; some are drawn so often that a mean right only in the roots
+//! would fail.
 
 use instep::{
     Adagrad, Moments, Optimizer as _, ParamId, Precision, Rounding, Sgd, Solo, Stepper, StepperBuilder,

@@ -1,7 +1,6 @@
-//! Moving averages and copies of parameters, as their users take them: whose updates they count, and what type they
-//! are.
+//! Moving averages and copies of parameters, as users take them: which updates they count, and their types.
 //!
-//! That they give the same bits everywhere is shown where precisions are. Must take what is expected from definitions.
+//! Other files show that they have the same bits everywhere. Expected values come from definitions.
 
 use half::{bf16, f16};
 use instep::{DType, Error, Layout, Master, ParamId, Precision, Result, Sgd, Solo, Stepper};

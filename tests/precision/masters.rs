@@ -1,4 +1,4 @@
-//! What stands behind 16-bit parameters: with an f32 master, or a remainder of 16 bits, training is f32's, bit for bit.
+//! 16-bit parameters with an f32 master, or a remainder of 16 bits, train to the bits of f32 parameters.
 //!
 //! The layout of remainders is held to a definition in f64 and in integers that knows nothing of `kernels/numeric/remainder.h`:
 //! every upper half of an f32, with the lower halves at which rounding turns. Must name the error of a 24-bit master

@@ -1,7 +1,7 @@
-//! Tensors of any precision on several ranks, and what no step may touch: every stored byte of it stays.
+//! Tensors of any precision on several ranks; parameters that no step may touch keep every stored byte.
 //!
-//! Gradients are dyadic numbers of few bits, whose sums are exact in 16 bits too, so one rank that is fed the sums must
-//! agree bit for bit. Must give a rank's gradient from its number alone.
+//! Gradients are dyadic numbers of few bits, whose sums are exact in 16 bits too, so one rank that is fed the sums
+//! agrees bit for bit. A rank's gradient depends on its number alone.
 
 use instep::layout::Storage;
 use instep::{Divisor, InProcess, Layout, Mode, Result, Solo, Stepper, StepperBuilder, in_process};

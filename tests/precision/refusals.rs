@@ -1,6 +1,6 @@
-//! Precisions, and views of stored tensors, that must be refused: each by the name of the field, or as what is lacking.
+//! Precisions, and views of stored tensors, that are refused by the name of the field or of what is lacking.
 //!
-//! The fields are written down case by case, not asked of `validate`. Must find nothing changed behind a refusal.
+//! The fields are written down case by case, independently of `validate`. After a refusal nothing has changed.
 
 use instep::collective::Call;
 use instep::layout::{BucketCaps, ForeignBucket, Plan, Tails};
@@ -197,7 +197,7 @@ fn a_slice_is_of_the_type_that_is_stored_or_refused() {
     assert!(is_unsupported(stepper.state(id, "exp_avg")));
     assert!(is_unsupported(stepper.state_mut(id, "exp_avg")));
     assert!(is_unsupported(stepper.grad(id)) && stepper.grad_as::<half::f16>(id).is_ok());
-    // A slice of the parameter alone would leave its master behind.
+    // A slice of the parameter alone would leave out its master.
     let mut params = stepper.params_mut().unwrap();
     assert!(is_unsupported(params.get_mut_as::<half::bf16>(id)) && is_unsupported(params.get_mut(id)));
     let mut pass = stepper.begin().unwrap();

@@ -1,7 +1,7 @@
 //! A run of any precision that is saved as f32 and resumed goes on with the bits of the unbroken one.
 //!
-//! In another mode, other buckets and on another instruction set: what is drawn by chance depends on none. Must carry
-//! over by name what a checkpoint would, and nothing else.
+//! It resumes in another mode, with other buckets and on another instruction set: stochastic rounding depends on none
+//! of them. Only what a checkpoint has is carried over, by name.
 
 use instep::{Isa, Mode, Solo, Stepper};
 

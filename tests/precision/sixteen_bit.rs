@@ -28,7 +28,7 @@ impl Format {
                 e => (1.0 + fraction) * 2f64.powi(e - bias),
             }
         };
-        // As its bits stand, infinity is the power of two behind the largest value: what rounding takes it for.
+        // As its bits stand, infinity is the power of two after the largest value: what rounding takes it for.
         let infinity = ((2 * bias + 1) as u32) << fraction_bits;
         Format { dtype, values: (0..=infinity).map(value).collect() }
     }
@@ -69,7 +69,7 @@ struct Bucket<'a> {
     weights: &'a [f32],
 }
 
-/// All that Begin, Norm and Step left behind.
+/// All that Begin, Norm and Step wrote.
 #[derive(Debug, PartialEq)]
 struct Left {
     weights: Vec<u32>,

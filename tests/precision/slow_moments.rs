@@ -1,7 +1,8 @@
-//! Averages that change by less than half a place in a step: they stand still to the nearest, and move by chance.
+//! Averages that change by less than half a place in a step: they stand still with rounding to nearest, and move with
+//! stochastic rounding.
 //!
-//! What Moments::BF16 and Moments::EightBit say of it, as figures. Bounds are five standard deviations. Must make every
-//! move by a step.
+//! These are the figures of what Moments::BF16 and Moments::EightBit document. Bounds are five standard deviations, and
+//! every move comes from a step.
 
 use instep::{AdamW, Mode, Moments, Precision, Rounding, Solo, Stepper};
 

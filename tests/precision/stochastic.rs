@@ -1,8 +1,7 @@
-//! Rounding by chance: what is drawn depends on seed, update and element, on nothing else, and is fair.
+//! Stochastic rounding: a draw depends on seed, update and element, on nothing else, and is fair.
 //!
-//! A parameter that a step leaves where it is shows its draw: halfway between two bf16 it goes up with a chance of one
-//! half, and with a chance of x/2^16 where x/2^16 of the way are made. Bounds are five standard deviations of what is
-//! counted. Must take every draw from a step.
+//! A parameter that a step leaves where it is shows its draw. Halfway between two bf16 it goes up with probability one
+//! half, and x/2^16 of the way with probability x/2^16. Bounds are five standard deviations of the counts.
 
 use instep::{AdamW, DType, Layout, Mode, Moments, Precision, Rounding, Sgd, Solo, Stepper, StepperBuilder};
 
@@ -31,7 +30,7 @@ impl Draws {
         Draws { stepper, layout }
     }
 
-    /// Whether each element, `share` of the way from 1 to the next bf16, went there; in the update behind `updates`.
+    /// Whether each element, `share` of the way from 1 to the next bf16, went there; in the update after `updates`.
     fn went_up(&mut self, updates: u64, share: f32) -> Vec<bool> {
         let ids: Vec<_> = self.layout.ids().collect();
         for id in &ids {
@@ -90,7 +89,7 @@ fn assert_fair(ones: usize, of: usize, what: &str) {
 fn each_bit_is_as_often_one_as_zero_and_has_nothing_to_do_with_its_neighbours() {
     let mut draws = Draws::new(SEED, &[LEN]);
     let bits = draws.bits(0);
-    let others = [("the next update", draws.bits(1)), ("an update far behind", draws.bits(1 << 40))];
+    let others = [("the next update", draws.bits(1)), ("a much later update", draws.bits(1 << 40))];
     let seeds = [1, SEED + 1, SEED | 1 << 63].map(|seed| Draws::new(seed, &[LEN]).bits(0));
     for bit in 0..16 {
         let ones = |bits: &mut dyn Iterator<Item = u32>| bits.filter(|x| x >> bit & 1 == 1).count();

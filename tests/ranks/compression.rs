@@ -1,7 +1,7 @@
 //! Gradients as bf16 and f16 on the wire: which bits arrive, how far from the sum they are, and what is refused.
 //!
-//! The formats are taken from their definition (`precision::sixteen_bit`), never from the kernels. Must not expect anything of
-//! a communicator but what a rank sees of it: parameters, gradients, errors.
+//! The formats come from their definition (`precision::sixteen_bit`), never from the kernels. Tests see only what a
+//! rank sees: parameters, gradients, errors.
 
 use std::ffi::c_void;
 

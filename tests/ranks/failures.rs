@@ -1,19 +1,24 @@
-//! What happens when something goes wrong: ranks that panic, err, leave or come late, and trainers that misuse a pass.
+//! Ranks that panic, err, leave or come late, and trainers that misuse a pass.
 //!
-//! Every other rank must end with an error within the deadline, and the cause must be reported before its echoes.
+//! Every other rank ends with an error, and the cause is reported before its echoes.
 
+use std::sync::Mutex;
 use std::time::Duration;
 
 use instep::{AdamW, Collective, Error, InProcess, Layout, Mode, Sgd, Solo, Stepper, in_process};
 
-const DEADLINE: Duration = Duration::from_millis(400);
+/// Never passes in these tests, on a busy machine neither: what ends a group here comes at once.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// For the test in which it must pass.
+const SHORT_DEADLINE: Duration = Duration::from_secs(2);
 
 fn layout() -> Layout {
     Layout::builder().param("a", 300).param("b", 300).build().unwrap()
 }
 
-fn stepper(layout: &Layout, comm: InProcess) -> Stepper {
-    Stepper::builder(layout, AdamW::default()).bucket_cap_bytes(1).deadline(DEADLINE).host(comm).unwrap()
+fn stepper(layout: &Layout, deadline: Duration, comm: InProcess) -> Stepper {
+    Stepper::builder(layout, AdamW::default()).bucket_cap_bytes(1).deadline(deadline).host(comm).unwrap()
 }
 
 /// One whole pass.
@@ -31,16 +36,24 @@ fn step(stepper: &mut Stepper) -> Result<(), Error> {
 
 /// Three ranks; rank 1 misbehaves after two good passes; returns what the group reports and what ranks 0 and 2 saw.
 fn misbehave(act: impl Fn(Stepper) -> Result<(), Error> + Sync) -> (Error, Vec<Error>) {
+    misbehave_within(DEADLINE, |stepper, _| act(stepper))
+}
+
+/// The same under this deadline; rank 1 also gets the errors that the other two have seen so far.
+fn misbehave_within(
+    deadline: Duration,
+    act: impl Fn(Stepper, &Mutex<Vec<Error>>) -> Result<(), Error> + Sync,
+) -> (Error, Vec<Error>) {
     let layout = layout();
-    let seen = std::sync::Mutex::new(Vec::new());
+    let seen = Mutex::new(Vec::new());
     let outcome = in_process(3, |comm| {
         let rank = comm.rank();
-        let mut stepper = stepper(&layout, comm);
+        let mut stepper = stepper(&layout, deadline, comm);
         for _ in 0..2 {
             step(&mut stepper)?;
         }
         if rank == 1 {
-            return act(stepper);
+            return act(stepper, &seen);
         }
         for _ in 0..1000 {
             if let Err(error) = step(&mut stepper) {
@@ -91,8 +104,10 @@ fn a_rank_that_drops_its_stepper_inside_a_pass_ends_the_others() {
 
 #[test]
 fn a_late_rank_ends_the_others_at_the_deadline_and_itself_when_it_comes() {
-    let (cause, seen) = misbehave(|mut stepper| {
-        std::thread::sleep(3 * DEADLINE);
+    let (cause, seen) = misbehave_within(SHORT_DEADLINE, |mut stepper, seen| {
+        while seen.lock().unwrap().len() < 2 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let late = step(&mut stepper).unwrap_err();
         assert!(matches!(late.cause(), Error::PeerLost { .. }), "{late}");
         Err(late)
@@ -169,10 +184,10 @@ fn an_error_is_sticky_and_nothing_hangs_after_it() {
         if comm.rank() == 1 {
             return Ok(());
         }
-        let mut stepper = stepper(&layout, comm);
+        let mut stepper = stepper(&layout, DEADLINE, comm);
         let first = step(&mut stepper).unwrap_err();
         assert!(matches!(first, Error::Poisoned { .. }));
-        // Eight more passes queue up behind the failure and are skipped.
+        // Eight more passes queue up after the failure and are skipped.
         for _ in 0..8 {
             assert!(step(&mut stepper).is_err());
         }

@@ -1,7 +1,7 @@
 //! A closure in the place of the all-reduce: what it sees, when it runs, what it cannot break, and how it fails.
 //!
-//! The reference is the same training without a hook, or a rank that is fed the sums. Must never let a hook's own
-//! arithmetic depend on anything but the bucket and the pass.
+//! The reference is the same training without a hook, or a rank that is fed the sums. A hook's own arithmetic depends
+//! on the bucket and the pass alone.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -109,7 +109,7 @@ fn hooks_give_the_same_bits_in_every_mode_at_every_cap_with_every_tail() {
                 let plain = train(&subset(), 3, 6, &options, optim, Ok);
                 let wrap = |comm| Ok(Hooked::new(comm, all_reduce));
                 assert_all_same(&train(&subset(), 3, 6, &options, optim, wrap), &plain, &what);
-                // In parts, in a buffer of its own, and behind another hook.
+                // In parts, in a buffer of its own, and after another hook.
                 let parts = |bucket: &mut GradBucket<'_>| {
                     let half = bucket.values().len() / 2;
                     bucket.all_reduce_range(0..half)?;

@@ -1,7 +1,7 @@
-//! Parameters that are each rank's own, among those that all have in common.
+//! Parameters that are each rank's own, among those that all ranks share.
 //!
-//! What is local must follow its own rank's gradients alone, and nothing else may notice it. Must hold on the host and
-//! on a GPU, or its stand-in, with the same calls.
+//! A local parameter follows its own rank's gradients alone, and nothing else changes with it. The same calls run on
+//! the host and on a GPU, or its stand-in.
 
 use instep::hazard::Traced;
 use instep::layout::ForeignBucket;

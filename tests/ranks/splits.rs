@@ -1,7 +1,7 @@
 //! Two steppers on one group of ranks: a critic and a generator, each on its own split.
 //!
-//! Their passes interleave differently on every rank, and each must end with the bits that it has alone. Must give the
-//! two layouts of different lengths: a call that strayed to the other split would then be a mismatch.
+//! Their passes interleave differently on every rank, and each ends with the bits that it has alone. The two layouts
+//! differ in length, so a call that strays to the other split is a mismatch.
 
 use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};

@@ -115,7 +115,7 @@ impl Case<'_> {
             if watched || !goes_on {
                 outcomes.push(Outcome::of(&stepper)?);
             }
-            assert_eq!(goes_on, at < self.passes(), "one round behind the last batch of all ranks");
+            assert_eq!(goes_on, at < self.passes(), "one round after the last batch of all ranks");
             if !goes_on {
                 break;
             }
@@ -284,7 +284,7 @@ fn joining_ends_also_where_the_bucket_that_counts_or_everything_is_frozen() {
                 };
                 train(&mut stepper)?;
                 let first = Outcome::of(&stepper)?;
-                // Data again, and the carrier is stepped and read right behind its last reduce.
+                // Data again, and the carrier is stepped and read right after its last reduce.
                 stepper.set_frozen(ids[5], false)?;
                 let mut pass = stepper.begin()?;
                 pass.grads().write(ids[5], &[1.0; 5])?;

@@ -1,7 +1,7 @@
-//! Is every list race-free, and does every wait earn its place?
+//! Is every list free of races, and is every wait needed?
 //!
-//! The schedule alone, without a device: a simulated trainer reads parameters, writes gradients and hands over, and the
-//! checker judges ops and trainer together. Deleting any Wait must make it report.
+//! The schedule runs without a device: a simulated trainer reads parameters, writes gradients and hands over, and the
+//! checker judges ops and trainer together. If any Wait is deleted, it must report a hazard.
 
 use std::sync::Arc;
 
@@ -61,7 +61,7 @@ struct Case {
     /// after every one, and after every other one reads the status or sets step counts.
     reload: bool,
     freezing: Freezing,
-    /// The trainer asks for the loss scale: before forward in even passes, behind backward in odd ones.
+    /// The trainer asks for the loss scale: before forward in even passes, after backward in odd ones.
     scaled: bool,
     /// Buckets are decided on one by one.
     per_bucket: bool,
@@ -339,17 +339,17 @@ fn the_loss_scale_waits_for_the_decision_and_for_no_step() {
         schedule.begin(Opening::default()).unwrap();
         let ops: Vec<Op> = schedule.drain().collect();
         let decided = ops.iter().rposition(|op| op.action == Action::Control(Phase::Decide)).unwrap();
-        let Action::Record(behind) = ops[decided + 1].action else {
+        let Action::Record(decision) = ops[decided + 1].action else {
             panic!("{mode:?}: {}", ops[decided + 1])
         };
         schedule.touch_loss_scale();
         let waits: Vec<Action> = schedule.drain().map(|op| op.action).collect();
-        assert_eq!(waits, [Action::Wait(behind)], "{mode:?}");
+        assert_eq!(waits, [Action::Wait(decision)], "{mode:?}");
     }
 }
 
 #[test]
-fn a_wait_in_front_of_its_record_is_told_apart_from_a_missing_one() {
+fn a_wait_before_its_record_is_told_apart_from_a_missing_one() {
     let run = simulate(cases(&[2], 4)[0]);
     let at = run.list.iter().position(is_wait).unwrap();
     let mut list = run.list.clone();
@@ -395,7 +395,7 @@ fn an_abandoned_pass_leaves_no_hazard_behind() {
             schedule.begin(Opening { broadcast: pass == 0, ..Opening::default() }).unwrap();
             for param in (0..3).rev() {
                 if pass % 3 == 2 {
-                    // Nothing is touched behind the abandoned pass.
+                    // Nothing is touched after the abandoned pass.
                     break;
                 }
                 trainer(&mut schedule, &mut list, &plan, param, Memory::Params, false);
@@ -438,7 +438,7 @@ fn buckets_launch_in_index_order_whatever_arrives_first() {
 
 /// It is reduced in every pass, since it counts ranks, and nothing but that reduce is there to come after.
 #[test]
-fn a_frozen_bucket_that_counts_ranks_is_touched_behind_its_reduce_only() {
+fn a_frozen_bucket_that_counts_ranks_is_touched_after_its_reduce_only() {
     let layout = Layout::builder().param("a", 300).param("counts", 300).build().unwrap();
     let caps = BucketCaps { first_bytes: 1, rest_bytes: 1 };
     let plan = Arc::new(

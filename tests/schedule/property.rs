@@ -1,8 +1,7 @@
-//! Properties that hold for anything a trainer may do: random trainings, random schedules, fixed seed.
+//! Properties of anything a trainer may do: random trainings, random schedules, fixed seed.
 //!
 //! `PROPTEST_CASES` raises the number of cases. Each compares two runs of the product or asks the checker; a failing
-//! case is shrunk and printed whole. Must not depend on the clock or leave files behind, so that a failure on one
-//! machine is the same failure on the next.
+//! case is shrunk and printed whole. Cases depend on no clock and leave no files, so a failure repeats on any machine.
 
 use std::sync::Arc;
 
@@ -57,7 +56,7 @@ fn every_way_to_carry_out_a_training_gives_the_bits_of_the_plainest_one() {
 #[test]
 fn ranks_in_any_setup_give_the_bits_of_one_plain_rank_that_is_fed_their_sums() {
     for_all(400, (training(), setup()), |(mut training, setup)| {
-        // Ranks must give up behind the same bucket, and their orders differ.
+        // Ranks must give up after the same bucket, and their orders differ.
         abandon_early(&mut training);
         let ranks = in_process(training.world_size, |comm| {
             let rank = comm.rank() as usize;
@@ -85,7 +84,7 @@ enum Event {
     Complete(usize),
 }
 
-/// What it does behind one.
+/// What it does after one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Between {
     Status,
@@ -116,7 +115,7 @@ struct Events {
     contributors: bool,
     mode: Mode,
     norm: bool,
-    /// Each pass, whether it is abandoned, and what comes behind it.
+    /// Each pass, whether it is abandoned, and what follows it.
     passes: Vec<(Inside, bool, Vec<Between>)>,
 }
 
@@ -174,7 +173,7 @@ fn play(events: &Events) -> (Arc<Plan>, Vec<Traced>) {
     let mut schedule = Schedule::new(&layout, Arc::clone(&plan), policy);
     let mut list = Vec::new();
     let mut load = true;
-    for (inside, abandoned, behind) in &events.passes {
+    for (inside, abandoned, afterwards) in &events.passes {
         // Without a count to end on a rank cannot join, so it makes a pass in which it touches nothing.
         let joined =
             matches!(inside, Inside::Joined) && plan.carrier().is_some_and(|b| b.contributors.is_some());
@@ -193,7 +192,7 @@ fn play(events: &Events) -> (Arc<Plan>, Vec<Traced>) {
             schedule.touch_contributors();
             note(&mut schedule, &mut list, Span::elements(Memory::Grads, &plan, at, at + 1), false);
         }
-        for between in behind {
+        for between in afterwards {
             load |= *between == Between::Load;
             play_between(*between, &mut schedule, &plan, &mut list);
         }

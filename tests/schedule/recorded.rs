@@ -1,7 +1,7 @@
-//! The list that a real run records is held to what the simulated ones are: no hazard, no wait too many.
+//! The list that a real run records, like the simulated ones, has no hazard and no wait too many.
 //!
-//! Steppers train on the host device, the recorder tees what is submitted; ops and trainer accesses come from the
-//! product itself here, not from a model of it.
+//! Steppers train on the host device, and the recorder copies what is submitted. Ops and trainer accesses come from the
+//! product itself, not from a model of it.
 
 use instep::hazard::{Traced, check};
 use instep::op::{Action, Op, Stream};
@@ -89,7 +89,7 @@ fn what_ran_is_what_was_submitted_in_the_order_of_each_stream() {
 
 #[test]
 fn a_bucket_that_nobody_touches_is_not_reduced_under_its_own_step() {
-    // Without tails nothing but the schedule's own mark orders the reduce behind the step of the pass before.
+    // Without tails nothing but the schedule's own mark orders the reduce after the step of the pass before.
     const LEN: usize = 400_000;
     let layout = Layout::builder().param("w", LEN).build().unwrap();
     let id = layout.id("w").unwrap();

@@ -1,7 +1,7 @@
-//! Passes of several micro-batches: gradients add up, and nothing leaves before the last one.
+//! Passes of several micro-batches: gradients add up, and no bucket is reduced before the last one.
 //!
-//! The reference is a pass of one micro-batch that is handed the sum. Must compare bits: the sum is the trainer's own
-//! arithmetic, the same in both.
+//! The reference is a pass of one micro-batch that is handed the sum. Bits are compared, since the trainer's own
+//! additions are the same in both.
 
 use std::num::NonZeroU32;
 
@@ -107,7 +107,7 @@ fn nothing_is_launched_before_the_last_micro_batch() {
 }
 
 #[test]
-fn a_pass_is_not_finished_before_its_last_micro_batch_nor_extended_behind_it() {
+fn a_pass_is_not_finished_before_its_last_micro_batch_nor_extended_after_it() {
     let layout = layout();
     let a = layout.id("a").unwrap();
     let mut stepper = Stepper::host(&layout, Adam::default(), Solo::default()).unwrap();

@@ -1,8 +1,7 @@
-//! Memory of the caller's gives the bits of memory of the stepper's own, at any alignment, and nothing around it
-//! changes.
+//! The caller's memory gives the bits of the stepper's own, at any alignment, and nothing around it changes.
 //!
-//! Every tensor stands between guard bands whose bits are compared at the end. What is compared with is the same
-//! training on owned memory, with other buckets: where things lie must not matter.
+//! Every tensor stands between guard bands whose bits are compared at the end. The reference is the same training on
+//! owned memory, with other buckets.
 
 use instep::hazard::check;
 use instep::layout::ForeignBucket;
@@ -70,7 +69,7 @@ fn borrowing(
     if let Some(max_norm) = options.max_norm {
         builder = builder.max_norm(max_norm);
     }
-    // SAFETY: the tensors outlive the stepper in every test here, and are read only behind its end.
+    // SAFETY: the tensors outlive the stepper in every test here, and are read only after its end.
     unsafe { builder.host_borrowing(comm, tensors.lend(layout)) }.unwrap()
 }
 
@@ -203,7 +202,7 @@ fn a_dropped_stepper_leaves_borrowed_memory_alone_at_once() {
             .param(id, weights.as_mut_ptr())
             .bucket(ForeignBucket::new(400_000).gradient(id, 0), bucket.as_mut_ptr());
         let builder = few_optimizers()[0].builder(&layout).unused(Unused::StepZero);
-        // SAFETY: both live on behind the stepper.
+        // SAFETY: both outlive the stepper.
         let mut stepper = unsafe { builder.host_borrowing(Solo::default(), memory) }.unwrap();
         let mut pass = stepper.begin().unwrap();
         pass.grads().get_mut(id).unwrap();

@@ -1,7 +1,7 @@
 //! Clipping each bucket by its own norm: the bits of that bucket alone under the exact clip, in every mode.
 //!
-//! Held against a stepper whose layout is the one bucket, and against norms and coefficients worked out here. Must find
-//! out from the plan alone which parameters a bucket has.
+//! The reference is a stepper whose layout is the one bucket, with norms and coefficients computed here. The plan alone
+//! says which parameters a bucket has.
 
 use instep::abi::InstepControl;
 use instep::hazard::check;
@@ -299,11 +299,7 @@ fn what_is_not_finite_stays_in_its_bucket_and_the_status_names_the_first() {
             let poisoned = Outcome::of(&stepper).unwrap();
             assert_eq!(stepper.latest_status(), Some(poisoned.status));
             pass(&mut stepper, &options, |param, values| paint(1, param, values)).unwrap();
-            assert_eq!(
-                stepper.status().unwrap().first_nonfinite_bucket,
-                None,
-                "{mode:?}: the pass behind it"
-            );
+            assert_eq!(stepper.status().unwrap().first_nonfinite_bucket, None, "{mode:?}: the pass after it");
             (start, poisoned, params_of_buckets(&stepper))
         };
         let (_, clean, buckets) = fed(&[]);

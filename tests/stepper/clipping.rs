@@ -1,7 +1,7 @@
 //! Clipping and skipping as a table: what is decided, and that a skipped step moves nothing, wherever the cause lies.
 //!
-//! The norms of the table are exact, and so are its coefficients. PyTorch's own test of a found infinity looks at
-//! parameters alone; here every state counts, at the first step and later. Must compare bits or exact numbers.
+//! The norms of the table are exact, and so are its coefficients. PyTorch's own test of a found infinity compares
+//! parameters; this one compares every state too, at the first step and later.
 
 use instep::{Adam, Layout, Mode, SegmentAction, Sgd};
 
@@ -107,7 +107,7 @@ fn one_nonfinite_element_anywhere_keeps_every_bit_of_parameters_and_states_at_an
             let options =
                 Options { mode, loss_scale, cap: Some(1), skip_nonfinite: true, ..Options::default() };
             let paint = painted(&options);
-            // At the first step, and behind two.
+            // At the first step, and after two.
             for steps in [0, 2] {
                 let mut stepper = open(&layout, optim, &options);
                 for step in 0..steps {

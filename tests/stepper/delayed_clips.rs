@@ -1,7 +1,7 @@
 //! Clipping by the norm of the pass before: the same bits in every mode, and those of a trainer that multiplies by
 //! hand.
 //!
-//! The coefficient of each pass is worked out here from the status of the one before. Must compare bits.
+//! The coefficient of each pass is computed here from the status of the one before, and bits are compared.
 
 use instep::{Divisor, Mode, Result, Solo, Stepper};
 
@@ -150,7 +150,7 @@ fn it_excludes_the_exact_clip_and_norms_out_of_range() {
 /// What `max_norm` promises: backward, then the norm of everything, then the steps, to the bit. The squares are whole
 /// numbers, so the norm is known without the library.
 #[test]
-fn the_exact_clip_is_the_norm_after_backward_and_the_step_behind_it_bit_for_bit() {
+fn the_exact_clip_is_the_norm_after_backward_and_the_step_after_it_bit_for_bit() {
     let layout = layout(&LENGTHS);
     for (mode, optim) in
         [Mode::Sequential, Mode::Normed].into_iter().flat_map(|m| [0, 1, 2, 3].map(|k| (m, k)))

@@ -1,16 +1,17 @@
 //! How a stepper ends: closed, dropped or unwound, with a device that works, has failed, or waits for peers.
 //!
-//! Whatever happens, the caller gets its memory back in finite time and the first cause is what is reported. Every case
-//! runs against a limit, since what it would show otherwise is a hang.
+//! The caller always gets its memory back in finite time, and the first cause is reported. Every case runs against a
+//! limit, since its failure would be a hang.
 
 use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use instep::collective::Call;
 use instep::layout::ForeignBucket;
 use instep::{Borrowed, Collective, Error, Layout, Sgd, Solo, Stepper, Unused, in_process};
 
-const LIMIT: Duration = Duration::from_secs(20);
+/// Shorter than the default deadline of 60 s, so a case that waits for that deadline fails too.
+const LIMIT: Duration = Duration::from_secs(45);
 
 /// Runs `body` on a thread of its own and fails if it does not end.
 fn within_limit<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> T {
@@ -100,9 +101,8 @@ fn a_collective_that_panics_wherever_it_can_poisons_and_lets_the_stepper_end() {
 
 #[test]
 fn a_panic_between_passes_is_reported_at_once_though_borrowed_memory_waits_for_what_is_queued() {
-    let elapsed = within_limit(|| {
+    within_limit(|| {
         let layout = layout();
-        let since = Instant::now();
         let outcome = in_process(2, |comm| {
             let (mut weights, mut bucket) = (vec![0.0; 300], vec![0.0; 300]);
             let rank = comm.rank();
@@ -113,7 +113,7 @@ fn a_panic_between_passes_is_reported_at_once_though_borrowed_memory_waits_for_w
             stepper.begin()?.finish()?;
             stepper.params()?;
             if rank == 0 {
-                // Queued behind a rank that never comes to it.
+                // Queued for a rank that never comes to it.
                 let mut pass = stepper.begin()?;
                 pass.grads().write(layout.id("w")?, &[1.0; 300])?;
                 pass.finish()?;
@@ -127,9 +127,7 @@ fn a_panic_between_passes_is_reported_at_once_though_borrowed_memory_waits_for_w
             matches!(error.cause(), Error::Rank { rank: 0, message } if message == "between passes"),
             "{error}"
         );
-        since.elapsed()
     });
-    assert!(elapsed < Duration::from_secs(10), "it waited for a deadline: {elapsed:?}");
 }
 
 #[test]

@@ -1,8 +1,7 @@
-//! A small network trained in turns: a pass without gradients, a layer frozen and unfrozen, every optimizer.
+//! A small network with a pass without gradients, a layer frozen and unfrozen, and every optimizer.
 //!
-//! PyTorch's own acceptance test of its fused optimizers, with the f64 reference in the place of the plain loop: its
-//! step count is its own, so bias correction that went on through the pause would show. Must hold what pauses to its
-//! bits, not to a tolerance.
+//! This is PyTorch's acceptance test of its fused optimizers, with the f64 reference as the plain loop. The reference
+//! counts its own steps, so a bias correction that went on during the pause would show. What pauses keeps its bits.
 
 use instep::{Mode, Result, Stepper};
 

@@ -1,7 +1,7 @@
-//! Frozen parameters: every bit stays, the others train as if there were nothing else, and nothing waits for them.
+//! Frozen parameters keep every bit, the others train as if alone, and nothing waits for a frozen one.
 //!
 //! The reference is a run whose layout lacks the frozen parameter. Parameters and gradients are painted by name, so
-//! that both runs see the same numbers. Must look at the recorded list wherever it says that something does not happen.
+//! both runs see the same numbers. Claims that something does not happen are checked in the recorded list.
 
 use std::num::NonZeroU32;
 
@@ -53,7 +53,7 @@ fn start(layout: &Layout, optim: Optim, options: &Options) -> Stepper {
     stepper
 }
 
-/// One pass with gradients by number for whatever is not frozen; every parameter is read before and behind its bucket.
+/// One pass with gradients by number for all that is not frozen; every parameter is read before and after its bucket.
 fn step(stepper: &mut Stepper, options: &Options, at: usize) -> Result<()> {
     let params = numbered(stepper);
     let frozen: Vec<ParamId> =
@@ -133,7 +133,7 @@ fn a_frozen_parameter_keeps_every_bit_and_the_others_train_as_if_it_did_not_exis
 }
 
 #[test]
-fn a_frozen_parameter_is_read_behind_the_launch_of_its_bucket_without_a_wait() {
+fn a_frozen_parameter_is_read_after_the_launch_of_its_bucket_without_a_wait() {
     for mode in MODES {
         let options = Options { mode, record: true, ..Options::default() };
         let mut stepper = start(&layout(&LENGTHS), few_optimizers()[1], &options);

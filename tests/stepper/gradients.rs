@@ -1,8 +1,7 @@
-//! What becomes of gradients behind a step changes no bit of what is stepped, and does what it says: zeros, or memory
-//! back.
+//! Keeping, zeroing or releasing gradients after a step changes no bit of what is stepped.
 //!
-//! What is compared with is `Keep`. Whether memory really went back the kernel is asked, page by page. Must not take a
-//! reading of the whole process for that: other tests run beside these.
+//! The reference is `Keep`. The kernel is asked, page by page, whether memory went back; a reading of the whole process
+//! would include other tests.
 
 use std::num::NonZeroU32;
 
@@ -181,7 +180,7 @@ fn a_skipped_pass_leaves_zeros_too_and_steps_nothing() {
 
 /// An abandoned pass has stepped nothing here, so its gradients stay, and the next pass's come in their place.
 #[test]
-fn released_memory_serves_passes_behind_an_abandoned_one() {
+fn released_memory_serves_passes_after_an_abandoned_one() {
     let (layout, run) = (mixed(), |gradients| {
         let options = Options { mode: Mode::Normed, gradients, ..Options::default() };
         let mut stepper = crate::support::open(&mixed(), few_optimizers()[2], &options);
@@ -296,7 +295,7 @@ mod pages {
         pages.iter().filter(|page| **page & 1 == 1).count() * page
     }
 
-    /// The most bytes of gradients that were in memory in a pass, and those that still are behind it. In Eager the
+    /// The most bytes of gradients that were in memory in a pass, and those that still are after it. In Eager the
     /// trainer waits in between until a bucket is through, if it expects its memory back.
     fn peak_and_rest(mode: Mode, gradients: Gradients) -> (usize, usize) {
         let names = (0..PARAMS).map(|k| format!("p{k}"));

@@ -1,6 +1,6 @@
 //! Parameter groups in one bucket, and learning rates that change between passes.
 //!
-//! A group must give the bits of a stepper of its own; a scheduled rate those of the arithmetic written out here.
+//! A group gives the bits of a stepper of its own; a scheduled rate gives those of the arithmetic written out here.
 
 use instep::layout::DEFAULT_GROUP;
 use instep::op::Memory;

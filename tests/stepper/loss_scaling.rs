@@ -1,8 +1,8 @@
 //! Dynamic loss scaling against the policy of `torch.amp.GradScaler`, written anew: scales, skips, and every bit that
 //! stays.
 //!
-//! Which passes overflow comes from a small generator, so ranks agree on it without a word. Must read scales through
-//! the trainer's own calls only, since those are what a loss is multiplied by.
+//! A small generator decides which passes overflow, so ranks agree on it without communication. Scales are read through
+//! the trainer's own calls, since a loss is multiplied by them.
 
 use instep::cuda::CudaDevice;
 use instep::{

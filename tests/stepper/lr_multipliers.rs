@@ -1,8 +1,7 @@
-//! A factor per parameter in its learning rate: the same bits as an optimizer with that rate, on every device and by
-//! any path.
+//! A learning-rate factor per parameter: the same bits as an optimizer with that rate, on every device and by any path.
 //!
-//! Held against steppers whose optimizers have the products as their rates. Factors are powers of two where the product
-//! must be one rounding of the same number.
+//! The reference is a stepper whose optimizers have the products as their rates. Factors are powers of two where the
+//! product must be one rounding of the same number.
 
 use instep::{AdamW, Error, Layout, LrSchedule, Mode, ParamId, Sgd, Solo, Stepper, in_process};
 
@@ -21,7 +20,7 @@ fn ids(layout: &Layout) -> Vec<ParamId> {
     layout.ids().collect()
 }
 
-/// Three passes, and the bits of all parameters behind each.
+/// Three passes, and the bits of all parameters after each.
 fn run(stepper: &mut Stepper) -> Vec<Vec<u32>> {
     let ids = ids(stepper.layout());
     let passes = 0..3;

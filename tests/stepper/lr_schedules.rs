@@ -1,7 +1,7 @@
 //! Learning-rate schedules: closed forms, PyTorch's own values, and steppers that follow them as if set by hand.
 //!
-//! The golden numbers are those of `torch.optim.lr_scheduler`'s documentation and formulas. A stepper is judged by the
-//! bits of one whose trainer calls `set_lr`. Must count passes as the documentation says: finished ones.
+//! The golden numbers are those of `torch.optim.lr_scheduler`'s documentation and formulas. The reference stepper's
+//! trainer calls `set_lr`. Finished passes are counted, as documented.
 
 use instep::layout::DEFAULT_GROUP;
 use instep::{Error, Layout, LrSchedule, Sgd, Solo, Stepper, in_process};

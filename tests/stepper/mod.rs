@@ -15,6 +15,7 @@ pub(crate) mod groups;
 pub(crate) mod loss_scaling;
 pub(crate) mod lr_multipliers;
 pub(crate) mod lr_schedules;
+pub(crate) mod nadam_product;
 pub(crate) mod passes;
 pub(crate) mod rebuild;
 pub(crate) mod refusals;

@@ -1,7 +1,7 @@
-//! What a pass does to parameters that are not simply stepped: left out, averaged, skipped, fed infinities.
+//! Passes that do more than step: parameters left out, averaged, skipped, fed infinities.
 //!
-//! Compares bits with a run that never had the pass in question, or with the reference; must never be content with
-//! "nearly unchanged".
+//! Bits are compared with a run that never had the pass in question, or with the reference; "nearly unchanged" is a
+//! failure.
 
 use instep::{Adam, Layout, Mode, SegmentAction, Unused};
 
@@ -281,7 +281,7 @@ fn combinations(modes: &[Mode]) -> Vec<(Optim, Mode, Option<u64>)> {
 
 #[test]
 fn eager_names_the_first_nonfinite_bucket_wherever_the_value_lies() {
-    // Every lane of the widest vector, its tail, the last element of a tile and the one behind it.
+    // Every lane of the widest vector, its tail, the last element of a tile and the one after it.
     let places = (0..40).chain([255, 256, 2046, 2047, 2048, 2099]);
     for place in places {
         for isa in instep::Isa::available() {

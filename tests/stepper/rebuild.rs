@@ -1,8 +1,7 @@
-//! Buckets rebuilt in arrival order train on with the bits of buckets that never were, on every rank in rank 0's order.
+//! Buckets rebuilt in arrival order train on with the bits of buckets that never were, in rank 0's order on every rank.
 //!
-//! Each rank hands its gradients over in another order. What is compared with is the same training without a rebuild:
-//! same ranks, same orders, same numbers. Must take recordings on both sides of a rebuild, since each is judged by its
-//! own plan.
+//! Each rank hands its gradients over in another order. The reference is the same training without a rebuild.
+//! Recordings on both sides of a rebuild are judged by their own plans.
 
 use instep::cuda::Cuda;
 use instep::hazard::Traced;
@@ -203,7 +202,7 @@ fn a_second_rebuild_in_the_same_order_changes_nothing_and_leaves_no_hazard() {
                 let [after, before] = [after, before].map(|outcome| outcome.grads.concat());
                 assert_same_bits(&after, &before, "the exchange puts gradients back");
             }
-            // Nothing is touched in between: what the exchange wrote, this pass's zeros must come behind.
+            // Nothing is touched in between: this pass's zeros must come after what the exchange wrote.
             assert!(!stepper.rebuild_buckets()?);
             stepper.begin()?.finish()?;
             let recording = stepper.take_recording().unwrap();

@@ -1,6 +1,6 @@
-//! State and step counts that are written by name: a stepper loaded from another one goes on with its bits.
+//! States and step counts written by name: a stepper loaded from another one goes on with its bits.
 //!
-//! What is compared is an uninterrupted run. Must go through names and public accessors only, as a checkpoint would.
+//! The reference is an uninterrupted run. Tests use names and public accessors only, as a checkpoint does.
 
 use instep::hazard::check;
 use instep::{Error, Layout, Result, Solo, Stepper};

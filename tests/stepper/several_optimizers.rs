@@ -1,7 +1,7 @@
-//! Several optimizers in one bucket, several for one parameter, code of the user's own, and parameters with none.
+//! Several optimizers in one bucket, several for one parameter, the user's own code, and parameters with none.
 //!
-//! Steps are elementwise, so whatever shares a bucket must end with the bits of a stepper of its own. Must hold on the
-//! host and on a GPU, or its stand-in, with the same calls.
+//! Steps are elementwise, so everything in a bucket ends with the bits of a stepper of its own. The same calls run on
+//! the host and on a GPU, or its stand-in.
 
 use std::any::Any;
 
@@ -136,7 +136,7 @@ fn shared_buckets_have_no_hazard_and_no_wait_too_many() {
 
 /// Two optimizers on everything, against two steppers that hand the parameters to each other.
 #[test]
-fn a_second_optimizer_steps_behind_the_first_with_states_of_its_own() {
+fn a_second_optimizer_steps_after_the_first_with_states_of_its_own() {
     let layout = layout();
     let all: Vec<usize> = (0..LENGTHS.len()).collect();
     for mode in MODES {

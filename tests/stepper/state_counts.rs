@@ -1,6 +1,7 @@
-//! How many states a stepper keeps, and of whom: what would wrap is refused, what was not made is handed to nobody.
+//! How many states a stepper keeps for each parameter: counts that would wrap are refused, and missing states are
+//! handed to nobody.
 //!
-//! Both ended in a null pointer once. Must run the passes, since that is where it would be followed.
+//! Both once ended in a null pointer, which only running the passes would follow.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -1,8 +1,8 @@
-//! Trainings drawn at random: what `tests/schedule/property.rs` states its properties of.
+//! Trainings drawn at random, for `tests/schedule/property.rs`.
 //!
 //! A [`Training`] says what is computed; a [`Setup`] says how, and must not change a bit of it. Gradients are formulas
-//! of pass, rank, parameter and element, so a case is small and shrinks. Must draw nothing that the crate refuses, but
-//! everything that it accepts; `tests/support/training.rs` carries it out.
+//! of pass, rank, parameter and element, so a case is small and shrinks. Everything that the crate accepts can be
+//! drawn, and nothing that it refuses; `tests/support/training.rs` carries it out.
 
 use instep::{Adam, AdamW, DType, Isa, Mode, Precision, SegmentAction, Sgd, Unused};
 use proptest::collection::vec;
@@ -53,7 +53,7 @@ pub(crate) struct PassPlan {
     pub abandon: Option<usize>,
     /// Parameters are loaded before it.
     pub reload: bool,
-    /// The status is read behind it.
+    /// The status is read after it.
     pub status: bool,
     /// Parameters that are frozen before it, or unfrozen if they were. Indices wrap.
     pub toggles: Vec<usize>,
@@ -176,7 +176,7 @@ pub(crate) fn training() -> impl Strategy<Value = Training> {
             mut passes,
             data,
         )| {
-            // A rank that runs out of data could not give up behind the same bucket as the others.
+            // A rank that runs out of data could not give up after the same bucket as the others.
             if data.is_some() {
                 passes.iter_mut().for_each(|pass| pass.abandon = None);
             }

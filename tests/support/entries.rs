@@ -1,7 +1,7 @@
 //! The kernels' C tables as they are linked, for tests that call an entry directly.
 //!
-//! The crate keeps its own table to itself, behind a self-test and a check of the CPU. Must be asked for available
-//! instruction sets only.
+//! The crate's own table is private, because it checks the kernels and the CPU first. Only available instruction sets
+//! may be asked for.
 #![allow(unsafe_code)]
 
 use instep::Isa;

@@ -1,7 +1,7 @@
 //! A tensor between guard bands: whatever is written beside it shows.
 //!
-//! The bands hold a NaN that no kernel makes, so reading them shows too, in the results. Must not be resized: the
-//! tensor's place relative to a cache line is what the tests vary.
+//! The bands hold a NaN that no kernel makes, so reading them shows too, in the results. A tensor is never resized,
+//! because tests vary its place relative to a cache line.
 
 const GUARD: u32 = 0x7fc0_beef;
 /// Elements on each side at least: more than any vector is wide.

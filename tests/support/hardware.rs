@@ -1,7 +1,7 @@
 //! The real GPU, for tests that are told to use it: `INSTEP_REQUIRE_GPU=1`, as benches/gpu/run.sh sets it.
 //!
-//! Kernels are launched through the library's own seam to the driver, so that what is tested is what a stepper calls.
-//! Must fail where there is no GPU: nothing here is skipped.
+//! Kernels are launched through the library's own driver interface, as a stepper does. Without a GPU these helpers
+//! fail; nothing is skipped.
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;

@@ -1,7 +1,7 @@
-//! What the integration tests share: inputs painted by formula, one way to run a stepper.
+//! What the integration tests share: inputs painted by formula, and one way to run a stepper.
 //!
-//! Inputs are functions of (step, parameter, element) with prime cycles, so that a failing case needs no seed and
-//! equals itself on any rank, in any order. Must never read a result through anything but the public interface.
+//! Inputs are functions of (step, parameter, element) with prime cycles, so a failing case needs no seed and equals
+//! itself on any rank, in any order. Results are read through the public interface only.
 
 pub(crate) mod arbitrary;
 pub(crate) mod device;

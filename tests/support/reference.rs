@@ -1,8 +1,8 @@
 //! Every optimizer in f64, one tensor at a time, as the papers and `torch.optim` state them.
 //!
-//! What everything else is checked against, so it is kept short enough to be checked by eye. Must import nothing
-//! from the crate, and must not borrow the kernels' spelling: averages are beta*old + (1-beta)*new here, powers are
-//! powi, the decay of AdamW multiplies by 1 - lr*weight_decay.
+//! Every other test depends on it, so it is short enough to be checked by eye. It imports nothing from the crate and
+//! does not borrow the kernels' spelling: averages are beta*old + (1-beta)*new here, powers are powi, and the decay of
+//! AdamW multiplies by 1 - lr*weight_decay.
 
 /// One parameter element and what the optimizer remembers of it.
 #[derive(Clone, Copy, Debug, Default)]

@@ -121,7 +121,7 @@ fn tensors(stepper: &Stepper, layout: &Layout, id: ParamId) -> Result<Vec<(Strin
     Ok(tensors)
 }
 
-/// The bits of a parameter as steps leave them, whatever stands behind it.
+/// The bits of a parameter as steps leave them, with its master or remainder, if it has one.
 pub(crate) fn stored_param(stepper: &Stepper, id: ParamId, dtype: DType) -> Result<Vec<u32>> {
     fn bits<T: Element>(stepper: &Stepper, id: ParamId) -> Result<Vec<u32>> {
         Ok(stepper.params()?.get_as::<T>(id)?.iter().map(|x| x.to_f32().to_bits()).collect())

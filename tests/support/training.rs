@@ -1,7 +1,7 @@
-//! The one way to carry out a random training, and to compare two that should be one.
+//! Carries out a random training, and compares two that should be one.
 //!
-//! Steppers go through the public interface; their recorded list is checked each time. Must never decide what a right
-//! result is: every property compares two of these runs.
+//! Steppers go through the public interface, and their recorded list is checked each time. Nothing here decides what a
+//! right result is: every property compares two of these runs.
 
 use instep::hazard::check;
 use instep::{Divisor, Layout, LayoutBuilder, ParamId, Pass, Result, SegmentAction, Solo, Stepper};
@@ -106,7 +106,7 @@ impl Training {
         gradient.iter_mut().filter(|sum| sum.is_nan()).for_each(|sum| *sum = f32::from_bits(0x7fff_ffff));
     }
 
-    /// A single rank that is fed the sums. With `kept`, abandoned passes are replaced by what they left behind.
+    /// A single rank that is fed the sums. With `kept`, abandoned passes are replaced by what they left.
     pub(crate) fn run_alone(&self, setup: &Setup, kept: Option<&Kept>) -> Result<Trained> {
         self.run(setup, Solo::new(self.world_size), Feed::Sums, kept)
     }

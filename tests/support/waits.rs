@@ -1,7 +1,7 @@
-//! Takes each wait out of a list in turn and sees whether the checker misses it.
+//! Takes each wait out of a list in turn and asserts that the checker then reports a hazard.
 //!
-//! One helper for simulated and recorded lists. Claims hold for the middle passes only: at the edges nothing follows
-//! that would miss a wait. Must be given a list that is free of hazards as it stands, and checks that first.
+//! One helper serves simulated and recorded lists. Claims hold for the middle passes only: at the edges nothing follows
+//! that would need a wait. The list itself must be free of hazards, which is checked first.
 
 use std::ops::Range;
 

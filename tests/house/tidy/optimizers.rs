@@ -47,7 +47,7 @@ fn every_optimizer_has_its_header_its_type_and_its_formula_once_and_is_named_whe
         );
         for path in NAMES_EVERY_OPTIMIZER {
             let text = read(&Path::new(ROOT).join(path)).to_lowercase();
-            // What is not there yet is named behind the README's first program.
+            // What is not there yet is named after the README's first program.
             let text = if path == "README.md" { text.split("```").next().unwrap() } else { &text };
             let names = text.split(|c: char| !(c.is_alphanumeric() || c == '_')).any(|word| word == name);
             require(names, format!("{path} does not name {name}"));

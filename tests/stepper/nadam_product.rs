@@ -1,7 +1,7 @@
-//! The number that NAdam carries from update to update: who advances it, and that it goes wherever its step count goes.
+//! The momentum product that NAdam carries from update to update: what advances it, and that it follows the step count.
 //!
-//! Held to the product of momenta up to the step count, from the paper's formula. Must not take a rounding of it for
-//! another number: products in another order differ in their last bits only.
+//! The reference is the product of momenta up to the step count, from the paper's formula. Products in another order
+//! differ in their last bits only, which is allowed for.
 
 use std::io::Cursor;
 
