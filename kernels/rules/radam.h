@@ -24,6 +24,36 @@ struct RAdamScalars {
     uint32_t from_sample1, from_sample2, rectified, maximize;
 };
 
+struct RAdamLength {
+    double complement; /* 1 - beta2^t */
+    double rho;
+};
+
+/* The formula of rho above is a difference of two numbers of the size of rho_inf: at beta2 = 1 - 1e-7 two digits would be
+ * left of it, and it could take the wrong side of 5. The same number is 2 sum(t) / (1 - beta2^t) - 1, where sum(t) adds
+ * up beta2^k - beta2^t over k < t. Bit by bit of t, no step of that subtracts:
+ *
+ *     sum(2n) = sum(n) (1 + beta2^n) + n beta2^n (1 - beta2^n),   sum(n + 1) = sum(n) + (n + 1) beta2^n (1 - beta2) */
+INSTEP_INLINE RAdamLength radam_length(double beta2, uint64_t step) {
+    const double one_minus_beta2 = 1.0 - beta2;
+    double n = 0.0, beta2_power = 1.0, complement = 0.0, sum = 0.0;
+    uint64_t bit = 1;
+    while (step / 2 >= bit) bit *= 2;
+    for (; bit != 0; bit /= 2) {
+        sum = sum * (1.0 + beta2_power) + n * beta2_power * complement;
+        complement = complement * (1.0 + beta2_power);
+        beta2_power = beta2_power * beta2_power;
+        n = n + n;
+        if (!(step & bit)) continue;
+        n = n + 1.0;
+        const double next = beta2_power * one_minus_beta2;
+        sum = sum + n * next;
+        complement = complement + next;
+        beta2_power = beta2_power * beta2;
+    }
+    return {complement, 2.0 * sum / complement - 1.0};
+}
+
 template <int STATES_>
 struct RAdam {
     using Scalars = RAdamScalars;
@@ -32,9 +62,9 @@ struct RAdam {
 
     /* `step` counts from 1. */
     static INSTEP_INLINE RAdamScalars prepare(const InstepRAdamHyper& h, uint64_t step) {
-        const double beta2_power = power(h.beta2, step), bias_correction2 = 1.0 - beta2_power;
+        const RAdamLength length = radam_length(h.beta2, step);
+        const double bias_correction2 = length.complement, rho = length.rho;
         const double rho_inf = 2.0 / (1.0 - h.beta2) - 1.0;
-        const double rho = rho_inf - 2.0 * static_cast<double>(step) * beta2_power / bias_correction2;
         double step_size = h.lr / (1.0 - power(h.beta1, step));
         RAdamScalars s = {};
         s.rectified = rho > 5.0;

@@ -8,5 +8,6 @@ pub(crate) mod drift;
 pub(crate) mod golden;
 pub(crate) mod lamb;
 pub(crate) mod norms;
+pub(crate) mod radam_slow_decay;
 pub(crate) mod scaled_by_norms;
 pub(crate) mod steps;
