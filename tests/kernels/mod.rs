@@ -5,5 +5,6 @@
 pub(crate) mod bitpatterns;
 pub(crate) mod machine_code;
 pub(crate) mod out_of_bounds;
+pub(crate) mod out_of_bounds_narrow;
 pub(crate) mod step_options;
 pub(crate) mod traffic;
