@@ -3,9 +3,11 @@
 //! The library writes them by name and these tests by place, so a field that lands elsewhere differs. Every struct of
 //! hyperparameters has its numbers first, in the order of the optimizer's keywords, and then its flags.
 
+use instep::Isa;
 use instep::abi::*;
 use instep::optim::Range;
 
+use crate::support::entries::kernels;
 use crate::support::optimizers::Optim;
 
 /// Kernel, hyperparameters and number of states of an optimizer.
@@ -25,9 +27,12 @@ pub(crate) fn rule(optim: Optim) -> (u32, InstepHyper, usize) {
     (descriptor.kernel, InstepHyper { words }, optim.boxed().state_names().len())
 }
 
-/// The launches of an optimizer's step.
+/// The launches of an optimizer's step. Its descriptor and its header must agree about them.
 pub(crate) fn parts(optim: Optim) -> &'static [InstepStepPart] {
-    match optim.descriptor.is_scaled {
+    let descriptor = optim.descriptor;
+    let is_scaled = kernels(Isa::Baseline).scaled[descriptor.kernel as usize] == 1;
+    assert_eq!(is_scaled, descriptor.is_scaled, "{}", descriptor.name);
+    match is_scaled {
         true => &[INSTEP_PART_MEASURE, INSTEP_PART_APPLY],
         false => &[INSTEP_PART_WHOLE],
     }
