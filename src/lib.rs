@@ -97,6 +97,10 @@
 //! Feature `cuda` builds the GPU kernels with an nvcc from `NVCC`, `CUDA_HOME` or `PATH`; the driver is needed at run
 //! time only. `NVCC=$(scripts/cuda-toolchain.sh)` installs one. If `cudarc` does not know a newer nvcc, set
 //! `CUDARC_CUDA_VERSION=13000`, which affects only the names of driver functions. No GPU has run this crate yet.
+//!
+//! # Benches
+//!
+//! Feature `bench` adds the hidden module `instep::bench`, which times single launches. Its interface is not stable.
 
 #[doc(hidden)]
 pub mod abi;
