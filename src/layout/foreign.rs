@@ -1,11 +1,11 @@
-//! Buckets that somebody else has laid out: which parameter's gradient lies where in each.
+//! Buckets that the caller has laid out: the offset of each gradient in each bucket.
 //!
-//! Pure offsets; the addresses come with the stepper. Parameters and states keep the plan's own offsets, so only
-//! gradients are found elsewhere. Such a bucket has no tail: it is reduced as it is, and nothing is counted in it.
+//! Pure offsets; the addresses come with the stepper. Parameters and states keep the plan's own offsets: only gradients
+//! lie elsewhere. Such a bucket has no tail: it is reduced as it is, and nothing is counted in it.
 
 use crate::error::{Error, Result};
-use crate::layout::plan::{Bucket, Plan, QUANTUM, Segment};
-use crate::layout::{Layout, ParamId, Storage};
+use crate::layout::plan::{QUANTUM, TOO_MANY_ELEMENTS};
+use crate::layout::{Bucket, Layout, ParamId, Plan, Segment, Storage};
 
 /// One flat gradient buffer and what lies in it. Offsets and lengths are elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ impl ForeignBucket {
         ForeignBucket { len: len as u64, gradients: Vec::new() }
     }
 
-    /// Says where in the bucket a parameter's gradient starts; any offset will do.
+    /// Sets where in the bucket a parameter's gradient starts; any offset is legal.
     pub fn gradient(mut self, id: ParamId, offset: usize) -> ForeignBucket {
         self.gradients.push((id, offset as u64));
         self
@@ -80,10 +80,9 @@ impl Plan {
             }
             bucket.refuse_overlap(layout, index)?;
             let (first, start, params_start) = (plan.segments.len() as u32, plan.grads_len, plan.len);
-            plan.grads_len = match start.checked_add(bucket.len) {
-                Some(end) if end < 1 << 56 => end,
-                _ => return Err(Error::Layout(format!("bucket {index} takes the plan past 2^56 elements"))),
-            };
+            let too_large = || Error::Layout(format!("bucket {index} takes the plan past 2^56 elements"));
+            let end = start.checked_add(bucket.len).filter(|end| *end < TOO_MANY_ELEMENTS);
+            plan.grads_len = end.ok_or_else(too_large)?;
             for (id, offset) in &bucket.gradients {
                 let param = layout.index(*id)?;
                 let parameter = &parameters[param];
@@ -106,7 +105,9 @@ impl Plan {
                     group: parameter.group,
                     tail: None,
                 });
-                plan.len += parameter.len.next_multiple_of(QUANTUM);
+                let end =
+                    parameter.len.checked_next_multiple_of(QUANTUM).and_then(|len| plan.len.checked_add(len));
+                plan.len = end.filter(|end| *end < TOO_MANY_ELEMENTS).ok_or_else(too_large)?;
             }
             plan.buckets.push(Bucket {
                 start,

@@ -1,14 +1,17 @@
 //! Parameters: names, lengths, uses, in registration order.
 //!
-//! Pure arithmetic, no memory. All ranks must agree on the [`Layout`]; [`plan`] turns it into buckets for one cap and
-//! world size. It depends on no device, so a layout can be built and inspected anywhere.
+//! Pure arithmetic, no memory. All ranks must agree on one [`Layout`]; a [`Plan`] is that layout in buckets, for one
+//! cap and world size. It depends on no device, so a layout can be built and inspected anywhere.
 
+mod bucket;
+mod cut;
 mod foreign;
-pub mod plan;
+mod plan;
 mod storage;
 
+pub use bucket::{Bucket, BucketCaps, Gradients, Segment, Tails};
 pub use foreign::ForeignBucket;
-pub use plan::{Bucket, BucketCaps, Gradients, Plan, Segment, Tails};
+pub use plan::Plan;
 pub use storage::{Master, Moments, Precision, Rounding, Storage};
 
 use std::collections::HashSet;
@@ -202,9 +205,8 @@ impl LayoutBuilder {
             if parameter.uses == 0 {
                 return refuse(format!("`{name}` has zero uses"));
             }
-            // Padding and the conversion to bytes must not overflow later, so the bound is well below 2^64.
             elements = match elements.checked_add(parameter.len) {
-                Some(sum) if sum < 1 << 56 => sum,
+                Some(sum) if sum < plan::TOO_MANY_ELEMENTS => sum,
                 _ => return refuse(format!("`{name}` takes the layout past 2^56 elements")),
             };
         }

@@ -20,7 +20,7 @@ use crate::support::arbitrary::{Setup, Training, setup, training};
 use crate::support::training::Feed;
 
 /// Runs `property` on as many cases as `PROPTEST_CASES` says, or on `cases`.
-fn for_all<S: Strategy>(cases: u32, strategy: S, property: impl Fn(S::Value)) {
+pub(crate) fn for_all<S: Strategy>(cases: u32, strategy: S, property: impl Fn(S::Value)) {
     let mut config = Config { failure_persistence: None, max_shrink_iters: 2000, ..Config::default() };
     if std::env::var_os("PROPTEST_CASES").is_none() {
         config.cases = cases;

@@ -226,6 +226,12 @@ impl Optimizers {
             self.entries.iter().map(|entry| entry.optimizer.as_rule().hyper()).collect::<Result<Vec<_>>>()?;
         let all = self.entries.iter().map(|entry| &*entry.optimizer).zip(hypers);
         let assignment = Assignment::new(layout, plan, all, |param| self.lists[param].clone());
+        let records = assignment.rounds().checked_mul(plan.segments().len());
+        if records.is_none_or(|records| u32::try_from(records).is_err()) {
+            // A tile names its record by a u32.
+            let why = "of one parameter: times the number of parameters, they must be below 2^32";
+            return Err(Error::config("optimizers", assignment.rounds(), why));
+        }
         match assignment.state_count() {
             // A state's number is a byte, and must not wrap around to another one's.
             states if states > usize::from(u8::MAX) => {

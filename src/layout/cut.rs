@@ -1,0 +1,251 @@
+//! Cuts a layout into buckets, for one bucket cap and world size.
+//!
+//! Every segment starts on a multiple of 256 elements and every bucket is padded to world_size x 256, so shard cuts,
+//! norm leaves and vectors agree for any cap. The assignment is DDP's: reverse registration order; a bucket closes at
+//! the parameter that reaches the cap. Every sum and product is checked: what passes 2^56 elements is an error.
+
+use std::ops::Range;
+
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::layout::plan::{QUANTUM, TOO_MANY_ELEMENTS};
+use crate::layout::{Bucket, BucketCaps, Layout, Plan, Segment, Storage, Tails};
+
+/// What a plan is cut by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Cut {
+    world_size: u32,
+    caps: BucketCaps,
+    tails: Tails,
+}
+
+impl Plan {
+    /// Cuts `layout` into buckets. Each bucket ends in the counts that `tails` asks for.
+    ///
+    /// # Errors
+    /// `Config` if a cap or the world size is zero, the [precision](crate::Precision) is one that no kernel has, or
+    /// gradients are of a type that cannot count the ranks. `Layout` if the padded buckets hold 2^56 elements or more.
+    pub fn new(
+        layout: &Layout,
+        world_size: u32,
+        caps: BucketCaps,
+        tails: Tails,
+        storage: impl Into<Storage>,
+    ) -> Result<Plan> {
+        let storage = storage.into();
+        storage.precision.validate()?;
+        if world_size == 0 {
+            return Err(Error::config("world_size", 0, "there is at least one rank"));
+        }
+        if caps.first_bytes == 0 || caps.rest_bytes == 0 {
+            return Err(Error::config("bucket_cap_bytes", 0, "a bucket holds at least one byte"));
+        }
+        if (tails.used || tails.contributors) && world_size > largest_count(storage.precision.grad) {
+            let why = "has too few bits to count so many ranks in: use Unused::StepZero and no uneven_inputs";
+            return Err(Error::config("grad", storage.precision.grad, why));
+        }
+        let backward = (0..layout.parameters().len() as u32).rev();
+        Plan::filled(layout, Cut { world_size, caps, tails }, storage, backward)
+    }
+
+    /// Cuts the same layout by the same caps, with buckets filled in this order of registration indices.
+    ///
+    /// # Errors
+    /// `Layout` unless `order` names each parameter once, or if the buckets hold 2^56 elements or more; `Unsupported`
+    /// if the buckets are the caller's.
+    pub fn reordered(&self, layout: &Layout, order: &[u32]) -> Result<Plan> {
+        let Some(cut) = self.cut else {
+            let what = "another order of buckets that are the caller's".to_owned();
+            return Err(Error::Unsupported { what, have: "the order in which they were added".into() });
+        };
+        let mut named = vec![false; layout.parameters().len()];
+        let mut is_new =
+            |param: &u32| named.get_mut(*param as usize).is_some_and(|named| !std::mem::replace(named, true));
+        if order.len() != layout.parameters().len() || !order.iter().all(&mut is_new) {
+            return Err(Error::Layout("an order of buckets must name each parameter once".into()));
+        }
+        let mut plan =
+            Plan::filled(layout, cut, self.storage, order.iter().copied())?.with_gradients(self.gradients);
+        for segment in &mut plan.segments {
+            segment.action = self.segment_of(segment.param as usize).action;
+        }
+        Ok(plan)
+    }
+
+    fn filled(layout: &Layout, cut: Cut, storage: Storage, order: impl Iterator<Item = u32>) -> Result<Plan> {
+        let Cut { world_size, caps, .. } = cut;
+        let parameters = layout.parameters();
+        let mut plan = Plan { cut: Some(cut), ..Plan::empty(parameters.len(), storage) };
+        let elements = layout.first_elements();
+        let mut gathered_bytes = 0u64;
+        let mut opened = 0u32;
+        // Local ones last, so that what is broadcast and reduced lies in one piece before them.
+        let (mut order, local): (Vec<u32>, Vec<u32>) =
+            order.partition(|param| !parameters[*param as usize].local);
+        let summed = order.len();
+        order.extend(local);
+        for (place, param) in order.iter().copied().enumerate() {
+            let (index, parameter) = (param as usize, &parameters[param as usize]);
+            plan.segment_of_param[index] = plan.segments.len() as u32;
+            plan.segments.push(Segment {
+                param,
+                bucket: plan.buckets.len() as u32,
+                start: 0,
+                grad_start: 0,
+                len: parameter.len,
+                element: elements[index],
+                action: parameter.action,
+                group: parameter.group,
+                tail: None,
+            });
+            // Only compared with the cap.
+            gathered_bytes =
+                gathered_bytes.saturating_add(parameter.len.saturating_mul(storage.precision.grad.bytes()));
+            let cap = if plan.buckets.is_empty() { caps.first_bytes } else { caps.rest_bytes };
+            if gathered_bytes >= cap || place + 1 == summed || place + 1 == order.len() {
+                let end = plan.segments.len() as u32;
+                plan.close_bucket(opened..end, cut, parameter.local)
+                    .ok_or_else(|| too_large(&parameter.name, world_size))?;
+                (opened, gathered_bytes) = (end, 0);
+            }
+        }
+        Ok(plan)
+    }
+
+    /// Gives the segments gathered since the last bucket their offsets. `None` if the plan grows too large.
+    fn close_bucket(&mut self, segments: Range<u32>, cut: Cut, is_local: bool) -> Option<()> {
+        let Cut { world_size, tails, .. } = cut;
+        let start = self.len;
+        let mut next = start;
+        let mut take = |len: u64| {
+            let at = next;
+            next = at.checked_add(len)?;
+            Some(at)
+        };
+        let of_bucket = &mut self.segments[segments.start as usize..segments.end as usize];
+        for segment in of_bucket.iter_mut() {
+            let offset = take(segment.len.checked_next_multiple_of(QUANTUM)?)?;
+            (segment.start, segment.grad_start) = (offset, offset);
+        }
+        let tail_start = take(0)?;
+        // A bucket without elements needs no tail: nothing of it is stepped.
+        let is_counted = tail_start > start;
+        let contributors = if tails.contributors && is_counted && !is_local { Some(take(1)?) } else { None };
+        if tails.used && is_counted {
+            for segment in of_bucket {
+                segment.tail = Some(take(1)?);
+            }
+        }
+        let tail = tail_start..next;
+        let len = (next - start).checked_next_multiple_of(QUANTUM.checked_mul(world_size.into())?)?;
+        let end = start.checked_add(len).filter(|end| *end < TOO_MANY_ELEMENTS)?;
+        (self.len, self.grads_len) = (end, end);
+        let params = start..end;
+        self.buckets.push(Bucket { start, len, params, segments, tail, contributors, is_local });
+        Some(())
+    }
+}
+
+/// Names the parameter that closes the bucket, because buckets have no names.
+fn too_large(name: &str, world_size: u32) -> Error {
+    Error::Layout(format!(
+        "`{name}`: its bucket, padded for {world_size} ranks, takes the plan past 2^56 elements; use fewer ranks or \
+         larger buckets"
+    ))
+}
+
+/// The largest number up to which every whole one is an element of this type.
+fn largest_count(dtype: DType) -> u32 {
+    match dtype {
+        DType::F32 => 1 << 24,
+        DType::F16 => 1 << 11,
+        DType::BF16 => 1 << 8,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::{Gradients, SegmentAction};
+
+    const NO_TAILS: Tails = Tails { used: false, contributors: false };
+    const ALL_TAILS: Tails = Tails { used: true, contributors: true };
+
+    fn plan(lens: &[usize], world_size: u32, cap: u64, tails: Tails) -> Plan {
+        let mut builder = Layout::builder();
+        for (k, len) in lens.iter().enumerate() {
+            builder = builder.param(format!("p{k}"), *len);
+        }
+        let caps = BucketCaps { first_bytes: cap, rest_bytes: cap };
+        Plan::new(&builder.build().unwrap(), world_size, caps, tails, Storage::default()).unwrap()
+    }
+
+    #[test]
+    fn buckets_fill_from_the_last_parameter_and_close_at_the_cap() {
+        let plan = plan(&[100, 300, 10, 20], 1, 1024, NO_TAILS);
+        let params: Vec<Vec<u32>> =
+            plan.buckets().iter().map(|b| plan.segments_of(b).iter().map(|s| s.param).collect()).collect();
+        assert_eq!(params, [vec![3, 2, 1], vec![0]]);
+    }
+
+    #[test]
+    fn segments_start_on_quanta_and_buckets_are_padded_to_the_world() {
+        for world_size in 1..=8 {
+            for tails in [NO_TAILS, Tails { used: true, ..NO_TAILS }, ALL_TAILS] {
+                let plan = plan(&[1, 0, 255, 256, 257, 5000, 0], world_size, 2000, tails);
+                let mut next = 0;
+                for bucket in plan.buckets() {
+                    assert_eq!(bucket.start, next);
+                    assert_eq!(bucket.len % (u64::from(world_size) * QUANTUM), 0);
+                    next += bucket.len;
+                    let mut free = bucket.start;
+                    for segment in plan.segments_of(bucket) {
+                        assert!(segment.start % QUANTUM == 0 && segment.start >= free);
+                        free = segment.start + segment.len;
+                        assert_eq!(segment.tail.is_some(), tails.used && bucket.len > 0);
+                        let tail = segment.tail.unwrap_or(bucket.tail.start);
+                        assert!(bucket.tail.is_empty() || bucket.tail.contains(&tail));
+                    }
+                    let first = (!bucket.tail.is_empty()).then_some(bucket.tail.start);
+                    assert_eq!(bucket.contributors, first.filter(|_| tails.contributors));
+                    assert!(free <= bucket.tail.start && bucket.tail.end <= bucket.start + bucket.len);
+                }
+                assert_eq!(plan.arena_len(), next);
+            }
+        }
+    }
+
+    #[test]
+    fn buckets_fill_in_the_order_that_is_given_and_in_no_other() {
+        let cut = plan(&[100, 300, 10, 20], 1, 1024, NO_TAILS).with_gradients(Gradients::Zero);
+        let lens = [100, 300, 10, 20].into_iter().enumerate();
+        let layout = lens.fold(Layout::builder(), |layout, (k, len)| layout.param(format!("p{k}"), len));
+        let layout = layout.build().unwrap();
+        let same = cut.reordered(&layout, &[3, 2, 1, 0]).unwrap();
+        assert_eq!(same, cut);
+        let plan = cut.reordered(&layout, &[1, 0, 3, 2]).unwrap();
+        let params: Vec<Vec<u32>> =
+            plan.buckets().iter().map(|b| plan.segments_of(b).iter().map(|s| s.param).collect()).collect();
+        assert_eq!(params, [vec![1], vec![0, 3, 2]]);
+        assert!((0..4).all(|param| plan.segment_of(param).param == param as u32));
+        for order in [&[0, 1, 2][..], &[0, 1, 2, 2], &[0, 1, 2, 4], &[0, 1, 2, 3, 3]] {
+            assert!(matches!(cut.reordered(&layout, order), Err(Error::Layout(_))), "{order:?}");
+        }
+    }
+
+    #[test]
+    fn runs_of_stepped_gradients_leave_out_what_stays() {
+        let layout = Layout::builder().param("a", 300).param("b", 5).action(SegmentAction::Average);
+        let layout = layout.param("c", 0).param("d", 256).param("e", 1).build().unwrap();
+        let plan = Plan::new(&layout, 1, BucketCaps::default(), ALL_TAILS, Storage::default()).unwrap();
+        let runs: Vec<_> = plan.stepped_gradients(&plan.buckets()[0]).collect();
+        assert_eq!(runs, [0..512, 768..1280]);
+    }
+
+    #[test]
+    fn zero_length_parameters_alone_make_a_bucket_without_bytes() {
+        let plan = plan(&[0, 0], 4, 1, ALL_TAILS);
+        assert_eq!((plan.buckets().len(), plan.buckets()[0].len), (1, 0));
+        assert!(plan.segments().iter().all(|s| s.tail.is_none()) && plan.carrier().is_none());
+    }
+}
