@@ -11,7 +11,7 @@ const LONGEST: usize = 120;
 const LONGEST_SENTENCE: usize = 500;
 
 /// Returns a foreign name between backticks, escaped and shortened.
-pub(crate) fn quoted(name: &str) -> String {
+pub fn quoted(name: &str) -> String {
     format!("`{}`", escaped(name))
 }
 
@@ -22,7 +22,7 @@ fn escaped(text: impl Display) -> String {
 
 /// Returns another rank's or a parser's error in one line, shortened to 500 characters. Quotation marks and backslashes
 /// stay as they are, so names that are already quoted do not change.
-pub(crate) fn sentence(text: &str) -> String {
+pub(crate) fn sentence(text: impl Display) -> String {
     line(text, LONGEST_SENTENCE, "\"'`\\")
 }
 

@@ -166,11 +166,19 @@ impl GpuLauncher {
     ///
     /// # Errors
     /// The driver's.
+    ///
+    /// # Panics
+    /// If a bucket is not in the plan, or buckets differ in their bytes.
     pub fn time_copies(&mut self, buckets: &[u32]) -> Result<Sample> {
-        let half = self.step_bytes(0) / 2;
+        let (half, count) = (self.step_bytes(0) / 2, self.plan.buckets().len() as u32);
+        assert!(
+            (0..count).all(|bucket| self.step_bytes(bucket) / 2 == half),
+            "buckets differ in their bytes"
+        );
+        assert!(buckets.iter().all(|bucket| *bucket < count), "the plan has {count} buckets");
         self.time(buckets, |this, bucket| {
             let [from, to] = this.copied.map(|base| DevicePtr(base.0 + u64::from(bucket) * half));
-            // SAFETY: all buckets are alike, and there is room for one copy of each.
+            // SAFETY: all buckets move as many bytes, and there is room for one copy of each, by the assertions.
             this.guarded(|driver, stream| unsafe { driver.copy(to, from, half, stream) })
         })
     }

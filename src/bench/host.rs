@@ -1,6 +1,7 @@
 //! One bucket's launch on the host, and the memory traffic that bounds it.
 //!
-//! Runs the runner's own ops on the executor's own memory. This file adds nothing to a launch and times nothing itself.
+//! It depends on the host device's runner and memory, and adds nothing to a launch. It times nothing itself. No safe
+//! call reaches outside a memory: what does not fit a memory's type is refused.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -11,13 +12,13 @@ use std::time::Duration;
 use super::{constants, plan, step_bytes};
 use crate::abi::{INSTEP_TILE_ELEMENTS, InstepStored};
 use crate::dtype::DType;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::host::arena::Memories;
 use crate::host::kernels::Kernels;
 use crate::host::runner::{Parts, Runner};
 use crate::host::{Isa, Solo};
 use crate::launch::{Assignment, dtype_code, master_code};
-use crate::layout::{Layout, Master, Plan, Storage};
+use crate::layout::{Layout, Master, Moments, Plan, Storage};
 use crate::op::{Action, Memory, Op, Part, Phase, Span, Stream};
 use crate::optim::Optimizer;
 use crate::pool::Pool;
@@ -94,26 +95,33 @@ impl Launcher {
         unsafe { std::slice::from_raw_parts_mut(self.memories.resolve(span), span.bytes() as usize) }
     }
 
-    /// Fills parameters with their masters, or gradients, by an element's place.
-    pub fn fill(&mut self, memory: Memory, value: impl Fn(usize) -> f32) {
+    /// Fills parameters, with their masters, or gradients, by each element's index in the arena.
+    ///
+    /// # Errors
+    /// `Config` for any other memory, whose elements have another type than parameters and gradients.
+    pub fn fill(&mut self, memory: Memory, value: impl Fn(usize) -> f32) -> Result<()> {
         let precision = self.plan.storage().precision;
+        let (dtype, master) = match memory {
+            Memory::Grads => (precision.grad, Master::None),
+            Memory::Params => (precision.param, precision.master),
+            _ => {
+                let why = "holds neither parameters nor gradients; write it with `bytes`";
+                return Err(Error::config("memory", format!("{memory:?}"), why));
+            }
+        };
         let len = self.plan.arena_len();
         let at = |memory, first: u64| {
             let span = Span::elements(memory, &self.plan, first, len);
             self.memories.resolve(span).cast::<std::ffi::c_void>()
         };
-        let (dtype, master) = match memory {
-            Memory::Grads => (precision.grad, Master::None),
-            _ => (precision.param, precision.master),
-        };
         for first in (0..len).step_by(INSTEP_TILE_ELEMENTS as usize) {
             let count = (len - first).min(INSTEP_TILE_ELEMENTS.into());
             let values: Vec<f32> = (0..count).map(|k| value((first + k) as usize)).collect();
-            let second =
+            let master_at =
                 if master == Master::None { std::ptr::null_mut() } else { at(Memory::Master, first) };
             let mut stored = InstepStored {
                 values: at(memory, first),
-                second: if master == Master::F32 { std::ptr::null_mut() } else { second },
+                second: if master == Master::F32 { std::ptr::null_mut() } else { master_at },
                 count,
                 format: dtype_code(dtype),
                 master_kind: master_code(master),
@@ -124,11 +132,12 @@ impl Launcher {
             unsafe {
                 self.kernels.encode(values.as_ptr(), &stored);
                 if master == Master::F32 {
-                    (stored.values, stored.format) = (second, dtype_code(DType::F32));
+                    (stored.values, stored.format) = (master_at, dtype_code(DType::F32));
                     self.kernels.encode(values.as_ptr(), &stored);
                 }
             }
         }
+        Ok(())
     }
 
     /// Counts the updates since the last call, and derives the scalars of the next ones.
@@ -156,9 +165,20 @@ impl Launcher {
         step_bytes(&self.plan, self.states, self.parts, bucket)
     }
 
-    /// Streams through these buckets `rounds` times as a step does, with a multiply and adds that change no value:
-    /// each thread its own contiguous part of each bucket, started once, so nothing but memory is left to wait for.
-    pub fn ceiling(&mut self, buckets: Range<usize>, rounds: usize) {
+    /// Streams through these buckets `rounds` times as a step does, with a multiply and adds that change no value.
+    /// Each thread streams its own contiguous part of each bucket and is started once, so it waits only for memory.
+    ///
+    /// # Errors
+    /// `Config` unless parameters, gradients and states are all f32: the loop reads and writes f32 alone.
+    pub fn ceiling(&mut self, buckets: Range<usize>, rounds: usize) -> Result<()> {
+        let precision = self.plan.storage().precision;
+        let is_f32 =
+            (precision.param, precision.grad, precision.moments) == (DType::F32, DType::F32, Moments::F32);
+        if !is_f32 {
+            let why =
+                "is not f32 throughout, and the ceiling streams f32; time it on a launcher of Precision::F32";
+            return Err(Error::config("precision", format!("{precision:?}"), why));
+        }
         let start = Barrier::new(self.threads);
         let this = &*self;
         thread::scope(|scope| {
@@ -172,6 +192,7 @@ impl Launcher {
             start.wait();
             this.ceiling_part(buckets.clone(), rounds, 0);
         });
+        Ok(())
     }
 
     fn ceiling_part(&self, buckets: Range<usize>, rounds: usize, part: usize) {
@@ -185,8 +206,8 @@ impl Launcher {
                 // Cut at cache lines: two threads never write one.
                 let cut =
                     |part: usize| bucket.start + (bucket.len / 16) * part as u64 / self.threads as u64 * 16;
-                // SAFETY: inside the bucket, by `resolve` of the whole; parts are disjoint, and `ceiling` holds the
-                // launcher mutably, so no step runs.
+                // SAFETY: f32 inside the bucket, by `ceiling` and by `resolve` of the whole; parts are disjoint, and
+                // `ceiling` holds the launcher mutably, so no step runs.
                 unsafe { self.kernels.ceiling(&arrays, 0.0, cut(part), cut(part + 1)) }
             }
         }

@@ -1,112 +1,176 @@
-//! A file that is replaced as a whole: written beside itself, flushed, renamed, and its folder flushed.
+//! Replaces a file as a whole: written beside it, flushed, renamed, and the folder flushed.
 //!
-//! A run that is killed meanwhile leaves the old file and a hidden one that ends in `.instep-partial`. This file must
-//! never leave half a file under the name that was asked for, and must remove no file that a live run may still be
-//! writing to another name.
+//! A run that is killed meanwhile leaves the old file and a hidden partial one; `partial.rs` names those. The path
+//! never holds half a file, and a file that had restricted permissions never has wider ones, not even half written.
 
-use std::ffi::{OsStr, OsString};
-use std::fs::{File, OpenOptions};
-use std::hash::{BuildHasher, Hasher, RandomState};
+use std::fs::{File, Permissions};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
+use super::partial::{Partial, remove_leftovers};
 use crate::error::{Error, Result};
 
-const SUFFIX: &str = ".instep-partial";
+/// Links that lead to one another before a path is refused, as on Linux.
+const MAX_LINKS: usize = 40;
 
-/// Hexadecimal digits that keep two writers apart.
-const DIGITS: usize = 16;
-
-/// A writer that has not written for this long is dead.
-const ABANDONED: Duration = Duration::from_secs(24 * 60 * 60);
-
-/// A file on its way, removed unless it arrives.
-struct Partial {
-    path: PathBuf,
-    file: File,
-    arrived: bool,
+/// The calls that decide what survives a power failure. A test records their order.
+trait Disk {
+    fn sync(&self, file: &File) -> io::Result<()>;
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    fn sync_folder(&self, folder: &Path) -> io::Result<()>;
 }
 
-/// Puts what `write` writes in the place of the file at `path`.
+struct System;
+
+impl Disk for System {
+    fn sync(&self, file: &File) -> io::Result<()> {
+        file.sync_all()
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        std::fs::rename(from, to)
+    }
+
+    fn sync_folder(&self, folder: &Path) -> io::Result<()> {
+        File::open(folder)?.sync_all()
+    }
+}
+
+/// Puts what `write` writes in the place of the file at `path`. If `path` is a symbolic link, what it leads to is
+/// replaced, or created if nothing is there.
 ///
 /// # Errors
 /// `Checkpoint` if the path cannot be a regular file, `File` if the system refuses, and what `write` returns. The file
-/// is as it was then, unless it is the folder that could not be flushed.
+/// is unchanged then, unless it is the folder that could not be flushed.
 pub fn replace(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
-    // The target of a link is replaced, not the link.
-    let resolved = if path.is_symlink() { std::fs::canonicalize(path).ok() } else { None };
-    let path = resolved.as_deref().unwrap_or(path);
+    replace_on(&System, path, write)
+}
+
+fn replace_on(disk: &impl Disk, path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
+    let path = &follow_links(path)?;
+    let refused = |error| Error::file(path.display())(error);
     let Some(name) = path.file_name() else {
         return Err(Error::checkpoint(path.display(), "is no name of a file"));
     };
-    match std::fs::metadata(path) {
+    let permissions: Option<Permissions> = match std::fs::metadata(path) {
         Ok(found) if !found.is_file() => {
             return Err(Error::checkpoint(path.display(), "is there, and is not a regular file"));
         }
-        _ => {}
-    }
-    let permissions = std::fs::metadata(path).map(|found| found.permissions()).ok();
+        Ok(found) => Some(found.permissions()),
+        Err(_) => None,
+    };
     let folder = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
     // Leftovers do no harm, so neither does one that cannot be removed.
     let _ = remove_leftovers(folder, name);
-    let refused = |error| Error::file(path.display())(error);
-    let mut partial = Partial::create(folder, name).map_err(refused)?;
-    if let Some(permissions) = permissions {
-        partial.file.set_permissions(permissions).map_err(refused)?;
-    }
+    let mut partial = Partial::create(folder, name, permissions).map_err(refused)?;
     write(&mut partial.file)?;
-    partial.file.sync_all().map_err(refused)?;
-    std::fs::rename(&partial.path, path).map_err(refused)?;
+    disk.sync(&partial.file).map_err(refused)?;
+    disk.rename(&partial.path, path).map_err(refused)?;
     partial.arrived = true;
     // The rename is on disk when the folder is.
-    let flushed = File::open(folder).and_then(|folder| folder.sync_all());
-    flushed.map_err(Error::file(format_args!("the folder {}", folder.display())))
+    disk.sync_folder(folder).map_err(Error::file(format_args!("the folder {}", folder.display())))
 }
 
-impl Partial {
-    fn create(folder: &Path, name: &OsStr) -> io::Result<Partial> {
-        // The standard library's own source of randomness.
-        let number = RandomState::new().build_hasher().finish();
-        let mut own = OsString::from(".");
-        own.push(name);
-        own.push(format!(".{number:0DIGITS$x}{SUFFIX}"));
-        let path = folder.join(own);
-        let file = OpenOptions::new().write(true).create_new(true).open(&path)?;
-        Ok(Partial { path, file, arrived: false })
+/// Returns the path that a chain of symbolic links leads to, whether anything is there or not.
+fn follow_links(path: &Path) -> Result<PathBuf> {
+    let mut target = path.to_owned();
+    for _ in 0..=MAX_LINKS {
+        if !target.is_symlink() {
+            return Ok(target);
+        }
+        let next = std::fs::read_link(&target).map_err(Error::file(path.display()))?;
+        // Relative links start at the folder of the link; an absolute one replaces it.
+        target = target.parent().unwrap_or(Path::new("")).join(next);
     }
+    Err(Error::checkpoint(path.display(), "leads through too many symbolic links"))
 }
 
-impl Drop for Partial {
-    fn drop(&mut self) {
-        if !self.arrived {
-            let _ = std::fs::remove_file(&self.path);
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::fs;
+    use std::io::Write;
+
+    use super::*;
+
+    const NEW: &[u8] = b"new";
+
+    /// Does what the system does until the call called `fails`, and writes every call down.
+    #[derive(Default)]
+    struct Recorder {
+        calls: RefCell<Vec<String>>,
+        fails: &'static str,
+    }
+
+    impl Recorder {
+        fn call(&self, name: &str, work: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+            self.calls.borrow_mut().push(name.to_owned());
+            if name == self.fails { Err(io::Error::other("the disk is gone")) } else { work() }
         }
     }
-}
 
-/// Another writer to this name gets an error when it renames; files for other names stay for a day.
-fn remove_leftovers(folder: &Path, name: &OsStr) -> io::Result<()> {
-    for entry in std::fs::read_dir(folder)? {
-        let entry = entry?;
-        let found = entry.file_name();
-        let Some(target) = target(found.as_encoded_bytes()) else { continue };
-        let silent = || entry.metadata()?.modified()?.elapsed().map_err(io::Error::other);
-        if target == name.as_encoded_bytes() || silent().is_ok_and(|silent| silent > ABANDONED) {
-            let _ = std::fs::remove_file(entry.path());
+    impl Disk for Recorder {
+        fn sync(&self, file: &File) -> io::Result<()> {
+            assert_eq!(file.metadata()?.len(), NEW.len() as u64, "all of it was written before");
+            self.call("sync", || System.sync(file))
+        }
+
+        fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+            self.call("rename", || System.rename(from, to))
+        }
+
+        fn sync_folder(&self, folder: &Path) -> io::Result<()> {
+            self.call("sync folder", || System.sync_folder(folder))
         }
     }
-    Ok(())
-}
 
-/// The name that a leftover was to get, if it is one.
-fn target(found: &[u8]) -> Option<&[u8]> {
-    let stem = found.strip_prefix(b".")?.strip_suffix(SUFFIX.as_bytes())?;
-    let (name, number) = stem.split_at_checked(stem.len().checked_sub(DIGITS + 1)?)?;
-    let digits = number.strip_prefix(b".")?;
-    let is_digit = |byte: &u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(byte);
-    (!name.is_empty() && digits.iter().all(is_digit)).then_some(name)
+    fn save(disk: &Recorder, path: &Path) -> Result<()> {
+        replace_on(disk, path, |file| {
+            disk.calls.borrow_mut().push("write".into());
+            file.write_all(NEW).map_err(Error::file("the test's file"))
+        })
+    }
+
+    #[test]
+    fn data_are_flushed_before_the_rename_and_the_folder_after_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, disk) = (folder.path().join("a"), Recorder::default());
+        save(&disk, &path).unwrap();
+        assert_eq!(disk.calls.into_inner(), ["write", "sync", "rename", "sync folder"]);
+        assert_eq!(fs::read(&path).unwrap(), NEW);
+    }
+
+    #[test]
+    fn a_call_that_fails_leaves_the_old_file_unless_it_is_the_folders() {
+        for (fails, expected) in [("sync", &b"old"[..]), ("rename", b"old"), ("sync folder", NEW)] {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("a");
+            fs::write(&path, b"old").unwrap();
+            let refused = save(&Recorder { fails, ..Recorder::default() }, &path).unwrap_err();
+            assert!(matches!(refused, Error::File { .. }), "{refused}");
+            assert_eq!(fs::read(&path).unwrap(), expected, "{fails}");
+            assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "{fails}: nothing else is left");
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn links_are_followed_to_a_file_that_is_not_there_yet() {
+        let folder = tempfile::tempdir().unwrap();
+        let [first, second, target] = ["first", "second", "target"].map(|name| folder.path().join(name));
+        std::os::unix::fs::symlink("second", &first).unwrap();
+        std::os::unix::fs::symlink(&target, &second).unwrap();
+        for _ in 0..2 {
+            save(&Recorder::default(), &first).unwrap();
+            assert!(first.is_symlink() && second.is_symlink() && !target.is_symlink());
+            assert_eq!(fs::read(&target).unwrap(), NEW);
+        }
+        let circle = folder.path().join("circle");
+        std::os::unix::fs::symlink("circle", &circle).unwrap();
+        let refused = save(&Recorder::default(), &circle).unwrap_err().to_string();
+        assert!(refused.contains("too many symbolic links"), "{refused}");
+    }
 }

@@ -57,6 +57,7 @@
 mod extras;
 mod file;
 mod keys;
+mod partial;
 mod plan;
 mod restore;
 #[doc(hidden)]

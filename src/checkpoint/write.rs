@@ -28,7 +28,7 @@ enum Content {
     Ema(ParamId),
 }
 
-/// A writer that knows the checksum of what has gone through it.
+/// A writer that keeps the checksum of the bytes that it has passed on.
 struct Summed<W> {
     out: W,
     hasher: crc32fast::Hasher,
@@ -152,7 +152,7 @@ fn refuse_reserved(extras: &Extras, own: &BTreeMap<String, Scalar>) -> Result<()
 }
 
 impl<W> Summed<W> {
-    /// Of all that was written since the last call.
+    /// Returns the checksum of all bytes since the last call.
     fn take_checksum(&mut self) -> u32 {
         std::mem::take(&mut self.hasher).finalize()
     }

@@ -106,8 +106,8 @@ impl<D: Device> Stepper<D> {
 
     /// States of a parameter are written: on all ranks, or ranks are to notice.
     pub(super) fn note_written(&mut self, id: ParamId) -> Result<()> {
-        self.loaded.note(self.layout.index(id)?, u64::MAX);
-        self.agreement.forget();
+        let param = self.layout.index(id)?;
+        self.note_loaded(param, [u64::MAX]);
         Ok(())
     }
 

@@ -68,6 +68,16 @@ impl<D: Device> Stepper<D> {
         self.set_counts(param, round..round + 1, count, Some(carried))
     }
 
+    /// Makes ranks notice if they load different numbers for a parameter that they have in common. A local one is each
+    /// rank's own: its count and states may differ, so the agreement leaves it out.
+    pub(super) fn note_loaded(&mut self, param: usize, numbers: impl IntoIterator<Item = u64>) {
+        if self.layout.parameters()[param].local {
+            return;
+        }
+        numbers.into_iter().for_each(|number| self.loaded.note(param, number));
+        self.agreement.forget();
+    }
+
     /// Refuses before it writes. `carried` is of all rounds that carry a number.
     pub(super) fn set_counts(
         &mut self,
@@ -85,12 +95,7 @@ impl<D: Device> Stepper<D> {
             return Err(Error::config("step_count", count, why));
         }
         self.settle_control()?;
-        self.loaded.note(param, rounds.start as u64);
-        self.loaded.note(param, count);
-        if let Some(carried) = carried {
-            self.loaded.note(param, carried.to_bits());
-        }
-        self.agreement.forget();
+        self.note_loaded(param, [rounds.start as u64, count].into_iter().chain(carried.map(f64::to_bits)));
         let progress = Progress { count, carried: carried.unwrap_or(1.0) };
         rounds.into_iter().try_for_each(|round| self.write_progress(param, round, progress))
     }

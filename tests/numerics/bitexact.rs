@@ -21,9 +21,19 @@ fn mixed_layout() -> Layout {
     builder.param("averaged", 40_001).action(SegmentAction::Average).build().unwrap()
 }
 
+/// With 3 ranks, 1/(3 x 1000) in f32 is not 1/3 times 1/1000, so a multiplier that is rounded twice shows.
+const LOSS_SCALE: f64 = 1000.0;
+
 /// The slowest and plainest way: everything in order, on one thread, in instructions that every machine has.
 fn plain() -> Options {
-    Options { isa: Some(Isa::Baseline), threads: Some(1), world_size: 3, ..Options::default() }
+    let isa = Some(Isa::Baseline);
+    Options { isa, threads: Some(1), world_size: 3, loss_scale: LOSS_SCALE, ..Options::default() }
+}
+
+#[test]
+fn the_loss_scale_of_these_tests_shows_a_multiplier_that_is_rounded_twice() {
+    let once = (1.0 / (3.0 * LOSS_SCALE)) as f32;
+    assert_ne!(once, (1.0 / 3.0) as f32 * (1.0 / LOSS_SCALE) as f32);
 }
 
 fn assert_same_run(got: &Outcome, expected: &Outcome, what: &str) {

@@ -57,13 +57,15 @@ fn builder(layout: &Layout, mode: Mode) -> StepperBuilder<'_> {
     if mode == Mode::Eager { builder } else { builder.max_norm(0.5) }
 }
 
-/// What a stepper of its own would have made of it in these passes.
-fn alone(rank: usize, passes: impl Iterator<Item = usize>) -> Stepper {
+/// The same passes of a stepper that has no other parameter and no other rank.
+fn alone(rank: usize, passes: impl Iterator<Item = usize>, unused: Unused) -> Stepper {
     let layout = Layout::builder().param("own", OWN_LEN).build().unwrap();
-    let mut stepper = Stepper::host(&layout, HEAVY, Solo::default()).unwrap();
-    for step in passes.filter(|step| *step != UNUSED_IN) {
+    let mut stepper = Stepper::builder(&layout, HEAVY).unused(unused).host(Solo::default()).unwrap();
+    for step in passes {
         let mut pass = stepper.begin().unwrap();
-        pass.write_grad(layout.id("own").unwrap(), &own_gradient(step, rank)).unwrap();
+        if step != UNUSED_IN {
+            pass.write_grad(layout.id("own").unwrap(), &own_gradient(step, rank)).unwrap();
+        }
         pass.finish().unwrap();
     }
     stepper
@@ -106,7 +108,7 @@ fn local_parameters_follow_their_own_rank_and_change_nothing_for_the_others() {
         let (with, without) = (run(true), run(false));
         for rank in 0..2 {
             assert_eq!(with[rank].0, without[rank].0, "{mode:?}");
-            assert_eq!(with[rank].1, Some(own_bits(&alone(rank, 0..PASSES))), "{mode:?}");
+            assert_eq!(with[rank].1, Some(own_bits(&alone(rank, 0..PASSES, Unused::Skip))), "{mode:?}");
         }
         assert_ne!(with[0].1, with[1].1);
     }
@@ -114,12 +116,14 @@ fn local_parameters_follow_their_own_rank_and_change_nothing_for_the_others() {
 
 #[test]
 fn a_joined_rank_keeps_its_own_parameters() {
-    for mode in MODES {
+    for (mode, unused) in MODES.into_iter().flat_map(|mode| [(mode, Unused::Skip), (mode, Unused::StepZero)])
+    {
         let layout = layout(true);
         let ends = in_process(2, |comm| {
             let rank = comm.rank() as usize;
             let mut stepper = Stepper::builder(&layout, HEAVY)
                 .mode(mode)
+                .unused(unused)
                 .uneven_inputs(Divisor::ContributingRanks)
                 .host(comm)?;
             (0..PASSES - 3 * rank).try_for_each(|step| pass(&mut stepper, step, rank))?;
@@ -127,7 +131,8 @@ fn a_joined_rank_keeps_its_own_parameters() {
             Ok::<_, Error>(own_bits(&stepper))
         });
         for (rank, own) in ends.unwrap().into_iter().enumerate() {
-            assert_eq!(own, own_bits(&alone(rank, 0..PASSES - 3 * rank)), "{mode:?}, rank {rank}");
+            let expected = own_bits(&alone(rank, 0..PASSES - 3 * rank, unused));
+            assert_eq!(own, expected, "{mode:?}, {unused:?}, rank {rank}");
         }
     }
 }

@@ -5,7 +5,8 @@
 pub(crate) mod compression;
 pub(crate) mod failures;
 pub(crate) mod hooks;
-pub(crate) mod local;
+pub(crate) mod loaded;
+mod local;
 pub(crate) mod multirank;
 pub(crate) mod nccl;
 pub(crate) mod splits;

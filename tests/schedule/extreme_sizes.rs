@@ -39,7 +39,7 @@ fn case() -> impl Strategy<Value = Case> {
         1 => around_powers(57..64),
     ];
     let ranks = prop_oneof![1u32..=8, 1u32..=u32::MAX, Just(u32::MAX), Just(1 << 31), Just(1 << 24)];
-    let cap = prop_oneof![Just(1u64), 1..=1u64 << 20, around_powers(1..64), Just(u64::MAX)];
+    let cap = prop_oneof![Just(1u64), 1..=1u64 << 20, around_powers(2..64), Just(u64::MAX)];
     (
         vec((length, prop::bool::weighted(0.2)), 1..7),
         ranks,

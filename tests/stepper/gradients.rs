@@ -281,18 +281,65 @@ mod pages {
         fn getpagesize() -> i32;
     }
 
-    /// Bytes of a gradient's whole pages that are in memory.
-    fn resident_bytes(gradient: usize) -> usize {
+    fn page_bytes() -> usize {
         // SAFETY: a question.
-        let page = unsafe { getpagesize() } as usize;
-        let first = gradient.next_multiple_of(page);
-        let length = (gradient + 4 * LEN - first) / page * page;
-        let mut pages = vec![0; length / page];
+        unsafe { getpagesize() as usize }
+    }
+
+    /// Whether each page of a run of whole pages is in memory.
+    fn residency(first: usize, length: usize) -> Vec<bool> {
+        let mut pages = vec![0; length / page_bytes()];
         // SAFETY: one byte per page; what is mapped there is not touched.
         let answer =
             unsafe { mincore(std::ptr::with_exposed_provenance_mut(first), length, pages.as_mut_ptr()) };
         assert_eq!(answer, 0, "mincore");
-        pages.iter().filter(|page| **page & 1 == 1).count() * page
+        pages.into_iter().map(|page| page & 1 == 1).collect()
+    }
+
+    /// Bytes of a gradient's whole pages that are in memory.
+    fn resident_bytes(gradient: usize) -> usize {
+        let page = page_bytes();
+        let first = gradient.next_multiple_of(page);
+        let length = (gradient + 4 * LEN - first) / page * page;
+        residency(first, length).into_iter().filter(|is_there| *is_there).count() * page
+    }
+
+    /// In memory: `above`, which stays, then `stepped`, then `below`, which stays too. Only `stepped` is released.
+    #[test]
+    fn a_release_gives_back_every_page_that_it_shares_with_nothing_that_stays() {
+        let page_elements = page_bytes() / 4;
+        // From a page's start to an end inside a page, and so on; segments start on multiples of 256 elements.
+        for (above, stepped) in
+            [(512, 4096), (1024, 8192), (256, 300 * 1024 + 512), (1280, LEN), (3328, 1024)]
+        {
+            let layout = Layout::builder().param("below", LEN).action(SegmentAction::Average);
+            let layout =
+                layout.param("stepped", stepped).param("above", above).action(SegmentAction::Average);
+            let layout = layout.build().unwrap();
+            let builder = Stepper::builder(&layout, Sgd::default()).gradients(Gradients::Release);
+            let mut stepper = builder.bucket_cap_bytes(u64::MAX).host(Solo::default()).unwrap();
+            let mut pass = stepper.begin().unwrap();
+            for id in layout.ids() {
+                pass.grads().get_mut(id).unwrap().fill(1.0);
+            }
+            let [above_at, stepped_at, below_at] = ["above", "stepped", "below"].map(|name| {
+                let mut grads = pass.grads();
+                grads.get_mut(layout.id(name).unwrap()).unwrap().as_ptr().expose_provenance()
+            });
+            pass.finish().unwrap();
+            stepper.params().unwrap();
+            assert!(above_at < stepped_at && stepped_at < below_at);
+            assert_eq!(below_at - stepped_at, 4 * stepped.next_multiple_of(256));
+            let page = page_bytes();
+            let first = stepped_at / page * page;
+            let found = residency(first, below_at.next_multiple_of(page) - first);
+            let expected: Vec<bool> = (0..found.len())
+                .map(|k| first + k * page)
+                .map(|start| start < stepped_at || start + page > below_at)
+                .collect();
+            assert_eq!(found, expected, "{above} and {stepped} elements, pages of {page_elements}");
+            assert!(stepped < 2 * page_elements || expected.contains(&false));
+        }
     }
 
     /// The most bytes of gradients that were in memory in a pass, and those that still are after it. In Eager the

@@ -8,8 +8,8 @@ use instep::hazard::Traced;
 use instep::layout::{DEFAULT_GROUP, ForeignBucket, Plan};
 use instep::op::{Action, Phase};
 use instep::{
-    Adam, Borrowed, Device, Divisor, Error, Gradients, Layout, LossScaler, Mode, ParamId, Result,
-    ScalerState, SegmentAction, Sgd, Solo, Stepper, Unused, in_process,
+    Adam, Borrowed, Device, Divisor, Error, Gradients, Layout, LossScaler, Mode, Moments, ParamId, Precision,
+    Result, ScalerState, SegmentAction, Sgd, Solo, Stepper, Unused, in_process,
 };
 
 use crate::support::device::cuda;
@@ -170,6 +170,20 @@ fn rebuilt_buckets_train_on_with_the_bits_of_buckets_that_never_were() {
             }
         }
     }
+}
+
+/// An 8-bit state is its codes and the scale of each block, and both move.
+#[test]
+fn rebuilt_buckets_keep_8_bit_states_with_their_scales() {
+    let options = options(Mode::Eager, Unused::Skip);
+    let (layout, precision) = (many(), Precision { moments: Moments::EightBit, ..Precision::F32 });
+    let run = |rebuilds| {
+        let builder = options.builder(&layout, few_optimizers()[2]).precision(precision);
+        train(builder.host(Solo::default()).unwrap(), rebuilds).unwrap()
+    };
+    let (rebuilt, never) = (run(true), run(false));
+    assert!(never.states.iter().flatten().flatten().any(|x| *x != 0.0));
+    rebuilt.assert_same(&never, "8-bit states");
 }
 
 #[test]

@@ -187,7 +187,7 @@ pub(super) fn launcher(
     let cap_bytes = shape.elements() as u64 * precision.grad.bytes();
     let mut launcher =
         Launcher::new(&layout, &*optimizer, cap_bytes, WORLD_SIZE, storage(kind), isa, threads)?;
-    launcher.fill(Memory::Params, parameter);
-    launcher.fill(Memory::Grads, gradient);
+    launcher.fill(Memory::Params, parameter)?;
+    launcher.fill(Memory::Grads, gradient)?;
     Ok(launcher)
 }

@@ -83,7 +83,7 @@ fn one(
     for round in 0..=options.rounds(15) {
         let (others, own) = (take(), take());
         let start = Instant::now();
-        f32s.as_mut().unwrap_or(&mut launcher).ceiling(others, sweeps);
+        f32s.as_mut().unwrap_or(&mut launcher).ceiling(others, sweeps)?;
         let ceiling = start.elapsed().as_nanos() as f64 * of_sample * share;
         let start = Instant::now();
         for _ in 0..sweeps {

@@ -1,16 +1,13 @@
 //! The header of a tensor file: names, types, shapes and places of tensors that fill the rest of the file exactly.
 //!
-//! For any bytes, the answer is a header that is true of the file, or one line that names the fault. A length is held
-//! to the file's before it is trusted.
+//! Any bytes give either a header that is true of the file or an error of one line. No length is trusted before it has
+//! been compared with the file's, and no error repeats more than a line of the file.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{Read, Seek, SeekFrom};
 
-use serde::Deserialize;
-use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
-
-use super::json::{Object, Unique};
+use super::entries::{Entries, Entry};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::text::{quoted, sentence};
@@ -60,11 +57,11 @@ pub struct Tensor {
     pub shape: Vec<u64>,
     /// Their product.
     pub elements: u64,
-    start_bytes: u64,
+    pub(super) start_bytes: u64,
 }
 
 impl Dtype {
-    const ALL: [Dtype; 7] =
+    pub(super) const ALL: [Dtype; 7] =
         [Dtype::F16, Dtype::Bf16, Dtype::F32, Dtype::F64, Dtype::U32, Dtype::I64, Dtype::U64];
 
     /// Returns the size of one element.
@@ -117,25 +114,10 @@ impl Tensor {
         self.start_bytes
     }
 
-    /// Returns the offset of the next byte.
+    /// Offset of the first byte after it.
     pub fn end_bytes(&self) -> u64 {
         self.start_bytes + self.elements * self.dtype.bytes()
     }
-}
-
-/// An entry as the file spells it.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Entry {
-    dtype: String,
-    shape: Vec<u64>,
-    data_offsets: [u64; 2],
-}
-
-/// All entries; one key among them is not a tensor.
-struct Entries {
-    metadata: Option<Unique<String>>,
-    tensors: BTreeMap<String, Entry>,
 }
 
 impl Header {
@@ -177,7 +159,7 @@ impl Header {
         Ok(Header { tensors, metadata, data_bytes, checksum: hasher.finalize() })
     }
 
-    /// Returns the CRC-32 of the header and of the length before it.
+    /// CRC-32 of the length and the header.
     pub fn checksum(&self) -> u32 {
         self.checksum
     }
@@ -199,24 +181,6 @@ impl Header {
     /// Bytes after the header.
     pub(super) fn data_bytes(&self) -> u64 {
         self.data_bytes
-    }
-}
-
-impl Entry {
-    /// The tensor, if its dtype is known and its shape is as long as its bytes.
-    fn tensor(self, start_bytes: u64) -> Result<Tensor, String> {
-        let Some(dtype) = Dtype::ALL.into_iter().find(|dtype| dtype.name() == self.dtype) else {
-            let known = Dtype::ALL.map(Dtype::name).join(", ");
-            return Err(format!("has dtype {}, which is none of {known}", quoted(&self.dtype)));
-        };
-        let elements = self.shape.iter().try_fold(1u64, |product, dim| product.checked_mul(*dim));
-        let [start, end] = self.data_offsets;
-        match elements {
-            Some(elements) if elements.checked_mul(dtype.bytes()) == Some(end - start) => {
-                Ok(Tensor { dtype, shape: self.shape, elements, start_bytes: start_bytes + start })
-            }
-            _ => Err(format!("has shape {:?} and {} bytes, which do not agree", self.shape, end - start)),
-        }
     }
 }
 
@@ -245,37 +209,4 @@ fn refuse<T>(place: &str, why: String) -> Result<T> {
 /// An error about a tensor of a file.
 pub(in crate::checkpoint) fn in_tensor(name: &str, why: impl ToString) -> Error {
     Error::checkpoint(format_args!("tensor {}", quoted(name)), why)
-}
-
-impl<'de> Deserialize<'de> for Entries {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(EntriesVisitor)
-    }
-}
-
-struct EntriesVisitor;
-
-impl<'de> Visitor<'de> for EntriesVisitor {
-    type Value = Entries;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object of tensors")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries, A::Error> {
-        let mut entries = Entries { metadata: None, tensors: BTreeMap::new() };
-        while let Some(name) = map.next_key::<String>()? {
-            let known = entries.tensors.contains_key(&name);
-            let is_metadata = name == "__metadata__";
-            if known || (is_metadata && entries.metadata.is_some()) {
-                return Err(A::Error::custom(format_args!("{} occurs twice", quoted(&name))));
-            }
-            if is_metadata {
-                entries.metadata = Some(map.next_value()?);
-            } else {
-                entries.tensors.insert(name, map.next_value::<Object<Entry>>()?.0);
-            }
-        }
-        Ok(entries)
-    }
 }

@@ -1,7 +1,7 @@
 //! Two strict shapes of JSON that serde's derives leave open: objects that are spelled as objects, without duplicates.
 //!
 //! A derived struct also takes an array of its fields, and a map keeps the last of two equal keys: both would let a
-//! broken file pass for another one. This file must refuse, never repair.
+//! broken file pass for another one. These types refuse, and never repair.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,7 +15,10 @@ use crate::text::quoted;
 /// A derived struct that must be spelled as an object.
 pub struct Object<T>(pub T);
 
-/// An object with free keys, none of them twice.
+/// Keys of one object. More would take far more memory than the text that spells them.
+pub const MAX_KEYS: usize = 1 << 16;
+
+/// An object with at most [`MAX_KEYS`] free keys, none of them twice.
 pub struct Unique<V>(pub BTreeMap<String, V>);
 
 struct ObjectVisitor<T>(PhantomData<T>);
@@ -57,6 +60,9 @@ impl<'de, V: Deserialize<'de>> Visitor<'de> for UniqueVisitor<V> {
         while let Some(key) = map.next_key::<String>()? {
             if entries.contains_key(&key) {
                 return Err(A::Error::custom(format_args!("{} occurs twice", quoted(&key))));
+            }
+            if entries.len() == MAX_KEYS {
+                return Err(A::Error::custom(format_args!("an object has more than {MAX_KEYS} keys")));
             }
             entries.insert(key, map.next_value()?);
         }

@@ -7,6 +7,7 @@
 //! Source: <https://huggingface.co/docs/safetensors>, "Format".
 
 pub(in crate::checkpoint) mod convert;
+mod entries;
 mod header;
 pub mod json;
 mod write;
@@ -14,6 +15,8 @@ mod write;
 pub(in crate::checkpoint) use header::in_tensor;
 pub use header::{Dtype, Header, Tensor};
 pub use write::{Entry, header, write_values};
+
+pub use crate::text::quoted;
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};

@@ -11,6 +11,7 @@ use serde::ser::{SerializeMap, Serializer};
 
 use super::CHUNK_BYTES;
 use super::header::{Dtype, MAX_HEADER_BYTES};
+use super::json::MAX_KEYS;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 
@@ -42,9 +43,12 @@ struct Spelling<'a> {
 /// the data start at a multiple of 8 bytes, as the format requires.
 ///
 /// # Errors
-/// `Checkpoint` if it is longer than the format allows.
+/// `Checkpoint` if it is longer than the format allows, or has too many metadata.
 pub fn header(entries: &[Entry], metadata: &BTreeMap<String, String>) -> Result<Vec<u8>> {
     let refuse = |why: String| Error::checkpoint("the header", why);
+    if metadata.len() > MAX_KEYS {
+        return Err(refuse(format!("would have {} metadata of at most {MAX_KEYS}", metadata.len())));
+    }
     let mut bytes = vec![0; size_of::<u64>()];
     serde_json::to_writer(&mut bytes, &Spelling { entries, metadata })
         .map_err(|error| refuse(error.to_string()))?;
@@ -57,10 +61,10 @@ pub fn header(entries: &[Entry], metadata: &BTreeMap<String, String>) -> Result<
     Ok(bytes)
 }
 
-/// Writes values in this type, rounded to the nearest, 64 KiB at a time.
+/// Writes values in this type, rounded to nearest, 64 KiB at a time.
 ///
 /// # Errors
-/// The text in `out`.
+/// The error of `out`.
 pub fn write_values(out: &mut impl Write, dtype: DType, values: &[f32]) -> io::Result<()> {
     let mut chunk = Vec::with_capacity(CHUNK_BYTES.min(size_of_val(values)));
     for part in values.chunks(CHUNK_BYTES / size_of::<f32>()) {

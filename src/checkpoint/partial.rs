@@ -1,0 +1,156 @@
+//! The hidden file that a save writes before it takes the place of the real one.
+//!
+//! Its name is `.NAME.DIGITS.instep-partial`, never longer than a file system allows. It is removed unless it arrives.
+//! A file that a live run may still be writing for another name is never removed.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{File, OpenOptions, Permissions};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::layout::fold;
+
+const SUFFIX: &str = ".instep-partial";
+
+/// Hexadecimal digits that keep two writers apart.
+const DIGITS: usize = 16;
+
+/// Bytes of a name on all usual file systems.
+const MAX_NAME_BYTES: usize = 255;
+
+/// What is left of them for the name: without two dots, the digits and the suffix.
+const MAX_STEM_BYTES: usize = MAX_NAME_BYTES - 2 - DIGITS - SUFFIX.len();
+
+/// A writer that has not written for so long is dead, whatever it was writing.
+const ABANDONED: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// A file that is being written, removed unless it arrives.
+pub(super) struct Partial {
+    pub(super) path: PathBuf,
+    pub(super) file: File,
+    pub(super) arrived: bool,
+}
+
+impl Partial {
+    /// Creates it for a file called `name`, with the permissions of the file that it will replace, if there is one.
+    pub(super) fn create(
+        folder: &Path,
+        name: &OsStr,
+        permissions: Option<Permissions>,
+    ) -> io::Result<Partial> {
+        // The standard library's own source of randomness.
+        let number = RandomState::new().build_hasher().finish();
+        let mut own = OsString::from(".");
+        own.push(stem(name));
+        own.push(format!(".{number:0DIGITS$x}{SUFFIX}"));
+        let path = folder.join(own);
+        let partial = Partial { file: open_new(&path, permissions.as_ref())?, path, arrived: false };
+        if let Some(permissions) = permissions {
+            // The process's mask may have taken some away.
+            partial.file.set_permissions(permissions)?;
+        }
+        Ok(partial)
+    }
+}
+
+/// Creates a file that is never open to more people than these permissions say, not even at first.
+fn open_new(path: &Path, permissions: Option<&Permissions>) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    if let Some(permissions) = permissions {
+        use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+        options.mode(permissions.mode() & 0o777);
+    }
+    #[cfg(not(unix))]
+    let _ = permissions;
+    options.open(path)
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        if !self.arrived {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Removes what killed runs have left for this name, and for other names a day ago. Another live writer to this name gets
+/// an error when it renames.
+pub(super) fn remove_leftovers(folder: &Path, name: &OsStr) -> io::Result<()> {
+    let own = stem(name);
+    for entry in std::fs::read_dir(folder)? {
+        let entry = entry?;
+        let found = entry.file_name();
+        let Some(target) = target(found.as_encoded_bytes()) else { continue };
+        let silent = || entry.metadata()?.modified()?.elapsed().map_err(io::Error::other);
+        if target == own.as_encoded_bytes() || silent().is_ok_and(|silent| silent > ABANDONED) {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+    Ok(())
+}
+
+/// The name, or as much of it as fits and a hash of all of it.
+fn stem(name: &OsStr) -> OsString {
+    let bytes = name.as_encoded_bytes();
+    if bytes.len() <= MAX_STEM_BYTES {
+        return name.to_owned();
+    }
+    let hash = format!("~{:016x}", fold(0xcbf2_9ce4_8422_2325, bytes));
+    let (text, room) = (name.to_string_lossy(), MAX_STEM_BYTES - hash.len());
+    // Between characters: some file systems refuse names that are no UTF-8.
+    let fits = text.char_indices().map(|(at, char)| at + char.len_utf8()).take_while(|end| *end <= room);
+    let end = fits.last().unwrap_or(0);
+    OsString::from(format!("{}{hash}", &text[..end]))
+}
+
+/// The stem of a leftover's name, if it is one.
+fn target(found: &[u8]) -> Option<&[u8]> {
+    let stem = found.strip_prefix(b".")?.strip_suffix(SUFFIX.as_bytes())?;
+    let (name, number) = stem.split_at_checked(stem.len().checked_sub(DIGITS + 1)?)?;
+    let digits = number.strip_prefix(b".")?;
+    let is_digit = |byte: &u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(byte);
+    (!name.is_empty() && digits.iter().all(is_digit)).then_some(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn partials_of_every_valid_name_fit_and_are_found_again() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in
+            ["a", &"x".repeat(230), &"x".repeat(255), &"ß".repeat(127), &format!("a{}", "重".repeat(84))]
+        {
+            let name = OsStr::new(name);
+            let mut partial = Partial::create(folder.path(), name, None).unwrap();
+            partial.arrived = true;
+            assert!(partial.path.file_name().unwrap().len() <= MAX_NAME_BYTES);
+            // Neither a similar name nor a younger run's is taken.
+            remove_leftovers(folder.path(), OsStr::new(&format!("{}y", "x".repeat(254)))).unwrap();
+            assert!(partial.path.exists());
+            remove_leftovers(folder.path(), name).unwrap();
+            assert!(!partial.path.exists(), "{name:?}");
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_partial_is_never_open_to_more_people_than_the_file() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let mode = |file: &File| file.metadata().unwrap().permissions().mode() & 0o777;
+        for wanted in [0o600, 0o640, 0o400, 0o666] {
+            let (permissions, path) = (Permissions::from_mode(wanted), folder.path().join("a"));
+            let file = open_new(&path, Some(&permissions)).unwrap();
+            assert_eq!(mode(&file) & !wanted, 0, "{wanted:o} at first");
+            std::fs::remove_file(path).unwrap();
+            let partial = Partial::create(folder.path(), OsStr::new("a"), Some(permissions)).unwrap();
+            assert_eq!(mode(&partial.file), wanted);
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! The JSON of a tensor file's header: its entries as the file spells them, bounded while they are parsed.
+//!
+//! It depends on `json.rs` for strict objects. A header takes a small multiple of its own bytes in memory, however it is
+//! made: dimensions and metadata are counted before they are kept, and unknown types are shortened.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+
+use super::header::{Dtype, Tensor};
+use super::json::{Object, Unique};
+use crate::text::{quoted, sentence};
+
+/// As many as numpy and PyTorch can hold.
+const MAX_DIMENSIONS: usize = 64;
+
+/// All entries. One key among them is not a tensor.
+pub(super) struct Entries {
+    pub(super) metadata: Option<Unique<String>>,
+    pub(super) tensors: BTreeMap<String, Entry>,
+}
+
+/// An entry as the file spells it.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Entry {
+    dtype: Spelled,
+    shape: Shape,
+    pub(super) data_offsets: [u64; 2],
+}
+
+/// A type's name, shortened if it is none that anything here reads.
+enum Spelled {
+    Known(Dtype),
+    Unknown(Box<str>),
+}
+
+struct Shape(Vec<u64>);
+
+impl Entry {
+    /// The tensor, if its dtype is known and its shape is as long as its bytes.
+    pub(super) fn tensor(self, start_bytes: u64) -> Result<Tensor, String> {
+        let Entry { dtype, shape: Shape(shape), data_offsets: [start, end] } = self;
+        let dtype = match dtype {
+            Spelled::Known(dtype) => dtype,
+            Spelled::Unknown(name) => {
+                let known = Dtype::ALL.map(Dtype::name).join(", ");
+                return Err(format!("has dtype {name}, which is none of {known}"));
+            }
+        };
+        let elements = shape.iter().try_fold(1u64, |product, dim| product.checked_mul(*dim));
+        match elements {
+            Some(elements) if elements.checked_mul(dtype.bytes()) == Some(end - start) => {
+                Ok(Tensor { dtype, shape, elements, start_bytes: start_bytes + start })
+            }
+            _ => {
+                let shape = sentence(format_args!("{shape:?}"));
+                Err(format!("has shape {shape} and {} bytes, which do not agree", end - start))
+            }
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Spelled {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Name;
+        impl Visitor<'_> for Name {
+            type Value = Spelled;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the name of a type")
+            }
+
+            fn visit_str<E: serde::de::Error>(self, name: &str) -> Result<Spelled, E> {
+                let known = Dtype::ALL.into_iter().find(|dtype| dtype.name() == name);
+                Ok(known.map_or_else(|| Spelled::Unknown(quoted(name).into()), Spelled::Known))
+            }
+        }
+        deserializer.deserialize_str(Name)
+    }
+}
+
+impl<'de> Deserialize<'de> for Shape {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Dimensions;
+        impl<'de> Visitor<'de> for Dimensions {
+            type Value = Shape;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of dimensions")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Shape, A::Error> {
+                let mut shape = Vec::new();
+                while let Some(dimension) = seq.next_element()? {
+                    if shape.len() == MAX_DIMENSIONS {
+                        let why = format_args!("a shape has more than {MAX_DIMENSIONS} dimensions");
+                        return Err(A::Error::custom(why));
+                    }
+                    shape.push(dimension);
+                }
+                Ok(Shape(shape))
+            }
+        }
+        deserializer.deserialize_seq(Dimensions)
+    }
+}
+
+impl<'de> Deserialize<'de> for Entries {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct All;
+        impl<'de> Visitor<'de> for All {
+            type Value = Entries;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of tensors")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries, A::Error> {
+                let mut entries = Entries { metadata: None, tensors: BTreeMap::new() };
+                while let Some(name) = map.next_key::<String>()? {
+                    let known = entries.tensors.contains_key(&name);
+                    let is_metadata = name == "__metadata__";
+                    if known || (is_metadata && entries.metadata.is_some()) {
+                        return Err(A::Error::custom(format_args!("{} occurs twice", quoted(&name))));
+                    }
+                    if is_metadata {
+                        entries.metadata = Some(map.next_value()?);
+                    } else {
+                        entries.tensors.insert(name, map.next_value::<Object<Entry>>()?.0);
+                    }
+                }
+                Ok(entries)
+            }
+        }
+        deserializer.deserialize_map(All)
+    }
+}
