@@ -86,3 +86,11 @@ pub struct Bucket {
     /// It holds parameters that are each rank's own, so no collective touches it.
     pub is_local: bool,
 }
+
+/// The options that a plan is cut by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Cut {
+    pub(super) world_size: u32,
+    pub(super) caps: BucketCaps,
+    pub(super) tails: Tails,
+}

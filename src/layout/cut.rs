@@ -8,16 +8,9 @@ use std::ops::Range;
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::layout::bucket::Cut;
 use crate::layout::plan::{QUANTUM, TOO_MANY_ELEMENTS};
 use crate::layout::{Bucket, BucketCaps, Layout, Plan, Segment, Storage, Tails};
-
-/// What a plan is cut by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Cut {
-    world_size: u32,
-    caps: BucketCaps,
-    tails: Tails,
-}
 
 impl Plan {
     /// Cuts `layout` into buckets. Each bucket ends in the counts that `tails` asks for.

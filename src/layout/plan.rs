@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use crate::abi::INSTEP_QUANTUM;
-use crate::layout::cut::Cut;
+use crate::layout::bucket::Cut;
 use crate::layout::{Bucket, Gradients, Segment, SegmentAction, Storage};
 
 pub(super) const QUANTUM: u64 = INSTEP_QUANTUM as u64;
