@@ -4,7 +4,7 @@
 
 use half::{bf16, f16};
 
-use super::header::Dtype;
+use super::tensor::Dtype;
 
 /// Hands over each value.
 ///

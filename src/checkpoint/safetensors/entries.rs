@@ -9,8 +9,8 @@ use std::fmt;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 
-use super::header::{Dtype, Tensor};
 use super::json::{Object, Unique};
+use super::tensor::{Dtype, Tensor};
 use crate::text::{quoted, sentence};
 
 /// As many as numpy and PyTorch can hold.
