@@ -81,13 +81,13 @@ fn a_seat_holder_cannot_make_rank_0_keep_more_than_an_introduction() {
     let (listener, port) = listener();
     let options = options(0, 2, port, AMPLE);
     let mut gathering = Gathering::new(&options);
-    let mut holder = Link::new(TcpStream::connect(("127.0.0.1", port)).unwrap()).unwrap();
-    holder.send(&hello(&Options { rank: 1, ..options.clone() }));
+    let mut holder = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    holder.write_all(&frame(&hello(&Options { rank: 1, ..options.clone() }))).unwrap();
     while !gathering.missing().is_empty() {
         gathering.look(&listener).unwrap();
     }
-    holder.send(&Message::Entry("x".repeat(8000)));
-    // A seated rank that speaks before the id loses its seat.
+    // Most of a long frame. A seated rank that speaks before the id loses its seat.
+    holder.write_all(&[&8000u32.to_le_bytes()[..], &[6; 5000]].concat()).unwrap();
     while gathering.missing().is_empty() {
         gathering.look(&listener).unwrap();
         assert!(gathering.held().1 <= 256, "{:?}", gathering.held());
