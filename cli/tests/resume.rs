@@ -2,7 +2,9 @@
 //!
 //! The comparison is always the whole run. Counts and states follow `torch.optim`: none before the first update.
 
-use crate::support::{Content, input, painted, replayed};
+use instep::optim::ALL;
+
+use crate::support::{Content, changed_options, input, painted, replayed};
 
 const PARAMS: [(&str, &[usize]); 4] =
     [("layer.0.weight", &[3, 100]), ("b", &[]), ("none", &[0]), ("c", &[17])];
@@ -15,22 +17,20 @@ fn config(optimizer: &str, first: &str, second: &str) -> String {
 }
 
 fn configs() -> Vec<String> {
-    vec![
-        config("sgd", "", r#","lr":0.1"#),
+    let mut configs = vec![
         config("sgd", r#","momentum":0.9,"dampening":0.1"#, r#","weight_decay":0.1"#),
         config("sgd", "", r#","momentum":0.5,"nesterov":true"#),
         config("adam", r#","betas":[0.5,0.6]"#, r#","amsgrad":true"#),
         config("adamw", r#","amsgrad":true"#, r#","maximize":true"#),
-        config("adagrad", r#","lr_decay":0.1"#, r#","initial_accumulator_value":0.5"#),
         config("rmsprop", r#","momentum":0.5"#, r#","centered":true"#),
-        config("adadelta", "", r#","rho":0.5"#),
-        config("adamax", "", r#","betas":[0.5,0.6]"#),
-        config("rprop", "", r#","lr":0.1"#),
-        config("lion", "", r#","weight_decay":0.1"#),
-        config("nadam", "", r#","betas":[0.5,0.6]"#),
         config("radam", r#","betas":[0.9,0.9]"#, ""),
-        config("lamb", "", r#","weight_decay":0.0"#),
-    ]
+    ];
+    for descriptor in ALL {
+        let options = changed_options(descriptor);
+        let (first, last) = (&options[options.len() / 2], &options[options.len() - 2]);
+        configs.push(config(&descriptor.key(), first, last));
+    }
+    configs
 }
 
 /// The same file with only the gradients of these passes, renumbered.

@@ -18,7 +18,8 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 
 use half::{bf16, f16};
-use instep::DType;
+use instep::optim::{Descriptor, Field, Optimizer, Range};
+use instep::{DType, Layout, Solo, Stepper};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView, serialize};
 use tempfile::TempDir;
@@ -205,4 +206,29 @@ pub(crate) fn input(params: &[(&str, &[usize])], passes: u64) -> Content {
         }
     }
     content
+}
+
+/// Options of a group, as JSON with a comma in front of each: every field of the optimizer changed, alone.
+pub(crate) fn changed_options(descriptor: &Descriptor) -> Vec<String> {
+    let changed = |field: &Field| {
+        let mut optimizer = descriptor.build();
+        let numbers: Vec<f64> = field
+            .parts
+            .iter()
+            .zip(field.default.numbers())
+            .map(|(part, default)| match part.range {
+                Range::Flag => 1.0 - default,
+                Range::AboveOne => default + 0.5,
+                Range::InsideOne | Range::BelowOne | Range::UpToOne => default / 2.0,
+                _ => default / 2.0 + 0.1,
+            })
+            .collect();
+        let value = field.value(&numbers).unwrap();
+        optimizer.set(field.name, value).unwrap();
+        let layout = Layout::builder().param("w", 1).build().unwrap();
+        // Some are refused alone, as Nesterov without a momentum is.
+        let built = Stepper::host(&layout, optimizer, Solo::default());
+        built.is_ok().then(|| format!(r#","{}":{value}"#, field.name))
+    };
+    descriptor.fields.iter().filter_map(changed).collect()
 }

@@ -34,7 +34,7 @@ pub(crate) fn write_files(flags: &Flags, chosen: &[Trained], images: usize) -> R
         let title = format!(
             "instep digits: {}, {}, rank 0 of {}, passes {first} and {} of {}",
             name(flags.mode),
-            name(flags.optimizer),
+            flags.optimizer.key(),
             flags.ranks,
             first + 1,
             u64::from(flags.epochs) * passes,

@@ -20,6 +20,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
+use instep::optim::{ALL, Descriptor};
 use instep::{DType, Master, Mode, Moments, Precision, Rounding, in_process};
 
 use data::{GLOBAL_BATCH, Samples};
@@ -37,8 +38,8 @@ pub(crate) struct Flags {
     #[arg(long, default_value_t = choose_ranks())]
     ranks: u32,
     /// Optimizer.
-    #[arg(long, value_enum, default_value_t = OptimizerName::AdamW)]
-    optimizer: OptimizerName,
+    #[arg(long, value_parser = optimizer, default_value = "adamw")]
+    optimizer: &'static Descriptor,
     /// When buckets are stepped.
     #[arg(long, value_enum, default_value_t = ModeName::Eager)]
     mode: ModeName,
@@ -68,25 +69,9 @@ pub(crate) struct Flags {
     picture: Option<PathBuf>,
 }
 
-/// The optimizers to choose from.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum OptimizerName {
-    Sgd,
-    Adam,
-    #[value(name = "adamw")]
-    AdamW,
-    Adagrad,
-    #[value(name = "rmsprop")]
-    RmsProp,
-    Adadelta,
-    Adamax,
-    Rprop,
-    Lion,
-    #[value(name = "nadam")]
-    NAdam,
-    #[value(name = "radam")]
-    RAdam,
-    Lamb,
+fn optimizer(name: &str) -> Result<&'static Descriptor, String> {
+    let names = || ALL.iter().map(|one| one.key()).collect::<Vec<String>>().join(", ");
+    ALL.iter().find(|one| one.key() == name).copied().ok_or_else(|| format!("choose one of {}", names()))
 }
 
 /// The precisions to choose from.

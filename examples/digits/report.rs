@@ -52,7 +52,7 @@ impl Progress {
             "digits: network {}, {parameters} parameters in {} buckets, optimizer {}, precision {}",
             WIDTHS.map(|width| width.to_string()).join("-"),
             stepper.plan().buckets().len(),
-            name(flags.optimizer),
+            flags.optimizer.key(),
             name(flags.precision),
         );
         println!(

@@ -8,16 +8,17 @@ use std::time::{Duration, Instant};
 
 use instep::dtype::Element;
 use instep::hazard::{self, Hazard};
-use instep::{
-    Adadelta, Adagrad, Adam, AdamW, Adamax, Error, InProcess, Lamb, Layout, Lion, Mode, NAdam, RAdam,
-    Recording, Result, RmsProp, Rprop, Sgd, Stepper,
+use instep::optim::{
+    Optimizer,
+    Value::{self, Flag, Number, Pair},
 };
+use instep::{Error, InProcess, Layout, Mode, Recording, Result, Stepper};
 
+use crate::Flags;
 use crate::data::Samples;
 use crate::machine::choose_threads;
 use crate::model::{Network, Score, Tape, WIDTHS, lay_out};
 use crate::report::Progress;
-use crate::{Flags, OptimizerName};
 
 /// The results of one rank.
 pub(crate) struct Trained {
@@ -95,28 +96,26 @@ pub(crate) fn train_rank<T: Element>(
     })
 }
 
-/// The learning rates suit this network; all other options are PyTorch's defaults.
-fn build_stepper(flags: &Flags, mode: Mode, layout: &Layout, comm: InProcess) -> Result<Stepper> {
-    let builder = match flags.optimizer {
-        OptimizerName::Sgd => {
-            Stepper::builder(layout, Sgd { lr: 0.05, momentum: 0.9, nesterov: true, ..Sgd::default() })
-        }
-        OptimizerName::Adam => Stepper::builder(layout, Adam { lr: 2e-3, ..Adam::default() }),
-        OptimizerName::AdamW => Stepper::builder(layout, AdamW { lr: 2e-3, ..AdamW::default() }),
-        OptimizerName::Adagrad => Stepper::builder(layout, Adagrad { lr: 2e-2, ..Adagrad::default() }),
-        OptimizerName::RmsProp => Stepper::builder(layout, RmsProp { lr: 1e-3, ..RmsProp::default() }),
-        OptimizerName::Adadelta => Stepper::builder(layout, Adadelta::default()),
-        OptimizerName::Adamax => Stepper::builder(layout, Adamax { lr: 4e-3, ..Adamax::default() }),
+/// Options that suit this network, for optimizers whose defaults do not.
+fn tuned(optimizer: &str) -> &'static [(&'static str, Value)] {
+    match optimizer {
+        "sgd" => &[("lr", Number(0.05)), ("momentum", Number(0.9)), ("nesterov", Flag(true))],
+        "adam" | "adamw" | "nadam" | "radam" => &[("lr", Number(2e-3))],
+        "adagrad" => &[("lr", Number(2e-2))],
+        "rmsprop" => &[("lr", Number(1e-3))],
+        "adamax" => &[("lr", Number(4e-3))],
         // Small batches make gradients change sign at random; factors near 1 average over that.
-        OptimizerName::Rprop => Stepper::builder(
-            layout,
-            Rprop { lr: 1e-3, etas: (0.9, 1.05), step_sizes: (1e-5, 1e-3), ..Rprop::default() },
-        ),
-        OptimizerName::Lion => Stepper::builder(layout, Lion::default()),
-        OptimizerName::NAdam => Stepper::builder(layout, NAdam { lr: 2e-3, ..NAdam::default() }),
-        OptimizerName::RAdam => Stepper::builder(layout, RAdam { lr: 2e-3, ..RAdam::default() }),
-        OptimizerName::Lamb => Stepper::builder(layout, Lamb::default()),
-    };
+        "rprop" => &[("lr", Number(1e-3)), ("etas", Pair((0.9, 1.05))), ("step_sizes", Pair((1e-5, 1e-3)))],
+        _ => &[],
+    }
+}
+
+fn build_stepper(flags: &Flags, mode: Mode, layout: &Layout, comm: InProcess) -> Result<Stepper> {
+    let mut optimizer = flags.optimizer.build();
+    for (field, value) in tuned(&flags.optimizer.key()) {
+        optimizer.set(field, *value)?;
+    }
+    let builder = Stepper::builder(layout, optimizer);
     let builder = builder.precision(flags.precision.into());
     let mut builder = builder.mode(mode).bucket_cap_bytes(flags.bucket_cap_bytes).record(true);
     if let Some(max_norm) = flags.max_norm {

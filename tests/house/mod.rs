@@ -2,4 +2,5 @@
 //!
 //! `tidy` uses only std, so it also compiles alone: `rustc --edition 2024 --test tests/house/tidy/mod.rs`.
 
+mod option_tables;
 mod tidy;

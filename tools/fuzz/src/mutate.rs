@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 
+use instep::optim::ALL;
 use rand::Rng;
 use rand::rngs::SmallRng;
 
@@ -37,23 +38,11 @@ const NUMBERS: [&str; 22] = [
 ];
 
 /// Texts that stand for something, here or there.
-const WORDS: [&str; 62] = [
+const WORDS: [&str; 50] = [
     "a",
     "layer.0.b",
     "c",
     "",
-    "sgd",
-    "adam",
-    "adamw",
-    "adagrad",
-    "rmsprop",
-    "adadelta",
-    "adamax",
-    "rprop",
-    "lion",
-    "nadam",
-    "radam",
-    "lamb",
     "lr_multipliers",
     "mu_product.a",
     "state.0.mu_product",
@@ -191,7 +180,10 @@ fn text(bytes: &mut Vec<u8>, other: &[u8], random: &mut SmallRng) {
             bytes.splice(numbers[random.random_range(0..numbers.len())].clone(), new);
         }
         3 if !words.is_empty() => {
-            let new = pick(&WORDS, random);
+            let new = match random.random_range(0..WORDS.len() + ALL.len()) {
+                k if k < WORDS.len() => WORDS[k].as_bytes().to_vec(),
+                k => ALL[k - WORDS.len()].key().into_bytes(),
+            };
             bytes.splice(words[random.random_range(0..words.len())].clone(), new);
         }
         4 => {

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 
+use instep::optim::{ALL, Descriptor, Optimizer};
 use safetensors::tensor::{Dtype, TensorView, serialize};
 use safetensors::{SafeTensorError, SafeTensors};
 
@@ -52,7 +53,7 @@ const RPROP: &str = r#"{"optimizer":"rprop","groups":[{"params":["c","a","layer.
 pub(crate) fn pairs() -> Vec<Pair> {
     let buffer = ["state.a.momentum_buffer"];
     let moments = ["state.a.exp_avg", "state.a.exp_avg_sq", "state.a.max_exp_avg_sq"];
-    vec![
+    let mut pairs = vec![
         pair(SGD, &[], &[], 2),
         pair(SGD, &buffer, &[("step.a", "7"), ("note", "made by hand")], 1),
         pair(ADAM, &[], &[], 1),
@@ -73,7 +74,24 @@ pub(crate) fn pairs() -> Vec<Pair> {
         pair(NADAM, &moments[..2], &[("step.a", "3"), ("mu_product.a", "0.125")], 2),
         pair(RPROP, &["state.a.prev", "state.a.step_size"], &[("step.a", "1")], 1),
         many(),
-    ]
+    ];
+    pairs.extend(ALL.iter().map(|descriptor| of(descriptor)));
+    pairs
+}
+
+/// Every option of an optimizer at its default, and every state that it keeps with these.
+fn of(descriptor: &Descriptor) -> Pair {
+    let options = descriptor.fields.iter().map(|field| format!(r#","{}":{}"#, field.name, field.default));
+    let (name, options) = (descriptor.key(), options.collect::<String>());
+    let config =
+        format!(r#"{{"optimizer":"{name}","groups":[{{"params":["a","layer.0.b","c"]{options}}}]}}"#);
+    let states: Vec<String> =
+        descriptor.build().state_names().iter().map(|state| format!("state.a.{state}")).collect();
+    let states: Vec<&str> = states.iter().map(String::as_str).collect();
+    let mut metadata = vec![("step.a".to_owned(), "3")];
+    metadata.extend(descriptor.carried.map(|carried| (format!("{carried}.a"), "0.125")));
+    let metadata: Vec<(&str, &str)> = metadata.iter().map(|(key, value)| (key.as_str(), *value)).collect();
+    pair(&config, &states, &metadata, 1)
 }
 
 /// The same file with zeros of this type, and more tensors beside `param.a`.

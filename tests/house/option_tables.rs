@@ -1,0 +1,57 @@
+//! Holds `docs/optimizers.md` to the optimizers' descriptors, from which it is made.
+//!
+//! The file is generated: `INSTEP_BLESS=1 cargo test --test main option_tables` writes it. Without that variable the
+//! test only compares.
+
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+
+use instep::optim::{ALL, Descriptor, Field, States};
+
+const HEADER: &str = "\
+# Optimizers
+
+The names and defaults are those of `torch.optim`, or of the paper if PyTorch lacks the optimizer. A configuration uses
+the name in lower case. This page is made from the tables in `src/optim` by `tests/house/option_tables.rs`.
+";
+
+fn states(states: &States) -> String {
+    let quoted = |names: &[&str], between: &str| {
+        names.iter().map(|name| format!("`{name}`")).collect::<Vec<String>>().join(between)
+    };
+    let kept = if states.names.is_empty() { "none".to_owned() } else { quoted(states.names, ", ") };
+    match states.on {
+        [] => kept,
+        on => format!("with {}: {kept}", quoted(on, " and ")),
+    }
+}
+
+fn range(field: &Field) -> String {
+    let mut ranges: Vec<String> = field.parts.iter().map(|part| part.range.to_string()).collect();
+    ranges.dedup();
+    ranges.join("; ")
+}
+
+fn section(text: &mut String, descriptor: &Descriptor) -> std::fmt::Result {
+    let kept: Vec<String> = descriptor.states.iter().map(states).collect();
+    writeln!(text, "\n## {}\n\n{}\n", descriptor.name, descriptor.source)?;
+    writeln!(text, "States: {}.\n", kept.join("; "))?;
+    writeln!(text, "| Option of `{}` | Default | Range | Meaning |\n|---|---|---|---|", descriptor.key())?;
+    for field in descriptor.fields {
+        let (name, default, range, doc) = (field.name, field.default, range(field), field.doc.trim());
+        writeln!(text, "| `{name}` | {default} | {range} | {doc} |")?;
+    }
+    Ok(())
+}
+
+#[test]
+fn the_page_of_optimizers_says_what_the_descriptors_say() {
+    let mut text = HEADER.to_owned();
+    ALL.iter().for_each(|descriptor| section(&mut text, descriptor).unwrap());
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/optimizers.md");
+    if std::env::var_os("INSTEP_BLESS").is_some() {
+        fs::write(&path, &text).unwrap();
+    }
+    assert!(fs::read_to_string(&path).unwrap() == text, "INSTEP_BLESS=1 writes docs/optimizers.md anew");
+}
