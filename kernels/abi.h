@@ -111,6 +111,11 @@ typedef struct InstepLambHyper {
     uint32_t maximize, reserved;
 } InstepLambHyper;
 
+typedef struct InstepAdEmaMixHyper {
+    double lr, beta1, beta2, beta3, alpha, eps, weight_decay;
+    uint32_t maximize, reserved;
+} InstepAdEmaMixHyper;
+
 typedef struct InstepCustomHyper {
     double lr;
 } InstepCustomHyper;

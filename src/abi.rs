@@ -22,8 +22,9 @@ pub const INSTEP_OPTIMIZER_lion: InstepOptimizer = 7;
 pub const INSTEP_OPTIMIZER_nadam: InstepOptimizer = 8;
 pub const INSTEP_OPTIMIZER_radam: InstepOptimizer = 9;
 pub const INSTEP_OPTIMIZER_lamb: InstepOptimizer = 10;
-pub const INSTEP_OPTIMIZER_COUNT: InstepOptimizer = 11;
-pub const INSTEP_OPTIMIZER_CUSTOM: InstepOptimizer = 11;
+pub const INSTEP_OPTIMIZER_ademamix: InstepOptimizer = 11;
+pub const INSTEP_OPTIMIZER_COUNT: InstepOptimizer = 12;
+pub const INSTEP_OPTIMIZER_CUSTOM: InstepOptimizer = 12;
 pub type InstepOptimizer = ::core::ffi::c_uint;
 pub const INSTEP_DTYPE_F32: InstepDtype = 0;
 pub const INSTEP_DTYPE_BF16: InstepDtype = 1;
@@ -343,6 +344,41 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct InstepAdEmaMixHyper {
+    pub lr: f64,
+    pub beta1: f64,
+    pub beta2: f64,
+    pub beta3: f64,
+    pub alpha: f64,
+    pub eps: f64,
+    pub weight_decay: f64,
+    pub maximize: u32,
+    pub reserved: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of InstepAdEmaMixHyper"][::core::mem::size_of::<InstepAdEmaMixHyper>() - 64usize];
+    ["Alignment of InstepAdEmaMixHyper"][::core::mem::align_of::<InstepAdEmaMixHyper>() - 8usize];
+    ["Offset of field: InstepAdEmaMixHyper::lr"][::core::mem::offset_of!(InstepAdEmaMixHyper, lr) - 0usize];
+    ["Offset of field: InstepAdEmaMixHyper::beta1"]
+        [::core::mem::offset_of!(InstepAdEmaMixHyper, beta1) - 8usize];
+    ["Offset of field: InstepAdEmaMixHyper::beta2"]
+        [::core::mem::offset_of!(InstepAdEmaMixHyper, beta2) - 16usize];
+    ["Offset of field: InstepAdEmaMixHyper::beta3"]
+        [::core::mem::offset_of!(InstepAdEmaMixHyper, beta3) - 24usize];
+    ["Offset of field: InstepAdEmaMixHyper::alpha"]
+        [::core::mem::offset_of!(InstepAdEmaMixHyper, alpha) - 32usize];
+    ["Offset of field: InstepAdEmaMixHyper::eps"]
+        [::core::mem::offset_of!(InstepAdEmaMixHyper, eps) - 40usize];
+    ["Offset of field: InstepAdEmaMixHyper::weight_decay"]
+        [::core::mem::offset_of!(InstepAdEmaMixHyper, weight_decay) - 48usize];
+    ["Offset of field: InstepAdEmaMixHyper::maximize"]
+        [::core::mem::offset_of!(InstepAdEmaMixHyper, maximize) - 56usize];
+    ["Offset of field: InstepAdEmaMixHyper::reserved"]
+        [::core::mem::offset_of!(InstepAdEmaMixHyper, reserved) - 60usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct InstepCustomHyper {
     pub lr: f64,
 }
@@ -366,6 +402,7 @@ pub union InstepHyper {
     pub nadam: InstepNAdamHyper,
     pub radam: InstepRAdamHyper,
     pub lamb: InstepLambHyper,
+    pub ademamix: InstepAdEmaMixHyper,
     pub custom: InstepCustomHyper,
     pub words: [f64; 8usize],
 }
@@ -384,6 +421,7 @@ const _: () = {
     ["Offset of field: InstepHyper::nadam"][::core::mem::offset_of!(InstepHyper, nadam) - 0usize];
     ["Offset of field: InstepHyper::radam"][::core::mem::offset_of!(InstepHyper, radam) - 0usize];
     ["Offset of field: InstepHyper::lamb"][::core::mem::offset_of!(InstepHyper, lamb) - 0usize];
+    ["Offset of field: InstepHyper::ademamix"][::core::mem::offset_of!(InstepHyper, ademamix) - 0usize];
     ["Offset of field: InstepHyper::custom"][::core::mem::offset_of!(InstepHyper, custom) - 0usize];
     ["Offset of field: InstepHyper::words"][::core::mem::offset_of!(InstepHyper, words) - 0usize];
 };
@@ -819,12 +857,12 @@ pub struct InstepKernels {
     pub ceiling: ::core::option::Option<
         unsafe extern "C" fn(arrays: *const *mut f32, array_count: u64, factor: f32, first: u64, last: u64),
     >,
-    pub signed_states: [u32; 11usize],
-    pub scaled: [u32; 11usize],
+    pub signed_states: [u32; 12usize],
+    pub scaled: [u32; 12usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of InstepKernels"][::core::mem::size_of::<InstepKernels>() - 184usize];
+    ["Size of InstepKernels"][::core::mem::size_of::<InstepKernels>() - 192usize];
     ["Alignment of InstepKernels"][::core::mem::align_of::<InstepKernels>() - 8usize];
     ["Offset of field: InstepKernels::self_test"][::core::mem::offset_of!(InstepKernels, self_test) - 0usize];
     ["Offset of field: InstepKernels::begin"][::core::mem::offset_of!(InstepKernels, begin) - 8usize];
@@ -840,5 +878,5 @@ const _: () = {
     ["Offset of field: InstepKernels::ceiling"][::core::mem::offset_of!(InstepKernels, ceiling) - 88usize];
     ["Offset of field: InstepKernels::signed_states"]
         [::core::mem::offset_of!(InstepKernels, signed_states) - 96usize];
-    ["Offset of field: InstepKernels::scaled"][::core::mem::offset_of!(InstepKernels, scaled) - 140usize];
+    ["Offset of field: InstepKernels::scaled"][::core::mem::offset_of!(InstepKernels, scaled) - 144usize];
 };

@@ -36,6 +36,7 @@ optimizers! {
     nadam: NAdam;
     radam: RAdam;
     lamb: Lamb;
+    ademamix: AdEmaMix;
 }
 
 pub use custom::{Custom, EnqueuedStep, ParamStep, StepParam};

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use crate::support::reference::{Lamb, Lion, NAdam, RAdam, Rule, Scalar, norm};
+use crate::support::reference::{AdEmaMix, Lamb, Lion, NAdam, RAdam, Rule, Scalar, norm};
 
 /// Unit roundoff of f64.
 const U: f64 = 1.0 / (1u64 << 53) as f64;
@@ -26,6 +26,7 @@ fn state_names(rule: &Rule) -> &'static [&'static str] {
         Rule::Adamax(_) => &["exp_avg", "exp_inf"],
         Rule::Rprop(_) => &["prev", "step_size"],
         Rule::Lion(_) => &["exp_avg"],
+        Rule::AdEmaMix(_) => &["exp_avg_fast", "exp_avg_slow", "exp_avg_sq"],
         Rule::NAdam(_) | Rule::RAdam(_) | Rule::Lamb(_) => &["exp_avg", "exp_avg_sq"],
     }
 }
@@ -161,6 +162,7 @@ fn bound(rule: &Rule, before: &Scalar, after: &Scalar, gradient: f64) -> (f64, [
         Rule::Lion(lion) => lion_bound(lion, before, gradient),
         Rule::NAdam(nadam) => nadam_bound(nadam, before, after, gradient),
         Rule::RAdam(radam) => radam_bound(radam, before, after, gradient),
+        Rule::AdEmaMix(rule) => ademamix_bound(rule, before, after, gradient),
         Rule::Lamb(lamb) => {
             let (m, v, _) = moments((lamb.beta1, lamb.beta2), before, after, gradient.abs());
             (0.0, [m, v, 0.0]) // the parameter's is its tensor's to say
@@ -252,6 +254,20 @@ fn radam_bound(radam: &RAdam, before: &Scalar, after: &Scalar, gradient: f64) ->
     }
     let moved = rate * (m + after.states[0].abs() * relative);
     (OPS * U * before.param.abs() + moved, [m, v, 0.0])
+}
+
+fn ademamix_bound(rule: &AdEmaMix, before: &Scalar, after: &Scalar, gradient: f64) -> (f64, [f64; 3]) {
+    let g = gradient.abs();
+    let [fast, slow] = [0, 1].map(|k| OPS * U * (before.states[k].abs() + g));
+    let v = OPS * U * (rule.beta2 * before.states[2] + (1.0 - rule.beta2) * g * g);
+    let denominator = (after.states[2] / (1.0 - rule.beta2.powi(after.steps))).sqrt() + rule.eps;
+    let corrections = correction(rule.beta1, after.steps) + correction(rule.beta2, after.steps) / 2.0;
+    let relative = 2.0 * OPS * U + corrections + of_root(v, after.states[2]);
+    let fast_rate = 1.0 / (1.0 - rule.beta1.powi(after.steps));
+    let sizes = fast_rate * after.states[0].abs() + rule.alpha * after.states[1].abs();
+    let moved = (fast_rate * fast + rule.alpha * slow + sizes * relative) / denominator;
+    let decay = OPS * U * rule.weight_decay * before.param.abs();
+    (OPS * U * before.param.abs() + rule.lr * (moved + decay), [fast, slow, v])
 }
 
 /// Goes through every number of the file; `change` may falsify a rule. Returns the numbers, and how many are off.

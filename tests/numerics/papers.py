@@ -44,3 +44,29 @@ class Lamb(torch.optim.Optimizer):
                 sizes = torch.linalg.vector_norm(x), torch.linalg.vector_norm(update)
                 ratio = sizes[0] / sizes[1] if all(size > 0 for size in sizes) else 1.0
                 x -= group["lr"] * ratio * update
+
+
+class AdEmaMix(torch.optim.Optimizer):
+    """Algorithm 1, with constant alpha and beta3."""
+
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), beta3=0.9999, alpha=5.0, eps=1e-8, weight_decay=0.0, maximize=False, foreach=False):
+        options = dict(lr=lr, betas=betas, beta3=beta3, alpha=alpha, eps=eps, weight_decay=weight_decay, maximize=maximize)
+        super().__init__(params, options)
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            (beta1, beta2), beta3 = group["betas"], group["beta3"]
+            for x in group["params"]:
+                g = -x.grad if group["maximize"] else x.grad
+                state = self.state[x]
+                t = state["step"] = state.get("step", 0) + 1
+                m1 = state.setdefault("exp_avg_fast", torch.zeros_like(x))
+                m2 = state.setdefault("exp_avg_slow", torch.zeros_like(x))
+                v = state.setdefault("exp_avg_sq", torch.zeros_like(x))
+                m1.copy_(beta1 * m1 + (1 - beta1) * g)
+                m2.copy_(beta3 * m2 + (1 - beta3) * g)
+                v.copy_(beta2 * v + (1 - beta2) * g**2)
+                averages = m1 / (1 - beta1**t) + group["alpha"] * m2
+                direction = averages / (torch.sqrt(v / (1 - beta2**t)) + group["eps"])
+                x -= group["lr"] * (direction + group["weight_decay"] * x)

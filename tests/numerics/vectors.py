@@ -10,7 +10,7 @@ papers.py are algorithm 2 of their papers, line by line. Numbers are written wit
 
 import torch
 
-from papers import Lamb, Lion
+from papers import AdEmaMix, Lamb, Lion
 
 # Zero and tiny gradients are where eps, signs and a first second moment of zero show.
 START = [0.5, -1.25, 3.0, 1e-3, 0.0]
@@ -34,6 +34,7 @@ RPROP = dict(lr=0.05, eta_minus=0.5, eta_plus=1.2, step_size_min=1e-6, step_size
 LION = dict(lr=0.01, beta1=0.9, beta2=0.99, weight_decay=0.0, maximize=False)
 RADAM = dict(lr=0.01, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0, decoupled_weight_decay=False, maximize=False)
 NADAM = dict(RADAM, momentum_decay=4e-3)
+ADEMAMIX = dict(lr=0.01, beta1=0.9, beta2=0.999, beta3=0.9999, alpha=5.0, eps=1e-8, weight_decay=0.0, maximize=False)
 LAMB = dict(lr=0.01, beta1=0.9, beta2=0.999, eps=1e-6, weight_decay=0.01, maximize=False)
 CASES = [
     ("sgd", SGD, {}),
@@ -86,6 +87,9 @@ CASES = [
     ("lamb", LAMB, dict(weight_decay=0.3, maximize=True)),
     ("lamb", LAMB, dict(beta1=0.3, beta2=0.45)),
     ("lamb", LAMB, dict(weight_decay=0.0, eps=0.1)),
+    ("ademamix", ADEMAMIX, {}),
+    ("ademamix", ADEMAMIX, dict(weight_decay=0.3, maximize=True, beta3=0.99, alpha=8.0)),
+    ("ademamix", ADEMAMIX, dict(beta1=0.3, beta2=0.45, beta3=0.4, eps=1e-3)),
 ]
 
 MAKE = {
@@ -101,6 +105,7 @@ MAKE = {
     "nadam": torch.optim.NAdam,
     "radam": torch.optim.RAdam,
     "lamb": Lamb,
+    "ademamix": AdEmaMix,
 }
 PAIRS = [("betas", "beta1", "beta2"), ("etas", "eta_minus", "eta_plus"), ("step_sizes", "step_size_min", "step_size_max")]
 # A scalar of a state, like NAdam's mu_product, has the default type.

@@ -4,7 +4,9 @@
 //! optimizer of the crate: what is not in these tables is held to nothing.
 
 use instep::optim::{ALL, Descriptor, Optimizer, Value};
-use instep::{Adadelta, Adagrad, Adam, AdamW, Adamax, Lamb, Lion, NAdam, RAdam, RmsProp, Rprop, Sgd};
+use instep::{
+    AdEmaMix, Adadelta, Adagrad, Adam, AdamW, Adamax, Lamb, Lion, NAdam, RAdam, RmsProp, Rprop, Sgd,
+};
 use instep::{Layout, Stepper, StepperBuilder};
 
 use crate::support::reference::Rule;
@@ -160,6 +162,12 @@ pub(crate) fn optimizers() -> Vec<Optim> {
         Lamb { weight_decay: 0.3, maximize: true, eps: 1e-3, lr: 0.01, ..lamb },
         Lamb { weight_decay: 0.0, betas: (0.3, 0.45), ..lamb },
     ];
+    let ademamix = AdEmaMix::default();
+    let ademamixes = [
+        ademamix,
+        AdEmaMix { weight_decay: 0.3, maximize: true, beta3: 0.99, alpha: 8.0, eps: 1e-3, ..ademamix },
+        AdEmaMix { betas: (0.3, 0.45), beta3: 0.4, weight_decay: 0.04, ..ademamix },
+    ];
     let mut all: Vec<Optim> = sgds.map(Optim::of).into();
     all.extend(adams.map(Optim::of));
     all.extend(adamws.map(Optim::of));
@@ -172,6 +180,7 @@ pub(crate) fn optimizers() -> Vec<Optim> {
     all.extend(nadams.map(Optim::of));
     all.extend(radams.map(Optim::of));
     all.extend(lambs.map(Optim::of));
+    all.extend(ademamixes.map(Optim::of));
     for descriptor in ALL {
         let has_case = all.iter().any(|optim| optim.descriptor.name == descriptor.name);
         assert!(has_case, "{} has no case here", descriptor.name);

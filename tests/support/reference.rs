@@ -57,6 +57,8 @@ hyperparameters! {
     RAdam { lr, beta1, beta2, eps, weight_decay; decoupled_weight_decay, maximize }
     /// Algorithm 2 of You et al., 2020, with phi(z) = z.
     Lamb { lr, beta1, beta2, eps, weight_decay; maximize }
+    /// Algorithm 1 of Pagliardini et al., 2024, with constant alpha and beta3.
+    AdEmaMix { lr, beta1, beta2, beta3, alpha, eps, weight_decay; maximize }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -72,6 +74,7 @@ pub(crate) enum Rule {
     NAdam(NAdam),
     RAdam(RAdam),
     Lamb(Lamb),
+    AdEmaMix(AdEmaMix),
 }
 
 impl Rule {
@@ -91,6 +94,7 @@ impl Rule {
             "nadam" => Rule::NAdam(NAdam::named(number)),
             "radam" => Rule::RAdam(RAdam::named(number)),
             "lamb" => Rule::Lamb(Lamb::named(number)),
+            "ademamix" => Rule::AdEmaMix(AdEmaMix::named(number)),
             other => panic!("no formula is named {other}"),
         }
     }
@@ -119,6 +123,7 @@ impl Rule {
             Rule::NAdam(nadam) => nadam.step(x, gradient),
             Rule::RAdam(radam) => radam.step(x, gradient),
             Rule::Lamb(lamb) => lamb.update(x, gradient),
+            Rule::AdEmaMix(ademamix) => ademamix.step(x, gradient),
         }
     }
 
@@ -135,7 +140,8 @@ impl Rule {
             | Rule::Lion(Lion { lr, .. })
             | Rule::NAdam(NAdam { lr, .. })
             | Rule::RAdam(RAdam { lr, .. })
-            | Rule::Lamb(Lamb { lr, .. }) => lr,
+            | Rule::Lamb(Lamb { lr, .. })
+            | Rule::AdEmaMix(AdEmaMix { lr, .. }) => lr,
         }
     }
 }
@@ -368,6 +374,20 @@ impl Lamb {
     pub(crate) fn apply(&self, tensor: &mut [Scalar]) {
         let rate = self.lr * self.ratio(tensor);
         tensor.iter_mut().for_each(|x| x.param -= rate * self.change(x));
+    }
+}
+
+impl AdEmaMix {
+    fn step(&self, x: &mut Scalar, gradient: f64) {
+        let g = if self.maximize { -gradient } else { gradient };
+        let [m1, m2, v] = &mut x.states;
+        *m1 = self.beta1 * *m1 + (1.0 - self.beta1) * g;
+        *m2 = self.beta3 * *m2 + (1.0 - self.beta3) * g;
+        *v = self.beta2 * *v + (1.0 - self.beta2) * g * g;
+        let m1_hat = *m1 / (1.0 - self.beta1.powi(x.steps));
+        let v_hat = *v / (1.0 - self.beta2.powi(x.steps));
+        let direction = (m1_hat + self.alpha * *m2) / (v_hat.sqrt() + self.eps);
+        x.param -= self.lr * (direction + self.weight_decay * x.param);
     }
 }
 

@@ -8,7 +8,8 @@
 use instep::Moments;
 
 use crate::support::reference::{
-    Adadelta, Adagrad, Adam, Adamax, Lamb, Lion, NAdam, RAdam, RmsProp, Rprop, Rule, Scalar, Sgd, norm,
+    AdEmaMix, Adadelta, Adagrad, Adam, Adamax, Lamb, Lion, NAdam, RAdam, RmsProp, Rprop, Rule, Scalar, Sgd,
+    norm,
 };
 
 /// Unit roundoff of f32.
@@ -102,6 +103,7 @@ fn bound(rule: &Rule, before: &Scalar, after: &Scalar, gradient: f64) -> Bound {
         Rule::NAdam(nadam) => nadam_bound(nadam, before, after, gradient, mean),
         Rule::RAdam(radam) => radam_bound(radam, before, after, gradient, mean),
         Rule::Lamb(lamb) => lamb_moments(lamb, before, gradient, mean),
+        Rule::AdEmaMix(rule) => ademamix_bound(rule, before, after, gradient, mean),
     };
     Bound { param: bound.param * SECOND_ORDER, states: bound.states.map(|error| error * SECOND_ORDER) }
 }
@@ -297,6 +299,26 @@ fn radam_bound(radam: &RAdam, before: &Scalar, after: &Scalar, gradient: f64, me
         change = change.plus(Term::stored(before.param).times(radam.lr * radam.weight_decay));
     }
     Bound { param: moved(after, change), states: [m_error, v_error, 0.0] }
+}
+
+fn ademamix_bound(rule: &AdEmaMix, before: &Scalar, after: &Scalar, gradient: f64, mean: Term) -> Bound {
+    let (value, g) = decayed_gradient(gradient, rule.maximize, 0.0, before.param, mean);
+    let fast_error = average_error(rule.beta1, before.states[0], value, g.error);
+    let slow_error = average_error(rule.beta3, before.states[1], value, g.error);
+    let square = g.product(g);
+    let v_error = average_error(rule.beta2, before.states[2], square.size, square.error);
+
+    let root = Term { size: after.states[2], error: v_error }.root();
+    let corrected = root.times(1.0 / (1.0 - rule.beta2.powi(after.steps)).sqrt());
+    let fast = Term { size: after.states[0].abs(), error: fast_error };
+    let slow = Term { size: after.states[1].abs(), error: slow_error };
+    let fast = fast.times(rule.lr / (1.0 - rule.beta1.powi(after.steps)));
+    let averages = fast.plus(slow.times(rule.lr * rule.alpha));
+    let mut change = averages.over(corrected.plus(Term::constant(rule.eps)));
+    if rule.weight_decay != 0.0 {
+        change = change.plus(Term::stored(before.param).times(rule.lr * rule.weight_decay));
+    }
+    Bound { param: moved(after, change), states: [fast_error, slow_error, v_error] }
 }
 
 /// Bounds of the moments; what becomes of the parameter, they alone do not say.

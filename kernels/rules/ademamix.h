@@ -1,0 +1,76 @@
+/* AdEMAMix: the update rule, and the only place where it is written. t counts a parameter's own steps.
+ *
+ *     g <- -g                                        if maximize
+ *     m1 <- beta1 * m1 + (1 - beta1) * g
+ *     m2 <- beta3 * m2 + (1 - beta3) * g
+ *     v <- beta2 * v + (1 - beta2) * g^2
+ *     denominator = sqrt(v) / sqrt(1 - beta2^t) + eps
+ *     p <- p - lr * (m1 / (1 - beta1^t) + alpha * m2) / denominator - lr * weight_decay * p
+ *
+ * Pagliardini, Ablin & Grangier, "The AdEMAMix Optimizer: Better, Faster, Older", 2024, algorithm 1. The slow average
+ * m2 has no bias correction. The paper's warm-ups of alpha and beta3 are not here: that of beta3 takes logarithms, which
+ * are not the same everywhere. The decay is decoupled, and subtracted as in adam.h. */
+#ifndef INSTEP_RULES_ADEMAMIX_H
+#define INSTEP_RULES_ADEMAMIX_H
+
+#include "numeric/math.h"
+
+namespace {
+
+/* Of one update, each rounded once from f64. */
+struct AdEmaMixScalars {
+    float weight1, weight2, weight3, fast_rate, slow_rate, inv_sqrt_bias_correction2, eps, lr_weight_decay;
+    uint32_t from_sample1, from_sample2, from_sample3, maximize;
+};
+
+template <int STATES_>
+struct AdEmaMix {
+    using Scalars = AdEmaMixScalars;
+    static constexpr int STATES = STATES_; /* exp_avg_fast, exp_avg_slow, exp_avg_sq */
+    static constexpr uint32_t SIGNED = 3;  /* a bit per state that may be negative */
+
+    /* `step` counts from 1. */
+    static INSTEP_INLINE AdEmaMixScalars prepare(const InstepAdEmaMixHyper& h, uint64_t step) {
+        AdEmaMixScalars s = {};
+        average_weight(h.beta1, &s.weight1, &s.from_sample1);
+        average_weight(h.beta2, &s.weight2, &s.from_sample2);
+        average_weight(h.beta3, &s.weight3, &s.from_sample3);
+        s.fast_rate = static_cast<float>(h.lr / (1.0 - power(h.beta1, step)));
+        s.slow_rate = static_cast<float>(h.lr * h.alpha);
+        s.inv_sqrt_bias_correction2 = static_cast<float>(1.0 / square_root(1.0 - power(h.beta2, step)));
+        s.eps = static_cast<float>(h.eps);
+        s.lr_weight_decay = static_cast<float>(h.lr * h.weight_decay);
+        s.maximize = h.maximize;
+        return s;
+    }
+
+    /* What the summed gradient is multiplied by: the sign of `maximize` costs nothing there. */
+    static INSTEP_INLINE float factor(const AdEmaMixScalars& s, float multiplier) {
+        return s.maximize ? -multiplier : multiplier;
+    }
+
+    /* What `update` branches on; with constants for it, no select is left. */
+    static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, FROM_SAMPLE3 = 4, DECAY = 8;
+    static constexpr uint32_t COMMON[2] = {0, DECAY};
+
+    static INSTEP_INLINE uint32_t flags(const AdEmaMixScalars& s) {
+        return (s.from_sample1 ? FROM_SAMPLE1 : 0) | (s.from_sample2 ? FROM_SAMPLE2 : 0) |
+               (s.from_sample3 ? FROM_SAMPLE3 : 0) | (s.lr_weight_decay != 0.0f ? DECAY : 0);
+    }
+
+    static INSTEP_INLINE float update(const AdEmaMixScalars& s, uint32_t flags, float p, float g, float* state) {
+        const float fast = moved_average(state[0], g, s.weight1, flags & FROM_SAMPLE1);
+        const float slow = moved_average(state[1], g, s.weight3, flags & FROM_SAMPLE3);
+        const float v = moved_average(state[2], g * g, s.weight2, flags & FROM_SAMPLE2);
+        state[0] = fast;
+        state[1] = slow;
+        state[2] = v;
+        const float denominator = square_root(v) * s.inv_sqrt_bias_correction2 + s.eps;
+        const float change = (s.fast_rate * fast + s.slow_rate * slow) / denominator;
+        return p - (flags & DECAY ? change + s.lr_weight_decay * p : change);
+    }
+};
+
+}  // namespace
+
+#endif

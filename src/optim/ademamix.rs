@@ -1,0 +1,46 @@
+//! AdEMAMix's hyperparameters and states.
+//!
+//! `torch.optim` has no AdEMAMix; defaults are the paper's. `lr * alpha` is the slow average's rate, so it must fit f32.
+
+use super::declare::optimizer;
+use super::{decay_fits, first_step_fits};
+use crate::abi::INSTEP_OPTIMIZER_ademamix;
+use crate::error::{Error, Result};
+
+optimizer! {
+    /// AdEMAMix: AdamW with a second, much slower average of the gradients.
+    ///
+    /// The paper warms up `alpha` and `beta3` over the first steps. That is not built in: here both are constant.
+    ///
+    /// States: `exp_avg_fast`, `exp_avg_slow`, `exp_avg_sq`.
+    pub struct AdEmaMix: "AdEMAMix" {
+        /// Learning rate.
+        pub lr: f64 = 1e-3 => lr: NonNegative;
+        /// Decay rates of the fast average and of the second moment.
+        pub betas: (f64, f64) = (0.9, 0.999) => beta1: BelowOne, beta2: BelowOne;
+        /// Decay rate of the slow average, which has no bias correction.
+        pub beta3: f64 = 0.9999 => beta3: BelowOne;
+        /// Weight of the slow average beside the fast one.
+        pub alpha: f64 = 5.0 => alpha: NonNegative;
+        /// Added to the root of the corrected second moment.
+        pub eps: f64 = 1e-8 => eps: NonNegative;
+        /// Decay, multiplied by the learning rate.
+        pub weight_decay: f64 = 0.0 => weight_decay: NonNegative;
+        /// Ascend instead of descend.
+        pub maximize: bool = false => maximize: Flag;
+    }
+    source: "Pagliardini, Ablin & Grangier, \"The AdEMAMix Optimizer: Better, Faster, Older\", 2024, algorithm 1.";
+    kernel: INSTEP_OPTIMIZER_ademamix, ademamix;
+    states: ["exp_avg_fast", "exp_avg_slow", "exp_avg_sq"];
+    relations: AdEmaMix::relate;
+}
+
+impl AdEmaMix {
+    fn relate(&self) -> Result<()> {
+        first_step_fits(self.lr, self.betas.0)?;
+        if !((self.lr * self.alpha) as f32).is_finite() {
+            return Err(Error::config("alpha", self.alpha, "lr * alpha must be finite as f32"));
+        }
+        decay_fits(self.lr, self.weight_decay)
+    }
+}
