@@ -8,6 +8,5 @@ pub(crate) mod hooks;
 pub(crate) mod loaded;
 mod local;
 pub(crate) mod multirank;
-pub(crate) mod nccl;
 pub(crate) mod splits;
 pub(crate) mod uneven;

@@ -1,7 +1,9 @@
 //! NCCL without a GPU: the library is found, and wrong options are refused by name.
 //!
 //! With feature `cuda` and `INSTEP_NCCL` naming a library, its version and ids are real. With `INSTEP_REQUIRE_NCCL=1` a
-//! missing library is a failure, not a skip. Tests that need a GPU are in `tests/cuda/gpu/nccl.rs`.
+//! missing library is a failure, not a skip. A binary of its own, so that CI builds it with `cuda` in seconds. Tests that
+//! need a GPU are in `tests/cuda/gpu/nccl.rs`.
+#![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
 use std::time::Duration;
 
