@@ -61,7 +61,7 @@ fn resume(layout: &Layout, comm: InProcess, file: &Path) -> Result<Tensors> {
     // Every rank loads, because states are never broadcast.
     let extras = checkpoint::load(&mut stepper, file)?;
     let Some(Scalar::U64(next_step)) = extras.scalars.get("next_step") else {
-        return Err(instep::Error::Order("the checkpoint has no next step".into()));
+        return Err(instep::Error::order("checkpoint", "has no scalar `next_step`", "save one with it"));
     };
     for step in *next_step..STEPS {
         pass(&mut stepper, step)?;

@@ -1,63 +1,61 @@
 //! The one error type, its variants named by what the caller can do about them.
 //!
-//! Three kinds, told apart by what is left behind: *refused* (nothing was changed, call again), *abandoned* (a pass
-//! was given up), *poisoned* (sticky: the stepper is over). Must stay cloneable, because a poisoned device repeats
-//! its first error, and must not know any other module.
+//! An error is *refused* (nothing was changed, call again), *abandoned* (a pass was given up) or *poisoned* (the stepper
+//! is over). Every text is `<thing>: <what is wrong>; <what to do>`, joined here alone. The type stays cloneable, because
+//! a poisoned device repeats its first error, and knows no other module.
 
+use std::fmt;
 use std::sync::Arc;
 
 /// What every fallible call of this crate returns.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Everything that can go wrong. *Refused*: nothing was changed, but by calls that take the pass or the stepper by
-/// value, which end it. *Poisons*: the stepper is over, and so is its group.
+/// Everything that can go wrong. *Refused*: nothing was changed; a call that takes the pass or the stepper by value still
+/// ends it. *Poisons*: the stepper is over, and so is its group.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Error {
     /// Refused: an option or hyperparameter is out of range, or two options exclude each other.
-    #[error("{field} = {value}: {why}")]
+    #[error("{field} = {value}: {wrong}; {remedy}")]
     Config {
         /// The option as the caller spells it.
         field: &'static str,
         /// The value given.
         value: String,
         /// The rule it breaks.
-        why: &'static str,
+        wrong: String,
+        /// A value or an option that will do.
+        remedy: String,
     },
     /// Refused: a parameter is unknown, named twice, of another layout, or of another length.
-    #[error("layout: {0}")]
-    Layout(String),
+    #[error("{0}")]
+    Layout(Refusal),
     /// Refused: the call comes at the wrong moment of a pass.
-    #[error("order: {0}")]
-    Order(String),
-    /// Refused: this machine or build lacks what was asked for.
-    #[error("{what} is not available here; there is {have}")]
-    Unsupported {
-        /// What was asked for.
-        what: String,
-        /// What exists instead.
-        have: String,
-    },
+    #[error("{0}")]
+    Order(Refusal),
+    /// Refused: this machine, this build or one of the parts that were combined cannot do what was asked for.
+    #[error("{0}")]
+    Unsupported(Refusal),
     /// Refused: this build carries no GPU kernels.
-    #[error("this build has no GPU kernels: {how}")]
+    #[error("GPU kernels: not in this build; {how}")]
     KernelsNotBuilt {
         /// What to do to get them.
         how: String,
     },
     /// Refused: there is no usable GPU driver on this machine.
-    #[error("no usable CUDA driver: {why}")]
+    #[error("CUDA driver: not usable, {why}; install NVIDIA's driver, or step on the host")]
     DriverUnavailable {
         /// What was tried, and what came of it.
         why: String,
     },
     /// Refused: there is no usable NCCL library on this machine.
-    #[error("no usable NCCL: {why}")]
+    #[error("NCCL: not usable, {why}")]
     NcclUnavailable {
         /// What was tried, and what came of it.
         why: String,
     },
     /// Poisons: a call into a GPU's driver failed. Refused, where it was made to build a stepper.
-    #[error("{call} failed with {name} ({code})")]
+    #[error("{call}: failed with {name} ({code})")]
     Device {
         /// The driver's function.
         call: &'static str,
@@ -82,7 +80,9 @@ pub enum Error {
     #[error("hook: {0}")]
     Hook(String),
     /// Refused: the compiled kernels break the numerics contract, so no result could be trusted.
-    #[error("the {isa} kernels fail self-test {property}: check CXXFLAGS for fast-math or contraction")]
+    #[error(
+        "{isa} kernels: self-test {property} fails; remove fast-math and contraction from CXXFLAGS and rebuild"
+    )]
     Arithmetic {
         /// The instruction set they were built for.
         isa: &'static str,
@@ -91,8 +91,8 @@ pub enum Error {
     },
     /// Poisons: ranks issued different collectives, or the same ones about different things.
     #[error(
-        "rank {rank} issued [{ours}] where rank {other_rank} issued [{theirs}] (where only the agreement differs, ranks have \
-         different layouts, options, learning rates or factors of them, or frozen parameters)"
+        "rank {rank}: issued [{ours}] where rank {other_rank} issued [{theirs}]; give all ranks the same layout, options, \
+         learning rates and frozen parameters, and make the same calls"
     )]
     Mismatch {
         /// The rank that noticed.
@@ -105,7 +105,7 @@ pub enum Error {
         theirs: String,
     },
     /// Poisons: a rank left, failed or panicked, so collectives can no longer complete.
-    #[error("rank {rank} is lost: {why}")]
+    #[error("rank {rank}: lost, {why}; start all ranks again")]
     PeerLost {
         /// The rank that is gone.
         rank: u32,
@@ -113,7 +113,10 @@ pub enum Error {
         why: String,
     },
     /// Poisons: not all ranks arrived in time.
-    #[error("rank {rank} waited {waited_ms} ms at [{call}] for {}", named(missing))]
+    #[error(
+        "rank {rank}: waited {waited_ms} ms at [{call}] for {}; look for the cause there, or raise the deadline",
+        named(missing)
+    )]
     Deadline {
         /// The rank that gave up.
         rank: u32,
@@ -124,17 +127,14 @@ pub enum Error {
         /// Who had not arrived; empty where nobody can tell, as of a sum on a GPU.
         missing: Vec<u32>,
     },
-    /// Refused: a checkpoint is damaged, or is none of this model.
-    #[error("checkpoint: {place} {why}")]
-    Checkpoint {
-        /// The tensor or the part of the file, with its bytes where they matter.
-        place: String,
-        /// What is wrong there.
-        why: String,
-    },
+    /// Refused: a checkpoint is damaged, or belongs to another model.
+    #[error("{0}")]
+    Checkpoint(Refusal),
     /// A checkpoint that was whole when it was checked broke off while it was loaded. Each tensor is the old or the new
     /// one; load a whole checkpoint before the next pass.
-    #[error("checkpoint: {loaded} of {tensors} tensors have been loaded: {why}")]
+    #[error(
+        "checkpoint: {loaded} of {tensors} tensors were loaded before this: {why}; load a whole one before the next pass"
+    )]
     PartlyLoaded {
         /// Tensors that are new.
         loaded: usize,
@@ -154,7 +154,7 @@ pub enum Error {
         why: String,
     },
     /// Sticky: an earlier operation failed, and everything after it is skipped.
-    #[error("poisoned by [{op}]: {first}")]
+    #[error("stepper: poisoned by [{op}]: {first}")]
     Poisoned {
         /// The operation that failed first.
         op: String,
@@ -171,8 +171,34 @@ pub enum Error {
     },
 }
 
+/// Why a call was refused: its text is `<thing>: <what is wrong>; <what to do>`.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq)]
+pub struct Refusal {
+    /// What the call was about: a parameter, a bucket, a pass, a part of a file.
+    pub thing: String,
+    /// What is wrong with it.
+    pub wrong: String,
+    /// What to do about it; empty where nothing can be advised.
+    pub remedy: String,
+}
+
+impl Refusal {
+    fn new(thing: impl ToString, wrong: impl ToString, remedy: impl ToString) -> Self {
+        Refusal { thing: thing.to_string(), wrong: wrong.to_string(), remedy: remedy.to_string() }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Refusal { thing, wrong, remedy } = self;
+        write!(f, "{thing}: {wrong}")?;
+        if remedy.is_empty() { Ok(()) } else { write!(f, "; {remedy}") }
+    }
+}
+
 impl Error {
-    /// The error that started it all, if this one is an echo of it.
+    /// Returns the error that started it all, if this one is an echo of it.
     pub fn cause(&self) -> &Error {
         match self {
             Error::Poisoned { first, .. } => first.cause(),
@@ -180,17 +206,44 @@ impl Error {
         }
     }
 
-    pub(crate) fn checkpoint(place: impl ToString, why: impl ToString) -> Self {
-        Error::Checkpoint { place: place.to_string(), why: why.to_string() }
+    /// Makes a [`Config`](Error::Config).
+    pub fn config(
+        field: &'static str,
+        value: impl ToString,
+        wrong: impl ToString,
+        remedy: impl ToString,
+    ) -> Self {
+        let [value, wrong, remedy] = [value.to_string(), wrong.to_string(), remedy.to_string()];
+        Error::Config { field, value, wrong, remedy }
+    }
+
+    /// Makes a [`Config`](Error::Config) for a value outside `allowed`, which reads as in "use at least 0".
+    pub fn range(field: &'static str, value: impl ToString, allowed: impl fmt::Display) -> Self {
+        Error::config(field, value, "out of range", format_args!("use {allowed}"))
+    }
+
+    /// Makes a [`Layout`](Error::Layout).
+    pub fn layout(thing: impl ToString, wrong: impl ToString, remedy: impl ToString) -> Self {
+        Error::Layout(Refusal::new(thing, wrong, remedy))
+    }
+
+    /// Makes an [`Order`](Error::Order).
+    pub fn order(thing: impl ToString, wrong: impl ToString, remedy: impl ToString) -> Self {
+        Error::Order(Refusal::new(thing, wrong, remedy))
+    }
+
+    /// Makes an [`Unsupported`](Error::Unsupported).
+    pub fn unsupported(thing: impl ToString, wrong: impl ToString, remedy: impl ToString) -> Self {
+        Error::Unsupported(Refusal::new(thing, wrong, remedy))
+    }
+
+    pub(crate) fn checkpoint(place: impl ToString, wrong: impl ToString) -> Self {
+        Error::Checkpoint(Refusal::new(place, wrong, ""))
     }
 
     /// For `map_err`: what the system says about a file.
     pub(crate) fn file(what: impl ToString) -> impl FnOnce(std::io::Error) -> Self {
         move |error| Error::File { what: what.to_string(), kind: error.kind(), why: error.to_string() }
-    }
-
-    pub(crate) fn config(field: &'static str, value: impl ToString, why: &'static str) -> Self {
-        Error::Config { field, value: value.to_string(), why }
     }
 }
 
@@ -198,7 +251,7 @@ fn named(ranks: &[u32]) -> String {
     if ranks.is_empty() { "ranks that it cannot name".to_owned() } else { format!("ranks {ranks:?}") }
 }
 
-/// A positive whole number from the environment, if the variable is set.
+/// Returns a positive whole number from the environment, if the variable is set.
 pub(crate) fn environment(name: &'static str) -> Result<Option<u64>> {
     let Some(text) = std::env::var_os(name) else {
         return Ok(None);
@@ -206,6 +259,6 @@ pub(crate) fn environment(name: &'static str) -> Result<Option<u64>> {
     let text = text.to_string_lossy();
     match text.parse() {
         Ok(value) if value > 0 => Ok(Some(value)),
-        _ => Err(Error::config(name, text, "must be a whole number above zero")),
+        _ => Err(Error::range(name, text, "a whole number above zero")),
     }
 }

@@ -132,7 +132,7 @@ pub mod timeline;
 pub use collective::Collective;
 pub use device::Device;
 pub use dtype::{DType, Element};
-pub use error::{Error, Result};
+pub use error::{Error, Refusal, Result};
 pub use handle::{DevicePtr, EventHandle, Place, StreamHandle};
 pub use host::{HostDevice, InProcess, Isa, Solo, in_process};
 #[doc(inline)]

@@ -65,7 +65,7 @@ fn a_machine_that_lacks_a_library_fails_before_another_rank_waits_for_it() {
     let second = nccl::Options { rank: 1, world_size: 2, device: 4096, deadline: hour, ..Default::default() };
     match Nccl::connect(&second) {
         Err(Error::NcclUnavailable { .. } | Error::DriverUnavailable { .. }) => {}
-        Err(Error::Unsupported { what, .. }) => assert_eq!(what, "cuda:4096"),
+        Err(Error::Unsupported(refusal)) => assert_eq!(refusal.thing, "cuda:4096"),
         other => panic!("{other:?}"),
     }
 }

@@ -34,7 +34,7 @@ impl From<instep::Error> for Failure {
     fn from(error: instep::Error) -> Failure {
         match error {
             // Inputs are tensor files, so the message does not call them checkpoints.
-            instep::Error::Checkpoint { place, why } => Failure::Tensors(format!("{place} {why}")),
+            instep::Error::Checkpoint(refusal) => Failure::Tensors(refusal.to_string()),
             other => Failure::Library(other),
         }
     }

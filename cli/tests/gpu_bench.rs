@@ -193,8 +193,8 @@ fn what_the_device_or_the_build_lacks_is_refused_in_one_line() {
     let output = folder.run(&["bench", "--device", "cuda:4096"]);
     let word = match instep::cuda::device_count() {
         Err(instep::Error::KernelsNotBuilt { .. }) => "rebuild with `--features cuda`",
-        Err(_) => "no usable CUDA driver",
-        Ok(_) => "cuda:4096 is not available here",
+        Err(_) => "CUDA driver: not usable",
+        Ok(_) => "cuda:4096: no such GPU",
     };
     assert_refused(&output, word);
     assert_refused(&folder.run(&["bench", "--device", "gpu"]), "use host or cuda:N");

@@ -167,19 +167,18 @@ fn choose_counterpart(mode: Mode, max_norm: Option<f64>) -> Mode {
 
 /// Refuses flags that only this example can judge; the library refuses the others.
 fn refuse(flags: &Flags) -> instep::Result<()> {
-    let refuse = |field, value: String, why| Err(instep::Error::Config { field, value, why });
     if flags.epochs == 0 {
-        return refuse("epochs", flags.epochs.to_string(), "training takes at least one");
+        return Err(instep::Error::range("epochs", flags.epochs, "1 or more"));
     }
     if flags.ranks as usize > GLOBAL_BATCH {
-        return refuse(
+        return Err(instep::Error::range(
             "ranks",
-            flags.ranks.to_string(),
-            "a batch has too few images to give each of them one",
-        );
+            flags.ranks,
+            format_args!("at most {GLOBAL_BATCH}, one image each"),
+        ));
     }
     if !(0.0..=1.0).contains(&flags.min_accuracy) {
-        return refuse("min_accuracy", flags.min_accuracy.to_string(), "must be between 0 and 1");
+        return Err(instep::Error::range("min_accuracy", flags.min_accuracy, "a share from 0 to 1"));
     }
     Ok(())
 }

@@ -85,7 +85,7 @@ pub(crate) fn train_rank<T: Element>(
     let accuracy = evaluate::<T>(&network, &stepper, held_out, &mut tape)?.accuracy;
     let parameters = collect_parameters(&stepper)?;
     // Taken last, so that every operation has ended and is in it.
-    let nothing = || Error::Order("nothing was recorded".into());
+    let nothing = || Error::order("recording", "empty", "build the stepper with `record`");
     let recording = stepper.take_recording().ok_or_else(nothing)?;
     Ok(Trained {
         accuracy,

@@ -105,8 +105,8 @@ impl Launcher {
             Memory::Grads => (precision.grad, Master::None),
             Memory::Params => (precision.param, precision.master),
             _ => {
-                let why = "holds neither parameters nor gradients; write it with `bytes`";
-                return Err(Error::config("memory", format!("{memory:?}"), why));
+                let wrong = "holds neither parameters nor gradients";
+                return Err(Error::config("memory", format!("{memory:?}"), wrong, "write it with `bytes`"));
             }
         };
         let len = self.plan.arena_len();
@@ -175,9 +175,13 @@ impl Launcher {
         let is_f32 =
             (precision.param, precision.grad, precision.moments) == (DType::F32, DType::F32, Moments::F32);
         if !is_f32 {
-            let why =
-                "is not f32 throughout, and the ceiling streams f32; time it on a launcher of Precision::F32";
-            return Err(Error::config("precision", format!("{precision:?}"), why));
+            let remedy = "time it on a launcher of Precision::F32";
+            return Err(Error::config(
+                "precision",
+                format!("{precision:?}"),
+                "the ceiling streams f32 alone",
+                remedy,
+            ));
         }
         let start = Barrier::new(self.threads);
         let this = &*self;

@@ -219,7 +219,9 @@ fn stored_carried<R: Read + Seek>(
         carried = convert::real(tensor.dtype, bytes);
         Ok(())
     })?;
-    carried.filter(|carried| carried_fits(count, *carried)).ok_or_else(|| in_tensor(key, CARRIED_RANGE))
+    carried
+        .filter(|carried| carried_fits(count, *carried))
+        .ok_or_else(|| in_tensor(key, format_args!("must be {CARRIED_RANGE}")))
 }
 
 /// [`Plan`] has seen that it is one element of 8 bytes.

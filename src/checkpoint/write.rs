@@ -143,10 +143,10 @@ fn refuse_reserved(extras: &Extras, own: &BTreeMap<String, Scalar>) -> Result<()
             || [PARAM, STATE, EMA].iter().any(|p| name.starts_with(p))
     };
     if let Some(name) = extras.scalars.keys().find(reserved) {
-        return Err(Error::config("scalars", name, why));
+        return Err(Error::config("scalars", name, why, "use another name"));
     }
     match extras.metadata.contains_key(VERSION_KEY) {
-        true => Err(Error::config("metadata", VERSION_KEY, why)),
+        true => Err(Error::config("metadata", VERSION_KEY, why, "use another name")),
         false => Ok(()),
     }
 }

@@ -48,9 +48,11 @@ impl Primary {
     pub(super) fn of(ordinal: u32) -> Result<Primary> {
         let count = device_count()?;
         if ordinal >= count {
-            let have =
-                if count == 0 { "no device".to_owned() } else { format!("cuda:0 to cuda:{}", count - 1) };
-            return Err(Error::Unsupported { what: format!("cuda:{ordinal}"), have });
+            let (wrong, remedy) = match count {
+                0 => ("this machine has no GPU that the driver shows", "step on the host".to_owned()),
+                _ => ("no such GPU", format!("use cuda:0 to cuda:{}", count - 1)),
+            };
+            return Err(Error::unsupported(format_args!("cuda:{ordinal}"), wrong, remedy));
         }
         let mut retained = RETAINED.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(primary) = retained.get(&ordinal) {

@@ -22,9 +22,7 @@ impl CudaDevice {
     /// Runs a copy for which the host waits. A capture cannot contain one.
     fn guarded_copy<T>(&mut self, what: &str, work: impl FnOnce(&mut CudaDevice) -> Result<T>) -> Result<T> {
         if self.is_capturing {
-            return Err(Error::Order(format!(
-                "{what}, which a graph cannot hold: use addresses in a capture"
-            )));
+            return Err(Error::order(what, "a graph cannot hold it", "use addresses in a capture"));
         }
         self.guarded(what, work)
     }

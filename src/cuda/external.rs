@@ -120,7 +120,12 @@ impl Collective for External {
         let bucket = call.bucket.unwrap_or(u32::MAX) as usize;
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(event) = events.get_mut(bucket).and_then(Option::take) else {
-            return Err(Error::Order(format!("no event was named for the sum of bucket {bucket}")));
+            let thing = format_args!("sum of bucket {bucket}");
+            return Err(Error::order(
+                thing,
+                "its event is unknown",
+                "call External::reduced before the hand-over",
+            ));
         };
         // SAFETY: the caller of `reduced` keeps the event alive; the stream is the stepper's.
         unsafe { self.driver.wait(call.stream, event) }

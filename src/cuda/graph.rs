@@ -41,11 +41,12 @@ impl CudaDevice {
     pub(crate) fn begin_capture(&mut self) -> Result<()> {
         let compute = self.streams.stream(Stream::Compute);
         if compute.0 <= 1 {
-            let what = "capturing the legacy default stream".to_owned();
-            return Err(Error::Unsupported {
-                what,
-                have: "capture on a stream given to Cuda::compute_stream".into(),
-            });
+            let remedy = "name another stream with Cuda::compute_stream";
+            return Err(Error::unsupported(
+                "capture",
+                "the legacy default stream cannot be captured",
+                remedy,
+            ));
         }
         if let Some(error) = &self.failed {
             return Err(error.clone());
@@ -76,10 +77,8 @@ impl CudaDevice {
     /// Runs a captured pass on the trainer's stream.
     pub(crate) fn replay(&mut self, captured: &CapturedPass) -> Result<()> {
         if !Arc::ptr_eq(&captured.owner, &self.plan) {
-            return Err(Error::Order(
-                "the captured pass is of other buckets: another stepper's, or these before they were rebuilt"
-                    .into(),
-            ));
+            let wrong = "made by another stepper, or before its buckets were rebuilt";
+            return Err(Error::order("captured pass", wrong, "capture it again"));
         }
         let compute = self.streams.stream(Stream::Compute);
         self.guarded("a replay", |device| {

@@ -80,8 +80,8 @@ impl CudaDevice {
                 unsafe { self.driver.zero(at, span.bytes(), stream) }
             }
             Action::Release(_) => {
-                let what = "giving back the memory of gradients on a GPU".to_owned();
-                Err(Error::Unsupported { what, have: "Gradients::Keep and Gradients::Zero".into() })
+                let remedy = "use Gradients::Keep or Gradients::Zero";
+                Err(Error::unsupported("Gradients::Release", "a GPU's memory cannot be given back", remedy))
             }
             Action::Collective { kind, pass, agreement, bucket, src, dst } => {
                 let call = Call {

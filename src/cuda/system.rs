@@ -34,8 +34,8 @@ pub(super) fn open(ordinal: u32) -> Result<Arc<dyn Driver>> {
         check("cuDeviceGetAttribute", answer).map(|()| value)
     };
     if attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? == 0 {
-        let what = format!("stream-ordered memory on cuda:{ordinal}");
-        return Err(Error::Unsupported { what, have: "none".to_owned() });
+        let wrong = "this GPU has no stream-ordered memory";
+        return Err(Error::unsupported(format_args!("cuda:{ordinal}"), wrong, "use another GPU"));
     }
     let l2_bytes = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)? as u64;
     let counted = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
@@ -134,8 +134,9 @@ unsafe impl Driver for System {
         if self.primary.is(context) {
             return Ok(());
         }
-        let what = format!("the stream {:#x}, which is of another device or context,", stream.0);
-        Err(Error::Unsupported { what, have: format!("the primary context of cuda:{}", self.ordinal) })
+        let thing = format_args!("stream {:#x}", stream.0);
+        let remedy = format_args!("use one of the primary context of cuda:{}", self.ordinal);
+        Err(Error::unsupported(thing, "belongs to another device or context", remedy))
     }
 
     fn inspect_memory(&self, address: DevicePtr) -> Result<Place> {

@@ -95,8 +95,8 @@ impl CudaDevice {
         let driver = Arc::clone(&self.driver);
         let outcome = Entered::new(&*driver).and_then(|_entered| work(self));
         outcome.map_err(|error| {
-            self.fail(what, error);
-            self.failed.clone().unwrap_or(Error::Order(String::new()))
+            self.fail(what, error.clone());
+            self.failed.clone().unwrap_or(error)
         })
     }
 

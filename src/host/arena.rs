@@ -38,7 +38,13 @@ unsafe impl Sync for Arena {}
 
 impl Arena {
     fn zeroed(bytes: u64) -> Result<Arena> {
-        let too_large = || Error::Layout(format!("{bytes} bytes do not fit this machine's address space"));
+        let too_large = || {
+            Error::layout(
+                format_args!("{bytes} bytes"),
+                "do not fit the address space",
+                "use fewer parameters",
+            )
+        };
         let size = usize::try_from(bytes.max(1)).map_err(|_| too_large())?;
         let alignment = if size >= 2 * HUGE_PAGE { HUGE_PAGE } else { ALIGNMENT };
         // Aligned by hand. For a larger alignment an allocator would write the zeros itself, and so touch every page
@@ -47,8 +53,9 @@ impl Arena {
         let layout = AllocLayout::from_size_align(whole, ALLOCATOR_ALIGNMENT).map_err(|_| too_large())?;
         // SAFETY: the size is not zero.
         let allocation = unsafe { alloc_zeroed(layout) };
-        let allocation = NonNull::new(allocation)
-            .ok_or_else(|| Error::Layout(format!("{bytes} bytes could not be allocated")))?;
+        let allocation = NonNull::new(allocation).ok_or_else(|| {
+            Error::layout(format_args!("{bytes} bytes"), "could not be allocated", "free memory")
+        })?;
         let skipped = allocation.addr().get().next_multiple_of(alignment) - allocation.addr().get();
         // SAFETY: less than `alignment` further, which the allocation is longer than the arena.
         let base = unsafe { allocation.add(skipped) };
@@ -86,8 +93,8 @@ unsafe fn give_back(base: *mut u8, bytes: u64) -> Result<()> {
     }
     #[cfg(not(target_os = "linux"))]
     let _ = (base, bytes);
-    let what = "giving back the memory of gradients (madvise MADV_DONTNEED)".to_owned();
-    Err(Error::Unsupported { what, have: "Gradients::Keep and Gradients::Zero".into() })
+    let wrong = "this system cannot give memory back (madvise MADV_DONTNEED)";
+    Err(Error::unsupported("Gradients::Release", wrong, "use Gradients::Keep or Gradients::Zero"))
 }
 
 /// Asks for huge pages. This is advice: without them, small pages work too.

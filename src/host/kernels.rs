@@ -90,7 +90,7 @@ impl FromStr for Isa {
 
     fn from_str(name: &str) -> Result<Isa> {
         let found = Isa::ALL.into_iter().find(|isa| isa.name() == name);
-        found.ok_or_else(|| Error::config("isa", name, "must be baseline, avx2 or avx512"))
+        found.ok_or_else(|| Error::config("isa", name, "unknown", "use baseline, avx2 or avx512"))
     }
 }
 
@@ -122,8 +122,13 @@ impl Kernels {
     /// `Unsupported` if the machine lacks the instruction set, `Arithmetic` if the build fails its self-test.
     pub(crate) fn load(isa: Isa) -> Result<Kernels> {
         if !isa.is_available() {
-            let have = Isa::available().iter().map(|isa| isa.name()).collect::<Vec<_>>().join(", ");
-            return Err(Error::Unsupported { what: format!("the instruction set {isa}"), have });
+            let available = Isa::available().iter().map(|isa| isa.name()).collect::<Vec<_>>().join(", ");
+            let remedy = format_args!("use one of {available}");
+            return Err(Error::unsupported(
+                format_args!("instruction set {isa}"),
+                "this machine lacks it",
+                remedy,
+            ));
         }
         static TESTED: [OnceLock<u32>; 3] = [const { OnceLock::new() }; 3];
         let table = table(isa);

@@ -64,7 +64,7 @@ unsafe impl Send for Scratch {}
 /// ```
 pub fn in_process<T: Send>(world_size: u32, body: impl Fn(InProcess) -> Result<T> + Sync) -> Result<Vec<T>> {
     if !(1..=MAX_RANKS).contains(&world_size) {
-        return Err(Error::config("world_size", world_size, "must be from 1 to 1024 in one process"));
+        return Err(Error::range("world_size", world_size, "1 to 1024 ranks in one process"));
     }
     let group = Arc::new(Group {
         world_size,

@@ -152,10 +152,11 @@ impl Assignment {
     pub(crate) fn refuse_unreached(&self, place: Place) -> Result<()> {
         match self.customs().find(|custom| !custom.reaches(place)) {
             None => Ok(()),
-            Some(custom) => Err(Error::Unsupported {
-                what: format!("the optimizer `{}` on {place}", custom.name()),
-                have: "what StepParam::reaches names".into(),
-            }),
+            Some(custom) => Err(Error::unsupported(
+                format_args!("optimizer `{}`", custom.name()),
+                format_args!("its StepParam::reaches excludes {place}"),
+                "step on a device that it reaches, or implement it for this one",
+            )),
         }
     }
 

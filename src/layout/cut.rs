@@ -28,14 +28,15 @@ impl Plan {
         let storage = storage.into();
         storage.precision.validate()?;
         if world_size == 0 {
-            return Err(Error::config("world_size", 0, "there is at least one rank"));
+            return Err(Error::range("world_size", 0, "1 or more"));
         }
         if caps.first_bytes == 0 || caps.rest_bytes == 0 {
-            return Err(Error::config("bucket_cap_bytes", 0, "a bucket holds at least one byte"));
+            return Err(Error::range("bucket_cap_bytes", 0, "1 or more"));
         }
         if (tails.used || tails.contributors) && world_size > largest_count(storage.precision.grad) {
-            let why = "has too few bits to count so many ranks in: use Unused::StepZero and no uneven_inputs";
-            return Err(Error::config("grad", storage.precision.grad, why));
+            let wrong = format_args!("too few bits to count {world_size} ranks");
+            let remedy = "use Unused::StepZero and no uneven_inputs";
+            return Err(Error::config("grad", storage.precision.grad, wrong, remedy));
         }
         let backward = (0..layout.parameters().len() as u32).rev();
         Plan::filled(layout, Cut { world_size, caps, tails }, storage, backward)
@@ -48,14 +49,15 @@ impl Plan {
     /// if the buckets are the caller's.
     pub fn reordered(&self, layout: &Layout, order: &[u32]) -> Result<Plan> {
         let Some(cut) = self.cut else {
-            let what = "another order of buckets that are the caller's".to_owned();
-            return Err(Error::Unsupported { what, have: "the order in which they were added".into() });
+            let wrong = "buckets that the caller owns cannot be reordered";
+            return Err(Error::unsupported("plan", wrong, "add them in the order that you want"));
         };
         let mut named = vec![false; layout.parameters().len()];
         let mut is_new =
             |param: &u32| named.get_mut(*param as usize).is_some_and(|named| !std::mem::replace(named, true));
         if order.len() != layout.parameters().len() || !order.iter().all(&mut is_new) {
-            return Err(Error::Layout("an order of buckets must name each parameter once".into()));
+            let wrong = "does not name each parameter once";
+            return Err(Error::layout("order of parameters", wrong, "pass each registration index once"));
         }
         let mut plan =
             Plan::filled(layout, cut, self.storage, order.iter().copied())?.with_gradients(self.gradients);
@@ -141,10 +143,8 @@ impl Plan {
 
 /// Names the parameter that closes the bucket, because buckets have no names.
 fn too_large(name: &str, world_size: u32) -> Error {
-    Error::Layout(format!(
-        "`{name}`: its bucket, padded for {world_size} ranks, takes the plan past 2^56 elements; use fewer ranks or \
-         larger buckets"
-    ))
+    let wrong = format_args!("its bucket, padded for {world_size} ranks, takes the plan past 2^56 elements");
+    Error::layout(format_args!("`{name}`"), wrong, "use fewer ranks or larger buckets")
 }
 
 /// The largest number up to which every whole one is an element of this type.

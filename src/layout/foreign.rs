@@ -43,10 +43,11 @@ impl ForeignBucket {
             let end = offset.checked_add(parameter.len).filter(|end| *end <= self.len);
             let Some(end) = end else {
                 let name = &parameter.name;
-                return Err(Error::Layout(format!(
-                    "the gradient of `{name}` ends outside bucket {bucket}, which has {} elements",
-                    self.len
-                )));
+                return Err(Error::layout(
+                    format_args!("gradient of `{name}`"),
+                    format_args!("ends outside bucket {bucket}, which has {} elements", self.len),
+                    "correct its offset or the bucket's length",
+                ));
             };
             runs.push((*offset, end, &parameter.name));
         }
@@ -54,10 +55,11 @@ impl ForeignBucket {
         runs.sort_unstable();
         match runs.windows(2).find(|pair| pair[0].1 > pair[1].0) {
             None => Ok(()),
-            Some(pair) => Err(Error::Layout(format!(
-                "the gradients of `{}` and `{}` overlap in bucket {bucket}",
-                pair[0].2, pair[1].2
-            ))),
+            Some(pair) => Err(Error::layout(
+                format_args!("gradients of `{}` and `{}`", pair[0].2, pair[1].2),
+                format_args!("overlap in bucket {bucket}"),
+                "give each elements of its own",
+            )),
         }
     }
 }
@@ -76,22 +78,34 @@ impl Plan {
         let mut placed = vec![false; parameters.len()];
         for (index, bucket) in buckets.iter().enumerate() {
             if bucket.gradients.is_empty() {
-                return Err(Error::Layout(format!("bucket {index} holds no gradient")));
+                return Err(Error::layout(
+                    format_args!("bucket {index}"),
+                    "holds no gradient",
+                    "add one or drop it",
+                ));
             }
             bucket.refuse_overlap(layout, index)?;
             let (first, start, params_start) = (plan.segments.len() as u32, plan.grads_len, plan.len);
-            let too_large = || Error::Layout(format!("bucket {index} takes the plan past 2^56 elements"));
+            let wrong = "takes the plan past 2^56 elements";
+            let too_large = || Error::layout(format_args!("bucket {index}"), wrong, "use smaller buckets");
             let end = start.checked_add(bucket.len).filter(|end| *end < TOO_MANY_ELEMENTS);
             plan.grads_len = end.ok_or_else(too_large)?;
             for (id, offset) in &bucket.gradients {
                 let param = layout.index(*id)?;
                 let parameter = &parameters[param];
                 if parameter.local {
-                    let why = "is local, and this bucket is summed over the ranks";
-                    return Err(Error::Layout(format!("`{}` of bucket {index} {why}", parameter.name)));
+                    return Err(Error::layout(
+                        format_args!("`{}`", parameter.name),
+                        format_args!("local, but bucket {index} is summed over the ranks"),
+                        "leave it out of the buckets",
+                    ));
                 }
                 if std::mem::replace(&mut placed[param], true) {
-                    return Err(Error::Layout(format!("`{}` lies in two places", parameter.name)));
+                    return Err(Error::layout(
+                        format_args!("`{}`", parameter.name),
+                        "its gradient lies in two places",
+                        "name it in one bucket, once",
+                    ));
                 }
                 plan.segment_of_param[param] = plan.segments.len() as u32;
                 plan.segments.push(Segment {
@@ -120,7 +134,8 @@ impl Plan {
             });
         }
         if let Some(param) = placed.iter().position(|placed| !placed) {
-            return Err(Error::Layout(format!("`{}` lies in no bucket", parameters[param].name)));
+            let thing = format_args!("`{}`", parameters[param].name);
+            return Err(Error::layout(thing, "its gradient lies in no bucket", "add it to one"));
         }
         plan.is_foreign = true;
         Ok(plan)

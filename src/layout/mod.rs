@@ -182,32 +182,46 @@ impl LayoutBuilder {
     /// `Layout` if there is no parameter, a name occurs twice or is empty, a use count is zero, an option comes before
     /// the first parameter, or the lengths cannot be addressed.
     pub fn build(self) -> Result<Layout> {
-        let refuse = |what: String| Err(Error::Layout(what));
+        let refuse = |thing: &str, wrong, remedy| Err(Error::layout(thing, wrong, remedy));
         if let Some(option) = self.misplaced {
-            return refuse(format!("`{option}` comes before the first parameter"));
+            return refuse(
+                option,
+                "comes before the first parameter",
+                "call it after the `param` that it is about",
+            );
         }
         if self.parameters.is_empty() {
-            return refuse("no parameters".into());
+            return refuse("layout", "has no parameters", "add one with `param`");
         }
         if u32::try_from(self.parameters.len()).is_err() {
-            return refuse("more than 2^32 parameters".into());
+            return refuse("layout", "has more than 2^32 parameters", "join some of them");
         }
         let mut names = HashSet::new();
         let mut elements = 0u64;
         for parameter in &self.parameters {
             let name = &parameter.name;
             if name.is_empty() {
-                return refuse("a parameter has an empty name".into());
+                return refuse("parameter name", "empty", "name every parameter");
             }
             if !names.insert(name.as_str()) {
-                return refuse(format!("`{name}` is registered twice"));
+                return refuse(
+                    &format!("`{name}`"),
+                    "registered twice",
+                    "give every parameter a name of its own",
+                );
             }
             if parameter.uses == 0 {
-                return refuse(format!("`{name}` has zero uses"));
+                return refuse(&format!("`{name}`"), "has zero uses", "use 1 or more");
             }
             elements = match elements.checked_add(parameter.len) {
                 Some(sum) if sum < plan::TOO_MANY_ELEMENTS => sum,
-                _ => return refuse(format!("`{name}` takes the layout past 2^56 elements")),
+                _ => {
+                    return refuse(
+                        &format!("`{name}`"),
+                        "takes the layout past 2^56 elements",
+                        "split the model",
+                    );
+                }
             };
         }
         let fingerprint = fingerprint(&self.parameters, &self.groups);
@@ -234,7 +248,11 @@ impl Layout {
         let index = self.parameters.iter().position(|p| p.name == name);
         match index {
             Some(index) => Ok(self.id_at(index)),
-            None => Err(Error::Layout(format!("no parameter is called `{name}`"))),
+            None => Err(Error::layout(
+                format_args!("`{name}`"),
+                "no parameter has this name",
+                "look at Layout::parameters",
+            )),
         }
     }
 
@@ -274,7 +292,12 @@ impl Layout {
 
     pub(crate) fn index(&self, id: ParamId) -> Result<usize> {
         if id.fingerprint != self.fingerprint {
-            return Err(Error::Layout(format!("parameter {} belongs to another layout", id.index)));
+            let remedy = "take the ParamId from this stepper's layout";
+            return Err(Error::layout(
+                format_args!("parameter {}", id.index),
+                "belongs to another layout",
+                remedy,
+            ));
         }
         Ok(id.index as usize)
     }

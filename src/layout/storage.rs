@@ -119,28 +119,35 @@ impl Precision {
     /// # Errors
     /// `Config` with the field that does not go with the others.
     pub fn validate(&self) -> Result<()> {
-        let refuse =
-            |field, value: &dyn std::fmt::Debug, why| Err(Error::config(field, format!("{value:?}"), why));
+        let refuse = |field, value: &dyn std::fmt::Debug, wrong, remedy| {
+            Err(Error::config(field, format!("{value:?}"), wrong, remedy))
+        };
         let is_remainder = matches!(self.master, Master::Remainder16 | Master::Remainder8);
         if self.master != Master::None && self.param == DType::F32 {
-            return refuse("master", &self.master, "f32 parameters have all their bits");
+            return refuse("master", &self.master, "f32 parameters need no master", "use Master::None");
         }
         if is_remainder && self.param != DType::BF16 {
             return refuse(
                 "master",
                 &self.master,
-                "a remainder is what bf16 lacks of f32; f16 takes Master::F32",
+                "remainders exist only for bf16 parameters",
+                "use Master::F32",
             );
         }
         if let Rounding::Stochastic { .. } = self.rounding {
             let rounds_params =
                 self.param != DType::F32 && matches!(self.master, Master::None | Master::Remainder8);
             if rounds_params && self.param == DType::F16 {
-                let why = "only bf16 is rounded by chance: the places of f16 change where it is subnormal";
-                return refuse("rounding", &self.rounding, why);
+                let wrong = "f16 parameters cannot be rounded stochastically";
+                return refuse("rounding", &self.rounding, wrong, "use bf16, a master or Rounding::Nearest");
             }
             if !rounds_params && self.moments == Moments::F32 {
-                return refuse("rounding", &self.rounding, "nothing that a step stores loses bits");
+                return refuse(
+                    "rounding",
+                    &self.rounding,
+                    "this precision stores nothing that is rounded",
+                    "use Rounding::Nearest",
+                );
             }
         }
         Ok(())

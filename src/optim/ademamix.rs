@@ -39,7 +39,7 @@ impl AdEmaMix {
     fn relate(&self) -> Result<()> {
         first_step_fits(self.lr, self.betas.0)?;
         if !((self.lr * self.alpha) as f32).is_finite() {
-            return Err(Error::config("alpha", self.alpha, "lr * alpha must be finite as f32"));
+            return Err(Error::config("alpha", self.alpha, "lr * alpha overflows f32", "lower one of them"));
         }
         decay_fits(self.lr, self.weight_decay)
     }

@@ -134,10 +134,11 @@ pub trait StepParam: Send + Sync {
     /// # Errors
     /// As [`step_param`](Self::step_param).
     fn enqueue_param(&self, step: &EnqueuedStep<'_>) -> Result<()> {
-        Err(Error::Unsupported {
-            what: format!("{} for `{}` on a GPU", self.name(), step.name),
-            have: "step_param, on the CPU".into(),
-        })
+        Err(Error::unsupported(
+            format_args!("`{}`", step.name),
+            format_args!("the optimizer `{}` cannot step it on a GPU", self.name()),
+            "implement StepParam::enqueue_param, or step on the host",
+        ))
     }
 }
 
@@ -190,18 +191,23 @@ impl Rule for Custom {
 
     fn hyper(&self) -> Result<InstepHyper> {
         if !self.lr.is_finite() {
-            return Err(Error::config("lr", self.lr, "must be finite"));
+            return Err(Error::range("lr", self.lr, "a finite number"));
         }
         let names = self.rule.state_names();
         if names.len() > INSTEP_MAX_STATES as usize {
-            return Err(Error::config("state_names", names.join(", "), "three at most"));
+            return Err(Error::config(
+                "state_names",
+                names.join(", "),
+                "too many",
+                "keep at most three states",
+            ));
         }
         let is_odd = |(k, name): (usize, &&str)| {
             name.is_empty() || name.contains(['.', '#']) || *name == "step" || names[..k].contains(name)
         };
         if names.iter().enumerate().any(is_odd) {
-            let why = "each a name of its own, not `step`, without dot and #";
-            return Err(Error::config("state_names", names.join(", "), why));
+            let remedy = "give each a name of its own without dot and #, not `step`";
+            return Err(Error::config("state_names", names.join(", "), "not usable as names", remedy));
         }
         // Every byte of the union is set, as it is copied to where a GPU reads it.
         let mut hyper = InstepHyper { words: [0.0; 8] };

@@ -76,7 +76,6 @@ impl Range {
     /// Checks one number, named `label` in the error.
     pub(super) fn check(self, label: &'static str, value: f64) -> Result<()> {
         let rounded = value as f32;
-        let refuse = |why| Err(Error::config(label, value, why));
         let is_inside = match self {
             Range::NonNegative => value >= 0.0 && rounded.is_finite(),
             Range::NonNegativeF64 => value >= 0.0 && value.is_finite(),
@@ -87,26 +86,26 @@ impl Range {
             Range::AboveOne => value > 1.0 && rounded.is_finite(),
         };
         if !is_inside {
-            return refuse(self.words());
+            return Err(Error::range(label, value, self.words()));
         }
         let is_of_f32 = matches!(self, Range::NonNegative | Range::InsideOne);
         if is_of_f32 && value > 0.0 && rounded == 0.0 {
-            return refuse("vanishes as f32; say 0 if that is meant");
+            return Err(Error::config(label, value, "vanishes as f32", "use 0 if that is meant"));
         }
         Ok(())
     }
 
-    /// What an error says of a number outside.
+    /// Returns what an error advises, as in "use at least 0".
     fn words(self) -> &'static str {
         match self {
-            Range::NonNegative => "must be finite as f32 and not negative",
-            Range::NonNegativeF64 => "must be finite and not negative",
-            Range::Finite => "must be finite as f32",
-            Range::BelowOne => "must be in [0, 1)",
-            Range::UpToOne => "must be in [0, 1]",
-            Range::InsideOne => "must be above 0 and below 1",
-            Range::AboveOne => "must be finite as f32 and above 1",
-            Range::Flag => "is a flag: 0 or 1",
+            Range::NonNegative => "a number that f32 can hold, at least 0",
+            Range::NonNegativeF64 => "a finite number, at least 0",
+            Range::Finite => "a number that f32 can hold",
+            Range::BelowOne => "at least 0 and below 1",
+            Range::UpToOne => "at least 0 and at most 1",
+            Range::InsideOne => "a number above 0 and below 1",
+            Range::AboveOne => "a number above 1 that f32 can hold",
+            Range::Flag => "0 or 1, since it is a flag",
         }
     }
 }
@@ -159,8 +158,11 @@ impl Field {
             (Value::Number(_), [number]) => Ok(Value::Number(*number)),
             (Value::Pair(_), [first, second]) => Ok(Value::Pair((*first, *second))),
             (Value::Flag(_), [flag]) if *flag == 0.0 || *flag == 1.0 => Ok(Value::Flag(*flag == 1.0)),
-            (Value::Flag(_), [flag]) => Err(Error::config(self.name, flag, Range::Flag.words())),
-            (_, numbers) => Err(Error::config(self.name, numbers.len(), "is another number of values")),
+            (Value::Flag(_), [flag]) => Err(Error::range(self.name, flag, Range::Flag.words())),
+            (_, numbers) => {
+                let expected = format_args!("{} values", self.parts.len());
+                Err(Error::range(self.name, format_args!("{} values", numbers.len()), expected))
+            }
         }
     }
 }

@@ -78,9 +78,11 @@ pub trait Optimizer: std::fmt::Debug + Send + Sync + Any + sealed::AsRule {
         }
         let of = self.descriptor().map_or("a custom optimizer", |descriptor| descriptor.name);
         let fields = self.descriptor().map(|descriptor| descriptor.fields).unwrap_or_default();
-        let have: Vec<String> =
+        let known: Vec<String> =
             fields.iter().map(|field| format!("{} = {}", field.name, field.default)).collect();
-        Err(Error::Unsupported { what: format!("`{name}` = {value} of {of}"), have: have.join(", ") })
+        let wrong = format_args!("{of} has no such hyperparameter");
+        let remedy = format_args!("use values as in {}", known.join(", "));
+        Err(Error::unsupported(format_args!("`{name}` = {value}"), wrong, remedy))
     }
 }
 
@@ -187,7 +189,7 @@ fn first_step_fits(lr: f64, beta1: f64) -> Result<()> {
     if ((lr / (1.0 - beta1)) as f32).is_finite() {
         return Ok(());
     }
-    Err(Error::config("lr", lr, "lr / (1 - betas.0) must be finite as f32"))
+    Err(Error::config("lr", lr, "lr / (1 - betas.0) overflows f32", "lower lr or betas.0"))
 }
 
 /// Refuses a decoupled decay whose factor overflows.
@@ -195,5 +197,5 @@ fn decay_fits(lr: f64, weight_decay: f64) -> Result<()> {
     if ((lr * weight_decay) as f32).is_finite() {
         return Ok(());
     }
-    Err(Error::config("weight_decay", weight_decay, "lr * weight_decay must be finite as f32"))
+    Err(Error::config("weight_decay", weight_decay, "lr * weight_decay overflows f32", "lower one of them"))
 }

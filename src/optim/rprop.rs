@@ -37,7 +37,7 @@ impl Rprop {
     fn relate(&self) -> Result<()> {
         let (smallest, largest) = self.step_sizes;
         if smallest > largest {
-            return Err(Error::config("step_sizes.0", smallest, "must not be above step_sizes.1"));
+            return Err(Error::range("step_sizes.0", smallest, "at most step_sizes.1"));
         }
         Ok(())
     }

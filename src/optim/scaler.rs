@@ -48,13 +48,13 @@ impl LossScaler {
     pub(crate) fn validate(&self, ranks: u32) -> Result<()> {
         scale("initial_scale", self.initial_scale, ranks)?;
         if !(self.growth_factor > 1.0 && self.growth_factor.is_finite()) {
-            return Err(Error::config("growth_factor", self.growth_factor, "must be finite and above 1"));
+            return Err(Error::range("growth_factor", self.growth_factor, "a finite number above 1"));
         }
         if !(self.backoff_factor > 0.0 && self.backoff_factor < 1.0) {
-            return Err(Error::config("backoff_factor", self.backoff_factor, "must be between 0 and 1"));
+            return Err(Error::range("backoff_factor", self.backoff_factor, "a number above 0 and below 1"));
         }
         if self.growth_interval == 0 {
-            return Err(Error::config("growth_interval", 0, "must be above zero"));
+            return Err(Error::range("growth_interval", 0, "a whole number above 0"));
         }
         Ok(())
     }
@@ -70,10 +70,15 @@ impl ScalerState {
 fn scale(field: &'static str, scale: f64, ranks: u32) -> Result<()> {
     let smallest = f64::from(f32::MIN_POSITIVE);
     if !(smallest..=LossScaler::largest_scale(ranks)).contains(&scale) {
-        return Err(Error::config(field, scale, "must be at least 2^-126 and at most 2^126 / world_size"));
+        return Err(Error::range(field, scale, "at least 2^-126 and at most 2^126 / world_size"));
     }
     if f64::from(scale as f32) != scale {
-        return Err(Error::config(field, scale, "must be an f32, as the trainer's loss is"));
+        return Err(Error::config(
+            field,
+            scale,
+            "not representable in f32",
+            "round it to f32, as the trainer's loss is",
+        ));
     }
     Ok(())
 }

@@ -100,20 +100,22 @@ impl LrSchedule {
     pub(crate) fn validate(&self) -> Result<()> {
         match self.shape {
             Shape::Step { step_size: 0, .. } => {
-                return Err(Error::config("step_size", 0, "must be above zero"));
+                return Err(Error::range("step_size", 0, "a whole number above 0"));
             }
             Shape::Step { gamma, .. } if !(gamma >= 0.0 && gamma.is_finite()) => {
-                return Err(Error::config("gamma", gamma, "must be finite and not negative"));
+                return Err(Error::range("gamma", gamma, "a finite number, at least 0"));
             }
-            Shape::Cosine { period: 0, .. } => return Err(Error::config("period", 0, "must be above zero")),
+            Shape::Cosine { period: 0, .. } => {
+                return Err(Error::range("period", 0, "a whole number above 0"));
+            }
             Shape::Cosine { lowest, .. } if !(lowest >= 0.0 && lowest.is_finite()) => {
-                return Err(Error::config("lowest", lowest, "must be finite and not negative"));
+                return Err(Error::range("lowest", lowest, "a finite number, at least 0"));
             }
             _ => {}
         }
         match self.warm_up {
             Some((_, factor)) if !(factor >= 0.0 && factor.is_finite()) => {
-                Err(Error::config("start_factor", factor, "must be finite and not negative"))
+                Err(Error::range("start_factor", factor, "a finite number, at least 0"))
             }
             _ => Ok(()),
         }

@@ -36,7 +36,12 @@ optimizer! {
 impl Sgd {
     fn relate(&self) -> Result<()> {
         if self.nesterov && (self.momentum <= 0.0 || self.dampening != 0.0) {
-            return Err(Error::config("nesterov", true, "needs a momentum and zero dampening"));
+            return Err(Error::config(
+                "nesterov",
+                true,
+                "contradicts momentum or dampening",
+                "set a momentum above 0 and dampening to 0",
+            ));
         }
         Ok(())
     }

@@ -101,14 +101,14 @@ impl<C: Collective> Compressed<C> {
     /// `Config` unless it is a power of two from 2^-24 on that leaves world_size times it at 32768 or below, so that
     /// counts stay exact; always for bf16, which has the range of f32.
     pub fn pre_scale(mut self, pre_scale: f32) -> Result<Compressed<C>> {
-        let refuse = |why| Err(Error::config("pre_scale", pre_scale, why));
+        let refuse = |wrong, remedy| Err(Error::config("pre_scale", pre_scale, wrong, remedy));
         if self.dtype == DType::BF16 {
-            return refuse("bf16 has the range of f32");
+            return refuse("bf16 has the range of f32", "leave pre_scale out");
         }
         let is_power_of_two = pre_scale.is_normal() && pre_scale > 0.0 && pre_scale.to_bits() << 9 == 0;
         let largest = LARGEST_COUNT / self.comm.world_size() as f32;
         if !(is_power_of_two && (SMALLEST_PRE_SCALE..=largest).contains(&pre_scale)) {
-            return refuse("must be a power of two from 2^-24 to 32768/world_size");
+            return refuse("out of range", "use a power of two from 2^-24 to 32768 / world_size");
         }
         self.pre_scale = pre_scale;
         Ok(self)
@@ -116,8 +116,12 @@ impl<C: Collective> Compressed<C> {
 
     fn new(comm: C, dtype: DType, pre_scale: f32) -> Result<Compressed<C>> {
         if !comm.sums(dtype) {
-            let what = format!("summing {dtype} by the communicator that is to be given it");
-            return Err(Error::Unsupported { what, have: "one that sums f32".to_owned() });
+            let thing = format_args!("compression to {dtype}");
+            return Err(Error::unsupported(
+                thing,
+                "the inner communicator cannot sum it",
+                "use another inner communicator",
+            ));
         }
         let kernels = Kernels::load(Isa::from_environment()?)?;
         Ok(Compressed { comm, dtype, pre_scale, kernels, scratch: Mutex::default() })
@@ -160,8 +164,9 @@ impl<C: Collective> Collective for Compressed<C> {
     fn prepare(&self, plan: &Plan) -> Result<()> {
         let counts = plan.buckets().iter().any(|bucket| !bucket.tail.is_empty());
         if counts && self.world_size() > self.most_counted_ranks() {
-            let why = "bf16 counts 256 ranks, f16 2048; use StepZero, without uneven inputs";
-            return Err(Error::config("world_size", self.world_size(), why));
+            let wrong = format_args!("{} counts only {} ranks", self.dtype, self.most_counted_ranks());
+            let remedy = "use Unused::StepZero and no uneven_inputs";
+            return Err(Error::config("world_size", self.world_size(), wrong, remedy));
         }
         let largest = plan.buckets().iter().map(|bucket| bucket.len).max().unwrap_or(0);
         reserve(&mut self.scratch.lock().unwrap_or_else(PoisonError::into_inner), largest);
@@ -178,8 +183,9 @@ impl<C: Collective> Collective for Compressed<C> {
             return unsafe { self.comm.enqueue(call) };
         }
         if call.dtype != DType::F32 {
-            let what = format!("compression of {} to {}", call.dtype, self.dtype);
-            return Err(Error::Unsupported { what, have: "that of f32".to_owned() });
+            let thing = format_args!("{} gradients", call.dtype);
+            let wrong = format_args!("cannot be compressed to {}", self.dtype);
+            return Err(Error::unsupported(thing, wrong, "use f32 gradients"));
         }
         let elements = call.bytes / call.dtype.bytes();
         let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);

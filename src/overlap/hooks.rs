@@ -122,9 +122,9 @@ impl<C: Collective, H: FnMut(&mut GradBucket<'_>) -> Result<()> + Send> Collecti
             return unsafe { self.comm.enqueue(call) };
         }
         if call.dtype != DType::F32 {
-            let what = format!("a hook on {} gradients", call.dtype);
-            let have = "one on f32; compression belongs inside the hook's communicator".to_owned();
-            return Err(Error::Unsupported { what, have });
+            let thing = format_args!("{} gradients", call.dtype);
+            let remedy = "use f32 gradients, and compress inside the hook's communicator";
+            return Err(Error::unsupported(thing, "a hook takes only f32", remedy));
         }
         let Some(index) = call.bucket else {
             // Counts that an outer hook was not shown. SAFETY: the caller's promise, passed on.
@@ -137,7 +137,8 @@ impl<C: Collective, H: FnMut(&mut GradBucket<'_>) -> Result<()> + Send> Collecti
         let is_whole = |bucket: &Bucket| [bucket.len, bucket.tail.start - bucket.start].contains(&elements);
         let found = plan.as_ref().and_then(|plan| Some((plan, plan.buckets().get(index as usize)?)));
         let Some((plan, bucket)) = found.filter(|(_, bucket)| is_whole(bucket)) else {
-            return Err(Error::Order(format!("[{call}] is no bucket, which is all that a hook takes")));
+            let remedy = "pass whole buckets of the plan that was prepared";
+            return Err(Error::order(format_args!("[{call}]"), "a hook takes whole buckets only", remedy));
         };
         let gradients = bucket.tail.start - bucket.start;
         let counts = if elements > gradients { bucket.tail.end - bucket.tail.start } else { 0 };

@@ -31,7 +31,7 @@ impl Keywords<'_> {
         match self.number(name, f64::from(u8::from(default))) {
             0.0 => Ok(false),
             1.0 => Ok(true),
-            other => Err(Error::config(name, other, "is a flag: 0 or 1")),
+            other => Err(Error::config(name, other, "not a flag", "use 0 or 1")),
         }
     }
 
@@ -39,11 +39,15 @@ impl Keywords<'_> {
     fn finish(self, optimizer: &str) -> Result<()> {
         for (k, (name, _)) in self.given.iter().enumerate() {
             if !self.asked.contains(name) {
-                let have = self.asked.join(", ");
-                return Err(Error::Unsupported { what: format!("`{name}` of {optimizer}"), have });
+                let remedy = format!("use {}", self.asked.join(", "));
+                return Err(Error::unsupported(
+                    format_args!("`{name}`"),
+                    format_args!("{optimizer} has no such hyperparameter"),
+                    remedy,
+                ));
             }
             if self.given[..k].iter().any(|(earlier, _)| earlier == name) {
-                return Err(Error::config("hyperparameter", name, "is given twice"));
+                return Err(Error::config("hyperparameter", name, "given twice", "give it once"));
             }
         }
         Ok(())
@@ -71,7 +75,7 @@ struct Entry {
 /// let stepper = Stepper::host(&layout, optimizer, Solo::default())?;
 ///
 /// let error = registry.resolve("LARS").unwrap_err();
-/// assert!(error.to_string().starts_with("the optimizer `LARS` is not available here; there is SGD, Adam, AdamW, "));
+/// assert!(error.to_string().starts_with("optimizer `LARS`: not registered; use SGD, Adam, AdamW, "));
 /// let by_type = registry.resolve_type::<AdamW>()?; // the same entry
 /// assert_eq!(by_type.name(), "AdamW");
 /// let fallback = registry.resolve_or("LARS", "SGD")?; // only because it is asked for
@@ -184,16 +188,24 @@ impl Registry {
 
     fn missing(&self, name: &str) -> Error {
         let names: Vec<&str> = self.names().collect();
-        let have = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
-        Error::Unsupported { what: format!("the optimizer `{name}`"), have }
+        let remedy = match names.is_empty() {
+            true => "register it first".to_owned(),
+            false => format!("use {}, or register it first", names.join(", ")),
+        };
+        Error::unsupported(format_args!("optimizer `{name}`"), "not registered", remedy)
     }
 
     fn refuse_duplicate(&self, name: &str, of: TypeId, type_name: &str) -> Result<()> {
         if self.entries.iter().any(|entry| entry.name == name) {
-            return Err(Error::config("name", name, "is registered already"));
+            return Err(Error::config("name", name, "registered already", "use another name"));
         }
         if self.entries.iter().any(|entry| entry.of == of) {
-            return Err(Error::config("type", type_name, "is registered already, under another name"));
+            return Err(Error::config(
+                "type",
+                type_name,
+                "registered already under another name",
+                "use that name",
+            ));
         }
         Ok(())
     }

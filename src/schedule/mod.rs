@@ -178,7 +178,7 @@ impl Schedule {
     /// `Order` if a pass is open.
     pub fn begin(&mut self, opening: Opening) -> Result<()> {
         if self.open {
-            return Err(Error::Order("a pass is open already".into()));
+            return Err(Error::order("pass", "one is open already", "finish or abandon it first"));
         }
         (self.open, self.abandoned) = (true, false);
         self.opening = opening;
@@ -208,7 +208,7 @@ impl Schedule {
     pub fn next_micro_batch(&mut self) -> Result<()> {
         self.require_open()?;
         if self.micro_batches_left == 0 {
-            return Err(Error::Order("this is the last micro-batch of the pass".into()));
+            return Err(Error::order("micro-batch", "this is the last one of the pass", "finish the pass"));
         }
         self.micro_batches_left -= 1;
         self.readiness.reset();
@@ -286,7 +286,12 @@ impl Schedule {
         self.require_open()?;
         if self.micro_batches_left > 0 {
             let left = self.micro_batches_left;
-            return Err(Error::Order(format!("not finished: the last micro-batch is still {left} away")));
+            let wrong = format_args!("{left} micro-batches are left");
+            return Err(Error::order(
+                "pass",
+                wrong,
+                "call next_micro_batch before each, or abandon the pass",
+            ));
         }
         while let Some(bucket) = self.readiness.take_next(true) {
             self.launch(bucket);
@@ -316,6 +321,6 @@ impl Schedule {
     }
 
     fn require_open(&self) -> Result<()> {
-        if self.open { Ok(()) } else { Err(Error::Order("no pass is open".into())) }
+        if self.open { Ok(()) } else { Err(Error::order("pass", "none is open", "begin one first")) }
     }
 }

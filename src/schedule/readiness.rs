@@ -79,7 +79,8 @@ impl Readiness {
             return Ok(());
         }
         let name = &self.names[param];
-        Err(Error::Order(format!("`{name}`: it is frozen and takes no gradient; unfreeze it between passes")))
+        let wrong = "frozen, so it takes no gradient";
+        Err(Error::order(format_args!("`{name}`"), wrong, "unfreeze it between passes"))
     }
 
     /// Refuses a parameter that the trainer has given away.
@@ -88,9 +89,8 @@ impl Readiness {
             return Ok(());
         }
         let (name, uses) = (&self.names[param], self.uses[param]);
-        Err(Error::Order(format!(
-            "`{name}`: it was handed over {uses} of {uses} times; wait until the pass or micro-batch ends"
-        )))
+        let wrong = format_args!("handed over already, {uses} of {uses} times");
+        Err(Error::order(format_args!("`{name}`"), wrong, "wait until the pass or micro-batch ends"))
     }
 
     /// One use of the parameter is done.

@@ -31,6 +31,8 @@ use crate::stepper::state::rates::Rates;
 use crate::stepper::state::run::Run;
 use crate::stepper::stepper::Stepper;
 
+const UNSEEN: &str = "Eager steps a bucket before it has seen the others";
+
 /// The parts of a device.
 pub(super) struct Blueprint {
     pub(super) plan: Arc<Plan>,
@@ -140,10 +142,14 @@ impl StepperBuilder<'_> {
         }
         let (rank, world_size) = (comm.rank(), comm.world_size());
         if world_size == 0 {
-            return Err(Error::config("world_size", 0, "there is at least one rank"));
+            return Err(Error::range("world_size", 0, "1 or more"));
         }
         if rank >= world_size {
-            return Err(Error::config("rank", rank, "must be below the world size"));
+            return Err(Error::range(
+                "rank",
+                rank,
+                format_args!("a rank below the world size, {world_size}"),
+            ));
         }
         self.refuse(world_size)?;
         let registered = std::mem::take(&mut self.registered);
@@ -173,8 +179,9 @@ impl StepperBuilder<'_> {
         optimizers.refuse_storage(plan.storage())?;
         let grad = self.precision.grad;
         if !comm.sums(grad) {
-            let what = format!("a collective that does not sum {grad}");
-            return Err(Error::Unsupported { what, have: "other types of gradients".into() });
+            let thing = format_args!("{grad} gradients");
+            let remedy = "use f32 gradients or another collective";
+            return Err(Error::unsupported(thing, "this collective cannot sum them", remedy));
         }
         comm.prepare(&plan)?;
         let plan = Arc::new(plan);
@@ -225,28 +232,39 @@ impl StepperBuilder<'_> {
             let caps = self.caps.unwrap_or_default();
             let plan = Plan::new(self.layout, world_size, caps, tails, self.storage())?;
             if tails.contributors && plan.carrier().is_none() {
-                let why = "a layout without elements has nothing to count ranks in";
-                return Err(Error::config("uneven_inputs", "set", why));
+                let wrong = "the layout has no elements to count ranks with";
+                return Err(Error::config("uneven_inputs", "set", wrong, "leave it out"));
             }
             return Ok(plan.with_gradients(self.gradients));
         };
         if tails.used {
-            let why = "a bucket of the caller's has no room for counts; use StepZero";
-            return Err(Error::config("unused", "Skip", why));
+            let wrong = "buckets that the caller owns have no room for counts";
+            return Err(Error::config("unused", "Skip", wrong, "use Unused::StepZero"));
         }
         if tails.contributors {
             return Err(Error::config(
                 "uneven_inputs",
                 "set",
-                "a bucket of the caller's has no room for counts",
+                "buckets that the caller owns have no room for counts",
+                "leave it out",
             ));
         }
         if self.caps.is_some() {
-            return Err(Error::config("bucket_cap_bytes", "set", "the buckets are the caller's"));
+            return Err(Error::config(
+                "bucket_cap_bytes",
+                "set",
+                "the caller owns the buckets",
+                "leave it out",
+            ));
         }
         if self.gradients == Gradients::Release {
-            let why = "a bucket of the caller's is not the stepper's to give back";
-            return Err(Error::config("gradients", "Release", why));
+            let wrong = "the caller owns the buckets";
+            return Err(Error::config(
+                "gradients",
+                "Release",
+                wrong,
+                "use Gradients::Keep or Gradients::Zero",
+            ));
         }
         Ok(memory.plan(self.layout, self.storage())?.with_gradients(self.gradients))
     }
@@ -262,12 +280,22 @@ impl StepperBuilder<'_> {
             for param in params {
                 let parameter = &self.layout.parameters()[*param];
                 if parameter.action != SegmentAction::Step {
-                    let why = "has an optimizer of its own, and an action that is not Step";
-                    return Err(Error::config("action", &parameter.name, why));
+                    let wrong = "has an optimizer, but its action is not Step";
+                    return Err(Error::config(
+                        "action",
+                        &parameter.name,
+                        wrong,
+                        "use SegmentAction::Step or drop the optimizer",
+                    ));
                 }
                 if self.optimized.as_ref().is_some_and(|chosen| !chosen.contains(param)) {
-                    let why = "is left out, and has an optimizer of its own";
-                    return Err(Error::config("optimize_only", &parameter.name, why));
+                    let wrong = "has an optimizer, but is not in this list";
+                    return Err(Error::config(
+                        "optimize_only",
+                        &parameter.name,
+                        wrong,
+                        "add it or drop its optimizer",
+                    ));
                 }
             }
         }
@@ -283,7 +311,7 @@ impl StepperBuilder<'_> {
         ];
         for (field, max_norm) in norms {
             if let Some(max_norm) = max_norm.filter(|max_norm| !(*max_norm > 0.0 && max_norm.is_finite())) {
-                return Err(Error::config(field, max_norm, "must be finite and above zero"));
+                return Err(Error::range(field, max_norm, "a finite number above 0"));
             }
         }
         if let (Some(_), Some(previous)) = (self.max_norm, self.previous_max_norm) {
@@ -291,54 +319,59 @@ impl StepperBuilder<'_> {
                 "clip_by_previous_norm",
                 previous,
                 "max_norm clips already, and exactly",
+                "set one of the two",
             ));
         }
         if let Some(max_norm) = self.bucket_max_norm {
             let excluded = [
                 (self.max_norm.is_some(), "max_norm clips already, and exactly"),
                 (self.previous_max_norm.is_some(), "clip_by_previous_norm clips already"),
-                (self.skip_nonfinite, "skip_nonfinite asks for a decision on all buckets"),
-                (self.loss_scaler.is_some(), "the loss_scaler asks for a decision on all buckets"),
+                (self.skip_nonfinite, "skip_nonfinite decides over all buckets together"),
+                (self.loss_scaler.is_some(), "loss_scaler decides over all buckets together"),
             ];
-            if let Some((_, why)) = excluded.into_iter().find(|(is_set, _)| *is_set) {
-                return Err(Error::config("clip_per_bucket", max_norm, why));
+            if let Some((_, wrong)) = excluded.into_iter().find(|(is_set, _)| *is_set) {
+                return Err(Error::config("clip_per_bucket", max_norm, wrong, "set one of the two"));
             }
         }
         if let Some(max_norm) = self.max_norm.filter(|_| self.mode == Mode::Eager) {
-            let why = "the norm of all buckets is not known when Eager steps the first; use Normed or Sequential, \
-                       or clip_by_previous_norm or clip_per_bucket, which are not exact";
-            return Err(Error::config("max_norm", max_norm, why));
+            let wrong = "Eager steps the first bucket before the norm of all is known";
+            let remedy =
+                "use Normed or Sequential, or clip_by_previous_norm or clip_per_bucket, which are not exact";
+            return Err(Error::config("max_norm", max_norm, wrong, remedy));
         }
         if self.skip_nonfinite && self.mode == Mode::Eager {
-            let why = "Eager steps buckets before it has seen the others; use Normed or Sequential";
-            return Err(Error::config("skip_nonfinite", true, why));
+            return Err(Error::config("skip_nonfinite", true, UNSEEN, "use Normed or Sequential"));
         }
         if let Some(scaler) = &self.loss_scaler {
             if self.mode == Mode::Eager {
-                let why = "Eager steps buckets before it has seen the others; use Normed or Sequential";
-                return Err(Error::config("loss_scaler", format!("{scaler:?}"), why));
+                return Err(Error::config("loss_scaler", "set", UNSEEN, "use Normed or Sequential"));
             }
             if let Some(loss_scale) = self.loss_scale {
-                return Err(Error::config("loss_scale", loss_scale, "the loss_scaler has its own"));
+                return Err(Error::config(
+                    "loss_scale",
+                    loss_scale,
+                    "the loss_scaler has its own",
+                    "set one of the two",
+                ));
             }
             scaler.validate(world_size)?;
         }
         if let Some(decay) = self.ema_decay.filter(|decay| !(0.0..=1.0).contains(decay)) {
-            return Err(Error::config("ema", decay, "a decay rate lies between 0 and 1"));
+            return Err(Error::range("ema", decay, "a decay rate from 0 to 1"));
         }
         // Gradients are multiplied by this in f32, where it must neither vanish nor overflow.
         let loss_scale = self.loss_scale.unwrap_or(1.0);
         let multiplier = |ranks: u32| (1.0 / (f64::from(ranks) * loss_scale)) as f32;
         let fewest = if self.counts_ranks() { 1 } else { world_size };
         if ![fewest, world_size].map(multiplier).iter().all(|m| m.is_normal() && *m > 0.0) {
-            let why = "must be finite and above zero, and 1/(world_size * loss_scale) a normal f32";
-            return Err(Error::config("loss_scale", loss_scale, why));
+            let allowed = "a finite number above 0, with 1 / (world_size * loss_scale) a normal f32";
+            return Err(Error::range("loss_scale", loss_scale, allowed));
         }
         if let Some(threads) = self.threads.filter(|threads| !(1..=Pool::MAX_THREADS).contains(threads)) {
-            return Err(Error::config("threads", threads, "must be from 1 to 1024"));
+            return Err(Error::range("threads", threads, "1 to 1024"));
         }
         if self.deadline == Some(Duration::ZERO) {
-            return Err(Error::config("deadline", 0, "no rank could arrive in time"));
+            return Err(Error::config("deadline", 0, "no rank could arrive in time", "use more"));
         }
         Ok(())
     }

@@ -172,7 +172,12 @@ impl<'a> StepperBuilder<'a> {
             let place = self.layout.index(*id)?;
             if places.contains(&place) {
                 let name = &self.layout.parameters()[place].name;
-                return Err(Error::config("params", name, "is named twice; for two optimizers call twice"));
+                return Err(Error::config(
+                    "params",
+                    name,
+                    "named twice",
+                    "name it once; for two optimizers make two calls",
+                ));
             }
             places.push(place);
             Ok(())

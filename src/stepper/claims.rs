@@ -23,9 +23,8 @@ impl<D: Device> Stepper<D> {
         let releases = self.plan.gradients() == Gradients::Release && segment.action == SegmentAction::Step;
         if releases && memory == Memory::Grads && !writes {
             let name = &self.layout.parameters()[index].name;
-            return Err(Error::Order(format!(
-                "`{name}`: its gradient is released after its step; use Gradients::Keep to read it"
-            )));
+            let wrong = "its gradient is released after its step";
+            return Err(Error::order(format_args!("`{name}`"), wrong, "use Gradients::Keep to read it"));
         }
         run.touch(index)?;
         let span = Span::segment(memory, &self.plan, &segment);
@@ -50,9 +49,8 @@ impl<D: Device> Stepper<D> {
             return Ok(());
         }
         let name = &self.layout.parameters()[param].name;
-        Err(Error::Order(format!(
-            "`{name}`: its gradient was not written in this pass; write it, or do not hand it over"
-        )))
+        let wrong = "its gradient was not written in this pass";
+        Err(Error::order(format_args!("`{name}`"), wrong, "write it, or do not hand it over"))
     }
 
     /// Refuses to close a pass in which a gradient was not asked for, where somebody else sums what was.
@@ -64,9 +62,8 @@ impl<D: Device> Stepper<D> {
         let is_missing = |param: &usize| !written[*param] && !schedule.is_frozen(*param);
         let Some(param) = (0..written.len()).find(is_missing) else { return Ok(()) };
         let name = &self.layout.parameters()[param].name;
-        Err(Error::Order(format!(
-            "`{name}`: its gradient was not asked for, and its sum is made elsewhere; ask for it, or freeze it"
-        )))
+        let wrong = "its gradient was not written, but is summed outside the stepper";
+        Err(Error::order(format_args!("`{name}`"), wrong, "write it, or freeze the parameter"))
     }
 
     pub(super) fn settle_between_passes(&self) -> Result<()> {
@@ -81,7 +78,8 @@ impl<D: Device> Stepper<D> {
 
     pub(super) fn refuse_open_pass(&self) -> Result<()> {
         if self.run.borrow().schedule.is_open() {
-            return Err(Error::Order("a pass is open; its own views reach parameters and gradients".into()));
+            let remedy = "use the pass's own views, or finish it first";
+            return Err(Error::order("stepper", "a pass is open", remedy));
         }
         Ok(())
     }
@@ -91,16 +89,22 @@ impl<D: Device> Stepper<D> {
         let found = self.optimizers.states(param).find(|(known, _, _)| known == name);
         let Some((_, round, k)) = found else {
             let names: Vec<_> = self.optimizers.states(param).map(|(name, _, _)| name).collect();
-            let have = if names.is_empty() { "none".into() } else { names.join(", ") };
-            let what = format!("the state `{name}` of `{}`", self.layout.parameters()[param].name);
-            return Err(Error::Unsupported { what, have });
+            let thing = format_args!("state `{name}` of `{}`", self.layout.parameters()[param].name);
+            let remedy = match names.is_empty() {
+                true => "ask for none".to_owned(),
+                false => format!("use {}", names.join(" or ")),
+            };
+            return Err(Error::unsupported(thing, "its optimizer keeps no such state", remedy));
         };
         Ok(Memory::State((self.assignment.first_state(round) + k) as u8))
     }
 
     pub(super) fn round_of(&self, id: ParamId, optimizer: OptimizerId) -> Result<(usize, usize)> {
         let param = self.layout.index(id)?;
-        let refused = || Error::config("optimizer", optimizer.0, "does not step this parameter");
+        let refused = || {
+            let wrong = format_args!("does not step `{}`", self.layout.parameters()[param].name);
+            Error::config("optimizer", optimizer.0, wrong, "use one of Stepper::optimizers_of")
+        };
         Ok((param, self.optimizers.round(param, optimizer).ok_or_else(refused)?))
     }
 
@@ -116,11 +120,11 @@ impl<D: Device> Stepper<D> {
         self.require(is_kept, "copies of parameters", "StepperBuilder::copy_params")
     }
 
-    pub(super) fn require(&self, is_kept: bool, what: &str, have: &str) -> Result<()> {
+    pub(super) fn require(&self, is_kept: bool, what: &str, option: &str) -> Result<()> {
         if is_kept {
             Ok(())
         } else {
-            Err(Error::Unsupported { what: what.to_owned(), have: have.to_owned() })
+            Err(Error::unsupported(what, "this stepper keeps none", format_args!("build it with {option}")))
         }
     }
 
@@ -129,6 +133,8 @@ impl<D: Device> Stepper<D> {
         if parameter.len == given as u64 {
             return Ok(());
         }
-        Err(Error::Layout(format!("`{}` has {} elements, not {given}", parameter.name, parameter.len)))
+        let thing = format_args!("`{}`", parameter.name);
+        let wrong = format_args!("has {} elements, not {given}", parameter.len);
+        Err(Error::layout(thing, wrong, "pass a slice of its length"))
     }
 }

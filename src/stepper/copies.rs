@@ -98,7 +98,7 @@ impl<D: Device> Stepper<D> {
     /// # Errors
     /// As [`read_param`](Self::read_param); `Unsupported` if none is kept.
     pub fn read_ema(&self, id: ParamId, into: &mut [f32]) -> Result<()> {
-        self.require(self.keeps_ema(), "moving averages of parameters", "StepperBuilder::ema")?;
+        self.require(self.keeps_ema(), "moving averages", "StepperBuilder::ema")?;
         self.read_between(id, Memory::Ema, into)
     }
 
@@ -111,7 +111,7 @@ impl<D: Device> Stepper<D> {
     /// # Errors
     /// As [`read_ema`](Self::read_ema).
     pub fn write_ema(&mut self, id: ParamId, from: &[f32]) -> Result<()> {
-        self.require(self.keeps_ema(), "moving averages of parameters", "StepperBuilder::ema")?;
+        self.require(self.keeps_ema(), "moving averages", "StepperBuilder::ema")?;
         self.write_between(id, Memory::Ema, from)?;
         self.note_written(id)
     }

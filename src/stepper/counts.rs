@@ -60,10 +60,15 @@ impl<D: Device> Stepper<D> {
     ) -> Result<()> {
         let (param, round) = self.round_of(id, optimizer)?;
         if self.optimizers.carried(param, round).is_none() {
-            return Err(Error::config("carried", carried, "belongs to an optimizer that carries nothing"));
+            return Err(Error::config(
+                "carried",
+                carried,
+                "this optimizer carries nothing",
+                "call set_step_count_of",
+            ));
         }
         if !carried_fits(count, carried) {
-            return Err(Error::config("carried", carried, CARRIED_RANGE));
+            return Err(Error::range("carried", carried, CARRIED_RANGE));
         }
         self.set_counts(param, round..round + 1, count, Some(carried))
     }
@@ -87,12 +92,12 @@ impl<D: Device> Stepper<D> {
         carried: Option<f64>,
     ) -> Result<()> {
         if count >= 1 << 63 {
-            return Err(Error::config("step_count", count, "must be below 2^63"));
+            return Err(Error::range("step_count", count, "a count below 2^63"));
         }
         let carries = rounds.clone().any(|round| self.optimizers.carried(param, round).is_some());
         if carries && count > 0 && carried.is_none() {
-            let why = "needs what the optimizer carries beside it: `set_step_count_and_carried_of`";
-            return Err(Error::config("step_count", count, why));
+            let wrong = "the optimizer carries a product of momenta too";
+            return Err(Error::config("step_count", count, wrong, "call set_step_count_and_carried_of"));
         }
         self.settle_control()?;
         self.note_loaded(param, [rounds.start as u64, count].into_iter().chain(carried.map(f64::to_bits)));
@@ -109,7 +114,7 @@ impl<D: Device> Stepper<D> {
 }
 
 /// Why a number is not carried.
-pub(crate) const CARRIED_RANGE: &str = "must be between 0 and 1, and 1 before the first update";
+pub(crate) const CARRIED_RANGE: &str = "a number from 0 to 1, and 1 before the first update";
 
 /// Whether it can be a product of as many momenta.
 pub(crate) fn carried_fits(count: u64, carried: f64) -> bool {

@@ -104,27 +104,28 @@ impl StepperBuilder<'_> {
     ) -> Result<Stepper<CudaDevice>> {
         let place = Place::Cuda(cuda.driver.ordinal());
         if !comm.reaches(place) {
-            let what = format!("summing in {place} by this collective");
-            let have = "what reaches it: Nccl or External of the same device, Solo, or one of your own";
-            return Err(Error::Unsupported { what, have: have.to_owned() });
+            let thing = format_args!("gradients in {place}");
+            let remedy = "use Nccl or External of the same device, Solo, or a collective of your own";
+            return Err(Error::unsupported(thing, "this collective cannot reach them", remedy));
         }
         if comm.sums_outside() && (self.unused == Unused::Skip || self.uneven_inputs.is_some()) {
-            let why =
-                "sums that are made elsewhere bring no counts of ranks; use StepZero, without uneven inputs";
-            return Err(Error::config("unused", format!("{:?}", self.unused), why));
+            let wrong = "sums made outside the stepper bring no counts of ranks";
+            let remedy = "use Unused::StepZero and no uneven_inputs";
+            return Err(Error::config("unused", format!("{:?}", self.unused), wrong, remedy));
         }
         if self.isa.is_some() {
-            return Err(Error::config("isa", "set", "a GPU's kernels have one instruction set"));
+            return Err(Error::config("isa", "set", "chooses CPU kernels", "leave it out on a GPU"));
         }
         if self.threads.is_some() {
-            return Err(Error::config("threads", "set", "a GPU takes none of the host's"));
+            return Err(Error::config("threads", "set", "splits CPU kernels", "leave it out on a GPU"));
         }
         if self.gradients == Gradients::Release {
-            let what = format!("giving back the memory of gradients in {place}");
-            return Err(Error::Unsupported { what, have: "Gradients::Keep and Gradients::Zero".into() });
+            let wrong = format_args!("memory of {place} cannot be given back");
+            let remedy = "use Gradients::Keep or Gradients::Zero";
+            return Err(Error::unsupported("Gradients::Release", wrong, remedy));
         }
         if cuda.max_blocks == Some(0) {
-            return Err(Error::config("max_blocks", 0, "no block would do the work"));
+            return Err(Error::range("max_blocks", 0, "1 or more"));
         }
         self.assemble(comm, memory, |blueprint| {
             let Blueprint { plan, constants, assignment, comm, deadline, borrowed, timed, agreement } =

@@ -11,6 +11,8 @@ use crate::error::{Error, Result};
 use crate::stepper::pass::Pass;
 use crate::stepper::stepper::Stepper;
 
+const NOT_BROADCAST: &str = "parameters were written, and ranks have not exchanged them yet";
+
 impl Stepper<CudaDevice> {
     /// Captures a pass as a CUDA graph: what `trainer` puts on its stream, and every sum and step between. Nothing
     /// runs. [`replay`](Self::replay) then makes that pass with one launch, as often as wanted, with the learning rates
@@ -55,7 +57,7 @@ impl Stepper<CudaDevice> {
     ) -> Result<CapturedPass> {
         self.refuse_open_pass()?;
         if self.params_written {
-            return Err(Error::Order("make a pass first: it gives all ranks the same parameters".into()));
+            return Err(Error::order("capture", NOT_BROADCAST, "make an ordinary pass first"));
         }
         let run = self.run.get_mut();
         run.schedule.synchronize();
@@ -85,7 +87,7 @@ impl Stepper<CudaDevice> {
         // A failure in a capture has poisoned nothing, although the trainer was told so.
         outcome.unwrap_or_else(|panic| resume_unwind(panic)).map_err(|error| error.cause().clone())?;
         if captured.is_ok() && !is_whole {
-            return Err(Error::Order("the captured pass was not finished".into()));
+            return Err(Error::order("capture", "its pass was not finished", "call Pass::finish inside"));
         }
         captured
     }
@@ -108,8 +110,7 @@ impl Stepper<CudaDevice> {
     pub unsafe fn replay(&mut self, captured: &CapturedPass) -> Result<()> {
         self.refuse_open_pass()?;
         if self.params_written {
-            let why = "parameters were written: an ordinary pass first, which gives all ranks the same";
-            return Err(Error::Order(why.into()));
+            return Err(Error::order("captured pass", NOT_BROADCAST, "make an ordinary pass first"));
         }
         self.follow_schedules()?;
         let run = self.run.get_mut();

@@ -45,7 +45,12 @@ impl<D: Device> Stepper<D> {
     /// pass is open, `Poisoned` after a failure.
     pub fn join(&mut self) -> Result<bool> {
         if self.plan.carrier().is_none_or(|bucket| bucket.contributors.is_none()) {
-            return Err(Error::config("uneven_inputs", "unset", "only a stepper built with it can join"));
+            return Err(Error::config(
+                "uneven_inputs",
+                "unset",
+                "joining needs it",
+                "build with StepperBuilder::uneven_inputs",
+            ));
         }
         self.open(Opening { joined: true, ..Opening::default() })?;
         let run = self.run.get_mut();

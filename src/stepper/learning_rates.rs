@@ -77,7 +77,7 @@ impl<D: Device> Stepper<D> {
     pub fn set_lr_multiplier(&mut self, id: ParamId, multiplier: f64) -> Result<()> {
         let param = self.layout.index(id)?;
         if !(multiplier >= 0.0 && multiplier.is_finite()) {
-            return Err(Error::config("lr_multiplier", multiplier, "must be finite and not negative"));
+            return Err(Error::range("lr_multiplier", multiplier, "a finite number, at least 0"));
         }
         self.refuse_open_pass()?;
         self.run.get_mut().touch_settings()?;
@@ -110,7 +110,7 @@ impl<D: Device> Stepper<D> {
     pub fn set_schedule_step(&mut self, step: u64) -> Result<()> {
         self.refuse_open_pass()?;
         if step >= 1 << 63 {
-            return Err(Error::config("schedule_step", step, "must be below 2^63"));
+            return Err(Error::range("schedule_step", step, "a step below 2^63"));
         }
         self.rates.step = step;
         Ok(())

@@ -264,7 +264,12 @@ impl<'a, D: Device> Pass<'a, D> {
         let stepper = &mut *self.stepper;
         let plan = Arc::clone(&stepper.plan);
         let Some(described) = plan.buckets().get(bucket as usize) else {
-            return Err(Error::Layout(format!("there is no bucket {bucket}, only {}", plan.buckets().len())));
+            let thing = format_args!("bucket {bucket}");
+            return Err(Error::layout(
+                thing,
+                "no such bucket",
+                format_args!("use one below {}", plan.buckets().len()),
+            ));
         };
         for segment in plan.segments_of(described) {
             let param = segment.param as usize;

@@ -63,8 +63,12 @@ impl<D: Device> Stepper<D> {
     pub fn rebuild_buckets(&mut self) -> Result<bool> {
         self.refuse_open_pass()?;
         if self.plan.is_foreign() || self.comm.sums_outside() {
-            let what = "rebuilding buckets that are the caller's".to_owned();
-            return Err(Error::Unsupported { what, have: "the order in which the caller adds them".into() });
+            let remedy = "add them in the order in which gradients become ready";
+            return Err(Error::unsupported(
+                "buckets",
+                "the caller owns them, so they cannot be rebuilt",
+                remedy,
+            ));
         }
         if self.plan.grads_len() == 0 {
             // Nothing is ever summed, so nothing could be sent either.
@@ -113,14 +117,23 @@ impl<D: Device> Stepper<D> {
     ) -> Result<OptimizerId> {
         self.refuse_open_pass()?;
         if self.plan.is_foreign() {
-            let what = "a further optimizer where tensors are the caller's".to_owned();
-            return Err(Error::Unsupported { what, have: "StepperBuilder::optimizer_for".into() });
+            let wrong = "cannot be added later to tensors that the caller owns";
+            return Err(Error::unsupported(
+                "optimizer",
+                wrong,
+                "register it with StepperBuilder::optimizer_for",
+            ));
         }
         let params = params.iter().map(|id| self.layout.index(*id)).collect::<Result<Vec<_>>>()?;
         let left = params.iter().find(|param| self.plan.segment_of(**param).action == SegmentAction::Leave);
         if let Some(param) = left {
             let name = &self.layout.parameters()[*param].name;
-            return Err(Error::config("action", name, "is Leave, so no optimizer may touch it"));
+            return Err(Error::config(
+                "action",
+                name,
+                "its action is Leave, so no optimizer may touch it",
+                "use SegmentAction::Step",
+            ));
         }
         let (optimizers, id) = self.optimizers.with(&params, optimizer.as_rule().boxed())?;
         let mut plan = (*self.plan).clone();
@@ -132,8 +145,8 @@ impl<D: Device> Stepper<D> {
             let is_first = self.optimizers.rounds(param) == 0 && optimizers.carried(param, 0).is_some();
             if is_first && self.read_progress(param, 0)?.count != 0 {
                 let name = &self.layout.parameters()[param].name;
-                let why = "has a step count, and nothing that the optimizer would carry beside it";
-                return Err(Error::config("params", name, why));
+                let wrong = "has a step count, but no product of momenta, which this optimizer carries";
+                return Err(Error::config("params", name, wrong, "set its step count to 0 first"));
             }
         }
         self.move_to(plan, optimizers)?;

@@ -100,7 +100,7 @@ impl<D: Device> Stepper<D> {
     /// As [`previous_norm`](Self::previous_norm); `Config` for a norm that is negative or not finite.
     pub fn set_previous_norm(&mut self, norm: Option<f64>) -> Result<()> {
         if let Some(norm) = norm.filter(|norm| !(*norm >= 0.0 && norm.is_finite())) {
-            return Err(Error::config("previous_norm", norm, "must be finite and not negative"));
+            return Err(Error::range("previous_norm", norm, "a finite number, at least 0"));
         }
         self.settle_control()?;
         let run = self.run.get_mut();
@@ -129,7 +129,12 @@ impl<D: Device> Stepper<D> {
         if self.policy.dynamic_loss_scale {
             return Ok(());
         }
-        Err(Error::config("loss_scaler", "unset", "this stepper's loss scale is constant"))
+        Err(Error::config(
+            "loss_scaler",
+            "unset",
+            "this stepper's loss scale is constant",
+            "build with StepperBuilder::loss_scaler",
+        ))
     }
 
     fn read_scaler(&self) -> Result<ScalerState> {

@@ -126,7 +126,7 @@ impl<D: Device> Stepper<D> {
         let run = self.run.get_mut();
         let outcome = if run.schedule.is_open() {
             self.comm.abort(&closed_inside(self.comm.rank()));
-            Err(Error::Order("a pass is open".into()))
+            Err(Error::order("stepper", "closed while a pass was open", "finish or abandon the pass first"))
         } else {
             run.schedule.synchronize();
             run.settle()

@@ -155,10 +155,8 @@ impl<'a> Grads<'a> {
         self.stepper.require_type::<T>(Memory::Grads)?;
         for (k, id) in ids.iter().enumerate() {
             if ids[..k].contains(id) {
-                return Err(Error::Layout(format!(
-                    "the gradient of `{}` twice",
-                    self.stepper.layout.parameter(*id)?.name
-                )));
+                let thing = format_args!("gradient of `{}`", self.stepper.layout.parameter(*id)?.name);
+                return Err(Error::layout(thing, "asked for twice", "name each parameter once"));
             }
         }
         // All claims before the first slice: a refusal must leave no gradient marked as written.
@@ -259,10 +257,14 @@ impl Stepper {
         if dtype == Some(T::DTYPE) {
             return Ok(());
         }
-        let what = format!("a slice of {} in {memory:?}", T::DTYPE);
-        let have =
-            dtype.map_or_else(|| "copies as f32".to_owned(), |have| format!("{have}, and copies as f32"));
-        Err(Error::Unsupported { what, have })
+        let thing = format_args!("{} slice of {}", T::DTYPE, named(memory));
+        let (wrong, remedy) = match dtype {
+            Some(held) => {
+                (format!("they are held in {held}"), format!("ask for {held}, or read them as f32 copies"))
+            }
+            None => ("they are held in 8-bit codes".to_owned(), "read them as f32 copies".to_owned()),
+        };
+        Err(Error::unsupported(thing, wrong, remedy))
     }
 
     pub(super) fn view<T: Element>(&self, id: ParamId, memory: Memory) -> Result<&[T]> {
@@ -279,8 +281,8 @@ impl Stepper {
     pub(super) fn view_mut<T: Element>(&mut self, id: ParamId, memory: Memory) -> Result<&mut [T]> {
         self.require_type::<T>(memory)?;
         if memory == Memory::Params && self.plan.storage().precision.master != Master::None {
-            let what = "a slice of parameters that have master weights".to_owned();
-            return Err(Error::Unsupported { what, have: "Stepper::write_param, which writes both".into() });
+            let wrong = "they have master weights, which must be written too";
+            return Err(Error::unsupported("mutable slice of parameters", wrong, "use Stepper::write_param"));
         }
         let segment = self.claim(id, memory, true)?;
         // SAFETY: no pass is open, `claim` has waited for the ops on this bucket, and `self` is borrowed mutably:
@@ -292,4 +294,17 @@ impl Stepper {
 fn length(segment: &Segment) -> usize {
     // The arena that holds it has been allocated, so its length fits.
     segment.len as usize
+}
+
+/// What a user calls the tensors of a memory.
+fn named(memory: Memory) -> &'static str {
+    match memory {
+        Memory::Params => "parameters",
+        Memory::Grads => "gradients",
+        Memory::State(_) => "optimizer states",
+        Memory::Copy => "copies",
+        Memory::Ema => "moving averages",
+        Memory::Master => "masters",
+        Memory::Control | Memory::Settings | Memory::Scales(_) => "the stepper's own memory",
+    }
 }

@@ -108,7 +108,7 @@ fn flipped_data_are_named_with_their_tensor_and_place() {
     bytes[at] ^= 1;
     let error = refused(&mut stepper, &bytes).unwrap();
     let place = format!("tensor `state.p2.exp_avg_sq` (bytes {}..{} of the file)", at - 11, at + 1);
-    assert_eq!(error, Error::Checkpoint { place, why: "is not what was written".into() });
+    assert_eq!(error.to_string(), format!("{place}: is not what was written"));
 }
 
 #[test]
@@ -129,10 +129,7 @@ fn a_checkpoint_of_another_model_is_refused_by_name() {
         (theirs(&LENGTHS, 1), "tensor `state.p0.exp_avg`", "is missing"),
         (theirs(&LENGTHS, 3), "tensor `state.p0.max_exp_avg_sq`", "has no place in this stepper"),
     ] {
-        assert_eq!(
-            refused(&mut stepper, &bytes).unwrap(),
-            Error::Checkpoint { place: place.into(), why: why.into() }
-        );
+        assert_eq!(refused(&mut stepper, &bytes).unwrap().to_string(), format!("{place}: {why}"));
         Outcome::of(&stepper).unwrap().assert_same(&before, why);
     }
 }

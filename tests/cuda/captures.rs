@@ -78,7 +78,7 @@ fn a_capture_that_comes_to_nothing_leaves_the_stepper_as_it_was() {
     let order = |error: &Error| matches!(error, Error::Order(_));
     let device = |error: &Error| matches!(error, Error::Device { .. });
     let misdeeds: [Case; 8] = [
-        ("errs", |_, _, _| Err(Error::Order("made up".into())), order),
+        ("errs", |_, _, _| Err(Error::order("test", "made up", "")), order),
         ("drops its pass", |_, _, _| Ok(()), order),
         ("gives its pass up", |pass, _, _| pass.abandon().map(drop), order),
         (

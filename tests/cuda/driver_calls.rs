@@ -214,14 +214,14 @@ fn a_step_waits_for_the_event_of_an_external_sum() {
     let mut pass = stepper.begin().unwrap();
     pass.grad_ptr(last).unwrap();
     let refused = pass.finish().unwrap_err();
-    assert!(matches!(&refused, Error::Order(why) if why.contains("p0")), "{refused}");
+    assert!(matches!(&refused, Error::Order(why) if why.thing.contains("p0")), "{refused}");
     sums.forget();
     let mut pass = stepper.begin().unwrap();
     pass.grad_ptr(first).unwrap();
     pass.grad_ptr(last).unwrap();
     pass.grad_ready(last).unwrap();
     let error = pass.finish().unwrap_err();
-    assert!(matches!(error.cause(), Error::Order(why) if why.contains("bucket 0")), "{error}");
+    assert!(matches!(error.cause(), Error::Order(why) if why.thing.contains("bucket 0")), "{error}");
     let counted = Options { unused: Unused::Skip, ..options };
     let refused = counted.stepper_on(&cuda, &layout, few_optimizers()[0], sums).map(drop).unwrap_err();
     assert!(refused.to_string().starts_with("unused = Skip"), "{refused}");

@@ -26,7 +26,7 @@ fn a_machine_without_kernels_or_driver_says_which_it_lacks() {
     match Cuda::open(0) {
         Ok(cuda) => {
             let error = Cuda::open(4096).unwrap_err();
-            assert!(matches!(&error, Error::Unsupported { what, .. } if what == "cuda:4096"), "{error}");
+            assert!(matches!(&error, Error::Unsupported(refusal) if refusal.thing == "cuda:4096"), "{error}");
             let made = options().stepper_on(&cuda, &layout(&[5]), few_optimizers()[0], Solo::default());
             assert_eq!(made.is_ok(), built_kernels().is_ok());
         }

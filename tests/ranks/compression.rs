@@ -238,7 +238,7 @@ fn what_cannot_be_compressed_is_refused_by_name() {
     assert!(Compressed::bf16(Solo::new(1)).unwrap().pre_scale(0.5).is_err());
 
     let twice = Compressed::f16(Compressed::bf16(Solo::new(1)).unwrap()).unwrap_err();
-    assert!(matches!(&twice, Error::Unsupported { what, .. } if what.contains("f16")), "{twice}");
+    assert!(matches!(&twice, Error::Unsupported(refusal) if refusal.thing.contains("f16")), "{twice}");
     let around = Compressed::f16(Hooked::new(Solo::new(1), |_| Ok(()))).err();
     assert!(matches!(around, Some(Error::Unsupported { .. })));
     assert!(!f16(1).reaches(Place::Cuda(0)) && Solo::new(1).reaches(Place::Cuda(0)));

@@ -80,8 +80,8 @@ fn a_panicking_rank_ends_the_others_and_is_the_reported_cause() {
 
 #[test]
 fn a_rank_that_returns_an_error_ends_the_others() {
-    let (cause, seen) = misbehave(|_| Err(Error::Order("made up".into())));
-    assert_eq!(cause, Error::Order("made up".into()));
+    let (cause, seen) = misbehave(|_| Err(Error::order("test", "made up", "")));
+    assert_eq!(cause, Error::order("test", "made up", ""));
     assert!(seen.iter().all(|e| matches!(e.cause(), Error::PeerLost { rank: 1, .. })), "{seen:?}");
 }
 

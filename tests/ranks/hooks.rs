@@ -353,7 +353,7 @@ fn what_a_hook_cannot_do_is_an_error_by_name() {
     let part = |bucket: &mut GradBucket<'_>| bucket.all_reduce_range(0..7);
     let inner = || Hooked::new(Solo::new(1), all_reduce);
     let error = run(&mut || Stepper::host(&layout, Sgd::default(), Hooked::new(inner(), part)));
-    assert!(matches!(error.cause(), Error::Order(why) if why.contains("is no bucket")), "{error}");
+    assert!(matches!(error.cause(), Error::Order(why) if why.wrong.contains("whole buckets")), "{error}");
     assert!(!inner().reaches(instep::Place::Cuda(0)));
 }
 

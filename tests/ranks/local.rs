@@ -174,5 +174,7 @@ fn a_bucket_of_the_callers_is_summed_so_it_holds_nothing_local() {
     let builder = Stepper::builder(&layout, HEAVY).unused(Unused::StepZero);
     // SAFETY: the arrays outlive the stepper, of which none is built.
     let refused = unsafe { builder.host_borrowing(Solo::default(), memory) };
-    assert!(matches!(refused, Err(Error::Layout(why)) if why.contains("`own`") && why.contains("local")));
+    assert!(
+        matches!(refused, Err(Error::Layout(why)) if why.thing.contains("`own`") && why.wrong.contains("local"))
+    );
 }

@@ -189,8 +189,8 @@ fn a_failure_on_one_split_ends_the_other() {
 
 #[test]
 fn a_body_that_errs_or_panics_ends_every_split() {
-    let (cause, seen) = misbehave(|_, _| Err(Error::Order("made up".into())));
-    assert_eq!(cause, Error::Order("made up".into()));
+    let (cause, seen) = misbehave(|_, _| Err(Error::order("test", "made up", "")));
+    assert_eq!(cause, Error::order("test", "made up", ""));
     assert!(seen.iter().flatten().all(lost(1)), "{seen:?}");
     let (cause, seen) = misbehave(|_, _| panic!("out of data"));
     assert!(matches!(&cause, Error::Rank { rank: 1, message } if message == "out of data"), "{cause}");
@@ -248,7 +248,7 @@ fn a_group_that_has_ended_refuses_calls_on_later_splits() {
     let layout = layout(&[5]);
     let outcome = in_process(2, |comm| {
         if comm.rank() == 1 {
-            return Err(Error::Order("made up".into()));
+            return Err(Error::order("test", "made up", ""));
         }
         let open = |comm| Stepper::builder(&layout, Sgd::default()).deadline(DEADLINE).host(comm);
         let mut first = open(comm.split())?;
@@ -258,5 +258,5 @@ fn a_group_that_has_ended_refuses_calls_on_later_splits() {
         assert!(lost(1)(&error), "{error}");
         Ok(())
     });
-    assert_eq!(outcome.unwrap_err(), Error::Order("made up".into()));
+    assert_eq!(outcome.unwrap_err(), Error::order("test", "made up", ""));
 }

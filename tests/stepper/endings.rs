@@ -49,7 +49,7 @@ impl Collective for Broken {
 
     unsafe fn enqueue(&self, _: &Call) -> instep::Result<()> {
         match self.0 {
-            Misdeed::ErrsAndPanicsInAbort => Err(Error::Order("made up".into())),
+            Misdeed::ErrsAndPanicsInAbort => Err(Error::order("test", "made up", "")),
             Misdeed::PanicsWithABomb => std::panic::panic_any(Bomb),
         }
     }

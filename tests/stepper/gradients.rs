@@ -82,7 +82,9 @@ fn train(comm: impl Collective + 'static, mode: Mode, gradients: Gradients) -> R
         match (gradients, stepper.grad(*id)) {
             (Gradients::Keep, Ok(left)) => assert!(*id == frozen || left.iter().any(|x| *x != 0.0)),
             (Gradients::Zero, Ok(left)) => assert!(left.iter().all(|x| x.to_bits() == 0), "{mode:?}"),
-            (Gradients::Release, Err(Error::Order(why))) => assert!(why.contains("released"), "{why}"),
+            (Gradients::Release, Err(Error::Order(refusal))) => {
+                assert!(refusal.wrong.contains("released"), "{refusal}")
+            }
             (_, other) => panic!("{mode:?}, {gradients:?}: {other:?}"),
         }
     }
@@ -211,7 +213,10 @@ fn memory_that_cannot_be_given_back_is_refused_by_name() {
     let release = || Stepper::builder(&layout, Sgd::default()).gradients(Gradients::Release);
     // SAFETY: the stream is the stand-in's; nothing is built.
     let on_gpu = unsafe { release().cuda(Solo::default(), &cuda) }.map(drop).unwrap_err();
-    assert!(matches!(&on_gpu, Error::Unsupported { what, .. } if what.contains("gradients")), "{on_gpu}");
+    assert!(
+        matches!(&on_gpu, Error::Unsupported(refusal) if refusal.thing.contains("gradients")),
+        "{on_gpu}"
+    );
     let (mut weights, mut bucket) = ([1.0f32; 4], [0.0f32; 4]);
     let memory = Borrowed::new()
         .param(w, weights.as_mut_ptr())

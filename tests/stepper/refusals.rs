@@ -177,7 +177,7 @@ fn a_state_that_the_optimizer_does_not_keep_is_refused_by_name() {
         let state = stepper.state(id, name).map(<[f32]>::len);
         match state {
             Ok(len) => len == 3,
-            Err(Error::Unsupported { what, .. }) if what.contains(name) => false,
+            Err(Error::Unsupported(refusal)) if refusal.thing.contains(name) => false,
             Err(other) => panic!("{other:?}"),
         }
     };

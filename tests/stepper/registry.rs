@@ -42,11 +42,11 @@ fn every_name_stands_for_its_optimizer_and_every_keyword_for_its_field() {
         let built = entry.build(&keywords).unwrap();
         let numbers = descriptor.fields.iter().flat_map(|field| built.get(field.name).unwrap().numbers());
         assert!(numbers.eq(keywords.iter().map(|(_, number)| *number)), "{name}: {built:?}");
-        let Err(Error::Unsupported { have, .. }) = entry.build(&[("no such keyword", 0.0)]) else {
+        let Err(Error::Unsupported(refusal)) = entry.build(&[("no such keyword", 0.0)]) else {
             panic!("{name} takes any keyword");
         };
         let given: Vec<&str> = keywords.iter().map(|(keyword, _)| *keyword).collect();
-        assert_eq!(have, given.join(", "), "{name}");
+        assert_eq!(refusal.remedy, format!("use {}", given.join(", ")), "{name}");
         let bad = entry.build(&[("lr", f64::NAN)]);
         assert!(matches!(bad, Err(Error::Config { field: "lr", .. })), "{name}: {bad:?}");
         let bad = entry.build(&[("maximize", 0.5)]);

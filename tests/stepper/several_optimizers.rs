@@ -320,7 +320,7 @@ impl StepParam for Broken {
 fn what_fails_in_the_users_code_poisons_the_stepper_with_its_own_words() {
     let layout = Layout::builder().param("a", 4).build().unwrap();
     let failures: [fn() -> Result<()>; 2] =
-        [|| panic!("out of ideas"), || Err(Error::Layout("out of ideas".into()))];
+        [|| panic!("out of ideas"), || Err(Error::layout("test", "out of ideas", ""))];
     for failure in failures {
         let mut stepper = Stepper::host(&layout, Custom::new(Broken(failure)), Solo::default()).unwrap();
         stepper.begin().unwrap().finish().unwrap();

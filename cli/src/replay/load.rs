@@ -79,8 +79,7 @@ pub(super) fn read_stored(stepper: &Stepper, id: ParamId, dtype: DType, into: &m
         DType::BF16 => widen::<bf16>(stepper, id, into),
         DType::F16 => widen::<f16>(stepper, id, into),
         other => {
-            let (what, have) = (format!("a parameter of {other}"), "f32, bf16, f16".into());
-            Err(Error::Unsupported { what, have })
+            Err(Error::unsupported(format_args!("{other} parameters"), "not stepped", "use f32, bf16 or f16"))
         }
     }
 }

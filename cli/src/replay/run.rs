@@ -199,9 +199,11 @@ fn stepper(config: &Config, layout: &Layout, options: &Options) -> Result<Steppe
         builder = builder.threads(threads);
     }
     builder.host(Solo::default()).map_err(|error| match error {
-        Error::Config { field: "loss_scale", why, .. } => {
+        Error::Config { field: "loss_scale", wrong, remedy, .. } => {
             let Config { loss_scale, world_size, .. } = config;
-            Failure::Config(format!("loss_scale = {loss_scale} with world_size = {world_size}: {why}"))
+            Failure::Config(format!(
+                "loss_scale = {loss_scale} with world_size = {world_size}: {wrong}; {remedy}"
+            ))
         }
         other => other.into(),
     })

@@ -119,7 +119,10 @@ pub fn regular_file(path: &Path) -> Result<File> {
 pub(crate) fn inside(path: &Path, error: Error) -> Error {
     let path = path.display();
     match error {
-        Error::Checkpoint { place, why } => Error::Checkpoint { place: format!("{path}: {place}"), why },
+        Error::Checkpoint(mut refusal) => {
+            refusal.thing = format!("{path}: {}", refusal.thing);
+            Error::Checkpoint(refusal)
+        }
         Error::File { what, kind, why } => Error::File { what: format!("{path}: {what}"), kind, why },
         Error::PartlyLoaded { loaded, tensors, why } => Error::PartlyLoaded {
             loaded,

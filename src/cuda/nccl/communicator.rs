@@ -51,8 +51,8 @@ impl Nccl {
     pub(super) fn open(options: &Options, id: Option<UniqueId>) -> Result<Nccl> {
         options.refuse()?;
         if id.is_some() && options.ledger {
-            let why = "ranks that share an id of the caller's have no connection to compare over";
-            return Err(Error::config("ledger", true, why));
+            let wrong = "ranks that meet by the caller's id have no connection to compare over";
+            return Err(Error::config("ledger", true, wrong, "use Nccl::connect or no ledger"));
         }
         // A machine that lacks something fails before other ranks wait for it.
         let library = Library::get()?;

@@ -66,9 +66,9 @@ impl Transcript<'_> {
 /// Returns a new nonce from the operating system.
 pub(super) fn nonce() -> Result<Nonce> {
     let mut nonce = [0; 32];
-    getrandom::fill(&mut nonce).map_err(|error| Error::Unsupported {
-        what: "INSTEP_JOB_SECRET".to_owned(),
-        have: format!("no random numbers from the operating system ({error})"),
+    getrandom::fill(&mut nonce).map_err(|error| {
+        let wrong = format_args!("the operating system gives no random numbers ({error})");
+        Error::unsupported("INSTEP_JOB_SECRET", wrong, "unset it, or repair the system's random source")
     })?;
     Ok(nonce)
 }

@@ -30,7 +30,7 @@ unsafe impl Sync for Owner {}
 
 /// Allocates memory, or returns `None` if the library cannot.
 pub(super) fn allocate(shared: &Arc<Shared>, bytes: u64) -> Result<Option<Allocation>> {
-    let too_much = || Error::config("bytes", bytes, "is more than this machine addresses");
+    let too_much = || Error::range("bytes", bytes, "less than this machine's address space");
     let bytes = usize::try_from(bytes.max(1)).map_err(|_| too_much())?;
     let (address, library, registration) = shared.with_raw(|raw| {
         let library = raw.library();

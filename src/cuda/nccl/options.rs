@@ -72,11 +72,11 @@ impl Options {
             None => Ok(None),
             Some(text) => match text.parse::<u64>() {
                 Ok(value) if value <= largest => Ok(Some(value)),
-                _ => Err(Error::config(name, text, "must be a whole number in the variable's range")),
+                _ => Err(Error::range(name, text, format_args!("a whole number up to {largest}"))),
             },
         };
         let ordinal = |name| Ok(number(name, u32::MAX.into())?.map(|value| value as u32));
-        let unset = |name, why| Error::config(name, "unset", why);
+        let unset = |name, remedy| Error::config(name, "unset", "ranks cannot meet without it", remedy);
         let launcher = "start the program with torchrun, or set RANK=0 WORLD_SIZE=1 for one process alone";
         let mut options = Options {
             rank: ordinal("RANK")?.ok_or_else(|| unset("RANK", launcher))?,
@@ -87,7 +87,7 @@ impl Options {
             ..Options::default()
         };
         if options.world_size > 1 {
-            let why = "more than one rank needs rank 0's address and a port";
+            let why = "set rank 0's address in MASTER_ADDR and a port in MASTER_PORT";
             options.master_addr = lookup("MASTER_ADDR").ok_or_else(|| unset("MASTER_ADDR", why))?;
             let agent = lookup("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|text| text == "True");
             let port = match (number("INSTEP_MASTER_PORT", 65535)?, number("MASTER_PORT", 65535)?) {
@@ -95,8 +95,14 @@ impl Options {
                 (None, Some(theirs)) => theirs + u64::from(agent),
                 (None, None) => return Err(unset("MASTER_PORT", why)),
             };
-            options.master_port = u16::try_from(port)
-                .map_err(|_| Error::config("MASTER_PORT", port - 1, "leaves no port above the agent's"))?;
+            options.master_port = u16::try_from(port).map_err(|_| {
+                Error::config(
+                    "MASTER_PORT",
+                    port - 1,
+                    "leaves no port above the agent's",
+                    "choose a lower one",
+                )
+            })?;
         }
         if let Some(deadline_ms) = number("INSTEP_DEADLINE_MS", u64::MAX)? {
             options.deadline = Duration::from_millis(deadline_ms);
@@ -109,19 +115,28 @@ impl Options {
     /// Refuses options that no constructor accepts.
     pub(super) fn refuse(&self) -> Result<()> {
         if self.world_size == 0 {
-            return Err(Error::config("WORLD_SIZE", 0, "there is at least one rank"));
+            return Err(Error::range("WORLD_SIZE", 0, "1 or more"));
         }
         if self.rank >= self.world_size {
-            return Err(Error::config("RANK", self.rank, "must be below the world size"));
+            return Err(Error::range(
+                "RANK",
+                self.rank,
+                format_args!("a rank below WORLD_SIZE, {}", self.world_size),
+            ));
         }
         if self.world_size > i32::MAX as u32 {
-            return Err(Error::config("WORLD_SIZE", self.world_size, "NCCL counts ranks in 31 bits"));
+            return Err(Error::range("WORLD_SIZE", self.world_size, "less than 2^31, as NCCL does"));
         }
         if self.world_size > 1 && self.master_port == 0 {
-            return Err(Error::config("MASTER_PORT", 0, "ranks cannot meet on a port that nobody knows"));
+            return Err(Error::config(
+                "MASTER_PORT",
+                0,
+                "ranks cannot know a port that the system chooses",
+                "name one",
+            ));
         }
         if self.deadline.is_zero() {
-            return Err(Error::config("INSTEP_DEADLINE_MS", 0, "no rank could arrive in time"));
+            return Err(Error::range("INSTEP_DEADLINE_MS", 0, "1 or more"));
         }
         Ok(())
     }

@@ -21,8 +21,13 @@ impl Secret {
     pub fn new(bytes: impl Into<Vec<u8>>) -> Result<Secret> {
         let bytes = bytes.into();
         if bytes.len() < SHORTEST_BYTES {
-            let why = "too short to keep strangers out; use at least 16 random bytes, or unset it";
-            return Err(Error::config("INSTEP_JOB_SECRET", format!("({} bytes)", bytes.len()), why));
+            let (value, wrong) = (format_args!("({} bytes)", bytes.len()), "too short to keep strangers out");
+            return Err(Error::config(
+                "INSTEP_JOB_SECRET",
+                value,
+                wrong,
+                "use at least 16 random bytes, or unset it",
+            ));
         }
         Ok(Secret(bytes))
     }

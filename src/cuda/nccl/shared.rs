@@ -90,5 +90,5 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 pub(super) fn closed() -> Error {
-    Error::Order("the communicator has been closed".to_owned())
+    Error::order("communicator", "closed already", "connect again")
 }

@@ -114,7 +114,7 @@ fn a_rank_that_fails_leaves_disagrees_or_gives_up_ends_all_others() {
             let tasks = (0..3).map(|rank| {
                 let group = Arc::clone(&group);
                 let seat = group.rendezvous.sit(rank);
-                let end = Error::Order("made up".into());
+                let end = Error::order("test", "made up", "");
                 spawn(move || {
                     if rank != 1 {
                         let outcome = group.passes(0, seat, 4);
@@ -203,7 +203,7 @@ fn splits_meet_in_any_order_relative_to_each_other() {
 #[test]
 fn what_ends_one_split_ends_the_other_at_any_moment() {
     // The seat is kept, because leaving it would wake the others and hide that failing does not.
-    let fail = |group: &Group, _: Seat| group.rendezvous.fail(1, &Error::Order("made up".into()));
+    let fail = |group: &Group, _: Seat| group.rendezvous.fail(1, &Error::order("test", "made up", ""));
     on_two_splits(fail, true);
     on_two_splits(|group, seat| group.rendezvous.leave(&seat), true);
 }

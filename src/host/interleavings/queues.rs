@@ -76,7 +76,7 @@ impl Run for Script {
         }
         match self.fault {
             Some((stream, at, fault)) if (stream, at) == (op.stream, work) => match fault {
-                Fault::Error => return Err(Error::Order("made up".into())),
+                Fault::Error => return Err(Error::order("test", "made up", "")),
                 // Without the panic hook, which shuttle would take for the end of the test.
                 Fault::Panic => resume_unwind(Box::new("made up")),
             },

@@ -65,12 +65,15 @@ impl Borrowed {
         for (id, address) in &self.params {
             let place = &mut addresses[plan.segment_index(layout.index(*id)?)];
             if place.replace(*address).is_some() {
-                return Err(Error::Layout(format!("`{}` has two addresses", layout.parameter(*id)?.name)));
+                let thing = format_args!("`{}`", layout.parameter(*id)?.name);
+                return Err(Error::layout(thing, "has two addresses", "lend it once"));
             }
         }
         for (segment, address) in plan.segments().iter().zip(addresses) {
             let name = &layout.parameters()[segment.param as usize].name;
-            let address = address.ok_or_else(|| Error::Layout(format!("`{name}` has no address")))?;
+            let missing =
+                || Error::layout(format_args!("`{name}`"), "has no address", "lend it with Borrowed::param");
+            let address = address.ok_or_else(missing)?;
             let span = Span::segment(Memory::Params, plan, segment);
             params.extend(piece(plan, span, address, || format!("`{name}`"))?);
         }
@@ -97,9 +100,11 @@ pub(crate) fn refuse_other_places(
             if found != Ok(place) {
                 let found = found
                     .map_or_else(|e| format!("no memory of any device ({e})"), |place| place.to_string());
-                return Err(Error::Layout(format!(
-                    "a tensor {verb} at {address:#x}, which is {found}, not {place}"
-                )));
+                return Err(Error::layout(
+                    format_args!("address {address:#x}"),
+                    format_args!("a tensor {verb} there, in {found}"),
+                    format_args!("lend tensors in {place}"),
+                ));
             }
         }
     }
@@ -113,23 +118,19 @@ fn piece(plan: &Plan, span: Span, given: Address, what: impl Fn() -> String) -> 
         return Ok(None);
     }
     if given.dtype != dtype {
-        let what = what();
-        return Err(Error::Layout(format!(
-            "{what} is {}, and the stepper's precision says {dtype}",
-            given.dtype
-        )));
+        let wrong = format_args!("is {}, but the stepper's precision says {dtype}", given.dtype);
+        return Err(Error::layout(what(), wrong, "make them equal"));
     }
     if !(address.addr() as u64).is_multiple_of(dtype.bytes()) {
-        return Err(Error::Layout(format!(
-            "{} lies at {address:p}, which is not aligned to {dtype}",
-            what()
-        )));
+        let wrong = format_args!("lies at {address:p}, which is not aligned to {dtype}");
+        return Err(Error::layout(what(), wrong, format_args!("align it to {} bytes", dtype.bytes())));
     }
     let Some(base) = NonNull::new(address) else {
-        return Err(Error::Layout(format!("{} lies at a null address", what())));
+        return Err(Error::layout(what(), "its address is null", "lend an address of allocated memory"));
     };
     if (address.addr() as u64).checked_add(span.bytes()).is_none() {
-        return Err(Error::Layout(format!("{} does not fit after {address:p}", what())));
+        let wrong = format_args!("{} bytes from {address:p} wrap around the address space", span.bytes());
+        return Err(Error::layout(what(), wrong, "correct the address or the length"));
     }
     Ok(Some(Piece { start: span.start, bytes: span.bytes(), base }))
 }
@@ -140,9 +141,10 @@ fn refuse_overlap<'a>(pieces: impl Iterator<Item = &'a Piece>) -> Result<()> {
     runs.sort_unstable();
     match runs.windows(2).find(|pair| pair[0].0 + pair[0].1 > pair[1].0) {
         None => Ok(()),
-        Some(pair) => Err(Error::Layout(format!(
-            "the tensors at {:#x} ({} bytes) and {:#x} overlap in memory",
-            pair[0].0, pair[0].1, pair[1].0
-        ))),
+        Some(pair) => Err(Error::layout(
+            format_args!("tensors at {:#x} ({} bytes) and {:#x}", pair[0].0, pair[0].1, pair[1].0),
+            "overlap in memory",
+            "lend memory that no other tensor uses",
+        )),
     }
 }

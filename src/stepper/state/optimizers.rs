@@ -74,7 +74,9 @@ impl Optimizers {
         let groups = layout.groups();
         let place = |name: &String| {
             let found = groups.iter().position(|known| known == name);
-            found.ok_or_else(|| Error::config("group", name, "is not a group of the layout"))
+            found.ok_or_else(|| {
+                Error::config("group", name, "not a group of the layout", "use one of Layout::groups")
+            })
         };
         let mut first: Vec<Option<Box<dyn Optimizer>>> = groups.iter().map(|_| None).collect();
         let mut further: Vec<Vec<Box<dyn Optimizer>>> = groups.iter().map(|_| Vec::new()).collect();
@@ -83,7 +85,12 @@ impl Optimizers {
             match target {
                 Target::Group(name) => {
                     if first[place(&name)?].replace(optimizer).is_some() {
-                        return Err(Error::config("group", name, "has hyperparameters already"));
+                        return Err(Error::config(
+                            "group",
+                            name,
+                            "has an optimizer already",
+                            "register a second one with StepperBuilder::then",
+                        ));
                     }
                 }
                 Target::Further(name) => further[place(&name)?].push(optimizer),
@@ -135,24 +142,28 @@ impl Optimizers {
         for index in self.lists.iter().flatten() {
             let optimizer = &self.entries[*index as usize].optimizer;
             if let Some(rule) = optimizer.as_rule().custom().filter(|_| precision != Precision::F32) {
-                let what = format!("the optimizer `{}` on tensors that are not f32", rule.name());
-                return Err(Error::Unsupported {
-                    what,
-                    have: "kernels, for the optimizers of this crate".into(),
-                });
+                let thing = format_args!("optimizer `{}`", rule.name());
+                let remedy = "use Precision::F32 or an optimizer of this crate";
+                return Err(Error::unsupported(thing, "custom code steps only f32 tensors", remedy));
             }
             let asks_for = storage.copy.map(|_| "copies").or(storage.ema.then_some("moving averages"));
             if let (Some(rule), Some(what)) = (optimizer.as_rule().custom(), asks_for) {
-                let what = format!("{what} of parameters that the optimizer `{}` steps", rule.name());
-                return Err(Error::Unsupported { what, have: "kernels, which write them".into() });
+                let thing = format_args!("optimizer `{}`", rule.name());
+                let wrong = format_args!("custom code writes no {what} of parameters");
+                return Err(Error::unsupported(
+                    thing,
+                    wrong,
+                    "leave them out or use an optimizer of this crate",
+                ));
             }
             let of_floats =
                 optimizer.as_rule().needs_f32_states().filter(|_| precision.moments != Moments::F32);
             let tiny = optimizer.as_rule().eps().filter(|eps| *eps < SMALLEST_EPS_OF_CODES);
             let of_codes = optimizer.as_rule().needs_floats().or(tiny.map(|_| TOO_SMALL_FOR_CODES));
             let of_codes = of_codes.filter(|_| precision.moments == Moments::EightBit);
-            if let Some(why) = of_floats.or(of_codes) {
-                return Err(Error::config("moments", format!("{:?}", precision.moments), why));
+            if let Some(wrong) = of_floats.or(of_codes) {
+                let remedy = "use Moments::F32 for this stepper";
+                return Err(Error::config("moments", format!("{:?}", precision.moments), wrong, remedy));
             }
         }
         Ok(())
@@ -229,14 +240,15 @@ impl Optimizers {
         let records = assignment.rounds().checked_mul(plan.segments().len());
         if records.is_none_or(|records| u32::try_from(records).is_err()) {
             // A tile names its record by a u32.
-            let why = "of one parameter: times the number of parameters, they must be below 2^32";
-            return Err(Error::config("optimizers", assignment.rounds(), why));
+            let wrong = "too many of one parameter for this number of parameters";
+            let remedy = "keep their product below 2^32";
+            return Err(Error::config("optimizers", assignment.rounds(), wrong, remedy));
         }
         match assignment.state_count() {
             // A state's number is a byte, and must not wrap around to another one's.
             states if states > usize::from(u8::MAX) => {
-                let why = "255 at most, over all optimizers that step one parameter";
-                Err(Error::config("states", states, why))
+                let wrong = "too many over all optimizers that step one parameter";
+                Err(Error::config("states", states, wrong, "keep at most 255"))
             }
             _ => Ok(assignment),
         }
@@ -319,11 +331,16 @@ impl Optimizers {
         let mut of_group =
             (0..self.entries.len()).filter(|k| self.entries[*k].group.as_deref() == Some(group));
         match (of_group.next(), of_group.next()) {
-            (None, _) => {
-                Err(Error::config("group", group, "is no group of the layout that has an optimizer"))
-            }
+            (None, _) => Err(Error::config(
+                "group",
+                group,
+                "no group of this name has an optimizer",
+                "use one of Layout::groups",
+            )),
             (Some(index), None) => self.set_lr_of(OptimizerId(index as u32), lr),
-            (Some(_), Some(_)) => Err(Error::config("group", group, "has several optimizers: say which one")),
+            (Some(_), Some(_)) => {
+                Err(Error::config("group", group, "has several optimizers", "name one with set_lr_of"))
+            }
         }
     }
 
@@ -331,7 +348,12 @@ impl Optimizers {
     pub(crate) fn set_lr_of(&mut self, id: OptimizerId, lr: f64) -> Result<(usize, InstepHyper)> {
         let index = id.0 as usize;
         let Some(entry) = self.entries.get_mut(index) else {
-            return Err(Error::config("optimizer", index, "is not one of this stepper's"));
+            return Err(Error::config(
+                "optimizer",
+                index,
+                "not an optimizer of this stepper",
+                "use one of Stepper::optimizers",
+            ));
         };
         let before = std::mem::replace(entry.optimizer.as_rule_mut().lr_mut(), lr);
         let optimizer = &*entry.optimizer;
@@ -365,7 +387,8 @@ impl Optimizers {
 
 /// A block of second moments below 2^-90 is zero in codes (`kernels/numeric/codes.h`): their roots must not matter beside eps.
 const SMALLEST_EPS_OF_CODES: f64 = 1.0 / (1u64 << 45) as f64;
-const TOO_SMALL_FOR_CODES: &str = "small second moments are zero in codes of 8 bits, so eps, which is then divided by, must be 2^-45 or more";
+const TOO_SMALL_FOR_CODES: &str =
+    "8-bit codes lose second moments below 2^-90, so eps must be at least 2^-45";
 
 /// Whether an optimizer accepts its rate times this. As after a schedule, a rate that f32 rounds to zero is zero.
 fn check_rate(optimizer: &dyn Optimizer, multiplier: f64) -> Result<()> {
@@ -375,7 +398,12 @@ fn check_rate(optimizer: &dyn Optimizer, multiplier: f64) -> Result<()> {
         Some(lr * multiplier).filter(|product| *product as f32 != 0.0).unwrap_or(0.0);
     let refused = |_| {
         let what = format!("{multiplier:e} (times {lr:e})");
-        Error::config("lr_multiplier", what, "gives a rate that the optimizer refuses")
+        Error::config(
+            "lr_multiplier",
+            what,
+            "the optimizer refuses the rate that it gives",
+            "use a smaller one",
+        )
     };
     multiplied.as_rule().hyper().map(drop).map_err(refused)
 }

@@ -23,14 +23,24 @@ impl Rates {
     ) -> Result<Rates> {
         for (k, (group, schedule)) in schedules.iter().enumerate() {
             if !layout.groups().contains(group) {
-                return Err(Error::config("lr_schedule", group, "is not a group of the layout"));
+                return Err(Error::config(
+                    "lr_schedule",
+                    group,
+                    "not a group of the layout",
+                    "use one of Layout::groups",
+                ));
             }
             if schedules[..k].iter().any(|(other, _)| other == group) {
-                return Err(Error::config("lr_schedule", group, "has a schedule already"));
+                return Err(Error::config(
+                    "lr_schedule",
+                    group,
+                    "has a schedule already",
+                    "give each group one",
+                ));
             }
             if optimizers.of_group(group) != 1 {
-                let why = "has not one optimizer of its own, whose rate would follow";
-                return Err(Error::config("lr_schedule", group, why));
+                let wrong = "a schedule drives exactly one optimizer, and this group has another number";
+                return Err(Error::config("lr_schedule", group, wrong, "set rates with set_lr_of"));
             }
             schedule.validate()?;
         }
@@ -40,7 +50,12 @@ impl Rates {
     /// Refuses to set by hand what a schedule would overwrite.
     pub(crate) fn refuse_scheduled(&self, group: &str) -> Result<()> {
         if self.schedules.iter().any(|(scheduled, _)| scheduled == group) {
-            return Err(Error::config("group", group, "has a schedule, which sets its rate in each pass"));
+            return Err(Error::config(
+                "group",
+                group,
+                "its schedule sets the rate in each pass",
+                "build without the schedule to set it by hand",
+            ));
         }
         Ok(())
     }

@@ -79,9 +79,9 @@ fn an_aborted_group_answers_with_the_cause_ever_after() {
     let comm = Nccl::connect(&nccl::Options::default()).unwrap();
     let memory = comm.allocate(4096).unwrap().unwrap();
     let address = memory.address().cast::<f32>();
-    let cause = Error::Order("the trainer gave up".to_owned());
+    let cause = Error::order("test", "the trainer gave up", "");
     comm.abort(&cause);
-    comm.abort(&Error::Order("again".to_owned()));
+    comm.abort(&Error::order("test", "again", ""));
     let refused = enqueue(&comm, &call(&gpu, CollectiveKind::AllReduce, address, address, 1024, 0));
     assert_eq!(refused, Err(cause.clone()));
     assert_eq!(comm.check(), Err(cause.clone()));
@@ -106,9 +106,9 @@ fn an_id_of_the_callers_makes_a_group_that_cannot_keep_a_ledger() {
 fn a_gpu_that_is_not_there_is_named() {
     let options = nccl::Options { device: 4096, ..Default::default() };
     match Nccl::connect(&options) {
-        Err(Error::Unsupported { what, have }) => {
-            assert_eq!(what, "cuda:4096");
-            assert!(have.starts_with("cuda:0"), "{have}");
+        Err(Error::Unsupported(refusal)) => {
+            assert_eq!(refusal.thing, "cuda:4096");
+            assert!(refusal.remedy.starts_with("use cuda:0"), "{refusal}");
         }
         other => panic!("{other:?}"),
     }
@@ -189,7 +189,7 @@ fn giving_up(comm: Nccl, gpu: &Gpu) {
     enqueue(&comm, &call(gpu, CollectiveKind::AllReduce, memory, memory, 1024, 0)).unwrap();
     assert_eq!(gpu.read(memory, 1), [2.0]);
     if comm.rank() == 1 {
-        comm.abort(&Error::Order("the trainer gave up".to_owned()));
+        comm.abort(&Error::order("test", "the trainer gave up", ""));
         assert!(matches!(comm.close(), Err(Error::Order(_))));
         return;
     }

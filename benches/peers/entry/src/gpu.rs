@@ -107,7 +107,7 @@ unsafe fn open(number: u32, ordinal: u32, stream: usize, world_size: u32, tensor
         1 => Stepper::builder(&layout, Adam::default()),
         2 => Stepper::builder(&layout, Sgd::default()),
         3 => Stepper::builder(&layout, Sgd { momentum: 0.9, ..Sgd::default() }),
-        _ => return Err(Error::Layout(format!("there is no optimizer {number}"))),
+        _ => return Err(Error::layout(format_args!("optimizer {number}"), "unknown", "")),
     };
     let cuda = Cuda::open(ordinal)?.compute_stream(StreamHandle(stream));
     // SAFETY: the caller's promise, by the contract.

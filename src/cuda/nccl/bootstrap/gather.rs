@@ -25,9 +25,8 @@ const ACCEPTED_AT_ONCE: usize = 64;
 
 /// Waits for all ranks, then hands the id out.
 pub(super) fn gather(listener: TcpListener, options: &Options, id: UniqueId) -> Result<Vec<Peer>> {
-    listener.set_nonblocking(true).map_err(|error| Error::Unsupported {
-        what: format!("MASTER_PORT {}", options.master_port),
-        have: error.to_string(),
+    listener.set_nonblocking(true).map_err(|error| {
+        Error::unsupported(format_args!("MASTER_PORT {}", options.master_port), error, "choose another port")
     })?;
     let since = Instant::now();
     let mut gathering = Gathering::new(options);

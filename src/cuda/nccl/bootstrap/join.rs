@@ -63,8 +63,8 @@ pub(in crate::cuda::nccl) fn repeat(
         thread::sleep(RETRY);
     }
     if taken {
-        let why = "another process has joined as this rank; start one process per rank";
-        return Err(Error::config("RANK", options.rank, why));
+        let wrong = "another process has joined as this rank";
+        return Err(Error::config("RANK", options.rank, wrong, "start one process per rank"));
     }
     let (address, port) = (&options.master_addr, options.master_port);
     let call = format!("joining rank 0 at {address}:{port}, last result: {}", answer.unwrap_or(last));

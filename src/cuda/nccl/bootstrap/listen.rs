@@ -39,10 +39,13 @@ pub(in crate::cuda::nccl) fn interfaces(name: &str, addresses: &[SocketAddr]) ->
 }
 
 fn refused(port: u16, error: &std::io::Error) -> Error {
-    let why = match error.kind() {
-        ErrorKind::AddrInUse => "address already in use; choose another port with INSTEP_MASTER_PORT",
-        ErrorKind::PermissionDenied => "permission denied; choose a port above 1023 with INSTEP_MASTER_PORT",
-        _ => "rank 0 cannot listen there; choose another port with INSTEP_MASTER_PORT",
+    let another = "choose another port with INSTEP_MASTER_PORT";
+    let (wrong, remedy) = match error.kind() {
+        ErrorKind::AddrInUse => ("address already in use", another),
+        ErrorKind::PermissionDenied => {
+            ("permission denied", "choose a port above 1023 with INSTEP_MASTER_PORT")
+        }
+        _ => ("rank 0 cannot listen there", another),
     };
-    Error::config("MASTER_PORT", port, why)
+    Error::config("MASTER_PORT", port, wrong, remedy)
 }
