@@ -164,14 +164,17 @@ mod tests {
         let [a, b] = ["a", "b"].map(|name| layout.id(name).unwrap());
         let bucket = |len: usize| ForeignBucket::new(len);
         let cases = [
-            (vec![bucket(8).gradient(a, 0)], "`b` lies in no bucket"),
-            (vec![bucket(8).gradient(a, 0).gradient(b, 4), bucket(4)], "bucket 1 holds no gradient"),
+            (vec![bucket(8).gradient(a, 0)], "`b`: its gradient lies in no bucket"),
+            (vec![bucket(8).gradient(a, 0).gradient(b, 4), bucket(4)], "bucket 1: holds no gradient"),
             (vec![bucket(8).gradient(a, 0).gradient(b, 3)], "overlap"),
-            (vec![bucket(8).gradient(a, 0).gradient(b, 5)], "`b` ends outside bucket 0"),
+            (vec![bucket(8).gradient(a, 0).gradient(b, 5)], "`b`: ends outside bucket 0"),
             (vec![bucket(8).gradient(a, 0), bucket(usize::MAX).gradient(b, usize::MAX - 4)], "past 2^56"),
-            (vec![bucket(8).gradient(a, usize::MAX).gradient(b, 0)], "`a` ends outside"),
-            (vec![bucket(8).gradient(a, 0).gradient(b, 4), bucket(4).gradient(a, 0)], "`a` lies in two"),
-            (vec![bucket(12).gradient(a, 0).gradient(a, 4).gradient(b, 8)], "`a` lies in two"),
+            (vec![bucket(8).gradient(a, usize::MAX).gradient(b, 0)], "`a`: ends outside"),
+            (
+                vec![bucket(8).gradient(a, 0).gradient(b, 4), bucket(4).gradient(a, 0)],
+                "`a`: its gradient lies in two",
+            ),
+            (vec![bucket(12).gradient(a, 0).gradient(a, 4).gradient(b, 8)], "`a`: its gradient lies in two"),
         ];
         for (buckets, word) in cases {
             let error = Plan::foreign(&layout, &buckets, Storage::default()).unwrap_err().to_string();

@@ -332,8 +332,8 @@ mod tests {
     fn a_layout_refuses_what_it_cannot_address() {
         let cases: [(LayoutBuilder, &str); 6] = [
             (Layout::builder().uses(2).param("a", 1), "before the first"),
-            (Layout::builder(), "no parameters"),
-            (Layout::builder().param("", 1), "empty name"),
+            (Layout::builder(), "has no parameters"),
+            (Layout::builder().param("", 1), "parameter name: empty"),
             (Layout::builder().param("a", 1).param("a", 2), "twice"),
             (Layout::builder().param("a", 1).uses(0), "zero uses"),
             (Layout::builder().param("a", 1 << 55).param("b", 1 << 55), "2^56"),

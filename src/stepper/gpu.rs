@@ -120,7 +120,7 @@ impl StepperBuilder<'_> {
             return Err(Error::config("threads", "set", "splits CPU kernels", "leave it out on a GPU"));
         }
         if self.gradients == Gradients::Release {
-            let wrong = format_args!("memory of {place} cannot be given back");
+            let wrong = format_args!("{place} cannot be given back");
             let remedy = "use Gradients::Keep or Gradients::Zero";
             return Err(Error::unsupported("Gradients::Release", wrong, remedy));
         }

@@ -132,7 +132,7 @@ fn a_group_need_not_bring_what_only_another_one_keeps() {
         (name, dtype, shape, data)
     });
     let error = import(&mut stepper, &w, None).unwrap_err().to_string();
-    assert!(error.contains("`state.w.max_exp_avg_sq` is missing"), "{error}");
+    assert!(error.contains("`state.w.max_exp_avg_sq`: is missing"), "{error}");
 }
 
 #[test]
@@ -164,9 +164,9 @@ fn half_a_state_and_strangers_are_refused_by_name_and_change_nothing() {
     let and = |made: Made| [&fine[..], &[made]].concat();
     let step = |dtype, data| but(0, ("state.0.step", dtype, &[], data));
     let rows = [
-        (fine[1..].to_vec(), "`state.layer.0.w.step` is missing"),
-        (fine[..2].to_vec(), "`state.layer.0.w.exp_avg_sq` is missing"),
-        (fine[..1].to_vec(), "`state.layer.0.w.exp_avg` is missing"),
+        (fine[1..].to_vec(), "`state.layer.0.w.step`: is missing"),
+        (fine[..2].to_vec(), "`state.layer.0.w.exp_avg_sq`: is missing"),
+        (fine[..1].to_vec(), "`state.layer.0.w.exp_avg`: is missing"),
         (and(("state.layer.0.w.step", Dtype::F32, &[], f32s(&[9.0]))), "there twice"),
         (and(("state.layer.0.w.exp_avg", Dtype::F32, &[2], vec![0; 8])), "there twice"),
         (and(("state.2.exp_avg", Dtype::F32, &[2], vec![0; 8])), "`state.2.exp_avg` belongs to no parameter"),
@@ -176,7 +176,7 @@ fn half_a_state_and_strangers_are_refused_by_name_and_change_nothing() {
         ),
         (and(("param.0", Dtype::F32, &[2], vec![0; 8])), "`param.0` belongs to no parameter"),
         (and(("state.0.momentum_buffer", Dtype::F32, &[2], vec![0; 8])), "does not keep"),
-        (and(("layer.0.w", Dtype::F32, &[2], vec![0; 8])), "`layer.0.w` has no place"),
+        (and(("layer.0.w", Dtype::F32, &[2], vec![0; 8])), "`layer.0.w`: has no place"),
         (and(("param.b", Dtype::F32, &[2], vec![0; 8])), "has 2 elements, and `b` has 1"),
         (and(("param.b", Dtype::I64, &[1], vec![0; 8])), "I64, not one of real numbers"),
         (and(("param.b", Dtype::F64, &[1], 0.1f64.to_le_bytes().into())), "1e-1, which is no f32"),

@@ -188,7 +188,7 @@ fn averages_that_the_file_lacks_begin_as_the_parameters_and_those_without_a_plac
     let before = bytes_of(&without, &Extras::default());
     let refused = checkpoint::read(&mut without, Cursor::new(bytes_of(&with, &Extras::default())));
     let refused = refused.unwrap_err().to_string();
-    assert!(refused.contains("`ema.p0` has no place in this stepper"), "{refused}");
+    assert!(refused.contains("`ema.p0`: has no place in this stepper"), "{refused}");
     assert_eq!(bytes_of(&without, &Extras::default()), before, "a refusal changes nothing");
     for read in [checkpoint::read, |stepper: &mut Stepper, source| checkpoint::import(stepper, source, None)]
     {
@@ -213,7 +213,7 @@ fn half_of_the_averages_are_refused_by_name() {
     let mut import =
         |tensors: &[Made]| checkpoint::import(&mut stepper, Cursor::new(file(tensors, &[])), None);
     let refused = import(&fine[..3]).unwrap_err().to_string();
-    assert!(refused.contains("`ema.p1` is missing"), "{refused}");
+    assert!(refused.contains("`ema.p1`: is missing"), "{refused}");
     let stranger = [&fine[..], &[("ema.p2", Dtype::F32, &[1], f32s(&[6.0]))]].concat();
     assert!(import(&stranger).unwrap_err().to_string().contains("`ema.p2` belongs to no parameter"));
     import(&fine).unwrap();

@@ -200,5 +200,5 @@ fn a_tensor_that_ends_outside_the_gpus_memory_is_refused() {
     // SAFETY: refused before anything is touched.
     let refused = unsafe { builder.cuda_borrowing(Solo::default(), memory, &cuda) };
     let error = refused.map(drop).unwrap_err().to_string();
-    assert!(error.contains("a tensor ends at"), "{error}");
+    assert!(error.contains("a tensor ends there"), "{error}");
 }

@@ -94,7 +94,7 @@ fn tensors_that_are_elsewhere_null_misaligned_or_overlapping_are_refused() {
     let mut on_host = [0.0f32; 700];
     let cases = [
         (on_host.as_mut_ptr(), weights.wrapping_add(1024), "host memory"),
-        (weights, std::ptr::null_mut(), "null address"),
+        (weights, std::ptr::null_mut(), "null"),
         (weights.wrapping_byte_add(2), weights.wrapping_add(1024), "not aligned"),
         (weights, weights.wrapping_add(699), "overlap"),
         (weights, grads.wrapping_add(704), "overlap"),

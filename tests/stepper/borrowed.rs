@@ -237,8 +237,8 @@ fn what_cannot_be_borrowed_is_refused_by_name() {
     let cases = [
         (whole(0, 3, 8), "overlap"),
         (whole(0, 4, 7), "overlap"),
-        (Borrowed::new().param(a, at).bucket(bucket(), at.wrapping_add(8)), "`b` has no address"),
-        (whole(0, 4, 8).param(a, at.wrapping_add(20)), "`a` has two addresses"),
+        (Borrowed::new().param(a, at).bucket(bucket(), at.wrapping_add(8)), "`b`: has no address"),
+        (whole(0, 4, 8).param(a, at.wrapping_add(20)), "`a`: has two addresses"),
         (
             Borrowed::new().param(a, odd).param(b, at.wrapping_add(6)).bucket(bucket(), at.wrapping_add(12)),
             "aligned",
@@ -250,7 +250,7 @@ fn what_cannot_be_borrowed_is_refused_by_name() {
                 .bucket(bucket(), at.wrapping_add(8)),
             "null",
         ),
-        (Borrowed::new().param(a, at).param(b, at.wrapping_add(4)), "`a` lies in no bucket"),
+        (Borrowed::new().param(a, at).param(b, at.wrapping_add(4)), "`a`: its gradient lies in no bucket"),
     ];
     for (memory, word) in cases {
         let error = build(memory).unwrap_err();

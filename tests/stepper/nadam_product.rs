@@ -165,7 +165,7 @@ fn a_state_of_torch_comes_with_its_product_or_is_refused() {
         ]
     };
     let refused = [
-        (&state(0.1)[..3], "`state.w.mu_product` is missing"),
+        (&state(0.1)[..3], "`state.w.mu_product`: is missing"),
         (&state(1.5), "between 0 and 1"),
         (&state(f32::NAN), "between 0 and 1"),
         (&state(0.1)[3..], "is missing"),
