@@ -169,12 +169,15 @@ fn half_a_state_and_strangers_are_refused_by_name_and_change_nothing() {
         (fine[..1].to_vec(), "`state.layer.0.w.exp_avg`: is missing"),
         (and(("state.layer.0.w.step", Dtype::F32, &[], f32s(&[9.0]))), "there twice"),
         (and(("state.layer.0.w.exp_avg", Dtype::F32, &[2], vec![0; 8])), "there twice"),
-        (and(("state.2.exp_avg", Dtype::F32, &[2], vec![0; 8])), "`state.2.exp_avg` belongs to no parameter"),
+        (
+            and(("state.2.exp_avg", Dtype::F32, &[2], vec![0; 8])),
+            "`state.2.exp_avg`: belongs to no parameter",
+        ),
         (
             and(("state.00.exp_avg", Dtype::F32, &[2], vec![0; 8])),
-            "`state.00.exp_avg` belongs to no parameter",
+            "`state.00.exp_avg`: belongs to no parameter",
         ),
-        (and(("param.0", Dtype::F32, &[2], vec![0; 8])), "`param.0` belongs to no parameter"),
+        (and(("param.0", Dtype::F32, &[2], vec![0; 8])), "`param.0`: belongs to no parameter"),
         (and(("state.0.momentum_buffer", Dtype::F32, &[2], vec![0; 8])), "does not keep"),
         (and(("layer.0.w", Dtype::F32, &[2], vec![0; 8])), "`layer.0.w`: has no place"),
         (and(("param.b", Dtype::F32, &[2], vec![0; 8])), "has 2 elements, and `b` has 1"),

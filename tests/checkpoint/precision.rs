@@ -215,7 +215,7 @@ fn half_of_the_averages_are_refused_by_name() {
     let refused = import(&fine[..3]).unwrap_err().to_string();
     assert!(refused.contains("`ema.p1`: is missing"), "{refused}");
     let stranger = [&fine[..], &[("ema.p2", Dtype::F32, &[1], f32s(&[6.0]))]].concat();
-    assert!(import(&stranger).unwrap_err().to_string().contains("`ema.p2` belongs to no parameter"));
+    assert!(import(&stranger).unwrap_err().to_string().contains("`ema.p2`: belongs to no parameter"));
     import(&fine).unwrap();
     let mut average = [0.0; 2];
     stepper.read_ema(layout.id("p0").unwrap(), &mut average).unwrap();

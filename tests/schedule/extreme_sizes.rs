@@ -106,7 +106,7 @@ fn a_plan_is_what_arithmetic_without_a_bound_says_or_an_error() {
         let layout = match layout(&case.params) {
             Ok(layout) => layout,
             Err(Error::Layout(why)) => {
-                assert!(elements >= TOO_MANY && why.contains("2^56"), "{why}");
+                assert!(elements >= TOO_MANY && why.wrong.contains("2^56"), "{why}");
                 return;
             }
             Err(other) => panic!("{other}"),
@@ -126,7 +126,7 @@ fn a_plan_is_what_arithmetic_without_a_bound_says_or_an_error() {
         let plan = match plan {
             Ok(plan) => plan,
             Err(Error::Layout(why)) => {
-                assert!(end >= TOO_MANY && why.contains("2^56") && why.contains("`p"), "{why}");
+                assert!(end >= TOO_MANY && why.wrong.contains("2^56") && why.thing.contains("`p"), "{why}");
                 return;
             }
             Err(other) => panic!("{other}"),

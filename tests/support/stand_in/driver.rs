@@ -78,7 +78,7 @@ unsafe impl Driver for StandIn {
         if stream == COMPUTE || stream.0 == 0 || own.contains(&stream.0) {
             return Ok(());
         }
-        Err(Error::Unsupported { what: format!("the stream {:#x}", stream.0), have: "cuda:0".to_owned() })
+        Err(Error::unsupported(format_args!("stream {:#x}", stream.0), "not of cuda:0", ""))
     }
 
     fn inspect_memory(&self, address: DevicePtr) -> Result<Place> {
