@@ -201,7 +201,7 @@ impl LayoutBuilder {
         for parameter in &self.parameters {
             let name = &parameter.name;
             if name.is_empty() {
-                return refuse("parameter name", "empty", "name every parameter");
+                return refuse("parameter", "has an empty name", "name every parameter");
             }
             if !names.insert(name.as_str()) {
                 return refuse(
@@ -333,7 +333,7 @@ mod tests {
         let cases: [(LayoutBuilder, &str); 6] = [
             (Layout::builder().uses(2).param("a", 1), "before the first"),
             (Layout::builder(), "has no parameters"),
-            (Layout::builder().param("", 1), "parameter name: empty"),
+            (Layout::builder().param("", 1), "empty name"),
             (Layout::builder().param("a", 1).param("a", 2), "twice"),
             (Layout::builder().param("a", 1).uses(0), "zero uses"),
             (Layout::builder().param("a", 1 << 55).param("b", 1 << 55), "2^56"),
