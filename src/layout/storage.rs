@@ -59,7 +59,8 @@ pub enum Rounding {
 ///
 /// A master needs 16-bit parameters, a remainder bf16 ones. Stochastic rounding needs tensors to round: bf16 parameters
 /// without master or with [`Remainder8`](Master::Remainder8), or states of fewer bits; f16 parameters without master
-/// refuse it. [Rprop](crate::Rprop) refuses states in 8 bits, centered [RMSprop](crate::RmsProp) all but f32.
+/// refuse it. [Adadelta](crate::Adadelta) and [Rprop](crate::Rprop) refuse states in 8 bits, and centered
+/// [RMSprop](crate::RmsProp) refuses all but f32.
 ///
 /// ```
 /// use instep::{DType, Layout, Master, Moments, Precision, Rounding, Solo, Stepper};

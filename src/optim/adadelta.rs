@@ -24,4 +24,8 @@ optimizer! {
     source: "Zeiler, 2012, in the variant of `torch.optim.Adadelta`, which adds a learning rate.";
     kernel: INSTEP_OPTIMIZER_adadelta, adadelta;
     states: ["square_avg", "acc_delta"];
+    facts {
+        needs_floats: Some("Adadelta divides by square_avg and feeds the quotient back into acc_delta, which codes of \
+                            8 bits would bias upwards")
+    }
 }

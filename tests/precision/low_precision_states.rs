@@ -6,7 +6,10 @@
 //! lets it be. Must start each step from the stored values, so that what earlier steps have rounded away is no part of
 //! the error.
 
-use instep::{Error, Isa, Moments, Precision, RmsProp, Rprop, Solo, Stepper, StepperBuilder};
+use instep::{
+    Adadelta, Error, Isa, Moments, Optimizer, Precision, RmsProp, Rounding, Rprop, Solo, Stepper,
+    StepperBuilder,
+};
 
 use crate::support::reference::{Lamb, Rule, Scalar};
 use crate::support::tolerance::{Bound, bounds, lamb_params, storage_error};
@@ -15,8 +18,8 @@ use crate::support::{Optim, Options, Outcome, layout, optimizers, paint_params, 
 const LENGTHS: [usize; 3] = [600, 17, 256];
 const BLOCK: usize = 256;
 
-/// Whether optimizers refuse these states: a variance that is a difference would be negative with rounded ones, and no
-/// code is fine enough for sizes that grow by factors near 1.
+/// Whether an optimizer refuses these states. With rounded ones, a variance that is a difference would be negative. No
+/// 8-bit code is fine enough for sizes that grow by factors near 1, or for a quotient of averages that is fed back.
 pub(crate) fn is_refused(optim: Optim, moments: Moments) -> bool {
     let needs_f32 = optim
         .descriptor
@@ -137,15 +140,28 @@ fn a_step_from_stored_states_is_as_exact_as_f32s_and_stores_once_rounded_ones() 
     }
 }
 
-#[test]
-fn sizes_that_grow_by_factors_are_refused_in_codes() {
+fn assert_8_bits_are_refused(optimizer: impl Optimizer + Copy, reason: &str) {
     let layout = layout(&LENGTHS);
-    let build = |moments| {
-        let precision = Precision { moments, ..Precision::F32 };
-        Stepper::builder(&layout, Rprop::default()).precision(precision).host(Solo::default())
+    let build = |moments, rounding| {
+        let precision = Precision { moments, rounding, ..Precision::F32 };
+        Stepper::builder(&layout, optimizer).precision(precision).host(Solo::default())
     };
-    assert!(build(Moments::BF16).is_ok());
-    assert!(matches!(build(Moments::EightBit), Err(Error::Config { field: "moments", .. })));
+    assert!(build(Moments::BF16, Rounding::Nearest).is_ok());
+    for rounding in [Rounding::Nearest, Rounding::Stochastic { seed: 1 }] {
+        let Err(error) = build(Moments::EightBit, rounding) else { panic!("8-bit states were accepted") };
+        assert!(matches!(error, Error::Config { field: "moments", .. }), "{error}");
+        assert!(error.to_string().contains(reason), "{error}");
+    }
+}
+
+#[test]
+fn rprop_refuses_8_bit_states_because_they_cannot_hold_step_sizes() {
+    assert_8_bits_are_refused(Rprop::default(), "factors near 1");
+}
+
+#[test]
+fn adadelta_refuses_8_bit_states_because_they_bias_its_averages() {
+    assert_8_bits_are_refused(Adadelta::default(), "bias upwards");
 }
 
 #[test]
