@@ -54,6 +54,8 @@ fn compile(name: &str, flags: &[&str], out: &Path) {
     // No C++ runtime: nothing throws, nothing allocates.
     build.cpp_link_stdlib(None).flag("-fno-exceptions").flag("-fno-rtti");
     build.opt_level(3).flags(flags);
+    // A dtype that a switch lacks would be taken for another one.
+    build.flag("-Werror=switch");
     build.flag("-ffp-contract=off").flag("-fno-math-errno").flag("-fno-trapping-math");
     build.compile(&format!("instep_{name}"));
 }

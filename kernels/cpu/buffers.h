@@ -21,7 +21,7 @@ INSTEP_INLINE uint32_t run_length(uint64_t start, uint64_t last) {
 __attribute__((noinline)) void sum_range(void* const* ranks, uint64_t rank_count, uint32_t dtype, uint64_t first,
                                          uint64_t last) {
     const bool wide = dtype == INSTEP_DTYPE_F32;
-    const uint64_t bytes = wide ? 4 : 2;
+    const uint64_t bytes = bytes_of(dtype);
     float total[RUN], widened[RUN];
     uint16_t narrowed[RUN];
     for (uint64_t start = first; start < last; start += RUN) {

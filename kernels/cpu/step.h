@@ -24,7 +24,7 @@ void average_tile(const InstepStepArgs& args, const InstepTile& tile, float mult
 
 /* +0 is no bits in every dtype. */
 void zero_tile(const InstepStepArgs& args, const InstepTile& tile) {
-    const uint64_t bytes = args.grad_dtype == INSTEP_DTYPE_F32 ? 4 : 2;
+    const uint64_t bytes = bytes_of(args.grad_dtype);
     __builtin_memset(static_cast<char*>(args.grads) + tile.grad_offset * bytes, 0, tile.count * bytes);
 }
 
@@ -62,7 +62,7 @@ uint32_t step_tile(const InstepStepArgs& args, const InstepTile& tile, const Ins
         for (uint32_t at = 0; at < tile.count; at += longest) {
             const uint32_t count = tile.count - at < longest ? tile.count - at : longest;
             const Rounding rounding = {{key, tile.element + at}, args.stochastic != 0};
-            step(Part{args, tile.state_offset + at, count, param + at * (narrow_param ? 2 : 4), rounding},
+            step(Part{args, tile.state_offset + at, count, param + at * bytes_of(args.param_dtype), rounding},
                  tile.grad_offset + at);
         }
     };

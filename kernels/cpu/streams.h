@@ -7,6 +7,7 @@
 #define INSTEP_CPU_STREAMS_H
 
 #include "numeric/codes.h"
+#include "numeric/dtype.h"
 #include "numeric/random.h"
 #include "numeric/remainder.h"
 
@@ -35,19 +36,27 @@ __attribute__((noinline)) void multiply_run(float factor, uint32_t count, float*
 
 __attribute__((noinline)) void widen_run(uint32_t dtype, uint32_t count, const uint16_t* __restrict from,
                                          float* __restrict to) {
-    if (dtype == INSTEP_DTYPE_BF16) {
-        for (uint32_t i = 0; i < count; ++i) to[i] = from_bfloat16(from[i]);
-    } else {
-        for (uint32_t i = 0; i < count; ++i) to[i] = from_half(from[i]);
+    switch (static_cast<InstepDtype>(dtype)) {
+        case INSTEP_DTYPE_BF16:
+            for (uint32_t i = 0; i < count; ++i) to[i] = from_bfloat16(from[i]);
+            return;
+        case INSTEP_DTYPE_F16:
+            for (uint32_t i = 0; i < count; ++i) to[i] = from_half(from[i]);
+            return;
+        case INSTEP_DTYPE_F32: __builtin_unreachable();
     }
 }
 
 __attribute__((noinline)) void narrow_run(uint32_t dtype, uint32_t count, const float* __restrict from,
                                           uint16_t* __restrict to) {
-    if (dtype == INSTEP_DTYPE_BF16) {
-        for (uint32_t i = 0; i < count; ++i) to[i] = bfloat16_of(from[i]);
-    } else {
-        for (uint32_t i = 0; i < count; ++i) to[i] = half_of(from[i]);
+    switch (static_cast<InstepDtype>(dtype)) {
+        case INSTEP_DTYPE_BF16:
+            for (uint32_t i = 0; i < count; ++i) to[i] = bfloat16_of(from[i]);
+            return;
+        case INSTEP_DTYPE_F16:
+            for (uint32_t i = 0; i < count; ++i) to[i] = half_of(from[i]);
+            return;
+        case INSTEP_DTYPE_F32: __builtin_unreachable();
     }
 }
 

@@ -7,7 +7,7 @@
 #ifndef INSTEP_GPU_VECTOR_CUH
 #define INSTEP_GPU_VECTOR_CUH
 
-#include "numeric/math.h"
+#include "numeric/dtype.h"
 
 #define INSTEP_DEVICE __device__ __forceinline__
 
@@ -137,7 +137,7 @@ INSTEP_DEVICE Four widened(const Packed& packed, uint32_t dtype) {
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) {
         const uint16_t element = static_cast<uint16_t>(packed.word[i / 2] >> 16 * (i % 2));
-        four.x[i] = dtype == INSTEP_DTYPE_BF16 ? from_bfloat16(element) : from_half(element);
+        four.x[i] = widened(element, dtype);
     }
     return four;
 }
@@ -146,7 +146,7 @@ INSTEP_DEVICE Packed narrowed(const Four& four, uint32_t dtype) {
     Packed packed = {};
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) {
-        const uint32_t element = dtype == INSTEP_DTYPE_BF16 ? bfloat16_of(four.x[i]) : half_of(four.x[i]);
+        const uint32_t element = narrowed(four.x[i], dtype);
         packed.word[i / 2] |= element << 16 * (i % 2);
     }
     return packed;

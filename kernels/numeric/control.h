@@ -5,6 +5,7 @@
 #ifndef INSTEP_NUMERIC_CONTROL_H
 #define INSTEP_NUMERIC_CONTROL_H
 
+#include "numeric/dtype.h"
 #include "numeric/norm.h"
 #include "rules/rules.h"
 
@@ -15,8 +16,7 @@ static_assert(sizeof(InstepTile) == 64 && sizeof(InstepStatus) == 64, "one cache
 /* A count of ranks, which a SUM of gradients has made: an element like them. */
 INSTEP_INLINE float count_at(const void* count, uint32_t grad_dtype) {
     if (grad_dtype == INSTEP_DTYPE_F32) return *static_cast<const float*>(count);
-    const uint16_t narrow = *static_cast<const uint16_t*>(count);
-    return grad_dtype == INSTEP_DTYPE_BF16 ? from_bfloat16(narrow) : from_half(narrow);
+    return widened(*static_cast<const uint16_t*>(count), grad_dtype);
 }
 
 INSTEP_INLINE float count_at(uint64_t address, uint32_t grad_dtype) {
@@ -29,7 +29,7 @@ INSTEP_INLINE void count_this_rank(uint64_t address, uint32_t grad_dtype) {
     if (grad_dtype == INSTEP_DTYPE_F32) {
         *static_cast<float*>(count) = 1.0f;
     } else {
-        *static_cast<uint16_t*>(count) = grad_dtype == INSTEP_DTYPE_BF16 ? bfloat16_of(1.0f) : half_of(1.0f);
+        *static_cast<uint16_t*>(count) = narrowed(1.0f, grad_dtype);
     }
 }
 

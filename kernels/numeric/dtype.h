@@ -1,0 +1,42 @@
+/* How an element of each dtype is stored: its size, and its conversion from and to f32.
+ *
+ * Every choice by dtype that could take one for another is a switch here, without a default, so that the compiler
+ * refuses a dtype that one of them does not know (-Werror=switch). */
+#ifndef INSTEP_NUMERIC_DTYPE_H
+#define INSTEP_NUMERIC_DTYPE_H
+
+#include "numeric/math.h"
+
+namespace {
+
+INSTEP_INLINE uint32_t bytes_of(uint32_t dtype) {
+    switch (static_cast<InstepDtype>(dtype)) {
+        case INSTEP_DTYPE_F32: return 4;
+        case INSTEP_DTYPE_BF16:
+        case INSTEP_DTYPE_F16: return 2;
+    }
+    __builtin_unreachable();
+}
+
+/* The 16-bit dtypes. One of 32 bits passes as it is, and never comes here. */
+INSTEP_INLINE float widened(uint16_t x, uint32_t dtype) {
+    switch (static_cast<InstepDtype>(dtype)) {
+        case INSTEP_DTYPE_BF16: return from_bfloat16(x);
+        case INSTEP_DTYPE_F16: return from_half(x);
+        case INSTEP_DTYPE_F32: break;
+    }
+    __builtin_unreachable();
+}
+
+INSTEP_INLINE uint16_t narrowed(float x, uint32_t dtype) {
+    switch (static_cast<InstepDtype>(dtype)) {
+        case INSTEP_DTYPE_BF16: return bfloat16_of(x);
+        case INSTEP_DTYPE_F16: return half_of(x);
+        case INSTEP_DTYPE_F32: break;
+    }
+    __builtin_unreachable();
+}
+
+}  // namespace
+
+#endif
