@@ -2,8 +2,8 @@
 //! on demand, are in `build/cuda.rs`.
 //!
 //! The flags are the numerics contract (ARCHITECTURE.md, "Bits"): no contraction, no fast-math, optimised in debug
-//! profiles too, because unoptimised helpers would be neither inlined nor fast. Must not probe the build machine's
-//! CPU: the choice between the builds is made at run time.
+//! profiles too, because unoptimised helpers would be neither inlined nor fast. This script never probes the build
+//! machine's CPU: the choice between the builds is made at run time.
 
 use std::path::Path;
 use std::{env, fs};
@@ -33,18 +33,18 @@ fn main() {
     };
     let out = env::var("OUT_DIR").unwrap_or_default();
     cuda::build(Path::new(&out)); // first: it may refuse what the environment asks for
-    // Side by side: each takes as long as the rest of the crate.
+    // In parallel: each takes as long as the rest of the crate.
     std::thread::scope(|scope| {
         for (name, flags) in builds {
             let folder = Path::new(&out).join(name);
             scope.spawn(move || compile(name, flags, &folder));
         }
     });
-    // The object tests look at what the compiler made of the kernels.
+    // The object tests inspect the compiled kernels.
     println!("cargo::rustc-env=INSTEP_KERNEL_OBJECTS={out}");
 }
 
-/// Each into a folder of its own: they would overwrite each other's objects, which are called like the source.
+/// Compiles one build into a folder of its own: objects are named after the source and would overwrite each other.
 fn compile(name: &str, flags: &[&str], out: &Path) {
     fs::create_dir_all(out).unwrap_or_else(|e| panic!("instep: {}: {e}", out.display()));
     let mut build = cc::Build::new();
@@ -54,7 +54,7 @@ fn compile(name: &str, flags: &[&str], out: &Path) {
     // No C++ runtime: nothing throws, nothing allocates.
     build.cpp_link_stdlib(None).flag("-fno-exceptions").flag("-fno-rtti");
     build.opt_level(3).flags(flags);
-    // A dtype that a switch lacks would be taken for another one.
+    // A switch must list every dtype, or a new one would be converted as another.
     build.flag("-Werror=switch");
     build.flag("-ffp-contract=off").flag("-fno-math-errno").flag("-fno-trapping-math");
     build.compile(&format!("instep_{name}"));

@@ -1,8 +1,8 @@
 //! Compiles the GPU kernels into one binary that the crate embeds, if feature `cuda` is on and there is an nvcc.
 //!
-//! A machine without nvcc is no error: the crate builds, and says at run time why it carries no kernels. Whatever was
-//! asked for by name (NVCC, INSTEP_CUDA_ARCHS, INSTEP_FATBIN) and is not there stops the build instead. Must not let
-//! the environment add flags: NVCC_APPEND_FLAGS=--use_fast_math would break the numerics contract without a trace.
+//! A machine without nvcc is no error: the crate builds, and says at run time why it carries no kernels. A tool,
+//! architecture or file named by NVCC, INSTEP_CUDA_ARCHS or INSTEP_FATBIN must exist, or the build stops. The
+//! environment never adds flags: NVCC_APPEND_FLAGS=--use_fast_math would break the numerics contract without a trace.
 #![allow(clippy::expect_used)] // a build script has nobody to return an error to
 
 use std::path::{Path, PathBuf};
@@ -33,7 +33,7 @@ pub(crate) fn build(out: &Path) {
     println!("cargo::rustc-env=INSTEP_KERNELS_MISSING={how}");
 }
 
-/// The binary, or how the user gets it.
+/// Writes the binary, or returns how the user gets it.
 fn make(fatbin: &Path) -> Result<(), String> {
     if let Some(prebuilt) = env::var_os("INSTEP_FATBIN").map(PathBuf::from) {
         println!("cargo::rerun-if-changed={}", prebuilt.display());
@@ -60,7 +60,7 @@ fn make(fatbin: &Path) -> Result<(), String> {
     for code in &architectures {
         call.arg(format!("-gencode=arch=compute_{code},code=sm_{code}"));
     }
-    // What has no machine code here, the driver compiles from this; PTX runs on nothing older than itself.
+    // The driver compiles this for other GPUs; PTX runs on no GPU older than its own architecture.
     call.arg(format!("-gencode=arch=compute_{oldest},code=compute_{oldest}"));
     let done = call
         .args(["-I", "kernels", "kernels/gpu/kernels.cu"])
@@ -74,8 +74,8 @@ fn make(fatbin: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Stops the build by lines that cargo shows as errors. It would bury them under all that was printed before, were this
-/// a panic or another exit status.
+/// Stops the build with lines that cargo shows as errors. After a panic or another exit status, cargo would print them
+/// after everything else.
 fn refuse(why: &str) -> ! {
     for line in why.lines() {
         println!("cargo::error={line}");
@@ -97,7 +97,7 @@ impl Nvcc {
         }
         let home = env::var_os("CUDA_HOME").map(|home| Path::new(&home).join("bin/nvcc"));
         let found = home.into_iter().chain([PathBuf::from("nvcc")]).map(Nvcc).find(|n| n.release().is_some());
-        // By NVCC, since cargo sees that change; what is newly installed into a folder of the old PATH it does not.
+        // Asks for NVCC, because cargo notices that it changes. It does not notice a program added to a folder of PATH.
         let how = "name an nvcc of 12.x or 13.x by NVCC and rebuild; scripts/cuda-toolchain.sh installs one";
         found.ok_or(how)?.checked()
     }
@@ -116,7 +116,7 @@ impl Nvcc {
         Some(text.split_once("release ")?.1.split(',').next()?.to_owned())
     }
 
-    /// Those that were asked for, or the house's as far as this compiler knows them, oldest first.
+    /// The requested architectures, or those of `architectures.txt` that this compiler knows, oldest first.
     fn architectures(&self) -> Vec<u32> {
         let known = self.says("--list-gpu-code").unwrap_or_default();
         let knows = |code: &u32| known.lines().any(|line| line.trim() == format!("sm_{code}"));

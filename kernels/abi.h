@@ -2,18 +2,18 @@
  *
  * C99, so that bindgen, a C compiler, g++ and nvcc read the same text; src/abi.rs is generated from it
  * (`cargo run -p bindings`), and so is abi_layout.h, which holds each compiler to the layout that Rust has. Fixed-width
- * members only, no implicit padding. A struct that is not here must not cross. */
+ * members only, no implicit padding. No other struct crosses. */
 #ifndef INSTEP_ABI_H
 #define INSTEP_ABI_H
 
 #include <stdint.h>
 
-/* Blockwise things (norm leaves, shard cuts, segment starts) count in this many elements from the start of a
- * parameter, so no cut of the work can move a block boundary. */
+/* Norm leaves, shard cuts and segment starts are multiples of this many elements from the start of a parameter, so no
+ * cut of the work can move a block boundary. */
 #define INSTEP_QUANTUM 256
 /* Elements of a full tile: the unit of work that one thread block or one pool task takes. */
 #define INSTEP_TILE_ELEMENTS 2048
-/* Threads of a block of every GPU kernel; the step and the norm give each four elements at a time. */
+/* Threads of a block of every GPU kernel; in the step and the norm each takes four elements at a time. */
 #define INSTEP_GPU_THREADS 256
 /* 22 limbs of 32 bits hold any sum of 2^32 leaf sums exactly; see norm.h. */
 #define INSTEP_NORM_LIMBS 22
@@ -33,7 +33,7 @@ enum InstepOptimizer {
 /* How elements are stored; arithmetic is f32 throughout. */
 enum InstepDtype { INSTEP_DTYPE_F32 = 0, INSTEP_DTYPE_BF16 = 1, INSTEP_DTYPE_F16 = 2 };
 
-/* What stands behind a 16-bit parameter, placed like the states; remainder.h. */
+/* The master weights of a 16-bit parameter, placed like the states; see remainder.h. */
 enum InstepMaster {
     INSTEP_MASTER_NONE = 0,
     INSTEP_MASTER_F32 = 1,
@@ -48,7 +48,7 @@ enum InstepMoments {
     INSTEP_MOMENTS_8BIT = 3
 };
 
-/* What the step does with a segment. */
+/* The action of the step on a segment. */
 enum InstepSegmentAction {
     INSTEP_ACTION_STEP = 0,    /* apply the optimizer */
     INSTEP_ACTION_AVERAGE = 1, /* multiply the gradient by 1/divisor in place */
@@ -128,16 +128,16 @@ typedef union InstepHyper {
     double words[8];
 } InstepHyper;
 
-/* What the user's own code is told. Begin writes the first two, the launch in front of that code the others. */
+/* Arguments of the user's own code. Begin writes the first two; the launch before that code writes the others. */
 typedef struct InstepCustomScalars {
     double lr;
     uint64_t step;     /* of this update, from 1 */
     float multiplier;  /* of the summed gradient */
-    uint32_t action;   /* INSTEP_ACTION_STEP, or INSTEP_ACTION_LEAVE: then nothing may change */
+    uint32_t action;   /* INSTEP_ACTION_STEP; or INSTEP_ACTION_LEAVE, and nothing may change */
 } InstepCustomScalars;
 
-/* What Begin derives for one update: the struct of a rule, which stands in the rule's header and which nothing but the
- * kernels reads, or `custom`. */
+/* The scalars that Begin derives for one update: `custom`, or the struct in the rule's header, which only the kernels
+ * read. */
 typedef union InstepScalars {
     InstepCustomScalars custom;
     uint64_t words[6];
@@ -160,16 +160,16 @@ typedef struct InstepRecord {
     InstepScalars scalars;
 } InstepRecord;
 
-/* Two sums of squares over a whole parameter, for a rule whose change is scaled by their roots: of the parameter as
- * it is in front of the update, and of the change. */
+/* Two sums of squares over a whole parameter, for a rule whose change is scaled by their roots: of the parameter
+ * before the update, and of the change. */
 typedef struct InstepNorms {
     uint64_t limbs[2][INSTEP_NORM_LIMBS]; /* exact, norm.h */
     uint32_t nonfinite[2]; /* bits of the largest magnitude, if that is infinite or a NaN; else 0 */
 } InstepNorms;
 
-/* What changes from pass to pass and is decided on the device. */
+/* Values that change from pass to pass and are decided on the device. */
 typedef struct InstepControl {
-    float next_loss_scale;             /* of the next pass, if dynamic. Decide alone writes this and the tracker, */
+    float next_loss_scale;             /* of the next pass, if dynamic. Only Decide writes this and the tracker, */
     uint32_t growth_tracker;           /* so the trainer reads it beside steps: finite passes since the scale changed */
     uint64_t limbs[INSTEP_NORM_LIMBS]; /* sum of squares of the reduced gradients, exact */
     uint64_t passes;                   /* begun so far, this one included */
@@ -205,12 +205,12 @@ typedef struct InstepBeginArgs {
     InstepControl* control;
     InstepRecord* records;
     InstepHyper* hypers;
-    double* lr_multipliers; /* one per record, and */
-    uint32_t* actions;      /* so many actions, as the trainer set them last */
+    double* lr_multipliers; /* one per record */
+    uint32_t* actions;      /* one action per record, as the trainer last set them */
     uint64_t record_count;
     InstepNorms* norms;     /* one per record, emptied; or null */
     const uint32_t* ring; /* on a GPU, slots of settings that the host writes ahead: Begin copies number `passes` modulo
-                           * `slot_count` to `hypers`, which the others follow; null: they are there already */
+                           * `slot_count` to `hypers` and the arrays after it; null: they are there already */
     uint64_t slot_words;
     uint64_t slot_count;
     double divisor;
@@ -218,7 +218,7 @@ typedef struct InstepBeginArgs {
     double previous_max_norm; /* clips by the norm of the pass before; negative: no clipping */
     InstepControl* bucket_controls; /* blocks of single buckets, opened like `control` */
     uint64_t bucket_count;          /* how many; 0 unless each is clipped on its own */
-    uint32_t grad_dtype;            /* counts of ranks are stored like the gradients that they lie behind */
+    uint32_t grad_dtype;            /* of counts of ranks too, which lie after the gradients */
     uint32_t reserved;
 } InstepBeginArgs;
 
@@ -236,7 +236,7 @@ typedef struct InstepDecideArgs {
     uint32_t grad_dtype;
 } InstepDecideArgs;
 
-/* A rule that is scaled by norms of the whole parameter needs two launches, one behind the other. */
+/* A rule that is scaled by norms of the whole parameter needs two launches, one after the other. */
 enum InstepStepPart {
     INSTEP_PART_WHOLE = 0,
     INSTEP_PART_MEASURE = 1, /* moves the states and adds to the norms; parameters and gradients stay */
@@ -249,9 +249,9 @@ typedef struct InstepStepArgs {
     InstepRecord* records;
     const InstepTile* tiles;
     uint64_t tile_count;
-    void* param_base; /* what tiles count their parameters from: null, since they carry addresses; see control.h */
+    void* param_base; /* added to each tile's `param`: null, since tiles carry addresses; see control.h */
     void* grads;      /* the bucket's gradient base, in grad_dtype, at any element's alignment */
-    void* master;     /* what `master_kind` says, placed like the states; or null */
+    void* master;     /* of `master_kind`, placed like the states; or null */
     void* copy;       /* also gets each parameter that is stepped, in copy_dtype, placed like the states; or null */
     float* ema;       /* moving average of each parameter that is stepped, placed like the states; or null */
     void* states[INSTEP_MAX_STATES];
@@ -266,7 +266,7 @@ typedef struct InstepStepArgs {
     uint32_t copy_dtype;
     uint32_t master_kind; /* INSTEP_MASTER_ */
     uint32_t moments;     /* INSTEP_MOMENTS_ */
-    uint32_t stochastic;  /* rounding of what loses bits when it is stored; a master that loses none stays exact */
+    uint32_t stochastic;  /* rounding of values that lose bits when stored; a master that loses none stays exact */
     uint32_t zero_grads;  /* Step segments' gradients end as +0, in a skipped pass too: the next one may add to them */
     uint32_t local;       /* the bucket is not summed over ranks */
     uint32_t ema_from_sample; /* scalars of moved_average, math.h */
@@ -274,8 +274,9 @@ typedef struct InstepStepArgs {
     uint32_t part; /* INSTEP_PART_ */
 } InstepStepArgs;
 
-/* What a pass came to, in memory that the host reads while the device writes it. A seqlock: `sequence` is 0, then the
- * rest is written, then `sequence` is the pass. What lies between two equal reads of it, not 0, is of one pass. */
+/* The outcome of a pass, in memory that the host reads while the device writes it. It is a seqlock: the device writes 0
+ * to `sequence`, then the rest, then the pass to `sequence`. If a reader finds the same `sequence` before and after,
+ * and it is not 0, the values between are of one pass. */
 typedef struct InstepStatus {
     uint64_t sequence; /* counts passes from 1 */
     double norm;
@@ -304,15 +305,15 @@ typedef struct InstepStored {
     uint32_t reserved;
 } InstepStored;
 
-/* What one build of cpu/kernels.cpp offers; one such table per instruction set. Every entry sets the IEEE
- * environment for its own duration, and none allocates, blocks or calls back. */
+/* The entries of one build of cpu/kernels.cpp; one such table per instruction set. Every entry runs in the IEEE
+ * environment and restores the caller's. No entry allocates, blocks or calls back. */
 typedef struct InstepKernels {
     uint32_t (*self_test)(void); /* 0, or the number of the property that this build lacks */
     void (*begin)(const InstepBeginArgs* args);
     void (*decide)(const InstepDecideArgs* args);
     void (*norm)(const InstepStepArgs* args, uint64_t first_tile, uint64_t last_tile);
     void (*step)(const InstepStepArgs* args, uint64_t first_tile, uint64_t last_tile);
-    /* Tells the user's own code what to do with each segment that these tiles open. */
+    /* Writes the action of the user's own code for each segment that these tiles open. */
     void (*custom)(const InstepStepArgs* args);
     /* Elements [first, last) of every rank's buffer, of `dtype`, become their sum in rank order, added as f32 and
      * rounded once to the nearest. */
@@ -320,7 +321,7 @@ typedef struct InstepKernels {
     /* to = from * factor, rounded to a 16-bit dtype, and back again. */
     void (*narrow)(const float* from, uint16_t* to, uint32_t dtype, float factor, uint64_t count);
     void (*widen)(const uint16_t* from, float* to, uint32_t dtype, float factor, uint64_t count);
-    /* What is stored, as f32, and back again, rounded to the nearest: values that came from there keep their bits. */
+    /* Stored values as f32, and back again, rounded to the nearest. Decoded values encode to the same bits. */
     void (*decode)(const InstepStored* from, float* to);
     void (*encode)(const float* from, const InstepStored* to);
     /* For the benches: reads arrays[0], reads and writes the others; see ceiling.h. */

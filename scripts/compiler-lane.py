@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What nvcc made of the kernels, judged without a GPU: PTX, resources and machine code, per kernel and architecture.
+"""Checks the GPU kernels as nvcc compiles them, without a GPU: PTX, resources and machine code of each kernel.
 
 A contraction, a spill or a narrow access changes bits or speed without any other test noticing on a machine that has no
 GPU. Needs nvcc and cuobjdump from the directory of NVCC (scripts/cuda-toolchain.sh prints one). `--bless` writes
 kernels/record/sass.csv; otherwise instruction counts must be the recorded ones within TOLERANCE, if the record is of
-this nvcc. Must use the flags and architectures of build/cuda.rs, and read them from the same files.
+this nvcc. Flags and architectures come from the files that build/cuda.rs reads.
 """
 
 import argparse, csv, os, re, resource, shutil, subprocess, sys, tempfile, time
@@ -18,11 +18,11 @@ MORE_REGISTERS = {}  # (kernel, architecture): limit, with the reason beside it
 TOLERANCE = 0.02  # of the recorded instruction count, either way: a gain is to be recorded, too
 BUILD_SECONDS = 120  # on two cores
 BYTES_PER_ARCHITECTURE = 1_000_000
-# Whatever else computes on floats is rounded differently somewhere, or drops a NaN.
+# Any other float instruction rounds differently on some machine, or drops a NaN.
 FLOAT_ARITHMETIC = {"add", "sub", "mul", "div", "rcp", "sqrt"}
 FLOAT_MOVES = {"ld", "st", "mov", "selp", "setp", "neg", "abs", "cvt", "shfl"}
 NOT_IEEE = {"ftz", "approx", "rz", "rm", "rp", "sat", "relu"}
-# What blocks add to the control block together; a plain addition would lose some.
+# Atomic additions of all blocks to the control block; plain additions would lose some.
 ATOMICS = {"norm": {"add.u64", "max.u32", "min.u32"}, "step": {"min.u32"}}
 
 
@@ -105,7 +105,7 @@ class Lane:
         size = fatbin.stat().st_size // len(codes)
         print(f"nvcc {self.release}: {len(self.names)} kernels for {' '.join(self.architectures)} and PTX")
         print(f"built in {wall:.1f} s ({cpu:.1f} s of processor time), {size / 1000:.0f} KB per architecture")
-        # Processor time, since the wall clock also counts whatever else this machine is doing.
+        # Processor time, since the wall clock also counts other work of this machine.
         self.check(cpu / 2 <= BUILD_SECONDS, f"the build takes {cpu / 2:.0f} s on two cores")
         self.check(size <= BYTES_PER_ARCHITECTURE, f"{size} bytes per architecture")
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Packs what checks and measures instep on a GPU into one folder, for a machine that has a driver, CUDA's tools and
+# Packs the GPU's tests and benches into one folder, for a machine that has a driver, CUDA's tools and
 # PyTorch, and neither Rust nor a C++ compiler: `scripts/gpu-bundle.sh [FOLDER]`, then there `FOLDER/run.sh`.
 #
 # Test binary, `instep`, the peers' library, a test's own kernel, NCCL with code for one architecture, run.sh, the commit.
-# Must stay small enough to be sent: above LIMIT_BYTES it refuses. What ran where is in the record that run.sh writes.
+# A bundle above LIMIT_BYTES is refused, since it has to be sent. run.sh records the device and the commit that it ran.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 LIMIT_BYTES=60000000
-NEWEST_GLIBC=2.35 # of Ubuntu 22.04; what was built on a newer system does not start on an older one
+NEWEST_GLIBC=2.35 # of Ubuntu 22.04; a program built on a newer system does not start on an older one
 architecture=${INSTEP_GPU_ARCHITECTURE:-90}
 bundle=${1:-target/gpu-bundle}
 rm -rf "$bundle"
@@ -16,7 +16,7 @@ mkdir -p "$bundle/release"
 bundle=$(cd "$bundle" && pwd)
 
 NVCC=$(scripts/cuda-toolchain.sh --nccl)
-# cudarc would otherwise ask an nvcc on PATH, and take its newest bindings if there is none.
+# Otherwise cudarc would ask an nvcc on PATH, and use its newest bindings if there is none.
 export NVCC CUDARC_CUDA_VERSION=13000
 cargo build --release -p instep-cli -p instep-peers --features instep-cli/cuda,instep-peers/cuda
 tests=$(cargo test --release -p instep --features cuda --test main --no-run --message-format=json | python3 -c '

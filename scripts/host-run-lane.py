@@ -2,11 +2,10 @@
 """The GPU's kernels run on the CPU: compiled by g++ with a shim, each thread a fiber, against the CPU's kernels bit by bit.
 
 A fault in an index, a tail, a vote or the order of a sum shows here without a GPU. The tests are tests/host_run/mod.rs, which
-opens what this compiles, and whole steppers, whose stand-in for a driver launches it. `--sanitize` does it under
+opens the compiled kernels, and whole steppers, whose stand-in for a driver launches them. `--sanitize` does it under
 AddressSanitizer and UndefinedBehaviorSanitizer, which also see a read beside a tensor that changes no bit; `--races` finds
-threads in each other's way, and takes ten times as long. `--races precisions` takes the tests of host_run::precisions
-alone. Must compile the kernels as they are, with the CPU's rules for
-floating point.
+data races, and takes ten times as long. `--races precisions` takes the tests of host_run::precisions alone. The kernels
+are compiled unchanged, with the CPU's rules for floating point.
 """
 
 import argparse, json, os, shlex, signal, subprocess, sys, tempfile
@@ -16,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FLAGS = ["-std=c++17", "-O2", "-g1", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti",
          "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-ffp-contract=off", "-fno-math-errno"]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-# Calls into tests/host_run/races.h, and no memset in a loop's place, which it would not see.
+# Calls into tests/host_run/races.h. A memset in place of a loop would be invisible to it.
 RACES = ["-fsanitize=thread", "-fno-tree-loop-distribute-patterns"]
 
 
@@ -37,7 +36,7 @@ def main():
                                    "-I", shim, "-c", shim / "launch.cpp", "-o", kernels])
         if compiled.returncode:
             sys.exit(f"host-run lane: {' '.join(compiler)} does not compile the kernels")
-        # Not told of -fsanitize=thread the linker adds no runtime: races.h is in its place.
+        # Without -fsanitize=thread the linker adds no runtime: races.h replaces it.
         subprocess.run([*compiler, "-shared", *made, kernels, "-o", library], check=True)
         environment = dict(os.environ, INSTEP_HOST_RUN=str(library))
         command = [os.environ.get("INSTEP_TESTS") or build_tests()]

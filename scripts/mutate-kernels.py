@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Plants one fault at a time into a copy of the kernels; a lane must fail and name it, or the lane is worth nothing.
+"""Plants one fault at a time into a copy of the kernels. A lane must fail and name the fault.
 
-A row of FAULTS: what it is, the lane that must catch it, the file, the text to replace (which occurs once), by what,
-and a phrase of the report. A lane that fails for another reason has caught nothing. Must never write into the tree.
+A row of FAULTS: the fault, the lane that must catch it, the file, the text to replace (which occurs once), its
+replacement, and a phrase of the report. A lane that fails for another reason has caught nothing. The tree itself
+is never written to.
 """
 
 import argparse, shutil, subprocess, sys, tempfile

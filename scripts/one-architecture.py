@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Of every fat binary in a file, keeps the machine code of one architecture: the rest becomes zeros, which compress well.
+"""Keeps the machine code of one architecture in every fat binary of a file; the rest becomes zeros.
 
     scripts/one-architecture.py libnccl.so.2 90 libnccl-sm_90.so.2
 
-NCCL's library is two thirds code for other GPUs, too much to carry to a machine of one kind. Headers stay, so a driver
-finds what it always finds, and takes what fits. The container is described in src/cuda/fatbin.rs; no document promises
-it. Must write a file of its own, and refuse one in which it finds nothing to keep.
+NCCL's library is two thirds code for other GPUs, too much to carry to a machine of one kind. Zeros compress well.
+Headers stay, so a driver still finds every entry and takes the one that fits. The container is not documented;
+src/cuda/fatbin.rs describes it. The result is a new file; a file without code for the architecture is refused.
 """
 
 import struct, sys

@@ -1,9 +1,9 @@
 /* The CPU's loop for bf16 throughout: parameter, gradient and states are widened, stepped and rounded in one go.
  *
- * At 14 bytes per element of AdamW the divide and the root take longer than memory does, and the conversions hide
- * behind them only inside the same loop, if they are few: two neighbours are one word of 32 bits, whose halves a
- * shift and a mask widen, where lanes of 16 bits would have to be moved. For the two commonest sets of flags; others
- * take the long way, whose bits these are. */
+ * At 14 bytes per element of AdamW, the division and the root take longer than memory does. They hide the latency of
+ * the conversions only if those are few and in the same loop. Two neighbours are therefore one word of 32 bits, whose
+ * halves a shift and a mask widen; lanes of 16 bits would have to be moved. This loop serves the two commonest sets of
+ * flags. The general path serves the others, and both give the same bits. */
 #ifndef INSTEP_CPU_BFLOAT16_H
 #define INSTEP_CPU_BFLOAT16_H
 
@@ -14,8 +14,8 @@ namespace {
 INSTEP_INLINE float lower(uint32_t word) { return float_of(word << 16); }
 INSTEP_INLINE float upper(uint32_t word) { return float_of(word & 0xffff0000u); }
 
-/* An f32 with the bf16 in its upper half. A NaN comes out as one, though maybe another than ours: the lower half of
- * those that arithmetic makes of bf16 is 0, so that nothing carries. */
+/* An f32 with the bf16 in its upper half. A NaN stays a NaN, though perhaps not the canonical one: arithmetic on bf16
+ * makes NaNs whose lower half is 0, so nothing carries. */
 template <bool STOCHASTIC>
 INSTEP_INLINE uint32_t rounded(float x, const RandomPosition& at, uint32_t i, uint32_t stream) {
     const uint32_t bits = bits_of(x);
@@ -25,10 +25,10 @@ INSTEP_INLINE uint32_t rounded(float x, const RandomPosition& at, uint32_t i, ui
 /* A pair's first element is in the lower half. */
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "a pair is read as one word");
 
-/* Two neighbours, wherever they lie. */
+/* Two neighbours, at any alignment of an element. */
 typedef uint32_t __attribute__((may_alias, aligned(2))) Pair;
 
-/* From a pair's number on; a state that the rule does not keep has no address to count from. */
+/* The pairs from number `first` on. A state that the rule does not keep has a null address. */
 INSTEP_INLINE Pair* pairs(uint16_t* x, uint32_t first) { return x ? reinterpret_cast<Pair*>(x) + first : nullptr; }
 INSTEP_INLINE const Pair* pairs(const uint16_t* x, uint32_t first) { return reinterpret_cast<const Pair*>(x) + first; }
 
@@ -76,7 +76,7 @@ INSTEP_INLINE Seen step_pairs(const typename Rule::Scalars& s, uint32_t flags, f
     return seen;
 }
 
-/* What is left of an odd run. */
+/* Steps the last element of an odd run. */
 template <class Rule, bool STOCHASTIC>
 Seen step_last(const typename Rule::Scalars& s, uint32_t flags, float factor, const RandomPosition& at, uint32_t i, uint16_t* p,
                const uint16_t* g, uint16_t* const* states) {

@@ -1,6 +1,6 @@
 /* Work on whole buffers, outside a step: the sum over ranks, and conversions between what is stored and f32.
  *
- * Uses the step's own loops, so that what is read and written again keeps its bits. */
+ * It uses the step's own loops, so that values that are read and written again keep their bits. */
 #ifndef INSTEP_CPU_BUFFERS_H
 #define INSTEP_CPU_BUFFERS_H
 
@@ -8,16 +8,16 @@
 
 namespace {
 
-/* Elements that the work on whole buffers takes at a time, so that what lies between two loops stays in the first-level
- * cache. */
+/* Elements that the work on whole buffers takes at a time: few enough to stay in the first-level cache between two
+ * loops. */
 constexpr uint64_t RUN = 1024;
 
 INSTEP_INLINE uint32_t run_length(uint64_t start, uint64_t last) {
     return static_cast<uint32_t>(last - start < RUN ? last - start : RUN);
 }
 
-/* Rank 0 first, whatever arrives first. 16-bit elements are added as f32 and rounded once, where a ring would round at
- * every hop. */
+/* Adds in rank order, whichever rank arrives first. 16-bit elements are added as f32 and rounded once; a ring would
+ * round at every hop. */
 __attribute__((noinline)) void sum_range(void* const* ranks, uint64_t rank_count, uint32_t dtype, uint64_t first,
                                          uint64_t last) {
     const bool wide = dtype == INSTEP_DTYPE_F32;

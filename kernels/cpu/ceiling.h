@@ -1,7 +1,7 @@
-/* What memory allows: the traffic of a step with next to no arithmetic, for the benches to compare a step with.
+/* The memory traffic of a step with almost no arithmetic: the bandwidth limit that the benches compare a step with.
  *
- * arrays[0] is read, every other array is read and written in place, as the gradient and a step's parameter and states
- * are. Must do nothing that a step could not do, and never less: same build, same widths, same memory. */
+ * arrays[0] is read, as a gradient is. Every other array is read and written in place, as parameters and states are.
+ * It uses the same build, the same widths and the same memory as a step, so that the comparison is fair. */
 #ifndef INSTEP_CPU_CEILING_H
 #define INSTEP_CPU_CEILING_H
 

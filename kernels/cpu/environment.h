@@ -1,7 +1,7 @@
 /* The IEEE default environment, for as long as an entry of the CPU's kernels runs.
  *
- * Every entry opens one before it calls anything that computes, and what it calls is not inlined, or the compiler could
- * move arithmetic out of it. Must restore the caller's, whatever that was. */
+ * Every entry opens one before it calls anything that computes, and the called function is not inlined;
+ * otherwise the compiler could move arithmetic out of it. An entry always restores the caller's environment. */
 #ifndef INSTEP_CPU_ENVIRONMENT_H
 #define INSTEP_CPU_ENVIRONMENT_H
 
@@ -13,8 +13,8 @@
 
 namespace {
 
-/* Threads inherit flush-to-zero and rounding modes from whoever set them (a library linked with -ffast-math is
- * enough), so each entry runs in the IEEE default environment and restores the caller's. */
+/* Threads inherit flush-to-zero and rounding modes; a library linked with -ffast-math is enough to set them. Each entry
+ * therefore runs in the IEEE default environment. */
 class IeeeEnvironment {
   public:
 #if defined(__x86_64__)

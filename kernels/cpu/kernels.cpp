@@ -1,8 +1,8 @@
 /* The CPU's kernels: one table of C entries per instruction set.
  *
  * Compiled once per instruction set with INSTEP_KERNELS naming the exported symbol; all else has internal linkage.
- * Every entry opens the IEEE environment and calls what computes, which is not inlined. No C++ runtime, no allocation,
- * no state of its own. */
+ * Every entry opens the IEEE environment and calls the function that computes, which is not inlined. This file uses no
+ * C++ runtime, allocates nothing and keeps no state. */
 #include "abi_layout.h"
 #include "cpu/buffers.h"
 #include "cpu/ceiling.h"

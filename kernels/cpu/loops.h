@@ -1,7 +1,7 @@
 /* The CPU's loops around a rule: f32 in, f32 out, a vector at a time.
  *
- * A loop knows nothing of tiles, dtypes or who calls it. Must stay free of branches on data, or it would not
- * vectorise on some instruction set. */
+ * A loop knows nothing of tiles, dtypes or its callers. It has no branch on data, which would keep some instruction
+ * set from vectorising it. */
 #ifndef INSTEP_CPU_LOOPS_H
 #define INSTEP_CPU_LOOPS_H
 
@@ -22,7 +22,7 @@ INSTEP_INLINE void prefetch_block(const Element* x) {
     }
 }
 
-/* What a stretch of elements contained, gathered without a branch. */
+/* Special values among the elements of a loop, found without a branch. */
 struct Seen {
     uint32_t overflow = 0; /* top bit: a gradient is infinite or NaN */
     uint32_t nan = 0;      /* a value was stored that may be a NaN with a payload */
@@ -53,7 +53,7 @@ INSTEP_INLINE void step_elements(const typename Rule::Scalars& s, uint32_t flags
     seen.nan |= nan;
 }
 
-/* A state that the rule does not keep has no address to count from. */
+/* A state that the rule does not keep has a null address. */
 INSTEP_INLINE float* from(float* state, uint32_t i) { return state ? state + i : nullptr; }
 
 template <class Rule>
@@ -75,10 +75,10 @@ INSTEP_INLINE Seen step_blocks(const typename Rule::Scalars& s, uint32_t flags, 
     return seen;
 }
 
-/* One run of one segment. The streams never overlap: they are different memories. The two commonest sets of flags get
- * loops of their own, in which they are constants: a select that never changes is three instructions per vector on
- * SSE2. NaNs are rare, so they are made canonical afterwards. Noinline keeps the register pressure of the dispatch out
- * of the loop, and the IEEE environment from being reordered into it. */
+/* One run of one segment. The streams never overlap: they are different memories. The two commonest sets of flags have
+ * loops of their own, in which the flags are constants: a select that never changes costs three instructions per vector
+ * on SSE2. NaNs are rare, so they are made canonical afterwards. `noinline` keeps the register pressure of the dispatch
+ * out of the loop, and keeps the loop inside the IEEE environment. */
 template <class Rule>
 __attribute__((noinline)) uint32_t step_run(const typename Rule::Scalars& scalars, float multiplier, uint32_t count, float* p,
                                             const float* g, float* state0, float* state1, float* state2) {

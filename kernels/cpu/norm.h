@@ -1,6 +1,6 @@
 /* Tiles of a bucket, added to the norm of the pass on a CPU.
  *
- * Reads gradients alone: the arguments may name no parameter and no state. */
+ * It reads gradients alone, since the arguments may hold no parameter and no state. */
 #ifndef INSTEP_CPU_NORM_H
 #define INSTEP_CPU_NORM_H
 

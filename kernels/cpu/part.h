@@ -1,7 +1,7 @@
 /* One run of one segment on a CPU: its streams opened as f32, stepped, and stored again.
  *
- * Knows every memory of a step and no thread, tile or rule. Must close what it has opened in the order in which a GPU
- * does: what stands is what has been stored. */
+ * This file knows every memory of a step, and no thread, tile or rule. It stores the streams in the GPU's order, so
+ * that a copy and an average are of the stored parameter. */
 #ifndef INSTEP_CPU_PART_H
 #define INSTEP_CPU_PART_H
 
@@ -61,7 +61,7 @@ struct Part {
         return buffer;
     }
 
-    /* Afterwards `params` are the values that stand. */
+    /* Afterwards `params` are the stored values. */
     void close_params(float* params) const {
         if (args.param_dtype == INSTEP_DTYPE_F32) return;
         uint16_t* narrow = static_cast<uint16_t*>(param);
@@ -108,7 +108,7 @@ struct Part {
         }
     }
 
-    /* The stepped parameters once more, while they are in the cache: of the parameter's own dtype, its own bits. */
+    /* Copies the stepped parameters while they are in the cache. A copy of the parameter's dtype has its bits. */
     void copy(const float* params) const {
         if (args.copy_dtype == INSTEP_DTYPE_F32) {
             __builtin_memcpy(placed<float>(args.copy), params, count * sizeof(float));
@@ -119,7 +119,7 @@ struct Part {
         }
     }
 
-    /* All that is done with parameters once they have been stepped. */
+    /* Stores the stepped parameters, then the copy and the moving average. */
     void finish(float* params, bool is_first) const {
         close_params(params);
         if (args.copy) copy(params);

@@ -1,6 +1,6 @@
-/* The two launches of a rule that is scaled by norms, over one run on a CPU; numeric/scaled.h says what they are.
+/* The two launches of a rule that is scaled by norms, over one run on a CPU; numeric/scaled.h describes them.
  *
- * Must make the change from what has been stored, in both launches, or the norm would be of another one. */
+ * Both launches compute the change from stored values, so that the norm is that of the applied change. */
 #ifndef INSTEP_CPU_SCALED_H
 #define INSTEP_CPU_SCALED_H
 

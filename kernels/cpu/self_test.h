@@ -1,6 +1,6 @@
-/* What a build must do, tried before its first use.
+/* Checks of a build's arithmetic, run before its first use.
  *
- * Compiled with the flags of the build that it tests; must need nothing of the kernels but their arithmetic. */
+ * They are compiled with the flags of the build that they test, and depend on the kernels' arithmetic alone. */
 #ifndef INSTEP_CPU_SELF_TEST_H
 #define INSTEP_CPU_SELF_TEST_H
 
@@ -8,7 +8,7 @@
 
 namespace {
 
-/* Properties that flags can break without a macro to tell: contraction, subnormals, rounding to even. */
+/* Properties that flags can break and no macro reports: contraction, subnormals, rounding to even. */
 __attribute__((noinline)) uint32_t broken_property() {
     volatile float a = 1.0f + 0x1p-12f, negative_square = -(1.0f + 0x1p-11f);
     if (a * a + negative_square != 0.0f) return 1; /* a fused multiply-add would leave 2^-24 */

@@ -1,6 +1,7 @@
-/* What threads of the pool share of a pass: integers whose order does not matter.
+/* Atomic updates of the integers that threads of the pool share, and squares summed into them.
  *
- * Relaxed: who reads them comes behind the whole launch. Must never hold a float, whose sums depend on the order. */
+ * Relaxed order is enough: they are read after the whole launch. They are never floats, whose sums depend on the
+ * order. */
 #ifndef INSTEP_CPU_SQUARES_H
 #define INSTEP_CPU_SQUARES_H
 
@@ -22,7 +23,7 @@ void atomic_minimum(uint32_t* target, uint32_t value) {
     }
 }
 
-/* Squares of a run that starts with a leaf, as they are added up; and the largest magnitude. */
+/* The sum of squares of a run that starts with a leaf, and its largest magnitude. */
 struct Squares {
     uint64_t limbs[INSTEP_NORM_LIMBS] = {};
     int32_t worst = 0;

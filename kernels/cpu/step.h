@@ -1,4 +1,4 @@
-/* Tiles of a bucket, stepped on a CPU: what becomes of each, and the loop that its rule and its precision take.
+/* Tiles of a bucket, stepped on a CPU: the action on each, and the loop for its rule and precision.
  *
  * Any number of threads may have tiles of the same launch. The only shared writes are integer atomics, whose order does
  * not matter. */
@@ -22,20 +22,20 @@ void average_tile(const InstepStepArgs& args, const InstepTile& tile, float mult
     narrow_run(args.grad_dtype, tile.count, wide, narrow);
 }
 
-/* +0 is no bits in every dtype. */
+/* +0 is all bits zero in every dtype. */
 void zero_tile(const InstepStepArgs& args, const InstepTile& tile) {
     const uint64_t bytes = bytes_of(args.grad_dtype);
     __builtin_memset(static_cast<char*>(args.grads) + tile.grad_offset * bytes, 0, tile.count * bytes);
 }
 
-/* Whether one loop does it all. */
+/* Whether the bf16 loop can step the tile. */
 bool is_bfloat16_throughout(const InstepStepArgs& args) {
     const bool is_plain = args.master_kind == INSTEP_MASTER_NONE && !args.copy && !args.ema;
     const bool has_states = args.state_count == 0 || args.moments == INSTEP_MOMENTS_BF16;
     return is_plain && has_states && args.param_dtype == INSTEP_DTYPE_BF16 && args.grad_dtype == INSTEP_DTYPE_BF16;
 }
 
-/* All of it in one loop, from bf16 to bf16. */
+/* Steps a tile in one loop from bf16 to bf16. */
 template <class Rule>
 uint32_t step_bfloat16_tile(const InstepStepArgs& args, const InstepTile& tile, const typename Rule::Scalars& scalars,
                             float multiplier, RandomKey key) {

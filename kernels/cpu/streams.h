@@ -1,8 +1,8 @@
-/* Streams of a step as a CPU reads and writes them: whatever is not f32 passes through a few kilobytes of f32 in the
- * first-level cache, so that the rules' loops stay the f32 ones, whatever the dtypes.
+/* Streams of a step as a CPU reads and writes them. Other formats than f32 pass through a few kilobytes of f32 in the
+ * first-level cache, so that the rules' loops are f32 for all dtypes.
  *
- * Every loop vectorises on every instruction set. What is stored is written back into the buffer too, where storing
- * loses bits, so that a copy and an average are of the value that stands. Must give the bits of gpu/streams.cuh. */
+ * Every loop vectorises on every instruction set. Where storing loses bits, the stored value also replaces the one in
+ * the buffer, so that a copy and an average are of the stored value. The bits equal those of gpu/streams.cuh. */
 #ifndef INSTEP_CPU_STREAMS_H
 #define INSTEP_CPU_STREAMS_H
 
@@ -18,7 +18,7 @@ struct Rounding {
     RandomPosition position;
     bool stochastic;
 
-    INSTEP_INLINE Rounding behind(uint32_t elements) const {
+    INSTEP_INLINE Rounding advanced_by(uint32_t elements) const {
         Rounding later = *this;
         later.position.low += elements;
         later.position.high += later.position.low < elements;
@@ -124,7 +124,7 @@ __attribute__((noinline)) void encode_block(float scale, const RandomPosition& p
     }
 }
 
-/* Blocks from one's first element on. */
+/* The run starts at the first element of a block. */
 __attribute__((noinline)) void decode_run(bool is_signed, uint32_t count, const uint8_t* from, const float* scales,
                                           float* to) {
     for (uint32_t at = 0; at < count; at += INSTEP_QUANTUM) {
@@ -150,7 +150,7 @@ __attribute__((noinline)) void encode_run(bool is_signed, const Rounding& roundi
             __builtin_memset(to + at, 0, length);
             continue;
         }
-        const RandomPosition position = rounding.behind(at).position;
+        const RandomPosition position = rounding.advanced_by(at).position;
         if (is_signed) {
             rounding.stochastic ? encode_block<true, true>(scale, position, stream, length, from + at, to + at)
                                 : encode_block<true, false>(scale, position, stream, length, from + at, to + at);

@@ -1,12 +1,12 @@
-/* What happens once per pass on the GPU: open it, decide it, publish what came of it.
+/* The kernels that run once per pass on the GPU: they open it, decide it and publish its outcome.
  *
- * Only control.h's text run by threads, so the decisions are the CPU's bits. Nothing here waits, and the host learns
- * the outcome from mapped memory: no copy, no synchronisation. Must be ordered on one stream with the steps and norms
- * whose control block it is. */
+ * They run the functions of control.h, so the decisions are the CPU's bits. Nothing here waits. The host reads the
+ * outcome from mapped memory, without copy or synchronisation. They run on one stream with the steps and norms of
+ * their control block. */
 #include "numeric/control.h"
 
-/* One block, because all of it must know the settings' slot before the count of passes moves on. The ring is the host's
- * memory, so it is read once and side by side, and only the copy is looked things up in. */
+/* One block, because all threads must know the settings' slot before the count of passes is incremented. The ring is in
+ * host memory, so the threads read it once, in parallel, and then use the copy. */
 extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS)
     instep_begin(const __grid_constant__ InstepBeginArgs args) {
     if (blockIdx.x != 0) return;
@@ -27,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS)
     }
 }
 
-/* In front of the user's own code, on its stream. */
+/* Runs before the user's own code, on its stream. */
 extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS)
     instep_custom(const __grid_constant__ InstepStepArgs args) {
     if (blockIdx.x != 0) return;
@@ -35,12 +35,12 @@ extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS)
     for (uint64_t t = threadIdx.x; t < args.tile_count; t += INSTEP_GPU_THREADS) instruct(args, args.tiles[t]);
 }
 
-/* One thread, and the rest of its block idle: the answer is a handful of scalars. */
+/* One thread: the result is a few scalars. */
 extern "C" __global__ void instep_decide(const __grid_constant__ InstepDecideArgs args) {
     if (blockIdx.x == 0 && threadIdx.x == 0) decide(args);
 }
 
-/* One thread, behind the last step of the pass. */
+/* One thread, after the last step of the pass. */
 extern "C" __global__ void instep_publish(const __grid_constant__ InstepPublishArgs args) {
     if (blockIdx.x != 0 || threadIdx.x != 0) return;
     const InstepControl& control = *args.control;

@@ -1,7 +1,7 @@
-/* Leaves of an exact norm, a warp each: norm.h's order as a GPU keeps it.
+/* Leaves of an exact norm on the GPU, one warp per leaf, in the order that norm.h defines.
  *
- * Each lane keeps one limb of its warp's sum in a register, so that nothing is added atomically but one value per
- * limb at the end; integers have no order, so no launch shape changes a bit. Must be called by whole warps. */
+ * Each lane keeps one limb of its warp's sum in a register, so only one value per limb is added atomically at the end.
+ * Integer sums have no order, so no launch shape changes a bit. Whole warps call these functions. */
 #ifndef INSTEP_GPU_LEAVES_CUH
 #define INSTEP_GPU_LEAVES_CUH
 
@@ -35,7 +35,7 @@ INSTEP_DEVICE uint32_t largest_magnitude(const Four& a, const Four& b) {
     return __reduce_max_sync(0xffffffffu, static_cast<uint32_t>(worst));
 }
 
-/* What a warp has seen: this lane's limb, and the largest magnitude in every lane. */
+/* Sums of a warp: this lane's limb, and in every lane the largest magnitude. */
 struct LeafSums {
     uint64_t limb;
     uint32_t worst;

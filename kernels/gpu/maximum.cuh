@@ -1,7 +1,7 @@
-/* The largest magnitude of each block of 256 elements, which 8-bit states are scaled by: found by the two warps that
- * have it.
+/* The largest magnitude of each block of 256 elements, by which 8-bit states are scaled. The two warps that hold the
+ * block find it.
  *
- * Must be offered and asked for by every thread, with one barrier between. */
+ * Every thread calls `offer` and then `largest`, with one barrier between. */
 #ifndef INSTEP_GPU_MAXIMUM_CUH
 #define INSTEP_GPU_MAXIMUM_CUH
 
@@ -9,11 +9,11 @@
 
 namespace {
 
-/* Per state, the largest magnitude that each warp has. */
+/* The largest magnitude of each warp, per state. */
 using Slots = uint32_t[INSTEP_MAX_STATES][INSTEP_GPU_THREADS / 32];
 
-/* Shared memory: two sets in turn, so that one barrier a round is enough. Who writes to a set again has been through
- * the next round's barrier, which comes behind everybody's reads of it. */
+/* Shared memory: two sets in turn, so that one barrier a round is enough. A thread writes to a set again only after the
+ * next round's barrier, and every thread has read the set before that barrier. */
 struct MaximumSlots {
     Slots sets[2];
 };

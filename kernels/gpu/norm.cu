@@ -1,7 +1,7 @@
 /* The norm of a bucket on the GPU: a warp per leaf of 256 elements.
  *
- * Capping the grid keeps the values few that are added atomically. Must leave parameters and states alone: the
- * arguments may name none. */
+ * A capped grid keeps the atomic additions few. This kernel never touches parameters and states, since the arguments
+ * may hold none. */
 #include "numeric/control.h"
 #include "gpu/leaves.cuh"
 

@@ -1,8 +1,8 @@
-/* The two launches of a rule that is scaled by norms, over one tile on a GPU; numeric/scaled.h says what they are.
+/* The two launches of a rule that is scaled by norms, over one tile on a GPU; numeric/scaled.h describes them.
  *
- * A thread's four elements lie in one half of a leaf, so two warps have a leaf between them: they exchange halves,
- * and then one of them sums parameters and the other one changes. Every thread takes part in every round. Must give
- * the bits of cpu/scaled.h. */
+ * A thread's four elements lie in one half of a leaf, so two warps share a leaf. They exchange halves; then one
+ * sums parameters and the other sums changes. Every thread takes part in every round. The bits equal those of
+ * cpu/scaled.h. */
 #ifndef INSTEP_GPU_SCALED_CUH
 #define INSTEP_GPU_SCALED_CUH
 
@@ -21,7 +21,7 @@ struct Exchange {
     double norms[2][2];
 };
 
-/* What a tile's threads work with. */
+/* The data that the threads of a tile share. */
 struct ScaledTile {
     const Place& place;
     const Weights& weights;
@@ -38,7 +38,7 @@ INSTEP_DEVICE void read_states(const Place& place, uint32_t at, Four* states) {
     }
 }
 
-/* Afterwards `states` are what stands. */
+/* Afterwards `states` are the stored values. */
 template <class Rule, bool CODED>
 INSTEP_DEVICE void write_states(const Place& place, uint32_t at, Four* states, BlockMaximum& maximum) {
 #pragma unroll
@@ -63,7 +63,7 @@ INSTEP_DEVICE float change_at(const typename Rule::Scalars& s, uint32_t flags, u
     return Rule::change(s, flags, p.x[i], state);
 }
 
-/* Whole blocks: each sums its warps' limbs, and adds them. */
+/* A whole block calls this: it sums its warps' limbs and adds the totals. */
 INSTEP_DEVICE void add_sums(const LeafSums& sums, Exchange& exchange, InstepNorms& norms) {
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (lane < INSTEP_NORM_LIMBS) exchange.limbs[warp][lane] = sums.limb;
@@ -86,14 +86,15 @@ INSTEP_DEVICE uint32_t measure_tile(const ScaledTile& tile, const Run& gradients
     const bool sums_changes = warp % 2 == OF_CHANGE; /* and has the second half of its leaf */
     LeafSums sums = {};
     uint32_t nonfinite = 0;
-    if (place.count == 0) return 0; /* or the last tile's limbs would be written over while they are read */
+    if (place.count == 0) return 0; /* otherwise the last tile's limbs would be overwritten while they are read */
 #pragma unroll 1
     for (uint32_t round = 0; round < place.count; round += ELEMENTS_PER_ROUND) {
         const uint32_t at = round + 4 * threadIdx.x;
         Four p = tile.weights.read(at), states[INSTEP_MAX_STATES] = {}, change = {};
         read_states<Rule, CODED>(place, at, states);
         const Four sum = gradients.read_shifted(at);
-        const typename Rule::Scalars s = scalars_of<Rule>(place.record); /* behind the loads of the data, and anew each round: registers are short */
+        /* After the loads of the data, and again each round, to save registers. */
+        const typename Rule::Scalars s = scalars_of<Rule>(place.record);
         const float factor = Rule::factor(s, multiplier);
         const uint32_t flags = Rule::flags(s);
 #pragma unroll
@@ -115,7 +116,7 @@ INSTEP_DEVICE uint32_t measure_tile(const ScaledTile& tile, const Run& gradients
         of_lane[warp][lane] = make_float4(given.x[0], given.x[1], given.x[2], given.x[3]);
         __syncthreads();
         const float4 got = of_lane[warp ^ 1][lane];
-        sums.add(kept, {{got.x, got.y, got.z, got.w}}); /* whichever half is first: a pair is a sum of two */
+        sums.add(kept, {{got.x, got.y, got.z, got.w}}); /* in either order: a pair is a sum of two */
         tile.maximum.turn ^= 1;
     }
     add_sums(sums, tile.exchange, tile.norms);

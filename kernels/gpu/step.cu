@@ -3,7 +3,7 @@
  *
  * A block takes a tile, or every gridDim-th one if fewer blocks than tiles are launched; each thread has four
  * elements of every stream in flight. Dtypes and the number of states are branches on arguments: they cost no
- * register, where a template would multiply the kernels. Must give the bits of cpu/step.h, for every launch shape. */
+ * register, and a template would multiply the kernels. The bits equal those of cpu/step.h for every launch shape. */
 #include "numeric/control.h"
 #include "gpu/maximum.cuh"
 #include "gpu/scaled.cuh"
@@ -11,8 +11,8 @@
 
 namespace {
 
-/* States that the run lacks are zeros, not read and not written: a rule's scalars then leave them out. CODED states
- * need every thread in every round, for the barrier. */
+/* A state that this run does not keep reads as zero and is never written; a rule's scalars then leave it out. CODED
+ * states need every thread in every round, for the barrier. */
 template <class Rule, bool CODED>
 INSTEP_DEVICE uint32_t step_tile(const Place& place, const Weights& weights, const Run& gradients, float multiplier,
                                  BlockMaximum& maximum) {
@@ -30,7 +30,8 @@ INSTEP_DEVICE uint32_t step_tile(const Place& place, const Weights& weights, con
             states[k] = CODED ? read_codes(place, k, Rule::SIGNED >> k & 1, at) : read_state(place, k, at);
         }
         const Four sum = gradients.read_shifted(at);
-        const typename Rule::Scalars s = scalars_of<Rule>(place.record); /* behind the loads of the data, and anew each round: registers are short */
+        /* After the loads of the data, and again each round, to save registers. */
+        const typename Rule::Scalars s = scalars_of<Rule>(place.record);
         const float factor = Rule::factor(s, multiplier);
         const uint32_t flags = Rule::flags(s);
 #pragma unroll
@@ -42,7 +43,7 @@ INSTEP_DEVICE uint32_t step_tile(const Place& place, const Weights& weights, con
             for (uint32_t k = 0; k < Rule::STATES; ++k) states[k].x[i] = canonical(state[k]);
         }
 #pragma unroll
-        for (uint32_t k = 0; k < Rule::STATES; ++k) { /* first of all: what is stored needs no register any more */
+        for (uint32_t k = 0; k < Rule::STATES; ++k) { /* first: a stored value needs no register any more */
             if (CODED) {
                 maximum.offer(k, largest_magnitude(states[k], at, tile.count));
             } else if (k < args.state_count) {
@@ -76,7 +77,7 @@ INSTEP_DEVICE void average_tile(const InstepStepArgs& args, const InstepTile& ti
     }
 }
 
-/* Behind all reads of the tile, which belong to this block. */
+/* Runs after all reads of the tile, which only this block makes. */
 INSTEP_DEVICE void zero_tile(const InstepStepArgs& args, const InstepTile& tile) {
     const Run gradients = {args.grads, tile.grad_offset, args.grad_dtype, tile.count};
     __syncthreads();
@@ -96,7 +97,7 @@ struct Optional<false, T> {
     INSTEP_DEVICE T* address() { return nullptr; }
 };
 
-/* What a kernel's threads share. */
+/* The data that a kernel's threads share. */
 template <class Rule, bool CODED>
 struct Shared {
     Optional<CODED, MaximumSlots> slots;
@@ -110,13 +111,13 @@ INSTEP_DEVICE void step_bucket(const InstepStepArgs& args, Shared<Rule, CODED>& 
     uint32_t nonfinite = 0;
 #pragma unroll 1
     for (uint64_t t = blockIdx.x; t < args.tile_count; t += gridDim.x) {
-        const InstepTile& tile = args.tiles[t]; /* a copy would cost registers that sm_120 has not */
+        const InstepTile& tile = args.tiles[t]; /* a copy would cost registers that sm_120 lacks */
         InstepRecord& record = args.records[tile.record];
         const uint32_t action = record_action(args, record);
         if (action == INSTEP_ACTION_AVERAGE && is_last) {
             average_tile(args, tile, average_multiplier(args, record));
         } else if (action == INSTEP_ACTION_STEP) {
-            if (!args.control->skip) { /* read anew: a register less through the whole tile */
+            if (!args.control->skip) { /* read again, which saves a register throughout the tile */
                 const Place place = {args, tile, record, tile.count};
                 const Weights weights = {place, param_of(args, tile)};
                 const Run gradients = {args.grads, tile.grad_offset, args.grad_dtype, tile.count};
@@ -144,8 +145,8 @@ INSTEP_DEVICE void step_bucket(const InstepStepArgs& args, Shared<Rule, CODED>& 
 
 }  // namespace
 
-/* Shared memory is declared in a kernel, not in a template of it: g++, for which it is static, would place the
- * template's among other statics, where host-run-lane.py neither spoils nor watches it. */
+/* Shared memory is declared in a kernel, not in a template. g++ takes it as static and would place a template's among
+ * other statics, where host-run-lane.py neither overwrites nor watches it. */
 #define OPTIMIZER(name, Rule, min_states, max_states)                            \
     extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS, 4)          \
         instep_step_##name(const __grid_constant__ InstepStepArgs args) {        \

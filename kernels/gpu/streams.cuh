@@ -1,7 +1,7 @@
-/* Streams of a step as a GPU reads and writes them, four elements a thread at a time, whatever they are stored as.
+/* Streams of a step as a GPU reads and writes them: four elements a thread at a time, in every format.
  *
- * What is stored is written back into the registers too, where storing loses bits, so that a copy and an average are of
- * the value that stands. Formats are branches on arguments, the same for all threads. Must give the bits of
+ * Where storing loses bits, the stored value also replaces the one in registers, so that a copy and an average are of
+ * the stored value. Formats are branches on arguments, the same for all threads. The bits equal those of
  * cpu/streams.h. */
 #ifndef INSTEP_GPU_STREAMS_CUH
 #define INSTEP_GPU_STREAMS_CUH
@@ -13,7 +13,7 @@
 
 namespace {
 
-/* A tile, and how what loses bits of it is rounded. References, because copies would cost registers. */
+/* A tile, and the rounding of values that lose bits. References, because copies would cost registers. */
 struct Place {
     const InstepStepArgs& args;
     const InstepTile& tile;
@@ -47,7 +47,7 @@ INSTEP_DEVICE Packed narrowed_stochastically(const Place& place, uint32_t at, ui
     return packed;
 }
 
-/* The parameters, with what stands behind them. */
+/* The parameters, with their master weights. */
 struct Weights {
     const Place& place;
     void* param;
@@ -72,7 +72,7 @@ struct Weights {
         return four;
     }
 
-    /* Returns the parameters as 16 bits, if they are; `four` becomes what stands. */
+    /* Returns the parameters in 16 bits, if they have 16; `four` becomes the stored values. */
     INSTEP_DEVICE Packed write(uint32_t at, Four& four) const {
         const InstepStepArgs& args = place.args;
         const uint32_t count = place.count;
@@ -88,7 +88,7 @@ struct Weights {
             params = args.stochastic ? narrowed_stochastically(place, at, PARAM_STREAM, four)
                                      : narrowed(four, args.param_dtype);
             four = widened(params, args.param_dtype);
-            /* A copy in f32 stores it, and an f16 NaN is widened with a payload that differs between machines. */
+            /* Widening an f16 NaN gives a payload that differs between machines, and a copy in f32 would store it. */
 #pragma unroll
             for (uint32_t i = 0; i < 4; ++i) four.x[i] = canonical(four.x[i]);
         } else {
@@ -133,7 +133,7 @@ INSTEP_DEVICE Four read_state(const Place& place, uint32_t k, uint32_t at) {
     return widened(load(place.of<uint16_t>(args.states[k]), at, place.count), INSTEP_DTYPE_BF16);
 }
 
-/* Returns what stands. */
+/* Returns the stored values. */
 INSTEP_DEVICE Four write_state(const Place& place, uint32_t k, uint32_t at, const Four& four) {
     const InstepStepArgs& args = place.args;
     if (args.moments == INSTEP_MOMENTS_F32) {
@@ -166,7 +166,7 @@ INSTEP_DEVICE Four read_codes(const Place& place, uint32_t k, bool is_signed, ui
     return decoded(load(place.of<uint8_t>(place.args.states[k]), at, place.count), is_signed, *scale_of(place, k, at));
 }
 
-/* What lies behind the run is in no block. */
+/* Elements past the end of the run are in no block. */
 INSTEP_DEVICE uint32_t largest_magnitude(const Four& four, uint32_t at, uint32_t count) {
     uint32_t largest = 0;
 #pragma unroll
@@ -177,8 +177,8 @@ INSTEP_DEVICE uint32_t largest_magnitude(const Four& four, uint32_t at, uint32_t
     return largest;
 }
 
-/* `largest` is the block's. The thread with its first element writes the scale, behind everybody's read of the old one.
- * Returns what stands. */
+/* `largest` is the block's. The thread with its first element writes the scale, after every thread has read the old
+ * one. Returns the stored values. */
 INSTEP_DEVICE Four write_codes(const Place& place, uint32_t k, bool is_signed, uint32_t at, const Four& four,
                                uint32_t largest) {
     if (at >= place.count) return {};
@@ -198,7 +198,7 @@ INSTEP_DEVICE Four write_codes(const Place& place, uint32_t k, bool is_signed, u
     return decoded(codes, is_signed, scale);
 }
 
-/* The parameters once more: of their own dtype, their own bits. */
+/* Copies the parameters. A copy of their own dtype has their bits. */
 INSTEP_DEVICE void write_copy(const Place& place, uint32_t at, const Four& four, const Packed& params) {
     const InstepStepArgs& args = place.args;
     if (args.copy_dtype == args.param_dtype && args.param_dtype != INSTEP_DTYPE_F32) {

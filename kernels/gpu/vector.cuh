@@ -1,9 +1,10 @@
 /* Four neighbouring elements of a stream per thread: one wide access where it is aligned and whole.
  *
- * A warp's request is then contiguous whole sectors: 16 bytes a lane on f32, 8 on 16-bit streams. What is misaligned or
- * cut off by the end of its run goes element by element, except for a gradient: a foreign bucket may start at any
- * element, so whole aligned words around it are read and shifted. Must never touch a byte outside the run
- * [run, run + count), not even in an aligned word that cannot fault: its neighbours may be written meanwhile. */
+ * A warp's request is then contiguous whole sectors: 16 bytes a lane on f32, 8 on 16-bit streams. Four elements that
+ * are misaligned or cut off by the end of their run are accessed one by one. Gradients are the exception: a foreign
+ * bucket may start at any element, so whole aligned words around it are read and shifted. No access touches a byte
+ * outside the run [run, run + count), not even in an aligned word that cannot fault: its neighbours may be written
+ * meanwhile. */
 #ifndef INSTEP_GPU_VECTOR_CUH
 #define INSTEP_GPU_VECTOR_CUH
 
@@ -13,7 +14,7 @@
 
 namespace {
 
-/* Of a block, while each thread has four. */
+/* Elements of a block while each thread has four. */
 constexpr uint32_t ELEMENTS_PER_ROUND = 4 * INSTEP_GPU_THREADS;
 
 struct Four {
@@ -25,7 +26,7 @@ struct Packed {
     uint32_t word[2];
 };
 
-/* `bytes` is what four elements take. */
+/* `bytes` is the size of four elements. */
 INSTEP_DEVICE bool is_whole(const void* first, uint32_t bytes, uint32_t at, uint32_t count) {
     return reinterpret_cast<uintptr_t>(first) % bytes == 0 && at + 4 <= count;
 }
@@ -100,12 +101,12 @@ INSTEP_DEVICE void store(uint8_t* run, uint32_t at, uint32_t count, uint32_t wor
     }
 }
 
-/* Elements by which a run starts behind an aligned four. */
+/* Elements from an aligned four to the start of a run. */
 INSTEP_DEVICE uint32_t misalignment(const void* run, uint32_t element_bytes) {
     return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(run) / element_bytes % 4);
 }
 
-/* As `load`, by two aligned words wherever both lie inside the run; `at` is a multiple of four. */
+/* As `load`, but with two aligned words where both lie inside the run; `at` is a multiple of four. */
 INSTEP_DEVICE Four load_shifted(const float* run, uint32_t at, uint32_t count) {
     const uint32_t shift = misalignment(run, 4);
     if (shift == 0 || at < shift || at - shift + 8 > count) return load(run, at, count);
@@ -125,8 +126,8 @@ INSTEP_DEVICE Packed load_shifted(const uint16_t* run, uint32_t at, uint32_t cou
     if (shift == 0 || at < shift || at - shift + 8 > count) return load(run, at, count);
     const uint2* words = reinterpret_cast<const uint2*>(run + (at - shift));
     const uint2 a = words[0], b = words[1];
-    /* The words from the one with the first element on; an odd shift leaves that in the upper half, and needs a
-     * third. */
+    /* The words from the one with the first element on. After an odd shift that element is in the upper half, and a
+     * third word is needed. */
     const uint32_t first = shift & 2 ? a.y : a.x, second = shift & 2 ? b.x : a.y, third = shift & 2 ? b.y : b.x;
     if (shift == 2) return {{first, second}};
     return {{first >> 16 | second << 16, second >> 16 | third << 16}};
@@ -152,7 +153,7 @@ INSTEP_DEVICE Packed narrowed(const Four& four, uint32_t dtype) {
     return packed;
 }
 
-/* A run of a stream whose dtype is an argument. Only gradients are read so: they alone may be foreign memory. */
+/* A run of a stream whose dtype is an argument. Only gradients are read this way: they alone may be foreign memory. */
 struct Run {
     void* base;
     uint64_t offset; /* elements */
@@ -163,7 +164,7 @@ struct Run {
         return widened(load(static_cast<const uint16_t*>(base) + offset, at, count), dtype);
     }
 
-    /* Nobody may write to the run meanwhile: the words hold neighbours' elements, too. */
+    /* No thread may write to the run meanwhile: the words also hold neighbours' elements. */
     INSTEP_DEVICE Four read_shifted(uint32_t at) const {
         if (dtype == INSTEP_DTYPE_F32) return load_shifted(static_cast<const float*>(base) + offset, at, count);
         return widened(load_shifted(static_cast<const uint16_t*>(base) + offset, at, count), dtype);
@@ -174,7 +175,7 @@ struct Run {
         store(static_cast<uint16_t*>(base) + offset, at, count, narrowed(four, dtype));
     }
 
-    /* +0 is no bits in every dtype. */
+    /* +0 is all bits zero in every dtype. */
     INSTEP_DEVICE void clear(uint32_t at) const {
         if (dtype == INSTEP_DTYPE_F32) return store(static_cast<float*>(base) + offset, at, count, Four{});
         store(static_cast<uint16_t*>(base) + offset, at, count, Packed{});

@@ -1,7 +1,7 @@
 /* The decisions of a pass, made where the gradients are: scalars, gradient multiplier, clip, skip.
  *
- * f64 throughout, each result rounded once. Must stay free of anything that depends on thread or launch shape, so
- * that a control kernel can run the same text. */
+ * All arithmetic is f64, and each result is rounded once. Nothing here depends on threads or launch shape, so the GPU's
+ * control kernels run the same text. */
 #ifndef INSTEP_NUMERIC_CONTROL_H
 #define INSTEP_NUMERIC_CONTROL_H
 
@@ -13,7 +13,7 @@ namespace {
 
 static_assert(sizeof(InstepTile) == 64 && sizeof(InstepStatus) == 64, "one cache line each");
 
-/* A count of ranks, which a SUM of gradients has made: an element like them. */
+/* A count of ranks. The gradients' SUM made it, so it is an element of their dtype. */
 INSTEP_INLINE float count_at(const void* count, uint32_t grad_dtype) {
     if (grad_dtype == INSTEP_DTYPE_F32) return *static_cast<const float*>(count);
     return widened(*static_cast<const uint16_t*>(count), grad_dtype);
@@ -33,7 +33,7 @@ INSTEP_INLINE void count_this_rank(uint64_t address, uint32_t grad_dtype) {
     }
 }
 
-/* Ranks to take the mean over. Where nobody contributed nothing is stepped, and any divisor will do. */
+/* Ranks to take the mean over. If no rank contributed, nothing is stepped, and the divisor does not matter. */
 INSTEP_INLINE double divisor_of(const InstepControl& control, const void* contributors, uint32_t grad_dtype) {
     if (control.divisor > 0.0) return control.divisor;
     const float ranks = count_at(contributors, grad_dtype);
@@ -46,7 +46,7 @@ INSTEP_INLINE double clip_coefficient(double max_norm, double norm) {
     return clip >= 1.0 ? 1.0 : canonical(clip);
 }
 
-/* Opens a pass in one control block: nothing is decided yet but what the pass before has told, and the accumulators are
+/* Opens a pass in one control block. Only the decisions that depend on the previous pass are made; the accumulators are
  * empty. */
 INSTEP_INLINE void begin_pass(const InstepBeginArgs& args, InstepControl* control) {
     const double divisor = args.divisor;
@@ -67,7 +67,7 @@ INSTEP_INLINE void begin_pass(const InstepBeginArgs& args, InstepControl* contro
     control->decided = 0;
 }
 
-/* A record holds the scalars of its own rule, as bytes: only the rule's header knows what they mean. A GPU's compiler
+/* A record holds the scalars of its own rule as bytes: only the rule's header knows their meaning. A GPU's compiler
  * would copy them one byte at a time. */
 template <class Rule>
 INSTEP_INLINE typename Rule::Scalars scalars_of(const InstepRecord& record) {
@@ -89,8 +89,8 @@ INSTEP_INLINE void set_scalars(InstepRecord* record, const typename Rule::Scalar
 #endif
 }
 
-/* The scalars of a record's next update. A rule that carries a number takes that, too, and says what it will be:
- * none of the others has to know. */
+/* The scalars of a record's next update. A rule that carries a number also takes that, and sets its next value;
+ * the other rules need not know. */
 template <class Rule, class Hyper>
 INSTEP_INLINE auto prepared(const Hyper& hyper, InstepRecord* record, int)
     -> decltype(Rule::prepare(hyper, record->steps + 1, record->carried)) {
@@ -111,7 +111,7 @@ INSTEP_INLINE void begin_record(const InstepBeginArgs& args, uint64_t index) {
     record->stepped = 0;
     record->action = args.actions[index];
     if (args.norms) empty(&args.norms[index]);
-    /* Until said otherwise; all segments of a bucket write the same 1 to its count. */
+    /* The default; all segments of a bucket write the same 1 to its count. */
     if (record->tail) count_this_rank(record->tail, args.grad_dtype);
     if (record->contributors) count_this_rank(record->contributors, args.grad_dtype);
     InstepHyper hyper = args.hypers[record->hyper];
@@ -130,8 +130,8 @@ INSTEP_INLINE void begin_record(const InstepBeginArgs& args, uint64_t index) {
     }
 }
 
-/* A GPU's compiler knows device memory only by a base among the kernel's arguments; an address out of a table it would
- * access as if it might be shared or local memory. */
+/* A GPU's compiler recognises device memory only by a base among the kernel's arguments. It would access an address
+ * from a table as if it might be shared or local memory. */
 INSTEP_INLINE void* param_of(const InstepStepArgs& args, const InstepTile& tile) {
 #if defined(__CUDA_ARCH__)
     return static_cast<char*>(args.param_base) + tile.param;
@@ -140,7 +140,7 @@ INSTEP_INLINE void* param_of(const InstepStepArgs& args, const InstepTile& tile)
 #endif
 }
 
-/* What to do with a segment whose bucket has been reduced: unused on every rank means leave. */
+/* The action on a segment whose bucket has been reduced. A segment that no rank used is left alone. */
 INSTEP_INLINE uint32_t record_action(const InstepStepArgs& args, const InstepRecord& record) {
     const uint32_t dtype = args.grad_dtype;
     if (record.tail && count_at(record.tail, dtype) == 0.0f) return INSTEP_ACTION_LEAVE;
@@ -152,7 +152,7 @@ INSTEP_INLINE double divisor_of(const InstepStepArgs& args, const InstepRecord& 
     return divisor_of(*args.control, reinterpret_cast<const void*>(record.contributors), args.grad_dtype);
 }
 
-/* What a reduced gradient is multiplied by: known since Begin or Decide, or else told by its bucket's own count. */
+/* Multiplies a reduced gradient. It is known since Begin or Decide, or else comes from the bucket's own count. */
 INSTEP_INLINE float step_multiplier(const InstepStepArgs& args, const InstepRecord& record) {
     const InstepControl& control = *args.control;
     if (args.local) return control.local_multiplier;
@@ -167,7 +167,7 @@ INSTEP_INLINE float average_multiplier(const InstepStepArgs& args, const InstepR
     return static_cast<float>(1.0 / divisor_of(args, record));
 }
 
-/* What the user's own code does with a segment: decided here, in front of it, since it cannot look at skip and tail. */
+/* Decides the action of the user's own code on a segment, before that code runs: it cannot read skip and tail. */
 INSTEP_INLINE void instruct(const InstepStepArgs& args, const InstepTile& tile) {
     if (!tile.first) return;
     InstepRecord& record = args.records[tile.record];
@@ -177,9 +177,8 @@ INSTEP_INLINE void instruct(const InstepStepArgs& args, const InstepTile& tile) 
     if (steps) record.stepped = 1;
 }
 
-/* The loss scale of the next pass, as torch.amp.GradScaler has it: smaller behind a skipped pass, larger behind an
- * unbroken run of the others. A scale that could not be divided out in f32 is not taken: the one that stands goes
- * on. */
+/* The loss scale of the next pass, as in torch.amp.GradScaler: smaller after a skipped pass, larger after an unbroken
+ * run of the others. A scale that could not be divided out in f32 is not taken; the current one stays. */
 INSTEP_INLINE void adapt_loss_scale(const InstepDecideArgs& args) {
     InstepControl* control = args.control;
     double factor = 1.0;
@@ -196,7 +195,7 @@ INSTEP_INLINE void adapt_loss_scale(const InstepDecideArgs& args) {
     if (scale >= 0x1p-126f && static_cast<double>(scale) <= args.largest_loss_scale) control->next_loss_scale = scale;
 }
 
-/* Norm of the averaged gradients, clip coefficient, whether to skip, and what that means for the next pass.
+/* Norm of the averaged gradients, clip coefficient, whether to skip, and the consequences for the next pass.
  * Without skip_nonfinite a non-finite norm clips as IEEE says: infinity to 0, NaN to NaN. */
 INSTEP_INLINE void decide(const InstepDecideArgs& args) {
     InstepControl* control = args.control;
@@ -208,11 +207,11 @@ INSTEP_INLINE void decide(const InstepDecideArgs& args) {
         control->clip = clip_coefficient(args.max_norm, control->norm);
     }
     control->multiplier = canonical(static_cast<float>(multiplier * control->clip));
-    /* What the step would see counts: a finite sum may overflow when a small loss scale is divided out. */
+    /* Tests the gradient as the step sees it: a finite sum may overflow when a small loss scale is divided out. */
     control->skip = args.skip_nonfinite && is_nonfinite(float_of(worst) * control->multiplier);
     if (control->skip) control->clip = 1.0;
     control->decided = 1;
-    /* The status is of the pass. Decisions follow each other, so nobody else writes there. */
+    /* The status is of the pass. Decisions follow each other, so no other thread writes there. */
     if (args.pass_control && is_nonfinite(float_of(worst) * control->multiplier) &&
         args.bucket < args.pass_control->first_nonfinite_bucket) {
         args.pass_control->first_nonfinite_bucket = args.bucket;

@@ -1,7 +1,7 @@
 /* How an element of each dtype is stored: its size, and its conversion from and to f32.
  *
- * Every choice by dtype that could take one for another is a switch here, without a default, so that the compiler
- * refuses a dtype that one of them does not know (-Werror=switch). */
+ * It depends on math.h. Each switch lists every dtype and has no default, so the compiler refuses one that a switch
+ * lacks (-Werror=switch). */
 #ifndef INSTEP_NUMERIC_DTYPE_H
 #define INSTEP_NUMERIC_DTYPE_H
 
@@ -18,7 +18,7 @@ INSTEP_INLINE uint32_t bytes_of(uint32_t dtype) {
     __builtin_unreachable();
 }
 
-/* The 16-bit dtypes. One of 32 bits passes as it is, and never comes here. */
+/* Conversions of the 16-bit dtypes. f32 needs none, so no caller passes it. */
 INSTEP_INLINE float widened(uint16_t x, uint32_t dtype) {
     switch (static_cast<InstepDtype>(dtype)) {
         case INSTEP_DTYPE_BF16: return from_bfloat16(x);

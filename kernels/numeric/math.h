@@ -66,7 +66,7 @@ INSTEP_INLINE double double_of(uint64_t bits) {
 #endif
 }
 
-/* Correctly rounded everywhere; division is, by the flags of the build. */
+/* Correctly rounded everywhere. So is division, by the flags of the build. */
 INSTEP_INLINE float square_root(float x) {
 #if defined(__CUDA_ARCH__)
     return __fsqrt_rn(x);
@@ -93,7 +93,7 @@ INSTEP_INLINE float canonical(float x) { return x == x ? x : float_of(0x7fffffff
 INSTEP_INLINE double canonical(double x) { return x == x ? x : double_of(0x7ff8000000000000ull); }
 
 /* f32 as bf16, to the nearest, ties to even; NaN becomes 0x7fff. A GPU has an instruction for it, a CPU does it by
- * integers; tests/cuda/gpu/conversions.rs holds one against the other. */
+ * integers; tests/cuda/gpu/conversions.rs compares the two. */
 INSTEP_INLINE uint16_t bfloat16_by_integers(float x) {
     const uint32_t bits = bits_of(x);
     const uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
@@ -110,7 +110,7 @@ INSTEP_INLINE uint16_t bfloat16_of(float x) {
 #endif
 }
 
-/* The bf16 below or above in magnitude, above with the chance that keeps the mean, by 16 random bits. What lies
+/* The bf16 below or above in magnitude, above with the probability that keeps the mean, by 16 random bits. A value
  * between the largest bf16 and infinity may become either. */
 INSTEP_INLINE uint16_t bfloat16_stochastic(float x, uint32_t random) {
     const uint32_t rounded = (bits_of(x) + random) >> 16;
@@ -162,7 +162,7 @@ INSTEP_INLINE float from_half(uint16_t x) {
 /* The larger value; a NaN survives if it is in `y`. fmaxf would drop it, and is a libm call under g++. */
 INSTEP_INLINE float larger(float x, float y) { return x > y ? x : y; }
 
-/* size * sign(x) by two comparisons: no product that could underflow. Zero for both zeros, and for NaN, as
+/* size * sign(x) by two comparisons: no product that could underflow. Zero for both zeros and for NaN, like
  * torch.sign. */
 INSTEP_INLINE float with_sign(float size, float x) { return x > 0.0f ? size : x < 0.0f ? -size : 0.0f; }
 

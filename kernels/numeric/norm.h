@@ -1,10 +1,10 @@
-/* Sum of squares whose bits no cut of the work can change.
+/* Sum of squares whose bits do not depend on how the work is cut.
  *
  * A leaf is 256 consecutive elements of one parameter, counted from its start; its squares are summed in f64 in
  * one fixed order (an f32 square is exact there). Leaf sums are then added as integers, which have no order: the
  * same bits for any bucket cap, launch shape, thread count, atomics order or rank count. Limb k of the
  * accumulator weighs 2^(32k - 352). Idea: Kulisch's long accumulator, kept sparse (three limbs per addition).
- * Must never see a leaf cut in two; tiles and shards are therefore multiples of 256 elements of a parameter. */
+ * No leaf is ever cut in two: tiles and shards are multiples of 256 elements of a parameter. */
 #ifndef INSTEP_NUMERIC_NORM_H
 #define INSTEP_NUMERIC_NORM_H
 
@@ -59,7 +59,7 @@ INSTEP_INLINE double limbs_value(const uint64_t* limbs) {
     return static_cast<double>(head | (sticky != 0)) * double_of(static_cast<uint64_t>(exponent + 1023) << 52);
 }
 
-/* The norm of what has been added, the largest magnitude being `worst`. */
+/* The norm of the elements that were added, `worst` being their largest magnitude. */
 INSTEP_INLINE double norm_value(const uint64_t* limbs, uint32_t worst) {
     if (worst > INSTEP_F32_INFINITY_BITS) return double_of(0x7ff8000000000000ull);
     if (worst == INSTEP_F32_INFINITY_BITS) return double_of(0x7ff0000000000000ull);

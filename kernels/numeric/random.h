@@ -2,7 +2,7 @@
  *
  * The element is counted over the whole layout in registration order, the update over the parameter's own ones, so
  * the result is the same bits for any bucket, shard, launch shape, thread and instruction set, and a resumed run
- * draws what the unbroken one would have. Must keep no state. Salmon et al., "Parallel random numbers: as easy as 1,
+ * draws the same bits as an unbroken one. There is no state. Salmon et al., "Parallel random numbers: as easy as 1,
  * 2, 3", SC 2011, for generators that count; the mixer is Wellons' lowbias32. */
 #ifndef INSTEP_NUMERIC_RANDOM_H
 #define INSTEP_NUMERIC_RANDOM_H
@@ -14,7 +14,7 @@ namespace {
 /* Streams that are rounded: the parameter, then the states. */
 constexpr uint32_t PARAM_STREAM = 0, FIRST_STATE_STREAM = 1;
 
-/* Of one update of one parameter. */
+/* The key of one update of one parameter. */
 struct RandomKey {
     uint32_t first, second;
 };
@@ -35,9 +35,8 @@ struct RandomPosition {
     INSTEP_INLINE RandomPosition(const RandomKey& key, uint64_t element)
         : key(key), low(static_cast<uint32_t>(element)), high(static_cast<uint32_t>(element >> 32)) {}
 
-    /* 16 bits for the i-th element of the run; i is below 2^31. The upper half of lowbias32, with one key in front
-     * and one between its two rounds: with the first alone, the draws of one update would be those of another one,
-     * shifted. */
+    /* 16 bits for the i-th element of the run; i is below 2^31. The upper half of lowbias32, with one key before
+     * its two rounds and one between them. With the first alone, one update's draws would be another's, shifted. */
     INSTEP_INLINE uint32_t bits(uint32_t i, uint32_t stream) const {
         const uint32_t element = low + i, above = high + (element < low);
         uint32_t x = element ^ (key.first + above * 0x9e3779b9u);

@@ -3,10 +3,10 @@
  *     bits(master) = (param << 16) + remainder                 16-bit remainder, two's complement
  *     bits(master) = (param << 16) + (remainder << 8)          8-bit remainder, two's complement
  *
- * So the parameter is its master rounded to the nearest bf16, ties away from zero (a remainder has no room for the
- * one tie that even would round down), and joining the two gives the master back, bit for bit. The layout is that of
+ * The parameter is therefore its master rounded to the nearest bf16, ties away from zero: a remainder has no room for
+ * the one tie that even would round down. Joining the two gives the master back, bit for bit. The layout is that of
  * apex's DistributedFusedAdam but for NaN: there a NaN's parameter turns into -0.0, here it stays NaN. A 24-bit
- * master is f32 rounded to a fraction of 15 bits. Must never lose a bit that it has not rounded away on purpose. */
+ * master is f32 rounded to a fraction of 15 bits. No other bit is ever lost. */
 #ifndef INSTEP_NUMERIC_REMAINDER_H
 #define INSTEP_NUMERIC_REMAINDER_H
 
@@ -32,8 +32,8 @@ INSTEP_INLINE float joined_with_16(uint16_t param, uint16_t remainder) {
     return canonical(float_of((static_cast<uint32_t>(param) << 16) + sign_extended(remainder, 16)));
 }
 
-/* To the nearest multiple of 2^8 of its bits, ties to even; `chance` of 8 bits in the place of one half rounds
- * stochastically. A NaN stays what it is. */
+/* To the nearest multiple of 2^8 of its bits, ties to even; 8 random bits in place of one half, `chance`,
+ * round stochastically. A NaN is unchanged. */
 INSTEP_INLINE float rounded_to_24(float master) {
     const uint32_t bits = bits_of(master);
     const uint32_t rounded = (bits + 0x7fu + (bits >> 8 & 1u)) & 0xffffff00u;
@@ -44,7 +44,7 @@ INSTEP_INLINE float rounded_to_24(float master, uint32_t chance) {
     return master == master ? float_of((bits_of(master) + chance) & 0xffffff00u) : master;
 }
 
-/* Of a master that has been rounded. */
+/* Splits a master that has been rounded. */
 INSTEP_INLINE Split split_to_8(float master) {
     const Split split = split_to_16(master);
     return {split.param, static_cast<uint16_t>(split.remainder >> 8)};

@@ -1,9 +1,9 @@
-/* Rules whose change is scaled by norms of the whole parameter, LAMB above all: what their two launches share.
+/* Rules whose change is scaled by norms of the whole parameter, such as LAMB: the code that their two launches share.
  *
  * The first launch moves the states and adds the squares of parameter and change to the record's InstepNorms, as
- * integers, so that the norms are the same bits for any cut of the work (norm.h). The second makes the change again,
- * from the states as they are stored, and scales it. A rule says by a member `change` that it is one of these; its
- * `update` then moves the states alone. Must not depend on who runs it: scales are made from the norms alone. */
+ * integers, so that the norms are the same bits for any cut of the work (norm.h). The second computes the change again,
+ * from the stored states, and scales it. A rule with a member `change` is one of these; its `update` moves the states
+ * alone. Scales depend on the norms alone, so they are the same on every device. */
 #ifndef INSTEP_NUMERIC_SCALED_H
 #define INSTEP_NUMERIC_SCALED_H
 
@@ -36,12 +36,12 @@ INSTEP_INLINE double norm_of(const InstepNorms& norms, uint32_t which) {
     return norm_value(norms.limbs[which], norms.nonfinite[which]);
 }
 
-/* NaN is neither. */
+/* False for NaN. */
 INSTEP_INLINE bool is_positive_and_finite(double norm) { return norm > 0.0 && norm <= 0x1.fffffffffffffp1023; }
 
-/* What a change is multiplied by. The ratio is 1 unless both norms have one: only what was not finite then becomes so.
- * A scale that f32 lacks is its largest: where gradients have been zero for a thousand steps, the change has all but
- * vanished, and an infinite scale would turn what is left of it into infinities. */
+/* The factor of a change. The ratio is 1 unless both norms are positive and finite, so that it makes no finite value
+ * infinite. A scale too large for f32 becomes its largest number: after a thousand steps of zero gradients the change
+ * is tiny, and an infinite scale would make it infinite. */
 template <class Rule>
 INSTEP_INLINE float step_scale(const typename Rule::Scalars& s, double param_norm, double change_norm) {
     const bool has_ratio = is_positive_and_finite(param_norm) && is_positive_and_finite(change_norm);

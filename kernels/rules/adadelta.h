@@ -1,4 +1,4 @@
-/* Adadelta: the update rule, and the only place where it is written.
+/* Adadelta: the update rule. It is written nowhere else.
  *
  *     g <- -g                                        if maximize
  *     g <- g + weight_decay * p                      if weight_decay != 0
@@ -15,7 +15,7 @@
 
 namespace {
 
-/* Of one update, each rounded once from f64. */
+/* Scalars of one update, each rounded once from f64. */
 struct AdadeltaScalars {
     float weight, lr, eps, weight_decay;
     uint32_t from_sample, maximize;
@@ -38,12 +38,12 @@ struct Adadelta {
         return s;
     }
 
-    /* What the summed gradient is multiplied by: the sign of `maximize` costs nothing there. */
+    /* Multiplies the summed gradient. The sign of `maximize` costs nothing here. */
     static INSTEP_INLINE float factor(const AdadeltaScalars& s, float multiplier) {
         return s.maximize ? -multiplier : multiplier;
     }
 
-    /* What `update` branches on; with constants for it, no select is left. */
+    /* The branches of `update`. Where they are constants, the loop has no select. */
     static constexpr uint32_t FROM_SAMPLE = 1, DECAY = 2;
     static constexpr uint32_t COMMON[2] = {0, DECAY};
 

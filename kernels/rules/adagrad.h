@@ -1,4 +1,4 @@
-/* Adagrad: the update rule, and the only place where it is written. t counts a parameter's own steps.
+/* Adagrad: the update rule. It is written nowhere else. t counts a parameter's own steps.
  *
  *     g <- -g                                        if maximize
  *     g <- g + weight_decay * p                      if weight_decay != 0
@@ -7,7 +7,7 @@
  *     p <- p - lr / (1 + (t - 1) * lr_decay) * g / (sqrt(s) + eps)
  *
  * Duchi, Hazan & Singer, "Adaptive Subgradient Methods for Online Learning and Stochastic Optimization", JMLR 12, 2011,
- * in the variant of torch.optim.Adagrad. Memory starts as zeros, so the first step brings the initial sum itself. */
+ * in the variant of torch.optim.Adagrad. State memory starts as zeros, so the first step adds the initial sum. */
 #ifndef INSTEP_RULES_ADAGRAD_H
 #define INSTEP_RULES_ADAGRAD_H
 
@@ -15,7 +15,7 @@
 
 namespace {
 
-/* Of one update, each rounded once from f64. */
+/* Scalars of one update, each rounded once from f64. */
 struct AdagradScalars {
     float step_size, eps, weight_decay, initial_sum;
     uint32_t first, maximize;
@@ -39,12 +39,12 @@ struct Adagrad {
         return s;
     }
 
-    /* What the summed gradient is multiplied by: the sign of `maximize` costs nothing there. */
+    /* Multiplies the summed gradient. The sign of `maximize` costs nothing here. */
     static INSTEP_INLINE float factor(const AdagradScalars& s, float multiplier) {
         return s.maximize ? -multiplier : multiplier;
     }
 
-    /* What `update` branches on; with constants for it, no select is left. */
+    /* The branches of `update`. Where they are constants, the loop has no select. */
     static constexpr uint32_t FIRST = 1, DECAY = 2;
     static constexpr uint32_t COMMON[2] = {0, DECAY};
 

@@ -1,4 +1,4 @@
-/* Adam and AdamW: the update rule, and the only place where it is written. t counts a parameter's own steps.
+/* Adam and AdamW: the update rule. It is written nowhere else. t counts a parameter's own steps.
  *
  *     g <- -g                                        if maximize
  *     g <- g + weight_decay * p                      if decay is coupled (Adam)
@@ -10,8 +10,8 @@
  *
  * Kingma & Ba, "Adam", ICLR 2015; Loshchilov & Hutter, "Decoupled Weight Decay Regularization", ICLR 2019;
  * Reddi, Kale & Kumar, "On the Convergence of Adam and Beyond", ICLR 2018 (the maximum is taken before bias
- * correction, as torch.optim does). The decay is subtracted, not multiplied: fl(1 - lr*weight_decay) misstates
- * it by 19 % at lr*weight_decay = 1e-7. */
+ * correction, as torch.optim does). The decay is subtracted, not multiplied: fl(1 - lr*weight_decay) is off
+ * by 19 % of the decay at lr*weight_decay = 1e-7. */
 #ifndef INSTEP_RULES_ADAM_H
 #define INSTEP_RULES_ADAM_H
 
@@ -19,7 +19,7 @@
 
 namespace {
 
-/* Of one update, each rounded once from f64. */
+/* Scalars of one update, each rounded once from f64. */
 struct AdamScalars {
     float weight1, weight2, step_size, inv_sqrt_bias_correction2, eps, weight_decay, lr_weight_decay;
     uint32_t from_sample1, from_sample2, amsgrad, maximize;
@@ -46,12 +46,12 @@ struct Adam {
         return s;
     }
 
-    /* What the summed gradient is multiplied by: the sign of `maximize` costs nothing there. */
+    /* Multiplies the summed gradient. The sign of `maximize` costs nothing here. */
     static INSTEP_INLINE float factor(const AdamScalars& s, float multiplier) {
         return s.maximize ? -multiplier : multiplier;
     }
 
-    /* What `update` branches on; with constants for it, no select is left. */
+    /* The branches of `update`. Where they are constants, the loop has no select. */
     static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, COUPLED = 4, DECOUPLED = 8, AMSGRAD = 16;
     static constexpr uint32_t WITH_STATES = STATES > 2 ? AMSGRAD : 0;
     static constexpr uint32_t COMMON[2] = {WITH_STATES | DECOUPLED, WITH_STATES};

@@ -1,4 +1,4 @@
-/* Adamax: the update rule, and the only place where it is written. t counts a parameter's own steps.
+/* Adamax: the update rule. It is written nowhere else. t counts a parameter's own steps.
  *
  *     g <- -g                                        if maximize
  *     g <- g + weight_decay * p                      if weight_decay != 0
@@ -15,7 +15,7 @@
 
 namespace {
 
-/* Of one update, each rounded once from f64. */
+/* Scalars of one update, each rounded once from f64. */
 struct AdamaxScalars {
     float weight1, weight2, step_size, eps, weight_decay;
     uint32_t from_sample1, from_sample2, maximize;
@@ -39,12 +39,12 @@ struct Adamax {
         return s;
     }
 
-    /* What the summed gradient is multiplied by: the sign of `maximize` costs nothing there. */
+    /* Multiplies the summed gradient. The sign of `maximize` costs nothing here. */
     static INSTEP_INLINE float factor(const AdamaxScalars& s, float multiplier) {
         return s.maximize ? -multiplier : multiplier;
     }
 
-    /* What `update` branches on; with constants for it, no select is left. */
+    /* The branches of `update`. Where they are constants, the loop has no select. */
     static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, DECAY = 4;
     static constexpr uint32_t COMMON[2] = {0, DECAY};
 

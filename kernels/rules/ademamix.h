@@ -1,4 +1,4 @@
-/* AdEMAMix: the update rule, and the only place where it is written. t counts a parameter's own steps.
+/* AdEMAMix: the update rule. It is written nowhere else. t counts a parameter's own steps.
  *
  *     g <- -g                                        if maximize
  *     m1 <- beta1 * m1 + (1 - beta1) * g
@@ -8,7 +8,7 @@
  *     p <- p - lr * (m1 / (1 - beta1^t) + alpha * m2) / denominator - lr * weight_decay * p
  *
  * Pagliardini, Ablin & Grangier, "The AdEMAMix Optimizer: Better, Faster, Older", 2024, algorithm 1. The slow average
- * m2 has no bias correction. The paper's warm-ups of alpha and beta3 are not here: that of beta3 takes logarithms, which
+ * m2 has no bias correction. Warm-ups of alpha and beta3 are left out: the one of beta3 takes logarithms, which
  * are not the same everywhere. The decay is decoupled, and subtracted as in adam.h. */
 #ifndef INSTEP_RULES_ADEMAMIX_H
 #define INSTEP_RULES_ADEMAMIX_H
@@ -17,7 +17,7 @@
 
 namespace {
 
-/* Of one update, each rounded once from f64. */
+/* Scalars of one update, each rounded once from f64. */
 struct AdEmaMixScalars {
     float weight1, weight2, weight3, fast_rate, slow_rate, inv_sqrt_bias_correction2, eps, lr_weight_decay;
     uint32_t from_sample1, from_sample2, from_sample3, maximize;
@@ -44,12 +44,12 @@ struct AdEmaMix {
         return s;
     }
 
-    /* What the summed gradient is multiplied by: the sign of `maximize` costs nothing there. */
+    /* Multiplies the summed gradient. The sign of `maximize` costs nothing here. */
     static INSTEP_INLINE float factor(const AdEmaMixScalars& s, float multiplier) {
         return s.maximize ? -multiplier : multiplier;
     }
 
-    /* What `update` branches on; with constants for it, no select is left. */
+    /* The branches of `update`. Where they are constants, the loop has no select. */
     static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, FROM_SAMPLE3 = 4, DECAY = 8;
     static constexpr uint32_t COMMON[2] = {0, DECAY};
 

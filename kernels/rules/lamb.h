@@ -1,4 +1,4 @@
-/* LAMB: the update rule, and the only place where it is written. t counts a parameter's own steps.
+/* LAMB: the update rule. It is written nowhere else. t counts a parameter's own steps.
  *
  *     g <- -g                                        if maximize
  *     m <- beta1 * m + (1 - beta1) * g
@@ -7,7 +7,7 @@
  *     p <- p - lr * (|p| / |u|) * u                  norms over the whole parameter; scaled.h
  *
  * You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", ICLR 2020, algorithm 2 with
- * phi(z) = z. u is made twice, from the states as they are stored: what is measured is what is applied. */
+ * phi(z) = z. Both launches compute u from the stored states, so the norm is that of the applied change. */
 #ifndef INSTEP_RULES_LAMB_H
 #define INSTEP_RULES_LAMB_H
 
@@ -15,7 +15,7 @@
 
 namespace {
 
-/* Of one update, each rounded once from f64. */
+/* Scalars of one update, each rounded once from f64. */
 struct LambScalars {
     double lr;
     float weight1, weight2, inv_bias_correction1, inv_sqrt_bias_correction2, eps, weight_decay;
@@ -42,12 +42,12 @@ struct Lamb {
         return s;
     }
 
-    /* What the summed gradient is multiplied by: the sign of `maximize` costs nothing there. */
+    /* Multiplies the summed gradient. The sign of `maximize` costs nothing here. */
     static INSTEP_INLINE float factor(const LambScalars& s, float multiplier) {
         return s.maximize ? -multiplier : multiplier;
     }
 
-    /* What `update` and `change` branch on; with constants for it, no select is left. */
+    /* The branches of `update` and `change`. Where they are constants, the loop has no select. */
     static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, DECAYS = 4;
     static constexpr uint32_t COMMON[2] = {DECAYS, 0};
 
@@ -56,14 +56,14 @@ struct Lamb {
                (s.weight_decay != 0.0f ? DECAYS : 0);
     }
 
-    /* Of the states only. */
+    /* Updates the states alone. */
     static INSTEP_INLINE float update(const LambScalars& s, uint32_t flags, float p, float g, float* state) {
         state[0] = moved_average(state[0], g, s.weight1, flags & FROM_SAMPLE1);
         state[1] = moved_average(state[1], g * g, s.weight2, flags & FROM_SAMPLE2);
         return p;
     }
 
-    /* u, which is scaled by what `scale` makes of |p| / |u|. */
+    /* Returns u. The caller multiplies it by the result of `scale`. */
     static INSTEP_INLINE float change(const LambScalars& s, uint32_t flags, float p, const float* state) {
         const float denominator = square_root(state[1]) * s.inv_sqrt_bias_correction2 + s.eps;
         const float direction = s.inv_bias_correction1 * (state[0] / denominator);

@@ -1,4 +1,4 @@
-/* Lion: the update rule, and the only place where it is written.
+/* Lion: the update rule. It is written nowhere else.
  *
  *     g <- -g                                        if maximize
  *     c <- beta1 * m + (1 - beta1) * g
@@ -6,7 +6,7 @@
  *     m <- beta2 * m + (1 - beta2) * g
  *
  * Chen et al., "Symbolic Discovery of Optimization Algorithms", NeurIPS 2023. The decay is decoupled, and subtracted
- * as in adam.h. A rounding of c matters only where c is next to zero: there the sign may be the other one. */
+ * as in adam.h. Rounding of c matters only near zero, where it may flip the sign. */
 #ifndef INSTEP_RULES_LION_H
 #define INSTEP_RULES_LION_H
 
@@ -14,7 +14,7 @@
 
 namespace {
 
-/* Of one update, each rounded once from f64. */
+/* Scalars of one update, each rounded once from f64. */
 struct LionScalars {
     float weight1, weight2, lr, lr_weight_decay;
     uint32_t from_sample1, from_sample2, maximize;
@@ -37,12 +37,12 @@ struct Lion {
         return s;
     }
 
-    /* What the summed gradient is multiplied by: the sign of `maximize` costs nothing there. */
+    /* Multiplies the summed gradient. The sign of `maximize` costs nothing here. */
     static INSTEP_INLINE float factor(const LionScalars& s, float multiplier) {
         return s.maximize ? -multiplier : multiplier;
     }
 
-    /* What `update` branches on; with constants for it, no select is left. */
+    /* The branches of `update`. Where they are constants, the loop has no select. */
     static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, DECAY = 4;
     static constexpr uint32_t COMMON[2] = {DECAY, 0};
 

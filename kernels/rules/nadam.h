@@ -1,4 +1,4 @@
-/* NAdam: the update rule, and the only place where it is written. t counts a parameter's own steps.
+/* NAdam: the update rule. It is written nowhere else. t counts a parameter's own steps.
  *
  *     g <- -g                                        if maximize
  *     g <- g + weight_decay * p                      if decay is coupled
@@ -10,7 +10,7 @@
  *     p <- p - lr * direction / (sqrt(v) / sqrt(1 - beta2^t) + eps) - lr * weight_decay * p   (last term: decoupled)
  *
  * Dozat, "Incorporating Nesterov Momentum into Adam", ICLR 2016 workshop, in the variant of torch.optim.NAdam. The
- * product of momenta is carried in the record, and not derived from t: momenta may have changed on the way. */
+ * record carries the product of momenta. It cannot be derived from t, since momenta may change between steps. */
 #ifndef INSTEP_RULES_NADAM_H
 #define INSTEP_RULES_NADAM_H
 
@@ -18,7 +18,7 @@
 
 namespace {
 
-/* Of one update, each rounded once from f64. */
+/* Scalars of one update, each rounded once from f64. */
 struct NAdamScalars {
     float weight1, weight2, gradient_rate, average_rate, inv_sqrt_bias_correction2, eps, weight_decay, lr_weight_decay;
     uint32_t from_sample1, from_sample2, maximize;
@@ -30,8 +30,8 @@ struct NAdam {
     static constexpr int STATES = STATES_; /* exp_avg, exp_avg_sq */
     static constexpr uint32_t SIGNED = 1;  /* a bit per state that may be negative */
 
-    /* 0.96^x for x >= 0, which is 0 from 18,300 on. pow() is not the same everywhere. The series of the exponential
-     * is: with an exponent of 0.041 at most, nothing that f64 could hold is left behind nine terms. */
+    /* 0.96^x for x >= 0, which is 0 from 18,300 on. pow() differs between machines; the series of the
+     * exponential does not. For an exponent of at most 0.041, nine terms are as exact as f64. */
     static INSTEP_INLINE double base(double x) {
         const uint64_t whole = x < 1e5 ? static_cast<uint64_t>(x) : 100000;
         const double exponent = x < 1e5 ? (x - static_cast<double>(whole)) * -0.040821994520255166 : 0.0;
@@ -40,8 +40,8 @@ struct NAdam {
         return power(0.96, whole) * series;
     }
 
-    /* `step` counts from 1; `carried` is the product of momenta, before this step and behind it. One rate after the
-     * other, so that a GPU's registers hold it all. */
+    /* `step` counts from 1; `carried` is the product of momenta, before this step and after it. The rates are
+     * computed one after the other, so that a GPU's registers hold everything. */
     static INSTEP_INLINE NAdamScalars prepare(const InstepNAdamHyper& h, uint64_t step, double* carried) {
         const double c = base(h.momentum_decay);
         const double mu = h.beta1 * (1.0 - 0.5 * power(c, step));
@@ -61,12 +61,12 @@ struct NAdam {
         return s;
     }
 
-    /* What the summed gradient is multiplied by: the sign of `maximize` costs nothing there. */
+    /* Multiplies the summed gradient. The sign of `maximize` costs nothing here. */
     static INSTEP_INLINE float factor(const NAdamScalars& s, float multiplier) {
         return s.maximize ? -multiplier : multiplier;
     }
 
-    /* What `update` branches on; with constants for it, no select is left. */
+    /* The branches of `update`. Where they are constants, the loop has no select. */
     static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, COUPLED = 4, DECOUPLED = 8;
     static constexpr uint32_t COMMON[2] = {0, DECOUPLED};
 

@@ -1,4 +1,4 @@
-/* RAdam: the update rule, and the only place where it is written. t counts a parameter's own steps.
+/* RAdam: the update rule. It is written nowhere else. t counts a parameter's own steps.
  *
  *     g <- -g                                        if maximize
  *     g <- g + weight_decay * p                      if decay is coupled
@@ -18,7 +18,7 @@
 
 namespace {
 
-/* Of one update, each rounded once from f64. */
+/* Scalars of one update, each rounded once from f64. */
 struct RAdamScalars {
     float weight1, weight2, step_size, eps, weight_decay, lr_weight_decay;
     uint32_t from_sample1, from_sample2, rectified, maximize;
@@ -29,9 +29,9 @@ struct RAdamLength {
     double rho;
 };
 
-/* The formula of rho above is a difference of two numbers of the size of rho_inf: at beta2 = 1 - 1e-7 two digits would be
- * left of it, and it could take the wrong side of 5. The same number is 2 sum(t) / (1 - beta2^t) - 1, where sum(t) adds
- * up beta2^k - beta2^t over k < t. Bit by bit of t, no step of that subtracts:
+/* The formula of rho above subtracts two numbers of the size of rho_inf. At beta2 = 1 - 1e-7 it would keep two digits,
+ * and could fall on the wrong side of 5. The same number is 2 sum(t) / (1 - beta2^t) - 1, where sum(t) adds up beta2^k
+ * - beta2^t over k < t. The recurrences below compute sum(t) from the bits of t without a subtraction that cancels:
  *
  *     sum(2n) = sum(n) (1 + beta2^n) + n beta2^n (1 - beta2^n),   sum(n + 1) = sum(n) + (n + 1) beta2^n (1 - beta2) */
 INSTEP_INLINE RAdamLength radam_length(double beta2, uint64_t step) {
@@ -83,12 +83,12 @@ struct RAdam {
         return s;
     }
 
-    /* What the summed gradient is multiplied by: the sign of `maximize` costs nothing there. */
+    /* Multiplies the summed gradient. The sign of `maximize` costs nothing here. */
     static INSTEP_INLINE float factor(const RAdamScalars& s, float multiplier) {
         return s.maximize ? -multiplier : multiplier;
     }
 
-    /* What `update` branches on; with constants for it, no select is left. */
+    /* The branches of `update`. Where they are constants, the loop has no select. */
     static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, COUPLED = 4, DECOUPLED = 8, RECTIFIED = 16;
     static constexpr uint32_t COMMON[2] = {RECTIFIED, RECTIFIED | DECOUPLED};
 

@@ -1,4 +1,4 @@
-/* RMSprop: the update rule, and the only place where it is written.
+/* RMSprop: the update rule. It is written nowhere else.
  *
  *     g <- -g                                        if maximize
  *     g <- g + weight_decay * p                      if weight_decay != 0
@@ -11,7 +11,7 @@
  * Tieleman & Hinton, "Neural Networks for Machine Learning", lecture 6.5, 2012; centered: Graves, "Generating
  * Sequences With Recurrent Neural Networks", 2013; in the variant of torch.optim.RMSprop, whose eps is outside the
  * root. As there, v - a^2 is not clamped: where gradients hardly vary it may round below zero, and its root is then
- * NaN. The product is rounded once; roots multiplied, (sqrt(v) - a) * (sqrt(v) + a), would bring twice the error. */
+ * NaN. The product is rounded once; (sqrt(v) - a) * (sqrt(v) + a) would have twice the error. */
 #ifndef INSTEP_RULES_RMSPROP_H
 #define INSTEP_RULES_RMSPROP_H
 
@@ -19,7 +19,7 @@
 
 namespace {
 
-/* Of one update, each rounded once from f64. */
+/* Scalars of one update, each rounded once from f64. */
 struct RmsPropScalars {
     float weight, lr, eps, weight_decay, momentum;
     uint32_t from_sample, has_momentum, centered, maximize;
@@ -45,12 +45,12 @@ struct RmsProp {
         return s;
     }
 
-    /* What the summed gradient is multiplied by: the sign of `maximize` costs nothing there. */
+    /* Multiplies the summed gradient. The sign of `maximize` costs nothing here. */
     static INSTEP_INLINE float factor(const RmsPropScalars& s, float multiplier) {
         return s.maximize ? -multiplier : multiplier;
     }
 
-    /* What `update` branches on; with constants for it, no select is left. */
+    /* The branches of `update`. Where they are constants, the loop has no select. */
     static constexpr uint32_t FROM_SAMPLE = 1, MOMENTUM = 2, CENTERED = 4, DECAY = 8;
     static constexpr uint32_t COMMON[2] = {STATES == 1 ? 0 : STATES == 2 ? MOMENTUM : MOMENTUM | CENTERED,
                                            STATES == 1 ? DECAY : CENTERED};
@@ -69,13 +69,13 @@ struct RmsProp {
         if constexpr (STATES == 1) {
             return p - s.lr * (g / (square_root(v) + s.eps));
         } else {
-            /* grad_avg is behind momentum_buffer, if that is kept; the other groups of a launch may keep more. */
-            const uint32_t behind = STATES > 2 ? flags & MOMENTUM : 0;
-            const float a = moved_average(behind ? state[STATES - 1] : state[1], g, s.weight, from_sample);
+            /* grad_avg comes after momentum_buffer, if that is kept. Other groups of the launch may keep more. */
+            const uint32_t has_buffer = STATES > 2 ? flags & MOMENTUM : 0;
+            const float a = moved_average(has_buffer ? state[STATES - 1] : state[1], g, s.weight, from_sample);
             const float d = g / (square_root(flags & CENTERED ? v - a * a : v) + s.eps);
             const float b = s.momentum * state[1] + d;
             state[1] = flags & MOMENTUM ? b : flags & CENTERED ? a : state[1];
-            if constexpr (STATES > 2) state[2] = behind && flags & CENTERED ? a : state[2];
+            if constexpr (STATES > 2) state[2] = has_buffer && flags & CENTERED ? a : state[2];
             return p - s.lr * (flags & MOMENTUM ? b : d);
         }
     }

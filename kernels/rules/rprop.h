@@ -1,4 +1,4 @@
-/* Rprop, resilient backpropagation: the update rule, and the only place where it is written.
+/* Rprop, resilient backpropagation: the update rule. It is written nowhere else.
  *
  *     g <- -g                                        if maximize
  *     s <- lr                                        on a parameter's first step
@@ -9,9 +9,9 @@
  *     prev <- g
  *
  * Riedmiller & Braun, "A Direct Adaptive Method for Faster Backpropagation Learning: The RPROP Algorithm", ICNN
- * 1993, in the variant of torch.optim.Rprop: a change of sign takes no step back, and sits out the next comparison.
- * The product itself is never made: it underflows where both gradients are small, and the step would no longer
- * change. */
+ * 1993, in the variant of torch.optim.Rprop: a change of sign takes no step back, and is left out of the next
+ * comparison. The product g * prev is never computed: it would underflow where both gradients are small, and the step
+ * size would stop changing. */
 #ifndef INSTEP_RULES_RPROP_H
 #define INSTEP_RULES_RPROP_H
 
@@ -19,7 +19,7 @@
 
 namespace {
 
-/* Of one update, each rounded once from f64. */
+/* Scalars of one update, each rounded once from f64. */
 struct RpropScalars {
     float lr, eta_minus, eta_plus, step_size_min, step_size_max;
     uint32_t first, maximize;
@@ -44,12 +44,12 @@ struct Rprop {
         return s;
     }
 
-    /* What the summed gradient is multiplied by: the sign of `maximize` costs nothing there. */
+    /* Multiplies the summed gradient. The sign of `maximize` costs nothing here. */
     static INSTEP_INLINE float factor(const RpropScalars& s, float multiplier) {
         return s.maximize ? -multiplier : multiplier;
     }
 
-    /* What `update` branches on; with constants for it, no select is left. */
+    /* The branches of `update`. Where they are constants, the loop has no select. */
     static constexpr uint32_t FIRST = 1;
     static constexpr uint32_t COMMON[2] = {0, FIRST};
 

@@ -1,6 +1,6 @@
-/* Every rule, by the table.
+/* Includes every rule that optimizers.def lists, and asserts the properties that all of them share.
  *
- * Adding one changes optimizers.def, not this file. What holds for all of them is asserted here. */
+ * A new rule is a row in optimizers.def; this file stays as it is. */
 #ifndef INSTEP_RULES_RULES_H
 #define INSTEP_RULES_RULES_H
 

@@ -1,4 +1,4 @@
-/* Stochastic gradient descent with momentum: the update rule, and the only place where it is written.
+/* Stochastic gradient descent with momentum: the update rule. It is written nowhere else.
  *
  *     g <- -g                                        if maximize
  *     g <- g + weight_decay * p                      if weight_decay != 0
@@ -16,7 +16,7 @@
 
 namespace {
 
-/* Of one update, each rounded once from f64. */
+/* Scalars of one update, each rounded once from f64. */
 struct SgdScalars {
     float lr, momentum, one_minus_dampening, weight_decay;
     uint32_t has_momentum, first, nesterov, maximize;
@@ -42,12 +42,12 @@ struct Sgd {
         return s;
     }
 
-    /* What the summed gradient is multiplied by: the sign of `maximize` costs nothing there. */
+    /* Multiplies the summed gradient. The sign of `maximize` costs nothing here. */
     static INSTEP_INLINE float factor(const SgdScalars& s, float multiplier) {
         return s.maximize ? -multiplier : multiplier;
     }
 
-    /* What `update` branches on; with constants for it, no select is left. */
+    /* The branches of `update`. Where they are constants, the loop has no select. */
     static constexpr uint32_t MOMENTUM = 1, FIRST = 2, NESTEROV = 4, DECAY = 8;
     static constexpr uint32_t WITH_STATES = STATES > 0 ? MOMENTUM : 0;
     static constexpr uint32_t COMMON[2] = {WITH_STATES, WITH_STATES | DECAY};
