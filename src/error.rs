@@ -91,8 +91,8 @@ pub enum Error {
     },
     /// Poisons: ranks issued different collectives, or the same ones about different things.
     #[error(
-        "rank {rank}: issued [{ours}] where rank {other_rank} issued [{theirs}]; give all ranks the same layout, options, \
-         learning rates and frozen parameters, and make the same calls"
+        "rank {rank}: issued [{ours}] where rank {other_rank} issued [{theirs}]; make the same calls, and where only \
+         the agreements differ, make layout, options, learning rates and frozen parameters equal on all ranks"
     )]
     Mismatch {
         /// The rank that noticed.
@@ -251,6 +251,16 @@ fn named(ranks: &[u32]) -> String {
     if ranks.is_empty() { "ranks that it cannot name".to_owned() } else { format!("ranks {ranks:?}") }
 }
 
+/// Lists the names that would do, the first eight of them.
+pub(crate) fn one_of<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
+    let names: Vec<&str> = names.into_iter().collect();
+    match names.len() {
+        0 => "none, as there is none".to_owned(),
+        count @ 1..=8 => format!("{}{}", if count > 1 { "one of " } else { "" }, names.join(", ")),
+        count => format!("one of {} or {} more", names[..8].join(", "), count - 8),
+    }
+}
+
 /// Returns a positive whole number from the environment, if the variable is set.
 pub(crate) fn environment(name: &'static str) -> Result<Option<u64>> {
     let Some(text) = std::env::var_os(name) else {
@@ -260,5 +270,19 @@ pub(crate) fn environment(name: &'static str) -> Result<Option<u64>> {
     match text.parse() {
         Ok(value) if value > 0 => Ok(Some(value)),
         _ => Err(Error::range(name, text, "a whole number above zero")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::one_of;
+
+    #[test]
+    fn known_names_are_listed_up_to_eight() {
+        assert_eq!(one_of([]), "none, as there is none");
+        assert_eq!(one_of(["a"]), "a");
+        assert_eq!(one_of(["a", "b"]), "one of a, b");
+        assert_eq!(one_of(["x"; 8]), "one of x, x, x, x, x, x, x, x");
+        assert_eq!(one_of(["x"; 10]), "one of x, x, x, x, x, x, x, x or 2 more");
     }
 }

@@ -47,6 +47,14 @@ impl Failure {
         |error| Failure::File { what, error }
     }
 
+    /// Adds the file's path to an error about the configuration.
+    pub(crate) fn configured(self, path: &Path) -> Failure {
+        match self {
+            Failure::Config(why) => Failure::Config(format!("{}: {why}", path.display())),
+            other => other,
+        }
+    }
+
     /// Adds the file's path to an error about its tensors.
     pub(crate) fn inside(self, path: &Path) -> Failure {
         match self {

@@ -7,7 +7,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use instep_cli::{Failure, bench, diff, info, replay};
 
 #[derive(Parser)]
@@ -33,7 +33,7 @@ fn main() -> ExitCode {
             let _ = error.print();
             return ExitCode::from(2);
         }
-        Err(error) if error.use_stderr() => return refuse(&first_paragraph(&error.to_string())),
+        Err(error) if error.use_stderr() => return refuse(&one_line(&error)),
         Err(help) => {
             let _ = help.print();
             return ExitCode::SUCCESS;
@@ -58,8 +58,15 @@ fn refuse(why: &str) -> ExitCode {
     ExitCode::from(2)
 }
 
-/// Puts clap's message on one line, without the usage that follows it.
-fn first_paragraph(message: &str) -> String {
+/// Puts clap's message on one line, without the usage that follows it. To an unknown command it adds the known ones.
+fn one_line(error: &clap::Error) -> String {
+    let message = error.to_string();
     let lines = message.lines().map(str::trim).take_while(|line| !line.is_empty());
-    lines.collect::<Vec<_>>().join(" ").trim_start_matches("error: ").to_owned()
+    let line = lines.collect::<Vec<_>>().join(" ").trim_start_matches("error: ").to_owned();
+    if error.kind() != ErrorKind::InvalidSubcommand {
+        return line;
+    }
+    let arguments = Arguments::command();
+    let names: Vec<&str> = arguments.get_subcommands().map(|command| command.get_name()).collect();
+    format!("{line}; commands: {}", names.join(", "))
 }

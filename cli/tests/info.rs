@@ -56,7 +56,7 @@ fn the_text_names_the_available_instruction_sets_on_one_line() {
 #[test]
 fn a_bad_variable_is_refused_by_name() {
     let cases = [
-        ("INSTEP_ISA", "sse9", "sse9"),
+        ("INSTEP_ISA", "sse9", "INSTEP_ISA = sse9"),
         ("INSTEP_THREADS", "0", "INSTEP_THREADS"),
         ("INSTEP_THREADS", "two", "two"),
     ];

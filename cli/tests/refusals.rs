@@ -57,7 +57,7 @@ fn configurations_with_one_fault_are_refused_by_name() {
         (CONFIG.replace("b.c", "d"), "b.c"),
         (CONFIG.replace("]}]", r#",    "d"]}]"#), "`param.d` is missing"),
         (CONFIG.replace(r#","b.c""#, ""), "`b.c`, which is in no group"),
-        (with(r#""world_size":0"#), "world_size"),
+        (with(r#""world_size":0"#), "config: C.json: world_size = 0: must be 1 or more"),
         (with(r#""world_size":-1"#), "-1"),
         (with(r#""world_size":1.5"#), "1.5"),
         (with(r#""world_size":4294967296"#), "4294967296"),
@@ -162,7 +162,7 @@ fn inputs_with_one_fault_are_refused_by_name() {
     };
     let rows = [
         (without("param.a"), "`param.a` is missing"),
-        (without("grad.0.a"), "`grad.0.a` is missing"),
+        (without("grad.0.a"), "`grad.0.a` is missing; give it one in every pass"),
         (without("grad.1.b.c"), "`grad.1.b.c` is missing"),
         (fine().with("grad.3.a", &[2, 3], &[0.0; 6]), "`grad.2.a` is missing"),
         (fine().with("grad.18446744073709551615.a", &[2, 3], &[0.0; 6]), "`grad.2.a` is missing"),
@@ -312,4 +312,9 @@ fn options_out_of_range_are_refused() {
         let output = folder.command(&arguments).env(name, value).output().unwrap();
         assert_refused(&output, "; use ");
     }
+}
+
+#[test]
+fn an_unknown_command_gets_the_list_of_known_ones() {
+    assert_refused(&Folder::of(CONFIG, &fine()).run(&["reply"]), "; commands: info, replay, diff, bench");
 }

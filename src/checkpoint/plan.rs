@@ -182,5 +182,13 @@ fn refuse_type((key, tensor): Named<'_>, fine: bool, wanted: &str) -> Result<()>
 }
 
 pub(super) fn missing(key: &str) -> Error {
-    in_tensor(key, "is missing")
+    let remedy = match key.starts_with(STATE) {
+        true => "load a file that was saved with this optimizer and precision",
+        false => "",
+    };
+    let mut error = in_tensor(key, "is missing");
+    if let Error::Checkpoint(refusal) = &mut error {
+        refusal.remedy = remedy.to_owned();
+    }
+    error
 }

@@ -79,9 +79,14 @@ impl Isa {
     /// `Config` if the variable names no instruction set.
     pub fn from_environment() -> Result<Isa> {
         match std::env::var_os("INSTEP_ISA") {
-            Some(name) => name.to_string_lossy().parse(),
+            Some(name) => Isa::named("INSTEP_ISA", &name.to_string_lossy()),
             None => Ok(Isa::best()),
         }
+    }
+
+    fn named(field: &'static str, name: &str) -> Result<Isa> {
+        let found = Isa::ALL.into_iter().find(|isa| isa.name() == name);
+        found.ok_or_else(|| Error::config(field, name, "unknown", "use baseline, avx2 or avx512"))
     }
 }
 
@@ -89,8 +94,7 @@ impl FromStr for Isa {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Isa> {
-        let found = Isa::ALL.into_iter().find(|isa| isa.name() == name);
-        found.ok_or_else(|| Error::config("isa", name, "unknown", "use baseline, avx2 or avx512"))
+        Isa::named("isa", name)
     }
 }
 

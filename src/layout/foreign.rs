@@ -102,9 +102,9 @@ impl Plan {
                 }
                 if std::mem::replace(&mut placed[param], true) {
                     return Err(Error::layout(
-                        format_args!("`{}`", parameter.name),
-                        "its gradient lies in two places",
-                        "name it in one bucket, once",
+                        format_args!("gradient of `{}`", parameter.name),
+                        "listed twice",
+                        "list it once, in one bucket",
                     ));
                 }
                 plan.segment_of_param[param] = plan.segments.len() as u32;
@@ -134,8 +134,8 @@ impl Plan {
             });
         }
         if let Some(param) = placed.iter().position(|placed| !placed) {
-            let thing = format_args!("`{}`", parameters[param].name);
-            return Err(Error::layout(thing, "its gradient lies in no bucket", "add it to one"));
+            let thing = format_args!("gradient of `{}`", parameters[param].name);
+            return Err(Error::layout(thing, "in no bucket", "add `ForeignBucket::gradient`"));
         }
         plan.is_foreign = true;
         Ok(plan)
@@ -164,7 +164,7 @@ mod tests {
         let [a, b] = ["a", "b"].map(|name| layout.id(name).unwrap());
         let bucket = |len: usize| ForeignBucket::new(len);
         let cases = [
-            (vec![bucket(8).gradient(a, 0)], "`b`: its gradient lies in no bucket"),
+            (vec![bucket(8).gradient(a, 0)], "gradient of `b`: in no bucket"),
             (vec![bucket(8).gradient(a, 0).gradient(b, 4), bucket(4)], "bucket 1: holds no gradient"),
             (vec![bucket(8).gradient(a, 0).gradient(b, 3)], "overlap"),
             (vec![bucket(8).gradient(a, 0).gradient(b, 5)], "`b`: ends outside bucket 0"),
@@ -172,9 +172,9 @@ mod tests {
             (vec![bucket(8).gradient(a, usize::MAX).gradient(b, 0)], "`a`: ends outside"),
             (
                 vec![bucket(8).gradient(a, 0).gradient(b, 4), bucket(4).gradient(a, 0)],
-                "`a`: its gradient lies in two",
+                "gradient of `a`: listed twice",
             ),
-            (vec![bucket(12).gradient(a, 0).gradient(a, 4).gradient(b, 8)], "`a`: its gradient lies in two"),
+            (vec![bucket(12).gradient(a, 0).gradient(a, 4).gradient(b, 8)], "gradient of `a`: listed twice"),
         ];
         for (buckets, word) in cases {
             let error = Plan::foreign(&layout, &buckets, Storage::default()).unwrap_err().to_string();

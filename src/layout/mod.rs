@@ -16,7 +16,7 @@ pub use storage::{Master, Moments, Precision, Rounding, Storage};
 
 use std::collections::HashSet;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, one_of};
 
 /// The action of a step on a parameter's segment of the bucket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -251,7 +251,7 @@ impl Layout {
             None => Err(Error::layout(
                 format_args!("`{name}`"),
                 "no parameter has this name",
-                "look at Layout::parameters",
+                format_args!("use {}", one_of(self.parameters.iter().map(|p| &*p.name))),
             )),
         }
     }

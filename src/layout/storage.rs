@@ -139,14 +139,14 @@ impl Precision {
             let rounds_params =
                 self.param != DType::F32 && matches!(self.master, Master::None | Master::Remainder8);
             if rounds_params && self.param == DType::F16 {
-                let wrong = "f16 parameters cannot be rounded stochastically";
+                let wrong = "stochastic rounding of parameters supports bf16 only";
                 return refuse("rounding", &self.rounding, wrong, "use bf16, a master or Rounding::Nearest");
             }
             if !rounds_params && self.moments == Moments::F32 {
                 return refuse(
                     "rounding",
                     &self.rounding,
-                    "this precision stores nothing that is rounded",
+                    "neither parameters nor states lose bits in this precision",
                     "use Rounding::Nearest",
                 );
             }

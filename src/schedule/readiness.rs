@@ -88,9 +88,9 @@ impl Readiness {
         if !self.is_handed_over(param) {
             return Ok(());
         }
-        let (name, uses) = (&self.names[param], self.uses[param]);
-        let wrong = format_args!("handed over already, {uses} of {uses} times");
-        Err(Error::order(format_args!("`{name}`"), wrong, "wait until the pass or micro-batch ends"))
+        let name = &self.names[param];
+        let remedy = "access it before the hand-over, or in the next pass or micro-batch";
+        Err(Error::order(format_args!("`{name}`"), "already handed over in this pass", remedy))
     }
 
     /// One use of the parameter is done.

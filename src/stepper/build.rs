@@ -238,27 +238,27 @@ impl StepperBuilder<'_> {
             return Ok(plan.with_gradients(self.gradients));
         };
         if tails.used {
-            let wrong = "buckets that the caller owns have no room for counts";
+            let wrong = "borrowed buckets cannot count the ranks that used a parameter";
             return Err(Error::config("unused", "Skip", wrong, "use Unused::StepZero"));
         }
         if tails.contributors {
             return Err(Error::config(
                 "uneven_inputs",
                 "set",
-                "buckets that the caller owns have no room for counts",
-                "leave it out",
+                "borrowed buckets cannot count ranks",
+                "remove this option",
             ));
         }
         if self.caps.is_some() {
             return Err(Error::config(
                 "bucket_cap_bytes",
                 "set",
-                "the caller owns the buckets",
-                "leave it out",
+                "borrowed buckets have fixed sizes",
+                "remove this option",
             ));
         }
         if self.gradients == Gradients::Release {
-            let wrong = "the caller owns the buckets";
+            let wrong = "borrowed memory cannot be released";
             return Err(Error::config(
                 "gradients",
                 "Release",
@@ -318,19 +318,19 @@ impl StepperBuilder<'_> {
             return Err(Error::config(
                 "clip_by_previous_norm",
                 previous,
-                "max_norm clips already, and exactly",
-                "set one of the two",
+                "cannot be combined with max_norm",
+                "keep one",
             ));
         }
         if let Some(max_norm) = self.bucket_max_norm {
             let excluded = [
-                (self.max_norm.is_some(), "max_norm clips already, and exactly"),
-                (self.previous_max_norm.is_some(), "clip_by_previous_norm clips already"),
-                (self.skip_nonfinite, "skip_nonfinite decides over all buckets together"),
-                (self.loss_scaler.is_some(), "loss_scaler decides over all buckets together"),
+                (self.max_norm.is_some(), "cannot be combined with max_norm"),
+                (self.previous_max_norm.is_some(), "cannot be combined with clip_by_previous_norm"),
+                (self.skip_nonfinite, "cannot be combined with skip_nonfinite"),
+                (self.loss_scaler.is_some(), "cannot be combined with loss_scaler"),
             ];
             if let Some((_, wrong)) = excluded.into_iter().find(|(is_set, _)| *is_set) {
-                return Err(Error::config("clip_per_bucket", max_norm, wrong, "set one of the two"));
+                return Err(Error::config("clip_per_bucket", max_norm, wrong, "keep one"));
             }
         }
         if let Some(max_norm) = self.max_norm.filter(|_| self.mode == Mode::Eager) {

@@ -265,11 +265,11 @@ impl<'a, D: Device> Pass<'a, D> {
         let plan = Arc::clone(&stepper.plan);
         let Some(described) = plan.buckets().get(bucket as usize) else {
             let thing = format_args!("bucket {bucket}");
-            return Err(Error::layout(
-                thing,
-                "no such bucket",
-                format_args!("use one below {}", plan.buckets().len()),
-            ));
+            let remedy = match plan.buckets().len() {
+                1 => "this plan has 1 bucket, numbered from 0".to_owned(),
+                count => format!("this plan has {count} buckets, numbered from 0"),
+            };
+            return Err(Error::layout(thing, "out of range", remedy));
         };
         for segment in plan.segments_of(described) {
             let param = segment.param as usize;

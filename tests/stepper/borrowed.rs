@@ -235,8 +235,8 @@ fn what_cannot_be_borrowed_is_refused_by_name() {
     assert!(build(whole(0, 4, 8)).is_ok());
     let odd = at.wrapping_byte_add(2);
     let cases = [
-        (whole(0, 3, 8), "overlap"),
-        (whole(0, 4, 7), "overlap"),
+        (whole(0, 3, 8), "`a` and `b`: overlap in memory at 0x"),
+        (whole(0, 4, 7), "`b` and bucket 0: overlap in memory at 0x"),
         (Borrowed::new().param(a, at).bucket(bucket(), at.wrapping_add(8)), "`b`: has no address"),
         (whole(0, 4, 8).param(a, at.wrapping_add(20)), "`a`: has two addresses"),
         (
@@ -250,7 +250,7 @@ fn what_cannot_be_borrowed_is_refused_by_name() {
                 .bucket(bucket(), at.wrapping_add(8)),
             "null",
         ),
-        (Borrowed::new().param(a, at).param(b, at.wrapping_add(4)), "`a`: its gradient lies in no bucket"),
+        (Borrowed::new().param(a, at).param(b, at.wrapping_add(4)), "gradient of `a`: in no bucket"),
     ];
     for (memory, word) in cases {
         let error = build(memory).unwrap_err();

@@ -64,7 +64,7 @@ impl Config {
 
     fn check(&self) -> Result<(), Failure> {
         if self.world_size == 0 {
-            return refuse("world_size = 0: there is at least one rank".into());
+            return refuse("world_size = 0: must be 1 or more".into());
         }
         let scales = [("loss_scale", Some(self.loss_scale)), ("max_norm", self.max_norm)];
         for (key, value) in scales.into_iter().filter_map(|(key, value)| Some((key, value?))) {

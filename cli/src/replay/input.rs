@@ -145,7 +145,8 @@ impl Found {
             return refuse(format!("`grad.{pass}.{name}`: `{name}` is frozen and takes no gradient"));
         }
         if gap < passes && !frozen {
-            return refuse(format!("`grad.{gap}.{name}` is missing, and there are {passes} passes or more"));
+            let remedy = "give it one in every pass, numbered from 0 without gaps";
+            return refuse(format!("`grad.{gap}.{name}` is missing; {remedy}"));
         }
         let fits = |key: String, tensor: &Tensor| match tensor.shape == value.shape {
             true => Ok(()),

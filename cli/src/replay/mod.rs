@@ -40,12 +40,13 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let file = regular_file(config)?;
     file.take(MAX_CONFIG_BYTES + 1).read_to_end(&mut text).map_err(Failure::file(config))?;
     if text.len() as u64 > MAX_CONFIG_BYTES {
-        return Err(Failure::Config(format!("longer than {MAX_CONFIG_BYTES} bytes")));
+        return Err(Failure::Config(format!("longer than {MAX_CONFIG_BYTES} bytes")).configured(config));
     }
     let source = regular_file(input)?;
     let target = output::Target::new(output, &[config, input])?;
-    let run = Run::new(Config::parse(&text)?, source, options).and_then(Run::step_all);
-    let mut run = run.map_err(|failure| failure.inside(input))?;
+    let parsed = Config::parse(&text);
+    let run = parsed.and_then(|parsed| Run::new(parsed, source, options)).and_then(Run::step_all);
+    let mut run = run.map_err(|failure| failure.configured(config).inside(input))?;
     target.replace(|file| run.write(file))?;
     Ok(ExitCode::SUCCESS)
 }

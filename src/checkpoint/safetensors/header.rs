@@ -8,7 +8,7 @@ use std::io::{Read, Seek, SeekFrom};
 
 use super::entries::{Entries, Entry};
 use super::tensor::Tensor;
-use crate::error::{Error, Result};
+use crate::error::{Error, Refusal, Result};
 use crate::text::{quoted, sentence};
 
 /// Bytes of the length before the header.
@@ -40,8 +40,15 @@ impl Header {
         source.read_exact(&mut length).map_err(unreadable)?;
         let header_bytes = u64::from_le_bytes(length);
         let rest_bytes = file_bytes - LENGTH_BYTES;
-        if header_bytes > rest_bytes.min(MAX_HEADER_BYTES) {
-            return refuse("the file", format!("claims a header of {header_bytes} bytes in {rest_bytes}"));
+        let limit = rest_bytes.min(MAX_HEADER_BYTES);
+        if header_bytes > limit {
+            return Err(Error::Checkpoint(Refusal {
+                thing: "the file".into(),
+                wrong: format!(
+                    "not a safetensors file, as it claims a header of {header_bytes} bytes where {limit} are possible"
+                ),
+                remedy: "check the path".into(),
+            }));
         }
         // Bounded by the file's length and by the format's limit, so it fits.
         let mut text = vec![0; header_bytes as usize];

@@ -61,6 +61,7 @@ impl Borrowed {
     /// The addresses, one piece per tensor, held against the plan and against each other.
     pub(crate) fn pieces(&self, layout: &Layout, plan: &Plan) -> Result<BorrowedPieces> {
         let mut params = Vec::with_capacity(self.params.len());
+        let mut names = Vec::new();
         let mut addresses = vec![None; plan.segments().len()];
         for (id, address) in &self.params {
             let place = &mut addresses[plan.segment_index(layout.index(*id)?)];
@@ -72,17 +73,23 @@ impl Borrowed {
         for (segment, address) in plan.segments().iter().zip(addresses) {
             let name = &layout.parameters()[segment.param as usize].name;
             let missing =
-                || Error::layout(format_args!("`{name}`"), "has no address", "lend it with Borrowed::param");
+                || Error::layout(format_args!("`{name}`"), "has no address", "add `Borrowed::param`");
             let address = address.ok_or_else(missing)?;
             let span = Span::segment(Memory::Params, plan, segment);
-            params.extend(piece(plan, span, address, || format!("`{name}`"))?);
+            let name = || format!("`{name}`");
+            let found = piece(plan, span, address, name)?;
+            names.extend(found.is_some().then(name));
+            params.extend(found);
         }
         let mut grads = Vec::with_capacity(self.buckets.len());
         for (index, (bucket, (_, address))) in plan.buckets().iter().zip(&self.buckets).enumerate() {
             let span = Span::bucket(plan, bucket);
-            grads.extend(piece(plan, span, *address, || format!("bucket {index}"))?);
+            let name = || format!("bucket {index}");
+            let found = piece(plan, span, *address, name)?;
+            names.extend(found.is_some().then(name));
+            grads.extend(found);
         }
-        refuse_overlap(params.iter().chain(&grads))?;
+        refuse_overlap(params.iter().chain(&grads).zip(&names))?;
         Ok(BorrowedPieces { params, grads })
     }
 }
@@ -135,16 +142,16 @@ fn piece(plan: &Plan, span: Span, given: Address, what: impl Fn() -> String) -> 
     Ok(Some(Piece { start: span.start, bytes: span.bytes(), base }))
 }
 
-fn refuse_overlap<'a>(pieces: impl Iterator<Item = &'a Piece>) -> Result<()> {
-    let mut runs: Vec<(u64, u64)> =
-        pieces.map(|piece| (piece.base.addr().get() as u64, piece.bytes)).collect();
+fn refuse_overlap<'a>(pieces: impl Iterator<Item = (&'a Piece, &'a String)>) -> Result<()> {
+    let mut runs: Vec<(u64, u64, &str)> =
+        pieces.map(|(piece, name)| (piece.base.addr().get() as u64, piece.bytes, &**name)).collect();
     runs.sort_unstable();
     match runs.windows(2).find(|pair| pair[0].0 + pair[0].1 > pair[1].0) {
         None => Ok(()),
         Some(pair) => Err(Error::layout(
-            format_args!("tensors at {:#x} ({} bytes) and {:#x}", pair[0].0, pair[0].1, pair[1].0),
-            "overlap in memory",
-            "lend memory that no other tensor uses",
+            format_args!("{} and {}", pair[0].2, pair[1].2),
+            format_args!("overlap in memory at {:#x}", pair[1].0),
+            "give each its own memory",
         )),
     }
 }

@@ -4,9 +4,10 @@
 //! value leaves the old one.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 
 use crate::abi::InstepHyper;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, one_of};
 use crate::launch::Assignment;
 use crate::layout::{Layout, Moments, Plan, Precision, Storage};
 use crate::optim::Optimizer;
@@ -331,12 +332,11 @@ impl Optimizers {
         let mut of_group =
             (0..self.entries.len()).filter(|k| self.entries[*k].group.as_deref() == Some(group));
         match (of_group.next(), of_group.next()) {
-            (None, _) => Err(Error::config(
-                "group",
-                group,
-                "no group of this name has an optimizer",
-                "use one of Layout::groups",
-            )),
+            (None, _) => {
+                let known: BTreeSet<&str> = self.entries.iter().filter_map(|e| e.group.as_deref()).collect();
+                let remedy = format!("use {}", one_of(known));
+                Err(Error::config("group", group, "no group of this name has an optimizer", remedy))
+            }
             (Some(index), None) => self.set_lr_of(OptimizerId(index as u32), lr),
             (Some(_), Some(_)) => {
                 Err(Error::config("group", group, "has several optimizers", "name one with set_lr_of"))
