@@ -34,7 +34,7 @@ pub struct Call {
     pub bytes: u64,
     /// One number for layout, options, learning rates and frozen parameters.
     pub agreement: u64,
-    /// How long to wait for the other ranks.
+    /// Longest wait for the other ranks.
     pub deadline: Duration,
     /// On a GPU, the stream to enqueue on; on the host device, which calls from the stream's own thread, nothing.
     pub stream: StreamHandle,
@@ -171,7 +171,7 @@ pub trait Collective: Send + Sync {
     /// Asked while the host waits; must not block.
     ///
     /// # Errors
-    /// As [`enqueue`](Self::enqueue).
+    /// Errors as for [`enqueue`](Self::enqueue).
     fn check(&self) -> Result<()> {
         Ok(())
     }

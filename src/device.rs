@@ -32,13 +32,13 @@ pub trait Device: Executor {
     /// host device, where the trainer is that thread.
     ///
     /// # Errors
-    /// As [`wait`](Device::wait).
+    /// Errors as for [`wait`](Device::wait).
     fn synchronize(&mut self) -> Result<()>;
 
     /// Blocks until every op has ended or been skipped. Nothing may be submitted afterwards.
     ///
     /// # Errors
-    /// As [`wait`](Device::wait); a GPU tells of some failures only now.
+    /// Errors as for [`wait`](Device::wait); a GPU tells of some failures only now.
     fn end(&mut self) -> Result<()>;
 
     /// Now, on the clock that measured ops use, in nanoseconds.
@@ -56,13 +56,13 @@ pub trait Executor {
     /// announce it.
     const TRAINER_IS_A_STREAM: bool;
 
-    /// Where its memory lies.
+    /// Returns the place of its memory.
     fn place(&self) -> Place;
 
     /// The first byte of a span, in the device's memory.
     fn resolve(&self, span: Span) -> *mut u8;
 
-    /// How many bytes each memory takes.
+    /// Returns the size of each memory in bytes.
     fn sizes(&self) -> Vec<(Memory, u64)>;
 
     /// Replaces the settings, which the next Begin reads.
@@ -74,16 +74,16 @@ pub trait Executor {
     /// Says how far a record has come.
     ///
     /// # Errors
-    /// As [`Device::wait`].
+    /// Errors as for [`Device::wait`].
     ///
     /// # Safety
     /// As for the trait.
     unsafe fn write_progress(&mut self, record: usize, progress: Progress) -> Result<()>;
 
-    /// How far a record has come.
+    /// Returns the progress of a record.
     ///
     /// # Errors
-    /// As [`Device::wait`].
+    /// Errors as for [`Device::wait`].
     ///
     /// # Safety
     /// As for the trait.
@@ -92,7 +92,7 @@ pub trait Executor {
     /// A copy of the control block.
     ///
     /// # Errors
-    /// As [`Device::wait`].
+    /// Errors as for [`Device::wait`].
     ///
     /// # Safety
     /// As for the trait.
@@ -104,7 +104,7 @@ pub trait Executor {
     /// Copies a span to the host, whose length it has.
     ///
     /// # Errors
-    /// As [`Device::wait`].
+    /// Errors as for [`Device::wait`].
     ///
     /// # Safety
     /// As for the trait.
@@ -113,7 +113,7 @@ pub trait Executor {
     /// Copies to a span from the host.
     ///
     /// # Errors
-    /// As [`Device::wait`].
+    /// Errors as for [`Device::wait`].
     ///
     /// # Safety
     /// As for the trait.
@@ -140,13 +140,13 @@ pub trait Executor {
     /// The ops that have ended since the last call, if the device measures.
     ///
     /// # Errors
-    /// As [`Device::wait`].
+    /// Errors as for [`Device::wait`].
     fn take_timed_ops(&mut self) -> Result<Vec<TimedOp>>;
 
     /// When the trainer's stream stood still since the last call, if the device measures and the trainer is a stream: a
     /// thread that waits is timed by who waits.
     ///
     /// # Errors
-    /// As [`Device::wait`].
+    /// Errors as for [`Device::wait`].
     fn take_stalls(&mut self) -> Result<Vec<Interval>>;
 }

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-/// What every fallible call of this crate returns.
+/// Result of every fallible call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Everything that can go wrong. *Refused*: nothing was changed; a call that takes the pass or the stepper by value still
@@ -39,19 +39,19 @@ pub enum Error {
     /// Refused: this build carries no GPU kernels.
     #[error("GPU kernels: not in this build; {how}")]
     KernelsNotBuilt {
-        /// What to do to get them.
+        /// Way to get them.
         how: String,
     },
     /// Refused: there is no usable GPU driver on this machine.
     #[error("CUDA driver: not usable, {why}; install NVIDIA's driver, or step on the host")]
     DriverUnavailable {
-        /// What was tried, and what came of it.
+        /// Attempts, and the result of each.
         why: String,
     },
     /// Refused: there is no usable NCCL library on this machine.
     #[error("NCCL: not usable, {why}")]
     NcclUnavailable {
-        /// What was tried, and what came of it.
+        /// Attempts, and the result of each.
         why: String,
     },
     /// Poisons: a call into a GPU's driver failed. Refused, where it was made to build a stepper.
@@ -109,7 +109,7 @@ pub enum Error {
     PeerLost {
         /// The rank that is gone.
         rank: u32,
-        /// What it said last.
+        /// Its last message.
         why: String,
     },
     /// Poisons: not all ranks arrived in time.
@@ -122,9 +122,9 @@ pub enum Error {
         rank: u32,
         /// The call it waited in.
         call: String,
-        /// How long it waited.
+        /// Length of the wait.
         waited_ms: u64,
-        /// Who had not arrived; empty where nobody can tell, as of a sum on a GPU.
+        /// Ranks that had not arrived; empty if unknown, as for a sum on a GPU.
         missing: Vec<u32>,
     },
     /// Refused: a checkpoint is damaged, or belongs to another model.
@@ -140,7 +140,7 @@ pub enum Error {
         loaded: usize,
         /// Tensors of the checkpoint that go into the stepper.
         tensors: usize,
-        /// What was wrong with the next one.
+        /// Error of the next one.
         why: Arc<Error>,
     },
     /// Refused: a file could not be opened, read or written.
@@ -175,11 +175,11 @@ pub enum Error {
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Refusal {
-    /// What the call was about: a parameter, a bucket, a pass, a part of a file.
+    /// Subject of the call: a parameter, a bucket, a pass, a part of a file.
     pub thing: String,
-    /// What is wrong with it.
+    /// Fault of the subject.
     pub wrong: String,
-    /// What to do about it; empty where nothing can be advised.
+    /// Advice; empty if there is none.
     pub remedy: String,
 }
 

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-/// Where memory is, and so who can touch it.
+/// Place of a memory, which decides who can access it.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {

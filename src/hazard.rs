@@ -35,7 +35,7 @@ pub enum Hazard {
         first: usize,
         /// The later entry.
         second: usize,
-        /// Where they meet.
+        /// Memory of the common byte.
         memory: Memory,
         /// First common byte.
         byte: u64,

@@ -36,7 +36,7 @@ fn line(text: impl Display, longest: usize, kept: &'static str) -> String {
     line.text
 }
 
-/// A writer that escapes, and counts what it does not keep.
+/// Escapes text up to a limit and counts the dropped bytes.
 struct Line {
     text: String,
     left: usize,

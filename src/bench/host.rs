@@ -87,7 +87,7 @@ impl Launcher {
     /// Returns one memory's bytes of one bucket, padding included.
     ///
     /// # Panics
-    /// As [`elements`](Self::elements).
+    /// Panics as for [`elements`](Self::elements).
     pub fn bytes(&mut self, memory: Memory, bucket: usize) -> &mut [u8] {
         let bucket = &self.plan.buckets()[bucket];
         let span = Span::elements(memory, &self.plan, bucket.start, bucket.start + bucket.len);

@@ -36,7 +36,7 @@ pub enum LoadKind {
     Elementwise,
 }
 
-/// How long an all-reduce takes: a latency, and its bytes at a rate.
+/// Duration of an all-reduce: a latency, and its bytes at a rate.
 #[derive(Clone, Copy, Debug)]
 pub struct Pacing {
     /// In nanoseconds.
@@ -45,7 +45,7 @@ pub struct Pacing {
     pub bytes_per_ns: f64,
 }
 
-/// How much work there is.
+/// Amount of work.
 #[derive(Clone, Copy, Debug)]
 pub struct LoadSize {
     /// Parameters.

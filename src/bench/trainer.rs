@@ -25,7 +25,7 @@ pub enum Mark {
     Start,
     /// After backward's last kernel.
     BackwardEnd,
-    /// Where every parameter may be read.
+    /// Point at which every parameter may be read.
     End,
 }
 

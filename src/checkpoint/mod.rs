@@ -86,10 +86,10 @@ use safetensors::inside;
 /// The data go into a file of their own in the same folder (a hidden one that ends in `.instep-partial`), which is
 /// flushed to disk and renamed, and then the folder is flushed. A file that a killed run has left is never read. It is
 /// removed by the next save to the same path, or by one into the same folder a day later. Two processes must not save
-/// to one path at a time: one of them may get an error, and the file is that of either.
+/// to one path at a time: either save may win and the other may fail.
 ///
 /// # Ordering
-/// Waits for all steps. Memory beside the stepper's: one tensor.
+/// Waits for all steps. Allocates space for one tensor.
 ///
 /// # Errors
 /// `Order` inside a pass, `Poisoned` after a failure, `Config` for a name in `extras` that the checkpoint uses itself,
@@ -117,10 +117,10 @@ pub fn save<D: Device>(stepper: &Stepper<D>, extras: &Extras, path: impl AsRef<P
 /// ```
 ///
 /// # Ordering
-/// As [`save`].
+/// Ordering as for [`save`].
 ///
 /// # Errors
-/// As [`save`]; `File` if `out` refuses, which may have taken some of it.
+/// Errors as for [`save`]; `File` if `out` refuses, which may have taken some of it.
 pub fn write<D: Device>(stepper: &Stepper<D>, extras: &Extras, out: impl Write) -> Result<()> {
     write::write(stepper, extras, out)
 }
@@ -133,7 +133,7 @@ pub fn write<D: Device>(stepper: &Stepper<D>, extras: &Extras, out: impl Write) 
 /// written. Nothing in the stepper changes before the whole file has been found good.
 ///
 /// # Ordering
-/// Waits for all steps. Memory beside the stepper's: one tensor, and the names.
+/// Waits for all steps. Allocates space for one tensor and the names.
 ///
 /// # Errors
 /// `Checkpoint` if a byte of the file is not what was written, a tensor is missing or belongs nowhere, or one has
@@ -148,10 +148,10 @@ pub fn load<D: Device>(stepper: &mut Stepper<D>, path: impl AsRef<Path>) -> Resu
 /// Loads a checkpoint from anything that can be read twice.
 ///
 /// # Ordering
-/// As [`load`].
+/// Ordering as for [`load`].
 ///
 /// # Errors
-/// As [`load`].
+/// Errors as for [`load`].
 pub fn read<D: Device>(stepper: &mut Stepper<D>, source: impl Read + Seek) -> Result<Extras> {
     restore(stepper, source, true, |header, stepper| Plan::exact(header, stepper))
 }
@@ -199,10 +199,10 @@ pub fn read<D: Device>(stepper: &mut Stepper<D>, source: impl Read + Seek) -> Re
 /// imported too, and its checksums are held to it.
 ///
 /// # Ordering
-/// As [`load`], which says what ranks must do, too.
+/// Ordering as for [`load`], which says what ranks must do, too.
 ///
 /// # Errors
-/// As [`load`]; `Layout` if `order` names what is no parameter.
+/// Errors as for [`load`]; `Layout` if `order` names what is no parameter.
 pub fn import<D: Device>(
     stepper: &mut Stepper<D>,
     source: impl Read + Seek,

@@ -20,7 +20,7 @@ const DIGITS: usize = 16;
 /// Bytes of a name on all usual file systems.
 const MAX_NAME_BYTES: usize = 255;
 
-/// What is left of them for the name: without two dots, the digits and the suffix.
+/// Bytes left for the name, without two dots, the digits and the suffix.
 const MAX_STEM_BYTES: usize = MAX_NAME_BYTES - 2 - DIGITS - SUFFIX.len();
 
 /// A writer that has not written for so long is dead, whatever it was writing.

@@ -25,7 +25,7 @@ pub(super) struct Plan<'h> {
     pub(super) zeros: Vec<(ParamId, Cow<'static, str>)>,
     pub(super) counts: Vec<Counted<'h>>,
     pub(super) scalars: Vec<Named<'h>>,
-    /// Moving averages that are kept here and are in no file begin as the parameters.
+    /// Whether averages that are absent from the file start as the parameters.
     pub(super) begins_emas: bool,
 }
 
@@ -43,7 +43,7 @@ pub(super) enum Part {
     Ema,
 }
 
-/// How far a parameter's optimizer has come, or all of them.
+/// Progress of one of a parameter's optimizers, or of all.
 pub(super) struct Counted<'h> {
     pub(super) id: ParamId,
     pub(super) optimizer: Option<OptimizerId>,
@@ -52,7 +52,7 @@ pub(super) struct Counted<'h> {
     pub(super) carried: Option<Named<'h>>,
 }
 
-/// Where a step count comes from.
+/// Source of a step count.
 #[derive(Clone, Copy)]
 pub(super) enum Count<'h> {
     Stored(Named<'h>),

@@ -14,7 +14,7 @@ static FATBIN: &[u8] = include_bytes!(env!("INSTEP_KERNELS_FATBIN"));
 const COMMON: [&str; 5] = ["instep_begin", "instep_decide", "instep_publish", "instep_norm", "instep_custom"];
 const OPTIMIZERS: &str = include_str!("../../kernels/optimizers.def");
 
-/// What [`built_kernels`] found.
+/// Result of [`built_kernels`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BuiltKernels {
     /// Names of the kernels; every image has all of them.

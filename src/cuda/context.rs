@@ -44,7 +44,8 @@ impl Primary {
     /// Returns the context of the device with this ordinal.
     ///
     /// # Errors
-    /// As [`device_count`]; `Unsupported` if there is no such device, `Device` if the driver refuses the context.
+    /// Errors as for [`device_count`]; `Unsupported` if there is no such device, `Device` if the driver refuses the
+    /// context.
     pub(super) fn of(ordinal: u32) -> Result<Primary> {
         let count = device_count()?;
         if ordinal >= count {

@@ -28,7 +28,7 @@ pub(super) struct BucketLaunch {
     custom: Option<EnqueuedParams>,
 }
 
-/// What the launches of one stepper have in common.
+/// Inputs that all launches of one stepper share.
 pub(super) struct Preparation<'a> {
     pub(super) driver: &'a Arc<dyn Driver>,
     pub(super) kernels: &'a Kernels,

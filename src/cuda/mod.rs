@@ -69,7 +69,7 @@ impl Cuda {
         }
     }
 
-    /// As [`open`](Self::open), with the caller's driver; tests use it to run without a GPU.
+    /// Opens the caller's driver instead of the system's. Tests use it to run without a GPU.
     #[doc(hidden)]
     pub fn on(driver: Arc<dyn Driver>) -> Cuda {
         Cuda { driver, compute: StreamHandle::default(), optim_priority: 0, max_blocks: None }

@@ -1,4 +1,4 @@
-//! How the host waits for a GPU, and how a device fails.
+//! Waits of the host for a GPU, and failures of a device.
 //!
 //! A wait polls, so a lost peer or a hanging reduction ends it. A failure is sticky: every later call returns it. The
 //! trainer's own work never counts against a deadline.

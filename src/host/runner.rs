@@ -47,7 +47,7 @@ enum Work {
     Custom(Box<CustomStep>),
 }
 
-/// What [`Runner::new`] puts together.
+/// Parts from which [`Runner::new`] builds a runner.
 pub(crate) struct Parts {
     pub(crate) plan: Arc<Plan>,
     pub(crate) memories: Arc<Memories>,

@@ -12,7 +12,7 @@ use crate::handle::Place;
 use crate::layout::{Gradients, Layout, Plan, SegmentAction};
 use crate::optim::{Optimizer, StepParam};
 
-/// One optimizer with its numbers, as the settings hold them.
+/// One optimizer with its hyperparameters.
 #[derive(Clone)]
 struct Assigned {
     kernel: u32,
@@ -92,7 +92,7 @@ impl Assignment {
         Ok(Assignment::new(layout, plan, [(optimizer, hyper)], |_| vec![0]))
     }
 
-    /// How many optimizers the longest list has; 1 at least.
+    /// Returns the length of the longest list, at least 1.
     pub(crate) fn rounds(&self) -> usize {
         self.first_states.len()
     }

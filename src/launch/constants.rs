@@ -13,7 +13,7 @@ pub(crate) struct StepConstants {
     /// Ranks to take the mean over; 0: those that contributed.
     pub(crate) divisor: f64,
     pub(crate) loss_scale: f64,
-    /// In the place of `loss_scale`, with the largest scale that divides out.
+    /// Dynamic scaler that replaces `loss_scale`, and the largest scale it may use.
     pub(crate) scaler: Option<(LossScaler, f64)>,
     pub(crate) max_norm: Option<f64>,
     /// Clips by the norm of the pass before.

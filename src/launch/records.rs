@@ -33,7 +33,7 @@ pub(crate) fn first_records<'a>(
     })
 }
 
-/// How far a record has come: the updates that it has had, and the number that its rule carries beside that count.
+/// Progress of a record: the updates that it has had, and the number that its rule carries beside that count.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
     pub(crate) count: u64,

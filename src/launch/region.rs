@@ -1,4 +1,4 @@
-//! Where the bytes of every [`Memory`] are: the one step from a span, which the checker judges, to an address.
+//! Addresses of the bytes of every [`Memory`]: the only step from a span, which the checker judges, to an address.
 //!
 //! Addresses only, of the CPU's memory or a GPU's: nothing here reads or writes through one. A span that leaves its
 //! memory, or crosses two pieces of it, gets no address.
@@ -60,10 +60,10 @@ impl Region {
     }
 }
 
-/// Where the records start in control memory.
+/// Offset of the records in control memory.
 const RECORDS_AT: usize = size_of::<InstepControl>().next_multiple_of(ALIGNMENT);
 
-/// How many of what control memory, settings and states hold.
+/// Counts that size control memory, settings and states.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) hypers: usize,
@@ -80,12 +80,12 @@ impl Counts {
         self.bucket_controls_at() + self.bucket_controls * size_of::<InstepControl>()
     }
 
-    /// Where the control blocks of single buckets start in control memory.
+    /// Returns the offset of single buckets' control blocks in control memory.
     fn bucket_controls_at(&self) -> usize {
         self.norms_at() + self.norms * size_of::<InstepNorms>()
     }
 
-    /// Where the norms do.
+    /// Returns the offset of the norms in control memory.
     fn norms_at(&self) -> usize {
         RECORDS_AT + self.records * size_of::<InstepRecord>()
     }
@@ -95,12 +95,12 @@ impl Counts {
         self.actions_at() + self.records * size_of::<u32>()
     }
 
-    /// Where the multipliers start in the settings.
+    /// Returns the offset of the multipliers in the settings.
     pub(crate) fn multipliers_at(&self) -> usize {
         self.hypers * size_of::<InstepHyper>()
     }
 
-    /// Where the actions do.
+    /// Returns the offset of the actions in the settings.
     pub(crate) fn actions_at(&self) -> usize {
         self.multipliers_at() + self.records * size_of::<f64>()
     }
@@ -148,14 +148,14 @@ impl Regions {
         }
     }
 
-    /// How many bytes each memory takes.
+    /// Returns the size of each memory in bytes.
     pub(crate) fn sizes(&self) -> impl Iterator<Item = (Memory, u64)> + '_ {
         let tensors = self.tensors.iter().map(|(memory, region)| (*memory, region.bytes()));
         let others = [(Memory::Control, self.control.bytes()), (Memory::Settings, self.settings.bytes())];
         tensors.chain(others)
     }
 
-    /// How many of what there are.
+    /// Returns the counts that size the memories.
     pub(crate) fn counts(&self) -> Counts {
         self.counts
     }

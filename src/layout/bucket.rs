@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use crate::layout::SegmentAction;
 
-/// How many bytes of gradients a bucket gathers before it closes.
+/// Limits in bytes of gradients at which a bucket closes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BucketCaps {
     /// The first bucket's: small, so that communication starts early.
@@ -22,16 +22,16 @@ impl Default for BucketCaps {
     }
 }
 
-/// What each bucket's own SUM counts, in a tail block after its gradients.
+/// Counts that each bucket's own SUM adds up, in a tail block after its gradients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tails {
     /// Per segment, how many ranks had a gradient for it.
     pub used: bool,
-    /// How many ranks had data at all.
+    /// Counts the ranks that had data.
     pub contributors: bool,
 }
 
-/// What becomes of a parameter's gradient once the parameter has been stepped. Gradients of other
+/// Policy for a parameter's gradient after the parameter's step. Gradients of other
 /// [actions](SegmentAction) always stay, and no policy changes a bit of what is stepped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Gradients {

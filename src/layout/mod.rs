@@ -39,7 +39,7 @@ pub struct Parameter {
     pub name: String,
     /// Elements; zero is legal.
     pub len: u64,
-    /// How often one pass hands it over: 1, or the number of places that share it.
+    /// Number of hand-overs in one pass: 1, or the number of places that share it.
     pub uses: u32,
     /// The action of a step on it.
     pub action: SegmentAction,

@@ -24,7 +24,7 @@ pub struct Plan {
     pub(super) grads_len: u64,
     pub(super) is_foreign: bool,
     pub(super) gradients: Gradients,
-    /// What it was cut by; `None` if the buckets are the caller's.
+    /// Limits that cut the buckets; `None` if the buckets are the caller's.
     pub(super) cut: Option<Cut>,
     pub(super) storage: Storage,
 }
@@ -74,8 +74,7 @@ impl Plan {
         self.segment_of_param[param] as usize
     }
 
-    /// Returns the first bucket that is reduced and has elements. If ranks are counted it is reduced in every pass, and
-    /// its count is the pass's.
+    /// Returns the first non-empty reduced bucket. With uneven inputs its tail holds the pass's rank count.
     pub fn carrier(&self) -> Option<&Bucket> {
         self.buckets.iter().find(|bucket| bucket.len > 0 && !bucket.is_local)
     }

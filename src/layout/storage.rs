@@ -1,4 +1,4 @@
-//! How the elements of every stream are stored, and which streams there are besides parameter, gradient and states.
+//! Element storage of every stream, and the streams besides parameter, gradient and states.
 //!
 //! Arithmetic is f32 for every storage; storing rounds once. A combination that no kernel has is refused here by name,
 //! because a step would be too late.
@@ -21,7 +21,7 @@ pub enum Master {
     Remainder8,
 }
 
-/// How optimizer states are stored.
+/// Storage of optimizer states.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Moments {
     /// 4 bytes per element.
@@ -38,7 +38,7 @@ pub enum Moments {
     EightBit,
 }
 
-/// How a value is rounded that is stored in fewer bits than f32, by a parameter without master, by a
+/// Rounding of values that are stored in fewer bits than f32: by a parameter without master, by a
 /// [24-bit master](Master::Remainder8) and by states.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Rounding {
@@ -94,7 +94,7 @@ pub struct Precision {
     pub master: Master,
     /// Optimizer states.
     pub moments: Moments,
-    /// How what loses bits is rounded.
+    /// Rounding of values that lose bits.
     pub rounding: Rounding,
 }
 

@@ -25,7 +25,7 @@ pub enum Stream {
     Optim,
 }
 
-/// How many streams there are.
+/// Number of streams.
 pub const STREAMS: usize = 3;
 
 impl Stream {
@@ -120,7 +120,7 @@ impl Span {
     /// Returns all of a memory that a plan has.
     ///
     /// # Panics
-    /// As [`elements`](Self::elements).
+    /// Panics as for [`elements`](Self::elements).
     pub fn whole(memory: Memory, plan: &Plan) -> Span {
         let len = if memory == Memory::Grads { plan.grads_len() } else { plan.arena_len() };
         Span::elements(memory, plan, 0, len)
@@ -166,7 +166,7 @@ impl Span {
 pub struct Ticket {
     /// The stream of the position.
     pub stream: Stream,
-    /// How many Records the stream has passed then.
+    /// Number of Records that the stream has passed then.
     pub tick: u64,
 }
 
@@ -248,7 +248,7 @@ pub enum Action {
 /// One operation on one stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Op {
-    /// Where it runs.
+    /// Stream on which it runs.
     pub stream: Stream,
     /// Its work.
     pub action: Action,

@@ -14,7 +14,7 @@ optimizer! {
         pub lr: f64 = 1.0 => lr: NonNegative;
         /// Decay rate of both averages.
         pub rho: f64 = 0.9 => rho: UpToOne;
-        /// Added to both averages inside their roots; the first changes are of its size.
+        /// Added inside both square roots.
         pub eps: f64 = 1e-6 => eps: NonNegative;
         /// L2 penalty, added to the gradient.
         pub weight_decay: f64 = 0.0 => weight_decay: NonNegative;

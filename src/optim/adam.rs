@@ -44,7 +44,7 @@ optimizer! {
         pub betas: (f64, f64) = (0.9, 0.999) => beta1: BelowOne, beta2: BelowOne;
         /// Added to the root of the corrected second moment.
         pub eps: f64 = 1e-8 => eps: NonNegative;
-        /// Decay, multiplied by the learning rate.
+        /// Decoupled weight decay; multiplied by the learning rate.
         pub weight_decay: f64 = 1e-2 => weight_decay: NonNegative;
         /// Divide by the largest second moment seen, instead of the current one.
         pub amsgrad: bool = false => amsgrad: Flag;

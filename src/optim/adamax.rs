@@ -16,7 +16,7 @@ optimizer! {
         pub lr: f64 = 2e-3 => lr: NonNegative;
         /// Decay rates of the first moment and of the maximum.
         pub betas: (f64, f64) = (0.9, 0.999) => beta1: BelowOne, beta2: BelowOne;
-        /// Added to the size of the gradient.
+        /// Added to the absolute value of the gradient.
         pub eps: f64 = 1e-8 => eps: NonNegative;
         /// L2 penalty, added to the gradient.
         pub weight_decay: f64 = 0.0 => weight_decay: NonNegative;

@@ -24,7 +24,7 @@ optimizer! {
         pub alpha: f64 = 5.0 => alpha: NonNegative;
         /// Added to the root of the corrected second moment.
         pub eps: f64 = 1e-8 => eps: NonNegative;
-        /// Decay, multiplied by the learning rate.
+        /// Decoupled weight decay; multiplied by the learning rate.
         pub weight_decay: f64 = 0.0 => weight_decay: NonNegative;
         /// Ascend instead of descend.
         pub maximize: bool = false => maximize: Flag;

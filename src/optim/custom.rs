@@ -24,7 +24,7 @@ pub struct ParamStep<'a> {
     /// The states, in the order of [`StepParam::state_names`], each as long as the parameter; zeros before the first
     /// update.
     pub states: &'a mut [&'a mut [f32]],
-    /// What the gradient must be multiplied by: 1/world_size, the loss scale and clipping in one.
+    /// Factor for the gradient: 1/world_size, the loss scale and clipping in one.
     pub multiplier: f32,
     /// The learning rate, as [`Stepper::set_lr`](crate::Stepper::set_lr) has left it.
     pub lr: f64,
@@ -99,7 +99,7 @@ pub struct EnqueuedStep<'a> {
 /// # Source
 /// `step_param` of PyTorch's functional optimizers, as `_OptimizerHookState` asks for it.
 pub trait StepParam: Send + Sync {
-    /// What it is called, in errors and listings. Ranks compare it.
+    /// Returns the name for errors and listings. Ranks compare it.
     fn name(&self) -> &str;
 
     /// Names of the states that it keeps per element: three at most, and no dot or `#` in a name.
@@ -132,7 +132,7 @@ pub trait StepParam: Send + Sync {
     /// Enqueues the update of one parameter, on the thread that called the stepper. Must not wait.
     ///
     /// # Errors
-    /// As [`step_param`](Self::step_param).
+    /// Errors as for [`step_param`](Self::step_param).
     fn enqueue_param(&self, step: &EnqueuedStep<'_>) -> Result<()> {
         Err(Error::unsupported(
             format_args!("`{}`", step.name),

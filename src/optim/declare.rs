@@ -125,7 +125,7 @@ use std::any::{TypeId, type_name};
 
 use super::{Descriptor, Optimizer};
 
-/// What most optimizers have, for a table to add to.
+/// Returns the common part of a descriptor, to which a table adds.
 pub(super) const fn plain<O: Optimizer + Default>(
     name: &'static str,
     source: &'static str,

@@ -144,7 +144,7 @@ pub struct Field {
     pub default: Value,
     /// Its numbers.
     pub parts: &'static [Part],
-    /// What it does.
+    /// Meaning of the option.
     pub doc: &'static str,
 }
 
@@ -185,7 +185,7 @@ pub struct Descriptor {
     pub fields: &'static [Field],
     /// Its states; the last entry that applies counts.
     pub states: &'static [States],
-    /// Where it was published.
+    /// Publication of the algorithm.
     pub source: &'static str,
     /// Number of its kernel, which Adam and AdamW share.
     pub kernel: u32,

@@ -15,13 +15,13 @@ optimizer! {
     ///
     /// States: `exp_avg`, `exp_avg_sq`.
     pub struct Lamb: "LAMB" {
-        /// Learning rate, a share of the parameter's norm.
+        /// Learning rate, multiplied by the trust ratio.
         pub lr: f64 = 1e-3 => lr: NonNegative;
         /// Decay rates of the first and second moment.
         pub betas: (f64, f64) = (0.9, 0.999) => beta1: BelowOne, beta2: BelowOne;
         /// Added to the root of the second moment.
         pub eps: f64 = 1e-6 => eps: NonNegative;
-        /// Weight decay, a part of the change that is scaled.
+        /// Weight decay, added to the update before the trust ratio.
         pub weight_decay: f64 = 0.01 => weight_decay: NonNegative;
         /// Ascend instead of descend.
         pub maximize: bool = false => maximize: Flag;

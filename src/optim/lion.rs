@@ -17,7 +17,7 @@ optimizer! {
         pub lr: f64 = 1e-4 => lr: NonNegative;
         /// Decay rates of the average whose sign is taken, and of the average that is kept.
         pub betas: (f64, f64) = (0.9, 0.99) => beta1: BelowOne, beta2: BelowOne;
-        /// Decay, multiplied by the learning rate.
+        /// Decoupled weight decay; multiplied by the learning rate.
         pub weight_decay: f64 = 0.0 => weight_decay: NonNegative;
         /// Ascend instead of descend.
         pub maximize: bool = false => maximize: Flag;

@@ -130,7 +130,7 @@ pub(crate) mod sealed {
         }
     }
 
-    /// What the executors need of an optimizer: its kernel's number and its validated hyperparameters.
+    /// Returns an optimizer's identity for the executors: its kernel's number and its validated hyperparameters.
     pub trait Rule: Debug + Send + Sync + Any {
         fn descriptor(&self) -> Option<&'static Descriptor>;
         fn get(&self, name: &str) -> Option<Value>;

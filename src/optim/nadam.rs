@@ -22,7 +22,7 @@ optimizer! {
         pub eps: f64 = 1e-8 => eps: NonNegative;
         /// L2 penalty, added to the gradient, unless `decoupled_weight_decay`.
         pub weight_decay: f64 = 0.0 => weight_decay: NonNegative;
-        /// How fast the momentum reaches `betas.0`, from half of it.
+        /// Decay of the momentum schedule, which rises from `betas.0 / 2` to `betas.0`.
         pub momentum_decay: f64 = 4e-3 => momentum_decay: NonNegativeF64;
         /// The decay acts on the parameter, multiplied by the learning rate, apart from the gradient.
         pub decoupled_weight_decay: bool = false => decoupled: Flag;

@@ -24,7 +24,7 @@ optimizer! {
         pub eps: f64 = 1e-8 => eps: NonNegative;
         /// L2 penalty, added to the gradient.
         pub weight_decay: f64 = 0.0 => weight_decay: NonNegative;
-        /// Share of the buffer that stays; 0 switches momentum off.
+        /// Momentum factor; 0 disables momentum.
         pub momentum: f64 = 0.0 => momentum: NonNegative;
         /// Divide by the estimated standard deviation of the gradient, instead of its root mean square.
         pub centered: bool = false => centered: Flag;

@@ -16,7 +16,7 @@ optimizer! {
     pub struct Rprop: "Rprop" {
         /// A parameter's step sizes before its first update; it has no effect after that.
         pub lr: f64 = 1e-2 => lr: NonNegative;
-        /// Factors of a step size whose gradient has changed its sign, and kept it.
+        /// Factors that multiply the step size when the sign changes, and when it does not.
         pub etas: (f64, f64) = (0.5, 1.2) => eta_minus: InsideOne, eta_plus: AboveOne;
         /// Smallest and largest step size.
         pub step_sizes: (f64, f64) = (1e-6, 50.0) => step_size_min: NonNegative, step_size_max: NonNegative;

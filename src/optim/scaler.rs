@@ -5,21 +5,21 @@
 
 use crate::error::{Error, Result};
 
-/// How the loss scale follows the gradients: a pass with an infinite or NaN gradient is skipped and makes it smaller, a
+/// Adapts the loss scale to the gradients. A pass with an infinite or NaN gradient is skipped and makes it smaller; a
 /// run of passes without one makes it larger.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LossScaler {
     /// The first pass's scale, an f32. Default 65536.
     pub initial_scale: f64,
-    /// What a scale that has stood long enough is multiplied by, above 1. Default 2.
+    /// Factor above 1 for the scale after `growth_interval` passes in a row without a skip. Default 2.
     pub growth_factor: f64,
-    /// What it is multiplied by in a skipped pass, between 0 and 1. Default 0.5.
+    /// Factor between 0 and 1 for the scale after a skipped pass. Default 0.5.
     pub backoff_factor: f64,
     /// Passes in a row that are not skipped until it grows. Default 2000.
     pub growth_interval: u32,
 }
 
-/// Where a [`LossScaler`] stands between two passes: all that a run needs to go on with it.
+/// State of a [`LossScaler`] between two passes, sufficient to resume a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ScalerState {
     /// The next pass's scale.
@@ -35,7 +35,7 @@ impl Default for LossScaler {
 }
 
 impl LossScaler {
-    /// What the kernels take for none.
+    /// Constant scale, which the kernels use if there is no scaler.
     pub(crate) const CONSTANT: LossScaler =
         LossScaler { initial_scale: 1.0, growth_factor: 1.0, backoff_factor: 1.0, growth_interval: 0 };
 

@@ -96,7 +96,7 @@ impl LrSchedule {
         }
     }
 
-    /// What of it no optimizer checks: those look at each rate when it is set.
+    /// Checks the shape. Optimizers check each rate when it is set.
     pub(crate) fn validate(&self) -> Result<()> {
         match self.shape {
             Shape::Step { step_size: 0, .. } => {

@@ -14,13 +14,13 @@ optimizer! {
     pub struct Sgd: "SGD" {
         /// Learning rate.
         pub lr: f64 = 1e-3 => lr: NonNegative;
-        /// Share of the buffer that stays; 0 switches momentum off.
+        /// Momentum factor; 0 disables momentum.
         pub momentum: f64 = 0.0 => momentum: NonNegative;
-        /// Share of the gradient that does not enter the buffer.
+        /// The buffer adds `(1 - dampening) * gradient`.
         pub dampening: f64 = 0.0 => dampening: Finite;
         /// L2 penalty, added to the gradient.
         pub weight_decay: f64 = 0.0 => weight_decay: NonNegative;
-        /// Look ahead along the new buffer.
+        /// Uses Nesterov momentum; needs `momentum` > 0 and `dampening` = 0.
         pub nesterov: bool = false => nesterov: Flag;
         /// Ascend instead of descend.
         pub maximize: bool = false => maximize: Flag;

@@ -76,7 +76,7 @@ impl GradBucket<'_> {
     /// calls in the same order, as many as it likes.
     ///
     /// # Errors
-    /// As [`Collective::enqueue`]; again at every later call.
+    /// Errors as for [`Collective::enqueue`]; again at every later call.
     pub fn all_reduce(&mut self) -> Result<()> {
         self.all_reduce_range(0..self.values.len())
     }
@@ -84,7 +84,7 @@ impl GradBucket<'_> {
     /// Does the same for some of the elements.
     ///
     /// # Errors
-    /// As [`all_reduce`](Self::all_reduce); `Hook` if the bucket has not so many.
+    /// Errors as for [`all_reduce`](Self::all_reduce); `Hook` if the bucket has not so many.
     pub fn all_reduce_range(&mut self, range: Range<usize>) -> Result<()> {
         let len = self.values.len();
         let Some(part) = self.values.get_mut(range.clone()) else {
@@ -96,7 +96,7 @@ impl GradBucket<'_> {
     /// Does the same for a buffer of the hook's own, as long on every rank.
     ///
     /// # Errors
-    /// As [`all_reduce`](Self::all_reduce).
+    /// Errors as for [`all_reduce`](Self::all_reduce).
     pub fn all_reduce_buffer(&mut self, buffer: &mut [f32]) -> Result<()> {
         sum(self.comm, self.call, buffer, &mut self.failed)
     }

@@ -87,7 +87,7 @@ impl<C: Collective> Compressed<C> {
     /// [`pre_scale`](Self::pre_scale).
     ///
     /// # Errors
-    /// As [`bf16`](Self::bf16).
+    /// Errors as for [`bf16`](Self::bf16).
     pub fn f16(comm: C) -> Result<Compressed<C>> {
         let ranks = u64::from(comm.world_size().max(1)).next_power_of_two();
         let pre_scale = (1.0 / ranks as f32).max(SMALLEST_PRE_SCALE);

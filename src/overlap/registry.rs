@@ -142,7 +142,7 @@ impl Registry {
     /// ```
     ///
     /// # Errors
-    /// As [`register`](Self::register).
+    /// Errors as for [`register`](Self::register).
     pub fn register_custom<S: StepParam + 'static>(
         &mut self,
         name: impl Into<String>,

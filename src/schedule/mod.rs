@@ -68,7 +68,7 @@ impl Policy {
 pub struct Opening {
     /// All ranks first take rank 0's parameters.
     pub broadcast: bool,
-    /// How often the trainer goes through forward and backward.
+    /// Number of times that the trainer runs forward and backward.
     pub micro_batches: NonZeroU32,
     /// This rank has no data: it takes part in everything and contributes nothing.
     pub joined: bool,
@@ -117,7 +117,7 @@ pub struct Schedule {
     settled: Option<Mark>,
     /// The last Decide, if the loss scale that it leaves is asked for.
     decided: Option<Mark>,
-    /// Where the trainer has read the loss scale last, which the next Decide writes.
+    /// Ticket of the trainer's last read of the loss scale, which the next Decide writes.
     loss_scale_touched: Ticket,
 }
 

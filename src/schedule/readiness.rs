@@ -130,7 +130,7 @@ impl Readiness {
         self.arrivals.iter().copied().chain(rest).collect()
     }
 
-    /// How many buckets have launched in this pass; only its last micro-batch launches any.
+    /// Returns the number of buckets launched in this pass; only its last micro-batch launches any.
     pub(super) fn launched(&self) -> u32 {
         self.next_bucket
     }

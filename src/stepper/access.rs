@@ -33,7 +33,7 @@ impl Stepper {
     /// Waits for all steps.
     ///
     /// # Errors
-    /// As [`params`](Self::params).
+    /// Errors as for [`params`](Self::params).
     pub fn params_mut(&mut self) -> Result<ParamsMut<'_>> {
         self.settle_between_passes()?;
         self.params_written = true;
@@ -53,7 +53,7 @@ impl Stepper {
     /// Waits for all steps.
     ///
     /// # Errors
-    /// As [`params`](Self::params); `Layout` if `id` is of another layout; `Order` if gradients are
+    /// Errors as for [`params`](Self::params); `Layout` if `id` is of another layout; `Order` if gradients are
     /// [released](crate::Gradients::Release) and it is stepped; `Unsupported` if it is of another type.
     pub fn grad(&self, id: ParamId) -> Result<&[f32]> {
         self.grad_as(id)
@@ -79,7 +79,8 @@ impl Stepper {
     /// Waits for all steps.
     ///
     /// # Errors
-    /// As [`grad`](Self::grad); `Unsupported` if the optimizer keeps no such state, or it is of another type.
+    /// Errors as for [`grad`](Self::grad); `Unsupported` if the optimizer keeps no such state, or it is of another
+    /// type.
     pub fn state(&self, id: ParamId, name: impl AsRef<str>) -> Result<&[f32]> {
         self.state_as(id, name)
     }
@@ -132,13 +133,13 @@ impl Stepper {
     /// ```
     ///
     /// # Shapes
-    /// As [`state`](Self::state).
+    /// Shape as for [`state`](Self::state).
     ///
     /// # Ordering
     /// Waits for all steps.
     ///
     /// # Errors
-    /// As [`state`](Self::state).
+    /// Errors as for [`state`](Self::state).
     pub fn state_mut(&mut self, id: ParamId, name: impl AsRef<str>) -> Result<&mut [f32]> {
         self.state_mut_as(id, name)
     }
@@ -162,7 +163,7 @@ impl<D: Device> Stepper<D> {
     /// Waits for all steps.
     ///
     /// # Errors
-    /// As [`grad`](Self::grad).
+    /// Errors as for [`grad`](Self::grad).
     pub fn step_count(&self, id: ParamId) -> Result<u64> {
         self.settle_control()?;
         Ok(self.read_progress(self.layout.index(id)?, 0)?.count)
@@ -175,7 +176,7 @@ impl<D: Device> Stepper<D> {
     /// Waits for all steps.
     ///
     /// # Errors
-    /// As [`step_count`](Self::step_count); `Config` if that optimizer does not step the parameter.
+    /// Errors as for [`step_count`](Self::step_count); `Config` if that optimizer does not step the parameter.
     pub fn step_count_of(&self, id: ParamId, optimizer: OptimizerId) -> Result<u64> {
         let (param, round) = self.round_of(id, optimizer)?;
         self.settle_control()?;
@@ -190,8 +191,8 @@ impl<D: Device> Stepper<D> {
     /// Waits for all steps.
     ///
     /// # Errors
-    /// As [`grad`](Self::grad); `Config` for a count of 2^63 or more, or one that is not 0 where an optimizer
-    /// [carries](Self::carried_of) a number beside it.
+    /// Errors as for [`grad`](Self::grad); `Config` for a count of 2^63 or more, or one that is not 0 where an
+    /// optimizer [carries](Self::carried_of) a number beside it.
     pub fn set_step_count(&mut self, id: ParamId, count: u64) -> Result<()> {
         let param = self.layout.index(id)?;
         // One record at least, which what has no optimizer keeps for the day on which it gets one.
@@ -205,7 +206,7 @@ impl<D: Device> Stepper<D> {
     /// Waits for all steps.
     ///
     /// # Errors
-    /// As [`step_count_of`](Self::step_count_of); `Config` as for [`set_step_count`](Self::set_step_count).
+    /// Errors as for [`step_count_of`](Self::step_count_of); `Config` as for [`set_step_count`](Self::set_step_count).
     pub fn set_step_count_of(&mut self, id: ParamId, optimizer: OptimizerId, count: u64) -> Result<()> {
         let (param, round) = self.round_of(id, optimizer)?;
         self.set_counts(param, round..round + 1, count, None)
@@ -222,7 +223,7 @@ impl<D: Device> Stepper<D> {
     /// Waits for all steps; asked after every pass, it takes from Normed the overlap with the next forward.
     ///
     /// # Errors
-    /// As [`params`](Self::params).
+    /// Errors as for [`params`](Self::params).
     pub fn status(&self) -> Result<Status> {
         self.settle_control()?;
         self.read_status()

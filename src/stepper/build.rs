@@ -50,7 +50,7 @@ impl Stepper {
     /// Builds a stepper on the CPU with default options.
     ///
     /// # Errors
-    /// As [`StepperBuilder::host`].
+    /// Errors as for [`StepperBuilder::host`].
     pub fn host(
         layout: &Layout,
         optimizer: impl Optimizer + 'static,
@@ -71,9 +71,9 @@ impl StepperBuilder<'_> {
     }
 
     /// Builds the stepper on the CPU, on parameters and gradient buckets of the caller's; states are the stepper's own.
-    /// The result is the same bits as on memory of its own, at any alignment. Foreign buckets have no room for counts,
-    /// so this needs [`Unused::StepZero`] and refuses [`uneven_inputs`](Self::uneven_inputs), and a cap of its own it
-    /// has not.
+    /// Results have the same bits as on the stepper's own memory, at any alignment. Foreign buckets have no room for
+    /// counts, so it needs [`Unused::StepZero`]. It rejects [`uneven_inputs`](Self::uneven_inputs) and
+    /// [`bucket_cap_bytes`](Self::bucket_cap_bytes).
     ///
     /// ```
     /// use instep::layout::ForeignBucket;
@@ -98,22 +98,26 @@ impl StepperBuilder<'_> {
     /// ```
     ///
     /// The first pass, and the first one after [`params_mut`](Stepper::params_mut), writes rank 0's parameters over the
-    /// other ranks'. The views work as ever, and are what tells the stepper that a gradient has been written: a trainer
-    /// with pointers of its own calls [`Grads::get_mut`](crate::Grads::get_mut) first, which waits for the last step,
-    /// and may then write through its own pointer until it hands the gradient over.
+    /// other ranks'.
+    ///
+    /// [`Grads::get_mut`](crate::Grads::get_mut) marks the gradient as written and waits for the last step. After it
+    /// you may write through your own pointer until the hand-over.
     ///
     /// # Errors
-    /// As [`host`](Self::host); `Layout` if a tensor lies nowhere, twice, misaligned for its type, or over another one.
+    /// Errors as for [`host`](Self::host); `Layout` if a tensor lies nowhere, twice, misaligned for its type, or over
+    /// another one.
     ///
     /// # Safety
-    /// Until the stepper has been closed or dropped, either of which waits for what still runs (and so, unless the
-    /// thread panics, for peers that a queued sum needs, up to the deadline): every address is valid for reads and
-    /// writes of its tensor, all of it initialised, and nothing touches it but this stepper, its views, and the
-    /// caller's own pointers under the same rules: a gradient is written only between
-    /// [`Grads::get_mut`](crate::Grads::get_mut) and its hand-over, a parameter read only between
-    /// [`Params::get`](crate::Params::get) and its hand-over, and between passes both only after
-    /// [`Stepper::params_mut`] or [`Stepper::params`]. Parameters with [master weights](crate::Master) are only read:
-    /// the master counts, and [`Stepper::write_param`] writes both.
+    /// Until the stepper is closed or dropped:
+    /// 1. Every address is valid for reads and writes of its tensor, and all of the tensor is initialised. Only the
+    ///    stepper, its views, and your own pointers under these rules touch it.
+    /// 2. Write a gradient only between [`Grads::get_mut`](crate::Grads::get_mut) and its hand-over.
+    /// 3. Read a parameter only between [`Params::get`](crate::Params::get) and its hand-over.
+    /// 4. Between passes, call [`Stepper::params`] or [`Stepper::params_mut`] first.
+    /// 5. Never write a parameter with a [master](crate::Master); use [`Stepper::write_param`], which writes both.
+    ///
+    /// Closing and dropping wait for steps that still run. Unless the thread panics, they also wait for peers that a
+    /// queued sum needs, up to the deadline.
     pub unsafe fn host_borrowing(self, comm: impl Collective + 'static, memory: Borrowed) -> Result<Stepper> {
         self.on_host(Arc::new(comm), Some(memory))
     }

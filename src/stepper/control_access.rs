@@ -53,7 +53,7 @@ impl<D: Device> Stepper<D> {
         unsafe { run.device.write_settings(&self.settings) }
     }
 
-    /// How many ranks had data in the last pass, if the plan counts them.
+    /// Returns the number of ranks with data in the last pass, if the plan counts them.
     pub(super) fn read_contributors(&mut self) -> Result<Option<u32>> {
         let Some(at) = self.plan.carrier().and_then(|bucket| bucket.contributors) else {
             return Ok(None);
@@ -74,7 +74,7 @@ impl<D: Device> Stepper<D> {
         } as u32))
     }
 
-    /// How far one of a parameter's optimizers has come, after `settle_control`.
+    /// Reads the progress of one of a parameter's optimizers, after `settle_control`.
     pub(super) fn read_progress(&self, param: usize, round: usize) -> Result<Progress> {
         let mut run = self.run.borrow_mut();
         run.note(Access { span: Span::CONTROL, writes: false });

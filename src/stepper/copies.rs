@@ -59,8 +59,8 @@ impl<D: Device> Stepper<D> {
     /// Shape and ordering as for [`read_param`](Self::read_param).
     ///
     /// # Errors
-    /// As [`read_param`](Self::read_param); `Order` if gradients are [released](crate::Gradients::Release) and it is
-    /// stepped.
+    /// Errors as for [`read_param`](Self::read_param); `Order` if gradients are [released](crate::Gradients::Release)
+    /// and it is stepped.
     pub fn read_grad(&self, id: ParamId, into: &mut [f32]) -> Result<()> {
         self.read_between(id, Memory::Grads, into)
     }
@@ -71,7 +71,7 @@ impl<D: Device> Stepper<D> {
     /// Shape and ordering as for [`read_param`](Self::read_param).
     ///
     /// # Errors
-    /// As [`read_param`](Self::read_param); `Unsupported` if the optimizer keeps no such state.
+    /// Errors as for [`read_param`](Self::read_param); `Unsupported` if the optimizer keeps no such state.
     pub fn read_state(&self, id: ParamId, name: impl AsRef<str>, into: &mut [f32]) -> Result<()> {
         self.read_between(id, self.state_called(id, name.as_ref())?, into)
     }
@@ -83,7 +83,7 @@ impl<D: Device> Stepper<D> {
     /// Shape and ordering as for [`read_param`](Self::read_param).
     ///
     /// # Errors
-    /// As [`read_state`](Self::read_state).
+    /// Errors as for [`read_state`](Self::read_state).
     pub fn write_state(&mut self, id: ParamId, name: impl AsRef<str>, from: &[f32]) -> Result<()> {
         self.write_between(id, self.state_called(id, name.as_ref())?, from)?;
         self.note_written(id)
@@ -96,7 +96,7 @@ impl<D: Device> Stepper<D> {
     /// Shape and ordering as for [`read_param`](Self::read_param).
     ///
     /// # Errors
-    /// As [`read_param`](Self::read_param); `Unsupported` if none is kept.
+    /// Errors as for [`read_param`](Self::read_param); `Unsupported` if none is kept.
     pub fn read_ema(&self, id: ParamId, into: &mut [f32]) -> Result<()> {
         self.require(self.keeps_ema(), "moving averages", "StepperBuilder::ema")?;
         self.read_between(id, Memory::Ema, into)
@@ -109,7 +109,7 @@ impl<D: Device> Stepper<D> {
     /// Shape and ordering as for [`read_param`](Self::read_param).
     ///
     /// # Errors
-    /// As [`read_ema`](Self::read_ema).
+    /// Errors as for [`read_ema`](Self::read_ema).
     pub fn write_ema(&mut self, id: ParamId, from: &[f32]) -> Result<()> {
         self.require(self.keeps_ema(), "moving averages", "StepperBuilder::ema")?;
         self.write_between(id, Memory::Ema, from)?;
@@ -123,7 +123,7 @@ impl<D: Device> Stepper<D> {
     /// Shape and ordering as for [`read_param`](Self::read_param).
     ///
     /// # Errors
-    /// As [`read_param`](Self::read_param); `Unsupported` if none is kept.
+    /// Errors as for [`read_param`](Self::read_param); `Unsupported` if none is kept.
     pub fn read_copy(&self, id: ParamId, into: &mut [f32]) -> Result<()> {
         self.require_copy()?;
         self.read_between(id, Memory::Copy, into)
@@ -169,7 +169,7 @@ impl<D: Device> Pass<'_, D> {
     /// Shape and ordering as for [`read_param`](Self::read_param).
     ///
     /// # Errors
-    /// As [`read_param`](Self::read_param); `Order` if the parameter is frozen.
+    /// Errors as for [`read_param`](Self::read_param); `Order` if the parameter is frozen.
     pub fn write_grad(&mut self, id: ParamId, from: &[f32]) -> Result<()> {
         self.stepper.check_len(id, from.len())?;
         self.stepper.write_values(id, Memory::Grads, from)?;

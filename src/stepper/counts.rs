@@ -1,4 +1,4 @@
-//! How far a parameter's optimizers have come: their step counts, and the number that NAdam carries beside its own.
+//! Progress of a parameter's optimizers: their step counts, and the number that NAdam carries beside its own.
 //!
 //! A count without its carried number is refused: the next update would be corrected for momenta that never were, and
 //! nothing would show it.
@@ -21,7 +21,7 @@ impl<D: Device> Stepper<D> {
     /// Waits for all steps.
     ///
     /// # Errors
-    /// As [`step_count_of`](Self::step_count_of).
+    /// Errors as for [`step_count_of`](Self::step_count_of).
     pub fn carried_of(&self, id: ParamId, optimizer: OptimizerId) -> Result<Option<f64>> {
         let (param, round) = self.round_of(id, optimizer)?;
         self.settle_control()?;
@@ -49,8 +49,8 @@ impl<D: Device> Stepper<D> {
     /// Waits for all steps.
     ///
     /// # Errors
-    /// As [`set_step_count_of`](Self::set_step_count_of); `Config` if the optimizer carries nothing, or the number is
-    /// no product of momenta, which is between 0 and 1, and 1 before the first update.
+    /// Errors as for [`set_step_count_of`](Self::set_step_count_of); `Config` if the optimizer carries nothing, or the
+    /// number is no product of momenta, which is between 0 and 1, and 1 before the first update.
     pub fn set_step_count_and_carried_of(
         &mut self,
         id: ParamId,

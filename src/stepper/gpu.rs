@@ -54,9 +54,9 @@ impl StepperBuilder<'_> {
     /// [records](Self::record), for what the trainer's stream has been given too.
     ///
     /// # Errors
-    /// As [`host`](Self::host), but for instruction sets; `Config` for options of the host device; `Unsupported` if the
-    /// collective cannot reach the GPU's memory or the stream is of another device; `KernelsNotBuilt`; `Device` if the
-    /// driver refuses anything, memory above all.
+    /// Errors as for [`host`](Self::host), but for instruction sets; `Config` for options of the host device;
+    /// `Unsupported` if the collective cannot reach the GPU's memory or the stream is of another device;
+    /// `KernelsNotBuilt`; `Device` if the driver refuses anything, memory above all.
     ///
     /// # Safety
     /// The stream that [`Cuda::compute_stream`] names outlives the stepper; if it is the calling thread's own default
@@ -70,14 +70,14 @@ impl StepperBuilder<'_> {
     /// conditions as [`host_borrowing`](Self::host_borrowing). [`External`](crate::cuda::External) has an example.
     ///
     /// # Ordering
-    /// As [`cuda`](Self::cuda). The trainer's stream must come after the work that filled the parameters. It may fill
-    /// them again between passes, after [`Stepper::param_ptr`], with the same values on every rank, because nothing
-    /// broadcasts them. Parameters with [master weights](crate::Master) are excepted: only [`Stepper::write_param`]
-    /// writes masters.
+    /// Ordering as for [`cuda`](Self::cuda). The trainer's stream must come after the work that filled the parameters.
+    /// It may fill them again between passes, after [`Stepper::param_ptr`], with the same values on every rank, because
+    /// nothing broadcasts them. Parameters with [master weights](crate::Master) are excepted: only
+    /// [`Stepper::write_param`] writes masters.
     ///
     /// # Errors
-    /// As [`cuda`](Self::cuda) and [`host_borrowing`](Self::host_borrowing); `Layout` if a tensor is not in this GPU's
-    /// memory.
+    /// Errors as for [`cuda`](Self::cuda) and [`host_borrowing`](Self::host_borrowing); `Layout` if a tensor is not in
+    /// this GPU's memory.
     ///
     /// # Safety
     /// As for [`cuda`](Self::cuda). Until [`close`](Stepper::close) has returned `Ok` (if it fails, or the stepper is
@@ -178,10 +178,10 @@ impl Stepper<CudaDevice> {
     /// As many elements as the parameter, of the copy's type, aligned to 256 bytes.
     ///
     /// # Ordering
-    /// As [`param_ptr`](Self::param_ptr).
+    /// Ordering as for [`param_ptr`](Self::param_ptr).
     ///
     /// # Errors
-    /// As [`param_ptr`](Self::param_ptr); `Unsupported` if none is kept.
+    /// Errors as for [`param_ptr`](Self::param_ptr); `Unsupported` if none is kept.
     pub fn copy_ptr(&self, id: ParamId) -> Result<DevicePtr> {
         self.require_copy()?;
         self.refuse_open_pass()?;
@@ -206,7 +206,7 @@ impl Pass<'_, CudaDevice> {
     /// Returns the address of a parameter.
     ///
     /// # Shapes
-    /// As [`Stepper::param_ptr`].
+    /// Shape as for [`Stepper::param_ptr`].
     ///
     /// # Ordering
     /// Work on the trainer's stream from here until the hand-over comes after the last step of the parameter's bucket.
@@ -224,13 +224,13 @@ impl Pass<'_, CudaDevice> {
     /// pass.
     ///
     /// # Shapes
-    /// As [`Stepper::param_ptr`].
+    /// Shape as for [`Stepper::param_ptr`].
     ///
     /// # Ordering
-    /// As [`param_ptr`](Self::param_ptr).
+    /// Ordering as for [`param_ptr`](Self::param_ptr).
     ///
     /// # Errors
-    /// As [`param_ptr`](Self::param_ptr); `Order` if the parameter is frozen.
+    /// Errors as for [`param_ptr`](Self::param_ptr); `Order` if the parameter is frozen.
     pub fn grad_ptr(&mut self, id: ParamId) -> Result<DevicePtr> {
         let segment = self.stepper.claim(id, Memory::Grads, true)?;
         self.stepper.written.get_mut()[segment.param as usize] = true;

@@ -36,10 +36,10 @@ impl<D: Device> Stepper<D> {
     /// group's.
     ///
     /// # Ordering
-    /// As [`set_lr`](Self::set_lr).
+    /// Ordering as for [`set_lr`](Self::set_lr).
     ///
     /// # Errors
-    /// As [`set_lr`](Self::set_lr).
+    /// Errors as for [`set_lr`](Self::set_lr).
     pub fn set_lr_of(&mut self, id: OptimizerId, lr: f64) -> Result<()> {
         self.refuse_open_pass()?;
         self.run.get_mut().touch_settings()?;
@@ -69,7 +69,7 @@ impl<D: Device> Stepper<D> {
     /// ```
     ///
     /// # Ordering
-    /// As [`set_lr`](Self::set_lr).
+    /// Ordering as for [`set_lr`](Self::set_lr).
     ///
     /// # Errors
     /// `Config` if it is negative or not finite, or an optimizer of the parameter refuses the rate that comes of it,

@@ -172,10 +172,10 @@ impl<D: Device> Stepper<D> {
     /// ```
     ///
     /// # Ordering
-    /// As [`begin`](Self::begin).
+    /// Ordering as for [`begin`](Self::begin).
     ///
     /// # Errors
-    /// As [`begin`](Self::begin).
+    /// Errors as for [`begin`](Self::begin).
     pub fn begin_accumulating(&mut self, micro_batches: NonZeroU32) -> Result<Pass<'_, D>> {
         self.open(Opening { micro_batches, ..Opening::default() })?;
         Ok(Pass::new(self))
@@ -219,12 +219,12 @@ impl<'a, D: Device> Pass<'a, D> {
         Pass { stepper, open: true }
     }
 
-    /// Hands over a parameter: its gradient is written, and one use of the parameter is done. When all parameters of
-    /// the bucket, and all earlier buckets, are there, the bucket is reduced, and stepped as the mode says.
+    /// Hands over a parameter: you have written its gradient and finished one use. Once all parameters of this bucket
+    /// and of earlier buckets are handed over, the bucket is reduced. The mode decides when it is stepped.
     ///
     /// # Ordering
-    /// Returns at once. From the last use on until the pass or the micro-batch ends, the parameter and its gradient are
-    /// out of reach. On a GPU, written and done with is what the trainer's stream has been given so far, run or not.
+    /// Returns at once. After the last use, the parameter and gradient cannot be accessed until the pass or micro-batch
+    /// ends. On a GPU, the hand-over covers all work already enqueued on the trainer's stream.
     ///
     /// # Errors
     /// `Order` if the parameter is frozen, its gradient was not written in this pass, or it was handed over as often as
@@ -255,7 +255,7 @@ impl<'a, D: Device> Pass<'a, D> {
     /// Hands over every parameter of a bucket that is not frozen, each with all its uses.
     ///
     /// # Ordering
-    /// As [`grad_ready`](Self::grad_ready).
+    /// Ordering as for [`grad_ready`](Self::grad_ready).
     ///
     /// # Errors
     /// `Order` if one of them was handed over already or not written, `Layout` if there is no such bucket. Nothing

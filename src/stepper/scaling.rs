@@ -57,7 +57,8 @@ impl<D: Device> Stepper<D> {
     /// Waits for all steps.
     ///
     /// # Errors
-    /// As [`scaler_state`](Self::scaler_state); `Config` for a scale that is no f32 or cannot be divided out in f32.
+    /// Errors as for [`scaler_state`](Self::scaler_state); `Config` for a scale that is no f32 or cannot be divided out
+    /// in f32.
     pub fn set_scaler_state(&mut self, state: ScalerState) -> Result<()> {
         self.require_scaler()?;
         state.validate(self.comm.world_size())?;
@@ -97,7 +98,7 @@ impl<D: Device> Stepper<D> {
     /// Waits for all steps.
     ///
     /// # Errors
-    /// As [`previous_norm`](Self::previous_norm); `Config` for a norm that is negative or not finite.
+    /// Errors as for [`previous_norm`](Self::previous_norm); `Config` for a norm that is negative or not finite.
     pub fn set_previous_norm(&mut self, norm: Option<f64>) -> Result<()> {
         if let Some(norm) = norm.filter(|norm| !(*norm >= 0.0 && norm.is_finite())) {
             return Err(Error::range("previous_norm", norm, "a finite number, at least 0"));

@@ -56,7 +56,7 @@ impl<'a> Params<'a> {
     /// Shape and ordering as for [`get`](Self::get).
     ///
     /// # Errors
-    /// As [`get`](Self::get); `Unsupported` if it is of another type.
+    /// Errors as for [`get`](Self::get); `Unsupported` if it is of another type.
     pub fn get_as<T: Element>(self, id: ParamId) -> Result<&'a [T]> {
         self.stepper.view(id, Memory::Params)
     }
@@ -122,7 +122,7 @@ impl<'a> Grads<'a> {
     /// Waits for the last step of its bucket.
     ///
     /// # Errors
-    /// As [`Params::get`]; `Order` if the parameter is frozen.
+    /// Errors as for [`Params::get`]; `Order` if the parameter is frozen.
     pub fn get_mut(&mut self, id: ParamId) -> Result<&mut [f32]> {
         self.get_mut_as(id)
     }
@@ -139,7 +139,7 @@ impl<'a> Grads<'a> {
     /// Returns several gradients at once, each as [`get_mut`](Self::get_mut) gives it.
     ///
     /// # Errors
-    /// As [`get_mut`](Self::get_mut); `Layout` if two ids are the same.
+    /// Errors as for [`get_mut`](Self::get_mut); `Layout` if two ids are the same.
     pub fn get_disjoint_mut<const N: usize>(&mut self, ids: [ParamId; N]) -> Result<[&mut [f32]; N]> {
         self.get_disjoint_mut_as(ids)
     }
@@ -147,7 +147,7 @@ impl<'a> Grads<'a> {
     /// Returns several gradients at once, each as [`get_mut_as`](Self::get_mut_as) gives it.
     ///
     /// # Errors
-    /// As [`get_disjoint_mut`](Self::get_disjoint_mut).
+    /// Errors as for [`get_disjoint_mut`](Self::get_disjoint_mut).
     pub fn get_disjoint_mut_as<T: Element, const N: usize>(
         &mut self,
         ids: [ParamId; N],
@@ -194,10 +194,10 @@ impl<'a> Grads<'a> {
     /// `values` is as long as the parameter; a gradient of 16 bits is rounded to the nearest.
     ///
     /// # Ordering
-    /// As [`get_mut`](Self::get_mut).
+    /// Ordering as for [`get_mut`](Self::get_mut).
     ///
     /// # Errors
-    /// As [`get_mut`](Self::get_mut); `Layout` if the lengths differ.
+    /// Errors as for [`get_mut`](Self::get_mut); `Layout` if the lengths differ.
     pub fn write(&mut self, id: ParamId, values: &[f32]) -> Result<()> {
         self.store(id, values, |_, value| value)
     }
@@ -296,7 +296,7 @@ fn length(segment: &Segment) -> usize {
     segment.len as usize
 }
 
-/// What a user calls the tensors of a memory.
+/// Returns the users' name for the tensors of a memory.
 fn named(memory: Memory) -> &'static str {
     match memory {
         Memory::Params => "parameters",

@@ -12,8 +12,9 @@ use instep::optim::{ALL, Descriptor, Field, States};
 const HEADER: &str = "\
 # Optimizers
 
-The names and defaults are those of `torch.optim`, or of the paper if PyTorch lacks the optimizer. A configuration uses
-the name in lower case. This page is made from the tables in `src/optim` by `tests/house/option_tables.rs`.
+The names and defaults are those of `torch.optim`, or of the paper if PyTorch lacks the optimizer. A configuration
+of `instep replay` uses the name in lower case. This page is made from the tables in `src/optim` by
+`tests/house/option_tables.rs`.
 ";
 
 fn states(states: &States) -> String {

@@ -52,7 +52,7 @@ pub(in crate::checkpoint) fn real(dtype: Dtype, bytes: &[u8]) -> Option<f64> {
     }
 }
 
-/// The whole number that one element is, if it is one and below 2^63.
+/// Returns the element as an integer, if it is integral and below 2^63.
 pub(in crate::checkpoint) fn count(dtype: Dtype, bytes: &[u8]) -> Option<u64> {
     let integer = |bytes: &[u8]| Some(u64::from_le_bytes(*bytes.first_chunk()?));
     let count = match dtype {

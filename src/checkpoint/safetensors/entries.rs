@@ -22,7 +22,7 @@ pub(super) struct Entries {
     pub(super) tensors: BTreeMap<String, Entry>,
 }
 
-/// An entry as the file spells it.
+/// A tensor's entry in the JSON header, before validation.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Entry {

@@ -105,7 +105,7 @@ impl<R: Read + Seek> Data<R> {
 /// Opens what is a file and nothing else.
 ///
 /// # Errors
-/// As [`open_file`].
+/// Errors as for [`open_file`].
 pub fn regular_file(path: &Path) -> Result<File> {
     // Asked first, because opening a named pipe would wait for its other end.
     let is_file = std::fs::metadata(path).map_err(Error::file(path.display()))?.is_file();

@@ -6,7 +6,7 @@ use std::fmt;
 
 use crate::dtype::DType;
 
-/// Element types that the format has and something here reads.
+/// Element types of safetensors that this crate reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dtype {
     /// IEEE 754 binary16.
@@ -91,7 +91,7 @@ impl Tensor {
         self.start_bytes
     }
 
-    /// Offset of the first byte after it.
+    /// Returns the offset one past the last byte.
     pub fn end_bytes(&self) -> u64 {
         self.start_bytes + self.elements * self.dtype.bytes()
     }

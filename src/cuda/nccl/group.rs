@@ -34,7 +34,7 @@ struct State {
     failure: Option<Error>,
 }
 
-/// What a rank other than 0 knows of the entry that it sent last.
+/// Verdict, at a rank other than 0, on the entry that it sent last.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Verdict {
     /// It has sent none since the last agreement.

@@ -1,4 +1,4 @@
-//! How the two ends of a connection prove to each other that they know the job's secret.
+//! Mutual proof by the two ends of a connection that they know the job's secret.
 //!
 //! Each sends a random nonce and an HMAC-SHA256 over both nonces, the world size, the rank and the job. A recorded
 //! proof is worthless on another connection, because the other end's nonce is new there. What follows on the connection
@@ -16,7 +16,7 @@ pub(super) type Nonce = [u8; 32];
 /// An HMAC-SHA256.
 pub(super) type Proof = [u8; 32];
 
-/// Who makes a proof. Each role has a label of its own, so that a proof cannot be sent back to its maker.
+/// Maker of a proof. Each role has a label of its own, so that a proof cannot be sent back to its maker.
 #[derive(Clone, Copy)]
 pub(super) enum Role {
     /// Rank 0, which listens.
@@ -25,7 +25,7 @@ pub(super) enum Role {
     Guest,
 }
 
-/// What a proof is about: one connection of one rank of one job.
+/// Subject of a proof: one connection of one rank of one job.
 #[derive(Clone, Copy)]
 pub(super) struct Transcript<'a> {
     pub(super) job: &'a str,

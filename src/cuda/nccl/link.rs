@@ -11,12 +11,12 @@ use crate::cuda::nccl::message::Message;
 
 /// Longest frame, with its length, of an end that has not introduced itself.
 const LONGEST_INTRODUCTION_BYTES: usize = 256;
-/// Longest frame of a rank. The texts in it are a line each.
+/// Maximum frame size from a known rank; its text fields are single lines.
 pub(super) const LONGEST_BYTES: usize = 64 * 1024;
 /// Most bytes that wait for a peer to read them.
 const MOST_UNSENT_BYTES: usize = 2 * LONGEST_BYTES;
 
-/// What [`Link::receive`] found.
+/// Result of [`Link::receive`].
 #[derive(Debug, PartialEq)]
 pub(super) enum Received {
     Message(Message),

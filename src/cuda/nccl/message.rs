@@ -1,4 +1,4 @@
-//! What ranks tell each other, as bytes.
+//! Messages between ranks, as bytes.
 //!
 //! The sender may be anyone, so decoding refuses an unknown kind, a field cut short and bytes left over. It allocates
 //! no more than the frame that it was given, and escapes every text that an error may repeat.

@@ -1,4 +1,4 @@
-//! Who this rank is and where it meets the others: set by the caller, or read from the environment as torchrun sets it.
+//! This rank's identity and the address of the rendezvous: set by the caller, or from torchrun's environment.
 //!
 //! Nothing here opens a connection or loads a library, so wrong options are refused before any rank waits.
 
@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::cuda::nccl::Secret;
 use crate::error::{Error, Result};
 
-/// How a rank finds its group.
+/// Options by which a rank joins its group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// This rank, from 0.
@@ -22,7 +22,7 @@ pub struct Options {
     pub master_port: u16,
     /// Tells jobs apart that meet at one port, by mistake or one after the other. It is no secret.
     pub job: String,
-    /// What only this job's ranks know. With it, rank 0 gives a seat and NCCL's id only to a process that has proven
+    /// Secret of this job's ranks. With it, rank 0 gives a seat and NCCL's id only to a process that has proven
     /// that it knows the secret, and the other ranks believe only such a rank 0. Nothing is encrypted.
     ///
     /// Without it nothing is authenticated: everyone who can reach the port, and who knows the world size and the job,

@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::op::CollectiveKind;
 
 const POLL: Duration = Duration::from_micros(50);
-/// NCCL's value for an option that it chooses itself.
+/// `NCCL_CONFIG_UNDEF_INT`: NCCL chooses the value.
 const UNDEFINED: i32 = i32::MIN;
 
 /// One rank's communicator.

@@ -24,7 +24,7 @@ fn explore(property: impl Fn() + Send + Sync + 'static) {
     shuttle::check_pct(move || again(), SCHEDULES, DEPTH);
 }
 
-/// A panic in a task fails the test by itself.
+/// Joins all tasks; shuttle reports panics.
 fn join(tasks: Vec<JoinHandle<()>>) {
     tasks.into_iter().for_each(|task| drop(task.join()));
 }

@@ -19,7 +19,7 @@ pub struct Borrowed {
     buckets: Vec<(ForeignBucket, Address)>,
 }
 
-/// Where a tensor starts, and what it is one of.
+/// First byte of a tensor, and its kind.
 #[derive(Clone, Copy, Debug)]
 struct Address {
     first: *mut u8,

@@ -185,7 +185,7 @@ impl Optimizers {
         self.lists[param].iter().position(|index| *index == id.0)
     }
 
-    /// How many optimizers step a parameter.
+    /// Returns the number of optimizers that step a parameter.
     pub(crate) fn rounds(&self, param: usize) -> usize {
         self.lists[param].len()
     }
@@ -316,7 +316,7 @@ impl Optimizers {
         })
     }
 
-    /// How many optimizers a group was given.
+    /// Returns the number of optimizers of a group.
     pub(crate) fn of_group(&self, group: &str) -> usize {
         self.entries.iter().filter(|entry| entry.group.as_deref() == Some(group)).count()
     }

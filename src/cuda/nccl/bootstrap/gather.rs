@@ -62,7 +62,7 @@ struct Guest {
     claim: Option<Claim>,
 }
 
-/// Who a guest says it is, until its proof arrives.
+/// Identity that a guest claims until its proof arrives.
 struct Claim {
     world_size: u32,
     rank: u32,

@@ -17,11 +17,11 @@ use crate::cuda::nccl::message::Message;
 use crate::cuda::nccl::{Options, UniqueId};
 use crate::error::{Error, Result};
 
-/// How long one attempt to connect may take. A host that drops packets would use up the whole deadline.
+/// Longest duration of one attempt to connect. A host that drops packets would use up the whole deadline.
 const CONNECTION: Duration = Duration::from_secs(2);
 const RETRY: Duration = Duration::from_millis(50);
 
-/// What came of one attempt.
+/// Result of one attempt.
 #[derive(Debug)]
 pub(in crate::cuda::nccl) enum Attempt {
     Joined(Link, Box<UniqueId>),

@@ -1,4 +1,4 @@
-//! Where rank 0 listens: on the one interface that the other ranks were told, where that can be known.
+//! Rank 0's listening socket: on the one interface that the other ranks were told, if it is known.
 //!
 //! A port that is open on one interface cannot be reached through another. Nothing is received here.
 

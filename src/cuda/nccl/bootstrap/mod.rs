@@ -1,4 +1,4 @@
-//! How the ranks of a group find each other: rank 0 listens until all have come, the others connect to it.
+//! Rendezvous of the ranks of a group: rank 0 listens until all have come, the others connect to it.
 //!
 //! Anything can connect: a port scanner, a rank of yesterday's job, a second process with the same rank. None of them
 //! ends the other ranks' wait. With a secret ([`Options::secret`]) a rank gets a seat, and NCCL's id, only after both
@@ -22,7 +22,7 @@ pub(super) use join::{Attempt, attempt, repeat};
 #[cfg(test)]
 pub(super) use listen::{interfaces, listen};
 
-/// How long a connection may take until its rank has a seat or a refusal.
+/// Longest time from a connection until its rank has a seat or a refusal.
 const INTRODUCTION: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(1);
 

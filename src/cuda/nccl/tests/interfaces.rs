@@ -1,4 +1,4 @@
-//! Where rank 0 listens.
+//! Tests of the interface on which rank 0 listens.
 //!
 //! Everything runs on loopback, all of whose addresses are this machine's.
 
