@@ -5,6 +5,7 @@
 mod hostile;
 pub(crate) mod import;
 pub(crate) mod kill;
+mod nadam_product;
 pub(crate) mod precision;
 pub(crate) mod refusals;
 pub(crate) mod round_trip;
