@@ -47,7 +47,7 @@ pub struct EnqueuedStep<'a> {
     pub grad: DevicePtr,
     /// The states, in the order of [`StepParam::state_names`].
     pub states: &'a [DevicePtr],
-    /// `lr` (f64), `step` (u64), `multiplier` (f32) and `action` (u32), one behind the other, as the stream will find
+    /// `lr` (f64), `step` (u64), `multiplier` (f32) and `action` (u32), one after the other, as the stream will find
     /// them: the GPU decides about skipping, so the kernel must change nothing unless `action` is 0.
     pub scalars: DevicePtr,
 }

@@ -118,7 +118,7 @@ fn input(bytes: &mut Vec<u8>, other: &[u8], random: &mut SmallRng) {
             bytes.resize(end, random.random());
         }
         _ => {
-            // The header alone, with its length made true again, and the old data behind it.
+            // The header alone, with its length made true again, and the old data after it.
             let Some(mut header) = header(bytes) else {
                 return raw(bytes, other, random);
             };
@@ -223,7 +223,7 @@ fn tokens(bytes: &[u8], belongs: impl Fn(u8) -> bool) -> Vec<Range<usize>> {
     found
 }
 
-/// From behind one comma or bracket to behind a later one.
+/// From after one comma or bracket to after a later one.
 fn run(bytes: &[u8], random: &mut SmallRng) -> Range<usize> {
     let ends: Vec<usize> =
         (0..bytes.len()).filter(|at| b",{}[]".contains(&bytes[*at])).map(|at| at + 1).collect();
