@@ -30,7 +30,7 @@ struct RAdamLength {
 };
 
 /* The formula of rho above subtracts two numbers of the size of rho_inf. At beta2 = 1 - 1e-7 it would keep two digits,
- * and could fall on the wrong side of 5. The same number is 2 sum(t) / (1 - beta2^t) - 1, where sum(t) adds up beta2^k
+ * and could fall on the wrong side of 5, while t is small. The same number is 2 sum(t) / (1 - beta2^t) - 1, where sum(t) adds up beta2^k
  * - beta2^t over k < t. The recurrences below compute sum(t) from the bits of t without a subtraction that cancels:
  *
  *     sum(2n) = sum(n) (1 + beta2^n) + n beta2^n (1 - beta2^n),   sum(n + 1) = sum(n) + (n + 1) beta2^n (1 - beta2) */
@@ -51,7 +51,11 @@ INSTEP_INLINE RAdamLength radam_length(double beta2, uint64_t step) {
         complement = complement + next;
         beta2_power = beta2_power * beta2;
     }
-    return {complement, 2.0 * sum / complement - 1.0};
+    /* What is subtracted. While it is at most half of rho_inf, the formula above is exact enough, and unlike the sum it
+     * never passes rho_inf: where that is 5 (beta2 = 2/3), rounding must not cross the limit. */
+    const double rho_inf = 2.0 / one_minus_beta2 - 1.0;
+    const double removed = 2.0 * n * beta2_power / complement;
+    return {complement, removed <= 0.5 * rho_inf ? rho_inf - removed : 2.0 * sum / complement - 1.0};
 }
 
 template <int STATES_>

@@ -90,6 +90,7 @@ pub struct PacedReduce {
     driver: Arc<dyn Driver>,
     kernel: Kernel,
     scratch: DevicePtr,
+    scratch_bytes: u64,
     pacing: Pacing,
 }
 
@@ -127,6 +128,14 @@ impl Load {
     /// # Errors
     /// The driver's, memory above all.
     pub fn new(trainer: &Trainer, image: &[u8], size: LoadSize) -> Result<Load> {
+        assert!(
+            size.side.is_multiple_of(128) && size.depth.is_multiple_of(32),
+            "the kernels' blocks are whole"
+        );
+        assert!(
+            size.activation_bytes >= (size.elements() * size_of::<f32>()) as u64,
+            "a gradient is read from them"
+        );
         let driver = Arc::clone(trainer.driver());
         let _entered = Entered::new(&*driver)?;
         let (module, compute) = (driver.load(image)?, trainer.stream());
@@ -145,6 +154,7 @@ impl Load {
             driver: Arc::clone(&driver),
             kernel: kernel(c"bench_reduce")?,
             scratch: filled(&*driver, grads_bytes, compute, one)?,
+            scratch_bytes: grads_bytes,
             pacing: size.pacing,
         };
         Ok(Load {
@@ -173,6 +183,11 @@ impl Load {
     /// # Errors
     /// `Order` if it was handed over; the driver's.
     pub fn backward(&self, kind: LoadKind, pass: &mut Pass<'_, CudaDevice>, id: ParamId) -> Result<()> {
+        let len = pass.layout().parameter(id)?.len;
+        assert!(
+            len >= self.size.elements() as u64,
+            "a parameter of {len} elements is shorter than the load's gradients"
+        );
         let gradient = pass.grad_ptr(id)?;
         self.launch_backward(kind, gradient)
     }
@@ -272,7 +287,8 @@ impl Collective for PacedReduce {
         if call.kind == CollectiveKind::Broadcast {
             return Ok(());
         }
-        // SAFETY: the caller's promise; a bucket is not longer than all gradients, which the load was made for.
+        assert!(call.bytes <= self.scratch_bytes, "the bucket is longer than the load's gradients");
+        // SAFETY: the caller's promise, and the scratch memory is as long as the bucket.
         unsafe { self.run(DevicePtr(call.dst.addr() as u64), call.bytes, call.stream) }
     }
 

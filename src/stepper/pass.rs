@@ -11,7 +11,7 @@ use std::sync::Arc;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::host::HostDevice;
-use crate::layout::ParamId;
+use crate::layout::{Layout, ParamId};
 use crate::op::{Access, Span};
 use crate::stepper::views::{Grads, Params};
 
@@ -217,6 +217,11 @@ impl Pass<'_> {
 impl<'a, D: Device> Pass<'a, D> {
     pub(super) fn new(stepper: &'a mut Stepper<D>) -> Self {
         Pass { stepper, open: true }
+    }
+
+    /// Returns the layout of its stepper.
+    pub fn layout(&self) -> &Layout {
+        self.stepper.layout()
     }
 
     /// Hands over a parameter: you have written its gradient and finished one use. Once all parameters of this bucket

@@ -2,6 +2,7 @@
 //!
 //! Nothing here opens a connection or loads a library, so wrong options are refused before any rank waits.
 
+use std::ffi::OsString;
 use std::time::Duration;
 
 use crate::cuda::nccl::Secret;
@@ -64,10 +65,13 @@ impl Options {
     /// # Errors
     /// `Config` names the variable.
     pub fn from_environment() -> Result<Options> {
-        Options::read(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
+        let secret = std::env::var_os("INSTEP_JOB_SECRET").map(OsString::into_encoded_bytes);
+        let lookup = |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+        Options::read(lookup, secret)
     }
 
-    fn read(lookup: impl Fn(&'static str) -> Option<String>) -> Result<Options> {
+    /// The secret is apart: its bytes need not be text, and replacing those that are not would make secrets equal.
+    fn read(lookup: impl Fn(&'static str) -> Option<String>, secret: Option<Vec<u8>>) -> Result<Options> {
         let number = |name: &'static str, largest: u64| match lookup(name) {
             None => Ok(None),
             Some(text) => match text.parse::<u64>() {
@@ -83,7 +87,7 @@ impl Options {
             world_size: ordinal("WORLD_SIZE")?.ok_or_else(|| unset("WORLD_SIZE", launcher))?,
             device: ordinal("LOCAL_RANK")?.unwrap_or(0),
             job: lookup("TORCHELASTIC_RUN_ID").unwrap_or_default(),
-            secret: lookup("INSTEP_JOB_SECRET").map(Secret::new).transpose()?,
+            secret: secret.map(Secret::new).transpose()?,
             ..Options::default()
         };
         if options.world_size > 1 {
@@ -158,10 +162,11 @@ mod tests {
 
     /// Reads the variables as torchrun sets them, with changes; an empty value unsets one.
     fn read(changes: &[(&str, &str)]) -> Result<Options> {
-        Options::read(|name| {
+        let lookup = |name| {
             let own = changes.iter().chain(&TORCHRUN).find(|(key, _)| *key == name);
             own.filter(|(_, value)| !value.is_empty()).map(|(_, value)| (*value).to_owned())
-        })
+        };
+        Options::read(lookup, lookup("INSTEP_JOB_SECRET").map(String::into_bytes))
     }
 
     fn refused(changes: &[(&str, &str)]) -> &'static str {
@@ -188,6 +193,14 @@ mod tests {
         assert_eq!(read(&[("INSTEP_MASTER_PORT", "7000")]).unwrap().master_port, 7000);
         assert_eq!(read(&[("INSTEP_DEADLINE_MS", "250")]).unwrap().deadline, Duration::from_millis(250));
         assert!(read(&[("INSTEP_LEDGER", "1")]).unwrap().ledger);
+        let bytes = Options::read(
+            |name| (name == "RANK" || name == "WORLD_SIZE").then(|| "1".to_owned()),
+            Some(vec![0xff; 6]),
+        );
+        assert!(
+            matches!(bytes, Err(Error::Config { field: "INSTEP_JOB_SECRET", .. })),
+            "6 bytes that are no text"
+        );
         let secret = "0123456789abcdef";
         let options = read(&[("INSTEP_JOB_SECRET", secret)]).unwrap();
         assert_eq!(options.secret, Some(Secret::new(secret).unwrap()));
