@@ -211,6 +211,7 @@ impl StepperBuilder<'_> {
         let mut stepper = Stepper {
             layout: self.layout.clone(),
             settings: Settings::new(&plan, &assignment),
+            settings_changed: false,
             assignment,
             optimizers,
             rates,

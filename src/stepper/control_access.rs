@@ -20,7 +20,7 @@ impl<D: Device> Stepper<D> {
     /// Sets one optimizer's hyperparameters from the next pass on, between passes, after `touch_settings`.
     pub(super) fn write_hyper(&mut self, index: usize, hyper: InstepHyper) {
         self.settings.set_hyper(index, &hyper);
-        self.write_settings();
+        self.settings_changed = true;
     }
 
     /// Freezes a parameter from the next pass on, or unfreezes it, between passes, after `touch_frozen`.
@@ -31,7 +31,7 @@ impl<D: Device> Stepper<D> {
         for round in 0..self.assignment.rounds() {
             self.settings.set_action(self.assignment.record(round, index), action);
         }
-        self.write_settings();
+        self.settings_changed = true;
     }
 
     /// Sets the factors in the learning rates of these parameters, between passes, after `touch_settings`.
@@ -43,14 +43,24 @@ impl<D: Device> Stepper<D> {
                 self.settings.set_lr_multiplier(self.assignment.record(round, segment), multiplier);
             }
         }
-        self.write_settings();
+        self.settings_changed = true;
     }
 
-    fn write_settings(&mut self) {
+    /// Hands changed settings to the device before a pass begins: once, however many of them were set.
+    ///
+    /// # Errors
+    /// Waiting for the last Begin failed; the settings stay changed.
+    pub(super) fn flush_settings(&mut self) -> Result<()> {
+        if !self.settings_changed {
+            return Ok(());
+        }
         let run = self.run.get_mut();
+        run.touch_settings()?;
         run.note(Access { span: Span::SETTINGS, writes: true });
         // SAFETY: `touch_settings` has waited for the last Begin, and the next is submitted by a later `begin`.
         unsafe { run.device.write_settings(&self.settings) }
+        self.settings_changed = false;
+        Ok(())
     }
 
     /// Returns the number of ranks with data in the last pass, if the plan counts them.

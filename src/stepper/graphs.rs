@@ -113,6 +113,7 @@ impl Stepper<CudaDevice> {
             return Err(Error::order("captured pass", NOT_BROADCAST, "make an ordinary pass first"));
         }
         self.follow_schedules()?;
+        self.flush_settings()?;
         let run = self.run.get_mut();
         run.touch_all()?;
         // Publishing reads the control block that the graph's Begin writes.

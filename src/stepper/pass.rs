@@ -184,6 +184,7 @@ impl<D: Device> Stepper<D> {
     /// Opens a pass with what this stepper knows of it.
     pub(super) fn open(&mut self, opening: Opening) -> Result<()> {
         self.follow_schedules()?;
+        self.flush_settings()?;
         let run = self.run.get_mut();
         let schedule = &run.schedule;
         let frozen = (0..self.layout.parameters().len()).filter(|param| schedule.is_frozen(*param));

@@ -41,6 +41,8 @@ pub struct Stepper<D: Device = HostDevice> {
     pub(super) rates: Rates,
     /// As the next Begin is to read them.
     pub(super) settings: Settings,
+    /// The device does not have them yet.
+    pub(super) settings_changed: bool,
     /// Constant, unless the policy says otherwise.
     pub(super) loss_scale: f64,
     pub(super) loaded: Loaded,
