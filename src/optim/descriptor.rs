@@ -22,17 +22,20 @@ pub enum Value {
 
 impl Value {
     /// Returns its parts as numbers: one, or a pair's two; a flag is 0 or 1.
-    pub fn numbers(self) -> Vec<f64> {
-        match self {
-            Value::Number(number) => vec![number],
-            Value::Pair((first, second)) => vec![first, second],
-            Value::Flag(flag) => vec![f64::from(u8::from(flag))],
-        }
+    ///
+    /// This allocates nothing: a schedule checks a rate in every pass.
+    pub fn numbers(self) -> impl Iterator<Item = f64> {
+        let (numbers, count) = match self {
+            Value::Number(number) => ([number, 0.0], 1),
+            Value::Pair((first, second)) => ([first, second], 2),
+            Value::Flag(flag) => ([f64::from(u8::from(flag)), 0.0], 1),
+        };
+        numbers.into_iter().take(count)
     }
 
     /// Whether it switches off what depends on it: zero, or false.
     pub(super) fn is_off(self) -> bool {
-        self.numbers().iter().all(|number| *number == 0.0)
+        self.numbers().all(|number| number == 0.0)
     }
 }
 
@@ -227,7 +230,7 @@ impl Descriptor {
     /// Refuses the first value outside its range.
     pub(super) fn check(&self, get: impl Fn(&str) -> Option<Value>) -> Result<()> {
         for field in self.fields {
-            let numbers = get(field.name).map(Value::numbers).unwrap_or_default();
+            let numbers = get(field.name).into_iter().flat_map(Value::numbers);
             field.parts.iter().zip(numbers).try_for_each(|(part, x)| part.range.check(part.label, x))?;
         }
         Ok(())

@@ -71,7 +71,7 @@ fn hyperparameters_out_of_range_are_refused_by_name_and_those_at_the_edge_are_ac
                     assert_eq!(Some(own), known, "{} {keyword}", descriptor.name);
                 }
                 let with = |number: f64| {
-                    let mut numbers = field.default.numbers();
+                    let mut numbers: Vec<f64> = field.default.numbers().collect();
                     numbers[place] = number;
                     Optim::of(descriptor.build()).with(field.name, field.value(&numbers).unwrap())
                 };

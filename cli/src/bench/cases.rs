@@ -78,7 +78,7 @@ impl Case {
         let optimizer = self.optimizer()?;
         let mut numbers = HashMap::new();
         for field in self.descriptor.fields {
-            let values = optimizer.get(field.name).map(Value::numbers).unwrap_or_default();
+            let values = optimizer.get(field.name).into_iter().flat_map(Value::numbers);
             numbers.extend(field.parts.iter().map(|part| part.keyword).zip(values));
         }
         let number = |name: &str| numbers.get(name).copied().unwrap_or(f64::NAN);
