@@ -21,7 +21,7 @@ namespace {
 /* Scalars of one update, each rounded once from f64. */
 struct AdEmaMixScalars {
     float weight1, weight2, weight3, fast_rate, slow_rate, eps, lr_weight_decay;
-    uint32_t from_sample1, from_sample2, from_sample3, maximize;
+    uint32_t from_sample1, from_sample2, maximize, reserved;
 };
 
 template <int STATES_>
@@ -35,7 +35,7 @@ struct AdEmaMix {
         AdEmaMixScalars s = {};
         average_weight(h.beta1, &s.weight1, &s.from_sample1);
         average_weight(h.beta2, &s.weight2, &s.from_sample2);
-        average_weight(h.beta3, &s.weight3, &s.from_sample3);
+        s.weight3 = static_cast<float>(1.0 - h.beta3); /* always counted from the slow average, which moves little */
         const double correction = square_root(1.0 - power(h.beta2, step));
         s.fast_rate = static_cast<float>(h.lr * correction / (1.0 - power(h.beta1, step)));
         s.slow_rate = static_cast<float>(h.lr * correction * h.alpha);
@@ -51,22 +51,23 @@ struct AdEmaMix {
     }
 
     /* The branches of `update`. Where they are constants, the loop has no select. */
-    static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, FROM_SAMPLE3 = 4, DECAY = 8;
+    static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, DECAY = 4;
     static constexpr uint32_t COMMON[2] = {0, DECAY};
 
     static INSTEP_INLINE uint32_t flags(const AdEmaMixScalars& s) {
         return (s.from_sample1 ? FROM_SAMPLE1 : 0) | (s.from_sample2 ? FROM_SAMPLE2 : 0) |
-               (s.from_sample3 ? FROM_SAMPLE3 : 0) | (s.lr_weight_decay != 0.0f ? DECAY : 0);
+               (s.lr_weight_decay != 0.0f ? DECAY : 0);
     }
 
     static INSTEP_INLINE float update(const AdEmaMixScalars& s, uint32_t flags, float p, float g, float* state) {
-        const float fast = moved_average(state[0], g, s.weight1, flags & FROM_SAMPLE1);
-        const float slow = moved_average(state[1], g, s.weight3, flags & FROM_SAMPLE3);
         const float v = moved_average(state[2], g * g, s.weight2, flags & FROM_SAMPLE2);
+        const float denominator = square_root(v) + s.eps;
+        const float slow = moved_average(state[1], g, s.weight3, 0);
+        const float fast = moved_average(state[0], g, s.weight1, flags & FROM_SAMPLE1);
         state[0] = fast;
         state[1] = slow;
         state[2] = v;
-        const float change = (s.fast_rate * fast + s.slow_rate * slow) / (square_root(v) + s.eps);
+        const float change = (s.fast_rate * fast + s.slow_rate * slow) / denominator;
         return p - (flags & DECAY ? change + s.lr_weight_decay * p : change);
     }
 };

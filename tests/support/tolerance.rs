@@ -132,8 +132,13 @@ fn sgd_bound(sgd: &Sgd, before: &Scalar, mean: Term) -> Bound {
 /// The kernels promise the accurate spelling, from + w*(to - from) with w <= 1/2: the larger part is rounded once,
 /// at the end, and only what is multiplied by w is rounded three times more (difference, weight, product).
 fn average_error(beta: f64, old: f64, new: f64, error: f64) -> f64 {
-    let (old, new, w) = (old.abs(), new.abs(), beta.min(1.0 - beta));
-    let kept = if beta > 0.5 { old } else { new };
+    counted_error(beta <= 0.5, beta, old, new, error)
+}
+
+/// The same, counted from the new sample with w = beta, or from the old average with w = 1 - beta.
+fn counted_error(from_sample: bool, beta: f64, old: f64, new: f64, error: f64) -> f64 {
+    let (old, new) = (old.abs(), new.abs());
+    let (kept, w) = if from_sample { (new, beta) } else { (old, 1.0 - beta) };
     let moved = w * (old + new + error);
     (1.0 - beta) * error + U * (kept + error + moved) + 3.0 * U * moved
 }
@@ -304,7 +309,7 @@ fn radam_bound(radam: &RAdam, before: &Scalar, after: &Scalar, gradient: f64, me
 fn ademamix_bound(rule: &AdEmaMix, before: &Scalar, after: &Scalar, gradient: f64, mean: Term) -> Bound {
     let (value, g) = decayed_gradient(gradient, rule.maximize, 0.0, before.param, mean);
     let fast_error = average_error(rule.beta1, before.states[0], value, g.error);
-    let slow_error = average_error(rule.beta3, before.states[1], value, g.error);
+    let slow_error = counted_error(false, rule.beta3, before.states[1], value, g.error);
     let square = g.product(g);
     let v_error = average_error(rule.beta2, before.states[2], square.size, square.error);
 
