@@ -133,6 +133,7 @@ pub use collective::Collective;
 pub use device::Device;
 pub use dtype::{DType, Element};
 pub use error::{Error, Refusal, Result};
+pub use half::{bf16, f16};
 pub use handle::{DevicePtr, EventHandle, Place, StreamHandle};
 pub use host::{HostDevice, InProcess, Isa, Solo, in_process};
 #[doc(inline)]
