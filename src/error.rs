@@ -65,7 +65,7 @@ pub enum Error {
         name: String,
     },
     /// Poisons: a call into a communication library failed. Refused, where it was made to build a communicator.
-    #[error("rank {rank}: {call} failed with {code}: {message}")]
+    #[error("rank {rank}: {call} failed with {code}, {message}")]
     Collective {
         /// The rank that made the call.
         rank: u32,
@@ -91,8 +91,8 @@ pub enum Error {
     },
     /// Poisons: ranks issued different collectives, or the same ones about different things.
     #[error(
-        "rank {rank}: issued [{ours}] where rank {other_rank} issued [{theirs}]; make the same calls, and where only \
-         the agreements differ, make layout, options, learning rates and frozen parameters equal on all ranks"
+        "rank {rank}: issued [{ours}] where rank {other_rank} issued [{theirs}]; make the same calls with equal \
+         layouts, options, learning rates and frozen parameters on all ranks"
     )]
     Mismatch {
         /// The rank that noticed.
@@ -114,7 +114,7 @@ pub enum Error {
     },
     /// Poisons: not all ranks arrived in time.
     #[error(
-        "rank {rank}: waited {waited_ms} ms at [{call}] for {}; look for the cause there, or raise the deadline",
+        "rank {rank}: waited {waited_ms} ms at [{call}] for {}; look there for the cause, or raise the deadline",
         named(missing)
     )]
     Deadline {
@@ -133,7 +133,7 @@ pub enum Error {
     /// A checkpoint that was whole when it was checked broke off while it was loaded. Each tensor is the old or the new
     /// one; load a whole checkpoint before the next pass.
     #[error(
-        "checkpoint: {loaded} of {tensors} tensors were loaded before this: {why}; load a whole one before the next pass"
+        "checkpoint: broke off after {loaded} of {tensors} tensors, {why}; load a whole one before the next pass"
     )]
     PartlyLoaded {
         /// Tensors that are new.
@@ -162,7 +162,7 @@ pub enum Error {
         first: Arc<Error>,
     },
     /// A rank's own thread panicked or could not be started.
-    #[error("rank {rank}: {message}")]
+    #[error("rank {rank}: its thread failed, {message}")]
     Rank {
         /// Which one.
         rank: u32,
@@ -237,8 +237,8 @@ impl Error {
         Error::Unsupported(Refusal::new(thing, wrong, remedy))
     }
 
-    pub(crate) fn checkpoint(place: impl ToString, wrong: impl ToString) -> Self {
-        Error::Checkpoint(Refusal::new(place, wrong, ""))
+    pub(crate) fn checkpoint(place: impl ToString, wrong: impl ToString, remedy: impl ToString) -> Self {
+        Error::Checkpoint(Refusal::new(place, wrong, remedy))
     }
 
     /// For `map_err`: what the system says about a file.
@@ -255,7 +255,7 @@ fn named(ranks: &[u32]) -> String {
 pub(crate) fn one_of<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     let names: Vec<&str> = names.into_iter().collect();
     match names.len() {
-        0 => "none, as there is none".to_owned(),
+        0 => "no name, since none is known".to_owned(),
         count @ 1..=8 => format!("{}{}", if count > 1 { "one of " } else { "" }, names.join(", ")),
         count => format!("one of {} or {} more", names[..8].join(", "), count - 8),
     }
@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn known_names_are_listed_up_to_eight() {
-        assert_eq!(one_of([]), "none, as there is none");
+        assert_eq!(one_of([]), "no name, since none is known");
         assert_eq!(one_of(["a"]), "a");
         assert_eq!(one_of(["a", "b"]), "one of a, b");
         assert_eq!(one_of(["x"; 8]), "one of x, x, x, x, x, x, x, x");

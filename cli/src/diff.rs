@@ -8,8 +8,8 @@ use std::io::{Read, Seek};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use half::{bf16, f16};
 use instep::checkpoint::safetensors::{Data, Dtype, Header, Tensor, open_file};
+use instep::{bf16, f16};
 use serde::Serialize;
 
 use crate::Failure;

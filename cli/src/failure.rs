@@ -2,6 +2,7 @@
 //!
 //! Every variant means exit status 2. No message contains a debug form of another error.
 
+use std::fmt::Display;
 use std::io;
 use std::path::Path;
 
@@ -41,6 +42,16 @@ impl From<instep::Error> for Failure {
 }
 
 impl Failure {
+    /// Makes an error about the configuration.
+    pub(crate) fn config(thing: impl Display, wrong: impl Display, remedy: impl Display) -> Failure {
+        Failure::Config(format!("{thing}: {wrong}; {remedy}"))
+    }
+
+    /// Makes an error about a tensor file.
+    pub(crate) fn tensors(thing: impl Display, wrong: impl Display, remedy: impl Display) -> Failure {
+        Failure::Tensors(format!("{thing}: {wrong}; {remedy}"))
+    }
+
     /// For `map_err`: wraps the system's error about a file.
     pub fn file(path: &Path) -> impl FnOnce(io::Error) -> Failure {
         let what = path.display().to_string();

@@ -219,7 +219,7 @@ fn a_value_that_its_type_does_not_have_is_refused_by_name_and_place() {
     }
     // Types say nothing of values.
     let half = fine().with("param.w", &[3], &[1.0, 2.0, 1.001]).retyped("param.w", DType::F16);
-    assert!(run(BF16, &half).unwrap_err().contains("`param.w` holds 1.0009766 at 2"));
+    assert!(run(BF16, &half).unwrap_err().contains("`param.w`: holds 1.0009766 at 2"));
     let wide = |dtype| replayed(BF16, &fine().retyped("param.w", dtype).retyped("grad.0.w", dtype));
     assert_eq!(wide(DType::F16), wide(DType::F32));
 }
@@ -260,10 +260,10 @@ fn averages_go_on_or_begin_at_the_parameter_and_half_of_them_are_refused() {
     assert_eq!(replayed(&frozen, &begun), begun, "what has begun goes on");
     let second = later.with("state.v.momentum_buffer", &[1], &[0.0]);
     let refused = run(config, &second.with("ema.w", &[1], &[4.0])).unwrap_err();
-    assert!(refused.contains("`ema.v` is missing beside others"), "{refused}");
+    assert!(refused.contains("`ema.v`: missing beside others"), "{refused}");
     for first in [start.clone(), start.with_count("v", "7")] {
         let refused = run(config, &first.with("ema.v", &[1], &[4.0])).unwrap_err();
-        assert!(refused.contains("`ema.v` is there"), "{refused}");
+        assert!(refused.contains("`ema.v`: given, though `v` was never stepped"), "{refused}");
     }
 }
 

@@ -50,11 +50,15 @@ fn replace_on(disk: &impl Disk, path: &Path, write: impl FnOnce(&mut File) -> Re
     let path = &follow_links(path)?;
     let refused = |error| Error::file(path.display())(error);
     let Some(name) = path.file_name() else {
-        return Err(Error::checkpoint(path.display(), "is no name of a file"));
+        return Err(Error::checkpoint(path.display(), "not the name of a file", "name a file to write"));
     };
     let permissions: Option<Permissions> = match std::fs::metadata(path) {
         Ok(found) if !found.is_file() => {
-            return Err(Error::checkpoint(path.display(), "is there, and is not a regular file"));
+            return Err(Error::checkpoint(
+                path.display(),
+                "exists and is not a regular file",
+                "choose another name",
+            ));
         }
         Ok(found) => Some(found.permissions()),
         Err(_) => None,
@@ -85,7 +89,7 @@ fn follow_links(path: &Path) -> Result<PathBuf> {
         // Relative links start at the folder of the link; an absolute one replaces it.
         target = target.parent().unwrap_or(Path::new("")).join(next);
     }
-    Err(Error::checkpoint(path.display(), "leads through too many symbolic links"))
+    Err(Error::checkpoint(path.display(), "leads through too many symbolic links", "name the file itself"))
 }
 
 #[cfg(test)]

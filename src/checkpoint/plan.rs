@@ -106,7 +106,7 @@ impl<'h> Plan<'h> {
         let (key, Tensor { dtype, shape, .. }) = from;
         let is_scalar = matches!(dtype, Dtype::F64 | Dtype::U64) && shape.is_empty();
         if !is_scalar || [PARAM, STATE, EMA].iter().any(|prefix| key.starts_with(prefix)) {
-            return Err(in_tensor(key, "has no place in this stepper"));
+            return Err(in_tensor(key, "has no place in this stepper", SAME_MODEL));
         }
         self.scalars.push(from);
         Ok(())
@@ -125,9 +125,11 @@ impl<'h> Piece<'h> {
         let parameter = stepper.layout().parameter(id)?;
         refuse_type(from, is_float(tensor.dtype), "one of real numbers")?;
         if tensor.elements != parameter.len {
-            let why =
-                format!("has {} elements, and `{}` has {}", tensor.elements, parameter.name, parameter.len);
-            return Err(in_tensor(key, why));
+            let wrong = format_args!(
+                "has {} elements, and `{}` has {}",
+                tensor.elements, parameter.name, parameter.len
+            );
+            return Err(in_tensor(key, wrong, SAME_MODEL));
         }
         Ok(Piece { from, id, part })
     }
@@ -139,7 +141,11 @@ impl<'h> Count<'h> {
         let (key, tensor) = from;
         match tensor.elements {
             1 => Ok(Count::Stored(from)),
-            several => Err(in_tensor(key, format!("has {several} elements, and a count is one"))),
+            several => Err(in_tensor(
+                key,
+                format_args!("has {several} elements instead of 1"),
+                "save the step count as one number",
+            )),
         }
     }
 }
@@ -149,7 +155,11 @@ pub(super) fn carried(from: Named<'_>) -> Result<Named<'_>> {
     refuse_type(from, matches!(from.1.dtype, Dtype::F32 | Dtype::F64), "F64 or F32")?;
     match from.1.elements {
         1 => Ok(from),
-        several => Err(in_tensor(from.0, format!("has {several} elements, and what is carried is one"))),
+        several => Err(in_tensor(
+            from.0,
+            format_args!("has {several} elements instead of 1"),
+            "save the product as one number",
+        )),
     }
 }
 
@@ -177,18 +187,16 @@ pub(super) fn counted<D: Device>(
 fn refuse_type((key, tensor): Named<'_>, fine: bool, wanted: &str) -> Result<()> {
     match fine {
         true => Ok(()),
-        false => Err(in_tensor(key, format!("has dtype {}, not {wanted}", tensor.dtype))),
+        false => Err(in_tensor(key, format_args!("has dtype {}, not {wanted}", tensor.dtype), "convert it")),
     }
 }
+
+const SAME_MODEL: &str = "load a file that was saved with these parameters, options and optimizers";
 
 pub(super) fn missing(key: &str) -> Error {
     let remedy = match key.starts_with(STATE) {
         true => "load a file that was saved with this optimizer and precision",
-        false => "",
+        false => SAME_MODEL,
     };
-    let mut error = in_tensor(key, "is missing");
-    if let Error::Checkpoint(refusal) = &mut error {
-        refusal.remedy = remedy.to_owned();
-    }
-    error
+    in_tensor(key, "missing", remedy)
 }

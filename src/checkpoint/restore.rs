@@ -81,12 +81,12 @@ impl Own {
         let number = |name: &str, scalars: &BTreeMap<String, Scalar>| match scalars.get(name) {
             None => Ok(None),
             Some(Scalar::F64(number)) => Ok(Some(*number)),
-            Some(_) => Err(in_tensor(name, "is no F64")),
+            Some(_) => Err(in_tensor(name, "not an F64 scalar", REPEAT)),
         };
         let count = |name: &str, scalars: &BTreeMap<String, Scalar>| match scalars.get(name) {
             None => Ok(None),
             Some(Scalar::U64(count)) => Ok(Some(*count)),
-            Some(_) => Err(in_tensor(name, "is no U64")),
+            Some(_) => Err(in_tensor(name, "not a U64 scalar", REPEAT)),
         };
         let mut own = Own {
             scaler: None,
@@ -94,16 +94,16 @@ impl Own {
             previous_norm: number(PREVIOUS_NORM, scalars)?,
         };
         if own.schedule_step.is_some_and(|step| step >= 1 << 63) {
-            return Err(in_tensor(SCHEDULE_STEP, "is not below 2^63"));
+            return Err(in_tensor(SCHEDULE_STEP, "2^63 or more", REPEAT));
         }
         if own.previous_norm.is_some_and(|norm| !(norm >= 0.0 && norm.is_finite())) {
-            return Err(in_tensor(PREVIOUS_NORM, "is negative or not finite"));
+            return Err(in_tensor(PREVIOUS_NORM, "negative or not finite", REPEAT));
         }
         match (number(SCALE, scalars)?, count(GROWTH_TRACKER, scalars)?) {
             (None, None) => {}
             (Some(scale), Some(tracker)) => {
                 let tracker =
-                    u32::try_from(tracker).map_err(|_| in_tensor(GROWTH_TRACKER, "is not below 2^32"))?;
+                    u32::try_from(tracker).map_err(|_| in_tensor(GROWTH_TRACKER, "2^32 or more", REPEAT))?;
                 let state = ScalerState { scale, growth_tracker: tracker };
                 own.scaler = stepper.takes_scaler_state(state)?.then_some(state);
             }
@@ -175,17 +175,21 @@ fn load<D: Device, R: Read + Seek>(
     Ok(())
 }
 
+const REPEAT: &str = "load another checkpoint, or save this one again";
+
 fn refuse_foreign(version: Option<&str>, own: bool, has_checksums: bool) -> Result<()> {
-    let refuse = |why: String| Err(Error::checkpoint("the file", why));
+    let refuse = |wrong: String, remedy| Err(Error::checkpoint("the file", wrong, remedy));
     match version {
-        Some(VERSION) if !has_checksums => refuse("has lost its checksums".into()),
+        Some(VERSION) if !has_checksums => refuse("has lost its checksums".into(), REPEAT),
         Some(VERSION) => Ok(()),
-        Some(other) => {
-            refuse(format!("is of version {}, and this library reads {}", quoted(other), quoted(VERSION)))
-        }
-        None if own => {
-            refuse("is no checkpoint of this library, or its metadata are lost; see `import`".into())
-        }
+        Some(other) => refuse(
+            format!("has version {}, not {}", quoted(other), quoted(VERSION)),
+            "use the library that wrote it",
+        ),
+        None if own => refuse(
+            "not a checkpoint of this library, or without its metadata".into(),
+            "use `import` for other files",
+        ),
         None => Ok(()),
     }
 }
@@ -195,7 +199,13 @@ fn read<R: Read + Seek>(
     (key, tensor): Named<'_>,
     mut take: impl FnMut(f32),
 ) -> Result<()> {
-    let inexact = |value: f64| in_tensor(key, format!("holds {value:e}, which is no f32"));
+    let inexact = |value: f64| {
+        in_tensor(
+            key,
+            format_args!("holds {value:e}, which f32 cannot represent"),
+            "round it to f32 before saving",
+        )
+    };
     source.stream(key, tensor, |bytes| convert::floats(tensor.dtype, bytes, &mut take).map_err(inexact))
 }
 
@@ -205,7 +215,7 @@ fn stored_count<R: Read + Seek>(source: &mut Verified<R>, (key, tensor): Named<'
         count = convert::count(tensor.dtype, bytes);
         Ok(())
     })?;
-    count.ok_or_else(|| in_tensor(key, "is no whole number below 2^63 that counts steps"))
+    count.ok_or_else(|| in_tensor(key, "not a whole number below 2^63", "save the number of updates"))
 }
 
 /// [`Plan`] has seen that it is one element.
@@ -221,7 +231,7 @@ fn stored_carried<R: Read + Seek>(
     })?;
     carried
         .filter(|carried| carried_fits(count, *carried))
-        .ok_or_else(|| in_tensor(key, format_args!("must be {CARRIED_RANGE}")))
+        .ok_or_else(|| in_tensor(key, "out of range", format_args!("use {CARRIED_RANGE}")))
 }
 
 /// [`Plan`] has seen that it is one element of 8 bytes.

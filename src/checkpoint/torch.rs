@@ -45,10 +45,14 @@ pub(super) fn sort<'h, D: Device>(
     for (key, tensor) in &header.tensors {
         let from = (key.as_str(), tensor);
         if let Some(name) = key.strip_prefix(PARAM) {
-            let id = names.by_name.get(name).ok_or_else(|| in_tensor(key, "belongs to no parameter"))?;
+            let id = names.by_name.get(name).ok_or_else(|| {
+                in_tensor(key, "belongs to no parameter", "import only what the layout names")
+            })?;
             plan.pieces.push(Piece::new(from, stepper, *id, Part::Value)?);
         } else if let Some((who, state)) = key.strip_prefix(STATE).and_then(|rest| rest.rsplit_once('.')) {
-            let id = names.find(who).ok_or_else(|| in_tensor(key, "belongs to no parameter"))?;
+            let id = names.find(who).ok_or_else(|| {
+                in_tensor(key, "belongs to no parameter", "import only what the layout names")
+            })?;
             let found = found.entry(id).or_default();
             if state == STEP {
                 Count::new(from)?;
@@ -62,13 +66,16 @@ pub(super) fn sort<'h, D: Device>(
                 continue;
             }
             let known = stepper.state_names_of(id)?.into_iter().find(|known| known == state);
-            let known =
-                known.ok_or_else(|| in_tensor(key, "is a state that this optimizer does not keep"))?;
+            let known = known.ok_or_else(|| {
+                in_tensor(key, "this optimizer keeps no such state", "import the states of this optimizer")
+            })?;
             twice(key, found.states.contains(&known))?;
             found.states.push(known.clone());
             plan.pieces.push(Piece::new(from, stepper, id, Part::State(known))?);
         } else if let (Some(name), true) = (key.strip_prefix(EMA), stepper.keeps_ema()) {
-            let id = names.by_name.get(name).ok_or_else(|| in_tensor(key, "belongs to no parameter"))?;
+            let id = names.by_name.get(name).ok_or_else(|| {
+                in_tensor(key, "belongs to no parameter", "import only what the layout names")
+            })?;
             plan.pieces.push(Piece::new(from, stepper, *id, Part::Ema)?);
             emas += 1;
         } else if key != CHECKSUMS {
@@ -76,7 +83,11 @@ pub(super) fn sort<'h, D: Device>(
         }
     }
     if plan.pieces.is_empty() && found.is_empty() {
-        return Err(Error::checkpoint("the file", "has no parameter and no state in it"));
+        return Err(Error::checkpoint(
+            "the file",
+            "holds neither parameters nor states",
+            "check its tensors' names",
+        ));
     }
     plan.begins_emas = stepper.keeps_ema() && emas == 0;
     for id in stepper.layout().ids() {
@@ -159,5 +170,5 @@ fn named(key: &str) -> &str {
 }
 
 fn twice(key: &str, is: bool) -> Result<()> {
-    if is { Err(in_tensor(key, "is there twice, by name and by number")) } else { Ok(()) }
+    if is { Err(in_tensor(key, "given twice, by name and by number", "keep one")) } else { Ok(()) }
 }

@@ -11,6 +11,8 @@ use super::safetensors::{Data, Dtype, Header, Tensor, open};
 use crate::error::{Error, Result};
 use crate::text::quoted;
 
+const ANOTHER: &str = "load another checkpoint";
+
 /// The data, and what they should add up to.
 pub(super) struct Verified<R> {
     data: Data<R>,
@@ -53,14 +55,15 @@ impl<R: Read + Seek> Verified<R> {
             Some(expected) if tensor.elements > 0 && *expected != hasher.finalize() => {
                 let bytes = tensor.start_bytes()..tensor.end_bytes();
                 let place = format!("tensor {} (bytes {bytes:?} of the file)", quoted(key));
-                Err(Error::checkpoint(place, "is not what was written"))
+                Err(Error::checkpoint(place, "damaged, as its checksum differs", ANOTHER))
             }
             _ => Ok(()),
         }
     }
 
     fn read_checksums(&mut self, header: &Header, tensor: &Tensor) -> Result<HashMap<u64, u32>> {
-        let refuse = |why: String| Err(Error::checkpoint(format_args!("tensor `{CHECKSUMS}`"), why));
+        let refuse =
+            |wrong: String| Err(Error::checkpoint(format_args!("tensor `{CHECKSUMS}`"), wrong, ANOTHER));
         let held = header.tensors.iter().filter(|(name, tensor)| *name != CHECKSUMS && tensor.elements > 0);
         let mut places: Vec<u64> = held.map(|(_, tensor)| tensor.start_bytes()).collect();
         places.sort_unstable();
@@ -78,7 +81,7 @@ impl<R: Read + Seek> Verified<R> {
             Some((first, rest)) if *first == header.checksum() => {
                 Ok(places.into_iter().zip(rest.iter().copied()).collect())
             }
-            _ => Err(Error::checkpoint("the header", "is not what was written")),
+            _ => Err(Error::checkpoint("the header", "damaged, as its checksum differs", ANOTHER)),
         }
     }
 }

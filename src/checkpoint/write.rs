@@ -136,7 +136,7 @@ fn own_scalars<D: Device>(stepper: &Stepper<D>) -> Result<BTreeMap<String, Scala
 }
 
 fn refuse_reserved(extras: &Extras, own: &BTreeMap<String, Scalar>) -> Result<()> {
-    let why = "is a name that checkpoints use themselves";
+    let why = "checkpoints use this name themselves";
     let reserved = |name: &&String| {
         [CHECKSUMS, "__metadata__"].contains(&name.as_str())
             || own.contains_key(*name)

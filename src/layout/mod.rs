@@ -185,9 +185,9 @@ impl LayoutBuilder {
         let refuse = |thing: &str, wrong, remedy| Err(Error::layout(thing, wrong, remedy));
         if let Some(option) = self.misplaced {
             return refuse(
-                option,
-                "comes before the first parameter",
-                "call it after the `param` that it is about",
+                &format!("`{option}`"),
+                "called before the first parameter",
+                "call it after `param`",
             );
         }
         if self.parameters.is_empty() {

@@ -206,8 +206,13 @@ impl Rule for Custom {
             name.is_empty() || name.contains(['.', '#']) || *name == "step" || names[..k].contains(name)
         };
         if names.iter().enumerate().any(is_odd) {
-            let remedy = "give each a name of its own without dot and #, not `step`";
-            return Err(Error::config("state_names", names.join(", "), "not usable as names", remedy));
+            let remedy = "use different names without `.` and `#`, other than `step`";
+            return Err(Error::config(
+                "state_names",
+                names.join(", "),
+                "not usable as names of states",
+                remedy,
+            ));
         }
         // Every byte of the union is set, as it is copied to where a GPU reads it.
         let mut hyper = InstepHyper { words: [0.0; 8] };

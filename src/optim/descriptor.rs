@@ -49,9 +49,10 @@ impl fmt::Display for Value {
     }
 }
 
-/// A number as a reader writes it: with an exponent if it is small.
-fn short(number: f64) -> String {
-    if number != 0.0 && number.abs() < 1e-3 { format!("{number:e}") } else { format!("{number}") }
+/// A number as a reader writes it: with an exponent if it is small or large.
+pub(crate) fn short(number: f64) -> String {
+    let is_plain = number == 0.0 || !number.is_finite() || (1e-3..1e9).contains(&number.abs());
+    if is_plain { format!("{number}") } else { format!("{number:e}") }
 }
 
 /// The numbers that one part of a hyperparameter accepts.
@@ -89,11 +90,11 @@ impl Range {
             Range::AboveOne => value > 1.0 && rounded.is_finite(),
         };
         if !is_inside {
-            return Err(Error::range(label, value, self.words()));
+            return Err(Error::range(label, short(value), self.words()));
         }
         let is_of_f32 = matches!(self, Range::NonNegative | Range::InsideOne);
         if is_of_f32 && value > 0.0 && rounded == 0.0 {
-            return Err(Error::config(label, value, "vanishes as f32", "use 0 if that is meant"));
+            return Err(Error::config(label, short(value), "vanishes as f32", "use 0 if that is meant"));
         }
         Ok(())
     }
@@ -101,11 +102,11 @@ impl Range {
     /// Returns what an error advises, as in "use at least 0".
     fn words(self) -> &'static str {
         match self {
-            Range::NonNegative => "a number that f32 can hold, at least 0",
-            Range::NonNegativeF64 => "a finite number, at least 0",
+            Range::NonNegative => "a number of at least 0 that f32 can hold",
+            Range::NonNegativeF64 => "a finite number of at least 0",
             Range::Finite => "a number that f32 can hold",
-            Range::BelowOne => "at least 0 and below 1",
-            Range::UpToOne => "at least 0 and at most 1",
+            Range::BelowOne => "a number of at least 0 and below 1",
+            Range::UpToOne => "a number from 0 to 1",
             Range::InsideOne => "a number above 0 and below 1",
             Range::AboveOne => "a number above 1 that f32 can hold",
             Range::Flag => "0 or 1, since it is a flag",

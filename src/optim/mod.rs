@@ -40,6 +40,7 @@ optimizers! {
 }
 
 pub use custom::{Custom, EnqueuedStep, ParamStep, StepParam};
+pub(crate) use descriptor::short;
 pub use descriptor::{Descriptor, Field, Part, Range, States, Value};
 pub use scaler::{LossScaler, ScalerState};
 pub use schedule::LrSchedule;

@@ -103,19 +103,19 @@ impl LrSchedule {
                 return Err(Error::range("step_size", 0, "a whole number above 0"));
             }
             Shape::Step { gamma, .. } if !(gamma >= 0.0 && gamma.is_finite()) => {
-                return Err(Error::range("gamma", gamma, "a finite number, at least 0"));
+                return Err(Error::range("gamma", gamma, "a finite number of at least 0"));
             }
             Shape::Cosine { period: 0, .. } => {
                 return Err(Error::range("period", 0, "a whole number above 0"));
             }
             Shape::Cosine { lowest, .. } if !(lowest >= 0.0 && lowest.is_finite()) => {
-                return Err(Error::range("lowest", lowest, "a finite number, at least 0"));
+                return Err(Error::range("lowest", lowest, "a finite number of at least 0"));
             }
             _ => {}
         }
         match self.warm_up {
             Some((_, factor)) if !(factor >= 0.0 && factor.is_finite()) => {
-                Err(Error::range("start_factor", factor, "a finite number, at least 0"))
+                Err(Error::range("start_factor", factor, "a finite number of at least 0"))
             }
             _ => Ok(()),
         }

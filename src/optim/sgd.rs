@@ -39,7 +39,7 @@ impl Sgd {
             return Err(Error::config(
                 "nesterov",
                 true,
-                "contradicts momentum or dampening",
+                "works only with momentum and without dampening",
                 "set a momentum above 0 and dampening to 0",
             ));
         }

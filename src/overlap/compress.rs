@@ -103,7 +103,7 @@ impl<C: Collective> Compressed<C> {
     pub fn pre_scale(mut self, pre_scale: f32) -> Result<Compressed<C>> {
         let refuse = |wrong, remedy| Err(Error::config("pre_scale", pre_scale, wrong, remedy));
         if self.dtype == DType::BF16 {
-            return refuse("bf16 has the range of f32", "leave pre_scale out");
+            return refuse("bf16 has the range of f32 and needs no scale", "leave it out");
         }
         let is_power_of_two = pre_scale.is_normal() && pre_scale > 0.0 && pre_scale.to_bits() << 9 == 0;
         let largest = LARGEST_COUNT / self.comm.world_size() as f32;
@@ -120,7 +120,7 @@ impl<C: Collective> Compressed<C> {
             return Err(Error::unsupported(
                 thing,
                 "the inner communicator cannot sum it",
-                "use another inner communicator",
+                "wrap one that can",
             ));
         }
         let kernels = Kernels::load(Isa::from_environment()?)?;

@@ -286,12 +286,8 @@ impl Schedule {
         self.require_open()?;
         if self.micro_batches_left > 0 {
             let left = self.micro_batches_left;
-            let wrong = format_args!("{left} micro-batches are left");
-            return Err(Error::order(
-                "pass",
-                wrong,
-                "call next_micro_batch before each, or abandon the pass",
-            ));
+            let wrong = format_args!("not at its last micro-batch, {left} to go");
+            return Err(Error::order("pass", wrong, "call next_micro_batch, or abandon the pass"));
         }
         while let Some(bucket) = self.readiness.take_next(true) {
             self.launch(bucket);

@@ -376,7 +376,7 @@ impl StepperBuilder<'_> {
             return Err(Error::range("threads", threads, "1 to 1024"));
         }
         if self.deadline == Some(Duration::ZERO) {
-            return Err(Error::config("deadline", 0, "no rank could arrive in time", "use more"));
+            return Err(Error::config("deadline", 0, "no rank could arrive in time", "use a longer one"));
         }
         Ok(())
     }

@@ -91,7 +91,7 @@ impl<D: Device> Stepper<D> {
             let names: Vec<_> = self.optimizers.states(param).map(|(name, _, _)| name).collect();
             let thing = format_args!("state `{name}` of `{}`", self.layout.parameters()[param].name);
             let remedy = match names.is_empty() {
-                true => "ask for none".to_owned(),
+                true => "use an optimizer that keeps it".to_owned(),
                 false => format!("use {}", names.join(" or ")),
             };
             return Err(Error::unsupported(thing, "its optimizer keeps no such state", remedy));

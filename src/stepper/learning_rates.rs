@@ -77,7 +77,7 @@ impl<D: Device> Stepper<D> {
     pub fn set_lr_multiplier(&mut self, id: ParamId, multiplier: f64) -> Result<()> {
         let param = self.layout.index(id)?;
         if !(multiplier >= 0.0 && multiplier.is_finite()) {
-            return Err(Error::range("lr_multiplier", multiplier, "a finite number, at least 0"));
+            return Err(Error::range("lr_multiplier", multiplier, "a finite number of at least 0"));
         }
         self.refuse_open_pass()?;
         self.run.get_mut().touch_settings()?;

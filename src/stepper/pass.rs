@@ -271,11 +271,12 @@ impl<'a, D: Device> Pass<'a, D> {
         let plan = Arc::clone(&stepper.plan);
         let Some(described) = plan.buckets().get(bucket as usize) else {
             let thing = format_args!("bucket {bucket}");
-            let remedy = match plan.buckets().len() {
-                1 => "this plan has 1 bucket, numbered from 0".to_owned(),
-                count => format!("this plan has {count} buckets, numbered from 0"),
+            let (wrong, remedy) = match plan.buckets().len() {
+                0 => ("this plan has no buckets", "add parameters with elements".to_owned()),
+                1 => ("out of range", "use 0, the only bucket".to_owned()),
+                count => ("out of range", format!("use 0 to {}", count - 1)),
             };
-            return Err(Error::layout(thing, "out of range", remedy));
+            return Err(Error::layout(thing, wrong, remedy));
         };
         for segment in plan.segments_of(described) {
             let param = segment.param as usize;

@@ -101,7 +101,7 @@ impl<D: Device> Stepper<D> {
     /// Errors as for [`previous_norm`](Self::previous_norm); `Config` for a norm that is negative or not finite.
     pub fn set_previous_norm(&mut self, norm: Option<f64>) -> Result<()> {
         if let Some(norm) = norm.filter(|norm| !(*norm >= 0.0 && norm.is_finite())) {
-            return Err(Error::range("previous_norm", norm, "a finite number, at least 0"));
+            return Err(Error::range("previous_norm", norm, "a finite number of at least 0"));
         }
         self.settle_control()?;
         let run = self.run.get_mut();

@@ -259,10 +259,12 @@ impl Stepper {
         }
         let thing = format_args!("{} slice of {}", T::DTYPE, named(memory));
         let (wrong, remedy) = match dtype {
-            Some(held) => {
-                (format!("they are held in {held}"), format!("ask for {held}, or read them as f32 copies"))
-            }
-            None => ("they are held in 8-bit codes".to_owned(), "read them as f32 copies".to_owned()),
+            Some(DType::F32) => ("they are held in f32".to_owned(), "ask for f32 slices".to_owned()),
+            Some(held) => (
+                format!("they are held in {held}"),
+                format!("ask for {held} slices, or copy them out as f32"),
+            ),
+            None => ("they are held in 8-bit codes".to_owned(), "copy them out as f32".to_owned()),
         };
         Err(Error::unsupported(thing, wrong, remedy))
     }

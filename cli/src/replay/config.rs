@@ -4,8 +4,10 @@
 //! check. Must refuse every key that the optimizer does not have: an ignored option is a wrong result.
 
 use std::collections::{BTreeMap, HashSet};
+use std::fmt::Display;
 
 use instep::checkpoint::safetensors::json::{Object, Unique};
+use instep::checkpoint::safetensors::quoted;
 use instep::optim::{ALL, Descriptor};
 use instep::{DType, Precision};
 use serde::de::IgnoredAny;
@@ -49,7 +51,8 @@ impl Config {
         let Object(Kind { optimizer }) = serde_json::from_slice(text).map_err(spelled)?;
         let Some(descriptor) = ALL.iter().find(|descriptor| descriptor.key() == optimizer) else {
             let names: Vec<String> = ALL.iter().map(|descriptor| descriptor.key()).collect();
-            return refuse(format!("optimizer = {optimizer:?} is not known; there are {}", names.join(", ")));
+            let remedy = format_args!("use one of {}", names.join(", "));
+            return Err(Failure::config(format_args!("optimizer = {optimizer:?}"), "unknown", remedy));
         };
         let config = read(text, descriptor)?;
         config.check()?;
@@ -64,37 +67,44 @@ impl Config {
 
     fn check(&self) -> Result<(), Failure> {
         if self.world_size == 0 {
-            return refuse("world_size = 0: must be 1 or more".into());
+            return Err(Failure::config("world_size = 0", "out of range", "use 1 or more"));
         }
         let scales = [("loss_scale", Some(self.loss_scale)), ("max_norm", self.max_norm)];
         for (key, value) in scales.into_iter().filter_map(|(key, value)| Some((key, value?))) {
             if !(value as f32).is_finite() {
-                return refuse(format!("{key} = {value}: must be finite as f32"));
+                let thing = format_args!("{key} = {value}");
+                return Err(Failure::config(thing, "out of range", "use a number that f32 can hold"));
             }
         }
         if self.groups.is_empty() {
-            return refuse("groups is empty: there are no parameters to step".into());
+            return Err(Failure::config("groups", "empty", "add one with parameters"));
         }
         if let Some(empty) = self.groups.iter().position(|group| group.params.is_empty()) {
-            return refuse(format!("groups[{empty}].params is missing or empty"));
+            let thing = format_args!("groups[{empty}].params");
+            return Err(Failure::config(thing, "missing or empty", "name a parameter"));
         }
         let mut names = HashSet::new();
         if let Some((name, group)) = self.params().find(|(name, _)| !names.insert(name.as_str())) {
-            return refuse(format!("groups[{group}] names `{name}` a second time"));
+            return Err(twice(format_args!("groups[{group}]"), name));
         }
         let unknown = |name: &&String| !names.contains(name.as_str());
         if let Some(name) = self.frozen.iter().filter(unknown).min() {
-            return refuse(format!("frozen names `{name}`, which is in no group"));
+            return Err(in_no_group("frozen", name));
         }
         match self.lr_multipliers.keys().find(unknown) {
-            Some(name) => refuse(format!("lr_multipliers names `{name}`, which is in no group")),
+            Some(name) => Err(in_no_group("lr_multipliers", name)),
             None => Ok(()),
         }
     }
 }
 
-fn refuse<T>(why: String) -> Result<T, Failure> {
-    Err(Failure::Config(why))
+fn twice(key: impl Display, name: &str) -> Failure {
+    Failure::config(key, format_args!("names {} a second time", quoted(name)), "name it once")
+}
+
+fn in_no_group(key: &str, name: &str) -> Failure {
+    let wrong = format_args!("names {}, which is in no group", quoted(name));
+    Failure::config(key, wrong, "add it to a group or leave it out")
 }
 
 fn spelled(error: serde_json::Error) -> Failure {
@@ -156,7 +166,7 @@ fn read(text: &[u8], descriptor: &'static Descriptor) -> Result<Config, Failure>
     let mut frozen = HashSet::new();
     for name in spelled.frozen {
         if let Some(name) = frozen.replace(name) {
-            return refuse(format!("frozen names `{name}` a second time"));
+            return Err(twice("frozen", &name));
         }
     }
     Ok(Config {

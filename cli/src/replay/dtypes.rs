@@ -3,7 +3,8 @@
 //! Words are checked here, and their combinations by the library. An unknown word is refused with its key and the list
 //! of known words.
 
-use instep::{DType, Master, Moments, Precision, Rounding};
+use instep::checkpoint::safetensors::quoted;
+use instep::{DType, Error, Master, Moments, Precision, Rounding};
 use serde::Deserialize;
 
 use crate::Failure;
@@ -62,9 +63,13 @@ impl Dtypes {
             (true, seed) => Rounding::Stochastic { seed: seed.unwrap_or(0) },
             (false, None) => Rounding::Nearest,
             (false, Some(seed)) => {
-                let why =
-                    "only stochastic rounding uses a seed; set rounding to stochastic, or leave the seed out";
-                return Err(Failure::Config(format!("dtypes.seed = {seed}: {why}")));
+                let (thing, wrong) =
+                    (format_args!("dtypes.seed = {seed}"), "only stochastic rounding uses a seed");
+                return Err(Failure::config(
+                    thing,
+                    wrong,
+                    "set rounding to stochastic, or leave the seed out",
+                ));
             }
         };
         let precision = Precision {
@@ -74,7 +79,7 @@ impl Dtypes {
             moments: look_up("dtypes.moments", &self.moments, MOMENTS)?,
             rounding,
         };
-        precision.validate().map_err(|error| Failure::Config(format!("dtypes.{error}")))?;
+        precision.validate().map_err(refused)?;
         Ok(precision)
     }
 }
@@ -87,8 +92,43 @@ pub(super) fn look_up<T: Copy>(key: &str, word: &str, words: &Words<T>) -> Resul
     let found = words.iter().find(|(known, _)| *known == word);
     found.map(|(_, value)| *value).ok_or_else(|| {
         let known: Vec<&str> = words.iter().map(|(known, _)| *known).collect();
-        Failure::Config(format!("{key} = {word:?}: is not known; use one of {}", known.join(", ")))
+        let thing = format_args!("{key} = {word:?}");
+        Failure::config(thing, "unknown", format_args!("use one of {}", known.join(", ")))
     })
+}
+
+/// Translates an error about a precision, so that it names keys and words of the configuration.
+pub(super) fn refused(error: Error) -> Failure {
+    match error {
+        Error::Config {
+            field: field @ ("param" | "grad" | "master" | "moments" | "rounding"),
+            value,
+            wrong,
+            remedy,
+        } => Failure::config(format_args!("dtypes.{field} = {}", in_words(&value)), wrong, in_words(&remedy)),
+        other => other.into(),
+    }
+}
+
+/// Replaces Rust's names of types by the words of a configuration.
+fn in_words(text: &str) -> String {
+    let masters = MASTERS.iter().map(|(word, master)| ("Master", format!("{master:?}"), word));
+    let moments = MOMENTS.iter().map(|(word, moments)| ("Moments", format!("{moments:?}"), word));
+    let roundings = [("Rounding", "Nearest".to_owned(), &ROUNDINGS[0].0)];
+    let mut text = text.to_owned();
+    if text.starts_with("Stochastic") {
+        return ROUNDINGS[1].0.to_owned();
+    }
+    // The longest names first, because one may begin with another.
+    let mut names: Vec<(&str, String, &&str)> = masters.chain(moments).chain(roundings).collect();
+    names.sort_by_key(|(_, name, _)| std::cmp::Reverse(name.len()));
+    for (path, name, word) in names {
+        if text == name {
+            return (*word).to_owned();
+        }
+        text = text.replace(&format!("{path}::{name}"), word);
+    }
+    text
 }
 
 /// Compares stored values with given ones, bit by bit; all NaNs count as equal.
@@ -104,8 +144,9 @@ pub(super) fn refuse_rounded(
     let mut pairs = given.iter().zip(stored).enumerate();
     match pairs.find(|(_, (given, stored))| !same(**given, *stored)) {
         Some((index, (given, stored))) => {
-            let why = format!("`{key}` holds {given:?} at {index}, which `dtypes` would round to {stored:?}");
-            Err(Failure::Tensors(why))
+            let wrong = format_args!("holds {given:?} at {index}, which `dtypes` would round to {stored:?}");
+            let remedy = "round it before, or choose a type that holds it";
+            Err(Failure::tensors(quoted(key), wrong, remedy))
         }
         None => Ok(()),
     }

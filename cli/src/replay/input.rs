@@ -4,11 +4,12 @@
 //! before everything fits.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fmt::Display;
 
 use crate::Failure;
 use crate::replay::config::Config;
 use crate::replay::place::{Companion, Place, whole_number};
-use instep::checkpoint::safetensors::{Header, Tensor};
+use instep::checkpoint::safetensors::{Header, Tensor, quoted};
 
 /// Step counts are metadata under this prefix and the parameter's name.
 pub const COUNT_PREFIX: &str = "step.";
@@ -90,7 +91,10 @@ impl Input {
         let mut found: Vec<Found> = names.iter().map(|_| Found::default()).collect();
         let index = |what: &str, name: &str| match names.get(name) {
             Some(index) => Ok(*index),
-            None => refuse(format!("`{what}` belongs to `{name}`, which is in no group")),
+            None => {
+                let wrong = format_args!("belongs to {}, which is in no group", quoted(name));
+                refuse(quoted(what), wrong, "add the parameter to a group, or remove this")
+            }
         };
         for (key, tensor) in header.tensors {
             match Place::of(&key) {
@@ -107,7 +111,11 @@ impl Input {
                 None => {
                     let forms =
                         "param.NAME, grad.PASS.NAME, state.NAME.STATE, master.NAME, copy.NAME or ema.NAME";
-                    return refuse(format!("tensor `{key}` is none of {forms}"));
+                    return refuse(
+                        format_args!("tensor {}", quoted(&key)),
+                        "has an unknown kind of name",
+                        format_args!("use {forms}"),
+                    );
                 }
             }
         }
@@ -135,22 +143,31 @@ impl Found {
     fn check(self, name: &str, group: usize, config: &Config, passes: u64) -> Result<Param, Failure> {
         let Found { value, companions, states, count, product, gradients } = self;
         let Some(value) = value else {
-            return refuse(format!("`param.{name}` is missing"));
+            return refuse(quoted(&format!("param.{name}")), "missing", "add the parameter's values");
         };
         // The first number that is not there; with none missing, it is the number of passes.
         let gap = (0..).zip(gradients.keys()).find(|(expected, pass)| expected != *pass);
         let gap = gap.map_or(gradients.len() as u64, |(expected, _)| expected);
         let frozen = config.frozen.contains(name);
         if let (true, Some(pass)) = (frozen, gradients.keys().next()) {
-            return refuse(format!("`grad.{pass}.{name}`: `{name}` is frozen and takes no gradient"));
+            let wrong = format_args!("{} is frozen and takes no gradient", quoted(name));
+            return refuse(
+                quoted(&format!("grad.{pass}.{name}")),
+                wrong,
+                "remove it, or do not freeze the parameter",
+            );
         }
         if gap < passes && !frozen {
             let remedy = "give it one in every pass, numbered from 0 without gaps";
-            return refuse(format!("`grad.{gap}.{name}` is missing; {remedy}"));
+            return refuse(quoted(&format!("grad.{gap}.{name}")), "missing", remedy);
         }
         let fits = |key: String, tensor: &Tensor| match tensor.shape == value.shape {
             true => Ok(()),
-            false => refuse(format!("`{key}` has shape {:?}, and `{name}` {:?}", tensor.shape, value.shape)),
+            false => {
+                let wrong =
+                    format_args!("has shape {:?}, and {} {:?}", tensor.shape, quoted(name), value.shape);
+                refuse(quoted(&key), wrong, "give it the parameter's shape")
+            }
         };
         for (pass, gradient) in &gradients {
             fits(format!("grad.{pass}.{name}"), gradient)?;
@@ -158,7 +175,8 @@ impl Found {
         for (companion, tensor) in &companions {
             let key = format!("{}.{name}", companion.prefix());
             if !Companion::kept(config).any(|kept| kept == *companion) {
-                return refuse(format!("`{key}`: the configuration asks for none"));
+                let remedy = format_args!("remove it, or set `{}`", companion.option());
+                return refuse(quoted(&key), "the configuration asks for none", remedy);
             }
             fits(key, tensor)?;
         }
@@ -166,7 +184,8 @@ impl Found {
         for (state, tensor) in &states {
             let key = format!("state.{name}.{state}");
             if !kept.contains(&state.as_str()) {
-                return refuse(format!("`{key}`: the group of `{name}` keeps no such state"));
+                let wrong = format_args!("the group of {} keeps no such state", quoted(name));
+                return refuse(quoted(&key), wrong, "remove it, or check the optimizer's options");
             }
             fits(key, tensor)?;
         }
@@ -178,22 +197,26 @@ impl Found {
         let has_product = descriptor.is_some_and(|descriptor| descriptor.carried.is_some());
         match (has_product, product) {
             (true, None) if count.unwrap_or(0) > 0 => {
-                return refuse(format!(
-                    "metadata `{PRODUCT_PREFIX}{name}` is missing, though `{name}` has been stepped"
-                ));
+                let wrong = format_args!("missing, though {} has been stepped", quoted(name));
+                return refuse(
+                    metadata(PRODUCT_PREFIX, name),
+                    wrong,
+                    "add the product that the last run wrote",
+                );
             }
             (true, Some(product)) if count.unwrap_or(0) == 0 && product != 1.0 => {
-                return refuse(format!("metadata `{PRODUCT_PREFIX}{name}` is not 1 before the first step"));
+                let remedy = format_args!("use 1, or add the count {}", metadata(COUNT_PREFIX, name));
+                return refuse(metadata(PRODUCT_PREFIX, name), "not 1 before the first step", remedy);
             }
             (false, Some(_)) => {
-                return refuse(format!("metadata `{PRODUCT_PREFIX}{name}`: the group of `{name}` has none"));
+                let wrong = format_args!("the group of {} has none", quoted(name));
+                return refuse(metadata(PRODUCT_PREFIX, name), wrong, "remove it");
             }
             _ => {}
         }
         if count.is_some_and(|count| count.saturating_add(passes) >= COUNT_END) {
-            return refuse(format!(
-                "`{COUNT_PREFIX}{name}` leaves no room for {passes} more steps below 2^63"
-            ));
+            let wrong = format_args!("leaves no room for {passes} more steps below 2^63");
+            return refuse(metadata(COUNT_PREFIX, name), wrong, "use a smaller count");
         }
         let gradients = gradients.into_values().collect();
         let name = name.to_owned();
@@ -207,14 +230,14 @@ fn check_averages(params: &[Param], config: &Config) -> Result<(), Failure> {
     let is_first =
         |param: &&Param| param.first_count(config.groups[param.group].optimizer.state_names()) == 0;
     if let Some(Param { name, .. }) = params.iter().filter(is_given).find(is_first) {
-        return refuse(format!(
-            "`ema.{name}` is there, and what else there is says that `{name}` was never stepped"
-        ));
+        let wrong = format_args!("given, though {} was never stepped", quoted(name));
+        return refuse(quoted(&format!("ema.{name}")), wrong, "remove it, or add states and step count");
     }
     let missing = params.iter().find(|param| !is_given(param) && !is_first(param));
     match missing.filter(|_| params.iter().any(|param| is_given(&param))) {
         Some(Param { name, .. }) => {
-            refuse(format!("`ema.{name}` is missing beside others, though `{name}` has been stepped"))
+            let wrong = format_args!("missing beside others, though {} has been stepped", quoted(name));
+            refuse(quoted(&format!("ema.{name}")), wrong, "add it, or give none")
         }
         None => Ok(()),
     }
@@ -230,13 +253,16 @@ fn check_complete(
     let missing = kept.iter().find(|state| !states.contains_key(**state));
     match (missing, count) {
         (Some(missing), _) if !states.is_empty() => {
-            refuse(format!("`state.{name}.{missing}` is missing beside other states of `{name}`"))
+            let wrong = format_args!("missing beside other states of {}", quoted(name));
+            refuse(quoted(&format!("state.{name}.{missing}")), wrong, "add it")
         }
         (Some(missing), Some(1..)) => {
-            refuse(format!("`state.{name}.{missing}` is missing, though `{name}` has been stepped"))
+            let wrong = format_args!("missing, though {} has been stepped", quoted(name));
+            refuse(quoted(&format!("state.{name}.{missing}")), wrong, "add it, or remove the count")
         }
         (None, None) => {
-            refuse(format!("metadata `{COUNT_PREFIX}{name}` is missing beside states of `{name}`"))
+            let wrong = format_args!("missing beside states of {}", quoted(name));
+            refuse(metadata(COUNT_PREFIX, name), wrong, "add the number of updates")
         }
         _ => Ok(()),
     }
@@ -245,7 +271,10 @@ fn check_complete(
 fn count(key: &str, text: &str) -> Result<u64, Failure> {
     match whole_number(text) {
         Some(count) if count < COUNT_END => Ok(count),
-        _ => refuse(format!("metadata `{key}` = {text:?} is no whole number below 2^63")),
+        _ => {
+            let thing = format_args!("metadata {} = {}", quoted(key), quoted(text));
+            refuse(thing, "not a whole number below 2^63", "write the number of updates in digits")
+        }
     }
 }
 
@@ -253,10 +282,18 @@ fn count(key: &str, text: &str) -> Result<u64, Failure> {
 fn product(key: &str, text: &str) -> Result<f64, Failure> {
     match text.parse::<f64>() {
         Ok(product) if (0.0..=1.0).contains(&product) => Ok(product),
-        _ => refuse(format!("metadata `{key}` = {text:?} is no number between 0 and 1")),
+        _ => {
+            let thing = format_args!("metadata {} = {}", quoted(key), quoted(text));
+            refuse(thing, "not a number from 0 to 1", "use the product that the last run wrote")
+        }
     }
 }
 
-fn refuse<T>(why: String) -> Result<T, Failure> {
-    Err(Failure::Tensors(why))
+/// Names a key of the metadata.
+fn metadata(prefix: &str, name: &str) -> String {
+    format!("metadata {}", quoted(&format!("{prefix}{name}")))
+}
+
+fn refuse<T>(thing: impl Display, wrong: impl Display, remedy: impl Display) -> Result<T, Failure> {
+    Err(Failure::tensors(thing, wrong, remedy))
 }

@@ -5,9 +5,8 @@
 
 use std::io::{Read, Seek};
 
-use half::{bf16, f16};
-use instep::checkpoint::safetensors::{Data, Tensor};
-use instep::{DType, Element, Error, ParamId, Result, Stepper};
+use instep::checkpoint::safetensors::{Data, Tensor, quoted};
+use instep::{DType, Element, Error, ParamId, Result, Stepper, bf16, f16};
 
 use super::dtypes::refuse_rounded;
 use super::{Companion, Config, Input, Param};
@@ -65,7 +64,7 @@ pub(super) fn load<R: Read + Seek>(
         }
         stepper.set_frozen(id, param.frozen)?;
         if let Some(multiplier) = config.lr_multipliers.get(name) {
-            let refused = |error| Failure::Config(format!("lr_multipliers.`{name}`: {error}"));
+            let refused = |error| Failure::Config(format!("lr_multipliers.{}: {error}", quoted(name)));
             stepper.set_lr_multiplier(id, *multiplier).map_err(refused)?;
         }
     }

@@ -13,11 +13,12 @@ pub struct Arguments {
     /// JSON file with the optimizer, parameter groups and scales; cli/README.md lists its keys
     #[arg(long)]
     pub config: PathBuf,
-    /// safetensors file with parameters `param.NAME`, gradients `grad.PASS.NAME` (sums over the ranks) and states
-    /// `state.NAME.STATE`
+    /// safetensors file with parameters `param.NAME` and gradients `grad.PASS.NAME` (sums over the ranks); to resume,
+    /// also states `state.NAME.STATE`, masters `master.NAME`, copies `copy.NAME` and moving averages `ema.NAME`
     #[arg(long)]
     pub input: PathBuf,
-    /// safetensors file for parameters and states after the last step; replaced as a whole or not at all
+    /// safetensors file for parameters, states, masters, copies and moving averages after the last step, under the same
+    /// names; replaced as a whole or not at all
     #[arg(long)]
     pub output: PathBuf,
     /// Device that runs the steps

@@ -18,29 +18,32 @@ pub(super) struct Target<'a> {
 impl<'a> Target<'a> {
     /// Checks that `path` is in a folder and is not one of the inputs under another name.
     pub(super) fn new(path: &'a Path, inputs: &[&PathBuf]) -> Result<Self, Failure> {
-        let refuse = |why: String| Err(Failure::Tensors(format!("{}: {why}", path.display())));
+        let refuse = |wrong: String, remedy| Err(Failure::tensors(path.display(), wrong, remedy));
         if path.file_name().is_none() {
-            return refuse("is not the name of a file; name a file to write".into());
+            return refuse("not the name of a file".into(), "name a file to write");
         }
         let folder = match path.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
             _ => PathBuf::from("."),
         };
         if !std::fs::metadata(&folder).map_err(Failure::file(&folder))?.is_dir() {
-            return refuse(format!(
-                "{} is not a folder; name a file in an existing folder",
-                folder.display()
-            ));
+            return refuse(
+                format!("{} is not a folder", folder.display()),
+                "name a file in an existing folder",
+            );
         }
         match std::fs::metadata(path) {
             Ok(found) if !found.is_file() => {
-                return refuse("exists and is not a regular file; choose another name".into());
+                return refuse("exists and is not a regular file".into(), "choose another name");
             }
             Ok(found) => {
                 for input in inputs {
                     let input_found = std::fs::metadata(input).map_err(Failure::file(input))?;
                     if identity(&found) == identity(&input_found) {
-                        return refuse(format!("is also the input {}; choose another name", input.display()));
+                        return refuse(
+                            format!("is also the input {}", input.display()),
+                            "choose another name",
+                        );
                     }
                 }
             }

@@ -29,6 +29,15 @@ impl Companion {
         }
     }
 
+    /// The key of the configuration that asks for it.
+    pub(super) fn option(self) -> &'static str {
+        match self {
+            Companion::Master => "dtypes.master",
+            Companion::Copy => "copy",
+            Companion::Ema => "ema",
+        }
+    }
+
     /// The companions that this configuration keeps.
     pub fn kept(config: &Config) -> impl Iterator<Item = Companion> {
         let is_kept = |companion: &Companion| match companion {

@@ -10,7 +10,7 @@ use std::io::{self, Read, Seek, Write};
 use instep::checkpoint::safetensors::{self, Data, Entry, Tensor};
 use instep::{DType, Error, Layout, Moments, ParamId, Solo, Stepper, Unused};
 
-use super::dtypes::refuse_rounded;
+use super::dtypes::{refuse_rounded, refused};
 use super::load::{load, read_stored};
 use super::{COUNT_PREFIX, Companion, Config, Input, Options, PRODUCT_PREFIX, Param};
 use crate::Failure;
@@ -201,11 +201,10 @@ fn stepper(config: &Config, layout: &Layout, options: &Options) -> Result<Steppe
     builder.host(Solo::default()).map_err(|error| match error {
         Error::Config { field: "loss_scale", wrong, remedy, .. } => {
             let Config { loss_scale, world_size, .. } = config;
-            Failure::Config(format!(
-                "loss_scale = {loss_scale} with world_size = {world_size}: {wrong}; {remedy}"
-            ))
+            let thing = format_args!("loss_scale = {loss_scale} with world_size = {world_size}");
+            Failure::config(thing, wrong, remedy)
         }
-        other => other.into(),
+        other => refused(other),
     })
 }
 

@@ -8,7 +8,7 @@ use std::io::{Read, Seek, SeekFrom};
 
 use super::entries::{Entries, Entry};
 use super::tensor::Tensor;
-use crate::error::{Error, Refusal, Result};
+use crate::error::{Error, Result};
 use crate::text::{quoted, sentence};
 
 /// Bytes of the length before the header.
@@ -34,7 +34,11 @@ impl Header {
         let file_bytes = source.seek(SeekFrom::End(0)).map_err(unreadable)?;
         source.seek(SeekFrom::Start(0)).map_err(unreadable)?;
         if file_bytes < LENGTH_BYTES {
-            return refuse("the file", format!("has {file_bytes} bytes, too few for a safetensors header"));
+            return refuse(
+                "the file",
+                format!("has {file_bytes} bytes, too few for a safetensors header"),
+                "check the path",
+            );
         }
         let mut length = [0; LENGTH_BYTES as usize];
         source.read_exact(&mut length).map_err(unreadable)?;
@@ -42,29 +46,26 @@ impl Header {
         let rest_bytes = file_bytes - LENGTH_BYTES;
         let limit = rest_bytes.min(MAX_HEADER_BYTES);
         if header_bytes > limit {
-            return Err(Error::Checkpoint(Refusal {
-                thing: "the file".into(),
-                wrong: format!(
-                    "not a safetensors file, as it claims a header of {header_bytes} bytes where {limit} are possible"
-                ),
-                remedy: "check the path".into(),
-            }));
+            let wrong = format!(
+                "not a safetensors file, as it claims a header of {header_bytes} bytes where {limit} are possible"
+            );
+            return refuse("the file", wrong, "check the path");
         }
         // Bounded by the file's length and by the format's limit, so it fits.
         let mut text = vec![0; header_bytes as usize];
         source.read_exact(&mut text).map_err(unreadable)?;
         if text.first() != Some(&b'{') {
-            return refuse("the file", "has a header that is no JSON object".into());
+            return refuse("the file", "its header is not a JSON object".into(), "check the path");
         }
         let entries: Entries = serde_json::from_slice(&text).map_err(|error| {
-            Error::checkpoint("the header", format!("is broken: {}", sentence(&error.to_string())))
+            Error::checkpoint("the header", format_args!("broken, {}", sentence(&error.to_string())), DAMAGED)
         })?;
         let data_bytes = rest_bytes - header_bytes;
         let start_bytes = LENGTH_BYTES + header_bytes;
         check_cover(&entries.tensors, data_bytes)?;
         let mut tensors = BTreeMap::new();
         for (name, entry) in entries.tensors {
-            let tensor = entry.tensor(start_bytes).map_err(|why| in_tensor(&name, why))?;
+            let tensor = entry.tensor(start_bytes).map_err(|wrong| in_tensor(&name, wrong, DAMAGED))?;
             tensors.insert(name, tensor);
         }
         let mut hasher = crc32fast::Hasher::new();
@@ -86,8 +87,8 @@ impl Header {
     pub fn require_stepped(&self) -> Result<()> {
         match self.tensors.iter().find(|(_, tensor)| !tensor.dtype.is_stepped()) {
             Some((name, tensor)) => {
-                let why = format!("has dtype {}, not F32, BF16 or F16", tensor.dtype);
-                Err(in_tensor(name, why))
+                let wrong = format_args!("has dtype {}, not F32, BF16 or F16", tensor.dtype);
+                Err(in_tensor(name, wrong, "convert it"))
             }
             None => Ok(()),
         }
@@ -106,22 +107,29 @@ fn check_cover(tensors: &BTreeMap<String, Entry>, data_bytes: u64) -> Result<()>
     let mut covered = 0;
     for ([start, end], name) in places {
         if start != covered || end < start || end > data_bytes {
-            let why = format!("lies at {start}..{end}, where {covered}.. of {data_bytes} bytes comes next");
-            return Err(in_tensor(name, why));
+            let wrong =
+                format_args!("lies at {start}..{end}, where {covered}.. of {data_bytes} bytes comes next");
+            return Err(in_tensor(name, wrong, DAMAGED));
         }
         covered = end;
     }
     if covered != data_bytes {
-        return refuse("the file", format!("has {data_bytes} bytes of data, and tensors for {covered}"));
+        return refuse(
+            "the file",
+            format!("has {data_bytes} bytes of data, and tensors for {covered}"),
+            DAMAGED,
+        );
     }
     Ok(())
 }
 
-fn refuse<T>(place: &str, why: String) -> Result<T> {
-    Err(Error::checkpoint(place, why))
+const DAMAGED: &str = "write the file again";
+
+fn refuse<T>(place: &str, wrong: String, remedy: &str) -> Result<T> {
+    Err(Error::checkpoint(place, wrong, remedy))
 }
 
 /// An error about a tensor of a file.
-pub(in crate::checkpoint) fn in_tensor(name: &str, why: impl ToString) -> Error {
-    Error::checkpoint(format_args!("tensor {}", quoted(name)), why)
+pub(in crate::checkpoint) fn in_tensor(name: &str, wrong: impl ToString, remedy: impl ToString) -> Error {
+    Error::checkpoint(format_args!("tensor {}", quoted(name)), wrong, remedy)
 }

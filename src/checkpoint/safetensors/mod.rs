@@ -89,7 +89,13 @@ impl<R: Read + Seek> Data<R> {
     /// # Errors
     /// `Checkpoint` if it is of another type, `File` as [`stream`](Self::stream).
     pub fn read(&mut self, tensor: &Tensor, first: u64, values: &mut [f32]) -> Result<()> {
-        let refused = || Error::checkpoint("a tensor", format!("has dtype {}", tensor.dtype));
+        let refused = || {
+            Error::checkpoint(
+                "a tensor",
+                format_args!("has dtype {}", tensor.dtype),
+                "convert it to F32, BF16 or F16",
+            )
+        };
         let mut rest = values.iter_mut();
         let elements = first..first + rest.len() as u64;
         self.stream(tensor, elements, |bytes| {
@@ -110,7 +116,7 @@ pub fn regular_file(path: &Path) -> Result<File> {
     // Asked first, because opening a named pipe would wait for its other end.
     let is_file = std::fs::metadata(path).map_err(Error::file(path.display()))?.is_file();
     if !is_file {
-        return Err(Error::checkpoint(path.display(), "is not a regular file"));
+        return Err(Error::checkpoint(path.display(), "not a regular file", "name a file"));
     }
     File::open(path).map_err(Error::file(path.display()))
 }

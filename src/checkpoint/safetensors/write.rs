@@ -46,7 +46,8 @@ struct Spelling<'a> {
 /// # Errors
 /// `Checkpoint` if it is longer than the format allows, or has too many metadata.
 pub fn header(entries: &[Entry], metadata: &BTreeMap<String, String>) -> Result<Vec<u8>> {
-    let refuse = |why: String| Error::checkpoint("the header", why);
+    let refuse =
+        |wrong: String| Error::checkpoint("the header", wrong, "save fewer or shorter names and metadata");
     if metadata.len() > MAX_KEYS {
         return Err(refuse(format!("would have {} metadata of at most {MAX_KEYS}", metadata.len())));
     }

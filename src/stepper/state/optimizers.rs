@@ -10,7 +10,7 @@ use crate::abi::InstepHyper;
 use crate::error::{Error, Result, one_of};
 use crate::launch::Assignment;
 use crate::layout::{Layout, Moments, Plan, Precision, Storage};
-use crate::optim::Optimizer;
+use crate::optim::{Optimizer, short};
 use crate::stepper::state::attached::{Attached, OptimizerId};
 
 /// An optimizer for a group, or for single parameters.
@@ -76,7 +76,12 @@ impl Optimizers {
         let place = |name: &String| {
             let found = groups.iter().position(|known| known == name);
             found.ok_or_else(|| {
-                Error::config("group", name, "not a group of the layout", "use one of Layout::groups")
+                Error::config(
+                    "group",
+                    name,
+                    "not a group of the layout",
+                    format_args!("use {}", one_of(groups.iter().map(String::as_str))),
+                )
             })
         };
         let mut first: Vec<Option<Box<dyn Optimizer>>> = groups.iter().map(|_| None).collect();
@@ -163,7 +168,7 @@ impl Optimizers {
             let of_codes = optimizer.as_rule().needs_floats().or(tiny.map(|_| TOO_SMALL_FOR_CODES));
             let of_codes = of_codes.filter(|_| precision.moments == Moments::EightBit);
             if let Some(wrong) = of_floats.or(of_codes) {
-                let remedy = "use Moments::F32 for this stepper";
+                let remedy = "use Moments::F32";
                 return Err(Error::config("moments", format!("{:?}", precision.moments), wrong, remedy));
             }
         }
@@ -397,13 +402,8 @@ fn check_rate(optimizer: &dyn Optimizer, multiplier: f64) -> Result<()> {
     *multiplied.as_rule_mut().lr_mut() =
         Some(lr * multiplier).filter(|product| *product as f32 != 0.0).unwrap_or(0.0);
     let refused = |_| {
-        let what = format!("{multiplier:e} (times {lr:e})");
-        Error::config(
-            "lr_multiplier",
-            what,
-            "the optimizer refuses the rate that it gives",
-            "use a smaller one",
-        )
+        let wrong = format_args!("times the rate {} it leaves the optimizer's range", short(lr));
+        Error::config("lr_multiplier", short(multiplier), wrong, "use a smaller one")
     };
     multiplied.as_rule().hyper().map(drop).map_err(refused)
 }

@@ -3,7 +3,7 @@
 //! Every rank counts the same passes: finished and joined ones, which ranks do together. Abandoned passes do not count,
 //! because they will be made again.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, one_of};
 use crate::layout::Layout;
 use crate::optim::LrSchedule;
 use crate::stepper::state::optimizers::Optimizers;
@@ -27,7 +27,7 @@ impl Rates {
                     "lr_schedule",
                     group,
                     "not a group of the layout",
-                    "use one of Layout::groups",
+                    format_args!("use {}", one_of(layout.groups().iter().map(String::as_str))),
                 ));
             }
             if schedules[..k].iter().any(|(other, _)| other == group) {
@@ -38,8 +38,9 @@ impl Rates {
                     "give each group one",
                 ));
             }
-            if optimizers.of_group(group) != 1 {
-                let wrong = "a schedule drives exactly one optimizer, and this group has another number";
+            let count = optimizers.of_group(group);
+            if count != 1 {
+                let wrong = format_args!("this group has {count} optimizers, and a schedule drives one");
                 return Err(Error::config("lr_schedule", group, wrong, "set rates with set_lr_of"));
             }
             schedule.validate()?;

@@ -84,6 +84,7 @@ fn needs_remedy(error: &Error) -> bool {
             | Error::PeerLost { .. }
             | Error::Deadline { .. }
             | Error::PartlyLoaded { .. }
+            | Error::Checkpoint(_)
     )
 }
 
@@ -123,7 +124,8 @@ fn every_variant_is_on_the_page() {
         .collect();
     assert!(variants.len() > 10, "{variants:?}");
     let page = Page::whole();
-    let debugged: Vec<String> = page.errors.iter().map(|error| format!("{error:?}")).collect();
+    let errors = page.errors.iter().flat_map(|error| [error, error.cause()]);
+    let debugged: Vec<String> = errors.map(|error| format!("{error:?}")).collect();
     let shown: BTreeSet<&str> = debugged
         .iter()
         .map(|text| text.split(|c: char| !c.is_ascii_alphanumeric()).next().unwrap())

@@ -68,7 +68,6 @@ fn between(page: &mut Page) {
         .unwrap();
     page.refused(trainer.state(w, "exp_avg"));
     page.refused(trainer.state(b, "max_exp_avg_sq"));
-    page.refused(trainer.read_copy(w, &mut [0.0; 4]));
     page.refused(trainer.set_lr("tails", 0.1));
     page.refused(trainer.set_lr("heads", 0.1));
     let nadam = trainer.optimizers_of(b).unwrap()[0];

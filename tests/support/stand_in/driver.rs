@@ -78,7 +78,11 @@ unsafe impl Driver for StandIn {
         if stream == COMPUTE || stream.0 == 0 || own.contains(&stream.0) {
             return Ok(());
         }
-        Err(Error::unsupported(format_args!("stream {:#x}", stream.0), "not of cuda:0", ""))
+        Err(Error::unsupported(
+            format_args!("stream {:#x}", stream.0),
+            "not of cuda:0",
+            "use one of this device",
+        ))
     }
 
     fn inspect_memory(&self, address: DevicePtr) -> Result<Place> {

@@ -91,7 +91,7 @@ pub(super) fn run(options: &Arguments, cuda: &Cuda) -> Result<(), Failure> {
                 "\nSKIPPED: overlap, which needs --kernels FILE; scripts/bench-kernels.sh makes one",
             )?,
             None => {
-                let why = "overlap needs --kernels FILE; scripts/bench-kernels.sh makes one";
+                let why = "overlap: needs --kernels FILE; make one with scripts/bench-kernels.sh";
                 return Err(Failure::Bench(why.into()));
             }
         }

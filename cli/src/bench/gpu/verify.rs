@@ -80,7 +80,7 @@ impl Expected {
                     let wanted = expected[(k - elements.start) % expected.len()];
                     let name = &case.optimizer;
                     return Err(Failure::Bench(format!(
-                        "{name} {memory:?} element {k}: {got:e} on the GPU, {wanted:e} on the host"
+                        "{name} {memory:?} element {k}: {got:e} on the GPU, {wanted:e} on the host; report this as a bug"
                     )));
                 }
             }
