@@ -91,8 +91,8 @@ pub enum Error {
     },
     /// Poisons: ranks issued different collectives, or the same ones about different things.
     #[error(
-        "rank {rank}: issued [{ours}] where rank {other_rank} issued [{theirs}]; make the same calls with equal \
-         layouts, options, learning rates and frozen parameters on all ranks"
+        "rank {rank}: issued [{ours}] where rank {other_rank} issued [{theirs}]; make calls, layouts, \
+         options, learning rates and frozen parameters equal on all ranks"
     )]
     Mismatch {
         /// The rank that noticed.
@@ -248,7 +248,7 @@ impl Error {
 }
 
 fn named(ranks: &[u32]) -> String {
-    if ranks.is_empty() { "ranks that it cannot name".to_owned() } else { format!("ranks {ranks:?}") }
+    if ranks.is_empty() { "unknown ranks".to_owned() } else { format!("ranks {ranks:?}") }
 }
 
 /// Lists the names that would do, the first eight of them.

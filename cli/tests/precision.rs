@@ -4,8 +4,8 @@
 
 use std::io::Cursor;
 
-use half::{bf16, f16};
 use instep::{AdamW, DType, Element, Layout, Master, Moments, ParamId, Precision, Rounding, Solo, Stepper};
+use instep::{bf16, f16};
 use instep_cli::replay::{Options, replay};
 
 use crate::support::{Content, input, painted};
@@ -207,12 +207,12 @@ fn fine() -> Content {
 fn a_value_that_its_type_does_not_have_is_refused_by_name_and_place() {
     replayed(BF16, &fine());
     for (key, values, word) in [
-        ("param.w", [1.0, 0.1, 1.0], "`param.w` holds 0.1 at 1, which `dtypes` would round to 0.100097656"),
-        ("grad.0.w", [1.0, 1.0, 1.001], "`grad.0.w` holds 1.001 at 2"),
-        ("grad.0.w", [3.4e38, 1.0, 1.0], "`grad.0.w` holds 3.4e38 at 0"),
-        ("state.w.exp_avg", [0.123, 1.0, 0.5], "`state.w.exp_avg` holds 0.123 at 0"),
-        ("state.w.exp_avg_sq", [0.0, -1.0, 0.0], "`state.w.exp_avg_sq` holds -1.0 at 1"),
-        ("copy.w", [1.0, 0.1, 1.0], "`copy.w` holds 0.1 at 1"),
+        ("param.w", [1.0, 0.1, 1.0], "`param.w`: holds 0.1 at 1, which `dtypes` would round to 0.100097656"),
+        ("grad.0.w", [1.0, 1.0, 1.001], "`grad.0.w`: holds 1.001 at 2"),
+        ("grad.0.w", [3.4e38, 1.0, 1.0], "`grad.0.w`: holds 3.4e38 at 0"),
+        ("state.w.exp_avg", [0.123, 1.0, 0.5], "`state.w.exp_avg`: holds 0.123 at 0"),
+        ("state.w.exp_avg_sq", [0.0, -1.0, 0.0], "`state.w.exp_avg_sq`: holds -1.0 at 1"),
+        ("copy.w", [1.0, 0.1, 1.0], "`copy.w`: holds 0.1 at 1"),
     ] {
         let refused = run(BF16, &fine().with(key, &[3], &values)).unwrap_err();
         assert!(refused.contains(word), "no {word:?} in {refused:?}");
@@ -233,7 +233,7 @@ fn a_parameter_and_its_master_agree_or_are_refused() {
         let alone = start.clone().with("param.w", &[1], &[exact]);
         assert_eq!(replayed(&config, &both), replayed(&config, &alone), "{master}");
         let refused = run(&config, &both.with("param.w", &[1], &[0.1])).unwrap_err();
-        assert!(refused.contains("`param.w` holds 0.1 at 0"), "{refused}");
+        assert!(refused.contains("`param.w`: holds 0.1 at 0"), "{refused}");
         if master == "remainder8" {
             let refused = run(&config, &start.with("param.w", &[1], &[0.1])).unwrap_err();
             assert!(refused.contains("would round to 0.100000"), "{refused}");

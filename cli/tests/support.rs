@@ -17,9 +17,9 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-use half::{bf16, f16};
 use instep::optim::{Descriptor, Field, Optimizer, Range};
 use instep::{DType, Layout, Solo, Stepper};
+use instep::{bf16, f16};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView, serialize};
 use tempfile::TempDir;

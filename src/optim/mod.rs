@@ -190,7 +190,7 @@ fn first_step_fits(lr: f64, beta1: f64) -> Result<()> {
     if ((lr / (1.0 - beta1)) as f32).is_finite() {
         return Ok(());
     }
-    Err(Error::config("lr", lr, "lr / (1 - betas.0) overflows f32", "lower lr or betas.0"))
+    Err(Error::config("lr", short(lr), "lr / (1 - betas.0) overflows f32", "lower lr or betas.0"))
 }
 
 /// Refuses a decoupled decay whose factor overflows.
@@ -198,5 +198,10 @@ fn decay_fits(lr: f64, weight_decay: f64) -> Result<()> {
     if ((lr * weight_decay) as f32).is_finite() {
         return Ok(());
     }
-    Err(Error::config("weight_decay", weight_decay, "lr * weight_decay overflows f32", "lower one of them"))
+    Err(Error::config(
+        "weight_decay",
+        short(weight_decay),
+        "lr * weight_decay overflows f32",
+        "lower one of them",
+    ))
 }

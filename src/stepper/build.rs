@@ -285,12 +285,13 @@ impl StepperBuilder<'_> {
             for param in params {
                 let parameter = &self.layout.parameters()[*param];
                 if parameter.action != SegmentAction::Step {
-                    let wrong = "has an optimizer, but its action is not Step";
+                    let wrong = format_args!("`{}` has an optimizer all the same", parameter.name);
+                    let remedy = "use SegmentAction::Step or drop the optimizer";
                     return Err(Error::config(
                         "action",
-                        &parameter.name,
+                        format_args!("{:?}", parameter.action),
                         wrong,
-                        "use SegmentAction::Step or drop the optimizer",
+                        remedy,
                     ));
                 }
                 if self.optimized.as_ref().is_some_and(|chosen| !chosen.contains(param)) {

@@ -128,12 +128,8 @@ impl<D: Device> Stepper<D> {
         let left = params.iter().find(|param| self.plan.segment_of(**param).action == SegmentAction::Leave);
         if let Some(param) = left {
             let name = &self.layout.parameters()[*param].name;
-            return Err(Error::config(
-                "action",
-                name,
-                "its action is Leave, so no optimizer may touch it",
-                "use SegmentAction::Step",
-            ));
+            let wrong = format_args!("no optimizer may step `{name}`");
+            return Err(Error::config("action", "Leave", wrong, "use SegmentAction::Step"));
         }
         let (optimizers, id) = self.optimizers.with(&params, optimizer.as_rule().boxed())?;
         let mut plan = (*self.plan).clone();

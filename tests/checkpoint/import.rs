@@ -167,8 +167,8 @@ fn half_a_state_and_strangers_are_refused_by_name_and_change_nothing() {
         (fine[1..].to_vec(), "`state.layer.0.w.step`: missing"),
         (fine[..2].to_vec(), "`state.layer.0.w.exp_avg_sq`: missing"),
         (fine[..1].to_vec(), "`state.layer.0.w.exp_avg`: missing"),
-        (and(("state.layer.0.w.step", Dtype::F32, &[], f32s(&[9.0]))), "there twice"),
-        (and(("state.layer.0.w.exp_avg", Dtype::F32, &[2], vec![0; 8])), "there twice"),
+        (and(("state.layer.0.w.step", Dtype::F32, &[], f32s(&[9.0]))), "given twice"),
+        (and(("state.layer.0.w.exp_avg", Dtype::F32, &[2], vec![0; 8])), "given twice"),
         (
             and(("state.2.exp_avg", Dtype::F32, &[2], vec![0; 8])),
             "`state.2.exp_avg`: belongs to no parameter",

@@ -255,9 +255,11 @@ fn a_path_that_cannot_be_replaced_is_refused_by_name() {
     let (folder, layout) = (tempfile::tempdir().unwrap(), layout(&[4]));
     let stepper = support::open(&layout, few_optimizers()[2], &Options::default());
     fs::create_dir(folder.path().join("folder")).unwrap();
-    for (path, word) in
-        [("folder", "regular file"), ("nowhere/last", "nowhere/last"), ("folder/..", "no name")]
-    {
+    for (path, word) in [
+        ("folder", "regular file"),
+        ("nowhere/last", "nowhere/last"),
+        ("folder/..", "not the name of a file"),
+    ] {
         let refused = checkpoint::save(&stepper, &Extras::default(), folder.path().join(path)).unwrap_err();
         assert!(matches!(refused, Error::Checkpoint { .. } | Error::File { .. }), "{refused:?}");
         assert!(refused.to_string().contains(word), "{refused}");

@@ -35,7 +35,7 @@ impl Rates {
                     "lr_schedule",
                     group,
                     "has a schedule already",
-                    "give each group one",
+                    "name each group once",
                 ));
             }
             let count = optimizers.of_group(group);
