@@ -60,10 +60,10 @@ fn a_state_of_torch_comes_with_its_product_or_is_refused() {
         ]
     };
     let refused = [
-        (&state(0.1)[..3], "`state.w.mu_product`: is missing"),
+        (&state(0.1)[..3], "`state.w.mu_product`: missing"),
         (&state(1.5), "from 0 to 1"),
         (&state(f32::NAN), "from 0 to 1"),
-        (&state(0.1)[3..], "is missing"),
+        (&state(0.1)[3..], "missing"),
     ];
     for (tensors, word) in refused {
         let error = import(&mut stepper, tensors, None).unwrap_err().to_string();
