@@ -178,7 +178,7 @@ fn half_a_state_and_strangers_are_refused_by_name_and_change_nothing() {
             "`state.00.exp_avg`: belongs to no parameter",
         ),
         (and(("param.0", Dtype::F32, &[2], vec![0; 8])), "`param.0`: belongs to no parameter"),
-        (and(("state.0.momentum_buffer", Dtype::F32, &[2], vec![0; 8])), "does not keep"),
+        (and(("state.0.momentum_buffer", Dtype::F32, &[2], vec![0; 8])), "keeps no such state"),
         (and(("layer.0.w", Dtype::F32, &[2], vec![0; 8])), "`layer.0.w`: has no place"),
         (and(("param.b", Dtype::F32, &[2], vec![0; 8])), "has 2 elements, and `b` has 1"),
         (and(("param.b", Dtype::I64, &[1], vec![0; 8])), "I64, not one of real numbers"),

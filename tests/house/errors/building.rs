@@ -97,11 +97,11 @@ fn options(page: &mut Page) {
         Stepper::builder(&layout, Sgd::default()).attach(&twice, Sgd::default()).host(Solo::default()),
     );
     let excluded = Stepper::builder(&layout, Sgd::default()).optimize_only(Some(&[]));
-    page.refused(excluded.attach(&ids, Sgd::default()).host(Solo::default()));
+    page.refused(excluded.optimizer_for(&ids, Sgd::default()).host(Solo::default()));
     let averaged = Layout::builder().param("w", 4).action(SegmentAction::Average).build().unwrap();
     let own: Vec<_> = averaged.ids().collect();
     page.refused(
-        Stepper::builder(&averaged, Sgd::default()).attach(&own, Sgd::default()).host(Solo::default()),
+        Stepper::builder(&averaged, Sgd::default()).optimizer_for(&own, Sgd::default()).host(Solo::default()),
     );
     let empty = Layout::builder().param("w", 0).build().unwrap();
     let uneven = Stepper::builder(&empty, Sgd::default()).uneven_inputs(Divisor::WorldSize);

@@ -88,7 +88,6 @@ fn numbers(page: &mut Page) {
     let only = trainer.optimizers_of(id).unwrap()[0];
     page.refused(trainer.set_step_count_and_carried_of(id, only, 1, 0.5));
     page.refused(trainer.scaler_state());
-    page.refused(trainer.set_previous_norm(Some(1.0)));
     let mut trainer = Stepper::host(&layout, NAdam::default(), Solo::default()).unwrap();
     let only = trainer.optimizers_of(id).unwrap()[0];
     page.refused(trainer.set_step_count(id, 1));
