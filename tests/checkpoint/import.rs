@@ -187,8 +187,8 @@ fn half_a_state_and_strangers_are_refused_by_name_and_change_nothing() {
         (step(Dtype::F64, (-1f64).to_le_bytes().into()), "not a whole number"),
         (step(Dtype::I64, (-1i64).to_le_bytes().into()), "not a whole number"),
         (step(Dtype::Bf16, vec![0, 0]), "not a whole number"),
-        (but(0, ("state.0.step", Dtype::F32, &[2], vec![0; 8])), "a count is one"),
-        (vec![("epoch", Dtype::U64, &[], vec![0; 8])], "no parameter and no state"),
+        (but(0, ("state.0.step", Dtype::F32, &[2], vec![0; 8])), "instead of 1"),
+        (vec![("epoch", Dtype::U64, &[], vec![0; 8])], "neither parameters nor states"),
     ];
     for (tensors, word) in rows {
         let error = import(&mut stepper, &tensors, None).unwrap_err();
