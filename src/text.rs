@@ -92,7 +92,7 @@ mod tests {
         let once = sentence("`a\\b` \"c\" it's\n\x1b[31m");
         assert_eq!(once, "`a\\b` \"c\" it's\\n\\u{1b}[31m");
         assert_eq!(sentence(&once), once);
-        assert_eq!(sentence(&"x".repeat(1_000_000)).len(), 500 + "... (999500 more bytes)".len());
+        assert_eq!(sentence("x".repeat(1_000_000)).len(), 500 + "... (999500 more bytes)".len());
     }
 
     #[test]

@@ -62,7 +62,7 @@ fn radam_keeps_its_length_where_the_second_moment_hardly_decays() {
 /// With beta2 = 2/3 the length rises to 5, the limit of rectification, and never passes it.
 #[test]
 fn a_length_that_ends_at_the_limit_does_not_cross_it_back_and_forth() {
-    for beta2 in [2.0 / 3.0, 0.666_666_666_666_666_5, 0.666_666_666_666_666_74] {
+    for beta2 in [2.0 / 3.0, (2.0f64 / 3.0).next_down(), (2.0f64 / 3.0).next_up()] {
         let rectifies = |t: u64| change(RAdam { lr: 1.0, betas: (0.0, beta2), ..RAdam::default() }, t) != 1.0;
         let mut switches = 0;
         let mut last = rectifies(1);

@@ -177,7 +177,7 @@ fn stepper(config: &Config, layout: &Layout, options: &Options) -> Result<Steppe
     // Every parameter has a gradient; counting the used ones would double the memory of small buckets.
     let mut builder = builder.unused(Unused::StepZero);
     for (index, group) in config.groups.iter().enumerate() {
-        builder = builder.group(&group_name(index), group.optimizer.clone());
+        builder = builder.group(group_name(index), group.optimizer.clone());
     }
     builder = builder.loss_scale(scale).skip_nonfinite(config.skip_nonfinite).precision(config.precision);
     if let Some(dtype) = config.copy {

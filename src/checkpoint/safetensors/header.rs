@@ -58,7 +58,7 @@ impl Header {
             return refuse("the file", "its header is not a JSON object".into(), "check the path");
         }
         let entries: Entries = serde_json::from_slice(&text).map_err(|error| {
-            Error::checkpoint("the header", format_args!("broken, {}", sentence(&error.to_string())), DAMAGED)
+            Error::checkpoint("the header", format_args!("broken, {}", sentence(error.to_string())), DAMAGED)
         })?;
         let data_bytes = rest_bytes - header_bytes;
         let start_bytes = LENGTH_BYTES + header_bytes;
