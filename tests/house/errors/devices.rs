@@ -58,6 +58,7 @@ fn gpu(page: &mut Page) {
     row(|b| b, Cuda::on(broken));
     // SAFETY: as above.
     let refused = in_process(2, |comm| {
+        // SAFETY: it is refused before it uses the stream, or lives no longer than it.
         unsafe { Stepper::builder(&layout, Sgd::default()).cuda(comm, &cuda()) }.map(drop)
     });
     page.refused(refused);
