@@ -163,7 +163,7 @@ impl<D: Device> Stepper<D> {
     /// Waits for all steps.
     ///
     /// # Errors
-    /// Errors as for [`grad`](Self::grad).
+    /// `Order` inside a pass, `Layout` if `id` is of another layout, `Poisoned` after a failure.
     pub fn step_count(&self, id: ParamId) -> Result<u64> {
         self.settle_control()?;
         Ok(self.read_progress(self.layout.index(id)?, 0)?.count)
@@ -191,8 +191,8 @@ impl<D: Device> Stepper<D> {
     /// Waits for all steps.
     ///
     /// # Errors
-    /// Errors as for [`grad`](Self::grad); `Config` for a count of 2^63 or more, or one that is not 0 where an
-    /// optimizer [carries](Self::carried_of) a number beside it.
+    /// Errors as for [`step_count`](Self::step_count); `Config` for a count of 2^63 or more, or one that is not 0 where
+    /// an optimizer [carries](Self::carried_of) a number beside it.
     pub fn set_step_count(&mut self, id: ParamId, count: u64) -> Result<()> {
         let param = self.layout.index(id)?;
         // One record at least, which what has no optimizer keeps for the day on which it gets one.

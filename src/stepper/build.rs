@@ -64,8 +64,10 @@ impl StepperBuilder<'_> {
     /// Builds the stepper on the CPU. Threads start at the first pass.
     ///
     /// # Errors
-    /// `Config` for a value out of range or an option that the mode refuses, `Unsupported` or `Arithmetic` for an
-    /// instruction set that cannot be used, `Layout` if the memory cannot be addressed.
+    /// `Config` for a value out of range or an option that the mode refuses. `Unsupported` if this machine lacks the
+    /// instruction set or memory release, the collective cannot sum the gradients' type, or custom code cannot step
+    /// what the options ask for. `Arithmetic` if the kernels fail their self-test. `Layout` if the memory cannot be
+    /// addressed or allocated.
     pub fn host(self, comm: impl Collective + 'static) -> Result<Stepper> {
         self.on_host(Arc::new(comm), None)
     }

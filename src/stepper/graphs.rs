@@ -48,8 +48,8 @@ impl Stepper<CudaDevice> {
     ///
     /// # Errors
     /// `Order` if a pass is open, none has been made yet, since the first one gives all ranks rank 0's parameters, or
-    /// `trainer` has not finished its pass; `Unsupported` on the legacy default stream; what `trainer` returns;
-    /// `Device` if the driver cannot capture something. In each case, also if `trainer` panics, the capture has ended
+    /// `trainer` has not finished its pass; `Unsupported` on the legacy default stream; `Poisoned` after a failure; the
+    /// error that `trainer` returns; `Device` if the driver cannot capture something. In each case, also if `trainer` panics, the capture has ended
     /// and the stepper goes on as if it had not begun; only a panic inside the pass ends the group, as ever.
     pub fn capture(
         &mut self,

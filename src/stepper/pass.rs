@@ -306,8 +306,8 @@ impl<'a, D: Device> Pass<'a, D> {
     /// stream waits for all steps, so that raw addresses are safe to use afterwards.
     ///
     /// # Errors
-    /// `Order` if micro-batches are still to come; the pass is given up then. Failures of queued ops come with the next
-    /// access.
+    /// `Order` if micro-batches are still to come, or a gradient that is summed outside the stepper was not written. The
+    /// pass is abandoned then. Failures of queued ops come with the next access.
     pub fn finish(mut self) -> Result<()> {
         self.stepper.refuse_unsummed()?;
         for param in 0..self.stepper.layout.parameters().len() {
@@ -343,7 +343,7 @@ impl<'a, D: Device> Pass<'a, D> {
     /// them abandon after the same bucket; if not, their next collective is a `Mismatch`.
     ///
     /// # Errors
-    /// None today.
+    /// Always `Ok` today.
     pub fn abandon(mut self) -> Result<Abandoned> {
         self.open = false;
         self.stepper.abandon_open_pass()
