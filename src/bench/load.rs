@@ -141,6 +141,8 @@ impl Load {
         let (module, compute) = (driver.load(image)?, trainer.stream());
         let kernel = |name: &CStr| driver.kernel(module, name);
         let grads_bytes = (size.params * size.elements() * size_of::<f32>()) as u64;
+        // A bucket of all gradients, its padding for 8 ranks, and its counts of ranks, which are padded likewise.
+        let scratch_bytes = grads_bytes + (2 * 8 * 256 + size.params as u64 + 1) * 4;
         let factor_bytes = u64::from(size.side) * u64::from(size.depth) * 2;
         // 1.0 and a little more, as bf16: nothing is 0, and no product overflows.
         let factors = [filled(&*driver, factor_bytes, compute, 0x3f80_3f81)?, {
@@ -153,8 +155,8 @@ impl Load {
         let reduce = PacedReduce {
             driver: Arc::clone(&driver),
             kernel: kernel(c"bench_reduce")?,
-            scratch: filled(&*driver, grads_bytes, compute, one)?,
-            scratch_bytes: grads_bytes,
+            scratch: filled(&*driver, scratch_bytes, compute, one)?,
+            scratch_bytes,
             pacing: size.pacing,
         };
         Ok(Load {
