@@ -5,7 +5,8 @@
  *     m2 <- beta3 * m2 + (1 - beta3) * g
  *     v <- beta2 * v + (1 - beta2) * g^2
  *     correction = sqrt(1 - beta2^t)
- *     p <- p - lr * correction * (m1 / (1 - beta1^t) + alpha * m2) / (sqrt(v) + eps * correction) - lr * weight_decay * p
+ *     change = lr * correction * (m1 / (1 - beta1^t) + alpha * m2) / (sqrt(v) + eps * correction)
+ *     p <- p - change - lr * weight_decay * p
  *
  * Pagliardini, Ablin & Grangier, "The AdEMAMix Optimizer: Better, Faster, Older", 2024, algorithm 1. The slow average
  * m2 has no bias correction. Warm-ups of alpha and beta3 are left out: the one of beta3 takes logarithms, which
