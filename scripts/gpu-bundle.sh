@@ -16,8 +16,7 @@ mkdir -p "$bundle/release"
 bundle=$(cd "$bundle" && pwd)
 
 NVCC=$(scripts/cuda-toolchain.sh --nccl)
-# Otherwise cudarc would ask an nvcc on PATH, and use its newest bindings if there is none.
-export NVCC CUDARC_CUDA_VERSION=13000
+export NVCC
 cargo build --release -p instep-cli -p instep-peers --features instep-cli/cuda,instep-peers/cuda
 tests=$(cargo test --release -p instep --features cuda --test main --no-run --message-format=json | python3 -c '
 import json, sys

@@ -94,9 +94,13 @@
 //!
 //! # GPUs
 //!
-//! Feature `cuda` builds the GPU kernels with an nvcc from `NVCC`, `CUDA_HOME` or `PATH`; the driver is needed at run
-//! time only. `NVCC=$(scripts/cuda-toolchain.sh)` installs one. If `cudarc` does not know a newer nvcc, set
-//! `CUDARC_CUDA_VERSION=13000`, which affects only the names of driver functions. No GPU has run this crate yet.
+//! Feature `cuda` builds the GPU kernels with an nvcc from `NVCC`, `CUDA_HOME` or `PATH`, and
+//! `NVCC=$(scripts/cuda-toolchain.sh)` installs one. The driver is needed at run time only: of CUDA 12.0 or newer, and
+//! of the nvcc's major release or a newer one. It is `libcuda.so.1`, or the file that `INSTEP_CUDA` names; `INSTEP_NCCL`
+//! names NCCL's. No GPU has run this crate yet.
+//!
+//! Feature `interop` adds conversions from cudarc's streams and events. If cudarc does not know a newer nvcc, set
+//! `CUDARC_CUDA_VERSION=13000`, which affects only the names of cudarc's functions.
 //!
 //! # Benches
 //!

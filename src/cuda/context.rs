@@ -1,42 +1,39 @@
 //! A GPU's primary context, which the CUDA runtime and every framework share: found, retained, made current for a call.
 //!
-//! The context is retained once per process and never released, because others may hold memory in it. This module loads
-//! the driver before cudarc does: cudarc panics where it is missing, even while it formats an error. Every call
-//! restores the context that the thread had.
+//! The context is retained once per process and never released, because others may hold memory in it. The driver is
+//! loaded at the first call, and what comes of that is kept. Every call restores the context that the thread had.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
-use std::ptr;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use cudarc::driver::sys;
-
+use super::functions::{CUcontext, CUdevice, Functions};
+use super::library;
 use crate::error::{Error, Result};
 
 /// A device and its primary context, which any thread may make current.
 #[derive(Clone, Copy)]
 pub(super) struct Primary {
-    pub(super) device: sys::CUdevice,
-    context: sys::CUcontext,
+    pub(super) functions: &'static Functions,
+    pub(super) device: CUdevice,
+    context: CUcontext,
 }
 
-// SAFETY: the driver's contexts are made to be shared by threads.
-unsafe impl Send for Primary {}
-// SAFETY: as above.
-unsafe impl Sync for Primary {}
-
-static DRIVER: OnceLock<Result<()>> = OnceLock::new();
+static DRIVER: OnceLock<Result<Functions>> = OnceLock::new();
 static RETAINED: Mutex<BTreeMap<u32, Primary>> = Mutex::new(BTreeMap::new());
+
+fn functions() -> Result<&'static Functions> {
+    DRIVER.get_or_init(library::load).as_ref().map_err(Clone::clone)
+}
 
 /// Returns the number of devices.
 ///
 /// # Errors
 /// `DriverUnavailable` if there is no working driver.
 pub(super) fn device_count() -> Result<u32> {
-    DRIVER.get_or_init(initialise).clone()?;
     let mut count = 0;
-    // SAFETY: the driver is there and initialised; writes one number.
-    check("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&mut count) })?;
+    // SAFETY: the driver is initialised; writes one number.
+    unsafe { functions()?.cuDeviceGetCount(&mut count)? };
     Ok(count as u32)
 }
 
@@ -59,12 +56,12 @@ impl Primary {
         if let Some(primary) = retained.get(&ordinal) {
             return Ok(*primary);
         }
-        let mut primary = Primary { device: 0, context: ptr::null_mut() };
+        let functions = functions()?;
+        let mut primary = Primary { functions, device: 0, context: CUcontext::NULL };
         // SAFETY: the ordinal is below the count; each call writes one handle.
         unsafe {
-            check("cuDeviceGet", sys::cuDeviceGet(&mut primary.device, ordinal as i32))?;
-            let answer = sys::cuDevicePrimaryCtxRetain(&mut primary.context, primary.device);
-            check("cuDevicePrimaryCtxRetain", answer)?;
+            functions.cuDeviceGet(&mut primary.device, ordinal as i32)?;
+            functions.cuDevicePrimaryCtxRetain(&mut primary.context, primary.device)?;
         }
         retained.insert(ordinal, primary);
         Ok(primary)
@@ -73,18 +70,18 @@ impl Primary {
     /// Makes it current on the calling thread; pairs with [`leave`](Self::leave).
     pub(super) fn enter(&self) -> Result<()> {
         // SAFETY: a context that is never released.
-        check("cuCtxPushCurrent", unsafe { sys::cuCtxPushCurrent_v2(self.context) })
+        unsafe { self.functions.cuCtxPushCurrent(self.context) }
     }
 
     /// Restores the context that was current before.
     pub(super) fn leave(&self) {
-        let mut popped = ptr::null_mut();
+        let mut popped = CUcontext::NULL;
         // SAFETY: writes one handle. It cannot fail after an `enter`.
-        let _ = unsafe { sys::cuCtxPopCurrent_v2(&mut popped) };
+        let _ = unsafe { self.functions.cuCtxPopCurrent(&mut popped) };
     }
 
     /// Returns whether a context is this one.
-    pub(super) fn is(&self, context: sys::CUcontext) -> bool {
+    pub(super) fn is(&self, context: CUcontext) -> bool {
         self.context == context
     }
 }
@@ -104,30 +101,4 @@ pub(super) fn with_device<T>(ordinal: u32, call: impl FnOnce() -> Result<T>) -> 
     primary.enter()?;
     let _entered = Entered(primary);
     call()
-}
-
-/// Converts the driver's answer to a result.
-pub(super) fn check(call: &'static str, answer: sys::CUresult) -> Result<()> {
-    if answer == sys::CUresult::CUDA_SUCCESS {
-        return Ok(());
-    }
-    Err(Error::Device { call, code: answer as i32, name: format!("{answer:?}") })
-}
-
-fn initialise() -> Result<()> {
-    let unavailable = |why: String| Error::DriverUnavailable { why };
-    // Never unloaded, because it runs threads of its own.
-    // SAFETY: it is NVIDIA's driver by name.
-    match unsafe { libloading::Library::new("libcuda.so.1") } {
-        Ok(driver) => std::mem::forget(driver),
-        Err(_) => {
-            let why = "libcuda.so.1 was not found; it comes with NVIDIA's driver, not with the toolkit";
-            return Err(unavailable(why.to_owned()));
-        }
-    }
-    // SAFETY: the library is there; the call has no precondition.
-    match unsafe { sys::cuInit(0) } {
-        sys::CUresult::CUDA_SUCCESS => Ok(()),
-        answer => Err(unavailable(format!("cuInit answers {answer:?}"))),
-    }
 }

@@ -14,11 +14,15 @@ mod device_impl;
 pub mod driver;
 mod external;
 mod fatbin;
+#[cfg(feature = "cuda")]
+mod functions;
 mod graph;
 #[cfg(feature = "interop")]
 mod interop;
 mod kernels;
 mod launches;
+#[cfg(feature = "cuda")]
+mod library;
 mod memory;
 pub mod nccl;
 mod pinned;

@@ -11,6 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use libloading::Library as Loaded;
 use libloading::os::unix::Library as Process;
 
+use crate::cuda::library::reason;
 use crate::cuda::nccl::UniqueId;
 use crate::cuda::nccl::bindings::{Functions, ncclComm_t, ncclResult_t, ncclUniqueId};
 use crate::error::{Error, Result};
@@ -107,11 +108,6 @@ impl Library {
         }
         Error::Collective { rank, call, code: code.0 as i32, message }
     }
-}
-
-/// Returns the loader's own text; the error's says only which of its functions failed.
-pub(super) fn reason(error: &libloading::Error) -> String {
-    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 /// # Safety
