@@ -1,0 +1,48 @@
+"""Structs, enums and optimizers as the kernels' headers have them: a traced launch gets the memory that Rust would upload.
+
+Offsets are those of kernels/abi_layout.h, which the compilers hold to Rust's.
+"""
+
+import re
+
+
+class Abi:
+    """Structs, enums and macros of the kernels' headers."""
+
+    def __init__(self, kernels):
+        layout, header = (kernels / "abi_layout.h").read_text(), (kernels / "abi.h").read_text()
+        self.offsets = {(s, f): int(n) for s, f, n in re.findall(r"offsetof\((\w+), (\w+)\) == (\d+)", layout)}
+        self.sizes = {s: int(n) for s, n in re.findall(r"sizeof\((\w+)\) == (\d+)", layout)}
+        self.constants = {}
+        for body in re.findall(r"enum \w+ \{([^#]*?)\};", re.sub(r"/\*.*?\*/", "", header, flags=re.S)):
+            for name, value in re.findall(r"(\w+) = (\w+)", body):
+                self.constants[name] = int(value) if value.isdigit() else self.constants[value]
+        for name, value in re.findall(r"#define (\w+) (\w+)", header):
+            try:
+                self.constants[name] = int(value.rstrip("u"), 0)
+            except ValueError:
+                pass  # an include guard
+        rows = re.findall(r"^OPTIMIZER\((\w+), (\w+), (\d+), \d+\)", (kernels / "optimizers.def").read_text(), re.M)
+        self.optimizers = {name: (rule, int(fewest)) for name, rule, fewest in rows}
+        self.kernels = kernels
+
+    def __getitem__(self, name):
+        return self.constants[f"INSTEP_{name}"]
+
+    def scalars(self, optimizer):
+        """The scalars of a usual update: (type, value) in the order of the struct in the rule's header.
+
+        Numbers are not zero, because a zero could leave a term out. Flags are off, except those that say that a part of
+        the formula applies. Where decay is coupled or decoupled it is decoupled, as in AdamW."""
+        rule = self.optimizers[optimizer][0]
+        text = (self.kernels / f"rules/{optimizer}.h").read_text()
+        body = re.search(rf"struct {rule}Scalars \{{(.*?)\}};", text, re.S)[1]
+        fields = re.findall(r"^    (float|double|uint32_t) ([\w, ]+);", body, re.M)
+        named = [(kind, name) for kind, names in fields for name in names.split(", ")]
+        decoupled = any(name == "lr_weight_decay" for _, name in named)
+        applies = {"has_momentum", "rectified"}
+        for kind, name in named:
+            if kind == "uint32_t":
+                yield "u32", int(name in applies)
+            else:
+                yield "f64" if kind == "double" else "f32", 0.0 if decoupled and name == "weight_decay" else 0.25

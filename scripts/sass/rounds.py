@@ -1,0 +1,175 @@
+"""Figures of a trace: the steady round of the element loop, what a tile adds, and the loads before the first element.
+
+A round is one pass of the innermost loop that loads elements. Loops are those of the executed part of the kernel, found by
+its jumps. The steady round is the last of the third tile that loads as many elements as any.
+"""
+
+from dataclasses import dataclass
+
+from .dependence import chain, is_load, parents_of_loads, waited_loads
+from .launch import TILES
+
+CONTROL_STRUCTS = ("control", "records", "tiles", "norms", "shared", "")
+STEADY_TILE = TILES - 2
+FIGURES = ("elements", "instructions", "stalls", "loads", "together", "latencies", "rereads", "tile_instructions", "tile_stalls",
+           "first_chain", "tile_chain")
+
+
+@dataclass(frozen=True)
+class Figures:
+    elements: int  # of a warp in a round
+    instructions: int  # issued in a round
+    stalls: int  # fixed stall cycles of a round
+    loads: int  # of elements in a round
+    together: int  # of them issued before the first wait for any of them
+    latencies: int  # of memory that a round pays one after the other for its elements
+    rereads: int  # loads of control structs in a round
+    tile_instructions: int  # issued for a tile outside its rounds
+    tile_stalls: int
+    first_chain: int  # dependent loads before the first load of an element
+    tile_chain: int  # the same, of those that follow the last round of the tile before
+
+    def values(self):
+        return [getattr(self, name) for name in FIGURES]
+
+
+def is_element(event):
+    return is_load(event) and event.region not in CONTROL_STRUCTS
+
+
+def graph(events, code):
+    """Successors among the executed instructions, jumps that were not taken included."""
+    executed = {event.instruction.address for event in events}
+    order = sorted(code)
+    following = dict(zip(order, order[1:]))
+    successors = {}
+    for address in executed:
+        instruction = code[address]
+        to = set()
+        if instruction.opcode == "BRA":
+            to.add(instruction.target())
+        if instruction.opcode not in ("BRA", "EXIT", "RET") or instruction.guard is not None or len(instruction.operands) > 1:
+            to.add(following.get(address))
+        successors[address] = to & executed
+    return successors
+
+
+def components(nodes, successors):
+    """Strongly connected sets of more than one instruction, by Tarjan's algorithm without recursion."""
+    index, low, stack, on_stack, found = {}, {}, [], set(), []
+    for root in sorted(nodes):
+        work = [(root, iter(sorted(successors[root] & nodes)))] if root not in index else []
+        while work:
+            node, rest = work[-1]
+            if node not in index:
+                index[node] = low[node] = len(index)
+                stack.append(node)
+                on_stack.add(node)
+            for step in rest:
+                if step not in index:
+                    work.append((step, iter(sorted(successors[step] & nodes))))
+                    break
+                if step in on_stack:
+                    low[node] = min(low[node], index[step])
+            else:
+                work.pop()
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[node])
+                if low[node] == index[node]:
+                    ring = set()
+                    while not ring or member != node:
+                        member = stack.pop()
+                        on_stack.discard(member)
+                        ring.add(member)
+                    if len(ring) > 1 or node in successors[node]:
+                        found.append(ring)
+    return found
+
+
+def loops(events, code):
+    """The loop over tiles and the loop over elements, as (head, instructions), outermost first; they may be the same."""
+    successors = graph(events, code)
+    weight = {}
+    for event in events:
+        if is_element(event):
+            weight[event.instruction.address] = weight.get(event.instruction.address, 0) + 1
+    nodes, nest = set(successors), []
+    while True:
+        rings = [ring for ring in components(nodes, successors) if ring & set(weight)]
+        if not rings:
+            return nest
+        ring = max(rings, key=lambda ring: sum(weight.get(address, 0) for address in ring))
+        # The head is where the trace enters the loop.
+        head = next(event.instruction.address for event in events if event.instruction.address in ring)
+        nest.append((head, ring))
+        nodes = ring - {head}
+
+
+def passes(events, head, ring):
+    """Ranges of the trace: from each execution of the head to the next one, or to the end of the loop."""
+    found, start = [], None
+    for position, event in enumerate(events):
+        address = event.instruction.address
+        if start is not None and (address == head or address not in ring):
+            found.append((start, position))
+            start = None
+        if address == head:
+            start = position
+    return found + ([(start, len(events))] if start is not None else [])
+
+
+def stalls(events):
+    return sum(event.instruction.control.stall for event in events)
+
+
+def together(events, waited, first, last):
+    """Element loads of a round, and how many were issued before the first wait for any of them."""
+    loads = [position for position in range(first, last) if is_element(events[position])]
+    mine = set(loads)
+    wait = next((position for position in range(first, len(events)) if mine & set(waited[position])), len(events))
+    return len(loads), sum(position < wait for position in loads)
+
+
+def latencies(events, waited, first, last):
+    """How often a round waits for elements that it asked for after its last such wait, or before it began."""
+    issued, phase = {}, 0
+    for position in range(first, last):
+        for load in waited[position]:
+            if is_element(events[load]):
+                phase = max(phase, issued.get(load, 0) + 1)
+        if is_element(events[position]):
+            issued[position] = phase
+    return phase
+
+
+@dataclass(frozen=True)
+class Reading:
+    figures: Figures
+    events: list
+    waited: list
+    round: tuple
+
+
+def read_trace(events, code, tile_elements, warps):
+    waited, parents = waited_loads(events), parents_of_loads(events)
+    nest = loops(events, code)
+    if not nest:
+        raise ValueError("no loop loads elements")
+    tiles = passes(events, *nest[0])
+    if len(tiles) < TILES:
+        raise ValueError(f"{len(tiles)} passes of the loop over tiles, expected {TILES}")
+    start, end = tiles[STEADY_TILE]
+    rounds = [(a, b) for a, b in passes(events, *nest[-1]) if start <= a < end]
+    rounds = [(a, b) for a, b in rounds if any(is_element(event) for event in events[a:b])]
+    most = max(together(events, waited, a, b)[0] for a, b in rounds)
+    first, last = [r for r in rounds if together(events, waited, *r)[0] == most][-1]
+    loads, count = together(events, waited, first, last)
+    outside = [event for position, event in enumerate(events[start:end], start) if not any(a <= position < b for a, b in rounds)]
+    elements = [position for position, event in enumerate(events) if is_element(event)]
+    between = max(b for a, b in passes(events, *nest[-1]) if b <= start and any(is_element(event) for event in events[a:b]))
+    next_first = next(position for position in elements if position >= start)
+    return Reading(Figures(
+        tile_elements // len(rounds) // warps, last - first, stalls(events[first:last]), loads, count,
+        latencies(events, waited, first, last), sum(is_load(event) and not is_element(event) for event in events[first:last]),
+        len(outside), stalls(outside), chain(parents, elements[0]),
+        chain(parents, next_first, between)), events, waited, (first, last))
