@@ -23,6 +23,8 @@ mod memory;
 #[cfg(any(feature = "cuda", test))]
 mod message;
 mod options;
+#[cfg(any(feature = "cuda", test))]
+mod polling;
 #[cfg(feature = "cuda")]
 mod raw;
 mod secret;

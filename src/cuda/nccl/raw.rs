@@ -7,7 +7,7 @@
 
 use std::ffi::c_void;
 use std::mem::size_of;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use std::{ptr, thread};
 
 use crate::collective::Call;
@@ -17,12 +17,12 @@ use crate::cuda::nccl::bindings::{
     ncclUniqueId,
 };
 use crate::cuda::nccl::library::Library;
+use crate::cuda::nccl::polling::{Wall, poll};
 use crate::cuda::nccl::{Options, UniqueId};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::op::CollectiveKind;
 
-const POLL: Duration = Duration::from_micros(50);
 /// `NCCL_CONFIG_UNDEF_INT`: NCCL chooses the value.
 const UNDEFINED: i32 = i32::MIN;
 
@@ -185,20 +185,21 @@ impl Raw {
         deadline: Duration,
         wanted: impl Fn() -> Result<()>,
     ) -> Result<()> {
-        let since = Instant::now();
-        let mut code = code;
-        while code == ncclResult_t::ncclInProgress && !self.comm.is_null() {
-            wanted()?;
-            if since.elapsed() >= deadline {
-                let message = format!("still in progress after {} ms", deadline.as_millis());
-                return Err(Error::Collective { rank: self.rank, call, code: code.0 as i32, message });
+        let in_progress = ncclResult_t::ncclInProgress;
+        let code = match code == in_progress && !self.comm.is_null() {
+            true => {
+                let look = || Some(self.state()).filter(|code| *code != in_progress);
+                poll(Wall::start(), deadline, wanted, look)?
             }
-            thread::sleep(POLL);
-            code = self.state();
-        }
+            false => Some(code),
+        };
         match code {
-            ncclResult_t::ncclSuccess => Ok(()),
-            code => Err(self.library.error(self.rank, call, code)),
+            Some(ncclResult_t::ncclSuccess) => Ok(()),
+            Some(code) => Err(self.library.error(self.rank, call, code)),
+            None => {
+                let message = format!("still in progress after {} ms", deadline.as_millis());
+                Err(Error::Collective { rank: self.rank, call, code: in_progress.0 as i32, message })
+            }
         }
     }
 }
