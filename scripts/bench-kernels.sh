@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Compiles the stand-ins that the GPU's overlap bench runs beside steps: scripts/bench-kernels.sh OUT.fatbin
+# Compiles the kernels of the GPU benches, a copy and what stands for backward and all-reduce: scripts/bench-kernels.sh OUT.fatbin
 #
 # With NVCC, or the compiler that cuda-toolchain.sh installs. Name the result to the bench: --kernels OUT.fatbin.
 set -euo pipefail
@@ -9,4 +9,4 @@ nvcc=${NVCC:-$(scripts/cuda-toolchain.sh)}
 read -ra codes <kernels/architectures.txt
 mkdir -p "$(dirname "$out")"
 "$nvcc" -fatbin -O3 -std=c++17 "${codes[@]/#/-gencode=arch=compute_${codes[0]},code=sm_}" \
-    -gencode="arch=compute_${codes[0]},code=compute_${codes[0]}" benches/gpu/backward.cu -o "$out"
+    -gencode="arch=compute_${codes[0]},code=compute_${codes[0]}" benches/gpu/bench.cu -o "$out"

@@ -36,8 +36,10 @@ scripts/one-architecture.py "$nccl" "$architecture" "$bundle/libnccl.so.2"
 strip "$bundle/libnccl.so.2"
 xz -4 "$bundle/libnccl.so.2"
 scripts/bench-kernels.sh "$bundle/bench-kernels.fatbin"
-cp benches/gpu/run.sh benches/peers/*.py "$bundle/"
+cp benches/gpu/run.sh benches/gpu/results.sh benches/peers/*.py "$bundle/"
 git describe --always --dirty --abbrev=12 >"$bundle/commit"
+
+"$bundle/run.sh" count
 
 glibc=$(objdump -T "$bundle/tests" "$bundle/instep" "$bundle"/release/*.so | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -1)
 if [ "$(printf '%s\n' "${glibc#GLIBC_}" $NEWEST_GLIBC | sort -V | tail -1)" != $NEWEST_GLIBC ]; then

@@ -1,122 +1,198 @@
 #!/usr/bin/env bash
-# Runs what scripts/gpu-bundle.sh has packed, on this machine's first GPU: tests, sanitizers, NCCL, benches.
+# Runs what scripts/gpu-bundle.sh has packed, on this machine's first GPU: run.sh [STAGE|part1|part2|part3]...
 #
-# One stage after the other, each under a limit and all within BUDGET_S. A stage that fails, is late, lacks something or
-# runs no test has failed, and stops no other; the exit status is the worst stage's. Leaves run.log (everything, as it
-# comes), record.json and table.txt (written anew after each stage) in $OUT, else ./out. Must turn nothing that did not
-# run into a pass.
+# Without names it runs part1, part2 and part3. Each stage has a limit, and the limits of a part fit its budget. A stage
+# that fails, is late, lacks something or runs no test has failed, and stops no other; the exit status is the worst
+# stage's. `run.sh list` prints the stages; `run.sh count` counts the tests of each, without a GPU. results.sh says what lies in $OUT (else ./out) at every moment. A second call with the same OUT goes on where the
+# first ended. A stage that did not run is never reported as passed.
 set -uo pipefail
-cd "$(dirname "$0")" || exit 1
-OUT=${OUT:-$PWD/out}
-BUDGET_S=480
-ABSENT=3 # exit status of a stage that lacks what it is to run
-export OUT ABSENT INSTEP_REQUIRE_GPU=1 INSTEP_REQUIRE_NCCL=1 PYTHONUNBUFFERED=1 CARGO_TARGET_DIR=$PWD
-export INSTEP_GPU_CONVERSIONS=$PWD/conversions.fatbin
-mkdir -p "$OUT"
-: >"$OUT/run.log"
-names=() statuses=() seconds=() limits=() worst=0
-started=$(date -u +%FT%TZ)
+cd "$(dirname "${BASH_SOURCE[0]}")" || exit 1
+export ABSENT=3 # exit status of a stage that lacks what it is to run
 
-say() { printf '%s\n' "$@" | tee -a "$OUT/run.log"; }
+# Seconds of each part, and each stage with its part and its limit in seconds, in the order in which they run.
+declare -A budgets=([part1]=240 [part2]=540 [part3]=540)
+stages="
+part1 info 15
+part1 bits 35
+part1 adamw 50
+part1 torch 70
+part1 overlap 40
+part1 handover 15
+part2 kernels 90
+part2 steppers 60
+part2 conversions 40
+part2 precisions 80
+part2 launches 40
+part2 large 60
+part2 memcheck 150
+part3 sizes 40
+part3 step 120
+part3 blocks 50
+part3 ncu 50
+part3 torch_all 80
+part3 nccl 80
+part3 racecheck 60
+part3 initcheck 45
+"
 
-# What the GPU says of itself, as the members of a JSON object.
-gpu_facts() {
-    local query=name,driver_version,compute_cap,memory.total,clocks.sm,clocks.mem,clocks.max.sm,temperature.gpu,power.draw
-    local value key k=0 keys=(${query//,/ })
-    timeout 5 nvidia-smi --id=0 --query-gpu=$query --format=csv,noheader 2>/dev/null | sed 's/["\\]/\\&/g; s/, /\n/g' |
-        while read -r value; do
-            key=${keys[k]} && k=$((k + 1))
-            printf '%s"%s": "%s"' "$([ $k -gt 1 ] && echo ', ')" "$key" "$value"
-        done
+# --- What each stage runs: run_STAGE, in a shell of its own, with its files in $RESULTS. ---
+
+run_info() {
+    nvidia-smi
+    ./instep info | tee /dev/stderr | grep -q "^GPU kernels"
+}
+run_bits() { tests cuda::bitexact::every_optimizer; }
+run_adamw() {
+    step --optimizer adamw --min-elements 16Mi
+}
+run_torch() { torch --optimizer adamw --shape bucket --shape 256Mi; }
+run_overlap() {
+    bench --only overlap --json "$RESULTS/overlap.json" --picture "$RESULTS/pass.svg" --trace "$RESULTS/trace.json"
+}
+run_handover() { bench --only handover --json "$RESULTS/handover.json"; }
+
+run_kernels() { tests host_run::; }
+run_steppers() { tests cuda::bitexact:: cuda::training::digits cuda::failures::a_machine cuda::failures::borrowed; }
+run_conversions() { tests cuda::gpu::conversions::; }
+run_precisions() {
+    step --optimizer adamw --precision bf16,bf16-stochastic,master,remainder16,f32-moments8bit,remainder16-moments8bit \
+        --min-elements 16Mi --factor 16
+}
+run_launches() {
+    bench --only norm,control,graph --precision f32,bf16 --min-elements 1Mi --factor 16 --json "$RESULTS/launches.json"
+}
+run_large() { tests cuda::gpu::large::; }
+short=(cuda::bitexact::a_global_norm cuda::bitexact::what_is_left_out cuda::bitexact::micro_batches)
+run_memcheck() {
+    sanitized memcheck host_run::many_segments host_run::every_optimizer host_run::precisions::what_is \
+        cuda::bitexact::every "${short[@]}"
 }
 
-write_record() {
-    local k verdict
-    {
-        printf '{\n  "commit": "%s",\n  "started": "%s",\n  "seconds": %d,\n' "$(cat commit)" "$started" "$SECONDS"
-        printf '  "gpu_before": {%s},\n  "gpu_now": {%s},\n' "$facts_before" "$(gpu_facts)"
-        printf '  "nccl": "%s",\n  "worst": %d,\n  "stages": [' "$nccl_from" "$worst"
-        for k in "${!names[@]}"; do
-            printf '%s\n    {"name": "%s", "exit": %d, "seconds": %d, "limit_seconds": %d}' \
-                "$([ "$k" -gt 0 ] && echo ,)" "${names[k]}" "${statuses[k]}" "${seconds[k]}" "${limits[k]}"
-        done
-        printf '\n  ]\n}\n'
-    } >"$OUT/record.json"
-    {
-        printf '%-12s %6s %8s  %s\n' stage exit seconds verdict
-        for k in "${!names[@]}"; do
-            case ${statuses[k]} in
-                0) verdict=passed ;;
-                "$ABSENT") verdict="FAILED: absent, or nothing ran" ;;
-                124 | 137) verdict="FAILED: did not end within ${limits[k]} s" ;;
-                *) verdict=FAILED ;;
-            esac
-            printf '%-12s %6d %8d  %s\n' "${names[k]}" "${statuses[k]}" "${seconds[k]}" "$verdict"
-        done
-    } >"$OUT/table.txt"
+run_sizes() { step --optimizer adamw; }
+run_step() { step --min-elements 1Mi --factor 16; }
+run_blocks() { step --optimizer adamw,sgd --max-elements 64Mi --max-blocks all,8x,4x,2x,1x; }
+# Two launches of each, whole reports and their text.
+run_ncu() {
+    local program what kernel
+    program=$(tool ncu) || return
+    for what in step norm; do
+        kernel=instep_norm
+        [ $what = norm ] || kernel=instep_step_adam
+        "$program" --clock-control none --set full --kernel-name "$kernel" --launch-skip 2 --launch-count 2 --force-overwrite \
+            --export "$RESULTS/$what" ./instep bench --device cuda:0 --quick --rounds 1 --only $what --optimizer adamw \
+            --min-elements 16Mi --max-elements 16Mi --json "$RESULTS/$what.json" || return
+        "$program" --import "$RESULTS/$what.ncu-rep" --page details >"$RESULTS/$what.txt" || return
+    done
 }
+run_torch_all() { torch; }
+run_nccl() { tests cuda::gpu::nccl:: --skip rank_of_two; }
+run_racecheck() { sanitized racecheck host_run::many_segments host_run::precisions::what_is "${short[@]}"; }
+run_initcheck() { sanitized initcheck "${short[@]}"; }
 
-# NAME LIMIT_S COMMAND...
-stage() {
-    local name=$1 limit=$2 left=$((BUDGET_S - SECONDS - 5)) status=124 since=$SECONDS
-    shift 2
-    [ "$limit" -le "$left" ] || limit=$((left > 0 ? left : 0))
-    say "" "== $name (at $SECONDS s, at most $limit s): $*"
-    if [ "$limit" -gt 0 ]; then
-        timeout --kill-after=5 "$limit" bash -c '"$@"' _ "$@" 2>&1 | tee -a "$OUT/run.log"
-        status=${PIPESTATUS[0]}
-    fi
-    [ "$status" -eq 0 ] || say "== $name FAILED with status $status"
-    [ "$status" -le "$worst" ] || worst=$status
-    names+=("$name") statuses+=("$status") seconds+=($((SECONDS - since))) limits+=("$limit")
-    write_record
-}
+# --- What stages have in common. ---
 
-# Tests by filters; UNDER is a program to run them under.
-run_tests() {
+# FILTER...: tests by parts of their names; UNDER is a program to run them under.
+tests() {
     local count
     count=$(./tests --include-ignored --list "$@" | grep -c ': test$')
     if [ "$count" -eq 0 ]; then
         echo "NO TEST is called $*"
         return "$ABSENT"
     fi
+    if [ -n "${COUNT_ONLY:-}" ]; then
+        echo "$count tests: $*"
+        return
+    fi
     # One after the other: the last line of a run that hangs or breaks the device names the test.
-    $UNDER ./tests --include-ignored --test-threads 1 --show-output "$@"
+    ${UNDER:-} ./tests --include-ignored --test-threads 1 --show-output "$@"
 }
 
-# TOOL FILTERS...
-sanitized() {
-    local tool=$1 program
-    shift
-    program=$(PATH=$PATH:/usr/local/cuda/bin command -v compute-sanitizer) || {
-        echo "compute-sanitizer is ABSENT"
+# PROGRAM: where it is, or a failure that says that it is absent.
+tool() {
+    PATH=$PATH:/usr/local/cuda/bin command -v "$1" || {
+        echo "$1 is ABSENT" >&2
         return "$ABSENT"
     }
+}
+
+# TOOL FILTER...
+sanitized() {
+    local tool=$1 program=
+    shift
+    [ -n "${COUNT_ONLY:-}" ] || program=$(tool compute-sanitizer) || return
     # What the driver's calls answer is the tests' business.
-    UNDER="$program --tool $tool --error-exitcode 86 --report-api-errors no --print-limit 20" run_tests "$@"
+    UNDER="$program --tool $tool --error-exitcode 86 --report-api-errors no --print-limit 20" tests "$@"
 }
 
-info() {
-    ./instep info | tee /dev/stderr | grep -q "^GPU kernels" || return 1
+# COMMAND...: with the GPU's clocks, power and temperature beside it, five times a second.
+clocked() {
+    local logger status
+    nvidia-smi --id=0 --query-gpu=timestamp,clocks.sm,clocks.mem,power.draw,temperature.gpu --format=csv -lms 200 \
+        >"$RESULTS/clocks.csv" 2>&1 &
+    logger=$!
+    "$@"
+    status=$?
+    kill $logger 2>/dev/null
+    return $status
 }
 
-# FILE COMMAND...: a command that the bundle may lack
-with_file() {
-    if [ ! -e "$1" ]; then
-        echo "$1 is ABSENT from this bundle"
+bench() { clocked ./instep bench --device cuda:0 --kernels bench-kernels.fatbin "$@"; }
+step() { bench --only step --json "$RESULTS/step.json" --svg "$RESULTS/share.svg" "$@"; }
+
+torch() {
+    if [ ! -e torch_gpu.py ]; then
+        echo "torch_gpu.py is ABSENT from this bundle"
         return "$ABSENT"
     fi
-    "${@:2}"
+    clocked python3 torch_gpu.py --csv "$RESULTS/torch.csv" "$@"
 }
-export UNDER=
-export -f run_tests sanitized info with_file
+
+# --- The stages by name, one after the other. ---
+
+[ "${BASH_SOURCE[0]}" = "$0" ] || return 0
+
+list() { echo "$stages" | sed '/^$/d'; }
+if [ "$*" = list ]; then
+    list
+    exit 0
+fi
+if [ "$*" = count ]; then
+    # Without a test a stage could only fail, and would say so after its GPU was paid for.
+    export COUNT_ONLY=1
+    for name in $(list | awk '{ print $2 }'); do
+        declare -f "run_$name" | grep -qE '^ *(tests|sanitized) ' || continue
+        printf '%s: ' "$name"
+        "run_$name" || exit
+    done
+    exit 0
+fi
+wanted=()
+for name in "${@:-part1 part2 part3}"; do
+    for name in $name; do
+        found=$(list | awk -v name="$name" '$1 == name || $2 == name { print $2 }')
+        if [ -z "$found" ]; then
+            echo "run.sh: $name: no such stage or part; use: ${!budgets[*]} $(list | awk '{ print $2 }' | xargs)" >&2
+            exit 2
+        fi
+        wanted+=($found)
+    done
+done
+
+OUT=$(realpath -m "${OUT:-$PWD/out}")
+export OUT INSTEP_REQUIRE_GPU=1 INSTEP_REQUIRE_NCCL=1 PYTHONUNBUFFERED=1 CARGO_TARGET_DIR=$PWD
+export INSTEP_GPU_CONVERSIONS=$PWD/conversions.fatbin
+mkdir -p "$OUT"
+commit=$(cat commit)
+started=$(date -u +%FT%TZ)
+source ./results.sh
+resume
 
 # The library that is named, or else the bundle's, which permits several ranks per GPU, or else PyTorch's.
 nccl_from=environment
 if [ -z "${INSTEP_NCCL:-}" ]; then
     if [ -e libnccl.so.2.xz ]; then
         nccl_from=bundle
-        xz -dc libnccl.so.2.xz >libnccl.so.2 2>/dev/null ||
+        [ -e libnccl.so.2 ] || xz -dc libnccl.so.2.xz >libnccl.so.2 2>/dev/null ||
             python3 -c 'import lzma, shutil; shutil.copyfileobj(lzma.open("libnccl.so.2.xz"), open("libnccl.so.2", "wb"))'
         INSTEP_NCCL=$PWD/libnccl.so.2
     else
@@ -126,29 +202,45 @@ if [ -z "${INSTEP_NCCL:-}" ]; then
     export INSTEP_NCCL
 fi
 facts_before=$(gpu_facts)
+write_record
 
-short=(cuda::bitexact::a_global_norm cuda::bitexact::what_is_left_out cuda::bitexact::micro_batches)
-stage facts 20 nvidia-smi
-stage info 20 info
-stage kernels 90 run_tests host_run::
-stage steppers 60 run_tests cuda::bitexact:: cuda::training::digits cuda::failures::a_machine cuda::failures::borrowed
-stage conversions 40 run_tests cuda::gpu::conversions::
-stage large 60 run_tests cuda::gpu::large::
-stage memcheck 60 sanitized memcheck host_run::many_segments host_run::every_optimizer host_run::precisions::what_is \
-    cuda::bitexact::every "${short[@]}"
-stage racecheck 40 sanitized racecheck host_run::many_segments host_run::precisions::what_is "${short[@]}"
-stage initcheck 40 sanitized initcheck "${short[@]}"
-stage nccl 90 run_tests cuda::gpu::nccl:: --skip rank_of_two
-bench=(./instep bench --device cuda:0 --kernels bench-kernels.fatbin)
-stage step 90 "${bench[@]}" --only step --json "$OUT/step.json" --svg "$OUT/share.svg"
-stage overlap 45 "${bench[@]}" --only overlap --json "$OUT/overlap.json" --picture "$OUT/pass.svg" --trace "$OUT/trace.json"
-stage handover 20 "${bench[@]}" --only handover --json "$OUT/handover.json"
-stage torch 90 with_file torch_gpu.py python3 torch_gpu.py --csv "$OUT/torch.csv"
-stage blocks 45 "${bench[@]}" --only step --optimizer adamw,sgd --max-elements 64Mi --max-blocks all,8x,4x,2x,1x \
-    --json "$OUT/blocks.json"
-# Few files come back from some machines.
-(cd "$OUT" && tar -czf more.tar.gz --remove-files ./trace.json ./handover.json ./blocks.json 2>/dev/null)
+# PART NAME LIMIT_S: under its limit, and within what its part has left if the whole part was asked for.
+run_stage() {
+    local part=$1 name=$2 limit=$3 status since=$SECONDS start
+    start=$(date -u +%FT%TZ)
+    export RESULTS=$OUT/now/$name
+    mkdir -p "$RESULTS"
+    say "" "== $name (at $SECONDS s, at most $limit s)"
+    # A shell of its own, which reads the functions above from this file.
+    timeout --kill-after=5 "$limit" bash -c 'source ./run.sh; "run_$1"' _ "$name" 2>&1 |
+        tee -a "$OUT/run.log" "$RESULTS/log"
+    status=${PIPESTATUS[0]}
+    [ "$status" -eq 0 ] || say "== $name FAILED with status $status"
+    finish "$name" "$status" $((SECONDS - since)) "$limit" "$start"
+}
+
+late=()
+declare -A part_started
+for name in "${wanted[@]}"; do
+    ! has_run "$name" || continue
+    read -r part _ limit < <(list | awk -v name="$name" '$2 == name')
+    if [[ " ${*:-part1 part2 part3} " == *" $part "* ]]; then
+        part_started[$part]=${part_started[$part]:-$SECONDS}
+        left=$((part_started[$part] + budgets[$part] - SECONDS))
+        if [ "$left" -lt 5 ]; then
+            late+=("$name")
+            continue
+        fi
+        [ "$limit" -le "$left" ] || limit=$left
+    fi
+    run_stage "$part" "$name" "$limit"
+done
 
 say "" "$(cat "$OUT/table.txt")"
+if [ "${#late[@]}" -gt 0 ]; then
+    say "NOT RUN, because the part's time was up: ${late[*]}; call run.sh again with the same OUT"
+    [ "$worst" -ge 124 ] || worst=124
+fi
+rmdir "$OUT/now" 2>/dev/null
 say "record: $OUT/record.json; worst status: $worst; $SECONDS s"
 exit "$worst"

@@ -19,11 +19,10 @@ os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
 import numpy
 import torch
 
+from rows import ROOT, Rows, commit
+
 WORLD_SIZE = 8
 SHAPES = {"l3": (1, 1 << 20), "bucket": (50, 131072), "dram": (1, 16 << 20)}
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-
-
 TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
 # DeepSpeed builds its kernel at first use, and looks for ninja here.
 os.environ["PATH"] = f"{TARGET / 'peers/venv/bin'}:{os.environ['PATH']}"
@@ -214,13 +213,15 @@ def run(shape, threads, options, rows):
             if round_:
                 times[name].append(seconds * 1e9 / (elements * buckets * sweeps))
     print(f"\n{options.dtype}, {shape}, {segments} x {length} elements, {buckets} buckets, {threads} threads; median (min-max)")
+    lines = []
     for name, ns in times.items():
         ratio = [peer / ours for peer, ours in zip(ns, times["instep"])]
         show = lambda xs, digits: f"{statistics.median(xs):.{digits}f} ({min(xs):.{digits}f}-{max(xs):.{digits}f})"
         print(f"  {name:<45}{show(ns, 3):<24} ns/element   x instep {show(ratio, 2)}")
         for quantity, xs in (("ns_per_element", ns), ("times_instep", ratio)):
             line = [name, shape if options.dtype == "f32" else f"{shape} {options.dtype}", threads, quantity] + [f"{x:.5f}" for x in (statistics.median(xs), min(xs), max(xs))]
-            rows.append(",".join(map(str, line)))
+            lines.append(",".join(map(str, line)))
+    rows.put((shape, threads), lines)
     for name in [name for name in made if "instep" in name]:
         made.pop(name).close()
 
@@ -242,16 +243,12 @@ def main():
         parser.error("--cpu-time adds threads up; say --threads 1")
     if options.only:
         options.only.append("instep")
-    commit = os.popen(f"git -C '{ROOT}' describe --always --dirty").read().strip()
-    rows = [f"# torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}; load {os.getloadavg()[0]:.1f}; commit {commit}; {'CPU' if options.cpu_time else 'wall'} time"]
-    print(rows[0])
-    rows.append("candidate,shape,threads,quantity,median,min,max")
+    head = f"# torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}; load {os.getloadavg()[0]:.1f}; commit {commit()}; {'CPU' if options.cpu_time else 'wall'} time"
+    print(head)
+    rows = Rows(options.csv, [head, "candidate,shape,threads,quantity,median,min,max"])
     for threads in options.threads or [1, 2]:
         for shape in options.shape or SHAPES:
             run(shape, threads, options, rows)
-    if options.csv:
-        options.csv.parent.mkdir(parents=True, exist_ok=True)
-        options.csv.write_text("\n".join(rows) + "\n")
 
 
 if __name__ == "__main__":

@@ -124,13 +124,139 @@ fn the_bucket_of_fifty_segments_is_one_launch_and_what_does_not_fit_is_said() {
 }
 
 #[test]
-fn a_wrong_bit_stops_the_bench_before_it_times_anything() {
-    let driver = StandIn::new();
+fn a_wrong_bit_is_a_marked_row_and_the_others_still_run() {
+    let (driver, folder) = (StandIn::new(), Folder::new());
     driver.flip_bits();
-    let options = ["--only", "step", "--optimizer", "sgd", "--min-elements", "4Ki", "--max-elements", "4Ki"];
-    let failure = run(&driver, &options).unwrap_err().to_string();
-    assert!(failure.contains("sgd Params element") && failure.contains("on the host"), "{failure}");
-    assert!(!driver.take_calls().iter().any(|call| matches!(call, Call::CopyOnDevice { .. })));
+    let (json, svg) = (folder.path("report.json"), folder.path("share.svg"));
+    let options = ["--quick", "--only", "step", "--optimizer", "sgd,adamw", "--json", json.to_str().unwrap()];
+    let sizes = ["--min-elements", "4Ki", "--max-elements", "8Ki", "--factor", "2"];
+    let picture = ["--svg", svg.to_str().unwrap()];
+    let failure = run(&driver, &[&options[..], &sizes, &picture].concat()).unwrap_err().to_string();
+    assert!(
+        failure.contains("step: 4 of 4 rows differ from the host's bits; first adamw f32 Params"),
+        "{failure}"
+    );
+    let report: Value = serde_json::from_slice(&folder.read("report.json")).unwrap();
+    for row in rows(&report, "step") {
+        let mismatch = row["compared"]["mismatch"].as_str().unwrap();
+        assert!(mismatch.contains("on the host, and 1 of"), "{mismatch}");
+        assert!(row["step_us"]["median"].is_number());
+    }
+    let text = String::from_utf8(folder.read("share.svg")).unwrap();
+    assert!(!text.contains("<polyline"), "no figure of a wrong kernel is drawn");
+}
+
+#[test]
+fn a_run_that_ends_in_its_second_case_leaves_the_row_of_the_first() {
+    let (driver, folder) = (StandIn::new(), Folder::new());
+    // Once in each case.
+    driver.break_call_after("load", 1);
+    let (json, svg) = (folder.path("report.json"), folder.path("share.svg"));
+    let files = ["--json", json.to_str().unwrap(), "--svg", svg.to_str().unwrap()];
+    let options = ["--quick", "--only", "step", "--min-elements", "4Ki", "--max-elements", "64Ki"];
+    let failure = run(&driver, &[&options[..], &files].concat()).unwrap_err().to_string();
+    assert!(failure.contains("load"), "{failure}");
+    let report: Value = serde_json::from_slice(&folder.read("report.json")).unwrap();
+    let [row] = rows(&report, "step").as_slice() else { panic!("{report}") };
+    assert_eq!((&row["optimizer"], &row["precision"]), (&"adamw".into(), &"f32".into()), "AdamW comes first");
+    assert!(String::from_utf8(folder.read("share.svg")).unwrap().ends_with("</svg>\n"));
+    assert_eq!(folder.names(), ["report.json", "share.svg"], "nothing is left beside them");
+}
+
+#[test]
+fn every_precision_has_the_bytes_of_its_layout_and_the_bits_of_the_host() {
+    let expected = [
+        ("f32", 28.0),
+        ("f32-moments-bf16", 20.0),
+        ("f32-moments8bit", 16.0625),
+        ("master", 28.0),
+        ("remainder16", 26.0),
+        ("remainder16-moments8bit", 14.0625),
+        ("bf16", 14.0),
+        ("bf16-stochastic", 14.0),
+        ("bf16-stochastic8bit", 10.0625),
+        ("f16-master", 28.0),
+    ];
+    let names = expected.map(|(name, _)| name).join(",");
+    let sizes = ["--only", "step", "--min-elements", "16Ki", "--max-elements", "16Ki"];
+    let options = [&sizes[..], &["--optimizer", "adamw,lamb", "--precision", &names]].concat();
+    let report = report(&StandIn::new(), &options);
+    let adamw = rows(&report, "step").iter().filter(|row| row["optimizer"] == "adamw");
+    for (row, (name, bytes)) in adamw.zip(expected) {
+        assert_eq!((&row["precision"], &row["bytes_per_element"]), (&name.into(), &bytes.into()));
+    }
+    assert_eq!(rows(&report, "step").len(), 2 * expected.len());
+    for row in rows(&report, "step") {
+        let (compared, all) = (&row["compared"], row["buckets"].as_u64().unwrap() * 16384);
+        let is_stochastic = row["precision"].as_str().unwrap().contains("stochastic");
+        assert_eq!(compared["of"], all);
+        // Random bits depend on the place in the layout, so those of the first parameter are compared.
+        assert_eq!(compared["elements"], if is_stochastic { 16384 } else { all });
+    }
+}
+
+#[test]
+fn beyond_sixteen_mi_elements_a_sample_is_compared_and_the_record_says_which() {
+    let options = ["--only", "step", "--optimizer", "sgd", "--precision", "bf16", "--rounds", "1"];
+    let report = report(
+        &StandIn::new(),
+        &[&options[..], &["--min-elements", "17Mi", "--max-elements", "17Mi"]].concat(),
+    );
+    let [row, bucket] = rows(&report, "step").as_slice() else { panic!("{report}") };
+    assert_eq!(
+        (&row["compared"]["elements"], &row["compared"]["of"]),
+        (&(16 << 20).into(), &(17 << 20).into())
+    );
+    assert_eq!(row["compared"]["sample"], "first and last tile, 14 at random with seed 1");
+    assert_eq!((&bucket["compared"]["sample"], &bucket["segments"]), (&"all".into(), &50.into()));
+}
+
+#[test]
+fn a_norm_reads_its_gradients_and_both_copies_move_as_many_bytes() {
+    let (driver, folder) = (StandIn::new(), Folder::new());
+    folder.write("kernels", FOREIGN);
+    let kernels = folder.path("kernels").to_str().unwrap().to_owned();
+    let sizes = ["--only", "norm", "--min-elements", "64Ki", "--max-elements", "64Ki", "--rounds", "2"];
+    let report = report(&driver, &[&sizes[..], &["--precision", "f32,bf16", "--kernels", &kernels]].concat());
+    let rows = rows(&report, "norm");
+    let bytes: Vec<&Value> = rows.iter().map(|row| &row["bytes_per_element"]).collect();
+    assert_eq!(bytes, [4.0, 2.0]);
+    assert!(rows.iter().all(|row| row["optimizer"].is_null() && row["compared"].is_null()));
+    assert!(rows.iter().all(|row| row["sm_copy_us"].is_object() && row["ceiling"] == "copy"));
+    let calls = driver.take_calls();
+    let count = |is: &dyn Fn(&Call) -> bool| calls.iter().filter(|call| is(call)).count() as u64;
+    // Per round, and in one more that is not counted, the launches of a sample and one that does not count.
+    let timed: u64 = rows.iter().map(|row| 3 * (row["steps_per_sample"].as_u64().unwrap() + 1)).sum();
+    assert_eq!(count(&|call| matches!(call, Call::Launch { kernel: "instep_norm", .. })), timed);
+    assert_eq!(count(&|call| matches!(call, Call::LaunchForeign { .. })), timed);
+}
+
+#[test]
+fn a_pass_once_launches_are_timed_alone_and_a_replay_is_one_launch_of_a_graph() {
+    let driver = StandIn::new();
+    let report = report(&driver, &["--only", "control,graph"]);
+    let control = rows(&report, "control").iter().map(|row| (row["launch"].clone(), row["params"].clone()));
+    let pairs = [1, 50, 1000].map(|params| ["begin", "decide"].map(|launch| (launch.into(), params.into())));
+    assert_eq!(control.collect::<Vec<_>>(), pairs.concat());
+    let graph: Vec<_> = rows(&report, "graph").iter().map(|row| (&row["pass"], &row["buckets"])).collect();
+    let (eager, replay) = ("call by call".into(), "replay".into());
+    let (one, each) = (1.into(), 64.into());
+    assert_eq!(graph, [(&eager, &one), (&replay, &one), (&eager, &each), (&replay, &each)]);
+    let replays = driver.take_calls().iter().filter(|call| matches!(call, Call::LaunchGraph { .. })).count();
+    assert_eq!(replays, 2 * (12 + 3));
+}
+
+#[test]
+fn the_trainers_stream_goes_before_the_optimizers() {
+    let driver = StandIn::new();
+    report(&driver, &["--only", "handover"]);
+    let priorities = driver.take_calls().into_iter().filter_map(|call| match call {
+        Call::CreateStream { priority, .. } => Some(priority),
+        _ => None,
+    });
+    let priorities: Vec<i32> = priorities.collect();
+    // The trainer's, then a stepper's own two: the sums', which go before everything, and the optimizer's.
+    assert_eq!(priorities[..3], [-1, i32::MIN, 0]);
 }
 
 #[test]
@@ -200,6 +326,10 @@ fn what_the_device_or_the_build_lacks_is_refused_in_one_line() {
     assert_refused(&folder.run(&["bench", "--device", "gpu"]), "use host or cuda:N");
     assert_refused(&folder.run(&["bench", "--max-blocks", "2x"]), "--max-blocks: is for --device cuda:N");
     assert_refused(&folder.run(&["bench", "--min-elements", "100"]), "a multiple of 2048");
+    for bench in ["norm", "control", "graph"] {
+        let word = format!("--only {bench}: is for --device cuda:N");
+        assert_refused(&folder.run(&["bench", "--only", bench]), &word);
+    }
     let refused = |words: &[&str]| run(&StandIn::new(), words).unwrap_err().to_string();
     assert!(refused(&["--threads", "2"]).contains("--threads: is for --device host"));
     assert!(refused(&["--only", "overlap"]).contains("scripts/bench-kernels.sh"));

@@ -14,6 +14,8 @@ mod diff;
 mod files;
 mod golden;
 mod gpu_bench;
+#[cfg(target_os = "linux")]
+mod gpu_bundle;
 mod info;
 mod precision;
 mod readme;

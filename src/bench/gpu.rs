@@ -1,23 +1,21 @@
-//! One bucket's launch on a GPU beside a copy that moves as many bytes, timed by the GPU's own events.
+//! A layout's memory on a GPU, whose buckets are stepped one launch at a time.
 //!
-//! Steps are the device's own ops on its own memory; the copy has memory of its own. A sample starts after a plug: work
-//! that keeps the stream busy until the whole sample is queued, so no host time is measured. The plug is one copy of
-//! the L2 cache's size per launch; if it was too short, the sample is marked. This file must put nothing between the
-//! two events but what is measured.
+//! Steps are the device's own ops on its own memory; the copies that they are compared with have memory of their own.
+//! `samples.rs` times them. This file must add nothing to a launch.
 #![allow(unsafe_code)]
 
-use std::slice;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::{constants, plan, step_bytes};
-use crate::cuda::driver::{Driver, Entered};
+use crate::cuda::driver::{Driver, Entered, Kernel, Module};
 use crate::cuda::{Cuda, CudaDevice, Parts};
 use crate::device::{Device, Executor};
 use crate::error::Result;
 use crate::handle::{DevicePtr, EventHandle, StreamHandle};
 use crate::host::Solo;
-use crate::launch::Assignment;
+use crate::launch::{Assignment, StepConstants};
 use crate::layout::{Layout, Plan, Storage};
 use crate::op::{Action, Memory, Op, Part, Phase, Span, Stream};
 use crate::optim::Optimizer;
@@ -25,41 +23,46 @@ use crate::optim::Optimizer;
 /// A layout's memory on a GPU, stepped bucket by bucket.
 pub struct GpuLauncher {
     device: CudaDevice,
-    driver: Arc<dyn Driver>,
-    plan: Arc<Plan>,
+    pub(super) driver: Arc<dyn Driver>,
+    pub(super) plan: Arc<Plan>,
     states: usize,
     parts: &'static [Part],
     stream: StreamHandle,
-    start: EventHandle,
-    end: EventHandle,
+    pub(super) start: EventHandle,
+    pub(super) end: EventHandle,
     /// Sources and destinations of the copies.
-    copied: [DevicePtr; 2],
-    plug: [DevicePtr; 2],
+    pub(super) copied: [DevicePtr; 2],
+    pub(super) plug: [DevicePtr; 2],
+    /// The copy by the multiprocessors, if its kernels were loaded.
+    pub(super) sm_copy: Option<(Module, Kernel)>,
 }
 
-/// The time of one sample.
+/// What a [`GpuLauncher`] is built for.
 #[derive(Clone, Copy, Debug)]
-pub struct Sample {
-    /// On the GPU, from the first launch to the end of the last.
-    pub device_ns: f64,
-    /// Whether the GPU began before all was queued, so that it may have waited for the host in between.
-    pub starved: bool,
+pub struct GpuCase {
+    /// Bytes of gradients per bucket.
+    pub cap_bytes: u64,
+    /// Gradients are sums over so many ranks.
+    pub world_size: u32,
+    /// Element types.
+    pub storage: Storage,
+    /// Whether Decide derives a clip coefficient from the norm.
+    pub clips: bool,
 }
 
 impl GpuLauncher {
-    /// Builds buckets of `cap_bytes`, gradients that are sums over `world_size` ranks, and as much again as a step of
-    /// every bucket moves, for copies.
+    /// Builds the buckets of a case, and as much memory again as a step of every bucket moves, for copies.
     ///
     /// # Errors
     /// As `StepperBuilder::cuda`.
     pub fn new(
         layout: &Layout,
         optimizer: &dyn Optimizer,
-        cap_bytes: u64,
-        world_size: u32,
+        case: GpuCase,
         cuda: &Cuda,
     ) -> Result<GpuLauncher> {
-        let plan = plan(layout, cap_bytes, world_size, Storage::default())?;
+        let GpuCase { cap_bytes, world_size, storage, clips } = case;
+        let plan = plan(layout, cap_bytes, world_size, storage)?;
         let driver = Arc::clone(cuda.driver());
         let device = CudaDevice::new(Parts {
             driver: Arc::clone(&driver),
@@ -67,7 +70,7 @@ impl GpuLauncher {
             optim_priority: cuda.optim_priority,
             max_blocks: cuda.max_blocks,
             plan: Arc::clone(&plan),
-            constants: constants(world_size),
+            constants: StepConstants { max_norm: clips.then_some(1.0), ..constants(world_size) },
             assignment: Arc::new(Assignment::uniform(layout, &plan, optimizer)?),
             comm: Arc::new(Solo::new(world_size)),
             deadline: Duration::from_secs(60),
@@ -86,6 +89,7 @@ impl GpuLauncher {
             end: EventHandle::default(),
             copied: [DevicePtr::default(); 2],
             plug: [DevicePtr::default(); 2],
+            sm_copy: None,
         };
         let half = (0..launcher.plan.buckets().len() as u32).map(|k| launcher.step_bytes(k) / 2).sum();
         let plug = launcher.driver.l2_bytes();
@@ -98,43 +102,61 @@ impl GpuLauncher {
         &self.plan
     }
 
+    /// Takes the copy by the multiprocessors from the kernels that `scripts/bench-kernels.sh` builds.
+    ///
+    /// # Errors
+    /// The driver's, if these are other kernels.
+    pub fn load_sm_copy(&mut self, image: &[u8]) -> Result<()> {
+        let driver = Arc::clone(&self.driver);
+        let _entered = Entered::new(&*driver)?;
+        let module = driver.load(image)?;
+        self.sm_copy = Some((module, driver.kernel(module, c"bench_copy")?));
+        Ok(())
+    }
+
+    /// Returns whether there is a copy by the multiprocessors.
+    pub fn has_sm_copy(&self) -> bool {
+        self.sm_copy.is_some()
+    }
+
     /// Returns the bytes that one step of a bucket reads and writes, by the accesses that the checker judges.
     pub fn step_bytes(&self, bucket: u32) -> u64 {
         step_bytes(&self.plan, self.states, self.parts, bucket)
     }
 
-    /// Writes elements of a memory, from element `first` on.
-    ///
-    /// # Errors
-    /// The driver's.
-    ///
-    /// # Panics
-    /// If they do not lie in the memory.
-    pub fn write(&mut self, memory: Memory, first: u64, values: &[f32]) -> Result<()> {
-        let span = Span::elements(memory, &self.plan, first, first + values.len() as u64);
-        self.settle()?;
-        // SAFETY: as many plain bytes as the span is long; nothing runs.
-        unsafe {
-            let bytes = slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values));
-            self.device.write(span, bytes)
-        }
+    /// Returns the bytes that the norm of a bucket reads: its gradients.
+    pub fn norm_bytes(&self, bucket: u32) -> u64 {
+        Span::bucket(&self.plan, &self.plan.buckets()[bucket as usize]).bytes()
     }
 
-    /// Reads elements of a memory, from element `first` on.
+    /// Writes bytes of a memory, from element `elements.start` on.
     ///
     /// # Errors
     /// The driver's.
     ///
     /// # Panics
-    /// If they do not lie in the memory.
-    pub fn read(&mut self, memory: Memory, first: u64, into: &mut [f32]) -> Result<()> {
-        let span = Span::elements(memory, &self.plan, first, first + into.len() as u64);
+    /// If the elements do not lie in the memory, or have another number of bytes.
+    pub fn write(&mut self, memory: Memory, elements: Range<u64>, bytes: &[u8]) -> Result<()> {
+        let span = Span::elements(memory, &self.plan, elements.start, elements.end);
+        assert_eq!(span.bytes(), bytes.len() as u64, "{memory:?}");
         self.settle()?;
-        // SAFETY: as in `write`, and every bit pattern is a float.
-        unsafe {
-            let bytes = slice::from_raw_parts_mut(into.as_mut_ptr().cast(), size_of_val(into));
-            self.device.read(span, bytes)
-        }
+        // SAFETY: as many bytes as the span is long; nothing runs.
+        unsafe { self.device.write(span, bytes) }
+    }
+
+    /// Reads bytes of a memory, from element `elements.start` on.
+    ///
+    /// # Errors
+    /// The driver's.
+    ///
+    /// # Panics
+    /// Panics as for [`write`](Self::write).
+    pub fn read(&mut self, memory: Memory, elements: Range<u64>, into: &mut [u8]) -> Result<()> {
+        let span = Span::elements(memory, &self.plan, elements.start, elements.end);
+        assert_eq!(span.bytes(), into.len() as u64, "{memory:?}");
+        self.settle()?;
+        // SAFETY: as in `write`.
+        unsafe { self.device.read(span, into) }
     }
 
     /// Runs a pass's Begin and a step of every bucket.
@@ -149,70 +171,11 @@ impl GpuLauncher {
         self.settle()
     }
 
-    /// Times steps of these buckets, after one step that does not count. The pass's Begin comes before both.
-    ///
-    /// # Errors
-    /// The driver's.
-    pub fn time_steps(&mut self, buckets: &[u32]) -> Result<Sample> {
-        self.submit(Action::Control(Phase::Begin));
-        self.time(buckets, |this, bucket| {
-            this.submit(Action::Step { bucket });
-            Ok(())
-        })
-    }
-
-    /// Times copies that move the bytes of a step of these buckets, half of them read and half written, after one copy
-    /// that does not count.
-    ///
-    /// # Errors
-    /// The driver's.
-    ///
-    /// # Panics
-    /// If a bucket is not in the plan, or buckets differ in their bytes.
-    pub fn time_copies(&mut self, buckets: &[u32]) -> Result<Sample> {
-        let (half, count) = (self.step_bytes(0) / 2, self.plan.buckets().len() as u32);
-        assert!(
-            (0..count).all(|bucket| self.step_bytes(bucket) / 2 == half),
-            "buckets differ in their bytes"
-        );
-        assert!(buckets.iter().all(|bucket| *bucket < count), "the plan has {count} buckets");
-        self.time(buckets, |this, bucket| {
-            let [from, to] = this.copied.map(|base| DevicePtr(base.0 + u64::from(bucket) * half));
-            // SAFETY: all buckets move as many bytes, and there is room for one copy of each, by the assertions.
-            this.guarded(|driver, stream| unsafe { driver.copy(to, from, half, stream) })
-        })
-    }
-
-    fn time(
-        &mut self,
-        buckets: &[u32],
-        work: impl Fn(&mut GpuLauncher, u32) -> Result<()>,
-    ) -> Result<Sample> {
-        let ([from, to], bytes) = (self.plug, self.driver.l2_bytes());
-        let (start, end) = (self.start, self.end);
-        for _ in 0..=buckets.len() {
-            // SAFETY: memory of our own, that long.
-            self.guarded(|driver, stream| unsafe { driver.copy(to, from, bytes, stream) })?;
-        }
-        // Bring back the bucket that the plug has evicted from the cache, if it is to be there: the one that comes back
-        // last.
-        work(self, buckets[buckets.len() - 1])?;
-        self.record(start)?;
-        buckets.iter().try_for_each(|bucket| work(self, *bucket))?;
-        self.record(end)?;
-        // SAFETY: an event of our own, recorded above.
-        let starved = self.guarded(|driver, _| unsafe { driver.is_passed(start) })?;
-        self.block_on_end()?;
-        // SAFETY: as above, and both are passed.
-        let device_ns = self.guarded(|driver, _| unsafe { driver.elapsed_ns(start, end) })?;
-        Ok(Sample { device_ns, starved })
-    }
-
-    fn submit(&mut self, action: Action) {
+    pub(super) fn submit(&mut self, action: Action) {
         self.device.submit(&[Op { stream: Stream::Optim, action }]);
     }
 
-    fn record(&mut self, event: EventHandle) -> Result<()> {
+    pub(super) fn record(&mut self, event: EventHandle) -> Result<()> {
         // SAFETY: an event of our own, the device's stream.
         self.guarded(|driver, stream| unsafe { driver.record(event, stream) })
     }
@@ -223,13 +186,16 @@ impl GpuLauncher {
         self.block_on_end()
     }
 
-    fn block_on_end(&mut self) -> Result<()> {
+    pub(super) fn block_on_end(&mut self) -> Result<()> {
         let end = self.end;
         self.device.guarded("a bench", |device| device.block_on(end))
     }
 
     /// Something of the bench's own, with the device current, unless anything has failed.
-    fn guarded<T>(&mut self, work: impl FnOnce(&dyn Driver, StreamHandle) -> Result<T>) -> Result<T> {
+    pub(super) fn guarded<T>(
+        &mut self,
+        work: impl FnOnce(&dyn Driver, StreamHandle) -> Result<T>,
+    ) -> Result<T> {
         let (driver, stream) = (Arc::clone(&self.driver), self.stream);
         self.device.guarded("a bench", |_| work(&*driver, stream))
     }
@@ -260,6 +226,9 @@ impl Drop for GpuLauncher {
             }
             for event in [self.start, self.end].into_iter().filter(|e| *e != EventHandle::default()) {
                 self.driver.destroy_event(event);
+            }
+            if let Some((module, _)) = self.sm_copy {
+                self.driver.unload(module);
             }
         }
     }

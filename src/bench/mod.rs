@@ -6,11 +6,13 @@
 mod gpu;
 mod host;
 mod load;
+mod samples;
 mod trainer;
 
-pub use gpu::{GpuLauncher, Sample};
+pub use gpu::{GpuCase, GpuLauncher};
 pub use host::Launcher;
 pub use load::{Load, LoadKind, LoadSize, PacedReduce, Pacing};
+pub use samples::{MOST_BEGINS, Sample, Work};
 pub use trainer::{Mark, Times, Trainer};
 
 use std::sync::Arc;

@@ -7,10 +7,13 @@ use std::sync::Arc;
 
 use crate::collective::Collective;
 use crate::cuda::driver::{Driver, Entered};
-use crate::cuda::{Cuda, CudaDevice};
+use crate::cuda::{CapturedPass, Cuda, CudaDevice};
 use crate::error::Result;
 use crate::handle::{EventHandle, StreamHandle};
 use crate::stepper::{Stepper, StepperBuilder};
+
+/// One above `Cuda::optim_priority`'s default, so that backward does not queue after a step's thousands of blocks.
+const PRIORITY: i32 = -1;
 
 /// A GPU and a stream on it.
 pub struct Trainer {
@@ -41,14 +44,14 @@ pub struct Times {
 }
 
 impl Trainer {
-    /// Builds a trainer with a stream of its own.
+    /// Builds a trainer with a stream of its own, whose kernels go before the optimizer's.
     ///
     /// # Errors
     /// The driver's.
     pub fn new(cuda: &Cuda) -> Result<Trainer> {
         let driver = cuda.driver();
         let _entered = Entered::new(&**driver)?;
-        let stream = driver.create_stream(0)?;
+        let stream = driver.create_stream(PRIORITY)?;
         let marks = [driver.create_event(true)?, driver.create_event(true)?, driver.create_event(true)?];
         Ok(Trainer { cuda: cuda.clone().compute_stream(stream), marks })
     }
@@ -66,6 +69,15 @@ impl Trainer {
         let cuda = Cuda { max_blocks, ..self.cuda.clone() };
         // SAFETY: nobody destroys the stream.
         unsafe { builder.cuda(comm, &cuda) }
+    }
+
+    /// Makes a captured pass in which the trainer has no work of its own.
+    ///
+    /// # Errors
+    /// As `Stepper::replay`.
+    pub fn replay(&self, stepper: &mut Stepper<CudaDevice>, captured: &CapturedPass) -> Result<()> {
+        // SAFETY: the capture is of the stepper's own work on the stepper's own memory.
+        unsafe { stepper.replay(captured) }
     }
 
     /// Marks a moment.

@@ -1,7 +1,8 @@
 //! `instep bench`: times steps on this machine against the memory ceiling.
 //!
 //! There are three benches on each device: one bucket's step against the ceiling, the exposed optimizer time, and the
-//! trainer's cost of a hand-over. They report and never judge. benches/README.md derives every column.
+//! trainer's cost of a hand-over. A GPU has three more: norm, control and graph. They never judge a time.
+//! benches/README.md derives every column.
 
 mod cases;
 mod gpu;
@@ -33,8 +34,14 @@ use record::Record;
 /// The benches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Bench {
-    /// One bucket's step against the ceiling: an in-place loop on the host, a copy on a GPU.
+    /// One bucket's step against the ceiling: an in-place loop on the host, the faster of two copies on a GPU.
     Step,
+    /// One bucket's norm against the same copies. On a GPU only.
+    Norm,
+    /// Begin and Decide, which a pass has once each. On a GPU only.
+    Control,
+    /// A captured pass's replay against the same pass call by call. On a GPU only.
+    Graph,
     /// Optimizer time that the trainer waits for, per mode and bucket cap.
     Overlap,
     /// The trainer's own time in `grad_ready`.
@@ -69,7 +76,7 @@ pub struct Arguments {
     /// Optimizers of the step bench [default: all].
     #[arg(long, value_delimiter = ',')]
     optimizer: Vec<cases::Case>,
-    /// Element types of the step bench.
+    /// Element types of the step bench, and of a GPU's norm bench.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "f32")]
     precision: Vec<Kind>,
     /// Shapes of the step bench [default: all].
@@ -101,7 +108,7 @@ pub struct Arguments {
 ///
 /// # Errors
 /// `Library` if there is no such device or a stepper cannot be built, `File` if a record cannot be written, `Bench` if
-/// an option is for another device or a step computes a wrong result. A wrong step is not timed.
+/// an option is for another device or a step computes a wrong result: the host's bench ends there, a GPU's after all rows.
 pub fn run(options: &Arguments) -> Result<ExitCode, Failure> {
     match options.device {
         DeviceName::Host => run_on_host(options)?,
@@ -144,6 +151,13 @@ fn refuse(given: impl IntoIterator<Item = (&'static str, bool)>, of: &str) -> Re
 
 fn run_on_host(options: &Arguments) -> Result<(), Failure> {
     refuse(options.gpu.given(), "--device cuda:N")?;
+    let named = |bench| options.only.contains(&bench);
+    let others = [
+        ("--only norm", named(Bench::Norm)),
+        ("--only control", named(Bench::Control)),
+        ("--only graph", named(Bench::Graph)),
+    ];
+    refuse(others, "--device cuda:N")?;
     let mut record = Record::new();
     if options.wants(Bench::Step) {
         step::run(options, &mut record)?;

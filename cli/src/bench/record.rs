@@ -40,12 +40,17 @@ impl Record {
     }
 }
 
-/// Writes a file, and creates its folder.
+/// Writes a file, and creates its folder. The file is written beside its place and renamed, so a reader never meets a part
+/// of it, even if this process is killed.
 pub(super) fn write(path: &Path, text: &str) -> io::Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;
     }
-    fs::write(path, text)
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".new");
+    let beside = path.with_file_name(name);
+    fs::write(&beside, text)?;
+    fs::rename(&beside, path)
 }
 
 /// Returns the path of this CPU's record in the source tree.

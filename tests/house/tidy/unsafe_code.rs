@@ -12,6 +12,7 @@ const UNSAFE: &[&str] = &[
     "src/bench/gpu.rs",
     "src/bench/host.rs",
     "src/bench/load.rs",
+    "src/bench/samples.rs",
     "src/bench/trainer.rs",
     "src/collective.rs",
     "src/cuda/context.rs",

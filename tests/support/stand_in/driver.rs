@@ -44,6 +44,9 @@ unsafe impl Driver for StandIn {
     }
 
     fn load(&self, image: &[u8]) -> Result<Module> {
+        if let Some(gate) = &self.gate {
+            gate();
+        }
         assert!(image == b"stand-in" || image == FOREIGN, "an image of {} bytes", image.len());
         let module = self.handle("load")?;
         Ok(Module(if image == FOREIGN { 0 } else { module }))

@@ -69,6 +69,8 @@ pub(crate) struct StandIn {
     state: Mutex<State>,
     /// Whether kernels run as fibers.
     fibers: bool,
+    /// Called before kernels are loaded, as each stepper does once.
+    gate: Option<Box<dyn Fn() + Send + Sync>>,
 }
 
 impl StandIn {
@@ -78,7 +80,13 @@ impl StandIn {
 
     /// Makes one that runs the `.cu` files' own kernels.
     pub(crate) fn with_fibers() -> Arc<StandIn> {
-        Arc::new(StandIn { state: Mutex::default(), fibers: true })
+        Arc::new(StandIn { state: Mutex::default(), fibers: true, gate: None })
+    }
+
+    /// Makes one that calls `gate` before it loads kernels, for a test that holds a bench between two rows.
+    #[allow(dead_code)]
+    pub(crate) fn with_gate(gate: impl Fn() + Send + Sync + 'static) -> Arc<StandIn> {
+        Arc::new(StandIn { state: Mutex::default(), fibers: false, gate: Some(Box::new(gate)) })
     }
 
     /// Returns the calls since the last call of this.

@@ -38,6 +38,7 @@ pub(super) fn run(options: &Arguments, cuda: &Cuda, report: &mut Report) -> Resu
             let mode = format!("{mode:?}").to_lowercase();
             print_line(&format!("{mode:<12}{case:<20}{}", spread.show(2)))?;
             report.handover.push(HandoverRow { mode, case: case.to_owned(), grad_ready_us: spread });
+            report.save()?;
         }
     }
     Ok(())

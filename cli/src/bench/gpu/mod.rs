@@ -1,8 +1,11 @@
 //! `instep bench --device cuda:N`: the same benches on a GPU, timed by its own events.
 //!
-//! As in nccl-tests, a sweep over sizes prints one line each, in the same units. The ceiling is a copy on the same
-//! device, timed in the same round. Every case is compared with the host's bits before it is timed.
+//! As in nccl-tests, a sweep over sizes prints one line each, in the same units. The ceiling is the faster of two copies
+//! on the same device, timed in the same round. Every step is compared with the host's bits before it is timed. Files are
+//! written anew after each row.
 
+mod control;
+mod graph;
 mod handover;
 mod overlap;
 mod plot;
@@ -15,7 +18,7 @@ use std::path::PathBuf;
 
 use instep::cuda::Cuda;
 
-use super::{Arguments, Bench, record};
+use super::{Arguments, Bench};
 use crate::Failure;
 use crate::console::print_line;
 use report::Report;
@@ -25,10 +28,10 @@ use sweep::{Blocks, parse_elements};
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Options of --device cuda:N")]
 pub(super) struct Options {
-    /// Smallest bucket of the step bench in elements, like 64Ki or 1Mi [default: 64Ki].
+    /// Smallest bucket of the step and norm benches in elements, like 64Ki or 1Mi [default: 64Ki].
     #[arg(long, value_name = "N", value_parser = parse_elements)]
     min_elements: Option<usize>,
-    /// Largest bucket of the step bench [default: 256Mi].
+    /// Largest bucket of the step and norm benches [default: 256Mi].
     #[arg(long, value_name = "N", value_parser = parse_elements)]
     max_elements: Option<usize>,
     /// Ratio of one size to the previous one [default: 4].
@@ -38,13 +41,14 @@ pub(super) struct Options {
     /// overlap: all,2x,1x].
     #[arg(long, value_name = "BLOCKS", value_delimiter = ',')]
     max_blocks: Vec<Blocks>,
-    /// Kernels of the overlap bench, built by scripts/bench-kernels.sh [default: INSTEP_BENCH_KERNELS].
+    /// Kernels that scripts/bench-kernels.sh builds, for the overlap bench and as second ceiling of steps and norms a copy
+    /// by the multiprocessors [default: INSTEP_BENCH_KERNELS].
     #[arg(long, value_name = "FILE")]
     kernels: Option<PathBuf>,
-    /// Also write every figure to this file.
+    /// Also write every figure to this file, after each row.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Also draw the share of the ceiling by size, as an SVG file.
+    /// Also draw the share of the ceiling by size, as an SVG file, after each row.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
     /// Also write a trace of the overlap bench for ui.perfetto.dev.
@@ -77,16 +81,27 @@ impl Options {
 }
 
 pub(super) fn run(options: &Arguments, cuda: &Cuda) -> Result<(), Failure> {
-    let files = &options.gpu;
+    let set = || std::env::var_os("INSTEP_BENCH_KERNELS").map(PathBuf::from);
+    let path = options.gpu.kernels.clone().or_else(set);
+    let kernels = path.map(|path| std::fs::read(&path).map_err(Failure::file(&path))).transpose()?;
+    let kernels = kernels.as_deref();
     let mut report = Report::new(cuda, options);
     print_line(&report.device.to_string())?;
     if options.wants(Bench::Step) {
-        step::run(options, cuda, &mut report)?;
+        step::run(options, cuda, kernels, &mut report)?;
+    }
+    if options.wants(Bench::Norm) {
+        step::run_norms(options, cuda, kernels, &mut report)?;
+    }
+    if options.wants(Bench::Control) {
+        control::run(options, cuda, &mut report)?;
+    }
+    if options.wants(Bench::Graph) {
+        graph::run(options, cuda, &mut report)?;
     }
     if options.wants(Bench::Overlap) {
-        let set = || std::env::var_os("INSTEP_BENCH_KERNELS").map(PathBuf::from);
-        match files.kernels.clone().or_else(set) {
-            Some(path) => overlap::run(options, cuda, &path, &mut report)?,
+        match kernels {
+            Some(image) => overlap::run(options, cuda, image, &mut report)?,
             None if options.only.is_empty() => print_line(
                 "\nSKIPPED: overlap, which needs --kernels FILE; scripts/bench-kernels.sh makes one",
             )?,
@@ -99,17 +114,6 @@ pub(super) fn run(options: &Arguments, cuda: &Cuda) -> Result<(), Failure> {
     if options.wants(Bench::Handover) {
         handover::run(options, cuda, &mut report)?;
     }
-    let text = report.to_json();
-    if let Some(path) = &files.json {
-        record::write(path, &text).map_err(Failure::file(path))?;
-    }
-    if options.record {
-        let path = record::folder_of(&report.device.name).join("cuda.json");
-        record::write(&path, &text).map_err(Failure::file(&path))?;
-        print_line(&format!("recorded in {}", path.display()))?;
-    }
-    if let Some(path) = &files.svg {
-        record::write(path, &plot::draw(&report)).map_err(Failure::file(path))?;
-    }
-    Ok(())
+    report.save()?;
+    report.judge()
 }

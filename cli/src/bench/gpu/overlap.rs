@@ -3,9 +3,6 @@
 //! Kernels stand for backward and all-reduce (`instep::bench::Load`) on one GPU, without ranks or NCCL. Every mode is
 //! compared with the same pass without an optimizer in the same round. Recorded passes are not timed.
 
-use std::fs;
-use std::path::Path;
-
 use instep::bench::{Load, LoadKind, LoadSize, Mark, Pacing, Times, Trainer};
 use instep::cuda::{Cuda, CudaDevice};
 use instep::layout::Plan;
@@ -43,16 +40,15 @@ struct Bench {
 pub(super) fn run(
     options: &Arguments,
     cuda: &Cuda,
-    kernels: &Path,
+    image: &[u8],
     report: &mut Report,
 ) -> Result<(), Failure> {
-    let image = fs::read(kernels).map_err(Failure::file(kernels))?;
     let size = if options.quick { QUICK } else { FULL };
     let names = (0..size.params).map(|k| format!("p{k}"));
     let layout =
         names.fold(Layout::builder(), |builder, name| builder.param(name, size.elements())).build()?;
     let trainer = Trainer::new(cuda)?;
-    let load = Load::new(&trainer, &image, size)?;
+    let load = Load::new(&trainer, image, size)?;
     let bench = Bench { trainer, load, ids: layout.ids().collect(), layout };
     print_line(&format!(
         "\noverlap: {} parameters of {} elements, AdamW, buckets of {} MiB; all-reduce of a stand-in, {} us and {} GB/s; \
@@ -141,7 +137,7 @@ impl Bench {
         print_line(format!("{backward:<13}{blocks:>6}  {:<14}{exposed}", "exposed us").trim_end())?;
         print_line(format!("{:<21}{:<14}{slowdown}", "", "backward +%").trim_end())?;
         report.overlap.extend(rows);
-        Ok(())
+        report.save()
     }
 
     /// Runs one pass, until the trainer may read every parameter.

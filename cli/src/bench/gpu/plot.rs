@@ -1,7 +1,7 @@
-//! Share of the ceiling against the size of the bucket, as an SVG picture: one line per optimizer.
+//! Share of the ceiling against the size of the bucket, as an SVG picture: one line per optimizer and precision.
 //!
 //! It shows medians with their spread, for single-segment buckets beyond cache under the first limit on blocks. The
-//! axis starts at 0, and only measured points are drawn.
+//! axis starts at 0. Only measured points are drawn, and none whose bits are wrong.
 
 use std::fmt::{self, Write};
 
@@ -22,13 +22,16 @@ pub(super) fn draw(report: &Report) -> String {
 fn try_draw(report: &Report) -> Result<String, fmt::Error> {
     let blocks = report.step.first().and_then(|row| row.case.max_blocks);
     let shown = |row: &&StepRow| {
-        row.case.cache == Cache::Beyond && row.case.segments == 1 && row.case.max_blocks == blocks
+        row.case.cache == Cache::Beyond
+            && row.case.segments == 1
+            && row.case.max_blocks == blocks
+            && row.mismatch().is_none()
     };
     let rows: Vec<&StepRow> = report.step.iter().filter(shown).collect();
     let mut sizes: Vec<usize> = rows.iter().map(|row| row.case.elements).collect();
     sizes.sort_unstable();
     sizes.dedup();
-    let most = rows.iter().map(|row| row.percent_of_copy.max).fold(100.0, f64::max);
+    let most = rows.iter().map(|row| row.percent_of_ceiling.max).fold(100.0, f64::max);
     let top_percent = (most / 20.0).ceil() * 20.0;
     let x = |elements: usize| {
         let place = sizes.iter().position(|size| *size == elements).unwrap_or_default();
@@ -45,7 +48,7 @@ fn try_draw(report: &Report) -> Result<String, fmt::Error> {
     let name = report.device.name.replace('&', "&amp;").replace('<', "&lt;");
     writeln!(
         text,
-        "<text x=\"{LEFT}\" y=\"24\">{name}: step of a bucket, % of a copy that moves as much</text>"
+        "<text x=\"{LEFT}\" y=\"24\">{name}: step of a bucket, % of the faster copy of as many bytes</text>"
     )?;
     for tick in 0..=(top_percent / 20.0) as u32 {
         let (percent, class) = (tick * 20, if tick == 5 { "full" } else { "grid" });
@@ -66,17 +69,21 @@ fn try_draw(report: &Report) -> Result<String, fmt::Error> {
         "<text class=\"in\" x=\"{middle}\" y=\"{}\">elements of the bucket</text>",
         BOTTOM + 42.0
     )?;
-    let mut names: Vec<&str> = rows.iter().map(|row| row.case.optimizer.as_str()).collect();
+    let name_of = |row: &StepRow| match row.case.precision.as_str() {
+        "f32" => row.case.name().to_owned(),
+        precision => format!("{} {precision}", row.case.name()),
+    };
+    let mut names: Vec<String> = rows.iter().map(|row| name_of(row)).collect();
     names.dedup();
     for (k, (name, colour)) in names.iter().zip(COLOURS.iter().cycle()).enumerate() {
-        let own: Vec<&&StepRow> = rows.iter().filter(|row| row.case.optimizer == *name).collect();
+        let own: Vec<&&StepRow> = rows.iter().filter(|row| name_of(row) == *name).collect();
         let points: Vec<String> = own
             .iter()
-            .map(|row| format!("{:.1},{:.1}", x(row.case.elements), y(row.percent_of_copy.median)))
+            .map(|row| format!("{:.1},{:.1}", x(row.case.elements), y(row.percent_of_ceiling.median)))
             .collect();
         writeln!(text, "<polyline class=\"line\" stroke=\"{colour}\" points=\"{}\"/>", points.join(" "))?;
         for row in own {
-            let (at, spread) = (x(row.case.elements), row.percent_of_copy);
+            let (at, spread) = (x(row.case.elements), row.percent_of_ceiling);
             let (low, high) = (y(spread.min), y(spread.max));
             write!(
                 text,

@@ -1,14 +1,20 @@
 //! Every figure of a run on a GPU, with its machine, as JSON.
 //!
-//! Units are in the names. The JSON holds the same figures as the printed tables.
+//! Units are in the names. The JSON holds the same figures as the printed tables. It is saved after each row, so a run that
+//! is cut off leaves what it has measured.
 
 use std::fmt;
+use std::path::PathBuf;
 
+use instep::bench::Work;
 use instep::cuda::Cuda;
 use serde::Serialize;
 
 use super::super::{Arguments, record};
+use super::plot;
 use super::sweep::Case;
+use super::verify::Compared;
+use crate::Failure;
 use crate::bench::statistics::Spread;
 
 #[derive(Serialize)]
@@ -17,10 +23,17 @@ pub(super) struct Report {
     commit: String,
     quick: bool,
     pub(super) step: Vec<StepRow>,
-    /// Cases of the step bench that do not fit into memory.
+    pub(super) norm: Vec<StepRow>,
+    /// Cases of steps and norms that do not fit into memory.
     pub(super) skipped: Vec<Case>,
+    pub(super) control: Vec<ControlRow>,
+    pub(super) graph: Vec<GraphRow>,
     pub(super) overlap: Vec<OverlapRow>,
     pub(super) handover: Vec<HandoverRow>,
+    #[serde(skip)]
+    json: Vec<PathBuf>,
+    #[serde(skip)]
+    svg: Option<PathBuf>,
 }
 
 /// The GPU.
@@ -32,7 +45,7 @@ pub(super) struct DeviceLine {
     l2_bytes: u64,
 }
 
-/// One line of the step bench.
+/// One line of the step bench, or of the norm's.
 #[derive(Serialize)]
 pub(super) struct StepRow {
     #[serde(flatten)]
@@ -42,13 +55,47 @@ pub(super) struct StepRow {
     pub(super) steps_per_sample: usize,
     pub(super) bytes_per_element: f64,
     pub(super) step_us: Spread,
+    /// The driver's copy.
     pub(super) copy_us: Spread,
+    /// The copy by the multiprocessors; null without its kernel.
+    pub(super) sm_copy_us: Option<Spread>,
     /// Bytes that a step moves, divided by its median time.
     pub(super) step_gb_per_s: f64,
     pub(super) copy_gb_per_s: f64,
-    pub(super) percent_of_copy: Spread,
+    pub(super) sm_copy_gb_per_s: Option<f64>,
+    /// The copy with the smaller median time: `copy` or `sm_copy`.
+    pub(super) ceiling: &'static str,
+    pub(super) percent_of_ceiling: Spread,
     /// Samples in which the GPU may have waited for the host.
     pub(super) starved_samples: usize,
+    /// Time that the GPU was busy with this case before its first round.
+    pub(super) warm_up_ms: f64,
+    /// Null for a norm, which tests compare.
+    pub(super) compared: Option<Compared>,
+}
+
+/// One line of the control bench: Begin or Decide of a pass.
+#[derive(Serialize)]
+pub(super) struct ControlRow {
+    pub(super) launch: &'static str,
+    pub(super) params: usize,
+    pub(super) launches_per_sample: usize,
+    pub(super) launch_us: Spread,
+    pub(super) starved_samples: usize,
+    pub(super) warm_up_ms: f64,
+}
+
+/// One line of the graph bench: whole passes, made call by call or as a captured graph.
+#[derive(Serialize)]
+pub(super) struct GraphRow {
+    /// `call by call` or `replay`.
+    pub(super) pass: &'static str,
+    pub(super) params: usize,
+    pub(super) buckets: usize,
+    /// Time of the calls on the trainer's thread.
+    pub(super) host_us: Spread,
+    /// On the trainer's stream, from before the pass until every parameter may be read.
+    pub(super) device_us: Spread,
 }
 
 /// One line of the overlap bench: a mode, a limit on blocks and a kind of backward.
@@ -84,14 +131,62 @@ impl Report {
             multiprocessors: driver.multiprocessors(),
             l2_bytes: driver.l2_bytes(),
         };
-        let commit = record::commit();
-        let quick = options.quick;
-        Report { device, commit, quick, step: vec![], skipped: vec![], overlap: vec![], handover: vec![] }
+        let recorded = options.record.then(|| record::folder_of(&device.name).join("cuda.json"));
+        Report {
+            device,
+            commit: record::commit(),
+            quick: options.quick,
+            step: vec![],
+            norm: vec![],
+            skipped: vec![],
+            control: vec![],
+            graph: vec![],
+            overlap: vec![],
+            handover: vec![],
+            json: options.gpu.json.clone().into_iter().chain(recorded).collect(),
+            svg: options.gpu.svg.clone(),
+        }
     }
 
-    pub(super) fn to_json(&self) -> String {
+    /// Where rows of this work go.
+    pub(super) fn rows(&mut self, work: Work) -> &mut Vec<StepRow> {
+        if work == Work::Norm { &mut self.norm } else { &mut self.step }
+    }
+
+    /// Writes the files that were asked for, with the rows so far.
+    pub(super) fn save(&self) -> Result<(), Failure> {
+        for path in &self.json {
+            record::write(path, &self.to_json()).map_err(Failure::file(path))?;
+        }
+        match &self.svg {
+            Some(path) => record::write(path, &plot::draw(self)).map_err(Failure::file(path)),
+            None => Ok(()),
+        }
+    }
+
+    /// Fails if a row's bits are not the host's.
+    pub(super) fn judge(&self) -> Result<(), Failure> {
+        let mismatches: Vec<&str> = self.step.iter().filter_map(StepRow::mismatch).collect();
+        match mismatches.first() {
+            Some(first) => {
+                let (count, of) = (mismatches.len(), self.step.len());
+                Err(Failure::Bench(format!(
+                    "step: {count} of {of} rows differ from the host's bits; first {first}"
+                )))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn to_json(&self) -> String {
         // Plain structs with string keys always serialize.
         serde_json::to_string_pretty(self).unwrap_or_default() + "\n"
+    }
+}
+
+impl StepRow {
+    pub(super) fn mismatch(&self) -> Option<&str> {
+        self.compared.as_ref()?.mismatch.as_deref()
     }
 }
 

@@ -1,15 +1,18 @@
-//! One bucket's step against a copy of as many bytes, round by round.
+//! One bucket's step, or its norm, against copies of as many bytes, round by round.
 //!
 //! A sample is a row of launches between two events, all queued before the first one starts. Only times of the same
-//! round are divided by each other, and step and copy alternate in running first. No sample is dropped.
+//! round are divided by each other, and the order of a round alternates. No sample is dropped. Every row is saved before
+//! the next case begins; a step with a wrong bit is a marked row, and the others still run.
+
+use std::time::Duration;
 
 use instep::Error;
-use instep::bench::{GpuLauncher, Sample};
+use instep::bench::{GpuLauncher, Sample, Work};
 use instep::cuda::Cuda;
 
 use super::report::{Report, StepRow};
 use super::sweep::{self, Case};
-use super::verify::Expected;
+use super::verify::{Compared, Expected};
 use crate::Failure;
 use crate::bench::Arguments;
 use crate::bench::cases::WORLD_SIZE;
@@ -19,42 +22,93 @@ use crate::console::print_line;
 /// A sample moves about as many bytes, unless that takes more launches than are queued at a time.
 const SAMPLE_BYTES: u64 = 2 << 30;
 const MOST_LAUNCHES: u64 = 64;
+/// The GPU is busy with a case for so long before its first round: clocks drop while the CPU compares.
+pub(super) const WARM_UP: Duration = Duration::from_millis(300);
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 const OUT_OF_MEMORY: i32 = 2;
 
-pub(super) fn run(options: &Arguments, cuda: &Cuda, report: &mut Report) -> Result<(), Failure> {
+pub(super) fn run(
+    options: &Arguments,
+    cuda: &Cuda,
+    kernels: Option<&[u8]>,
+    report: &mut Report,
+) -> Result<(), Failure> {
     print_line(&format!(
-        "step of one bucket (divide by {WORLD_SIZE} included), one launch (LAMB: two), against a device-to-device copy that \
-         moves as many bytes; median (min-max)"
+        "step of one bucket (divide by {WORLD_SIZE} included), one launch (LAMB: two), {}",
+        against(kernels)
     ))?;
-    print_line(
-        "optimizer  elements  segm. cache    blocks  B/elem  step us                     GB/s  copy us                     \
-         % of copy",
-    )?;
-    let mut expected = None;
-    for case in sweep::cases(options, cuda)? {
-        if expected.as_ref().is_none_or(|(rule, _)| *rule != case.rule) {
-            expected = Some((case.rule, Expected::new(case.rule)?));
+    all(options, sweep::steps(options, cuda)?, cuda, kernels, report)
+}
+
+pub(super) fn run_norms(
+    options: &Arguments,
+    cuda: &Cuda,
+    kernels: Option<&[u8]>,
+    report: &mut Report,
+) -> Result<(), Failure> {
+    print_line(&format!("\nnorm of one bucket, which only reads, {}", against(kernels)))?;
+    all(options, sweep::norms(options, cuda)?, cuda, kernels, report)
+}
+
+fn against(kernels: Option<&[u8]>) -> &'static str {
+    match kernels {
+        Some(_) => {
+            "against two copies that move as many bytes, the driver's and one by the multiprocessors; the ceiling is the \
+             faster of the two; median (min-max)"
         }
+        None => {
+            "against the driver's device-to-device copy of as many bytes (with --kernels FILE also one by the \
+             multiprocessors); median (min-max)"
+        }
+    }
+}
+
+fn all(
+    options: &Arguments,
+    cases: Vec<Case>,
+    cuda: &Cuda,
+    kernels: Option<&[u8]>,
+    report: &mut Report,
+) -> Result<(), Failure> {
+    print_line(
+        "name      precision              elements  segm. cache    blocks  B/elem  time us                     GB/s  \
+         copy us                     SM copy us                  % of ceiling",
+    )?;
+    let mut starved = false;
+    for case in cases {
         let mut launcher = match case.launcher(cuda) {
             Err(error) if matches!(error.cause(), Error::Device { code: OUT_OF_MEMORY, .. }) => {
                 print_line(&format!(
-                    "{:<10}{:>9}  SKIPPED: the memory does not suffice",
-                    case.optimizer, case.elements
+                    "{:<10}{:<20}{:>11}  SKIPPED: the memory does not suffice",
+                    case.name(),
+                    case.precision,
+                    case.elements
                 ))?;
                 report.skipped.push(case);
+                report.save()?;
                 continue;
             }
             made => made?,
         };
-        if let Some((_, expected)) = &expected {
-            expected.verify(&case, &mut launcher)?;
+        if let Some(image) = kernels {
+            launcher.load_sm_copy(image)?;
         }
-        let row = measure(options, case, &mut launcher)?;
+        let expected = Expected::new(&case);
+        expected.fill(&mut launcher)?;
+        let compared = match case.work {
+            Work::Step => Some(expected.compare(&case, &mut launcher)?),
+            _ => None,
+        };
+        let row = measure(options, case, compared, &mut launcher)?;
         print_line(&line(&row))?;
-        report.step.push(row);
+        starved |= row.starved_samples > 0;
+        if let Some(mismatch) = row.mismatch() {
+            print_line(&format!("MISMATCH: {mismatch}"))?;
+        }
+        report.rows(row.case.work).push(row);
+        report.save()?;
     }
-    if report.step.iter().any(|row| row.starved_samples > 0) {
+    if starved {
         print_line(
             "*: in some samples the GPU began before all was queued, and may have waited for the host",
         )?;
@@ -62,62 +116,85 @@ pub(super) fn run(options: &Arguments, cuda: &Cuda, report: &mut Report) -> Resu
     Ok(())
 }
 
-fn measure(options: &Arguments, case: Case, launcher: &mut GpuLauncher) -> Result<StepRow, Failure> {
-    let bytes = launcher.step_bytes(0);
+fn measure(
+    options: &Arguments,
+    case: Case,
+    compared: Option<Compared>,
+    launcher: &mut GpuLauncher,
+) -> Result<StepRow, Failure> {
+    let bytes = match case.work {
+        Work::Norm => launcher.norm_bytes(0),
+        _ => launcher.step_bytes(0),
+    };
     let buckets = launcher.plan().buckets().len() as u32;
     let most = if options.quick { MOST_LAUNCHES / 8 } else { MOST_LAUNCHES };
     let launches = (SAMPLE_BYTES / bytes).clamp(1, most) as usize;
+    let mut works = vec![case.work, Work::Copy(bytes)];
+    works.extend(launcher.has_sm_copy().then_some(Work::SmCopy(bytes)));
+    let warm_up = if options.quick { Duration::ZERO } else { WARM_UP };
+    let all: Vec<u32> = (0..buckets).collect();
+    let warm_up_ns = launcher.warm_up(case.work, &all, warm_up)?;
     let mut next = 0;
     let mut take = || -> Vec<u32> {
         let taken = (0..launches as u32).map(|k| (next + k) % buckets).collect();
         next = (next + launches as u32) % buckets;
         taken
     };
-    let us = |sample: &Sample| sample.device_ns * 1e-3 / launches as f64;
-    let (mut steps, mut copies, mut starved_samples) = (Vec::new(), Vec::new(), 0);
+    let us = |sample: Sample| sample.device_ns * 1e-3 / launches as f64;
+    let (mut times, mut starved_samples) = (vec![Vec::new(); works.len()], 0);
     for round in 0..=options.rounds(21) {
-        let (step, copy) = if round % 2 == 0 {
-            let step = launcher.time_steps(&take())?;
-            (step, launcher.time_copies(&take())?)
-        } else {
-            let copy = launcher.time_copies(&take())?;
-            (launcher.time_steps(&take())?, copy)
-        };
-        // The first round warms up clocks and loads code.
-        if round > 0 {
-            steps.push(us(&step));
-            copies.push(us(&copy));
-            starved_samples += [step, copy].iter().filter(|sample| sample.starved).count();
+        let mut order: Vec<usize> = (0..works.len()).collect();
+        if round % 2 == 1 {
+            order.reverse();
+        }
+        for k in order {
+            let sample = launcher.time(works[k], &take())?;
+            // The first round loads code.
+            if round > 0 {
+                times[k].push(us(sample));
+                starved_samples += usize::from(sample.starved);
+            }
         }
     }
-    let percent_of_copy = Spread::of(steps.iter().zip(&copies).map(|(step, copy)| 100.0 * copy / step));
-    let (step_us, copy_us) = (Spread::of(steps), Spread::of(copies));
+    let spreads: Vec<Spread> = times.iter().map(|times| Spread::of(times.iter().copied())).collect();
+    let fastest =
+        (1..works.len()).min_by(|a, b| spreads[*a].median.total_cmp(&spreads[*b].median)).unwrap_or(1);
+    let shares = times[0].iter().zip(&times[fastest]).map(|(work, copy)| 100.0 * copy / work);
+    let gb_per_s = |spread: &Spread| bytes as f64 * 1e-3 / spread.median;
     Ok(StepRow {
         buckets: buckets as usize,
         steps_per_sample: launches,
         bytes_per_element: bytes as f64 / case.elements as f64,
-        step_us,
-        copy_us,
-        step_gb_per_s: bytes as f64 * 1e-3 / step_us.median,
-        copy_gb_per_s: bytes as f64 * 1e-3 / copy_us.median,
-        percent_of_copy,
+        step_us: spreads[0],
+        copy_us: spreads[1],
+        sm_copy_us: spreads.get(2).copied(),
+        step_gb_per_s: gb_per_s(&spreads[0]),
+        copy_gb_per_s: gb_per_s(&spreads[1]),
+        sm_copy_gb_per_s: spreads.get(2).map(gb_per_s),
+        ceiling: ["", "copy", "sm_copy"][fastest],
+        percent_of_ceiling: Spread::of(shares),
         starved_samples,
+        warm_up_ms: warm_up_ns * 1e-6,
+        compared,
         case,
     })
 }
 
 fn line(row: &StepRow) -> String {
-    let StepRow { case, bytes_per_element, step_us, step_gb_per_s, copy_us, percent_of_copy, .. } = row;
+    let StepRow { case, bytes_per_element, step_us, step_gb_per_s, copy_us, percent_of_ceiling, .. } = row;
     let blocks = case.max_blocks.map_or("all".to_owned(), |blocks| blocks.to_string());
     format!(
-        "{:<10}{:>9}  {:>5} {:<8} {blocks:>6}  {bytes_per_element:>6}  {:<26}{step_gb_per_s:>6.0}  {:<28}{}{}",
-        case.optimizer,
+        "{:<10}{:<20}{:>11}  {:>5} {:<8} {blocks:>6}  {bytes_per_element:>6.2}  {:<26}{step_gb_per_s:>6.0}  {:<28}{:<28}{}{}{}",
+        case.name(),
+        case.precision,
         case.elements,
         case.segments,
         format!("{:?}", case.cache).to_lowercase(),
         step_us.show(2),
         copy_us.show(2),
-        percent_of_copy.show(1),
+        row.sm_copy_us.map_or("-".to_owned(), |us| us.show(2)),
+        percent_of_ceiling.show(1),
         if row.starved_samples > 0 { " *" } else { "" },
+        if row.mismatch().is_some() { " MISMATCH" } else { "" },
     )
 }

@@ -1,28 +1,24 @@
 //! The cases of the step bench: sizes, in cache or beyond it, and limits on blocks.
 //!
-//! Values are the host bench's functions of the index. This file does not know how much memory there is; the step bench
-//! reports a case that does not fit.
+//! AdamW comes first, because a run may be cut off. This file does not know how much memory there is; the bench reports a
+//! case that does not fit.
 
 use std::str::FromStr;
 
 use instep::Layout;
-use instep::bench::GpuLauncher;
+use instep::bench::{GpuCase, GpuLauncher, Work};
 use instep::cuda::Cuda;
-use instep::op::Memory;
 use serde::Serialize;
 
 use crate::bench::Arguments;
-use crate::bench::cases::{self, WORLD_SIZE, gradient, parameter};
+use crate::bench::cases::{self, WORLD_SIZE};
+use crate::bench::precisions::{Kind, storage};
 
 /// Number of segments in a typical DDP bucket: 25 MiB of 50 parameters.
 const BUCKET_SEGMENTS: usize = 50;
 const BUCKET_ELEMENTS: usize = (25 << 20) / 4;
-/// Gradients and parameters repeat after this prime number of elements.
-pub(super) const PERIODS: (usize, usize) = (613, 977);
-/// Number of elements that are filled or compared at a time.
-pub(super) const PART: usize = 16 << 20;
 /// A multiple of this many elements needs no padding.
-const GRAIN: usize = 256 * WORLD_SIZE as usize;
+pub(super) const GRAIN: usize = 256 * WORLD_SIZE as usize;
 
 /// Most thread blocks of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,11 +41,17 @@ pub(super) enum Cache {
 /// One line of the table.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Case {
-    pub(super) optimizer: String,
+    /// Null for the norm, which knows no optimizer.
+    pub(super) optimizer: Option<String>,
+    pub(super) precision: String,
     #[serde(skip)]
     pub(super) rule: cases::Case,
     #[serde(skip)]
-    states: usize,
+    pub(super) kind: Kind,
+    #[serde(skip)]
+    pub(super) work: Work,
+    #[serde(skip)]
+    pub(super) states: usize,
     pub(super) elements: usize,
     pub(super) segments: usize,
     pub(super) cache: Cache,
@@ -92,8 +94,20 @@ pub(super) fn parse_elements(text: &str) -> Result<usize, String> {
         .ok_or_else(|| format!("a multiple of {GRAIN}, like 64Ki or 1Mi"))
 }
 
-/// All lines: optimizer by optimizer, sizes ascending, then the bucket of many segments.
-pub(super) fn cases(options: &Arguments, cuda: &Cuda) -> instep::Result<Vec<Case>> {
+/// All steps: optimizer by optimizer and precision by precision, sizes ascending, then the bucket of many segments.
+pub(super) fn steps(options: &Arguments, cuda: &Cuda) -> instep::Result<Vec<Case>> {
+    let mut rules = options.optimizers();
+    rules.sort_by_key(|rule| rule.name() != "adamw");
+    cases(options, cuda, &rules, Work::Step)
+}
+
+/// All norms, likewise. SGD steps these buckets, because it has no states that take memory.
+pub(super) fn norms(options: &Arguments, cuda: &Cuda) -> instep::Result<Vec<Case>> {
+    let rules = cases::Case::all().into_iter().filter(|rule| rule.name() == "sgd");
+    cases(options, cuda, &rules.collect::<Vec<_>>(), Work::Norm)
+}
+
+fn cases(options: &Arguments, cuda: &Cuda, rules: &[cases::Case], work: Work) -> instep::Result<Vec<Case>> {
     let gpu = &options.gpu;
     let largest = gpu.max_elements.unwrap_or(256 << 20);
     let factor = usize::from(gpu.factor.unwrap_or(4));
@@ -104,16 +118,27 @@ pub(super) fn cases(options: &Arguments, cuda: &Cuda) -> instep::Result<Vec<Case
         shapes.push((BUCKET_ELEMENTS, BUCKET_SEGMENTS));
     }
     let mut cases = Vec::new();
-    for rule in options.optimizers() {
+    for &rule in rules {
         let states = rule.optimizer()?.state_names().len();
-        for &(elements, segments) in &shapes {
-            for blocks in gpu.blocks(&[Blocks::All]) {
-                for cache in [Cache::Beyond, Cache::Resident] {
-                    let max_blocks = blocks.of(cuda);
-                    let optimizer = rule.name();
-                    let case = Case { optimizer, rule, states, elements, segments, cache, max_blocks };
-                    if cache == Cache::Beyond || case.is_resident(cuda.driver().l2_bytes()) {
-                        cases.push(case);
+        for &kind in &options.precision {
+            for &(elements, segments) in &shapes {
+                for blocks in gpu.blocks(&[Blocks::All]) {
+                    for cache in [Cache::Beyond, Cache::Resident] {
+                        let case = Case {
+                            optimizer: (work == Work::Step).then(|| rule.name()),
+                            precision: kind.name(),
+                            rule,
+                            kind,
+                            work,
+                            states,
+                            elements,
+                            segments,
+                            cache,
+                            max_blocks: blocks.of(cuda),
+                        };
+                        if cache == Cache::Beyond || case.is_resident(cuda.driver().l2_bytes()) {
+                            cases.push(case);
+                        }
                     }
                 }
             }
@@ -123,12 +148,24 @@ pub(super) fn cases(options: &Arguments, cuda: &Cuda) -> instep::Result<Vec<Case
 }
 
 impl Case {
-    /// Bytes of all arrays.
-    fn footprint(&self) -> u64 {
-        (self.elements * 4 * (2 + self.states)) as u64
+    /// The optimizer's name, or what else is timed.
+    pub(super) fn name(&self) -> &str {
+        self.optimizer.as_deref().unwrap_or("norm")
     }
 
-    /// Whether the case and a copy that moves as many bytes as a step fit into half of the cache.
+    /// Bytes of all arrays that the work touches, without the scales of 8-bit states.
+    fn footprint(&self) -> u64 {
+        let precision = self.kind.precision();
+        let (grad, states) = (precision.grad.bytes(), self.states as u64 * precision.moments.bytes());
+        let stepped = if self.work == Work::Step {
+            precision.param.bytes() + precision.master.bytes() + states
+        } else {
+            0
+        };
+        self.elements as u64 * (grad + stepped)
+    }
+
+    /// Whether the case and a copy that moves as many bytes fit into half of the cache.
     fn is_resident(&self, l2_bytes: u64) -> bool {
         4 * self.footprint() <= l2_bytes
     }
@@ -140,7 +177,7 @@ impl Case {
         }
     }
 
-    /// Allocates and fills the memory of this case.
+    /// Allocates the memory of this case.
     pub(super) fn launcher(&self, cuda: &Cuda) -> instep::Result<GpuLauncher> {
         let buckets = self.buckets(cuda.driver().l2_bytes());
         let length = self.elements / self.segments;
@@ -150,42 +187,19 @@ impl Case {
         if let Some(blocks) = self.max_blocks {
             cuda = cuda.max_blocks(blocks);
         }
-        let cap_bytes = (self.elements * 4) as u64;
-        let optimizer = self.rule.optimizer()?;
-        let mut launcher = GpuLauncher::new(&layout, &*optimizer, cap_bytes, WORLD_SIZE, &cuda)?;
-        fill(&mut launcher, Memory::Grads, PERIODS.0, gradient)?;
-        fill(&mut launcher, Memory::Params, PERIODS.1, parameter)?;
-        Ok(launcher)
+        let case = GpuCase {
+            cap_bytes: self.elements as u64 * self.kind.precision().grad.bytes(),
+            world_size: WORLD_SIZE,
+            storage: storage(self.kind),
+            clips: false,
+        };
+        GpuLauncher::new(&layout, &*self.rule.optimizer()?, case, &cuda)
     }
-}
-
-/// Writes `value(k)`, which repeats after `period` elements, to every element `k`.
-fn fill(
-    launcher: &mut GpuLauncher,
-    memory: Memory,
-    period: usize,
-    value: impl Fn(usize) -> f32,
-) -> instep::Result<()> {
-    let all = launcher.plan().arena_len() as usize;
-    let values: Vec<f32> = (0..all.min(PART) + period).map(value).collect();
-    for first in (0..all).step_by(PART) {
-        let count = (all - first).min(PART);
-        launcher.write(memory, first as u64, &values[first % period..][..count])?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn values_repeat_after_their_periods() {
-        for k in [0, 1, 612, 976, 5000, 598_900] {
-            assert_eq!(gradient(k), gradient(k + PERIODS.0));
-            assert_eq!(parameter(k), parameter(k + PERIODS.1));
-        }
-    }
 
     #[test]
     fn sizes_and_blocks_are_read_and_nonsense_is_not() {

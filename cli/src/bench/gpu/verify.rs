@@ -1,90 +1,216 @@
-//! Compares the results of a case with the host device, bit by bit, before anything is timed.
+//! Fills a case's memory, and compares two steps of it with the host device, byte by byte, before it is timed.
 //!
-//! Values repeat, so the host computes one period for any number of elements, unless an update depends on the whole
-//! parameter. Every stepped element of parameters and states is compared.
+//! Values repeat after [`PERIOD`] elements, so the host computes one period for any number of elements, unless an update
+//! depends on the whole parameter. Up to [`WHOLE`] elements all are compared; beyond, the tiles of [`tiles`], because a
+//! comparison of everything takes seconds in which the GPU's clocks drop.
 
 use std::ops::Range;
 
 use instep::bench::{GpuLauncher, Launcher};
-use instep::layout::Storage;
 use instep::op::Memory;
 use instep::{Isa, Layout};
+use serde::Serialize;
 
-use super::sweep::{Case, PART, PERIODS};
-use crate::Failure;
+use super::sweep::{Case, GRAIN};
 use crate::bench::cases::{self, WORLD_SIZE, gradient, parameter};
+use crate::bench::precisions::{Kind, storage};
 
 const STEPS: usize = 2;
+/// Gradients and parameters repeat after so many elements: whole tiles of a launch and whole blocks of 8-bit states.
+const PERIOD: usize = 1 << 20;
+/// Up to so many elements, all are compared.
+const WHOLE: u64 = 16 << 20;
+/// Tiles that are compared of more elements, each one period long.
+const TILES: u64 = 16;
+const SEED: u64 = 1;
 
-/// The expected values of one optimizer.
+/// What was compared, and the first difference.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Compared {
+    /// Elements compared of each memory.
+    pub(super) elements: u64,
+    /// Elements of each memory.
+    pub(super) of: u64,
+    pub(super) sample: String,
+    /// Null if all bytes are the host's.
+    pub(super) mismatch: Option<String>,
+}
+
+/// The host's results for one optimizer and precision.
 pub(super) struct Expected {
-    memories: Vec<(Memory, Vec<f32>)>,
+    rule: cases::Case,
+    kind: Kind,
 }
 
 impl Expected {
-    /// Of a period.
-    pub(super) fn new(rule: cases::Case) -> instep::Result<Expected> {
-        Expected::of(rule, 0..PERIODS.0 * PERIODS.1)
+    pub(super) fn new(case: &Case) -> Expected {
+        Expected { rule: case.rule, kind: case.kind }
     }
 
-    /// Of one parameter of these elements.
-    fn of(rule: cases::Case, elements: Range<usize>) -> instep::Result<Expected> {
-        let (first, len) = (elements.start, elements.len());
-        let layout = Layout::builder().param("w", len).build()?;
-        let optimizer = rule.optimizer()?;
-        let mut host =
-            Launcher::new(&layout, &*optimizer, u64::MAX, WORLD_SIZE, Storage::default(), Isa::best(), 1)?;
-        host.elements(Memory::Params).iter_mut().zip(first..).for_each(|(x, k)| *x = parameter(k));
-        host.elements(Memory::Grads).iter_mut().zip(first..).for_each(|(x, k)| *x = gradient(k));
-        for _ in 0..STEPS {
-            host.begin()?;
-            host.step(0)?;
-        }
-        let states = (0..optimizer.state_names().len()).map(|k| Memory::State(k as u8));
-        let memories = [Memory::Params].into_iter().chain(states);
-        let values = memories.map(|memory| (memory, host.elements(memory)[..len].to_vec()));
-        Ok(Expected { memories: values.collect() })
-    }
-
-    /// Steps all buckets of a fresh launcher as often as the host did, and compares.
-    pub(super) fn verify(&self, case: &Case, launcher: &mut GpuLauncher) -> Result<(), Failure> {
-        for _ in 0..STEPS {
-            launcher.step_all()?;
-        }
-        if !case.rule.is_scaled() {
-            return self.compare(case, launcher, 0..launcher.plan().arena_len() as usize);
-        }
-        for segment in launcher.plan().segments().to_vec() {
-            let elements = segment.start as usize..(segment.start + segment.len) as usize;
-            Expected::of(case.rule, elements.clone())?.compare(case, launcher, elements)?;
-        }
-        Ok(())
-    }
-
-    /// Of these elements, the first of which is the first that is expected.
-    fn compare(
-        &self,
-        case: &Case,
-        launcher: &mut GpuLauncher,
-        elements: Range<usize>,
-    ) -> Result<(), Failure> {
-        let mut got = vec![0.0; elements.len().min(PART)];
-        for (memory, expected) in &self.memories {
-            for first in elements.clone().step_by(PART) {
-                let part = &mut got[..(elements.end - first).min(PART)];
-                launcher.read(*memory, first as u64, part)?;
-                let wanted = expected.iter().cycle().skip((first - elements.start) % expected.len());
-                let differs = part.iter().zip(wanted).position(|(a, b)| a.to_bits() != b.to_bits());
-                if let Some(at) = differs {
-                    let (k, got) = (first + at, part[at]);
-                    let wanted = expected[(k - elements.start) % expected.len()];
-                    let name = &case.optimizer;
-                    return Err(Failure::Bench(format!(
-                        "{name} {memory:?} element {k}: {got:e} on the GPU, {wanted:e} on the host; report this as a bug"
-                    )));
-                }
+    /// Fills gradients, parameters and their masters.
+    pub(super) fn fill(&self, launcher: &mut GpuLauncher) -> instep::Result<()> {
+        let all = launcher.plan().arena_len();
+        let period = all.min(PERIOD as u64);
+        let mut host = self.host(0, period as usize, 1)?;
+        for memory in Memory::of_tensors(host.plan(), 0) {
+            let periods = WHOLE.min(all) / period;
+            let (bytes, part) = (host.bytes(memory, 0).repeat(periods as usize), period * periods);
+            for first in (0..all).step_by(part as usize) {
+                let count = part.min(all - first);
+                let length = bytes.len() as u64 * count / part;
+                launcher.write(memory, first..first + count, &bytes[..length as usize])?;
             }
         }
         Ok(())
+    }
+
+    /// Steps all buckets of a filled launcher twice, as the host does, and compares.
+    pub(super) fn compare(&self, case: &Case, launcher: &mut GpuLauncher) -> instep::Result<Compared> {
+        for _ in 0..STEPS {
+            launcher.step_all()?;
+        }
+        let (plan, period) = (launcher.plan(), PERIOD as u64);
+        let (all, is_scaled) = (plan.arena_len(), self.rule.is_scaled());
+        // What an update depends on: its parameter, or itself alone.
+        let (units, ranges, sample): (Vec<Range<u64>>, _, _) = if self.kind.name().contains("stochastic") {
+            // Random bits depend on an element's place in the layout, so only the first parameter's are the host's.
+            let first = plan.segment_of(0);
+            let count = if is_scaled { first.len } else { first.len.min(period) };
+            let unit = first.start..first.start + count;
+            (vec![unit.clone()], vec![unit], "the start of the first parameter".to_owned())
+        } else {
+            let units = if is_scaled {
+                plan.segments().iter().map(|s| s.start..s.start + s.len).collect()
+            } else {
+                (0..all).step_by(PERIOD).map(|first| first..all.min(first + period)).collect()
+            };
+            let sample = match all {
+                ..=WHOLE => "all".to_owned(),
+                _ => format!("first and last tile, {} at random with seed {SEED}", TILES - 2),
+            };
+            (units, tiles(all), sample)
+        };
+        let mut compared = Compared {
+            elements: ranges.iter().map(|r| r.end - r.start).sum(),
+            of: all,
+            sample,
+            mismatch: None,
+        };
+        let mut host: Option<((u64, u64), Launcher)> = None;
+        for unit in units {
+            let parts = ranges.iter().map(|r| r.start.max(unit.start)..r.end.min(unit.end));
+            let parts: Vec<Range<u64>> = parts.filter(|part| part.start < part.end).collect();
+            if parts.is_empty() {
+                continue;
+            }
+            let key = (unit.start % period, unit.end - unit.start);
+            if host.as_ref().is_none_or(|(of, _)| *of != key) {
+                let mut made =
+                    self.host(key.0, key.1 as usize, instep::Pool::from_environment()?.threads())?;
+                for _ in 0..STEPS {
+                    made.begin()?;
+                    made.step(0)?;
+                }
+                host = Some((key, made));
+            }
+            let Some((_, host)) = &mut host else { continue };
+            for part in parts {
+                let found = difference(case, launcher, host, &unit, part)?;
+                compared.mismatch = compared.mismatch.or(found);
+            }
+        }
+        Ok(compared)
+    }
+
+    /// One parameter of these elements on the host.
+    fn host(&self, first: u64, len: usize, threads: usize) -> instep::Result<Launcher> {
+        let layout = Layout::builder().param("w", len).build()?;
+        let optimizer = self.rule.optimizer()?;
+        let storage = storage(self.kind);
+        let mut host =
+            Launcher::new(&layout, &*optimizer, u64::MAX, WORLD_SIZE, storage, Isa::best(), threads)?;
+        let place = |k: usize| (first as usize + k) % PERIOD;
+        host.fill(Memory::Params, |k| parameter(place(k)))?;
+        host.fill(Memory::Grads, |k| gradient(place(k)))?;
+        Ok(host)
+    }
+}
+
+/// The first difference of a part of a unit, in any memory.
+fn difference(
+    case: &Case,
+    launcher: &mut GpuLauncher,
+    host: &mut Launcher,
+    unit: &Range<u64>,
+    part: Range<u64>,
+) -> instep::Result<Option<String>> {
+    let elements = unit.end - unit.start;
+    for memory in Memory::of_tensors(launcher.plan(), case.states).filter(|memory| *memory != Memory::Grads) {
+        let wanted = host.bytes(memory, 0);
+        // Cuts are at whole blocks, so they are at whole bytes.
+        let at = |element: u64| (wanted.len() as u64 * (element - unit.start) / elements) as usize;
+        let wanted = &wanted[at(part.start)..at(part.end)];
+        let mut got = vec![0; wanted.len()];
+        launcher.read(memory, part.clone(), &mut got)?;
+        if got == wanted {
+            continue;
+        }
+        let count = got.iter().zip(wanted).filter(|(a, b)| a != b).count();
+        let first = got.iter().zip(wanted).position(|(a, b)| a != b).unwrap_or_default();
+        let element = part.start + first as u64 * (part.end - part.start) / got.len() as u64;
+        let (name, precision) = (case.name(), &case.precision);
+        return Ok(Some(format!(
+            "{name} {precision} {memory:?} element {element}: byte {:#04x} on the GPU, {:#04x} on the host, and \
+             {count} of {} bytes from element {} on differ; report this as a bug",
+            got[first],
+            wanted[first],
+            got.len(),
+            part.start,
+        )));
+    }
+    Ok(None)
+}
+
+/// What is compared of so many elements: all, or the first and the last tile, and one at a random place in each of as many
+/// equal parts of what lies between.
+fn tiles(all: u64) -> Vec<Range<u64>> {
+    if all <= WHOLE {
+        return vec![0..all];
+    }
+    let (tile, grain) = (PERIOD as u64, GRAIN as u64);
+    let share = (all - 2 * tile) / (TILES - 2);
+    let between = (0..TILES - 2).map(|k| {
+        let room = (share - tile) / grain + 1;
+        (tile + k * share + random(SEED.wrapping_add(k)) % room * grain) / grain * grain
+    });
+    let firsts = [0].into_iter().chain(between).chain([all - tile]);
+    firsts.map(|first| first..first + tile).collect()
+}
+
+/// SplitMix64 (Steele, Lea and Flood 2014).
+fn random(seed: u64) -> u64 {
+    let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_has_both_ends_and_tiles_over_the_whole_range_that_do_not_overlap() {
+        assert_eq!(tiles(WHOLE), [0..WHOLE]);
+        for all in [WHOLE + 2048, 64 << 20, 256 << 20, (2048 << 20) + 2048] {
+            let tiles = tiles(all);
+            assert_eq!(tiles.len() as u64, TILES);
+            assert_eq!((tiles[0].start, tiles[TILES as usize - 1].end), (0, all));
+            let share = all / (TILES - 2);
+            for (a, b) in tiles.iter().zip(&tiles[1..]) {
+                assert!(a.end <= b.start && b.start - a.end < 2 * share, "{a:?} {b:?}");
+                assert!(b.start % GRAIN as u64 == 0 && b.end - b.start == PERIOD as u64);
+            }
+        }
     }
 }

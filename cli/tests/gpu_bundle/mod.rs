@@ -1,0 +1,164 @@
+//! A dry run of benches/gpu/run.sh: a run that is killed in the middle of any stage leaves all that was finished before.
+//!
+//! The bundle is one of stand-ins (`bundle.rs`). The benches are the real ones on the stand-in driver. A stage is held in
+//! its middle, and then every process of the run is killed, so no test depends on a time.
+
+mod bundle;
+
+use std::collections::BTreeMap;
+use std::process::Command;
+
+use serde_json::Value;
+
+use bundle::Bundle;
+
+/// The seconds that the parts may take, and the stages of each with their limits, as `run.sh list` prints them.
+fn stages(bundle: &Bundle) -> Vec<(String, String, u32)> {
+    let output = bundle.command(&["list"]).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let stage = |line: &str| {
+        let [part, name, limit] = line.split(' ').collect::<Vec<_>>()[..] else { panic!("{line}") };
+        (part.to_owned(), name.to_owned(), limit.parse().unwrap())
+    };
+    text.lines().map(stage).collect()
+}
+
+/// Checks all that a run has left after these stages have ended, whatever it was doing then.
+fn check(bundle: &Bundle, finished: &[String]) {
+    let record: Value = serde_json::from_slice(&bundle.read("out/record.json")).unwrap();
+    let named: Vec<&str> =
+        record["stages"].as_array().unwrap().iter().map(|s| s["name"].as_str().unwrap()).collect();
+    assert_eq!(named, finished);
+    assert_eq!(record["commit"], "0123456789ab");
+    if finished.is_empty() {
+        return;
+    }
+    let table = String::from_utf8(bundle.read("out/table.txt")).unwrap();
+    assert!(finished.iter().all(|name| table.contains(&format!("\n{name} "))), "{table}");
+    let archived = bundle.archived();
+    for name in finished {
+        assert!(archived.contains_key(&format!("{name}/log")), "{name}: {:?}", archived.keys());
+    }
+    for (path, bytes) in
+        archived.iter().filter(|(path, _)| path.ends_with(".json") && !path.contains(".cut-"))
+    {
+        let report: Value = serde_json::from_slice(bytes).unwrap_or_else(|error| panic!("{path}: {error}"));
+        assert!(report.is_object(), "{path}");
+    }
+}
+
+/// The rows of the bench that is held, in the file that it writes as it goes.
+fn rows_so_far(bundle: &Bundle, stage: &str) -> usize {
+    let folder = bundle.path(&format!("out/now/{stage}"));
+    let mut count = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some("json") => {
+                let report: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+                let rows = report.as_object().unwrap().values().filter_map(Value::as_array).map(Vec::len);
+                count += rows.sum::<usize>();
+            }
+            Some("csv") if path.file_stem().unwrap() == "torch" => {
+                count += std::fs::read_to_string(&path).unwrap().lines().count() - 2;
+            }
+            _ => {}
+        }
+    }
+    count
+}
+
+#[test]
+fn limits_of_stages_fit_their_part_and_every_stage_is_known() {
+    let bundle = Bundle::new();
+    let mut sums: BTreeMap<String, u32> = BTreeMap::new();
+    for (part, _, limit) in stages(&bundle) {
+        *sums.entry(part).or_default() += limit;
+    }
+    // A few seconds stay for the record between stages.
+    let budgets = [("part1", 4 * 60), ("part2", 9 * 60), ("part3", 9 * 60)];
+    assert!(sums.len() == 3 && budgets.iter().all(|(part, budget)| sums[*part] + 10 <= *budget), "{sums:?}");
+    let count = |bundle: &Bundle| bundle.command(&["count"]).output().unwrap();
+    let counted = String::from_utf8(count(&bundle).stdout).unwrap();
+    assert!(counted.contains("\nmemcheck: 1 tests: host_run::many_segments "), "{counted}");
+    bundle.write("tests", "#!/bin/sh\n");
+    assert_eq!(
+        count(&bundle).status.code(),
+        Some(3),
+        "a stage without a test is noticed before it has a GPU"
+    );
+    let output = bundle.command(&["adamw", "nonsense"]).output().unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(2) && message.contains("nonsense: no such stage"), "{message}");
+}
+
+#[test]
+fn a_run_that_is_killed_in_any_stage_leaves_all_before_it_and_the_next_call_goes_on() {
+    let bundle = Bundle::new();
+    let all: Vec<String> = stages(&bundle).into_iter().map(|(_, name, _)| name).collect();
+    for (k, stage) in all.iter().enumerate() {
+        bundle.kill_in(stage);
+        check(&bundle, &all[..k]);
+        if bundle.is_measured(stage) {
+            assert!(rows_so_far(&bundle, stage) >= 1, "{stage} had rows when it was killed");
+        }
+    }
+    let output = bundle.command(&[]).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stdout));
+    check(&bundle, &all);
+    let (log, archived) = (String::from_utf8(bundle.read("out/run.log")).unwrap(), bundle.archived());
+    for stage in &all {
+        let begun = log.matches(&format!("\n== {stage} (at")).count();
+        assert_eq!(begun, 2, "{stage} runs until it was killed, and once more");
+        assert!(archived.contains_key(&format!("{stage}.cut-1/log")), "what {stage} had is kept");
+    }
+    let few: Vec<_> = std::fs::read_dir(bundle.path("out")).unwrap().collect();
+    assert_eq!(few.len(), 4, "{few:?}");
+    // Nothing is left to do.
+    let before = bundle.read("out/run.log").len();
+    assert_eq!(bundle.command(&["part1"]).output().unwrap().status.code(), Some(0));
+    let more = bundle.read("out/run.log").split_off(before);
+    assert!(!String::from_utf8(more).unwrap().contains("(at"));
+}
+
+#[test]
+fn a_stage_that_fails_is_late_or_is_absent_is_not_passed_and_stops_no_other() {
+    let bundle = Bundle::new();
+    bundle.remove("torch_gpu.py");
+    bundle.write("tests", "#!/bin/sh\ncase $* in *--list*) ;; *) exit 1 ;; esac\n");
+    let output = bundle.command(&["bits", "torch", "handover"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(3), "{}", String::from_utf8_lossy(&output.stdout));
+    let record: Value = serde_json::from_slice(&bundle.read("out/record.json")).unwrap();
+    let exits: Vec<_> =
+        record["stages"].as_array().unwrap().iter().map(|s| (&s["name"], &s["exit"])).collect();
+    let [bits, torch, handover] = ["bits", "torch", "handover"].map(Value::from);
+    assert_eq!(exits, [(&bits, &3.into()), (&torch, &3.into()), (&handover, &0.into())]);
+    // Another commit's results are not mixed with these.
+    bundle.write("commit", "ba9876543210");
+    let output = bundle.command(&["info"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+}
+
+#[test]
+fn a_script_finds_its_bundle_wherever_it_lies() {
+    let bundle = Bundle::new();
+    // A bundle directly below the root: no folder has two above it.
+    let code = "import sys; sys.argv = ['x']; exec(open(sys.stdin.fileno()).read())";
+    let text = String::from_utf8(std::fs::read(bundle.path("rows.py")).unwrap()).unwrap();
+    for place in ["/torch_bundle/rows.py", "/rows.py"] {
+        let script = format!("__file__ = {place:?}\n{text}\nprint(ROOT)");
+        bundle.write("script.py", &script);
+        let file = std::fs::File::open(bundle.path("script.py")).unwrap();
+        let output = Command::new("python3").args(["-c", code]).stdin(file).output().unwrap();
+        let found = String::from_utf8(output.stdout).unwrap();
+        let folder = std::path::Path::new(place).parent().unwrap().to_str().unwrap();
+        assert_eq!(found.trim(), folder, "{}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+/// The dry run's `instep`: a bench on the stand-in driver, of small sizes, held after its first row where it is told to.
+#[test]
+#[ignore = "cli/tests/gpu_bundle/bundle.rs: its `instep` runs this as a process of its own"]
+fn instep_of_the_dry_run() {
+    bundle::run_bench();
+}
