@@ -10,6 +10,7 @@ use instep::cuda::Cuda;
 use instep::layout::Storage;
 use instep::{AdamW, Layout};
 
+use super::files::save;
 use super::report::{ControlRow, Report};
 use super::step::WARM_UP;
 use crate::Failure;
@@ -57,7 +58,7 @@ pub(super) fn run(options: &Arguments, cuda: &Cuda, report: &mut Report) -> Resu
                 starved_samples,
                 warm_up_ms: warm_up_ns * 1e-6,
             });
-            report.save()?;
+            save(options, report)?;
         }
     }
     Ok(())

@@ -9,6 +9,7 @@ use instep::bench::{Mark, Trainer};
 use instep::cuda::{CapturedPass, Cuda, CudaDevice};
 use instep::{AdamW, Layout, ParamId, Pass, Solo, Stepper};
 
+use super::files::save;
 use super::report::{GraphRow, Report};
 use crate::Failure;
 use crate::bench::Arguments;
@@ -57,7 +58,7 @@ pub(super) fn run(options: &Arguments, cuda: &Cuda, report: &mut Report) -> Resu
             print_line(&format!("{pass:<13}{buckets:>8}  {:<28}{}", host_us.show(1), device_us.show(1)))?;
             report.graph.push(GraphRow { pass, params: PARAMS, buckets, host_us, device_us });
         }
-        report.save()?;
+        save(options, report)?;
     }
     Ok(())
 }

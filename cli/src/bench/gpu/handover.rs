@@ -9,6 +9,7 @@ use instep::bench::Trainer;
 use instep::cuda::{Cuda, CudaDevice};
 use instep::{AdamW, Layout, Mode, ParamId, Solo, Stepper};
 
+use super::files::save;
 use super::report::{HandoverRow, Report};
 use crate::Failure;
 use crate::bench::Arguments;
@@ -38,7 +39,7 @@ pub(super) fn run(options: &Arguments, cuda: &Cuda, report: &mut Report) -> Resu
             let mode = format!("{mode:?}").to_lowercase();
             print_line(&format!("{mode:<12}{case:<20}{}", spread.show(2)))?;
             report.handover.push(HandoverRow { mode, case: case.to_owned(), grad_ready_us: spread });
-            report.save()?;
+            save(options, report)?;
         }
     }
     Ok(())

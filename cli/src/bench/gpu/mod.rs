@@ -5,6 +5,7 @@
 //! written anew after each row.
 
 mod control;
+mod files;
 mod graph;
 mod handover;
 mod overlap;
@@ -114,6 +115,6 @@ pub(super) fn run(options: &Arguments, cuda: &Cuda) -> Result<(), Failure> {
     if options.wants(Bench::Handover) {
         handover::run(options, cuda, &mut report)?;
     }
-    report.save()?;
+    files::save(options, &report)?;
     report.judge()
 }

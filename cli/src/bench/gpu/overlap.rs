@@ -10,6 +10,7 @@ use instep::op::Stream;
 use instep::timeline::{Interval, Lane, draw_picture, exposure, write_trace};
 use instep::{AdamW, Layout, Mode, ParamId, Stepper};
 
+use super::files::save;
 use super::report::{OverlapRow, Report};
 use super::sweep::Blocks;
 use crate::Failure;
@@ -137,7 +138,7 @@ impl Bench {
         print_line(format!("{backward:<13}{blocks:>6}  {:<14}{exposed}", "exposed us").trim_end())?;
         print_line(format!("{:<21}{:<14}{slowdown}", "", "backward +%").trim_end())?;
         report.overlap.extend(rows);
-        report.save()
+        save(options, report)
     }
 
     /// Runs one pass, until the trainer may read every parameter.

@@ -1,17 +1,14 @@
 //! Every figure of a run on a GPU, with its machine, as JSON.
 //!
-//! Units are in the names. The JSON holds the same figures as the printed tables. It is saved after each row, so a run that
-//! is cut off leaves what it has measured.
+//! Units are in the names. The JSON holds the same figures as the printed tables. `files.rs` writes it after each row.
 
 use std::fmt;
-use std::path::PathBuf;
 
 use instep::bench::Work;
 use instep::cuda::Cuda;
 use serde::Serialize;
 
 use super::super::{Arguments, record};
-use super::plot;
 use super::sweep::Case;
 use super::verify::Compared;
 use crate::Failure;
@@ -30,10 +27,6 @@ pub(super) struct Report {
     pub(super) graph: Vec<GraphRow>,
     pub(super) overlap: Vec<OverlapRow>,
     pub(super) handover: Vec<HandoverRow>,
-    #[serde(skip)]
-    json: Vec<PathBuf>,
-    #[serde(skip)]
-    svg: Option<PathBuf>,
 }
 
 /// The GPU.
@@ -131,7 +124,6 @@ impl Report {
             multiprocessors: driver.multiprocessors(),
             l2_bytes: driver.l2_bytes(),
         };
-        let recorded = options.record.then(|| record::folder_of(&device.name).join("cuda.json"));
         Report {
             device,
             commit: record::commit(),
@@ -143,25 +135,12 @@ impl Report {
             graph: vec![],
             overlap: vec![],
             handover: vec![],
-            json: options.gpu.json.clone().into_iter().chain(recorded).collect(),
-            svg: options.gpu.svg.clone(),
         }
     }
 
     /// Where rows of this work go.
     pub(super) fn rows(&mut self, work: Work) -> &mut Vec<StepRow> {
         if work == Work::Norm { &mut self.norm } else { &mut self.step }
-    }
-
-    /// Writes the files that were asked for, with the rows so far.
-    pub(super) fn save(&self) -> Result<(), Failure> {
-        for path in &self.json {
-            record::write(path, &self.to_json()).map_err(Failure::file(path))?;
-        }
-        match &self.svg {
-            Some(path) => record::write(path, &plot::draw(self)).map_err(Failure::file(path)),
-            None => Ok(()),
-        }
     }
 
     /// Fails if a row's bits are not the host's.
@@ -178,7 +157,7 @@ impl Report {
         }
     }
 
-    fn to_json(&self) -> String {
+    pub(super) fn to_json(&self) -> String {
         // Plain structs with string keys always serialize.
         serde_json::to_string_pretty(self).unwrap_or_default() + "\n"
     }

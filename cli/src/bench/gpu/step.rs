@@ -10,6 +10,7 @@ use instep::Error;
 use instep::bench::{GpuLauncher, Sample, Work};
 use instep::cuda::Cuda;
 
+use super::files::save;
 use super::report::{Report, StepRow};
 use super::sweep::{self, Case};
 use super::verify::{Compared, Expected};
@@ -85,7 +86,7 @@ fn all(
                     case.elements
                 ))?;
                 report.skipped.push(case);
-                report.save()?;
+                save(options, report)?;
                 continue;
             }
             made => made?,
@@ -106,7 +107,7 @@ fn all(
             print_line(&format!("MISMATCH: {mismatch}"))?;
         }
         report.rows(row.case.work).push(row);
-        report.save()?;
+        save(options, report)?;
     }
     if starved {
         print_line(
