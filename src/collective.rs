@@ -176,6 +176,12 @@ pub trait Collective: Send + Sync {
         Ok(())
     }
 
+    /// Returns a hold, which a captured pass keeps until its graph has been freed; `None` if graphs need none. A
+    /// communicator that cannot end while a graph has its calls counts them, and refuses to be closed.
+    fn hold(&self) -> Option<Box<dyn Any + Send + Sync>> {
+        None
+    }
+
     /// Ends the group: every rank's current and later calls fail with the cause. This must not block.
     fn abort(&self, cause: &Error);
 
@@ -226,6 +232,10 @@ impl<C: Collective + ?Sized> Collective for Box<C> {
 
     fn check(&self) -> Result<()> {
         (**self).check()
+    }
+
+    fn hold(&self) -> Option<Box<dyn Any + Send + Sync>> {
+        (**self).hold()
     }
 
     fn abort(&self, cause: &Error) {

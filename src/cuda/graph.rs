@@ -5,6 +5,7 @@
 //! capture all streams wait for the trainer's, because positions recorded inside a graph mean nothing outside.
 #![allow(unsafe_code)]
 
+use std::any::Any;
 use std::sync::Arc;
 
 use super::CudaDevice;
@@ -19,6 +20,8 @@ pub struct CapturedPass {
     graph: Graph,
     /// The plan of the stepper that made it. The graph keeps the plan, so no later plan can have its address.
     owner: Arc<Plan>,
+    /// Keeps the communicator open, whose calls the graph has. Dropped after the graph.
+    _hold: Option<Box<dyn Any + Send + Sync>>,
 }
 
 impl std::fmt::Debug for CapturedPass {
@@ -67,9 +70,11 @@ impl CudaDevice {
         let failed = self.failed.take();
         let compute = self.streams.stream(Stream::Compute);
         let captured = Entered::new(&*self.driver).and_then(|_entered| {
+            let hold = self.comm.hold();
             // SAFETY: as in `begin_capture`.
             let graph = unsafe { self.driver.end_capture(compute)? };
-            Ok(CapturedPass { driver: Arc::clone(&self.driver), graph, owner: Arc::clone(&self.plan) })
+            let (driver, owner) = (Arc::clone(&self.driver), Arc::clone(&self.plan));
+            Ok(CapturedPass { driver, graph, owner, _hold: hold })
         });
         failed.map_or(captured, |error| Err(error.cause().clone()))
     }

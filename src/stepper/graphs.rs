@@ -44,7 +44,8 @@ impl Stepper<CudaDevice> {
     /// # Ordering
     /// `trainer` must put its work on the stream that the stepper was built with, or on streams that fork from it and
     /// join it again, must not wait for any of it, and must use addresses: copies from and to the host are refused. All
-    /// ranks capture the same pass.
+    /// ranks capture the same pass. The captured pass keeps the communicator open, so
+    /// [`Nccl::close`](crate::cuda::Nccl::close) comes after it is dropped.
     ///
     /// # Errors
     /// `Order` if a pass is open, none has been made yet, since the first one gives all ranks rank 0's parameters, or

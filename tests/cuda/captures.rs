@@ -3,12 +3,16 @@
 //! The stand-in refuses what a driver refuses: waits across a capture's border, queries inside one, a stream that is
 //! left capturing. Each test shows that the stepper goes on afterwards with the host's bits.
 
+use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use instep::cuda::{Cuda, CudaDevice};
 use instep::layout::ForeignBucket;
-use instep::{Borrowed, Error, Layout, Mode, Pass, Result, Solo, Stepper, Unused};
+use instep::{
+    Borrowed, Collective, Error, Layout, Mode, Pass, Place, Result, Solo, Stepper, Unused, collective,
+};
 
 use crate::support::stand_in::calls::Call;
 use crate::support::stand_in::{COMPUTE, StandIn};
@@ -181,6 +185,74 @@ fn a_capture_that_has_outlived_its_stepper_is_no_other_steppers() {
         }
         captures.push(stepper.capture(|pass| whole(pass, &layout)).unwrap());
     }
+}
+
+/// A communicator that counts its holds, and sees that a hold outlives its graph.
+struct Held {
+    stand_in: Arc<StandIn>,
+    alive: Arc<AtomicUsize>,
+}
+
+struct Hold {
+    stand_in: Arc<StandIn>,
+    alive: Arc<AtomicUsize>,
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let alive = self.alive.fetch_sub(1, Relaxed) - 1;
+        assert_eq!(self.stand_in.live_graphs(), alive, "a hold ends before its graph");
+    }
+}
+
+impl Collective for Held {
+    fn rank(&self) -> u32 {
+        0
+    }
+
+    fn world_size(&self) -> u32 {
+        1
+    }
+
+    fn reaches(&self, place: Place) -> bool {
+        place == Place::Cuda(0)
+    }
+
+    fn hold(&self) -> Option<Box<dyn Any + Send + Sync>> {
+        self.alive.fetch_add(1, Relaxed);
+        Some(Box::new(Hold { stand_in: Arc::clone(&self.stand_in), alive: Arc::clone(&self.alive) }))
+    }
+
+    unsafe fn enqueue(&self, _: &collective::Call) -> Result<()> {
+        Ok(())
+    }
+
+    fn abort(&self, _: &Error) {}
+}
+
+#[test]
+fn a_captured_pass_holds_its_communicator_until_its_graph_is_freed() {
+    let ((stand_in, cuda), layout) = (gpu(), layout(&[300]));
+    let alive = Arc::new(AtomicUsize::new(0));
+    let holds = || alive.load(Relaxed);
+    let comm = Held { stand_in: Arc::clone(&stand_in), alive: Arc::clone(&alive) };
+    let options = options(Mode::Eager);
+    let mut stepper = options.stepper_on(&cuda, &layout, few_optimizers()[2], comm).unwrap();
+    paint_params(&mut stepper);
+    let gradient = painted(&options);
+    pass(&mut stepper, &options, |param, values| gradient(0, param, values)).unwrap();
+    assert_eq!(holds(), 0);
+    let first = stepper.capture(|pass| whole(pass, &layout)).unwrap();
+    let second = stepper.capture(|pass| whole(pass, &layout)).unwrap();
+    assert_eq!((holds(), stand_in.live_graphs()), (2, 2));
+    stepper.capture(|_| Err(Error::order("test", "made up", ""))).unwrap_err();
+    assert_eq!(holds(), 2, "a failed capture holds nothing");
+    drop(first);
+    assert_eq!(holds(), 1);
+    stepper.close().unwrap();
+    assert_eq!(holds(), 1, "a captured pass outlives its stepper");
+    drop(second);
+    assert_eq!((holds(), stand_in.live_graphs()), (0, 0));
 }
 
 #[test]

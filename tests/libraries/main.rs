@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, unsafe_code)]
 
 mod driver;
+mod nccl;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -4,6 +4,7 @@
 //! caller's stream, and one thread at a time enqueues per device.
 #![allow(unsafe_code)]
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, TryLockError};
@@ -36,7 +37,7 @@ use crate::handle::Place;
 /// every rank, and from the stepper's thread. [`External`](crate::cuda::External) needs only the program's
 /// communicator.
 ///
-/// Dropping the last handle closes the group on another thread. If the program ends before that thread does, or if a
+/// Dropping the last handle closes the group on another thread; a captured pass counts as a handle. If the program ends before that thread does, or if a
 /// panic drops the handle, peers that still wait get `PeerLost`.
 #[derive(Clone)]
 pub struct Nccl {
@@ -76,6 +77,7 @@ impl Nccl {
             warnings: warnings(std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok()),
             group,
             raw: Mutex::new(Some(raw)),
+            captured: Arc::new(()),
             failure: Mutex::new(None),
         };
         Ok(Nccl { shared: Arc::new(shared) })
@@ -87,12 +89,21 @@ impl Nccl {
     }
 
     /// Waits until every collective has ended on all ranks of this machine, and ends the group. All ranks call it
-    /// within the deadline; afterwards other handles return an error.
+    /// within the deadline; afterwards every handle returns an error.
+    ///
+    /// # Ordering
+    /// Captured passes of its steppers are dropped first, because NCCL does not end while a graph has its collectives.
     ///
     /// # Errors
-    /// The error that ended the group before, if any; `PeerLost` or `Collective` if a rank does not take part.
-    pub fn close(self) -> Result<()> {
+    /// `Order` while such a captured pass is alive, and nothing has changed; the error that ended the group before, if
+    /// any; `PeerLost` or `Collective` if a rank does not take part.
+    pub fn close(&self) -> Result<()> {
         self.shared.refuse()?;
+        let captured = Arc::strong_count(&self.shared.captured) - 1;
+        if captured > 0 {
+            let wrong = format_args!("captured passes that hold its collectives: {captured}");
+            return Err(Error::order("communicator", wrong, "drop them, then close it"));
+        }
         let Some(raw) = lock(&self.shared.raw).take() else {
             return Err(closed());
         };
@@ -161,6 +172,10 @@ impl Collective for Nccl {
         let outcome = raw.as_ref().map_or(Ok(()), Raw::check);
         drop(raw);
         outcome.map_err(|error| self.shared.fail(error))
+    }
+
+    fn hold(&self) -> Option<Box<dyn Any + Send + Sync>> {
+        Some(Box::new((Arc::clone(&self.shared.captured), self.clone())))
     }
 
     fn abort(&self, cause: &Error) {

@@ -3,7 +3,7 @@
 //! A call to NCCL holds the communicator's lock. Ending it takes it out of the lock, so it is ended once and never
 //! during a call. A drop does not block.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::cuda::nccl::group::Group;
@@ -22,6 +22,8 @@ pub(super) struct Shared {
     pub(super) group: Option<Group>,
     /// `None` once it is being ended.
     pub(super) raw: Mutex<Option<Raw>>,
+    /// Every live captured pass with calls of this communicator has a clone.
+    pub(super) captured: Arc<()>,
     /// The first failure.
     pub(super) failure: Mutex<Option<Error>>,
 }

@@ -27,7 +27,7 @@ impl Nccl {
     ///
     /// # Errors
     /// None: there is no group to close.
-    pub fn close(self) -> Result<()> {
+    pub fn close(&self) -> Result<()> {
         match self.0 {}
     }
 }

@@ -133,6 +133,12 @@ impl StandIn {
         self.state().memory.values().map(|memory| 8 * memory.len()).sum()
     }
 
+    /// Returns the number of graphs that have not been freed.
+    #[allow(dead_code)]
+    pub(crate) fn live_graphs(&self) -> usize {
+        self.state().graphs.len()
+    }
+
     /// Frees all leaked memory.
     pub(crate) fn forget_memory(&self) {
         self.state().memory.clear();
