@@ -23,7 +23,8 @@ from rows import ROOT, Rows, commit
 
 WORLD_SIZE = 8
 SHAPES = {"l3": (1, 1 << 20), "bucket": (50, 131072), "dram": (1, 16 << 20)}
-TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+# A bundle has the library beside its scripts.
+TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT if (ROOT / "release").is_dir() else ROOT / "target"))
 # DeepSpeed builds its kernel at first use, and looks for ninja here.
 os.environ["PATH"] = f"{TARGET / 'peers/venv/bin'}:{os.environ['PATH']}"
 

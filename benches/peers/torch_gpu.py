@@ -1,33 +1,33 @@
 """Optimizer steps on one GPU: instep beside PyTorch's own, in one process, on the same shapes and the same stream.
 
 Every round runs every candidate once, and ratios are taken within a round. Results are compared before anything is
-timed: ours with the CPU's bits, PyTorch's with its own formulas in f64. A candidate that PyTorch refuses is named as
-SKIPPED. benches/README.md derives the columns.
+timed: ours with the CPU's bits, PyTorch's with its own formulas in f64. A wrong result is a row of its own, and the exit
+status is 1. A candidate that PyTorch refuses is named as SKIPPED. The file has the medians of the rounds so far after each
+round. benches/README.md derives the columns.
 """
 
 import argparse
 import ctypes
-import math
-import os
 import pathlib
 import statistics
 import sys
 import time
 import warnings
 
-# TorchScript's, at every functional optimizer.
-warnings.simplefilter("ignore", DeprecationWarning)
-
 try:
     import torch
 
     import peers
-    from peers import ROOT, WORLD_SIZE, values
+    from gpu_shapes import SHAPES, bucket_count
+    from peers import WORLD_SIZE, values
+    from rows import Rows, commit
 except ImportError as error:
     print(f"torch_gpu.py: {error}; benches/peers/setup.sh makes the environment", file=sys.stderr)
     raise SystemExit(2) from None
 
-SHAPES = {"16Mi": (1, 16 << 20), "256Mi": (1, 256 << 20), "bucket": (50, 131072)}
+# TorchScript's, at every functional optimizer; PyTorch's import sets filters of its own.
+warnings.simplefilter("ignore", DeprecationWarning)
+
 # Names, and their numbers in the C entry.
 OPTIMIZERS = {"adamw": 0, "adam": 1, "sgd": 2, "momentum": 3}
 # Values repeat after so many elements; the CPU's entry takes multiples of 256.
@@ -35,6 +35,8 @@ PERIOD = 613 * 977
 CPU_LENGTH = -(-PERIOD // 256) * 256
 # Launches that a device sample queues at most, so that none waits for room.
 QUEUE = 900
+# The GPU is busy for so long before a shape's first round: clocks drop while results are compared.
+WARM_UP_S = 0.3
 
 
 def make_torch(optimizer, params, **options):
@@ -187,29 +189,32 @@ def formula(optimizer, divided):
     return param.detach()
 
 
-def verify_bits(got, period):
+def wrong_bits(got, period):
+    """The first element of ours that differs from the CPU's, or None."""
     wanted = period.to(got.device)
     for start in range(0, len(got), PERIOD):
         part = got[start : start + PERIOD]
         same = part.view(torch.int32) == wanted[: len(part)].view(torch.int32)
-        assert same.all(), f"instep: element {start + int((~same).nonzero()[0])} differs from the CPU's"
+        if not same.all():
+            return f"element {start + int((~same).nonzero()[0])} differs from the CPU's"
+    return None
 
 
-def verify_close(name, got, wanted):
+def far_off(got, wanted):
     worst = (got[: len(wanted)].double().cpu() - wanted).abs().max().item()
-    assert worst < 1e-6, f"{name}: {worst}"
+    return None if worst < 1e-6 else f"{worst} from the formula in f64"
 
 
 def build(optimizer, lib, stream, shape, device, only):
-    """Candidates that PyTorch takes, each compared after its first step."""
-    period, made = cpu_bits(lib, OPTIMIZERS[optimizer]), {}
+    """Candidates that PyTorch takes, each compared after its first step, and what is wrong with any of them."""
+    period, made, wrong = cpu_bits(lib, OPTIMIZERS[optimizer]), {}, {}
     for name, make in candidates(optimizer, lib, stream, shape, device).items():
         if only and name != "instep" and not any(word in name for word in only):
             continue
         if name == "instep":
             made[name] = make()
             made[name].step_all()
-            verify_bits(made[name].all_params(), period)
+            wrong[name] = wrong_bits(made[name].all_params(), period)
             continue
         try:
             candidate = make()
@@ -219,9 +224,19 @@ def build(optimizer, lib, stream, shape, device, only):
             print(f"SKIPPED: {name}, {optimizer}: {type(error).__name__}: {str(error).splitlines()[0][:100]}")
             continue
         candidate.restore(range(shape[0]))
-        verify_close(name, candidate.all_params(), formula(optimizer, candidate.divide))
+        wrong[name] = far_off(candidate.all_params(), formula(optimizer, candidate.divide))
         made[name] = candidate
-    return made
+    return made, {name: what for name, what in wrong.items() if what}
+
+
+def warm_up(made, buckets):
+    """Runs all candidates in turn until the GPU has been busy for long enough, by its own clock."""
+    busy_s = 0.0
+    while busy_s < WARM_UP_S:
+        for candidate in made.values():
+            busy_s += device_sample(candidate, buckets, 0, 1, 0)[0] * (buckets if isinstance(candidate, Instep) else 1)
+            if isinstance(candidate, Torch):
+                candidate.restore([0])
 
 
 def wall_sample(candidate, buckets):
@@ -243,7 +258,8 @@ def device_sample(candidate, buckets, first, count, cycles):
     """Seconds per bucket between two events, all of it queued behind a kernel that sleeps meanwhile."""
     events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
     torch.cuda.synchronize()
-    torch.cuda._sleep(cycles)
+    if cycles:
+        torch.cuda._sleep(cycles)
     events[0].record()
     if isinstance(candidate, Instep):
         candidate.step_all()
@@ -257,22 +273,45 @@ def device_sample(candidate, buckets, first, count, cycles):
     return events[0].elapsed_time(events[1]) * 1e-3 / count, queued_in_time
 
 
+def show(xs, digits):
+    return f"{statistics.median(xs):.{digits}f} ({min(xs):.{digits}f}-{max(xs):.{digits}f})"
+
+
+def ratios(times, name, quantity):
+    return [peer / ours for peer, ours in zip(times[name][quantity], times["instep"][quantity])]
+
+
+def lines_of(optimizer, shape_name, times, wrong, late):
+    """The figures of the rounds so far, as CSV."""
+    lines = [",".join([name, optimizer, shape_name, "mismatch", "1", "1", "1", "1", "0"]) for name in wrong]
+    for name, quantities in times.items():
+        for quantity, us in quantities.items():
+            ratio = ratios(times, name, quantity)
+            for label, xs in ((quantity, us), (quantity.replace("us", "times_instep"), ratio)):
+                figures = [f"{x:.5f}" for x in (statistics.median(xs), min(xs), max(xs))]
+                counts = [str(len(xs)), str(late[name])]
+                lines.append(",".join([name, optimizer, shape_name, label] + figures + counts))
+    return lines
+
+
 def run(optimizer, shape_name, options, lib, rows):
+    """Whether all results were right."""
     device = torch.device("cuda", options.device)
     segments, length = SHAPES[shape_name]
+    states = {"sgd": 0, "momentum": 1}.get(optimizer, 2)
+    l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
+    buckets = bucket_count(shape_name, l2_bytes, states, options.buckets)
     if options.quick:
         length = max(length >> 8, 256)
-    elements = segments * length
-    properties = torch.cuda.get_device_properties(device)
-    states = {"sgd": 0, "momentum": 1}.get(optimizer, 2)
-    buckets = max(2, math.ceil(4 * properties.L2_cache_size / (4 * elements * (2 + states))))
-    buckets = min(buckets, options.buckets) if elements < 64 << 20 else 1
     stream = torch.cuda.Stream(device)
     with torch.cuda.stream(stream):
-        made = build(optimizer, lib, stream, (buckets, segments, length), device, options.only)
+        made, wrong = build(optimizer, lib, stream, (buckets, segments, length), device, options.only)
+        for name, what in wrong.items():
+            print(f"MISMATCH: {name}, {optimizer}, {shape_name}: {what}")
         times = {name: {"device_us": [], "host_us": [], "wall_us": []} for name in made}
         late = dict.fromkeys(made, 0)
         host_s = dict.fromkeys(made, 1e-3)
+        warm_up(made, buckets)
         for round_ in range(options.rounds + 1):
             for name, candidate in made.items():
                 returned, ended = wall_sample(candidate, buckets)
@@ -292,21 +331,19 @@ def run(optimizer, shape_name, options, lib, rows):
                     for quantity, value in (("device_us", seconds), ("host_us", returned), ("wall_us", ended)):
                         times[name][quantity].append(value * 1e6)
                     late[name] += not in_time
+            if round_:
+                rows.put((optimizer, shape_name), lines_of(optimizer, shape_name, times, wrong, late))
         for candidate in made.values():
             candidate.close()
     print(f"\n{optimizer}, {shape_name}: {segments} x {length} elements, {buckets} buckets; us per bucket, median (min-max)")
-    show = lambda xs, digits: f"{statistics.median(xs):.{digits}f} ({min(xs):.{digits}f}-{max(xs):.{digits}f})"
     for name, quantities in times.items():
         line = f"  {name:<45}"
         for quantity, us in quantities.items():
-            ratio = [peer / ours for peer, ours in zip(us, times["instep"][quantity])]
-            line += f"{quantity} {show(us, 1):<28} x instep {show(ratio, 2):<22}"
-            for label, xs in ((quantity, us), (quantity.replace("us", "times_instep"), ratio)):
-                figures = [f"{x:.5f}" for x in (statistics.median(xs), min(xs), max(xs))]
-                rows.append(",".join([name, optimizer, shape_name, label] + figures))
-        print(line.rstrip() + (f" *{late[name]}" if late[name] else ""))
+            line += f"{quantity} {show(us, 1):<28} x instep {show(ratios(times, name, quantity), 2):<22}"
+        print(line.rstrip() + (f" *{late[name]}" if late[name] else "") + (" MISMATCH" if name in wrong else ""))
     if any(late.values()):
         print("  *: so many device samples began before all was queued, and may hold time of the host's")
+    return not wrong
 
 
 def main():
@@ -315,7 +352,7 @@ def main():
     parser.add_argument("--optimizer", action="append", choices=OPTIMIZERS)
     parser.add_argument("--shape", action="append", choices=SHAPES)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--buckets", type=int, default=16, help="at most this many per candidate")
+    parser.add_argument("--buckets", type=int, default=16, help="at most this many per candidate, and at least 8")
     parser.add_argument("--only", action="append", help="candidates whose name contains this; instep always runs")
     parser.add_argument("--quick", action="store_true", help="small shapes: checks that everything runs")
     parser.add_argument("--csv", type=pathlib.Path)
@@ -325,18 +362,16 @@ def main():
         raise SystemExit(2)
     torch.cuda.set_device(options.device)
     lib = library()
-    commit = os.popen(f"git -C '{ROOT}' describe --always --dirty 2>/dev/null").read().strip() or "unknown"
     name = torch.cuda.get_device_properties(options.device).name
-    rows = [f"# torch {torch.__version__}, CUDA {torch.version.cuda}; {name}; commit {commit}"]
-    print(rows[0])
-    rows.append("candidate,optimizer,shape,quantity,median,min,max")
+    head = f"# torch {torch.__version__}, CUDA {torch.version.cuda}; {name}; commit {commit()}"
+    print(head)
+    rows = Rows(options.csv, [head, "candidate,optimizer,shape,quantity,median,min,max,rounds,late_samples"])
+    is_right = True
     for optimizer in options.optimizer or OPTIMIZERS:
         for shape in options.shape or SHAPES:
-            run(optimizer, shape, options, lib, rows)
+            is_right &= run(optimizer, shape, options, lib, rows)
             torch.cuda.empty_cache()
-    if options.csv:
-        options.csv.parent.mkdir(parents=True, exist_ok=True)
-        options.csv.write_text("\n".join(rows) + "\n")
+    raise SystemExit(0 if is_right else 1)
 
 
 if __name__ == "__main__":

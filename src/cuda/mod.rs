@@ -86,6 +86,10 @@ impl Cuda {
 
     /// Sets the stream that forward and backward run on. Unset: the legacy default stream. The per-thread default
     /// stream (handle 2) differs between threads, so a stepper on it must stay on its thread.
+    ///
+    /// Create it with a higher priority than the steps' ([`optim_priority`](Self::optim_priority)), such as -1
+    /// (`cuStreamCreateWithPriority`; `torch.cuda.Stream(priority=-1)`). Blocks of an equal priority wait their turn, so a
+    /// backward kernel would otherwise start after all blocks of a step beside it.
     pub fn compute_stream(mut self, stream: StreamHandle) -> Cuda {
         self.compute = stream;
         self

@@ -156,6 +156,28 @@ fn a_script_finds_its_bundle_wherever_it_lies() {
     }
 }
 
+#[test]
+fn a_pass_beside_pytorch_has_eight_buckets_beyond_the_cache_and_the_bucket_case_comes_first() {
+    let code = "import gpu_shapes as g\n\
+                print(*g.SHAPES)\n\
+                for l2 in (6 << 20, 50 << 20, 60 << 20, 126 << 20):\n    \
+                    for shape, (segments, length) in g.SHAPES.items():\n        \
+                        for states in range(3):\n            \
+                            count = g.bucket_count(shape, l2, states, 16)\n            \
+                            print(count, count * segments * length * 4 * (2 + states) >= 4 * l2)";
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/peers");
+    let mut python = Command::new("python3");
+    let output = python.args(["-B", "-c", code]).current_dir(folder).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let mut lines = text.lines();
+    assert_eq!(lines.next(), Some("bucket 256Mi 16Mi"), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(lines.clone().count(), 4 * 3 * 3);
+    for line in lines {
+        let (count, is_beyond) = line.split_once(' ').unwrap();
+        assert!((8..=16).contains(&count.parse::<u32>().unwrap()) && is_beyond == "True", "{line}");
+    }
+}
+
 /// The dry run's `instep`: a bench on the stand-in driver, of small sizes, held after its first row where it is told to.
 #[test]
 #[ignore = "cli/tests/gpu_bundle/bundle.rs: its `instep` runs this as a process of its own"]
