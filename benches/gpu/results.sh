@@ -72,8 +72,14 @@ archive() {
     (cd "$now" && rm -rf "$@")
 }
 
+# NAME: what run.log has of the latest run of a stage. It is no file of its own meanwhile, because some machines return few.
+log_of() {
+    awk -v start="== $1 (at " 'index($0, start) == 1 { text = "" } { text = text $0 "\n" } END { printf "%s", text }' "$OUT/run.log"
+}
+
 # NAME STATUS SECONDS LIMIT START: a stage has ended.
 finish() {
+    log_of "$1" >"$OUT/now/$1/log"
     archive "$1"
     names+=("$1") statuses+=("$2") seconds+=("$3") limits+=("$4") starts+=("$5")
     [ "$2" -le "$worst" ] || worst=$2
@@ -113,6 +119,7 @@ resume() {
         fi
         k=1
         while gzip -dc "$OUT/results.tar.gz" 2>/dev/null | tar -tf - 2>/dev/null | grep -q "^$name.cut-$k/"; do k=$((k + 1)); done
+        log_of "$name" >"$folder/log"
         mv "$folder" "$OUT/now/$name.cut-$k"
         archive "$name.cut-$k"
     done

@@ -38,8 +38,11 @@ part3 initcheck 45
 # --- What each stage runs: run_STAGE, in a shell of its own, with its files in $RESULTS. ---
 
 run_info() {
+    local facts
     nvidia-smi
-    ./instep info | tee /dev/stderr | grep -q "^GPU kernels"
+    facts=$(./instep info) || return
+    echo "$facts"
+    grep -q "^GPU kernels" <<<"$facts"
 }
 run_bits() { tests cuda::bitexact::every_optimizer; }
 run_adamw() {
@@ -70,17 +73,17 @@ run_memcheck() {
 
 run_sizes() { step --optimizer adamw; }
 run_step() { step --min-elements 1Mi --factor 16; }
-run_blocks() { step --optimizer adamw,sgd --max-elements 64Mi --max-blocks all,8x,4x,2x,1x; }
-# Two launches of each, whole reports and their text.
+run_blocks() { step --optimizer adamw,sgd --min-elements 1Mi --max-elements 64Mi --factor 8 --max-blocks all,8x,4x,2x,1x; }
+# Two launches of each after the two that are compared: reports for Nsight Compute, and their text.
 run_ncu() {
     local program what kernel
     program=$(tool ncu) || return
     for what in step norm; do
-        kernel=instep_norm
-        [ $what = norm ] || kernel=instep_step_adam
+        kernel=regex:instep_norm
+        [ $what = norm ] || kernel=regex:instep_step_adam
         "$program" --clock-control none --set full --kernel-name "$kernel" --launch-skip 2 --launch-count 2 --force-overwrite \
             --export "$RESULTS/$what" ./instep bench --device cuda:0 --quick --rounds 1 --only $what --optimizer adamw \
-            --min-elements 16Mi --max-elements 16Mi --json "$RESULTS/$what.json" || return
+            --min-elements 16Mi --max-elements 16Mi || return
         "$program" --import "$RESULTS/$what.ncu-rep" --page details >"$RESULTS/$what.txt" || return
     done
 }
@@ -213,7 +216,7 @@ run_stage() {
     say "" "== $name (at $SECONDS s, at most $limit s)"
     # A shell of its own, which reads the functions above from this file.
     timeout --kill-after=5 "$limit" bash -c 'source ./run.sh; "run_$1"' _ "$name" 2>&1 |
-        tee -a "$OUT/run.log" "$RESULTS/log"
+        tee -a "$OUT/run.log"
     status=${PIPESTATUS[0]}
     [ "$status" -eq 0 ] || say "== $name FAILED with status $status"
     finish "$name" "$status" $((SECONDS - since)) "$limit" "$start"

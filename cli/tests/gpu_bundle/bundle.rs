@@ -48,7 +48,7 @@ esac
 
 /// Nsight Compute runs a program and exports a report, or prints one.
 const NCU: &str = r#"#!/bin/sh
-case "$*" in *--import*) echo "a kernel"; exit ;; esac
+case "$*" in *--import*) echo "a kernel"; HOLD exit ;; esac
 while [ "${1#./}" = "$1" ]; do
     [ "$1" != --export ] || echo report >"$2.ncu-rep"
     shift
@@ -89,7 +89,7 @@ impl Bundle {
         bundle.write("instep", &instep);
         bundle.write("tests", &TESTS.replace("HOLD", HOLD));
         bundle.write("bin/compute-sanitizer", TOOL);
-        bundle.write("bin/ncu", NCU);
+        bundle.write("bin/ncu", &NCU.replace("HOLD", HOLD));
         bundle.write("bin/nvidia-smi", SMI);
         bundle.write("torch_gpu.py", TORCH);
         bundle.write("commit", "0123456789ab\n");
@@ -167,6 +167,17 @@ impl Bundle {
             }
         }
         found
+    }
+
+    /// All files below `out`.
+    pub(super) fn files_left(&self) -> Vec<PathBuf> {
+        let (mut folders, mut files) = (vec![self.path("out")], Vec::new());
+        while let Some(folder) = folders.pop() {
+            for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+                if path.is_dir() { folders.push(path) } else { files.push(path) }
+            }
+        }
+        files
     }
 
     /// Whether this stage writes rows as it goes.
