@@ -175,7 +175,7 @@ fn difference(
 /// equal parts of what lies between.
 fn tiles(all: u64) -> Vec<Range<u64>> {
     if all <= WHOLE {
-        return vec![0..all];
+        return Vec::from([Range { start: 0, end: all }]);
     }
     let (tile, grain) = (PERIOD as u64, GRAIN as u64);
     let share = (all - 2 * tile) / (TILES - 2);
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn a_sample_has_both_ends_and_tiles_over_the_whole_range_that_do_not_overlap() {
-        assert_eq!(tiles(WHOLE), [0..WHOLE]);
+        assert_eq!(tiles(WHOLE), [Range { start: 0, end: WHOLE }]);
         for all in [WHOLE + 2048, 64 << 20, 256 << 20, (2048 << 20) + 2048] {
             let tiles = tiles(all);
             assert_eq!(tiles.len() as u64, TILES);
