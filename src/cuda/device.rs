@@ -172,7 +172,7 @@ impl Drop for CudaDevice {
         let Ok(_entered) = Entered::new(&*driver) else { return };
         // Stream-ordered memory is freed after the work that still runs. The rest is freed only if the GPU is idle,
         // because a drop does not wait; otherwise it is leaked.
-        let gathered = self.streams.gather().and_then(|()| self.streams.here(Stream::Optim));
+        let gathered = self.streams.gather(Stream::Optim).and_then(|()| self.streams.here(Stream::Optim));
         let is_idle = gathered.is_ok_and(|event| self.is_passed_soon(event));
         // SAFETY: each dropped once, here, and not used below; memory before the stream that frees it.
         unsafe {

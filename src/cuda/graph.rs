@@ -70,6 +70,11 @@ impl CudaDevice {
         let failed = self.failed.take();
         let compute = self.streams.stream(Stream::Compute);
         let captured = Entered::new(&*self.driver).and_then(|_entered| {
+            if failed.is_some() {
+                // A failed device puts no more waits on its streams. CUDA does not document that a capture whose
+                // streams have not joined takes all of them out when it ends.
+                let _ = self.streams.gather(Stream::Compute);
+            }
             let hold = self.comm.hold();
             // SAFETY: as in `begin_capture`.
             let graph = unsafe { self.driver.end_capture(compute)? };

@@ -73,12 +73,13 @@ impl Streams {
         Ok(self.spare)
     }
 
-    /// Makes the optim stream wait for everything on the others, so that memory freed on it is out of use.
-    pub(super) fn gather(&self) -> Result<()> {
-        for other in [Stream::Compute, Stream::Reduce] {
+    /// Makes one stream wait for everything on the others: the optim stream before memory is freed on it, the
+    /// trainer's at the end of a capture.
+    pub(super) fn gather(&self, on: Stream) -> Result<()> {
+        for other in Stream::ALL.into_iter().filter(|other| *other != on) {
             let event = self.here(other)?;
             // SAFETY: as above.
-            unsafe { self.driver.wait(self.stream(Stream::Optim), event)? };
+            unsafe { self.driver.wait(self.stream(on), event)? };
         }
         Ok(())
     }

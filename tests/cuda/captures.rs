@@ -4,6 +4,7 @@
 //! left capturing. Each test shows that the stepper goes on afterwards with the host's bits.
 
 use std::any::Any;
+use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -157,6 +158,37 @@ fn a_panic_in_a_capture_is_passed_on_and_no_stream_is_left_capturing() {
     let captured = stepper.capture(|pass| whole(pass, &layout)).unwrap();
     // SAFETY: the capture holds no work of the trainer.
     unsafe { stepper.replay(&captured).unwrap() };
+}
+
+#[test]
+fn a_capture_that_fails_ends_with_all_streams_joined() {
+    let ((stand_in, cuda), layout) = (gpu(), layout(&[300, 700]));
+    let mut stepper = one_pass(&cuda, &layout);
+    stand_in.take_calls();
+    stand_in.break_call("launch");
+    stepper.capture(|pass| whole(pass, &layout)).unwrap_err();
+    let calls = stand_in.take_calls();
+    let end = calls.iter().position(|call| matches!(call, Call::EndCapture { .. })).unwrap();
+    // A stream is in the capture once it has waited for the trainer's.
+    let waiting = |call: &Call| match call {
+        Call::Wait { stream, .. } if *stream != COMPUTE => Some(*stream),
+        _ => None,
+    };
+    let forked: HashSet<_> = calls[..end].iter().filter_map(waiting).collect();
+    assert_eq!(forked.len(), 2, "{calls:?}");
+    for stream in forked {
+        let on_it = |call: &Call| match call {
+            Call::Record { stream: on, .. } | Call::Wait { stream: on, .. } => *on == stream,
+            Call::Launch { stream: on, .. } | Call::Zero { stream: on, .. } => *on == stream,
+            _ => false,
+        };
+        // The last call on it is a record, for which the trainer's stream waits next.
+        let last = calls[..end].iter().rposition(on_it).unwrap();
+        let Call::Record { event, .. } = calls[last] else { panic!("{stream:?}: {:?}", calls[last]) };
+        assert_eq!(calls[last + 1], Call::Wait { stream: COMPUTE, event }, "{stream:?}: {calls:?}");
+    }
+    stand_in.break_call("nothing");
+    stepper.capture(|pass| whole(pass, &layout)).unwrap();
 }
 
 #[test]
