@@ -46,9 +46,13 @@ fn expected(op: &Op, plan: &Plan, streams: &HashMap<Stream, StreamHandle>, most:
 /// Walks both lists and asserts that every op became its call.
 fn assert_calls(ops: &[Op], calls: &[Call], plan: &Plan, streams: &HashMap<Stream, StreamHandle>, most: u32) {
     let mut events: HashMap<Ticket, EventHandle> = HashMap::new();
-    // The host queries events of copies, which no op makes.
-    let asked = |call: &Call| if let Call::Query { event } = call { Some(*event) } else { None };
-    let asked: HashSet<EventHandle> = calls.iter().filter_map(asked).collect();
+    // The host waits for copies, which no op makes, by an event that it queries right after its record. A wait that
+    // takes long queries events of ops too.
+    let asked = |pair: &[Call]| match pair {
+        [Call::Record { event, .. }, Call::Query { event: queried }] if event == queried => Some(*event),
+        _ => None,
+    };
+    let asked: HashSet<EventHandle> = calls.windows(2).filter_map(asked).collect();
     let mut calls = calls.iter().filter(|call| match call {
         // Every measured op takes timed events.
         Call::Query { .. } | Call::Copy { .. } | Call::Make { .. } => false,
