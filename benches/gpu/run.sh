@@ -39,7 +39,7 @@ part3 initcheck 45
 
 run_info() {
     local facts
-    nvidia-smi
+    nvidia-smi || return
     facts=$(./instep info) || return
     echo "$facts"
     grep -q "^GPU kernels" <<<"$facts"

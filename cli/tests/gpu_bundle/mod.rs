@@ -140,6 +140,9 @@ fn a_stage_that_fails_is_late_or_is_absent_is_not_passed_and_stops_no_other() {
         record["stages"].as_array().unwrap().iter().map(|s| (&s["name"], &s["exit"])).collect();
     let [bits, torch, handover] = ["bits", "torch", "handover"].map(Value::from);
     assert_eq!(exits, [(&bits, &3.into()), (&torch, &3.into()), (&handover, &0.into())]);
+    // Without a GPU there are no facts about one.
+    bundle.write("bin/nvidia-smi", "#!/bin/sh\nexit 9\n");
+    assert_eq!(bundle.command(&["info"]).output().unwrap().status.code(), Some(9));
     // Another commit's results are not mixed with these.
     bundle.write("commit", "ba9876543210");
     let output = bundle.command(&["info"]).output().unwrap();
