@@ -2,14 +2,20 @@
 """Checks the GPU kernels as nvcc compiles them, without a GPU: PTX, resources and machine code of each kernel.
 
 A contraction, a spill or a narrow access changes bits or speed without any other test noticing on a machine that has no
-GPU. Needs nvcc and cuobjdump from the directory of NVCC (scripts/cuda-toolchain.sh prints one). `--bless` writes
-kernels/record/sass.csv; otherwise instruction counts must be the recorded ones within TOLERANCE, if the record is of
-this nvcc. Flags and architectures come from the files that build/cuda.rs reads.
+GPU. So does a wait between two loads: sass/ traces a warp of each kernel and precision, and reads how it waits. Needs
+nvcc and cuobjdump from the directory of NVCC (scripts/cuda-toolchain.sh prints one). `--bless` writes kernels/record:
+instructions (sass.csv), and stalls, loads in flight and dependent loads of a round (latency.csv). Otherwise all must be the
+recorded ones within TOLERANCE, if the record is of this nvcc. Flags and architectures come from the files that
+build/cuda.rs reads.
 """
 
 import argparse, csv, os, re, resource, shutil, subprocess, sys, tempfile, time
 from collections import Counter, defaultdict
 from pathlib import Path
+
+from sass import record as latency, self_test
+from sass.abi import Abi
+from sass.kernel import read_binary
 
 HERE = Path(__file__).resolve().parent.parent
 COMMON = ["instep_begin", "instep_decide", "instep_publish", "instep_norm", "instep_custom"]
@@ -68,9 +74,8 @@ class Lane:
         classes = ("", "_8bit")
         self.states = {f"instep_step_{name}{moments}": int(most) for name, most in rows for moments in classes}
         self.names = {*COMMON, *self.states}
-        # Rules that say how a change is made, to be scaled by norms that they measure first; kernels/numeric/scaled.h.
-        scaled = [name for name, _ in rows if " change(" in (self.kernels / f"rules/{name}.h").read_text()]
-        self.scaled = {f"instep_step_{name}{moments}" for name in scaled for moments in classes}
+        self.abi = Abi(self.kernels)
+        self.scaled = {f"instep_step_{name}{moments}" for name, _ in rows if self.abi.is_scaled(name) for moments in classes}
         known = self.run(nvcc, "--list-gpu-code").split()
         wanted = architectures or (self.kernels / "architectures.txt").read_text().split()
         self.architectures = [code for code in wanted if f"sm_{code}" in known]
@@ -202,6 +207,21 @@ class Lane:
             self.check(count["STG", "64"] >= halves, f"{where}: 16-bit streams need 8 bytes per lane")
         return counts
 
+    def judge_latency(self, sass, usage, path, is_whole, bless):
+        """How a warp waits, by scripts/sass/. A kernel that cannot be followed is a fault."""
+        self_test.run(self.abi)
+        start, found = time.monotonic(), {}
+        for (name, part, code), figures in read_binary(self.abi, sass, usage).items():
+            self.check(not isinstance(figures, str), f"sm_{code} {name}, {part}: {figures}")
+            if not isinstance(figures, str):
+                found[name, part, code] = figures
+        print(f"latency of {len(found)} kernels, paths and architectures read in {time.monotonic() - start:.1f} s")
+        latency.judge_together(found, self.check, is_whole)
+        if bless:
+            return latency.write(path, self.release, found)
+        if other := latency.compare(path, self.release, found, TOLERANCE, self.check):
+            print(f"SKIPPED: {path.name} is of nvcc {other}, latencies are not compared", file=sys.stderr)
+
     def judge_record(self, registers, counts, path, bless):
         columns = ["nvcc", "kernel", "architecture", "registers", "instructions", "loads_16_bytes", "stores_16_bytes"]
         rows = [[self.release, name, f"sm_{code}", registers.get((name, code)), count["all"],
@@ -247,9 +267,11 @@ def main():
         for code in lane.architectures:
             lane.compile("-ptx", f"-arch=compute_{code}", "-o", ptx)
             lane.judge_ptx(code, ptx.read_text())
-        registers = lane.judge_resources(lane.run(tool, "--dump-resource-usage", fatbin))
-        counts = lane.judge_sass(lane.run(tool, "--dump-sass", fatbin))
-    lane.judge_record(registers, counts, arguments.root / "kernels/record/sass.csv", arguments.bless)
+        usage, sass = (lane.run(tool, flag, fatbin) for flag in ("--dump-resource-usage", "--dump-sass"))
+    registers, counts = lane.judge_resources(usage), lane.judge_sass(sass)
+    record = arguments.root / "kernels/record"
+    lane.judge_record(registers, counts, record / "sass.csv", arguments.bless)
+    lane.judge_latency(sass, usage, record / "latency.csv", arguments.architectures is None, arguments.bless)
     for (name, code), count in sorted(counts.items()):
         print(f"  {name:20} sm_{code:4} {registers[name, code]:3} registers {count['all']:5} instructions")
     for fault in dict.fromkeys(lane.faults):

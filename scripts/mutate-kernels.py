@@ -44,6 +44,12 @@ FAULTS = [
      "        const float4 word = make_float4(low.x, low.y, high.x, high.y);", "16 bytes per lane"),
     ("twice the work", "compiler", "gpu/step.cu", "p.x[i] = canonical(", "Rule::update(s, flags, sum.x[i], p.x[i], state);\n"
      "            p.x[i] = canonical(", "recorded"),
+    ("a conversion between two loads", "compiler", "gpu/streams.cuh",
+     "if (args.moments == INSTEP_MOMENTS_F32) return load(place.of<float>(args.states[k]), at, place.count);",
+     "if (args.moments == INSTEP_MOMENTS_F32) {\n"
+     "        Four four = load(place.of<float>(args.states[k]), at, place.count);\n"
+     "        for (uint32_t i = 0; i < 4; ++i) four.x[i] = canonical(four.x[i]);\n"
+     "        return four;\n    }", "are issued before the first wait"),
     ("a tail one element short", "host-run", "gpu/vector.cuh", "if (at + i < count) run[at + i] = four.x[i];",
      "if (at + i + 1 < count) run[at + i] = four.x[i];", DIFFERS),
     ("a tail one element long", "host-run", "gpu/vector.cuh", "if (at + i < count) run[at + i] = four.x[i];",

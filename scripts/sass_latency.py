@@ -4,60 +4,30 @@
     NVCC=$(scripts/cuda-toolchain.sh) scripts/sass_latency.py --kernel adamw --path f32 --architecture 90 --listing
 
 One warp is traced through the kernel as nvcc compiled it (scripts/sass/). Figures are cycles and counts by reading; they
-are not measured on a GPU. The fields of class Figures in scripts/sass/rounds.py say what each column counts.
+are not measured on a GPU. The fields of class Figures in scripts/sass/rounds.py say what each column counts. The compiler
+lane holds every figure to kernels/record/latency.csv.
 """
 
-import argparse, os, re, subprocess, sys, tempfile
-from dataclasses import replace
+import argparse, os, subprocess, sys, tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from sass.dependence import UnguardedLoad  # noqa: E402
-from sass.abi import Abi  # noqa: E402
-from sass.launch import CODES, FLOATS, NORM, Launch  # noqa: E402
-from sass.listing import instructions_of, kernels_of  # noqa: E402
-from sass.rounds import FIGURES, read_trace  # noqa: E402
-from sass.warp import BLOCK_THREADS, TraceError, Warp  # noqa: E402
+from sass import self_test
+from sass.abi import Abi
+from sass.kernel import param_bases, paths_of, read_kernel
+from sass.listing import instructions_of, kernels_of
+from sass.rounds import FIGURES
+from sass.warp import TraceError
 
-ALIASES = {"adamw": "adam"}  # one rule; the launch has its decoupled decay
 HERE = Path(__file__).resolve().parent.parent
+ALIASES = {"adamw": "adam"}  # one rule; the launch has its decoupled decay
 
 
-def paths_of(abi, name):
-    """The optimizer of a kernel, and the paths that it is launched for. None: this kernel steps no elements."""
-    if name == "instep_norm":
-        return None, NORM
-    match = re.fullmatch(rf"instep_step_({'|'.join(abi.optimizers)})(_\w+)?", name)
-    if not match:
-        return None
-    optimizer, kind = match.groups()
-    paths = {None: FLOATS, "_8bit": CODES, "_f32": [FLOATS[0]]}[kind]
-    if " change(" not in (abi.kernels / f"rules/{optimizer}.h").read_text():
-        return optimizer, paths
-    return optimizer, [replace(path, name=f"{path.name}_{part.lower()}", part=part) for part in ("MEASURE", "APPLY")
-                       for path in paths]
-
-
-def read_kernel(abi, name, instructions, optimizer, path, param_base):
-    warp = Warp(name, instructions, Launch(abi, path, optimizer), param_base)
-    try:
-        return read_trace(warp.run(), warp.code, abi["TILE_ELEMENTS"], BLOCK_THREADS // 32)
-    except (UnguardedLoad, ValueError) as error:
-        raise TraceError(f"{name}, {path.name}: {error}") from error
-
-
-def param_bases(resource_usage, argument_bytes, architecture=None):
-    """Where arguments start in constant bank 0, by kernel and architecture: they end it."""
-    found = {}
-    images = resource_usage.split("arch = sm_")
-    for image in images[1:] or images:  # only a fat binary names architectures
-        code = re.match(r"\d+", image)[0] if images[1:] else architecture
-        for name, size in re.findall(r"Function (\w+):\n.*?CONSTANT\[0\]:(\d+)", image):
-            found[name, code] = int(size) - argument_bytes
-    return found
+def without(name, suffixes):
+    return next((name.removesuffix(suffix) for suffix in suffixes if name.endswith(suffix)), name)
 
 
 def print_round(reading):
+    """A line per instruction; `-` if its guard is false, `~` if only some lanes execute it."""
     first, last = reading.round
     for position in range(first, last):
         event, instruction = reading.events[position], reading.events[position].instruction
@@ -74,8 +44,11 @@ def main():
     parser.add_argument("--architecture", default="90")
     parser.add_argument("--root", type=Path, default=HERE, help="the tree whose kernels are compiled")
     parser.add_argument("--listing", action="store_true", help="print the round, with stalls, barriers and waits")
-    parser.add_argument("--cubin", type=Path, help="read this one; compile otherwise")
+    parser.add_argument("--cubin", type=Path, help="read this one of --architecture; compile otherwise")
+    parser.add_argument("--self-test", action="store_true", help="test the reader itself; needs no compiler")
     arguments = parser.parse_args()
+    if arguments.self_test:
+        return self_test.run(Abi(arguments.root / "kernels"))
     nvcc = Path(os.environ.get("NVCC", "nvcc"))
     tool = nvcc.parent / "cuobjdump" if nvcc.parent != Path(".") else "cuobjdump"
     kernels = arguments.root / "kernels"
@@ -88,28 +61,31 @@ def main():
         sass, usage = (subprocess.run([tool, flag, cubin], check=True, capture_output=True, text=True).stdout
                        for flag in ("--dump-sass", "--dump-resource-usage"))
     bases = param_bases(usage, abi.sizes["InstepStepArgs"], arguments.architecture)
-    print(f"{'kernel':15} {'path':22}", *(f"{name:>{len(name)}}" for name in FIGURES))
-    failed = 0
+    print(f"{'kernel':15} {'path':22}", *FIGURES)
+    wanted = {ALIASES.get(name, name) for name in arguments.kernel or ()}
+    failed = printed = 0
     for (name, code), text in sorted(kernels_of(sass).items()):
-        wanted = name.removeprefix("instep_step_").removeprefix("instep_")
-        known = paths_of(abi, name)
-        optimizer = wanted.removesuffix("_8bit").removesuffix("_f32")
-        if known is None or arguments.kernel and not {name, wanted, optimizer} & {ALIASES.get(k, k) for k in arguments.kernel}:
+        short = name.removeprefix("instep_step_").removeprefix("instep_")
+        if wanted and not {name, short, without(short, ("_8bit", "_f32"))} & wanted:
             continue
-        instructions = instructions_of(text)
-        for path in known[1]:
-            if arguments.path and not {path.name, path.name.removesuffix("_measure").removesuffix("_apply")} & set(arguments.path):
+        optimizer, paths = paths_of(abi, name)
+        instructions = instructions_of(text) if paths else []
+        for path in paths:
+            if arguments.path and not {path.name, without(path.name, ("_measure", "_apply"))} & set(arguments.path):
                 continue
+            printed += 1
             try:
-                reading = read_kernel(abi, name, instructions, known[0], path, bases[name, code])
+                reading = read_kernel(abi, name, instructions, optimizer, path, bases[name, code])
             except TraceError as error:
                 failed += 1
-                print(f"{wanted:15} {path.name:22} {error}", flush=True)
+                print(f"{short:15} {path.name:22} {error}", flush=True)
                 continue
-            print(f"{wanted:15} {path.name:22}", *(f"{value:{len(column)}}" for column, value in
-                                                     zip(FIGURES, reading.figures.values())), flush=True)
+            columns = (f"{value:{len(column)}}" for column, value in zip(FIGURES, reading.figures.values()))
+            print(f"{short:15} {path.name:22}", *columns, flush=True)
             if arguments.listing:
                 print_round(reading)
+    if not printed:
+        sys.exit("sass_latency: no kernel and path of these names; leave --kernel and --path out to see all")
     sys.exit(1 if failed else 0)
 
 

@@ -29,6 +29,10 @@ class Abi:
     def __getitem__(self, name):
         return self.constants[f"INSTEP_{name}"]
 
+    def is_scaled(self, optimizer):
+        """Whether norms of the whole parameter scale its change, so that there are two launches; kernels/numeric/scaled.h."""
+        return " change(" in (self.kernels / f"rules/{optimizer}.h").read_text()
+
     def scalars(self, optimizer):
         """The scalars of a usual update: (type, value) in the order of the struct in the rule's header.
 

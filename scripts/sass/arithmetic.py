@@ -4,8 +4,9 @@ A value is an integer of 32 bits, or a text: the reason why it is not known. Flo
 its speed is asked for: its results are FLOAT. An unknown value with any other reason must not decide anything.
 """
 
-import struct
+import operator, struct
 
+COMPARE = {"EQ": operator.eq, "NE": operator.ne, "LT": operator.lt, "LE": operator.le, "GT": operator.gt, "GE": operator.ge}
 MASK, WIDE = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
 FLOAT = "floating-point data"
 
@@ -52,7 +53,7 @@ def signed(value, bits=32):
 
 
 def compare(kind, a, b):
-    return {"EQ": a == b, "NE": a != b, "LT": a < b, "LE": a <= b, "GT": a > b, "GE": a >= b}[kind]
+    return COMPARE[kind](a, b)
 
 
 def combine(kind, a, b):

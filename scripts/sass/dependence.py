@@ -3,10 +3,13 @@
 A warp issues in order. So a wait for one load delays every later load, even one that does not need the result.
 """
 
+from functools import cache
+
 from .listing import BARRIERS, NO_BARRIER
 from .width import read, written
 
-GLOBAL = ("LDG", "LD")
+GLOBAL = ("LDG", "LD", "LDGSTS")
+NOTHING = frozenset()
 
 
 class UnguardedLoad(Exception):
@@ -17,36 +20,45 @@ def is_load(event):
     return event.instruction.opcode in GLOBAL and event.executing > 0
 
 
+@cache
 def waits_of(instruction):
-    """Barriers for which it waits, all or, for DEPBAR, one."""
+    """Barriers for which it waits, and how many setters of each may still be outstanding: none, but for DEPBAR."""
+    waits = [(k, 0) for k in range(BARRIERS) if instruction.control.waits >> k & 1]
     if instruction.opcode == "DEPBAR":
-        return [int(instruction.operands[0].text[2:])]
-    return [k for k in range(BARRIERS) if instruction.control.waits >> k & 1]
+        waits.append((int(instruction.operands[0].text[2:]), instruction.operands[1].number))
+    return waits
 
 
 def waited_loads(events):
     """For each event, the loads (their positions) for which it waits: those that set its barriers since the last wait.
 
     Each load must set a barrier, and its result must not be read or overwritten before a wait for it."""
-    outstanding = [[] for _ in range(BARRIERS)]
+    outstanding = [[] for _ in range(BARRIERS)]  # a list of loads for each instruction that set the barrier
+    copies = []  # to shared memory; the next LDGDEPBAR sets a barrier for all of them
     pending = {}  # register: position of the load that fills it
     found = []
     for position, event in enumerate(events):
         instruction, waited = event.instruction, []
-        for k in waits_of(instruction):
-            waited += outstanding[k]
-            outstanding[k] = []
+        for barrier, rest in waits_of(instruction):
+            keep = len(outstanding[barrier]) - rest
+            waited += [load for loads in outstanding[barrier][: max(keep, 0)] for load in loads]
+            outstanding[barrier] = outstanding[barrier][max(keep, 0) :]
         done = set(waited)
         pending = {name: load for name, load in pending.items() if load not in done} if done else pending
         for name in (*read(instruction), *written(instruction)):
             if event.executing and name in pending:
                 raise UnguardedLoad(f"{instruction.text} at 0x{instruction.address:x} uses {name[0]}{name[1]}, which the load at "
                                     f"0x{events[pending[name]].instruction.address:x} fills, before a wait for it")
-        if is_load(event):
-            barrier = instruction.control.write_barrier
+        barrier = instruction.control.write_barrier
+        if instruction.opcode == "LDGSTS":
+            copies += [position] if event.executing else []
+        elif instruction.opcode == "LDGDEPBAR":
+            outstanding[barrier].append(copies)
+            copies = []
+        elif is_load(event):
             if barrier == NO_BARRIER:
                 raise UnguardedLoad(f"{instruction.text} at 0x{instruction.address:x} sets no barrier")
-            outstanding[barrier].append(position)
+            outstanding[barrier].append([position])
             pending |= {name: position for name in written(instruction)}
         found.append(waited)
     return found
@@ -55,10 +67,13 @@ def waited_loads(events):
 def parents_of_loads(events):
     """For each load, the loads without whose results it could not be issued: by its address, its predicate, or a branch
     before it. Loads that those need in turn are not repeated."""
-    needs, control, parents = {}, frozenset(), {}
+    needs, control, parents = {}, NOTHING, {}
     for position, event in enumerate(events):
         instruction = event.instruction
-        inputs = frozenset().union(*(needs.get(name, frozenset()) for name in read(instruction)))
+        places = [("shared", address) for address in event.shared]
+        loads = instruction.opcode == "LDS"
+        found = [needs[name] for name in (*read(instruction), *(places if loads else ())) if name in needs]
+        inputs = NOTHING.union(*found) if len(found) > 1 else found[0] if found else NOTHING
         if instruction.opcode in ("BRA", "EXIT", "RET", "BRX"):
             control |= inputs
         if not event.executing:
@@ -66,9 +81,9 @@ def parents_of_loads(events):
         if is_load(event):
             parents[position] = inputs | control
             inputs = frozenset((position,))
-        for name in written(instruction):
+        for name in (*written(instruction), *(() if loads else places)):
             # A lane that did not execute keeps its old value.
-            needs[name] = inputs if event.executing == event.lanes else inputs | needs.get(name, frozenset())
+            needs[name] = inputs if event.executing == event.lanes else inputs | needs.get(name, NOTHING)
     return parents
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from .memory import WIDTHS, Memory
 
-TILES = 4  # the third is judged: neither the first, which opens its segment, nor the last, after which nothing is fetched
+TILES = 4  # the second is judged: it does not open its segment, and after it tiles remain to be fetched
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ check.py holds every traced load to them.
 
 import re
 from dataclasses import dataclass, field
+from functools import cached_property
 
 NO_BARRIER = 7
 BARRIERS = 6
@@ -51,6 +52,11 @@ class Operand:
     terms: tuple = ()  # of an address: registers with their width, and numbers
     bank: int = 0
     text: str = ""
+
+    @cached_property
+    def is_plain(self):
+        """A register as it is. The one that is always zero is kept apart, and may be read as such."""
+        return not (self.negative or self.inverse or self.magnitude or self.half)
 
 
 ZERO_REGISTER, TRUE_PREDICATE, ZERO_UNIFORM = 255, 7, 63

@@ -4,11 +4,11 @@ A register holds an integer of 32 bits or the reason why it is not known (arithm
 warp's. A register that nothing has written is 0: the compiler sets single bits of some before their first use.
 """
 
-import struct
-
 from . import arithmetic as at
 from .listing import TRUE_PREDICATE, ZERO_REGISTER, ZERO_UNIFORM
 from .width import PREDICATES
+
+LAST = {"R": ZERO_REGISTER, "UR": ZERO_UNIFORM, "P": TRUE_PREDICATE, "UP": TRUE_PREDICATE}  # constants: zero, true
 
 HALVES = {"H0_H0": (0, 16), "H1_H1": (16, 16), "H0": (0, 16), "H1": (16, 16), "B0": (0, 8), "B1": (8, 8), "B2": (16, 8),
           "B3": (24, 8)}
@@ -16,7 +16,7 @@ HALVES = {"H0_H0": (0, 16), "H1_H1": (16, 16), "H0": (0, 16), "H1": (16, 16), "B
 
 class Lane:
     def __init__(self, thread, number):
-        self.thread, self.number, self.pc, self.waits_for = thread, number, 0, None
+        self.thread, self.number = thread, number
         self.registers = [0] * (ZERO_REGISTER + 1)
         self.predicates = [False] * TRUE_PREDICATE + [True]
 
@@ -28,6 +28,8 @@ class Operands:
         self.constants = constants  # bank 0, bytes by offset
         self.uniform = [0] * (ZERO_UNIFORM + 1)
         self.uniform_predicates = [False] * TRUE_PREDICATE + [True]
+        self.alive = 0  # lanes that have not ended
+        self.varying = set()  # registers and predicates, as ("R", 4), that may differ between lanes
 
     def word(self, lane, operand, more=0):
         """32 bits of an operand, the `more`-th word of a wide one."""
@@ -39,9 +41,7 @@ class Operands:
         elif kind == "UR":
             value = 0 if operand.number == ZERO_UNIFORM else self.uniform[operand.number + more]
         elif kind == "constant":
-            value = self.constant(lane, operand, 4 * more, 4)
-        elif kind == "special":
-            value = 0
+            value = self.constant(lane, operand, 4 * more)
         else:
             raise ValueError(f"operand {operand.text} is not an integer")
         if isinstance(value, str):
@@ -51,24 +51,32 @@ class Operands:
             value = value >> first & (1 << bits) - 1
         return ~value & at.MASK if operand.inverse else value
 
-    def addend(self, lane, operand, words=1):
-        """An operand of a sum. The negative of b counts as 2^32 - b, so that a carry says that nothing was borrowed."""
-        values = [self.word(lane, operand, k) for k in range(words)]
-        if reason := at.unknown_of(*values):
-            return reason
-        value = sum(value << 32 * k for k, value in enumerate(values))
-        return (1 << 32 * words) - value if operand.negative else value
+    def value(self, lane, operand, words=1):
+        """An operand as instructions use it. The negative of b counts as 2^32 - b, so that a sum with it has a carry if
+        nothing was borrowed; of floating point the sign is left to the instruction."""
+        if operand.kind in PREDICATES:
+            return self.predicate(lane, operand)
+        if operand.kind in ("other", "special"):
+            bits = at.float_bits(operand.text, words == 2)
+            return at.FLOAT if bits is None else bits
+        if words == 1:
+            value = self.word(lane, operand)
+        else:
+            values = [self.word(lane, operand, k) for k in range(words)]
+            value = at.unknown_of(*values)
+            value = sum(value << 32 * k for k, value in enumerate(values)) if value is None else value
+        return value if isinstance(value, str) or not operand.negative else (1 << 32 * words) - value
 
     def predicate(self, lane, operand):
         value = lane.predicates[operand.number] if operand.kind == "P" else self.uniform_predicates[operand.number]
         return at.inverse(value) if operand.inverse else value
 
-    def constant(self, lane, operand, more, size):
+    def constant(self, lane, operand, more):
         """Constants of other banks are the compiler's literals, which only floating point has here."""
         address = self.address(lane, operand.terms)
         if isinstance(address, str) or operand.bank != 0:
             return at.FLOAT if operand.bank != 0 else address
-        found = [self.constants.get(address + more + k) for k in range(size)]
+        found = [self.constants.get(address + more + k) for k in range(4)]
         if None in found:
             return f"the driver's constant c[0x0][0x{address + more:x}]"
         return int.from_bytes(bytes(found), "little")
@@ -87,26 +95,47 @@ class Operands:
             total += sum(value << 32 * k for k, value in enumerate(values)) * factor
         return total & at.WIDE
 
-    def set(self, lane, operand, value, words=1, guard=True):
-        """With a guard that is not known, the old value may stay."""
+    def set(self, lanes, operand, values, words=1, guard=True):
+        """Writes a value per lane, or one that all of these lanes get. With an unknown guard the old value may stay."""
+        if operand.number == LAST[operand.kind]:
+            return
         if operand.kind in PREDICATES:
-            if operand.number != TRUE_PREDICATE:
-                file = lane.predicates if operand.kind == "P" else self.uniform_predicates
-                file[operand.number] = value if guard is True else at.merged(file[operand.number], value, guard)
-        elif operand.number != (ZERO_REGISTER if operand.kind == "R" else ZERO_UNIFORM):
-            file = lane.registers if operand.kind == "R" else self.uniform
-            for k in range(words):
-                word = value if isinstance(value, str) else value >> 32 * k & at.MASK
-                file[operand.number + k] = word if guard is True else at.merged(file[operand.number + k], word, guard)
+            self.write(lanes, operand.kind, operand.number, self.shared_by(values), guard)
+            return
+        for k in range(words):
+            if isinstance(values, list):
+                word = [value if isinstance(value, str) else value >> 32 * k & at.MASK for value in values]
+            else:
+                word = values if isinstance(values, str) else values >> 32 * k & at.MASK
+            self.write(lanes, operand.kind, operand.number + k, self.shared_by(word), guard)
 
-    def number(self, lane, operand, is_double):
-        if operand.kind in ("other", "number"):
-            bits = at.float_bits(operand.text, is_double)
-        else:
-            words = [self.word(lane, operand, k) for k in range(2 if is_double else 1)]
-            if reason := at.unknown_of(*words):
-                return reason
-            bits = sum(word << 32 * k for k, word in enumerate(words))
-        value = struct.unpack("<d" if is_double else "<f", bits.to_bytes(8 if is_double else 4, "little"))[0]
-        value = abs(value) if operand.magnitude or operand.text.startswith(("|", "-|")) else value
-        return -value if operand.negative else value
+    @staticmethod
+    def shared_by(values):
+        """The value of all lanes if they have the same."""
+        if not isinstance(values, list) or values.count(values[0]) < len(values) or isinstance(values[0], at.Partly):
+            return values
+        return values[0]
+
+    def write(self, lanes, kind, number, word, guard=True):
+        if kind in ("UR", "UP"):
+            file = self.uniform if kind == "UR" else self.uniform_predicates
+            file[number] = word if guard is True else at.merged(file[number], word, guard)
+            return
+        if guard is True and not isinstance(word, list):
+            if len(lanes) == self.alive:
+                self.varying.discard((kind, number))
+            else:
+                self.varying.add((kind, number))
+            if kind == "R":
+                for lane in lanes:
+                    lane.registers[number] = word
+            else:
+                for lane in lanes:
+                    lane.predicates[number] = word
+            return
+        if isinstance(word, list):
+            self.varying.add((kind, number))
+        for position, lane in enumerate(lanes):
+            value = word[position] if isinstance(word, list) else word
+            values = lane.registers if kind == "R" else lane.predicates
+            values[number] = value if guard is True else at.merged(values[number], value, guard)

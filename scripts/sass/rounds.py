@@ -1,16 +1,18 @@
 """Figures of a trace: the steady round of the element loop, what a tile adds, and the loads before the first element.
 
 A round is one pass of the innermost loop that loads elements. Loops are those of the executed part of the kernel, found by
-its jumps. The steady round is the last of the third tile that loads as many elements as any.
+its jumps. The steady round is the last of the second tile that loads as many elements as any.
 """
 
 from dataclasses import dataclass
 
 from .dependence import chain, is_load, parents_of_loads, waited_loads
 from .launch import TILES
+from .listing import BYTES
 
+JUMPS = ("BRA", "CALL", "EXIT", "RET", "BRX")
 CONTROL_STRUCTS = ("control", "records", "tiles", "norms", "shared", "")
-STEADY_TILE = TILES - 2
+STEADY_TILE = 1
 FIGURES = ("elements", "instructions", "stalls", "loads", "together", "latencies", "rereads", "tile_instructions", "tile_stalls",
            "first_chain", "tile_chain")
 
@@ -38,20 +40,38 @@ def is_element(event):
 
 
 def graph(events, code):
-    """Successors among the executed instructions, jumps that were not taken included."""
+    """Successors among the executed instructions, jumps that were not taken included.
+
+    A loop that is left after one pass has not executed its jump back, so instructions that were not executed are followed
+    to the next jump that is certain."""
     executed = {event.instruction.address for event in events}
-    order = sorted(code)
-    following = dict(zip(order, order[1:]))
+
+    def first_executed(address):
+        seen = set()
+        while address in code and address not in executed and address not in seen:
+            seen.add(address)
+            instruction = code[address]
+            if instruction.opcode in JUMPS and (instruction.opcode != "BRA" or is_conditional(instruction)):
+                return set()
+            address = instruction.target() if instruction.opcode == "BRA" else address + BYTES
+        return {address} & executed
+
     successors = {}
-    for address in executed:
-        instruction = code[address]
-        to = set()
-        if instruction.opcode == "BRA":
-            to.add(instruction.target())
-        if instruction.opcode not in ("BRA", "EXIT", "RET") or instruction.guard is not None or len(instruction.operands) > 1:
-            to.add(following.get(address))
-        successors[address] = to & executed
+    for event, following in zip(events, [*events[1:], None]):
+        instruction = event.instruction
+        if instruction.opcode == "RET" and following:
+            successors.setdefault(instruction.address, set()).add(following.instruction.address)
+        if instruction.address in successors:
+            continue
+        to = first_executed(instruction.target()) if instruction.opcode in ("BRA", "CALL") else set()
+        if instruction.opcode not in JUMPS or is_conditional(instruction):
+            to |= first_executed(instruction.address + BYTES)
+        successors[instruction.address] = to
     return successors
+
+
+def is_conditional(instruction):
+    return instruction.guard is not None or instruction.opcode == "BRA" and len(instruction.operands) > 1
 
 
 def components(nodes, successors):

@@ -1,6 +1,5 @@
 """Runs one warp through a kernel, as far as integers decide where it goes, and records what it issues.
 
-The warp is three lanes, its first, its second and its last, since only these are told apart by a kernel over full tiles.
 Lanes go apart and together again as the hardware lets them: the lanes that are furthest behind go first, and BSYNC waits
 for those that its BSSY took. A branch on floating-point data goes where a usual number goes; Warp.guess has the rule.
 """
@@ -11,8 +10,9 @@ from . import arithmetic as at
 from .listing import BYTES
 from .operands import Lane
 from .results import Results
+from .width import FLOW
 
-LANES = (0, 1, 31)
+WARP_LANES = 32
 BLOCK_THREADS = 256
 MOST_STEPS = 200_000
 
@@ -28,7 +28,16 @@ class Event:
     instruction: object
     lanes: int  # how many of the warp are there
     executing: int
-    region: str = ""  # of the memory that it reads or writes
+    region: str = ""  # of device memory that it reads or writes, or "shared"
+    shared: tuple = ()  # addresses of words in shared memory
+
+
+@dataclass
+class Group:
+    """Lanes that are at the same instruction."""
+
+    pc: int
+    lanes: list
 
 
 def constant_bank(arguments, param_base):
@@ -43,64 +52,109 @@ class Warp(Results):
         super().__init__(constant_bank(launch.arguments, param_base), launch.memory)
         self.name = name
         self.code = {instruction.address: instruction for instruction in instructions}
-        self.lanes = [Lane(32 * launch.path.warp + lane, lane) for lane in LANES]
-        self.barriers, self.events = {}, []
+        first = WARP_LANES * launch.path.warp
+        self.groups = [Group(0, [Lane(first + number, number) for number in range(WARP_LANES)])]
+        self.alive = WARP_LANES
+        self.barriers, self.waiting, self.events = {}, {}, []
 
     def fail(self, instruction, why):
         raise TraceError(f"{self.name} at 0x{instruction.address:x} ({instruction.text}): {why}")
 
     def run(self):
-        while running := [lane for lane in self.lanes if lane.pc is not None and lane.waits_for is None]:
-            pc = min(lane.pc for lane in running)
-            active = [lane for lane in running if lane.pc == pc]
-            if pc not in self.code:
-                raise TraceError(f"{self.name}: no instruction at 0x{pc:x}")
-            instruction = self.code[pc]
+        while self.groups:
+            group = self.behind()
+            if group.pc not in self.code:
+                raise TraceError(f"{self.name}: no instruction at 0x{group.pc:x}")
+            instruction = self.code[group.pc]
             if len(self.events) >= MOST_STEPS:
                 self.fail(instruction, f"{MOST_STEPS} instructions and no end; the loop's end is not understood")
             try:
-                self.step(instruction, active)
-            except (LookupError, ValueError, TypeError, IndexError) as error:
+                self.step(instruction, group)
+            except (LookupError, ValueError, TypeError) as error:
                 self.fail(instruction, f"{type(error).__name__}: {error}")
-        if any(lane.pc is not None for lane in self.lanes):
+        if self.alive:
             raise TraceError(f"{self.name}: lanes wait for each other at the end")
         return self.events
 
-    def step(self, instruction, active):
-        guards = [True if instruction.guard is None else self.predicate(lane, instruction.guard) for lane in active]
-        executing = [lane for lane, guard in zip(active, guards) if guard is not False]
-        region = ""
-        flow = getattr(self, f"flow_{instruction.opcode}", None)
-        for lane in active:
-            lane.pc += BYTES
-        if flow:
-            flow(instruction, active, list(zip(active, guards)))
+    def behind(self):
+        """The group furthest behind, joined by those that have come to the same instruction."""
+        if len(self.groups) == 1:
+            return self.groups[0]
+        pc = min(group.pc for group in self.groups)
+        first, *others = (group for group in self.groups if group.pc == pc)
+        for other in others:
+            first.lanes = sorted(first.lanes + other.lanes, key=lambda lane: lane.number)
+            self.groups.remove(other)
+        return first
+
+    def step(self, instruction, group):
+        guards, executing = self.guards(instruction, group.lanes)
+        lanes, (region, shared) = len(group.lanes), ("", ())
+        group.pc += BYTES
+        if instruction.opcode in FLOW:
+            getattr(self, f"flow_{instruction.opcode}")(instruction, group, guards)
         elif executing:
-            region = self.execute(instruction, executing, [guard for guard in guards if guard is not False])
-        self.events.append(Event(instruction, len(active), len(executing), region))
+            if isinstance(guards, list):
+                guards = [guard for guard in guards if guard is not False]
+                guards = True if all(guard is True for guard in guards) else guards
+            region, shared = self.execute(instruction, executing, guards)
+        self.events.append(Event(instruction, lanes, len(executing), region, shared))
 
-    # Control flow. `guarded` pairs each active lane with its guard.
+    def guards(self, instruction, lanes):
+        """The guard, one for all lanes or a list, and the lanes that execute."""
+        operand = instruction.guard
+        if operand is None:
+            return True, lanes
+        if (operand.kind, operand.number) not in self.varying:
+            guard = self.predicate(lanes[0], operand)
+            return guard, [] if guard is False else lanes
+        guards = [self.predicate(lane, operand) for lane in lanes]
+        if guards.count(guards[0]) == len(guards):
+            return guards[0], [] if guards[0] is False else lanes
+        return guards, [lane for lane, guard in zip(lanes, guards) if guard is not False]
 
-    def flow_BRA(self, instruction, active, guarded):
-        if instruction.parts and instruction.parts[0] in ("DIV", "CONV"):
-            together = len(active) == sum(lane.pc is not None for lane in self.lanes)
-            if together == (instruction.parts[0] == "CONV"):
-                self.jump(instruction, active)
-            return
+    # Control flow.
+
+    def taken(self, instruction, group, guards, guess):
+        """Lanes whose guards and further predicates are true. `guess` decides for floating-point data."""
         more = [operand for operand in instruction.operands[:-1] if operand.kind in ("P", "UP")]
-        for lane, guard in guarded:
-            for operand in more:
-                guard = at.combine("AND", guard, self.predicate(lane, operand))
+        if not more and guards is True:
+            return group.lanes
+        guards = guards if isinstance(guards, list) else [guards] * len(group.lanes)
+        for operand in more:
+            guards = [at.combine("AND", guard, self.predicate(lane, operand)) for lane, guard in zip(group.lanes, guards)]
+        for guard in set(guards):
             if isinstance(guard, str):
                 if guard != at.FLOAT:
                     self.fail(instruction, f"the branch depends on {guard}")
-                guard = self.guess(instruction)
-            if guard:
-                self.jump(instruction, [lane])
+                choice = guess(instruction)
+                guards = [choice if isinstance(guard, str) else guard for guard in guards]
+        return [lane for lane, guard in zip(group.lanes, guards) if guard]
 
-    def jump(self, instruction, lanes):
-        for lane in lanes:
-            lane.pc = instruction.target()
+    def leave(self, group, lanes):
+        """Takes lanes out of their group."""
+        gone = {lane.number for lane in lanes}
+        group.lanes = [lane for lane in group.lanes if lane.number not in gone]
+        if not group.lanes:
+            self.groups.remove(group)
+
+    def jump(self, instruction, group, lanes):
+        if len(lanes) == len(group.lanes):
+            group.pc = instruction.target()
+        elif lanes:
+            self.leave(group, lanes)
+            self.groups.append(Group(instruction.target(), lanes))
+
+    def flow_BRA(self, instruction, group, guards):
+        if instruction.parts and instruction.parts[0] in ("DIV", "CONV"):
+            together = len(group.lanes) == self.alive
+            if together == (instruction.parts[0] == "CONV"):
+                group.pc = instruction.target()
+            return
+        self.jump(instruction, group, self.taken(instruction, group, guards, self.guess))
+
+    def flow_CALL(self, instruction, group, guards):
+        self.jump(instruction, group, self.taken(instruction, group, guards, self.guess))
 
     def guess(self, instruction):
         """Whether a branch on floating-point data is taken.
@@ -108,9 +162,9 @@ class Warp(Results):
         The compiler puts the rare ends of IEEE division and root, subnormal numbers and the like, into subroutines: if one
         side calls before its next decision, the other is the usual one. Without a call the branch skips work forward, and
         the work is counted. A loop that ends on data is refused."""
-        calls = [self.calls(start) for start in (instruction.address + BYTES, instruction.target())]
-        if calls[0] != calls[1]:
-            return calls[0]
+        falls, jumps = (self.calls(start) for start in (instruction.address + BYTES, instruction.target()))
+        if falls != jumps:
+            return falls
         if instruction.target() <= instruction.address:
             self.fail(instruction, "a loop ends on floating-point data")
         return False
@@ -122,7 +176,7 @@ class Warp(Results):
             seen.add(pc)
             instruction = self.code[pc]
             if instruction.opcode == "CALL":
-                return True
+                return instruction.guard is None
             if instruction.opcode in ("EXIT", "RET", "BRX", "BSYNC"):
                 return False
             if instruction.opcode == "BRA":
@@ -133,56 +187,53 @@ class Warp(Results):
                 pc += BYTES
         return False
 
-    def flow_BSSY(self, instruction, active, guarded):
-        self.barriers[instruction.operands[0].text] = {id(lane) for lane in active}
+    def flow_RET(self, instruction, group, guards):
+        back = {lane.number: self.word(lane, instruction.operands[0]) for lane in group.lanes}
+        if isinstance(guards, list) or guards is not True or any(isinstance(pc, str) for pc in back.values()):
+            self.fail(instruction, "the return address is unknown, or only some lanes return")
+        self.groups.remove(group)
+        for pc in set(back.values()):
+            self.groups.append(Group(pc, [lane for lane in group.lanes if back[lane.number] == pc]))
 
-    def flow_BREAK(self, instruction, active, guarded):
-        for lane, guard in guarded:
-            if isinstance(guard, str):
-                self.fail(instruction, f"the predicate is unknown: {guard}")
-            if guard:
-                self.barriers[instruction.operands[0].text].discard(id(lane))
+    def flow_BSSY(self, instruction, group, guards):
+        self.barriers[instruction.operands[0].text] = {lane.number for lane in group.lanes}
+
+    def flow_BREAK(self, instruction, group, guards):
+        gone = {lane.number for lane in self.taken(instruction, group, guards, lambda _: self.fail(
+            instruction, "lanes leave a barrier by floating-point data"))}
+        self.barriers[instruction.operands[-1].text] -= gone
         self.release()
 
-    def flow_BSYNC(self, instruction, active, guarded):
-        for lane in active:
-            lane.waits_for = instruction.operands[0].text
+    def flow_BSYNC(self, instruction, group, guards):
+        name = instruction.operands[-1].text
+        if self.barriers[name] <= {lane.number for lane in group.lanes}:
+            return  # nobody is missing
+        self.groups.remove(group)
+        self.waiting.setdefault(name, []).append(group)
+        self.release()
+
+    def flow_EXIT(self, instruction, group, guards):
+        """By data a lane goes on, as by `guess`."""
+        lanes = self.taken(instruction, group, guards, lambda _: False)
+        self.alive -= len(lanes)
+        for members in self.barriers.values():
+            members -= {lane.number for lane in lanes}
+        self.leave(group, lanes)
         self.release()
 
     def release(self):
-        """Lets lanes go on for which all of their barrier have come or ended."""
-        for name, members in self.barriers.items():
-            alive = {id(lane) for lane in self.lanes if lane.pc is not None} & members
-            waiting = [lane for lane in self.lanes if lane.waits_for == name]
-            if waiting and alive <= {id(lane) for lane in waiting}:
-                for lane in waiting:
-                    lane.waits_for = None
+        """Lets lanes go on for whose barrier all that remain have come."""
+        for name, groups in list(self.waiting.items()):
+            lanes = [lane for group in groups for lane in group.lanes]
+            if self.barriers[name] <= {lane.number for lane in lanes}:
+                del self.waiting[name]
+                self.groups.append(Group(groups[0].pc, sorted(lanes, key=lambda lane: lane.number)))
 
-    def flow_EXIT(self, instruction, active, guarded):
-        for lane, guard in guarded:
-            if isinstance(guard, str) and guard != at.FLOAT:
-                self.fail(instruction, f"the predicate is unknown: {guard}")
-            if guard is True:  # by data a lane goes on, as by guess
-                lane.pc = None
-        self.release()
-
-    def flow_CALL(self, instruction, active, guarded):
-        self.jump(instruction, [lane for lane, guard in guarded if guard is not False])
-
-    def flow_RET(self, instruction, active, guarded):
-        for lane, guard in guarded:
-            back = self.word(lane, instruction.operands[0])
-            if isinstance(back, str):
-                self.fail(instruction, f"the return address is unknown: {back}")
-            if guard is not False:
-                lane.pc = back
-
-    def flow_BRX(self, instruction, active, guarded):
+    def flow_BRX(self, instruction, group, guards):
         self.fail(instruction, "a jump by a table is not followed")
 
-    def flow_nothing(self, instruction, active, guarded):
-        """Waits for lanes or threads that a trace of one warp has already."""
+    def flow_nothing(self, instruction, group, guards):
+        """Waits, which a trace of one warp has no need of."""
 
     flow_BAR = flow_WARPSYNC = flow_NOP = flow_MEMBAR = flow_ERRBAR = flow_CGAERRBAR = flow_CCTL = flow_nothing
-    flow_DEPBAR = flow_YIELD = flow_WARPSYNC
-
+    flow_DEPBAR = flow_LDGDEPBAR = flow_YIELD = flow_NANOSLEEP = flow_nothing

@@ -9,9 +9,11 @@ from functools import cache
 from .listing import TRUE_PREDICATE, ZERO_REGISTER, ZERO_UNIFORM
 
 STORES = {"STG", "ST", "STS", "RED", "REDG", "REDS"}
-LOADS = {"LDG", "LD", "LDS", "LDC", "ULDC", "LDCU", "ATOM", "ATOMG", "ATOMS"}
+COPIES = {"LDGSTS"}
+LOADS = {"LDG", "LD", "LDS", "ATOM", "ATOMG", "ATOMS"}
+CONSTANT_LOADS = {"LDC", "ULDC", "LDCU"}
 FLOW = {"BRA", "BRX", "BSSY", "BSYNC", "BREAK", "EXIT", "CALL", "RET", "BAR", "WARPSYNC", "NOP", "MEMBAR", "ERRBAR",
-        "CGAERRBAR", "CCTL", "DEPBAR", "YIELD", "NANOSLEEP"}
+        "CGAERRBAR", "CCTL", "DEPBAR", "LDGDEPBAR", "YIELD", "NANOSLEEP"}
 COMPARISONS = {"ISETP", "UISETP", "FSETP", "UFSETP", "DSETP", "PLOP3", "UPLOP3", "HSETP2"}
 # Floating-point arithmetic and conversions, whose results are not computed.
 FLOATING = {"FADD", "FMUL", "FFMA", "MUFU", "DADD", "DMUL", "DFMA", "F2F", "F2FP", "I2F", "I2FP", "F2I", "F2IP", "HADD2",
@@ -32,8 +34,8 @@ def is_wide(instruction):
 @cache
 def result_words(instruction):
     opcode, parts = instruction.opcode, instruction.parts
-    if opcode in LOADS:
-        return 4 if "128" in parts else 2 if "64" in parts else 1
+    if opcode in LOADS | CONSTANT_LOADS:
+        return memory_words(instruction)[0]
     if opcode == "CS2R":
         return 1 if "32" in parts else 2
     if opcode in ("F2F", "I2F", "F2I", "UI2F") and parts:
@@ -43,10 +45,18 @@ def result_words(instruction):
 
 
 @cache
+def memory_words(instruction):
+    """Registers of a load or store, and the bytes that it accesses."""
+    parts = set(instruction.parts)
+    words = 4 if "128" in parts else 2 if "64" in parts else 1
+    return words, 1 if parts & {"U8", "S8"} else 2 if parts & {"U16", "S16"} else 4 * words
+
+
+@cache
 def destinations(instruction):
     """The operands that it writes, in order."""
     opcode, operands = instruction.opcode, instruction.operands
-    if opcode in STORES | FLOW or not operands:
+    if opcode in STORES | COPIES | FLOW or not operands:
         return ()
     if operands[0].kind in PREDICATES:
         if opcode in ("LOP3", "ULOP3", "SHFL") or opcode in COMPARISONS:
@@ -69,8 +79,8 @@ def sources(instruction):
 
 def source_words(instruction, operand):
     opcode, parts = instruction.opcode, instruction.parts
-    if opcode in STORES:
-        return 4 if "128" in parts else 2 if "64" in parts else 1
+    if opcode in STORES | CONSTANT_LOADS:
+        return memory_words(instruction)[0]
     if opcode in ("F2F", "F2I") and "F64" in parts[1:] or opcode == "F2F" and parts[-1:] == ("F64",) or \
             opcode == "I2F" and bool({"U64", "S64"} & set(parts)):
         return 2
@@ -97,8 +107,8 @@ def names(operand, words):
 def written(instruction):
     words = result_words(instruction)
     if instruction.opcode == "R2P":
-        return [("P", k) for k in range(TRUE_PREDICATE)]
-    return [name for operand in destinations(instruction) for name in names(operand, words)]
+        return tuple(("P", k) for k in range(TRUE_PREDICATE))
+    return tuple(name for operand in destinations(instruction) for name in names(operand, words))
 
 
 @cache
@@ -108,4 +118,4 @@ def read(instruction):
         found += [("P", k) for k in range(TRUE_PREDICATE)]
     if instruction.guard is not None:
         found += names(instruction.guard, 1)
-    return found
+    return tuple(found)

@@ -1,0 +1,82 @@
+"""Figures of the kernels in a binary: which paths each is launched for, and the trace of each path.
+
+A kernel whose name ends in a form that SUFFIXES lacks is refused: nothing would read its latency.
+"""
+
+import hashlib, re
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+
+from .dependence import UnguardedLoad
+from .launch import CODES, FLOATS, NORM, Launch
+from .listing import instructions_of, kernels_of
+from .rounds import read_trace
+from .warp import BLOCK_THREADS, TraceError, WARP_LANES, Warp
+
+SUFFIXES = {"": FLOATS, "_8bit": CODES, "_f32": FLOATS[:1]}
+WITHOUT_ELEMENTS = {"instep_begin", "instep_decide", "instep_publish", "instep_custom"}
+
+
+def paths_of(abi, name):
+    """The optimizer that a kernel steps, if any, and its paths."""
+    if name in WITHOUT_ELEMENTS:
+        return None, []
+    if name == "instep_norm":
+        return None, NORM
+    match = re.fullmatch(rf"instep_step_({'|'.join(abi.optimizers)})(_\w+)?", name)
+    if not match or (match[2] or "") not in SUFFIXES:
+        raise TraceError(f"{name}: no path is known for this kernel; name them in scripts/sass/kernel.py")
+    optimizer, paths = match[1], SUFFIXES[match[2] or ""]
+    if not abi.is_scaled(optimizer):
+        return optimizer, paths
+    return optimizer, [replace(path, name=f"{path.name}_{part.lower()}", part=part) for part in ("MEASURE", "APPLY")
+                       for path in paths]
+
+
+def read_kernel(abi, name, instructions, optimizer, path, param_base):
+    warp = Warp(name, instructions, Launch(abi, path, optimizer), param_base)
+    try:
+        return read_trace(warp.run(), warp.code, abi["TILE_ELEMENTS"], BLOCK_THREADS // WARP_LANES)
+    except (UnguardedLoad, ValueError) as error:
+        raise TraceError(f"{name}: {error}") from error
+
+
+def param_bases(resource_usage, argument_bytes, architecture=None):
+    """Where arguments start in constant bank 0, by kernel and architecture: they end it."""
+    found = {}
+    images = resource_usage.split("arch = sm_")
+    for image in images[1:] or images:  # only a fat binary names architectures
+        code = re.match(r"\d+", image)[0] if images[1:] else architecture
+        for name, size in re.findall(r"Function (\w+):\n.*?CONSTANT\[0\]:(\d+)", image):
+            found[name, code] = int(size) - argument_bytes
+    return found
+
+
+def read_paths(task):
+    """(path, figures or the reason why there are none) for each path of a kernel; runs in a process of its own."""
+    abi, name, text, param_base = task
+    found = []
+    try:
+        optimizer, paths = paths_of(abi, name)
+        instructions = instructions_of(text) if paths else []
+    except (TraceError, ValueError) as error:
+        return [("", str(error))]
+    for path in paths:
+        try:
+            found.append((path.name, read_kernel(abi, name, instructions, optimizer, path, param_base).figures))
+        except TraceError as error:
+            found.append((path.name, str(error)))
+    return found
+
+
+def read_binary(abi, sass, resource_usage):
+    """Figures, or a reason, by kernel, path and architecture. Equal machine code is read once."""
+    bases = param_bases(resource_usage, abi.sizes["InstepStepArgs"])
+    keys, tasks = {}, {}
+    for (name, code), text in kernels_of(sass).items():
+        encodings = "".join(re.findall(r"/\* 0x([0-9a-f]{16}) \*/", text))
+        keys[name, code] = key = (name, bases[name, code], hashlib.sha256(encodings.encode()).digest())
+        tasks[key] = (abi, name, text, bases[name, code])
+    with ProcessPoolExecutor() as pool:
+        results = dict(zip(tasks, pool.map(read_paths, tasks.values())))
+    return {(name, path, code): result for (name, code), key in keys.items() for path, result in results[key]}
