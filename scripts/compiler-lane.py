@@ -15,6 +15,7 @@ from pathlib import Path
 
 from sass import record as latency, self_test
 from sass.abi import Abi
+from sass.elf import banks_of_binary
 from sass.kernel import read_binary
 
 HERE = Path(__file__).resolve().parent.parent
@@ -207,11 +208,11 @@ class Lane:
             self.check(count["STG", "64"] >= halves, f"{where}: 16-bit streams need 8 bytes per lane")
         return counts
 
-    def judge_latency(self, sass, usage, path, is_whole, bless):
+    def judge_latency(self, sass, banks, path, is_whole, bless):
         """How a warp waits, by scripts/sass/. A kernel that cannot be followed is a fault."""
         self_test.run(self.abi)
         start, found = time.monotonic(), {}
-        for (name, part, code), figures in read_binary(self.abi, sass, usage).items():
+        for (name, part, code), figures in read_binary(self.abi, sass, banks).items():
             self.check(not isinstance(figures, str), f"sm_{code} {name}, {part}: {figures}")
             if not isinstance(figures, str):
                 found[name, part, code] = figures
@@ -268,10 +269,13 @@ def main():
             lane.compile("-ptx", f"-arch=compute_{code}", "-o", ptx)
             lane.judge_ptx(code, ptx.read_text())
         usage, sass = (lane.run(tool, flag, fatbin) for flag in ("--dump-resource-usage", "--dump-sass"))
+        unpacked = Path(folder) / "unpacked"
+        unpacked.mkdir()
+        banks = banks_of_binary(tool, fatbin, unpacked, lane.abi.sizes["InstepStepArgs"])
     registers, counts = lane.judge_resources(usage), lane.judge_sass(sass)
     record = arguments.root / "kernels/record"
     lane.judge_record(registers, counts, record / "sass.csv", arguments.bless)
-    lane.judge_latency(sass, usage, record / "latency.csv", arguments.architectures is None, arguments.bless)
+    lane.judge_latency(sass, banks, record / "latency.csv", arguments.architectures is None, arguments.bless)
     for (name, code), count in sorted(counts.items()):
         print(f"  {name:20} sm_{code:4} {registers[name, code]:3} registers {count['all']:5} instructions")
     for fault in dict.fromkeys(lane.faults):

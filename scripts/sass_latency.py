@@ -13,7 +13,8 @@ from pathlib import Path
 
 from sass import self_test
 from sass.abi import Abi
-from sass.kernel import param_bases, paths_of, read_kernel
+from sass.elf import banks_of_binary
+from sass.kernel import paths_of, read_kernel
 from sass.listing import instructions_of, kernels_of
 from sass.rounds import FIGURES
 from sass.warp import TraceError
@@ -58,9 +59,10 @@ def main():
         if arguments.cubin is None:
             subprocess.run([nvcc, "-optf", kernels / "nvcc.flags", "-I", kernels, "-cubin", f"-arch=sm_{arguments.architecture}",
                             kernels / "gpu/kernels.cu", "-o", cubin], check=True)
-        sass, usage = (subprocess.run([tool, flag, cubin], check=True, capture_output=True, text=True).stdout
-                       for flag in ("--dump-sass", "--dump-resource-usage"))
-    bases = param_bases(usage, abi.sizes["InstepStepArgs"], arguments.architecture)
+        sass = subprocess.run([tool, "--dump-sass", cubin], check=True, capture_output=True, text=True).stdout
+        unpacked = Path(folder) / "unpacked"
+        unpacked.mkdir()
+        banks = banks_of_binary(tool, cubin, unpacked, abi.sizes["InstepStepArgs"])
     print(f"{'kernel':15} {'path':22}", *FIGURES)
     wanted = {ALIASES.get(name, name) for name in arguments.kernel or ()}
     failed = printed = 0
@@ -75,7 +77,7 @@ def main():
                 continue
             printed += 1
             try:
-                reading = read_kernel(abi, name, instructions, optimizer, path, bases[name, code])
+                reading = read_kernel(abi, name, instructions, optimizer, path, banks[name, code])
             except TraceError as error:
                 failed += 1
                 print(f"{short:15} {path.name:22} {error}", flush=True)

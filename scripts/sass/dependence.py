@@ -74,7 +74,7 @@ def parents_of_loads(events):
         loads = instruction.opcode == "LDS"
         found = [needs[name] for name in (*read(instruction), *(places if loads else ())) if name in needs]
         inputs = NOTHING.union(*found) if len(found) > 1 else found[0] if found else NOTHING
-        if instruction.opcode in ("BRA", "EXIT", "RET", "BRX"):
+        if instruction.opcode in ("BRA", "EXIT", "RET", "BRX", "BRXU"):
             control |= inputs
         if not event.executing:
             continue

@@ -33,28 +33,17 @@ def paths_of(abi, name):
                        for path in paths]
 
 
-def read_kernel(abi, name, instructions, optimizer, path, param_base):
-    warp = Warp(name, instructions, Launch(abi, path, optimizer), param_base)
+def read_kernel(abi, name, instructions, optimizer, path, banks):
+    warp = Warp(name, instructions, Launch(abi, path, optimizer), banks)
     try:
         return read_trace(warp.run(), warp.code, abi["TILE_ELEMENTS"], BLOCK_THREADS // WARP_LANES)
     except (UnguardedLoad, ValueError) as error:
         raise TraceError(f"{name}: {error}") from error
 
 
-def param_bases(resource_usage, argument_bytes, architecture=None):
-    """Where arguments start in constant bank 0, by kernel and architecture: they end it."""
-    found = {}
-    images = resource_usage.split("arch = sm_")
-    for image in images[1:] or images:  # only a fat binary names architectures
-        code = re.match(r"\d+", image)[0] if images[1:] else architecture
-        for name, size in re.findall(r"Function (\w+):\n.*?CONSTANT\[0\]:(\d+)", image):
-            found[name, code] = int(size) - argument_bytes
-    return found
-
-
 def read_paths(task):
     """(path, figures or the reason why there are none) for each path of a kernel; runs in a process of its own."""
-    abi, name, text, param_base = task
+    abi, name, text, banks = task
     found = []
     try:
         optimizer, paths = paths_of(abi, name)
@@ -63,20 +52,19 @@ def read_paths(task):
         return [("", str(error))]
     for path in paths:
         try:
-            found.append((path.name, read_kernel(abi, name, instructions, optimizer, path, param_base).figures))
+            found.append((path.name, read_kernel(abi, name, instructions, optimizer, path, banks).figures))
         except TraceError as error:
             found.append((path.name, str(error)))
     return found
 
 
-def read_binary(abi, sass, resource_usage):
+def read_binary(abi, sass, banks):
     """Figures, or a reason, by kernel, path and architecture. Equal machine code is read once."""
-    bases = param_bases(resource_usage, abi.sizes["InstepStepArgs"])
     keys, tasks = {}, {}
     for (name, code), text in kernels_of(sass).items():
         encodings = "".join(re.findall(r"/\* 0x([0-9a-f]{16}) \*/", text))
-        keys[name, code] = key = (name, bases[name, code], hashlib.sha256(encodings.encode()).digest())
-        tasks[key] = (abi, name, text, bases[name, code])
+        keys[name, code] = key = (name, banks[name, code], hashlib.sha256(encodings.encode()).digest())
+        tasks[key] = (abi, name, text, banks[name, code])
     with ProcessPoolExecutor() as pool:
         results = dict(zip(tasks, pool.map(read_paths, tasks.values())))
     return {(name, path, code): result for (name, code), key in keys.items() for path, result in results[key]}

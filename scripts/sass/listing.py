@@ -144,5 +144,5 @@ def instructions_of(text):
 
 
 def split_operands(text):
-    """By commas; `R8 0x0` of a return has none."""
-    return [part for part in re.split(r",\s*|(?<=\d)\s+(?=0x)", text) if part]
+    """By commas; `R8 0x0` of a return or of a jump by a table has none."""
+    return [part for part in re.split(r",\s*|(?<=\d)\s+(?=-?0x)", text) if part]

@@ -25,7 +25,7 @@ class Operands:
     """The part of a warp that has registers and constants."""
 
     def __init__(self, constants):
-        self.constants = constants  # bank 0, bytes by offset
+        self.constants = constants  # bytes by bank and offset
         self.uniform = [0] * (ZERO_UNIFORM + 1)
         self.uniform_predicates = [False] * TRUE_PREDICATE + [True]
         self.alive = 0  # lanes that have not ended
@@ -72,13 +72,12 @@ class Operands:
         return at.inverse(value) if operand.inverse else value
 
     def constant(self, lane, operand, more):
-        """Constants of other banks are the compiler's literals, which only floating point has here."""
         address = self.address(lane, operand.terms)
-        if isinstance(address, str) or operand.bank != 0:
-            return at.FLOAT if operand.bank != 0 else address
-        found = [self.constants.get(address + more + k) for k in range(4)]
+        if isinstance(address, str):
+            return address
+        found = [self.constants.get((operand.bank, address + more + k)) for k in range(4)]
         if None in found:
-            return f"the driver's constant c[0x0][0x{address + more:x}]"
+            return f"the driver's constant c[0x{operand.bank:x}][0x{address + more:x}]"
         return int.from_bytes(bytes(found), "little")
 
     def address(self, lane, terms):

@@ -10,7 +10,8 @@ from .dependence import chain, is_load, parents_of_loads, waited_loads
 from .launch import TILES
 from .listing import BYTES
 
-JUMPS = ("BRA", "CALL", "EXIT", "RET", "BRX")
+BY_REGISTER = ("RET", "BRX", "BRXU")
+JUMPS = ("BRA", "CALL", "EXIT", *BY_REGISTER)
 CONTROL_STRUCTS = ("control", "records", "tiles", "norms", "shared", "")
 STEADY_TILE = 1
 FIGURES = ("elements", "instructions", "stalls", "loads", "together", "latencies", "rereads", "tile_instructions", "tile_stalls",
@@ -59,7 +60,7 @@ def graph(events, code):
     successors = {}
     for event, following in zip(events, [*events[1:], None]):
         instruction = event.instruction
-        if instruction.opcode == "RET" and following:
+        if instruction.opcode in BY_REGISTER and following:
             successors.setdefault(instruction.address, set()).add(following.instruction.address)
         if instruction.address in successors:
             continue

@@ -40,16 +40,19 @@ class Group:
     lanes: list
 
 
-def constant_bank(arguments, param_base):
-    """Bytes by offset: the arguments, and the shape of block and grid, 0x20 before arguments at 0x380 and first otherwise."""
-    shape = 0x360 if param_base == 0x380 else 0
+def constants_of(arguments, banks):
+    """Bytes by bank and offset: arguments, the shape of block and grid, and the compiler's literals.
+
+    The shape lies 0x20 before arguments at 0x380, and first otherwise."""
+    shape = 0x360 if banks.param_base == 0x380 else 0
     values = b"".join(value.to_bytes(4, "little") for value in (BLOCK_THREADS, 1, 1, 1, 1, 1))
-    return {start + k: byte for start, text in ((shape, values), (param_base, arguments)) for k, byte in enumerate(text)}
+    parts = (0, shape, values), (0, banks.param_base, arguments), (2, 0, banks.literals)
+    return {(bank, start + k): byte for bank, start, text in parts for k, byte in enumerate(text)}
 
 
 class Warp(Results):
-    def __init__(self, name, instructions, launch, param_base):
-        super().__init__(constant_bank(launch.arguments, param_base), launch.memory)
+    def __init__(self, name, instructions, launch, banks):
+        super().__init__(constants_of(launch.arguments, banks), launch.memory)
         self.name = name
         self.code = {instruction.address: instruction for instruction in instructions}
         first = WARP_LANES * launch.path.warp
@@ -177,7 +180,7 @@ class Warp(Results):
             instruction = self.code[pc]
             if instruction.opcode == "CALL":
                 return instruction.guard is None
-            if instruction.opcode in ("EXIT", "RET", "BRX", "BSYNC"):
+            if instruction.opcode in ("EXIT", "RET", "BRX", "BRXU", "BSYNC"):
                 return False
             if instruction.opcode == "BRA":
                 if instruction.guard is not None or len(instruction.operands) > 1:
@@ -188,12 +191,23 @@ class Warp(Results):
         return False
 
     def flow_RET(self, instruction, group, guards):
-        back = {lane.number: self.word(lane, instruction.operands[0]) for lane in group.lanes}
-        if isinstance(guards, list) or guards is not True or any(isinstance(pc, str) for pc in back.values()):
-            self.fail(instruction, "the return address is unknown, or only some lanes return")
+        self.scatter(instruction, group, guards, 0)
+
+    def flow_BRX(self, instruction, group, guards):
+        """A jump by a table: from the next instruction on, by a register and a number."""
+        self.scatter(instruction, group, guards, instruction.address + BYTES + instruction.operands[1].number)
+
+    flow_BRXU = flow_BRX
+
+    def scatter(self, instruction, group, guards, base):
+        """Lanes go on where a register says, from the base on."""
+        places = {lane.number: self.value(lane, instruction.operands[0], 2) for lane in group.lanes}
+        if guards is not True or any(isinstance(place, str) for place in places.values()):
+            self.fail(instruction, "where it goes is unknown, or only some lanes go")
         self.groups.remove(group)
-        for pc in set(back.values()):
-            self.groups.append(Group(pc, [lane for lane in group.lanes if back[lane.number] == pc]))
+        for place in sorted(set(places.values())):
+            lanes = [lane for lane in group.lanes if places[lane.number] == place]
+            self.groups.append(Group(base + place & at.WIDE, lanes))
 
     def flow_BSSY(self, instruction, group, guards):
         self.barriers[instruction.operands[0].text] = {lane.number for lane in group.lanes}
@@ -228,9 +242,6 @@ class Warp(Results):
             if self.barriers[name] <= {lane.number for lane in lanes}:
                 del self.waiting[name]
                 self.groups.append(Group(groups[0].pc, sorted(lanes, key=lambda lane: lane.number)))
-
-    def flow_BRX(self, instruction, group, guards):
-        self.fail(instruction, "a jump by a table is not followed")
 
     def flow_nothing(self, instruction, group, guards):
         """Waits, which a trace of one warp has no need of."""

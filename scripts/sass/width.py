@@ -12,7 +12,7 @@ STORES = {"STG", "ST", "STS", "RED", "REDG", "REDS"}
 COPIES = {"LDGSTS"}
 LOADS = {"LDG", "LD", "LDS", "ATOM", "ATOMG", "ATOMS"}
 CONSTANT_LOADS = {"LDC", "ULDC", "LDCU"}
-FLOW = {"BRA", "BRX", "BSSY", "BSYNC", "BREAK", "EXIT", "CALL", "RET", "BAR", "WARPSYNC", "NOP", "MEMBAR", "ERRBAR",
+FLOW = {"BRA", "BRX", "BRXU", "BSSY", "BSYNC", "BREAK", "EXIT", "CALL", "RET", "BAR", "WARPSYNC", "NOP", "MEMBAR", "ERRBAR",
         "CGAERRBAR", "CCTL", "DEPBAR", "LDGDEPBAR", "YIELD", "NANOSLEEP"}
 COMPARISONS = {"ISETP", "UISETP", "FSETP", "UFSETP", "DSETP", "PLOP3", "UPLOP3", "HSETP2"}
 # Floating-point arithmetic and conversions, whose results are not computed.
@@ -81,6 +81,8 @@ def source_words(instruction, operand):
     opcode, parts = instruction.opcode, instruction.parts
     if opcode in STORES | CONSTANT_LOADS:
         return memory_words(instruction)[0]
+    if opcode in ("RET", "BRX", "BRXU"):
+        return 2
     if opcode in ("F2F", "F2I") and "F64" in parts[1:] or opcode == "F2F" and parts[-1:] == ("F64",) or \
             opcode == "I2F" and bool({"U64", "S64"} & set(parts)):
         return 2
