@@ -57,11 +57,10 @@ fn make(fatbin: &Path) -> Result<(), String> {
     let architectures = nvcc.architectures();
     let oldest = architectures.first().expect("at least one architecture");
     let mut call = nvcc.call(&["-fatbin", "-Xfatbin", "-compress-all", "--threads", "2", "-optf", FLAGS]);
-    for code in &architectures {
-        call.arg(format!("-gencode=arch=compute_{code},code=sm_{code}"));
-    }
-    // The driver compiles this for other GPUs; PTX runs on no GPU older than its own architecture.
-    call.arg(format!("-gencode=arch=compute_{oldest},code=compute_{oldest}"));
+    // One PTX for all, which is assembled for each: the front end takes most of the build. The driver compiles it for
+    // other GPUs; it runs on none that is older than its own architecture.
+    let machine_codes: String = architectures.iter().map(|code| format!(",sm_{code}")).collect();
+    call.arg(format!("-gencode=arch=compute_{oldest},code=[compute_{oldest}{machine_codes}]"));
     let done = call
         .args(["-I", "kernels", "kernels/gpu/kernels.cu"])
         .arg("-o")

@@ -71,12 +71,14 @@ def innermost_loops(lines):
 class Lane:
     def __init__(self, root, nvcc, architectures):
         self.kernels, self.nvcc, self.faults = root / "kernels", nvcc, []
-        rows = re.findall(r"^OPTIMIZER\((\w+), \w+, \d+, (\d+)\)", (self.kernels / "optimizers.def").read_text(), re.M)
+        rows = re.findall(r"^OPTIMIZER\((\w+), \w+, (\d+), (\d+)\)", (self.kernels / "optimizers.def").read_text(), re.M)
         classes = ("", "_8bit")
-        self.states = {f"instep_step_{name}{moments}": int(most) for name, most in rows for moments in classes}
+        self.states = {f"instep_step_{name}{moments}": int(most) for name, _, most in rows for moments in classes}
         self.names = {*COMMON, *self.states}
+        most_plain = int(re.search(r"MOST_PLAIN_STATES = (\d)", (self.kernels / "gpu/plain.cuh").read_text())[1])
+        self.plain = {f"instep_step_{name}": range(int(fewest), min(int(most), most_plain) + 1) for name, fewest, most in rows}
         self.abi = Abi(self.kernels)
-        self.scaled = {f"instep_step_{name}{moments}" for name, _ in rows if self.abi.is_scaled(name) for moments in classes}
+        self.scaled = {f"instep_step_{name}{moments}" for name, *_ in rows if self.abi.is_scaled(name) for moments in classes}
         known = self.run(nvcc, "--list-gpu-code").split()
         wanted = architectures or (self.kernels / "architectures.txt").read_text().split()
         self.architectures = [code for code in wanted if f"sm_{code}" in known]
@@ -101,30 +103,31 @@ class Lane:
 
     def build(self, fatbin):
         """The binary that the crate would embed; its time and size."""
-        codes = [f"-gencode=arch=compute_{code},code=sm_{code}" for code in self.architectures]
+        # One PTX for all architectures, as build/cuda.rs asks for it.
         oldest = self.architectures[0]
-        codes.append(f"-gencode=arch=compute_{oldest},code=compute_{oldest}")
+        codes = ",".join([f"compute_{oldest}", *(f"sm_{code}" for code in self.architectures)])
         start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
-        self.compile("-fatbin", "-Xfatbin", "-compress-all", "--threads", "2", *codes, "-o", fatbin)
+        self.compile("-fatbin", "-Xfatbin", "-compress-all", "--threads", "2", "--keep", "--keep-dir", fatbin.parent,
+                     f"-gencode=arch=compute_{oldest},code=[{codes}]", "-o", fatbin)
         wall, after = time.monotonic() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        size = fatbin.stat().st_size // len(codes)
+        size = fatbin.stat().st_size // (len(self.architectures) + 1)
         print(f"nvcc {self.release}: {len(self.names)} kernels for {' '.join(self.architectures)} and PTX")
         print(f"built in {wall:.1f} s ({cpu:.1f} s of processor time), {size / 1000:.0f} KB per architecture")
         # Processor time, since the wall clock also counts other work of this machine.
         self.check(cpu / 2 <= BUILD_SECONDS, f"the build takes {cpu / 2:.0f} s on two cores")
         self.check(size <= BYTES_PER_ARCHITECTURE, f"{size} bytes per architecture")
 
-    def judge_ptx(self, code, text):
+    def judge_ptx(self, text):
         """Contraction must be looked for here: machine code spells IEEE division and root with fused instructions."""
         bodies = dict(re.findall(r"\.visible \.entry (\w+)\(.*?\n\{\n(.*?)\n\}\n", text, re.S))
-        self.check(set(bodies) == self.names, f"sm_{code}: entries {sorted(bodies)}, expected {sorted(self.names)}")
+        self.check(set(bodies) == self.names, f"PTX: entries {sorted(bodies)}, expected {sorted(self.names)}")
         for name, body in bodies.items():
             lines = [line.strip() for line in body.splitlines() if line.strip()]
             for line in lines:
                 opcode = re.sub(r"^@!?%p\d+\s+", "", line).split()[0].rstrip(";")
                 base, *parts = opcode.split(".")
-                where = f"sm_{code} {name}: {opcode}"
+                where = f"{name}: {opcode}"
                 self.check(base not in ("fma", "call"), f"{where} is a fused or called instruction")
                 vector = base in ("ld", "st") and {"v2", "v4"} & set(parts)
                 self.check(not vector or {"global", "param", "shared"} & set(parts), f"{where} is a generic access")
@@ -138,11 +141,11 @@ class Lane:
             found = set(re.findall(r"(?:atom|red)\.global\.(\S+)", body))
             measures = name == "instep_norm" or name in self.scaled
             expected = ATOMICS["norm"] if measures else ATOMICS["step"] if name in self.states else set()
-            self.check(found == expected, f"sm_{code} {name}: atomics {sorted(found)}, expected {sorted(expected)}")
+            self.check(found == expected, f"{name}: atomics {sorted(found)}, expected {sorted(expected)}")
             if name in self.states:
-                self.judge_loops(f"sm_{code} {name}", lines, name in self.scaled)
+                self.judge_loops(name, lines, name in self.scaled)
             if name == "instep_publish":
-                self.judge_seqlock(f"sm_{code} {name}", lines)
+                self.judge_seqlock(name, lines)
 
     def judge_seqlock(self, where, lines):
         """The sequence, a fence, what it guards at higher addresses, a fence, the sequence."""
@@ -155,12 +158,15 @@ class Lane:
         """f64 has no place where elements are stepped; scalars are prepared outside. Squares are summed in it."""
         bodies = innermost_loops(lines)
         storing = [body for body in bodies if any("st.global.v4" in line for line in body)]
-        expected = 3 + (is_scaled and not where.endswith("_8bit"))  # a loop that measures stores states, and codes are narrow
-        self.check(len(storing) == expected,
-                   f"{where}: {len(storing)} element loops found, expected one that steps (or two: one measures, one applies),"
-                   " one that averages, one that zeroes")
+        is_coded = where.endswith("_8bit")
+        # Of full tiles and of others; one that measures stores states, and codes are narrow.
+        stepping = 2 * (1 + (is_scaled and not is_coded))
+        plain = 0 if is_scaled or is_coded else len(self.plain[where])
+        self.check(len(storing) == stepping + plain + 2,
+                   f"{where}: {len(storing)} element loops found, expected {stepping} that step (or measure and apply),"
+                   f" {plain} that step plain tiles, one that averages, one that zeroes")
         summing = [body for body in bodies if any(".f64" in line for line in body)]
-        self.check(len(summing) == is_scaled, f"{where}: f64 in the element loop")
+        self.check(len(summing) == 2 * is_scaled, f"{where}: f64 in the element loop")
 
     def judge_resources(self, text):
         rows = {}
@@ -263,11 +269,10 @@ def main():
             sys.exit(f"compiler lane: no {program}; NVCC=$(scripts/cuda-toolchain.sh) names one that has all it takes")
     lane = Lane(arguments.root, nvcc, arguments.architectures)
     with tempfile.TemporaryDirectory() as folder:
-        fatbin, ptx = Path(folder) / "kernels.fatbin", Path(folder) / "kernels.ptx"
+        fatbin = Path(folder) / "kernels.fatbin"
         lane.build(fatbin)
-        for code in lane.architectures:
-            lane.compile("-ptx", f"-arch=compute_{code}", "-o", ptx)
-            lane.judge_ptx(code, ptx.read_text())
+        (ptx,) = Path(folder).glob("*.ptx")
+        lane.judge_ptx(ptx.read_text())
         usage, sass = (lane.run(tool, flag, fatbin) for flag in ("--dump-resource-usage", "--dump-sass"))
         unpacked = Path(folder) / "unpacked"
         unpacked.mkdir()

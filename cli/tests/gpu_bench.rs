@@ -105,7 +105,9 @@ fn every_step_is_one_launch_and_is_held_against_a_copy_of_as_many_bytes() {
 #[test]
 fn the_bucket_of_fifty_segments_is_one_launch_and_what_does_not_fit_is_said() {
     let driver = StandIn::new();
-    let sizes = ["--min-elements", "16Ki", "--max-elements", "512Mi", "--factor", "32768"];
+    // A block for each tile, which tells the launch of this bucket from others.
+    let sizes =
+        ["--min-elements", "16Ki", "--max-elements", "512Mi", "--factor", "32768", "--max-blocks", "65536"];
     let report = report(&driver, &[&["--only", "step", "--optimizer", "sgd"], &sizes[..]].concat());
     let skipped = rows(&report, "skipped");
     assert_eq!((skipped.len(), &skipped[0]["elements"]), (1, &(512 << 20).into()));

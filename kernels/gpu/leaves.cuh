@@ -6,11 +6,10 @@
 #define INSTEP_GPU_LEAVES_CUH
 
 #include "numeric/norm.h"
-#include "gpu/vector.cuh"
+#include "gpu/prefetch.cuh"
 
 namespace {
 
-constexpr uint32_t WARPS = INSTEP_GPU_THREADS / 32;
 static_assert(INSTEP_NORM_LIMBS < 32, "a lane per limb");
 static_assert(INSTEP_QUANTUM == 256, "a leaf is two fours per lane");
 

@@ -21,22 +21,28 @@ struct Exchange {
     double norms[2][2];
 };
 
-/* The data that the threads of a tile share. */
-struct ScaledTile {
-    const Place& place;
-    const Weights& weights;
-    BlockMaximum& maximum;
-    Exchange& exchange;
-    InstepNorms& norms;
+/* The scale of the last parameter that a block applied, since its next tile is mostly of the same one. */
+struct LastScale {
+    uint32_t record;
+    float scale;
 };
 
-template <class Rule, bool CODED>
-INSTEP_DEVICE void read_states(const Place& place, uint32_t at, Four* states) {
-#pragma unroll
-    for (uint32_t k = 0; k < Rule::STATES; ++k) {
-        states[k] = CODED ? read_codes(place, k, Rule::SIGNED >> k & 1, at) : read_state(place, k, at);
-    }
-}
+constexpr LastScale NO_SCALE = {0xffffffffu, 0.0f};
+
+/* What a block keeps from tile to tile. */
+struct SharedByTile {
+    BlockMaximum maximum;
+    Exchange* exchange; /* of a scaled rule */
+    LastScale last;
+};
+
+struct ScaledTile {
+    const Place& place;
+    Weights weights;
+    SharedByTile& shared;
+
+    INSTEP_DEVICE InstepNorms& norms() const { return place.args.norms[place.tile().record]; }
+};
 
 /* Afterwards `states` are the stored values. */
 template <class Rule, bool CODED>
@@ -44,7 +50,7 @@ INSTEP_DEVICE void write_states(const Place& place, uint32_t at, Four* states, B
 #pragma unroll
     for (uint32_t k = 0; k < Rule::STATES; ++k) {
         if (CODED) {
-            maximum.offer(k, largest_magnitude(states[k], at, place.count));
+            maximum.offer(k, largest_magnitude(states[k], at, place.count()));
         } else {
             states[k] = write_state(place, k, at, states[k]);
         }
@@ -80,21 +86,26 @@ INSTEP_DEVICE void add_sums(const LeafSums& sums, Exchange& exchange, InstepNorm
 }
 
 template <class Rule, bool CODED>
-INSTEP_DEVICE uint32_t measure_tile(const ScaledTile& tile, const Run& gradients, float multiplier) {
+INSTEP_DEVICE uint32_t measure_tile(const ScaledTile& tile, float multiplier) {
     const Place& place = tile.place;
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const bool sums_changes = warp % 2 == OF_CHANGE; /* and has the second half of its leaf */
     LeafSums sums = {};
     uint32_t nonfinite = 0;
-    if (place.count == 0) return 0; /* otherwise the last tile's limbs would be overwritten while they are read */
+    if (place.count() == 0) return 0; /* otherwise the last tile's limbs would be overwritten while they are read */
 #pragma unroll 1
-    for (uint32_t round = 0; round < place.count; round += ELEMENTS_PER_ROUND) {
-        const uint32_t at = round + 4 * threadIdx.x;
-        Four p = tile.weights.read(at), states[INSTEP_MAX_STATES] = {}, change = {};
-        read_states<Rule, CODED>(place, at, states);
-        const Four sum = gradients.read_shifted(at);
-        /* After the loads of the data, and again each round, to save registers. */
-        const typename Rule::Scalars s = scalars_of<Rule>(place.record);
+    for (uint32_t at = 4 * threadIdx.x; at < whole_rounds(place); at += ELEMENTS_PER_ROUND) {
+        Weights::Stored stored = tile.weights.load_at(at);
+        Words words[INSTEP_MAX_STATES] = {};
+        load_states<Rule, CODED>(place, at, words);
+        Words gradients = load_gradients(place, at); /* last: a shift waits */
+        hold_back(stored, words, &gradients);
+        const Four p = tile.weights.values_of(stored);
+        Four states[INSTEP_MAX_STATES] = {}, change = {};
+        state_values<Rule, CODED>(place, words, states);
+        const Four sum = place.gradients().values_of(gradients);
+        /* Again each round, to save registers. */
+        const typename Rule::Scalars s = scalars_of<Rule>(place.record());
         const float factor = Rule::factor(s, multiplier);
         const uint32_t flags = Rule::flags(s);
 #pragma unroll
@@ -105,44 +116,62 @@ INSTEP_DEVICE uint32_t measure_tile(const ScaledTile& tile, const Run& gradients
 #pragma unroll
             for (uint32_t k = 0; k < Rule::STATES; ++k) states[k].x[i] = canonical(state[k]);
         }
-        write_states<Rule, CODED>(place, at, states, tile.maximum);
-        const typename Rule::Scalars again = scalars_of<Rule>(place.record);
+        write_states<Rule, CODED>(place, at, states, tile.shared.maximum);
+        const typename Rule::Scalars again = scalars_of<Rule>(place.record());
 #pragma unroll
         for (uint32_t i = 0; i < 4; ++i) {
-            if (at + i < place.count) change.x[i] = change_at<Rule>(again, Rule::flags(again), i, p, states);
+            if (at + i < place.count()) change.x[i] = change_at<Rule>(again, Rule::flags(again), i, p, states);
         }
         const Four given = sums_changes ? p : change, kept = sums_changes ? change : p;
-        float4(&of_lane)[WARPS][32] = tile.exchange.of_lane[tile.maximum.turn];
+        float4(&of_lane)[WARPS][32] = tile.shared.exchange->of_lane[tile.shared.maximum.turn];
         of_lane[warp][lane] = make_float4(given.x[0], given.x[1], given.x[2], given.x[3]);
         __syncthreads();
         const float4 got = of_lane[warp ^ 1][lane];
         sums.add(kept, {{got.x, got.y, got.z, got.w}}); /* in either order: a pair is a sum of two */
-        tile.maximum.turn ^= 1;
+        tile.shared.maximum.turn ^= 1;
     }
-    add_sums(sums, tile.exchange, tile.norms);
+    add_sums(sums, *tile.shared.exchange, tile.norms());
     return nonfinite;
+}
+
+/* The scale of a parameter. A whole block calls this: a warp for each norm, whose lanes read a limb each. */
+template <class Rule>
+INSTEP_DEVICE float scale_of_tile(const ScaledTile& tile) {
+    Exchange& exchange = *tile.shared.exchange;
+    double* const norms = exchange.norms[tile.shared.maximum.turn];
+    tile.shared.maximum.turn ^= 1;
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (warp < 2) {
+        if (lane < INSTEP_NORM_LIMBS) exchange.limbs[warp][lane] = tile.norms().limbs[warp][lane];
+        __syncwarp();
+        if (lane == 0) norms[warp] = norm_value(exchange.limbs[warp], tile.norms().nonfinite[warp]);
+    }
+    __syncthreads();
+    return step_scale<Rule>(scalars_of<Rule>(tile.place.record()), norms[OF_PARAM], norms[OF_CHANGE]);
 }
 
 template <class Rule, bool CODED>
 INSTEP_DEVICE void apply_tile(const ScaledTile& tile) {
     const Place& place = tile.place;
-    double* const norms = tile.exchange.norms[tile.maximum.turn];
-    tile.maximum.turn ^= 1;
-    const uint32_t warp = threadIdx.x / 32;
-    if (warp < 2 && threadIdx.x % 32 == 0) norms[warp] = norm_of(tile.norms, warp);
-    __syncthreads();
-    const float scale = step_scale<Rule>(scalars_of<Rule>(place.record), norms[OF_PARAM], norms[OF_CHANGE]);
+    if (tile.shared.last.record != place.tile().record) {
+        tile.shared.last = {place.tile().record, scale_of_tile<Rule>(tile)};
+    }
+    const float scale = tile.shared.last.scale;
 #pragma unroll 1
-    for (uint32_t at = 4 * threadIdx.x; at < place.count; at += ELEMENTS_PER_ROUND) {
-        Four p = tile.weights.read(at), states[INSTEP_MAX_STATES] = {};
-        read_states<Rule, CODED>(place, at, states);
-        const typename Rule::Scalars s = scalars_of<Rule>(place.record);
+    for (uint32_t at = 4 * threadIdx.x; at < place.count(); at += ELEMENTS_PER_ROUND) {
+        Weights::Stored stored = tile.weights.load_at(at);
+        Words words[INSTEP_MAX_STATES] = {};
+        load_states<Rule, CODED>(place, at, words);
+        hold_back(stored, words, nullptr);
+        Four p = tile.weights.values_of(stored), states[INSTEP_MAX_STATES] = {};
+        state_values<Rule, CODED>(place, words, states);
+        const typename Rule::Scalars s = scalars_of<Rule>(place.record());
         const uint32_t flags = Rule::flags(s);
 #pragma unroll
         for (uint32_t i = 0; i < 4; ++i) {
             p.x[i] = canonical(p.x[i] - scale * change_at<Rule>(s, flags, i, p, states));
         }
-        const Packed params = tile.weights.write(at, p);
+        const Words params = tile.weights.write(at, p);
         if (place.args.copy) write_copy(place, at, p, params);
         if (place.args.ema) write_ema(place, at, p);
     }

@@ -1,10 +1,11 @@
-/* Four neighbouring elements of a stream per thread: one wide access where it is aligned and whole.
+/* Four consecutive elements of a stream per thread: one wide access where it is aligned and whole.
  *
- * A warp's request is then contiguous whole sectors: 16 bytes a lane on f32, 8 on 16-bit streams. Four elements that
- * are misaligned or cut off by the end of their run are accessed one by one. Gradients are the exception: a foreign
- * bucket may start at any element, so whole aligned words around it are read and shifted. No access touches a byte
- * outside the run [run, run + count), not even in an aligned word that cannot fault: its neighbours may be written
- * meanwhile. */
+ * Loads return the words as they are stored, so that a round can issue all its loads before it waits for the first;
+ * a conversion beside its load would wait at once. A warp's request is contiguous whole sectors: 16 bytes a lane on
+ * f32, 8 on 16-bit streams. Four elements that are misaligned or cut off by the end of their run are accessed one by
+ * one. Gradients are the exception: a foreign bucket may start at any element, so whole aligned words around it are
+ * read and shifted. No access touches a byte outside the run [run, run + count), not even in an aligned word that
+ * cannot fault: its neighbours may be written meanwhile. */
 #ifndef INSTEP_GPU_VECTOR_CUH
 #define INSTEP_GPU_VECTOR_CUH
 
@@ -21,84 +22,142 @@ struct Four {
     float x[4];
 };
 
-/* Four 16-bit elements, the first in the low half of the first word. */
-struct Packed {
-    uint32_t word[2];
+/* Four elements as they are stored, the first in the lowest bits: four words of f32, two of 16 bits, one of 8. Words
+ * that the elements do not fill are zero. */
+struct Words {
+    uint32_t word[4];
 };
 
-/* `bytes` is the size of four elements. */
-INSTEP_DEVICE bool is_whole(const void* first, uint32_t bytes, uint32_t at, uint32_t count) {
-    return reinterpret_cast<uintptr_t>(first) % bytes == 0 && at + 4 <= count;
+/* Element i, where elements have 16 or 8 bits. */
+template <uint32_t BITS>
+INSTEP_DEVICE uint32_t element_of(const Words& words, uint32_t i) {
+    constexpr uint32_t PER_WORD = 32 / BITS;
+    return words.word[i / PER_WORD] >> BITS * (i % PER_WORD) & ((1u << BITS) - 1);
 }
 
-/* Elements at..at+4 of a run; zero past its end. */
-INSTEP_DEVICE Four load(const float* run, uint32_t at, uint32_t count) {
-    Four four = {};
-    if (is_whole(run + at, 16, at, count)) {
-        const float4 word = *reinterpret_cast<const float4*>(run + at);
-        four = {{word.x, word.y, word.z, word.w}};
-    } else {
-#pragma unroll
-        for (uint32_t i = 0; i < 4; ++i) four.x[i] = at + i < count ? run[at + i] : 0.0f;
+template <uint32_t BITS>
+INSTEP_DEVICE void set_element(Words& words, uint32_t i, uint32_t element) {
+    constexpr uint32_t PER_WORD = 32 / BITS;
+    words.word[i / PER_WORD] |= element << BITS * (i % PER_WORD);
+}
+
+/* How far a run reaches. `is_full` says that it is a full tile and that every stream is aligned: a constant where this
+ * is inlined, so that nothing is asked in the loop of such a tile. */
+struct Extent {
+    uint32_t count;
+    bool is_full;
+
+    /* Whether elements at..at+4 are one access; `bytes` is their size. */
+    INSTEP_DEVICE bool has_whole(const void* first, uint32_t bytes, uint32_t at) const {
+        return is_full || (is_aligned(first, bytes) && at + 4 <= count);
     }
+
+    INSTEP_DEVICE static bool is_aligned(const void* first, uint32_t bytes) {
+        return reinterpret_cast<uintptr_t>(first) % bytes == 0;
+    }
+};
+
+INSTEP_DEVICE Words words_at(const float* first) {
+    const uint4 words = *reinterpret_cast<const uint4*>(first);
+    return {{words.x, words.y, words.z, words.w}};
+}
+
+INSTEP_DEVICE Words words_at(const uint16_t* first) {
+    const uint2 words = *reinterpret_cast<const uint2*>(first);
+    return {{words.x, words.y}};
+}
+
+INSTEP_DEVICE Words words_at(const uint8_t* first) { return {{*reinterpret_cast<const uint32_t*>(first)}}; }
+
+/* Marks the end of a round's loads: no conversion of these words moves before it, where it would wait among loads. */
+INSTEP_DEVICE void hold_back(Words& words) {
+#if defined(__CUDA_ARCH__)
+    asm volatile("" : "+r"(words.word[0]), "+r"(words.word[1]), "+r"(words.word[2]), "+r"(words.word[3]));
+#else
+    (void)words;
+#endif
+}
+
+/* Wide stores are spelled out for a GPU: its compiler merges them with the stores of single elements beside them, and
+ * then splits them up. */
+INSTEP_DEVICE void put_words(float* first, const Words& words) {
+#if defined(__CUDA_ARCH__)
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(first)), "r"(words.word[0]),
+                 "r"(words.word[1]), "r"(words.word[2]), "r"(words.word[3])
+                 : "memory");
+#else
+    *reinterpret_cast<uint4*>(first) = make_uint4(words.word[0], words.word[1], words.word[2], words.word[3]);
+#endif
+}
+
+INSTEP_DEVICE void put_words(uint16_t* first, const Words& words) {
+#if defined(__CUDA_ARCH__)
+    asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(first)), "r"(words.word[0]),
+                 "r"(words.word[1])
+                 : "memory");
+#else
+    *reinterpret_cast<uint2*>(first) = make_uint2(words.word[0], words.word[1]);
+#endif
+}
+
+INSTEP_DEVICE void put_words(uint8_t* first, const Words& words) {
+    *reinterpret_cast<uint32_t*>(first) = words.word[0];
+}
+
+/* An element's bits, and back. */
+INSTEP_DEVICE uint32_t stored_bits(float element) { return bits_of(element); }
+INSTEP_DEVICE uint32_t stored_bits(uint16_t element) { return element; }
+INSTEP_DEVICE uint32_t stored_bits(uint8_t element) { return element; }
+INSTEP_DEVICE void put_bits(float* element, uint32_t bits) { *element = float_of(bits); }
+INSTEP_DEVICE void put_bits(uint16_t* element, uint32_t bits) { *element = static_cast<uint16_t>(bits); }
+INSTEP_DEVICE void put_bits(uint8_t* element, uint32_t bits) { *element = static_cast<uint8_t>(bits); }
+
+/* Elements at..at+4 of a run; zero past its end. */
+template <class T>
+INSTEP_DEVICE Words load(const T* run, uint32_t at, Extent extent) {
+    if (extent.has_whole(run + at, 4 * sizeof(T), at)) return words_at(run + at);
+    Words words = {};
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) {
+        const uint32_t bits = at + i < extent.count ? stored_bits(run[at + i]) : 0;
+        words.word[i * sizeof(T) / 4] |= bits << 8 * (i * sizeof(T) % 4);
+    }
+    return words;
+}
+
+template <class T>
+INSTEP_DEVICE void store(T* run, uint32_t at, Extent extent, const Words& words) {
+    if (extent.has_whole(run + at, 4 * sizeof(T), at)) return put_words(run + at, words);
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) {
+        if (at + i < extent.count) put_bits(&run[at + i], words.word[i * sizeof(T) / 4] >> 8 * (i * sizeof(T) % 4));
+    }
+}
+
+INSTEP_DEVICE Four as_floats(const Words& words) {
+    Four four;
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) four.x[i] = float_of(words.word[i]);
     return four;
 }
 
-INSTEP_DEVICE void store(float* run, uint32_t at, uint32_t count, const Four& four) {
-    if (is_whole(run + at, 16, at, count)) {
-        *reinterpret_cast<float4*>(run + at) = make_float4(four.x[0], four.x[1], four.x[2], four.x[3]);
-    } else {
-#pragma unroll
-        for (uint32_t i = 0; i < 4; ++i) {
-            if (at + i < count) run[at + i] = four.x[i];
-        }
-    }
+INSTEP_DEVICE Words as_words(const Four& four) {
+    return {{bits_of(four.x[0]), bits_of(four.x[1]), bits_of(four.x[2]), bits_of(four.x[3])}};
 }
 
-INSTEP_DEVICE Packed load(const uint16_t* run, uint32_t at, uint32_t count) {
-    Packed packed = {};
-    if (is_whole(run + at, 8, at, count)) {
-        const uint2 word = *reinterpret_cast<const uint2*>(run + at);
-        packed = {{word.x, word.y}};
-    } else {
+/* Of a 16-bit dtype. */
+INSTEP_DEVICE Four widened(const Words& words, uint32_t dtype) {
+    Four four;
 #pragma unroll
-        for (uint32_t i = 0; i < 4; ++i) {
-            const uint32_t element = at + i < count ? run[at + i] : 0u;
-            packed.word[i / 2] |= element << 16 * (i % 2);
-        }
-    }
-    return packed;
+    for (uint32_t i = 0; i < 4; ++i) four.x[i] = widened(static_cast<uint16_t>(element_of<16>(words, i)), dtype);
+    return four;
 }
 
-INSTEP_DEVICE void store(uint16_t* run, uint32_t at, uint32_t count, const Packed& packed) {
-    if (is_whole(run + at, 8, at, count)) {
-        *reinterpret_cast<uint2*>(run + at) = make_uint2(packed.word[0], packed.word[1]);
-    } else {
+INSTEP_DEVICE Words narrowed(const Four& four, uint32_t dtype) {
+    Words words = {};
 #pragma unroll
-        for (uint32_t i = 0; i < 4; ++i) {
-            if (at + i < count) run[at + i] = static_cast<uint16_t>(packed.word[i / 2] >> 16 * (i % 2));
-        }
-    }
-}
-
-/* Four bytes, the first in the lowest. */
-INSTEP_DEVICE uint32_t load(const uint8_t* run, uint32_t at, uint32_t count) {
-    if (is_whole(run + at, 4, at, count)) return *reinterpret_cast<const uint32_t*>(run + at);
-    uint32_t word = 0;
-#pragma unroll
-    for (uint32_t i = 0; i < 4; ++i) word |= at + i < count ? static_cast<uint32_t>(run[at + i]) << 8 * i : 0u;
-    return word;
-}
-
-INSTEP_DEVICE void store(uint8_t* run, uint32_t at, uint32_t count, uint32_t word) {
-    if (is_whole(run + at, 4, at, count)) {
-        *reinterpret_cast<uint32_t*>(run + at) = word;
-    } else {
-#pragma unroll
-        for (uint32_t i = 0; i < 4; ++i) {
-            if (at + i < count) run[at + i] = static_cast<uint8_t>(word >> 8 * i);
-        }
-    }
+    for (uint32_t i = 0; i < 4; ++i) set_element<16>(words, i, narrowed(four.x[i], dtype));
+    return words;
 }
 
 /* Elements from an aligned four to the start of a run. */
@@ -106,79 +165,87 @@ INSTEP_DEVICE uint32_t misalignment(const void* run, uint32_t element_bytes) {
     return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(run) / element_bytes % 4);
 }
 
+/* Four elements and, if they are misaligned, the aligned four after them; the first is element `shift` of both. */
+struct ShiftedWords {
+    Words low, high;
+    uint32_t shift;
+};
+
 /* As `load`, but with two aligned words where both lie inside the run; `at` is a multiple of four. */
-INSTEP_DEVICE Four load_shifted(const float* run, uint32_t at, uint32_t count) {
-    const uint32_t shift = misalignment(run, 4);
-    if (shift == 0 || at < shift || at - shift + 8 > count) return load(run, at, count);
-    const float4* words = reinterpret_cast<const float4*>(run + (at - shift));
-    const float4 a = words[0], b = words[1];
-    const float element[7] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z};
-    Four four;
-#pragma unroll
-    for (uint32_t i = 0; i < 4; ++i) {
-        four.x[i] = shift == 1 ? element[i + 1] : shift == 2 ? element[i + 2] : element[i + 3];
-    }
-    return four;
+template <class T>
+INSTEP_DEVICE ShiftedWords load_shifted(const T* run, uint32_t at, Extent extent) {
+    const uint32_t shift = extent.is_full ? 0 : misalignment(run, sizeof(T));
+    if (shift == 0 || at < shift || at - shift + 8 > extent.count) return {load(run, at, extent), {}, 0};
+    const T* const first = run + (at - shift);
+    return {words_at(first), words_at(first + 4), shift};
 }
 
-INSTEP_DEVICE Packed load_shifted(const uint16_t* run, uint32_t at, uint32_t count) {
-    const uint32_t shift = misalignment(run, 2);
-    if (shift == 0 || at < shift || at - shift + 8 > count) return load(run, at, count);
-    const uint2* words = reinterpret_cast<const uint2*>(run + (at - shift));
-    const uint2 a = words[0], b = words[1];
+INSTEP_DEVICE Words shifted_floats(const ShiftedWords& both) {
+    const uint32_t* const a = both.low.word;
+    const uint32_t* const b = both.high.word;
+    const uint32_t element[7] = {a[0], a[1], a[2], a[3], b[0], b[1], b[2]};
+    if (both.shift == 0) return both.low;
+    Words words;
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) {
+        words.word[i] = both.shift == 1 ? element[i + 1] : both.shift == 2 ? element[i + 2] : element[i + 3];
+    }
+    return words;
+}
+
+INSTEP_DEVICE Words shifted_halves(const ShiftedWords& both) {
+    const uint32_t* const a = both.low.word;
+    const uint32_t* const b = both.high.word;
     /* The words from the one with the first element on. After an odd shift that element is in the upper half, and a
      * third word is needed. */
-    const uint32_t first = shift & 2 ? a.y : a.x, second = shift & 2 ? b.x : a.y, third = shift & 2 ? b.y : b.x;
-    if (shift == 2) return {{first, second}};
+    const uint32_t first = both.shift & 2 ? a[1] : a[0], second = both.shift & 2 ? b[0] : a[1];
+    const uint32_t third = both.shift & 2 ? b[1] : b[0];
+    if (both.shift % 2 == 0) return {{first, second}};
     return {{first >> 16 | second << 16, second >> 16 | third << 16}};
-}
-
-INSTEP_DEVICE Four widened(const Packed& packed, uint32_t dtype) {
-    Four four;
-#pragma unroll
-    for (uint32_t i = 0; i < 4; ++i) {
-        const uint16_t element = static_cast<uint16_t>(packed.word[i / 2] >> 16 * (i % 2));
-        four.x[i] = widened(element, dtype);
-    }
-    return four;
-}
-
-INSTEP_DEVICE Packed narrowed(const Four& four, uint32_t dtype) {
-    Packed packed = {};
-#pragma unroll
-    for (uint32_t i = 0; i < 4; ++i) {
-        const uint32_t element = narrowed(four.x[i], dtype);
-        packed.word[i / 2] |= element << 16 * (i % 2);
-    }
-    return packed;
 }
 
 /* A run of a stream whose dtype is an argument. Only gradients are read this way: they alone may be foreign memory. */
 struct Run {
     void* base;
     uint64_t offset; /* elements */
-    uint32_t dtype, count;
+    uint32_t dtype;
+    Extent extent;
+
+    INSTEP_DEVICE bool is_f32() const { return dtype == INSTEP_DTYPE_F32; }
+    INSTEP_DEVICE float* floats() const { return static_cast<float*>(base) + offset; }
+    INSTEP_DEVICE uint16_t* halves() const { return static_cast<uint16_t*>(base) + offset; }
+
+    /* To four elements. */
+    INSTEP_DEVICE bool is_aligned() const {
+        return is_f32() ? Extent::is_aligned(floats(), 16) : Extent::is_aligned(halves(), 8);
+    }
 
     INSTEP_DEVICE Four read(uint32_t at) const {
-        if (dtype == INSTEP_DTYPE_F32) return load(static_cast<const float*>(base) + offset, at, count);
-        return widened(load(static_cast<const uint16_t*>(base) + offset, at, count), dtype);
+        return is_f32() ? as_floats(load(floats(), at, extent)) : widened(load(halves(), at, extent), dtype);
     }
 
     /* No thread may write to the run meanwhile: the words also hold neighbours' elements. */
-    INSTEP_DEVICE Four read_shifted(uint32_t at) const {
-        if (dtype == INSTEP_DTYPE_F32) return load_shifted(static_cast<const float*>(base) + offset, at, count);
-        return widened(load_shifted(static_cast<const uint16_t*>(base) + offset, at, count), dtype);
+    INSTEP_DEVICE ShiftedWords load_shifted_at(uint32_t at) const {
+        return is_f32() ? load_shifted(floats(), at, extent) : load_shifted(halves(), at, extent);
+    }
+
+    INSTEP_DEVICE Words shifted(const ShiftedWords& words) const {
+        return is_f32() ? shifted_floats(words) : shifted_halves(words);
+    }
+
+    INSTEP_DEVICE Four values_of(const Words& words) const {
+        return is_f32() ? as_floats(words) : widened(words, dtype);
     }
 
     INSTEP_DEVICE void write(uint32_t at, const Four& four) const {
-        if (dtype == INSTEP_DTYPE_F32) return store(static_cast<float*>(base) + offset, at, count, four);
-        store(static_cast<uint16_t*>(base) + offset, at, count, narrowed(four, dtype));
+        if (is_f32()) return store(floats(), at, extent, as_words(four));
+        store(halves(), at, extent, narrowed(four, dtype));
     }
 
     /* +0 is all bits zero in every dtype. */
     INSTEP_DEVICE void clear(uint32_t at) const {
-        if (dtype == INSTEP_DTYPE_F32) return store(static_cast<float*>(base) + offset, at, count, Four{});
-        store(static_cast<uint16_t*>(base) + offset, at, count, Packed{});
+        if (is_f32()) return store(floats(), at, extent, Words{});
+        store(halves(), at, extent, Words{});
     }
 };
 

@@ -152,11 +152,16 @@ INSTEP_INLINE double divisor_of(const InstepStepArgs& args, const InstepRecord& 
     return divisor_of(*args.control, reinterpret_cast<const void*>(record.contributors), args.grad_dtype);
 }
 
+/* Whether the multiplier of a launch's gradients is known, without a bucket's own count. */
+INSTEP_INLINE bool knows_multiplier(const InstepStepArgs& args) {
+    return args.local || args.control->decided || args.control->divisor > 0.0;
+}
+
 /* Multiplies a reduced gradient. It is known since Begin or Decide, or else comes from the bucket's own count. */
 INSTEP_INLINE float step_multiplier(const InstepStepArgs& args, const InstepRecord& record) {
     const InstepControl& control = *args.control;
     if (args.local) return control.local_multiplier;
-    if (control.decided || control.divisor > 0.0) return control.multiplier;
+    if (knows_multiplier(args)) return control.multiplier;
     return static_cast<float>(1.0 / (divisor_of(args, record) * control.loss_scale) * control.clip);
 }
 

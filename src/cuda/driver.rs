@@ -70,6 +70,11 @@ pub unsafe trait Driver: Send + Sync {
 
     fn load(&self, image: &[u8]) -> Result<Module>;
     fn kernel(&self, module: Module, name: &CStr) -> Result<Kernel>;
+    /// Returns the most blocks of a kernel that are resident on the device at a time, at least 1.
+    ///
+    /// # Safety
+    /// As for the trait.
+    unsafe fn resident_blocks(&self, kernel: Kernel, threads: u32) -> Result<u32>;
     /// # Safety
     /// As for the trait.
     unsafe fn unload(&self, module: Module);

@@ -180,6 +180,9 @@ functions! {
         function: CUfunction, blocks: u32, blocks_y: u32, blocks_z: u32, threads: u32, threads_y: u32, threads_z: u32,
         shared_bytes: u32, stream: CUstream, arguments: *mut *mut c_void, extra: *mut *mut c_void
     );
+    cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        blocks: *mut i32, function: CUfunction, threads: i32, shared_bytes: usize
+    );
     cuGraphInstantiateWithFlags(exec: *mut CUgraphExec, graph: CUgraph, flags: u64);
     cuGraphDestroy(graph: CUgraph);
     cuGraphLaunch(exec: CUgraphExec, stream: CUstream);

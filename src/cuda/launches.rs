@@ -8,7 +8,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use super::custom::EnqueuedParams;
-use super::driver::{Driver, Kernel, Shape};
+use super::driver::{Driver, Entered, Kernel, Shape};
 use super::kernels::Kernels;
 use super::memory::DeviceMemory;
 use crate::abi::{INSTEP_GPU_THREADS, INSTEP_OPTIMIZER_CUSTOM, InstepStepArgs};
@@ -16,9 +16,6 @@ use crate::error::Result;
 use crate::handle::StreamHandle;
 use crate::launch::{Assignment, Kind, Launch, StepConstants};
 use crate::layout::Plan;
-
-/// Blocks of the norm per multiprocessor. Each block ends in atomics, so no more run than fill the GPU.
-const NORM_BLOCKS_PER_MULTIPROCESSOR: u32 = 4;
 
 /// One launch of a bucket, and the user's own code that runs after it.
 pub(super) struct BucketLaunch {
@@ -37,7 +34,7 @@ pub(super) struct Preparation<'a> {
     pub(super) assignment: &'a Assignment,
     /// The stream on which tiles are uploaded.
     pub(super) stream: StreamHandle,
-    /// Most blocks of one launch, if the caller limits them.
+    /// Most blocks of one launch, if the caller says how many.
     pub(super) max_blocks: Option<u32>,
 }
 
@@ -53,13 +50,17 @@ impl Preparation<'_> {
         for Launch { mut args, tiles, .. } in Launch::all(kind, bucket, self.plan, &memory.regions, inputs) {
             args.tiles = memory.keep(self.driver, self.stream, &tiles)?;
             let is_custom = kind == Kind::Step && args.optimizer == INSTEP_OPTIMIZER_CUSTOM;
-            let most = if is_custom { 1 } else { self.most_blocks(kind) };
-            let blocks = args.tile_count.min(most.into()) as u32;
+            let kernel = match kind {
+                Kind::Step => self.kernels.step(args.optimizer),
+                Kind::Norm => self.kernels.norm,
+            };
+            let blocks = if is_custom {
+                args.tile_count.min(1) as u32
+            } else {
+                self.blocks(kind, kernel, args.tile_count)?
+            };
             launches.push(BucketLaunch {
-                kernel: match kind {
-                    Kind::Step => self.kernels.step(args.optimizer),
-                    Kind::Norm => self.kernels.norm,
-                },
+                kernel,
                 shape: Shape { blocks, threads: INSTEP_GPU_THREADS },
                 custom: is_custom.then(|| EnqueuedParams::new(&args, &tiles, self.plan, self.assignment)),
                 args,
@@ -68,11 +69,46 @@ impl Preparation<'_> {
         Ok(launches)
     }
 
-    fn most_blocks(&self, kind: Kind) -> u32 {
-        let most = self.max_blocks.unwrap_or(i32::MAX as u32);
-        match kind {
-            Kind::Step => most,
-            Kind::Norm => most.min(NORM_BLOCKS_PER_MULTIPROCESSOR * self.driver.multiprocessors()),
+    /// As many as the caller says for steps; else, and never more for norms, whose blocks each end in atomics, as many as
+    /// are resident at a time, with even shares.
+    fn blocks(&self, kind: Kind, kernel: Kernel, tiles: u64) -> Result<u32> {
+        let _entered = Entered::new(&**self.driver)?;
+        // SAFETY: `kernels` holds the kernel.
+        let resident = unsafe { self.driver.resident_blocks(kernel, INSTEP_GPU_THREADS)? };
+        Ok(match (kind, self.max_blocks) {
+            (Kind::Step, Some(most)) => tiles.min(most.into()) as u32,
+            (Kind::Norm, Some(most)) => even_shares(tiles, resident.min(most)),
+            (_, None) => even_shares(tiles, resident),
+        })
+    }
+}
+
+/// Returns how many blocks share the tiles so that each has as many as the fullest, or one less. With `most` blocks a few
+/// would have one tile more than the others, and the others would wait for them.
+fn even_shares(tiles: u64, most: u32) -> u32 {
+    tiles.div_ceil(tiles.div_ceil(most.into()).max(1)) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::even_shares;
+
+    #[test]
+    fn every_block_has_as_many_tiles_as_the_fullest_or_one_less() {
+        for most in [1, 2, 7, 8, 528] {
+            for tiles in 0..3300 {
+                let blocks = even_shares(tiles, most);
+                assert!(
+                    blocks <= most && u64::from(blocks) <= tiles,
+                    "{tiles} tiles, at most {most}: {blocks}"
+                );
+                let fullest = tiles.div_ceil(most.into());
+                assert_eq!(
+                    tiles.div_ceil(u64::from(blocks).max(1)),
+                    fullest,
+                    "{tiles} tiles, at most {most}: {blocks}"
+                );
+            }
         }
     }
 }

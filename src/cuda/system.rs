@@ -101,6 +101,20 @@ unsafe impl Driver for System {
         Ok(Kernel(kernel.number()))
     }
 
+    unsafe fn resident_blocks(&self, kernel: Kernel, threads: u32) -> Result<u32> {
+        let (mut each, kernel) = (0, CUfunction::of(kernel.0));
+        // SAFETY: by the contract; the kernels take no dynamic shared memory.
+        unsafe {
+            self.functions.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                &mut each,
+                kernel,
+                threads as i32,
+                0,
+            )?;
+        }
+        Ok((each.max(1) as u32).saturating_mul(self.multiprocessors).max(1))
+    }
+
     unsafe fn unload(&self, module: Module) {
         // SAFETY: as above.
         let _ = unsafe { self.functions.cuModuleUnload(CUmodule::of(module.0)) };

@@ -13,7 +13,7 @@
 #define __device__
 #define __grid_constant__
 #define __launch_bounds__(...)
-#define __forceinline__ inline __attribute__((always_inline))
+#define __forceinline__ inline
 /* One section, so that the runner can spoil it before each block; one block at a time, so static will do. */
 #define __shared__ static __attribute__((section("instep_shared")))
 
@@ -29,7 +29,11 @@ struct __attribute__((may_alias, aligned(8))) uint2 {
     uint32_t x, y;
 };
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+struct __attribute__((may_alias, aligned(16))) uint4 {
+    uint32_t x, y, z, w;
+};
 inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
+inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 
 namespace fibers {
 
@@ -69,6 +73,13 @@ INSTEP_RUNNER inline int __any_sync(uint32_t mask, int predicate, int line = __b
 INSTEP_RUNNER inline void __syncthreads(int line = __builtin_LINE()) {
     races::settle();
     fibers::meet(fibers::block, "barrier", line, fibers::WARP, 0);
+}
+
+INSTEP_RUNNER inline void __syncwarp(int line = __builtin_LINE()) {
+    races::settle();
+    fibers::Group& warp = fibers::warps[threadIdx.x / fibers::WARP];
+    fibers::meet(warp, "warp barrier", line, threadIdx.x % fibers::WARP, 0);
+    ++fibers::all[fibers::current].warp_barriers;
 }
 
 inline void __threadfence_system() {}

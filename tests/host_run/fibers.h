@@ -57,6 +57,7 @@ struct Fiber {
     void* fake_stack; /* AddressSanitizer's */
     Group* waits_for;
     uint64_t generation;
+    uint32_t warp_barriers; /* passed by this thread, and by its warp */
     bool done;
 };
 

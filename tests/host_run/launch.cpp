@@ -3,6 +3,7 @@
  * One symbol, `instep_host_run`, in a shared object that scripts/host-run-lane.py makes of kernels.cu and this, and
  * tests/host_run/launch.rs opens. Must find a fault by its result or end the program: nothing here returns an error. */
 #include "cuda_on_cpu.h"
+#include "cuda_pipeline.h"
 /* The kernels as nvcc gets them. */
 #include "gpu/kernels.cu"
 
@@ -38,6 +39,7 @@ __attribute__((no_sanitize("address", "undefined", "thread"), noinline)) void en
     fibers::entered();
 #endif
     fibers::body(fibers::argument);
+    if (fibers::copies[fibers::current].asked != 0) fibers::fail("a thread leaves before its copies have arrived");
     self.done = true;
     fibers::switch_to(self, fibers::scheduler);
     fibers::fail("a fiber that is done goes on");
@@ -58,6 +60,7 @@ INSTEP_RUNNER void open_fiber(fibers::Fiber& fiber) {
     fiber.stack_pointer = top;
     fiber.fake_stack = nullptr;
     fiber.waits_for = nullptr;
+    fiber.warp_barriers = 0;
     fiber.done = false;
 }
 

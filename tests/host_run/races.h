@@ -17,9 +17,10 @@ enum Kind { READ, WRITE, ATOMIC };
 
 constexpr uint32_t NOBODY = 0, SEVERAL = 0xffffffffu, ATOMICS = 0xfffffffeu;
 
-/* Threads of a launch count from 1; `barriers` came before the access. */
+/* Threads of a launch count from 1; so many barriers of the block and of the warp came before the access. Accesses by
+ * one warp may lie between two barriers of the block and yet be ordered by one of the warp. */
 struct Access {
-    uint32_t thread, block, barriers;
+    uint32_t thread, block, barriers, warp, warp_barriers;
 };
 
 /* A byte. What is of another launch, or shared memory of another block, is void. */
@@ -60,13 +61,16 @@ INSTEP_RUNNER inline Page& page_of(uintptr_t address) {
 /* Whether `other` may happen at the same time as what is done now. */
 INSTEP_RUNNER inline bool is_concurrent(const Access& other, const Access& now) {
     if (other.thread == NOBODY || other.thread == now.thread) return false;
-    return other.block != now.block || other.barriers == now.barriers;
+    if (other.block != now.block) return true;
+    if (other.barriers != now.barriers) return false;
+    return other.warp != now.warp || other.warp_barriers == now.warp_barriers;
 }
 
 INSTEP_RUNNER inline void judge(uintptr_t address, size_t bytes, Kind kind) {
     const uint32_t block = fibers::current_block;
     const bool is_shared = address - reinterpret_cast<uintptr_t>(fibers::shared_begin) < fibers::shared_bytes;
-    Access now = {block * fibers::MOST + fibers::current + 1, block, static_cast<uint32_t>(fibers::block.generation)};
+    Access now = {block * fibers::MOST + fibers::current + 1, block, static_cast<uint32_t>(fibers::block.generation),
+                  fibers::current / fibers::WARP, fibers::all[fibers::current].warp_barriers};
     if (kind == ATOMIC) now.thread = ATOMICS, now.block = SEVERAL;
     Page* page = &page_of(address);
     for (uintptr_t at = address; at < address + bytes; ++at) {
@@ -81,7 +85,8 @@ INSTEP_RUNNER inline void judge(uintptr_t address, size_t bytes, Kind kind) {
         } else if (!is_concurrent(place.read, now)) {
             place.read = now;
         } else {
-            place.read = {SEVERAL, place.read.block == block ? block : SEVERAL, now.barriers};
+            place.read = {SEVERAL, place.read.block == block ? block : SEVERAL, now.barriers,
+                          place.read.warp == now.warp ? now.warp : SEVERAL, now.warp_barriers};
         }
     }
 }

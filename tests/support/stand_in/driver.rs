@@ -62,6 +62,11 @@ unsafe impl Driver for StandIn {
         Ok(Kernel(place.unwrap_or_else(|| panic!("no kernel {name:?}"))))
     }
 
+    unsafe fn resident_blocks(&self, _: Kernel, _: u32) -> Result<u32> {
+        self.assert_entered("resident_blocks");
+        Ok(4 * self.multiprocessors())
+    }
+
     unsafe fn unload(&self, _: Module) {
         self.assert_entered("unload");
     }

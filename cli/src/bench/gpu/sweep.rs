@@ -55,7 +55,7 @@ pub(super) struct Case {
     pub(super) elements: usize,
     pub(super) segments: usize,
     pub(super) cache: Cache,
-    /// Null: one per 2,048 elements.
+    /// Null: as many as the GPU holds at a time.
     pub(super) max_blocks: Option<u32>,
 }
 
