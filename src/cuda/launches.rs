@@ -89,6 +89,24 @@ fn even_shares(tiles: u64, most: u32) -> u32 {
     tiles.div_ceil(tiles.div_ceil(most.into()).max(1)) as u32
 }
 
+impl BucketLaunch {
+    /// Enqueues the launch.
+    ///
+    /// # Safety
+    /// The stepper's memory is alive, and nothing else touches what the kernel touches until it has ended.
+    pub(super) unsafe fn enqueue(&self, driver: &dyn Driver, stream: StreamHandle) -> Result<()> {
+        if self.shape.blocks == 0 {
+            return Ok(());
+        }
+        // SAFETY: the kernel takes this struct; the rest is the caller's promise.
+        unsafe { driver.launch(self.kernel, self.shape, stream, ptr::from_ref(&self.args).cast())? };
+        match &self.custom {
+            Some(custom) => custom.enqueue(driver, stream),
+            None => Ok(()),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::even_shares;
@@ -109,24 +127,6 @@ mod tests {
                     "{tiles} tiles, at most {most}: {blocks}"
                 );
             }
-        }
-    }
-}
-
-impl BucketLaunch {
-    /// Enqueues the launch.
-    ///
-    /// # Safety
-    /// The stepper's memory is alive, and nothing else touches what the kernel touches until it has ended.
-    pub(super) unsafe fn enqueue(&self, driver: &dyn Driver, stream: StreamHandle) -> Result<()> {
-        if self.shape.blocks == 0 {
-            return Ok(());
-        }
-        // SAFETY: the kernel takes this struct; the rest is the caller's promise.
-        unsafe { driver.launch(self.kernel, self.shape, stream, ptr::from_ref(&self.args).cast())? };
-        match &self.custom {
-            Some(custom) => custom.enqueue(driver, stream),
-            None => Ok(()),
         }
     }
 }
