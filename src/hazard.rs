@@ -83,27 +83,18 @@ struct Cell {
 
 /// Checks a list and returns what is wrong, in list order. `states` is how many states the optimizer keeps.
 pub fn check(plan: &Plan, states: usize, list: &[Traced]) -> Vec<Hazard> {
-    let mut checker = Checker::default();
-    let mut left_alone = Frozen::default();
-    for (entry, traced) in list.iter().enumerate() {
-        match traced {
-            Traced::Trainer(access) => checker.access(Stream::Compute, entry, *access),
-            Traced::Freeze { segment, frozen } => left_alone.set(*segment as usize, *frozen),
-            Traced::Op(Op { stream, action: Action::Record(ticket) }) => {
-                checker.record(*stream, *ticket, entry)
-            }
-            Traced::Op(Op { stream, action: Action::Wait(ticket) }) => checker.wait(*stream, *ticket, entry),
-            Traced::Op(op) => {
-                op.accesses(plan, states, &left_alone, &mut |access| checker.access(op.stream, entry, access))
-            }
-        }
-        checker.advance(traced);
-    }
+    let mut checker = Checker::new(plan, states);
+    list.iter().for_each(|traced| checker.push(traced));
     checker.hazards
 }
 
-#[derive(Default)]
-struct Checker {
+/// Checks a list entry by entry; a clone goes on from the same prefix.
+#[derive(Clone)]
+pub struct Checker<'plan> {
+    plan: &'plan Plan,
+    states: usize,
+    entries: usize,
+    left_alone: Frozen,
     /// `clocks[s][t]`: how many entries of stream t precede what stream s does next.
     clocks: [[u64; STREAMS]; STREAMS],
     /// The last position that each stream has recorded.
@@ -113,13 +104,54 @@ struct Checker {
     hazards: Vec<Hazard>,
 }
 
-impl Checker {
-    fn advance(&mut self, traced: &Traced) {
-        let stream = match traced {
-            Traced::Op(op) => op.stream,
-            Traced::Trainer(_) | Traced::Freeze { .. } => Stream::Compute,
-        };
+impl<'plan> Checker<'plan> {
+    /// Returns a checker of an empty list. `states` is how many states the optimizer keeps.
+    pub fn new(plan: &'plan Plan, states: usize) -> Self {
+        Self {
+            plan,
+            states,
+            entries: 0,
+            left_alone: Frozen::default(),
+            clocks: Default::default(),
+            ticks: Default::default(),
+            recorded: HashMap::new(),
+            memories: BTreeMap::new(),
+            hazards: Vec::new(),
+        }
+    }
+
+    /// Appends an entry to the list, and judges it.
+    pub fn push(&mut self, traced: &Traced) {
+        let entry = self.entries;
+        self.entries += 1;
+        let mut stream = Stream::Compute;
+        match traced {
+            Traced::Trainer(access) => self.access(stream, entry, *access),
+            Traced::Freeze { segment, frozen } => self.left_alone.set(*segment as usize, *frozen),
+            Traced::Op(op) => {
+                stream = op.stream;
+                self.op(op, entry);
+            }
+        }
         self.clocks[stream.index()][stream.index()] += 1;
+    }
+
+    /// What has been found wrong so far, in list order.
+    pub fn hazards(&self) -> &[Hazard] {
+        &self.hazards
+    }
+
+    fn op(&mut self, op: &Op, entry: usize) {
+        match op.action {
+            Action::Record(ticket) => self.record(op.stream, ticket, entry),
+            Action::Wait(ticket) => self.wait(op.stream, ticket, entry),
+            _ => {
+                let (plan, states) = (self.plan, self.states);
+                let left_alone = std::mem::take(&mut self.left_alone);
+                op.accesses(plan, states, &left_alone, &mut |access| self.access(op.stream, entry, access));
+                self.left_alone = left_alone;
+            }
+        }
     }
 
     fn record(&mut self, stream: Stream, ticket: Ticket, at: usize) {

@@ -297,7 +297,7 @@ fn every_wait_of_the_middle_passes_is_missed_when_deleted() {
     }
 }
 
-/// Deleting is quadratic, so the long lists are the plain ones, and each mode is a test of its own, beside the others.
+/// Of the long lists only the plain ones. Each mode is a test of its own, so that they run side by side.
 fn assert_every_wait_of_64_buckets_is_needed(mode: Mode) {
     let plain = |case: &Case| {
         let special = case.scaled || case.per_bucket || !case.joined.is_empty();
