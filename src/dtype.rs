@@ -58,7 +58,7 @@ pub trait Element: sealed::Element {
 }
 
 mod sealed {
-    /// Plain numbers, of which every bit pattern is one.
+    /// A plain number, for which every bit pattern is valid.
     pub trait Element: Copy + Send + Sync + std::fmt::Debug + 'static {}
 
     impl Element for f32 {}

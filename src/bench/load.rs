@@ -36,7 +36,7 @@ pub enum LoadKind {
     Elementwise,
 }
 
-/// Duration of an all-reduce: a latency, and its bytes at a rate.
+/// Sets how long the stand-in for an all-reduce takes: `latency_ns` plus the buffer's bytes divided by `bytes_per_ns`.
 #[derive(Clone, Copy, Debug)]
 pub struct Pacing {
     /// In nanoseconds.

@@ -15,7 +15,7 @@ use crate::stepper::{Stepper, StepperBuilder};
 /// One above `Cuda::optim_priority`'s default, so that backward does not queue after a step's thousands of blocks.
 const PRIORITY: i32 = -1;
 
-/// A GPU and a stream on it.
+/// The trainer's stream on a GPU, with the events that time a pass.
 pub struct Trainer {
     cuda: Cuda,
     marks: [EventHandle; 3],

@@ -13,7 +13,7 @@ optimizer! {
     pub struct Adagrad: "Adagrad" {
         /// Learning rate.
         pub lr: f64 = 1e-2 => lr: NonNegative;
-        /// The rate of a parameter's step `t`, from 1, is `lr / (1 + (t - 1) * lr_decay)`.
+        /// A parameter's learning rate at its step `t` is `lr / (1 + (t - 1) * lr_decay)`; `t` starts at 1.
         pub lr_decay: f64 = 0.0 => lr_decay: NonNegative;
         /// L2 penalty, added to the gradient.
         pub weight_decay: f64 = 0.0 => weight_decay: NonNegative;

@@ -24,7 +24,7 @@ optimizer! {
         pub weight_decay: f64 = 0.0 => weight_decay: NonNegative;
         /// Decay of the momentum schedule, which rises from `betas.0 / 2` to `betas.0`.
         pub momentum_decay: f64 = 4e-3 => momentum_decay: NonNegativeF64;
-        /// The decay acts on the parameter, multiplied by the learning rate, apart from the gradient.
+        /// Multiplies the decay by the learning rate and applies it to the parameter, not to the gradient.
         pub decoupled_weight_decay: bool = false => decoupled: Flag;
         /// Ascend instead of descend.
         pub maximize: bool = false => maximize: Flag;

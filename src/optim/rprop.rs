@@ -23,8 +23,8 @@ optimizer! {
         /// Ascend instead of descend.
         pub maximize: bool = false => maximize: Flag;
     }
-    source: "Riedmiller & Braun, ICNN 1993, in the variant of `torch.optim.Rprop`: where the sign changes, the element \
-             stays.";
+    source: "Riedmiller & Braun, ICNN 1993, in the variant of `torch.optim.Rprop`: an element is not updated in a step \
+             in which its gradient changes sign.";
     kernel: INSTEP_OPTIMIZER_rprop, rprop;
     states: ["prev", "step_size"];
     relations: Rprop::relate;

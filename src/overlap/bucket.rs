@@ -11,7 +11,7 @@ use crate::collective::{Call, Collective};
 use crate::error::{Error, Result};
 use crate::layout::{Bucket, Plan};
 
-/// One bucket's gradients, in a hook's hands.
+/// One bucket's gradients, as a communication hook sees and changes them.
 pub struct GradBucket<'a> {
     pub(super) comm: &'a dyn Collective,
     pub(super) call: &'a Call,
@@ -29,14 +29,14 @@ impl GradBucket<'_> {
         self.index
     }
 
-    /// Returns whether it is the last that is ever reduced: local buckets come to no hook. Buckets of frozen parameters
-    /// alone come in no pass: if the last bucket is one, this is true for none.
+    /// Returns whether this is the last bucket of the plan that ranks reduce. A hook never sees local buckets. A bucket
+    /// whose parameters are all frozen is not reduced; if the last one is such a bucket, no call returns true.
     pub fn is_last(&self) -> bool {
         self.plan.buckets().iter().rposition(|bucket| !bucket.is_local) == Some(self.index as usize)
     }
 
-    /// Returns the pass, counted from 1 by this stepper: a run that goes on from a checkpoint counts anew, so a hook
-    /// that depends on it adds what it was.
+    /// Returns the number of the pass, counted from 1 by this stepper. A run that resumes from a checkpoint starts at 1
+    /// again, so a hook that needs the total must add the earlier passes.
     pub fn pass(&self) -> u64 {
         self.call.pass
     }

@@ -90,8 +90,8 @@ impl<'a> StepperBuilder<'a> {
         }
     }
 
-    /// Gives one group of the layout its own optimizer. Groups share buckets, and those with the same kind of optimizer
-    /// launches.
+    /// Gives one group of the layout its own optimizer. Groups share buckets. Groups with the same kind of optimizer
+    /// share kernel launches too.
     pub fn group(self, name: impl Into<String>, optimizer: impl Optimizer + 'static) -> Self {
         self.register(Target::Group(name.into()), optimizer)
     }
@@ -406,23 +406,24 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Sets the instruction set of the kernels. Unset: `INSTEP_ISA`, else the widest.
+    /// Sets the instruction set of the kernels. The default is `INSTEP_ISA`, or else the widest that the CPU has.
     pub fn isa(mut self, isa: Isa) -> Self {
         self.isa = Some(isa);
         self
     }
 
-    /// Sets the number of kernel threads of this stepper alone. Unset: the communicator's shared pool, else
-    /// `INSTEP_THREADS`, else one per core.
+    /// Sets the number of kernel threads of this stepper alone. The default is the communicator's shared pool, or else
+    /// `INSTEP_THREADS`, or else one per core.
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = Some(threads);
         self
     }
 
-    /// Sets how long a collective waits for other ranks. Unset: `INSTEP_DEADLINE_MS`, else 60 s. On a GPU a sum is
-    /// waited for by calls that wait for the GPU: the clock runs while the trainer's stream has come to what was handed
-    /// over and the sums have not ended, so a long backward is none; of a captured graph nobody can tell, so it runs
-    /// all along.
+    /// Sets how long a collective waits for other ranks. The default is `INSTEP_DEADLINE_MS`, or else 60 s.
+    ///
+    /// On a GPU, only calls that wait for the GPU check it. Their clock runs while a sum is unfinished and the
+    /// trainer's stream has reached the last hand-over, so a long backward does not count. Nothing inside a captured
+    /// graph can be observed, so the clock runs during the whole replay.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = Some(deadline);
         self

@@ -73,8 +73,8 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Returns the norm that [`clip_by_previous_norm`](crate::StepperBuilder::clip_by_previous_norm) would clip the
-    /// next pass by, to save it: the last one that was decided and finite, or `None` before there was one.
+    /// Returns the norm that [`clip_by_previous_norm`](crate::StepperBuilder::clip_by_previous_norm) will clip the next
+    /// pass by, so that you can save it. It is the last finite norm that was decided, or `None` before the first.
     ///
     /// # Ordering
     /// Waits for all steps.

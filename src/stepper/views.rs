@@ -73,11 +73,11 @@ impl<'a> ParamsMut<'a> {
     /// As many elements as registered, aligned to 64 bytes unless [borrowed](crate::Borrowed).
     ///
     /// # Ordering
-    /// Nothing is left to wait for: [`Stepper::params_mut`] has.
+    /// Does not wait, because [`Stepper::params_mut`] has waited for all steps.
     ///
     /// # Errors
     /// `Layout` if `id` is of another layout; `Unsupported` if it is of another type, or has a
-    /// [master weight](crate::Master), which [`write_param`](crate::Stepper::write_param) sets too.
+    /// [master weight](crate::Master). [`write_param`](crate::Stepper::write_param) sets a parameter and its master.
     pub fn get_mut(&mut self, id: ParamId) -> Result<&mut [f32]> {
         self.get_mut_as(id)
     }

@@ -38,10 +38,10 @@ pub struct Data<R> {
     chunk: Vec<u8>,
 }
 
-/// Opens a regular file: a pipe or a device has no length to hold its header to.
+/// Opens a regular file. It refuses pipes and devices, because they have no length to check the header against.
 ///
 /// # Errors
-/// `File` if it cannot be opened, `Checkpoint` if it is no file or not one of this format; both name the path.
+/// `File` if it cannot be opened, `Checkpoint` if it is not a regular file or not in this format; both name the path.
 pub fn open_file(path: &Path) -> Result<(Header, Data<File>)> {
     open(regular_file(path)?).map_err(|error| inside(path, error))
 }

@@ -40,11 +40,11 @@ struct Spelling<'a> {
     metadata: &'a BTreeMap<String, String>,
 }
 
-/// Returns the header of a file whose data are these tensors, one after the other, with its length first. Padding makes
-/// the data start at a multiple of 8 bytes, as the format requires.
+/// Returns the start of a file: the header's length, then the header. The caller writes the tensors' data after it, in
+/// the order of `entries`. Padding makes the data start at a multiple of 8 bytes, as the format requires.
 ///
 /// # Errors
-/// `Checkpoint` if it is longer than the format allows, or has too many metadata.
+/// `Checkpoint` if the header is too long, or has too many entries of metadata.
 pub fn header(entries: &[Entry], metadata: &BTreeMap<String, String>) -> Result<Vec<u8>> {
     let refuse =
         |wrong: String| Error::checkpoint("the header", wrong, "save fewer or shorter names and metadata");
