@@ -2,21 +2,22 @@
 //!
 //! Everything goes through the public interface. This file holds only the list of folders; `.ci/run` selects tests by
 //! module path, as in `schedule::ordering`. `--cfg kernels_only` leaves out what does not depend on the compiler of the
-//! kernels; `stepper` and `ranks` stay, since the kernels also begin and decide passes, and sum.
+//! kernels; `stepper` and `ranks` stay, since the kernels also begin and decide passes, and sum. `--cfg threads_only`
+//! leaves out the folders in which no threads meet.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, unsafe_code)]
-#![cfg_attr(kernels_only, allow(dead_code))] // helpers of the folders that are left out
+#![cfg_attr(any(kernels_only, threads_only), allow(dead_code))] // helpers of the folders that are left out
 
-#[cfg(not(kernels_only))]
+#[cfg(not(any(kernels_only, threads_only)))]
 mod checkpoint;
 #[cfg(not(kernels_only))]
 mod cuda;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 mod host_run;
-#[cfg(not(kernels_only))]
+#[cfg(not(any(kernels_only, threads_only)))]
 mod house;
 mod kernels;
 mod numerics;
-#[cfg(not(kernels_only))]
+#[cfg(not(any(kernels_only, threads_only)))]
 mod parity;
 mod precision;
 mod ranks;
