@@ -1,0 +1,139 @@
+#!/usr/bin/env python3
+"""Writes the tables of kernels/PERFORMANCE.md: predicted speeds, from kernels/record/latency.csv and a GPU's data sheet.
+
+    scripts/performance.py          fails if the page is not what the record and the formula give
+    scripts/performance.py --bless  writes it
+
+The page says what the formula means. Nothing here was measured on a GPU.
+"""
+
+import argparse, csv, sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from sass.abi import Abi
+from sass.kernel import paths_of
+
+HERE = Path(__file__).resolve().parent.parent
+PAGE, RECORD = HERE / "kernels/PERFORMANCE.md", HERE / "kernels/record/latency.csv"
+BEGIN, END = "<!-- {} begins: scripts/performance.py --bless -->\n", "<!-- {} ends -->\n"
+THREADS, SCHEDULERS, BLOCKS = 256, 4, 4  # of a block, of a multiprocessor, resident on one
+WARPS = BLOCKS * THREADS // 32
+LATENCY_SECONDS = 570e-9  # of global memory under load
+EXPONENT = 3
+BUCKET_BYTES = 25 * 2**20
+
+
+@dataclass(frozen=True)
+class Gpu:
+    name: str
+    architecture: str
+    multiprocessors: int
+    hertz: float  # under load of memory
+    copy: float  # bytes a second, read and written
+
+
+GPUS = [
+    Gpu("A100 80 GB", "sm_80", 108, 1.41e9, 1.80e12),
+    Gpu("H100 SXM", "sm_90", 132, 1.755e9, 3.0e12),
+    Gpu("H200", "sm_90", 132, 1.755e9, 4.3e12),
+    Gpu("B200", "sm_100", 148, 1.85e9, 7.2e12),
+]
+
+
+def bytes_per_element(path, states, quantum):
+    """Moved between a kernel and memory; a word that a shift reads twice comes from a cache."""
+    width = {"F32": 4, "BF16": 2, "NONE": 0, "REMAINDER16": 2, "REMAINDER8": 1, "8BIT": 1 + 4 / quantum}
+    grad, param, master = width[path.grad], width[path.param], width[path.master]
+    if states is None:  # the norm
+        return grad
+    moments = width[path.moments] * states
+    # An f32 master stands for the parameter, which is then only written.
+    reads = (0 if path.master == "F32" else param) + master
+    if path.part == "MEASURE":
+        return reads + grad + 2 * moments
+    if path.part == "APPLY":
+        return reads + moments + param + master
+    return reads + grad + 2 * moments + param + master
+
+
+@dataclass(frozen=True)
+class Prediction:
+    share: float  # of the time of a copy of as many bytes
+    bound: str
+    issue_share: float  # if issuing were all that takes time
+
+
+def predict(gpu, row, size, tile_elements):
+    """`row`: figures of a warp; `size`: bytes of an element."""
+    rounds_per_tile = tile_elements * 32 / THREADS / row["elements"]
+    instructions = row["instructions"] + row["tile_instructions"] / rounds_per_tile
+    stalls = row["stalls"] + row["tile_stalls"] / rounds_per_tile
+    # Cycles of a round of every warp of a multiprocessor.
+    memory = WARPS * row["elements"] * size / (gpu.copy / gpu.multiprocessors / gpu.hertz)
+    issue = WARPS / SCHEDULERS * instructions
+    latency = row["latencies"] * LATENCY_SECONDS * gpu.hertz + stalls
+    cycles = {"memory": memory, "issue": issue, "latency": latency}
+    share = memory / sum(c**EXPONENT for c in cycles.values()) ** (1 / EXPONENT)
+    return Prediction(share, max(cycles, key=cycles.get), min(1.0, memory / issue))
+
+
+def rows():
+    """Kernel, path, bytes of an element and the figures by architecture."""
+    abi = Abi(HERE / "kernels")
+    with RECORD.open() as text:
+        figures = {}
+        for row in csv.DictReader(text):
+            numbers = {name: int(value) for name, value in row.items() if value.isdigit()}
+            figures.setdefault((row["kernel"], row["path"]), {})[row["architecture"]] = numbers
+    for (kernel, name), by_architecture in figures.items():
+        optimizer, paths = paths_of(abi, kernel)
+        (path,) = (path for path in paths if path.name == name)
+        states = None if optimizer is None else max(1, abi.optimizers[optimizer][1])
+        yield kernel, name, bytes_per_element(path, states, abi["QUANTUM"]), by_architecture, abi["TILE_ELEMENTS"]
+
+
+def cell(prediction):
+    """A share; by which it is bound, if not by memory."""
+    own = "" if prediction.bound == "memory" else f" ({prediction.bound})"
+    return f"{100 * prediction.share:.0f} %{own}"
+
+
+def tables():
+    heads = ["kernel", "path", "bytes", *(gpu.name for gpu in GPUS)]
+    long, bucket = [heads], [["path", *heads[2:]]]
+    for kernel, path, size, figures, tile in rows():
+        shares = [predict(gpu, figures[gpu.architecture], size, tile) for gpu in GPUS]
+        label = kernel.removeprefix("instep_step_").removeprefix("instep_")
+        long.append([label, path, f"{size:.4g}", *map(cell, shares)])
+        if label in ("adam", "adam_8bit"):
+            elements = BUCKET_BYTES / (2 if path.startswith(("bf16", "remainder")) else 4)
+            bucket.append([path, f"{size:.4g}"])
+            for gpu, share in zip(GPUS, shares):
+                steady = elements * size / gpu.copy / share.share
+                start = (figures[gpu.architecture]["first_chain"] + 1) * LATENCY_SECONDS
+                bucket[-1].append(f"{100 * elements * size / gpu.copy / (steady + start):.0f} %")
+    return {"steps": long, "bucket": bucket}
+
+
+def table(lines):
+    head, *body = ["| " + " | ".join(line) + " |\n" for line in lines]
+    return head + "|" + "---|" * len(lines[0]) + "\n" + "".join(body)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--bless", action="store_true", help="write the page")
+    arguments = parser.parse_args()
+    text = old = PAGE.read_text()
+    for name, lines in tables().items():
+        begin, end = BEGIN.format(name), END.format(name)
+        before, rest = text.split(begin)
+        text = before + begin + table(lines) + end + rest.split(end)[1]
+    if arguments.bless:
+        PAGE.write_text(text)
+    elif text != old:
+        sys.exit(f"{PAGE.name} is not what {RECORD.name} gives: run scripts/performance.py --bless, and read the difference")
+
+
+main()
