@@ -13,6 +13,8 @@
 #define INSTEP_QUANTUM 256
 /* Elements of a full tile: the unit of work that one thread block or one pool task takes. */
 #define INSTEP_TILE_ELEMENTS 2048
+/* Tiles that a kernel may take as one run; places inside it are below 2^31. */
+#define INSTEP_LONGEST_RUN 524288
 /* Threads of a block of every GPU kernel; in the step and the norm each takes four elements at a time. */
 #define INSTEP_GPU_THREADS 256
 /* 22 limbs of 32 bits hold any sum of 2^32 leaf sums exactly; see norm.h. */
@@ -198,7 +200,9 @@ typedef struct InstepTile {
     uint32_t record;
     uint32_t first; /* this tile opens its segment and writes its record's `stepped` flag */
     uint32_t first_record; /* the segment's first optimizer's, which has as many updates as the parameter */
-    uint32_t reserved[4];
+    uint32_t run;          /* of a full tile: full tiles from this one on that follow one another in every stream, at
+                            * most INSTEP_LONGEST_RUN; else 1 */
+    uint32_t reserved[3];
 } InstepTile;
 
 typedef struct InstepBeginArgs {
@@ -272,6 +276,7 @@ typedef struct InstepStepArgs {
     uint32_t ema_from_sample; /* scalars of moved_average, math.h */
     float ema_weight;
     uint32_t part; /* INSTEP_PART_ */
+    uint64_t share; /* consecutive tiles that a block takes, on a GPU: enough that the grid's blocks take all */
 } InstepStepArgs;
 
 /* The outcome of a pass, in memory that the host reads while the device writes it. It is a seqlock: the device writes 0

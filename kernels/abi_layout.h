@@ -198,7 +198,8 @@ static_assert(offsetof(InstepTile, count) == 32, "differs from src/abi.rs");
 static_assert(offsetof(InstepTile, record) == 36, "differs from src/abi.rs");
 static_assert(offsetof(InstepTile, first) == 40, "differs from src/abi.rs");
 static_assert(offsetof(InstepTile, first_record) == 44, "differs from src/abi.rs");
-static_assert(offsetof(InstepTile, reserved) == 48, "differs from src/abi.rs");
+static_assert(offsetof(InstepTile, run) == 48, "differs from src/abi.rs");
+static_assert(offsetof(InstepTile, reserved) == 52, "differs from src/abi.rs");
 static_assert(sizeof(InstepBeginArgs) == 128, "differs from src/abi.rs");
 static_assert(INSTEP_ALIGNMENT(InstepBeginArgs) == 8, "differs from src/abi.rs");
 static_assert(offsetof(InstepBeginArgs, control) == 0, "differs from src/abi.rs");
@@ -231,7 +232,7 @@ static_assert(offsetof(InstepDecideArgs, growth_interval) == 52, "differs from s
 static_assert(offsetof(InstepDecideArgs, pass_control) == 56, "differs from src/abi.rs");
 static_assert(offsetof(InstepDecideArgs, bucket) == 64, "differs from src/abi.rs");
 static_assert(offsetof(InstepDecideArgs, grad_dtype) == 68, "differs from src/abi.rs");
-static_assert(sizeof(InstepStepArgs) == 192, "differs from src/abi.rs");
+static_assert(sizeof(InstepStepArgs) == 200, "differs from src/abi.rs");
 static_assert(INSTEP_ALIGNMENT(InstepStepArgs) == 8, "differs from src/abi.rs");
 static_assert(offsetof(InstepStepArgs, control) == 0, "differs from src/abi.rs");
 static_assert(offsetof(InstepStepArgs, records) == 8, "differs from src/abi.rs");
@@ -260,6 +261,7 @@ static_assert(offsetof(InstepStepArgs, local) == 176, "differs from src/abi.rs")
 static_assert(offsetof(InstepStepArgs, ema_from_sample) == 180, "differs from src/abi.rs");
 static_assert(offsetof(InstepStepArgs, ema_weight) == 184, "differs from src/abi.rs");
 static_assert(offsetof(InstepStepArgs, part) == 188, "differs from src/abi.rs");
+static_assert(offsetof(InstepStepArgs, share) == 192, "differs from src/abi.rs");
 static_assert(sizeof(InstepStatus) == 64, "differs from src/abi.rs");
 static_assert(INSTEP_ALIGNMENT(InstepStatus) == 8, "differs from src/abi.rs");
 static_assert(offsetof(InstepStatus, sequence) == 0, "differs from src/abi.rs");

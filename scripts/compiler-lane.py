@@ -22,8 +22,9 @@ HERE = Path(__file__).resolve().parent.parent
 COMMON = ["instep_begin", "instep_decide", "instep_publish", "instep_norm", "instep_custom"]
 REGISTERS = 64
 MORE_REGISTERS = {}  # (kernel, architecture): limit, with the reason beside it
+CODED_FORMATS = 2  # that kernels of states in codes have loops for
 TOLERANCE = 0.02  # of the recorded instruction count, either way: a gain is to be recorded, too
-BUILD_SECONDS = 120  # on two cores
+BUILD_SECONDS = 180  # on two cores; a format with a loop of its own costs time
 BYTES_PER_ARCHITECTURE = 1_000_000
 # Any other float instruction rounds differently on some machine, or drops a NaN.
 FLOAT_ARITHMETIC = {"add", "sub", "mul", "div", "rcp", "sqrt"}
@@ -75,8 +76,13 @@ class Lane:
         classes = ("", "_8bit")
         self.states = {f"instep_step_{name}{moments}": int(most) for name, _, most in rows for moments in classes}
         self.names = {*COMMON, *self.states}
-        most_plain = int(re.search(r"MOST_PLAIN_STATES = (\d)", (self.kernels / "gpu/plain.cuh").read_text())[1])
-        self.plain = {f"instep_step_{name}": range(int(fewest), min(int(most), most_plain) + 1) for name, fewest, most in rows}
+        formats = re.search(r"enum class Format[^{]*{(.*?)};", (self.kernels / "gpu/place.cuh").read_text(), re.S)[1]
+        formats = len(re.findall(r"^ +(?!ANY)\w+,", formats, re.M))
+        most_known = int(re.search(r"MOST_KNOWN_STATES = (\d)", (self.kernels / "gpu/step.cu").read_text())[1])
+        self.known = {}  # loops for known formats: see struct Known in gpu/step.cu
+        for name, fewest, most in ((name, int(fewest), int(most)) for name, fewest, most in rows):
+            self.known[f"instep_step_{name}"] = formats * (max(fewest, min(most, most_known)) - fewest + 1)
+            self.known[f"instep_step_{name}_8bit"] = CODED_FORMATS * (max(fewest, 1) <= most_known)
         self.abi = Abi(self.kernels)
         self.scaled = {f"instep_step_{name}{moments}" for name, *_ in rows if self.abi.is_scaled(name) for moments in classes}
         known = self.run(nvcc, "--list-gpu-code").split()
@@ -135,7 +141,8 @@ class Lane:
                 self.check("nc" not in parts, f"{where} reads by a cache that does not see this launch's writes")
                 if base.startswith(".") or base.endswith(":") or not {"f32", "f64"} & set(parts):
                     continue
-                self.check(base in FLOAT_ARITHMETIC | FLOAT_MOVES, f"{where} is not in the contract")
+                keeps_nan = base == "max" and "NaN" in parts
+                self.check(keeps_nan or base in FLOAT_ARITHMETIC | FLOAT_MOVES, f"{where} is not in the contract")
                 # Without .rn the assembler may still contract it.
                 self.check(base not in FLOAT_ARITHMETIC or "rn" in parts, f"{where} is not rounded to nearest")
             found = set(re.findall(r"(?:atom|red)\.global\.(\S+)", body))
@@ -157,14 +164,14 @@ class Lane:
     def judge_loops(self, where, lines, is_scaled):
         """f64 has no place where elements are stepped; scalars are prepared outside. Squares are summed in it."""
         bodies = innermost_loops(lines)
-        storing = [body for body in bodies if any("st.global.v4" in line for line in body)]
+        storing = [body for body in bodies if any(re.search(r"st\.global\.v[24]", line) for line in body)]
         is_coded = where.endswith("_8bit")
         # Of full tiles and of others; one that measures stores states, and codes are narrow.
         stepping = 2 * (1 + (is_scaled and not is_coded))
-        plain = 0 if is_scaled or is_coded else len(self.plain[where])
-        self.check(len(storing) == stepping + plain + 2,
+        known = 0 if is_scaled else self.known[where]
+        self.check(len(storing) == stepping + known + 2,
                    f"{where}: {len(storing)} element loops found, expected {stepping} that step (or measure and apply),"
-                   f" {plain} that step plain tiles, one that averages, one that zeroes")
+                   f" {known} that step tiles of a known format, one that averages, one that zeroes")
         summing = [body for body in bodies if any(".f64" in line for line in body)]
         self.check(len(summing) == 2 * is_scaled, f"{where}: f64 in the element loop")
 

@@ -7,7 +7,7 @@
 The page says what the formula means. Nothing here was measured on a GPU.
 """
 
-import argparse, csv, sys
+import argparse, csv, math, sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ WARPS = BLOCKS * THREADS // 32
 LATENCY_SECONDS = 570e-9  # of global memory under load
 EXPONENT = 3
 BUCKET_BYTES = 25 * 2**20
+LONG_RUN = 64  # tiles that follow one another in a block's share of a large parameter
 
 
 @dataclass(frozen=True)
@@ -64,11 +65,11 @@ class Prediction:
     issue_share: float  # if issuing were all that takes time
 
 
-def predict(gpu, row, size, tile_elements):
-    """`row`: figures of a warp; `size`: bytes of an element."""
-    rounds_per_tile = tile_elements * 32 / THREADS / row["elements"]
-    instructions = row["instructions"] + row["tile_instructions"] / rounds_per_tile
-    stalls = row["stalls"] + row["tile_stalls"] / rounds_per_tile
+def predict(gpu, row, size, run_elements):
+    """`row`: figures of a warp; `size`: bytes of an element; `run_elements`: of a block's tiles that are one run."""
+    rounds = run_elements * 32 / THREADS / row["elements"]
+    instructions = row["instructions"] + row["tile_instructions"] / rounds
+    stalls = row["stalls"] + row["tile_stalls"] / rounds
     # Cycles of a round of every warp of a multiprocessor.
     memory = WARPS * row["elements"] * size / (gpu.copy / gpu.multiprocessors / gpu.hertz)
     issue = WARPS / SCHEDULERS * instructions
@@ -103,14 +104,15 @@ def tables():
     heads = ["kernel", "path", "bytes", *(gpu.name for gpu in GPUS)]
     long, bucket = [heads], [["path", *heads[2:]]]
     for kernel, path, size, figures, tile in rows():
-        shares = [predict(gpu, figures[gpu.architecture], size, tile) for gpu in GPUS]
+        shares = [predict(gpu, figures[gpu.architecture], size, LONG_RUN * tile) for gpu in GPUS]
         label = kernel.removeprefix("instep_step_").removeprefix("instep_")
         long.append([label, path, f"{size:.4g}", *map(cell, shares)])
         if label in ("adam", "adam_8bit"):
             elements = BUCKET_BYTES / (2 if path.startswith(("bf16", "remainder")) else 4)
             bucket.append([path, f"{size:.4g}"])
-            for gpu, share in zip(GPUS, shares):
-                steady = elements * size / gpu.copy / share.share
+            for gpu in GPUS:
+                run = math.ceil(elements / tile / (BLOCKS * gpu.multiprocessors))
+                steady = elements * size / gpu.copy / predict(gpu, figures[gpu.architecture], size, run * tile).share
                 start = (figures[gpu.architecture]["first_chain"] + 1) * LATENCY_SECONDS
                 bucket[-1].append(f"{100 * elements * size / gpu.copy / (steady + start):.0f} %")
     return {"steps": long, "bucket": bucket}

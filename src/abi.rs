@@ -6,6 +6,7 @@
 
 pub const INSTEP_QUANTUM: u32 = 256;
 pub const INSTEP_TILE_ELEMENTS: u32 = 2048;
+pub const INSTEP_LONGEST_RUN: u32 = 524288;
 pub const INSTEP_GPU_THREADS: u32 = 256;
 pub const INSTEP_NORM_LIMBS: u32 = 22;
 pub const INSTEP_MAX_STATES: u32 = 3;
@@ -562,7 +563,8 @@ pub struct InstepTile {
     pub record: u32,
     pub first: u32,
     pub first_record: u32,
-    pub reserved: [u32; 4usize],
+    pub run: u32,
+    pub reserved: [u32; 3usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -578,7 +580,8 @@ const _: () = {
     ["Offset of field: InstepTile::first"][::core::mem::offset_of!(InstepTile, first) - 40usize];
     ["Offset of field: InstepTile::first_record"]
         [::core::mem::offset_of!(InstepTile, first_record) - 44usize];
-    ["Offset of field: InstepTile::reserved"][::core::mem::offset_of!(InstepTile, reserved) - 48usize];
+    ["Offset of field: InstepTile::run"][::core::mem::offset_of!(InstepTile, run) - 48usize];
+    ["Offset of field: InstepTile::reserved"][::core::mem::offset_of!(InstepTile, reserved) - 52usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -711,10 +714,11 @@ pub struct InstepStepArgs {
     pub ema_from_sample: u32,
     pub ema_weight: f32,
     pub part: u32,
+    pub share: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of InstepStepArgs"][::core::mem::size_of::<InstepStepArgs>() - 192usize];
+    ["Size of InstepStepArgs"][::core::mem::size_of::<InstepStepArgs>() - 200usize];
     ["Alignment of InstepStepArgs"][::core::mem::align_of::<InstepStepArgs>() - 8usize];
     ["Offset of field: InstepStepArgs::control"][::core::mem::offset_of!(InstepStepArgs, control) - 0usize];
     ["Offset of field: InstepStepArgs::records"][::core::mem::offset_of!(InstepStepArgs, records) - 8usize];
@@ -755,6 +759,7 @@ const _: () = {
     ["Offset of field: InstepStepArgs::ema_weight"]
         [::core::mem::offset_of!(InstepStepArgs, ema_weight) - 184usize];
     ["Offset of field: InstepStepArgs::part"][::core::mem::offset_of!(InstepStepArgs, part) - 188usize];
+    ["Offset of field: InstepStepArgs::share"][::core::mem::offset_of!(InstepStepArgs, share) - 192usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

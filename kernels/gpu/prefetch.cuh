@@ -1,9 +1,9 @@
 /* The descriptors of a warp's tiles, read before the warp comes to them.
  *
  * What a tile is depends on its InstepTile, and how it is stepped on the record that this names: two loads, one after
- * the other, before the first element. While a warp steps one tile, its lanes copy the next tile's record and the
- * InstepTile after that into shared memory (cp.async, PTX ISA). Slots are a warp's own, so no barrier of the block is
- * needed. There is one more than are in use, so none is written while a slow lane may still read it.
+ * the other, before the first element. While a warp steps one run of tiles, its lanes copy the next run's record and
+ * the first InstepTile after that run into shared memory (cp.async, PTX ISA). Slots are a warp's own, so no barrier of
+ * the block is needed. There is one more than are in use, so none is written while a slow lane may still read it.
  *
  * `stepped` of a record is not copied: other blocks write it meanwhile. */
 #ifndef INSTEP_GPU_PREFETCH_CUH
@@ -19,11 +19,15 @@ namespace {
 constexpr uint32_t WARPS = INSTEP_GPU_THREADS / 32;
 constexpr uint32_t TILE_WORDS = sizeof(InstepTile) / 8, RECORD_WORDS = sizeof(InstepRecord) / 8;
 constexpr uint32_t UNREAD_WORD = offsetof(InstepRecord, stepped) / 8;
-static_assert(TILE_WORDS <= 32 && RECORD_WORDS <= 32, "a lane per word");
+static_assert(TILE_WORDS + RECORD_WORDS <= 32, "a lane per word");
 
-/* Shared memory: a tile and its record, as words. */
+/* Shared memory: a run of tiles, by its first tile and that one's record, as words. */
 struct TileSlot {
     uint64_t words[TILE_WORDS + RECORD_WORDS];
+    uint32_t count; /* elements of the run */
+    uint32_t next;  /* number of the tile after it */
+    uint32_t place; /* of this slot among those of its warp */
+    uint32_t reserved;
 
     INSTEP_DEVICE const InstepTile& tile() const { return *reinterpret_cast<const InstepTile*>(words); }
     INSTEP_DEVICE const InstepRecord& record() const {
@@ -32,69 +36,103 @@ struct TileSlot {
 };
 
 constexpr uint32_t SLOTS = 4;
-using TileSlots = TileSlot[WARPS][SLOTS];
+using TileSlots = TileSlot[SLOTS]; /* of a warp */
 
-/* The tiles of a block: the first is its own number, and each next is gridDim further. */
+/* The runs of a block's tiles. Full tiles of its share that follow one another in memory are one run, so a block of a
+ * large parameter reads one descriptor and one record. A bucket has far fewer tiles than 2^32. */
 struct TilePrefetch {
     const InstepStepArgs& args;
-    TileSlots& slots;
-    uint32_t number, turn; /* of the current tile, and of its slot */
+    TileSlot* slot; /* the current run's; nothing else is kept in registers */
 
-    INSTEP_DEVICE bool has_tile() const { return number < args.tile_count; }
-    INSTEP_DEVICE const TileSlot& current() const { return slot_of(0); }
+    INSTEP_DEVICE const TileSlot& current() const { return *slot; }
 
-    INSTEP_DEVICE void open() const {
-        copy_tile(0);
-        copy_tile(1);
-        arrive();
-        copy_record(0);
-        arrive();
+    /* Issues the copy of the first tile. */
+    INSTEP_DEVICE void ask() const {
+        const uint32_t word = threadIdx.x % 32;
+        if (word < TILE_WORDS && first() < end()) copy_word(*slot, word, &args.tiles[first()]);
     }
 
-    /* Issues the copies for the next two tiles. Nothing waits for them before `advance`. */
+    /* After `ask`: whether the block has a run. */
+    INSTEP_DEVICE bool open() const {
+        const uint32_t word = threadIdx.x % 32;
+        if (first() >= end()) return false;
+        if (word < SLOTS) slot[word].place = word;
+        arrive();
+        const uint32_t next = after(*slot, first());
+        set_run(*slot, first(), next);
+        if (next < end() && word < TILE_WORDS) copy_word(slot[1], word, &args.tiles[next]);
+        if (is_read(word)) copy_word(*slot, word, &args.records[current().tile().record]);
+        arrive();
+        return true;
+    }
+
+    /* Issues the copies of the next run's record, and of the tile after that run. Nothing waits for them before
+     * `advance`. */
     INSTEP_DEVICE void look_ahead() const {
-        copy_record(1);
-        copy_tile(2);
+        const uint32_t word = threadIdx.x % 32, next = slot->next;
+        if (next >= end()) return;
+        TileSlot& following = slot_of(1);
+        const uint32_t second = after(following, next);
+        set_run(following, next, second);
+        if (word < TILE_WORDS ? second < end() : is_read(word)) {
+            const void* const tile = &args.tiles[second];
+            const void* const record = &args.records[following.tile().record];
+            copy_word(word < TILE_WORDS ? slot_of(2) : following, word, word < TILE_WORDS ? tile : record);
+        }
     }
 
-    INSTEP_DEVICE void advance() {
+    /* Whether there is a next run. */
+    INSTEP_DEVICE bool advance() {
+        if (current().next >= end()) return false;
         arrive();
-        number += gridDim.x;
-        turn = (turn + 1) % SLOTS;
+        slot = &slot_of(1);
+        return true;
     }
 
   private:
-    /* Of the tile that is `ahead` of the current one. A bucket has far fewer tiles than 2^32, and a grid no more blocks
-     * than tiles. */
-    INSTEP_DEVICE uint32_t number_of(uint32_t ahead) const { return number + ahead * gridDim.x; }
-    INSTEP_DEVICE TileSlot& slot_of(uint32_t ahead) const { return slots[threadIdx.x / 32][(turn + ahead) % SLOTS]; }
+    INSTEP_DEVICE uint32_t share() const { return static_cast<uint32_t>(args.share); }
 
-    /* After it every lane sees what any lane has copied. */
+    /* Numbers of the block's first tile, and of the next block's. */
+    INSTEP_DEVICE uint32_t first() const { return blockIdx.x * share(); }
+    INSTEP_DEVICE uint32_t end() const {
+        const uint32_t tiles = static_cast<uint32_t>(args.tile_count), end = (blockIdx.x + 1) * share();
+        return end < tiles ? end : tiles;
+    }
+
+    INSTEP_DEVICE TileSlot& slot_of(uint32_t ahead) const {
+        const uint32_t place = slot->place;
+        return (slot - place)[(place + ahead) % SLOTS];
+    }
+
+    /* Number of the tile after the run that begins with tile `first`. */
+    INSTEP_DEVICE uint32_t after(const TileSlot& slot, uint32_t first) const {
+        const uint32_t run = slot.tile().run, most = end() - first;
+        return first + (run < most ? run : most);
+    }
+
+    /* Before the lanes meet in `arrive`. */
+    INSTEP_DEVICE static void set_run(TileSlot& slot, uint32_t first, uint32_t next) {
+        if (threadIdx.x % 32 != 0) return;
+        slot.count = slot.tile().count * (next - first);
+        slot.next = next;
+    }
+
+    /* Whether a lane copies a word of records. */
+    INSTEP_DEVICE static bool is_read(uint32_t word) {
+        return word - TILE_WORDS < RECORD_WORDS && word - TILE_WORDS != UNREAD_WORD;
+    }
+
+    /* After it every lane sees what any lane has written. */
     INSTEP_DEVICE static void arrive() {
         __pipeline_commit();
         __pipeline_wait_prior(0);
         __syncwarp();
     }
 
-    INSTEP_DEVICE void copy_tile(uint32_t ahead) const {
-        const uint32_t lane = threadIdx.x % 32;
-        const uint32_t tile = number_of(ahead);
-        if (lane < TILE_WORDS && tile < args.tile_count) {
-            copy_word(slot_of(ahead).words + lane, reinterpret_cast<const uint64_t*>(&args.tiles[tile]) + lane);
-        }
-    }
-
-    INSTEP_DEVICE void copy_record(uint32_t ahead) const {
-        const uint32_t lane = threadIdx.x % 32;
-        if (lane < RECORD_WORDS && lane != UNREAD_WORD && number_of(ahead) < args.tile_count) {
-            TileSlot& slot = slot_of(ahead);
-            copy_word(slot.words + TILE_WORDS + lane,
-                      reinterpret_cast<const uint64_t*>(&args.records[slot.tile().record]) + lane);
-        }
-    }
-
-    INSTEP_DEVICE static void copy_word(uint64_t* to, const uint64_t* from) {
-        __pipeline_memcpy_async(to, from, sizeof *to);
+    /* Copies one word of a slot, from the tile or from the record that it is of. */
+    INSTEP_DEVICE static void copy_word(TileSlot& slot, uint32_t word, const void* from) {
+        const uint32_t first = word < TILE_WORDS ? 0 : TILE_WORDS;
+        __pipeline_memcpy_async(slot.words + word, static_cast<const uint64_t*>(from) + (word - first), 8);
     }
 };
 

@@ -70,9 +70,11 @@ INSTEP_DEVICE float change_at(const typename Rule::Scalars& s, uint32_t flags, u
 }
 
 /* A whole block calls this: it sums its warps' limbs and adds the totals. */
-INSTEP_DEVICE void add_sums(const LeafSums& sums, Exchange& exchange, InstepNorms& norms) {
+INSTEP_DEVICE void add_sums(LeafSums& sums, Exchange& exchange, InstepNorms& norms) {
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (lane < INSTEP_NORM_LIMBS) exchange.limbs[warp][lane] = sums.limb;
+    sums.join();
+    sums.put(exchange.limbs[warp]);
+    const uint32_t worst = sums.largest_magnitude();
     __syncthreads();
     if (threadIdx.x < 2 * INSTEP_NORM_LIMBS) {
         const uint32_t which = threadIdx.x / INSTEP_NORM_LIMBS, limb = threadIdx.x % INSTEP_NORM_LIMBS;
@@ -80,8 +82,8 @@ INSTEP_DEVICE void add_sums(const LeafSums& sums, Exchange& exchange, InstepNorm
         for (uint32_t w = which; w < WARPS; w += 2) total += exchange.limbs[w][limb];
         add_limb(&norms.limbs[which][limb], total);
     }
-    if (lane == 0 && sums.worst >= INSTEP_F32_INFINITY_BITS) {
-        atomicMax(&norms.nonfinite[warp % 2], stored_magnitude(sums.worst));
+    if (lane == 0 && worst >= INSTEP_F32_INFINITY_BITS) {
+        atomicMax(&norms.nonfinite[warp % 2], stored_magnitude(worst));
     }
 }
 
@@ -127,7 +129,7 @@ INSTEP_DEVICE uint32_t measure_tile(const ScaledTile& tile, float multiplier) {
         of_lane[warp][lane] = make_float4(given.x[0], given.x[1], given.x[2], given.x[3]);
         __syncthreads();
         const float4 got = of_lane[warp ^ 1][lane];
-        sums.add(kept, {{got.x, got.y, got.z, got.w}}); /* in either order: a pair is a sum of two */
+        sums.add(sums.of_lane(kept, {{got.x, got.y, got.z, got.w}})); /* in either order: a pair is a sum of two */
         tile.shared.maximum.turn ^= 1;
     }
     add_sums(sums, *tile.shared.exchange, tile.norms());
@@ -172,8 +174,8 @@ INSTEP_DEVICE void apply_tile(const ScaledTile& tile) {
             p.x[i] = canonical(p.x[i] - scale * change_at<Rule>(s, flags, i, p, states));
         }
         const Words params = tile.weights.write(at, p);
-        if (place.args.copy) write_copy(place, at, p, params);
-        if (place.args.ema) write_ema(place, at, p);
+        if (place.has_copy()) write_copy(place, at, p, params);
+        if (place.has_ema()) write_ema(place, at, p);
     }
 }
 

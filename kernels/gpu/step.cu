@@ -1,89 +1,14 @@
 /* The GPU's loop around the shared rules: two kernels per optimizer, for states in floats and in codes, and one launch
  * per bucket.
  *
- * A block takes every gridDim-th tile; each thread has four elements of every stream in flight. The loop stands up
- * to three times in a kernel: for any tile, for full and aligned ones, and for those whose streams are all f32.
- * Other dtypes and options are branches on arguments: they cost no register, and a template would multiply the
- * kernels. The bits equal those of cpu/step.h for every launch shape. */
+ * Blocks have equal shares of consecutive tiles; each thread has four elements of every stream in flight. A run of full
+ * aligned tiles in a known format (place.cuh) has a loop without choices. For all others dtypes and options are branches
+ * on arguments. The bits equal those of cpu/step.h for every launch shape. */
 #include "numeric/control.h"
-#include "gpu/maximum.cuh"
-#include "gpu/plain.cuh"
-#include "gpu/prefetch.cuh"
 #include "gpu/scaled.cuh"
-#include "gpu/streams.cuh"
+#include "gpu/tile.cuh"
 
 namespace {
-
-/* A state that this run does not keep reads as zero and is never written; a rule's scalars then leave it out. CODED
- * states need every thread in every round, for the barrier. */
-template <class Rule, bool CODED>
-INSTEP_DEVICE uint32_t step_tile(const Place& place, float multiplier, BlockMaximum& maximum) {
-    const InstepStepArgs& args = place.args;
-    const Weights weights = {place};
-    uint32_t nonfinite = 0;
-#pragma unroll 1
-    for (uint32_t at = 4 * threadIdx.x; at < (CODED ? whole_rounds(place) : place.count()); at += ELEMENTS_PER_ROUND) {
-        /* Every load of the round, before the first conversion waits for one. */
-        Weights::Stored stored = weights.load_at(at);
-        Words words[INSTEP_MAX_STATES] = {};
-        load_states<Rule, CODED>(place, at, words);
-        Words sums = load_gradients(place, at); /* last: a shift waits */
-        hold_back(stored, words, &sums);
-        Four p = weights.values_of(stored), states[INSTEP_MAX_STATES] = {};
-        state_values<Rule, CODED>(place, words, states);
-        const Four sum = place.gradients().values_of(sums);
-        /* Again each round, to save registers. */
-        const typename Rule::Scalars s = scalars_of<Rule>(place.record());
-        const float factor = Rule::factor(s, multiplier);
-        const uint32_t flags = Rule::flags(s);
-#pragma unroll
-        for (uint32_t i = 0; i < 4; ++i) {
-            nonfinite |= is_nonfinite(sum.x[i]);
-            float state[INSTEP_MAX_STATES] = {states[0].x[i], states[1].x[i], states[2].x[i]};
-            p.x[i] = canonical(Rule::update(s, flags, p.x[i], sum.x[i] * factor, state));
-#pragma unroll
-            for (uint32_t k = 0; k < Rule::STATES; ++k) states[k].x[i] = canonical(state[k]);
-        }
-#pragma unroll
-        for (uint32_t k = 0; k < Rule::STATES; ++k) { /* first: a stored value needs no register any more */
-            if (CODED) {
-                maximum.offer(k, largest_magnitude(states[k], at, place.count()));
-            } else if (k < args.state_count) {
-                write_state(place, k, at, states[k]);
-            }
-        }
-        const Words params = weights.write(at, p);
-        if (args.copy) write_copy(place, at, p, params);
-        if (args.ema) write_ema(place, at, p);
-        if (!CODED) continue;
-        __syncthreads();
-#pragma unroll
-        for (uint32_t k = 0; k < Rule::STATES; ++k) {
-            if (k < args.state_count) {
-                write_codes(place, k, Rule::SIGNED >> k & 1, at, states[k], maximum.largest(k));
-            }
-        }
-        maximum.turn ^= 1;
-    }
-    return nonfinite;
-}
-
-INSTEP_DEVICE void average_tile(const Place& place, float multiplier) {
-#pragma unroll 1
-    for (uint32_t at = 4 * threadIdx.x; at < place.count(); at += ELEMENTS_PER_ROUND) {
-        Four sum = place.gradients().read(at);
-#pragma unroll
-        for (uint32_t i = 0; i < 4; ++i) sum.x[i] = canonical(sum.x[i] * multiplier);
-        place.gradients().write(at, sum);
-    }
-}
-
-/* Runs after all reads of the tile, which only this block makes. */
-INSTEP_DEVICE void zero_tile(const Place& place) {
-    __syncthreads();
-#pragma unroll 1
-    for (uint32_t at = 4 * threadIdx.x; at < place.count(); at += ELEMENTS_PER_ROUND) place.gradients().clear(at);
-}
 
 /* Shared memory that not every kernel has. */
 template <bool IS_THERE, class T>
@@ -97,10 +22,24 @@ struct Optional<false, T> {
     INSTEP_DEVICE T* address() { return nullptr; }
 };
 
+/* What is the same for all runs of a launch. A lane of each warp finds it; in shared memory it takes no register. */
+struct Common {
+    uint32_t skips, has_aligned_states, has_multiplier;
+    Format format;
+    float multiplier;
+
+    INSTEP_DEVICE float multiplier_of(const InstepStepArgs& args, const InstepRecord& record) const {
+        return has_multiplier ? multiplier : step_multiplier(args, record);
+    }
+};
+
 /* The data that a kernel's threads share. */
 template <class Rule, bool CODED>
 struct Shared {
-    TileSlots tiles;
+    struct OfWarp {
+        TileSlots tiles;
+        Common common;
+    } of_warp[WARPS];
     Optional<CODED, MaximumSlots> slots;
     Optional<IsScaled<Rule>::value, Exchange> exchange;
 };
@@ -114,46 +53,73 @@ INSTEP_DEVICE bool has_aligned_states(const InstepStepArgs& args) {
     return bits % 16 == 0;
 }
 
-/* Whether a tile is full and every stream of it is aligned to four elements. */
-INSTEP_DEVICE bool is_full(const InstepStepArgs& args, const InstepTile& tile) {
-    const Run gradients = {args.grads, tile.grad_offset, args.grad_dtype, {}};
-    return tile.count == INSTEP_TILE_ELEMENTS && tile.state_offset % 4 == 0 &&
-           Extent::is_aligned(param_of(args, tile), 4 * bytes_of(args.param_dtype)) && gradients.is_aligned();
+INSTEP_DEVICE Common common_of(const InstepStepArgs& args, bool is_coded) {
+    const InstepControl& control = *args.control;
+    const float multiplier = args.local ? control.local_multiplier : control.multiplier;
+    return {control.skip, has_aligned_states(args), knows_multiplier(args), format_of(args, is_coded), multiplier};
 }
 
-/* Steps a full tile, if it is plain and the rule can have as many states as the launch has. */
-template <template <int> class Rule, int STATES, int MOST>
-INSTEP_DEVICE bool step_if_plain(const Place& place, float multiplier, uint32_t* nonfinite) {
-    if constexpr (STATES <= MOST && STATES <= MOST_PLAIN_STATES) {
-        if (place.args.state_count != STATES) {
-            return step_if_plain<Rule, STATES + 1, MOST>(place, multiplier, nonfinite);
+/* Whether a tile is full and its streams but for the gradients are aligned to four elements. */
+INSTEP_DEVICE bool is_full(const InstepStepArgs& args, const InstepTile& tile) {
+    return tile.count == INSTEP_TILE_ELEMENTS && tile.state_offset % 4 == 0 &&
+           Extent::is_aligned(param_of(args, tile), 4 * bytes_of(args.param_dtype));
+}
+
+template <class Rule, bool CODED, Format FORMAT>
+INSTEP_DEVICE uint32_t step_as(const Place& place, float multiplier, BlockMaximum& maximum) {
+    if constexpr (CODED || Rule::STATES > 2) { /* too many values for the registers */
+        return step_tile<Rule, CODED>({place.args, place.slot, true, FORMAT, Rule::STATES}, multiplier, maximum);
+    }
+    const TileSlot slot = place.slot; /* in registers */
+    return step_tile<Rule, CODED>({place.args, slot, true, FORMAT, Rule::STATES}, multiplier, maximum);
+}
+
+/* Steps full tiles of a known format. */
+template <class Rule, bool CODED>
+INSTEP_DEVICE uint32_t step_known_tile(const Place& place, Format format, float multiplier, BlockMaximum& maximum) {
+    if constexpr (!CODED) {
+        switch (format) {
+            case Format::F32_SHIFTED: return step_as<Rule, CODED, Format::F32_SHIFTED>(place, multiplier, maximum);
+            case Format::MASTER: return step_as<Rule, CODED, Format::MASTER>(place, multiplier, maximum);
+            case Format::REMAINDER16: return step_as<Rule, CODED, Format::REMAINDER16>(place, multiplier, maximum);
+            case Format::REMAINDER8: return step_as<Rule, CODED, Format::REMAINDER8>(place, multiplier, maximum);
+            default: break;
         }
-        *nonfinite |= step_plain_tile<Rule<STATES>>(place, multiplier);
+    }
+    switch (format) {
+        case Format::F32: return step_as<Rule, CODED, Format::F32>(place, multiplier, maximum);
+        case Format::BF16: return step_as<Rule, CODED, Format::BF16>(place, multiplier, maximum);
+        default: break;
+    }
+    __builtin_unreachable();
+}
+
+/* Numbers of states for which a rule has loops for known formats: its fewest, and others up to two. In codes only its
+ * fewest, if that is at most two. More loops would take long to compile. */
+constexpr int MOST_KNOWN_STATES = 2;
+
+template <int FEWEST, int MOST, bool CODED>
+struct Known {
+    static constexpr int FIRST = CODED && FEWEST == 0 ? 1 : FEWEST;
+    static constexpr int TO_TWO = MOST < MOST_KNOWN_STATES ? MOST : MOST_KNOWN_STATES;
+    static constexpr int LAST = CODED ? (FIRST > MOST_KNOWN_STATES ? 0 : FIRST) : FIRST > TO_TWO ? FIRST : TO_TWO;
+};
+
+/* Calls the loop of as many states as the launch has, if that is one from STATES to LAST. */
+template <template <int> class Rule, int STATES, int LAST, bool CODED>
+INSTEP_DEVICE bool step_if_known(const Place& place, Format format, float multiplier, BlockMaximum& maximum,
+                                 uint32_t* nonfinite) {
+    if constexpr (STATES <= LAST) {
+        if (place.args.state_count != STATES) {
+            return step_if_known<Rule, STATES + 1, LAST, CODED>(place, format, multiplier, maximum, nonfinite);
+        }
+        *nonfinite |= step_known_tile<Rule<STATES>, CODED>(place, format, multiplier, maximum);
         return true;
     }
     return false;
 }
 
-/* What is the same for all tiles of a launch. Read once: after each store the compiler would read it again. */
-struct Common {
-    bool skips, has_aligned_states, is_plain, has_multiplier;
-    float multiplier;
-
-    INSTEP_DEVICE explicit Common(const InstepStepArgs& args) {
-        const InstepControl& control = *args.control;
-        skips = control.skip;
-        has_aligned_states = ::has_aligned_states(args);
-        is_plain = ::is_plain(args);
-        has_multiplier = knows_multiplier(args);
-        multiplier = args.local ? control.local_multiplier : control.multiplier;
-    }
-
-    INSTEP_DEVICE float multiplier_of(const InstepStepArgs& args, const InstepRecord& record) const {
-        return has_multiplier ? multiplier : step_multiplier(args, record);
-    }
-};
-
-/* The part of a launch that a tile of a scaled rule takes in it. */
+/* The part of a launch that a run of a scaled rule takes in it. */
 template <class Rule, bool CODED>
 INSTEP_DEVICE uint32_t step_scaled_tile(const ScaledTile& tile, const Common& common) {
     const InstepStepArgs& args = tile.place.args;
@@ -165,21 +131,30 @@ INSTEP_DEVICE uint32_t step_scaled_tile(const ScaledTile& tile, const Common& co
     return measure_tile<Rule, CODED>(tile, multiplier);
 }
 
-/* Any tile. `Rule` is taken with as many states as it can have. */
+/* Any run. `Rule` is taken with as many states as it can have. */
 template <template <int> class Rule, int FEWEST, int MOST, bool CODED>
 INSTEP_DEVICE uint32_t step_any_tile(const Place& place, const Common& common, SharedByTile& shared) {
-    const bool is_whole = common.has_aligned_states && is_full(place.args, place.tile());
-    const Place full = {place.args, place.slot, true};
+    const bool has_aligned_gradients = place.gradients().is_aligned();
+    const bool is_full = common.has_aligned_states && ::is_full(place.args, place.tile());
+    const Place full = {place.args, place.slot, true, Format::ANY, 0};
     if constexpr (IsScaled<Rule<MOST>>::value) {
-        return is_whole ? step_scaled_tile<Rule<MOST>, CODED>({full, {full}, shared}, common)
-                        : step_scaled_tile<Rule<MOST>, CODED>({place, {place}, shared}, common);
+        return is_full && has_aligned_gradients ? step_scaled_tile<Rule<MOST>, CODED>({full, {full}, shared}, common)
+                                                : step_scaled_tile<Rule<MOST>, CODED>({place, {place}, shared}, common);
     } else {
         const float multiplier = common.multiplier_of(place.args, place.record());
-        if (!is_whole) return step_tile<Rule<MOST>, CODED>(place, multiplier, shared.maximum);
+        using Loops = Known<FEWEST, MOST, CODED>;
         uint32_t nonfinite = 0;
-        const bool is_plain = !CODED && common.is_plain;
-        if (is_plain && step_if_plain<Rule, FEWEST, MOST>(full, multiplier, &nonfinite)) return nonfinite;
-        return step_tile<Rule<MOST>, CODED>(full, multiplier, shared.maximum);
+        if (is_full) {
+            const Format shifted = !CODED && common.format == Format::F32 ? Format::F32_SHIFTED : Format::ANY;
+            const Format format = has_aligned_gradients ? common.format : shifted;
+            if (format != Format::ANY &&
+                step_if_known<Rule, Loops::FIRST, Loops::LAST, CODED>(place, format, multiplier, shared.maximum,
+                                                                      &nonfinite)) {
+                return nonfinite;
+            }
+        }
+        return is_full && has_aligned_gradients ? step_tile<Rule<MOST>, CODED>(full, multiplier, shared.maximum)
+                                                : step_tile<Rule<MOST>, CODED>(place, multiplier, shared.maximum);
     }
 }
 
@@ -187,26 +162,28 @@ template <template <int> class Rule, int FEWEST, int MOST, bool CODED>
 INSTEP_DEVICE void step_bucket(const InstepStepArgs& args, Shared<Rule<MOST>, CODED>& shared) {
     SharedByTile by_tile = {{shared.slots.address(), 0}, shared.exchange.address(), NO_SCALE};
     const bool is_last = args.part != INSTEP_PART_MEASURE;
-    uint32_t nonfinite = 0;
-    const Common common(args);
-    TilePrefetch tiles = {args, shared.tiles, blockIdx.x, 0};
+    auto& of_warp = shared.of_warp[threadIdx.x / 32];
+    Common& common = of_warp.common;
+    TilePrefetch runs = {args, of_warp.tiles};
+    runs.ask();
+    if (threadIdx.x % 32 == 0) common = common_of(args, CODED);
 #pragma unroll 1
-    for (tiles.open(); tiles.has_tile(); tiles.advance()) {
-        tiles.look_ahead();
-        const Place place = {args, tiles.current(), false};
+    for (bool has_run = runs.open(); has_run; has_run = runs.advance()) { /* the warp has met */
+        runs.look_ahead();
+        const Place place = {args, runs.current(), false, Format::ANY, 0};
         const uint32_t action = record_action(args, place.record());
         if (action == INSTEP_ACTION_AVERAGE && is_last) {
             average_tile(place, average_multiplier(args, place.record()));
         } else if (action == INSTEP_ACTION_STEP) {
             if (!common.skips) {
-                nonfinite |= step_any_tile<Rule, FEWEST, MOST, CODED>(place, common, by_tile);
+                const uint32_t nonfinite = step_any_tile<Rule, FEWEST, MOST, CODED>(place, common, by_tile);
+                if (__any_sync(0xffffffffu, nonfinite) && threadIdx.x % 32 == 0) {
+                    atomicMin(&args.control->first_nonfinite_bucket, args.bucket);
+                }
                 if (place.tile().first && is_last && threadIdx.x == 0) args.records[place.tile().record].stepped = 1;
             }
             if (args.zero_grads && is_last) zero_tile(place);
         }
-    }
-    if (__any_sync(0xffffffffu, nonfinite) && threadIdx.x % 32 == 0) {
-        atomicMin(&args.control->first_nonfinite_bucket, args.bucket);
     }
 }
 
@@ -218,12 +195,12 @@ INSTEP_DEVICE void step_bucket(const InstepStepArgs& args, Shared<Rule<MOST>, CO
     extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS, 4)          \
         instep_step_##name(const __grid_constant__ InstepStepArgs args) {        \
         __shared__ Shared<Rule<max_states>, false> shared;                       \
-        step_bucket<Rule, min_states, max_states, false>(args, shared);                         \
+        step_bucket<Rule, min_states, max_states, false>(args, shared);          \
     }                                                                            \
     extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS, 4)          \
         instep_step_##name##_8bit(const __grid_constant__ InstepStepArgs args) { \
         __shared__ Shared<Rule<max_states>, true> shared;                        \
-        step_bucket<Rule, min_states, max_states, true>(args, shared);                         \
+        step_bucket<Rule, min_states, max_states, true>(args, shared);           \
     }
 #include "optimizers.def"
 #undef OPTIMIZER

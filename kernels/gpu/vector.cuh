@@ -41,7 +41,7 @@ INSTEP_DEVICE void set_element(Words& words, uint32_t i, uint32_t element) {
     words.word[i / PER_WORD] |= element << BITS * (i % PER_WORD);
 }
 
-/* How far a run reaches. `is_full` says that it is a full tile and that every stream is aligned: a constant where this
+/* How far a run reaches. `is_full` says that its tiles are full and every stream is aligned: a constant where this
  * is inlined, so that nothing is asked in the loop of such a tile. */
 struct Extent {
     uint32_t count;
@@ -184,12 +184,12 @@ INSTEP_DEVICE Words shifted_floats(const ShiftedWords& both) {
     const uint32_t* const a = both.low.word;
     const uint32_t* const b = both.high.word;
     const uint32_t element[7] = {a[0], a[1], a[2], a[3], b[0], b[1], b[2]};
-    if (both.shift == 0) return both.low;
-    Words words;
+    uint32_t five[5];
+    Words words; /* without a branch, behind which a load would move */
 #pragma unroll
-    for (uint32_t i = 0; i < 4; ++i) {
-        words.word[i] = both.shift == 1 ? element[i + 1] : both.shift == 2 ? element[i + 2] : element[i + 3];
-    }
+    for (uint32_t i = 0; i < 5; ++i) five[i] = both.shift & 2 ? element[i + 2] : element[i];
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) words.word[i] = both.shift & 1 ? five[i + 1] : five[i];
     return words;
 }
 
@@ -200,8 +200,8 @@ INSTEP_DEVICE Words shifted_halves(const ShiftedWords& both) {
      * third word is needed. */
     const uint32_t first = both.shift & 2 ? a[1] : a[0], second = both.shift & 2 ? b[0] : a[1];
     const uint32_t third = both.shift & 2 ? b[1] : b[0];
-    if (both.shift % 2 == 0) return {{first, second}};
-    return {{first >> 16 | second << 16, second >> 16 | third << 16}};
+    const bool is_odd = both.shift & 1;
+    return {{is_odd ? first >> 16 | second << 16 : first, is_odd ? second >> 16 | third << 16 : second}};
 }
 
 /* A run of a stream whose dtype is an argument. Only gradients are read this way: they alone may be foreign memory. */
@@ -220,9 +220,11 @@ struct Run {
         return is_f32() ? Extent::is_aligned(floats(), 16) : Extent::is_aligned(halves(), 8);
     }
 
-    INSTEP_DEVICE Four read(uint32_t at) const {
-        return is_f32() ? as_floats(load(floats(), at, extent)) : widened(load(halves(), at, extent), dtype);
+    INSTEP_DEVICE Words load_at(uint32_t at) const {
+        return is_f32() ? load(floats(), at, extent) : load(halves(), at, extent);
     }
+
+    INSTEP_DEVICE Four read(uint32_t at) const { return values_of(load_at(at)); }
 
     /* No thread may write to the run meanwhile: the words also hold neighbours' elements. */
     INSTEP_DEVICE ShiftedWords load_shifted_at(uint32_t at) const {

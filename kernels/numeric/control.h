@@ -143,6 +143,7 @@ INSTEP_INLINE void* param_of(const InstepStepArgs& args, const InstepTile& tile)
 /* The action on a segment whose bucket has been reduced. A segment that no rank used is left alone. */
 INSTEP_INLINE uint32_t record_action(const InstepStepArgs& args, const InstepRecord& record) {
     const uint32_t dtype = args.grad_dtype;
+    if ((record.tail | record.contributors) == 0) return record.action;
     if (record.tail && count_at(record.tail, dtype) == 0.0f) return INSTEP_ACTION_LEAVE;
     if (record.contributors && count_at(record.contributors, dtype) == 0.0f) return INSTEP_ACTION_LEAVE;
     return record.action;
@@ -154,7 +155,8 @@ INSTEP_INLINE double divisor_of(const InstepStepArgs& args, const InstepRecord& 
 
 /* Whether the multiplier of a launch's gradients is known, without a bucket's own count. */
 INSTEP_INLINE bool knows_multiplier(const InstepStepArgs& args) {
-    return args.local || args.control->decided || args.control->divisor > 0.0;
+    const InstepControl& control = *args.control;
+    return (args.local != 0) | (control.decided != 0) | (control.divisor > 0.0); /* no load waits for another */
 }
 
 /* Multiplies a reduced gradient. It is known since Begin or Decide, or else comes from the bucket's own count. */

@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
 from .dependence import UnguardedLoad
-from .launch import CODES, FLOATS, NORM, Launch
+from .launch import CODES, FLOATS, NORM, RUN_TILES, Launch
 from .listing import instructions_of, kernels_of
 from .rounds import read_trace
 from .warp import BLOCK_THREADS, TraceError, WARP_LANES, Warp
@@ -36,7 +36,7 @@ def paths_of(abi, name):
 def read_kernel(abi, name, instructions, optimizer, path, banks):
     warp = Warp(name, instructions, Launch(abi, path, optimizer), banks)
     try:
-        return read_trace(warp.run(), warp.code, abi["TILE_ELEMENTS"], BLOCK_THREADS // WARP_LANES)
+        return read_trace(warp.run(), warp.code, RUN_TILES * abi["TILE_ELEMENTS"], BLOCK_THREADS // WARP_LANES)
     except (UnguardedLoad, ValueError) as error:
         raise TraceError(f"{name}: {error}") from error
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from .memory import WIDTHS, Memory
 
-TILES = 4  # the second is judged: it does not open its segment, and after it tiles remain to be fetched
+RUNS = 4  # the second is judged: it does not open its segment, and after it runs remain to be fetched
+RUN_TILES = 4  # so that every warp of a block has a round of the norm
+TILES = RUNS * RUN_TILES
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ NORM = [Path("f32"), Path("bf16", grad="BF16"), Path("f32_misaligned", shift=1, 
 
 
 class Launch:
-    """Memory and arguments of one launch over TILES full tiles of one parameter, in one block."""
+    """Memory and arguments of one launch over RUNS runs of full tiles of one parameter, in one block."""
 
     def __init__(self, abi, path, optimizer):
         self.abi, self.path, self.memory = abi, path, Memory()
@@ -68,6 +70,7 @@ class Launch:
         for name in ("control", "records", "tiles"):
             self.argument(name, "u64", structs[name])
         self.argument("tile_count", "u64", TILES)
+        self.argument("share", "u64", TILES)
         self.argument("grads", "u64", grads)
         for name, value in (("state_count", states), ("param_dtype", abi[f"DTYPE_{path.param}"]),
                             ("grad_dtype", abi[f"DTYPE_{path.grad}"]), ("copy_dtype", abi["DTYPE_F32"]),
@@ -106,6 +109,7 @@ class Launch:
             for name in ("grad_offset", "state_offset", "element"):
                 put("InstepTile", address, name, "u64", t * tile)
             put("InstepTile", address, "count", "u32", tile)
+            put("InstepTile", address, "run", "u32", RUN_TILES - t % RUN_TILES)
             put("InstepTile", address, "first", "u32", int(t == 0))
         for which in range(2):
             for limb in range(8, 11):

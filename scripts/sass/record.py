@@ -10,26 +10,7 @@ from .rounds import FIGURES
 
 EVERY = None
 # Paths whose kernels wait between the loads of a round, on some architecture. A row that is no longer true is a fault.
-SERIALISED = {
-    "bf16": {
-        "instep_step_adadelta", "instep_step_adam", "instep_step_adamax", "instep_step_ademamix",
-        "instep_step_nadam", "instep_step_radam", "instep_step_rmsprop",
-    },
-    "f32": {"instep_step_ademamix"},
-    "f32_misaligned": {"instep_norm"},
-    "bf16_master": {
-        "instep_step_adadelta", "instep_step_adam", "instep_step_adamax", "instep_step_ademamix",
-        "instep_step_nadam", "instep_step_radam", "instep_step_rmsprop",
-    },
-    "remainder16": {
-        "instep_step_adadelta", "instep_step_adam", "instep_step_adamax", "instep_step_ademamix",
-        "instep_step_nadam", "instep_step_radam", "instep_step_rmsprop",
-    },
-    "remainder8": {
-        "instep_step_adadelta", "instep_step_adam", "instep_step_adamax", "instep_step_ademamix",
-        "instep_step_nadam", "instep_step_radam", "instep_step_rmsprop",
-    },
-}
+SERIALISED = {}
 COLUMNS = ["nvcc", "kernel", "path", "architecture", *FIGURES]
 
 

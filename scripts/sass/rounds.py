@@ -1,19 +1,19 @@
-"""Figures of a trace: the steady round of the element loop, what a tile adds, and the loads before the first element.
+"""Figures of a trace: the steady round of the element loop, what a run adds, and the loads before the first element.
 
 A round is one pass of the innermost loop that loads elements. Loops are those of the executed part of the kernel, found by
-its jumps. The steady round is the last of the second tile that loads as many elements as any.
+its jumps. The steady round is the last of the second run that loads as many elements as any.
 """
 
 from dataclasses import dataclass
 
 from .dependence import chain, is_load, parents_of_loads, waited_loads
-from .launch import TILES
+from .launch import RUNS
 from .listing import BYTES
 
 BY_REGISTER = ("RET", "BRX", "BRXU")
 JUMPS = ("BRA", "CALL", "EXIT", *BY_REGISTER)
 CONTROL_STRUCTS = ("control", "records", "tiles", "norms", "shared", "")
-STEADY_TILE = 1
+STEADY_RUN = 1
 FIGURES = ("elements", "instructions", "stalls", "loads", "together", "latencies", "rereads", "tile_instructions", "tile_stalls",
            "first_chain", "tile_chain")
 
@@ -27,10 +27,10 @@ class Figures:
     together: int  # of them issued before the first wait for any of them
     latencies: int  # of memory that a round pays one after the other for its elements
     rereads: int  # loads of control structs in a round
-    tile_instructions: int  # issued for a tile outside its rounds
+    tile_instructions: int  # issued for a run of tiles outside its rounds
     tile_stalls: int
     first_chain: int  # dependent loads before the first load of an element
-    tile_chain: int  # the same, of those that follow the last round of the tile before
+    tile_chain: int  # the same, of those that follow the last round of the run before
 
     def values(self):
         return [getattr(self, name) for name in FIGURES]
@@ -108,7 +108,7 @@ def components(nodes, successors):
 
 
 def loops(events, code):
-    """The loop over tiles and the loop over elements, as (head, instructions), outermost first; they may be the same."""
+    """The loop over runs and the loop over elements, as (head, instructions), outermost first; they may be the same."""
     successors = graph(events, code)
     weight = {}
     for event in events:
@@ -171,15 +171,15 @@ class Reading:
     round: tuple
 
 
-def read_trace(events, code, tile_elements, warps):
+def read_trace(events, code, run_elements, warps):
     waited, parents = waited_loads(events), parents_of_loads(events)
     nest = loops(events, code)
     if not nest:
         raise ValueError("no loop loads elements")
     tiles = passes(events, *nest[0])
-    if len(tiles) < TILES:
-        raise ValueError(f"{len(tiles)} passes of the loop over tiles, expected {TILES}")
-    start, end = tiles[STEADY_TILE]
+    if len(tiles) < RUNS:
+        raise ValueError(f"{len(tiles)} passes of the loop over runs, expected {RUNS}")
+    start, end = tiles[STEADY_RUN]
     rounds = [(a, b) for a, b in passes(events, *nest[-1]) if start <= a < end]
     rounds = [(a, b) for a, b in rounds if any(is_element(event) for event in events[a:b])]
     most = max(together(events, waited, a, b)[0] for a, b in rounds)
@@ -190,7 +190,7 @@ def read_trace(events, code, tile_elements, warps):
     between = max(b for a, b in passes(events, *nest[-1]) if b <= start and any(is_element(event) for event in events[a:b]))
     next_first = next(position for position in elements if position >= start)
     return Reading(Figures(
-        tile_elements // len(rounds) // warps, last - first, stalls(events[first:last]), loads, count,
+        run_elements // len(rounds) // warps, last - first, stalls(events[first:last]), loads, count,
         latencies(events, waited, first, last), sum(is_load(event) and not is_element(event) for event in events[first:last]),
         len(outside), stalls(outside), chain(parents, elements[0]),
         chain(parents, next_first, between)), events, waited, (first, last))

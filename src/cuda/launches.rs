@@ -59,6 +59,7 @@ impl Preparation<'_> {
             } else {
                 self.blocks(kind, kernel, args.tile_count)?
             };
+            args.share = share(args.tile_count, blocks);
             launches.push(BucketLaunch {
                 kernel,
                 shape: Shape { blocks, threads: INSTEP_GPU_THREADS },
@@ -87,6 +88,11 @@ impl Preparation<'_> {
 /// would have one tile more than the others, and the others would wait for them.
 fn even_shares(tiles: u64, most: u32) -> u32 {
     tiles.div_ceil(tiles.div_ceil(most.into()).max(1)) as u32
+}
+
+/// Returns how many consecutive tiles each block takes, so that the blocks take all.
+fn share(tiles: u64, blocks: u32) -> u64 {
+    tiles.div_ceil(u64::from(blocks).max(1))
 }
 
 impl BucketLaunch {

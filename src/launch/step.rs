@@ -173,6 +173,7 @@ fn stored_args(storage: &Storage, ema_decay: f64) -> InstepStepArgs {
         ema_weight,
         norms: ptr::null_mut(),
         part: INSTEP_PART_WHOLE,
+        share: 0,
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Depends on the plan alone. No tile leaves its segment, so padding belongs to none.
 
-use crate::abi::{INSTEP_TILE_ELEMENTS, InstepTile};
+use crate::abi::{INSTEP_LONGEST_RUN, INSTEP_TILE_ELEMENTS, InstepTile};
 use crate::layout::{Bucket, Plan, Segment};
 
 /// Segments of a bucket, cut into tiles; `param` gives a segment's address, `record` and `first_record` the places of
@@ -32,10 +32,34 @@ pub(super) fn tiles(
                 record: record(*index),
                 first: (done == 0).into(),
                 first_record: first_record(*index),
-                reserved: [0; 4],
+                run: run_of(segment.len - done),
+                reserved: [0; 3],
             });
             done += count;
         }
     }
     tiles
+}
+
+/// Returns how many full tiles follow one another, if so many elements of a segment are left.
+fn run_of(elements: u64) -> u32 {
+    (elements / u64::from(INSTEP_TILE_ELEMENTS)).clamp(1, INSTEP_LONGEST_RUN.into()) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::run_of;
+    use crate::abi::{INSTEP_LONGEST_RUN, INSTEP_TILE_ELEMENTS};
+
+    #[test]
+    fn a_run_has_full_tiles_alone_unless_its_one_tile_is_cut_off() {
+        let tile = u64::from(INSTEP_TILE_ELEMENTS);
+        for (elements, run) in
+            [(1, 1), (tile - 1, 1), (tile, 1), (2 * tile - 1, 1), (2 * tile, 2), (3 * tile + 5, 3)]
+        {
+            assert_eq!(run_of(elements), run, "{elements} elements");
+        }
+        assert_eq!(run_of(1 << 50), INSTEP_LONGEST_RUN);
+        assert!(u64::from(INSTEP_LONGEST_RUN) * tile <= 1 << 31);
+    }
 }

@@ -39,6 +39,8 @@ pub(crate) struct Case {
     pub zero_grads: bool,
     /// Elements by which runs of the gradients start past the beginning of a cache line; the other memories are off in other ways.
     pub misalignment: usize,
+    /// The same for the gradients alone, in addition.
+    pub gradient_misalignment: usize,
     /// Elements that every offset is larger by, and every base is earlier by; whole blocks, if states are in 8 bits.
     pub shift: u64,
     pub normed: bool,
@@ -67,6 +69,7 @@ impl Case {
             ema: None,
             zero_grads: false,
             misalignment: 0,
+            gradient_misalignment: 0,
             shift: 0,
             normed: true,
             max_norm: 0.5,
@@ -101,6 +104,7 @@ impl Case {
     fn described(&self) -> impl std::fmt::Debug {
         let stored = (self.precision, ("copy", self.copy), ("average", self.ema));
         let zeroed = ("gradients zeroed", self.zero_grads);
-        (self.optim, stored, zeroed, ("misaligned", self.misalignment), ("shift", self.shift))
+        let misaligned = ("misaligned", self.misalignment, "and gradients", self.gradient_misalignment);
+        (self.optim, stored, zeroed, misaligned, ("shift", self.shift))
     }
 }

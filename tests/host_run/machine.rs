@@ -115,6 +115,7 @@ fn cpu() -> &'static InstepKernels {
 
 unsafe fn launch_tiles(kernel: &CStr, args: &InstepStepArgs, shape: Shape) {
     let blocks = shape.blocks.min(args.tile_count as u32 + 2);
+    let args = InstepStepArgs { share: args.tile_count.div_ceil(blocks.into()), ..*args };
     // SAFETY: the caller's promise.
-    unsafe { launch(kernel, args, blocks, INSTEP_GPU_THREADS, shape.order) }
+    unsafe { launch(kernel, &args, blocks, INSTEP_GPU_THREADS, shape.order) }
 }

@@ -135,6 +135,45 @@ fn every_optimizer_gives_the_cpus_bits_with_narrow_states_and_behind_remainders(
     }
 }
 
+/// Full tiles in several runs, and a tail after them.
+fn several_runs() -> Vec<Bucket> {
+    let segments =
+        [10240, 4101, 2048].map(|len| Segment { len, action: INSTEP_ACTION_STEP, used: None }).into();
+    vec![Bucket { segments, ranks: None }]
+}
+
+/// The formats for which kernels/gpu/place.cuh has loops of their own, and the same rounded stochastically, which has none.
+#[test]
+#[ignore = "scripts/host-run-lane.py runs it: compiles the kernels for it"]
+fn every_optimizer_gives_the_cpus_bits_in_every_known_format_over_runs_of_tiles() {
+    let known =
+        |dtype, master, moments, rounding| Precision { param: dtype, grad: dtype, master, moments, rounding };
+    let (nearest, stochastic) = (Rounding::Nearest, Rounding::Stochastic { seed: SEED });
+    let kinds = [
+        (known(DType::F32, Master::None, Moments::F32, nearest), 0),
+        (known(DType::F32, Master::None, Moments::F32, nearest), 1),
+        (known(DType::F32, Master::None, Moments::F32, nearest), 2),
+        (known(DType::F32, Master::None, Moments::F32, nearest), 3),
+        (known(DType::BF16, Master::None, Moments::BF16, nearest), 0),
+        (known(DType::BF16, Master::None, Moments::BF16, stochastic), 0),
+        (known(DType::BF16, Master::F32, Moments::F32, nearest), 0),
+        (known(DType::BF16, Master::Remainder16, Moments::F32, nearest), 0),
+        (known(DType::BF16, Master::Remainder8, Moments::F32, nearest), 0),
+        (known(DType::BF16, Master::Remainder8, Moments::F32, stochastic), 0),
+        (known(DType::F32, Master::None, Moments::EightBit, nearest), 0),
+        (known(DType::F32, Master::None, Moments::EightBit, stochastic), 0),
+        (known(DType::BF16, Master::None, Moments::EightBit, nearest), 0),
+    ];
+    for (k, optim) in optimizers().into_iter().enumerate() {
+        for (j, (precision, gradient_misalignment)) in kinds.into_iter().enumerate() {
+            let case =
+                Case { precision, gradient_misalignment, passes: 2, ..Case::new(optim, several_runs()) };
+            let case = Case { zero_grads: (k + j) % 2 == 0, normed: (k / 2 + j) % 2 == 0, ..case };
+            case.assert_same_bits(&SHAPES[2 + (k + j) % 3..][..1]);
+        }
+    }
+}
+
 #[test]
 #[ignore = "scripts/host-run-lane.py runs it: compiles the kernels for it"]
 fn what_is_not_finite_too_small_or_halfway_gives_the_cpus_bits_in_every_precision() {

@@ -72,7 +72,8 @@ impl World<'_> {
         };
         for bucket in &case.buckets {
             let lens = lens(&bucket.segments);
-            world.grads.push(Bands::new("the gradients", &lens, grad_bytes, case.misalignment));
+            let misalignment = (case.misalignment + case.gradient_misalignment) % 16;
+            world.grads.push(Bands::new("the gradients", &lens, grad_bytes, misalignment));
         }
         world.fill_tables();
         world
@@ -109,7 +110,8 @@ impl World<'_> {
                         record: k as u32,
                         first: (done == 0).into(),
                         first_record: k as u32,
-                        reserved: [0; 4],
+                        run: ((segment.len - done) / full).max(1) as u32,
+                        reserved: [0; 3],
                     }
                 }));
                 element += segment.len as u64;

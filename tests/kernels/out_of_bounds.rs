@@ -84,7 +84,8 @@ fn run(isa: Isa, optim: Optim, len: usize, offset: usize) -> Result {
         record: segment,
         first: (done == 0).into(),
         first_record: segment,
-        reserved: [0; 4],
+        run: 1,
+        reserved: [0; 3],
     };
     let full = INSTEP_TILE_ELEMENTS as usize;
     let cuts = (0..len).step_by(full).map(|done| (done, full.min(len - done)));
@@ -120,6 +121,7 @@ fn run(isa: Isa, optim: Optim, len: usize, offset: usize) -> Result {
         ema_weight: 0.0,
         norms: (&raw mut norms.value).cast(),
         part: INSTEP_PART_WHOLE,
+        share: 0,
     };
     let parts = parts(optim);
     let mut lr_multipliers = [1.0; 2];

@@ -124,7 +124,8 @@ fn step(isa: Isa, optim: Optim, len: usize, formats: Formats, has_copy: bool) {
         record: 0,
         first: 1,
         first_record: 0,
-        reserved: [0; 4],
+        run: 1,
+        reserved: [0; 3],
     };
     // SAFETY: null pointers and zeros are values of both; what a step reads is set below.
     let (mut begin, mut args) =

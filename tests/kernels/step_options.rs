@@ -66,7 +66,8 @@ fn step(isa: Isa, options: &Options) -> Left {
         record: segment as u32,
         first: (done == 0).into(),
         first_record: segment as u32,
-        reserved: [0; 4],
+        run: 1,
+        reserved: [0; 3],
     };
     let tiles: Vec<_> =
         (0..ACTIONS.len()).flat_map(|s| [tile(s, 0), tile(s, INSTEP_TILE_ELEMENTS as usize)]).collect();
@@ -131,6 +132,7 @@ fn step(isa: Isa, options: &Options) -> Left {
             ema_weight: 0.0,
             norms: std::ptr::null_mut(),
             part: INSTEP_PART_WHOLE,
+            share: 0,
         };
         kernels(isa).step.unwrap()(&step, 0, tiles.len() as u64);
     }

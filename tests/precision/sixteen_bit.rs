@@ -100,7 +100,8 @@ impl Bucket<'_> {
             record: 0,
             first: 1,
             first_record: 0,
-            reserved: [0; 4],
+            run: 1,
+            reserved: [0; 3],
         };
         // SAFETY: plain data, for which zeros are a value; every pointer leads to memory of this function that is as
         // long as the one tile says, and all instruction sets asked for are available.
@@ -156,6 +157,7 @@ impl Bucket<'_> {
                 ema_weight: 0.0,
                 norms: std::ptr::null_mut(),
                 part: INSTEP_PART_WHOLE,
+                share: 0,
             };
             kernels(isa).begin.unwrap()(&begin);
             kernels(isa).norm.unwrap()(&step, 0, 1);

@@ -1,0 +1,104 @@
+/* The tile that is stepped, and the formats of its streams.
+ *
+ * What a launch's streams are is in its arguments: branches that are the same for all threads. In a loop for one
+ * known format the same questions have constant answers, so no branch, no address and no scalar is left inside it. The
+ * formats that have such loops are those that frameworks use most. States in codes have them only in F32 and BF16. */
+#ifndef INSTEP_GPU_PLACE_CUH
+#define INSTEP_GPU_PLACE_CUH
+
+#include "gpu/prefetch.cuh"
+#include "numeric/control.h"
+#include "numeric/random.h"
+
+namespace {
+
+enum class Format : uint32_t {
+    ANY,           /* the arguments say */
+    F32,           /* every stream */
+    F32_SHIFTED,   /* every stream, and the gradients are misaligned */
+    BF16,          /* every stream, rounded to the nearest */
+    MASTER,        /* parameters and gradients in bf16, master weights and states in f32 */
+    REMAINDER16,   /* the same with a remainder in place of a master */
+    REMAINDER8,
+};
+
+/* The format of a launch whose streams are aligned. `is_coded` says that its kernel is that of states in codes. */
+INSTEP_DEVICE Format format_of(const InstepStepArgs& args, bool is_coded) {
+    if (args.copy || args.ema || args.param_dtype != args.grad_dtype) return Format::ANY;
+    if (is_coded && (args.stochastic || args.master_kind != INSTEP_MASTER_NONE)) return Format::ANY;
+    const bool has_states = args.state_count > 0;
+    const bool has_f32_states = is_coded || !has_states || args.moments == INSTEP_MOMENTS_F32;
+    if (args.param_dtype == INSTEP_DTYPE_F32) return has_f32_states ? Format::F32 : Format::ANY;
+    if (args.param_dtype != INSTEP_DTYPE_BF16) return Format::ANY;
+    if (args.master_kind == INSTEP_MASTER_NONE) {
+        const bool has_bf16_states = is_coded || !has_states || args.moments == INSTEP_MOMENTS_BF16;
+        return has_bf16_states && !args.stochastic ? Format::BF16 : Format::ANY;
+    }
+    if (!has_f32_states) return Format::ANY;
+    if (args.master_kind == INSTEP_MASTER_F32) return Format::MASTER;
+    if (args.master_kind == INSTEP_MASTER_REMAINDER16) return Format::REMAINDER16;
+    return args.stochastic ? Format::ANY : Format::REMAINDER8;
+}
+
+struct Place {
+    const InstepStepArgs& args;
+    const TileSlot& slot;
+    /* Constants where this is inlined: */
+    bool is_full;    /* full tiles whose streams are aligned; if the format is known, but for the gradients */
+    Format format;
+    uint32_t states; /* how many the launch has, if the format is known */
+
+    INSTEP_DEVICE const InstepTile& tile() const { return slot.tile(); }
+    INSTEP_DEVICE const InstepRecord& record() const { return slot.record(); }
+    INSTEP_DEVICE uint32_t count() const { return slot.count; }
+    INSTEP_DEVICE Extent extent() const { return {count(), is_full}; }
+
+    INSTEP_DEVICE bool is_any() const { return format == Format::ANY; }
+    INSTEP_DEVICE bool is_f32() const { return format == Format::F32 || format == Format::F32_SHIFTED; }
+    INSTEP_DEVICE uint32_t known_dtype() const { return is_f32() ? INSTEP_DTYPE_F32 : INSTEP_DTYPE_BF16; }
+    INSTEP_DEVICE uint32_t param_dtype() const { return is_any() ? args.param_dtype : known_dtype(); }
+    INSTEP_DEVICE uint32_t grad_dtype() const { return is_any() ? args.grad_dtype : known_dtype(); }
+    INSTEP_DEVICE bool is_stochastic() const { return is_any() && args.stochastic; }
+    INSTEP_DEVICE bool has_copy() const { return is_any() && args.copy; }
+    INSTEP_DEVICE bool has_ema() const { return is_any() && args.ema; }
+    INSTEP_DEVICE uint32_t state_count() const { return is_any() ? args.state_count : states; }
+
+    INSTEP_DEVICE uint32_t moments() const {
+        if (is_any()) return args.moments;
+        return format == Format::BF16 ? INSTEP_MOMENTS_BF16 : INSTEP_MOMENTS_F32;
+    }
+
+    INSTEP_DEVICE uint32_t master_kind() const {
+        switch (format) {
+            case Format::ANY: return args.master_kind;
+            case Format::MASTER: return INSTEP_MASTER_F32;
+            case Format::REMAINDER16: return INSTEP_MASTER_REMAINDER16;
+            case Format::REMAINDER8: return INSTEP_MASTER_REMAINDER8;
+            default: return INSTEP_MASTER_NONE;
+        }
+    }
+
+    INSTEP_DEVICE Run gradients() const {
+        const bool is_aligned = is_full && format != Format::F32_SHIFTED;
+        return {args.grads, tile().grad_offset, grad_dtype(), {count(), is_aligned}};
+    }
+
+    template <class T>
+    INSTEP_DEVICE T* params() const {
+        return static_cast<T*>(param_of(args, tile()));
+    }
+
+    /* Its run of a stream that is placed like the states. */
+    template <class T>
+    INSTEP_DEVICE T* of(void* base) const {
+        return static_cast<T*>(base) + tile().state_offset;
+    }
+
+    INSTEP_DEVICE uint32_t random(uint32_t at, uint32_t stream) const {
+        return RandomPosition(random_key(args.seed, record().steps + 1), tile().element).bits(at, stream);
+    }
+};
+
+}  // namespace
+
+#endif

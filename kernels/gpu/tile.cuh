@@ -1,0 +1,86 @@
+/* The element loops of a run of tiles: step, average, zero.
+ *
+ * Every load of a round comes before the first wait for one. The loop is inlined once for any run, once for full
+ * aligned ones, and once per known format and number of states (place.cuh). The bits equal those of cpu/step.h. */
+#ifndef INSTEP_GPU_TILE_CUH
+#define INSTEP_GPU_TILE_CUH
+
+#include "gpu/maximum.cuh"
+#include "gpu/streams.cuh"
+
+namespace {
+
+/* A state that this run does not keep reads as zero and is never written; a rule's scalars then leave it out. CODED
+ * states need every thread in every round, for the barrier. */
+template <class Rule, bool CODED>
+INSTEP_DEVICE uint32_t step_tile(const Place& place, float multiplier, BlockMaximum& maximum) {
+    const Weights weights = {place};
+    uint32_t nonfinite = 0;
+#pragma unroll 1
+    for (uint32_t at = 4 * threadIdx.x; at < (CODED ? whole_rounds(place) : place.count()); at += ELEMENTS_PER_ROUND) {
+        /* Every load of the round, before the first conversion waits for one. */
+        Weights::Stored stored = weights.load_at(at);
+        Words words[INSTEP_MAX_STATES] = {};
+        load_states<Rule, CODED>(place, at, words);
+        Words sums = load_gradients(place, at); /* last: a shift waits */
+        hold_back(stored, words, &sums);
+        if (CODED) __syncwarp(); /* no load moves behind it; every lane is in every round */
+        Four p = weights.values_of(stored), states[INSTEP_MAX_STATES] = {};
+        state_values<Rule, CODED>(place, words, states);
+        const Four sum = place.gradients().values_of(sums);
+        /* From shared memory again each round, to save registers; from a known tile once. */
+        const typename Rule::Scalars s = scalars_of<Rule>(place.record());
+        const float factor = Rule::factor(s, multiplier);
+        const uint32_t flags = Rule::flags(s);
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) {
+            nonfinite |= is_nonfinite(sum.x[i]);
+            float state[INSTEP_MAX_STATES] = {states[0].x[i], states[1].x[i], states[2].x[i]};
+            p.x[i] = canonical(Rule::update(s, flags, p.x[i], sum.x[i] * factor, state));
+#pragma unroll
+            for (int k = 0; k < Rule::STATES; ++k) states[k].x[i] = canonical(state[k]);
+        }
+#pragma unroll
+        for (int k = 0; k < Rule::STATES; ++k) { /* first: a stored value needs no register any more */
+            if (CODED) {
+                maximum.offer(k, largest_magnitude(states[k], at, place.count()));
+            } else if (k < static_cast<int>(place.state_count())) {
+                write_state(place, k, at, states[k]);
+            }
+        }
+        const Words params = weights.write(at, p);
+        if (place.has_copy()) write_copy(place, at, p, params);
+        if (place.has_ema()) write_ema(place, at, p);
+        if (!CODED) continue;
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < Rule::STATES; ++k) {
+            if (k < static_cast<int>(place.state_count())) {
+                write_codes(place, k, Rule::SIGNED >> k & 1, at, states[k], maximum.largest(k));
+            }
+        }
+        maximum.turn ^= 1;
+    }
+    return nonfinite;
+}
+
+INSTEP_DEVICE void average_tile(const Place& place, float multiplier) {
+#pragma unroll 1
+    for (uint32_t at = 4 * threadIdx.x; at < place.count(); at += ELEMENTS_PER_ROUND) {
+        Four sum = place.gradients().read(at);
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) sum.x[i] = canonical(sum.x[i] * multiplier);
+        place.gradients().write(at, sum);
+    }
+}
+
+/* Runs after all reads of the tile, which only this block makes. */
+INSTEP_DEVICE void zero_tile(const Place& place) {
+    __syncthreads();
+#pragma unroll 1
+    for (uint32_t at = 4 * threadIdx.x; at < place.count(); at += ELEMENTS_PER_ROUND) place.gradients().clear(at);
+}
+
+}  // namespace
+
+#endif
