@@ -29,7 +29,7 @@ pub(crate) static KERNELS: LazyLock<Vec<&str>> = LazyLock::new(|| {
 pub(crate) enum Command {
     Zero { address: DevicePtr, bytes: u64 },
     Copy { to: DevicePtr, from: DevicePtr, bytes: u64 },
-    Launch { kernel: &'static str, shape: Shape, args: Args },
+    Launch { kernel: &'static str, shape: Shape, args: Box<Args> },
 }
 
 #[derive(Clone, Copy)]
@@ -56,7 +56,7 @@ impl Command {
                 _ => Args::Bucket(args.cast::<InstepStepArgs>().read()),
             }
         };
-        Command::Launch { kernel, shape, args }
+        Command::Launch { kernel, shape, args: Box::new(args) }
     }
 }
 
