@@ -17,7 +17,7 @@ INSTEP_DEVICE float* scale_of(const Place& place, uint32_t k, uint32_t at) {
 
 /* Four codes in the first word, and the scale of their block in the second. */
 INSTEP_DEVICE Words load_codes(const Place& place, uint32_t k, uint32_t at) {
-    if (at >= place.count()) return {};
+    if (!place.has(at)) return {};
     Words words = load(place.of<uint8_t>(place.args.states[k]), at, place.extent());
     words.word[1] = bits_of(*scale_of(place, k, at));
     return words;
@@ -34,11 +34,11 @@ INSTEP_DEVICE Four decoded(const Words& codes, bool is_signed, float scale) {
 }
 
 /* Elements past the end of the run are in no block. */
-INSTEP_DEVICE uint32_t largest_magnitude(const Four& four, uint32_t at, uint32_t count) {
+INSTEP_DEVICE uint32_t largest_magnitude(const Place& place, uint32_t at, const Four& four) {
     uint32_t largest = 0;
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) {
-        const uint32_t magnitude = at + i < count ? static_cast<uint32_t>(magnitude_bits(four.x[i])) : 0;
+        const uint32_t magnitude = place.has(at + i) ? static_cast<uint32_t>(magnitude_bits(four.x[i])) : 0;
         largest = magnitude > largest ? magnitude : largest;
     }
     return largest;
@@ -64,7 +64,7 @@ INSTEP_DEVICE Words coded(const Place& place, uint32_t k, bool is_signed, uint32
  * one. Returns the stored values. */
 INSTEP_DEVICE Four write_codes(const Place& place, uint32_t k, bool is_signed, uint32_t at, const Four& four,
                                uint32_t largest) {
-    if (at >= place.count()) return {};
+    if (!place.has(at)) return {};
     const float scale = block_scale(largest);
     const Words codes = place.is_stochastic() ? coded(place, k, is_signed, at, four, scale, true)
                                               : coded(place, k, is_signed, at, four, scale, false);
@@ -75,6 +75,7 @@ INSTEP_DEVICE Four write_codes(const Place& place, uint32_t k, bool is_signed, u
 
 /* The end of a loop over `at` in which every thread makes as many rounds, for the barrier in each. */
 INSTEP_DEVICE uint32_t whole_rounds(const Place& place) {
+    if (place.is_full) return place.count();
     return (place.count() + ELEMENTS_PER_ROUND - 1) / ELEMENTS_PER_ROUND * ELEMENTS_PER_ROUND;
 }
 

@@ -52,6 +52,8 @@ struct Place {
     INSTEP_DEVICE const InstepRecord& record() const { return slot.record(); }
     INSTEP_DEVICE uint32_t count() const { return slot.count; }
     INSTEP_DEVICE Extent extent() const { return {count(), is_full}; }
+    /* Full tiles are whole rounds, so there every thread's elements are. */
+    INSTEP_DEVICE bool has(uint32_t at) const { return is_full || at < count(); }
 
     INSTEP_DEVICE bool is_any() const { return format == Format::ANY; }
     INSTEP_DEVICE bool is_f32() const { return format == Format::F32 || format == Format::F32_SHIFTED; }

@@ -50,7 +50,7 @@ INSTEP_DEVICE void write_states(const Place& place, uint32_t at, Four* states, B
 #pragma unroll
     for (uint32_t k = 0; k < Rule::STATES; ++k) {
         if (CODED) {
-            maximum.offer(k, largest_magnitude(states[k], at, place.count()));
+            maximum.offer(k, largest_magnitude(place, at, states[k]));
         } else {
             states[k] = write_state(place, k, at, states[k]);
         }
@@ -122,7 +122,7 @@ INSTEP_DEVICE uint32_t measure_tile(const ScaledTile& tile, float multiplier) {
         const typename Rule::Scalars again = scalars_of<Rule>(place.record());
 #pragma unroll
         for (uint32_t i = 0; i < 4; ++i) {
-            if (at + i < place.count()) change.x[i] = change_at<Rule>(again, Rule::flags(again), i, p, states);
+            if (place.has(at + i)) change.x[i] = change_at<Rule>(again, Rule::flags(again), i, p, states);
         }
         const Four given = sums_changes ? p : change, kept = sums_changes ? change : p;
         float4(&of_lane)[WARPS][32] = tile.shared.exchange->of_lane[tile.shared.maximum.turn];

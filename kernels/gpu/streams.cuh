@@ -152,7 +152,7 @@ template <class Rule, bool CODED>
 INSTEP_DEVICE void load_states(const Place& place, uint32_t at, Words* words) {
 #pragma unroll
     for (int k = 0; k < Rule::STATES; ++k) {
-        if (k >= static_cast<int>(place.state_count())) continue;
+        if (static_cast<uint32_t>(k) >= place.state_count()) continue;
         words[k] = CODED ? load_codes(place, k, at) : load_state(place, k, at);
     }
 }

@@ -43,8 +43,8 @@ INSTEP_DEVICE uint32_t step_tile(const Place& place, float multiplier, BlockMaxi
 #pragma unroll
         for (int k = 0; k < Rule::STATES; ++k) { /* first: a stored value needs no register any more */
             if (CODED) {
-                maximum.offer(k, largest_magnitude(states[k], at, place.count()));
-            } else if (k < static_cast<int>(place.state_count())) {
+                maximum.offer(k, largest_magnitude(place, at, states[k]));
+            } else if (static_cast<uint32_t>(k) < place.state_count()) {
                 write_state(place, k, at, states[k]);
             }
         }
@@ -55,7 +55,7 @@ INSTEP_DEVICE uint32_t step_tile(const Place& place, float multiplier, BlockMaxi
         __syncthreads();
 #pragma unroll
         for (int k = 0; k < Rule::STATES; ++k) {
-            if (k < static_cast<int>(place.state_count())) {
+            if (static_cast<uint32_t>(k) < place.state_count()) {
                 write_codes(place, k, Rule::SIGNED >> k & 1, at, states[k], maximum.largest(k));
             }
         }

@@ -72,7 +72,7 @@ mod tests {
                 assert!(kernels.names.iter().any(|name| name == "instep_step_adam"));
                 let last = kernels.images.last().unwrap();
                 assert!(last.architecture.starts_with("compute_"), "{last:?}");
-                assert!(kernels.images.iter().all(|image| (1_000..1_000_000).contains(&image.bytes)));
+                assert!(kernels.images.iter().all(|image| image.bytes > 1_000));
             }
             Err(Error::KernelsNotBuilt { how }) => {
                 assert_ne!(std::env::var("INSTEP_REQUIRE_KERNELS").as_deref(), Ok("1"), "not built: {how}");
