@@ -3,7 +3,8 @@
 
 A contraction, a spill or a narrow access changes bits or speed without any other test noticing on a machine that has no
 GPU. So does a wait between two loads: sass/ traces a warp of each kernel and precision, and reads how it waits. Needs
-nvcc and cuobjdump from the directory of NVCC (scripts/cuda-toolchain.sh prints one). `--bless` writes kernels/record:
+nvcc and cuobjdump from the directory of NVCC (scripts/cuda-toolchain.sh prints one). It compiles as build/cuda.rs does, or
+judges the binary that the crate has embedded (`--fatbin`). `--bless` writes kernels/record:
 instructions (sass.csv), and stalls, loads in flight and dependent loads of a round (latency.csv). Otherwise all must be the
 recorded ones within TOLERANCE, if the record is of this nvcc. Flags and architectures come from the files that
 build/cuda.rs reads.
@@ -11,12 +12,14 @@ build/cuda.rs reads.
 
 import argparse, csv, os, re, resource, shutil, subprocess, sys, tempfile, time
 from collections import Counter, defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from sass import record as latency, self_test
 from sass.abi import Abi
 from sass.elf import banks_of_binary
 from sass.kernel import read_binary
+from sass.loops import innermost
 
 HERE = Path(__file__).resolve().parent.parent
 COMMON = ["instep_begin", "instep_decide", "instep_publish", "instep_norm", "instep_custom"]
@@ -49,24 +52,8 @@ def innermost_loops(lines):
         last = block[-1] if block else ""
         target = labels.get(last.split()[-1].rstrip(";")) if "bra" in last else None
         falls = not last.startswith(("bra", "ret")) and at + 1 < len(blocks)
-        successors[at] = [at + 1] * falls + [target] * (target is not None)
-
-    def loops_in(nodes):
-        reach = {}
-        for node in nodes:
-            seen, todo = set(), [node]
-            while todo:
-                for step in successors[todo.pop()]:
-                    if step in nodes and step not in seen:
-                        seen.add(step)
-                        todo.append(step)
-            reach[node] = seen
-        rings = {frozenset(m for m in reach[n] if n in reach[m]) for n in nodes if n in reach[n]}
-        for ring in rings:
-            heads = {step for n in successors if n not in ring for step in successors[n] if step in ring}
-            yield from list(loops_in(ring - heads)) or [sorted(ring)]
-
-    return [[line for at in ring for line in blocks[at]] for ring in loops_in(set(successors))]
+        successors[at] = {step for step in (at + 1 if falls else None, target) if step is not None}
+    return [[line for at in sorted(loop) for line in blocks[at]] for loop in innermost(set(successors), successors)]
 
 
 class Lane:
@@ -108,20 +95,23 @@ class Lane:
             self.faults.append(fault)
 
     def build(self, fatbin):
-        """The binary that the crate would embed; its time and size."""
+        """The binary that the crate would embed."""
         # One PTX for all architectures, as build/cuda.rs asks for it.
         oldest = self.architectures[0]
         codes = ",".join([f"compute_{oldest}", *(f"sm_{code}" for code in self.architectures)])
         start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
-        self.compile("-fatbin", "-Xfatbin", "-compress-all", "--threads", "2", "--keep", "--keep-dir", fatbin.parent,
+        self.compile("-fatbin", "-Xfatbin", "-compress-all", "--threads", "2",
                      f"-gencode=arch=compute_{oldest},code=[{codes}]", "-o", fatbin)
         wall, after = time.monotonic() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        size = fatbin.stat().st_size // (len(self.architectures) + 1)
-        print(f"nvcc {self.release}: {len(self.names)} kernels for {' '.join(self.architectures)} and PTX")
-        print(f"built in {wall:.1f} s ({cpu:.1f} s of processor time), {size / 1000:.0f} KB per architecture")
+        print(f"built in {wall:.1f} s ({cpu:.1f} s of processor time)")
         # Processor time, since the wall clock also counts other work of this machine.
         self.check(cpu / 2 <= BUILD_SECONDS, f"the build takes {cpu / 2:.0f} s on two cores")
+
+    def judge_size(self, fatbin):
+        size = fatbin.stat().st_size // (len(self.architectures) + 1)
+        print(f"nvcc {self.release}: {len(self.names)} kernels for {' '.join(self.architectures)} and PTX,"
+              f" {size / 1000:.0f} KB each")
         self.check(size <= BYTES_PER_ARCHITECTURE, f"{size} bytes per architecture")
 
     def judge_ptx(self, text):
@@ -266,6 +256,7 @@ def main():
     parser.add_argument("--bless", action="store_true", help="write the record")
     parser.add_argument("--root", type=Path, default=HERE, help="the tree to judge")
     parser.add_argument("--architectures", nargs="+", help="like 90; all of kernels/architectures.txt otherwise")
+    parser.add_argument("--fatbin", type=Path, help="a binary of these kernels and architectures, to judge instead of building")
     arguments = parser.parse_args()
     if arguments.bless and arguments.architectures:
         parser.error("--bless writes the record of all architectures; leave --architectures out")
@@ -276,11 +267,14 @@ def main():
             sys.exit(f"compiler lane: no {program}; NVCC=$(scripts/cuda-toolchain.sh) names one that has all it takes")
     lane = Lane(arguments.root, nvcc, arguments.architectures)
     with tempfile.TemporaryDirectory() as folder:
-        fatbin = Path(folder) / "kernels.fatbin"
-        lane.build(fatbin)
-        (ptx,) = Path(folder).glob("*.ptx")
-        lane.judge_ptx(ptx.read_text())
-        usage, sass = (lane.run(tool, flag, fatbin) for flag in ("--dump-resource-usage", "--dump-sass"))
+        fatbin = arguments.fatbin or Path(folder) / "kernels.fatbin"
+        if not arguments.fatbin:
+            lane.build(fatbin)
+        lane.judge_size(fatbin)
+        lane.judge_ptx(lane.run(tool, "--dump-ptx", fatbin))
+        usage = lane.run(tool, "--dump-resource-usage", fatbin)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            sass = "".join(pool.map(lambda code: lane.run(tool, "--dump-sass", "-arch", f"sm_{code}", fatbin), lane.architectures))
         unpacked = Path(folder) / "unpacked"
         unpacked.mkdir()
         banks = banks_of_binary(tool, fatbin, unpacked, lane.abi.sizes["InstepStepArgs"])

@@ -3,7 +3,7 @@
 A kernel whose name ends in a form that SUFFIXES lacks is refused: nothing would read its latency.
 """
 
-import hashlib, re
+import gc, hashlib, re
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
@@ -43,6 +43,7 @@ def read_kernel(abi, name, instructions, optimizer, path, banks):
 
 def read_paths(task):
     """(path, figures or the reason why there are none) for each path of a kernel; runs in a process of its own."""
+    gc.disable()  # a trace has no cycles, and its many events would be visited again and again
     abi, name, text, banks = task
     found = []
     try:

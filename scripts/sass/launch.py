@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from .memory import WIDTHS, Memory
 
-RUNS = 4  # the second is judged: it does not open its segment, and after it runs remain to be fetched
+RUNS = 3  # the second is judged: it does not open its segment, and after it a run remains to be fetched
 RUN_TILES = 4  # so that every warp of a block has a round of the norm
 TILES = RUNS * RUN_TILES
 

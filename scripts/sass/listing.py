@@ -8,7 +8,7 @@ check.py holds every traced load to them.
 
 import re
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 
 NO_BARRIER = 7
 BARRIERS = 6
@@ -29,6 +29,7 @@ class Control:
     reuse: int
 
     @staticmethod
+    @cache
     def of(upper):
         return Control(upper >> 41 & 15, not upper >> 45 & 1, upper >> 46 & 7, upper >> 49 & 7, upper >> 52 & 63,
                        upper >> 58 & 15)
@@ -62,6 +63,7 @@ class Operand:
 ZERO_REGISTER, TRUE_PREDICATE, ZERO_UNIFORM = 255, 7, 63
 
 
+@cache
 def operand_of(text):
     text = text.strip()
     bare = text.replace(".reuse", "")

@@ -15,6 +15,7 @@ class Memory:
 
     def __init__(self):
         self.regions = []
+        self.latest = (0, 0, "", None)  # the lanes of a warp ask for one region after each other
         self.poison = {}  # addresses that were written with a value that is not known
 
     def add(self, name, address, size, is_stream=False):
@@ -22,8 +23,12 @@ class Memory:
         return address
 
     def region(self, address, size):
+        first, last, name, content = self.latest
+        if first <= address and address + size <= last:
+            return first, name, content
         for first, last, name, content in self.regions:
             if first <= address and address + size <= last:
+                self.latest = first, last, name, content
                 return first, name, content
         raise LookupError(f"{size} bytes at 0x{address:x} are outside every stream and struct of the launch")
 

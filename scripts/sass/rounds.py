@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from .dependence import chain, is_load, parents_of_loads, waited_loads
 from .launch import RUNS
 from .listing import BYTES
+from .loops import components
 
 BY_REGISTER = ("RET", "BRX", "BRXU")
 JUMPS = ("BRA", "CALL", "EXIT", *BY_REGISTER)
@@ -73,38 +74,6 @@ def graph(events, code):
 
 def is_conditional(instruction):
     return instruction.guard is not None or instruction.opcode == "BRA" and len(instruction.operands) > 1
-
-
-def components(nodes, successors):
-    """Strongly connected sets of more than one instruction, by Tarjan's algorithm without recursion."""
-    index, low, stack, on_stack, found = {}, {}, [], set(), []
-    for root in sorted(nodes):
-        work = [(root, iter(sorted(successors[root] & nodes)))] if root not in index else []
-        while work:
-            node, rest = work[-1]
-            if node not in index:
-                index[node] = low[node] = len(index)
-                stack.append(node)
-                on_stack.add(node)
-            for step in rest:
-                if step not in index:
-                    work.append((step, iter(sorted(successors[step] & nodes))))
-                    break
-                if step in on_stack:
-                    low[node] = min(low[node], index[step])
-            else:
-                work.pop()
-                if work:
-                    low[work[-1][0]] = min(low[work[-1][0]], low[node])
-                if low[node] == index[node]:
-                    ring = set()
-                    while not ring or member != node:
-                        member = stack.pop()
-                        on_stack.discard(member)
-                        ring.add(member)
-                    if len(ring) > 1 or node in successors[node]:
-                        found.append(ring)
-    return found
 
 
 def loops(events, code):
@@ -182,8 +151,8 @@ def read_trace(events, code, run_elements, warps):
     start, end = tiles[STEADY_RUN]
     rounds = [(a, b) for a, b in passes(events, *nest[-1]) if start <= a < end]
     rounds = [(a, b) for a, b in rounds if any(is_element(event) for event in events[a:b])]
-    most = max(together(events, waited, a, b)[0] for a, b in rounds)
-    first, last = [r for r in rounds if together(events, waited, *r)[0] == most][-1]
+    loaded = [sum(map(is_element, events[a:b])) for a, b in rounds]
+    first, last = [r for r, count in zip(rounds, loaded) if count == max(loaded)][-1]
     loads, count = together(events, waited, first, last)
     outside = [event for position, event in enumerate(events[start:end], start) if not any(a <= position < b for a, b in rounds)]
     elements = [position for position, event in enumerate(events) if is_element(event)]
