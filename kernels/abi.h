@@ -276,7 +276,7 @@ typedef struct InstepStepArgs {
     uint32_t ema_from_sample; /* scalars of moved_average, math.h */
     float ema_weight;
     uint32_t part; /* INSTEP_PART_ */
-    uint64_t share; /* consecutive tiles that a block takes, on a GPU: enough that the grid's blocks take all */
+    uint64_t share; /* consecutive tiles that a block takes, on a GPU: at least 1, and enough that the blocks take all */
 } InstepStepArgs;
 
 /* The outcome of a pass, in memory that the host reads while the device writes it. It is a seqlock: the device writes 0

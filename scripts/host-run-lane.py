@@ -49,11 +49,19 @@ def main():
                                 stdout=subprocess.PIPE, text=True)
         if listed.returncode == 0 and ": test" not in listed.stdout:
             sys.exit(f"host-run lane: no test of tests/host_run/mod.rs is called {' or '.join(arguments.tests)}")
-        done = subprocess.run([*command, "-q", "--include-ignored", *names], cwd=ROOT, env=environment)
-    # A signal's number is negative here, as a shell's status it is above 128.
-    if done.returncode < 0:
-        print(f"host-run lane: {signal.Signals(-done.returncode).name}", file=sys.stderr)
-    sys.exit(done.returncode if done.returncode >= 0 else 128 - done.returncode)
+        if listed.returncode:
+            sys.exit("host-run lane: the tests cannot be listed")
+        tests = [line.removesuffix(": test") for line in listed.stdout.splitlines() if line.endswith(": test")]
+        # Fibers are one thread's, so the tests of a process run one after the other.
+        shares = [tests[k :: os.cpu_count() or 1] for k in range(os.cpu_count() or 1)]
+        processes = [subprocess.Popen([*command, "-q", "--include-ignored", "--exact", *share], cwd=ROOT, env=environment)
+                     for share in shares if share]
+        statuses = [process.wait() for process in processes]
+    for status in filter(None, statuses):
+        # A signal's number is negative here, as a shell's status it is above 128.
+        if status < 0:
+            sys.exit(f"host-run lane: {signal.Signals(-status).name}")
+        sys.exit(status)
 
 
 def build_tests():

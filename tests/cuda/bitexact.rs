@@ -8,8 +8,9 @@ use std::num::NonZeroU32;
 
 use instep::cuda::Cuda;
 use instep::hazard::Traced;
+use instep::layout::LayoutBuilder;
 use instep::op::{Action, Op, Stream};
-use instep::{Device, Divisor, Mode, Result, Solo, Stepper, Unused};
+use instep::{AdamW, Device, Divisor, Layout, Mode, Result, RmsProp, Sgd, Solo, Stepper, Unused};
 
 use crate::support::device::cuda;
 use crate::support::hardware;
@@ -110,6 +111,42 @@ fn every_optimizer_gives_the_hosts_bits_in_one_mode_or_another() {
                 trainer.pass(&options, &mut |param, values| gradient(step, param, values))
             })
         });
+    }
+}
+
+#[test]
+fn groups_of_one_launch_keep_the_states_that_each_of_them_has() {
+    let rms = RmsProp { lr: 0.01, ..RmsProp::default() };
+    let sgd = Sgd { lr: 0.05, ..Sgd::default() };
+    let adamw = AdamW { lr: 0.01, ..AdamW::default() };
+    let of_rms = [RmsProp { momentum: 0.9, ..rms }, RmsProp { centered: true, ..rms }, rms].map(Optim::of);
+    let of_sgd =
+        [Sgd { momentum: 0.9, ..sgd }, sgd, Sgd { momentum: 0.9, nesterov: true, ..sgd }].map(Optim::of);
+    let of_adam =
+        [AdamW { amsgrad: true, ..adamw }, adamw, AdamW { weight_decay: 0.0, ..adamw }].map(Optim::of);
+    // Runs of full tiles, and what is shorter than one.
+    let lengths = [6149, 300, 4096, 5, 2048, 6144];
+    for optims in [of_rms, of_sgd, of_adam] {
+        let add = |builder: LayoutBuilder, (k, length): (usize, usize)| {
+            builder.param(format!("p{k}"), length).in_group(["default", "second", "third"][k % 3])
+        };
+        let layout = lengths.into_iter().enumerate().fold(Layout::builder(), add).build().unwrap();
+        let builder = || {
+            let [first, second, third] = optims;
+            first.builder(&layout).group("second", second.boxed()).group("third", third.boxed())
+        };
+        let options = Options::default();
+        let mut host = builder().host(Solo::default()).unwrap();
+        // SAFETY: the trainer's stream is the default one, or the stand-in's, which is a number.
+        let mut gpu = unsafe { builder().cuda(Solo::default(), &cuda()) }.unwrap();
+        paint_params(&mut host);
+        paint_params(&mut gpu);
+        let gradient = painted(&options);
+        for step in 0..3 {
+            pass(&mut host, &options, |param, values| gradient(step, param, values)).unwrap();
+            pass(&mut gpu, &options, |param, values| gradient(step, param, values)).unwrap();
+        }
+        Outcome::of(&gpu).unwrap().assert_same(&Outcome::of(&host).unwrap(), &format!("{optims:?}"));
     }
 }
 

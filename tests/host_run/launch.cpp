@@ -68,7 +68,10 @@ INSTEP_RUNNER bool is_runnable(const fibers::Fiber& fiber) {
     return !fiber.done && (fiber.waits_for == nullptr || fiber.waits_for->generation != fiber.generation);
 }
 
-INSTEP_RUNNER void run_block(uint32_t threads, uint32_t order) {
+/* The threads in the order in which they are asked whether they can go on. */
+uint32_t turns[fibers::MOST];
+
+INSTEP_RUNNER void run_block(uint32_t threads) {
     memset(__start_instep_shared, 0xa5, static_cast<size_t>(__stop_instep_shared - __start_instep_shared));
     fibers::block = {threads, 0, 0, nullptr, 0, {}};
     for (uint32_t w = 0; w < threads / fibers::WARP; ++w) fibers::warps[w] = {fibers::WARP, 0, 0, nullptr, 0, {}};
@@ -77,7 +80,7 @@ INSTEP_RUNNER void run_block(uint32_t threads, uint32_t order) {
     for (uint32_t left = threads; left != 0;) {
         bool progress = false;
         for (uint32_t k = 0; k < threads; ++k) {
-            const uint32_t t = pick(order, k, threads);
+            const uint32_t t = turns[k];
             fibers::Fiber& fiber = fibers::all[t];
             if (!is_runnable(fiber)) continue;
             progress = true;
@@ -132,9 +135,10 @@ extern "C" __attribute__((visibility("default"))) void instep_host_run(const cha
         races::open_launch();
         gridDim.x = blocks;
         blockDim.x = threads;
+        for (uint32_t k = 0; k < threads; ++k) turns[k] = pick(order, k, threads);
         for (uint32_t k = 0; k < blocks; ++k) {
             fibers::current_block = blockIdx.x = pick(order, k, blocks);
-            run_block(threads, order);
+            run_block(threads);
         }
         return;
     }

@@ -69,14 +69,16 @@ fn no_misalignment_differs_from_the_cpu() {
     }
 }
 
-/// Every action with every count, and segments without elements between them.
+const TILE: usize = INSTEP_TILE_ELEMENTS as usize;
+
+/// Every action with every count, also over tiles that a block takes as one run, and segments without elements between them.
 fn every_fate() -> Vec<Bucket> {
     let mut buckets = Vec::new();
     for ranks in [Some(2.0), Some(0.0), Some(1.0)] {
         let mut segments = Vec::new();
         for action in [INSTEP_ACTION_STEP, INSTEP_ACTION_AVERAGE, INSTEP_ACTION_LEAVE] {
             for used in [None, Some(0.0), Some(1.0), Some(2.0)] {
-                segments.extend([0, 301, 0, 0, 2500].map(|len| Segment { len, action, used }));
+                segments.extend([0, 301, 0, 0, 2 * TILE + 5].map(|len| Segment { len, action, used }));
             }
         }
         buckets.push(Bucket { segments, ranks });

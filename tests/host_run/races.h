@@ -15,6 +15,13 @@ namespace races {
 
 enum Kind { READ, WRITE, ATOMIC };
 
+/* Without the hooks only atomics and barriers would be seen, and nothing could be judged by them. */
+#if defined(__SANITIZE_THREAD__)
+constexpr bool HAS_HOOKS = true;
+#else
+constexpr bool HAS_HOOKS = false;
+#endif
+
 constexpr uint32_t NOBODY = 0, SEVERAL = 0xffffffffu, ATOMICS = 0xfffffffeu;
 
 /* Threads of a launch count from 1; so many barriers of the block and of the warp came before the access. Accesses by
@@ -106,7 +113,7 @@ INSTEP_RUNNER inline bool is_local(uintptr_t address) {
 
 INSTEP_RUNNER inline void access(const void* pointer, size_t bytes, Kind kind) {
     const uintptr_t address = reinterpret_cast<uintptr_t>(pointer);
-    if (!watching || is_local(address)) return;
+    if (!HAS_HOOKS || !watching || is_local(address)) return;
     settle();
     if (kind != WRITE || bytes > sizeof store.before) return judge(address, bytes, kind);
     store.address = address;

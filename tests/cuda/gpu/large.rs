@@ -73,8 +73,15 @@ fn assert_holds(cuda: &Cuda, tensor: DevicePtr, values: &[f32], what: &str) {
 #[test]
 #[ignore = "benches/gpu/run.sh runs it: needs a GPU with 33 GiB of free memory"]
 fn steps_and_norms_past_two_billion_elements_are_those_of_a_short_parameter() {
-    for (optim, max_norm) in [(few_optimizers()[0], None), (few_optimizers()[2], Some(0.5))] {
-        let (cuda, large) = (hardware::open(), layout(&[ELEMENTS]));
+    // Many blocks have short runs of tiles. One block has runs as long as there may be, of 2^30 elements.
+    let (sgd, adam) = (few_optimizers()[0], few_optimizers()[2]);
+    let cases =
+        [(sgd, None, None), (adam, Some(0.5), None), (sgd, None, Some(1)), (adam, Some(0.5), Some(1))];
+    for (optim, max_norm, max_blocks) in cases {
+        let (mut cuda, large) = (hardware::open(), layout(&[ELEMENTS]));
+        if let Some(blocks) = max_blocks {
+            cuda = cuda.max_blocks(blocks);
+        }
         let mode = if max_norm.is_some() { Mode::Normed } else { Mode::Eager };
         let options = Options { mode, max_norm, ..Options::default() };
         let params = filled(|k| paint(0, k));
@@ -97,7 +104,12 @@ fn steps_and_norms_past_two_billion_elements_are_those_of_a_short_parameter() {
         }
         assert_eq!(gpu.status().unwrap(), host.status().unwrap(), "{optim:?}");
         let expected = Outcome::of(&host).unwrap();
-        assert_holds(&cuda, gpu.param_ptr(on_gpu).unwrap(), &expected.params[0], &format!("{optim:?}"));
+        assert_holds(
+            &cuda,
+            gpu.param_ptr(on_gpu).unwrap(),
+            &expected.params[0],
+            &format!("{optim:?}, {max_blocks:?}"),
+        );
         gpu.close().unwrap();
     }
 }
