@@ -317,7 +317,8 @@ typedef struct InstepKernels {
     void (*begin)(const InstepBeginArgs* args);
     void (*decide)(const InstepDecideArgs* args);
     void (*norm)(const InstepStepArgs* args, uint64_t first_tile, uint64_t last_tile);
-    void (*step)(const InstepStepArgs* args, uint64_t first_tile, uint64_t last_tile);
+    /* `ahead_bytes`: how far ahead loops prefetch, 0 for not at all. */
+    void (*step)(const InstepStepArgs* args, uint64_t first_tile, uint64_t last_tile, uint64_t ahead_bytes);
     /* Writes the action of the user's own code for each segment that these tiles open. */
     void (*custom)(const InstepStepArgs* args);
     /* Elements [first, last) of every rank's buffer, of `dtype`, become their sum in rank order, added as f32 and
@@ -329,8 +330,9 @@ typedef struct InstepKernels {
     /* Stored values as f32, and back again, rounded to the nearest. Decoded values encode to the same bits. */
     void (*decode)(const InstepStored* from, float* to);
     void (*encode)(const float* from, const InstepStored* to);
-    /* For the benches: reads arrays[0], reads and writes the others; see ceiling.h. */
-    void (*ceiling)(float* const* arrays, uint64_t array_count, float factor, uint64_t first, uint64_t last);
+    /* Reads arrays[0], reads and writes the others; see ceiling.h. */
+    void (*ceiling)(float* const* arrays, uint64_t array_count, float factor, uint64_t first, uint64_t last,
+                    uint64_t ahead_bytes);
     uint32_t signed_states[INSTEP_OPTIMIZER_COUNT]; /* by bit, which states of a rule may be negative */
     uint32_t scaled[INSTEP_OPTIMIZER_COUNT]; /* 1: norms of the whole parameter scale its change, so a step is two launches */
 } InstepKernels;

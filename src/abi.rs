@@ -839,7 +839,7 @@ pub struct InstepKernels {
         unsafe extern "C" fn(args: *const InstepStepArgs, first_tile: u64, last_tile: u64),
     >,
     pub step: ::core::option::Option<
-        unsafe extern "C" fn(args: *const InstepStepArgs, first_tile: u64, last_tile: u64),
+        unsafe extern "C" fn(args: *const InstepStepArgs, first_tile: u64, last_tile: u64, ahead_bytes: u64),
     >,
     pub custom: ::core::option::Option<unsafe extern "C" fn(args: *const InstepStepArgs)>,
     pub sum: ::core::option::Option<
@@ -860,7 +860,14 @@ pub struct InstepKernels {
     pub decode: ::core::option::Option<unsafe extern "C" fn(from: *const InstepStored, to: *mut f32)>,
     pub encode: ::core::option::Option<unsafe extern "C" fn(from: *const f32, to: *const InstepStored)>,
     pub ceiling: ::core::option::Option<
-        unsafe extern "C" fn(arrays: *const *mut f32, array_count: u64, factor: f32, first: u64, last: u64),
+        unsafe extern "C" fn(
+            arrays: *const *mut f32,
+            array_count: u64,
+            factor: f32,
+            first: u64,
+            last: u64,
+            ahead_bytes: u64,
+        ),
     >,
     pub signed_states: [u32; 12usize],
     pub scaled: [u32; 12usize],

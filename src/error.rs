@@ -261,14 +261,18 @@ pub(crate) fn one_of<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     }
 }
 
-/// Returns a positive whole number from the environment, if the variable is set.
-pub(crate) fn environment(name: &'static str) -> Result<Option<u64>> {
+/// Returns a whole number from the environment, if the variable is set.
+///
+/// # Errors
+/// `Config` if it is something else, or less than `least`.
+pub(crate) fn environment(name: &'static str, least: u64) -> Result<Option<u64>> {
     let Some(text) = std::env::var_os(name) else {
         return Ok(None);
     };
     let text = text.to_string_lossy();
     match text.parse() {
-        Ok(value) if value > 0 => Ok(Some(value)),
+        Ok(value) if value >= least => Ok(Some(value)),
+        _ if least == 0 => Err(Error::range(name, text, "a whole number")),
         _ => Err(Error::range(name, text, "a whole number above zero")),
     }
 }

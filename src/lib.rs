@@ -89,8 +89,15 @@
 //!
 //! # Environment
 //!
-//! Options of the builder come first. Where they are unset, three variables count: `INSTEP_ISA` (`baseline`, `avx2` or
-//! `avx512`), `INSTEP_THREADS` (kernel threads) and `INSTEP_DEADLINE_MS` (how long a rank waits for the others).
+//! Options of the builder come first. Where they are unset, these variables count:
+//!
+//! | Variable | What it sets |
+//! |---|---|
+//! | `INSTEP_ISA` | the kernels' instruction set: `baseline`, `avx2` or `avx512` |
+//! | `INSTEP_THREADS` | kernel threads |
+//! | `INSTEP_SPIN_US` | microseconds for which kernel threads stay awake behind a step, 200 by default; 0: they sleep at once |
+//! | `INSTEP_PREFETCH` | whether steps prefetch: `on` or `off`; unset, a measurement of a few milliseconds decides |
+//! | `INSTEP_DEADLINE_MS` | how long a rank waits for the others |
 //!
 //! # GPUs
 //!

@@ -1,42 +1,102 @@
 //! Threads that kernels are split over, shared by all ranks of a process.
 //!
-//! The launching thread works too, so a pool of one thread is that thread alone. Jobs must never block: with that,
-//! any number of ranks on any number of cores makes progress. It knows neither kernels nor streams. Own code
-//! instead of a work-stealing crate because a launch must not allocate.
+//! The launching thread works too, so a pool of one thread is that thread alone. It takes chunks from the front of a job,
+//! helpers from the back, and it waits only for helpers that are inside a chunk: one that the system has taken off its core
+//! delays nobody otherwise. To wake a helper takes longer than most launches, so helpers stay awake for a while behind a
+//! launch, and a launch that finds none awake asks for one only if it is long, or closely follows another. Jobs must never block: with that, any
+//! number of ranks on any number of cores makes progress. Own code instead of a work-stealing crate because a launch must
+//! not allocate.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use crate::error::{Result, environment};
-use crate::sync::{AtomicUsize, Builder, Condvar, Mutex, MutexGuard};
+use crate::sync::{AtomicU64, AtomicUsize, Builder, Condvar, Mutex, MutexGuard, Spin, now_ns};
+
+/// A launch that moves fewer bytes is done before a helper that is awake has taken a part.
+const SPLIT_BYTES: u64 = 448 << 10;
+
+/// A launch that moves fewer is done before a helper that sleeps has woken.
+const WAKE_BYTES: u64 = 6 << 20;
+
+/// How long helpers stay awake behind a launch, unless the environment says otherwise.
+const SPIN: Duration = Duration::from_micros(200);
+
+/// How long a launcher watches helpers that are inside a chunk before it sleeps until they leave.
+const WATCH: Duration = Duration::from_micros(50);
 
 /// Work that can be done in any order, chunk by chunk.
 pub(crate) trait Chunks: Send + Sync {
     fn chunk_count(&self) -> usize;
+    /// Bytes that all chunks together move.
+    fn bytes(&self) -> u64;
     fn run_chunk(&self, chunk: usize);
 }
 
 /// A job that can be launched again and again, one launch at a time.
 pub(crate) struct Job {
     work: Box<dyn Chunks>,
-    next_chunk: AtomicUsize,
+    /// The chunks that nobody has taken.
+    rest: Rest,
     /// Helpers inside; changes only under the pool's lock.
     helpers: AtomicUsize,
 }
 
-impl Job {
-    pub(crate) fn new(work: impl Chunks + 'static) -> Arc<Self> {
-        Arc::new(Job { work: Box::new(work), next_chunk: AtomicUsize::new(0), helpers: AtomicUsize::new(0) })
+/// A range of chunks: its start in the lower half of a word, and its end in the upper.
+struct Rest(AtomicU64);
+
+impl Rest {
+    fn refill(&self, chunks: usize) {
+        self.0.store((chunks as u64) << 32, Ordering::Relaxed);
     }
 
-    fn work_on(&self) {
-        loop {
-            let chunk = self.next_chunk.fetch_add(1, Ordering::Relaxed);
-            if chunk >= self.work.chunk_count() {
-                return;
-            }
+    fn is_empty(&self) -> bool {
+        let (start, end) = Rest::ends(self.0.load(Ordering::Relaxed));
+        start >= end
+    }
+
+    /// Takes one chunk. What it reads and writes is published by the pool's lock, so no order is asked for here.
+    fn take(&self, side: Side) -> Option<usize> {
+        let shrink = |word| {
+            let (start, end) = Rest::ends(word);
+            (start < end).then(|| match side {
+                Side::Front => end << 32 | (start + 1),
+                Side::Back => (end - 1) << 32 | start,
+            })
+        };
+        let (start, end) =
+            Rest::ends(self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, shrink).ok()?);
+        Some(match side {
+            Side::Front => start as usize,
+            Side::Back => end as usize - 1,
+        })
+    }
+
+    fn ends(word: u64) -> (u64, u64) {
+        (word & 0xffff_ffff, word >> 32)
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Side {
+    Front,
+    Back,
+}
+
+impl Job {
+    /// # Panics
+    /// If there are 2^32 chunks or more.
+    pub(crate) fn new(work: impl Chunks + 'static) -> Arc<Self> {
+        assert!(u32::try_from(work.chunk_count()).is_ok(), "a job has less than 2^32 chunks");
+        let rest = Rest(AtomicU64::new(0));
+        Arc::new(Job { work: Box::new(work), rest, helpers: AtomicUsize::new(0) })
+    }
+
+    fn work_from(&self, side: Side) {
+        while let Some(chunk) = self.rest.take(side) {
             self.work.run_chunk(chunk);
         }
     }
@@ -51,7 +111,14 @@ pub struct Pool {
 
 struct Shared {
     helpers: usize,
+    spin: Duration,
     state: Mutex<State>,
+    /// Jobs that were queued so far; changes only under the lock.
+    queued: AtomicUsize,
+    /// Helpers that watch `queued`.
+    awake: AtomicUsize,
+    /// When the last launch began that was long enough to be split.
+    launched_ns: AtomicU64,
     work: Condvar,
     left: Condvar,
 }
@@ -70,26 +137,46 @@ impl Pool {
     pub const MAX_THREADS: usize = 1024;
 
     /// Builds a pool of `threads` threads, brought into the range 1 to [`MAX_THREADS`](Self::MAX_THREADS), the
-    /// launching one included; they start with the first launch.
+    /// launching one included; they start with the first launch, and stay awake for 200 us behind each.
     pub fn new(threads: usize) -> Self {
+        Pool::spinning(threads, SPIN)
+    }
+
+    /// Builds a pool as [`new`](Self::new) does, whose threads stay awake for `spin` behind a launch. With
+    /// `Duration::ZERO` they sleep at once, and only launches of several megabytes are split.
+    pub fn spinning(threads: usize, spin: Duration) -> Self {
         let threads = threads.clamp(1, Self::MAX_THREADS);
         let shared = Arc::new(Shared {
             helpers: threads - 1,
+            spin,
             state: Mutex::default(),
+            queued: AtomicUsize::new(0),
+            awake: AtomicUsize::new(0),
+            launched_ns: AtomicU64::new(u64::MAX),
             work: Condvar::new(),
             left: Condvar::new(),
         });
         Pool { _closer: Arc::new(Closer(Arc::clone(&shared))), shared }
     }
 
-    /// Builds a pool of `INSTEP_THREADS` threads, or of one per core.
+    /// Builds a pool of `INSTEP_THREADS` threads, or of one per core, which stay awake for `INSTEP_SPIN_US` microseconds,
+    /// or for 200.
     ///
     /// # Errors
-    /// `Config` if the variable is not a whole number above zero.
+    /// `Config` if a variable is not a whole number, or the number of threads is zero.
     pub fn from_environment() -> Result<Self> {
         let cores = || thread::available_parallelism().map_or(1, |n| n.get());
-        let threads = environment("INSTEP_THREADS")?.map(usize::try_from);
-        Ok(Pool::new(threads.map_or_else(cores, |threads| threads.unwrap_or(usize::MAX))))
+        let threads = environment("INSTEP_THREADS", 1)?.map(usize::try_from);
+        Pool::with_threads(threads.map_or_else(cores, |threads| threads.unwrap_or(usize::MAX)))
+    }
+
+    /// Builds a pool of `threads` threads that otherwise is as the environment says.
+    ///
+    /// # Errors
+    /// `Config` if `INSTEP_SPIN_US` is not a whole number.
+    pub(crate) fn with_threads(threads: usize) -> Result<Self> {
+        let spin = environment("INSTEP_SPIN_US", 0)?.map_or(SPIN, Duration::from_micros);
+        Ok(Pool::spinning(threads, spin))
     }
 
     /// Returns how many threads work on one launch at most.
@@ -99,25 +186,41 @@ impl Pool {
 
     /// Runs all chunks and returns when the last one is done.
     pub(crate) fn run(&self, job: &Arc<Job>) {
-        job.next_chunk.store(0, Ordering::Relaxed);
-        if self.shared.helpers == 0 || job.work.chunk_count() < 2 {
-            return job.work_on();
+        let shared = &*self.shared;
+        let (chunks, bytes) = (job.work.chunk_count(), job.work.bytes());
+        job.rest.refill(chunks);
+        if shared.helpers == 0 || chunks < 2 || bytes < SPLIT_BYTES {
+            return job.work_from(Side::Front);
+        }
+        let follows = shared.follows_closely();
+        let wakes = follows || bytes >= WAKE_BYTES;
+        if !wakes && shared.awake.load(Ordering::Relaxed) == 0 {
+            return job.work_from(Side::Front);
         }
         {
-            let mut state = self.shared.lock();
+            let mut state = shared.lock();
             if !state.started {
                 state.started = true;
                 self.start();
             }
             // The lock publishes the job's inputs to the helpers, and its release below their results to us.
             state.queue.push_back(Arc::clone(job));
+            shared.queued.fetch_add(1, Ordering::Release);
         }
-        self.shared.work.notify_all();
-        job.work_on();
-        let mut state = self.shared.lock();
+        if wakes && shared.awake.load(Ordering::Relaxed) < shared.helpers {
+            shared.work.notify_all();
+        }
+        job.work_from(Side::Front);
+        let mut state = shared.lock();
         state.queue.retain(|queued| !Arc::ptr_eq(queued, job));
+        if job.helpers.load(Ordering::Relaxed) > 0 {
+            drop(state);
+            let mut watch = Spin::new(WATCH);
+            while job.helpers.load(Ordering::Relaxed) > 0 && watch.again() {}
+            state = shared.lock();
+        }
         while job.helpers.load(Ordering::Relaxed) > 0 {
-            state = self.shared.left.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = shared.left.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
@@ -138,21 +241,45 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether the last launch began so recently that a helper woken by it would still be awake.
+    fn follows_closely(&self) -> bool {
+        let now = now_ns();
+        let last = self.launched_ns.swap(now, Ordering::Relaxed);
+        u128::from(now.saturating_sub(last)) < self.spin.as_nanos() && last <= now
+    }
+
     fn help(&self) {
         let mut state = self.lock();
+        let mut seen = None;
         while !state.closed {
-            let open = |job: &&Arc<Job>| job.next_chunk.load(Ordering::Relaxed) < job.work.chunk_count();
-            let Some(job) = state.queue.iter().find(open).map(Arc::clone) else {
-                state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+            if let Some(job) = state.queue.iter().find(|job| !job.rest.is_empty()).map(Arc::clone) {
+                job.helpers.fetch_add(1, Ordering::Relaxed);
+                drop(state);
+                let leave = Leave { shared: self, job: &job };
+                job.work_from(Side::Back);
+                drop(leave);
+                (state, seen) = (self.lock(), None);
                 continue;
-            };
-            job.helpers.fetch_add(1, Ordering::Relaxed);
+            }
+            let queued = self.queued.load(Ordering::Relaxed);
+            if seen == Some(queued) {
+                // Nothing came while this helper watched, or since it woke.
+                state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+                seen = None;
+                continue;
+            }
             drop(state);
-            let leave = Leave { shared: self, job: &job };
-            job.work_on();
-            drop(leave);
-            state = self.lock();
+            self.watch(queued);
+            (state, seen) = (self.lock(), Some(queued));
         }
+    }
+
+    /// Returns when another job is queued, or `spin` has passed.
+    fn watch(&self, queued: usize) {
+        self.awake.fetch_add(1, Ordering::Relaxed);
+        let mut spin = Spin::new(self.spin);
+        while self.queued.load(Ordering::Acquire) == queued && spin.again() {}
+        self.awake.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -173,6 +300,7 @@ impl Drop for Leave<'_> {
 impl Drop for Closer {
     fn drop(&mut self) {
         self.0.lock().closed = true;
+        self.0.queued.fetch_add(1, Ordering::Release);
         self.0.work.notify_all();
     }
 }
@@ -192,6 +320,9 @@ mod tests {
     impl Chunks for Arc<Count> {
         fn chunk_count(&self) -> usize {
             self.0.len()
+        }
+        fn bytes(&self) -> u64 {
+            WAKE_BYTES
         }
         fn run_chunk(&self, chunk: usize) {
             self.0[chunk].fetch_add(1, Ordering::Relaxed);
@@ -214,5 +345,51 @@ mod tests {
                 });
             }
         });
+    }
+
+    /// Where the thread that runs a chunk says what it has used of a core.
+    #[cfg(target_os = "linux")]
+    struct Schedule(std::sync::Mutex<std::collections::BTreeSet<std::path::PathBuf>>);
+
+    #[cfg(target_os = "linux")]
+    impl Chunks for Arc<Schedule> {
+        fn chunk_count(&self) -> usize {
+            64
+        }
+        fn bytes(&self) -> u64 {
+            WAKE_BYTES
+        }
+        fn run_chunk(&self, _: usize) {
+            let thread = std::fs::read_link("/proc/thread-self").unwrap();
+            self.0.lock().unwrap().insert(std::path::Path::new("/proc").join(thread).join("schedstat"));
+            thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_pool_without_work_uses_no_core() {
+        let pool = Pool::new(3);
+        let schedule = Arc::new(Schedule(std::sync::Mutex::default()));
+        let job = Job::new(Arc::clone(&schedule));
+        while schedule.0.lock().unwrap().len() < 3 {
+            pool.run(&job);
+        }
+        let files = schedule.0.lock().unwrap().clone();
+        let own = std::path::Path::new("/proc").join(std::fs::read_link("/proc/thread-self").unwrap());
+        let used = || -> Vec<String> {
+            let helpers = files.iter().filter(|file| !file.starts_with(&own));
+            helpers.map(|file| std::fs::read_to_string(file).unwrap()).collect()
+        };
+        // A helper that never slept would change its figures each time. One that has yet to fall asleep changes them once.
+        let deadline = std::time::Instant::now() + Duration::from_secs(60);
+        loop {
+            let before = used();
+            thread::sleep(Duration::from_millis(100));
+            if used() == before {
+                return;
+            }
+            assert!(std::time::Instant::now() < deadline, "helpers still run: {before:?}");
+        }
     }
 }

@@ -1,18 +1,67 @@
 //! Locks and threads of the host device and the pool: the standard library's, or shuttle's in its tests.
 //!
 //! Shuttle runs the same code on one thread and chooses who goes next at every lock, wait and notification
-//! (`src/host/interleavings/`). This file holds only names; shuttle does not control anything else.
+//! (`src/host/interleavings/`). Shuttle does not control anything else.
+
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 #[cfg(not(all(test, shuttle)))]
 pub(crate) use std::{
-    sync::atomic::AtomicUsize,
+    sync::atomic::{AtomicU64, AtomicUsize},
     sync::{Condvar, Mutex, MutexGuard},
     thread::Builder,
 };
 
 #[cfg(all(test, shuttle))]
 pub(crate) use shuttle::{
-    sync::atomic::AtomicUsize,
+    sync::atomic::{AtomicU64, AtomicUsize},
     sync::{Condvar, Mutex, MutexGuard},
     thread::Builder,
 };
+
+/// Returns the time since the first call. Shuttle has no clock.
+pub(crate) fn now_ns() -> u64 {
+    static ORIGIN: OnceLock<Instant> = OnceLock::new();
+    let origin = *ORIGIN.get_or_init(Instant::now);
+    if cfg!(all(test, shuttle)) { 0 } else { origin.elapsed().as_nanos() as u64 }
+}
+
+/// Pauses between two looks at an atomic, until a time has passed.
+pub(crate) struct Spin {
+    length: Duration,
+    start: Option<Instant>,
+    looks: u32,
+}
+
+impl Spin {
+    pub(crate) fn new(length: Duration) -> Spin {
+        Spin { length, start: None, looks: 0 }
+    }
+
+    /// Pauses, and returns whether to look again. The first pause starts the time.
+    #[cfg(not(all(test, shuttle)))]
+    pub(crate) fn again(&mut self) -> bool {
+        // Looks at the clock, and lets other threads have the core, once in so many pauses.
+        const PAUSES: u32 = 64;
+        std::hint::spin_loop();
+        self.looks += 1;
+        if self.looks % PAUSES != 1 {
+            return true;
+        }
+        let now = Instant::now();
+        let is_early = now - *self.start.get_or_insert(now) < self.length;
+        if is_early && self.looks > 1 {
+            std::thread::yield_now();
+        }
+        is_early
+    }
+
+    /// Two looks stand for any number of them: shuttle has no clock.
+    #[cfg(all(test, shuttle))]
+    pub(crate) fn again(&mut self) -> bool {
+        shuttle::thread::yield_now();
+        self.looks += 1;
+        !self.length.is_zero() && self.looks < 2
+    }
+}

@@ -13,7 +13,8 @@ use crate::Failure;
 use crate::console::{print, print_json};
 
 /// Environment variables that set defaults.
-const VARIABLES: [&str; 3] = ["INSTEP_ISA", "INSTEP_THREADS", "INSTEP_DEADLINE_MS"];
+const VARIABLES: [&str; 5] =
+    ["INSTEP_ISA", "INSTEP_THREADS", "INSTEP_SPIN_US", "INSTEP_PREFETCH", "INSTEP_DEADLINE_MS"];
 
 /// Show what this machine and build offer
 #[derive(Debug, clap::Args)]

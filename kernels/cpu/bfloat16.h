@@ -41,23 +41,22 @@ struct Wide {
 };
 
 template <class Rule, bool STOCHASTIC>
-INSTEP_INLINE void step_wide(const typename Rule::Scalars& s, uint32_t flags, float factor, const RandomPosition& at, uint32_t i,
-                             float sum, Wide& x, Seen& seen) {
-    seen.overflow |= static_cast<uint32_t>(magnitude_bits(sum)) + 0x00800000u;
+INSTEP_INLINE uint32_t step_wide(const typename Rule::Scalars& s, uint32_t flags, float factor, const RandomPosition& at, uint32_t i,
+                                 float sum, Wide& x) {
     const float param = Rule::update(s, flags, x.param, sum * factor, x.state);
     x.param_bits = rounded<STOCHASTIC>(param, at, i, PARAM_STREAM);
     if constexpr (Rule::STATES > 0) x.state_bits[0] = rounded<STOCHASTIC>(x.state[0], at, i, FIRST_STATE_STREAM);
     if constexpr (Rule::STATES > 1) x.state_bits[1] = rounded<STOCHASTIC>(x.state[1], at, i, FIRST_STATE_STREAM + 1);
     if constexpr (Rule::STATES > 2) x.state_bits[2] = rounded<STOCHASTIC>(x.state[2], at, i, FIRST_STATE_STREAM + 2);
-    seen.nan |= __builtin_isunordered(param, Rule::STATES > 0 ? x.state[0] : param);
-    if constexpr (Rule::STATES > 1) seen.nan |= __builtin_isunordered(x.state[1], x.state[Rule::STATES > 2 ? 2 : 1]);
+    return found_in<Rule, Rule::HIDDEN>(param, sum, x.state);
 }
 
 template <class Rule, bool STOCHASTIC>
-INSTEP_INLINE Seen step_pairs(const typename Rule::Scalars& s, uint32_t flags, float factor, const RandomPosition& at,
+INSTEP_INLINE void step_pairs(const typename Rule::Scalars& s, uint32_t flags, float factor, const RandomPosition& at,
                               uint32_t first, uint32_t count, Pair* __restrict p, const Pair* __restrict g,
-                              Pair* __restrict state0, Pair* __restrict state1, Pair* __restrict state2) {
-    Seen seen;
+                              Pair* __restrict state0, Pair* __restrict state1, Pair* __restrict state2,
+                              uint32_t* __restrict seen) {
+#pragma GCC unroll 1 /* sixteen copies of a short body would not become vectors */
     for (uint32_t i = 0; i < count; ++i) {
         const uint32_t sums = g[i], params = p[i];
         uint32_t words[INSTEP_MAX_STATES] = {};
@@ -66,55 +65,50 @@ INSTEP_INLINE Seen step_pairs(const typename Rule::Scalars& s, uint32_t flags, f
         if constexpr (Rule::STATES > 2) words[2] = state2[i];
         Wide low = {lower(params), {lower(words[0]), lower(words[1]), lower(words[2])}, 0, {}};
         Wide high = {upper(params), {upper(words[0]), upper(words[1]), upper(words[2])}, 0, {}};
-        step_wide<Rule, STOCHASTIC>(s, flags, factor, at, 2 * (first + i), lower(sums), low, seen);
-        step_wide<Rule, STOCHASTIC>(s, flags, factor, at, 2 * (first + i) + 1, upper(sums), high, seen);
+        seen[i] |= step_wide<Rule, STOCHASTIC>(s, flags, factor, at, 2 * (first + i), lower(sums), low) |
+                   step_wide<Rule, STOCHASTIC>(s, flags, factor, at, 2 * (first + i) + 1, upper(sums), high);
         p[i] = joined(low.param_bits, high.param_bits);
         if constexpr (Rule::STATES > 0) state0[i] = joined(low.state_bits[0], high.state_bits[0]);
         if constexpr (Rule::STATES > 1) state1[i] = joined(low.state_bits[1], high.state_bits[1]);
         if constexpr (Rule::STATES > 2) state2[i] = joined(low.state_bits[2], high.state_bits[2]);
     }
-    return seen;
 }
 
 /* Steps the last element of an odd run. */
 template <class Rule, bool STOCHASTIC>
-Seen step_last(const typename Rule::Scalars& s, uint32_t flags, float factor, const RandomPosition& at, uint32_t i, uint16_t* p,
-               const uint16_t* g, uint16_t* const* states) {
+void step_last(const typename Rule::Scalars& s, uint32_t flags, float factor, const RandomPosition& at, uint32_t i, uint16_t* p,
+               const uint16_t* g, uint16_t* const* states, uint32_t* seen) {
     Pair last[INSTEP_MAX_STATES + 2] = {p[i], g[i]};
     for (int k = 0; k < Rule::STATES; ++k) last[2 + k] = states[k][i];
     RandomPosition here = at;
     here.low += i;
     here.high += here.low < i;
-    const Seen seen =
-        step_pairs<Rule, STOCHASTIC>(s, flags, factor, here, 0, 1, last, last + 1, last + 2, last + 3, last + 4);
+    step_pairs<Rule, STOCHASTIC>(s, flags, factor, here, 0, 1, last, last + 1, last + 2, last + 3, last + 4, seen);
     p[i] = static_cast<uint16_t>(last[0]);
     for (int k = 0; k < Rule::STATES; ++k) states[k][i] = static_cast<uint16_t>(last[2 + k]);
-    return seen;
 }
 
 template <class Rule, bool STOCHASTIC>
-INSTEP_INLINE Seen step_bfloat16_blocks(const typename Rule::Scalars& s, uint32_t flags, float factor, const RandomPosition& at,
-                                        uint32_t count, uint16_t* p, const uint16_t* g, uint16_t* const* states) {
-    Seen seen;
-    for (uint32_t i = 0; i < count / 2; i += BLOCK) {
-        const uint32_t end = count / 2 - i < BLOCK ? count / 2 : i + BLOCK;
-        for (uint32_t half = 0; half < 2; ++half) {
-            prefetch_block(p + 2 * i + half * BLOCK);
-            prefetch_block(g + 2 * i + half * BLOCK);
-            for (int k = 0; k < Rule::STATES; ++k) prefetch_block(states[k] + 2 * i + half * BLOCK);
+INSTEP_INLINE bool step_bfloat16_rounds(const typename Rule::Scalars& s, uint32_t flags, float factor, const RandomPosition& at,
+                                        uint64_t ahead_bytes, uint32_t count, uint16_t* p, const uint16_t* g,
+                                        uint16_t* const* states) {
+    uint32_t seen[LANES] = {};
+    uint32_t i = 0;
+    const auto step = [&](uint32_t length) __attribute__((always_inline)) {
+        step_pairs<Rule, STOCHASTIC>(s, flags, factor, at, i, length, pairs(p, i), pairs(g, i), pairs(states[0], i),
+                                     pairs(states[1], i), pairs(states[2], i), seen);
+    };
+    for (; i + LANES <= count / 2; i += LANES) {
+        if (ahead_bytes) {
+            prefetch(p + 2 * i, ahead_bytes);
+            prefetch(g + 2 * i, ahead_bytes);
+            for (int k = 0; k < Rule::STATES; ++k) prefetch(states[k] + 2 * i, ahead_bytes);
         }
-        const Seen of_block =
-            step_pairs<Rule, STOCHASTIC>(s, flags, factor, at, i, end - i, pairs(p, i), pairs(g, i),
-                                         pairs(states[0], i), pairs(states[1], i), pairs(states[2], i));
-        seen.overflow |= of_block.overflow;
-        seen.nan |= of_block.nan;
+        step(LANES);
     }
-    if (count % 2 != 0) {
-        const Seen of_last = step_last<Rule, STOCHASTIC>(s, flags, factor, at, count - 1, p, g, states);
-        seen.overflow |= of_last.overflow;
-        seen.nan |= of_last.nan;
-    }
-    return seen;
+    step(count / 2 - i);
+    if (count % 2 != 0) step_last<Rule, STOCHASTIC>(s, flags, factor, at, count - 1, p, g, states, seen);
+    return any_lane(seen);
 }
 
 /* Whether there is a loop for these scalars. A multiplier that is a NaN has other bits in its lower half. */
@@ -128,23 +122,29 @@ __attribute__((noinline)) void make_canonical(uint16_t* x, uint32_t count) {
     for (uint32_t i = 0; i < count; ++i) x[i] = static_cast<uint16_t>((x[i] & 0x7fffu) > 0x7f80u ? 0x7fffu : x[i]);
 }
 
+/* Whether an element is infinite or NaN. */
+__attribute__((noinline, cold)) bool any_special(const uint16_t* x, uint32_t count) {
+    uint32_t found = 0;
+    for (uint32_t i = 0; i < count; ++i) found |= (x[i] & 0x7f80u) == 0x7f80u;
+    return found != 0;
+}
+
 /* One run of one segment, as step_run. */
 template <class Rule, bool STOCHASTIC>
 __attribute__((noinline)) uint32_t step_bfloat16_run(const typename Rule::Scalars& scalars, float multiplier,
-                                                     const RandomPosition& position, uint32_t count, uint16_t* p,
-                                                     const uint16_t* g, uint16_t* const* states) {
+                                                     const RandomPosition& position, uint64_t ahead_bytes, uint32_t count,
+                                                     uint16_t* p, const uint16_t* g, uint16_t* const* states) {
     const typename Rule::Scalars s = scalars;
     const RandomPosition at = position;
     const float factor = Rule::factor(s, multiplier);
-    const Seen seen =
+    const bool seen =
         Rule::flags(s) == Rule::COMMON[0]
-            ? step_bfloat16_blocks<Rule, STOCHASTIC>(s, Rule::COMMON[0], factor, at, count, p, g, states)
-            : step_bfloat16_blocks<Rule, STOCHASTIC>(s, Rule::COMMON[1], factor, at, count, p, g, states);
-    if (seen.nan) {
-        make_canonical(p, count);
-        for (int k = 0; k < Rule::STATES; ++k) make_canonical(states[k], count);
-    }
-    return seen.overflow >> 31;
+            ? step_bfloat16_rounds<Rule, STOCHASTIC>(s, Rule::COMMON[0], factor, at, ahead_bytes, count, p, g, states)
+            : step_bfloat16_rounds<Rule, STOCHASTIC>(s, Rule::COMMON[1], factor, at, ahead_bytes, count, p, g, states);
+    if (!seen) return 0;
+    make_canonical(p, count);
+    for (int k = 0; k < Rule::STATES; ++k) make_canonical(states[k], count);
+    return any_special(g, count);
 }
 
 }  // namespace

@@ -43,9 +43,9 @@ void entry_norm(const InstepStepArgs* args, uint64_t first_tile, uint64_t last_t
     IeeeEnvironment environment;
     norm_tiles(args, first_tile, last_tile);
 }
-void entry_step(const InstepStepArgs* args, uint64_t first_tile, uint64_t last_tile) {
+void entry_step(const InstepStepArgs* args, uint64_t first_tile, uint64_t last_tile, uint64_t ahead_bytes) {
     IeeeEnvironment environment;
-    step_tiles(args, first_tile, last_tile);
+    step_tiles(args, first_tile, last_tile, ahead_bytes);
 }
 void entry_custom(const InstepStepArgs* args) {
     IeeeEnvironment environment;
@@ -72,9 +72,10 @@ void entry_encode(const float* from, const InstepStored* to) {
     IeeeEnvironment environment;
     encode_all(from, to);
 }
-void entry_ceiling(float* const* arrays, uint64_t array_count, float factor, uint64_t first, uint64_t last) {
+void entry_ceiling(float* const* arrays, uint64_t array_count, float factor, uint64_t first, uint64_t last,
+                   uint64_t ahead_bytes) {
     IeeeEnvironment environment;
-    in_place_ceiling(arrays, array_count, factor, first, last);
+    in_place_ceiling(arrays, array_count, factor, first, last, ahead_bytes);
 }
 
 }  // namespace

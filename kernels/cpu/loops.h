@@ -10,94 +10,111 @@
 
 namespace {
 
-/* Elements between prefetches, and how far ahead they reach. The hardware's own prefetchers stop at every 4 KiB page of
- * every stream; this keeps the next page's lines coming. Past the end of an array a prefetch does nothing. */
-constexpr uint32_t BLOCK = 64;
-constexpr uint64_t AHEAD_BYTES = 2048;
+/* Elements of one round: a cache line of f32, and whole vectors of every instruction set. */
+constexpr uint32_t LANES = 16;
 
-template <class Element>
-INSTEP_INLINE void prefetch_block(const Element* x) {
-    for (uint64_t line = 0; line < BLOCK * sizeof(Element); line += 64) {
-        __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(x) + AHEAD_BYTES + line));
-    }
+/* Asks for the line that a round will read some rounds later. Past the end of an array a prefetch does nothing. */
+INSTEP_INLINE void prefetch(const void* x, uint64_t ahead_bytes) {
+    __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(x) + ahead_bytes));
 }
 
-/* Special values among the elements of a loop, found without a branch. */
-struct Seen {
-    uint32_t overflow = 0; /* top bit: a gradient is infinite or NaN */
-    uint32_t nan = 0;      /* a value was stored that may be a NaN with a payload */
-};
+/* The top bit is set if x is infinite or NaN: only an exponent of all ones carries into the sign. */
+INSTEP_INLINE uint32_t special(float x) { return (bits_of(x) + 0x00800000u) ^ bits_of(x); }
 
-template <class Rule>
+/* Of one element after its update. A rule that is scaled by norms does not step its parameter here. */
+template <class Rule, uint32_t HIDDEN>
+INSTEP_INLINE uint32_t found_in(float param, float sum, const float* state) {
+    uint32_t found = 0;
+    if constexpr (!IsScaled<Rule>::value) found = special(param);
+    if constexpr ((HIDDEN & HIDDEN_GRADIENT) != 0) found |= special(sum);
+    if constexpr (Rule::STATES > 0 && (HIDDEN & hidden_state(0)) != 0) found |= special(state[0]);
+    if constexpr (Rule::STATES > 1 && (HIDDEN & hidden_state(1)) != 0) found |= special(state[1]);
+    if constexpr (Rule::STATES > 2 && (HIDDEN & hidden_state(2)) != 0) found |= special(state[2]);
+    return found;
+}
+
+INSTEP_INLINE bool any_lane(const uint32_t* seen) {
+    uint32_t any = 0;
+    for (uint32_t lane = 0; lane < LANES; ++lane) any |= seen[lane];
+    return any >> 31 != 0;
+}
+
+template <class Rule, uint32_t HIDDEN>
 INSTEP_INLINE void step_elements(const typename Rule::Scalars& s, uint32_t flags, float factor, uint32_t count, float* __restrict p,
                                  const float* __restrict g, float* __restrict state0, float* __restrict state1,
-                                 float* __restrict state2, Seen& seen) {
-    uint32_t overflow = 0, nan = 0;
+                                 float* __restrict state2, uint32_t* __restrict seen) {
+#pragma GCC unroll 1 /* sixteen copies of a short body would not become vectors */
     for (uint32_t i = 0; i < count; ++i) {
         const float sum = g[i];
-        /* Only an exponent of all ones carries into the sign: an add where a comparison would need a select. */
-        overflow |= static_cast<uint32_t>(magnitude_bits(sum)) + 0x00800000u;
         float state[INSTEP_MAX_STATES] = {};
         if constexpr (Rule::STATES > 0) state[0] = state0[i];
         if constexpr (Rule::STATES > 1) state[1] = state1[i];
         if constexpr (Rule::STATES > 2) state[2] = state2[i];
         const float param = Rule::update(s, flags, p[i], sum * factor, state);
+        seen[i] |= found_in<Rule, HIDDEN>(param, sum, state);
         if constexpr (!IsScaled<Rule>::value) p[i] = param;
         if constexpr (Rule::STATES > 0) state0[i] = state[0];
         if constexpr (Rule::STATES > 1) state1[i] = state[1];
         if constexpr (Rule::STATES > 2) state2[i] = state[2];
-        nan |= __builtin_isunordered(param, Rule::STATES > 0 ? state[0] : param);
-        if constexpr (Rule::STATES > 1) nan |= __builtin_isunordered(state[1], state[Rule::STATES > 2 ? 2 : 1]);
     }
-    seen.overflow |= overflow;
-    seen.nan |= nan;
 }
 
 /* A state that the rule does not keep has a null address. */
 INSTEP_INLINE float* from(float* state, uint32_t i) { return state ? state + i : nullptr; }
 
-template <class Rule>
-INSTEP_INLINE Seen step_blocks(const typename Rule::Scalars& s, uint32_t flags, float factor, uint32_t count, float* p,
-                               const float* g, float* state0, float* state1, float* state2) {
-    Seen seen;
+/* Returns whether anything special was seen. It is gathered by lane, and folded once per run. */
+template <class Rule, uint32_t HIDDEN>
+INSTEP_INLINE bool step_rounds(const typename Rule::Scalars& s, uint32_t flags, float factor, uint64_t ahead_bytes,
+                               uint32_t count, float* p, const float* g, float* state0, float* state1, float* state2) {
+    uint32_t seen[LANES] = {};
     uint32_t i = 0;
-    for (; i + BLOCK <= count; i += BLOCK) {
-        prefetch_block(p + i);
-        prefetch_block(g + i);
-        if constexpr (Rule::STATES > 0) prefetch_block(state0 + i);
-        if constexpr (Rule::STATES > 1) prefetch_block(state1 + i);
-        if constexpr (Rule::STATES > 2) prefetch_block(state2 + i);
-        step_elements<Rule>(s, flags, factor, BLOCK, p + i, g + i, from(state0, i), from(state1, i), from(state2, i),
-                            seen);
+    for (; i + LANES <= count; i += LANES) {
+        if (ahead_bytes) {
+            prefetch(p + i, ahead_bytes);
+            prefetch(g + i, ahead_bytes);
+            if constexpr (Rule::STATES > 0) prefetch(state0 + i, ahead_bytes);
+            if constexpr (Rule::STATES > 1) prefetch(state1 + i, ahead_bytes);
+            if constexpr (Rule::STATES > 2) prefetch(state2 + i, ahead_bytes);
+        }
+        step_elements<Rule, HIDDEN>(s, flags, factor, LANES, p + i, g + i, from(state0, i), from(state1, i),
+                                    from(state2, i), seen);
     }
-    step_elements<Rule>(s, flags, factor, count - i, p + i, g + i, from(state0, i), from(state1, i), from(state2, i),
-                        seen);
-    return seen;
+    step_elements<Rule, HIDDEN>(s, flags, factor, count - i, p + i, g + i, from(state0, i), from(state1, i),
+                                from(state2, i), seen);
+    return any_lane(seen);
+}
+
+/* Whether a gradient is infinite or NaN. */
+__attribute__((noinline, cold)) bool any_special(const float* x, uint32_t count) {
+    uint32_t found = 0;
+    for (uint32_t i = 0; i < count; ++i) found |= special(x[i]);
+    return found >> 31 != 0;
 }
 
 /* One run of one segment. The streams never overlap: they are different memories. The two commonest sets of flags have
  * loops of their own, in which the flags are constants: a select that never changes costs three instructions per vector
- * on SSE2. NaNs are rare, so they are made canonical afterwards. `noinline` keeps the register pressure of the dispatch
- * out of the loop, and keeps the loop inside the IEEE environment. */
+ * on SSE2. Special values are rare, so which ones there are is asked afterwards, and NaNs are made canonical then.
+ * `noinline` keeps the register pressure of the dispatch out of the loop, and keeps the loop inside the IEEE
+ * environment. */
 template <class Rule>
-__attribute__((noinline)) uint32_t step_run(const typename Rule::Scalars& scalars, float multiplier, uint32_t count, float* p,
-                                            const float* g, float* state0, float* state1, float* state2) {
+__attribute__((noinline)) uint32_t step_run(const typename Rule::Scalars& scalars, float multiplier, uint64_t ahead_bytes,
+                                            uint32_t count, float* p, const float* g, float* state0, float* state1,
+                                            float* state2) {
     const typename Rule::Scalars s = scalars;
     const float factor = Rule::factor(s, multiplier);
     const uint32_t flags = Rule::flags(s);
-    Seen seen;
+    bool seen;
     if (flags == Rule::COMMON[0]) {
-        seen = step_blocks<Rule>(s, Rule::COMMON[0], factor, count, p, g, state0, state1, state2);
+        seen = step_rounds<Rule, Rule::HIDDEN>(s, Rule::COMMON[0], factor, ahead_bytes, count, p, g, state0, state1, state2);
     } else if (flags == Rule::COMMON[1]) {
-        seen = step_blocks<Rule>(s, Rule::COMMON[1], factor, count, p, g, state0, state1, state2);
+        seen = step_rounds<Rule, Rule::HIDDEN>(s, Rule::COMMON[1], factor, ahead_bytes, count, p, g, state0, state1, state2);
     } else {
-        seen = step_blocks<Rule>(s, flags, factor, count, p, g, state0, state1, state2);
+        seen = step_rounds<Rule, HIDDEN_EVERYTHING>(s, flags, factor, ahead_bytes, count, p, g, state0, state1, state2);
     }
-    if (seen.nan) {
-        float* const stored[] = {p, state0, state1, state2};
-        for (int k = IsScaled<Rule>::value; k <= Rule::STATES; ++k) make_canonical(stored[k], count);
-    }
-    return seen.overflow >> 31;
+    if (!seen) return 0;
+    float* const stored[] = {p, state0, state1, state2};
+    for (int k = IsScaled<Rule>::value; k <= Rule::STATES; ++k) make_canonical(stored[k], count);
+    return any_special(g, count);
 }
 
 }  // namespace

@@ -38,6 +38,7 @@ struct Part {
     uint32_t count;
     void* param;
     Rounding rounding;
+    uint64_t ahead_bytes; /* how far ahead a loop prefetches; 0: not at all */
 
     template <class T>
     T* placed(void* base) const {
@@ -138,7 +139,7 @@ uint32_t step_part(const Part& part, const typename Rule::Scalars& scalars, floa
         states[k] = part.open_state(k, Rule::SIGNED >> k & 1, state_buffers[k]);
     }
     const uint32_t nonfinite =
-        step_run<Rule>(scalars, multiplier, part.count, params, grads, states[0], states[1], states[2]);
+        step_run<Rule>(scalars, multiplier, part.ahead_bytes, part.count, params, grads, states[0], states[1], states[2]);
     for (uint32_t k = 0; k < Rule::STATES; ++k) part.close_state(k, Rule::SIGNED >> k & 1, states[k]);
     part.finish(params, is_first);
     return nonfinite;

@@ -32,23 +32,26 @@ template <class Rule>
 INSTEP_INLINE void apply_elements(const typename Rule::Scalars& s, uint32_t flags, float scale, uint32_t count, float* __restrict p,
                                   const float* __restrict state0, const float* __restrict state1,
                                   const float* __restrict state2) {
+#pragma GCC unroll 1 /* sixteen copies of a short body would not become vectors */
     for (uint32_t i = 0; i < count; ++i) {
         p[i] = canonical(p[i] - scale * change_at<Rule>(s, flags, i, p[i], state0, state1, state2));
     }
 }
 
 template <class Rule>
-__attribute__((noinline)) void apply_run(const typename Rule::Scalars& scalars, float scale, uint32_t count, float* p,
-                                         float* state0, float* state1, float* state2) {
+__attribute__((noinline)) void apply_run(const typename Rule::Scalars& scalars, float scale, uint64_t ahead_bytes, uint32_t count,
+                                         float* p, float* state0, float* state1, float* state2) {
     const typename Rule::Scalars s = scalars;
     const uint32_t flags = Rule::flags(s);
     uint32_t i = 0;
-    for (; i + BLOCK <= count; i += BLOCK) {
-        prefetch_block(p + i);
-        if constexpr (Rule::STATES > 0) prefetch_block(state0 + i);
-        if constexpr (Rule::STATES > 1) prefetch_block(state1 + i);
-        if constexpr (Rule::STATES > 2) prefetch_block(state2 + i);
-        apply_elements<Rule>(s, flags, scale, BLOCK, p + i, from(state0, i), from(state1, i), from(state2, i));
+    for (; i + LANES <= count; i += LANES) {
+        if (ahead_bytes) {
+            prefetch(p + i, ahead_bytes);
+            if constexpr (Rule::STATES > 0) prefetch(state0 + i, ahead_bytes);
+            if constexpr (Rule::STATES > 1) prefetch(state1 + i, ahead_bytes);
+            if constexpr (Rule::STATES > 2) prefetch(state2 + i, ahead_bytes);
+        }
+        apply_elements<Rule>(s, flags, scale, LANES, p + i, from(state0, i), from(state1, i), from(state2, i));
     }
     apply_elements<Rule>(s, flags, scale, count - i, p + i, from(state0, i), from(state1, i), from(state2, i));
 }
@@ -65,7 +68,7 @@ uint32_t measure_part(const Part& part, const typename Rule::Scalars& scalars, f
         states[k] = part.open_state(k, Rule::SIGNED >> k & 1, state_buffers[k]);
     }
     const uint32_t nonfinite =
-        step_run<Rule>(scalars, multiplier, part.count, params, grads, states[0], states[1], states[2]);
+        step_run<Rule>(scalars, multiplier, part.ahead_bytes, part.count, params, grads, states[0], states[1], states[2]);
     for (uint32_t k = 0; k < Rule::STATES; ++k) {
         part.close_state(k, Rule::SIGNED >> k & 1, states[k]);
         states[k] = part.open_state(k, Rule::SIGNED >> k & 1, state_buffers[k]);
@@ -91,7 +94,7 @@ void apply_part(const Part& part, const typename Rule::Scalars& scalars, float s
     for (uint32_t k = 0; k < Rule::STATES; ++k) {
         states[k] = part.open_state(k, Rule::SIGNED >> k & 1, state_buffers[k]);
     }
-    apply_run<Rule>(scalars, scale, part.count, params, states[0], states[1], states[2]);
+    apply_run<Rule>(scalars, scale, part.ahead_bytes, part.count, params, states[0], states[1], states[2]);
     part.finish(params, is_first);
 }
 

@@ -38,18 +38,18 @@ bool is_bfloat16_throughout(const InstepStepArgs& args) {
 /* Steps a tile in one loop from bf16 to bf16. */
 template <class Rule>
 uint32_t step_bfloat16_tile(const InstepStepArgs& args, const InstepTile& tile, const typename Rule::Scalars& scalars,
-                            float multiplier, RandomKey key) {
+                            float multiplier, RandomKey key, uint64_t ahead_bytes) {
     uint16_t* states[INSTEP_MAX_STATES] = {};
     for (int k = 0; k < Rule::STATES; ++k) states[k] = static_cast<uint16_t*>(args.states[k]) + tile.state_offset;
     uint16_t* params = static_cast<uint16_t*>(param_of(args, tile));
     const uint16_t* grads = static_cast<const uint16_t*>(args.grads) + tile.grad_offset;
     const RandomPosition position = {key, tile.element};
     const auto run = args.stochastic ? step_bfloat16_run<Rule, true> : step_bfloat16_run<Rule, false>;
-    return run(scalars, multiplier, position, tile.count, params, grads, states);
+    return run(scalars, multiplier, position, ahead_bytes, tile.count, params, grads, states);
 }
 
 template <class Rule>
-uint32_t step_tile(const InstepStepArgs& args, const InstepTile& tile, const InstepRecord& record) {
+uint32_t step_tile(const InstepStepArgs& args, const InstepTile& tile, const InstepRecord& record, uint64_t ahead_bytes) {
     const typename Rule::Scalars scalars = scalars_of<Rule>(record);
     const float multiplier = step_multiplier(args, record);
     const RandomKey key = random_key(args.seed, record.steps + 1);
@@ -62,7 +62,8 @@ uint32_t step_tile(const InstepStepArgs& args, const InstepTile& tile, const Ins
         for (uint32_t at = 0; at < tile.count; at += longest) {
             const uint32_t count = tile.count - at < longest ? tile.count - at : longest;
             const Rounding rounding = {{key, tile.element + at}, args.stochastic != 0};
-            step(Part{args, tile.state_offset + at, count, param + at * bytes_of(args.param_dtype), rounding},
+            step(Part{args, tile.state_offset + at, count, param + at * bytes_of(args.param_dtype), rounding,
+                      ahead_bytes},
                  tile.grad_offset + at);
         }
     };
@@ -82,7 +83,7 @@ uint32_t step_tile(const InstepStepArgs& args, const InstepTile& tile, const Ins
         }
     } else {
         if (is_bfloat16_throughout(args) && has_bfloat16_loop<Rule>(scalars, multiplier)) {
-            return step_bfloat16_tile<Rule>(args, tile, scalars, multiplier, key);
+            return step_bfloat16_tile<Rule>(args, tile, scalars, multiplier, key, ahead_bytes);
         }
         each_part([&](const Part& part, uint64_t grad_offset) {
             nonfinite |= step_part<Rule>(part, scalars, multiplier, grad_offset, is_first);
@@ -93,25 +94,25 @@ uint32_t step_tile(const InstepStepArgs& args, const InstepTile& tile, const Ins
 
 /* Picks the instantiation with as many states as this run has. */
 template <template <int> class Rule, int MIN, int MAX>
-uint32_t step_with_states(const InstepStepArgs& args, const InstepTile& tile, const InstepRecord& record) {
+uint32_t step_with_states(const InstepStepArgs& args, const InstepTile& tile, const InstepRecord& record, uint64_t ahead_bytes) {
     if constexpr (MIN < MAX) {
-        if (args.state_count < MAX) return step_with_states<Rule, MIN, MAX - 1>(args, tile, record);
+        if (args.state_count < MAX) return step_with_states<Rule, MIN, MAX - 1>(args, tile, record, ahead_bytes);
     }
-    return step_tile<Rule<MAX>>(args, tile, record);
+    return step_tile<Rule<MAX>>(args, tile, record, ahead_bytes);
 }
 
-uint32_t step_record(const InstepStepArgs& args, const InstepTile& tile, const InstepRecord& record) {
+uint32_t step_record(const InstepStepArgs& args, const InstepTile& tile, const InstepRecord& record, uint64_t ahead_bytes) {
     switch (args.optimizer) {
 #define OPTIMIZER(name, Rule, min_states, max_states) \
     case INSTEP_OPTIMIZER_##name:                     \
-        return step_with_states<Rule, min_states, max_states>(args, tile, record);
+        return step_with_states<Rule, min_states, max_states>(args, tile, record, ahead_bytes);
 #include "optimizers.def"
 #undef OPTIMIZER
     }
     return 0;
 }
 
-__attribute__((noinline)) void step_tiles(const InstepStepArgs* args, uint64_t first, uint64_t last) {
+__attribute__((noinline)) void step_tiles(const InstepStepArgs* args, uint64_t first, uint64_t last, uint64_t ahead_bytes) {
     const bool is_last = args->part != INSTEP_PART_MEASURE;
     uint32_t nonfinite = 0;
     for (uint64_t t = first; t < last; ++t) {
@@ -119,7 +120,7 @@ __attribute__((noinline)) void step_tiles(const InstepStepArgs* args, uint64_t f
         InstepRecord& record = args->records[tile.record];
         const uint32_t action = record_action(*args, record);
         if (action == INSTEP_ACTION_STEP && !args->control->skip) {
-            nonfinite |= step_record(*args, tile, record);
+            nonfinite |= step_record(*args, tile, record, ahead_bytes);
             if (tile.first && is_last) record.stepped = 1;
         }
         if (!is_last) continue;

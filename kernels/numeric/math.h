@@ -191,6 +191,12 @@ INSTEP_INLINE void average_weight(double beta, float* weight, uint32_t* from_sam
     *weight = static_cast<float>(*from_sample ? -beta : one_minus_beta);
 }
 
+/* A rule's `HIDDEN` names what its stepped parameter does not show, under the flags of `COMMON`: a gradient that is
+ * infinite or NaN, or a NaN in a state, after which the parameter may be finite. A loop looks at the parameter and at what is
+ * hidden. */
+constexpr uint32_t HIDDEN_GRADIENT = 1, HIDDEN_EVERYTHING = ~0u;
+INSTEP_INLINE constexpr uint32_t hidden_state(int k) { return 2u << k; }
+
 }  // namespace
 
 #endif

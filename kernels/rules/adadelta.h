@@ -47,6 +47,10 @@ struct Adadelta {
     static constexpr uint32_t FROM_SAMPLE = 1, DECAY = 2;
     static constexpr uint32_t COMMON[2] = {0, DECAY};
 
+    /* An infinite gradient makes v infinite and d = 0 * g NaN. Only u may become NaN by itself, if rho is 1 and d^2
+     * overflows. */
+    static constexpr uint32_t HIDDEN = hidden_state(1);
+
     static INSTEP_INLINE uint32_t flags(const AdadeltaScalars& s) {
         return (s.from_sample ? FROM_SAMPLE : 0) | (s.weight_decay != 0.0f ? DECAY : 0);
     }

@@ -48,6 +48,9 @@ struct Adagrad {
     static constexpr uint32_t FIRST = 1, DECAY = 2;
     static constexpr uint32_t COMMON[2] = {0, DECAY};
 
+    /* An infinite gradient makes the sum infinite and g / sqrt(sum) NaN; a NaN of either stays one. */
+    static constexpr uint32_t HIDDEN = 0;
+
     static INSTEP_INLINE uint32_t flags(const AdagradScalars& s) {
         return (s.first ? FIRST : 0) | (s.weight_decay != 0.0f ? DECAY : 0);
     }

@@ -56,6 +56,10 @@ struct Adam {
     static constexpr uint32_t WITH_STATES = STATES > 2 ? AMSGRAD : 0;
     static constexpr uint32_t COMMON[2] = {WITH_STATES | DECOUPLED, WITH_STATES};
 
+    /* An infinite gradient makes v infinite, and m infinite or NaN, so m / sqrt(v) is NaN; so does a NaN in any of
+     * them. */
+    static constexpr uint32_t HIDDEN = 0;
+
     static INSTEP_INLINE uint32_t flags(const AdamScalars& s) {
         return (s.from_sample1 ? FROM_SAMPLE1 : 0) | (s.from_sample2 ? FROM_SAMPLE2 : 0) |
                (s.weight_decay != 0.0f ? COUPLED : 0) | (s.lr_weight_decay != 0.0f ? DECOUPLED : 0) |

@@ -48,6 +48,9 @@ struct Adamax {
     static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, DECAY = 4;
     static constexpr uint32_t COMMON[2] = {0, DECAY};
 
+    /* An infinite gradient makes m infinite or NaN and u infinite, so m / u is NaN. u drops a NaN of its own. */
+    static constexpr uint32_t HIDDEN = 0;
+
     static INSTEP_INLINE uint32_t flags(const AdamaxScalars& s) {
         return (s.from_sample1 ? FROM_SAMPLE1 : 0) | (s.from_sample2 ? FROM_SAMPLE2 : 0) |
                (s.weight_decay != 0.0f ? DECAY : 0);

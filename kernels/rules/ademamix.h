@@ -55,6 +55,9 @@ struct AdEmaMix {
     static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, DECAY = 4;
     static constexpr uint32_t COMMON[2] = {0, DECAY};
 
+    /* As for Adam, with both averages in the place of m. */
+    static constexpr uint32_t HIDDEN = 0;
+
     static INSTEP_INLINE uint32_t flags(const AdEmaMixScalars& s) {
         return (s.from_sample1 ? FROM_SAMPLE1 : 0) | (s.from_sample2 ? FROM_SAMPLE2 : 0) |
                (s.lr_weight_decay != 0.0f ? DECAY : 0);

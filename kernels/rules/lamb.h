@@ -51,6 +51,9 @@ struct Lamb {
     static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, DECAYS = 4;
     static constexpr uint32_t COMMON[2] = {DECAYS, 0};
 
+    /* The parameter is not stepped here. A gradient that is infinite or NaN leaves m so. */
+    static constexpr uint32_t HIDDEN = hidden_state(0) | hidden_state(1);
+
     static INSTEP_INLINE uint32_t flags(const LambScalars& s) {
         return (s.from_sample1 ? FROM_SAMPLE1 : 0) | (s.from_sample2 ? FROM_SAMPLE2 : 0) |
                (s.weight_decay != 0.0f ? DECAYS : 0);

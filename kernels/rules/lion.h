@@ -46,6 +46,10 @@ struct Lion {
     static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, DECAY = 4;
     static constexpr uint32_t COMMON[2] = {DECAY, 0};
 
+    /* The step has only the sign of an average. A gradient that is infinite or NaN leaves m so, as a NaN in m does.
+     * */
+    static constexpr uint32_t HIDDEN = hidden_state(0);
+
     static INSTEP_INLINE uint32_t flags(const LionScalars& s) {
         return (s.from_sample1 ? FROM_SAMPLE1 : 0) | (s.from_sample2 ? FROM_SAMPLE2 : 0) |
                (s.lr_weight_decay != 0.0f ? DECAY : 0);

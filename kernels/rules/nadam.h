@@ -70,6 +70,9 @@ struct NAdam {
     static constexpr uint32_t FROM_SAMPLE1 = 1, FROM_SAMPLE2 = 2, COUPLED = 4, DECOUPLED = 8;
     static constexpr uint32_t COMMON[2] = {0, DECOUPLED};
 
+    /* As for Adam, with g and m in the place of m. */
+    static constexpr uint32_t HIDDEN = 0;
+
     static INSTEP_INLINE uint32_t flags(const NAdamScalars& s) {
         return (s.from_sample1 ? FROM_SAMPLE1 : 0) | (s.from_sample2 ? FROM_SAMPLE2 : 0) |
                (s.weight_decay != 0.0f ? COUPLED : 0) | (s.lr_weight_decay != 0.0f ? DECOUPLED : 0);

@@ -55,6 +55,9 @@ struct RmsProp {
     static constexpr uint32_t COMMON[2] = {STATES == 1 ? 0 : STATES == 2 ? MOMENTUM : MOMENTUM | CENTERED,
                                            STATES == 1 ? DECAY : CENTERED};
 
+    /* As for Adagrad. What only some groups keep is not in the step. */
+    static constexpr uint32_t HIDDEN = STATES == 1 ? 0 : HIDDEN_EVERYTHING;
+
     static INSTEP_INLINE uint32_t flags(const RmsPropScalars& s) {
         const uint32_t common = (s.from_sample ? FROM_SAMPLE : 0) | (s.weight_decay != 0.0f ? DECAY : 0);
         if (STATES == 1) return common;

@@ -53,6 +53,9 @@ struct Rprop {
     static constexpr uint32_t FIRST = 1;
     static constexpr uint32_t COMMON[2] = {0, FIRST};
 
+    /* The step has only the sign of the gradient. */
+    static constexpr uint32_t HIDDEN = HIDDEN_EVERYTHING;
+
     static INSTEP_INLINE uint32_t flags(const RpropScalars& s) { return s.first ? FIRST : 0; }
 
     static INSTEP_INLINE float update(const RpropScalars& s, uint32_t flags, float p, float g, float* state) {

@@ -52,6 +52,9 @@ struct Sgd {
     static constexpr uint32_t WITH_STATES = STATES > 0 ? MOMENTUM : 0;
     static constexpr uint32_t COMMON[2] = {WITH_STATES, WITH_STATES | DECAY};
 
+    /* A gradient or a momentum that is infinite or NaN makes the step so, even times 0. */
+    static constexpr uint32_t HIDDEN = 0;
+
     static INSTEP_INLINE uint32_t flags(const SgdScalars& s) {
         const uint32_t decay = s.weight_decay != 0.0f ? DECAY : 0;
         if (STATES == 0) return decay;

@@ -15,6 +15,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::host::arena::Memories;
 use crate::host::kernels::Kernels;
+use crate::host::prefetch::AHEAD_BYTES;
 use crate::host::runner::{Parts, Runner};
 use crate::host::{Isa, Solo};
 use crate::launch::{Assignment, dtype_code, master_code};
@@ -60,10 +61,10 @@ impl Launcher {
             constants,
             assignment,
             kernels,
-            pool: Pool::new(threads),
+            pool: Pool::with_threads(threads)?,
             comm: Arc::new(Solo::new(world_size)),
             deadline: Duration::from_secs(60),
-        });
+        })?;
         Ok(Launcher { runner, memories, plan, kernels, states, parts, threads })
     }
 
@@ -165,12 +166,12 @@ impl Launcher {
         step_bytes(&self.plan, self.states, self.parts, bucket)
     }
 
-    /// Streams through these buckets `rounds` times as a step does, with a multiply and adds that change no value.
-    /// Each thread streams its own contiguous part of each bucket and is started once, so it waits only for memory.
+    /// Streams through these buckets `rounds` times as a step does, with a multiply and adds that change no value, with
+    /// or without prefetches: the ceiling is the faster of both. Each thread streams its own contiguous part of each bucket and is started once, so it waits only for memory.
     ///
     /// # Errors
     /// `Config` unless parameters, gradients and states are all f32: the loop reads and writes f32 alone.
-    pub fn ceiling(&mut self, buckets: Range<usize>, rounds: usize) -> Result<()> {
+    pub fn ceiling(&mut self, buckets: Range<usize>, rounds: usize, prefetches: bool) -> Result<()> {
         let precision = self.plan.storage().precision;
         let is_f32 =
             (precision.param, precision.grad, precision.moments) == (DType::F32, DType::F32, Moments::F32);
@@ -183,6 +184,7 @@ impl Launcher {
                 remedy,
             ));
         }
+        let ahead_bytes = if prefetches { AHEAD_BYTES } else { 0 };
         let start = Barrier::new(self.threads);
         let this = &*self;
         thread::scope(|scope| {
@@ -190,16 +192,16 @@ impl Launcher {
                 let (start, buckets) = (&start, buckets.clone());
                 scope.spawn(move || {
                     start.wait();
-                    this.ceiling_part(buckets, rounds, part);
+                    this.ceiling_part(buckets, rounds, part, ahead_bytes);
                 });
             }
             start.wait();
-            this.ceiling_part(buckets.clone(), rounds, 0);
+            this.ceiling_part(buckets.clone(), rounds, 0, ahead_bytes);
         });
         Ok(())
     }
 
-    fn ceiling_part(&self, buckets: Range<usize>, rounds: usize, part: usize) {
+    fn ceiling_part(&self, buckets: Range<usize>, rounds: usize, part: usize, ahead_bytes: u64) {
         let states = (0..self.states).map(|k| Memory::State(k as u8));
         let memories = [Memory::Grads, Memory::Params].into_iter().chain(states);
         let whole =
@@ -212,7 +214,7 @@ impl Launcher {
                     |part: usize| bucket.start + (bucket.len / 16) * part as u64 / self.threads as u64 * 16;
                 // SAFETY: f32 inside the bucket, by `ceiling` and by `resolve` of the whole; parts are disjoint, and
                 // `ceiling` holds the launcher mutably, so no step runs.
-                unsafe { self.kernels.ceiling(&arrays, 0.0, cut(part), cut(part + 1)) }
+                unsafe { self.kernels.ceiling(&arrays, 0.0, (cut(part), cut(part + 1)), ahead_bytes) }
             }
         }
     }

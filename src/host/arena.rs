@@ -10,8 +10,9 @@ use std::sync::PoisonError;
 
 use crate::abi::{InstepControl, InstepRecord, InstepStatus};
 use crate::error::{Error, Result};
+use crate::host::stagger::Stagger;
 use crate::launch::{
-    ALIGNMENT, Assignment, BorrowedPieces, Progress, Region, Regions, Settings, StepConstants, status_of,
+    Assignment, BorrowedPieces, Progress, Region, Regions, Settings, StepConstants, status_of,
 };
 use crate::layout::{Gradients, Plan};
 use crate::op::{Memory, Span};
@@ -19,6 +20,9 @@ use crate::sync::Mutex;
 
 /// The alignment that allocators give by default.
 const ALLOCATOR_ALIGNMENT: usize = 16;
+
+/// What the starts of arenas are counted from, if they are short.
+const SMALL_PAGE: usize = 4096;
 
 /// A huge page of x86-64 and aarch64. A step walks whole arenas, and would miss the TLB at every small page.
 const HUGE_PAGE: usize = 2 << 20;
@@ -37,7 +41,8 @@ unsafe impl Send for Arena {}
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    fn zeroed(bytes: u64) -> Result<Arena> {
+    /// Zeros that start `behind` bytes behind a boundary of the allocation.
+    fn zeroed(bytes: u64, behind: u64) -> Result<Arena> {
         let too_large = || {
             Error::layout(
                 format_args!("{bytes} bytes"),
@@ -46,10 +51,11 @@ impl Arena {
             )
         };
         let size = usize::try_from(bytes.max(1)).map_err(|_| too_large())?;
-        let alignment = if size >= 2 * HUGE_PAGE { HUGE_PAGE } else { ALIGNMENT };
+        let alignment = if size >= 2 * HUGE_PAGE { HUGE_PAGE } else { SMALL_PAGE };
         // Aligned by hand. For a larger alignment an allocator would write the zeros itself, and so touch every page
         // before the advice.
-        let whole = size.checked_add(alignment).ok_or_else(too_large)?;
+        let behind = behind as usize;
+        let whole = size.checked_add(alignment + behind).ok_or_else(too_large)?;
         let layout = AllocLayout::from_size_align(whole, ALLOCATOR_ALIGNMENT).map_err(|_| too_large())?;
         // SAFETY: the size is not zero.
         let allocation = unsafe { alloc_zeroed(layout) };
@@ -57,12 +63,13 @@ impl Arena {
             Error::layout(format_args!("{bytes} bytes"), "could not be allocated", "free memory")
         })?;
         let skipped = allocation.addr().get().next_multiple_of(alignment) - allocation.addr().get();
-        // SAFETY: less than `alignment` further, which the allocation is longer than the arena.
-        let base = unsafe { allocation.add(skipped) };
+        // SAFETY: less than `alignment` further, which the allocation is longer than arena and `behind` together.
+        let page = unsafe { allocation.add(skipped) };
         if alignment == HUGE_PAGE {
-            advise_huge_pages(base, size);
+            advise_huge_pages(page, size);
         }
-        Ok(Arena { base, bytes: size as u64, allocation, layout })
+        // SAFETY: as above.
+        Ok(Arena { base: unsafe { page.add(behind) }, bytes: size as u64, allocation, layout })
     }
 }
 
@@ -134,8 +141,12 @@ impl Memories {
         borrowed: Option<BorrowedPieces>,
     ) -> Result<Memories> {
         let mut arenas = Vec::new();
+        let mut stagger = Stagger::default();
+        for piece in borrowed.iter().flat_map(|borrowed| borrowed.params.iter().chain(&borrowed.grads)) {
+            stagger.keep_away_from(piece.base.addr().get() as u64, piece.start, piece.bytes);
+        }
         let mut owned = |bytes: u64| {
-            let arena = Arena::zeroed(bytes)?;
+            let arena = Arena::zeroed(bytes, stagger.next(bytes))?;
             let region = Region::whole(arena.base, arena.bytes);
             arenas.push(arena);
             Ok::<Region, Error>(region)

@@ -180,13 +180,19 @@ impl Kernels {
         unsafe { self.table.norm.unwrap_unchecked()(args, first_tile, last_tile) }
     }
 
-    /// Steps a run of tiles.
+    /// Steps a run of tiles, and prefetches so far ahead; 0: not at all.
     ///
     /// # Safety
     /// As for `norm`, and nothing else touches the parameters and states of these tiles.
-    pub(crate) unsafe fn step(&self, args: &InstepStepArgs, first_tile: u64, last_tile: u64) {
+    pub(crate) unsafe fn step(
+        &self,
+        args: &InstepStepArgs,
+        first_tile: u64,
+        last_tile: u64,
+        ahead_bytes: u64,
+    ) {
         // SAFETY: as in `begin`.
-        unsafe { self.table.step.unwrap_unchecked()(args, first_tile, last_tile) }
+        unsafe { self.table.step.unwrap_unchecked()(args, first_tile, last_tile, ahead_bytes) }
     }
 
     /// Decides, for code of the user's own, what to do with each segment that these tiles open.
@@ -264,12 +270,26 @@ impl Kernels {
     ///
     /// # Safety
     /// There are 2 to 5 arrays, as for `sum` otherwise.
-    #[cfg(feature = "bench")]
-    pub(crate) unsafe fn ceiling(&self, arrays: &[*mut f32], factor: f32, first: u64, last: u64) {
+    pub(crate) unsafe fn ceiling(
+        &self,
+        arrays: &[*mut f32],
+        factor: f32,
+        (first, last): (u64, u64),
+        ahead_bytes: u64,
+    ) {
+        let (pointers, count) = (arrays.as_ptr(), arrays.len() as u64);
         // SAFETY: as in `begin`.
-        unsafe {
-            self.table.ceiling.unwrap_unchecked()(arrays.as_ptr(), arrays.len() as u64, factor, first, last)
-        }
+        unsafe { self.table.ceiling.unwrap_unchecked()(pointers, count, factor, first, last, ahead_bytes) }
+    }
+}
+
+impl Kernels {
+    /// Moves the bytes of a step with two states over these arrays, the first of which is only read. Values stay.
+    pub(crate) fn stream(&self, arrays: &mut [&mut [f32]; 4], ahead_bytes: u64) {
+        let length = arrays.iter().map(|array| array.len()).min().unwrap_or(0) as u64;
+        let pointers = arrays.each_mut().map(|array| array.as_mut_ptr());
+        // SAFETY: four arrays of that length at least, which do not overlap and belong to this call.
+        unsafe { self.ceiling(&pointers, 0.0, (0, length), ahead_bytes) }
     }
 }
 

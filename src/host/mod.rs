@@ -9,10 +9,12 @@ mod custom;
 #[cfg(all(test, shuttle))]
 mod interleavings;
 pub(crate) mod kernels;
+pub(crate) mod prefetch;
 mod ranks;
 mod rendezvous;
 pub(crate) mod runner;
 mod solo;
+mod stagger;
 mod streams;
 
 pub use kernels::Isa;
@@ -45,10 +47,12 @@ pub struct HostDevice {
 }
 
 impl HostDevice {
-    pub(crate) fn new(parts: Parts, timed: bool) -> Self {
+    /// # Errors
+    /// As [`Runner::new`].
+    pub(crate) fn new(parts: Parts, timed: bool) -> Result<Self> {
         let (memories, isa) = (Arc::clone(&parts.memories), parts.kernels.isa());
-        let streams = Streams::new(Runner::new(parts), *ORIGIN, timed);
-        HostDevice { streams, memories, isa, started: false }
+        let streams = Streams::new(Runner::new(parts)?, *ORIGIN, timed);
+        Ok(HostDevice { streams, memories, isa, started: false })
     }
 
     /// Returns the kernels' instruction set.
@@ -113,7 +117,7 @@ impl Executor for HostDevice {
 
     unsafe fn rebuilt(&mut self, plan: &Arc<Plan>, assignment: &Arc<Assignment>, _: u64) -> Result<Self> {
         let parts = self.streams.executor().parts_for(plan, assignment)?;
-        let device = HostDevice::new(parts, self.streams.is_timed());
+        let device = HostDevice::new(parts, self.streams.is_timed())?;
         // SAFETY: the caller's promise for ours; nothing has been submitted to the other.
         unsafe {
             device.memories.write_control_block(without_bucket(self.memories.read_control()));

@@ -4,6 +4,7 @@
 //! checker has judged every byte that is touched.
 #![allow(unsafe_code)]
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use crate::handle::StreamHandle;
 use crate::host::arena::Memories;
 use crate::host::custom::CustomStep;
 use crate::host::kernels::Kernels;
+use crate::host::prefetch::ahead_bytes;
 use crate::launch::{
     Assignment, Kind, Launch, Settings, StepConstants, begin_args, decide_args, first_control, first_records,
 };
@@ -21,11 +23,11 @@ use crate::layout::Plan;
 use crate::op::{Action, Op, Phase};
 use crate::pool::{Chunks, Job, Pool};
 
-/// Tiles per pool task: enough to outweigh the cost of a task, and few enough to balance the load.
-const TILES_PER_CHUNK: usize = 16;
+/// Chunks of a launch per thread: enough for one that comes late to find a fair part.
+const CHUNKS_PER_THREAD: usize = 4;
 
-/// Up to this many bytes, the launching thread works alone, because waking another takes longer than half of the work.
-const ALONE_BYTES: u64 = 3 << 19;
+/// Tiles of a chunk: enough to outweigh the cost of taking it, and few enough that all threads end together.
+const TILES_PER_CHUNK: RangeInclusive<usize> = 4..=64;
 
 /// Runs ops on one rank's memories.
 pub(crate) struct Runner {
@@ -60,8 +62,12 @@ pub(crate) struct Parts {
 }
 
 impl Runner {
-    pub(crate) fn new(parts: Parts) -> Runner {
+    /// # Errors
+    /// `Config` if the environment says about prefetches what is no choice.
+    pub(crate) fn new(parts: Parts) -> Result<Runner> {
         let Parts { plan, memories, constants, assignment, kernels, pool, comm, deadline } = parts;
+        let ahead_bytes = ahead_bytes(kernels, memories.regions().sizes().map(|(_, bytes)| bytes).sum())?;
+        let how = How { kernels, ahead_bytes, threads: pool.threads() };
         initialise(&plan, &memories, &constants, &assignment);
         let work = |kind: Kind| {
             let of_constants = (&constants, &*assignment);
@@ -70,12 +76,12 @@ impl Runner {
                 INSTEP_OPTIMIZER_CUSTOM => {
                     Work::Custom(Box::new(CustomStep::new(launch, &plan, &assignment, kernels, &memories)))
                 }
-                _ => Work::Kernel(Job::new(BucketJob::new(kind, launch, &memories, kernels))),
+                _ => Work::Kernel(Job::new(BucketJob::new(kind, launch, &memories, how))),
             };
             let buckets = 0..plan.buckets().len() as u32;
             buckets.map(|bucket| launches(bucket).into_iter().map(work).collect()).collect()
         };
-        Runner {
+        Ok(Runner {
             norms: work(Kind::Norm),
             steps: work(Kind::Step),
             plan,
@@ -86,7 +92,7 @@ impl Runner {
             rank: comm.rank(),
             comm,
             deadline,
-        }
+        })
     }
 
     /// Returns the same parts on new, owned memory for another plan.
@@ -187,13 +193,22 @@ fn initialise(plan: &Plan, memories: &Memories, constants: &StepConstants, assig
     }
 }
 
+/// How a launch is carried out; no bit depends on it but by the kernels.
+#[derive(Clone, Copy)]
+struct How {
+    kernels: Kernels,
+    ahead_bytes: u64,
+    threads: usize,
+}
+
 /// One bucket's launch: arguments and tiles, built once.
 struct BucketJob {
     kind: Kind,
     args: InstepStepArgs,
     tiles: Vec<InstepTile>,
     tiles_per_chunk: usize,
-    kernels: Kernels,
+    moved_bytes: u64,
+    how: How,
     /// Keeps what the arguments point to alive.
     _memories: Arc<Memories>,
 }
@@ -205,11 +220,12 @@ unsafe impl Send for BucketJob {}
 unsafe impl Sync for BucketJob {}
 
 impl BucketJob {
-    fn new(kind: Kind, launch: Launch, memories: &Arc<Memories>, kernels: Kernels) -> BucketJob {
+    fn new(kind: Kind, launch: Launch, memories: &Arc<Memories>, how: How) -> BucketJob {
         let Launch { mut args, tiles, moved_bytes } = launch;
         args.tiles = tiles.as_ptr();
-        let tiles_per_chunk = if moved_bytes <= ALONE_BYTES { tiles.len().max(1) } else { TILES_PER_CHUNK };
-        BucketJob { kind, args, tiles, tiles_per_chunk, kernels, _memories: Arc::clone(memories) }
+        let wanted = tiles.len() / (CHUNKS_PER_THREAD * how.threads);
+        let tiles_per_chunk = wanted.clamp(*TILES_PER_CHUNK.start(), *TILES_PER_CHUNK.end());
+        BucketJob { kind, args, tiles, tiles_per_chunk, moved_bytes, how, _memories: Arc::clone(memories) }
     }
 }
 
@@ -218,15 +234,20 @@ impl Chunks for BucketJob {
         self.tiles.len().div_ceil(self.tiles_per_chunk)
     }
 
+    fn bytes(&self) -> u64 {
+        self.moved_bytes
+    }
+
     fn run_chunk(&self, chunk: usize) {
         let first = chunk * self.tiles_per_chunk;
-        let last = (first + self.tiles_per_chunk).min(self.tiles.len());
+        let last = (first + self.tiles_per_chunk).min(self.tiles.len()) as u64;
+        let (first, How { kernels, ahead_bytes, .. }) = (first as u64, self.how);
         // SAFETY: the arguments were resolved from the op's accesses and `_memories` keeps them alive; chunks are
         // disjoint runs of this job's own tiles; nothing else touches the bucket, as for every op.
         unsafe {
             match self.kind {
-                Kind::Norm => self.kernels.norm(&self.args, first as u64, last as u64),
-                Kind::Step => self.kernels.step(&self.args, first as u64, last as u64),
+                Kind::Norm => kernels.norm(&self.args, first, last),
+                Kind::Step => kernels.step(&self.args, first, last, ahead_bytes),
             }
         }
     }

@@ -18,6 +18,6 @@ pub(crate) use codes::{dtype_code, master_code, moments_code};
 pub(crate) use constants::StepConstants;
 pub(crate) use control::{begin_args, decide_args, first_control, status_of, without_bucket};
 pub(crate) use records::{Progress, first_records};
-pub(crate) use region::{ALIGNMENT, BorrowedPieces, Piece, Region, Regions};
+pub(crate) use region::{BorrowedPieces, Piece, Region, Regions};
 pub(crate) use settings::Settings;
 pub(crate) use step::{Kind, Launch};

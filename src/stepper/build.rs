@@ -132,7 +132,7 @@ impl StepperBuilder<'_> {
             assignment.refuse_unreached(Place::Host)?;
             let memories = Arc::new(Memories::new(&plan, (&constants, &assignment), borrowed)?);
             let parts = Parts { plan, memories, constants, assignment, kernels, pool, comm, deadline };
-            Ok(HostDevice::new(parts, timed))
+            HostDevice::new(parts, timed)
         })
     }
 
@@ -174,7 +174,7 @@ impl StepperBuilder<'_> {
         let rates = Rates::new(self.layout, &optimizers, std::mem::take(&mut self.lr_schedules))?;
         let deadline = match self.deadline {
             Some(deadline) => deadline,
-            None => Duration::from_millis(environment("INSTEP_DEADLINE_MS")?.unwrap_or(60_000)),
+            None => Duration::from_millis(environment("INSTEP_DEADLINE_MS", 1)?.unwrap_or(60_000)),
         };
         let mut plan = self.plan(world_size, memory.as_ref())?;
         let chosen = &self.optimized;
@@ -386,7 +386,7 @@ impl StepperBuilder<'_> {
 
     fn pool(&self, comm: &dyn Collective) -> Result<Pool> {
         if let Some(threads) = self.threads {
-            return Ok(Pool::new(threads));
+            return Pool::with_threads(threads);
         }
         if let Some(pool) = comm.pool() {
             return Ok(pool);

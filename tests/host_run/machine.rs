@@ -79,7 +79,7 @@ impl Machine {
         // SAFETY: the caller's promise.
         unsafe {
             match self {
-                Machine::Cpu => cpu().step.unwrap()(args, 0, args.tile_count),
+                Machine::Cpu => cpu().step.unwrap()(args, 0, args.tile_count, 0),
                 Machine::Gpu(shape) => launch_tiles(&kernel, args, shape),
             }
         }

@@ -81,7 +81,7 @@ fn the_ceiling_streams_f32_alone_and_refuses_every_other_type() {
     ];
     for precision in precisions {
         let mut launcher = launcher(precision.into());
-        let refused = launcher.ceiling(0..1, 1);
+        let refused = launcher.ceiling(0..1, 1, false);
         assert!(
             matches!(refused, Err(Error::Config { field: "precision", .. })),
             "{precision:?}: {refused:?}"
@@ -90,6 +90,7 @@ fn the_ceiling_streams_f32_alone_and_refuses_every_other_type() {
     let mut launcher = launcher(Storage::default());
     launcher.fill(Memory::Params, |k| k as f32).unwrap();
     let before = memories(&mut launcher);
-    launcher.ceiling(0..1, 2).unwrap();
+    launcher.ceiling(0..1, 2, false).unwrap();
+    launcher.ceiling(0..1, 2, true).unwrap();
     assert_eq!(changed(&before, &mut launcher), [], "it changes no value");
 }

@@ -22,6 +22,8 @@ struct Banded<T> {
     after: [u64; 8],
 }
 
+/// A step that prefetches asks for lines beyond the guards, and reads none.
+pub(crate) const AHEAD_BYTES: u64 = 2048;
 const WORD: u64 = 0x6b61_6e64_6261_6e64;
 
 impl<T> Banded<T> {
@@ -170,7 +172,12 @@ fn run(isa: Isa, optim: Optim, len: usize, offset: usize) -> Result {
             entries.norm.unwrap()(&args, 0, tiles.len() as u64);
             entries.decide.unwrap()(&decide);
             for part in parts {
-                entries.step.unwrap()(&InstepStepArgs { part: *part, ..args }, 0, tiles.len() as u64);
+                entries.step.unwrap()(
+                    &InstepStepArgs { part: *part, ..args },
+                    0,
+                    tiles.len() as u64,
+                    AHEAD_BYTES,
+                );
             }
         }
     }

@@ -8,6 +8,7 @@ use std::ffi::c_void;
 use instep::Isa;
 use instep::abi::*;
 
+use crate::kernels::out_of_bounds::AHEAD_BYTES;
 use crate::support::entries::kernels;
 use crate::support::hypers::{parts, rule};
 use crate::support::{Optim, few_optimizers};
@@ -158,7 +159,7 @@ fn step(isa: Isa, optim: Optim, len: usize, formats: Formats, has_copy: bool) {
     unsafe {
         entries.begin.unwrap()(&begin);
         for part in parts(optim) {
-            entries.step.unwrap()(&InstepStepArgs { part: *part, ..args }, 0, 1);
+            entries.step.unwrap()(&InstepStepArgs { part: *part, ..args }, 0, 1, AHEAD_BYTES);
         }
     }
     assert_eq!(record.stepped, 1);

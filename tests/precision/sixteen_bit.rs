@@ -161,7 +161,7 @@ impl Bucket<'_> {
             };
             kernels(isa).begin.unwrap()(&begin);
             kernels(isa).norm.unwrap()(&step, 0, 1);
-            kernels(isa).step.unwrap()(&step, 0, 1);
+            kernels(isa).step.unwrap()(&step, 0, 1, 0);
             control
         };
         let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<u32>>();

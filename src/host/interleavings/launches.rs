@@ -5,18 +5,23 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
 
 use shuttle::thread::{spawn, yield_now};
 
 use super::{explore, join};
 use crate::pool::{Chunks, Job, Pool};
 
-/// Counts, per chunk, who has begun it and who has ended it.
-struct Count(Vec<[AtomicUsize; 2]>);
+/// Counts, per chunk, who has begun it and who has ended it; and the bytes that it says it moves.
+struct Count(Vec<[AtomicUsize; 2]>, u64);
 
 impl Chunks for Arc<Count> {
     fn chunk_count(&self) -> usize {
         self.0.len()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.1
     }
 
     fn run_chunk(&self, chunk: usize) {
@@ -26,22 +31,30 @@ impl Chunks for Arc<Count> {
     }
 }
 
+const LONG: u64 = 1 << 30;
+const SHORT: u64 = 1 << 20;
+
 #[test]
 fn every_chunk_runs_once_and_a_launch_returns_behind_the_last_helper() {
-    explore(|| {
-        let pool = Pool::new(3);
-        let launcher = || {
-            let pool = pool.clone();
-            spawn(move || {
-                let count = Arc::new(Count((0..3).map(|_| Default::default()).collect()));
-                let job = Job::new(Arc::clone(&count));
-                for launch in 1..=2 {
-                    pool.run(&job);
-                    let ran = |chunk: &[AtomicUsize; 2]| chunk.iter().all(|c| c.load(SeqCst) == launch);
-                    assert!(count.0.iter().all(ran), "launch {launch}");
-                }
-            })
-        };
-        join(vec![launcher(), launcher()]);
-    });
+    for (spin, bytes) in [(0, LONG), (200, LONG), (200, SHORT)] {
+        explore(move || launches(Duration::from_micros(spin), bytes));
+    }
+}
+
+/// Two launchers share the pool and launch twice each: launches that wake helpers, or only take those that are awake.
+fn launches(spin: Duration, bytes: u64) {
+    let pool = Pool::spinning(3, spin);
+    let launcher = || {
+        let pool = pool.clone();
+        spawn(move || {
+            let count = Arc::new(Count((0..3).map(|_| Default::default()).collect(), bytes));
+            let job = Job::new(Arc::clone(&count));
+            for launch in 1..=2 {
+                pool.run(&job);
+                let ran = |chunk: &[AtomicUsize; 2]| chunk.iter().all(|c| c.load(SeqCst) == launch);
+                assert!(count.0.iter().all(ran), "launch {launch}");
+            }
+        })
+    };
+    join(vec![launcher(), launcher()]);
 }

@@ -12,6 +12,8 @@ use instep::{DevicePtr, Isa};
 
 use super::super::entries;
 
+/// What the host device does not do in tests of this size, so bits with and without prefetches meet.
+const PREFETCHES: u64 = 2048;
 const COMMON: [&str; 5] = ["instep_begin", "instep_decide", "instep_publish", "instep_norm", "instep_custom"];
 
 /// All kernels; a kernel's index is its handle.
@@ -132,7 +134,7 @@ fn on_cpu(kernel: &str, shape: Shape, args: &Args) {
                 let coded = args.moments == INSTEP_MOMENTS_8BIT;
                 let own = COMMON.len() + 2 * args.optimizer as usize + usize::from(coded);
                 assert_eq!(KERNELS[own], kernel, "the optimizer's own kernel");
-                cpu.step.unwrap()(args, 0, args.tile_count);
+                cpu.step.unwrap()(args, 0, args.tile_count, PREFETCHES);
             }
         }
     }

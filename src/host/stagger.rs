@@ -1,0 +1,108 @@
+//! Where arrays that a step walks together start within a page, so that no CPU takes one for another.
+//!
+//! A load that agrees with an earlier store in its low 12 address bits waits for it, and first-level caches look lines up
+//! by those bits: where all arrays start alike, a step is slower by a fifth, and on Zen 4 by a factor of four at
+//! some distances, because its way predictor hashes higher bits with them. Starts that are 512 bytes apart cost nothing.
+//! AMD, "Software Optimization Guide for the Zen 4 Microarchitecture"; Intel, "64 and IA-32 Architectures Optimization
+//! Reference Manual", on 4 KiB aliasing.
+
+/// The bits that decide, as a distance.
+const PAGE: u64 = 4096;
+
+/// Arrays that start nearer to each other than this disturb each other.
+const NEAR: u64 = 512;
+
+/// Starts are multiples of this, of which any vector is aligned.
+const GRAIN: u64 = 256;
+
+/// Starts that have been given out, and those of memory that is the caller's.
+#[derive(Debug, Default)]
+pub(crate) struct Stagger {
+    taken: Vec<(u64, u64)>,
+}
+
+impl Stagger {
+    /// Counts in memory that lies where it lies: `bytes` of it, whose `start`-th byte of its kind has this address.
+    pub(crate) fn keep_away_from(&mut self, address: u64, start: u64, bytes: u64) {
+        self.taken.push((address.wrapping_sub(start) % PAGE, bytes));
+    }
+
+    /// Returns by how many bytes another array of `bytes` starts behind a page: near to as few bytes as can be, and then
+    /// as far from its neighbours as can be.
+    pub(crate) fn next(&mut self, bytes: u64) -> u64 {
+        let cost = |start: u64| {
+            let near = self.taken.iter().filter(|(other, _)| distance(start, *other) < NEAR);
+            let nearest = self.taken.iter().map(|(other, _)| distance(start, *other)).min();
+            (near.map(|(_, bytes)| bytes).sum::<u64>(), PAGE - nearest.unwrap_or(0))
+        };
+        let start = (0..PAGE / GRAIN).map(|k| k * GRAIN).min_by_key(|start| cost(*start)).unwrap_or(0);
+        self.taken.push((start, bytes));
+        start
+    }
+}
+
+/// How far apart two starts are, in either direction.
+fn distance(a: u64, b: u64) -> u64 {
+    let ahead = a.wrapping_sub(b) % PAGE;
+    ahead.min(PAGE - ahead)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Zen 4's way predictor tells lines of one set apart by pairs of address bits only.
+    fn way_hash(address: u64) -> u64 {
+        let pairs = [(12, 27), (13, 26), (14, 25), (15, 20), (16, 21), (17, 22), (18, 23), (19, 24)];
+        pairs.iter().fold(0, |hash, (a, b)| hash << 1 | (address >> a ^ address >> b) & 1)
+    }
+
+    fn set(address: u64) -> u64 {
+        address >> 6 & 63
+    }
+
+    #[test]
+    fn up_to_eight_arrays_of_any_size_share_neither_low_bits_nor_a_predicted_way() {
+        for log_bytes in 10..=34 {
+            for arrays in 2..=8 {
+                let mut stagger = Stagger::default();
+                // The distance at which all hashes agree, in multiples that hold the array.
+                let apart = (1u64 << log_bytes).next_multiple_of(1 << 28);
+                let starts: Vec<u64> =
+                    (0..arrays).map(|k| (1 << 46) + k * apart + stagger.next(1 << log_bytes)).collect();
+                for (k, a) in starts.iter().enumerate() {
+                    for b in &starts[..k] {
+                        assert!(
+                            distance(*a, *b) >= NEAR,
+                            "2^{log_bytes} bytes, {arrays} arrays: {starts:x?}"
+                        );
+                        assert_ne!(
+                            (set(*a), way_hash(*a)),
+                            (set(*b), way_hash(*b)),
+                            "2^{log_bytes} bytes, {arrays} arrays: {starts:x?}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn without_a_stagger_the_predictor_takes_all_of_them_for_one() {
+        let starts = [0, 1, 2, 3].map(|k| (1u64 << 46) + (k << 28));
+        assert!(starts.iter().all(|a| (set(*a), way_hash(*a)) == (set(starts[0]), way_hash(starts[0]))));
+    }
+
+    #[test]
+    fn states_keep_away_from_most_of_what_is_borrowed() {
+        let mut stagger = Stagger::default();
+        let (large, small) = (1 << 20, 1 << 10);
+        stagger.keep_away_from(0x7000_0010, 0, large);
+        stagger.keep_away_from(0x7100_0810, 1 << 12, large);
+        (0..16).for_each(|k| stagger.keep_away_from(0x7200_0000 + 256 * k, 0, small));
+        for _ in 0..3 {
+            let start = stagger.next(large);
+            assert!(distance(start, 0x10) >= NEAR && distance(start, 0x810) >= NEAR, "{start:x}");
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! One special value at a time, in each stream of each rule: none is missed where the loop looks at less than everything.
+//!
+//! A rule says which special values its stepped parameter does not show (`HIDDEN` in kernels/rules/). If it says too little, a
+//! gradient that is not finite goes unreported, or a NaN is stored with the payload that it came with.
+
+use half::bf16;
+use instep::{DType, Isa, Layout, Mode, Moments, Precision, Solo, Stepper};
+
+use crate::support::{Optim, optimizers, paint, paint_gradient};
+
+/// Whole rounds of every instruction set, and an odd number behind them.
+const LEN: usize = 67;
+/// In a round's first and last lane, in the last round, and behind it.
+const PLACES: [usize; 4] = [0, 31, 63, 66];
+/// The upper halves are bf16 of the same kind. A NaN's payload is in both.
+const NAN: u32 = 0x7fd5_1234;
+const NEGATIVE_NAN: u32 = 0xffb1_4321;
+const NONFINITE: [u32; 4] = [0x7f80_0000, 0xff80_0000, NAN, NEGATIVE_NAN];
+
+const PRECISIONS: [Precision; 2] = [
+    Precision::F32,
+    Precision { param: DType::BF16, grad: DType::BF16, moments: Moments::BF16, ..Precision::F32 },
+];
+
+/// A stepper behind two ordinary passes.
+struct Run {
+    stepper: Stepper,
+    is_f32: bool,
+    what: String,
+}
+
+impl Run {
+    fn new(optim: Optim, precision: Precision, isa: Isa) -> Run {
+        let layout = Layout::builder().param("w", LEN).build().unwrap();
+        let builder = optim.builder(&layout).precision(precision).mode(Mode::Eager).isa(isa).threads(1);
+        let mut stepper = builder.host(Solo::default()).unwrap();
+        let values: Vec<f32> = (0..LEN).map(|k| paint(0, k)).collect();
+        let w = layout.id("w").unwrap();
+        stepper.write_param(w, &values).unwrap();
+        let is_f32 = precision == Precision::F32;
+        let mut run = Run { stepper, is_f32, what: format!("{optim:?}, {precision:?}, {isa}") };
+        assert!(!run.pass(0, None) && !run.pass(1, None), "{}", run.what);
+        run
+    }
+
+    /// Steps with ordinary gradients, one replaced, and returns whether one was found that is not finite.
+    fn pass(&mut self, at: usize, poison: Option<(usize, u32)>) -> bool {
+        let w = self.stepper.layout().id("w").unwrap();
+        let mut gradient: Vec<f32> = (0..LEN).map(|k| paint_gradient(at, 0, k)).collect();
+        if let Some((place, bits)) = poison {
+            gradient[place] = f32::from_bits(bits);
+        }
+        let mut pass = self.stepper.begin().unwrap();
+        pass.write_grad(w, &gradient).unwrap();
+        pass.finish().unwrap();
+        self.stepper.status().unwrap().first_nonfinite_bucket.is_some()
+    }
+
+    /// Puts bits into a state, or into the parameter.
+    fn put(&mut self, state: Option<&str>, place: usize, bits: u32) {
+        let w = self.stepper.layout().id("w").unwrap();
+        let narrow = bf16::from_bits((bits >> 16) as u16);
+        match (self.is_f32, state) {
+            (true, None) => {
+                self.stepper.params_mut().unwrap().get_mut(w).unwrap()[place] = f32::from_bits(bits)
+            }
+            (true, Some(name)) => self.stepper.state_mut(w, name).unwrap()[place] = f32::from_bits(bits),
+            (false, None) => {
+                self.stepper.params_mut().unwrap().get_mut_as::<bf16>(w).unwrap()[place] = narrow;
+            }
+            (false, Some(name)) => self.stepper.state_mut_as::<bf16>(w, name).unwrap()[place] = narrow,
+        }
+    }
+
+    fn assert_canonical(&self, what: &str) {
+        let w = self.stepper.layout().id("w").unwrap();
+        let names = self.stepper.state_names_of(w).unwrap();
+        let (params, names) = (self.stepper.params().unwrap(), names.iter());
+        let is_canonical = match self.is_f32 {
+            true => {
+                let all = names.flat_map(|name| self.stepper.state(w, name).unwrap());
+                let mut all = params.get(w).unwrap().iter().chain(all);
+                all.all(|x| !x.is_nan() || x.to_bits() == 0x7fff_ffff)
+            }
+            false => {
+                let all = names.flat_map(|name| self.stepper.state_as::<bf16>(w, name).unwrap());
+                let mut all = params.get_as::<bf16>(w).unwrap().iter().chain(all);
+                all.all(|x| !x.is_nan() || x.to_bits() == 0x7fff)
+            }
+        };
+        assert!(is_canonical, "a NaN with a payload is stored: {what}, {}", self.what);
+    }
+}
+
+fn each(test: impl Fn(&dyn Fn() -> Run)) {
+    for isa in Isa::available() {
+        for precision in PRECISIONS {
+            for optim in optimizers() {
+                let layout = Layout::builder().param("w", LEN).build().unwrap();
+                // Some rules refuse states of fewer bits.
+                if optim.builder(&layout).precision(precision).host(Solo::default()).is_ok() {
+                    test(&|| Run::new(optim, precision, isa));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_gradient_that_is_not_finite_is_reported_wherever_it_lies() {
+    each(|new| {
+        for (place, bits) in PLACES.into_iter().zip(NONFINITE) {
+            let mut run = new();
+            assert!(run.pass(2, Some((place, bits))), "{bits:x} at {place}, {}", run.what);
+            run.assert_canonical(&format!("a gradient of {bits:x} at {place}"));
+        }
+        // Its square overflows, and it is finite.
+        let mut run = new();
+        assert!(!run.pass(2, Some((PLACES[1], 0x7f00_0000))), "{}", run.what);
+        run.assert_canonical("a large gradient");
+    });
+}
+
+#[test]
+fn a_nan_in_a_parameter_or_a_state_is_stored_without_its_payload_and_not_reported() {
+    each(|new| {
+        let names = {
+            let run = new();
+            let w = run.stepper.layout().id("w").unwrap();
+            run.stepper.state_names_of(w).unwrap()
+        };
+        for stream in [None].into_iter().chain(names.iter().map(|name| Some(&**name))) {
+            for (place, bits) in PLACES.into_iter().zip(NONFINITE.into_iter().rev()) {
+                let mut run = new();
+                run.put(stream, place, bits);
+                assert!(!run.pass(2, None), "{bits:x} in {stream:?} at {place}, {}", run.what);
+                run.assert_canonical(&format!("{bits:x} in {stream:?} at {place}"));
+            }
+        }
+    });
+}
