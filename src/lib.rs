@@ -95,8 +95,8 @@
 //! |---|---|
 //! | `INSTEP_ISA` | the kernels' instruction set: `baseline`, `avx2` or `avx512` |
 //! | `INSTEP_THREADS` | kernel threads |
-//! | `INSTEP_SPIN_US` | microseconds for which kernel threads stay awake behind a step, 200 by default; 0: they sleep at once |
-//! | `INSTEP_PREFETCH` | whether steps prefetch: `on` or `off`; unset, a measurement of a few milliseconds decides |
+//! | `INSTEP_SPIN_US` | microseconds for which kernel threads stay awake behind a step, 200 by default |
+//! | `INSTEP_PREFETCH` | whether steps prefetch: `on` or `off`; unset, a process with 32 MiB of tensors measures it |
 //! | `INSTEP_DEADLINE_MS` | how long a rank waits for the others |
 //!
 //! # GPUs

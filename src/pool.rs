@@ -3,7 +3,7 @@
 //! The launching thread works too, so a pool of one thread is that thread alone. It takes chunks from the front of a job,
 //! helpers from the back, and it waits only for helpers that are inside a chunk: one that the system has taken off its core
 //! delays nobody otherwise. To wake a helper takes longer than most launches, so helpers stay awake for a while behind a
-//! launch, and a launch that finds none awake asks for one only if it is long, or closely follows another. Jobs must never block: with that, any
+//! launch, and a launch that finds none awake wakes them only if it is long, or closely follows another. Jobs must never block: with that, any
 //! number of ranks on any number of cores makes progress. Own code instead of a work-stealing crate because a launch must
 //! not allocate.
 
@@ -19,8 +19,11 @@ use crate::sync::{AtomicU64, AtomicUsize, Builder, Condvar, Mutex, MutexGuard, S
 /// A launch that moves fewer bytes is done before a helper that is awake has taken a part.
 const SPLIT_BYTES: u64 = 448 << 10;
 
-/// A launch that moves fewer is done before a helper that sleeps has woken.
+/// A launch that moves fewer is done before a helper that sleeps has woken, unless it computes for long.
 const WAKE_BYTES: u64 = 6 << 20;
+
+/// A launch that took longer on one thread wakes helpers the next time.
+const WAKE_NS: u64 = 200_000;
 
 /// How long helpers stay awake behind a launch, unless the environment says otherwise.
 const SPIN: Duration = Duration::from_micros(200);
@@ -43,6 +46,8 @@ pub(crate) struct Job {
     rest: Rest,
     /// Helpers inside; changes only under the pool's lock.
     helpers: AtomicUsize,
+    /// Nanoseconds of the last launch on one thread.
+    alone_ns: AtomicU64,
 }
 
 /// A range of chunks: its start in the lower half of a word, and its end in the upper.
@@ -92,7 +97,12 @@ impl Job {
     pub(crate) fn new(work: impl Chunks + 'static) -> Arc<Self> {
         assert!(u32::try_from(work.chunk_count()).is_ok(), "a job has less than 2^32 chunks");
         let rest = Rest(AtomicU64::new(0));
-        Arc::new(Job { work: Box::new(work), rest, helpers: AtomicUsize::new(0) })
+        Arc::new(Job {
+            work: Box::new(work),
+            rest,
+            helpers: AtomicUsize::new(0),
+            alone_ns: AtomicU64::new(0),
+        })
     }
 
     fn work_from(&self, side: Side) {
@@ -113,12 +123,12 @@ struct Shared {
     helpers: usize,
     spin: Duration,
     state: Mutex<State>,
-    /// Jobs that were queued so far; changes only under the lock.
+    /// Jobs that were queued so far, and the end of the pool.
     queued: AtomicUsize,
     /// Helpers that watch `queued`.
     awake: AtomicUsize,
-    /// When the last launch began that was long enough to be split.
-    launched_ns: AtomicU64,
+    /// When the last launch ended that was long enough to be split.
+    ended_ns: AtomicU64,
     work: Condvar,
     left: Condvar,
 }
@@ -137,13 +147,13 @@ impl Pool {
     pub const MAX_THREADS: usize = 1024;
 
     /// Builds a pool of `threads` threads, brought into the range 1 to [`MAX_THREADS`](Self::MAX_THREADS), the
-    /// launching one included; they start with the first launch, and stay awake for 200 us behind each.
+    /// launching one included; they start with the first launch that needs them, and stay awake for 200 us behind each.
     pub fn new(threads: usize) -> Self {
         Pool::spinning(threads, SPIN)
     }
 
     /// Builds a pool as [`new`](Self::new) does, whose threads stay awake for `spin` behind a launch. With
-    /// `Duration::ZERO` they sleep at once, and only launches of several megabytes are split.
+    /// `Duration::ZERO` they sleep at once, and only launches of at least 6 MiB or 200 us are split.
     pub fn spinning(threads: usize, spin: Duration) -> Self {
         let threads = threads.clamp(1, Self::MAX_THREADS);
         let shared = Arc::new(Shared {
@@ -152,7 +162,7 @@ impl Pool {
             state: Mutex::default(),
             queued: AtomicUsize::new(0),
             awake: AtomicUsize::new(0),
-            launched_ns: AtomicU64::new(u64::MAX),
+            ended_ns: AtomicU64::new(u64::MAX),
             work: Condvar::new(),
             left: Condvar::new(),
         });
@@ -192,11 +202,24 @@ impl Pool {
         if shared.helpers == 0 || chunks < 2 || bytes < SPLIT_BYTES {
             return job.work_from(Side::Front);
         }
-        let follows = shared.follows_closely();
-        let wakes = follows || bytes >= WAKE_BYTES;
-        if !wakes && shared.awake.load(Ordering::Relaxed) == 0 {
-            return job.work_from(Side::Front);
+        let start_ns = now_ns();
+        let wakes = bytes >= WAKE_BYTES
+            || job.alone_ns.load(Ordering::Relaxed) >= WAKE_NS
+            || shared.has_just_ended(start_ns);
+        if wakes || shared.awake.load(Ordering::Relaxed) > 0 {
+            self.run_together(job, if wakes { chunks - 1 } else { 0 });
+            shared.ended_ns.store(now_ns(), Ordering::Relaxed);
+        } else {
+            job.work_from(Side::Front);
+            let end_ns = now_ns();
+            job.alone_ns.store(end_ns.saturating_sub(start_ns), Ordering::Relaxed);
+            shared.ended_ns.store(end_ns, Ordering::Relaxed);
         }
+    }
+
+    /// Runs all chunks with the helpers that are awake, and wakes so many more.
+    fn run_together(&self, job: &Arc<Job>, wanted: usize) {
+        let shared = &*self.shared;
         {
             let mut state = shared.lock();
             if !state.started {
@@ -207,9 +230,9 @@ impl Pool {
             state.queue.push_back(Arc::clone(job));
             shared.queued.fetch_add(1, Ordering::Release);
         }
-        if wakes && shared.awake.load(Ordering::Relaxed) < shared.helpers {
-            shared.work.notify_all();
-        }
+        // Each helper that comes takes the lock for a moment, so no more are called than find a chunk.
+        let asleep = shared.helpers - shared.awake.load(Ordering::Relaxed).min(shared.helpers);
+        (0..wanted.min(asleep)).for_each(|_| shared.work.notify_one());
         job.work_from(Side::Front);
         let mut state = shared.lock();
         state.queue.retain(|queued| !Arc::ptr_eq(queued, job));
@@ -241,11 +264,10 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the last launch began so recently that a helper woken by it would still be awake.
-    fn follows_closely(&self) -> bool {
-        let now = now_ns();
-        let last = self.launched_ns.swap(now, Ordering::Relaxed);
-        u128::from(now.saturating_sub(last)) < self.spin.as_nanos() && last <= now
+    /// Whether the last launch ended so recently that helpers are still awake behind it, or would be.
+    fn has_just_ended(&self, now_ns: u64) -> bool {
+        let ended_ns = self.ended_ns.load(Ordering::Relaxed);
+        ended_ns <= now_ns && u128::from(now_ns - ended_ns) < self.spin.as_nanos()
     }
 
     fn help(&self) {
@@ -376,6 +398,9 @@ mod tests {
             pool.run(&job);
         }
         let files = schedule.0.lock().unwrap().clone();
+        if !files.iter().all(|file| file.exists()) {
+            return eprintln!("SKIPPED: this kernel does not say what a thread has used");
+        }
         let own = std::path::Path::new("/proc").join(std::fs::read_link("/proc/thread-self").unwrap());
         let used = || -> Vec<String> {
             let helpers = files.iter().filter(|file| !file.starts_with(&own));

@@ -3,7 +3,6 @@
 //! Shuttle runs the same code on one thread and chooses who goes next at every lock, wait and notification
 //! (`src/host/interleavings/`). Shuttle does not control anything else.
 
-use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 #[cfg(not(all(test, shuttle)))]
@@ -20,11 +19,18 @@ pub(crate) use shuttle::{
     thread::Builder,
 };
 
-/// Returns the time since the first call. Shuttle has no clock.
+/// Returns the time since the first call.
+#[cfg(not(all(test, shuttle)))]
 pub(crate) fn now_ns() -> u64 {
-    static ORIGIN: OnceLock<Instant> = OnceLock::new();
-    let origin = *ORIGIN.get_or_init(Instant::now);
-    if cfg!(all(test, shuttle)) { 0 } else { origin.elapsed().as_nanos() as u64 }
+    static ORIGIN: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+    ORIGIN.get_or_init(Instant::now).elapsed().as_nanos() as u64
+}
+
+/// Shuttle has no clock. Any two times are the same or far apart.
+#[cfg(all(test, shuttle))]
+pub(crate) fn now_ns() -> u64 {
+    use shuttle::rand::Rng;
+    if shuttle::rand::thread_rng().gen_bool(0.5) { u64::MAX / 2 } else { 0 }
 }
 
 /// Pauses between two looks at an atomic, until a time has passed.
@@ -45,7 +51,7 @@ impl Spin {
         // Looks at the clock, and lets other threads have the core, once in so many pauses.
         const PAUSES: u32 = 64;
         std::hint::spin_loop();
-        self.looks += 1;
+        self.looks = self.looks.wrapping_add(1);
         if self.looks % PAUSES != 1 {
             return true;
         }

@@ -59,6 +59,8 @@ fn a_bad_variable_is_refused_by_name() {
         ("INSTEP_ISA", "sse9", "INSTEP_ISA = sse9"),
         ("INSTEP_THREADS", "0", "INSTEP_THREADS"),
         ("INSTEP_THREADS", "two", "two"),
+        ("INSTEP_SPIN_US", "-1", "INSTEP_SPIN_US"),
+        ("INSTEP_PREFETCH", "yes", "INSTEP_PREFETCH = yes"),
     ];
     let cases = cases.into_iter().chain([("INSTEP_DEADLINE_MS", "-1", "INSTEP_DEADLINE_MS")]);
     for (name, value, word) in cases {

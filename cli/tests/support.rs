@@ -141,7 +141,9 @@ impl Folder {
     /// The command, in this folder and without variables from outside.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_instep"));
-        for name in ["INSTEP_ISA", "INSTEP_THREADS", "INSTEP_DEADLINE_MS"] {
+        for name in
+            ["INSTEP_ISA", "INSTEP_THREADS", "INSTEP_SPIN_US", "INSTEP_PREFETCH", "INSTEP_DEADLINE_MS"]
+        {
             command.env_remove(name);
         }
         command.args(arguments).current_dir(self.folder.path());

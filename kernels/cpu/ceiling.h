@@ -47,9 +47,9 @@ __attribute__((noinline)) void ceiling_run(float* const* arrays, float factor, u
             if constexpr (UPDATED > 2) prefetch(c + i, ahead_bytes);
             if constexpr (UPDATED > 3) prefetch(d + i, ahead_bytes);
         }
-        ceiling_round<UPDATED>(LANES, factor, source + i, a + i, b + i, c + i, d + i);
+        ceiling_round<UPDATED>(LANES, factor, source + i, a + i, from(b, i), from(c, i), from(d, i));
     }
-    for (; i < last; ++i) ceiling_round<UPDATED>(1, factor, source + i, a + i, b + i, c + i, d + i);
+    for (; i < last; ++i) ceiling_round<UPDATED>(1, factor, source + i, a + i, from(b, i), from(c, i), from(d, i));
 }
 
 INSTEP_INLINE void in_place_ceiling(float* const* arrays, uint64_t array_count, float factor, uint64_t first,

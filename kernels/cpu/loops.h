@@ -60,7 +60,7 @@ INSTEP_INLINE void step_elements(const typename Rule::Scalars& s, uint32_t flags
 }
 
 /* A state that the rule does not keep has a null address. */
-INSTEP_INLINE float* from(float* state, uint32_t i) { return state ? state + i : nullptr; }
+INSTEP_INLINE float* from(float* state, uint64_t i) { return state ? state + i : nullptr; }
 
 /* Returns whether anything special was seen. It is gathered by lane, and folded once per run. */
 template <class Rule, uint32_t HIDDEN>

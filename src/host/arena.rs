@@ -28,7 +28,7 @@ const SMALL_PAGE: usize = 4096;
 const HUGE_PAGE: usize = 2 << 20;
 
 /// One allocation with an aligned run of zeros inside.
-struct Arena {
+pub(crate) struct Arena {
     base: NonNull<u8>,
     bytes: u64,
     allocation: NonNull<u8>,
@@ -42,7 +42,7 @@ unsafe impl Sync for Arena {}
 
 impl Arena {
     /// Zeros that start `behind` bytes behind a boundary of the allocation.
-    fn zeroed(bytes: u64, behind: u64) -> Result<Arena> {
+    pub(crate) fn zeroed(bytes: u64, behind: u64) -> Result<Arena> {
         let too_large = || {
             Error::layout(
                 format_args!("{bytes} bytes"),
@@ -70,6 +70,15 @@ impl Arena {
         }
         // SAFETY: as above.
         Ok(Arena { base: unsafe { page.add(behind) }, bytes: size as u64, allocation, layout })
+    }
+}
+
+impl Arena {
+    /// Its bytes as f32. Starts behind a boundary are multiples of what a vector needs.
+    pub(crate) fn f32s(&mut self) -> &mut [f32] {
+        let length = self.bytes as usize / size_of::<f32>();
+        // SAFETY: allocated, initialised to zeros or written since as f32, aligned, and this borrow's alone.
+        unsafe { std::slice::from_raw_parts_mut(self.base.cast().as_ptr(), length) }
     }
 }
 

@@ -1,13 +1,16 @@
 //! Whether a step prefetches, which this machine is asked: it helps some CPUs and slows others by a fifth.
 //!
 //! The hardware's own prefetchers stop at every page of every stream. On some CPUs a prefetch keeps the next page's lines
-//! coming; on others it only takes the place of loads. One short measurement per process decides, and no bit depends on it.
+//! coming; on others it only takes the place of loads. One measurement per process and instruction set decides, of some
+//! 50 ms and 64 MiB. No bit depends on it.
 
 use std::sync::OnceLock;
 use std::time::Instant;
 
 use crate::error::{Error, Result};
-use crate::host::kernels::Kernels;
+use crate::host::arena::Arena;
+use crate::host::kernels::{Isa, Kernels};
+use crate::host::stagger::Stagger;
 
 /// How far ahead a step prefetches where it does: a few hundred nanoseconds of its own.
 pub(crate) const AHEAD_BYTES: u64 = 2048;
@@ -15,8 +18,8 @@ pub(crate) const AHEAD_BYTES: u64 = 2048;
 /// Memories that are shorter than this in sum lie in a cache, where nothing is to be asked for.
 const BEYOND_CACHE: u64 = 32 << 20;
 
-/// Elements of each of the four arrays of the measurement, 64 MiB together.
-const LENGTH: usize = 4 << 20;
+/// Size of each of the four arrays of the measurement.
+const BYTES: u64 = 16 << 20;
 
 /// Rounds of the measurement; the fastest counts, since whatever disturbs one makes it slower.
 const ROUNDS: usize = 3;
@@ -26,10 +29,11 @@ const ROUNDS: usize = 3;
 /// # Errors
 /// `Config` if the variable is neither `on` nor `off`.
 pub(crate) fn ahead_bytes(kernels: Kernels, memory_bytes: u64) -> Result<u64> {
-    static MEASURED: OnceLock<u64> = OnceLock::new();
+    static MEASURED: [OnceLock<u64>; Isa::ALL.len()] = [const { OnceLock::new() }; Isa::ALL.len()];
     let Some(text) = std::env::var_os("INSTEP_PREFETCH") else {
         let is_beyond = memory_bytes >= BEYOND_CACHE;
-        return Ok(if is_beyond { *MEASURED.get_or_init(|| measure(kernels)) } else { 0 });
+        let measured = || *MEASURED[kernels.isa() as usize].get_or_init(|| measure(kernels).unwrap_or(0));
+        return Ok(if is_beyond { measured() } else { 0 });
     };
     match &*text.to_string_lossy() {
         "on" => Ok(AHEAD_BYTES),
@@ -40,13 +44,15 @@ pub(crate) fn ahead_bytes(kernels: Kernels, memory_bytes: u64) -> Result<u64> {
     }
 }
 
-/// Runs the memory traffic of a step with and without prefetches, and returns what was faster.
-fn measure(kernels: Kernels) -> u64 {
-    // Starts as arenas have them.
-    const STAGGER: usize = 1024 / size_of::<f32>();
-    let mut memory = vec![1.0f32; 4 * (LENGTH + STAGGER)];
-    let mut arrays = memory.chunks_exact_mut(LENGTH + STAGGER);
-    let mut arrays: [&mut [f32]; 4] = std::array::from_fn(|_| arrays.next().unwrap_or_default());
+/// Runs the memory traffic of a step with and without prefetches, and returns what was faster: by more than noise is, if
+/// it is the prefetches.
+fn measure(kernels: Kernels) -> Result<u64> {
+    let mut stagger = Stagger::default();
+    let mut arena = || Arena::zeroed(BYTES, stagger.next(BYTES));
+    let mut arenas = [arena()?, arena()?, arena()?, arena()?];
+    let mut arrays = arenas.each_mut().map(Arena::f32s);
+    // Pages that nobody wrote are one page of zeros.
+    arrays.iter_mut().for_each(|array| array.fill(1.0));
     let mut fastest = [u128::MAX; 2];
     for _ in 0..ROUNDS {
         for (fastest, ahead_bytes) in fastest.iter_mut().zip([0, AHEAD_BYTES]) {
@@ -55,5 +61,5 @@ fn measure(kernels: Kernels) -> u64 {
             *fastest = start.elapsed().as_nanos().min(*fastest);
         }
     }
-    if fastest[1] < fastest[0] { AHEAD_BYTES } else { 0 }
+    Ok(if fastest[1] * 100 < fastest[0] * 97 { AHEAD_BYTES } else { 0 })
 }
