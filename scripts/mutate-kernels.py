@@ -44,13 +44,11 @@ FAULTS = [
      "const volatile uint2* half = reinterpret_cast<const volatile uint2*>(first);\n"
      "    const uint4 words = make_uint4(half[0].x, half[0].y, half[1].x, half[1].y);", "16 bytes per lane"),
     ("twice the work", "compiler", "gpu/tile.cuh", "p.x[i] = canonical(", "Rule::update(s, flags, sum.x[i], p.x[i], state);\n"
-     "            p.x[i] = canonical(", "recorded"),
-    ("a conversion between two loads", "compiler", "gpu/streams.cuh",
-     "if (place.moments() == INSTEP_MOMENTS_F32) return load(place.of<float>(args.states[k]), at, place.extent());",
-     "if (place.moments() == INSTEP_MOMENTS_F32) {\n"
-     "        Four four = as_floats(load(place.of<float>(args.states[k]), at, place.extent()));\n"
-     "        for (uint32_t i = 0; i < 4; ++i) four.x[i] = canonical(four.x[i]);\n"
-     "        return as_words(four);\n    }", "are issued before the first wait"),
+     "            p.x[i] = canonical(", "instep_step_sgd, f32: instructions"),
+    ("a load that waits to see another", "compiler", "gpu/streams.cuh",
+     "words[k] = CODED ? load_codes(place, k, at) : load_state(place, k, at);",
+     "if (k != 0 && words[k - 1].word[0] == 0x7fc12345u) continue;\n"
+     "        words[k] = CODED ? load_codes(place, k, at) : load_state(place, k, at);", "are issued before the first wait"),
     ("a tail one element short", "host-run", "gpu/vector.cuh", "if (at + i < extent.count) put_bits(",
      "if (at + i + 1 < extent.count) put_bits(", DIFFERS),
     ("a tail one element long", "host-run", "gpu/vector.cuh", "if (at + i < extent.count) put_bits(",
