@@ -27,7 +27,7 @@ REGISTERS = 64
 MORE_REGISTERS = {}  # (kernel, architecture): limit, with the reason beside it
 CODED_FORMATS = 2  # that kernels of states in codes have loops for
 TOLERANCE = 0.02  # of the recorded instruction count, either way: a gain is to be recorded, too
-BUILD_SECONDS = 180  # on two cores; a format with a loop of its own costs time
+BUILD_SECONDS = 180  # on two cores, where this script compiles; a format with a loop of its own costs time
 BYTES_PER_ARCHITECTURE = 1_000_000
 # Any other float instruction rounds differently on some machine, or drops a NaN.
 FLOAT_ARITHMETIC = {"add", "sub", "mul", "div", "rcp", "sqrt"}

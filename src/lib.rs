@@ -95,7 +95,7 @@
 //! |---|---|
 //! | `INSTEP_ISA` | the kernels' instruction set: `baseline`, `avx2` or `avx512` |
 //! | `INSTEP_THREADS` | kernel threads |
-//! | `INSTEP_SPIN_US` | microseconds for which kernel threads stay awake behind a step, 200 by default |
+//! | `INSTEP_SPIN_US` | microseconds for which kernel threads stay awake after a step, 200 by default |
 //! | `INSTEP_PREFETCH` | whether steps prefetch: `on` or `off`; unset, a process with 32 MiB of tensors measures it |
 //! | `INSTEP_DEADLINE_MS` | how long a rank waits for the others |
 //!

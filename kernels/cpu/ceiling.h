@@ -12,7 +12,7 @@
 namespace {
 
 /* One round. All loads come before the first store: a store whose address agrees in its low 12 bits delays a load
- * behind it. */
+ * after it. */
 template <int UPDATED>
 INSTEP_INLINE void ceiling_round(uint64_t count, float factor, const float* __restrict source, float* __restrict a,
                                  float* __restrict b, float* __restrict c, float* __restrict d) {

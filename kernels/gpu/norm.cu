@@ -54,7 +54,7 @@ INSTEP_DEVICE void add_leaves(LeafSums& sums, const T* run, uint32_t count, uint
         for (uint32_t i = 0; i < 2 * LEAVES; ++i) words[i] = words_at(run + (start + lane) + 128 * i);
 #pragma unroll
         for (uint32_t i = 0; i < 2 * LEAVES; ++i) hold_back(words[i]);
-        __syncwarp(); /* no load moves behind it */
+        __syncwarp(); /* no load moves past it */
         double of_lane[LEAVES];
 #pragma unroll
         for (uint32_t i = 0; i < LEAVES; ++i) {

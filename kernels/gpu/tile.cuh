@@ -24,7 +24,7 @@ INSTEP_DEVICE uint32_t step_tile(const Place& place, float multiplier, BlockMaxi
         load_states<Rule, CODED>(place, at, words);
         Words sums = load_gradients(place, at); /* last: a shift waits */
         hold_back(stored, words, &sums);
-        if (CODED) __syncwarp(); /* no load moves behind it; every lane is in every round */
+        if (CODED) __syncwarp(); /* no load moves past it; every lane is in every round */
         Four p = weights.values_of(stored), states[INSTEP_MAX_STATES] = {};
         state_values<Rule, CODED>(place, words, states);
         const Four sum = place.gradients().values_of(sums);

@@ -185,7 +185,7 @@ INSTEP_DEVICE Words shifted_floats(const ShiftedWords& both) {
     const uint32_t* const b = both.high.word;
     const uint32_t element[7] = {a[0], a[1], a[2], a[3], b[0], b[1], b[2]};
     uint32_t five[5];
-    Words words; /* without a branch, behind which a load would move */
+    Words words; /* without a branch: a load would move past it */
 #pragma unroll
     for (uint32_t i = 0; i < 5; ++i) five[i] = both.shift & 2 ? element[i + 2] : element[i];
 #pragma unroll

@@ -41,8 +41,8 @@ unsafe impl Send for Arena {}
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// Zeros that start `behind` bytes behind a boundary of the allocation.
-    pub(crate) fn zeroed(bytes: u64, behind: u64) -> Result<Arena> {
+    /// Zeros that start `offset` bytes after a boundary of the allocation.
+    pub(crate) fn zeroed(bytes: u64, offset: u64) -> Result<Arena> {
         let too_large = || {
             Error::layout(
                 format_args!("{bytes} bytes"),
@@ -54,8 +54,8 @@ impl Arena {
         let alignment = if size >= 2 * HUGE_PAGE { HUGE_PAGE } else { SMALL_PAGE };
         // Aligned by hand. For a larger alignment an allocator would write the zeros itself, and so touch every page
         // before the advice.
-        let behind = behind as usize;
-        let whole = size.checked_add(alignment + behind).ok_or_else(too_large)?;
+        let offset = offset as usize;
+        let whole = size.checked_add(alignment + offset).ok_or_else(too_large)?;
         let layout = AllocLayout::from_size_align(whole, ALLOCATOR_ALIGNMENT).map_err(|_| too_large())?;
         // SAFETY: the size is not zero.
         let allocation = unsafe { alloc_zeroed(layout) };
@@ -63,18 +63,18 @@ impl Arena {
             Error::layout(format_args!("{bytes} bytes"), "could not be allocated", "free memory")
         })?;
         let skipped = allocation.addr().get().next_multiple_of(alignment) - allocation.addr().get();
-        // SAFETY: less than `alignment` further, which the allocation is longer than arena and `behind` together.
+        // SAFETY: less than `alignment` further, which the allocation is longer than arena and `offset` together.
         let page = unsafe { allocation.add(skipped) };
         if alignment == HUGE_PAGE {
             advise_huge_pages(page, size);
         }
         // SAFETY: as above.
-        Ok(Arena { base: unsafe { page.add(behind) }, bytes: size as u64, allocation, layout })
+        Ok(Arena { base: unsafe { page.add(offset) }, bytes: size as u64, allocation, layout })
     }
 }
 
 impl Arena {
-    /// Its bytes as f32. Starts behind a boundary are multiples of what a vector needs.
+    /// Its bytes as f32. Offsets from a boundary are multiples of what a vector needs.
     pub(crate) fn f32s(&mut self) -> &mut [f32] {
         let length = self.bytes as usize / size_of::<f32>();
         // SAFETY: allocated, initialised to zeros or written since as f32, aligned, and this borrow's alone.

@@ -1,8 +1,8 @@
-//! Whether a step prefetches, which this machine is asked: it helps some CPUs and slows others by a fifth.
+//! Whether a step prefetches: a measurement on this machine decides, because it helps some CPUs and slows others.
 //!
 //! The hardware's own prefetchers stop at every page of every stream. On some CPUs a prefetch keeps the next page's lines
-//! coming; on others it only takes the place of loads. One measurement per process and instruction set decides, of some
-//! 50 ms and 64 MiB. No bit depends on it.
+//! coming; on others it only takes the place of loads. One process measures once per instruction set, over 64 MiB. No bit
+//! depends on it.
 
 use std::sync::OnceLock;
 use std::time::Instant;
@@ -12,16 +12,16 @@ use crate::host::arena::Arena;
 use crate::host::kernels::{Isa, Kernels};
 use crate::host::stagger::Stagger;
 
-/// How far ahead a step prefetches where it does: a few hundred nanoseconds of its own.
+/// How far ahead of its loads a step prefetches, in each stream.
 pub(crate) const AHEAD_BYTES: u64 = 2048;
 
-/// Memories that are shorter than this in sum lie in a cache, where nothing is to be asked for.
+/// Memories that are shorter than this in sum are taken to lie in a cache, where a prefetch has nothing to fetch.
 const BEYOND_CACHE: u64 = 32 << 20;
 
 /// Size of each of the four arrays of the measurement.
 const BYTES: u64 = 16 << 20;
 
-/// Rounds of the measurement; the fastest counts, since whatever disturbs one makes it slower.
+/// Rounds of the measurement; the fastest counts, since a disturbance makes a round slower, never faster.
 const ROUNDS: usize = 3;
 
 /// Returns how far ahead a step of `memory_bytes` prefetches; 0: not at all. `INSTEP_PREFETCH` comes first.

@@ -67,7 +67,7 @@ impl Runner {
     pub(crate) fn new(parts: Parts) -> Result<Runner> {
         let Parts { plan, memories, constants, assignment, kernels, pool, comm, deadline } = parts;
         let ahead_bytes = ahead_bytes(kernels, memories.regions().sizes().map(|(_, bytes)| bytes).sum())?;
-        let how = How { kernels, ahead_bytes, threads: pool.threads() };
+        let execution = Execution { kernels, ahead_bytes, threads: pool.threads() };
         initialise(&plan, &memories, &constants, &assignment);
         let work = |kind: Kind| {
             let of_constants = (&constants, &*assignment);
@@ -76,7 +76,7 @@ impl Runner {
                 INSTEP_OPTIMIZER_CUSTOM => {
                     Work::Custom(Box::new(CustomStep::new(launch, &plan, &assignment, kernels, &memories)))
                 }
-                _ => Work::Kernel(Job::new(BucketJob::new(kind, launch, &memories, how))),
+                _ => Work::Kernel(Job::new(BucketJob::new(kind, launch, &memories, execution))),
             };
             let buckets = 0..plan.buckets().len() as u32;
             buckets.map(|bucket| launches(bucket).into_iter().map(work).collect()).collect()
@@ -195,7 +195,7 @@ fn initialise(plan: &Plan, memories: &Memories, constants: &StepConstants, assig
 
 /// How a launch is carried out; no bit depends on it but by the kernels.
 #[derive(Clone, Copy)]
-struct How {
+struct Execution {
     kernels: Kernels,
     ahead_bytes: u64,
     threads: usize,
@@ -208,7 +208,7 @@ struct BucketJob {
     tiles: Vec<InstepTile>,
     tiles_per_chunk: usize,
     moved_bytes: u64,
-    how: How,
+    execution: Execution,
     /// Keeps what the arguments point to alive.
     _memories: Arc<Memories>,
 }
@@ -220,12 +220,20 @@ unsafe impl Send for BucketJob {}
 unsafe impl Sync for BucketJob {}
 
 impl BucketJob {
-    fn new(kind: Kind, launch: Launch, memories: &Arc<Memories>, how: How) -> BucketJob {
+    fn new(kind: Kind, launch: Launch, memories: &Arc<Memories>, execution: Execution) -> BucketJob {
         let Launch { mut args, tiles, moved_bytes } = launch;
         args.tiles = tiles.as_ptr();
-        let wanted = tiles.len() / (CHUNKS_PER_THREAD * how.threads);
+        let wanted = tiles.len() / (CHUNKS_PER_THREAD * execution.threads);
         let tiles_per_chunk = wanted.clamp(*TILES_PER_CHUNK.start(), *TILES_PER_CHUNK.end());
-        BucketJob { kind, args, tiles, tiles_per_chunk, moved_bytes, how, _memories: Arc::clone(memories) }
+        BucketJob {
+            kind,
+            args,
+            tiles,
+            tiles_per_chunk,
+            moved_bytes,
+            execution,
+            _memories: Arc::clone(memories),
+        }
     }
 }
 
@@ -241,7 +249,7 @@ impl Chunks for BucketJob {
     fn run_chunk(&self, chunk: usize) {
         let first = chunk * self.tiles_per_chunk;
         let last = (first + self.tiles_per_chunk).min(self.tiles.len()) as u64;
-        let (first, How { kernels, ahead_bytes, .. }) = (first as u64, self.how);
+        let (first, Execution { kernels, ahead_bytes, .. }) = (first as u64, self.execution);
         // SAFETY: the arguments were resolved from the op's accesses and `_memories` keeps them alive; chunks are
         // disjoint runs of this job's own tiles; nothing else touches the bucket, as for every op.
         unsafe {

@@ -1,10 +1,10 @@
 //! Where arrays that a step walks together start within a page, so that no CPU takes one for another.
 //!
-//! A load that agrees with an earlier store in its low 12 address bits waits for it, and first-level caches look lines up
-//! by those bits: where all arrays start alike, a step is slower by a fifth, and on Zen 4 by a factor of four at
-//! some distances, because its way predictor hashes higher bits with them. Starts that are 512 bytes apart cost nothing.
-//! AMD, "Software Optimization Guide for the Zen 4 Microarchitecture"; Intel, "64 and IA-32 Architectures Optimization
-//! Reference Manual", on 4 KiB aliasing.
+//! A load that agrees with an earlier store in its low 12 address bits may wait for it, and first-level caches look lines
+//! up by those bits. AMD's way predictor hashes higher bits too, and arrays of some distances agree in those as well.
+//! Starts at least 512 bytes apart avoid both. The hash is that of Lipp et al., "Take A Way: Exploring the Security
+//! Implications of AMD's Cache Way Predictors", ASIA CCS 2020; on loads and stores see Intel, "64 and IA-32 Architectures
+//! Optimization Reference Manual", 4 KiB aliasing.
 
 /// The bits that decide, as a distance.
 const PAGE: u64 = 4096;
@@ -22,13 +22,14 @@ pub(crate) struct Stagger {
 }
 
 impl Stagger {
-    /// Counts in memory that lies where it lies: `bytes` of it, whose `start`-th byte of its kind has this address.
+    /// Counts in `bytes` of the caller's memory. They are of an array in which they start at byte `start`, and their
+    /// address is `address`.
     pub(crate) fn keep_away_from(&mut self, address: u64, start: u64, bytes: u64) {
         self.taken.push((address.wrapping_sub(start) % PAGE, bytes));
     }
 
-    /// Returns by how many bytes another array of `bytes` starts behind a page: near to as few bytes as can be, and then
-    /// as far from its neighbours as can be.
+    /// Returns how many bytes from the start of a page another array of `bytes` starts: near to as few bytes of other
+    /// arrays as possible, and then as far from its neighbours as possible.
     pub(crate) fn next(&mut self, bytes: u64) -> u64 {
         let cost = |start: u64| {
             let near = self.taken.iter().filter(|(other, _)| distance(start, *other) < NEAR);
@@ -51,7 +52,7 @@ fn distance(a: u64, b: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// Zen 4's way predictor tells lines of one set apart by pairs of address bits only.
+    /// AMD's way predictor tells the lines of one set apart by pairs of address bits only (Lipp et al.).
     fn way_hash(address: u64) -> u64 {
         let pairs = [(12, 27), (13, 26), (14, 25), (15, 20), (16, 21), (17, 22), (18, 23), (19, 24)];
         pairs.iter().fold(0, |hash, (a, b)| hash << 1 | (address >> a ^ address >> b) & 1)

@@ -8,9 +8,9 @@ use instep::{DType, Isa, Layout, Mode, Moments, Precision, Solo, Stepper};
 
 use crate::support::{Optim, optimizers, paint, paint_gradient};
 
-/// Whole rounds of every instruction set, and an odd number behind them.
+/// Whole rounds of every instruction set, and an odd number after them.
 const LEN: usize = 67;
-/// In a round's first and last lane, in the last round, and behind it.
+/// In a round's first and last lane, in the last round, and after it.
 const PLACES: [usize; 4] = [0, 31, 63, 66];
 /// The upper halves are bf16 of the same kind. A NaN's payload is in both.
 const NAN: u32 = 0x7fd5_1234;
@@ -22,7 +22,7 @@ const PRECISIONS: [Precision; 2] = [
     Precision { param: DType::BF16, grad: DType::BF16, moments: Moments::BF16, ..Precision::F32 },
 ];
 
-/// A stepper behind two ordinary passes.
+/// A stepper after two ordinary passes.
 struct Run {
     stepper: Stepper,
     is_f32: bool,

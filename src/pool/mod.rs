@@ -1,11 +1,12 @@
 //! Threads that kernels are split over, shared by all ranks of a process.
 //!
-//! The launching thread works too, so a pool of one thread is that thread alone. It takes chunks from the front of a job,
-//! helpers from the back, and it waits only for helpers that are inside a chunk: one that the system has taken off its core
-//! delays nobody otherwise. To wake a helper takes longer than most launches, so helpers stay awake for a while behind a
-//! launch, and a launch that finds none awake wakes them only if it is long, or closely follows another. Jobs must never block: with that, any
-//! number of ranks on any number of cores makes progress. Own code instead of a work-stealing crate because a launch must
-//! not allocate.
+//! The launching thread works too, so a pool of one thread is that thread alone. It waits only for helpers that are
+//! inside a chunk: one that the system has taken off its core delays nobody otherwise. To wake a helper takes longer than
+//! most launches, so helpers stay awake for a while after a launch, and a launch that finds none awake wakes them only if
+//! it is long, or closely follows another. Jobs must never block: with that, any number of ranks on any number of cores
+//! makes progress. Own code instead of a work-stealing crate because a launch must not allocate.
+
+mod job;
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -16,101 +17,23 @@ use std::time::Duration;
 use crate::error::{Result, environment};
 use crate::sync::{AtomicU64, AtomicUsize, Builder, Condvar, Mutex, MutexGuard, Spin, now_ns};
 
-/// A launch that moves fewer bytes is done before a helper that is awake has taken a part.
+use job::Side;
+pub(crate) use job::{Chunks, Job};
+
+/// A launch that moves fewer bytes is not split, though helpers be awake: to hand over a part costs more than it saves.
 const SPLIT_BYTES: u64 = 448 << 10;
 
-/// A launch that moves fewer is done before a helper that sleeps has woken, unless it computes for long.
+/// A launch that moves fewer wakes no helper, unless it computes for long: it would mostly end before the helper begins.
 const WAKE_BYTES: u64 = 6 << 20;
 
 /// A launch that took longer on one thread wakes helpers the next time.
 const WAKE_NS: u64 = 200_000;
 
-/// How long helpers stay awake behind a launch, unless the environment says otherwise.
+/// How long helpers stay awake after a launch, unless the environment says otherwise.
 const SPIN: Duration = Duration::from_micros(200);
 
 /// How long a launcher watches helpers that are inside a chunk before it sleeps until they leave.
 const WATCH: Duration = Duration::from_micros(50);
-
-/// Work that can be done in any order, chunk by chunk.
-pub(crate) trait Chunks: Send + Sync {
-    fn chunk_count(&self) -> usize;
-    /// Bytes that all chunks together move.
-    fn bytes(&self) -> u64;
-    fn run_chunk(&self, chunk: usize);
-}
-
-/// A job that can be launched again and again, one launch at a time.
-pub(crate) struct Job {
-    work: Box<dyn Chunks>,
-    /// The chunks that nobody has taken.
-    rest: Rest,
-    /// Helpers inside; changes only under the pool's lock.
-    helpers: AtomicUsize,
-    /// Nanoseconds of the last launch on one thread.
-    alone_ns: AtomicU64,
-}
-
-/// A range of chunks: its start in the lower half of a word, and its end in the upper.
-struct Rest(AtomicU64);
-
-impl Rest {
-    fn refill(&self, chunks: usize) {
-        self.0.store((chunks as u64) << 32, Ordering::Relaxed);
-    }
-
-    fn is_empty(&self) -> bool {
-        let (start, end) = Rest::ends(self.0.load(Ordering::Relaxed));
-        start >= end
-    }
-
-    /// Takes one chunk. What it reads and writes is published by the pool's lock, so no order is asked for here.
-    fn take(&self, side: Side) -> Option<usize> {
-        let shrink = |word| {
-            let (start, end) = Rest::ends(word);
-            (start < end).then(|| match side {
-                Side::Front => end << 32 | (start + 1),
-                Side::Back => (end - 1) << 32 | start,
-            })
-        };
-        let (start, end) =
-            Rest::ends(self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, shrink).ok()?);
-        Some(match side {
-            Side::Front => start as usize,
-            Side::Back => end as usize - 1,
-        })
-    }
-
-    fn ends(word: u64) -> (u64, u64) {
-        (word & 0xffff_ffff, word >> 32)
-    }
-}
-
-#[derive(Clone, Copy)]
-enum Side {
-    Front,
-    Back,
-}
-
-impl Job {
-    /// # Panics
-    /// If there are 2^32 chunks or more.
-    pub(crate) fn new(work: impl Chunks + 'static) -> Arc<Self> {
-        assert!(u32::try_from(work.chunk_count()).is_ok(), "a job has less than 2^32 chunks");
-        let rest = Rest(AtomicU64::new(0));
-        Arc::new(Job {
-            work: Box::new(work),
-            rest,
-            helpers: AtomicUsize::new(0),
-            alone_ns: AtomicU64::new(0),
-        })
-    }
-
-    fn work_from(&self, side: Side) {
-        while let Some(chunk) = self.rest.take(side) {
-            self.work.run_chunk(chunk);
-        }
-    }
-}
 
 /// A handle to the threads; clones share them, and the last one to go ends them.
 #[derive(Clone)]
@@ -147,12 +70,12 @@ impl Pool {
     pub const MAX_THREADS: usize = 1024;
 
     /// Builds a pool of `threads` threads, brought into the range 1 to [`MAX_THREADS`](Self::MAX_THREADS), the
-    /// launching one included; they start with the first launch that needs them, and stay awake for 200 us behind each.
+    /// launching one included; they start with the first launch that needs them, and stay awake for 200 us after each.
     pub fn new(threads: usize) -> Self {
         Pool::spinning(threads, SPIN)
     }
 
-    /// Builds a pool as [`new`](Self::new) does, whose threads stay awake for `spin` behind a launch. With
+    /// Builds a pool as [`new`](Self::new) does, whose threads stay awake for `spin` after a launch. With
     /// `Duration::ZERO` they sleep at once, and only launches of at least 6 MiB or 200 us are split.
     pub fn spinning(threads: usize, spin: Duration) -> Self {
         let threads = threads.clamp(1, Self::MAX_THREADS);
@@ -264,7 +187,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the last launch ended so recently that helpers are still awake behind it, or would be.
+    /// Whether the last launch ended so recently that helpers are still awake after it, or would be.
     fn has_just_ended(&self, now_ns: u64) -> bool {
         let ended_ns = self.ended_ns.load(Ordering::Relaxed);
         ended_ns <= now_ns && u128::from(now_ns - ended_ns) < self.spin.as_nanos()
