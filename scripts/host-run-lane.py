@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FLAGS = ["-std=c++17", "-O1", "-g1", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti",
-         "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-ffp-contract=off", "-fno-math-errno"]
+         "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-ffp-contract=off", "-fno-math-errno"]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 # Calls into tests/host_run/races.h. A memset in place of a loop would be invisible to it.
 RACES = ["-fsanitize=thread", "-fno-tree-loop-distribute-patterns"]
@@ -31,8 +31,10 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "kernels.so"
         shim = ROOT / "tests/host_run"
+        # A planted fault may leave a name unused.
+        strict = ["-Werror"] if arguments.root == ROOT else []
         kernels, made = library.with_suffix(".o"), SANITIZERS * arguments.sanitize
-        compiled = subprocess.run([*compiler, *FLAGS, *made, *RACES * arguments.races, "-I", arguments.root / "kernels",
+        compiled = subprocess.run([*compiler, *FLAGS, *strict, *made, *RACES * arguments.races, "-I", arguments.root / "kernels",
                                    "-I", shim, "-c", shim / "launch.cpp", "-o", kernels])
         if compiled.returncode:
             sys.exit(f"host-run lane: {' '.join(compiler)} does not compile the kernels")

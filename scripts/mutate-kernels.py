@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Plants one fault at a time into a copy of the kernels. A lane must fail and name the fault.
+"""Plants one fault at a time into a copy of the tree. A lane must fail and name the fault.
 
-A row of FAULTS: the fault, the lane that must catch it, the file, the text to replace (which occurs once), its
-replacement, and a phrase of the report. A lane that fails for another reason has caught nothing. The tree itself
-is never written to.
+A row of FAULTS: the fault, the lane that must catch it, the file (from kernels/ on), the text to replace (which occurs
+once), its replacement, and a phrase of the report. A lane that fails for another reason has caught nothing. The tree
+itself is never written to.
 """
 
-import argparse, re, shutil, subprocess, sys, tempfile
+import argparse, filecmp, os, re, shutil, subprocess, sys, tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,6 +21,11 @@ LANES = {
     "host-run, sanitized": ["scripts/host-run-lane.py", "--sanitize"],
     "host-run, races": ["scripts/host-run-lane.py", "--races", "segments", "many_segments"],
     "host-run, races of precisions": ["scripts/host-run-lane.py", "--races", "precisions::what_is"],
+}
+# The kernels and the threads of the CPU, in a copy of the whole tree.
+TESTS = {
+    "cpu": ["--test", "main", "kernels::special"],
+    "cpu, threads": ["--lib", "pool::"],
 }
 DIFFERS = "differs from the CPU's"
 RACE = "a race: two threads"
@@ -101,8 +106,8 @@ FAULTS = [
      "                                     : __any_sync(0xffffffffu, nonfinite);\n    if (any &&", "meet in different"),
     ("a copy placed like the gradients", "host-run", "gpu/streams.cuh", "Run{args.copy, place.tile().state_offset,",
      "Run{args.copy, place.tile().grad_offset,", DIFFERS),
-    ("a copy in the parameters' dtype", "host-run, precisions", "gpu/streams.cuh", "args.copy_dtype, place",
-     "args.param_dtype, place", "written outside its runs"),
+    ("a copy in f32 that takes the parameters' dtype", "host-run, precisions", "gpu/streams.cuh", "args.copy_dtype, place",
+     "args.copy_dtype ? args.copy_dtype : args.param_dtype, place", DIFFERS),
     ("gradients kept in a skipped pass", "host-run", "gpu/step.cu", "args.zero_grads && is_last",
      "args.zero_grads && is_last && !args.control->skip", DIFFERS),
     ("averaged gradients zeroed", "host-run", "gpu/step.cu",
@@ -191,8 +196,8 @@ FAULTS = [
      "states[k] = write_state(place, k, at, states[k]);", "write_state(place, k, at, states[k]);", DIFFERS),
     ("a change made of states in front of their codes", "host-run, precisions", "gpu/scaled.cuh",
      "states[k] = write_codes(place", "write_codes(place", DIFFERS),
-    ("a shifted gradient read as an aligned one", "host-run, precisions", "gpu/place.cuh",
-     "is_full && format != Format::F32_SHIFTED;", "is_full;", "SIGSEGV"),
+    ("a shifted gradient read as an aligned one", "host-run, sanitized", "gpu/place.cuh",
+     "is_full && format != Format::F32_SHIFTED;", "is_full;", "misaligned address"),
     ("a known format for a launch with a copy", "host-run, precisions", "gpu/place.cuh", "if (args.copy || args.ema ||",
      "if (args.ema ||", DIFFERS),
     ("a known format for a launch with an average", "host-run, precisions", "gpu/place.cuh", "if (args.copy || args.ema ||",
@@ -207,12 +212,66 @@ FAULTS = [
      DIFFERS),
     ("a NaN that no norm shows", "host-run", "gpu/scaled.cuh", "worst >= INSTEP_F32_INFINITY_BITS",
      "worst == INSTEP_F32_INFINITY_BITS", DIFFERS),
+    ("special values found and forgotten", "cpu", "cpu/loops.h", "if (!seen) return 0;", "return 0;",
+     "a NaN with a payload is stored"),
+    ("a lane that nobody looks at", "cpu", "cpu/loops.h", "uint32_t lane = 0; lane < LANES", "uint32_t lane = 1; lane < LANES",
+     "a NaN with a payload is stored"),
+    ("a state said to show in the parameter", "cpu", "rules/lion.h", "HIDDEN = hidden_state(0)", "HIDDEN = 0",
+     "a NaN with a payload is stored"),
+    ("a parameter that is not looked at", "cpu", "cpu/loops.h", "found = special(param)", "found = 0", "7f800000 at 0"),
+    ("states of bf16 that keep their payloads", "cpu", "cpu/bfloat16.h",
+     "k < Rule::STATES; ++k) make_canonical(states[k], count)", "k < 0; ++k) make_canonical(states[k], count)",
+     "a NaN with a payload is stored"),
+    ("a chunk taken twice", "cpu, threads", "../src/pool/job.rs", "end as usize - 1", "start as usize", "c.load(Ordering::Relaxed) == launch"),
+    ("a launch that does not wait for its helpers", "cpu, threads", "../src/pool/mod.rs",
+     "while job.helpers.load(Ordering::Relaxed) > 0 {\n            state = shared.left", "while false {\n            state = shared.left",
+     "c.load(Ordering::Relaxed) == launch"),
 ]
+
+
+def plant(path, name, old, new):
+    text = path.read_text()
+    if text.count(old) != 1:
+        sys.exit(f"{name}: {path.name} has {text.count(old)} times: {old}")
+    path.write_text(text.replace(old, new))
+
+
+def judged(name, lane, file, old, new):
+    """Runs a lane's script on a copy of the kernels."""
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(ROOT / "kernels", Path(folder) / "kernels")
+        plant(Path(folder) / "kernels" / file, name, old, new)
+        if lane == "compiler" and file != "abi.h":
+            rows = Path(folder) / "kernels/optimizers.def"
+            rows.write_text(re.sub(rf"^OPTIMIZER\((?!(?:{'|'.join(COMPILED)}),)\w.*\n", "", rows.read_text(), flags=re.M))
+            layout = Path(folder) / "kernels/gpu/kernels.cu"  # the layout is of all optimizers
+            layout.write_text(layout.read_text().replace('#include "abi_layout.h"\n', ""))
+        script, *options = LANES[lane]
+        command = [sys.executable, ROOT / script, "--root", folder, *options]
+        return subprocess.run(command, capture_output=True, text=True)
+
+
+def built(name, lane, file, old, new):
+    """Runs tests of a copy of the tree. The copy stays where it is, so that only what changes is compiled again."""
+    target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve() / "planted"
+    tree = target / "tree"
+    tracked = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True).split("\0")
+    for path in filter(None, tracked):
+        copy = tree / path
+        if not (copy.exists() and filecmp.cmp(ROOT / path, copy, shallow=False)):
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / path, copy)
+    plant(tree / "kernels" / file, name, old, new)
+    # The build takes longer than the tests.
+    environment = dict(os.environ, CARGO_TARGET_DIR=str(target), CARGO_PROFILE_DEV_OPT_LEVEL="0",
+                       CARGO_PROFILE_TEST_OPT_LEVEL="0", RUSTFLAGS="--cfg kernels_only")
+    return subprocess.run(["cargo", "test", "-q", "-p", "instep", *TESTS[lane]], cwd=tree, env=environment,
+                          capture_output=True, text=True)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--lane", choices=LANES, help="only this lane's faults")
+    parser.add_argument("--lane", choices=[*LANES, *TESTS], help="only this lane's faults")
     parser.add_argument("--turn", type=int, metavar="N", help="one fault per lane: its N-th, counted round and round")
     parser.add_argument("names", nargs="*", help="only faults whose names contain one of these")
     arguments = parser.parse_args()
@@ -224,21 +283,7 @@ def main():
             chosen = name == of_lane[arguments.turn % len(of_lane)]
         if arguments.lane not in (None, lane) or not chosen:
             continue
-        with tempfile.TemporaryDirectory() as folder:
-            shutil.copytree(ROOT / "kernels", Path(folder) / "kernels")
-            path = Path(folder) / "kernels" / file
-            text = path.read_text()
-            if text.count(old) != 1:
-                sys.exit(f"{name}: {file} has {text.count(old)} times: {old}")
-            path.write_text(text.replace(old, new))
-            if lane == "compiler" and file != "abi.h":
-                rows = Path(folder) / "kernels/optimizers.def"
-                rows.write_text(re.sub(rf"^OPTIMIZER\((?!(?:{'|'.join(COMPILED)}),)\w.*\n", "", rows.read_text(), flags=re.M))
-                layout = Path(folder) / "kernels/gpu/kernels.cu"  # the layout is of all optimizers
-                layout.write_text(layout.read_text().replace('#include "abi_layout.h"\n', ""))
-            script, *options = LANES[lane]
-            command = [sys.executable, ROOT / script, "--root", folder, *options]
-            done = subprocess.run(command, capture_output=True, text=True)
+        done = (built if lane in TESTS else judged)(name, lane, file, old, new)
         caught = done.returncode != 0 and phrase in done.stdout + done.stderr
         missed += not caught
         print(f"{'caught' if caught else 'MISSED'} by the {lane} lane: {name}", flush=True)

@@ -167,7 +167,8 @@ impl Launcher {
     }
 
     /// Streams through these buckets `rounds` times as a step does, with a multiply and adds that change no value, with
-    /// or without prefetches: the ceiling is the faster of both. Each thread streams its own contiguous part of each bucket and is started once, so it waits only for memory.
+    /// or without prefetches: the ceiling is the faster of both. Each thread streams its own contiguous part of each bucket
+    /// and is started once, so it waits only for memory.
     ///
     /// # Errors
     /// `Config` unless parameters, gradients and states are all f32: the loop reads and writes f32 alone.

@@ -3,12 +3,14 @@
 //! Not part of the documented interface. A bench runs the product's own ops on the product's own memory, so that it
 //! measures the product. This file must add nothing to a launch.
 
+mod distant;
 mod gpu;
 mod host;
 mod load;
 mod samples;
 mod trainer;
 
+pub use distant::Distant;
 pub use gpu::{GpuCase, GpuLauncher};
 pub use host::Launcher;
 pub use load::{Load, LoadKind, LoadSize, PacedReduce, Pacing};

@@ -14,7 +14,7 @@ mod ranks;
 mod rendezvous;
 pub(crate) mod runner;
 mod solo;
-mod stagger;
+pub(crate) mod stagger;
 mod streams;
 
 pub use kernels::Isa;

@@ -1,10 +1,12 @@
 //! `instep bench`: times steps on this machine against the memory ceiling.
 //!
 //! There are three benches on each device: one bucket's step against the ceiling, the exposed optimizer time, and the
-//! trainer's cost of a hand-over. A GPU has three more: norm, control and graph. They never judge a time.
+//! trainer's cost of a hand-over. The host has one more, distance, and a GPU three: norm, control and graph. They never
+//! judge a time.
 //! benches/README.md derives every column.
 
 mod cases;
+mod distance;
 mod gpu;
 mod handover;
 mod overlap;
@@ -46,6 +48,8 @@ enum Bench {
     Overlap,
     /// The trainer's own time in `grad_ready`.
     Handover,
+    /// Arrays 256 MiB apart that start alike, against arrays that are staggered. On the host only.
+    Distance,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,6 +131,7 @@ pub fn run_on_gpu(options: &Arguments, cuda: &Cuda) -> Result<(), Failure> {
         ("--isa", !options.isa.is_empty()),
         ("--threads", !options.threads.is_empty()),
         ("--csv", options.csv.is_some()),
+        ("--only distance", options.only.contains(&Bench::Distance)),
     ];
     refuse(host, "--device host")?;
     gpu::run(options, cuda)
@@ -167,6 +172,9 @@ fn run_on_host(options: &Arguments) -> Result<(), Failure> {
     }
     if options.wants(Bench::Handover) {
         handover::run(options, &mut record)?;
+    }
+    if options.wants(Bench::Distance) {
+        distance::run(options, &mut record)?;
     }
     if let Some(path) = &options.csv {
         record.write(path).map_err(Failure::file(path))?;

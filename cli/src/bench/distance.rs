@@ -1,0 +1,50 @@
+//! Arrays 256 MiB apart: what a step's memory traffic costs where they start alike, and where they start as a stepper's do.
+//!
+//! Both run one after the other in each round. On a CPU that tells lines apart by more address bits, they take equally long.
+
+use std::time::Instant;
+
+use instep::bench::Distant;
+
+use super::Arguments;
+use super::record::Record;
+use super::statistics::Spread;
+use crate::Failure;
+use crate::console::print_line;
+
+const SWEEPS: usize = 64;
+
+pub(super) fn run(options: &Arguments, record: &mut Record) -> Result<(), Failure> {
+    print_line(&format!(
+        "\ndistance: the traffic of AdamW over four arrays of {} elements, 256 MiB apart, ns/element, median (min-max)",
+        Distant::ELEMENTS
+    ))?;
+    for isa in options.isas()? {
+        let mut alike = Distant::new(isa, false)?;
+        let mut staggered = Distant::new(isa, true)?;
+        let samples: Vec<[f64; 2]> = (0..=options.rounds(15))
+            .map(|_| [&mut alike, &mut staggered].map(ns_per_element))
+            .skip(1) // warms up caches and clocks
+            .collect();
+        let spread = |pick: &dyn Fn(&[f64; 2]) -> f64| Spread::of(samples.iter().map(pick));
+        let (first, second) = (spread(&|both| both[0]), spread(&|both| both[1]));
+        let ratio = spread(&|both| both[0] / both[1]);
+        print_line(&format!(
+            "{:<10}starts alike {:<22}staggered {:<22}alike / staggered {}",
+            isa.name(),
+            first.show(3),
+            second.show(3),
+            ratio.show(2)
+        ))?;
+        record.add("distance", "starts alike", isa.name(), 1, "ns_per_element", first);
+        record.add("distance", "staggered", isa.name(), 1, "ns_per_element", second);
+        record.add("distance", "alike over staggered", isa.name(), 1, "ratio", ratio);
+    }
+    Ok(())
+}
+
+fn ns_per_element(arrays: &mut Distant) -> f64 {
+    let start = Instant::now();
+    (0..SWEEPS).for_each(|_| arrays.stream());
+    start.elapsed().as_secs_f64() * 1e9 / (SWEEPS * Distant::ELEMENTS) as f64
+}
