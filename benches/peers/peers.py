@@ -12,7 +12,10 @@ import os
 import pathlib
 import statistics
 import time
+import warnings
 
+# Said once per bucket, of the functional optimizers that the hooks run.
+warnings.filterwarnings("ignore", message="`TorchScript` support for functional optimizers")
 # Set by DeepSpeed and read by every torch optimizer step, which would then open NVML each time: 100 us a call.
 os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
 
@@ -22,7 +25,7 @@ import torch
 from rows import ROOT, Rows, commit
 
 WORLD_SIZE = 8
-SHAPES = {"l3": (1, 1 << 20), "bucket": (50, 131072), "dram": (1, 16 << 20)}
+SHAPES = {"l2": (1, 1 << 16), "l3": (1, 1 << 20), "bucket": (50, 131072), "dram": (1, 16 << 20)}
 # A bundle has the library beside its scripts.
 TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT if (ROOT / "release").is_dir() else ROOT / "target"))
 # DeepSpeed builds its kernel at first use, and looks for ninja here.
@@ -194,7 +197,7 @@ def run(shape, threads, options, rows):
     elements = segments * length
     # Nine candidates share the cache, so a few buckets each are enough to leave it; a cached case runs alone long enough.
     beyond = math.ceil(4 * cache_bytes() / (16 * elements)) + 1
-    buckets = 1 if shape == "l3" else 2 if options.quick else min(beyond, options.buckets)
+    buckets = 1 if shape in ("l2", "l3") else 2 if options.quick else min(beyond, options.buckets)
     torch.set_num_threads(threads)
     clock = time.process_time if options.cpu_time else time.perf_counter
     made = {}
@@ -244,7 +247,7 @@ def main():
         parser.error("--cpu-time adds threads up; say --threads 1")
     if options.only:
         options.only.append("instep")
-    head = f"# torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}; load {os.getloadavg()[0]:.1f}; commit {commit()}; {'CPU' if options.cpu_time else 'wall'} time"
+    head = f"# torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}; load {os.getloadavg()[0]:.1f}; commit {commit()}; {'CPU' if options.cpu_time else 'wall'} time; GOMP_SPINCOUNT {os.environ.get('GOMP_SPINCOUNT', 'unset')}"
     print(head)
     rows = Rows(options.csv, [head, "candidate,shape,threads,quantity,median,min,max"])
     for threads in options.threads or [1, 2]:
