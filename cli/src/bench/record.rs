@@ -89,10 +89,19 @@ fn head() -> String {
     )
 }
 
+/// Returns the processor's name, with family and model, since a virtual machine may hide its generation from the name.
 fn cpu_model() -> String {
     let text = read("/proc/cpuinfo");
-    let model = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
-    model.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned())
+    let field = |name: &str| {
+        let of =
+            |line: &str| Some(line.strip_prefix(name)?.trim_start().strip_prefix(':')?.trim().to_owned());
+        text.lines().find_map(of)
+    };
+    let Some(name) = field("model name") else { return std::env::consts::ARCH.to_owned() };
+    match (field("cpu family"), field("model")) {
+        (Some(family), Some(model)) => format!("{name}, family {family} model {model}"),
+        _ => name,
+    }
 }
 
 /// Returns the size of the largest cache that the system reports, or 32 MiB if it reports none.
