@@ -15,7 +15,7 @@
 #define INSTEP_TILE_ELEMENTS 2048
 /* Tiles that a kernel may take as one run; places inside it are below 2^31. */
 #define INSTEP_LONGEST_RUN 524288
-/* Threads of a block of every GPU kernel; in the step and the norm each takes four elements at a time. */
+/* Threads of a block of every GPU kernel; in the step each takes four elements at a time. */
 #define INSTEP_GPU_THREADS 256
 /* 22 limbs of 32 bits hold any sum of 2^32 leaf sums exactly; see norm.h. */
 #define INSTEP_NORM_LIMBS 22

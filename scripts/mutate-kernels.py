@@ -6,7 +6,7 @@ once), its replacement, and a phrase of the report. A lane that fails for anothe
 itself is never written to.
 """
 
-import argparse, filecmp, os, re, shutil, subprocess, sys, tempfile
+import argparse, fcntl, filecmp, os, re, shutil, subprocess, sys, tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -255,13 +255,19 @@ def built(name, lane, file, old, new):
     """Runs tests of a copy of the tree. The copy stays where it is, so that only what changes is compiled again."""
     target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve() / "planted"
     tree = target / "tree"
-    tracked = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True).split("\0")
-    for path in filter(None, tracked):
+    target.mkdir(parents=True, exist_ok=True)
+    lock = (target / "lock").open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)  # until this function returns: there is one copy
+    tracked = set(filter(None, subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True).split("\0")))
+    for old_copy in [path for path in tree.rglob("*") if path.is_file() and str(path.relative_to(tree)) not in tracked]:
+        old_copy.unlink()
+    for path in tracked:
         copy = tree / path
         if not (copy.exists() and filecmp.cmp(ROOT / path, copy, shallow=False)):
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / path, copy)
-    plant(tree / "kernels" / file, name, old, new)
+    if file:
+        plant(tree / "kernels" / file, name, old, new)
     # The build takes longer than the tests.
     environment = dict(os.environ, CARGO_TARGET_DIR=str(target), CARGO_PROFILE_DEV_OPT_LEVEL="0",
                        CARGO_PROFILE_TEST_OPT_LEVEL="0", RUSTFLAGS="--cfg kernels_only")
@@ -275,7 +281,7 @@ def main():
     parser.add_argument("--turn", type=int, metavar="N", help="one fault per lane: its N-th, counted round and round")
     parser.add_argument("names", nargs="*", help="only faults whose names contain one of these")
     arguments = parser.parse_args()
-    missed = 0
+    missed, sound = 0, set()
     for name, lane, file, old, new, phrase in FAULTS:
         chosen = not arguments.names or any(part in name for part in arguments.names)
         if arguments.turn is not None:
@@ -283,6 +289,12 @@ def main():
             chosen = name == of_lane[arguments.turn % len(of_lane)]
         if arguments.lane not in (None, lane) or not chosen:
             continue
+        if lane in TESTS and lane not in sound and arguments.turn is None:
+            # Where the lane fails without a fault, it would seem to catch each. CI runs all tests in another lane.
+            plain = built(None, lane, None, None, None)
+            if plain.returncode:
+                sys.exit(f"the {lane} lane fails without a fault:\n{plain.stdout}{plain.stderr}")
+            sound.add(lane)
         done = (built if lane in TESTS else judged)(name, lane, file, old, new)
         caught = done.returncode != 0 and phrase in done.stdout + done.stderr
         missed += not caught

@@ -12,10 +12,7 @@ import os
 import pathlib
 import statistics
 import time
-import warnings
 
-# Said once per bucket, of the functional optimizers that the hooks run.
-warnings.filterwarnings("ignore", message="`TorchScript` support for functional optimizers")
 # Set by DeepSpeed and read by every torch optimizer step, which would then open NVML each time: 100 us a call.
 os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
 

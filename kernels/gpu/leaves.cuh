@@ -48,7 +48,7 @@ struct LeafSums {
     uint64_t limb[LIMBS_PER_LANE]; /* every eighth, from lane % 8 on; each eight lanes have their own */
     float worst;                   /* the largest magnitude of a lane's elements */
 
-    /* What a lane has of a leaf: elements 4 * lane.. of its first half, and of its second. */
+    /* This lane's sum of squares of a leaf. `a` and `b` are elements 4 * lane to 4 * lane + 3 of its two halves. */
     INSTEP_DEVICE double of_lane(const Four& a, const Four& b) {
         double pair[4];
 #pragma unroll

@@ -44,7 +44,7 @@ struct Place {
     const InstepStepArgs& args;
     const TileSlot& slot;
     /* Constants where this is inlined: */
-    bool is_full;    /* full tiles whose streams are aligned; if the format is known, but for the gradients */
+    bool is_full;    /* every tile is full and every stream aligned; in a known format the gradients may be misaligned */
     Format format;
     uint32_t states; /* how many the launch has, if the format is known */
 
@@ -52,7 +52,7 @@ struct Place {
     INSTEP_DEVICE const InstepRecord& record() const { return slot.record(); }
     INSTEP_DEVICE uint32_t count() const { return slot.count; }
     INSTEP_DEVICE Extent extent() const { return {count(), is_full}; }
-    /* Full tiles are whole rounds, so there every thread's elements are. */
+    /* A full tile is a whole number of rounds, so every thread has elements. */
     INSTEP_DEVICE bool has(uint32_t at) const { return is_full || at < count(); }
 
     INSTEP_DEVICE bool is_any() const { return format == Format::ANY; }

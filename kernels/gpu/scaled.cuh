@@ -100,13 +100,13 @@ INSTEP_DEVICE uint32_t measure_tile(const ScaledTile& tile, float multiplier) {
         Weights::Stored stored = tile.weights.load_at(at);
         Words words[INSTEP_MAX_STATES] = {};
         load_states<Rule, CODED>(place, at, words);
-        Words gradients = load_gradients(place, at); /* last: a shift waits */
+        Words gradients = load_gradients(place, at); /* last: to shift misaligned gradients waits for them */
         hold_back(stored, words, &gradients);
         const Four p = tile.weights.values_of(stored);
         Four states[INSTEP_MAX_STATES] = {}, change = {};
         state_values<Rule, CODED>(place, words, states);
         const Four sum = place.gradients().values_of(gradients);
-        /* Again each round, to save registers. */
+        /* Read from shared memory in each round, to save registers. */
         const typename Rule::Scalars s = scalars_of<Rule>(place.record());
         const float factor = Rule::factor(s, multiplier);
         const uint32_t flags = Rule::flags(s);

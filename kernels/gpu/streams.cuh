@@ -141,7 +141,7 @@ INSTEP_DEVICE Four write_state(const Place& place, uint32_t k, uint32_t at, cons
     return widened(words, INSTEP_DTYPE_BF16);
 }
 
-/* A wait, if the gradients are misaligned: the last load of a round. */
+/* Waits for its loads if the gradients are misaligned, so a round calls it last. */
 INSTEP_DEVICE Words load_gradients(const Place& place, uint32_t at) {
     const Run run = place.gradients();
     return run.shifted(run.load_shifted_at(at));

@@ -1,7 +1,8 @@
 /* The element loops of a run of tiles: step, average, zero.
  *
- * Every load of a round comes before the first wait for one. The loop is inlined once for any run, once for full
- * aligned ones, and once per known format and number of states (place.cuh). The bits equal those of cpu/step.h. */
+ * Every load of a round comes before the first wait for one, except the moving average's. The loop is inlined once for any
+ * run, once for full aligned ones, and once per known format and number of states (place.cuh). The bits equal those of
+ * cpu/step.h. */
 #ifndef INSTEP_GPU_TILE_CUH
 #define INSTEP_GPU_TILE_CUH
 
@@ -22,7 +23,7 @@ INSTEP_DEVICE uint32_t step_tile(const Place& place, float multiplier, BlockMaxi
         Weights::Stored stored = weights.load_at(at);
         Words words[INSTEP_MAX_STATES] = {};
         load_states<Rule, CODED>(place, at, words);
-        Words sums = load_gradients(place, at); /* last: a shift waits */
+        Words sums = load_gradients(place, at); /* last: to shift misaligned gradients waits for them */
         hold_back(stored, words, &sums);
         if (CODED) __syncwarp(); /* no load moves past it; every lane is in every round */
         Four p = weights.values_of(stored), states[INSTEP_MAX_STATES] = {};

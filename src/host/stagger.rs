@@ -7,7 +7,7 @@
 //! Optimization Reference Manual", 4 KiB aliasing.
 
 /// The bits that decide, as a distance.
-const PAGE: u64 = 4096;
+pub(crate) const PAGE: u64 = 4096;
 
 /// Arrays that start nearer to each other than this disturb each other.
 const NEAR: u64 = 512;

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use crate::sync::{AtomicU64, AtomicUsize};
 
-/// Work that can be done in any order, chunk by chunk.
+/// Work that can be done in any order, chunk by chunk. A chunk must not panic: the launch would end as if it were done.
 pub(crate) trait Chunks: Send + Sync {
     fn chunk_count(&self) -> usize;
     /// Bytes that all chunks together move.

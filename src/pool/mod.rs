@@ -26,7 +26,8 @@ const SPLIT_BYTES: u64 = 448 << 10;
 /// A launch that moves fewer wakes no helper, unless it computes for long: it would mostly end before the helper begins.
 const WAKE_BYTES: u64 = 6 << 20;
 
-/// A launch that took longer on one thread wakes helpers the next time.
+/// A launch that took longer on one thread wakes helpers the next times. What is remembered of it shrinks by a 64th each
+/// time, so one launch that the system interrupted is forgotten.
 const WAKE_NS: u64 = 200_000;
 
 /// How long helpers stay awake after a launch, unless the environment says otherwise.
@@ -131,6 +132,8 @@ impl Pool {
             || shared.has_just_ended(start_ns);
         if wakes || shared.awake.load(Ordering::Relaxed) > 0 {
             self.run_together(job, if wakes { chunks - 1 } else { 0 });
+            let alone_ns = job.alone_ns.load(Ordering::Relaxed);
+            job.alone_ns.store(alone_ns - alone_ns / 64, Ordering::Relaxed);
             shared.ended_ns.store(now_ns(), Ordering::Relaxed);
         } else {
             job.work_from(Side::Front);
@@ -203,6 +206,7 @@ impl Shared {
                 let leave = Leave { shared: self, job: &job };
                 job.work_from(Side::Back);
                 drop(leave);
+                drop(job); // it may be the last to know the job's memory, which is not freed under the lock
                 (state, seen) = (self.lock(), None);
                 continue;
             }

@@ -22,7 +22,8 @@ pub struct Status {
     pub loss_scale: f64,
     /// The first bucket with an infinite or NaN gradient among those stepped; its parameters are
     /// [`segments_of`](crate::layout::Plan::segments_of) it in the plan. Eager steps it all the same, and so does every
-    /// mode that skips nothing.
+    /// mode that skips nothing. Where a pass decides, the mean counts, which a small loss scale may make infinite although
+    /// the sum is finite; elsewhere the sum counts.
     pub first_nonfinite_bucket: Option<u32>,
 }
 
