@@ -39,10 +39,11 @@ INSTEP_INLINE bool any_lane(const uint32_t* seen) {
     return any >> 31 != 0;
 }
 
-template <class Rule, uint32_t HIDDEN>
+/* `change` is that of a rule that is scaled by norms, where the caller wants it. */
+template <class Rule, uint32_t HIDDEN, bool WITH_CHANGE>
 INSTEP_INLINE void step_elements(const typename Rule::Scalars& s, uint32_t flags, float factor, uint32_t count, float* __restrict p,
                                  const float* __restrict g, float* __restrict state0, float* __restrict state1,
-                                 float* __restrict state2, uint32_t* __restrict seen) {
+                                 float* __restrict state2, float* __restrict change, uint32_t* __restrict seen) {
 #pragma GCC unroll 1 /* sixteen copies of a short body would not become vectors */
     for (uint32_t i = 0; i < count; ++i) {
         const float sum = g[i];
@@ -53,6 +54,7 @@ INSTEP_INLINE void step_elements(const typename Rule::Scalars& s, uint32_t flags
         const float param = Rule::update(s, flags, p[i], sum * factor, state);
         seen[i] |= found_in<Rule, HIDDEN>(param, sum, state);
         if constexpr (!IsScaled<Rule>::value) p[i] = param;
+        if constexpr (WITH_CHANGE) change[i] = Rule::change(s, flags, param, state);
         if constexpr (Rule::STATES > 0) state0[i] = state[0];
         if constexpr (Rule::STATES > 1) state1[i] = state[1];
         if constexpr (Rule::STATES > 2) state2[i] = state[2];
@@ -63,9 +65,10 @@ INSTEP_INLINE void step_elements(const typename Rule::Scalars& s, uint32_t flags
 INSTEP_INLINE float* from(float* state, uint64_t i) { return state ? state + i : nullptr; }
 
 /* Returns whether anything special was seen. It is gathered by lane, and folded once per run. */
-template <class Rule, uint32_t HIDDEN>
+template <class Rule, uint32_t HIDDEN, bool WITH_CHANGE>
 INSTEP_INLINE bool step_rounds(const typename Rule::Scalars& s, uint32_t flags, float factor, uint64_t ahead_bytes,
-                               uint32_t count, float* p, const float* g, float* state0, float* state1, float* state2) {
+                               uint32_t count, float* p, const float* g, float* state0, float* state1, float* state2,
+                               float* change) {
     uint32_t seen[LANES] = {};
     uint32_t i = 0;
     for (; i + LANES <= count; i += LANES) {
@@ -76,11 +79,11 @@ INSTEP_INLINE bool step_rounds(const typename Rule::Scalars& s, uint32_t flags, 
             if constexpr (Rule::STATES > 1) prefetch(state1 + i, ahead_bytes);
             if constexpr (Rule::STATES > 2) prefetch(state2 + i, ahead_bytes);
         }
-        step_elements<Rule, HIDDEN>(s, flags, factor, LANES, p + i, g + i, from(state0, i), from(state1, i),
-                                    from(state2, i), seen);
+        step_elements<Rule, HIDDEN, WITH_CHANGE>(s, flags, factor, LANES, p + i, g + i, from(state0, i), from(state1, i),
+                                                 from(state2, i), from(change, i), seen);
     }
-    step_elements<Rule, HIDDEN>(s, flags, factor, count - i, p + i, g + i, from(state0, i), from(state1, i),
-                                from(state2, i), seen);
+    step_elements<Rule, HIDDEN, WITH_CHANGE>(s, flags, factor, count - i, p + i, g + i, from(state0, i), from(state1, i),
+                                             from(state2, i), from(change, i), seen);
     return any_lane(seen);
 }
 
@@ -96,20 +99,23 @@ __attribute__((noinline, cold)) bool any_special(const float* x, uint32_t count)
  * on SSE2. Special values are rare, so which ones there are is asked afterwards, and NaNs are made canonical then.
  * `noinline` keeps the register pressure of the dispatch out of the loop, and keeps the loop inside the IEEE
  * environment. */
-template <class Rule>
+template <class Rule, bool WITH_CHANGE = false>
 __attribute__((noinline)) uint32_t step_run(const typename Rule::Scalars& scalars, float multiplier, uint64_t ahead_bytes,
                                             uint32_t count, float* p, const float* g, float* state0, float* state1,
-                                            float* state2) {
+                                            float* state2, float* change = nullptr) {
     const typename Rule::Scalars s = scalars;
     const float factor = Rule::factor(s, multiplier);
     const uint32_t flags = Rule::flags(s);
     bool seen;
     if (flags == Rule::COMMON[0]) {
-        seen = step_rounds<Rule, Rule::HIDDEN>(s, Rule::COMMON[0], factor, ahead_bytes, count, p, g, state0, state1, state2);
+        seen = step_rounds<Rule, Rule::HIDDEN, WITH_CHANGE>(s, Rule::COMMON[0], factor, ahead_bytes, count, p, g, state0, state1,
+                                                            state2, change);
     } else if (flags == Rule::COMMON[1]) {
-        seen = step_rounds<Rule, Rule::HIDDEN>(s, Rule::COMMON[1], factor, ahead_bytes, count, p, g, state0, state1, state2);
+        seen = step_rounds<Rule, Rule::HIDDEN, WITH_CHANGE>(s, Rule::COMMON[1], factor, ahead_bytes, count, p, g, state0, state1,
+                                                            state2, change);
     } else {
-        seen = step_rounds<Rule, HIDDEN_EVERYTHING>(s, flags, factor, ahead_bytes, count, p, g, state0, state1, state2);
+        seen = step_rounds<Rule, HIDDEN_EVERYTHING, WITH_CHANGE>(s, flags, factor, ahead_bytes, count, p, g, state0, state1,
+                                                                 state2, change);
     }
     if (!seen) return 0;
     float* const stored[] = {p, state0, state1, state2};

@@ -67,13 +67,18 @@ uint32_t measure_part(const Part& part, const typename Rule::Scalars& scalars, f
     for (uint32_t k = 0; k < Rule::STATES; ++k) {
         states[k] = part.open_state(k, Rule::SIGNED >> k & 1, state_buffers[k]);
     }
+    /* States in f32 are stored as they are, so the same loop has the change. */
+    const bool is_exact = args.moments == INSTEP_MOMENTS_F32;
+    const auto step = is_exact ? step_run<Rule, true> : step_run<Rule, false>;
     const uint32_t nonfinite =
-        step_run<Rule>(scalars, multiplier, part.ahead_bytes, part.count, params, grads, states[0], states[1], states[2]);
-    for (uint32_t k = 0; k < Rule::STATES; ++k) {
-        part.close_state(k, Rule::SIGNED >> k & 1, states[k]);
-        states[k] = part.open_state(k, Rule::SIGNED >> k & 1, state_buffers[k]);
+        step(scalars, multiplier, part.ahead_bytes, part.count, params, grads, states[0], states[1], states[2], change);
+    if (!is_exact) {
+        for (uint32_t k = 0; k < Rule::STATES; ++k) {
+            part.close_state(k, Rule::SIGNED >> k & 1, states[k]);
+            states[k] = part.open_state(k, Rule::SIGNED >> k & 1, state_buffers[k]);
+        }
+        change_run<Rule>(scalars, part.count, params, states[0], states[1], states[2], change);
     }
-    change_run<Rule>(scalars, part.count, params, states[0], states[1], states[2], change);
     squares[OF_PARAM].add(params, part.count);
     squares[OF_CHANGE].add(change, part.count);
     return nonfinite;

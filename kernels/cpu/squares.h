@@ -23,6 +23,48 @@ void atomic_minimum(uint32_t* target, uint32_t value) {
     }
 }
 
+typedef float FourFloats __attribute__((vector_size(16), aligned(4), may_alias));
+typedef double FourDoubles __attribute__((vector_size(32)));
+typedef int64_t FourPlaces __attribute__((vector_size(32)));
+
+/* Picks four of the eight elements of a and b. */
+#if defined(__clang__)
+#define INSTEP_PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define INSTEP_PICK(a, b, ...) __builtin_shuffle(a, b, FourPlaces{__VA_ARGS__})
+#endif
+
+/* The sum of a leaf in its fixed order, numeric/norm.h; `worst` keeps the largest magnitude. Vectors are spelled out:
+ * compilers move every pair through memory to add four neighbours. */
+INSTEP_INLINE double leaf_sum(const float* x, int32_t* worst) {
+    const auto pairs = [&](uint32_t at, FourDoubles& four) __attribute__((always_inline)) {
+        const FourDoubles a = __builtin_convertvector(*reinterpret_cast<const FourFloats*>(x + at), FourDoubles);
+        const FourDoubles b = __builtin_convertvector(*reinterpret_cast<const FourFloats*>(x + 128 + at), FourDoubles);
+        four = a * a + b * b;
+    };
+    FourDoubles lanes[8];
+    for (uint32_t k = 0; k < 8; ++k) {
+        FourDoubles t0, t1, t2, t3; /* the pairs of four lanes */
+        pairs(16 * k, t0);
+        pairs(16 * k + 4, t1);
+        pairs(16 * k + 8, t2);
+        pairs(16 * k + 12, t3);
+        const FourDoubles even = INSTEP_PICK(t0, t2, 0, 1, 4, 5) + INSTEP_PICK(t0, t2, 2, 3, 6, 7);
+        const FourDoubles odd = INSTEP_PICK(t1, t3, 0, 1, 4, 5) + INSTEP_PICK(t1, t3, 2, 3, 6, 7);
+        lanes[k] = INSTEP_PICK(even, odd, 0, 4, 2, 6) + INSTEP_PICK(even, odd, 1, 5, 3, 7);
+    }
+    int32_t magnitude = *worst;
+    for (uint32_t i = 0; i < INSTEP_QUANTUM; ++i) {
+        const int32_t bits = magnitude_bits(x[i]);
+        magnitude = bits > magnitude ? bits : magnitude;
+    }
+    *worst = magnitude;
+    for (uint32_t half = 4; half >= 1; half /= 2) {
+        for (uint32_t k = 0; k < half; ++k) lanes[k] = lanes[k] + lanes[k + half];
+    }
+    return (lanes[0][0] + lanes[0][2]) + (lanes[0][1] + lanes[0][3]);
+}
+
 /* The sum of squares of a run that starts with a leaf, and its largest magnitude. */
 struct Squares {
     uint64_t limbs[INSTEP_NORM_LIMBS] = {};

@@ -71,33 +71,10 @@ INSTEP_INLINE uint32_t stored_magnitude(uint32_t worst) {
     return worst > INSTEP_F32_INFINITY_BITS ? 0x7fffffffu : worst;
 }
 
-/* The fixed order of a leaf: j and 128 + j make a pair, four pairs a lane, and the lanes fold in halves. */
+/* The fixed order of a leaf: j and 128 + j make a pair, four pairs a lane, and the lanes fold in halves. It is the order of one
+ * warp with two loads of four per lane and five shuffles; cpu/squares.h spells it in vectors. */
 INSTEP_INLINE double pair_of(double a, double b) { return a * a + b * b; }
 INSTEP_INLINE double lane_of(double t0, double t1, double t2, double t3) { return (t0 + t2) + (t1 + t3); }
-
-#if !defined(__CUDA_ARCH__)
-/* The fixed order, as plain loops that vectorise on every instruction set; it is the order of one warp with two
- * loads of four per lane and five shuffles. Returns the leaf sum; `worst` keeps the largest magnitude. */
-INSTEP_INLINE double leaf_sum(const float* x, int32_t* worst) {
-    double pairs[128], lanes[32];
-    int32_t magnitude = *worst;
-    for (int j = 0; j < 256; ++j) {
-        const int32_t bits = magnitude_bits(x[j]);
-        magnitude = bits > magnitude ? bits : magnitude;
-    }
-    *worst = magnitude;
-    for (int j = 0; j < 128; ++j) {
-        pairs[j] = pair_of(x[j], x[128 + j]);
-    }
-    for (int l = 0; l < 32; ++l) {
-        lanes[l] = lane_of(pairs[4 * l], pairs[4 * l + 1], pairs[4 * l + 2], pairs[4 * l + 3]);
-    }
-    for (int half = 16; half >= 1; half /= 2) {
-        for (int l = 0; l < half; ++l) lanes[l] = lanes[l] + lanes[l + half];
-    }
-    return lanes[0];
-}
-#endif
 
 }  // namespace
 
