@@ -216,7 +216,7 @@ FAULTS = [
      "a NaN with a payload is stored"),
     ("a lane that nobody looks at", "cpu", "cpu/loops.h", "uint32_t lane = 0; lane < LANES", "uint32_t lane = 1; lane < LANES",
      "a NaN with a payload is stored"),
-    ("a state said to show in the parameter", "cpu", "rules/lion.h", "HIDDEN = hidden_state(0)", "HIDDEN = 0",
+    ("a state said to show in the parameter", "cpu", "rules/lamb.h", "hidden_state(0) | hidden_state(1)", "hidden_state(0)",
      "a NaN with a payload is stored"),
     ("a parameter that is not looked at", "cpu", "cpu/loops.h", "found = special(param)", "found = 0", "7f800000 at 0"),
     ("states of bf16 that keep their payloads", "cpu", "cpu/bfloat16.h",
