@@ -2,7 +2,7 @@
 # Packs the GPU's tests and benches into one folder, for a machine that has a driver, CUDA's tools and
 # PyTorch, and neither Rust nor a C++ compiler: `scripts/gpu-bundle.sh [FOLDER]`, then there `FOLDER/run.sh`.
 #
-# Test binary, `instep`, the peers' library, a test's own kernel, NCCL with code for one architecture, run.sh, the commit.
+# Test binary, `instep`, the peers' library, a test's own kernel, NCCL, run.sh, the commit; GPU code for one architecture.
 # A bundle above LIMIT_BYTES is refused, since it has to be sent. run.sh records the device and the commit that it ran.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -16,7 +16,7 @@ mkdir -p "$bundle/release"
 bundle=$(cd "$bundle" && pwd)
 
 NVCC=$(scripts/cuda-toolchain.sh --nccl)
-export NVCC
+export NVCC INSTEP_CUDA_ARCHS=$architecture # three programs carry the kernels
 cargo build --release -p instep-cli -p instep-peers --features instep-cli/cuda,instep-peers/cuda
 tests=$(cargo test --release -p instep --features cuda --test main --no-run --message-format=json | python3 -c '
 import json, sys
