@@ -10,7 +10,7 @@ use crate::host::stagger::Stagger;
 
 const MIB: u64 = 1 << 20;
 
-/// A gradient, a parameter and two states of f32 whose starts are [`Distant::DISTANCE`] apart, but for the stagger.
+/// A gradient, a parameter and two states of f32. They start [`Distant::DISTANCE`] apart, but for the stagger.
 pub struct Distant {
     kernels: Kernels,
     arena: Arena,

@@ -76,7 +76,7 @@ impl Pool {
         Pool::spinning(threads, SPIN)
     }
 
-    /// Builds a pool as [`new`](Self::new) does, whose threads stay awake for `spin` after a launch. With
+    /// Builds a pool as [`new`](Self::new) does; its threads stay awake for `spin` after a launch. With
     /// `Duration::ZERO` they sleep at once, and only launches of at least 6 MiB or 200 us are split.
     pub fn spinning(threads: usize, spin: Duration) -> Self {
         let threads = threads.clamp(1, Self::MAX_THREADS);
