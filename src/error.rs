@@ -91,8 +91,8 @@ pub enum Error {
     },
     /// Poisons: ranks issued different collectives, or the same ones about different things.
     #[error(
-        "rank {rank}: issued [{ours}] where rank {other_rank} issued [{theirs}]; make calls, layouts, \
-         options, learning rates and frozen parameters equal on all ranks"
+        "rank {rank}: issued [{ours}] where rank {other_rank} issued [{theirs}], which differs in {differs}; make \
+         calls, layouts, options, learning rates and frozen parameters equal on all ranks"
     )]
     Mismatch {
         /// The rank that noticed.
@@ -103,6 +103,8 @@ pub enum Error {
         other_rank: u32,
         /// That rank's call.
         theirs: String,
+        /// What differs: fields of the calls, as in "pass and length".
+        differs: String,
     },
     /// Poisons: a rank left, failed or panicked, so collectives can no longer complete.
     #[error("rank {rank}: lost, {why}; start all ranks again")]

@@ -177,8 +177,7 @@ impl State {
         if call.agrees_with(&other) {
             return Ok(());
         }
-        let (ours, theirs) = (call.to_string(), other.to_string());
-        let error = Error::Mismatch { rank: seat.rank, ours, other_rank, theirs };
+        let error = call.key().mismatch(&other.key(), seat.rank, other_rank);
         self.fail(seat.rank, error.clone());
         Err(error)
     }

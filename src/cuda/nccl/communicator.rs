@@ -14,6 +14,7 @@ use crate::collective::{Allocation, Call, Collective};
 use crate::cuda::context::with_device;
 use crate::cuda::nccl::group::Group;
 use crate::cuda::nccl::library::{Library, unique_id};
+use crate::cuda::nccl::message::Entry;
 use crate::cuda::nccl::raw::{Raw, detached};
 use crate::cuda::nccl::shared::{Shared, closed, lock};
 use crate::cuda::nccl::{Options, UniqueId, bootstrap, memory};
@@ -141,8 +142,7 @@ impl Collective for Nccl {
         let Some(group) = &self.shared.group else {
             return Ok(());
         };
-        let entry = format!("a stepper of agreement {number:016x}");
-        group.compare(&entry, deadline).map_err(|error| self.shared.fail(error))
+        group.compare(&Entry::Stepper(number), deadline).map_err(|error| self.shared.fail(error))
     }
 
     unsafe fn enqueue(&self, call: &Call) -> Result<()> {
@@ -151,7 +151,7 @@ impl Collective for Nccl {
         if shared.ledger
             && let Some(group) = &shared.group
         {
-            group.compare(&call.to_string(), call.deadline).map_err(|error| shared.fail(error))?;
+            group.compare(&Entry::Call(call.key()), call.deadline).map_err(|error| shared.fail(error))?;
         }
         let issuing = *lock(&ISSUING).entry(shared.device).or_insert_with(|| Box::leak(Box::default()));
         let _issuing = lock(issuing);

@@ -9,9 +9,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::cuda::nccl::link::{Link, Received};
-use crate::cuda::nccl::message::Message;
+use crate::cuda::nccl::message::{Entry, Message};
 use crate::error::{Error, Result};
-use crate::text::sentence;
 
 const POLL: Duration = Duration::from_micros(200);
 /// Messages that one look takes from one peer. A rank that keeps to the protocol never has more under way: an entry or
@@ -49,7 +48,7 @@ pub(super) struct Peer {
     rank: u32,
     link: Link,
     /// On rank 0: what this rank is about to do. It may not send another before the verdict.
-    entry: Option<String>,
+    entry: Option<Entry>,
     left: bool,
 }
 
@@ -103,7 +102,7 @@ impl Group {
     ///
     /// # Errors
     /// `Mismatch`, `PeerLost` or `Deadline`, on every rank; the group has ended then.
-    pub(super) fn compare(&self, entry: &str, deadline: Duration) -> Result<()> {
+    pub(super) fn compare(&self, entry: &Entry, deadline: Duration) -> Result<()> {
         if self.world_size == 1 {
             return Ok(());
         }
@@ -111,7 +110,7 @@ impl Group {
         if self.rank > 0 {
             let mut state = self.lock();
             state.verdict = Verdict::Asked;
-            state.broadcast(&Message::Entry(entry.to_owned()));
+            state.broadcast(&Message::Entry(*entry));
         }
         loop {
             let mut state = self.lock();
@@ -127,7 +126,7 @@ impl Group {
             };
             if since.elapsed() >= deadline {
                 let waited_ms = deadline.as_millis() as u64;
-                let call = entry.to_owned();
+                let call = entry.to_string();
                 return Err(state.fail(Error::Deadline { rank: self.rank, call, waited_ms, missing }));
             }
             drop(state);
@@ -166,8 +165,7 @@ impl Group {
     /// Bytes in memory that peers can make this rank hold.
     #[cfg(test)]
     pub(super) fn held_bytes(&self) -> usize {
-        let held = |peer: &Peer| peer.link.held_bytes() + peer.entry.as_ref().map_or(0, String::len);
-        self.lock().peers.iter().map(held).sum()
+        self.lock().peers.iter().map(|peer| peer.link.held_bytes()).sum()
     }
 }
 
@@ -195,15 +193,12 @@ impl State {
     }
 
     /// On rank 0: the ranks that have not said yet what they are about to do.
-    fn judge(&mut self, ours: &str) -> Result<Vec<u32>> {
+    fn judge(&mut self, ours: &Entry) -> Result<Vec<u32>> {
         let mut missing = Vec::new();
         for peer in &self.peers {
             match &peer.entry {
                 Some(theirs) if theirs == ours => {}
-                Some(theirs) => {
-                    let (ours, theirs) = (ours.to_owned(), sentence(theirs));
-                    return Err(Error::Mismatch { rank: 0, ours, other_rank: peer.rank, theirs });
-                }
+                Some(theirs) => return Err(ours.mismatch(theirs, 0, peer.rank)),
                 None if peer.left => return Err(peer.closed()),
                 None => missing.push(peer.rank),
             }

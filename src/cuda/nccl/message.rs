@@ -3,13 +3,16 @@
 //! The sender may be anyone, so decoding refuses an unknown kind, a field cut short and bytes left over. It allocates
 //! no more than the frame that it was given, and escapes every text that an error may repeat.
 
+use std::fmt;
+
+use crate::collective::CallKey;
 use crate::cuda::nccl::UniqueId;
 use crate::cuda::nccl::handshake::{Nonce, Proof};
 use crate::error::Error;
 use crate::text::sentence;
 
 /// "instep" and the version of the protocol.
-const MAGIC: u64 = u64::from_be_bytes(*b"instep\0\x02");
+const MAGIC: u64 = u64::from_be_bytes(*b"instep\0\x03");
 const LONGEST_TEXT_BYTES: usize = 8 * 1024;
 /// Ranks that a `Deadline` names to the other ranks.
 const MOST_MISSING: usize = 256;
@@ -35,13 +38,43 @@ pub(super) enum Message {
     /// Rank 0 to all, once all have a seat.
     Id(Box<UniqueId>),
     /// A rank to rank 0: what it is about to do.
-    Entry(String),
+    Entry(Entry),
     /// Rank 0 to all: every rank's entry is the same.
     Agreed,
     /// The group has ended, and why.
     Failure(Error),
     /// The sender closes its communicator in order.
     Leaving,
+}
+
+/// A comparison that every rank makes with the same content.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Entry {
+    /// A collective call.
+    Call(CallKey),
+    /// A stepper is built, of this agreement.
+    Stepper(u64),
+}
+
+impl Entry {
+    /// Returns the error for a peer whose entry is another.
+    pub(super) fn mismatch(&self, theirs: &Entry, rank: u32, other_rank: u32) -> Error {
+        if let (Entry::Call(ours), Entry::Call(theirs)) = (self, theirs) {
+            return ours.mismatch(theirs, rank, other_rank);
+        }
+        let same_kind = matches!((self, theirs), (Entry::Stepper(_), Entry::Stepper(_)));
+        let differs = if same_kind { "agreement" } else { "kind" }.to_owned();
+        Error::Mismatch { rank, ours: self.to_string(), other_rank, theirs: theirs.to_string(), differs }
+    }
+}
+
+impl fmt::Display for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Entry::Call(key) => key.fmt(f),
+            Entry::Stepper(number) => write!(f, "a stepper of agreement {number:016x}"),
+        }
+    }
 }
 
 impl Message {
@@ -86,17 +119,22 @@ impl Message {
                 frame.push(5);
                 frame.extend(id.iter());
             }
-            Message::Entry(text) => {
+            Message::Entry(Entry::Call(key)) => {
                 frame.push(6);
-                put_text(&mut frame, text);
+                frame.extend(key.to_bytes());
+            }
+            Message::Entry(Entry::Stepper(number)) => {
+                frame.push(15);
+                frame.extend(number.to_le_bytes());
             }
             Message::Agreed => frame.push(7),
-            Message::Failure(Error::Mismatch { rank, ours, other_rank, theirs }) => {
+            Message::Failure(Error::Mismatch { rank, ours, other_rank, theirs, differs }) => {
                 frame.push(8);
                 frame.extend(rank.to_le_bytes());
                 frame.extend(other_rank.to_le_bytes());
                 put_text(&mut frame, ours);
                 put_text(&mut frame, theirs);
+                put_text(&mut frame, differs);
             }
             Message::Failure(Error::Deadline { rank, call, waited_ms, missing }) => {
                 frame.push(9);
@@ -189,12 +227,13 @@ impl Fields<'_> {
             3 => Message::WorldSize(self.u32()?),
             4 => Message::Taken,
             5 => Message::Id(Box::new(self.array()?)),
-            6 => Message::Entry(self.text()?.to_owned()),
+            6 => Message::Entry(Entry::Call(CallKey::from_bytes(&self.array()?)?)),
+            15 => Message::Entry(Entry::Stepper(self.u64()?)),
             7 => Message::Agreed,
             8 => {
                 let (rank, other_rank) = (self.u32()?, self.u32()?);
-                let (ours, theirs) = (self.cause()?, self.cause()?);
-                Message::Failure(Error::Mismatch { rank, ours, other_rank, theirs })
+                let (ours, theirs, differs) = (self.cause()?, self.cause()?, self.cause()?);
+                Message::Failure(Error::Mismatch { rank, ours, other_rank, theirs, differs })
             }
             9 => {
                 let (rank, waited_ms, call) = (self.u32()?, self.u64()?, self.cause()?);
@@ -214,10 +253,16 @@ impl Fields<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::collective::CollectiveKind;
+    use crate::dtype::DType;
 
     #[test]
     fn every_message_decodes_to_itself_and_never_from_more_or_fewer_bytes() {
         let text = || "bucket 3".to_owned();
+        let kind = CollectiveKind::Broadcast;
+        let key = CallKey { kind, pass: 9, bucket: Some(3), dtype: DType::F16, bytes: 20, agreement: 7 };
+        let mismatch = Entry::Call(key).mismatch(&Entry::Stepper(3), 1, 2);
+        assert!(mismatch.to_string().contains("differs in kind"), "{mismatch}");
         let messages = [
             Message::Hello { world_size: 4, rank: 3, job: 7, nonce: Some([5; 32]) },
             Message::Hello { world_size: 4, rank: 3, job: 7, nonce: None },
@@ -229,9 +274,10 @@ mod tests {
             Message::Taken,
             Message::Unproven,
             Message::Id(Box::new([4; 128])),
-            Message::Entry(text()),
+            Message::Entry(Entry::Call(key)),
+            Message::Entry(Entry::Stepper(3)),
             Message::Agreed,
-            Message::Failure(Error::Mismatch { rank: 1, ours: text(), other_rank: 2, theirs: text() }),
+            Message::Failure(mismatch),
             Message::Failure(Error::Deadline { rank: 1, call: text(), waited_ms: 5, missing: vec![] }),
             Message::Failure(Error::PeerLost { rank: 1, why: text() }),
             Message::Leaving,

@@ -111,7 +111,8 @@ pub(in crate::cuda::nccl) fn attempt(options: &Options, until: Instant) -> Resul
             Received::Message(Message::WorldSize(theirs)) if believed => {
                 let group = |size| format!("joining a group of {size}");
                 let (ours, theirs) = (group(world_size), group(theirs));
-                return Err(Error::Mismatch { rank, ours, other_rank: 0, theirs });
+                let differs = "world size".to_owned();
+                return Err(Error::Mismatch { rank, ours, other_rank: 0, theirs, differs });
             }
             Received::Message(Message::Taken) if believed => return Ok(Attempt::Taken),
             // The port may be free for this job in a moment.

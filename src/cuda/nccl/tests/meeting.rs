@@ -7,7 +7,7 @@ use std::net::{TcpListener, TcpStream};
 use std::thread;
 use std::time::Instant;
 
-use super::{AMPLE, SHORT, connect, meet, options, port, seated};
+use super::{AMPLE, SHORT, connect, meet, options, port, seated, sum};
 use crate::cuda::nccl::Options;
 use crate::cuda::nccl::bootstrap::{Attempt, attempt, repeat};
 use crate::cuda::nccl::group::Group;
@@ -35,7 +35,7 @@ fn a_second_group_can_meet_on_the_port_of_the_first() {
                 let groups: Vec<Group> =
                     (0..4).map(|_| meet(&options(rank, 3, port, AMPLE)).unwrap().0).collect();
                 for group in &groups {
-                    group.compare("same", AMPLE).unwrap();
+                    group.compare(&sum(0), AMPLE).unwrap();
                     group.leave();
                 }
             });
@@ -74,7 +74,7 @@ fn a_rank_without_a_rank_0_gives_up_and_says_what_it_tried() {
 fn a_rank_of_another_world_size_is_refused_and_the_others_go_on() {
     disturbed(|port| {
         match meet(&options(1, 3, port, AMPLE)) {
-            Err(Error::Mismatch { rank: 1, ours, other_rank: 0, theirs }) => {
+            Err(Error::Mismatch { rank: 1, ours, other_rank: 0, theirs, .. }) => {
                 assert!(ours.contains('3') && theirs.contains('2'), "{ours} {theirs}");
             }
             other => panic!("{other:?}"),

@@ -14,10 +14,12 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
 
+use crate::collective::{CallKey, CollectiveKind};
 use crate::cuda::nccl::group::Group;
 use crate::cuda::nccl::link::{Link, Received};
-use crate::cuda::nccl::message::Message;
+use crate::cuda::nccl::message::{Entry, Message};
 use crate::cuda::nccl::{Options, UniqueId, bootstrap};
+use crate::dtype::DType;
 use crate::error::Result;
 
 /// Far longer than any test takes.
@@ -59,6 +61,12 @@ fn ranks<T: Send>(world_size: u32, body: impl Fn(u32, Result<Group>) -> T + Sync
         let threads: Vec<_> = (0..world_size).map(one).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
+}
+
+/// An all-reduce of this pass.
+fn sum(pass: u64) -> Entry {
+    let kind = CollectiveKind::AllReduce;
+    Entry::Call(CallKey { kind, pass, bucket: None, dtype: DType::F32, bytes: 1024, agreement: 0 })
 }
 
 /// Connects to a rank 0 that may not be listening yet, as anyone could.

@@ -5,6 +5,8 @@
 //! unsafe functions and calls them only to forward a promise.
 #![allow(unsafe_code)]
 
+mod key;
+
 use std::any::Any;
 use std::{fmt, time::Duration};
 
@@ -13,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::handle::{Place, StreamHandle};
 use crate::layout::Plan;
 pub use crate::op::CollectiveKind;
+pub use key::CallKey;
 
 /// One collective call of one rank.
 #[derive(Clone, Copy, Debug)]
@@ -70,20 +73,21 @@ impl fmt::Debug for Allocation {
 }
 
 impl Call {
+    /// Returns what must be equal on all ranks.
+    pub fn key(&self) -> CallKey {
+        let Call { kind, pass, bucket, dtype, bytes, agreement, .. } = *self;
+        CallKey { kind, pass, bucket, dtype, bytes, agreement }
+    }
+
     /// Returns whether two ranks' calls belong together.
     pub fn agrees_with(&self, other: &Call) -> bool {
-        let ledger = |c: &Call| (c.kind, c.pass, c.bucket, c.dtype, c.bytes, c.agreement);
-        ledger(self) == ledger(other)
+        self.key() == other.key()
     }
 }
 
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, pass {}", self.kind, self.pass)?;
-        if let Some(bucket) = self.bucket {
-            write!(f, ", bucket {bucket}")?;
-        }
-        write!(f, ", {} bytes of {}, agreement {:016x}", self.bytes, self.dtype, self.agreement)
+        self.key().fmt(f)
     }
 }
 
@@ -93,8 +97,8 @@ impl fmt::Display for Call {
 /// ([`cuda::External`](crate::cuda::External)); an implementation of your own reaches others.
 ///
 /// Sums are plain sums: the mean's factor is folded into the step. Every rank must receive the same bits, or parameters
-/// drift apart. A call that differs from the other ranks' ([`Call::agrees_with`]) should be a `Mismatch`, not a hang; a
-/// kind that an implementation does not know is `Unsupported`.
+/// drift apart. A call that differs from the other ranks' ([`Call::key`]) should be a [`mismatch`](CallKey::mismatch), not a
+/// hang; a kind that an implementation does not know is `Unsupported`.
 ///
 /// # Ordering
 /// Calls of one rank come from one thread at a time, in the same order on every rank.

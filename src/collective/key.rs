@@ -1,0 +1,190 @@
+//! What ranks must agree on of a call: a plain value that prints, and that travels between processes as 32 bytes.
+//!
+//! It holds no address, so ranks of different processes can compare it. `from_bytes` accepts only bytes that `to_bytes`
+//! makes, because the sender may be anyone.
+
+use std::fmt;
+
+use crate::dtype::DType;
+use crate::error::Error;
+use crate::op::CollectiveKind;
+
+/// The part of a [`Call`](super::Call) that must be equal on all ranks.
+///
+/// ```
+/// use instep::DType;
+/// use instep::collective::{CallKey, CollectiveKind};
+///
+/// let kind = CollectiveKind::AllReduce;
+/// let ours = CallKey { kind, pass: 7, bucket: Some(2), dtype: DType::F32, bytes: 4096, agreement: 1 };
+/// let theirs = CallKey::from_bytes(&CallKey { bytes: 2048, ..ours }.to_bytes()).ok_or("no key")?;
+/// assert_eq!(theirs.to_string(), "all-reduce, pass 7, bucket 2, 2048 bytes of f32, agreement 0000000000000001");
+/// assert!(ours.mismatch(&theirs, 0, 1).to_string().contains("differs in length"));
+/// # Ok::<(), &str>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CallKey {
+    /// Which collective.
+    pub kind: CollectiveKind,
+    /// The pass it belongs to, counted from the stepper's first.
+    pub pass: u64,
+    /// The bucket it belongs to, if any.
+    pub bucket: Option<u32>,
+    /// Element type.
+    pub dtype: DType,
+    /// Length of the buffers.
+    pub bytes: u64,
+    /// One number for layout, options, learning rates and frozen parameters.
+    pub agreement: u64,
+}
+
+impl CallKey {
+    /// Length of the byte form.
+    pub const BYTES: usize = 32;
+
+    /// Returns the byte form, which is the same on every machine.
+    ///
+    /// # Shapes
+    /// Kind, element type, whether there is a bucket, and a zero take a byte each; the bucket takes four; pass, length
+    /// and agreement take eight each. Numbers are little-endian.
+    pub fn to_bytes(&self) -> [u8; CallKey::BYTES] {
+        let mut bytes = [0; CallKey::BYTES];
+        bytes[0] = match self.kind {
+            CollectiveKind::AllReduce => 0,
+            CollectiveKind::Broadcast => 1,
+        };
+        bytes[1] = match self.dtype {
+            DType::F32 => 0,
+            DType::BF16 => 1,
+            DType::F16 => 2,
+        };
+        bytes[2] = self.bucket.is_some().into();
+        bytes[4..8].copy_from_slice(&self.bucket.unwrap_or(0).to_le_bytes());
+        for (at, number) in [(8, self.pass), (16, self.bytes), (24, self.agreement)] {
+            bytes[at..at + 8].copy_from_slice(&number.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Reads the byte form; `None` if [`to_bytes`](Self::to_bytes) never makes these bytes, or if the length is no
+    /// whole number of elements.
+    pub fn from_bytes(bytes: &[u8; CallKey::BYTES]) -> Option<CallKey> {
+        let [kind, dtype, has_bucket, zero, rest @ ..] = bytes;
+        let (bucket, numbers) = rest.split_first_chunk()?;
+        let bucket = u32::from_le_bytes(*bucket);
+        let (numbers, _) = numbers.as_chunks();
+        let [pass, length, agreement] = *numbers else { return None };
+        let [pass, length, agreement] = [pass, length, agreement].map(u64::from_le_bytes);
+        let key = CallKey {
+            kind: [CollectiveKind::AllReduce, CollectiveKind::Broadcast].get(usize::from(*kind)).copied()?,
+            pass,
+            bucket: match (has_bucket, bucket) {
+                (0, 0) => None,
+                (1, bucket) => Some(bucket),
+                _ => return None,
+            },
+            dtype: [DType::F32, DType::BF16, DType::F16].get(usize::from(*dtype)).copied()?,
+            bytes: length,
+            agreement,
+        };
+        (*zero == 0 && length.is_multiple_of(key.dtype.bytes())).then_some(key)
+    }
+
+    /// Returns the error for two ranks whose calls differ: `rank` made this one, `other_rank` made `theirs`.
+    pub fn mismatch(&self, theirs: &CallKey, rank: u32, other_rank: u32) -> Error {
+        let fields = [
+            ("kind", self.kind != theirs.kind),
+            ("pass", self.pass != theirs.pass),
+            ("bucket", self.bucket != theirs.bucket),
+            ("type", self.dtype != theirs.dtype),
+            ("length", self.bytes != theirs.bytes),
+            ("agreement", self.agreement != theirs.agreement),
+        ];
+        let differing: Vec<&str> =
+            fields.iter().filter(|(_, differs)| *differs).map(|(name, _)| *name).collect();
+        Error::Mismatch {
+            rank,
+            ours: self.to_string(),
+            other_rank,
+            theirs: theirs.to_string(),
+            differs: differing.join(" and "),
+        }
+    }
+}
+
+impl fmt::Display for CallKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, pass {}", self.kind, self.pass)?;
+        if let Some(bucket) = self.bucket {
+            write!(f, ", bucket {bucket}")?;
+        }
+        write!(f, ", {} bytes of {}, agreement {:016x}", self.bytes, self.dtype, self.agreement)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys() -> Vec<CallKey> {
+        let mut keys = Vec::new();
+        for kind in [CollectiveKind::AllReduce, CollectiveKind::Broadcast] {
+            for dtype in [DType::F32, DType::BF16, DType::F16] {
+                for bucket in [None, Some(0), Some(3), Some(u32::MAX)] {
+                    for number in [0, 0x0123_4567_89ab_cdec, u64::MAX - 3] {
+                        keys.push(CallKey {
+                            kind,
+                            pass: number,
+                            bucket,
+                            dtype,
+                            bytes: number,
+                            agreement: !number,
+                        });
+                    }
+                }
+            }
+        }
+        keys
+    }
+
+    #[test]
+    fn every_key_is_read_from_its_own_bytes_and_no_two_keys_share_bytes() {
+        let mut seen = std::collections::HashMap::new();
+        for key in keys() {
+            assert_eq!(CallKey::from_bytes(&key.to_bytes()), Some(key));
+            assert_eq!(seen.insert(key.to_bytes(), key), None);
+        }
+    }
+
+    #[test]
+    fn bytes_that_no_key_has_are_refused() {
+        let key = CallKey { bytes: 8, bucket: None, ..keys()[0] };
+        assert_eq!(CallKey::from_bytes(&key.to_bytes()), Some(key));
+        // An unknown kind, type and flag, the byte that stays zero, a bucket without a flag, half an element.
+        for (at, value) in [(0, 2), (1, 3), (2, 2), (3, 1), (4, 1), (16, 6)] {
+            let mut bytes = key.to_bytes();
+            bytes[at] = value;
+            assert_eq!(CallKey::from_bytes(&bytes), None, "byte {at}");
+        }
+    }
+
+    #[test]
+    fn a_mismatch_names_every_field_that_differs_and_no_other() {
+        let key = keys()[0];
+        let cases = [
+            (CallKey { kind: CollectiveKind::Broadcast, ..key }, "kind"),
+            (CallKey { pass: 1, ..key }, "pass"),
+            (CallKey { bucket: Some(0), ..key }, "bucket"),
+            (CallKey { dtype: DType::F16, ..key }, "type"),
+            (CallKey { bytes: 4, ..key }, "length"),
+            (CallKey { agreement: 4, ..key }, "agreement"),
+            (CallKey { pass: 1, bytes: 4, ..key }, "pass and length"),
+        ];
+        for (theirs, named) in cases {
+            match key.mismatch(&theirs, 2, 1) {
+                Error::Mismatch { rank: 2, other_rank: 1, differs, .. } => assert_eq!(differs, named),
+                other => panic!("{other}"),
+            }
+        }
+    }
+}
