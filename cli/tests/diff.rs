@@ -8,11 +8,15 @@ use serde_json::{Value, json};
 use crate::support::{Content, Folder, assert_refused, stdout};
 
 fn diff(a: &Content, b: &Content) -> (Option<i32>, Value, String) {
+    diff_within(a, b, &[])
+}
+
+fn diff_within(a: &Content, b: &Content, tolerance: &[&str]) -> (Option<i32>, Value, String) {
     let folder = Folder::new();
     folder.write("A", &a.bytes());
     folder.write("B", &b.bytes());
-    let text = folder.run(&["diff", "A", "B"]);
-    let json = folder.run(&["diff", "A", "B", "--json"]);
+    let text = folder.run(&[&["diff", "A", "B"], tolerance].concat());
+    let json = folder.run(&[&["diff", "A", "B", "--json"], tolerance].concat());
     assert_eq!(text.status.code(), json.status.code());
     (json.status.code(), serde_json::from_slice(&json.stdout).unwrap(), stdout(&text))
 }
@@ -103,4 +107,118 @@ fn files_that_cannot_be_read_are_refused() {
     assert_refused(&folder.run(&["diff", "broken", "A"]), "broken");
     assert_refused(&folder.run(&["diff", "A"]), "<B>");
     assert_refused(&folder.run(&["diff", "A", "."]), "regular file");
+}
+
+/// Whether `a` is accepted in place of `b`, for one element and in both orders of other elements.
+fn accepts(tolerance: &[&str], a: f32, b: f32) -> bool {
+    let (status, report, text) = diff_within(&one(&[1.0, a, 2.0]), &one(&[1.0, b, 2.0]), tolerance);
+    assert_eq!(report["within"], json!(status == Some(0)), "{text}");
+    status == Some(0)
+}
+
+#[test]
+fn a_tolerance_in_ulp_accepts_that_many_steps_and_no_more() {
+    let next = |value: f32, steps: u32| f32::from_bits(value.to_bits() + steps);
+    assert!(
+        accepts(&["--max-ulp", "3"], 1.0, next(1.0, 3)) && !accepts(&["--max-ulp", "2"], 1.0, next(1.0, 3))
+    );
+    assert!(accepts(&["--max-ulp", "3"], -f32::from_bits(1), f32::from_bits(2)));
+    assert!(accepts(&["--max-ulp", "0"], 0.0, -0.0) && !accepts(&["--max-ulp", "0"], 1.0, next(1.0, 1)));
+    for dtype in [DType::BF16, DType::F16] {
+        let a = one(&[1.0]).retyped("param.w", dtype);
+        let mut b = a.clone();
+        b.tensors.get_mut("param.w").unwrap().1[0] += 2;
+        assert_eq!(diff_within(&a, &b, &["--max-ulp", "2"]).0, Some(0), "{dtype}");
+        assert_eq!(diff_within(&a, &b, &["--max-ulp", "1"]).0, Some(1), "{dtype}");
+    }
+}
+
+#[test]
+fn absolute_and_relative_tolerances_add_up_over_the_second_file() {
+    assert!(accepts(&["--atol", "0.5"], 1.0, 1.5) && !accepts(&["--atol", "0.25"], 1.0, 1.5));
+    // |1 - 2| is half of 2 and all of 1.
+    assert!(accepts(&["--rtol", "0.5"], 1.0, 2.0) && !accepts(&["--rtol", "0.5"], 2.0, 1.0));
+    assert!(accepts(&["--rtol", "0.5", "--atol", "0.5"], 2.0, 1.0));
+    assert!(accepts(&["--atol", "0"], 0.0, -0.0) && !accepts(&[], 0.0, -0.0));
+}
+
+#[test]
+fn either_kind_of_tolerance_is_enough_for_an_element() {
+    let both = ["--max-ulp", "1", "--atol", "1e-6"];
+    let next = f32::from_bits(1e20f32.to_bits() + 1);
+    assert!(accepts(&both, 1e20, next) && accepts(&both, 1e-9, -1e-9));
+    assert!(!accepts(&both[..2], 1e-9, -1e-9) && !accepts(&both[2..], 1e20, next));
+}
+
+#[test]
+fn within_a_tolerance_nan_is_nan_and_an_infinity_only_itself() {
+    let wide = ["--max-ulp", "18446744073709551615", "--atol", "1e300", "--rtol", "1e300"];
+    let other_nan = f32::from_bits(f32::NAN.to_bits() + 5);
+    assert!(accepts(&wide, f32::NAN, other_nan) && !accepts(&[], f32::NAN, other_nan));
+    for (a, b) in [(f32::NAN, 1.0), (f32::INFINITY, f32::MAX), (f32::INFINITY, f32::NEG_INFINITY)] {
+        assert!(!accepts(&wide, a, b) && !accepts(&wide, b, a), "{a} and {b}");
+    }
+    assert!(accepts(&wide, f32::INFINITY, f32::INFINITY) && accepts(&wide, f32::MAX, f32::MIN));
+}
+
+#[test]
+fn the_summary_names_the_worst_element_of_all_tensors() {
+    let a = one(&[1.0, 1.0, 1e-30]).with("param.a", &[1], &[1.0]);
+    let b = one(&[1.0, 1.000_001, 2e-30]).with("param.a", &[1], &[1.0]);
+    let (_, report, text) = diff(&a, &b);
+    assert_eq!((&report["worst"]["tensor"], &report["worst"]["index"]), (&json!("param.w"), &json!(2)));
+    assert!(text.ends_with("different; worst: param.w at 2: 1e-30 and 2e-30, 8388608 ulp\n"), "{text}");
+    // The absolute tolerance accepts the larger distance, so the other is the worst.
+    let (status, report, text) = diff_within(&a, &b, &["--atol", "1e-9"]);
+    assert_eq!(
+        (status, &report["tensors"][1]["outside"], &report["tensors"][1]["different"]),
+        (Some(1), &json!(1), &json!(2))
+    );
+    assert!(
+        text.ends_with("outside the tolerance; worst: param.w at 1: 1.0 and 1.000001, 8 ulp\n"),
+        "{text}"
+    );
+    let (status, report, text) = diff_within(&a, &b, &["--atol", "1e-5"]);
+    assert_eq!((status, &report["equal"], &report["within"]), (Some(0), &json!(false), &json!(true)));
+    assert!(text.contains("\nwithin the tolerance; worst: param.w at 2: "), "{text}");
+    assert_eq!(diff_within(&a, &a, &["--atol", "1e-5"]).2.lines().last(), Some("equal"));
+}
+
+#[test]
+fn no_tolerance_accepts_another_name_type_shape_or_count() {
+    let wide = ["--max-ulp", "1000000", "--atol", "1e300"];
+    let counted = one(&[1.0]).with_count("w", "7");
+    for other in [
+        one(&[1.0]).with_count("w", "8"),
+        one(&[1.0]),
+        counted.clone().retyped("param.w", DType::BF16),
+        Content::default().with("param.w", &[1, 1], &[1.0]).with_count("w", "7"),
+        counted.clone().with("param.v", &[1], &[1.0]),
+    ] {
+        assert_eq!(diff_within(&counted, &other, &wide).0, Some(1), "{other:?}");
+    }
+    let product = |digits: &str| {
+        let mut content = counted.clone();
+        content.metadata.insert("mu_product.w".into(), digits.into());
+        content
+    };
+    assert_eq!(diff_within(&product("0.9"), &product("0.9000000001"), &["--atol", "1e-9"]).0, Some(0));
+    assert_eq!(diff_within(&product("0.9"), &product("0.90001"), &["--atol", "1e-9"]).0, Some(1));
+    assert_eq!(diff(&product("0.9"), &product("0.9000000001")).0, Some(1));
+}
+
+#[test]
+fn tolerances_that_are_no_bounds_are_refused() {
+    let folder = Folder::new();
+    folder.write("A", &one(&[1.0]).bytes());
+    for (option, bad) in [
+        ("--atol", "-1"),
+        ("--rtol", "-0.5"),
+        ("--atol", "nan"),
+        ("--rtol", "inf"),
+        ("--atol", "x"),
+        ("--max-ulp", "1.5"),
+    ] {
+        assert_refused(&folder.run(&["diff", "A", "A", option, bad]), option);
+    }
 }

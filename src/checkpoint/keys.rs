@@ -11,12 +11,12 @@ pub(super) const EMA: &str = "ema.";
 /// The name that stands where a state's would, for the step count.
 pub(super) const STEP: &str = "step";
 /// The tensor of checksums.
-pub(super) const CHECKSUMS: &str = "crc32";
+pub const CHECKSUMS: &str = "crc32";
 /// The stepper's scalars beside its tensors.
 pub(super) const SCALE: &str = "scaler.scale";
 pub(super) const GROWTH_TRACKER: &str = "scaler.growth_tracker";
 pub(super) const SCHEDULE_STEP: &str = "schedule.step";
 pub(super) const PREVIOUS_NORM: &str = "clip.previous_norm";
 /// The metadata key that says what wrote the file, and in which version of the format.
-pub(super) const VERSION_KEY: &str = "instep.checkpoint";
+pub const VERSION_KEY: &str = "instep.checkpoint";
 pub(super) const VERSION: &str = "1";

@@ -69,7 +69,10 @@ mod write;
 #[doc(hidden)]
 pub use extras::{Extras, Scalar};
 pub use file::replace;
+#[doc(hidden)]
+pub use keys::{CHECKSUMS, VERSION_KEY};
 
+use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::path::Path;
 
@@ -78,7 +81,7 @@ use crate::error::Result;
 use crate::stepper::Stepper;
 use plan::Plan;
 use restore::restore;
-use safetensors::inside;
+use safetensors::{Data, Header, inside};
 
 /// Saves to a file, which is replaced as a whole or left as it was. **Only rank 0 writes**; other ranks return at once,
 /// so every rank may call it. Give ranks whose models differ a [`write()`] each.
@@ -209,4 +212,13 @@ pub fn import<D: Device>(
     order: Option<&[&str]>,
 ) -> Result<Extras> {
     restore(stepper, source, false, |header, stepper| torch::sort(header, stepper, order))
+}
+
+/// Opens a tensor file for `instep diff`. A checkpoint is read to its end and held to its checksums.
+///
+/// # Errors
+/// `Checkpoint` if the file is broken or a checksum differs, `File` if it cannot be read; both name the path.
+#[doc(hidden)]
+pub fn open_checked(path: &Path) -> Result<(Header, Data<File>)> {
+    restore::open_checked(safetensors::regular_file(path)?).map_err(|error| inside(path, error))
 }

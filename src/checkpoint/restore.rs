@@ -9,8 +9,7 @@ use std::io::{Read, Seek};
 use super::extras::{Extras, Scalar};
 use super::keys::{GROWTH_TRACKER, PREVIOUS_NORM, SCALE, SCHEDULE_STEP, VERSION, VERSION_KEY};
 use super::plan::{Count, Counted, Named, Part, Piece, Plan, missing};
-use super::safetensors::convert;
-use super::safetensors::{Dtype, Header, in_tensor};
+use super::safetensors::{self, Data, Dtype, Header, convert, in_tensor};
 use super::verified::Verified;
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -66,6 +65,18 @@ pub(super) fn restore<D: Device, R: Read + Seek>(
     }
     stored.set(stepper, own)?;
     Ok(Extras { scalars, metadata })
+}
+
+/// Opens a tensor file. A checkpoint of this library is read to its end and held to its checksums.
+pub(super) fn open_checked<R: Read + Seek>(source: R) -> Result<(Header, Data<R>)> {
+    let (header, data) = safetensors::open(source)?;
+    let Some(version) = header.metadata.get(VERSION_KEY) else { return Ok((header, data)) };
+    let mut source = Verified::new(&header, data)?;
+    refuse_foreign(Some(version), true, source.has_checksums())?;
+    for (key, tensor) in &header.tensors {
+        source.stream(key, tensor, |_| Ok(()))?;
+    }
+    Ok((header, source.into_data()))
 }
 
 /// The stepper's scalars beside its tensors.

@@ -23,11 +23,22 @@ pub(super) struct Verified<R> {
 impl<R: Read + Seek> Verified<R> {
     pub(super) fn open(source: R) -> Result<(Header, Verified<R>)> {
         let (header, data) = open(source)?;
+        let verified = Verified::new(&header, data)?;
+        Ok((header, verified))
+    }
+
+    /// Reads the checksums of a file that is open, if it has any.
+    pub(super) fn new(header: &Header, data: Data<R>) -> Result<Verified<R>> {
         let mut verified = Verified { data, checksums: None };
         if let Some(tensor) = header.tensors.get(CHECKSUMS) {
-            verified.checksums = Some(verified.read_checksums(&header, tensor)?);
+            verified.checksums = Some(verified.read_checksums(header, tensor)?);
         }
-        Ok((header, verified))
+        Ok(verified)
+    }
+
+    /// Gives up the checksums.
+    pub(super) fn into_data(self) -> Data<R> {
+        self.data
     }
 
     pub(super) fn has_checksums(&self) -> bool {

@@ -6,7 +6,7 @@ use std::io::Cursor;
 
 use ::safetensors::SafeTensors;
 use instep::checkpoint::safetensors;
-use instep_cli::diff;
+use instep_cli::diff::{self, Tolerance};
 use instep_cli::replay::{Options, Order, replay};
 use rand::rngs::SmallRng;
 
@@ -39,10 +39,10 @@ impl Subject for Replay {
             if let Err(error) = SafeTensors::deserialize(&pair.input) {
                 return Err(format!("the crate refuses what was accepted: {error}"));
             }
-            let stepped_only = opened.0.require_stepped().is_ok();
+            let exact = Tolerance::default();
             let itself =
-                safetensors::open(Cursor::new(&pair.input)).map(|again| diff::compare(opened, again));
-            if stepped_only && !itself.is_ok_and(|report| report.is_ok_and(|report| report.equal)) {
+                safetensors::open(Cursor::new(&pair.input)).map(|again| diff::compare(opened, again, &exact));
+            if !itself.is_ok_and(|report| report.is_ok_and(|report| report.equal)) {
                 return Err("a file differs from itself".into());
             }
         }

@@ -1,0 +1,164 @@
+//! What a comparison found, as JSON and as text.
+//!
+//! cli/README.md documents the keys. Later versions may add keys, and never change one.
+
+use serde::Serialize;
+
+use super::Tolerance;
+
+/// The comparison of two files.
+#[derive(Debug, Default, PartialEq, Serialize)]
+pub struct Report {
+    /// Same tensors, same types, same shapes, same bits, same step counts and products of momenta.
+    pub equal: bool,
+    /// Equal, or different only in elements that the tolerance accepts. The exit status tells this.
+    pub within: bool,
+    /// The largest difference of all tensors, outside the tolerance if there is one.
+    pub worst: Option<Located>,
+    /// Tensors that both files have, by name.
+    pub tensors: Vec<Compared>,
+    /// Names of tensors that only the first file has.
+    pub only_in_a: Vec<String>,
+    /// Names of tensors that only the second file has.
+    pub only_in_b: Vec<String>,
+    /// Step counts and products of momenta that differ.
+    pub counts: Vec<Count>,
+}
+
+/// A tensor of both files.
+#[derive(Debug, PartialEq, Serialize)]
+pub struct Compared {
+    /// Its name.
+    pub name: String,
+    /// Its type in the first file.
+    pub dtype_a: &'static str,
+    /// Its type in the second file.
+    pub dtype_b: &'static str,
+    /// Its shape in the first file.
+    pub shape_a: Vec<u64>,
+    /// Its shape in the second file.
+    pub shape_b: Vec<u64>,
+    /// Number of elements that differ in a bit; 0 if shapes or types differ, because none are compared then.
+    pub different: u64,
+    /// Number of those that the tolerance does not accept.
+    pub outside: u64,
+    /// The largest difference.
+    pub worst: Option<Worst>,
+}
+
+/// The largest difference within a tensor, the first of several.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Worst {
+    /// Row-major.
+    pub index: u64,
+    /// The distance; none if one of them is NaN. It is 0 between the two zeros.
+    pub ulp: Option<u64>,
+    /// The first file's value, as text because JSON has no NaN.
+    pub a: String,
+    /// The second file's value.
+    pub b: String,
+    #[serde(skip)]
+    pub(super) is_outside: bool,
+}
+
+/// The largest difference, with its tensor.
+#[derive(Debug, PartialEq, Serialize)]
+pub struct Located {
+    /// The tensor's name.
+    pub tensor: String,
+    /// The element.
+    #[serde(flatten)]
+    pub element: Worst,
+}
+
+/// A step count that differs; none where a file has none.
+#[derive(Debug, PartialEq, Serialize)]
+pub struct Count {
+    /// Its metadata key.
+    pub key: String,
+    /// In the first file.
+    pub a: Option<String>,
+    /// In the second file.
+    pub b: Option<String>,
+}
+
+impl Compared {
+    pub(super) fn has_same_form(&self) -> bool {
+        self.shape_a == self.shape_b && self.dtype_a == self.dtype_b
+    }
+
+    fn line(&self, exact: bool) -> String {
+        let Compared { name, dtype_a, dtype_b, shape_a, shape_b, different, outside, worst } = self;
+        match worst {
+            _ if shape_a != shape_b => format!("{name}: shape {shape_a:?} and {shape_b:?}"),
+            _ if dtype_a != dtype_b => format!("{name}: {dtype_a} and {dtype_b}"),
+            None => format!("{name}: equal"),
+            Some(worst @ Worst { index, a, b, .. }) => {
+                let elements: u64 = shape_a.iter().product();
+                let most = worst.ulp_text();
+                let outside =
+                    if exact { String::new() } else { format!(", {outside} outside the tolerance") };
+                format!(
+                    "{name}: {different} of {elements} differ{outside}, most by {most} ulp at {index}: {a} and {b}"
+                )
+            }
+        }
+    }
+}
+
+impl Worst {
+    pub(super) fn size(&self) -> (bool, u64) {
+        size(self.is_outside, self.ulp)
+    }
+
+    fn ulp_text(&self) -> String {
+        self.ulp.map_or("no number of".into(), |ulp| ulp.to_string())
+    }
+}
+
+/// Orders differences: each outside the tolerance is larger than any within, and then the distance counts.
+pub(super) fn size(is_outside: bool, ulp: Option<u64>) -> (bool, u64) {
+    // A NaN is farther from a number than any other number is, and accepted beside another NaN as equal.
+    let farthest = if is_outside { u64::MAX } else { 0 };
+    (is_outside, ulp.unwrap_or(farthest))
+}
+
+impl Report {
+    /// Decides what the tensors and counts add up to.
+    pub(super) fn conclude(&mut self) {
+        let names_agree = self.only_in_a.is_empty() && self.only_in_b.is_empty();
+        let rest_agrees =
+            names_agree && self.counts.is_empty() && self.tensors.iter().all(Compared::has_same_form);
+        self.equal = rest_agrees && self.tensors.iter().all(|tensor| tensor.different == 0);
+        self.within = rest_agrees && self.tensors.iter().all(|tensor| tensor.outside == 0);
+        for tensor in &self.tensors {
+            let Some(element) = &tensor.worst else { continue };
+            if self.worst.as_ref().is_none_or(|worst| element.size() > worst.element.size()) {
+                self.worst = Some(Located { tensor: tensor.name.clone(), element: element.clone() });
+            }
+        }
+    }
+
+    pub(super) fn text(&self, tolerance: &Tolerance) -> String {
+        let exact = tolerance.is_exact();
+        let mut lines: Vec<String> = self.tensors.iter().map(|tensor| tensor.line(exact)).collect();
+        lines.extend(self.only_in_a.iter().map(|name| format!("{name}: only in the first file")));
+        lines.extend(self.only_in_b.iter().map(|name| format!("{name}: only in the second file")));
+        for Count { key, a, b } in &self.counts {
+            let shown = |count: &Option<String>| count.clone().unwrap_or_else(|| "none".into());
+            lines.push(format!("{key}: {} and {}", shown(a), shown(b)));
+        }
+        let verdict = match (self.equal, self.within, exact) {
+            (true, ..) => "equal",
+            (_, true, _) => "within the tolerance",
+            (.., true) => "different",
+            _ => "outside the tolerance",
+        };
+        let worst = self.worst.as_ref().map_or(String::new(), |Located { tensor, element }| {
+            let Worst { index, a, b, .. } = element;
+            format!("; worst: {tensor} at {index}: {a} and {b}, {} ulp", element.ulp_text())
+        });
+        lines.push(format!("{verdict}{worst}"));
+        lines.join("\n") + "\n"
+    }
+}
