@@ -10,6 +10,7 @@ mod host_run;
 
 mod arbitrary;
 mod bits;
+mod checkpoints;
 mod diff;
 mod files;
 mod golden;

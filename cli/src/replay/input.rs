@@ -8,6 +8,7 @@ use std::fmt::Display;
 
 use crate::Failure;
 use crate::replay::config::Config;
+use crate::replay::gradients::{check_passes, in_no_group};
 use crate::replay::place::{Companion, Place, whole_number};
 use instep::checkpoint::safetensors::{Header, Tensor, quoted};
 
@@ -20,7 +21,7 @@ pub const PRODUCT_PREFIX: &str = "mu_product.";
 const MOMENTUM: &str = "momentum_buffer";
 
 /// Step counts are below this, before and after.
-const COUNT_END: u64 = 1 << 63;
+pub(super) const COUNT_END: u64 = 1 << 63;
 
 /// The input, sorted.
 #[derive(Debug)]
@@ -89,13 +90,7 @@ impl Input {
         let names: HashMap<&str, usize> =
             config.params().enumerate().map(|(index, (name, _))| (name.as_str(), index)).collect();
         let mut found: Vec<Found> = names.iter().map(|_| Found::default()).collect();
-        let index = |what: &str, name: &str| match names.get(name) {
-            Some(index) => Ok(*index),
-            None => {
-                let wrong = format_args!("belongs to {}, which is in no group", quoted(name));
-                refuse(quoted(what), wrong, "add the parameter to a group, or remove this")
-            }
-        };
+        let index = |what: &str, name: &str| names.get(name).copied().ok_or_else(|| in_no_group(what, name));
         for (key, tensor) in header.tensors {
             match Place::of(&key) {
                 Some(Place::Value(name)) => found[index(&key, name)?].value = Some(tensor),
@@ -145,22 +140,8 @@ impl Found {
         let Some(value) = value else {
             return refuse(quoted(&format!("param.{name}")), "missing", "add the parameter's values");
         };
-        // The first number that is not there; with none missing, it is the number of passes.
-        let gap = (0..).zip(gradients.keys()).find(|(expected, pass)| expected != *pass);
-        let gap = gap.map_or(gradients.len() as u64, |(expected, _)| expected);
         let frozen = config.frozen.contains(name);
-        if let (true, Some(pass)) = (frozen, gradients.keys().next()) {
-            let wrong = format_args!("{} is frozen and takes no gradient", quoted(name));
-            return refuse(
-                quoted(&format!("grad.{pass}.{name}")),
-                wrong,
-                "remove it, or do not freeze the parameter",
-            );
-        }
-        if gap < passes && !frozen {
-            let remedy = "give it one in every pass, numbered from 0 without gaps";
-            return refuse(quoted(&format!("grad.{gap}.{name}")), "missing", remedy);
-        }
+        check_passes(name, frozen, &gradients, passes)?;
         let fits = |key: String, tensor: &Tensor| match tensor.shape == value.shape {
             true => Ok(()),
             false => {

@@ -5,9 +5,10 @@
 
 use std::io::{Read, Seek};
 
-use instep::checkpoint::safetensors::{Data, Tensor, quoted};
+use instep::checkpoint::safetensors::{Data, Tensor};
 use instep::{DType, Element, Error, ParamId, Result, Stepper, bf16, f16};
 
+use super::build::set_exceptions;
 use super::dtypes::refuse_rounded;
 use super::{Companion, Config, Input, Param};
 use crate::Failure;
@@ -62,13 +63,8 @@ pub(super) fn load<R: Read + Seek>(
             }
             None => stepper.set_step_count(id, count)?,
         }
-        stepper.set_frozen(id, param.frozen)?;
-        if let Some(multiplier) = config.lr_multipliers.get(name) {
-            let refused = |error| Failure::Config(format!("lr_multipliers.{}: {error}", quoted(name)));
-            stepper.set_lr_multiplier(id, *multiplier).map_err(refused)?;
-        }
     }
-    Ok(())
+    set_exceptions(config, stepper)
 }
 
 /// Reads the parameters as stored, and not their masters.

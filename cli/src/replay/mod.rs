@@ -3,8 +3,11 @@
 //! It repeats the optimizer steps of a training run without the training, to compare machines, versions and
 //! frameworks. The output is written only after every step has succeeded.
 
+mod build;
+mod checkpoint;
 mod config;
 mod dtypes;
+mod gradients;
 mod groups;
 mod input;
 mod load;
@@ -19,12 +22,14 @@ pub use input::{COUNT_PREFIX, Input, PRODUCT_PREFIX, Param};
 pub use options::{Arguments, Device, Options, Order};
 pub use place::Companion;
 
-use std::io::{Read, Seek, Write};
+use std::io::{self, Read, Seek, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use instep::checkpoint::safetensors::regular_file;
 
 use crate::Failure;
+use checkpoint::{Resumed, is_checkpoint};
 use run::Run;
 
 /// Longest configuration that is read.
@@ -35,7 +40,7 @@ const MAX_CONFIG_BYTES: u64 = 64 << 20;
 /// # Errors
 /// Every refusal; the output file is unchanged then.
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
-    let Arguments { config, input, output, device: Device::Host, options } = arguments;
+    let Arguments { config, input, grads, output, device: Device::Host, options } = arguments;
     let mut text = Vec::new();
     let file = regular_file(config)?;
     file.take(MAX_CONFIG_BYTES + 1).read_to_end(&mut text).map_err(Failure::file(config))?;
@@ -43,11 +48,31 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         return Err(Failure::Config(format!("longer than {MAX_CONFIG_BYTES} bytes")).configured(config));
     }
     let source = regular_file(input)?;
-    let target = output::Target::new(output, &[config, input])?;
-    let parsed = Config::parse(&text);
-    let run = parsed.and_then(|parsed| Run::new(parsed, source, options)).and_then(Run::step_all);
-    let mut run = run.map_err(|failure| failure.configured(config).inside(input))?;
-    target.replace(|file| run.write(file))?;
+    let inputs: Vec<&PathBuf> = [config, input].into_iter().chain(grads).collect();
+    let target = output::Target::new(output, &inputs)?;
+    let parsed = Config::parse(&text).map_err(|failure| failure.configured(config))?;
+    let named = |failure: Failure| failure.configured(config).inside(input);
+    match (is_checkpoint(&source).map_err(named)?, grads) {
+        (true, Some(grads)) => {
+            let gradients = regular_file(grads)?;
+            let mut resumed = Resumed::new(parsed, source, options).map_err(named)?;
+            resumed.step_all(gradients).map_err(|failure| failure.inside(grads))?;
+            target.replace(|file| resumed.write(file).map_err(io::Error::other))?;
+        }
+        (false, None) => {
+            let run = Run::new(parsed, source, options).and_then(Run::step_all);
+            let mut run = run.map_err(named)?;
+            target.replace(|file| run.write(file))?;
+        }
+        (true, None) => {
+            let remedy = "name a file of gradients with --grads";
+            return Err(named(Failure::tensors("a checkpoint", "holds no gradients", remedy)));
+        }
+        (false, Some(_)) => {
+            let wrong = "is for checkpoints, and the input is none";
+            return Err(named(Failure::tensors("--grads", wrong, "put the gradients into the input")));
+        }
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -63,4 +88,20 @@ pub fn replay(
 ) -> Result<(), Failure> {
     let mut run = Run::new(Config::parse(config)?, input, options)?.step_all()?;
     run.write(out).map_err(|error| Failure::File { what: "output".into(), error })
+}
+
+/// Steps a checkpoint with gradients and writes the next checkpoint, without any file.
+///
+/// # Errors
+/// Errors as for [`replay`].
+pub fn replay_checkpoint(
+    config: &[u8],
+    checkpoint: impl Read + Seek,
+    grads: impl Read + Seek,
+    options: &Options,
+    out: &mut impl Write,
+) -> Result<(), Failure> {
+    let mut resumed = Resumed::new(Config::parse(config)?, checkpoint, options)?;
+    resumed.step_all(grads)?;
+    Ok(resumed.write(out)?)
 }

@@ -17,6 +17,10 @@ pub struct Arguments {
     /// also states `state.NAME.STATE`, masters `master.NAME`, copies `copy.NAME` and moving averages `ema.NAME`
     #[arg(long)]
     pub input: PathBuf,
+    /// safetensors file with gradients `grad.PASS.NAME`, if the input is a checkpoint that `instep::checkpoint::save` wrote;
+    /// the output is then the next checkpoint
+    #[arg(long)]
+    pub grads: Option<PathBuf>,
     /// safetensors file for parameters, states, masters, copies and moving averages after the last step, under the same
     /// names; replaced as a whole or not at all
     #[arg(long)]

@@ -1,16 +1,16 @@
 //! One replay: a stepper is loaded from the input, stepped once per pass, and read out under torch's names.
 //!
-//! Gradients are read pass by pass, so memory does not grow with the number of passes. No value is read out before the
-//! last step has succeeded.
+//! No value is read out before the last step has succeeded.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::io::{self, Read, Seek, Write};
 
 use instep::checkpoint::safetensors::{self, Data, Entry, Tensor};
-use instep::{DType, Error, Layout, Moments, ParamId, Solo, Stepper, Unused};
+use instep::{DType, Error, Layout, Moments, ParamId, Stepper};
 
-use super::dtypes::{refuse_rounded, refused};
+use super::build::{group_name, stepper};
+use super::gradients::{Gradients, step_all};
 use super::load::{load, read_stored};
 use super::{COUNT_PREFIX, Companion, Config, Input, Options, PRODUCT_PREFIX, Param};
 use crate::Failure;
@@ -52,30 +52,12 @@ impl<R: Read + Seek> Run<R> {
         Ok(run)
     }
 
-    /// Makes all passes. Gradients are handed over from the last parameter to the first, as backward does.
+    /// Makes all passes.
     pub(super) fn step_all(mut self) -> Result<Stepped<R>, Failure> {
-        let Run { config, input, data, layout, stepper, updates } = &mut self;
-        let dtype = config.precision.grad;
-        let mut values = Vec::new();
-        for pass_index in 0..input.passes as usize {
-            let mut pass = stepper.begin()?;
-            let params = input.params.iter().zip(layout.ids()).rev();
-            for (param, id) in params.filter(|(param, _)| !param.frozen) {
-                let tensor = &param.gradients[pass_index];
-                values.resize(tensor.elements as usize, 0.0);
-                data.read(tensor, 0, &mut values)?;
-                let key = format!("grad.{pass_index}.{}", param.name);
-                refuse_rounded(&key, &values, values.iter().map(|value| dtype.round(*value)))?;
-                pass.write_grad(id, &values)?;
-                pass.grad_ready(id)?;
-            }
-            pass.finish()?;
-            // Every parameter that is not frozen has a gradient in every pass, so one number counts for all. The
-            // stepper would not count parameters without elements.
-            let skipped = config.skip_nonfinite && stepper.status()?.skipped;
-            *updates += u64::from(!skipped);
-        }
-        stepper.params()?; // waits, so that no queued step can fail later
+        let Run { config, input, data, stepper, updates, .. } = &mut self;
+        let gradients = input.params.iter();
+        let gradients = gradients.map(|param| Gradients { name: &param.name, tensors: &param.gradients });
+        *updates = step_all(config, stepper, input.passes, &gradients.collect::<Vec<_>>(), data)?;
         Ok(Stepped(self))
     }
 }
@@ -167,47 +149,4 @@ fn layout(input: &Input) -> Result<Layout, Error> {
         builder = builder.param(&param.name, param.value.elements as usize).in_group(group_name(param.group));
     }
     builder.build()
-}
-
-fn stepper(config: &Config, layout: &Layout, options: &Options) -> Result<Stepper, Failure> {
-    // The loss scale includes the division by n ranks: 1/(1 * (n*s)) and 1/(n*s) are the same f64. `Solo::new(n)`
-    // would pad buckets to n ranks, and n comes from a file.
-    let scale = f64::from(config.world_size) * config.loss_scale;
-    let builder = Stepper::builder(layout, config.groups[0].optimizer.clone()).mode(options.mode.into());
-    // Every parameter has a gradient; counting the used ones would double the memory of small buckets.
-    let mut builder = builder.unused(Unused::StepZero);
-    for (index, group) in config.groups.iter().enumerate() {
-        builder = builder.group(group_name(index), group.optimizer.clone());
-    }
-    builder = builder.loss_scale(scale).skip_nonfinite(config.skip_nonfinite).precision(config.precision);
-    if let Some(dtype) = config.copy {
-        builder = builder.copy_params(dtype);
-    }
-    if let Some(decay) = config.ema {
-        builder = builder.ema(decay);
-    }
-    if let Some(max_norm) = config.max_norm {
-        builder = builder.max_norm(max_norm);
-    }
-    if let Some(isa) = options.isa {
-        builder = builder.isa(isa);
-    }
-    if let Some(bytes) = options.bucket_cap_bytes {
-        builder = builder.bucket_cap_bytes(bytes);
-    }
-    if let Some(threads) = options.threads {
-        builder = builder.threads(threads);
-    }
-    builder.host(Solo::default()).map_err(|error| match error {
-        Error::Config { field: "loss_scale", wrong, remedy, .. } => {
-            let Config { loss_scale, world_size, .. } = config;
-            let thing = format_args!("loss_scale = {loss_scale} with world_size = {world_size}");
-            Failure::config(thing, wrong, remedy)
-        }
-        other => refused(other),
-    })
-}
-
-fn group_name(index: usize) -> String {
-    format!("groups[{index}]")
 }

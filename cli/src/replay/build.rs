@@ -1,0 +1,75 @@
+//! The stepper that a configuration describes.
+//!
+//! It has one rank, and divides by the number of ranks that the gradients were summed over. How steps run changes no bit.
+
+use instep::checkpoint::safetensors::quoted;
+use instep::{Error, Layout, Solo, Stepper, Unused};
+
+use super::dtypes::refused;
+use super::{Config, Options};
+use crate::Failure;
+
+/// Builds the stepper of a configuration.
+///
+/// # Errors
+/// `Config`, in the configuration's words.
+pub(super) fn stepper(config: &Config, layout: &Layout, options: &Options) -> Result<Stepper, Failure> {
+    // The loss scale includes the division by n ranks: 1/(1 * (n*s)) and 1/(n*s) are the same f64. `Solo::new(n)`
+    // would pad buckets to n ranks, and n comes from a file.
+    let scale = f64::from(config.world_size) * config.loss_scale;
+    let builder = Stepper::builder(layout, config.groups[0].optimizer.clone()).mode(options.mode.into());
+    // Every parameter has a gradient; counting the used ones would double the memory of small buckets.
+    let mut builder = builder.unused(Unused::StepZero);
+    for (index, group) in config.groups.iter().enumerate() {
+        builder = builder.group(group_name(index), group.optimizer.clone());
+    }
+    builder = builder.loss_scale(scale).skip_nonfinite(config.skip_nonfinite).precision(config.precision);
+    if let Some(dtype) = config.copy {
+        builder = builder.copy_params(dtype);
+    }
+    if let Some(decay) = config.ema {
+        builder = builder.ema(decay);
+    }
+    if let Some(max_norm) = config.max_norm {
+        builder = builder.max_norm(max_norm);
+    }
+    if let Some(isa) = options.isa {
+        builder = builder.isa(isa);
+    }
+    if let Some(bytes) = options.bucket_cap_bytes {
+        builder = builder.bucket_cap_bytes(bytes);
+    }
+    if let Some(threads) = options.threads {
+        builder = builder.threads(threads);
+    }
+    builder.host(Solo::default()).map_err(|error| match error {
+        Error::Config { field: "loss_scale", wrong, remedy, .. } => {
+            let Config { loss_scale, world_size, .. } = config;
+            let thing = format_args!("loss_scale = {loss_scale} with world_size = {world_size}");
+            Failure::config(thing, wrong, remedy)
+        }
+        other => refused(other),
+    })
+}
+
+/// Names a group for the layout.
+pub(super) fn group_name(index: usize) -> String {
+    format!("groups[{index}]")
+}
+
+/// Freezes parameters and sets learning-rate multipliers.
+///
+/// # Errors
+/// `Config` for a multiplier out of range.
+pub(super) fn set_exceptions(config: &Config, stepper: &mut Stepper) -> Result<(), Failure> {
+    let layout = stepper.layout().clone();
+    for id in layout.ids() {
+        let name = &layout.parameter(id)?.name;
+        stepper.set_frozen(id, config.frozen.contains(name))?;
+        if let Some(multiplier) = config.lr_multipliers.get(name) {
+            let refused = |error| Failure::Config(format!("lr_multipliers.{}: {error}", quoted(name)));
+            stepper.set_lr_multiplier(id, *multiplier).map_err(refused)?;
+        }
+    }
+    Ok(())
+}

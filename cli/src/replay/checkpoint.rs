@@ -1,0 +1,168 @@
+//! A replay that starts from a checkpoint and ends with one.
+//!
+//! The library reads and writes both, so the output is the file that the training itself would save after the same steps.
+//! What a checkpoint does not hold comes from the configuration.
+
+use std::collections::HashMap;
+use std::io::{Read, Seek, Write};
+
+use instep::checkpoint::safetensors::{self, Header};
+use instep::checkpoint::{self, Extras, VERSION_KEY};
+use instep::{Layout, Stepper};
+
+use super::build::{group_name, set_exceptions, stepper};
+use super::dtypes::refuse_rounded;
+use super::gradients::{Gradients, in_no_group, sort, step_all};
+use super::input::COUNT_END;
+use super::place::Place;
+use super::{Config, Options, Order};
+use crate::Failure;
+
+/// Tensors that only some steppers have: where the loss scale of a scaler stands, and the norm to clip the next pass by.
+const SCALE: &str = "scaler.scale";
+const PREVIOUS_NORM: &str = "clip.previous_norm";
+
+/// A stepper that goes on where a checkpoint was saved.
+pub(super) struct Resumed {
+    config: Config,
+    stepper: Stepper,
+    extras: Extras,
+}
+
+/// Returns whether a file says that it is a checkpoint of this library.
+pub(super) fn is_checkpoint(source: impl Read + Seek) -> Result<bool, Failure> {
+    Ok(safetensors::open(source)?.0.metadata.contains_key(VERSION_KEY))
+}
+
+impl Resumed {
+    /// Builds the stepper and loads the checkpoint.
+    ///
+    /// # Errors
+    /// `Config` if the configuration asks for what no checkpoint has, `Tensors` if the file is damaged or another
+    /// optimizer, precision or model saved it.
+    pub(super) fn new<R: Read + Seek>(
+        config: Config,
+        mut source: R,
+        options: &Options,
+    ) -> Result<Resumed, Failure> {
+        let header = safetensors::open(&mut source)?.0;
+        refuse_unheld(&header, &config, options)?;
+        let layout = layout(&header, &config)?;
+        let mut stepper = stepper(&config, &layout, options)?;
+        set_exceptions(&config, &mut stepper)?;
+        let extras = checkpoint::read(&mut stepper, &mut source)?;
+        refuse_rounded_tensors(&config, &stepper, &mut source)?;
+        Ok(Resumed { config, stepper, extras })
+    }
+
+    /// Makes all passes with the gradients of a file.
+    ///
+    /// # Errors
+    /// `Tensors` if a gradient is missing, unexplained or would be rounded.
+    pub(super) fn step_all<R: Read + Seek>(&mut self, source: R) -> Result<(), Failure> {
+        let Resumed { config, stepper, .. } = self;
+        let layout = stepper.layout().clone();
+        let (header, mut data) = safetensors::open(source)?;
+        let tensors = sort(header, config, &layout)?;
+        let passes = tensors.iter().map(|of| of.len() as u64).max().unwrap_or(0);
+        let mut gradients = Vec::new();
+        for (id, tensors) in layout.ids().zip(&tensors) {
+            let name = &layout.parameter(id)?.name;
+            if stepper.step_count(id)?.saturating_add(passes) >= COUNT_END {
+                let wrong = format_args!("leaves no room for {passes} more steps below 2^63");
+                return Err(Failure::tensors(format_args!("`state.{name}.step`"), wrong, "use fewer passes"));
+            }
+            gradients.push(Gradients { name, tensors });
+        }
+        step_all(config, stepper, passes, &gradients, &mut data)?;
+        Ok(())
+    }
+
+    /// Writes the checkpoint, with the trainer's own scalars and texts as the first one has them.
+    ///
+    /// # Errors
+    /// The error of `out`.
+    pub(super) fn write(&self, out: &mut impl Write) -> instep::Result<()> {
+        checkpoint::write(&self.stepper, &self.extras, out)
+    }
+}
+
+/// Refuses what the configuration asks for and a checkpoint lacks, and the other way round.
+fn refuse_unheld(header: &Header, config: &Config, options: &Options) -> Result<(), Failure> {
+    if config.copy.is_some() {
+        return Err(Failure::config("copy", "a checkpoint keeps no copies", "leave it out"));
+    }
+    if header.tensors.contains_key(SCALE) {
+        let wrong = "the run scaled its loss dynamically, which a replay does not";
+        return Err(Failure::tensors(
+            format_args!("tensor `{SCALE}`"),
+            wrong,
+            "replay a run without a scaler",
+        ));
+    }
+    let computes_norms = config.max_norm.is_some() || config.skip_nonfinite || options.mode == Order::Normed;
+    if header.tensors.contains_key(PREVIOUS_NORM) && !computes_norms {
+        let wrong = "the run computed norms, and this replay would not";
+        let remedy = "set `max_norm` or `skip_nonfinite` as in the run, or use --mode normed";
+        return Err(Failure::tensors(format_args!("tensor `{PREVIOUS_NORM}`"), wrong, remedy));
+    }
+    Ok(())
+}
+
+/// The parameters in the file's order, since the checkpoint lists them in the order of registration.
+fn layout(header: &Header, config: &Config) -> Result<Layout, Failure> {
+    let groups: HashMap<&str, usize> = config.params().map(|(name, group)| (name.as_str(), group)).collect();
+    let mut found = Vec::new();
+    for (key, tensor) in &header.tensors {
+        let Some(Place::Value(name)) = Place::of(key) else { continue };
+        let group = *groups.get(name).ok_or_else(|| in_no_group(key, name))?;
+        found.push((tensor.start_bytes(), tensor.elements, group, name));
+    }
+    if found.len() < groups.len() {
+        let missing = config.params().map(|(name, _)| format!("param.{name}"));
+        let missing = missing.into_iter().find(|key| !header.tensors.contains_key(key)).unwrap_or_default();
+        let remedy = "remove the parameter from its group, or use the checkpoint of this model";
+        return Err(Failure::tensors(safetensors::quoted(&missing), "missing", remedy));
+    }
+    found.sort_unstable();
+    let mut builder = Layout::builder();
+    for (_, elements, group, name) in found {
+        builder = builder.param(name, elements as usize).in_group(group_name(group));
+    }
+    Ok(builder.build()?)
+}
+
+/// Refuses a checkpoint of wider types than the configuration's: it would silently go on from other values.
+fn refuse_rounded_tensors<R: Read + Seek>(
+    config: &Config,
+    stepper: &Stepper,
+    source: R,
+) -> Result<(), Failure> {
+    let (header, mut data) = safetensors::open(source)?;
+    let (mut given, mut stored) = (Vec::new(), Vec::new());
+    let layout = stepper.layout();
+    for id in layout.ids() {
+        let parameter = layout.parameter(id)?;
+        let name = &parameter.name;
+        given.resize(parameter.len as usize, 0.0);
+        stored.resize(parameter.len as usize, 0.0);
+        let mut compare = |key: String, stored: &[f32]| match header.tensors.get(&key) {
+            Some(tensor) => {
+                data.read(tensor, 0, &mut given)?;
+                refuse_rounded(&key, &given, stored.iter().copied())
+            }
+            None => Ok(()),
+        };
+        stepper.read_param(id, &mut stored)?;
+        compare(format!("param.{name}"), &stored)?;
+        for state in stepper.state_names_of(id)? {
+            stepper.read_state(id, &state, &mut stored)?;
+            compare(format!("state.{name}.{state}"), &stored)?;
+        }
+        if config.ema.is_some() {
+            stepper.read_ema(id, &mut stored)?;
+            compare(format!("ema.{name}"), &stored)?;
+        }
+    }
+    Ok(())
+}
