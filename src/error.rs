@@ -106,6 +106,21 @@ pub enum Error {
         /// What differs: fields of the calls, as in "pass and length".
         differs: String,
     },
+    /// Poisons: a rank went on to another pass while others still waited for its part in the one before.
+    #[error(
+        "rank {rank}: left pass {pass} before [{theirs}], which rank {other_rank} issued; abandon a pass on all ranks \
+         or on none, and make the same sums in all hooks"
+    )]
+    LeftPass {
+        /// The rank that is ahead.
+        rank: u32,
+        /// The pass that it left: abandoned or dropped it, or its hook made fewer sums.
+        pass: u64,
+        /// A rank that is still in that pass.
+        other_rank: u32,
+        /// That rank's call.
+        theirs: String,
+    },
     /// Poisons: a rank left, failed or panicked, so collectives can no longer complete.
     #[error("rank {rank}: lost, {why}; start all ranks again")]
     PeerLost {

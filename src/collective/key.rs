@@ -7,7 +7,7 @@ use std::fmt;
 
 use crate::dtype::DType;
 use crate::error::Error;
-use crate::op::CollectiveKind;
+use crate::op::{CollectiveKind, difference};
 
 /// The part of a [`Call`](super::Call) that must be equal on all ranks.
 ///
@@ -34,7 +34,8 @@ pub struct CallKey {
     pub dtype: DType,
     /// Length of the buffers.
     pub bytes: u64,
-    /// One number for layout, options, learning rates and frozen parameters.
+    /// One number for layout, options, hyperparameters and frozen parameters; [`difference`] says what two of them
+    /// differ in.
     pub agreement: u64,
 }
 
@@ -90,15 +91,27 @@ impl CallKey {
         (*zero == 0 && length.is_multiple_of(key.dtype.bytes())).then_some(key)
     }
 
-    /// Returns the error for two ranks whose calls differ: `rank` made this one, `other_rank` made `theirs`.
+    /// Returns the error for two ranks whose calls differ: `rank` made this one, `other_rank` made `theirs`. It is a
+    /// `LeftPass` if they agree on everything and are in different passes, else a `Mismatch`.
     pub fn mismatch(&self, theirs: &CallKey, rank: u32, other_rank: u32) -> Error {
+        let agreement = difference(self.agreement, theirs.agreement);
+        if self.kind == theirs.kind && self.pass != theirs.pass && agreement.is_none() {
+            // Ranks that agree on everything make the same sums in a pass, unless one of them leaves it.
+            return match self.pass > theirs.pass {
+                true => Error::LeftPass { rank, pass: theirs.pass, other_rank, theirs: theirs.to_string() },
+                false => {
+                    let theirs = self.to_string();
+                    Error::LeftPass { rank: other_rank, pass: self.pass, other_rank: rank, theirs }
+                }
+            };
+        }
         let fields = [
             ("kind", self.kind != theirs.kind),
             ("pass", self.pass != theirs.pass),
             ("bucket", self.bucket != theirs.bucket),
             ("type", self.dtype != theirs.dtype),
             ("length", self.bytes != theirs.bytes),
-            ("agreement", self.agreement != theirs.agreement),
+            (agreement.unwrap_or_default(), agreement.is_some()),
         ];
         let differing: Vec<&str> =
             fields.iter().filter(|(_, differs)| *differs).map(|(name, _)| *name).collect();
@@ -125,6 +138,9 @@ impl fmt::Display for CallKey {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The lane of the options alone is that of `keys()[0]`.
+    const OTHER_OPTIONS: u64 = !0x0001_0001_0000_0001;
 
     fn keys() -> Vec<CallKey> {
         let mut keys = Vec::new();
@@ -169,16 +185,26 @@ mod tests {
     }
 
     #[test]
+    fn a_rank_that_left_a_pass_is_named_whichever_rank_notices() {
+        let (ours, theirs) = (keys()[0], CallKey { pass: 1, bucket: Some(3), bytes: 4, ..keys()[0] });
+        for error in [ours.mismatch(&theirs, 2, 1), theirs.mismatch(&ours, 1, 2)] {
+            assert!(matches!(error, Error::LeftPass { rank: 1, pass: 0, other_rank: 2, .. }), "{error}");
+        }
+        let error = ours.mismatch(&CallKey { kind: CollectiveKind::Broadcast, ..theirs }, 2, 1);
+        assert!(matches!(error, Error::Mismatch { .. }), "a rebuild outside a pass is none that was left");
+    }
+
+    #[test]
     fn a_mismatch_names_every_field_that_differs_and_no_other() {
         let key = keys()[0];
         let cases = [
             (CallKey { kind: CollectiveKind::Broadcast, ..key }, "kind"),
-            (CallKey { pass: 1, ..key }, "pass"),
             (CallKey { bucket: Some(0), ..key }, "bucket"),
             (CallKey { dtype: DType::F16, ..key }, "type"),
             (CallKey { bytes: 4, ..key }, "length"),
-            (CallKey { agreement: 4, ..key }, "agreement"),
-            (CallKey { pass: 1, bytes: 4, ..key }, "pass and length"),
+            (CallKey { agreement: OTHER_OPTIONS, ..key }, "options"),
+            (CallKey { pass: 1, agreement: OTHER_OPTIONS, ..key }, "pass and options"),
+            (CallKey { dtype: DType::F16, bytes: 4, ..key }, "type and length"),
         ];
         for (theirs, named) in cases {
             match key.mismatch(&theirs, 2, 1) {

@@ -35,7 +35,8 @@ pub struct Call {
     /// Length of both; for an all-reduce in the stepper's own memory a multiple of world_size x 256 elements, unless a
     /// [hook](crate::overlap::Hooked) asks for it.
     pub bytes: u64,
-    /// One number for layout, options, learning rates and frozen parameters.
+    /// One number for layout, options, hyperparameters and frozen parameters; [`difference`](crate::op::difference) says
+    /// what two of them differ in.
     pub agreement: u64,
     /// Longest wait for the other ranks.
     pub deadline: Duration,

@@ -161,7 +161,9 @@ impl State {
         match &self.failure {
             None => Ok(()),
             Some((culprit, error)) if *culprit == seat.rank => Err(error.clone()),
-            Some((_, error @ (Error::Mismatch { .. } | Error::PeerLost { .. }))) => Err(error.clone()),
+            Some((_, error @ (Error::Mismatch { .. } | Error::LeftPass { .. } | Error::PeerLost { .. }))) => {
+                Err(error.clone())
+            }
             Some((culprit, error)) => Err(Error::PeerLost { rank: *culprit, why: error.to_string() }),
         }
     }

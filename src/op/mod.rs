@@ -4,8 +4,11 @@
 //! [`Op::accesses`] is the one place that says which bytes an op touches: the checker judges by it and the host
 //! executor takes its pointers from it, so what was checked is what runs.
 
+mod agreement;
 mod interval;
 
+pub(crate) use agreement::Agreed;
+pub use agreement::difference;
 pub use interval::{Interval, TimedOp};
 
 use std::fmt;

@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::handle::Place;
 use crate::host::kernels::{Isa, Kernels};
 use crate::layout::Plan;
-use crate::op::CollectiveKind;
+use crate::op::{Agreed, CollectiveKind};
 use crate::pool::Pool;
 
 /// A cache line of 16-bit elements: what collectives are promised their buffers to be aligned to.
@@ -197,7 +197,7 @@ impl<C: Collective> Collective for Compressed<C> {
             dst: narrow.cast(),
             bytes: elements * self.dtype.bytes(),
             // Sums of what was scaled differently would be meaningless.
-            agreement: call.agreement ^ u64::from(self.pre_scale.to_bits()),
+            agreement: call.agreement ^ Agreed::Options.share(self.pre_scale.to_bits().into()),
             ..*call
         };
         // SAFETY: source and destination are as long as the call says, by the contract, and the scratch has room; it is

@@ -13,7 +13,7 @@ use crate::host::Isa;
 use crate::layout::{BucketCaps, Gradients, Layout, ParamId, Precision};
 use crate::optim::{LossScaler, LrSchedule, Optimizer};
 use crate::schedule::Mode;
-use crate::stepper::state::optimizers::{Registered, Target};
+use crate::stepper::state::optimizers::{Registered, Target, places};
 
 /// Options of a [`Stepper`](crate::Stepper).
 pub struct StepperBuilder<'a> {
@@ -167,23 +167,8 @@ impl<'a> StepperBuilder<'a> {
     }
 
     fn places(&mut self, params: &[ParamId]) -> Option<Vec<usize>> {
-        let mut places = Vec::with_capacity(params.len());
-        let place = |id: &ParamId| {
-            let place = self.layout.index(*id)?;
-            if places.contains(&place) {
-                let name = &self.layout.parameters()[place].name;
-                return Err(Error::config(
-                    "params",
-                    name,
-                    "named twice",
-                    "name it once; for two optimizers make two calls",
-                ));
-            }
-            places.push(place);
-            Ok(())
-        };
-        match params.iter().try_for_each(place) {
-            Ok(()) => Some(places),
+        match places(self.layout, params) {
+            Ok(places) => Some(places),
             Err(error) => {
                 self.refused.get_or_insert(error);
                 None

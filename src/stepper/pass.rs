@@ -185,10 +185,8 @@ impl<D: Device> Stepper<D> {
     pub(super) fn open(&mut self, opening: Opening) -> Result<()> {
         self.follow_schedules()?;
         self.flush_settings()?;
+        let agreement = self.agreed_number();
         let run = self.run.get_mut();
-        let schedule = &run.schedule;
-        let frozen = (0..self.layout.parameters().len()).filter(|param| schedule.is_frozen(*param));
-        let agreement = self.agreement.number(&(&self.optimizers, &self.loaded), frozen);
         run.schedule.begin(Opening { broadcast: self.params_written, agreement, ..opening })?;
         run.submit();
         self.params_written = false;

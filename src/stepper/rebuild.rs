@@ -16,7 +16,7 @@ use crate::op::{Access, Memory, Span};
 use crate::optim::Optimizer;
 use crate::schedule::Schedule;
 use crate::stepper::state::attached::OptimizerId;
-use crate::stepper::state::optimizers::Optimizers;
+use crate::stepper::state::optimizers::{Optimizers, places};
 use crate::stepper::state::run::Run;
 use crate::stepper::stepper::Stepper;
 
@@ -108,7 +108,7 @@ impl<D: Device> Stepper<D> {
     ///
     /// # Errors
     /// `Unsupported` if tensors are the caller's, or code of your own does not reach them; `Config` for hyperparameters
-    /// out of range, `Layout` if an id is of another layout; `Order` inside a pass, `Poisoned` after a failure. The
+    /// out of range or a parameter that is named twice, `Layout` if an id is of another layout; `Order` inside a pass, `Poisoned` after a failure. The
     /// stepper is as it was then.
     pub fn add_optimizer_for(
         &mut self,
@@ -124,7 +124,7 @@ impl<D: Device> Stepper<D> {
                 "register it with StepperBuilder::optimizer_for",
             ));
         }
-        let params = params.iter().map(|id| self.layout.index(*id)).collect::<Result<Vec<_>>>()?;
+        let params = places(&self.layout, params)?;
         let left = params.iter().find(|param| self.plan.segment_of(**param).action == SegmentAction::Leave);
         if let Some(param) = left {
             let name = &self.layout.parameters()[*param].name;
@@ -183,9 +183,7 @@ impl<D: Device> Stepper<D> {
 
     /// Makes rank 0's numbers everybody's, by way of the first gradients, which are put back.
     fn adopt_rank_0s(&mut self, numbers: &mut [u32]) -> Result<()> {
-        let schedule = &self.run.get_mut().schedule;
-        let frozen = (0..numbers.len()).filter(|param| schedule.is_frozen(*param));
-        let agreement = self.agreement.number(&(&self.optimizers, &self.loaded), frozen);
+        let agreement = self.agreed_number();
         let room_bytes = Span::whole(Memory::Grads, &self.plan).bytes();
         // In several turns if there are more parameters than elements: most are empty then.
         for numbers in numbers.chunks_mut(room_bytes as usize / size_of::<u32>()) {

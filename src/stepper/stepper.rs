@@ -17,9 +17,9 @@ use crate::launch::Assignment;
 use crate::layout::{Layout, Plan};
 use crate::op::Memory;
 use crate::schedule::{Mode, Policy};
-use crate::stepper::state::agreement::Agreement;
+use crate::stepper::state::agreement::{Agreement, Changing};
 use crate::stepper::state::loaded::Loaded;
-use crate::stepper::state::optimizers::Optimizers;
+use crate::stepper::state::optimizers::{Assigned, Hyperparameters, Optimizers};
 use crate::stepper::state::rates::Rates;
 use crate::stepper::state::run::{Recording, Run};
 
@@ -134,6 +134,18 @@ impl<D: Device> Stepper<D> {
             run.settle()
         };
         outcome.and(run.device.end())
+    }
+
+    /// Returns the number that ranks must have in common in the next collective.
+    pub(super) fn agreed_number(&mut self) -> u64 {
+        let schedule = &self.run.get_mut().schedule;
+        let frozen = (0..self.layout.parameters().len()).filter(|param| schedule.is_frozen(*param));
+        let changing = Changing {
+            assigned: &Assigned(&self.optimizers),
+            hyperparameters: &Hyperparameters(&self.optimizers),
+            loaded: &self.loaded,
+        };
+        self.agreement.number(&changing, frozen)
     }
 
     /// Returns the layout it was built for.

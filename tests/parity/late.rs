@@ -204,6 +204,8 @@ fn what_cannot_be_registered_is_refused_and_changes_nothing() {
     let foreign = crate::support::layout(&[1; 9]).ids().last().unwrap();
     let refused = stepper.add_optimizer_for(&[foreign], averaging());
     assert!(matches!(refused, Err(Error::Layout(_))), "{refused:?}");
+    let refused = stepper.add_optimizer_for(&[all[0], all[1], all[0]], averaging());
+    assert!(matches!(refused, Err(Error::Config { field: "params", .. })), "{refused:?}");
     std::mem::forget(stepper.begin().unwrap());
     let refused = stepper.add_optimizer_for(&all, averaging());
     assert!(matches!(refused, Err(Error::Order(_))), "{refused:?}");

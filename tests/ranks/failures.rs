@@ -118,30 +118,45 @@ fn a_late_rank_ends_the_others_at_the_deadline_and_itself_when_it_comes() {
 }
 
 #[test]
-fn ranks_that_disagree_get_an_error_and_no_hang() {
-    let (cause, seen) = misbehave(|mut stepper| {
-        // One pass is given up here and not elsewhere: the next collectives are about different passes.
-        stepper.begin()?.abandon()?;
-        step(&mut stepper)
-    });
-    assert!(matches!(cause.cause(), Error::Mismatch { .. }), "{cause}");
-    assert!(seen.iter().all(|e| matches!(e.cause(), Error::Mismatch { .. })), "{seen:?}");
+fn a_rank_that_abandons_alone_is_named_with_its_pass_on_all_ranks() {
+    let acts: [fn(&mut Stepper) -> Result<(), Error>; 2] =
+        [|stepper| stepper.begin()?.abandon().map(drop), |stepper| stepper.begin().map(drop)];
+    for leave in acts {
+        let (cause, seen) = misbehave(|mut stepper| {
+            leave(&mut stepper)?;
+            step(&mut stepper)
+        });
+        for error in seen.iter().chain([&cause]) {
+            assert!(matches!(error.cause(), Error::LeftPass { rank: 1, pass: 3, .. }), "{error}");
+        }
+    }
 }
 
 #[test]
-fn ranks_with_different_layouts_or_policies_are_told_at_the_first_pass() {
-    for differ in [0, 1] {
+fn ranks_are_told_which_part_of_their_agreement_differs() {
+    let words = ["layout", "learning rates", "options", "frozen parameters", "loaded values"];
+    for (differ, word) in words.into_iter().enumerate() {
         let outcome = in_process(2, |comm| {
             let odd = comm.rank() == 1;
             let len = if odd && differ == 0 { 301 } else { 300 };
             let lr = if odd && differ == 1 { 0.1 } else { 0.2 };
-            let layout = Layout::builder().param("a", len).build()?;
+            let layout = Layout::builder().param("a", len).param("b", 1).build()?;
             let optimizer = Sgd { lr, ..Default::default() };
-            let mut stepper = Stepper::builder(&layout, optimizer).deadline(DEADLINE).host(comm)?;
-            step(&mut stepper)
+            let scale = if odd && differ == 2 { 2.0 } else { 1.0 };
+            let builder = Stepper::builder(&layout, optimizer).loss_scale(scale);
+            let mut stepper = builder.deadline(DEADLINE).host(comm)?;
+            let id = layout.id("a")?;
+            match differ {
+                3 if odd => stepper.set_frozen(layout.id("b")?, true)?,
+                4 if odd => stepper.set_step_count(id, 5)?,
+                _ => {}
+            }
+            stepper.begin()?.finish()?;
+            stepper.params().map(drop)
         });
         let error = outcome.unwrap_err();
-        assert!(matches!(error.cause(), Error::Mismatch { .. }), "{error}");
+        let Error::Mismatch { differs, .. } = error.cause() else { panic!("{error}") };
+        assert!(differs.contains(word) && !differs.contains("several"), "{word}: {error}");
     }
 }
 

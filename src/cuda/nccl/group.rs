@@ -101,7 +101,7 @@ impl Group {
     /// Waits until every rank is about to do the same.
     ///
     /// # Errors
-    /// `Mismatch`, `PeerLost` or `Deadline`, on every rank; the group has ended then.
+    /// `Mismatch`, `LeftPass`, `PeerLost` or `Deadline`, on every rank; the group has ended then.
     pub(super) fn compare(&self, entry: &Entry, deadline: Duration) -> Result<()> {
         if self.world_size == 1 {
             return Ok(());
@@ -147,7 +147,10 @@ impl Group {
     /// Ends the group because of this rank, unless it has ended already. Never blocks.
     pub(super) fn tell(&self, cause: &Error) {
         let error = match cause.cause() {
-            own @ (Error::Mismatch { .. } | Error::PeerLost { .. } | Error::Deadline { .. }) => own.clone(),
+            own @ (Error::Mismatch { .. }
+            | Error::LeftPass { .. }
+            | Error::PeerLost { .. }
+            | Error::Deadline { .. }) => own.clone(),
             other => Error::PeerLost { rank: self.rank, why: other.to_string() },
         };
         self.lock().fail(error);

@@ -9,6 +9,7 @@ use crate::collective::CallKey;
 use crate::cuda::nccl::UniqueId;
 use crate::cuda::nccl::handshake::{Nonce, Proof};
 use crate::error::Error;
+use crate::op::difference;
 use crate::text::sentence;
 
 /// "instep" and the version of the protocol.
@@ -62,8 +63,11 @@ impl Entry {
         if let (Entry::Call(ours), Entry::Call(theirs)) = (self, theirs) {
             return ours.mismatch(theirs, rank, other_rank);
         }
-        let same_kind = matches!((self, theirs), (Entry::Stepper(_), Entry::Stepper(_)));
-        let differs = if same_kind { "agreement" } else { "kind" }.to_owned();
+        let differs = match (self, theirs) {
+            (Entry::Stepper(ours), Entry::Stepper(theirs)) => difference(*ours, *theirs).unwrap_or_default(),
+            _ => "kind",
+        };
+        let differs = differs.to_owned();
         Error::Mismatch { rank, ours: self.to_string(), other_rank, theirs: theirs.to_string(), differs }
     }
 }
@@ -142,6 +146,13 @@ impl Message {
                 frame.extend(waited_ms.to_le_bytes());
                 put_text(&mut frame, call);
                 missing.iter().take(MOST_MISSING).for_each(|rank| frame.extend(rank.to_le_bytes()));
+            }
+            Message::Failure(Error::LeftPass { rank, pass, other_rank, theirs }) => {
+                frame.push(16);
+                frame.extend(rank.to_le_bytes());
+                frame.extend(pass.to_le_bytes());
+                frame.extend(other_rank.to_le_bytes());
+                put_text(&mut frame, theirs);
             }
             Message::Failure(Error::PeerLost { rank, why }) => {
                 frame.push(10);
@@ -244,6 +255,10 @@ impl Fields<'_> {
             12 => Message::Challenge { nonce: self.array()?, proof: self.array()? },
             13 => Message::Proof(self.array()?),
             14 => Message::Unproven,
+            16 => {
+                let (rank, pass, other_rank) = (self.u32()?, self.u64()?, self.u32()?);
+                Message::Failure(Error::LeftPass { rank, pass, other_rank, theirs: self.cause()? })
+            }
             _ => return None,
         };
         self.0.is_empty().then_some(message)
@@ -279,6 +294,7 @@ mod tests {
             Message::Agreed,
             Message::Failure(mismatch),
             Message::Failure(Error::Deadline { rank: 1, call: text(), waited_ms: 5, missing: vec![] }),
+            Message::Failure(Error::LeftPass { rank: 1, pass: 7, other_rank: 2, theirs: text() }),
             Message::Failure(Error::PeerLost { rank: 1, why: text() }),
             Message::Leaving,
         ];

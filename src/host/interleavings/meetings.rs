@@ -120,7 +120,8 @@ fn a_rank_that_fails_leaves_disagrees_or_gives_up_ends_all_others() {
                         let outcome = group.passes(0, seat, 4);
                         return match act {
                             Act::Disagree => {
-                                assert!(matches!(outcome, Err(Error::Mismatch { .. })), "{outcome:?}")
+                                let left = matches!(outcome, Err(Error::LeftPass { rank: 1, .. }));
+                                assert!(left, "{outcome:?}")
                             }
                             // The last to come finds all others there, so it need not be late.
                             Act::TooLate => assert!(outcome.is_err()),
@@ -135,7 +136,7 @@ fn a_rank_that_fails_leaves_disagrees_or_gives_up_ends_all_others() {
                         Act::Leave => group.rendezvous.leave(&seat),
                         Act::Disagree => {
                             let outcome = group.rendezvous.meet(&seat, &call(9, NEVER), &mut Vec::new());
-                            assert!(matches!(outcome, Err(Error::Mismatch { .. })), "{outcome:?}");
+                            assert!(matches!(outcome, Err(Error::LeftPass { rank: 1, .. })), "{outcome:?}");
                         }
                         Act::TooLate => {
                             let outcome = group.enqueue(0, &seat, after, Duration::ZERO);

@@ -5,11 +5,12 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
+use std::fmt;
 
 use crate::abi::InstepHyper;
 use crate::error::{Error, Result, one_of};
 use crate::launch::Assignment;
-use crate::layout::{Layout, Moments, Plan, Precision, Storage};
+use crate::layout::{Layout, Moments, ParamId, Plan, Precision, Storage};
 use crate::optim::{Optimizer, short};
 use crate::stepper::state::attached::{Attached, OptimizerId};
 
@@ -34,7 +35,7 @@ pub(crate) enum Target {
 }
 
 /// See the module.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Optimizers {
     /// In the settings' order: the layout's groups first.
     entries: Vec<Entry>,
@@ -46,7 +47,6 @@ pub(crate) struct Optimizers {
     names: Vec<Vec<(u32, &'static [&'static str])>>,
 }
 
-#[derive(Debug)]
 struct Entry {
     group: Option<String>,
     optimizer: Box<dyn Optimizer>,
@@ -62,6 +62,31 @@ impl Clone for Entry {
             optimizer: optimizer.as_rule().boxed(),
             attached_to: attached_to.clone(),
         }
+    }
+}
+
+/// Which optimizers step which parameters, for ranks to compare.
+pub(crate) struct Assigned<'a>(pub(crate) &'a Optimizers);
+
+impl fmt::Debug for Assigned<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let attached = self.0.entries.iter().map(|entry| &entry.attached_to);
+        f.debug_list().entries(&self.0.lists).entries(attached).finish()
+    }
+}
+
+/// All hyperparameters, for ranks to compare; also those of optimizers that step nothing.
+pub(crate) struct Hyperparameters<'a>(pub(crate) &'a Optimizers);
+
+impl fmt::Debug for Hyperparameters<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Factors of 1 are left out, so that ranks with different layouts do not seem to differ in rates.
+        let multiplied =
+            self.0.lr_multipliers.iter().enumerate().filter(|(_, multiplier)| **multiplier != 1.0);
+        f.debug_list()
+            .entries(self.0.entries.iter().map(|entry| &entry.optimizer))
+            .entries(multiplied)
+            .finish()
     }
 }
 
@@ -388,6 +413,21 @@ impl Optimizers {
         self.lr_multipliers[param] = multiplier;
         Ok(())
     }
+}
+
+/// The places of parameters in the layout, each named once.
+pub(crate) fn places(layout: &Layout, params: &[ParamId]) -> Result<Vec<usize>> {
+    let mut is_named = vec![false; layout.parameters().len()];
+    let place = |id: &ParamId| {
+        let place = layout.index(*id)?;
+        if std::mem::replace(&mut is_named[place], true) {
+            let name = &layout.parameters()[place].name;
+            let remedy = "name it once; for two optimizers make two calls";
+            return Err(Error::config("params", name, "named twice", remedy));
+        }
+        Ok(place)
+    };
+    params.iter().map(place).collect()
 }
 
 /// A block of second moments below 2^-90 is zero in codes (`kernels/numeric/codes.h`): their roots must not matter beside eps.

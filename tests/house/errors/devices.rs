@@ -92,6 +92,7 @@ fn made_by_hand(page: &mut Page) {
         },
         Error::Hook("out of memory".into()),
         Error::Arithmetic { isa: "avx2", property: 3 },
+        Error::LeftPass { rank: 1, pass: 3, other_rank: 0, theirs: "AllReduce, pass 3, bucket 0".into() },
         Error::PeerLost { rank: 1, why: "its stepper was dropped inside a pass".into() },
         Error::Deadline {
             rank: 0,

@@ -91,6 +91,7 @@ fn needs_remedy(error: &Error) -> bool {
             | Error::NcclUnavailable { .. }
             | Error::Arithmetic { .. }
             | Error::Mismatch { .. }
+            | Error::LeftPass { .. }
             | Error::PeerLost { .. }
             | Error::Deadline { .. }
             | Error::PartlyLoaded { .. }

@@ -7,7 +7,9 @@ use std::thread;
 use std::time::Duration;
 
 use super::{AMPLE, SHORT, ranks, sum};
+use crate::cuda::nccl::message::Entry;
 use crate::error::Error;
+use crate::op::difference;
 
 #[test]
 fn up_to_eight_ranks_meet_and_agree_again_and_again() {
@@ -31,12 +33,17 @@ fn up_to_eight_ranks_meet_and_agree_again_and_again() {
 fn ranks_that_differ_all_learn_who_said_what() {
     let say = |rank: u32| sum(if rank == 2 { 4 } else { 3 });
     for outcome in ranks(4, |rank, group| group?.compare(&say(rank), AMPLE)) {
+        let theirs = sum(3).to_string();
+        assert_eq!(outcome, Err(Error::LeftPass { rank: 2, pass: 3, other_rank: 0, theirs }));
+    }
+    let say = |rank: u32| Entry::Stepper(u64::from(rank == 2));
+    for outcome in ranks(4, |rank, group| group?.compare(&say(rank), AMPLE)) {
         let expected = Error::Mismatch {
             rank: 0,
-            ours: sum(3).to_string(),
+            ours: say(0).to_string(),
             other_rank: 2,
-            theirs: sum(4).to_string(),
-            differs: "pass".to_owned(),
+            theirs: say(2).to_string(),
+            differs: difference(0, 1).unwrap().to_owned(),
         };
         assert_eq!(outcome, Err(expected));
     }
