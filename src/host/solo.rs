@@ -1,13 +1,13 @@
 //! One rank whose gradients are already summed.
 //!
-//! Its collectives do nothing, and the step still divides by `world_size`. Tests compare many ranks with it, and
-//! `instep replay` uses it.
+//! Its collectives copy at most, from the source to another destination, and the step still divides by `world_size`.
+//! Tests compare many ranks with it, and `instep replay` uses it.
 #![allow(unsafe_code)]
 
 use crate::collective::{Call, Collective};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::handle::Place;
+use crate::handle::{Place, StreamHandle};
 
 /// A group whose gradients are already summed over its ranks.
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +37,7 @@ impl Collective for Solo {
         self.world_size
     }
 
-    /// Reaches every place, because it never reads a buffer.
+    /// Reaches every place, because it never touches a buffer that is reduced in place.
     fn reaches(&self, _: Place) -> bool {
         true
     }
@@ -46,7 +46,12 @@ impl Collective for Solo {
         true
     }
 
-    unsafe fn enqueue(&self, _: &Call) -> Result<()> {
+    unsafe fn enqueue(&self, call: &Call) -> Result<()> {
+        // On a GPU steppers sum in place, and this call has a stream.
+        if !std::ptr::eq(call.src, call.dst) && call.stream == StreamHandle::default() {
+            // SAFETY: both are host memory and valid for `bytes`, by the contract.
+            unsafe { call.src.copy_to(call.dst, call.bytes as usize) }
+        }
         Ok(())
     }
 

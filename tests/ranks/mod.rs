@@ -2,7 +2,9 @@
 //!
 //! Ranks are threads of this process; what needs GPUs is in `cuda::gpu`.
 
+mod broken;
 pub(crate) mod compression;
+mod conformance;
 pub(crate) mod failures;
 pub(crate) mod hooks;
 pub(crate) mod loaded;

@@ -1,0 +1,154 @@
+//! One rank of the suite: it makes calls and looks at all memory that a call could have touched.
+//!
+//! Values are small whole numbers where a sum must be exact: a communicator may send 16 bits of an f32. This file makes
+//! the suite's only unsafe call.
+#![allow(unsafe_code)]
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::collective::conformance::buffer::Buffer;
+use crate::collective::{Call, CallKey, Collective, CollectiveKind};
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::handle::StreamHandle;
+
+/// Where a call's buffers lie.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Form {
+    pub(super) in_place: bool,
+    /// Elements between a cache line and the source.
+    pub(super) offset: usize,
+}
+
+/// All that a stepper uses, and both directions of a misaligned copy.
+pub(super) const FORMS: [Form; 4] = [
+    Form { in_place: true, offset: 0 },
+    Form { in_place: true, offset: 1 },
+    Form { in_place: false, offset: 0 },
+    Form { in_place: false, offset: 3 },
+];
+
+pub(super) const IN_PLACE: Form = FORMS[0];
+
+pub(super) struct Rank {
+    pub(super) comm: Arc<dyn Collective>,
+    pub(super) rank: u32,
+    pub(super) ranks: u32,
+    pub(super) patience: Duration,
+    pass: Cell<u64>,
+}
+
+impl Rank {
+    pub(super) fn new(comm: Arc<dyn Collective>, patience: Duration) -> Rank {
+        let (rank, ranks) = (comm.rank(), comm.world_size());
+        Rank { comm, rank, ranks, patience, pass: Cell::new(0) }
+    }
+
+    /// The rank that behaves differently where one does.
+    pub(super) fn is_last(&self) -> bool {
+        self.rank + 1 == self.ranks
+    }
+
+    /// Types that the communicator claims to sum.
+    pub(super) fn summed_types(&self) -> impl Iterator<Item = DType> + '_ {
+        [DType::F32, DType::BF16, DType::F16].into_iter().filter(|dtype| self.comm.sums(*dtype))
+    }
+
+    /// Returns the key of the next call, in a pass of its own.
+    pub(super) fn key(&self, kind: CollectiveKind, dtype: DType, bytes: usize) -> CallKey {
+        self.pass.set(self.pass.get() + 1);
+        CallKey { kind, pass: self.pass.get(), bucket: None, dtype, bytes: bytes as u64, agreement: 0x1257 }
+    }
+
+    /// Makes a call about whole buffers, which must be as long as the key says.
+    pub(super) fn enqueue(
+        &self,
+        key: CallKey,
+        source: &mut Buffer,
+        target: Option<&mut Buffer>,
+        deadline: Duration,
+    ) -> Result<()> {
+        let src = source.address();
+        let lengths = [
+            source.contents().len(),
+            target.as_ref().map_or(source.contents().len(), |b| b.contents().len()),
+        ];
+        assert!(lengths.iter().all(|len| *len as u64 == key.bytes), "{lengths:?} bytes for {key}");
+        let call = Call {
+            kind: key.kind,
+            pass: key.pass,
+            bucket: key.bucket,
+            dtype: key.dtype,
+            src,
+            dst: target.map_or(src, Buffer::address),
+            bytes: key.bytes,
+            agreement: key.agreement,
+            deadline,
+            stream: StreamHandle::default(),
+        };
+        // SAFETY: both buffers are that long, and borrowed mutably until the call returns.
+        unsafe { self.comm.enqueue(&call) }
+    }
+
+    /// Runs a call that must succeed, and returns the bytes that it leaves.
+    pub(super) fn run(
+        &self,
+        kind: CollectiveKind,
+        dtype: DType,
+        contents: &[u8],
+        form: Form,
+    ) -> Result<Vec<u8>, String> {
+        let key = self.key(kind, dtype, contents.len());
+        let element = dtype.bytes() as usize;
+        let mut source = Buffer::new(contents, form.offset * element);
+        // Not the value of a right answer.
+        let mut target = Buffer::new(&vec![0x5a; contents.len()], 0);
+        let used = (!form.in_place).then_some(&mut target);
+        self.enqueue(key, &mut source, used, self.patience)
+            .map_err(|error| format!("[{key}] fails: {error}"))?;
+        if !source.is_intact_around() || !target.is_intact_around() {
+            return Err(format!("[{key}] writes outside its buffers, {form:?}"));
+        }
+        if form.in_place {
+            return Ok(source.contents().to_vec());
+        }
+        if source.contents() != contents {
+            return Err(format!("[{key}] writes to its source, {form:?}"));
+        }
+        Ok(target.contents().to_vec())
+    }
+
+    /// Sums values that are exact in the type, and returns the result as f32.
+    pub(super) fn sum(&self, dtype: DType, values: &[f32], form: Form) -> Result<Vec<f32>, String> {
+        let summed = self.run(CollectiveKind::AllReduce, dtype, &encode(dtype, values), form)?;
+        Ok(decode(dtype, &summed))
+    }
+}
+
+/// A number that looks random and depends on both: the finalizer of SplitMix64.
+pub(super) fn hash(a: u64, b: u64) -> u64 {
+    let mut x = a.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ b.wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ x >> 31
+}
+
+pub(super) fn encode(dtype: DType, values: &[f32]) -> Vec<u8> {
+    let values = values.iter();
+    match dtype {
+        DType::F32 => values.flat_map(|x| x.to_ne_bytes()).collect(),
+        DType::BF16 => values.flat_map(|x| half::bf16::from_f32(*x).to_ne_bytes()).collect(),
+        DType::F16 => values.flat_map(|x| half::f16::from_f32(*x).to_ne_bytes()).collect(),
+    }
+}
+
+pub(super) fn decode(dtype: DType, bytes: &[u8]) -> Vec<f32> {
+    let narrow = || bytes.as_chunks().0.iter();
+    match dtype {
+        DType::F32 => bytes.as_chunks().0.iter().map(|x| f32::from_ne_bytes(*x)).collect(),
+        DType::BF16 => narrow().map(|x| half::bf16::from_ne_bytes(*x).to_f32()).collect(),
+        DType::F16 => narrow().map(|x| half::f16::from_ne_bytes(*x).to_f32()).collect(),
+    }
+}

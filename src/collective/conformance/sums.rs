@@ -1,0 +1,122 @@
+//! Sums: exact where they can be, the same bits on every rank always.
+//!
+//! Every rank can compute every other rank's values, so expected results need no communication.
+
+use crate::collective::CollectiveKind;
+use crate::collective::conformance::rank::{FORMS, IN_PLACE, Rank, encode, hash};
+use crate::dtype::DType;
+
+/// A whole number, so small that the sum over at most 256 ranks is exact in every type.
+fn whole_number(rank: u32, ranks: u32, element: usize) -> f32 {
+    let largest = (256 / ranks.max(1)).clamp(1, 6);
+    (hash(rank.into(), element as u64) % u64::from(2 * largest + 1)) as f32 - largest as f32
+}
+
+/// A value of either sign and of any of 13 binades, so that a sum depends on the order of its terms.
+fn rough_number(rank: u32, element: usize) -> f32 {
+    let bits = hash(rank.into(), element as u64);
+    let fraction = 1.0 + (bits >> 41) as f32 / (1 << 23) as f32;
+    let scale = f32::powi(2.0, (bits % 13) as i32 - 6);
+    if bits & 0x10000 == 0 { fraction * scale } else { -fraction * scale }
+}
+
+pub(super) fn count_ranks(rank: &Rank) -> Result<(), String> {
+    if rank.rank >= rank.ranks {
+        return Err(format!("rank {} is not below world_size, {}", rank.rank, rank.ranks));
+    }
+    // Each rank marks an element of its own, so a number that two ranks share leaves a gap.
+    let own = |element| if element == rank.rank { 1.0 } else { 0.0 };
+    let marks: Vec<f32> = (0..rank.ranks).map(own).collect();
+    let summed = rank.sum(DType::F32, &marks, IN_PLACE)?;
+    if summed.iter().all(|mark| *mark == 1.0) {
+        return Ok(());
+    }
+    Err(format!("each rank adds 1 at its own number, and the sums are {summed:?}"))
+}
+
+pub(super) fn add_whole_numbers(rank: &Rank) -> Result<(), String> {
+    let ranks = rank.ranks as usize;
+    for dtype in rank.summed_types() {
+        for elements in [0, 1, ranks - 1, ranks + 1, 255, 256 * ranks, 1003] {
+            for form in FORMS {
+                let values = |of: u32| (0..elements).map(move |at| whole_number(of, rank.ranks, at));
+                let summed = rank.sum(dtype, &values(rank.rank).collect::<Vec<f32>>(), form)?;
+                let what = format_args!("{dtype}, {elements} elements, {form:?}").to_string();
+                compare(
+                    &summed,
+                    |at| (0..rank.ranks).map(|of| whole_number(of, rank.ranks, at)).sum(),
+                    &what,
+                )?;
+            }
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn equal_bits(rank: &Rank) -> Result<(), String> {
+    for dtype in rank.summed_types() {
+        let value = |of: u32, at: usize| dtype.round(rough_number(of, at));
+        let own: Vec<f32> = (0..5003).map(|at| value(rank.rank, at)).collect();
+        let summed = rank.sum(dtype, &own, IN_PLACE)?;
+        for (at, sum) in summed.iter().enumerate() {
+            let terms = || (0..rank.ranks).map(|of| f64::from(value(of, at)));
+            // A ring rounds at every hop, and a communicator may send bf16.
+            let bound = f64::from(rank.ranks) / 128.0 * terms().map(f64::abs).sum::<f64>();
+            let error = (f64::from(*sum) - terms().sum::<f64>()).abs();
+            if error.is_nan() || error > bound {
+                return Err(format!(
+                    "{dtype}: element {at} is {sum:e}, and the sum is {:e}",
+                    terms().sum::<f64>()
+                ));
+            }
+        }
+        let ours = encode(dtype, &summed);
+        let first = rank.run(CollectiveKind::Broadcast, dtype, &ours, IN_PLACE)?;
+        if let Some(at) = (0..ours.len()).find(|at| ours[*at] != first[*at]) {
+            let element = at / dtype.bytes() as usize;
+            return Err(format!("{dtype}: element {element} of the sum has other bits than on rank 0"));
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn special_values(rank: &Rank) -> Result<(), String> {
+    let value = |of: u32, at: usize| match at % 7 {
+        0 if of + 1 == rank.ranks => f32::NAN,
+        1 if of == 0 => f32::INFINITY,
+        2 if of == 0 => f32::NEG_INFINITY,
+        3 if of == 0 => f32::INFINITY,
+        3 if of + 1 == rank.ranks => f32::NEG_INFINITY,
+        _ => whole_number(of, rank.ranks, at),
+    };
+    for dtype in rank.summed_types() {
+        for form in FORMS {
+            let own: Vec<f32> = (0..67).map(|at| value(rank.rank, at)).collect();
+            let summed = rank.sum(dtype, &own, form)?;
+            compare(
+                &summed,
+                |at| (0..rank.ranks).map(|of| value(of, at)).sum(),
+                &format!("{dtype}, {form:?}"),
+            )?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn large_buffer(rank: &Rank) -> Result<(), String> {
+    let elements = (8 << 20) / 4 + 1;
+    let own: Vec<f32> = (0..elements).map(|at| whole_number(rank.rank, rank.ranks, at)).collect();
+    let summed = rank.sum(DType::F32, &own, IN_PLACE)?;
+    let expected = |at| (0..rank.ranks).map(|of| whole_number(of, rank.ranks, at)).sum();
+    compare(&summed, expected, &format!("f32, {elements} elements"))
+}
+
+fn compare(summed: &[f32], expected: impl Fn(usize) -> f32, what: &str) -> Result<(), String> {
+    for (at, sum) in summed.iter().enumerate() {
+        let expected = expected(at);
+        if *sum != expected && !(sum.is_nan() && expected.is_nan()) {
+            return Err(format!("{what}: element {at} is {sum}, and the sum is {expected}"));
+        }
+    }
+    Ok(())
+}

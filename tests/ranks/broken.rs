@@ -1,0 +1,128 @@
+//! Collectives that are broken on purpose, each in one way, around ranks of this process.
+//!
+//! All faults stay inside the buffers that the conformance suite guards, so the tests themselves stay sound.
+
+use std::time::Duration;
+
+use instep::collective::{Call, CollectiveKind};
+use instep::{Collective, DType, Error, InProcess, Result};
+
+/// What is wrong.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Fault {
+    Mean,
+    /// Each rank adds its own value first.
+    OwnOrder,
+    IgnoresPassAndAgreement,
+    /// A broadcast loses the payload of each NaN.
+    OneNan,
+    /// Buffers above 1 MiB are not there yet when the call returns.
+    ReturnsEarly,
+    NoDeadline,
+    SilentAbort,
+    WritesToTheSource,
+    WritesPastTheEnd,
+}
+
+pub(crate) struct Broken {
+    inner: InProcess,
+    fault: Fault,
+}
+
+impl Broken {
+    pub(crate) fn new(inner: InProcess, fault: Fault) -> Broken {
+        Broken { inner, fault }
+    }
+
+    /// # Safety
+    /// As for `Collective::enqueue`.
+    unsafe fn sum_from_own_rank(&self, call: &Call) -> Result<()> {
+        let (own, ranks) = (self.inner.rank() as usize, self.inner.world_size() as usize);
+        let len = (call.bytes / 4) as usize;
+        // Everyone's values side by side: the others' places are zero here.
+        let mut all = vec![0.0f32; len * ranks];
+        // SAFETY: the source is valid for `bytes`, by the contract; it may be aligned to any element.
+        unsafe { call.src.copy_to(all[own * len..].as_mut_ptr().cast(), call.bytes as usize) };
+        let address = all.as_mut_ptr().cast::<u8>();
+        let gather = Call { src: address, dst: address, bytes: call.bytes * ranks as u64, ..*call };
+        // SAFETY: `all` has that many bytes and lives until the call returns.
+        unsafe { self.inner.enqueue(&gather) }?;
+        let sums = (0..len).map(|at| (0..ranks).map(|k| all[(own + k) % ranks * len + at]).sum::<f32>());
+        let sums: Vec<f32> = sums.collect();
+        // SAFETY: the destination is valid for `bytes`, by the contract.
+        unsafe { sums.as_ptr().cast::<u8>().copy_to(call.dst, call.bytes as usize) };
+        Ok(())
+    }
+}
+
+/// Changes each f32 of a buffer.
+///
+/// # Safety
+/// It is aligned, valid for `bytes`, and nothing else touches it.
+unsafe fn change(buffer: *mut u8, bytes: u64, change: impl Fn(f32) -> f32) {
+    // SAFETY: by the contract.
+    let values = unsafe { std::slice::from_raw_parts_mut(buffer.cast::<f32>(), (bytes / 4) as usize) };
+    values.iter_mut().for_each(|x| *x = change(*x));
+}
+
+impl Collective for Broken {
+    fn rank(&self) -> u32 {
+        self.inner.rank()
+    }
+
+    fn world_size(&self) -> u32 {
+        self.inner.world_size()
+    }
+
+    unsafe fn enqueue(&self, call: &Call) -> Result<()> {
+        let sums = call.kind == CollectiveKind::AllReduce;
+        let is_f32 = call.dtype == DType::F32;
+        // SAFETY: every branch passes the caller's promise on, or uses the buffers within it; the suite's own buffers
+        // have 64 bytes of margin.
+        unsafe {
+            match self.fault {
+                Fault::Mean => {
+                    self.inner.enqueue(call)?;
+                    if sums {
+                        let ranks = self.inner.world_size() as f32;
+                        change(call.dst, call.bytes, |x| x / ranks);
+                    }
+                }
+                Fault::OwnOrder if sums => self.sum_from_own_rank(call)?,
+                Fault::IgnoresPassAndAgreement => {
+                    self.inner.enqueue(&Call { pass: 0, agreement: 0, ..*call })?;
+                }
+                Fault::OneNan => {
+                    self.inner.enqueue(call)?;
+                    if !sums && is_f32 {
+                        change(call.dst, call.bytes, |x| if x.is_nan() { f32::NAN } else { x });
+                    }
+                }
+                Fault::ReturnsEarly if call.bytes > 1 << 20 => {
+                    let mut copy = std::slice::from_raw_parts(call.src, call.bytes as usize).to_vec();
+                    let address = copy.as_mut_ptr();
+                    self.inner.enqueue(&Call { src: address, dst: address, ..*call })?;
+                }
+                Fault::NoDeadline => {
+                    self.inner.enqueue(&Call { deadline: Duration::from_secs(3600), ..*call })?;
+                }
+                Fault::WritesToTheSource => {
+                    self.inner.enqueue(call)?;
+                    call.dst.copy_to(call.src.cast_mut(), call.bytes as usize);
+                }
+                Fault::WritesPastTheEnd => {
+                    self.inner.enqueue(call)?;
+                    call.dst.add(call.bytes as usize).write(1);
+                }
+                _ => self.inner.enqueue(call)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn abort(&self, cause: &Error) {
+        if self.fault != Fault::SilentAbort {
+            self.inner.abort(cause);
+        }
+    }
+}
