@@ -334,6 +334,8 @@ fn what_the_device_or_the_build_lacks_is_refused_in_one_line() {
     }
     let refused = |words: &[&str]| run(&StandIn::new(), words).unwrap_err().to_string();
     assert!(refused(&["--threads", "2"]).contains("--threads: is for --device host"));
+    assert!(refused(&["--parameters", "10"]).contains("--parameters: is for --device host"));
+    assert!(refused(&["--only", "growth"]).contains("--only growth: is for --device host"));
     assert!(refused(&["--only", "overlap"]).contains("scripts/bench-kernels.sh"));
     assert!(refused(&["--only", "overlap", "--kernels", "/nowhere"]).contains("/nowhere"));
 }

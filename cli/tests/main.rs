@@ -9,6 +9,7 @@ mod support;
 mod host_run;
 
 mod arbitrary;
+mod bench;
 mod bits;
 mod checkpoints;
 mod diff;

@@ -30,9 +30,24 @@ pub struct Assignment {
     lists: Vec<Vec<u32>>,
     /// Per segment, what its parameter is called; for code of the user's own.
     names: Vec<String>,
-    /// Per round, the number of its first state.
-    first_states: Vec<usize>,
+    rounds: Vec<Round>,
     state_count: usize,
+}
+
+/// The k-th optimizers of all lists.
+#[derive(Clone, Debug, Default)]
+struct Round {
+    /// The number of its first state.
+    first_state: usize,
+    kernels: Vec<Kept>,
+}
+
+/// The states of one kernel in a round: those of the optimizer that keeps most.
+#[derive(Clone, Copy, Debug)]
+struct Kept {
+    kernel: u32,
+    is_scaled: bool,
+    states: usize,
 }
 
 /// One launch of a bucket's step.
@@ -70,17 +85,24 @@ impl Assignment {
         let mut assignment = Assignment {
             names: plan.segments().iter().map(|segment| name(segment.param)).collect(),
             optimizers: optimizers.into_iter().map(assigned).collect(),
-            first_states: Vec::new(),
+            rounds: vec![Round::default()],
             state_count: 0,
             lists,
         };
         assert!(!assignment.optimizers.is_empty(), "there is an optimizer");
-        let rounds = assignment.lists.iter().map(Vec::len).max().unwrap_or(0).max(1);
-        for round in 0..rounds {
-            assignment.first_states.push(assignment.state_count);
-            let of_round = assignment.lists.iter().filter_map(|list| list.get(round));
-            let most = of_round.map(|k| assignment.optimizers[*k as usize].states).max();
-            assignment.state_count += most.unwrap_or(0);
+        let rounds = assignment.lists.iter().map(Vec::len).max().unwrap_or(0);
+        assignment.rounds.resize_with(rounds.max(1), Round::default);
+        for (round, index) in assignment.lists.iter().flat_map(|list| list.iter().enumerate()) {
+            let Assigned { kernel, is_scaled, states, .. } = assignment.optimizers[*index as usize];
+            let kernels = &mut assignment.rounds[round].kernels;
+            match kernels.iter_mut().find(|kept| kept.kernel == kernel) {
+                Some(kept) => kept.states = states.max(kept.states),
+                None => kernels.push(Kept { kernel, is_scaled, states }),
+            }
+        }
+        for round in &mut assignment.rounds {
+            round.first_state = assignment.state_count;
+            assignment.state_count += round.kernels.iter().map(|kept| kept.states).max().unwrap_or(0);
         }
         assignment
     }
@@ -94,7 +116,7 @@ impl Assignment {
 
     /// Returns the length of the longest list, at least 1.
     pub(crate) fn rounds(&self) -> usize {
-        self.first_states.len()
+        self.rounds.len()
     }
 
     /// States in all rounds.
@@ -104,7 +126,7 @@ impl Assignment {
 
     /// The number of a round's first state.
     pub(crate) fn first_state(&self, round: usize) -> usize {
-        self.first_states[round]
+        self.rounds[round].first_state
     }
 
     /// Records in control memory: one per round and segment, round by round.
@@ -130,8 +152,8 @@ impl Assignment {
 
     /// The kernel that keeps a segment's state, and the state's place there.
     pub(crate) fn kernel_of_state(&self, state: usize, segment: usize) -> (u32, usize) {
-        let round = self.first_states.iter().rposition(|first| *first <= state).unwrap_or(0);
-        (self.optimizer(round, segment).1, state - self.first_states[round])
+        let round = self.rounds.iter().rposition(|round| round.first_state <= state).unwrap_or(0);
+        (self.optimizer(round, segment).1, state - self.rounds[round].first_state)
     }
 
     /// A record's custom optimizer, the parameter's name, and the number of states made for it. The number is the one
@@ -143,9 +165,10 @@ impl Assignment {
 
     /// All code of the user's own that is in a list.
     pub(crate) fn customs(&self) -> impl Iterator<Item = &Arc<dyn StepParam>> {
-        let is_listed = |k: u32| self.lists.iter().any(|list| list.contains(&k));
-        let listed = (0..self.optimizers.len() as u32).filter(move |k| is_listed(*k));
-        listed.filter_map(|k| self.optimizers[k as usize].custom.as_ref())
+        let mut is_listed = vec![false; self.optimizers.len()];
+        self.lists.iter().flatten().for_each(|k| is_listed[*k as usize] = true);
+        let listed = self.optimizers.iter().zip(is_listed).filter(|(_, is_listed)| *is_listed);
+        listed.filter_map(|(optimizer, _)| optimizer.custom.as_ref())
     }
 
     /// Refuses a user's own optimizer that cannot update parameters in this place.
@@ -173,13 +196,6 @@ impl Assignment {
     /// First hyperparameters, in the settings' order.
     pub(crate) fn hypers(&self) -> impl ExactSizeIterator<Item = InstepHyper> + '_ {
         self.optimizers.iter().map(|optimizer| optimizer.hyper)
-    }
-
-    /// States that a kernel keeps in a round: those of the optimizer that keeps most.
-    fn states(&self, round: usize, kernel: u32) -> usize {
-        let of_round = self.lists.iter().filter_map(|list| list.get(round));
-        let all = of_round.map(|k| &self.optimizers[*k as usize]).filter(|o| o.kernel == kernel);
-        all.map(|optimizer| optimizer.states).max().unwrap_or(0)
     }
 
     /// The launches of a bucket's step, in order. Code of the user's own has one for each optimizer too: it is told
@@ -222,9 +238,10 @@ impl Assignment {
     }
 
     fn launch(&self, round: usize, kernel: u32, is_last: bool, segment: u32) -> BucketLaunch {
-        let (states, first_state) = (self.states(round, kernel), self.first_states[round]);
-        let is_scaled =
-            self.optimizers.iter().any(|optimizer| optimizer.kernel == kernel && optimizer.is_scaled);
+        let Round { first_state, kernels } = &self.rounds[round];
+        let kept = kernels.iter().find(|kept| kept.kernel == kernel).copied();
+        let Kept { is_scaled, states, .. } = kept.unwrap_or(Kept { kernel, is_scaled: false, states: 0 });
+        let first_state = *first_state;
         BucketLaunch { round, kernel, is_scaled, states, first_state, is_last, segments: vec![segment] }
     }
 }

@@ -6,6 +6,7 @@
 mod bucket;
 mod cut;
 mod foreign;
+mod names;
 mod plan;
 mod storage;
 
@@ -14,7 +15,7 @@ pub use foreign::ForeignBucket;
 pub use plan::Plan;
 pub use storage::{Master, Moments, Precision, Rounding, Storage};
 
-use std::collections::HashSet;
+use names::NameIndex;
 
 use crate::error::{Error, Result, one_of};
 
@@ -66,8 +67,16 @@ pub struct ParamId {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     parameters: Vec<Parameter>,
-    groups: Vec<String>,
+    by_name: NameIndex,
+    groups: Groups,
     fingerprint: u64,
+}
+
+/// Names of groups, and where each stands.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Groups {
+    names: Vec<String>,
+    by_name: NameIndex,
 }
 
 /// The group of parameters that are put into none.
@@ -77,7 +86,7 @@ pub const DEFAULT_GROUP: &str = "default";
 #[derive(Clone, Debug)]
 pub struct LayoutBuilder {
     parameters: Vec<Parameter>,
-    groups: Vec<String>,
+    groups: Groups,
     /// An option that came before any parameter.
     misplaced: Option<&'static str>,
 }
@@ -100,14 +109,10 @@ impl LayoutBuilder {
     /// Puts the parameter added last into a group, which may have hyperparameters of its own (see
     /// [`StepperBuilder::group`](crate::StepperBuilder::group)). Groups share buckets and launches.
     pub fn in_group(mut self, name: impl Into<String>) -> Self {
-        let name = name.into();
-        let group = self.groups.iter().position(|known| *known == name).unwrap_or(self.groups.len());
+        let group = self.groups.place(name.into());
         match self.parameters.last_mut() {
-            Some(last) => last.group = group as u32,
+            Some(last) => last.group = group,
             None => self.misplaced = Some("in_group"),
-        }
-        if group == self.groups.len() {
-            self.groups.push(name);
         }
         self
     }
@@ -196,14 +201,15 @@ impl LayoutBuilder {
         if u32::try_from(self.parameters.len()).is_err() {
             return refuse("layout", "has more than 2^32 parameters", "join some of them");
         }
-        let mut names = HashSet::new();
+        let mut by_name = NameIndex::default();
+        let name_at = |index: u32| self.parameters[index as usize].name.as_str();
         let mut elements = 0u64;
         for parameter in &self.parameters {
             let name = &parameter.name;
             if name.is_empty() {
                 return refuse("parameter", "has an empty name", "name every parameter");
             }
-            if !names.insert(name.as_str()) {
+            if by_name.insert(name, name_at).is_some() {
                 return refuse(
                     &format!("`{name}`"),
                     "registered twice",
@@ -224,20 +230,27 @@ impl LayoutBuilder {
                 }
             };
         }
-        let fingerprint = fingerprint(&self.parameters, &self.groups);
-        Ok(Layout { parameters: self.parameters, groups: self.groups, fingerprint })
+        let fingerprint = fingerprint(&self.parameters, &self.groups.names);
+        Ok(Layout { parameters: self.parameters, by_name, groups: self.groups, fingerprint })
     }
 }
 
 impl Layout {
     /// Starts an empty layout.
     pub fn builder() -> LayoutBuilder {
-        LayoutBuilder { parameters: Vec::new(), groups: vec![DEFAULT_GROUP.into()], misplaced: None }
+        let mut groups = Groups::default();
+        groups.place(DEFAULT_GROUP.into());
+        LayoutBuilder { parameters: Vec::new(), groups, misplaced: None }
     }
 
     /// Returns the names of the groups; the first is [`DEFAULT_GROUP`], whether anything is in it or not.
     pub fn groups(&self) -> &[String] {
-        &self.groups
+        &self.groups.names
+    }
+
+    /// The place of a group in [`groups`](Self::groups).
+    pub(crate) fn group(&self, name: &str) -> Option<usize> {
+        self.groups.find(name).map(|group| group as usize)
     }
 
     /// Returns the parameter called `name`.
@@ -245,9 +258,8 @@ impl Layout {
     /// # Errors
     /// `Layout` if there is none.
     pub fn id(&self, name: &str) -> Result<ParamId> {
-        let index = self.parameters.iter().position(|p| p.name == name);
-        match index {
-            Some(index) => Ok(self.id_at(index)),
+        match self.by_name.find(name, |index| &self.parameters[index as usize].name) {
+            Some(index) => Ok(self.id_at(index as usize)),
             None => Err(Error::layout(
                 format_args!("`{name}`"),
                 "no parameter has this name",
@@ -308,6 +320,21 @@ impl Layout {
     }
 }
 
+impl Groups {
+    fn find(&self, name: &str) -> Option<u32> {
+        self.by_name.find(name, |index| &self.names[index as usize])
+    }
+
+    /// The place of a group, which is the last one if it is new.
+    fn place(&mut self, name: String) -> u32 {
+        let known = self.by_name.insert(&name, |index| &self.names[index as usize]);
+        known.unwrap_or_else(|| {
+            self.names.push(name);
+            self.names.len() as u32 - 1
+        })
+    }
+}
+
 /// Folds bytes into an FNV-1a hash.
 pub(crate) fn fold(hash: u64, bytes: &[u8]) -> u64 {
     bytes.iter().fold(hash, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3))
@@ -316,7 +343,7 @@ pub(crate) fn fold(hash: u64, bytes: &[u8]) -> u64 {
 fn fingerprint(parameters: &[Parameter], groups: &[String]) -> u64 {
     // Lengths before contents, so that no two lists spell the same bytes.
     let text = |hash, text: &str| fold(fold(hash, &(text.len() as u64).to_le_bytes()), text.as_bytes());
-    let hash = groups.iter().fold(0xcbf2_9ce4_8422_2325, |hash, group| text(hash, group));
+    let hash = groups.iter().fold(names::EMPTY, |hash, group| text(hash, group));
     parameters.iter().fold(hash, |hash, p| {
         let hash = fold(text(hash, &p.name), &p.group.to_le_bytes());
         let hash = fold(hash, &p.len.to_le_bytes());
@@ -342,6 +369,19 @@ mod tests {
             let error = builder.build().unwrap_err().to_string();
             assert!(error.contains(word), "{error}");
         }
+    }
+
+    #[test]
+    fn a_hundred_thousand_parameters_in_as_many_groups_are_found_by_name() {
+        let names: Vec<String> = (0..100_000).map(|k| format!("layer{k}.weight")).collect();
+        let add = |builder: LayoutBuilder, name: &String| builder.param(name, 1).in_group(name);
+        let layout = names.iter().fold(Layout::builder(), add).build().unwrap();
+        for (k, name) in names.iter().enumerate() {
+            let id = layout.id(name).unwrap();
+            assert_eq!((layout.index(id).unwrap(), layout.group(name)), (k, Some(k + 1)));
+        }
+        assert!(layout.id("layer100000.weight").is_err());
+        assert_eq!((layout.group(DEFAULT_GROUP), layout.group("layer")), (Some(0), None));
     }
 
     #[test]

@@ -107,6 +107,8 @@ pub struct Schedule {
     tails: bool,
     /// Per bucket, the first Record of the compute stream after the trainer's last touch.
     touched: Vec<Ticket>,
+    /// The same for the last touch of all buckets at once.
+    all_touched: Ticket,
     /// The same for control memory, settings and counts, which the next Begin writes or reads.
     inputs_touched: Ticket,
     /// Per bucket, its last step: what the trainer and the next reduce must come after.
@@ -128,6 +130,7 @@ impl Schedule {
             readiness: Readiness::new(layout, &plan),
             stepped: vec![None; plan.buckets().len()],
             touched: vec![NEVER; plan.buckets().len()],
+            all_touched: NEVER,
             inputs_touched: NEVER,
             tails: plan.buckets().iter().any(|bucket| !bucket.tail.is_empty()),
             reduced: None,

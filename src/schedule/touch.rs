@@ -65,6 +65,11 @@ impl Schedule {
 
     /// Announces that the trainer is about to touch any parameter, gradient or state.
     pub fn touch_all(&mut self) {
+        let here = self.emitter.next_ticket(Stream::Compute);
+        if std::mem::replace(&mut self.all_touched, here) == here {
+            // Every step and reduce of a touched bucket comes after a Record of this stream, so there was none since.
+            return;
+        }
         // First, since it implies the others: one wait instead of many.
         self.emitter.after(Stream::Compute, &[self.last]);
         for bucket in 0..self.stepped.len() as u32 {

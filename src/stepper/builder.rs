@@ -5,6 +5,7 @@
 
 use crate::stepper::state::options::{Divisor, Unused};
 use crate::stepper::stepper::Stepper;
+use std::collections::HashSet;
 use std::time::Duration;
 
 use crate::dtype::DType;
@@ -22,7 +23,7 @@ pub struct StepperBuilder<'a> {
     pub(super) optimizer: Option<Box<dyn Optimizer>>,
     pub(super) registered: Vec<Registered>,
     /// Only these are stepped, by their place in the layout.
-    pub(super) optimized: Option<Vec<usize>>,
+    pub(super) optimized: Option<HashSet<usize>>,
     /// The first refusal, kept until the stepper is built.
     pub(super) refused: Option<Error>,
     pub(super) lr_schedules: Vec<(String, LrSchedule)>,
@@ -156,7 +157,7 @@ impl<'a> StepperBuilder<'a> {
     /// optimizer ([`SegmentAction::Average`](crate::SegmentAction) lists the exceptions). `None` steps all, an empty
     /// list none. [`write_param`](crate::Stepper::write_param) takes the changed parameters back.
     pub fn optimize_only(mut self, params: Option<&[ParamId]>) -> Self {
-        self.optimized = params.and_then(|params| self.places(params));
+        self.optimized = params.and_then(|params| self.places(params)).map(HashSet::from_iter);
         self
     }
 

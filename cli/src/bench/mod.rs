@@ -1,13 +1,13 @@
 //! `instep bench`: times steps on this machine against the memory ceiling.
 //!
 //! There are three benches on each device: one bucket's step against the ceiling, the exposed optimizer time, and the
-//! trainer's cost of a hand-over. The host has one more, distance, and a GPU three: norm, control and graph. They never
-//! judge a time.
-//! benches/README.md derives every column.
+//! trainer's cost of a hand-over. The host has two more, distance and growth, and a GPU three: norm, control and graph.
+//! They never judge a time. benches/README.md derives every column.
 
 mod cases;
 mod distance;
 mod gpu;
+mod growth;
 mod handover;
 mod overlap;
 mod plain_bits;
@@ -50,6 +50,8 @@ enum Bench {
     Handover,
     /// Arrays 256 MiB apart that start alike, against arrays that are staggered. On the host only.
     Distance,
+    /// Time per parameter of every call, as the number of parameters grows. On the host only.
+    Growth,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,6 +94,9 @@ pub struct Arguments {
     /// Numbers of kernel threads [default: 1 and one per core].
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Vec<u16>,
+    /// Numbers of parameters of the growth bench [default: 1000,10000,100000]. A million take 4 GiB of memory.
+    #[arg(long, value_delimiter = ',', value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=10_000_000))]
+    parameters: Vec<usize>,
     /// Number of rounds; every candidate runs once in each.
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: Option<u16>,
@@ -131,7 +136,9 @@ pub fn run_on_gpu(options: &Arguments, cuda: &Cuda) -> Result<(), Failure> {
         ("--isa", !options.isa.is_empty()),
         ("--threads", !options.threads.is_empty()),
         ("--csv", options.csv.is_some()),
+        ("--parameters", !options.parameters.is_empty()),
         ("--only distance", options.only.contains(&Bench::Distance)),
+        ("--only growth", options.only.contains(&Bench::Growth)),
     ];
     refuse(host, "--device host")?;
     gpu::run(options, cuda)
@@ -175,6 +182,9 @@ fn run_on_host(options: &Arguments) -> Result<(), Failure> {
     }
     if options.wants(Bench::Distance) {
         distance::run(options, &mut record)?;
+    }
+    if options.wants(Bench::Growth) {
+        growth::run(options, &mut record)?;
     }
     if let Some(path) = &options.csv {
         record.write(path).map_err(Failure::file(path))?;

@@ -4,8 +4,9 @@
 //! value leaves the old one.
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
+use std::sync::Arc;
 
 use crate::abi::InstepHyper;
 use crate::error::{Error, Result, one_of};
@@ -39,29 +40,28 @@ pub(crate) enum Target {
 pub(crate) struct Optimizers {
     /// In the settings' order: the layout's groups first.
     entries: Vec<Entry>,
+    /// The entries of each group that has any.
+    by_group: BTreeMap<Arc<str>, Vec<u32>>,
     /// Per parameter.
     lists: Vec<Vec<u32>>,
-    /// The factor in each parameter's rates.
-    lr_multipliers: Vec<f64>,
+    /// Parameters with entries that step nothing, in order.
+    attached: Vec<(usize, u32)>,
+    /// The factor in a parameter's rates, unless it is 1.
+    lr_multipliers: BTreeMap<usize, f64>,
     /// Per round, names of the states that each kernel keeps in it: of the optimizer that keeps most.
     names: Vec<Vec<(u32, &'static [&'static str])>>,
 }
 
 struct Entry {
-    group: Option<String>,
+    group: Option<Arc<str>>,
     optimizer: Box<dyn Optimizer>,
-    /// The parameters of one that steps nothing.
-    attached_to: Option<Vec<usize>>,
+    steps: bool,
 }
 
 impl Clone for Entry {
     fn clone(&self) -> Self {
-        let Entry { group, optimizer, attached_to } = self;
-        Entry {
-            group: group.clone(),
-            optimizer: optimizer.as_rule().boxed(),
-            attached_to: attached_to.clone(),
-        }
+        let Entry { group, optimizer, steps } = self;
+        Entry { group: group.clone(), optimizer: optimizer.as_rule().boxed(), steps: *steps }
     }
 }
 
@@ -70,8 +70,8 @@ pub(crate) struct Assigned<'a>(pub(crate) &'a Optimizers);
 
 impl fmt::Debug for Assigned<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let attached = self.0.entries.iter().map(|entry| &entry.attached_to);
-        f.debug_list().entries(&self.0.lists).entries(attached).finish()
+        let steps = self.0.entries.iter().map(|entry| entry.steps);
+        f.debug_list().entries(&self.0.lists).entries(&self.0.attached).entries(steps).finish()
     }
 }
 
@@ -80,12 +80,10 @@ pub(crate) struct Hyperparameters<'a>(pub(crate) &'a Optimizers);
 
 impl fmt::Debug for Hyperparameters<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Factors of 1 are left out, so that ranks with different layouts do not seem to differ in rates.
-        let multiplied =
-            self.0.lr_multipliers.iter().enumerate().filter(|(_, multiplier)| **multiplier != 1.0);
+        // No factors of 1, so ranks with different layouts do not seem to differ in rates.
         f.debug_list()
             .entries(self.0.entries.iter().map(|entry| &entry.optimizer))
-            .entries(multiplied)
+            .entries(&self.0.lr_multipliers)
             .finish()
     }
 }
@@ -99,8 +97,7 @@ impl Optimizers {
     ) -> Result<Optimizers> {
         let groups = layout.groups();
         let place = |name: &String| {
-            let found = groups.iter().position(|known| known == name);
-            found.ok_or_else(|| {
+            layout.group(name).ok_or_else(|| {
                 Error::config(
                     "group",
                     name,
@@ -130,6 +127,7 @@ impl Optimizers {
             }
         }
         let mut entries = Vec::new();
+        let names: Vec<Arc<str>> = groups.iter().map(|name| name.as_str().into()).collect();
         let mut of_group: Vec<Vec<u32>> = groups.iter().map(|_| Vec::new()).collect();
         let first =
             first.into_iter().map(|own| own.or_else(|| common.map(|common| common.as_rule().boxed())));
@@ -139,27 +137,31 @@ impl Optimizers {
         for (group, optimizer) in first.into_iter().chain(further) {
             if let Some(optimizer) = optimizer {
                 of_group[group].push(entries.len() as u32);
-                entries.push(Entry { group: Some(groups[group].clone()), optimizer, attached_to: None });
+                entries.push(Entry { group: Some(Arc::clone(&names[group])), optimizer, steps: true });
             }
         }
         let mut lists: Vec<Vec<u32>> =
             layout.parameters().iter().map(|p| of_group[p.group as usize].clone()).collect();
+        let by_group = names.into_iter().zip(of_group).filter(|(_, all)| !all.is_empty()).collect();
         let mut is_own = vec![false; lists.len()];
+        let mut attached = Vec::new();
         for (params, steps, optimizer) in own {
-            if !steps {
-                entries.push(Entry { group: None, optimizer, attached_to: Some(params) });
-                continue;
-            }
+            let index = entries.len() as u32;
             for param in params {
+                if !steps {
+                    attached.push((param, index));
+                    continue;
+                }
                 if !std::mem::replace(&mut is_own[param], true) {
                     lists[param].clear();
                 }
-                lists[param].push(entries.len() as u32);
+                lists[param].push(index);
             }
-            entries.push(Entry { group: None, optimizer, attached_to: None });
+            entries.push(Entry { group: None, optimizer, steps });
         }
-        let lr_multipliers = vec![1.0; lists.len()];
-        let mut optimizers = Optimizers { entries, lists, lr_multipliers, names: Vec::new() };
+        attached.sort_unstable();
+        let (lr_multipliers, names) = (BTreeMap::new(), Vec::new());
+        let mut optimizers = Optimizers { entries, by_group, lists, attached, lr_multipliers, names };
         for entry in &optimizers.entries {
             entry.optimizer.as_rule().hyper()?;
         }
@@ -229,11 +231,11 @@ impl Optimizers {
         optimizer.as_rule().hyper()?;
         let mut more = self.clone();
         let id = OptimizerId(more.entries.len() as u32);
-        params.iter().try_for_each(|param| check_rate(&*optimizer, self.lr_multipliers[*param]))?;
+        params.iter().try_for_each(|param| check_rate(&*optimizer, self.lr_multiplier(*param)))?;
         for param in params {
             more.lists[*param].push(id.0);
         }
-        more.entries.push(Entry { group: None, optimizer, attached_to: None });
+        more.entries.push(Entry { group: None, optimizer, steps: true });
         more.names = more.collect_names();
         Ok((more, id))
     }
@@ -299,10 +301,8 @@ impl Optimizers {
 
     /// The optimizers of a parameter: those that step it, in order, then those that are attached alone.
     pub(crate) fn of(&self, param: usize) -> impl Iterator<Item = OptimizerId> + '_ {
-        let is_attached =
-            move |entry: &Entry| entry.attached_to.as_ref().is_some_and(|to| to.contains(&param));
-        let attached =
-            (0..self.entries.len() as u32).filter(move |k| is_attached(&self.entries[*k as usize]));
+        let first = self.attached.partition_point(|(of, _)| *of < param);
+        let attached = self.attached[first..].iter().take_while(move |(of, _)| *of == param).map(|(_, k)| *k);
         self.lists[param].iter().copied().chain(attached).map(OptimizerId)
     }
 
@@ -312,7 +312,7 @@ impl Optimizers {
             id: OptimizerId(k as u32),
             group: entry.group.as_deref(),
             optimizer: &*entry.optimizer,
-            steps: entry.attached_to.is_none(),
+            steps: entry.steps,
         })
     }
 
@@ -348,29 +348,24 @@ impl Optimizers {
 
     /// Returns the number of optimizers of a group.
     pub(crate) fn of_group(&self, group: &str) -> usize {
-        self.entries.iter().filter(|entry| entry.group.as_deref() == Some(group)).count()
+        self.by_group.get(group).map_or(0, Vec::len)
     }
 
     /// The learning rate of a group's optimizer.
     pub(crate) fn lr(&mut self, group: &str) -> Option<f64> {
-        let of_group = |entry: &&mut Entry| entry.group.as_deref() == Some(group);
-        self.entries.iter_mut().find(of_group).map(|entry| *entry.optimizer.as_rule_mut().lr_mut())
+        let first = *self.by_group.get(group)?.first()?;
+        Some(*self.entries[first as usize].optimizer.as_rule_mut().lr_mut())
     }
 
     /// Sets the learning rate of a group that has one optimizer.
     pub(crate) fn set_lr(&mut self, group: &str, lr: f64) -> Result<(usize, InstepHyper)> {
-        let mut of_group =
-            (0..self.entries.len()).filter(|k| self.entries[*k].group.as_deref() == Some(group));
-        match (of_group.next(), of_group.next()) {
-            (None, _) => {
-                let known: BTreeSet<&str> = self.entries.iter().filter_map(|e| e.group.as_deref()).collect();
-                let remedy = format!("use {}", one_of(known));
+        match self.by_group.get(group).map(Vec::as_slice) {
+            None | Some([]) => {
+                let remedy = format!("use {}", one_of(self.by_group.keys().map(|name| &**name)));
                 Err(Error::config("group", group, "no group of this name has an optimizer", remedy))
             }
-            (Some(index), None) => self.set_lr_of(OptimizerId(index as u32), lr),
-            (Some(_), Some(_)) => {
-                Err(Error::config("group", group, "has several optimizers", "name one with set_lr_of"))
-            }
+            Some([index]) => self.set_lr_of(OptimizerId(*index), lr),
+            Some(_) => Err(Error::config("group", group, "has several optimizers", "name one with set_lr_of")),
         }
     }
 
@@ -387,9 +382,8 @@ impl Optimizers {
         };
         let before = std::mem::replace(entry.optimizer.as_rule_mut().lr_mut(), lr);
         let optimizer = &*entry.optimizer;
-        let mut multipliers = self.lists.iter().zip(&self.lr_multipliers);
-        let checked = multipliers.try_for_each(|(list, multiplier)| {
-            let is_multiplied = *multiplier != 1.0 && list.contains(&id.0);
+        let checked = self.lr_multipliers.iter().try_for_each(|(param, multiplier)| {
+            let is_multiplied = self.lists[*param].contains(&id.0);
             if is_multiplied { check_rate(optimizer, *multiplier) } else { Ok(()) }
         });
         match checked.and_then(|()| optimizer.as_rule().hyper()) {
@@ -402,7 +396,7 @@ impl Optimizers {
     }
 
     pub(crate) fn lr_multiplier(&self, param: usize) -> f64 {
-        self.lr_multipliers[param]
+        self.lr_multipliers.get(&param).copied().unwrap_or(1.0)
     }
 
     /// Sets what a parameter's rates are multiplied by.
@@ -410,17 +404,21 @@ impl Optimizers {
         for index in &self.lists[param] {
             check_rate(&*self.entries[*index as usize].optimizer, multiplier)?;
         }
-        self.lr_multipliers[param] = multiplier;
+        if multiplier == 1.0 {
+            self.lr_multipliers.remove(&param);
+        } else {
+            self.lr_multipliers.insert(param, multiplier);
+        }
         Ok(())
     }
 }
 
 /// The places of parameters in the layout, each named once.
 pub(crate) fn places(layout: &Layout, params: &[ParamId]) -> Result<Vec<usize>> {
-    let mut is_named = vec![false; layout.parameters().len()];
+    let mut named = HashSet::with_capacity(params.len());
     let place = |id: &ParamId| {
         let place = layout.index(*id)?;
-        if std::mem::replace(&mut is_named[place], true) {
+        if !named.insert(place) {
             let name = &layout.parameters()[place].name;
             let remedy = "name it once; for two optimizers make two calls";
             return Err(Error::config("params", name, "named twice", remedy));

@@ -11,6 +11,7 @@ use crate::stepper::state::optimizers::Optimizers;
 /// Which groups follow what, and where they are.
 #[derive(Debug, Default)]
 pub(crate) struct Rates {
+    /// By name of the group.
     pub(crate) schedules: Vec<(String, LrSchedule)>,
     pub(crate) step: u64,
 }
@@ -19,10 +20,11 @@ impl Rates {
     pub(crate) fn new(
         layout: &Layout,
         optimizers: &Optimizers,
-        schedules: Vec<(String, LrSchedule)>,
+        mut schedules: Vec<(String, LrSchedule)>,
     ) -> Result<Rates> {
+        schedules.sort_by(|(one, _), (other, _)| one.cmp(other));
         for (k, (group, schedule)) in schedules.iter().enumerate() {
-            if !layout.groups().contains(group) {
+            if layout.group(group).is_none() {
                 return Err(Error::config(
                     "lr_schedule",
                     group,
@@ -30,7 +32,7 @@ impl Rates {
                     format_args!("use {}", one_of(layout.groups().iter().map(String::as_str))),
                 ));
             }
-            if schedules[..k].iter().any(|(other, _)| other == group) {
+            if schedules[..k].last().is_some_and(|(other, _)| other == group) {
                 return Err(Error::config(
                     "lr_schedule",
                     group,
@@ -50,7 +52,7 @@ impl Rates {
 
     /// Refuses to set by hand what a schedule would overwrite.
     pub(crate) fn refuse_scheduled(&self, group: &str) -> Result<()> {
-        if self.schedules.iter().any(|(scheduled, _)| scheduled == group) {
+        if self.schedules.binary_search_by(|(scheduled, _)| (**scheduled).cmp(group)).is_ok() {
             return Err(Error::config(
                 "group",
                 group,

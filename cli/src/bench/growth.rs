@@ -1,0 +1,140 @@
+//! Growth with the number of parameters: the time of each call, divided by the number of parameters.
+//!
+//! Parameters are small, so bookkeeping is what is timed. A column that stays flat grows linearly; one that rises with the
+//! number of parameters does not.
+
+use std::io::Cursor;
+use std::time::Instant;
+
+use clap::ValueEnum;
+use instep::{AdamW, Error, Layout, ParamId, Solo, Stepper, checkpoint};
+
+use super::Arguments;
+use super::record::Record;
+use super::statistics::Spread;
+use crate::Failure;
+use crate::console::print_line;
+
+const ELEMENTS: usize = 16;
+/// Buckets of 1,024 parameters, so that their number grows too.
+const CAP_BYTES: u64 = (1024 * ELEMENTS * size_of::<f32>()) as u64;
+const USUAL: [usize; 3] = [1_000, 10_000, 100_000];
+const QUICK: [usize; 2] = [100, 1_000];
+const STAGES: [&str; 8] =
+    ["layout", "lookup", "build", "begin", "handover", "finish", "checkpoint_write", "checkpoint_read"];
+
+/// How parameters get their optimizer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Case {
+    /// One optimizer for all.
+    Shared,
+    /// One for each parameter, in a group of its own.
+    Groups,
+    /// One for each parameter, registered for it alone.
+    Each,
+}
+
+pub(super) fn run(options: &Arguments, record: &mut Record) -> Result<(), Failure> {
+    let usual = if options.quick { &QUICK[..] } else { &USUAL[..] };
+    let sizes = if options.parameters.is_empty() { usual } else { &options.parameters[..] };
+    print_line(&format!(
+        "\ngrowth: ns per parameter of {ELEMENTS} elements, AdamW, buckets of {} KiB, one kernel thread, median",
+        CAP_BYTES >> 10
+    ))?;
+    let titles = STAGES.map(|stage| format!("{stage:>17}")).concat();
+    print_line(&format!("{:<8}{:>11}{titles}", "case", "parameters"))?;
+    for case in Case::value_variants() {
+        let case_name = format!("{case:?}").to_lowercase();
+        for count in sizes {
+            let names: Vec<String> = (0..*count).map(|k| format!("layer{k}.weight")).collect();
+            let mut isa = "";
+            let mut rounds = Vec::new();
+            // The first round warms up.
+            for round in 0..=options.rounds(3) {
+                let (sample, name) = sample(*case, &names)?;
+                isa = name;
+                rounds.extend((round > 0).then_some(sample));
+            }
+            let mut line = format!("{case_name:<8}{count:>11}");
+            for (k, stage) in STAGES.iter().enumerate() {
+                let samples: Vec<f64> = rounds.iter().filter_map(|round| round[k]).collect();
+                if samples.is_empty() {
+                    line += &format!("{:>17}", "-");
+                    continue;
+                }
+                let spread = Spread::of(samples);
+                line += &format!("{:>17.1}", spread.median);
+                record.add(
+                    "growth",
+                    &format!("{case_name} {count}"),
+                    isa,
+                    1,
+                    &format!("{stage}_ns_per_parameter"),
+                    spread,
+                );
+            }
+            print_line(&line)?;
+        }
+    }
+    Ok(())
+}
+
+/// Returns the nanoseconds per parameter of each stage, `None` if a checkpoint cannot hold so many names.
+fn sample(case: Case, names: &[String]) -> instep::Result<([Option<f64>; STAGES.len()], &'static str)> {
+    let mut stages = [None; STAGES.len()];
+    let mut clock = Instant::now();
+    let mut next = 0;
+    // Sets the time since the last call.
+    let mut lap = |clock: &mut Instant| {
+        stages[next] = Some(clock.elapsed().as_secs_f64() * 1e9 / names.len() as f64);
+        next += 1;
+        *clock = Instant::now();
+    };
+
+    let mut builder = Layout::builder();
+    for name in names {
+        builder = builder.param(name, ELEMENTS);
+        if case == Case::Groups {
+            builder = builder.in_group(name);
+        }
+    }
+    let layout = builder.build()?;
+    lap(&mut clock);
+
+    let ids = names.iter().map(|name| layout.id(name)).collect::<instep::Result<Vec<ParamId>>>()?;
+    lap(&mut clock);
+
+    let mut builder = match case {
+        Case::Each => Stepper::builder_without_optimizer(&layout),
+        _ => Stepper::builder(&layout, AdamW::default()),
+    };
+    if case == Case::Each {
+        builder = ids.iter().fold(builder, |builder, id| builder.optimizer_for(&[*id], AdamW::default()));
+    }
+    let mut stepper = builder.bucket_cap_bytes(CAP_BYTES).threads(1).host(Solo::default())?;
+    lap(&mut clock);
+
+    let mut pass = stepper.begin()?;
+    lap(&mut clock);
+    for id in ids.iter().rev() {
+        pass.grads().get_mut(*id)?.fill(0.01);
+        pass.grad_ready(*id)?;
+    }
+    lap(&mut clock);
+    pass.finish()?;
+    stepper.params()?;
+    lap(&mut clock);
+
+    let mut bytes = Vec::new();
+    match checkpoint::write(&stepper, &Default::default(), &mut bytes) {
+        Ok(()) => {
+            lap(&mut clock);
+            checkpoint::read(&mut stepper, Cursor::new(bytes))?;
+            lap(&mut clock);
+        }
+        // The format bounds its header.
+        Err(Error::Checkpoint(_)) => {}
+        Err(error) => return Err(error),
+    }
+    Ok((stages, stepper.isa().name()))
+}

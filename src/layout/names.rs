@@ -1,0 +1,93 @@
+//! Finds a name's place in a list by the name's hash, without a second copy of any name.
+//!
+//! Open addressing over indices, at most half full, so a search compares a few names however long the list is. The hash is
+//! the fingerprint's (FNV-1a), so equal lists have equal indices.
+
+use crate::layout::fold;
+
+/// The hash of no text, as FNV-1a defines it.
+pub(super) const EMPTY: u64 = 0xcbf2_9ce4_8422_2325;
+
+/// A slot without a name.
+const FREE: u32 = u32::MAX;
+
+/// Places of names in a list that the caller keeps.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct NameIndex {
+    /// As many as a power of two.
+    slots: Vec<u32>,
+    len: usize,
+}
+
+impl NameIndex {
+    /// Returns the place of `name` in the list that `name_at` reads.
+    pub(super) fn find<'a>(&self, name: &str, name_at: impl Fn(u32) -> &'a str) -> Option<u32> {
+        let found = *self.slots.get(self.slot(name, name_at)?)?;
+        (found != FREE).then_some(found)
+    }
+
+    /// Adds the name at the end of the list, unless the list has it already: then returns the place of the other.
+    pub(super) fn insert<'a>(&mut self, name: &str, name_at: impl Fn(u32) -> &'a str) -> Option<u32> {
+        if 2 * (self.len + 1) > self.slots.len() {
+            self.grow(&name_at);
+        }
+        let slot = self.slot(name, &name_at)?;
+        if self.slots[slot] != FREE {
+            return Some(self.slots[slot]);
+        }
+        self.slots[slot] = self.len as u32;
+        self.len += 1;
+        None
+    }
+
+    /// The slot that holds the name, or else the free one where it belongs. `None` if there are no slots.
+    fn slot<'a>(&self, name: &str, name_at: impl Fn(u32) -> &'a str) -> Option<usize> {
+        let mask = self.slots.len().checked_sub(1)?;
+        let hash = fold(EMPTY, name.as_bytes());
+        // The upper bits are mixed better than the lower ones.
+        let mut slot = (hash ^ hash >> 32) as usize & mask;
+        while self.slots[slot] != FREE && name_at(self.slots[slot]) != name {
+            slot = (slot + 1) & mask;
+        }
+        Some(slot)
+    }
+
+    fn grow<'a>(&mut self, name_at: impl Fn(u32) -> &'a str) {
+        self.slots = vec![FREE; (self.slots.len() * 2).max(16)];
+        for index in 0..self.len as u32 {
+            if let Some(slot) = self.slot(name_at(index), &name_at) {
+                self.slots[slot] = index;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn every_name_is_found_with_few_comparisons_however_many_there_are() {
+        for count in [1_000u32, 100_000] {
+            let names: Vec<String> =
+                (0..count).map(|k| format!("encoder.layer.{}.weight{}", k / 7, k % 7)).collect();
+            let comparisons = Cell::new(0u64);
+            let name_at = |index: u32| {
+                comparisons.set(comparisons.get() + 1);
+                names[index as usize].as_str()
+            };
+            let mut index = NameIndex::default();
+            assert!(names.iter().all(|name| index.insert(name, name_at).is_none()));
+            comparisons.set(0);
+            for (place, name) in (0..count).zip(&names) {
+                assert_eq!(index.find(name, name_at), Some(place));
+            }
+            assert!(comparisons.get() < 3 * u64::from(count), "{} for {count}", comparisons.get());
+            assert_eq!(index.insert(&names[7], name_at), Some(7));
+            assert_eq!(index.find("decoder", name_at), None);
+        }
+        assert_eq!(NameIndex::default().find("w", |_| ""), None);
+    }
+}
