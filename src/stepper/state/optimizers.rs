@@ -365,7 +365,9 @@ impl Optimizers {
                 Err(Error::config("group", group, "no group of this name has an optimizer", remedy))
             }
             Some([index]) => self.set_lr_of(OptimizerId(*index), lr),
-            Some(_) => Err(Error::config("group", group, "has several optimizers", "name one with set_lr_of")),
+            Some(_) => {
+                Err(Error::config("group", group, "has several optimizers", "name one with set_lr_of"))
+            }
         }
     }
 
