@@ -12,6 +12,7 @@ mod storage;
 
 pub use bucket::{Bucket, BucketCaps, Gradients, Segment, Tails};
 pub use foreign::ForeignBucket;
+pub(crate) use names::fold;
 pub use plan::Plan;
 pub use storage::{Master, Moments, Precision, Rounding, Storage};
 
@@ -333,11 +334,6 @@ impl Groups {
             self.names.len() as u32 - 1
         })
     }
-}
-
-/// Folds bytes into an FNV-1a hash.
-pub(crate) fn fold(hash: u64, bytes: &[u8]) -> u64 {
-    bytes.iter().fold(hash, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 
 fn fingerprint(parameters: &[Parameter], groups: &[String]) -> u64 {

@@ -3,10 +3,13 @@
 //! Open addressing over indices, at most half full, so a search compares a few names however long the list is. The hash is
 //! the fingerprint's (FNV-1a), so equal lists have equal indices.
 
-use crate::layout::fold;
-
 /// The hash of no text, as FNV-1a defines it.
 pub(super) const EMPTY: u64 = 0xcbf2_9ce4_8422_2325;
+
+/// Folds bytes into an FNV-1a hash.
+pub(crate) fn fold(hash: u64, bytes: &[u8]) -> u64 {
+    bytes.iter().fold(hash, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3))
+}
 
 /// A slot without a name.
 const FREE: u32 = u32::MAX;
