@@ -46,7 +46,7 @@ run_info() {
 }
 run_bits() { tests cuda::bitexact::every_optimizer; }
 run_adamw() {
-    step --optimizer adamw --min-elements 16Mi
+    step --optimizer adamw -b 64M
 }
 run_torch() { torch --optimizer adamw --shape bucket --shape 256Mi; }
 run_overlap() {
@@ -59,10 +59,10 @@ run_steppers() { tests cuda::bitexact:: cuda::training::digits cuda::failures::a
 run_conversions() { tests cuda::gpu::conversions::; }
 run_precisions() {
     step --optimizer adamw --precision bf16,bf16-stochastic,master,remainder16,f32-moments8bit,remainder16-moments8bit \
-        --min-elements 16Mi --factor 16
+        -b 32M -f 16
 }
 run_launches() {
-    bench --only norm,control,graph --precision f32,bf16 --min-elements 1Mi --factor 16 --json "$RESULTS/launches.json"
+    bench --only norm,control,graph --precision f32,bf16 -b 4M -f 16 --json "$RESULTS/launches.json"
 }
 run_large() { tests cuda::gpu::large::; }
 short=(cuda::bitexact::a_global_norm cuda::bitexact::what_is_left_out cuda::bitexact::micro_batches)
@@ -72,8 +72,8 @@ run_memcheck() {
 }
 
 run_sizes() { step --optimizer adamw; }
-run_step() { step --min-elements 1Mi --factor 16; }
-run_blocks() { step --optimizer adamw,sgd --min-elements 1Mi --max-elements 64Mi --factor 8 --max-blocks all,8x,4x,2x,1x; }
+run_step() { step -b 4M -f 16; }
+run_blocks() { step --optimizer adamw,sgd -b 4M -e 256M -f 8 --max-blocks all,8x,4x,2x,1x; }
 # Two launches of each after the two that are compared: reports for Nsight Compute, and their text.
 run_ncu() {
     local program what kernel
@@ -83,7 +83,7 @@ run_ncu() {
         [ $what = norm ] || kernel=regex:instep_step_adam
         "$program" --clock-control none --set full --kernel-name "$kernel" --launch-skip 2 --launch-count 2 --force-overwrite \
             --export "$RESULTS/$what" ./instep bench --device cuda:0 --quick --rounds 1 --only $what --optimizer adamw \
-            --min-elements 16Mi --max-elements 16Mi || return
+            -b 64M -e 64M || return
         "$program" --import "$RESULTS/$what.ncu-rep" --page details >"$RESULTS/$what.txt" || return
     done
 }

@@ -43,9 +43,10 @@ fn rows<'a>(report: &'a Value, bench: &str) -> &'a Vec<Value> {
 
 #[test]
 fn a_sweep_has_a_line_for_every_case_and_counts_the_bytes_of_the_layout() {
-    let sizes = ["--only", "step", "--min-elements", "2Ki", "--max-elements", "16Ki", "--factor", "2"];
+    let sizes = ["--only", "step", "-b", "8K", "-e", "64K", "-f", "2"];
     let report = report(&StandIn::new(), &[&sizes[..], &["--max-blocks", "all,2x"]].concat());
     assert_eq!(report["device"]["name"], "stand-in");
+    assert!(report["machine"]["cores"].as_u64().unwrap() > 0);
     // The gradient is read; the parameter and each state are read and written. A change that norms scale takes a second
     // launch, which reads the parameter and the states again.
     let of = |states: usize, is_scaled: bool| {
@@ -82,8 +83,7 @@ fn a_sweep_has_a_line_for_every_case_and_counts_the_bytes_of_the_layout() {
 #[test]
 fn every_step_is_one_launch_and_is_held_against_a_copy_of_as_many_bytes() {
     let driver = StandIn::new();
-    let options =
-        ["--only", "step", "--optimizer", "adamw", "--min-elements", "16Ki", "--max-elements", "16Ki"];
+    let options = ["--only", "step", "--optimizer", "adamw", "-b", "64K", "-e", "64K"];
     let report = report(&driver, &[&options[..], &["--rounds", "5", "--max-blocks", "3"]].concat());
     let [row] = rows(&report, "step").as_slice() else { panic!("{report}") };
     let (buckets, steps) = (row["buckets"].as_u64().unwrap(), row["steps_per_sample"].as_u64().unwrap());
@@ -107,13 +107,13 @@ fn the_bucket_of_fifty_segments_is_one_launch_and_what_does_not_fit_is_said() {
     let driver = StandIn::new();
     // A block for each tile, which tells the launch of this bucket from others.
     let sizes =
-        ["--min-elements", "16Ki", "--max-elements", "512Mi", "--factor", "32768", "--max-blocks", "65536"];
+        ["--min-bytes", "64K", "--max-bytes", "2G", "--step-factor", "32768", "--max-blocks", "65536"];
     let report = report(&driver, &[&["--only", "step", "--optimizer", "sgd"], &sizes[..]].concat());
     let skipped = rows(&report, "skipped");
     assert_eq!((skipped.len(), &skipped[0]["elements"]), (1, &(512 << 20).into()));
     assert_eq!(driver.allocated_bytes(), 0, "a case frees all its memory");
     // The parameters do, the copies do not.
-    let large = ["--min-elements", "12Mi", "--max-elements", "12Mi"];
+    let large = ["-b", "48M", "-e", "48M"];
     let other =
         self::report(&StandIn::new(), &[&["--only", "step", "--optimizer", "sgd"], &large[..]].concat());
     assert_eq!((rows(&other, "skipped").len(), rows(&other, "step").len()), (1, 1));
@@ -131,7 +131,7 @@ fn a_wrong_bit_is_a_marked_row_and_the_others_still_run() {
     driver.flip_bits();
     let (json, svg) = (folder.path("report.json"), folder.path("share.svg"));
     let options = ["--quick", "--only", "step", "--optimizer", "sgd,adamw", "--json", json.to_str().unwrap()];
-    let sizes = ["--min-elements", "4Ki", "--max-elements", "8Ki", "--factor", "2"];
+    let sizes = ["-b", "16K", "-e", "32K", "-f", "2"];
     let picture = ["--svg", svg.to_str().unwrap()];
     let failure = run(&driver, &[&options[..], &sizes, &picture].concat()).unwrap_err().to_string();
     assert!(
@@ -155,7 +155,7 @@ fn a_run_that_ends_in_its_second_case_leaves_the_row_of_the_first() {
     driver.break_call_after("load", 1);
     let (json, svg) = (folder.path("report.json"), folder.path("share.svg"));
     let files = ["--json", json.to_str().unwrap(), "--svg", svg.to_str().unwrap()];
-    let options = ["--quick", "--only", "step", "--min-elements", "4Ki", "--max-elements", "64Ki"];
+    let options = ["--quick", "--only", "step", "-b", "16K", "-e", "256K"];
     let failure = run(&driver, &[&options[..], &files].concat()).unwrap_err().to_string();
     assert!(failure.contains("load"), "{failure}");
     let report: Value = serde_json::from_slice(&folder.read("report.json")).unwrap();
@@ -180,7 +180,7 @@ fn every_precision_has_the_bytes_of_its_layout_and_the_bits_of_the_host() {
         ("f16-master", 28.0),
     ];
     let names = expected.map(|(name, _)| name).join(",");
-    let sizes = ["--only", "step", "--min-elements", "16Ki", "--max-elements", "16Ki"];
+    let sizes = ["--only", "step", "-b", "32K", "-e", "32K"];
     let options = [&sizes[..], &["--optimizer", "adamw,lamb", "--precision", &names]].concat();
     let report = report(&StandIn::new(), &options);
     let adamw = rows(&report, "step").iter().filter(|row| row["optimizer"] == "adamw");
@@ -189,21 +189,20 @@ fn every_precision_has_the_bytes_of_its_layout_and_the_bits_of_the_host() {
     }
     assert_eq!(rows(&report, "step").len(), 2 * expected.len());
     for row in rows(&report, "step") {
-        let (compared, all) = (&row["compared"], row["buckets"].as_u64().unwrap() * 16384);
+        let elements = row["elements"].as_u64().unwrap();
+        assert_eq!(row["bytes"], 32 << 10, "bytes of gradients, whatever their type");
+        let (compared, all) = (&row["compared"], row["buckets"].as_u64().unwrap() * elements);
         let is_stochastic = row["precision"].as_str().unwrap().contains("stochastic");
         assert_eq!(compared["of"], all);
         // Random bits depend on the place in the layout, so those of the first parameter are compared.
-        assert_eq!(compared["elements"], if is_stochastic { 16384 } else { all });
+        assert_eq!(compared["elements"], if is_stochastic { elements } else { all });
     }
 }
 
 #[test]
 fn beyond_sixteen_mi_elements_a_sample_is_compared_and_the_record_says_which() {
     let options = ["--only", "step", "--optimizer", "sgd", "--precision", "bf16", "--rounds", "1"];
-    let report = report(
-        &StandIn::new(),
-        &[&options[..], &["--min-elements", "17Mi", "--max-elements", "17Mi"]].concat(),
-    );
+    let report = report(&StandIn::new(), &[&options[..], &["-b", "34M", "-e", "34M"]].concat());
     let [row, bucket] = rows(&report, "step").as_slice() else { panic!("{report}") };
     assert_eq!(
         (&row["compared"]["elements"], &row["compared"]["of"]),
@@ -218,7 +217,7 @@ fn a_norm_reads_its_gradients_and_both_copies_move_as_many_bytes() {
     let (driver, folder) = (StandIn::new(), Folder::new());
     folder.write("kernels", FOREIGN);
     let kernels = folder.path("kernels").to_str().unwrap().to_owned();
-    let sizes = ["--only", "norm", "--min-elements", "64Ki", "--max-elements", "64Ki", "--rounds", "2"];
+    let sizes = ["--only", "norm", "-b", "256K", "-e", "256K", "--rounds", "2"];
     let report = report(&driver, &[&sizes[..], &["--precision", "f32,bf16", "--kernels", &kernels]].concat());
     let rows = rows(&report, "norm");
     let bytes: Vec<&Value> = rows.iter().map(|row| &row["bytes_per_element"]).collect();
@@ -305,7 +304,7 @@ fn handing_over_is_timed_in_every_mode() {
 fn the_picture_has_a_line_per_optimizer_and_a_mark_per_size() {
     let folder = Folder::new();
     let path = folder.path("share.svg");
-    let sizes = ["--only", "step", "--min-elements", "4Ki", "--max-elements", "16Ki", "--quick"];
+    let sizes = ["--only", "step", "-b", "16K", "-e", "64K", "--quick"];
     let options = ["--optimizer", "sgd,adamw", "--svg", path.to_str().unwrap()];
     run(&StandIn::new(), &[&sizes[..], &options].concat()).unwrap();
     let text = String::from_utf8(folder.read("share.svg")).unwrap();
@@ -327,7 +326,7 @@ fn what_the_device_or_the_build_lacks_is_refused_in_one_line() {
     assert_refused(&output, word);
     assert_refused(&folder.run(&["bench", "--device", "gpu"]), "use host or cuda:N");
     assert_refused(&folder.run(&["bench", "--max-blocks", "2x"]), "--max-blocks: is for --device cuda:N");
-    assert_refused(&folder.run(&["bench", "--min-elements", "100"]), "a multiple of 2048");
+    assert_refused(&folder.run(&["bench", "-b", "64k"]), "a number like 8, 256K");
     for bench in ["norm", "control", "graph"] {
         let word = format!("--only {bench}: is for --device cuda:N");
         assert_refused(&folder.run(&["bench", "--only", bench]), &word);

@@ -18,6 +18,7 @@ mod golden;
 mod gpu_bench;
 #[cfg(target_os = "linux")]
 mod gpu_bundle;
+mod host_bench;
 mod info;
 mod precision;
 mod readme;

@@ -9,10 +9,11 @@ use clap::ValueEnum;
 use instep::bench::Launcher;
 use instep::optim::{ALL, Descriptor, Optimizer, Value};
 use instep::{AdamW, Isa, Layout, Sgd};
+use serde::Serialize;
 
 use super::precisions::{Kind, storage};
-use super::record::last_level_cache_bytes;
 use super::reference;
+use super::system::last_level_cache_bytes;
 
 /// Sum over this many ranks, so that the divide is part of what is timed.
 pub(super) const WORLD_SIZE: u32 = 8;
@@ -104,6 +105,22 @@ impl FromStr for Case {
     }
 }
 
+/// Whether a step finds its bucket in the last-level cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Cache {
+    /// Never: the step rotates through buckets of four times the cache's size.
+    Beyond,
+    /// Always: the step repeats one bucket that fits, with as many bytes again, into half of the cache.
+    Resident,
+}
+
+impl Cache {
+    pub(super) fn name(self) -> String {
+        format!("{self:?}").to_lowercase()
+    }
+}
+
 /// How large a bucket is, and whether the next step finds it in cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Shape {
@@ -115,20 +132,35 @@ pub(super) enum Shape {
     Dram,
     /// 25 MiB of gradients in 50 segments, rotated likewise.
     Bucket,
+    /// A size of a sweep, one segment.
+    #[value(skip)]
+    Sized(usize, Cache),
 }
 
 impl Shape {
     pub(super) fn name(self) -> String {
-        format!("{self:?}").to_lowercase()
+        match self {
+            Shape::Sized(elements, cache) => format!("{elements} {}", cache.name()),
+            named => format!("{named:?}").to_lowercase(),
+        }
+    }
+
+    pub(super) fn cache(self) -> Cache {
+        match self {
+            Shape::L2 | Shape::L3 => Cache::Resident,
+            Shape::Dram | Shape::Bucket => Cache::Beyond,
+            Shape::Sized(_, cache) => cache,
+        }
     }
 
     /// Segments of a bucket, and elements of a segment.
-    fn segments(self) -> (usize, usize) {
+    pub(super) fn segments(self) -> (usize, usize) {
         match self {
             Shape::L2 => (1, 64 << 10),
             Shape::L3 => (1, 1 << 20),
             Shape::Dram => (1, 16 << 20),
             Shape::Bucket => (50, (25 << 20) / 4 / 50),
+            Shape::Sized(elements, _) => (1, elements),
         }
     }
 
@@ -138,14 +170,15 @@ impl Shape {
     }
 
     /// Enough buckets that none is in cache when its turn comes.
-    fn buckets(self, bytes_per_element: u64, quick: bool) -> usize {
+    pub(super) fn buckets(self, bytes_per_element: u64, quick: bool) -> usize {
         let bytes = self.elements() as u64 * bytes_per_element;
-        match self {
-            Shape::L2 | Shape::L3 => 1,
-            Shape::Dram | Shape::Bucket if quick => 1,
-            Shape::Dram | Shape::Bucket => {
-                (4 * last_level_cache_bytes()).div_ceil(bytes) as usize + self.buckets_per_sample()
-            }
+        let beyond = (4 * last_level_cache_bytes()).div_ceil(bytes) as usize;
+        match self.cache() {
+            Cache::Beyond if quick => 1,
+            // A bucket of a sweep that is larger than the caches evicts itself.
+            Cache::Beyond if beyond == 1 && matches!(self, Shape::Sized(..)) => 1,
+            Cache::Beyond => beyond + self.buckets_per_sample(),
+            Cache::Resident => 1,
         }
     }
 
@@ -165,6 +198,13 @@ pub(super) fn parameter(k: usize) -> f32 {
     0.5 + (k % 977) as f32 * 1e-3
 }
 
+/// Bytes of an element in memory, without the scales of 8-bit states, which are few.
+pub(super) fn resident_bytes(case: Case, kind: Kind) -> instep::Result<u64> {
+    let (precision, states) = (kind.precision(), case.optimizer()?.state_names().len() as u64);
+    let stepped = precision.param.bytes() + precision.grad.bytes() + precision.master.bytes();
+    Ok(stepped + states * precision.moments.bytes())
+}
+
 /// Memory of this shape, filled.
 pub(super) fn launcher(
     case: Case,
@@ -178,10 +218,7 @@ pub(super) fn launcher(
     let optimizer = case.optimizer()?;
     let (segments, length) = shape.segments();
     let precision = kind.precision();
-    let states = optimizer.state_names().len() as u64;
-    // Scales of 8-bit states apart, which are few.
-    let resident = precision.param.bytes() + precision.grad.bytes() + precision.master.bytes();
-    let buckets = shape.buckets(resident + states * precision.moments.bytes(), quick);
+    let buckets = shape.buckets(resident_bytes(case, kind)?, quick);
     let names = (0..buckets * segments).map(|k| format!("p{k}"));
     let layout = names.fold(Layout::builder(), |builder, name| builder.param(name, length)).build()?;
     let cap_bytes = shape.elements() as u64 * precision.grad.bytes();

@@ -9,6 +9,8 @@ mod distance;
 mod gpu;
 mod growth;
 mod handover;
+mod load;
+mod machine;
 mod overlap;
 mod plain_bits;
 mod precisions;
@@ -16,8 +18,11 @@ mod record;
 #[path = "../../../tests/support/reference.rs"]
 #[allow(dead_code)]
 mod reference;
+mod report;
+mod sizes;
 mod statistics;
 mod step;
+mod system;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -30,8 +35,11 @@ use instep::cuda::Cuda;
 use crate::Failure;
 use crate::console::print_line;
 use cases::Shape;
+use load::Watch;
+use machine::Machine;
 use precisions::Kind;
 use record::Record;
+use sizes::{GPU_BYTES, HOST_BYTES, Sizes};
 
 /// The benches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -85,9 +93,11 @@ pub struct Arguments {
     /// Element types of the step bench, and of a GPU's norm bench.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "f32")]
     precision: Vec<Kind>,
-    /// Shapes of the step bench [default: all].
+    /// Shapes of the step bench on the host, if there is no sweep of sizes [default: all].
     #[arg(long, value_enum, value_delimiter = ',')]
     shape: Vec<Shape>,
+    #[command(flatten)]
+    sizes: Sizes,
     /// Instruction sets [default: INSTEP_ISA, or the widest].
     #[arg(long, value_delimiter = ',')]
     isa: Vec<Isa>,
@@ -106,6 +116,9 @@ pub struct Arguments {
     /// Also write every figure to this file.
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
+    /// Also write every figure to this file as one JSON object, after each row.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
     /// Also write every figure under benches/record/ of the source tree of this build.
     #[arg(long)]
     record: bool,
@@ -141,6 +154,7 @@ pub fn run_on_gpu(options: &Arguments, cuda: &Cuda) -> Result<(), Failure> {
         ("--only growth", options.only.contains(&Bench::Growth)),
     ];
     refuse(host, "--device host")?;
+    options.sizes.refuse_empty(GPU_BYTES)?;
     gpu::run(options, cuda)
 }
 
@@ -170,7 +184,16 @@ fn run_on_host(options: &Arguments) -> Result<(), Failure> {
         ("--only graph", named(Bench::Graph)),
     ];
     refuse(others, "--device cuda:N")?;
-    let mut record = Record::new();
+    if options.sizes.is_given() && !options.shape.is_empty() {
+        let why = "--shape: has sizes of its own; leave it out, or leave out -b, -e and -f";
+        return Err(Failure::Bench(why.into()));
+    }
+    options.sizes.refuse_empty(HOST_BYTES)?;
+    let (machine, watch) = (Machine::this()?, Watch::start());
+    print_line(&machine.to_string())?;
+    let json = options.json.as_ref();
+    let mut record =
+        json.map_or_else(Record::default, |path| Record::with_json(path, &machine, options.quick));
     if options.wants(Bench::Step) {
         step::run(options, &mut record)?;
     }
@@ -186,11 +209,16 @@ fn run_on_host(options: &Arguments) -> Result<(), Failure> {
     if options.wants(Bench::Growth) {
         growth::run(options, &mut record)?;
     }
+    let load = watch.load();
+    record.save_json(load)?;
+    if let Some(warning) = load.and_then(|load| load.warning()) {
+        print_line(&format!("\n{warning}"))?;
+    }
     if let Some(path) = &options.csv {
         record.write(path).map_err(Failure::file(path))?;
     }
     if options.record {
-        let path = record::path_of_this_machine();
+        let path = system::path_of_this_machine();
         record.write(&path).map_err(Failure::file(&path))?;
         print_line(&format!("recorded in {}", path.display()))?;
     }

@@ -1,22 +1,39 @@
-//! Figures as CSV, one per line, with a header that names machine, compilers and commit.
+//! Figures as CSV, one per line, with a header that names machine, compilers and commit, or as JSON.
 //!
 //! The header lets a reader trace a number that is quoted elsewhere. A record names no user and no path.
 
 use std::fmt::Write as _;
+use std::io;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::{fs, io};
 
+use super::load::Load;
+use super::machine::Machine;
+use super::report::{Figure, Report, StepRow};
 use super::statistics::Spread;
+use super::system::{commit, cpu_model, first_line, last_level_cache_bytes, read, write};
+use crate::Failure;
 
 /// Collects figures.
+#[derive(Default)]
 pub(super) struct Record {
-    lines: String,
+    figures: Vec<Figure>,
+    rows: Vec<StepRow>,
+    /// Where the figures so far are written after each row.
+    json: Option<Json>,
+}
+
+/// A file of figures, and what it says of the run.
+struct Json {
+    path: PathBuf,
+    machine: Machine,
+    quick: bool,
 }
 
 impl Record {
-    pub(super) fn new() -> Record {
-        Record { lines: "bench,case,isa,threads,quantity,median,min,max\n".into() }
+    /// Also writes every figure to this file, after each row.
+    pub(super) fn with_json(path: &Path, machine: &Machine, quick: bool) -> Record {
+        let json = Json { path: path.to_owned(), machine: machine.clone(), quick };
+        Record { json: Some(json), ..Record::default() }
     }
 
     /// Adds one figure; `quantity` ends in its unit.
@@ -29,47 +46,33 @@ impl Record {
         quantity: &str,
         value: Spread,
     ) {
-        let Spread { median, min, max } = value;
-        // Writing to a String cannot fail.
-        let _ =
-            writeln!(self.lines, "{bench},{case},{isa},{threads},{quantity},{median:.5},{min:.5},{max:.5}");
+        let [bench, case, isa, quantity] = [bench, case, isa, quantity].map(str::to_owned);
+        self.figures.push(Figure { bench, case, isa, threads, quantity, value });
+    }
+
+    /// Adds a row of the step bench.
+    pub(super) fn add_row(&mut self, row: StepRow) -> Result<(), Failure> {
+        self.rows.push(row);
+        self.save_json(None)
+    }
+
+    /// Writes what there is so far, with the load if the run is over.
+    pub(super) fn save_json(&self, load: Option<Load>) -> Result<(), Failure> {
+        let Some(Json { path, machine, quick }) = &self.json else { return Ok(()) };
+        let Record { figures, rows: step, .. } = self;
+        Report { machine, load, quick: *quick, step, figures }.save(path)
     }
 
     pub(super) fn write(&self, path: &Path) -> io::Result<()> {
-        write(path, &format!("{}{}", head(), self.lines))
+        let mut lines = String::from("bench,case,isa,threads,quantity,median,min,max\n");
+        for Figure { bench, case, isa, threads, quantity, value } in &self.figures {
+            let Spread { median, min, max } = value;
+            // Writing to a String cannot fail.
+            let _ =
+                writeln!(lines, "{bench},{case},{isa},{threads},{quantity},{median:.5},{min:.5},{max:.5}");
+        }
+        write(path, &format!("{}{lines}", head()))
     }
-}
-
-/// Writes a file, and creates its folder. The file is written beside its place and renamed, so a reader never meets a part
-/// of it, even if this process is killed.
-pub(super) fn write(path: &Path, text: &str) -> io::Result<()> {
-    if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder)?;
-    }
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(".new");
-    let beside = path.with_file_name(name);
-    fs::write(&beside, text)?;
-    fs::rename(&beside, path)
-}
-
-/// Returns the path of this CPU's record in the source tree.
-pub(super) fn path_of_this_machine() -> PathBuf {
-    folder_of(&cpu_model()).join("host.csv")
-}
-
-/// Returns the folder of a processor's records in the source tree.
-pub(super) fn folder_of(processor: &str) -> PathBuf {
-    let words = processor.to_lowercase();
-    let words =
-        words.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty() && *word != "r");
-    let folder = words.collect::<Vec<_>>().join("-");
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/record").join(folder)
-}
-
-/// Returns the commit of the source tree of this build.
-pub(super) fn commit() -> String {
-    first_line("git", &["-C", env!("CARGO_MANIFEST_DIR"), "describe", "--always", "--dirty"])
 }
 
 fn head() -> String {
@@ -87,38 +90,4 @@ fn head() -> String {
         first_line("rustc", &["--version"]),
         first_line(&cxx, &["--version"]),
     )
-}
-
-/// Returns the processor's name, with family and model, since a virtual machine may hide its generation from the name.
-fn cpu_model() -> String {
-    let text = read("/proc/cpuinfo");
-    let field = |name: &str| {
-        let of =
-            |line: &str| Some(line.strip_prefix(name)?.trim_start().strip_prefix(':')?.trim().to_owned());
-        text.lines().find_map(of)
-    };
-    let Some(name) = field("model name") else { return std::env::consts::ARCH.to_owned() };
-    match (field("cpu family"), field("model")) {
-        (Some(family), Some(model)) => format!("{name}, family {family} model {model}"),
-        _ => name,
-    }
-}
-
-/// Returns the size of the largest cache that the system reports, or 32 MiB if it reports none.
-pub(super) fn last_level_cache_bytes() -> u64 {
-    let size = |level: u32| {
-        let text = read(&format!("/sys/devices/system/cpu/cpu0/cache/index{level}/size"));
-        Some(text.trim().strip_suffix('K')?.parse::<u64>().ok()? << 10)
-    };
-    (0..5).filter_map(size).max().unwrap_or(32 << 20)
-}
-
-fn read(path: &str) -> String {
-    fs::read_to_string(path).unwrap_or_default()
-}
-
-fn first_line(program: &str, arguments: &[&str]) -> String {
-    let output = Command::new(program).args(arguments).output();
-    let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
-    text.lines().next().unwrap_or("unknown").to_owned()
 }

@@ -20,6 +20,12 @@ impl Spread {
         Spread { median: sorted[(sorted.len() - 1) / 2], min: sorted[0], max: sorted[sorted.len() - 1] }
     }
 
+    /// The same samples in another unit.
+    pub(super) fn scaled(self, factor: f64) -> Spread {
+        let Spread { median, min, max } = self;
+        Spread { median: median * factor, min: min * factor, max: max * factor }
+    }
+
     /// `median (min-max)`.
     pub(super) fn show(&self, digits: usize) -> String {
         format!("{:.digits$} ({:.digits$}-{:.digits$})", self.median, self.min, self.max)

@@ -16,7 +16,9 @@ use super::plain_bits;
 use super::precisions::Kind;
 use super::record::Record;
 use super::reference::Scalar;
+use super::report::StepRow;
 use super::statistics::Spread;
+use super::system::{available_bytes, last_level_cache_bytes};
 use crate::Failure;
 use crate::console::print_line;
 
@@ -24,22 +26,32 @@ pub(super) fn run(options: &Arguments, record: &mut Record) -> Result<(), Failur
     print_line(&format!(
         "step of one bucket (divide by {WORLD_SIZE} included) against the in-place ceiling; median (min-max)"
     ))?;
-    print_line(
-        "optimizer precision                 shape  isa       thr  B/elem  ns/element              GB/s  \
-         ceiling ns/element    % of ceiling",
-    )?;
-    for shape in or_all(&options.shape) {
-        for case in options.optimizers() {
-            for kind in options.precision.iter().copied() {
-                for isa in options.isas()? {
-                    for threads in options.threads()? {
-                        one(options, record, (case, kind, shape), isa, threads)?;
-                    }
-                }
+    print_line(StepRow::HEAD)?;
+    for case in all_cases(options)? {
+        for isa in options.isas()? {
+            for threads in options.threads()? {
+                one(options, record, case, isa, threads)?;
             }
         }
     }
     Ok(())
+}
+
+/// Shape by shape, or in a sweep the sizes of each optimizer and precision.
+fn all_cases(options: &Arguments) -> instep::Result<Vec<(Case, Kind, Shape)>> {
+    let kinds = |case| options.precision.iter().map(move |kind| (case, *kind));
+    let pairs: Vec<(Case, Kind)> = options.optimizers().into_iter().flat_map(kinds).collect();
+    if !options.sizes.is_given() {
+        let of = |shape| pairs.iter().map(move |(case, kind)| (*case, *kind, shape));
+        return Ok(or_all(&options.shape).into_iter().flat_map(of).collect());
+    }
+    let mut cases = Vec::new();
+    for (case, kind) in pairs {
+        let each = cases::resident_bytes(case, kind)?;
+        let shapes = options.sizes.shapes(kind, each, last_level_cache_bytes());
+        cases.extend(shapes.into_iter().map(|shape| (case, kind, shape)));
+    }
+    Ok(cases)
 }
 
 pub(super) fn or_all<T: ValueEnum + Clone>(chosen: &[T]) -> Vec<T> {
@@ -53,6 +65,9 @@ fn one(
     isa: Isa,
     threads: usize,
 ) -> Result<(), Failure> {
+    if let Some(line) = skipped((case, kind, shape), options.quick)? {
+        return print_line(&line);
+    }
     let mut launcher = cases::launcher(case, kind, shape, isa, threads, options.quick)?;
     // The ceiling moves each f32 array once. Other bytes count at the rate of these.
     let mut f32s = match kind {
@@ -105,17 +120,23 @@ fn one(
     }
     let ratio = Spread::of(steps.iter().zip(&ceilings).map(|(step, ceiling)| 100.0 * ceiling / step));
     let (step, ceiling) = (Spread::of(steps), Spread::of(ceilings));
-    print_line(&format!(
-        "{:<10}{:<26}{:<7}{:<10}{threads:>3}  {bytes:>6.2}  {:<22}{:>6.1}  {:<22}{}",
-        case.name(),
-        kind.name(),
-        shape.name(),
-        isa.name(),
-        step.show(3),
-        bytes / step.median,
-        ceiling.show(3),
-        ratio.show(0),
-    ))?;
+    let row = StepRow {
+        optimizer: case.name(),
+        precision: kind.name(),
+        bytes: shape.elements() as u64 * kind.precision().grad.bytes(),
+        elements: shape.elements(),
+        segments: shape.segments().0,
+        cache: shape.cache(),
+        isa: isa.name(),
+        threads,
+        buckets,
+        bytes_per_element: bytes,
+        step_us: step.scaled(elements * 1e-3),
+        ceiling_us: ceiling.scaled(elements * 1e-3),
+        step_gb_per_s: bytes / step.median,
+        percent_of_ceiling: ratio,
+    };
+    print_line(&row.line())?;
     let what = match kind {
         Kind::F32 => format!("{} {}", case.name(), shape.name()),
         _ => format!("{} {} {}", case.name(), kind.name(), shape.name()),
@@ -125,7 +146,22 @@ fn one(
     add("step_ns_per_element", step);
     add("ceiling_ns_per_element", ceiling);
     add("percent_of_ceiling", ratio);
-    Ok(())
+    record.add_row(row)
+}
+
+/// Says that the memory that is free does not suffice, if so. A system that does not tell it is taken at its word.
+fn skipped((case, kind, shape): (Case, Kind, Shape), quick: bool) -> instep::Result<Option<String>> {
+    let bytes_of = |kind: Kind| {
+        let each = cases::resident_bytes(case, kind)?;
+        Ok::<u64, instep::Error>((shape.buckets(each, quick) * shape.elements()) as u64 * each)
+    };
+    // Another precision is compared with as many buckets, and its ceiling has f32 arrays of its own.
+    let needed = bytes_of(kind)? + if kind == Kind::F32 { 0 } else { bytes_of(kind)? + bytes_of(Kind::F32)? };
+    let (name, precision, elements) = (case.name(), kind.name(), shape.elements());
+    let bytes = elements as u64 * kind.precision().grad.bytes();
+    Ok(available_bytes()
+        .is_some_and(|available| available < needed)
+        .then(|| format!("{name:<10}{precision:<23}{bytes:>11}  SKIPPED: the memory does not suffice")))
 }
 
 /// Steps everything twice and compares about a thousand elements with the formula in f64, or all if the formula needs

@@ -215,8 +215,7 @@ struct Line {
 /// The bench that `instep` was asked for, with kibi for mebi; nothing without a request.
 pub(super) fn run_bench() {
     let Ok(words) = std::env::var("DRY_WORDS") else { return };
-    let words =
-        words.replace("16Mi", "8Ki").replace("64Mi", "16Ki").replace("256Mi", "32Ki").replace("1Mi", "4Ki");
+    let words = words.replace("64M", "32K").replace("32M", "16K").replace("256M", "64K").replace("4M", "16K");
     let mut words: Vec<&str> = ["bench"].into_iter().chain(words.split(' ')).collect();
     if !words.contains(&"--quick") {
         words.push("--quick");
@@ -224,7 +223,7 @@ pub(super) fn run_bench() {
     let device = words.iter().position(|word| *word == "--device").unwrap();
     words.drain(device..device + 2);
     let is_sweep = words.iter().any(|word| word.starts_with("step") || word.starts_with("norm"));
-    for (name, value) in [("--min-elements", "4Ki"), ("--max-elements", "32Ki")] {
+    for (name, value) in [("-b", "16K"), ("-e", "128K")] {
         if is_sweep && !words.contains(&name) {
             words.extend([name, value]);
         }

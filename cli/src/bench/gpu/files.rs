@@ -5,15 +5,15 @@
 use super::plot;
 use super::report::Report;
 use crate::Failure;
-use crate::bench::{Arguments, record};
+use crate::bench::{Arguments, system};
 
 pub(super) fn save(options: &Arguments, report: &Report) -> Result<(), Failure> {
-    let recorded = options.record.then(|| record::folder_of(&report.device.name).join("cuda.json"));
-    for path in options.gpu.json.iter().chain(&recorded) {
-        record::write(path, &report.to_json()).map_err(Failure::file(path))?;
+    let recorded = options.record.then(|| system::folder_of(&report.device.name).join("cuda.json"));
+    for path in options.json.iter().chain(&recorded) {
+        system::write(path, &report.to_json()).map_err(Failure::file(path))?;
     }
     match &options.gpu.svg {
-        Some(path) => record::write(path, &plot::draw(report)).map_err(Failure::file(path)),
+        Some(path) => system::write(path, &plot::draw(report)).map_err(Failure::file(path)),
         None => Ok(()),
     }
 }

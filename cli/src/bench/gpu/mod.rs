@@ -23,21 +23,12 @@ use super::{Arguments, Bench};
 use crate::Failure;
 use crate::console::print_line;
 use report::Report;
-use sweep::{Blocks, parse_elements};
+use sweep::Blocks;
 
 /// Options of the GPU's benches only.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Options of --device cuda:N")]
 pub(super) struct Options {
-    /// Smallest bucket of the step and norm benches in elements, like 64Ki or 1Mi [default: 64Ki].
-    #[arg(long, value_name = "N", value_parser = parse_elements)]
-    min_elements: Option<usize>,
-    /// Largest bucket of the step and norm benches [default: 256Mi].
-    #[arg(long, value_name = "N", value_parser = parse_elements)]
-    max_elements: Option<usize>,
-    /// Ratio of one size to the previous one [default: 4].
-    #[arg(long, value_parser = clap::value_parser!(u16).range(2..))]
-    factor: Option<u16>,
     /// Limits on a step's thread blocks: all, a number, or a number per multiprocessor such as 2x [default: all;
     /// overlap: all,2x,1x].
     #[arg(long, value_name = "BLOCKS", value_delimiter = ',')]
@@ -46,9 +37,6 @@ pub(super) struct Options {
     /// by the multiprocessors [default: INSTEP_BENCH_KERNELS].
     #[arg(long, value_name = "FILE")]
     kernels: Option<PathBuf>,
-    /// Also write every figure to this file, after each row.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
     /// Also draw the share of the ceiling by size, as an SVG file, after each row.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
@@ -62,14 +50,10 @@ pub(super) struct Options {
 
 impl Options {
     /// Lists these options, and whether each was given on the command line.
-    pub(super) fn given(&self) -> [(&'static str, bool); 9] {
+    pub(super) fn given(&self) -> [(&'static str, bool); 5] {
         [
-            ("--min-elements", self.min_elements.is_some()),
-            ("--max-elements", self.max_elements.is_some()),
-            ("--factor", self.factor.is_some()),
             ("--max-blocks", !self.max_blocks.is_empty()),
             ("--kernels", self.kernels.is_some()),
-            ("--json", self.json.is_some()),
             ("--svg", self.svg.is_some()),
             ("--trace", self.trace.is_some()),
             ("--picture", self.picture.is_some()),
@@ -86,8 +70,9 @@ pub(super) fn run(options: &Arguments, cuda: &Cuda) -> Result<(), Failure> {
     let path = options.gpu.kernels.clone().or_else(set);
     let kernels = path.map(|path| std::fs::read(&path).map_err(Failure::file(&path))).transpose()?;
     let kernels = kernels.as_deref();
-    let mut report = Report::new(cuda, options);
-    print_line(&report.device.to_string())?;
+    let mut report = Report::new(cuda, options)?;
+    print_line(&report.machine.to_string())?;
+    print_line(&format!("# {}", report.device))?;
     if options.wants(Bench::Step) {
         step::run(options, cuda, kernels, &mut report)?;
     }

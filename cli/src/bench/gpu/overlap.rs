@@ -15,7 +15,7 @@ use super::report::{OverlapRow, Report};
 use super::sweep::Blocks;
 use crate::Failure;
 use crate::bench::statistics::Spread;
-use crate::bench::{Arguments, record};
+use crate::bench::{Arguments, system};
 use crate::console::print_line;
 
 const CAP_BYTES: u64 = 25 << 20;
@@ -196,12 +196,12 @@ impl Bench {
             let mut text = String::new();
             // Writing to a String cannot fail.
             let _ = write_trace(&mut text, &[lane]);
-            record::write(path, &text).map_err(Failure::file(path))?;
+            system::write(path, &text).map_err(Failure::file(path))?;
         }
         if let (Some(path), Some(last)) = (&options.gpu.picture, times.last()) {
             let title = "One pass beside a stand-in for backward, all-reduce of a stand-in, one GPU";
             let text = draw_picture(title, &[lane], interval(last.start_ns, last.end_ns));
-            record::write(path, &text).map_err(Failure::file(path))?;
+            system::write(path, &text).map_err(Failure::file(path))?;
         }
         Ok(())
     }

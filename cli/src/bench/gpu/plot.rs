@@ -6,7 +6,7 @@
 use std::fmt::{self, Write};
 
 use super::report::{Report, StepRow};
-use super::sweep::Cache;
+use crate::bench::cases::Cache;
 
 const LEFT: f64 = 60.0;
 const RIGHT: f64 = 640.0;

@@ -8,14 +8,16 @@ use instep::bench::Work;
 use instep::cuda::Cuda;
 use serde::Serialize;
 
-use super::super::{Arguments, record};
+use super::super::{Arguments, system};
 use super::sweep::Case;
 use super::verify::Compared;
 use crate::Failure;
+use crate::bench::machine::Machine;
 use crate::bench::statistics::Spread;
 
 #[derive(Serialize)]
 pub(super) struct Report {
+    pub(super) machine: Machine,
     pub(super) device: DeviceLine,
     commit: String,
     quick: bool,
@@ -116,7 +118,7 @@ pub(super) struct HandoverRow {
 }
 
 impl Report {
-    pub(super) fn new(cuda: &Cuda, options: &Arguments) -> Report {
+    pub(super) fn new(cuda: &Cuda, options: &Arguments) -> instep::Result<Report> {
         let driver = cuda.driver();
         let device = DeviceLine {
             ordinal: driver.ordinal(),
@@ -124,9 +126,10 @@ impl Report {
             multiprocessors: driver.multiprocessors(),
             l2_bytes: driver.l2_bytes(),
         };
-        Report {
+        Ok(Report {
+            machine: Machine::this()?,
             device,
-            commit: record::commit(),
+            commit: system::commit(),
             quick: options.quick,
             step: vec![],
             norm: vec![],
@@ -135,7 +138,7 @@ impl Report {
             graph: vec![],
             overlap: vec![],
             handover: vec![],
-        }
+        })
     }
 
     /// Where rows of this work go.

@@ -72,7 +72,7 @@ fn all(
     report: &mut Report,
 ) -> Result<(), Failure> {
     print_line(
-        "name      precision              elements  segm. cache    blocks  B/elem  time us                     GB/s  \
+        "name      precision                     bytes    elements  segm. cache    blocks  B/elem  time us                     GB/s  \
          copy us                     SM copy us                  % of ceiling",
     )?;
     let mut starved = false;
@@ -80,10 +80,10 @@ fn all(
         let mut launcher = match case.launcher(cuda) {
             Err(error) if matches!(error.cause(), Error::Device { code: OUT_OF_MEMORY, .. }) => {
                 print_line(&format!(
-                    "{:<10}{:<20}{:>11}  SKIPPED: the memory does not suffice",
+                    "{:<10}{:<23}{:>11}  SKIPPED: the memory does not suffice",
                     case.name(),
                     case.precision,
-                    case.elements
+                    case.bytes
                 ))?;
                 report.skipped.push(case);
                 save(options, report)?;
@@ -185,12 +185,13 @@ fn line(row: &StepRow) -> String {
     let StepRow { case, bytes_per_element, step_us, step_gb_per_s, copy_us, percent_of_ceiling, .. } = row;
     let blocks = case.max_blocks.map_or("all".to_owned(), |blocks| blocks.to_string());
     format!(
-        "{:<10}{:<20}{:>11}  {:>5} {:<8} {blocks:>6}  {bytes_per_element:>6.2}  {:<26}{step_gb_per_s:>6.0}  {:<28}{:<28}{}{}{}",
+        "{:<10}{:<23}{:>11} {:>11}  {:>5} {:<8} {blocks:>6}  {bytes_per_element:>6.2}  {:<26}{step_gb_per_s:>6.0}  {:<28}{:<28}{}{}{}",
         case.name(),
         case.precision,
+        case.bytes,
         case.elements,
         case.segments,
-        format!("{:?}", case.cache).to_lowercase(),
+        case.cache.name(),
         step_us.show(2),
         copy_us.show(2),
         row.sm_copy_us.map_or("-".to_owned(), |us| us.show(2)),

@@ -11,14 +11,13 @@ use instep::cuda::Cuda;
 use serde::Serialize;
 
 use crate::bench::Arguments;
-use crate::bench::cases::{self, WORLD_SIZE};
+use crate::bench::cases::{self, Cache, WORLD_SIZE};
 use crate::bench::precisions::{Kind, storage};
+use crate::bench::sizes::GPU_BYTES;
 
 /// Number of segments in a typical DDP bucket: 25 MiB of 50 parameters.
 const BUCKET_SEGMENTS: usize = 50;
 const BUCKET_ELEMENTS: usize = (25 << 20) / 4;
-/// A multiple of this many elements needs no padding.
-pub(super) const GRAIN: usize = 256 * WORLD_SIZE as usize;
 
 /// Most thread blocks of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,16 +25,6 @@ pub(super) enum Blocks {
     All,
     PerMultiprocessor(u32),
     Exactly(u32),
-}
-
-/// Whether a step finds its bucket in the L2 cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum Cache {
-    /// Never: the step rotates through buckets of four times the cache's size.
-    Beyond,
-    /// Always: the step repeats one bucket that fits, with its copy, into half of the cache.
-    Resident,
 }
 
 /// One line of the table.
@@ -52,6 +41,8 @@ pub(super) struct Case {
     pub(super) work: Work,
     #[serde(skip)]
     pub(super) states: usize,
+    /// Bytes of gradients.
+    pub(super) bytes: u64,
     pub(super) elements: usize,
     pub(super) segments: usize,
     pub(super) cache: Cache,
@@ -83,17 +74,6 @@ impl Blocks {
     }
 }
 
-/// A number of elements, with or without Ki, Mi or Gi.
-pub(super) fn parse_elements(text: &str) -> Result<usize, String> {
-    let units = [("Ki", 10), ("Mi", 20), ("Gi", 30)];
-    let unit = units.iter().find_map(|(unit, shift)| Some((text.strip_suffix(unit)?, *shift)));
-    let (digits, shift) = unit.unwrap_or((text, 0));
-    let elements = digits.parse::<usize>().ok().and_then(|n| n.checked_mul(1 << shift));
-    elements
-        .filter(|n| *n > 0 && n.is_multiple_of(GRAIN))
-        .ok_or_else(|| format!("a multiple of {GRAIN}, like 64Ki or 1Mi"))
-}
-
 /// All steps: optimizer by optimizer and precision by precision, sizes ascending, then the bucket of many segments.
 pub(super) fn steps(options: &Arguments, cuda: &Cuda) -> instep::Result<Vec<Case>> {
     let mut rules = options.optimizers();
@@ -108,21 +88,17 @@ pub(super) fn norms(options: &Arguments, cuda: &Cuda) -> instep::Result<Vec<Case
 }
 
 fn cases(options: &Arguments, cuda: &Cuda, rules: &[cases::Case], work: Work) -> instep::Result<Vec<Case>> {
-    let gpu = &options.gpu;
-    let largest = gpu.max_elements.unwrap_or(256 << 20);
-    let factor = usize::from(gpu.factor.unwrap_or(4));
-    let sizes = std::iter::successors(gpu.min_elements.or(Some(64 << 10)), |n| n.checked_mul(factor));
-    let mut shapes: Vec<(usize, usize)> =
-        sizes.take_while(|elements| *elements <= largest).map(|elements| (elements, 1)).collect();
-    if largest >= BUCKET_ELEMENTS {
-        shapes.push((BUCKET_ELEMENTS, BUCKET_SEGMENTS));
-    }
     let mut cases = Vec::new();
     for &rule in rules {
         let states = rule.optimizer()?.state_names().len();
         for &kind in &options.precision {
-            for &(elements, segments) in &shapes {
-                for blocks in gpu.blocks(&[Blocks::All]) {
+            let sizes = options.sizes.elements(kind, GPU_BYTES);
+            let mut shapes: Vec<(usize, usize)> = sizes.iter().map(|elements| (*elements, 1)).collect();
+            if options.sizes.largest(kind, GPU_BYTES) >= BUCKET_ELEMENTS as u64 {
+                shapes.push((BUCKET_ELEMENTS, BUCKET_SEGMENTS));
+            }
+            for (elements, segments) in shapes {
+                for blocks in options.gpu.blocks(&[Blocks::All]) {
                     for cache in [Cache::Beyond, Cache::Resident] {
                         let case = Case {
                             optimizer: (work == Work::Step).then(|| rule.name()),
@@ -131,6 +107,7 @@ fn cases(options: &Arguments, cuda: &Cuda, rules: &[cases::Case], work: Work) ->
                             kind,
                             work,
                             states,
+                            bytes: elements as u64 * kind.precision().grad.bytes(),
                             elements,
                             segments,
                             cache,
@@ -188,7 +165,7 @@ impl Case {
             cuda = cuda.max_blocks(blocks);
         }
         let case = GpuCase {
-            cap_bytes: self.elements as u64 * self.kind.precision().grad.bytes(),
+            cap_bytes: self.bytes,
             world_size: WORLD_SIZE,
             storage: storage(self.kind),
             clips: false,
@@ -202,12 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_and_blocks_are_read_and_nonsense_is_not() {
-        assert_eq!(parse_elements("64Ki"), Ok(65_536));
-        assert_eq!(parse_elements("6553600"), Ok(BUCKET_ELEMENTS));
-        for bad in ["", "0", "Ki", "1Ki", "100", "-2Ki", "64ki", "99999999999999Gi"] {
-            assert!(parse_elements(bad).is_err(), "{bad}");
-        }
+    fn blocks_are_read_and_nonsense_is_not() {
         let blocks = ["all", "2x", "264"].map(|text| text.parse());
         assert_eq!(blocks, [Blocks::All, Blocks::PerMultiprocessor(2), Blocks::Exactly(264)].map(Ok));
         assert!(["", "0", "0x", "x", "none"].iter().all(|bad| bad.parse::<Blocks>().is_err()));

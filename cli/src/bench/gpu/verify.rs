@@ -11,9 +11,10 @@ use instep::op::Memory;
 use instep::{Isa, Layout};
 use serde::Serialize;
 
-use super::sweep::{Case, GRAIN};
+use super::sweep::Case;
 use crate::bench::cases::{self, WORLD_SIZE, gradient, parameter};
 use crate::bench::precisions::{Kind, storage};
+use crate::bench::sizes::GRAIN;
 
 const STEPS: usize = 2;
 /// Gradients and parameters repeat after so many elements: whole tiles of a launch and whole blocks of 8-bit states.

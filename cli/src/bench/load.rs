@@ -1,0 +1,126 @@
+//! How much of the machine others used while the benches ran.
+//!
+//! It reads Linux's `/proc`, whose times are in ticks of the same length. Other systems say nothing.
+
+use std::fs;
+
+use serde::Serialize;
+
+/// Shares of all cores' time above which figures of this run are not to be trusted, in percent. An idle system's own
+/// work stays below it.
+const WORTH_A_WORD_PERCENT: f64 = 5.0;
+
+/// Ticks since the machine started.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Ticks {
+    /// Of all cores, whatever they did.
+    total: u64,
+    /// In which they ran something.
+    busy: u64,
+    /// In which the hypervisor ran something else.
+    steal: u64,
+    /// In which they ran this process or one that it started and waited for.
+    own: u64,
+}
+
+/// Watches the machine from its creation on.
+pub(super) struct Watch {
+    start: Option<Ticks>,
+}
+
+/// What others used of all cores' time.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(super) struct Load {
+    /// Other processes, and interrupts.
+    others_percent: f64,
+    /// Other virtual machines.
+    steal_percent: f64,
+}
+
+impl Watch {
+    pub(super) fn start() -> Watch {
+        Watch { start: Ticks::now() }
+    }
+
+    /// Returns the load so far, or none if the system does not tell it.
+    pub(super) fn load(&self) -> Option<Load> {
+        Load::between(self.start?, Ticks::now()?)
+    }
+}
+
+impl Ticks {
+    fn now() -> Option<Ticks> {
+        let read = |path: &str| fs::read_to_string(path).ok();
+        Ticks::parse(&read("/proc/stat")?, &read("/proc/self/stat")?)
+    }
+
+    fn parse(machine: &str, process: &str) -> Option<Ticks> {
+        let cores = machine.lines().find_map(|line| line.strip_prefix("cpu "))?;
+        let cores: Vec<u64> = cores.split_whitespace().map(str::parse).collect::<Result<_, _>>().ok()?;
+        // Time of guests is in the first two as well.
+        let [user, nice, system, idle, iowait, irq, softirq, steal] = *cores.first_chunk()?;
+        let busy = user + nice + system + irq + softirq;
+        // The name, in parentheses, may contain anything. The state comes next, and is the third field.
+        let fields = process.rsplit_once(')')?.1.split_whitespace().skip(11).take(4);
+        let own = fields.map(str::parse::<u64>).sum::<Result<u64, _>>().ok()?;
+        Some(Ticks { total: busy + idle + iowait + steal, busy, steal, own })
+    }
+}
+
+impl Load {
+    fn between(start: Ticks, end: Ticks) -> Option<Load> {
+        let total = end.total.checked_sub(start.total).filter(|total| *total > 0)?;
+        let percent = |ticks: u64| 100.0 * ticks as f64 / total as f64;
+        let own = end.own.saturating_sub(start.own);
+        Some(Load {
+            others_percent: percent(end.busy.saturating_sub(start.busy).saturating_sub(own)),
+            steal_percent: percent(end.steal.saturating_sub(start.steal)),
+        })
+    }
+
+    /// The line that warns of figures of a loaded machine.
+    pub(super) fn warning(&self) -> Option<String> {
+        let Load { others_percent, steal_percent } = self;
+        (others_percent + steal_percent > WORTH_A_WORD_PERCENT).then(|| {
+            format!(
+                "warning: other processes used {others_percent:.0} % of all cores' time during this run, and other virtual \
+                 machines {steal_percent:.0} %; repeat it on an idle machine"
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ticks(machine: [u64; 8], own: u64) -> Ticks {
+        let cores = machine.map(|ticks| ticks.to_string()).join(" ");
+        let process = format!("7 (a) b (c) R 1 2 3 4 5 6 7 8 9 10 {own} 0 0 0 20 0");
+        Ticks::parse(&format!("cpu  {cores} 99 98\ncpu0 1 1\n"), &process).unwrap()
+    }
+
+    #[test]
+    fn what_others_used_is_told_apart_from_this_process() {
+        let start = ticks([100, 0, 0, 100, 0, 0, 0, 0], 10);
+        let end = ticks([160, 10, 5, 200, 5, 0, 5, 15], 80);
+        // 200 ticks: 80 busy, 70 of them our own, and 15 stolen.
+        let load = Load::between(start, end).unwrap();
+        assert_eq!(load, Load { others_percent: 5.0, steal_percent: 7.5 });
+        assert!(
+            load.warning()
+                .unwrap()
+                .contains("5 % of all cores' time during this run, and other virtual machines 8 %")
+        );
+    }
+
+    #[test]
+    fn an_idle_machine_is_worth_no_word() {
+        let start = ticks([0; 8], 0);
+        let load = Load::between(start, ticks([100, 0, 0, 900, 0, 0, 0, 10], 90)).unwrap();
+        assert_eq!(load.warning(), None);
+        assert_eq!(Load::between(start, start), None, "nothing was measured");
+        assert_eq!(Ticks::parse("", ""), None);
+        assert_eq!(Ticks::parse("cpu  1 2 3\n", "7 (a) R 1"), None);
+    }
+}
