@@ -6,7 +6,7 @@
 use instep::checkpoint::{self, Extras, Scalar};
 use instep::optim::{ALL, Optimizer};
 use instep::{
-    AdamW, DType, Layout, Master, Mode, Moments, NAdam, Precision, Rounding, Sgd, Solo, Stepper,
+    AdamW, DType, Layout, LossScaler, Master, Mode, Moments, NAdam, Precision, Rounding, Sgd, Solo, Stepper,
     StepperBuilder,
 };
 
@@ -182,6 +182,67 @@ fn averages_clips_and_skipped_passes_go_on_too() {
     let changed = report["tensors"].as_array().unwrap().iter().filter(|tensor| tensor["different"] != 0);
     let changed: Vec<&serde_json::Value> = changed.map(|tensor| &tensor["name"]).collect();
     assert_eq!(changed, ["schedule.step"], "a skipped pass leaves a trace");
+}
+
+#[test]
+fn a_dynamic_loss_scale_goes_on_growing_and_backs_off() {
+    let scaler = LossScaler { initial_scale: 1024.0, growth_interval: 3, ..LossScaler::default() };
+    let keys = r#","loss_scaler":{"growth_interval":3}"#;
+    let folder = trained(&config("adamw", ["", ""], keys), 2, |layout| {
+        let builder = two_groups(layout, Box::new(AdamW::default()), Box::new(AdamW::default()));
+        builder.mode(Mode::Normed).loss_scaler(scaler).host(Solo::new(3)).unwrap()
+    });
+    // The third pass of three without a skip is the first of the replay.
+    assert_replays(&folder, &[], keys);
+    let scale = |of: &str| {
+        let report = folder.run(&["diff", "IN", of, "--json"]).stdout;
+        let report: serde_json::Value = serde_json::from_slice(&report).unwrap();
+        let scale =
+            report["tensors"].as_array().unwrap().iter().find(|tensor| tensor["name"] == "scaler.scale");
+        scale.unwrap()["worst"]["b"].clone()
+    };
+    assert_eq!(scale("SAVED"), "2048.0");
+    folder.write("GRADS", &gradients(2..3).with("grad.0.b", &[], &[f32::NAN]).bytes());
+    assert_eq!(replay(&folder, &[]).status.code(), Some(0));
+    assert_eq!(scale("OUT"), "512.0");
+    for (other, word) in [
+        ("", "IN: tensor `scaler.scale`: the run scaled its loss dynamically"),
+        (r#","loss_scaler":{},"loss_scale":8"#, "loss_scale = 8: the checkpoint has the scale"),
+        (r#","loss_scaler":{"growth":3}"#, "unknown field `growth`"),
+        (r#","loss_scaler":{"backoff_factor":2}"#, "backoff_factor = 2"),
+    ] {
+        folder.write("C.json", config("adamw", ["", ""], other).as_bytes());
+        refuse(&folder, &GRADS, word);
+    }
+    let many = config("adamw", ["", ""], keys).replace(r#""world_size":3"#, r#""world_size":4097"#);
+    folder.write("C.json", many.as_bytes());
+    refuse(&folder, &GRADS, "world_size = 4097: out of range; use at most 4096");
+    let plain = adamw();
+    plain.write("C.json", config("adamw", ["", ""], keys).as_bytes());
+    refuse(&plain, &GRADS, "loss_scaler: the checkpoint has no `scaler.scale`");
+    plain.write("IN", &gradients(2..3).bytes());
+    refuse(
+        &plain,
+        &[],
+        "loss_scaler: an input that is no checkpoint does not hold its state; use loss_scale",
+    );
+}
+
+#[test]
+fn a_clip_by_the_norm_of_the_pass_before_goes_on_with_that_norm() {
+    let keys = r#","clip_by_previous_norm":0.5"#;
+    let folder = trained(&config("sgd", ["", ""], keys), 2, |layout| {
+        let builder = two_groups(layout, Box::new(Sgd::default()), Box::new(Sgd::default()));
+        builder.clip_by_previous_norm(0.5).host(Solo::new(3)).unwrap()
+    });
+    assert_replays(&folder, &["--mode", "eager"], keys);
+    // An exact clip is another step.
+    folder.write("C.json", config("sgd", ["", ""], r#","max_norm":0.5"#).as_bytes());
+    assert_eq!(replay(&folder, &[]).status.code(), Some(0));
+    assert_eq!(folder.run(&["diff", "OUT", "SAVED"]).status.code(), Some(1));
+    folder.write("IN", &gradients(2..3).bytes());
+    folder.write("C.json", config("sgd", ["", ""], keys).as_bytes());
+    refuse(&folder, &[], "clip_by_previous_norm: an input that is no checkpoint");
 }
 
 fn adamw() -> Folder {

@@ -14,16 +14,25 @@ use crate::Failure;
 /// # Errors
 /// `Config`, in the configuration's words.
 pub(super) fn stepper(config: &Config, layout: &Layout, options: &Options) -> Result<Stepper, Failure> {
-    // The loss scale includes the division by n ranks: 1/(1 * (n*s)) and 1/(n*s) are the same f64. `Solo::new(n)`
-    // would pad buckets to n ranks, and n comes from a file.
-    let scale = f64::from(config.world_size) * config.loss_scale;
     let builder = Stepper::builder(layout, config.groups[0].optimizer.clone()).mode(options.mode.into());
     // Every parameter has a gradient; counting the used ones would double the memory of small buckets.
     let mut builder = builder.unused(Unused::StepZero);
     for (index, group) in config.groups.iter().enumerate() {
         builder = builder.group(group_name(index), group.optimizer.clone());
     }
-    builder = builder.loss_scale(scale).skip_nonfinite(config.skip_nonfinite).precision(config.precision);
+    // A constant loss scale includes the division by n ranks: 1/(1 * (n*s)) and 1/(n*s) are the same f64. `Solo::new(n)`
+    // would pad buckets to n ranks, and n comes from a file.
+    let solo = match config.loss_scaler {
+        Some(scaler) => {
+            builder = builder.loss_scaler(scaler);
+            Solo::new(config.world_size)
+        }
+        None => {
+            builder = builder.loss_scale(f64::from(config.world_size) * config.loss_scale);
+            Solo::default()
+        }
+    };
+    builder = builder.skip_nonfinite(config.skip_nonfinite).precision(config.precision);
     if let Some(dtype) = config.copy {
         builder = builder.copy_params(dtype);
     }
@@ -32,6 +41,9 @@ pub(super) fn stepper(config: &Config, layout: &Layout, options: &Options) -> Re
     }
     if let Some(max_norm) = config.max_norm {
         builder = builder.max_norm(max_norm);
+    }
+    if let Some(max_norm) = config.clip_by_previous_norm {
+        builder = builder.clip_by_previous_norm(max_norm);
     }
     if let Some(isa) = options.isa {
         builder = builder.isa(isa);
@@ -42,7 +54,7 @@ pub(super) fn stepper(config: &Config, layout: &Layout, options: &Options) -> Re
     if let Some(threads) = options.threads {
         builder = builder.threads(threads);
     }
-    builder.host(Solo::default()).map_err(|error| match error {
+    builder.host(solo).map_err(|error| match error {
         Error::Config { field: "loss_scale", wrong, remedy, .. } => {
             let Config { loss_scale, world_size, .. } = config;
             let thing = format_args!("loss_scale = {loss_scale} with world_size = {world_size}");

@@ -92,21 +92,44 @@ fn refuse_unheld(header: &Header, config: &Config, options: &Options) -> Result<
     if config.copy.is_some() {
         return Err(Failure::config("copy", "a checkpoint keeps no copies", "leave it out"));
     }
-    if header.tensors.contains_key(SCALE) {
-        let wrong = "the run scaled its loss dynamically, which a replay does not";
-        return Err(Failure::tensors(
-            format_args!("tensor `{SCALE}`"),
-            wrong,
-            "replay a run without a scaler",
-        ));
+    match (header.tensors.contains_key(SCALE), config.loss_scaler) {
+        (true, None) => {
+            let wrong = "the run scaled its loss dynamically, and the configuration does not";
+            let remedy = "set `loss_scaler`, which may be {}";
+            return Err(Failure::tensors(format_args!("tensor `{SCALE}`"), wrong, remedy));
+        }
+        (false, Some(_)) => {
+            let wrong = format_args!("the checkpoint has no `{SCALE}`");
+            return Err(Failure::config("loss_scaler", wrong, "use loss_scale"));
+        }
+        _ => {}
     }
-    let computes_norms = config.max_norm.is_some() || config.skip_nonfinite || options.mode == Order::Normed;
+    let computes_norms = config.max_norm.is_some()
+        || config.clip_by_previous_norm.is_some()
+        || config.loss_scaler.is_some()
+        || config.skip_nonfinite
+        || options.mode == Order::Normed;
     if header.tensors.contains_key(PREVIOUS_NORM) && !computes_norms {
         let wrong = "the run computed norms, and this replay would not";
-        let remedy = "set `max_norm` or `skip_nonfinite` as in the run, or use --mode normed";
+        let remedy = "set what the run set of `max_norm`, `clip_by_previous_norm` and `skip_nonfinite`, or use --mode normed";
         return Err(Failure::tensors(format_args!("tensor `{PREVIOUS_NORM}`"), wrong, remedy));
     }
     Ok(())
+}
+
+/// Refuses what only a checkpoint has the state for.
+pub(super) fn refuse_without_checkpoint(config: &Config) -> Result<(), Failure> {
+    let needs = [
+        ("loss_scaler", config.loss_scaler.is_some(), "use loss_scale"),
+        ("clip_by_previous_norm", config.clip_by_previous_norm.is_some(), "use max_norm"),
+    ];
+    match needs.into_iter().find(|(_, is_set, _)| *is_set) {
+        Some((key, _, remedy)) => {
+            let wrong = "an input that is no checkpoint does not hold its state";
+            Err(Failure::config(key, wrong, format_args!("{remedy}, or start from a checkpoint")))
+        }
+        None => Ok(()),
+    }
 }
 
 /// The parameters in the file's order, since the checkpoint lists them in the order of registration.

@@ -10,6 +10,7 @@ use instep::checkpoint::safetensors::{self, Data, Entry, Tensor};
 use instep::{DType, Error, Layout, Moments, ParamId, Stepper};
 
 use super::build::{group_name, stepper};
+use super::checkpoint::refuse_without_checkpoint;
 use super::gradients::{Gradients, step_all};
 use super::load::{load, read_stored};
 use super::{COUNT_PREFIX, Companion, Config, Input, Options, PRODUCT_PREFIX, Param};
@@ -42,6 +43,7 @@ pub(super) struct Stepped<R>(Run<R>);
 impl<R: Read + Seek> Run<R> {
     /// Loads parameters, states and counts.
     pub(super) fn new(config: Config, source: R, options: &Options) -> Result<Self, Failure> {
+        refuse_without_checkpoint(&config)?;
         let (header, data) = safetensors::open(source)?;
         let input = Input::sort(header, &config)?;
         let layout = layout(&input)?;
