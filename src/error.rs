@@ -268,14 +268,37 @@ fn named(ranks: &[u32]) -> String {
     if ranks.is_empty() { "unknown ranks".to_owned() } else { format!("ranks {ranks:?}") }
 }
 
-/// Lists the names that would do, the first eight of them.
-pub(crate) fn one_of<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
-    let names: Vec<&str> = names.into_iter().collect();
+/// Names that an error lists.
+const LISTED: usize = 8;
+
+/// Lists the names that would do instead of `given`. Of many it lists those that are most like it.
+pub(crate) fn one_of<'a>(given: &str, names: impl IntoIterator<Item = &'a str>) -> String {
+    let mut names: Vec<&str> = names.into_iter().collect();
     match names.len() {
         0 => "no name, since none is known".to_owned(),
-        count @ 1..=8 => format!("{}{}", if count > 1 { "one of " } else { "" }, names.join(", ")),
-        count => format!("one of {} or {} more", names[..8].join(", "), count - 8),
+        1 => names[0].to_owned(),
+        2..=LISTED => format!("one of {}", names.join(", ")),
+        count => {
+            // Each with its place, because the first of two equally close names comes first.
+            let mut ranked: Vec<(usize, usize)> =
+                names.iter().enumerate().map(|(place, name)| (distance(given, name), place)).collect();
+            ranked.select_nth_unstable(LISTED);
+            ranked.truncate(LISTED);
+            ranked.sort_unstable();
+            names = ranked.into_iter().map(|(_, place)| names[place]).collect();
+            format!("one of {} or {} more", names.join(", "), count - LISTED)
+        }
     }
+}
+
+/// Returns the bytes between the common start and the common end of two names, of the name that has more of them. Upper
+/// and lower case count as equal. Linear in the names' length, since a layout may have a million.
+fn distance(one: &str, other: &str) -> usize {
+    let same = |(a, b): &(&u8, &u8)| a.eq_ignore_ascii_case(b);
+    let (one, other) = (one.as_bytes(), other.as_bytes());
+    let start = one.iter().zip(other).take_while(same).count();
+    let end = one[start..].iter().rev().zip(other[start..].iter().rev()).take_while(same).count();
+    one.len().max(other.len()) - start - end
 }
 
 /// Returns a whole number from the environment, if the variable is set.
@@ -300,10 +323,25 @@ mod tests {
 
     #[test]
     fn known_names_are_listed_up_to_eight() {
-        assert_eq!(one_of([]), "no name, since none is known");
-        assert_eq!(one_of(["a"]), "a");
-        assert_eq!(one_of(["a", "b"]), "one of a, b");
-        assert_eq!(one_of(["x"; 8]), "one of x, x, x, x, x, x, x, x");
-        assert_eq!(one_of(["x"; 10]), "one of x, x, x, x, x, x, x, x or 2 more");
+        assert_eq!(one_of("q", []), "no name, since none is known");
+        assert_eq!(one_of("q", ["a"]), "a");
+        assert_eq!(one_of("b", ["a", "b"]), "one of a, b");
+        assert_eq!(one_of("q", ["x"; 8]), "one of x, x, x, x, x, x, x, x");
+        assert_eq!(one_of("q", ["x"; 10]), "one of x, x, x, x, x, x, x, x or 2 more");
+    }
+
+    #[test]
+    fn of_many_names_the_closest_come_first() {
+        let names: Vec<String> =
+            (0..100).flat_map(|k| [format!("layer{k}.weight"), format!("layer{k}.bias")]).collect();
+        let first = |given| {
+            let listed = one_of(given, names.iter().map(String::as_str));
+            listed.strip_prefix("one of ").unwrap().split(", ").next().unwrap().to_owned()
+        };
+        for given in ["layer42.wieght", "Layer42.Weight", "module.layer42.weight", "layer42.weights"] {
+            assert_eq!(first(given), "layer42.weight", "{given}");
+        }
+        assert_eq!(first("layer42.bais"), "layer42.bias");
+        assert_eq!(first("layer?.weight"), "layer0.weight", "the first of those that are equally close");
     }
 }

@@ -11,8 +11,8 @@ use super::keys::{CHECKSUMS, EMA, PARAM, STATE, STEP};
 use super::plan::{Count, Counted, Named, Part, Piece, Plan, carried, carried_key, missing};
 use super::safetensors::{Header, in_tensor};
 use crate::device::Device;
-use crate::error::{Error, Result};
-use crate::layout::ParamId;
+use crate::error::{Error, Result, one_of};
+use crate::layout::{Layout, ParamId};
 use crate::stepper::Stepper;
 
 /// The only state that torch keeps without a count.
@@ -20,7 +20,7 @@ const MOMENTUM: &str = "momentum_buffer";
 
 /// Finds an optimizer or parameter by name or number.
 struct Names<'a> {
-    by_name: HashMap<&'a str, ParamId>,
+    layout: &'a Layout,
     by_number: Vec<ParamId>,
 }
 
@@ -45,14 +45,10 @@ pub(super) fn sort<'h, D: Device>(
     for (key, tensor) in &header.tensors {
         let from = (key.as_str(), tensor);
         if let Some(name) = key.strip_prefix(PARAM) {
-            let id = names.by_name.get(name).ok_or_else(|| {
-                in_tensor(key, "belongs to no parameter", "import only what the layout names")
-            })?;
-            plan.pieces.push(Piece::new(from, stepper, *id, Part::Value)?);
+            let id = names.named(key, name)?;
+            plan.pieces.push(Piece::new(from, stepper, id, Part::Value)?);
         } else if let Some((who, state)) = key.strip_prefix(STATE).and_then(|rest| rest.rsplit_once('.')) {
-            let id = names.find(who).ok_or_else(|| {
-                in_tensor(key, "belongs to no parameter", "import only what the layout names")
-            })?;
+            let id = names.find(who).ok_or_else(|| names.missing(key, who))?;
             let found = found.entry(id).or_default();
             if state == STEP {
                 Count::new(from)?;
@@ -73,10 +69,8 @@ pub(super) fn sort<'h, D: Device>(
             found.states.push(known.clone());
             plan.pieces.push(Piece::new(from, stepper, id, Part::State(known))?);
         } else if let (Some(name), true) = (key.strip_prefix(EMA), stepper.keeps_ema()) {
-            let id = names.by_name.get(name).ok_or_else(|| {
-                in_tensor(key, "belongs to no parameter", "import only what the layout names")
-            })?;
-            plan.pieces.push(Piece::new(from, stepper, *id, Part::Ema)?);
+            let id = names.named(key, name)?;
+            plan.pieces.push(Piece::new(from, stepper, id, Part::Ema)?);
             emas += 1;
         } else if key != CHECKSUMS {
             plan.add_scalar(from)?;
@@ -147,20 +141,25 @@ impl Found<'_> {
 impl<'a> Names<'a> {
     fn new<D: Device>(stepper: &'a Stepper<D>, order: Option<&[&str]>) -> Result<Names<'a>> {
         let layout = stepper.layout();
-        let mut by_name = HashMap::new();
-        for id in layout.ids() {
-            by_name.insert(layout.parameter(id)?.name.as_str(), id);
-        }
         let by_number = match order {
             Some(order) => order.iter().map(|name| layout.id(name)).collect::<Result<_>>()?,
             None => layout.ids().collect(),
         };
-        Ok(Names { by_name, by_number })
+        Ok(Names { layout, by_number })
+    }
+
+    fn named(&self, key: &str, name: &str) -> Result<ParamId> {
+        self.layout.find(name).ok_or_else(|| self.missing(key, name))
+    }
+
+    fn missing(&self, key: &str, name: &str) -> Error {
+        let known = self.layout.parameters().iter().map(|parameter| parameter.name.as_str());
+        in_tensor(key, "belongs to no parameter", format_args!("use {}", one_of(name, known)))
     }
 
     fn find(&self, who: &str) -> Option<ParamId> {
         let number = || who.parse::<usize>().ok().filter(|number| number.to_string() == who);
-        self.by_name.get(who).copied().or_else(|| self.by_number.get(number()?).copied())
+        self.layout.find(who).or_else(|| self.by_number.get(number()?).copied())
     }
 }
 

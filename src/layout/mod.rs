@@ -257,16 +257,22 @@ impl Layout {
     /// Returns the parameter called `name`.
     ///
     /// # Errors
-    /// `Layout` if there is none.
+    /// `Layout` if there is none; it lists the names that are most like this one.
     pub fn id(&self, name: &str) -> Result<ParamId> {
-        match self.by_name.find(name, |index| &self.parameters[index as usize].name) {
-            Some(index) => Ok(self.id_at(index as usize)),
-            None => Err(Error::layout(
+        self.find(name).ok_or_else(|| {
+            Error::layout(
                 format_args!("`{name}`"),
                 "no parameter has this name",
-                format_args!("use {}", one_of(self.parameters.iter().map(|p| &*p.name))),
-            )),
-        }
+                format_args!("use {}", one_of(name, self.parameters.iter().map(|p| &*p.name))),
+            )
+        })
+    }
+
+    /// Returns the parameter called `name`, or `None`. A miss costs no more than a hit; an error of [`id`](Self::id)
+    /// compares all names.
+    pub fn find(&self, name: &str) -> Option<ParamId> {
+        let index = self.by_name.find(name, |index| &self.parameters[index as usize].name)?;
+        Some(self.id_at(index as usize))
     }
 
     /// Returns all parameters, in registration order.
@@ -376,7 +382,9 @@ mod tests {
             let id = layout.id(name).unwrap();
             assert_eq!((layout.index(id).unwrap(), layout.group(name)), (k, Some(k + 1)));
         }
-        assert!(layout.id("layer100000.weight").is_err());
+        let missed = layout.id("layer777.wieght").unwrap_err().to_string();
+        assert!(missed.contains("use one of layer777.weight, "), "{missed}");
+        assert_eq!(layout.find("layer100000.weight"), None);
         assert_eq!((layout.group(DEFAULT_GROUP), layout.group("layer")), (Some(0), None));
     }
 

@@ -99,6 +99,9 @@ impl LrSchedule {
     /// Checks the shape. Optimizers check each rate when it is set.
     pub(crate) fn validate(&self) -> Result<()> {
         match self.shape {
+            Shape::Constant { lr } | Shape::Step { lr, .. } | Shape::Cosine { lr, .. } if !lr.is_finite() => {
+                return Err(Error::range("lr", lr, "a finite number"));
+            }
             Shape::Step { step_size: 0, .. } => {
                 return Err(Error::range("step_size", 0, "a whole number above 0"));
             }

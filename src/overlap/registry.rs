@@ -6,7 +6,7 @@
 
 use std::any::{TypeId, type_name};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, one_of};
 use crate::optim::{Custom, Optimizer, StepParam};
 
 /// Hyperparameters by name, as a constructor takes them: what it has not asked for is refused.
@@ -39,7 +39,7 @@ impl Keywords<'_> {
     fn finish(self, optimizer: &str) -> Result<()> {
         for (k, (name, _)) in self.given.iter().enumerate() {
             if !self.asked.contains(name) {
-                let remedy = format!("use {}", self.asked.join(", "));
+                let remedy = format!("use {}", one_of(name, self.asked.iter().copied()));
                 return Err(Error::unsupported(
                     format_args!("`{name}`"),
                     format_args!("{optimizer} has no such hyperparameter"),
@@ -75,7 +75,7 @@ struct Entry {
 /// let stepper = Stepper::host(&layout, optimizer, Solo::default())?;
 ///
 /// let error = registry.resolve("LARS").unwrap_err();
-/// assert!(error.to_string().starts_with("optimizer `LARS`: not registered; use SGD, Adam, AdamW, "));
+/// assert!(error.to_string().starts_with("optimizer `LARS`: not registered; use one of LAMB, "));
 /// let by_type = registry.resolve_type::<AdamW>()?; // the same entry
 /// assert_eq!(by_type.name(), "AdamW");
 /// let fallback = registry.resolve_or("LARS", "SGD")?; // only because it is asked for
@@ -158,7 +158,7 @@ impl Registry {
     /// Returns the entry of a name, to the letter.
     ///
     /// # Errors
-    /// `Unsupported` if there is none; it lists those there are.
+    /// `Unsupported` if there is none; it lists those that are most like it.
     pub fn resolve(&self, name: &str) -> Result<Resolved<'_>> {
         let found = self.entries.iter().find(|entry| entry.name == name);
         found.map(|entry| Resolved { entry }).ok_or_else(|| self.missing(name))
@@ -175,7 +175,7 @@ impl Registry {
     /// Returns the entry of a type: an [`Optimizer`], or a [`StepParam`].
     ///
     /// # Errors
-    /// `Unsupported` if there is none; it lists those there are.
+    /// `Unsupported` if there is none; it lists those that are most like it.
     pub fn resolve_type<O: 'static>(&self) -> Result<Resolved<'_>> {
         let found = self.entries.iter().find(|entry| entry.of == TypeId::of::<O>());
         found.map(|entry| Resolved { entry }).ok_or_else(|| self.missing(type_name::<O>()))
@@ -187,10 +187,11 @@ impl Registry {
     }
 
     fn missing(&self, name: &str) -> Error {
-        let names: Vec<&str> = self.names().collect();
-        let remedy = match names.is_empty() {
+        // Of a type, the last part of its path is most like a name.
+        let given = name.rsplit("::").next().unwrap_or(name);
+        let remedy = match self.entries.is_empty() {
             true => "register it first".to_owned(),
-            false => format!("use {}, or register it first", names.join(", ")),
+            false => format!("use {}, or register it first", one_of(given, self.names())),
         };
         Error::unsupported(format_args!("optimizer `{name}`"), "not registered", remedy)
     }
@@ -230,7 +231,7 @@ impl<'a> Resolved<'a> {
     /// Builds the optimizer with these hyperparameters, and defaults for all others.
     ///
     /// # Errors
-    /// `Unsupported` for a hyperparameter that it does not have, with the list of those it has; `Config` for one given
+    /// `Unsupported` for a hyperparameter that it does not have, with a list of those it has; `Config` for one given
     /// twice or out of range.
     pub fn build(self, hyperparameters: &[(&str, f64)]) -> Result<Box<dyn Optimizer>> {
         let mut keywords = Keywords { given: hyperparameters, asked: Vec::new() };

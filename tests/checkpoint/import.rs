@@ -171,7 +171,7 @@ fn half_a_state_and_strangers_are_refused_by_name_and_change_nothing() {
         (and(("state.layer.0.w.exp_avg", Dtype::F32, &[2], vec![0; 8])), "given twice"),
         (
             and(("state.2.exp_avg", Dtype::F32, &[2], vec![0; 8])),
-            "`state.2.exp_avg`: belongs to no parameter",
+            "`state.2.exp_avg`: belongs to no parameter; use one of ",
         ),
         (
             and(("state.00.exp_avg", Dtype::F32, &[2], vec![0; 8])),

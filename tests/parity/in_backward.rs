@@ -21,7 +21,11 @@ fn sgd(lr: f64) -> Sgd {
 }
 
 fn rule(lr: f64) -> Rule {
-    let (momentum, dampening, weight_decay) = (0.0, 0.0, 0.0);
+    decaying_rule(lr, 0.0)
+}
+
+fn decaying_rule(lr: f64, weight_decay: f64) -> Rule {
+    let (momentum, dampening) = (0.0, 0.0);
     Rule::Sgd(reference::Sgd { lr, momentum, dampening, weight_decay, nesterov: false, maximize: false })
 }
 
@@ -200,15 +204,17 @@ fn what_is_attached_need_not_reach_the_device_and_must_be_of_the_layout() {
 
 #[test]
 fn aob_4_two_optimizers_of_one_parameter_step_it_in_turn() -> Result<()> {
-    for mode in MODES {
+    // PyTorch's configuration gives the same in either order; with a decay in the second one it does not.
+    for (mode, weight_decay) in MODES.into_iter().flat_map(|mode| [0.0, 5.0].map(|decay| (mode, decay))) {
         let (network, layout) = model(false);
         let all: Vec<ParamId> = layout.ids().collect();
         let stepper = Stepper::builder_without_optimizer(&layout)
             .optimizer_for(&all, sgd(0.03))
-            .optimizer_for(&all, sgd(0.01))
+            .optimizer_for(&all, Sgd { weight_decay, ..sgd(0.01) })
             .mode(mode)
             .host(Solo::default())?;
-        assert_parity(stepper, network, |_| vec![rule(0.03), rule(0.01)], &format!("{mode:?}"))?;
+        let rules = |_| vec![rule(0.03), decaying_rule(0.01, weight_decay)];
+        assert_parity(stepper, network, rules, &format!("{mode:?}, decay {weight_decay}"))?;
     }
     Ok(())
 }

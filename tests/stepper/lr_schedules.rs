@@ -141,6 +141,9 @@ fn what_no_optimizer_would_take_is_refused_before_a_pass_begins() {
     };
     assert!(refused("fast", schedule()).starts_with("lr_schedule"));
     assert!(refused("slow", LrSchedule::step(0.1, 0, 0.1)).starts_with("step_size"));
+    assert!(refused("slow", LrSchedule::constant(f64::NAN)).starts_with("lr = NaN: "));
+    assert!(refused("slow", LrSchedule::step(f64::NAN, 1, 0.1)).starts_with("lr = NaN: "));
+    assert!(refused("slow", LrSchedule::cosine(f64::INFINITY, 1, 0.0)).starts_with("lr = inf: "));
     assert!(refused("slow", LrSchedule::step(0.1, 1, f64::NAN)).starts_with("gamma"));
     assert!(refused("slow", LrSchedule::cosine(0.1, 0, 0.0)).starts_with("period"));
     assert!(refused("slow", LrSchedule::cosine(0.1, 1, -1.0)).starts_with("lowest"));

@@ -2,7 +2,9 @@
 //!
 //! A table of the smallest wrong inputs, beside the nearest right ones. Must match the field, not the wording.
 
+use instep::layout::DEFAULT_GROUP;
 use instep::optim::{ALL, Range};
+use instep::overlap::Registry;
 use instep::{Adam, AdamW, Adamax, Lion, NAdam, RAdam, Rprop, Sgd};
 use instep::{Error, Mode, Result, Solo, Stepper};
 
@@ -89,6 +91,31 @@ fn hyperparameters_out_of_range_are_refused_by_name_and_those_at_the_edge_are_ac
             }
         }
     }
+}
+
+#[test]
+fn nan_is_reported_under_the_name_of_its_own_field_wherever_it_is_given() {
+    let mut fields = 0;
+    for descriptor in ALL {
+        let registry = Registry::standard();
+        for part in descriptor.fields.iter().flat_map(|field| field.parts) {
+            let named = registry.resolve(descriptor.name).unwrap();
+            let refused = named.build(&[(part.keyword, NAN)]).unwrap_err().to_string();
+            assert!(refused.starts_with(&format!("{} = NaN: out of range; use ", part.label)), "{refused}");
+            fields += 1;
+        }
+        let layout = layout(&[3]);
+        let w = layout.ids().next().unwrap();
+        let mut stepper = Stepper::host(&layout, descriptor.build(), Solo::default()).unwrap();
+        for multiplier in [1.0, 0.5] {
+            stepper.set_lr_multiplier(w, multiplier).unwrap();
+            let refused = stepper.set_lr(DEFAULT_GROUP, NAN).unwrap_err().to_string();
+            assert!(refused.starts_with("lr = NaN: out of range; use "), "{}: {refused}", descriptor.name);
+        }
+        let refused = stepper.set_lr_multiplier(w, NAN).unwrap_err().to_string();
+        assert!(refused.starts_with("lr_multiplier = NaN: "), "{refused}");
+    }
+    assert!(fields > 2 * ALL.len());
 }
 
 #[test]

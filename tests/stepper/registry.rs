@@ -8,7 +8,7 @@ use std::any::Any;
 
 use instep::optim::{ALL, Optimizer, Range, Value};
 use instep::overlap::Registry;
-use instep::{AdamW, Error, Rprop};
+use instep::{Adam, AdamW, Error, Rprop, Sgd};
 
 /// A number inside a range, another one for each place.
 fn inside(range: Range, place: usize) -> f64 {
@@ -46,7 +46,7 @@ fn every_name_stands_for_its_optimizer_and_every_keyword_for_its_field() {
             panic!("{name} takes any keyword");
         };
         let given: Vec<&str> = keywords.iter().map(|(keyword, _)| *keyword).collect();
-        assert_eq!(refusal.remedy, format!("use {}", given.join(", ")), "{name}");
+        assert_eq!(refusal.remedy, format!("use one of {}", given.join(", ")), "{name}");
         let bad = entry.build(&[("lr", f64::NAN)]);
         assert!(matches!(bad, Err(Error::Config { field: "lr", .. })), "{name}: {bad:?}");
         let bad = entry.build(&[("maximize", 0.5)]);
@@ -75,6 +75,25 @@ fn a_type_resolves_to_its_entry_and_keywords_reach_the_fields_of_the_struct() {
     let expected = Rprop { etas: (0.2, 1.3), step_sizes: (0.4, 0.5), maximize: true, ..Rprop::default() };
     assert_eq!(built("Rprop", &keywords).downcast_ref(), Some(&expected));
     assert_eq!(registry.resolve_type::<Rprop>().unwrap().name(), "Rprop");
+}
+
+#[test]
+fn a_name_and_a_type_have_one_entry_and_a_wrong_name_is_told_the_closest() {
+    let mut registry = Registry::standard();
+    let again = registry.register("Adam", |_| Ok(Sgd::default())).unwrap_err().to_string();
+    assert!(again.starts_with("name = Adam: registered already; "), "{again}");
+    let another = registry.register("MyAdam", |_| Ok(Adam::default())).unwrap_err().to_string();
+    assert!(another.contains("registered already under another name"), "{another}");
+    for (wrong, first) in [("adamw", "AdamW"), ("NAadam", "NAdam"), ("RMSProp2", "RMSprop")] {
+        let refused = registry.resolve(wrong).unwrap_err().to_string();
+        assert!(refused.contains(&format!("not registered; use one of {first}, ")), "{refused}");
+    }
+    let by_type = Registry::new().resolve_type::<Adam>().unwrap_err().to_string();
+    assert!(by_type.ends_with("register it first"), "{by_type}");
+    for keyword in ["betas", "fused", "foreach"] {
+        let refused = registry.resolve("Adam").unwrap().build(&[(keyword, 1.0)]).unwrap_err().to_string();
+        assert!(refused.contains("no such hyperparameter; use one of lr, beta1, beta2, "), "{refused}");
+    }
 }
 
 #[test]

@@ -102,7 +102,7 @@ impl Optimizers {
                     "group",
                     name,
                     "not a group of the layout",
-                    format_args!("use {}", one_of(groups.iter().map(String::as_str))),
+                    format_args!("use {}", one_of(name, groups.iter().map(String::as_str))),
                 )
             })
         };
@@ -361,7 +361,7 @@ impl Optimizers {
     pub(crate) fn set_lr(&mut self, group: &str, lr: f64) -> Result<(usize, InstepHyper)> {
         match self.by_group.get(group).map(Vec::as_slice) {
             None | Some([]) => {
-                let remedy = format!("use {}", one_of(self.by_group.keys().map(|name| &**name)));
+                let remedy = format!("use {}", one_of(group, self.by_group.keys().map(|name| &**name)));
                 Err(Error::config("group", group, "no group of this name has an optimizer", remedy))
             }
             Some([index]) => self.set_lr_of(OptimizerId(*index), lr),
@@ -384,17 +384,20 @@ impl Optimizers {
         };
         let before = std::mem::replace(entry.optimizer.as_rule_mut().lr_mut(), lr);
         let optimizer = &*entry.optimizer;
-        let checked = self.lr_multipliers.iter().try_for_each(|(param, multiplier)| {
+        let check_multiplied = |(param, multiplier): (&usize, &f64)| {
             let is_multiplied = self.lists[*param].contains(&id.0);
             if is_multiplied { check_rate(optimizer, *multiplier) } else { Ok(()) }
+        };
+        // The rate first: a NaN is to be named as what it is.
+        let hyper = optimizer.as_rule().hyper();
+        let checked = hyper.and_then(|hyper| {
+            self.lr_multipliers.iter().try_for_each(check_multiplied)?;
+            Ok((index, hyper))
         });
-        match checked.and_then(|()| optimizer.as_rule().hyper()) {
-            Ok(hyper) => Ok((index, hyper)),
-            Err(error) => {
-                *entry.optimizer.as_rule_mut().lr_mut() = before;
-                Err(error)
-            }
+        if checked.is_err() {
+            *entry.optimizer.as_rule_mut().lr_mut() = before;
         }
+        checked
     }
 
     pub(crate) fn lr_multiplier(&self, param: usize) -> f64 {

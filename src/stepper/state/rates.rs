@@ -29,7 +29,7 @@ impl Rates {
                     "lr_schedule",
                     group,
                     "not a group of the layout",
-                    format_args!("use {}", one_of(layout.groups().iter().map(String::as_str))),
+                    format_args!("use {}", one_of(group, layout.groups().iter().map(String::as_str))),
                 ));
             }
             if schedules[..k].last().is_some_and(|(other, _)| other == group) {
