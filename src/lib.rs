@@ -146,6 +146,8 @@ pub use dtype::{DType, Element};
 pub use error::{Error, Refusal, Result};
 pub use half::{bf16, f16};
 pub use handle::{DevicePtr, EventHandle, Place, StreamHandle};
+#[cfg(feature = "mpi")]
+pub use host::Mpi;
 pub use host::{HostDevice, InProcess, Isa, Solo, in_process};
 #[doc(inline)]
 pub use layout::{

@@ -9,6 +9,8 @@ mod custom;
 #[cfg(all(test, shuttle))]
 mod interleavings;
 pub(crate) mod kernels;
+#[cfg(feature = "mpi")]
+mod mpi;
 pub(crate) mod prefetch;
 mod ranks;
 mod rendezvous;
@@ -18,6 +20,8 @@ pub(crate) mod stagger;
 mod streams;
 
 pub use kernels::Isa;
+#[cfg(feature = "mpi")]
+pub use mpi::Mpi;
 pub use ranks::{InProcess, in_process};
 pub use solo::Solo;
 

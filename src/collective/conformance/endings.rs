@@ -63,7 +63,9 @@ fn differ(rank: &Rank, otherwise: fn(CallKey) -> CallKey) -> Result<(), String> 
 fn expect_mismatch(rank: &Rank, key: CallKey) -> Result<(), String> {
     let mut buffer = Buffer::new(&vec![0; key.bytes as usize], 0);
     match rank.enqueue(key, &mut buffer, None, rank.patience) {
-        Err(error) if matches!(error.cause(), Error::Mismatch { .. }) => expect_the_end(rank),
+        Err(error) if matches!(error.cause(), Error::Mismatch { .. } | Error::LeftPass { .. }) => {
+            expect_the_end(rank)
+        }
         Err(error) => Err(format!("the call should be a mismatch, and fails otherwise: {error}")),
         Ok(()) => Err(format!("[{key}] succeeds, although the last rank's call differs")),
     }

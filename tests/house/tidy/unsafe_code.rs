@@ -45,6 +45,8 @@ const UNSAFE: &[&str] = &[
     "src/host/custom.rs",
     "src/host/kernels.rs",
     "src/host/mod.rs",
+    "src/host/mpi/mod.rs",
+    "src/host/mpi/wire.rs",
     "src/host/ranks.rs",
     "src/host/rendezvous.rs",
     "src/host/runner.rs",

@@ -1,0 +1,300 @@
+//! Ranks that are processes, on one machine or several, over MPI (feature `mpi`).
+//!
+//! A sum is made here and not by MPI, whose order may depend on the rank: rank r adds the r-th part of each window in
+//! rank order, as ranks in one process do, so the bits are theirs. Messages use memory of this file alone, which is
+//! leaked if a call fails, because MPI may still write to it.
+#![allow(unsafe_code)]
+
+mod wire;
+
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use ::mpi::environment;
+use ::mpi::topology::Communicator;
+
+use crate::collective::{Call, CallKey, Collective, CollectiveKind};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::host::kernels::{Isa, Kernels};
+use wire::{Message, Tag, Wire, pause};
+
+/// Bytes that all ranks sum at a time.
+const WINDOW_BYTES: usize = 4 << 20;
+
+/// A cache line. Parts of a window start at one.
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+struct Line([u8; LINE_BYTES]);
+const LINE_BYTES: usize = 64;
+
+/// One rank's end of a group of processes over MPI. It sums f32, bf16 and f16 in host memory, with the bits of
+/// [`in_process`](crate::in_process).
+///
+/// Needs an MPI library and libclang when the crate is built; crate `mpi` finds them. Initialize MPI with
+/// `Threading::Serialized` if only steppers use it while they live, and with `Threading::Multiple` otherwise. Drop
+/// steppers before MPI is finalized.
+///
+/// A rank that dies is noticed at the deadline of a call, unless `mpirun` ends all ranks before.
+///
+/// ```no_run
+/// use instep::{AdamW, Layout, Mpi, Stepper};
+/// use mpi::Threading;
+///
+/// // mpirun -n 4 ./my_program
+/// let (universe, _) = mpi::initialize_with_threading(Threading::Serialized).ok_or("MPI is initialized already")?;
+/// let layout = Layout::builder().param("weight", 1000).build()?;
+/// let stepper = Stepper::host(&layout, AdamW::default(), Mpi::new(&universe.world())?)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Mpi {
+    wire: Wire,
+    kernels: Kernels,
+    scratch: Mutex<Scratch>,
+    failure: Mutex<Option<Error>>,
+}
+
+/// Memory of messages, reused between calls. All of it is on the heap, so that it stays valid when it is leaked.
+#[derive(Default)]
+struct Scratch {
+    /// Everyone's key, by rank.
+    keys: Vec<u8>,
+    /// A part of the buffer: first this rank's values, then the sums.
+    window: Vec<Line>,
+    /// Everyone's values of the part that this rank sums.
+    parts: Vec<Line>,
+    under_way: Vec<Message>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Mpi {
+    /// Duplicates the communicator for one stepper; every rank calls it in the same order, within a minute.
+    ///
+    /// # Errors
+    /// `Order` if MPI is not initialized, `Unsupported` if it is not for calls from several threads, `Deadline` if a
+    /// rank does not take part; `Config`, `Unsupported` or `Arithmetic` for an instruction set that cannot be used.
+    pub fn new(communicator: &impl Communicator) -> Result<Mpi> {
+        let kernels = Kernels::load(Isa::from_environment()?)?;
+        let wire = Wire::duplicate(communicator, Duration::from_secs(60))?;
+        Ok(Mpi { wire, kernels, scratch: Mutex::default(), failure: Mutex::default() })
+    }
+
+    fn peers(&self) -> impl Iterator<Item = u32> + '_ {
+        (0..self.wire.ranks).filter(|peer| *peer != self.wire.rank)
+    }
+
+    /// Returns the error that has ended the group, if it has ended.
+    fn refuse(&self) -> Result<()> {
+        lock(&self.failure).clone().map_or(Ok(()), Err)
+    }
+
+    /// Waits until all messages that are under way have ended.
+    fn wait(&self, call: &Call, under_way: &mut Vec<Message>) -> Result<()> {
+        let since = Instant::now();
+        while !self.wire.test(under_way)? {
+            self.refuse()?;
+            if let Some((rank, why)) = self.wire.failure()? {
+                return Err(Error::PeerLost { rank, why });
+            }
+            if since.elapsed() >= call.deadline {
+                let mut missing: Vec<u32> = under_way.iter().map(|message| message.peer).collect();
+                missing.sort_unstable();
+                missing.dedup();
+                let waited_ms = call.deadline.as_millis() as u64;
+                return Err(Error::Deadline {
+                    rank: self.wire.rank,
+                    call: call.to_string(),
+                    waited_ms,
+                    missing,
+                });
+            }
+            pause(since);
+        }
+        Ok(())
+    }
+
+    /// Compares the call with every other rank's.
+    fn compare(&self, call: &Call, scratch: &mut Scratch) -> Result<()> {
+        let Scratch { keys, under_way, .. } = scratch;
+        keys.resize(self.wire.ranks as usize * CallKey::BYTES, 0);
+        let (places, _) = keys.as_chunks_mut::<{ CallKey::BYTES }>();
+        places[self.wire.rank as usize] = call.key().to_bytes();
+        let first = places.as_mut_ptr();
+        for peer in self.peers() {
+            // SAFETY: every rank has its place, and only messages touch it until `wait` has returned; if that fails,
+            // the scratch is leaked.
+            unsafe {
+                let (own, theirs) = (first.add(self.wire.rank as usize), first.add(peer as usize));
+                under_way.push(self.wire.receive(peer, Tag::Key, theirs.cast(), CallKey::BYTES)?);
+                under_way.push(self.wire.send(peer, Tag::Key, own.cast(), CallKey::BYTES)?);
+            }
+        }
+        self.wait(call, under_way)?;
+        let (places, _) = keys.as_chunks::<{ CallKey::BYTES }>();
+        for peer in self.peers() {
+            let why = || "it sent a call that no rank makes; run the same version on all ranks".to_owned();
+            let theirs = CallKey::from_bytes(&places[peer as usize]);
+            let theirs = theirs.ok_or_else(|| Error::PeerLost { rank: peer, why: why() })?;
+            if theirs != call.key() {
+                return Err(call.key().mismatch(&theirs, self.wire.rank, peer));
+            }
+        }
+        Ok(())
+    }
+
+    /// Sums `elements` that are in the window.
+    fn sum_window(&self, call: &Call, scratch: &mut Scratch, elements: usize) -> Result<()> {
+        let (own, ranks) = (self.wire.rank as usize, self.wire.ranks as usize);
+        let element = call.dtype.bytes() as usize;
+        let part = elements.div_ceil(ranks).next_multiple_of(LINE_BYTES / element);
+        let part_bytes = part * element;
+        let len_of = |rank: usize| ((rank + 1) * part).min(elements).saturating_sub(rank * part);
+        let Scratch { window, parts, under_way, .. } = scratch;
+        reserve(window, ranks * part_bytes);
+        reserve(parts, ranks * part_bytes);
+        let (window, parts) = (window.as_mut_ptr().cast::<u8>(), parts.as_mut_ptr().cast::<u8>());
+        // SAFETY: every rank has a part in both memories. Messages alone touch the parts that they were started for
+        // until `wait` has returned; if that fails, the scratch is leaked. The sum's pointers are parts of full length.
+        unsafe {
+            for peer in self.peers() {
+                let at = peer as usize * part_bytes;
+                if len_of(own) > 0 {
+                    under_way.push(self.wire.receive(
+                        peer,
+                        Tag::Part,
+                        parts.add(at),
+                        len_of(own) * element,
+                    )?);
+                }
+                if len_of(peer as usize) > 0 {
+                    let bytes = len_of(peer as usize) * element;
+                    under_way.push(self.wire.send(peer, Tag::Part, window.add(at), bytes)?);
+                }
+            }
+            self.wait(call, under_way)?;
+            let own_part = window.add(own * part_bytes);
+            let terms: Vec<*mut u8> =
+                (0..ranks).map(|k| if k == own { own_part } else { parts.add(k * part_bytes) }).collect();
+            self.kernels.sum(&terms, call.dtype, 0, len_of(own) as u64);
+            for peer in self.peers() {
+                let at = peer as usize * part_bytes;
+                if len_of(peer as usize) > 0 {
+                    let bytes = len_of(peer as usize) * element;
+                    under_way.push(self.wire.receive(peer, Tag::Sum, window.add(at), bytes)?);
+                }
+                if len_of(own) > 0 {
+                    under_way.push(self.wire.send(peer, Tag::Sum, own_part, len_of(own) * element)?);
+                }
+            }
+            self.wait(call, under_way)
+        }
+    }
+
+    /// Brings the bytes of rank 0's window to all.
+    fn broadcast_window(&self, call: &Call, scratch: &mut Scratch, bytes: usize) -> Result<()> {
+        let Scratch { window, under_way, .. } = scratch;
+        let window = window.as_mut_ptr().cast::<u8>();
+        // SAFETY: as in `sum_window`.
+        unsafe {
+            if self.wire.rank > 0 {
+                under_way.push(self.wire.receive(0, Tag::Broadcast, window, bytes)?);
+            } else {
+                for peer in self.peers() {
+                    under_way.push(self.wire.send(peer, Tag::Broadcast, window, bytes)?);
+                }
+            }
+        }
+        self.wait(call, under_way)
+    }
+
+    /// # Safety
+    /// As for [`Collective::enqueue`].
+    unsafe fn carry_out(&self, call: &Call, scratch: &mut Scratch) -> Result<()> {
+        self.compare(call, scratch)?;
+        let mut done = 0;
+        while done < call.bytes as usize {
+            let bytes = WINDOW_BYTES.min(call.bytes as usize - done);
+            reserve(&mut scratch.window, bytes);
+            // SAFETY: the window has room; both buffers are valid for `bytes` of the call, by the contract, and no
+            // message is under way.
+            unsafe { call.src.add(done).copy_to(scratch.window.as_mut_ptr().cast(), bytes) };
+            match call.kind {
+                CollectiveKind::AllReduce => {
+                    self.sum_window(call, scratch, bytes / call.dtype.bytes() as usize)?
+                }
+                CollectiveKind::Broadcast => self.broadcast_window(call, scratch, bytes)?,
+            }
+            // SAFETY: as above.
+            unsafe { scratch.window.as_ptr().cast::<u8>().copy_to(call.dst.add(done), bytes) };
+            done += bytes;
+        }
+        Ok(())
+    }
+
+    /// Keeps the first failure, and tells the others that one unless they learn it by themselves.
+    fn fail(&self, error: Error, is_known: bool) -> Error {
+        let mut failure = lock(&self.failure);
+        if let Some(first) = &*failure {
+            return first.clone();
+        }
+        *failure = Some(error.clone());
+        drop(failure);
+        if !is_known {
+            self.wire.tell(&error.to_string());
+        }
+        error
+    }
+}
+
+/// Makes room for as many bytes; keeps what is there.
+fn reserve(lines: &mut Vec<Line>, bytes: usize) {
+    let count = bytes.div_ceil(LINE_BYTES);
+    if lines.len() < count {
+        lines.resize(count, Line([0; LINE_BYTES]));
+    }
+}
+
+impl Collective for Mpi {
+    fn rank(&self) -> u32 {
+        self.wire.rank
+    }
+
+    fn world_size(&self) -> u32 {
+        self.wire.ranks
+    }
+
+    fn sums(&self, _: DType) -> bool {
+        true
+    }
+
+    unsafe fn enqueue(&self, call: &Call) -> Result<()> {
+        self.refuse()?;
+        if environment::is_finalized() {
+            return Err(Error::order("MPI", "finalized already", "drop steppers before the universe"));
+        }
+        let mut scratch = lock(&self.scratch);
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.carry_out(call, &mut scratch) }.map_err(|error| {
+            // Messages may still be under way.
+            std::mem::forget(std::mem::take(&mut *scratch));
+            // Every rank compares all keys, and a lost rank's failure went to all.
+            let is_known =
+                matches!(error, Error::Mismatch { .. } | Error::LeftPass { .. } | Error::PeerLost { .. });
+            self.fail(error, is_known)
+        })
+    }
+
+    fn abort(&self, cause: &Error) {
+        self.fail(cause.cause().clone(), false);
+    }
+}
+
+impl fmt::Debug for Mpi {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} of {} over MPI", self.wire.rank, self.wire.ranks)
+    }
+}

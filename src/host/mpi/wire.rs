@@ -1,0 +1,233 @@
+//! MPI's messages between two ranks, without a call that waits: they are started, then tested.
+//!
+//! One lock covers every call into the library, which then needs no more than `MPI_THREAD_SERIALIZED`. A message that is
+//! under way uses its memory until a test says that it has ended.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_char, c_int};
+use std::mem::MaybeUninit;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ::mpi::ffi;
+use ::mpi::topology::Communicator;
+use ::mpi::{Threading, environment};
+
+use crate::error::{Error, Result};
+use crate::text::sentence;
+
+/// Messages of one kind between two ranks arrive in the order in which they were sent.
+#[derive(Clone, Copy)]
+pub(super) enum Tag {
+    Key,
+    Part,
+    Sum,
+    Broadcast,
+    Failure,
+}
+
+/// A failure travels as one frame of this size, filled up with zeros.
+const FAILURE_BYTES: usize = 1024;
+
+/// Time for which a rank polls without sleeping: messages of a large buffer need many polls.
+const AWAKE: Duration = Duration::from_millis(1);
+const ASLEEP: Duration = Duration::from_micros(100);
+
+static LIBRARY: Mutex<()> = Mutex::new(());
+
+fn library() -> MutexGuard<'static, ()> {
+    LIBRARY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A message that has been started.
+pub(super) struct Message {
+    request: ffi::MPI_Request,
+    pub(super) peer: u32,
+}
+
+/// This rank's end of a communicator that nobody else uses.
+pub(super) struct Wire {
+    comm: ffi::MPI_Comm,
+    pub(super) rank: u32,
+    pub(super) ranks: u32,
+}
+
+// SAFETY: a communicator is a handle, and `LIBRARY` lets one thread at a time call the library.
+unsafe impl Send for Wire {}
+// SAFETY: as above.
+unsafe impl Sync for Wire {}
+// SAFETY: as above; a request is a handle, too.
+unsafe impl Send for Message {}
+
+impl Wire {
+    /// Duplicates a communicator. MPI keeps the duplicate until it is finalized: freeing it would wait for ranks that
+    /// may have failed.
+    pub(super) fn duplicate(original: &impl Communicator, deadline: Duration) -> Result<Wire> {
+        if !environment::is_initialized() || environment::is_finalized() {
+            return Err(Error::order("MPI", "not initialized, or finalized already", "initialize it first"));
+        }
+        if environment::threading_support() < Threading::Serialized {
+            let wrong = "initialized for calls from one thread only";
+            return Err(Error::unsupported(
+                "MPI",
+                wrong,
+                "initialize it with Threading::Serialized or Multiple",
+            ));
+        }
+        let mut wire =
+            Wire { comm: original.as_raw(), rank: original.rank() as u32, ranks: original.size() as u32 };
+        // A failure leaves this to the library, which may still write to it.
+        let duplicate = Box::leak(Box::new(original.as_raw()));
+        let mut request = MaybeUninit::uninit();
+        let lock = library();
+        // SAFETY: the communicator is live, as a reference to it is; both results have a place.
+        let code = unsafe { ffi::MPI_Comm_idup(original.as_raw(), duplicate, request.as_mut_ptr()) };
+        drop(lock);
+        wire.checked("MPI_Comm_idup", code)?;
+        // SAFETY: the call has succeeded.
+        let mut messages = vec![Message { request: unsafe { request.assume_init() }, peer: wire.rank }];
+        let since = Instant::now();
+        while !wire.test(&mut messages)? {
+            if since.elapsed() >= deadline {
+                let call = "MPI_Comm_idup".to_owned();
+                let waited_ms = deadline.as_millis() as u64;
+                return Err(Error::Deadline { rank: wire.rank, call, waited_ms, missing: Vec::new() });
+            }
+            pause(since);
+        }
+        // SAFETY: the request has ended, so the library no longer uses the place, which came from a box.
+        wire.comm = *unsafe { Box::from_raw(duplicate) };
+        let lock = library();
+        // SAFETY: the communicator is this wire's own.
+        let code = unsafe { ffi::MPI_Comm_set_errhandler(wire.comm, ffi::RSMPI_ERRORS_RETURN) };
+        drop(lock);
+        wire.checked("MPI_Comm_set_errhandler", code)?;
+        Ok(wire)
+    }
+
+    /// Starts to send.
+    ///
+    /// # Safety
+    /// The bytes are valid, and nothing writes to them, until [`test`](Self::test) drops the message or forever.
+    pub(super) unsafe fn send(&self, to: u32, tag: Tag, from: *const u8, bytes: usize) -> Result<Message> {
+        let mut request = MaybeUninit::uninit();
+        let _lock = library();
+        // SAFETY: by the contract; the communicator lives until MPI is finalized.
+        let code = unsafe {
+            let (to, tag) = (to as c_int, tag as c_int);
+            ffi::MPI_Isend(
+                from.cast(),
+                bytes as c_int,
+                ffi::RSMPI_UINT8_T,
+                to,
+                tag,
+                self.comm,
+                request.as_mut_ptr(),
+            )
+        };
+        self.checked("MPI_Isend", code)?;
+        // SAFETY: the call has succeeded.
+        Ok(Message { request: unsafe { request.assume_init() }, peer: to })
+    }
+
+    /// Starts to receive exactly that many bytes.
+    ///
+    /// # Safety
+    /// The bytes are valid, and nothing touches them, until [`test`](Self::test) drops the message or forever.
+    pub(super) unsafe fn receive(&self, from: u32, tag: Tag, to: *mut u8, bytes: usize) -> Result<Message> {
+        let mut request = MaybeUninit::uninit();
+        let _lock = library();
+        // SAFETY: as in `send`.
+        let code = unsafe {
+            let (from, tag) = (from as c_int, tag as c_int);
+            ffi::MPI_Irecv(
+                to.cast(),
+                bytes as c_int,
+                ffi::RSMPI_UINT8_T,
+                from,
+                tag,
+                self.comm,
+                request.as_mut_ptr(),
+            )
+        };
+        self.checked("MPI_Irecv", code)?;
+        // SAFETY: the call has succeeded.
+        Ok(Message { request: unsafe { request.assume_init() }, peer: from })
+    }
+
+    /// Drops the messages that have ended; returns whether all have.
+    pub(super) fn test(&self, messages: &mut Vec<Message>) -> Result<bool> {
+        let mut outcome = Ok(());
+        messages.retain_mut(|message| {
+            let mut ended = 0;
+            let lock = library();
+            // SAFETY: the request is live, because one that has ended is dropped here.
+            let code = unsafe { ffi::MPI_Test(&mut message.request, &mut ended, ffi::RSMPI_STATUS_IGNORE) };
+            drop(lock);
+            let tested = self.checked("MPI_Test", code);
+            let is_under_way = tested.is_err() || ended == 0;
+            outcome = std::mem::replace(&mut outcome, Ok(())).and(tested);
+            is_under_way
+        });
+        outcome.map(|()| messages.is_empty())
+    }
+
+    /// Returns the rank that has told a failure, and its words.
+    pub(super) fn failure(&self) -> Result<Option<(u32, String)>> {
+        let (mut is_there, mut status) = (0, MaybeUninit::<ffi::MPI_Status>::uninit());
+        let mut frame = [0u8; FAILURE_BYTES];
+        let tag = Tag::Failure as c_int;
+        let _lock = library();
+        // SAFETY: the results have a place, and the status is read only if the call has filled it.
+        let (code, from) = unsafe {
+            let code =
+                ffi::MPI_Iprobe(ffi::RSMPI_ANY_SOURCE, tag, self.comm, &mut is_there, status.as_mut_ptr());
+            (code, if code == 0 && is_there != 0 { status.assume_init().MPI_SOURCE } else { 0 })
+        };
+        self.checked("MPI_Iprobe", code)?;
+        if is_there == 0 {
+            return Ok(None);
+        }
+        // SAFETY: the frame is as long as every failure; the message is there, so the call does not wait.
+        let code = unsafe {
+            let (to, len) = (frame.as_mut_ptr().cast(), FAILURE_BYTES as c_int);
+            ffi::MPI_Recv(to, len, ffi::RSMPI_UINT8_T, from, tag, self.comm, ffi::RSMPI_STATUS_IGNORE)
+        };
+        self.checked("MPI_Recv", code)?;
+        let text = frame.split(|byte| *byte == 0).next().unwrap_or_default();
+        Ok(Some((from as u32, sentence(String::from_utf8_lossy(text)))))
+    }
+
+    /// Tells a failure to all other ranks. Never waits, so the frame stays allocated: nobody learns when it was read.
+    pub(super) fn tell(&self, why: &str) {
+        if environment::is_finalized() {
+            return;
+        }
+        let mut frame = why.as_bytes().to_vec();
+        frame.resize(FAILURE_BYTES, 0);
+        let frame: &'static [u8] = frame.leak();
+        for peer in (0..self.ranks).filter(|peer| *peer != self.rank) {
+            // SAFETY: the frame lives forever. If it cannot be sent, the peer meets its deadline.
+            let _ = unsafe { self.send(peer, Tag::Failure, frame.as_ptr(), FAILURE_BYTES) };
+        }
+    }
+
+    fn checked(&self, call: &'static str, code: c_int) -> Result<()> {
+        if code == 0 {
+            return Ok(());
+        }
+        let mut text: [c_char; 1024] = [0; 1024];
+        let mut len = 0;
+        // SAFETY: MPI's texts are shorter than that in every implementation that the bindings know, and it says how long.
+        unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr(), &mut len) };
+        let bytes: Vec<u8> = text.iter().take(len.max(0) as usize).map(|c| *c as u8).collect();
+        let message = String::from_utf8_lossy(&bytes).into_owned();
+        Err(Error::Collective { rank: self.rank, call, code, message })
+    }
+}
+
+/// Lets other threads run between two looks.
+pub(super) fn pause(since: Instant) {
+    if since.elapsed() < AWAKE { thread::yield_now() } else { thread::sleep(ASLEEP) }
+}

@@ -1,0 +1,68 @@
+//! The collective over MPI, in four processes: this program starts itself again under `mpirun`.
+//!
+//! Needs feature `mpi`, and `mpirun` in PATH. It has no libtest, because MPI is initialized once for a whole process.
+#![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, unsafe_code)]
+
+use std::env;
+use std::process::{Command, exit};
+use std::time::Duration;
+
+use instep::collective::conformance::check;
+use instep::collective::{Call, CollectiveKind};
+use instep::{Collective, DType, Error, Mpi, StreamHandle};
+use mpi::Threading;
+use mpi::topology::{Communicator, SimpleCommunicator};
+
+const RANKS: i32 = 4;
+/// Marks the processes that `mpirun` starts.
+const STARTED: &str = "INSTEP_TEST_STARTED_BY_MPIRUN";
+
+fn main() {
+    if env::var_os(STARTED).is_some() {
+        return run_rank();
+    }
+    // Open MPI refuses root, and more processes than cores, unless it is told; other libraries ignore these variables.
+    let allowed =
+        ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMPI_MCA_rmaps_base_oversubscribe"];
+    let started = Command::new("mpirun")
+        .args(["-n", &RANKS.to_string()])
+        .arg(env::current_exe().unwrap())
+        .envs(allowed.map(|name| (name, "1")))
+        .env(STARTED, "1")
+        .status()
+        .expect("mpirun is in PATH");
+    assert!(started.success(), "mpirun: {started}");
+    println!("test result: ok. 1 passed; the collective conforms in {RANKS} processes");
+}
+
+fn run_rank() {
+    let uninitialized = Mpi::new(&SimpleCommunicator::world());
+    assert!(matches!(uninitialized, Err(Error::Order(_))), "{uninitialized:?}");
+    let (universe, _) = mpi::initialize_with_threading(Threading::Serialized).unwrap();
+    let world = universe.world();
+    assert_eq!(world.size(), RANKS);
+    let report = check(Duration::from_secs(30), || Mpi::new(&world)).unwrap_or_else(|failures| {
+        eprintln!("{failures}");
+        exit(1)
+    });
+    assert_eq!((report.rank as i32, report.passed.len()), (world.rank(), 18));
+
+    let comm = Mpi::new(&world).unwrap();
+    drop((world, universe));
+    let call = Call {
+        kind: CollectiveKind::AllReduce,
+        pass: 0,
+        bucket: None,
+        dtype: DType::F32,
+        src: std::ptr::dangling(),
+        dst: std::ptr::dangling_mut(),
+        bytes: 0,
+        agreement: 0,
+        deadline: Duration::from_secs(1),
+        stream: StreamHandle::default(),
+    };
+    // SAFETY: no byte is touched.
+    let finalized = unsafe { comm.enqueue(&call) };
+    assert!(matches!(finalized, Err(Error::Order(_))), "{finalized:?}");
+    comm.abort(&Error::Hook("after the end".to_owned()));
+}
