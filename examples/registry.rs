@@ -28,8 +28,9 @@ impl StepParam for SignOfAverage {
 
     fn step_param(&self, step: ParamStep<'_>) -> Result<()> {
         let (lr, keep) = (step.lr as f32, self.keep as f32);
-        for ((p, g), average) in step.param.iter_mut().zip(step.grad).zip(step.states[0].iter_mut()) {
-            *average = keep * *average + (1.0 - keep) * (g * step.multiplier);
+        let gradient = step.mean_grad();
+        for ((p, g), average) in step.param.iter_mut().zip(gradient).zip(step.states[0].iter_mut()) {
+            *average = keep * *average + (1.0 - keep) * g;
             *p -= if *average == 0.0 { 0.0 } else { lr * average.signum() };
         }
         Ok(())

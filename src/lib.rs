@@ -161,8 +161,8 @@ pub use pool::Pool;
 #[doc(inline)]
 pub use schedule::Mode;
 pub use stepper::{
-    Abandoned, Attached, Borrowed, Divisor, Grads, OptimizerId, Params, ParamsMut, Pass, Recording, Status,
-    Stepper, StepperBuilder, Unused,
+    Abandoned, Attached, Borrowed, Divisor, Grads, OptimizerId, OptimizerKey, Params, ParamsMut, Pass,
+    Recording, Status, Stepper, StepperBuilder, Unused,
 };
 
 /// Runs the README's program as a test.

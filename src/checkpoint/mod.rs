@@ -23,7 +23,8 @@
 //! | `crc32` | U32, last in the file | CRC-32 (as zlib) of length and header, then of each tensor with data, in order |
 //!
 //! Names of parameters may have dots in them, names of states have none, so a key is split at its last dot. The file
-//! holds neither gradients nor settings of the trainer (hyperparameters, learning rates, frozen parameters). Moving
+//! holds neither gradients nor settings of the trainer (hyperparameters, learning rates, frozen parameters): a stepper
+//! that loads keeps its own, and a run that has [changed](Stepper::set_hyper) them sets them again. Moving
 //! averages that the stepper keeps and the file has not begin as the loaded parameters; those that the file has and the
 //! stepper does not keep are refused. [Copies](crate::StepperBuilder::copy_params) are not saved: until a parameter's
 //! next update, its copy is what it was before the load.

@@ -70,7 +70,7 @@ impl EnqueuedParams {
                 stream,
                 len: param.len,
                 param: param.param,
-                grad: param.grad,
+                grad_sum: param.grad,
                 states: &param.states[..param.state_count],
                 scalars: param.scalars,
             })?;

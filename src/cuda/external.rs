@@ -41,7 +41,7 @@ use crate::op::CollectiveKind;
 /// let cuda = Cuda::open(0)?.compute_stream(stream);
 /// let sums = External::new(&cuda, 0, 8);
 /// let memory = Borrowed::new().param(weight, weights).bucket(ForeignBucket::new(1024).gradient(weight, 0), bucket);
-/// let builder = Stepper::builder(&layout, AdamW::default()).unused(Unused::StepZero);
+/// let builder = Stepper::builder(&layout, AdamW::default()).unused(Unused::Refuse);
 /// // SAFETY: stream and tensors are the framework's, which keeps them and touches them as agreed.
 /// let mut stepper = unsafe { builder.cuda_borrowing(sums.clone(), memory, &cuda)? };
 /// let mut pass = stepper.begin()?;

@@ -98,7 +98,7 @@ impl CustomStep {
             param.rule.step_param(ParamStep {
                 name: &param.name,
                 param: values,
-                grad,
+                grad_sum: grad,
                 states: &mut states[..param.state_count],
                 multiplier: scalars.multiplier,
                 lr: scalars.lr,

@@ -9,7 +9,9 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::handle::{Place, StreamHandle};
 
-/// A group whose gradients are already summed over its ranks.
+/// A group whose gradients are already summed over its ranks. It counts ranks as it sums: a parameter that this rank
+/// uses counts as used by all, so if ranks may use different parameters, build with
+/// [`Unused::StepZero`](crate::Unused) or [`Unused::Refuse`](crate::Unused).
 #[derive(Clone, Copy, Debug)]
 pub struct Solo {
     world_size: u32,

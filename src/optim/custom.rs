@@ -19,17 +19,25 @@ pub struct ParamStep<'a> {
     pub name: &'a str,
     /// The parameter, to be updated.
     pub param: &'a mut [f32],
-    /// Its gradient: the sum over ranks, as long as the parameter.
-    pub grad: &'a [f32],
+    /// The SUM of its gradients over ranks, as long as the parameter: [`mean_grad`](Self::mean_grad) has the mean.
+    pub grad_sum: &'a [f32],
     /// The states, in the order of [`StepParam::state_names`], each as long as the parameter; zeros before the first
     /// update.
     pub states: &'a mut [&'a mut [f32]],
-    /// Factor for the gradient: 1/world_size, the loss scale and clipping in one.
+    /// What makes the sum the gradient to step with: 1/world_size, the loss scale and clipping in one factor.
     pub multiplier: f32,
     /// The learning rate, as [`Stepper::set_lr`](crate::Stepper::set_lr) has left it.
     pub lr: f64,
     /// Which update of this parameter it is, from 1.
     pub step: u64,
+}
+
+impl<'a> ParamStep<'a> {
+    /// Returns the gradient to step with, element by element: averaged over ranks, without the loss scale, clipped.
+    pub fn mean_grad(&self) -> impl ExactSizeIterator<Item = f32> + use<'a> {
+        let multiplier = self.multiplier;
+        self.grad_sum.iter().map(move |sum| sum * multiplier)
+    }
 }
 
 /// One parameter's update, on a GPU: addresses for a kernel of the user's own. All lengths are `len` f32.
@@ -43,8 +51,8 @@ pub struct EnqueuedStep<'a> {
     pub len: u64,
     /// The parameter, to be updated.
     pub param: DevicePtr,
-    /// Its gradient: the sum over ranks.
-    pub grad: DevicePtr,
+    /// The SUM of its gradients over ranks, to be multiplied by the multiplier of [`scalars`](Self::scalars).
+    pub grad_sum: DevicePtr,
     /// The states, in the order of [`StepParam::state_names`].
     pub states: &'a [DevicePtr],
     /// `lr` (f64), `step` (u64), `multiplier` (f32) and `action` (u32), one after the other, as the stream will find
@@ -74,8 +82,8 @@ pub struct EnqueuedStep<'a> {
 ///         0.5
 ///     }
 ///     fn step_param(&self, step: ParamStep<'_>) -> instep::Result<()> {
-///         for (p, sum) in step.param.iter_mut().zip(step.grad) {
-///             let mean = sum * step.multiplier; // 1/world_size, loss scale and clipping are in it
+///         let means = step.mean_grad(); // averaged, unscaled and clipped
+///         for (p, mean) in step.param.iter_mut().zip(means) {
 ///             *p -= (step.lr as f32 * mean).clamp(-self.limit, self.limit);
 ///         }
 ///         Ok(())

@@ -20,6 +20,24 @@ pub enum Value {
     Flag(bool),
 }
 
+impl From<f64> for Value {
+    fn from(number: f64) -> Value {
+        Value::Number(number)
+    }
+}
+
+impl From<(f64, f64)> for Value {
+    fn from(pair: (f64, f64)) -> Value {
+        Value::Pair(pair)
+    }
+}
+
+impl From<bool> for Value {
+    fn from(flag: bool) -> Value {
+        Value::Flag(flag)
+    }
+}
+
 impl Value {
     /// Returns its parts as numbers: one, or a pair's two; a flag is 0 or 1.
     ///

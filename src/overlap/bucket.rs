@@ -51,8 +51,9 @@ impl GradBucket<'_> {
         self.comm.world_size()
     }
 
-    /// Returns this rank's gradients in one piece, added up over micro-batches, the loss scale included and divided by
-    /// nothing; between them are zeros where the stepper pads.
+    /// Returns this rank's own gradients in one piece, added up over micro-batches, the loss scale included and divided
+    /// by nothing; between them are zeros where the stepper pads. **What the hook leaves here is stepped as their SUM
+    /// over ranks**, so the step divides it by the number of ranks.
     pub fn values(&self) -> &[f32] {
         self.values
     }
@@ -60,6 +61,36 @@ impl GradBucket<'_> {
     /// Returns the same, to be changed. Data written between gradients are lost.
     pub fn values_mut(&mut self) -> &mut [f32] {
         self.values
+    }
+
+    /// Turns means over ranks into sums, for a hook that has left means: the step divides by the number of ranks, and
+    /// would divide them a second time.
+    ///
+    /// ```
+    /// use instep::overlap::{GradBucket, Hooked};
+    /// use instep::{Layout, Sgd, Solo, Stepper};
+    ///
+    /// /// A library's all-reduce that averages.
+    /// fn averaged(gradients: &mut [f32]) {}
+    ///
+    /// let layout = Layout::builder().param("w", 1).build()?;
+    /// let w = layout.id("w")?;
+    /// let comm = Hooked::new(Solo::new(4), |bucket: &mut GradBucket<'_>| {
+    ///     averaged(bucket.values_mut());
+    ///     bucket.means_to_sums();
+    ///     Ok(())
+    /// });
+    /// let builder = Stepper::builder(&layout, Sgd { lr: 1.0, ..Sgd::default() });
+    /// let mut stepper = builder.unused(instep::Unused::Refuse).host(comm)?;
+    /// let mut pass = stepper.begin()?;
+    /// pass.grads().write(w, &[3.0])?;
+    /// pass.finish()?;
+    /// assert_eq!(stepper.params()?.get(w)?, [-3.0]);
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    pub fn means_to_sums(&mut self) {
+        let ranks = self.world_size() as f32;
+        self.values.iter_mut().for_each(|mean| *mean *= ranks);
     }
 
     /// Returns each parameter's range in [`values`](Self::values): parameters as numbers in the order of

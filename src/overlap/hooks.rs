@@ -20,8 +20,9 @@ use crate::overlap::bucket::{GradBucket, sum};
 use crate::pool::Pool;
 
 /// A communicator that calls a hook with each bucket's gradients, in place of their all-reduce. The hook's result is
-/// stepped as if it were the sum over ranks; every rank must end with the same bits, or parameters drift apart. On the
-/// host only, so far.
+/// stepped as the SUM over ranks, which the step divides by their number (a hook that leaves means calls
+/// [`means_to_sums`](GradBucket::means_to_sums)); every rank must end with the same bits, or parameters drift apart. On
+/// the host only, so far.
 ///
 /// One wrapper has one hook, and its sums go to the communicator inside: `Hooked` around
 /// [`Compressed`](super::Compressed) sends it as 16 bits. A second hook is a second wrapper, called after the first: it
@@ -54,7 +55,9 @@ use crate::pool::Pool;
 /// (or its norm) comes after it.
 ///
 /// # Errors
-/// An error of the hook, or a panic inside it, poisons the stepper and ends the other ranks with an error;
+/// `Unsupported` if the stepper counts ranks (with [`Unused::Skip`](crate::Unused) or
+/// [`uneven_inputs`](crate::StepperBuilder::uneven_inputs)) and the communicator inside does not sum the counts, as
+/// [`Solo`](crate::Solo) does not: ranks would skip different parameters. An error of the hook, or a panic inside it, poisons the stepper and ends the other ranks with an error;
 /// [`Error::Hook`] is for words of its own. A sum that has failed poisons even if the hook returns `Ok`.
 ///
 /// # Source
@@ -68,13 +71,37 @@ struct State<H> {
     hook: H,
     /// Which gradient lies where.
     plan: Option<Plan>,
+    /// A bucket's counts with a 1 after them; kept, so that a steady state allocates nothing.
+    counted: Vec<f32>,
 }
 
 impl<C: Collective, H: FnMut(&mut GradBucket<'_>) -> Result<()> + Send> Hooked<C, H> {
     /// Builds a hook around `comm`.
     pub fn new(comm: C, hook: H) -> Hooked<C, H> {
-        Hooked { comm, state: Mutex::new(State { hook, plan: None }) }
+        Hooked { comm, state: Mutex::new(State { hook, plan: None, counted: Vec::new() }) }
     }
+}
+
+/// Sums counts over ranks, with a 1 that shows whether they were summed.
+fn sum_counts(
+    comm: &dyn Collective,
+    call: &Call,
+    counts: &mut [f32],
+    counted: &mut Vec<f32>,
+    failed: &mut Option<Error>,
+) -> Result<()> {
+    counted.clear();
+    counted.extend_from_slice(counts);
+    counted.push(1.0);
+    sum(comm, call, counted, failed)?;
+    if counted.pop() != Some(comm.world_size() as f32) {
+        let wrong =
+            "the communicator inside the hook does not sum them, so ranks would skip different parameters";
+        let remedy = "use Unused::Refuse or Unused::StepZero and no uneven_inputs";
+        return Err(Error::unsupported("counts of ranks", wrong, remedy));
+    }
+    counts.copy_from_slice(counted);
+    Ok(())
 }
 
 /// Zeros between the gradients of a bucket, as the stepper has left them there. In a bucket of the caller's, what lies
@@ -131,7 +158,7 @@ impl<C: Collective, H: FnMut(&mut GradBucket<'_>) -> Result<()> + Send> Collecti
             return unsafe { self.comm.enqueue(call) };
         };
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let State { hook, plan } = &mut *state;
+        let State { hook, plan, counted } = &mut *state;
         let elements = call.bytes / call.dtype.bytes();
         // All of the bucket, or what an outer hook was shown of it.
         let is_whole = |bucket: &Bucket| [bucket.len, bucket.tail.start - bucket.start].contains(&elements);
@@ -158,7 +185,10 @@ impl<C: Collective, H: FnMut(&mut GradBucket<'_>) -> Result<()> + Send> Collecti
         clear_padding(plan, bucket, seen.values);
         if !counts.is_empty() && outcome.is_ok() {
             // No hook's business, so not in the bucket's name. If a sum has failed, so does this one.
-            let _ = sum(&self.comm, &Call { bucket: None, ..*call }, counts, &mut failed);
+            let of_counts = Call { bucket: None, ..*call };
+            if let Err(error) = sum_counts(&self.comm, &of_counts, counts, counted, &mut failed) {
+                failed.get_or_insert(error);
+            }
         }
         failed.map_or(outcome, Err)
     }

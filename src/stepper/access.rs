@@ -230,9 +230,9 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Returns the status of the newest pass that is known to have ended, without waiting. It is as many passes old as
-    /// the device is late. `None` before the first pass has ended; abandoned passes are left out. May be called at any
-    /// time, inside a pass too.
+    /// the device is late. `None` before the first pass has ended. Abandoned passes are left out, and
+    /// [counted](Status::abandoned).
     pub fn latest_status(&self) -> Option<Status> {
-        self.run.borrow().device.latest().as_ref().map(Status::new)
+        self.run.borrow().device.latest().map(|published| Status::new(&published, self.abandoned))
     }
 }

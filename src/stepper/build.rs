@@ -73,9 +73,11 @@ impl StepperBuilder<'_> {
     }
 
     /// Builds the stepper on the CPU, on parameters and gradient buckets of the caller's; states are the stepper's own.
-    /// Results have the same bits as on the stepper's own memory, at any alignment. Foreign buckets have no room for
-    /// counts, so it needs [`Unused::StepZero`]. It rejects [`uneven_inputs`](Self::uneven_inputs) and
-    /// [`bucket_cap_bytes`](Self::bucket_cap_bytes).
+    /// Results have the same bits as on the stepper's own memory, at any alignment. It rejects
+    /// [`uneven_inputs`](Self::uneven_inputs) and [`bucket_cap_bytes`](Self::bucket_cap_bytes). Foreign buckets have no
+    /// room for counts, so [`Unused::Skip`] is rejected too. Choose [`Unused::Refuse`] if every pass uses every
+    /// parameter: with [`Unused::StepZero`], a gradient that you wrote without asking for it is overwritten with zeros
+    /// and stepped.
     ///
     /// ```
     /// use instep::layout::ForeignBucket;
@@ -90,12 +92,13 @@ impl StepperBuilder<'_> {
     ///     .bucket(ForeignBucket::new(4).gradient(bias, 0).gradient(weight, 1), bucket.as_mut_ptr());
     /// let builder = Stepper::builder(&layout, Sgd { lr: 1.0, ..Default::default() });
     /// // SAFETY: the arrays outlive the stepper, which alone touches them until it is closed.
-    /// let mut stepper = unsafe { builder.unused(Unused::StepZero).host_borrowing(Solo::default(), memory)? };
+    /// let mut stepper = unsafe { builder.unused(Unused::Refuse).host_borrowing(Solo::default(), memory)? };
     /// let mut pass = stepper.begin()?;
     /// pass.grads().write(weight, &[1.0, 2.0, 3.0])?;
+    /// pass.grads().write(bias, &[4.0])?; // without it, finish would be an error that names the bias
     /// pass.finish()?;
     /// stepper.close()?;
-    /// assert_eq!((weights, biases), ([0.0, -1.0, -2.0], [1.0]));
+    /// assert_eq!((weights, biases), ([0.0, -1.0, -2.0], [-3.0]));
     /// # Ok::<(), instep::Error>(())
     /// ```
     ///
@@ -158,6 +161,11 @@ impl StepperBuilder<'_> {
             ));
         }
         self.refuse(world_size)?;
+        if comm.sums_outside() && (self.unused == Unused::Skip || self.uneven_inputs.is_some()) {
+            let wrong = "sums made outside the stepper bring no counts of ranks";
+            let remedy = "use Unused::Refuse or Unused::StepZero, and no uneven_inputs";
+            return Err(Error::config("unused", format!("{:?}", self.unused), wrong, remedy));
+        }
         let registered = std::mem::take(&mut self.registered);
         self.refuse_contradiction(&registered)?;
         let mut optimizers = Optimizers::new(self.layout, self.optimizer.as_deref(), registered)?;
@@ -218,6 +226,8 @@ impl StepperBuilder<'_> {
             optimizers,
             rates,
             loss_scale: constants.loss_scale,
+            unused: self.unused,
+            abandoned: 0,
             loaded: Loaded::default(),
             written: vec![false; plan.segments().len()].into(),
             plan,
@@ -246,7 +256,7 @@ impl StepperBuilder<'_> {
         };
         if tails.used {
             let wrong = "borrowed buckets cannot count the ranks that used a parameter";
-            return Err(Error::config("unused", "Skip", wrong, "use Unused::StepZero"));
+            return Err(Error::config("unused", "Skip", wrong, "use Unused::Refuse or Unused::StepZero"));
         }
         if tails.contributors {
             return Err(Error::config(

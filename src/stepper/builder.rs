@@ -178,8 +178,8 @@ impl<'a> StepperBuilder<'a> {
     }
 
     /// Lets the learning rate of a group ([`DEFAULT_GROUP`](crate::layout::DEFAULT_GROUP) if the layout names none)
-    /// follow a schedule, in the place of its optimizer's (a group has one; a parameter with an optimizer of its own
-    /// follows none): each pass begins with the rate of its step, which is how many passes were finished before it
+    /// follow a schedule, in the place of its optimizer's (a group has one; for any other optimizer there is
+    /// [`Stepper::set_lr_schedule`](crate::Stepper::set_lr_schedule)): each pass begins with the rate of its step, which is how many passes were finished before it
     /// ([`Stepper::schedule_step`](crate::Stepper::schedule_step)).
     ///
     /// ```

@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::layout::{Gradients, ParamId, Segment, SegmentAction};
 use crate::op::{Access, Memory, Span};
 use crate::stepper::state::attached::OptimizerId;
+use crate::stepper::state::options::Unused;
 use crate::stepper::stepper::Stepper;
 
 impl<D: Device> Stepper<D> {
@@ -53,17 +54,41 @@ impl<D: Device> Stepper<D> {
         Err(Error::order(format_args!("`{name}`"), wrong, "write it, or do not hand it over"))
     }
 
-    /// Refuses to close a pass in which a gradient was not asked for, where somebody else sums what was.
-    pub(super) fn refuse_unsummed(&mut self) -> Result<()> {
-        if !self.comm.sums_outside() {
-            return Ok(());
-        }
+    /// Refuses to close a pass in which a gradient was forgotten: where somebody else sums what is there, where the
+    /// stepper was told to refuse that, or where all of the caller's own buckets would be overwritten with zeros.
+    pub(super) fn refuse_forgotten(&mut self) -> Result<()> {
         let (schedule, written) = (&self.run.get_mut().schedule, self.written.get_mut());
         let is_missing = |param: &usize| !written[*param] && !schedule.is_frozen(*param);
-        let Some(param) = (0..written.len()).find(is_missing) else { return Ok(()) };
-        let name = &self.layout.parameters()[param].name;
-        let wrong = "its gradient was not written, but is summed outside the stepper";
-        Err(Error::order(format_args!("`{name}`"), wrong, "write it, or freeze the parameter"))
+        let (parameters, plan) = (self.layout.parameters(), &self.plan);
+        let named = |param: usize| format!("`{}`", parameters[param].name);
+        if self.comm.sums_outside()
+            && let Some(param) = (0..written.len()).find(is_missing)
+        {
+            let wrong = "its gradient was not written, but is summed outside the stepper";
+            return Err(Error::order(named(param), wrong, "write it, or freeze the parameter"));
+        }
+        let takes_part = |param: &usize| {
+            let segment = plan.segment_of(*param);
+            segment.len > 0 && segment.action != SegmentAction::Leave && !schedule.is_frozen(*param)
+        };
+        if self.unused == Unused::Refuse
+            && let Some(param) = (0..written.len()).filter(takes_part).find(is_missing)
+        {
+            let wrong = "its gradient was not written in this pass";
+            let remedy = "write it, freeze the parameter, or build with another Unused";
+            return Err(Error::order(named(param), wrong, remedy));
+        }
+        let mut parts = (0..written.len()).filter(takes_part);
+        if plan.is_foreign() && parts.clone().next().is_some() && parts.all(|param| is_missing(&param)) {
+            let wrong =
+                "no gradient of the borrowed buckets was asked for, so all would be overwritten with zeros";
+            return Err(Error::order(
+                "pass",
+                wrong,
+                "ask for each gradient before you write it, or abandon the pass",
+            ));
+        }
+        Ok(())
     }
 
     pub(super) fn settle_between_passes(&self) -> Result<()> {
@@ -74,6 +99,11 @@ impl<D: Device> Stepper<D> {
     pub(super) fn settle_control(&self) -> Result<()> {
         self.refuse_open_pass()?;
         self.run.borrow_mut().touch_control()
+    }
+
+    /// Refuses to go on after a failure, with what is left to be read.
+    pub(super) fn refuse_rescued(&self) -> Result<()> {
+        self.run.borrow().refuse_rescued()
     }
 
     pub(super) fn refuse_open_pass(&self) -> Result<()> {

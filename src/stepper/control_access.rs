@@ -108,6 +108,6 @@ impl<D: Device> Stepper<D> {
         run.note(Access { span: Span::CONTROL, writes: false });
         // SAFETY: as in `read_progress`.
         let control = unsafe { run.device.read_control()? };
-        Ok(Status::new(&status_of(&control)))
+        Ok(Status::new(&status_of(&control), self.abandoned))
     }
 }

@@ -18,7 +18,6 @@ use crate::stepper::build::Blueprint;
 use crate::stepper::builder::StepperBuilder;
 use crate::stepper::pass::Pass;
 use crate::stepper::state::borrowed::{Borrowed, refuse_other_places};
-use crate::stepper::state::options::Unused;
 use crate::stepper::stepper::Stepper;
 
 impl StepperBuilder<'_> {
@@ -107,11 +106,6 @@ impl StepperBuilder<'_> {
             let thing = format_args!("gradients in {place}");
             let remedy = "use Nccl or External of the same device, Solo, or a collective of your own";
             return Err(Error::unsupported(thing, "this collective cannot reach them", remedy));
-        }
-        if comm.sums_outside() && (self.unused == Unused::Skip || self.uneven_inputs.is_some()) {
-            let wrong = "sums made outside the stepper bring no counts of ranks";
-            let remedy = "use Unused::StepZero and no uneven_inputs";
-            return Err(Error::config("unused", format!("{:?}", self.unused), wrong, remedy));
         }
         if self.isa.is_some() {
             return Err(Error::config("isa", "set", "chooses CPU kernels", "leave it out on a GPU"));

@@ -64,7 +64,7 @@ impl Stepper<CudaDevice> {
         run.schedule.synchronize();
         run.settle()?;
         run.device.begin_capture()?;
-        let (pass, step) = (run.schedule.pass(), self.rates.step);
+        let (pass, step, abandoned) = (run.schedule.pass(), self.rates.step, self.abandoned);
         run.schedule.fork();
         run.submit();
         // Caught, since the trainer's stream would be captured for ever.
@@ -82,7 +82,7 @@ impl Stepper<CudaDevice> {
         // None of it has run; positions inside it mean nothing outside.
         run.forgive();
         run.schedule.set_pass(pass);
-        self.rates.step = step;
+        (self.rates.step, self.abandoned) = (step, abandoned);
         run.schedule.fork();
         run.submit();
         // A failure in a capture has poisoned nothing, although the trainer was told so.

@@ -1,4 +1,4 @@
-//! Learning rates: set per group or optimizer, multiplied per parameter, or following a schedule.
+//! Learning rates and other hyperparameters: set between passes, multiplied per parameter, or following a schedule.
 //!
 //! Every change goes through the settings, which the next Begin reads, so nothing is rebuilt and a captured graph stays
 //! valid. Ranks agree on all of it.
@@ -6,47 +6,96 @@
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::layout::ParamId;
-use crate::stepper::state::attached::OptimizerId;
+use crate::optim::{LrSchedule, Value};
+use crate::stepper::state::attached::OptimizerKey;
 use crate::stepper::stepper::Stepper;
 
 impl<D: Device> Stepper<D> {
-    /// Sets the learning rate of a group ([`DEFAULT_GROUP`](crate::layout::DEFAULT_GROUP) if the layout names none)
-    /// from the next pass on. Ranks must set the same: if they differ, the next pass's first collective is a
-    /// `Mismatch`, if the [collective](crate::Collective) compares every call, as in-process ranks do and
-    /// [`Nccl`](crate::cuda::Nccl) with its ledger; where none does, parameters drift apart.
+    /// Sets the learning rate of a group's optimizer ([`DEFAULT_GROUP`](crate::layout::DEFAULT_GROUP) if the layout
+    /// names none), or of any of the [`optimizers`](Self::optimizers), from the next pass on. Ranks must set the same:
+    /// if they differ, the next pass's first collective is a `Mismatch`, if the [collective](crate::Collective)
+    /// compares every call, as in-process ranks do and [`Nccl`](crate::cuda::Nccl) with its ledger; where none does,
+    /// parameters drift apart. Hyperparameters are not saved with a run.
     ///
     /// # Ordering
     /// Waits for the last pass to have begun on the optim stream, not for its steps; after an abandoned pass, for all
     /// of its ops in flight.
     ///
     /// # Errors
-    /// `Config` if there is no such group, it [follows a schedule](crate::StepperBuilder::lr_schedule), or the
-    /// optimizer refuses the rate, which changes nothing; `Order` inside a pass, `Poisoned` after a failure.
-    pub fn set_lr(&mut self, group: &str, lr: f64) -> Result<()> {
+    /// `Config` if there is no such optimizer, the group has several, the optimizer follows a schedule or refuses the
+    /// rate, which changes nothing; `Order` inside a pass, `Poisoned` after a failure.
+    pub fn set_lr<'k>(&mut self, optimizer: impl Into<OptimizerKey<'k>>, lr: f64) -> Result<()> {
         self.refuse_open_pass()?;
-        self.rates.refuse_scheduled(group)?;
+        let id = self.optimizers.find(optimizer.into())?;
+        self.rates.refuse_scheduled(id)?;
         self.run.get_mut().touch_settings()?;
-        let (index, hyper) = self.optimizers.set_lr(group, lr)?;
+        let hyper = self.optimizers.set_lr(id, lr)?;
         self.agreement.forget();
-        self.write_hyper(index, hyper);
+        self.write_hyper(id.0 as usize, hyper);
         Ok(())
     }
 
-    /// Sets the learning rate of one of the [`optimizers`](Self::optimizers), as [`set_lr`](Self::set_lr) does a
-    /// group's.
+    /// Sets any hyperparameters of an optimizer from the next pass on, all of them or none. They are named as the
+    /// fields of its type, as in `torch.optim`, and checked together, so two that depend on each other change in one
+    /// call. Names, ordering and agreement between ranks are as for [`set_lr`](Self::set_lr).
     ///
-    /// # Ordering
-    /// Ordering as for [`set_lr`](Self::set_lr).
+    /// ```
+    /// # use instep::layout::DEFAULT_GROUP;
+    /// # use instep::{Error, Layout, Sgd, Solo, Stepper};
+    /// # let layout = Layout::builder().param("w", 1).build()?;
+    /// # let w = layout.id("w")?;
+    /// let sgd = Sgd { lr: 1.0, momentum: 0.5, ..Sgd::default() };
+    /// let mut stepper = Stepper::host(&layout, sgd, Solo::default())?;
+    /// for momentum in [0.5, 0.25, 0.125] {
+    ///     stepper.set_hyper(DEFAULT_GROUP, &[("momentum", momentum.into()), ("nesterov", true.into())])?;
+    ///     let mut pass = stepper.begin()?;
+    ///     pass.write_grad(w, &[1.0])?;
+    ///     pass.finish()?;
+    /// }
+    /// assert!(stepper.set_hyper(DEFAULT_GROUP, &[("momentum", 0.0.into())]).is_err()); // nesterov needs momentum
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// A change may need no state that the stepper does not keep: SGD without momentum keeps no buffer, so momentum
+    /// cannot be switched on unless another SGD in the same round has one. A state that comes into use starts from what
+    /// is stored, which is zeros if it was never used.
     ///
     /// # Errors
-    /// Errors as for [`set_lr`](Self::set_lr).
-    pub fn set_lr_of(&mut self, id: OptimizerId, lr: f64) -> Result<()> {
+    /// Errors as for [`set_lr`](Self::set_lr); `Unsupported` if the optimizer has no hyperparameter of that name and
+    /// kind; `Config` if values are out of range or exclude each other, or states would be missing. Nothing is changed
+    /// then.
+    pub fn set_hyper<'k>(
+        &mut self,
+        optimizer: impl Into<OptimizerKey<'k>>,
+        changes: &[(&str, Value)],
+    ) -> Result<()> {
         self.refuse_open_pass()?;
+        let id = self.optimizers.find(optimizer.into())?;
+        if changes.iter().any(|(name, _)| *name == "lr") {
+            self.rates.refuse_scheduled(id)?;
+        }
         self.run.get_mut().touch_settings()?;
-        let (index, hyper) = self.optimizers.set_lr_of(id, lr)?;
+        let hyper = self.optimizers.set_hyper(id, changes, self.plan.storage())?;
         self.agreement.forget();
-        self.write_hyper(index, hyper);
+        self.write_hyper(id.0 as usize, hyper);
         Ok(())
+    }
+
+    /// Lets the learning rate of any optimizer follow a schedule from the next pass on, in the place of the one that it
+    /// follows; `None` leaves the rate where it is, to be set by hand. Steps count as for
+    /// [`StepperBuilder::lr_schedule`](crate::StepperBuilder::lr_schedule).
+    ///
+    /// # Errors
+    /// `Config` if there is no such optimizer, its group has several, or the schedule's own numbers are out of range;
+    /// `Order` inside a pass.
+    pub fn set_lr_schedule<'k>(
+        &mut self,
+        optimizer: impl Into<OptimizerKey<'k>>,
+        schedule: Option<LrSchedule>,
+    ) -> Result<()> {
+        self.refuse_open_pass()?;
+        let id = self.optimizers.find(optimizer.into())?;
+        self.rates.set(id, schedule)
     }
 
     /// Multiplies the learning rate of every optimizer of a parameter, from the next pass on: what
@@ -116,23 +165,24 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Gives every scheduled group the rate of the pass to come, where it differs from the last one.
+    /// Gives every scheduled optimizer the rate of the pass to come, where it differs from the last one.
     pub(super) fn follow_schedules(&mut self) -> Result<()> {
         if self.rates.schedules.is_empty() {
             return Ok(());
         }
         self.refuse_open_pass()?;
         for k in 0..self.rates.schedules.len() {
-            let (group, schedule) = &self.rates.schedules[k];
+            let (id, schedule) = &self.rates.schedules[k];
+            let id = *id;
             // A rate that f32 rounds to zero is set to zero: a decay must not end in an error.
             let lr = Some(schedule.lr_at(self.rates.step)).filter(|lr| *lr as f32 != 0.0).unwrap_or(0.0);
-            if self.optimizers.lr(group).is_some_and(|now| now.to_bits() == lr.to_bits()) {
+            if self.optimizers.lr(id).to_bits() == lr.to_bits() {
                 continue;
             }
             self.run.get_mut().touch_settings()?;
-            let (index, hyper) = self.optimizers.set_lr(group, lr)?;
+            let hyper = self.optimizers.set_lr(id, lr)?;
             self.agreement.forget();
-            self.write_hyper(index, hyper);
+            self.write_hyper(id.0 as usize, hyper);
         }
         Ok(())
     }

@@ -19,6 +19,7 @@ mod learning_rates;
 mod listing;
 mod pass;
 mod rebuild;
+mod rescue;
 mod scaling;
 mod state;
 #[allow(clippy::module_inception)] // The folder is the part, the file its main type.
@@ -28,7 +29,7 @@ mod views;
 
 pub use builder::StepperBuilder;
 pub use pass::Pass;
-pub use state::attached::{Attached, OptimizerId};
+pub use state::attached::{Attached, OptimizerId, OptimizerKey};
 pub use state::borrowed::Borrowed;
 pub use state::options::{Divisor, Unused};
 pub use state::run::Recording;

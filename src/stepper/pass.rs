@@ -183,6 +183,7 @@ impl<D: Device> Stepper<D> {
 
     /// Opens a pass with what this stepper knows of it.
     pub(super) fn open(&mut self, opening: Opening) -> Result<()> {
+        self.refuse_rescued()?;
         self.follow_schedules()?;
         self.flush_settings()?;
         let agreement = self.agreed_number();
@@ -296,18 +297,19 @@ impl<'a, D: Device> Pass<'a, D> {
         Ok(())
     }
 
-    /// Closes the pass. A gradient that was written is handed over now if it was not before; a parameter without one
-    /// contributes nothing, see [`Unused`](crate::Unused).
+    /// Closes the pass. A gradient that was written is handed over now if it was not before. A parameter without one
+    /// is treated as [`Unused`](crate::Unused) says.
     ///
     /// # Ordering
     /// Returns at once; the next access waits as far as it must. On a GPU, in Sequential and Eager, the trainer's
     /// stream waits for all steps, so that raw addresses are safe to use afterwards.
     ///
     /// # Errors
-    /// `Order` if micro-batches are still to come, or a gradient that is summed outside the stepper was not written. The
-    /// pass is abandoned then. Failures of queued ops come with the next access.
+    /// `Order` if micro-batches are still to come; or if a gradient was not written that
+    /// [`Unused::Refuse`](crate::Unused) asks for or that is summed outside the stepper, or on borrowed memory none at
+    /// all. The pass is abandoned then. Failures of queued ops come with the next access.
     pub fn finish(mut self) -> Result<()> {
-        self.stepper.refuse_unsummed()?;
+        self.stepper.refuse_forgotten()?;
         for param in 0..self.stepper.layout.parameters().len() {
             self.stepper.note_hand_over(param);
         }
@@ -337,8 +339,9 @@ impl<'a, D: Device> Pass<'a, D> {
     ///
     /// # Ordering
     /// Returns at once, but for a pass that broadcasts parameters: there it waits for them. Sequential and Normed have
-    /// changed no parameter; in Eager the buckets named in the result stay stepped. Ranks go on together only if all of
-    /// them abandon after the same bucket; if not, their next collective is a `Mismatch`.
+    /// changed no parameter; in Eager the buckets named in the result stay stepped. Dropping a pass does the same.
+    /// [`Status::abandoned`](crate::Status) counts both. Schedules do not advance. Ranks go on together only if all of
+    /// them abandon after the same bucket; if not, their next collective is a `LeftPass` or a `Mismatch`.
     ///
     /// # Errors
     /// Always `Ok` today.

@@ -62,6 +62,7 @@ impl<D: Device> Stepper<D> {
     /// rank that goes on with them alone is a `Mismatch` at the next collective, where ranks [compare](Self::set_lr).
     pub fn rebuild_buckets(&mut self) -> Result<bool> {
         self.refuse_open_pass()?;
+        self.refuse_rescued()?;
         if self.plan.is_foreign() || self.comm.sums_outside() {
             let remedy = "add them in the order in which gradients become ready";
             return Err(Error::unsupported(
@@ -116,6 +117,7 @@ impl<D: Device> Stepper<D> {
         optimizer: impl Optimizer + 'static,
     ) -> Result<OptimizerId> {
         self.refuse_open_pass()?;
+        self.refuse_rescued()?;
         if self.plan.is_foreign() {
             let wrong = "cannot be added later to tensors that the caller owns";
             return Err(Error::unsupported(

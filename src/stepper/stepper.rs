@@ -20,6 +20,7 @@ use crate::schedule::{Mode, Policy};
 use crate::stepper::state::agreement::{Agreement, Changing};
 use crate::stepper::state::loaded::Loaded;
 use crate::stepper::state::optimizers::{Assigned, Hyperparameters, Optimizers};
+use crate::stepper::state::options::Unused;
 use crate::stepper::state::rates::Rates;
 use crate::stepper::state::run::{Recording, Run};
 
@@ -45,6 +46,9 @@ pub struct Stepper<D: Device = HostDevice> {
     pub(super) settings_changed: bool,
     /// Constant, unless the policy says otherwise.
     pub(super) loss_scale: f64,
+    pub(super) unused: Unused,
+    /// Passes that were given up.
+    pub(super) abandoned: u64,
     pub(super) loaded: Loaded,
     pub(super) agreement: Agreement,
     pub(super) comm: Arc<dyn Collective>,
@@ -113,6 +117,7 @@ impl<D: Device> Stepper<D> {
         let run = self.run.get_mut();
         let stepped_buckets = 0..run.schedule.abandon()?;
         run.submit();
+        self.abandoned += 1;
         Ok(Abandoned { stepped_buckets })
     }
 
@@ -131,7 +136,7 @@ impl<D: Device> Stepper<D> {
             Err(Error::order("stepper", "closed while a pass was open", "finish or abandon the pass first"))
         } else {
             run.schedule.synchronize();
-            run.settle()
+            run.settle().and(run.refuse_rescued())
         };
         outcome.and(run.device.end())
     }

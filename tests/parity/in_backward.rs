@@ -152,7 +152,7 @@ fn aob_3_an_attached_optimizer_is_listed_and_steps_nothing() -> Result<()> {
         let first = attached.optimizers_of(all[0])?;
         assert_eq!(listed, [(first[0], None, false), (first[1], None, false)], "as they were attached");
         // A rate of an optimizer that nothing runs is kept for whoever runs it.
-        attached.set_lr_of(first[1], 0.7)?;
+        attached.set_lr(first[1], 0.7)?;
         let sgd = attached.optimizers().nth(1).unwrap().optimizer as &dyn Any;
         assert_eq!(sgd.downcast_ref::<Sgd>().unwrap().lr, 0.7);
     }

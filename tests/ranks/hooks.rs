@@ -3,12 +3,12 @@
 //! The reference is the same training without a hook, or a rank that is fed the sums. A hook's own arithmetic depends
 //! on the bucket and the pass alone.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
 use instep::overlap::{Compressed, GradBucket, Hooked};
 use instep::{
-    Collective, Divisor, Error, InProcess, Layout, Mode, Result, SegmentAction, Sgd, Solo, Stepper,
+    Collective, Divisor, Error, InProcess, Layout, Mode, Result, SegmentAction, Sgd, Solo, Stepper, Unused,
     in_process,
 };
 
@@ -205,7 +205,9 @@ fn a_hook_sees_each_bucket_in_order_on_the_reduce_streams_thread() {
         log.lock().unwrap().push((bucket.pass(), bucket.index(), bucket.is_last(), params, thread));
         Ok(())
     };
-    let options = Options { cap: Some(2000), mode: Mode::Eager, ..Options::default() };
+    // Nobody sums counts here.
+    let unused = Unused::Refuse;
+    let options = Options { cap: Some(2000), mode: Mode::Eager, unused, ..Options::default() };
     let mut stepper = options.stepper(&layout, few_optimizers()[0], Hooked::new(Solo::new(2), hook)).unwrap();
     for step in 1..=2 {
         pass(&mut stepper, &options, |param, values| {
@@ -389,4 +391,80 @@ fn a_pass_has_a_last_bucket_beside_parameters_that_are_each_ranks_own() {
     stepper.begin().unwrap().finish().unwrap();
     stepper.params().unwrap();
     assert_eq!(*seen.lock().unwrap(), [false, true]);
+}
+
+/// A sum over ranks that no communicator of a stepper makes, as a framework's own.
+struct Elsewhere {
+    total: Mutex<Vec<f32>>,
+    met: Barrier,
+}
+
+impl Elsewhere {
+    fn all_reduce(&self, values: &mut [f32]) {
+        let mut total = self.total.lock().unwrap();
+        total.resize(values.len(), 0.0);
+        total.iter_mut().zip(&*values).for_each(|(total, value)| *total += value);
+        drop(total);
+        self.met.wait();
+        values.copy_from_slice(&self.total.lock().unwrap());
+        if self.met.wait().is_leader() {
+            self.total.lock().unwrap().clear();
+        }
+        self.met.wait();
+    }
+}
+
+#[test]
+fn ranks_whose_counts_nobody_sums_are_told_instead_of_skipping_different_parameters() {
+    let layout = layout(&[300, 17]);
+    let outcomes = |unused: Unused, uneven: Option<Divisor>| -> Vec<Result<Outcome>> {
+        let elsewhere = Elsewhere { total: Mutex::default(), met: Barrier::new(2) };
+        let elsewhere = Arc::new(elsewhere);
+        let run = |rank: usize| {
+            let sums = Arc::clone(&elsewhere);
+            let hook = move |bucket: &mut GradBucket<'_>| {
+                sums.all_reduce(bucket.values_mut());
+                Ok(())
+            };
+            let options = Options { unused, uneven, ..Options::default() };
+            let mut stepper =
+                options.stepper(&layout, few_optimizers()[1], Hooked::new(Solo::new(2), hook))?;
+            paint_params(&mut stepper);
+            // Only one of the ranks uses the second parameter.
+            pass(&mut stepper, &options, |param, values| {
+                values.fill(1.0);
+                param != rank
+            })?;
+            Outcome::of(&stepper)
+        };
+        std::thread::scope(|scope| {
+            let run = &run;
+            let ranks = [0, 1].map(|rank| scope.spawn(move || run(rank)));
+            ranks.map(|rank| rank.join().unwrap()).into()
+        })
+    };
+    for (unused, uneven) in [(Unused::Skip, None), (Unused::StepZero, Some(Divisor::ContributingRanks))] {
+        for outcome in outcomes(unused, uneven) {
+            let error = outcome.unwrap_err();
+            assert!(matches!(error.cause(), Error::Unsupported(_)), "{unused:?}: {error}");
+        }
+    }
+    let equal: Vec<Outcome> = outcomes(Unused::StepZero, None).into_iter().collect::<Result<_>>().unwrap();
+    equal[0].assert_same(&equal[1], "without counts");
+}
+
+#[test]
+fn a_hook_that_says_it_left_means_has_the_bits_of_sums() {
+    let options = Options { cap: Some(4096), ..Options::default() };
+    let means = |bucket: &mut GradBucket<'_>| {
+        bucket.all_reduce()?;
+        // A quarter is exact, and so is its inverse.
+        bucket.values_mut().iter_mut().for_each(|sum| *sum *= 0.25);
+        bucket.means_to_sums();
+        Ok(())
+    };
+    let optim = few_optimizers()[2];
+    let plain = train(&subset(), 4, 5, &options, optim, Ok);
+    let hooked = train(&subset(), 4, 5, &options, optim, |comm| Ok(Hooked::new(comm, means)));
+    assert_all_same(&hooked, &plain, "means");
 }

@@ -10,5 +10,6 @@ pub(crate) mod hooks;
 pub(crate) mod loaded;
 mod local;
 pub(crate) mod multirank;
+mod rescue;
 pub(crate) mod splits;
 pub(crate) mod uneven;

@@ -186,7 +186,7 @@ fn ranks_whose_gradients_lie_in_different_places_are_told() {
         let mut tensors = Tensors::new(&layout, comm.rank() as usize);
         let options = Options::default();
         let mut stepper = borrowing(&layout, few_optimizers()[0], &options, &mut tensors, comm);
-        stepper.begin()?.finish()?;
+        support::pass(&mut stepper, &options, |param, values| gradient(0, param, values))?;
         stepper.close()
     });
     assert!(matches!(outcome.unwrap_err().cause(), Error::Mismatch { .. }));

@@ -178,7 +178,7 @@ fn a_second_optimizer_steps_after_the_first_with_states_of_its_own() {
         }
         let rates: Vec<_> = both.optimizers().map(|attached| attached.id).collect();
         assert!(matches!(both.set_lr(DEFAULT_GROUP, 1.0), Err(Error::Config { field: "group", .. })));
-        both.set_lr_of(rates[1], 0.0).unwrap();
+        both.set_lr(rates[1], 0.0).unwrap();
         let changed = both.optimizers().nth(1).unwrap().optimizer as &dyn Any;
         assert_eq!(changed.downcast_ref::<Sgd>().unwrap().lr, 0.0);
     }
@@ -215,7 +215,7 @@ impl StepParam for Descent {
         assert_eq!(step.states.len(), 1);
         assert_eq!(f64::from(step.states[0].first().copied().unwrap_or(0.0)) + 1.0, step.step as f64);
         let lr = step.lr as f32;
-        descend(step.param, step.grad, step.states[0], lr, step.multiplier);
+        descend(step.param, step.grad_sum, step.states[0], lr, step.multiplier);
         Ok(())
     }
 
@@ -227,7 +227,7 @@ impl StepParam for Descent {
             let scalars = pointer(step.scalars).cast::<InstepCustomScalars>().read();
             if scalars.action == INSTEP_ACTION_STEP {
                 let at = |address| std::slice::from_raw_parts_mut(pointer(address).cast::<f32>(), len);
-                let (param, grad, count) = (at(step.param), at(step.grad), at(step.states[0]));
+                let (param, grad, count) = (at(step.param), at(step.grad_sum), at(step.states[0]));
                 descend(param, grad, count, scalars.lr as f32, scalars.multiplier);
             }
         }

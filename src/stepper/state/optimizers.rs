@@ -8,7 +8,6 @@ use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
-use crate::abi::InstepHyper;
 use crate::error::{Error, Result, one_of};
 use crate::launch::Assignment;
 use crate::layout::{Layout, Moments, ParamId, Plan, Precision, Storage};
@@ -39,22 +38,22 @@ pub(crate) enum Target {
 #[derive(Clone)]
 pub(crate) struct Optimizers {
     /// In the settings' order: the layout's groups first.
-    entries: Vec<Entry>,
+    pub(super) entries: Vec<Entry>,
     /// The entries of each group that has any.
-    by_group: BTreeMap<Arc<str>, Vec<u32>>,
+    pub(super) by_group: BTreeMap<Arc<str>, Vec<u32>>,
     /// Per parameter.
-    lists: Vec<Vec<u32>>,
+    pub(super) lists: Vec<Vec<u32>>,
     /// Parameters with entries that step nothing, in order.
     attached: Vec<(usize, u32)>,
     /// The factor in a parameter's rates, unless it is 1.
-    lr_multipliers: BTreeMap<usize, f64>,
+    pub(super) lr_multipliers: BTreeMap<usize, f64>,
     /// Per round, names of the states that each kernel keeps in it: of the optimizer that keeps most.
     names: Vec<Vec<(u32, &'static [&'static str])>>,
 }
 
-struct Entry {
+pub(super) struct Entry {
     group: Option<Arc<str>>,
-    optimizer: Box<dyn Optimizer>,
+    pub(super) optimizer: Box<dyn Optimizer>,
     steps: bool,
 }
 
@@ -171,35 +170,8 @@ impl Optimizers {
 
     /// Refuses element types and options that an optimizer which steps anything does not take.
     pub(crate) fn refuse_storage(&self, storage: &Storage) -> Result<()> {
-        let precision = storage.precision;
-        for index in self.lists.iter().flatten() {
-            let optimizer = &self.entries[*index as usize].optimizer;
-            if let Some(rule) = optimizer.as_rule().custom().filter(|_| precision != Precision::F32) {
-                let thing = format_args!("optimizer `{}`", rule.name());
-                let remedy = "use Precision::F32 or an optimizer of this crate";
-                return Err(Error::unsupported(thing, "custom code steps only f32 tensors", remedy));
-            }
-            let asks_for = storage.copy.map(|_| "copies").or(storage.ema.then_some("moving averages"));
-            if let (Some(rule), Some(what)) = (optimizer.as_rule().custom(), asks_for) {
-                let thing = format_args!("optimizer `{}`", rule.name());
-                let wrong = format_args!("custom code writes no {what} of parameters");
-                return Err(Error::unsupported(
-                    thing,
-                    wrong,
-                    "leave them out or use an optimizer of this crate",
-                ));
-            }
-            let of_floats =
-                optimizer.as_rule().needs_f32_states().filter(|_| precision.moments != Moments::F32);
-            let tiny = optimizer.as_rule().eps().filter(|eps| *eps < SMALLEST_EPS_OF_CODES);
-            let of_codes = optimizer.as_rule().needs_floats().or(tiny.map(|_| TOO_SMALL_FOR_CODES));
-            let of_codes = of_codes.filter(|_| precision.moments == Moments::EightBit);
-            if let Some(wrong) = of_floats.or(of_codes) {
-                let remedy = "use Moments::F32";
-                return Err(Error::config("moments", format!("{:?}", precision.moments), wrong, remedy));
-            }
-        }
-        Ok(())
+        let stepping = self.lists.iter().flatten();
+        stepping.into_iter().try_for_each(|k| refuse_storage(&*self.entries[*k as usize].optimizer, storage))
     }
 
     /// Takes parameters that nothing is to step out of all lists, and their states with them.
@@ -338,6 +310,16 @@ impl Optimizers {
         })
     }
 
+    /// The factor in the rates of a parameter's optimizers.
+    pub(crate) fn lr_multiplier(&self, param: usize) -> f64 {
+        self.lr_multipliers.get(&param).copied().unwrap_or(1.0)
+    }
+
+    /// Returns how many states a kernel keeps in a round.
+    pub(super) fn states_of(&self, round: usize, kernel: u32) -> usize {
+        self.names[round].iter().find(|(known, _)| *known == kernel).map_or(0, |(_, names)| names.len())
+    }
+
     /// Names of the states that a parameter's own optimizers have a use for.
     pub(crate) fn kept(&self, param: usize) -> impl Iterator<Item = String> + '_ {
         self.states(param).filter_map(move |(name, round, k)| {
@@ -349,72 +331,6 @@ impl Optimizers {
     /// Returns the number of optimizers of a group.
     pub(crate) fn of_group(&self, group: &str) -> usize {
         self.by_group.get(group).map_or(0, Vec::len)
-    }
-
-    /// The learning rate of a group's optimizer.
-    pub(crate) fn lr(&mut self, group: &str) -> Option<f64> {
-        let first = *self.by_group.get(group)?.first()?;
-        Some(*self.entries[first as usize].optimizer.as_rule_mut().lr_mut())
-    }
-
-    /// Sets the learning rate of a group that has one optimizer.
-    pub(crate) fn set_lr(&mut self, group: &str, lr: f64) -> Result<(usize, InstepHyper)> {
-        match self.by_group.get(group).map(Vec::as_slice) {
-            None | Some([]) => {
-                let remedy = format!("use {}", one_of(group, self.by_group.keys().map(|name| &**name)));
-                Err(Error::config("group", group, "no group of this name has an optimizer", remedy))
-            }
-            Some([index]) => self.set_lr_of(OptimizerId(*index), lr),
-            Some(_) => {
-                Err(Error::config("group", group, "has several optimizers", "name one with set_lr_of"))
-            }
-        }
-    }
-
-    /// Sets an optimizer's learning rate and returns its place in the settings and its new hyperparameters.
-    pub(crate) fn set_lr_of(&mut self, id: OptimizerId, lr: f64) -> Result<(usize, InstepHyper)> {
-        let index = id.0 as usize;
-        let Some(entry) = self.entries.get_mut(index) else {
-            return Err(Error::config(
-                "optimizer",
-                index,
-                "not an optimizer of this stepper",
-                "use one of Stepper::optimizers",
-            ));
-        };
-        let before = std::mem::replace(entry.optimizer.as_rule_mut().lr_mut(), lr);
-        let optimizer = &*entry.optimizer;
-        let check_multiplied = |(param, multiplier): (&usize, &f64)| {
-            let is_multiplied = self.lists[*param].contains(&id.0);
-            if is_multiplied { check_rate(optimizer, *multiplier) } else { Ok(()) }
-        };
-        // The rate first: a NaN is to be named as what it is.
-        let hyper = optimizer.as_rule().hyper();
-        let checked = hyper.and_then(|hyper| {
-            self.lr_multipliers.iter().try_for_each(check_multiplied)?;
-            Ok((index, hyper))
-        });
-        if checked.is_err() {
-            *entry.optimizer.as_rule_mut().lr_mut() = before;
-        }
-        checked
-    }
-
-    pub(crate) fn lr_multiplier(&self, param: usize) -> f64 {
-        self.lr_multipliers.get(&param).copied().unwrap_or(1.0)
-    }
-
-    /// Sets what a parameter's rates are multiplied by.
-    pub(crate) fn set_lr_multiplier(&mut self, param: usize, multiplier: f64) -> Result<()> {
-        for index in &self.lists[param] {
-            check_rate(&*self.entries[*index as usize].optimizer, multiplier)?;
-        }
-        if multiplier == 1.0 {
-            self.lr_multipliers.remove(&param);
-        } else {
-            self.lr_multipliers.insert(param, multiplier);
-        }
-        Ok(())
     }
 }
 
@@ -433,13 +349,38 @@ pub(crate) fn places(layout: &Layout, params: &[ParamId]) -> Result<Vec<usize>> 
     params.iter().map(place).collect()
 }
 
+/// Refuses element types and options that this optimizer does not take.
+pub(super) fn refuse_storage(optimizer: &dyn Optimizer, storage: &Storage) -> Result<()> {
+    let precision = storage.precision;
+    if let Some(rule) = optimizer.as_rule().custom().filter(|_| precision != Precision::F32) {
+        let thing = format_args!("optimizer `{}`", rule.name());
+        let remedy = "use Precision::F32 or an optimizer of this crate";
+        return Err(Error::unsupported(thing, "custom code steps only f32 tensors", remedy));
+    }
+    let asks_for = storage.copy.map(|_| "copies").or(storage.ema.then_some("moving averages"));
+    if let (Some(rule), Some(what)) = (optimizer.as_rule().custom(), asks_for) {
+        let thing = format_args!("optimizer `{}`", rule.name());
+        let wrong = format_args!("custom code writes no {what} of parameters");
+        return Err(Error::unsupported(thing, wrong, "leave them out or use an optimizer of this crate"));
+    }
+    let of_floats = optimizer.as_rule().needs_f32_states().filter(|_| precision.moments != Moments::F32);
+    let tiny = optimizer.as_rule().eps().filter(|eps| *eps < SMALLEST_EPS_OF_CODES);
+    let of_codes = optimizer.as_rule().needs_floats().or(tiny.map(|_| TOO_SMALL_FOR_CODES));
+    let of_codes = of_codes.filter(|_| precision.moments == Moments::EightBit);
+    if let Some(wrong) = of_floats.or(of_codes) {
+        let remedy = "use Moments::F32";
+        return Err(Error::config("moments", format!("{:?}", precision.moments), wrong, remedy));
+    }
+    Ok(())
+}
+
 /// A block of second moments below 2^-90 is zero in codes (`kernels/numeric/codes.h`): their roots must not matter beside eps.
 const SMALLEST_EPS_OF_CODES: f64 = 1.0 / (1u64 << 45) as f64;
 const TOO_SMALL_FOR_CODES: &str =
     "8-bit codes lose second moments below 2^-90, so eps must be at least 2^-45";
 
 /// Whether an optimizer accepts its rate times this. As after a schedule, a rate that f32 rounds to zero is zero.
-fn check_rate(optimizer: &dyn Optimizer, multiplier: f64) -> Result<()> {
+pub(super) fn check_rate(optimizer: &dyn Optimizer, multiplier: f64) -> Result<()> {
     let mut multiplied = optimizer.as_rule().boxed();
     let lr = *multiplied.as_rule_mut().lr_mut();
     *multiplied.as_rule_mut().lr_mut() =

@@ -5,7 +5,7 @@
 //! pays at once, since that blocks no thread. Every op and every touch is recorded before it happens.
 
 use crate::device::Device;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::hazard::Traced;
 use crate::op::{Access, Action, Op, STREAMS, Stream, Ticket};
 use crate::schedule::Schedule;
@@ -19,6 +19,8 @@ pub(crate) struct Run<D> {
     /// Ops on their way to the device; kept, so that a steady state allocates nothing.
     batch: Vec<Op>,
     recording: Option<Recording>,
+    /// The failure after which the device has ended, so that memory can be read.
+    rescued: Option<Error>,
 }
 
 /// Waits of the compute stream that have been written and not been honoured.
@@ -81,11 +83,15 @@ impl Recording {
 impl<D: Device> Run<D> {
     pub(crate) fn new(schedule: Schedule, device: D, record: bool) -> Self {
         let recording = record.then(Recording::default);
-        Run { schedule, device, debt: Debt::default(), batch: Vec::new(), recording }
+        Run { schedule, device, debt: Debt::default(), batch: Vec::new(), recording, rescued: None }
     }
 
     /// Hands what the schedule has written to the device.
     pub(crate) fn submit(&mut self) {
+        if self.rescued.is_some() {
+            // Nothing runs any more, so there is nothing to wait for.
+            return self.schedule.drain().for_each(drop);
+        }
         for op in self.schedule.drain() {
             if let Some(recording) = &mut self.recording {
                 recording.list.push(Traced::Op(op));
@@ -169,7 +175,25 @@ impl<D: Device> Run<D> {
     /// Submits, then blocks until every wait of the compute stream has been honoured.
     pub(crate) fn settle(&mut self) -> Result<()> {
         self.submit();
+        if self.rescued.is_some() {
+            return Ok(());
+        }
         self.debt.pay(&mut self.device, &mut self.recording)
+    }
+
+    /// Ends a device that has failed, after which no op touches memory. Does nothing if there was no failure.
+    pub(crate) fn rescue(&mut self) {
+        self.schedule.synchronize();
+        if let Err(failure) = self.settle() {
+            // It reports the same failure, and waits for what still runs all the same.
+            let _ = self.device.end();
+            self.rescued = Some(failure);
+        }
+    }
+
+    /// Refuses to go on after a failure.
+    pub(crate) fn refuse_rescued(&self) -> Result<()> {
+        self.rescued.clone().map_or(Ok(()), Err)
     }
 
     /// Drops the waits that are still owed: positions in a failed capture mean nothing after it.
@@ -179,7 +203,7 @@ impl<D: Device> Run<D> {
 
     /// Notes that the trainer touches these bytes, after [`settle`](Self::settle).
     pub(crate) fn note(&mut self, access: Access) {
-        if let Some(recording) = &mut self.recording {
+        if let Some(recording) = self.recording.as_mut().filter(|_| self.rescued.is_none()) {
             recording.list.push(Traced::Trainer(access));
         }
     }

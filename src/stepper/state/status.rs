@@ -1,14 +1,17 @@
 //! The decisions of the device about one pass: norm, clip coefficient, loss scale, skipped or not.
 //!
-//! Read from what the kernels publish; nothing here is computed.
+//! Read from what the kernels publish, but for the abandoned passes, which the stepper counts; nothing is computed here.
 
 use crate::abi::{INSTEP_NO_BUCKET, InstepStatus};
 
 /// The device's decisions about the last pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Status {
-    /// Passes begun so far, this one included.
+    /// Passes begun so far, this one included, abandoned ones too.
     pub pass: u64,
+    /// Passes that this rank has [abandoned](crate::Pass::abandon) so far, dropped ones included. In Eager, their first
+    /// buckets may have been stepped; schedules did not advance.
+    pub abandoned: u64,
     /// Whether it changed nothing because of a non-finite gradient.
     pub skipped: bool,
     /// Norm of all averaged gradients, infinite or NaN if one of them is; `None` if neither mode nor option asked for
@@ -28,10 +31,11 @@ pub struct Status {
 }
 
 impl Status {
-    pub(crate) fn new(published: &InstepStatus) -> Status {
+    pub(crate) fn new(published: &InstepStatus, abandoned: u64) -> Status {
         let bucket = published.first_nonfinite_bucket;
         Status {
             pass: published.sequence,
+            abandoned,
             skipped: published.skipped != 0,
             norm: (published.decided != 0).then_some(published.norm),
             clip: published.clip,

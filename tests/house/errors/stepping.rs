@@ -52,6 +52,8 @@ fn passes(page: &mut Page) {
     page.refused(pass.grad_ready(id));
     drop(pass);
     let layout = one();
+    let refusing = Stepper::builder(&layout, Sgd::default()).unused(Unused::Refuse);
+    page.refused(refusing.host(Solo::default()).unwrap().begin().unwrap().finish());
     let releasing = Stepper::builder(&layout, Sgd::default()).gradients(Gradients::Release);
     if let Ok(trainer) = releasing.host(Solo::default()) {
         page.refused(trainer.grad(id));
@@ -72,6 +74,8 @@ fn between(page: &mut Page) {
     page.refused(trainer.set_lr("heads", 0.1));
     let nadam = trainer.optimizers_of(b).unwrap()[0];
     page.refused(trainer.step_count_of(w, nadam));
+    page.refused(trainer.set_hyper(nadam, &[("rho", 0.5.into())]));
+    page.refused(trainer.set_hyper("default", &[("momentum", 0.5.into())]));
     page.refused(trainer.set_lr_multiplier(w, -1.0));
     page.refused(trainer.set_lr_multiplier(w, 1e300));
     page.refused(trainer.set_schedule_step(1 << 63));
@@ -154,6 +158,7 @@ fn borrowed(page: &mut Page) {
     page.refused(trainer.rebuild_buckets());
     page.refused(trainer.add_optimizer_for(&[a], Sgd::default()));
     page.refused(trainer.plan().reordered(&layout, &[1, 0]));
+    page.refused(trainer.begin().unwrap().finish());
 }
 
 fn checkpoints(page: &mut Page) {

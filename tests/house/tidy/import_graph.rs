@@ -7,7 +7,7 @@ use super::{code_lines, files, name, read};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The files of `src/stepper/`, lowest first: a file imports only files of lower rows.
-const STEPPER: [&[&str]; 13] = [
+const STEPPER: [&[&str]; 14] = [
     &[
         "state/agreement",
         "state/attached",
@@ -18,12 +18,13 @@ const STEPPER: [&[&str]; 13] = [
         "state/status",
     ],
     &["state/optimizers"],
+    &["state/hypers"],
     &["state/rates"],
     &["stepper"],
     &["claims"],
     &["control_access", "stored"],
     &["views"],
-    &["access", "counts", "freezing", "learning_rates", "listing"],
+    &["access", "counts", "freezing", "learning_rates", "listing", "rescue"],
     &["pass"],
     &["copies", "graphs", "join", "rebuild", "scaling"],
     &["builder"],

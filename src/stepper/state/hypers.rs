@@ -1,0 +1,120 @@
+//! Hyperparameters of a stepper's optimizers, to find and to set between passes.
+//!
+//! A change is checked as a whole before it stands: ranges, relations between hyperparameters, multiplied rates, and
+//! the states that are there. It depends on the list of optimizers alone; the caller carries it to the settings.
+
+use crate::abi::InstepHyper;
+use crate::error::{Error, Result, one_of};
+use crate::layout::Storage;
+use crate::optim::{Optimizer, Value};
+use crate::stepper::state::attached::{OptimizerId, OptimizerKey};
+use crate::stepper::state::optimizers::{Optimizers, check_rate, refuse_storage};
+
+impl Optimizers {
+    /// Returns the optimizer of that number, or the only one of a group.
+    pub(crate) fn find(&self, key: OptimizerKey<'_>) -> Result<OptimizerId> {
+        let group = match key {
+            OptimizerKey::Id(id) if (id.0 as usize) < self.entries.len() => return Ok(id),
+            OptimizerKey::Id(id) => {
+                let remedy = "use one of Stepper::optimizers";
+                return Err(Error::config("optimizer", id.0, "not an optimizer of this stepper", remedy));
+            }
+            OptimizerKey::Group(group) => group,
+        };
+        match self.by_group.get(group).map(Vec::as_slice) {
+            Some([index]) => Ok(OptimizerId(*index)),
+            None | Some([]) => {
+                let remedy = format!("use {}", one_of(group, self.by_group.keys().map(|name| &**name)));
+                Err(Error::config("group", group, "no group of this name has an optimizer", remedy))
+            }
+            Some(_) => {
+                let remedy = "name one by its OptimizerId";
+                Err(Error::config("group", group, "has several optimizers", remedy))
+            }
+        }
+    }
+
+    /// The learning rate of an optimizer of this stepper.
+    pub(crate) fn lr(&mut self, id: OptimizerId) -> f64 {
+        *self.entries[id.0 as usize].optimizer.as_rule_mut().lr_mut()
+    }
+
+    /// Sets the learning rate of an optimizer of this stepper and returns its new hyperparameters. Allocates nothing
+    /// if no rate is multiplied.
+    pub(crate) fn set_lr(&mut self, id: OptimizerId, lr: f64) -> Result<InstepHyper> {
+        let before = std::mem::replace(self.entries[id.0 as usize].optimizer.as_rule_mut().lr_mut(), lr);
+        let checked = self.check(id);
+        if checked.is_err() {
+            *self.entries[id.0 as usize].optimizer.as_rule_mut().lr_mut() = before;
+        }
+        checked
+    }
+
+    /// Sets hyperparameters of an optimizer of this stepper, all or none, and returns all that it has then.
+    pub(crate) fn set_hyper(
+        &mut self,
+        id: OptimizerId,
+        changes: &[(&str, Value)],
+        storage: &Storage,
+    ) -> Result<InstepHyper> {
+        let mut changed = self.entries[id.0 as usize].optimizer.clone();
+        changes.iter().try_for_each(|(name, value)| changed.set(name, *value))?;
+        let fits =
+            refuse_storage(&*changed, storage).and_then(|()| self.refuse_missing_states(id, &*changed));
+        if fits.is_err() && self.lists.iter().any(|list| list.contains(&id.0)) {
+            fits?;
+        }
+        let before = std::mem::replace(&mut self.entries[id.0 as usize].optimizer, changed);
+        let checked = self.check(id);
+        if checked.is_err() {
+            self.entries[id.0 as usize].optimizer = before;
+        }
+        checked
+    }
+
+    /// Refuses hyperparameters that need a state which nobody keeps, or keep it at another place.
+    fn refuse_missing_states(&self, id: OptimizerId, changed: &dyn Optimizer) -> Result<()> {
+        let (own, new) = (self.entries[id.0 as usize].optimizer.state_names(), changed.state_names());
+        if own == new {
+            return Ok(());
+        }
+        let common = own.len().min(new.len());
+        let kernel = changed.as_rule().kernel();
+        let kept = self.lists.iter().filter_map(|list| list.iter().position(|index| *index == id.0));
+        let kept = kept.map(|round| self.states_of(round, kernel)).min().unwrap_or(0);
+        if own[..common] == new[..common] && new.len() <= kept {
+            return Ok(());
+        }
+        let missing: Vec<&str> = new.iter().filter(|name| !own.contains(name)).copied().collect();
+        let wrong = "these states are made when the stepper is built, or keep their places";
+        let remedy = "build the stepper with these hyperparameters";
+        let states = if missing.is_empty() { new.join(", ") } else { missing.join(", ") };
+        Err(Error::config("states", states, wrong, remedy))
+    }
+
+    /// Refuses what the optimizer cannot work with, alone or with the factors of its parameters' rates.
+    fn check(&self, id: OptimizerId) -> Result<InstepHyper> {
+        let optimizer = &*self.entries[id.0 as usize].optimizer;
+        // The rate first: a NaN is to be named as what it is.
+        let hyper = optimizer.as_rule().hyper()?;
+        for (param, multiplier) in &self.lr_multipliers {
+            if self.lists[*param].contains(&id.0) {
+                check_rate(optimizer, *multiplier)?;
+            }
+        }
+        Ok(hyper)
+    }
+
+    /// Sets what a parameter's rates are multiplied by.
+    pub(crate) fn set_lr_multiplier(&mut self, param: usize, multiplier: f64) -> Result<()> {
+        for index in &self.lists[param] {
+            check_rate(&*self.entries[*index as usize].optimizer, multiplier)?;
+        }
+        if multiplier == 1.0 {
+            self.lr_multipliers.remove(&param);
+        } else {
+            self.lr_multipliers.insert(param, multiplier);
+        }
+        Ok(())
+    }
+}
