@@ -80,8 +80,8 @@ impl StepRow {
             "{optimizer:<10}{precision:<23}{bytes:>11} {elements:>11}  {segments:>5} {:<9}{isa:<10}{threads:>3}  \
              {bytes_per_element:>6.2}  {:<28}{step_gb_per_s:>7.1}  {:<28}{}",
             cache.name(),
-            step_us.show(2),
-            ceiling_us.show(2),
+            step_us.show_us(),
+            ceiling_us.show_us(),
             percent_of_ceiling.show(0),
         )
     }

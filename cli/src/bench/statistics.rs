@@ -26,6 +26,15 @@ impl Spread {
         Spread { median: median * factor, min: min * factor, max: max * factor }
     }
 
+    /// Microseconds with about five digits, so that columns stay in line from a launch to a second.
+    pub(super) fn show_us(&self) -> String {
+        self.show(match self.max {
+            ..1e3 => 2,
+            ..1e5 => 1,
+            _ => 0,
+        })
+    }
+
     /// `median (min-max)`.
     pub(super) fn show(&self, digits: usize) -> String {
         format!("{:.digits$} ({:.digits$}-{:.digits$})", self.median, self.min, self.max)
@@ -35,6 +44,14 @@ impl Spread {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn microseconds_take_no_more_room_than_their_column_has() {
+        for us in [0.5, 999.999, 4183.35, 32_634.98, 1e6] {
+            assert!(Spread::of([us, us]).show_us().len() < 28, "{us}");
+        }
+        assert_eq!(Spread::of([1.25]).show_us(), "1.25 (1.25-1.25)");
+    }
 
     #[test]
     fn the_median_is_a_sample_and_lies_between_the_ends() {

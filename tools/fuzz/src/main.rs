@@ -1,5 +1,5 @@
 //! Feeds broken configurations and tensor files to `instep replay` and `instep diff`, or broken checkpoints to the
-//! library.
+//! library or to `instep replay`.
 //!
 //! Four findings end it with status 1 and the input on disk: a panic, an allocation that the length of the files does
 //! not justify, a tensor file that the `safetensors` crate would refuse, and a change by what was refused. Random
@@ -10,6 +10,7 @@ mod allocator;
 mod checkpoint;
 mod mutate;
 mod replay;
+mod resume;
 mod seeds;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -61,6 +62,8 @@ enum Target {
     Replay,
     /// `checkpoint::read` and `checkpoint::import`
     Checkpoint,
+    /// `instep replay --grads`
+    Resume,
 }
 
 /// Whatever inputs are fed to.
@@ -81,10 +84,11 @@ fn main() -> ExitCode {
         Target::Replay => Box::new(replay::Replay),
         Target::Checkpoint => match checkpoint::Checkpoint::new() {
             Ok(checkpoint) => Box::new(checkpoint),
-            Err(error) => {
-                eprintln!("no stepper: {error}");
-                return ExitCode::FAILURE;
-            }
+            Err(error) => return no_stepper(&error),
+        },
+        Target::Resume => match resume::Resume::new() {
+            Ok(resume) => Box::new(resume),
+            Err(error) => return no_stepper(&error),
         },
     };
     let pairs = subject.seeds();
@@ -138,6 +142,11 @@ fn main() -> ExitCode {
         worst.peak_bytes
     );
     ExitCode::SUCCESS
+}
+
+fn no_stepper(error: &instep::Error) -> ExitCode {
+    eprintln!("no stepper: {error}");
+    ExitCode::FAILURE
 }
 
 fn message(panic: &(dyn std::any::Any + Send)) -> &str {

@@ -51,7 +51,7 @@ impl Subject for Replay {
 }
 
 /// A mode and a bucket cap, in turn.
-fn options(number: u64) -> Options {
+pub(crate) fn options(number: u64) -> Options {
     let mode = [Order::Sequential, Order::Eager, Order::Normed][number as usize % 3];
     let bucket_cap_bytes = [None, Some(1)][number as usize / 3 % 2];
     Options { mode, bucket_cap_bytes, threads: Some(1), isa: None }
