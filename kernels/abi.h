@@ -220,6 +220,9 @@ typedef struct InstepBeginArgs {
     double divisor;
     double loss_scale;        /* 0: as the control block says */
     double previous_max_norm; /* clips by the norm of the pass before; negative: no clipping */
+    double clip;              /* a clip coefficient that the caller knows; 1: no clipping */
+    const float* grad_scale;  /* a loss scale that another program keeps, in the place of `loss_scale`; or null */
+    const float* found_inf;   /* that program's flag: if it is not 0, the pass changes nothing; or null */
     InstepControl* bucket_controls; /* blocks of single buckets, opened like `control` */
     uint64_t bucket_count;          /* how many; 0 unless each is clipped on its own */
     uint32_t grad_dtype;            /* of counts of ranks too, which lie after the gradients */

@@ -599,6 +599,9 @@ pub struct InstepBeginArgs {
     pub divisor: f64,
     pub loss_scale: f64,
     pub previous_max_norm: f64,
+    pub clip: f64,
+    pub grad_scale: *const f32,
+    pub found_inf: *const f32,
     pub bucket_controls: *mut InstepControl,
     pub bucket_count: u64,
     pub grad_dtype: u32,
@@ -606,7 +609,7 @@ pub struct InstepBeginArgs {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of InstepBeginArgs"][::core::mem::size_of::<InstepBeginArgs>() - 128usize];
+    ["Size of InstepBeginArgs"][::core::mem::size_of::<InstepBeginArgs>() - 152usize];
     ["Alignment of InstepBeginArgs"][::core::mem::align_of::<InstepBeginArgs>() - 8usize];
     ["Offset of field: InstepBeginArgs::control"][::core::mem::offset_of!(InstepBeginArgs, control) - 0usize];
     ["Offset of field: InstepBeginArgs::records"][::core::mem::offset_of!(InstepBeginArgs, records) - 8usize];
@@ -629,14 +632,19 @@ const _: () = {
         [::core::mem::offset_of!(InstepBeginArgs, loss_scale) - 88usize];
     ["Offset of field: InstepBeginArgs::previous_max_norm"]
         [::core::mem::offset_of!(InstepBeginArgs, previous_max_norm) - 96usize];
+    ["Offset of field: InstepBeginArgs::clip"][::core::mem::offset_of!(InstepBeginArgs, clip) - 104usize];
+    ["Offset of field: InstepBeginArgs::grad_scale"]
+        [::core::mem::offset_of!(InstepBeginArgs, grad_scale) - 112usize];
+    ["Offset of field: InstepBeginArgs::found_inf"]
+        [::core::mem::offset_of!(InstepBeginArgs, found_inf) - 120usize];
     ["Offset of field: InstepBeginArgs::bucket_controls"]
-        [::core::mem::offset_of!(InstepBeginArgs, bucket_controls) - 104usize];
+        [::core::mem::offset_of!(InstepBeginArgs, bucket_controls) - 128usize];
     ["Offset of field: InstepBeginArgs::bucket_count"]
-        [::core::mem::offset_of!(InstepBeginArgs, bucket_count) - 112usize];
+        [::core::mem::offset_of!(InstepBeginArgs, bucket_count) - 136usize];
     ["Offset of field: InstepBeginArgs::grad_dtype"]
-        [::core::mem::offset_of!(InstepBeginArgs, grad_dtype) - 120usize];
+        [::core::mem::offset_of!(InstepBeginArgs, grad_dtype) - 144usize];
     ["Offset of field: InstepBeginArgs::reserved"]
-        [::core::mem::offset_of!(InstepBeginArgs, reserved) - 124usize];
+        [::core::mem::offset_of!(InstepBeginArgs, reserved) - 148usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

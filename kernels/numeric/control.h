@@ -46,16 +46,22 @@ INSTEP_INLINE double clip_coefficient(double max_norm, double norm) {
     return clip >= 1.0 ? 1.0 : canonical(clip);
 }
 
+/* The factor in the loss: another program's, a constant, or the one that the last Decide left. */
+INSTEP_INLINE double loss_scale_of(const InstepBeginArgs& args, const InstepControl& control) {
+    if (args.grad_scale) return static_cast<double>(*args.grad_scale);
+    return args.loss_scale > 0.0 ? args.loss_scale : static_cast<double>(control.next_loss_scale);
+}
+
 /* Opens a pass in one control block. Only the decisions that depend on the previous pass are made; the accumulators are
  * empty. */
 INSTEP_INLINE void begin_pass(const InstepBeginArgs& args, InstepControl* control) {
     const double divisor = args.divisor;
-    const double loss_scale = args.loss_scale > 0.0 ? args.loss_scale : static_cast<double>(control->next_loss_scale);
+    const double loss_scale = loss_scale_of(args, *control);
     const bool clips = args.previous_max_norm >= 0.0 && control->previous_norm >= 0.0;
     for (int k = 0; k < INSTEP_NORM_LIMBS; ++k) control->limbs[k] = 0;
     control->passes += 1;
     control->norm = 0.0;
-    control->clip = clips ? clip_coefficient(args.previous_max_norm, control->previous_norm) : 1.0;
+    control->clip = clips ? clip_coefficient(args.previous_max_norm, control->previous_norm) : args.clip;
     control->divisor = divisor;
     control->loss_scale = loss_scale;
     control->multiplier = divisor > 0.0 ? static_cast<float>(1.0 / (divisor * loss_scale) * control->clip) : 0.0f;
@@ -63,7 +69,7 @@ INSTEP_INLINE void begin_pass(const InstepBeginArgs& args, InstepControl* contro
     control->local_multiplier = static_cast<float>(1.0 / loss_scale);
     control->max_abs_bits = 0;
     control->first_nonfinite_bucket = INSTEP_NO_BUCKET;
-    control->skip = 0;
+    control->skip = args.found_inf && *args.found_inf != 0.0f;
     control->decided = 0;
 }
 

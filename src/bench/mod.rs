@@ -32,16 +32,7 @@ fn plan(layout: &Layout, cap_bytes: u64, world_size: u32, storage: Storage) -> R
 
 /// A step that takes the mean over `world_size` ranks and does nothing else on the way.
 fn constants(world_size: u32) -> StepConstants {
-    StepConstants {
-        divisor: f64::from(world_size),
-        loss_scale: 1.0,
-        scaler: None,
-        previous_max_norm: None,
-        bucket_max_norm: None,
-        max_norm: None,
-        skip_nonfinite: false,
-        ema_decay: 0.999,
-    }
+    StepConstants { divisor: f64::from(world_size), ema_decay: 0.999, ..StepConstants::PLAIN }
 }
 
 /// Bytes that one step of a bucket reads and writes, by the accesses that the checker judges.

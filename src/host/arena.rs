@@ -12,7 +12,7 @@ use crate::abi::{InstepControl, InstepRecord, InstepStatus};
 use crate::error::{Error, Result};
 use crate::host::stagger::Stagger;
 use crate::launch::{
-    Assignment, BorrowedPieces, Progress, Region, Regions, Settings, StepConstants, status_of,
+    Assignment, BorrowedPieces, Counts, Progress, Region, Regions, Settings, StepConstants, status_of,
 };
 use crate::layout::{Gradients, Plan};
 use crate::op::{Memory, Span};
@@ -177,6 +177,18 @@ impl Memories {
         }
         let published = Mutex::new(None);
         Ok(Memories { regions, _arenas: arenas, are_borrowed, published })
+    }
+
+    /// Allocates control memory and settings alone, for tensors whose addresses come with each launch.
+    pub(crate) fn without_tensors(counts: Counts) -> Result<Memories> {
+        let mut arenas = Vec::new();
+        let regions = Regions::without_tensors(counts, |bytes| {
+            let arena = Arena::zeroed(bytes, 0)?;
+            let region = Region::whole(arena.base, arena.bytes);
+            arenas.push(arena);
+            Ok(region)
+        })?;
+        Ok(Memories { regions, _arenas: arenas, are_borrowed: false, published: Mutex::new(None) })
     }
 
     /// The addresses of all memories.

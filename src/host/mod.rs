@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 pub(crate) mod arena;
+pub(crate) mod bucket_job;
 mod custom;
 #[cfg(all(test, shuttle))]
 mod interleavings;

@@ -4,15 +4,15 @@
 //! checker has judged every byte that is touched.
 #![allow(unsafe_code)]
 
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::abi::{INSTEP_OPTIMIZER_CUSTOM, InstepStepArgs, InstepTile};
+use crate::abi::INSTEP_OPTIMIZER_CUSTOM;
 use crate::collective::{Call, Collective};
 use crate::error::Result;
 use crate::handle::StreamHandle;
 use crate::host::arena::Memories;
+use crate::host::bucket_job::{BucketJob, Execution};
 use crate::host::custom::CustomStep;
 use crate::host::kernels::Kernels;
 use crate::host::prefetch::ahead_bytes;
@@ -21,13 +21,7 @@ use crate::launch::{
 };
 use crate::layout::Plan;
 use crate::op::{Action, Op, Phase};
-use crate::pool::{Chunks, Job, Pool};
-
-/// Chunks of a launch per thread: enough for one that comes late to find a fair part.
-const CHUNKS_PER_THREAD: usize = 4;
-
-/// Tiles of a chunk: enough to outweigh the cost of taking it, and few enough that all threads end together.
-const TILES_PER_CHUNK: RangeInclusive<usize> = 4..=64;
+use crate::pool::{Job, Pool};
 
 /// Runs ops on one rank's memories.
 pub(crate) struct Runner {
@@ -76,7 +70,7 @@ impl Runner {
                 INSTEP_OPTIMIZER_CUSTOM => {
                     Work::Custom(Box::new(CustomStep::new(launch, &plan, &assignment, kernels, &memories)))
                 }
-                _ => Work::Kernel(Job::new(BucketJob::new(kind, launch, &memories, execution))),
+                _ => Work::Kernel(Job::new(BucketJob::bound(kind, launch, &memories, execution))),
             };
             let buckets = 0..plan.buckets().len() as u32;
             buckets.map(|bucket| launches(bucket).into_iter().map(work).collect()).collect()
@@ -190,73 +184,5 @@ fn initialise(plan: &Plan, memories: &Memories, constants: &StepConstants, assig
     unsafe {
         memories.write_control(first_control(constants), first_records(plan, memories.regions(), assignment));
         memories.write_settings(&Settings::new(plan, assignment));
-    }
-}
-
-/// How a launch is carried out; no bit depends on it but by the kernels.
-#[derive(Clone, Copy)]
-struct Execution {
-    kernels: Kernels,
-    ahead_bytes: u64,
-    threads: usize,
-}
-
-/// One bucket's launch: arguments and tiles, built once.
-struct BucketJob {
-    kind: Kind,
-    args: InstepStepArgs,
-    tiles: Vec<InstepTile>,
-    tiles_per_chunk: usize,
-    moved_bytes: u64,
-    execution: Execution,
-    /// Keeps what the arguments point to alive.
-    _memories: Arc<Memories>,
-}
-
-// SAFETY: the pointers lead into `_memories`, which is shareable; chunks of one launch touch different tiles, and
-// control words that they share are atomics on the other side.
-unsafe impl Send for BucketJob {}
-// SAFETY: as above.
-unsafe impl Sync for BucketJob {}
-
-impl BucketJob {
-    fn new(kind: Kind, launch: Launch, memories: &Arc<Memories>, execution: Execution) -> BucketJob {
-        let Launch { mut args, tiles, moved_bytes } = launch;
-        args.tiles = tiles.as_ptr();
-        let wanted = tiles.len() / (CHUNKS_PER_THREAD * execution.threads);
-        let tiles_per_chunk = wanted.clamp(*TILES_PER_CHUNK.start(), *TILES_PER_CHUNK.end());
-        BucketJob {
-            kind,
-            args,
-            tiles,
-            tiles_per_chunk,
-            moved_bytes,
-            execution,
-            _memories: Arc::clone(memories),
-        }
-    }
-}
-
-impl Chunks for BucketJob {
-    fn chunk_count(&self) -> usize {
-        self.tiles.len().div_ceil(self.tiles_per_chunk)
-    }
-
-    fn bytes(&self) -> u64 {
-        self.moved_bytes
-    }
-
-    fn run_chunk(&self, chunk: usize) {
-        let first = chunk * self.tiles_per_chunk;
-        let last = (first + self.tiles_per_chunk).min(self.tiles.len()) as u64;
-        let (first, Execution { kernels, ahead_bytes, .. }) = (first as u64, self.execution);
-        // SAFETY: the arguments were resolved from the op's accesses and `_memories` keeps them alive; chunks are
-        // disjoint runs of this job's own tiles; nothing else touches the bucket, as for every op.
-        unsafe {
-            match self.kind {
-                Kind::Norm => kernels.norm(&self.args, first, last),
-                Kind::Step => kernels.step(&self.args, first, last, ahead_bytes),
-            }
-        }
     }
 }

@@ -26,6 +26,18 @@ pub(crate) struct StepConstants {
 }
 
 impl StepConstants {
+    /// Gradients that are stepped as they are.
+    pub(crate) const PLAIN: StepConstants = StepConstants {
+        divisor: 1.0,
+        loss_scale: 1.0,
+        scaler: None,
+        max_norm: None,
+        previous_max_norm: None,
+        bucket_max_norm: None,
+        skip_nonfinite: false,
+        ema_decay: 0.0,
+    };
+
     /// Begin's loss scale; 0 sends Begin to the control block.
     pub(crate) fn constant_loss_scale(&self) -> f64 {
         if self.scaler.is_some() { 0.0 } else { self.loss_scale }

@@ -7,6 +7,7 @@ use std::ptr;
 use crate::abi::{
     INSTEP_NO_BUCKET, INSTEP_NORM_LIMBS, InstepBeginArgs, InstepControl, InstepDecideArgs, InstepStatus,
 };
+use crate::dtype::DType;
 use crate::launch::codes::dtype_code;
 use crate::launch::constants::StepConstants;
 use crate::launch::region::Regions;
@@ -23,18 +24,65 @@ pub(crate) fn decide_args(
     let counting = bucket.map_or(plan.carrier(), |bucket| Some(&plan.buckets()[bucket as usize]));
     let count = counting.and_then(|bucket| bucket.contributors);
     let (scaler, largest_loss_scale) = constants.scaler.unwrap_or((LossScaler::CONSTANT, 0.0));
+    let control = bucket.map_or(regions.control(), |bucket| regions.control_of(bucket));
+    let max_norm = constants.max_norm.or(constants.bucket_max_norm);
     InstepDecideArgs {
-        control: bucket.map_or(regions.control(), |bucket| regions.control_of(bucket)),
         contributors: count.map_or(ptr::null(), |at| regions.gradient(plan, at).cast()),
-        max_norm: constants.max_norm.or(constants.bucket_max_norm).unwrap_or(-1.0),
         growth_factor: scaler.growth_factor,
         backoff_factor: scaler.backoff_factor,
         largest_loss_scale,
-        skip_nonfinite: constants.skip_nonfinite.into(),
         growth_interval: scaler.growth_interval,
         pass_control: bucket.map_or(ptr::null_mut(), |_| regions.control()),
         bucket: bucket.unwrap_or(INSTEP_NO_BUCKET),
         grad_dtype: dtype_code(plan.storage().precision.grad),
+        ..decide_block(control, max_norm, constants.skip_nonfinite)
+    }
+}
+
+/// Arguments of the opening of one control block alone, without records.
+pub(crate) fn begin_block(control: *mut InstepControl) -> InstepBeginArgs {
+    InstepBeginArgs {
+        control,
+        records: ptr::null_mut(),
+        hypers: ptr::null_mut(),
+        lr_multipliers: ptr::null_mut(),
+        actions: ptr::null_mut(),
+        record_count: 0,
+        norms: ptr::null_mut(),
+        ring: ptr::null(),
+        slot_words: 0,
+        slot_count: 0,
+        divisor: 1.0,
+        loss_scale: 1.0,
+        previous_max_norm: -1.0,
+        clip: 1.0,
+        grad_scale: ptr::null(),
+        found_inf: ptr::null(),
+        bucket_controls: ptr::null_mut(),
+        bucket_count: 0,
+        grad_dtype: dtype_code(DType::F32),
+        reserved: 0,
+    }
+}
+
+/// Arguments of the decision on one control block alone.
+pub(crate) fn decide_block(
+    control: *mut InstepControl,
+    max_norm: Option<f64>,
+    skip_nonfinite: bool,
+) -> InstepDecideArgs {
+    InstepDecideArgs {
+        control,
+        contributors: ptr::null(),
+        max_norm: max_norm.unwrap_or(-1.0),
+        growth_factor: LossScaler::CONSTANT.growth_factor,
+        backoff_factor: LossScaler::CONSTANT.backoff_factor,
+        largest_loss_scale: 0.0,
+        skip_nonfinite: skip_nonfinite.into(),
+        growth_interval: LossScaler::CONSTANT.growth_interval,
+        pass_control: ptr::null_mut(),
+        bucket: INSTEP_NO_BUCKET,
+        grad_dtype: dtype_code(DType::F32),
     }
 }
 
@@ -42,23 +90,19 @@ pub(crate) fn decide_args(
 pub(crate) fn begin_args(plan: &Plan, regions: &Regions, constants: &StepConstants) -> InstepBeginArgs {
     let (bucket_controls, bucket_count) = regions.bucket_controls();
     InstepBeginArgs {
-        control: regions.control(),
         records: regions.records(),
         hypers: regions.hypers(),
         lr_multipliers: regions.multipliers(),
         actions: regions.actions(),
-        norms: regions.norms(),
         record_count: regions.counts().records as u64,
-        ring: ptr::null(),
-        slot_words: 0,
-        slot_count: 0,
+        norms: regions.norms(),
         divisor: constants.divisor,
         loss_scale: constants.constant_loss_scale(),
         previous_max_norm: constants.previous_max_norm.unwrap_or(-1.0),
         bucket_controls,
         bucket_count: bucket_count as u64,
         grad_dtype: dtype_code(plan.storage().precision.grad),
-        reserved: 0,
+        ..begin_block(regions.control())
     }
 }
 

@@ -4,6 +4,7 @@
 //! differ.
 
 mod assignment;
+mod bases;
 mod codes;
 mod constants;
 mod control;
@@ -11,13 +12,18 @@ mod records;
 mod region;
 mod settings;
 mod step;
+mod storage;
 mod tiles;
 
 pub(crate) use assignment::Assignment;
+pub(crate) use bases::Bases;
 pub(crate) use codes::{dtype_code, master_code, moments_code};
 pub(crate) use constants::StepConstants;
-pub(crate) use control::{begin_args, decide_args, first_control, status_of, without_bucket};
+pub(crate) use control::{
+    begin_args, begin_block, decide_args, decide_block, first_control, status_of, without_bucket,
+};
 pub(crate) use records::{Progress, first_records};
-pub(crate) use region::{BorrowedPieces, Piece, Region, Regions};
+pub(crate) use region::{BorrowedPieces, Counts, Piece, Region, Regions};
 pub(crate) use settings::Settings;
 pub(crate) use step::{Kind, Launch};
+pub(crate) use storage::refuse_storage;

@@ -133,8 +133,16 @@ impl Regions {
             Ok((memory, given.map_or_else(|| owned(Span::whole(memory, plan).bytes()), Ok)?))
         });
         let tensors = tensors.collect::<Result<_>>()?;
+        Ok(Regions { tensors, ..Regions::without_tensors(counts, owned)? })
+    }
+
+    /// Control memory and settings alone.
+    pub(crate) fn without_tensors(
+        counts: Counts,
+        mut owned: impl FnMut(u64) -> Result<Region>,
+    ) -> Result<Regions> {
         let control = owned(counts.control_bytes() as u64)?;
-        Ok(Regions { counts, control, settings: owned(counts.settings_bytes() as u64)?, tensors })
+        Ok(Regions { counts, control, settings: owned(counts.settings_bytes() as u64)?, tensors: Vec::new() })
     }
 
     fn region(&self, memory: Memory) -> &Region {

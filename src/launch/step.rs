@@ -1,7 +1,7 @@
 //! The kernel launches of a bucket's norm or step: arguments and tiles, the same for every executor.
 //!
-//! Built once, before the first pass, so that a pass only hands them on. Every address comes through `Op::accesses`, so
-//! the checker has judged exactly the bytes that are touched.
+//! Built once, so that a pass only hands them on. Every address of a stepper's comes through `Op::accesses`, so the
+//! checker has judged exactly the bytes that are touched. A bucket that is stepped alone gets addresses per call.
 
 use std::ptr;
 
@@ -31,14 +31,44 @@ pub(crate) struct Launch {
 }
 
 impl Launch {
-    /// The launches of a bucket's norm or step, in order.
+    /// The launches of a bucket's norm or step, in order, on a stepper's memory.
     pub(crate) fn all(
         kind: Kind,
         bucket: u32,
         plan: &Plan,
         regions: &Regions,
-        (constants, assignment): (&StepConstants, &Assignment),
+        inputs: (&StepConstants, &Assignment),
     ) -> Vec<Launch> {
+        let mut launches = Vec::new();
+        Launch::each(kind, bucket, plan, regions, inputs, |mut launch, spans| {
+            launch.bind(bucket, plan, regions, spans);
+            launches.push(launch);
+        });
+        launches
+    }
+
+    /// The same launches without the addresses of tensors: a tile's `param` counts bytes from the bucket's first
+    /// parameter, as its other offsets count elements. [`Bases`](super::Bases) complete the arguments.
+    pub(crate) fn unbound(
+        kind: Kind,
+        bucket: u32,
+        plan: &Plan,
+        regions: &Regions,
+        inputs: (&StepConstants, &Assignment),
+    ) -> Vec<Launch> {
+        let mut launches = Vec::new();
+        Launch::each(kind, bucket, plan, regions, inputs, |launch, _| launches.push(launch));
+        launches
+    }
+
+    fn each(
+        kind: Kind,
+        bucket: u32,
+        plan: &Plan,
+        regions: &Regions,
+        inputs: (&StepConstants, &Assignment),
+        mut take: impl FnMut(Launch, &[(Span, usize)]),
+    ) {
         let of_bucket = match kind {
             Kind::Norm => {
                 let segments = plan.buckets()[bucket as usize].segments.clone().collect();
@@ -52,18 +82,17 @@ impl Launch {
                     segments,
                 }]
             }
-            Kind::Step => assignment.launches(plan, bucket),
+            Kind::Step => inputs.1.launches(plan, bucket),
         };
-        let mut launches = Vec::new();
         for launch in &of_bucket {
             for part in Part::all(launch.is_scaled) {
-                let of_launch = (launch, *part);
-                launches.push(Launch::new(kind, bucket, of_launch, plan, regions, (constants, assignment)));
+                let (launch, spans) = Launch::new(kind, bucket, (launch, *part), plan, regions, inputs);
+                take(launch, &spans);
             }
         }
-        launches
     }
 
+    /// Also returns the spans of its tensors, with a state's place among the launch's own.
     fn new(
         kind: Kind,
         bucket: u32,
@@ -71,7 +100,7 @@ impl Launch {
         plan: &Plan,
         regions: &Regions,
         (constants, assignment): (&StepConstants, &Assignment),
-    ) -> Launch {
+    ) -> (Launch, Vec<(Span, usize)>) {
         let action = match kind {
             Kind::Norm => Action::Norm { bucket },
             Kind::Step => Action::Step { bucket },
@@ -93,8 +122,7 @@ impl Launch {
             ..stored_args(plan.storage(), constants.ema_decay)
         };
         // With nothing frozen: what is frozen later the kernels leave out by its action.
-        let first = Span::bucket(plan, described).start;
-        let (mut params, mut moved_bytes) = (None, 0);
+        let (mut spans, mut moved_bytes) = (Vec::new(), 0);
         let op = Op { stream: Stream::Optim, action };
         op.accesses(plan, assignment.state_count(), &Frozen::default(), &mut |access| {
             let is_ours = match access.span.memory {
@@ -104,40 +132,51 @@ impl Launch {
                 Memory::Copy | Memory::Ema => launch.is_last,
                 _ => true,
             };
-            moved_bytes += if is_ours { access.moved_bytes(plan, part) } else { 0 };
-            match access.span.memory {
-                Memory::Grads if access.span.start == first => {
-                    args.grads = regions.resolve(access.span).cast()
-                }
-                Memory::Params => params = Some(access.span),
-                Memory::Master => args.master = regions.resolve(access.span).cast(),
-                Memory::State(k) if is_ours => {
-                    args.states[usize::from(k) - states.start] = regions.resolve(access.span).cast();
-                }
-                Memory::Scales(k) if is_ours => {
-                    args.scales[usize::from(k) - states.start] = regions.resolve(access.span).cast();
-                }
-                Memory::Copy if is_ours => args.copy = regions.resolve(access.span).cast(),
-                Memory::Ema if is_ours => args.ema = regions.resolve(access.span).cast(),
-                _ => {}
+            if is_ours {
+                moved_bytes += access.moved_bytes(plan, part);
+                let place = match access.span.memory {
+                    Memory::State(k) | Memory::Scales(k) => usize::from(k) - states.start,
+                    _ => 0,
+                };
+                spans.push((access.span, place));
             }
         });
         let record_in = |round, segment: u32| assignment.record(round, segment as usize) as u32;
         let records: [&dyn Fn(u32) -> u32; 2] =
             [&|segment| record_in(launch.round, segment), &|segment| record_in(0, segment)];
-        let tiles = tiles(plan, described, &launch.segments, records, |segment| {
-            let span = Span::segment(Memory::Params, plan, segment);
-            // A norm has no parameters, and its tiles an address of zero that is never read.
-            params.map_or(0, |claimed: Span| {
-                assert!(
-                    claimed.start <= span.start && span.end <= claimed.end,
-                    "a tile leaves its op's spans"
-                );
-                regions.resolve(span).expose_provenance() as u64
-            })
-        });
+        let tiles = tiles(plan, described, &launch.segments, records);
         args.tile_count = tiles.len() as u64;
-        Launch { args, tiles, moved_bytes }
+        (Launch { args, tiles, moved_bytes }, spans)
+    }
+
+    /// Takes the addresses from the memory, by the spans that the checker has judged. Tiles get addresses of their
+    /// parameters, which may lie apart.
+    fn bind(&mut self, bucket: u32, plan: &Plan, regions: &Regions, spans: &[(Span, usize)]) {
+        let described = &plan.buckets()[bucket as usize];
+        let (first, mut params) = (Span::bucket(plan, described).start, None);
+        let args = &mut self.args;
+        for (span, place) in spans {
+            match span.memory {
+                Memory::Grads if span.start == first => args.grads = regions.resolve(*span).cast(),
+                Memory::Params => params = Some(*span),
+                Memory::Master => args.master = regions.resolve(*span).cast(),
+                Memory::State(_) => args.states[*place] = regions.resolve(*span).cast(),
+                Memory::Scales(_) => args.scales[*place] = regions.resolve(*span).cast(),
+                Memory::Copy => args.copy = regions.resolve(*span).cast(),
+                Memory::Ema => args.ema = regions.resolve(*span).cast(),
+                _ => {}
+            }
+        }
+        // A norm has no parameters, and never reads where its tiles say that they are.
+        let Some(claimed) = params else { return };
+        let segments = plan.segments().len() as u32;
+        for of_segment in self.tiles.chunk_by_mut(|a, b| a.record == b.record) {
+            let segment = &plan.segments()[(of_segment[0].record % segments) as usize];
+            let span = Span::segment(Memory::Params, plan, segment);
+            assert!(claimed.start <= span.start && span.end <= claimed.end, "a tile leaves its op's spans");
+            let (base, first) = (regions.resolve(span).expose_provenance() as u64, of_segment[0].param);
+            of_segment.iter_mut().for_each(|tile| tile.param = base + (tile.param - first));
+        }
     }
 }
 

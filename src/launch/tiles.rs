@@ -3,28 +3,26 @@
 //! Depends on the plan alone. No tile leaves its segment, so padding belongs to none.
 
 use crate::abi::{INSTEP_LONGEST_RUN, INSTEP_TILE_ELEMENTS, InstepTile};
-use crate::layout::{Bucket, Plan, Segment};
+use crate::layout::{Bucket, Plan};
 
-/// Segments of a bucket, cut into tiles; `param` gives a segment's address, `record` and `first_record` the places of
-/// its records, offsets are relative to the bucket. Padding belongs to none.
+/// Segments of a bucket, cut into tiles; `record` and `first_record` give the places of a segment's records. All offsets
+/// are relative to the bucket. Padding belongs to none.
 pub(super) fn tiles(
     plan: &Plan,
     bucket: &Bucket,
     segments: &[u32],
     [record, first_record]: [&dyn Fn(u32) -> u32; 2],
-    param: impl Fn(&Segment) -> u64,
 ) -> Vec<InstepTile> {
     let mut tiles = Vec::new();
     for index in segments {
         let segment = &plan.segments()[*index as usize];
-        let param = param(segment);
         let (grad, state) = (segment.grad_start - bucket.start, segment.start - bucket.params.start);
         assert!(grad + segment.len <= bucket.len, "a segment leaves its bucket");
         let mut done = 0;
         while done < segment.len {
             let count = (segment.len - done).min(INSTEP_TILE_ELEMENTS.into());
             tiles.push(InstepTile {
-                param: if param == 0 { 0 } else { param + done * plan.storage().precision.param.bytes() },
+                param: (state + done) * plan.storage().precision.param.bytes(),
                 grad_offset: grad + done,
                 state_offset: state + done,
                 element: segment.element + done,

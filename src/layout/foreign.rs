@@ -3,15 +3,17 @@
 //! Pure offsets; the addresses come with the stepper. Parameters and states keep the plan's own offsets: only gradients
 //! lie elsewhere. Such a bucket has no tail: it is reduced as it is, and nothing is counted in it.
 
+use std::collections::HashSet;
+
 use crate::error::{Error, Result};
 use crate::layout::plan::{QUANTUM, TOO_MANY_ELEMENTS};
-use crate::layout::{Bucket, Layout, ParamId, Plan, Segment, Storage};
+use crate::layout::{Bucket, Layout, ParamId, Parameter, Plan, Segment, Storage};
 
 /// One flat gradient buffer and what lies in it. Offsets and lengths are elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForeignBucket {
-    len: u64,
-    gradients: Vec<(ParamId, u64)>,
+    pub(super) len: u64,
+    pub(super) gradients: Vec<(ParamId, u64)>,
 }
 
 impl ForeignBucket {
@@ -34,6 +36,31 @@ impl ForeignBucket {
     /// Returns whether it has no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// Refuses a bucket without gradients, local parameters, one that is listed twice, and gradients that leave the bucket
+    /// or overlap.
+    pub(super) fn refuse(&self, layout: &Layout, bucket: usize) -> Result<()> {
+        if self.gradients.is_empty() {
+            let thing = format_args!("bucket {bucket}");
+            return Err(Error::layout(thing, "holds no gradient", "add one or drop it"));
+        }
+        if self.len >= TOO_MANY_ELEMENTS {
+            let wrong = "takes the plan past 2^56 elements";
+            return Err(Error::layout(format_args!("bucket {bucket}"), wrong, "use smaller buckets"));
+        }
+        let mut seen = HashSet::with_capacity(self.gradients.len());
+        for (id, _) in &self.gradients {
+            let Parameter { name, local, .. } = layout.parameter(*id)?;
+            if *local {
+                let wrong = format_args!("local, but bucket {bucket} is summed over the ranks");
+                return Err(Error::layout(format_args!("`{name}`"), wrong, "leave it out of the buckets"));
+            }
+            if !seen.insert(*id) {
+                return Err(listed_twice(name));
+            }
+        }
+        self.refuse_overlap(layout, bucket)
     }
 
     fn refuse_overlap(&self, layout: &Layout, bucket: usize) -> Result<()> {
@@ -64,6 +91,10 @@ impl ForeignBucket {
     }
 }
 
+fn listed_twice(name: &str) -> Error {
+    Error::layout(format_args!("gradient of `{name}`"), "listed twice", "list it once, in one bucket")
+}
+
 impl Plan {
     /// Builds the plan of a layout whose gradients lie in these buckets, which launch in this order.
     ///
@@ -77,14 +108,7 @@ impl Plan {
         let elements = layout.first_elements();
         let mut placed = vec![false; parameters.len()];
         for (index, bucket) in buckets.iter().enumerate() {
-            if bucket.gradients.is_empty() {
-                return Err(Error::layout(
-                    format_args!("bucket {index}"),
-                    "holds no gradient",
-                    "add one or drop it",
-                ));
-            }
-            bucket.refuse_overlap(layout, index)?;
+            bucket.refuse(layout, index)?;
             let (first, start, params_start) = (plan.segments.len() as u32, plan.grads_len, plan.len);
             let wrong = "takes the plan past 2^56 elements";
             let too_large = || Error::layout(format_args!("bucket {index}"), wrong, "use smaller buckets");
@@ -93,19 +117,8 @@ impl Plan {
             for (id, offset) in &bucket.gradients {
                 let param = layout.index(*id)?;
                 let parameter = &parameters[param];
-                if parameter.local {
-                    return Err(Error::layout(
-                        format_args!("`{}`", parameter.name),
-                        format_args!("local, but bucket {index} is summed over the ranks"),
-                        "leave it out of the buckets",
-                    ));
-                }
                 if std::mem::replace(&mut placed[param], true) {
-                    return Err(Error::layout(
-                        format_args!("gradient of `{}`", parameter.name),
-                        "listed twice",
-                        "list it once, in one bucket",
-                    ));
+                    return Err(listed_twice(&parameter.name));
                 }
                 plan.segment_of_param[param] = plan.segments.len() as u32;
                 plan.segments.push(Segment {

@@ -5,6 +5,7 @@
 
 mod bucket;
 mod cut;
+mod flat;
 mod foreign;
 mod names;
 mod plan;

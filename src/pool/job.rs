@@ -16,6 +16,21 @@ pub(crate) trait Chunks: Send + Sync {
     fn run_chunk(&self, chunk: usize);
 }
 
+/// Work that its owner also keeps.
+impl<W: Chunks> Chunks for Arc<W> {
+    fn chunk_count(&self) -> usize {
+        (**self).chunk_count()
+    }
+
+    fn bytes(&self) -> u64 {
+        (**self).bytes()
+    }
+
+    fn run_chunk(&self, chunk: usize) {
+        (**self).run_chunk(chunk);
+    }
+}
+
 /// A job that can be launched again and again, one launch at a time.
 pub(crate) struct Job {
     pub(super) work: Box<dyn Chunks>,

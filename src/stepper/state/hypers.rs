@@ -6,9 +6,10 @@
 use crate::abi::InstepHyper;
 use crate::error::{Error, Result, one_of};
 use crate::layout::Storage;
+use crate::launch::refuse_storage;
 use crate::optim::{Optimizer, Value};
 use crate::stepper::state::attached::{OptimizerId, OptimizerKey};
-use crate::stepper::state::optimizers::{Optimizers, check_rate, refuse_storage};
+use crate::stepper::state::optimizers::{Optimizers, check_rate};
 
 impl Optimizers {
     /// Returns the optimizer of that number, or the only one of a group.

@@ -9,8 +9,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::error::{Error, Result, one_of};
-use crate::launch::Assignment;
-use crate::layout::{Layout, Moments, ParamId, Plan, Precision, Storage};
+use crate::launch::{Assignment, refuse_storage};
+use crate::layout::{Layout, ParamId, Plan, Storage};
 use crate::optim::{Optimizer, short};
 use crate::stepper::state::attached::{Attached, OptimizerId};
 
@@ -348,36 +348,6 @@ pub(crate) fn places(layout: &Layout, params: &[ParamId]) -> Result<Vec<usize>> 
     };
     params.iter().map(place).collect()
 }
-
-/// Refuses element types and options that this optimizer does not take.
-pub(super) fn refuse_storage(optimizer: &dyn Optimizer, storage: &Storage) -> Result<()> {
-    let precision = storage.precision;
-    if let Some(rule) = optimizer.as_rule().custom().filter(|_| precision != Precision::F32) {
-        let thing = format_args!("optimizer `{}`", rule.name());
-        let remedy = "use Precision::F32 or an optimizer of this crate";
-        return Err(Error::unsupported(thing, "custom code steps only f32 tensors", remedy));
-    }
-    let asks_for = storage.copy.map(|_| "copies").or(storage.ema.then_some("moving averages"));
-    if let (Some(rule), Some(what)) = (optimizer.as_rule().custom(), asks_for) {
-        let thing = format_args!("optimizer `{}`", rule.name());
-        let wrong = format_args!("custom code writes no {what} of parameters");
-        return Err(Error::unsupported(thing, wrong, "leave them out or use an optimizer of this crate"));
-    }
-    let of_floats = optimizer.as_rule().needs_f32_states().filter(|_| precision.moments != Moments::F32);
-    let tiny = optimizer.as_rule().eps().filter(|eps| *eps < SMALLEST_EPS_OF_CODES);
-    let of_codes = optimizer.as_rule().needs_floats().or(tiny.map(|_| TOO_SMALL_FOR_CODES));
-    let of_codes = of_codes.filter(|_| precision.moments == Moments::EightBit);
-    if let Some(wrong) = of_floats.or(of_codes) {
-        let remedy = "use Moments::F32";
-        return Err(Error::config("moments", format!("{:?}", precision.moments), wrong, remedy));
-    }
-    Ok(())
-}
-
-/// A block of second moments below 2^-90 is zero in codes (`kernels/numeric/codes.h`): their roots must not matter beside eps.
-const SMALLEST_EPS_OF_CODES: f64 = 1.0 / (1u64 << 45) as f64;
-const TOO_SMALL_FOR_CODES: &str =
-    "8-bit codes lose second moments below 2^-90, so eps must be at least 2^-45";
 
 /// Whether an optimizer accepts its rate times this. As after a schedule, a rate that f32 rounds to zero is zero.
 pub(super) fn check_rate(optimizer: &dyn Optimizer, multiplier: f64) -> Result<()> {

@@ -1,0 +1,161 @@
+//! Options of a bucket that is stepped alone.
+//!
+//! The words are the stepper's own: layout, groups, precision. Everything is checked before a device is asked for
+//! anything.
+
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::host::Isa;
+use crate::launch::{Assignment, Settings, StepConstants, refuse_storage};
+use crate::layout::{ForeignBucket, Gradients, Layout, Plan, Precision, Storage};
+use crate::optim::Optimizer;
+use crate::pool::Pool;
+
+/// Options of a [`BucketStep`](super::BucketStep).
+#[derive(Clone, Debug)]
+pub struct BucketStepBuilder {
+    layout: Layout,
+    bucket: Option<ForeignBucket>,
+    /// By group.
+    optimizers: Vec<Box<dyn Optimizer>>,
+    precision: Precision,
+    copy: Option<DType>,
+    ema_decay: Option<f64>,
+    gradients: Gradients,
+    pub(super) isa: Option<Isa>,
+    pub(super) pool: Option<Pool>,
+    refused: Option<Error>,
+}
+
+/// What every device needs of the options.
+pub(super) struct Parts {
+    pub(super) layout: Layout,
+    pub(super) plan: Plan,
+    pub(super) places: Vec<usize>,
+    pub(super) optimizers: Vec<Box<dyn Optimizer>>,
+    pub(super) assignment: Assignment,
+    pub(super) constants: StepConstants,
+    pub(super) settings: Settings,
+}
+
+impl BucketStepBuilder {
+    pub(super) fn new(layout: &Layout, optimizer: Box<dyn Optimizer>) -> BucketStepBuilder {
+        BucketStepBuilder {
+            layout: layout.clone(),
+            bucket: None,
+            optimizers: vec![optimizer; layout.groups().len()],
+            precision: Precision::F32,
+            copy: None,
+            ema_decay: None,
+            gradients: Gradients::Keep,
+            isa: None,
+            pool: None,
+            refused: None,
+        }
+    }
+
+    /// Names the parameters of the bucket and their offsets in it. Unset: all parameters, one after the other, in
+    /// registration order, without gaps.
+    pub fn bucket(self, bucket: ForeignBucket) -> Self {
+        BucketStepBuilder { bucket: Some(bucket), ..self }
+    }
+
+    /// Gives a group of the layout an optimizer of its own. Optimizers of one kind share a launch.
+    pub fn group(mut self, name: &str, optimizer: impl Optimizer + 'static) -> Self {
+        match group_of(&self.layout, name) {
+            Ok(group) => self.optimizers[group] = optimizer.as_rule().boxed(),
+            Err(error) => self.refused = self.refused.or(Some(error)),
+        }
+        self
+    }
+
+    /// Sets the tensors' element types. Unset: f32 throughout.
+    pub fn precision(self, precision: Precision) -> Self {
+        BucketStepBuilder { precision, ..self }
+    }
+
+    /// Also writes each stepped parameter in another type ([`Tensors::copy`](super::Tensors::copy)).
+    pub fn copy_params(self, dtype: DType) -> Self {
+        BucketStepBuilder { copy: Some(dtype), ..self }
+    }
+
+    /// Also keeps a moving average of each parameter ([`Tensors::ema`](super::Tensors::ema)).
+    pub fn ema(self, decay: f64) -> Self {
+        BucketStepBuilder { ema_decay: Some(decay), ..self }
+    }
+
+    /// Sets what becomes of stepped gradients: kept, which is the default, or zeroed by the step's own launch.
+    pub fn gradients(self, gradients: Gradients) -> Self {
+        BucketStepBuilder { gradients, ..self }
+    }
+
+    /// Sets the CPU kernels' instruction set. Unset: `INSTEP_ISA`, or the widest.
+    pub fn isa(self, isa: Isa) -> Self {
+        BucketStepBuilder { isa: Some(isa), ..self }
+    }
+
+    /// Sets the threads that a step on the CPU is split over; clones of a pool share them. Unset: the calling thread
+    /// alone.
+    pub fn pool(self, pool: Pool) -> Self {
+        BucketStepBuilder { pool: Some(pool), ..self }
+    }
+
+    pub(super) fn parts(self) -> Result<Parts> {
+        if let Some(refused) = self.refused {
+            return Err(refused);
+        }
+        if let Some(decay) = self.ema_decay.filter(|decay| !(0.0..=1.0).contains(decay)) {
+            return Err(Error::range("ema", decay, "a decay rate from 0 to 1"));
+        }
+        if self.gradients == Gradients::Release {
+            let wrong = "the caller's memory cannot be released";
+            let remedy = "use Gradients::Keep or Gradients::Zero";
+            return Err(Error::config("gradients", "Release", wrong, remedy));
+        }
+        let storage = Storage { precision: self.precision, copy: self.copy, ema: self.ema_decay.is_some() };
+        let bucket = self.bucket.unwrap_or_else(|| whole(&self.layout));
+        let (plan, places) = Plan::flat(&self.layout, &bucket, storage)?;
+        let plan = plan.with_gradients(self.gradients);
+        let mut optimizers = Vec::new();
+        for optimizer in &self.optimizers {
+            if let Some(custom) = optimizer.as_rule().custom() {
+                let thing = format_args!("optimizer `{}`", custom.name());
+                let remedy = "call that code yourself, or use a Stepper";
+                return Err(Error::unsupported(thing, "a BucketStep runs kernels alone", remedy));
+            }
+            refuse_storage(&**optimizer, &storage)?;
+            optimizers.push((&**optimizer, optimizer.as_rule().hyper()?));
+        }
+        let group = |param: usize| vec![self.layout.parameters()[param].group];
+        let assignment = Assignment::new(&self.layout, &plan, optimizers, group);
+        let ema_decay = self.ema_decay.unwrap_or_default();
+        let constants = StepConstants { ema_decay, ..StepConstants::PLAIN };
+        let settings = Settings::new(&plan, &assignment);
+        let (layout, optimizers) = (self.layout, self.optimizers);
+        Ok(Parts { layout, plan, places, optimizers, assignment, constants, settings })
+    }
+}
+
+/// Returns the index of a group.
+pub(super) fn group_of(layout: &Layout, name: &str) -> Result<usize> {
+    layout.groups().iter().position(|known| known == name).ok_or_else(|| {
+        let known = crate::error::one_of(layout.groups().iter().map(|name| &**name));
+        Error::layout(
+            format_args!("group `{name}`"),
+            "the layout has none of this name",
+            format_args!("use {known}"),
+        )
+    })
+}
+
+/// Returns the bucket of all parameters, without gaps.
+fn whole(layout: &Layout) -> ForeignBucket {
+    let lens = layout.parameters().iter().map(|parameter| parameter.len as usize);
+    let bucket = ForeignBucket::new(lens.clone().sum());
+    let mut offset = 0;
+    layout.ids().zip(lens).fold(bucket, |bucket, (id, len)| {
+        let at = offset;
+        offset += len;
+        bucket.gradient(id, at)
+    })
+}

@@ -1,0 +1,135 @@
+//! One bucket, stepped now: the fused launch as an object of its own, on anybody's memory.
+//!
+//! It depends on `launch` and the devices, and knows no schedule, no pass and no collective. A stepper runs the same
+//! launches, so both give the same bits. Nothing is written before everything has been checked.
+
+mod builder;
+mod host;
+mod norm;
+mod scaling;
+mod shape;
+mod tensors;
+
+pub use builder::BucketStepBuilder;
+pub use host::OnHost;
+pub use norm::{Decision, GradNorm};
+pub use scaling::Scaling;
+pub use tensors::{Tensor, Tensors};
+
+use crate::error::{Error, Result};
+use crate::launch::{Assignment, Settings, StepConstants};
+use crate::layout::{Layout, ParamId, Plan};
+use crate::optim::Optimizer;
+use builder::{Parts, group_of};
+use shape::Shape;
+
+/// The step of one bucket, on tensors that come with each call.
+///
+/// It is for engines that reduce gradients themselves and want the fused update alone: no pass, no collective, no
+/// schedule. It keeps step counts and hyperparameters; parameters, gradients and states stay the caller's. Buckets may be
+/// stepped in any order, on any thread.
+///
+/// ```
+/// use instep::{AdamW, BucketStep, Layout, Scaling, Tensor, Tensors};
+///
+/// let layout = Layout::builder().param("weight", 6).param("bias", 2).build()?;
+/// let mut step = BucketStep::builder(&layout, AdamW { lr: 0.1, ..Default::default() }).host()?;
+///
+/// // One flat run per kind of tensor; `Tensor::slices_mut` takes one run per parameter.
+/// let (mut params, mut exp_avg, mut exp_avg_sq) = ([1.0f32; 8], [0.0f32; 8], [0.0f32; 8]);
+/// for _ in 0..10 {
+///     let summed = [2.0f32; 8]; // over two ranks
+///     let states = [Tensor::slice_mut(&mut exp_avg), Tensor::slice_mut(&mut exp_avg_sq)];
+///     let tensors = Tensors::new(Tensor::slice_mut(&mut params), Tensor::slice(&summed)).states(states);
+///     step.step(&tensors, Scaling::mean(2))?;
+/// }
+/// assert_eq!(step.step_count(layout.id("bias")?)?, 10);
+/// assert!(params.iter().all(|p| (p - 0.0).abs() < 0.01));
+/// # Ok::<(), instep::Error>(())
+/// ```
+///
+/// # Source
+/// The fused optimizers of PyTorch and apex take a list of tensors as this does; `grad_scale` and `found_inf` are
+/// PyTorch's ([`Scaling::grad_scaler`]).
+pub struct BucketStep<E = OnHost> {
+    layout: Layout,
+    plan: Plan,
+    assignment: Assignment,
+    /// By group.
+    optimizers: Vec<Box<dyn Optimizer>>,
+    constants: StepConstants,
+    /// As the next step is to read them.
+    settings: Settings,
+    shape: Shape,
+    engine: E,
+}
+
+impl BucketStep {
+    /// Starts the options of a step over a layout's parameters.
+    pub fn builder(layout: &Layout, optimizer: impl Optimizer + 'static) -> BucketStepBuilder {
+        BucketStepBuilder::new(layout, optimizer.as_rule().boxed())
+    }
+}
+
+impl<E> BucketStep<E> {
+    fn new(parts: Parts, engine: impl FnOnce(&Parts) -> Result<E>) -> Result<BucketStep<E>> {
+        let shape = Shape::new(&parts.plan, &parts.places, parts.assignment.state_count());
+        let engine = engine(&parts)?;
+        let Parts { layout, plan, optimizers, assignment, constants, settings, .. } = parts;
+        Ok(BucketStep { layout, plan, assignment, optimizers, constants, settings, shape, engine })
+    }
+
+    /// Returns the layout it was built for.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Returns the number of elements of a run for the whole bucket.
+    pub fn elements(&self) -> u64 {
+        self.shape.len()
+    }
+
+    /// Returns the names of a group's states, in the order of [`Tensors::states`].
+    ///
+    /// # Errors
+    /// `Layout` if the layout has no such group.
+    pub fn state_names(&self, group: &str) -> Result<&'static [&'static str]> {
+        Ok(self.optimizers[group_of(&self.layout, group)?].state_names())
+    }
+
+    /// The record of a parameter.
+    fn record(&self, id: ParamId) -> Result<usize> {
+        let param = self.layout.index(id)?;
+        match self.plan.segments().iter().position(|segment| segment.param as usize == param) {
+            Some(segment) => Ok(self.assignment.record(0, segment)),
+            None => {
+                let name = &self.layout.parameters()[param].name;
+                Err(Error::layout(format_args!("`{name}`"), "not in this bucket", "ask its own bucket"))
+            }
+        }
+    }
+
+    /// Checks a group's next optimizer and puts it into the settings.
+    fn replace(&mut self, group: &str, optimizer: &dyn Optimizer) -> Result<()> {
+        let index = group_of(&self.layout, group)?;
+        let (old, new) = (self.optimizers[index].as_rule(), optimizer.as_rule());
+        if (old.kernel(), old.state_names()) != (new.kernel(), new.state_names()) {
+            let wrong = "another optimizer, or other states, than the step was built for";
+            return Err(Error::unsupported(
+                format_args!("group `{group}`"),
+                wrong,
+                "build another BucketStep",
+            ));
+        }
+        crate::launch::refuse_storage(optimizer, self.plan.storage())?;
+        self.settings.set_hyper(index, &new.hyper()?);
+        self.optimizers[index] = new.boxed();
+        Ok(())
+    }
+}
+
+impl<E> std::fmt::Debug for BucketStep<E> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BucketStep").field("elements", &self.elements()).finish_non_exhaustive()
+    }
+}

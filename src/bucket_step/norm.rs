@@ -1,0 +1,137 @@
+//! The norm of the gradients of several buckets, and the decision that follows from it.
+//!
+//! The sum of squares is exact, so neither the order of the buckets nor their number changes a bit of it.
+#![allow(unsafe_code)]
+
+use super::scaling::Scaling;
+use crate::abi::InstepControl;
+use crate::error::{Error, Result};
+use crate::host::Isa;
+use crate::host::arena::Memories;
+use crate::host::kernels::Kernels;
+use crate::launch::{Counts, StepConstants, begin_block, decide_block, first_control};
+
+/// Norm and decision over the gradients of any number of buckets.
+///
+/// ```
+/// use instep::{BucketStep, GradNorm, Layout, Scaling, Sgd, Tensor, Tensors};
+///
+/// let layout = Layout::builder().param("weight", 2).build()?;
+/// let mut step = BucketStep::builder(&layout, Sgd { lr: 1.0, ..Default::default() }).host()?;
+/// let (mut params, grads) = ([0.0f32; 2], [6.0f32, 8.0]);
+///
+/// let mut norm = GradNorm::host()?;
+/// norm.begin(Scaling::mean(2))?;
+/// step.add_norm(&Tensor::slice(&grads), &mut norm)?; // once per bucket, in any order
+/// let decision = norm.decide(Some(2.5), true)?;
+/// step.step_decided(&Tensors::new(Tensor::slice_mut(&mut params), Tensor::slice(&grads)), &mut norm)?;
+/// assert_eq!(decision.norm, 5.0); // of the mean
+/// assert!((params[0] + 1.5).abs() < 1e-5 && (params[1] + 2.0).abs() < 1e-5); // clipped to 2.5
+/// # Ok::<(), instep::Error>(())
+/// ```
+///
+/// # Source
+/// `torch.nn.utils.clip_grad_norm_`.
+pub struct GradNorm {
+    memories: Memories,
+    kernels: Kernels,
+    phase: Phase,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    New,
+    Begun,
+    Decided,
+}
+
+/// What follows from a norm.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Decision {
+    /// The norm of all averaged gradients; infinite or NaN if one of them is.
+    pub norm: f64,
+    /// The factor that clips them; 1 if nothing is clipped or everything is skipped.
+    pub clip: f64,
+    /// Whether no gradient is infinite or NaN.
+    pub is_finite: bool,
+    /// Whether steps after this decision change nothing.
+    pub skipped: bool,
+}
+
+impl GradNorm {
+    /// Makes a norm on the CPU.
+    ///
+    /// # Errors
+    /// Errors as for [`BucketStepBuilder::host`](super::BucketStepBuilder::host), of the instruction set.
+    pub fn host() -> Result<GradNorm> {
+        let kernels = Kernels::load(Isa::from_environment()?)?;
+        let memories = Memories::without_tensors(Counts::default())?;
+        // SAFETY: nothing runs on this memory yet.
+        unsafe { memories.write_control(first_control(&StepConstants::PLAIN), std::iter::empty()) };
+        Ok(GradNorm { memories, kernels, phase: Phase::New })
+    }
+
+    /// Begins anew, with the factors that all these gradients have.
+    ///
+    /// # Errors
+    /// `Config` for factors that cannot be divided out.
+    pub fn begin(&mut self, scaling: Scaling) -> Result<()> {
+        scaling.validate()?;
+        let mut args = begin_block(self.control());
+        scaling.put(&mut args);
+        // SAFETY: one control block of our own and no records; `Scaling`'s addresses are valid by its own contract.
+        unsafe { self.kernels.begin(&args) };
+        self.phase = Phase::Begun;
+        Ok(())
+    }
+
+    /// Decides: clips by `max_norm` if there is one, and skips the steps if a gradient is infinite or NaN and
+    /// `skip_nonfinite` says so.
+    ///
+    /// # Errors
+    /// `Config` if `max_norm` is not a finite number above 0; `Order` without [`begin`](Self::begin).
+    pub fn decide(&mut self, max_norm: Option<f64>, skip_nonfinite: bool) -> Result<Decision> {
+        if let Some(max_norm) = max_norm.filter(|max_norm| !(*max_norm > 0.0 && max_norm.is_finite())) {
+            return Err(Error::range("max_norm", max_norm, "a finite number above 0"));
+        }
+        self.refuse_other_phase(Phase::Begun)?;
+        // SAFETY: as in `begin`.
+        let control = unsafe {
+            self.kernels.decide(&decide_block(self.control(), max_norm, skip_nonfinite));
+            self.memories.read_control()
+        };
+        self.phase = Phase::Decided;
+        let (norm, clip, skipped) = (control.norm, control.clip, control.skip != 0);
+        Ok(Decision { norm, clip, is_finite: norm.is_finite(), skipped })
+    }
+
+    /// Returns the block that steps after this norm read.
+    pub(super) fn control(&self) -> *mut InstepControl {
+        self.memories.regions().control()
+    }
+
+    pub(super) fn refuse_undecided(&self) -> Result<()> {
+        self.refuse_other_phase(Phase::Decided)
+    }
+
+    pub(super) fn refuse_decided(&self) -> Result<()> {
+        self.refuse_other_phase(Phase::Begun)
+    }
+
+    fn refuse_other_phase(&self, phase: Phase) -> Result<()> {
+        if self.phase == phase {
+            return Ok(());
+        }
+        let (wrong, remedy) = match phase {
+            Phase::Decided => ("not decided yet", "call `GradNorm::decide` first"),
+            Phase::New | Phase::Begun => ("not begun, or decided already", "call `GradNorm::begin` first"),
+        };
+        Err(Error::order("norm", wrong, remedy))
+    }
+}
+
+impl std::fmt::Debug for GradNorm {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GradNorm").field("phase", &self.phase).finish_non_exhaustive()
+    }
+}

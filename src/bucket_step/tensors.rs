@@ -1,0 +1,236 @@
+//! The tensors of one call: slices that are checked, or addresses that the caller vouches for.
+//!
+//! A tensor is one run that has the bucket's offsets, or one run per parameter. This file hands out addresses and lengths
+//! and touches no element.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+use std::marker::PhantomData;
+
+use bytemuck::Pod;
+
+use crate::abi::INSTEP_MAX_STATES;
+use crate::op::Memory;
+
+const STATES: usize = INSTEP_MAX_STATES as usize;
+
+/// Where one kind of tensor lies during a call: one run for the whole bucket, or one per parameter.
+///
+/// One run has the bucket's offsets: element k of the bucket lies k elements after its start. Runs per parameter come in
+/// the order in which the bucket lists its parameters.
+#[derive(Debug)]
+pub struct Tensor<'a> {
+    pub(super) location: Location,
+    /// Bytes of an element, if a slice says so.
+    pub(super) element_bytes: Option<usize>,
+    pub(super) is_writable: bool,
+    _tensors: PhantomData<&'a mut c_void>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Location {
+    Whole(Run),
+    Each(Runs),
+}
+
+/// An address, and the length in bytes if it is known.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Run {
+    pub(super) address: usize,
+    pub(super) bytes: Option<usize>,
+}
+
+/// A list of runs, of whatever type its elements are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Runs {
+    list: *const c_void,
+    pub(super) count: usize,
+    get: unsafe fn(*const c_void, usize) -> Run,
+}
+
+// SAFETY: slices of plain numbers, which may go to another thread; or addresses, whose users the caller orders.
+unsafe impl Send for Tensor<'_> {}
+
+impl Runs {
+    /// Returns one run of the list.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub(super) fn run(&self, index: usize) -> Run {
+        assert!(index < self.count, "a run for each parameter");
+        // SAFETY: `list` points to `count` elements of the type that `get` was made for, borrowed for `'a`.
+        unsafe { (self.get)(self.list, index) }
+    }
+}
+
+impl Run {
+    fn of<T>(slice: &[T]) -> Run {
+        Run { address: slice.as_ptr().expose_provenance(), bytes: Some(size_of_val(slice)) }
+    }
+
+    fn of_mut<T>(slice: &mut [T]) -> Run {
+        Run { address: slice.as_mut_ptr().expose_provenance(), bytes: Some(size_of_val(slice)) }
+    }
+}
+
+impl<'a> Tensor<'a> {
+    /// Lends a run that a step may write.
+    ///
+    /// # Shapes
+    /// As many elements as the bucket; scales of 8-bit states: one per 256 elements.
+    pub fn slice_mut<T: Pod>(slice: &'a mut [T]) -> Tensor<'a> {
+        Tensor::new::<T>(Location::Whole(Run::of_mut(slice)), true)
+    }
+
+    /// Lends a run that is only read: gradients.
+    ///
+    /// # Shapes
+    /// Shapes as for [`slice_mut`](Self::slice_mut).
+    pub fn slice<T: Pod>(slice: &'a [T]) -> Tensor<'a> {
+        Tensor::new::<T>(Location::Whole(Run::of(slice)), false)
+    }
+
+    /// Lends one run per parameter, which a step may write.
+    ///
+    /// # Shapes
+    /// As many runs as the bucket has parameters, each as long as its parameter; scales: one per 256 elements, begun ones
+    /// included.
+    pub fn slices_mut<T: Pod>(slices: &'a mut [&'a mut [T]]) -> Tensor<'a> {
+        /// # Safety
+        /// `list` has an element `index` of this type.
+        unsafe fn get<T>(list: *const c_void, index: usize) -> Run {
+            // SAFETY: the caller's promise; the slice stays borrowed for as long as the tensor.
+            Run::of_mut(unsafe { &mut **list.cast::<*mut [T]>().add(index) })
+        }
+        let (list, count) = (slices.as_mut_ptr().cast_const().cast(), slices.len());
+        Tensor::new::<T>(Location::Each(Runs { list, count, get: get::<T> }), true)
+    }
+
+    /// Lends one run per parameter that is only read: gradients.
+    ///
+    /// # Shapes
+    /// Shapes as for [`slices_mut`](Self::slices_mut).
+    pub fn slices<T: Pod>(slices: &'a [&'a [T]]) -> Tensor<'a> {
+        /// # Safety
+        /// `list` has an element `index` of this type.
+        unsafe fn get<T>(list: *const c_void, index: usize) -> Run {
+            // SAFETY: as in `slices_mut`.
+            Run::of(unsafe { &**list.cast::<*const [T]>().add(index) })
+        }
+        let (list, count) = (slices.as_ptr().cast(), slices.len());
+        Tensor::new::<T>(Location::Each(Runs { list, count, get: get::<T> }), false)
+    }
+
+    /// Names the address of a run for the whole bucket.
+    ///
+    /// # Safety
+    /// Until each step that it is given to has run: the address, aligned to an element, is valid for the tensor's
+    /// elements, in the type that the step's precision says, in the memory of the step's device; what is read is
+    /// initialised; nothing else touches what the step touches, and no other tensor of the call overlaps it.
+    pub unsafe fn at(address: *mut c_void) -> Tensor<'a> {
+        Tensor::raw(Location::Whole(Run { address: address.expose_provenance(), bytes: None }))
+    }
+
+    /// Names one address per parameter.
+    ///
+    /// # Safety
+    /// As for [`at`](Self::at), for each address and the elements of its parameter.
+    pub unsafe fn at_each(addresses: &'a [*mut c_void]) -> Tensor<'a> {
+        /// # Safety
+        /// `list` has an element `index`.
+        unsafe fn get(list: *const c_void, index: usize) -> Run {
+            // SAFETY: the caller's promise.
+            let address = unsafe { *list.cast::<*mut c_void>().add(index) };
+            Run { address: address.expose_provenance(), bytes: None }
+        }
+        let (list, count) = (addresses.as_ptr().cast(), addresses.len());
+        Tensor::raw(Location::Each(Runs { list, count, get }))
+    }
+
+    fn new<T>(location: Location, is_writable: bool) -> Tensor<'a> {
+        Tensor { location, element_bytes: Some(size_of::<T>()), is_writable, _tensors: PhantomData }
+    }
+
+    fn raw(location: Location) -> Tensor<'a> {
+        Tensor { location, element_bytes: None, is_writable: true, _tensors: PhantomData }
+    }
+}
+
+/// The tensors of one step.
+#[derive(Debug)]
+pub struct Tensors<'a> {
+    params: Tensor<'a>,
+    grads: Tensor<'a>,
+    master: Option<Tensor<'a>>,
+    copy: Option<Tensor<'a>>,
+    ema: Option<Tensor<'a>>,
+    states: [Option<Tensor<'a>>; STATES],
+    scales: [Option<Tensor<'a>>; STATES],
+}
+
+impl Tensors<'_> {
+    /// Returns one kind of tensor, if it was added.
+    pub(super) fn get(&self, memory: Memory) -> Option<&Tensor<'_>> {
+        match memory {
+            Memory::Params => Some(&self.params),
+            Memory::Grads => Some(&self.grads),
+            Memory::Master => self.master.as_ref(),
+            Memory::Copy => self.copy.as_ref(),
+            Memory::Ema => self.ema.as_ref(),
+            Memory::State(k) => self.states.get(usize::from(k))?.as_ref(),
+            Memory::Scales(k) => self.scales.get(usize::from(k))?.as_ref(),
+            Memory::Control | Memory::Settings => None,
+        }
+    }
+
+    /// Returns what was added to parameters and gradients.
+    pub(super) fn memories(&self) -> impl Iterator<Item = Memory> + '_ {
+        let numbered = (0..STATES as u8).flat_map(|k| [Memory::State(k), Memory::Scales(k)]);
+        let all = [Memory::Master, Memory::Copy, Memory::Ema].into_iter().chain(numbered);
+        all.filter(|memory| self.get(*memory).is_some())
+    }
+}
+
+impl<'a> Tensors<'a> {
+    /// Parameters and summed gradients. What else a step needs depends on its optimizer and precision.
+    pub fn new(params: Tensor<'a>, grads: Tensor<'a>) -> Tensors<'a> {
+        let none = || std::array::from_fn(|_| None);
+        Tensors { params, grads, master: None, copy: None, ema: None, states: none(), scales: none() }
+    }
+
+    /// Adds the optimizer's states, in the order of [`state_names`](crate::Optimizer::state_names). Before the first step
+    /// they are zeros.
+    ///
+    /// More than 3 do not compile: no optimizer keeps more.
+    pub fn states<const N: usize>(mut self, states: [Tensor<'a>; N]) -> Tensors<'a> {
+        self.states = listed(states);
+        self
+    }
+
+    /// Adds the scales of 8-bit states, in the same order: an f32 per 256 elements.
+    pub fn scales<const N: usize>(mut self, scales: [Tensor<'a>; N]) -> Tensors<'a> {
+        self.scales = listed(scales);
+        self
+    }
+
+    /// Adds the masters or remainders of 16-bit parameters ([`Master`](crate::Master)).
+    pub fn master(self, master: Tensor<'a>) -> Tensors<'a> {
+        Tensors { master: Some(master), ..self }
+    }
+
+    /// Adds the copy of the parameters in another type, which a step only writes.
+    pub fn copy(self, copy: Tensor<'a>) -> Tensors<'a> {
+        Tensors { copy: Some(copy), ..self }
+    }
+
+    /// Adds the moving averages of the parameters, in f32.
+    pub fn ema(self, ema: Tensor<'a>) -> Tensors<'a> {
+        Tensors { ema: Some(ema), ..self }
+    }
+}
+
+fn listed<const N: usize>(tensors: [Tensor<'_>; N]) -> [Option<Tensor<'_>>; STATES] {
+    const { assert!(N <= STATES, "an optimizer keeps at most 3 states") };
+    let mut tensors = tensors.into_iter();
+    std::array::from_fn(|_| tensors.next())
+}

@@ -1,0 +1,62 @@
+//! One bucket of which every tensor has the gradient's own offsets: parameters, states and gradients lie alike.
+//!
+//! It depends on the layout alone. Nothing is padded, so a framework's flat buffers serve as they are. Such a plan names
+//! only the bucket's parameters, in the order of their offsets, and it belongs to no schedule.
+
+use crate::error::{Error, Result};
+use crate::layout::plan::QUANTUM;
+use crate::layout::{Bucket, ForeignBucket, Layout, Moments, Plan, Segment, Storage};
+
+impl Plan {
+    /// Builds the plan of one bucket. Also returns, per segment, its parameter's place in the bucket's list.
+    ///
+    /// # Errors
+    /// `Layout` if the bucket is empty, a gradient leaves it, overlaps another one or is listed twice, or an offset
+    /// splits a block of 8-bit states; `Config` for a precision that no kernel has.
+    pub(crate) fn flat(
+        layout: &Layout,
+        bucket: &ForeignBucket,
+        storage: Storage,
+    ) -> Result<(Plan, Vec<usize>)> {
+        storage.precision.validate()?;
+        bucket.refuse(layout, 0)?;
+        let elements = layout.first_elements();
+        let mut listed: Vec<(usize, usize, u64)> = Vec::with_capacity(bucket.gradients.len());
+        for (place, (id, offset)) in bucket.gradients.iter().enumerate() {
+            listed.push((layout.index(*id)?, place, *offset));
+        }
+        listed.sort_by_key(|(_, _, offset)| *offset);
+        let mut plan = Plan::empty(layout.parameters().len(), storage);
+        for (index, (param, _, offset)) in listed.iter().enumerate() {
+            let parameter = &layout.parameters()[*param];
+            if storage.precision.moments == Moments::EightBit && offset % QUANTUM != 0 {
+                let wrong = format_args!("offset {offset} splits a block of {QUANTUM} 8-bit states");
+                let remedy = "use offsets that are multiples of 256, or other moments";
+                return Err(Error::layout(format_args!("gradient of `{}`", parameter.name), wrong, remedy));
+            }
+            plan.segment_of_param[*param] = index as u32;
+            plan.segments.push(Segment {
+                param: *param as u32,
+                bucket: 0,
+                start: *offset,
+                grad_start: *offset,
+                len: parameter.len,
+                element: elements[*param],
+                action: parameter.action,
+                group: parameter.group,
+                tail: None,
+            });
+        }
+        (plan.len, plan.grads_len, plan.is_foreign) = (bucket.len, bucket.len, true);
+        plan.buckets.push(Bucket {
+            start: 0,
+            len: bucket.len,
+            params: 0..bucket.len,
+            segments: 0..listed.len() as u32,
+            tail: bucket.len..bucket.len,
+            contributors: None,
+            is_local: false,
+        });
+        Ok((plan, listed.into_iter().map(|(_, place, _)| place).collect()))
+    }
+}
