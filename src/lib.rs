@@ -118,7 +118,7 @@ pub mod abi;
 #[cfg(feature = "bench")]
 #[doc(hidden)]
 pub mod bench;
-mod bucket_step;
+pub mod bucket_step;
 pub mod checkpoint;
 pub mod collective;
 pub mod cuda;
@@ -140,7 +140,8 @@ mod sync;
 mod text;
 pub mod timeline;
 
-pub use bucket_step::{BucketStep, BucketStepBuilder, Decision, GradNorm, OnHost, Scaling, Tensor, Tensors};
+#[doc(inline)]
+pub use bucket_step::{BucketStep, GradNorm, Scaling};
 #[doc(inline)]
 pub use collective::Collective;
 pub use device::Device;

@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, unsafe_code)]
 #![cfg_attr(any(kernels_only, threads_only), allow(dead_code))] // helpers of the folders that are left out
 
+mod bucket_step;
 #[cfg(not(any(kernels_only, threads_only)))]
 mod checkpoint;
 #[cfg(not(kernels_only))]

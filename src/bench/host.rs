@@ -1,32 +1,33 @@
 //! One bucket's launch on the host, and the memory traffic that bounds it.
 //!
-//! It depends on the host device's runner and memory, and adds nothing to a launch. It times nothing itself. No safe
-//! call reaches outside a memory: what does not fit a memory's type is refused.
+//! It steps by [`BucketStep`], as a user of one does, on memory of a plan, and adds nothing to a launch. It times nothing
+//! itself. No safe call reaches outside a memory: what does not fit a memory's type is refused.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
 use std::sync::{Arc, Barrier};
 use std::thread;
-use std::time::Duration;
 
 use super::{constants, plan, step_bytes};
 use crate::abi::{INSTEP_TILE_ELEMENTS, InstepStored};
+use crate::bucket_step::{BucketStep, Scaling, Tensor, Tensors};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::host::Isa;
 use crate::host::arena::Memories;
 use crate::host::kernels::Kernels;
 use crate::host::prefetch::AHEAD_BYTES;
-use crate::host::runner::{Parts, Runner};
-use crate::host::{Isa, Solo};
 use crate::launch::{Assignment, dtype_code, master_code};
-use crate::layout::{Layout, Master, Moments, Plan, Storage};
-use crate::op::{Action, Memory, Op, Part, Phase, Span, Stream};
+use crate::layout::{Bucket, ForeignBucket, Layout, Master, Moments, Plan, Storage};
+use crate::op::{Memory, Part, Span};
 use crate::optim::Optimizer;
 use crate::pool::Pool;
 
 /// A layout's memory on the host, stepped bucket by bucket on the calling thread and a pool of its own.
 pub struct Launcher {
-    runner: Runner,
+    /// One for each bucket of the plan.
+    steps: Vec<BucketStep>,
+    scaling: Scaling,
     memories: Arc<Memories>,
     plan: Arc<Plan>,
     kernels: Kernels,
@@ -39,7 +40,7 @@ impl Launcher {
     /// Builds buckets of `cap_bytes`, gradients that are sums over `world_size` ranks.
     ///
     /// # Errors
-    /// As `StepperBuilder::host`.
+    /// As `BucketStepBuilder::host`.
     pub fn new(
         layout: &Layout,
         optimizer: &dyn Optimizer,
@@ -51,21 +52,33 @@ impl Launcher {
     ) -> Result<Launcher> {
         let plan = plan(layout, cap_bytes, world_size, storage)?;
         let (kernels, constants) = (Kernels::load(isa)?, constants(world_size));
-        let states = optimizer.state_names().len();
-        let parts = Part::all(optimizer.as_rule().is_scaled());
-        let assignment = Arc::new(Assignment::uniform(layout, &plan, optimizer)?);
+        let assignment = Assignment::uniform(layout, &plan, optimizer)?;
         let memories = Arc::new(Memories::new(&plan, (&constants, &assignment), None)?);
-        let runner = Runner::new(Parts {
-            plan: Arc::clone(&plan),
-            memories: Arc::clone(&memories),
-            constants,
-            assignment,
+        let (ids, pool) = (layout.ids().collect::<Vec<_>>(), Pool::with_threads(threads)?);
+        let step = |bucket: &Bucket| {
+            let described = ForeignBucket::new((bucket.params.end - bucket.params.start) as usize);
+            let described = plan.segments_of(bucket).iter().fold(described, |described, segment| {
+                described
+                    .gradient(ids[segment.param as usize], (segment.start - bucket.params.start) as usize)
+            });
+            let builder = BucketStep::builder(layout, optimizer.as_rule().boxed()).bucket(described);
+            let builder = builder.precision(storage.precision).isa(isa).pool(pool.clone());
+            let builder = if storage.ema { builder.ema(constants.ema_decay) } else { builder };
+            match storage.copy {
+                Some(dtype) => builder.copy_params(dtype).host(),
+                None => builder.host(),
+            }
+        };
+        Ok(Launcher {
+            steps: plan.buckets().iter().map(step).collect::<Result<_>>()?,
+            scaling: Scaling::mean(world_size),
+            states: assignment.state_count(),
+            parts: Part::all(optimizer.as_rule().is_scaled()),
+            memories,
+            plan,
             kernels,
-            pool: Pool::with_threads(threads)?,
-            comm: Arc::new(Solo::new(world_size)),
-            deadline: Duration::from_secs(60),
-        })?;
-        Ok(Launcher { runner, memories, plan, kernels, states, parts, threads })
+            threads,
+        })
     }
 
     /// Returns buckets and offsets.
@@ -141,24 +154,20 @@ impl Launcher {
         Ok(())
     }
 
-    /// Counts the updates since the last call, and derives the scalars of the next ones.
+    /// Steps one bucket.
     ///
     /// # Errors
-    /// None today; the runner's.
-    pub fn begin(&mut self) -> Result<()> {
-        self.run(Action::Control(Phase::Begin))
-    }
-
-    /// Steps one bucket, once per [`begin`](Self::begin).
-    ///
-    /// # Errors
-    /// None today; the runner's.
+    /// None today; those of `BucketStep::step`.
     pub fn step(&mut self, bucket: u32) -> Result<()> {
-        self.run(Action::Step { bucket })
-    }
-
-    fn run(&mut self, action: Action) -> Result<()> {
-        self.runner.run(&Op { stream: Stream::Optim, action })
+        let Bucket { params, .. } = &self.plan.buckets()[bucket as usize];
+        let tensor = |memory| {
+            let span = Span::elements(memory, &self.plan, params.start, params.end);
+            // SAFETY: a run of that type, by `resolve`; its bytes are initialised, and `&mut self` holds them alone.
+            unsafe { Tensor::at(self.memories.resolve(span).cast()) }
+        };
+        let mut tensors = Tensors::new(tensor(Memory::Params), tensor(Memory::Grads));
+        Memory::of_tensors(&self.plan, self.states).for_each(|memory| tensors.put(memory, tensor(memory)));
+        self.steps[bucket as usize].step(&tensors, self.scaling)
     }
 
     /// Returns the bytes that one step of a bucket reads and writes, by the accesses that the checker judges.

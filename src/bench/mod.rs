@@ -1,7 +1,7 @@
 //! One bucket's launch without a schedule, and the work beside a step, for benches to time.
 //!
-//! Not part of the documented interface. A bench runs the product's own ops on the product's own memory, so that it
-//! measures the product. This file must add nothing to a launch.
+//! Not part of the documented interface. A bench runs what a user runs: `BucketStep` on the host, a device's own ops on a
+//! GPU. This file must add nothing to a launch.
 
 mod distant;
 mod gpu;

@@ -30,7 +30,8 @@ use shape::Shape;
 /// stepped in any order, on any thread.
 ///
 /// ```
-/// use instep::{AdamW, BucketStep, Layout, Scaling, Tensor, Tensors};
+/// use instep::bucket_step::{Tensor, Tensors};
+/// use instep::{AdamW, BucketStep, Layout, Scaling};
 ///
 /// let layout = Layout::builder().param("weight", 6).param("bias", 2).build()?;
 /// let mut step = BucketStep::builder(&layout, AdamW { lr: 0.1, ..Default::default() }).host()?;

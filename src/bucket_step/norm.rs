@@ -14,7 +14,8 @@ use crate::launch::{Counts, StepConstants, begin_block, decide_block, first_cont
 /// Norm and decision over the gradients of any number of buckets.
 ///
 /// ```
-/// use instep::{BucketStep, GradNorm, Layout, Scaling, Sgd, Tensor, Tensors};
+/// use instep::bucket_step::{Tensor, Tensors};
+/// use instep::{BucketStep, GradNorm, Layout, Scaling, Sgd};
 ///
 /// let layout = Layout::builder().param("weight", 2).build()?;
 /// let mut step = BucketStep::builder(&layout, Sgd { lr: 1.0, ..Default::default() }).host()?;

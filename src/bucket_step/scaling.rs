@@ -26,6 +26,8 @@ pub struct Scaling {
 
 // SAFETY: two addresses, which `grad_scaler`'s caller has promised to be valid for each call that they are given to.
 unsafe impl Send for Scaling {}
+// SAFETY: as above; no method of a shared value follows them.
+unsafe impl Sync for Scaling {}
 
 impl Scaling {
     /// Gradients that are stepped as they are.

@@ -168,9 +168,9 @@ pub struct Tensors<'a> {
     scales: [Option<Tensor<'a>>; STATES],
 }
 
-impl Tensors<'_> {
+impl<'a> Tensors<'a> {
     /// Returns one kind of tensor, if it was added.
-    pub(super) fn get(&self, memory: Memory) -> Option<&Tensor<'_>> {
+    pub(super) fn get(&self, memory: Memory) -> Option<&Tensor<'a>> {
         match memory {
             Memory::Params => Some(&self.params),
             Memory::Grads => Some(&self.grads),
@@ -183,15 +183,27 @@ impl Tensors<'_> {
         }
     }
 
+    /// Adds or replaces one kind of tensor.
+    pub(crate) fn put(&mut self, memory: Memory, tensor: Tensor<'a>) {
+        match memory {
+            Memory::Params => self.params = tensor,
+            Memory::Grads => self.grads = tensor,
+            Memory::Master => self.master = Some(tensor),
+            Memory::Copy => self.copy = Some(tensor),
+            Memory::Ema => self.ema = Some(tensor),
+            Memory::State(k) => self.states[usize::from(k)] = Some(tensor),
+            Memory::Scales(k) => self.scales[usize::from(k)] = Some(tensor),
+            Memory::Control | Memory::Settings => {}
+        }
+    }
+
     /// Returns what was added to parameters and gradients.
     pub(super) fn memories(&self) -> impl Iterator<Item = Memory> + '_ {
         let numbered = (0..STATES as u8).flat_map(|k| [Memory::State(k), Memory::Scales(k)]);
         let all = [Memory::Master, Memory::Copy, Memory::Ema].into_iter().chain(numbered);
         all.filter(|memory| self.get(*memory).is_some())
     }
-}
 
-impl<'a> Tensors<'a> {
     /// Parameters and summed gradients. What else a step needs depends on its optimizer and precision.
     pub fn new(params: Tensor<'a>, grads: Tensor<'a>) -> Tensors<'a> {
         let none = || std::array::from_fn(|_| None);

@@ -23,7 +23,6 @@ pub(super) fn verify(
     let mut plain = cases::launcher(case, kind, shape, Isa::Baseline, 1, quick)?;
     for launcher in [&mut *launcher, &mut plain] {
         for _ in 0..2 {
-            launcher.begin()?;
             launcher.step(0)?;
         }
     }

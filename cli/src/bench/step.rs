@@ -106,7 +106,6 @@ fn one(
         let own = take();
         let start = Instant::now();
         for _ in 0..sweeps {
-            launcher.begin()?;
             for bucket in own.clone() {
                 launcher.step(bucket as u32)?;
             }
@@ -169,7 +168,6 @@ fn skipped((case, kind, shape): (Case, Kind, Shape), quick: bool) -> instep::Res
 fn verify(launcher: &mut Launcher, case: Case) -> Result<(), Failure> {
     const STEPS: usize = 2;
     for _ in 0..STEPS {
-        launcher.begin()?;
         for bucket in 0..launcher.plan().buckets().len() as u32 {
             launcher.step(bucket)?;
         }

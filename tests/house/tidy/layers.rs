@@ -15,7 +15,7 @@ const LAYERS: [&[&str]; 11] = [
     &["device"],
     &["schedule", "hazard", "timeline"],
     &["host", "cuda"],
-    &["stepper"],
+    &["bucket_step", "stepper"],
     &["checkpoint", "overlap"],
     &["bench"],
 ];

@@ -79,7 +79,7 @@ pub unsafe extern "C" fn instep_peer_elements(launcher: *mut Launcher, array: u8
     unsafe { (*launcher).bytes(memory, 0).as_mut_ptr() }
 }
 
-/// Begins a pass and steps buckets `first..last`; whether all went well.
+/// Steps buckets `first..last`; whether all went well.
 ///
 /// # Safety
 /// As for `instep_peer_elements`, and nobody touches the elements meanwhile.
@@ -88,7 +88,7 @@ pub unsafe extern "C" fn instep_peer_elements(launcher: *mut Launcher, array: u8
 pub unsafe extern "C" fn instep_peer_step(launcher: *mut Launcher, first: u32, last: u32) -> bool {
     // SAFETY: by the contract.
     let launcher = unsafe { &mut *launcher };
-    launcher.begin().is_ok() && (first..last).all(|bucket| launcher.step(bucket).is_ok())
+    (first..last).all(|bucket| launcher.step(bucket).is_ok())
 }
 
 /// Ends it.

@@ -1,0 +1,134 @@
+//! Norms over several buckets: a stepper's clip and skip, bit for bit, whatever the order.
+
+use instep::bucket_step::{Decision, Tensor, Tensors};
+use instep::layout::ForeignBucket;
+use instep::{AdamW, BucketStep, Error, GradNorm, Layout, Mode, Scaling, Solo, Stepper};
+
+use crate::support::{layout, paint};
+
+const LENGTHS: [usize; 3] = [700, 2100, 33];
+const WORLD_SIZE: u32 = 2;
+const LOSS_SCALE: f64 = 8.0;
+const MAX_NORM: f64 = 0.75;
+
+fn gradients(step: usize) -> Vec<Vec<f32>> {
+    let of = |(row, len): (usize, &usize)| (0..*len).map(|k| paint(row + step, k)).collect();
+    LENGTHS.iter().enumerate().map(of).collect()
+}
+
+/// A bucket of one parameter with its states.
+struct Bucket {
+    step: BucketStep,
+    params: Vec<f32>,
+    states: [Vec<f32>; 2],
+}
+
+impl Bucket {
+    fn all(layout: &Layout) -> Vec<Bucket> {
+        let ids = layout.ids().zip(LENGTHS);
+        let bucket = |(id, len)| {
+            let described = ForeignBucket::new(len).gradient(id, 0);
+            let step = BucketStep::builder(layout, AdamW::default()).bucket(described).host().unwrap();
+            Bucket { step, params: vec![0.0; len], states: [vec![0.0; len], vec![0.0; len]] }
+        };
+        ids.map(bucket).collect()
+    }
+
+    fn step_decided(&mut self, grads: &[f32], norm: &mut GradNorm) {
+        let [first, second] = &mut self.states;
+        let tensors = Tensors::new(Tensor::slice_mut(&mut self.params), Tensor::slice(grads))
+            .states([Tensor::slice_mut(first), Tensor::slice_mut(second)]);
+        self.step.step_decided(&tensors, norm).unwrap();
+    }
+}
+
+fn train(spoiled: Option<usize>) -> (Vec<Bucket>, Vec<Decision>) {
+    let layout = layout(&LENGTHS);
+    let mut buckets = Bucket::all(&layout);
+    let mut norm = GradNorm::host().unwrap();
+    let mut decisions = Vec::new();
+    for step in 0..4 {
+        let mut grads = gradients(step);
+        if spoiled == Some(step) {
+            grads[1][5] = f32::NAN;
+        }
+        norm.begin(Scaling::mean(WORLD_SIZE).loss_scale(LOSS_SCALE)).unwrap();
+        for index in [step % 3, (step + 1) % 3, (step + 2) % 3] {
+            buckets[index].step.add_norm(&Tensor::slice(&grads[index]), &mut norm).unwrap();
+        }
+        decisions.push(norm.decide(Some(MAX_NORM), true).unwrap());
+        for index in [(step + 1) % 3, step % 3, (step + 2) % 3] {
+            buckets[index].step_decided(&grads[index], &mut norm);
+        }
+    }
+    (buckets, decisions)
+}
+
+#[test]
+fn a_norm_over_buckets_clips_and_skips_as_a_stepper_does() {
+    for spoiled in [None, Some(2)] {
+        let layout = layout(&LENGTHS);
+        let builder = Stepper::builder(&layout, AdamW::default()).mode(Mode::Normed).loss_scale(LOSS_SCALE);
+        let builder = builder.max_norm(MAX_NORM).skip_nonfinite(true);
+        let mut stepper = builder.host(Solo::new(WORLD_SIZE)).unwrap();
+        let mut statuses = Vec::new();
+        for step in 0..4 {
+            let mut grads = gradients(step);
+            if spoiled == Some(step) {
+                grads[1][5] = f32::NAN;
+            }
+            let mut pass = stepper.begin().unwrap();
+            layout.ids().zip(&grads).for_each(|(id, grads)| pass.write_grad(id, grads).unwrap());
+            pass.finish().unwrap();
+            statuses.push(stepper.status().unwrap());
+        }
+        let (buckets, decisions) = train(spoiled);
+        for ((status, decision), step) in statuses.iter().zip(&decisions).zip(0..) {
+            let is_spoiled = spoiled == Some(step);
+            assert_eq!(status.norm.unwrap().to_bits(), decision.norm.to_bits());
+            assert_eq!((status.clip, status.skipped), (decision.clip, decision.skipped));
+            assert_eq!((decision.is_finite, decision.skipped), (!is_spoiled, is_spoiled));
+        }
+        for (id, bucket) in layout.ids().zip(&buckets) {
+            assert_eq!(stepper.params().unwrap().get(id).unwrap(), bucket.params);
+            assert_eq!(bucket.step.step_count(id).unwrap(), stepper.step_count(id).unwrap());
+        }
+    }
+}
+
+#[test]
+fn a_coefficient_of_the_callers_gives_the_bits_of_the_decision() {
+    let layout = layout(&LENGTHS);
+    let (decided, decisions) = train(None);
+    let mut buckets = Bucket::all(&layout);
+    for (step, decision) in decisions.iter().enumerate() {
+        let scaling = Scaling::mean(WORLD_SIZE).loss_scale(LOSS_SCALE).clip(decision.clip);
+        for (bucket, grads) in buckets.iter_mut().zip(gradients(step)) {
+            let [first, second] = &mut bucket.states;
+            let tensors = Tensors::new(Tensor::slice_mut(&mut bucket.params), Tensor::slice(&grads))
+                .states([Tensor::slice_mut(first), Tensor::slice_mut(second)]);
+            bucket.step.step(&tensors, scaling).unwrap();
+        }
+    }
+    for (ours, theirs) in buckets.iter().zip(&decided) {
+        assert_eq!(ours.params, theirs.params);
+    }
+}
+
+#[test]
+fn a_norm_is_begun_then_added_to_then_decided_and_nothing_else() {
+    let layout = layout(&LENGTHS);
+    let mut buckets = Bucket::all(&layout);
+    let grads = vec![1.0; LENGTHS[0]];
+    let mut norm = GradNorm::host().unwrap();
+    let is_order = |outcome: instep::Result<()>| matches!(outcome, Err(Error::Order(_)));
+    assert!(is_order(buckets[0].step.add_norm(&Tensor::slice(&grads), &mut norm)));
+    assert!(is_order(norm.decide(None, false).map(drop)));
+    norm.begin(Scaling::NONE).unwrap();
+    assert!(matches!(norm.decide(Some(f64::NAN), false), Err(Error::Config { field: "max_norm", .. })));
+    let tensors = || Tensors::new(Tensor::slice(&grads), Tensor::slice(&grads));
+    assert!(is_order(buckets[0].step.step_decided(&tensors(), &mut norm)));
+    let decision = norm.decide(None, true).unwrap();
+    assert_eq!(decision, Decision { norm: 0.0, clip: 1.0, is_finite: true, skipped: false });
+    assert!(is_order(buckets[0].step.add_norm(&Tensor::slice(&grads), &mut norm)));
+}
