@@ -1,4 +1,6 @@
 //! A stepper and its buckets alone give the same bits, in every precision, wherever tensors lie and in any order.
+//!
+//! The tensors move to other addresses between steps, and buckets change places.
 
 use instep::layout::{ForeignBucket, Storage};
 use instep::{BucketStep, Isa, Layout, Mode, ParamId, Pool, Scaling, Solo};

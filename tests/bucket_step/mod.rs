@@ -1,4 +1,6 @@
 //! Buckets that are stepped alone: the bits of a stepper, on anybody's memory, in any order.
+//!
+//! `memory.rs` holds tensors between guards, which every step must leave as they are.
 
 mod bits;
 mod memory;

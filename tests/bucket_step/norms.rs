@@ -1,4 +1,6 @@
 //! Norms over several buckets: a stepper's clip and skip, bit for bit, whatever the order.
+//!
+//! The oracle is a stepper in Normed on the same gradients.
 
 use instep::bucket_step::{Decision, Tensor, Tensors};
 use instep::layout::ForeignBucket;

@@ -1,4 +1,6 @@
 //! What a bucket refuses, by name and before anything is written.
+//!
+//! Each error is told from the others by its words.
 
 use instep::bucket_step::{Tensor, Tensors};
 use instep::layout::ForeignBucket;

@@ -1,4 +1,6 @@
 //! Factors of the gradients: known ones, and those that PyTorch's scaler keeps.
+//!
+//! A parameter of one element and a rate of 1 show the factor itself.
 
 use instep::bucket_step::{Tensor, Tensors};
 use instep::{BucketStep, Error, Layout, Scaling, Sgd};

@@ -18,7 +18,6 @@ const UNSAFE: &[&str] = &[
     "src/bucket_step/norm.rs",
     "src/bucket_step/scaling.rs",
     "src/bucket_step/tensors.rs",
-    "src/collective.rs",
     "src/collective/conformance/rank.rs",
     "src/collective/mod.rs",
     "src/cuda/context.rs",
