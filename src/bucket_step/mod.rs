@@ -4,6 +4,7 @@
 //! launches, so both give the same bits. Nothing is written before everything has been checked.
 
 mod builder;
+mod gpu;
 mod host;
 mod norm;
 mod scaling;
@@ -11,6 +12,7 @@ mod shape;
 mod tensors;
 
 pub use builder::BucketStepBuilder;
+pub use gpu::OnGpu;
 pub use host::OnHost;
 pub use norm::{Decision, GradNorm};
 pub use scaling::Scaling;

@@ -10,6 +10,7 @@ use std::marker::PhantomData;
 use bytemuck::Pod;
 
 use crate::abi::INSTEP_MAX_STATES;
+use crate::error::{Error, Result};
 use crate::op::Memory;
 
 const STATES: usize = INSTEP_MAX_STATES as usize;
@@ -181,6 +182,31 @@ impl<'a> Tensors<'a> {
             Memory::Scales(k) => self.scales.get(usize::from(k))?.as_ref(),
             Memory::Control | Memory::Settings => None,
         }
+    }
+
+    /// Refuses what a GPU's step cannot reach.
+    pub(super) fn refuse_on_gpu(&self) -> Result<()> {
+        for memory in [Memory::Params, Memory::Grads].into_iter().chain(self.memories()) {
+            let Some(tensor) = self.get(memory) else { continue };
+            if tensor.element_bytes.is_some() {
+                let remedy = "name device addresses with `Tensor::at`";
+                return Err(Error::unsupported(
+                    format_args!("{memory:?}"),
+                    "a slice of the host's memory",
+                    remedy,
+                ));
+            }
+            let is_apart = matches!(tensor.location, Location::Each(Runs { count: 2.., .. }));
+            if is_apart && !matches!(memory, Memory::Params | Memory::Grads) {
+                let wrong = "on a GPU, only parameters and gradients may lie apart";
+                return Err(Error::unsupported(
+                    format_args!("{memory:?}"),
+                    wrong,
+                    "name one run with `Tensor::at`",
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// Adds or replaces one kind of tensor.

@@ -11,7 +11,7 @@ use super::custom::EnqueuedParams;
 use super::driver::{Driver, Entered, Kernel, Shape};
 use super::kernels::Kernels;
 use super::memory::DeviceMemory;
-use crate::abi::{INSTEP_GPU_THREADS, INSTEP_OPTIMIZER_CUSTOM, InstepStepArgs};
+use crate::abi::{INSTEP_GPU_THREADS, INSTEP_OPTIMIZER_CUSTOM, InstepStepArgs, InstepTile};
 use crate::error::Result;
 use crate::handle::StreamHandle;
 use crate::launch::{Assignment, Kind, Launch, StepConstants};
@@ -46,28 +46,48 @@ impl Preparation<'_> {
 
     fn of_bucket(&self, kind: Kind, bucket: u32, memory: &mut DeviceMemory) -> Result<Vec<BucketLaunch>> {
         let inputs = (self.constants, self.assignment);
-        let mut launches = Vec::new();
-        for Launch { mut args, tiles, .. } in Launch::all(kind, bucket, self.plan, &memory.regions, inputs) {
-            args.tiles = memory.keep(self.driver, self.stream, &tiles)?;
-            let is_custom = kind == Kind::Step && args.optimizer == INSTEP_OPTIMIZER_CUSTOM;
-            let kernel = match kind {
-                Kind::Step => self.kernels.step(args.optimizer),
-                Kind::Norm => self.kernels.norm,
-            };
-            let blocks = if is_custom {
-                args.tile_count.min(1) as u32
-            } else {
-                self.blocks(kind, kernel, args.tile_count)?
-            };
-            args.share = share(args.tile_count, blocks);
-            launches.push(BucketLaunch {
-                kernel,
-                shape: Shape { blocks, threads: INSTEP_GPU_THREADS },
-                custom: is_custom.then(|| EnqueuedParams::new(&args, &tiles, self.plan, self.assignment)),
-                args,
-            });
-        }
-        Ok(launches)
+        let launches = Launch::all(kind, bucket, self.plan, &memory.regions, inputs);
+        launches.into_iter().map(|launch| Ok(self.prepare(kind, launch, memory)?.0)).collect()
+    }
+
+    /// Prepares the launches of a plan's one bucket, whose tensors' addresses come with each launch, with the tiles that
+    /// they upload.
+    pub(super) fn unbound(
+        &self,
+        kind: Kind,
+        memory: &mut DeviceMemory,
+    ) -> Result<Vec<(BucketLaunch, Vec<InstepTile>)>> {
+        let inputs = (self.constants, self.assignment);
+        let launches = Launch::unbound(kind, 0, self.plan, &memory.regions, inputs);
+        launches.into_iter().map(|launch| self.prepare(kind, launch, memory)).collect()
+    }
+
+    fn prepare(
+        &self,
+        kind: Kind,
+        launch: Launch,
+        memory: &mut DeviceMemory,
+    ) -> Result<(BucketLaunch, Vec<InstepTile>)> {
+        let Launch { mut args, tiles, .. } = launch;
+        args.tiles = memory.keep(self.driver, self.stream, &tiles)?;
+        let is_custom = kind == Kind::Step && args.optimizer == INSTEP_OPTIMIZER_CUSTOM;
+        let kernel = match kind {
+            Kind::Step => self.kernels.step(args.optimizer),
+            Kind::Norm => self.kernels.norm,
+        };
+        let blocks = if is_custom {
+            args.tile_count.min(1) as u32
+        } else {
+            self.blocks(kind, kernel, args.tile_count)?
+        };
+        args.share = share(args.tile_count, blocks);
+        let launch = BucketLaunch {
+            kernel,
+            shape: Shape { blocks, threads: INSTEP_GPU_THREADS },
+            custom: is_custom.then(|| EnqueuedParams::new(&args, &tiles, self.plan, self.assignment)),
+            args,
+        };
+        Ok((launch, tiles))
     }
 
     /// As many as the caller says for steps; else, and never more for norms, whose blocks each end in atomics, as many as
@@ -96,6 +116,25 @@ fn share(tiles: u64, blocks: u32) -> u64 {
 }
 
 impl BucketLaunch {
+    /// Enqueues the launch with other arguments, which `change` completes.
+    ///
+    /// # Safety
+    /// As for [`enqueue`](Self::enqueue), with those arguments.
+    pub(super) unsafe fn enqueue_changed(
+        &self,
+        driver: &dyn Driver,
+        stream: StreamHandle,
+        change: impl FnOnce(&mut InstepStepArgs),
+    ) -> Result<()> {
+        if self.shape.blocks == 0 {
+            return Ok(());
+        }
+        let mut args = self.args;
+        change(&mut args);
+        // SAFETY: as in `enqueue`.
+        unsafe { driver.launch(self.kernel, self.shape, stream, ptr::from_ref(&args).cast()) }
+    }
+
     /// Enqueues the launch.
     ///
     /// # Safety

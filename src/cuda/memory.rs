@@ -90,17 +90,48 @@ impl DeviceMemory {
         };
         let regions = Regions::new(plan, constants.counts(plan, assignment), given, owned)?;
         let memory = DeviceMemory { regions, arenas, reduced };
-        let records: Vec<InstepRecord> = first_records(plan, &memory.regions, assignment).collect();
+        memory.initialise(driver, stream, plan, (constants, assignment))?;
+        Ok(memory)
+    }
+
+    /// Allocates control memory and settings alone, for tensors whose addresses come with each launch.
+    pub(super) fn without_tensors(
+        driver: &Arc<dyn Driver>,
+        stream: StreamHandle,
+        plan: &Plan,
+        (constants, assignment): (&StepConstants, &Assignment),
+    ) -> Result<DeviceMemory> {
+        let mut arenas = Vec::new();
+        let regions = Regions::without_tensors(constants.counts(plan, assignment), |bytes| {
+            let arena = Arena::zeroed(driver, bytes, stream)?;
+            let region = Region::whole(pointer(arena.address)?, bytes);
+            arenas.push(arena);
+            Ok(region)
+        })?;
+        let memory = DeviceMemory { regions, arenas, reduced: None };
+        memory.initialise(driver, stream, plan, (constants, assignment))?;
+        Ok(memory)
+    }
+
+    /// Uploads the control block and the records as they are before the first pass.
+    fn initialise(
+        &self,
+        driver: &Arc<dyn Driver>,
+        stream: StreamHandle,
+        plan: &Plan,
+        (constants, assignment): (&StepConstants, &Assignment),
+    ) -> Result<()> {
+        let records: Vec<InstepRecord> = first_records(plan, &self.regions, assignment).collect();
         // SAFETY: control memory was made for a block and that many records, and more, which stays zeros; nothing runs
         // on it yet.
         unsafe {
             let control = first_control(constants);
-            driver.upload(address(memory.regions.control()), bytes_of(&control), stream)?;
+            driver.upload(address(self.regions.control()), bytes_of(&control), stream)?;
             if !records.is_empty() {
-                driver.upload(address(memory.regions.records()), bytes_of_all(&records), stream)?;
+                driver.upload(address(self.regions.records()), bytes_of_all(&records), stream)?;
             }
         }
-        Ok(memory)
+        Ok(())
     }
 
     /// Uploads a copy of these values, which lives as long as this memory.

@@ -4,6 +4,7 @@
 //! kernel launch. Without feature `cuda`, or without a driver, every constructor returns an error that says so.
 //! `schedule` decides what may overlap and `hazard` proves it, as on the host.
 
+mod bucket;
 mod built;
 #[cfg(feature = "cuda")]
 mod context;
@@ -30,9 +31,11 @@ mod streams;
 mod submit;
 #[cfg(feature = "cuda")]
 mod system;
+mod tile_tables;
 mod timing;
 mod waits;
 
+pub(crate) use bucket::BucketEngine;
 pub use built::{BuiltKernels, built_kernels};
 pub use device::CudaDevice;
 pub(crate) use device::Parts;

@@ -37,6 +37,16 @@ impl Bases {
         *base = address;
     }
 
+    /// Returns where parameters are counted from.
+    pub(crate) fn params(&self) -> usize {
+        self.params
+    }
+
+    /// Returns where gradients are counted from.
+    pub(crate) fn grads(&self) -> usize {
+        self.grads
+    }
+
     /// Completes the arguments of an [unbound](super::Launch::unbound) launch.
     pub(crate) fn put(&self, args: &mut InstepStepArgs) {
         args.param_base = pointer(self.params);

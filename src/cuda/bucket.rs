@@ -1,0 +1,273 @@
+//! One bucket's launches on a GPU, on streams and addresses that come with each call.
+//!
+//! A step is two launches on the caller's stream: the scalars of the update, and the update. Nothing waits but a host
+//! that is eight steps ahead. A failure is sticky, because records and settings may then be of different steps.
+#![allow(unsafe_code)]
+
+use std::mem::ManuallyDrop;
+use std::ptr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::Cuda;
+use super::driver::{Driver, Entered, Shape};
+use super::kernels::Kernels;
+use super::launches::{BucketLaunch, Preparation};
+use super::memory::{DeviceMemory, address, bytes_of_all, fetch};
+use super::pinned::{SLOTS, SettingsRing};
+use super::tile_tables::TileTables;
+use crate::abi::{INSTEP_GPU_THREADS, InstepBeginArgs, InstepTile};
+use crate::error::{Error, Result};
+use crate::handle::{EventHandle, StreamHandle};
+use crate::launch::{Assignment, Bases, Kind, Progress, Settings, StepConstants, begin_args};
+use crate::layout::Plan;
+
+/// How long a drop waits for the GPU before it leaks what may still be in use.
+const GRACE: Duration = Duration::from_millis(20);
+
+/// See the module.
+pub(crate) struct BucketEngine {
+    driver: Arc<dyn Driver>,
+    /// For allocations, and copies that the host waits for.
+    own: ManuallyDrop<OwnStream>,
+    kernels: ManuallyDrop<Kernels>,
+    memory: ManuallyDrop<DeviceMemory>,
+    settings: ManuallyDrop<SettingsRing>,
+    steps: ManuallyDrop<Vec<Unbound>>,
+    /// After the last step, on the caller's stream.
+    last: EventHandle,
+    /// Steps so far.
+    begun: u64,
+    grad_bytes: u64,
+    failed: Option<Error>,
+}
+
+/// A stream that is destroyed with its owner, after the memory that is freed on it.
+struct OwnStream {
+    driver: Arc<dyn Driver>,
+    handle: StreamHandle,
+}
+
+impl Drop for OwnStream {
+    fn drop(&mut self) {
+        // SAFETY: made by the driver; work that is still queued runs to its end.
+        unsafe { self.driver.destroy_stream(self.handle) }
+    }
+}
+
+/// A launch, and its tables once parameters or gradients have lain apart.
+struct Unbound {
+    launch: BucketLaunch,
+    tiles: Vec<InstepTile>,
+    tables: Option<TileTables>,
+}
+
+// SAFETY: the pointers in the arguments lead into the engine's own memory and are used only through the driver.
+unsafe impl Send for BucketEngine {}
+
+impl BucketEngine {
+    pub(crate) fn new(
+        cuda: &Cuda,
+        plan: &Plan,
+        (constants, assignment): (&StepConstants, &Assignment),
+        settings: &Settings,
+    ) -> Result<BucketEngine> {
+        let driver = Arc::clone(&cuda.driver);
+        let _entered = Entered::new(&*driver)?;
+        let kernels = Kernels::load(&driver, &assignment.kernels(plan), plan.storage().precision.moments)?;
+        let own = OwnStream { handle: driver.create_stream(0)?, driver: Arc::clone(&driver) };
+        let stream = own.handle;
+        let mut memory = DeviceMemory::without_tensors(&driver, stream, plan, (constants, assignment))?;
+        let settings = SettingsRing::new(&driver, settings)?;
+        let preparation = Preparation {
+            driver: &driver,
+            kernels: &kernels,
+            plan,
+            constants,
+            assignment,
+            stream,
+            max_blocks: cuda.max_blocks,
+        };
+        let steps = preparation.unbound(Kind::Step, &mut memory)?;
+        let unbound = |(launch, tiles)| Unbound { launch, tiles, tables: None };
+        Ok(BucketEngine {
+            own: ManuallyDrop::new(own),
+            kernels: ManuallyDrop::new(kernels),
+            memory: ManuallyDrop::new(memory),
+            settings: ManuallyDrop::new(settings),
+            steps: ManuallyDrop::new(steps.into_iter().map(unbound).collect()),
+            last: driver.create_event(false)?,
+            begun: 0,
+            grad_bytes: plan.storage().precision.grad.bytes(),
+            failed: None,
+            driver: Arc::clone(&driver),
+        })
+    }
+
+    /// Replaces the settings from the next step on.
+    pub(crate) fn set(&mut self, settings: &Settings) {
+        self.settings.set(settings);
+    }
+
+    /// Enqueues a step. `scale` puts the factors of the gradients into the arguments.
+    ///
+    /// # Safety
+    /// The stream is this device's. The bases lead to the tensors, in its memory, and nothing else touches them until the
+    /// stream has passed the step.
+    pub(crate) unsafe fn step(
+        &mut self,
+        (plan, constants): (&Plan, &StepConstants),
+        bases: &[Bases],
+        scale: impl FnOnce(&mut InstepBeginArgs),
+        stream: StreamHandle,
+    ) -> Result<()> {
+        self.guarded(|engine| {
+            engine.after_last(stream)?;
+            if let Some(reader) = engine.settings.reader(engine.begun) {
+                engine.block_on(reader)?;
+            }
+            engine.settings.write(engine.begun);
+            let mut args = InstepBeginArgs {
+                ring: ptr::with_exposed_provenance(engine.settings.ring().0 as usize),
+                slot_words: engine.settings.slot_words(),
+                slot_count: SLOTS as u64,
+                ..begin_args(plan, &engine.memory.regions, constants)
+            };
+            scale(&mut args);
+            let shape = Shape { blocks: 1, threads: INSTEP_GPU_THREADS };
+            // SAFETY: the kernel takes this struct, and the engine keeps the memory.
+            unsafe {
+                engine.driver.launch(engine.kernels.begin, shape, stream, ptr::from_ref(&args).cast())?;
+            }
+            engine.settings.mark_read(engine.begun, stream)?;
+            engine.begun += 1;
+            for unbound in engine.steps.iter_mut() {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    unbound.enqueue(&engine.driver, engine.own.handle, bases, engine.grad_bytes, stream)?
+                };
+            }
+            // SAFETY: both are alive.
+            unsafe { engine.driver.record(engine.last, stream) }
+        })
+    }
+
+    /// Returns the progress of a record, after all steps.
+    pub(crate) fn read_progress(&mut self, record: usize) -> Result<Progress> {
+        self.guarded(|engine| {
+            let at = engine.memory.regions.records().wrapping_add(record);
+            engine.after_last(engine.own.handle)?;
+            // SAFETY: a record of our own, which no step writes any more when the stream comes to the copy.
+            Ok(Progress::of(&unsafe { fetch(&*engine.driver, at.cast_const(), engine.own.handle)? }))
+        })
+    }
+
+    /// Sets the progress of a record, after all steps.
+    pub(crate) fn write_progress(&mut self, record: usize, progress: Progress) -> Result<()> {
+        self.guarded(|engine| {
+            let at = engine.memory.regions.records().wrapping_add(record);
+            engine.after_last(engine.own.handle)?;
+            // SAFETY: as above. The upload has ended when it returns, so a later step on any stream sees it.
+            unsafe {
+                let mut record = fetch(&*engine.driver, at.cast_const(), engine.own.handle)?;
+                progress.set(&mut record);
+                engine.driver.upload(address(at), bytes_of_all(&[record]), engine.own.handle)
+            }
+        })
+    }
+
+    /// Makes a stream wait for the last step.
+    fn after_last(&self, stream: StreamHandle) -> Result<()> {
+        if self.begun == 0 {
+            return Ok(());
+        }
+        // SAFETY: both are alive.
+        unsafe { self.driver.wait(stream, self.last) }
+    }
+
+    fn block_on(&self, event: EventHandle) -> Result<()> {
+        // SAFETY: the event is alive.
+        while !unsafe { self.driver.is_passed(event)? } {
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        Ok(())
+    }
+
+    fn guarded<T>(&mut self, work: impl FnOnce(&mut BucketEngine) -> Result<T>) -> Result<T> {
+        if let Some(first) = &self.failed {
+            let op = "an earlier call of this bucket".to_owned();
+            return Err(Error::Poisoned { op, first: Arc::new(first.clone()) });
+        }
+        let driver = Arc::clone(&self.driver);
+        let outcome = Entered::new(&*driver).and_then(|_entered| work(self));
+        outcome.inspect_err(|error| self.failed = Some(error.clone()))
+    }
+
+    /// Waits a little for the GPU. Returns whether nothing of this bucket runs any more.
+    fn is_idle_soon(&self) -> bool {
+        let start = Instant::now();
+        // SAFETY: the event is alive.
+        while self.begun > 0 && !unsafe { self.driver.is_passed(self.last) }.unwrap_or(false) {
+            if start.elapsed() > GRACE {
+                return false;
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        true
+    }
+}
+
+impl Unbound {
+    /// # Safety
+    /// As for [`BucketEngine::step`].
+    unsafe fn enqueue(
+        &mut self,
+        driver: &Arc<dyn Driver>,
+        own: StreamHandle,
+        bases: &[Bases],
+        grad_bytes: u64,
+        stream: StreamHandle,
+    ) -> Result<()> {
+        let (first, is_apart) = (bases.first().copied().unwrap_or_default(), bases.len() > 1);
+        if is_apart && self.tables.is_none() && !self.tiles.is_empty() {
+            self.tables = Some(TileTables::new(driver, own, std::mem::take(&mut self.tiles))?);
+        }
+        let table = match self.tables.as_mut().filter(|_| is_apart) {
+            Some(tables) => Some(tables.with(bases, grad_bytes, stream)?),
+            None => None,
+        };
+        // SAFETY: the kernel's own arguments, completed by the caller's addresses.
+        unsafe {
+            self.launch.enqueue_changed(&**driver, stream, |args| {
+                first.put(args);
+                if let Some(table) = table {
+                    (args.param_base, args.grads, args.tiles) = (ptr::null_mut(), ptr::null_mut(), table);
+                }
+            })?;
+        }
+        match self.tables.as_mut().filter(|_| is_apart) {
+            Some(tables) => tables.mark_used(stream),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for BucketEngine {
+    fn drop(&mut self) {
+        let driver = Arc::clone(&self.driver);
+        let Ok(_entered) = Entered::new(&*driver) else { return };
+        // Stream-ordered memory is freed after the last step. The rest only if the GPU is idle, since a drop does not wait.
+        if self.after_last(self.own.handle).is_err() || !self.is_idle_soon() {
+            return;
+        }
+        // SAFETY: each dropped once, here; nothing runs any more.
+        unsafe {
+            ManuallyDrop::drop(&mut self.steps);
+            ManuallyDrop::drop(&mut self.settings);
+            ManuallyDrop::drop(&mut self.memory);
+            ManuallyDrop::drop(&mut self.kernels);
+            driver.destroy_event(self.last);
+            ManuallyDrop::drop(&mut self.own);
+        }
+    }
+}
