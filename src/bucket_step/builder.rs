@@ -139,7 +139,7 @@ impl BucketStepBuilder {
 /// Returns the index of a group.
 pub(super) fn group_of(layout: &Layout, name: &str) -> Result<usize> {
     layout.groups().iter().position(|known| known == name).ok_or_else(|| {
-        let known = crate::error::one_of(layout.groups().iter().map(|name| &**name));
+        let known = crate::error::one_of(name, layout.groups().iter().map(|name| &**name));
         Error::layout(
             format_args!("group `{name}`"),
             "the layout has none of this name",

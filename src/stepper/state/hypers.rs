@@ -5,8 +5,8 @@
 
 use crate::abi::InstepHyper;
 use crate::error::{Error, Result, one_of};
-use crate::layout::Storage;
 use crate::launch::refuse_storage;
+use crate::layout::Storage;
 use crate::optim::{Optimizer, Value};
 use crate::stepper::state::attached::{OptimizerId, OptimizerKey};
 use crate::stepper::state::optimizers::{Optimizers, check_rate};
