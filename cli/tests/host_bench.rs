@@ -59,7 +59,7 @@ fn a_sweep_on_the_host_has_a_row_for_every_size_in_bytes_of_gradients() {
             let words: Vec<&str> = line.split_whitespace().collect();
             words.len() > 5
                 && words[1] == row["precision"]
-                && words[3] == row["elements"].to_string()
+                && words[3].parse() == Ok(row["elements"].as_u64().unwrap())
                 && words[5] == row["cache"]
         });
         assert!(line.is_some_and(|line| line.contains(&row["bytes"].to_string())), "{table}");
