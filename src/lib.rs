@@ -79,6 +79,8 @@
 //! | train several models on the same ranks | [`InProcess::split`] |
 //! | run on a GPU | [`StepperBuilder::cuda`], [`cuda`] |
 //! | all-reduce over GPUs, or use an all-reduce of your own | [`cuda::Nccl`], [`cuda::External`] |
+//! | all-reduce over processes on the host | feature `mpi`: `Mpi`, with the bits of ranks in one process |
+//! | test a transport of your own | [`collective::conformance`] |
 //! | capture a pass as a CUDA graph | `capture`, `replay` of a [`Stepper`] on a GPU |
 //! | copy tensors to the host and back, on any device | [`Stepper::read_param`], [`Pass::write_grad`] |
 //! | see what ran, and check it for races | [`StepperBuilder::record`], [`Stepper::take_recording`], [`timeline`] |
@@ -108,6 +110,10 @@
 //!
 //! Feature `interop` adds conversions from cudarc's streams and events. If cudarc does not know a newer nvcc, set
 //! `CUDARC_CUDA_VERSION=13000`, which affects only the names of cudarc's functions.
+//!
+//! # MPI
+//!
+//! Feature `mpi` adds `Mpi`. Building it needs an MPI library and libclang (on Debian: `libopenmpi-dev`, `libclang-dev`).
 //!
 //! # Benches
 //!

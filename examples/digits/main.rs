@@ -11,6 +11,8 @@ mod machine;
 mod model;
 #[cfg(test)]
 mod precision_check;
+#[cfg(feature = "mpi")]
+mod processes;
 mod report;
 mod stages;
 mod train;
@@ -31,7 +33,7 @@ use train::{Trained, train_rank};
 /// Train a network to read handwritten digits while optimizer steps overlap with backward.
 ///
 /// The training runs twice, in the chosen mode and in one to compare with. Both must end with the same bits.
-#[derive(Parser)]
+#[derive(Clone, Parser)]
 pub(crate) struct Flags {
     /// Ranks, each with its own copy of the network and its own part of every batch; by default 1 for every 3 cores,
     /// at most 4.
@@ -67,6 +69,10 @@ pub(crate) struct Flags {
     /// Draw two passes of rank 0 in the middle of training in the chosen mode, as an SVG file.
     #[arg(long, value_name = "FILE")]
     picture: Option<PathBuf>,
+    /// Train one rank in each process that mpirun has started, and compare with ranks in one process.
+    #[cfg(feature = "mpi")]
+    #[arg(long, conflicts_with_all = ["ranks", "trace", "picture"])]
+    mpi: bool,
 }
 
 fn optimizer(name: &str) -> Result<&'static Descriptor, String> {
@@ -138,22 +144,30 @@ fn main() -> ExitCode {
 
 /// Trains twice; true if both runs agree and learnt enough.
 fn run(flags: &Flags) -> Result<bool, Box<dyn Error>> {
-    refuse(flags)?;
     let (training, held_out) = Samples::load()?.split();
-    let train = |mode: Mode| -> instep::Result<Vec<Trained>> {
-        let progress = Progress::new(flags, mode);
-        in_process(flags.ranks, |comm| match flags.precision {
-            PrecisionName::F32 => train_rank::<f32>(flags, mode, &training, &held_out, &progress, comm),
-            _ => train_rank::<half::bf16>(flags, mode, &training, &held_out, &progress, comm),
-        })
-    };
+    #[cfg(feature = "mpi")]
+    if flags.mpi {
+        return processes::run(flags.clone(), &training, &held_out);
+    }
+    refuse(flags)?;
     let mode = flags.mode.into();
-    let chosen = train(mode)?;
+    let chosen = train_in_process(flags, mode, &training, &held_out)?;
     let other_mode = choose_counterpart(mode, flags.max_norm);
-    let counterpart = train(other_mode)?;
+    let counterpart = train_in_process(flags, other_mode, &training, &held_out)?;
     let fine = report::judge((mode, &chosen), (other_mode, &counterpart), flags.min_accuracy);
     files::write_files(flags, &chosen, training.labels.len())?;
     Ok(fine)
+}
+
+/// Trains all ranks as threads.
+fn train_in_process(
+    flags: &Flags,
+    mode: Mode,
+    training: &Samples,
+    held_out: &Samples,
+) -> instep::Result<Vec<Trained>> {
+    let progress = Progress::new(flags, mode);
+    in_process(flags.ranks, |comm| train_rank(flags, mode, training, held_out, &progress, comm))
 }
 
 /// Returns the mode to compare with: Sequential, or if that was chosen, an overlapped mode that can clip if asked to.

@@ -25,10 +25,8 @@ fn every_precision_learns_what_f32_learns() -> Result<(), Box<dyn Error>> {
     for precision in PrecisionName::value_variants() {
         flags.precision = *precision;
         let mode = flags.mode.into();
-        let trained = in_process(flags.ranks, |comm| match precision {
-            PrecisionName::F32 => train_rank::<f32>(&flags, mode, &training, &held_out, &progress, comm),
-            _ => train_rank::<half::bf16>(&flags, mode, &training, &held_out, &progress, comm),
-        })?;
+        let trained =
+            in_process(flags.ranks, |comm| train_rank(&flags, mode, &training, &held_out, &progress, comm))?;
         let accuracy = trained[0].accuracy;
         let expected = *in_f32.get_or_insert(accuracy);
         assert!((accuracy - expected).abs() <= LEEWAY, "{precision:?}: {accuracy}, the first {expected}");

@@ -93,7 +93,7 @@ pub(crate) fn judge(chosen: (Mode, &[Trained]), counterpart: (Mode, &[Trained]),
     accurate && identical && ordered
 }
 
-fn judge_accuracy(chosen: &[Trained], min_accuracy: f64) -> bool {
+pub(crate) fn judge_accuracy(chosen: &[Trained], min_accuracy: f64) -> bool {
     let lowest = chosen.iter().map(|rank| rank.accuracy).fold(1.0, f64::min);
     let accurate = lowest >= min_accuracy;
     let remark = if accurate { String::new() } else { format!(" (below the minimum, {min_accuracy})") };

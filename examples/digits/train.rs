@@ -12,13 +12,13 @@ use instep::optim::{
     Optimizer,
     Value::{self, Flag, Number, Pair},
 };
-use instep::{Error, InProcess, Layout, Mode, Recording, Result, Stepper};
+use instep::{Collective, Error, Layout, Mode, Recording, Result, Stepper};
 
-use crate::Flags;
 use crate::data::Samples;
 use crate::machine::choose_threads;
 use crate::model::{Network, Score, Tape, WIDTHS, lay_out};
 use crate::report::Progress;
+use crate::{Flags, PrecisionName};
 
 /// The results of one rank.
 pub(crate) struct Trained {
@@ -39,14 +39,29 @@ pub(crate) struct Trace {
     pub(crate) tensors: Vec<(Cow<'static, str>, Vec<f32>)>,
 }
 
-/// Trains one rank's copy of the network on its part of every batch. `T` is the type of parameters and gradients.
-pub(crate) fn train_rank<T: Element>(
+/// Trains one rank's copy of the network on its part of every batch.
+pub(crate) fn train_rank(
     flags: &Flags,
     mode: Mode,
     training: &Samples,
     held_out: &Samples,
     progress: &Progress,
-    comm: InProcess,
+    comm: impl Collective + 'static,
+) -> Result<Trained> {
+    match flags.precision {
+        PrecisionName::F32 => train_rank_as::<f32>(flags, mode, training, held_out, progress, comm),
+        _ => train_rank_as::<half::bf16>(flags, mode, training, held_out, progress, comm),
+    }
+}
+
+/// `T` is the type of parameters and gradients.
+fn train_rank_as<T: Element>(
+    flags: &Flags,
+    mode: Mode,
+    training: &Samples,
+    held_out: &Samples,
+    progress: &Progress,
+    comm: impl Collective + 'static,
 ) -> Result<Trained> {
     let (rank, ranks) = (comm.rank(), comm.world_size());
     let layout = lay_out(&WIDTHS)?;
@@ -110,7 +125,12 @@ fn tuned(optimizer: &str) -> &'static [(&'static str, Value)] {
     }
 }
 
-fn build_stepper(flags: &Flags, mode: Mode, layout: &Layout, comm: InProcess) -> Result<Stepper> {
+fn build_stepper(
+    flags: &Flags,
+    mode: Mode,
+    layout: &Layout,
+    comm: impl Collective + 'static,
+) -> Result<Stepper> {
     let mut optimizer = flags.optimizer.build();
     for (field, value) in tuned(&flags.optimizer.key()) {
         optimizer.set(field, *value)?;

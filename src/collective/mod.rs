@@ -96,8 +96,8 @@ impl fmt::Display for Call {
 /// A group of ranks, as one of them sees it. The crate brings ranks that are threads of one process
 /// ([`in_process`](crate::in_process)), one that is fed sums ([`Solo`](crate::Solo)), processes with a GPU each
 /// ([`cuda::Nccl`](crate::cuda::Nccl)) and a framework's own all-reduce on a GPU
-/// ([`cuda::External`](crate::cuda::External)); an implementation of your own reaches others, and
-/// [`conformance::check`] tests it.
+/// ([`cuda::External`](crate::cuda::External)); with feature `mpi`, processes on the host. An implementation of your own
+/// reaches others, and [`conformance::check`] tests it; `examples/tcp_ranks` is one over TCP.
 ///
 /// Sums are plain sums: the mean's factor is folded into the step. Every rank must receive the same bits, or parameters
 /// drift apart. A call that differs from the other ranks' ([`Call::key`]) should be a [`mismatch`](CallKey::mismatch), not a

@@ -8,6 +8,7 @@ use super::{GENERATED, code_lines, files, name, read};
 const UNSAFE: &[&str] = &[
     "benches/peers/entry/src/gpu.rs",
     "benches/peers/entry/src/lib.rs",
+    "examples/tcp_ranks/tcp.rs",
     "src/abi.rs",
     "src/bench/gpu.rs",
     "src/bench/host.rs",
