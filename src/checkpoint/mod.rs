@@ -11,7 +11,7 @@
 //!
 //! | Tensor | Type | What it is |
 //! |---|---|---|
-//! | `param.NAME` | F32, as long as the parameter | its value |
+//! | `param.NAME` | F32, of the parameter's [shape](crate::LayoutBuilder::shape) | its value; any shape of as many elements is read |
 //! | `state.NAME.STATE` | the same | an optimizer state, as `torch.optim` calls it (`exp_avg`, ...) |
 //! | `ema.NAME` | the same | its [moving average](crate::StepperBuilder::ema), if they are kept |
 //! | `state.NAME.step` | U64 scalar | how many updates the parameter has had |

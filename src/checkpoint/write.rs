@@ -50,7 +50,6 @@ pub(super) fn write<D: Device>(stepper: &Stepper<D>, extras: &Extras, out: impl 
     let mut checksums = vec![out.take_checksum()];
     let mut values = Vec::new();
     for (entry, content) in entries.iter().zip(contents) {
-        // One dimension or none: the layout knows lengths only.
         values.resize(entry.shape.iter().product::<u64>() as usize, 0.0);
         match content {
             Content::Scalar(bytes) => out.write_all(&bytes),
@@ -109,7 +108,7 @@ fn contents<D: Device>(
     }
     for id in layout.ids() {
         let parameter = layout.parameter(id)?;
-        let (name, shape) = (&parameter.name, vec![parameter.len]);
+        let (name, shape) = (&parameter.name, parameter.shape.clone());
         all.push((entry(format!("{PARAM}{name}"), Dtype::F32, shape.clone()), Content::Param(id)));
         for state in stepper.state_names_of(id)? {
             let key = format!("{STATE}{name}.{state}");

@@ -20,6 +20,7 @@ pub use storage::{Master, Moments, Precision, Rounding, Storage};
 use names::NameIndex;
 
 use crate::error::{Error, Result, one_of};
+use crate::text::sentence;
 
 /// The action of a step on a parameter's segment of the bucket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -42,6 +43,8 @@ pub struct Parameter {
     pub name: String,
     /// Elements; zero is legal.
     pub len: u64,
+    /// Dimensions, whose product is the length: one, unless [`shape`](LayoutBuilder::shape) has set others.
+    pub shape: Vec<u64>,
     /// Number of hand-overs in one pass: 1, or the number of places that share it.
     pub uses: u32,
     /// The action of a step on it.
@@ -84,6 +87,9 @@ struct Groups {
 /// The group of parameters that are put into none.
 pub const DEFAULT_GROUP: &str = "default";
 
+/// As many as numpy, PyTorch and our own reader can hold.
+const MAX_DIMENSIONS: usize = 64;
+
 /// Collects parameters for a [`Layout`].
 #[derive(Clone, Debug)]
 pub struct LayoutBuilder {
@@ -100,11 +106,28 @@ impl LayoutBuilder {
         self.parameters.push(Parameter {
             name: name.into(),
             len: len as u64,
+            shape: vec![len as u64],
             uses: 1,
             action: SegmentAction::Step,
             group: 0,
             local: false,
         });
+        self
+    }
+
+    /// Sets the dimensions of the parameter added last, which [checkpoints](crate::checkpoint) write down. Nothing else
+    /// depends on them: layouts that differ in shapes alone have the same [fingerprint](Layout::fingerprint).
+    ///
+    /// ```
+    /// let layout = instep::Layout::builder().param("weight", 64 * 10).shape([64, 10]).build()?;
+    /// assert_eq!(layout.parameter(layout.id("weight")?)?.shape, [64, 10]);
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    pub fn shape(mut self, dimensions: impl IntoIterator<Item = usize>) -> Self {
+        match self.parameters.last_mut() {
+            Some(last) => last.shape = dimensions.into_iter().map(|dimension| dimension as u64).collect(),
+            None => self.misplaced = Some("shape"),
+        }
         self
     }
 
@@ -186,8 +209,8 @@ impl LayoutBuilder {
     /// Checks and closes the layout.
     ///
     /// # Errors
-    /// `Layout` if there is no parameter, a name occurs twice or is empty, a use count is zero, an option comes before
-    /// the first parameter, or the lengths cannot be addressed.
+    /// `Layout` if there is no parameter, a name occurs twice or is empty, a use count is zero, a shape is not as long as
+    /// its parameter, an option comes before the first parameter, or the lengths cannot be addressed.
     pub fn build(self) -> Result<Layout> {
         let refuse = |thing: &str, wrong, remedy| Err(Error::layout(thing, wrong, remedy));
         if let Some(option) = self.misplaced {
@@ -217,6 +240,15 @@ impl LayoutBuilder {
                     "registered twice",
                     "give every parameter a name of its own",
                 );
+            }
+            let product = parameter.shape.iter().try_fold(1u64, |product, next| product.checked_mul(*next));
+            if product != Some(parameter.len) || parameter.shape.len() > MAX_DIMENSIONS {
+                let Parameter { shape, len, .. } = parameter;
+                return Err(Error::layout(
+                    format_args!("`{name}`"),
+                    format_args!("shape {} does not fit {len} elements", sentence(format_args!("{shape:?}"))),
+                    format_args!("use at most {MAX_DIMENSIONS} dimensions with that product"),
+                ));
             }
             if parameter.uses == 0 {
                 return refuse(&format!("`{name}`"), "has zero uses", "use 1 or more");
@@ -360,12 +392,16 @@ mod tests {
 
     #[test]
     fn a_layout_refuses_what_it_cannot_address() {
-        let cases: [(LayoutBuilder, &str); 6] = [
+        let cases: [(LayoutBuilder, &str); 10] = [
             (Layout::builder().uses(2).param("a", 1), "before the first"),
             (Layout::builder(), "has no parameters"),
             (Layout::builder().param("", 1), "empty name"),
             (Layout::builder().param("a", 1).param("a", 2), "twice"),
             (Layout::builder().param("a", 1).uses(0), "zero uses"),
+            (Layout::builder().shape([1]), "`shape`: called before the first"),
+            (Layout::builder().param("a", 6).shape([2, 4]), "`a`: shape [2, 4] does not fit 6 elements"),
+            (Layout::builder().param("a", 0).shape([usize::MAX, 2]), "does not fit 0 elements"),
+            (Layout::builder().param("a", 1).shape([1; 65]), "use at most 64 dimensions"),
             (Layout::builder().param("a", 1 << 55).param("b", 1 << 55), "2^56"),
         ];
         for (builder, word) in cases {

@@ -135,7 +135,7 @@ impl<D: Device> Stepper<D> {
         }
         let (optimizers, id) = self.optimizers.with(&params, optimizer.as_rule().boxed())?;
         let mut plan = (*self.plan).clone();
-        plan.optimize_also(|param| params.contains(&param));
+        plan.optimize_also(|param| optimizers.rounds(param) > 0);
         self.settle_between_passes()?;
         self.run.get_mut().touch_control()?;
         for param in params {

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use instep::checkpoint::{self, Extras, Scalar};
-use instep::{Error, InProcess, Layout, Mode, Result, Solo, Stepper, in_process};
+use instep::{AdamW, Error, InProcess, Layout, Mode, Result, Solo, Stepper, in_process};
 use safetensors::{Dtype, SafeTensors};
 
 use crate::support::{self, MODES, Optim, Options, Outcome, few_optimizers, layout, painted};
@@ -126,6 +126,36 @@ fn rank_alone((layout, optim): (&Layout, Optim), options: &Options, path: &Path)
     let mut stepper = options.stepper(layout, optim, Solo::default()).unwrap();
     checkpoint::load(&mut stepper, path).unwrap();
     Outcome::of(&stepper).unwrap()
+}
+
+#[test]
+fn shapes_are_kept_in_the_file_and_any_shape_of_as_many_elements_is_read() {
+    let flat = Layout::builder().param("matrix", 6).param("scalar", 1).build().unwrap();
+    let shaped = Layout::builder().param("matrix", 6).shape([2, 3]).param("scalar", 1).shape([]);
+    let shaped = shaped.build().unwrap();
+    assert_eq!(shaped.fingerprint(), flat.fingerprint());
+    let save = |layout: &Layout| {
+        let mut stepper = Stepper::builder(layout, AdamW::default()).ema(0.5).host(Solo::default()).unwrap();
+        let mut pass = stepper.begin().unwrap();
+        pass.write_grad(layout.id("matrix").unwrap(), &[1.0, -2.0, 3.0, 4.0, 5.0, -6.0]).unwrap();
+        pass.finish().unwrap();
+        (bytes_of(&stepper, &Extras::default()), stepper)
+    };
+    let files = [&flat, &shaped].map(|layout| save(layout).0);
+    let shape = |file: usize, key: &str| {
+        SafeTensors::deserialize(&files[file]).unwrap().tensor(key).unwrap().shape().to_vec()
+    };
+    for key in ["param.matrix", "state.matrix.exp_avg", "ema.matrix"] {
+        assert_eq!((shape(0, key), shape(1, key)), (vec![6], vec![2, 3]), "{key}");
+    }
+    assert_eq!((shape(0, "param.scalar"), shape(1, "param.scalar")), (vec![1], vec![]));
+    for layout in [&flat, &shaped] {
+        let (saved, mut stepper) = save(layout);
+        for file in &files {
+            checkpoint::read(&mut stepper, Cursor::new(file)).unwrap();
+            assert_eq!(bytes_of(&stepper, &Extras::default()), saved);
+        }
+    }
 }
 
 #[test]

@@ -98,11 +98,8 @@ impl Optimizers {
         let optimizer = &*self.entries[id.0 as usize].optimizer;
         // The rate first: a NaN is to be named as what it is.
         let hyper = optimizer.as_rule().hyper()?;
-        for (param, multiplier) in &self.lr_multipliers {
-            if self.lists[*param].contains(&id.0) {
-                check_rate(optimizer, *multiplier)?;
-            }
-        }
+        let mut multiplied = self.multiplied.range((id.0, 0)..=(id.0, usize::MAX));
+        multiplied.try_for_each(|(_, param)| check_rate(optimizer, self.lr_multiplier(*param)))?;
         Ok(hyper)
     }
 
@@ -111,10 +108,15 @@ impl Optimizers {
         for index in &self.lists[param] {
             check_rate(&*self.entries[*index as usize].optimizer, multiplier)?;
         }
+        let stepping = self.lists[param].iter().map(|index| (*index, param));
         if multiplier == 1.0 {
             self.lr_multipliers.remove(&param);
+            for pair in stepping {
+                self.multiplied.remove(&pair);
+            }
         } else {
             self.lr_multipliers.insert(param, multiplier);
+            self.multiplied.extend(stepping);
         }
         Ok(())
     }

@@ -4,7 +4,7 @@
 //! value leaves the old one.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -47,6 +47,8 @@ pub(crate) struct Optimizers {
     attached: Vec<(usize, u32)>,
     /// The factor in a parameter's rates, unless it is 1.
     pub(super) lr_multipliers: BTreeMap<usize, f64>,
+    /// Each optimizer with the parameters of such a factor that it steps.
+    pub(super) multiplied: BTreeSet<(u32, usize)>,
     /// Per round, names of the states that each kernel keeps in it: of the optimizer that keeps most.
     names: Vec<Vec<(u32, &'static [&'static str])>>,
 }
@@ -159,8 +161,15 @@ impl Optimizers {
             entries.push(Entry { group: None, optimizer, steps });
         }
         attached.sort_unstable();
-        let (lr_multipliers, names) = (BTreeMap::new(), Vec::new());
-        let mut optimizers = Optimizers { entries, by_group, lists, attached, lr_multipliers, names };
+        let mut optimizers = Optimizers {
+            entries,
+            by_group,
+            lists,
+            attached,
+            lr_multipliers: BTreeMap::new(),
+            multiplied: BTreeSet::new(),
+            names: Vec::new(),
+        };
         for entry in &optimizers.entries {
             entry.optimizer.as_rule().hyper()?;
         }
@@ -206,6 +215,9 @@ impl Optimizers {
         params.iter().try_for_each(|param| check_rate(&*optimizer, self.lr_multiplier(*param)))?;
         for param in params {
             more.lists[*param].push(id.0);
+            if more.lr_multipliers.contains_key(param) {
+                more.multiplied.insert((id.0, *param));
+            }
         }
         more.entries.push(Entry { group: None, optimizer, steps: true });
         more.names = more.collect_names();
