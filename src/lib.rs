@@ -59,14 +59,15 @@
 //! | leave some parameters to an optimizer outside | [`StepperBuilder::optimize_only`], or [`Stepper::builder_without_optimizer`] and optimizers for the others |
 //! | write an optimizer, choose one by name | [`optim::StepParam`], [`overlap::Registry`] |
 //! | keep a parameter local to each rank | [`LayoutBuilder::local`] |
-//! | change a learning rate, or let it follow a schedule | [`Stepper::set_lr`], [`StepperBuilder::lr_schedule`] |
+//! | change a learning rate, or let it follow a schedule | [`Stepper::set_lr`], [`StepperBuilder::lr_schedule`], [`Stepper::set_lr_schedule`] |
+//! | change any other hyperparameter | [`Stepper::set_hyper`] |
 //! | multiply one parameter's learning rate | [`Stepper::set_lr_multiplier`] |
 //! | accumulate micro-batches | [`Stepper::begin_accumulating`] |
 //! | clip by the global norm, skip non-finite passes | [`StepperBuilder::max_norm`], [`StepperBuilder::skip_nonfinite`] |
 //! | scale the loss dynamically | [`StepperBuilder::loss_scaler`], [`Pass::loss_scale`] |
 //! | clip in Eager, by the previous pass's norm or by each bucket's own | [`StepperBuilder::clip_by_previous_norm`], [`StepperBuilder::clip_per_bucket`] |
 //! | read a pass's norm and outcome without waiting | [`Stepper::latest_status`] |
-//! | share a parameter, leave one out | [`LayoutBuilder::uses`], [`StepperBuilder::unused`], [`SegmentAction`] |
+//! | share a parameter, leave one out, or have a forgotten one refused | [`LayoutBuilder::uses`], [`StepperBuilder::unused`], [`SegmentAction`] |
 //! | freeze a parameter | [`Stepper::set_frozen`] |
 //! | store tensors in 16 bits, states in 8, round stochastically | [`StepperBuilder::precision`], [`Precision`], [`Params::get_as`] |
 //! | average parameters, write a copy in another type | [`StepperBuilder::ema`], [`StepperBuilder::copy_params`] |
@@ -74,6 +75,7 @@
 //! | rebuild buckets in the order in which gradients arrive | [`Stepper::rebuild_buckets`] |
 //! | let ranks run out of data | [`StepperBuilder::uneven_inputs`], [`Stepper::join`] |
 //! | save, resume, import a state of `torch.optim` | [`checkpoint::save`], [`checkpoint::load`], [`checkpoint::import`] |
+//! | save what is left after a peer has died | [`Stepper::rescue`] |
 //! | set parameters, states and step counts by hand | [`Stepper::params_mut`], [`Stepper::state_mut`], [`Stepper::set_step_count`] |
 //! | compress gradients for the all-reduce, or replace the all-reduce | [`overlap::Compressed`], [`overlap::Hooked`] |
 //! | train several models on the same ranks | [`InProcess::split`] |

@@ -166,7 +166,7 @@ pub trait Collective: Send + Sync {
     /// here.
     ///
     /// # Errors
-    /// `Mismatch`, `PeerLost`, `Deadline` or `Collective`; the buffer's content is then unspecified, and so is every
+    /// `Mismatch`, `LeftPass`, `PeerLost`, `Deadline` or `Collective`; the buffer's content is then unspecified, and so is every
     /// later call.
     ///
     /// # Safety

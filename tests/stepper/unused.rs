@@ -6,6 +6,7 @@
 use instep::layout::ForeignBucket;
 use instep::{Adam, Borrowed, Error, Layout, LrSchedule, Mode, SegmentAction, Solo, Stepper, Unused};
 
+use crate::support::device::cuda;
 use crate::support::{MODES, Options, Outcome, layout, paint_params, painted, pass};
 
 const LENGTHS: [usize; 4] = [300, 0, 17, 700];
@@ -101,6 +102,28 @@ fn a_borrowed_bucket_that_nobody_asked_for_is_an_error_and_keeps_its_gradients()
             stepper.begin().unwrap().finish().unwrap();
             stepper.close().unwrap();
         }
+    }
+}
+
+#[test]
+fn a_gpu_refuses_what_the_host_refuses() {
+    let layout = Layout::builder().param("a", 300).param("b", 2).build().unwrap();
+    let [a, b] = ["a", "b"].map(|name| layout.id(name).unwrap());
+    for mode in MODES {
+        let builder = Stepper::builder(&layout, Adam::default()).mode(mode).unused(Unused::Refuse);
+        // SAFETY: the trainer's stream is the default one, or the stand-in's, which is a number.
+        let mut stepper = unsafe { builder.cuda(Solo::default(), &cuda()) }.unwrap();
+        for asked in [vec![a], vec![a, b]] {
+            let mut pass = stepper.begin().unwrap();
+            for id in &asked {
+                pass.grad_ptr(*id).unwrap();
+            }
+            match pass.finish() {
+                Ok(()) => assert_eq!(asked.len(), 2, "{mode:?}"),
+                Err(error) => assert!(asked.len() == 1 && error.to_string().starts_with("`b`"), "{error}"),
+            }
+        }
+        assert_eq!((stepper.step_count(b).unwrap(), stepper.status().unwrap().abandoned), (1, 1), "{mode:?}");
     }
 }
 

@@ -14,8 +14,8 @@ pub enum Unused {
     StepZero,
     /// [`Pass::finish`](crate::Pass::finish) is an `Order` that names it, and the pass is abandoned. Each rank must
     /// write every gradient, except of frozen parameters and those with
-    /// [`SegmentAction::Leave`](crate::SegmentAction). The choice for borrowed memory, if every pass uses every
-    /// parameter.
+    /// [`SegmentAction::Leave`](crate::SegmentAction); one that forgets a gradient alone ends the group, as one that
+    /// abandons alone. The choice for borrowed memory, if every pass uses every parameter.
     Refuse,
 }
 
