@@ -20,7 +20,8 @@ const BEFORE: u64 = 2;
 
 fn layout() -> Layout {
     let builder = PARAMS.iter().fold(Layout::builder(), |builder, (name, shape, group)| {
-        builder.param(*name, shape.iter().product()).in_group(format!("{group}"))
+        let builder = builder.param(*name, shape.iter().product()).in_group(format!("{group}"));
+        builder.shape(shape.iter().copied())
     });
     builder.build().unwrap()
 }
@@ -31,7 +32,7 @@ fn gradient(pass: u64, param: usize) -> Vec<f32> {
     values.into_iter().map(|value| DType::BF16.round(value)).collect()
 }
 
-/// Gradients of passes, with the shapes that a trainer knows and a checkpoint does not.
+/// Gradients of passes, with the shapes that the checkpoint has.
 fn gradients(passes: std::ops::Range<u64>) -> Content {
     let first = passes.start;
     passes.fold(Content::default(), |content, pass| {

@@ -9,7 +9,6 @@ mod support;
 mod host_run;
 
 mod arbitrary;
-mod bench;
 mod bits;
 mod checkpoints;
 mod diff;
@@ -18,6 +17,7 @@ mod golden;
 mod gpu_bench;
 #[cfg(target_os = "linux")]
 mod gpu_bundle;
+mod growth_bench;
 mod host_bench;
 mod info;
 mod precision;

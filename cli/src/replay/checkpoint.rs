@@ -139,7 +139,7 @@ fn layout(header: &Header, config: &Config) -> Result<Layout, Failure> {
     for (key, tensor) in &header.tensors {
         let Some(Place::Value(name)) = Place::of(key) else { continue };
         let group = *groups.get(name).ok_or_else(|| in_no_group(key, name))?;
-        found.push((tensor.start_bytes(), tensor.elements, group, name));
+        found.push((tensor.start_bytes(), tensor, group, name));
     }
     if found.len() < groups.len() {
         let missing = config.params().map(|(name, _)| format!("param.{name}"));
@@ -147,10 +147,13 @@ fn layout(header: &Header, config: &Config) -> Result<Layout, Failure> {
         let remedy = "remove the parameter from its group, or use the checkpoint of this model";
         return Err(Failure::tensors(safetensors::quoted(&missing), "missing", remedy));
     }
-    found.sort_unstable();
+    found.sort_unstable_by_key(|(start_bytes, tensor, group, name)| {
+        (*start_bytes, tensor.elements, *group, *name)
+    });
     let mut builder = Layout::builder();
-    for (_, elements, group, name) in found {
-        builder = builder.param(name, elements as usize).in_group(group_name(group));
+    for (_, tensor, group, name) in found {
+        builder = builder.param(name, tensor.elements as usize).in_group(group_name(group));
+        builder = builder.shape(tensor.shape.iter().map(|dimension| *dimension as usize));
     }
     Ok(builder.build()?)
 }

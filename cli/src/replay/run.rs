@@ -149,6 +149,7 @@ fn layout(input: &Input) -> Result<Layout, Error> {
     for param in &input.params {
         // The file has as many bytes, so the length fits a usize or the arena is refused.
         builder = builder.param(&param.name, param.value.elements as usize).in_group(group_name(param.group));
+        builder = builder.shape(param.value.shape.iter().map(|dimension| *dimension as usize));
     }
     builder.build()
 }

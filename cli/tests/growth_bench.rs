@@ -1,6 +1,6 @@
-//! `instep bench` on the host: which rows it writes. No test looks at a time.
+//! `instep bench --only growth`: which rows it writes.
 //!
-//! `gpu_bench.rs` has the benches of a GPU.
+//! No test looks at a time, but to see that there is one.
 
 use std::fs;
 
