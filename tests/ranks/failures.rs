@@ -119,7 +119,8 @@ fn a_late_rank_ends_the_others_at_the_deadline_and_itself_when_it_comes() {
 
 #[test]
 fn a_rank_that_abandons_alone_is_named_with_its_pass_on_all_ranks() {
-    let acts: [fn(&mut Stepper) -> Result<(), Error>; 2] =
+    type Leave = fn(&mut Stepper) -> Result<(), Error>;
+    let acts: [Leave; 2] =
         [|stepper| stepper.begin()?.abandon().map(drop), |stepper| stepper.begin().map(drop)];
     for leave in acts {
         let (cause, seen) = misbehave(|mut stepper| {
