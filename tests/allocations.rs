@@ -12,9 +12,13 @@ use std::sync::{Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 
+use instep::bucket_step::{Tensor, Tensors};
 use instep::layout::DEFAULT_GROUP;
 use instep::overlap::{Compressed, GradBucket, Hooked};
-use instep::{AdamW, Layout, LossScaler, LrSchedule, Mode, ParamId, Result, Stepper, in_process};
+use instep::{
+    AdamW, BucketStep, GradNorm, Layout, LossScaler, LrSchedule, Mode, ParamId, Pool, Result, Scaling,
+    Stepper, in_process,
+};
 
 struct Counting;
 
@@ -81,6 +85,31 @@ fn wait_until_all_other_threads_sleep() {
     }
 }
 
+/// Steps buckets on threads of their own, on tensors whose addresses change each time.
+fn step_buckets(
+    buckets: &mut [(BucketStep, [Vec<f32>; 8])],
+    norm: &mut GradNorm,
+    steps: usize,
+) -> Result<()> {
+    for k in 0..steps {
+        for (step, memory) in &mut *buckets {
+            step.set_optimizer(DEFAULT_GROUP, &AdamW { lr: 1e-3 / (k + 1) as f64, ..Default::default() })?;
+            let (front, back) = memory.split_at_mut(4);
+            let [params, grads, first, second] = (if k % 2 == 0 { front } else { back }) else {
+                unreachable!()
+            };
+            let states = [Tensor::slice_mut(first), Tensor::slice_mut(second)];
+            let tensors = Tensors::new(Tensor::slice_mut(params), Tensor::slice(grads)).states(states);
+            norm.begin(Scaling::mean(3))?;
+            step.add_norm(&Tensor::slice(grads), norm)?;
+            norm.decide(Some(1.0), true)?;
+            step.step_decided(&tensors, norm)?;
+            step.step(&tensors, Scaling::mean(3))?;
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn steady_state_allocates_nothing_in_any_mode() {
     // Some tiles for the pool's helpers, some buckets for the schedule.
@@ -92,6 +121,19 @@ fn steady_state_allocates_nothing_in_any_mode() {
         }
     }
     let layout = builder.build().unwrap();
+    let mut norm = GradNorm::host().unwrap();
+    let mut buckets = [1, 2].map(|threads| {
+        let step = BucketStep::builder(&layout, AdamW::default()).pool(Pool::new(threads)).host().unwrap();
+        let elements = step.elements() as usize;
+        (step, [(); 8].map(|()| vec![0.5f32; elements]))
+    });
+    // A pool's helper starts, and the bases grow to their size.
+    step_buckets(&mut buckets, &mut norm, 20).unwrap();
+    wait_until_all_other_threads_sleep();
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    step_buckets(&mut buckets, &mut norm, 20).unwrap();
+    assert_eq!(ALLOCATIONS.load(Ordering::Relaxed) - before, 0, "BucketStep");
+    drop(buckets);
     for mode in [Mode::Sequential, Mode::Eager, Mode::Normed] {
         for ranks in [1, 3] {
             let barrier = Barrier::new(ranks as usize);

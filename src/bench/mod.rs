@@ -3,6 +3,7 @@
 //! Not part of the documented interface. A bench runs what a user runs: `BucketStep` on the host, a device's own ops on a
 //! GPU. This file must add nothing to a launch.
 
+mod alone;
 mod distant;
 mod gpu;
 mod host;
@@ -10,6 +11,7 @@ mod load;
 mod samples;
 mod trainer;
 
+pub use alone::KernelAlone;
 pub use distant::Distant;
 pub use gpu::{GpuCase, GpuLauncher};
 pub use host::Launcher;

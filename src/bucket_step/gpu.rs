@@ -53,6 +53,9 @@ impl BucketStepBuilder {
         if self.pool.is_some() {
             return Err(Error::config("pool", "set", "splits CPU kernels", "leave it out on a GPU"));
         }
+        if cuda.max_blocks == Some(0) {
+            return Err(Error::range("max_blocks", 0, "1 or more"));
+        }
         BucketStep::new(self.parts()?, |parts| {
             let inputs = (&parts.constants, &parts.assignment);
             let engine = BucketEngine::new(cuda, &parts.plan, inputs, &parts.settings)?;

@@ -3,6 +3,8 @@
 //! `memory.rs` holds tensors between guards, which every step must leave as they are.
 
 mod bits;
+#[cfg(not(kernels_only))]
+mod gpu;
 mod memory;
 mod norms;
 mod refusals;

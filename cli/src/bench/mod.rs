@@ -1,14 +1,15 @@
 //! `instep bench`: times steps on this machine against the memory ceiling.
 //!
 //! There are three benches on each device: one bucket's step against the ceiling, the exposed optimizer time, and the
-//! trainer's cost of a hand-over. The host has two more, distance and growth, and a GPU three: norm, control and graph.
-//! They never judge a time. benches/README.md derives every column.
+//! trainer's cost of a hand-over. The host has three more, launch, distance and growth, and a GPU three: norm, control and
+//! graph. They never judge a time. benches/README.md derives every column.
 
 mod cases;
 mod distance;
 mod gpu;
 mod growth;
 mod handover;
+mod launch;
 mod load;
 mod machine;
 mod overlap;
@@ -56,6 +57,8 @@ enum Bench {
     Overlap,
     /// The trainer's own time in `grad_ready`.
     Handover,
+    /// What a `BucketStep` adds to its kernel. On the host only.
+    Launch,
     /// Arrays 256 MiB apart that start alike, against arrays that are staggered. On the host only.
     Distance,
     /// Time per parameter of every call, as the number of parameters grows. On the host only.
@@ -150,6 +153,7 @@ pub fn run_on_gpu(options: &Arguments, cuda: &Cuda) -> Result<(), Failure> {
         ("--threads", !options.threads.is_empty()),
         ("--csv", options.csv.is_some()),
         ("--parameters", !options.parameters.is_empty()),
+        ("--only launch", options.only.contains(&Bench::Launch)),
         ("--only distance", options.only.contains(&Bench::Distance)),
         ("--only growth", options.only.contains(&Bench::Growth)),
     ];
@@ -202,6 +206,9 @@ fn run_on_host(options: &Arguments) -> Result<(), Failure> {
     }
     if options.wants(Bench::Handover) {
         handover::run(options, &mut record)?;
+    }
+    if options.wants(Bench::Launch) {
+        launch::run(options, &mut record)?;
     }
     if options.wants(Bench::Distance) {
         distance::run(options, &mut record)?;

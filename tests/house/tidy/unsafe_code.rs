@@ -10,6 +10,7 @@ const UNSAFE: &[&str] = &[
     "benches/peers/entry/src/lib.rs",
     "examples/tcp_ranks/tcp.rs",
     "src/abi.rs",
+    "src/bench/alone.rs",
     "src/bench/gpu.rs",
     "src/bench/host.rs",
     "src/bench/load.rs",

@@ -1,0 +1,282 @@
+//! A bucket on a GPU's streams: the CPU's bits, wherever parameters and gradients lie, and few driver calls.
+//!
+//! It runs on the stand-in for the driver, or on a real GPU as `cuda::bitexact` does.
+
+use std::ffi::c_void;
+
+use instep::bucket_step::{OnGpu, Tensor, Tensors};
+use instep::cuda::Cuda;
+use instep::layout::ForeignBucket;
+use instep::{AdamW, BucketStep, DevicePtr, Error, Isa, Layout, Pool, Scaling, Sgd, StreamHandle};
+
+use crate::support::device::cuda;
+use crate::support::stand_in::StandIn;
+use crate::support::stand_in::calls::Call;
+use crate::support::{Optim, few_optimizers, layout, paint};
+
+const LENGTHS: [usize; 4] = [300, 0, 2100, 17];
+/// Where each parameter lies in the bucket, and the bucket's length.
+const OFFSETS: [usize; 4] = [3, 310, 313, 2420];
+const LEN: usize = 2500;
+const STEPS: usize = 11;
+
+/// Memory of a GPU, as long as the test.
+struct Device {
+    cuda: Cuda,
+    allocations: Vec<DevicePtr>,
+}
+
+impl Device {
+    fn new(cuda: &Cuda) -> Device {
+        Device { cuda: cuda.clone(), allocations: Vec::new() }
+    }
+
+    fn hold(&mut self, values: &[f32]) -> *mut c_void {
+        let driver = self.cuda.driver();
+        driver.enter().unwrap();
+        let address = driver.allocate(4 * values.len().max(1) as u64, StreamHandle::default()).unwrap();
+        // SAFETY: just allocated for them.
+        unsafe { driver.upload(address, bytemuck::cast_slice(values), StreamHandle::default()).unwrap() };
+        driver.leave();
+        self.allocations.push(address);
+        std::ptr::with_exposed_provenance_mut(address.0 as usize)
+    }
+
+    /// Returns values after all work on a stream.
+    fn read(&self, from: *mut c_void, len: usize, stream: StreamHandle) -> Vec<f32> {
+        let driver = self.cuda.driver();
+        let mut values = vec![0f32; len];
+        driver.enter().unwrap();
+        let from = DevicePtr(from.addr() as u64);
+        // SAFETY: as many as were uploaded there.
+        unsafe { driver.download(bytemuck::cast_slice_mut(&mut values), from, stream).unwrap() };
+        driver.leave();
+        values
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        let driver = self.cuda.driver();
+        driver.enter().unwrap();
+        for address in self.allocations.drain(..) {
+            // SAFETY: allocated by this driver; the stream that used it has been waited for.
+            unsafe { driver.free(address, StreamHandle::default()) };
+        }
+        driver.leave();
+    }
+}
+
+fn described(layout: &Layout) -> ForeignBucket {
+    let placed = layout.ids().zip(OFFSETS);
+    placed.fold(ForeignBucket::new(LEN), |bucket, (id, offset)| bucket.gradient(id, offset))
+}
+
+/// Values of the whole bucket.
+fn painted(row: usize) -> Vec<f32> {
+    (0..LEN).map(|k| paint(row, k)).collect()
+}
+
+/// Parameters and states after some steps on the CPU; only what belongs to a parameter counts.
+fn on_host(layout: &Layout, optim: Optim, steps: usize) -> Vec<Vec<f32>> {
+    let mut step = BucketStep::builder(layout, optim.boxed()).bucket(described(layout)).host().unwrap();
+    let count = optim.boxed().state_names().len();
+    let mut params = painted(0);
+    let mut states = vec![vec![0f32; LEN]; count];
+    for k in 0..steps {
+        let grads = painted(k + 1);
+        let tensors = Tensors::new(Tensor::slice_mut(&mut params), Tensor::slice(&grads));
+        let tensors = match &mut states[..] {
+            [] => tensors,
+            [one] => tensors.states([Tensor::slice_mut(one)]),
+            [one, two] => tensors.states([Tensor::slice_mut(one), Tensor::slice_mut(two)]),
+            [one, two, three, ..] => {
+                tensors.states([Tensor::slice_mut(one), Tensor::slice_mut(two), Tensor::slice_mut(three)])
+            }
+        };
+        step.step(&tensors, Scaling::mean(3)).unwrap();
+    }
+    [vec![params], states].concat()
+}
+
+fn of_parameters(values: &[f32]) -> Vec<u32> {
+    let runs = OFFSETS.iter().zip(LENGTHS).map(|(start, len)| &values[*start..start + len]);
+    runs.flatten().map(|value| value.to_bits()).collect()
+}
+
+fn with_states<'a>(tensors: Tensors<'a>, states: &[*mut c_void]) -> Tensors<'a> {
+    // SAFETY: this test's own device memory.
+    let state = |k: usize| unsafe { Tensor::at(states[k]) };
+    match states.len() {
+        0 => tensors,
+        1 => tensors.states([state(0)]),
+        2 => tensors.states([state(0), state(1)]),
+        _ => tensors.states([state(0), state(1), state(2)]),
+    }
+}
+
+#[test]
+fn a_gpu_gives_the_cpus_bits_on_changing_streams_and_addresses() {
+    let (layout, cuda) = (layout(&LENGTHS), cuda());
+    let driver = cuda.driver();
+    driver.enter().unwrap();
+    let other = driver.create_stream(0).unwrap();
+    driver.leave();
+    for (optim, is_apart) in few_optimizers().into_iter().flat_map(|optim| [(optim, false), (optim, true)]) {
+        let expected = on_host(&layout, optim, STEPS);
+        let mut device = Device::new(&cuda);
+        let builder = BucketStep::builder(&layout, optim.boxed()).bucket(described(&layout));
+        let mut step = builder.cuda(&cuda).unwrap();
+        let states: Vec<_> = expected[1..].iter().map(|_| device.hold(&vec![0f32; LEN])).collect();
+        let mut params = device.hold(&painted(0));
+        let each = |base: *mut c_void| OFFSETS.map(|at| base.wrapping_byte_add(4 * at));
+        for k in 0..STEPS {
+            let stream = if k % 3 == 1 { other } else { StreamHandle::default() };
+            let grads = device.hold(&painted(k + 1));
+            if k % 4 == 3 {
+                // Elsewhere from now on, with the same values.
+                let values = device.read(params, LEN, stream);
+                params = device.hold(&values);
+            }
+            let [each_param, each_grad] = [each(params), each(grads)];
+            // SAFETY: this test's own device memory, which nothing else touches before it reads it.
+            unsafe {
+                let tensors = if is_apart {
+                    Tensors::new(Tensor::at_each(&each_param), Tensor::at_each(&each_grad))
+                } else {
+                    Tensors::new(Tensor::at(params), Tensor::at(grads))
+                };
+                step.enqueue(&with_states(tensors, &states), Scaling::mean(3), stream).unwrap();
+            }
+            // Its last use; the next step is on another stream, and the copies above on none of them.
+            assert_eq!(step.step_count(layout.id("p0").unwrap()).unwrap(), k as u64 + 1);
+        }
+        let found = [&[params][..], &states].concat();
+        for (found, expected) in found.into_iter().zip(&expected) {
+            let found = device.read(found, LEN, StreamHandle::default());
+            assert!(of_parameters(&found) == of_parameters(expected), "{optim:?}, apart: {is_apart}");
+        }
+    }
+    driver.enter().unwrap();
+    // SAFETY: nothing is on it any more.
+    unsafe { driver.destroy_stream(other) };
+    driver.leave();
+}
+
+/// A bucket of one parameter on a stand-in, with its tensors.
+fn small(cuda: &Cuda, device: &mut Device) -> (BucketStep<OnGpu>, [*mut c_void; 2]) {
+    let layout = Layout::builder().param("a", 4).param("b", 4).build().unwrap();
+    let step = BucketStep::builder(&layout, Sgd::default()).cuda(cuda).unwrap();
+    (step, [device.hold(&[1.0; 8]), device.hold(&[1.0; 8])])
+}
+
+#[test]
+fn a_step_is_two_launches_and_copies_addresses_only_when_they_change() {
+    let stand_in = StandIn::new();
+    let cuda = Cuda::on(stand_in.clone());
+    let mut device = Device::new(&cuda);
+    let (mut step, [params, grads]) = small(&cuda, &mut device);
+    let other = device.hold(&[1.0; 8]);
+    let each = |base: *mut c_void| [base, base.wrapping_byte_add(16)];
+    let mut work = |params: [*mut c_void; 2], is_apart: bool| {
+        stand_in.take_calls();
+        // SAFETY: this test's own device memory.
+        unsafe {
+            let tensors = if is_apart {
+                Tensors::new(Tensor::at_each(&params), Tensor::at(grads))
+            } else {
+                Tensors::new(Tensor::at(params[0]), Tensor::at(grads))
+            };
+            step.enqueue(&tensors, Scaling::NONE, StreamHandle::default()).unwrap();
+        }
+        let calls = stand_in.take_calls();
+        let count = |is: fn(&Call) -> bool| calls.iter().filter(|call| is(call)).count();
+        [
+            count(|call| matches!(call, Call::Launch { .. })),
+            count(|call| matches!(call, Call::CopyOnDevice { .. })),
+            count(|call| matches!(call, Call::Copy { .. } | Call::Make { .. })),
+        ]
+    };
+    assert_eq!(work(each(params), false), [2, 0, 0]);
+    assert_eq!(work(each(other), false), [2, 0, 0]);
+    let first = work(each(params), true);
+    assert_eq!(first[..2], [2, 1], "the tables are made here");
+    assert_eq!(work(each(params), true), [2, 0, 0]);
+    assert_eq!(work(each(other), true), [2, 1, 0]);
+    assert_eq!(work(each(params), false), [2, 0, 0]);
+}
+
+#[test]
+fn what_a_gpu_cannot_reach_is_refused_before_any_launch() {
+    let stand_in = StandIn::new();
+    let cuda = Cuda::on(stand_in.clone());
+    let mut device = Device::new(&cuda);
+    let layout = Layout::builder().param("a", 4).param("b", 4).build().unwrap();
+    let adamw = || BucketStep::builder(&layout, AdamW::default());
+    assert!(matches!(adamw().isa(Isa::Baseline).cuda(&cuda), Err(Error::Config { field: "isa", .. })));
+    assert!(matches!(adamw().pool(Pool::new(1)).cuda(&cuda), Err(Error::Config { field: "pool", .. })));
+    let none = cuda.clone().max_blocks(0);
+    assert!(matches!(adamw().cuda(&none), Err(Error::Config { field: "max_blocks", .. })));
+    let mut step = adamw().cuda(&cuda).unwrap();
+    let all = [(); 4].map(|()| device.hold(&[1.0; 8]));
+    stand_in.take_calls();
+    let (mut on_host, apart) = ([0f32; 8], [all[2], all[2].wrapping_byte_add(16)]);
+    // SAFETY: this test's own device memory.
+    unsafe {
+        let tensors = Tensors::new(Tensor::slice_mut(&mut on_host), Tensor::at(all[1]));
+        let tensors = tensors.states([Tensor::at(all[2]), Tensor::at(all[3])]);
+        let refused = step.enqueue(&tensors, Scaling::NONE, StreamHandle::default());
+        assert!(refused.unwrap_err().to_string().contains("a slice of the host's memory"));
+        let tensors = Tensors::new(Tensor::at(all[0]), Tensor::at(all[1]));
+        let tensors = tensors.states([Tensor::at_each(&apart), Tensor::at(all[3])]);
+        let refused = step.enqueue(&tensors, Scaling::NONE, StreamHandle::default());
+        assert!(refused.unwrap_err().to_string().contains("only parameters and gradients may lie apart"));
+        let tensors = Tensors::new(Tensor::at(all[0]), Tensor::at(all[1])).states([Tensor::at(all[2])]);
+        let refused = step.enqueue(&tensors, Scaling::NONE, StreamHandle::default());
+        assert!(refused.unwrap_err().to_string().contains("missing"));
+    }
+    assert_eq!(stand_in.take_calls(), []);
+}
+
+#[test]
+fn a_failed_launch_is_remembered_and_a_dropped_bucket_leaves_nothing() {
+    let stand_in = StandIn::new();
+    let cuda = Cuda::on(stand_in.clone());
+    {
+        let mut device = Device::new(&cuda);
+        let (mut step, [params, grads]) = small(&cuda, &mut device);
+        let each = [params, params.wrapping_byte_add(16)];
+        let mut enqueue = || {
+            // SAFETY: this test's own device memory.
+            unsafe {
+                let tensors = Tensors::new(Tensor::at_each(&each), Tensor::at(grads));
+                step.enqueue(&tensors, Scaling::NONE, StreamHandle::default())
+            }
+        };
+        enqueue().unwrap();
+        stand_in.break_call_after("launch", 1);
+        assert!(matches!(enqueue(), Err(Error::Device { call: "launch", .. })));
+        assert!(matches!(enqueue(), Err(Error::Poisoned { .. })));
+    }
+    assert_eq!(stand_in.allocated_bytes(), 0);
+}
+
+#[test]
+fn a_rate_and_a_count_that_are_set_reach_the_next_step() {
+    let cuda = cuda();
+    let layout = Layout::builder().param("a", 8).build().unwrap();
+    let id = layout.id("a").unwrap();
+    let mut device = Device::new(&cuda);
+    let mut step = BucketStep::builder(&layout, Sgd { lr: 1.0, ..Sgd::default() }).cuda(&cuda).unwrap();
+    let [params, grads] = [device.hold(&[0.0; 8]), device.hold(&[1.0; 8])];
+    step.set_step_count(id, 40).unwrap();
+    for k in 0..10 {
+        step.set_optimizer("default", &Sgd { lr: f64::from(k), ..Sgd::default() }).unwrap();
+        // SAFETY: this test's own device memory.
+        let tensors = unsafe { Tensors::new(Tensor::at(params), Tensor::at(grads)) };
+        // SAFETY: as above, on the default stream.
+        unsafe { step.enqueue(&tensors, Scaling::NONE, StreamHandle::default()).unwrap() };
+    }
+    assert_eq!(step.step_count(id).unwrap(), 50);
+    assert_eq!(device.read(params, 8, StreamHandle::default()), [-45.0; 8]);
+}
