@@ -11,7 +11,7 @@ mod load;
 mod samples;
 mod trainer;
 
-pub use alone::KernelAlone;
+pub use alone::Alone;
 pub use distant::Distant;
 pub use gpu::{GpuCase, GpuLauncher};
 pub use host::Launcher;

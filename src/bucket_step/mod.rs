@@ -59,12 +59,25 @@ pub struct BucketStep<E = OnHost> {
     plan: Plan,
     assignment: Assignment,
     /// By group.
-    optimizers: Vec<Box<dyn Optimizer>>,
+    kinds: Vec<OptimizerKind>,
     constants: StepConstants,
     /// As the next step is to read them.
     settings: Settings,
     shape: Shape,
     engine: E,
+}
+
+/// What a group's optimizer may not change: the launches and the states are made for it.
+#[derive(Clone, Copy, PartialEq)]
+struct OptimizerKind {
+    kernel: u32,
+    state_names: &'static [&'static str],
+}
+
+impl OptimizerKind {
+    fn of(optimizer: &dyn Optimizer) -> OptimizerKind {
+        OptimizerKind { kernel: optimizer.as_rule().kernel(), state_names: optimizer.state_names() }
+    }
 }
 
 impl BucketStep {
@@ -79,7 +92,8 @@ impl<E> BucketStep<E> {
         let shape = Shape::new(&parts.plan, &parts.places, parts.assignment.state_count());
         let engine = engine(&parts)?;
         let Parts { layout, plan, optimizers, assignment, constants, settings, .. } = parts;
-        Ok(BucketStep { layout, plan, assignment, optimizers, constants, settings, shape, engine })
+        let kinds = optimizers.iter().map(|optimizer| OptimizerKind::of(&**optimizer)).collect();
+        Ok(BucketStep { layout, plan, assignment, kinds, constants, settings, shape, engine })
     }
 
     /// Returns the layout it was built for.
@@ -97,7 +111,7 @@ impl<E> BucketStep<E> {
     /// # Errors
     /// `Layout` if the layout has no such group.
     pub fn state_names(&self, group: &str) -> Result<&'static [&'static str]> {
-        Ok(self.optimizers[group_of(&self.layout, group)?].state_names())
+        Ok(self.kinds[group_of(&self.layout, group)?].state_names)
     }
 
     /// The record of a parameter.
@@ -115,8 +129,7 @@ impl<E> BucketStep<E> {
     /// Checks a group's next optimizer and puts it into the settings.
     fn replace(&mut self, group: &str, optimizer: &dyn Optimizer) -> Result<()> {
         let index = group_of(&self.layout, group)?;
-        let (old, new) = (self.optimizers[index].as_rule(), optimizer.as_rule());
-        if (old.kernel(), old.state_names()) != (new.kernel(), new.state_names()) {
+        if self.kinds[index] != OptimizerKind::of(optimizer) {
             let wrong = "another optimizer, or other states, than the step was built for";
             return Err(Error::unsupported(
                 format_args!("group `{group}`"),
@@ -125,8 +138,7 @@ impl<E> BucketStep<E> {
             ));
         }
         crate::launch::refuse_storage(optimizer, self.plan.storage())?;
-        self.settings.set_hyper(index, &new.hyper()?);
-        self.optimizers[index] = new.boxed();
+        self.settings.set_hyper(index, &optimizer.as_rule().hyper()?);
         Ok(())
     }
 }

@@ -118,22 +118,23 @@ impl Shape {
         }
     }
 
+    /// This names a tensor only in errors, because a name is allocated.
     fn check(&self, kind: &Kind, tensor: &Tensor<'_>) -> Result<()> {
-        let thing = named(kind.memory);
+        let refuse = |wrong: &str, remedy| Err(Error::layout(named(kind.memory), wrong, remedy));
         if kind.is_written && !tensor.is_writable {
             let remedy = "lend them with `Tensor::slice_mut` or `Tensor::slices_mut`";
-            return Err(Error::layout(thing, "only lent for reading, but this step writes them", remedy));
+            return refuse("only lent for reading, but this step writes them", remedy);
         }
         if let Some(bytes) = tensor.element_bytes.filter(|bytes| *bytes as u64 != kind.bytes) {
-            let wrong = format_args!("elements of {bytes} bytes, where the precision has {}", kind.bytes);
-            return Err(Error::layout(thing, wrong, "use the precision's type"));
+            let wrong = format!("elements of {bytes} bytes, where the precision has {}", kind.bytes);
+            return refuse(&wrong, "use the precision's type");
         }
         match &tensor.location {
             Location::Whole(run) => self.check_run(kind, run, self.len, "the bucket"),
             Location::Each(runs) => {
                 if runs.count != self.extents.len() {
-                    let wrong = format_args!("{} runs for {} parameters", runs.count, self.extents.len());
-                    return Err(Error::layout(thing, wrong, "give one run per parameter of the bucket"));
+                    let wrong = format!("{} runs for {} parameters", runs.count, self.extents.len());
+                    return refuse(&wrong, "give one run per parameter of the bucket");
                 }
                 let mut extents = self.extents.iter();
                 extents.try_for_each(|at| self.check_run(kind, &runs.run(at.place), at.len, "its parameter"))
