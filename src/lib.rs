@@ -52,6 +52,7 @@
 //!
 //! | To | call |
 //! |---|---|
+//! | step one bucket now, without a pass or a collective | [`BucketStep`], [`GradNorm`] |
 //! | step parameters and gradients that your framework owns | [`StepperBuilder::host_borrowing`], [`StepperBuilder::cuda_borrowing`] |
 //! | give parameters hyperparameters of their own | [`LayoutBuilder::in_group`], [`StepperBuilder::group`] |
 //! | give groups, or single parameters, optimizers of their own | [`StepperBuilder::group`], [`StepperBuilder::optimizer_for`] |
@@ -87,9 +88,10 @@
 //! | copy tensors to the host and back, on any device | [`Stepper::read_param`], [`Pass::write_grad`] |
 //! | see what ran, and check it for races | [`StepperBuilder::record`], [`Stepper::take_recording`], [`timeline`] |
 //!
-//! Trainers need the items at the crate's root, and [`overlap`], [`checkpoint`] and [`optim`] as the table says. The
-//! other modules are for tools that look inside: [`layout`] (where a parameter lies), [`op`] and [`schedule`] (which
-//! operations run, in which order), [`hazard`] (the race checker), [`timeline`] (when each operation ran).
+//! Trainers need the items at the crate's root, and [`bucket_step`], [`overlap`], [`checkpoint`] and [`optim`] as the
+//! table says. The other modules are for tools that look inside: [`layout`] (where a parameter lies), [`op`] and
+//! [`schedule`] (which operations run, in which order), [`hazard`] (the race checker), [`timeline`] (when each operation
+//! ran).
 //!
 //! # Environment
 //!

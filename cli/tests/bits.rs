@@ -2,8 +2,9 @@
 //!
 //! What is compared is whole files, padding and order included. Must not leave out an instruction set of this machine.
 
+use instep::bucket_step::{Tensor, Tensors};
 use instep::optim::ALL;
-use instep::{AdamW, Isa, Layout, Mode, Solo, Stepper};
+use instep::{AdamW, BucketStep, Isa, Layout, Mode, Scaling, Solo, Stepper};
 
 use crate::support::{Content, Folder, changed_options, input, replayed, stderr};
 
@@ -95,6 +96,31 @@ fn the_output_is_what_the_library_makes_with_that_world_size() {
         }
         assert_eq!(output, expected, "{config}");
     }
+}
+
+#[test]
+fn a_bucket_that_is_stepped_alone_makes_the_same_output() {
+    let content = input(&[("w", &[700])], 4);
+    let config =
+        r#"{"optimizer":"adamw","world_size":6,"loss_scale":4.0,"groups":[{"params":["w"],"lr":0.01}]}"#;
+    let output = replayed(config, &content, &[]);
+    let layout = Layout::builder().param("w", 700).build().unwrap();
+    let optimizer = AdamW { lr: 0.01, ..Default::default() };
+    let mut step = BucketStep::builder(&layout, optimizer).host().unwrap();
+    let mut params = content.values("param.w");
+    let [mut first, mut second] = [(); 2].map(|()| vec![0.0f32; 700]);
+    for k in 0..4 {
+        let grads = content.values(&format!("grad.{k}.w"));
+        let states = [Tensor::slice_mut(&mut first), Tensor::slice_mut(&mut second)];
+        let tensors = Tensors::new(Tensor::slice_mut(&mut params), Tensor::slice(&grads)).states(states);
+        step.step(&tensors, Scaling::mean(6).loss_scale(4.0)).unwrap();
+    }
+    let expected = Content::default()
+        .with("param.w", &[700], &params)
+        .with("state.w.exp_avg", &[700], &first)
+        .with("state.w.exp_avg_sq", &[700], &second)
+        .with_count("w", "4");
+    assert_eq!(output, expected);
 }
 
 /// Kernels serve all groups of a launch, so a group could pick up the other one's states.
