@@ -19,7 +19,7 @@ const PROPERTIES: usize = 18;
 /// Far more than any call takes.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// For collectives that wait until it ends.
-const LITTLE_PATIENCE: Duration = Duration::from_secs(2);
+const LITTLE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Runs the suite on as many threads, and returns each rank's result.
 fn check_threads<C: Collective + 'static>(

@@ -2,8 +2,10 @@
 //!
 //! Ranks are threads of this process; what needs GPUs is in `cuda::gpu`.
 
+#[cfg(not(kernels_only))]
 mod broken;
 pub(crate) mod compression;
+#[cfg(not(kernels_only))]
 mod conformance;
 pub(crate) mod failures;
 pub(crate) mod hooks;
