@@ -125,7 +125,8 @@ pub trait Collective: Send + Sync {
     }
 
     /// Whether another library makes the sums, and holds gradients before a bucket is handed over. Every gradient of a
-    /// pass must then have been asked for: zeros written at the hand-over would race with the sum.
+    /// pass must then have been asked for: zeros written at the hand-over would race with the sum. No counts of ranks come
+    /// with such sums, so steppers need [`Unused::Refuse`](crate::Unused) or [`Unused::StepZero`](crate::Unused).
     fn sums_outside(&self) -> bool {
         false
     }

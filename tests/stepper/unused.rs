@@ -3,8 +3,11 @@
 //! The reference for a complete pass is `Unused::StepZero`. A refused pass must leave parameters, counts and the
 //! caller's own gradients as they were.
 
+use instep::collective::Call;
 use instep::layout::ForeignBucket;
-use instep::{Adam, Borrowed, Error, Layout, LrSchedule, Mode, SegmentAction, Solo, Stepper, Unused};
+use instep::{
+    Adam, Borrowed, Collective, Error, Layout, LrSchedule, Mode, SegmentAction, Solo, Stepper, Unused,
+};
 
 use crate::support::device::cuda;
 use crate::support::{MODES, Options, Outcome, layout, paint_params, painted, pass};
@@ -146,5 +149,42 @@ fn every_way_to_give_a_pass_up_is_counted_and_leaves_the_schedule_where_it_was()
         pass_without(&mut stepper, 9).unwrap();
         let status = stepper.status().unwrap();
         assert_eq!((status.pass, status.abandoned, stepper.schedule_step()), (5, 3, 2), "{mode:?}");
+    }
+}
+
+/// A group whose sums another library makes, on the host.
+struct Outside;
+
+impl Collective for Outside {
+    fn rank(&self) -> u32 {
+        0
+    }
+
+    fn world_size(&self) -> u32 {
+        2
+    }
+
+    fn sums_outside(&self) -> bool {
+        true
+    }
+
+    unsafe fn enqueue(&self, _: &Call) -> instep::Result<()> {
+        Ok(())
+    }
+
+    fn abort(&self, _: &Error) {}
+}
+
+#[test]
+fn sums_made_outside_bring_no_counts_on_the_host_either() {
+    let layout = layout(&LENGTHS);
+    let build = |unused| Stepper::builder(&layout, Adam::default()).unused(unused).host(Outside);
+    let refused = build(Unused::Skip).map(drop);
+    assert!(matches!(refused, Err(Error::Config { field: "unused", .. })), "{refused:?}");
+    for unused in [Unused::StepZero, Unused::Refuse] {
+        let mut stepper = build(unused).unwrap();
+        let refused = pass_without(&mut stepper, 2).unwrap_err();
+        assert!(matches!(&refused, Error::Order(refusal) if refusal.thing == "`p2`"), "{refused}");
+        pass_without(&mut stepper, 9).unwrap();
     }
 }
