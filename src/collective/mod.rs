@@ -104,7 +104,8 @@ impl fmt::Display for Call {
 /// hang; a kind that an implementation does not know is `Unsupported`.
 ///
 /// # Ordering
-/// Calls of one rank come from one thread at a time, in the same order on every rank.
+/// Calls of one rank come from one thread at a time, in the same order on every rank unless
+/// [`keeps_order`](Self::keeps_order) says otherwise.
 pub trait Collective: Send + Sync {
     /// This rank, from 0.
     fn rank(&self) -> u32;
@@ -129,6 +130,12 @@ pub trait Collective: Send + Sync {
     /// with such sums, so steppers need [`Unused::Refuse`](crate::Unused) or [`Unused::StepZero`](crate::Unused).
     fn sums_outside(&self) -> bool {
         false
+    }
+
+    /// Whether its calls must come in the order of the buckets, which is the same on every rank. One that sends nothing says
+    /// no; each bucket then launches once it is complete, so it may be handed over in any order.
+    fn keeps_order(&self) -> bool {
+        true
     }
 
     /// Told of the buckets that a stepper has cut, before any call for them: when it is built, and again should it ever
@@ -219,6 +226,10 @@ impl<C: Collective + ?Sized> Collective for Box<C> {
 
     fn sums_outside(&self) -> bool {
         (**self).sums_outside()
+    }
+
+    fn keeps_order(&self) -> bool {
+        (**self).keeps_order()
     }
 
     fn prepare(&self, plan: &Plan) -> Result<()> {

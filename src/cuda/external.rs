@@ -74,7 +74,7 @@ impl External {
     /// unfrozen.
     ///
     /// # Ordering
-    /// A bucket launches once it and all earlier buckets have been handed over. Its step then waits for the latest
+    /// A bucket launches once it has been handed over, in any order of buckets. Its step then waits for the latest
     /// record of the event, so the event must not be recorded again before. A bucket that launches without an event
     /// poisons the stepper with `Order`.
     ///
@@ -107,6 +107,11 @@ impl Collective for External {
 
     fn reaches(&self, place: Place) -> bool {
         place == Place::Cuda(self.driver.ordinal())
+    }
+
+    /// Each sum has an event of its own.
+    fn keeps_order(&self) -> bool {
+        false
     }
 
     fn sums_outside(&self) -> bool {

@@ -54,9 +54,9 @@ pub struct HostDevice {
 impl HostDevice {
     /// # Errors
     /// As [`Runner::new`].
-    pub(crate) fn new(parts: Parts, timed: bool) -> Result<Self> {
+    pub(crate) fn new(parts: Parts, timed: bool, is_inline: bool) -> Result<Self> {
         let (memories, isa) = (Arc::clone(&parts.memories), parts.kernels.isa());
-        let streams = Streams::new(Runner::new(parts)?, *ORIGIN, timed);
+        let streams = Streams::new(Runner::new(parts)?, *ORIGIN, timed, is_inline);
         Ok(HostDevice { streams, memories, isa, started: false })
     }
 
@@ -122,7 +122,7 @@ impl Executor for HostDevice {
 
     unsafe fn rebuilt(&mut self, plan: &Arc<Plan>, assignment: &Arc<Assignment>, _: u64) -> Result<Self> {
         let parts = self.streams.executor().parts_for(plan, assignment)?;
-        let device = HostDevice::new(parts, self.streams.is_timed())?;
+        let device = HostDevice::new(parts, self.streams.is_timed(), self.streams.is_inline())?;
         // SAFETY: the caller's promise for ours; nothing has been submitted to the other.
         unsafe {
             device.memories.write_control_block(without_bucket(self.memories.read_control()));

@@ -9,7 +9,8 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::handle::{Place, StreamHandle};
 
-/// A group whose gradients are already summed over its ranks. It counts ranks as it sums: a parameter that this rank
+/// A group whose gradients are already summed over its ranks: those of single-process training, or of an engine that makes
+/// its own all-reduce and hands a bucket over once its sum is there, in any order of buckets. It counts ranks as it sums: a parameter that this rank
 /// uses counts as used by all, so if ranks may use different parameters, build with
 /// [`Unused::StepZero`](crate::Unused) or [`Unused::Refuse`](crate::Unused).
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +47,11 @@ impl Collective for Solo {
 
     fn sums(&self, _: DType) -> bool {
         true
+    }
+
+    /// Nothing is sent.
+    fn keeps_order(&self) -> bool {
+        false
     }
 
     unsafe fn enqueue(&self, call: &Call) -> Result<()> {

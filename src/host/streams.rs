@@ -1,7 +1,8 @@
 //! Streams of the host device: one thread each, a queue of ops, and a counter that Records advance.
 //!
 //! A ticket is "counter of that stream >= tick", so an event needs no allocation and no reset. After a failure every
-//! op except Record is skipped, so no wait can hang. The streams do not know the meaning of ops.
+//! op except Record is skipped, so no wait can hang. Without threads, ops run on the caller's thread as they are submitted:
+//! their order is one that all waits allow. The streams do not know the meaning of ops.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -52,6 +53,7 @@ pub(crate) struct Streams<E = Runner> {
     rank: u32,
     origin: Instant,
     timed: bool,
+    is_inline: bool,
     state: Mutex<State>,
     work: [Condvar; STREAMS],
     passed: Condvar,
@@ -71,19 +73,23 @@ struct State {
 }
 
 impl<E: Run> Streams<E> {
-    /// Makes streams without threads. `origin` is the zero of measured times; `timed` turns measuring on.
-    pub(crate) fn new(executor: E, origin: Instant, timed: bool) -> Arc<Streams<E>> {
+    /// Makes streams whose threads have not started. `origin` is the zero of measured times; `timed` turns measuring on;
+    /// `is_inline` says that there are to be no threads.
+    pub(crate) fn new(executor: E, origin: Instant, timed: bool, is_inline: bool) -> Arc<Streams<E>> {
         let work = [const { Condvar::new() }; STREAMS];
         let rank = executor.rank();
         // Room for one pass. A trainer that runs further ahead makes the queues grow once.
         let room = executor.op_room();
         let queues = std::array::from_fn(|_| VecDeque::with_capacity(room));
         let state = Mutex::new(State { queues, ..State::default() });
-        Arc::new(Streams { executor, rank, origin, timed, state, work, passed: Condvar::new() })
+        Arc::new(Streams { executor, rank, origin, timed, is_inline, state, work, passed: Condvar::new() })
     }
 
     /// Starts the threads. If the system refuses one, the device is poisoned.
     pub(crate) fn start(self: &Arc<Self>) {
+        if self.is_inline {
+            return;
+        }
         let rank = self.rank;
         for stream in [Stream::Reduce, Stream::Optim] {
             let streams = Arc::clone(self);
@@ -99,6 +105,9 @@ impl<E: Run> Streams<E> {
     /// Queues ops. A Record of the compute stream counts at once, because that stream is the caller. Threads are woken
     /// once, after the last op: a wake-up costs more than everything else here, and would compete for the lock.
     pub(crate) fn submit(&self, ops: &[Op]) {
+        if self.is_inline {
+            return ops.iter().for_each(|op| self.run_now(op));
+        }
         let (mut queued, mut recorded) = ([false; STREAMS], false);
         let mut state = self.lock();
         for op in ops {
@@ -121,6 +130,23 @@ impl<E: Run> Streams<E> {
         for (work, queued) in self.work.iter().zip(queued) {
             if queued {
                 work.notify_one();
+            }
+        }
+    }
+
+    /// Runs an op on the caller's thread.
+    fn run_now(&self, op: &Op) {
+        let mut state = self.lock();
+        match op.action {
+            // A position is recorded before a wait for it is written, so it has been passed.
+            Action::Wait(ticket) => {
+                debug_assert!(state.failed.is_some() || state.ticks[ticket.stream.index()] >= ticket.tick)
+            }
+            Action::Record(ticket) => state.ticks[op.stream.index()] = ticket.tick,
+            _ if op.stream == Stream::Compute || state.failed.is_some() => {}
+            _ => {
+                drop(state);
+                self.execute(op);
             }
         }
     }
@@ -162,6 +188,11 @@ impl<E: Run> Streams<E> {
     /// Whether the times of ops are measured.
     pub(crate) fn is_timed(&self) -> bool {
         self.timed
+    }
+
+    /// Whether ops run on the caller's thread.
+    pub(crate) fn is_inline(&self) -> bool {
+        self.is_inline
     }
 
     /// Returns the ops that ran since the last call, if timed.

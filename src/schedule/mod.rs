@@ -53,13 +53,22 @@ pub struct Policy {
     pub dynamic_loss_scale: bool,
     /// Whether each bucket is decided on alone, by its own norm, and nothing on the whole pass.
     pub clip_per_bucket: bool,
+    /// Whether collectives must come in the order of the buckets.
+    pub keeps_order: bool,
 }
 
 impl Policy {
-    /// Completes a mode: Normed always has a norm.
+    /// Completes a mode: Normed always has a norm, and buckets keep their order.
     pub fn new(mode: Mode, norm_wanted: bool) -> Self {
         let norm = norm_wanted || mode == Mode::Normed;
-        Policy { mode, norm, trainer_is_a_stream: false, dynamic_loss_scale: false, clip_per_bucket: false }
+        Policy {
+            mode,
+            norm,
+            trainer_is_a_stream: false,
+            dynamic_loss_scale: false,
+            clip_per_bucket: false,
+            keeps_order: true,
+        }
     }
 }
 
@@ -127,7 +136,7 @@ impl Schedule {
     /// Builds a schedule that has not begun.
     pub fn new(layout: &Layout, plan: Arc<Plan>, policy: Policy) -> Self {
         Schedule {
-            readiness: Readiness::new(layout, &plan),
+            readiness: Readiness::new(layout, &plan, policy.keeps_order),
             stepped: vec![None; plan.buckets().len()],
             touched: vec![NEVER; plan.buckets().len()],
             all_touched: NEVER,
@@ -307,16 +316,16 @@ impl Schedule {
     }
 
     /// Gives the pass up: nothing more is launched, and the trainer may touch everything once what is in flight has
-    /// ended. Returns how many buckets keep a step of this pass.
+    /// ended. Returns the buckets that keep a step of this pass.
     ///
     /// # Errors
     /// `Order` if no pass is open.
-    pub fn abandon(&mut self) -> Result<u32> {
+    pub fn abandon(&mut self) -> Result<Vec<u32>> {
         self.require_open()?;
-        let launched = self.readiness.launched();
+        let launched = self.readiness.launched().to_vec();
         self.synchronize();
         (self.open, self.abandoned) = (false, true);
-        Ok(if self.policy.mode == Mode::Eager { launched } else { 0 })
+        Ok(if self.policy.mode == Mode::Eager { launched } else { Vec::new() })
     }
 
     fn require_open(&self) -> Result<()> {

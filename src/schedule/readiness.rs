@@ -1,6 +1,7 @@
 //! Which parameters have been handed over in the open pass, and which bucket may launch next.
 //!
-//! Buckets launch strictly in index order, because collectives must come in the same order on every rank. A parameter
+//! Buckets launch in index order, because collectives must come in the same order on every rank. A communicator that sends
+//! nothing needs no order, and then each launches once it is complete. A parameter
 //! counts as handed over at the last of its declared uses. A second hand-over is refused: the trainer may have written
 //! into a gradient that is already being reduced. A frozen parameter is never waited for and never handed over.
 
@@ -15,7 +16,13 @@ pub(super) struct Readiness {
     uses: Vec<u32>,
     uses_left: Vec<u32>,
     pending: Vec<u32>,
+    keeps_order: bool,
+    /// Complete and not launched, if there is no order.
+    complete: Vec<u32>,
     next_bucket: u32,
+    is_launched: Vec<bool>,
+    /// Buckets launched in this pass, in order; only its last micro-batch launches any.
+    launched: Vec<u32>,
     frozen: Vec<bool>,
     /// Per bucket, how many of its parameters are not frozen.
     thawed: Vec<u32>,
@@ -25,7 +32,7 @@ pub(super) struct Readiness {
 
 impl Readiness {
     /// Nothing handed over.
-    pub(super) fn new(layout: &Layout, plan: &Plan) -> Self {
+    pub(super) fn new(layout: &Layout, plan: &Plan, keeps_order: bool) -> Self {
         let uses: Vec<u32> = layout.parameters().iter().map(|p| p.uses).collect();
         let thawed: Vec<u32> = plan.buckets().iter().map(|bucket| bucket.segments.len() as u32).collect();
         Readiness {
@@ -35,7 +42,11 @@ impl Readiness {
             frozen: vec![false; uses.len()],
             uses,
             pending: thawed.clone(),
+            keeps_order,
+            complete: Vec::with_capacity(thawed.len()),
             next_bucket: 0,
+            is_launched: vec![false; thawed.len()],
+            launched: Vec::with_capacity(thawed.len()),
             thawed,
         }
     }
@@ -45,6 +56,9 @@ impl Readiness {
         self.uses_left.copy_from_slice(&self.uses);
         self.pending.copy_from_slice(&self.thawed);
         self.next_bucket = 0;
+        self.is_launched.fill(false);
+        self.complete.clear();
+        self.launched.clear();
         self.arrivals.clear();
     }
 
@@ -101,7 +115,12 @@ impl Readiness {
         *left -= 1;
         if *left == 0 {
             self.arrivals.push(param as u32);
-            self.pending[plan.segment_of(param).bucket as usize] -= 1;
+            let bucket = plan.segment_of(param).bucket;
+            let pending = &mut self.pending[bucket as usize];
+            *pending -= 1;
+            if *pending == 0 && !self.keeps_order {
+                self.complete.push(bucket);
+            }
         }
         Ok(())
     }
@@ -112,14 +131,21 @@ impl Readiness {
         self.hand_over(plan, param)
     }
 
-    /// The bucket to launch now, if the next one in order is complete, or `force` says not to wait for it.
+    /// The bucket to launch now: a complete one, the next one in order if there is an order, or any that is left if
+    /// `force` says not to wait.
     pub(super) fn take_next(&mut self, force: bool) -> Option<u32> {
-        let pending = self.pending.get(self.next_bucket as usize)?;
-        if *pending > 0 && !force {
-            return None;
+        let bucket = self.complete.pop().or_else(|| self.next_in_order(force))?;
+        self.is_launched[bucket as usize] = true;
+        self.launched.push(bucket);
+        Some(bucket)
+    }
+
+    fn next_in_order(&mut self, force: bool) -> Option<u32> {
+        while self.is_launched.get(self.next_bucket as usize) == Some(&true) {
+            self.next_bucket += 1;
         }
-        self.next_bucket += 1;
-        Some(self.next_bucket - 1)
+        let pending = self.pending.get(self.next_bucket as usize)?;
+        (force || self.keeps_order && *pending == 0).then_some(self.next_bucket)
     }
 
     /// See [`Schedule::arrival_order`](super::Schedule::arrival_order).
@@ -130,8 +156,8 @@ impl Readiness {
         self.arrivals.iter().copied().chain(rest).collect()
     }
 
-    /// Returns the number of buckets launched in this pass; only its last micro-batch launches any.
-    pub(super) fn launched(&self) -> u32 {
-        self.next_bucket
+    /// Returns the buckets launched in this pass, in order.
+    pub(super) fn launched(&self) -> &[u32] {
+        &self.launched
     }
 }

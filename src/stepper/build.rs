@@ -129,13 +129,13 @@ impl StepperBuilder<'_> {
 
     fn on_host(self, comm: Arc<dyn Collective>, memory: Option<Borrowed>) -> Result<Stepper> {
         let kernels = Kernels::load(self.isa.map_or_else(Isa::from_environment, Ok)?)?;
-        let pool = self.pool(&*comm)?;
+        let (pool, is_inline) = (self.pool(&*comm)?, self.is_inline);
         self.assemble(comm, memory, |parts| {
             let Blueprint { plan, constants, assignment, comm, deadline, borrowed, timed, .. } = parts;
             assignment.refuse_unreached(Place::Host)?;
             let memories = Arc::new(Memories::new(&plan, (&constants, &assignment), borrowed)?);
             let parts = Parts { plan, memories, constants, assignment, kernels, pool, comm, deadline };
-            HostDevice::new(parts, timed)
+            HostDevice::new(parts, timed, is_inline)
         })
     }
 
@@ -203,6 +203,7 @@ impl StepperBuilder<'_> {
         let clips = [self.max_norm, self.previous_max_norm, self.bucket_max_norm].iter().any(Option::is_some);
         let mut policy = Policy::new(self.mode, clips || constants.skip_nonfinite);
         policy.dynamic_loss_scale = self.loss_scaler.is_some();
+        policy.keeps_order = comm.keeps_order();
         policy.clip_per_bucket = self.bucket_max_norm.is_some();
         policy.trainer_is_a_stream = D::TRAINER_IS_A_STREAM;
         let schedule = Schedule::new(self.layout, Arc::clone(&plan), policy);

@@ -43,6 +43,7 @@ pub struct StepperBuilder<'a> {
     pub(super) bucket_max_norm: Option<f64>,
     pub(super) isa: Option<Isa>,
     pub(super) threads: Option<usize>,
+    pub(super) is_inline: bool,
     pub(super) deadline: Option<Duration>,
     pub(super) record: bool,
 }
@@ -86,6 +87,7 @@ impl<'a> StepperBuilder<'a> {
             bucket_max_norm: None,
             isa: None,
             threads: None,
+            is_inline: false,
             deadline: None,
             record: false,
         }
@@ -402,6 +404,27 @@ impl<'a> StepperBuilder<'a> {
     /// `INSTEP_THREADS`, or else one per core.
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = Some(threads);
+        self
+    }
+
+    /// Runs everything on the thread that calls the stepper, which starts no threads of its own but a pool's: a bucket is
+    /// reduced and stepped inside the hand-over that completes it. Nothing overlaps. It is for engines that have threads
+    /// of their own, and for processes that must not start any; with [`threads`](Self::threads) of 1, none is started.
+    ///
+    /// ```
+    /// # use instep::{Layout, Sgd, Solo, Stepper};
+    /// # let layout = Layout::builder().param("w", 2).build()?;
+    /// # let w = layout.id("w")?;
+    /// let builder = Stepper::builder(&layout, Sgd { lr: 1.0, ..Default::default() }).inline().threads(1);
+    /// let mut stepper = builder.host(Solo::default())?;
+    /// let mut pass = stepper.begin()?;
+    /// pass.grads().write(w, &[1.0, 2.0])?;
+    /// pass.grad_ready(w)?; // stepped when it returns
+    /// pass.finish()?;
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    pub fn inline(mut self) -> Self {
+        self.is_inline = true;
         self
     }
 

@@ -113,6 +113,10 @@ impl StepperBuilder<'_> {
         if self.threads.is_some() {
             return Err(Error::config("threads", "set", "splits CPU kernels", "leave it out on a GPU"));
         }
+        if self.is_inline {
+            let wrong = "a GPU's steps are always enqueued on the calling thread";
+            return Err(Error::config("inline", "set", wrong, "leave it out on a GPU"));
+        }
         if self.gradients == Gradients::Release {
             let wrong = format_args!("{place} cannot be given back");
             let remedy = "use Gradients::Keep or Gradients::Zero";

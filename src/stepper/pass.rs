@@ -225,7 +225,8 @@ impl<'a, D: Device> Pass<'a, D> {
     }
 
     /// Hands over a parameter: you have written its gradient and finished one use. Once all parameters of this bucket
-    /// and of earlier buckets are handed over, the bucket is reduced. The mode decides when it is stepped.
+    /// are handed over, and of earlier buckets where the collective [keeps order](crate::Collective::keeps_order), the
+    /// bucket is reduced. The mode decides when it is stepped.
     ///
     /// # Ordering
     /// Returns at once. After the last use, the parameter and gradient cannot be accessed until the pass or micro-batch

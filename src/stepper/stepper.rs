@@ -5,7 +5,6 @@
 
 use crate::launch::Settings;
 use std::cell::RefCell;
-use std::ops::Range;
 use std::sync::Arc;
 
 use crate::collective::Collective;
@@ -115,7 +114,7 @@ impl<D: Device> Stepper<D> {
     /// `Order` if no pass is open.
     pub fn abandon_open_pass(&mut self) -> Result<Abandoned> {
         let run = self.run.get_mut();
-        let stepped_buckets = 0..run.schedule.abandon()?;
+        let stepped_buckets = run.schedule.abandon()?;
         run.submit();
         self.abandoned += 1;
         Ok(Abandoned { stepped_buckets })
@@ -195,8 +194,8 @@ impl<D: Device> Drop for Stepper<D> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Abandoned {
     /// Buckets that keep the step of the abandoned pass, with their own step counts, their frozen parameters excepted.
-    /// Empty except in Eager, where these were launched before the pass was given up.
-    pub stepped_buckets: Range<u32>,
+    /// Empty except in Eager, where these were launched before the pass was given up, in this order.
+    pub stepped_buckets: Vec<u32>,
 }
 
 fn closed_inside(rank: u32) -> Error {

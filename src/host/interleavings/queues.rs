@@ -109,7 +109,7 @@ impl Script {
 fn train(fault: Option<(Stream, u32, Fault)>) {
     const BUCKETS: u32 = 3;
     let seen = Arc::new(Seen::default());
-    let streams = Streams::new(Script { fault, seen: Arc::clone(&seen) }, Instant::now(), false);
+    let streams = Streams::new(Script { fault, seen: Arc::clone(&seen) }, Instant::now(), false, false);
     streams.start();
     let ticket = |stream, tick: u32| Ticket { stream, tick: tick.into() };
     let wait = |tick: u32| {
