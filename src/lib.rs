@@ -53,6 +53,8 @@
 //! | To | call |
 //! |---|---|
 //! | step one bucket now, without a pass or a collective | [`BucketStep`], [`GradNorm`] |
+//! | step buckets in the order in which your engine's own sums end | [`Solo`], [`cuda::External`] |
+//! | start no threads | [`StepperBuilder::inline`] |
 //! | step parameters and gradients that your framework owns | [`StepperBuilder::host_borrowing`], [`StepperBuilder::cuda_borrowing`] |
 //! | give parameters hyperparameters of their own | [`LayoutBuilder::in_group`], [`StepperBuilder::group`] |
 //! | give groups, or single parameters, optimizers of their own | [`StepperBuilder::group`], [`StepperBuilder::optimizer_for`] |

@@ -47,7 +47,7 @@ impl Alone {
     fn new(layout: &Layout, params: &[usize], storage: &Storage, optim: Optim, case: usize) -> Alone {
         let ids: Vec<ParamId> = params.iter().map(|param| layout.ids().nth(*param).unwrap()).collect();
         let states = optim.boxed().state_names().len();
-        let mut own = Own::new(layout, &ids, (storage, states), case % 2 == 0, case % 5);
+        let mut own = Own::new(layout, &ids, (storage, states), case.is_multiple_of(2), case % 5);
         for (index, param) in params.iter().enumerate() {
             let values: Vec<f32> = (0..LENGTHS[*param]).map(|k| first_value(*param, k)).collect();
             own.write(index, &values, false);

@@ -239,7 +239,6 @@ impl Own {
             _ => tensors.scales([next(&mut scales), next(&mut scales), next(&mut scales)]),
         };
         let outcome = step(&tensors);
-        drop(tensors);
         self.params.assert_guarded();
         self.grads.assert_guarded();
         self.others.iter().for_each(|(_, runs)| runs.assert_guarded());
