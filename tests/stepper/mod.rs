@@ -17,6 +17,7 @@ pub(crate) mod loss_scaling;
 pub(crate) mod lr_multipliers;
 pub(crate) mod lr_schedules;
 pub(crate) mod nadam_product;
+pub(crate) mod orders;
 pub(crate) mod passes;
 pub(crate) mod rebuild;
 pub(crate) mod refusals;

@@ -59,7 +59,9 @@ fn a_bucket_whose_sums_are_made_elsewhere_is_stepped_whichever_comes_first() {
                 assert_eq!(stepped, [&expected[..], &expected].concat());
             }
             let outcome = Outcome::of(&stepper).unwrap();
-            first.get_or_insert_with(|| outcome.clone()).assert_same(&outcome, &(optim, mode, order));
+            first
+                .get_or_insert_with(|| outcome.clone())
+                .assert_same(&outcome, &format!("{optim:?} {mode:?} {order:?}"));
         }
     }
 }
@@ -105,7 +107,7 @@ fn inline_steps_give_the_bits_of_threads_for_one_rank_and_for_several() {
             })
         };
         let (inline, threads) = (run(true).unwrap(), run(false).unwrap());
-        inline.iter().zip(&threads).for_each(|(a, b)| a.assert_same(b, &(optim, mode)));
+        inline.iter().zip(&threads).for_each(|(a, b)| a.assert_same(b, &format!("{optim:?} {mode:?}")));
     }
 }
 
