@@ -221,7 +221,8 @@ INSTEP_INLINE void decide(const InstepDecideArgs& args) {
     }
     control->multiplier = canonical(static_cast<float>(multiplier * control->clip));
     /* Tests the gradient as the step sees it: a finite sum may overflow when a small loss scale is divided out. */
-    control->skip = args.skip_nonfinite && is_nonfinite(float_of(worst) * control->multiplier);
+    const bool spoils = args.skip_nonfinite && is_nonfinite(float_of(worst) * control->multiplier);
+    control->skip |= spoils; /* Begin has set it where another program's flag forbids the pass */
     if (control->skip) control->clip = 1.0;
     control->decided = 1;
     /* The status is of the pass. Decisions follow each other, so no other thread writes there. */

@@ -5,13 +5,15 @@
 
 use super::BucketStep;
 use super::builder::BucketStepBuilder;
+use super::norm::{GradNorm, NormOnGpu};
 use super::scaling::Scaling;
-use super::tensors::Tensors;
+use super::tensors::{Tensor, Tensors};
 use crate::cuda::{BucketEngine, Cuda};
 use crate::error::{Error, Result};
 use crate::handle::StreamHandle;
 use crate::launch::{Bases, Progress};
 use crate::layout::ParamId;
+use crate::op::Memory;
 use crate::optim::Optimizer;
 
 /// A GPU's half of a [`BucketStep`].
@@ -90,7 +92,59 @@ impl BucketStep<OnGpu> {
         self.shape.bind(tensors, &mut self.engine.bases)?;
         let OnGpu { engine, bases } = &mut self.engine;
         // SAFETY: the caller's promise.
-        unsafe { engine.step((&self.plan, &self.constants), bases, |args| scaling.put(args), stream) }
+        unsafe { engine.step((&self.plan, &self.constants), bases, (|args| scaling.put(args), None), stream) }
+    }
+
+    /// Enqueues the step as a norm over several buckets has decided: clipped by its coefficient, or not at all.
+    ///
+    /// # Ordering
+    /// Ordering as for [`enqueue`](Self::enqueue), and after the norm's last call on any stream.
+    ///
+    /// # Errors
+    /// Errors as for [`enqueue`](Self::enqueue); `Order` if the norm has not been decided.
+    ///
+    /// # Safety
+    /// As for [`enqueue`](Self::enqueue); the norm is of the same GPU.
+    pub unsafe fn enqueue_decided(
+        &mut self,
+        tensors: &Tensors<'_>,
+        norm: &mut GradNorm<NormOnGpu>,
+        stream: StreamHandle,
+    ) -> Result<()> {
+        norm.refuse_undecided()?;
+        tensors.refuse_on_gpu()?;
+        self.shape.bind(tensors, &mut self.engine.bases)?;
+        let (OnGpu { engine, bases }, inputs) = (&mut self.engine, (&self.plan, &self.constants));
+        norm.block().during(stream, |block| {
+            // SAFETY: the caller's promise; the block is alive, and this work is between the norm's others.
+            unsafe { engine.step(inputs, bases, (|args| Scaling::NONE.put(args), Some(block)), stream) }
+        })
+    }
+
+    /// Enqueues the addition of the bucket's summed gradients to a norm.
+    ///
+    /// # Ordering
+    /// One launch on the stream, after the norm's last call on any stream.
+    ///
+    /// # Errors
+    /// Errors as for [`enqueue`](Self::enqueue), of the gradients alone; `Order` unless the norm has been begun.
+    ///
+    /// # Safety
+    /// As for [`enqueue_decided`](Self::enqueue_decided).
+    pub unsafe fn enqueue_norm(
+        &mut self,
+        grads: &Tensor<'_>,
+        norm: &mut GradNorm<NormOnGpu>,
+        stream: StreamHandle,
+    ) -> Result<()> {
+        norm.refuse_decided()?;
+        grads.refuse_on_gpu(Memory::Grads)?;
+        self.shape.bind_grads(grads, &mut self.engine.bases)?;
+        let OnGpu { engine, bases } = &mut self.engine;
+        norm.block().during(stream, |block| {
+            // SAFETY: as in `enqueue_decided`.
+            unsafe { engine.norm(bases, block, stream) }
+        })
     }
 
     /// Replaces a group's hyperparameters from the next step on, without waiting.

@@ -14,7 +14,7 @@ mod tensors;
 pub use builder::BucketStepBuilder;
 pub use gpu::OnGpu;
 pub use host::OnHost;
-pub use norm::{Decision, GradNorm};
+pub use norm::{Decision, GradNorm, NormOnGpu, NormOnHost};
 pub use scaling::Scaling;
 pub use tensors::{Tensor, Tensors};
 

@@ -5,7 +5,9 @@
 
 use super::scaling::Scaling;
 use crate::abi::InstepControl;
+use crate::cuda::{Cuda, NormBlock};
 use crate::error::{Error, Result};
+use crate::handle::StreamHandle;
 use crate::host::Isa;
 use crate::host::arena::Memories;
 use crate::host::kernels::Kernels;
@@ -33,11 +35,19 @@ use crate::launch::{Counts, StepConstants, begin_block, decide_block, first_cont
 ///
 /// # Source
 /// `torch.nn.utils.clip_grad_norm_`.
-pub struct GradNorm {
-    memories: Memories,
-    kernels: Kernels,
+pub struct GradNorm<B = NormOnHost> {
+    block: B,
     phase: Phase,
 }
+
+/// The CPU's half of a [`GradNorm`].
+pub struct NormOnHost {
+    memories: Memories,
+    kernels: Kernels,
+}
+
+/// A GPU's half of a [`GradNorm`].
+pub struct NormOnGpu(NormBlock);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
@@ -59,6 +69,13 @@ pub struct Decision {
     pub skipped: bool,
 }
 
+impl Decision {
+    fn of(control: &InstepControl) -> Decision {
+        let (norm, clip, skipped) = (control.norm, control.clip, control.skip != 0);
+        Decision { norm, clip, is_finite: norm.is_finite(), skipped }
+    }
+}
+
 impl GradNorm {
     /// Makes a norm on the CPU.
     ///
@@ -69,7 +86,7 @@ impl GradNorm {
         let memories = Memories::without_tensors(Counts::default())?;
         // SAFETY: nothing runs on this memory yet.
         unsafe { memories.write_control(first_control(&StepConstants::PLAIN), std::iter::empty()) };
-        Ok(GradNorm { memories, kernels, phase: Phase::New })
+        Ok(GradNorm { block: NormOnHost { memories, kernels }, phase: Phase::New })
     }
 
     /// Begins anew, with the factors that all these gradients have.
@@ -81,7 +98,7 @@ impl GradNorm {
         let mut args = begin_block(self.control());
         scaling.put(&mut args);
         // SAFETY: one control block of our own and no records; `Scaling`'s addresses are valid by its own contract.
-        unsafe { self.kernels.begin(&args) };
+        unsafe { self.block.kernels.begin(&args) };
         self.phase = Phase::Begun;
         Ok(())
     }
@@ -92,25 +109,96 @@ impl GradNorm {
     /// # Errors
     /// `Config` if `max_norm` is not a finite number above 0; `Order` without [`begin`](Self::begin).
     pub fn decide(&mut self, max_norm: Option<f64>, skip_nonfinite: bool) -> Result<Decision> {
-        if let Some(max_norm) = max_norm.filter(|max_norm| !(*max_norm > 0.0 && max_norm.is_finite())) {
-            return Err(Error::range("max_norm", max_norm, "a finite number above 0"));
-        }
+        refuse_max_norm(max_norm)?;
         self.refuse_other_phase(Phase::Begun)?;
         // SAFETY: as in `begin`.
         let control = unsafe {
-            self.kernels.decide(&decide_block(self.control(), max_norm, skip_nonfinite));
-            self.memories.read_control()
+            self.block.kernels.decide(&decide_block(self.control(), max_norm, skip_nonfinite));
+            self.block.memories.read_control()
         };
         self.phase = Phase::Decided;
-        let (norm, clip, skipped) = (control.norm, control.clip, control.skip != 0);
-        Ok(Decision { norm, clip, is_finite: norm.is_finite(), skipped })
+        Ok(Decision::of(&control))
     }
 
     /// Returns the block that steps after this norm read.
     pub(super) fn control(&self) -> *mut InstepControl {
-        self.memories.regions().control()
+        self.block.memories.regions().control()
+    }
+}
+
+impl GradNorm<NormOnGpu> {
+    /// Makes a norm on a GPU, for buckets of the same.
+    ///
+    /// # Errors
+    /// `KernelsNotBuilt`; `Device` if the driver refuses anything.
+    pub fn cuda(cuda: &Cuda) -> Result<GradNorm<NormOnGpu>> {
+        Ok(GradNorm { block: NormOnGpu(NormBlock::new(cuda)?), phase: Phase::New })
     }
 
+    /// Enqueues the beginning, with the factors that all these gradients have.
+    ///
+    /// # Ordering
+    /// On the stream, after the norm's last call on any stream, as every call of this type.
+    ///
+    /// # Errors
+    /// `Config` for factors that cannot be divided out; `Device` if a launch fails, and `Poisoned` ever after.
+    ///
+    /// # Safety
+    /// The stream is this GPU's, and alive until it has passed the call.
+    pub unsafe fn enqueue_begin(&mut self, scaling: Scaling, stream: StreamHandle) -> Result<()> {
+        scaling.validate()?;
+        // SAFETY: the caller's promise.
+        unsafe { self.block.0.begin(|args| scaling.put(args), stream)? };
+        self.phase = Phase::Begun;
+        Ok(())
+    }
+
+    /// Enqueues the decision, as [`decide`](GradNorm::decide) makes it.
+    ///
+    /// # Errors
+    /// Errors as for [`decide`](GradNorm::decide) and [`enqueue_begin`](Self::enqueue_begin).
+    ///
+    /// # Safety
+    /// As for [`enqueue_begin`](Self::enqueue_begin).
+    pub unsafe fn enqueue_decide(
+        &mut self,
+        max_norm: Option<f64>,
+        skip_nonfinite: bool,
+        stream: StreamHandle,
+    ) -> Result<()> {
+        refuse_max_norm(max_norm)?;
+        self.refuse_other_phase(Phase::Begun)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.block.0.decide(max_norm, skip_nonfinite, stream)? };
+        self.phase = Phase::Decided;
+        Ok(())
+    }
+
+    /// Returns the decision.
+    ///
+    /// # Ordering
+    /// Waits for the norm's last call.
+    ///
+    /// # Errors
+    /// `Order` if it has not been decided; `Device` if the copy fails.
+    pub fn decision(&mut self) -> Result<Decision> {
+        self.refuse_undecided()?;
+        Ok(Decision::of(&self.block.0.read()?))
+    }
+
+    pub(super) fn block(&mut self) -> &mut NormBlock {
+        &mut self.block.0
+    }
+}
+
+fn refuse_max_norm(max_norm: Option<f64>) -> Result<()> {
+    match max_norm.filter(|max_norm| !(*max_norm > 0.0 && max_norm.is_finite())) {
+        None => Ok(()),
+        Some(max_norm) => Err(Error::range("max_norm", max_norm, "a finite number above 0")),
+    }
+}
+
+impl<B> GradNorm<B> {
     pub(super) fn refuse_undecided(&self) -> Result<()> {
         self.refuse_other_phase(Phase::Decided)
     }
@@ -131,7 +219,7 @@ impl GradNorm {
     }
 }
 
-impl std::fmt::Debug for GradNorm {
+impl<B> std::fmt::Debug for GradNorm<B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("GradNorm").field("phase", &self.phase).finish_non_exhaustive()
     }

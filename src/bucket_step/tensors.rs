@@ -148,6 +148,28 @@ impl<'a> Tensor<'a> {
         Tensor::raw(Location::Each(Runs { list, count, get }))
     }
 
+    /// Refuses what a GPU cannot reach.
+    pub(super) fn refuse_on_gpu(&self, memory: Memory) -> Result<()> {
+        if self.element_bytes.is_some() {
+            let remedy = "name device addresses with `Tensor::at`";
+            return Err(Error::unsupported(
+                format_args!("{memory:?}"),
+                "a slice of the host's memory",
+                remedy,
+            ));
+        }
+        let is_apart = matches!(self.location, Location::Each(Runs { count: 2.., .. }));
+        if is_apart && !matches!(memory, Memory::Params | Memory::Grads) {
+            let wrong = "on a GPU, only parameters and gradients may lie apart";
+            return Err(Error::unsupported(
+                format_args!("{memory:?}"),
+                wrong,
+                "name one run with `Tensor::at`",
+            ));
+        }
+        Ok(())
+    }
+
     fn new<T>(location: Location, is_writable: bool) -> Tensor<'a> {
         Tensor { location, element_bytes: Some(size_of::<T>()), is_writable, _tensors: PhantomData }
     }
@@ -186,27 +208,8 @@ impl<'a> Tensors<'a> {
 
     /// Refuses what a GPU's step cannot reach.
     pub(super) fn refuse_on_gpu(&self) -> Result<()> {
-        for memory in [Memory::Params, Memory::Grads].into_iter().chain(self.memories()) {
-            let Some(tensor) = self.get(memory) else { continue };
-            if tensor.element_bytes.is_some() {
-                let remedy = "name device addresses with `Tensor::at`";
-                return Err(Error::unsupported(
-                    format_args!("{memory:?}"),
-                    "a slice of the host's memory",
-                    remedy,
-                ));
-            }
-            let is_apart = matches!(tensor.location, Location::Each(Runs { count: 2.., .. }));
-            if is_apart && !matches!(memory, Memory::Params | Memory::Grads) {
-                let wrong = "on a GPU, only parameters and gradients may lie apart";
-                return Err(Error::unsupported(
-                    format_args!("{memory:?}"),
-                    wrong,
-                    "name one run with `Tensor::at`",
-                ));
-            }
-        }
-        Ok(())
+        let mut all = [Memory::Params, Memory::Grads].into_iter().chain(self.memories());
+        all.try_for_each(|memory| self.get(memory).map_or(Ok(()), |tensor| tensor.refuse_on_gpu(memory)))
     }
 
     /// Adds or replaces one kind of tensor.

@@ -7,52 +7,35 @@
 use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::Cuda;
 use super::driver::{Driver, Entered, Shape};
 use super::kernels::Kernels;
+use super::last_use::LastUse;
 use super::launches::{BucketLaunch, Preparation};
 use super::memory::{DeviceMemory, address, bytes_of_all, fetch};
 use super::pinned::{SLOTS, SettingsRing};
 use super::tile_tables::TileTables;
 use crate::abi::{INSTEP_GPU_THREADS, InstepBeginArgs, InstepTile};
 use crate::error::{Error, Result};
-use crate::handle::{EventHandle, StreamHandle};
+use crate::handle::{DevicePtr, EventHandle, StreamHandle};
 use crate::launch::{Assignment, Bases, Kind, Progress, Settings, StepConstants, begin_args};
 use crate::layout::Plan;
-
-/// How long a drop waits for the GPU before it leaks what may still be in use.
-const GRACE: Duration = Duration::from_millis(20);
 
 /// See the module.
 pub(crate) struct BucketEngine {
     driver: Arc<dyn Driver>,
-    /// For allocations, and copies that the host waits for.
-    own: ManuallyDrop<OwnStream>,
     kernels: ManuallyDrop<Kernels>,
     memory: ManuallyDrop<DeviceMemory>,
     settings: ManuallyDrop<SettingsRing>,
     steps: ManuallyDrop<Vec<Unbound>>,
-    /// After the last step, on the caller's stream.
-    last: EventHandle,
+    norms: ManuallyDrop<Vec<Unbound>>,
+    last: ManuallyDrop<LastUse>,
     /// Steps so far.
     begun: u64,
     grad_bytes: u64,
     failed: Option<Error>,
-}
-
-/// A stream that is destroyed with its owner, after the memory that is freed on it.
-struct OwnStream {
-    driver: Arc<dyn Driver>,
-    handle: StreamHandle,
-}
-
-impl Drop for OwnStream {
-    fn drop(&mut self) {
-        // SAFETY: made by the driver; work that is still queued runs to its end.
-        unsafe { self.driver.destroy_stream(self.handle) }
-    }
 }
 
 /// A launch, and its tables once parameters or gradients have lain apart.
@@ -75,8 +58,8 @@ impl BucketEngine {
         let driver = Arc::clone(&cuda.driver);
         let _entered = Entered::new(&*driver)?;
         let kernels = Kernels::load(&driver, &assignment.kernels(plan), plan.storage().precision.moments)?;
-        let own = OwnStream { handle: driver.create_stream(0)?, driver: Arc::clone(&driver) };
-        let stream = own.handle;
+        let last = LastUse::new(&driver)?;
+        let stream = last.own();
         let mut memory = DeviceMemory::without_tensors(&driver, stream, plan, (constants, assignment))?;
         let settings = SettingsRing::new(&driver, settings)?;
         let preparation = Preparation {
@@ -89,14 +72,15 @@ impl BucketEngine {
             max_blocks: cuda.max_blocks,
         };
         let steps = preparation.unbound(Kind::Step, &mut memory)?;
+        let norms = preparation.unbound(Kind::Norm, &mut memory)?;
         let unbound = |(launch, tiles)| Unbound { launch, tiles, tables: None };
         Ok(BucketEngine {
-            own: ManuallyDrop::new(own),
             kernels: ManuallyDrop::new(kernels),
             memory: ManuallyDrop::new(memory),
             settings: ManuallyDrop::new(settings),
             steps: ManuallyDrop::new(steps.into_iter().map(unbound).collect()),
-            last: driver.create_event(false)?,
+            norms: ManuallyDrop::new(norms.into_iter().map(unbound).collect()),
+            last: ManuallyDrop::new(last),
             begun: 0,
             grad_bytes: plan.storage().precision.grad.bytes(),
             failed: None,
@@ -109,20 +93,21 @@ impl BucketEngine {
         self.settings.set(settings);
     }
 
-    /// Enqueues a step. `scale` puts the factors of the gradients into the arguments.
+    /// Enqueues a step, under a control block of its own or another one. `scale` puts the factors of the gradients into the
+    /// arguments.
     ///
     /// # Safety
     /// The stream is this device's. The bases lead to the tensors, in its memory, and nothing else touches them until the
-    /// stream has passed the step.
+    /// stream has passed the step. So it is with the other block, which steps may write together.
     pub(crate) unsafe fn step(
         &mut self,
         (plan, constants): (&Plan, &StepConstants),
         bases: &[Bases],
-        scale: impl FnOnce(&mut InstepBeginArgs),
+        (scale, control): (impl FnOnce(&mut InstepBeginArgs), Option<DevicePtr>),
         stream: StreamHandle,
     ) -> Result<()> {
         self.guarded(|engine| {
-            engine.after_last(stream)?;
+            engine.last.join(stream)?;
             if let Some(reader) = engine.settings.reader(engine.begun) {
                 engine.block_on(reader)?;
             }
@@ -141,24 +126,53 @@ impl BucketEngine {
             }
             engine.settings.mark_read(engine.begun, stream)?;
             engine.begun += 1;
-            for unbound in engine.steps.iter_mut() {
-                // SAFETY: the caller's promise.
-                unsafe {
-                    unbound.enqueue(&engine.driver, engine.own.handle, bases, engine.grad_bytes, stream)?
-                };
-            }
-            // SAFETY: both are alive.
-            unsafe { engine.driver.record(engine.last, stream) }
+            // SAFETY: the caller's promise.
+            unsafe { engine.enqueue(Kind::Step, bases, control, stream) }
         })
+    }
+
+    /// Enqueues the norm of the gradients, which adds to another control block.
+    ///
+    /// # Safety
+    /// As for [`step`](Self::step).
+    pub(crate) unsafe fn norm(
+        &mut self,
+        bases: &[Bases],
+        control: DevicePtr,
+        stream: StreamHandle,
+    ) -> Result<()> {
+        self.guarded(|engine| {
+            engine.last.join(stream)?;
+            // SAFETY: the caller's promise.
+            unsafe { engine.enqueue(Kind::Norm, bases, Some(control), stream) }
+        })
+    }
+
+    /// # Safety
+    /// As for [`step`](Self::step).
+    unsafe fn enqueue(
+        &mut self,
+        kind: Kind,
+        bases: &[Bases],
+        control: Option<DevicePtr>,
+        stream: StreamHandle,
+    ) -> Result<()> {
+        let (own, grad_bytes) = (self.last.own(), self.grad_bytes);
+        let launches = if kind == Kind::Step { &mut self.steps } else { &mut self.norms };
+        for unbound in launches.iter_mut() {
+            // SAFETY: the caller's promise.
+            unsafe { unbound.enqueue(&self.driver, own, (bases, grad_bytes, control), stream)? };
+        }
+        self.last.mark(stream)
     }
 
     /// Returns the progress of a record, after all steps.
     pub(crate) fn read_progress(&mut self, record: usize) -> Result<Progress> {
         self.guarded(|engine| {
             let at = engine.memory.regions.records().wrapping_add(record);
-            engine.after_last(engine.own.handle)?;
+            engine.last.join(engine.last.own())?;
             // SAFETY: a record of our own, which no step writes any more when the stream comes to the copy.
-            Ok(Progress::of(&unsafe { fetch(&*engine.driver, at.cast_const(), engine.own.handle)? }))
+            Ok(Progress::of(&unsafe { fetch(&*engine.driver, at.cast_const(), engine.last.own())? }))
         })
     }
 
@@ -166,23 +180,14 @@ impl BucketEngine {
     pub(crate) fn write_progress(&mut self, record: usize, progress: Progress) -> Result<()> {
         self.guarded(|engine| {
             let at = engine.memory.regions.records().wrapping_add(record);
-            engine.after_last(engine.own.handle)?;
+            engine.last.join(engine.last.own())?;
             // SAFETY: as above. The upload has ended when it returns, so a later step on any stream sees it.
             unsafe {
-                let mut record = fetch(&*engine.driver, at.cast_const(), engine.own.handle)?;
+                let mut record = fetch(&*engine.driver, at.cast_const(), engine.last.own())?;
                 progress.set(&mut record);
-                engine.driver.upload(address(at), bytes_of_all(&[record]), engine.own.handle)
+                engine.driver.upload(address(at), bytes_of_all(&[record]), engine.last.own())
             }
         })
-    }
-
-    /// Makes a stream wait for the last step.
-    fn after_last(&self, stream: StreamHandle) -> Result<()> {
-        if self.begun == 0 {
-            return Ok(());
-        }
-        // SAFETY: both are alive.
-        unsafe { self.driver.wait(stream, self.last) }
     }
 
     fn block_on(&self, event: EventHandle) -> Result<()> {
@@ -202,19 +207,6 @@ impl BucketEngine {
         let outcome = Entered::new(&*driver).and_then(|_entered| work(self));
         outcome.inspect_err(|error| self.failed = Some(error.clone()))
     }
-
-    /// Waits a little for the GPU. Returns whether nothing of this bucket runs any more.
-    fn is_idle_soon(&self) -> bool {
-        let start = Instant::now();
-        // SAFETY: the event is alive.
-        while self.begun > 0 && !unsafe { self.driver.is_passed(self.last) }.unwrap_or(false) {
-            if start.elapsed() > GRACE {
-                return false;
-            }
-            std::thread::sleep(Duration::from_micros(50));
-        }
-        true
-    }
 }
 
 impl Unbound {
@@ -224,8 +216,7 @@ impl Unbound {
         &mut self,
         driver: &Arc<dyn Driver>,
         own: StreamHandle,
-        bases: &[Bases],
-        grad_bytes: u64,
+        (bases, grad_bytes, control): (&[Bases], u64, Option<DevicePtr>),
         stream: StreamHandle,
     ) -> Result<()> {
         let (first, is_apart) = (bases.first().copied().unwrap_or_default(), bases.len() > 1);
@@ -240,6 +231,9 @@ impl Unbound {
         unsafe {
             self.launch.enqueue_changed(&**driver, stream, |args| {
                 first.put(args);
+                if let Some(control) = control {
+                    args.control = ptr::with_exposed_provenance_mut(control.0 as usize);
+                }
                 if let Some(table) = table {
                     (args.param_base, args.grads, args.tiles) = (ptr::null_mut(), ptr::null_mut(), table);
                 }
@@ -257,17 +251,17 @@ impl Drop for BucketEngine {
         let driver = Arc::clone(&self.driver);
         let Ok(_entered) = Entered::new(&*driver) else { return };
         // Stream-ordered memory is freed after the last step. The rest only if the GPU is idle, since a drop does not wait.
-        if self.after_last(self.own.handle).is_err() || !self.is_idle_soon() {
+        if !self.last.is_over_soon() {
             return;
         }
         // SAFETY: each dropped once, here; nothing runs any more.
         unsafe {
             ManuallyDrop::drop(&mut self.steps);
+            ManuallyDrop::drop(&mut self.norms);
             ManuallyDrop::drop(&mut self.settings);
             ManuallyDrop::drop(&mut self.memory);
             ManuallyDrop::drop(&mut self.kernels);
-            driver.destroy_event(self.last);
-            ManuallyDrop::drop(&mut self.own);
+            ManuallyDrop::drop(&mut self.last);
         }
     }
 }

@@ -21,11 +21,13 @@ mod graph;
 #[cfg(feature = "interop")]
 mod interop;
 mod kernels;
+mod last_use;
 mod launches;
 #[cfg(feature = "cuda")]
 mod library;
 mod memory;
 pub mod nccl;
+mod norm_block;
 mod pinned;
 mod streams;
 mod submit;
@@ -43,6 +45,7 @@ pub use external::External;
 pub use fatbin::Image;
 pub use graph::CapturedPass;
 pub use nccl::Nccl;
+pub(crate) use norm_block::NormBlock;
 
 use std::sync::Arc;
 

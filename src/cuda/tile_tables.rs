@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::driver::{Driver, Mapped};
+use super::memory::bytes_of_all;
 use crate::abi::InstepTile;
 use crate::error::Result;
 use crate::handle::{DevicePtr, EventHandle, StreamHandle};
@@ -47,9 +48,12 @@ impl TileTables {
     ) -> Result<TileTables> {
         let bytes = size_of_val(&*tiles) as u64;
         let table = || -> Result<Table> {
+            let (staging, device) = (driver.allocate_mapped(bytes)?, driver.allocate(bytes, stream)?);
+            // SAFETY: just allocated, so long. The host waits for the copy, so the memory is there for every stream.
+            unsafe { driver.upload(device, bytes_of_all(&tiles), stream)? };
             Ok(Table {
-                staging: driver.allocate_mapped(bytes)?,
-                device: driver.allocate(bytes, stream)?,
+                staging,
+                device,
                 copied: driver.create_event(false)?,
                 used: driver.create_event(false)?,
                 was_copied: false,

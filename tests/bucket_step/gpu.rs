@@ -7,7 +7,7 @@ use std::ffi::c_void;
 use instep::bucket_step::{OnGpu, Tensor, Tensors};
 use instep::cuda::Cuda;
 use instep::layout::ForeignBucket;
-use instep::{AdamW, BucketStep, DevicePtr, Error, Isa, Layout, Pool, Scaling, Sgd, StreamHandle};
+use instep::{AdamW, BucketStep, DevicePtr, Error, GradNorm, Isa, Layout, Pool, Scaling, Sgd, StreamHandle};
 
 use crate::support::device::cuda;
 use crate::support::stand_in::StandIn;
@@ -279,4 +279,42 @@ fn a_rate_and_a_count_that_are_set_reach_the_next_step() {
     }
     assert_eq!(step.step_count(id).unwrap(), 50);
     assert_eq!(device.read(params, 8, StreamHandle::default()), [-45.0; 8]);
+}
+
+#[test]
+fn a_norm_on_a_gpu_decides_and_clips_as_the_cpus_does() {
+    let (layout, cuda) = (layout(&LENGTHS), cuda());
+    let grads = painted(1);
+    let mut spoiled = grads.clone();
+    spoiled[OFFSETS[2] + 5] = f32::INFINITY;
+    let sgd = || Sgd { lr: 1.0, ..Sgd::default() };
+    for grads in [grads, spoiled] {
+        let mut on_cpu = BucketStep::builder(&layout, sgd()).bucket(described(&layout)).host().unwrap();
+        let (mut expected, mut norm) = (painted(0), GradNorm::host().unwrap());
+        norm.begin(Scaling::mean(2)).unwrap();
+        on_cpu.add_norm(&Tensor::slice(&grads), &mut norm).unwrap();
+        let decision = norm.decide(Some(0.5), true).unwrap();
+        let tensors = Tensors::new(Tensor::slice_mut(&mut expected), Tensor::slice(&grads));
+        on_cpu.step_decided(&tensors, &mut norm).unwrap();
+
+        let mut device = Device::new(&cuda);
+        let mut step = BucketStep::builder(&layout, sgd()).bucket(described(&layout)).cuda(&cuda).unwrap();
+        let mut norm = GradNorm::cuda(&cuda).unwrap();
+        let [params, at] = [device.hold(&painted(0)), device.hold(&grads)];
+        let stream = StreamHandle::default();
+        // SAFETY: this test's own device memory, on the default stream.
+        unsafe {
+            norm.enqueue_begin(Scaling::mean(2), stream).unwrap();
+            step.enqueue_norm(&Tensor::at(at), &mut norm, stream).unwrap();
+            let tensors = Tensors::new(Tensor::at(params), Tensor::at(at));
+            let early = step.enqueue_decided(&tensors, &mut norm, stream);
+            assert!(matches!(early, Err(Error::Order(_))));
+            norm.enqueue_decide(Some(0.5), true, stream).unwrap();
+            step.enqueue_decided(&tensors, &mut norm, stream).unwrap();
+        }
+        assert!(norm.decision().unwrap().norm.to_bits() == decision.norm.to_bits());
+        assert_eq!(norm.decision().unwrap().skipped, decision.skipped);
+        let found = device.read(params, LEN, stream);
+        assert!(of_parameters(&found) == of_parameters(&expected));
+    }
 }

@@ -134,3 +134,19 @@ fn a_norm_is_begun_then_added_to_then_decided_and_nothing_else() {
     assert_eq!(decision, Decision { norm: 0.0, clip: 1.0, is_finite: true, skipped: false });
     assert!(is_order(buckets[0].step.add_norm(&Tensor::slice(&grads), &mut norm)));
 }
+
+#[test]
+fn a_flag_of_another_program_forbids_the_steps_after_the_decision_too() {
+    let layout = layout(&LENGTHS);
+    let mut bucket = Bucket::all(&layout).remove(0);
+    let grads = vec![1.0; LENGTHS[0]];
+    for (found_inf, steps) in [(1.0f32, 0), (0.0, 1)] {
+        let (scale, mut norm) = (4.0f32, GradNorm::host().unwrap());
+        // SAFETY: both outlive the call.
+        norm.begin(unsafe { Scaling::NONE.grad_scaler(&scale, &found_inf) }).unwrap();
+        bucket.step.add_norm(&Tensor::slice(&grads), &mut norm).unwrap();
+        assert_eq!(norm.decide(None, false).unwrap().skipped, found_inf != 0.0);
+        bucket.step_decided(&grads, &mut norm);
+        assert_eq!(bucket.step.step_count(layout.id("p0").unwrap()).unwrap(), steps);
+    }
+}

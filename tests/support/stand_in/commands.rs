@@ -112,10 +112,12 @@ fn on_cpu(kernel: &str, shape: Shape, args: &Args) {
         match args {
             Args::Begin(args) => {
                 assert_eq!((shape.blocks, shape.threads), (1, INSTEP_GPU_THREADS), "{kernel}");
-                // The GPU's kernel first takes its slot of the ring.
-                let slot = (*args.control).passes % args.slot_count * args.slot_words;
-                let words = args.slot_words as usize;
-                args.ring.add(slot as usize).copy_to_nonoverlapping(args.hypers.cast(), words);
+                // The GPU's kernel first takes its slot of the ring, if there is one.
+                if !args.ring.is_null() {
+                    let slot = (*args.control).passes % args.slot_count * args.slot_words;
+                    let words = args.slot_words as usize;
+                    args.ring.add(slot as usize).copy_to_nonoverlapping(args.hypers.cast(), words);
+                }
                 cpu.begin.unwrap()(args);
             }
             Args::Decide(args) => cpu.decide.unwrap()(args),
