@@ -17,7 +17,7 @@ fn train(scaler: Option<LossScaler>) -> Result<([f32; 2], usize)> {
     let optimizer = AdamW { lr: 0.05, weight_decay: 0.0, ..Default::default() };
     let mut builder = Stepper::builder(&layout, optimizer).mode(Mode::Normed);
     if let Some(scaler) = scaler {
-        builder = builder.loss_scaler(scaler);
+        builder = builder.loss_scale(scaler);
     }
     let mut stepper = builder.host(Solo::default())?;
     let (mut stepped, mut skipped) = (0, 0);

@@ -66,9 +66,9 @@
 //! | change any other hyperparameter | [`Stepper::set_hyper`] |
 //! | multiply one parameter's learning rate | [`Stepper::set_lr_multiplier`] |
 //! | accumulate micro-batches | [`Stepper::begin_accumulating`] |
-//! | clip by the global norm, skip non-finite passes | [`StepperBuilder::max_norm`], [`StepperBuilder::skip_nonfinite`] |
-//! | scale the loss dynamically | [`StepperBuilder::loss_scaler`], [`Pass::loss_scale`] |
-//! | clip in Eager, by the previous pass's norm or by each bucket's own | [`StepperBuilder::clip_by_previous_norm`], [`StepperBuilder::clip_per_bucket`] |
+//! | clip by the global norm, skip non-finite passes | [`StepperBuilder::clip`], [`StepperBuilder::skip_nonfinite`] |
+//! | scale the loss dynamically | [`StepperBuilder::loss_scale`], [`LossScaler`], [`Pass::loss_scale`] |
+//! | clip in Eager, by the previous pass's norm or by each bucket's own | [`Clip::Previous`], [`Clip::PerBucket`] |
 //! | read a pass's norm and outcome without waiting | [`Stepper::latest_status`] |
 //! | share a parameter, leave one out, or have a forgotten one refused | [`LayoutBuilder::uses`], [`StepperBuilder::unused`], [`SegmentAction`] |
 //! | freeze a parameter | [`Stepper::set_frozen`] |
@@ -171,7 +171,7 @@ pub use layout::{
 };
 #[doc(inline)]
 pub use optim::types::*;
-pub use optim::{LossScaler, LrSchedule, Optimizer, ScalerState};
+pub use optim::{Clip, LossScale, LossScaler, LrSchedule, Optimizer, ScalerState};
 pub use pool::Pool;
 #[doc(inline)]
 pub use schedule::Mode;

@@ -16,7 +16,7 @@ use instep::bucket_step::{Tensor, Tensors};
 use instep::layout::DEFAULT_GROUP;
 use instep::overlap::{Compressed, GradBucket, Hooked};
 use instep::{
-    AdamW, BucketStep, GradNorm, Layout, LossScaler, LrSchedule, Mode, ParamId, Pool, Result, Scaling,
+    AdamW, BucketStep, Clip, GradNorm, Layout, LossScaler, LrSchedule, Mode, ParamId, Pool, Result, Scaling,
     Stepper, in_process,
 };
 
@@ -142,8 +142,8 @@ fn steady_state_allocates_nothing_in_any_mode() {
                     let mut builder = Stepper::builder(&layout, AdamW::default()).mode(mode);
                     builder = builder.lr_schedule(DEFAULT_GROUP, LrSchedule::cosine(1e-3, 50, 0.0));
                     builder = match mode {
-                        Mode::Eager => builder.clip_by_previous_norm(1.0),
-                        _ => builder.max_norm(1.0).loss_scaler(LossScaler::default()),
+                        Mode::Eager => builder.clip(Clip::Previous(1.0)),
+                        _ => builder.clip(Clip::Global(1.0)).loss_scale(LossScaler::default()),
                     };
                     builder.bucket_cap_bytes(1 << 18)
                 };

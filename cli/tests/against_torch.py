@@ -54,43 +54,43 @@ CASES = [
     ("sgd", {}, {"lr": 0.1}, {}),
     ("sgd", {"momentum": 0.9}, {"weight_decay": 0.1, "lr": 0.05}, {"world_size": 8}),
     ("sgd", {"momentum": 0.9, "nesterov": True}, {"momentum": 0.5, "dampening": 0.3},
-     {"world_size": 3, "max_norm": 0.5}),
+     {"world_size": 3, "clip": {"global": 0.5}}),
     ("sgd", {"maximize": True, "momentum": 0.8, "weight_decay": 0.05}, {"lr": 0.0}, {"loss_scale": 1024.0}),
     ("adam", {}, {"betas": [0.5, 0.9]}, {"world_size": 8}),
-    ("adam", {"amsgrad": True, "weight_decay": 0.1}, {"eps": 1e-3, "maximize": True}, {"max_norm": 1.0}),
+    ("adam", {"amsgrad": True, "weight_decay": 0.1}, {"eps": 1e-3, "maximize": True}, {"clip": {"global": 1.0}}),
     ("adam", {"lr": 0.05, "betas": [0.0, 0.5]}, {"amsgrad": True, "betas": [0.9, 0.7]},
      {"world_size": 5, "loss_scale": 0.5}),
     ("adamw", {}, {"lr": 0.0005}, {"world_size": 8}),
     ("adamw", {"lr": 0.01, "betas": [0.9, 0.95], "weight_decay": 0.1}, {"amsgrad": True},
-     {"max_norm": 0.1, "world_size": 6}),
+     {"clip": {"global": 0.1}, "world_size": 6}),
     ("adamw", {"amsgrad": True, "maximize": True, "eps": 1e-2}, {"weight_decay": 0.0}, {"loss_scale": 65536.0}),
     ("adagrad", {}, {"lr_decay": 0.2}, {"world_size": 8}),
     ("adagrad", {"initial_accumulator_value": 0.3}, {"initial_accumulator_value": 0.3}, {"loss_scale": 2.0}),
-    ("adagrad", {"weight_decay": 0.1, "maximize": True}, {"eps": 1e-2, "lr": 0.05}, {"max_norm": 0.5}),
+    ("adagrad", {"weight_decay": 0.1, "maximize": True}, {"eps": 1e-2, "lr": 0.05}, {"clip": {"global": 0.5}}),
     ("rmsprop", {}, {"momentum": 0.9, "alpha": 0.5}, {"world_size": 8}),
     ("rmsprop", {"momentum": 0.5, "weight_decay": 0.1}, {"centered": True, "alpha": 0.9}, {"loss_scale": 1024.0}),
-    ("rmsprop", {"momentum": 0.9, "centered": True, "alpha": 0.6}, {"alpha": 0.4, "eps": 1e-3, "maximize": True}, {"max_norm": 1.0}),
+    ("rmsprop", {"momentum": 0.9, "centered": True, "alpha": 0.6}, {"alpha": 0.4, "eps": 1e-3, "maximize": True}, {"clip": {"global": 1.0}}),
     ("adadelta", {}, {"rho": 0.4, "lr": 0.5}, {"world_size": 3}),
-    ("adadelta", {"weight_decay": 0.1, "maximize": True}, {"eps": 1e-3}, {"max_norm": 0.5}),
+    ("adadelta", {"weight_decay": 0.1, "maximize": True}, {"eps": 1e-3}, {"clip": {"global": 0.5}}),
     ("adamax", {}, {"betas": [0.3, 0.45]}, {"world_size": 8}),
     ("adamax", {"weight_decay": 0.1, "maximize": True}, {"eps": 1e-2, "lr": 0.01}, {"loss_scale": 0.5}),
     ("rprop", {}, {"lr": 0.1}, {"world_size": 8}),
-    ("rprop", {"etas": [0.3, 1.7], "maximize": True}, {"step_sizes": [0.005, 0.0125]}, {"max_norm": 1.0, "world_size": 3}),
+    ("rprop", {"etas": [0.3, 1.7], "maximize": True}, {"step_sizes": [0.005, 0.0125]}, {"clip": {"global": 1.0}, "world_size": 3}),
     ("lion", {}, {"lr": 0.001}, {"world_size": 8}),
     ("lion", {"weight_decay": 0.1, "lr": 0.01}, {"betas": [0.95, 0.98], "maximize": True}, {"loss_scale": 1024.0}),
-    ("lion", {"betas": [0.3, 0.45]}, {"weight_decay": 1.0}, {"max_norm": 1.0, "world_size": 6}),
+    ("lion", {"betas": [0.3, 0.45]}, {"weight_decay": 1.0}, {"clip": {"global": 1.0}, "world_size": 6}),
     ("nadam", {}, {"betas": [0.5, 0.9]}, {"world_size": 8}),
-    ("nadam", {"weight_decay": 0.1, "momentum_decay": 0.3}, {"eps": 1e-3, "maximize": True}, {"max_norm": 1.0}),
+    ("nadam", {"weight_decay": 0.1, "momentum_decay": 0.3}, {"eps": 1e-3, "maximize": True}, {"clip": {"global": 1.0}}),
     ("nadam", {"weight_decay": 0.1, "decoupled_weight_decay": True}, {"betas": [0.0, 0.5]}, {"loss_scale": 1024.0}),
     ("radam", {}, {"betas": [0.5, 0.9]}, {"world_size": 8}),
     ("radam", {"weight_decay": 0.1, "betas": [0.9, 0.95]}, {"eps": 1e-3, "maximize": True, "betas": [0.9, 0.8]},
-     {"max_norm": 1.0}),
+     {"clip": {"global": 1.0}}),
     ("radam", {"weight_decay": 0.1, "decoupled_weight_decay": True}, {"betas": [0.0, 0.5]}, {"loss_scale": 1024.0}),
     ("lamb", {}, {"betas": [0.3, 0.45]}, {"world_size": 8}),
-    ("lamb", {"weight_decay": 0.1, "lr": 0.01}, {"eps": 1e-3, "maximize": True, "weight_decay": 0.0}, {"max_norm": 1.0}),
+    ("lamb", {"weight_decay": 0.1, "lr": 0.01}, {"eps": 1e-3, "maximize": True, "weight_decay": 0.0}, {"clip": {"global": 1.0}}),
     ("lamb", {"lr": 0.05}, {"betas": [0.0, 0.5]}, {"loss_scale": 1024.0, "lr_multipliers": {"head": 0.25, "scalar": 3.0}}),
     ("sgd", {"momentum": 0.9}, {"lr": 0.1}, {"lr_multipliers": {"layer.0.weight": 0.3, "layer.0.bias": 0.0}}),
-    ("adamw", {"weight_decay": 0.1}, {"lr": 0.0005}, {"max_norm": 1.0, "lr_multipliers": {"head": 10.0, "scalar": 0.1}}),
+    ("adamw", {"weight_decay": 0.1}, {"lr": 0.0005}, {"clip": {"global": 1.0}, "lr_multipliers": {"head": 10.0, "scalar": 0.1}}),
 ]
 
 
@@ -132,8 +132,8 @@ def expected(config, params, gradients):
     for step in gradients:
         for name, leaf in leaves.items():
             leaf.grad = torch.tensor(step[name], dtype=torch.float64) / divisor
-        if config.get("max_norm") is not None:
-            torch.nn.utils.clip_grad_norm_(leaves.values(), config["max_norm"])
+        if config.get("clip") is not None:
+            torch.nn.utils.clip_grad_norm_(leaves.values(), config["clip"]["global"])
         optimizer.step()
     tensors = {f"param.{name}": leaf.detach().numpy() for name, leaf in leaves.items()}
     products, undecided = {}, {}

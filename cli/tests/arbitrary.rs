@@ -61,8 +61,9 @@ fn config() -> impl Strategy<Value = (Value, usize)> {
                 group
             })
             .collect();
+        let clip = max_norm.map(|max_norm| json!({ "global": max_norm }));
         let config = json!({
-            "optimizer": optimizer, "world_size": world_size, "max_norm": max_norm, "loss_scale": loss_scale,
+            "optimizer": optimizer, "world_size": world_size, "clip": clip, "loss_scale": loss_scale,
             "skip_nonfinite": skip_nonfinite, "groups": groups,
         });
         (config, count)

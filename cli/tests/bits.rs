@@ -4,7 +4,7 @@
 
 use instep::bucket_step::{Tensor, Tensors};
 use instep::optim::ALL;
-use instep::{AdamW, BucketStep, Isa, Layout, Mode, Scaling, Solo, Stepper};
+use instep::{AdamW, BucketStep, Clip, Isa, Layout, Mode, Scaling, Solo, Stepper};
 
 use crate::support::{Content, Folder, changed_options, input, replayed, stderr};
 
@@ -19,7 +19,7 @@ const CONFIG: &str = r#"{"optimizer":"adamw","world_size":6,"loss_scale":4.0,"gr
 fn every_mode_instruction_set_cap_and_thread_count_writes_the_same_bytes() {
     for (more, modes) in [
         ("}", &["sequential", "eager", "normed"][..]),
-        (r#","max_norm":0.75}"#, &["sequential", "normed"]),
+        (r#","clip":{"global":0.75}}"#, &["sequential", "normed"]),
         (r#","skip_nonfinite":true}"#, &["sequential", "normed"]),
         (
             r#","copy":"f16","ema":0.9,"dtypes":{"param":"bf16","master":"remainder16","moments":"8bit",
@@ -61,9 +61,9 @@ fn the_output_is_what_the_library_makes_with_that_world_size() {
         [(1, 1.0, None), (6, 3.0, None), (7, 1e-3, Some(0.3)), (1001, 0.1, Some(1e-3))]
     {
         let content = input(&[("a", &[700]), ("b", &[3])], 4);
-        let norm = max_norm.map_or("null".into(), |norm: f64| norm.to_string());
+        let clip = max_norm.map_or("null".into(), |norm: f64| format!(r#"{{"global":{norm}}}"#));
         let config = format!(
-            r#"{{"optimizer":"adamw","world_size":{world_size},"loss_scale":{loss_scale},"max_norm":{norm},
+            r#"{{"optimizer":"adamw","world_size":{world_size},"loss_scale":{loss_scale},"clip":{clip},
                 "groups":[{{"params":["a","b"],"lr":0.01}}]}}"#
         );
         let output = replayed(&config, &content, &[]);
@@ -71,7 +71,7 @@ fn the_output_is_what_the_library_makes_with_that_world_size() {
         let optimizer = AdamW { lr: 0.01, ..Default::default() };
         let mut builder = Stepper::builder(&layout, optimizer).mode(Mode::Sequential).loss_scale(loss_scale);
         if let Some(max_norm) = max_norm {
-            builder = builder.max_norm(max_norm);
+            builder = builder.clip(Clip::Global(max_norm));
         }
         let mut stepper = builder.host(Solo::new(world_size)).unwrap();
         let fill = |name: &str, values: &mut [f32]| {

@@ -6,8 +6,8 @@
 use instep::checkpoint::{self, Extras, Scalar};
 use instep::optim::{ALL, Optimizer};
 use instep::{
-    AdamW, DType, Layout, LossScaler, Master, Mode, Moments, NAdam, Precision, Rounding, Sgd, Solo, Stepper,
-    StepperBuilder,
+    AdamW, Clip, DType, Layout, LossScaler, Master, Mode, Moments, NAdam, Precision, Rounding, Sgd, Solo,
+    Stepper, StepperBuilder,
 };
 
 use crate::support::{Content, Folder, assert_refused, painted, stderr, stdout};
@@ -165,10 +165,10 @@ fn every_kind_of_precision_replays_from_a_checkpoint() {
 
 #[test]
 fn averages_clips_and_skipped_passes_go_on_too() {
-    let keys = r#","ema":0.9,"max_norm":0.5,"skip_nonfinite":true,"lr_multipliers":{"a":0.5}"#;
+    let keys = r#","ema":0.9,"clip":{"global":0.5},"skip_nonfinite":true,"lr_multipliers":{"a":0.5}"#;
     let folder = trained(&config("adamw", ["", ""], keys), 2, |layout| {
         let adamw = || Box::new(AdamW::default());
-        let builder = two_groups(layout, adamw(), adamw()).ema(0.9).max_norm(0.5);
+        let builder = two_groups(layout, adamw(), adamw()).ema(0.9).clip(Clip::Global(0.5));
         let builder = builder.skip_nonfinite(true).mode(Mode::Sequential);
         let mut stepper = builder.host(Solo::new(3)).unwrap();
         stepper.set_lr_multiplier(layout.id("a").unwrap(), 0.5).unwrap();
@@ -188,10 +188,10 @@ fn averages_clips_and_skipped_passes_go_on_too() {
 #[test]
 fn a_dynamic_loss_scale_goes_on_growing_and_backs_off() {
     let scaler = LossScaler { initial_scale: 1024.0, growth_interval: 3, ..LossScaler::default() };
-    let keys = r#","loss_scaler":{"growth_interval":3}"#;
+    let keys = r#","loss_scale":{"growth_interval":3}"#;
     let folder = trained(&config("adamw", ["", ""], keys), 2, |layout| {
         let builder = two_groups(layout, Box::new(AdamW::default()), Box::new(AdamW::default()));
-        builder.mode(Mode::Normed).loss_scaler(scaler).host(Solo::new(3)).unwrap()
+        builder.mode(Mode::Normed).loss_scale(scaler).host(Solo::new(3)).unwrap()
     });
     // The third pass of three without a skip is the first of the replay.
     assert_replays(&folder, &[], keys);
@@ -208,9 +208,9 @@ fn a_dynamic_loss_scale_goes_on_growing_and_backs_off() {
     assert_eq!(scale("OUT"), "512.0");
     for (other, word) in [
         ("", "IN: tensor `scaler.scale`: the run scaled its loss dynamically"),
-        (r#","loss_scaler":{},"loss_scale":8"#, "loss_scale = 8: the checkpoint has the scale"),
-        (r#","loss_scaler":{"growth":3}"#, "unknown field `growth`"),
-        (r#","loss_scaler":{"backoff_factor":2}"#, "backoff_factor = 2"),
+        (r#","loss_scale":{},"loss_scale":8"#, "duplicate field `loss_scale`"),
+        (r#","loss_scale":{"growth":3}"#, "unknown field `growth`"),
+        (r#","loss_scale":{"backoff_factor":2}"#, "backoff_factor = 2"),
     ] {
         folder.write("C.json", config("adamw", ["", ""], other).as_bytes());
         refuse(&folder, &GRADS, word);
@@ -220,30 +220,30 @@ fn a_dynamic_loss_scale_goes_on_growing_and_backs_off() {
     refuse(&folder, &GRADS, "world_size = 4097: out of range; use at most 4096");
     let plain = adamw();
     plain.write("C.json", config("adamw", ["", ""], keys).as_bytes());
-    refuse(&plain, &GRADS, "loss_scaler: the checkpoint has no `scaler.scale`");
+    refuse(&plain, &GRADS, "dynamic loss_scale: the checkpoint has no `scaler.scale`");
     plain.write("IN", &gradients(2..3).bytes());
     refuse(
         &plain,
         &[],
-        "loss_scaler: an input that is no checkpoint does not hold its state; use loss_scale",
+        "dynamic loss_scale: an input that is no checkpoint does not hold its state; use a number",
     );
 }
 
 #[test]
 fn a_clip_by_the_norm_of_the_pass_before_goes_on_with_that_norm() {
-    let keys = r#","clip_by_previous_norm":0.5"#;
+    let keys = r#","clip":{"previous":0.5}"#;
     let folder = trained(&config("sgd", ["", ""], keys), 2, |layout| {
         let builder = two_groups(layout, Box::new(Sgd::default()), Box::new(Sgd::default()));
-        builder.clip_by_previous_norm(0.5).host(Solo::new(3)).unwrap()
+        builder.clip(Clip::Previous(0.5)).host(Solo::new(3)).unwrap()
     });
     assert_replays(&folder, &["--mode", "eager"], keys);
     // An exact clip is another step.
-    folder.write("C.json", config("sgd", ["", ""], r#","max_norm":0.5"#).as_bytes());
+    folder.write("C.json", config("sgd", ["", ""], r#","clip":{"global":0.5}"#).as_bytes());
     assert_eq!(replay(&folder, &[]).status.code(), Some(0));
     assert_eq!(folder.run(&["diff", "OUT", "SAVED"]).status.code(), Some(1));
     folder.write("IN", &gradients(2..3).bytes());
     folder.write("C.json", config("sgd", ["", ""], keys).as_bytes());
-    refuse(&folder, &[], "clip_by_previous_norm: an input that is no checkpoint");
+    refuse(&folder, &[], "clip.previous: an input that is no checkpoint");
 }
 
 fn adamw() -> Folder {

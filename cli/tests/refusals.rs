@@ -64,15 +64,19 @@ fn configurations_with_one_fault_are_refused_by_name() {
         (with(r#""world_size":8,"world_size":8"#), "duplicate field `world_size`"),
         (with(r#""optimizer":"adam""#), "duplicate field `optimizer`"),
         (with(r#""World_size":8"#), "World_size"),
-        (with(r#""max_norm":0"#), "max_norm"),
-        (with(r#""max_norm":-1"#), "max_norm"),
-        (with(r#""max_norm":1e39"#), "max_norm"),
-        (with(r#""max_norm":"1""#), "string"),
-        (with(r#""max_norm":NaN"#), "expected value"),
+        (with(r#""clip":{"global":0}"#), "clip = Global(0.0)"),
+        (with(r#""clip":{"global":-1}"#), "clip = Global(-1.0)"),
+        (with(r#""clip":{"global":1e39}"#), "clip.global = 1e39"),
+        (with(r#""clip":{"global":"1"}"#), "string"),
+        (with(r#""clip":{"global":NaN}"#), "expected value"),
+        (with(r#""clip":{"global":1,"previous":1}"#), "expected value"),
+        (with(r#""clip":{"per_bucket":1}"#), "unknown variant `per_bucket`"),
+        (with(r#""clip":1"#), "expected value"),
         (with(r#""loss_scale":0"#), "loss_scale"),
         (with(r#""loss_scale":-2"#), "loss_scale = -2 with world_size = 1"),
         (with(r#""loss_scale":1e300"#), "loss_scale"),
         (with(r#""loss_scale":null"#), "null"),
+        (with(r#""loss_scale":[2]"#), "expected a number, or an object"),
         (with(r#""skip_nonfinite":1"#), "1"),
         (with(r#""dtypes":null"#), "null"),
         (with(r#""dtypes":["bf16"]"#), "expected an object"),
@@ -306,7 +310,7 @@ fn options_out_of_range_are_refused() {
     ] {
         refuse(&folder, more, word);
     }
-    for key in [r#""max_norm":1"#, r#""skip_nonfinite":true"#] {
+    for key in [r#""clip":{"global":1}"#, r#""skip_nonfinite":true"#] {
         let config = CONFIG.replace(r#""groups""#, &format!(r#"{key},"groups""#));
         refuse(&Folder::of(&config, &fine()), &["--mode", "eager"], key.split('"').nth(1).unwrap());
     }

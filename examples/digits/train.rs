@@ -12,7 +12,7 @@ use instep::optim::{
     Optimizer,
     Value::{self, Flag, Number, Pair},
 };
-use instep::{Collective, Error, Layout, Mode, Recording, Result, Stepper};
+use instep::{Clip, Collective, Error, Layout, Mode, Recording, Result, Stepper};
 
 use crate::data::Samples;
 use crate::machine::choose_threads;
@@ -139,7 +139,7 @@ fn build_stepper(
     let builder = builder.precision(flags.precision.into());
     let mut builder = builder.mode(mode).bucket_cap_bytes(flags.bucket_cap_bytes).record(true);
     if let Some(max_norm) = flags.max_norm {
-        builder = builder.max_norm(max_norm);
+        builder = builder.clip(Clip::Global(max_norm));
     }
     if let Some(threads) = choose_threads(flags.threads, flags.ranks) {
         builder = builder.threads(threads);

@@ -18,7 +18,7 @@ use crate::host::Solo;
 use crate::launch::{Assignment, StepConstants};
 use crate::layout::{Layout, Plan, Storage};
 use crate::op::{Action, Memory, Op, Part, Phase, Span, Stream};
-use crate::optim::Optimizer;
+use crate::optim::{Clip, Optimizer};
 
 /// A layout's memory on a GPU, stepped bucket by bucket.
 pub struct GpuLauncher {
@@ -70,7 +70,7 @@ impl GpuLauncher {
             optim_priority: cuda.optim_priority,
             max_blocks: cuda.max_blocks,
             plan: Arc::clone(&plan),
-            constants: StepConstants { max_norm: clips.then_some(1.0), ..constants(world_size) },
+            constants: StepConstants { clip: clips.then_some(Clip::Global(1.0)), ..constants(world_size) },
             assignment: Arc::new(Assignment::uniform(layout, &plan, optimizer)?),
             comm: Arc::new(Solo::new(world_size)),
             deadline: Duration::from_secs(60),

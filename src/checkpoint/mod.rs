@@ -18,7 +18,7 @@
 //! | `state.NAME.mu_product` | F64 scalar | what NAdam [carries](Stepper::carried_of) beside that |
 //! | `scaler.scale`, `scaler.growth_tracker` | F64, U64 scalars | where [dynamic loss scaling](crate::LossScaler) stands, if there is any |
 //! | `schedule.step` | U64 scalar | where [learning-rate schedules](crate::LrSchedule) stand |
-//! | `clip.previous_norm` | F64 scalar | the norm to [clip by](crate::StepperBuilder::clip_by_previous_norm), if there is one |
+//! | `clip.previous_norm` | F64 scalar | the norm to [clip by](crate::Clip::Previous), if there is one |
 //! | any other name | F64 or U64 scalar | [`Extras::scalars`]; so is a scaler's state that the stepper has no scaler for |
 //! | `crc32` | U32, last in the file | CRC-32 (as zlib) of length and header, then of each tensor with data, in order |
 //!

@@ -12,7 +12,7 @@ use crate::launch::codes::dtype_code;
 use crate::launch::constants::StepConstants;
 use crate::launch::region::Regions;
 use crate::layout::Plan;
-use crate::optim::LossScaler;
+use crate::optim::{LossScale, LossScaler};
 
 /// Arguments of the decision: on the whole pass, or on one bucket.
 pub(crate) fn decide_args(
@@ -23,9 +23,11 @@ pub(crate) fn decide_args(
 ) -> InstepDecideArgs {
     let counting = bucket.map_or(plan.carrier(), |bucket| Some(&plan.buckets()[bucket as usize]));
     let count = counting.and_then(|bucket| bucket.contributors);
-    let (scaler, largest_loss_scale) = constants.scaler.unwrap_or((LossScaler::CONSTANT, 0.0));
+    let (scaler, largest_loss_scale) = match constants.loss_scale {
+        LossScale::Constant(_) => (LossScaler::CONSTANT, 0.0),
+        LossScale::Dynamic(scaler) => (scaler, constants.largest_loss_scale),
+    };
     let control = bucket.map_or(regions.control(), |bucket| regions.control_of(bucket));
-    let max_norm = constants.max_norm.or(constants.bucket_max_norm);
     InstepDecideArgs {
         contributors: count.map_or(ptr::null(), |at| regions.gradient(plan, at).cast()),
         growth_factor: scaler.growth_factor,
@@ -35,7 +37,7 @@ pub(crate) fn decide_args(
         pass_control: bucket.map_or(ptr::null_mut(), |_| regions.control()),
         bucket: bucket.unwrap_or(INSTEP_NO_BUCKET),
         grad_dtype: dtype_code(plan.storage().precision.grad),
-        ..decide_block(control, max_norm, constants.skip_nonfinite)
+        ..decide_block(control, constants.decided_max_norm(), constants.skip_nonfinite)
     }
 }
 
@@ -98,7 +100,7 @@ pub(crate) fn begin_args(plan: &Plan, regions: &Regions, constants: &StepConstan
         norms: regions.norms(),
         divisor: constants.divisor,
         loss_scale: constants.constant_loss_scale(),
-        previous_max_norm: constants.previous_max_norm.unwrap_or(-1.0),
+        previous_max_norm: constants.previous_max_norm().unwrap_or(-1.0),
         bucket_controls,
         bucket_count: bucket_count as u64,
         grad_dtype: dtype_code(plan.storage().precision.grad),
@@ -108,7 +110,7 @@ pub(crate) fn begin_args(plan: &Plan, regions: &Regions, constants: &StepConstan
 
 /// The control block before the first pass.
 pub(crate) fn first_control(constants: &StepConstants) -> InstepControl {
-    let loss_scale = constants.scaler.map_or(constants.loss_scale, |(scaler, _)| scaler.initial_scale);
+    let loss_scale = constants.loss_scale.initial();
     InstepControl {
         next_loss_scale: loss_scale as f32,
         growth_tracker: 0,

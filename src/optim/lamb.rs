@@ -11,7 +11,7 @@ optimizer! {
     /// The ratio of norms is 1 where one of them is 0, infinite or NaN. Each bucket takes two launches, and 40 bytes per
     /// element in f32: the norms are exact sums, the same bits for any cut into buckets. Unlike some implementations,
     /// this one scales parameters without decay too, as the paper does. Those clip on their own; set
-    /// [`max_norm`](crate::StepperBuilder::max_norm) to clip here.
+    /// [`Clip::Global`](crate::Clip::Global) to clip here.
     ///
     /// States: `exp_avg`, `exp_avg_sq`.
     pub struct Lamb: "LAMB" {

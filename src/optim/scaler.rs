@@ -5,6 +5,19 @@
 
 use crate::error::{Error, Result};
 
+/// The factor in the loss, which the steps divide out of the gradients.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum LossScale {
+    /// A factor that stays. Its product with the world size must have a normal f32 as its reciprocal.
+    Constant(f64),
+    /// A factor that follows the gradients, as `torch.amp.GradScaler`'s: each pass asks for its own
+    /// ([`Pass::loss_scale`](crate::Pass::loss_scale)). Implies
+    /// [`skip_nonfinite`](crate::StepperBuilder::skip_nonfinite), so it is refused in Eager. All ranks decide alike,
+    /// since they see the same sums. An abandoned pass decides nothing, and neither does one in which no rank had data.
+    /// A scale that would leave f32, or could not be divided out in it, is not taken: the one before stands.
+    Dynamic(LossScaler),
+}
+
 /// Adapts the loss scale to the gradients. A pass with an infinite or NaN gradient is skipped and makes it smaller; a
 /// run of passes without one makes it larger.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,6 +39,32 @@ pub struct ScalerState {
     pub scale: f64,
     /// Passes since the scale has changed or one was skipped.
     pub growth_tracker: u32,
+}
+
+impl From<f64> for LossScale {
+    fn from(loss_scale: f64) -> Self {
+        LossScale::Constant(loss_scale)
+    }
+}
+
+impl From<LossScaler> for LossScale {
+    fn from(scaler: LossScaler) -> Self {
+        LossScale::Dynamic(scaler)
+    }
+}
+
+impl LossScale {
+    /// The first pass's scale.
+    pub(crate) fn initial(self) -> f64 {
+        match self {
+            LossScale::Constant(loss_scale) => loss_scale,
+            LossScale::Dynamic(scaler) => scaler.initial_scale,
+        }
+    }
+
+    pub(crate) fn is_dynamic(self) -> bool {
+        matches!(self, LossScale::Dynamic(_))
+    }
 }
 
 impl Default for LossScaler {

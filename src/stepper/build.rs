@@ -5,7 +5,7 @@
 #![allow(unsafe_code)]
 
 use crate::layout::{Gradients, Layout, Master, Plan, SegmentAction, Storage, Tails};
-use crate::optim::{LossScaler, Optimizer};
+use crate::optim::{Clip, LossScale, LossScaler, Optimizer};
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
@@ -171,12 +171,10 @@ impl StepperBuilder<'_> {
         let mut optimizers = Optimizers::new(self.layout, self.optimizer.as_deref(), registered)?;
         let constants = StepConstants {
             divisor: if self.counts_ranks() { 0.0 } else { f64::from(world_size) },
-            loss_scale: self.loss_scale.unwrap_or(1.0),
-            scaler: self.loss_scaler.map(|scaler| (scaler, LossScaler::largest_scale(world_size))),
-            max_norm: self.max_norm,
-            previous_max_norm: self.previous_max_norm,
-            bucket_max_norm: self.bucket_max_norm,
-            skip_nonfinite: self.skip_nonfinite || self.loss_scaler.is_some(),
+            loss_scale: self.loss_scale,
+            largest_loss_scale: LossScaler::largest_scale(world_size),
+            clip: self.clip,
+            skip_nonfinite: self.skip_nonfinite || self.loss_scale.is_dynamic(),
             ema_decay: self.ema_decay.unwrap_or_default(),
         };
         let rates = Rates::new(self.layout, &optimizers, std::mem::take(&mut self.lr_schedules))?;
@@ -200,11 +198,10 @@ impl StepperBuilder<'_> {
         comm.prepare(&plan)?;
         let plan = Arc::new(plan);
         let borrowed = memory.map(|memory| memory.pieces(self.layout, &plan)).transpose()?;
-        let clips = [self.max_norm, self.previous_max_norm, self.bucket_max_norm].iter().any(Option::is_some);
-        let mut policy = Policy::new(self.mode, clips || constants.skip_nonfinite);
-        policy.dynamic_loss_scale = self.loss_scaler.is_some();
+        let mut policy = Policy::new(self.mode, self.clip.is_some() || constants.skip_nonfinite);
+        policy.dynamic_loss_scale = self.loss_scale.is_dynamic();
         policy.keeps_order = comm.keeps_order();
-        policy.clip_per_bucket = self.bucket_max_norm.is_some();
+        policy.clip_per_bucket = constants.clips_per_bucket();
         policy.trainer_is_a_stream = D::TRAINER_IS_A_STREAM;
         let schedule = Schedule::new(self.layout, Arc::clone(&plan), policy);
         let agreement = self.agreement(&plan);
@@ -226,7 +223,7 @@ impl StepperBuilder<'_> {
             assignment,
             optimizers,
             rates,
-            loss_scale: constants.loss_scale,
+            loss_scale: self.loss_scale,
             unused: self.unused,
             abandoned: 0,
             loaded: Loaded::default(),
@@ -323,68 +320,21 @@ impl StepperBuilder<'_> {
 
     /// The table of what excludes what, and ranges that no other type checks.
     fn refuse(&self, world_size: u32) -> Result<()> {
-        let norms = [
-            ("max_norm", self.max_norm),
-            ("clip_by_previous_norm", self.previous_max_norm),
-            ("clip_per_bucket", self.bucket_max_norm),
-        ];
-        for (field, max_norm) in norms {
-            if let Some(max_norm) = max_norm.filter(|max_norm| !(*max_norm > 0.0 && max_norm.is_finite())) {
-                return Err(Error::range(field, max_norm, "a finite number above 0"));
-            }
-        }
-        if let (Some(_), Some(previous)) = (self.max_norm, self.previous_max_norm) {
-            return Err(Error::config(
-                "clip_by_previous_norm",
-                previous,
-                "cannot be combined with max_norm",
-                "keep one",
-            ));
-        }
-        if let Some(max_norm) = self.bucket_max_norm {
-            let excluded = [
-                (self.max_norm.is_some(), "cannot be combined with max_norm"),
-                (self.previous_max_norm.is_some(), "cannot be combined with clip_by_previous_norm"),
-                (self.skip_nonfinite, "cannot be combined with skip_nonfinite"),
-                (self.loss_scaler.is_some(), "cannot be combined with loss_scaler"),
-            ];
-            if let Some((_, wrong)) = excluded.into_iter().find(|(is_set, _)| *is_set) {
-                return Err(Error::config("clip_per_bucket", max_norm, wrong, "keep one"));
-            }
-        }
-        if let Some(max_norm) = self.max_norm.filter(|_| self.mode == Mode::Eager) {
-            let wrong = "Eager steps the first bucket before the norm of all is known";
-            let remedy =
-                "use Normed or Sequential, or clip_by_previous_norm or clip_per_bucket, which are not exact";
-            return Err(Error::config("max_norm", max_norm, wrong, remedy));
+        if let Some(clip) = self.clip {
+            self.refuse_clip(clip)?;
         }
         if self.skip_nonfinite && self.mode == Mode::Eager {
             return Err(Error::config("skip_nonfinite", true, UNSEEN, "use Normed or Sequential"));
         }
-        if let Some(scaler) = &self.loss_scaler {
-            if self.mode == Mode::Eager {
-                return Err(Error::config("loss_scaler", "set", UNSEEN, "use Normed or Sequential"));
+        match self.loss_scale {
+            LossScale::Constant(loss_scale) => self.refuse_loss_scale(loss_scale, world_size)?,
+            LossScale::Dynamic(_) if self.mode == Mode::Eager => {
+                return Err(Error::config("loss_scale", "dynamic", UNSEEN, "use Normed or Sequential"));
             }
-            if let Some(loss_scale) = self.loss_scale {
-                return Err(Error::config(
-                    "loss_scale",
-                    loss_scale,
-                    "the loss_scaler has its own",
-                    "set one of the two",
-                ));
-            }
-            scaler.validate(world_size)?;
+            LossScale::Dynamic(scaler) => scaler.validate(world_size)?,
         }
         if let Some(decay) = self.ema_decay.filter(|decay| !(0.0..=1.0).contains(decay)) {
             return Err(Error::range("ema", decay, "a decay rate from 0 to 1"));
-        }
-        // Gradients are multiplied by this in f32, where it must neither vanish nor overflow.
-        let loss_scale = self.loss_scale.unwrap_or(1.0);
-        let multiplier = |ranks: u32| (1.0 / (f64::from(ranks) * loss_scale)) as f32;
-        let fewest = if self.counts_ranks() { 1 } else { world_size };
-        if ![fewest, world_size].map(multiplier).iter().all(|m| m.is_normal() && *m > 0.0) {
-            let allowed = "a finite number above 0, with 1 / (world_size * loss_scale) a normal f32";
-            return Err(Error::range("loss_scale", loss_scale, allowed));
         }
         if let Some(threads) = self.threads.filter(|threads| !(1..=Pool::MAX_THREADS).contains(threads)) {
             return Err(Error::range("threads", threads, "1 to 1024"));
@@ -393,6 +343,38 @@ impl StepperBuilder<'_> {
             return Err(Error::config("deadline", 0, "no rank could arrive in time", "use a longer one"));
         }
         Ok(())
+    }
+
+    fn refuse_clip(&self, clip: Clip) -> Result<()> {
+        let refused =
+            |wrong: &str, remedy: &str| Err(Error::config("clip", format_args!("{clip:?}"), wrong, remedy));
+        if !(clip.max_norm() > 0.0 && clip.max_norm().is_finite()) {
+            return refused("out of range", "use a finite number above 0");
+        }
+        match clip {
+            Clip::Global(_) if self.mode == Mode::Eager => refused(
+                "Eager steps the first bucket before the norm of all is known",
+                "use Normed or Sequential, or Clip::Previous or Clip::PerBucket, which are not exact",
+            ),
+            Clip::PerBucket(_) if self.skip_nonfinite => {
+                refused("cannot be combined with skip_nonfinite", "keep one")
+            }
+            Clip::PerBucket(_) if self.loss_scale.is_dynamic() => {
+                refused("cannot be combined with a dynamic loss_scale", "keep one")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Gradients are multiplied by its reciprocal in f32, where it must neither vanish nor overflow.
+    fn refuse_loss_scale(&self, loss_scale: f64, world_size: u32) -> Result<()> {
+        let multiplier = |ranks: u32| (1.0 / (f64::from(ranks) * loss_scale)) as f32;
+        let fewest = if self.counts_ranks() { 1 } else { world_size };
+        if [fewest, world_size].map(multiplier).iter().all(|m| m.is_normal() && *m > 0.0) {
+            return Ok(());
+        }
+        let allowed = "a finite number above 0, with 1 / (world_size * loss_scale) a normal f32";
+        Err(Error::range("loss_scale", loss_scale, allowed))
     }
 
     fn pool(&self, comm: &dyn Collective) -> Result<Pool> {
@@ -407,14 +389,10 @@ impl StepperBuilder<'_> {
 
     fn agreement(&self, plan: &Plan) -> Agreement {
         let (mode, unused, uneven_inputs) = (self.mode, self.unused, self.uneven_inputs);
-        let (max_norm, previous, skip_nonfinite) =
-            (self.max_norm, self.previous_max_norm, self.skip_nonfinite);
-        let (per_bucket, loss_scale, scaler) =
-            (self.bucket_max_norm, self.loss_scale.unwrap_or(1.0), self.loss_scaler);
+        let (clip, skip_nonfinite, loss_scale) = (self.clip, self.skip_nonfinite, self.loss_scale);
         let (precision, ema) = (self.precision, self.ema_decay);
         let options = format_args!(
-            "{mode:?} {unused:?} {uneven_inputs:?} {max_norm:?} {previous:?} {per_bucket:?} {skip_nonfinite} \
-             {loss_scale} {scaler:?} {precision:?} {ema:?}"
+            "{mode:?} {unused:?} {uneven_inputs:?} {clip:?} {skip_nonfinite} {loss_scale:?} {precision:?} {ema:?}"
         );
         Agreement::new(self.layout, plan, options)
     }

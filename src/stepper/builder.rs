@@ -12,7 +12,7 @@ use crate::dtype::DType;
 use crate::error::Error;
 use crate::host::Isa;
 use crate::layout::{BucketCaps, Gradients, Layout, ParamId, Precision};
-use crate::optim::{LossScaler, LrSchedule, Optimizer};
+use crate::optim::{Clip, LossScale, LrSchedule, Optimizer};
 use crate::schedule::Mode;
 use crate::stepper::state::optimizers::{Registered, Target, places};
 
@@ -35,12 +35,9 @@ pub struct StepperBuilder<'a> {
     pub(super) ema_decay: Option<f64>,
     pub(super) unused: Unused,
     pub(super) uneven_inputs: Option<Divisor>,
-    pub(super) max_norm: Option<f64>,
+    pub(super) clip: Option<Clip>,
     pub(super) skip_nonfinite: bool,
-    pub(super) loss_scale: Option<f64>,
-    pub(super) loss_scaler: Option<LossScaler>,
-    pub(super) previous_max_norm: Option<f64>,
-    pub(super) bucket_max_norm: Option<f64>,
+    pub(super) loss_scale: LossScale,
     pub(super) isa: Option<Isa>,
     pub(super) threads: Option<usize>,
     pub(super) is_inline: bool,
@@ -79,12 +76,9 @@ impl<'a> StepperBuilder<'a> {
             ema_decay: None,
             unused: Unused::default(),
             uneven_inputs: None,
-            max_norm: None,
+            clip: None,
             skip_nonfinite: false,
-            loss_scale: None,
-            loss_scaler: None,
-            previous_max_norm: None,
-            bucket_max_norm: None,
+            loss_scale: LossScale::Constant(1.0),
             isa: None,
             threads: None,
             is_inline: false,
@@ -308,10 +302,10 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Clips the global norm of the averaged gradients to `max_norm`, exactly: of those that are stepped, and all ranks
-    /// have in common. Refused in Eager.
-    pub fn max_norm(mut self, max_norm: f64) -> Self {
-        self.max_norm = Some(max_norm);
+    /// Clips the averaged gradients by their global norm, by the norm of the pass before, or bucket by bucket. Unset:
+    /// nothing is clipped.
+    pub fn clip(mut self, clip: Clip) -> Self {
+        self.clip = Some(clip);
         self
     }
 
@@ -323,74 +317,10 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Clips by the norm of the pass before, which every mode knows, Eager too. Not exact: a gradient that grows
-    /// suddenly is stepped as large as it is, and the next pass is clipped. The first pass is not clipped, a norm that
-    /// was infinite or NaN is passed over, and so is that of a pass skipped or given up. The same bits in every mode;
-    /// excludes [`max_norm`](Self::max_norm). A run that goes on from saved state loads the norm too
-    /// ([`Stepper::set_previous_norm`](crate::Stepper::set_previous_norm)).
-    ///
-    /// ```
-    /// # use instep::{Layout, Sgd, Solo, Stepper};
-    /// # let layout = Layout::builder().param("w", 1).build()?;
-    /// # let w = layout.id("w")?;
-    /// let builder = Stepper::builder(&layout, Sgd { lr: 1.0, ..Default::default() });
-    /// let mut stepper = builder.clip_by_previous_norm(1.0).host(Solo::default())?;
-    /// for expected in [-4.0, -5.0] { // the second step is 4 * 1/4
-    ///     let mut pass = stepper.begin()?;
-    ///     pass.grads().write(w, &[4.0])?;
-    ///     pass.finish()?;
-    ///     assert!((stepper.params()?.get(w)?[0] - expected).abs() < 1e-6);
-    /// }
-    /// # Ok::<(), instep::Error>(())
-    /// ```
-    pub fn clip_by_previous_norm(mut self, max_norm: f64) -> Self {
-        self.previous_max_norm = Some(max_norm);
-        self
-    }
-
-    /// Clips each bucket by its own norm, not by that of all gradients: what `torch.nn.utils.clip_grad_norm_` does to
-    /// the averaged gradients of the bucket's stepped parameters. **Inexact, and the result depends on how the layout
-    /// is cut into buckets**: another [cap](Self::bucket_cap_bytes), or [rebuilding](crate::Stepper::rebuild_buckets),
-    /// trains differently, and the gradient's direction changes. With the same buckets it is the same bits in every
-    /// mode, Eager too. A NaN or an infinity touches its own bucket alone, where IEEE has its way. Gradients that [are
-    /// not summed over ranks](crate::LayoutBuilder::local) are not clipped, as with the other clips.
-    /// [`Status`](crate::Status) tells no norm and a clip of 1: each bucket has its own. Excludes
-    /// [`max_norm`](Self::max_norm), [`clip_by_previous_norm`](Self::clip_by_previous_norm),
-    /// [`skip_nonfinite`](Self::skip_nonfinite) and [`loss_scaler`](Self::loss_scaler).
-    ///
-    /// ```
-    /// # use instep::{Layout, Sgd, Solo, Stepper};
-    /// # let layout = Layout::builder().param("loud", 1).param("quiet", 1).build()?;
-    /// # let [loud, quiet] = [layout.id("loud")?, layout.id("quiet")?];
-    /// let builder = Stepper::builder(&layout, Sgd { lr: 1.0, ..Default::default() });
-    /// let builder = builder.bucket_cap_bytes(4).clip_per_bucket(1.0); // a bucket each
-    /// let mut stepper = builder.host(Solo::default())?;
-    /// let mut pass = stepper.begin()?;
-    /// pass.grads().write(loud, &[100.0])?;
-    /// pass.grads().write(quiet, &[0.5])?;
-    /// pass.finish()?;
-    /// assert!((stepper.params()?.get(loud)?[0] + 1.0).abs() < 1e-6);
-    /// assert_eq!(stepper.params()?.get(quiet)?, [-0.5]);
-    /// # Ok::<(), instep::Error>(())
-    /// ```
-    pub fn clip_per_bucket(mut self, max_norm: f64) -> Self {
-        self.bucket_max_norm = Some(max_norm);
-        self
-    }
-
-    /// Sets a constant factor in the loss, divided out of the gradients. Unset: 1.
-    pub fn loss_scale(mut self, loss_scale: f64) -> Self {
-        self.loss_scale = Some(loss_scale);
-        self
-    }
-
-    /// Sets a factor in the loss that follows the gradients, as `torch.amp.GradScaler`'s: each pass asks for its own
-    /// ([`Pass::loss_scale`](crate::Pass::loss_scale)). Implies [`skip_nonfinite`](Self::skip_nonfinite), so it is
-    /// refused in Eager; excludes [`loss_scale`](Self::loss_scale). All ranks decide alike, since they see the same
-    /// sums; an abandoned pass, or one in which no rank had data, decides nothing. A scale that would leave f32, or
-    /// could not be divided out in it, is not taken: the one before stands.
-    pub fn loss_scaler(mut self, scaler: LossScaler) -> Self {
-        self.loss_scaler = Some(scaler);
+    /// Sets the factor in the loss, which the steps divide out of the gradients: a number that stays, or a
+    /// [`LossScaler`](crate::LossScaler) that adapts it. Unset: 1.
+    pub fn loss_scale(mut self, loss_scale: impl Into<LossScale>) -> Self {
+        self.loss_scale = loss_scale.into();
         self
     }
 

@@ -12,7 +12,7 @@ use crate::device::{Device, Executor};
 use crate::error::{Error, Result};
 use crate::handle::DevicePtr;
 use crate::op::{Access, Memory, Span};
-use crate::optim::ScalerState;
+use crate::optim::{LossScale, ScalerState};
 use crate::stepper::pass::Pass;
 use crate::stepper::stepper::Stepper;
 
@@ -30,7 +30,7 @@ impl<D: Device> Stepper<D> {
     /// has been given.
     ///
     /// # Errors
-    /// `Order` inside a pass, `Config` without a [`loss_scaler`](crate::StepperBuilder::loss_scaler), `Poisoned` after
+    /// `Order` inside a pass, `Config` without a [dynamic loss scale](crate::LossScale::Dynamic), `Poisoned` after
     /// a failure.
     pub fn scaler_state(&self) -> Result<ScalerState> {
         self.refuse_open_pass()?;
@@ -44,7 +44,7 @@ impl<D: Device> Stepper<D> {
     /// # use instep::{Layout, LossScaler, Mode, ScalerState, Sgd, Solo, Stepper};
     /// # let layout = Layout::builder().param("w", 2).build()?;
     /// # let builder = Stepper::builder(&layout, Sgd::default()).mode(Mode::Normed);
-    /// let mut stepper = builder.loss_scaler(LossScaler::default()).host(Solo::default())?;
+    /// let mut stepper = builder.loss_scale(LossScaler::default()).host(Solo::default())?;
     /// let saved = ScalerState { scale: 1024.0, growth_tracker: 1999 };
     /// stepper.set_scaler_state(saved)?;
     /// assert_eq!(stepper.scaler_state()?, saved);
@@ -73,7 +73,7 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Returns the norm that [`clip_by_previous_norm`](crate::StepperBuilder::clip_by_previous_norm) will clip the next
+    /// Returns the norm that [`Clip::Previous`](crate::Clip::Previous) will clip the next
     /// pass by, so that you can save it. It is the last finite norm that was decided, or `None` before the first.
     ///
     /// # Ordering
@@ -115,27 +115,23 @@ impl<D: Device> Stepper<D> {
 
     /// The state for a checkpoint, if the scale is dynamic.
     pub(crate) fn scaler_state_if_any(&self) -> Result<Option<ScalerState>> {
-        if self.policy.dynamic_loss_scale { self.scaler_state().map(Some) } else { Ok(None) }
+        if self.loss_scale.is_dynamic() { self.scaler_state().map(Some) } else { Ok(None) }
     }
 
     /// Refuses what [`set_scaler_state`](Self::set_scaler_state) would refuse, where there is a scaler at all.
     pub(crate) fn takes_scaler_state(&self, state: ScalerState) -> Result<bool> {
-        if self.policy.dynamic_loss_scale {
+        if self.loss_scale.is_dynamic() {
             state.validate(self.comm.world_size())?;
         }
-        Ok(self.policy.dynamic_loss_scale)
+        Ok(self.loss_scale.is_dynamic())
     }
 
     fn require_scaler(&self) -> Result<()> {
-        if self.policy.dynamic_loss_scale {
+        if self.loss_scale.is_dynamic() {
             return Ok(());
         }
-        Err(Error::config(
-            "loss_scaler",
-            "unset",
-            "this stepper's loss scale is constant",
-            "build with StepperBuilder::loss_scaler",
-        ))
+        let remedy = "build with a LossScaler as StepperBuilder::loss_scale";
+        Err(Error::config("loss_scale", self.loss_scale.initial(), "constant in this stepper", remedy))
     }
 
     fn read_scaler(&self) -> Result<ScalerState> {
@@ -153,7 +149,7 @@ impl<D: Device> Stepper<D> {
 
 impl<D: Device> Pass<'_, D> {
     /// Returns the factor that this pass's loss must have, which the steps divide out of its gradients: always an f32
-    /// if it is [dynamic](crate::StepperBuilder::loss_scaler), else what the stepper was built with.
+    /// if it is [dynamic](crate::LossScale::Dynamic), else what the stepper was built with.
     ///
     /// ```
     /// # use instep::{Layout, LossScaler, Mode, Sgd, Solo, Stepper};
@@ -161,7 +157,7 @@ impl<D: Device> Pass<'_, D> {
     /// # let w = layout.id("w")?;
     /// # let sgd = Sgd { lr: 1.0, ..Default::default() };
     /// let scaler = LossScaler { initial_scale: 2f64.powi(100), backoff_factor: 2f64.powi(-40), ..Default::default() };
-    /// let mut stepper = Stepper::builder(&layout, sgd).mode(Mode::Normed).loss_scaler(scaler).host(Solo::default())?;
+    /// let mut stepper = Stepper::builder(&layout, sgd).mode(Mode::Normed).loss_scale(scaler).host(Solo::default())?;
     /// for expected in [-0.0, -1e9] {
     ///     let mut pass = stepper.begin()?;
     ///     let scale = pass.loss_scale()? as f32;
@@ -180,10 +176,10 @@ impl<D: Device> Pass<'_, D> {
     /// # Errors
     /// `Poisoned` after a failure.
     pub fn loss_scale(&self) -> Result<f64> {
-        if !self.stepper.policy.dynamic_loss_scale {
-            return Ok(self.stepper.loss_scale);
+        match self.stepper.loss_scale {
+            LossScale::Constant(loss_scale) => Ok(loss_scale),
+            LossScale::Dynamic(_) => Ok(self.stepper.read_scaler()?.scale),
         }
-        Ok(self.stepper.read_scaler()?.scale)
     }
 }
 
@@ -196,7 +192,7 @@ impl Pass<'_, CudaDevice> {
     /// but not after its steps. This pass's decision comes after that work. Nothing waits on the host.
     ///
     /// # Errors
-    /// `Config` without a [`loss_scaler`](crate::StepperBuilder::loss_scaler), `Poisoned` after a failure.
+    /// `Config` without a [dynamic loss scale](crate::LossScale::Dynamic), `Poisoned` after a failure.
     pub fn loss_scale_ptr(&self) -> Result<DevicePtr> {
         self.stepper.require_scaler()?;
         let mut run = self.stepper.run.borrow_mut();

@@ -15,6 +15,7 @@ use crate::host::{HostDevice, Isa};
 use crate::launch::Assignment;
 use crate::layout::{Layout, Plan};
 use crate::op::Memory;
+use crate::optim::LossScale;
 use crate::schedule::{Mode, Policy};
 use crate::stepper::state::agreement::{Agreement, Changing};
 use crate::stepper::state::loaded::Loaded;
@@ -44,7 +45,7 @@ pub struct Stepper<D: Device = HostDevice> {
     /// The device does not have them yet.
     pub(super) settings_changed: bool,
     /// Constant, unless the policy says otherwise.
-    pub(super) loss_scale: f64,
+    pub(super) loss_scale: LossScale,
     pub(super) unused: Unused,
     /// Passes that were given up.
     pub(super) abandoned: u64,

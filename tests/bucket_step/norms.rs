@@ -4,7 +4,7 @@
 
 use instep::bucket_step::{Decision, Tensor, Tensors};
 use instep::layout::ForeignBucket;
-use instep::{AdamW, BucketStep, Error, GradNorm, Layout, Mode, Scaling, Solo, Stepper};
+use instep::{AdamW, BucketStep, Clip, Error, GradNorm, Layout, Mode, Scaling, Solo, Stepper};
 
 use crate::support::{layout, paint};
 
@@ -71,7 +71,7 @@ fn a_norm_over_buckets_clips_and_skips_as_a_stepper_does() {
     for spoiled in [None, Some(2)] {
         let layout = layout(&LENGTHS);
         let builder = Stepper::builder(&layout, AdamW::default()).mode(Mode::Normed).loss_scale(LOSS_SCALE);
-        let builder = builder.max_norm(MAX_NORM).skip_nonfinite(true);
+        let builder = builder.clip(Clip::Global(MAX_NORM)).skip_nonfinite(true);
         let mut stepper = builder.host(Solo::new(WORLD_SIZE)).unwrap();
         let mut statuses = Vec::new();
         for step in 0..4 {

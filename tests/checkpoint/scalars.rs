@@ -6,7 +6,7 @@ use std::io::Cursor;
 
 use instep::checkpoint::{self, Extras, Scalar};
 use instep::layout::DEFAULT_GROUP;
-use instep::{Error, LossScaler, LrSchedule, Mode, ScalerState, Sgd, Solo, Stepper};
+use instep::{Clip, Error, LossScaler, LrSchedule, Mode, ScalerState, Sgd, Solo, Stepper};
 use safetensors::tensor::{Dtype as TensorDtype, TensorView};
 
 use crate::checkpoint::round_trip::bytes_of;
@@ -31,7 +31,7 @@ fn the_loss_scaler_the_schedule_and_the_last_norm_go_on_where_they_stood() {
     let open = |mode| {
         let scaler = LossScaler { growth_interval: 3, ..LossScaler::default() };
         let builder = Stepper::builder(&layout, Sgd { momentum: 0.9, ..Sgd::default() }).mode(mode);
-        let builder = builder.loss_scaler(scaler).clip_by_previous_norm(1e-3);
+        let builder = builder.loss_scale(scaler).clip(Clip::Previous(1e-3));
         builder.lr_schedule(DEFAULT_GROUP, LrSchedule::step(1.0, 2, 0.5)).host(Solo::default()).unwrap()
     };
     let values = [0.5, f32::INFINITY, 0.25, 0.125, 1.0, 0.5, f32::NAN, 2.0];
@@ -54,7 +54,7 @@ fn the_loss_scaler_the_schedule_and_the_last_norm_go_on_where_they_stood() {
 fn a_scalers_state_without_a_scaler_comes_back_and_half_of_one_is_refused() {
     let layout = layout(&LENGTHS);
     let scaled =
-        Stepper::builder(&layout, Sgd::default()).mode(Mode::Normed).loss_scaler(LossScaler::default());
+        Stepper::builder(&layout, Sgd::default()).mode(Mode::Normed).loss_scale(LossScaler::default());
     let mut scaled = scaled.host(Solo::default()).unwrap();
     let mut plain = Stepper::host(&layout, Sgd::default(), Solo::default()).unwrap();
     let kept = checkpoint::read(&mut plain, Cursor::new(bytes_of(&scaled, &Extras::default()))).unwrap();
@@ -105,7 +105,7 @@ fn a_scalers_state_without_a_scaler_comes_back_and_half_of_one_is_refused() {
 #[test]
 fn a_run_that_goes_back_to_before_there_was_a_norm_is_not_clipped_by_a_later_one() {
     let layout = layout(&LENGTHS);
-    let builder = Stepper::builder(&layout, Sgd::default()).clip_by_previous_norm(1e-3);
+    let builder = Stepper::builder(&layout, Sgd::default()).clip(Clip::Previous(1e-3));
     let mut stepper = builder.host(Solo::default()).unwrap();
     let start = bytes_of(&stepper, &Extras::default());
     step(&mut stepper, 4.0);

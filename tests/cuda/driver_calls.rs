@@ -11,7 +11,7 @@ use instep::cuda::{Cuda, External};
 use instep::hazard::Traced;
 use instep::layout::Plan;
 use instep::op::{Action, Op, Phase, Stream, Ticket};
-use instep::{Error, EventHandle, Mode, Solo, StreamHandle, Unused};
+use instep::{Clip, Error, EventHandle, Mode, Solo, StreamHandle, Unused};
 
 use crate::support::stand_in::calls::Call;
 use crate::support::stand_in::{COMPUTE, StandIn};
@@ -166,7 +166,7 @@ fn every_op_becomes_its_call_and_nothing_else_is_called() {
             cuda = cuda.max_blocks(most);
         }
         let builder = options.builder(&layout, few_optimizers()[2]);
-        let builder = if per_bucket { builder.clip_per_bucket(1.0) } else { builder };
+        let builder = if per_bucket { builder.clip(Clip::PerBucket(1.0)) } else { builder };
         // SAFETY: the stand-in's stream is a number.
         let mut stepper = unsafe { builder.cuda(Solo::new(2), &cuda).unwrap() };
         let streams = streams(&stand_in);

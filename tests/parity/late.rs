@@ -4,7 +4,8 @@
 //! because one count belongs to a parameter. Earlier states keep every bit.
 
 use instep::{
-    AdamW, Device, Error, LossScaler, Mode, ParamId, Result, Sgd, Solo, Stepper, StepperBuilder, in_process,
+    AdamW, Clip, Device, Error, LossScaler, Mode, ParamId, Result, Sgd, Solo, Stepper, StepperBuilder,
+    in_process,
 };
 
 use super::network::{Network, sum};
@@ -222,7 +223,7 @@ fn scales_and_norms_of_earlier_passes_are_kept() {
     let network = three_layers(0);
     let scaler = LossScaler { initial_scale: 8.0, growth_interval: 3, ..LossScaler::default() };
     let mut stepper =
-        builder(&layout, When::AfterBuilding, Mode::Normed).loss_scaler(scaler).host(Solo::default());
+        builder(&layout, When::AfterBuilding, Mode::Normed).loss_scale(scaler).host(Solo::default());
     let stepper = stepper.as_mut().unwrap();
     (0..4).for_each(|iteration| iterate(stepper, &network, 0, iteration).unwrap());
     let before = (stepper.scaler_state().unwrap(), stepper.status().unwrap());
@@ -230,7 +231,7 @@ fn scales_and_norms_of_earlier_passes_are_kept() {
     register(stepper).unwrap();
     assert_eq!((stepper.scaler_state().unwrap(), stepper.status().unwrap()), before);
 
-    let clips = builder(&layout, When::AfterBuilding, Mode::Eager).clip_by_previous_norm(0.5);
+    let clips = builder(&layout, When::AfterBuilding, Mode::Eager).clip(Clip::Previous(0.5));
     let mut stepper = clips.host(Solo::default()).unwrap();
     iterate(&mut stepper, &network, 0, 0).unwrap();
     let before = stepper.previous_norm().unwrap();

@@ -118,7 +118,7 @@ fn opt_6_a_found_infinity_changes_no_bit_and_no_first_step_is_lost() {
             let open = || {
                 let builder = optim.builder(&layout).mode(mode);
                 let builder =
-                    if is_scaled { builder.loss_scaler(scaler) } else { builder.skip_nonfinite(true) };
+                    if is_scaled { builder.loss_scale(scaler) } else { builder.skip_nonfinite(true) };
                 let mut stepper = builder.host(Solo::default()).unwrap();
                 paint_params(&mut stepper);
                 stepper

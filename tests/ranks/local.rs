@@ -7,7 +7,7 @@ use instep::hazard::Traced;
 use instep::layout::ForeignBucket;
 use instep::op::{Action, Op};
 use instep::{
-    Borrowed, Device, Divisor, Error, Layout, Mode, Result, Sgd, Solo, Stepper, StepperBuilder, Unused,
+    Borrowed, Clip, Device, Divisor, Error, Layout, Mode, Result, Sgd, Solo, Stepper, StepperBuilder, Unused,
     in_process,
 };
 
@@ -54,7 +54,7 @@ fn pass<D: Device>(stepper: &mut Stepper<D>, step: usize, rank: usize) -> Result
 
 fn builder(layout: &Layout, mode: Mode) -> StepperBuilder<'_> {
     let builder = Stepper::builder(layout, HEAVY).mode(mode).bucket_cap_bytes(2 << 10);
-    if mode == Mode::Eager { builder } else { builder.max_norm(0.5) }
+    if mode == Mode::Eager { builder } else { builder.clip(Clip::Global(0.5)) }
 }
 
 /// The same passes of a stepper that has no other parameter and no other rank.

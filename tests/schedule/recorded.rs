@@ -5,7 +5,7 @@
 
 use instep::hazard::{Traced, check};
 use instep::op::{Action, Op, Stream};
-use instep::{AdamW, Layout, Mode, Sgd, Solo, Stepper, Unused};
+use instep::{AdamW, Clip, Layout, Mode, Sgd, Solo, Stepper, Unused};
 
 use crate::support::waits::{assert_each_is_missed, middle_passes};
 
@@ -19,7 +19,7 @@ fn record(mode: Mode, cap: u64, max_norm: Option<f64>, left_out: usize) -> (Step
     let mut options =
         Stepper::builder(&layout, AdamW::default()).mode(mode).bucket_cap_bytes(cap).record(true);
     if let Some(max_norm) = max_norm {
-        options = options.max_norm(max_norm);
+        options = options.clip(Clip::Global(max_norm));
     }
     let mut stepper = options.host(Solo::default()).unwrap();
     for pass_index in 0..6 {

@@ -5,7 +5,9 @@
 
 use instep::hazard::check;
 use instep::layout::ForeignBucket;
-use instep::{Borrowed, Collective, Error, Isa, Layout, Mode, Result, Solo, Stepper, Unused, in_process};
+use instep::{
+    Borrowed, Clip, Collective, Error, Isa, Layout, Mode, Result, Solo, Stepper, Unused, in_process,
+};
 
 use crate::support::guarded::Guarded;
 use crate::support::{
@@ -67,7 +69,7 @@ fn borrowing(
         builder = builder.isa(isa);
     }
     if let Some(max_norm) = options.max_norm {
-        builder = builder.max_norm(max_norm);
+        builder = builder.clip(Clip::Global(max_norm));
     }
     // SAFETY: the tensors outlive the stepper in every test here, and are read only after its end.
     unsafe { builder.host_borrowing(comm, tensors.lend(layout)) }.unwrap()

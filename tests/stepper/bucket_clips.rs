@@ -8,7 +8,7 @@ use instep::hazard::check;
 use instep::op::Memory;
 use instep::optim::Custom;
 use instep::{
-    Device, Divisor, Error, Layout, LossScaler, Mode, ParamId, Result, SegmentAction, Solo, Stepper,
+    Clip, Device, Divisor, Error, Layout, LossScaler, Mode, ParamId, Result, SegmentAction, Solo, Stepper,
     StepperBuilder, Unused, in_process,
 };
 
@@ -30,7 +30,7 @@ fn options(mode: Mode) -> Options {
 }
 
 fn clipping<'a>(options: &Options, layout: &'a Layout, optim: Optim) -> StepperBuilder<'a> {
-    options.builder(layout, optim).clip_per_bucket(MAX_NORM)
+    options.builder(layout, optim).clip(Clip::PerBucket(MAX_NORM))
 }
 
 /// Per bucket with elements, its parameters by their places in the layout.
@@ -335,7 +335,7 @@ fn a_sum_that_overflows_when_the_loss_scale_is_divided_out_is_named_in_every_mod
     let layout = layout(&LENGTHS);
     for mode in MODES {
         let options = Options { loss_scale: 2f64.powi(-100), ..options(mode) };
-        let builder = options.builder(&layout, few_optimizers()[0]).clip_per_bucket(1e300);
+        let builder = options.builder(&layout, few_optimizers()[0]).clip(Clip::PerBucket(1e300));
         let mut stepper = builder.host(Solo::new(3)).unwrap();
         pass(&mut stepper, &options, |param, values| {
             values.fill(if param == 3 { 1e10 } else { 1.0 });
@@ -355,7 +355,7 @@ fn gradients_that_are_not_summed_over_ranks_are_not_clipped() {
         let options = options(mode);
         let open = |clips: bool| {
             let builder = options.builder(&layout, few_optimizers()[1]);
-            let builder = if clips { builder.clip_per_bucket(MAX_NORM) } else { builder };
+            let builder = if clips { builder.clip(Clip::PerBucket(MAX_NORM)) } else { builder };
             let mut stepper = builder.host(Solo::new(3)).unwrap();
             let paint = painted(&options);
             for step in 0..3 {
@@ -391,21 +391,19 @@ fn it_excludes_what_decides_on_all_buckets_and_norms_out_of_range() {
         let builder = |max_norm: f64| {
             Options { mode, ..Options::default() }
                 .builder(&layout, few_optimizers()[0])
-                .clip_per_bucket(max_norm)
+                .clip(Clip::PerBucket(max_norm))
         };
         assert!(builder(1.0).host(Solo::default()).is_ok());
         let refused = [
             (builder(0.0), "finite"),
             (builder(f64::NAN), "finite"),
             (builder(f64::INFINITY), "finite"),
-            (builder(1.0).max_norm(1.0), "max_norm"),
-            (builder(1.0).clip_by_previous_norm(1.0), "clip_by_previous_norm"),
             (builder(1.0).skip_nonfinite(true), "skip_nonfinite"),
-            (builder(1.0).loss_scaler(LossScaler::default()), "loss_scaler"),
+            (builder(1.0).loss_scale(LossScaler::default()), "dynamic loss_scale"),
         ];
         for (builder, named) in refused {
             let error = builder.host(Solo::default()).unwrap_err().to_string();
-            assert!(error.starts_with("clip_per_bucket") && error.contains(named), "{error}");
+            assert!(error.starts_with("clip = PerBucket(") && error.contains(named), "{error}");
         }
     }
 }
@@ -417,7 +415,7 @@ fn ranks_that_clip_differently_are_told_at_the_first_collective() {
         let max_norm = f64::from(comm.rank() + 1);
         let options = Options { mode: Mode::Eager, ..Options::default() };
         let mut stepper =
-            options.builder(&layout, few_optimizers()[0]).clip_per_bucket(max_norm).host(comm)?;
+            options.builder(&layout, few_optimizers()[0]).clip(Clip::PerBucket(max_norm)).host(comm)?;
         stepper.begin()?.finish()?;
         stepper.close()
     });

@@ -3,7 +3,7 @@
 //!
 //! The coefficient of each pass is computed here from the status of the one before, and bits are compared.
 
-use instep::{Divisor, Mode, Result, Solo, Stepper};
+use instep::{Clip, Divisor, Mode, Result, Solo, Stepper};
 
 use crate::support::device::cuda;
 use crate::support::reference::clip_coefficient;
@@ -21,7 +21,7 @@ fn options(mode: Mode) -> Options {
 
 fn clipping(options: &Options, optim: usize) -> Stepper {
     let layout = layout(&LENGTHS);
-    let builder = options.builder(&layout, few_optimizers()[optim]).clip_by_previous_norm(MAX_NORM);
+    let builder = options.builder(&layout, few_optimizers()[optim]).clip(Clip::Previous(MAX_NORM));
     let mut stepper = builder.host(Solo::new(options.world_size)).unwrap();
     paint_params(&mut stepper);
     stepper
@@ -111,7 +111,7 @@ fn a_gpu_and_uneven_inputs_clip_with_the_hosts_bits() {
         let options = Options { uneven, world_size: 1, ..options(mode) };
         let layout = layout(&LENGTHS);
         let mut host = clipping(&options, 3);
-        let builder = options.builder(&layout, few_optimizers()[3]).clip_by_previous_norm(MAX_NORM);
+        let builder = options.builder(&layout, few_optimizers()[3]).clip(Clip::Previous(MAX_NORM));
         // SAFETY: the stream outlives the stepper, or is the stand-in's, which is a number.
         let mut gpu = unsafe { builder.cuda(Solo::default(), &cuda()).unwrap() };
         paint_params(&mut gpu);
@@ -134,20 +134,20 @@ fn a_gpu_and_uneven_inputs_clip_with_the_hosts_bits() {
 }
 
 #[test]
-fn it_excludes_the_exact_clip_and_norms_out_of_range() {
+fn norms_out_of_range_are_refused() {
     let layout = layout(&[3]);
-    let build = |max_norm: f64, exact: Option<f64>| -> Result<Stepper> {
-        let options = Options { max_norm: exact, mode: Mode::Normed, ..Options::default() };
-        options.builder(&layout, few_optimizers()[0]).clip_by_previous_norm(max_norm).host(Solo::default())
+    let build = |max_norm: f64| -> Result<Stepper> {
+        let options = Options { mode: Mode::Normed, ..Options::default() };
+        options.builder(&layout, few_optimizers()[0]).clip(Clip::Previous(max_norm)).host(Solo::default())
     };
-    assert!(build(1.0, None).is_ok());
-    for (max_norm, exact) in [(0.0, None), (f64::NAN, None), (f64::INFINITY, None), (1.0, Some(1.0))] {
-        let error = build(max_norm, exact).unwrap_err().to_string();
-        assert!(error.starts_with("clip_by_previous_norm"), "{error}");
+    assert!(build(1.0).is_ok());
+    for max_norm in [0.0, f64::NAN, f64::INFINITY] {
+        let error = build(max_norm).unwrap_err().to_string();
+        assert!(error.starts_with("clip = Previous("), "{error}");
     }
 }
 
-/// What `max_norm` promises: backward, then the norm of everything, then the steps, to the bit. The squares are whole
+/// What `Clip::Global` promises: backward, then the norm of everything, then the steps, to the bit. The squares are whole
 /// numbers, so the norm is known without the library.
 #[test]
 fn the_exact_clip_is_the_norm_after_backward_and_the_step_after_it_bit_for_bit() {

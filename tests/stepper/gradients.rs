@@ -9,8 +9,8 @@ use instep::cuda::Cuda;
 use instep::layout::{BucketCaps, ForeignBucket, Plan, Precision, Tails};
 use instep::op::{Access, Action, Frozen, Memory, Op, Stream};
 use instep::{
-    AdamW, Borrowed, Collective, Error, Gradients, Layout, Mode, ParamId, Result, SegmentAction, Sgd, Solo,
-    Stepper, Unused, in_process,
+    AdamW, Borrowed, Clip, Collective, Error, Gradients, Layout, Mode, ParamId, Result, SegmentAction, Sgd,
+    Solo, Stepper, Unused, in_process,
 };
 
 use crate::support::stand_in::{COMPUTE, StandIn};
@@ -52,7 +52,7 @@ fn train(comm: impl Collective + 'static, mode: Mode, gradients: Gradients) -> R
     let slow = AdamW { lr: 1e-4, ..AdamW::default() };
     let mut builder = Stepper::builder(&layout, AdamW::default()).group("slow", slow).mode(mode);
     if mode != Mode::Eager {
-        builder = builder.max_norm(0.5);
+        builder = builder.clip(Clip::Global(0.5));
     }
     let mut stepper = builder.bucket_cap_bytes(48 << 10).gradients(gradients).record(true).host(comm)?;
     paint_params(&mut stepper);

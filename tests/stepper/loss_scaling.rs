@@ -53,7 +53,7 @@ fn options(mode: Mode) -> Options {
 }
 
 fn open(layout: &Layout, optim: Optim, mode: Mode, comm: impl Collective + 'static) -> Result<Stepper> {
-    let mut stepper = options(mode).builder(layout, optim).loss_scaler(SCALER).host(comm)?;
+    let mut stepper = options(mode).builder(layout, optim).loss_scale(SCALER).host(comm)?;
     paint_params(&mut stepper);
     Ok(stepper)
 }
@@ -146,7 +146,7 @@ fn a_gpu_scales_as_the_host_does() {
     for mode in MODES {
         let optim = few_optimizers()[1];
         let mut host = open(&layout, optim, mode, Solo::default()).unwrap();
-        let builder = options(mode).builder(&layout, optim).loss_scaler(SCALER);
+        let builder = options(mode).builder(&layout, optim).loss_scale(SCALER);
         // SAFETY: the stream outlives the stepper, or is the stand-in's, which is a number.
         let mut gpu = unsafe { builder.cuda(Solo::default(), &cuda()).unwrap() };
         paint_params(&mut gpu);
@@ -179,7 +179,7 @@ fn asked(gpu: &mut Stepper<CudaDevice>, before: Option<u64>) -> u64 {
 fn a_recorded_gpu_has_no_hazard_while_its_stream_reads_the_scale() {
     let layout = layout(&LENGTHS);
     for mode in MODES {
-        let builder = options(mode).builder(&layout, few_optimizers()[1]).loss_scaler(SCALER).record(true);
+        let builder = options(mode).builder(&layout, few_optimizers()[1]).loss_scale(SCALER).record(true);
         // SAFETY: as above.
         let mut gpu = unsafe { builder.cuda(Solo::default(), &cuda()).unwrap() };
         for _ in 0..5 {
@@ -197,7 +197,7 @@ fn a_scale_that_would_leave_f32_is_not_taken() {
     for (exponent, bad, last) in [(124, None, 125), (-125, Some(f32::INFINITY), -126)] {
         let scaler =
             LossScaler { initial_scale: 2f64.powi(exponent), growth_interval: 1, ..LossScaler::default() };
-        let builder = options(Mode::Normed).builder(&layout, optim).loss_scaler(scaler);
+        let builder = options(Mode::Normed).builder(&layout, optim).loss_scale(scaler);
         let mut stepper = builder.host(Solo::new(2)).unwrap();
         for expected in [exponent, last, last] {
             let scale = f64::from(2f32.powi(expected));
@@ -218,7 +218,7 @@ fn ranks_without_data_decide_as_the_others_and_nobody_learns_from_a_pass_without
         let states = in_process(3, |comm| {
             let batches = [5, 2, 3][comm.rank() as usize];
             let options = Options { uneven: Some(divisor), ..options(mode) };
-            let builder = options.builder(&layout, few_optimizers()[1]).loss_scaler(SCALER);
+            let builder = options.builder(&layout, few_optimizers()[1]).loss_scale(SCALER);
             let mut stepper = builder.host(comm)?;
             for step in 0..batches {
                 scaled_pass(&mut stepper, step, (step == 4).then_some(f32::NAN))?;
@@ -257,7 +257,7 @@ fn ranks_whose_scalers_differ_learn_of_it() {
         in_process(2, |comm| {
             let own = f64::from(comm.rank() + 1) * 2.0;
             let scaler = if load { SCALER } else { LossScaler { growth_factor: own, ..SCALER } };
-            let builder = options(Mode::Normed).builder(&layout, few_optimizers()[0]).loss_scaler(scaler);
+            let builder = options(Mode::Normed).builder(&layout, few_optimizers()[0]).loss_scale(scaler);
             let mut stepper = builder.host(comm)?;
             if load {
                 stepper.set_scaler_state(ScalerState { scale: own, growth_tracker: 0 })?;
@@ -285,10 +285,10 @@ fn assert_refused<T>(outcome: Result<T>, field: &str) {
 fn scalers_out_of_range_and_in_the_wrong_company_are_refused_by_name() {
     let layout = layout(&[3]);
     let build = |mode, scaler| {
-        let builder = options(mode).builder(&layout, few_optimizers()[0]).loss_scaler(scaler);
+        let builder = options(mode).builder(&layout, few_optimizers()[0]).loss_scale(scaler);
         builder.host(Solo::new(4))
     };
-    assert_refused(build(Mode::Eager, SCALER), "loss_scaler");
+    assert_refused(build(Mode::Eager, SCALER), "loss_scale");
     for bad in [f64::NAN, 0.0, -1.0, f64::INFINITY, 1.0 + f64::EPSILON, 2f64.powi(125)] {
         assert_refused(build(Mode::Normed, LossScaler { initial_scale: bad, ..SCALER }), "initial_scale");
     }
@@ -299,15 +299,13 @@ fn scalers_out_of_range_and_in_the_wrong_company_are_refused_by_name() {
         assert_refused(build(Mode::Normed, LossScaler { backoff_factor: bad, ..SCALER }), "backoff_factor");
     }
     assert_refused(build(Mode::Normed, LossScaler { growth_interval: 0, ..SCALER }), "growth_interval");
-    let both = options(Mode::Normed).builder(&layout, few_optimizers()[0]).loss_scale(2.0);
-    assert_refused(both.loss_scaler(SCALER).host(Solo::default()), "loss_scale");
 
     let mut constant = options(Mode::Normed).builder(&layout, few_optimizers()[0]).loss_scale(2.0);
     constant = constant.skip_nonfinite(true);
     let mut stepper = constant.host(Solo::default()).unwrap();
     assert_eq!(stepper.begin().unwrap().loss_scale().unwrap(), 2.0);
-    assert_refused(stepper.scaler_state(), "loss_scaler");
-    assert_refused(stepper.set_scaler_state(SCALER_STATE), "loss_scaler");
+    assert_refused(stepper.scaler_state(), "loss_scale");
+    assert_refused(stepper.set_scaler_state(SCALER_STATE), "loss_scale");
     let mut dynamic = build(Mode::Normed, SCALER).unwrap();
     assert_refused(dynamic.set_scaler_state(ScalerState { scale: 0.1, ..SCALER_STATE }), "scale");
 }

@@ -452,7 +452,7 @@ fn a_rebuild_hides_no_difference_between_ranks_and_invents_none() {
         in_process(2, |comm| {
             let rank = comm.rank();
             let builder = Stepper::builder(&layout, Sgd::default()).mode(Mode::Normed);
-            let mut stepper = builder.loss_scaler(LossScaler::default()).host(comm)?;
+            let mut stepper = builder.loss_scale(LossScaler::default()).host(comm)?;
             stepper.begin()?.finish()?;
             stepper.set_scaler_state(ScalerState { scale: scales[rank as usize], growth_tracker: 0 })?;
             stepper.rebuild_buckets()?; // the first numbers of this setting that ranks compare

@@ -171,7 +171,7 @@ fn options_out_of_range_are_refused_by_name() {
         ("bucket_cap_bytes", Options { cap: Some(0), ..sequential.clone() }),
     ];
     for bad in [NAN, 0.0, -1.0, INFINITY] {
-        cases.push(("max_norm", Options { max_norm: Some(bad), ..sequential.clone() }));
+        cases.push(("clip", Options { max_norm: Some(bad), ..sequential.clone() }));
         cases.push(("loss_scale", Options { loss_scale: bad, ..sequential.clone() }));
     }
     for (field, options) in cases {
@@ -184,7 +184,7 @@ fn eager_refuses_what_needs_all_gradients_and_the_other_modes_accept_it() {
     for mode in [Mode::Sequential, Mode::Eager, Mode::Normed] {
         let clipped = Options { mode, max_norm: Some(1.0), ..Options::default() };
         let skipping = Options { mode, skip_nonfinite: true, ..Options::default() };
-        for (field, options) in [("max_norm", clipped), ("skip_nonfinite", skipping)] {
+        for (field, options) in [("clip", clipped), ("skip_nonfinite", skipping)] {
             let built = build(Optim::of(Sgd::default()), &options);
             if mode == Mode::Eager {
                 assert_refused(built, field, "Eager");

@@ -19,7 +19,7 @@ pub(crate) mod waits;
 
 use instep::cuda::{Cuda, CudaDevice};
 use instep::{
-    Collective, Device, Divisor, Gradients, Isa, Layout, Mode, ParamId, Result, Solo, Status, Stepper,
+    Clip, Collective, Device, Divisor, Gradients, Isa, Layout, Mode, ParamId, Result, Solo, Status, Stepper,
     StepperBuilder, Unused,
 };
 
@@ -107,7 +107,7 @@ impl Options {
             builder = builder.bucket_cap_bytes(cap);
         }
         if let Some(max_norm) = self.max_norm {
-            builder = builder.max_norm(max_norm);
+            builder = builder.clip(Clip::Global(max_norm));
         }
         if let Some(isa) = self.isa {
             builder = builder.isa(isa);

@@ -4,7 +4,7 @@
 //! right result is: every property compares two of these runs.
 
 use instep::hazard::check;
-use instep::{Divisor, Layout, LayoutBuilder, ParamId, Pass, Result, SegmentAction, Solo, Stepper};
+use instep::{Clip, Divisor, Layout, LayoutBuilder, ParamId, Pass, Result, SegmentAction, Solo, Stepper};
 
 use crate::support::arbitrary::{MAX_PARAMS, PassPlan, Setup, Training, Treatment};
 use crate::support::{Outcome, assert_same_bits, paint, paint_gradient};
@@ -128,7 +128,7 @@ impl Training {
         builder = builder.unused(self.unused).loss_scale(self.loss_scale).isa(setup.isa).record(true);
         builder = builder.skip_nonfinite(self.skip_nonfinite).precision(self.precision);
         if let Some(max_norm) = self.max_norm {
-            builder = builder.max_norm(max_norm);
+            builder = builder.clip(Clip::Global(max_norm));
         }
         if let Some(threads) = setup.threads {
             builder = builder.threads(threads);

@@ -6,7 +6,7 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use instep::{AdamW, Layout, Mode, ParamId, Solo, Stepper};
+use instep::{AdamW, Clip, Layout, Mode, ParamId, Solo, Stepper};
 
 use super::Arguments;
 use super::record::Record;
@@ -35,7 +35,7 @@ pub(super) fn run(options: &Arguments, record: &mut Record) -> Result<(), Failur
         let mut steppers = Vec::new();
         for mode in [Mode::Sequential, Mode::Eager, Mode::Normed] {
             let builder = Stepper::builder(&layout, AdamW::default()).mode(mode).threads(1);
-            let builder = if mode == Mode::Normed { builder.max_norm(1.0) } else { builder };
+            let builder = if mode == Mode::Normed { builder.clip(Clip::Global(1.0)) } else { builder };
             let stepper = builder.bucket_cap_bytes(cap_mib << 20).host(Solo::default())?;
             steppers.push((mode, stepper, Vec::new()));
         }

@@ -3,7 +3,7 @@
 //! It has one rank, and divides by the number of ranks that the gradients were summed over. How steps run changes no bit.
 
 use instep::checkpoint::safetensors::quoted;
-use instep::{Error, Layout, Solo, Stepper, Unused};
+use instep::{Error, Layout, LossScale, Solo, Stepper, Unused};
 
 use super::dtypes::refused;
 use super::{Config, Options};
@@ -22,13 +22,13 @@ pub(super) fn stepper(config: &Config, layout: &Layout, options: &Options) -> Re
     }
     // A constant loss scale includes the division by n ranks: 1/(1 * (n*s)) and 1/(n*s) are the same f64. `Solo::new(n)`
     // would pad buckets to n ranks, and n comes from a file.
-    let solo = match config.loss_scaler {
-        Some(scaler) => {
-            builder = builder.loss_scaler(scaler);
+    let solo = match config.loss_scale {
+        LossScale::Dynamic(scaler) => {
+            builder = builder.loss_scale(scaler);
             Solo::new(config.world_size)
         }
-        None => {
-            builder = builder.loss_scale(f64::from(config.world_size) * config.loss_scale);
+        LossScale::Constant(loss_scale) => {
+            builder = builder.loss_scale(f64::from(config.world_size) * loss_scale);
             Solo::default()
         }
     };
@@ -39,11 +39,8 @@ pub(super) fn stepper(config: &Config, layout: &Layout, options: &Options) -> Re
     if let Some(decay) = config.ema {
         builder = builder.ema(decay);
     }
-    if let Some(max_norm) = config.max_norm {
-        builder = builder.max_norm(max_norm);
-    }
-    if let Some(max_norm) = config.clip_by_previous_norm {
-        builder = builder.clip_by_previous_norm(max_norm);
+    if let Some(clip) = config.clip {
+        builder = builder.clip(clip);
     }
     if let Some(isa) = options.isa {
         builder = builder.isa(isa);
@@ -54,13 +51,12 @@ pub(super) fn stepper(config: &Config, layout: &Layout, options: &Options) -> Re
     if let Some(threads) = options.threads {
         builder = builder.threads(threads);
     }
-    builder.host(solo).map_err(|error| match error {
-        Error::Config { field: "loss_scale", wrong, remedy, .. } => {
-            let Config { loss_scale, world_size, .. } = config;
-            let thing = format_args!("loss_scale = {loss_scale} with world_size = {world_size}");
+    builder.host(solo).map_err(|error| match (error, config.loss_scale) {
+        (Error::Config { field: "loss_scale", wrong, remedy, .. }, LossScale::Constant(loss_scale)) => {
+            let thing = format_args!("loss_scale = {loss_scale} with world_size = {}", config.world_size);
             Failure::config(thing, wrong, remedy)
         }
-        other => refused(other),
+        (other, _) => refused(other),
     })
 }
 

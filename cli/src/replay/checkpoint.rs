@@ -8,7 +8,7 @@ use std::io::{Read, Seek, Write};
 
 use instep::checkpoint::safetensors::{self, Header};
 use instep::checkpoint::{self, Extras, VERSION_KEY};
-use instep::{Layout, Stepper};
+use instep::{Clip, Layout, LossScale, Stepper};
 
 use super::build::{group_name, set_exceptions, stepper};
 use super::dtypes::refuse_rounded;
@@ -92,26 +92,25 @@ fn refuse_unheld(header: &Header, config: &Config, options: &Options) -> Result<
     if config.copy.is_some() {
         return Err(Failure::config("copy", "a checkpoint keeps no copies", "leave it out"));
     }
-    match (header.tensors.contains_key(SCALE), config.loss_scaler) {
-        (true, None) => {
+    match (header.tensors.contains_key(SCALE), config.loss_scale) {
+        (true, LossScale::Constant(_)) => {
             let wrong = "the run scaled its loss dynamically, and the configuration does not";
-            let remedy = "set `loss_scaler`, which may be {}";
+            let remedy = "make `loss_scale` an object, which may be {}";
             return Err(Failure::tensors(format_args!("tensor `{SCALE}`"), wrong, remedy));
         }
-        (false, Some(_)) => {
+        (false, LossScale::Dynamic(_)) => {
             let wrong = format_args!("the checkpoint has no `{SCALE}`");
-            return Err(Failure::config("loss_scaler", wrong, "use loss_scale"));
+            return Err(Failure::config("dynamic loss_scale", wrong, "use a number"));
         }
         _ => {}
     }
-    let computes_norms = config.max_norm.is_some()
-        || config.clip_by_previous_norm.is_some()
-        || config.loss_scaler.is_some()
+    let computes_norms = config.clip.is_some()
+        || matches!(config.loss_scale, LossScale::Dynamic(_))
         || config.skip_nonfinite
         || options.mode == Order::Normed;
     if header.tensors.contains_key(PREVIOUS_NORM) && !computes_norms {
         let wrong = "the run computed norms, and this replay would not";
-        let remedy = "set what the run set of `max_norm`, `clip_by_previous_norm` and `skip_nonfinite`, or use --mode normed";
+        let remedy = "set what the run set of `clip` and `skip_nonfinite`, or use --mode normed";
         return Err(Failure::tensors(format_args!("tensor `{PREVIOUS_NORM}`"), wrong, remedy));
     }
     Ok(())
@@ -120,8 +119,8 @@ fn refuse_unheld(header: &Header, config: &Config, options: &Options) -> Result<
 /// Refuses what only a checkpoint has the state for.
 pub(super) fn refuse_without_checkpoint(config: &Config) -> Result<(), Failure> {
     let needs = [
-        ("loss_scaler", config.loss_scaler.is_some(), "use loss_scale"),
-        ("clip_by_previous_norm", config.clip_by_previous_norm.is_some(), "use max_norm"),
+        ("dynamic loss_scale", matches!(config.loss_scale, LossScale::Dynamic(_)), "use a number"),
+        ("clip.previous", matches!(config.clip, Some(Clip::Previous(_))), "use clip.global"),
     ];
     match needs.into_iter().find(|(_, is_set, _)| *is_set) {
         Some((key, _, remedy)) => {

@@ -9,12 +9,13 @@ use std::fmt::Display;
 use instep::checkpoint::safetensors::json::{Object, Unique};
 use instep::checkpoint::safetensors::quoted;
 use instep::optim::{ALL, Descriptor};
-use instep::{DType, LossScaler, Precision};
+use instep::{Clip, DType, LossScale, Precision};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
 
 use super::dtypes::{Dtypes, FLOATS, look_up};
 use super::groups::{self, Group};
+use super::scales;
 use crate::Failure;
 
 /// Dynamic loss scaling pads every bucket to a multiple of the ranks, so their number is limited.
@@ -27,14 +28,10 @@ pub struct Config {
     pub groups: Vec<Group>,
     /// Ranks that gradients were summed over, at least one.
     pub world_size: u32,
-    /// Largest norm of the averaged gradients.
-    pub max_norm: Option<f64>,
-    /// Largest norm, compared with that of the pass before.
-    pub clip_by_previous_norm: Option<f64>,
-    /// Factor in the loss, divided out of the gradients.
-    pub loss_scale: f64,
-    /// Policy of dynamic loss scaling; the checkpoint has the scale.
-    pub loss_scaler: Option<LossScaler>,
+    /// Largest norm, and of what.
+    pub clip: Option<Clip>,
+    /// Factor in the loss, divided out of the gradients; the checkpoint has a dynamic one's value.
+    pub loss_scale: LossScale,
     /// Whether a pass with a NaN or infinite gradient changes nothing.
     pub skip_nonfinite: bool,
     /// Element types of everything.
@@ -76,27 +73,25 @@ impl Config {
         if self.world_size == 0 {
             return Err(Failure::config("world_size = 0", "out of range", "use 1 or more"));
         }
-        let scales = [
-            ("loss_scale", Some(self.loss_scale)),
-            ("max_norm", self.max_norm),
-            ("clip_by_previous_norm", self.clip_by_previous_norm),
-        ];
-        for (key, value) in scales.into_iter().filter_map(|(key, value)| Some((key, value?))) {
+        let loss_scale = match self.loss_scale {
+            LossScale::Constant(loss_scale) => Some(("loss_scale", loss_scale)),
+            LossScale::Dynamic(_) => None,
+        };
+        let clip = self.clip.map(|clip| match clip {
+            Clip::Global(max_norm) => ("clip.global", max_norm),
+            Clip::Previous(max_norm) => ("clip.previous", max_norm),
+            Clip::PerBucket(max_norm) => ("clip.per_bucket", max_norm),
+        });
+        for (key, value) in [loss_scale, clip].into_iter().flatten() {
             if !(value as f32).is_finite() {
                 let thing = format_args!("{key} = {value}");
                 return Err(Failure::config(thing, "out of range", "use a number that f32 can hold"));
             }
         }
-        if self.loss_scaler.is_some() {
-            if self.loss_scale != 1.0 {
-                let thing = format_args!("loss_scale = {}", self.loss_scale);
-                return Err(Failure::config(thing, "the checkpoint has the scale", "leave it out"));
-            }
-            if self.world_size > MOST_SCALED_RANKS {
-                let thing = format_args!("world_size = {}", self.world_size);
-                let remedy = format_args!("use at most {MOST_SCALED_RANKS} with `loss_scaler`");
-                return Err(Failure::config(thing, "out of range", remedy));
-            }
+        if matches!(self.loss_scale, LossScale::Dynamic(_)) && self.world_size > MOST_SCALED_RANKS {
+            let thing = format_args!("world_size = {}", self.world_size);
+            let remedy = format_args!("use at most {MOST_SCALED_RANKS} with a dynamic `loss_scale`");
+            return Err(Failure::config(thing, "out of range", remedy));
         }
         if self.groups.is_empty() {
             return Err(Failure::config("groups", "empty", "add one with parameters"));
@@ -147,14 +142,10 @@ struct Spelled {
     _optimizer: String,
     #[serde(default = "one_rank")]
     world_size: u32,
-    #[serde(default)]
-    max_norm: Option<f64>,
-    #[serde(default)]
-    clip_by_previous_norm: Option<f64>,
-    #[serde(default = "unscaled")]
-    loss_scale: f64,
-    #[serde(default)]
-    loss_scaler: Option<Object<Scaler>>,
+    #[serde(default, deserialize_with = "scales::clip")]
+    clip: Option<Clip>,
+    #[serde(default = "scales::unscaled", deserialize_with = "scales::loss_scale")]
+    loss_scale: LossScale,
     #[serde(default)]
     skip_nonfinite: bool,
     #[serde(default, deserialize_with = "object")]
@@ -171,22 +162,6 @@ struct Spelled {
     _groups: IgnoredAny,
 }
 
-/// A policy of dynamic loss scaling, as `torch.amp.GradScaler` spells it.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct Scaler {
-    growth_factor: f64,
-    backoff_factor: f64,
-    growth_interval: u32,
-}
-
-impl Default for Scaler {
-    fn default() -> Self {
-        let LossScaler { growth_factor, backoff_factor, growth_interval, .. } = LossScaler::default();
-        Scaler { growth_factor, backoff_factor, growth_interval }
-    }
-}
-
 fn one_rank() -> u32 {
     1
 }
@@ -195,18 +170,10 @@ fn none() -> Unique<f64> {
     Unique(BTreeMap::new())
 }
 
-fn unscaled() -> f64 {
-    1.0
-}
-
 fn read(text: &[u8], descriptor: &'static Descriptor) -> Result<Config, Failure> {
     let Object(spelled) = serde_json::from_slice::<Object<Spelled>>(text).map_err(spelled)?;
     let groups = groups::read(text, descriptor).map_err(self::spelled)?;
-    let Spelled { world_size, max_norm, loss_scale, skip_nonfinite, dtypes, ema, .. } = spelled;
-    let loss_scaler = spelled.loss_scaler.map(|Object(scaler)| {
-        let Scaler { growth_factor, backoff_factor, growth_interval } = scaler;
-        LossScaler { growth_factor, backoff_factor, growth_interval, ..LossScaler::default() }
-    });
+    let Spelled { world_size, clip, loss_scale, skip_nonfinite, dtypes, ema, .. } = spelled;
     let precision = dtypes.precision()?;
     let copy = spelled.copy.map(|word| look_up("copy", &word, FLOATS)).transpose()?;
     let mut frozen = HashSet::new();
@@ -218,10 +185,8 @@ fn read(text: &[u8], descriptor: &'static Descriptor) -> Result<Config, Failure>
     Ok(Config {
         groups,
         world_size,
-        max_norm,
-        clip_by_previous_norm: spelled.clip_by_previous_norm,
+        clip,
         loss_scale,
-        loss_scaler,
         skip_nonfinite,
         precision,
         copy,

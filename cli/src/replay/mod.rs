@@ -15,6 +15,7 @@ mod options;
 mod output;
 mod place;
 mod run;
+mod scales;
 
 pub use config::Config;
 pub use groups::Group;

@@ -42,7 +42,7 @@ pub struct Options {
     /// Bytes of gradients per bucket [default: 1 MiB, then 25 MiB]
     #[arg(long)]
     pub bucket_cap_bytes: Option<u64>,
-    /// When steps run; eager refuses max_norm and skip_nonfinite
+    /// When steps run; eager refuses clip.global and skip_nonfinite
     #[arg(long, value_enum, default_value_t = Order::Sequential)]
     pub mode: Order,
     /// Number of kernel threads [default: INSTEP_THREADS, or one per core]

@@ -16,10 +16,10 @@ pub struct Status {
     pub skipped: bool,
     /// Norm of all averaged gradients, infinite or NaN if one of them is; `None` if neither mode nor option asked for
     /// it, or the pass was given up, or buckets are clipped one by one. Clipping [by the previous
-    /// norm](crate::StepperBuilder::clip_by_previous_norm) asks.
+    /// norm](crate::Clip::Previous) asks.
     pub norm: Option<f64>,
     /// Factor that clipping multiplied them by; 1 without clipping, in a skipped pass, and with
-    /// [`clip_per_bucket`](crate::StepperBuilder::clip_per_bucket), where each bucket has its own.
+    /// [`Clip::PerBucket`](crate::Clip::PerBucket), where each bucket has its own.
     pub clip: f64,
     /// The factor in the loss that was divided out of them.
     pub loss_scale: f64,

@@ -7,8 +7,8 @@ use std::time::Duration;
 use instep::optim::{Custom, LossScaler, LrSchedule, ParamStep, StepParam};
 use instep::overlap::{Compressed, Registry};
 use instep::{
-    Adam, DType, Divisor, Gradients, Isa, Layout, LayoutBuilder, Master, Mode, Moments, NAdam, Precision,
-    Result, Rounding, SegmentAction, Sgd, Solo, Stepper, StepperBuilder, Unused, bf16, in_process,
+    Adam, Clip, DType, Divisor, Gradients, Isa, Layout, LayoutBuilder, Master, Mode, Moments, NAdam,
+    Precision, Result, Rounding, SegmentAction, Sgd, Solo, Stepper, StepperBuilder, Unused, bf16, in_process,
 };
 
 use super::Page;
@@ -66,19 +66,15 @@ fn options(page: &mut Page) {
     let mut row = |change: fn(StepperBuilder<'_>) -> StepperBuilder<'_>| {
         page.refused(change(Stepper::builder(&layout, Sgd::default())).host(Solo::default()));
     };
-    row(|b| b.max_norm(-1.0).mode(Mode::Normed));
-    row(|b| b.max_norm(1.0).mode(Mode::Eager));
-    row(|b| b.max_norm(1.0).clip_by_previous_norm(1.0).mode(Mode::Normed));
-    row(|b| b.max_norm(1.0).clip_per_bucket(1.0).mode(Mode::Normed));
-    row(|b| b.clip_by_previous_norm(1.0).clip_per_bucket(1.0).mode(Mode::Normed));
-    row(|b| b.skip_nonfinite(true).clip_per_bucket(1.0).mode(Mode::Normed));
-    row(|b| b.loss_scaler(LossScaler::default()).clip_per_bucket(1.0).mode(Mode::Normed));
+    row(|b| b.clip(Clip::Global(-1.0)).mode(Mode::Normed));
+    row(|b| b.clip(Clip::Global(1.0)).mode(Mode::Eager));
+    row(|b| b.skip_nonfinite(true).clip(Clip::PerBucket(1.0)).mode(Mode::Normed));
+    row(|b| b.loss_scale(LossScaler::default()).clip(Clip::PerBucket(1.0)).mode(Mode::Normed));
     row(|b| b.skip_nonfinite(true).mode(Mode::Eager));
-    row(|b| b.loss_scaler(LossScaler::default()).mode(Mode::Eager));
-    row(|b| b.loss_scaler(LossScaler::default()).loss_scale(2.0).mode(Mode::Normed));
-    row(|b| b.loss_scaler(LossScaler { growth_factor: 1.0, ..LossScaler::default() }).mode(Mode::Normed));
-    row(|b| b.loss_scaler(LossScaler { backoff_factor: 1.0, ..LossScaler::default() }).mode(Mode::Normed));
-    row(|b| b.loss_scaler(LossScaler { growth_interval: 0, ..LossScaler::default() }).mode(Mode::Normed));
+    row(|b| b.loss_scale(LossScaler::default()).mode(Mode::Eager));
+    row(|b| b.loss_scale(LossScaler { growth_factor: 1.0, ..LossScaler::default() }).mode(Mode::Normed));
+    row(|b| b.loss_scale(LossScaler { backoff_factor: 1.0, ..LossScaler::default() }).mode(Mode::Normed));
+    row(|b| b.loss_scale(LossScaler { growth_interval: 0, ..LossScaler::default() }).mode(Mode::Normed));
     row(|b| b.loss_scale(0.0));
     row(|b| b.ema(2.0));
     row(|b| b.threads(0));

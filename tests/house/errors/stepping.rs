@@ -7,8 +7,8 @@ use std::io::Cursor;
 use instep::checkpoint::{self, Extras, Scalar};
 use instep::layout::ForeignBucket;
 use instep::{
-    Adam, Borrowed, DType, Gradients, Layout, Master, Mode, NAdam, ParamId, Precision, SegmentAction, Sgd,
-    Solo, Stepper, Unused,
+    Adam, Borrowed, Clip, DType, Gradients, Layout, Master, Mode, NAdam, ParamId, Precision, SegmentAction,
+    Sgd, Solo, Stepper, Unused,
 };
 
 use super::Page;
@@ -96,7 +96,7 @@ fn numbers(page: &mut Page) {
     let only = trainer.optimizers_of(id).unwrap()[0];
     page.refused(trainer.set_step_count(id, 1));
     page.refused(trainer.set_step_count_and_carried_of(id, only, 1, 1.5));
-    let clipping = Stepper::builder(&layout, Sgd::default()).clip_by_previous_norm(1.0).mode(Mode::Eager);
+    let clipping = Stepper::builder(&layout, Sgd::default()).clip(Clip::Previous(1.0)).mode(Mode::Eager);
     page.refused(clipping.host(Solo::default()).unwrap().set_previous_norm(Some(-1.0)));
     let scheduled = Stepper::builder(&layout, Sgd::default());
     let scheduled = scheduled.lr_schedule("default", instep::LrSchedule::constant(0.1));

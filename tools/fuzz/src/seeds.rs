@@ -19,11 +19,11 @@ pub(crate) struct Pair {
 const SGD: &str = r#"{"optimizer":"sgd","world_size":8,"groups":[{"params":["a","layer.0.b"],"lr":0.1,"momentum":0.9,
 "dampening":0.0,"weight_decay":0.01,"nesterov":true,"maximize":false},{"params":["c"]}]}"#;
 
-const ADAM: &str = r#"{"optimizer":"adam","max_norm":1.5,"loss_scale":64,"skip_nonfinite":true,"groups":[
+const ADAM: &str = r#"{"optimizer":"adam","clip":{"global":1.5},"loss_scale":64,"skip_nonfinite":true,"groups":[
 {"params":["a"],"lr":0.001,"betas":[0.9,0.95],"eps":1e-8,"weight_decay":0.1,"amsgrad":true,"maximize":true},
 {"params":["layer.0.b","c"]}]}"#;
 
-const ADAMW: &str = r#"{"optimizer":"adamw","max_norm":null,"groups":[{"params":["c","a","layer.0.b"]}]}"#;
+const ADAMW: &str = r#"{"optimizer":"adamw","clip":null,"groups":[{"params":["c","a","layer.0.b"]}]}"#;
 
 const RMSPROP: &str = r#"{"optimizer":"rmsprop","groups":[{"params":["a"],"alpha":0.9,"momentum":0.5},
 {"params":["layer.0.b","c"],"centered":true}]}"#;

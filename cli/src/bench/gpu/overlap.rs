@@ -8,7 +8,7 @@ use instep::cuda::{Cuda, CudaDevice};
 use instep::layout::Plan;
 use instep::op::Stream;
 use instep::timeline::{Interval, Lane, draw_picture, exposure, write_trace};
-use instep::{AdamW, Layout, Mode, ParamId, Stepper};
+use instep::{AdamW, Clip, Layout, Mode, ParamId, Stepper};
 
 use super::files::save;
 use super::report::{OverlapRow, Report};
@@ -83,7 +83,7 @@ impl Bench {
         record: bool,
     ) -> instep::Result<Stepper<CudaDevice>> {
         let builder = Stepper::builder(&self.layout, AdamW::default()).mode(mode).record(record);
-        let builder = if mode == Mode::Normed { builder.max_norm(1.0) } else { builder };
+        let builder = if mode == Mode::Normed { builder.clip(Clip::Global(1.0)) } else { builder };
         let builder = builder.bucket_cap_bytes(CAP_BYTES);
         self.trainer.stepper(builder, self.load.collective(), max_blocks)
     }
