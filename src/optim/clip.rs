@@ -1,6 +1,7 @@
 //! Clipping of gradients: by which norm a stepper clips, and to what.
 //!
-//! A plain value that the builder checks. The norms and the factors are computed in `kernels/numeric/control.h` and nowhere else.
+//! A plain value that the builder checks. Norms and factors are computed in `kernels/numeric/control.h` and nowhere
+//! else.
 
 /// Clips the averaged gradients that are stepped to a largest norm, which is finite and above 0. Gradients that [are
 /// not summed over ranks](crate::LayoutBuilder::local) are neither clipped nor part of a norm.

@@ -73,8 +73,8 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Returns the norm that [`Clip::Previous`](crate::Clip::Previous) will clip the next
-    /// pass by, so that you can save it. It is the last finite norm that was decided, or `None` before the first.
+    /// Returns the norm that [`Clip::Previous`](crate::Clip::Previous) will clip the next pass by, so that you can save
+    /// it. It is the last finite norm that was decided, or `None` before the first.
     ///
     /// # Ordering
     /// Waits for all steps.

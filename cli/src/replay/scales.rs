@@ -4,18 +4,11 @@
 
 use std::fmt;
 
+use instep::checkpoint::safetensors::json::Unique;
 use instep::{Clip, LossScale, LossScaler};
 use serde::de::value::MapAccessDeserializer;
-use serde::de::{MapAccess, Visitor};
+use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
-
-/// Clipping that a replay can repeat. Buckets are cut as the command line says, so none has a norm that the run had.
-#[derive(Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Spelled {
-    Global(f64),
-    Previous(f64),
-}
 
 /// A policy of dynamic loss scaling, as `torch.amp.GradScaler` spells it.
 #[derive(Deserialize)]
@@ -33,12 +26,17 @@ impl Default for Scaler {
     }
 }
 
+/// Reads the norm to clip to. A replay has buckets of its own, so it cannot repeat a clip per bucket.
 pub(super) fn clip<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Clip>, D::Error> {
-    let spelled = Option::deserialize(deserializer)?;
-    Ok(spelled.map(|spelled| match spelled {
-        Spelled::Global(max_norm) => Clip::Global(max_norm),
-        Spelled::Previous(max_norm) => Clip::Previous(max_norm),
-    }))
+    let Some(Unique(spelled)) = Option::<Unique<f64>>::deserialize(deserializer)? else { return Ok(None) };
+    let mut spelled = spelled.into_iter();
+    match (spelled.next(), spelled.next()) {
+        (Some((key, max_norm)), None) if key == "global" => Ok(Some(Clip::Global(max_norm))),
+        (Some((key, max_norm)), None) if key == "previous" => Ok(Some(Clip::Previous(max_norm))),
+        _ => {
+            Err(D::Error::custom("clip: not one known norm; use {\"global\": NORM} or {\"previous\": NORM}"))
+        }
+    }
 }
 
 pub(super) fn unscaled() -> LossScale {
