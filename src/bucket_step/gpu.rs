@@ -3,11 +3,11 @@
 //! The launches are the stepper's. Parameters and gradients may lie apart; every other tensor is one run.
 #![allow(unsafe_code)]
 
-use super::BucketStep;
 use super::builder::BucketStepBuilder;
 use super::norm::{GradNorm, NormOnGpu};
 use super::scaling::Scaling;
 use super::tensors::{Tensor, Tensors};
+use super::{BucketStep, refuse_carried};
 use crate::cuda::{BucketEngine, Cuda};
 use crate::error::{Error, Result};
 use crate::handle::StreamHandle;
@@ -72,15 +72,15 @@ impl BucketStep<OnGpu> {
     /// # Ordering
     /// Two launches on the stream, after the bucket's last step on any stream. Returns at once, but for a host that is
     /// eight steps ahead, or that changes the addresses of parameters or gradients that lie apart a third time before the
-    /// GPU has copied the first ones. Not for a stream that is being captured.
+    /// GPU has copied the first ones.
     ///
     /// # Errors
     /// Errors as for [`step`](BucketStep::step); `Unsupported` for slices, which are the host's, and for tensors other
     /// than parameters and gradients that lie apart; `Device` if a launch fails, and `Poisoned` ever after.
     ///
     /// # Safety
-    /// The stream is this GPU's, and alive until it has passed the step. The tensors are in this GPU's memory, by the
-    /// contract of [`Tensor::at`](super::Tensor::at).
+    /// The stream is this GPU's, alive until it has passed the step, and not being captured: a replay would not count as a
+    /// step here. The tensors are in this GPU's memory, by the contract of [`Tensor::at`](super::Tensor::at).
     pub unsafe fn enqueue(
         &mut self,
         tensors: &Tensors<'_>,
@@ -111,6 +111,7 @@ impl BucketStep<OnGpu> {
         norm: &mut GradNorm<NormOnGpu>,
         stream: StreamHandle,
     ) -> Result<()> {
+        self.engine.engine.refuse_failed()?;
         norm.refuse_undecided()?;
         tensors.refuse_on_gpu()?;
         self.shape.bind(tensors, &mut self.engine.bases)?;
@@ -137,6 +138,7 @@ impl BucketStep<OnGpu> {
         norm: &mut GradNorm<NormOnGpu>,
         stream: StreamHandle,
     ) -> Result<()> {
+        self.engine.engine.refuse_failed()?;
         norm.refuse_decided()?;
         grads.refuse_on_gpu(Memory::Grads)?;
         self.shape.bind_grads(grads, &mut self.engine.bases)?;
@@ -169,7 +171,8 @@ impl BucketStep<OnGpu> {
         Ok(self.engine.engine.read_progress(record)?.count)
     }
 
-    /// Sets how many updates a parameter has had: when a training is resumed.
+    /// Sets how many updates a parameter has had: when a training is resumed. NAdam's product of momenta is resumed by
+    /// [`set_carried`](Self::set_carried).
     ///
     /// # Ordering
     /// Waits for the last step.
@@ -179,6 +182,32 @@ impl BucketStep<OnGpu> {
     pub fn set_step_count(&mut self, id: ParamId, count: u64) -> Result<()> {
         let record = self.record(id)?;
         let Progress { carried, .. } = self.engine.engine.read_progress(record)?;
+        self.engine.engine.write_progress(record, Progress { count, carried })
+    }
+
+    /// Returns the number that the optimizer carries beside the step count: NAdam's product of momenta, 1 in others.
+    ///
+    /// # Ordering
+    /// Waits for the last step.
+    ///
+    /// # Errors
+    /// Errors as for [`step_count`](Self::step_count).
+    pub fn carried(&mut self, id: ParamId) -> Result<f64> {
+        let record = self.record(id)?;
+        Ok(self.engine.engine.read_progress(record)?.carried)
+    }
+
+    /// Sets that number, after [`set_step_count`](Self::set_step_count).
+    ///
+    /// # Ordering
+    /// Waits for the last step.
+    ///
+    /// # Errors
+    /// Errors as for [`step_count`](Self::step_count); `Config` if the number is not above 0 and finite.
+    pub fn set_carried(&mut self, id: ParamId, carried: f64) -> Result<()> {
+        refuse_carried(carried)?;
+        let record = self.record(id)?;
+        let Progress { count, .. } = self.engine.engine.read_progress(record)?;
         self.engine.engine.write_progress(record, Progress { count, carried })
     }
 }

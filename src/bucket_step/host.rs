@@ -5,13 +5,13 @@
 
 use std::sync::Arc;
 
-use super::BucketStep;
 use super::builder::{BucketStepBuilder, Parts};
 use super::norm::GradNorm;
 use super::scaling::Scaling;
 use super::tensors::{Tensor, Tensors};
+use super::{BucketStep, refuse_carried};
 use crate::abi::InstepControl;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::host::Isa;
 use crate::host::arena::Memories;
 use crate::host::bucket_job::{BucketJob, Execution, SegmentBases};
@@ -165,7 +165,8 @@ impl BucketStep {
         Ok(Progress::of(&unsafe { self.engine.memories.read_record(record) }).count)
     }
 
-    /// Sets how many updates a parameter has had: when a training is resumed.
+    /// Sets how many updates a parameter has had: when a training is resumed. NAdam's product of momenta is resumed by
+    /// [`set_carried`](Self::set_carried).
     ///
     /// # Errors
     /// `Layout` if it is not in this bucket.
@@ -189,9 +190,7 @@ impl BucketStep {
     /// # Errors
     /// `Layout` if it is not in this bucket, `Config` if the number is not above 0 and finite.
     pub fn set_carried(&mut self, id: ParamId, carried: f64) -> Result<()> {
-        if !(carried > 0.0 && carried.is_finite()) {
-            return Err(Error::range("carried", carried, "a finite number above 0"));
-        }
+        refuse_carried(carried)?;
         let count = self.step_count(id)?;
         self.set_progress(id, Progress { count, carried })
     }

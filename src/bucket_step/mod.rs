@@ -143,6 +143,13 @@ impl<E> BucketStep<E> {
     }
 }
 
+fn refuse_carried(carried: f64) -> Result<()> {
+    if carried > 0.0 && carried.is_finite() {
+        return Ok(());
+    }
+    Err(Error::range("carried", carried, "a finite number above 0"))
+}
+
 impl<E> std::fmt::Debug for BucketStep<E> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("BucketStep").field("elements", &self.elements()).finish_non_exhaustive()

@@ -92,9 +92,10 @@ impl GradNorm {
     /// Begins anew, with the factors that all these gradients have.
     ///
     /// # Errors
-    /// `Config` for factors that cannot be divided out.
+    /// `Config` for factors that cannot be divided out, or a clip.
     pub fn begin(&mut self, scaling: Scaling) -> Result<()> {
         scaling.validate()?;
+        scaling.refuse_clip()?;
         let mut args = begin_block(self.control());
         scaling.put(&mut args);
         // SAFETY: one control block of our own and no records; `Scaling`'s addresses are valid by its own contract.
@@ -141,12 +142,13 @@ impl GradNorm<NormOnGpu> {
     /// On the stream, after the norm's last call on any stream, as every call of this type.
     ///
     /// # Errors
-    /// `Config` for factors that cannot be divided out; `Device` if a launch fails, and `Poisoned` ever after.
+    /// `Config` for factors that cannot be divided out, or a clip; `Device` if a launch fails, and `Poisoned` ever after.
     ///
     /// # Safety
-    /// The stream is this GPU's, and alive until it has passed the call.
+    /// The stream is this GPU's, alive until it has passed the call, and not being captured.
     pub unsafe fn enqueue_begin(&mut self, scaling: Scaling, stream: StreamHandle) -> Result<()> {
         scaling.validate()?;
+        scaling.refuse_clip()?;
         // SAFETY: the caller's promise.
         unsafe { self.block.0.begin(|args| scaling.put(args), stream)? };
         self.phase = Phase::Begun;

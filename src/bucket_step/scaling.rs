@@ -55,11 +55,11 @@ impl Scaling {
     }
 
     /// Takes the loss scale, and the flag that forbids the step, from `torch.amp.GradScaler`'s tensors of one f32 each
-    /// (`_scale`, `found_inf`). The step reads them when it runs. A flag other than 0 leaves everything as it is, step
-    /// counts included.
+    /// (`_scale`, `found_inf`). The step reads them when it runs. A flag other than 0 leaves
+    /// parameters, states and step counts as they are; gradients are still zeroed, or averaged, if the step does that.
     ///
     /// # Safety
-    /// Both addresses are aligned, in the memory of the step's device, and valid until each step that they are given to
+    /// Both addresses are aligned, in the memory of the step's device, and valid until each call that they are given to
     /// has run; nothing writes them meanwhile.
     pub unsafe fn grad_scaler(self, scale: *const f32, found_inf: *const f32) -> Scaling {
         Scaling { grad_scale: scale, found_inf, ..self }
@@ -79,6 +79,14 @@ impl Scaling {
         }
         let allowed = "a finite number above 0, with 1 / (world_size * loss_scale) a normal f32";
         Err(Error::range("loss_scale", self.loss_scale, allowed))
+    }
+
+    /// Refuses a coefficient beside the one that a norm decides.
+    pub(super) fn refuse_clip(&self) -> Result<()> {
+        if self.clip == 1.0 {
+            return Ok(());
+        }
+        Err(Error::config("clip", self.clip, "a norm decides the coefficient", "leave it out"))
     }
 
     /// Puts the factors into the arguments of a Begin.

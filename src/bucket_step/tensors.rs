@@ -125,9 +125,9 @@ impl<'a> Tensor<'a> {
     /// Names the address of a run for the whole bucket.
     ///
     /// # Safety
-    /// Until each step that it is given to has run: the address, aligned to an element, is valid for the tensor's
+    /// Until each call that it is given to has run: the address, aligned to an element, is valid for the tensor's
     /// elements, in the type that the step's precision says, in the memory of the step's device; what is read is
-    /// initialised; nothing else touches what the step touches, and no other tensor of the call overlaps it.
+    /// initialised; nothing else touches what the call touches, and no other tensor of the call overlaps it.
     pub unsafe fn at(address: *mut c_void) -> Tensor<'a> {
         Tensor::raw(Location::Whole(Run { address: address.expose_provenance(), bytes: None }))
     }
@@ -213,6 +213,7 @@ impl<'a> Tensors<'a> {
     }
 
     /// Adds or replaces one kind of tensor.
+    #[cfg(feature = "bench")]
     pub(crate) fn put(&mut self, memory: Memory, tensor: Tensor<'a>) {
         match memory {
             Memory::Params => self.params = tensor,

@@ -106,8 +106,7 @@ impl BucketEngine {
         (scale, control): (impl FnOnce(&mut InstepBeginArgs), Option<DevicePtr>),
         stream: StreamHandle,
     ) -> Result<()> {
-        self.guarded(|engine| {
-            engine.last.join(stream)?;
+        self.on_stream(stream, |engine| {
             if let Some(reader) = engine.settings.reader(engine.begun) {
                 engine.block_on(reader)?;
             }
@@ -141,8 +140,7 @@ impl BucketEngine {
         control: DevicePtr,
         stream: StreamHandle,
     ) -> Result<()> {
-        self.guarded(|engine| {
-            engine.last.join(stream)?;
+        self.on_stream(stream, |engine| {
             // SAFETY: the caller's promise.
             unsafe { engine.enqueue(Kind::Norm, bases, Some(control), stream) }
         })
@@ -163,7 +161,7 @@ impl BucketEngine {
             // SAFETY: the caller's promise.
             unsafe { unbound.enqueue(&self.driver, own, (bases, grad_bytes, control), stream)? };
         }
-        self.last.mark(stream)
+        Ok(())
     }
 
     /// Returns the progress of a record, after all steps.
@@ -198,11 +196,33 @@ impl BucketEngine {
         Ok(())
     }
 
-    fn guarded<T>(&mut self, work: impl FnOnce(&mut BucketEngine) -> Result<T>) -> Result<T> {
-        if let Some(first) = &self.failed {
-            let op = "an earlier call of this bucket".to_owned();
-            return Err(Error::Poisoned { op, first: Arc::new(first.clone()) });
+    /// Enqueues work after the last one, and marks its end even if only a part was enqueued.
+    fn on_stream(
+        &mut self,
+        stream: StreamHandle,
+        work: impl FnOnce(&mut BucketEngine) -> Result<()>,
+    ) -> Result<()> {
+        self.guarded(|engine| {
+            engine.last.join(stream)?;
+            let outcome = work(engine);
+            let marked = engine.last.mark(stream);
+            outcome.and(marked)
+        })
+    }
+
+    /// Refuses anything after a failure.
+    pub(crate) fn refuse_failed(&self) -> Result<()> {
+        match &self.failed {
+            None => Ok(()),
+            Some(first) => {
+                let op = "an earlier call of this bucket".to_owned();
+                Err(Error::Poisoned { op, first: Arc::new(first.clone()) })
+            }
         }
+    }
+
+    fn guarded<T>(&mut self, work: impl FnOnce(&mut BucketEngine) -> Result<T>) -> Result<T> {
+        self.refuse_failed()?;
         let driver = Arc::clone(&self.driver);
         let outcome = Entered::new(&*driver).and_then(|_entered| work(self));
         outcome.inspect_err(|error| self.failed = Some(error.clone()))
@@ -250,7 +270,7 @@ impl Drop for BucketEngine {
     fn drop(&mut self) {
         let driver = Arc::clone(&self.driver);
         let Ok(_entered) = Entered::new(&*driver) else { return };
-        // Stream-ordered memory is freed after the last step. The rest only if the GPU is idle, since a drop does not wait.
+        // A drop does not wait long: what the GPU may still use is leaked.
         if !self.last.is_over_soon() {
             return;
         }

@@ -20,13 +20,15 @@ pub(super) struct LastUse {
     event: EventHandle,
     /// Whether the event was ever recorded.
     is_used: bool,
+    /// Whether the last work could not be marked, so nobody knows when it ends.
+    is_lost: bool,
 }
 
 impl LastUse {
     pub(super) fn new(driver: &Arc<dyn Driver>) -> Result<LastUse> {
         let (own, driver) = (driver.create_stream(0)?, Arc::clone(driver));
         match driver.create_event(false) {
-            Ok(event) => Ok(LastUse { driver, own, event, is_used: false }),
+            Ok(event) => Ok(LastUse { driver, own, event, is_used: false, is_lost: false }),
             Err(error) => {
                 // SAFETY: made above, and nothing is on it.
                 unsafe { driver.destroy_stream(own) };
@@ -49,17 +51,17 @@ impl LastUse {
         unsafe { self.driver.wait(stream, self.event) }
     }
 
-    /// Says that the last work is what the stream has now.
+    /// Says that the last work is what the stream has now: also after a failure, since a part may have been enqueued.
     pub(super) fn mark(&mut self, stream: StreamHandle) -> Result<()> {
         self.is_used = true;
         // SAFETY: both are alive.
-        unsafe { self.driver.record(self.event, stream) }
+        unsafe { self.driver.record(self.event, stream) }.inspect_err(|_| self.is_lost = true)
     }
 
     /// Makes its own stream wait for the last work, and waits a little for the GPU. Returns whether nothing runs any more.
     pub(super) fn is_over_soon(&self) -> bool {
         let start = Instant::now();
-        if self.join(self.own).is_err() {
+        if self.is_lost || self.join(self.own).is_err() {
             return false;
         }
         // SAFETY: the event is alive.

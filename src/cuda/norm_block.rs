@@ -99,11 +99,7 @@ impl NormBlock {
         stream: StreamHandle,
         work: impl FnOnce(DevicePtr) -> Result<()>,
     ) -> Result<()> {
-        self.guarded(|block| {
-            block.last.join(stream)?;
-            work(block.address())?;
-            block.last.mark(stream)
-        })
+        self.on_stream(stream, |block| work(block.address()))
     }
 
     /// # Safety
@@ -115,12 +111,20 @@ impl NormBlock {
         args: *const c_void,
         stream: StreamHandle,
     ) -> Result<()> {
-        self.guarded(|block| {
-            block.last.join(stream)?;
+        self.on_stream(stream, |block| {
             let shape = Shape { blocks: 1, threads };
             // SAFETY: the caller's promise; the block is alive.
-            unsafe { block.driver.launch(kernel(&block.kernels), shape, stream, args)? };
-            block.last.mark(stream)
+            unsafe { block.driver.launch(kernel(&block.kernels), shape, stream, args) }
+        })
+    }
+
+    /// Enqueues work after the last one, and marks its end even if only a part was enqueued.
+    fn on_stream(&mut self, stream: StreamHandle, work: impl FnOnce(&NormBlock) -> Result<()>) -> Result<()> {
+        self.guarded(|block| {
+            block.last.join(stream)?;
+            let outcome = work(block);
+            let marked = block.last.mark(stream);
+            outcome.and(marked)
         })
     }
 

@@ -306,8 +306,12 @@ impl Schedule {
         }
         match self.policy.mode {
             Mode::Sequential | Mode::Normed => self.step_all(),
-            // After the steps, for which it comes too late: the next pass may clip by its result.
-            Mode::Eager if self.policy.norm => self.decide(),
+            // After the steps, for which it comes too late: the next pass may clip by its result. A frozen bucket that
+            // carries the count of ranks has no step after its sum.
+            Mode::Eager if self.policy.norm => {
+                self.emitter.after(Stream::Optim, &[self.reduced]);
+                self.decide();
+            }
             Mode::Eager => {}
         }
         self.settled = Some(self.emitter.emit_marked(Stream::Optim, Action::Control(Phase::Publish)));

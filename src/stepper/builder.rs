@@ -338,7 +338,8 @@ impl<'a> StepperBuilder<'a> {
     }
 
     /// Runs everything on the thread that calls the stepper, which starts no threads of its own but a pool's: a bucket is
-    /// reduced and stepped inside the hand-over that completes it. Nothing overlaps. It is for engines that have threads
+    /// reduced and stepped inside the hand-over that completes it. Nothing overlaps. Ranks of one process still need a
+    /// thread each, since a sum waits for the others. It is for engines that have threads
     /// of their own, and for processes that must not start any; with [`threads`](Self::threads) of 1, none is started.
     ///
     /// ```

@@ -126,6 +126,7 @@ fn a_norm_is_begun_then_added_to_then_decided_and_nothing_else() {
     let is_order = |outcome: instep::Result<()>| matches!(outcome, Err(Error::Order(_)));
     assert!(is_order(buckets[0].step.add_norm(&Tensor::slice(&grads), &mut norm)));
     assert!(is_order(norm.decide(None, false).map(drop)));
+    assert!(matches!(norm.begin(Scaling::NONE.clip(0.5)), Err(Error::Config { field: "clip", .. })));
     norm.begin(Scaling::NONE).unwrap();
     assert!(matches!(norm.decide(Some(f64::NAN), false), Err(Error::Config { field: "max_norm", .. })));
     let tensors = || Tensors::new(Tensor::slice(&grads), Tensor::slice(&grads));

@@ -8,7 +8,7 @@ use std::thread::{self, ThreadId};
 use instep::hazard::Traced;
 use instep::op::Action;
 use instep::optim::{Custom, ParamStep, StepParam};
-use instep::{Layout, Mode, ParamId, Result, Solo, Stepper, StepperBuilder, in_process};
+use instep::{Clip, Divisor, Layout, Mode, ParamId, Result, Solo, Stepper, StepperBuilder, in_process};
 
 use crate::support::{MODES, Optim, Outcome, few_optimizers, layout, paint, paint_params};
 
@@ -140,4 +140,27 @@ fn an_inline_step_has_run_on_the_callers_thread_when_the_hand_over_returns() {
     }
     pass.finish().unwrap();
     stepper.close().unwrap();
+}
+
+#[test]
+fn a_frozen_bucket_that_counts_ranks_is_summed_before_the_decision_reads_it() {
+    let layout = layout(&LENGTHS);
+    let ids: Vec<ParamId> = layout.ids().collect();
+    for order in ORDERS {
+        let builder = builder(&layout, few_optimizers()[2], Mode::Eager).clip(Clip::Previous(1.0));
+        let builder = builder.uneven_inputs(Divisor::ContributingRanks);
+        let mut stepper = builder.host(Solo::new(2)).unwrap();
+        // The last parameter is in the first bucket, which carries the count.
+        stepper.set_frozen(ids[2], true).unwrap();
+        for _ in 0..3 {
+            let mut pass = stepper.begin().unwrap();
+            for param in order.into_iter().filter(|param| *param != 2) {
+                pass.write_grad(ids[param], &vec![1.0; LENGTHS[param]]).unwrap();
+                pass.grad_ready(ids[param]).unwrap();
+            }
+            pass.finish().unwrap();
+        }
+        let recording = stepper.take_recording().unwrap();
+        assert_eq!(stepper.check(&recording), [], "{order:?}");
+    }
 }
