@@ -44,8 +44,8 @@ impl std::fmt::Display for DType {
     }
 }
 
-/// A type whose slices a stepper hands out: `f32`, [`half::bf16`] and [`half::f16`] (of the `half` crate, version 2,
-/// which a user adds).
+/// A type whose slices a stepper hands out: `f32`, [`bf16`](crate::bf16) and [`f16`](crate::f16), which are the `half`
+/// crate's.
 pub trait Element: sealed::Element {
     /// The value as f32.
     const DTYPE: DType;

@@ -102,7 +102,7 @@
 //! | Variable | What it sets |
 //! |---|---|
 //! | `INSTEP_ISA` | the kernels' instruction set: `baseline`, `avx2` or `avx512` |
-//! | `INSTEP_THREADS` | kernel threads |
+//! | `INSTEP_THREADS` | a stepper's kernel threads; a [`BucketStep`] takes them with `.pool(Pool::from_environment()?)` |
 //! | `INSTEP_SPIN_US` | microseconds for which kernel threads stay awake after a step, 200 by default |
 //! | `INSTEP_PREFETCH` | whether steps prefetch: `on` or `off`; unset, a process with 32 MiB of tensors measures it |
 //! | `INSTEP_DEADLINE_MS` | how long a rank waits for the others |

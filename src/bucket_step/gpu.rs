@@ -70,7 +70,8 @@ impl BucketStep<OnGpu> {
     /// Enqueues the step on a stream, which must come after the sum of the gradients.
     ///
     /// # Ordering
-    /// Two launches on the stream, after the bucket's last step on any stream. Returns at once, but for a host that is
+    /// One launch on the stream for the scalars, and one per kind of optimizer, LAMB two, after the bucket's last step on any
+    /// stream. Returns at once, but for a host that is
     /// eight steps ahead, or that changes the addresses of parameters or gradients that lie apart a third time before the
     /// GPU has copied the first ones.
     ///
@@ -149,7 +150,7 @@ impl BucketStep<OnGpu> {
         })
     }
 
-    /// Replaces a group's hyperparameters from the next step on, without waiting.
+    /// Replaces the hyperparameters of a group, such as [`DEFAULT_GROUP`](crate::DEFAULT_GROUP), from the next step on, without waiting.
     ///
     /// # Errors
     /// Errors as for the CPU's [`set_optimizer`](BucketStep::set_optimizer).

@@ -143,7 +143,7 @@ impl BucketStep {
         Ok(())
     }
 
-    /// Replaces a group's hyperparameters from the next step on: any of them, a learning rate above all.
+    /// Replaces the hyperparameters of a group, such as [`DEFAULT_GROUP`](crate::DEFAULT_GROUP), from the next step on: any of them, a learning rate above all.
     ///
     /// # Errors
     /// `Layout` if there is no such group, `Config` for values out of range, `Unsupported` for another kind of optimizer,

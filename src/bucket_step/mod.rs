@@ -31,6 +31,12 @@ use shape::Shape;
 /// schedule. It keeps step counts and hyperparameters; parameters, gradients and states stay the caller's. Buckets may be
 /// stepped in any order, on any thread.
 ///
+/// A model of several buckets has one object for each: [`BucketStepBuilder::bucket`] names its parameters and their offsets.
+/// To clip over all of them, call [`add_norm`](BucketStep::add_norm) for each, [`GradNorm::decide`] once, and
+/// [`step_decided`](BucketStep::step_decided) for each. To change a rate, call
+/// [`set_optimizer`](BucketStep::set_optimizer). To resume, restore the tensors and call
+/// [`set_step_count`](BucketStep::set_step_count) for every parameter; a [checkpoint](crate::checkpoint) is a stepper's.
+///
 /// ```
 /// use instep::bucket_step::{Tensor, Tensors};
 /// use instep::{AdamW, BucketStep, Layout, Scaling};

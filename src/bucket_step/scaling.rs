@@ -58,8 +58,11 @@ impl Scaling {
     /// (`_scale`, `found_inf`). The step reads them when it runs. A flag other than 0 leaves
     /// parameters, states and step counts as they are; gradients are still zeroed, or averaged, if the step does that.
     ///
+    /// `scale` replaces [`loss_scale`](Self::loss_scale). Where gradients are unscaled already, it is null. The step only
+    /// reads `found_inf`: your code sets it, equally on all ranks. Null stands for 0.
+    ///
     /// # Safety
-    /// Both addresses are aligned, in the memory of the step's device, and valid until each call that they are given to
+    /// Both addresses are null, or aligned, in the memory of the step's device, and valid until each call that they are given to
     /// has run; nothing writes them meanwhile.
     pub unsafe fn grad_scaler(self, scale: *const f32, found_inf: *const f32) -> Scaling {
         Scaling { grad_scale: scale, found_inf, ..self }

@@ -94,8 +94,9 @@ impl<'a> Tensor<'a> {
     /// Lends one run per parameter, which a step may write.
     ///
     /// # Shapes
-    /// As many runs as the bucket has parameters, each as long as its parameter; scales: one per 256 elements, begun ones
-    /// included.
+    /// As many runs as the bucket has parameters, in the order in which the bucket lists them, each as long as its parameter;
+    /// scales: one per 256 elements, begun ones included. The list stays borrowed for as long as its slices, so it is made
+    /// anew for each step. Kinds may mix: parameters apart, and states in one run.
     pub fn slices_mut<T: Pod>(slices: &'a mut [&'a mut [T]]) -> Tensor<'a> {
         /// # Safety
         /// `list` has an element `index` of this type.
@@ -132,7 +133,8 @@ impl<'a> Tensor<'a> {
         Tensor::raw(Location::Whole(Run { address: address.expose_provenance(), bytes: None }))
     }
 
-    /// Names one address per parameter.
+    /// Names one address per parameter. On a GPU only parameters and gradients may lie apart; any other tensor is one run
+    /// with the bucket's offsets.
     ///
     /// # Safety
     /// As for [`at`](Self::at), for each address and the elements of its parameter.
@@ -189,6 +191,8 @@ pub struct Tensors<'a> {
     ema: Option<Tensor<'a>>,
     states: [Option<Tensor<'a>>; STATES],
     scales: [Option<Tensor<'a>>; STATES],
+    /// More states were given than any optimizer keeps.
+    has_more: bool,
 }
 
 impl<'a> Tensors<'a> {
@@ -231,31 +235,35 @@ impl<'a> Tensors<'a> {
     pub(super) fn memories(&self) -> impl Iterator<Item = Memory> + '_ {
         let numbered = (0..STATES as u8).flat_map(|k| [Memory::State(k), Memory::Scales(k)]);
         let all = [Memory::Master, Memory::Copy, Memory::Ema].into_iter().chain(numbered);
-        all.filter(|memory| self.get(*memory).is_some())
+        let extra = self.has_more.then_some(Memory::State(STATES as u8));
+        all.filter(|memory| self.get(*memory).is_some()).chain(extra)
     }
 
     /// Parameters and summed gradients. What else a step needs depends on its optimizer and precision.
     pub fn new(params: Tensor<'a>, grads: Tensor<'a>) -> Tensors<'a> {
         let none = || std::array::from_fn(|_| None);
-        Tensors { params, grads, master: None, copy: None, ema: None, states: none(), scales: none() }
+        let (states, scales, has_more) = (none(), none(), false);
+        Tensors { params, grads, master: None, copy: None, ema: None, states, scales, has_more }
     }
 
     /// Adds the optimizer's states, in the order of [`state_names`](crate::Optimizer::state_names). Before the first step
-    /// they are zeros.
-    ///
-    /// More than 3 do not compile: no optimizer keeps more.
-    pub fn states<const N: usize>(mut self, states: [Tensor<'a>; N]) -> Tensors<'a> {
-        self.states = listed(states);
+    /// they are zeros. Codes of 8 bits are `u8`.
+    pub fn states(mut self, states: impl IntoIterator<Item = Tensor<'a>>) -> Tensors<'a> {
+        (self.states, self.has_more) = listed(states);
         self
     }
 
-    /// Adds the scales of 8-bit states, in the same order: an f32 per 256 elements.
-    pub fn scales<const N: usize>(mut self, scales: [Tensor<'a>; N]) -> Tensors<'a> {
-        self.scales = listed(scales);
+    /// Adds the scales of 8-bit states, in the same order: an f32 per 256 elements. With 8-bit states, every offset in the
+    /// bucket is a multiple of 256.
+    pub fn scales(mut self, scales: impl IntoIterator<Item = Tensor<'a>>) -> Tensors<'a> {
+        let has_more;
+        (self.scales, has_more) = listed(scales);
+        self.has_more |= has_more;
         self
     }
 
-    /// Adds the masters or remainders of 16-bit parameters ([`Master`](crate::Master)).
+    /// Adds the masters or remainders of 16-bit parameters ([`Master`](crate::Master)), of f32, u16 or u8. Before the first
+    /// step, an f32 master holds its parameter's value, because a step reads the master alone. A remainder is zero.
     pub fn master(self, master: Tensor<'a>) -> Tensors<'a> {
         Tensors { master: Some(master), ..self }
     }
@@ -265,14 +273,15 @@ impl<'a> Tensors<'a> {
         Tensors { copy: Some(copy), ..self }
     }
 
-    /// Adds the moving averages of the parameters, in f32.
+    /// Adds the moving averages of the parameters, in f32. A parameter's first update overwrites its average; a resumed
+    /// training needs the old ones.
     pub fn ema(self, ema: Tensor<'a>) -> Tensors<'a> {
         Tensors { ema: Some(ema), ..self }
     }
 }
 
-fn listed<const N: usize>(tensors: [Tensor<'_>; N]) -> [Option<Tensor<'_>>; STATES] {
-    const { assert!(N <= STATES, "an optimizer keeps at most 3 states") };
+/// As many as an optimizer keeps at most, and whether there were more.
+fn listed<'a>(tensors: impl IntoIterator<Item = Tensor<'a>>) -> ([Option<Tensor<'a>>; STATES], bool) {
     let mut tensors = tensors.into_iter();
-    std::array::from_fn(|_| tensors.next())
+    (std::array::from_fn(|_| tensors.next()), tensors.next().is_some())
 }

@@ -67,8 +67,8 @@ mod torch;
 mod verified;
 mod write;
 
-#[doc(hidden)]
 pub use extras::{Extras, Scalar};
+#[doc(hidden)]
 pub use file::replace;
 #[doc(hidden)]
 pub use keys::{CHECKSUMS, VERSION_KEY};

@@ -139,7 +139,7 @@ pub trait Collective: Send + Sync {
     }
 
     /// Told of the buckets that a stepper has cut, before any call for them: when it is built, and again should it ever
-    /// cut them anew. For who sizes buffers by them, or cannot serve them.
+    /// cut them anew. Lets an implementation size its buffers, or reject the plan.
     ///
     /// # Errors
     /// The reason why the buckets cannot be served; the stepper is refused with it.

@@ -1,6 +1,6 @@
 //! One bucket's launches on a GPU, on streams and addresses that come with each call.
 //!
-//! A step is two launches on the caller's stream: the scalars of the update, and the update. Nothing waits but a host
+//! A step is a launch for the scalars of the update, and one per kind of optimizer, LAMB two. Nothing waits but a host
 //! that is eight steps ahead. A failure is sticky, because records and settings may then be of different steps.
 #![allow(unsafe_code)]
 

@@ -1,7 +1,7 @@
 //! The CUDA device: ops as driver calls, embedded kernels, and memory and streams of the library or of the caller.
 //!
-//! All work is enqueued on the calling thread, which never waits: per bucket, one stream wait for the reduction and one
-//! kernel launch. Without feature `cuda`, or without a driver, every constructor returns an error that says so.
+//! A stepper's work is enqueued on the calling thread, which never waits: per bucket, one stream wait for the reduction and
+//! one kernel launch, LAMB two. Without feature `cuda`, or without a driver, every constructor returns an error that says so.
 //! `schedule` decides what may overlap and `hazard` proves it, as on the host.
 
 mod bucket;

@@ -96,7 +96,7 @@ fn listed_twice(name: &str) -> Error {
 }
 
 impl Plan {
-    /// Builds the plan of a layout whose gradients lie in these buckets, which launch in this order.
+    /// Builds the plan of a layout whose gradients lie in these buckets, which are numbered in this order.
     ///
     /// # Errors
     /// `Layout` if a parameter is in none of them or in two, a bucket holds none, or gradients overlap or leave their

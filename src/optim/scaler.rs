@@ -1,7 +1,8 @@
 //! Dynamic loss scaling: when the factor in the loss grows and shrinks.
 //!
 //! The policy and its defaults are those of `torch.amp.GradScaler` (Micikevicius et al., Mixed Precision Training, ICLR
-//! 2018); the arithmetic is in `kernels/numeric/control.h` and nowhere else. Must reject what would let the scale leave f32.
+//! 2018); the arithmetic is in `kernels/numeric/control.h` and nowhere else. Validation rejects
+//! factors that would move the scale out of f32.
 
 use crate::error::{Error, Result};
 

@@ -53,6 +53,7 @@ impl<D: Device> Stepper<D> {
     ///     pass.finish()?;
     /// }
     /// assert!(stepper.set_hyper(DEFAULT_GROUP, &[("momentum", 0.0.into())]).is_err()); // nesterov needs momentum
+    /// // AdamW's betas are one value: `("betas", (0.8, 0.99).into())`.
     /// # Ok::<(), Error>(())
     /// ```
     ///

@@ -46,7 +46,8 @@ impl Borrowed {
         self
     }
 
-    /// Sets the address of a bucket of gradients. Buckets launch in the order in which they are added.
+    /// Sets the address of a bucket of gradients. Buckets are numbered in the order in which
+    /// they are added.
     pub fn bucket<T: Element>(mut self, bucket: ForeignBucket, address: *mut T) -> Borrowed {
         self.buckets.push((bucket, Address::new(address)));
         self
