@@ -19,6 +19,8 @@ pub use storage::{Master, Moments, Precision, Rounding, Storage};
 
 use names::NameIndex;
 
+use std::sync::Arc;
+
 use crate::error::{Error, Result, one_of};
 use crate::text::sentence;
 
@@ -62,7 +64,7 @@ pub struct ParamId {
     fingerprint: u64,
 }
 
-/// The registered parameters, in order.
+/// The registered parameters, in order. Clones share them.
 ///
 /// ```
 /// let layout = instep::Layout::builder().param("weight", 64 * 10).param("bias", 10).build()?;
@@ -71,9 +73,9 @@ pub struct ParamId {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
-    parameters: Vec<Parameter>,
-    by_name: NameIndex,
-    groups: Groups,
+    parameters: Arc<[Parameter]>,
+    by_name: Arc<NameIndex>,
+    groups: Arc<Groups>,
     fingerprint: u64,
 }
 
@@ -265,7 +267,12 @@ impl LayoutBuilder {
             };
         }
         let fingerprint = fingerprint(&self.parameters, &self.groups.names);
-        Ok(Layout { parameters: self.parameters, by_name, groups: self.groups, fingerprint })
+        Ok(Layout {
+            parameters: self.parameters.into(),
+            by_name: Arc::new(by_name),
+            groups: Arc::new(self.groups),
+            fingerprint,
+        })
     }
 }
 
