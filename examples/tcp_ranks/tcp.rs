@@ -151,7 +151,7 @@ fn add(sum: &mut [u8], values: &[u8]) {
 }
 
 impl Shared {
-    /// Takes in frames until the connection ends; whoever waits for more learns that from the closed channel.
+    /// Takes in frames until the connection ends. A closed channel tells those who wait for more.
     fn listen(self: &Arc<Shared>, peer: u32, stream: TcpStream) -> Mutex<Receiver<Frame>> {
         let (frames, inbox) = channel();
         let shared = Arc::clone(self);

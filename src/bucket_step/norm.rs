@@ -106,7 +106,7 @@ impl GradNorm {
 
     /// Decides: clips by `max_norm` if there is one, and skips the steps if a gradient is infinite or NaN and
     /// `skip_nonfinite` says so. A finite gradient that overflows when the loss scale is divided out skips them too, and so
-    /// does another program's flag ([`Scaling::grad_scaler`]), whatever `skip_nonfinite` says.
+    /// does another program's flag ([`Scaling::grad_scaler`]), also if `skip_nonfinite` is false.
     ///
     /// # Errors
     /// `Config` if `max_norm` is not a finite number above 0; `Order` without [`begin`](Self::begin).

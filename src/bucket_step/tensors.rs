@@ -41,7 +41,7 @@ pub(super) struct Run {
     pub(super) bytes: Option<usize>,
 }
 
-/// A list of runs, of whatever type its elements are.
+/// A list of runs. `get` knows the type of its elements.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Runs {
     list: *const c_void,

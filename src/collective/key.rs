@@ -46,8 +46,8 @@ impl CallKey {
     /// Returns the byte form, which is the same on every machine.
     ///
     /// # Shapes
-    /// Kind, element type, whether there is a bucket, and a zero take a byte each; the bucket takes four; pass, length
-    /// and agreement take eight each. Numbers are little-endian.
+    /// One byte each: the kind, the element type, whether there is a bucket, and a zero. Four bytes: the bucket. Eight bytes
+    /// each: pass, length and agreement. Numbers are little-endian.
     pub fn to_bytes(&self) -> [u8; CallKey::BYTES] {
         let mut bytes = [0; CallKey::BYTES];
         bytes[0] = match self.kind {

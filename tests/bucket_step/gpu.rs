@@ -262,6 +262,27 @@ fn a_failed_launch_is_remembered_and_a_dropped_bucket_leaves_nothing() {
 }
 
 #[test]
+fn a_bucket_dropped_after_a_step_failed_half_way_frees_nothing_that_its_first_launch_may_use() {
+    let stand_in = StandIn::new();
+    let cuda = Cuda::on(stand_in.clone());
+    {
+        let mut device = Device::new(&cuda);
+        let (mut step, [params, grads]) = small(&cuda, &mut device);
+        stand_in.break_call_after("launch", 1);
+        stand_in.stall();
+        // SAFETY: this test's own device memory.
+        let failed = unsafe {
+            let tensors = Tensors::new(Tensor::at(params), Tensor::at(grads));
+            step.enqueue(&tensors, Scaling::NONE, StreamHandle::default())
+        };
+        assert!(matches!(failed, Err(Error::Device { call: "launch", .. })));
+    }
+    assert!(stand_in.allocated_bytes() > 0, "the first launch still runs");
+    stand_in.go_on();
+    stand_in.forget_memory();
+}
+
+#[test]
 fn a_rate_and_a_count_that_are_set_reach_the_next_step() {
     let cuda = cuda();
     let layout = Layout::builder().param("a", 8).build().unwrap();

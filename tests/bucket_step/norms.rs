@@ -1,4 +1,4 @@
-//! Norms over several buckets: a stepper's clip and skip, bit for bit, whatever the order.
+//! Norms over several buckets: a stepper's clip and skip, bit for bit, in any order of buckets.
 //!
 //! The oracle is a stepper in Normed on the same gradients.
 

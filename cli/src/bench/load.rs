@@ -13,7 +13,7 @@ const WORTH_A_WORD_PERCENT: f64 = 5.0;
 /// Ticks since the machine started.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Ticks {
-    /// Of all cores, whatever they did.
+    /// The time of all cores, idle time included.
     total: u64,
     /// In which they ran something.
     busy: u64,

@@ -1,6 +1,6 @@
 //! Broadcasts, comparisons, and many calls one after the other.
 //!
-//! A broadcast is a copy: it rounds nothing and knows no NaN, whatever type the call names.
+//! A broadcast is a copy for every element type: it rounds nothing and changes no NaN.
 
 use crate::collective::CollectiveKind;
 use crate::collective::conformance::rank::{FORMS, IN_PLACE, Rank, hash};

@@ -9,7 +9,7 @@ pub enum Unused {
     #[default]
     Skip,
     /// It is stepped with a zero gradient, so momentum and decay still move it. **On borrowed memory the zeros are
-    /// written over whatever lies there**, also over what you wrote through your own pointer without asking for the
+    /// written over what lies there**, also over what you wrote through your own pointer without asking for the
     /// gradient first.
     StepZero,
     /// [`Pass::finish`](crate::Pass::finish) is an `Order` that names it, and the pass is abandoned. Each rank must
