@@ -52,7 +52,7 @@ fn train(comm: impl Collective + 'static) -> Result<(f32, Vec<u32>)> {
         pass.grad_ready(weights)?;
         pass.finish()?;
     }
-    Ok((loss, stepper.params()?.get(weights)?.iter().map(|w| w.to_bits()).collect()))
+    Ok((loss, stepper.view::<f32>(weights)?.iter().map(|w| w.to_bits()).collect()))
 }
 
 /// Returns a hook that sends every eighth element and adds the unsent ones to later gradients (error feedback, Stich

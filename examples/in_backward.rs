@@ -52,18 +52,18 @@ fn main() -> Result<()> {
             }
             pass.finish()?;
             // A parameter without an optimizer gets the mean of its gradients, for an optimizer outside. With a loss
-            // scale, divide by it here. `write_param` makes the next pass broadcast all parameters, which is cheap
+            // scale, divide by it here. `write` makes the next pass broadcast all parameters, which is cheap
             // only for small models.
-            let mean = stepper.grad(head)?.to_vec();
+            let mean = stepper.view::<f32>(head.grad())?.to_vec();
             assert_eq!(mean, [2.5; 16]);
-            let mut values = stepper.params()?.get(head)?.to_vec();
+            let mut values = stepper.view::<f32>(head)?.to_vec();
             for ((p, m), g) in values.iter_mut().zip(&mut head_momentum).zip(mean) {
                 *m = 0.5 * *m + g;
                 *p -= 0.25 * *m;
             }
-            stepper.write_param(head, &values)?;
+            stepper.write(head, &values)?;
             // A stepped parameter's gradient has been released.
-            assert!(matches!(stepper.grad(bias), Err(Error::Order(_))));
+            assert!(matches!(stepper.view::<f32>(bias.grad()), Err(Error::Order(_))));
         }
 
         let listed = stepper.optimizers_of(bias)?;
@@ -73,11 +73,11 @@ fn main() -> Result<()> {
             .filter_map(|attached| (attached.optimizer as &dyn Any).downcast_ref::<Sgd>().map(|sgd| sgd.lr))
             .collect();
         assert_eq!(rates, [0.125, 0.0625], "in the order of registration");
-        assert_eq!(stepper.state_names_of(embedding)?, ["exp_avg", "exp_avg_sq"]);
+        assert_eq!(stepper.state_names(embedding)?, ["exp_avg", "exp_avg_sq"]);
         let counts = [embedding, bias, head, calibration].map(|id| stepper.step_count(id));
         let counts = [counts[0].clone()?, counts[1].clone()?, counts[2].clone()?, counts[3].clone()?];
         assert_eq!(counts, [3, 2, 0, 3]);
-        let params = stepper.params()?;
+        let params = stepper.params();
         let first = |id| params.get(id).map(|values| values[0]);
         Ok((first(embedding)?, first(bias)?, first(head)?, first(calibration)?))
     })?;

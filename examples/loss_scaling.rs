@@ -41,7 +41,7 @@ fn train(scaler: Option<LossScaler>) -> Result<([f32; 2], usize)> {
             stepped += 1;
         }
     }
-    let params = stepper.params()?;
+    let params = stepper.params();
     Ok(([params.get(slope)?[0], params.get(offset)?[0]], skipped))
 }
 

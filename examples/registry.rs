@@ -90,7 +90,7 @@ fn main() -> Result<()> {
                 println!("{:?}", attached.optimizer);
             }
         }
-        let params = stepper.params()?;
+        let params = stepper.params();
         Ok([params.get(curve)?[0], params.get(slope)?[0], params.get(offset)?[0]])
     })?;
     println!("y = {:.2} x^2 + {:.2} x + {:.2}", fits[0][0], fits[0][1], fits[0][2]);

@@ -88,9 +88,9 @@ fn pass(stepper: &mut Stepper, step: u64) -> Result<()> {
 fn everything(stepper: &Stepper) -> Result<Tensors> {
     let mut all = Vec::new();
     for id in stepper.layout().ids() {
-        all.push(stepper.params()?.get(id)?.to_vec());
-        for name in stepper.state_names() {
-            all.push(stepper.state(id, name)?.to_vec());
+        all.push(stepper.view::<f32>(id)?.to_vec());
+        for name in stepper.state_names(id)? {
+            all.push(stepper.view::<f32>(id.state(&name))?.to_vec());
         }
     }
     Ok(all)

@@ -60,7 +60,7 @@ fn main() -> Result<()> {
             }
             step += 1;
         }
-        let params = stepper.params()?;
+        let params = stepper.params();
         Ok(([params.get(ids[0])?[0], params.get(ids[1])?[0]], stepper.step_count(ids[0])?))
     })?;
 
@@ -76,8 +76,8 @@ fn main() -> Result<()> {
             Solo::new(with_data.len() as u32),
         )?;
         for (k, id) in ids.into_iter().enumerate() {
-            alone.write_param(id, &values[k..=k])?;
-            alone.write_state(id, "momentum_buffer", &buffers[k..=k])?;
+            alone.write(id, &values[k..=k])?;
+            alone.write(id.state("momentum_buffer"), &buffers[k..=k])?;
             alone.set_step_count(id, batch as u64)?;
         }
         let mut pass = alone.begin()?;
@@ -88,8 +88,8 @@ fn main() -> Result<()> {
         }
         pass.finish()?;
         for (k, id) in ids.into_iter().enumerate() {
-            values[k] = alone.params()?.get(id)?[0];
-            buffers[k] = alone.state(id, "momentum_buffer")?[0];
+            values[k] = alone.view::<f32>(id)?[0];
+            buffers[k] = alone.view::<f32>(id.state("momentum_buffer"))?[0];
         }
     }
     println!("{} steps: y = {:.3} x + {:.3} on every rank", ends[0].1, ends[0].0[0], ends[0].0[1]);

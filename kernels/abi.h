@@ -153,8 +153,9 @@ typedef struct InstepRecord {
     uint32_t stepped;
     uint32_t hyper;     /* index of its hyperparameters */
     uint32_t action;
-    uint32_t optimizer; /* INSTEP_OPTIMIZER_ */
-    uint64_t tail; /* address of its f32 in the bucket's tail block, or 0: after the SUM, how many ranks had a
+    uint16_t optimizer;  /* INSTEP_OPTIMIZER_ */
+    uint16_t grad_dtype; /* of the bucket's gradients, and of the counts of ranks after them */
+    uint64_t tail; /* address of its count in the bucket's tail block, or 0: after the SUM, how many ranks had a
                     * gradient for it; 0.0 means none, and then the step leaves the segment alone */
     uint64_t contributors; /* the same for its bucket: how many ranks had data in this pass */
     double carried[2]; /* a number that the rule carries from update to update, NAdam's product of momenta: as it is,
@@ -225,8 +226,6 @@ typedef struct InstepBeginArgs {
     const float* found_inf;   /* that program's flag: if it is not 0, the pass changes nothing; or null */
     InstepControl* bucket_controls; /* blocks of single buckets, opened like `control` */
     uint64_t bucket_count;          /* how many; 0 unless each is clipped on its own */
-    uint32_t grad_dtype;            /* of counts of ranks too, which lie after the gradients */
-    uint32_t reserved;
 } InstepBeginArgs;
 
 typedef struct InstepDecideArgs {
@@ -241,13 +240,23 @@ typedef struct InstepDecideArgs {
     InstepControl* pass_control; /* the pass's block, if `control` is that of one bucket; else null */
     uint32_t bucket;             /* which one */
     uint32_t grad_dtype;
+    float* found_inf; /* the flag of another program's loss scaler: not 0 makes the pass change nothing, and 1 is written
+                       * if it changes nothing, else 0; or null */
 } InstepDecideArgs;
 
 /* A rule that is scaled by norms of the whole parameter needs two launches, one after the other. */
 enum InstepStepPart {
     INSTEP_PART_WHOLE = 0,
-    INSTEP_PART_MEASURE = 1, /* moves the states and adds to the norms; parameters and gradients stay */
-    INSTEP_PART_APPLY = 2    /* reads the states, and does the rest */
+    INSTEP_PART_MEASURE = 1, /* moves the states and adds to the norms; parameters stay */
+    INSTEP_PART_APPLY = 2,   /* reads the states, and does the rest */
+    INSTEP_PART_END = 3      /* steps nothing: it ends the gradients that the user's own code has stepped with */
+};
+
+/* What a launch leaves in the gradients of Step segments, in a skipped pass too. */
+enum InstepGradients {
+    INSTEP_GRADIENTS_KEEP = 0,   /* the sums */
+    INSTEP_GRADIENTS_ZERO = 1,   /* +0: the next pass may add to them */
+    INSTEP_GRADIENTS_AVERAGE = 2 /* the sums times the step's multiplier */
 };
 
 /* Shared by the step and the norm; the norm reads no state and no parameter. */
@@ -274,7 +283,7 @@ typedef struct InstepStepArgs {
     uint32_t master_kind; /* INSTEP_MASTER_ */
     uint32_t moments;     /* INSTEP_MOMENTS_ */
     uint32_t stochastic;  /* rounding of values that lose bits when stored; a master that loses none stays exact */
-    uint32_t zero_grads;  /* Step segments' gradients end as +0, in a skipped pass too: the next one may add to them */
+    uint32_t gradients;   /* INSTEP_GRADIENTS_ */
     uint32_t local;       /* the bucket is not summed over ranks */
     uint32_t ema_from_sample; /* scalars of moved_average, math.h */
     float ema_weight;
@@ -324,9 +333,9 @@ typedef struct InstepKernels {
     void (*step)(const InstepStepArgs* args, uint64_t first_tile, uint64_t last_tile, uint64_t ahead_bytes);
     /* Writes the action of the user's own code for each segment that these tiles open. */
     void (*custom)(const InstepStepArgs* args);
-    /* Elements [first, last) of every rank's buffer, of `dtype`, become their sum in rank order, added as f32 and
-     * rounded once to the nearest. */
-    void (*sum)(void* const* ranks, uint64_t rank_count, uint32_t dtype, uint64_t first, uint64_t last);
+    /* The sum of elements [first, last) of every rank's buffer, of `dtype`, in rank order, added as f32 and rounded once
+     * to the nearest. It goes to `to`; or, if that is null, into every rank's buffer. */
+    void (*sum)(void* const* ranks, uint64_t rank_count, uint32_t dtype, uint64_t first, uint64_t last, void* to);
     /* to = from * factor, rounded to a 16-bit dtype, and back again. */
     void (*narrow)(const float* from, uint16_t* to, uint32_t dtype, float factor, uint64_t count);
     void (*widen)(const uint16_t* from, float* to, uint32_t dtype, float factor, uint64_t count);

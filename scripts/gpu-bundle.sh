@@ -2,7 +2,8 @@
 # Packs the GPU's tests and benches into one folder, for a machine that has a driver, CUDA's tools and
 # PyTorch, and neither Rust nor a C++ compiler: `scripts/gpu-bundle.sh [FOLDER]`, then there `FOLDER/run.sh`.
 #
-# Test binary, `instep`, the peers' library, a test's own kernel, NCCL, run.sh, the commit; GPU code for one architecture.
+# Test binary, `instep`, the peers' library, the Python package, a test's own kernel, NCCL, run.sh, the commit; GPU code for
+# one architecture.
 # A bundle above LIMIT_BYTES is refused, since it has to be sent. run.sh records the device and the commit that it ran.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -16,8 +17,9 @@ mkdir -p "$bundle/release"
 bundle=$(cd "$bundle" && pwd)
 
 NVCC=$(scripts/cuda-toolchain.sh --nccl)
-export NVCC INSTEP_CUDA_ARCHS=$architecture # three programs carry the kernels
-cargo build --release -p instep-cli -p instep-peers --features instep-cli/cuda,instep-peers/cuda
+export NVCC INSTEP_CUDA_ARCHS=$architecture # four programs carry the kernels
+cargo build --release -p instep-cli -p instep-peers -p instep-python \
+    --features instep-cli/cuda,instep-peers/cuda,instep-python/cuda
 tests=$(cargo test --release -p instep --features cuda --test main --no-run --message-format=json | python3 -c '
 import json, sys
 made = [json.loads(line) for line in sys.stdin]
@@ -28,6 +30,7 @@ cp "$built/instep" "$bundle/instep"
 cp "$built/libinstep_peers.so" "$bundle/release/"
 strip "$bundle/tests" "$bundle/instep" "$bundle/release/libinstep_peers.so"
 "$bundle/instep" info | grep "GPU kernels"
+scripts/pack-python.sh "$built/libinstep_python.so" "$bundle/python"
 
 "$NVCC" -fatbin -optf kernels/nvcc.flags -I kernels -gencode="arch=compute_$architecture,code=sm_$architecture" \
     tests/cuda/gpu/compare.cu -o "$bundle/conversions.fatbin"
@@ -41,7 +44,8 @@ git describe --always --dirty --abbrev=12 >"$bundle/commit"
 
 "$bundle/run.sh" count
 
-glibc=$(objdump -T "$bundle/tests" "$bundle/instep" "$bundle"/release/*.so | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -1)
+glibc=$(objdump -T "$bundle/tests" "$bundle/instep" "$bundle"/release/*.so \
+    "$built/libinstep_python.so" | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -1)
 if [ "$(printf '%s\n' "${glibc#GLIBC_}" $NEWEST_GLIBC | sort -V | tail -1)" != $NEWEST_GLIBC ]; then
     echo "gpu bundle: needs $glibc, newer than $NEWEST_GLIBC: build it on an older system" >&2
     exit 1

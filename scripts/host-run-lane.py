@@ -8,7 +8,7 @@ data races, and takes ten times as long. `--races precisions` takes the tests of
 are compiled unchanged, with the CPU's rules for floating point.
 """
 
-import argparse, json, os, shlex, signal, subprocess, sys, tempfile
+import argparse, json, os, shlex, shutil, signal, subprocess, sys, tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,6 +24,7 @@ def main():
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--sanitize", action="store_true", help="under AddressSanitizer and UndefinedBehaviorSanitizer")
     mode.add_argument("--races", action="store_true", help="with every access watched by tests/host_run/races.h")
+    mode.add_argument("--watched", type=Path, metavar="FILE", help="only compile, as for --races, for the software GPU")
     parser.add_argument("--root", type=Path, default=ROOT, help="the tree whose kernels to run; the tests are this one's")
     parser.add_argument("tests", nargs="*", help="only tests whose names contain one of these")
     arguments = parser.parse_args()
@@ -34,12 +35,17 @@ def main():
         # A planted fault may leave a name unused.
         strict = ["-Werror"] if arguments.root == ROOT else []
         kernels, made = library.with_suffix(".o"), SANITIZERS * arguments.sanitize
-        compiled = subprocess.run([*compiler, *FLAGS, *strict, *made, *RACES * arguments.races, "-I", arguments.root / "kernels",
+        hooks = RACES * (arguments.races or arguments.watched is not None)
+        compiled = subprocess.run([*compiler, *FLAGS, *strict, *made, *hooks, "-I", arguments.root / "kernels",
                                    "-I", shim, "-c", shim / "launch.cpp", "-o", kernels])
         if compiled.returncode:
             sys.exit(f"host-run lane: {' '.join(compiler)} does not compile the kernels")
         # Without -fsanitize=thread the linker adds no runtime: races.h replaces it.
         subprocess.run([*compiler, "-shared", *made, kernels, "-o", library], check=True)
+        if arguments.watched:
+            arguments.watched.unlink(missing_ok=True)
+            shutil.move(library, arguments.watched)
+            return
         environment = dict(os.environ, INSTEP_HOST_RUN=str(library))
         command = [os.environ.get("INSTEP_TESTS") or build_tests()]
         if arguments.sanitize:

@@ -2,7 +2,16 @@
 //!
 //! Written by `cargo run -p bindings`; must not be edited by hand. Plain data only; the static assertions
 //! below each struct are the compiler's word that its layout is the C side's.
-#![allow(missing_docs, non_camel_case_types, non_upper_case_globals, unreachable_pub, clippy::all)]
+#![allow(missing_docs, non_camel_case_types, non_upper_case_globals, unreachable_pub)]
+#![allow(unsafe_code, clippy::all)]
+
+impl InstepHyper {
+    /// Its bytes as words, all of which were set when it was made: that begins with `words`.
+    pub fn to_words(&self) -> [f64; 8] {
+        // SAFETY: every bit pattern is a number.
+        unsafe { self.words }
+    }
+}
 
 pub const INSTEP_QUANTUM: u32 = 256;
 pub const INSTEP_TILE_ELEMENTS: u32 = 2048;
@@ -466,7 +475,8 @@ pub struct InstepRecord {
     pub stepped: u32,
     pub hyper: u32,
     pub action: u32,
-    pub optimizer: u32,
+    pub optimizer: u16,
+    pub grad_dtype: u16,
     pub tail: u64,
     pub contributors: u64,
     pub carried: [f64; 2usize],
@@ -481,6 +491,8 @@ const _: () = {
     ["Offset of field: InstepRecord::hyper"][::core::mem::offset_of!(InstepRecord, hyper) - 12usize];
     ["Offset of field: InstepRecord::action"][::core::mem::offset_of!(InstepRecord, action) - 16usize];
     ["Offset of field: InstepRecord::optimizer"][::core::mem::offset_of!(InstepRecord, optimizer) - 20usize];
+    ["Offset of field: InstepRecord::grad_dtype"]
+        [::core::mem::offset_of!(InstepRecord, grad_dtype) - 22usize];
     ["Offset of field: InstepRecord::tail"][::core::mem::offset_of!(InstepRecord, tail) - 24usize];
     ["Offset of field: InstepRecord::contributors"]
         [::core::mem::offset_of!(InstepRecord, contributors) - 32usize];
@@ -604,12 +616,10 @@ pub struct InstepBeginArgs {
     pub found_inf: *const f32,
     pub bucket_controls: *mut InstepControl,
     pub bucket_count: u64,
-    pub grad_dtype: u32,
-    pub reserved: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of InstepBeginArgs"][::core::mem::size_of::<InstepBeginArgs>() - 152usize];
+    ["Size of InstepBeginArgs"][::core::mem::size_of::<InstepBeginArgs>() - 144usize];
     ["Alignment of InstepBeginArgs"][::core::mem::align_of::<InstepBeginArgs>() - 8usize];
     ["Offset of field: InstepBeginArgs::control"][::core::mem::offset_of!(InstepBeginArgs, control) - 0usize];
     ["Offset of field: InstepBeginArgs::records"][::core::mem::offset_of!(InstepBeginArgs, records) - 8usize];
@@ -641,10 +651,6 @@ const _: () = {
         [::core::mem::offset_of!(InstepBeginArgs, bucket_controls) - 128usize];
     ["Offset of field: InstepBeginArgs::bucket_count"]
         [::core::mem::offset_of!(InstepBeginArgs, bucket_count) - 136usize];
-    ["Offset of field: InstepBeginArgs::grad_dtype"]
-        [::core::mem::offset_of!(InstepBeginArgs, grad_dtype) - 144usize];
-    ["Offset of field: InstepBeginArgs::reserved"]
-        [::core::mem::offset_of!(InstepBeginArgs, reserved) - 148usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -660,10 +666,11 @@ pub struct InstepDecideArgs {
     pub pass_control: *mut InstepControl,
     pub bucket: u32,
     pub grad_dtype: u32,
+    pub found_inf: *mut f32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of InstepDecideArgs"][::core::mem::size_of::<InstepDecideArgs>() - 72usize];
+    ["Size of InstepDecideArgs"][::core::mem::size_of::<InstepDecideArgs>() - 80usize];
     ["Alignment of InstepDecideArgs"][::core::mem::align_of::<InstepDecideArgs>() - 8usize];
     ["Offset of field: InstepDecideArgs::control"]
         [::core::mem::offset_of!(InstepDecideArgs, control) - 0usize];
@@ -687,11 +694,18 @@ const _: () = {
         [::core::mem::offset_of!(InstepDecideArgs, bucket) - 64usize];
     ["Offset of field: InstepDecideArgs::grad_dtype"]
         [::core::mem::offset_of!(InstepDecideArgs, grad_dtype) - 68usize];
+    ["Offset of field: InstepDecideArgs::found_inf"]
+        [::core::mem::offset_of!(InstepDecideArgs, found_inf) - 72usize];
 };
 pub const INSTEP_PART_WHOLE: InstepStepPart = 0;
 pub const INSTEP_PART_MEASURE: InstepStepPart = 1;
 pub const INSTEP_PART_APPLY: InstepStepPart = 2;
+pub const INSTEP_PART_END: InstepStepPart = 3;
 pub type InstepStepPart = ::core::ffi::c_uint;
+pub const INSTEP_GRADIENTS_KEEP: InstepGradients = 0;
+pub const INSTEP_GRADIENTS_ZERO: InstepGradients = 1;
+pub const INSTEP_GRADIENTS_AVERAGE: InstepGradients = 2;
+pub type InstepGradients = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct InstepStepArgs {
@@ -717,7 +731,7 @@ pub struct InstepStepArgs {
     pub master_kind: u32,
     pub moments: u32,
     pub stochastic: u32,
-    pub zero_grads: u32,
+    pub gradients: u32,
     pub local: u32,
     pub ema_from_sample: u32,
     pub ema_weight: f32,
@@ -759,8 +773,8 @@ const _: () = {
     ["Offset of field: InstepStepArgs::moments"][::core::mem::offset_of!(InstepStepArgs, moments) - 164usize];
     ["Offset of field: InstepStepArgs::stochastic"]
         [::core::mem::offset_of!(InstepStepArgs, stochastic) - 168usize];
-    ["Offset of field: InstepStepArgs::zero_grads"]
-        [::core::mem::offset_of!(InstepStepArgs, zero_grads) - 172usize];
+    ["Offset of field: InstepStepArgs::gradients"]
+        [::core::mem::offset_of!(InstepStepArgs, gradients) - 172usize];
     ["Offset of field: InstepStepArgs::local"][::core::mem::offset_of!(InstepStepArgs, local) - 176usize];
     ["Offset of field: InstepStepArgs::ema_from_sample"]
         [::core::mem::offset_of!(InstepStepArgs, ema_from_sample) - 180usize];
@@ -857,6 +871,7 @@ pub struct InstepKernels {
             dtype: u32,
             first: u64,
             last: u64,
+            to: *mut ::core::ffi::c_void,
         ),
     >,
     pub narrow: ::core::option::Option<

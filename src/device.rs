@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crate::abi::{InstepControl, InstepStatus};
 use crate::error::Result;
 use crate::handle::Place;
-use crate::launch::{Assignment, Progress, Settings};
+use crate::launch::{Assignment, BorrowedPieces, Progress, Settings};
 use crate::layout::Plan;
 use crate::op::{Interval, Memory, Op, Span, Ticket, TimedOp};
 
@@ -58,6 +58,12 @@ pub trait Executor {
 
     /// Returns the place of its memory.
     fn place(&self) -> Place;
+
+    /// Compares a number with the other ranks', where their collectives do not compare it at each call.
+    ///
+    /// # Errors
+    /// Errors as for [`Collective::agree`](crate::Collective::agree).
+    fn agree(&self, number: u64) -> Result<()>;
 
     /// The first byte of a span, in the device's memory.
     fn resolve(&self, span: Span) -> *mut u8;
@@ -119,7 +125,16 @@ pub trait Executor {
     /// As for the trait.
     unsafe fn write(&mut self, span: Span, from: &[u8]) -> Result<()>;
 
-    /// Builds a device of the same parts for another plan or other optimizers. Its tensors and counts are zeros, and
+    /// Takes the caller's tensors at other addresses. On a GPU it does not wait for the launches that read the old ones.
+    ///
+    /// # Errors
+    /// `Layout` if a tensor is out of the device's reach, and then nothing has changed; else as for [`Device::wait`].
+    ///
+    /// # Safety
+    /// As for the trait, of all tensors and of control memory; the pieces have the plan's offsets and lengths.
+    unsafe fn rebind(&mut self, pieces: BorrowedPieces) -> Result<()>;
+
+    /// Builds a device of the same parts for another plan or other optimizers. Its own tensors and counts are zeros, and
     /// the control block's results of passes are kept. This device stays as it is in every case. `agreement` is the
     /// number that ranks have in common from then on.
     ///
@@ -127,11 +142,12 @@ pub trait Executor {
     /// As the builder's; `Mismatch`, if ranks compare it, where another rank has failed.
     ///
     /// # Safety
-    /// As for the trait; nothing is borrowed.
+    /// As for the trait; what is borrowed is of the new plan.
     unsafe fn rebuilt(
         &mut self,
         plan: &Arc<Plan>,
         assignment: &Arc<Assignment>,
+        borrowed: Option<BorrowedPieces>,
         agreement: u64,
     ) -> Result<Self>
     where

@@ -30,6 +30,18 @@ pub enum Error {
     /// Refused: a parameter is unknown, named twice, of another layout, or of another length.
     #[error("{0}")]
     Layout(Refusal),
+    /// Refused: ranks share the tensor out, and no rank has all of it.
+    #[error("{tensor}: this rank keeps elements {first} to {end} of {len}; use Stepper::gather on all ranks")]
+    Sharded {
+        /// The tensor.
+        tensor: String,
+        /// The first element that this rank keeps.
+        first: u64,
+        /// Past the last one; equal to `first` if it keeps none.
+        end: u64,
+        /// Elements of the tensor.
+        len: u64,
+    },
     /// Refused: the call comes at the wrong moment of a pass.
     #[error("{0}")]
     Order(Refusal),
@@ -92,7 +104,7 @@ pub enum Error {
     /// Poisons: ranks issued different collectives, or the same ones about different things.
     #[error(
         "rank {rank}: issued [{ours}] where rank {other_rank} issued [{theirs}], which differs in {differs}; make \
-         calls, layouts, options, learning rates and frozen parameters equal on all ranks"
+         calls, layouts, options, learning rates, and frozen and written parameters equal on all ranks"
     )]
     Mismatch {
         /// The rank that noticed.

@@ -4,6 +4,7 @@
 //! nothing about its target; each use states what must hold. This file knows no driver.
 
 use std::fmt;
+use std::ptr::{self, NonNull};
 
 /// Place of a memory, which decides who can access it.
 #[non_exhaustive]
@@ -21,6 +22,25 @@ impl fmt::Display for Place {
             Place::Host => f.write_str("host memory"),
             Place::Cuda(ordinal) => write!(f, "memory of cuda:{ordinal}"),
         }
+    }
+}
+
+/// Where a run of bytes begins, in the CPU's memory or a GPU's. A number, so any thread may carry it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Address(usize);
+
+impl Address {
+    /// Exposes the pointer's provenance, which [`as_ptr`](Self::as_ptr) takes up again.
+    pub(crate) fn of(pointer: NonNull<u8>) -> Address {
+        Address(pointer.as_ptr().expose_provenance())
+    }
+
+    pub(crate) fn get(self) -> u64 {
+        self.0 as u64
+    }
+
+    pub(crate) fn as_ptr(self) -> *mut u8 {
+        ptr::with_exposed_provenance_mut(self.0)
     }
 }
 

@@ -29,7 +29,7 @@
 //!             pass.grad_ready(slope)?; // the bucket is complete: all-reduce and step start now
 //!             pass.finish()?; // returns at once
 //!         }
-//!         let params = stepper.params()?;
+//!         let params = stepper.params();
 //!         Ok((params.get(slope)?[0], params.get(offset)?[0]))
 //!     })?;
 //!     assert!((lines[0].0 - 3.0).abs() < 0.05 && (lines[0].1 + 1.0).abs() < 0.05);
@@ -57,6 +57,7 @@
 //! | start no threads | [`StepperBuilder::inline`] |
 //! | step parameters and gradients that your framework owns | [`StepperBuilder::host_borrowing`], [`StepperBuilder::cuda_borrowing`] |
 //! | give parameters hyperparameters of their own | [`LayoutBuilder::in_group`], [`StepperBuilder::group`] |
+//! | give groups, or single parameters, types of their own | [`StepperBuilder::group_precision`], [`LayoutBuilder::dtype`] |
 //! | give groups, or single parameters, optimizers of their own | [`StepperBuilder::group`], [`StepperBuilder::optimizer_for`] |
 //! | step a parameter by several optimizers, list them, add one later | [`StepperBuilder::then`], [`Stepper::optimizers`], [`Stepper::add_optimizer_for`] |
 //! | leave some parameters to an optimizer outside | [`StepperBuilder::optimize_only`], or [`Stepper::builder_without_optimizer`] and optimizers for the others |
@@ -67,27 +68,32 @@
 //! | multiply one parameter's learning rate | [`Stepper::set_lr_multiplier`] |
 //! | accumulate micro-batches | [`Stepper::begin_accumulating`] |
 //! | clip by the global norm, skip non-finite passes | [`StepperBuilder::clip`], [`StepperBuilder::skip_nonfinite`] |
-//! | scale the loss dynamically | [`StepperBuilder::loss_scale`], [`LossScaler`], [`Pass::loss_scale`] |
+//! | scale the loss dynamically | [`StepperBuilder::loss_scale`], [`LossScaler`], [`Stepper::loss_scale`]; [`StepperBuilder::grad_scaler`] for PyTorch's |
 //! | clip in Eager, by the previous pass's norm or by each bucket's own | [`Clip::Previous`], [`Clip::PerBucket`] |
 //! | read a pass's norm and outcome without waiting | [`Stepper::latest_status`] |
 //! | share a parameter, leave one out, or have a forgotten one refused | [`LayoutBuilder::uses`], [`StepperBuilder::unused`], [`SegmentAction`] |
+//! | say which parameters no rank used | [`Stepper::set_unused`] |
 //! | freeze a parameter | [`Stepper::set_frozen`] |
 //! | store tensors in 16 bits, states in 8, round stochastically | [`StepperBuilder::precision`], [`Precision`], [`Params::get_as`] |
 //! | average parameters, write a copy in another type | [`StepperBuilder::ema`], [`StepperBuilder::copy_params`] |
 //! | zero gradients after their step, or release their memory | [`StepperBuilder::gradients`] |
 //! | rebuild buckets in the order in which gradients arrive | [`Stepper::rebuild_buckets`] |
+//! | move borrowed tensors, or rebuild borrowed buckets | [`Stepper::rebind`] |
 //! | let ranks run out of data | [`StepperBuilder::uneven_inputs`], [`Stepper::join`] |
 //! | save, resume, import a state of `torch.optim` | [`checkpoint::save`], [`checkpoint::load`], [`checkpoint::import`] |
+//! | exchange parameters alone with PyTorch or candle | [`checkpoint::export`], [`checkpoint::import_params`] |
 //! | save what is left after a peer has died | [`Stepper::rescue`] |
-//! | set parameters, states and step counts by hand | [`Stepper::params_mut`], [`Stepper::state_mut`], [`Stepper::set_step_count`] |
+//! | set parameters, states and step counts by hand | [`Stepper::write`], [`Stepper::view_mut`], [`Stepper::set_step_count`] |
 //! | compress gradients for the all-reduce, or replace the all-reduce | [`overlap::Compressed`], [`overlap::Hooked`] |
 //! | train several models on the same ranks | [`InProcess::split`] |
 //! | run on a GPU | [`StepperBuilder::cuda`], [`cuda`] |
-//! | all-reduce over GPUs, or use an all-reduce of your own | [`cuda::Nccl`], [`cuda::External`] |
+//! | all-reduce over GPUs | [`cuda::Nccl`] |
+//! | use an all-reduce of your own | [`External`] on the host, [`cuda::External`] on a GPU |
 //! | all-reduce over processes on the host | feature `mpi`: `Mpi`, with the bits of ranks in one process |
 //! | test a transport of your own | [`collective::conformance`] |
 //! | capture a pass as a CUDA graph | `capture`, `replay` of a [`Stepper`] on a GPU |
-//! | copy tensors to the host and back, on any device | [`Stepper::read_param`], [`Pass::write_grad`] |
+//! | copy tensors to the host and back, on any device | [`Stepper::read`], [`Stepper::write`] |
+//! | foresee memory, schedule and times of any number of ranks | [`StepperBuilder::forecast`], [`forecast`] |
 //! | see what ran, and check it for races | [`StepperBuilder::record`], [`Stepper::take_recording`], [`timeline`] |
 //!
 //! Trainers need the items at the crate's root, and [`bucket_step`], [`overlap`], [`checkpoint`] and [`optim`] as the
@@ -137,6 +143,7 @@ pub mod cuda;
 mod device;
 pub mod dtype;
 mod error;
+pub mod forecast;
 mod handle;
 pub mod hazard;
 mod host;
@@ -163,7 +170,7 @@ pub use half::{bf16, f16};
 pub use handle::{DevicePtr, EventHandle, Place, StreamHandle};
 #[cfg(feature = "mpi")]
 pub use host::Mpi;
-pub use host::{HostDevice, InProcess, Isa, Solo, in_process};
+pub use host::{External, HostDevice, InProcess, Isa, Solo, in_process};
 #[doc(inline)]
 pub use layout::{
     DEFAULT_GROUP, ForeignBucket, Gradients, Layout, LayoutBuilder, Master, Moments, ParamId, Precision,
@@ -172,12 +179,12 @@ pub use layout::{
 #[doc(inline)]
 pub use optim::types::*;
 pub use optim::{Clip, LossScale, LossScaler, LrSchedule, Optimizer, ScalerState};
-pub use pool::Pool;
+pub use pool::{Pool, Team};
 #[doc(inline)]
 pub use schedule::Mode;
 pub use stepper::{
-    Abandoned, Attached, Borrowed, Divisor, Grads, OptimizerId, OptimizerKey, Params, ParamsMut, Pass,
-    Recording, Status, Stepper, StepperBuilder, Unused,
+    Abandoned, Attached, Borrowed, Divisor, Foresight, Grads, OptimizerId, OptimizerKey, Params, Pass,
+    Recording, Status, StepCount, StepCountKey, Stepper, StepperBuilder, Strategy, TensorId, Unused,
 };
 
 /// Runs the README's program as a test.

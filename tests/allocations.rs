@@ -62,7 +62,7 @@ fn train(stepper: &mut Stepper, ids: &[ParamId], passes: usize) -> Result<()> {
         pass.finish()?;
         stepper.latest_status();
     }
-    stepper.params()?;
+    stepper.status()?;
     Ok(())
 }
 

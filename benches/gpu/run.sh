@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs what scripts/gpu-bundle.sh has packed, on this machine's first GPU: run.sh [STAGE|part1|part2|part3]...
+# Runs what scripts/gpu-bundle.sh has packed, on this machine's first GPU: run.sh [STAGE|PART]...
 #
-# Without names it runs part1, part2 and part3. Each stage has a limit, and the limits of a part fit its budget. A stage
+# Without names it runs part1 to part4. Each stage has a limit, and the limits of a part fit its budget. A stage
 # that fails, is late, lacks something or runs no test has failed, and stops no other; the exit status is the worst
 # stage's. `run.sh list` prints the stages; `run.sh count` counts the tests of each, without a GPU. results.sh says what lies in $OUT (else ./out) at every moment. A second call with the same OUT goes on where the
 # first ended. A stage that did not run is never reported as passed.
@@ -10,7 +10,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")" || exit 1
 export ABSENT=3 # exit status of a stage that lacks what it is to run
 
 # Seconds of each part, and each stage with its part and its limit in seconds, in the order in which they run.
-declare -A budgets=([part1]=240 [part2]=540 [part3]=540)
+declare -A budgets=([part1]=240 [part2]=540 [part3]=540 [part4]=480)
+all_parts="part1 part2 part3 part4"
 stages="
 part1 info 15
 part1 bits 35
@@ -33,6 +34,9 @@ part3 torch_all 80
 part3 nccl 80
 part3 racecheck 60
 part3 initcheck 45
+part4 python_buckets 90
+part4 python_training 120
+part4 python_cases 260
 "
 
 # --- What each stage runs: run_STAGE, in a shell of its own, with its files in $RESULTS. ---
@@ -92,6 +96,13 @@ run_nccl() { tests cuda::gpu::nccl:: --skip rank_of_two; }
 run_racecheck() { sanitized racecheck host_run::many_segments host_run::precisions::what_is "${short[@]}"; }
 run_initcheck() { sanitized initcheck "${short[@]}"; }
 
+# PyTorch with the Python package: figures first, as in each part.
+run_python_buckets() { python_package benches/buckets.py --device cuda --rounds 101; }
+run_python_training() {
+    python_package benches/training.py --device cuda --rounds 51 --width 1024 --layers 12
+}
+run_python_cases() { python_package tests/on_device.py --device cuda; }
+
 # --- What stages have in common. ---
 
 # FILTER...: tests by parts of their names; UNDER is a program to run them under.
@@ -150,6 +161,26 @@ torch() {
     clocked python3 torch_gpu.py --csv "$RESULTS/torch.csv" "$@"
 }
 
+# SCRIPT OPTIONS...: a program of the Python package as one rank, with the native half that was built elsewhere.
+python_package() {
+    local native=python/instep/_native.abi3.so script=python/$1
+    shift
+    [ -e $native ] || { [ -e $native.xz ] && unpack $native; }
+    if [ ! -e $native ] || [ ! -e "$script" ]; then
+        echo "$script or $native is ABSENT from this bundle"
+        return "$ABSENT"
+    fi
+    MASTER_ADDR=127.0.0.1 MASTER_PORT=29533 RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 PYTHONPATH=$PWD/python \
+        clocked python3 "$script" "$@"
+}
+
+# FILE: unpacks FILE.xz beside it, in one step, since a run may be killed. Some machines have no xz.
+unpack() {
+    xz -dc "$1.xz" >"$1.part" 2>/dev/null ||
+        python3 -c 'import lzma, shutil, sys; shutil.copyfileobj(lzma.open(sys.argv[1] + ".xz"), open(sys.argv[1] + ".part", "wb"))' "$1"
+    mv -f "$1.part" "$1"
+}
+
 # --- The stages by name, one after the other. ---
 
 [ "${BASH_SOURCE[0]}" = "$0" ] || return 0
@@ -170,7 +201,7 @@ if [ "$*" = count ]; then
     exit 0
 fi
 wanted=()
-for name in "${@:-part1 part2 part3}"; do
+for name in "${@:-$all_parts}"; do
     for name in $name; do
         found=$(list | awk -v name="$name" '$1 == name || $2 == name { print $2 }')
         if [ -z "$found" ]; then
@@ -195,8 +226,7 @@ nccl_from=environment
 if [ -z "${INSTEP_NCCL:-}" ]; then
     if [ -e libnccl.so.2.xz ]; then
         nccl_from=bundle
-        [ -e libnccl.so.2 ] || xz -dc libnccl.so.2.xz >libnccl.so.2 2>/dev/null ||
-            python3 -c 'import lzma, shutil; shutil.copyfileobj(lzma.open("libnccl.so.2.xz"), open("libnccl.so.2", "wb"))'
+        [ -e libnccl.so.2 ] || unpack libnccl.so.2
         INSTEP_NCCL=$PWD/libnccl.so.2
     else
         nccl_from=python
@@ -227,7 +257,7 @@ declare -A part_started
 for name in "${wanted[@]}"; do
     ! has_run "$name" || continue
     read -r part _ limit < <(list | awk -v name="$name" '$2 == name')
-    if [[ " ${*:-part1 part2 part3} " == *" $part "* ]]; then
+    if [[ " ${*:-$all_parts} " == *" $part "* ]]; then
         part_started[$part]=${part_started[$part]:-$SECONDS}
         left=$((part_started[$part] + budgets[$part] - SECONDS))
         if [ "$left" -lt 5 ]; then

@@ -8,6 +8,7 @@ pub mod console;
 pub mod diff;
 mod failure;
 pub mod info;
+pub mod plan;
 pub mod replay;
 
 pub use failure::Failure;

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
-use instep_cli::{Failure, bench, diff, info, replay};
+use instep_cli::{Failure, bench, diff, info, plan, replay};
 
 #[derive(Parser)]
 #[command(name = "instep", version, about)]
@@ -22,6 +22,7 @@ enum Command {
     Info(info::Arguments),
     Replay(replay::Arguments),
     Diff(diff::Arguments),
+    Plan(plan::Arguments),
     // Boxed because it has by far the most options.
     Bench(Box<bench::Arguments>),
 }
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
         Command::Info(arguments) => info::run(&arguments),
         Command::Replay(arguments) => replay::run(&arguments),
         Command::Diff(arguments) => diff::run(&arguments),
+        Command::Plan(arguments) => plan::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
     };
     outcome.unwrap_or_else(|failure: Failure| refuse(&failure.to_string()))

@@ -77,7 +77,7 @@ fn the_output_is_what_the_library_makes_with_that_world_size() {
         let fill = |name: &str, values: &mut [f32]| {
             values.copy_from_slice(&content.values(&format!("param.{name}")))
         };
-        stepper.params_mut().unwrap().fill(fill).unwrap();
+        stepper.fill_params(fill).unwrap();
         for step in 0..4 {
             let mut pass = stepper.begin().unwrap();
             for (name, id) in ["a", "b"].into_iter().zip(layout.ids()) {
@@ -87,10 +87,10 @@ fn the_output_is_what_the_library_makes_with_that_world_size() {
         }
         let mut expected = Content::default();
         for (name, id) in ["a", "b"].into_iter().zip(layout.ids()) {
-            let values = stepper.params().unwrap().get(id).unwrap();
+            let values = stepper.view::<f32>(id).unwrap();
             expected = expected.with(&format!("param.{name}"), &[values.len()], values).with_count(name, "4");
-            for state in stepper.state_names() {
-                let values = stepper.state(id, &state).unwrap();
+            for state in stepper.state_names(id).unwrap() {
+                let values = stepper.view::<f32>(id.state(&state)).unwrap();
                 expected = expected.with(&format!("state.{name}.{state}"), &[values.len()], values);
             }
         }

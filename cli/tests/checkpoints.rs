@@ -51,7 +51,7 @@ fn trained(config: &str, more: u64, build: impl Fn(&Layout) -> Stepper) -> Folde
     for (k, id) in layout.ids().enumerate() {
         let values = painted(1000 + k as u64, PARAMS[k].1.iter().product());
         let values: Vec<f32> = values.into_iter().map(|value| DType::BF16.round(value)).collect();
-        stepper.write_param(id, &values).unwrap();
+        stepper.write(id, &values).unwrap();
     }
     let mut extras = Extras::default();
     extras.scalars.insert("epoch".into(), Scalar::U64(12));
@@ -62,7 +62,7 @@ fn trained(config: &str, more: u64, build: impl Fn(&Layout) -> Stepper) -> Folde
         }
         let mut open = stepper.begin().unwrap();
         for (k, id) in layout.ids().enumerate() {
-            open.write_grad(id, &gradient(pass, k)).unwrap();
+            open.write(id.grad(), &gradient(pass, k)).unwrap();
         }
         open.finish().unwrap();
     }

@@ -30,12 +30,12 @@ fn growth_has_a_row_for_each_call_number_of_parameters_and_way_to_register_optim
     for case in ["shared 3", "shared 1500", "groups 3", "groups 1500", "each 3", "each 1500"] {
         let quantities: Vec<&str> =
             rows.iter().filter(|(of, _)| of == case).map(|(_, quantity)| quantity.as_str()).collect();
-        let calls = ["layout", "lookup", "build", "begin", "handover", "finish"];
+        let calls = ["layout", "lookup", "build", "begin", "handover", "finish", "rebind"];
         let checkpoint = ["checkpoint_write", "checkpoint_read"];
         let expected = calls.iter().chain(&checkpoint).map(|call| format!("{call}_ns_per_parameter"));
         assert_eq!(quantities, expected.collect::<Vec<_>>(), "{case}");
     }
-    assert_eq!(rows.len(), 6 * 8);
+    assert_eq!(rows.len(), 6 * 9);
 }
 
 #[test]

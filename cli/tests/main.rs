@@ -20,6 +20,7 @@ mod gpu_bundle;
 mod growth_bench;
 mod host_bench;
 mod info;
+mod plan;
 mod precision;
 mod readme;
 mod refusals;

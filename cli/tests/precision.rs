@@ -127,7 +127,7 @@ fn going_on_from_an_output_gives_the_bits_of_the_whole_run_in_every_precision() 
 /// A parameter as it is stored.
 fn stored(stepper: &Stepper, id: ParamId, dtype: DType) -> Vec<f32> {
     fn widened<T: Element>(stepper: &Stepper, id: ParamId) -> Vec<f32> {
-        stepper.params().unwrap().get_as::<T>(id).unwrap().iter().map(|value| value.to_f32()).collect()
+        stepper.view::<T>(id).unwrap().iter().map(|value| value.to_f32()).collect()
     }
     match dtype {
         DType::BF16 => widened::<bf16>(stepper, id),
@@ -154,12 +154,12 @@ fn the_output_is_what_the_library_makes_in_every_precision() {
         let builder = builder.precision(precision).copy_params(copy).ema(0.8).loss_scale(4.0);
         let mut stepper = builder.host(Solo::new(3)).unwrap();
         for ((name, _), id) in PARAMS.into_iter().zip(layout.ids()) {
-            stepper.write_param(id, &content.values(&format!("param.{name}"))).unwrap();
+            stepper.write(id, &content.values(&format!("param.{name}"))).unwrap();
         }
         for step in 0..PASSES {
             let mut pass = stepper.begin().unwrap();
             for ((name, _), id) in PARAMS.into_iter().zip(layout.ids()) {
-                pass.write_grad(id, &content.values(&format!("grad.{step}.{name}"))).unwrap();
+                pass.write(id.grad(), &content.values(&format!("grad.{step}.{name}"))).unwrap();
             }
             pass.finish().unwrap();
         }
@@ -176,14 +176,14 @@ fn the_output_is_what_the_library_makes_in_every_precision() {
             };
             add("param", &stored(&stepper, id, precision.param), precision.param);
             if precision.master != Master::None {
-                add("master", &read(&|into| stepper.read_param(id, into)), DType::F32);
+                add("master", &read(&|into| stepper.read(id, into)), DType::F32);
             }
-            add("copy", &read(&|into| stepper.read_copy(id, into)), copy);
-            add("ema", &read(&|into| stepper.read_ema(id, into)), DType::F32);
+            add("copy", &read(&|into| stepper.read(id.copy(), into)), copy);
+            add("ema", &read(&|into| stepper.read(id.ema(), into)), DType::F32);
             let moments = if precision.moments == Moments::BF16 { DType::BF16 } else { DType::F32 };
             for state in ["exp_avg", "exp_avg_sq"] {
                 let key = format!("state.{name}.{state}");
-                let values = read(&|into| stepper.read_state(id, state, into));
+                let values = read(&|into| stepper.read(id.state(state), into));
                 expected = std::mem::take(&mut expected).with(&key, shape, &values).retyped(&key, moments);
             }
             expected = expected.with_count(name, &PASSES.to_string());

@@ -324,5 +324,8 @@ fn options_out_of_range_are_refused() {
 
 #[test]
 fn an_unknown_command_gets_the_list_of_known_ones() {
-    assert_refused(&Folder::of(CONFIG, &fine()).run(&["reply"]), "; commands: info, replay, diff, bench");
+    assert_refused(
+        &Folder::of(CONFIG, &fine()).run(&["reply"]),
+        "; commands: info, replay, diff, plan, bench",
+    );
 }

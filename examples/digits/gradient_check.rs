@@ -19,7 +19,7 @@ fn every_gradient_is_the_slope_of_the_loss() -> Result<(), Box<dyn Error>> {
     let network = Network::new(&layout, &widths)?;
     let mut tape = Tape::default();
     let mut stepper = Stepper::host(&layout, Sgd::default(), Solo::default())?;
-    network.initialise(stepper.params_mut()?)?;
+    network.initialise(&mut stepper)?;
     let samples = Samples::load()?;
     let mut batches = samples.draw_batches(1, 0, 8);
     let (batch, other) = (batches.next().ok_or("no batch")?, batches.next().ok_or("no second batch")?);
@@ -29,10 +29,10 @@ fn every_gradient_is_the_slope_of_the_loss() -> Result<(), Box<dyn Error>> {
     for (id, gradient) in compute_gradients(&network, &mut stepper, &batch, &mut tape)? {
         assert!(gradient.iter().any(|slope| slope.abs() > 0.01));
         for (element, slope) in gradient.iter().enumerate() {
-            let value = stepper.params()?.get(id)?[element];
+            let value = stepper.view::<f32>(id)?[element];
             let mut measure_loss = |shifted: f32| {
-                stepper.params_mut()?.get_mut(id)?[element] = shifted;
-                network.forward::<f32>(stepper.params()?, &batch, &mut tape).map(|score| score.loss)
+                stepper.view_mut::<f32>(id)?[element] = shifted;
+                network.forward::<f32>(stepper.params(), &batch, &mut tape).map(|score| score.loss)
             };
             let (above, below) = (measure_loss(value + SHIFT)?, measure_loss(value - SHIFT)?);
             let here = measure_loss(value)?;

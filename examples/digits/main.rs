@@ -23,7 +23,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
 use instep::optim::{ALL, Descriptor};
-use instep::{DType, Master, Mode, Moments, Precision, Rounding, in_process};
+use instep::{DType, Master, Mode, Moments, Precision, Rounding, Strategy, in_process};
 
 use data::{GLOBAL_BATCH, Samples};
 use machine::choose_ranks;
@@ -45,6 +45,9 @@ pub(crate) struct Flags {
     /// When buckets are stepped.
     #[arg(long, value_enum, default_value_t = ModeName::Eager)]
     mode: ModeName,
+    /// What ranks share out; the run to compare with shares nothing out.
+    #[arg(long, value_enum, default_value_t = StrategyName::Ddp)]
+    strategy: StrategyName,
     /// Types of parameters, gradients and states.
     #[arg(long, value_enum, default_value_t = PrecisionName::F32)]
     precision: PrecisionName,
@@ -109,6 +112,24 @@ impl From<PrecisionName> for Precision {
     }
 }
 
+/// The strategies to choose from.
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+pub(crate) enum StrategyName {
+    /// Every rank steps everything.
+    Ddp,
+    /// Every rank steps its shard.
+    Zero,
+}
+
+impl From<StrategyName> for Strategy {
+    fn from(name: StrategyName) -> Strategy {
+        match name {
+            StrategyName::Ddp => Strategy::Replicated,
+            StrategyName::Zero => Strategy::Zero,
+        }
+    }
+}
+
 /// The modes to choose from.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum ModeName {
@@ -153,7 +174,8 @@ fn run(flags: &Flags) -> Result<bool, Box<dyn Error>> {
     let mode = flags.mode.into();
     let chosen = train_in_process(flags, mode, &training, &held_out)?;
     let other_mode = choose_counterpart(mode, flags.max_norm);
-    let counterpart = train_in_process(flags, other_mode, &training, &held_out)?;
+    let whole = Flags { strategy: StrategyName::Ddp, ..flags.clone() };
+    let counterpart = train_in_process(&whole, other_mode, &training, &held_out)?;
     let fine = report::judge((mode, &chosen), (other_mode, &counterpart), flags.min_accuracy);
     files::write_files(flags, &chosen, training.labels.len())?;
     Ok(fine)

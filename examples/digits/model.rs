@@ -5,7 +5,7 @@
 //! bits.
 
 use instep::dtype::Element;
-use instep::{Grads, Layout, ParamId, Params, ParamsMut, Result};
+use instep::{Grads, Layout, ParamId, Params, Result, Stepper};
 
 use crate::data::{CLASSES, PIXELS, Random, Samples};
 
@@ -76,12 +76,12 @@ impl Network {
     }
 
     /// Draws initial weights that keep the scale of values from layer to layer (He et al., ICCV 2015).
-    pub(crate) fn initialise(&self, mut params: ParamsMut<'_>) -> Result<()> {
+    pub(crate) fn initialise(&self, stepper: &mut Stepper) -> Result<()> {
         let mut random = Random::new(1);
         // In the order in which `lay_out` names them.
         let mut limits =
             self.layers.iter().flat_map(|layer| [Some((6.0 / layer.inputs as f32).sqrt()), None]);
-        params.fill(|_, values| match limits.next().flatten() {
+        stepper.fill_params(|_, values| match limits.next().flatten() {
             Some(limit) => values.fill_with(|| random.draw_within(limit)),
             None => values.fill(0.0),
         })
@@ -133,7 +133,7 @@ impl Layer {
     ) -> Result<()> {
         let Tape { values, errors, input_errors, sums } = tape;
         let values = &values[self.index];
-        let [weight_grad, bias_grad] = grads.get_disjoint_mut_as::<T, 2>([self.weight, self.bias])?;
+        let [weight_grad, bias_grad] = grads.get_disjoint_mut::<T, 2>([self.weight, self.bias])?;
         let mut write_row = |row: &mut [T], add: &dyn Fn(&mut [f32])| {
             sums.clear();
             sums.resize(row.len(), 0.0);

@@ -12,7 +12,7 @@ use mpi::traits::{Communicator, Root};
 use crate::data::Samples;
 use crate::report::{self, Progress};
 use crate::train::{Trained, train_rank};
-use crate::{Flags, choose_counterpart, refuse, train_in_process};
+use crate::{Flags, StrategyName, choose_counterpart, refuse, train_in_process};
 
 /// Trains in all processes; true if rank 0 finds the bits of one process.
 pub(crate) fn run(mut flags: Flags, training: &Samples, held_out: &Samples) -> Result<bool, Box<dyn Error>> {
@@ -33,10 +33,11 @@ pub(crate) fn run(mut flags: Flags, training: &Samples, held_out: &Samples) -> R
     }
     let mut all = vec![0u32; own.len() * flags.ranks as usize];
     root.gather_into_root(&own, &mut all);
-    let reference = train_in_process(flags, choose_counterpart(mode, flags.max_norm), training, held_out)?;
+    let whole = Flags { strategy: StrategyName::Ddp, ..flags.clone() };
+    let reference = train_in_process(&whole, choose_counterpart(mode, flags.max_norm), training, held_out)?;
     let differs = all.chunks(own.len()).zip(&reference).position(|(ours, theirs)| ours != flatten(theirs));
-    let verdict = differs.map_or("yes".to_owned(), |rank| format!("NO, rank {rank} differs"));
-    println!("every bit equal in {} processes and in one: {verdict}", flags.ranks);
+    let verdict = differs.map_or("bit-identical".to_owned(), |rank| format!("DIFFERENT, rank {rank}"));
+    println!("{} processes and one: {verdict}", flags.ranks);
     Ok(report::judge_accuracy(&[trained], flags.min_accuracy) && differs.is_none())
 }
 

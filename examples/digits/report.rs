@@ -49,11 +49,12 @@ impl Progress {
         }
         let threads = choose_threads(flags.threads, flags.ranks);
         println!(
-            "digits: network {}, {parameters} parameters in {} buckets, optimizer {}, precision {}",
+            "digits: network {}, {parameters} parameters in {} buckets, optimizer {}, precision {}, strategy {}",
             WIDTHS.map(|width| width.to_string()).join("-"),
             stepper.plan().buckets().len(),
             flags.optimizer.key(),
             name(flags.precision),
+            name(flags.strategy),
         );
         println!(
             "machine: {} cores, ranks {}, kernel threads of each rank {}, kernels {}",
@@ -103,8 +104,8 @@ pub(crate) fn judge_accuracy(chosen: &[Trained], min_accuracy: f64) -> bool {
 
 fn judge_identity(chosen: &[Trained], counterpart: &[Trained]) -> bool {
     let difference = compare(chosen, counterpart);
-    let verdict = difference.as_ref().map_or("yes".to_owned(), |what| format!("NO, {what}"));
-    println!("every bit equal in both runs: {verdict}");
+    let verdict = difference.as_ref().map_or("bit-identical".to_owned(), |what| format!("DIFFERENT, {what}"));
+    println!("both runs: {verdict}");
     difference.is_none()
 }
 
@@ -141,7 +142,7 @@ fn judge_races(chosen: &[Trained], counterpart: &[Trained]) -> bool {
             hazards.extend(trained.hazards.iter().map(describe));
         }
     }
-    println!("races found: {}", hazards.len());
+    println!("hazards: {}", hazards.len());
     hazards.iter().take(3).for_each(|hazard| println!("  {hazard}"));
     hazards.is_empty()
 }

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
 use instep::dtype::Element;
-use instep::hazard::{self, Hazard};
+use instep::hazard::Hazard;
 use instep::optim::{
     Optimizer,
     Value::{self, Flag, Number, Pair},
@@ -18,7 +18,7 @@ use crate::data::Samples;
 use crate::machine::choose_threads;
 use crate::model::{Network, Score, Tape, WIDTHS, lay_out};
 use crate::report::Progress;
-use crate::{Flags, PrecisionName};
+use crate::{Flags, PrecisionName, StrategyName};
 
 /// The results of one rank.
 pub(crate) struct Trained {
@@ -68,9 +68,11 @@ fn train_rank_as<T: Element>(
     let network = Network::new(&layout, &WIDTHS)?;
     let mut tape = Tape::default();
     let mut stepper = build_stepper(flags, mode, &layout, comm)?;
+    if rank == 0 || flags.strategy == StrategyName::Zero {
+        // The first pass gives these to every rank, but for masters of which each keeps its own part.
+        network.initialise(&mut stepper)?;
+    }
     if rank == 0 {
-        // The first pass gives these to every rank.
-        network.initialise(stepper.params_mut()?)?;
         progress.start(flags, &stepper)?;
     }
 
@@ -106,7 +108,7 @@ fn train_rank_as<T: Element>(
         accuracy,
         training: training_time,
         parameters,
-        hazards: hazard::check(stepper.plan(), stepper.state_names().len(), &recording.list),
+        hazards: stepper.check(&recording),
         recording,
     })
 }
@@ -137,6 +139,7 @@ fn build_stepper(
     }
     let builder = Stepper::builder(layout, optimizer);
     let builder = builder.precision(flags.precision.into());
+    let builder = builder.strategy(flags.strategy.into());
     let mut builder = builder.mode(mode).bucket_cap_bytes(flags.bucket_cap_bytes).record(true);
     if let Some(max_norm) = flags.max_norm {
         builder = builder.clip(Clip::Global(max_norm));
@@ -153,16 +156,16 @@ fn evaluate<T: Element>(
     held_out: &Samples,
     tape: &mut Tape,
 ) -> Result<Score> {
-    network.forward::<T>(stepper.params()?, held_out, tape)
+    network.forward::<T>(stepper.params(), held_out, tape)
 }
 
 fn collect_parameters(stepper: &Stepper) -> Result<Vec<Trace>> {
     let collect = |id| {
         let mut values = vec![0.0; stepper.layout().parameter(id)?.len as usize];
-        stepper.read_param(id, &mut values)?;
+        stepper.gather(id, &mut values)?;
         let mut tensors = vec![("value".into(), values.clone())];
-        for state in stepper.state_names() {
-            stepper.read_state(id, &state, &mut values)?;
+        for state in stepper.state_names(id)? {
+            stepper.gather(id.state(&state), &mut values)?;
             tensors.push((state, values.clone()));
         }
         let name = stepper.layout().parameter(id)?.name.clone();

@@ -35,7 +35,7 @@ fn train(comm: impl Collective + 'static) -> Result<Vec<u32>> {
         pass.grad_ready(weight)?;
         pass.finish()?;
     }
-    Ok(stepper.params()?.get(weight)?.iter().map(|w| w.to_bits()).collect())
+    Ok(stepper.view::<f32>(weight)?.iter().map(|w| w.to_bits()).collect())
 }
 
 fn run_rank() -> Result<(), Box<dyn Error>> {

@@ -205,6 +205,9 @@ impl Collective for Tcp {
 
     unsafe fn enqueue(&self, call: &Call) -> Result<()> {
         self.shared.refuse()?;
+        if !self.knows(call.kind) {
+            return Err(call.unknown_kind());
+        }
         // SAFETY: the source is valid for `bytes`, and nothing writes to it, by the contract.
         let source = unsafe { std::slice::from_raw_parts(call.src, call.bytes as usize) };
         let since = Instant::now();

@@ -19,7 +19,7 @@ INSTEP_INLINE uint32_t run_length(uint64_t start, uint64_t last) {
 /* Adds in rank order, whichever rank arrives first. 16-bit elements are added as f32 and rounded once; a ring would
  * round at every hop. */
 __attribute__((noinline)) void sum_range(void* const* ranks, uint64_t rank_count, uint32_t dtype, uint64_t first,
-                                         uint64_t last) {
+                                         uint64_t last, void* to) {
     const bool wide = dtype == INSTEP_DTYPE_F32;
     const uint64_t bytes = bytes_of(dtype);
     float total[RUN], widened[RUN];
@@ -41,6 +41,10 @@ __attribute__((noinline)) void sum_range(void* const* ranks, uint64_t rank_count
             narrow_run(dtype, count, total, narrowed);
         }
         const void* const sum = wide ? static_cast<const void*>(total) : narrowed;
+        if (to) {
+            __builtin_memcpy(static_cast<char*>(to) + (start - first) * bytes, sum, count * bytes);
+            continue;
+        }
         for (uint64_t r = 0; r < rank_count; ++r) {
             __builtin_memcpy(static_cast<char*>(ranks[r]) + start * bytes, sum, count * bytes);
         }

@@ -51,9 +51,9 @@ void entry_custom(const InstepStepArgs* args) {
     IeeeEnvironment environment;
     instruct_all(args);
 }
-void entry_sum(void* const* ranks, uint64_t rank_count, uint32_t dtype, uint64_t first, uint64_t last) {
+void entry_sum(void* const* ranks, uint64_t rank_count, uint32_t dtype, uint64_t first, uint64_t last, void* to) {
     IeeeEnvironment environment;
-    sum_range(ranks, rank_count, dtype, first, last);
+    sum_range(ranks, rank_count, dtype, first, last, to);
 }
 void entry_narrow(const float* from, uint16_t* to, uint32_t dtype, float factor, uint64_t count) {
     IeeeEnvironment environment;

@@ -51,7 +51,7 @@ uint32_t step_bfloat16_tile(const InstepStepArgs& args, const InstepTile& tile, 
 template <class Rule>
 uint32_t step_tile(const InstepStepArgs& args, const InstepTile& tile, const InstepRecord& record, uint64_t ahead_bytes) {
     const typename Rule::Scalars scalars = scalars_of<Rule>(record);
-    const float multiplier = step_multiplier(args, record);
+    const float multiplier = gradient_multiplier(args, record, INSTEP_ACTION_STEP);
     const RandomKey key = random_key(args.seed, record.steps + 1);
     const bool narrow_param = args.param_dtype != INSTEP_DTYPE_F32;
     const bool in_place = args.grad_dtype == INSTEP_DTYPE_F32 && args.moments == INSTEP_MOMENTS_F32 &&
@@ -113,19 +113,23 @@ uint32_t step_record(const InstepStepArgs& args, const InstepTile& tile, const I
 }
 
 __attribute__((noinline)) void step_tiles(const InstepStepArgs* args, uint64_t first, uint64_t last, uint64_t ahead_bytes) {
-    const bool is_last = args->part != INSTEP_PART_MEASURE;
+    const bool is_last = args->part != INSTEP_PART_MEASURE, rests = steps_nothing(*args);
     uint32_t nonfinite = 0;
     for (uint64_t t = first; t < last; ++t) {
         const InstepTile& tile = args->tiles[t];
         InstepRecord& record = args->records[tile.record];
         const uint32_t action = record_action(*args, record);
-        if (action == INSTEP_ACTION_STEP && !args->control->skip) {
+        if (action == INSTEP_ACTION_STEP && !rests) {
             nonfinite |= step_record(*args, tile, record, ahead_bytes);
             if (tile.first && is_last) record.stepped = 1;
         }
-        if (!is_last) continue;
-        if (action == INSTEP_ACTION_AVERAGE) average_tile(*args, tile, average_multiplier(*args, record));
-        if (action == INSTEP_ACTION_STEP && args->zero_grads) zero_tile(*args, tile);
+        /* Of two launches, the one that reads sums writes the means of stepped gradients. */
+        const bool averages = args->gradients == INSTEP_GRADIENTS_AVERAGE && args->part != INSTEP_PART_APPLY;
+        if (action == INSTEP_ACTION_STEP ? averages : action == INSTEP_ACTION_AVERAGE && is_last) {
+            average_tile(*args, tile, gradient_multiplier(*args, record, action));
+        }
+        const bool zeroes = args->gradients == INSTEP_GRADIENTS_ZERO && is_last;
+        if (action == INSTEP_ACTION_STEP && zeroes) zero_tile(*args, tile);
     }
     if (nonfinite) atomic_minimum(&args->control->first_nonfinite_bucket, args->bucket);
 }

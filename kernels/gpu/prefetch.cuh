@@ -27,7 +27,7 @@ struct TileSlot {
     uint32_t count; /* elements of the run */
     uint32_t next;  /* number of the tile after it */
     uint32_t place; /* of this slot among those of its warp */
-    uint32_t reserved;
+    float multiplier; /* of its gradients, if a mean is left or it depends on the run */
 
     INSTEP_DEVICE const InstepTile& tile() const { return *reinterpret_cast<const InstepTile*>(words); }
     INSTEP_DEVICE const InstepRecord& record() const {
@@ -87,6 +87,12 @@ struct TilePrefetch {
         arrive();
         slot = &slot_of(1);
         return true;
+    }
+
+    /* A warp that has met calls it, and every lane sees the multiplier afterwards. */
+    INSTEP_DEVICE void set_multiplier(float multiplier) const {
+        if (threadIdx.x % 32 == 0) slot->multiplier = multiplier;
+        __syncwarp();
     }
 
   private:

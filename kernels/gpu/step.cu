@@ -28,9 +28,7 @@ struct Common {
     Format format;
     float multiplier;
 
-    INSTEP_DEVICE float multiplier_of(const InstepStepArgs& args, const InstepRecord& record) const {
-        return has_multiplier ? multiplier : step_multiplier(args, record);
-    }
+    INSTEP_DEVICE float multiplier_of(const TileSlot& run) const { return has_multiplier ? multiplier : run.multiplier; }
 };
 
 /* The data that a kernel's threads share. */
@@ -56,7 +54,7 @@ INSTEP_DEVICE bool has_aligned_states(const InstepStepArgs& args) {
 INSTEP_DEVICE Common common_of(const InstepStepArgs& args, bool is_coded) {
     const InstepControl& control = *args.control;
     const float multiplier = args.local ? control.local_multiplier : control.multiplier;
-    return {control.skip, has_aligned_states(args), knows_multiplier(args), format_of(args, is_coded), multiplier};
+    return {steps_nothing(args), has_aligned_states(args), knows_multiplier(args), format_of(args, is_coded), multiplier};
 }
 
 /* Whether a tile is full and its streams but for the gradients are aligned to four elements. */
@@ -127,7 +125,7 @@ INSTEP_DEVICE uint32_t step_scaled_tile(const ScaledTile& tile, const Common& co
         apply_tile<Rule, CODED>(tile);
         return 0;
     }
-    const float multiplier = common.multiplier_of(args, tile.place.record());
+    const float multiplier = common.multiplier_of(tile.place.slot);
     return measure_tile<Rule, CODED>(tile, multiplier);
 }
 
@@ -141,7 +139,7 @@ INSTEP_DEVICE uint32_t step_any_tile(const Place& place, const Common& common, S
         return is_full && has_aligned_gradients ? step_scaled_tile<Rule<MOST>, CODED>({full, {full}, shared}, common)
                                                 : step_scaled_tile<Rule<MOST>, CODED>({place, {place}, shared}, common);
     } else {
-        const float multiplier = common.multiplier_of(place.args, place.record());
+        const float multiplier = common.multiplier_of(place.slot);
         using Loops = Known<FEWEST, MOST, CODED>;
         uint32_t nonfinite = 0;
         if (is_full) {
@@ -172,9 +170,9 @@ INSTEP_DEVICE void step_bucket(const InstepStepArgs& args, Shared<Rule<MOST>, CO
         runs.look_ahead();
         const Place place = {args, runs.current(), false, Format::ANY, 0};
         const uint32_t action = record_action(args, place.record());
-        if (action == INSTEP_ACTION_AVERAGE && is_last) {
-            average_tile(place, average_multiplier(args, place.record()));
-        } else if (action == INSTEP_ACTION_STEP) {
+        const bool averages = args.gradients == INSTEP_GRADIENTS_AVERAGE || action == INSTEP_ACTION_AVERAGE;
+        if (averages || !common.has_multiplier) runs.set_multiplier(gradient_multiplier(args, place.record(), action));
+        if (action == INSTEP_ACTION_STEP) {
             if (!common.skips) {
                 const uint32_t nonfinite = step_any_tile<Rule, FEWEST, MOST, CODED>(place, common, by_tile);
                 if (__any_sync(0xffffffffu, nonfinite) && threadIdx.x % 32 == 0) {
@@ -182,8 +180,14 @@ INSTEP_DEVICE void step_bucket(const InstepStepArgs& args, Shared<Rule<MOST>, CO
                 }
                 if (place.tile().first && is_last && threadIdx.x == 0) args.records[place.tile().record].stepped = 1;
             }
-            if (args.zero_grads && is_last) zero_tile(place);
+            if (args.gradients == INSTEP_GRADIENTS_ZERO && is_last) zero_tile(place);
+            /* Of two launches, the one that reads the sums writes the means. */
+            if (args.gradients != INSTEP_GRADIENTS_AVERAGE || args.part == INSTEP_PART_APPLY) continue;
+            __syncthreads(); /* all reads of the tile are made, by this block alone */
+        } else if (action != INSTEP_ACTION_AVERAGE || !is_last) {
+            continue;
         }
+        average_tile(place, place.slot.multiplier); /* from shared memory: no register holds it meanwhile */
     }
 }
 

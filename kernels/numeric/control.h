@@ -118,8 +118,8 @@ INSTEP_INLINE void begin_record(const InstepBeginArgs& args, uint64_t index) {
     record->action = args.actions[index];
     if (args.norms) empty(&args.norms[index]);
     /* The default; all segments of a bucket write the same 1 to its count. */
-    if (record->tail) count_this_rank(record->tail, args.grad_dtype);
-    if (record->contributors) count_this_rank(record->contributors, args.grad_dtype);
+    if (record->tail) count_this_rank(record->tail, record->grad_dtype);
+    if (record->contributors) count_this_rank(record->contributors, record->grad_dtype);
     InstepHyper hyper = args.hypers[record->hyper];
     hyper.words[0] *= args.lr_multipliers[index]; /* every rule's lr */
     switch (record->optimizer) {
@@ -165,19 +165,22 @@ INSTEP_INLINE bool knows_multiplier(const InstepStepArgs& args) {
     return (args.local != 0) | (control.decided != 0) | (control.divisor > 0.0); /* no load waits for another */
 }
 
-/* Multiplies a reduced gradient. It is known since Begin or Decide, or else comes from the bucket's own count. */
-INSTEP_INLINE float step_multiplier(const InstepStepArgs& args, const InstepRecord& record) {
+/* Multiplies a reduced gradient that is stepped or averaged. It is known since Begin or Decide, or else comes from the
+ * bucket's own count. An average has neither loss scale nor clip. */
+INSTEP_INLINE float gradient_multiplier(const InstepStepArgs& args, const InstepRecord& record, uint32_t action) {
     const InstepControl& control = *args.control;
-    if (args.local) return control.local_multiplier;
-    if (knows_multiplier(args)) return control.multiplier;
-    return static_cast<float>(1.0 / (divisor_of(args, record) * control.loss_scale) * control.clip);
+    const bool steps = action == INSTEP_ACTION_STEP;
+    if (args.local) return steps ? control.local_multiplier : 1.0f;
+    if (steps ? knows_multiplier(args) : control.divisor > 0.0) {
+        return steps ? control.multiplier : control.average_multiplier;
+    }
+    const double loss_scale = steps ? control.loss_scale : 1.0, clip = steps ? control.clip : 1.0;
+    return static_cast<float>(1.0 / (divisor_of(args, record) * loss_scale) * clip);
 }
 
-INSTEP_INLINE float average_multiplier(const InstepStepArgs& args, const InstepRecord& record) {
-    const InstepControl& control = *args.control;
-    if (args.local) return 1.0f;
-    if (control.divisor > 0.0) return control.average_multiplier;
-    return static_cast<float>(1.0 / divisor_of(args, record));
+/* Whether a launch leaves parameters and states as they are. */
+INSTEP_INLINE bool steps_nothing(const InstepStepArgs& args) {
+    return (args.control->skip != 0) | (args.part == INSTEP_PART_END);
 }
 
 /* Decides the action of the user's own code on a segment, before that code runs: it cannot read skip and tail. */
@@ -185,7 +188,7 @@ INSTEP_INLINE void instruct(const InstepStepArgs& args, const InstepTile& tile) 
     if (!tile.first) return;
     InstepRecord& record = args.records[tile.record];
     const bool steps = record_action(args, record) == INSTEP_ACTION_STEP && !args.control->skip;
-    record.scalars.custom.multiplier = step_multiplier(args, record);
+    record.scalars.custom.multiplier = gradient_multiplier(args, record, INSTEP_ACTION_STEP);
     record.scalars.custom.action = steps ? INSTEP_ACTION_STEP : INSTEP_ACTION_LEAVE;
     if (steps) record.stepped = 1;
 }
@@ -222,8 +225,10 @@ INSTEP_INLINE void decide(const InstepDecideArgs& args) {
     control->multiplier = canonical(static_cast<float>(multiplier * control->clip));
     /* Tests the gradient as the step sees it: a finite sum may overflow when a small loss scale is divided out. */
     const bool spoils = args.skip_nonfinite && is_nonfinite(float_of(worst) * control->multiplier);
-    control->skip |= spoils; /* Begin has set it where another program's flag forbids the pass */
+    const bool forbidden = args.found_inf && *args.found_inf != 0.0f;
+    control->skip |= spoils | forbidden; /* Begin has set it where a flag that only forbids is not 0 */
     if (control->skip) control->clip = 1.0;
+    if (args.found_inf) *args.found_inf = control->skip ? 1.0f : 0.0f;
     control->decided = 1;
     /* The status is of the pass. Decisions follow each other, so no other thread writes there. */
     if (args.pass_control && is_nonfinite(float_of(worst) * control->multiplier) &&

@@ -4,21 +4,36 @@
 //! `samples.rs` times them. This file must add nothing to a launch.
 #![allow(unsafe_code)]
 
+use std::ffi::c_void;
+use std::mem::ManuallyDrop;
 use std::ops::Range;
+use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{constants, plan, step_bytes};
-use crate::cuda::driver::{Driver, Entered, Kernel, Module};
+use super::{constants, plan};
+use crate::cuda::driver::{Driver, Entered, Kernel, Module, Shape};
+use crate::cuda::owned::Event;
 use crate::cuda::{Cuda, CudaDevice, Parts};
 use crate::device::{Device, Executor};
 use crate::error::Result;
-use crate::handle::{DevicePtr, EventHandle, StreamHandle};
+use crate::handle::{DevicePtr, StreamHandle};
 use crate::host::Solo;
 use crate::launch::{Assignment, StepConstants};
 use crate::layout::{Layout, Plan, Storage};
-use crate::op::{Action, Memory, Op, Part, Phase, Span, Stream};
+use crate::op::{Action, Memory, Op, Part, Phase, Span, Stream, step_bytes};
 use crate::optim::{Clip, Optimizer};
+
+/// Thread blocks of the copy by the multiprocessors: as many as an SM holds with 256 threads each.
+const COPY_BLOCKS_PER_MULTIPROCESSOR: u32 = 8;
+const COPY_THREADS: u32 = 256;
+
+#[repr(C)]
+struct CopyArgs {
+    from: u64,
+    to: u64,
+    count: u64,
+}
 
 /// A layout's memory on a GPU, stepped bucket by bucket.
 pub struct GpuLauncher {
@@ -28,8 +43,9 @@ pub struct GpuLauncher {
     states: usize,
     parts: &'static [Part],
     stream: StreamHandle,
-    pub(super) start: EventHandle,
-    pub(super) end: EventHandle,
+    /// Given back while the device is current.
+    pub(super) start: ManuallyDrop<Event>,
+    pub(super) end: ManuallyDrop<Event>,
     /// Sources and destinations of the copies.
     pub(super) copied: [DevicePtr; 2],
     pub(super) plug: [DevicePtr; 2],
@@ -77,6 +93,10 @@ impl GpuLauncher {
             borrowed: None,
             timed: false,
         })?;
+        let (start, end) = {
+            let _entered = Entered::new(&*driver)?;
+            (Event::new(&driver, true)?, Event::new(&driver, true)?)
+        };
         let (states, stream) = (optimizer.state_names().len(), device.stream(Stream::Optim));
         let mut launcher = GpuLauncher {
             device,
@@ -85,8 +105,8 @@ impl GpuLauncher {
             states,
             parts: Part::all(optimizer.as_rule().is_scaled()),
             stream,
-            start: EventHandle::default(),
-            end: EventHandle::default(),
+            start: ManuallyDrop::new(start),
+            end: ManuallyDrop::new(end),
             copied: [DevicePtr::default(); 2],
             plug: [DevicePtr::default(); 2],
             sm_copy: None,
@@ -126,7 +146,7 @@ impl GpuLauncher {
 
     /// Returns the bytes that the norm of a bucket reads: its gradients.
     pub fn norm_bytes(&self, bucket: u32) -> u64 {
-        Span::bucket(&self.plan, &self.plan.buckets()[bucket as usize]).bytes()
+        Span::bucket(&self.plan.buckets()[bucket as usize]).bytes()
     }
 
     /// Writes bytes of a memory, from element `elements.start` on.
@@ -175,19 +195,45 @@ impl GpuLauncher {
         self.device.submit(&[Op { stream: Stream::Optim, action }]);
     }
 
-    pub(super) fn record(&mut self, event: EventHandle) -> Result<()> {
-        // SAFETY: an event of our own, the device's stream.
-        self.guarded(|driver, stream| unsafe { driver.record(event, stream) })
+    pub(super) fn record(&mut self, event: &Event) -> Result<()> {
+        self.guarded(|_, stream| event.record(stream))
+    }
+
+    /// Copies from the first half of the plug to the second, which evicts everything else from the cache.
+    pub(super) fn copy_plug(&mut self) -> Result<()> {
+        let ([from, to], bytes) = (self.plug, self.driver.l2_bytes());
+        // SAFETY: memory of our own, that long.
+        self.guarded(|driver, stream| unsafe { driver.copy(to, from, bytes, stream) })
+    }
+
+    /// Copies as many bytes as the step of a bucket moves: half of them are read.
+    pub(super) fn copy_part(&mut self, bytes: u64, bucket: u32) -> Result<()> {
+        let [from, to] = self.copied_part(bytes, bucket);
+        // SAFETY: there is room for one copy of each bucket, by `copied_part`.
+        self.guarded(|driver, stream| unsafe { driver.copy(to, from, bytes / 2, stream) })
+    }
+
+    /// Does the same by the multiprocessors.
+    pub(super) fn copy_part_by_kernel(&mut self, bytes: u64, bucket: u32) -> Result<()> {
+        let [from, to] = self.copied_part(bytes, bucket);
+        let args = CopyArgs { from: from.0, to: to.0, count: bytes / 2 / 16 };
+        let blocks = COPY_BLOCKS_PER_MULTIPROCESSOR * self.driver.multiprocessors();
+        let shape = Shape { blocks, threads: COPY_THREADS };
+        let Some((_, kernel)) = self.sm_copy else { panic!("load_sm_copy comes first") };
+        let at: *const c_void = ptr::from_ref(&args).cast();
+        // SAFETY: the kernel's struct; the memory is as in `copy_part`.
+        self.guarded(|driver, stream| unsafe { driver.launch(kernel, shape, stream, at) })
     }
 
     /// Waits until everything has run.
     fn settle(&mut self) -> Result<()> {
-        self.record(self.end)?;
+        let end = Event::clone(&self.end);
+        self.record(&end)?;
         self.block_on_end()
     }
 
     pub(super) fn block_on_end(&mut self) -> Result<()> {
-        let end = self.end;
+        let end = &self.end;
         self.device.guarded("a bench", |device| device.block_on(end))
     }
 
@@ -200,11 +246,10 @@ impl GpuLauncher {
         self.device.guarded("a bench", |_| work(&*driver, stream))
     }
 
-    /// Makes the events, and memory of these sizes for copies and plug.
+    /// Makes memory of these sizes for copies and plug.
     fn prepare(&mut self, bytes: [u64; 2]) -> Result<()> {
         let driver = Arc::clone(&self.driver);
         let _entered = Entered::new(&*driver)?;
-        (self.start, self.end) = (driver.create_event(true)?, driver.create_event(true)?);
         for (pair, bytes) in [&mut self.copied, &mut self.plug].into_iter().zip(bytes) {
             for address in pair {
                 *address = driver.allocate(bytes, self.stream)?;
@@ -219,17 +264,16 @@ impl GpuLauncher {
 impl Drop for GpuLauncher {
     fn drop(&mut self) {
         let Ok(_entered) = Entered::new(&*self.driver) else { return };
-        // SAFETY: made by `prepare`, given back after its last use, or not made.
+        // SAFETY: made by `prepare`, given back after its last use, or not made; the events are used no more.
         unsafe {
             for address in self.copied.into_iter().chain(self.plug).filter(|a| *a != DevicePtr::default()) {
                 self.driver.free(address, self.stream);
             }
-            for event in [self.start, self.end].into_iter().filter(|e| *e != EventHandle::default()) {
-                self.driver.destroy_event(event);
-            }
             if let Some((module, _)) = self.sm_copy {
                 self.driver.unload(module);
             }
+            ManuallyDrop::drop(&mut self.start);
+            ManuallyDrop::drop(&mut self.end);
         }
     }
 }

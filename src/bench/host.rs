@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::{Arc, Barrier};
 use std::thread;
 
-use super::{constants, plan, step_bytes};
+use super::{constants, plan};
 use crate::abi::{INSTEP_TILE_ELEMENTS, InstepStored};
 use crate::bucket_step::{BucketStep, Scaling, Tensor, Tensors};
 use crate::dtype::DType;
@@ -18,8 +18,8 @@ use crate::host::arena::Memories;
 use crate::host::kernels::Kernels;
 use crate::host::prefetch::AHEAD_BYTES;
 use crate::launch::{Assignment, dtype_code, master_code};
-use crate::layout::{Bucket, ForeignBucket, Layout, Master, Moments, Plan, Storage};
-use crate::op::{Memory, Part, Span};
+use crate::layout::{Bucket, ForeignBucket, Layout, Master, Moments, Plan, Precision, Storage};
+use crate::op::{Memory, Part, Span, step_bytes};
 use crate::optim::Optimizer;
 use crate::pool::Pool;
 
@@ -114,7 +114,7 @@ impl Launcher {
     /// # Errors
     /// `Config` for any other memory, whose elements have another type than parameters and gradients.
     pub fn fill(&mut self, memory: Memory, value: impl Fn(usize) -> f32) -> Result<()> {
-        let precision = self.plan.storage().precision;
+        let precision = self.precision();
         let (dtype, master) = match memory {
             Memory::Grads => (precision.grad, Master::None),
             Memory::Params => (precision.param, precision.master),
@@ -144,14 +144,19 @@ impl Launcher {
             };
             // SAFETY: runs of that length of this launcher's own memory, which `&mut self` holds alone.
             unsafe {
-                self.kernels.encode(values.as_ptr(), &stored);
+                self.kernels.encode_at(values.as_ptr(), &stored);
                 if master == Master::F32 {
                     (stored.values, stored.format) = (master_at, dtype_code(DType::F32));
-                    self.kernels.encode(values.as_ptr(), &stored);
+                    self.kernels.encode_at(values.as_ptr(), &stored);
                 }
             }
         }
         Ok(())
+    }
+
+    /// Of all buckets: a launcher has one storage.
+    fn precision(&self) -> Precision {
+        self.plan.buckets()[0].storage.precision
     }
 
     /// Steps one bucket.
@@ -182,7 +187,7 @@ impl Launcher {
     /// # Errors
     /// `Config` unless parameters, gradients and states are all f32: the loop reads and writes f32 alone.
     pub fn ceiling(&mut self, buckets: Range<usize>, rounds: usize, prefetches: bool) -> Result<()> {
-        let precision = self.plan.storage().precision;
+        let precision = self.precision();
         let is_f32 =
             (precision.param, precision.grad, precision.moments) == (DType::F32, DType::F32, Moments::F32);
         if !is_f32 {

@@ -190,7 +190,7 @@ impl Load {
             len >= self.size.elements() as u64,
             "a parameter of {len} elements is shorter than the load's gradients"
         );
-        let gradient = pass.grad_ptr(id)?;
+        let gradient = pass.ptr(id.grad())?;
         self.launch_backward(kind, gradient)
     }
 

@@ -3,28 +3,36 @@
 //! Not part of the documented interface. A bench runs what a user runs: `BucketStep` on the host, a device's own ops on a
 //! GPU. This file must add nothing to a launch.
 
-mod alone;
 mod distant;
 mod gpu;
 mod host;
 mod load;
+mod public;
 mod samples;
 mod trainer;
 
-pub use alone::Alone;
 pub use distant::Distant;
 pub use gpu::{GpuCase, GpuLauncher};
 pub use host::Launcher;
 pub use load::{Load, LoadKind, LoadSize, PacedReduce, Pacing};
+pub use public::{Alone, Moving};
 pub use samples::{MOST_BEGINS, Sample, Work};
 pub use trainer::{Mark, Times, Trainer};
 
 use std::sync::Arc;
 
+use crate::cuda::CudaDevice;
 use crate::error::Result;
+use crate::handle::EventHandle;
 use crate::launch::StepConstants;
 use crate::layout::{BucketCaps, Layout, Plan, Storage, Tails};
-use crate::op::{Action, Frozen, Memory, Op, Part, Stream};
+use crate::stepper::Stepper;
+
+/// Returns the event at which the times of a stepper's recorded ops are zero, if it records: a bench times the trainer's own
+/// stream by the same clock.
+pub fn clock_zero(stepper: &Stepper<CudaDevice>) -> Option<EventHandle> {
+    stepper.clock_zero()
+}
 
 /// Buckets of `cap_bytes`, the first one included, without tails.
 fn plan(layout: &Layout, cap_bytes: u64, world_size: u32, storage: Storage) -> Result<Arc<Plan>> {
@@ -35,16 +43,4 @@ fn plan(layout: &Layout, cap_bytes: u64, world_size: u32, storage: Storage) -> R
 /// A step that takes the mean over `world_size` ranks and does nothing else on the way.
 fn constants(world_size: u32) -> StepConstants {
     StepConstants { divisor: f64::from(world_size), ema_decay: 0.999, ..StepConstants::PLAIN }
-}
-
-/// Bytes that one step of a bucket reads and writes, by the accesses that the checker judges.
-fn step_bytes(plan: &Plan, states: usize, parts: &[Part], bucket: u32) -> u64 {
-    let mut bytes = 0;
-    let op = Op { stream: Stream::Optim, action: Action::Step { bucket } };
-    op.accesses(plan, states, &Frozen::default(), &mut |access| {
-        if access.span.memory != Memory::Control {
-            bytes += parts.iter().map(|part| access.moved_bytes(plan, *part)).sum::<u64>();
-        }
-    });
-    bytes
 }

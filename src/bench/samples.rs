@@ -3,21 +3,15 @@
 //! A sample starts after a plug: work that keeps the stream busy until the whole sample is queued, so no host time is
 //! measured. The plug is one copy of the L2 cache's size per launch; if it was too short, the sample is marked. This file
 //! must put nothing between the two events but what is measured.
-#![allow(unsafe_code)]
 
-use std::ffi::c_void;
-use std::ptr;
 use std::time::{Duration, Instant};
 
 use super::GpuLauncher;
-use crate::cuda::driver::Shape;
+use crate::cuda::owned::Event;
 use crate::error::Result;
 use crate::handle::DevicePtr;
 use crate::op::{Action, Phase};
 
-/// Thread blocks of the copy by the multiprocessors: as many as an SM holds with 256 threads each.
-const COPY_BLOCKS_PER_MULTIPROCESSOR: u32 = 8;
-const COPY_THREADS: u32 = 256;
 /// Most launches that the warm-up queues at a time.
 const WARM_UP_LAUNCHES: usize = 256;
 /// Most Begins that a sample queues: the host may be 8 passes ahead, and one Begin does not count.
@@ -49,13 +43,6 @@ pub struct Sample {
     pub starved: bool,
 }
 
-#[repr(C)]
-struct CopyArgs {
-    from: u64,
-    to: u64,
-    count: u64,
-}
-
 impl GpuLauncher {
     /// Times one work per bucket, after one that does not count. A pass's Begin comes before steps and norms.
     ///
@@ -68,20 +55,17 @@ impl GpuLauncher {
         if matches!(work, Work::Step | Work::Norm | Work::Decide) {
             self.submit(Action::Control(Phase::Begin));
         }
-        let ([from, to], bytes) = (self.plug, self.driver.l2_bytes());
-        let (start, end) = (self.start, self.end);
+        let (start, end) = (Event::clone(&self.start), Event::clone(&self.end));
         for _ in 0..=buckets.len() {
-            // SAFETY: memory of our own, that long.
-            self.guarded(|driver, stream| unsafe { driver.copy(to, from, bytes, stream) })?;
+            self.copy_plug()?;
         }
         // Bring back the bucket that the plug has evicted from the cache, if it is to be there: the one that comes back
         // last.
         self.launch(work, buckets[buckets.len() - 1])?;
-        self.record(start)?;
+        self.record(&start)?;
         buckets.iter().try_for_each(|bucket| self.launch(work, *bucket))?;
-        self.record(end)?;
-        // SAFETY: an event of our own, recorded above.
-        let starved = self.guarded(|driver, _| unsafe { driver.is_passed(start) })?;
+        self.record(&end)?;
+        let starved = self.guarded(|_, _| start.is_passed())?;
         Ok(Sample { device_ns: self.elapsed_ns()?, starved })
     }
 
@@ -96,13 +80,14 @@ impl GpuLauncher {
     pub fn warm_up(&mut self, work: Work, buckets: &[u32], duration: Duration) -> Result<f64> {
         let (began, goal_ns) = (Instant::now(), duration.as_nanos() as f64);
         let (mut device_ns, mut launches) = (0.0, 1);
+        let (start, end) = (Event::clone(&self.start), Event::clone(&self.end));
         while device_ns < goal_ns && began.elapsed() < 4 * duration {
             if matches!(work, Work::Step | Work::Norm | Work::Decide) {
                 self.submit(Action::Control(Phase::Begin));
             }
-            self.record(self.start)?;
+            self.record(&start)?;
             buckets.iter().cycle().take(launches).try_for_each(|bucket| self.launch(work, *bucket))?;
-            self.record(self.end)?;
+            self.record(&end)?;
             device_ns += self.elapsed_ns()?;
             let most = if work == Work::Begin { MOST_BEGINS } else { WARM_UP_LAUNCHES };
             launches = (2 * launches).min(most);
@@ -116,27 +101,14 @@ impl GpuLauncher {
             Work::Norm => self.submit(Action::Norm { bucket }),
             Work::Begin => self.submit(Action::Control(Phase::Begin)),
             Work::Decide => self.submit(Action::Control(Phase::Decide)),
-            Work::Copy(bytes) => {
-                let [from, to] = self.copied_part(bytes, bucket);
-                // SAFETY: there is room for one copy of each bucket, by `copied_part`.
-                self.guarded(|driver, stream| unsafe { driver.copy(to, from, bytes / 2, stream) })?;
-            }
-            Work::SmCopy(bytes) => {
-                let [from, to] = self.copied_part(bytes, bucket);
-                let args = CopyArgs { from: from.0, to: to.0, count: bytes / 2 / 16 };
-                let blocks = COPY_BLOCKS_PER_MULTIPROCESSOR * self.driver.multiprocessors();
-                let shape = Shape { blocks, threads: COPY_THREADS };
-                let Some((_, kernel)) = self.sm_copy else { panic!("load_sm_copy comes first") };
-                let at: *const c_void = ptr::from_ref(&args).cast();
-                // SAFETY: the kernel's struct; the memory is as for `Copy`.
-                self.guarded(|driver, stream| unsafe { driver.launch(kernel, shape, stream, at) })?;
-            }
+            Work::Copy(bytes) => self.copy_part(bytes, bucket)?,
+            Work::SmCopy(bytes) => self.copy_part_by_kernel(bytes, bucket)?,
         }
         Ok(())
     }
 
     /// Returns where a copy of this bucket reads and writes.
-    fn copied_part(&self, bytes: u64, bucket: u32) -> [DevicePtr; 2] {
+    pub(super) fn copied_part(&self, bytes: u64, bucket: u32) -> [DevicePtr; 2] {
         let count = self.plan.buckets().len() as u32;
         assert!(bucket < count, "the plan has {count} buckets");
         assert!((0..count).all(|k| bytes <= self.step_bytes(k)), "a copy is longer than a step");
@@ -146,9 +118,8 @@ impl GpuLauncher {
 
     /// Waits for the end event, and returns the time since the start event.
     fn elapsed_ns(&mut self) -> Result<f64> {
-        let (start, end) = (self.start, self.end);
         self.block_on_end()?;
-        // SAFETY: events of our own, both of them passed.
-        self.guarded(|driver, _| unsafe { driver.elapsed_ns(start, end) })
+        let (start, end) = (Event::clone(&self.start), Event::clone(&self.end));
+        self.guarded(|_, _| start.ns_until(&end))
     }
 }

@@ -84,7 +84,7 @@ impl BucketStepBuilder {
         BucketStepBuilder { ema_decay: Some(decay), ..self }
     }
 
-    /// Sets what becomes of stepped gradients: kept, which is the default, or zeroed by the step's own launch.
+    /// Sets what becomes of stepped gradients: kept, which is the default, or zeroed or averaged by the step's own launch.
     pub fn gradients(self, gradients: Gradients) -> Self {
         BucketStepBuilder { gradients, ..self }
     }
@@ -123,7 +123,7 @@ impl BucketStepBuilder {
                 let remedy = "call that code yourself, or use a Stepper";
                 return Err(Error::unsupported(thing, "a BucketStep runs kernels alone", remedy));
             }
-            refuse_storage(&**optimizer, &storage)?;
+            refuse_storage(&**optimizer, &plan.buckets()[0].storage)?;
             optimizers.push((&**optimizer, optimizer.as_rule().hyper()?));
         }
         let group = |param: usize| vec![self.layout.parameters()[param].group];

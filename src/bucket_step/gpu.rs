@@ -93,7 +93,9 @@ impl BucketStep<OnGpu> {
         self.shape.bind(tensors, &mut self.engine.bases)?;
         let OnGpu { engine, bases } = &mut self.engine;
         // SAFETY: the caller's promise.
-        unsafe { engine.step((&self.plan, &self.constants), bases, (|args| scaling.put(args), None), stream) }
+        unsafe { engine.step(&self.constants, bases, (|args| scaling.put(args), None), stream)? }
+        self.is_stale = false;
+        Ok(())
     }
 
     /// Enqueues the step as a norm over several buckets has decided: clipped by its coefficient, or not at all.
@@ -116,17 +118,20 @@ impl BucketStep<OnGpu> {
         norm.refuse_undecided()?;
         tensors.refuse_on_gpu()?;
         self.shape.bind(tensors, &mut self.engine.bases)?;
-        let (OnGpu { engine, bases }, inputs) = (&mut self.engine, (&self.plan, &self.constants));
+        let (OnGpu { engine, bases }, constants) = (&mut self.engine, &self.constants);
         norm.block().during(stream, |block| {
             // SAFETY: the caller's promise; the block is alive, and this work is between the norm's others.
-            unsafe { engine.step(inputs, bases, (|args| Scaling::NONE.put(args), Some(block)), stream) }
-        })
+            unsafe { engine.step(constants, bases, (|args| Scaling::NONE.put(args), Some(block)), stream) }
+        })?;
+        self.is_stale = false;
+        Ok(())
     }
 
     /// Enqueues the addition of the bucket's summed gradients to a norm.
     ///
     /// # Ordering
-    /// One launch on the stream, after the norm's last call on any stream.
+    /// One launch on the stream, or two where a parameter was frozen or thawed since the last step, after the norm's last call
+    /// on any stream.
     ///
     /// # Errors
     /// Errors as for [`enqueue`](Self::enqueue), of the gradients alone; `Order` unless the norm has been begun.
@@ -143,10 +148,12 @@ impl BucketStep<OnGpu> {
         norm.refuse_decided()?;
         grads.refuse_on_gpu(Memory::Grads)?;
         self.shape.bind_grads(grads, &mut self.engine.bases)?;
-        let OnGpu { engine, bases } = &mut self.engine;
+        let (OnGpu { engine, bases }, is_stale) = (&mut self.engine, std::mem::take(&mut self.is_stale));
+        // A norm leaves out what is frozen, as the records say, and so does the step, which begins once more.
+        let begin = is_stale.then_some(&self.constants);
         norm.block().during(stream, |block| {
             // SAFETY: as in `enqueue_decided`.
-            unsafe { engine.norm(bases, block, stream) }
+            unsafe { engine.norm(bases, block, begin, stream) }
         })
     }
 
@@ -156,6 +163,16 @@ impl BucketStep<OnGpu> {
     /// Errors as for the CPU's [`set_optimizer`](BucketStep::set_optimizer).
     pub fn set_optimizer(&mut self, group: &str, optimizer: &dyn Optimizer) -> Result<()> {
         self.replace(group, optimizer)?;
+        self.engine.engine.set(&self.settings);
+        Ok(())
+    }
+
+    /// Sets whether steps pass over a parameter, from the next one on, without waiting.
+    ///
+    /// # Errors
+    /// Errors as for the CPU's [`set_frozen`](BucketStep::set_frozen).
+    pub fn set_frozen(&mut self, id: ParamId, frozen: bool) -> Result<()> {
+        self.freeze(id, frozen)?;
         self.engine.engine.set(&self.settings);
         Ok(())
     }

@@ -133,11 +133,16 @@ impl BucketStep {
     /// Errors as for [`step`](Self::step), of the gradients alone; `Order` if the norm has been decided.
     pub fn add_norm(&mut self, grads: &Tensor<'_>, norm: &mut GradNorm) -> Result<()> {
         norm.refuse_decided()?;
-        let (shape, engine) = (&self.shape, &self.engine);
         let mut outcome = Ok(());
+        let shape = &self.shape;
         // SAFETY: no launch of this bucket runs, since it is borrowed mutably.
-        unsafe { engine.bases.set(|bases| outcome = shape.bind_grads(grads, bases)) };
+        unsafe { self.engine.bases.set(|bases| outcome = shape.bind_grads(grads, bases)) };
         outcome?;
+        if self.is_stale {
+            // A norm leaves out what is frozen, as the records say, and so does the step, which begins once more.
+            self.begin(Scaling::NONE);
+        }
+        let engine = &self.engine;
         // SAFETY: as in `step`.
         unsafe { engine.run(&engine.norms, norm.control()) };
         Ok(())
@@ -151,6 +156,18 @@ impl BucketStep {
     pub fn set_optimizer(&mut self, group: &str, optimizer: &dyn Optimizer) -> Result<()> {
         self.replace(group, optimizer)?;
         // SAFETY: no launch runs, since the bucket is borrowed mutably.
+        unsafe { self.engine.memories.write_settings(&self.settings) };
+        Ok(())
+    }
+
+    /// Sets whether steps pass over a parameter, as over one without a gradient in this pass: neither its tensors nor its
+    /// step count change, and nothing is read at its addresses.
+    ///
+    /// # Errors
+    /// `Layout` if it is not in this bucket.
+    pub fn set_frozen(&mut self, id: ParamId, frozen: bool) -> Result<()> {
+        self.freeze(id, frozen)?;
+        // SAFETY: as in `set_optimizer`.
         unsafe { self.engine.memories.write_settings(&self.settings) };
         Ok(())
     }
@@ -212,8 +229,9 @@ impl BucketStep {
 
     /// Counts the last step's updates and derives the next ones' scalars.
     fn begin(&mut self, scaling: Scaling) {
+        self.is_stale = false;
         let engine = &self.engine;
-        let mut args = begin_args(&self.plan, engine.memories.regions(), &self.constants);
+        let mut args = begin_args(engine.memories.regions(), &self.constants);
         scaling.put(&mut args);
         // SAFETY: control memory holds that many records of optimizers that the builder has checked, and nothing runs on
         // it; `Scaling`'s addresses are valid by its own contract.

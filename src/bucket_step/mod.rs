@@ -14,13 +14,13 @@ mod tensors;
 pub use builder::BucketStepBuilder;
 pub use gpu::OnGpu;
 pub use host::OnHost;
-pub use norm::{Decision, GradNorm, NormOnGpu, NormOnHost};
+pub use norm::{Decision, GradNorm, NORM_LIMBS, NormOnGpu, NormOnHost, NormSum, NormSumOnGpu};
 pub use scaling::Scaling;
 pub use tensors::{Tensor, Tensors};
 
 use crate::error::{Error, Result};
 use crate::launch::{Assignment, Settings, StepConstants};
-use crate::layout::{Layout, ParamId, Plan};
+use crate::layout::{Layout, ParamId, Plan, SegmentAction};
 use crate::optim::Optimizer;
 use builder::{Parts, group_of};
 use shape::Shape;
@@ -69,6 +69,8 @@ pub struct BucketStep<E = OnHost> {
     constants: StepConstants,
     /// As the next step is to read them.
     settings: Settings,
+    /// Parameters were frozen or thawed since the records were made of the settings.
+    is_stale: bool,
     shape: Shape,
     engine: E,
 }
@@ -99,7 +101,17 @@ impl<E> BucketStep<E> {
         let engine = engine(&parts)?;
         let Parts { layout, plan, optimizers, assignment, constants, settings, .. } = parts;
         let kinds = optimizers.iter().map(|optimizer| OptimizerKind::of(&**optimizer)).collect();
-        Ok(BucketStep { layout, plan, assignment, kinds, constants, settings, shape, engine })
+        Ok(BucketStep {
+            layout,
+            plan,
+            assignment,
+            kinds,
+            constants,
+            settings,
+            is_stale: false,
+            shape,
+            engine,
+        })
     }
 
     /// Returns the layout it was built for.
@@ -132,6 +144,16 @@ impl<E> BucketStep<E> {
         }
     }
 
+    /// Puts into the settings whether steps pass over a parameter.
+    fn freeze(&mut self, id: ParamId, frozen: bool) -> Result<()> {
+        let record = self.record(id)?;
+        // One round, whose records are numbered as the segments.
+        let action = if frozen { SegmentAction::Leave } else { self.plan.segments()[record].action };
+        self.settings.set_action(record, action);
+        self.is_stale = true;
+        Ok(())
+    }
+
     /// Checks a group's next optimizer and puts it into the settings.
     fn replace(&mut self, group: &str, optimizer: &dyn Optimizer) -> Result<()> {
         let index = group_of(&self.layout, group)?;
@@ -143,7 +165,8 @@ impl<E> BucketStep<E> {
                 "build another BucketStep",
             ));
         }
-        crate::launch::refuse_storage(optimizer, self.plan.storage())?;
+        // The plan has one bucket.
+        crate::launch::refuse_storage(optimizer, &self.plan.buckets()[0].storage)?;
         self.settings.set_hyper(index, &optimizer.as_rule().hyper()?);
         Ok(())
     }

@@ -3,11 +3,13 @@
 //! The sum of squares is exact, so neither the order of the buckets nor their number changes a bit of it.
 #![allow(unsafe_code)]
 
+use std::mem::offset_of;
+
 use super::scaling::Scaling;
-use crate::abi::InstepControl;
+use crate::abi::{INSTEP_NORM_LIMBS, InstepControl};
 use crate::cuda::{Cuda, NormBlock};
 use crate::error::{Error, Result};
-use crate::handle::StreamHandle;
+use crate::handle::{DevicePtr, StreamHandle};
 use crate::host::Isa;
 use crate::host::arena::Memories;
 use crate::host::kernels::Kernels;
@@ -55,6 +57,30 @@ enum Phase {
     Begun,
     Decided,
 }
+
+/// The exact sum of squares of the gradients that were added, before the factors of [`Scaling`].
+///
+/// It has no order: ranks that hold shards of the gradients add their limbs up, wrapping, take the largest of `largest`,
+/// and all decide alike.
+#[derive(Debug)]
+pub struct NormSum<'a> {
+    /// The digits of the sum in base 2^32, each with room for carries.
+    pub limbs: &'a mut [u64; NORM_LIMBS],
+    /// The largest magnitude, as the bits of an f32. They order as the magnitudes do, and NaN's are above infinity's.
+    pub largest: &'a mut u32,
+}
+
+/// Where a [`NormSum`] lies on a GPU.
+#[derive(Clone, Copy, Debug)]
+pub struct NormSumOnGpu {
+    /// [`NORM_LIMBS`] numbers of 64 bits.
+    pub limbs: DevicePtr,
+    /// One number of 32 bits.
+    pub largest: DevicePtr,
+}
+
+/// Number of limbs of a [`NormSum`].
+pub const NORM_LIMBS: usize = INSTEP_NORM_LIMBS as usize;
 
 /// What follows from a norm.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -122,6 +148,27 @@ impl GradNorm {
         Ok(Decision::of(&control))
     }
 
+    /// Returns the sum so far, for ranks that hold other shards of the gradients to be added to.
+    ///
+    /// # Errors
+    /// `Order` without [`begin`](Self::begin).
+    pub fn sum(&mut self) -> Result<NormSum<'_>> {
+        self.refuse_other_phase(Phase::Begun)?;
+        // SAFETY: nothing runs on the block while it is borrowed mutably, as the fields of the sum do it.
+        let control = unsafe { &mut *self.control() };
+        Ok(NormSum { limbs: &mut control.limbs, largest: &mut control.max_abs_bits })
+    }
+
+    /// Returns the decision once more.
+    ///
+    /// # Errors
+    /// `Order` if it has not been decided.
+    pub fn decision(&mut self) -> Result<Decision> {
+        self.refuse_undecided()?;
+        // SAFETY: nothing runs on the block, since it is borrowed mutably.
+        Ok(Decision::of(&unsafe { self.block.memories.read_control() }))
+    }
+
     /// Returns the block that steps after this norm read.
     pub(super) fn control(&self) -> *mut InstepControl {
         self.block.memories.regions().control()
@@ -175,6 +222,27 @@ impl GradNorm<NormOnGpu> {
         unsafe { self.block.0.decide(max_norm, skip_nonfinite, stream)? };
         self.phase = Phase::Decided;
         Ok(())
+    }
+
+    /// Returns where the sum so far lies, for the caller's own work on the stream, as on [`NormSum`].
+    ///
+    /// # Ordering
+    /// The stream waits for the norm's last call. The decision comes after the work if it is enqueued on the same stream.
+    ///
+    /// # Errors
+    /// `Order` without [`enqueue_begin`](Self::enqueue_begin); `Device` if the driver refuses to wait.
+    ///
+    /// # Safety
+    /// As for [`enqueue_begin`](Self::enqueue_begin).
+    pub unsafe fn enqueue_sum(&mut self, stream: StreamHandle) -> Result<NormSumOnGpu> {
+        self.refuse_other_phase(Phase::Begun)?;
+        let at = |base: DevicePtr, offset: usize| DevicePtr(base.0 + offset as u64);
+        self.block.0.during(stream, |base| {
+            Ok(NormSumOnGpu {
+                limbs: at(base, offset_of!(InstepControl, limbs)),
+                largest: at(base, offset_of!(InstepControl, max_abs_bits)),
+            })
+        })
     }
 
     /// Returns the decision.

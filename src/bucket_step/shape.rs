@@ -41,7 +41,8 @@ impl Shape {
     /// `places` gives, per segment, its parameter's place in the bucket's list.
     pub(super) fn new(plan: &Plan, places: &[usize], states: usize) -> Shape {
         let averages = |segment: &Segment| segment.action == SegmentAction::Average;
-        let writes_grads = plan.gradients() == Gradients::Zero || plan.segments().iter().any(averages);
+        let ends = matches!(plan.gradients(), Gradients::Zero | Gradients::Average);
+        let writes_grads = ends || plan.segments().iter().any(averages);
         let kind = |memory| {
             let elements = if matches!(memory, Memory::Scales(_)) { INSTEP_QUANTUM.into() } else { 1 };
             let bytes = Span::elements(memory, plan, 0, elements).bytes();

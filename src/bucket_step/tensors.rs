@@ -1,4 +1,4 @@
-//! The tensors of one call: slices that are checked, or addresses that the caller vouches for.
+//! The tensors of one call: slices that are checked, or addresses that the caller vouches for, two numbers among them.
 //!
 //! A tensor is one run that has the bucket's offsets, or one run per parameter. This file hands out addresses and lengths
 //! and touches no element.
@@ -6,11 +6,14 @@
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
+use std::ptr::NonNull;
 
 use bytemuck::Pod;
 
 use crate::abi::INSTEP_MAX_STATES;
+use crate::bucket_step::scaling::Scaling;
 use crate::error::{Error, Result};
+use crate::handle::Address;
 use crate::op::Memory;
 
 const STATES: usize = INSTEP_MAX_STATES as usize;
@@ -284,4 +287,22 @@ impl<'a> Tensors<'a> {
 fn listed<'a>(tensors: impl IntoIterator<Item = Tensor<'a>>) -> ([Option<Tensor<'a>>; STATES], bool) {
     let mut tensors = tensors.into_iter();
     (std::array::from_fn(|_| tensors.next()), tensors.next().is_some())
+}
+
+impl Scaling {
+    /// Takes the loss scale, and the flag that forbids the step, from `torch.amp.GradScaler`'s tensors of one f32 each
+    /// (`_scale`, `found_inf`). The step reads them when it runs. A flag other than 0 leaves
+    /// parameters, states and step counts as they are; gradients are still zeroed, or averaged, if the step does that.
+    ///
+    /// `scale` replaces [`loss_scale`](Self::loss_scale). Where gradients are unscaled already, it is null. The step only
+    /// reads `found_inf`: your code sets it, equally on all ranks. Null stands for 0.
+    ///
+    /// # Safety
+    /// Both addresses are null, or aligned, in the memory of the step's device, and valid until each call that they are given to
+    /// has run; nothing writes them meanwhile.
+    pub unsafe fn grad_scaler(mut self, scale: *const f32, found_inf: *const f32) -> Scaling {
+        let address = |at: *const f32| NonNull::new(at.cast_mut().cast()).map(Address::of);
+        (self.grad_scale, self.found_inf) = (address(scale), address(found_inf));
+        self
+    }
 }

@@ -15,7 +15,7 @@
 //! | `state.NAME.STATE` | the same | an optimizer state, as `torch.optim` calls it (`exp_avg`, ...) |
 //! | `ema.NAME` | the same | its [moving average](crate::StepperBuilder::ema), if they are kept |
 //! | `state.NAME.step` | U64 scalar | how many updates the parameter has had |
-//! | `state.NAME.mu_product` | F64 scalar | what NAdam [carries](Stepper::carried_of) beside that |
+//! | `state.NAME.mu_product` | F64 scalar | what NAdam [carries](Stepper::carried) beside that |
 //! | `scaler.scale`, `scaler.growth_tracker` | F64, U64 scalars | where [dynamic loss scaling](crate::LossScaler) stands, if there is any |
 //! | `schedule.step` | U64 scalar | where [learning-rate schedules](crate::LrSchedule) stand |
 //! | `clip.previous_norm` | F64 scalar | the norm to [clip by](crate::Clip::Previous), if there is one |
@@ -27,7 +27,7 @@
 //! that loads keeps its own, and a run that has [changed](Stepper::set_hyper) them sets them again. Moving
 //! averages that the stepper keeps and the file has not begin as the loaded parameters; those that the file has and the
 //! stepper does not keep are refused. [Copies](crate::StepperBuilder::copy_params) are not saved: until a parameter's
-//! next update, its copy is what it was before the load.
+//! next update, its copy is what it was before the load. [`export`] writes the parameters alone, in their own types.
 //!
 //! ```
 //! use instep::checkpoint::{self, Extras, Scalar};
@@ -37,7 +37,7 @@
 //! # let layout = Layout::builder().param("w", 2).build()?;
 //! # let w = layout.id("w")?;
 //! # let mut stepper = Stepper::host(&layout, AdamW::default(), Solo::default())?;
-//! # stepper.write_param(w, &[3.0, 4.0])?;
+//! # stepper.write(w, &[3.0, 4.0])?;
 //! # stepper.set_step_count(w, 7)?;
 //! let mut extras = Extras::default();
 //! extras.scalars.insert("epoch".into(), Scalar::U64(12));
@@ -46,7 +46,7 @@
 //! let mut stepper = Stepper::builder(&layout, AdamW::default()).bucket_cap_bytes(4096).host(Solo::default())?;
 //! let extras = checkpoint::load(&mut stepper, &path)?; // on every rank: each reads the same file
 //! assert_eq!(extras.scalars["epoch"], Scalar::U64(12));
-//! assert_eq!((stepper.params()?.get(w)?, stepper.step_count(w)?), (&[3.0, 4.0][..], 7));
+//! assert_eq!((stepper.view::<f32>(w)?, stepper.step_count(w)?), (&[3.0, 4.0][..], 7));
 //! # Ok::<(), instep::Error>(())
 //! ```
 //!
@@ -59,6 +59,8 @@ mod extras;
 mod file;
 mod keys;
 mod partial;
+mod patient;
+mod plain;
 mod plan;
 mod restore;
 #[doc(hidden)]
@@ -72,6 +74,7 @@ pub use extras::{Extras, Scalar};
 pub use file::replace;
 #[doc(hidden)]
 pub use keys::{CHECKSUMS, VERSION_KEY};
+pub use plain::{Export, export, import_params};
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};
@@ -80,12 +83,14 @@ use std::path::Path;
 use crate::device::Device;
 use crate::error::Result;
 use crate::stepper::Stepper;
+use patient::Patient;
 use plan::Plan;
 use restore::restore;
 use safetensors::{Data, Header, inside};
 
 /// Saves to a file, which is replaced as a whole or left as it was. **Only rank 0 writes**; other ranks return at once,
-/// so every rank may call it. Give ranks whose models differ a [`write()`] each.
+/// so every rank may call it. Ranks that [share tensors out](crate::Strategy) must all call it: each sends rank 0 its
+/// parts, and the file is the same as without shards. Give ranks whose models differ a [`write()`] each.
 ///
 /// The data go into a file of their own in the same folder (a hidden one that ends in `.instep-partial`), which is
 /// flushed to disk and renamed, and then the folder is flushed. A file that a killed run has left is never read. It is
@@ -101,14 +106,24 @@ use safetensors::{Data, Header, inside};
 /// cannot be written; if it says that the folder cannot be flushed, the new file is there, whole, but may not outlive a
 /// power failure.
 pub fn save<D: Device>(stepper: &Stepper<D>, extras: &Extras, path: impl AsRef<Path>) -> Result<()> {
+    let is_shared = stepper.plan().is_sharded();
     if stepper.rank() != 0 {
-        return Ok(());
+        return if is_shared { write(stepper, extras, std::io::sink()) } else { Ok(()) };
     }
-    let path = path.as_ref();
-    replace(path, |file| write(stepper, extras, file))
+    let (path, mut has_gathered) = (path.as_ref(), false);
+    let outcome = replace(path, |file| {
+        has_gathered = true;
+        write(stepper, extras, Patient::new(file, is_shared))
+    });
+    if is_shared && !has_gathered {
+        // The other ranks wait for this one's parts all the same. The file's error is the one to report.
+        let _ = write(stepper, extras, std::io::sink());
+    }
+    outcome
 }
 
-/// Writes a checkpoint to any writer, on any rank, front to back.
+/// Writes a checkpoint to any writer, on any rank, front to back. Ranks that [share tensors out](crate::Strategy) call it
+/// together.
 ///
 /// ```
 /// # use instep::{checkpoint, Layout, Sgd, Solo, Stepper};
@@ -189,7 +204,7 @@ pub fn read<D: Device>(stepper: &mut Stepper<D>, source: impl Read + Seek) -> Re
 /// checkpoint::import(&mut stepper, std::fs::File::open(&path).unwrap(), None)?;
 /// let w = layout.id("w")?;
 /// assert_eq!(stepper.step_count(w)?, 9);
-/// assert_eq!(stepper.state(w, "exp_avg")?, [1.0, 0.0]);
+/// assert_eq!(stepper.view::<f32>(w.state("exp_avg"))?, [1.0, 0.0]);
 /// # Ok::<(), instep::Error>(())
 /// ```
 ///

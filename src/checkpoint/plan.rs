@@ -78,7 +78,7 @@ impl<'h> Plan<'h> {
                 Piece::new(from, stepper, id, part)
             };
             plan.pieces.push(piece(format!("{PARAM}{name}"), Part::Value)?);
-            for state in stepper.state_names_of(id)? {
+            for state in stepper.state_names(id)? {
                 plan.pieces.push(piece(format!("{STATE}{name}.{state}"), Part::State(state))?);
             }
             if stepper.keeps_ema() && has_emas {

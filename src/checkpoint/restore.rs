@@ -57,9 +57,9 @@ pub(super) fn restore<D: Device, R: Read + Seek>(
     for (id, optimizer, count, carried) in counts {
         match (optimizer, carried) {
             (None, _) => stepper.set_step_count(id, count)?,
-            (Some(optimizer), None) => stepper.set_step_count_of(id, optimizer, count)?,
+            (Some(optimizer), None) => stepper.set_step_count((id, optimizer), count)?,
             (Some(optimizer), Some(carried)) => {
-                stepper.set_step_count_and_carried_of(id, optimizer, count, carried)?;
+                stepper.set_step_count((id, optimizer), (count, carried))?;
             }
         }
     }
@@ -166,21 +166,21 @@ fn load<D: Device, R: Read + Seek>(
             return Err(if loaded == 0 { error } else { Error::PartlyLoaded { loaded, tensors, why } });
         }
         match part {
-            Part::Value => stepper.write_param(*id, &values)?,
-            Part::State(state) => stepper.write_state(*id, state, &values)?,
-            Part::Ema => stepper.write_ema(*id, &values)?,
+            Part::Value => stepper.write(*id, &values)?,
+            Part::State(state) => stepper.write(id.state(state), &values)?,
+            Part::Ema => stepper.write(id.ema(), &values)?,
         }
     }
     for (id, state) in &plan.zeros {
         values.clear();
         values.resize(stepper.layout().parameter(*id)?.len as usize, 0.0);
-        stepper.write_state(*id, state, &values)?;
+        stepper.write(id.state(state), &values)?;
     }
     if plan.begins_emas {
         for id in stepper.layout().clone().ids() {
             values.resize(stepper.layout().parameter(id)?.len as usize, 0.0);
-            stepper.read_param(id, &mut values)?;
-            stepper.write_ema(id, &values)?;
+            stepper.gather(id, &mut values)?;
+            stepper.write(id.ema(), &values)?;
         }
     }
     Ok(())

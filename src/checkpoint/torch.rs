@@ -61,7 +61,7 @@ pub(super) fn sort<'h, D: Device>(
                 found.carried.push(carried(from)?);
                 continue;
             }
-            let known = stepper.state_names_of(id)?.into_iter().find(|known| known == state);
+            let known = stepper.state_names(id)?.into_iter().find(|known| known == state);
             let known = known.ok_or_else(|| {
                 in_tensor(key, "this optimizer keeps no such state", "import the states of this optimizer")
             })?;
@@ -110,7 +110,7 @@ impl Found<'_> {
         if let (Some(state), false) = (lacking, untouched) {
             return Err(missing(&key(state)?));
         }
-        let all = stepper.state_names_of(id)?.into_iter();
+        let all = stepper.state_names(id)?.into_iter();
         plan.zeros.extend(all.filter(|state| !self.states.contains(state)).map(|state| (id, state)));
         let count = match self.count {
             Some(from) => Count::Stored(from),

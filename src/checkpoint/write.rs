@@ -54,15 +54,15 @@ pub(super) fn write<D: Device>(stepper: &Stepper<D>, extras: &Extras, out: impl 
         match content {
             Content::Scalar(bytes) => out.write_all(&bytes),
             Content::Param(id) => {
-                stepper.read_param(id, &mut values)?;
+                stepper.gather(id, &mut values)?;
                 write_values(&mut out, DType::F32, &values)
             }
             Content::State(id, name) => {
-                stepper.read_state(id, name, &mut values)?;
+                stepper.gather(id.state(&name), &mut values)?;
                 write_values(&mut out, DType::F32, &values)
             }
             Content::Ema(id) => {
-                stepper.read_ema(id, &mut values)?;
+                stepper.gather(id.ema(), &mut values)?;
                 write_values(&mut out, DType::F32, &values)
             }
         }
@@ -96,12 +96,12 @@ fn contents<D: Device>(
             let key = format!("{STATE}{}.{key}", layout.parameter(id)?.name);
             let count = match optimizer {
                 None => stepper.step_count(id)?,
-                Some(optimizer) => stepper.step_count_of(id, optimizer)?,
+                Some(optimizer) => stepper.step_count((id, optimizer))?,
             };
             all.push((entry(key, Dtype::U64, vec![]), Content::Scalar(count.to_le_bytes())));
             if let (Some(optimizer), Some(key)) = (optimizer, carried_key(stepper, id, optimizer)?) {
                 let key = format!("{STATE}{}.{key}", layout.parameter(id)?.name);
-                let carried = stepper.carried_of(id, optimizer)?.unwrap_or(1.0);
+                let carried = stepper.carried((id, optimizer))?.unwrap_or(1.0);
                 all.push((entry(key, Dtype::F64, vec![]), Content::Scalar(carried.to_le_bytes())));
             }
         }
@@ -110,7 +110,7 @@ fn contents<D: Device>(
         let parameter = layout.parameter(id)?;
         let (name, shape) = (&parameter.name, parameter.shape.clone());
         all.push((entry(format!("{PARAM}{name}"), Dtype::F32, shape.clone()), Content::Param(id)));
-        for state in stepper.state_names_of(id)? {
+        for state in stepper.state_names(id)? {
             let key = format!("{STATE}{name}.{state}");
             all.push((entry(key, Dtype::F32, shape.clone()), Content::State(id, state)));
         }

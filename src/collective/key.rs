@@ -7,7 +7,7 @@ use std::fmt;
 
 use crate::dtype::DType;
 use crate::error::Error;
-use crate::op::{CollectiveKind, difference};
+use crate::op::{CollectiveKind, explain};
 
 /// The part of a [`Call`](super::Call) that must be equal on all ranks.
 ///
@@ -32,9 +32,9 @@ pub struct CallKey {
     pub bucket: Option<u32>,
     /// Element type.
     pub dtype: DType,
-    /// Length of the buffers.
+    /// Length of the buffers, of the longer one if they differ.
     pub bytes: u64,
-    /// One number for layout, options, hyperparameters and frozen parameters; [`difference`] says what two of them
+    /// One number for layout, options, hyperparameters and frozen parameters; [`difference`](crate::op::difference) says what two of them
     /// differ in.
     pub agreement: u64,
 }
@@ -50,10 +50,7 @@ impl CallKey {
     /// each: pass, length and agreement. Numbers are little-endian.
     pub fn to_bytes(&self) -> [u8; CallKey::BYTES] {
         let mut bytes = [0; CallKey::BYTES];
-        bytes[0] = match self.kind {
-            CollectiveKind::AllReduce => 0,
-            CollectiveKind::Broadcast => 1,
-        };
+        bytes[0] = self.kind as u8;
         bytes[1] = match self.dtype {
             DType::F32 => 0,
             DType::BF16 => 1,
@@ -77,7 +74,7 @@ impl CallKey {
         let [pass, length, agreement] = *numbers else { return None };
         let [pass, length, agreement] = [pass, length, agreement].map(u64::from_le_bytes);
         let key = CallKey {
-            kind: [CollectiveKind::AllReduce, CollectiveKind::Broadcast].get(usize::from(*kind)).copied()?,
+            kind: CollectiveKind::ALL.get(usize::from(*kind)).copied()?,
             pass,
             bucket: match (has_bucket, bucket) {
                 (0, 0) => None,
@@ -94,7 +91,7 @@ impl CallKey {
     /// Returns the error for two ranks whose calls differ: `rank` made this one, `other_rank` made `theirs`. It is a
     /// `LeftPass` if they agree on everything and are in different passes, else a `Mismatch`.
     pub fn mismatch(&self, theirs: &CallKey, rank: u32, other_rank: u32) -> Error {
-        let agreement = difference(self.agreement, theirs.agreement);
+        let agreement = explain(self.agreement, theirs.agreement, rank, other_rank);
         if self.kind == theirs.kind && self.pass != theirs.pass && agreement.is_none() {
             // Ranks that agree on everything make the same sums in a pass, unless one of them leaves it.
             return match self.pass > theirs.pass {
@@ -111,7 +108,7 @@ impl CallKey {
             ("bucket", self.bucket != theirs.bucket),
             ("type", self.dtype != theirs.dtype),
             ("length", self.bytes != theirs.bytes),
-            (agreement.unwrap_or_default(), agreement.is_some()),
+            (agreement.as_deref().unwrap_or_default(), agreement.is_some()),
         ];
         let differing: Vec<&str> =
             fields.iter().filter(|(_, differs)| *differs).map(|(name, _)| *name).collect();
@@ -144,7 +141,7 @@ mod tests {
 
     fn keys() -> Vec<CallKey> {
         let mut keys = Vec::new();
-        for kind in [CollectiveKind::AllReduce, CollectiveKind::Broadcast] {
+        for kind in CollectiveKind::ALL {
             for dtype in [DType::F32, DType::BF16, DType::F16] {
                 for bucket in [None, Some(0), Some(3), Some(u32::MAX)] {
                     for number in [0, 0x0123_4567_89ab_cdec, u64::MAX - 3] {
@@ -177,7 +174,7 @@ mod tests {
         let key = CallKey { bytes: 8, bucket: None, ..keys()[0] };
         assert_eq!(CallKey::from_bytes(&key.to_bytes()), Some(key));
         // An unknown kind, type and flag, the byte that stays zero, a bucket without a flag, half an element.
-        for (at, value) in [(0, 2), (1, 3), (2, 2), (3, 1), (4, 1), (16, 6)] {
+        for (at, value) in [(0, 7), (1, 3), (2, 2), (3, 1), (4, 1), (16, 6)] {
             let mut bytes = key.to_bytes();
             bytes[at] = value;
             assert_eq!(CallKey::from_bytes(&bytes), None, "byte {at}");

@@ -9,6 +9,7 @@ pub mod conformance;
 mod key;
 
 use std::any::Any;
+use std::sync::Arc;
 use std::{fmt, time::Duration};
 
 use crate::dtype::DType;
@@ -27,14 +28,16 @@ pub struct Call {
     pub pass: u64,
     /// The bucket it belongs to, if any.
     pub bucket: Option<u32>,
-    /// Element type.
+    /// Element type, which says nothing of whole numbers.
     pub dtype: DType,
-    /// The source, `bytes` long, aligned to 64 bytes, or to the element in memory that the stepper has borrowed.
+    /// The source, aligned to 64 bytes, or to the element in memory that the stepper has borrowed and in counts of ranks.
     pub src: *const u8,
-    /// The destination, `bytes` long; may equal `src`.
+    /// The destination. It may equal `src`; of a reduce-scatter it may be this rank's part of the source, and of an
+    /// all-gather the source may be this rank's part of it.
     pub dst: *mut u8,
-    /// Length of both; for an all-reduce in the stepper's own memory a multiple of world_size x 256 elements, unless a
-    /// [hook](crate::overlap::Hooked) asks for it.
+    /// Length of the longer one: [`src_bytes`](Self::src_bytes) and [`dst_bytes`](Self::dst_bytes) say how long each is.
+    /// Of gradients and parameters in the stepper's own memory a multiple of world_size x 256 elements, unless a
+    /// [hook](crate::overlap::Hooked) asks for it; counts of ranks have any length.
     pub bytes: u64,
     /// One number for layout, options, hyperparameters and frozen parameters; [`difference`](crate::op::difference) says
     /// what two of them differ in.
@@ -43,6 +46,45 @@ pub struct Call {
     pub deadline: Duration,
     /// On a GPU, the stream to enqueue on; on the host device, which calls from the stream's own thread, nothing.
     pub stream: StreamHandle,
+}
+
+// SAFETY: addresses and numbers. Only an unsafe call follows the addresses, by the promise of its caller.
+unsafe impl Send for Call {}
+// SAFETY: as above.
+unsafe impl Sync for Call {}
+
+pub(crate) fn refused_kind(kind: CollectiveKind) -> Error {
+    let remedy = "use Strategy::Replicated, or a collective that knows it";
+    Error::unsupported(kind, "this collective cannot make one", remedy)
+}
+
+/// Makes a call about host memory: `source`, or else `target` in place. The rest is as `like` says.
+pub(crate) fn enqueue_bytes(
+    comm: &dyn Collective,
+    like: &Call,
+    source: Option<&mut [u8]>,
+    target: &mut [u8],
+) -> Result<()> {
+    let (ranks, rank) = (comm.world_size(), comm.rank() as usize);
+    let lengths = [source.as_ref().map_or(target.len(), |source| source.len()), target.len()];
+    let bytes = lengths[0].max(lengths[1]);
+    let call = Call { bytes: bytes as u64, stream: StreamHandle::default(), ..*like };
+    let [src_bytes, dst_bytes] = [call.src_bytes(ranks) as usize, call.dst_bytes(ranks) as usize];
+    let call = match source {
+        Some(source) => {
+            assert!(lengths == [src_bytes, dst_bytes], "{lengths:?} bytes for {}", call.key());
+            Call { src: source.as_ptr(), dst: target.as_mut_ptr(), ..call }
+        }
+        None => {
+            let whole = target.as_mut_ptr();
+            // The shorter of the two is this rank's part of the longer one.
+            let [src, dst] = [src_bytes, dst_bytes]
+                .map(|len| whole.wrapping_add(if len < bytes { rank * len } else { 0 }));
+            Call { src, dst, ..call }
+        }
+    };
+    // SAFETY: both are that long, and borrowed mutably until the call returns. Without a stream it has ended by then.
+    unsafe { comm.enqueue(&call) }
 }
 
 /// Memory that a communicator has made for the buffers that it reduces, so that it can reach them faster.
@@ -81,6 +123,25 @@ impl Call {
         CallKey { kind, pass, bucket, dtype, bytes, agreement }
     }
 
+    /// Returns the length of the source, in a group of so many ranks.
+    pub fn src_bytes(&self, world_size: u32) -> u64 {
+        if self.kind == CollectiveKind::AllGather { self.bytes / u64::from(world_size) } else { self.bytes }
+    }
+
+    /// Returns the length of the destination.
+    pub fn dst_bytes(&self, world_size: u32) -> u64 {
+        if self.kind == CollectiveKind::ReduceScatter {
+            self.bytes / u64::from(world_size)
+        } else {
+            self.bytes
+        }
+    }
+
+    /// Returns the error of a collective that does not [know](Collective::knows) the kind of this call.
+    pub fn unknown_kind(&self) -> Error {
+        refused_kind(self.kind)
+    }
+
     /// Returns whether two ranks' calls belong together.
     pub fn agrees_with(&self, other: &Call) -> bool {
         self.key() == other.key()
@@ -95,8 +156,8 @@ impl fmt::Display for Call {
 
 /// A group of ranks, as one of them sees it. The crate brings ranks that are threads of one process
 /// ([`in_process`](crate::in_process)), one that is fed sums ([`Solo`](crate::Solo)), processes with a GPU each
-/// ([`cuda::Nccl`](crate::cuda::Nccl)) and a framework's own all-reduce on a GPU
-/// ([`cuda::External`](crate::cuda::External)); with feature `mpi`, processes on the host. An implementation of your own
+/// ([`cuda::Nccl`](crate::cuda::Nccl)) and a framework's own all-reduce, on the
+/// host ([`External`](crate::External)) and on a GPU ([`cuda::External`](crate::cuda::External)); with feature `mpi`, processes on the host. An implementation of your own
 /// reaches others, and [`conformance::check`] tests it; `examples/tcp_ranks` is one over TCP.
 ///
 /// Sums are plain sums: the mean's factor is folded into the step. Every rank must receive the same bits, or parameters
@@ -125,8 +186,25 @@ pub trait Collective: Send + Sync {
         dtype == DType::F32
     }
 
-    /// Whether another library makes the sums, and holds gradients before a bucket is handed over. Every gradient of a
-    /// pass must then have been asked for: zeros written at the hand-over would race with the sum. No counts of ranks come
+    /// Whether it makes calls of this kind. All-reduce and broadcast are all that
+    /// [`Strategy::Replicated`](crate::Strategy) needs; a stepper with another strategy is refused where a kind is unknown.
+    fn knows(&self, kind: CollectiveKind) -> bool {
+        matches!(kind, CollectiveKind::AllReduce | CollectiveKind::Broadcast)
+    }
+
+    /// Makes another communicator of the same ranks, whose calls have an order of their own: all-gathers of stepped
+    /// parameters go beside the next bucket's sum. Every rank calls it at the same point, once for each stepper that is
+    /// not [replicated](crate::Strategy). After a failure of one, both are aborted.
+    ///
+    /// # Errors
+    /// `Unsupported` unless an implementation says otherwise; else as for [`enqueue`](Self::enqueue).
+    fn duplicate(&self) -> Result<Arc<dyn Collective>> {
+        let remedy = "use Strategy::Replicated, or a collective that can";
+        Err(Error::unsupported("collective", "cannot make a second communicator of its ranks", remedy))
+    }
+
+    /// Whether another library makes the sums, and holds gradients before a bucket is handed over. The stepper then
+    /// writes no gradient before its step, so every gradient of a pass must have been asked for. No counts of ranks come
     /// with such sums, so steppers need [`Unused::Refuse`](crate::Unused) or [`Unused::StepZero`](crate::Unused).
     fn sums_outside(&self) -> bool {
         false
@@ -157,8 +235,9 @@ pub trait Collective: Send + Sync {
         Ok(None)
     }
 
-    /// Compares a number with the other ranks', once, when a stepper is built on a GPU: a layout or an option that
-    /// differs is an error then, where it could be a hang later. In-process ranks compare it at every call instead.
+    /// Compares a number with the other ranks': on a GPU when a stepper is built, and in a pass that broadcasts
+    /// parameters which were written. Ranks that differ get an error then, where it could be a hang later. In-process
+    /// ranks compare it at every call instead.
     ///
     /// # Errors
     /// `Mismatch`, `PeerLost` or `Deadline`.
@@ -178,8 +257,8 @@ pub trait Collective: Send + Sync {
     /// later call.
     ///
     /// # Safety
-    /// `src` and `dst` are valid for `bytes`, and nothing else touches them, until the call returns; on a GPU, until
-    /// the stream has passed it.
+    /// `src` and `dst` are valid for their lengths, and nothing else touches them, until the call returns; on a GPU,
+    /// until the stream has passed it.
     unsafe fn enqueue(&self, call: &Call) -> Result<()>;
 
     /// Reports what has gone wrong since `enqueue` returned: on a GPU, a peer may be lost while a sum is under way.
@@ -222,6 +301,14 @@ impl<C: Collective + ?Sized> Collective for Box<C> {
 
     fn sums(&self, dtype: DType) -> bool {
         (**self).sums(dtype)
+    }
+
+    fn knows(&self, kind: CollectiveKind) -> bool {
+        (**self).knows(kind)
+    }
+
+    fn duplicate(&self) -> Result<Arc<dyn Collective>> {
+        (**self).duplicate()
     }
 
     fn sums_outside(&self) -> bool {

@@ -15,11 +15,12 @@ use super::kernels::Kernels;
 use super::last_use::LastUse;
 use super::launches::{BucketLaunch, Preparation};
 use super::memory::{DeviceMemory, address, bytes_of_all, fetch};
+use super::owned::Event;
 use super::pinned::{SLOTS, SettingsRing};
 use super::tile_tables::TileTables;
 use crate::abi::{INSTEP_GPU_THREADS, InstepBeginArgs, InstepTile};
 use crate::error::{Error, Result};
-use crate::handle::{DevicePtr, EventHandle, StreamHandle};
+use crate::handle::{DevicePtr, StreamHandle};
 use crate::launch::{Assignment, Bases, Kind, Progress, Settings, StepConstants, begin_args};
 use crate::layout::Plan;
 
@@ -57,7 +58,7 @@ impl BucketEngine {
     ) -> Result<BucketEngine> {
         let driver = Arc::clone(&cuda.driver);
         let _entered = Entered::new(&*driver)?;
-        let kernels = Kernels::load(&driver, &assignment.kernels(plan), plan.storage().precision.moments)?;
+        let kernels = Kernels::load(&driver, &assignment.kernels(plan))?;
         let last = LastUse::new(&driver)?;
         let stream = last.own();
         let mut memory = DeviceMemory::without_tensors(&driver, stream, plan, (constants, assignment))?;
@@ -82,7 +83,8 @@ impl BucketEngine {
             norms: ManuallyDrop::new(norms.into_iter().map(unbound).collect()),
             last: ManuallyDrop::new(last),
             begun: 0,
-            grad_bytes: plan.storage().precision.grad.bytes(),
+            // Its plan has one bucket.
+            grad_bytes: plan.buckets()[0].storage.precision.grad.bytes(),
             failed: None,
             driver: Arc::clone(&driver),
         })
@@ -101,36 +103,46 @@ impl BucketEngine {
     /// stream has passed the step. So it is with the other block, which steps may write together.
     pub(crate) unsafe fn step(
         &mut self,
-        (plan, constants): (&Plan, &StepConstants),
+        constants: &StepConstants,
         bases: &[Bases],
         (scale, control): (impl FnOnce(&mut InstepBeginArgs), Option<DevicePtr>),
         stream: StreamHandle,
     ) -> Result<()> {
         self.on_stream(stream, |engine| {
-            if let Some(reader) = engine.settings.reader(engine.begun) {
-                engine.block_on(reader)?;
-            }
-            engine.settings.write(engine.begun);
-            let mut args = InstepBeginArgs {
-                ring: ptr::with_exposed_provenance(engine.settings.ring().0 as usize),
-                slot_words: engine.settings.slot_words(),
-                slot_count: SLOTS as u64,
-                ..begin_args(plan, &engine.memory.regions, constants)
-            };
-            scale(&mut args);
-            let shape = Shape { blocks: 1, threads: INSTEP_GPU_THREADS };
-            // SAFETY: the kernel takes this struct, and the engine keeps the memory.
-            unsafe {
-                engine.driver.launch(engine.kernels.begin, shape, stream, ptr::from_ref(&args).cast())?;
-            }
-            engine.settings.mark_read(engine.begun, stream)?;
-            engine.begun += 1;
+            engine.begin(constants, scale, stream)?;
             // SAFETY: the caller's promise.
             unsafe { engine.enqueue(Kind::Step, bases, control, stream) }
         })
     }
 
-    /// Enqueues the norm of the gradients, which adds to another control block.
+    /// Makes the records of the settings, and derives the next update's scalars.
+    fn begin(
+        &mut self,
+        constants: &StepConstants,
+        scale: impl FnOnce(&mut InstepBeginArgs),
+        stream: StreamHandle,
+    ) -> Result<()> {
+        if let Some(reader) = self.settings.reader(self.begun) {
+            self.block_on(reader)?;
+        }
+        self.settings.write(self.begun);
+        let mut args = InstepBeginArgs {
+            ring: ptr::with_exposed_provenance(self.settings.ring().0 as usize),
+            slot_words: self.settings.slot_words(),
+            slot_count: SLOTS as u64,
+            ..begin_args(&self.memory.regions, constants)
+        };
+        scale(&mut args);
+        let shape = Shape { blocks: 1, threads: INSTEP_GPU_THREADS };
+        // SAFETY: the kernel takes this struct, and the engine keeps the memory.
+        unsafe { self.driver.launch(self.kernels.begin, shape, stream, ptr::from_ref(&args).cast())? };
+        self.settings.mark_read(self.begun, stream)?;
+        self.begun += 1;
+        Ok(())
+    }
+
+    /// Enqueues the norm of the gradients, which adds to another control block; after a beginning, if the records are older
+    /// than the settings.
     ///
     /// # Safety
     /// As for [`step`](Self::step).
@@ -138,9 +150,13 @@ impl BucketEngine {
         &mut self,
         bases: &[Bases],
         control: DevicePtr,
+        begin: Option<&StepConstants>,
         stream: StreamHandle,
     ) -> Result<()> {
         self.on_stream(stream, |engine| {
+            if let Some(constants) = begin {
+                engine.begin(constants, |_| {}, stream)?;
+            }
             // SAFETY: the caller's promise.
             unsafe { engine.enqueue(Kind::Norm, bases, Some(control), stream) }
         })
@@ -188,9 +204,8 @@ impl BucketEngine {
         })
     }
 
-    fn block_on(&self, event: EventHandle) -> Result<()> {
-        // SAFETY: the event is alive.
-        while !unsafe { self.driver.is_passed(event)? } {
+    fn block_on(&self, event: &Event) -> Result<()> {
+        while !event.is_passed()? {
             std::thread::sleep(Duration::from_micros(50));
         }
         Ok(())

@@ -1,15 +1,23 @@
-//! A GPU's primary context, which the CUDA runtime and every framework share: found, retained, made current for a call.
+//! The driver's library, and a GPU's primary context, which the CUDA runtime and every framework share.
 //!
-//! The context is retained once per process and never released, because others may hold memory in it. The driver is
-//! loaded at the first call, and what comes of that is kept. Every call restores the context that the thread had.
+//! The library is loaded at the first call, and what comes of that is kept. If `INSTEP_CUDA` names a file, only that is
+//! tried; otherwise it is `libcuda.so.1`. It is never unloaded, because it runs threads. A driver that lacks a function is
+//! refused by the function's name, before any call. The context is retained once per process and never released, because
+//! others may hold memory in it. Every call restores the context that the thread had.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::mem;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use super::functions::{CUcontext, CUdevice, Functions};
-use super::library;
+use libloading::Library;
+
+use super::functions::{CUcontext, CUdevice, CUresult, Functions, SUCCESS};
 use crate::error::{Error, Result};
+
+/// The oldest driver that has every function of the list.
+const OLDEST: &str = "CUDA 12.0";
 
 /// A device and its primary context, which any thread may make current.
 #[derive(Clone, Copy)]
@@ -23,7 +31,53 @@ static DRIVER: OnceLock<Result<Functions>> = OnceLock::new();
 static RETAINED: Mutex<BTreeMap<u32, Primary>> = Mutex::new(BTreeMap::new());
 
 fn functions() -> Result<&'static Functions> {
-    DRIVER.get_or_init(library::load).as_ref().map_err(Clone::clone)
+    DRIVER.get_or_init(load).as_ref().map_err(Clone::clone)
+}
+
+/// Loads the library and initialises the driver.
+///
+/// # Errors
+/// `DriverUnavailable`: the library is missing, lacks a function, or does not start.
+fn load() -> Result<Functions> {
+    open(std::env::var_os("INSTEP_CUDA")).map_err(|why| Error::DriverUnavailable { why })
+}
+
+fn open(named: Option<OsString>) -> Result<Functions, String> {
+    let shown = named.as_ref().map(|path| format!("INSTEP_CUDA={}", path.display()));
+    let path = named.unwrap_or_else(|| "libcuda.so.1".into());
+    // SAFETY: it is NVIDIA's driver by name, or the user has named it.
+    let library = unsafe { Library::new(&path) }.map_err(|error| match &shown {
+        Some(shown) => format!("{shown}: {}", reason(&error)),
+        None => "libcuda.so.1 was not found; it comes with NVIDIA's driver, not with the toolkit".to_owned(),
+    })?;
+    let functions = Functions::all(&library).map_err(|missing| {
+        let (shown, version) = (shown.as_deref().unwrap_or("libcuda.so.1"), version(&library));
+        format!("{shown}{version} has no {missing}, which every driver since {OLDEST} has")
+    });
+    mem::forget(library);
+    let functions = functions?;
+    // SAFETY: the call has no precondition.
+    unsafe { functions.cuInit(0) }.map_err(|error| error.to_string())?;
+    Ok(functions)
+}
+
+/// Returns the loader's own text; the error's says only which of its functions failed.
+pub(super) fn reason(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+/// Returns the version of a driver that lacks something, as a part of a sentence.
+fn version(library: &Library) -> String {
+    let mut version = 0;
+    // SAFETY: the type is the one that `cuda.h` gives this symbol; writes one number.
+    let answer = unsafe {
+        let ask = library.get::<unsafe extern "C" fn(*mut i32) -> CUresult>(b"cuDriverGetVersion");
+        ask.map(|ask| ask(&mut version))
+    };
+    match answer {
+        Ok(SUCCESS) => format!(", of CUDA {}.{},", version / 1000, version % 1000 / 10),
+        _ => String::new(),
+    }
 }
 
 /// Returns the number of devices.

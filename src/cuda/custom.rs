@@ -2,16 +2,16 @@
 //!
 //! The launch before it makes the GPU decide what to do and store that in the parameter's record, because the host
 //! knows neither skips nor tails. This module hands out only addresses of the launch's own tiles.
-#![allow(unsafe_code)]
 
 use std::sync::Arc;
 
-use super::driver::Driver;
+use super::memory::address;
 use crate::abi::{INSTEP_MAX_STATES, InstepRecord, InstepStepArgs, InstepTile};
 use crate::error::Result;
 use crate::handle::{DevicePtr, StreamHandle};
-use crate::launch::Assignment;
+use crate::launch::{Assignment, Regions};
 use crate::layout::Plan;
+use crate::op::{Memory, Span};
 use crate::optim::{EnqueuedStep, StepParam};
 
 const ELEMENT_BYTES: u64 = size_of::<f32>() as u64;
@@ -19,13 +19,12 @@ const ELEMENT_BYTES: u64 = size_of::<f32>() as u64;
 /// The calls of one launch.
 pub(super) struct EnqueuedParams {
     params: Vec<EnqueuedParam>,
-    /// Whether gradients are zeroed afterwards.
-    zeroes: bool,
 }
 
 struct EnqueuedParam {
     rule: Arc<dyn StepParam>,
     name: String,
+    segment: usize,
     len: u64,
     param: DevicePtr,
     grad: DevicePtr,
@@ -50,6 +49,7 @@ impl EnqueuedParams {
             Some(EnqueuedParam {
                 rule: Arc::clone(rule),
                 name: name.to_owned(),
+                segment: record % segments,
                 len: plan.segments()[record % segments].len,
                 param: DevicePtr(tile.param),
                 grad: at(args.grads.addr(), tile.grad_offset),
@@ -59,11 +59,20 @@ impl EnqueuedParams {
             })
         };
         let params = tiles.iter().filter(|tile| tile.first != 0).filter_map(call).collect();
-        EnqueuedParams { params, zeroes: args.zero_grads != 0 }
+        EnqueuedParams { params }
+    }
+
+    /// Follows the caller's tensors to other addresses.
+    pub(super) fn rebind(&mut self, plan: &Plan, regions: &Regions) {
+        for param in &mut self.params {
+            let segment = &plan.segments()[param.segment];
+            let at = |memory| address(regions.resolve(Span::segment(memory, plan, segment)));
+            (param.param, param.grad) = (at(Memory::Params), at(Memory::Grads));
+        }
     }
 
     /// Calls the user's code for every parameter.
-    pub(super) fn enqueue(&self, driver: &dyn Driver, stream: StreamHandle) -> Result<()> {
+    pub(super) fn enqueue(&self, stream: StreamHandle) -> Result<()> {
         for param in &self.params {
             param.rule.enqueue_param(&EnqueuedStep {
                 name: &param.name,
@@ -74,10 +83,6 @@ impl EnqueuedParams {
                 states: &param.states[..param.state_count],
                 scalars: param.scalars,
             })?;
-            if self.zeroes {
-                // SAFETY: the gradient of this launch, which nothing else touches until it has ended.
-                unsafe { driver.zero(param.grad, param.len * ELEMENT_BYTES, stream)? };
-            }
         }
         Ok(())
     }

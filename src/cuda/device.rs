@@ -12,8 +12,10 @@ use super::driver::{Driver, Entered};
 use super::kernels::Kernels;
 use super::launches::{BucketLaunch, Preparation};
 use super::memory::DeviceMemory;
+use super::owned::Event;
 use super::pinned::{SettingsRing, StatusRing};
 use super::streams::{Priorities, Streams};
+use super::tile_tables::MovingTiles;
 use super::timing::Timing;
 use crate::collective::Collective;
 use crate::error::{Error, Result};
@@ -27,6 +29,7 @@ pub struct CudaDevice {
     pub(super) driver: Arc<dyn Driver>,
     pub(super) plan: Arc<Plan>,
     pub(super) constants: StepConstants,
+    pub(super) assignment: Arc<Assignment>,
     pub(super) comm: Arc<dyn Collective>,
     pub(super) rank: u32,
     pub(super) deadline: Duration,
@@ -36,6 +39,10 @@ pub struct CudaDevice {
     pub(super) norms: Vec<Vec<BucketLaunch>>,
     pub(super) steps: Vec<Vec<BucketLaunch>>,
     pub(super) memory: ManuallyDrop<DeviceMemory>,
+    /// Tiles that follow parameters of the caller's, once one has moved.
+    pub(super) moving: ManuallyDrop<Option<MovingTiles>>,
+    /// How often the caller's tensors have moved; what was captured before has the old addresses.
+    pub(super) bindings: u64,
     pub(super) settings: ManuallyDrop<SettingsRing>,
     pub(super) status: ManuallyDrop<StatusRing>,
     pub(super) timing: ManuallyDrop<Option<Timing>>,
@@ -46,7 +53,7 @@ pub struct CudaDevice {
     /// Per stream, the latest position recorded outside captures.
     pub(super) recorded: [Option<Ticket>; STREAMS],
     /// The event after the latest replay.
-    pub(super) replayed: Option<EventHandle>,
+    pub(super) replayed: Option<Event>,
     pub(super) failed: Option<Error>,
     origin: Instant,
 }
@@ -76,11 +83,11 @@ impl CudaDevice {
         let _entered = Entered::new(&*driver)?;
         // SAFETY: the builder's caller promises that the stream is alive.
         unsafe { driver.inspect_stream(compute)? };
-        let kernels = Kernels::load(&driver, &assignment.kernels(&plan), plan.storage().precision.moments)?;
+        let kernels = Kernels::load(&driver, &assignment.kernels(&plan))?;
         let priorities = Priorities { reduce: i32::MIN, optim: parts.optim_priority };
         // Most that one stream records in two passes.
         let room = 16 + 8 * plan.buckets().len();
-        let streams = Streams::new(&driver, compute, priorities, room)?;
+        let streams = Streams::new(&driver, compute, priorities, Stream::used(&plan), room)?;
         let optim = streams.stream(Stream::Optim);
         let mut memory =
             DeviceMemory::new(&driver, optim, &plan, (&constants, &assignment), &*comm, parts.borrowed)?;
@@ -103,6 +110,7 @@ impl CudaDevice {
             driver: Arc::clone(&driver),
             plan,
             constants,
+            assignment,
             comm,
             deadline,
             optim_priority: parts.optim_priority,
@@ -111,6 +119,8 @@ impl CudaDevice {
             norms,
             steps,
             memory: ManuallyDrop::new(memory),
+            moving: ManuallyDrop::new(None),
+            bindings: 0,
             settings: ManuallyDrop::new(settings),
             status: ManuallyDrop::new(status),
             timing: ManuallyDrop::new(timing),
@@ -132,8 +142,13 @@ impl CudaDevice {
         Ok(device)
     }
 
-    /// Returns the same arguments for another plan, with new memory.
-    pub(super) fn parts_for(&self, plan: &Arc<Plan>, assignment: &Arc<Assignment>) -> Parts {
+    /// Returns the same arguments for another plan, with new memory, but for what is borrowed.
+    pub(super) fn parts_for(
+        &self,
+        plan: &Arc<Plan>,
+        assignment: &Arc<Assignment>,
+        borrowed: Option<BorrowedPieces>,
+    ) -> Parts {
         Parts {
             driver: Arc::clone(&self.driver),
             compute: self.streams.stream(Stream::Compute),
@@ -144,7 +159,7 @@ impl CudaDevice {
             assignment: Arc::clone(assignment),
             comm: Arc::clone(&self.comm),
             deadline: self.deadline,
-            borrowed: None,
+            borrowed,
             timed: self.timing.is_some(),
         }
     }
@@ -156,8 +171,9 @@ impl CudaDevice {
     }
 
     /// Returns the event that is zero on the clock of measured ops, if ops are measured.
+    #[cfg(feature = "bench")]
     pub(crate) fn clock_zero(&self) -> Option<EventHandle> {
-        self.timing.as_ref().map(Timing::origin)
+        self.timing.as_ref().map(|timing| timing.origin().handle())
     }
 
     pub(super) fn now(&self) -> u64 {
@@ -170,6 +186,7 @@ impl Drop for CudaDevice {
     fn drop(&mut self) {
         let driver = Arc::clone(&self.driver);
         let Ok(_entered) = Entered::new(&*driver) else { return };
+        self.replayed = None;
         // Stream-ordered memory is freed after the work that still runs. The rest is freed only if the GPU is idle,
         // because a drop does not wait; otherwise it is leaked.
         let gathered = self.streams.gather(Stream::Optim).and_then(|()| self.streams.here(Stream::Optim));
@@ -178,6 +195,7 @@ impl Drop for CudaDevice {
         unsafe {
             if is_idle {
                 ManuallyDrop::drop(&mut self.kernels);
+                ManuallyDrop::drop(&mut self.moving);
                 ManuallyDrop::drop(&mut self.settings);
                 ManuallyDrop::drop(&mut self.status);
             } else {

@@ -14,7 +14,7 @@ use crate::abi::{InstepControl, InstepStatus};
 use crate::device::{Device, Executor};
 use crate::error::{Error, Result};
 use crate::handle::Place;
-use crate::launch::{Assignment, Progress, Settings, without_bucket};
+use crate::launch::{Assignment, BorrowedPieces, Progress, Settings, without_bucket};
 use crate::layout::Plan;
 use crate::op::{Interval, Memory, Op, Span, Stream, Ticket, TimedOp};
 
@@ -35,7 +35,7 @@ impl CudaDevice {
     /// Waits for all streams and returns the measured times.
     fn take_times<T>(&mut self, take: impl FnOnce(&mut Timing) -> Result<Vec<T>>) -> Result<Vec<T>> {
         self.guarded("the times of ops", |device| {
-            for stream in Stream::ALL {
+            for stream in device.streams.all() {
                 device.block_on(device.streams.here(stream)?)?;
             }
             device.timing.as_mut().map_or_else(|| Ok(Vec::new()), take)
@@ -57,6 +57,10 @@ impl Executor for CudaDevice {
 
     fn place(&self) -> Place {
         Place::Cuda(self.driver.ordinal())
+    }
+
+    fn agree(&self, number: u64) -> Result<()> {
+        self.comm.agree(number, self.deadline)
     }
 
     fn resolve(&self, span: Span) -> *mut u8 {
@@ -115,17 +119,23 @@ impl Executor for CudaDevice {
         })
     }
 
+    unsafe fn rebind(&mut self, pieces: BorrowedPieces) -> Result<()> {
+        self.take_addresses(pieces)
+    }
+
     unsafe fn rebuilt(
         &mut self,
         plan: &Arc<Plan>,
         assignment: &Arc<Assignment>,
+        borrowed: Option<BorrowedPieces>,
         agreement: u64,
     ) -> Result<Self> {
         // SAFETY: the caller's promise.
         let control = without_bucket(unsafe { self.read_control()? });
-        let built = CudaDevice::new(self.parts_for(plan, assignment));
+        let reached = self.refuse_unreached(borrowed.iter().flat_map(BorrowedPieces::iter));
+        let built = reached.and_then(|()| CudaDevice::new(self.parts_for(plan, assignment, borrowed)));
         // A rank that has failed takes part too, with a number that differs: the others would wait for it otherwise.
-        let agreed = self.comm.agree(if built.is_ok() { agreement } else { !agreement }, self.deadline);
+        let agreed = self.agree(if built.is_ok() { agreement } else { !agreement });
         let mut device = built?;
         agreed?;
         device.begun = self.begun;
@@ -162,7 +172,7 @@ impl Device for CudaDevice {
 
     fn end(&mut self) -> Result<()> {
         self.guarded("the end", |device| {
-            for stream in Stream::ALL {
+            for stream in device.streams.all() {
                 device.block_on(device.streams.here(stream)?)?;
             }
             Ok(())

@@ -18,13 +18,15 @@ use crate::op::CollectiveKind;
 /// For [`StepperBuilder::cuda_borrowing`](crate::StepperBuilder::cuda_borrowing) alone; buckets are numbered as they
 /// were added to [`Borrowed`](crate::Borrowed). In each pass, for each bucket:
 ///
-/// 1. Call [`Pass::grad_ptr`](crate::Pass::grad_ptr) for every parameter that is not frozen, then run backward on the
-///    trainer's stream. The framework zeroes the gradients that this rank did not use; the stepper zeroes frozen ones.
+/// 1. Call [`Stepper::ptr`](crate::Stepper::ptr) for the gradient of every parameter that is not frozen, then run backward on the
+///    trainer's stream. The framework zeroes the gradients that this rank did not use. The stepper writes no
+///    gradient before its step, so it zeroes none.
 /// 2. Run the framework's all-reduce on any stream, after backward's writes: a plain sum of the whole bucket, in place.
 ///    The step divides by `world_size`. If the all-reduce already averages, construct this as rank 0 of 1.
 /// 3. Record an event after it and name the event with [`reduced`](Self::reduced).
-/// 4. Call [`Pass::bucket_ready`](crate::Pass::bucket_ready). It refuses a bucket with a gradient that was not asked
-///    for, and so does [`Pass::finish`](crate::Pass::finish): the zeros for that gradient would race with the sum.
+/// 4. Call [`Stepper::bucket_ready`](crate::Stepper::bucket_ready). It refuses a bucket with a gradient that was not asked
+///    for, and so does [`Stepper::finish`](crate::Stepper::finish), unless the parameter is frozen or
+///    [named as unused](crate::Stepper::set_unused).
 ///
 /// [`Stepper::capture`](crate::Stepper::capture) works the same way. Capture the all-reduce too, on a stream that forks
 /// from the trainer's, and record its event there; a replay needs no events. Clones are the same communicator: one goes
@@ -45,7 +47,7 @@ use crate::op::CollectiveKind;
 /// // SAFETY: stream and tensors are the framework's, which keeps them and touches them as agreed.
 /// let mut stepper = unsafe { builder.cuda_borrowing(sums.clone(), memory, &cuda)? };
 /// let mut pass = stepper.begin()?;
-/// pass.grad_ptr(weight)?; // backward writes it on `stream`, then:
+/// pass.ptr(weight.grad())?; // backward writes it on `stream`, then:
 /// // the event after bucket 0's sum, on any stream; SAFETY: it is not destroyed before the pass has ended
 /// unsafe { sums.reduced(0, all_reduce()) };
 /// pass.bucket_ready(0)?; // one step, after that event
@@ -121,6 +123,9 @@ impl Collective for External {
     unsafe fn enqueue(&self, call: &Call) -> Result<()> {
         if call.kind == CollectiveKind::Broadcast {
             return Ok(());
+        }
+        if !self.knows(call.kind) {
+            return Err(call.unknown_kind());
         }
         let bucket = call.bucket.unwrap_or(u32::MAX) as usize;
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);

@@ -3,39 +3,31 @@
 //! Every stream forks from the trainer's and joins it again, so the graph holds the same waits as the schedule. The
 //! device reads what changes between passes (counts, learning rates, clip), so a replay uses current values. After a
 //! capture all streams wait for the trainer's, because positions recorded inside a graph mean nothing outside.
-#![allow(unsafe_code)]
 
 use std::any::Any;
 use std::sync::Arc;
 
 use super::CudaDevice;
-use super::driver::{Driver, Entered, Graph};
+use super::driver::Entered;
+use super::owned::OwnedGraph;
 use crate::error::{Error, Result};
 use crate::layout::Plan;
 use crate::op::Stream;
 
 /// A captured pass of one stepper. Dropping it frees the graph.
 pub struct CapturedPass {
-    driver: Arc<dyn Driver>,
-    graph: Graph,
+    graph: OwnedGraph,
     /// The plan of the stepper that made it. The graph keeps the plan, so no later plan can have its address.
     owner: Arc<Plan>,
+    /// How often the stepper's tensors had moved.
+    bindings: u64,
     /// Keeps the communicator open, whose calls the graph has. Dropped after the graph.
     _hold: Option<Box<dyn Any + Send + Sync>>,
 }
 
 impl std::fmt::Debug for CapturedPass {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("CapturedPass").field("graph", &self.graph).finish_non_exhaustive()
-    }
-}
-
-impl Drop for CapturedPass {
-    fn drop(&mut self) {
-        if let Ok(_entered) = Entered::new(&*self.driver) {
-            // SAFETY: instantiated by `end_capture`; what is in flight runs on.
-            unsafe { self.driver.destroy_graph(self.graph) }
-        }
+        f.debug_struct("CapturedPass").field("graph", &self.graph.handle()).finish_non_exhaustive()
     }
 }
 
@@ -55,9 +47,8 @@ impl CudaDevice {
             return Err(error.clone());
         }
         let _entered = Entered::new(&*self.driver)?;
-        // SAFETY: the trainer's stream, alive by the promise of the caller who named it. If it is being captured
-        // already, this is refused and nothing has failed.
-        unsafe { self.driver.begin_capture(compute)? };
+        // If the stream is being captured already, this is refused and nothing has failed.
+        OwnedGraph::begin(&*self.driver, compute)?;
         self.is_capturing = true;
         // The capture may record events of the ring, and those cannot be queried afterwards.
         self.recorded = Default::default();
@@ -76,12 +67,20 @@ impl CudaDevice {
                 let _ = self.streams.gather(Stream::Compute);
             }
             let hold = self.comm.hold();
-            // SAFETY: as in `begin_capture`.
-            let graph = unsafe { self.driver.end_capture(compute)? };
-            let (driver, owner) = (Arc::clone(&self.driver), Arc::clone(&self.plan));
-            Ok(CapturedPass { driver, graph, owner, _hold: hold })
+            let graph = OwnedGraph::end(&self.driver, compute)?;
+            Ok(CapturedPass { graph, owner: Arc::clone(&self.plan), bindings: self.bindings, _hold: hold })
         });
         failed.map_or(captured, |error| Err(error.cause().clone()))
+    }
+
+    /// Returns what ends the capture without this device, in case the trainer takes it away. Nothing is kept of it.
+    pub(crate) fn capture_breaker(&self) -> impl FnOnce() + use<> {
+        let (driver, compute) = (Arc::clone(&self.driver), self.streams.stream(Stream::Compute));
+        move || {
+            if let Ok(_entered) = Entered::new(&*driver) {
+                drop(OwnedGraph::end(&driver, compute));
+            }
+        }
     }
 
     /// Runs a captured pass on the trainer's stream.
@@ -90,14 +89,16 @@ impl CudaDevice {
             let wrong = "made by another stepper, or before its buckets were rebuilt";
             return Err(Error::order("captured pass", wrong, "capture it again"));
         }
+        if captured.bindings != self.bindings {
+            let wrong = "made before Stepper::rebind, with the tensors' old addresses";
+            return Err(Error::order("captured pass", wrong, "capture it again"));
+        }
         let compute = self.streams.stream(Stream::Compute);
         self.guarded("a replay", |device| {
             device.fill_slot()?;
-            // SAFETY: the graph refers to memory of this device alone, and to what the trainer captured, which the
-            // trainer keeps alive.
-            unsafe { device.driver.launch_graph(captured.graph, compute)? };
+            captured.graph.launch(compute)?;
             device.settings.mark_read(device.begun, compute)?;
-            device.replayed = device.settings.reader(device.begun);
+            device.replayed = device.settings.reader(device.begun).cloned();
             device.begun += 1;
             Ok(())
         })

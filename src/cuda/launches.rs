@@ -11,10 +11,12 @@ use super::custom::EnqueuedParams;
 use super::driver::{Driver, Entered, Kernel, Shape};
 use super::kernels::Kernels;
 use super::memory::DeviceMemory;
-use crate::abi::{INSTEP_GPU_THREADS, INSTEP_OPTIMIZER_CUSTOM, InstepStepArgs, InstepTile};
+use crate::abi::{
+    INSTEP_GPU_THREADS, INSTEP_MOMENTS_8BIT, INSTEP_OPTIMIZER_CUSTOM, InstepStepArgs, InstepTile,
+};
 use crate::error::Result;
 use crate::handle::StreamHandle;
-use crate::launch::{Assignment, Kind, Launch, StepConstants};
+use crate::launch::{Assignment, Kind, Launch, Regions, StepConstants, rebind};
 use crate::layout::Plan;
 
 /// One launch of a bucket, and the user's own code that runs after it.
@@ -72,7 +74,7 @@ impl Preparation<'_> {
         args.tiles = memory.keep(self.driver, self.stream, &tiles)?;
         let is_custom = kind == Kind::Step && args.optimizer == INSTEP_OPTIMIZER_CUSTOM;
         let kernel = match kind {
-            Kind::Step => self.kernels.step(args.optimizer),
+            Kind::Step => self.kernels.step(args.optimizer, args.moments == INSTEP_MOMENTS_8BIT),
             Kind::Norm => self.kernels.norm,
         };
         let blocks = if is_custom {
@@ -116,6 +118,24 @@ fn share(tiles: u64, blocks: u32) -> u64 {
 }
 
 impl BucketLaunch {
+    /// Follows the caller's tensors to other addresses, but for its table of tiles.
+    pub(super) fn rebind(&mut self, kind: Kind, plan: &Plan, regions: &Regions) {
+        rebind(kind, (&mut self.args, &mut []), plan, regions);
+        if let Some(custom) = &mut self.custom {
+            custom.rebind(plan, regions);
+        }
+    }
+
+    /// Returns its arguments.
+    pub(super) fn args(&self) -> InstepStepArgs {
+        self.args
+    }
+
+    /// Returns how many tiles its table has.
+    pub(super) fn tile_count(&self) -> usize {
+        self.args.tile_count as usize
+    }
+
     /// Enqueues the launch with other arguments, which `change` completes.
     ///
     /// # Safety
@@ -146,7 +166,7 @@ impl BucketLaunch {
         // SAFETY: the kernel takes this struct; the rest is the caller's promise.
         unsafe { driver.launch(self.kernel, self.shape, stream, ptr::from_ref(&self.args).cast())? };
         match &self.custom {
-            Some(custom) => custom.enqueue(driver, stream),
+            Some(custom) => custom.enqueue(stream),
             None => Ok(()),
         }
     }

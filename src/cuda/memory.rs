@@ -13,9 +13,9 @@ use crate::collective::{Allocation, Collective};
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, StreamHandle};
 use crate::launch::{
-    Assignment, BorrowedPieces, Region, Regions, StepConstants, first_control, first_records,
+    Assignment, BorrowedPieces, Region, Regions, StepConstants, action_code, first_control, first_records,
 };
-use crate::layout::Plan;
+use crate::layout::{Plan, SegmentAction};
 use crate::op::{Memory, Span};
 
 /// One zeroed allocation, freed after the work that is on its stream.
@@ -48,6 +48,8 @@ impl Drop for Arena {
 pub(super) struct DeviceMemory {
     pub(super) regions: Regions,
     arenas: Vec<Arena>,
+    /// The word that makes a pass leave a segment alone; null without tensors.
+    pub(super) left: *const u32,
     /// The gradients, if the communicator allocated them; not stream-ordered.
     pub(super) reduced: Option<Allocation>,
 }
@@ -89,7 +91,8 @@ impl DeviceMemory {
             }
         };
         let regions = Regions::new(plan, constants.counts(plan, assignment), given, owned)?;
-        let memory = DeviceMemory { regions, arenas, reduced };
+        let mut memory = DeviceMemory { regions, arenas, left: ptr::null(), reduced };
+        memory.left = memory.keep(driver, stream, &[action_code(SegmentAction::Leave)])?;
         memory.initialise(driver, stream, plan, (constants, assignment))?;
         Ok(memory)
     }
@@ -108,7 +111,7 @@ impl DeviceMemory {
             arenas.push(arena);
             Ok(region)
         })?;
-        let memory = DeviceMemory { regions, arenas, reduced: None };
+        let memory = DeviceMemory { regions, arenas, left: ptr::null(), reduced: None };
         memory.initialise(driver, stream, plan, (constants, assignment))?;
         Ok(memory)
     }

@@ -23,12 +23,12 @@ mod interop;
 mod kernels;
 mod last_use;
 mod launches;
-#[cfg(feature = "cuda")]
-mod library;
 mod memory;
 pub mod nccl;
 mod norm_block;
+pub(crate) mod owned;
 mod pinned;
+mod rebind;
 mod streams;
 mod submit;
 #[cfg(feature = "cuda")]

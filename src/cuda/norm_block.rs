@@ -17,7 +17,6 @@ use crate::abi::{INSTEP_GPU_THREADS, InstepBeginArgs, InstepControl};
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, StreamHandle};
 use crate::launch::{StepConstants, begin_block, decide_block, first_control};
-use crate::layout::Moments;
 
 /// See the module.
 pub(crate) struct NormBlock {
@@ -32,7 +31,7 @@ impl NormBlock {
     pub(crate) fn new(cuda: &Cuda) -> Result<NormBlock> {
         let driver = Arc::clone(&cuda.driver);
         let _entered = Entered::new(&*driver)?;
-        let kernels = Kernels::load(&driver, &[], Moments::F32)?;
+        let kernels = Kernels::load(&driver, &[])?;
         let last = LastUse::new(&driver)?;
         let block = Arena::zeroed(&driver, size_of::<InstepControl>() as u64, last.own())?;
         let control = first_control(&StepConstants::PLAIN);
@@ -94,11 +93,11 @@ impl NormBlock {
     }
 
     /// Runs a bucket's work between the last call and the next one.
-    pub(crate) fn during(
+    pub(crate) fn during<T>(
         &mut self,
         stream: StreamHandle,
-        work: impl FnOnce(DevicePtr) -> Result<()>,
-    ) -> Result<()> {
+        work: impl FnOnce(DevicePtr) -> Result<T>,
+    ) -> Result<T> {
         self.on_stream(stream, |block| work(block.address()))
     }
 
@@ -119,12 +118,16 @@ impl NormBlock {
     }
 
     /// Enqueues work after the last one, and marks its end even if only a part was enqueued.
-    fn on_stream(&mut self, stream: StreamHandle, work: impl FnOnce(&NormBlock) -> Result<()>) -> Result<()> {
+    fn on_stream<T>(
+        &mut self,
+        stream: StreamHandle,
+        work: impl FnOnce(&NormBlock) -> Result<T>,
+    ) -> Result<T> {
         self.guarded(|block| {
             block.last.join(stream)?;
             let outcome = work(block);
             let marked = block.last.mark(stream);
-            outcome.and(marked)
+            outcome.and_then(|value| marked.map(|()| value))
         })
     }
 

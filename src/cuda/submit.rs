@@ -13,11 +13,11 @@ use super::driver::{Entered, Kernel, Shape};
 use super::launches::BucketLaunch;
 use super::memory::address;
 use super::pinned::SLOTS;
-use crate::abi::{INSTEP_GPU_THREADS, InstepBeginArgs, InstepPublishArgs};
+use crate::abi::{INSTEP_GPU_THREADS, InstepBeginArgs, InstepPublishArgs, InstepRecord};
 use crate::collective::Call;
 use crate::error::{Error, Result};
-use crate::handle::StreamHandle;
-use crate::launch::{begin_args, decide_args};
+use crate::handle::{DevicePtr, StreamHandle};
+use crate::launch::{begin_args, decide_args, records_of};
 use crate::op::{Action, Op, Phase, Stream};
 
 impl CudaDevice {
@@ -73,6 +73,7 @@ impl CudaDevice {
             }
             Action::Norm { bucket } => self.launch_bucket(&self.norms[bucket as usize], stream),
             Action::Step { bucket } => self.launch_bucket(&self.steps[bucket as usize], stream),
+            Action::Leave { segment } => self.leave(segment, stream),
             Action::Zero(span) => {
                 let at = address(self.memory.regions.resolve(span));
                 // SAFETY: in bounds by `resolve`; nothing else touches the span meanwhile, which the schedule
@@ -91,7 +92,7 @@ impl CudaDevice {
                     dtype: src.dtype(&self.plan),
                     src: self.memory.regions.resolve(src),
                     dst: self.memory.regions.resolve(dst),
-                    bytes: src.bytes(),
+                    bytes: src.bytes().max(dst.bytes()),
                     agreement,
                     deadline: self.deadline,
                     stream,
@@ -110,7 +111,7 @@ impl CudaDevice {
             ring: ptr::with_exposed_provenance(self.settings.ring().0 as usize),
             slot_words: self.settings.slot_words(),
             slot_count: SLOTS as u64,
-            ..begin_args(&self.plan, &self.memory.regions, &self.constants)
+            ..begin_args(&self.memory.regions, &self.constants)
         };
         self.launch_one(self.kernels.begin, INSTEP_GPU_THREADS, stream, &args)?;
         if self.is_capturing {
@@ -118,6 +119,19 @@ impl CudaDevice {
         }
         self.settings.mark_read(self.begun, stream)?;
         self.begun += 1;
+        Ok(())
+    }
+
+    /// Makes the open pass leave a segment alone: by a copy on the stream, which a captured pass holds as well. The next
+    /// Begin sets the action anew.
+    fn leave(&self, segment: u32, stream: StreamHandle) -> Result<()> {
+        for record in records_of(&self.plan, &self.memory.regions, segment) {
+            let at = address(self.memory.regions.records().wrapping_add(record));
+            let to = DevicePtr(at.0 + std::mem::offset_of!(InstepRecord, action) as u64);
+            // SAFETY: a word of a record of this device's, and one of its constants; nothing else touches the record now,
+            // as for every op.
+            unsafe { self.driver.copy(to, address(self.memory.left), size_of::<u32>() as u64, stream)? };
+        }
         Ok(())
     }
 

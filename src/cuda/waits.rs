@@ -2,15 +2,14 @@
 //!
 //! A wait polls, so a lost peer or a hanging reduction ends it. A failure is sticky: every later call returns it. The
 //! trainer's own work never counts against a deadline.
-#![allow(unsafe_code)]
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::CudaDevice;
 use super::driver::Entered;
+use super::owned::Event;
 use crate::error::{Error, Result};
-use crate::handle::EventHandle;
 use crate::op::{Stream, Ticket};
 
 /// Longest time that a drop waits for the GPU to finish.
@@ -19,11 +18,10 @@ const GRACE: Duration = Duration::from_millis(20);
 impl CudaDevice {
     /// Blocks until an event has passed, or a reduction takes longer than the deadline. The clock runs only during a
     /// reduction, because the trainer's own work may take any time.
-    pub(crate) fn block_on(&self, event: EventHandle) -> Result<()> {
+    pub(crate) fn block_on(&self, event: &Event) -> Result<()> {
         let start = Instant::now();
         let mut summing_since = start;
-        // SAFETY: the event is of this device's, and alive as long as it.
-        while !unsafe { self.driver.is_passed(event)? } {
+        while !event.is_passed()? {
             self.comm.check()?;
             // Most waits are short. A long one sleeps, so that it does not take a core from the trainer's other
             // threads.
@@ -51,21 +49,18 @@ impl CudaDevice {
     /// Returns whether the GPU is in a reduction that does not wait for the trainer. A graph in flight counts as one,
     /// because nothing inside it can be observed.
     fn is_summing(&self) -> Result<bool> {
-        let is_passed = |event: Option<EventHandle>| {
-            // SAFETY: as in `block_on`; positions inside captures are excluded.
-            event.map_or(Ok(true), |event| unsafe { self.driver.is_passed(event) })
-        };
+        let is_passed = |event: Option<&Event>| event.map_or(Ok(true), Event::is_passed);
+        // Positions inside captures are left out.
         let event = |stream: Stream| self.recorded[stream.index()].map(|ticket| self.streams.event(ticket));
         Ok(!is_passed(event(Stream::Reduce))? && is_passed(event(Stream::Compute))?
-            || !is_passed(self.replayed)?)
+            || !is_passed(self.replayed.as_ref())?)
     }
 
     /// Returns whether an event passes within the grace period.
-    pub(super) fn is_passed_soon(&self, event: EventHandle) -> bool {
+    pub(super) fn is_passed_soon(&self, event: &Event) -> bool {
         let start = Instant::now();
         loop {
-            // SAFETY: as in `block_on`.
-            match unsafe { self.driver.is_passed(event) } {
+            match event.is_passed() {
                 Ok(false) if start.elapsed() < GRACE => std::thread::sleep(Duration::from_micros(20)),
                 outcome => return outcome == Ok(true),
             }

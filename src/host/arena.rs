@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout as AllocLayout, alloc_zeroed, dealloc};
+use std::cell::UnsafeCell;
 use std::ptr::NonNull;
 use std::sync::PoisonError;
 
@@ -12,9 +13,10 @@ use crate::abi::{InstepControl, InstepRecord, InstepStatus};
 use crate::error::{Error, Result};
 use crate::host::stagger::Stagger;
 use crate::launch::{
-    Assignment, BorrowedPieces, Counts, Progress, Region, Regions, Settings, StepConstants, status_of,
+    Assignment, BorrowedPieces, Counts, Progress, Region, Regions, Settings, StepConstants, action_code,
+    records_of, status_of,
 };
-use crate::layout::{Gradients, Plan};
+use crate::layout::{Gradients, Plan, SegmentAction};
 use crate::op::{Memory, Span};
 use crate::sync::Mutex;
 
@@ -134,13 +136,17 @@ impl Drop for Arena {
 
 /// All memories of one stepper.
 pub(crate) struct Memories {
-    regions: Regions,
+    /// Changes only in [`rebind`](Self::rebind).
+    regions: UnsafeCell<Regions>,
     /// The arenas, kept alive; borrowed memory is the caller's.
     _arenas: Vec<Arena>,
     are_borrowed: bool,
     /// The status of the last published pass. It is locked only for a copy, so nobody waits for an op.
     published: Mutex<Option<InstepStatus>>,
 }
+
+// SAFETY: `rebind` alone changes the regions, while nobody else looks at them, by its contract; the rest is shareable.
+unsafe impl Sync for Memories {}
 
 impl Memories {
     /// Allocates zeroed arenas for a plan, except for borrowed memory.
@@ -152,7 +158,7 @@ impl Memories {
         let mut arenas = Vec::new();
         let mut stagger = Stagger::default();
         for piece in borrowed.iter().flat_map(|borrowed| borrowed.params.iter().chain(&borrowed.grads)) {
-            stagger.keep_away_from(piece.base.addr().get() as u64, piece.start, piece.bytes);
+            stagger.keep_away_from(piece.base.get(), piece.start, piece.bytes);
         }
         let mut owned = |bytes: u64| {
             let arena = Arena::zeroed(bytes, stagger.next(bytes))?;
@@ -176,7 +182,7 @@ impl Memories {
             unsafe { give_back(regions.resolve(whole), whole.bytes())? };
         }
         let published = Mutex::new(None);
-        Ok(Memories { regions, _arenas: arenas, are_borrowed, published })
+        Ok(Memories { regions: UnsafeCell::new(regions), _arenas: arenas, are_borrowed, published })
     }
 
     /// Allocates control memory and settings alone, for tensors whose addresses come with each launch.
@@ -188,12 +194,23 @@ impl Memories {
             arenas.push(arena);
             Ok(region)
         })?;
-        Ok(Memories { regions, _arenas: arenas, are_borrowed: false, published: Mutex::new(None) })
+        let (regions, published) = (UnsafeCell::new(regions), Mutex::new(None));
+        Ok(Memories { regions, _arenas: arenas, are_borrowed: false, published })
     }
 
     /// The addresses of all memories.
     pub(crate) fn regions(&self) -> &Regions {
-        &self.regions
+        // SAFETY: nothing changes it while the reference lives, by the contract of `rebind`.
+        unsafe { &*self.regions.get() }
+    }
+
+    /// Takes the caller's tensors at other addresses.
+    ///
+    /// # Safety
+    /// No op is running or still to run, and nothing else uses this memory during the call.
+    pub(crate) unsafe fn rebind(&self, pieces: BorrowedPieces) {
+        // SAFETY: nothing else refers to it now, by the contract.
+        unsafe { (*self.regions.get()).rebind(pieces) }
     }
 
     /// Whether some memory is the caller's.
@@ -203,7 +220,7 @@ impl Memories {
 
     /// Returns the address of a span, which must lie inside one piece of its memory.
     pub(crate) fn resolve(&self, span: Span) -> *mut u8 {
-        self.regions.resolve(span)
+        self.regions().resolve(span)
     }
 
     /// Releases the whole pages of a span to the system. They read as zeros afterwards.
@@ -228,9 +245,9 @@ impl Memories {
         // SAFETY: control memory was made for one block and that many records, aligned; nobody touches it, by the
         // contract.
         unsafe {
-            self.regions.control().write(control);
-            for (k, record) in records.take(self.regions.counts().records).enumerate() {
-                self.regions.records().add(k).write(record);
+            self.regions().control().write(control);
+            for (k, record) in records.take(self.regions().counts().records).enumerate() {
+                self.regions().records().add(k).write(record);
             }
         }
     }
@@ -241,7 +258,18 @@ impl Memories {
     /// No op has been submitted.
     pub(crate) unsafe fn write_control_block(&self, control: InstepControl) {
         // SAFETY: as in `write_control`.
-        unsafe { self.regions.control().write(control) }
+        unsafe { self.regions().control().write(control) }
+    }
+
+    /// Makes the open pass leave a segment alone. The next Begin sets its action anew.
+    ///
+    /// # Safety
+    /// No other op that touches control memory is running.
+    pub(crate) unsafe fn leave(&self, plan: &Plan, segment: u32) {
+        for record in records_of(plan, self.regions(), segment) {
+            // SAFETY: within bounds, aligned and initialised; touched by no thread now, by the contract.
+            unsafe { (*self.regions().records().add(record)).action = action_code(SegmentAction::Leave) }
+        }
     }
 
     /// Replaces the settings.
@@ -250,9 +278,9 @@ impl Memories {
     /// No Begin is running, and none that has been submitted is still to run.
     pub(crate) unsafe fn write_settings(&self, settings: &Settings) {
         let words = settings.words();
-        assert_eq!(size_of_val(words), self.regions.counts().settings_bytes());
+        assert_eq!(size_of_val(words), self.regions().counts().settings_bytes());
         // SAFETY: as long as the memory by the assertion, aligned, and read by no thread now, by the contract.
-        unsafe { self.regions.settings().copy_from_nonoverlapping(words.as_ptr(), words.len()) }
+        unsafe { self.regions().settings().copy_from_nonoverlapping(words.as_ptr(), words.len()) }
     }
 
     /// Returns a copy of the control block.
@@ -261,7 +289,7 @@ impl Memories {
     /// No op that writes control memory is running.
     pub(crate) unsafe fn read_control(&self) -> InstepControl {
         // SAFETY: aligned and allocated for it; zero bytes are a valid value; not written now, by the contract.
-        unsafe { self.regions.control().read() }
+        unsafe { self.regions().control().read() }
     }
 
     /// Stores the status of the pass for [`latest`](Self::latest).
@@ -289,9 +317,9 @@ impl Memories {
     /// # Safety
     /// No op that writes control memory is running.
     pub(crate) unsafe fn read_record(&self, record: usize) -> InstepRecord {
-        assert!(record < self.regions.counts().records);
+        assert!(record < self.regions().counts().records);
         // SAFETY: within bounds by the assertion, otherwise as in `read_control`.
-        unsafe { self.regions.records().add(record).read() }
+        unsafe { self.regions().records().add(record).read() }
     }
 
     /// Says how far a record has come.
@@ -299,8 +327,8 @@ impl Memories {
     /// # Safety
     /// No op that touches control memory is running, and none that has been submitted is still to run.
     pub(crate) unsafe fn write_progress(&self, record: usize, progress: Progress) {
-        assert!(record < self.regions.counts().records);
+        assert!(record < self.regions().counts().records);
         // SAFETY: within bounds by the assertion, aligned, initialised, and touched by no thread now, by the contract.
-        unsafe { progress.set(&mut *self.regions.records().add(record)) }
+        unsafe { progress.set(&mut *self.regions().records().add(record)) }
     }
 }

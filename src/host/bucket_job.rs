@@ -11,7 +11,8 @@ use std::sync::Arc;
 use crate::abi::{InstepControl, InstepStepArgs, InstepTile};
 use crate::host::arena::Memories;
 use crate::host::kernels::Kernels;
-use crate::launch::{Bases, Kind, Launch};
+use crate::launch::{Bases, Kind, Launch, Regions, rebind};
+use crate::layout::Plan;
 use crate::pool::Chunks;
 
 /// Chunks of a launch per thread: enough for one that comes late to find a fair part.
@@ -34,7 +35,9 @@ pub(crate) struct BucketJob {
     args: UnsafeCell<InstepStepArgs>,
     /// Per segment, the addresses of its tensors; empty if the arguments hold them.
     bases: Arc<SegmentBases>,
-    tiles: Vec<InstepTile>,
+    /// Changes only with the arguments.
+    tiles: UnsafeCell<Vec<InstepTile>>,
+    tile_count: usize,
     tiles_per_chunk: usize,
     moved_bytes: u64,
     execution: Execution,
@@ -96,7 +99,8 @@ impl BucketJob {
             kind,
             args: UnsafeCell::new(args),
             bases,
-            tiles,
+            tile_count: tiles.len(),
+            tiles: UnsafeCell::new(tiles),
             tiles_per_chunk,
             moved_bytes,
             execution,
@@ -111,6 +115,17 @@ impl BucketJob {
     pub(crate) unsafe fn set_control(&self, control: *mut InstepControl) {
         // SAFETY: nothing else refers to it now, by the contract.
         unsafe { (*self.args.get()).control = control }
+    }
+
+    /// Follows the caller's tensors to other addresses.
+    ///
+    /// # Safety
+    /// No launch of this job is running, and no other thread calls this.
+    pub(crate) unsafe fn rebind(&self, plan: &Plan, regions: &Regions) {
+        // SAFETY: nothing else refers to either now, by the contract.
+        let (args, tiles) = unsafe { (&mut *self.args.get(), &mut *self.tiles.get()) };
+        rebind(self.kind, (args, tiles), plan, regions);
+        args.tiles = tiles.as_ptr();
     }
 
     /// Runs some tiles with these arguments.
@@ -132,7 +147,7 @@ impl BucketJob {
 
 impl Chunks for BucketJob {
     fn chunk_count(&self) -> usize {
-        self.tiles.len().div_ceil(self.tiles_per_chunk)
+        self.tile_count.div_ceil(self.tiles_per_chunk)
     }
 
     fn bytes(&self) -> u64 {
@@ -141,7 +156,7 @@ impl Chunks for BucketJob {
 
     fn run_chunk(&self, chunk: usize) {
         let first = chunk * self.tiles_per_chunk;
-        let last = (first + self.tiles_per_chunk).min(self.tiles.len());
+        let last = (first + self.tiles_per_chunk).min(self.tile_count);
         // SAFETY: arguments and addresses change only between launches. They were resolved from the op's accesses, and
         // `_memories` keeps that memory alive, or lent by the launch's caller. Chunks are disjoint runs of this job's own
         // tiles, and nothing else touches the bucket, as for every op.
@@ -155,7 +170,7 @@ impl Chunks for BucketJob {
                 }
                 of_segments => {
                     let mut at = first;
-                    for tiles in self.tiles[first..last].chunk_by(|a, b| a.record == b.record) {
+                    for tiles in (&(*self.tiles.get()))[first..last].chunk_by(|a, b| a.record == b.record) {
                         of_segments[tiles[0].record as usize].put(&mut args);
                         self.run_tiles(&args, at, at + tiles.len());
                         at += tiles.len();

@@ -4,6 +4,7 @@
 //! there. User code gets slices of the launch's own tiles only, so the checker has judged every byte that it touches.
 #![allow(unsafe_code)]
 
+use std::cell::UnsafeCell;
 use std::sync::Arc;
 
 use crate::abi::{INSTEP_ACTION_STEP, INSTEP_MAX_STATES, InstepStepArgs, InstepTile};
@@ -12,13 +13,14 @@ use crate::host::arena::Memories;
 use crate::host::kernels::Kernels;
 use crate::launch::{Assignment, Launch};
 use crate::layout::Plan;
+use crate::op::{Memory, Span};
 use crate::optim::{ParamStep, StepParam};
 
 /// The user's code in one launch of a bucket.
 pub(super) struct CustomStep {
     args: InstepStepArgs,
     tiles: Vec<InstepTile>,
-    params: Vec<CustomParam>,
+    params: UnsafeCell<Vec<CustomParam>>,
     kernels: Kernels,
     memories: Arc<Memories>,
 }
@@ -28,6 +30,7 @@ struct CustomParam {
     rule: Arc<dyn StepParam>,
     name: String,
     record: usize,
+    segment: usize,
     len: usize,
     param: *mut f32,
     grad: *mut f32,
@@ -60,6 +63,7 @@ impl CustomStep {
                 rule: Arc::clone(rule),
                 name: name.to_owned(),
                 record,
+                segment: record % segments,
                 // It has been allocated, so its length fits a usize.
                 len: plan.segments()[record % segments].len as usize,
                 param: std::ptr::with_exposed_provenance_mut(tile.param as usize),
@@ -69,7 +73,21 @@ impl CustomStep {
             })
         };
         let params = tiles.iter().filter(|tile| tile.first != 0).filter_map(call).collect();
-        CustomStep { args, tiles, params, kernels, memories: Arc::clone(memories) }
+        let (params, memories) = (UnsafeCell::new(params), Arc::clone(memories));
+        CustomStep { args, tiles, params, kernels, memories }
+    }
+
+    /// Follows the caller's tensors to other addresses. What decides about a segment reads no tensor.
+    ///
+    /// # Safety
+    /// The step is not running, and no other thread calls this.
+    pub(super) unsafe fn rebind(&self, plan: &Plan) {
+        // SAFETY: nothing else refers to it now, by the contract.
+        for param in unsafe { &mut *self.params.get() } {
+            let segment = &plan.segments()[param.segment];
+            let at = |memory| self.memories.resolve(Span::segment(memory, plan, segment)).cast();
+            (param.param, param.grad) = (at(Memory::Params), at(Memory::Grads));
+        }
     }
 
     /// Updates every parameter of the launch that is not skipped.
@@ -78,7 +96,9 @@ impl CustomStep {
         // SAFETY: the arguments were resolved from the op's accesses; the tiles are ours; nothing else touches control
         // memory now, as for every op.
         unsafe { self.kernels.custom(&self.args) };
-        for param in &self.params {
+        // SAFETY: `rebind` alone changes it, and not while the step runs.
+        let params = unsafe { &*self.params.get() };
+        for param in params {
             // SAFETY: as above; every bit pattern is a value of each member.
             let scalars = unsafe { self.memories.read_record(param.record).scalars.custom };
             if scalars.action != INSTEP_ACTION_STEP {
@@ -104,10 +124,6 @@ impl CustomStep {
                 lr: scalars.lr,
                 step: scalars.step,
             })?;
-        }
-        for param in self.params.iter().filter(|_| self.args.zero_grads != 0) {
-            // SAFETY: as above.
-            unsafe { param.grad.write_bytes(0, param.len) };
         }
         Ok(())
     }

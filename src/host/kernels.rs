@@ -8,9 +8,12 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::OnceLock;
 
-use crate::abi::{InstepBeginArgs, InstepDecideArgs, InstepKernels, InstepStepArgs, InstepStored};
+#[cfg(feature = "bench")]
+use crate::abi::InstepStored;
+use crate::abi::{InstepBeginArgs, InstepDecideArgs, InstepKernels, InstepStepArgs};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::host::stored::StoredValues;
 use crate::launch::dtype_code;
 
 /// An instruction set that the kernels are built for. All of them give the same bits.
@@ -210,10 +213,20 @@ impl Kernels {
     /// # Safety
     /// Every buffer is valid up to `last`, they do not overlap, and nothing else touches this range of any of them.
     pub(crate) unsafe fn sum(&self, ranks: &[*mut u8], dtype: DType, first: u64, last: u64) {
+        // SAFETY: by the contract.
+        unsafe { self.sum_to(ranks, dtype, first, last, std::ptr::null_mut()) }
+    }
+
+    /// Writes the sum of elements `first..last` of every rank's buffer to `to`, which may be the place of these elements
+    /// in one of them; if it is null, into every buffer.
+    ///
+    /// # Safety
+    /// Every buffer is valid up to `last`, nothing else writes this range of any of them, and nothing else touches `to`.
+    pub(crate) unsafe fn sum_to(&self, ranks: &[*mut u8], dtype: DType, first: u64, last: u64, to: *mut u8) {
         // SAFETY: as in `begin`.
         unsafe {
-            let buffers = ranks.as_ptr().cast();
-            self.table.sum.unwrap_unchecked()(buffers, ranks.len() as u64, dtype_code(dtype), first, last)
+            let (buffers, count) = (ranks.as_ptr().cast(), ranks.len() as u64);
+            self.table.sum.unwrap_unchecked()(buffers, count, dtype_code(dtype), first, last, to.cast())
         }
     }
 
@@ -244,18 +257,30 @@ impl Kernels {
 
     /// Converts stored values to f32.
     ///
-    /// # Safety
-    /// Both are valid for `from.count` elements, they do not overlap, and nothing writes them.
-    pub(crate) unsafe fn decode(&self, from: &InstepStored, to: *mut f32) {
-        // SAFETY: as in `begin`.
-        unsafe { self.table.decode.unwrap_unchecked()(from, to) }
+    /// # Panics
+    /// If the values are fewer than `to` has room for.
+    pub(crate) fn decode(&self, from: &mut StoredValues<'_>, to: &mut [f32]) {
+        let stored = from.argument(to.len());
+        // SAFETY: `argument` has checked that the values are as many; nothing else reaches either slice.
+        unsafe { self.table.decode.unwrap_unchecked()(&stored, to.as_mut_ptr()) }
     }
 
     /// Stores f32 values, rounded to nearest.
     ///
+    /// # Panics
+    /// If there is room for fewer values than `from` has.
+    pub(crate) fn encode(&self, from: &[f32], to: &mut StoredValues<'_>) {
+        let stored = to.argument(from.len());
+        // SAFETY: as in `decode`.
+        unsafe { self.table.encode.unwrap_unchecked()(from.as_ptr(), &stored) }
+    }
+
+    /// Stores f32 values at an address, rounded to nearest.
+    ///
     /// # Safety
-    /// As for `decode`.
-    pub(crate) unsafe fn encode(&self, from: *const f32, to: &InstepStored) {
+    /// Both are valid for `to.count` elements, they do not overlap, and nothing else touches them.
+    #[cfg(feature = "bench")]
+    pub(crate) unsafe fn encode_at(&self, from: *const f32, to: &InstepStored) {
         // SAFETY: as in `begin`.
         unsafe { self.table.encode.unwrap_unchecked()(from, to) }
     }

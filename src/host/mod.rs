@@ -13,18 +13,19 @@ pub(crate) mod kernels;
 #[cfg(feature = "mpi")]
 mod mpi;
 pub(crate) mod prefetch;
+mod presummed;
 mod ranks;
 mod rendezvous;
 pub(crate) mod runner;
-mod solo;
 pub(crate) mod stagger;
+pub(crate) mod stored;
 mod streams;
 
 pub use kernels::Isa;
 #[cfg(feature = "mpi")]
 pub use mpi::Mpi;
+pub use presummed::{External, Solo};
 pub use ranks::{InProcess, in_process};
-pub use solo::Solo;
 
 use std::sync::{Arc, LazyLock};
 use std::time::Instant;
@@ -33,7 +34,7 @@ use crate::abi::{InstepControl, InstepStatus};
 use crate::device::{Device, Executor};
 use crate::error::Result;
 use crate::handle::Place;
-use crate::launch::{Assignment, Progress, Settings, without_bucket};
+use crate::launch::{Assignment, BorrowedPieces, Progress, Settings, without_bucket};
 use crate::layout::Plan;
 use crate::op::{Interval, Memory, Op, Span, Ticket, TimedOp};
 use arena::Memories;
@@ -71,6 +72,11 @@ impl Executor for HostDevice {
 
     fn place(&self) -> Place {
         Place::Host
+    }
+
+    fn agree(&self, _: u64) -> Result<()> {
+        // Every call on the host carries it.
+        Ok(())
     }
 
     fn resolve(&self, span: Span) -> *mut u8 {
@@ -120,8 +126,20 @@ impl Executor for HostDevice {
         Ok(())
     }
 
-    unsafe fn rebuilt(&mut self, plan: &Arc<Plan>, assignment: &Arc<Assignment>, _: u64) -> Result<Self> {
-        let parts = self.streams.executor().parts_for(plan, assignment)?;
+    unsafe fn rebind(&mut self, pieces: BorrowedPieces) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { self.streams.executor().rebind(pieces) };
+        Ok(())
+    }
+
+    unsafe fn rebuilt(
+        &mut self,
+        plan: &Arc<Plan>,
+        assignment: &Arc<Assignment>,
+        borrowed: Option<BorrowedPieces>,
+        _: u64,
+    ) -> Result<Self> {
+        let parts = self.streams.executor().parts_for(plan, assignment, borrowed)?;
         let device = HostDevice::new(parts, self.streams.is_timed(), self.streams.is_inline())?;
         // SAFETY: the caller's promise for ours; nothing has been submitted to the other.
         unsafe {

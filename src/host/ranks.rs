@@ -189,6 +189,56 @@ impl InProcess {
     }
 }
 
+/// Replaces whole numbers of every rank's buffer by their sum, the largest or the smallest, as the kind says. `part` gives the
+/// first and last of so many numbers. Numbers are read and written as bytes, since buffers may lie anywhere.
+///
+/// # Safety
+/// Every buffer is valid for `bytes`, they do not overlap, and nothing else touches this part of any of them.
+pub(crate) unsafe fn combine(
+    kind: CollectiveKind,
+    ranks: &[*mut u8],
+    bytes: u64,
+    part: impl Fn(u64) -> (u64, u64),
+) {
+    let smaller = kind == CollectiveKind::Min32;
+    let choose = |a: u32, b: u32| if smaller { a.min(b) } else { a.max(b) };
+    // SAFETY: by the contract, here and below.
+    unsafe {
+        match kind {
+            CollectiveKind::Sum64 => combine_numbers(ranks, part(bytes / 8), |a, b| {
+                u64::from_ne_bytes(a).wrapping_add(u64::from_ne_bytes(b)).to_ne_bytes()
+            }),
+            _ => combine_numbers(ranks, part(bytes / 4), |a, b| {
+                choose(u32::from_ne_bytes(a), u32::from_ne_bytes(b)).to_ne_bytes()
+            }),
+        }
+    }
+}
+
+/// # Safety
+/// As for [`combine`].
+unsafe fn combine_numbers<const BYTES: usize>(
+    ranks: &[*mut u8],
+    (first, last): (u64, u64),
+    combined: impl Fn([u8; BYTES], [u8; BYTES]) -> [u8; BYTES],
+) {
+    for at in first as usize..last as usize {
+        let place = |buffer: &*mut u8| buffer.wrapping_add(at * BYTES).cast::<[u8; BYTES]>();
+        // SAFETY: in bounds and initialised by the contract; bytes have no alignment.
+        let numbers = ranks.iter().map(|buffer| unsafe { place(buffer).read() });
+        if let Some(number) = numbers.reduce(&combined) {
+            // SAFETY: as above.
+            ranks.iter().for_each(|buffer| unsafe { place(buffer).write(number) });
+        }
+    }
+}
+
+/// The part of so many elements that a rank sums for all.
+fn part_of(elements: u64, rank: usize, ranks: u64) -> (u64, u64) {
+    let (part, rank) = (elements.div_ceil(ranks), rank as u64);
+    ((rank * part).min(elements), ((rank + 1) * part).min(elements))
+}
+
 impl Collective for InProcess {
     fn rank(&self) -> u32 {
         self.seat.rank
@@ -202,8 +252,19 @@ impl Collective for InProcess {
         true
     }
 
+    fn knows(&self, _: CollectiveKind) -> bool {
+        true
+    }
+
+    /// A [split](Self::split).
+    fn duplicate(&self) -> Result<Arc<dyn Collective>> {
+        Ok(Arc::new(self.split()))
+    }
+
     unsafe fn enqueue(&self, call: &Call) -> Result<()> {
-        if !std::ptr::eq(call.src, call.dst) {
+        let (own, ranks) = (self.seat.rank as usize, u64::from(self.group.world_size));
+        let is_whole = !matches!(call.kind, CollectiveKind::ReduceScatter | CollectiveKind::AllGather);
+        if is_whole && !std::ptr::eq(call.src, call.dst) {
             // Ranks meet over `dst`. SAFETY: both are valid for `bytes`, by the contract.
             unsafe { call.src.copy_to(call.dst, call.bytes as usize) }
         }
@@ -215,10 +276,7 @@ impl Collective for InProcess {
         buffers.extend(calls.iter().map(|call| call.dst));
         match call.kind {
             CollectiveKind::AllReduce => {
-                let elements = call.bytes / call.dtype.bytes();
-                let (rank, ranks) = (u64::from(self.seat.rank), u64::from(self.group.world_size));
-                let part = elements.div_ceil(ranks);
-                let (first, last) = ((rank * part).min(elements), ((rank + 1) * part).min(elements));
+                let (first, last) = part_of(call.bytes / call.dtype.bytes(), own, ranks);
                 // SAFETY: all ranks have met with equal lengths, none returns before `part`, and rank r alone
                 // touches the r-th part of each buffer; their owners promised that nothing else does.
                 unsafe { self.group.kernels.sum(buffers, call.dtype, first, last) }
@@ -229,6 +287,27 @@ impl Collective for InProcess {
                     // allocations of `bytes` each.
                     unsafe { calls[0].src.copy_to_nonoverlapping(call.dst, call.bytes as usize) }
                 }
+            }
+            CollectiveKind::ReduceScatter => {
+                let part = call.dst_bytes(self.group.world_size) / call.dtype.bytes();
+                let (first, last) = (own as u64 * part, (own as u64 + 1) * part);
+                buffers.clear();
+                buffers.extend(calls.iter().map(|call| call.src.cast_mut()));
+                // SAFETY: as for an all-reduce; rank r alone reads the r-th part of each source and writes its own
+                // destination, which lies in no other part.
+                unsafe { self.group.kernels.sum_to(buffers, call.dtype, first, last, call.dst) }
+            }
+            CollectiveKind::AllGather => {
+                let part = call.src_bytes(self.group.world_size) as usize;
+                for (rank, theirs) in calls.iter().enumerate() {
+                    // SAFETY: as above; sources are only read, and each rank writes its own destination outside its
+                    // source. Our own source may be its place there.
+                    unsafe { theirs.src.copy_to(call.dst.add(rank * part), part) }
+                }
+            }
+            CollectiveKind::Sum64 | CollectiveKind::Max32 | CollectiveKind::Min32 => {
+                // SAFETY: as for an all-reduce.
+                unsafe { combine(call.kind, buffers, call.bytes, |numbers| part_of(numbers, own, ranks)) }
             }
         }
         self.group.rendezvous.part(&self.seat);

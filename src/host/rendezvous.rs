@@ -36,7 +36,7 @@ struct Member {
 
 /// One sequence of meetings of all ranks.
 struct Split {
-    calls: Vec<Option<Arrived>>,
+    calls: Vec<Option<Call>>,
     arrived: usize,
     departed: usize,
     /// Meetings that all ranks have arrived at.
@@ -55,14 +55,6 @@ pub(crate) struct Seat {
     /// The split's condition variable, reachable without the lock.
     changed: Arc<Condvar>,
 }
-
-/// A call waiting for its peers.
-#[derive(Clone, Copy)]
-struct Arrived(Call);
-
-#[allow(unsafe_code)]
-// SAFETY: the pointers are only carried; whoever dereferences them has met at this very rendezvous.
-unsafe impl Send for Arrived {}
 
 impl Rendezvous {
     pub(crate) fn new(world_size: u32) -> Self {
@@ -109,7 +101,7 @@ impl Rendezvous {
             }
         }
         calls.clear();
-        calls.extend(state.splits[seat.split].calls.iter().flatten().map(|arrived| arrived.0));
+        calls.extend(state.splits[seat.split].calls.iter().flatten().copied());
         Ok(())
     }
 
@@ -171,8 +163,8 @@ impl State {
     /// Compares the call with one that has arrived; all others agree with that one.
     fn compare(&mut self, seat: &Seat, call: &Call) -> Result<()> {
         let calls = &self.splits[seat.split].calls;
-        let Some((other_rank, Arrived(other))) =
-            calls.iter().enumerate().find_map(|(r, arrived)| arrived.map(|a| (r as u32, a)))
+        let Some((other_rank, other)) =
+            calls.iter().enumerate().find_map(|(r, arrived)| arrived.map(|call| (r as u32, call)))
         else {
             return Ok(());
         };
@@ -225,7 +217,7 @@ impl Split {
 
     /// Returns the number of the meeting.
     fn arrive(&mut self, rank: u32, call: &Call) -> u64 {
-        self.calls[rank as usize] = Some(Arrived(*call));
+        self.calls[rank as usize] = Some(*call);
         self.arrived += 1;
         let meeting = self.met + 1;
         if self.arrived == self.calls.len() {

@@ -17,10 +17,11 @@ use crate::host::custom::CustomStep;
 use crate::host::kernels::Kernels;
 use crate::host::prefetch::ahead_bytes;
 use crate::launch::{
-    Assignment, Kind, Launch, Settings, StepConstants, begin_args, decide_args, first_control, first_records,
+    Assignment, BorrowedPieces, Kind, Launch, Settings, StepConstants, begin_args, decide_args,
+    first_control, first_records,
 };
 use crate::layout::Plan;
-use crate::op::{Action, Op, Phase};
+use crate::op::{Action, Op, Phase, Stream};
 use crate::pool::{Job, Pool};
 
 /// Runs ops on one rank's memories.
@@ -31,6 +32,8 @@ pub(crate) struct Runner {
     kernels: Kernels,
     pool: Pool,
     comm: Arc<dyn Collective>,
+    /// The communicator of the gather stream, if the plan is sharded.
+    gathers: Option<Arc<dyn Collective>>,
     rank: u32,
     deadline: Duration,
     norms: Vec<Vec<Work>>,
@@ -39,7 +42,7 @@ pub(crate) struct Runner {
 
 /// One launch of a bucket.
 enum Work {
-    Kernel(Arc<Job>),
+    Kernel { work: Arc<BucketJob>, job: Arc<Job> },
     Custom(Box<CustomStep>),
 }
 
@@ -52,6 +55,7 @@ pub(crate) struct Parts {
     pub(crate) kernels: Kernels,
     pub(crate) pool: Pool,
     pub(crate) comm: Arc<dyn Collective>,
+    pub(crate) gathers: Option<Arc<dyn Collective>>,
     pub(crate) deadline: Duration,
 }
 
@@ -59,7 +63,7 @@ impl Runner {
     /// # Errors
     /// `Config` if the environment says about prefetches what is no choice.
     pub(crate) fn new(parts: Parts) -> Result<Runner> {
-        let Parts { plan, memories, constants, assignment, kernels, pool, comm, deadline } = parts;
+        let Parts { plan, memories, constants, assignment, kernels, pool, comm, gathers, deadline } = parts;
         let ahead_bytes = ahead_bytes(kernels, memories.regions().sizes().map(|(_, bytes)| bytes).sum())?;
         let execution = Execution { kernels, ahead_bytes, threads: pool.threads() };
         initialise(&plan, &memories, &constants, &assignment);
@@ -70,7 +74,10 @@ impl Runner {
                 INSTEP_OPTIMIZER_CUSTOM => {
                     Work::Custom(Box::new(CustomStep::new(launch, &plan, &assignment, kernels, &memories)))
                 }
-                _ => Work::Kernel(Job::new(BucketJob::bound(kind, launch, &memories, execution))),
+                _ => {
+                    let work = Arc::new(BucketJob::bound(kind, launch, &memories, execution));
+                    Work::Kernel { job: Job::new(Arc::clone(&work)), work }
+                }
             };
             let buckets = 0..plan.buckets().len() as u32;
             buckets.map(|bucket| launches(bucket).into_iter().map(work).collect()).collect()
@@ -85,20 +92,45 @@ impl Runner {
             pool,
             rank: comm.rank(),
             comm,
+            gathers,
             deadline,
         })
     }
 
-    /// Returns the same parts on new, owned memory for another plan.
-    pub(crate) fn parts_for(&self, plan: &Arc<Plan>, assignment: &Arc<Assignment>) -> Result<Parts> {
+    /// Follows the caller's tensors to other addresses.
+    ///
+    /// # Safety
+    /// No op is running or still to run.
+    pub(crate) unsafe fn rebind(&self, pieces: BorrowedPieces) {
+        // SAFETY: the caller's promise, here and below: nothing reads addresses now.
+        unsafe { self.memories.rebind(pieces) };
+        for work in self.norms.iter().chain(&self.steps).flatten() {
+            // SAFETY: as above.
+            unsafe {
+                match work {
+                    Work::Kernel { work, .. } => work.rebind(&self.plan, self.memories.regions()),
+                    Work::Custom(step) => step.rebind(&self.plan),
+                }
+            }
+        }
+    }
+
+    /// Returns the same parts on new memory for another plan, but for what is borrowed.
+    pub(crate) fn parts_for(
+        &self,
+        plan: &Arc<Plan>,
+        assignment: &Arc<Assignment>,
+        borrowed: Option<BorrowedPieces>,
+    ) -> Result<Parts> {
         Ok(Parts {
-            memories: Arc::new(Memories::new(plan, (&self.constants, assignment), None)?),
+            memories: Arc::new(Memories::new(plan, (&self.constants, assignment), borrowed)?),
             plan: Arc::clone(plan),
             constants: self.constants,
             assignment: Arc::clone(assignment),
             kernels: self.kernels,
             pool: self.pool.clone(),
             comm: Arc::clone(&self.comm),
+            gathers: self.gathers.clone(),
             deadline: self.deadline,
         })
     }
@@ -112,8 +144,8 @@ impl Runner {
         &self.plan
     }
 
-    pub(crate) fn comm(&self) -> &dyn Collective {
-        &*self.comm
+    pub(crate) fn comms(&self) -> impl Iterator<Item = &dyn Collective> {
+        std::iter::once(&*self.comm).chain(self.gathers.as_deref())
     }
 
     /// Runs one op to its end on the calling thread. The streams handle Wait and Record.
@@ -127,6 +159,8 @@ impl Runner {
             Action::Control(Phase::Publish) => unsafe { self.memories.publish() },
             Action::Norm { bucket } => self.work(&self.norms[bucket as usize])?,
             Action::Step { bucket } => self.work(&self.steps[bucket as usize])?,
+            // SAFETY: nothing else touches control memory now, as for every op that writes it.
+            Action::Leave { segment } => unsafe { self.memories.leave(&self.plan, segment) },
             Action::Zero(span) => {
                 // SAFETY: `resolve` has checked the bounds; that nothing else touches the span now is what the
                 // schedule guarantees and the checker proves for every op.
@@ -142,13 +176,14 @@ impl Runner {
                     dtype: src.dtype(&self.plan),
                     src: self.memories.resolve(src),
                     dst: self.memories.resolve(dst),
-                    bytes: src.bytes(),
+                    bytes: src.bytes().max(dst.bytes()),
                     agreement,
                     deadline: self.deadline,
                     stream: StreamHandle::default(),
                 };
+                let gathers = self.gathers.as_ref().filter(|_| op.stream == Stream::Gather);
                 // SAFETY: both spans are in bounds, and untouched meanwhile as for every op.
-                unsafe { self.comm.enqueue(&call) }?;
+                unsafe { gathers.unwrap_or(&self.comm).enqueue(&call) }?;
             }
         }
         Ok(())
@@ -157,7 +192,7 @@ impl Runner {
     fn work(&self, launches: &[Work]) -> Result<()> {
         for work in launches {
             match work {
-                Work::Kernel(job) => self.pool.run(job),
+                Work::Kernel { job, .. } => self.pool.run(job),
                 Work::Custom(step) => step.run()?,
             }
         }
@@ -165,7 +200,7 @@ impl Runner {
     }
 
     fn begin(&self) {
-        let args = begin_args(&self.plan, self.memories.regions(), &self.constants);
+        let args = begin_args(self.memories.regions(), &self.constants);
         // SAFETY: control memory holds that many records, each of an optimizer that the builder has checked; exclusive
         // as for every op.
         unsafe { self.kernels.begin(&args) }

@@ -22,6 +22,9 @@ pub(crate) trait Run: Send + Sync + 'static {
     /// The most ops that one pass queues on a stream.
     fn op_room(&self) -> usize;
 
+    /// The streams that have ops, besides the trainer's.
+    fn streams(&self) -> &'static [Stream];
+
     /// Runs one op to its end; may panic.
     fn run(&self, op: &Op) -> Result<()>;
 
@@ -38,12 +41,16 @@ impl Run for Runner {
         most_ops_per_pass(self.plan())
     }
 
+    fn streams(&self) -> &'static [Stream] {
+        Stream::used(self.plan())
+    }
+
     fn run(&self, op: &Op) -> Result<()> {
         self.run(op)
     }
 
     fn abort(&self, cause: &Error) {
-        self.comm().abort(cause);
+        self.comms().for_each(|comm| comm.abort(cause));
     }
 }
 
@@ -91,8 +98,8 @@ impl<E: Run> Streams<E> {
             return;
         }
         let rank = self.rank;
-        for stream in [Stream::Reduce, Stream::Optim] {
-            let streams = Arc::clone(self);
+        for stream in self.executor.streams() {
+            let (stream, streams) = (*stream, Arc::clone(self));
             let name = format!("instep-{rank}-{stream:?}").to_lowercase();
             self.lock().serving += 1;
             if let Err(error) = Builder::new().name(name).spawn(move || streams.serve(stream)) {

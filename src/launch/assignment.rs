@@ -9,7 +9,8 @@ use std::sync::Arc;
 use crate::abi::{INSTEP_OPTIMIZER_CUSTOM, InstepHyper};
 use crate::error::{Error, Result};
 use crate::handle::Place;
-use crate::layout::{Gradients, Layout, Plan, SegmentAction};
+use crate::layout::{Gradients, Layout, Moments, Plan, SegmentAction};
+use crate::op::Part;
 use crate::optim::{Optimizer, StepParam};
 
 /// One optimizer with its hyperparameters.
@@ -56,7 +57,7 @@ pub(crate) struct BucketLaunch {
     pub(crate) round: usize,
     pub(crate) kernel: u32,
     /// It takes two, since it is scaled by norms that only the first one knows.
-    pub(crate) is_scaled: bool,
+    pub(crate) parts: &'static [Part],
     pub(crate) states: usize,
     pub(crate) first_state: usize,
     /// No further launch steps these, or it makes no difference.
@@ -183,11 +184,13 @@ impl Assignment {
         }
     }
 
-    /// Every kernel that a launch of the plan takes, each once.
-    pub(crate) fn kernels(&self, plan: &Plan) -> Vec<u32> {
-        let buckets = 0..plan.buckets().len() as u32;
-        let mut kernels: Vec<u32> =
-            buckets.flat_map(|bucket| self.launches(plan, bucket)).map(|launch| launch.kernel).collect();
+    /// Every kernel that a launch of the plan takes, each once, and whether its states are 8-bit codes.
+    pub(crate) fn kernels(&self, plan: &Plan) -> Vec<(u32, bool)> {
+        let mut kernels: Vec<(u32, bool)> = Vec::new();
+        for (k, bucket) in (0..).zip(plan.buckets()) {
+            let has_codes = bucket.storage.precision.moments == Moments::EightBit;
+            kernels.extend(self.launches(plan, k).iter().map(|launch| (launch.kernel, has_codes)));
+        }
         kernels.sort_unstable();
         kernels.dedup();
         kernels
@@ -202,10 +205,10 @@ impl Assignment {
     /// there what to do.
     pub(crate) fn launches(&self, plan: &Plan, bucket: u32) -> Vec<BucketLaunch> {
         let segments = plan.buckets()[bucket as usize].segments.clone();
-        let (storage, mut launches) = (plan.storage(), Vec::<BucketLaunch>::new());
-        // The last one of a parameter does what is done once: zeroes its gradient, copies and averages what stands
-        // then.
-        let has_last = plan.gradients() == Gradients::Zero || storage.copy.is_some() || storage.ema;
+        let mut launches = Vec::<BucketLaunch>::new();
+        // The last one of a parameter does what is done once: ends its gradient, copies and averages what stands then.
+        let ends = matches!(plan.gradients(), Gradients::Zero | Gradients::Average);
+        let has_last = ends || plan.copy().is_some() || plan.keeps_ema();
         for round in 0..self.rounds() {
             let earlier = launches.len();
             for segment in segments.clone() {
@@ -222,13 +225,22 @@ impl Assignment {
                 }
             }
         }
+        // Code of the user's own ends no gradient.
+        for at in (0..launches.len()).rev() {
+            let BucketLaunch { round, kernel, is_last, .. } = launches[at];
+            if ends && is_last && kernel == INSTEP_OPTIMIZER_CUSTOM {
+                let segments = launches[at].segments.clone();
+                let end = BucketLaunch { segments, ..self.launch_of_nothing(round, &[Part::End]) };
+                launches.insert(at + 1, end);
+            }
+        }
         // Averaged segments share the first launch that has a kernel.
         let averaged: Vec<u32> =
             segments.filter(|k| plan.segments()[*k as usize].action != SegmentAction::Step).collect();
-        if let Some(first) = averaged.first() {
+        if !averaged.is_empty() {
             let at = launches.iter().position(|l| l.round == 0 && l.kernel != INSTEP_OPTIMIZER_CUSTOM);
             let at = at.unwrap_or_else(|| {
-                launches.insert(0, BucketLaunch { segments: Vec::new(), ..self.launch(0, 0, true, *first) });
+                launches.insert(0, self.launch_of_nothing(0, Part::all(false)));
                 0
             });
             launches[at].segments.extend(averaged);
@@ -241,7 +253,18 @@ impl Assignment {
         let Round { first_state, kernels } = &self.rounds[round];
         let kept = kernels.iter().find(|kept| kept.kernel == kernel).copied();
         let Kept { is_scaled, states, .. } = kept.unwrap_or(Kept { kernel, is_scaled: false, states: 0 });
-        let first_state = *first_state;
-        BucketLaunch { round, kernel, is_scaled, states, first_state, is_last, segments: vec![segment] }
+        let (first_state, parts) = (*first_state, Part::all(is_scaled));
+        BucketLaunch { round, kernel, parts, states, first_state, is_last, segments: vec![segment] }
+    }
+
+    /// Returns the parts of a bucket's step: two, where a change is scaled by norms.
+    pub(crate) fn parts(&self, plan: &Plan, bucket: u32) -> &'static [Part] {
+        Part::all(self.launches(plan, bucket).iter().any(|launch| launch.parts.contains(&Part::Apply)))
+    }
+
+    /// A launch of some kernel that steps no segment.
+    fn launch_of_nothing(&self, round: usize, parts: &'static [Part]) -> BucketLaunch {
+        let first_state = self.rounds[round].first_state;
+        BucketLaunch { round, kernel: 0, parts, states: 0, first_state, is_last: true, segments: Vec::new() }
     }
 }

@@ -4,12 +4,13 @@
 
 use crate::abi::{
     INSTEP_ACTION_AVERAGE, INSTEP_ACTION_LEAVE, INSTEP_ACTION_STEP, INSTEP_DTYPE_BF16, INSTEP_DTYPE_F16,
-    INSTEP_DTYPE_F32, INSTEP_MASTER_F32, INSTEP_MASTER_NONE, INSTEP_MASTER_REMAINDER8,
-    INSTEP_MASTER_REMAINDER16, INSTEP_MOMENTS_8BIT, INSTEP_MOMENTS_BF16, INSTEP_MOMENTS_F32,
-    INSTEP_PART_APPLY, INSTEP_PART_MEASURE, INSTEP_PART_WHOLE,
+    INSTEP_DTYPE_F32, INSTEP_GRADIENTS_AVERAGE, INSTEP_GRADIENTS_KEEP, INSTEP_GRADIENTS_ZERO,
+    INSTEP_MASTER_F32, INSTEP_MASTER_NONE, INSTEP_MASTER_REMAINDER8, INSTEP_MASTER_REMAINDER16,
+    INSTEP_MOMENTS_8BIT, INSTEP_MOMENTS_BF16, INSTEP_MOMENTS_F32, INSTEP_PART_APPLY, INSTEP_PART_END,
+    INSTEP_PART_MEASURE, INSTEP_PART_WHOLE,
 };
 use crate::dtype::DType;
-use crate::layout::{Master, Moments, SegmentAction};
+use crate::layout::{Gradients, Master, Moments, SegmentAction};
 use crate::op::Part;
 
 /// The kernels' code of an element type.
@@ -26,6 +27,16 @@ pub(super) fn part_code(part: Part) -> u32 {
         Part::Whole => INSTEP_PART_WHOLE,
         Part::Measure => INSTEP_PART_MEASURE,
         Part::Apply => INSTEP_PART_APPLY,
+        Part::End => INSTEP_PART_END,
+    }
+}
+
+/// What a launch leaves in stepped gradients. Released ones stay until an op of their own.
+pub(super) fn gradients_code(gradients: Gradients, is_last: bool) -> u32 {
+    match gradients {
+        Gradients::Zero if is_last => INSTEP_GRADIENTS_ZERO,
+        Gradients::Average if is_last => INSTEP_GRADIENTS_AVERAGE,
+        Gradients::Keep | Gradients::Zero | Gradients::Average | Gradients::Release => INSTEP_GRADIENTS_KEEP,
     }
 }
 

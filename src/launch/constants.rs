@@ -32,11 +32,11 @@ impl StepConstants {
         ema_decay: 0.0,
     };
 
-    /// Begin's loss scale; 0 sends Begin to the control block.
+    /// Begin's loss scale; 0 sends Begin to the control block, or to the address of another program's.
     pub(crate) fn constant_loss_scale(&self) -> f64 {
         match self.loss_scale {
             LossScale::Constant(loss_scale) => loss_scale,
-            LossScale::Dynamic(_) => 0.0,
+            LossScale::Dynamic(_) | LossScale::External(_) => 0.0,
         }
     }
 
@@ -56,7 +56,7 @@ impl StepConstants {
         }
     }
 
-    pub(crate) fn clips_per_bucket(&self) -> bool {
+    fn clips_per_bucket(&self) -> bool {
         matches!(self.clip, Some(Clip::PerBucket(_)))
     }
 

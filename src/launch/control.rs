@@ -22,21 +22,23 @@ pub(crate) fn decide_args(
     bucket: Option<u32>,
 ) -> InstepDecideArgs {
     let counting = bucket.map_or(plan.carrier(), |bucket| Some(&plan.buckets()[bucket as usize]));
-    let count = counting.and_then(|bucket| bucket.contributors);
+    let count = counting.and_then(|bucket| Some((bucket, bucket.contributors?)));
     let (scaler, largest_loss_scale) = match constants.loss_scale {
-        LossScale::Constant(_) => (LossScaler::CONSTANT, 0.0),
+        LossScale::Constant(_) | LossScale::External(_) => (LossScaler::CONSTANT, 0.0),
         LossScale::Dynamic(scaler) => (scaler, constants.largest_loss_scale),
     };
+    let external = constants.loss_scale.external();
     let control = bucket.map_or(regions.control(), |bucket| regions.control_of(bucket));
     InstepDecideArgs {
-        contributors: count.map_or(ptr::null(), |at| regions.gradient(plan, at).cast()),
+        contributors: count.map_or(ptr::null(), |(bucket, at)| regions.gradient(bucket, at).cast()),
         growth_factor: scaler.growth_factor,
         backoff_factor: scaler.backoff_factor,
         largest_loss_scale,
         growth_interval: scaler.growth_interval,
         pass_control: bucket.map_or(ptr::null_mut(), |_| regions.control()),
         bucket: bucket.unwrap_or(INSTEP_NO_BUCKET),
-        grad_dtype: dtype_code(plan.storage().precision.grad),
+        grad_dtype: dtype_code(counting.map_or(DType::F32, |bucket| bucket.storage.precision.grad)),
+        found_inf: external.map_or(ptr::null_mut(), |scaler| scaler.found_inf.as_ptr().cast()),
         ..decide_block(control, constants.decided_max_norm(), constants.skip_nonfinite)
     }
 }
@@ -62,8 +64,6 @@ pub(crate) fn begin_block(control: *mut InstepControl) -> InstepBeginArgs {
         found_inf: ptr::null(),
         bucket_controls: ptr::null_mut(),
         bucket_count: 0,
-        grad_dtype: dtype_code(DType::F32),
-        reserved: 0,
     }
 }
 
@@ -85,12 +85,14 @@ pub(crate) fn decide_block(
         pass_control: ptr::null_mut(),
         bucket: INSTEP_NO_BUCKET,
         grad_dtype: dtype_code(DType::F32),
+        found_inf: ptr::null_mut(),
     }
 }
 
 /// Arguments of the opening of a pass, whose settings are where Begin looks for them.
-pub(crate) fn begin_args(plan: &Plan, regions: &Regions, constants: &StepConstants) -> InstepBeginArgs {
+pub(crate) fn begin_args(regions: &Regions, constants: &StepConstants) -> InstepBeginArgs {
     let (bucket_controls, bucket_count) = regions.bucket_controls();
+    let external = constants.loss_scale.external();
     InstepBeginArgs {
         records: regions.records(),
         hypers: regions.hypers(),
@@ -100,10 +102,10 @@ pub(crate) fn begin_args(plan: &Plan, regions: &Regions, constants: &StepConstan
         norms: regions.norms(),
         divisor: constants.divisor,
         loss_scale: constants.constant_loss_scale(),
+        grad_scale: external.map_or(ptr::null(), |scaler| scaler.scale.as_ptr().cast_const().cast()),
         previous_max_norm: constants.previous_max_norm().unwrap_or(-1.0),
         bucket_controls,
         bucket_count: bucket_count as u64,
-        grad_dtype: dtype_code(plan.storage().precision.grad),
         ..begin_block(regions.control())
     }
 }

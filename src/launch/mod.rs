@@ -8,6 +8,7 @@ mod bases;
 mod codes;
 mod constants;
 mod control;
+mod places;
 mod records;
 mod region;
 mod settings;
@@ -17,13 +18,14 @@ mod tiles;
 
 pub(crate) use assignment::Assignment;
 pub(crate) use bases::Bases;
-pub(crate) use codes::{dtype_code, master_code, moments_code};
+pub(crate) use codes::{action_code, dtype_code, master_code, moments_code};
 pub(crate) use constants::StepConstants;
 pub(crate) use control::{
     begin_args, begin_block, decide_args, decide_block, first_control, status_of, without_bucket,
 };
-pub(crate) use records::{Progress, first_records};
+pub(crate) use places::refuse_other_places;
+pub(crate) use records::{Progress, first_records, records_of};
 pub(crate) use region::{BorrowedPieces, Counts, Piece, Region, Regions};
 pub(crate) use settings::Settings;
-pub(crate) use step::{Kind, Launch};
+pub(crate) use step::{Kind, Launch, rebind};
 pub(crate) use storage::refuse_storage;

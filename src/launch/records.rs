@@ -4,7 +4,7 @@
 
 use crate::abi::{InstepRecord, InstepScalars};
 use crate::launch::assignment::Assignment;
-use crate::launch::codes::action_code;
+use crate::launch::codes::{action_code, dtype_code};
 use crate::launch::region::Regions;
 use crate::layout::Plan;
 
@@ -14,23 +14,30 @@ pub(crate) fn first_records<'a>(
     regions: &'a Regions,
     assignment: &'a Assignment,
 ) -> impl Iterator<Item = InstepRecord> + 'a {
-    let address = |at: u64| regions.gradient(plan, at).expose_provenance() as u64;
+    let address = |bucket, at| regions.gradient(bucket, at).expose_provenance() as u64;
     let segments =
         move |round| plan.segments().iter().enumerate().map(move |(k, segment)| (round, k, segment));
     (0..assignment.rounds()).flat_map(segments).map(move |(round, k, segment)| {
-        let (hyper, optimizer) = assignment.optimizer(round, k);
+        let ((hyper, optimizer), bucket) = (assignment.optimizer(round, k), plan.bucket_of(segment));
         InstepRecord {
             steps: 0,
             stepped: 0,
             hyper,
             action: action_code(segment.action),
-            optimizer,
-            tail: segment.tail.map_or(0, address),
-            contributors: plan.buckets()[segment.bucket as usize].contributors.map_or(0, address),
+            // The table of optimizers is short.
+            optimizer: optimizer as u16,
+            grad_dtype: dtype_code(bucket.storage.precision.grad) as u16,
+            tail: segment.tail.map_or(0, |at| address(bucket, at)),
+            contributors: bucket.contributors.map_or(0, |at| address(bucket, at)),
             carried: [1.0; 2],
             scalars: InstepScalars { words: [0; 6] },
         }
     })
+}
+
+/// The records of a segment, one per round.
+pub(crate) fn records_of(plan: &Plan, regions: &Regions, segment: u32) -> impl Iterator<Item = usize> {
+    (segment as usize..regions.counts().records).step_by(plan.segments().len())
 }
 
 /// Progress of a record: the updates that it has had, and the number that its rule carries beside that count.

@@ -2,36 +2,38 @@
 //!
 //! Addresses only, of the CPU's memory or a GPU's: nothing here reads or writes through one. A span that leaves its
 //! memory, or crosses two pieces of it, gets no address.
-#![allow(unsafe_code)]
 
 use std::mem::size_of;
 use std::ptr::{self, NonNull};
 
 use crate::abi::{InstepControl, InstepHyper, InstepNorms, InstepRecord};
 use crate::error::Result;
-use crate::layout::Plan;
-use crate::op::{Memory, Span};
+use crate::handle::Address;
+use crate::layout::{Bucket, Plan};
+use crate::op::{BUCKET_CONTROLS_AT, Memory, Span};
 
 /// A cache line, and the widest vector.
 pub(crate) const ALIGNMENT: usize = 64;
 
 /// A run of bytes of a [`Memory`] that lies in one piece.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
     pub(crate) start: u64,
     pub(crate) bytes: u64,
-    pub(crate) base: NonNull<u8>,
+    pub(crate) base: Address,
 }
 
-// SAFETY: an address and a size; each user orders its own accesses.
-unsafe impl Send for Piece {}
-// SAFETY: as above.
-unsafe impl Sync for Piece {}
-
 /// Tensors of the caller's that take the place of owned memory.
-pub(crate) struct BorrowedPieces {
+pub struct BorrowedPieces {
     pub(crate) params: Vec<Piece>,
     pub(crate) grads: Vec<Piece>,
+}
+
+impl BorrowedPieces {
+    /// Parameters first.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Piece> {
+        self.params.iter().chain(&self.grads)
+    }
 }
 
 /// The pieces of one [`Memory`], in order and without overlap.
@@ -43,7 +45,7 @@ pub(crate) struct Region {
 impl Region {
     /// One that lies in one piece.
     pub(crate) fn whole(base: NonNull<u8>, bytes: u64) -> Region {
-        Region { pieces: vec![Piece { start: 0, bytes, base }] }
+        Region { pieces: vec![Piece { start: 0, bytes, base: Address::of(base) }] }
     }
 
     /// One that lies in several, or in none.
@@ -60,9 +62,6 @@ impl Region {
     }
 }
 
-/// Offset of the records in control memory.
-const RECORDS_AT: usize = size_of::<InstepControl>().next_multiple_of(ALIGNMENT);
-
 /// Counts that size control memory, settings and states.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counts {
@@ -75,19 +74,20 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    /// Bytes of control memory: the pass's control block, the records, their norms, then the blocks of single buckets.
+    /// Bytes of control memory: the pass's control block, the blocks of single buckets, the records, then their norms.
     pub(crate) fn control_bytes(&self) -> usize {
-        self.bucket_controls_at() + self.bucket_controls * size_of::<InstepControl>()
+        self.norms_at() + self.norms * size_of::<InstepNorms>()
     }
 
-    /// Returns the offset of single buckets' control blocks in control memory.
-    fn bucket_controls_at(&self) -> usize {
-        self.norms_at() + self.norms * size_of::<InstepNorms>()
+    /// Returns the offset of the records in control memory.
+    fn records_at(&self) -> usize {
+        let blocks = self.bucket_controls * size_of::<InstepControl>();
+        BUCKET_CONTROLS_AT as usize + blocks
     }
 
     /// Returns the offset of the norms in control memory.
     fn norms_at(&self) -> usize {
-        RECORDS_AT + self.records * size_of::<InstepRecord>()
+        self.records_at() + self.records * size_of::<InstepRecord>()
     }
 
     /// Bytes of the settings: hyperparameters per optimizer, then per record its rate's multiplier, then its action.
@@ -156,6 +156,25 @@ impl Regions {
         }
     }
 
+    /// Takes the caller's tensors at other addresses.
+    pub(crate) fn rebind(&mut self, BorrowedPieces { params, grads }: BorrowedPieces) {
+        for (memory, pieces) in [(Memory::Params, params), (Memory::Grads, grads)] {
+            if let Some((_, region)) = self.tensors.iter_mut().find(|(known, _)| *known == memory) {
+                *region = Region::scattered(pieces);
+            }
+        }
+    }
+
+    /// Returns those of these pieces, which are of parameters or of gradients, that lie elsewhere now.
+    pub(crate) fn moved<'a>(
+        &'a self,
+        memory: Memory,
+        pieces: &'a [Piece],
+    ) -> impl Iterator<Item = &'a Piece> {
+        let now = &self.region(memory).pieces;
+        pieces.iter().zip(now).filter(|(new, now)| new != now).map(|(new, _)| new)
+    }
+
     /// Returns the size of each memory in bytes.
     pub(crate) fn sizes(&self) -> impl Iterator<Item = (Memory, u64)> + '_ {
         let tensors = self.tensors.iter().map(|(memory, region)| (*memory, region.bytes()));
@@ -183,9 +202,9 @@ impl Regions {
         piece.base.as_ptr().wrapping_add((span.start - piece.start) as usize)
     }
 
-    /// One element of gradient memory.
-    pub(crate) fn gradient(&self, plan: &Plan, at: u64) -> *mut u8 {
-        self.resolve(Span::elements(Memory::Grads, plan, at, at + 1))
+    /// One element of a bucket's gradient memory.
+    pub(crate) fn gradient(&self, bucket: &Bucket, at: u64) -> *mut u8 {
+        self.resolve(Span::within(Memory::Grads, bucket, at, at + 1))
     }
 
     /// The pass's control block.
@@ -195,8 +214,7 @@ impl Regions {
 
     /// The first control block of a single bucket, and how many there are: one for each bucket, or none.
     pub(crate) fn bucket_controls(&self) -> (*mut InstepControl, usize) {
-        let at = self.counts.bucket_controls_at();
-        (self.control.base().wrapping_add(at).cast(), self.counts.bucket_controls)
+        (self.control.base().wrapping_add(BUCKET_CONTROLS_AT as usize).cast(), self.counts.bucket_controls)
     }
 
     /// The control block that a bucket is stepped by: its own, or the pass's.
@@ -207,7 +225,7 @@ impl Regions {
 
     /// The first record.
     pub(crate) fn records(&self) -> *mut InstepRecord {
-        self.control.base().wrapping_add(RECORDS_AT).cast()
+        self.control.base().wrapping_add(self.counts.records_at()).cast()
     }
 
     /// The first record's norms, or null if there are none.

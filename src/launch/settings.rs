@@ -2,9 +2,6 @@
 //!
 //! The stepper changes them between passes and hands the whole block to the device. [`Counts`] says where each part
 //! lies, so every copy of the block has the same layout.
-#![allow(unsafe_code)]
-
-use std::ptr;
 
 use crate::abi::InstepHyper;
 use crate::launch::assignment::Assignment;
@@ -46,8 +43,7 @@ impl Settings {
         const WORDS: usize = size_of::<InstepHyper>() / WORD;
         assert!(index < self.counts.hypers, "there is no such optimizer");
         let to = &mut self.words[index * WORDS..][..WORDS];
-        // SAFETY: a union of plain numbers without padding, as long as the slice.
-        unsafe { ptr::copy_nonoverlapping(ptr::from_ref(hyper).cast(), to.as_mut_ptr(), WORDS) }
+        to.copy_from_slice(bytemuck::cast_slice(&hyper.to_words()));
     }
 
     /// Sets the factor in one record's learning rate.

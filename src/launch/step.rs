@@ -5,14 +5,14 @@
 
 use std::ptr;
 
-use crate::abi::{INSTEP_MAX_STATES, INSTEP_PART_WHOLE, InstepStepArgs, InstepTile};
+use crate::abi::{INSTEP_GRADIENTS_KEEP, INSTEP_MAX_STATES, INSTEP_PART_WHOLE, InstepStepArgs, InstepTile};
 use crate::dtype::DType;
 use crate::launch::assignment::{Assignment, BucketLaunch};
-use crate::launch::codes::{dtype_code, master_code, moments_code, part_code};
+use crate::launch::codes::{dtype_code, gradients_code, master_code, moments_code, part_code};
 use crate::launch::constants::StepConstants;
 use crate::launch::region::Regions;
 use crate::launch::tiles::tiles;
-use crate::layout::{Gradients, Plan, Precision, Rounding, Storage};
+use crate::layout::{Plan, Precision, Rounding, Storage};
 use crate::op::{Action, Frozen, Memory, Op, Part, Span, Stream};
 
 /// Which of the two passes over a bucket.
@@ -75,7 +75,7 @@ impl Launch {
                 vec![BucketLaunch {
                     round: 0,
                     kernel: 0,
-                    is_scaled: false,
+                    parts: Part::all(false),
                     states: 0,
                     first_state: 0,
                     is_last: false,
@@ -85,7 +85,7 @@ impl Launch {
             Kind::Step => inputs.1.launches(plan, bucket),
         };
         for launch in &of_bucket {
-            for part in Part::all(launch.is_scaled) {
+            for part in launch.parts {
                 let (launch, spans) = Launch::new(kind, bucket, (launch, *part), plan, regions, inputs);
                 take(launch, &spans);
             }
@@ -114,12 +114,16 @@ impl Launch {
             optimizer: launch.kernel,
             state_count: launch.states as u32,
             bucket,
-            zero_grads: (plan.gradients() == Gradients::Zero && launch.is_last).into(),
+            gradients: gradients_code(plan.gradients(), launch.is_last),
             local: described.is_local.into(),
-            norms: if part == Part::Whole { ptr::null_mut() } else { regions.norms() },
+            norms: if matches!(part, Part::Measure | Part::Apply) {
+                regions.norms()
+            } else {
+                ptr::null_mut()
+            },
             part: part_code(part),
-            seed: seed(plan.storage(), launch.round),
-            ..stored_args(plan.storage(), constants.ema_decay)
+            seed: seed(&described.storage, launch.round),
+            ..stored_args(&described.storage, constants.ema_decay)
         };
         // With nothing frozen: what is frozen later the kernels leave out by its action.
         let (mut spans, mut moved_bytes) = (Vec::new(), 0);
@@ -133,7 +137,7 @@ impl Launch {
                 _ => true,
             };
             if is_ours {
-                moved_bytes += access.moved_bytes(plan, part);
+                moved_bytes += access.moved_bytes(plan, &described.storage, part);
                 let place = match access.span.memory {
                     Memory::State(k) | Memory::Scales(k) => usize::from(k) - states.start,
                     _ => 0,
@@ -144,7 +148,7 @@ impl Launch {
         let record_in = |round, segment: u32| assignment.record(round, segment as usize) as u32;
         let records: [&dyn Fn(u32) -> u32; 2] =
             [&|segment| record_in(launch.round, segment), &|segment| record_in(0, segment)];
-        let tiles = tiles(plan, described, &launch.segments, records);
+        let tiles = tiles(plan, described, &launch.segments, records, kind == Kind::Step);
         args.tile_count = tiles.len() as u64;
         (Launch { args, tiles, moved_bytes }, spans)
     }
@@ -153,7 +157,7 @@ impl Launch {
     /// parameters, which may lie apart.
     fn bind(&mut self, bucket: u32, plan: &Plan, regions: &Regions, spans: &[(Span, usize)]) {
         let described = &plan.buckets()[bucket as usize];
-        let (first, mut params) = (Span::bucket(plan, described).start, None);
+        let (first, mut params) = (Span::summed(described).start, None);
         let args = &mut self.args;
         for (span, place) in spans {
             match span.memory {
@@ -169,15 +173,45 @@ impl Launch {
         }
         // A norm has no parameters, and never reads where its tiles say that they are.
         let Some(claimed) = params else { return };
-        let segments = plan.segments().len() as u32;
-        for of_segment in self.tiles.chunk_by_mut(|a, b| a.record == b.record) {
-            let segment = &plan.segments()[(of_segment[0].record % segments) as usize];
-            let span = Span::segment(Memory::Params, plan, segment);
-            assert!(claimed.start <= span.start && span.end <= claimed.end, "a tile leaves its op's spans");
-            let (base, first) = (regions.resolve(span).expose_provenance() as u64, of_segment[0].param);
+        bind_params(&mut self.tiles, plan, regions, |span| {
+            let is_claimed = claimed.start <= span.start && span.end <= claimed.end;
+            assert!(is_claimed || span.bytes() == 0, "a tile leaves its op's spans");
+        });
+    }
+}
+
+/// Follows the caller's tensors to other addresses: the arguments of a bound launch, and its tiles. Returns whether a tile
+/// has changed.
+pub(crate) fn rebind(
+    kind: Kind,
+    (args, tiles): (&mut InstepStepArgs, &mut [InstepTile]),
+    plan: &Plan,
+    regions: &Regions,
+) -> bool {
+    let grads = Span::summed(&plan.buckets()[args.bucket as usize]);
+    if grads.bytes() > 0 {
+        args.grads = regions.resolve(grads).cast();
+    }
+    kind == Kind::Step && bind_params(tiles, plan, regions, |_| ())
+}
+
+/// Gives tiles the addresses of their parameters, in the place of offsets or of other addresses, after `check` has seen
+/// each span. Returns whether any has changed.
+fn bind_params(tiles: &mut [InstepTile], plan: &Plan, regions: &Regions, check: impl Fn(&Span)) -> bool {
+    let (segments, mut has_changed) = (plan.segments().len() as u32, false);
+    for of_segment in tiles.chunk_by_mut(|a, b| a.record == b.record) {
+        let segment = &plan.segments()[(of_segment[0].record % segments) as usize];
+        let first = segment.start + (of_segment[0].element - segment.element);
+        let elements: u64 = of_segment.iter().map(|tile| u64::from(tile.count)).sum();
+        let span = Span::within(Memory::Params, plan.bucket_of(segment), first, first + elements);
+        check(&span);
+        let (base, first) = (regions.resolve(span).expose_provenance() as u64, of_segment[0].param);
+        if base != first {
+            has_changed = true;
             of_segment.iter_mut().for_each(|tile| tile.param = base + (tile.param - first));
         }
     }
+    has_changed
 }
 
 /// The arguments that all launches on such memories share.
@@ -206,7 +240,7 @@ fn stored_args(storage: &Storage, ema_decay: f64) -> InstepStepArgs {
         master_kind: master_code(master),
         moments: moments_code(moments),
         stochastic: (rounding != Rounding::Nearest).into(),
-        zero_grads: 0,
+        gradients: INSTEP_GRADIENTS_KEEP,
         local: 0,
         ema_from_sample,
         ema_weight,

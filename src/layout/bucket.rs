@@ -4,7 +4,8 @@
 
 use std::ops::Range;
 
-use crate::layout::SegmentAction;
+use crate::dtype::DType;
+use crate::layout::{Precision, SegmentAction, Storage};
 
 /// Limits in bytes of gradients at which a bucket closes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +41,10 @@ pub enum Gradients {
     Keep,
     /// The step's own launch overwrites it with zeros, in a pass that it skips too.
     Zero,
+    /// The step's own launch overwrites it with the value that was stepped: the mean over ranks, without the loss scale
+    /// and clipped, rounded once to the gradient's type. This is what `.grad` holds in PyTorch after `unscale_` and
+    /// `clip_grad_norm_`; as there, a skipped pass leaves that value too.
+    Average,
     /// Its memory goes back to the system, except pages that it shares with what stays. It cannot be read.
     Release,
 }
@@ -77,6 +82,9 @@ pub struct Bucket {
     pub len: u64,
     /// Its range in the arenas of parameters and states.
     pub params: Range<u64>,
+    /// The part of `params` whose states this rank keeps and steps: all of it, unless the plan is
+    /// [sharded](crate::layout::Plan::sharded).
+    pub shard: Range<u64>,
     /// Its segments, as indices into [`Plan::segments`](crate::layout::Plan::segments).
     pub segments: Range<u32>,
     /// Its tail block, empty without tails.
@@ -85,6 +93,78 @@ pub struct Bucket {
     pub contributors: Option<u64>,
     /// It holds parameters that are each rank's own, so no collective touches it.
     pub is_local: bool,
+    /// The storage of all its parameters.
+    pub storage: Storage,
+    /// The first byte in each memory of tensors.
+    pub(crate) first_bytes: FirstBytes,
+}
+
+/// The first byte of a bucket in the memories whose elements differ in size between buckets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct FirstBytes {
+    pub(crate) params: u64,
+    pub(crate) grads: u64,
+    pub(crate) master: u64,
+    pub(crate) state: u64,
+    pub(crate) scales: u64,
+    pub(crate) ema: u64,
+}
+
+impl Bucket {
+    /// Returns whether other ranks keep a part of it, or its counts follow its last shard.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.shard != self.params
+    }
+
+    /// Returns the part of `params` that a rank keeps.
+    pub(crate) fn shard_of(&self, rank: u32) -> Range<u64> {
+        if !self.is_cut() {
+            return self.params.clone();
+        }
+        let len = self.shard.end - self.shard.start;
+        let start = self.params.start + u64::from(rank) * len;
+        start..start + len
+    }
+
+    /// Returns the gradients whose sums this rank steps, without counts of ranks.
+    pub(crate) fn summed(&self) -> Range<u64> {
+        if self.is_cut() {
+            let first = self.start + (self.shard.start - self.params.start);
+            return first..first + (self.shard.end - self.shard.start);
+        }
+        self.start..self.tail.start
+    }
+
+    /// Returns the elements that ranks share out, which start where gradients and parameters do.
+    pub(crate) fn shared_len(&self) -> u64 {
+        self.tail.start - self.start
+    }
+
+    /// Returns the part of a segment that this rank keeps, as elements of the segment.
+    pub(crate) fn kept(&self, segment: &Segment) -> Range<u64> {
+        self.part(segment, &self.shard)
+    }
+
+    /// Returns the part of a segment that lies in a shard, as elements of the segment.
+    pub(crate) fn part(&self, segment: &Segment, shard: &Range<u64>) -> Range<u64> {
+        let inside = |at: u64| at.clamp(segment.start, segment.start + segment.len) - segment.start;
+        inside(shard.start)..inside(shard.end)
+    }
+
+    /// The first bytes of the bucket that follows this one.
+    pub(super) fn next_bytes(&self) -> FirstBytes {
+        let (first, Precision { param, grad, master, moments, .. }) =
+            (self.first_bytes, self.storage.precision);
+        let [elements, kept] = [&self.params, &self.shard].map(|range| range.end - range.start);
+        FirstBytes {
+            params: first.params + elements * param.bytes(),
+            grads: first.grads + self.len * grad.bytes(),
+            master: first.master + kept * master.bytes(),
+            state: first.state + kept * moments.bytes(),
+            scales: first.scales + moments.scale_bytes(kept),
+            ema: first.ema + if self.storage.ema { kept * DType::F32.bytes() } else { 0 },
+        }
+    }
 }
 
 /// The options that a plan is cut by.
@@ -93,4 +173,6 @@ pub(super) struct Cut {
     pub(super) world_size: u32,
     pub(super) caps: BucketCaps,
     pub(super) tails: Tails,
+    /// The rank whose shards the plan has; `None` if each rank keeps all.
+    pub(super) rank: Option<u32>,
 }

@@ -1,45 +1,74 @@
 //! Cuts a layout into buckets, for one bucket cap and world size.
 //!
 //! Every segment starts on a multiple of 256 elements and every bucket is padded to world_size x 256, so shard cuts,
-//! norm leaves and vectors agree for any cap. The assignment is DDP's: reverse registration order; a bucket closes at
-//! the parameter that reaches the cap. Every sum and product is checked: what passes 2^56 elements is an error.
+//! norm leaves and vectors agree for any cap. `filling.rs` says which parameters share a bucket. Every sum and product is checked: what passes 2^56 elements is an error.
 
 use std::ops::Range;
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::layout::bucket::Cut;
+use crate::layout::bucket::{Cut, FirstBytes};
+use crate::layout::filling::Filling;
 use crate::layout::plan::{QUANTUM, TOO_MANY_ELEMENTS};
-use crate::layout::{Bucket, BucketCaps, Layout, Plan, Segment, Storage, Tails};
+use crate::layout::storages::Resolved;
+use crate::layout::{Bucket, BucketCaps, Layout, Plan, Segment, Storage, Storages, Tails};
 
 impl Plan {
-    /// Cuts `layout` into buckets. Each bucket ends in the counts that `tails` asks for.
+    /// Cuts `layout` into buckets. Each bucket ends in the counts that `tails` asks for. Parameters of one precision fill
+    /// buckets of their own, each up to the caps; buckets follow each other in the order in which backward completes
+    /// them.
     ///
     /// # Errors
-    /// `Config` if a cap or the world size is zero, the [precision](crate::Precision) is one that no kernel has, or
-    /// gradients are of a type that cannot count the ranks. `Layout` if the padded buckets hold 2^56 elements or more.
+    /// `Config` if a cap or the world size is zero, a [precision](crate::Precision) is one that no kernel has, or
+    /// gradients are of a type that cannot count the ranks. `Layout` if a parameter's own type does not go with its
+    /// precision, or the padded buckets hold 2^56 elements or more.
     pub fn new(
         layout: &Layout,
         world_size: u32,
         caps: BucketCaps,
         tails: Tails,
-        storage: impl Into<Storage>,
+        storages: impl Into<Storages>,
     ) -> Result<Plan> {
-        let storage = storage.into();
-        storage.precision.validate()?;
+        let storages = storages.into();
+        let resolved = storages.resolve(layout)?;
         if world_size == 0 {
             return Err(Error::range("world_size", 0, "1 or more"));
         }
         if caps.first_bytes == 0 || caps.rest_bytes == 0 {
             return Err(Error::range("bucket_cap_bytes", 0, "1 or more"));
         }
-        if (tails.used || tails.contributors) && world_size > largest_count(storage.precision.grad) {
-            let wrong = format_args!("too few bits to count {world_size} ranks");
-            let remedy = "use Unused::StepZero and no uneven_inputs";
-            return Err(Error::config("grad", storage.precision.grad, wrong, remedy));
+        if tails.used || tails.contributors {
+            let grads = resolved.kinds.iter().map(|storage| storage.precision.grad);
+            if let Some(grad) = { grads }.find(|grad| world_size > largest_count(*grad)) {
+                let wrong = format_args!("too few bits to count {world_size} ranks");
+                let remedy = "use Unused::StepZero and no uneven_inputs";
+                return Err(Error::config("grad", grad, wrong, remedy));
+            }
         }
         let backward = (0..layout.parameters().len() as u32).rev();
-        Plan::filled(layout, Cut { world_size, caps, tails }, storage, backward)
+        Plan::filled(layout, Cut { world_size, caps, tails, rank: None }, (storages, resolved), backward)
+    }
+
+    /// Cuts the same buckets, of which this rank keeps and steps one shard: the same number of elements for each rank.
+    /// Cuts lie at multiples of 256 elements of a parameter. [Local](crate::LayoutBuilder::local) parameters stay whole.
+    ///
+    /// # Errors
+    /// `Config` if the rank is not below the world size; `Layout` if the buckets hold 2^56 elements or more;
+    /// `Unsupported` if they are the caller's.
+    pub fn sharded(&self, layout: &Layout, rank: u32) -> Result<Plan> {
+        let Some(cut) = self.cut else {
+            let wrong = "the caller's buckets cannot be padded to equal shards";
+            return Err(Error::unsupported("sharded plan", wrong, "let the stepper own its buckets"));
+        };
+        if rank >= cut.world_size {
+            let allowed = format_args!("a rank below the world size, {}", cut.world_size);
+            return Err(Error::range("rank", rank, allowed));
+        }
+        let storages = self.asked.clone();
+        let resolved = storages.resolve(layout)?;
+        let backward = (0..layout.parameters().len() as u32).rev();
+        let plan = Plan::filled(layout, Cut { rank: Some(rank), ..cut }, (storages, resolved), backward)?;
+        Ok(plan.with_gradients(self.gradients).with_actions_of(self))
     }
 
     /// Cuts the same layout by the same caps, with buckets filled in this order of registration indices.
@@ -59,56 +88,60 @@ impl Plan {
             let wrong = "does not name each parameter once";
             return Err(Error::layout("order of parameters", wrong, "pass each registration index once"));
         }
-        let mut plan =
-            Plan::filled(layout, cut, self.storage, order.iter().copied())?.with_gradients(self.gradients);
-        for segment in &mut plan.segments {
-            segment.action = self.segment_of(segment.param as usize).action;
-        }
-        Ok(plan)
+        let storages = self.asked.clone();
+        let resolved = storages.resolve(layout)?;
+        let plan = Plan::filled(layout, cut, (storages, resolved), order.iter().copied())?;
+        Ok(plan.with_gradients(self.gradients).with_actions_of(self))
     }
 
-    fn filled(layout: &Layout, cut: Cut, storage: Storage, order: impl Iterator<Item = u32>) -> Result<Plan> {
-        let Cut { world_size, caps, .. } = cut;
+    fn filled(
+        layout: &Layout,
+        cut: Cut,
+        (storages, resolved): (Storages, Resolved),
+        order: impl Iterator<Item = u32>,
+    ) -> Result<Plan> {
         let parameters = layout.parameters();
-        let mut plan = Plan { cut: Some(cut), ..Plan::empty(parameters.len(), storage) };
+        let mut plan = Plan { cut: Some(cut), ..Plan::empty(parameters.len(), storages) };
         let elements = layout.first_elements();
-        let mut gathered_bytes = 0u64;
-        let mut opened = 0u32;
         // Local ones last, so that what is broadcast and reduced lies in one piece before them.
-        let (mut order, local): (Vec<u32>, Vec<u32>) =
+        let (summed, local): (Vec<u32>, Vec<u32>) =
             order.partition(|param| !parameters[*param as usize].local);
-        let summed = order.len();
-        order.extend(local);
-        for (place, param) in order.iter().copied().enumerate() {
-            let (index, parameter) = (param as usize, &parameters[param as usize]);
-            plan.segment_of_param[index] = plan.segments.len() as u32;
-            plan.segments.push(Segment {
-                param,
-                bucket: plan.buckets.len() as u32,
-                start: 0,
-                grad_start: 0,
-                len: parameter.len,
-                element: elements[index],
-                action: parameter.action,
-                group: parameter.group,
-                tail: None,
-            });
-            // Only compared with the cap.
-            gathered_bytes =
-                gathered_bytes.saturating_add(parameter.len.saturating_mul(storage.precision.grad.bytes()));
-            let cap = if plan.buckets.is_empty() { caps.first_bytes } else { caps.rest_bytes };
-            if gathered_bytes >= cap || place + 1 == summed || place + 1 == order.len() {
-                let end = plan.segments.len() as u32;
-                plan.close_bucket(opened..end, cut, parameter.local)
-                    .ok_or_else(|| too_large(&parameter.name, world_size))?;
-                (opened, gathered_bytes) = (end, 0);
+        let mut filling = Filling::new(&resolved, cut.caps);
+        for (params, is_local) in [(summed, false), (local, true)] {
+            for filled in filling.fill(&params, parameters) {
+                let opened = plan.segments.len() as u32;
+                for param in filled.params {
+                    let (index, parameter) = (param as usize, &parameters[param as usize]);
+                    plan.segment_of_param[index] = plan.segments.len() as u32;
+                    plan.segments.push(Segment {
+                        param,
+                        bucket: plan.buckets.len() as u32,
+                        start: 0,
+                        grad_start: 0,
+                        len: parameter.len,
+                        element: elements[index],
+                        action: parameter.action,
+                        group: parameter.group,
+                        tail: None,
+                    });
+                }
+                let segments = opened..plan.segments.len() as u32;
+                let last = plan.segments.last().map_or("", |last| &parameters[last.param as usize].name);
+                plan.close_bucket(segments, cut, resolved.kinds[filled.kind as usize], is_local)
+                    .ok_or_else(|| too_large(last, cut.world_size))?;
             }
         }
         Ok(plan)
     }
 
     /// Gives the segments gathered since the last bucket their offsets. `None` if the plan grows too large.
-    fn close_bucket(&mut self, segments: Range<u32>, cut: Cut, is_local: bool) -> Option<()> {
+    fn close_bucket(
+        &mut self,
+        segments: Range<u32>,
+        cut: Cut,
+        storage: Storage,
+        is_local: bool,
+    ) -> Option<()> {
         let Cut { world_size, tails, .. } = cut;
         let start = self.len;
         let mut next = start;
@@ -122,6 +155,13 @@ impl Plan {
             let offset = take(segment.len.checked_next_multiple_of(QUANTUM)?)?;
             (segment.start, segment.grad_start) = (offset, offset);
         }
+        let quantum = QUANTUM.checked_mul(world_size.into())?;
+        let shared = cut.rank.filter(|_| !is_local);
+        if shared.is_some() {
+            // Each rank's shard is as long, and no shard has a count of ranks in it.
+            let filled = take(0)? - start;
+            take(filled.checked_next_multiple_of(quantum)? - filled)?;
+        }
         let tail_start = take(0)?;
         // A bucket without elements needs no tail: nothing of it is stepped.
         let is_counted = tail_start > start;
@@ -132,11 +172,30 @@ impl Plan {
             }
         }
         let tail = tail_start..next;
-        let len = (next - start).checked_next_multiple_of(QUANTUM.checked_mul(world_size.into())?)?;
+        let len = (next - start).checked_next_multiple_of(quantum)?;
         let end = start.checked_add(len).filter(|end| *end < TOO_MANY_ELEMENTS)?;
         (self.len, self.grads_len) = (end, end);
         let params = start..end;
-        self.buckets.push(Bucket { start, len, params, segments, tail, contributors, is_local });
+        let shard = match shared {
+            Some(rank) => {
+                let len = (tail.start - start) / u64::from(world_size);
+                start + u64::from(rank) * len..start + (u64::from(rank) + 1) * len
+            }
+            None => params.clone(),
+        };
+        let first_bytes = FirstBytes::default();
+        self.push(Bucket {
+            start,
+            len,
+            params,
+            shard,
+            segments,
+            tail,
+            contributors,
+            is_local,
+            storage,
+            first_bytes,
+        });
         Some(())
     }
 }

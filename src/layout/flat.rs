@@ -4,8 +4,9 @@
 //! only the bucket's parameters, in the order of their offsets, and it belongs to no schedule.
 
 use crate::error::{Error, Result};
+use crate::layout::bucket::FirstBytes;
 use crate::layout::plan::QUANTUM;
-use crate::layout::{Bucket, ForeignBucket, Layout, Moments, Plan, Segment, Storage};
+use crate::layout::{Bucket, ForeignBucket, Layout, Moments, Plan, Segment, Storages};
 
 impl Plan {
     /// Builds the plan of one bucket. Also returns, per segment, its parameter's place in the bucket's list.
@@ -16,17 +17,19 @@ impl Plan {
     pub(crate) fn flat(
         layout: &Layout,
         bucket: &ForeignBucket,
-        storage: Storage,
+        storages: impl Into<Storages>,
     ) -> Result<(Plan, Vec<usize>)> {
-        storage.precision.validate()?;
+        let storages = storages.into();
+        let resolved = storages.resolve(layout)?;
         bucket.refuse(layout, 0)?;
+        let storage = bucket.storage(layout, &resolved, 0)?;
         let elements = layout.first_elements();
         let mut listed: Vec<(usize, usize, u64)> = Vec::with_capacity(bucket.gradients.len());
         for (place, (id, offset)) in bucket.gradients.iter().enumerate() {
             listed.push((layout.index(*id)?, place, *offset));
         }
         listed.sort_by_key(|(_, _, offset)| *offset);
-        let mut plan = Plan::empty(layout.parameters().len(), storage);
+        let mut plan = Plan::empty(layout.parameters().len(), storages);
         for (index, (param, _, offset)) in listed.iter().enumerate() {
             let parameter = &layout.parameters()[*param];
             if storage.precision.moments == Moments::EightBit && offset % QUANTUM != 0 {
@@ -48,14 +51,17 @@ impl Plan {
             });
         }
         (plan.len, plan.grads_len, plan.is_foreign) = (bucket.len, bucket.len, true);
-        plan.buckets.push(Bucket {
+        plan.push(Bucket {
             start: 0,
             len: bucket.len,
             params: 0..bucket.len,
+            shard: 0..bucket.len,
             segments: 0..listed.len() as u32,
             tail: bucket.len..bucket.len,
             contributors: None,
             is_local: false,
+            storage,
+            first_bytes: FirstBytes::default(),
         });
         Ok((plan, listed.into_iter().map(|(_, place, _)| place).collect()))
     }

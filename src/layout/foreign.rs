@@ -6,8 +6,10 @@
 use std::collections::HashSet;
 
 use crate::error::{Error, Result};
+use crate::layout::bucket::FirstBytes;
 use crate::layout::plan::{QUANTUM, TOO_MANY_ELEMENTS};
-use crate::layout::{Bucket, Layout, ParamId, Parameter, Plan, Segment, Storage};
+use crate::layout::storages::Resolved;
+use crate::layout::{Bucket, Layout, ParamId, Parameter, Plan, Segment, Storage, Storages};
 
 /// One flat gradient buffer and what lies in it. Offsets and lengths are elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,6 +65,30 @@ impl ForeignBucket {
         self.refuse_overlap(layout, bucket)
     }
 
+    /// The storage of all its parameters.
+    ///
+    /// # Errors
+    /// `Layout` if they differ in it.
+    pub(super) fn storage(&self, layout: &Layout, resolved: &Resolved, bucket: usize) -> Result<Storage> {
+        let mut of_all: Option<(usize, Storage)> = None;
+        for (id, _) in &self.gradients {
+            let param = layout.index(*id)?;
+            let storage = resolved.storage(param);
+            let (first, expected) = *of_all.get_or_insert((param, storage));
+            if storage != expected {
+                let name = |param: usize| &layout.parameters()[param].name;
+                let wrong = format_args!(
+                    "differ in precision, but share bucket {bucket}: {:?} and {:?}",
+                    expected.precision, storage.precision
+                );
+                let remedy = "give each precision buckets of its own";
+                let thing = format_args!("gradients of `{}` and `{}`", name(first), name(param));
+                return Err(Error::layout(thing, wrong, remedy));
+            }
+        }
+        Ok(of_all.map_or_else(Storage::default, |(_, storage)| storage))
+    }
+
     fn refuse_overlap(&self, layout: &Layout, bucket: usize) -> Result<()> {
         let mut runs = Vec::with_capacity(self.gradients.len());
         for (id, offset) in &self.gradients {
@@ -100,15 +126,20 @@ impl Plan {
     ///
     /// # Errors
     /// `Layout` if a parameter is in none of them or in two, a bucket holds none, or gradients overlap or leave their
-    /// bucket; `Config` if the [precision](crate::Precision) is one that no kernel has.
-    pub fn foreign(layout: &Layout, buckets: &[ForeignBucket], storage: impl Into<Storage>) -> Result<Plan> {
-        let (parameters, storage) = (layout.parameters(), storage.into());
-        storage.precision.validate()?;
-        let mut plan = Plan::empty(parameters.len(), storage);
+    /// bucket, or differ in [precision](crate::Precision) inside one; `Config` if a precision is one that no kernel has.
+    pub fn foreign(
+        layout: &Layout,
+        buckets: &[ForeignBucket],
+        storages: impl Into<Storages>,
+    ) -> Result<Plan> {
+        let (parameters, storages) = (layout.parameters(), storages.into());
+        let resolved = storages.resolve(layout)?;
+        let mut plan = Plan::empty(parameters.len(), storages);
         let elements = layout.first_elements();
         let mut placed = vec![false; parameters.len()];
         for (index, bucket) in buckets.iter().enumerate() {
             bucket.refuse(layout, index)?;
+            let storage = bucket.storage(layout, &resolved, index)?;
             let (first, start, params_start) = (plan.segments.len() as u32, plan.grads_len, plan.len);
             let wrong = "takes the plan past 2^56 elements";
             let too_large = || Error::layout(format_args!("bucket {index}"), wrong, "use smaller buckets");
@@ -136,14 +167,17 @@ impl Plan {
                     parameter.len.checked_next_multiple_of(QUANTUM).and_then(|len| plan.len.checked_add(len));
                 plan.len = end.filter(|end| *end < TOO_MANY_ELEMENTS).ok_or_else(too_large)?;
             }
-            plan.buckets.push(Bucket {
+            plan.push(Bucket {
                 start,
                 len: bucket.len,
                 params: params_start..plan.len,
+                shard: params_start..plan.len,
                 segments: first..plan.segments.len() as u32,
                 tail: plan.grads_len..plan.grads_len,
                 contributors: None,
                 is_local: false,
+                storage,
+                first_bytes: FirstBytes::default(),
             });
         }
         if let Some(param) = placed.iter().position(|placed| !placed) {
@@ -152,6 +186,24 @@ impl Plan {
         }
         plan.is_foreign = true;
         Ok(plan)
+    }
+
+    /// Whether these are the plan's buckets, with the same gradients in the same order and places.
+    pub(crate) fn has_foreign<'a>(
+        &self,
+        layout: &Layout,
+        buckets: impl ExactSizeIterator<Item = &'a ForeignBucket>,
+    ) -> Result<bool> {
+        let mut is_same = buckets.len() == self.buckets.len();
+        for (described, bucket) in self.buckets.iter().zip(buckets) {
+            let segments = self.segments_of(described);
+            is_same &= described.len == bucket.len && segments.len() == bucket.gradients.len();
+            for (segment, (id, offset)) in segments.iter().zip(&bucket.gradients) {
+                is_same &= segment.param as usize == layout.index(*id)?
+                    && segment.grad_start - described.start == *offset;
+            }
+        }
+        Ok(is_same)
     }
 }
 

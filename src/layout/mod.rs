@@ -5,22 +5,26 @@
 
 mod bucket;
 mod cut;
+mod filling;
 mod flat;
 mod foreign;
 mod names;
 mod plan;
 mod storage;
+mod storages;
 
 pub use bucket::{Bucket, BucketCaps, Gradients, Segment, Tails};
 pub use foreign::ForeignBucket;
 pub(crate) use names::fold;
 pub use plan::Plan;
 pub use storage::{Master, Moments, Precision, Rounding, Storage};
+pub use storages::Storages;
 
 use names::NameIndex;
 
 use std::sync::Arc;
 
+use crate::dtype::DType;
 use crate::error::{Error, Result, one_of};
 use crate::text::sentence;
 
@@ -47,6 +51,8 @@ pub struct Parameter {
     pub len: u64,
     /// Dimensions, whose product is the length: one, unless [`shape`](LayoutBuilder::shape) has set others.
     pub shape: Vec<u64>,
+    /// Its type and its gradient's, if they are not those of its group's [precision](Precision).
+    pub dtype: Option<DType>,
     /// Number of hand-overs in one pass: 1, or the number of places that share it.
     pub uses: u32,
     /// The action of a step on it.
@@ -109,6 +115,7 @@ impl LayoutBuilder {
             name: name.into(),
             len: len as u64,
             shape: vec![len as u64],
+            dtype: None,
             uses: 1,
             action: SegmentAction::Step,
             group: 0,
@@ -129,6 +136,31 @@ impl LayoutBuilder {
         match self.parameters.last_mut() {
             Some(last) => last.shape = dimensions.into_iter().map(|dimension| dimension as u64).collect(),
             None => self.misplaced = Some("shape"),
+        }
+        self
+    }
+
+    /// Gives the parameter added last, and its gradient, a type of their own in the place of those of its group's
+    /// [precision](Precision). The rest of that precision stays as far as it applies: an f32 parameter has no
+    /// [master](Master). Parameters of different precisions share no bucket.
+    ///
+    /// ```
+    /// use instep::{DType, Layout, Precision, Sgd, Solo, Stepper};
+    ///
+    /// let layout = Layout::builder().param("linear.weight", 6).param("norm.weight", 2).dtype(DType::F32).build()?;
+    /// let bf16 = Precision { param: DType::BF16, grad: DType::BF16, ..Precision::F32 };
+    /// let stepper = Stepper::builder(&layout, Sgd::default()).precision(bf16).host(Solo::default())?;
+    /// let types: Vec<_> = stepper.plan().buckets().iter().map(|bucket| bucket.storage.precision.param).collect();
+    /// assert_eq!(types, [DType::F32, DType::BF16]);
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    ///
+    /// # Source
+    /// PyTorch gives a gradient its parameter's type, and DDP gives each type buckets of its own.
+    pub fn dtype(mut self, dtype: DType) -> Self {
+        match self.parameters.last_mut() {
+            Some(last) => last.dtype = Some(dtype),
+            None => self.misplaced = Some("dtype"),
         }
         self
     }
@@ -158,7 +190,7 @@ impl LayoutBuilder {
     /// pass.grads().add(tied, &[0.5, 0.5])?;
     /// pass.grad_ready(tied)?; // complete: on its way
     /// pass.finish()?;
-    /// assert_eq!(stepper.params()?.get(tied)?, [-1.5, -2.5]);
+    /// assert_eq!(stepper.view::<f32>(tied)?, [-1.5, -2.5]);
     /// # Ok::<(), instep::Error>(())
     /// ```
     pub fn uses(mut self, uses: u32) -> Self {
@@ -194,7 +226,7 @@ impl LayoutBuilder {
     ///     pass.grads().write(shared, &[rank])?;
     ///     pass.grads().write(own, &[rank])?;
     ///     pass.finish()?;
-    ///     let params = stepper.params()?;
+    ///     let params = stepper.params();
     ///     instep::Result::Ok((params.get(shared)?[0], params.get(own)?[0]))
     /// })?;
     /// assert_eq!(ends, [(-0.5, 0.0), (-0.5, -1.0)]);
@@ -389,7 +421,8 @@ fn fingerprint(parameters: &[Parameter], groups: &[String]) -> u64 {
     parameters.iter().fold(hash, |hash, p| {
         let hash = fold(text(hash, &p.name), &p.group.to_le_bytes());
         let hash = fold(hash, &p.len.to_le_bytes());
-        fold(fold(hash, &p.uses.to_le_bytes()), &[p.action as u8, p.local.into()])
+        let dtype = p.dtype.map_or(0, |dtype| dtype as u8 + 1);
+        fold(fold(hash, &p.uses.to_le_bytes()), &[p.action as u8, u8::from(p.local) | dtype << 1])
     })
 }
 

@@ -6,8 +6,9 @@
 use std::ops::Range;
 
 use crate::abi::INSTEP_QUANTUM;
-use crate::layout::bucket::Cut;
-use crate::layout::{Bucket, Gradients, Segment, SegmentAction, Storage};
+use crate::dtype::DType;
+use crate::layout::bucket::{Cut, FirstBytes};
+use crate::layout::{Bucket, Gradients, Segment, SegmentAction, Storage, Storages};
 
 pub(super) const QUANTUM: u64 = INSTEP_QUANTUM as u64;
 
@@ -26,11 +27,14 @@ pub struct Plan {
     pub(super) gradients: Gradients,
     /// Limits that cut the buckets; `None` if the buckets are the caller's.
     pub(super) cut: Option<Cut>,
-    pub(super) storage: Storage,
+    /// The storages that buckets differ in.
+    pub(super) storages: Vec<Storage>,
+    /// What `storages` were derived from.
+    pub(super) asked: Storages,
 }
 
 impl Plan {
-    pub(super) fn empty(parameters: usize, storage: Storage) -> Plan {
+    pub(super) fn empty(parameters: usize, asked: Storages) -> Plan {
         Plan {
             buckets: Vec::new(),
             segments: Vec::with_capacity(parameters),
@@ -40,13 +44,22 @@ impl Plan {
             is_foreign: false,
             gradients: Gradients::Keep,
             cut: None,
-            storage,
+            storages: Vec::new(),
+            asked,
         }
     }
 
     /// Returns the plan with another policy for gradients.
     pub fn with_gradients(self, gradients: Gradients) -> Plan {
         Plan { gradients, ..self }
+    }
+
+    /// Returns the plan with the actions of another one of the same layout.
+    pub(crate) fn with_actions_of(mut self, other: &Plan) -> Plan {
+        for segment in &mut self.segments {
+            segment.action = other.segment_of(segment.param as usize).action;
+        }
+        self
     }
 
     /// Returns all buckets, in launch order.
@@ -84,6 +97,24 @@ impl Plan {
         self.buckets.iter().find(|bucket| bucket.is_local).map_or(self.len, |bucket| bucket.params.start)
     }
 
+    /// Returns the parameters that all ranks have in common, in as few runs of one type as there are; one run at least.
+    pub(crate) fn common_params(&self) -> Vec<Range<u64>> {
+        let mut runs: Vec<(DType, Range<u64>)> = Vec::new();
+        for bucket in self.buckets.iter().take_while(|bucket| !bucket.is_local) {
+            let (dtype, params) = (bucket.storage.precision.param, &bucket.params);
+            match runs.last_mut().filter(|(of_last, _)| *of_last == dtype) {
+                Some((_, run)) => run.end = params.end,
+                None => runs.push((dtype, params.clone())),
+            }
+        }
+        let mut runs: Vec<Range<u64>> =
+            runs.into_iter().map(|(_, run)| run).filter(|run| !run.is_empty()).collect();
+        if runs.is_empty() {
+            runs.push(0..0);
+        }
+        runs
+    }
+
     /// Steps those parameters that were averaged of which `is_optimized` says so.
     pub(crate) fn optimize_also(&mut self, is_optimized: impl Fn(usize) -> bool) {
         for segment in &mut self.segments {
@@ -112,6 +143,18 @@ impl Plan {
         self.grads_len
     }
 
+    /// Returns whether this rank keeps and steps one [shard](Bucket::shard) of each reduced bucket.
+    pub fn is_sharded(&self) -> bool {
+        self.cut.is_some_and(|cut| cut.rank.is_some())
+    }
+
+    /// Returns which elements of a parameter, by its index in registration order, this rank steps and keeps states of: all
+    /// of them, unless the plan is [sharded](Self::sharded).
+    pub fn kept(&self, param: usize) -> Range<u64> {
+        let segment = self.segment_of(param);
+        self.bucket_of(segment).kept(segment)
+    }
+
     /// Returns whether gradients and parameters lie in the caller's memory: each bucket, and each parameter, apart.
     pub fn is_foreign(&self) -> bool {
         self.is_foreign
@@ -134,8 +177,42 @@ impl Plan {
         })
     }
 
-    /// Returns how elements are stored, and which streams there are.
-    pub fn storage(&self) -> &Storage {
-        &self.storage
+    /// Returns the storages that [buckets](Bucket::storage) differ in; there is one at least.
+    pub fn storages(&self) -> &[Storage] {
+        &self.storages
+    }
+
+    /// The storage that it was asked for.
+    pub(crate) fn asked(&self) -> &Storages {
+        &self.asked
+    }
+
+    /// Returns the type of the parameters' copies, if they are kept.
+    pub fn copy(&self) -> Option<DType> {
+        self.asked.copy()
+    }
+
+    /// Returns whether moving averages are kept.
+    pub fn keeps_ema(&self) -> bool {
+        self.asked.ema()
+    }
+
+    /// Returns the storage of a segment's elements.
+    pub fn storage_of(&self, segment: &Segment) -> &Storage {
+        &self.bucket_of(segment).storage
+    }
+
+    /// The bucket of a segment.
+    pub(crate) fn bucket_of(&self, segment: &Segment) -> &Bucket {
+        &self.buckets[segment.bucket as usize]
+    }
+
+    /// Appends a bucket, whose bytes follow those of the last one.
+    pub(super) fn push(&mut self, bucket: Bucket) {
+        let first_bytes = self.buckets.last().map_or_else(FirstBytes::default, Bucket::next_bytes);
+        if !self.storages.contains(&bucket.storage) {
+            self.storages.push(bucket.storage);
+        }
+        self.buckets.push(Bucket { first_bytes, ..bucket });
     }
 }

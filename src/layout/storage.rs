@@ -3,6 +3,7 @@
 //! Arithmetic is f32 for every storage; storing rounds once. A combination that no kernel has is refused here by name,
 //! because a step would be too late.
 
+use crate::abi::INSTEP_QUANTUM;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 
@@ -77,11 +78,11 @@ pub enum Rounding {
 /// };
 /// let builder = Stepper::builder(&layout, instep::AdamW::default()).precision(precision);
 /// let mut stepper = builder.host(Solo::default())?;
-/// stepper.write_param(w, &[1.0, 2.0])?;
+/// stepper.write(w, &[1.0, 2.0])?;
 /// let mut pass = stepper.begin()?;
-/// pass.write_grad(w, &[0.5, -0.5])?;
+/// pass.write(w.grad(), &[0.5, -0.5])?;
 /// pass.finish()?;
-/// assert_eq!(stepper.params()?.get_as::<half::bf16>(w)?[0], half::bf16::from_f32(0.999));
+/// assert_eq!(stepper.view::<half::bf16>(w)?[0], half::bf16::from_f32(0.999));
 /// # Ok::<(), instep::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -191,6 +192,14 @@ impl Moments {
             Moments::F32 => 4,
             Moments::BF16 => 2,
             Moments::EightBit => 1,
+        }
+    }
+
+    /// Returns the size of the scales of so many elements' blocks.
+    pub(crate) const fn scale_bytes(self, elements: u64) -> u64 {
+        match self {
+            Moments::F32 | Moments::BF16 => 0,
+            Moments::EightBit => elements.div_ceil(INSTEP_QUANTUM as u64) * DType::F32.bytes(),
         }
     }
 }

@@ -17,7 +17,7 @@ pub(crate) enum Agreed {
     Options,
     /// Learning rates and all other hyperparameters.
     Hyperparameters,
-    /// Frozen parameters, and values that were loaded or set by hand.
+    /// Frozen, unused and written parameters, and values that were loaded or set by hand.
     Loaded,
 }
 
@@ -43,20 +43,25 @@ impl Agreed {
 /// assert_eq!(difference(7, 7), None);
 /// ```
 pub fn difference(ours: u64, theirs: u64) -> Option<&'static str> {
-    let difference = ours ^ theirs;
-    let equal =
-        Agreed::ALL.into_iter().filter(|part| difference >> (*part as u32 * LANE_BITS) & LANE_MASK == 0);
-    let equal: Vec<Agreed> = equal.collect();
-    match equal[..] {
-        _ if difference == 0 => None,
+    match differing(ours, theirs)[..] {
+        _ if ours == theirs => None,
         // How a rank says that it could not build what the others have built.
-        _ if difference == u64::MAX => Some("whether it was built"),
+        _ if ours == !theirs => Some("whether it was built"),
         [Agreed::Layout] => Some("layout: parameters, buckets, or the optimizers that step them"),
         [Agreed::Options] => Some("options"),
         [Agreed::Hyperparameters] => Some("learning rates or other hyperparameters"),
-        [Agreed::Loaded] => Some("frozen parameters or loaded values"),
-        _ => Some("several of layout, options, hyperparameters, frozen parameters and loaded values"),
+        [Agreed::Loaded] => Some("frozen, unused or written parameters, or loaded values"),
+        _ => Some(
+            "several of layout, options, hyperparameters, frozen, unused or written parameters, and loaded values",
+        ),
     }
+}
+
+/// Returns the part that differs, or all parts if several do.
+pub(super) fn differing(ours: u64, theirs: u64) -> Vec<Agreed> {
+    let is_equal = |part: &Agreed| (ours ^ theirs) >> (*part as u32 * LANE_BITS) & LANE_MASK == 0;
+    let own: Vec<Agreed> = Agreed::ALL.into_iter().filter(is_equal).collect();
+    if own.len() == 1 { own } else { Agreed::ALL.to_vec() }
 }
 
 /// Spreads a change of any bit over all bits (the finaliser of SplitMix64): FNV-1a leaves the low ones weak.
@@ -76,7 +81,7 @@ mod tests {
 
     #[test]
     fn one_part_that_differs_is_named_and_several_are_not_taken_for_one() {
-        let words = ["layout", "options", "learning rates", "frozen parameters"];
+        let words = ["layout", "options", "learning rates", "frozen, unused"];
         let mut several = 0;
         for k in 0..1000u64 {
             let ours = [k, k + 1, 7, k << 40];

@@ -6,16 +6,19 @@
 
 mod agreement;
 mod interval;
+mod span;
+mod words;
 
 pub(crate) use agreement::Agreed;
 pub use agreement::difference;
 pub use interval::{Interval, TimedOp};
+pub(crate) use span::{BUCKET_CONTROLS_AT, bytes_of};
+pub use span::{Memory, Span};
+pub(crate) use words::{Line, Words, explain};
 
 use std::fmt;
 
-use crate::abi::INSTEP_QUANTUM;
-use crate::dtype::DType;
-use crate::layout::{Bucket, Gradients, Master, Moments, Plan, Segment, SegmentAction};
+use crate::layout::{Bucket, Gradients, Master, Plan, SegmentAction, Storage};
 
 /// A queue of operations that run in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -26,141 +29,35 @@ pub enum Stream {
     Reduce,
     /// Control, norms and steps.
     Optim,
+    /// Collectives over stepped parameters, on a communicator of their own: in the order of the reduces they would hold
+    /// up the next one.
+    Gather,
 }
 
 /// Number of streams.
-pub const STREAMS: usize = 3;
+pub const STREAMS: usize = Stream::ALL.len();
 
 impl Stream {
     /// All streams.
-    pub const ALL: [Stream; STREAMS] = [Stream::Compute, Stream::Reduce, Stream::Optim];
+    pub const ALL: [Stream; 4] = [Stream::Compute, Stream::Reduce, Stream::Optim, Stream::Gather];
+
+    /// Returns the streams that a plan's ops run on, besides the trainer's.
+    pub(crate) fn used(plan: &Plan) -> &'static [Stream] {
+        let streams = &[Stream::Reduce, Stream::Optim, Stream::Gather];
+        if plan.is_sharded() { streams } else { &streams[..2] }
+    }
 
     pub(crate) const fn index(self) -> usize {
         self as usize
     }
-}
 
-/// One allocation; two memories never overlap.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Memory {
-    /// Parameters.
-    Params,
-    /// Gradients, with each bucket's tail block.
-    Grads,
-    /// Control block and per-segment scalars.
-    Control,
-    /// Hyperparameters per group, and per segment its rate's multiplier and its action, which the trainer sets between
-    /// passes and Begin reads.
-    Settings,
-    /// The bits that 16-bit parameters lack of f32.
-    Master,
-    /// Optimizer state by its number.
-    State(u8),
-    /// Of an 8-bit state, an f32 per block of 256 elements.
-    Scales(u8),
-    /// The parameters once more, in another type.
-    Copy,
-    /// Moving averages of the parameters.
-    Ema,
-}
-
-/// The size of a moving average's element, and of a block's scale.
-const F32_BYTES: u64 = DType::F32.bytes();
-
-impl Memory {
-    /// Returns every memory of tensors that a plan has, with that many states.
-    pub fn of_tensors(plan: &Plan, states: usize) -> impl Iterator<Item = Memory> + use<> {
-        let storage = *plan.storage();
-        let states = (0..states).map(|k| k as u8);
-        let scales = states.clone().filter(move |_| storage.precision.moments == Moments::EightBit);
-        let is_there = move |memory: &Memory| match memory {
-            Memory::Master => storage.precision.master != Master::None,
-            Memory::Copy => storage.copy.is_some(),
-            Memory::Ema => storage.ema,
-            _ => true,
-        };
-        let single = [Memory::Params, Memory::Grads, Memory::Master, Memory::Copy, Memory::Ema];
-        let single = single.into_iter().filter(is_there);
-        single.chain(states.map(Memory::State)).chain(scales.map(Memory::Scales))
-    }
-}
-
-/// A range of bytes of one memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
-    /// Which memory.
-    pub memory: Memory,
-    /// First byte.
-    pub start: u64,
-    /// Past the last byte.
-    pub end: u64,
-}
-
-impl Span {
-    /// Returns `start..end` elements of `plan`'s arenas.
-    ///
-    /// # Panics
-    /// If the memory is not one of tensors.
-    pub fn elements(memory: Memory, plan: &Plan, start: u64, end: u64) -> Span {
-        let storage = plan.storage();
-        let bytes = match memory {
-            Memory::Params => storage.precision.param.bytes(),
-            Memory::Grads => storage.precision.grad.bytes(),
-            Memory::Master => storage.precision.master.bytes(),
-            Memory::State(_) => storage.precision.moments.bytes(),
-            Memory::Copy => storage.copy.map_or(0, |dtype| dtype.bytes()),
-            Memory::Ema => F32_BYTES,
-            Memory::Scales(_) => {
-                // A block is its first element's.
-                let block = |at: u64| at.div_ceil(INSTEP_QUANTUM.into());
-                return Span { memory, start: block(start) * F32_BYTES, end: block(end) * F32_BYTES };
-            }
-            Memory::Control | Memory::Settings => panic!("{memory:?} holds no elements"),
-        };
-        Span { memory, start: start * bytes, end: end * bytes }
-    }
-
-    /// Returns all of a memory that a plan has.
-    ///
-    /// # Panics
-    /// Panics as for [`elements`](Self::elements).
-    pub fn whole(memory: Memory, plan: &Plan) -> Span {
-        let len = if memory == Memory::Grads { plan.grads_len() } else { plan.arena_len() };
-        Span::elements(memory, plan, 0, len)
-    }
-
-    /// Returns a bucket's gradients, tail and padding included.
-    pub fn bucket(plan: &Plan, bucket: &Bucket) -> Span {
-        Span::elements(Memory::Grads, plan, bucket.start, bucket.start + bucket.len)
-    }
-
-    /// Returns one parameter's tensor in a memory that has one.
-    pub fn segment(memory: Memory, plan: &Plan, segment: &Segment) -> Span {
-        let start = if memory == Memory::Grads { segment.grad_start } else { segment.start };
-        Span::elements(memory, plan, start, start + segment.len)
-    }
-
-    /// The loss scale of the next pass and how far it is from growing: all of control memory that Decide alone writes.
-    pub const LOSS_SCALE: Span = Span { memory: Memory::Control, start: 0, end: 8 };
-
-    /// The rest of control memory.
-    pub const CONTROL: Span = Span { memory: Memory::Control, start: 8, end: u64::MAX };
-
-    /// All hyperparameters and actions.
-    pub const SETTINGS: Span = Span { memory: Memory::Settings, start: 0, end: u64::MAX };
-
-    /// The element type that a collective uses. A master weight is only copied, as words of 4 bytes.
-    pub(crate) fn dtype(&self, plan: &Plan) -> DType {
-        match self.memory {
-            Memory::Params => plan.storage().precision.param,
-            Memory::Grads => plan.storage().precision.grad,
-            _ => DType::F32,
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Stream::Compute => "compute",
+            Stream::Reduce => "reduce",
+            Stream::Optim => "optim",
+            Stream::Gather => "gather",
         }
-    }
-
-    /// Returns the length in bytes.
-    pub fn bytes(&self) -> u64 {
-        self.end - self.start
     }
 }
 
@@ -197,6 +94,30 @@ pub enum CollectiveKind {
     AllReduce,
     /// Every rank's buffer becomes rank 0's.
     Broadcast,
+    /// Rank r's destination becomes the sum over ranks of the r-th part of their sources, which are as many times as
+    /// long as there are ranks.
+    ReduceScatter,
+    /// Every rank's destination becomes all sources, in rank order.
+    AllGather,
+    /// Every rank's whole numbers of 64 bits become their sum over ranks, modulo 2^64.
+    Sum64,
+    /// Every rank's whole numbers of 32 bits become the largest over ranks.
+    Max32,
+    /// Every rank's whole numbers of 32 bits become the smallest over ranks.
+    Min32,
+}
+
+impl CollectiveKind {
+    /// All kinds.
+    pub const ALL: [CollectiveKind; 7] = [
+        CollectiveKind::AllReduce,
+        CollectiveKind::Broadcast,
+        CollectiveKind::ReduceScatter,
+        CollectiveKind::AllGather,
+        CollectiveKind::Sum64,
+        CollectiveKind::Max32,
+        CollectiveKind::Min32,
+    ];
 }
 
 impl fmt::Display for CollectiveKind {
@@ -204,6 +125,11 @@ impl fmt::Display for CollectiveKind {
         f.write_str(match self {
             CollectiveKind::AllReduce => "all-reduce",
             CollectiveKind::Broadcast => "broadcast",
+            CollectiveKind::ReduceScatter => "reduce-scatter",
+            CollectiveKind::AllGather => "all-gather",
+            CollectiveKind::Sum64 => "sum of whole numbers",
+            CollectiveKind::Max32 => "maximum",
+            CollectiveKind::Min32 => "minimum",
         })
     }
 }
@@ -241,6 +167,11 @@ pub enum Action {
         src: Span,
         /// The destination; may be `src`.
         dst: Span,
+    },
+    /// Makes the open pass leave a segment alone, after its Begin.
+    Leave {
+        /// Which segment of the plan.
+        segment: u32,
     },
     /// Fills with zero bytes.
     Zero(Span),
@@ -287,12 +218,14 @@ pub struct Access {
     pub writes: bool,
 }
 
-/// The part of a step that one launch does: all of it, or the part before the norms that scale the change, or the rest.
+/// The part of a step that one launch does: all of it, the part before the norms that scale the change, the rest, or the
+/// end of gradients that code of the user's own has stepped with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     Whole,
     Measure,
     Apply,
+    End,
 }
 
 impl Part {
@@ -305,10 +238,13 @@ impl Part {
 impl Access {
     /// Bytes that a launch moves over the memory bus for it. A launch reads what it writes, except parameters with an
     /// f32 master and copies.
-    pub(crate) fn moved_bytes(&self, plan: &Plan, part: Part) -> u64 {
-        let is_behind_master = plan.storage().precision.master == Master::F32;
+    pub(crate) fn moved_bytes(&self, plan: &Plan, storage: &Storage, part: Part) -> u64 {
+        let is_behind_master = storage.precision.master == Master::F32;
+        // Zeros come after the last launch; a mean is written where the sum is read.
+        let last = if plan.gradients() == Gradients::Zero { Part::Measure } else { Part::Apply };
         let (reads, writes) = match self.span.memory {
-            Memory::Grads => (part != Part::Apply, self.writes && part != Part::Measure),
+            Memory::Grads => (part != Part::Apply, self.writes && part != last),
+            _ if part == Part::End => (false, false),
             Memory::Params => (!is_behind_master, self.writes && part != Part::Measure),
             Memory::Master => (true, part != Part::Measure),
             Memory::State(_) | Memory::Scales(_) => (true, part != Part::Apply),
@@ -333,39 +269,46 @@ impl Op {
             Action::Wait(_) | Action::Record(_) => {}
             Action::Control(phase) => {
                 touch(Span::CONTROL, phase != Phase::Publish);
-                if phase != Phase::Publish {
-                    touch(Span::LOSS_SCALE, phase == Phase::Decide);
+                match phase {
+                    Phase::Begin => touch(Span::SCALE, false),
+                    Phase::Decide => touch(Span::LOSS_SCALE, true),
+                    Phase::DecideBucket { .. } => touch(Span::LOSS_SCALE, false),
+                    Phase::Publish => {}
                 }
                 let counting = match phase {
                     Phase::Decide => plan.carrier(),
                     Phase::DecideBucket { bucket } => plan.buckets().get(bucket as usize),
                     Phase::Begin | Phase::Publish => None,
                 };
-                if let Some(count) = counting.and_then(|bucket| bucket.contributors) {
-                    touch(Span::elements(Memory::Grads, plan, count, count + 1), false);
+                if let Some((bucket, count)) =
+                    counting.and_then(|bucket| Some((bucket, bucket.contributors?)))
+                {
+                    touch(Span::within(Memory::Grads, bucket, count, count + 1), false);
                 }
                 if phase == Phase::Begin {
                     touch(Span::SETTINGS, false);
-                    for tail in plan.buckets().iter().map(|b| b.tail.clone()) {
-                        touch(Span::elements(Memory::Grads, plan, tail.start, tail.end), true);
+                    for bucket in plan.buckets() {
+                        touch(Span::within(Memory::Grads, bucket, bucket.tail.start, bucket.tail.end), true);
                     }
                 }
             }
             Action::Norm { bucket } => {
-                touch(Span::bucket(plan, &plan.buckets()[bucket as usize]), false);
+                let bucket = &plan.buckets()[bucket as usize];
+                touch(if bucket.is_cut() { Span::summed(bucket) } else { Span::bucket(bucket) }, false);
                 touch(Span::CONTROL, true);
             }
             Action::Step { bucket } => {
                 let bucket = &plan.buckets()[bucket as usize];
                 let averages =
                     plan.segments_of(bucket).iter().any(|s| s.action == SegmentAction::Average && s.len > 0);
-                let writes = averages || plan.gradients() == Gradients::Zero;
+                let writes = averages || matches!(plan.gradients(), Gradients::Zero | Gradients::Average);
                 // The tail counts are only read, also by averages: a rank that has joined reads them beside the step.
-                touch(Span::elements(Memory::Grads, plan, bucket.start, bucket.tail.start), writes);
-                touch(Span::elements(Memory::Grads, plan, bucket.tail.start, bucket.tail.end), false);
+                touch(Span::summed(bucket), writes);
+                touch(Span::within(Memory::Grads, bucket, bucket.tail.start, bucket.tail.end), false);
+                let memories = Memory::of_bucket(bucket, states).filter(|memory| *memory != Memory::Grads);
                 for (start, end) in stepped_runs(plan, bucket, frozen) {
-                    for memory in Memory::of_tensors(plan, states).filter(|memory| *memory != Memory::Grads) {
-                        touch(Span::elements(memory, plan, start, end), true);
+                    for memory in memories.clone() {
+                        touch(Span::within(memory, bucket, start, end), true);
                     }
                 }
                 touch(Span::CONTROL, true);
@@ -374,21 +317,38 @@ impl Op {
                 touch(src, false);
                 touch(dst, true);
             }
+            Action::Leave { .. } => touch(Span::CONTROL, true),
             Action::Zero(span) | Action::Release(span) => touch(span, true),
         }
     }
 }
 
-/// The most ops that one pass writes: per bucket its waits, marks and work, per segment two zeros or a broadcast.
-pub(crate) fn most_ops_per_pass(plan: &Plan) -> usize {
-    64 + 16 * plan.buckets().len() + 2 * plan.segments().len()
+/// Bytes that one step of a bucket reads and writes, by the accesses that the checker judges.
+pub(crate) fn step_bytes(plan: &Plan, states: usize, parts: &[Part], bucket: u32) -> u64 {
+    let (mut bytes, storage) = (0, &plan.buckets()[bucket as usize].storage);
+    let op = Op { stream: Stream::Optim, action: Action::Step { bucket } };
+    op.accesses(plan, states, &Frozen::default(), &mut |access| {
+        if access.span.memory != Memory::Control {
+            bytes += parts.iter().map(|part| access.moved_bytes(plan, storage, *part)).sum::<u64>();
+        }
+    });
+    bytes
 }
 
-/// The bucket without its frozen segments: one run where nothing is frozen, as almost always.
+/// The most ops that one pass writes: per bucket its waits, marks, work and broadcasts, per segment two zeros or a
+/// broadcast.
+pub(crate) fn most_ops_per_pass(plan: &Plan) -> usize {
+    let of_bucket = if plan.is_sharded() { 40 } else { 16 };
+    64 + of_bucket * plan.buckets().len() + 2 * plan.segments().len()
+}
+
+/// This rank's part of the bucket without frozen segments: one run where nothing is frozen, as almost always.
 fn stepped_runs(plan: &Plan, bucket: &Bucket, frozen: &Frozen) -> impl Iterator<Item = (u64, u64)> {
     let frozen_segments = bucket.segments.clone().filter(|k| frozen.contains(*k as usize));
-    let gaps = frozen_segments.map(|k| &plan.segments()[k as usize]).map(|s| (s.start, s.start + s.len));
-    let (mut next, end) = (bucket.params.start, bucket.params.end);
+    let (mut next, end) = (bucket.shard.start, bucket.shard.end);
+    let inside = |at: u64| at.clamp(bucket.shard.start, bucket.shard.end);
+    let gaps = frozen_segments.map(|k| &plan.segments()[k as usize]);
+    let gaps = gaps.map(move |s| (inside(s.start), inside(s.start + s.len)));
     gaps.chain([(end, end)]).map(move |(gap_start, gap_end)| {
         let run = (next, gap_start);
         next = gap_end;
@@ -410,6 +370,7 @@ impl fmt::Display for Op {
                 write!(f, "{kind} of bucket {b}, pass {pass}")
             }
             Action::Collective { kind, pass, bucket: None, .. } => write!(f, "{kind}, pass {pass}"),
+            Action::Leave { segment } => write!(f, "leave segment {segment}"),
             Action::Zero(span) => write!(f, "zero {:?} {}..{}", span.memory, span.start, span.end),
             Action::Release(span) => write!(f, "release {:?} {}..{}", span.memory, span.start, span.end),
         }

@@ -25,7 +25,7 @@ pub enum Clip {
     ///     let mut pass = stepper.begin()?;
     ///     pass.grads().write(w, &[4.0])?;
     ///     pass.finish()?;
-    ///     assert!((stepper.params()?.get(w)?[0] - expected).abs() < 1e-6);
+    ///     assert!((stepper.view::<f32>(w)?[0] - expected).abs() < 1e-6);
     /// }
     /// # Ok::<(), instep::Error>(())
     /// ```
@@ -50,8 +50,8 @@ pub enum Clip {
     /// pass.grads().write(loud, &[100.0])?;
     /// pass.grads().write(quiet, &[0.5])?;
     /// pass.finish()?;
-    /// assert!((stepper.params()?.get(loud)?[0] + 1.0).abs() < 1e-6);
-    /// assert_eq!(stepper.params()?.get(quiet)?, [-0.5]);
+    /// assert!((stepper.view::<f32>(loud)?[0] + 1.0).abs() < 1e-6);
+    /// assert_eq!(stepper.view::<f32>(quiet)?, [-0.5]);
     /// # Ok::<(), instep::Error>(())
     /// ```
     PerBucket(f64),

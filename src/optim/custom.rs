@@ -96,7 +96,7 @@ pub struct EnqueuedStep<'a> {
 /// let mut pass = stepper.begin()?;
 /// pass.grads().write(w, &[3.0, -0.5])?;
 /// pass.finish()?;
-/// assert_eq!(stepper.params()?.get(w)?, [-1.0, 0.25]);
+/// assert_eq!(stepper.view::<f32>(w)?, [-1.0, 0.25]);
 /// # Ok::<(), instep::Error>(())
 /// ```
 ///

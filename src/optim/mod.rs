@@ -44,7 +44,7 @@ pub use clip::Clip;
 pub use custom::{Custom, EnqueuedStep, ParamStep, StepParam};
 pub(crate) use descriptor::short;
 pub use descriptor::{Descriptor, Field, Part, Range, States, Value};
-pub use scaler::{LossScale, LossScaler, ScalerState};
+pub use scaler::{ExternalScaler, LossScale, LossScaler, ScalerState};
 pub use schedule::LrSchedule;
 pub use types::*;
 

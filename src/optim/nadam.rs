@@ -12,7 +12,7 @@ optimizer! {
     /// NAdam: Adam that looks ahead along its new first moment, with a momentum that grows over the first steps.
     ///
     /// States: `exp_avg`, `exp_avg_sq`, and one number per parameter, `mu_product`
-    /// ([`carried_of`](crate::Stepper::carried_of)).
+    /// ([`carried`](crate::Stepper::carried)).
     pub struct NAdam: "NAdam" {
         /// Learning rate.
         pub lr: f64 = 2e-3 => lr: NonNegative;

@@ -4,7 +4,10 @@
 //! 2018); the arithmetic is in `kernels/numeric/control.h` and nowhere else. Validation rejects
 //! factors that would move the scale out of f32.
 
+use std::fmt;
+
 use crate::error::{Error, Result};
+use crate::handle::Address;
 
 /// The factor in the loss, which the steps divide out of the gradients.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -12,11 +15,28 @@ pub enum LossScale {
     /// A factor that stays. Its product with the world size must have a normal f32 as its reciprocal.
     Constant(f64),
     /// A factor that follows the gradients, as `torch.amp.GradScaler`'s: each pass asks for its own
-    /// ([`Pass::loss_scale`](crate::Pass::loss_scale)). Implies
+    /// ([`Stepper::loss_scale`](crate::Stepper::loss_scale)). Implies
     /// [`skip_nonfinite`](crate::StepperBuilder::skip_nonfinite), so it is refused in Eager. All ranks decide alike,
     /// since they see the same sums. An abandoned pass decides nothing, and neither does one in which no rank had data.
     /// A scale that would leave f32, or could not be divided out in it, is not taken: the one before stands.
     Dynamic(LossScaler),
+    /// A factor that the caller's scaler keeps in memory of its own, as `torch.amp.GradScaler` does
+    /// ([`StepperBuilder::grad_scaler`](crate::StepperBuilder::grad_scaler)). Implies what a dynamic one implies.
+    External(ExternalScaler),
+}
+
+/// The addresses of another program's loss scaler. It prints as the same word on all ranks, which compare it.
+#[derive(Clone, Copy, PartialEq)]
+pub struct ExternalScaler {
+    /// Of one f32 each.
+    pub(crate) scale: Address,
+    pub(crate) found_inf: Address,
+}
+
+impl fmt::Debug for ExternalScaler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ExternalScaler")
+    }
 }
 
 /// Adapts the loss scale to the gradients. A pass with an infinite or NaN gradient is skipped and makes it smaller; a
@@ -60,7 +80,18 @@ impl LossScale {
         match self {
             LossScale::Constant(loss_scale) => loss_scale,
             LossScale::Dynamic(scaler) => scaler.initial_scale,
+            // Begin reads it.
+            LossScale::External(_) => 1.0,
         }
+    }
+
+    /// Whether a pass with an infinite or NaN gradient is skipped because of it.
+    pub(crate) fn skips_nonfinite(self) -> bool {
+        !matches!(self, LossScale::Constant(_))
+    }
+
+    pub(crate) fn external(self) -> Option<ExternalScaler> {
+        if let LossScale::External(scaler) = self { Some(scaler) } else { None }
     }
 
     pub(crate) fn is_dynamic(self) -> bool {

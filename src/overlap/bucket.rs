@@ -2,12 +2,11 @@
 //!
 //! A flat run of f32 without the tail counts, and the ranges of its parameters. After the first sum that failed it
 //! makes no other, because ranks are no longer at the same call.
-#![allow(unsafe_code)]
 
 use std::fmt;
 use std::ops::Range;
 
-use crate::collective::{Call, Collective};
+use crate::collective::{Call, Collective, enqueue_bytes};
 use crate::error::{Error, Result};
 use crate::layout::{Bucket, Plan};
 
@@ -85,7 +84,7 @@ impl GradBucket<'_> {
     /// let mut pass = stepper.begin()?;
     /// pass.grads().write(w, &[3.0])?;
     /// pass.finish()?;
-    /// assert_eq!(stepper.params()?.get(w)?, [-3.0]);
+    /// assert_eq!(stepper.view::<f32>(w)?, [-3.0]);
     /// # Ok::<(), instep::Error>(())
     /// ```
     pub fn means_to_sums(&mut self) {
@@ -143,10 +142,7 @@ pub(super) fn sum(
     if let Some(error) = failed {
         return Err(error.clone());
     }
-    let address = values.as_mut_ptr().cast::<u8>();
-    let part = Call { src: address, dst: address, bytes: size_of_val(values) as u64, ..*call };
-    // SAFETY: the slice is borrowed mutably until the call returns.
-    let outcome = unsafe { comm.enqueue(&part) };
+    let outcome = enqueue_bytes(comm, call, None, bytemuck::cast_slice_mut(values));
     *failed = outcome.clone().err();
     outcome
 }

@@ -54,7 +54,7 @@ const LARGEST_COUNT: f32 = 32_768.0;
 ///     pass.grads().write(weight, &[1.0, 1.001])?; // the second has no bf16: 1 is the nearest
 ///     pass.grad_ready(weight)?;
 ///     pass.finish()?;
-///     Ok::<_, instep::Error>(stepper.params()?.get(weight)?.to_vec())
+///     Ok::<_, instep::Error>(stepper.view::<f32>(weight)?.to_vec())
 /// })?;
 /// assert_eq!(ranks, [[-1.0, -1.0], [-1.0, -1.0]]);
 /// # Ok::<(), instep::Error>(())
@@ -178,6 +178,9 @@ impl<C: Collective> Collective for Compressed<C> {
     }
 
     unsafe fn enqueue(&self, call: &Call) -> Result<()> {
+        if !self.knows(call.kind) {
+            return Err(call.unknown_kind());
+        }
         if call.kind != CollectiveKind::AllReduce {
             // SAFETY: the caller's promise, passed on.
             return unsafe { self.comm.enqueue(call) };

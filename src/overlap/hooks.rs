@@ -44,7 +44,7 @@ use crate::pool::Pool;
 ///     pass.grads().write(weight, &[0.5, 100.0])?;
 ///     pass.grad_ready(weight)?;
 ///     pass.finish()?;
-///     Ok::<_, instep::Error>(stepper.params()?.get(weight)?.to_vec())
+///     Ok::<_, instep::Error>(stepper.view::<f32>(weight)?.to_vec())
 /// })?;
 /// assert_eq!(ranks, [[-0.5, -1.0], [-0.5, -1.0]]);
 /// # Ok::<(), instep::Error>(())
@@ -144,6 +144,9 @@ impl<C: Collective, H: FnMut(&mut GradBucket<'_>) -> Result<()> + Send> Collecti
     }
 
     unsafe fn enqueue(&self, call: &Call) -> Result<()> {
+        if !self.knows(call.kind) {
+            return Err(call.unknown_kind());
+        }
         if call.kind != CollectiveKind::AllReduce {
             // SAFETY: the caller's promise, passed on.
             return unsafe { self.comm.enqueue(call) };

@@ -7,6 +7,7 @@
 //! makes progress. Own code instead of a work-stealing crate because a launch must not allocate.
 
 mod job;
+mod team;
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -19,6 +20,7 @@ use crate::sync::{AtomicU64, AtomicUsize, Builder, Condvar, Mutex, MutexGuard, S
 
 use job::Side;
 pub(crate) use job::{Chunks, Job};
+pub use team::Team;
 
 /// A launch that moves fewer bytes is not split, though helpers be awake: to hand over a part costs more than it saves.
 const SPLIT_BYTES: u64 = 448 << 10;
@@ -41,6 +43,8 @@ const WATCH: Duration = Duration::from_micros(50);
 pub struct Pool {
     shared: Arc<Shared>,
     _closer: Arc<Closer>,
+    /// Takes the place of threads of the pool's own.
+    team: Option<Arc<dyn Team>>,
 }
 
 struct Shared {
@@ -90,7 +94,13 @@ impl Pool {
             work: Condvar::new(),
             left: Condvar::new(),
         });
-        Pool { _closer: Arc::new(Closer(Arc::clone(&shared))), shared }
+        Pool { _closer: Arc::new(Closer(Arc::clone(&shared))), shared, team: None }
+    }
+
+    /// Builds a pool whose launches run on at most `threads` threads of a team. It has no threads of its own, and no launch
+    /// of less than 1 MiB asks for the team.
+    pub fn of_team(threads: usize, team: Arc<dyn Team>) -> Self {
+        Pool { team: Some(team), ..Pool::new(threads) }
     }
 
     /// Builds a pool of `INSTEP_THREADS` threads, or of one per core, which stay awake for `INSTEP_SPIN_US` microseconds,
@@ -123,6 +133,9 @@ impl Pool {
         let shared = &*self.shared;
         let (chunks, bytes) = (job.work.chunk_count(), job.work.bytes());
         job.rest.refill(chunks);
+        if let Some(team) = self.team.as_deref().filter(|_| shared.helpers > 0) {
+            return team::run(team, self.threads(), job);
+        }
         if shared.helpers == 0 || chunks < 2 || bytes < SPLIT_BYTES {
             return job.work_from(Side::Front);
         }

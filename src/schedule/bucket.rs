@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use super::emitter::Mark;
-use super::{Mode, NEVER, Schedule};
+use super::{Decision, Mode, NEVER, Schedule, unused};
 use crate::layout::{Gradients, Master, Segment};
 use crate::op::{Action, CollectiveKind, Memory, Phase, Span, Stream};
 
@@ -27,14 +27,14 @@ impl Schedule {
             }
             return;
         }
-        let span = Span::bucket(&plan, described);
         self.collect(bucket, Stream::Reduce);
-        self.reduced = Some(self.collective(CollectiveKind::AllReduce, Some(bucket), span));
+        self.reduced = Some(self.reduce(bucket));
         if !self.is_stepped(bucket) {
             if described.len > 0 {
                 // A frozen carrier: no later op of this pass exists that the trainer and the next reduce could wait
                 // for.
                 self.stepped[bucket as usize] = self.reduced;
+                self.consumed[bucket as usize] = self.reduced;
             }
             return;
         }
@@ -42,7 +42,7 @@ impl Schedule {
             Mode::Sequential => {}
             Mode::Eager => {
                 self.emitter.after(Stream::Optim, &[self.reduced]);
-                if self.policy.norm {
+                if self.policy.measures() {
                     self.emitter.emit(Stream::Optim, Action::Norm { bucket });
                 }
                 self.step(bucket);
@@ -64,14 +64,18 @@ impl Schedule {
                 || !self.emitter.is_after(stream, self.touched[bucket as usize]);
             let written = touched.then(|| self.emitter.record(Stream::Compute));
             let begun = self.begun.filter(|_| self.tails);
-            self.emitter.after(stream, &[written, begun, self.stepped[bucket as usize]]);
+            self.emitter.after(stream, &[written, begun, self.consumed[bucket as usize]]);
         }
         if self.opening.joined && described.len > 0 {
-            self.emitter.emit(stream, Action::Zero(Span::bucket(&plan, described)));
+            self.emitter.emit(stream, Action::Zero(Span::bucket(described)));
+            return;
+        }
+        if self.policy.sums_outside {
+            // The sum may be on its way. Steps and norms leave alone what has no gradient.
             return;
         }
         for segment in plan.segments_of(described) {
-            if !self.readiness.is_handed_over(segment.param as usize) {
+            if !self.readiness.is_contributing(segment.param as usize) {
                 self.contribute_nothing(segment, stream);
             }
         }
@@ -86,19 +90,23 @@ impl Schedule {
     }
 
     pub(super) fn step(&mut self, bucket: u32) {
-        if self.policy.clip_per_bucket && !self.plan.buckets()[bucket as usize].is_local {
+        if self.policy.decision == Decision::EachBucket && !self.plan.buckets()[bucket as usize].is_local {
+            self.share_norm(Stream::Gather, Some(bucket));
             self.emitter.emit(Stream::Optim, Action::Control(Phase::DecideBucket { bucket }));
         }
         self.emitter.emit(Stream::Optim, Action::Step { bucket });
         if self.plan.gradients() == Gradients::Release {
-            for run in self.plan.stepped_gradients(&self.plan.buckets()[bucket as usize]) {
-                let span = Span::elements(Memory::Grads, &self.plan, run.start, run.end);
+            let described = &self.plan.buckets()[bucket as usize];
+            for run in self.plan.stepped_gradients(described) {
+                let span = Span::within(Memory::Grads, described, run.start, run.end);
                 self.emitter.emit(Stream::Optim, Action::Release(span));
             }
         }
-        let mark = self.emitter.record(Stream::Optim);
-        self.stepped[bucket as usize] = Some(mark);
-        self.last = Some(mark);
+        let stepped = self.emitter.record(Stream::Optim);
+        let gathered = self.gather(bucket, stepped);
+        self.consumed[bucket as usize] = Some(stepped);
+        self.stepped[bucket as usize] = Some(gathered);
+        self.last = Some(gathered);
     }
 
     /// Whether the pass goes without the bucket: all of it is frozen, on every rank, since they agree on that. The one
@@ -117,7 +125,7 @@ impl Schedule {
             self.emitter.emit(stream, Action::Zero(gradient));
         }
         if let Some(tail) = segment.tail {
-            let flag = Span::elements(Memory::Grads, &self.plan, tail, tail + 1);
+            let flag = Span::within(Memory::Grads, self.plan.bucket_of(segment), tail, tail + 1);
             self.emitter.emit(stream, Action::Zero(flag));
         }
     }
@@ -133,7 +141,7 @@ impl Schedule {
                 self.collect(bucket, Stream::Optim);
             }
         }
-        if self.policy.norm {
+        if self.policy.measures() {
             if self.policy.mode == Mode::Sequential {
                 for bucket in buckets.clone() {
                     if self.is_stepped(bucket) && !is_local(bucket) {
@@ -153,11 +161,12 @@ impl Schedule {
 
     /// Decides on the whole pass, if the policy asks for it, after the trainer's last read of the loss scale.
     pub(super) fn decide(&mut self) {
-        if self.policy.clip_per_bucket {
+        if self.policy.decision == Decision::EachBucket {
             return;
         }
+        self.share_norm(Stream::Reduce, None);
         let action = Action::Control(Phase::Decide);
-        if !self.policy.dynamic_loss_scale {
+        if self.policy.decision != Decision::WholePassAndLossScale {
             return self.emitter.emit(Stream::Optim, action);
         }
         // A stream that has asked where the scale lies may read it up to the end of its pass.
@@ -171,38 +180,92 @@ impl Schedule {
         self.loss_scale_touched = NEVER;
     }
 
-    /// Rank 0's parameters for all: at once, or one by one where they lie apart.
-    pub(super) fn broadcast(&mut self) -> Option<Mark> {
+    /// Rank 0's parameters for all: at once if they are of one type, or one by one where they lie apart.
+    pub(super) fn broadcast_all(&mut self) -> Option<Mark> {
         let plan = Arc::clone(&self.plan);
-        let whole = |memory| Span::elements(memory, &plan, 0, plan.common_len());
-        if plan.storage().precision.master != Master::None {
-            self.collective(CollectiveKind::Broadcast, None, whole(Memory::Master));
-        }
-        if !plan.is_foreign() {
-            return Some(self.collective(CollectiveKind::Broadcast, None, whole(Memory::Params)));
+        let masters = Span::elements(Memory::Master, &plan, 0, plan.common_len());
+        // Of shards, every rank has written its own, and ranks compare what they wrote.
+        if !plan.is_sharded()
+            && plan.storages().iter().any(|storage| storage.precision.master != Master::None)
+        {
+            self.collective(Stream::Reduce, CollectiveKind::Broadcast, None, [masters; 2]);
         }
         let mut received = None;
-        for segment in plan.segments().iter().filter(|segment| segment.len > 0) {
-            let span = Span::segment(Memory::Params, &plan, segment);
-            received = Some(self.collective(CollectiveKind::Broadcast, Some(segment.bucket), span));
+        if !plan.is_foreign() {
+            for params in plan.common_params() {
+                let span = Span::elements(Memory::Params, &plan, params.start, params.end);
+                received = Some(self.broadcast_span(None, span));
+            }
+            return received;
+        }
+        for bucket in 0..plan.buckets().len() as u32 {
+            received = self.broadcast_params(bucket).or(received);
         }
         received
     }
 
-    /// Broadcasts, between passes, the words that rank 0's trainer wrote to these gradients; the trainer's next access
-    /// waits for it. The trainer announces its access with [`touch_all`](Self::touch_all) and
+    /// Rank 0's parameters of some buckets for all, and their master weights.
+    pub(super) fn broadcast_buckets(&mut self, buckets: &[u32]) -> Option<Mark> {
+        let plan = Arc::clone(&self.plan);
+        let mut received = None;
+        for bucket in buckets {
+            let described = &plan.buckets()[*bucket as usize];
+            let (start, end) = (described.params.start, described.params.end);
+            let masters = Span::within(Memory::Master, described, start, end);
+            if masters.bytes() > 0 && !described.is_cut() {
+                self.broadcast_span(Some(*bucket), masters);
+            }
+            received = self.broadcast_params(*bucket).or(received);
+        }
+        received
+    }
+
+    /// Rank 0's parameters of one bucket for all: at once, or one by one where they lie apart.
+    fn broadcast_params(&mut self, bucket: u32) -> Option<Mark> {
+        let plan = Arc::clone(&self.plan);
+        let described = &plan.buckets()[bucket as usize];
+        let mut received = None;
+        let mut send = |span: Span| {
+            if span.bytes() > 0 {
+                received = Some(self.broadcast_span(Some(bucket), span));
+            }
+        };
+        match plan.is_foreign() {
+            true => plan.segments_of(described).iter().for_each(|segment| {
+                send(Span::segment(Memory::Params, &plan, segment));
+            }),
+            false => {
+                send(Span::within(Memory::Params, described, described.params.start, described.params.end))
+            }
+        }
+        received
+    }
+
+    fn broadcast_span(&mut self, bucket: Option<u32>, span: Span) -> Mark {
+        self.collective(Stream::Reduce, CollectiveKind::Broadcast, bucket, [span; 2])
+    }
+
+    /// Makes a collective between passes over words that the trainer wrote to these gradients; its next access waits for
+    /// it. The trainer announces its access with [`touch_all`](Self::touch_all) and
     /// [`touch_control`](Self::touch_control), which the next Begin obeys, before this call and again after it.
-    pub fn exchange(&mut self, span: Span, agreement: u64) {
-        self.opening.agreement = agreement;
+    pub fn exchange(&mut self, kind: CollectiveKind, [src, dst]: [Span; 2], agreement: u64) {
+        self.opening.agreement = agreement ^ unused::share(self.late_unused);
         let written = self.emitter.record(Stream::Compute);
         self.emitter.after(Stream::Reduce, &[Some(written)]);
-        self.reduced = Some(self.collective(CollectiveKind::Broadcast, None, span));
+        self.reduced = Some(self.collective(Stream::Reduce, kind, None, [src, dst]));
         self.emitter.after(Stream::Compute, &[self.reduced]);
     }
 
-    fn collective(&mut self, kind: CollectiveKind, bucket: Option<u32>, span: Span) -> Mark {
-        let (pass, agreement) = (self.pass, self.opening.agreement);
-        let action = Action::Collective { kind, pass, agreement, bucket, src: span, dst: span };
-        self.emitter.emit_marked(Stream::Reduce, action)
+    pub(super) fn collective(
+        &mut self,
+        stream: Stream,
+        kind: CollectiveKind,
+        bucket: Option<u32>,
+        [src, dst]: [Span; 2],
+    ) -> Mark {
+        let sums = matches!(kind, CollectiveKind::AllReduce | CollectiveKind::ReduceScatter);
+        let unused = bucket.filter(|_| sums).map_or(0, |k| self.unused_in(k));
+        let (pass, agreement) = (self.pass, self.opening.agreement ^ unused::share(unused));
+        self.emitter.emit_marked(stream, Action::Collective { kind, pass, agreement, bucket, src, dst })
     }
 }

@@ -24,6 +24,8 @@ impl Mark {
 #[derive(Debug, Default)]
 pub(super) struct Emitter {
     clocks: [[u64; STREAMS]; STREAMS],
+    /// Per stream, its last mark, if nothing has been written after it.
+    ends: [Option<Mark>; STREAMS],
     ops: Vec<Op>,
 }
 
@@ -35,7 +37,13 @@ impl Emitter {
 
     /// Appends an op that nothing will wait for.
     pub(super) fn emit(&mut self, stream: Stream, action: Action) {
+        self.ends[stream.index()] = None;
         self.ops.push(Op { stream, action });
+    }
+
+    /// The end of what `stream` has been given so far, by its last mark if that is there.
+    pub(super) fn end(&mut self, stream: Stream) -> Mark {
+        self.ends[stream.index()].unwrap_or_else(|| self.record(stream))
     }
 
     /// Marks the end of what `stream` has been given so far.
@@ -44,6 +52,7 @@ impl Emitter {
         self.clocks[own][own] += 1;
         let mark = Mark { ticket: Ticket { stream, tick: self.clocks[own][own] }, clock: self.clocks[own] };
         self.emit(stream, Action::Record(mark.ticket));
+        self.ends[own] = Some(mark);
         mark
     }
 

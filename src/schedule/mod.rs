@@ -14,8 +14,10 @@
 
 mod bucket;
 mod emitter;
+mod gather;
 mod readiness;
 mod touch;
+mod unused;
 
 use emitter::{Emitter, Mark};
 use readiness::Readiness;
@@ -40,43 +42,67 @@ pub enum Mode {
     Normed,
 }
 
+/// What is decided by the norms of gradients, before steps or for the next pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Decision {
+    /// Nothing, and no gradient is measured.
+    #[default]
+    None,
+    /// Each bucket alone, by its own norm.
+    EachBucket,
+    /// The whole pass, by the norm of all gradients or by whether they are finite.
+    WholePass,
+    /// The whole pass, and the loss scale of the next one, which the trainer asks for.
+    WholePassAndLossScale,
+}
+
 /// Facts that the schedule needs beyond the plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
     /// See [`Mode`].
     pub mode: Mode,
-    /// Whether gradients are measured: for the global norm, its non-finite flag, or buckets' own norms.
-    pub norm: bool,
+    decision: Decision,
     /// Whether the trainer is a stream: it touches a tensor up to its hand-over, long after it asked where that lies.
     pub trainer_is_a_stream: bool,
-    /// Whether the trainer asks what loss scale a pass has, which the decision of the pass before has left.
-    pub dynamic_loss_scale: bool,
-    /// Whether each bucket is decided on alone, by its own norm, and nothing on the whole pass.
-    pub clip_per_bucket: bool,
     /// Whether collectives must come in the order of the buckets.
     pub keeps_order: bool,
+    /// Whether sums are made elsewhere, so that no gradient may be written before one.
+    pub sums_outside: bool,
 }
 
 impl Policy {
-    /// Completes a mode: Normed always has a norm, and buckets keep their order.
-    pub fn new(mode: Mode, norm_wanted: bool) -> Self {
-        let norm = norm_wanted || mode == Mode::Normed;
-        Policy {
-            mode,
-            norm,
-            trainer_is_a_stream: false,
-            dynamic_loss_scale: false,
-            clip_per_bucket: false,
-            keeps_order: true,
-        }
+    /// Completes a mode: Normed always decides something, and buckets keep their order.
+    pub fn new(mode: Mode, decision: Decision) -> Self {
+        let decision = match (mode, decision) {
+            (Mode::Normed, Decision::None) => Decision::WholePass,
+            (_, decision) => decision,
+        };
+        Policy { mode, decision, trainer_is_a_stream: false, keeps_order: true, sums_outside: false }
     }
+
+    /// Whether gradients are measured.
+    fn measures(&self) -> bool {
+        self.decision != Decision::None
+    }
+}
+
+/// The parameters that all ranks take from rank 0 when a pass opens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Broadcast<'a> {
+    /// None.
+    #[default]
+    Nothing,
+    /// Those of these buckets, in ascending order. Local ones are never among them.
+    Buckets(&'a [u32]),
+    /// All.
+    All,
 }
 
 /// The parameters of an opened pass.
 #[derive(Clone, Copy, Debug)]
-pub struct Opening {
-    /// All ranks first take rank 0's parameters.
-    pub broadcast: bool,
+pub struct Opening<'a> {
+    /// What ranks first take from rank 0.
+    pub broadcast: Broadcast<'a>,
     /// Number of times that the trainer runs forward and backward.
     pub micro_batches: NonZeroU32,
     /// This rank has no data: it takes part in everything and contributes nothing.
@@ -85,9 +111,9 @@ pub struct Opening {
     pub agreement: u64,
 }
 
-impl Default for Opening {
+impl Default for Opening<'_> {
     fn default() -> Self {
-        Opening { broadcast: false, micro_batches: NonZeroU32::MIN, joined: false, agreement: 0 }
+        Opening { broadcast: Broadcast::Nothing, micro_batches: NonZeroU32::MIN, joined: false, agreement: 0 }
     }
 }
 
@@ -105,7 +131,8 @@ pub struct Schedule {
     open: bool,
     /// Whether the last pass was given up.
     abandoned: bool,
-    opening: Opening,
+    /// Without its broadcast, which is over.
+    opening: Opening<'static>,
     /// Micro-batches of the open pass that are still to come after this one.
     micro_batches_left: u32,
     /// The end of Begin: the trainer may set what it has read, and with tails reduces must come after it, since it
@@ -116,12 +143,16 @@ pub struct Schedule {
     tails: bool,
     /// Per bucket, the first Record of the compute stream after the trainer's last touch.
     touched: Vec<Ticket>,
+    /// The same for touches of frozen parameters, which no op but an all-gather has to come after.
+    frozen_touched: Vec<Ticket>,
     /// The same for the last touch of all buckets at once.
     all_touched: Ticket,
     /// The same for control memory, settings and counts, which the next Begin writes or reads.
     inputs_touched: Ticket,
-    /// Per bucket, its last step: what the trainer and the next reduce must come after.
+    /// Per bucket, its last step, and the all-gather after it: what the trainer must come after.
     stepped: Vec<Option<Mark>>,
+    /// Per bucket, its last step alone: what the next reduce must come after.
+    consumed: Vec<Option<Mark>>,
     /// The last step of all.
     last: Option<Mark>,
     /// The last op on control memory, if the pass is closed: its Publish, or what stands for it in one given up.
@@ -130,6 +161,8 @@ pub struct Schedule {
     decided: Option<Mark>,
     /// Ticket of the trainer's last read of the loss scale, which the next Decide writes.
     loss_scale_touched: Ticket,
+    /// Of all parameters that were named as unused after their hand-over, which later passes compare.
+    late_unused: u64,
 }
 
 impl Schedule {
@@ -138,7 +171,9 @@ impl Schedule {
         Schedule {
             readiness: Readiness::new(layout, &plan, policy.keeps_order),
             stepped: vec![None; plan.buckets().len()],
+            consumed: vec![None; plan.buckets().len()],
             touched: vec![NEVER; plan.buckets().len()],
+            frozen_touched: vec![NEVER; plan.buckets().len()],
             all_touched: NEVER,
             inputs_touched: NEVER,
             tails: plan.buckets().iter().any(|bucket| !bucket.tail.is_empty()),
@@ -154,6 +189,7 @@ impl Schedule {
             settled: None,
             decided: None,
             loss_scale_touched: NEVER,
+            late_unused: 0,
             plan,
             policy,
         }
@@ -174,6 +210,16 @@ impl Schedule {
         self.pass = pass;
     }
 
+    /// Returns what later passes are to compare of parameters that were named as unused after their hand-over.
+    pub(crate) fn late_unused(&self) -> u64 {
+        self.late_unused
+    }
+
+    /// Takes it over from a schedule of other buckets, or back from a capture that has not run.
+    pub(crate) fn set_late_unused(&mut self, late_unused: u64) {
+        self.late_unused = late_unused;
+    }
+
     /// Returns whether a pass is open.
     pub fn is_open(&self) -> bool {
         self.open
@@ -188,12 +234,12 @@ impl Schedule {
     ///
     /// # Errors
     /// `Order` if a pass is open.
-    pub fn begin(&mut self, opening: Opening) -> Result<()> {
-        if self.open {
-            return Err(Error::order("pass", "one is open already", "finish or abandon it first"));
-        }
+    pub fn begin(&mut self, opening: Opening<'_>) -> Result<()> {
+        self.require_closed()?;
         (self.open, self.abandoned) = (true, false);
-        self.opening = opening;
+        let Opening { broadcast, micro_batches, joined, agreement } = opening;
+        let agreement = agreement ^ unused::share(self.late_unused);
+        self.opening = Opening { broadcast: Broadcast::Nothing, micro_batches, joined, agreement };
         self.micro_batches_left = opening.micro_batches.get() - 1;
         self.pass += 1;
         self.readiness.reset();
@@ -203,13 +249,18 @@ impl Schedule {
         self.emitter.after(Stream::Optim, &[touched, self.reduced.filter(|_| self.tails)]);
         self.begun = Some(self.emitter.emit_marked(Stream::Optim, Action::Control(Phase::Begin)));
         self.settled = None;
-        if opening.broadcast {
-            self.touch_all();
-            let written = self.emitter.record(Stream::Compute);
-            self.emitter.after(Stream::Reduce, &[Some(written)]);
-            let received = self.broadcast();
-            self.emitter.after(Stream::Compute, &[received]);
+        match broadcast {
+            Broadcast::Nothing => return Ok(()),
+            Broadcast::Buckets(buckets) => buckets.iter().for_each(|bucket| self.touch_bucket(*bucket)),
+            Broadcast::All => self.touch_all(),
         }
+        let written = self.emitter.record(Stream::Compute);
+        self.emitter.after(Stream::Reduce, &[Some(written)]);
+        let received = match broadcast {
+            Broadcast::Buckets(buckets) => self.broadcast_buckets(buckets),
+            _ => self.broadcast_all(),
+        };
+        self.emitter.after(Stream::Compute, &[received]);
         Ok(())
     }
 
@@ -295,12 +346,7 @@ impl Schedule {
     /// # Errors
     /// `Order` if no pass is open, or micro-batches are still to come.
     pub fn finish(&mut self) -> Result<()> {
-        self.require_open()?;
-        if self.micro_batches_left > 0 {
-            let left = self.micro_batches_left;
-            let wrong = format_args!("not at its last micro-batch, {left} to go");
-            return Err(Error::order("pass", wrong, "call next_micro_batch, or abandon the pass"));
-        }
+        self.require_last_micro_batch()?;
         while let Some(bucket) = self.readiness.take_next(true) {
             self.launch(bucket);
         }
@@ -308,14 +354,26 @@ impl Schedule {
             Mode::Sequential | Mode::Normed => self.step_all(),
             // After the steps, for which it comes too late: the next pass may clip by its result. A frozen bucket that
             // carries the count of ranks has no step after its sum.
-            Mode::Eager if self.policy.norm => {
+            Mode::Eager if self.policy.measures() => {
                 self.emitter.after(Stream::Optim, &[self.reduced]);
                 self.decide();
             }
             Mode::Eager => {}
         }
+        self.share_nonfinite();
         self.settled = Some(self.emitter.emit_marked(Stream::Optim, Action::Control(Phase::Publish)));
         self.open = false;
+        Ok(())
+    }
+
+    /// Refuses to close a pass that is not open, or not at its last micro-batch.
+    pub(crate) fn require_last_micro_batch(&self) -> Result<()> {
+        self.require_open()?;
+        if self.micro_batches_left > 0 {
+            let left = self.micro_batches_left;
+            let wrong = format_args!("not at its last micro-batch, {left} to go");
+            return Err(Error::order("pass", wrong, "call next_micro_batch, or abandon the pass"));
+        }
         Ok(())
     }
 
@@ -326,13 +384,23 @@ impl Schedule {
     /// `Order` if no pass is open.
     pub fn abandon(&mut self) -> Result<Vec<u32>> {
         self.require_open()?;
-        let launched = self.readiness.launched().to_vec();
+        let launched = self.readiness.launched().iter().copied();
+        let launched: Vec<u32> = launched.filter(|bucket| self.is_stepped(*bucket)).collect();
         self.synchronize();
         (self.open, self.abandoned) = (false, true);
         Ok(if self.policy.mode == Mode::Eager { launched } else { Vec::new() })
     }
 
-    fn require_open(&self) -> Result<()> {
+    /// Refuses to open a second pass.
+    pub(crate) fn require_closed(&self) -> Result<()> {
+        if self.open {
+            return Err(Error::order("pass", "one is open already", "finish or abandon it first"));
+        }
+        Ok(())
+    }
+
+    /// Refuses what only an open pass allows.
+    pub(crate) fn require_open(&self) -> Result<()> {
         if self.open { Ok(()) } else { Err(Error::order("pass", "none is open", "begin one first")) }
     }
 }

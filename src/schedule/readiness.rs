@@ -26,6 +26,11 @@ pub(super) struct Readiness {
     frozen: Vec<bool>,
     /// Per bucket, how many of its parameters are not frozen.
     thawed: Vec<u32>,
+    /// Named as unused in this pass, and how many are.
+    unused: Vec<bool>,
+    unused_count: usize,
+    /// Unused, and not handed over before it was named.
+    left_out: Vec<bool>,
     /// The parameters handed over since the pass or micro-batch began, in order.
     arrivals: Vec<u32>,
 }
@@ -40,6 +45,9 @@ impl Readiness {
             uses_left: uses.clone(),
             arrivals: Vec::with_capacity(uses.len()),
             frozen: vec![false; uses.len()],
+            unused: vec![false; uses.len()],
+            unused_count: 0,
+            left_out: vec![false; uses.len()],
             uses,
             pending: thawed.clone(),
             keeps_order,
@@ -60,6 +68,60 @@ impl Readiness {
         self.complete.clear();
         self.launched.clear();
         self.arrivals.clear();
+        if std::mem::take(&mut self.unused_count) > 0 {
+            self.unused.fill(false);
+            self.left_out.fill(false);
+        }
+    }
+
+    /// Notes that no rank used a parameter, which its bucket no longer waits for. Where there is no order, the bucket's sum is
+    /// made elsewhere or not at all, and only a hand-over says that it is there.
+    pub(super) fn set_unused(&mut self, plan: &Plan, param: usize) {
+        self.unused[param] = true;
+        self.unused_count += 1;
+        if !self.is_handed_over(param) {
+            self.left_out[param] = true;
+            self.uses_left[param] = 0;
+            self.pending[plan.segment_of(param).bucket as usize] -= 1;
+        }
+    }
+
+    /// Lets a bucket launch that waits for nothing any more.
+    pub(super) fn release(&mut self, bucket: u32) {
+        if self.waits_for_release(bucket) {
+            self.complete.push(bucket);
+        }
+    }
+
+    /// Whether a bucket waits for nothing but that.
+    pub(super) fn waits_for_release(&self, bucket: u32) -> bool {
+        let is_waiting = self.pending[bucket as usize] == 0 && !self.is_launched[bucket as usize];
+        is_waiting && !self.keeps_order && !self.complete.contains(&bucket)
+    }
+
+    /// Whether any parameter was named as unused in this pass.
+    pub(super) fn has_unused(&self) -> bool {
+        self.unused_count > 0
+    }
+
+    /// Whether the parameter was named as unused in this pass.
+    pub(super) fn is_unused(&self, param: usize) -> bool {
+        self.unused[param]
+    }
+
+    /// Whether it was so before it had been handed over.
+    pub(super) fn is_left_out(&self, param: usize) -> bool {
+        self.left_out[param]
+    }
+
+    /// Whether the parameter has a gradient of this rank in this pass.
+    pub(super) fn is_contributing(&self, param: usize) -> bool {
+        self.is_handed_over(param) && !self.left_out[param]
+    }
+
+    /// Returns what a parameter is called.
+    pub(super) fn name(&self, param: usize) -> &str {
+        &self.names[param]
     }
 
     /// Takes a parameter out of the passes that come, or puts it back in.
@@ -87,19 +149,22 @@ impl Readiness {
         self.uses_left[param] == 0
     }
 
-    /// Refuses a gradient of a frozen parameter.
+    /// Refuses a gradient of a frozen parameter, or of an unused one.
     pub(super) fn refuse_frozen(&self, param: usize) -> Result<()> {
-        if !self.frozen[param] {
-            return Ok(());
-        }
-        let name = &self.names[param];
-        let wrong = "frozen, so it takes no gradient";
-        Err(Error::order(format_args!("`{name}`"), wrong, "unfreeze it between passes"))
+        let (wrong, remedy) = match (self.frozen[param], self.left_out[param]) {
+            (true, _) => ("frozen, so it takes no gradient", "unfreeze it between passes"),
+            (false, true) => {
+                let remedy = "do not name what has a gradient";
+                ("named as unused, so it takes no gradient in this pass", remedy)
+            }
+            (false, false) => return Ok(()),
+        };
+        Err(Error::order(format_args!("`{}`", self.names[param]), wrong, remedy))
     }
 
     /// Refuses a parameter that the trainer has given away.
     pub(super) fn refuse_handed_over(&self, param: usize) -> Result<()> {
-        if !self.is_handed_over(param) {
+        if !self.is_handed_over(param) || self.left_out[param] {
             return Ok(());
         }
         let name = &self.names[param];

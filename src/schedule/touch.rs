@@ -23,9 +23,14 @@ impl Schedule {
     /// ops of the bucket wait for exactly what was.
     pub fn touch(&mut self, param: usize) {
         let segment = self.plan.segment_of(param);
-        // No op of a pass touches a frozen parameter, and Begin comes after the change that unfreezes it.
-        if segment.len > 0 && !self.is_frozen(param) {
-            self.touch_bucket(segment.bucket);
+        let (is_empty, bucket) = (segment.len == 0, segment.bucket);
+        // No op of a pass touches a frozen parameter, unless ranks gather it with its bucket, and Begin comes after the
+        // change that unfreezes it.
+        if !is_empty && !self.is_frozen(param) {
+            self.touch_bucket(bucket);
+        } else if !is_empty && self.plan.is_sharded() {
+            self.frozen_touched[bucket as usize] = self.emitter.next_ticket(Stream::Compute);
+            self.emitter.after(Stream::Compute, &[self.stepped[bucket as usize]]);
         }
     }
 
@@ -50,6 +55,13 @@ impl Schedule {
     pub fn touch_loss_scale(&mut self) {
         self.emitter.after(Stream::Compute, &[self.decided]);
         self.loss_scale_touched = self.emitter.next_ticket(Stream::Compute);
+    }
+
+    /// Announces that the trainer is about to write the scale and the flag that a scaler of its own keeps, or to read the
+    /// flag: after the last decision, before the next one and the next Begin.
+    pub fn touch_scaler(&mut self) {
+        self.touch_inputs(self.decided);
+        self.loss_scale_touched = self.inputs_touched;
     }
 
     /// Returns whether the trainer has read the loss scale, or asked where it is, since the last decision.
@@ -77,7 +89,8 @@ impl Schedule {
         }
     }
 
-    fn touch_bucket(&mut self, bucket: u32) {
+    /// Announces that the trainer is about to touch any byte of a bucket's gradients, padding included.
+    pub fn touch_bucket(&mut self, bucket: u32) {
         self.touched[bucket as usize] = self.emitter.next_ticket(Stream::Compute);
         self.emitter.after(Stream::Compute, &[self.stepped[bucket as usize]]);
     }
@@ -85,8 +98,9 @@ impl Schedule {
     /// Makes the other streams wait for the trainer's position, at the start of a captured graph and after one.
     pub fn fork(&mut self) {
         let here = self.emitter.record(Stream::Compute);
-        self.emitter.after(Stream::Reduce, &[Some(here)]);
-        self.emitter.after(Stream::Optim, &[Some(here)]);
+        for stream in Stream::used(&self.plan) {
+            self.emitter.after(*stream, &[Some(here)]);
+        }
     }
 
     /// Announces that the trainer is about to wait for everything that was submitted.
@@ -94,10 +108,17 @@ impl Schedule {
         // The trainer's touches so far first, so that no later reduce has to wait for a position after these waits.
         let touched = self.emitter.record(Stream::Compute);
         self.emitter.after(Stream::Reduce, &[Some(touched)]);
-        let marks = [self.emitter.record(Stream::Reduce), self.emitter.record(Stream::Optim)];
-        self.emitter.after(Stream::Compute, &marks.map(Some));
+        let marks = [self.emitter.record(Stream::Reduce), self.emitter.record(Stream::Optim)].map(Some);
+        let [_, mut ended] = marks;
+        if self.plan.is_sharded() {
+            // The mark that stands for all others.
+            self.emitter.after(Stream::Gather, &marks);
+            ended = Some(self.emitter.record(Stream::Gather));
+        }
+        self.emitter.after(Stream::Compute, &[marks[0], ended]);
         // Norms leave no mark of their own, so after an abandoned pass this one stands for them too.
-        self.stepped.fill(Some(marks[1]));
-        (self.last, self.settled) = (Some(marks[1]), Some(marks[1]));
+        self.stepped.fill(ended);
+        self.consumed.fill(ended);
+        (self.last, self.settled) = (ended, ended);
     }
 }

@@ -1,215 +1,122 @@
-//! Access between passes: parameters, gradients, state, counts and status, to read and to set.
+//! Tensors copied to the host and back, on every device, and what passes came to.
 //!
-//! Each call waits for the ops that it conflicts with, and refuses an open pass, whose own views reach the rest.
-//! `views.rs` touches the memory, after these calls have settled.
+//! For initialising, saving, checking and small trainers. A trainer on the host reads slices instead (`views.rs`), one
+//! on a GPU takes addresses (`gpu.rs`). This file refuses a wrong length before anything is touched.
 
 use crate::device::Device;
-use crate::dtype::Element;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::layout::ParamId;
 use crate::op::Memory;
-use crate::stepper::state::attached::OptimizerId;
 use crate::stepper::state::status::Status;
 use crate::stepper::stepper::Stepper;
-use crate::stepper::views::{Params, ParamsMut};
+use crate::stepper::tensor::TensorId;
 
-impl Stepper {
-    /// Returns the parameters, between passes.
+impl<D: Device> Stepper<D> {
+    /// Copies a tensor to the host, as f32 for every [precision](crate::Precision): between passes any tensor, in a
+    /// pass a parameter, or a gradient that was written in it. Values that were read can be written back: bit for bit
+    /// into the same precision, rounded into another one.
+    ///
+    /// ```
+    /// # use instep::{Layout, Sgd, Solo, Stepper};
+    /// # let layout = Layout::builder().param("w", 2).build()?;
+    /// # let w = layout.id("w")?;
+    /// let mut stepper = Stepper::host(&layout, Sgd { lr: 1.0, ..Default::default() }, Solo::default())?;
+    /// stepper.write(w, &[3.0, 4.0])?;
+    /// let mut pass = stepper.begin()?;
+    /// pass.write(w.grad(), &[1.0, 1.0])?;
+    /// pass.finish()?;
+    /// let mut weights = [0.0; 2];
+    /// stepper.read(w, &mut weights)?;
+    /// assert_eq!(weights, [2.0, 3.0]);
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    ///
+    /// # Shapes
+    /// `into` is as long as the parameter.
+    ///
+    /// # Ordering
+    /// Between passes it waits for all steps, in a pass for the last step of the parameter's bucket.
+    ///
+    /// # Errors
+    /// `Layout` if the parameter is of another layout or the length differs; `Unsupported` if the stepper keeps no such
+    /// tensor; `Order` for a state, copy or average inside a pass, for a parameter or gradient that was handed over in
+    /// this micro-batch, for a gradient that was not written in the open pass, and between passes for one that is
+    /// [released](crate::Gradients::Release) after its step; `Sharded` for a tensor that ranks
+    /// [share out](crate::Strategy); `Poisoned` after a failure.
+    pub fn read<'n>(&self, tensor: impl Into<TensorId<'n>>, into: &mut [f32]) -> Result<()> {
+        let (id, memory) = self.find(tensor.into())?;
+        self.check_len(id, into.len())?;
+        self.admit_read(id, memory)?;
+        self.read_values(id, memory, into)
+    }
+
+    /// Copies a tensor from the host, replacing what was there. A gradient is written in a pass, everything else between
+    /// passes.
+    ///
+    /// The first pass gives every rank all of rank 0's parameters. Later, after a parameter, and its
+    /// [master weight](crate::Master) with it, was written, the next pass broadcasts rank 0's parameters of its bucket, and
+    /// of no other. Then write the same parameters on all ranks: if ranks wrote different ones, or one rank wrote none, the
+    /// next collective is a `Mismatch` that names one. A local parameter is each rank's own. States and averages are never broadcast: every rank must write the same (if
+    /// only some ranks write one, the next collective is a `Mismatch`, if it [compares](Self::set_lr); contents are not
+    /// compared), and the step count with it ([`set_step_count`](Self::set_step_count)).
+    ///
+    /// # Shapes
+    /// Shape and ordering as for [`read`](Self::read).
+    ///
+    /// # Errors
+    /// `Layout`, `Unsupported` and `Poisoned` as for [`read`](Self::read), `Unsupported` also for a copy; `Order` for a
+    /// gradient between passes, anything else inside one, or a gradient that is frozen or was handed over in this
+    /// micro-batch.
+    pub fn write<'n>(&mut self, tensor: impl Into<TensorId<'n>>, from: &[f32]) -> Result<()> {
+        let (id, memory) = self.find(tensor.into())?;
+        self.check_len(id, from.len())?;
+        self.admit_write(id, memory)?;
+        self.write_values(id, memory, from)?;
+        self.note_shared(id, memory, from)?;
+        self.note_written(id, memory)
+    }
+
+    /// Calls `write` with each parameter's name and content, in registration order, as f32 for every precision. The
+    /// next pass gives every rank rank 0's parameters; write them on all ranks, as by [`write`](Self::write). A master that ranks
+    /// [share out](crate::Strategy) shows as the parameter that was made of it.
     ///
     /// # Ordering
     /// Waits for all steps.
     ///
     /// # Errors
     /// `Order` inside a pass, `Poisoned` after a failure.
-    pub fn params(&self) -> Result<Params<'_>> {
+    pub fn fill_params(&mut self, mut write: impl FnMut(&str, &mut [f32])) -> Result<()> {
         self.settle_between_passes()?;
-        Ok(Params::new(self))
+        let layout = self.layout.clone();
+        let mut values = Vec::new();
+        for id in layout.ids() {
+            let parameter = layout.parameter(id)?;
+            values.resize(parameter.len as usize, 0.0);
+            match self.read_values(id, Memory::Params, &mut values) {
+                Err(Error::Sharded { .. }) => self.read_stored_param(id, &mut values)?,
+                outcome => outcome?,
+            }
+            write(&parameter.name, &mut values);
+            // Noted first: a write that fails may have changed it.
+            self.note_written(id, Memory::Params)?;
+            self.write_values(id, Memory::Params, &values)?;
+            self.note_shared(id, Memory::Params, &values)?;
+        }
+        Ok(())
     }
 
-    /// Returns the parameters, to initialise or load them. The next pass gives every rank those of rank 0, in a
-    /// collective: once a pass has been made, call this on all ranks or on none.
-    ///
-    /// # Ordering
-    /// Waits for all steps.
+    /// Returns whether a gradient has not been written in the open pass: the first write replaces, later ones add.
     ///
     /// # Errors
-    /// Errors as for [`params`](Self::params).
-    pub fn params_mut(&mut self) -> Result<ParamsMut<'_>> {
-        self.settle_between_passes()?;
-        self.params_written = true;
-        Ok(ParamsMut::new(self))
+    /// `Order` between passes, `Layout` if `id` is of another layout.
+    pub fn is_first(&self, id: ParamId) -> Result<bool> {
+        let index = self.layout.index(id)?;
+        self.refuse_closed_pass()?;
+        Ok(!self.written.borrow()[index])
     }
 
-    /// Returns a parameter's gradient as the last pass left it: **the sum over ranks, loss scale included**. It is
-    /// neither divided nor clipped, since the step folds both into one factor. For the mean, divide it by
-    /// [`world_size`](Stepper::world_size) and the loss scale. With the action [Average](crate::SegmentAction) it is
-    /// the mean, of the scaled loss. [`StepperBuilder::gradients`](crate::StepperBuilder::gradients) asks for zeros
-    /// after the step, or for no gradient.
-    ///
-    /// # Shapes
-    /// As many elements as the parameter, aligned to 64 bytes unless [borrowed](crate::Borrowed).
-    ///
-    /// # Ordering
-    /// Waits for all steps.
-    ///
-    /// # Errors
-    /// Errors as for [`params`](Self::params); `Layout` if `id` is of another layout; `Order` if gradients are
-    /// [released](crate::Gradients::Release) and it is stepped; `Unsupported` if it is of another type.
-    pub fn grad(&self, id: ParamId) -> Result<&[f32]> {
-        self.grad_as(id)
-    }
-
-    /// Returns the same, of the type that the stepper's [precision](crate::StepperBuilder::precision) says.
-    ///
-    /// # Shapes
-    /// Shape, ordering and errors as for [`grad`](Self::grad).
-    pub fn grad_as<T: Element>(&self, id: ParamId) -> Result<&[T]> {
-        self.settle_between_passes()?;
-        self.view(id, Memory::Grads)
-    }
-
-    /// Returns a parameter's optimizer state by name, as `torch.optim` calls it
-    /// ([`state_names_of`](Self::state_names_of) lists them). Groups with the same kind of optimizer keep the states of
-    /// the one that keeps most; where one has no use for it (no momentum, no amsgrad) it stays zero.
-    ///
-    /// # Shapes
-    /// As many elements as the parameter, aligned to 64 bytes unless [borrowed](crate::Borrowed).
-    ///
-    /// # Ordering
-    /// Waits for all steps.
-    ///
-    /// # Errors
-    /// Errors as for [`grad`](Self::grad); `Unsupported` if the optimizer keeps no such state, or it is of another
-    /// type.
-    pub fn state(&self, id: ParamId, name: impl AsRef<str>) -> Result<&[f32]> {
-        self.state_as(id, name)
-    }
-
-    /// Returns the same, of the type that the stepper's [precision](crate::StepperBuilder::precision) says; what is
-    /// stored in 8 bits [`read_state`](Self::read_state) copies.
-    ///
-    /// # Shapes
-    /// Shape, ordering and errors as for [`state`](Self::state).
-    pub fn state_as<T: Element>(&self, id: ParamId, name: impl AsRef<str>) -> Result<&[T]> {
-        self.settle_between_passes()?;
-        self.view(id, self.state_called(id, name.as_ref())?)
-    }
-
-    /// Returns a parameter's [copy](crate::StepperBuilder::copy_params), of its own type: to be sent where it lies.
-    ///
-    /// # Shapes
-    /// As many elements as the parameter, aligned to 64 bytes.
-    ///
-    /// # Ordering
-    /// Waits for all steps.
-    ///
-    /// # Errors
-    /// `Unsupported` if none is kept, or it is of another type; `Order` inside a pass, `Layout` if `id` is of another
-    /// layout, `Poisoned` after a failure.
-    pub fn copy_as<T: Element>(&self, id: ParamId) -> Result<&[T]> {
-        self.require_copy()?;
-        self.settle_between_passes()?;
-        self.view(id, Memory::Copy)
-    }
-
-    /// Returns a parameter's optimizer state by name, to load it. States are never broadcast: every rank must load the
-    /// same (if only some ask for it, the next collective is a `Mismatch`, if it [compares](Self::set_lr); contents are
-    /// not compared), and the step count with it ([`set_step_count`](Self::set_step_count)).
-    ///
-    /// ```
-    /// # use instep::{Layout, Sgd, Solo, Stepper};
-    /// # let layout = Layout::builder().param("w", 2).build()?;
-    /// # let w = layout.id("w")?;
-    /// # let sgd = Sgd { lr: 1.0, momentum: 0.5, ..Default::default() };
-    /// # let mut stepper = Stepper::host(&layout, sgd, Solo::default())?;
-    /// stepper.state_mut(w, "momentum_buffer")?.copy_from_slice(&[4.0, 8.0]);
-    /// stepper.set_step_count(w, 1)?; // not the first step, which would replace the buffer
-    /// let mut pass = stepper.begin()?;
-    /// pass.grads().write(w, &[1.0, 1.0])?;
-    /// pass.finish()?;
-    /// assert_eq!(stepper.params()?.get(w)?, [-3.0, -5.0]);
-    /// assert_eq!(stepper.step_count(w)?, 2);
-    /// # Ok::<(), instep::Error>(())
-    /// ```
-    ///
-    /// # Shapes
-    /// Shape as for [`state`](Self::state).
-    ///
-    /// # Ordering
-    /// Waits for all steps.
-    ///
-    /// # Errors
-    /// Errors as for [`state`](Self::state).
-    pub fn state_mut(&mut self, id: ParamId, name: impl AsRef<str>) -> Result<&mut [f32]> {
-        self.state_mut_as(id, name)
-    }
-
-    /// Returns the same, of the type that the stepper's [precision](crate::StepperBuilder::precision) says; what is
-    /// stored in 8 bits [`write_state`](Self::write_state) takes.
-    ///
-    /// # Shapes
-    /// Shape, ordering and errors as for [`state`](Self::state).
-    pub fn state_mut_as<T: Element>(&mut self, id: ParamId, name: impl AsRef<str>) -> Result<&mut [T]> {
-        self.settle_between_passes()?;
-        self.note_written(id)?;
-        self.view_mut(id, self.state_called(id, name.as_ref())?)
-    }
-}
-
-impl<D: Device> Stepper<D> {
-    /// Returns how many updates a parameter has had.
-    ///
-    /// # Ordering
-    /// Waits for all steps.
-    ///
-    /// # Errors
-    /// `Order` inside a pass, `Layout` if `id` is of another layout, `Poisoned` after a failure.
-    pub fn step_count(&self, id: ParamId) -> Result<u64> {
-        self.settle_control()?;
-        Ok(self.read_progress(self.layout.index(id)?, 0)?.count)
-    }
-
-    /// Returns how many updates one of a parameter's [optimizers](Self::optimizers_of) has made: as many as the first
-    /// one, unless it was [added later](Self::add_optimizer_for).
-    ///
-    /// # Ordering
-    /// Waits for all steps.
-    ///
-    /// # Errors
-    /// Errors as for [`step_count`](Self::step_count); `Config` if that optimizer does not step the parameter.
-    pub fn step_count_of(&self, id: ParamId, optimizer: OptimizerId) -> Result<u64> {
-        let (param, round) = self.round_of(id, optimizer)?;
-        self.settle_control()?;
-        Ok(self.read_progress(param, round)?.count)
-    }
-
-    /// Says how many updates a parameter has had, by each of its optimizers: its next one is number `count + 1`, in
-    /// bias correction too. A first update sets a momentum buffer instead of averaging into it. Ranks must set the
-    /// same: if they differ, the next collective is a `Mismatch`, if it [compares](Self::set_lr).
-    ///
-    /// # Ordering
-    /// Waits for all steps.
-    ///
-    /// # Errors
-    /// Errors as for [`step_count`](Self::step_count); `Config` for a count of 2^63 or more, or one that is not 0 where
-    /// an optimizer [carries](Self::carried_of) a number beside it.
-    pub fn set_step_count(&mut self, id: ParamId, count: u64) -> Result<()> {
-        let param = self.layout.index(id)?;
-        // One record at least, which what has no optimizer keeps for the day on which it gets one.
-        self.set_counts(param, 0..self.optimizers.rounds(param).max(1), count, None)
-    }
-
-    /// Says how many updates one of a parameter's optimizers has made, as [`set_step_count`](Self::set_step_count) does
-    /// for all of them.
-    ///
-    /// # Ordering
-    /// Waits for all steps.
-    ///
-    /// # Errors
-    /// Errors as for [`step_count_of`](Self::step_count_of); `Config` as for [`set_step_count`](Self::set_step_count).
-    pub fn set_step_count_of(&mut self, id: ParamId, optimizer: OptimizerId, count: u64) -> Result<()> {
-        let (param, round) = self.round_of(id, optimizer)?;
-        self.set_counts(param, round..round + 1, count, None)
+    pub(crate) fn keeps_ema(&self) -> bool {
+        self.plan.keeps_ema()
     }
 
     /// The states that a parameter's own optimizers keep; any other one stays zero.
@@ -223,7 +130,7 @@ impl<D: Device> Stepper<D> {
     /// Waits for all steps; asked after every pass, it takes from Normed the overlap with the next forward.
     ///
     /// # Errors
-    /// Errors as for [`params`](Self::params).
+    /// `Order` inside a pass, `Poisoned` after a failure.
     pub fn status(&self) -> Result<Status> {
         self.settle_control()?;
         self.read_status()

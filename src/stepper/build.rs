@@ -1,10 +1,9 @@
 //! From options to a stepper: what excludes what, then the parts, then nothing that can fail.
 //!
 //! One table says which options exclude each other. Options come first, environment variables second, defaults last. A
-//! refusal leaves no thread, no memory and no collective call. Declares an unsafe method and calls none.
-#![allow(unsafe_code)]
+//! refusal leaves no thread, no memory and no collective call.
 
-use crate::layout::{Gradients, Layout, Master, Plan, SegmentAction, Storage, Tails};
+use crate::layout::{Gradients, Layout, Plan, SegmentAction, Storage, Storages, Tails};
 use crate::optim::{Clip, LossScale, LossScaler, Optimizer};
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -20,15 +19,17 @@ use crate::host::kernels::{Isa, Kernels};
 use crate::host::runner::Parts;
 use crate::launch::{Assignment, BorrowedPieces, Settings, StepConstants};
 use crate::pool::Pool;
-use crate::schedule::{Mode, Policy, Schedule};
+use crate::schedule::{Decision, Mode, Policy, Schedule};
 use crate::stepper::builder::StepperBuilder;
+use crate::stepper::shards::refuse_whole_work;
 use crate::stepper::state::agreement::Agreement;
 use crate::stepper::state::borrowed::Borrowed;
 use crate::stepper::state::loaded::Loaded;
 use crate::stepper::state::optimizers::{Optimizers, Registered, Target};
-use crate::stepper::state::options::{Divisor, Unused};
+use crate::stepper::state::options::{Divisor, Strategy, Unused};
 use crate::stepper::state::rates::Rates;
 use crate::stepper::state::run::Run;
+use crate::stepper::state::written::ParamsWritten;
 use crate::stepper::stepper::Stepper;
 
 const UNSEEN: &str = "Eager steps a bucket before it has seen the others";
@@ -39,6 +40,7 @@ pub(super) struct Blueprint {
     pub(super) constants: StepConstants,
     pub(super) assignment: Arc<Assignment>,
     pub(super) comm: Arc<dyn Collective>,
+    pub(super) gathers: Option<Arc<dyn Collective>>,
     pub(super) deadline: Duration,
     pub(super) borrowed: Option<BorrowedPieces>,
     pub(super) timed: bool,
@@ -72,69 +74,16 @@ impl StepperBuilder<'_> {
         self.on_host(Arc::new(comm), None)
     }
 
-    /// Builds the stepper on the CPU, on parameters and gradient buckets of the caller's; states are the stepper's own.
-    /// Results have the same bits as on the stepper's own memory, at any alignment. It rejects
-    /// [`uneven_inputs`](Self::uneven_inputs) and [`bucket_cap_bytes`](Self::bucket_cap_bytes). Foreign buckets have no
-    /// room for counts, so [`Unused::Skip`] is rejected too. Choose [`Unused::Refuse`] if every pass uses every
-    /// parameter: with [`Unused::StepZero`], a gradient that you wrote without asking for it is overwritten with zeros
-    /// and stepped.
-    ///
-    /// ```
-    /// use instep::layout::ForeignBucket;
-    /// use instep::{Borrowed, Layout, Sgd, Solo, Stepper, Unused};
-    ///
-    /// let layout = Layout::builder().param("weight", 3).param("bias", 1).build()?;
-    /// let [weight, bias] = [layout.id("weight")?, layout.id("bias")?];
-    /// let (mut weights, mut biases, mut bucket) = ([1.0f32; 3], [1.0f32; 1], [0.0f32; 4]);
-    /// let memory = Borrowed::new()
-    ///     .param(weight, weights.as_mut_ptr())
-    ///     .param(bias, biases.as_mut_ptr())
-    ///     .bucket(ForeignBucket::new(4).gradient(bias, 0).gradient(weight, 1), bucket.as_mut_ptr());
-    /// let builder = Stepper::builder(&layout, Sgd { lr: 1.0, ..Default::default() });
-    /// // SAFETY: the arrays outlive the stepper, which alone touches them until it is closed.
-    /// let mut stepper = unsafe { builder.unused(Unused::Refuse).host_borrowing(Solo::default(), memory)? };
-    /// let mut pass = stepper.begin()?;
-    /// pass.grads().write(weight, &[1.0, 2.0, 3.0])?;
-    /// pass.grads().write(bias, &[4.0])?; // without it, finish would be an error that names the bias
-    /// pass.finish()?;
-    /// stepper.close()?;
-    /// assert_eq!((weights, biases), ([0.0, -1.0, -2.0], [-3.0]));
-    /// # Ok::<(), instep::Error>(())
-    /// ```
-    ///
-    /// The first pass, and the first one after [`params_mut`](Stepper::params_mut), writes rank 0's parameters over the
-    /// other ranks'.
-    ///
-    /// [`Grads::get_mut`](crate::Grads::get_mut) marks the gradient as written and waits for the last step. After it
-    /// you may write through your own pointer until the hand-over.
-    ///
-    /// # Errors
-    /// Errors as for [`host`](Self::host); `Layout` if a tensor lies nowhere, twice, misaligned for its type, or over
-    /// another one.
-    ///
-    /// # Safety
-    /// Until the stepper is closed or dropped:
-    /// 1. Every address is valid for reads and writes of its tensor, and all of the tensor is initialised. Only the
-    ///    stepper, its views, and your own pointers under these rules touch it.
-    /// 2. Write a gradient only between [`Grads::get_mut`](crate::Grads::get_mut) and its hand-over.
-    /// 3. Read a parameter only between [`Params::get`](crate::Params::get) and its hand-over.
-    /// 4. Between passes, call [`Stepper::params`] or [`Stepper::params_mut`] first.
-    /// 5. Never write a parameter with a [master](crate::Master); use [`Stepper::write_param`], which writes both.
-    ///
-    /// Closing and dropping wait for steps that still run. Unless the thread panics, they also wait for peers that a
-    /// queued sum needs, up to the deadline.
-    pub unsafe fn host_borrowing(self, comm: impl Collective + 'static, memory: Borrowed) -> Result<Stepper> {
-        self.on_host(Arc::new(comm), Some(memory))
-    }
-
-    fn on_host(self, comm: Arc<dyn Collective>, memory: Option<Borrowed>) -> Result<Stepper> {
+    pub(super) fn on_host(self, comm: Arc<dyn Collective>, memory: Option<Borrowed>) -> Result<Stepper> {
         let kernels = Kernels::load(self.isa.map_or_else(Isa::from_environment, Ok)?)?;
         let (pool, is_inline) = (self.pool(&*comm)?, self.is_inline);
         self.assemble(comm, memory, |parts| {
-            let Blueprint { plan, constants, assignment, comm, deadline, borrowed, timed, .. } = parts;
+            let Blueprint { plan, constants, assignment, comm, gathers, deadline, borrowed, timed, .. } =
+                parts;
             assignment.refuse_unreached(Place::Host)?;
             let memories = Arc::new(Memories::new(&plan, (&constants, &assignment), borrowed)?);
-            let parts = Parts { plan, memories, constants, assignment, kernels, pool, comm, deadline };
+            let parts =
+                Parts { plan, memories, constants, assignment, kernels, pool, comm, gathers, deadline };
             HostDevice::new(parts, timed, is_inline)
         })
     }
@@ -161,6 +110,7 @@ impl StepperBuilder<'_> {
             ));
         }
         self.refuse(world_size)?;
+        self.refuse_unknown_calls(&*comm)?;
         if comm.sums_outside() && (self.unused == Unused::Skip || self.uneven_inputs.is_some()) {
             let wrong = "sums made outside the stepper bring no counts of ranks";
             let remedy = "use Unused::Refuse or Unused::StepZero, and no uneven_inputs";
@@ -174,7 +124,7 @@ impl StepperBuilder<'_> {
             loss_scale: self.loss_scale,
             largest_loss_scale: LossScaler::largest_scale(world_size),
             clip: self.clip,
-            skip_nonfinite: self.skip_nonfinite || self.loss_scale.is_dynamic(),
+            skip_nonfinite: self.skip_nonfinite || self.loss_scale.skips_nonfinite(),
             ema_decay: self.ema_decay.unwrap_or_default(),
         };
         let rates = Rates::new(self.layout, &optimizers, std::mem::take(&mut self.lr_schedules))?;
@@ -183,39 +133,44 @@ impl StepperBuilder<'_> {
             None => Duration::from_millis(environment("INSTEP_DEADLINE_MS", 1)?.unwrap_or(60_000)),
         };
         let mut plan = self.plan(world_size, memory.as_ref())?;
+        if self.strategy == Strategy::Zero {
+            plan = plan.sharded(self.layout, rank)?;
+        }
         let chosen = &self.optimized;
         let is_chosen = |param: usize| chosen.as_ref().is_none_or(|chosen| chosen.contains(&param));
         plan.optimize_only(|param| optimizers.rounds(param) > 0 && is_chosen(param));
         optimizers.leave_out(|param| plan.segment_of(param).action == SegmentAction::Step);
         let assignment = Arc::new(optimizers.assignment(self.layout, &plan)?);
-        optimizers.refuse_storage(plan.storage())?;
-        let grad = self.precision.grad;
-        if !comm.sums(grad) {
+        optimizers.refuse_storage(&plan)?;
+        refuse_whole_work(self.layout, &plan, &assignment)?;
+        let grads = plan.storages().iter().map(|storage| storage.precision.grad);
+        if let Some(grad) = { grads }.find(|grad| !comm.sums(*grad)) {
             let thing = format_args!("{grad} gradients");
             let remedy = "use f32 gradients or another collective";
             return Err(Error::unsupported(thing, "this collective cannot sum them", remedy));
         }
         comm.prepare(&plan)?;
         let plan = Arc::new(plan);
-        let borrowed = memory.map(|memory| memory.pieces(self.layout, &plan)).transpose()?;
-        let mut policy = Policy::new(self.mode, self.clip.is_some() || constants.skip_nonfinite);
-        policy.dynamic_loss_scale = self.loss_scale.is_dynamic();
+        let borrowed = memory.map(|memory| memory.pieces(self.layout, &plan, None)).transpose()?;
+        let mut policy = Policy::new(self.mode, self.decision());
         policy.keeps_order = comm.keeps_order();
-        policy.clip_per_bucket = constants.clips_per_bucket();
+        policy.sums_outside = comm.sums_outside();
         policy.trainer_is_a_stream = D::TRAINER_IS_A_STREAM;
         let schedule = Schedule::new(self.layout, Arc::clone(&plan), policy);
+        let gathers = plan.is_sharded().then(|| comm.duplicate()).transpose()?;
         let agreement = self.agreement(&plan);
         let device = make(Blueprint {
             plan: Arc::clone(&plan),
             constants,
             assignment: Arc::clone(&assignment),
             comm: Arc::clone(&comm),
+            gathers: gathers.clone(),
             deadline,
             borrowed,
             timed: self.record,
             agreement: agreement.fixed(),
         })?;
-        let borrows_behind_masters = plan.is_foreign() && self.precision.master != Master::None;
+        let (borrows_behind_masters, params_written) = (plan.is_foreign(), ParamsWritten::new(&plan));
         let mut stepper = Stepper {
             layout: self.layout.clone(),
             settings: Settings::new(&plan, &assignment),
@@ -225,6 +180,7 @@ impl StepperBuilder<'_> {
             rates,
             loss_scale: self.loss_scale,
             unused: self.unused,
+            is_capturing: false,
             abandoned: 0,
             loaded: Loaded::default(),
             written: vec![false; plan.segments().len()].into(),
@@ -232,7 +188,8 @@ impl StepperBuilder<'_> {
             policy,
             agreement,
             comm,
-            params_written: true,
+            gathers,
+            params_written,
             run: RefCell::new(Run::new(schedule, device, self.record)),
         };
         if borrows_behind_masters {
@@ -241,11 +198,20 @@ impl StepperBuilder<'_> {
         Ok(stepper)
     }
 
+    pub(super) fn decision(&self) -> Decision {
+        match self.clip {
+            Some(Clip::PerBucket(_)) => Decision::EachBucket,
+            _ if self.loss_scale.skips_nonfinite() => Decision::WholePassAndLossScale,
+            None if !self.skip_nonfinite => Decision::None,
+            _ => Decision::WholePass,
+        }
+    }
+
     fn plan(&self, world_size: u32, memory: Option<&Borrowed>) -> Result<Plan> {
         let tails = Tails { used: self.unused == Unused::Skip, contributors: self.uneven_inputs.is_some() };
         let Some(memory) = memory else {
             let caps = self.caps.unwrap_or_default();
-            let plan = Plan::new(self.layout, world_size, caps, tails, self.storage())?;
+            let plan = Plan::new(self.layout, world_size, caps, tails, self.storages())?;
             if tails.contributors && plan.carrier().is_none() {
                 let wrong = "the layout has no elements to count ranks with";
                 return Err(Error::config("uneven_inputs", "set", wrong, "leave it out"));
@@ -253,15 +219,16 @@ impl StepperBuilder<'_> {
             return Ok(plan.with_gradients(self.gradients));
         };
         if tails.used {
-            let wrong = "borrowed buckets cannot count the ranks that used a parameter";
-            return Err(Error::config("unused", "Skip", wrong, "use Unused::Refuse or Unused::StepZero"));
+            let wrong = "a borrowed bucket is summed as it is, and has no element that counts ranks";
+            let remedy = "use Unused::Refuse or Unused::StepZero, and Stepper::set_unused";
+            return Err(Error::config("unused", "Skip", wrong, remedy));
         }
         if tails.contributors {
             return Err(Error::config(
                 "uneven_inputs",
                 "set",
-                "borrowed buckets cannot count ranks",
-                "remove this option",
+                "a borrowed bucket is summed as it is, and has no element that counts ranks",
+                "remove this option, or let the stepper own its buckets",
             ));
         }
         if self.caps.is_some() {
@@ -281,11 +248,14 @@ impl StepperBuilder<'_> {
                 "use Gradients::Keep or Gradients::Zero",
             ));
         }
-        Ok(memory.plan(self.layout, self.storage())?.with_gradients(self.gradients))
+        Ok(memory.plan(self.layout, self.storages())?.with_gradients(self.gradients))
     }
 
-    fn storage(&self) -> Storage {
-        Storage { precision: self.precision, copy: self.copy_dtype, ema: self.ema_decay.is_some() }
+    fn storages(&self) -> Storages {
+        let (copy, ema) = (self.copy_dtype, self.ema_decay.is_some());
+        let common = Storages::from(Storage { precision: self.precision, copy, ema });
+        let groups = self.group_precisions.iter();
+        groups.fold(common, |storages, (group, precision)| storages.group(group, *precision))
     }
 
     /// Refuses an optimizer for a parameter that is to have none.
@@ -328,10 +298,11 @@ impl StepperBuilder<'_> {
         }
         match self.loss_scale {
             LossScale::Constant(loss_scale) => self.refuse_loss_scale(loss_scale, world_size)?,
-            LossScale::Dynamic(_) if self.mode == Mode::Eager => {
+            LossScale::Dynamic(_) | LossScale::External(_) if self.mode == Mode::Eager => {
                 return Err(Error::config("loss_scale", "dynamic", UNSEEN, "use Normed or Sequential"));
             }
             LossScale::Dynamic(scaler) => scaler.validate(world_size)?,
+            LossScale::External(_) => {}
         }
         if let Some(decay) = self.ema_decay.filter(|decay| !(0.0..=1.0).contains(decay)) {
             return Err(Error::range("ema", decay, "a decay rate from 0 to 1"));
@@ -359,7 +330,7 @@ impl StepperBuilder<'_> {
             Clip::PerBucket(_) if self.skip_nonfinite => {
                 refused("cannot be combined with skip_nonfinite", "keep one")
             }
-            Clip::PerBucket(_) if self.loss_scale.is_dynamic() => {
+            Clip::PerBucket(_) if self.loss_scale.skips_nonfinite() => {
                 refused("cannot be combined with a dynamic loss_scale", "keep one")
             }
             _ => Ok(()),
@@ -388,13 +359,18 @@ impl StepperBuilder<'_> {
     }
 
     fn agreement(&self, plan: &Plan) -> Agreement {
-        let (mode, unused, uneven_inputs) = (self.mode, self.unused, self.uneven_inputs);
+        let (mode, strategy) = (self.mode, self.strategy);
+        let (unused, uneven_inputs) = (self.unused, self.uneven_inputs);
         let (clip, skip_nonfinite, loss_scale) = (self.clip, self.skip_nonfinite, self.loss_scale);
         let (precision, ema) = (self.precision, self.ema_decay);
-        let options = format_args!(
-            "{mode:?} {unused:?} {uneven_inputs:?} {clip:?} {skip_nonfinite} {loss_scale:?} {precision:?} {ema:?}"
+        let mut options = format!(
+            "mode: {mode:?}\nstrategy: {strategy:?}\nunused: {unused:?}\nuneven_inputs: {uneven_inputs:?}\nclip: {clip:?}\n\
+             skip_nonfinite: {skip_nonfinite}\nloss_scale: {loss_scale:?}\n{precision:?}\nema: {ema:?}"
         );
-        Agreement::new(self.layout, plan, options)
+        for (group, precision) in &self.group_precisions {
+            options.push_str(&format!("\nof group {group:?}: {precision:?}"));
+        }
+        Agreement::new(self.layout, plan, &options)
     }
 
     /// Whether the mean is taken over the ranks that had data.

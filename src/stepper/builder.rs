@@ -3,7 +3,7 @@
 //! Plain values until `build.rs` holds them against each other. Setters refuse no value, because an option can only be
 //! judged beside the others.
 
-use crate::stepper::state::options::{Divisor, Unused};
+use crate::stepper::state::options::{Divisor, Strategy, Unused};
 use crate::stepper::stepper::Stepper;
 use std::collections::HashSet;
 use std::time::Duration;
@@ -28,9 +28,11 @@ pub struct StepperBuilder<'a> {
     pub(super) refused: Option<Error>,
     pub(super) lr_schedules: Vec<(String, LrSchedule)>,
     pub(super) mode: Mode,
+    pub(super) strategy: Strategy,
     pub(super) caps: Option<BucketCaps>,
     pub(super) gradients: Gradients,
     pub(super) precision: Precision,
+    pub(super) group_precisions: Vec<(String, Precision)>,
     pub(super) copy_dtype: Option<DType>,
     pub(super) ema_decay: Option<f64>,
     pub(super) unused: Unused,
@@ -69,9 +71,11 @@ impl<'a> StepperBuilder<'a> {
             refused: None,
             lr_schedules: Vec::new(),
             mode: Mode::default(),
+            strategy: Strategy::default(),
             caps: None,
             gradients: Gradients::default(),
             precision: Precision::F32,
+            group_precisions: Vec::new(),
             copy_dtype: None,
             ema_decay: None,
             unused: Unused::default(),
@@ -106,7 +110,7 @@ impl<'a> StepperBuilder<'a> {
     /// let mut pass = stepper.begin()?;
     /// pass.grads().write(w, &[2.0])?;
     /// pass.finish()?;
-    /// assert_eq!(stepper.params()?.get(w)?, [-3.0]);
+    /// assert_eq!(stepper.view::<f32>(w)?, [-3.0]);
     /// # Ok::<(), instep::Error>(())
     /// ```
     pub fn then(self, group: impl Into<String>, optimizer: impl Optimizer + 'static) -> Self {
@@ -135,7 +139,7 @@ impl<'a> StepperBuilder<'a> {
     /// let mut pass = stepper.begin()?;
     /// pass.grads().write(w, &[1.0])?;
     /// pass.finish()?;
-    /// assert_eq!((stepper.params()?.get(w)?[0], stepper.grad(w)?[0]), (0.0, 1.0));
+    /// assert_eq!((stepper.view::<f32>(w)?[0], stepper.view::<f32>(w.grad())?[0]), (0.0, 1.0));
     /// assert!(stepper.optimizers().all(|attached| !attached.steps));
     /// # Ok::<(), instep::Error>(())
     /// ```
@@ -151,7 +155,7 @@ impl<'a> StepperBuilder<'a> {
 
     /// Steps these parameters only; all others keep no states, and their gradients are averaged for somebody else's
     /// optimizer ([`SegmentAction::Average`](crate::SegmentAction) lists the exceptions). `None` steps all, an empty
-    /// list none. [`write_param`](crate::Stepper::write_param) takes the changed parameters back.
+    /// list none. [`write`](crate::Stepper::write) takes the changed parameters back.
     pub fn optimize_only(mut self, params: Option<&[ParamId]>) -> Self {
         self.optimized = params.and_then(|params| self.places(params)).map(HashSet::from_iter);
         self
@@ -191,7 +195,7 @@ impl<'a> StepperBuilder<'a> {
     ///     pass.grads().write(w, &[1.0])?;
     ///     pass.finish()?;
     /// }
-    /// assert_eq!(stepper.params()?.get(w)?, [-1.75]);
+    /// assert_eq!(stepper.view::<f32>(w)?, [-1.75]);
     /// # Ok::<(), instep::Error>(())
     /// ```
     pub fn lr_schedule(mut self, group: impl Into<String>, schedule: LrSchedule) -> Self {
@@ -211,11 +215,15 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Keeps, zeroes or releases the gradients of stepped parameters; unset: [`Keep`](Gradients::Keep), as sums.
+    /// Keeps, zeroes, averages or releases the gradients of stepped parameters; unset: [`Keep`](Gradients::Keep), as sums.
     /// Parameters, states and counts are the same bits with each. Ranks may differ in it.
     ///
     /// * [`Zero`](Gradients::Zero): a gradient that was left out reads as zeros too. A frozen parameter's keeps what it
     ///   has: zeros, once it was stepped or shared a bucket with one that is.
+    /// * [`Average`](Gradients::Average): a gradient that no rank has written is zeros, a local parameter's is its own,
+    ///   without the loss scale. Those that are [averaged or left](crate::SegmentAction), or belong to a parameter
+    ///   without an optimizer, are as with `Keep`: `unscale_` and `clip_grad_norm_` pass over them too. In an abandoned
+    ///   pass, buckets that were not stepped keep sums, or this rank's own gradients.
     /// * [`Release`](Gradients::Release): in Eager each bucket's pages go back to the system right after its step, so
     ///   that a pass whose backward is no faster than its steps never holds all gradients at once; in the other modes
     ///   they do when all have been summed. The next write brings them back, a page at a time, which costs more than
@@ -233,8 +241,8 @@ impl<'a> StepperBuilder<'a> {
     /// let mut pass = stepper.begin()?;
     /// pass.grads().write(w, &[1.0, 2.0])?;
     /// pass.finish()?;
-    /// assert_eq!(stepper.params()?.get(w)?, [-1.0, -2.0]);
-    /// assert_eq!(stepper.grad(w)?, [0.0, 0.0]);
+    /// assert_eq!(stepper.view::<f32>(w)?, [-1.0, -2.0]);
+    /// assert_eq!(stepper.view::<f32>(w.grad())?, [0.0, 0.0]);
     /// # Ok::<(), Error>(())
     /// ```
     pub fn gradients(mut self, gradients: Gradients) -> Self {
@@ -243,18 +251,40 @@ impl<'a> StepperBuilder<'a> {
     }
 
     /// Sets the element types of parameters, gradients, master weights and states; unset: f32 throughout. Arithmetic is
-    /// always f32. [`Precision`] says which types go together. Code of the user's own
+    /// always f32. [`Precision`] says which types go together. [Groups](Self::group_precision) and
+    /// [parameters](crate::LayoutBuilder::dtype) may have others. Code of the user's own
     /// ([`Custom`](crate::optim::Custom)) needs f32.
     pub fn precision(mut self, precision: Precision) -> Self {
         self.precision = precision;
         self
     }
 
+    /// Gives one group of the layout its own precision. Parameters of different precisions share no bucket; clipping,
+    /// skipping and the loss scale are one for all.
+    ///
+    /// ```
+    /// use instep::{AdamW, DType, Layout, Master, Precision, Solo, Stepper};
+    ///
+    /// let layout = Layout::builder().param("linear.weight", 6).param("norm.weight", 2).in_group("norms").build()?;
+    /// let bf16 = Precision { param: DType::BF16, grad: DType::BF16, master: Master::F32, ..Precision::F32 };
+    /// let builder = Stepper::builder(&layout, AdamW::default()).precision(bf16);
+    /// let mut stepper = builder.group_precision("norms", Precision::F32).host(Solo::default())?;
+    /// let mut pass = stepper.begin()?;
+    /// pass.grads().get_mut(layout.id("norm.weight")?)?.fill(0.5f32);
+    /// pass.grads().get_mut_as::<half::bf16>(layout.id("linear.weight")?)?.fill(half::bf16::from_f32(0.5));
+    /// pass.finish()?;
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    pub fn group_precision(mut self, group: impl Into<String>, precision: Precision) -> Self {
+        self.group_precisions.push((group.into(), precision));
+        self
+    }
+
     /// Writes each parameter that is stepped once more, in this type and in the same launch: what an all-gather sends,
     /// say, in a smaller type. It is of what the [master weight](crate::Master) stands for, if there is one, as of the
     /// last update, and zeros before the first. Code of the user's own writes none.
-    /// [`Stepper::copy_as`](crate::Stepper::copy_as) and, on a GPU, `Stepper::copy_ptr` say where it lies,
-    /// [`Stepper::read_copy`](crate::Stepper::read_copy) widens it.
+    /// [`Stepper::view`](crate::Stepper::view) and, on a GPU, `Stepper::ptr` say where it lies,
+    /// [`Stepper::read`](crate::Stepper::read) widens it.
     pub fn copy_params(mut self, dtype: DType) -> Self {
         self.copy_dtype = Some(dtype);
         self
@@ -263,7 +293,7 @@ impl<'a> StepperBuilder<'a> {
     /// Keeps an exponential moving average of each parameter (of its [master weight](crate::Master), if it has one), in
     /// f32 and in the same launch: `decay * average + (1 - decay) * parameter`, after each update of the parameter.
     /// After the first update it is the parameter; before, zeros. Code of the user's own makes none. Read by
-    /// [`Stepper::read_ema`](crate::Stepper::read_ema).
+    /// [`Stepper::read`](crate::Stepper::read).
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -273,11 +303,11 @@ impl<'a> StepperBuilder<'a> {
     /// let mut stepper = builder.ema(0.75).host(Solo::default())?;
     /// for _ in 0..2 {
     ///     let mut pass = stepper.begin()?;
-    ///     pass.write_grad(w, &[-4.0])?;
+    ///     pass.write(w.grad(), &[-4.0])?;
     ///     pass.finish()?;
     /// }
     /// let mut average = [0.0];
-    /// stepper.read_ema(w, &mut average)?;
+    /// stepper.read(w.ema(), &mut average)?;
     /// assert_eq!(average, [5.0]); // 3/4 of 4, and 1/4 of 8
     /// # Ok::<(), instep::Error>(())
     /// ```

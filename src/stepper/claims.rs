@@ -5,24 +5,96 @@
 
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::layout::{Gradients, ParamId, Segment, SegmentAction};
+use crate::layout::{Bucket, Gradients, ParamId, Plan, Segment, SegmentAction};
 use crate::op::{Access, Memory, Span};
 use crate::stepper::state::attached::OptimizerId;
 use crate::stepper::state::options::Unused;
 use crate::stepper::stepper::Stepper;
+use crate::stepper::tensor::TensorId;
 
 impl<D: Device> Stepper<D> {
+    /// Finds the memory that a tensor lies in.
+    pub(super) fn find(&self, tensor: TensorId<'_>) -> Result<(ParamId, Memory)> {
+        let found = match tensor {
+            TensorId::Param(id) => (id, Memory::Params),
+            TensorId::Grad(id) => (id, Memory::Grads),
+            TensorId::State(id, name) => (id, self.state_called(id, name)?),
+            TensorId::Copy(id) => {
+                require(self.plan.copy().is_some(), "copies of parameters", "StepperBuilder::copy_params")?;
+                (id, Memory::Copy)
+            }
+            TensorId::Ema(id) => {
+                require(self.plan.keeps_ema(), "moving averages", "StepperBuilder::ema")?;
+                (id, Memory::Ema)
+            }
+        };
+        self.layout.index(found.0)?;
+        Ok(found)
+    }
+
+    /// Refuses a tensor that the trainer may not read now. Between passes it waits for all steps.
+    pub(super) fn admit_read(&self, id: ParamId, memory: Memory) -> Result<()> {
+        if !self.run.borrow().schedule.is_open() {
+            self.refuse_cut(id, memory)?;
+            return self.settle_between_passes();
+        }
+        match memory {
+            Memory::Params => Ok(()),
+            // Before its first write it may be anything: the last pass's sum, or zeros.
+            Memory::Grads => self.refuse_unwritten(self.layout.index(id)?),
+            _ => self.refuse_open_pass(),
+        }
+    }
+
+    /// Refuses a tensor that the trainer may not write now. Between passes it waits for all steps.
+    pub(super) fn admit_write(&self, id: ParamId, memory: Memory) -> Result<()> {
+        match memory {
+            Memory::Grads => self.refuse_closed_pass(),
+            Memory::Copy => {
+                let thing = format_args!("copy of `{}`", self.layout.parameter(id)?.name);
+                Err(Error::unsupported(thing, "only steps write it", "write the parameter"))
+            }
+            _ => self.settle_between_passes(),
+        }
+    }
+
+    /// Notes what a write means for the next pass, or for the open one: its bucket's parameters are sent to all ranks, a
+    /// gradient can be handed over, and a state was written on all ranks, or ranks are to notice.
+    pub(super) fn note_written(&mut self, id: ParamId, memory: Memory) -> Result<()> {
+        let param = self.layout.index(id)?;
+        match memory {
+            Memory::Params => {
+                self.params_written.note(param, &self.plan);
+                self.agreement.forget();
+            }
+            Memory::Grads => self.written.get_mut()[param] = true,
+            _ => self.note_loaded(param, [u64::MAX]),
+        }
+        Ok(())
+    }
+
+    /// Makes ranks notice if they load different numbers for a parameter that they have in common. A local one is each
+    /// rank's own: its count and states may differ, so the agreement leaves it out.
+    pub(super) fn note_loaded(&mut self, param: usize, numbers: impl IntoIterator<Item = u64>) {
+        if self.layout.parameters()[param].local {
+            return;
+        }
+        numbers.into_iter().for_each(|number| self.loaded.note(param, number));
+        self.agreement.forget();
+    }
+
     /// Makes sure that the trainer may touch a tensor now, and notes that it does.
     pub(super) fn claim(&self, id: ParamId, memory: Memory, writes: bool) -> Result<Segment> {
         let index = self.layout.index(id)?;
         let segment = self.plan.segment_of(index).clone();
         let mut run = self.run.borrow_mut();
         run.schedule.refuse_handed_over(index)?;
-        if writes && memory == Memory::Grads {
+        // An unused parameter's gradient is the schedule's, which overwrites and sums it.
+        if memory == Memory::Grads && (writes || run.schedule.is_open()) {
             run.schedule.refuse_frozen(index)?;
         }
         let releases = self.plan.gradients() == Gradients::Release && segment.action == SegmentAction::Step;
-        if releases && memory == Memory::Grads && !writes {
+        if releases && memory == Memory::Grads && !writes && !run.schedule.is_open() {
             let name = &self.layout.parameters()[index].name;
             let wrong = "its gradient is released after its step";
             return Err(Error::order(format_args!("`{name}`"), wrong, "use Gradients::Keep to read it"));
@@ -44,32 +116,33 @@ impl<D: Device> Stepper<D> {
         }
     }
 
-    /// Refuses to hand over a gradient that was not written in this pass.
-    pub(super) fn refuse_unwritten(&mut self, param: usize) -> Result<()> {
-        if self.written.get_mut()[param] {
+    /// Refuses a gradient that was not written in this pass.
+    pub(super) fn refuse_unwritten(&self, param: usize) -> Result<()> {
+        if self.written.borrow()[param] {
             return Ok(());
         }
         let name = &self.layout.parameters()[param].name;
         let wrong = "its gradient was not written in this pass";
-        Err(Error::order(format_args!("`{name}`"), wrong, "write it, or do not hand it over"))
+        Err(Error::order(format_args!("`{name}`"), wrong, "write it before you read it or hand it over"))
     }
 
     /// Refuses to close a pass in which a gradient was forgotten: where somebody else sums what is there, where the
     /// stepper was told to refuse that, or where all of the caller's own buckets would be overwritten with zeros.
     pub(super) fn refuse_forgotten(&mut self) -> Result<()> {
         let (schedule, written) = (&self.run.get_mut().schedule, self.written.get_mut());
-        let is_missing = |param: &usize| !written[*param] && !schedule.is_frozen(*param);
+        let is_missing = |param: &usize| !written[*param] && schedule.takes_part(*param);
         let (parameters, plan) = (self.layout.parameters(), &self.plan);
         let named = |param: usize| format!("`{}`", parameters[param].name);
         if self.comm.sums_outside()
             && let Some(param) = (0..written.len()).find(is_missing)
         {
             let wrong = "its gradient was not written, but is summed outside the stepper";
-            return Err(Error::order(named(param), wrong, "write it, or freeze the parameter"));
+            let remedy = "write it, or call Stepper::set_unused if no rank used it";
+            return Err(Error::order(named(param), wrong, remedy));
         }
         let takes_part = |param: &usize| {
             let segment = plan.segment_of(*param);
-            segment.len > 0 && segment.action != SegmentAction::Leave && !schedule.is_frozen(*param)
+            segment.len > 0 && segment.action != SegmentAction::Leave && schedule.takes_part(*param)
         };
         if self.unused == Unused::Refuse
             && let Some(param) = (0..written.len()).filter(takes_part).find(is_missing)
@@ -106,12 +179,25 @@ impl<D: Device> Stepper<D> {
         self.run.borrow().refuse_rescued()
     }
 
+    pub(super) fn refuse_capture(&self) -> Result<()> {
+        if self.is_capturing {
+            let remedy = "make one pass inside, and everything else after it";
+            return Err(Error::order("stepper", "a capture is under way", remedy));
+        }
+        Ok(())
+    }
+
     pub(super) fn refuse_open_pass(&self) -> Result<()> {
+        self.refuse_capture()?;
         if self.run.borrow().schedule.is_open() {
-            let remedy = "use the pass's own views, or finish it first";
+            let remedy = "finish or abandon the pass first";
             return Err(Error::order("stepper", "a pass is open", remedy));
         }
         Ok(())
+    }
+
+    pub(super) fn refuse_closed_pass(&self) -> Result<()> {
+        self.run.borrow().schedule.require_open()
     }
 
     pub(super) fn state_called(&self, id: ParamId, name: &str) -> Result<Memory> {
@@ -138,26 +224,6 @@ impl<D: Device> Stepper<D> {
         Ok((param, self.optimizers.round(param, optimizer).ok_or_else(refused)?))
     }
 
-    /// States of a parameter are written: on all ranks, or ranks are to notice.
-    pub(super) fn note_written(&mut self, id: ParamId) -> Result<()> {
-        let param = self.layout.index(id)?;
-        self.note_loaded(param, [u64::MAX]);
-        Ok(())
-    }
-
-    pub(super) fn require_copy(&self) -> Result<()> {
-        let is_kept = self.plan.storage().copy.is_some();
-        self.require(is_kept, "copies of parameters", "StepperBuilder::copy_params")
-    }
-
-    pub(super) fn require(&self, is_kept: bool, what: &str, option: &str) -> Result<()> {
-        if is_kept {
-            Ok(())
-        } else {
-            Err(Error::unsupported(what, "this stepper keeps none", format_args!("build it with {option}")))
-        }
-    }
-
     pub(super) fn check_len(&self, id: ParamId, given: usize) -> Result<()> {
         let parameter = self.layout.parameter(id)?;
         if parameter.len == given as u64 {
@@ -167,4 +233,23 @@ impl<D: Device> Stepper<D> {
         let wrong = format_args!("has {} elements, not {given}", parameter.len);
         Err(Error::layout(thing, wrong, "pass a slice of its length"))
     }
+}
+
+fn require(is_kept: bool, what: &str, option: &str) -> Result<()> {
+    if is_kept {
+        Ok(())
+    } else {
+        Err(Error::unsupported(what, "this stepper keeps none", format_args!("build it with {option}")))
+    }
+}
+
+pub(super) fn bucket_numbered(plan: &Plan, bucket: u32) -> Result<&Bucket> {
+    plan.buckets().get(bucket as usize).ok_or_else(|| {
+        let (wrong, remedy) = match plan.buckets().len() {
+            0 => ("this plan has no buckets", "add parameters with elements".to_owned()),
+            1 => ("out of range", "use 0, the only bucket".to_owned()),
+            count => ("out of range", format!("use 0 to {}", count - 1)),
+        };
+        Error::layout(format_args!("bucket {bucket}"), wrong, remedy)
+    })
 }

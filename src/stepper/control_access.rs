@@ -1,17 +1,18 @@
-//! The few numbers that stepper and device tell each other between launches: settings, counts, what a pass came to.
+//! Bytes that stepper and device tell each other between launches: settings, counts, what a pass came to, and tensors.
 //!
-//! Each call claims what it touches in the schedule, and notes it for the checker, before it goes to the device. Beside
-//! the views, no other code of the interface reaches into memory that ops touch.
+//! Each call claims what it touches in the schedule, and notes it for the checker, before it goes to the device; of a span,
+//! the caller has done both. Beside the views, no other code of the interface reaches into memory that ops touch.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::abi::InstepHyper;
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::launch::{Progress, status_of};
-use crate::layout::SegmentAction;
+use crate::launch::{Assignment, BorrowedPieces, Progress, status_of};
+use crate::layout::{Plan, SegmentAction};
 use crate::op::{Access, Memory, Span};
 use crate::stepper::state::status::Status;
 use crate::stepper::stepper::Stepper;
@@ -84,6 +85,57 @@ impl<D: Device> Stepper<D> {
         } as u32))
     }
 
+    /// Copies a span to the host, after it was claimed and noted.
+    pub(super) fn read_span(&self, span: Span, into: &mut [u8]) -> Result<()> {
+        // SAFETY: the claim has told the schedule and has been waited for.
+        unsafe { self.run.borrow_mut().device.read(span, into) }
+    }
+
+    /// Copies to a span from the host, after it was claimed and noted.
+    pub(super) fn write_span(&self, span: Span, from: &[u8]) -> Result<()> {
+        // SAFETY: as in `read_span`; a claim to write excludes views.
+        unsafe { self.run.borrow_mut().device.write(span, from) }
+    }
+
+    /// Builds a device for another plan or other optimizers, after everything was claimed.
+    pub(super) fn rebuilt_device(
+        &mut self,
+        plan: &Arc<Plan>,
+        assignment: &Arc<Assignment>,
+        borrowed: Option<BorrowedPieces>,
+        agreement: u64,
+    ) -> Result<D> {
+        // SAFETY: the caller has made everything the trainer's, and no pass is open; the pieces are of this plan.
+        unsafe { self.run.get_mut().device.rebuilt(plan, assignment, borrowed, agreement) }
+    }
+
+    /// Copies a span to another device, by way of `bytes`, after everything was claimed.
+    pub(super) fn copy_span(
+        &mut self,
+        from: Span,
+        (device, to): (&mut D, Span),
+        bytes: &mut Vec<u8>,
+    ) -> Result<()> {
+        bytes.resize(from.bytes() as usize, 0);
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: nothing is in flight on our device, and nothing has been submitted to the other.
+        unsafe {
+            self.run.get_mut().device.read(from, bytes)?;
+            device.write(to, bytes)
+        }
+    }
+
+    /// Copies a record's progress to another device, after everything was claimed.
+    pub(super) fn copy_progress(&mut self, from: usize, device: &mut D, to: usize) -> Result<()> {
+        // SAFETY: as in `copy_span`.
+        unsafe {
+            let progress = self.run.get_mut().device.read_progress(from)?;
+            device.write_progress(to, progress)
+        }
+    }
+
     /// Reads the progress of one of a parameter's optimizers, after `settle_control`.
     pub(super) fn read_progress(&self, param: usize, round: usize) -> Result<Progress> {
         let mut run = self.run.borrow_mut();
@@ -100,6 +152,38 @@ impl<D: Device> Stepper<D> {
         run.note(Access { span: Span::CONTROL, writes: true });
         // SAFETY: no pass is open, every op on control memory has ended, and the next is submitted by a later `begin`.
         unsafe { run.device.write_progress(record, progress) }
+    }
+
+    /// Copies a part of control memory to the host, between passes, once all steps have ended.
+    pub(super) fn read_control_part<const BYTES: usize>(&self, span: Span) -> Result<[u8; BYTES]> {
+        self.settle_control()?;
+        self.copy_control_part(span)
+    }
+
+    /// Copies the loss scale to the host once the decision that wrote it has ended, also inside a pass.
+    pub(super) fn read_loss_scale(&self) -> Result<[u8; 8]> {
+        self.run.borrow_mut().touch_loss_scale()?;
+        self.copy_control_part(Span::LOSS_SCALE)
+    }
+
+    /// After its touch has been settled.
+    fn copy_control_part<const BYTES: usize>(&self, span: Span) -> Result<[u8; BYTES]> {
+        assert!(span.memory == Memory::Control && span.bytes() == BYTES as u64, "{span:?}");
+        let (mut run, mut bytes) = (self.run.borrow_mut(), [0; BYTES]);
+        run.note(Access { span, writes: false });
+        // SAFETY: the op that wrote it last has ended, and the next one comes after this read.
+        unsafe { run.device.read(span, &mut bytes)? };
+        Ok(bytes)
+    }
+
+    /// Replaces a part of control memory, between passes, once all steps have ended.
+    pub(super) fn write_control_part(&mut self, span: Span, bytes: &[u8]) -> Result<()> {
+        assert!(span.memory == Memory::Control && span.bytes() == bytes.len() as u64, "{span:?}");
+        self.settle_control()?;
+        let run = self.run.get_mut();
+        run.note(Access { span, writes: true });
+        // SAFETY: no pass is open, every op on control memory has ended, and the next is submitted by a later `begin`.
+        unsafe { run.device.write(span, bytes) }
     }
 
     /// After `settle_control`.

@@ -3,35 +3,72 @@
 //! A count without its carried number is refused: the next update would be corrected for momenta that never were, and
 //! nothing would show it.
 
-use crate::launch::Progress;
-use std::ops::Range;
-
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::launch::Progress;
 use crate::layout::ParamId;
 use crate::stepper::state::attached::OptimizerId;
 use crate::stepper::stepper::Stepper;
 
+/// Whose step count a call means: all of a parameter's optimizers (to read: the first), or one of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StepCountKey {
+    param: ParamId,
+    optimizer: Option<OptimizerId>,
+}
+
+impl From<ParamId> for StepCountKey {
+    fn from(param: ParamId) -> Self {
+        StepCountKey { param, optimizer: None }
+    }
+}
+
+impl From<(ParamId, OptimizerId)> for StepCountKey {
+    fn from((param, optimizer): (ParamId, OptimizerId)) -> Self {
+        StepCountKey { param, optimizer: Some(optimizer) }
+    }
+}
+
+/// A number of updates, and what the optimizer carries beside it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepCount {
+    count: u64,
+    carried: Option<f64>,
+}
+
+impl From<u64> for StepCount {
+    fn from(count: u64) -> Self {
+        StepCount { count, carried: None }
+    }
+}
+
+impl From<(u64, f64)> for StepCount {
+    fn from((count, carried): (u64, f64)) -> Self {
+        StepCount { count, carried: Some(carried) }
+    }
+}
+
 impl<D: Device> Stepper<D> {
-    /// Returns the number that one of a parameter's [optimizers](Self::optimizers_of) carries from update to update
-    /// beside its [step count](Self::step_count_of): NAdam's product of momenta, `mu_product` in `torch.optim`, which
-    /// is 1 before the first update. `None` for all others.
+    /// Returns how many updates a parameter has had, or how many one of its [optimizers](Self::optimizers_of) has made,
+    /// given as `(parameter, optimizer)`: as many as the first one, unless it was
+    /// [added later](Self::add_optimizer_for).
     ///
     /// # Ordering
     /// Waits for all steps.
     ///
     /// # Errors
-    /// Errors as for [`step_count_of`](Self::step_count_of).
-    pub fn carried_of(&self, id: ParamId, optimizer: OptimizerId) -> Result<Option<f64>> {
-        let (param, round) = self.round_of(id, optimizer)?;
+    /// `Order` inside a pass, `Layout` if the parameter is of another layout, `Config` if that optimizer does not step
+    /// it, `Poisoned` after a failure.
+    pub fn step_count(&self, key: impl Into<StepCountKey>) -> Result<u64> {
+        let (param, round) = self.first_round(key.into())?;
         self.settle_control()?;
-        let carried = self.optimizers.carried(param, round);
-        carried.map(|_| Ok(self.read_progress(param, round)?.carried)).transpose()
+        Ok(self.read_progress(param, round)?.count)
     }
 
-    /// Says how many updates one of a parameter's optimizers has made, and what it [carries](Self::carried_of) by now.
-    /// They belong together: [`set_step_count`](Self::set_step_count) refuses any count but 0 where a number is
-    /// carried.
+    /// Says how many updates a parameter has had, by each of its optimizers or by one: the next one is number
+    /// `count + 1`, in bias correction too. A first update sets a momentum buffer instead of averaging into it. Where an
+    /// optimizer [carries](Self::carried) a number, it comes with the count. Ranks must set the same: if they differ,
+    /// the next collective is a `Mismatch`, if it [compares](Self::set_lr).
     ///
     /// ```
     /// # use instep::{Error, Layout, NAdam, Solo, Stepper};
@@ -39,9 +76,9 @@ impl<D: Device> Stepper<D> {
     /// # let w = layout.id("w")?;
     /// let mut stepper = Stepper::host(&layout, NAdam::default(), Solo::default())?;
     /// assert!(matches!(stepper.set_step_count(w, 2), Err(Error::Config { field: "step_count", .. })));
+    /// stepper.set_step_count(w, (2, 0.2031))?;
     /// let nadam = stepper.optimizers_of(w)?[0];
-    /// stepper.set_step_count_and_carried_of(w, nadam, 2, 0.2031)?;
-    /// assert_eq!((stepper.step_count(w)?, stepper.carried_of(w, nadam)?), (2, Some(0.2031)));
+    /// assert_eq!((stepper.step_count(w)?, stepper.carried((w, nadam))?), (2, Some(0.2031)));
     /// # Ok::<(), Error>(())
     /// ```
     ///
@@ -49,60 +86,69 @@ impl<D: Device> Stepper<D> {
     /// Waits for all steps.
     ///
     /// # Errors
-    /// Errors as for [`set_step_count_of`](Self::set_step_count_of); `Config` if the optimizer carries nothing, or the
-    /// number is no product of momenta, which is between 0 and 1, and 1 before the first update.
-    pub fn set_step_count_and_carried_of(
+    /// Errors as for [`step_count`](Self::step_count); `Config` for a count of 2^63 or more, one that is not 0 without
+    /// the number that an optimizer carries, a number where none is carried, or one that is no product of momenta, which
+    /// is between 0 and 1, and 1 before the first update.
+    pub fn set_step_count(
         &mut self,
-        id: ParamId,
-        optimizer: OptimizerId,
-        count: u64,
-        carried: f64,
+        key: impl Into<StepCountKey>,
+        value: impl Into<StepCount>,
     ) -> Result<()> {
-        let (param, round) = self.round_of(id, optimizer)?;
-        if self.optimizers.carried(param, round).is_none() {
-            return Err(Error::config(
-                "carried",
-                carried,
-                "this optimizer carries nothing",
-                "call set_step_count_of",
-            ));
-        }
-        if !carried_fits(count, carried) {
-            return Err(Error::range("carried", carried, CARRIED_RANGE));
-        }
-        self.set_counts(param, round..round + 1, count, Some(carried))
-    }
-
-    /// Makes ranks notice if they load different numbers for a parameter that they have in common. A local one is each
-    /// rank's own: its count and states may differ, so the agreement leaves it out.
-    pub(super) fn note_loaded(&mut self, param: usize, numbers: impl IntoIterator<Item = u64>) {
-        if self.layout.parameters()[param].local {
-            return;
-        }
-        numbers.into_iter().for_each(|number| self.loaded.note(param, number));
-        self.agreement.forget();
-    }
-
-    /// Refuses before it writes. `carried` is of all rounds that carry a number.
-    pub(super) fn set_counts(
-        &mut self,
-        param: usize,
-        rounds: Range<usize>,
-        count: u64,
-        carried: Option<f64>,
-    ) -> Result<()> {
+        let (key, StepCount { count, carried }) = (key.into(), value.into());
+        let (param, first) = self.first_round(key)?;
+        let rounds = match key.optimizer {
+            Some(_) => first..first + 1,
+            // One record at least, which what has no optimizer keeps for the day on which it gets one.
+            None => 0..self.optimizers.rounds(param).max(1),
+        };
         if count >= 1 << 63 {
             return Err(Error::range("step_count", count, "a count below 2^63"));
         }
         let carries = rounds.clone().any(|round| self.optimizers.carried(param, round).is_some());
-        if carries && count > 0 && carried.is_none() {
-            let wrong = "the optimizer carries a product of momenta too";
-            return Err(Error::config("step_count", count, wrong, "call set_step_count_and_carried_of"));
+        match carried {
+            Some(carried) if !carries => {
+                let wrong = "this optimizer carries nothing";
+                return Err(Error::config("carried", carried, wrong, "set the count alone"));
+            }
+            Some(carried) if !carried_fits(count, carried) => {
+                return Err(Error::range("carried", carried, CARRIED_RANGE));
+            }
+            None if carries && count > 0 => {
+                let wrong = "the optimizer carries a product of momenta too";
+                return Err(Error::config("step_count", count, wrong, "set both: (count, carried)"));
+            }
+            _ => {}
         }
         self.settle_control()?;
         self.note_loaded(param, [rounds.start as u64, count].into_iter().chain(carried.map(f64::to_bits)));
-        let progress = Progress { count, carried: carried.unwrap_or(1.0) };
-        rounds.into_iter().try_for_each(|round| self.write_progress(param, round, progress))
+        for round in rounds {
+            let carried = carried.filter(|_| self.optimizers.carried(param, round).is_some());
+            self.write_progress(param, round, Progress { count, carried: carried.unwrap_or(1.0) })?;
+        }
+        Ok(())
+    }
+
+    /// Returns the number that an optimizer carries from update to update beside its
+    /// [step count](Self::step_count): NAdam's product of momenta, `mu_product` in `torch.optim`, which is 1 before the
+    /// first update. `None` for all others.
+    ///
+    /// # Ordering
+    /// Waits for all steps.
+    ///
+    /// # Errors
+    /// Errors as for [`step_count`](Self::step_count).
+    pub fn carried(&self, key: impl Into<StepCountKey>) -> Result<Option<f64>> {
+        let (param, round) = self.first_round(key.into())?;
+        self.settle_control()?;
+        let carried = self.optimizers.carried(param, round);
+        carried.map(|_| Ok(self.read_progress(param, round)?.carried)).transpose()
+    }
+
+    fn first_round(&self, key: StepCountKey) -> Result<(usize, usize)> {
+        match key.optimizer {
+            Some(optimizer) => self.round_of(key.param, optimizer),
+            None => Ok((self.layout.index(key.param)?, 0)),
+        }
     }
 
     /// The name of a carried number as in `torch.optim`, with the suffix `#k` of further optimizers.

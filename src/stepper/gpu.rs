@@ -8,17 +8,20 @@ use std::sync::Arc;
 
 use crate::collective::Collective;
 use crate::cuda::driver::Entered;
-use crate::cuda::{Cuda, CudaDevice, Parts};
+use crate::cuda::{CapturedPass, Cuda, CudaDevice, Parts};
 use crate::device::Executor;
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, EventHandle, Place};
-use crate::layout::{Gradients, ParamId, Segment};
+use crate::launch::{BorrowedPieces, Piece, refuse_other_places};
+use crate::layout::{Gradients, Moments};
 use crate::op::{Memory, Span};
 use crate::stepper::build::Blueprint;
 use crate::stepper::builder::StepperBuilder;
-use crate::stepper::pass::Pass;
-use crate::stepper::state::borrowed::{Borrowed, refuse_other_places};
+use crate::stepper::graphs::NOT_BROADCAST;
+use crate::stepper::state::borrowed::Borrowed;
+use crate::stepper::state::options::Strategy;
 use crate::stepper::stepper::Stepper;
+use crate::stepper::tensor::TensorId;
 
 impl StepperBuilder<'_> {
     /// Builds the stepper on a GPU.
@@ -39,7 +42,7 @@ impl StepperBuilder<'_> {
     /// let mut stepper = unsafe { Stepper::builder(&layout, AdamW::default()).cuda(comm, &cuda)? };
     /// for _ in 0..100 {
     ///     let mut pass = stepper.begin()?;
-    ///     let (params, grads) = (pass.param_ptr(weight)?, pass.grad_ptr(weight)?); // the stream waits, not this thread
+    ///     let (params, grads) = (pass.ptr(weight)?, pass.ptr(weight.grad())?); // the stream waits, not this thread
     ///     backward(params, grads); // your kernels, on `stream`
     ///     pass.grad_ready(weight)?; // the sum and one step, beside what you launch next
     ///     pass.finish()?;
@@ -70,9 +73,9 @@ impl StepperBuilder<'_> {
     ///
     /// # Ordering
     /// Ordering as for [`cuda`](Self::cuda). The trainer's stream must come after the work that filled the parameters.
-    /// It may fill them again between passes, after [`Stepper::param_ptr`], with the same values on every rank, because
+    /// It may fill them again between passes, after [`Stepper::ptr`], with the same values on every rank, because
     /// nothing broadcasts them. Parameters with [master weights](crate::Master) are excepted: only
-    /// [`Stepper::write_param`] writes masters.
+    /// [`Stepper::write`] writes masters.
     ///
     /// # Errors
     /// Errors as for [`cuda`](Self::cuda) and [`host_borrowing`](Self::host_borrowing); `Layout` if a tensor is not in
@@ -83,9 +86,9 @@ impl StepperBuilder<'_> {
     /// dropped instead: until the device has been synchronised since): every address is valid for its tensor on this
     /// device, and nothing touches it but this stepper, the sums that [`External`](crate::cuda::External) is told of,
     /// and work on the trainer's stream, or on others that fork from it after the address was given and join it before
-    /// the hand-over. A gradient is touched only between [`Pass::grad_ptr`] and its hand-over; a parameter is read only
-    /// between [`Pass::param_ptr`] and its hand-over, after [`Stepper::param_ptr`] until the next pass's hand-over, or
-    /// after [`Pass::finish`] of a pass in Sequential or Eager.
+    /// the hand-over. A gradient is written only between [`Stepper::ptr`] of it in a pass and its hand-over; a parameter
+    /// is read only between [`Stepper::ptr`] of it and its next hand-over, or after [`finish`](Stepper::finish) of a
+    /// pass in Sequential or Eager.
     pub unsafe fn cuda_borrowing(
         self,
         comm: impl Collective + 'static,
@@ -117,6 +120,11 @@ impl StepperBuilder<'_> {
             let wrong = "a GPU's steps are always enqueued on the calling thread";
             return Err(Error::config("inline", "set", wrong, "leave it out on a GPU"));
         }
+        if self.strategy != Strategy::Replicated {
+            let thing = format_args!("Strategy::{:?}", self.strategy);
+            let remedy = "use Strategy::Replicated, or step on the host";
+            return Err(Error::unsupported(thing, "a GPU cannot step shards yet", remedy));
+        }
         if self.gradients == Gradients::Release {
             let wrong = format_args!("{place} cannot be given back");
             let remedy = "use Gradients::Keep or Gradients::Zero";
@@ -126,11 +134,15 @@ impl StepperBuilder<'_> {
             return Err(Error::range("max_blocks", 0, "1 or more"));
         }
         self.assemble(comm, memory, |blueprint| {
-            let Blueprint { plan, constants, assignment, comm, deadline, borrowed, timed, agreement } =
+            let Blueprint { plan, constants, assignment, comm, deadline, borrowed, timed, agreement, .. } =
                 blueprint;
             assignment.refuse_unreached(place)?;
-            if let Some(pieces) = &borrowed {
+            let scaler = constants.loss_scale.external().map(|scaler| {
+                [scaler.scale, scaler.found_inf].map(|base| Piece { start: 0, bytes: 4, base })
+            });
+            if borrowed.is_some() || scaler.is_some() {
                 let _entered = Entered::new(&*cuda.driver)?;
+                let pieces = borrowed.iter().flat_map(BorrowedPieces::iter).chain(scaler.iter().flatten());
                 refuse_other_places(pieces, place, |address| cuda.driver.inspect_memory(address))?;
             }
             comm.agree(agreement, deadline)?;
@@ -152,94 +164,81 @@ impl StepperBuilder<'_> {
 }
 
 impl Stepper<CudaDevice> {
-    /// Returns the address of a parameter, between passes.
+    /// Returns the address of a tensor: between passes of any, in a pass of a parameter or a gradient. A gradient whose
+    /// address was asked for in a pass counts as written: write it whole, or add to it if it
+    /// [was written](Self::is_first) before. Other tensors are read only, [`write`](Self::write) writes them; borrowed
+    /// parameters are the caller's ([`StepperBuilder::cuda_borrowing`]).
     ///
     /// # Shapes
     /// As many elements as registered, of the type that the [precision](crate::Precision) says, aligned to 256 bytes
     /// unless [borrowed](crate::Borrowed).
     ///
     /// # Ordering
-    /// Later work on the trainer's stream comes after the last step of the parameter's bucket.
+    /// Work on the trainer's stream comes after the last step of the parameter's bucket: in a pass, from here until the
+    /// hand-over; between passes, until the next pass begins, of a parameter until its hand-over there. Another stream
+    /// of the trainer waits for that one after this call, and is joined before.
     ///
     /// # Errors
-    /// `Order` inside a pass, `Layout` if `id` is of another layout, `Poisoned` after a failure.
-    pub fn param_ptr(&self, id: ParamId) -> Result<DevicePtr> {
-        self.refuse_open_pass()?;
-        let segment = self.claim(id, Memory::Params, false)?;
-        Ok(self.device_address(&segment, Memory::Params))
+    /// `Layout` if the parameter is of another layout; `Unsupported` if the stepper keeps no such tensor, or holds it in
+    /// 8-bit codes; `Order` for a state, copy or average inside a pass, for a tensor that was handed over in this
+    /// micro-batch, and for a frozen gradient inside a pass; `Poisoned` after a failure.
+    pub fn ptr<'n>(&mut self, tensor: impl Into<TensorId<'n>>) -> Result<DevicePtr> {
+        let (id, memory) = self.find(tensor.into())?;
+        let is_open = self.run.get_mut().schedule.is_open();
+        if !matches!(memory, Memory::Params | Memory::Grads) {
+            self.refuse_open_pass()?;
+        }
+        if matches!(memory, Memory::State(_)) && self.precision_of(id)?.moments == Moments::EightBit {
+            let wrong = "it is held in 8-bit codes";
+            return Err(Error::unsupported("address of an optimizer state", wrong, "copy it with read"));
+        }
+        let writes = is_open && memory == Memory::Grads;
+        let segment = self.claim(id, memory, writes)?;
+        if writes {
+            self.note_written(id, memory)?;
+        }
+        let span = Span::segment(memory, &self.plan, &segment);
+        Ok(DevicePtr(self.run.get_mut().device.resolve(span).addr() as u64))
     }
 
-    /// Returns the address of a parameter's [copy](crate::StepperBuilder::copy_params), between passes: to be sent from
-    /// there.
-    ///
-    /// # Shapes
-    /// As many elements as the parameter, of the copy's type, aligned to 256 bytes.
+    /// Makes a captured pass.
     ///
     /// # Ordering
-    /// Ordering as for [`param_ptr`](Self::param_ptr).
+    /// Comes after everything on the trainer's stream; later work there comes after the whole pass. Returns at once,
+    /// unless the host is eight passes ahead. All ranks replay the same capture at the same point, with the same
+    /// learning rates and frozen parameters: a replay's sums are not compared between ranks, so a difference is a hang
+    /// or a drift.
     ///
     /// # Errors
-    /// Errors as for [`param_ptr`](Self::param_ptr); `Unsupported` if none is kept.
-    pub fn copy_ptr(&self, id: ParamId) -> Result<DevicePtr> {
-        self.require_copy()?;
+    /// `Order` if a pass is open, parameters have been written since the last one, or the capture is another stepper's;
+    /// `Poisoned` after a failure.
+    ///
+    /// # Safety
+    /// All that the captured trainer's own work touches is still alive, and nothing else touches it meanwhile; the
+    /// stepper's communicator has not been closed by another handle of it.
+    pub unsafe fn replay(&mut self, captured: &CapturedPass) -> Result<()> {
         self.refuse_open_pass()?;
-        let segment = self.claim(id, Memory::Copy, false)?;
-        Ok(self.device_address(&segment, Memory::Copy))
+        if self.params_written.is_broadcast_due() {
+            return Err(Error::order("captured pass", NOT_BROADCAST, "make an ordinary pass first"));
+        }
+        self.follow_schedules()?;
+        self.flush_settings()?;
+        let run = self.run.get_mut();
+        run.touch_all()?;
+        // Publishing reads the control block that the graph's Begin writes.
+        run.touch_control()?;
+        run.device.replay(captured)?;
+        let pass = run.schedule.pass() + 1;
+        run.schedule.set_pass(pass);
+        run.schedule.fork();
+        run.submit();
+        self.rates.step += 1;
+        Ok(())
     }
 
-    /// Returns the event at which the times of recorded ops are zero, if ops are recorded: for benches, which time the
-    /// trainer's own stream by the same clock.
-    #[doc(hidden)]
-    pub fn clock_zero(&self) -> Option<EventHandle> {
+    /// Returns the event at which the times of recorded ops are zero, if ops are recorded.
+    #[cfg(feature = "bench")]
+    pub(crate) fn clock_zero(&self) -> Option<EventHandle> {
         self.run.borrow().device.clock_zero()
-    }
-
-    fn device_address(&self, segment: &Segment, memory: Memory) -> DevicePtr {
-        let span = Span::segment(memory, &self.plan, segment);
-        DevicePtr(self.run.borrow().device.resolve(span).addr() as u64)
-    }
-}
-
-impl Pass<'_, CudaDevice> {
-    /// Returns the address of a parameter.
-    ///
-    /// # Shapes
-    /// Shape as for [`Stepper::param_ptr`].
-    ///
-    /// # Ordering
-    /// Work on the trainer's stream from here until the hand-over comes after the last step of the parameter's bucket.
-    /// Another stream of the trainer waits for that one after this call, and is joined before the hand-over.
-    ///
-    /// # Errors
-    /// `Order` if it was handed over in this micro-batch, `Layout` if `id` is of another layout, `Poisoned` after a
-    /// failure.
-    pub fn param_ptr(&self, id: ParamId) -> Result<DevicePtr> {
-        let segment = self.stepper.claim(id, Memory::Params, false)?;
-        Ok(self.stepper.device_address(&segment, Memory::Params))
-    }
-
-    /// Returns the address of a gradient, to be written whole, or added to if it [was written](Self::is_first) in this
-    /// pass.
-    ///
-    /// # Shapes
-    /// Shape as for [`Stepper::param_ptr`].
-    ///
-    /// # Ordering
-    /// Ordering as for [`param_ptr`](Self::param_ptr).
-    ///
-    /// # Errors
-    /// Errors as for [`param_ptr`](Self::param_ptr); `Order` if the parameter is frozen.
-    pub fn grad_ptr(&mut self, id: ParamId) -> Result<DevicePtr> {
-        let segment = self.stepper.claim(id, Memory::Grads, true)?;
-        self.stepper.written.get_mut()[segment.param as usize] = true;
-        Ok(self.stepper.device_address(&segment, Memory::Grads))
-    }
-
-    /// Returns whether the gradient has not been written in this pass: the first write replaces, later ones add.
-    ///
-    /// # Errors
-    /// `Layout` if `id` is of another layout.
-    pub fn is_first(&self, id: ParamId) -> Result<bool> {
-        Ok(!self.stepper.written.borrow()[self.stepper.layout.index(id)?])
     }
 }

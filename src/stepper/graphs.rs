@@ -2,16 +2,17 @@
 //!
 //! A captured pass is an ordinary one whose streams fork from the trainer's and join it again. Every capture that
 //! begins also ends, and a failed one leaves the stepper as if it had not begun.
-#![allow(unsafe_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
 
 use crate::cuda::{CapturedPass, CudaDevice};
 use crate::error::{Error, Result};
+use crate::schedule::Opening;
 use crate::stepper::pass::Pass;
 use crate::stepper::stepper::Stepper;
 
-const NOT_BROADCAST: &str = "parameters were written, and ranks have not exchanged them yet";
+pub(super) const NOT_BROADCAST: &str = "parameters were written, and ranks have not exchanged them yet";
 
 impl Stepper<CudaDevice> {
     /// Captures a pass as a CUDA graph: what `trainer` puts on its stream, and every sum and step between. Nothing
@@ -26,7 +27,7 @@ impl Stepper<CudaDevice> {
     /// # fn backward(_: instep::DevicePtr) {}
     /// # fn train(mut stepper: Stepper<CudaDevice>, weight: ParamId) -> instep::Result<()> {
     /// let one_pass = |mut pass: Pass<'_, CudaDevice>| {
-    ///     backward(pass.grad_ptr(weight)?); // launches on the stepper's stream: addresses are baked in
+    ///     backward(pass.ptr(weight.grad())?); // launches on the stepper's stream: addresses are baked in
     ///     pass.grad_ready(weight)?;
     ///     pass.finish()
     /// };
@@ -57,7 +58,7 @@ impl Stepper<CudaDevice> {
         trainer: impl FnOnce(Pass<'_, CudaDevice>) -> Result<()>,
     ) -> Result<CapturedPass> {
         self.refuse_open_pass()?;
-        if self.params_written {
+        if self.params_written.is_broadcast_due() {
             return Err(Error::order("capture", NOT_BROADCAST, "make an ordinary pass first"));
         }
         let run = self.run.get_mut();
@@ -65,13 +66,28 @@ impl Stepper<CudaDevice> {
         run.settle()?;
         run.device.begin_capture()?;
         let (pass, step, abandoned) = (run.schedule.pass(), self.rates.step, self.abandoned);
+        let late_unused = run.schedule.late_unused();
         run.schedule.fork();
         run.submit();
+        let end_without_stepper = run.device.capture_breaker();
+        let plan = Arc::clone(&self.plan);
         // Caught, since the trainer's stream would be captured for ever.
-        let outcome = catch_unwind(AssertUnwindSafe(|| self.begin().and_then(trainer)));
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            self.open(Opening::default())?;
+            self.is_capturing = true;
+            trainer(Pass::new(self))
+        }));
+        if !Arc::ptr_eq(&plan, &self.plan) {
+            // A trainer can, because a pass gives it the stepper by mutable reference. The one that captures is gone.
+            end_without_stepper();
+            outcome.unwrap_or_else(|panic| resume_unwind(panic))?;
+            let wrong = "its trainer exchanged the stepper for another one";
+            return Err(Error::order("capture", wrong, "keep the stepper in its pass"));
+        }
+        self.is_capturing = false;
         if self.run.get_mut().schedule.is_open() {
             // The capture is thrown away, so nothing that was launched in it has happened.
-            let _ = self.abandon_open_pass();
+            let _ = self.abandon();
         }
         let run = self.run.get_mut();
         let is_whole = !run.schedule.was_abandoned();
@@ -82,49 +98,15 @@ impl Stepper<CudaDevice> {
         // None of it has run; positions inside it mean nothing outside.
         run.forgive();
         run.schedule.set_pass(pass);
+        run.schedule.set_late_unused(late_unused);
         (self.rates.step, self.abandoned) = (step, abandoned);
         run.schedule.fork();
         run.submit();
         // A failure in a capture has poisoned nothing, although the trainer was told so.
         outcome.unwrap_or_else(|panic| resume_unwind(panic)).map_err(|error| error.cause().clone())?;
         if captured.is_ok() && !is_whole {
-            return Err(Error::order("capture", "its pass was not finished", "call Pass::finish inside"));
+            return Err(Error::order("capture", "its pass was not finished", "finish it inside"));
         }
         captured
-    }
-
-    /// Makes a captured pass.
-    ///
-    /// # Ordering
-    /// Comes after everything on the trainer's stream; later work there comes after the whole pass. Returns at once,
-    /// unless the host is eight passes ahead. All ranks replay the same capture at the same point, with the same
-    /// learning rates and frozen parameters: a replay's sums are not compared between ranks, so a difference is a hang
-    /// or a drift.
-    ///
-    /// # Errors
-    /// `Order` if a pass is open, parameters have been written since the last one, or the capture is another stepper's;
-    /// `Poisoned` after a failure.
-    ///
-    /// # Safety
-    /// All that the captured trainer's own work touches is still alive, and nothing else touches it meanwhile; the
-    /// stepper's communicator has not been closed by another handle of it.
-    pub unsafe fn replay(&mut self, captured: &CapturedPass) -> Result<()> {
-        self.refuse_open_pass()?;
-        if self.params_written {
-            return Err(Error::order("captured pass", NOT_BROADCAST, "make an ordinary pass first"));
-        }
-        self.follow_schedules()?;
-        self.flush_settings()?;
-        let run = self.run.get_mut();
-        run.touch_all()?;
-        // Publishing reads the control block that the graph's Begin writes.
-        run.touch_control()?;
-        run.device.replay(captured)?;
-        let pass = run.schedule.pass() + 1;
-        run.schedule.set_pass(pass);
-        run.schedule.fork();
-        run.submit();
-        self.rates.step += 1;
-        Ok(())
     }
 }

@@ -31,7 +31,7 @@ impl<D: Device> Stepper<D> {
     ///         pass.finish()?;
     ///     }
     ///     while stepper.join()? {}
-    ///     instep::Result::Ok((stepper.params()?.get(w)?[0], stepper.step_count(w)?))
+    ///     instep::Result::Ok((stepper.view::<f32>(w)?[0], stepper.step_count(w)?))
     /// })?;
     /// assert_eq!(weights, [(-3.0, 3); 2]);
     /// # Ok::<(), instep::Error>(())
@@ -52,6 +52,7 @@ impl<D: Device> Stepper<D> {
                 "build with StepperBuilder::uneven_inputs",
             ));
         }
+        self.refuse_capture()?;
         self.open(Opening { joined: true, ..Opening::default() })?;
         let run = self.run.get_mut();
         run.schedule.finish()?;

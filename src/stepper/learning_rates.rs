@@ -49,7 +49,7 @@ impl<D: Device> Stepper<D> {
     /// for momentum in [0.5, 0.25, 0.125] {
     ///     stepper.set_hyper(DEFAULT_GROUP, &[("momentum", momentum.into()), ("nesterov", true.into())])?;
     ///     let mut pass = stepper.begin()?;
-    ///     pass.write_grad(w, &[1.0])?;
+    ///     pass.write(w.grad(), &[1.0])?;
     ///     pass.finish()?;
     /// }
     /// assert!(stepper.set_hyper(DEFAULT_GROUP, &[("momentum", 0.0.into())]).is_err()); // nesterov needs momentum
@@ -76,7 +76,7 @@ impl<D: Device> Stepper<D> {
             self.rates.refuse_scheduled(id)?;
         }
         self.run.get_mut().touch_settings()?;
-        let hyper = self.optimizers.set_hyper(id, changes, self.plan.storage())?;
+        let hyper = self.optimizers.set_hyper(id, changes, &self.plan)?;
         self.agreement.forget();
         self.write_hyper(id.0 as usize, hyper);
         Ok(())
@@ -111,10 +111,10 @@ impl<D: Device> Stepper<D> {
     /// let mut stepper = Stepper::host(&layout, Sgd { lr: 1.0, ..Default::default() }, Solo::default())?;
     /// stepper.set_lr_multiplier(backbone, 0.125)?;
     /// let mut pass = stepper.begin()?;
-    /// pass.write_grad(backbone, &[1.0])?;
-    /// pass.write_grad(head, &[1.0])?;
+    /// pass.write(backbone.grad(), &[1.0])?;
+    /// pass.write(head.grad(), &[1.0])?;
     /// pass.finish()?;
-    /// assert_eq!((stepper.params()?.get(backbone)?[0], stepper.params()?.get(head)?[0]), (-0.125, -1.0));
+    /// assert_eq!((stepper.view::<f32>(backbone)?[0], stepper.view::<f32>(head)?[0]), (-0.125, -1.0));
     /// # Ok::<(), instep::Error>(())
     /// ```
     ///

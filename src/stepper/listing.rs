@@ -28,7 +28,7 @@ impl<D: Device> Stepper<D> {
     /// let sgd = (second.optimizer as &dyn Any).downcast_ref::<Sgd>().unwrap();
     /// assert_eq!(sgd.momentum, 0.9);
     /// assert_eq!(stepper.optimizers_of(bias)?, [second.id]);
-    /// assert_eq!(stepper.state_names_of(weight)?, ["exp_avg", "exp_avg_sq"]);
+    /// assert_eq!(stepper.state_names(weight)?, ["exp_avg", "exp_avg_sq"]);
     /// # Ok::<(), instep::Error>(())
     /// ```
     ///
@@ -52,25 +52,12 @@ impl<D: Device> Stepper<D> {
         Ok(self.optimizers.stepping(self.layout.index(id)?).collect())
     }
 
-    /// Returns the names of a parameter's states, as [`state`](Stepper::state) takes them: as `torch.optim` calls them,
+    /// Returns the names of a parameter's states, as [`ParamId::state`] takes them: as `torch.optim` calls them,
     /// and with the suffix `#k` for the parameter's `k`-th further optimizer.
     ///
     /// # Errors
     /// `Layout` if `id` is of another layout.
-    pub fn state_names_of(&self, id: ParamId) -> Result<Vec<Cow<'static, str>>> {
+    pub fn state_names(&self, id: ParamId) -> Result<Vec<Cow<'static, str>>> {
         Ok(self.optimizers.states(self.layout.index(id)?).map(|(name, _, _)| name).collect())
-    }
-
-    /// Returns the names of all states that any parameter has.
-    pub fn state_names(&self) -> Vec<Cow<'static, str>> {
-        let mut names = Vec::new();
-        for param in 0..self.layout.parameters().len() {
-            for (name, _, _) in self.optimizers.states(param) {
-                if !names.contains(&name) {
-                    names.push(name);
-                }
-            }
-        }
-        names
     }
 }

@@ -1,38 +1,47 @@
 //! A rank's training: the stepper, its passes, and views of the memory that it owns.
 //!
 //! `state/` holds data, `stepper.rs` owns it, and the other files are the interface above: no file imports one of a
-//! higher layer (`tests/tidy.rs`). The safe interface cannot race: views borrow the pass, every launch takes the pass
-//! mutably or by value, and an access first waits. The schedule alone decides an order; these files forward events to it.
+//! higher layer (`tests/tidy.rs`). The safe interface cannot race: slices borrow the stepper, every launch takes it
+//! mutably, and an access first waits. The schedule alone decides an order; these files forward events to it.
 
 mod access;
+mod borrowing;
 mod build;
 mod builder;
 mod claims;
 mod control_access;
-mod copies;
 pub(crate) mod counts;
+mod foresight;
 mod freezing;
 mod gpu;
 mod graphs;
 mod join;
+mod late_groups;
 mod learning_rates;
 mod listing;
+mod open_pass;
 mod pass;
 mod rebuild;
 mod rescue;
 mod scaling;
+mod shards;
 mod state;
 #[allow(clippy::module_inception)] // The folder is the part, the file its main type.
 mod stepper;
 mod stored;
+mod tensor;
+mod unused;
 mod views;
 
 pub use builder::StepperBuilder;
+pub use counts::{StepCount, StepCountKey};
+pub use foresight::Foresight;
 pub use pass::Pass;
 pub use state::attached::{Attached, OptimizerId, OptimizerKey};
 pub use state::borrowed::Borrowed;
-pub use state::options::{Divisor, Unused};
+pub use state::options::{Divisor, Strategy, Unused};
 pub use state::run::Recording;
 pub use state::status::Status;
 pub use stepper::{Abandoned, Stepper};
-pub use views::{Grads, Params, ParamsMut};
+pub use tensor::TensorId;
+pub use views::{Grads, Params};

@@ -1,21 +1,22 @@
-//! One open pass: what the trainer may touch, and the moment at which it gives it away.
+//! A pass that borrows its stepper, so that the compiler holds the rules of safe access.
 //!
-//! The rules of safe access are lifetimes, and each has an example that must not compile beside one that does. State,
-//! not `Drop`, is the truth: a leaked pass leaves the stepper open, and the next `begin` says so.
+//! Each rule is a lifetime, and has an example that must not compile beside one that does. State, not `Drop`, is the
+//! truth: a leaked or detached pass leaves the stepper open, and the next `begin` says so.
 
-use crate::schedule::{Mode, Opening};
-use crate::stepper::stepper::{Abandoned, Stepper};
+use std::mem;
 use std::num::NonZeroU32;
-use std::sync::Arc;
+use std::ops::{Deref, DerefMut};
 
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::host::HostDevice;
-use crate::layout::{Layout, ParamId};
-use crate::op::{Access, Span};
+use crate::schedule::Opening;
+use crate::stepper::stepper::{Abandoned, Stepper};
 use crate::stepper::views::{Grads, Params};
 
-/// An open pass of a stepper.
+/// An open pass of a stepper, and the stepper itself: every call of an open pass is the
+/// [stepper's](Stepper), which a pass dereferences to. Dropping a pass abandons it;
+/// [`detach`](Self::detach) leaves it open.
 ///
 /// A slice cannot outlive the hand-over of anything:
 /// ```
@@ -133,20 +134,20 @@ use crate::stepper::views::{Grads, Params};
 #[must_use = "dropping a pass abandons it"]
 #[derive(Debug)]
 pub struct Pass<'a, D: Device = HostDevice> {
-    pub(super) stepper: &'a mut Stepper<D>,
-    open: bool,
+    stepper: &'a mut Stepper<D>,
 }
 
 impl<D: Device> Stepper<D> {
     /// Opens a pass: one forward and backward.
     ///
     /// # Ordering
-    /// Does not wait; the steps of the last pass may still run. In the first pass, and after
-    /// [`params_mut`](Stepper::params_mut), all ranks take rank 0's parameters.
+    /// Does not wait; the steps of the last pass may still run. In the first pass all ranks take rank 0's parameters. After
+    /// a parameter was [written](Stepper::write), they take those of its bucket, and compare which ones they wrote: with
+    /// [`Nccl`](crate::cuda::Nccl) the thread then waits for the other ranks' calls.
     ///
     /// # Errors
-    /// `Order` if a pass is open, because one was leaked: see [`abandon_open_pass`](Self::abandon_open_pass); `Config`
-    /// if the optimizer refuses a rate of a [schedule](crate::StepperBuilder::lr_schedule).
+    /// `Order` if a pass is open, [detached](Pass::detach) or leaked: see [`abandon`](Self::abandon); `Config` if the
+    /// optimizer refuses a rate of a [schedule](crate::StepperBuilder::lr_schedule).
     pub fn begin(&mut self) -> Result<Pass<'_, D>> {
         self.begin_accumulating(NonZeroU32::MIN)
     }
@@ -167,7 +168,7 @@ impl<D: Device> Stepper<D> {
     /// pass.grads().add(w, &[0.5, 0.5])?;
     /// pass.grad_ready(w)?; // now the bucket is on its way
     /// pass.finish()?;
-    /// assert_eq!(stepper.params()?.get(w)?, [-1.5, -2.5]);
+    /// assert_eq!(stepper.view::<f32>(w)?, [-1.5, -2.5]);
     /// # Ok::<(), instep::Error>(())
     /// ```
     ///
@@ -177,22 +178,9 @@ impl<D: Device> Stepper<D> {
     /// # Errors
     /// Errors as for [`begin`](Self::begin).
     pub fn begin_accumulating(&mut self, micro_batches: NonZeroU32) -> Result<Pass<'_, D>> {
+        self.refuse_capture()?;
         self.open(Opening { micro_batches, ..Opening::default() })?;
         Ok(Pass::new(self))
-    }
-
-    /// Opens a pass with what this stepper knows of it.
-    pub(super) fn open(&mut self, opening: Opening) -> Result<()> {
-        self.refuse_rescued()?;
-        self.follow_schedules()?;
-        self.flush_settings()?;
-        let agreement = self.agreed_number();
-        let run = self.run.get_mut();
-        run.schedule.begin(Opening { broadcast: self.params_written, agreement, ..opening })?;
-        run.submit();
-        self.params_written = false;
-        self.written.get_mut().fill(false);
-        Ok(())
     }
 }
 
@@ -203,11 +191,6 @@ impl Pass<'_> {
         (Params::new(self.stepper), Grads::new(self.stepper))
     }
 
-    /// Returns the parameters alone.
-    pub fn params(&self) -> Params<'_> {
-        Params::new(self.stepper)
-    }
-
     /// Returns the gradients alone.
     pub fn grads(&mut self) -> Grads<'_> {
         Grads::new(self.stepper)
@@ -216,152 +199,75 @@ impl Pass<'_> {
 
 impl<'a, D: Device> Pass<'a, D> {
     pub(super) fn new(stepper: &'a mut Stepper<D>) -> Self {
-        Pass { stepper, open: true }
+        Pass { stepper }
     }
 
-    /// Returns the layout of its stepper.
-    pub fn layout(&self) -> &Layout {
-        self.stepper.layout()
+    /// Leaves the pass open for the stepper's own calls, for frameworks that cannot keep a borrow.
+    ///
+    /// ```
+    /// # use instep::{Layout, Sgd, Solo, Stepper};
+    /// # let layout = Layout::builder().param("w", 2).build()?;
+    /// # let w = layout.id("w")?;
+    /// # let mut stepper = Stepper::host(&layout, Sgd { lr: 1.0, ..Default::default() }, Solo::default())?;
+    /// stepper.begin()?.detach();
+    /// stepper.view_mut::<f32>(w.grad())?.fill(1.0);
+    /// stepper.grad_ready(w)?;
+    /// stepper.finish()?;
+    /// assert_eq!(stepper.view::<f32>(w)?, [-1.0, -1.0]);
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    pub fn detach(self) {
+        mem::forget(self);
     }
 
-    /// Hands over a parameter: you have written its gradient and finished one use. Once all parameters of this bucket
-    /// are handed over, and of earlier buckets where the collective [keeps order](crate::Collective::keeps_order), the
-    /// bucket is reduced. The mode decides when it is stepped.
+    /// Closes the pass, as [`Stepper::finish`] does, or abandons it if that is refused.
     ///
     /// # Ordering
-    /// Returns at once. After the last use, the parameter and gradient cannot be accessed until the pass or micro-batch
-    /// ends. On a GPU, the hand-over covers all work already enqueued on the trainer's stream.
+    /// Ordering as for [`Stepper::finish`].
     ///
     /// # Errors
-    /// `Order` if the parameter is frozen, its gradient was not written in this pass, or it was handed over as often as
-    /// the parameter is used; `Layout` if `id` is of another layout. Nothing is launched then.
-    pub fn grad_ready(&mut self, id: ParamId) -> Result<()> {
-        let stepper = &mut *self.stepper;
-        let index = stepper.layout.index(id)?;
-        let schedule = &stepper.run.get_mut().schedule;
-        schedule.refuse_frozen(index)?;
-        schedule.refuse_handed_over(index)?;
-        stepper.refuse_unwritten(index)?;
-        stepper.note_hand_over(index);
-        let run = stepper.run.get_mut();
-        run.schedule.hand_over(index)?;
-        run.submit();
-        Ok(())
+    /// Errors as for [`Stepper::finish`].
+    pub fn finish(self) -> Result<()> {
+        self.stepper.finish()
     }
 
-    /// Goes on to the next micro-batch of the pass: every parameter, handed over or not, is the trainer's again, and
-    /// the gradients written so far stay.
-    ///
-    /// # Errors
-    /// `Order` if this is the last one; see [`Stepper::begin_accumulating`].
-    pub fn next_micro_batch(&mut self) -> Result<()> {
-        self.stepper.run.get_mut().schedule.next_micro_batch()
-    }
-
-    /// Hands over every parameter of a bucket that is not frozen, each with all its uses.
+    /// Gives the pass up, as [`Stepper::abandon`] does. Dropping a pass does the same.
     ///
     /// # Ordering
-    /// Ordering as for [`grad_ready`](Self::grad_ready).
+    /// Ordering as for [`Stepper::abandon`].
     ///
     /// # Errors
-    /// `Order` if one of them was handed over already or not written, `Layout` if there is no such bucket. Nothing
-    /// is launched then.
-    pub fn bucket_ready(&mut self, bucket: u32) -> Result<()> {
-        let stepper = &mut *self.stepper;
-        let plan = Arc::clone(&stepper.plan);
-        let Some(described) = plan.buckets().get(bucket as usize) else {
-            let thing = format_args!("bucket {bucket}");
-            let (wrong, remedy) = match plan.buckets().len() {
-                0 => ("this plan has no buckets", "add parameters with elements".to_owned()),
-                1 => ("out of range", "use 0, the only bucket".to_owned()),
-                count => ("out of range", format!("use 0 to {}", count - 1)),
-            };
-            return Err(Error::layout(thing, wrong, remedy));
-        };
-        for segment in plan.segments_of(described) {
-            let param = segment.param as usize;
-            let schedule = &stepper.run.get_mut().schedule;
-            if !schedule.is_frozen(param) {
-                schedule.refuse_handed_over(param)?;
-                stepper.refuse_unwritten(param)?;
-            }
-        }
-        for segment in plan.segments_of(described) {
-            let param = segment.param as usize;
-            stepper.note_hand_over(param);
-            let schedule = &mut stepper.run.get_mut().schedule;
-            if !schedule.is_frozen(param) {
-                schedule.complete(param)?;
-            }
-        }
-        stepper.run.get_mut().submit();
-        Ok(())
+    /// Errors as for [`Stepper::abandon`].
+    pub fn abandon(self) -> Result<Abandoned> {
+        self.stepper.abandon()
     }
+}
 
-    /// Closes the pass. A gradient that was written is handed over now if it was not before. A parameter without one
-    /// is treated as [`Unused`](crate::Unused) says.
-    ///
-    /// # Ordering
-    /// Returns at once; the next access waits as far as it must. On a GPU, in Sequential and Eager, the trainer's
-    /// stream waits for all steps, so that raw addresses are safe to use afterwards.
-    ///
-    /// # Errors
-    /// `Order` if micro-batches are still to come; or if a gradient was not written that
-    /// [`Unused::Refuse`](crate::Unused) asks for or that is summed outside the stepper, or on borrowed memory none at
-    /// all. The pass is abandoned then. Failures of queued ops come with the next access.
-    pub fn finish(mut self) -> Result<()> {
-        self.stepper.refuse_forgotten()?;
-        for param in 0..self.stepper.layout.parameters().len() {
-            self.stepper.note_hand_over(param);
-        }
-        let run = self.stepper.run.get_mut();
-        // From the last one back, as if backward had handed them over.
-        let written = self.stepper.written.get_mut().iter().enumerate().rev();
-        for (index, _) in written.filter(|(_, written)| **written) {
-            if !run.schedule.is_handed_over(index) {
-                run.schedule.complete(index)?;
-            }
-        }
-        if D::TRAINER_IS_A_STREAM && run.schedule.is_loss_scale_touched() {
-            run.note(Access { span: Span::LOSS_SCALE, writes: false });
-        }
-        run.schedule.finish()?;
-        self.open = false;
-        self.stepper.rates.step += 1;
-        let run = self.stepper.run.get_mut();
-        if D::TRAINER_IS_A_STREAM && self.stepper.policy.mode != Mode::Normed {
-            return run.touch_all();
-        }
-        run.submit();
-        Ok(())
+impl<D: Device> Deref for Pass<'_, D> {
+    type Target = Stepper<D>;
+
+    fn deref(&self) -> &Stepper<D> {
+        self.stepper
     }
+}
 
-    /// Gives the pass up: what has not been launched is discarded.
-    ///
-    /// # Ordering
-    /// Returns at once, but for a pass that broadcasts parameters: there it waits for them. Sequential and Normed have
-    /// changed no parameter; in Eager the buckets named in the result stay stepped. Dropping a pass does the same.
-    /// [`Status::abandoned`](crate::Status) counts both. Schedules do not advance. Ranks go on together only if all of
-    /// them abandon after the same bucket; if not, their next collective is a `LeftPass` or a `Mismatch`.
-    ///
-    /// # Errors
-    /// Always `Ok` today.
-    pub fn abandon(mut self) -> Result<Abandoned> {
-        self.open = false;
-        self.stepper.abandon_open_pass()
+impl<D: Device> DerefMut for Pass<'_, D> {
+    fn deref_mut(&mut self) -> &mut Stepper<D> {
+        self.stepper
     }
 }
 
 impl<D: Device> Drop for Pass<'_, D> {
     fn drop(&mut self) {
-        if !self.open {
+        // Closed by `finish` or `abandon`, or the stepper was exchanged for one without a pass.
+        if !self.stepper.run.get_mut().schedule.is_open() {
             return;
         }
         if std::thread::panicking() {
             let rank = self.stepper.comm.rank();
-            self.stepper.comm.abort(&Error::PeerLost { rank, why: "it panicked inside a pass".into() });
+            self.stepper.abort_group(&Error::PeerLost { rank, why: "it panicked inside a pass".into() });
         }
         // The pass is open, so this cannot be refused.
-        let _ = self.stepper.abandon_open_pass();
+        let _ = self.stepper.abandon();
     }
 }

@@ -3,19 +3,19 @@
 //! All ranks take rank 0's order, which travels through the gradients' own memory, so that every device and every
 //! collective can carry it. The stepper keeps its old buckets until the new ones are complete. Idea: PyTorch's reducer,
 //! which rebuilds once, before the second forward.
-#![allow(unsafe_code)]
 
 use std::cell::RefCell;
 use std::sync::Arc;
 
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::launch::{Assignment, Settings};
-use crate::layout::{Gradients, Moments, ParamId, Plan, SegmentAction};
-use crate::op::{Access, Memory, Span};
+use crate::launch::{Assignment, BorrowedPieces, Settings};
+use crate::layout::{Gradients, ParamId, Plan, SegmentAction};
+use crate::op::{Access, CollectiveKind, Memory, Span};
 use crate::optim::Optimizer;
 use crate::schedule::Schedule;
 use crate::stepper::state::attached::OptimizerId;
+use crate::stepper::state::borrowed::Borrowed;
 use crate::stepper::state::optimizers::{Optimizers, places};
 use crate::stepper::state::run::Run;
 use crate::stepper::stepper::Stepper;
@@ -57,20 +57,17 @@ impl<D: Device> Stepper<D> {
     /// Waits for all steps, and for rank 0.
     ///
     /// # Errors
-    /// `Unsupported` if buckets are the caller's, or sums are made elsewhere; `Order` inside a pass, `Poisoned` after a
+    /// `Unsupported` if buckets are the caller's, or sums are made elsewhere: [`rebind`](Self::rebind) takes rebuilt ones; `Order` inside a pass, `Poisoned` after a
     /// failure. If the new device cannot be built, for lack of memory above all, the stepper keeps its old buckets; a
     /// rank that goes on with them alone is a `Mismatch` at the next collective, where ranks [compare](Self::set_lr).
     pub fn rebuild_buckets(&mut self) -> Result<bool> {
         self.refuse_open_pass()?;
         self.refuse_rescued()?;
         if self.plan.is_foreign() || self.comm.sums_outside() {
-            let remedy = "add them in the order in which gradients become ready";
-            return Err(Error::unsupported(
-                "buckets",
-                "the caller owns them, so they cannot be rebuilt",
-                remedy,
-            ));
+            let wrong = "the caller owns them, or their sums, so it alone can rebuild them";
+            return Err(Error::unsupported("buckets", wrong, "rebuild them and call Stepper::rebind"));
         }
+        self.refuse_sharded("buckets", "rebuild them")?;
         if self.plan.grads_len() == 0 {
             // Nothing is ever summed, so nothing could be sent either.
             return Ok(false);
@@ -81,14 +78,14 @@ impl<D: Device> Stepper<D> {
         if plan == *self.plan {
             return Ok(false);
         }
-        self.move_to(plan, self.optimizers.clone())?;
+        self.move_to(plan, self.optimizers.clone(), None)?;
         Ok(true)
     }
 
     /// Gives parameters a further optimizer, after those that they have. A parameter that had none was averaged and is
     /// stepped from now on. All ranks call it at the same point between passes. It costs what
     /// [`rebuild_buckets`](Self::rebuild_buckets) costs, and keeps the same things. The new optimizer begins as in a
-    /// new training: its states are zeros, and it counts its own updates ([`step_count_of`](Self::step_count_of)).
+    /// new training: its states are zeros, and it counts its own updates ([`step_count`](Self::step_count)).
     ///
     /// ```
     /// # use instep::{Layout, Sgd, Solo, Stepper};
@@ -100,7 +97,7 @@ impl<D: Device> Stepper<D> {
     /// let mut pass = stepper.begin()?;
     /// pass.grads().write(w, &[2.0])?;
     /// pass.finish()?;
-    /// assert_eq!(stepper.params()?.get(w)?, [-2.0]);
+    /// assert_eq!(stepper.view::<f32>(w)?, [-2.0]);
     /// # Ok::<(), instep::Error>(())
     /// ```
     ///
@@ -108,7 +105,7 @@ impl<D: Device> Stepper<D> {
     /// Waits for all steps.
     ///
     /// # Errors
-    /// `Unsupported` if tensors are the caller's, or code of your own does not reach them; `Config` for hyperparameters
+    /// `Unsupported` if code of your own does not reach the tensors; `Config` for hyperparameters
     /// out of range or a parameter that is named twice, `Layout` if an id is of another layout; `Order` inside a pass, `Poisoned` after a failure. The
     /// stepper is as it was then.
     pub fn add_optimizer_for(
@@ -116,24 +113,27 @@ impl<D: Device> Stepper<D> {
         params: &[ParamId],
         optimizer: impl Optimizer + 'static,
     ) -> Result<OptimizerId> {
+        let params = places(&self.layout, params)?;
+        self.add_late(params, None, &optimizer)
+    }
+
+    /// Adds an optimizer of single parameters, or of a group.
+    pub(super) fn add_late(
+        &mut self,
+        params: Vec<usize>,
+        group: Option<Arc<str>>,
+        optimizer: &dyn Optimizer,
+    ) -> Result<OptimizerId> {
         self.refuse_open_pass()?;
         self.refuse_rescued()?;
-        if self.plan.is_foreign() {
-            let wrong = "cannot be added later to tensors that the caller owns";
-            return Err(Error::unsupported(
-                "optimizer",
-                wrong,
-                "register it with StepperBuilder::optimizer_for",
-            ));
-        }
-        let params = places(&self.layout, params)?;
+        self.refuse_sharded("optimizer", "add one")?;
         let left = params.iter().find(|param| self.plan.segment_of(**param).action == SegmentAction::Leave);
         if let Some(param) = left {
             let name = &self.layout.parameters()[*param].name;
             let wrong = format_args!("no optimizer may step `{name}`");
             return Err(Error::config("action", "Leave", wrong, "use SegmentAction::Step"));
         }
-        let (optimizers, id) = self.optimizers.with(&params, optimizer.as_rule().boxed())?;
+        let (optimizers, id) = self.optimizers.with(&params, group, optimizer.as_rule().boxed())?;
         let mut plan = (*self.plan).clone();
         plan.optimize_also(|param| optimizers.rounds(param) > 0);
         self.settle_between_passes()?;
@@ -147,18 +147,27 @@ impl<D: Device> Stepper<D> {
                 return Err(Error::config("params", name, wrong, "set its step count to 0 first"));
             }
         }
-        self.move_to(plan, optimizers)?;
+        let borrowed = match plan.is_foreign() {
+            true => Some(self.pieces_for(&Borrowed::new(), &plan)?),
+            false => None,
+        };
+        self.move_to(plan, optimizers, borrowed)?;
         Ok(id)
     }
 
-    /// Puts everything on a new device, after `touch_everything`.
-    fn move_to(&mut self, plan: Plan, optimizers: Optimizers) -> Result<()> {
-        optimizers.refuse_storage(plan.storage())?;
+    /// Puts everything on a new device, after `touch_everything`, but for what is the caller's.
+    pub(super) fn move_to(
+        &mut self,
+        plan: Plan,
+        optimizers: Optimizers,
+        borrowed: Option<BorrowedPieces>,
+    ) -> Result<()> {
+        optimizers.refuse_storage(&plan)?;
         let (agreement, plan) = (self.agreement.with_plan(&plan), Arc::new(plan));
         let assignment = Arc::new(optimizers.assignment(&self.layout, &plan)?);
         assignment.refuse_unreached(self.run.get_mut().device.place())?;
-        // SAFETY: the caller has made everything the trainer's, and no pass is open; the plan is not foreign.
-        let mut device = unsafe { self.run.get_mut().device.rebuilt(&plan, &assignment, agreement.fixed())? };
+        let number = agreement.fixed();
+        let mut device = self.rebuilt_device(&plan, &assignment, borrowed, number)?;
         self.copy_tensors(&plan, &assignment, &mut device)?;
         if let Err(error) = self.comm.prepare(&plan) {
             // It went along with the old plan before.
@@ -168,6 +177,7 @@ impl<D: Device> Stepper<D> {
         let mut schedule = Schedule::new(&self.layout, Arc::clone(&plan), self.policy);
         let run = self.run.get_mut();
         schedule.set_pass(run.schedule.pass());
+        schedule.set_late_unused(run.schedule.late_unused());
         let params = 0..self.layout.parameters().len();
         let frozen: Vec<usize> = params.filter(|param| run.schedule.is_frozen(*param)).collect();
         self.run = RefCell::new(Run::new(schedule, device, run.is_recording()));
@@ -193,20 +203,12 @@ impl<D: Device> Stepper<D> {
             let mut gradients = vec![0; size_of_val(numbers)];
             let mut bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect();
             self.touch_everything(span)?;
-            let run = self.run.get_mut();
-            // SAFETY: no pass is open, and every op has been waited for.
-            unsafe {
-                run.device.read(span, &mut gradients)?;
-                run.device.write(span, &bytes)?;
-            }
-            run.schedule.exchange(span, agreement);
+            self.read_span(span, &mut gradients)?;
+            self.write_span(span, &bytes)?;
+            self.run.get_mut().schedule.exchange(CollectiveKind::Broadcast, [span; 2], agreement);
             self.touch_everything(span)?;
-            let run = self.run.get_mut();
-            // SAFETY: as above, the exchange included.
-            unsafe {
-                run.device.read(span, &mut bytes)?;
-                run.device.write(span, &gradients)?;
-            }
+            self.read_span(span, &mut bytes)?;
+            self.write_span(span, &gradients)?;
             for (number, bytes) in numbers.iter_mut().zip(bytes.as_chunks().0) {
                 *number = u32::from_ne_bytes(*bytes);
             }
@@ -215,49 +217,43 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Waits for everything, and notes that the trainer touches a span and the counts.
-    fn touch_everything(&mut self, span: Span) -> Result<()> {
-        let run = self.run.get_mut();
+    pub(super) fn touch_everything(&self, span: Span) -> Result<()> {
+        let mut run = self.run.borrow_mut();
         run.touch_all()?;
         run.touch_control()?;
         run.note(Access { span, writes: true });
         Ok(())
     }
 
-    /// Every tensor and step count, to where the plan has it on another device.
+    /// Every tensor of ours and every step count, to where the plan has it on another device.
     fn copy_tensors(&mut self, plan: &Plan, assignment: &Assignment, device: &mut D) -> Result<()> {
-        let ours = &mut self.run.get_mut().device;
+        let (ours, ours_assigned) = (Arc::clone(&self.plan), Arc::clone(&self.assignment));
         let mut bytes = Vec::new();
-        for (index, segment) in self.plan.segments().iter().enumerate() {
+        for (index, segment) in ours.segments().iter().enumerate() {
             let there = plan.segment_index(segment.param as usize);
             let is_released = plan.gradients() == Gradients::Release && segment.action == SegmentAction::Step;
             // By round and place: another parameter's further optimizer may add states to any round of this one.
             let states = self.optimizers.states(segment.param as usize).flat_map(|(_, round, k)| {
-                let [from, to] = [&*self.assignment, assignment].map(|a| (a.first_state(round) + k) as u8);
+                let [from, to] = [&*ours_assigned, assignment].map(|a| (a.first_state(round) + k) as u8);
                 let scales = (Memory::Scales(from), Memory::Scales(to));
-                let has_scales = plan.storage().precision.moments == Moments::EightBit;
-                [(Memory::State(from), Memory::State(to))].into_iter().chain(has_scales.then_some(scales))
+                [(Memory::State(from), Memory::State(to)), scales]
             });
-            let single =
-                Memory::of_tensors(plan, 0).filter(|memory| *memory != Memory::Grads || !is_released);
-            for (memory, new) in single.map(|memory| (memory, memory)).chain(states) {
-                let from = Span::segment(memory, &self.plan, segment);
+            // The caller's tensors hold what they hold.
+            let is_ours = |memory: &Memory| match memory {
+                Memory::Params => !plan.is_foreign(),
+                Memory::Grads => !plan.is_foreign() && !is_released,
+                _ => true,
+            };
+            let single = Memory::of_tensors(plan, 0).filter(is_ours);
+            let memories: Vec<_> = single.map(|memory| (memory, memory)).chain(states).collect();
+            for (memory, new) in memories {
+                let from = Span::segment(memory, &ours, segment);
                 let to = Span::segment(new, plan, &plan.segments()[there]);
-                bytes.resize(from.bytes() as usize, 0);
-                if bytes.is_empty() {
-                    continue;
-                }
-                // SAFETY: nothing is in flight on our device, and nothing has been submitted to the other.
-                unsafe {
-                    ours.read(from, &mut bytes)?;
-                    device.write(to, &bytes)?;
-                }
+                self.copy_span(from, (&mut *device, to), &mut bytes)?;
             }
-            // SAFETY: as above.
-            unsafe {
-                for round in 0..self.assignment.rounds() {
-                    let progress = ours.read_progress(self.assignment.record(round, index))?;
-                    device.write_progress(assignment.record(round, there), progress)?;
-                }
+            for round in 0..ours_assigned.rounds() {
+                let (from, to) = (ours_assigned.record(round, index), assignment.record(round, there));
+                self.copy_progress(from, device, to)?;
             }
         }
         Ok(())

@@ -1,18 +1,23 @@
 //! What can still be read after a failure, above all of a peer.
 //!
 //! The host device skips every op after the first failure, so memory is as the last op that ran left it. A GPU runs
-//! steps that were queued after a sum that fails, so a stepper there cannot be rescued.
+//! steps that were queued after a sum that fails, so a stepper there refuses.
 
-use crate::error::Result;
+use crate::device::Device;
+use crate::error::{Error, Result};
 use crate::stepper::stepper::Stepper;
 
-impl Stepper {
+impl<D: Device> Stepper<D> {
     /// Opens a stepper that has failed for reading, to save what this rank has learnt when a peer has died. From then
-    /// on [`params`](Self::params), [`state`](Self::state), step counts, [`status`](Self::status) and
+    /// on [tensors](Self::read), step counts, [`status`](Self::status) and
     /// [checkpoints](crate::checkpoint) give what there is; passes stay refused. Does nothing if nothing has failed.
     ///
-    /// Everything is as the last op that ran left it. In Sequential and Normed a pass whose sum failed has changed
+    /// On the host, everything is as the last op that ran left it. In Sequential and Normed a pass whose sum failed has changed
     /// nothing. In Eager its first buckets may have been stepped, which their [step counts](Self::step_count) show.
+    ///
+    /// A failed stepper on a GPU refuses. Its steps wait on the GPU for a sum to end, not to succeed: those that were queued
+    /// after a sum that failed have run on what that sum left, up to eight passes of them. Nobody could tell a parameter
+    /// that is right from one that is not. Go on from a [checkpoint](crate::checkpoint), and save often enough.
     ///
     /// ```
     /// use instep::{AdamW, Layout, Stepper, in_process};
@@ -30,10 +35,10 @@ impl Stepper {
     ///         pass.grads().write(w, &[1.0; 4])?;
     ///         pass.finish()?;
     ///     }
-    ///     if stepper.params().is_err() {
+    ///     if stepper.status().is_err() {
     ///         stepper.rescue()?;
     ///         assert_eq!(stepper.step_count(w)?, 2);
-    ///         assert!(stepper.params()?.get(w)?[0] < 0.0);
+    ///         assert!(stepper.view::<f32>(w)?[0] < 0.0);
     ///         assert!(stepper.begin().is_err());
     ///     }
     ///     Ok::<(), instep::Error>(())
@@ -45,10 +50,22 @@ impl Stepper {
     /// Waits until every op has ended or been skipped; for peers up to the deadline.
     ///
     /// # Errors
-    /// `Order` inside a pass.
+    /// `Order` inside a pass; `Unsupported` on a GPU after a failure.
     pub fn rescue(&mut self) -> Result<()> {
         self.refuse_open_pass()?;
-        self.run.get_mut().rescue();
-        Ok(())
+        let run = self.run.get_mut();
+        if !D::TRAINER_IS_A_STREAM {
+            run.rescue();
+            return Ok(());
+        }
+        run.schedule.synchronize();
+        // A GPU may tell of a failure only when the host has waited for it.
+        let outcome = run.settle().and_then(|()| run.device.synchronize());
+        outcome.map_err(|_| {
+            let thing = format_args!("rescue from {}", run.device.place());
+            let wrong =
+                "steps that were queued after the op that failed have run, on gradients that are no sum";
+            Error::unsupported(thing, wrong, "go on from the last checkpoint")
+        })
     }
 }

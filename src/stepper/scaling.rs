@@ -2,7 +2,6 @@
 //!
 //! Decisions stay on the device; the trainer asks for the scale of its pass. A read of a decision waits for no step, or
 //! Normed would lose its overlap with the next forward.
-#![allow(unsafe_code)]
 
 use std::mem::offset_of;
 
@@ -13,7 +12,6 @@ use crate::error::{Error, Result};
 use crate::handle::DevicePtr;
 use crate::op::{Access, Memory, Span};
 use crate::optim::{LossScale, ScalerState};
-use crate::stepper::pass::Pass;
 use crate::stepper::stepper::Stepper;
 
 const PREVIOUS_NORM: Span = {
@@ -62,12 +60,8 @@ impl<D: Device> Stepper<D> {
     pub fn set_scaler_state(&mut self, state: ScalerState) -> Result<()> {
         self.require_scaler()?;
         state.validate(self.comm.world_size())?;
-        self.settle_control()?;
         let words = [(state.scale as f32).to_bits(), state.growth_tracker];
-        let run = self.run.get_mut();
-        run.note(Access { span: Span::LOSS_SCALE, writes: true });
-        // SAFETY: no pass is open, every op on control memory has ended, and the next is submitted by a later `begin`.
-        unsafe { run.device.write(Span::LOSS_SCALE, words.map(u32::to_ne_bytes).as_flattened())? };
+        self.write_control_part(Span::LOSS_SCALE, bytemuck::bytes_of(&words))?;
         self.loaded.scaler = Some(state);
         self.agreement.forget();
         Ok(())
@@ -82,13 +76,7 @@ impl<D: Device> Stepper<D> {
     /// # Errors
     /// `Order` inside a pass, `Poisoned` after a failure.
     pub fn previous_norm(&self) -> Result<Option<f64>> {
-        self.settle_control()?;
-        let mut bytes = [0; 8];
-        let mut run = self.run.borrow_mut();
-        run.note(Access { span: PREVIOUS_NORM, writes: false });
-        // SAFETY: as in `set_scaler_state`, and only read.
-        unsafe { run.device.read(PREVIOUS_NORM, &mut bytes)? };
-        Ok(Some(f64::from_ne_bytes(bytes)).filter(|norm| *norm >= 0.0))
+        Ok(Some(f64::from_ne_bytes(self.read_control_part(PREVIOUS_NORM)?)).filter(|norm| *norm >= 0.0))
     }
 
     /// Sets the norm that the next pass is clipped by, to load it. Ranks must set the same, as with
@@ -103,11 +91,7 @@ impl<D: Device> Stepper<D> {
         if let Some(norm) = norm.filter(|norm| !(*norm >= 0.0 && norm.is_finite())) {
             return Err(Error::range("previous_norm", norm, "a finite number of at least 0"));
         }
-        self.settle_control()?;
-        let run = self.run.get_mut();
-        run.note(Access { span: PREVIOUS_NORM, writes: true });
-        // SAFETY: as in `set_scaler_state`.
-        unsafe { run.device.write(PREVIOUS_NORM, &norm.unwrap_or(-1.0).to_ne_bytes())? };
+        self.write_control_part(PREVIOUS_NORM, &norm.unwrap_or(-1.0).to_ne_bytes())?;
         self.loaded.previous_norm = Some(norm);
         self.agreement.forget();
         Ok(())
@@ -131,24 +115,22 @@ impl<D: Device> Stepper<D> {
             return Ok(());
         }
         let remedy = "build with a LossScaler as StepperBuilder::loss_scale";
-        Err(Error::config("loss_scale", self.loss_scale.initial(), "constant in this stepper", remedy))
+        let value = match self.loss_scale {
+            LossScale::External(_) => return Err(kept_by_the_caller()),
+            scale => scale.initial(),
+        };
+        Err(Error::config("loss_scale", value, "constant in this stepper", remedy))
     }
 
     fn read_scaler(&self) -> Result<ScalerState> {
         self.require_scaler()?;
-        let mut words = [[0; 4]; 2];
-        let mut run = self.run.borrow_mut();
-        run.touch_loss_scale()?;
-        run.note(Access { span: Span::LOSS_SCALE, writes: false });
-        // SAFETY: the decision that wrote it has ended, and the next one comes after this read.
-        unsafe { run.device.read(Span::LOSS_SCALE, words.as_flattened_mut())? };
-        let [scale, growth_tracker] = words.map(u32::from_ne_bytes);
+        let [scale, growth_tracker]: [u32; 2] = bytemuck::cast(self.read_loss_scale()?);
         Ok(ScalerState { scale: f32::from_bits(scale).into(), growth_tracker })
     }
 }
 
-impl<D: Device> Pass<'_, D> {
-    /// Returns the factor that this pass's loss must have, which the steps divide out of its gradients: always an f32
+impl<D: Device> Stepper<D> {
+    /// Returns the factor that the loss of the open pass, or else of the next one, must have, which the steps divide out of its gradients: always an f32
     /// if it is [dynamic](crate::LossScale::Dynamic), else what the stepper was built with.
     ///
     /// ```
@@ -163,7 +145,7 @@ impl<D: Device> Pass<'_, D> {
     ///     let scale = pass.loss_scale()? as f32;
     ///     pass.grads().write(w, &[1e9 * scale])?; // too much for f32 under the first scale
     ///     pass.finish()?;
-    ///     assert_eq!(stepper.params()?.get(w)?, [expected]);
+    ///     assert_eq!(stepper.view::<f32>(w)?, [expected]);
     /// }
     /// # Ok::<(), instep::Error>(())
     /// ```
@@ -174,17 +156,22 @@ impl<D: Device> Pass<'_, D> {
     /// [`loss_scale_ptr`](Self::loss_scale_ptr) avoids that.
     ///
     /// # Errors
-    /// `Poisoned` after a failure.
+    /// `Config` if [the caller](crate::StepperBuilder::grad_scaler) keeps it, `Poisoned` after a failure.
     pub fn loss_scale(&self) -> Result<f64> {
-        match self.stepper.loss_scale {
+        match self.loss_scale {
             LossScale::Constant(loss_scale) => Ok(loss_scale),
-            LossScale::Dynamic(_) => Ok(self.stepper.read_scaler()?.scale),
+            LossScale::Dynamic(_) => Ok(self.read_scaler()?.scale),
+            LossScale::External(_) => Err(kept_by_the_caller()),
         }
     }
 }
 
-impl Pass<'_, CudaDevice> {
-    /// Returns the address of this pass's loss scale: one f32, for the trainer's own kernels to read. The address stays
+fn kept_by_the_caller() -> Error {
+    Error::config("loss_scale", "external", "the caller's own scaler keeps it", "ask that scaler")
+}
+
+impl Stepper<CudaDevice> {
+    /// Returns the address of the open pass's loss scale: one f32, for the trainer's own kernels to read. The address stays
     /// the same, so a captured graph may hold it.
     ///
     /// # Ordering
@@ -192,10 +179,12 @@ impl Pass<'_, CudaDevice> {
     /// but not after its steps. This pass's decision comes after that work. Nothing waits on the host.
     ///
     /// # Errors
-    /// `Config` without a [dynamic loss scale](crate::LossScale::Dynamic), `Poisoned` after a failure.
+    /// `Config` without a [dynamic loss scale](crate::LossScale::Dynamic), `Order` between passes, `Poisoned` after a
+    /// failure.
     pub fn loss_scale_ptr(&self) -> Result<DevicePtr> {
-        self.stepper.require_scaler()?;
-        let mut run = self.stepper.run.borrow_mut();
+        self.require_scaler()?;
+        self.refuse_closed_pass()?;
+        let mut run = self.run.borrow_mut();
         run.touch_loss_scale()?;
         run.note(Access { span: Span::LOSS_SCALE, writes: false });
         Ok(DevicePtr(run.device.resolve(Span::LOSS_SCALE).addr() as u64))

@@ -23,6 +23,7 @@ use crate::stepper::state::optimizers::{Assigned, Hyperparameters, Optimizers};
 use crate::stepper::state::options::Unused;
 use crate::stepper::state::rates::Rates;
 use crate::stepper::state::run::{Recording, Run};
+use crate::stepper::state::written::ParamsWritten;
 
 /// One rank's parameters, gradients and optimizer state, and the schedule that steps them.
 ///
@@ -47,13 +48,17 @@ pub struct Stepper<D: Device = HostDevice> {
     /// Constant, unless the policy says otherwise.
     pub(super) loss_scale: LossScale,
     pub(super) unused: Unused,
+    /// The pass at hand is being captured, and nothing else may happen until its end.
+    pub(super) is_capturing: bool,
     /// Passes that were given up.
     pub(super) abandoned: u64,
     pub(super) loaded: Loaded,
     pub(super) agreement: Agreement,
     pub(super) comm: Arc<dyn Collective>,
-    /// Parameters were written since the last broadcast, so ranks may differ.
-    pub(super) params_written: bool,
+    /// The communicator of the gather stream, if ranks share parameters out.
+    pub(super) gathers: Option<Arc<dyn Collective>>,
+    /// Parameters that were written since the last broadcast, so ranks may differ.
+    pub(super) params_written: ParamsWritten,
     /// Per parameter, whether its gradient was written in the open pass.
     pub(super) written: RefCell<Vec<bool>>,
     pub(super) run: RefCell<Run<D>>,
@@ -109,18 +114,6 @@ impl<D: Device> Stepper<D> {
         hazard::check(&self.plan, self.assignment.state_count(), &recording.list)
     }
 
-    /// Gives up a pass whose [`Pass`](crate::Pass) was leaked.
-    ///
-    /// # Errors
-    /// `Order` if no pass is open.
-    pub fn abandon_open_pass(&mut self) -> Result<Abandoned> {
-        let run = self.run.get_mut();
-        let stepped_buckets = run.schedule.abandon()?;
-        run.submit();
-        self.abandoned += 1;
-        Ok(Abandoned { stepped_buckets })
-    }
-
     /// Ends the stepper.
     ///
     /// # Ordering
@@ -130,9 +123,12 @@ impl<D: Device> Stepper<D> {
     /// # Errors
     /// `Poisoned` if anything has failed; `Order` if a pass was leaked open, which ends the other ranks too.
     pub fn close(mut self) -> Result<()> {
+        let is_open = self.run.get_mut().schedule.is_open();
+        if is_open {
+            self.abort_group(&closed_inside(self.comm.rank()));
+        }
         let run = self.run.get_mut();
-        let outcome = if run.schedule.is_open() {
-            self.comm.abort(&closed_inside(self.comm.rank()));
+        let outcome = if is_open {
             Err(Error::order("stepper", "closed while a pass was open", "finish or abandon the pass first"))
         } else {
             run.schedule.synchronize();
@@ -149,8 +145,15 @@ impl<D: Device> Stepper<D> {
             assigned: &Assigned(&self.optimizers),
             hyperparameters: &Hyperparameters(&self.optimizers),
             loaded: &self.loaded,
+            written: &self.params_written.names(&self.layout),
         };
         self.agreement.number(&changing, frozen)
+    }
+
+    /// Ends the group for all ranks.
+    pub(super) fn abort_group(&self, cause: &Error) {
+        self.comm.abort(cause);
+        self.gathers.iter().for_each(|comm| comm.abort(cause));
     }
 
     /// Returns the layout it was built for.
@@ -182,11 +185,11 @@ impl<D: Device> Stepper<D> {
 impl<D: Device> Drop for Stepper<D> {
     fn drop(&mut self) {
         if self.run.get_mut().schedule.is_open() {
-            self.comm.abort(&closed_inside(self.comm.rank()));
+            self.abort_group(&closed_inside(self.comm.rank()));
         } else if std::thread::panicking() {
             // Where memory is borrowed the device's end waits for what is queued, and peers may wait for this rank.
             let rank = self.comm.rank();
-            self.comm.abort(&Error::PeerLost { rank, why: "it panicked".into() });
+            self.abort_group(&Error::PeerLost { rank, why: "it panicked".into() });
         }
     }
 }

@@ -2,18 +2,17 @@
 //!
 //! It uses the kernels' own conversions, so a value that was read and is written again keeps its bits, and a checkpoint
 //! of f32 resumes a run of any precision. Conversions round to nearest, since loading is no update.
-#![allow(unsafe_code)]
 
-use std::ptr;
-
-use crate::abi::{INSTEP_DTYPE_F32, INSTEP_MASTER_NONE, INSTEP_MOMENTS_8BIT, InstepStored};
+use crate::abi::{INSTEP_DTYPE_F32, INSTEP_MASTER_NONE, INSTEP_MOMENTS_8BIT};
 use crate::device::Device;
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::host::Isa;
 use crate::host::kernels::Kernels;
+use crate::host::stored::StoredValues;
 use crate::launch::{dtype_code, master_code, moments_code};
-use crate::layout::{Master, Moments, ParamId, Segment};
-use crate::op::{Access, Memory, Span};
+use crate::layout::{Master, Moments, ParamId, Precision, Segment};
+use crate::op::{self, Access, Memory, Span};
 use crate::stepper::stepper::Stepper;
 
 /// A tensor's bytes, aligned for any element.
@@ -23,21 +22,40 @@ struct Bytes {
 }
 
 impl Bytes {
-    fn zeroed(span: Span) -> Bytes {
-        let len = span.bytes() as usize;
+    fn zeroed(len: u64) -> Bytes {
+        let len = len as usize;
         Bytes { words: vec![0; len.div_ceil(size_of::<u32>())], len }
     }
 
     fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: as many bytes as the words have at least, of any value.
-        unsafe { std::slice::from_raw_parts_mut(self.words.as_mut_ptr().cast(), self.len) }
+        &mut bytemuck::cast_slice_mut(&mut self.words)[..self.len]
     }
 }
 
 impl<D: Device> Stepper<D> {
     /// Copies a tensor to the host, as the values that it stands for.
     pub(super) fn read_values(&self, id: ParamId, memory: Memory, into: &mut [f32]) -> Result<()> {
-        let (values, second) = self.memories_of(memory);
+        let (values, second) = self.memories_of(id, memory)?;
+        for memory in [Some(values), second].into_iter().flatten() {
+            self.refuse_cut(id, memory)?;
+        }
+        self.decode_values(id, memory, into, |memory, segment, bytes| {
+            if Some(memory) == second {
+                self.note(memory, segment, false);
+            }
+            self.read_bytes(memory, segment, bytes)
+        })
+    }
+
+    /// Makes values of a tensor's bytes, which `fetch` brings from each memory that has some.
+    pub(super) fn decode_values(
+        &self,
+        id: ParamId,
+        memory: Memory,
+        into: &mut [f32],
+        mut fetch: impl FnMut(Memory, &Segment, &mut [u8]) -> Result<()>,
+    ) -> Result<()> {
+        let (values, second) = self.memories_of(id, memory)?;
         let segment = self.claim(id, values, false)?;
         if segment.len == 0 {
             return Ok(());
@@ -45,38 +63,35 @@ impl<D: Device> Stepper<D> {
         let of_master = if values == Memory::Master { Memory::Master } else { memory };
         let (format, is_signed) = self.format(of_master, &segment);
         if format == INSTEP_DTYPE_F32 {
-            return self.read_bytes(values, &segment, bytes_of(into));
+            return fetch(values, &segment, bytemuck::cast_slice_mut(into));
         }
         let (mut first, mut other) = (self.room(values, &segment), second.map(|m| self.room(m, &segment)));
-        self.read_bytes(values, &segment, first.as_mut_slice())?;
+        fetch(values, &segment, first.as_mut_slice())?;
         if let (Some(memory), Some(bytes)) = (second, &mut other) {
-            self.note(memory, &segment, false);
-            self.read_bytes(memory, &segment, bytes.as_mut_slice())?;
+            fetch(memory, &segment, bytes.as_mut_slice())?;
         }
-        let stored = self.stored(&mut first, other.as_mut(), (format, is_signed), segment.len);
-        // SAFETY: rooms of the tensor's size and slices of its length, which the caller has checked.
-        unsafe { Kernels::load(Isa::Baseline)?.decode(&stored, into.as_mut_ptr()) };
+        let mut stored = self.stored(&mut first, other.as_mut(), (format, is_signed), &segment);
+        Kernels::load(Isa::Baseline)?.decode(&mut stored, into);
         Ok(())
     }
 
     /// Copies a tensor from the host, rounded to the nearest where it has fewer bits.
     pub(super) fn write_values(&self, id: ParamId, memory: Memory, from: &[f32]) -> Result<()> {
-        let (values, second) = self.memories_of(memory);
+        let (values, second) = self.memories_of(id, memory)?;
         let segment = self.claim(id, values, true)?;
         if segment.len == 0 {
             return Ok(());
         }
         if values == Memory::Master {
-            self.write_bytes(Memory::Master, &segment, as_bytes(from))?;
+            self.write_bytes(Memory::Master, &segment, bytemuck::cast_slice(from))?;
         }
         let (format, is_signed) = self.format(memory, &segment);
         if format == INSTEP_DTYPE_F32 {
-            return self.write_bytes(memory, &segment, as_bytes(from));
+            return self.write_bytes(memory, &segment, bytemuck::cast_slice(from));
         }
         let (mut first, mut other) = (self.room(memory, &segment), second.map(|m| self.room(m, &segment)));
-        let stored = self.stored(&mut first, other.as_mut(), (format, is_signed), segment.len);
-        // SAFETY: as in `read_values`.
-        unsafe { Kernels::load(Isa::Baseline)?.encode(from.as_ptr(), &stored) };
+        let mut stored = self.stored(&mut first, other.as_mut(), (format, is_signed), &segment);
+        Kernels::load(Isa::Baseline)?.encode(from, &mut stored);
         if values != memory {
             self.note(memory, &segment, true);
         }
@@ -90,36 +105,61 @@ impl<D: Device> Stepper<D> {
 
     /// Master weights start as their parameters.
     pub(super) fn derive_masters(&mut self) -> Result<()> {
-        let precision = self.plan.storage().precision;
         for id in self.layout.clone().ids() {
-            let segment = self.claim(id, Memory::Params, false)?;
-            let mut params = self.room(Memory::Params, &segment);
-            self.read_bytes(Memory::Params, &segment, params.as_mut_slice())?;
-            let mut values = vec![0.0; segment.len as usize];
-            let stored = self.stored(&mut params, None, (dtype_code(precision.param), false), segment.len);
-            // SAFETY: as in `read_values`.
-            unsafe { Kernels::load(Isa::Baseline)?.decode(&stored, values.as_mut_ptr()) };
+            let precision = self.precision_of(id)?;
+            if precision.master == Master::None {
+                continue;
+            }
+            let mut values = vec![0.0; self.layout.parameter(id)?.len as usize];
+            self.read_stored_param(id, &mut values)?;
             self.write_values(id, Memory::Params, &values)?;
         }
         Ok(())
     }
 
+    /// Copies a parameter to the host as it is stored, without its master.
+    pub(crate) fn read_stored_param(&self, id: ParamId, into: &mut [f32]) -> Result<()> {
+        self.check_len(id, into.len())?;
+        self.settle_between_passes()?;
+        let segment = self.claim(id, Memory::Params, false)?;
+        if segment.len == 0 {
+            return Ok(());
+        }
+        if self.plan.storage_of(&segment).precision.param == DType::F32 {
+            return self.read_bytes(Memory::Params, &segment, bytemuck::cast_slice_mut(into));
+        }
+        let mut params = self.room(Memory::Params, &segment);
+        self.read_bytes(Memory::Params, &segment, params.as_mut_slice())?;
+        let mut stored = self.stored(&mut params, None, self.format(Memory::Params, &segment), &segment);
+        Kernels::load(Isa::Baseline)?.decode(&mut stored, into);
+        Ok(())
+    }
+
     /// The memory that holds the values of a logical tensor: the master of a parameter that has one.
-    fn memories_of(&self, memory: Memory) -> (Memory, Option<Memory>) {
-        let precision = self.plan.storage().precision;
-        match (memory, precision.master, precision.moments) {
+    fn memories_of(&self, id: ParamId, memory: Memory) -> Result<(Memory, Option<Memory>)> {
+        let precision = self.precision_of(id)?;
+        Ok(match (memory, precision.master, precision.moments) {
             (Memory::Params, Master::F32, _) => (Memory::Master, None),
             (Memory::Params, Master::Remainder16 | Master::Remainder8, _) => {
                 (Memory::Params, Some(Memory::Master))
             }
             (Memory::State(k), _, Moments::EightBit) => (memory, Some(Memory::Scales(k))),
             _ => (memory, None),
-        }
+        })
+    }
+
+    /// Returns the element types of a parameter's tensors.
+    ///
+    /// # Errors
+    /// `Layout` if `id` is of another layout.
+    pub fn precision_of(&self, id: ParamId) -> Result<Precision> {
+        let segment = self.plan.segment_of(self.layout.index(id)?);
+        Ok(self.plan.storage_of(segment).precision)
     }
 
     /// The kernels' code for the format of one memory, and whether its values have signs.
     fn format(&self, memory: Memory, segment: &Segment) -> (u32, bool) {
-        let storage = self.plan.storage();
+        let storage = self.plan.storage_of(segment);
         let code = match memory {
             Memory::Params => dtype_code(storage.precision.param),
             Memory::Grads => dtype_code(storage.precision.grad),
@@ -133,28 +173,26 @@ impl<D: Device> Stepper<D> {
         (code, Kernels::is_signed(kernel, k))
     }
 
-    fn stored(
+    fn stored<'b>(
         &self,
-        values: &mut Bytes,
-        second: Option<&mut Bytes>,
+        values: &'b mut Bytes,
+        second: Option<&'b mut Bytes>,
         (format, is_signed): (u32, bool),
-        count: u64,
-    ) -> InstepStored {
+        segment: &Segment,
+    ) -> StoredValues<'b> {
         let has_remainders = second.is_some() && format != INSTEP_MOMENTS_8BIT;
-        let master = master_code(self.plan.storage().precision.master);
-        InstepStored {
-            values: values.words.as_mut_ptr().cast(),
-            second: second.map_or(ptr::null_mut(), |bytes| bytes.words.as_mut_ptr().cast()),
-            count,
+        let master = master_code(self.plan.storage_of(segment).precision.master);
+        StoredValues {
+            values: &mut values.words,
+            second: second.map(|bytes| &mut *bytes.words),
             format,
             master_kind: if has_remainders { master } else { INSTEP_MASTER_NONE },
-            is_signed: is_signed.into(),
-            reserved: 0,
+            is_signed,
         }
     }
 
     fn room(&self, memory: Memory, segment: &Segment) -> Bytes {
-        Bytes::zeroed(Span::segment(memory, &self.plan, segment))
+        Bytes::zeroed(op::bytes_of(memory, self.plan.storage_of(segment), segment.len))
     }
 
     fn note(&self, memory: Memory, segment: &Segment, writes: bool) {
@@ -163,27 +201,19 @@ impl<D: Device> Stepper<D> {
     }
 
     /// After `claim`.
-    fn read_bytes(&self, memory: Memory, segment: &Segment, into: &mut [u8]) -> Result<()> {
-        let span = Span::segment(memory, &self.plan, segment);
-        // SAFETY: `claim` has told the schedule and has been waited for.
-        unsafe { self.run.borrow_mut().device.read(span, into) }
+    pub(super) fn read_bytes(&self, memory: Memory, segment: &Segment, into: &mut [u8]) -> Result<()> {
+        self.read_span(Span::segment(memory, &self.plan, segment), into)
     }
 
-    /// After `claim`.
+    /// Writes what this rank keeps of a whole tensor, after `claim`. No view of this memory is alive, since those borrow the
+    /// stepper or the pass that the caller holds mutably.
     fn write_bytes(&self, memory: Memory, segment: &Segment, from: &[u8]) -> Result<()> {
-        let span = Span::segment(memory, &self.plan, segment);
-        // SAFETY: as in `read_bytes`; no view of this memory is alive, since those borrow the stepper or the pass that
-        // the caller holds mutably.
-        unsafe { self.run.borrow_mut().device.write(span, from) }
+        let (span, bucket) = (Span::segment(memory, &self.plan, segment), self.plan.bucket_of(segment));
+        let before = if memory.is_kept_in_shards() { bucket.kept(segment).start } else { 0 };
+        let start = op::bytes_of(memory, &bucket.storage, before) as usize;
+        match from.get(start..start + span.bytes() as usize) {
+            Some(from) if !from.is_empty() => self.write_span(span, from),
+            _ => Ok(()),
+        }
     }
-}
-
-fn bytes_of(values: &mut [f32]) -> &mut [u8] {
-    // SAFETY: a slice of f32 is as many bytes, each of which may take any value.
-    unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
-}
-
-fn as_bytes(values: &[f32]) -> &[u8] {
-    // SAFETY: as above.
-    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }

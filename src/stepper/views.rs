@@ -1,27 +1,25 @@
-//! Slices of parameters and gradients, each handed out only after the ops that it conflicts with.
+//! Slices of tensors, each handed out only after the ops that it conflicts with.
 //!
-//! Sound because of three facts that are kept elsewhere: views borrow the pass (or the stepper) and launching needs it
-//! mutably; a handed-over parameter is refused; and the schedule, whose waits are paid before the slice is made, is
+//! Sound because of three facts. A slice borrows the stepper, through its pass or a view, and launching needs the
+//! stepper mutably. A handed-over parameter is refused. The schedule, whose waits are paid before the slice is made, is
 //! proven free of races with these very accesses.
 #![allow(unsafe_code)]
+
+use std::sync::Arc;
 
 use crate::device::Executor;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
-use crate::layout::{Master, Moments, ParamId, Segment};
-use crate::op::{Memory, Span};
+use crate::layout::{Master, Moments, ParamId, Precision, Segment};
+use crate::op::{Access, Memory, Span};
+use crate::stepper::claims::bucket_numbered;
 use crate::stepper::stepper::Stepper;
+use crate::stepper::tensor::TensorId;
 
-/// Read access to parameters.
+/// Read access to parameters, inside a pass and between passes.
 #[derive(Clone, Copy, Debug)]
 pub struct Params<'a> {
     stepper: &'a Stepper,
-}
-
-/// Write access to parameters, between passes.
-#[derive(Debug)]
-pub struct ParamsMut<'a> {
-    stepper: &'a mut Stepper,
 }
 
 /// Write access to gradients, inside a pass. Until it is written, a gradient holds the last pass's values.
@@ -35,17 +33,10 @@ impl<'a> Params<'a> {
         Params { stepper }
     }
 
-    /// Returns one parameter.
+    /// Returns one parameter, as [`Stepper::view`] does.
     ///
     /// # Shapes
-    /// As many elements as registered, aligned to 64 bytes unless [borrowed](crate::Borrowed).
-    ///
-    /// # Ordering
-    /// Waits for the last step of its bucket; a frozen parameter for no step at all.
-    ///
-    /// # Errors
-    /// `Order` if it was handed over in this micro-batch, `Layout` if `id` is of another layout, `Unsupported` if it is
-    /// of another type, `Poisoned` after a failure.
+    /// Shape, ordering and errors as for [`Stepper::view`].
     pub fn get(self, id: ParamId) -> Result<&'a [f32]> {
         self.get_as(id)
     }
@@ -53,58 +44,9 @@ impl<'a> Params<'a> {
     /// Returns one parameter, of the type that the stepper's [precision](crate::StepperBuilder::precision) says.
     ///
     /// # Shapes
-    /// Shape and ordering as for [`get`](Self::get).
-    ///
-    /// # Errors
-    /// Errors as for [`get`](Self::get); `Unsupported` if it is of another type.
+    /// Shape, ordering and errors as for [`Stepper::view`].
     pub fn get_as<T: Element>(self, id: ParamId) -> Result<&'a [T]> {
-        self.stepper.view(id, Memory::Params)
-    }
-}
-
-impl<'a> ParamsMut<'a> {
-    pub(super) fn new(stepper: &'a mut Stepper) -> Self {
-        ParamsMut { stepper }
-    }
-
-    /// Returns one parameter.
-    ///
-    /// # Shapes
-    /// As many elements as registered, aligned to 64 bytes unless [borrowed](crate::Borrowed).
-    ///
-    /// # Ordering
-    /// Does not wait, because [`Stepper::params_mut`] has waited for all steps.
-    ///
-    /// # Errors
-    /// `Layout` if `id` is of another layout; `Unsupported` if it is of another type, or has a
-    /// [master weight](crate::Master). [`write_param`](crate::Stepper::write_param) sets a parameter and its master.
-    pub fn get_mut(&mut self, id: ParamId) -> Result<&mut [f32]> {
-        self.get_mut_as(id)
-    }
-
-    /// Returns one parameter, of the type that the stepper's [precision](crate::StepperBuilder::precision) says.
-    ///
-    /// # Shapes
-    /// Shape, ordering and errors as for [`get_mut`](Self::get_mut).
-    pub fn get_mut_as<T: Element>(&mut self, id: ParamId) -> Result<&mut [T]> {
-        self.stepper.view_mut(id, Memory::Params)
-    }
-
-    /// Calls `write` with each parameter's name and content, in registration order, as f32 for every precision.
-    ///
-    /// # Errors
-    /// `Poisoned` after a failure.
-    pub fn fill(&mut self, mut write: impl FnMut(&str, &mut [f32])) -> Result<()> {
-        let layout = self.stepper.layout.clone();
-        let mut values = Vec::new();
-        for id in layout.ids() {
-            let parameter = layout.parameter(id)?;
-            values.resize(parameter.len as usize, 0.0);
-            self.stepper.read_values(id, Memory::Params, &mut values)?;
-            write(&parameter.name, &mut values);
-            self.stepper.write_values(id, Memory::Params, &values)?;
-        }
-        Ok(())
+        self.stepper.view(id)
     }
 }
 
@@ -122,7 +64,7 @@ impl<'a> Grads<'a> {
     /// Waits for the last step of its bucket.
     ///
     /// # Errors
-    /// Errors as for [`Params::get`]; `Order` if the parameter is frozen.
+    /// Errors as for [`Stepper::view_mut`].
     pub fn get_mut(&mut self, id: ParamId) -> Result<&mut [f32]> {
         self.get_mut_as(id)
     }
@@ -132,28 +74,20 @@ impl<'a> Grads<'a> {
     /// # Shapes
     /// Shape, ordering and errors as for [`get_mut`](Self::get_mut).
     pub fn get_mut_as<T: Element>(&mut self, id: ParamId) -> Result<&mut [T]> {
-        let [slice] = self.get_disjoint_mut_as([id])?;
+        let [slice] = self.get_disjoint_mut([id])?;
         Ok(slice)
-    }
-
-    /// Returns several gradients at once, each as [`get_mut`](Self::get_mut) gives it.
-    ///
-    /// # Errors
-    /// Errors as for [`get_mut`](Self::get_mut); `Layout` if two ids are the same.
-    pub fn get_disjoint_mut<const N: usize>(&mut self, ids: [ParamId; N]) -> Result<[&mut [f32]; N]> {
-        self.get_disjoint_mut_as(ids)
     }
 
     /// Returns several gradients at once, each as [`get_mut_as`](Self::get_mut_as) gives it.
     ///
     /// # Errors
-    /// Errors as for [`get_disjoint_mut`](Self::get_disjoint_mut).
-    pub fn get_disjoint_mut_as<T: Element, const N: usize>(
+    /// Errors as for [`get_mut`](Self::get_mut); `Layout` if two ids are the same.
+    pub fn get_disjoint_mut<T: Element, const N: usize>(
         &mut self,
         ids: [ParamId; N],
     ) -> Result<[&mut [T]; N]> {
-        self.stepper.require_type::<T>(Memory::Grads)?;
         for (k, id) in ids.iter().enumerate() {
+            self.stepper.require_type::<T>(*id, Memory::Grads)?;
             if ids[..k].contains(id) {
                 let thing = format_args!("gradient of `{}`", self.stepper.layout.parameter(*id)?.name);
                 return Err(Error::layout(thing, "asked for twice", "name each parameter once"));
@@ -167,9 +101,10 @@ impl<'a> Grads<'a> {
         let mut slices: [&mut [T]; N] = std::array::from_fn(|_| Default::default());
         for (slice, segment) in slices.iter_mut().zip(segments.iter().flatten()) {
             self.stepper.written.borrow_mut()[segment.param as usize] = true;
-            // SAFETY: `claim` has waited for the ops on this bucket and checked that the gradient is not handed over;
-            // launching it takes the pass mutably, which the borrow in `self` excludes; the ids differ, and segments of
-            // different parameters do not overlap; `require_type` has checked that the memory is of this type.
+            // SAFETY: `claim` has waited for the ops on this bucket and checked that the gradient is not handed over.
+            // Launching it takes the stepper mutably, which `self` keeps borrowed, and so does every other way to this
+            // memory: a `Params` beside this view reads parameters alone. The ids differ, and segments of different
+            // parameters do not overlap. `require_type` has checked that the memory is of this type.
             *slice = unsafe {
                 std::slice::from_raw_parts_mut(
                     self.stepper.address(segment, Memory::Grads).cast(),
@@ -178,14 +113,6 @@ impl<'a> Grads<'a> {
             };
         }
         Ok(slices)
-    }
-
-    /// Returns whether the gradient has not been written in this pass: the first write replaces, later ones add.
-    ///
-    /// # Errors
-    /// `Layout` if `id` is of another layout.
-    pub fn is_first(&self, id: ParamId) -> Result<bool> {
-        Ok(!self.stepper.written.borrow()[self.stepper.layout.index(id)?])
     }
 
     /// Replaces the gradient, what earlier micro-batches wrote included: those [`add`](Self::add).
@@ -207,14 +134,14 @@ impl<'a> Grads<'a> {
     /// # Shapes
     /// Shape, ordering and errors as for [`write`](Self::write).
     pub fn add(&mut self, id: ParamId, values: &[f32]) -> Result<()> {
-        if self.is_first(id)? {
+        if self.stepper.is_unwritten(id)? {
             return self.write(id, values);
         }
         self.store(id, values, |sum, value| sum + value)
     }
 
     fn store(&mut self, id: ParamId, values: &[f32], combine: impl Fn(f32, f32) -> f32) -> Result<()> {
-        match self.stepper.plan.storage().precision.grad {
+        match self.stepper.precision_of(id)?.grad {
             DType::F32 => self.store_as::<f32>(id, values, combine),
             DType::BF16 => self.store_as::<half::bf16>(id, values, combine),
             DType::F16 => self.store_as::<half::f16>(id, values, combine),
@@ -241,8 +168,11 @@ impl Stepper {
     }
 
     /// Refuses slices of a type that the memory does not hold.
-    fn require_type<T: Element>(&self, memory: Memory) -> Result<()> {
-        let precision = self.plan.storage().precision;
+    fn require_type<T: Element>(&self, id: ParamId, memory: Memory) -> Result<()> {
+        self.require_stored::<T>(&self.precision_of(id)?, memory)
+    }
+
+    fn require_stored<T: Element>(&self, precision: &Precision, memory: Memory) -> Result<()> {
         let dtype = match memory {
             Memory::Params => Some(precision.param),
             Memory::Grads => Some(precision.grad),
@@ -251,7 +181,8 @@ impl Stepper {
                 Moments::BF16 => Some(DType::BF16),
                 Moments::EightBit => None,
             },
-            Memory::Copy => self.plan.storage().copy,
+            Memory::Copy => self.plan.copy(),
+            Memory::Ema => Some(DType::F32),
             _ => None,
         };
         if dtype == Some(T::DTYPE) {
@@ -269,27 +200,161 @@ impl Stepper {
         Err(Error::unsupported(thing, wrong, remedy))
     }
 
-    pub(super) fn view<T: Element>(&self, id: ParamId, memory: Memory) -> Result<&[T]> {
-        self.require_type::<T>(memory)?;
+    /// Returns the parameters alone.
+    pub fn params(&self) -> Params<'_> {
+        Params::new(self)
+    }
+
+    /// Returns a tensor where it lies, of the type in which the stepper stores it: between passes any tensor, in a pass
+    /// a parameter, or a gradient that was written in it. [`read`](Self::read) copies any type as f32.
+    ///
+    /// It cannot outlive the hand-over of anything:
+    /// ```
+    /// # use instep::{Layout, Sgd, Solo, Stepper};
+    /// # let layout = Layout::builder().param("w", 4).build()?;
+    /// # let w = layout.id("w")?;
+    /// # let mut stepper = Stepper::host(&layout, Sgd::default(), Solo::default())?;
+    /// stepper.begin()?.detach();
+    /// stepper.write(w.grad(), &[1.0; 4])?;
+    /// let (weight, grad) = (stepper.view::<f32>(w)?, stepper.view::<f32>(w.grad())?);
+    /// assert_eq!((weight[0], grad[0]), (0.0, 1.0));
+    /// stepper.grad_ready(w)?;
+    /// # stepper.finish()?;
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    /// ```compile_fail,E0502
+    /// # use instep::{Layout, Sgd, Solo, Stepper};
+    /// # let layout = Layout::builder().param("w", 4).build()?;
+    /// # let w = layout.id("w")?;
+    /// # let mut stepper = Stepper::host(&layout, Sgd::default(), Solo::default())?;
+    /// stepper.begin()?.detach();
+    /// stepper.write(w.grad(), &[1.0; 4])?;
+    /// let (weight, grad) = (stepper.view::<f32>(w)?, stepper.view::<f32>(w.grad())?);
+    /// stepper.grad_ready(w)?;
+    /// assert_eq!((weight[0], grad[0]), (0.0, 1.0)); // the step may be writing them
+    /// # stepper.finish()?;
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    ///
+    /// # Shapes
+    /// As many elements as registered, aligned to 64 bytes unless [borrowed](crate::Borrowed).
+    ///
+    /// # Ordering
+    /// Ordering as for [`read`](Self::read); a frozen parameter waits for no step inside a pass.
+    ///
+    /// # Errors
+    /// Errors as for [`read`](Self::read); `Unsupported` if the tensor is of another type.
+    pub fn view<'n, T: Element>(&self, tensor: impl Into<TensorId<'n>>) -> Result<&[T]> {
+        let (id, memory) = self.find(tensor.into())?;
+        self.require_type::<T>(id, memory)?;
+        self.admit_read(id, memory)?;
+        self.slice(id, memory)
+    }
+
+    /// Returns a tensor where it lies, to be written: between passes, in a pass a gradient. It counts as written, as
+    /// after [`write`](Self::write).
+    ///
+    /// ```
+    /// # use instep::{Layout, Sgd, Solo, Stepper};
+    /// # let layout = Layout::builder().param("w", 2).build()?;
+    /// # let w = layout.id("w")?;
+    /// # let sgd = Sgd { lr: 1.0, momentum: 0.5, ..Default::default() };
+    /// # let mut stepper = Stepper::host(&layout, sgd, Solo::default())?;
+    /// stepper.view_mut(w.state("momentum_buffer"))?.copy_from_slice(&[4.0f32, 8.0]);
+    /// stepper.set_step_count(w, 1)?; // not the first step, which would replace the buffer
+    /// let mut pass = stepper.begin()?;
+    /// pass.view_mut::<f32>(w.grad())?.fill(1.0);
+    /// pass.finish()?;
+    /// assert_eq!(stepper.view::<f32>(w)?, [-3.0, -5.0]);
+    /// assert_eq!(stepper.step_count(w)?, 2);
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    ///
+    /// # Shapes
+    /// Shape and ordering as for [`view`](Self::view). In a pass, until it is written, a gradient holds the last pass's
+    /// values.
+    ///
+    /// # Errors
+    /// Errors as for [`write`](Self::write); `Unsupported` if the tensor is of another type, or a parameter with a
+    /// [master weight](crate::Master), which must be written too: [`write`](Self::write) does.
+    pub fn view_mut<'n, T: Element>(&mut self, tensor: impl Into<TensorId<'n>>) -> Result<&mut [T]> {
+        let (id, memory) = self.find(tensor.into())?;
+        self.require_type::<T>(id, memory)?;
+        if memory == Memory::Params && self.precision_of(id)?.master != Master::None {
+            let wrong = "they have master weights, which must be written too";
+            return Err(Error::unsupported("mutable slice of parameters", wrong, "use Stepper::write"));
+        }
+        if memory != Memory::Grads {
+            self.refuse_cut(id, memory)?;
+        }
+        self.admit_write(id, memory)?;
+        let segment = self.claim(id, memory, true)?;
+        self.note_written(id, memory)?;
+        // SAFETY: `admit_write` and `claim` have waited for the ops on this tensor, and refused one that is handed over.
+        // `self` is borrowed mutably for as long as the slice lives: neither another slice nor a launch can exist. The
+        // memory is of this type, and every bit pattern is a value of it.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.address(&segment, memory).cast(), length(&segment)) })
+    }
+
+    /// Returns the gradients of a bucket of the open pass as one slice, to be written whole. It is laid out as the
+    /// [plan](Self::plan) says, padding included, whose content does not matter; elements that count ranks are left out.
+    /// All of the bucket's gradients count as written.
+    ///
+    /// ```
+    /// # use instep::{Layout, Sgd, Solo, Stepper};
+    /// # let layout = Layout::builder().param("a", 2).param("b", 3).build()?;
+    /// # let mut stepper = Stepper::host(&layout, Sgd { lr: 1.0, ..Default::default() }, Solo::default())?;
+    /// stepper.begin()?.detach();
+    /// stepper.bucket_mut(0)?.fill(1.0f32);
+    /// stepper.bucket_ready(0)?;
+    /// stepper.finish()?;
+    /// assert_eq!(stepper.view::<f32>(layout.id("b")?)?, [-1.0; 3]);
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    ///
+    /// # Ordering
+    /// Waits for the last step of the bucket.
+    ///
+    /// # Errors
+    /// `Order` between passes, or if one of its parameters is frozen or was handed over in this micro-batch; `Layout` if
+    /// there is no such bucket; `Unsupported` if gradients are of another type; `Poisoned` after a failure.
+    pub fn bucket_mut<T: Element>(&mut self, bucket: u32) -> Result<&mut [T]> {
+        let plan = Arc::clone(&self.plan);
+        let described = bucket_numbered(&plan, bucket)?;
+        self.require_stored::<T>(&described.storage.precision, Memory::Grads)?;
+        let run = self.run.get_mut();
+        run.schedule.require_open()?;
+        for segment in plan.segments_of(described) {
+            run.schedule.refuse_handed_over(segment.param as usize)?;
+            run.schedule.refuse_frozen(segment.param as usize)?;
+        }
+        run.touch_bucket(bucket)?;
+        let tail =
+            if described.tail.is_empty() { described.start + described.len } else { described.tail.start };
+        let span = Span::within(Memory::Grads, described, described.start, tail);
+        run.note(Access { span, writes: true });
+        for segment in plan.segments_of(described) {
+            self.written.get_mut()[segment.param as usize] = true;
+        }
+        let count = (tail - described.start) as usize;
+        // SAFETY: `touch_bucket` has waited for the ops on these bytes, none of which Begin writes, since tails are left
+        // out; nothing of the bucket is handed over. A bucket lies in one piece of memory, of this type and initialised:
+        // the stepper's own starts as zeros, and all of a borrowed one is summed. `self` is borrowed as in `view_mut`.
+        Ok(unsafe { std::slice::from_raw_parts_mut(run.device.resolve(span).cast(), count) })
+    }
+
+    /// A slice that borrows the stepper, after every check but that of the claim.
+    fn slice<T: Element>(&self, id: ParamId, memory: Memory) -> Result<&[T]> {
         let segment = self.claim(id, memory, false)?;
-        // SAFETY: `claim` has waited for the ops on this bucket; launching anything, and every mutable slice of this
-        // memory, takes the stepper or the pass mutably, which the shared borrow in the result excludes. (Gradient
-        // slices borrow through `Grads`, parameters and states are never in its memory.) The memory is of this type,
-        // and every bit pattern is a value of it.
+        // SAFETY: `claim` has waited for the ops on this bucket. Launching anything, and every mutable slice of this
+        // memory, takes the stepper mutably, which the shared borrow in the result excludes. (`Grads` alone makes
+        // mutable slices through a shared reference, of gradients, and keeps the stepper borrowed mutably outside: only
+        // a `Params` can exist beside it.) The memory is of this type, and every bit pattern is a value of it.
         Ok(unsafe { std::slice::from_raw_parts(self.address(&segment, memory).cast(), length(&segment)) })
     }
 
-    /// Between passes.
-    pub(super) fn view_mut<T: Element>(&mut self, id: ParamId, memory: Memory) -> Result<&mut [T]> {
-        self.require_type::<T>(memory)?;
-        if memory == Memory::Params && self.plan.storage().precision.master != Master::None {
-            let wrong = "they have master weights, which must be written too";
-            return Err(Error::unsupported("mutable slice of parameters", wrong, "use Stepper::write_param"));
-        }
-        let segment = self.claim(id, memory, true)?;
-        // SAFETY: no pass is open, `claim` has waited for the ops on this bucket, and `self` is borrowed mutably:
-        // neither another slice nor a launch can exist while this one does. The type as in `view`.
-        Ok(unsafe { std::slice::from_raw_parts_mut(self.address(&segment, memory).cast(), length(&segment)) })
+    fn is_unwritten(&self, id: ParamId) -> Result<bool> {
+        Ok(!self.written.borrow()[self.layout.index(id)?])
     }
 }
 

@@ -94,7 +94,7 @@ fn describe(action: &Action) -> Option<(Kind, Option<u32>)> {
     match *action {
         Action::Wait(_) | Action::Record(_) => None,
         Action::Control(Phase::DecideBucket { bucket }) => Some((Kind::Control, Some(bucket))),
-        Action::Control(_) => Some((Kind::Control, None)),
+        Action::Control(_) | Action::Leave { .. } => Some((Kind::Control, None)),
         Action::Norm { bucket } => Some((Kind::Norm, Some(bucket))),
         Action::Step { bucket } => Some((Kind::Step, Some(bucket))),
         Action::Collective { bucket, .. } => Some((Kind::Collective, bucket)),
@@ -109,6 +109,7 @@ fn name(action: &Action, bucket: Option<u32>) -> String {
         Action::Control(Phase::Publish) => "publish".to_owned(),
         Action::Norm { .. } => "norm".to_owned(),
         Action::Collective { kind, .. } => kind.to_string(),
+        Action::Leave { .. } => "leave".to_owned(),
         Action::Zero(_) => "zero".to_owned(),
         Action::Release(_) => "release".to_owned(),
         _ => "step".to_owned(),
@@ -127,8 +128,8 @@ fn find_passes(ops: &[Op]) -> Vec<Option<u64>> {
         passes.push(match op.action {
             Action::Collective { pass, bucket, .. } => {
                 reduced.insert(bucket, pass);
-                latest = Some(pass);
-                latest
+                latest = latest.max(Some(pass));
+                Some(pass)
             }
             Action::Norm { bucket }
             | Action::Control(Phase::DecideBucket { bucket })

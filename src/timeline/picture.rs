@@ -15,10 +15,10 @@ const ROW: f64 = 34.0;
 const PITCH: f64 = 44.0;
 /// Room above a lane's rows, for the numbers of passes.
 const HEADING: f64 = 26.0;
-/// Height of the strip of exposed time, under the optim row.
+/// Height of the strip of exposed time, under the last row.
 const STRIP: f64 = 8.0;
-/// Distance between lanes, with a line of text under the strip.
-const LANE: f64 = HEADING + 3.0 * PITCH + STRIP + 24.0;
+/// Room under a lane's rows, for the strip and a line of text.
+const FOOT: f64 = STRIP + 24.0;
 /// Vertical position of the legend's text.
 const LEGEND: f64 = 65.0;
 /// Vertical position of the first lane.
@@ -26,27 +26,28 @@ const TOP: f64 = 84.0;
 /// Approximate width of a letter.
 const LETTER: f64 = 7.0;
 
-/// Draws the lanes in a window: a title, three rows for each lane, and an axis that starts with the window.
+/// Draws the lanes in a window: a title, a row for each stream of each lane, and an axis that starts with the window.
 pub fn draw_picture(title: &str, lanes: &[Lane], window: Interval) -> String {
     // Writing to a String cannot fail.
     try_draw(title, lanes, window).unwrap_or_default()
 }
 
 fn try_draw(title: &str, lanes: &[Lane], window: Interval) -> Result<String, fmt::Error> {
-    let bottom = TOP + LANE * lanes.len() as f64;
+    let rows = Rows::of(lanes);
+    let bottom = rows.top(lanes.len());
     let mut canvas = Canvas::open(window, bottom)?;
     let title = title.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     canvas.write("title", MARGIN, 32.0, &title)?;
     let lanes: Vec<_> = lanes.iter().map(|lane| Drawn::new(lane, &canvas)).collect();
     draw_legend(&mut canvas, &lanes)?;
     for index in 0..lanes.len() {
-        for stream in Stream::ALL {
-            canvas.draw_box("row", [LEFT, find_row(index, stream), RIGHT - LEFT, ROW], "")?;
+        for stream in rows.streams {
+            canvas.draw_box("row", [LEFT, rows.find(index, *stream), RIGHT - LEFT, ROW], "")?;
         }
     }
     canvas.draw_axis(TOP + HEADING, bottom)?;
     for (index, lane) in lanes.iter().enumerate() {
-        lane.draw(&mut canvas, index)?;
+        lane.draw(&mut canvas, rows, index)?;
     }
     Ok(canvas.close())
 }
@@ -84,29 +85,29 @@ impl Drawn {
         Drawn { rank: lane.rank, measured, blocks }
     }
 
-    fn draw(&self, canvas: &mut Canvas, index: usize) -> fmt::Result {
+    fn draw(&self, canvas: &mut Canvas, rows: Rows, index: usize) -> fmt::Result {
         canvas.write(
             "rank",
             MARGIN,
-            find_row(index, Stream::Compute) - 8.0,
+            rows.find(index, Stream::Compute) - 8.0,
             &format!("rank {}", self.rank),
         )?;
-        for (stream, words) in Stream::ALL.into_iter().zip(["compute", "reduce", "optim"]) {
-            canvas.write("", MARGIN, find_row(index, stream) + 22.0, words)?;
+        for stream in rows.streams {
+            canvas.write("", MARGIN, rows.find(index, *stream) + 22.0, stream.name())?;
         }
         if let Some(measured) = &self.measured {
             let words = "trainer at work, where it does not wait";
-            canvas.draw_interval("trainer", measured, (find_row(index, Stream::Compute), ROW), words)?;
+            canvas.draw_interval("trainer", measured, (rows.find(index, Stream::Compute), ROW), words)?;
         }
         for (at, block) in self.blocks.iter().enumerate() {
-            let y = find_row(index, block.stream);
+            let y = rows.find(index, block.stream);
             let pass = block.pass.map_or(String::new(), |pass| format!(", pass {pass}"));
             let words = format!("{}{pass}, {} µs", block.name, Micros(block.interval.ns()));
             canvas.draw_interval(block.kind.name(), &block.interval, (y, ROW), &words)?;
             self.name_block(canvas, at, y)?;
-            self.draw_opening(canvas, block, index)?;
+            self.draw_opening(canvas, block, rows, index)?;
         }
-        self.draw_exposed(canvas, find_row(index, Stream::Optim) + ROW + 2.0)
+        self.draw_exposed(canvas, rows.find_last(index) + ROW + 2.0)
     }
 
     /// Writes the name of a block, or its number if only that fits. If neither fits, it may stand beside a lone block.
@@ -136,13 +137,13 @@ impl Drawn {
     }
 
     /// Draws a line through all rows where a pass opens.
-    fn draw_opening(&self, canvas: &mut Canvas, block: &Block, index: usize) -> fmt::Result {
+    fn draw_opening(&self, canvas: &mut Canvas, block: &Block, rows: Rows, index: usize) -> fmt::Result {
         let opened = block.pass.filter(|_| block.opens_pass()).zip(canvas.clip(&block.interval));
         let Some((pass, part)) = opened.filter(|(_, part)| part.start_ns == block.interval.start_ns) else {
             return Ok(());
         };
-        let (x, top) = (canvas.x(part.start_ns), find_row(index, Stream::Compute) - HEADING + 4.0);
-        canvas.draw_line("open", [x, top, x, find_row(index, Stream::Optim) + ROW])?;
+        let (x, top) = (canvas.x(part.start_ns), rows.find(index, Stream::Compute) - HEADING + 4.0);
+        canvas.draw_line("open", [x, top, x, rows.find_last(index) + ROW])?;
         canvas.write("small", x + 5.0, top + 14.0, &format!("pass {pass}"))
     }
 
@@ -164,8 +165,33 @@ impl Drawn {
     }
 }
 
-fn find_row(lane: usize, stream: Stream) -> f64 {
-    TOP + HEADING + lane as f64 * LANE + stream.index() as f64 * PITCH
+/// The rows of each lane: of all streams, or without one that no lane has used.
+#[derive(Clone, Copy)]
+struct Rows {
+    streams: &'static [Stream],
+}
+
+impl Rows {
+    fn of(lanes: &[Lane]) -> Rows {
+        let used =
+            |stream: &Stream| lanes.iter().any(|lane| lane.ran.iter().any(|ran| ran.op.stream == *stream));
+        // The last stream is the only one that a run may lack.
+        let last = Stream::ALL.len() - 1;
+        Rows { streams: &Stream::ALL[..if used(&Stream::ALL[last]) { last + 1 } else { last }] }
+    }
+
+    /// Returns where a lane starts.
+    fn top(self, lane: usize) -> f64 {
+        TOP + lane as f64 * (HEADING + self.streams.len() as f64 * PITCH + FOOT)
+    }
+
+    fn find(self, lane: usize, stream: Stream) -> f64 {
+        self.top(lane) + HEADING + stream.index() as f64 * PITCH
+    }
+
+    fn find_last(self, lane: usize) -> f64 {
+        self.top(lane) + HEADING + (self.streams.len() - 1) as f64 * PITCH
+    }
 }
 
 fn explain(kind: Kind) -> &'static str {

@@ -26,11 +26,11 @@ pub fn write_trace(out: &mut impl Write, lanes: &[Lane]) -> fmt::Result {
         };
         describe("process_name", 0, "name", &format_args!("\"rank {rank}\""))?;
         describe("process_sort_index", 0, "sort_index", &rank)?;
-        for stream in Stream::ALL {
+        let is_used = |stream: &Stream| lane.ran.iter().any(|ran| ran.op.stream == *stream);
+        for stream in Stream::ALL.into_iter().filter(|stream| *stream != Stream::Gather || is_used(stream)) {
             let name = match stream {
                 Stream::Compute => "compute: the trainer's waits",
-                Stream::Reduce => "reduce",
-                Stream::Optim => "optim",
+                _ => stream.name(),
             };
             describe("thread_name", stream.index(), "name", &format_args!("\"{name}\""))?;
             describe("thread_sort_index", stream.index(), "sort_index", &stream.index())?;

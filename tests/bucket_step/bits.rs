@@ -24,7 +24,7 @@ fn expected(layout: &Layout, storage: &Storage, optim: Optim) -> Stored {
     let mut stepper = builder.host(Solo::new(WORLD_SIZE)).unwrap();
     for (param, id) in layout.ids().enumerate() {
         let values: Vec<f32> = (0..LENGTHS[param]).map(|k| first_value(param, k)).collect();
-        stepper.write_param(id, &values).unwrap();
+        stepper.write(id, &values).unwrap();
     }
     for step in 0..STEPS {
         pass(&mut stepper, &Options::default(), |param, values| {
@@ -155,7 +155,7 @@ fn a_learning_rate_that_changes_between_steps_gives_a_steppers_bits() {
     for step in 0..STEPS {
         stepper.set_lr("default", rate(step).lr).unwrap();
         let mut pass = stepper.begin().unwrap();
-        pass.write_grad(id, &gradient(step)).unwrap();
+        pass.write(id.grad(), &gradient(step)).unwrap();
         pass.finish().unwrap();
         alone.set_optimizer("default", &rate(step)).unwrap();
         use instep::bucket_step::{Tensor, Tensors};
@@ -164,5 +164,5 @@ fn a_learning_rate_that_changes_between_steps_gives_a_steppers_bits() {
             .states([Tensor::slice_mut(&mut first), Tensor::slice_mut(&mut second)]);
         alone.step(&tensors, Scaling::NONE).unwrap();
     }
-    assert_eq!(stepper.params().unwrap().get(id).unwrap(), params);
+    assert_eq!(stepper.view::<f32>(id).unwrap(), params);
 }

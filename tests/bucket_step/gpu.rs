@@ -3,6 +3,7 @@
 //! It runs on the stand-in for the driver, or on a real GPU as `cuda::bitexact` does.
 
 use std::ffi::c_void;
+use std::ptr::with_exposed_provenance_mut;
 
 use instep::bucket_step::{OnGpu, Tensor, Tensors};
 use instep::cuda::Cuda;
@@ -171,6 +172,27 @@ fn small(cuda: &Cuda, device: &mut Device) -> (BucketStep<OnGpu>, [*mut c_void; 
 }
 
 #[test]
+fn a_gpu_passes_over_a_frozen_parameter_from_the_next_step_on() {
+    let cuda = cuda();
+    let mut device = Device::new(&cuda);
+    let (mut step, [params, grads]) = small(&cuda, &mut device);
+    let layout = step.layout().clone();
+    let [a, b] = ["a", "b"].map(|name| layout.id(name).unwrap());
+    for frozen in [false, true, true, false] {
+        step.set_frozen(b, frozen).unwrap();
+        // SAFETY: this test's own device memory.
+        unsafe {
+            let tensors = Tensors::new(Tensor::at(params), Tensor::at(grads));
+            step.enqueue(&tensors, Scaling::NONE, StreamHandle::default()).unwrap();
+        }
+    }
+    assert_eq!((step.step_count(a).unwrap(), step.step_count(b).unwrap()), (4, 2));
+    let found = device.read(params, 8, StreamHandle::default());
+    assert_eq!(found[4] - 1.0, (found[0] - 1.0) / 2.0);
+    assert!(found[..4].iter().all(|p| *p == found[0]) && found[4..].iter().all(|p| *p == found[4]));
+}
+
+#[test]
 fn a_step_is_two_launches_and_copies_addresses_only_when_they_change() {
     let stand_in = StandIn::new();
     let cuda = Cuda::on(stand_in.clone());
@@ -317,6 +339,7 @@ fn a_norm_on_a_gpu_decides_and_clips_as_the_cpus_does() {
         let (mut expected, mut norm) = (painted(0), GradNorm::host().unwrap());
         norm.begin(Scaling::mean(2)).unwrap();
         on_cpu.add_norm(&Tensor::slice(&grads), &mut norm).unwrap();
+        let largest = f32::from_bits(*norm.sum().unwrap().largest);
         let decision = norm.decide(Some(0.5), true).unwrap();
         let tensors = Tensors::new(Tensor::slice_mut(&mut expected), Tensor::slice(&grads));
         on_cpu.step_decided(&tensors, &mut norm).unwrap();
@@ -333,6 +356,9 @@ fn a_norm_on_a_gpu_decides_and_clips_as_the_cpus_does() {
             let tensors = Tensors::new(Tensor::at(params), Tensor::at(at));
             let early = step.enqueue_decided(&tensors, &mut norm, stream);
             assert!(matches!(early, Err(Error::Order(_))));
+            let sum = norm.enqueue_sum(stream).unwrap();
+            let at = with_exposed_provenance_mut(sum.largest.0 as usize);
+            assert!(device.read(at, 1, stream)[0].to_bits() == largest.to_bits());
             norm.enqueue_decide(Some(0.5), true, stream).unwrap();
             step.enqueue_decided(&tensors, &mut norm, stream).unwrap();
         }

@@ -3,6 +3,7 @@
 //! `memory.rs` holds tensors between guards, which every step must leave as they are.
 
 mod bits;
+mod frozen;
 #[cfg(not(kernels_only))]
 mod gpu;
 mod memory;

@@ -2,7 +2,7 @@
 //!
 //! The oracle is a stepper in Normed on the same gradients.
 
-use instep::bucket_step::{Decision, Tensor, Tensors};
+use instep::bucket_step::{Decision, NORM_LIMBS, Tensor, Tensors};
 use instep::layout::ForeignBucket;
 use instep::{AdamW, BucketStep, Clip, Error, GradNorm, Layout, Mode, Scaling, Solo, Stepper};
 
@@ -80,7 +80,7 @@ fn a_norm_over_buckets_clips_and_skips_as_a_stepper_does() {
                 grads[1][5] = f32::NAN;
             }
             let mut pass = stepper.begin().unwrap();
-            layout.ids().zip(&grads).for_each(|(id, grads)| pass.write_grad(id, grads).unwrap());
+            layout.ids().zip(&grads).for_each(|(id, grads)| pass.write(id.grad(), grads).unwrap());
             pass.finish().unwrap();
             statuses.push(stepper.status().unwrap());
         }
@@ -92,7 +92,7 @@ fn a_norm_over_buckets_clips_and_skips_as_a_stepper_does() {
             assert_eq!((decision.is_finite, decision.skipped), (!is_spoiled, is_spoiled));
         }
         for (id, bucket) in layout.ids().zip(&buckets) {
-            assert_eq!(stepper.params().unwrap().get(id).unwrap(), bucket.params);
+            assert_eq!(stepper.view::<f32>(id).unwrap(), bucket.params);
             assert_eq!(bucket.step.step_count(id).unwrap(), stepper.step_count(id).unwrap());
         }
     }
@@ -150,4 +150,52 @@ fn a_flag_of_another_program_forbids_the_steps_after_the_decision_too() {
         bucket.step_decided(&grads, &mut norm);
         assert_eq!(bucket.step.step_count(layout.id("p0").unwrap()).unwrap(), steps);
     }
+}
+
+/// Each rank has measured some of the buckets.
+fn sharded_decisions(grads: &[Vec<f32>], ranks: usize) -> Vec<Decision> {
+    let layout = layout(&LENGTHS);
+    let mut norms: Vec<GradNorm> = (0..ranks).map(|_| GradNorm::host().unwrap()).collect();
+    for norm in &mut norms {
+        norm.begin(Scaling::mean(WORLD_SIZE)).unwrap();
+    }
+    for (index, (mut bucket, grads)) in Bucket::all(&layout).into_iter().zip(grads).enumerate() {
+        bucket.step.add_norm(&Tensor::slice(grads), &mut norms[index % ranks]).unwrap();
+    }
+    let (mut limbs, mut largest) = ([0u64; NORM_LIMBS], 0);
+    for norm in &mut norms {
+        let sum = norm.sum().unwrap();
+        limbs.iter_mut().zip(sum.limbs).for_each(|(all, one)| *all = all.wrapping_add(*one));
+        largest = largest.max(*sum.largest);
+    }
+    for norm in &mut norms {
+        let sum = norm.sum().unwrap();
+        (*sum.limbs, *sum.largest) = (limbs, largest);
+    }
+    norms.iter_mut().map(|norm| norm.decide(Some(MAX_NORM), true).unwrap()).collect()
+}
+
+#[test]
+fn ranks_that_add_up_their_sums_decide_as_one_that_has_measured_all() {
+    for spoiled in [None, Some(f32::NAN), Some(f32::INFINITY)] {
+        let mut grads = gradients(0);
+        if let Some(value) = spoiled {
+            grads[2][30] = value;
+        }
+        let [alone] = sharded_decisions(&grads, 1)[..] else { panic!("one rank") };
+        for decision in sharded_decisions(&grads, 3) {
+            assert_eq!(decision.norm.to_bits(), alone.norm.to_bits());
+            assert_eq!((decision.clip, decision.skipped), (alone.clip, spoiled.is_some()));
+        }
+    }
+}
+
+#[test]
+fn a_sum_is_open_from_begin_to_the_decision() {
+    let mut norm = GradNorm::host().unwrap();
+    assert!(matches!(norm.sum(), Err(Error::Order(_))));
+    norm.begin(Scaling::NONE).unwrap();
+    assert!(norm.sum().is_ok_and(|sum| *sum.largest == 0 && *sum.limbs == [0; NORM_LIMBS]));
+    norm.decide(None, true).unwrap();
+    assert!(matches!(norm.sum(), Err(Error::Order(_))));
 }

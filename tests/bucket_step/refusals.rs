@@ -69,8 +69,10 @@ fn gradients_that_the_step_writes_must_be_writable() {
         Layout::builder().param("a", 4).param("b", 2).action(SegmentAction::Average).build().unwrap();
     let sgd = Sgd { lr: 1.0, ..Default::default() };
     let zeroing = BucketStep::builder(&two(), sgd).gradients(Gradients::Zero).host().unwrap();
+    let ending = BucketStep::builder(&two(), sgd).gradients(Gradients::Average).host().unwrap();
     let averaging = BucketStep::builder(&layout, sgd).host().unwrap();
-    for (mut step, expected) in [(zeroing, [0f32; 6]), (averaging, [4.0, 4.0, 4.0, 4.0, 2.0, 2.0])] {
+    let steps = [(zeroing, [0f32; 6]), (ending, [2.0; 6]), (averaging, [4.0, 4.0, 4.0, 4.0, 2.0, 2.0])];
+    for (mut step, expected) in steps {
         let (mut params, mut grads) = ([0f32; 6], [4f32; 6]);
         let tensors = Tensors::new(Tensor::slice_mut(&mut params), Tensor::slice(&grads));
         refused(step.step(&tensors, Scaling::mean(2)), "gradients: only lent for reading");

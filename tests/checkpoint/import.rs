@@ -22,7 +22,7 @@ fn adam(layout: &Layout) -> Stepper {
     support::paint_params(&mut stepper);
     for id in layout.ids() {
         stepper.set_step_count(id, 77).unwrap();
-        stepper.state_mut(id, "exp_avg").unwrap().fill(7.0);
+        stepper.view_mut::<f32>(id.state("exp_avg")).unwrap().fill(7.0);
     }
     stepper
 }
@@ -109,8 +109,8 @@ fn a_momentum_buffer_without_a_count_is_no_first_update() {
     pass.grads().write(ids[0], &[1.0, 1.0]).unwrap();
     pass.grads().write(ids[1], &[1.0]).unwrap();
     pass.finish().unwrap();
-    assert_eq!(stepper.params().unwrap().get(ids[1]).unwrap(), [-3.0]);
-    assert_eq!(stepper.params().unwrap().get(ids[0]).unwrap(), [-1.0, -1.0]);
+    assert_eq!(stepper.view::<f32>(ids[1]).unwrap(), [-3.0]);
+    assert_eq!(stepper.view::<f32>(ids[0]).unwrap(), [-1.0, -1.0]);
 }
 
 #[test]

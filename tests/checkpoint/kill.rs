@@ -42,9 +42,9 @@ fn stepper() -> Stepper {
 fn save(stepper: &mut Stepper, generation: u64, path: &Path) {
     let layout = stepper.layout().clone();
     for id in layout.ids() {
-        stepper.params_mut().unwrap().get_mut(id).unwrap().fill(generation as f32);
+        stepper.view_mut::<f32>(id).unwrap().fill(generation as f32);
         for name in ["exp_avg", "exp_avg_sq"] {
-            stepper.state_mut(id, name).unwrap().fill(generation as f32);
+            stepper.view_mut::<f32>(id.state(name)).unwrap().fill(generation as f32);
         }
         stepper.set_step_count(id, generation).unwrap();
     }
@@ -59,8 +59,8 @@ fn generation(stepper: &mut Stepper, path: &Path) -> u64 {
     let Scalar::U64(generation) = extras.scalars["generation"] else { panic!("{extras:?}") };
     let layout = stepper.layout().clone();
     for id in layout.ids() {
-        let value = stepper.params().unwrap().get(id).unwrap();
-        let states = ["exp_avg", "exp_avg_sq"].map(|name| stepper.state(id, name).unwrap());
+        let value = stepper.view::<f32>(id).unwrap();
+        let states = ["exp_avg", "exp_avg_sq"].map(|name| stepper.view::<f32>(id.state(name)).unwrap());
         let all = [value, states[0], states[1]].concat();
         assert!(all.iter().all(|x| *x == generation as f32), "a mixture of generations");
         assert_eq!(stepper.step_count(id).unwrap(), generation);

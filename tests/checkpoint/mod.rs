@@ -2,6 +2,7 @@
 //!
 //! Each test goes through files or bytes, as a user would.
 
+mod export;
 mod hostile;
 pub(crate) mod import;
 pub(crate) mod kill;

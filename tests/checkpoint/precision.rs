@@ -53,7 +53,7 @@ fn train(stepper: &mut Stepper, options: &Options, steps: std::ops::Range<usize>
 
 /// What no checkpoint holds: parameters as they are stored, and their copies.
 fn stored(stepper: &Stepper) -> Vec<Vec<u32>> {
-    let bits = |id| match stepper.params().unwrap() {
+    let bits = |id| match stepper.params() {
         params if params.get_as::<bf16>(id).is_ok() => {
             params.get_as::<bf16>(id).unwrap().iter().map(|value| value.to_bits().into()).collect()
         }
@@ -68,9 +68,9 @@ fn stored(stepper: &Stepper) -> Vec<Vec<u32>> {
 }
 
 fn copies(stepper: &Stepper) -> Vec<Vec<f32>> {
-    let copy = |(id, len): (_, &usize)| {
+    let copy = |(id, len): (instep::ParamId, &usize)| {
         let mut values = vec![0.0; *len];
-        stepper.read_copy(id, &mut values).unwrap();
+        stepper.read(id.copy(), &mut values).unwrap();
         values
     };
     stepper.layout().ids().zip(&LENGTHS).map(copy).collect()
@@ -182,7 +182,7 @@ fn averages_that_the_file_lacks_begin_as_the_parameters_and_those_without_a_plac
     let ids: Vec<_> = with.layout().ids().collect();
     let average = |stepper: &Stepper| {
         let mut values = vec![0.0; LENGTHS[0]];
-        stepper.read_ema(ids[0], &mut values).unwrap();
+        stepper.read(ids[0].ema(), &mut values).unwrap();
         values
     };
     let before = bytes_of(&without, &Extras::default());
@@ -193,9 +193,9 @@ fn averages_that_the_file_lacks_begin_as_the_parameters_and_those_without_a_plac
     for read in [checkpoint::read, |stepper: &mut Stepper, source| checkpoint::import(stepper, source, None)]
     {
         train(&mut with, &options, 2..3);
-        assert_ne!(average(&with), without.params().unwrap().get(ids[0]).unwrap());
+        assert_ne!(average(&with), without.view::<f32>(ids[0]).unwrap());
         read(&mut with, Cursor::new(before.clone())).unwrap();
-        assert_eq!(average(&with), without.params().unwrap().get(ids[0]).unwrap());
+        assert_eq!(average(&with), without.view::<f32>(ids[0]).unwrap());
     }
 }
 
@@ -218,7 +218,7 @@ fn half_of_the_averages_are_refused_by_name() {
     assert!(import(&stranger).unwrap_err().to_string().contains("`ema.p2`: belongs to no parameter"));
     import(&fine).unwrap();
     let mut average = [0.0; 2];
-    stepper.read_ema(layout.id("p0").unwrap(), &mut average).unwrap();
+    stepper.read(layout.id("p0").unwrap().ema(), &mut average).unwrap();
     assert_eq!(average, [4.0, 5.0]);
 }
 
@@ -239,9 +239,9 @@ fn bf16_states_of_torch_keep_their_bits() {
     checkpoint::import(&mut stepper, Cursor::new(file(&tensors, &[])), None).unwrap();
     let id = layout.id("p0").unwrap();
     let all = [
-        stepper.params().unwrap().get_as::<bf16>(id).unwrap(),
-        stepper.state_as(id, "exp_avg").unwrap(),
-        stepper.state_as(id, "exp_avg_sq").unwrap(),
+        stepper.view::<bf16>(id).unwrap(),
+        stepper.view(id.state("exp_avg")).unwrap(),
+        stepper.view(id.state("exp_avg_sq")).unwrap(),
     ];
     assert_eq!(all.map(|tensor| [0, 1, 2].map(|k| tensor[k].to_bits())), [bits; 3]);
 }

@@ -211,7 +211,7 @@ fn a_load_waits_for_its_turn() {
     assert!(matches!(refused(&mut stepper, &bytes), Some(Error::Order(_))));
     let unsaved = checkpoint::write(&stepper, &Extras::default(), io::sink());
     assert!(matches!(unsaved, Err(Error::Order(_))));
-    stepper.abandon_open_pass().unwrap();
+    stepper.abandon().unwrap();
     Outcome::of(&stepper).unwrap().assert_same(&before, "refused inside a pass");
 }
 

@@ -137,7 +137,7 @@ fn shapes_are_kept_in_the_file_and_any_shape_of_as_many_elements_is_read() {
     let save = |layout: &Layout| {
         let mut stepper = Stepper::builder(layout, AdamW::default()).ema(0.5).host(Solo::default()).unwrap();
         let mut pass = stepper.begin().unwrap();
-        pass.write_grad(layout.id("matrix").unwrap(), &[1.0, -2.0, 3.0, 4.0, 5.0, -6.0]).unwrap();
+        pass.write(layout.id("matrix").unwrap().grad(), &[1.0, -2.0, 3.0, 4.0, 5.0, -6.0]).unwrap();
         pass.finish().unwrap();
         (bytes_of(&stepper, &Extras::default()), stepper)
     };
@@ -163,7 +163,7 @@ fn the_file_is_what_the_safetensors_crate_reads_and_its_tensors_are_aligned() {
     let layout = Layout::builder().param("a.b", 3).param("empty", 0).build().unwrap();
     let mut stepper = support::open(&layout, few_optimizers()[3], &Options::default());
     let state = [1.0, f32::NAN, -0.0];
-    stepper.write_state(layout.id("a.b").unwrap(), "max_exp_avg_sq", &state).unwrap();
+    stepper.write(layout.id("a.b").unwrap().state("max_exp_avg_sq"), &state).unwrap();
     stepper.set_step_count(layout.id("a.b").unwrap(), (1 << 62) + 1).unwrap();
     let extras = Extras {
         scalars: [

@@ -92,10 +92,10 @@ fn a_scalers_state_without_a_scaler_comes_back_and_half_of_one_is_refused() {
         &[(scale, Scalar::F64(2.0)), (tracker, Scalar::U64(1 << 40))],
     ];
     for scalars in broken {
-        scaled.write_param(layout.id("p0").unwrap(), &[7.0; LENGTHS[0]]).unwrap();
+        scaled.write(layout.id("p0").unwrap(), &[7.0; LENGTHS[0]]).unwrap();
         let outcome = checkpoint::import(&mut scaled, Cursor::new(file(scalars)), None);
         assert!(outcome.is_err(), "{scalars:?}");
-        assert_eq!(scaled.params().unwrap().get(layout.id("p0").unwrap()).unwrap(), [7.0; LENGTHS[0]]);
+        assert_eq!(scaled.view::<f32>(layout.id("p0").unwrap()).unwrap(), [7.0; LENGTHS[0]]);
     }
     let fine = file(&[(scale, Scalar::F64(2.0)), (tracker, Scalar::U64(3))]);
     checkpoint::import(&mut scaled, Cursor::new(fine), None).unwrap();

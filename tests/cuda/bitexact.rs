@@ -64,7 +64,7 @@ impl<D: Device> Trainer for Stepper<D> {
             for (param, id) in layout.ids().enumerate().collect::<Vec<_>>().into_iter().rev() {
                 let len = layout.parameter(id)?.len as usize;
                 let values: Vec<f32> = (0..len).map(|k| paint_gradient(batch as usize, param, k)).collect();
-                pass.write_grad(id, &values)?;
+                pass.write(id.grad(), &values)?;
                 pass.grad_ready(id)?;
             }
             if batch + 1 < micro_batches {
@@ -87,7 +87,7 @@ impl<D: Device> Trainer for Stepper<D> {
         let id = self.layout().ids().last().unwrap();
         let len = self.layout().parameter(id)?.len as usize;
         let mut pass = self.begin()?;
-        pass.write_grad(id, &vec![1.0; len])?;
+        pass.write(id.grad(), &vec![1.0; len])?;
         pass.grad_ready(id)?;
         pass.abandon().map(drop)
     }
@@ -270,7 +270,7 @@ fn replayed_graphs_are_the_passes_that_they_captured() {
         let captured = gpu
             .capture(|mut pass| {
                 for id in layout.ids().collect::<Vec<_>>().into_iter().rev() {
-                    pass.grad_ptr(id)?;
+                    pass.ptr(id.grad())?;
                     pass.grad_ready(id)?;
                 }
                 pass.finish()

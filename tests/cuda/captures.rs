@@ -42,8 +42,8 @@ fn what_the_trainer_enqueues_up_to_a_hand_over_comes_before_the_sum_however_earl
             let mut pass = stepper.begin().unwrap();
             let ids: Vec<_> = layout.ids().collect();
             for id in &ids {
-                pass.param_ptr(*id).unwrap();
-                pass.grad_ptr(*id).unwrap();
+                pass.ptr(*id).unwrap();
+                pass.ptr(id.grad()).unwrap();
             }
             for id in ids.into_iter().rev() {
                 stand_in.take_calls();
@@ -68,7 +68,7 @@ fn what_the_trainer_enqueues_up_to_a_hand_over_comes_before_the_sum_however_earl
 /// Makes a whole pass.
 fn whole(mut pass: Pass<'_, CudaDevice>, layout: &Layout) -> Result<()> {
     for id in layout.ids().collect::<Vec<_>>().into_iter().rev() {
-        pass.grad_ptr(id)?;
+        pass.ptr(id.grad())?;
         pass.grad_ready(id)?;
     }
     pass.finish()
@@ -82,7 +82,7 @@ type Case = (&'static str, Misdeed, fn(&Error) -> bool);
 fn a_capture_that_comes_to_nothing_leaves_the_stepper_as_it_was() {
     let order = |error: &Error| matches!(error, Error::Order(_));
     let device = |error: &Error| matches!(error, Error::Device { .. });
-    let misdeeds: [Case; 8] = [
+    let misdeeds: [Case; 10] = [
         ("errs", |_, _, _| Err(Error::order("test", "made up", "")), order),
         ("drops its pass", |_, _, _| Ok(()), order),
         ("gives its pass up", |pass, _, _| pass.abandon().map(drop), order),
@@ -94,8 +94,27 @@ fn a_capture_that_comes_to_nothing_leaves_the_stepper_as_it_was() {
             },
             order,
         ),
-        ("reads", |pass, layout, _| pass.read_param(layout.ids().next().unwrap(), &mut [0.0; 300]), order),
-        ("writes", |mut pass, layout, _| pass.write_grad(layout.ids().next().unwrap(), &[0.0; 300]), order),
+        (
+            "makes another pass",
+            |mut pass, layout, _| {
+                for id in layout.ids() {
+                    pass.ptr(id.grad())?;
+                }
+                Stepper::finish(&mut pass)?;
+                pass.begin().map(|second| second.detach())
+            },
+            order,
+        ),
+        (
+            "changes the stepper after its pass",
+            |mut pass, layout, _| {
+                Stepper::abandon(&mut pass)?;
+                pass.set_frozen(layout.ids().next().unwrap(), true)
+            },
+            order,
+        ),
+        ("reads", |pass, layout, _| pass.read(layout.ids().next().unwrap(), &mut [0.0; 300]), order),
+        ("writes", |mut pass, layout, _| pass.write(layout.ids().next().unwrap().grad(), &[0.0; 300]), order),
         (
             "breaks the driver",
             |pass, layout, gpu| {
@@ -137,6 +156,23 @@ fn a_capture_that_comes_to_nothing_leaves_the_stepper_as_it_was() {
         gpu.assert_same(&host, &format!("{mode:?}, {what}"));
         assert_eq!(gpu.status, host.status);
     }
+}
+
+#[test]
+fn a_stepper_that_is_exchanged_in_its_capture_is_refused_from_then_on() {
+    let layout = layout(&[300]);
+    let gpus = [gpu(), gpu()];
+    let [mut captured, mut other] = [0, 1].map(|k| one_pass(&gpus[k].1, &layout));
+    let outcome = captured.capture(|mut pass| {
+        std::mem::swap(&mut *pass, &mut other);
+        Ok(())
+    });
+    assert!(matches!(outcome, Err(Error::Order(_))), "{outcome:?}");
+    let calls = gpus[0].0.take_calls();
+    assert!(calls.iter().any(|call| matches!(call, Call::EndCapture { .. })), "no stream is left capturing");
+    assert!(matches!(other.begin().map(drop), Err(Error::Order(_))), "what it has queued is gone");
+    captured.begin().unwrap().finish().unwrap();
+    assert!(captured.status().is_ok());
 }
 
 fn one_pass(cuda: &Cuda, layout: &Layout) -> Stepper<CudaDevice> {

@@ -55,6 +55,7 @@ fn expected(
                 most.map_or_else(|| shared_evenly(tiles(bucket), RESIDENT), |most| most.min(tiles(bucket)));
             Some(launch("instep_step_adam", blocks, INSTEP_GPU_THREADS))
         }
+        Action::Leave { .. } => Some(Call::CopyOnDevice { stream, bytes: 4 }),
         Action::Zero(span) => Some(Call::Zero { stream, bytes: span.end - span.start }),
     }
 }
@@ -208,7 +209,7 @@ fn a_step_waits_for_the_event_of_an_external_sum() {
         stand_in.take_calls();
         let mut pass = stepper.begin().unwrap();
         for (param, id) in layout.ids().enumerate().collect::<Vec<_>>().into_iter().rev() {
-            pass.grad_ptr(id).unwrap();
+            pass.ptr(id.grad()).unwrap();
             // SAFETY: the stand-in's events are numbers.
             unsafe { sums.reduced(1 - param as u32, EventHandle(named[1 - param])) };
             pass.grad_ready(id).unwrap();
@@ -238,13 +239,13 @@ fn a_step_waits_for_the_event_of_an_external_sum() {
     // asked for was not summed either.
     let [first, last] = [layout.ids().next().unwrap(), layout.ids().last().unwrap()];
     let mut pass = stepper.begin().unwrap();
-    pass.grad_ptr(last).unwrap();
+    pass.ptr(last.grad()).unwrap();
     let refused = pass.finish().unwrap_err();
     assert!(matches!(&refused, Error::Order(why) if why.thing.contains("p0")), "{refused}");
     sums.forget();
     let mut pass = stepper.begin().unwrap();
-    pass.grad_ptr(first).unwrap();
-    pass.grad_ptr(last).unwrap();
+    pass.ptr(first.grad()).unwrap();
+    pass.ptr(last.grad()).unwrap();
     pass.grad_ready(last).unwrap();
     let error = pass.finish().unwrap_err();
     assert!(matches!(error.cause(), Error::Order(why) if why.thing.contains("bucket 0")), "{error}");

@@ -164,6 +164,31 @@ fn a_failed_call_poisons_with_its_op_and_no_later_op_is_tried() {
     }
 }
 
+/// Its steps may have run after a sum that failed, so it says what to do instead.
+#[test]
+fn a_rescue_is_refused_after_a_failure_and_does_nothing_before_one() {
+    for call in ["launch", "record", "wait"] {
+        let (stand_in, layout) = (StandIn::new(), layout(&[3000, 300]));
+        let cuda = Cuda::on(stand_in.clone()).compute_stream(COMPUTE);
+        let mut stepper = options().stepper_on(&cuda, &layout, few_optimizers()[2], Solo::default()).unwrap();
+        let gradient = painted(&options());
+        for step in 0..2 {
+            pass(&mut stepper, &options(), |param, values| gradient(step, param, values)).unwrap();
+            stepper.rescue().unwrap();
+        }
+        stand_in.break_call(call);
+        let broken = pass(&mut stepper, &options(), |param, values| gradient(2, param, values));
+        broken.and_then(|()| stepper.status().map(drop)).unwrap_err();
+        stand_in.break_call("nothing");
+        let refused = stepper.rescue().unwrap_err();
+        let Error::Unsupported(why) = &refused else { panic!("{call}: {refused}") };
+        assert!(why.thing.contains("cuda:0") && why.wrong.contains("queued"), "{call}: {refused}");
+        assert!(why.remedy.contains("checkpoint"), "{call}: {refused}");
+        let poisoned = stepper.status().unwrap_err();
+        assert!(matches!(poisoned, Error::Poisoned { .. }), "{call}: {poisoned}");
+    }
+}
+
 #[test]
 fn a_stepper_that_cannot_be_built_frees_everything() {
     let layout = layout(&[3000, 300]);
@@ -223,7 +248,7 @@ fn the_trainers_own_work_may_take_longer_than_the_deadline() {
             stand_in.go_on();
         });
         let mut values = [0.0; 300];
-        stepper.read_param(stepper.layout().id("p0").unwrap(), &mut values).unwrap();
+        stepper.read(stepper.layout().id("p0").unwrap(), &mut values).unwrap();
     });
     stepper.close().unwrap();
 }

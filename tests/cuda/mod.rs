@@ -2,10 +2,13 @@
 //!
 //! They run on a stand-in for the driver, or on a real GPU with `INSTEP_REQUIRE_GPU=1`; `gpu` needs a real one.
 
+pub(crate) mod addresses;
 pub(crate) mod bitexact;
 pub(crate) mod captures;
 pub(crate) mod driver_calls;
 pub(crate) mod failures;
 #[cfg(feature = "cuda")]
 pub(crate) mod gpu;
+pub(crate) mod mixed;
+pub(crate) mod rebinding;
 pub(crate) mod training;

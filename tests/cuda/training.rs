@@ -9,9 +9,11 @@
 mod data;
 
 use data::{CLASSES, GLOBAL_BATCH, PIXELS, Random, Samples};
-use instep::{Adam, Device, Layout, ParamId, Result, Sgd, Solo, Stepper};
+use instep::cuda::Nccl;
+use instep::{Adam, Collective, Device, Layout, ParamId, Result, Sgd, Solo, Stepper, in_process};
 
 use crate::support::device::cuda;
+use crate::support::hardware;
 use crate::support::{MODES, Optim, Options, Outcome};
 
 const HIDDEN: usize = 32;
@@ -109,23 +111,29 @@ impl Network {
         Ok(values)
     }
 
-    fn train<D: Device>(&self, stepper: &mut Stepper<D>, training: &Samples) -> Result<Vec<Outcome>> {
+    fn train<D: Device>(
+        &self,
+        stepper: &mut Stepper<D>,
+        training: &Samples,
+        rank: u32,
+        ranks: u32,
+    ) -> Result<Vec<Outcome>> {
         let mut random = Random::new(7);
         for (weight, inputs) in self.weights.into_iter().zip([PIXELS, HIDDEN]) {
             let mut drawn = vec![0.0; stepper.layout().parameter(weight)?.len as usize];
             drawn.fill_with(|| random.draw_within((6.0 / inputs as f32).sqrt()));
-            stepper.write_param(weight, &drawn)?;
+            stepper.write(weight, &drawn)?;
         }
         let mut outcomes = Vec::new();
         for epoch in 1..=EPOCHS {
-            for batch in training.draw_batches(epoch, 0, 1) {
-                assert_eq!(batch.labels.len(), GLOBAL_BATCH);
+            for batch in training.draw_batches(epoch, rank, ranks) {
+                assert_eq!(batch.labels.len(), GLOBAL_BATCH / ranks as usize);
                 let mut pass = stepper.begin()?;
-                let grads = self.read(|id, into| pass.read_param(id, into))?.gradients(&batch);
+                let grads = self.read(|id, into| pass.read(id, into))?.gradients(&batch);
                 for layer in [1, 0] {
-                    pass.write_grad(self.biases[layer], &grads.biases[layer])?;
+                    pass.write(self.biases[layer].grad(), &grads.biases[layer])?;
                     pass.grad_ready(self.biases[layer])?;
-                    pass.write_grad(self.weights[layer], &grads.weights[layer])?;
+                    pass.write(self.weights[layer].grad(), &grads.weights[layer])?;
                     pass.grad_ready(self.weights[layer])?;
                 }
                 pass.finish()?;
@@ -145,19 +153,45 @@ fn digits_are_learned_with_the_hosts_bits_in_every_mode() {
     for optim in [sgd, adam] {
         let plain = Options { cap: Some(2 << 10), ..Options::default() };
         let mut host = plain.stepper(&layout, optim, Solo::default()).unwrap();
-        let expected = network.train(&mut host, &training).unwrap();
+        let expected = network.train(&mut host, &training, 0, 1).unwrap();
         for mode in MODES {
             let what = format!("{optim:?} {mode:?}");
             let mut gpu = Options { mode, ..plain.clone() }
                 .stepper_on(&cuda(), &layout, optim, Solo::default())
                 .unwrap();
             for (epoch, (gpu, host)) in
-                network.train(&mut gpu, &training).unwrap().iter().zip(&expected).enumerate()
+                network.train(&mut gpu, &training, 0, 1).unwrap().iter().zip(&expected).enumerate()
             {
                 gpu.assert_same(host, &format!("{what}, epoch {epoch}"));
             }
-            let learned = network.read(|id, into| gpu.read_param(id, into)).unwrap().accuracy(&held_out);
+            let learned = network.read(|id, into| gpu.read(id, into)).unwrap().accuracy(&held_out);
             assert!(learned > 0.85, "{what}: {learned}");
         }
     }
+}
+
+/// Trains one of two ranks on a GPU; both get the bits of two ranks on the host. `cuda::gpu::nccl` starts it twice.
+// `cuda::gpu` needs the feature.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+pub(crate) fn learn_as_a_rank_of_two(comm: Nccl) {
+    let (training, held_out) = Samples::load().unwrap().split();
+    let (layout, network) = (lay_out(), Network::new(&lay_out()));
+    let optim = Optim::of(Adam { lr: 5e-3, ..Adam::default() });
+    let options = Options { cap: Some(2 << 10), ..Options::default() };
+    let rank = comm.rank();
+    let on_host = in_process(2, |comm| {
+        let rank = comm.rank();
+        network.train(&mut options.stepper(&layout, optim, comm)?, &training, rank, 2)
+    });
+    // A stepper that goes first would end the group for the other rank.
+    let group = comm.clone();
+    let mut gpu = options.stepper_on(&hardware::open(), &layout, optim, comm).unwrap();
+    let trained = network.train(&mut gpu, &training, rank, 2).unwrap();
+    for (epoch, (gpu, host)) in trained.iter().zip(&on_host.unwrap()[rank as usize]).enumerate() {
+        gpu.assert_same(host, &format!("rank {rank}, epoch {epoch}"));
+    }
+    let learned = network.read(|id, into| gpu.read(id, into)).unwrap().accuracy(&held_out);
+    assert!(learned > 0.85, "{learned}");
+    gpu.close().unwrap();
+    group.close().unwrap();
 }

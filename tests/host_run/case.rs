@@ -11,6 +11,10 @@ use super::world::World;
 pub(crate) use crate::support::hypers::{parts, rule};
 use crate::support::{Optim, paint, paint_gradient};
 
+/// What a step may leave in gradients.
+pub(crate) const ENDS: [InstepGradients; 3] =
+    [INSTEP_GRADIENTS_KEEP, INSTEP_GRADIENTS_ZERO, INSTEP_GRADIENTS_AVERAGE];
+
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Segment {
     pub len: usize,
@@ -36,7 +40,9 @@ pub(crate) struct Case {
     pub copy: Option<DType>,
     /// How fast a moving average of the parameters forgets, if there is one.
     pub ema: Option<f64>,
-    pub zero_grads: bool,
+    pub gradients: InstepGradients,
+    /// The launches of a step, in order.
+    pub parts: &'static [InstepStepPart],
     /// Elements by which runs of the gradients start past the beginning of a cache line; the other memories are off in other ways.
     pub misalignment: usize,
     /// The same for the gradients alone, in addition.
@@ -67,7 +73,8 @@ impl Case {
             precision: Precision::F32,
             copy: None,
             ema: None,
-            zero_grads: false,
+            gradients: INSTEP_GRADIENTS_KEEP,
+            parts: parts(optim),
             misalignment: 0,
             gradient_misalignment: 0,
             shift: 0,
@@ -103,8 +110,8 @@ impl Case {
 
     fn described(&self) -> impl std::fmt::Debug {
         let stored = (self.precision, ("copy", self.copy), ("average", self.ema));
-        let zeroed = ("gradients zeroed", self.zero_grads);
+        let ends = ("gradients", self.gradients, "parts", self.parts);
         let misaligned = ("misaligned", self.misalignment, "and gradients", self.gradient_misalignment);
-        (self.optim, stored, zeroed, misaligned, ("shift", self.shift))
+        (self.optim, stored, ends, misaligned, ("shift", self.shift))
     }
 }

@@ -12,7 +12,7 @@ mod precisions;
 mod tensors;
 mod world;
 
-use case::{Bucket, Case, Segment};
+use case::{Bucket, Case, ENDS, Segment};
 use instep::abi::*;
 use instep::{Moments, Precision};
 use machine::SHAPES;
@@ -58,7 +58,7 @@ fn no_misalignment_differs_from_the_cpu() {
                     precision: Precision { grad, ..stored },
                     copy: COPIES[(misalignment / 2 + 2 * k + j) % 4],
                     ema: DECAYS[(misalignment + j) % 3],
-                    zero_grads: (misalignment + k + j) % 2 == 0,
+                    gradients: ENDS[(misalignment + k + j) % 3],
                     misalignment,
                     passes: 2,
                     ..Case::new(optim, every_length())
@@ -97,8 +97,21 @@ fn segments_are_stepped_averaged_or_left_as_on_the_cpu() {
                 let precision = Precision { grad, ..stored.next().unwrap() };
                 let case = Case { precision, normed, divisor, ..Case::new(optim, every_fate()) };
                 let case = Case { misalignment: k, copy: COPIES[k + 1], ema: DECAYS[k], ..case };
-                Case { zero_grads: normed, ..case }.assert_same_bits(&SHAPES[2..4]);
+                let ends = usize::from(normed) + k;
+                Case { gradients: ENDS[ends % 3], ..case }.assert_same_bits(&SHAPES[2..4]);
             }
+        }
+    }
+}
+
+#[test]
+#[ignore = "scripts/host-run-lane.py runs it: compiles the kernels for it"]
+fn gradients_that_are_ended_alone_are_the_cpus_and_nothing_is_stepped() {
+    for (k, gradients) in ENDS.into_iter().enumerate() {
+        for (j, divisor) in [0.0, 3.0].into_iter().enumerate() {
+            let case = Case::new(few_optimizers()[0], every_fate());
+            let case = Case { gradients, divisor, normed: j == 0, misalignment: 3 * k, ..case };
+            Case { parts: &[INSTEP_PART_END], ..case }.assert_same_bits(&SHAPES[1..4]);
         }
     }
 }
@@ -126,7 +139,8 @@ fn a_skipped_pass_a_clipped_one_and_the_ring_after_them_are_the_cpus() {
                     Case { skip_nonfinite, max_norm, passes: 7, slots: 3, ..Case::new(optim, buckets) };
                 let (precision, copy, ema) = (stored.next().unwrap(), COPIES[1], DECAYS[1]);
                 let case = Case { gradient: sometimes_nonfinite, precision, copy, ema, ..case };
-                Case { zero_grads: max_norm > 0.0, ..case }.assert_same_bits(&SHAPES[2..]);
+                let ends = usize::from(max_norm > 0.0) + usize::from(skip_nonfinite && max_norm != 0.5);
+                Case { gradients: ENDS[ends], ..case }.assert_same_bits(&SHAPES[2..]);
             }
         }
     }
@@ -197,7 +211,7 @@ fn offsets_past_two_and_four_billion_elements_lead_to_the_same_memory() {
             let precision = stored.next().unwrap();
             let shift = if precision.moments == Moments::EightBit { shift & !255 } else { shift };
             let case = Case { shift, precision, passes: 2, ..Case::new(few_optimizers()[3], every_length()) };
-            let case = Case { copy: COPIES[1 + k % 3], ema: DECAYS[1], zero_grads: true, ..case };
+            let case = Case { copy: COPIES[1 + k % 3], ema: DECAYS[1], gradients: ENDS[1 + k % 2], ..case };
             case.assert_same_bits(&SHAPES[2..3]);
         }
     }

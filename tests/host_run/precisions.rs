@@ -6,7 +6,7 @@
 use instep::abi::INSTEP_ACTION_STEP;
 use instep::{DType, Master, Moments, Precision, Rounding};
 
-use super::case::{Bucket, Case, Segment};
+use super::case::{Bucket, Case, ENDS, Segment};
 use super::machine::SHAPES;
 use super::random_bits;
 use crate::support::{few_optimizers, optimizers};
@@ -96,7 +96,7 @@ fn every_precision_gives_the_cpus_bits_with_every_option() {
                 precision: Precision { grad: DTYPES[(k / 16 + j) % 3], ..precision },
                 copy: COPIES[(k + j) % 4],
                 ema: DECAYS[(k / 3 + j) % 3],
-                zero_grads: (k / 2 + j) % 2 == 0,
+                gradients: ENDS[(k / 2 + j) % 3],
                 misalignment: (5 * k + 3 * j) % 16,
                 normed: j % 2 == 0,
                 ..case
@@ -168,7 +168,7 @@ fn every_optimizer_gives_the_cpus_bits_in_every_known_format_over_runs_of_tiles(
         for (j, (precision, gradient_misalignment)) in kinds.into_iter().enumerate() {
             let case =
                 Case { precision, gradient_misalignment, passes: 2, ..Case::new(optim, several_runs()) };
-            let case = Case { zero_grads: (k + j) % 2 == 0, normed: (k / 2 + j) % 2 == 0, ..case };
+            let case = Case { gradients: ENDS[(k + j) % 3], normed: (k / 2 + j) % 2 == 0, ..case };
             case.assert_same_bits(&SHAPES[2 + (k + j) % 3..][..1]);
         }
     }

@@ -95,7 +95,8 @@ impl World<'_> {
                     segment.used.map_or(0, |_| self.counts.address::<u8>(k).expose_provenance() as u64);
                 let mut contributors = || self.counts.address::<u8>(count + b).expose_provenance() as u64;
                 row.contributors = bucket.ranks.map_or(0, |_| contributors());
-                row.optimizer = rule(case.optim).0;
+                row.optimizer = rule(case.optim).0 as u16;
+                row.grad_dtype = dtype_code(case.precision.grad) as u16;
                 self.segments.set(0, k, row);
                 let full = INSTEP_TILE_ELEMENTS as usize;
                 let starts = (0..segment.len.max(k % 2)).step_by(full);
@@ -167,7 +168,7 @@ impl World<'_> {
             optimizer,
             state_count: state_count as u32,
             bucket: bucket as u32,
-            zero_grads: case.zero_grads.into(),
+            gradients: case.gradients,
             norms: self.norms(),
             ..self.tensors.args(case)
         }
@@ -215,8 +216,6 @@ impl World<'_> {
             found_inf: std::ptr::null(),
             bucket_controls: self.bucket_controls.address(0),
             bucket_count: if case.per_bucket { case.buckets.len() as u64 } else { 0 },
-            grad_dtype: dtype_code(case.precision.grad),
-            reserved: 0,
         };
         let decide = InstepDecideArgs {
             control: self.control.address(0),
@@ -230,6 +229,7 @@ impl World<'_> {
             pass_control: ptr::null_mut(),
             bucket: INSTEP_NO_BUCKET,
             grad_dtype: dtype_code(case.precision.grad),
+            found_inf: ptr::null_mut(),
         };
         let decide_bucket = |world: &mut Self, bucket: usize| InstepDecideArgs {
             control: world.control_of(bucket),
@@ -247,7 +247,6 @@ impl World<'_> {
         let (control, ring) = (self.control.address(0), self.ring.address(0));
         let publish = InstepPublishArgs { control, ring, slot_count: case.slots as u64 };
         let steps: Vec<_> = (0..case.buckets.len()).map(|bucket| self.step_args(bucket)).collect();
-        let parts = parts(case.optim);
         // SAFETY: the arguments describe this world's memory, which nothing else uses meanwhile.
         self.fenced(|| unsafe { machine.begin(&begin) });
         self.reduce(pass);
@@ -266,7 +265,9 @@ impl World<'_> {
             }
             for args in &steps {
                 // SAFETY: as above.
-                parts.iter().for_each(|&part| unsafe { machine.step(&InstepStepArgs { part, ..*args }) });
+                case.parts
+                    .iter()
+                    .for_each(|&part| unsafe { machine.step(&InstepStepArgs { part, ..*args }) });
             }
             // SAFETY: as above.
             unsafe { machine.publish(&publish) }

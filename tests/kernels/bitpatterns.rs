@@ -76,7 +76,7 @@ impl Inputs {
         let options = Options { isa: Some(isa), threads: Some(2), world_size: 3, ..Options::default() };
         let layout = layout(&[self.params.len()]);
         let mut stepper = options.stepper(&layout, optim, Solo::new(options.world_size)).unwrap();
-        copy_bits(&self.params, stepper.params_mut().unwrap().get_mut(layout.id("p0").unwrap()).unwrap());
+        copy_bits(&self.params, stepper.view_mut::<f32>(layout.id("p0").unwrap()).unwrap());
         for gradient in &self.gradients {
             let feed = |_: usize, values: &mut [f32]| {
                 copy_bits(gradient, values);
@@ -164,6 +164,7 @@ fn what_decide_stores_for_a_nan_is_canonical_too() {
                     pass_control: std::ptr::null_mut(),
                     bucket: 0,
                     grad_dtype: instep::abi::INSTEP_DTYPE_F32,
+                    found_inf: std::ptr::null_mut(),
                 });
                 control
             };

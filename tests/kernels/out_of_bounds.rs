@@ -75,7 +75,8 @@ fn run(isa: Isa, optim: Optim, len: usize, offset: usize) -> Result {
     for segment in &mut segments.value {
         segment.tail = element(tail, &mut grads);
         segment.contributors = element(tail + 1, &mut grads);
-        segment.optimizer = optimizer;
+        segment.optimizer = optimizer as u16;
+        segment.grad_dtype = INSTEP_DTYPE_F32 as u16;
     }
     let tile = |param: *mut f32, grad: usize, done: usize, count: usize, segment: u32| InstepTile {
         param: param.wrapping_add(done).expose_provenance() as u64,
@@ -111,7 +112,7 @@ fn run(isa: Isa, optim: Optim, len: usize, offset: usize) -> Result {
         param_dtype: INSTEP_DTYPE_F32,
         grad_dtype: INSTEP_DTYPE_F32,
         copy_dtype: INSTEP_DTYPE_F32,
-        zero_grads: 0,
+        gradients: INSTEP_GRADIENTS_KEEP,
         local: 0,
         master_kind: INSTEP_MASTER_NONE,
         moments: INSTEP_MOMENTS_F32,
@@ -146,8 +147,6 @@ fn run(isa: Isa, optim: Optim, len: usize, offset: usize) -> Result {
         found_inf: std::ptr::null(),
         bucket_controls: std::ptr::null_mut(),
         bucket_count: 0,
-        grad_dtype: INSTEP_DTYPE_F32,
-        reserved: 0,
     };
     let decide = InstepDecideArgs {
         control: &raw mut control.value,
@@ -161,6 +160,7 @@ fn run(isa: Isa, optim: Optim, len: usize, offset: usize) -> Result {
         pass_control: std::ptr::null_mut(),
         bucket: 0,
         grad_dtype: INSTEP_DTYPE_F32,
+        found_inf: std::ptr::null_mut(),
     };
     for step in 0..3 {
         // SAFETY: every pointer leads into a buffer above, which is as long as the tiles and arguments say.
@@ -255,7 +255,14 @@ fn the_sum_over_ranks_stays_inside_its_part_of_every_buffer() {
             let (dtype, ranks_given) = (INSTEP_DTYPE_F32, ranks as u64);
             // SAFETY: as many buffers as said, each `len` long.
             unsafe {
-                kernels(isa).sum.unwrap()(addresses.as_ptr(), ranks_given, dtype, first as u64, last as u64);
+                kernels(isa).sum.unwrap()(
+                    addresses.as_ptr(),
+                    ranks_given,
+                    dtype,
+                    first as u64,
+                    last as u64,
+                    std::ptr::null_mut(),
+                );
             }
             for (rank, buffer) in buffers.iter().enumerate() {
                 buffer.assert_bands_stand("a rank's buffer");

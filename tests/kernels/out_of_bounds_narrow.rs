@@ -114,7 +114,8 @@ fn step(isa: Isa, optim: Optim, len: usize, formats: Formats, has_copy: bool) {
             std::mem::zeroed::<InstepNorms>(),
         )
     };
-    record.optimizer = optimizer;
+    record.optimizer = optimizer as u16;
+    record.grad_dtype = formats.grad as u16;
     let (mut hyper, mut lr_multiplier, mut action) = (hyper, 1.0, INSTEP_ACTION_STEP);
     let tile = InstepTile {
         param: addresses[0].expose_provenance() as u64,
@@ -139,7 +140,6 @@ fn step(isa: Isa, optim: Optim, len: usize, formats: Formats, has_copy: bool) {
     begin.record_count = 1;
     begin.norms = &mut norms;
     (begin.divisor, begin.loss_scale, begin.previous_max_norm) = (1.0, 1.0, -1.0);
-    begin.grad_dtype = formats.grad;
     args.control = &mut control;
     args.records = &mut record;
     (args.tiles, args.tile_count) = (&tile, 1);
@@ -154,7 +154,7 @@ fn step(isa: Isa, optim: Optim, len: usize, formats: Formats, has_copy: bool) {
     (args.optimizer, args.state_count) = (optimizer, states as u32);
     (args.param_dtype, args.grad_dtype, args.copy_dtype) = (formats.param, formats.grad, formats.copy);
     (args.master_kind, args.moments, args.stochastic) = (formats.master, formats.moments, formats.stochastic);
-    (args.zero_grads, args.ema_weight) = (1, 0.5);
+    (args.gradients, args.ema_weight) = (INSTEP_GRADIENTS_ZERO, 0.5);
     // SAFETY: every pointer leads into a memory above, which is as long as the tile and the formats say.
     unsafe {
         entries.begin.unwrap()(&begin);

@@ -41,7 +41,7 @@ impl Run {
         let mut stepper = builder.host(Solo::default()).unwrap();
         let values: Vec<f32> = (0..LEN).map(|k| paint(0, k)).collect();
         let w = layout.id("w").unwrap();
-        stepper.write_param(w, &values).unwrap();
+        stepper.write(w, &values).unwrap();
         let is_f32 = precision == Precision::F32;
         let mut run = Run { stepper, is_f32, what: format!("{optim:?}, {precision:?}, {isa}") };
         assert!((0..PASSES).all(|at| !run.pass(at, None)), "{}", run.what);
@@ -56,7 +56,7 @@ impl Run {
             gradient[place] = f32::from_bits(bits);
         }
         let mut pass = self.stepper.begin().unwrap();
-        pass.write_grad(w, &gradient).unwrap();
+        pass.write(w.grad(), &gradient).unwrap();
         pass.finish().unwrap();
         self.stepper.status().unwrap().first_nonfinite_bucket.is_some()
     }
@@ -66,29 +66,29 @@ impl Run {
         let w = self.stepper.layout().id("w").unwrap();
         let narrow = bf16::from_bits((bits >> 16) as u16);
         match (self.is_f32, state) {
-            (true, None) => {
-                self.stepper.params_mut().unwrap().get_mut(w).unwrap()[place] = f32::from_bits(bits)
+            (true, None) => self.stepper.view_mut::<f32>(w).unwrap()[place] = f32::from_bits(bits),
+            (true, Some(name)) => {
+                self.stepper.view_mut::<f32>(w.state(name)).unwrap()[place] = f32::from_bits(bits)
             }
-            (true, Some(name)) => self.stepper.state_mut(w, name).unwrap()[place] = f32::from_bits(bits),
             (false, None) => {
-                self.stepper.params_mut().unwrap().get_mut_as::<bf16>(w).unwrap()[place] = narrow;
+                self.stepper.view_mut::<bf16>(w).unwrap()[place] = narrow;
             }
-            (false, Some(name)) => self.stepper.state_mut_as::<bf16>(w, name).unwrap()[place] = narrow,
+            (false, Some(name)) => self.stepper.view_mut::<bf16>(w.state(name)).unwrap()[place] = narrow,
         }
     }
 
     fn assert_canonical(&self, what: &str) {
         let w = self.stepper.layout().id("w").unwrap();
-        let names = self.stepper.state_names_of(w).unwrap();
-        let (params, names) = (self.stepper.params().unwrap(), names.iter());
+        let names = self.stepper.state_names(w).unwrap();
+        let (params, names) = (self.stepper.params(), names.iter());
         let is_canonical = match self.is_f32 {
             true => {
-                let all = names.flat_map(|name| self.stepper.state(w, name).unwrap());
+                let all = names.flat_map(|name| self.stepper.view::<f32>(w.state(name)).unwrap());
                 let mut all = params.get(w).unwrap().iter().chain(all);
                 all.all(|x| !x.is_nan() || x.to_bits() == 0x7fff_ffff)
             }
             false => {
-                let all = names.flat_map(|name| self.stepper.state_as::<bf16>(w, name).unwrap());
+                let all = names.flat_map(|name| self.stepper.view::<bf16>(w.state(name)).unwrap());
                 let mut all = params.get_as::<bf16>(w).unwrap().iter().chain(all);
                 all.all(|x| !x.is_nan() || x.to_bits() == 0x7fff)
             }
@@ -141,7 +141,7 @@ fn a_nan_in_a_parameter_or_a_state_is_stored_without_its_payload_and_not_reporte
         let names = {
             let run = new();
             let w = run.stepper.layout().id("w").unwrap();
-            run.stepper.state_names_of(w).unwrap()
+            run.stepper.state_names(w).unwrap()
         };
         for stream in [None].into_iter().chain(names.iter().map(|name| Some(&**name))) {
             for (place, bits) in PLACES.into_iter().zip(NONFINITE.into_iter().rev()) {

@@ -16,11 +16,16 @@ const LEN: usize = INSTEP_TILE_ELEMENTS as usize + 301;
 const ACTIONS: [u32; 4] =
     [INSTEP_ACTION_STEP, INSTEP_ACTION_AVERAGE, INSTEP_ACTION_LEAVE, INSTEP_ACTION_STEP];
 const UNTOUCHED: u16 = 0x5a5a;
+const RANKS: f64 = 2.0;
+const LOSS_SCALE: f64 = 4.0;
+const CLIP: f64 = 0.75;
+/// What the step makes of a sum.
+const MULTIPLIER: f64 = 1.0 / (RANKS * LOSS_SCALE) * CLIP;
 
 struct Options {
     grad_dtype: u32,
     copy_dtype: Option<u32>,
-    zero_grads: bool,
+    gradients: InstepGradients,
     skip: bool,
 }
 
@@ -76,7 +81,10 @@ fn step(isa: Isa, options: &Options) -> Left {
     unsafe {
         let mut control: InstepControl = std::mem::zeroed();
         let mut segments: [InstepRecord; ACTIONS.len()] = std::mem::zeroed();
-        segments.iter_mut().for_each(|segment| segment.optimizer = INSTEP_OPTIMIZER_sgd);
+        for segment in &mut segments {
+            (segment.optimizer, segment.grad_dtype) =
+                (INSTEP_OPTIMIZER_sgd as u16, options.grad_dtype as u16);
+        }
         let mut actions = ACTIONS;
         let mut lr_multipliers = [1.0; ACTIONS.len()];
         let sgd = InstepSgdHyper { lr: 0.5, ..std::mem::zeroed() };
@@ -91,16 +99,14 @@ fn step(isa: Isa, options: &Options) -> Left {
             ring: std::ptr::null(),
             slot_words: 0,
             slot_count: 0,
-            divisor: 2.0,
-            loss_scale: 1.0,
+            divisor: RANKS,
+            loss_scale: LOSS_SCALE,
             previous_max_norm: -1.0,
-            clip: 1.0,
+            clip: CLIP,
             grad_scale: std::ptr::null(),
             found_inf: std::ptr::null(),
             bucket_controls: std::ptr::null_mut(),
             bucket_count: 0,
-            grad_dtype: options.grad_dtype,
-            reserved: 0,
         };
         kernels(isa).begin.unwrap()(&begin);
         control.skip = options.skip.into();
@@ -126,7 +132,7 @@ fn step(isa: Isa, options: &Options) -> Left {
             param_dtype: INSTEP_DTYPE_F32,
             grad_dtype: options.grad_dtype,
             copy_dtype,
-            zero_grads: options.zero_grads.into(),
+            gradients: options.gradients,
             local: 0,
             master_kind: INSTEP_MASTER_NONE,
             moments: INSTEP_MOMENTS_F32,
@@ -148,8 +154,8 @@ fn zeroing_leaves_zeros_where_a_segment_is_to_be_stepped_and_nowhere_else() {
     for isa in Isa::available() {
         for grad_dtype in [INSTEP_DTYPE_F32, INSTEP_DTYPE_BF16, INSTEP_DTYPE_F16] {
             for skip in [false, true] {
-                let options = |zero_grads| Options { grad_dtype, copy_dtype: None, zero_grads, skip };
-                let (kept, zeroed) = (step(isa, &options(false)), step(isa, &options(true)));
+                let left = |gradients| step(isa, &Options { grad_dtype, copy_dtype: None, gradients, skip });
+                let (kept, zeroed) = (left(INSTEP_GRADIENTS_KEEP), left(INSTEP_GRADIENTS_ZERO));
                 let what = format!("{isa}, dtype {grad_dtype}, skip {skip}");
                 assert_eq!(kept.params, zeroed.params, "{what}: the gradients were read first");
                 assert!(zeroed.grads[0].iter().all(|word| *word == 0), "{what}");
@@ -158,6 +164,43 @@ fn zeroing_leaves_zeros_where_a_segment_is_to_be_stepped_and_nowhere_else() {
                 let words = LEN * words(grad_dtype);
                 assert_eq!(kept.grads[0], given[..words], "{what}: unasked");
                 assert_eq!(kept.grads[2..].concat(), given[2 * words..], "{what}: frozen, unused");
+            }
+        }
+    }
+}
+
+/// The value of an element, and a value rounded to an element.
+fn value(dtype: u32, words: &[u16]) -> f32 {
+    match dtype {
+        INSTEP_DTYPE_BF16 => half::bf16::from_bits(words[0]).to_f32(),
+        INSTEP_DTYPE_F16 => half::f16::from_bits(words[0]).to_f32(),
+        _ => f32::from_bits(u32::from(words[1]) << 16 | u32::from(words[0])),
+    }
+}
+
+fn rounded(dtype: u32, value: f32) -> Vec<u16> {
+    match dtype {
+        INSTEP_DTYPE_BF16 => vec![half::bf16::from_f32(value).to_bits()],
+        INSTEP_DTYPE_F16 => vec![half::f16::from_f32(value).to_bits()],
+        _ => bits(dtype, value),
+    }
+}
+
+#[test]
+fn a_mean_is_the_value_that_was_stepped_rounded_once_in_a_skipped_pass_too() {
+    for isa in Isa::available() {
+        for grad_dtype in [INSTEP_DTYPE_F32, INSTEP_DTYPE_BF16, INSTEP_DTYPE_F16] {
+            for skip in [false, true] {
+                let left = |gradients| step(isa, &Options { grad_dtype, copy_dtype: None, gradients, skip });
+                let (kept, means) = (left(INSTEP_GRADIENTS_KEEP), left(INSTEP_GRADIENTS_AVERAGE));
+                let what = format!("{isa}, dtype {grad_dtype}, skip {skip}");
+                assert_eq!(kept.params, means.params, "{what}: the sums were read first");
+                let multiplier = MULTIPLIER as f32;
+                let mean = |sum: &[u16]| rounded(grad_dtype, value(grad_dtype, sum) * multiplier);
+                let expected: Vec<u16> = kept.grads[0].chunks(words(grad_dtype)).flat_map(mean).collect();
+                assert_eq!(means.grads[0], expected, "{what}");
+                assert_ne!(kept.grads[0], expected, "{what}");
+                assert_eq!(means.grads[1..], kept.grads[1..], "{what}: averaged, frozen, unused");
             }
         }
     }
@@ -172,7 +215,7 @@ fn a_copy_is_the_stepped_parameter_rounded_to_nearest_even_and_nothing_else_is_w
                 let options = |copy_dtype| Options {
                     grad_dtype: INSTEP_DTYPE_F32,
                     copy_dtype,
-                    zero_grads: false,
+                    gradients: INSTEP_GRADIENTS_KEEP,
                     skip,
                 };
                 let (plain, left) = (step(isa, &options(None)), step(isa, &options(Some(copy_dtype))));

@@ -51,6 +51,8 @@ fn rows() -> Vec<Row> {
         row( 5.0 + SCALE, 8.0 + 2.0 * SCALE, momentum, narrow(Master::None, EightBit)),
         row(16.0, 28.0, adamw, plain),
         Row { gradients: Gradients::Zero, ..row(16.0, 32.0, adamw, plain) },
+        Row { gradients: Gradients::Average, ..row(16.0, 32.0, adamw, plain) },
+        Row { gradients: Gradients::Average, ..row( 8.0, 16.0, adamw, by_chance(Moments::BF16)) },
         row(20.0, 36.0, amsgrad, plain),
         row(12.0, 20.0, adamw, of(F32, F32, Master::None, Moments::BF16)),
         row(16.0, 28.0, adamw, narrow(Master::F32, Moments::F32)),
@@ -73,6 +75,7 @@ fn rows() -> Vec<Row> {
         // p, g, m and v, m and v written; p, m and v, p written.
         row(16.0, 40.0, lamb, plain),
         Row { gradients: Gradients::Zero, ..row(16.0, 44.0, lamb, plain) },
+        Row { gradients: Gradients::Average, ..row(16.0, 44.0, lamb, plain) },
         row(20.0, 48.0, lamb, with(None, true)),
         row(18.0, 42.0, lamb, with(Some(BF16), false)),
         row(16.0, 40.0, lamb, narrow(Master::F32, Moments::F32)),
@@ -90,7 +93,7 @@ fn moved_bytes(plan: &Plan, states: usize, action: Action, launches: u64) -> u64
         let times = match access.span.memory {
             Memory::Control => 0,
             Memory::Copy => 1,
-            Memory::Params if plan.storage().precision.master == Master::F32 => 1,
+            Memory::Params if plan.storages()[0].precision.master == Master::F32 => 1,
             Memory::Params | Memory::Master | Memory::State(_) | Memory::Scales(_) => launches + 1,
             _ => 1 + u64::from(access.writes),
         };

@@ -93,7 +93,7 @@ fn a_parameter_that_is_not_finite_spoils_its_own_element_and_leaves_the_others_a
             let mut stepper = open(&layout, Optim::of(Lamb { lr, weight_decay, ..lamb() }), &options);
             let mut params: Vec<f32> = (0..300).map(|k| paint(0, k)).collect();
             params[SPOILT] = bad;
-            stepper.write_param(layout.id("p0").unwrap(), &params).unwrap();
+            stepper.write(layout.id("p0").unwrap(), &params).unwrap();
             pass(&mut stepper, &options, |param, values| painted(&options)(0, param, values)).unwrap();
             let after = Outcome::of(&stepper).unwrap();
             for (k, (p, start)) in

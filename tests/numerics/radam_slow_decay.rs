@@ -25,13 +25,13 @@ fn change(radam: RAdam, t: u64) -> f64 {
     let layout = layout(&[1]);
     let id = layout.id("p0").unwrap();
     let mut stepper = Stepper::builder(&layout, radam).host(Solo::default()).unwrap();
-    stepper.write_param(id, &[0.0]).unwrap();
+    stepper.write(id, &[0.0]).unwrap();
     stepper.set_step_count(id, t - 1).unwrap();
     let mut pass = stepper.begin().unwrap();
-    pass.write_grad(id, &[1.0]).unwrap();
+    pass.write(id.grad(), &[1.0]).unwrap();
     pass.finish().unwrap();
     let mut param = [0.0];
-    stepper.read_param(id, &mut param).unwrap();
+    stepper.read(id, &mut param).unwrap();
     -f64::from(param[0])
 }
 

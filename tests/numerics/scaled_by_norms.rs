@@ -49,7 +49,7 @@ fn alone(start: &[f32], param: usize) -> Outcome {
     let layout = layout(&[start.len()]);
     let options = Options { isa: Some(Isa::Baseline), threads: Some(1), ..Options::default() };
     let mut stepper = options.stepper(&layout, Optim::of(lamb()), Solo::default()).unwrap();
-    stepper.write_param(layout.ids().next().unwrap(), start).unwrap();
+    stepper.write(layout.ids().next().unwrap(), start).unwrap();
     for step in 0..3 {
         pass(&mut stepper, &options, |_, values| painted(&options)(step, param, values)).unwrap();
     }
@@ -110,10 +110,10 @@ fn two_launches_zero_copy_average_and_leave_what_one_launch_does() {
             for param in 0..2 {
                 assert!(after.grads[param].iter().all(|g| g.to_bits() == 0), "{what}: zeros");
                 let mut values = vec![0.0; LENS[param]];
-                stepper.read_copy(ids[param], &mut values).unwrap();
+                stepper.read(ids[param].copy(), &mut values).unwrap();
                 let rounded = after.params[param].iter().map(|p| bf16::from_f32(*p).to_f32());
                 assert_same_bits(&values, &rounded.collect::<Vec<f32>>(), &format!("copy, {what}"));
-                stepper.read_ema(ids[param], &mut values).unwrap();
+                stepper.read(ids[param].ema(), &mut values).unwrap();
                 let now = after.params[param].iter().map(|p| f64::from(*p));
                 averages[param] = match step {
                     0 => now.collect(),
@@ -146,9 +146,9 @@ fn handed_around(optims: &[(Optim, usize)], start: &[f32], param: usize, passes:
     let mut value = start.to_vec();
     for step in 0..passes {
         for (stepper, _) in steppers.iter_mut().filter(|(_, first)| *first <= step) {
-            stepper.write_param(id, &value).unwrap();
+            stepper.write(id, &value).unwrap();
             pass(stepper, &options, |_, values| painted(&options)(step, param, values)).unwrap();
-            stepper.read_param(id, &mut value).unwrap();
+            stepper.read(id, &mut value).unwrap();
         }
     }
     let states = steppers.iter().flat_map(|(stepper, _)| Outcome::of(stepper).unwrap().states.remove(0));

@@ -51,7 +51,7 @@ fn build(
 
 fn assert_gone(stepper: &Stepper, gradients: Gradients, what: &str) {
     for id in ids(stepper) {
-        let gradient = stepper.grad(id);
+        let gradient = stepper.view::<f32>(id.grad());
         match gradients {
             Gradients::Release => assert!(matches!(gradient, Err(Error::Order(_))), "{what}: {gradient:?}"),
             _ => assert!(gradient.unwrap().iter().all(|g| g.to_bits() == 0), "{what}"),
@@ -198,7 +198,7 @@ fn ddp_3_a_local_parameter_goes_its_own_way_and_no_other_does() {
             assert_like(&stepper, &expected, &ordinary, &format!("{optim:?}, {mode:?}, rank {rank}"))?;
             ids(&stepper)
                 .into_iter()
-                .map(|id| Ok(stepper.params()?.get(id)?.to_vec()))
+                .map(|id| Ok(stepper.view::<f32>(id)?.to_vec()))
                 .collect::<Result<Vec<_>>>()
         })
         .unwrap();

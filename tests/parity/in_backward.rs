@@ -52,7 +52,7 @@ fn kinds(layout: &Layout) -> (Vec<ParamId>, Vec<ParamId>) {
 
 fn initialise(stepper: &mut Stepper, network: &Network) -> Result<()> {
     for (id, values) in ids(stepper).into_iter().zip(network.params()) {
-        stepper.write_param(id, &values.iter().map(|x| *x as f32).collect::<Vec<_>>())?;
+        stepper.write(id, &values.iter().map(|x| *x as f32).collect::<Vec<_>>())?;
     }
     Ok(())
 }
@@ -141,10 +141,10 @@ fn aob_3_an_attached_optimizer_is_listed_and_steps_nothing() -> Result<()> {
         let gradients = network.gradients(&batch(1, 10, 0), sum);
         for (param, id) in all.iter().copied().enumerate() {
             let before: Vec<f32> = network.params()[param].iter().map(|x| *x as f32).collect();
-            assert_same_bits(attached.params()?.get(id)?, &before, &format!("{mode:?}, attached"));
-            assert_close(attached.grad(id)?, &gradients[param], "averaged");
-            assert_eq!((attached.step_count(id)?, attached.state_names_of(id)?.len()), (0, 0));
-            assert_ne!(hooked.params()?.get(id)?, before);
+            assert_same_bits(attached.view::<f32>(id)?, &before, &format!("{mode:?}, attached"));
+            assert_close(attached.view::<f32>(id.grad())?, &gradients[param], "averaged");
+            assert_eq!((attached.step_count(id)?, attached.state_names(id)?.len()), (0, 0));
+            assert_ne!(hooked.view::<f32>(id)?, before);
             assert_eq!(attached.optimizers_of(id)?.len(), if param == 0 { 2 } else { 1 });
         }
         assert!(hooked.optimizers().all(|one| one.steps));
@@ -194,7 +194,7 @@ fn what_is_attached_need_not_reach_the_device_and_must_be_of_the_layout() {
     // SAFETY: the trainer's stream is the default one, or the stand-in's, which is a number.
     let mut stepper = unsafe { builder().cuda(Solo::default(), &cuda()) }.unwrap();
     let mut pass = stepper.begin().unwrap();
-    pass.write_grad(all[1], &[1.0; 10]).unwrap();
+    pass.write(all[1].grad(), &[1.0; 10]).unwrap();
     pass.finish().unwrap();
     assert_eq!(stepper.step_count(all[1]).unwrap(), 1);
     let other = crate::support::layout(&[1; 9]).ids().last().unwrap();

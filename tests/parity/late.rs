@@ -145,13 +145,13 @@ fn a_gpu_takes_late_optimizers_as_the_host_does() {
             let mut pass = stepper.begin()?;
             let read = |(param, id): (usize, &ParamId)| {
                 let mut values = vec![0.0; network.params()[param].len()];
-                pass.read_param(*id, &mut values).unwrap();
+                pass.read(*id, &mut values).unwrap();
                 values
             };
             let values: Vec<Vec<f32>> = ids.iter().enumerate().map(read).collect();
             network.set_params(values.into_iter());
             for (param, gradient) in network.backward(&batch_of(&network, 0, iteration), sum) {
-                pass.write_grad(ids[param], &super::ranks::as_f32(&gradient))?;
+                pass.write(ids[param].grad(), &super::ranks::as_f32(&gradient))?;
                 pass.grad_ready(ids[param])?;
             }
             pass.finish()?;
@@ -187,7 +187,7 @@ fn ranks_that_register_differently_are_told() {
                 _ => drop(stepper.add_optimizer_for(&all[..1], averaging())?),
             }
             iterate(&mut stepper, &three_layers(0), 0, 1)?;
-            stepper.params().map(drop)
+            stepper.status().map(drop)
         });
         let error = outcome.unwrap_err();
         assert!(matches!(error.cause(), Error::Mismatch { .. }), "{differ}: {error}");
@@ -210,7 +210,7 @@ fn what_cannot_be_registered_is_refused_and_changes_nothing() {
     std::mem::forget(stepper.begin().unwrap());
     let refused = stepper.add_optimizer_for(&all, averaging());
     assert!(matches!(refused, Err(Error::Order(_))), "{refused:?}");
-    stepper.abandon_open_pass().unwrap();
+    stepper.abandon().unwrap();
     assert_eq!(stepper.optimizers().len(), 3);
     Outcome::of(&stepper).unwrap().assert_same(&before, "refused");
     stepper.add_optimizer_for(&all, averaging()).unwrap();

@@ -88,15 +88,15 @@ fn ids<D: Device>(stepper: &Stepper<D>) -> Vec<ParamId> {
 fn assert_like(stepper: &Stepper, network: &Network, ordinary: &Ordinary, what: &str) -> Result<()> {
     for (param, id) in ids(stepper).into_iter().enumerate() {
         let name = &stepper.layout().parameter(id)?.name;
-        assert_close(stepper.params()?.get(id)?, &network.params()[param], &format!("{what}: {name}"));
-        let states = stepper.state_names_of(id)?;
+        assert_close(stepper.view::<f32>(id)?, &network.params()[param], &format!("{what}: {name}"));
+        let states = stepper.state_names(id)?;
         let rule_of =
             |state: &str| -> usize { state.split_once('#').map_or(0, |(_, rule)| rule.parse().unwrap()) };
         for (k, state) in states.iter().enumerate() {
             let rule = rule_of(state);
             let index = states[..k].iter().filter(|earlier| rule_of(earlier) == rule).count();
             let expected = ordinary.state(param, rule, index);
-            assert_close(stepper.state(id, state)?, &expected, &format!("{what}: {state}"));
+            assert_close(stepper.view::<f32>(id.state(state))?, &expected, &format!("{what}: {state}"));
         }
         assert_eq!(stepper.step_count(id)?, ordinary.steps(param), "{what}: {name}");
     }

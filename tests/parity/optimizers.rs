@@ -140,7 +140,7 @@ fn opt_6_a_found_infinity_changes_no_bit_and_no_first_step_is_lost() {
                 Outcome::of(&met).unwrap().assert_same(&Outcome::of(&never).unwrap(), &what);
                 if step == 0 && optim.keywords().any(|given| given == ("dampening", 0.5)) {
                     let first: Vec<f32> = (0..LENGTHS[0]).map(|k| paint_gradient(0, 0, k)).collect();
-                    let buffer = met.state(ids(&met)[0], "momentum_buffer").unwrap();
+                    let buffer = met.view::<f32>(ids(&met)[0].state("momentum_buffer")).unwrap();
                     assert_same_bits(buffer, &first, "the first buffer is the gradient, undampened");
                 }
             }

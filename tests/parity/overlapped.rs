@@ -78,7 +78,7 @@ fn large_net(inputs: usize, hidden: usize, outputs: usize) -> Network {
 fn iterate_alone(stepper: &mut Stepper, network: &mut Network, iteration: usize) -> Result<()> {
     let ids = ids(stepper);
     let values: Vec<Vec<f32>> =
-        ids.iter().map(|id| Ok(stepper.params()?.get(*id)?.to_vec())).collect::<Result<_>>()?;
+        ids.iter().map(|id| Ok(stepper.view::<f32>(*id)?.to_vec())).collect::<Result<_>>()?;
     network.set_params(values.into_iter());
     let of = |rank| network.gradients(&batch_of(network, rank, iteration), sum);
     let mut pass = stepper.begin()?;
@@ -95,7 +95,7 @@ fn held(stepper: &Stepper, subset: Subset) -> Result<Vec<Vec<u64>>> {
     let mut held = resnet::digests(stepper)?;
     for (param, id) in ids(stepper).into_iter().enumerate() {
         if !subset.has(param) {
-            held[param].push(resnet::digest(stepper.grad(id)?));
+            held[param].push(resnet::digest(stepper.view::<f32>(id.grad())?));
         }
     }
     Ok(held)
@@ -117,7 +117,7 @@ fn ddp_4_large_net_overlapped_is_large_net_in_ordinary_steps() {
                 initialise(&mut stepper, &network)?;
                 (0..iterations).try_for_each(|iteration| iterate(&mut stepper, &network, rank, iteration))?;
                 for (param, id) in ids(&stepper).into_iter().enumerate() {
-                    let (now, before) = (stepper.params()?.get(id)?, as_f32(&network.params()[param]));
+                    let (now, before) = (stepper.view::<f32>(id)?, as_f32(&network.params()[param]));
                     assert_eq!(now != before, subset.has(param), "{optim:?}, {subset:?}");
                     if !subset.has(param) {
                         assert_same_bits(now, &before, "untouched");
@@ -157,7 +157,11 @@ fn ddp_4_a_tenth_of_large_net_follows_ordinary_optimizers_in_f64() {
                     assert_like(&stepper, &network, &ordinary, &what)?;
                     for (param, id) in ids(&stepper).into_iter().enumerate().filter(|(k, _)| !subset.has(*k))
                     {
-                        assert_close(stepper.grad(id)?, &mean[param], &format!("the average, {what}"));
+                        assert_close(
+                            stepper.view::<f32>(id.grad())?,
+                            &mean[param],
+                            &format!("the average, {what}"),
+                        );
                     }
                 }
                 stepper.close()

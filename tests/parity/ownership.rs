@@ -52,24 +52,24 @@ fn train(mut stepper: Stepper, handing: Handing, what: &str) -> Result<Vec<Vec<f
         step_ordinary(&mut reference, &mut network, RANKS, iteration, is_ours);
         // The in-backward part alone: the others are where they were.
         for (param, id) in all.iter().enumerate().filter(|(param, _)| !is_ours(*param)) {
-            assert_close(stepper.params()?.get(*id)?, &network.params()[param], &what);
-            assert_close(stepper.grad(*id)?, &mean[param], &format!("gradient, {what}"));
+            assert_close(stepper.view::<f32>(*id)?, &network.params()[param], &what);
+            assert_close(stepper.view::<f32>(id.grad())?, &mean[param], &format!("gradient, {what}"));
             reference.step(&mut network, param, &mean[param]);
-            let gradient = stepper.grad(*id)?.to_vec();
-            let mut values = stepper.params()?.get(*id)?.to_vec();
+            let gradient = stepper.view::<f32>(id.grad())?.to_vec();
+            let mut values = stepper.view::<f32>(*id)?.to_vec();
             values.iter_mut().zip(gradient).for_each(|(x, g)| *x -= ORDINARY_LR as f32 * g);
-            stepper.write_param(*id, &values)?;
+            stepper.write(*id, &values)?;
         }
         for (param, id) in all.iter().enumerate().filter(|(param, _)| is_ours(*param)) {
             let state = reference.state(param, 0, 0);
-            assert_close(stepper.state(*id, "momentum_buffer")?, &state, &what);
+            assert_close(stepper.view::<f32>(id.state("momentum_buffer"))?, &state, &what);
             assert_eq!(stepper.step_count(*id)?, iteration as u64 + 1, "{what}");
         }
         for (param, id) in all.iter().enumerate() {
-            assert_close(stepper.params()?.get(*id)?, &network.params()[param], &what);
+            assert_close(stepper.view::<f32>(*id)?, &network.params()[param], &what);
         }
     }
-    let gradients = all.iter().map(|id| Ok(stepper.grad(*id)?.to_vec())).collect();
+    let gradients = all.iter().map(|id| Ok(stepper.view::<f32>(id.grad())?.to_vec())).collect();
     stepper.close()?;
     gradients
 }
@@ -138,7 +138,7 @@ fn only_what_the_layout_leaves_alone_keeps_gradients_of_its_own() {
         initialise(&mut stepper, &network)?;
         let batch = batch_of(&network, rank, 0);
         iterate_with(&mut stepper, &network, &batch, Handing::InPlace, |_| true)?;
-        Ok::<_, instep::Error>(stepper.grad(ids(&stepper)[3])?.to_vec())
+        Ok::<_, instep::Error>(stepper.view::<f32>(ids(&stepper)[3].grad())?.to_vec())
     });
     let sums = sums.unwrap();
     let mean = averaged(&network, 2, 0);

@@ -32,7 +32,7 @@ pub(super) fn batch_of(network: &Network, rank: usize, iteration: usize) -> Vec<
 
 pub(super) fn initialise<D: Device>(stepper: &mut Stepper<D>, network: &Network) -> Result<()> {
     for (id, values) in ids(stepper).into_iter().zip(network.params()) {
-        stepper.write_param(id, &as_f32(values))?;
+        stepper.write(id, &as_f32(values))?;
     }
     Ok(())
 }

@@ -80,7 +80,7 @@ pub(super) fn initialise<D: Device>(stepper: &mut Stepper<D>, seed: usize) -> Re
     for (param, id) in ids(stepper).into_iter().enumerate() {
         values.resize(stepper.layout().parameter(id)?.len as usize, 0.0);
         repeat(&mut values, |k| ((param * 29 + seed * 101 + k * 7) % 251) as f32 / 1021.0 - 0.1);
-        stepper.write_param(id, &values)?;
+        stepper.write(id, &values)?;
     }
     Ok(())
 }
@@ -123,9 +123,9 @@ pub(super) fn digest(values: &[f32]) -> u64 {
 /// Per parameter: its value, its states and its count.
 pub(super) fn digests(stepper: &Stepper) -> Result<Vec<Vec<u64>>> {
     let of = |id| {
-        let mut numbers = vec![digest(stepper.params()?.get(id)?), stepper.step_count(id)?];
-        for state in stepper.state_names_of(id)? {
-            numbers.push(digest(stepper.state(id, &state)?));
+        let mut numbers = vec![digest(stepper.view::<f32>(id)?), stepper.step_count(id)?];
+        for state in stepper.state_names(id)? {
+            numbers.push(digest(stepper.view::<f32>(id.state(&state))?));
         }
         Ok(numbers)
     };

@@ -18,7 +18,7 @@ fn run(optim: Optim, isa: Isa, precision: Precision, the_long_way: bool) -> Vec<
     let mut stepper = builder.host(Solo::new(3)).unwrap();
     for (k, id) in layout.ids().enumerate() {
         let values: Vec<f32> = (0..LENS[k]).map(|at| paint(k, at)).collect();
-        stepper.write_param(id, &values).unwrap();
+        stepper.write(id, &values).unwrap();
     }
     let mut bits = Vec::new();
     for pass in 0..3 {
@@ -28,15 +28,13 @@ fn run(optim: Optim, isa: Isa, precision: Precision, the_long_way: bool) -> Vec<
             if pass == 2 && k == 0 {
                 values[..4].copy_from_slice(&[f32::NAN, f32::INFINITY, -0.0, f32::MIN_POSITIVE / 64.0]);
             }
-            open.write_grad(id, &values).unwrap();
+            open.write(id.grad(), &values).unwrap();
         }
         open.finish().unwrap();
         for id in layout.ids() {
-            bits.extend(
-                stepper.params().unwrap().get_as::<half::bf16>(id).unwrap().iter().map(|x| x.to_bits()),
-            );
-            for name in stepper.state_names_of(id).unwrap() {
-                let state = stepper.state_as::<half::bf16>(id, name).unwrap();
+            bits.extend(stepper.view::<half::bf16>(id).unwrap().iter().map(|x| x.to_bits()));
+            for name in stepper.state_names(id).unwrap() {
+                let state = stepper.view::<half::bf16>(id.state(&name)).unwrap();
                 bits.extend(state.iter().map(|x| x.to_bits()));
             }
         }

@@ -5,7 +5,6 @@
 
 use std::num::NonZeroU32;
 
-use instep::hazard::check;
 use instep::layout::{ForeignBucket, Storage};
 use instep::{Borrowed, DType, Isa, Layout, Mode, Precision, Solo, Stepper, StepperBuilder, Unused};
 
@@ -22,7 +21,7 @@ fn train(mut stepper: Stepper) -> Stored {
     (0..STEPS).for_each(|step| train_a_pass(&mut stepper, &Options::default(), step));
     let stored = Stored::of(&stepper).unwrap();
     if let Some(recording) = stepper.take_recording() {
-        assert_eq!(check(stepper.plan(), stepper.state_names().len(), &recording.list), []);
+        assert_eq!(stepper.check(&recording), []);
     }
     stepper.close().unwrap();
     stored
@@ -225,7 +224,7 @@ fn masters_of_borrowed_parameters_start_as_what_lies_there() {
         let stepper = unsafe { builder.unused(Unused::StepZero).host_borrowing(Solo::default(), memory) };
         let stepper = stepper.unwrap();
         let mut values = [0.0; 3];
-        stepper.read_param(w, &mut values).unwrap();
+        stepper.read(w, &mut values).unwrap();
         assert_eq!(values.map(f32::to_bits), start.map(|x| half::bf16::from_f32(x).to_f32().to_bits()));
         stepper.close().unwrap();
         assert_eq!(params.map(f32::from), values, "{precision:?}: nothing is rounded anew");

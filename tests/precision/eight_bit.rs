@@ -159,11 +159,11 @@ fn blocks_are_counted_from_the_start_of_each_parameter() {
         .into();
     let ids: Vec<ParamId> = layout.ids().collect();
     let mut pass = stepper.begin().unwrap();
-    ids.iter().zip(&gradients).for_each(|(id, g)| pass.write_grad(*id, g).unwrap());
+    ids.iter().zip(&gradients).for_each(|(id, g)| pass.write(id.grad(), g).unwrap());
     pass.finish().unwrap();
     for (id, gradients) in ids.iter().zip(&gradients) {
         let mut state = vec![0.0; gradients.len()];
-        stepper.read_state(*id, "momentum_buffer", &mut state).unwrap();
+        stepper.read(id.state("momentum_buffer"), &mut state).unwrap();
         for (stored, exact) in state.chunks(BLOCK).zip(gradients.chunks(BLOCK)) {
             let largest = exact.iter().copied().fold(0.0, f32::max);
             assert_eq!(stored.iter().copied().fold(0.0, f32::max), largest);

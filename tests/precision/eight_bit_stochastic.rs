@@ -40,13 +40,13 @@ fn drawn(
     let mut stepper = builder.host(Solo::default()).unwrap();
     let mut states = Vec::new();
     for update in 0..updates {
-        stepper.write_state(id, name, &vec![0.0; ELEMENTS]).unwrap();
+        stepper.write(id.state(name), &vec![0.0; ELEMENTS]).unwrap();
         stepper.set_step_count(id, update).unwrap();
         let mut pass = stepper.begin().unwrap();
-        pass.write_grad(id, gradients).unwrap();
+        pass.write(id.grad(), gradients).unwrap();
         pass.finish().unwrap();
         let mut state = vec![0.0; ELEMENTS];
-        stepper.read_state(id, name, &mut state).unwrap();
+        stepper.read(id.state(name), &mut state).unwrap();
         states.push(state);
     }
     states

@@ -13,13 +13,13 @@ fn layout() -> (Layout, ParamId) {
 
 fn step(stepper: &mut Stepper, w: ParamId) -> Result<()> {
     let mut pass = stepper.begin()?;
-    pass.write_grad(w, &[-1.0, -2.0])?;
+    pass.write(w.grad(), &[-1.0, -2.0])?;
     pass.finish().map(drop)
 }
 
 fn average(stepper: &Stepper, w: ParamId) -> [f32; 2] {
     let mut average = [0.0; 2];
-    stepper.read_ema(w, &mut average).unwrap();
+    stepper.read(w.ema(), &mut average).unwrap();
     average
 }
 
@@ -40,7 +40,7 @@ fn an_average_starts_with_the_parameters_first_update_whatever_optimizer_comes_l
         [2.25, 4.5],
         "the further optimizer's first update is not the parameter's"
     );
-    stepper.set_step_count_of(w, further, 0).unwrap();
+    stepper.set_step_count((w, further), 0).unwrap();
     step(&mut stepper, w).unwrap();
     assert_eq!(average(&stepper, w), [3.125, 6.25]);
 }
@@ -53,12 +53,12 @@ fn a_copy_is_given_as_it_is_stored_and_is_of_the_master() {
     let optimizer = Sgd { lr: 2f64.powi(-9), ..Sgd::default() };
     let builder = Stepper::builder(&layout, optimizer).precision(precision).copy_params(DType::F16);
     let mut stepper = builder.host(Solo::default()).unwrap();
-    stepper.write_param(w, &[1.0, 2.0]).unwrap();
+    stepper.write(w, &[1.0, 2.0]).unwrap();
     step(&mut stepper, w).unwrap();
     // Less than half a place of bf16, and two places of f16.
-    assert_eq!(stepper.params().unwrap().get_as::<bf16>(w).unwrap(), [1.0, 2.0].map(bf16::from_f32));
+    assert_eq!(stepper.view::<bf16>(w).unwrap(), [1.0, 2.0].map(bf16::from_f32));
     let master = [1.0 + 2f32.powi(-9), 2.0 + 2f32.powi(-8)];
-    assert_eq!(stepper.copy_as::<f16>(w).unwrap(), master.map(f16::from_f32));
-    let refused = stepper.copy_as::<bf16>(w).unwrap_err();
+    assert_eq!(stepper.view::<f16>(w.copy()).unwrap(), master.map(f16::from_f32));
+    let refused = stepper.view::<bf16>(w.copy()).unwrap_err();
     assert!(matches!(refused, Error::Unsupported { .. }) && refused.to_string().contains("f16"), "{refused}");
 }

@@ -116,7 +116,7 @@ fn a_step_from_stored_states_is_as_exact_as_f32s_and_stores_once_rounded_ones() 
             paint_params(&mut stepper);
             let id = layout.ids().next().unwrap();
             let names: Vec<String> =
-                stepper.state_names_of(id).unwrap().iter().map(|name| name.to_string()).collect();
+                stepper.state_names(id).unwrap().iter().map(|name| name.to_string()).collect();
             let mut before = Outcome::of(&stepper).unwrap();
             for at in 0..6 {
                 let after = step(&mut stepper, at);

@@ -10,6 +10,9 @@ pub(crate) mod eight_bit_stochastic;
 pub(crate) mod ema_and_copies;
 pub(crate) mod low_precision_states;
 pub(crate) mod masters;
+#[cfg(not(kernels_only))]
+pub(crate) mod mixed;
+pub(crate) mod mixed_ranks;
 pub(crate) mod ranks;
 pub(crate) mod refusals;
 pub(crate) mod resume;

@@ -9,12 +9,12 @@ use instep::{Divisor, InProcess, Layout, Mode, Result, Solo, Stepper, StepperBui
 use crate::support::stored::{Stored, cases, dyadic, with};
 use crate::support::{MODES, Optim, Options, layout, paint_params, pass};
 
-const LENGTHS: [usize; 5] = [300, 0, 2049, 512, 17];
-const STEPS: usize = 3;
+pub(crate) const LENGTHS: [usize; 5] = [300, 0, 2049, 512, 17];
+pub(crate) const STEPS: usize = 3;
 /// No rank uses it in the second pass, only odd ones do in the third.
-const UNUSED: usize = 3;
+pub(crate) const UNUSED: usize = 3;
 /// Frozen from the second pass on.
-const FROZEN: usize = 0;
+pub(crate) const FROZEN: usize = 0;
 
 fn uses(step: usize, rank: usize, param: usize) -> bool {
     match (step, param) {
@@ -30,7 +30,7 @@ fn builder<'a>(layout: &'a Layout, storage: &Storage, optim: Optim) -> StepperBu
 }
 
 /// One pass with the sums of these ranks, divided by `divisor`, a power of two.
-fn train_a_pass(stepper: &mut Stepper, step: usize, ranks: &[usize], divisor: f32) -> Result<()> {
+pub(crate) fn train_a_pass(stepper: &mut Stepper, step: usize, ranks: &[usize], divisor: f32) -> Result<()> {
     let frozen = stepper.layout().ids().nth(FROZEN).unwrap();
     stepper.set_frozen(frozen, step > 0)?;
     pass(stepper, &Options::default(), |param, values| {
@@ -42,7 +42,7 @@ fn train_a_pass(stepper: &mut Stepper, step: usize, ranks: &[usize], divisor: f3
     })
 }
 
-fn train(mut stepper: Stepper, ranks: &[usize]) -> Result<Vec<Stored>> {
+pub(crate) fn train(mut stepper: Stepper, ranks: &[usize]) -> Result<Vec<Stored>> {
     paint_params(&mut stepper);
     let mut stored = Vec::new();
     for step in 0..STEPS {
@@ -78,10 +78,10 @@ fn ranks_train_as_one_fed_their_sums_and_what_is_frozen_or_unused_keeps_every_by
 }
 
 /// Passes that each rank of four has data for.
-const BATCHES: [usize; 4] = [3, 1, 3, 1];
+pub(crate) const BATCHES: [usize; 4] = [3, 1, 3, 1];
 
 /// One rank, and afterwards as many as there are.
-fn join_a_rank(mut stepper: Stepper, rank: usize) -> Result<Stored> {
+pub(crate) fn join_a_rank(mut stepper: Stepper, rank: usize) -> Result<Stored> {
     paint_params(&mut stepper);
     for step in 0..STEPS {
         if step < BATCHES[rank] {

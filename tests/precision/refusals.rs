@@ -190,27 +190,28 @@ fn a_slice_is_of_the_type_that_is_stored_or_refused() {
     };
     let mut stepper =
         Stepper::builder(&layout, AdamW::default()).precision(precision).host(Solo::default()).unwrap();
-    let params = stepper.params().unwrap();
+    let params = stepper.params();
     assert!(params.get_as::<half::bf16>(id).is_ok());
     assert!(is_unsupported(params.get(id)) && is_unsupported(params.get_as::<half::f16>(id)));
-    assert!(stepper.state_as::<half::bf16>(id, "exp_avg").is_ok());
-    assert!(is_unsupported(stepper.state(id, "exp_avg")));
-    assert!(is_unsupported(stepper.state_mut(id, "exp_avg")));
-    assert!(is_unsupported(stepper.grad(id)) && stepper.grad_as::<half::f16>(id).is_ok());
+    assert!(stepper.view::<half::bf16>(id.state("exp_avg")).is_ok());
+    assert!(is_unsupported(stepper.view::<f32>(id.state("exp_avg"))));
+    assert!(is_unsupported(stepper.view_mut::<f32>(id.state("exp_avg"))));
+    assert!(is_unsupported(stepper.view::<f32>(id.grad())) && stepper.view::<half::f16>(id.grad()).is_ok());
     // A slice of the parameter alone would leave out its master.
-    let mut params = stepper.params_mut().unwrap();
-    assert!(is_unsupported(params.get_mut_as::<half::bf16>(id)) && is_unsupported(params.get_mut(id)));
+    assert!(
+        is_unsupported(stepper.view_mut::<half::bf16>(id)) && is_unsupported(stepper.view_mut::<f32>(id))
+    );
     let mut pass = stepper.begin().unwrap();
     assert!(is_unsupported(pass.grads().get_mut(id)));
     assert!(is_unsupported(pass.grads().get_mut_as::<half::bf16>(id)));
-    assert!(pass.grads().is_first(id).unwrap(), "a refused slice is no gradient");
+    assert!(pass.is_first(id).unwrap(), "a refused slice is no gradient");
     pass.grads().get_mut_as::<half::f16>(id).unwrap().fill(half::f16::ONE);
     pass.finish().unwrap();
     let eight = Precision { moments: Moments::EightBit, ..Precision::F32 };
     let stepper = Stepper::builder(&layout, AdamW::default()).precision(eight).host(Solo::default()).unwrap();
-    assert!(is_unsupported(stepper.state(id, "exp_avg")), "codes are copied, decoded");
+    assert!(is_unsupported(stepper.view::<f32>(id.state("exp_avg"))), "codes are copied, decoded");
     let mut values = [1.0; 3];
-    stepper.read_state(id, "exp_avg", &mut values).unwrap();
+    stepper.read(id.state("exp_avg"), &mut values).unwrap();
     assert_eq!(values, [0.0; 3]);
 }
 
@@ -220,9 +221,9 @@ fn averages_and_copies_that_are_not_kept_cannot_be_read() {
     let id = layout.id("p0").unwrap();
     let mut stepper = Stepper::host(&layout, AdamW::default(), Solo::default()).unwrap();
     let mut values = [7.0; 3];
-    assert!(is_unsupported(stepper.read_ema(id, &mut values)));
-    assert!(is_unsupported(stepper.read_copy(id, &mut values)));
-    assert!(is_unsupported(stepper.write_ema(id, &values)));
+    assert!(is_unsupported(stepper.read(id.ema(), &mut values)));
+    assert!(is_unsupported(stepper.read(id.copy(), &mut values)));
+    assert!(is_unsupported(stepper.write(id.ema(), &values)));
     assert_eq!(values, [7.0; 3]);
 }
 

@@ -12,21 +12,21 @@ use crate::support::{MODES, Options, layout, paint_params, pass};
 pub(crate) fn load(from: &Stepper, to: &mut Stepper) {
     for id in from.layout().ids() {
         let mut values = vec![0.0; from.layout().parameter(id).unwrap().len as usize];
-        from.read_param(id, &mut values).unwrap();
-        to.write_param(id, &values).unwrap();
-        for name in from.state_names_of(id).unwrap() {
-            from.read_state(id, &name, &mut values).unwrap();
-            to.write_state(id, &name, &values).unwrap();
+        from.read(id, &mut values).unwrap();
+        to.write(id, &values).unwrap();
+        for name in from.state_names(id).unwrap() {
+            from.read(id.state(&name), &mut values).unwrap();
+            to.write(id.state(&name), &values).unwrap();
         }
-        if from.plan().storage().ema && to.plan().storage().ema {
-            from.read_ema(id, &mut values).unwrap();
-            to.write_ema(id, &values).unwrap();
+        if from.plan().keeps_ema() && to.plan().keeps_ema() {
+            from.read(id.ema(), &mut values).unwrap();
+            to.write(id.ema(), &values).unwrap();
         }
         let count = from.step_count(id).unwrap();
         for optimizer in from.optimizers_of(id).unwrap() {
-            match from.carried_of(id, optimizer).unwrap() {
-                Some(carried) => to.set_step_count_and_carried_of(id, optimizer, count, carried).unwrap(),
-                None => to.set_step_count_of(id, optimizer, count).unwrap(),
+            match from.carried((id, optimizer)).unwrap() {
+                Some(carried) => to.set_step_count((id, optimizer), (count, carried)).unwrap(),
+                None => to.set_step_count((id, optimizer), count).unwrap(),
             }
         }
     }

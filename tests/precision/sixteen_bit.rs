@@ -107,7 +107,7 @@ impl Bucket<'_> {
         // long as the one tile says, and all instruction sets asked for are available.
         let control = unsafe {
             let (mut control, mut segment): (InstepControl, InstepRecord) = std::mem::zeroed();
-            segment.optimizer = INSTEP_OPTIMIZER_adam;
+            (segment.optimizer, segment.grad_dtype) = (INSTEP_OPTIMIZER_adam as u16, self.grad_dtype as u16);
             let adam =
                 InstepAdamHyper { lr: self.lr, beta1: 0.9, beta2: 0.99, eps: 1e-8, ..std::mem::zeroed() };
             let begin = InstepBeginArgs {
@@ -129,8 +129,6 @@ impl Bucket<'_> {
                 found_inf: std::ptr::null(),
                 bucket_controls: std::ptr::null_mut(),
                 bucket_count: 0,
-                grad_dtype: self.grad_dtype,
-                reserved: 0,
             };
             let step = InstepStepArgs {
                 control: &mut control,
@@ -151,7 +149,7 @@ impl Bucket<'_> {
                 param_dtype: self.param_dtype,
                 grad_dtype: self.grad_dtype,
                 copy_dtype: INSTEP_DTYPE_F32,
-                zero_grads: 0,
+                gradients: INSTEP_GRADIENTS_KEEP,
                 local: 0,
                 master_kind: if narrow_params { INSTEP_MASTER_F32 } else { INSTEP_MASTER_NONE },
                 moments: INSTEP_MOMENTS_F32,

@@ -24,7 +24,7 @@ fn a_bf16_second_moment_of_decay_0_999_never_falls_to_the_nearest_and_does_by_ch
         let builder = Stepper::builder(&layout, AdamW::default()).mode(Mode::Sequential).threads(1);
         let mut stepper = builder.precision(precision).host(Solo::default()).unwrap();
         let start: Vec<f32> = (0..4096).map(|k| 1.0 + (k % 128) as f32 / 128.0).collect();
-        stepper.write_state(id, "exp_avg_sq", &start).unwrap();
+        stepper.write(id.state("exp_avg_sq"), &start).unwrap();
         stepper.set_step_count(id, 1).unwrap();
         for _ in 0..UPDATES {
             let mut pass = stepper.begin().unwrap();
@@ -32,7 +32,7 @@ fn a_bf16_second_moment_of_decay_0_999_never_falls_to_the_nearest_and_does_by_ch
             pass.finish().unwrap();
         }
         let mut state = vec![0.0; 4096];
-        stepper.read_state(id, "exp_avg_sq", &mut state).unwrap();
+        stepper.read(id.state("exp_avg_sq"), &mut state).unwrap();
         (start, state)
     };
     let (start, state) = run(Rounding::Nearest);
@@ -54,16 +54,16 @@ fn in_8_bits_a_second_moment_below_its_blocks_largest_falls_by_chance_alone() {
         let precision = Precision { moments: Moments::EightBit, rounding, ..Precision::F32 };
         let builder = Stepper::builder(&layout, AdamW::default()).mode(Mode::Sequential).threads(1);
         let mut stepper = builder.precision(precision).host(Solo::default()).unwrap();
-        stepper.write_state(id, "exp_avg_sq", &[1.0; 4096]).unwrap();
+        stepper.write(id.state("exp_avg_sq"), &[1.0; 4096]).unwrap();
         stepper.set_step_count(id, 1).unwrap();
         for _ in 0..UPDATES {
             let mut pass = stepper.begin().unwrap();
             let gradient: Vec<f32> = (0..4096).map(|k| if k % 2 == 0 { 1.0 } else { 0.0 }).collect();
-            pass.write_grad(id, &gradient).unwrap();
+            pass.write(id.grad(), &gradient).unwrap();
             pass.finish().unwrap();
         }
         let mut state = vec![0.0; 4096];
-        stepper.read_state(id, "exp_avg_sq", &mut state).unwrap();
+        stepper.read(id.state("exp_avg_sq"), &mut state).unwrap();
         assert!(state.iter().step_by(2).all(|x| *x == 1.0));
         state.into_iter().skip(1).step_by(2).collect::<Vec<f32>>()
     };

@@ -35,7 +35,7 @@ impl Draws {
         let ids: Vec<_> = self.layout.ids().collect();
         for id in &ids {
             let ones = vec![1.0; self.layout.parameter(*id).unwrap().len as usize];
-            self.stepper.write_param(*id, &ones).unwrap();
+            self.stepper.write(*id, &ones).unwrap();
             self.stepper.set_step_count(*id, updates).unwrap();
         }
         let options = Options::default();
@@ -61,7 +61,7 @@ impl Draws {
             // Each element asks for its own next bit; a share of x/2^16 goes up if the draw is at least 2^16 - x.
             let asked: Vec<u32> = drawn.iter().map(|low| low | 1 << (16 - threshold)).collect();
             let id = self.layout.ids().next().unwrap();
-            self.stepper.write_param(id, &vec![1.0; LEN]).unwrap();
+            self.stepper.write(id, &vec![1.0; LEN]).unwrap();
             self.stepper.set_step_count(id, updates).unwrap();
             let options = Options::default();
             pass(&mut self.stepper, &options, |_, values| {
@@ -132,14 +132,14 @@ fn parameter_and_states_draw_for_themselves() {
     let id = layout.id("p0").unwrap();
     let goes_up = |builder: StepperBuilder<'_>, g: f32, names: &[&str]| {
         let mut stepper = builder.precision(by_chance(SEED, Moments::BF16)).host(Solo::default()).unwrap();
-        stepper.write_param(id, &vec![1.0; LEN]).unwrap();
+        stepper.write(id, &vec![1.0; LEN]).unwrap();
         let mut pass = stepper.begin().unwrap();
-        pass.write_grad(id, &vec![g; LEN]).unwrap();
+        pass.write(id.grad(), &vec![g; LEN]).unwrap();
         pass.finish().unwrap();
         let mut tensors = vec![vec![0.0; LEN]; 1 + names.len()];
-        stepper.read_param(id, &mut tensors[0]).unwrap();
+        stepper.read(id, &mut tensors[0]).unwrap();
         names.iter().zip(&mut tensors[1..]).for_each(|(name, into)| {
-            stepper.read_state(id, name, into).unwrap();
+            stepper.read(id.state(name), into).unwrap();
         });
         let smallest = |values: &Vec<f32>| values.iter().fold(f32::INFINITY, |a, x| a.min(x.abs()));
         let raised = |values: Vec<f32>| {
@@ -187,14 +187,14 @@ fn ten_thousand_updates_far_below_the_last_place_add_up_by_chance_and_are_lost_t
         let sgd = Sgd { lr: 1.0, ..Sgd::default() };
         let builder = Stepper::builder(&layout, sgd).mode(Mode::Sequential).threads(1);
         let mut stepper = builder.precision(precision).host(Solo::default()).unwrap();
-        stepper.write_param(id, &[1.0; 256]).unwrap();
+        stepper.write(id, &[1.0; 256]).unwrap();
         for _ in 0..UPDATES {
             let mut pass = stepper.begin().unwrap();
             pass.grads().get_mut(id).unwrap().fill(-update);
             pass.finish().unwrap();
         }
         let mut values = [0.0; 256];
-        stepper.read_param(id, &mut values).unwrap();
+        stepper.read(id, &mut values).unwrap();
         values
     };
     let chance = by_chance(SEED, Moments::F32);

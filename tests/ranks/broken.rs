@@ -2,6 +2,7 @@
 //!
 //! All faults stay inside the buffers that the conformance suite guards, so the tests themselves stay sound.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use instep::collective::{Call, CollectiveKind};
@@ -22,16 +23,25 @@ pub(crate) enum Fault {
     SilentAbort,
     WritesToTheSource,
     WritesPastTheEnd,
+    /// A reduce-scatter leaves this rank's own values.
+    OwnPart,
+    PartsInReverse,
+    /// Sums lose what 32 bits cannot hold.
+    NarrowNumbers,
+    /// Says that it knows no parts, and carries them out all the same.
+    TakesUnknown,
+    /// The second communicator is the first one.
+    OneOrder,
 }
 
 pub(crate) struct Broken {
-    inner: InProcess,
+    inner: Arc<InProcess>,
     fault: Fault,
 }
 
 impl Broken {
     pub(crate) fn new(inner: InProcess, fault: Fault) -> Broken {
-        Broken { inner, fault }
+        Broken { inner: Arc::new(inner), fault }
     }
 
     /// # Safety
@@ -74,6 +84,17 @@ impl Collective for Broken {
         self.inner.world_size()
     }
 
+    fn knows(&self, _: CollectiveKind) -> bool {
+        self.fault != Fault::TakesUnknown
+    }
+
+    fn duplicate(&self) -> Result<Arc<dyn Collective>> {
+        match self.fault {
+            Fault::OneOrder => Ok(Arc::new(Broken { inner: Arc::clone(&self.inner), fault: self.fault })),
+            _ => self.inner.duplicate(),
+        }
+    }
+
     unsafe fn enqueue(&self, call: &Call) -> Result<()> {
         let sums = call.kind == CollectiveKind::AllReduce;
         let is_f32 = call.dtype == DType::F32;
@@ -94,7 +115,7 @@ impl Collective for Broken {
                 }
                 Fault::OneNan => {
                     self.inner.enqueue(call)?;
-                    if !sums && is_f32 {
+                    if call.kind == CollectiveKind::Broadcast && is_f32 {
                         change(call.dst, call.bytes, |x| if x.is_nan() { f32::NAN } else { x });
                     }
                 }
@@ -108,11 +129,32 @@ impl Collective for Broken {
                 }
                 Fault::WritesToTheSource => {
                     self.inner.enqueue(call)?;
-                    call.dst.copy_to(call.src.cast_mut(), call.bytes as usize);
+                    let ranks = self.world_size();
+                    let bytes = call.src_bytes(ranks).min(call.dst_bytes(ranks));
+                    call.dst.copy_to(call.src.cast_mut(), bytes as usize);
                 }
                 Fault::WritesPastTheEnd => {
                     self.inner.enqueue(call)?;
-                    call.dst.add(call.bytes as usize).write(1);
+                    call.dst.add(call.dst_bytes(self.world_size()) as usize).write(1);
+                }
+                Fault::OwnPart if call.kind == CollectiveKind::ReduceScatter => {
+                    let bytes = call.dst_bytes(self.world_size()) as usize;
+                    let own = call.src.add(self.rank() as usize * bytes);
+                    let own = std::slice::from_raw_parts(own, bytes).to_vec();
+                    self.inner.enqueue(call)?;
+                    own.as_ptr().copy_to(call.dst, bytes);
+                }
+                Fault::PartsInReverse if call.kind == CollectiveKind::AllGather => {
+                    self.inner.enqueue(call)?;
+                    let part = call.src_bytes(self.world_size()) as usize;
+                    let all = std::slice::from_raw_parts_mut(call.dst, call.bytes as usize);
+                    let reversed: Vec<u8> = all.chunks(part.max(1)).rev().flatten().copied().collect();
+                    all.copy_from_slice(&reversed);
+                }
+                Fault::NarrowNumbers if call.kind == CollectiveKind::Sum64 => {
+                    self.inner.enqueue(call)?;
+                    let words = std::slice::from_raw_parts_mut(call.dst, call.bytes as usize);
+                    words.chunks_mut(8).for_each(|word| word[4..].fill(0));
                 }
                 _ => self.inner.enqueue(call)?,
             }

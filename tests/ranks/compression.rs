@@ -41,7 +41,14 @@ fn sums_of_sixteen_bits_are_taken_as_f32_in_rank_order_and_rounded_once() {
             let addresses: Vec<*mut c_void> = buffers.iter_mut().map(|x| x.as_mut_ptr().cast()).collect();
             // SAFETY: as many buffers as said, each longer than the range.
             unsafe {
-                kernels(isa).sum.unwrap()(addresses.as_ptr(), ranks as u64, format.dtype, 7, LEN as u64 - 5)
+                kernels(isa).sum.unwrap()(
+                    addresses.as_ptr(),
+                    ranks as u64,
+                    format.dtype,
+                    7,
+                    LEN as u64 - 5,
+                    std::ptr::null_mut(),
+                )
             }
             for (rank, buffer) in buffers.iter().enumerate() {
                 for (k, &got) in buffer.iter().enumerate() {
@@ -200,7 +207,7 @@ fn lone(gradient: f32, skip_nonfinite: bool, pre_scale: Option<f32>) -> (f32, bo
         pass.grad_ready(w)?;
         pass.finish()?;
         let skipped = stepper.status()?.skipped;
-        Ok::<_, Error>((stepper.params()?.get(w)?[0], skipped))
+        Ok::<_, Error>((stepper.view::<f32>(w)?[0], skipped))
     });
     let ranks = ranks.unwrap();
     assert!(ranks.iter().all(|x| x.0.to_bits() == ranks[0].0.to_bits() && x.1 == ranks[0].1));

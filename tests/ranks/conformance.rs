@@ -15,7 +15,7 @@ use instep::{Collective, InProcess, Result, Solo, in_process};
 use super::broken::{Broken, Fault};
 
 /// Their number, so that none is left out unseen.
-const PROPERTIES: usize = 18;
+const PROPERTIES: usize = 23;
 /// Far more than any call takes.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// For collectives that wait until it ends.
@@ -80,12 +80,12 @@ fn ranks_in_one_process_conform() {
     for ranks in [2, 3, 4] {
         assert_passes(check_threads(ranks, PATIENCE, Ok), 0);
     }
-    assert_passes(check_threads(1, PATIENCE, Ok), 9);
+    assert_passes(check_threads(1, PATIENCE, Ok), 10);
 }
 
 #[test]
 fn one_rank_that_is_fed_sums_conforms() {
-    assert_passes(vec![check(PATIENCE, || Ok(Solo::new(1)))], 9);
+    assert_passes(vec![check(PATIENCE, || Ok(Solo::new(1)))], 10);
 }
 
 #[test]
@@ -123,6 +123,20 @@ fn a_call_that_returns_before_the_sum_is_there_is_noticed() {
     let failed = failed(Fault::ReturnsEarly, PATIENCE);
     assert!(failed.contains(&"a large buffer is summed"), "{failed:?}");
     assert!(!failed.contains(&"a sum has the same bits on every rank"), "{failed:?}");
+}
+
+#[test]
+fn parts_and_whole_numbers_that_are_wrong_are_noticed() {
+    let names = [
+        (Fault::OwnPart, "a reduce-scatter gives each rank the sum of its part"),
+        (Fault::PartsInReverse, "an all-gather brings every part to all ranks"),
+        (Fault::NarrowNumbers, "whole numbers are added, and the largest and smallest found"),
+        (Fault::TakesUnknown, "a call of an unknown kind is refused"),
+        (Fault::OneOrder, "a second communicator has an order of its own"),
+    ];
+    for (fault, name) in names {
+        assert_eq!(failed(fault, PATIENCE), [name]);
+    }
 }
 
 #[test]

@@ -30,7 +30,7 @@ fn step(stepper: &mut Stepper) -> Result<(), Error> {
         pass.grad_ready(id)?;
     }
     pass.finish()?;
-    stepper.params()?;
+    stepper.status()?;
     Ok(())
 }
 
@@ -134,9 +134,15 @@ fn a_rank_that_abandons_alone_is_named_with_its_pass_on_all_ranks() {
 }
 
 #[test]
-fn ranks_are_told_which_part_of_their_agreement_differs() {
-    let words = ["layout", "learning rates", "options", "frozen parameters", "loaded values"];
-    for (differ, word) in words.into_iter().enumerate() {
+fn ranks_are_told_which_part_of_their_agreement_differs_and_by_what() {
+    let words = [
+        ("layout", ["a of [301] in", "a of [300] in"]),
+        ("learning rates", ["Sgd { lr: 0.1 }", "Sgd { lr: 0.2 }"]),
+        ("options", ["`loss_scale: Constant(2.0)`", "`loss_scale: Constant(1.0)`"]),
+        ("written parameters", ["`frozen: parameter 1`", "``"]),
+        ("loaded values", ["rank 1", "rank 0"]),
+    ];
+    for (differ, (word, values)) in words.into_iter().enumerate() {
         let outcome = in_process(2, |comm| {
             let odd = comm.rank() == 1;
             let len = if odd && differ == 0 { 301 } else { 300 };
@@ -153,11 +159,12 @@ fn ranks_are_told_which_part_of_their_agreement_differs() {
                 _ => {}
             }
             stepper.begin()?.finish()?;
-            stepper.params().map(drop)
+            stepper.status().map(drop)
         });
         let error = outcome.unwrap_err();
         let Error::Mismatch { differs, .. } = error.cause() else { panic!("{error}") };
         assert!(differs.contains(word) && !differs.contains("several"), "{word}: {error}");
+        assert!(values.iter().all(|value| differs.contains(value)), "{word}: {error}");
     }
 }
 
@@ -170,12 +177,12 @@ fn all_ranks_may_abandon_together_and_go_on() {
             let mut stepper = builder.deadline(DEADLINE).host(comm)?;
             let (a, b) = (layout.id("a")?, layout.id("b")?);
             step(&mut stepper)?;
-            let before = [stepper.params()?.get(a)?.to_vec(), stepper.params()?.get(b)?.to_vec()];
+            let before = [stepper.view::<f32>(a)?.to_vec(), stepper.view::<f32>(b)?.to_vec()];
             let mut pass = stepper.begin()?;
             pass.split().1.get_mut(b)?.fill(2.0);
             pass.grad_ready(b)?;
             let abandoned = pass.abandon()?;
-            let after = [stepper.params()?.get(a)?.to_vec(), stepper.params()?.get(b)?.to_vec()];
+            let after = [stepper.view::<f32>(a)?.to_vec(), stepper.view::<f32>(b)?.to_vec()];
             assert_eq!(before[0], after[0]);
             if mode == Mode::Eager {
                 assert_eq!(abandoned.stepped_buckets, [0]);
@@ -207,7 +214,7 @@ fn an_error_is_sticky_and_nothing_hangs_after_it() {
         for _ in 0..8 {
             assert!(step(&mut stepper).is_err());
         }
-        assert_eq!(stepper.params().unwrap_err(), first);
+        assert_eq!(stepper.status().unwrap_err(), first);
         assert_eq!(stepper.status().unwrap_err(), first);
         stepper.close()
     });
@@ -249,8 +256,8 @@ fn misuse_of_a_pass_is_refused_and_changes_nothing() {
     assert!(is_layout(pass.bucket_ready(1)), "no such bucket");
     assert!(is_layout(pass.grad_ready(other.id("a").unwrap())));
     assert!(is_layout(pass.split().1.write(a, &[1.0])), "wrong length");
-    assert!(is_layout(pass.split().1.get_disjoint_mut([a, a]).map(|_| ())));
-    assert!(pass.split().1.is_first(tied).unwrap());
+    assert!(is_layout(pass.split().1.get_disjoint_mut::<f32, 2>([a, a]).map(|_| ())));
+    assert!(pass.is_first(tied).unwrap());
     pass.split().1.add(tied, &[1.0, 2.0]).unwrap();
     pass.grad_ready(tied).unwrap();
     pass.split().1.add(tied, &[3.0, 4.0]).unwrap();
@@ -261,13 +268,13 @@ fn misuse_of_a_pass_is_refused_and_changes_nothing() {
     pass.split().1.write(a, &[1.0; 3]).unwrap();
     pass.grad_ready(a).unwrap();
     pass.finish().unwrap();
-    assert_eq!(stepper.params().unwrap().get(tied).unwrap(), [-4.0, -6.0]);
+    assert_eq!(stepper.view::<f32>(tied).unwrap(), [-4.0, -6.0]);
 
     std::mem::forget(stepper.begin().unwrap());
     assert!(is_order(stepper.begin().map(|_| ())), "a leaked pass stays open");
-    assert!(is_order(stepper.params().map(|_| ())));
-    stepper.abandon_open_pass().unwrap();
-    assert!(is_order(stepper.abandon_open_pass().map(|_| ())));
+    assert!(is_order(stepper.status().map(|_| ())));
+    stepper.abandon().unwrap();
+    assert!(is_order(stepper.abandon().map(|_| ())));
     stepper.begin().unwrap().finish().unwrap();
     stepper.close().unwrap();
 }
@@ -282,7 +289,7 @@ fn what_was_written_counts_even_if_it_was_not_handed_over_as_often_as_declared()
     pass.grad_ready(ids[0]).unwrap();
     pass.grads().write(ids[1], &[3.0]).unwrap();
     pass.finish().unwrap();
-    let params = stepper.params().unwrap();
+    let params = stepper.params();
     assert_eq!(params.get(ids[0]).unwrap(), [-1.0, -2.0]);
     assert_eq!(params.get(ids[1]).unwrap(), [-3.0]);
     assert_eq!(stepper.step_count(ids[2]).unwrap(), 0, "nothing was written");

@@ -135,7 +135,7 @@ fn averages_are_exactly_the_sum_of_the_ranks_over_their_number() {
             let mut stepper = Stepper::host(&layout, Sgd { lr: 1.0, ..Default::default() }, comm)?;
             let w = layout.id("w")?;
             for _ in 0..100 {
-                stepper.params_mut()?.get_mut(w)?.fill(0.0);
+                stepper.view_mut::<f32>(w)?.fill(0.0);
                 let mut pass = stepper.begin()?;
                 pass.grads().get_mut(w)?.fill(rank);
                 pass.grad_ready(w)?;
@@ -145,7 +145,7 @@ fn averages_are_exactly_the_sum_of_the_ranks_over_their_number() {
                 let exact = |x: &f32| {
                     (x + mean).abs() <= if ranks.is_power_of_two() { 0.0 } else { mean * 2f32.powi(-23) }
                 };
-                assert!(stepper.params()?.get(w)?.iter().all(exact), "{ranks} ranks");
+                assert!(stepper.view::<f32>(w)?.iter().all(exact), "{ranks} ranks");
             }
             Ok::<_, Error>(())
         });
@@ -168,7 +168,7 @@ fn the_mean_over_three_and_six_ranks_is_off_by_an_ulp_of_its_scale_at_most() {
                 pass.grads().get_mut(w)?.iter_mut().enumerate().for_each(|(k, g)| *g = value(k));
                 pass.grad_ready(w)?;
                 pass.finish()?;
-                Ok::<_, Error>(stepper.params()?.get(w)?.to_vec())
+                Ok::<_, Error>(stepper.view::<f32>(w)?.to_vec())
             };
             let values = in_process(ranks, |comm| {
                 run(Box::new(|sgd| match compress {
@@ -274,7 +274,7 @@ fn misbehave(act: fn(&mut GradBucket<'_>) -> Result<()>) -> (Error, Vec<Error>) 
         let mut stepper = builder.deadline(Duration::from_secs(30)).host(Hooked::new(comm, hook))?;
         for _ in 0..1000 {
             let stepped = pass(&mut stepper, &Options::default(), |_, _| true);
-            if let Err(error) = stepped.and_then(|()| stepper.params().map(|_| ())) {
+            if let Err(error) = stepped.and_then(|()| stepper.status().map(|_| ())) {
                 seen.lock().unwrap().push((rank, error.clone()));
                 return Err(error);
             }
@@ -389,7 +389,7 @@ fn a_pass_has_a_last_bucket_beside_parameters_that_are_each_ranks_own() {
     });
     let mut stepper = Stepper::builder(&layout, Sgd::default()).bucket_cap_bytes(1).host(comm).unwrap();
     stepper.begin().unwrap().finish().unwrap();
-    stepper.params().unwrap();
+    stepper.status().unwrap();
     assert_eq!(*seen.lock().unwrap(), [false, true]);
 }
 

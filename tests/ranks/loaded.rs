@@ -32,7 +32,7 @@ fn pass(stepper: &mut Stepper, step: usize, has_own: bool) -> Result<()> {
     for id in layout.ids().rev().filter(|id| has_own || Ok(*id) != layout.id(OWN)) {
         let len = layout.parameter(id)?.len as usize;
         let gradient: Vec<f32> = (0..len).map(|k| paint_gradient(step, rank, k)).collect();
-        pass.write_grad(id, &gradient)?;
+        pass.write(id.grad(), &gradient)?;
         pass.grad_ready(id)?;
     }
     pass.finish()
@@ -97,7 +97,7 @@ fn outcome_of(name: &str, change: impl Fn(&mut Stepper, instep::ParamId) -> Resu
             change(&mut stepper, id)?;
         }
         pass(&mut stepper, 1, true)?;
-        stepper.params().map(drop)
+        stepper.status().map(drop)
     })
     .map(drop)
 }
@@ -106,10 +106,10 @@ fn outcome_of(name: &str, change: impl Fn(&mut Stepper, instep::ParamId) -> Resu
 fn loading_on_one_rank_only_is_a_mismatch_unless_the_parameter_is_local() {
     type Change = fn(&mut Stepper, instep::ParamId) -> Result<()>;
     let changes: [(&str, Change); 3] = [
-        ("state_mut", |stepper, id| stepper.state_mut(id, "exp_avg").map(|state| state[0] = 1.0)),
+        ("state_mut", |stepper, id| stepper.view_mut::<f32>(id.state("exp_avg")).map(|state| state[0] = 1.0)),
         ("write_state", |stepper, id| {
             let values = vec![1.0; stepper.layout().parameter(id)?.len as usize];
-            stepper.write_state(id, "exp_avg", &values)
+            stepper.write(id.state("exp_avg"), &values)
         }),
         ("set_step_count", |stepper, id| stepper.set_step_count(id, 9)),
     ];

@@ -46,7 +46,7 @@ fn pass<D: Device>(stepper: &mut Stepper<D>, step: usize, rank: usize) -> Result
             continue;
         }
         let common = || (0..parameter.len as usize).map(|k| paint_gradient(step, rank, k)).collect();
-        pass.write_grad(id, &if parameter.local { own_gradient(step, rank) } else { common() })?;
+        pass.write(id.grad(), &if parameter.local { own_gradient(step, rank) } else { common() })?;
         pass.grad_ready(id)?;
     }
     pass.finish()
@@ -64,7 +64,7 @@ fn alone(rank: usize, passes: impl Iterator<Item = usize>, unused: Unused) -> St
     for step in passes {
         let mut pass = stepper.begin().unwrap();
         if step != UNUSED_IN {
-            pass.write_grad(layout.id("own").unwrap(), &own_gradient(step, rank)).unwrap();
+            pass.write(layout.id("own").unwrap().grad(), &own_gradient(step, rank)).unwrap();
         }
         pass.finish().unwrap();
     }
@@ -155,8 +155,8 @@ fn a_gpu_gives_the_same_bits_with_scale_and_skipped_passes() {
         }
         let before = own_bits(&host);
         let mut skipped = host.begin().unwrap();
-        skipped.write_grad(layout.id("own").unwrap(), &[1.0; OWN_LEN]).unwrap();
-        skipped.write_grad(layout.id("first").unwrap(), &[f32::NAN; 300]).unwrap();
+        skipped.write(layout.id("own").unwrap().grad(), &[1.0; OWN_LEN]).unwrap();
+        skipped.write(layout.id("first").unwrap().grad(), &[f32::NAN; 300]).unwrap();
         skipped.finish().unwrap();
         assert!(host.status().unwrap().skipped);
         assert_eq!(own_bits(&host), before, "{mode:?}");

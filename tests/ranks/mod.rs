@@ -7,6 +7,7 @@ mod broken;
 pub(crate) mod compression;
 #[cfg(not(kernels_only))]
 mod conformance;
+mod external;
 pub(crate) mod failures;
 pub(crate) mod hooks;
 pub(crate) mod loaded;
@@ -15,3 +16,11 @@ pub(crate) mod multirank;
 mod rescue;
 pub(crate) mod splits;
 pub(crate) mod uneven;
+mod written;
+pub(crate) mod zero;
+#[cfg(not(kernels_only))]
+mod zero_failures;
+#[cfg(not(kernels_only))]
+mod zero_random;
+#[cfg(not(kernels_only))]
+mod zero_shares;

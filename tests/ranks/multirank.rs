@@ -3,7 +3,6 @@
 //! Gradients are small dyadic numbers, so every sum over ranks is exact and the two agree bit for bit. Rank counts are
 //! not compared with each other: the mean itself is rounded.
 
-use instep::hazard::check;
 use instep::{Adam, AdamW, Collective, Layout, Mode, Sgd, Solo, Stepper, StepperBuilder, in_process};
 
 const LENS: [usize; 9] = [1, 3, 256, 257, 0, 1000, 2049, 5, 255];
@@ -45,9 +44,7 @@ fn builder(layout: &Layout, rule: Rule, mode: Mode, cap: u64) -> StepperBuilder<
 fn train(mut stepper: Stepper, gradient_of: impl Fn(usize, usize, usize) -> Option<f32>) -> Vec<u32> {
     let layout = stepper.layout().clone();
     stepper
-        .params_mut()
-        .unwrap()
-        .fill(|_, slice| slice.iter_mut().enumerate().for_each(|(k, p)| *p = k as f32 / 512.0))
+        .fill_params(|_, slice| slice.iter_mut().enumerate().for_each(|(k, p)| *p = k as f32 / 512.0))
         .unwrap();
     for step in 0..STEPS {
         let mut pass = stepper.begin().unwrap();
@@ -65,14 +62,14 @@ fn train(mut stepper: Stepper, gradient_of: impl Fn(usize, usize, usize) -> Opti
     }
     let mut bits = Vec::new();
     for id in layout.ids() {
-        bits.extend(stepper.params().unwrap().get(id).unwrap().iter().map(|x| x.to_bits()));
-        for name in stepper.state_names() {
-            bits.extend(stepper.state(id, name).unwrap().iter().map(|x| x.to_bits()));
+        bits.extend(stepper.view::<f32>(id).unwrap().iter().map(|x| x.to_bits()));
+        for name in stepper.state_names(id).unwrap() {
+            bits.extend(stepper.view::<f32>(id.state(&name)).unwrap().iter().map(|x| x.to_bits()));
         }
         bits.push(stepper.step_count(id).unwrap() as u32);
     }
     let recording = stepper.take_recording().unwrap();
-    assert_eq!(check(stepper.plan(), stepper.state_names().len(), &recording.list), []);
+    assert_eq!(stepper.check(&recording), []);
     stepper.close().unwrap();
     bits
 }
@@ -117,18 +114,18 @@ fn any_number_of_ranks_gives_the_bits_of_one_rank_fed_the_sums() {
 }
 
 #[test]
-fn all_ranks_start_from_rank_zero_and_do_so_again_after_params_mut() {
+fn all_ranks_start_from_rank_zero_and_do_so_again_after_a_write() {
     let layout = Layout::builder().param("w", 300).build().unwrap();
     let values = in_process(3, |comm| {
         let rank = comm.rank() as f32;
         let mut stepper = Stepper::host(&layout, Sgd::default(), comm)?;
         let id = layout.id("w")?;
         for round in 0..2 {
-            stepper.params_mut()?.get_mut(id)?.fill(rank + 10.0 * round as f32);
+            stepper.view_mut::<f32>(id)?.fill(rank + 10.0 * round as f32);
             stepper.begin()?.finish()?;
-            assert_eq!(stepper.params()?.get(id)?[299], 10.0 * round as f32);
+            assert_eq!(stepper.view::<f32>(id)?[299], 10.0 * round as f32);
         }
-        Ok::<_, instep::Error>(stepper.params()?.get(id)?.to_vec())
+        Ok::<_, instep::Error>(stepper.view::<f32>(id)?.to_vec())
     })
     .unwrap();
     assert!(values.iter().flatten().all(|&w| w == 10.0));
@@ -145,8 +142,8 @@ fn the_mean_is_taken_over_the_ranks() {
         pass.split().1.write(id, &[rank, 8.0])?;
         pass.bucket_ready(0)?;
         pass.finish()?;
-        assert_eq!(stepper.grad(id)?, [6.0, 32.0], "gradients stay sums");
-        Ok::<_, instep::Error>(stepper.params()?.get(id)?.to_vec())
+        assert_eq!(stepper.view::<f32>(id.grad())?, [6.0, 32.0], "gradients stay sums");
+        Ok::<_, instep::Error>(stepper.view::<f32>(id)?.to_vec())
     })
     .unwrap();
     assert!(values.iter().all(|w| w == &[-1.5, -8.0]));

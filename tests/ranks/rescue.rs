@@ -35,10 +35,10 @@ fn survivors(layout: &Layout, mode: Mode, act: impl Fn(Stepper) -> Result<()> + 
         let mut stepper = open(layout, mode, comm)?;
         (0..PASSES).try_for_each(|at| step(&mut stepper, at))?;
         if is_lost {
-            stepper.params()?;
+            stepper.status()?;
             return Err(Error::Hook("the power is out".into()));
         }
-        let failure = step(&mut stepper, PASSES).and_then(|()| stepper.params().map(drop)).unwrap_err();
+        let failure = step(&mut stepper, PASSES).and_then(|()| stepper.status().map(drop)).unwrap_err();
         assert!(matches!(failure, Error::Poisoned { .. }), "{failure}");
         stepper.rescue()?;
         act(stepper)
@@ -82,7 +82,7 @@ fn a_rescued_stepper_refuses_to_train_and_reports_its_failure_when_it_is_closed(
         poisoned(stepper.rebuild_buckets().map(drop));
         poisoned(stepper.add_optimizer_for(&[id], AdamW::default()).map(drop));
         stepper.rescue()?;
-        stepper.params()?;
+        stepper.status()?;
         poisoned(stepper.close());
         Ok(())
     });

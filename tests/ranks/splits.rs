@@ -6,7 +6,6 @@
 use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
 
-use instep::hazard::check;
 use instep::{Adam, Collective, Error, Layout, Mode, Sgd, Solo, Stepper, in_process};
 
 use crate::support::{MODES, Optim, Options, Outcome, layout, paint_params, pass};
@@ -66,7 +65,7 @@ fn finish(stepper: Stepper) -> Result<Outcome, Error> {
     let outcome = Outcome::of(&stepper)?;
     let recording = stepper.take_recording().unwrap();
     assert!(!recording.list.is_empty());
-    assert_eq!(check(stepper.plan(), stepper.state_names().len(), &recording.list), []);
+    assert_eq!(stepper.check(&recording), []);
     stepper.close()?;
     Ok(outcome)
 }
@@ -145,8 +144,8 @@ fn misbehave(act: impl Fn(Stepper, Stepper) -> Result<(), Error> + Sync) -> (Err
             train(&mut critic, step, rank..rank + 1)?;
             train(&mut generator, step, rank..rank + 1)?;
             // A rank that goes on must not be caught by the failure while it is still here.
-            critic.params()?;
-            generator.params()?;
+            critic.status()?;
+            generator.status()?;
         }
         if rank == 1 {
             return act(critic, generator);
@@ -224,7 +223,7 @@ fn split_unevenly(deadline: Duration, rank_1_stays: bool) -> Error {
             return Ok(());
         }
         let mut stepper = Stepper::builder(&layout, Sgd::default()).deadline(deadline).host(first.split())?;
-        let outcome = train(&mut stepper, 0, 0..1).and_then(|()| stepper.params().map(|_| ()));
+        let outcome = train(&mut stepper, 0, 0..1).and_then(|()| stepper.status().map(|_| ()));
         over.wait();
         outcome
     });
@@ -252,9 +251,9 @@ fn a_group_that_has_ended_refuses_calls_on_later_splits() {
         }
         let open = |comm| Stepper::builder(&layout, Sgd::default()).deadline(DEADLINE).host(comm);
         let mut first = open(comm.split())?;
-        assert!(train(&mut first, 0, 0..1).and_then(|()| first.params().map(|_| ())).is_err());
+        assert!(train(&mut first, 0, 0..1).and_then(|()| first.status().map(|_| ())).is_err());
         let mut late = open(comm.split())?;
-        let error = train(&mut late, 0, 0..1).and_then(|()| late.params().map(|_| ())).unwrap_err();
+        let error = train(&mut late, 0, 0..1).and_then(|()| late.status().map(|_| ())).unwrap_err();
         assert!(lost(1)(&error), "{error}");
         Ok(())
     });

@@ -4,7 +4,6 @@
 //! over any count is compared exactly. Gradients are dyadic, so every sum is exact. Must draw a rank's data and its
 //! learning rate from the pass alone.
 
-use instep::hazard::check;
 use instep::layout::DEFAULT_GROUP;
 use instep::{
     Adam, Divisor, Error, InProcess, Layout, Mode, ParamId, Result, SegmentAction, Solo, Status, Stepper,
@@ -120,8 +119,8 @@ impl Case<'_> {
                 break;
             }
         }
-        let list = stepper.take_recording().unwrap().list;
-        assert_eq!(check(stepper.plan(), stepper.state_names().len(), &list), [], "{self:?}");
+        let recording = stepper.take_recording().unwrap();
+        assert_eq!(stepper.check(&recording), [], "{self:?}");
         stepper.close()?;
         Ok(outcomes)
     }
@@ -289,11 +288,11 @@ fn joining_ends_also_where_the_bucket_that_counts_or_everything_is_frozen() {
                 let mut pass = stepper.begin()?;
                 pass.grads().write(ids[5], &[1.0; 5])?;
                 pass.finish()?;
-                assert!(stepper.params()?.get(ids[5])?.iter().all(|x| *x != 0.0));
+                assert!(stepper.view::<f32>(ids[5])?.iter().all(|x| *x != 0.0));
                 stepper.set_frozen(ids[5], true)?;
                 train(&mut stepper)?;
-                let list = stepper.take_recording().unwrap().list;
-                assert_eq!(check(stepper.plan(), 1, &list), [], "{options:?}");
+                let recording = stepper.take_recording().unwrap();
+                assert_eq!(stepper.check(&recording), [], "{options:?}");
                 Ok::<_, Error>((first, Outcome::of(&stepper)?))
             });
             let outcomes = outcomes.unwrap();
@@ -322,7 +321,7 @@ fn joining_is_refused_without_the_option_without_elements_and_inside_a_pass() {
         let mut stepper = options.stepper(&layout(&[0, 3]), optim, Solo::default()).unwrap();
         std::mem::forget(stepper.begin().unwrap());
         assert!(matches!(stepper.join(), Err(Error::Order(_))));
-        stepper.abandon_open_pass().unwrap();
+        stepper.abandon().unwrap();
         stepper.begin().unwrap().abandon().unwrap();
         // What is alone has nobody to go on with, which a Solo rank cannot know: its sums are made elsewhere.
         assert!(!stepper.join().unwrap());

@@ -2,7 +2,10 @@
 //!
 //! The oracle computes in u128 and shares no code with the library. Nothing here allocates a tensor.
 
+use std::collections::HashSet;
+
 use instep::layout::{BucketCaps, Plan, Storage, Tails};
+use instep::op::{Memory, Span};
 use instep::{DType, Error, ForeignBucket, Layout, Precision};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -18,8 +21,8 @@ const QUANTUM: u128 = 256;
 /// What a plan is cut from.
 #[derive(Clone, Debug)]
 struct Case {
-    /// Length, and whether the parameter is local.
-    params: Vec<(u64, bool)>,
+    /// Length, whether the parameter is local, and a type of its own.
+    params: Vec<(u64, bool, Option<DType>)>,
     world_size: u32,
     caps: (u64, u64),
     tails: (bool, bool),
@@ -29,6 +32,12 @@ struct Case {
 /// Numbers near every power of two, so that sums and products land on both sides of each bound.
 fn around_powers(bits: std::ops::Range<u32>) -> impl Strategy<Value = u64> {
     (bits, -2i64..=2).prop_map(|(bit, off)| (1u64 << bit).saturating_add_signed(off))
+}
+
+const TYPES: [Option<DType>; 4] = [None, Some(DType::F32), Some(DType::BF16), Some(DType::F16)];
+
+fn is_local() -> impl Strategy<Value = bool> {
+    prop::bool::weighted(0.2)
 }
 
 fn case() -> impl Strategy<Value = Case> {
@@ -41,7 +50,10 @@ fn case() -> impl Strategy<Value = Case> {
     let ranks = prop_oneof![1u32..=8, 1u32..=u32::MAX, Just(u32::MAX), Just(1 << 31), Just(1 << 24)];
     let cap = prop_oneof![Just(1u64), 1..=1u64 << 20, around_powers(2..64), Just(u64::MAX)];
     (
-        vec((length, prop::bool::weighted(0.2)), 1..7),
+        prop_oneof![
+            vec((length.clone(), is_local(), Just(None)), 1..7),
+            vec((length, is_local(), select(TYPES.to_vec())), 1..12),
+        ],
         ranks,
         (cap.clone(), cap),
         (any::<bool>(), any::<bool>()),
@@ -56,9 +68,21 @@ fn case() -> impl Strategy<Value = Case> {
         })
 }
 
-fn layout(params: &[(u64, bool)]) -> Result<Layout, Error> {
-    let add = |layout: instep::LayoutBuilder, (k, (len, local)): (usize, &(u64, bool))| {
+impl Case {
+    /// The types of a parameter and of its gradient.
+    fn types(&self, param: usize) -> (DType, DType) {
+        self.params[param].2.map_or((DType::F32, self.grad), |own| (own, own))
+    }
+}
+
+fn layout(params: &[(u64, bool, Option<DType>)]) -> Result<Layout, Error> {
+    let add = |layout: instep::LayoutBuilder,
+               (k, (len, local, dtype)): (usize, &(u64, bool, Option<DType>))| {
         let layout = layout.param(format!("p{k}"), *len as usize);
+        let layout = match dtype {
+            Some(dtype) => layout.dtype(*dtype),
+            None => layout,
+        };
         if *local { layout.local() } else { layout }
     };
     params.iter().enumerate().fold(Layout::builder(), add).build()
@@ -67,42 +91,85 @@ fn layout(params: &[(u64, bool)]) -> Result<Layout, Error> {
 /// A bucket by the definition: start, length, and the parameters with their offsets.
 type Expected = (u128, u128, Vec<(usize, u128)>);
 
-fn expected(case: &Case) -> Vec<Expected> {
-    let bytes = u128::from(case.grad.bytes());
-    let (mut order, local): (Vec<usize>, Vec<usize>) =
-        (0..case.params.len()).rev().partition(|param| !case.params[*param].1);
-    let summed = order.len();
-    order.extend(local);
-    let (mut buckets, mut open, mut gathered): (Vec<Expected>, Vec<usize>, u128) = Default::default();
-    for (place, param) in order.iter().enumerate() {
-        open.push(*param);
-        gathered += u128::from(case.params[*param].0) * bytes;
-        let cap = if buckets.is_empty() { case.caps.0 } else { case.caps.1 };
-        if gathered < u128::from(cap) && place + 1 != summed && place + 1 != order.len() {
-            continue;
+/// Buckets before they have offsets, as lists of parameters: those of one type fill up in turn, in their own order, and
+/// a bucket's place is that of its last parameter.
+fn filled(case: &Case) -> Vec<Vec<usize>> {
+    let backward = || (0..case.params.len()).rev();
+    let types: HashSet<(DType, DType)> = backward().map(|param| case.types(param)).collect();
+    let mut buckets: Vec<Vec<usize>> = Vec::new();
+    let mut full: Vec<(DType, DType)> = Vec::new();
+    for is_local in [false, true] {
+        let mut of_section: Vec<Vec<usize>> = Vec::new();
+        for own in &types {
+            let (mut open, mut gathered): (Vec<usize>, u128) = Default::default();
+            for param in backward().filter(|k| case.types(*k) == *own && case.params[*k].1 == is_local) {
+                open.push(param);
+                gathered += u128::from(case.params[param].0) * u128::from(own.1.bytes());
+                let cap = if full.contains(own) { case.caps.1 } else { case.caps.0 };
+                if gathered >= u128::from(cap) {
+                    of_section.push(std::mem::take(&mut open));
+                    full.push(*own);
+                    gathered = 0;
+                }
+            }
+            if !open.is_empty() {
+                of_section.push(open);
+                full.push(*own);
+            }
         }
+        of_section.sort_by_key(|params| std::cmp::Reverse(params.last().copied()));
+        buckets.extend(of_section);
+    }
+    buckets
+}
+
+fn expected(case: &Case) -> Vec<Expected> {
+    let mut buckets: Vec<Expected> = Vec::new();
+    for params in filled(case) {
         let start = buckets.last().map_or(0, |(start, len, _)| start + len);
-        let (mut next, mut offsets) = (start, Vec::new());
-        for param in open.drain(..) {
+        let (mut next, mut offsets, is_local) = (start, Vec::new(), case.params[params[0]].1);
+        for param in params {
             offsets.push((param, next));
             next += u128::from(case.params[param].0).next_multiple_of(QUANTUM);
         }
         if next > start {
-            let is_local = case.params[*param].1;
             next += u128::from(case.tails.1 && !is_local);
             next += if case.tails.0 { offsets.len() as u128 } else { 0 };
         }
         let len = (next - start).next_multiple_of(QUANTUM * u128::from(case.world_size));
         buckets.push((start, len, offsets));
-        gathered = 0;
     }
     buckets
+}
+
+/// Bytes follow each other without gaps, bucket by bucket, in every memory that any of them has.
+fn assert_bytes(plan: &Plan) {
+    for memory in Memory::of_tensors(plan, 2) {
+        let mut next = 0;
+        for bucket in plan.buckets() {
+            let (start, end) = match memory {
+                Memory::Grads => (bucket.start, bucket.start + bucket.len),
+                _ => (bucket.params.start, bucket.params.end),
+            };
+            let span = Span::within(memory, bucket, start, end);
+            assert_eq!((span.start, span), (next, Span::elements(memory, plan, start, end)));
+            let precision = bucket.storage.precision;
+            let bytes = match memory {
+                Memory::Params => precision.param.bytes(),
+                Memory::Grads => precision.grad.bytes(),
+                _ => 4,
+            };
+            assert_eq!(span.bytes(), (end - start) * bytes, "{memory:?}");
+            next = span.end;
+        }
+        assert_eq!(Span::whole(memory, plan), Span { memory, start: 0, end: next });
+    }
 }
 
 #[test]
 fn a_plan_is_what_arithmetic_without_a_bound_says_or_an_error() {
     for_all(4000, case(), |case| {
-        let elements: u128 = case.params.iter().map(|(len, _)| u128::from(*len)).sum();
+        let elements: u128 = case.params.iter().map(|(len, ..)| u128::from(*len)).sum();
         let layout = match layout(&case.params) {
             Ok(layout) => layout,
             Err(Error::Layout(why)) => {
@@ -116,8 +183,13 @@ fn a_plan_is_what_arithmetic_without_a_bound_says_or_an_error() {
         let caps = BucketCaps { first_bytes: case.caps.0, rest_bytes: case.caps.1 };
         let storage = Storage::from(Precision { grad: case.grad, ..Precision::F32 });
         let plan = Plan::new(&layout, case.world_size, caps, Tails { used, contributors }, storage);
-        let largest_count = if case.grad == DType::F32 { 1 << 24 } else { 1 << 8 };
-        if (used || contributors) && case.world_size > largest_count {
+        let counts = |param| match case.types(param).1 {
+            DType::F32 => 1 << 24,
+            DType::F16 => 1 << 11,
+            _ => 1 << 8,
+        };
+        let largest_count = (0..case.params.len()).map(counts).min();
+        if (used || contributors) && Some(case.world_size) > largest_count {
             assert!(matches!(plan, Err(Error::Config { field: "grad", .. })), "{plan:?}");
             return;
         }
@@ -143,6 +215,11 @@ fn a_plan_is_what_arithmetic_without_a_bound_says_or_an_error() {
             })
             .collect();
         assert_eq!(seen, buckets);
+        assert_bytes(&plan);
+        for bucket in plan.buckets() {
+            let types = (bucket.storage.precision.param, bucket.storage.precision.grad);
+            assert!(plan.segments_of(bucket).iter().all(|s| case.types(s.param as usize) == types));
+        }
     });
 }
 
@@ -150,7 +227,7 @@ fn a_plan_is_what_arithmetic_without_a_bound_says_or_an_error() {
 fn many_small_buckets_of_many_ranks_are_refused_and_never_share_a_span() {
     // Each bucket is padded to 2^40 - 256 elements: 2^16 of them fit below 2^56, a few more do not.
     let plan = |count: usize| {
-        let layout = layout(&vec![(1, false); count]).unwrap();
+        let layout = layout(&vec![(1, false, None); count]).unwrap();
         let caps = BucketCaps { first_bytes: 1, rest_bytes: 1 };
         Plan::new(&layout, u32::MAX, caps, Tails::default(), Storage::default()).map(|plan| plan.arena_len())
     };
@@ -163,7 +240,7 @@ fn many_small_buckets_of_many_ranks_are_refused_and_never_share_a_span() {
 fn another_order_of_the_same_parameters_may_be_refused() {
     // Buckets are multiples of 2^39 elements. The small parameters fit only if they share a bucket.
     let big = (1u64 << 56) - (2 << 39);
-    let layout = layout(&[(big, false), (1, false), (1, false)]).unwrap();
+    let layout = layout(&[(big, false, None), (1, false, None), (1, false, None)]).unwrap();
     let caps = BucketCaps { first_bytes: 8, rest_bytes: 8 };
     let plan = Plan::new(&layout, 1 << 31, caps, Tails::default(), Storage::default()).unwrap();
     assert_eq!(plan.reordered(&layout, &[1, 2, 0]).unwrap().arena_len(), (1 << 56) - (1 << 39));
@@ -174,7 +251,7 @@ fn another_order_of_the_same_parameters_may_be_refused() {
 #[test]
 fn callers_buckets_of_extreme_sizes_are_placed_or_refused() {
     for_all(2000, vec((around_powers(0..57), around_powers(0..64)), 1..5), |params| {
-        let lens: Vec<(u64, bool)> = params.iter().map(|(len, _)| (*len, false)).collect();
+        let lens: Vec<_> = params.iter().map(|(len, _)| (*len, false, None)).collect();
         let Ok(layout) = layout(&lens) else { return };
         let buckets: Vec<ForeignBucket> = layout
             .ids()

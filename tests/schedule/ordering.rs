@@ -8,7 +8,7 @@ use std::sync::Arc;
 use instep::hazard::{Hazard, Traced, check};
 use instep::layout::{BucketCaps, Plan, Precision, Tails};
 use instep::op::{Access, Action, Memory, Op, Phase, Span};
-use instep::schedule::{Opening, Policy, Schedule};
+use instep::schedule::{Broadcast, Decision, Opening, Policy, Schedule};
 use instep::{Layout, Mode, SegmentAction};
 
 use crate::support::waits::{assert_each_is_missed, is_wait};
@@ -57,8 +57,8 @@ struct Case {
     tails: bool,
     order: Order,
     unused: Unused,
-    /// Loads parameters anew before the third pass, so that ranks take rank 0's again, sets learning rates
-    /// after every one, and after every other one reads the status or sets step counts.
+    /// Writes parameters before the third pass, so that ranks take rank 0's again, of every second bucket unless there
+    /// are tails, sets learning rates after every one, and after every other one reads the status or sets step counts.
     reload: bool,
     freezing: Freezing,
     /// The trainer asks for the loss scale: before forward in even passes, after backward in odd ones.
@@ -67,6 +67,8 @@ struct Case {
     per_bucket: bool,
     /// Passes that this rank makes without data; ranks are counted if there are any.
     joined: &'static [usize],
+    /// Ranks step shards, and this one is the second.
+    sharded: bool,
     passes: usize,
 }
 
@@ -85,7 +87,7 @@ fn simulate(case: Case) -> Simulated {
         let len =
             if case.params_per_bucket > 1 && k % case.params_per_bucket == 1 { 0 } else { 200 + k % 100 };
         builder = builder.param(format!("p{k}"), len);
-        if k % 11 == 5 {
+        if k % 11 == 5 && !case.sharded {
             builder = builder.action(SegmentAction::Average);
         }
     }
@@ -93,9 +95,15 @@ fn simulate(case: Case) -> Simulated {
     let cap = 4 * 200 * case.params_per_bucket.saturating_sub(1).max(1) as u64;
     let caps = BucketCaps { first_bytes: cap, rest_bytes: cap };
     let tails = Tails { used: case.tails, contributors: !case.joined.is_empty() };
-    let plan = Arc::new(Plan::new(&layout, 2, caps, tails, Precision::F32).unwrap());
-    let mut policy = Policy::new(case.mode, case.norm);
-    (policy.dynamic_loss_scale, policy.clip_per_bucket) = (case.scaled, case.per_bucket);
+    let plan = Plan::new(&layout, 2, caps, tails, Precision::F32).unwrap();
+    let plan = Arc::new(if case.sharded { plan.sharded(&layout, 1).unwrap() } else { plan });
+    let decision = match case.norm {
+        false => Decision::None,
+        true if case.scaled => Decision::WholePassAndLossScale,
+        true if case.per_bucket => Decision::EachBucket,
+        true => Decision::WholePass,
+    };
+    let policy = Policy::new(case.mode, decision);
     let mut schedule = Schedule::new(&layout, Arc::clone(&plan), policy);
     let mut list = Vec::new();
     let mut starts = Vec::new();
@@ -108,12 +116,21 @@ fn simulate(case: Case) -> Simulated {
     for pass in 0..case.passes {
         starts.push(list.len());
         // The trainer loads parameters before the first pass, and once more in the middle.
-        let loads = pass == 0 || (pass == 2 && case.reload);
-        if loads {
+        let some: Vec<u32> = (0..plan.buckets().len() as u32).step_by(2).collect();
+        let broadcast = match pass {
+            0 => Broadcast::All,
+            2 if case.reload && case.tails => Broadcast::All,
+            2 if case.reload => Broadcast::Buckets(&some),
+            _ => Broadcast::Nothing,
+        };
+        if broadcast != Broadcast::Nothing {
             schedule.touch_all();
             list.extend(schedule.drain().map(Traced::Op));
-            let span = Span::elements(Memory::Params, &plan, 0, plan.arena_len());
-            list.push(Traced::Trainer(Access { span, writes: true }));
+            let is_written = |k: u32| broadcast == Broadcast::All || some.contains(&k);
+            for (_, bucket) in (0..).zip(plan.buckets()).filter(|(k, _)| is_written(*k)) {
+                let span = Span::elements(Memory::Params, &plan, bucket.params.start, bucket.params.end);
+                list.push(Traced::Trainer(Access { span, writes: true }));
+            }
         }
         // What was stepped last first: its wait stands for the others', which nothing would miss.
         let mut freezable: Vec<usize> = (0..count).filter(|param| frozen_ever(case, *param)).collect();
@@ -127,7 +144,7 @@ fn simulate(case: Case) -> Simulated {
             }
         }
         let joined = case.joined.contains(&pass);
-        schedule.begin(Opening { broadcast: loads, joined, ..Opening::default() }).unwrap();
+        schedule.begin(Opening { broadcast, joined, ..Opening::default() }).unwrap();
         if joined {
             schedule.finish().unwrap();
             read_contributors(&mut schedule, &mut list, &plan);
@@ -266,6 +283,7 @@ fn cases(buckets: &[usize], passes: usize) -> Vec<Case> {
                         scaled,
                         per_bucket,
                         joined,
+                        sharded: false,
                         passes,
                     });
                 }
@@ -294,6 +312,22 @@ fn assert_every_wait_is_needed(case: Case) {
 fn every_wait_of_the_middle_passes_is_missed_when_deleted() {
     for case in cases(&[1, 2, 5], 4) {
         assert_every_wait_is_needed(case);
+    }
+}
+
+#[test]
+fn shards_have_no_hazard_in_any_mode_and_arrival_order() {
+    for case in cases(&[1, 2, 5, 17], 4) {
+        let case = Case { sharded: true, ..case };
+        let run = simulate(case);
+        assert_eq!(check(&run.plan, STATES, &run.list), [], "{case:?}");
+    }
+}
+
+#[test]
+fn every_wait_of_the_middle_passes_is_missed_when_deleted_with_shards() {
+    for case in cases(&[1, 2, 5], 4) {
+        assert_every_wait_is_needed(Case { sharded: true, ..case });
     }
 }
 
@@ -329,8 +363,7 @@ fn the_loss_scale_waits_for_the_decision_and_for_no_step() {
     let caps = BucketCaps { first_bytes: 1, rest_bytes: 1 };
     let plan = Arc::new(Plan::new(&layout, 2, caps, Tails::default(), Precision::F32).unwrap());
     for mode in [Mode::Sequential, Mode::Normed] {
-        let mut policy = Policy::new(mode, true);
-        policy.dynamic_loss_scale = true;
+        let policy = Policy::new(mode, Decision::WholePassAndLossScale);
         let mut schedule = Schedule::new(&layout, Arc::clone(&plan), policy);
         for _ in 0..2 {
             schedule.begin(Opening::default()).unwrap();
@@ -373,6 +406,7 @@ fn four_thousand_buckets_are_checked_whole() {
         scaled: true,
         per_bucket: false,
         joined: &[],
+        sharded: false,
         passes: 3,
     };
     let run = simulate(case);
@@ -389,10 +423,11 @@ fn an_abandoned_pass_leaves_no_hazard_behind() {
         let plan = Arc::new(
             Plan::new(&layout, 2, caps, Tails { used: tails, contributors: false }, Precision::F32).unwrap(),
         );
-        let mut schedule = Schedule::new(&layout, Arc::clone(&plan), Policy::new(mode, false));
+        let mut schedule = Schedule::new(&layout, Arc::clone(&plan), Policy::new(mode, Decision::None));
         let mut list = Vec::new();
         for pass in 0..9 {
-            schedule.begin(Opening { broadcast: pass == 0, ..Opening::default() }).unwrap();
+            let broadcast = if pass == 0 { Broadcast::All } else { Broadcast::Nothing };
+            schedule.begin(Opening { broadcast, ..Opening::default() }).unwrap();
             for param in (0..3).rev() {
                 if pass % 3 == 2 {
                     // Nothing is touched after the abandoned pass.
@@ -423,7 +458,8 @@ fn buckets_launch_in_index_order_whatever_arrives_first() {
     let caps = BucketCaps { first_bytes: 1, rest_bytes: 1 };
     let plan = Arc::new(Plan::new(&layout, 1, caps, Tails::default(), Precision::F32).unwrap());
     for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
-        let mut schedule = Schedule::new(&layout, Arc::clone(&plan), Policy::new(Mode::Eager, false));
+        let mut schedule =
+            Schedule::new(&layout, Arc::clone(&plan), Policy::new(Mode::Eager, Decision::None));
         schedule.begin(Opening::default()).unwrap();
         order.iter().for_each(|&param| schedule.hand_over(param).unwrap());
         assert!(schedule.hand_over(0).is_err(), "handed over twice");
@@ -446,7 +482,7 @@ fn a_frozen_bucket_that_counts_ranks_is_touched_after_its_reduce_only() {
     );
     for (mode, frozen) in MODES.into_iter().flat_map(|mode| [(mode, &[1][..]), (mode, &[0, 1])]) {
         for unfreeze in [false, true] {
-            let mut schedule = Schedule::new(&layout, Arc::clone(&plan), Policy::new(mode, false));
+            let mut schedule = Schedule::new(&layout, Arc::clone(&plan), Policy::new(mode, Decision::None));
             let mut list = Vec::new();
             frozen.iter().for_each(|&param| freeze(&mut schedule, &mut list, &plan, param, true));
             schedule.begin(Opening::default()).unwrap();

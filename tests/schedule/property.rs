@@ -3,12 +3,13 @@
 //! `PROPTEST_CASES` raises the number of cases. Each compares two runs of the product or asks the checker; a failing
 //! case is shrunk and printed whole. Cases depend on no clock and leave no files, so a failure repeats on any machine.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use instep::hazard::{Traced, check};
 use instep::layout::{BucketCaps, Plan, Precision, Tails};
 use instep::op::{Access, Memory, Span};
-use instep::schedule::{Opening, Policy, Schedule};
+use instep::schedule::{Broadcast, Decision, Opening, Policy, Schedule};
 use instep::{Error, Layout, Mode, SegmentAction, Unused, in_process};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -70,7 +71,7 @@ fn ranks_in_any_setup_give_the_bits_of_one_plain_rank_that_is_fed_their_sums() {
     });
 }
 
-fn abandon_early(training: &mut Training) {
+pub(crate) fn abandon_early(training: &mut Training) {
     for pass in &mut training.passes {
         pass.abandon = pass.abandon.map(|_| 0);
     }
@@ -92,6 +93,8 @@ enum Between {
     SetRates,
     ReadAll,
     Load,
+    /// Writes one parameter. Parameters wrap.
+    Write(usize),
     Synchronize,
     /// Parameters wrap.
     Freeze(usize),
@@ -113,6 +116,7 @@ struct Events {
     world_size: u32,
     used: bool,
     contributors: bool,
+    sharded: bool,
     mode: Mode,
     norm: bool,
     /// Each pass, whether it is abandoned, and what follows it.
@@ -136,6 +140,7 @@ fn events() -> impl Strategy<Value = Events> {
     ];
     let between = prop_oneof![
         2 => select(plain),
+        1 => (0..6usize).prop_map(Between::Write),
         1 => (0..6usize).prop_map(Between::Freeze),
         1 => (0..6usize).prop_map(Between::Unfreeze),
     ];
@@ -149,11 +154,11 @@ fn events() -> impl Strategy<Value = Events> {
     let pause = prop_oneof![2 => Just(Vec::new()), 1 => vec(between, 1..4)];
     let passes = vec((inside, prop::bool::weighted(0.25), pause), 1..7);
     let params = vec((select(vec![0, 1, 100, 300]), 1..3u32, prop::bool::weighted(0.2)), 1..6);
-    let options = (any::<bool>(), any::<bool>(), select(MODES.to_vec()), any::<bool>());
+    let options = (any::<bool>(), any::<bool>(), any::<bool>(), select(MODES.to_vec()), any::<bool>());
     (params, select(vec![1, 1500]), 1..4u32, options, passes).prop_map(
-        |(params, cap, world_size, (used, contributors, mode, norm), passes)| {
+        |(params, cap, world_size, (used, contributors, sharded, mode, norm), passes)| {
             let norm = norm && mode != Mode::Eager;
-            Events { params, cap, world_size, used, contributors, mode, norm, passes }
+            Events { params, cap, world_size, used, contributors, sharded, mode, norm, passes }
         },
     )
 }
@@ -168,18 +173,26 @@ fn play(events: &Events) -> (Arc<Plan>, Vec<Traced>) {
     let layout = builder.build().unwrap();
     let caps = BucketCaps { first_bytes: events.cap, rest_bytes: events.cap };
     let tails = Tails { used: events.used, contributors: events.contributors };
-    let plan = Arc::new(Plan::new(&layout, events.world_size, caps, tails, Precision::F32).unwrap());
-    let policy = Policy::new(events.mode, events.norm);
+    let mut plan = Plan::new(&layout, events.world_size, caps, tails, Precision::F32).unwrap();
+    if events.sharded {
+        plan = plan.sharded(&layout, events.world_size / 2).unwrap();
+    }
+    let plan = Arc::new(plan);
+    let policy = Policy::new(events.mode, if events.norm { Decision::WholePass } else { Decision::None });
     let mut schedule = Schedule::new(&layout, Arc::clone(&plan), policy);
     let mut list = Vec::new();
-    let mut load = true;
+    let (mut load, mut written) = (true, BTreeSet::new());
     for (inside, abandoned, afterwards) in &events.passes {
         // Without a count to end on a rank cannot join, so it makes a pass in which it touches nothing.
         let joined =
             matches!(inside, Inside::Joined) && plan.carrier().is_some_and(|b| b.contributors.is_some());
-        schedule
-            .begin(Opening { broadcast: std::mem::take(&mut load), joined, ..Opening::default() })
-            .unwrap();
+        let buckets: Vec<u32> = std::mem::take(&mut written).into_iter().collect();
+        let broadcast = match (std::mem::take(&mut load), &*buckets) {
+            (true, _) => Broadcast::All,
+            (false, []) => Broadcast::Nothing,
+            (false, buckets) => Broadcast::Buckets(buckets),
+        };
+        schedule.begin(Opening { broadcast, joined, ..Opening::default() }).unwrap();
         if let Inside::Events(inside) = inside {
             inside.iter().for_each(|event| play_event(*event, &mut schedule, &plan, &mut list));
         }
@@ -194,6 +207,9 @@ fn play(events: &Events) -> (Arc<Plan>, Vec<Traced>) {
         }
         for between in afterwards {
             load |= *between == Between::Load;
+            if let Between::Write(param) = between {
+                written.insert(plan.segment_of(param % plan.segments().len()).bucket);
+            }
             play_between(*between, &mut schedule, &plan, &mut list);
         }
     }
@@ -245,6 +261,11 @@ fn play_between(between: Between, schedule: &mut Schedule, plan: &Plan, list: &m
                 }
                 note(schedule, list, span(Memory::Params), between == Between::Load);
             }
+        }
+        Between::Write(param) => {
+            schedule.touch_all();
+            let segment = plan.segment_of(param % plan.segments().len());
+            note(schedule, list, Span::segment(Memory::Params, plan, segment), true);
         }
         Between::Synchronize => schedule.synchronize(),
         Between::Freeze(param) | Between::Unfreeze(param) => {

@@ -38,7 +38,7 @@ fn record(mode: Mode, cap: u64, max_norm: Option<f64>, left_out: usize) -> (Step
         }
         pass.finish().unwrap();
     }
-    stepper.params().unwrap();
+    stepper.status().unwrap();
     let list = stepper.take_recording().unwrap().list;
     (stepper, list)
 }
@@ -68,7 +68,7 @@ fn what_ran_is_what_was_submitted_in_the_order_of_each_stream() {
         for _ in 0..3 {
             stepper.begin().unwrap().finish().unwrap();
         }
-        stepper.params().unwrap();
+        stepper.status().unwrap();
         let recording = stepper.take_recording().unwrap();
         for stream in [Stream::Reduce, Stream::Optim] {
             let work =
@@ -103,7 +103,7 @@ fn a_bucket_that_nobody_touches_is_not_reduced_under_its_own_step() {
             stepper.begin().unwrap().finish().unwrap();
             stepper.begin().unwrap().abandon().unwrap();
             stepper.begin().unwrap().finish().unwrap();
-            assert!(stepper.params().unwrap().get(id).unwrap().iter().all(|&w| w == -1.0), "{mode:?}");
+            assert!(stepper.view::<f32>(id).unwrap().iter().all(|&w| w == -1.0), "{mode:?}");
             let list = stepper.take_recording().unwrap().list;
             assert_eq!(check(stepper.plan(), 0, &list), [], "{mode:?}");
         }

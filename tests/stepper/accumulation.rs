@@ -62,8 +62,8 @@ fn train(mut stepper: Stepper, rank: u32, accumulate: bool, reverse: bool) -> (V
     }
     let mut bits = Vec::new();
     for id in ids {
-        bits.extend(stepper.params().unwrap().get(id).unwrap().iter().map(|x| x.to_bits()));
-        bits.extend(stepper.state(id, "exp_avg_sq").unwrap().iter().map(|x| x.to_bits()));
+        bits.extend(stepper.view::<f32>(id).unwrap().iter().map(|x| x.to_bits()));
+        bits.extend(stepper.view::<f32>(id.state("exp_avg_sq")).unwrap().iter().map(|x| x.to_bits()));
         bits.push(stepper.step_count(id).unwrap() as u32);
     }
     let list = stepper.take_recording().unwrap().list;
@@ -117,7 +117,7 @@ fn a_pass_is_not_finished_before_its_last_micro_batch_nor_extended_after_it() {
     pass.grad_ready(a).unwrap();
     assert!(matches!(pass.params().get(a), Err(Error::Order(_))), "out of reach until the next micro-batch");
     pass.next_micro_batch().unwrap();
-    assert!(!pass.grads().is_first(a).unwrap(), "what was written stays");
+    assert!(!pass.is_first(a).unwrap(), "what was written stays");
     assert!(pass.params().get(a).is_ok());
     assert!(matches!(pass.next_micro_batch(), Err(Error::Order(_))));
     pass.finish().unwrap();

@@ -3,7 +3,6 @@
 //! Every tensor stands between guard bands whose bits are compared at the end. The reference is the same training on
 //! owned memory, with other buckets.
 
-use instep::hazard::check;
 use instep::layout::ForeignBucket;
 use instep::{
     Borrowed, Clip, Collective, Error, Isa, Layout, Mode, Result, Solo, Stepper, Unused, in_process,
@@ -83,8 +82,8 @@ fn run_borrowed(layout: &Layout, optim: Optim, options: &Options, offset: usize)
         support::pass(&mut stepper, options, |param, values| gradient(step, param, values)).unwrap();
     }
     let outcome = Outcome::of(&stepper).unwrap();
-    let list = stepper.take_recording().unwrap().list;
-    assert_eq!(check(stepper.plan(), stepper.state_names().len(), &list), []);
+    let recording = stepper.take_recording().unwrap();
+    assert_eq!(stepper.check(&recording), []);
     stepper.close().unwrap();
     tensors.assert_bands_stand(&format!("{optim:?} {options:?} offset {offset}"));
     for (k, tensor) in tensors.params.iter().enumerate() {
@@ -144,7 +143,7 @@ fn ranks_on_borrowed_memory_agree_with_ranks_on_their_own() {
             support::paint_params(&mut stepper);
             if rank > 0 {
                 // All ranks take rank 0's at the first pass.
-                stepper.params_mut()?.fill(|_, values| values.fill(9.0))?;
+                stepper.fill_params(|_, values| values.fill(9.0))?;
             }
             for step in 0..3 {
                 support::pass(&mut stepper, &Options::default(), |param, values| {

@@ -4,7 +4,6 @@
 //! says which parameters a bucket has.
 
 use instep::abi::InstepControl;
-use instep::hazard::check;
 use instep::op::Memory;
 use instep::optim::Custom;
 use instep::{
@@ -69,7 +68,7 @@ impl Case {
         let ids: Vec<ParamId> = stepper.layout().ids().collect();
         for (id, &param) in ids.iter().zip(params) {
             let values: Vec<f32> = (0..LENGTHS[param]).map(|k| paint(param, k)).collect();
-            stepper.write_param(*id, &values)?;
+            stepper.write(*id, &values)?;
         }
         let batches = if self.options.uneven.is_some() { STEPS - rank } else { STEPS };
         let mut clips = Vec::new();
@@ -100,8 +99,8 @@ impl Case {
             let mut stepper = clipping(&self.options, &whole, self.optim).record(true).host(comm)?;
             let clips = self.train(&mut stepper, &(0..LENGTHS.len()).collect::<Vec<_>>(), rank)?;
             assert_eq!(clips, [1.0; STEPS], "no coefficient is the pass's own");
-            let list = stepper.take_recording().unwrap().list;
-            assert_eq!(check(stepper.plan(), stepper.state_names().len(), &list), [], "{what}");
+            let recording = stepper.take_recording().unwrap();
+            assert_eq!(stepper.check(&recording), [], "{what}");
             Ok::<_, Error>((Outcome::of(&stepper)?, params_of_buckets(&stepper)))
         });
         let together = together.unwrap();
@@ -361,7 +360,7 @@ fn gradients_that_are_not_summed_over_ranks_are_not_clipped() {
             for step in 0..3 {
                 pass(&mut stepper, &options, |param, values| paint(step, param, values)).unwrap();
             }
-            let params = stepper.params().unwrap();
+            let params = stepper.params();
             [summed, own].map(|id| params.get(id).unwrap().to_vec())
         };
         let (clipped, plain) = (open(true), open(false));

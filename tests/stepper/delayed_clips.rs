@@ -96,7 +96,7 @@ fn a_loaded_norm_gives_the_bits_of_the_uninterrupted_run() {
     let mut loaded = clipping(&options, 0);
     loaded.set_previous_norm(whole.previous_norm().unwrap()).unwrap();
     for (id, from) in loaded.layout().clone().ids().zip(Outcome::of(&whole).unwrap().params) {
-        loaded.write_param(id, &from).unwrap();
+        loaded.write(id, &from).unwrap();
     }
     for stepper in [&mut whole, &mut loaded] {
         pass(stepper, &options, |param, values| paint(1, param, values)).unwrap();

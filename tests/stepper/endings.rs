@@ -98,7 +98,7 @@ fn a_collective_that_panics_wherever_it_can_poisons_and_lets_the_stepper_end() {
                 let mut stepper = borrow(&layout, &mut weights, &mut bucket, Broken(misdeed));
                 // Its broadcast fails, which the first access may find out.
                 let _ = whole_pass(&mut stepper);
-                assert!(matches!(stepper.params().map(|_| ()), Err(Error::Poisoned { .. })));
+                assert!(matches!(stepper.status().map(|_| ()), Err(Error::Poisoned { .. })));
                 match close {
                     true => assert!(matches!(stepper.close(), Err(Error::Poisoned { .. }))),
                     false => drop(stepper),
@@ -120,7 +120,7 @@ fn a_panic_between_passes_is_reported_at_once_though_borrowed_memory_waits_for_w
             // The first passes broadcast, so ranks make them together.
             other.begin()?.finish()?;
             whole_pass(&mut stepper)?;
-            stepper.params()?;
+            stepper.status()?;
             if rank == 0 {
                 // Queued for a rank that never comes to it.
                 let mut pass = stepper.begin()?;
@@ -143,13 +143,14 @@ fn a_panic_between_passes_is_reported_at_once_though_borrowed_memory_waits_for_w
 fn what_a_poisoned_stepper_refuses_it_has_not_half_done() {
     let layout = layout();
     let id = layout.id("w").unwrap();
-    let mut stepper = Stepper::host(&layout, Sgd::default(), Broken(Misdeed::PanicsWithABomb)).unwrap();
+    let sgd = Sgd { momentum: 0.9, ..Sgd::default() };
+    let mut stepper = Stepper::host(&layout, sgd, Broken(Misdeed::PanicsWithABomb)).unwrap();
     stepper.begin().unwrap().finish().unwrap();
-    assert!(stepper.params().is_err());
+    assert!(stepper.status().is_err());
     assert!(matches!(stepper.set_frozen(id, true), Err(Error::Poisoned { .. })));
     assert!(!stepper.is_frozen(id).unwrap());
     assert!(matches!(stepper.set_lr("default", 0.5), Err(Error::Poisoned { .. })));
-    assert!(matches!(stepper.state_mut(id, "exp_avg"), Err(Error::Poisoned { .. })));
+    assert!(matches!(stepper.view_mut::<f32>(id.state("momentum_buffer")), Err(Error::Poisoned { .. })));
     assert!(matches!(stepper.join(), Err(Error::Config { field: "uneven_inputs", .. })));
 }
 

@@ -5,7 +5,7 @@
 
 use std::num::NonZeroU32;
 
-use instep::hazard::{Traced, check};
+use instep::hazard::Traced;
 use instep::op::{Action, CollectiveKind, Memory, Op, Stream};
 use instep::{
     Divisor, Error, Layout, Mode, ParamId, Pass, Result, SegmentAction, Sgd, Solo, Stepper, Unused,
@@ -41,11 +41,10 @@ fn numbered(stepper: &Stepper) -> Vec<(usize, ParamId)> {
 fn start(layout: &Layout, optim: Optim, options: &Options) -> Stepper {
     let mut stepper = options.stepper(layout, optim, Solo::new(options.world_size)).unwrap();
     for (number, id) in numbered(&stepper) {
-        let mut params = stepper.params_mut().unwrap();
-        params.get_mut(id).unwrap().iter_mut().enumerate().for_each(|(k, x)| *x = paint(number, k));
+        stepper.view_mut::<f32>(id).unwrap().iter_mut().enumerate().for_each(|(k, x)| *x = paint(number, k));
         if number == FROZEN {
-            for name in stepper.state_names() {
-                stepper.state_mut(id, name).unwrap().fill(0.5);
+            for name in stepper.state_names(id).unwrap() {
+                stepper.view_mut::<f32>(id.state(&name)).unwrap().fill(0.5);
             }
             set_step_count(&mut stepper, id, 3).unwrap();
         }
@@ -73,9 +72,9 @@ fn step(stepper: &mut Stepper, options: &Options, at: usize) -> Result<()> {
 }
 
 fn recorded(stepper: &mut Stepper) -> Vec<Traced> {
-    let list = stepper.take_recording().unwrap().list;
-    assert_eq!(check(stepper.plan(), stepper.state_names().len(), &list), []);
-    list
+    let recording = stepper.take_recording().unwrap();
+    assert_eq!(stepper.check(&recording), []);
+    recording.list
 }
 
 fn actions(list: &[Traced]) -> impl Iterator<Item = Action> {
@@ -170,7 +169,7 @@ fn freezing_in_turns_leaves_no_hazard_and_waits_for_nothing_that_could_be_left_o
             stepper.set_frozen(ids[FROZEN], at % 3 == 1).unwrap();
             step(&mut stepper, &options, at).unwrap();
         }
-        stepper.params().unwrap();
+        stepper.status().unwrap();
         let list = recorded(&mut stepper);
         let what = format!("{mode:?}, cap {cap:?}");
         assert_each_is_missed(stepper.plan(), 1, &list, middle_passes(&list), 15, &what);
@@ -192,7 +191,7 @@ fn a_frozen_parameter_takes_no_gradient_and_refusals_leave_the_pass_as_it_was() 
         std::mem::forget(stepper.begin().unwrap());
         assert!(matches!(stepper.set_frozen(other, true), Err(Error::Order(_))));
         assert!(!stepper.is_frozen(other).unwrap());
-        stepper.abandon_open_pass().unwrap();
+        stepper.abandon().unwrap();
 
         let before = Outcome::of(&stepper).unwrap();
         let values = vec![1.0f32; LENGTHS[FROZEN]];
@@ -206,8 +205,8 @@ fn a_frozen_parameter_takes_no_gradient_and_refusals_leave_the_pass_as_it_was() 
         is_order(pass.grads().get_mut(frozen).map(|_| ()));
         is_order(pass.grads().write(frozen, &values));
         is_order(pass.grads().add(frozen, &values));
-        is_order(pass.grads().get_disjoint_mut([other, frozen]).map(|_| ()));
-        assert!(pass.grads().is_first(other).unwrap(), "a refusal marks nothing as written");
+        is_order(pass.grads().get_disjoint_mut::<f32, 2>([other, frozen]).map(|_| ()));
+        assert!(pass.is_first(other).unwrap(), "a refusal marks nothing as written");
         is_order(pass.grad_ready(frozen));
         for id in ids.iter().filter(|id| **id != frozen) {
             pass.grads().get_mut(*id).unwrap().fill(1.0);
@@ -311,7 +310,7 @@ fn what_is_unfrozen_has_the_action_of_its_layout_again() {
         ids[1..].iter().for_each(|id| frozen.set_frozen(*id, true).unwrap());
         pass(&mut plain, &options, |param, values| paint(0, param, values)).unwrap();
         pass(&mut frozen, &options, |param, values| param == 0 && paint(0, param, values)).unwrap();
-        assert!(frozen.grad(ids[1]).unwrap().iter().all(|g| *g == 0.0), "{what}");
+        assert!(frozen.view::<f32>(ids[1].grad()).unwrap().iter().all(|g| *g == 0.0), "{what}");
         ids[1..].iter().for_each(|id| frozen.set_frozen(*id, false).unwrap());
         for at in 1..3 {
             pass(&mut plain, &options, |param, values| paint(at, param, values)).unwrap();
@@ -382,7 +381,7 @@ fn freezing_goes_with_groups_accumulation_and_abandoned_passes() {
             -(0.125 * 2.0 + 0.5 * steps[1..].iter().sum::<f32>()),
         ];
         for (id, expected) in ids.iter().zip(expected) {
-            let params = stepper.params().unwrap();
+            let params = stepper.params();
             assert!(params.get(*id).unwrap().iter().all(|x| *x == expected), "{what}: {expected}");
         }
         recorded(&mut stepper);
@@ -401,7 +400,7 @@ fn what_rank_0_loads_reaches_frozen_parameters_of_all_ranks_also_of_one_that_has
             let frozen = layout.id("p2")?;
             stepper.set_frozen(frozen, true)?;
             for round in 0..2 {
-                stepper.params_mut()?.fill(|_, values| values.fill((rank + 10 * round) as f32))?;
+                stepper.fill_params(|_, values| values.fill((rank + 10 * round) as f32))?;
                 // In the second round rank 2 has nothing.
                 if rank == 2 && round == 1 {
                     assert!(stepper.join()?);
@@ -409,7 +408,7 @@ fn what_rank_0_loads_reaches_frozen_parameters_of_all_ranks_also_of_one_that_has
                     step(&mut stepper, &options, round as usize)?;
                 }
                 assert!(
-                    stepper.params()?.get(frozen)?.iter().all(|x| *x == 10.0 * round as f32),
+                    stepper.view::<f32>(frozen)?.iter().all(|x| *x == 10.0 * round as f32),
                     "rank {rank}"
                 );
             }

@@ -19,7 +19,7 @@ use crate::support::{
     MODES, Options, Outcome, assert_same_bits, few_optimizers, paint_gradient, paint_params,
 };
 
-const ALL: [Gradients; 3] = [Gradients::Keep, Gradients::Zero, Gradients::Release];
+const ALL: [Gradients; 4] = [Gradients::Keep, Gradients::Zero, Gradients::Release, Gradients::Average];
 
 /// Long enough for whole pages; what is averaged and what is left lies between stepped neighbours.
 fn mixed() -> Layout {
@@ -68,7 +68,7 @@ fn train(comm: impl Collective + 'static, mode: Mode, gradients: Gradients) -> R
                 }
                 let len = layout.parameter(*id)?.len as usize;
                 let gradient = |k| paint_gradient(4 * step + micro_batch, param + 10 * rank, k);
-                assert_eq!(pass.grads().is_first(*id)?, micro_batch == 0);
+                assert_eq!(pass.is_first(*id)?, micro_batch == 0);
                 pass.grads().add(*id, &(0..len).map(gradient).collect::<Vec<_>>())?;
                 (0..layout.parameter(*id)?.uses).try_for_each(|_| pass.grad_ready(*id))?;
             }
@@ -79,8 +79,10 @@ fn train(comm: impl Collective + 'static, mode: Mode, gradients: Gradients) -> R
         pass.finish()?;
     }
     for id in ids.iter().filter(|id| !is_kept(&layout, **id) && layout.parameter(**id).unwrap().len > 0) {
-        match (gradients, stepper.grad(*id)) {
-            (Gradients::Keep, Ok(left)) => assert!(*id == frozen || left.iter().any(|x| *x != 0.0)),
+        match (gradients, stepper.view::<f32>(id.grad())) {
+            (Gradients::Keep | Gradients::Average, Ok(left)) => {
+                assert!(*id == frozen || left.iter().any(|x| *x != 0.0))
+            }
             (Gradients::Zero, Ok(left)) => assert!(left.iter().all(|x| x.to_bits() == 0), "{mode:?}"),
             (Gradients::Release, Err(Error::Order(refusal))) => {
                 assert!(refusal.wrong.contains("released"), "{refusal}")
@@ -90,19 +92,19 @@ fn train(comm: impl Collective + 'static, mode: Mode, gradients: Gradients) -> R
     }
     let recording = stepper.take_recording().unwrap();
     assert_eq!(stepper.check(&recording), [], "{mode:?}, {gradients:?}");
-    let params = stepper.params()?;
-    let state = |id, name: std::borrow::Cow<str>| Ok(bits(stepper.state(id, name)?));
+    let params = stepper.params();
+    let state = |id: ParamId, name: std::borrow::Cow<str>| Ok(bits(stepper.view::<f32>(id.state(&name))?));
     Ok(Bits {
         params: ids.iter().map(|id| Ok(bits(params.get(*id)?))).collect::<Result<_>>()?,
         states: ids
             .iter()
-            .flat_map(|id| stepper.state_names_of(*id).unwrap().into_iter().map(move |name| state(*id, name)))
+            .flat_map(|id| stepper.state_names(*id).unwrap().into_iter().map(move |name| state(*id, name)))
             .collect::<Result<_>>()?,
         step_counts: ids.iter().map(|id| stepper.step_count(*id)).collect::<Result<_>>()?,
         kept: ids
             .iter()
             .filter(|id| is_kept(&layout, **id))
-            .map(|id| Ok(bits(stepper.grad(*id)?)))
+            .map(|id| Ok(bits(stepper.view::<f32>(id.grad())?)))
             .collect::<Result<_>>()?,
     })
 }
@@ -113,7 +115,7 @@ fn what_is_stepped_averaged_or_left_is_the_same_bits_whatever_becomes_of_gradien
         let run = |gradients| in_process(ranks, |comm| train(comm, mode, gradients)).unwrap();
         let kept = run(Gradients::Keep);
         assert!(kept[0].kept.iter().all(|gradient| gradient.iter().any(|x| *x != 0)));
-        for gradients in [Gradients::Zero, Gradients::Release] {
+        for gradients in [Gradients::Zero, Gradients::Release, Gradients::Average] {
             assert!(run(gradients) == kept, "{ranks} ranks, {mode:?}, {gradients:?}");
         }
     }
@@ -136,7 +138,7 @@ fn every_wait_is_needed_whatever_becomes_of_gradients() {
             }
             pass.finish().unwrap();
         }
-        stepper.params().unwrap();
+        stepper.status().unwrap();
         let list = stepper.take_recording().unwrap().list;
         let what = format!("{mode:?}, {gradients:?}");
         assert_each_is_missed(stepper.plan(), 2, &list, middle_passes(&list), 12, &what);
@@ -156,7 +158,7 @@ fn a_step_that_zeroes_claims_its_gradients_as_written_and_a_release_its_span() {
         claims
     };
     let whole = instep::op::Span::elements(Memory::Grads, &cut, 0, 512);
-    for (gradients, writes) in ALL.into_iter().zip([false, true, false]) {
+    for (gradients, writes) in ALL.into_iter().zip([false, true, false, true]) {
         assert_eq!(claims(gradients, Action::Step { bucket: 0 }), [(whole, writes)], "{gradients:?}");
         assert_eq!(claims(gradients, Action::Release(whole)), [(whole, true)]);
     }
@@ -174,9 +176,9 @@ fn a_skipped_pass_leaves_zeros_too_and_steps_nothing() {
         pass.grads().get_mut(b).unwrap().fill(f32::NAN);
         pass.finish().unwrap();
         assert!(stepper.status().unwrap().skipped);
-        assert!(stepper.params().unwrap().get(a).unwrap().iter().all(|x| *x == 0.0));
-        assert_same_bits(stepper.grad(a).unwrap(), &[0.0; 3000], "a");
-        assert_same_bits(stepper.grad(b).unwrap(), &[0.0; 5], "b");
+        assert!(stepper.view::<f32>(a).unwrap().iter().all(|x| *x == 0.0));
+        assert_same_bits(stepper.view::<f32>(a.grad()).unwrap(), &[0.0; 3000], "a");
+        assert_same_bits(stepper.view::<f32>(b.grad()).unwrap(), &[0.0; 5], "b");
     }
 }
 
@@ -191,7 +193,7 @@ fn released_memory_serves_passes_after_an_abandoned_one() {
             let mut pass = stepper.begin().unwrap();
             for (param, id) in ids.iter().enumerate().rev() {
                 let slice = pass.grads().get_mut(*id).unwrap().len();
-                pass.write_grad(*id, &vec![0.5 + (step + param) as f32; slice]).unwrap();
+                pass.write(id.grad(), &vec![0.5 + (step + param) as f32; slice]).unwrap();
             }
             if step == 1 { pass.abandon().map(drop) } else { pass.finish() }.unwrap();
         }
@@ -199,7 +201,7 @@ fn released_memory_serves_passes_after_an_abandoned_one() {
     });
     let (kept, released) = (run(Gradients::Keep), run(Gradients::Release));
     for id in layout.ids() {
-        let get = |stepper: &Stepper| bits(stepper.params().unwrap().get(id).unwrap());
+        let get = |stepper: &Stepper| bits(stepper.view::<f32>(id).unwrap());
         assert_eq!(get(&kept), get(&released));
         assert_eq!(kept.step_count(id).unwrap(), released.step_count(id).unwrap());
     }
@@ -332,7 +334,7 @@ mod pages {
                 grads.get_mut(layout.id(name).unwrap()).unwrap().as_ptr().expose_provenance()
             });
             pass.finish().unwrap();
-            stepper.params().unwrap();
+            stepper.status().unwrap();
             assert!(above_at < stepped_at && stepped_at < below_at);
             assert_eq!(below_at - stepped_at, 4 * stepped.next_multiple_of(256));
             let page = page_bytes();
@@ -376,7 +378,7 @@ mod pages {
             }
             pass.finish().unwrap();
         }
-        stepper.params().unwrap();
+        stepper.status().unwrap();
         (peak, all(&places))
     }
 

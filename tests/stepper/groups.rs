@@ -22,7 +22,7 @@ fn train(mut stepper: Stepper, params: &[usize]) -> Vec<Vec<u32>> {
         let shift = name.len() as f32;
         slice.iter_mut().enumerate().for_each(|(k, p)| *p = k as f32 / 512.0 - shift);
     };
-    stepper.params_mut().unwrap().fill(fill).unwrap();
+    stepper.fill_params(fill).unwrap();
     for pass_index in 0..4 {
         let mut pass = stepper.begin().unwrap();
         for (id, param) in ids.iter().zip(params).rev() {
@@ -35,9 +35,9 @@ fn train(mut stepper: Stepper, params: &[usize]) -> Vec<Vec<u32>> {
     }
     let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<u32>>();
     let of = |id| {
-        let mut all = bits(stepper.params().unwrap().get(id).unwrap());
-        for name in stepper.state_names() {
-            all.extend(bits(stepper.state(id, name).unwrap()));
+        let mut all = bits(stepper.view::<f32>(id).unwrap());
+        for name in stepper.state_names(id).unwrap() {
+            all.extend(bits(stepper.view::<f32>(id.state(&name)).unwrap()));
         }
         all
     };
@@ -96,7 +96,7 @@ fn a_pass_uses_the_learning_rates_set_before_it_and_no_wait_is_too_many() {
             pass.finish().unwrap();
         }
         for (id, expected) in ids.iter().zip(expected) {
-            let params = stepper.params().unwrap();
+            let params = stepper.params();
             assert!(params.get(*id).unwrap().iter().all(|p| p.to_bits() == expected.to_bits()), "{mode:?}");
         }
         let list = stepper.take_recording().unwrap().list;
@@ -126,11 +126,11 @@ fn what_a_group_cannot_have_is_refused_and_changes_nothing() {
     assert!(matches!(stepper.set_lr("x", f64::NAN), Err(Error::Config { field: "lr", .. })));
     std::mem::forget(stepper.begin().unwrap());
     assert!(matches!(stepper.set_lr("x", 1.0), Err(Error::Order(_))));
-    stepper.abandon_open_pass().unwrap();
+    stepper.abandon().unwrap();
     let mut pass = stepper.begin().unwrap();
     pass.grads().write(a, &[1.0; 3]).unwrap();
     pass.finish().unwrap();
-    assert_eq!(stepper.params().unwrap().get(a).unwrap(), [-0.5; 3], "the rate is still the first one");
+    assert_eq!(stepper.view::<f32>(a).unwrap(), [-0.5; 3], "the rate is still the first one");
 }
 
 /// Groups of one kind share the memory of their states, whose order depends on hyperparameters.
@@ -164,12 +164,13 @@ fn a_states_name_is_its_own_optimizers_whatever_the_other_groups_keep() {
         let beside = train(beside.unwrap());
         let (a, same) = (lone.id("a").unwrap(), layout.id("a").unwrap());
         for name in own.state_names() {
-            let (expected, got) = (alone.state(a, name).unwrap(), beside.state(same, name).unwrap());
+            let (expected, got) =
+                (alone.view::<f32>(a.state(name)).unwrap(), beside.view::<f32>(same.state(name)).unwrap());
             assert_same_bits(got, expected, &format!("{name} of {own:?} beside {other:?}"));
         }
-        for name in beside.state_names_of(same).unwrap() {
+        for name in beside.state_names(same).unwrap() {
             let is_used = own.state_names().contains(&&*name);
-            let is_zero = beside.state(same, &name).unwrap().iter().all(|x| *x == 0.0);
+            let is_zero = beside.view::<f32>(same.state(&name)).unwrap().iter().all(|x| *x == 0.0);
             assert!(is_used != is_zero, "{name} of {own:?} beside {other:?}");
         }
     }

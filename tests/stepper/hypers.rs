@@ -83,7 +83,7 @@ fn a_captured_pass_takes_the_hyperparameters_of_the_moment() {
     // The gradients of the first pass stay where they are.
     let captured = gpu.capture(|mut pass| {
         for id in &ids {
-            pass.grad_ptr(*id)?;
+            pass.ptr(id.grad())?;
             pass.grad_ready(*id)?;
         }
         pass.finish()
@@ -143,7 +143,7 @@ fn a_change_that_is_refused_changes_nothing_of_it() {
     std::mem::forget(stepper.begin().unwrap());
     let refused = stepper.set_hyper(DEFAULT_GROUP, &[("momentum", 0.5.into())]);
     assert!(matches!(refused, Err(Error::Order(_))), "{refused:?}");
-    stepper.abandon_open_pass().unwrap();
+    stepper.abandon().unwrap();
     // A rate that is multiplied must do for every parameter.
     let id = layout.ids().next().unwrap();
     stepper.set_lr_multiplier(id, 1e30).unwrap();
@@ -176,10 +176,10 @@ fn a_state_that_nobody_keeps_is_refused_by_name_and_one_that_is_kept_comes_into_
     Outcome::of(&switches).unwrap().assert_same(&Outcome::of(&always).unwrap(), "switched on");
     // Switched off, a buffer rests, and is there when momentum is switched on again.
     let id = layout.id("a").unwrap();
-    let before = switches.state(id, "momentum_buffer").unwrap().to_vec();
+    let before = switches.view::<f32>(id.state("momentum_buffer")).unwrap().to_vec();
     switches.set_hyper(DEFAULT_GROUP, &[("momentum", 0.0.into())]).unwrap();
     step(&mut switches, 3);
-    assert_eq!(switches.state(id, "momentum_buffer").unwrap(), before);
+    assert_eq!(switches.view::<f32>(id.state("momentum_buffer")).unwrap(), before);
     switches.set_hyper(DEFAULT_GROUP, &switched).unwrap();
     // A state that would move to another's place is refused although there is room.
     let centered = RmsProp { centered: true, ..RmsProp::default() };
@@ -210,7 +210,7 @@ fn ranks_that_change_different_things_are_told_what() {
         stepper.begin()?.finish()?;
         stepper.set_hyper(DEFAULT_GROUP, &[("betas", (0.5 + rank / 4.0, 0.99).into())])?;
         stepper.begin()?.finish()?;
-        stepper.params().map(drop)
+        stepper.status().map(drop)
     });
     let error = outcome.unwrap_err();
     let Error::Mismatch { differs, .. } = error.cause() else { panic!("{error}") };

@@ -15,22 +15,22 @@ use crate::support::{
     Optim, Options, Outcome, few_optimizers, layout, one_per_state_count, paint_gradient, paint_params, pass,
 };
 
-const MODES: [Mode; 2] = [Mode::Sequential, Mode::Normed];
-const LENGTHS: [usize; 3] = [300, 5, 2049];
+pub(super) const MODES: [Mode; 2] = [Mode::Sequential, Mode::Normed];
+pub(super) const LENGTHS: [usize; 3] = [300, 5, 2049];
 
 /// Factors that round, and an interval that random runs reach.
-const SCALER: LossScaler =
+pub(super) const SCALER: LossScaler =
     LossScaler { initial_scale: 1024.0, growth_factor: 1.7, backoff_factor: 0.3, growth_interval: 3 };
 
 /// What GradScaler would have after each pass.
 #[derive(Clone, Copy, Debug)]
-struct Torch {
-    scale: f32,
-    good: u32,
+pub(super) struct Torch {
+    pub scale: f32,
+    pub good: u32,
 }
 
 impl Torch {
-    fn update(&mut self, scaler: &LossScaler, found_inf: bool) {
+    pub(super) fn update(&mut self, scaler: &LossScaler, found_inf: bool) {
         if found_inf {
             self.scale = (f64::from(self.scale) * scaler.backoff_factor) as f32;
             self.good = 0;
@@ -48,18 +48,23 @@ impl Torch {
     }
 }
 
-fn options(mode: Mode) -> Options {
+pub(super) fn options(mode: Mode) -> Options {
     Options { mode, cap: Some(1), ..Options::default() }
 }
 
-fn open(layout: &Layout, optim: Optim, mode: Mode, comm: impl Collective + 'static) -> Result<Stepper> {
+pub(super) fn open(
+    layout: &Layout,
+    optim: Optim,
+    mode: Mode,
+    comm: impl Collective + 'static,
+) -> Result<Stepper> {
     let mut stepper = options(mode).builder(layout, optim).loss_scale(SCALER).host(comm)?;
     paint_params(&mut stepper);
     Ok(stepper)
 }
 
 /// One pass at the scale that the stepper names; `bad` goes into one element of one parameter.
-fn scaled_pass<D: Device>(stepper: &mut Stepper<D>, step: usize, bad: Option<f32>) -> Result<f64> {
+pub(super) fn scaled_pass<D: Device>(stepper: &mut Stepper<D>, step: usize, bad: Option<f32>) -> Result<f64> {
     let layout = stepper.layout().clone();
     let mut pass = stepper.begin()?;
     let scale = pass.loss_scale()?;
@@ -70,7 +75,7 @@ fn scaled_pass<D: Device>(stepper: &mut Stepper<D>, step: usize, bad: Option<f32
         if let Some(bad) = bad.filter(|_| param == step % LENGTHS.len()) {
             gradient[step % len] = bad;
         }
-        pass.write_grad(id, &gradient)?;
+        pass.write(id.grad(), &gradient)?;
         pass.grad_ready(id)?;
     }
     assert_eq!(pass.loss_scale()?, scale, "a pass has one scale");
@@ -79,7 +84,7 @@ fn scaled_pass<D: Device>(stepper: &mut Stepper<D>, step: usize, bad: Option<f32
 }
 
 /// Whether a pass overflows, and how: the first one always does, since that is where a first moment would be made.
-fn overflow(seed: u64, step: usize) -> Option<f32> {
+pub(super) fn overflow(seed: u64, step: usize) -> Option<f32> {
     let mixed = (seed * 31 + step as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60;
     let bad = [f32::INFINITY, f32::NAN, f32::NEG_INFINITY, -f32::NAN];
     (step == 0 || mixed < 5).then_some(bad[mixed as usize % 4])
@@ -203,7 +208,7 @@ fn a_scale_that_would_leave_f32_is_not_taken() {
             let scale = f64::from(2f32.powi(expected));
             let mut pass = stepper.begin().unwrap();
             assert_eq!(pass.loss_scale().unwrap(), scale);
-            pass.write_grad(layout.id("p0").unwrap(), &[bad.unwrap_or(1.0); 3]).unwrap();
+            pass.write(layout.id("p0").unwrap().grad(), &[bad.unwrap_or(1.0); 3]).unwrap();
             pass.finish().unwrap();
         }
         let expected = ScalerState { scale: 2f64.powi(last), growth_tracker: 0 };
@@ -263,7 +268,7 @@ fn ranks_whose_scalers_differ_learn_of_it() {
                 stepper.set_scaler_state(ScalerState { scale: own, growth_tracker: 0 })?;
             }
             scaled_pass(&mut stepper, 0, None)?;
-            stepper.params().map(drop)
+            stepper.status().map(drop)
         })
     };
     for load in [false, true] {
@@ -273,7 +278,7 @@ fn ranks_whose_scalers_differ_learn_of_it() {
 }
 
 #[track_caller]
-fn assert_refused<T>(outcome: Result<T>, field: &str) {
+pub(super) fn assert_refused<T>(outcome: Result<T>, field: &str) {
     match outcome {
         Err(Error::Config { field: named, .. }) => assert_eq!(named, field),
         Err(other) => panic!("`{field}` is refused as {other:?}"),

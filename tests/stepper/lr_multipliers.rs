@@ -28,10 +28,10 @@ fn run(stepper: &mut Stepper) -> Vec<Vec<u32>> {
         let mut open = stepper.begin().unwrap();
         for (k, id) in ids.iter().enumerate() {
             let gradient: Vec<f32> = (0..LENS[k]).map(|at| paint_gradient(pass, k, at)).collect();
-            open.write_grad(*id, &gradient).unwrap();
+            open.write(id.grad(), &gradient).unwrap();
         }
         open.finish().unwrap();
-        let params = stepper.params().unwrap();
+        let params = stepper.params();
         ids.iter().flat_map(|id| params.get(*id).unwrap()).map(|x| x.to_bits()).collect()
     };
     passes.map(pass).collect()
@@ -133,7 +133,7 @@ fn ranks_that_multiply_by_different_factors_are_told_at_the_next_collective() {
         let rank = comm.rank();
         let mut stepper = Stepper::host(&layout, Sgd::default(), comm).unwrap();
         stepper.set_lr_multiplier(layout.id("p1").unwrap(), f64::from(rank + 1)).unwrap();
-        stepper.begin().and_then(|pass| pass.finish()).and_then(|()| stepper.params().map(drop))
+        stepper.begin().and_then(|pass| pass.finish()).and_then(|()| stepper.status().map(drop))
     });
     assert!(ends.is_err(), "{ends:?}");
 }
@@ -152,13 +152,13 @@ fn a_gpu_multiplies_with_the_hosts_bits() {
         let mut open = stepper.begin().unwrap();
         for (k, id) in ids(&layout).iter().enumerate() {
             let gradient: Vec<f32> = (0..LENS[k]).map(|at| paint_gradient(pass, k, at)).collect();
-            open.write_grad(*id, &gradient).unwrap();
+            open.write(id.grad(), &gradient).unwrap();
         }
         open.finish().unwrap();
         let mut bits = Vec::new();
         for (k, id) in ids(&layout).iter().enumerate() {
             let mut values = vec![0.0; LENS[k]];
-            stepper.read_param(*id, &mut values).unwrap();
+            stepper.read(*id, &mut values).unwrap();
             bits.extend(values.iter().map(|x| x.to_bits()));
         }
         assert_eq!(&bits, expected, "pass {pass}");

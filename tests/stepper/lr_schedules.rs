@@ -67,7 +67,7 @@ fn pass(stepper: &mut Stepper, step: usize) {
 }
 
 fn params(stepper: &Stepper) -> Vec<f32> {
-    let params = stepper.params().unwrap();
+    let params = stepper.params();
     layout().ids().flat_map(|id| params.get(id).unwrap().to_vec()).collect()
 }
 
@@ -102,10 +102,10 @@ fn a_loaded_step_goes_on_with_the_bits_of_the_uninterrupted_run() {
     let mut loaded = open();
     for id in layout.ids() {
         let mut values = vec![0.0; layout.parameter(id).unwrap().len as usize];
-        whole.read_param(id, &mut values).unwrap();
-        loaded.write_param(id, &values).unwrap();
-        whole.read_state(id, "momentum_buffer", &mut values).unwrap();
-        loaded.write_state(id, "momentum_buffer", &values).unwrap();
+        whole.read(id, &mut values).unwrap();
+        loaded.write(id, &values).unwrap();
+        whole.read(id.state("momentum_buffer"), &mut values).unwrap();
+        loaded.write(id.state("momentum_buffer"), &values).unwrap();
         loaded.set_step_count(id, whole.step_count(id).unwrap()).unwrap();
     }
     loaded.set_schedule_step(whole.schedule_step()).unwrap();
@@ -127,7 +127,7 @@ fn ranks_at_different_steps_learn_of_it() {
         let mut stepper = builder(&layout).lr_schedule("slow", schedule()).host(comm)?;
         stepper.set_schedule_step(rank)?;
         stepper.begin()?.finish()?;
-        stepper.params().map(drop)
+        stepper.status().map(drop)
     });
     let error = outcome.unwrap_err();
     assert!(matches!(error.cause(), Error::Mismatch { .. } | Error::PeerLost { .. }), "{error}");

@@ -19,7 +19,7 @@ pub(crate) const NADAM: NAdam = NAdam {
 };
 
 pub(crate) fn carried(stepper: &Stepper, id: ParamId) -> f64 {
-    stepper.carried_of(id, stepper.optimizers_of(id).unwrap()[0]).unwrap().unwrap()
+    stepper.carried((id, stepper.optimizers_of(id).unwrap()[0])).unwrap().unwrap()
 }
 
 fn assert_product(stepper: &Stepper, id: ParamId, updates: i32) {
@@ -75,15 +75,15 @@ fn a_count_without_what_is_carried_beside_it_is_refused_and_changes_nothing() {
     let id = layout.id("p0").unwrap();
     let mut stepper = Stepper::host(&layout, NADAM, Solo::default()).unwrap();
     let nadam = stepper.optimizers_of(id).unwrap()[0];
-    stepper.set_step_count_and_carried_of(id, nadam, 3, 0.25).unwrap();
+    stepper.set_step_count((id, nadam), (3, 0.25)).unwrap();
     let refused = [
         (stepper.set_step_count(id, 3), "step_count"),
-        (stepper.set_step_count_of(id, nadam, 4), "step_count"),
-        (stepper.set_step_count_and_carried_of(id, nadam, 1 << 63, 0.5), "step_count"),
-        (stepper.set_step_count_and_carried_of(id, nadam, 0, 0.5), "carried"),
-        (stepper.set_step_count_and_carried_of(id, nadam, 3, -0.5), "carried"),
-        (stepper.set_step_count_and_carried_of(id, nadam, 3, 1.5), "carried"),
-        (stepper.set_step_count_and_carried_of(id, nadam, 3, f64::NAN), "carried"),
+        (stepper.set_step_count((id, nadam), 4), "step_count"),
+        (stepper.set_step_count((id, nadam), (1 << 63, 0.5)), "step_count"),
+        (stepper.set_step_count((id, nadam), (0, 0.5)), "carried"),
+        (stepper.set_step_count((id, nadam), (3, -0.5)), "carried"),
+        (stepper.set_step_count((id, nadam), (3, 1.5)), "carried"),
+        (stepper.set_step_count((id, nadam), (3, f64::NAN)), "carried"),
     ];
     for (outcome, field) in refused {
         assert!(matches!(outcome, Err(Error::Config { field: f, .. }) if f == field), "{outcome:?}");
@@ -94,8 +94,8 @@ fn a_count_without_what_is_carried_beside_it_is_refused_and_changes_nothing() {
 
     let mut adam = Stepper::host(&layout, Adam::default(), Solo::default()).unwrap();
     let only = adam.optimizers_of(id).unwrap()[0];
-    assert_eq!(adam.carried_of(id, only).unwrap(), None);
-    let refused = adam.set_step_count_and_carried_of(id, only, 3, 0.5);
+    assert_eq!(adam.carried((id, only)).unwrap(), None);
+    let refused = adam.set_step_count((id, only), (3, 0.5));
     assert!(matches!(refused, Err(Error::Config { field: "carried", .. })));
 }
 

@@ -28,7 +28,7 @@ fn train(stepper: &mut Stepper, order: [usize; 3]) -> Result<Vec<u32>> {
         let mut pass = stepper.begin()?;
         for param in order {
             let values: Vec<f32> = (0..LENGTHS[param]).map(|k| paint(param + 7 * step, k)).collect();
-            pass.write_grad(ids[param], &values)?;
+            pass.write(ids[param].grad(), &values)?;
             pass.grad_ready(ids[param])?;
         }
         pass.finish()?;
@@ -85,7 +85,7 @@ fn an_abandoned_pass_names_the_buckets_that_were_stepped_in_their_order() {
     let mut stepper = builder(&layout, few_optimizers()[0], Mode::Eager).host(Solo::default()).unwrap();
     let mut pass = stepper.begin().unwrap();
     for param in [0, 2] {
-        pass.write_grad(ids[param], &vec![1.0; LENGTHS[param]]).unwrap();
+        pass.write(ids[param].grad(), &vec![1.0; LENGTHS[param]]).unwrap();
         pass.grad_ready(ids[param]).unwrap();
     }
     assert_eq!(pass.abandon().unwrap().stepped_buckets, [2, 0]);
@@ -134,7 +134,7 @@ fn an_inline_step_has_run_on_the_callers_thread_when_the_hand_over_returns() {
     let mut stepper = builder.inline().threads(1).host(Solo::default()).unwrap();
     let mut pass = stepper.begin().unwrap();
     for (count, (id, len)) in layout.ids().zip(LENGTHS).enumerate() {
-        pass.write_grad(id, &vec![1.0; len]).unwrap();
+        pass.write(id.grad(), &vec![1.0; len]).unwrap();
         pass.grad_ready(id).unwrap();
         assert_eq!(*noting.0.lock().unwrap(), vec![thread::current().id(); count + 1]);
     }
@@ -155,7 +155,7 @@ fn a_frozen_bucket_that_counts_ranks_is_summed_before_the_decision_reads_it() {
         for _ in 0..3 {
             let mut pass = stepper.begin().unwrap();
             for param in order.into_iter().filter(|param| *param != 2) {
-                pass.write_grad(ids[param], &vec![1.0; LENGTHS[param]]).unwrap();
+                pass.write(ids[param].grad(), &vec![1.0; LENGTHS[param]]).unwrap();
                 pass.grad_ready(ids[param]).unwrap();
             }
             pass.finish().unwrap();

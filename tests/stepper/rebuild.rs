@@ -83,7 +83,7 @@ fn train_a_pass<D: Device>(stepper: &mut Stepper<D>, rank: u32, step: usize) -> 
             let values: Vec<f32> =
                 (0..parameter.len as usize).map(|k| paint_gradient(3 * step, row, k)).collect();
             if micro_batch == 1 {
-                pass.write_grad(ids[param], &values)?;
+                pass.write(ids[param].grad(), &values)?;
             }
             for _ in 0..if micro_batch == 1 { parameter.uses } else { 0 } {
                 pass.grad_ready(ids[param])?;
@@ -103,9 +103,9 @@ fn train<D: Device>(mut stepper: Stepper<D>, rebuilds: bool) -> Result<Outcome> 
     let ids: Vec<ParamId> = stepper.layout().ids().collect();
     for (k, id) in ids.iter().enumerate() {
         let len = stepper.layout().parameter(*id)?.len as usize;
-        for (n, name) in stepper.state_names_of(*id)?.iter().enumerate() {
+        for (n, name) in stepper.state_names(*id)?.iter().enumerate() {
             let state: Vec<f32> = (0..len).map(|e| paint(k + 50 * n, e).abs() / 64.0).collect();
-            stepper.write_state(*id, name, &state)?;
+            stepper.write(id.state(name), &state)?;
         }
         set_step_count(&mut stepper, *id, 3 * k as u64)?;
     }
@@ -249,7 +249,7 @@ fn every_wait_of_rebuilt_buckets_is_needed() {
                 assert_eq!(plan_order(stepper.plan()), [0, 1, 2, 3, 4, 5, 6]);
             }
         }
-        stepper.params().unwrap();
+        stepper.status().unwrap();
         let list = stepper.take_recording().unwrap().list;
         assert_eq!(passes_in(&list), 6, "{mode:?}: the list starts anew");
         assert_each_is_missed(stepper.plan(), 2, &list, middle_passes(&list), 12, &format!("{mode:?}"));
@@ -272,7 +272,7 @@ fn an_order_longer_than_the_gradients_travels_in_turns() {
         let mut pass = stepper.begin()?;
         for id in ids {
             let len = layout.parameter(id)?.len as usize;
-            pass.write_grad(id, &[1.0][..len])?;
+            pass.write(id.grad(), &[1.0][..len])?;
             pass.grad_ready(id)?;
         }
         pass.finish()?;
@@ -301,10 +301,10 @@ fn released_gradients_stay_released_in_rebuilt_buckets() {
     };
     let (kept, released) = (run(Gradients::Keep), run(Gradients::Release));
     for id in many().ids() {
-        let params = [&kept, &released].map(|stepper| stepper.params().unwrap().get(id).unwrap());
+        let params = [&kept, &released].map(|stepper| stepper.view::<f32>(id).unwrap());
         assert_same_bits(params[0], params[1], "released");
         let is_stepped = many().parameter(id).unwrap().action == SegmentAction::Step;
-        assert_eq!(released.grad(id).is_err(), is_stepped);
+        assert_eq!(released.view::<f32>(id.grad()).is_err(), is_stepped);
     }
     assert_eq!(plan_order(kept.plan()), plan_order(released.plan()));
 }
@@ -328,7 +328,7 @@ fn what_cannot_be_rebuilt_is_refused_and_nothing_is_changed() {
     assert_eq!(stepper.rebuild_buckets(), Ok(false), "before the first pass");
     std::mem::forget(stepper.begin().unwrap());
     assert!(matches!(stepper.rebuild_buckets(), Err(Error::Order(_))));
-    stepper.abandon_open_pass().unwrap();
+    stepper.abandon().unwrap();
     assert_eq!(stepper.rebuild_buckets(), Ok(false));
 }
 
@@ -340,7 +340,7 @@ fn a_rank_that_rebuilds_alone_is_told_at_once() {
         let mut stepper = Stepper::host(&layout, Adam::default(), comm)?;
         stepper.begin()?.finish()?;
         if alone { stepper.rebuild_buckets().map(drop) } else { stepper.begin()?.finish() }?;
-        stepper.params().map(drop)
+        stepper.status().map(drop)
     });
     let error = outcome.unwrap_err();
     assert!(matches!(error.cause(), Error::Mismatch { .. }), "{error}");
@@ -365,7 +365,7 @@ fn graphs_of_the_old_buckets_are_refused_and_the_latest_status_counts_on() {
         (0..11).for_each(|step| both(&mut stepper, step));
         let trainer = |mut pass: instep::Pass<'_, instep::cuda::CudaDevice>| {
             for id in layout.ids().rev() {
-                pass.grad_ptr(id)?;
+                pass.ptr(id.grad())?;
                 pass.grad_ready(id)?;
             }
             pass.finish()
@@ -437,8 +437,8 @@ fn states_stay_where_they_were_when_another_parameters_optimizer_makes_a_round_w
             pass.grads().write(kept, &[step as f32, 1.0, -2.0]).unwrap();
             pass.finish().unwrap();
         }
-        let params = stepper.params().unwrap().get(kept).unwrap().to_vec();
-        [params, stepper.state(kept, "momentum_buffer#1").unwrap().to_vec()]
+        let params = stepper.view::<f32>(kept).unwrap().to_vec();
+        [params, stepper.view::<f32>(kept.state("momentum_buffer#1")).unwrap().to_vec()]
     };
     for (ours, theirs) in train(true).iter().zip(&train(false)) {
         assert_same_bits(ours, theirs, "what another parameter's optimizer has left");

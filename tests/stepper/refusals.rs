@@ -201,7 +201,7 @@ fn a_state_that_the_optimizer_does_not_keep_is_refused_by_name() {
     let id = layout.id("p0").unwrap();
     let has = |optim, name: &str| {
         let stepper = build(optim, &Options::default()).unwrap();
-        let state = stepper.state(id, name).map(<[f32]>::len);
+        let state = stepper.view::<f32>(id.state(name)).map(<[f32]>::len);
         match state {
             Ok(len) => len == 3,
             Err(Error::Unsupported(refusal)) if refusal.thing.contains(name) => false,

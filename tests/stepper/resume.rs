@@ -2,7 +2,6 @@
 //!
 //! The reference is an uninterrupted run. Tests use names and public accessors only, as a checkpoint does.
 
-use instep::hazard::check;
 use instep::{Error, Layout, Result, Solo, Stepper};
 
 use crate::support::{self, MODES, Optim, Options, Outcome, layout, optimizers, painted};
@@ -13,15 +12,15 @@ const LENGTHS: [usize; 4] = [300, 0, 17, 2049];
 pub(crate) fn load(from: &Stepper, to: &mut Stepper) -> Result<()> {
     let layout = from.layout().clone();
     for id in layout.ids().rev() {
-        to.params_mut()?.get_mut(id)?.copy_from_slice(from.params()?.get(id)?);
-        for name in from.state_names_of(id)? {
-            to.state_mut(id, &name)?.copy_from_slice(from.state(id, &name)?);
+        to.view_mut::<f32>(id)?.copy_from_slice(from.view::<f32>(id)?);
+        for name in from.state_names(id)? {
+            to.view_mut::<f32>(id.state(&name))?.copy_from_slice(from.view::<f32>(id.state(&name))?);
         }
         let count = from.step_count(id)?;
         for optimizer in from.optimizers_of(id)? {
-            match from.carried_of(id, optimizer)? {
-                Some(carried) => to.set_step_count_and_carried_of(id, optimizer, count, carried)?,
-                None => to.set_step_count_of(id, optimizer, count)?,
+            match from.carried((id, optimizer))? {
+                Some(carried) => to.set_step_count((id, optimizer), (count, carried))?,
+                None => to.set_step_count((id, optimizer), count)?,
             }
         }
     }
@@ -70,11 +69,11 @@ fn loading_between_passes_races_with_nothing_that_still_runs() {
             support::pass(&mut stepper, &options, |param, values| painted(&options)(step, param, values))
                 .unwrap();
             stepper.set_step_count(w, 7).unwrap();
-            stepper.state_mut(w, "momentum_buffer").unwrap().fill(0.5);
+            stepper.view_mut::<f32>(w.state("momentum_buffer")).unwrap().fill(0.5);
             assert_eq!(stepper.step_count(w).unwrap(), 7);
         }
         let recording = stepper.take_recording().unwrap();
-        assert_eq!(check(stepper.plan(), stepper.state_names().len(), &recording.list), []);
+        assert_eq!(stepper.check(&recording), []);
     }
 }
 
@@ -83,14 +82,14 @@ fn what_cannot_be_loaded_is_refused_and_changes_nothing() {
     let (ours, theirs) = (layout(&[4]), layout(&[5]));
     let mut stepper = support::open(&ours, optimizers()[3], &Options::default());
     let (id, foreign) = (ours.id("p0").unwrap(), theirs.id("p0").unwrap());
-    assert!(matches!(stepper.state_mut(id, "exp_avg"), Err(Error::Unsupported { .. })));
-    assert!(matches!(stepper.state_mut(foreign, "momentum_buffer"), Err(Error::Layout(_))));
+    assert!(matches!(stepper.view_mut::<f32>(id.state("exp_avg")), Err(Error::Unsupported { .. })));
+    assert!(matches!(stepper.view_mut::<f32>(foreign.state("momentum_buffer")), Err(Error::Layout(_))));
     assert!(matches!(stepper.set_step_count(foreign, 1), Err(Error::Layout(_))));
     let refused = stepper.set_step_count(id, 1 << 63);
     assert!(matches!(refused, Err(Error::Config { field: "step_count", .. })));
     std::mem::forget(stepper.begin().unwrap());
-    assert!(matches!(stepper.state_mut(id, "momentum_buffer"), Err(Error::Order(_))));
+    assert!(matches!(stepper.view_mut::<f32>(id.state("momentum_buffer")), Err(Error::Order(_))));
     assert!(matches!(stepper.set_step_count(id, 1), Err(Error::Order(_))));
-    stepper.abandon_open_pass().unwrap();
+    stepper.abandon().unwrap();
     assert_eq!(stepper.step_count(id).unwrap(), 0);
 }

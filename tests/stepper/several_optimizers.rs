@@ -38,7 +38,7 @@ fn train<D: Device>(stepper: &mut Stepper<D>, layout: &Layout, names: &[usize], 
     for param in names {
         let id = layout.id(&format!("p{param}"))?;
         let values: Vec<f32> = (0..LENGTHS[*param]).map(|k| paint(*param, k)).collect();
-        stepper.write_param(id, &values)?;
+        stepper.write(id, &values)?;
     }
     for step in 0..PASSES {
         let mut pass = stepper.begin()?;
@@ -49,7 +49,7 @@ fn train<D: Device>(stepper: &mut Stepper<D>, layout: &Layout, names: &[usize], 
             let id = layout.id(&format!("p{param}"))?;
             let values: Vec<f32> =
                 (0..LENGTHS[*param]).map(|k| 3.0 * paint_gradient(step, *param, k)).collect();
-            pass.write_grad(id, &values)?;
+            pass.write(id.grad(), &values)?;
             pass.grad_ready(id)?;
         }
         pass.finish()?;
@@ -67,10 +67,10 @@ pub(crate) fn bits<D: Device>(
         fill(&mut values)?;
         Ok::<_, Error>(values.iter().map(|x| x.to_bits()).collect::<Vec<u32>>())
     };
-    let mut all = vec![read(&|into| stepper.read_param(id, into))?];
-    let names = stepper.state_names_of(id)?;
+    let mut all = vec![read(&|into| stepper.read(id, into))?];
+    let names = stepper.state_names(id)?;
     for name in &names {
-        all.push(read(&|into| stepper.read_state(id, name, into))?);
+        all.push(read(&|into| stepper.read(id.state(name), into))?);
     }
     Ok((all, names.iter().map(|name| name.to_string()).collect(), stepper.step_count(id)?))
 }
@@ -150,7 +150,7 @@ fn a_second_optimizer_steps_after_the_first_with_states_of_its_own() {
         let mut second = Stepper::host(&layout, HEAVY, Solo::new(3)).unwrap();
         for (param, id) in layout.ids().enumerate() {
             let values: Vec<f32> = (0..LENGTHS[param]).map(|k| paint(param, k)).collect();
-            first.write_param(id, &values).unwrap();
+            first.write(id, &values).unwrap();
         }
         for step in 0..PASSES {
             for from_first in [true, false] {
@@ -159,11 +159,11 @@ fn a_second_optimizer_steps_after_the_first_with_states_of_its_own() {
                 let mut pass = stepper.begin().unwrap();
                 for (param, id) in layout.ids().enumerate() {
                     let gradient = (0..LENGTHS[param]).map(|k| 3.0 * paint_gradient(step, param, k));
-                    pass.write_grad(id, &gradient.collect::<Vec<f32>>()).unwrap();
+                    pass.write(id.grad(), &gradient.collect::<Vec<f32>>()).unwrap();
                 }
                 pass.finish().unwrap();
                 for id in layout.ids() {
-                    other.write_param(id, stepper.params().unwrap().get(id).unwrap()).unwrap();
+                    other.write(id, stepper.view::<f32>(id).unwrap()).unwrap();
                 }
             }
         }
@@ -258,7 +258,9 @@ fn code_of_the_users_own_steps_beside_built_in_optimizers_in_one_bucket() {
             let (ours, theirs) = (bits(&host, id).unwrap(), bits(&reference, id).unwrap());
             assert_eq!((&ours.0[0], ours.2), (&theirs.0[0], theirs.2), "{mode:?}");
             if own.contains(&id) {
-                assert!(host.state(id, "seen").unwrap().iter().all(|seen| *seen == ours.2 as f32));
+                assert!(
+                    host.view::<f32>(id.state("seen")).unwrap().iter().all(|seen| *seen == ours.2 as f32)
+                );
             }
         }
         if !crate::support::hardware::is_required() {
@@ -289,17 +291,14 @@ fn a_skipped_pass_and_a_frozen_parameter_are_kept_from_the_users_code() {
             pass.finish().unwrap();
         };
         step(&mut stepper, f32::INFINITY);
-        assert_eq!(
-            (stepper.step_count(a).unwrap(), stepper.params().unwrap().get(a).unwrap()),
-            (0, &[0.0; 4][..])
-        );
+        assert_eq!((stepper.step_count(a).unwrap(), stepper.view::<f32>(a).unwrap()), (0, &[0.0; 4][..]));
         stepper.set_frozen(b, true).unwrap();
         step(&mut stepper, 1.0);
         stepper.set_lr(DEFAULT_GROUP, 1.0).unwrap();
         stepper.set_frozen(b, false).unwrap();
         step(&mut stepper, 1.0);
-        assert_eq!(stepper.params().unwrap().get(a).unwrap(), [-1.25; 4]);
-        assert_eq!(stepper.params().unwrap().get(b).unwrap(), [-1.0; 3]);
+        assert_eq!(stepper.view::<f32>(a).unwrap(), [-1.25; 4]);
+        assert_eq!(stepper.view::<f32>(b).unwrap(), [-1.0; 3]);
         assert_eq!((stepper.step_count(a).unwrap(), stepper.step_count(b).unwrap()), (2, 1));
     }
 }
@@ -325,7 +324,7 @@ fn what_fails_in_the_users_code_poisons_the_stepper_with_its_own_words() {
         let mut stepper = Stepper::host(&layout, Custom::new(Broken(failure)), Solo::default()).unwrap();
         stepper.begin().unwrap().finish().unwrap();
         let mut pass = stepper.begin().unwrap();
-        let _ = pass.write_grad(layout.id("a").unwrap(), &[1.0; 4]);
+        let _ = pass.write(layout.id("a").unwrap().grad(), &[1.0; 4]);
         let _ = pass.finish();
         let error = stepper.close().unwrap_err();
         assert!(
@@ -388,8 +387,8 @@ fn only_the_chosen_parameters_are_stepped_and_the_others_gradients_are_averaged(
                     let mean = |k| 3.0 * paint_gradient(PASSES - 1, param, k) * third;
                     let means: Vec<f32> = (0..LENGTHS[param]).map(mean).collect();
                     let values: Vec<f32> = (0..LENGTHS[param]).map(|k| paint(param, k)).collect();
-                    assert_eq!(stepper.grad(id).unwrap(), means, "{mode:?} {param}");
-                    assert_eq!(stepper.params().unwrap().get(id).unwrap(), values);
+                    assert_eq!(stepper.view::<f32>(id.grad()).unwrap(), means, "{mode:?} {param}");
+                    assert_eq!(stepper.view::<f32>(id).unwrap(), values);
                 }
             }
         }

@@ -44,5 +44,5 @@ fn a_rule_that_changes_its_mind_about_states_is_handed_none_that_were_not_made()
     let mut stepper =
         Stepper::host(&layout, Custom::new(Fickle(Default::default())), Solo::default()).unwrap();
     stepper.begin().unwrap().finish().unwrap();
-    stepper.params().unwrap();
+    stepper.status().unwrap();
 }

@@ -119,7 +119,7 @@ fn a_gpu_refuses_what_the_host_refuses() {
         for asked in [vec![a], vec![a, b]] {
             let mut pass = stepper.begin().unwrap();
             for id in &asked {
-                pass.grad_ptr(*id).unwrap();
+                pass.ptr(id.grad()).unwrap();
             }
             match pass.finish() {
                 Ok(()) => assert_eq!(asked.len(), 2, "{mode:?}"),
@@ -142,7 +142,7 @@ fn every_way_to_give_a_pass_up_is_counted_and_leaves_the_schedule_where_it_was()
         drop(stepper.begin().unwrap());
         stepper.begin().unwrap().abandon().unwrap();
         std::mem::forget(stepper.begin().unwrap());
-        stepper.abandon_open_pass().unwrap();
+        stepper.abandon().unwrap();
         assert_eq!(stepper.status().unwrap().abandoned, 3, "{mode:?}");
         assert_eq!(stepper.latest_status().unwrap().abandoned, 3, "{mode:?}");
         assert_eq!(stepper.schedule_step(), 1);

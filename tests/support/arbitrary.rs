@@ -85,6 +85,10 @@ pub(crate) struct Setup {
     pub isa: Isa,
     /// Permutes each pass's order.
     pub order: Vec<usize>,
+    /// Ranks step shards.
+    pub zero: bool,
+    /// On borrowed memory, which moves before each pass; a seed. Not where ranks run out of data, for which it has no room.
+    pub lent: Option<u64>,
 }
 
 #[rustfmt::skip] // A table: one case per line.
@@ -202,15 +206,17 @@ pub(crate) fn setup() -> impl Strategy<Value = Setup> {
     let mode = select(MODES.to_vec());
     let threads = select(vec![None, Some(1), Some(2), Some(3)]);
     let cap = select(vec![1, 1000, 5000, 1 << 20]);
-    (mode, cap, threads, select(Isa::available()), permutation())
-        .prop_map(|(mode, cap, threads, isa, order)| Setup { mode, cap, threads, isa, order })
+    (mode, cap, threads, select(Isa::available()), permutation(), weighted(0.4, any::<u64>())).prop_map(
+        |(mode, cap, threads, isa, order, lent)| Setup { mode, cap, threads, isa, order, zero: false, lent },
+    )
 }
 
 impl Setup {
     /// One bucket, one thread, no overlap, no vector wider than the platform's own: what the others are held to.
     pub(crate) fn plain() -> Setup {
         let order = (0..MAX_PARAMS).collect();
-        Setup { mode: Mode::Sequential, cap: 1 << 30, threads: Some(1), isa: Isa::Baseline, order }
+        let (mode, threads) = (Mode::Sequential, Some(1));
+        Setup { mode, cap: 1 << 30, threads, isa: Isa::Baseline, order, zero: false, lent: None }
     }
 
     /// The mode, or another one where the training wants what Eager refuses.

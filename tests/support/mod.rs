@@ -9,6 +9,7 @@ pub(crate) mod entries;
 pub(crate) mod guarded;
 pub(crate) mod hardware;
 pub(crate) mod hypers;
+pub(crate) mod lent;
 pub(crate) mod optimizers;
 pub(crate) mod reference;
 pub(crate) mod stand_in;
@@ -162,7 +163,7 @@ pub(crate) fn paint_params<D: Device>(stepper: &mut Stepper<D>) {
         let small = [1.0, 1.0 / 8192.0];
         let len = layout.parameter(id).unwrap().len as usize;
         let values: Vec<f32> = (0..len).map(|k| paint(param, k) * small[k / 4 % 2]).collect();
-        stepper.write_param(id, &values).unwrap();
+        stepper.write(id, &values).unwrap();
     }
 }
 
@@ -191,7 +192,7 @@ pub(crate) fn pass<D: Device>(
         if !gradient(param, &mut scratch) {
             continue;
         }
-        pass.write_grad(ids[param], &scratch)?;
+        pass.write(ids[param].grad(), &scratch)?;
         for _ in 0..parameter.uses {
             pass.grad_ready(ids[param])?;
         }
@@ -199,7 +200,7 @@ pub(crate) fn pass<D: Device>(
     pass.finish()
 }
 
-/// What a stepper holds between passes, by registration index.
+/// What a stepper holds between passes, by registration index. Ranks that share tensors out take it together.
 #[derive(Clone, Debug)]
 pub(crate) struct Outcome {
     pub params: Vec<Vec<f32>>,
@@ -220,19 +221,19 @@ impl Outcome {
             read(&mut values)?;
             Ok(values)
         };
-        let state = |id, name: &str| copied(id, &|into| stepper.read_state(id, name, into));
+        let state = |id, name: &str| copied(id, &|into| stepper.gather(id.state(name), into));
         Ok(Outcome {
             params: layout
                 .ids()
-                .map(|id| copied(id, &|into| stepper.read_param(id, into)))
+                .map(|id| copied(id, &|into| stepper.gather(id, into)))
                 .collect::<Result<_>>()?,
             states: layout
                 .ids()
-                .map(|id| stepper.state_names_of(id)?.iter().map(|name| state(id, name)).collect())
+                .map(|id| stepper.state_names(id)?.iter().map(|name| state(id, name)).collect())
                 .collect::<Result<_>>()?,
             grads: layout
                 .ids()
-                .map(|id| copied(id, &|into| stepper.read_grad(id, into)))
+                .map(|id| copied(id, &|into| stepper.gather(id.grad(), into)))
                 .collect::<Result<_>>()?,
             step_counts: layout.ids().map(|id| stepper.step_count(id)).collect::<Result<_>>()?,
             carried: layout.ids().map(|id| carried(stepper, id)).collect::<Result<_>>()?,
@@ -269,19 +270,19 @@ impl Outcome {
 /// The bits of what each optimizer of a parameter carries; one that steps nothing carries nothing.
 fn carried<D: Device>(stepper: &Stepper<D>, id: ParamId) -> Result<Vec<u64>> {
     let all = stepper.optimizers_of(id)?.into_iter();
-    let all = all.filter_map(|optimizer| stepper.carried_of(id, optimizer).ok().flatten());
+    let all = all.filter_map(|optimizer| stepper.carried((id, optimizer)).ok().flatten());
     Ok(all.map(f64::to_bits).collect())
 }
 
 /// Sets a parameter's step count, and what its optimizers carry with it.
 pub(crate) fn set_step_count<D: Device>(stepper: &mut Stepper<D>, id: ParamId, count: u64) -> Result<()> {
     for optimizer in stepper.optimizers_of(id)? {
-        match stepper.carried_of(id, optimizer)? {
+        match stepper.carried((id, optimizer))? {
             Some(_) => {
                 let carried = if count == 0 { 1.0 } else { 0.3 };
-                stepper.set_step_count_and_carried_of(id, optimizer, count, carried)?;
+                stepper.set_step_count((id, optimizer), (count, carried))?;
             }
-            None => stepper.set_step_count_of(id, optimizer, count)?,
+            None => stepper.set_step_count((id, optimizer), count)?,
         }
     }
     Ok(())

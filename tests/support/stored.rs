@@ -98,24 +98,24 @@ impl Stored {
 
 fn tensors(stepper: &Stepper, layout: &Layout, id: ParamId) -> Result<Vec<(String, Vec<u32>)>> {
     let len = layout.parameter(id)?.len as usize;
-    let storage = *stepper.plan().storage();
+    let (plan, precision) = (stepper.plan(), stepper.precision_of(id)?);
     let copied = |read: &dyn Fn(&mut [f32]) -> Result<()>| {
         let mut values = vec![0.0; len];
         read(&mut values)?;
         Ok(values.iter().map(|x| x.to_bits()).collect())
     };
     let mut tensors = vec![
-        ("value".to_owned(), copied(&|into| stepper.read_param(id, into))?),
-        ("parameter as stored".to_owned(), stored_param(stepper, id, storage.precision.param)?),
+        ("value".to_owned(), copied(&|into| stepper.read(id, into))?),
+        ("parameter as stored".to_owned(), stored_param(stepper, id, precision.param)?),
     ];
-    for name in stepper.state_names_of(id)? {
-        tensors.push((name.to_string(), copied(&|into| stepper.read_state(id, &name, into))?));
+    for name in stepper.state_names(id)? {
+        tensors.push((name.to_string(), copied(&|into| stepper.read(id.state(&name), into))?));
     }
-    if storage.ema {
-        tensors.push(("average".to_owned(), copied(&|into| stepper.read_ema(id, into))?));
+    if plan.keeps_ema() {
+        tensors.push(("average".to_owned(), copied(&|into| stepper.read(id.ema(), into))?));
     }
-    if storage.copy.is_some() {
-        tensors.push(("copy".to_owned(), copied(&|into| stepper.read_copy(id, into))?));
+    if plan.copy().is_some() {
+        tensors.push(("copy".to_owned(), copied(&|into| stepper.read(id.copy(), into))?));
     }
     tensors.push(("step count".to_owned(), vec![stepper.step_count(id)? as u32]));
     Ok(tensors)
@@ -124,7 +124,7 @@ fn tensors(stepper: &Stepper, layout: &Layout, id: ParamId) -> Result<Vec<(Strin
 /// The bits of a parameter as steps leave them, with its master or remainder, if it has one.
 pub(crate) fn stored_param(stepper: &Stepper, id: ParamId, dtype: DType) -> Result<Vec<u32>> {
     fn bits<T: Element>(stepper: &Stepper, id: ParamId) -> Result<Vec<u32>> {
-        Ok(stepper.params()?.get_as::<T>(id)?.iter().map(|x| x.to_f32().to_bits()).collect())
+        Ok(stepper.view::<T>(id)?.iter().map(|x| x.to_f32().to_bits()).collect())
     }
     match dtype {
         DType::BF16 => bits::<half::bf16>(stepper, id),

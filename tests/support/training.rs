@@ -3,10 +3,13 @@
 //! Steppers go through the public interface, and their recorded list is checked each time. Nothing here decides what a
 //! right result is: every property compares two of these runs.
 
-use instep::hazard::check;
-use instep::{Clip, Divisor, Layout, LayoutBuilder, ParamId, Pass, Result, SegmentAction, Solo, Stepper};
+use instep::{
+    Clip, DType, Divisor, Layout, LayoutBuilder, Master, ParamId, Pass, Recording, Result, SegmentAction,
+    Solo, Stepper, Strategy, Unused, bf16, f16,
+};
 
 use crate::support::arbitrary::{MAX_PARAMS, PassPlan, Setup, Training, Treatment};
+use crate::support::lent::{Ground, Lent, Random};
 use crate::support::{Outcome, assert_same_bits, paint, paint_gradient};
 
 /// Whose gradients a stepper gets.
@@ -124,8 +127,16 @@ impl Training {
             builder.param(format!("p{k}"), *len).uses(*uses).action(*action)
         };
         let layout = named.fold(Layout::builder(), add).build()?;
-        let mut builder = self.optim.builder(&layout).mode(setup.mode(self)).bucket_cap_bytes(setup.cap);
-        builder = builder.unused(self.unused).loss_scale(self.loss_scale).isa(setup.isa).record(true);
+        let mut random = setup.lent.filter(|_| self.data.is_none() && !setup.zero).map(Random);
+        let lent = { &mut random }.as_mut();
+        let mut lent = lent.map(|random| Lent::new(Ground::Host, &layout, self.precision, random));
+        let mut builder = self.optim.builder(&layout).mode(setup.mode(self));
+        builder = match lent {
+            // What no rank uses is named.
+            Some(_) => builder.unused(Unused::StepZero),
+            None => builder.unused(self.unused).bucket_cap_bytes(setup.cap),
+        };
+        builder = builder.loss_scale(self.loss_scale).isa(setup.isa).record(true);
         builder = builder.skip_nonfinite(self.skip_nonfinite).precision(self.precision);
         if let Some(max_norm) = self.max_norm {
             builder = builder.clip(Clip::Global(max_norm));
@@ -136,10 +147,26 @@ impl Training {
         if self.data.is_some() {
             builder = builder.uneven_inputs(Divisor::WorldSize);
         }
-        let mut stepper = builder.host(comm)?;
+        if setup.zero {
+            builder = builder.strategy(Strategy::Zero);
+        }
+        let mut stepper = match &lent {
+            // SAFETY: `lent` is kept until the stepper is closed; it frees only what a rebind has let go of.
+            Some(lent) => unsafe { builder.host_borrowing(comm, lent.lend())? },
+            None => builder.host(comm)?,
+        };
         let outcome = Outcome::of(&stepper)?;
         let mut trained = Trained { outcome, statuses: vec![], kept: vec![], joined: false, frozen: vec![] };
+        let mut recorded = Recording::default();
         for at in 0..self.passes.len() {
+            if let (Some(lent), Some(random)) = (&mut lent, &mut random) {
+                recorded.list.extend(stepper.take_recording().unwrap().list);
+                assert_eq!(stepper.check(&recorded), [], "{setup:?}");
+                if lent.move_some(&mut stepper, random)? {
+                    // A list begins anew with buckets that are cut anew.
+                    recorded = Recording::default();
+                }
+            }
             self.run_pass(setup, &mut stepper, feed, at, kept, &mut trained)?;
         }
         if self.data.is_some() && matches!(feed, Feed::Rank(_)) {
@@ -148,9 +175,10 @@ impl Training {
         }
         trained.outcome = Outcome::of(&stepper)?;
         trained.frozen = layout.ids().map(|id| stepper.is_frozen(id)).collect::<Result<_>>()?;
-        let list = stepper.take_recording().unwrap().list;
-        assert_eq!(check(stepper.plan(), stepper.state_names().len(), &list), [], "{setup:?}");
+        recorded.list.extend(stepper.take_recording().unwrap().list);
+        assert_eq!(stepper.check(&recorded), [], "{setup:?}");
         stepper.close()?;
+        { &lent }.iter().for_each(Lent::assert_bands_stand);
         Ok(trained)
     }
 
@@ -166,13 +194,14 @@ impl Training {
         let plan = &self.passes[at];
         if plan.reload || at == 0 {
             // Ranks differ until the pass has begun; all of them take rank 0's.
-            let offset = if let Feed::Rank(rank) = feed { rank as f32 } else { 0.0 };
-            let mut param = 0;
-            stepper.params_mut()?.fill(|_, values| {
-                let row = at * 31 + param;
-                values.iter_mut().enumerate().for_each(|(k, value)| *value = paint(row, k) + offset);
-                param += 1;
-            })?;
+            // Masters that are kept in shards are never sent: every rank writes the same.
+            let differs = !setup.zero || self.precision.master == Master::None;
+            let offset = if let (Feed::Rank(rank), true) = (feed, differs) { rank as f32 } else { 0.0 };
+            let ids: Vec<_> = stepper.layout().clone().ids().collect();
+            for (param, id) in ids.into_iter().enumerate() {
+                let values = (0..self.params[param].0).map(|k| paint(at * 31 + param, k) + offset);
+                stepper.write(id, &values.collect::<Vec<f32>>())?;
+            }
         }
         for param in plan.toggles.iter().map(|toggle| toggle % self.params.len()) {
             let id = stepper.layout().ids().nth(param).unwrap();
@@ -196,9 +225,26 @@ impl Training {
             trained.kept.push(None);
             return self.read_status(plan, stepper, trained);
         }
+        let is_lent = stepper.plan().is_foreign();
+        let is_unused = |param: usize| {
+            let is_used = self.fed_treatment(at, Feed::Sums, param).has_gradient();
+            is_lent && self.unused == Unused::Skip && !is_used && !self.is_frozen(at, param)
+        };
         let mut pass = stepper.begin()?;
-        let read =
-            |pass: &Pass<'_>, param: usize| pass.read_param(ids[param], &mut vec![0.0; self.params[param].0]);
+        let named: Vec<_> =
+            (0..ids.len()).filter(|param| is_unused(*param)).map(|param| ids[param]).collect();
+        if !named.is_empty() {
+            pass.set_unused(&named)?;
+        }
+        // A master that is kept in shards cannot be read by one rank; the parameter that was made of it can.
+        let read = |pass: &Pass<'_>, param: usize| match (
+            setup.zero && self.precision.master != Master::None,
+            self.precision.param,
+        ) {
+            (false, _) => pass.read(ids[param], &mut vec![0.0; self.params[param].0]),
+            (_, DType::BF16) => pass.view::<bf16>(ids[param]).map(drop),
+            _ => pass.view::<f16>(ids[param]).map(drop),
+        };
         for param in 0..ids.len() {
             if treatment(param) != Treatment::Untouched {
                 read(&pass, param)?;
@@ -208,6 +254,19 @@ impl Training {
         let order = (0..MAX_PARAMS).map(|k| plan.order[setup.order[(k + turn) % MAX_PARAMS]]);
         let used = order.filter(|param| *param < ids.len() && treatment(*param).has_gradient());
         let frozen: Vec<usize> = (0..ids.len()).filter(|param| self.is_frozen(at, *param)).collect();
+        let asks = |param: usize| {
+            let (len, _, action) = self.params[param];
+            len > 0 && action != SegmentAction::Leave && treatment(param).has_gradient()
+        };
+        if is_lent && abandon.is_none() && !(0..ids.len()).any(asks) {
+            // Borrowed buckets of which nothing was asked for would be refused.
+            let zeroed = |param: &usize| {
+                !frozen.contains(param) && !is_unused(*param) && !treatment(*param).has_gradient()
+            };
+            (0..ids.len())
+                .filter(zeroed)
+                .try_for_each(|param| pass.write(ids[param].grad(), &vec![0.0; self.params[param].0]))?;
+        }
         for param in used.take(abandon.unwrap_or(usize::MAX)) {
             let times = self.params[param].1 - u32::from(treatment(param) == Treatment::Late);
             self.hand_over(&mut pass, at, feed, param, ids[param], times)?;
@@ -218,7 +277,8 @@ impl Training {
         }
         if abandon.is_some() {
             let buckets = pass.abandon()?.stepped_buckets;
-            let stepped = |param| buckets.contains(&stepper.plan().segment_of(param).bucket);
+            let in_bucket = |param| buckets.contains(&stepper.plan().segment_of(param).bucket);
+            let stepped = |param| in_bucket(param) && !is_unused(param);
             trained.kept.push(Some((0..ids.len()).map(stepped).collect()));
         } else {
             pass.finish()?;

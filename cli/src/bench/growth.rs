@@ -7,6 +7,7 @@ use std::io::Cursor;
 use std::time::Instant;
 
 use clap::ValueEnum;
+use instep::bench::Moving;
 use instep::{AdamW, Error, Layout, ParamId, Solo, Stepper, checkpoint};
 
 use super::Arguments;
@@ -16,12 +17,22 @@ use crate::Failure;
 use crate::console::print_line;
 
 const ELEMENTS: usize = 16;
-/// Buckets of 1,024 parameters, so that their number grows too.
-const CAP_BYTES: u64 = (1024 * ELEMENTS * size_of::<f32>()) as u64;
+/// So that the number of buckets grows too.
+const IN_BUCKET: usize = 1024;
+const CAP_BYTES: u64 = (IN_BUCKET * ELEMENTS * size_of::<f32>()) as u64;
 const USUAL: [usize; 3] = [1_000, 10_000, 100_000];
 const QUICK: [usize; 2] = [100, 1_000];
-const STAGES: [&str; 8] =
-    ["layout", "lookup", "build", "begin", "handover", "finish", "checkpoint_write", "checkpoint_read"];
+const STAGES: [&str; 9] = [
+    "layout",
+    "lookup",
+    "build",
+    "begin",
+    "handover",
+    "finish",
+    "rebind",
+    "checkpoint_write",
+    "checkpoint_read",
+];
 
 /// How parameters get their optimizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -122,8 +133,16 @@ fn sample(case: Case, names: &[String]) -> instep::Result<([Option<f64>; STAGES.
     }
     lap(&mut clock);
     pass.finish()?;
-    stepper.params()?;
+    stepper.status()?;
     lap(&mut clock);
+
+    // Of all parameters and buckets, the list of their addresses included.
+    let mut moving = Moving::new(&layout, IN_BUCKET)?;
+    clock = Instant::now();
+    moving.move_all()?;
+    lap(&mut clock);
+    drop(moving);
+    clock = Instant::now();
 
     let mut bytes = Vec::new();
     match checkpoint::write(&stepper, &Default::default(), &mut bytes) {

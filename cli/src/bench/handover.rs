@@ -52,6 +52,6 @@ fn pass_us(stepper: &mut Stepper, layout: &Layout) -> instep::Result<f64> {
     }
     let us = start.elapsed().as_secs_f64() * 1e6 / ids.len() as f64;
     pass.finish()?;
-    stepper.params()?;
+    stepper.status()?;
     Ok(us)
 }

@@ -62,7 +62,7 @@ pub(super) fn run(options: &Arguments, record: &mut Record) -> Result<(), Failur
 
 /// Runs one pass. Returns the time from the end of backward until the trainer may read every parameter.
 fn exposed_ms(stepper: &mut Stepper, layout: &Layout, elements: usize) -> instep::Result<f64> {
-    stepper.params()?;
+    stepper.status()?;
     let ids: Vec<ParamId> = layout.ids().collect();
     let share = Duration::from_nanos(elements as u64 * BACKWARD_NS_PER_ELEMENT);
     let mut pass = stepper.begin()?;
@@ -76,6 +76,6 @@ fn exposed_ms(stepper: &mut Stepper, layout: &Layout, elements: usize) -> instep
     }
     let end = Instant::now();
     pass.finish()?;
-    stepper.params()?;
+    stepper.status()?;
     Ok(end.elapsed().as_secs_f64() * 1e3)
 }

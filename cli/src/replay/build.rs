@@ -23,8 +23,8 @@ pub(super) fn stepper(config: &Config, layout: &Layout, options: &Options) -> Re
     // A constant loss scale includes the division by n ranks: 1/(1 * (n*s)) and 1/(n*s) are the same f64. `Solo::new(n)`
     // would pad buckets to n ranks, and n comes from a file.
     let solo = match config.loss_scale {
-        LossScale::Dynamic(scaler) => {
-            builder = builder.loss_scale(scaler);
+        LossScale::Dynamic(_) | LossScale::External(_) => {
+            builder = builder.loss_scale(config.loss_scale);
             Solo::new(config.world_size)
         }
         LossScale::Constant(loss_scale) => {

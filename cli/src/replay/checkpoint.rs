@@ -178,14 +178,14 @@ fn refuse_rounded_tensors<R: Read + Seek>(
             }
             None => Ok(()),
         };
-        stepper.read_param(id, &mut stored)?;
+        stepper.read(id, &mut stored)?;
         compare(format!("param.{name}"), &stored)?;
-        for state in stepper.state_names_of(id)? {
-            stepper.read_state(id, &state, &mut stored)?;
+        for state in stepper.state_names(id)? {
+            stepper.read(id.state(&state), &mut stored)?;
             compare(format!("state.{name}.{state}"), &stored)?;
         }
         if config.ema.is_some() {
-            stepper.read_ema(id, &mut stored)?;
+            stepper.read(id.ema(), &mut stored)?;
             compare(format!("ema.{name}"), &stored)?;
         }
     }

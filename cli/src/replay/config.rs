@@ -75,7 +75,7 @@ impl Config {
         }
         let loss_scale = match self.loss_scale {
             LossScale::Constant(loss_scale) => Some(("loss_scale", loss_scale)),
-            LossScale::Dynamic(_) => None,
+            LossScale::Dynamic(_) | LossScale::External(_) => None,
         };
         let clip = self.clip.map(|clip| match clip {
             Clip::Global(max_norm) => ("clip.global", max_norm),

@@ -30,7 +30,7 @@ const ROUNDINGS: &Words<bool> = &[("nearest", false), ("stochastic", true)];
 /// The object `dtypes` as text.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct Dtypes {
+pub(crate) struct Dtypes {
     param: String,
     grad: String,
     master: String,
@@ -58,7 +58,7 @@ impl Dtypes {
     ///
     /// # Errors
     /// `Config`, naming the key.
-    pub(super) fn precision(&self) -> Result<Precision, Failure> {
+    pub(crate) fn precision(&self) -> Result<Precision, Failure> {
         let rounding = match (look_up("dtypes.rounding", &self.rounding, ROUNDINGS)?, self.seed) {
             (true, seed) => Rounding::Stochastic { seed: seed.unwrap_or(0) },
             (false, None) => Rounding::Nearest,

@@ -109,7 +109,7 @@ pub(super) fn step_all<R: Read + Seek>(
             data.read(tensor, 0, &mut values)?;
             let key = format!("grad.{pass_index}.{name}");
             refuse_rounded(&key, &values, values.iter().map(|value| dtype.round(*value)))?;
-            pass.write_grad(id, &values)?;
+            pass.write(id.grad(), &values)?;
             pass.grad_ready(id)?;
         }
         pass.finish()?;
@@ -118,6 +118,6 @@ pub(super) fn step_all<R: Read + Seek>(
         let skipped = config.skip_nonfinite && stepper.status()?.skipped;
         updates += u64::from(!skipped);
     }
-    stepper.params()?; // waits, so that no queued step can fail later
+    stepper.status()?; // waits, so that no queued step can fail later
     Ok(updates)
 }

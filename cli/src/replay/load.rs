@@ -30,8 +30,8 @@ pub(super) fn load<R: Read + Seek>(
         let master = companions.get(&Companion::Master);
         let key = if master.is_some() { format!("master.{name}") } else { format!("param.{name}") };
         read(master.unwrap_or(value), &mut values)?;
-        stepper.write_param(id, &values)?;
-        stepper.read_param(id, &mut stored)?;
+        stepper.write(id, &values)?;
+        stepper.read(id, &mut stored)?;
         refuse_rounded(&key, &values, stored.iter().copied())?;
         if master.is_some() {
             read(value, &mut values)?;
@@ -40,8 +40,8 @@ pub(super) fn load<R: Read + Seek>(
         }
         for (state, tensor) in states {
             read(tensor, &mut values)?;
-            stepper.write_state(id, state, &values)?;
-            stepper.read_state(id, state, &mut stored)?;
+            stepper.write(id.state(state), &values)?;
+            stepper.read(id.state(state), &mut stored)?;
             refuse_rounded(&format!("state.{name}.{state}"), &values, stored.iter().copied())?;
         }
         if let (Some(tensor), Some(dtype)) = (companions.get(&Companion::Copy), config.copy) {
@@ -52,14 +52,14 @@ pub(super) fn load<R: Read + Seek>(
         if config.ema.is_some() && count > 0 {
             match companions.get(&Companion::Ema) {
                 Some(tensor) => read(tensor, &mut values)?,
-                None => stepper.read_param(id, &mut values)?,
+                None => stepper.read(id, &mut values)?,
             }
-            stepper.write_ema(id, &values)?;
+            stepper.write(id.ema(), &values)?;
         }
         match param.product {
             Some(product) => {
                 let only = stepper.optimizers_of(id)?[0];
-                stepper.set_step_count_and_carried_of(id, only, count, product)?;
+                stepper.set_step_count((id, only), (count, product))?;
             }
             None => stepper.set_step_count(id, count)?,
         }
@@ -80,7 +80,7 @@ pub(super) fn read_stored(stepper: &Stepper, id: ParamId, dtype: DType, into: &m
 }
 
 fn widen<T: Element>(stepper: &Stepper, id: ParamId, into: &mut [f32]) -> Result<()> {
-    let stored = stepper.params()?.get_as::<T>(id)?;
+    let stored = stepper.view::<T>(id)?;
     into.iter_mut().zip(stored).for_each(|(place, value)| *place = value.to_f32());
     Ok(())
 }

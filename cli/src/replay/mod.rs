@@ -18,6 +18,7 @@ mod run;
 mod scales;
 
 pub use config::Config;
+pub(crate) use dtypes::Dtypes;
 pub use groups::Group;
 pub use input::{COUNT_PREFIX, Input, PRODUCT_PREFIX, Param};
 pub use options::{Arguments, Device, Options, Order};

@@ -77,7 +77,7 @@ impl<R: Read + Seek> Stepped<R> {
                 metadata.insert(format!("{COUNT_PREFIX}{}", param.name), count.to_string());
                 let only = stepper.optimizers_of(id).map_err(io::Error::other)?[0];
                 // The shortest digits that read back to the same bits. It stays 1 for an empty parameter.
-                if let Some(product) = stepper.carried_of(id, only).map_err(io::Error::other)? {
+                if let Some(product) = stepper.carried((id, only)).map_err(io::Error::other)? {
                     metadata.insert(format!("{PRODUCT_PREFIX}{}", param.name), format!("{product:?}"));
                 }
             }
@@ -99,10 +99,10 @@ impl<R: Read + Seek> Stepped<R> {
             let into = values.as_mut_slice();
             match content {
                 Content::Param(id) => read_stored(stepper, id, dtype, into),
-                Content::Master(id) => stepper.read_param(id, into),
-                Content::State(id, name) => stepper.read_state(id, name, into),
-                Content::Copy(id) => stepper.read_copy(id, into),
-                Content::Ema(id) => stepper.read_ema(id, into),
+                Content::Master(id) => stepper.read(id, into),
+                Content::State(id, name) => stepper.read(id.state(name), into),
+                Content::Copy(id) => stepper.read(id.copy(), into),
+                Content::Ema(id) => stepper.read(id.ema(), into),
                 Content::Given(tensor) => data.read(tensor, 0, into),
             }
             .map_err(io::Error::other)?;

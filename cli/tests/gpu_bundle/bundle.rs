@@ -67,6 +67,20 @@ for k in range(3):
         time.sleep(1000)
 "##;
 
+/// A program of the Python package, which finds the package and its native half.
+const PYTHON: &str = r##"
+import os, pathlib, time
+package = pathlib.Path(os.environ["PYTHONPATH"])
+assert package == pathlib.Path(__file__).parents[1] and os.environ["WORLD_SIZE"] == "1"
+assert (package / "instep/_native.abi3.so").read_bytes() == b""
+if os.path.basename(os.environ["RESULTS"]) == os.environ.get("DRY_HOLD"):
+    pathlib.Path(os.environ["DRY_HELD"]).touch()
+    time.sleep(1000)
+"##;
+
+/// An empty file as xz packs it.
+const EMPTY_XZ: &[u8] = b"\xfd7zXZ\0\0\x04\xe6\xd6\xb4F\0\0\0\0\x1c\xdfD!\x1f\xb6\xf3}\x01\0\0\0\0\x04YZ";
+
 /// A folder like a bundle's, with `out` as $OUT and NVIDIA's tools in `bin`.
 pub(super) struct Bundle {
     folder: Folder,
@@ -92,6 +106,13 @@ impl Bundle {
         bundle.write("bin/ncu", &NCU.replace("HOLD", HOLD));
         bundle.write("bin/nvidia-smi", SMI);
         bundle.write("torch_gpu.py", TORCH);
+        for name in ["instep", "benches", "tests"] {
+            fs::create_dir_all(bundle.path("python").join(name)).unwrap();
+        }
+        for name in ["benches/buckets.py", "benches/training.py", "tests/on_device.py"] {
+            bundle.write(&format!("python/{name}"), PYTHON);
+        }
+        fs::write(bundle.path("python/instep/_native.abi3.so.xz"), EMPTY_XZ).unwrap();
         bundle.write("commit", "0123456789ab\n");
         fs::write(bundle.path("bench-kernels.fatbin"), FOREIGN).unwrap();
         bundle

@@ -21,8 +21,8 @@ impl Buffer {
         Buffer { bytes, start, len: contents.len() }
     }
 
-    pub(super) fn address(&mut self) -> *mut u8 {
-        self.bytes[self.start..].as_mut_ptr()
+    pub(super) fn contents_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.start..self.start + self.len]
     }
 
     pub(super) fn contents(&self) -> &[u8] {

@@ -5,6 +5,7 @@
 
 mod buffer;
 mod endings;
+mod parts;
 mod rank;
 mod sums;
 mod transfers;
@@ -32,6 +33,11 @@ const PROPERTIES: &[Property] = &[
     ("a large buffer is summed", 1, sums::large_buffer),
     ("a broadcast carries the bits of rank 0", 1, transfers::broadcast_bits),
     ("many calls keep their order", 1, transfers::many_calls),
+    ("a reduce-scatter gives each rank the sum of its part", 1, parts::reduce_scatter),
+    ("an all-gather brings every part to all ranks", 1, parts::all_gather),
+    ("whole numbers are added, and the largest and smallest found", 1, parts::whole_numbers),
+    ("a call of an unknown kind is refused", 1, parts::unknown_kinds),
+    ("a second communicator has an order of its own", 2, parts::second_order),
     ("a late rank is waited for", 2, endings::late_rank),
     ("a call of another kind is a mismatch", 2, endings::other_kind),
     ("a call of another pass is a mismatch", 2, endings::other_pass),
@@ -80,8 +86,9 @@ impl std::error::Error for Failures {}
 /// rank in the same order, and drops all groups at its end. Calls have `patience` as their longest deadline, and a
 /// property has failed if it takes twice as long: 20 seconds are enough on a busy machine.
 ///
-/// The suite takes sums of f32, and of every other type that [`Collective::sums`] claims, up to 256 ranks. It is for
-/// collectives that reach the host's memory.
+/// The suite takes sums of f32, and of every other type that [`Collective::sums`] claims, up to 256 ranks. Of the kinds of
+/// calls it takes all-reduce, broadcast, and those that the collective [knows](Collective::knows). It is for collectives
+/// that reach the host's memory.
 ///
 /// # Errors
 /// The properties that fail on this rank. Some failures show on one rank only, so look at every rank's result.

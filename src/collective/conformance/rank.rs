@@ -1,15 +1,14 @@
 //! One rank of the suite: it makes calls and looks at all memory that a call could have touched.
 //!
-//! Values are small whole numbers where a sum must be exact: a communicator may send 16 bits of an f32. This file makes
-//! the suite's only unsafe call.
-#![allow(unsafe_code)]
+//! Values are small whole numbers where a sum must be exact: a communicator may send 16 bits of an f32.
 
 use std::cell::Cell;
+use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::collective::conformance::buffer::Buffer;
-use crate::collective::{Call, CallKey, Collective, CollectiveKind};
+use crate::collective::{Call, CallKey, Collective, CollectiveKind, enqueue_bytes};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::handle::StreamHandle;
@@ -62,7 +61,7 @@ impl Rank {
         CallKey { kind, pass: self.pass.get(), bucket: None, dtype, bytes: bytes as u64, agreement: 0x1257 }
     }
 
-    /// Makes a call about whole buffers, which must be as long as the key says.
+    /// Makes a call about whole buffers, the longer of which must be as long as the key says.
     pub(super) fn enqueue(
         &self,
         key: CallKey,
@@ -70,26 +69,15 @@ impl Rank {
         target: Option<&mut Buffer>,
         deadline: Duration,
     ) -> Result<()> {
-        let src = source.address();
-        let lengths = [
-            source.contents().len(),
-            target.as_ref().map_or(source.contents().len(), |b| b.contents().len()),
-        ];
-        assert!(lengths.iter().all(|len| *len as u64 == key.bytes), "{lengths:?} bytes for {key}");
-        let call = Call {
-            kind: key.kind,
-            pass: key.pass,
-            bucket: key.bucket,
-            dtype: key.dtype,
-            src,
-            dst: target.map_or(src, Buffer::address),
-            bytes: key.bytes,
-            agreement: key.agreement,
-            deadline,
-            stream: StreamHandle::default(),
-        };
-        // SAFETY: both buffers are that long, and borrowed mutably until the call returns.
-        unsafe { self.comm.enqueue(&call) }
+        let CallKey { kind, pass, bucket, dtype, bytes, agreement } = key;
+        let (src, dst, stream) = (ptr::null(), ptr::null_mut(), StreamHandle::default());
+        let call = Call { kind, pass, bucket, dtype, src, dst, bytes, agreement, deadline, stream };
+        match target {
+            Some(target) => {
+                enqueue_bytes(&*self.comm, &call, Some(source.contents_mut()), target.contents_mut())
+            }
+            None => enqueue_bytes(&*self.comm, &call, None, source.contents_mut()),
+        }
     }
 
     /// Runs a call that must succeed, and returns the bytes that it leaves.
@@ -100,11 +88,23 @@ impl Rank {
         contents: &[u8],
         form: Form,
     ) -> Result<Vec<u8>, String> {
-        let key = self.key(kind, dtype, contents.len());
+        let (ranks, own) = (self.ranks as usize, self.rank as usize);
+        let (bytes, result) = match kind {
+            CollectiveKind::ReduceScatter => (contents.len(), contents.len() / ranks),
+            CollectiveKind::AllGather => (contents.len() * ranks, contents.len() * ranks),
+            _ => (contents.len(), contents.len()),
+        };
+        let key = self.key(kind, dtype, bytes);
         let element = dtype.bytes() as usize;
-        let mut source = Buffer::new(contents, form.offset * element);
         // Not the value of a right answer.
-        let mut target = Buffer::new(&vec![0x5a; contents.len()], 0);
+        let unset = |len| vec![0x5a; len];
+        let mut given = contents.to_vec();
+        if form.in_place && bytes > contents.len() {
+            given = unset(bytes);
+            given[own * contents.len()..][..contents.len()].copy_from_slice(contents);
+        }
+        let mut source = Buffer::new(&given, form.offset * element);
+        let mut target = Buffer::new(&unset(result), 0);
         let used = (!form.in_place).then_some(&mut target);
         self.enqueue(key, &mut source, used, self.patience)
             .map_err(|error| format!("[{key}] fails: {error}"))?;
@@ -112,7 +112,8 @@ impl Rank {
             return Err(format!("[{key}] writes outside its buffers, {form:?}"));
         }
         if form.in_place {
-            return Ok(source.contents().to_vec());
+            let at = if result < bytes { own * result } else { 0 };
+            return Ok(source.contents()[at..at + result].to_vec());
         }
         if source.contents() != contents {
             return Err(format!("[{key}] writes to its source, {form:?}"));

@@ -27,8 +27,9 @@ use crate::handle::Place;
 /// Every rank gets the same bits from a sum. NCCL chooses the order of a sum, so the last bit may differ between world
 /// sizes, machines and versions.
 ///
-/// Building a stepper compares layout and options with the other ranks. Learning rates, frozen parameters and abandoned
-/// passes are compared only with [`Options::ledger`]. Without it, where other calls promise a `Mismatch`, ranks that
+/// Building a stepper compares layout and options with the other ranks, and a pass after a parameter was
+/// [written](crate::Stepper::write) compares which ones were. Learning rates, frozen parameters and abandoned passes are
+/// compared only with [`Options::ledger`]. Without it, where other calls promise a `Mismatch`, ranks that
 /// differ drift apart or hang until the stepper's deadline. Replays of captured passes are never compared.
 ///
 /// # Ordering

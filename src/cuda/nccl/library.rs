@@ -2,19 +2,22 @@
 //!
 //! If `INSTEP_NCCL` names a file, only that is tried. Otherwise the order is: a library that the process has loaded
 //! already (a framework's), `libnccl.so.2`, `libnccl.so`. The library is never unloaded, because it runs threads. Every
-//! function that is not optional is looked up before the first call.
+//! function that is not optional is looked up before the first call. Memory that it has allocated is freed exactly once.
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, OsString, c_char};
+use std::ffi::{CStr, OsString, c_char, c_void};
+use std::ptr::{self, NonNull};
 use std::sync::{Mutex, PoisonError};
 
 use libloading::Library as Loaded;
 use libloading::os::unix::Library as Process;
 
-use crate::cuda::library::reason;
+use crate::collective::Allocation;
+use crate::cuda::context::{reason, with_device};
 use crate::cuda::nccl::UniqueId;
 use crate::cuda::nccl::bindings::{Functions, ncclComm_t, ncclResult_t, ncclUniqueId};
 use crate::error::{Error, Result};
+use crate::handle::Address;
 
 /// The first version with non-blocking communicators.
 const OLDEST: u32 = 21400;
@@ -107,6 +110,54 @@ impl Library {
             }
         }
         Error::Collective { rank, call, code: code.0 as i32, message }
+    }
+}
+
+/// Device memory that NCCL has allocated. Freed when dropped.
+pub(super) struct Memory {
+    library: &'static Library,
+    device: u32,
+    address: Address,
+}
+
+impl Library {
+    /// Allocates device memory, or returns `None` if the library cannot.
+    pub(super) fn allocate(&'static self, rank: u32, device: u32, bytes: usize) -> Result<Option<Memory>> {
+        if self.functions.ncclMemAlloc.is_err() || self.functions.ncclMemFree.is_err() {
+            return Ok(None);
+        }
+        let mut address = ptr::null_mut();
+        // SAFETY: the device is current; writes one address.
+        let code = with_device(device, || Ok(unsafe { self.functions.ncclMemAlloc(&mut address, bytes) }))?;
+        if code != ncclResult_t::ncclSuccess {
+            return Err(self.error(rank, "ncclMemAlloc", code));
+        }
+        let address = NonNull::new(address.cast()).map(Address::of);
+        Ok(address.map(|address| Memory { library: self, device, address }))
+    }
+}
+
+impl Memory {
+    pub(super) fn address(&self) -> *mut c_void {
+        self.address.as_ptr().cast()
+    }
+
+    /// Lends the memory in `owner`, until that is dropped.
+    pub(super) fn lend(owner: impl AsRef<Memory> + Send + Sync + 'static) -> Allocation {
+        let address = owner.as_ref().address.as_ptr();
+        // SAFETY: memory of this device, as long as was asked for, which the owner frees.
+        unsafe { Allocation::new(address, Box::new(owner)) }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // A failure here means that the device is gone, and the memory with it.
+        let _ = with_device(self.device, || {
+            // SAFETY: `ncclMemAlloc` made it, and its user has dropped it.
+            unsafe { self.library.functions.ncclMemFree(self.address()) };
+            Ok(())
+        });
     }
 }
 

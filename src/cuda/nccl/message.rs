@@ -9,7 +9,7 @@ use crate::collective::CallKey;
 use crate::cuda::nccl::UniqueId;
 use crate::cuda::nccl::handshake::{Nonce, Proof};
 use crate::error::Error;
-use crate::op::difference;
+use crate::op::explain;
 use crate::text::sentence;
 
 /// "instep" and the version of the protocol.
@@ -64,10 +64,11 @@ impl Entry {
             return ours.mismatch(theirs, rank, other_rank);
         }
         let differs = match (self, theirs) {
-            (Entry::Stepper(ours), Entry::Stepper(theirs)) => difference(*ours, *theirs).unwrap_or_default(),
-            _ => "kind",
+            (Entry::Stepper(ours), Entry::Stepper(theirs)) => {
+                explain(*ours, *theirs, rank, other_rank).unwrap_or_default()
+            }
+            _ => "kind".to_owned(),
         };
-        let differs = differs.to_owned();
         Error::Mismatch { rank, ours: self.to_string(), other_rank, theirs: theirs.to_string(), differs }
     }
 }

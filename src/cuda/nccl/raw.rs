@@ -94,6 +94,7 @@ impl Raw {
                         "ncclBroadcast",
                         functions.ncclBroadcast(src, dst, count, dtype, 0, self.comm, stream),
                     ),
+                    _ => return Err(call.unknown_kind()),
                 }
             };
             self.settle(name, code, call.deadline, wanted)

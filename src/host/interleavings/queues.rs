@@ -62,6 +62,10 @@ impl Run for Script {
         0
     }
 
+    fn streams(&self) -> &'static [Stream] {
+        &[Stream::Reduce, Stream::Optim]
+    }
+
     fn run(&self, op: &Op) -> Result<()> {
         let Action::Step { bucket: work } = op.action else { panic!("only work is run") };
         assert!(

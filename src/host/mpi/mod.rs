@@ -8,7 +8,7 @@
 mod wire;
 
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use ::mpi::environment;
@@ -18,6 +18,7 @@ use crate::collective::{Call, CallKey, Collective, CollectiveKind};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::host::kernels::{Isa, Kernels};
+use crate::host::ranks::combine;
 use wire::{Message, Tag, Wire, pause};
 
 /// Bytes that all ranks sum at a time.
@@ -146,13 +147,24 @@ impl Mpi {
         Ok(())
     }
 
-    /// Sums `elements` that are in the window.
+    /// Combines `elements` that are in the window.
     fn sum_window(&self, call: &Call, scratch: &mut Scratch, elements: usize) -> Result<()> {
-        let (own, ranks) = (self.wire.rank as usize, self.wire.ranks as usize);
         let element = call.dtype.bytes() as usize;
-        let part = elements.div_ceil(ranks).next_multiple_of(LINE_BYTES / element);
-        let part_bytes = part * element;
-        let len_of = |rank: usize| ((rank + 1) * part).min(elements).saturating_sub(rank * part);
+        let part = elements.div_ceil(self.wire.ranks as usize).next_multiple_of(LINE_BYTES / element);
+        let len_of = |rank: usize| ((rank + 1) * part).min(elements).saturating_sub(rank * part) * element;
+        self.reduce_parts(call, scratch, part * element, len_of)?;
+        self.spread_parts(call, scratch, part * element, len_of)
+    }
+
+    /// Combines each rank's part of the window there: as many bytes as `len_of` says, `part_bytes` apart.
+    fn reduce_parts(
+        &self,
+        call: &Call,
+        scratch: &mut Scratch,
+        part_bytes: usize,
+        len_of: impl Fn(usize) -> usize,
+    ) -> Result<()> {
+        let (own, ranks) = (self.wire.rank as usize, self.wire.ranks as usize);
         let Scratch { window, parts, under_way, .. } = scratch;
         reserve(window, ranks * part_bytes);
         reserve(parts, ranks * part_bytes);
@@ -161,17 +173,11 @@ impl Mpi {
         // until `wait` has returned; if that fails, the scratch is leaked. The sum's pointers are parts of full length.
         unsafe {
             for peer in self.peers() {
-                let at = peer as usize * part_bytes;
+                let (at, bytes) = (peer as usize * part_bytes, len_of(peer as usize));
                 if len_of(own) > 0 {
-                    under_way.push(self.wire.receive(
-                        peer,
-                        Tag::Part,
-                        parts.add(at),
-                        len_of(own) * element,
-                    )?);
+                    under_way.push(self.wire.receive(peer, Tag::Part, parts.add(at), len_of(own))?);
                 }
-                if len_of(peer as usize) > 0 {
-                    let bytes = len_of(peer as usize) * element;
+                if bytes > 0 {
                     under_way.push(self.wire.send(peer, Tag::Part, window.add(at), bytes)?);
                 }
             }
@@ -179,19 +185,78 @@ impl Mpi {
             let own_part = window.add(own * part_bytes);
             let terms: Vec<*mut u8> =
                 (0..ranks).map(|k| if k == own { own_part } else { parts.add(k * part_bytes) }).collect();
-            self.kernels.sum(&terms, call.dtype, 0, len_of(own) as u64);
+            let bytes = len_of(own) as u64;
+            match call.kind {
+                CollectiveKind::Sum64 | CollectiveKind::Max32 | CollectiveKind::Min32 => {
+                    combine(call.kind, &terms, bytes, |numbers| (0, numbers));
+                }
+                _ => self.kernels.sum(&terms, call.dtype, 0, bytes / call.dtype.bytes()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Brings each rank's part of the window to all.
+    fn spread_parts(
+        &self,
+        call: &Call,
+        scratch: &mut Scratch,
+        part_bytes: usize,
+        len_of: impl Fn(usize) -> usize,
+    ) -> Result<()> {
+        let (own, ranks) = (self.wire.rank as usize, self.wire.ranks as usize);
+        let Scratch { window, under_way, .. } = scratch;
+        reserve(window, ranks * part_bytes);
+        let window = window.as_mut_ptr().cast::<u8>();
+        // SAFETY: as in `reduce_parts`.
+        unsafe {
             for peer in self.peers() {
-                let at = peer as usize * part_bytes;
-                if len_of(peer as usize) > 0 {
-                    let bytes = len_of(peer as usize) * element;
+                let (at, bytes) = (peer as usize * part_bytes, len_of(peer as usize));
+                if bytes > 0 {
                     under_way.push(self.wire.receive(peer, Tag::Sum, window.add(at), bytes)?);
                 }
                 if len_of(own) > 0 {
-                    under_way.push(self.wire.send(peer, Tag::Sum, own_part, len_of(own) * element)?);
+                    let part = window.add(own * part_bytes);
+                    under_way.push(self.wire.send(peer, Tag::Sum, part, len_of(own))?);
                 }
             }
-            self.wait(call, under_way)
         }
+        self.wait(call, under_way)
+    }
+
+    /// Sums parts, or gathers them, a piece of every rank's part at a time.
+    ///
+    /// # Safety
+    /// As for [`Collective::enqueue`].
+    unsafe fn exchange_parts(&self, call: &Call, scratch: &mut Scratch) -> Result<()> {
+        let (own, ranks) = (self.wire.rank as usize, self.wire.ranks as usize);
+        let part = call.bytes as usize / ranks;
+        let most = (WINDOW_BYTES / ranks / LINE_BYTES).max(1) * LINE_BYTES;
+        let mut done = 0;
+        while done < part {
+            let bytes = most.min(part - done);
+            let apart = bytes.next_multiple_of(LINE_BYTES);
+            reserve(&mut scratch.window, ranks * apart);
+            let window = scratch.window.as_mut_ptr().cast::<u8>();
+            // SAFETY: the window has room for a piece of each part; both buffers are as long as the call says, by the
+            // contract, and no message is under way.
+            unsafe {
+                if call.kind == CollectiveKind::ReduceScatter {
+                    (0..ranks)
+                        .for_each(|k| call.src.add(k * part + done).copy_to(window.add(k * apart), bytes));
+                    self.reduce_parts(call, scratch, apart, |_| bytes)?;
+                    let sum = scratch.window.as_ptr().cast::<u8>().add(own * apart);
+                    sum.copy_to(call.dst.add(done), bytes);
+                } else {
+                    call.src.add(done).copy_to(window.add(own * apart), bytes);
+                    self.spread_parts(call, scratch, apart, |_| bytes)?;
+                    let all = scratch.window.as_ptr().cast::<u8>();
+                    (0..ranks).for_each(|k| all.add(k * apart).copy_to(call.dst.add(k * part + done), bytes));
+                }
+            }
+            done += bytes;
+        }
+        Ok(())
     }
 
     /// Brings the bytes of rank 0's window to all.
@@ -215,6 +280,10 @@ impl Mpi {
     /// As for [`Collective::enqueue`].
     unsafe fn carry_out(&self, call: &Call, scratch: &mut Scratch) -> Result<()> {
         self.compare(call, scratch)?;
+        if matches!(call.kind, CollectiveKind::ReduceScatter | CollectiveKind::AllGather) {
+            // SAFETY: the caller's promise, passed on.
+            return unsafe { self.exchange_parts(call, scratch) };
+        }
         let mut done = 0;
         while done < call.bytes as usize {
             let bytes = WINDOW_BYTES.min(call.bytes as usize - done);
@@ -223,10 +292,8 @@ impl Mpi {
             // message is under way.
             unsafe { call.src.add(done).copy_to(scratch.window.as_mut_ptr().cast(), bytes) };
             match call.kind {
-                CollectiveKind::AllReduce => {
-                    self.sum_window(call, scratch, bytes / call.dtype.bytes() as usize)?
-                }
                 CollectiveKind::Broadcast => self.broadcast_window(call, scratch, bytes)?,
+                _ => self.sum_window(call, scratch, bytes / call.dtype.bytes() as usize)?,
             }
             // SAFETY: as above.
             unsafe { scratch.window.as_ptr().cast::<u8>().copy_to(call.dst.add(done), bytes) };
@@ -269,6 +336,16 @@ impl Collective for Mpi {
 
     fn sums(&self, _: DType) -> bool {
         true
+    }
+
+    fn knows(&self, _: CollectiveKind) -> bool {
+        true
+    }
+
+    fn duplicate(&self) -> Result<Arc<dyn Collective>> {
+        let wire = self.wire.duplicated(Duration::from_secs(60))?;
+        let (scratch, failure) = (Mutex::default(), Mutex::default());
+        Ok(Arc::new(Mpi { wire, kernels: self.kernels, scratch, failure }))
     }
 
     unsafe fn enqueue(&self, call: &Call) -> Result<()> {

@@ -75,14 +75,19 @@ impl Wire {
                 "initialize it with Threading::Serialized or Multiple",
             ));
         }
-        let mut wire =
-            Wire { comm: original.as_raw(), rank: original.rank() as u32, ranks: original.size() as u32 };
+        let (rank, ranks) = (original.rank() as u32, original.size() as u32);
+        Wire { comm: original.as_raw(), rank, ranks }.duplicated(deadline)
+    }
+
+    /// Duplicates this one, which has only to live until the call returns.
+    pub(super) fn duplicated(&self, deadline: Duration) -> Result<Wire> {
+        let mut wire = Wire { ..*self };
         // A failure leaves this to the library, which may still write to it.
-        let duplicate = Box::leak(Box::new(original.as_raw()));
+        let duplicate = Box::leak(Box::new(self.comm));
         let mut request = MaybeUninit::uninit();
         let lock = library();
         // SAFETY: the communicator is live, as a reference to it is; both results have a place.
-        let code = unsafe { ffi::MPI_Comm_idup(original.as_raw(), duplicate, request.as_mut_ptr()) };
+        let code = unsafe { ffi::MPI_Comm_idup(self.comm, duplicate, request.as_mut_ptr()) };
         drop(lock);
         wire.checked("MPI_Comm_idup", code)?;
         // SAFETY: the call has succeeded.

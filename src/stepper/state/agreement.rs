@@ -1,22 +1,25 @@
-//! The agreement of one rank: hashes of its layout, options, hyperparameters and loaded values. Every collective
-//! carries the number that they make.
+//! The agreement of one rank: hashes of its layout, options, hyperparameters, and loaded and written values.
+//! Every collective carries the number that they make.
 //!
 //! Layout, buckets and options stay; rates and the frozen set may change between passes. Ranks that differ get an error
 //! where they would silently have drifted apart. FNV-1a, the same in every process of a run.
 
 use std::fmt::{self, Write};
+use std::sync::Arc;
 
 use crate::layout::{Layout, Plan, fold};
-use crate::op::Agreed;
+use crate::op::{Agreed, Line, Words};
 
 /// The number, and whether it is still that of the settings.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Agreement {
-    layout: u64,
-    /// The same with buckets.
+    layout: Layout,
+    /// The layout's hash with buckets.
     built: u64,
-    options: u64,
+    /// A line for each.
+    options: Arc<str>,
     current: Option<u64>,
+    words: Arc<Words>,
 }
 
 /// What may change between passes.
@@ -25,49 +28,59 @@ pub(crate) struct Changing<'a> {
     pub(crate) assigned: &'a dyn fmt::Debug,
     pub(crate) hyperparameters: &'a dyn fmt::Debug,
     pub(crate) loaded: &'a dyn fmt::Debug,
+    /// A line for each parameter that the next pass gives to all ranks; empty before the first pass.
+    pub(crate) written: &'a dyn fmt::Display,
 }
 
-/// Folds what is written into it, so that nothing is allocated.
-struct Folded(u64);
+/// Folds what is written into it, and writes it down too, for the error of ranks that differ.
+struct Folded<'a>(u64, Option<Line<'a>>);
 
-impl Write for Folded {
+impl Write for Folded<'_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         self.0 = fold(self.0, text.as_bytes());
+        if let Some(line) = &mut self.1 {
+            // What does not fit is left out.
+            let _ = line.write_str(text);
+        }
         Ok(())
     }
 }
 
-fn written(hash: u64, what: fmt::Arguments<'_>) -> u64 {
-    let mut folded = Folded(hash);
+fn written(hash: u64, what: fmt::Arguments<'_>, line: Option<Line<'_>>) -> u64 {
+    let mut folded = Folded(hash, line);
     // It cannot fail unless a Debug of ours does; what has been folded by then still stands.
     let _ = folded.write_fmt(what);
     folded.0
 }
 
 impl Agreement {
-    /// Of what a stepper is built with.
-    pub(crate) fn new(layout: &Layout, plan: &Plan, options: fmt::Arguments<'_>) -> Agreement {
-        let layout = layout.fingerprint();
-        Agreement { layout, built: layout, options: written(0, options), current: None }.with_plan(plan)
+    /// Of what a stepper is built with; `options` has a line for each.
+    pub(crate) fn new(layout: &Layout, plan: &Plan, options: &str) -> Agreement {
+        Agreement::of(layout, plan, options.into())
     }
 
     /// The same with other buckets.
     pub(crate) fn with_plan(&self, plan: &Plan) -> Agreement {
+        Agreement::of(&self.layout, plan, Arc::clone(&self.options))
+    }
+
+    fn of(layout: &Layout, plan: &Plan, options: Arc<str>) -> Agreement {
         let fold = |hash, number: u64| fold(hash, &number.to_le_bytes());
         let hash = plan
             .buckets()
             .iter()
-            .fold(self.layout, |hash, bucket| fold(fold(hash, bucket.len), bucket.tail.start));
+            .fold(layout.fingerprint(), |hash, bucket| fold(fold(hash, bucket.len), bucket.tail.start));
         let built = plan.segments().iter().fold(hash, |hash, segment| {
             let hash = fold(fold(hash, segment.param.into()), segment.grad_start);
             fold(hash, segment.action as u64)
         });
-        Agreement { built, current: None, ..*self }
+        let words = Words::new(share(built, &options), format_args!("{}", Cut(layout, plan)), &options);
+        Agreement { layout: layout.clone(), built, options, current: None, words }
     }
 
     /// The part that never changes.
     pub(crate) fn fixed(&self) -> u64 {
-        Agreed::Layout.share(self.built) ^ Agreed::Options.share(self.options)
+        share(self.built, &self.options)
     }
 
     /// The settings have changed.
@@ -77,15 +90,41 @@ impl Agreement {
 
     /// With the settings as they are now, which are looked at only if they have changed.
     pub(crate) fn number(&mut self, changing: &Changing<'_>, frozen: impl Iterator<Item = usize>) -> u64 {
-        let Agreement { built, options, .. } = *self;
-        *self.current.get_or_insert_with(|| {
-            let Changing { assigned, hyperparameters, loaded } = changing;
-            let loaded = written(0, format_args!("{loaded:?}"));
-            let loaded = frozen.fold(loaded, |hash, param| fold(hash, &(param as u64).to_le_bytes()));
-            Agreed::Layout.share(written(built, format_args!("{assigned:?}")))
-                ^ Agreed::Options.share(options)
-                ^ Agreed::Hyperparameters.share(written(0, format_args!("{hyperparameters:?}")))
-                ^ Agreed::Loaded.share(loaded)
-        })
+        let Agreement { built, options, words, .. } = self;
+        let number = |[assigned, hyperparameters, mut loaded]: [Line<'_>; 3]| {
+            let hash = written(0, format_args!("{:?}", changing.loaded), Some(loaded.again()));
+            let hash = written(hash, format_args!("{}", changing.written), Some(loaded.again()));
+            let loaded = frozen.fold(hash, |hash, param| {
+                let _ = write!(loaded, "\nfrozen: parameter {param}");
+                fold(hash, &(param as u64).to_le_bytes())
+            });
+            let assigned = written(*built, format_args!("{:?}", changing.assigned), Some(assigned));
+            let rates = written(0, format_args!("{:?}", changing.hyperparameters), Some(hyperparameters));
+            share(assigned, options) ^ Agreed::Hyperparameters.share(rates) ^ Agreed::Loaded.share(loaded)
+        };
+        *self.current.get_or_insert_with(|| words.tell(number))
+    }
+}
+
+/// The share of layout and options.
+fn share(layout: u64, options: &str) -> u64 {
+    Agreed::Layout.share(layout) ^ Agreed::Options.share(fold(0, options.as_bytes()))
+}
+
+/// A layout and its buckets, a line for each parameter and bucket.
+struct Cut<'a>(&'a Layout, &'a Plan);
+
+impl fmt::Display for Cut<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Cut(layout, plan) = self;
+        writeln!(f, "{} parameters in {} buckets", layout.parameters().len(), plan.buckets().len())?;
+        for segment in plan.segments() {
+            let parameter = &layout.parameters()[segment.param as usize];
+            let (name, bucket, at) = (&parameter.name, segment.bucket, segment.grad_start);
+            write!(f, "{name} of {:?} in bucket {bucket} at {at}, {:?}", parameter.shape, segment.action)?;
+            parameter.dtype.map_or(Ok(()), |dtype| write!(f, ", {dtype}"))?;
+            writeln!(f)?;
+        }
+        plan.buckets().iter().try_for_each(|bucket| writeln!(f, "a bucket of {} elements", bucket.len))
     }
 }

@@ -7,9 +7,9 @@ use std::ptr::NonNull;
 
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
-use crate::handle::{DevicePtr, Place};
+use crate::handle;
 use crate::launch::{BorrowedPieces, Piece};
-use crate::layout::{ForeignBucket, Layout, ParamId, Plan, Storage};
+use crate::layout::{ForeignBucket, Layout, ParamId, Plan, Storages};
 use crate::op::{Memory, Span};
 
 /// The caller's tensors, for [`StepperBuilder::host_borrowing`](crate::StepperBuilder::host_borrowing).
@@ -54,15 +54,25 @@ impl Borrowed {
     }
 
     /// The buckets as a plan.
-    pub(crate) fn plan(&self, layout: &Layout, storage: Storage) -> Result<Plan> {
+    pub(crate) fn plan(&self, layout: &Layout, storages: Storages) -> Result<Plan> {
         let buckets: Vec<ForeignBucket> = self.buckets.iter().map(|(bucket, _)| bucket.clone()).collect();
-        Plan::foreign(layout, &buckets, storage)
+        Plan::foreign(layout, &buckets, storages)
     }
 
-    /// The addresses, one piece per tensor, held against the plan and against each other.
-    pub(crate) fn pieces(&self, layout: &Layout, plan: &Plan) -> Result<BorrowedPieces> {
-        let mut params = Vec::with_capacity(self.params.len());
-        let mut names = Vec::new();
+    /// Whether a plan's buckets stay as they are: none is named, or each one again.
+    pub(crate) fn keeps_buckets(&self, layout: &Layout, plan: &Plan) -> Result<bool> {
+        let named = self.buckets.iter().map(|(bucket, _)| bucket);
+        Ok(self.buckets.is_empty() || plan.has_foreign(layout, named)?)
+    }
+
+    /// The addresses, one piece per tensor, held against the plan and against each other. `kept` knows where tensors lie
+    /// that are not named: parameters, and buckets if none of them is.
+    pub(crate) fn pieces(
+        &self,
+        layout: &Layout,
+        plan: &Plan,
+        kept: Option<&dyn Fn(Lent) -> *mut u8>,
+    ) -> Result<BorrowedPieces> {
         let mut addresses = vec![None; plan.segments().len()];
         for (id, address) in &self.params {
             let place = &mut addresses[plan.segment_index(layout.index(*id)?)];
@@ -71,52 +81,55 @@ impl Borrowed {
                 return Err(Error::layout(thing, "has two addresses", "lend it once"));
             }
         }
+        let mut pieces = BorrowedPieces {
+            params: Vec::with_capacity(plan.segments().len()),
+            grads: Vec::with_capacity(plan.buckets().len()),
+        };
+        let mut runs = Vec::with_capacity(plan.segments().len() + plan.buckets().len());
+        let mut add = |pieces: &mut Vec<Piece>, lent: Lent, span, given: Option<Address>| {
+            let piece = match (given, kept) {
+                (Some(address), _) => piece(plan, span, address, || lent.name(layout))?,
+                (None, Some(kept)) => NonNull::new(kept(lent)).filter(|_| span.bytes() > 0).map(|base| {
+                    Piece { start: span.start, bytes: span.bytes(), base: handle::Address::of(base) }
+                }),
+                (None, None) => {
+                    let remedy = "add `Borrowed::param`";
+                    return Err(Error::layout(lent.name(layout), "has no address", remedy));
+                }
+            };
+            runs.extend(piece.map(|piece| (piece.base.get(), piece.bytes, lent)));
+            pieces.extend(piece);
+            Ok(())
+        };
         for (segment, address) in plan.segments().iter().zip(addresses) {
-            let name = &layout.parameters()[segment.param as usize].name;
-            let missing =
-                || Error::layout(format_args!("`{name}`"), "has no address", "add `Borrowed::param`");
-            let address = address.ok_or_else(missing)?;
             let span = Span::segment(Memory::Params, plan, segment);
-            let name = || format!("`{name}`");
-            let found = piece(plan, span, address, name)?;
-            names.extend(found.is_some().then(name));
-            params.extend(found);
+            add(&mut pieces.params, Lent::Param(segment.param), span, address)?;
         }
-        let mut grads = Vec::with_capacity(self.buckets.len());
-        for (index, (bucket, (_, address))) in plan.buckets().iter().zip(&self.buckets).enumerate() {
-            let span = Span::bucket(plan, bucket);
-            let name = || format!("bucket {index}");
-            let found = piece(plan, span, *address, name)?;
-            names.extend(found.is_some().then(name));
-            grads.extend(found);
+        for (index, bucket) in plan.buckets().iter().enumerate() {
+            let address = self.buckets.get(index).map(|(_, address)| *address);
+            add(&mut pieces.grads, Lent::Bucket(index as u32), Span::bucket(bucket), address)?;
         }
-        refuse_overlap(params.iter().chain(&grads).zip(&names))?;
-        Ok(BorrowedPieces { params, grads })
+        refuse_overlap(layout, runs)?;
+        Ok(pieces)
     }
 }
 
-/// Refuses tensors that begin or end somewhere else; where an address lies `inspect` knows.
-pub(crate) fn refuse_other_places(
-    pieces: &BorrowedPieces,
-    place: Place,
-    inspect: impl Fn(DevicePtr) -> Result<Place>,
-) -> Result<()> {
-    for piece in pieces.params.iter().chain(&pieces.grads) {
-        let start = piece.base.addr().get() as u64;
-        for (verb, address) in [("lies", start), ("ends", start + piece.bytes - 1)] {
-            let found = inspect(DevicePtr(address));
-            if found != Ok(place) {
-                let found = found
-                    .map_or_else(|e| format!("no memory of any device ({e})"), |place| place.to_string());
-                return Err(Error::layout(
-                    format_args!("address {address:#x}"),
-                    format_args!("a tensor {verb} there, in {found}"),
-                    format_args!("lend tensors in {place}"),
-                ));
-            }
+/// One tensor of the caller's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Lent {
+    /// A parameter, by its place in the layout.
+    Param(u32),
+    /// A bucket of gradients, by its number.
+    Bucket(u32),
+}
+
+impl Lent {
+    fn name(self, layout: &Layout) -> String {
+        match self {
+            Lent::Param(param) => format!("`{}`", layout.parameters()[param as usize].name),
+            Lent::Bucket(bucket) => format!("bucket {bucket}"),
         }
     }
-    Ok(())
 }
 
 /// A span at an address, unless it is empty.
@@ -140,17 +153,15 @@ fn piece(plan: &Plan, span: Span, given: Address, what: impl Fn() -> String) -> 
         let wrong = format_args!("{} bytes from {address:p} wrap around the address space", span.bytes());
         return Err(Error::layout(what(), wrong, "correct the address or the length"));
     }
-    Ok(Some(Piece { start: span.start, bytes: span.bytes(), base }))
+    Ok(Some(Piece { start: span.start, bytes: span.bytes(), base: handle::Address::of(base) }))
 }
 
-fn refuse_overlap<'a>(pieces: impl Iterator<Item = (&'a Piece, &'a String)>) -> Result<()> {
-    let mut runs: Vec<(u64, u64, &str)> =
-        pieces.map(|(piece, name)| (piece.base.addr().get() as u64, piece.bytes, &**name)).collect();
+fn refuse_overlap(layout: &Layout, mut runs: Vec<(u64, u64, Lent)>) -> Result<()> {
     runs.sort_unstable();
     match runs.windows(2).find(|pair| pair[0].0 + pair[0].1 > pair[1].0) {
         None => Ok(()),
         Some(pair) => Err(Error::layout(
-            format_args!("{} and {}", pair[0].2, pair[1].2),
+            format_args!("{} and {}", pair[0].2.name(layout), pair[1].2.name(layout)),
             format_args!("overlap in memory at {:#x}", pair[1].0),
             "give each its own memory",
         )),

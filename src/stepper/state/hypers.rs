@@ -6,7 +6,7 @@
 use crate::abi::InstepHyper;
 use crate::error::{Error, Result, one_of};
 use crate::launch::refuse_storage;
-use crate::layout::Storage;
+use crate::layout::Plan;
 use crate::optim::{Optimizer, Value};
 use crate::stepper::state::attached::{OptimizerId, OptimizerKey};
 use crate::stepper::state::optimizers::{Optimizers, check_rate};
@@ -56,14 +56,21 @@ impl Optimizers {
         &mut self,
         id: OptimizerId,
         changes: &[(&str, Value)],
-        storage: &Storage,
+        plan: &Plan,
     ) -> Result<InstepHyper> {
         let mut changed = self.entries[id.0 as usize].optimizer.clone();
         changes.iter().try_for_each(|(name, value)| changed.set(name, *value))?;
-        let fits =
-            refuse_storage(&*changed, storage).and_then(|()| self.refuse_missing_states(id, &*changed));
-        if fits.is_err() && self.lists.iter().any(|list| list.contains(&id.0)) {
-            fits?;
+        for storage in plan.storages() {
+            let refused = refuse_storage(&*changed, storage);
+            if refused.is_err()
+                && self.stepped_by(id).any(|param| plan.storage_of(plan.segment_of(param)) == storage)
+            {
+                refused?;
+            }
+        }
+        let missing = self.refuse_missing_states(id, &*changed);
+        if missing.is_err() && self.stepped_by(id).next().is_some() {
+            missing?;
         }
         let before = std::mem::replace(&mut self.entries[id.0 as usize].optimizer, changed);
         let checked = self.check(id);
@@ -71,6 +78,11 @@ impl Optimizers {
             self.entries[id.0 as usize].optimizer = before;
         }
         checked
+    }
+
+    /// The parameters that an optimizer steps.
+    fn stepped_by(&self, id: OptimizerId) -> impl Iterator<Item = usize> + '_ {
+        (0..self.lists.len()).filter(move |param| self.lists[*param].contains(&id.0))
     }
 
     /// Refuses hyperparameters that need a state which nobody keeps, or keep it at another place.

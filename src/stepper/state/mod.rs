@@ -12,3 +12,4 @@ pub(crate) mod options;
 pub(crate) mod rates;
 pub(crate) mod run;
 pub(crate) mod status;
+pub(crate) mod written;

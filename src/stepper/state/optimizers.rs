@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result, one_of};
 use crate::launch::{Assignment, refuse_storage};
-use crate::layout::{Layout, ParamId, Plan, Storage};
+use crate::layout::{Layout, ParamId, Plan};
 use crate::optim::{Optimizer, short};
 use crate::stepper::state::attached::{Attached, OptimizerId};
 
@@ -72,6 +72,7 @@ pub(crate) struct Assigned<'a>(pub(crate) &'a Optimizers);
 impl fmt::Debug for Assigned<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let steps = self.0.entries.iter().map(|entry| entry.steps);
+        f.write_str("optimizers of the parameters: ")?;
         f.debug_list().entries(&self.0.lists).entries(&self.0.attached).entries(steps).finish()
     }
 }
@@ -81,11 +82,16 @@ pub(crate) struct Hyperparameters<'a>(pub(crate) &'a Optimizers);
 
 impl fmt::Debug for Hyperparameters<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for entry in &self.0.entries {
+            match &entry.group {
+                Some(group) => writeln!(f, "group {group}: {:?}", entry.optimizer)?,
+                None => writeln!(f, "{:?}", entry.optimizer)?,
+            }
+        }
         // No factors of 1, so ranks with different layouts do not seem to differ in rates.
-        f.debug_list()
-            .entries(self.0.entries.iter().map(|entry| &entry.optimizer))
-            .entries(&self.0.lr_multipliers)
-            .finish()
+        let mut multipliers = self.0.lr_multipliers.iter();
+        multipliers
+            .try_for_each(|(param, factor)| writeln!(f, "parameter {param}: its rate times {factor:?}"))
     }
 }
 
@@ -178,9 +184,11 @@ impl Optimizers {
     }
 
     /// Refuses element types and options that an optimizer which steps anything does not take.
-    pub(crate) fn refuse_storage(&self, storage: &Storage) -> Result<()> {
-        let stepping = self.lists.iter().flatten();
-        stepping.into_iter().try_for_each(|k| refuse_storage(&*self.entries[*k as usize].optimizer, storage))
+    pub(crate) fn refuse_storage(&self, plan: &Plan) -> Result<()> {
+        self.lists.iter().enumerate().try_for_each(|(param, list)| {
+            let storage = plan.storage_of(plan.segment_of(param));
+            list.iter().try_for_each(|k| refuse_storage(&*self.entries[*k as usize].optimizer, storage))
+        })
     }
 
     /// Takes parameters that nothing is to step out of all lists, and their states with them.
@@ -203,10 +211,11 @@ impl Optimizers {
         self.lists[param].len()
     }
 
-    /// These and a further one, after those that its parameters have.
+    /// These and a further one, after those that its parameters have; a group's, if that has a name.
     pub(crate) fn with(
         &self,
         params: &[usize],
+        group: Option<Arc<str>>,
         optimizer: Box<dyn Optimizer>,
     ) -> Result<(Optimizers, OptimizerId)> {
         optimizer.as_rule().hyper()?;
@@ -219,7 +228,10 @@ impl Optimizers {
                 more.multiplied.insert((id.0, *param));
             }
         }
-        more.entries.push(Entry { group: None, optimizer, steps: true });
+        if let Some(group) = &group {
+            more.by_group.entry(Arc::clone(group)).or_default().push(id.0);
+        }
+        more.entries.push(Entry { group, optimizer, steps: true });
         more.names = more.collect_names();
         Ok((more, id))
     }

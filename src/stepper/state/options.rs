@@ -1,18 +1,41 @@
-//! Options that are types of their own: unused parameters, and the mean over uneven inputs.
+//! Options that are types of their own: what ranks share out, unused parameters, and the mean over uneven inputs.
 //!
 //! Plain values. The builder decides which of them fit together.
+
+/// How ranks share out the work and the memory of a step. It changes no bit of what is trained, if sums are exact.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Strategy {
+    /// Every rank keeps everything and steps everything: an all-reduce per bucket.
+    #[default]
+    Replicated,
+    /// Every rank keeps the states, masters and averages of one shard of each bucket and steps that: per bucket a
+    /// reduce-scatter of gradients and an all-gather of stepped parameters, which goes beside the next bucket's sum.
+    /// Parameters and gradients stay whole (ZeRO stage 1); with [`Gradients::Release`](crate::Gradients) a rank gives back
+    /// those gradients whose sums it does not step (stage 2).
+    ///
+    /// A state, a master or an average is read by [`Stepper::gather`](crate::Stepper::gather), on all ranks together, and
+    /// written by [`write`](crate::Stepper::write) on all ranks. Where there are
+    /// [masters](crate::Master), every rank must write the same parameters. Refused: optimizers of your own
+    /// ([`StepParam`](crate::optim::StepParam)), LAMB, averaged gradients, borrowed memory, and collectives that do not
+    /// [know](crate::Collective::knows) the calls.
+    ///
+    /// # Source
+    /// Rajbhandari et al., SC 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models".
+    Zero,
+}
 
 /// The treatment of a parameter whose gradient was not written in a pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Unused {
-    /// If no rank wrote it: value, state and step count stay. A parameter that *some* rank used is stepped on all.
+    /// If no rank wrote it: value, state and step count stay. On borrowed buckets, which cannot count,
+    /// [`Stepper::set_unused`](crate::Stepper::set_unused) says it instead. A parameter that *some* rank used is stepped on all.
     #[default]
     Skip,
     /// It is stepped with a zero gradient, so momentum and decay still move it. **On borrowed memory the zeros are
     /// written over what lies there**, also over what you wrote through your own pointer without asking for the
     /// gradient first.
     StepZero,
-    /// [`Pass::finish`](crate::Pass::finish) is an `Order` that names it, and the pass is abandoned. Each rank must
+    /// [`finish`](crate::Stepper::finish) is an `Order` that names it, and a [`Pass`](crate::Pass) is abandoned. Each rank must
     /// write every gradient, except of frozen parameters and those with
     /// [`SegmentAction::Leave`](crate::SegmentAction); one that forgets a gradient alone ends the group, as one that
     /// abandons alone. The choice for borrowed memory, if every pass uses every parameter.

@@ -7,7 +7,7 @@
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::hazard::Traced;
-use crate::op::{Access, Action, Op, STREAMS, Stream, Ticket};
+use crate::op::{Access, Action, Op, STREAMS, Span, Stream, Ticket};
 use crate::schedule::Schedule;
 use crate::timeline::{Exposure, Interval, Lane, TimedOp};
 
@@ -140,6 +140,15 @@ impl<D: Device> Run<D> {
         self.settle()
     }
 
+    /// Makes the trainer's own scaler the trainer's to read and write: its flag in a pass, between passes both.
+    pub(crate) fn touch_scaler(&mut self) -> Result<()> {
+        self.schedule.touch_scaler();
+        self.settle()?;
+        let span = if self.schedule.is_open() { Span::SCALER_FLAG } else { Span::LOSS_SCALE };
+        self.note(Access { span, writes: true });
+        Ok(())
+    }
+
     /// Makes the settings the trainer's to set.
     pub(crate) fn touch_settings(&mut self) -> Result<()> {
         self.schedule.touch_settings();
@@ -169,6 +178,12 @@ impl<D: Device> Run<D> {
     /// Makes a parameter and its gradient the trainer's to touch.
     pub(crate) fn touch(&mut self, param: usize) -> Result<()> {
         self.schedule.touch(param);
+        self.settle()
+    }
+
+    /// Makes a bucket of gradients the trainer's to touch, padding included.
+    pub(crate) fn touch_bucket(&mut self, bucket: u32) -> Result<()> {
+        self.schedule.touch_bucket(bucket);
         self.settle()
     }
 

@@ -9,7 +9,7 @@ use crate::abi::{INSTEP_NO_BUCKET, InstepStatus};
 pub struct Status {
     /// Passes begun so far, this one included, abandoned ones too.
     pub pass: u64,
-    /// Passes that this rank has [abandoned](crate::Pass::abandon) so far, dropped ones included. In Eager, their first
+    /// Passes that this rank has [abandoned](crate::Stepper::abandon) so far, dropped ones included. In Eager, their first
     /// buckets may have been stepped; schedules did not advance.
     pub abandoned: u64,
     /// Whether it changed nothing because of a non-finite gradient.

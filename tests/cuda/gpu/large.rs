@@ -89,16 +89,16 @@ fn steps_and_norms_past_two_billion_elements_are_those_of_a_short_parameter() {
         let mut host = options.stepper(&short, optim, Solo::default()).unwrap();
         let mut gpu = options.stepper_on(&cuda, &large, optim, Solo::default()).unwrap();
         let (on_host, on_gpu) = (short.id("p0").unwrap(), large.id("p0").unwrap());
-        host.write_param(on_host, &params).unwrap();
-        write(&cuda, gpu.param_ptr(on_gpu).unwrap(), &params);
+        host.write(on_host, &params).unwrap();
+        write(&cuda, gpu.ptr(on_gpu).unwrap(), &params);
         for step in 0..3 {
             let gradient = filled(|k| paint_gradient(step, 0, k));
             let mut pass = host.begin().unwrap();
-            pass.write_grad(on_host, &gradient).unwrap();
+            pass.write(on_host.grad(), &gradient).unwrap();
             pass.grad_ready(on_host).unwrap();
             pass.finish().unwrap();
             let mut pass = gpu.begin().unwrap();
-            write(&cuda, pass.grad_ptr(on_gpu).unwrap(), &gradient);
+            write(&cuda, pass.ptr(on_gpu.grad()).unwrap(), &gradient);
             pass.grad_ready(on_gpu).unwrap();
             pass.finish().unwrap();
         }
@@ -106,7 +106,7 @@ fn steps_and_norms_past_two_billion_elements_are_those_of_a_short_parameter() {
         let expected = Outcome::of(&host).unwrap();
         assert_holds(
             &cuda,
-            gpu.param_ptr(on_gpu).unwrap(),
+            gpu.ptr(on_gpu).unwrap(),
             &expected.params[0],
             &format!("{optim:?}, {max_blocks:?}"),
         );

@@ -220,15 +220,20 @@ fn dropping(comm: Nccl, gpu: &Gpu) {
     std::thread::sleep(Duration::from_secs(5));
 }
 
+fn training(comm: Nccl, _: &Gpu) {
+    crate::cuda::training::learn_as_a_rank_of_two(comm);
+}
+
 type Scene = (&'static str, fn(Nccl, &Gpu));
 
-const SCENES: [Scene; 6] = [
+const SCENES: [Scene; 7] = [
     ("sums", sums),
     ("differing", differing),
     ("out_of_order", out_of_order),
     ("dying", dying),
     ("giving_up", giving_up),
     ("dropping", dropping),
+    ("training", training),
 ];
 
 /// Not a test of its own: one of the tests below starts it as a rank.
@@ -297,4 +302,5 @@ two_ranks! {
     a_rank_whose_peer_dies_gets_its_name_and_its_stream_back: "dying";
     a_rank_whose_peer_gives_up_learns_why: "giving_up";
     one_rank_may_drop_what_the_other_closes: "dropping";
+    two_ranks_learn_digits_with_the_bits_of_two_ranks_on_the_host: "training";
 }

@@ -7,8 +7,9 @@ use std::time::Duration;
 use instep::optim::{Custom, LossScaler, LrSchedule, ParamStep, StepParam};
 use instep::overlap::{Compressed, Registry};
 use instep::{
-    Adam, Clip, DType, Divisor, Gradients, Isa, Layout, LayoutBuilder, Master, Mode, Moments, NAdam,
-    Precision, Result, Rounding, SegmentAction, Sgd, Solo, Stepper, StepperBuilder, Unused, bf16, in_process,
+    Adam, Clip, DType, Divisor, Gradients, Isa, Lamb, Layout, LayoutBuilder, Master, Mode, Moments, NAdam,
+    Precision, Result, Rounding, SegmentAction, Sgd, Solo, Stepper, StepperBuilder, Strategy, Unused, bf16,
+    in_process,
 };
 
 use super::Page;
@@ -39,7 +40,22 @@ pub(super) fn add(page: &mut Page) {
     options(page);
     precisions(page);
     optimizers(page);
+    shards(page);
     registry(page);
+}
+
+fn shards(page: &mut Page) {
+    let layout = one();
+    let zero = |builder: StepperBuilder<'_>| builder.strategy(Strategy::Zero).host(Solo::default());
+    page.refused(zero(Stepper::builder(&layout, Lamb::default())));
+    page.refused(zero(Stepper::builder(&layout, Custom::new(Own(&[])))));
+    page.refused(zero(Stepper::builder_without_optimizer(&layout)));
+    let several = Stepper::builder(&layout, Sgd::default()).strategy(Strategy::Zero);
+    page.refused(several.host(Solo::new(2)));
+    let mut stepper = zero(Stepper::builder(&layout, Adam::default())).unwrap();
+    let w = layout.ids().next().unwrap();
+    page.refused(stepper.view::<f32>(w.state("exp_avg")));
+    page.refused(stepper.rebuild_buckets());
 }
 
 fn layouts(page: &mut Page) {
@@ -134,10 +150,10 @@ fn precisions(page: &mut Page) {
     page.refused(Compressed::f16(compressed(1)));
     let stepper = Stepper::host(&layout, Sgd::default(), Solo::default()).unwrap();
     let id = layout.ids().next().unwrap();
-    page.refused(stepper.params().unwrap().get_as::<bf16>(id));
-    page.refused(stepper.grad_as::<bf16>(id));
-    page.refused(stepper.copy_as::<bf16>(id));
-    page.refused(stepper.read_ema(id, &mut [0.0; 4]));
+    page.refused(stepper.view::<bf16>(id));
+    page.refused(stepper.view::<bf16>(id.grad()));
+    page.refused(stepper.view::<bf16>(id.copy()));
+    page.refused(stepper.read(id.ema(), &mut [0.0; 4]));
 }
 
 fn optimizers(page: &mut Page) {

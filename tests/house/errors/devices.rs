@@ -32,10 +32,10 @@ fn ranks(page: &mut Page) {
         let lr = 0.1 * f64::from(1 + comm.rank());
         let mut stepper = Stepper::host(&layout, Sgd { lr, ..Sgd::default() }, comm)?;
         let mut pass = stepper.begin()?;
-        pass.write_grad(id, &[1.0; 4])?;
+        pass.write(id.grad(), &[1.0; 4])?;
         pass.grad_ready(id)?;
         pass.finish()?;
-        stepper.params().map(drop)
+        stepper.status().map(drop)
     }));
 }
 

@@ -84,6 +84,7 @@ fn needs_remedy(error: &Error) -> bool {
         error,
         Error::Config { .. }
             | Error::Layout(_)
+            | Error::Sharded { .. }
             | Error::Order(_)
             | Error::Unsupported(_)
             | Error::KernelsNotBuilt { .. }

@@ -34,17 +34,18 @@ fn passes(page: &mut Page) {
     page.refused(pass.grad_ready(id));
     page.refused(pass.bucket_ready(7));
     page.refused(pass.next_micro_batch());
-    page.refused(pass.write_grad(id, &[0.0; 3]));
-    page.refused(pass.grads().get_disjoint_mut([id, id]));
-    pass.write_grad(id, &[0.0; 4]).unwrap();
+    page.refused(pass.write(id.grad(), &[0.0; 3]));
+    page.refused(pass.grads().get_disjoint_mut::<f32, 2>([id, id]));
+    pass.write(id.grad(), &[0.0; 4]).unwrap();
     pass.grad_ready(id).unwrap();
     page.refused(pass.params().get(id));
     pass.finish().unwrap();
+    page.refused(trainer.finish());
     let pass = trainer.begin_accumulating(2.try_into().unwrap()).unwrap();
     page.refused(pass.finish());
     std::mem::forget(trainer.begin().unwrap());
     page.refused(trainer.begin());
-    page.refused(trainer.params());
+    page.refused(trainer.status());
     page.refused(trainer.close());
     let (mut trainer, id) = stepper(&one());
     trainer.set_frozen(id, true).unwrap();
@@ -56,7 +57,7 @@ fn passes(page: &mut Page) {
     page.refused(refusing.host(Solo::default()).unwrap().begin().unwrap().finish());
     let releasing = Stepper::builder(&layout, Sgd::default()).gradients(Gradients::Release);
     if let Ok(trainer) = releasing.host(Solo::default()) {
-        page.refused(trainer.grad(id));
+        page.refused(trainer.view::<f32>(id.grad()));
     }
 }
 
@@ -68,12 +69,12 @@ fn between(page: &mut Page) {
         .then("heads", Sgd::default())
         .host(Solo::default())
         .unwrap();
-    page.refused(trainer.state(w, "exp_avg"));
-    page.refused(trainer.state(b, "max_exp_avg_sq"));
+    page.refused(trainer.view::<f32>(w.state("exp_avg")));
+    page.refused(trainer.view::<f32>(b.state("max_exp_avg_sq")));
     page.refused(trainer.set_lr("tails", 0.1));
     page.refused(trainer.set_lr("heads", 0.1));
     let nadam = trainer.optimizers_of(b).unwrap()[0];
-    page.refused(trainer.step_count_of(w, nadam));
+    page.refused(trainer.step_count((w, nadam)));
     page.refused(trainer.set_hyper(nadam, &[("rho", 0.5.into())]));
     page.refused(trainer.set_hyper("default", &[("momentum", 0.5.into())]));
     page.refused(trainer.set_lr_multiplier(w, -1.0));
@@ -82,7 +83,7 @@ fn between(page: &mut Page) {
     page.refused(trainer.join());
     let few = Precision { param: DType::BF16, master: Master::Remainder16, ..Precision::F32 };
     let mut trainer = Stepper::builder(&layout, Sgd::default()).precision(few).host(Solo::default()).unwrap();
-    page.refused(trainer.params_mut().unwrap().get_mut_as::<instep::bf16>(w));
+    page.refused(trainer.view_mut::<instep::bf16>(w));
 }
 
 fn numbers(page: &mut Page) {
@@ -90,12 +91,12 @@ fn numbers(page: &mut Page) {
     let (mut trainer, id) = stepper(&layout);
     page.refused(trainer.set_step_count(id, 1 << 63));
     let only = trainer.optimizers_of(id).unwrap()[0];
-    page.refused(trainer.set_step_count_and_carried_of(id, only, 1, 0.5));
+    page.refused(trainer.set_step_count((id, only), (1, 0.5)));
     page.refused(trainer.scaler_state());
     let mut trainer = Stepper::host(&layout, NAdam::default(), Solo::default()).unwrap();
     let only = trainer.optimizers_of(id).unwrap()[0];
     page.refused(trainer.set_step_count(id, 1));
-    page.refused(trainer.set_step_count_and_carried_of(id, only, 1, 1.5));
+    page.refused(trainer.set_step_count((id, only), (1, 1.5)));
     let clipping = Stepper::builder(&layout, Sgd::default()).clip(Clip::Previous(1.0)).mode(Mode::Eager);
     page.refused(clipping.host(Solo::default()).unwrap().set_previous_norm(Some(-1.0)));
     let scheduled = Stepper::builder(&layout, Sgd::default());
@@ -156,7 +157,11 @@ fn borrowed(page: &mut Page) {
     }
     let mut trainer = build(whole()).unwrap();
     page.refused(trainer.rebuild_buckets());
-    page.refused(trainer.add_optimizer_for(&[a], Sgd::default()));
+    // SAFETY: refused before anything is touched.
+    page.refused(unsafe { trainer.rebind(Borrowed::new().param(a, grads)) });
+    let mut owned = Stepper::host(&layout, Sgd::default(), Solo::default()).unwrap();
+    // SAFETY: as above.
+    page.refused(unsafe { owned.rebind(Borrowed::new()) });
     page.refused(trainer.plan().reordered(&layout, &[1, 0]));
     page.refused(trainer.begin().unwrap().finish());
 }

@@ -8,7 +8,7 @@ use super::{GENERATED, ROOT, code_lines, files, name, read};
 
 #[test]
 fn files_are_short_and_open_with_what_they_are() {
-    let trees = ["src", "kernels", "tests", "examples", "cli", "tools", "benches", "build"];
+    let trees = ["src", "capi", "python", "kernels", "tests", "examples", "cli", "tools", "benches", "build"];
     for path in trees.iter().flat_map(|tree| files(tree, &["rs", "h", "cpp", "cu", "cuh", "c", "def"])) {
         let name = name(&path);
         let text = read(&path);
@@ -23,7 +23,9 @@ fn files_are_short_and_open_with_what_they_are() {
 
 #[test]
 fn nothing_is_unwrapped_or_left_undone_outside_tests() {
-    for path in files("src", &["rs"]).into_iter().chain(files("cli/src", &["rs"])) {
+    for path in
+        files("src", &["rs"]).into_iter().chain(files("cli/src", &["rs"])).chain(files("capi/src", &["rs"]))
+    {
         let name = name(&path);
         if GENERATED.contains(&name.as_str()) || name.contains("/tests/") {
             continue;

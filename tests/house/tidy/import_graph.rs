@@ -7,7 +7,7 @@ use super::{code_lines, files, name, read};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The files of `src/stepper/`, lowest first: a file imports only files of lower rows.
-const STEPPER: [&[&str]; 14] = [
+const STEPPER: [&[&str]; 17] = [
     &[
         "state/agreement",
         "state/attached",
@@ -16,6 +16,8 @@ const STEPPER: [&[&str]; 14] = [
         "state/options",
         "state/run",
         "state/status",
+        "state/written",
+        "tensor",
     ],
     &["state/optimizers"],
     &["state/hypers"],
@@ -25,11 +27,14 @@ const STEPPER: [&[&str]; 14] = [
     &["control_access", "stored"],
     &["views"],
     &["access", "counts", "freezing", "learning_rates", "listing", "rescue"],
+    &["open_pass"],
     &["pass"],
-    &["copies", "graphs", "join", "rebuild", "scaling"],
+    &["graphs", "join", "rebuild", "scaling", "unused"],
+    &["late_groups"],
     &["builder"],
+    &["shards"],
     &["build"],
-    &["gpu"],
+    &["borrowing", "foresight", "gpu"],
 ];
 
 /// Module paths of a crate with their files, as `["stepper", "pass"]` and `src/stepper/pass.rs`.

@@ -14,7 +14,7 @@ const LAYERS: [&[&str]; 11] = [
     &["launch", "collective"],
     &["device"],
     &["schedule", "hazard", "timeline"],
-    &["host", "cuda"],
+    &["host", "cuda", "forecast"],
     &["bucket_step", "stepper"],
     &["checkpoint", "overlap"],
     &["bench"],

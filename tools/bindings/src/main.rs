@@ -12,7 +12,18 @@ const ABI_HEADER: &str = "\
 //!
 //! Written by `cargo run -p bindings`; must not be edited by hand. Plain data only; the static assertions
 //! below each struct are the compiler's word that its layout is the C side's.
-#![allow(missing_docs, non_camel_case_types, non_upper_case_globals, unreachable_pub, clippy::all)]";
+#![allow(missing_docs, non_camel_case_types, non_upper_case_globals, unreachable_pub)]
+#![allow(unsafe_code, clippy::all)]";
+
+/// A union's bytes, which only the numbers in it can be copied by.
+const HYPER_WORDS: &str = "\
+impl InstepHyper {
+    /// Its bytes as words, all of which were set when it was made: that begins with `words`.
+    pub fn to_words(&self) -> [f64; 8] {
+        // SAFETY: every bit pattern is a number.
+        unsafe { self.words }
+    }
+}";
 
 const LAYOUT_HEADER: &str = "\
 /* The layout of every struct of abi.h, as Rust has it: what compiles the kernels must see the same.
@@ -40,6 +51,23 @@ const NCCL_HEADER: &str = "\
 #![allow(missing_docs, non_camel_case_types, non_snake_case, non_upper_case_globals, unreachable_pub)]
 #![allow(dead_code, unsafe_code, unsafe_op_in_unsafe_fn, clippy::all, clippy::expect_used)]";
 
+const SOFTWARE_GPU_HEADER: &str = "\
+//! The functions of NVIDIA's driver that the software GPU has, with their types, generated from `cuda.h`.
+//!
+//! Written by `cargo run -p bindings`; must not be edited by hand. `prototypes.rs` holds the exported functions to these.
+#![allow(missing_docs, non_camel_case_types, non_snake_case, non_upper_case_globals, unreachable_pub)]
+#![allow(dead_code, unused_imports, unsafe_code, clippy::all)]";
+
+const SOFTWARE_NCCL_HEADER: &str = "\
+//! The functions of NCCL that the software GPU has, with their types, generated from `nccl.h`.
+//!
+//! Written by `cargo run -p bindings`; must not be edited by hand. `prototypes.rs` holds the exported functions to these.
+#![allow(missing_docs, non_camel_case_types, non_snake_case, non_upper_case_globals, unreachable_pub)]
+#![allow(dead_code, unused_imports, unsafe_code, clippy::all)]";
+
+/// What the software GPU's driver exports.
+const SOFTWARE_GPU: &str = "tools/software-gpu/src/exported.txt";
+
 /// What is called; everything else of the library stays out.
 const NCCL_FUNCTIONS: &str = "nccl(GetVersion|GetUniqueId|GetErrorString|GetLastError|\
     CommInitRankConfig|CommFinalize|CommDestroy|CommAbort|CommGetAsyncError|\
@@ -54,7 +82,11 @@ fn main() -> ExitCode {
             settle(&root, "kernels/abi_layout.h", &layout(&text)?, check)
         })
         .and_then(|()| nccl(&root))
-        .and_then(|text| settle(&root, "src/cuda/nccl/bindings.rs", &text, check));
+        .and_then(|text| settle(&root, "src/cuda/nccl/bindings.rs", &text, check))
+        .and_then(|()| software_gpu(&root))
+        .and_then(|text| settle(&root, "tools/software-gpu/src/header.rs", &text, check))
+        .and_then(|()| software_nccl(&root))
+        .and_then(|text| settle(&root, "tools/software-gpu/nccl/src/header.rs", &text, check));
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {
@@ -70,7 +102,8 @@ fn abi(root: &Path) -> Result<String, String> {
         .allowlist_item("(Instep|INSTEP_).*")
         .blocklist_item("INSTEP_ABI_H")
         .default_enum_style(bindgen::EnumVariation::Consts)
-        .prepend_enum_name(false);
+        .prepend_enum_name(false)
+        .raw_line(HYPER_WORDS);
     generate(builder, ABI_HEADER)
 }
 
@@ -100,23 +133,52 @@ fn layout(bindings: &str) -> Result<String, String> {
     Ok(format!("{LAYOUT_HEADER}\n\n{}\n#endif\n", assertions.concat()))
 }
 
-fn nccl(root: &Path) -> Result<String, String> {
+/// Returns a builder for one header of the CUDA toolchain.
+fn toolchain(root: &Path, header: &str) -> Result<bindgen::Builder, String> {
     let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
     let toolchain = target.join("cuda-toolchain/nvidia");
-    let header = toolchain.join("nccl/include/nccl.h");
+    let header = toolchain.join(header);
     if !header.is_file() {
         return Err(format!("{} is not there: run `scripts/cuda-toolchain.sh --nccl`", header.display()));
     }
-    let builder = bindgen::Builder::default()
+    Ok(bindgen::Builder::default()
         .header(header.display().to_string())
         .clang_arg(format!("-I{}", toolchain.join("cu13/include").display()))
+        .generate_comments(false))
+}
+
+fn software_gpu(root: &Path) -> Result<String, String> {
+    let exported =
+        fs::read_to_string(root.join(SOFTWARE_GPU)).map_err(|error| format!("{SOFTWARE_GPU}: {error}"))?;
+    let names: Vec<&str> =
+        exported.lines().filter(|line| !line.is_empty() && !line.starts_with('#')).collect();
+    let builder = toolchain(root, "cu13/include/cuda.h")?
+        .allowlist_function(names.join("|"))
+        .allowlist_type("CUmemorytype")
+        .allowlist_var("CUDA_VERSION")
+        .newtype_enum(".*");
+    generate(builder, SOFTWARE_GPU_HEADER)
+}
+
+fn software_nccl(root: &Path) -> Result<String, String> {
+    let builder = toolchain(root, "nccl/include/nccl.h")?
+        .allowlist_function(format!("{NCCL_FUNCTIONS}|nccl(AllGather|ReduceScatter)"))
+        .allowlist_var("NCCL_(API_MAGIC|VERSION_CODE)")
+        .blocklist_type("cudaStream_t|CUstream_st")
+        .raw_line("/// A stream, as the driver and the runtime pass it.")
+        .raw_line("pub type cudaStream_t = *mut ::core::ffi::c_void;")
+        .newtype_enum("nccl.*");
+    generate(builder, SOFTWARE_NCCL_HEADER)
+}
+
+fn nccl(root: &Path) -> Result<String, String> {
+    let builder = toolchain(root, "nccl/include/nccl.h")?
         .allowlist_function(NCCL_FUNCTIONS)
         .allowlist_var("NCCL_(API_MAGIC|VERSION_CODE)")
         .blocklist_type("cudaStream_t|CUstream_st")
         .raw_line("/// A stream, as the driver and the runtime pass it.")
         .raw_line("pub type cudaStream_t = *mut ::core::ffi::c_void;")
         .newtype_enum("nccl.*")
-        .generate_comments(false)
         .dynamic_library_name("Functions")
         .dynamic_link_require_all(false);
     // bindgen writes what libloading asked for before 0.9.

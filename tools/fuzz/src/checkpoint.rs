@@ -35,7 +35,7 @@ impl Checkpoint {
         };
         let builder = Stepper::builder(&layout, Adam { amsgrad: true, ..Adam::default() });
         let mut stepper = builder.precision(precision).ema(0.5).host(Solo::default())?;
-        stepper.params_mut()?.fill(|name, values| values.fill(name.len() as f32))?;
+        stepper.fill_params(|name, values| values.fill(name.len() as f32))?;
         stepper.set_step_count(layout.id("a")?, 5)?;
         let before = written(&stepper, &Extras::default())?;
         Ok(Checkpoint { stepper, before })

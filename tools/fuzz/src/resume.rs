@@ -108,7 +108,7 @@ fn seed(
     let layout = builder.build()?;
     let builder: StepperBuilder<'_> = Stepper::builder(&layout, optimizer).precision(precision);
     let mut stepper = builder.host(Solo::default())?;
-    stepper.params_mut()?.fill(|name, values| values.fill(name.len() as f32))?;
+    stepper.fill_params(|name, values| values.fill(name.len() as f32))?;
     stepper.begin()?.finish()?;
     let mut extras = Extras::default();
     extras.scalars.insert("epoch".into(), Scalar::U64(3));

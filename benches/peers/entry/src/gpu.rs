@@ -62,7 +62,7 @@ pub(crate) unsafe extern "C" fn instep_peers_gpu_pass(peer: *mut c_void) -> bool
     let mut pass = || {
         let mut pass = stepper.begin()?;
         for id in &*ids {
-            pass.grad_ptr(*id)?;
+            pass.ptr(id.grad())?;
             pass.grad_ready(*id)?;
         }
         pass.finish()

@@ -74,7 +74,7 @@ fn call_by_call(
     hand_over(&mut pass, ids)?;
     pass.finish()?;
     for id in ids {
-        stepper.param_ptr(*id)?;
+        stepper.ptr(*id)?;
     }
     let host_us = start.elapsed().as_secs_f64() * 1e6;
     Ok((host_us, device_us(trainer)?))
@@ -82,7 +82,7 @@ fn call_by_call(
 
 fn hand_over(pass: &mut Pass<'_, CudaDevice>, ids: &[ParamId]) -> instep::Result<()> {
     for id in ids.iter().rev() {
-        pass.grad_ptr(*id)?;
+        pass.ptr(id.grad())?;
         pass.grad_ready(*id)?;
     }
     Ok(())

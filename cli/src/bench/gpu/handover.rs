@@ -50,7 +50,7 @@ fn pass_us(stepper: &mut Stepper<CudaDevice>, layout: &Layout) -> instep::Result
     let ids: Vec<ParamId> = layout.ids().collect();
     let mut pass = stepper.begin()?;
     for id in &ids {
-        pass.grad_ptr(*id)?;
+        pass.ptr(id.grad())?;
     }
     let start = Instant::now();
     for id in ids.iter().rev() {

@@ -3,7 +3,7 @@
 //! Kernels stand for backward and all-reduce (`instep::bench::Load`) on one GPU, without ranks or NCCL. Every mode is
 //! compared with the same pass without an optimizer in the same round. Recorded passes are not timed.
 
-use instep::bench::{Load, LoadKind, LoadSize, Mark, Pacing, Times, Trainer};
+use instep::bench::{Load, LoadKind, LoadSize, Mark, Pacing, Times, Trainer, clock_zero};
 use instep::cuda::{Cuda, CudaDevice};
 use instep::layout::Plan;
 use instep::op::Stream;
@@ -143,7 +143,7 @@ impl Bench {
 
     /// Runs one pass, until the trainer may read every parameter.
     fn pass(&self, kind: LoadKind, stepper: &mut Stepper<CudaDevice>) -> instep::Result<Times> {
-        let zero = stepper.clock_zero();
+        let zero = clock_zero(stepper);
         self.trainer.mark(Mark::Start)?;
         let mut pass = stepper.begin()?;
         for id in self.ids.iter().rev() {
@@ -153,7 +153,7 @@ impl Bench {
         self.trainer.mark(Mark::BackwardEnd)?;
         pass.finish()?;
         for id in &self.ids {
-            stepper.param_ptr(*id)?;
+            stepper.ptr(*id)?;
         }
         self.trainer.mark(Mark::End)?;
         self.trainer.wait(zero)

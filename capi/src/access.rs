@@ -1,0 +1,188 @@
+//! A stepper's tensors: copied, where they lie, or moved by their owner.
+//!
+//! One selector names a tensor, as the Rust library's `TensorId`.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_char, c_void};
+
+use instep::{DType, Element, Moments, Stepper, TensorId, bf16, f16};
+
+use crate::arguments::{Out, list, list_mut, text};
+use crate::codes::{
+    INSTEP_COPY, INSTEP_EMA, INSTEP_GRAD, INSTEP_PARAM, INSTEP_READ, INSTEP_STATE, INSTEP_WRITE, code,
+    of_dtype,
+};
+use crate::entry::call;
+use crate::memory::{instep_memory, memory};
+use crate::status::{Fault, INSTEP_UNSUPPORTED, Result, instep_status};
+use crate::stepper::{Engine, STEPPERS, Training, instep_stepper, on_any};
+
+/// Names a tensor of a stepper.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct instep_tensor_id {
+    /// INSTEP_PARAM, INSTEP_GRAD, INSTEP_STATE, INSTEP_COPY or INSTEP_EMA.
+    pub kind: u32,
+    /// The parameter's number.
+    pub param: u32,
+    /// The state's name, as instep_optimizer_state_name says it; null for any other kind.
+    pub state: *const c_char,
+}
+
+/// Copies a tensor to `values`, as f32 for every precision: between passes any tensor, in a pass a parameter, or a gradient
+/// that was written in it. `count` is the parameter's number of elements.
+///
+/// Any thread, one at a time. Between passes it waits for all steps, in a pass for the last step of the parameter's bucket.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn instep_stepper_read(
+    stepper: *mut instep_stepper,
+    tensor: instep_tensor_id,
+    values: *mut f32,
+    count: usize,
+) -> instep_status {
+    call(|| {
+        // SAFETY: the header's contract, here and below.
+        let values = unsafe { list_mut(values, count, "values")? };
+        STEPPERS.with(stepper, |training| {
+            // SAFETY: as above.
+            let tensor = unsafe { training.tensor(&tensor)? };
+            Ok(on_any!(&training.engine, stepper => stepper.read(tensor, values))?)
+        })
+    })
+}
+
+/// Copies `values` to a tensor, rounded to its type: a gradient in a pass, anything else but a copy between passes. `count` is
+/// the parameter's number of elements. After a parameter was written, the next pass gives every rank rank 0's of that
+/// bucket; every rank writes the same parameters. States and averages are written on every rank, with instep_stepper_set_progress.
+///
+/// Any thread, one at a time. Waits as instep_stepper_read does.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn instep_stepper_write(
+    stepper: *mut instep_stepper,
+    tensor: instep_tensor_id,
+    values: *const f32,
+    count: usize,
+) -> instep_status {
+    call(|| {
+        // SAFETY: the header's contract, here and below.
+        let values = unsafe { list(values, count, "values")? };
+        STEPPERS.with(stepper, |training| {
+            // SAFETY: as above.
+            let tensor = unsafe { training.tensor(&tensor)? };
+            Ok(on_any!(&mut training.engine, stepper => stepper.write(tensor, values))?)
+        })
+    })
+}
+
+/// Returns where a tensor lies, in the type that `*out_dtype` says, which may be null; 8-bit states have no address. `access` is
+/// INSTEP_READ or INSTEP_WRITE. In a pass, a gradient whose address was asked for to write counts as written, and holds the
+/// last pass's values until it is.
+///
+/// In a pass the address is valid until the parameter is handed over, or the micro-batch ends. Between passes it is valid until
+/// the next call on this stepper. On a GPU, work on compute_stream may use it from here until then; only gradients are
+/// written through an address there, and a gradient counts as written with INSTEP_READ too.
+///
+/// Any thread, one at a time. On the CPU it waits as instep_stepper_read does; on a GPU compute_stream waits.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn instep_stepper_address(
+    stepper: *mut instep_stepper,
+    tensor: instep_tensor_id,
+    access: u32,
+    out_address: *mut *mut c_void,
+    out_dtype: *mut u32,
+) -> instep_status {
+    call(|| {
+        let writes = code("access", access, &[(INSTEP_READ, false), (INSTEP_WRITE, true)])?;
+        // SAFETY: the header's contract, here and below.
+        let (to_address, to_dtype) =
+            unsafe { (Out::new(out_address, "out_address")?, Out::optional(out_dtype, "out_dtype")?) };
+        STEPPERS.with(stepper, |training| {
+            // SAFETY: as above.
+            let tensor = unsafe { training.tensor(&tensor)? };
+            let dtype = training.dtype(tensor)?;
+            let address = match &mut training.engine {
+                Engine::Host(stepper) => match dtype {
+                    DType::BF16 => host_address::<bf16>(stepper, tensor, writes)?,
+                    DType::F16 => host_address::<f16>(stepper, tensor, writes)?,
+                    _ => host_address::<f32>(stepper, tensor, writes)?,
+                },
+                Engine::Cuda(_) if writes && !matches!(tensor, TensorId::Grad(_)) => {
+                    let text = "address: for writing a tensor on a GPU that is no gradient; use instep_stepper_write";
+                    return Err(Fault::new(INSTEP_UNSUPPORTED, text));
+                }
+                Engine::Cuda(stepper) => std::ptr::with_exposed_provenance_mut(stepper.ptr(tensor)?.0 as usize),
+            };
+            let code = of_dtype(dtype)?;
+            to_address.put(address);
+            to_dtype.into_iter().for_each(|out| out.put(code));
+            Ok(())
+        })
+    })
+}
+
+/// Takes the caller's tensors at other addresses, of a stepper that was created with memory. Parameters that are left out stay
+/// where they are, and so do the buckets. Other buckets than before are taken too: `*out_is_recut`, which may be null, is 1
+/// then. States and counts go along. A parameter at a new address holds the values that it had.
+///
+/// Any thread, one at a time, between passes. On the CPU it waits for all steps, and then the old memory is the caller's. On a
+/// GPU work on compute_stream from here on comes after all that touches the old memory.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn instep_stepper_rebind(
+    stepper: *mut instep_stepper,
+    tensors: *const instep_memory,
+    out_is_recut: *mut u32,
+) -> instep_status {
+    call(|| {
+        // SAFETY: the header's contract, here and below.
+        let out = unsafe { Out::optional(out_is_recut, "out_is_recut")? };
+        STEPPERS.with(stepper, |training| {
+            // SAFETY: as above.
+            let is_recut = unsafe {
+                let borrowed = memory(tensors, &training.ids, &training.types)?;
+                on_any!(&mut training.engine, stepper => stepper.rebind(borrowed))?
+            };
+            out.into_iter().for_each(|out| out.put(is_recut.into()));
+            Ok(())
+        })
+    })
+}
+
+fn host_address<T: Element>(
+    stepper: &mut Stepper,
+    tensor: TensorId<'_>,
+    writes: bool,
+) -> Result<*mut c_void> {
+    Ok(match writes {
+        true => stepper.view_mut::<T>(tensor)?.as_mut_ptr().cast(),
+        false => stepper.view::<T>(tensor)?.as_ptr().cast_mut().cast(),
+    })
+}
+
+impl Training {
+    /// # Safety
+    /// The name is as the header says, for `'a`.
+    unsafe fn tensor<'a>(&self, given: &instep_tensor_id) -> Result<TensorId<'a>> {
+        let id = self.ids.get(given.param)?;
+        let kinds = [INSTEP_PARAM, INSTEP_GRAD, INSTEP_STATE, INSTEP_COPY, INSTEP_EMA];
+        Ok(match code("kind of tensor", given.kind, &kinds.map(|kind| (kind, kind)))? {
+            INSTEP_GRAD => TensorId::Grad(id),
+            // SAFETY: the caller's promise.
+            INSTEP_STATE => TensorId::State(id, unsafe { text(given.state, "state")? }),
+            INSTEP_COPY => TensorId::Copy(id),
+            INSTEP_EMA => TensorId::Ema(id),
+            _ => TensorId::Param(id),
+        })
+    }
+
+    /// The type in which a tensor lies; of 8-bit states one that the library refuses.
+    fn dtype(&self, tensor: TensorId<'_>) -> Result<DType> {
+        let precision = |id| on_any!(&self.engine, stepper => stepper.precision_of(id));
+        Ok(match tensor {
+            TensorId::Param(id) => precision(id)?.param,
+            TensorId::Grad(id) => precision(id)?.grad,
+            TensorId::State(id, _) if precision(id)?.moments == Moments::BF16 => DType::BF16,
+            TensorId::State(..) | TensorId::Ema(_) => DType::F32,
+            TensorId::Copy(_) => self.copy.unwrap_or(DType::F32),
+        })
+    }
+}

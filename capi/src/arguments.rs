@@ -1,0 +1,239 @@
+//! What C hands over, made fit for use: structs that may be of another version, lists, texts, places for results.
+//!
+//! Each function says what is wrong by name. What cannot be checked is the caller's promise: that a pointer that is not null
+//! leads to as much as the header says.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_char};
+use std::mem::MaybeUninit;
+use std::ptr::NonNull;
+
+use crate::status::{Fault, INSTEP_NULL, Result};
+
+/// A struct of the header that begins with its size, so that later versions may add fields at its end.
+///
+/// # Safety
+/// It is `repr(C)`, its first field is `size: usize`, all bytes of zero are a value of it, and it has no padding.
+pub(crate) unsafe trait Growing: Copy {
+    /// Its name in the header.
+    const NAME: &'static str;
+}
+
+/// Reads a struct of any version: fields that the caller's version lacks are zeros, which stand for defaults. One with
+/// fields that this version lacks is refused unless they are zeros.
+///
+/// # Safety
+/// `from` is null, or leads to as many bytes as its first field says, and to that field at least.
+pub(crate) unsafe fn read<T: Growing>(from: *const T) -> Result<T> {
+    if from.is_null() {
+        return Err(null(T::NAME));
+    }
+    // SAFETY: the caller's promise; the address may be misaligned.
+    let size = unsafe { from.cast::<usize>().read_unaligned() };
+    let known = size_of::<T>();
+    if size <= size_of::<usize>() || !size.is_multiple_of(align_of::<T>()) {
+        let remedy = format_args!("set it to sizeof({})", T::NAME);
+        return Err(Fault::argument(T::NAME, format_args!("its size is {size}"), remedy));
+    }
+    // SAFETY: the caller's promise.
+    let given = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), size.min(isize::MAX as usize)) };
+    if given[known.min(size)..].iter().any(|byte| *byte != 0) {
+        let wrong = format_args!("its size is {size}, and fields after the {known}th byte are set");
+        return Err(Fault::argument(T::NAME, wrong, "leave them zero, or use a newer library"));
+    }
+    let mut value = MaybeUninit::<T>::zeroed();
+    // SAFETY: both sides have so many bytes, and zeros with the caller's fields are a value, by the trait's contract.
+    Ok(unsafe {
+        value.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(given.as_ptr(), size.min(known));
+        value.assume_init()
+    })
+}
+
+/// As [`read`]; null is `None`.
+///
+/// # Safety
+/// As for [`read`].
+pub(crate) unsafe fn read_any<T: Growing>(from: *const T) -> Result<Option<T>> {
+    // SAFETY: the caller's promise.
+    if from.is_null() { Ok(None) } else { unsafe { read(from) }.map(Some) }
+}
+
+/// Writes a result to a struct of any version, whose size the caller has set: the fields that it has.
+///
+/// # Safety
+/// `to` is null, or leads to as many bytes as its first field says, which nothing else touches, and to that field at least.
+pub(crate) unsafe fn write_growing<T: Growing>(to: *mut T, value: T) -> Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        read(to.cast_const())?;
+        let (first, given) = (size_of::<usize>(), to.cast::<usize>().read_unaligned());
+        let from = std::ptr::from_ref(&value).cast::<u8>().add(first);
+        to.cast::<u8>().add(first).copy_from_nonoverlapping(from, given.min(size_of::<T>()) - first);
+    }
+    Ok(())
+}
+
+/// Takes a list, which may be null if it is empty.
+///
+/// # Safety
+/// `first` is null, or leads to `count` elements that are initialised and stay as they are for `'a`.
+pub(crate) unsafe fn list<'a, T>(first: *const T, count: usize, name: &str) -> Result<&'a [T]> {
+    if count == 0 {
+        return Ok(&[]);
+    }
+    refuse_odd(first, count, name)?;
+    // SAFETY: the caller's promise, and the checks above.
+    Ok(unsafe { std::slice::from_raw_parts(first, count) })
+}
+
+/// As [`list`], for writing.
+///
+/// # Safety
+/// As for [`list`]; nothing else touches the elements for `'a`.
+pub(crate) unsafe fn list_mut<'a, T>(first: *mut T, count: usize, name: &str) -> Result<&'a mut [T]> {
+    if count == 0 {
+        return Ok(&mut []);
+    }
+    refuse_odd(first, count, name)?;
+    // SAFETY: the caller's promise, and the checks above.
+    Ok(unsafe { std::slice::from_raw_parts_mut(first, count) })
+}
+
+/// Takes a text.
+///
+/// # Safety
+/// `text` is null, or leads to bytes that end in a zero and stay as they are for `'a`.
+pub(crate) unsafe fn text<'a>(text: *const c_char, name: &str) -> Result<&'a str> {
+    if text.is_null() {
+        return Err(null(name));
+    }
+    // SAFETY: the caller's promise.
+    let bytes = unsafe { CStr::from_ptr(text) };
+    bytes.to_str().map_err(|_| Fault::argument(name, "not UTF-8", "encode it so"))
+}
+
+/// Where a result goes.
+pub(crate) struct Out<T>(NonNull<T>);
+
+impl<T> Out<T> {
+    /// # Safety
+    /// `place` is null, or valid for writing one `T` until the call ends.
+    pub(crate) unsafe fn new(place: *mut T, name: &str) -> Result<Out<T>> {
+        refuse_odd(place, 1, name)?;
+        NonNull::new(place).map(Out).ok_or_else(|| null(name))
+    }
+
+    /// As [`new`](Self::new); null is `None`.
+    ///
+    /// # Safety
+    /// As for [`new`](Self::new).
+    pub(crate) unsafe fn optional(place: *mut T, name: &str) -> Result<Option<Out<T>>> {
+        // SAFETY: the caller's promise.
+        if place.is_null() { Ok(None) } else { unsafe { Out::new(place, name) }.map(Some) }
+    }
+
+    pub(crate) fn put(self, value: T) {
+        // SAFETY: valid by the contract of `new`, and aligned as checked there.
+        unsafe { self.0.write(value) }
+    }
+}
+
+fn refuse_odd<T>(first: *const T, count: usize, name: &str) -> Result<()> {
+    if first.is_null() {
+        return Err(null(name));
+    }
+    if !first.is_aligned() {
+        let remedy = format_args!("align it to {} bytes", align_of::<T>());
+        return Err(Fault::argument(name, format_args!("{first:p} is misaligned"), remedy));
+    }
+    if count.checked_mul(size_of::<T>().max(1)).is_none_or(|bytes| bytes > isize::MAX as usize) {
+        return Err(Fault::argument(
+            name,
+            format_args!("{count} elements fit no memory"),
+            "correct the count",
+        ));
+    }
+    Ok(())
+}
+
+fn null(name: &str) -> Fault {
+    Fault::new(INSTEP_NULL, format_args!("{name}: null; pass an address"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::status::INSTEP_ARGUMENT;
+
+    #[repr(C)]
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    struct Old {
+        size: usize,
+        first: u64,
+    }
+
+    #[repr(C)]
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    struct New {
+        size: usize,
+        first: u64,
+        second: u64,
+    }
+
+    // SAFETY: as the trait says.
+    unsafe impl Growing for Old {
+        const NAME: &'static str = "options";
+    }
+    // SAFETY: as the trait says.
+    unsafe impl Growing for New {
+        const NAME: &'static str = "options";
+    }
+
+    fn as_new(old: &Old) -> Result<New> {
+        // SAFETY: as many bytes as it says.
+        unsafe { read(std::ptr::from_ref(old).cast()) }
+    }
+
+    fn as_old(new: &New) -> Result<Old> {
+        // SAFETY: as many bytes as it says.
+        unsafe { read(std::ptr::from_ref(new).cast()) }
+    }
+
+    #[test]
+    fn fields_that_an_older_caller_lacks_are_zeros() {
+        let new = as_new(&Old { size: 16, first: 7 }).unwrap();
+        assert_eq!(new, New { size: 16, first: 7, second: 0 });
+    }
+
+    #[test]
+    fn fields_of_a_newer_caller_are_refused_unless_they_are_zeros() {
+        assert_eq!(as_old(&New { size: 24, first: 7, second: 0 }).unwrap(), Old { size: 24, first: 7 });
+        let fault = as_old(&New { size: 24, first: 7, second: 1 << 63 }).unwrap_err();
+        assert_eq!(fault.status, INSTEP_ARGUMENT);
+        assert!(fault.text.starts_with("options: its size is 24, and fields after the 16th byte are set;"));
+    }
+
+    #[test]
+    fn sizes_that_no_version_has_are_refused() {
+        for size in [0, 1, 8, 12, 17] {
+            let fault = as_new(&Old { size, first: 7 }).unwrap_err();
+            assert_eq!(fault.text, format!("options: its size is {size}; set it to sizeof(options)"));
+        }
+    }
+
+    #[test]
+    fn null_odd_and_endless_lists_are_refused_and_empty_ones_may_be_null() {
+        let numbers = [1u32, 2];
+        let status = |first, count| {
+            // SAFETY: a count beyond two is refused before anything is read.
+            unsafe { list::<u32>(first, count, "numbers") }
+                .map_or_else(|fault| fault.status, |list| list[0] as i32)
+        };
+        assert_eq!(status(numbers.as_ptr(), 2), 1);
+        assert_eq!(status(std::ptr::null(), 2), INSTEP_NULL);
+        assert_eq!(status(numbers.as_ptr(), usize::MAX / 2), INSTEP_ARGUMENT);
+        assert_eq!(status(numbers.as_ptr().wrapping_byte_add(1), 1), INSTEP_ARGUMENT);
+        // SAFETY: nothing is read.
+        assert!(unsafe { list::<u32>(std::ptr::null(), 0, "numbers") }.unwrap().is_empty());
+    }
+}

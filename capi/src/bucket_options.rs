@@ -1,0 +1,125 @@
+//! Options of a bucket step, and the step that has them.
+//!
+//! Numbers are looked up; whether options go together, the Rust library decides.
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use instep::{BucketStep, ForeignBucket, Pool};
+
+use crate::arguments::{Growing, list};
+use crate::bucket_step::{Engine, Step, on_any};
+use crate::codes::{dtype, gradients};
+use crate::layout::{Ids, close, instep_layout};
+use crate::optimizer::instep_optimizer;
+use crate::options::{Groups, cuda, instep_cuda, instep_group, instep_precision};
+use crate::status::{Fault, INSTEP_CONFIG, Result};
+use crate::tensors::Extent;
+
+/// Options of a bucket step. Zeros stand for defaults, but in layout and optimizer. Everything is read during the call.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct instep_bucket_step_options {
+    /// sizeof(instep_bucket_step_options).
+    pub size: usize,
+    /// The model's parameters.
+    pub layout: *mut instep_layout,
+    /// Steps the parameters of all groups that groups does not name.
+    pub optimizer: *const instep_optimizer,
+    /// Groups with optimizers of their own.
+    pub groups: *const instep_group,
+    /// The number of them.
+    pub group_count: usize,
+    /// The parameters of the bucket; null: all of the layout, one after the other, without gaps.
+    pub params: *const u32,
+    /// Where each of them starts in the bucket, in elements.
+    pub offsets: *const usize,
+    /// The number of them.
+    pub param_count: usize,
+    /// The bucket's elements, gaps included. Read if there are params.
+    pub elements: usize,
+    /// Element types; null: f32.
+    pub precision: *const instep_precision,
+    /// The type of a copy of each stepped parameter; 0: none.
+    pub copy: u32,
+    /// INSTEP_GRADIENTS_KEEP, _ZERO or _AVERAGE.
+    pub gradients: u32,
+    /// Decay rate of moving averages; 0: none are kept.
+    pub ema_decay: f64,
+    /// Threads of a step on the CPU, the caller's included; 0: the caller's alone. Steps with equal numbers share their
+    /// threads, which live as long as the process.
+    pub threads: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// The GPU; null: the CPU.
+    pub cuda: *const instep_cuda,
+}
+
+// SAFETY: numbers and pointers, for which zeros are values.
+unsafe impl Growing for instep_bucket_step_options {
+    const NAME: &'static str = "instep_bucket_step_options";
+}
+
+/// # Safety
+/// The header's contract.
+pub(crate) unsafe fn create(options: &instep_bucket_step_options) -> Result<Step> {
+    let layout = close(options.layout)?;
+    let ids = Ids::of(&layout);
+    // SAFETY: the caller's promise.
+    let (groups, gpu, params, offsets) = unsafe {
+        (
+            Groups::read(options.optimizer, options.precision, options.groups, options.group_count)?,
+            cuda(options.cuda)?,
+            list(options.params, options.param_count, "params")?,
+            list(options.offsets, options.param_count, "offsets")?,
+        )
+    };
+    if let Some((group, _)) = groups.precisions.first() {
+        let text = format_args!(
+            "group `{group}`: has a precision of its own; create a bucket step for each precision"
+        );
+        return Err(Fault::new(INSTEP_CONFIG, text));
+    }
+    let names = groups.names(&layout);
+    let mut builder = BucketStep::builder(&layout, groups.optimizer).precision(groups.precision);
+    for (group, optimizer) in groups.optimizers {
+        builder = builder.group(&group, optimizer);
+    }
+    builder = builder.gradients(gradients(options.gradients)?);
+    if let Some(copy) = dtype("copy", options.copy)? {
+        builder = builder.copy_params(copy);
+    }
+    if options.ema_decay != 0.0 {
+        builder = builder.ema(options.ema_decay);
+    }
+    if !params.is_empty() {
+        builder = builder.bucket(bucket(&ids, params, offsets, options.elements)?);
+    }
+    if options.threads > 1 {
+        builder = builder.pool(shared_pool(options.threads));
+    }
+    let engine = match gpu {
+        None => Engine::Host(Box::new(builder.host()?)),
+        Some(gpu) => Engine::Cuda(Box::new(builder.cuda(&gpu)?)),
+    };
+    let elements = on_any!(&engine, step => step.elements()) as usize;
+    let params = if params.is_empty() { ids.len() } else { params.len() };
+    Ok(Step { engine, ids, extent: Extent { elements, params }, optimizers: names })
+}
+
+/// Describes a bucket.
+pub(crate) fn bucket(ids: &Ids, params: &[u32], offsets: &[usize], elements: usize) -> Result<ForeignBucket> {
+    let bucket = ForeignBucket::new(elements);
+    params
+        .iter()
+        .zip(offsets)
+        .try_fold(bucket, |bucket, (param, offset)| Ok(bucket.gradient(ids.get(*param)?, *offset)))
+}
+
+/// The threads of all steps that asked for so many.
+fn shared_pool(threads: u32) -> Pool {
+    static POOLS: Mutex<BTreeMap<u32, Pool>> = Mutex::new(BTreeMap::new());
+    let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
+    pools.entry(threads).or_insert_with(|| Pool::new(threads as usize)).clone()
+}

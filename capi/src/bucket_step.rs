@@ -1,0 +1,250 @@
+//! One bucket, stepped now, on memory that comes with each call.
+//!
+//! A handle holds a `BucketStep` of the host or of a GPU; everything that both can do is one function.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_char, c_void};
+
+use instep::BucketStep;
+use instep::bucket_step::{OnGpu, Tensor};
+
+use crate::arguments::{Out, read, text};
+use crate::bucket_options::{create, instep_bucket_step_options};
+use crate::entry::call;
+use crate::handles::{Kind, Table};
+use crate::layout::Ids;
+use crate::norm::{NORMS, Norm, instep_norm};
+use crate::optimizer::{build, instep_optimizer, refuse_other};
+use crate::options::stream as stream_of;
+use crate::status::{Fault, INSTEP_UNSUPPORTED, Result, instep_status};
+use crate::tensors::{Extent, instep_scaling, instep_tensor, instep_tensors, scaling};
+
+/// The step of one bucket, with its step counts and hyperparameters; tensors come with each call.
+///
+/// The caller owns it until instep_bucket_step_free. It may be used on any thread, on one at a time: a second one
+/// gets INSTEP_BUSY. Different bucket steps may be used at the same time.
+pub struct instep_bucket_step;
+
+pub(crate) static BUCKET_STEPS: Table<Step> = Table::new(Kind::BucketStep);
+
+/// A step with what is known of it.
+pub(crate) struct Step {
+    pub(crate) engine: Engine,
+    pub(crate) ids: Ids,
+    pub(crate) extent: Extent,
+    /// Each group with its optimizer's name.
+    pub(crate) optimizers: Vec<(String, &'static str)>,
+}
+
+pub(crate) enum Engine {
+    Host(Box<BucketStep>),
+    Cuda(Box<BucketStep<OnGpu>>),
+}
+
+/// Runs an expression on the step of either device.
+macro_rules! on_any {
+    ($engine:expr, $step:ident => $body:expr) => {
+        match $engine {
+            $crate::bucket_step::Engine::Host($step) => $body,
+            $crate::bucket_step::Engine::Cuda($step) => $body,
+        }
+    };
+}
+
+pub(crate) use on_any;
+
+/// Creates a bucket step. `*out_step` is written if it succeeds.
+///
+/// Any thread. No other thread uses the layout meanwhile. No thread starts before the first step.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn instep_bucket_step_create(
+    options: *const instep_bucket_step_options,
+    out_step: *mut *mut instep_bucket_step,
+) -> instep_status {
+    call(|| {
+        // SAFETY: the header's contract.
+        let (options, out) = unsafe { (read(options)?, Out::new(out_step, "out_step")?) };
+        // SAFETY: as above.
+        let step = unsafe { create(&options)? };
+        out.put(BUCKET_STEPS.insert(step)?);
+        Ok(())
+    })
+}
+
+/// Steps the bucket: on the CPU before it returns, on a GPU by launches on `stream`, which must come after the sum of the
+/// gradients there. Nothing is written if it is refused.
+///
+/// With `norm`, which has been decided, its coefficient clips, or the step is left out, and `scaling` is null. Without, the
+/// gradients have the factors of `scaling`; null: none.
+///
+/// Any thread, one at a time for the step and the norm. `stream` (cudaStream_t or CUstream) is of the step's GPU, alive until
+/// it has passed the step, and not being captured; null is the legacy default stream, and what the CPU takes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn instep_bucket_step_step(
+    step: *mut instep_bucket_step,
+    tensors: *const instep_tensors,
+    scaling: *const instep_scaling,
+    norm: *mut instep_norm,
+    stream: *mut c_void,
+) -> instep_status {
+    call(|| {
+        BUCKET_STEPS.with(step, |step| {
+            // SAFETY: the header's contract, here and below.
+            let (tensors, factors) = unsafe { (step.extent.tensors(tensors)?, self::scaling(scaling)?) };
+            if norm.is_null() {
+                return match &mut step.engine {
+                    Engine::Host(host) => {
+                        refuse_stream(stream)?;
+                        Ok(host.step(&tensors, factors)?)
+                    }
+                    Engine::Cuda(gpu) => {
+                        // SAFETY: as above.
+                        unsafe { gpu.enqueue(&tensors, factors, stream_of(stream))? };
+                        Ok(())
+                    }
+                };
+            }
+            if !scaling.is_null() {
+                let remedy = "pass null; the norm has the factors since instep_norm_begin";
+                return Err(Fault::argument("scaling", "given beside a norm", remedy));
+            }
+            NORMS.with(norm, |norm| match (&mut step.engine, norm) {
+                (Engine::Host(host), Norm::Host(norm)) => {
+                    refuse_stream(stream)?;
+                    Ok(host.step_decided(&tensors, &mut norm.norm)?)
+                }
+                (Engine::Cuda(gpu), Norm::Cuda(norm)) => {
+                    // SAFETY: as above.
+                    unsafe { gpu.enqueue_decided(&tensors, norm, stream_of(stream))? };
+                    Ok(())
+                }
+                _ => Err(other_device()),
+            })
+        })
+    })
+}
+
+/// Replaces the hyperparameters of a group's optimizer from the next step on: a learning rate above all. Those that are left
+/// out become defaults. The optimizer is of the same name, and keeps the same states.
+///
+/// Any thread, one at a time. Never waits for a GPU.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn instep_bucket_step_set_optimizer(
+    step: *mut instep_bucket_step,
+    group: *const c_char,
+    optimizer: *const instep_optimizer,
+) -> instep_status {
+    call(|| {
+        // SAFETY: the header's contract.
+        let (group, optimizer) = unsafe { (group_name(group)?, build(optimizer)?) };
+        BUCKET_STEPS.with(step, |step| {
+            if let Some((_, old)) = step.optimizers.iter().find(|(name, _)| name == group) {
+                refuse_other(group, old, &*optimizer)?;
+            }
+            Ok(on_any!(&mut step.engine, step => step.set_optimizer(group, &*optimizer))?)
+        })
+    })
+}
+
+/// Reads how many updates a parameter has had, and the number that its optimizer carries beside that: NAdam's product of
+/// momenta, 1 in others. Either place may be null.
+///
+/// Any thread, one at a time. On a GPU it waits for the last step.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn instep_bucket_step_progress(
+    step: *mut instep_bucket_step,
+    param: u32,
+    out_count: *mut u64,
+    out_carried: *mut f64,
+) -> instep_status {
+    call(|| {
+        // SAFETY: the header's contract.
+        let (to_count, to_carried) =
+            unsafe { (Out::optional(out_count, "out_count")?, Out::optional(out_carried, "out_carried")?) };
+        BUCKET_STEPS.with(step, |step| {
+            let id = step.ids.get(param)?;
+            let (count, carried) =
+                on_any!(&mut step.engine, step => (step.step_count(id)?, step.carried(id)?));
+            to_count.into_iter().for_each(|out| out.put(count));
+            to_carried.into_iter().for_each(|out| out.put(carried));
+            Ok(())
+        })
+    })
+}
+
+/// Sets both, when a training is resumed. `carried` is 1 but for NAdam.
+///
+/// Any thread, one at a time. On a GPU it waits for the last step.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn instep_bucket_step_set_progress(
+    step: *mut instep_bucket_step,
+    param: u32,
+    count: u64,
+    carried: f64,
+) -> instep_status {
+    call(|| {
+        BUCKET_STEPS.with(step, |step| {
+            let id = step.ids.get(param)?;
+            on_any!(&mut step.engine, step => {
+                step.set_carried(id, carried)?;
+                Ok(step.set_step_count(id, count)?)
+            })
+        })
+    })
+}
+
+/// Frees a bucket step. Null is allowed and does nothing.
+///
+/// Any thread, one at a time; a step that another thread uses is INSTEP_BUSY and stays. On a GPU it waits for the last step.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn instep_bucket_step_free(step: *mut instep_bucket_step) -> instep_status {
+    call(|| if step.is_null() { Ok(()) } else { BUCKET_STEPS.remove(step).map(drop) })
+}
+
+impl Step {
+    /// Adds the bucket's gradients to a norm.
+    ///
+    /// # Safety
+    /// The header's contract.
+    pub(crate) unsafe fn add_norm(
+        &mut self,
+        grads: &instep_tensor,
+        norm: &mut Norm,
+        stream: *mut c_void,
+    ) -> Result<()> {
+        // SAFETY: the caller's promise, here and below.
+        let grads: Tensor<'_> = unsafe { self.extent.grads(grads)? };
+        match (&mut self.engine, norm) {
+            (Engine::Host(host), Norm::Host(norm)) => {
+                refuse_stream(stream)?;
+                Ok(host.add_norm(&grads, &mut norm.norm)?)
+            }
+            (Engine::Cuda(gpu), Norm::Cuda(norm)) => {
+                // SAFETY: as above.
+                unsafe { gpu.enqueue_norm(&grads, norm, stream_of(stream))? };
+                Ok(())
+            }
+            _ => Err(other_device()),
+        }
+    }
+}
+
+/// Reads the name of a group; null is the default one.
+///
+/// # Safety
+/// A text as the header says, for `'a`.
+pub(crate) unsafe fn group_name<'a>(group: *const c_char) -> Result<&'a str> {
+    // SAFETY: the caller's promise.
+    if group.is_null() { Ok(instep::DEFAULT_GROUP) } else { unsafe { text(group, "group") } }
+}
+
+pub(crate) fn refuse_stream(stream: *mut c_void) -> Result<()> {
+    if stream.is_null() {
+        return Ok(());
+    }
+    Err(Fault::argument("stream", "given to a step on the CPU, which has none", "pass null"))
+}
+
+fn other_device() -> Fault {
+    Fault::new(INSTEP_UNSUPPORTED, "norm: of another device than the bucket step; create both on one device")
+}

@@ -1,0 +1,104 @@
+//! Saving a training and going on with it: one file, and the trainer's own numbers beside it.
+//!
+//! The file is the Rust library's checkpoint, a safetensors file.
+#![allow(unsafe_code)]
+
+use std::ffi::c_char;
+
+use instep::checkpoint::{self, Extras, Scalar};
+
+use crate::arguments::{list, list_mut, text};
+use crate::codes::code;
+use crate::entry::call;
+use crate::status::instep_status;
+use crate::stepper::{STEPPERS, instep_stepper, on_any};
+
+/// A number of the trainer's in a checkpoint: a real number.
+pub const INSTEP_NUMBER: u32 = 0;
+/// A number of the trainer's in a checkpoint: a whole number, such as an epoch or a seed.
+pub const INSTEP_INTEGER: u32 = 1;
+/// The checkpoint has no number of this name.
+pub const INSTEP_ABSENT: u32 = 2;
+
+/// A number of the trainer's, which a checkpoint holds beside the stepper.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct instep_scalar {
+    /// Its name: "epoch". Names that begin with "param.", "state." or "ema." are the library's.
+    pub name: *const c_char,
+    /// INSTEP_NUMBER or INSTEP_INTEGER; after a load INSTEP_ABSENT if the file does not have it.
+    pub kind: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// The value of an INSTEP_NUMBER.
+    pub number: f64,
+    /// The value of an INSTEP_INTEGER.
+    pub integer: u64,
+}
+
+/// Saves parameters, states, step counts and `scalars` to a file, which is replaced as a whole or left as it was. Only rank 0
+/// writes; other ranks may call it and return at once. `scalars` may be null if `scalar_count` is 0.
+///
+/// Any thread, one at a time, between passes. Waits for all steps.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn instep_stepper_save(
+    stepper: *mut instep_stepper,
+    path: *const c_char,
+    scalars: *const instep_scalar,
+    scalar_count: usize,
+) -> instep_status {
+    call(|| {
+        // SAFETY: the header's contract, here and below.
+        let (path, scalars) = unsafe { (text(path, "path")?, list(scalars, scalar_count, "scalars")?) };
+        let mut extras = Extras::default();
+        for scalar in scalars {
+            let value = match code(
+                "kind of a scalar",
+                scalar.kind,
+                &[(INSTEP_NUMBER, true), (INSTEP_INTEGER, false)],
+            )? {
+                true => Scalar::F64(scalar.number),
+                false => Scalar::U64(scalar.integer),
+            };
+            // SAFETY: as above.
+            extras.scalars.insert(unsafe { text(scalar.name, "scalar's name")? }.to_owned(), value);
+        }
+        STEPPERS.with(stepper, |training| {
+            Ok(on_any!(&training.engine, stepper => checkpoint::save(stepper, &extras, path))?)
+        })
+    })
+}
+
+/// Loads a checkpoint into a stepper of the same parameters and optimizers, and the values of those `scalars` that it names.
+/// Every rank loads the same file. Nothing changes before the whole file has been found good.
+///
+/// Any thread, one at a time, between passes. Waits for all steps.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn instep_stepper_load(
+    stepper: *mut instep_stepper,
+    path: *const c_char,
+    scalars: *mut instep_scalar,
+    scalar_count: usize,
+) -> instep_status {
+    call(|| {
+        // SAFETY: the header's contract, here and below.
+        let (path, scalars) = unsafe { (text(path, "path")?, list_mut(scalars, scalar_count, "scalars")?) };
+        let mut names = Vec::with_capacity(scalars.len());
+        for scalar in &*scalars {
+            // SAFETY: as above.
+            names.push(unsafe { text(scalar.name, "scalar's name")? });
+        }
+        STEPPERS.with(stepper, |training| {
+            let extras = on_any!(&mut training.engine, stepper => checkpoint::load(stepper, path))?;
+            for (scalar, name) in scalars.iter_mut().zip(names) {
+                let (kind, number, integer) = match extras.scalars.get(name) {
+                    Some(Scalar::F64(number)) => (INSTEP_NUMBER, *number, 0),
+                    Some(Scalar::U64(integer)) => (INSTEP_INTEGER, 0.0, *integer),
+                    None => (INSTEP_ABSENT, 0.0, 0),
+                };
+                *scalar = instep_scalar { kind, number, integer, ..*scalar };
+            }
+            Ok(())
+        })
+    })
+}

@@ -1,0 +1,181 @@
+//! Integers of the header that stand for options, and what each stands for.
+//!
+//! C may pass any number, so each is looked up; no Rust enum is ever received.
+
+use instep::{DType, Gradients, Master, Mode, Moments, SegmentAction, Unused};
+
+use crate::status::{Fault, Result};
+
+/// Element type: float, IEEE 754 binary32. In a field for a type, 0 stands for the default that the field names.
+pub const INSTEP_F32: u32 = 1;
+/// Element type: bfloat16.
+pub const INSTEP_BF16: u32 = 2;
+/// Element type: IEEE 754 binary16.
+pub const INSTEP_F16: u32 = 3;
+
+/// 16-bit parameters have no master weight. The default.
+pub const INSTEP_MASTER_NONE: u32 = 0;
+/// An f32 weight beside each 16-bit parameter.
+pub const INSTEP_MASTER_F32: u32 = 1;
+/// The lower 16 bits of an f32 whose upper half is the bf16 parameter.
+pub const INSTEP_MASTER_REMAINDER16: u32 = 2;
+/// The next 8 bits of it.
+pub const INSTEP_MASTER_REMAINDER8: u32 = 3;
+
+/// Optimizer states are f32. The default.
+pub const INSTEP_STATES_F32: u32 = 0;
+/// Optimizer states are bf16.
+pub const INSTEP_STATES_BF16: u32 = 1;
+/// Optimizer states are codes of 8 bits, with an f32 scale per 256 elements.
+pub const INSTEP_STATES_8BIT: u32 = 2;
+
+/// Steps a bucket as soon as it is reduced. The default.
+pub const INSTEP_MODE_EAGER: u32 = 0;
+/// Steps once the last bucket is reduced and the norm is known.
+pub const INSTEP_MODE_NORMED: u32 = 1;
+/// Steps after the last sum, one bucket after the other.
+pub const INSTEP_MODE_SEQUENTIAL: u32 = 2;
+
+/// Stepped gradients stay as they are: sums over the ranks. The default.
+pub const INSTEP_GRADIENTS_KEEP: u32 = 0;
+/// The step zeroes the gradients it has read.
+pub const INSTEP_GRADIENTS_ZERO: u32 = 1;
+/// The memory of stepped gradients goes back to the system. Only in a stepper that owns its memory, on the CPU.
+pub const INSTEP_GRADIENTS_RELEASE: u32 = 2;
+/// The step leaves in each gradient the value that was stepped: the mean over ranks, without the loss scale and clipped.
+pub const INSTEP_GRADIENTS_AVERAGE: u32 = 3;
+
+/// A parameter whose gradient no rank wrote stays as it is. The default; refused on borrowed memory.
+pub const INSTEP_UNUSED_SKIP: u32 = 0;
+/// It is stepped with a gradient of zeros, which are written to the gradient's memory.
+pub const INSTEP_UNUSED_STEP_ZERO: u32 = 1;
+/// instep_stepper_finish refuses the pass, and names it.
+pub const INSTEP_UNUSED_REFUSE: u32 = 2;
+
+/// All ranks have as many batches. The default.
+pub const INSTEP_INPUTS_EVEN: u32 = 0;
+/// Ranks may join without data; steps divide by world_size.
+pub const INSTEP_INPUTS_BY_WORLD_SIZE: u32 = 1;
+/// Ranks may join without data; steps divide by the number of ranks that had data.
+pub const INSTEP_INPUTS_BY_CONTRIBUTORS: u32 = 2;
+
+/// The optimizer steps the parameter. The default.
+pub const INSTEP_ACTION_STEP: u32 = 0;
+/// Its gradient is averaged over the ranks, for another optimizer.
+pub const INSTEP_ACTION_AVERAGE: u32 = 1;
+/// Its gradient stays a sum, and it stays as it is.
+pub const INSTEP_ACTION_LEAVE: u32 = 2;
+
+/// Nothing is clipped. The default.
+pub const INSTEP_CLIP_NONE: u32 = 0;
+/// Clips by the norm of all gradients, exactly. Refused in INSTEP_MODE_EAGER.
+pub const INSTEP_CLIP_GLOBAL: u32 = 1;
+/// Clips by the norm of the pass before.
+pub const INSTEP_CLIP_PREVIOUS: u32 = 2;
+/// Clips each bucket by its own norm.
+pub const INSTEP_CLIP_PER_BUCKET: u32 = 3;
+
+/// A tensor of a parameter: the parameter itself. Copied as f32, it is its master weight, if it has one.
+pub const INSTEP_PARAM: u32 = 0;
+/// Its gradient: after a pass the sum over the ranks, loss scale included.
+pub const INSTEP_GRAD: u32 = 1;
+/// A state of its optimizer, whose name goes with it.
+pub const INSTEP_STATE: u32 = 2;
+/// Its copy in another type.
+pub const INSTEP_COPY: u32 = 3;
+/// Its moving average.
+pub const INSTEP_EMA: u32 = 4;
+
+/// The address is for reading.
+pub const INSTEP_READ: u32 = 0;
+/// The address is for writing and reading.
+pub const INSTEP_WRITE: u32 = 1;
+
+/// A collective call: every rank is to hold the sum over all ranks, the same bits on each.
+pub const INSTEP_ALL_REDUCE: u32 = 0;
+/// A collective call: every rank is to hold what rank 0 has.
+pub const INSTEP_BROADCAST: u32 = 1;
+
+/// Looks a number up among the values that it may stand for.
+pub(crate) fn code<T: Copy>(field: &str, given: u32, all: &[(u32, T)]) -> Result<T> {
+    all.iter().find(|(code, _)| *code == given).map(|(_, value)| *value).ok_or_else(|| {
+        let codes: Vec<String> = all.iter().map(|(code, _)| code.to_string()).collect();
+        let remedy = format_args!("use a constant of the header, one of {}", codes.join(", "));
+        Fault::argument(field, format_args!("{given} stands for nothing"), remedy)
+    })
+}
+
+/// An element type; 0 is `None`.
+pub(crate) fn dtype(field: &str, given: u32) -> Result<Option<DType>> {
+    let (f32, bf16, f16) = (Some(DType::F32), Some(DType::BF16), Some(DType::F16));
+    code(field, given, &[(0, None), (INSTEP_F32, f32), (INSTEP_BF16, bf16), (INSTEP_F16, f16)])
+}
+
+pub(crate) fn of_dtype(dtype: DType) -> Result<u32> {
+    match dtype {
+        DType::F32 => Ok(INSTEP_F32),
+        DType::BF16 => Ok(INSTEP_BF16),
+        DType::F16 => Ok(INSTEP_F16),
+        other => Err(Fault::argument("element type", format_args!("{other} has no code"), "use another")),
+    }
+}
+
+pub(crate) fn flag(field: &str, given: u32) -> Result<bool> {
+    code(field, given, &[(0, false), (1, true)])
+}
+
+pub(crate) fn master(given: u32) -> Result<Master> {
+    let all = [
+        (INSTEP_MASTER_NONE, Master::None),
+        (INSTEP_MASTER_F32, Master::F32),
+        (INSTEP_MASTER_REMAINDER16, Master::Remainder16),
+        (INSTEP_MASTER_REMAINDER8, Master::Remainder8),
+    ];
+    code("master", given, &all)
+}
+
+pub(crate) fn states(given: u32) -> Result<Moments> {
+    let all = [
+        (INSTEP_STATES_F32, Moments::F32),
+        (INSTEP_STATES_BF16, Moments::BF16),
+        (INSTEP_STATES_8BIT, Moments::EightBit),
+    ];
+    code("states", given, &all)
+}
+
+pub(crate) fn mode(given: u32) -> Result<Mode> {
+    let all = [
+        (INSTEP_MODE_EAGER, Mode::Eager),
+        (INSTEP_MODE_NORMED, Mode::Normed),
+        (INSTEP_MODE_SEQUENTIAL, Mode::Sequential),
+    ];
+    code("mode", given, &all)
+}
+
+pub(crate) fn gradients(given: u32) -> Result<Gradients> {
+    let all = [
+        (INSTEP_GRADIENTS_KEEP, Gradients::Keep),
+        (INSTEP_GRADIENTS_ZERO, Gradients::Zero),
+        (INSTEP_GRADIENTS_RELEASE, Gradients::Release),
+        (INSTEP_GRADIENTS_AVERAGE, Gradients::Average),
+    ];
+    code("gradients", given, &all)
+}
+
+pub(crate) fn unused(given: u32) -> Result<Unused> {
+    let all = [
+        (INSTEP_UNUSED_SKIP, Unused::Skip),
+        (INSTEP_UNUSED_STEP_ZERO, Unused::StepZero),
+        (INSTEP_UNUSED_REFUSE, Unused::Refuse),
+    ];
+    code("unused", given, &all)
+}
+
+pub(crate) fn action(given: u32) -> Result<SegmentAction> {
+    let all = [
+        (INSTEP_ACTION_STEP, SegmentAction::Step),
+        (INSTEP_ACTION_AVERAGE, SegmentAction::Average),
+        (INSTEP_ACTION_LEAVE, SegmentAction::Leave),
+    ];
+    code("action", given, &all)
+}

@@ -1,0 +1,195 @@
+//! A collective of the caller's: a table of functions, called as the Rust library's trait is.
+//!
+//! Each function runs with the library closed to its thread (`entry::in_callback`), so it cannot wait for itself.
+#![allow(unsafe_code)]
+
+use std::ffi::{CString, c_char, c_void};
+
+use instep::collective::{Call, CollectiveKind};
+use instep::{Collective, DType, Error, Place};
+
+use crate::arguments::{Growing, read};
+use crate::codes::{INSTEP_ALL_REDUCE, INSTEP_BROADCAST, flag, of_dtype};
+use crate::entry::in_callback;
+use crate::status::{Fault, INSTEP_NULL, INSTEP_OK, INSTEP_THREW, Result, instep_status, name};
+
+/// One collective call of one rank.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct instep_call {
+    /// sizeof(instep_call) of the library, which may be larger than the caller's.
+    pub size: usize,
+    /// INSTEP_ALL_REDUCE or INSTEP_BROADCAST.
+    pub kind: u32,
+    /// Element type: INSTEP_F32, INSTEP_BF16 or INSTEP_F16.
+    pub dtype: u32,
+    /// The source, `bytes` long.
+    pub src: *const c_void,
+    /// The destination, `bytes` long; may be the source.
+    pub dst: *mut c_void,
+    /// Length of both.
+    pub bytes: u64,
+    /// The pass, counted from the stepper's first.
+    pub pass: u64,
+    /// The bucket, or -1 if there is none.
+    pub bucket: i64,
+    /// How long the call may wait for other ranks, in milliseconds.
+    pub deadline_ms: u64,
+    /// On a GPU, the stream to enqueue on; null on the CPU.
+    pub stream: *mut c_void,
+    /// 32 bytes that are equal on all ranks. Ranks whose keys differ are out of step: fail, or they hang later.
+    pub key: [u8; 32],
+}
+
+/// A collective of the caller's, one rank of it. The struct is copied; `data` is passed to each function.
+///
+/// A function may call nothing of this library but instep_version, instep_status_name and instep_last_error; any other call
+/// in it is INSTEP_BUSY. No exception may leave it: instep::caught of this header makes a status of one. One that leaves ends
+/// the process.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct instep_collective {
+    /// sizeof(instep_collective).
+    pub size: usize,
+    /// The caller's. Used on any thread until instep_stepper_free has returned. If the stepper is not created, not at all.
+    pub data: *mut c_void,
+    /// Takes part in one collective call, and returns INSTEP_OK, or anything else, which ends the stepper. On the CPU it is
+    /// called on a thread of the library's, one call at a time, may block until all ranks are through, and the result is in
+    /// `dst` when it returns. On a GPU it is called on the thread that calls the stepper, and only enqueues. Every rank makes
+    /// the same calls in the same order, unless `keeps_no_order` is 1. Not null.
+    pub enqueue:
+        Option<unsafe extern "C-unwind" fn(data: *mut c_void, call: *const instep_call) -> instep_status>,
+    /// Ends the group: every rank's current and later calls are to fail. `cause` is valid during the call, which must not
+    /// block. Called on any thread, also beside `enqueue`. May be null for one rank alone.
+    pub abort: Option<unsafe extern "C-unwind" fn(data: *mut c_void, cause: *const c_char)>,
+    /// Says that the stepper no longer uses `data`. Called once, by instep_stepper_free. May be null.
+    pub release: Option<unsafe extern "C-unwind" fn(data: *mut c_void)>,
+    /// 1: the calls of different buckets may come in any order.
+    pub keeps_no_order: u32,
+    /// 1: sums bf16 too.
+    pub sums_bf16: u32,
+    /// 1: sums f16 too.
+    pub sums_f16: u32,
+    /// 1: reaches the memory of GPUs. 0: the CPU's.
+    pub reaches_gpus: u32,
+}
+
+// SAFETY: numbers, pointers and functions that may be missing, for which zeros are values.
+unsafe impl Growing for instep_collective {
+    const NAME: &'static str = "instep_collective";
+}
+
+/// The caller's collective. The stepper's threads may keep a clone a little longer than the stepper, but call nothing then.
+#[derive(Clone)]
+pub(crate) struct Foreign {
+    table: instep_collective,
+    rank: u32,
+    world_size: u32,
+    sums: [bool; 2],
+    keeps_order: bool,
+    reaches_gpus: bool,
+}
+
+// SAFETY: the header asks for functions and data that any thread may use.
+unsafe impl Send for Foreign {}
+// SAFETY: as above.
+unsafe impl Sync for Foreign {}
+
+impl Foreign {
+    /// # Safety
+    /// The table is as the header says, until it is released.
+    pub(crate) unsafe fn read(from: *const instep_collective, rank: u32, world_size: u32) -> Result<Foreign> {
+        // SAFETY: the caller's promise.
+        let table = unsafe { read(from)? };
+        if table.enqueue.is_none() || (table.abort.is_none() && world_size > 1) {
+            let which = if table.enqueue.is_none() { "enqueue" } else { "abort" };
+            return Err(Fault::new(
+                INSTEP_NULL,
+                format_args!("instep_collective: {which} is null; name a function"),
+            ));
+        }
+        Ok(Foreign {
+            table,
+            rank,
+            world_size,
+            sums: [flag("sums_bf16", table.sums_bf16)?, flag("sums_f16", table.sums_f16)?],
+            keeps_order: !flag("keeps_no_order", table.keeps_no_order)?,
+            reaches_gpus: flag("reaches_gpus", table.reaches_gpus)?,
+        })
+    }
+
+    /// Says that nothing will be called any more.
+    pub(crate) fn release(&self) {
+        if let Some(release) = self.table.release {
+            // SAFETY: as in `enqueue`.
+            in_callback(|| unsafe { release(self.table.data) });
+        }
+    }
+}
+
+impl Collective for Foreign {
+    fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    fn world_size(&self) -> u32 {
+        self.world_size
+    }
+
+    fn reaches(&self, place: Place) -> bool {
+        (place != Place::Host) == self.reaches_gpus
+    }
+
+    fn sums(&self, dtype: DType) -> bool {
+        match dtype {
+            DType::F32 => true,
+            DType::BF16 => self.sums[0],
+            DType::F16 => self.sums[1],
+            _ => false,
+        }
+    }
+
+    fn keeps_order(&self) -> bool {
+        self.keeps_order
+    }
+
+    unsafe fn enqueue(&self, call: &Call) -> instep::Result<()> {
+        let failed = |code, message: String| {
+            Err(Error::Collective { rank: self.rank, call: "enqueue", code, message })
+        };
+        if !self.knows(call.kind) {
+            return Err(call.unknown_kind());
+        }
+        let Ok(dtype) = of_dtype(call.dtype) else {
+            return failed(-1, "an element type without a code".into());
+        };
+        let given = instep_call {
+            size: size_of::<instep_call>(),
+            kind: if call.kind == CollectiveKind::AllReduce { INSTEP_ALL_REDUCE } else { INSTEP_BROADCAST },
+            dtype,
+            src: call.src.cast(),
+            dst: call.dst.cast(),
+            bytes: call.bytes,
+            pass: call.pass,
+            bucket: call.bucket.map_or(-1, i64::from),
+            deadline_ms: call.deadline.as_millis().try_into().unwrap_or(u64::MAX),
+            stream: std::ptr::with_exposed_provenance_mut(call.stream.0),
+            key: call.key().to_bytes(),
+        };
+        let Some(enqueue) = self.table.enqueue else { return failed(-1, "it is null".into()) };
+        // SAFETY: the function and its data are as the header says, and so are the buffers by this method's contract.
+        match in_callback(|| unsafe { enqueue(self.table.data, &given) }) {
+            INSTEP_OK => Ok(()),
+            INSTEP_THREW => failed(INSTEP_THREW, "the callback threw an exception".into()),
+            status => failed(status, name(status).to_string_lossy().into_owned()),
+        }
+    }
+
+    fn abort(&self, cause: &Error) {
+        if let Some(abort) = self.table.abort {
+            let cause = CString::new(cause.to_string().replace('\0', "\\0")).unwrap_or_default();
+            // SAFETY: as in `enqueue`.
+            in_callback(|| unsafe { abort(self.table.data, cause.as_ptr()) });
+        }
+    }
+}

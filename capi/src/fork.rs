@@ -1,0 +1,43 @@
+//! Whether this process was forked from one that uses the library.
+//!
+//! A child has none of its parent's threads, and locks may be held by threads that it lacks. So the flag is set by the
+//! system's fork handler, and every call reads it before it takes a lock.
+#![allow(unsafe_code)]
+
+use std::ffi::c_int;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::status::{Fault, INSTEP_FORKED, Result};
+
+static IS_FORKED: AtomicBool = AtomicBool::new(false);
+
+unsafe extern "C" {
+    fn pthread_atfork(
+        prepare: Option<extern "C" fn()>,
+        parent: Option<extern "C" fn()>,
+        child: Option<extern "C" fn()>,
+    ) -> c_int;
+}
+
+extern "C" fn in_child() {
+    IS_FORKED.store(true, Ordering::Relaxed);
+}
+
+/// Refuses to run in a child of a process that uses the library.
+pub(crate) fn refuse_child() -> Result<()> {
+    if IS_FORKED.load(Ordering::Relaxed) {
+        let text = "process: forked from one that uses instep, so it has no threads of it; fork before the first handle \
+                    is made, or start a new program with exec";
+        return Err(Fault::new(INSTEP_FORKED, text));
+    }
+    Ok(())
+}
+
+/// Has the children of this process know, from the first handle on. A process that forks before may use the library in
+/// parent and child.
+pub(crate) fn watch() {
+    static WATCHED: OnceLock<c_int> = OnceLock::new();
+    // SAFETY: the handler only stores to an atomic of this library, which is never unloaded (`build.rs`).
+    WATCHED.get_or_init(|| unsafe { pthread_atfork(None, None, Some(in_child)) });
+}

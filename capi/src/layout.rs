@@ -1,0 +1,187 @@
+//! Layouts: built parameter by parameter, closed by their first use.
+//!
+//! Parameters are numbers in C, in the order in which they were added.
+#![allow(unsafe_code)]
+
+use std::ffi::c_char;
+
+use instep::{Layout, LayoutBuilder, ParamId};
+
+use crate::arguments::{Growing, Out, list, read, text};
+use crate::codes::{action, dtype, flag};
+use crate::entry::call;
+use crate::handles::{Kind, Table};
+use crate::status::{Fault, INSTEP_LAYOUT, INSTEP_ORDER, Result, instep_status};
+
+/// The names, shapes and groups of a model's parameters.
+///
+/// The caller owns it until instep_layout_free. Steps and steppers keep what they need of it, so it may be freed
+/// once they are created. Handles are used on one thread at a time: a second one gets INSTEP_BUSY.
+pub struct instep_layout;
+
+/// One parameter.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct instep_param {
+    /// sizeof(instep_param).
+    pub size: usize,
+    /// Its name, which no other parameter has; checkpoints have it.
+    pub name: *const c_char,
+    /// Its dimensions; their product is the number of elements. None: a scalar, of one element.
+    pub shape: *const usize,
+    /// The number of dimensions.
+    pub dimensions: usize,
+    /// Its group, whose optimizer steps it. Null: "default".
+    pub group: *const c_char,
+    /// How often it is handed over in a pass: 0 and 1 stand for once, more for a shared parameter.
+    pub uses: u32,
+    /// INSTEP_ACTION_STEP, INSTEP_ACTION_AVERAGE or INSTEP_ACTION_LEAVE.
+    pub action: u32,
+    /// 1: each rank's own, never summed. 0: shared by all ranks.
+    pub is_local: u32,
+    /// Type of the parameter and of its gradient; 0: those of its group's precision.
+    pub dtype: u32,
+}
+
+// SAFETY: numbers and pointers, for which zeros are values.
+unsafe impl Growing for instep_param {
+    const NAME: &'static str = "instep_param";
+}
+
+pub(crate) static LAYOUTS: Table<Open> = Table::new(Kind::Layout);
+
+/// A layout that may still grow, or one that is in use.
+pub(crate) struct Open {
+    builder: Option<LayoutBuilder>,
+    count: u32,
+    built: Option<Layout>,
+}
+
+/// Creates a layout without parameters. `*out_layout` is written if it succeeds.
+///
+/// Any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn instep_layout_create(out_layout: *mut *mut instep_layout) -> instep_status {
+    call(|| {
+        // SAFETY: the header's contract.
+        let out = unsafe { Out::new(out_layout, "out_layout")? };
+        let open = Open { builder: Some(Layout::builder()), count: 0, built: None };
+        out.put(LAYOUTS.insert(open)?);
+        Ok(())
+    })
+}
+
+/// Adds a parameter, whose number is `*out_param`: 0, 1, 2 and so on. `out_param` may be null. Add parameters in the order
+/// of forward. The first use of the layout closes it; after that this is INSTEP_ORDER.
+///
+/// Any thread, one at a time. The struct is copied. A name that is there already, or a shape that is too large, is refused by
+/// the first use.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn instep_layout_add(
+    layout: *mut instep_layout,
+    param: *const instep_param,
+    out_param: *mut u32,
+) -> instep_status {
+    call(|| {
+        // SAFETY: the header's contract.
+        let (param, name, shape, group) = unsafe {
+            let param = read(param)?;
+            let group = if param.group.is_null() { None } else { Some(text(param.group, "group")?) };
+            (param, text(param.name, "name")?, list(param.shape, param.dimensions, "shape")?, group)
+        };
+        // SAFETY: the header's contract.
+        let out = unsafe { Out::optional(out_param, "out_param")? };
+        let (action, is_local) = (action(param.action)?, flag("is_local", param.is_local)?);
+        let dtype = dtype("dtype", param.dtype)?;
+        let number = LAYOUTS.with(layout, |open| {
+            let Some(builder) = open.builder.take() else {
+                let text = "layout: in use, so it is closed; add all parameters first";
+                return Err(Fault::new(INSTEP_ORDER, text));
+            };
+            let len = shape.iter().try_fold(1usize, |product, next| product.checked_mul(*next));
+            // What overflows is as large as it gets, which `build` refuses by name.
+            let added = builder.param(name, len.unwrap_or(usize::MAX)).shape(shape.iter().copied());
+            let added = added.uses(param.uses.max(1)).action(action);
+            let added = if is_local { added.local() } else { added };
+            let added = match dtype {
+                Some(dtype) => added.dtype(dtype),
+                None => added,
+            };
+            open.builder = Some(match group {
+                Some(group) => added.in_group(group),
+                None => added,
+            });
+            open.count += 1;
+            Ok(open.count - 1)
+        })?;
+        if let Some(out) = out {
+            out.put(number);
+        }
+        Ok(())
+    })
+}
+
+/// Finds the number of a parameter by its name. INSTEP_LAYOUT if there is none, and the text lists similar names. This closes
+/// the layout.
+///
+/// Any thread, one at a time.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn instep_layout_find(
+    layout: *mut instep_layout,
+    name: *const c_char,
+    out_param: *mut u32,
+) -> instep_status {
+    call(|| {
+        // SAFETY: the header's contract.
+        let (name, out) = unsafe { (text(name, "name")?, Out::new(out_param, "out_param")?) };
+        let layout = close(layout)?;
+        let id = layout.id(name)?;
+        // Every number of a parameter is an u32, and it is there.
+        let number = layout.ids().position(|known| known == id).unwrap_or_default();
+        out.put(number as u32);
+        Ok(())
+    })
+}
+
+/// Frees a layout. Null is allowed and does nothing.
+///
+/// Any thread, one at a time; a layout that another thread uses is INSTEP_BUSY and stays.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn instep_layout_free(layout: *mut instep_layout) -> instep_status {
+    call(|| if layout.is_null() { Ok(()) } else { LAYOUTS.remove(layout).map(drop) })
+}
+
+/// Closes a layout and returns it.
+pub(crate) fn close(layout: *const instep_layout) -> Result<Layout> {
+    LAYOUTS.with(layout, |open| {
+        if let Some(built) = &open.built {
+            return Ok(built.clone());
+        }
+        let builder = open.builder.clone().unwrap_or_else(Layout::builder);
+        let built = builder.build()?;
+        (open.builder, open.built) = (None, Some(built.clone()));
+        Ok(built)
+    })
+}
+
+/// The parameters of a layout, by their numbers.
+#[derive(Clone)]
+pub(crate) struct Ids(Vec<ParamId>);
+
+impl Ids {
+    pub(crate) fn of(layout: &Layout) -> Ids {
+        Ids(layout.ids().collect())
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(crate) fn get(&self, param: u32) -> Result<ParamId> {
+        self.0.get(param as usize).copied().ok_or_else(|| {
+            let text =
+                format_args!("parameter {param}: the layout has {}; use a smaller number", self.0.len());
+            Fault::new(INSTEP_LAYOUT, text)
+        })
+    }
+}

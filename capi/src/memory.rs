@@ -1,0 +1,98 @@
+//! The caller's parameters and gradient buckets, for a stepper that borrows them.
+//!
+//! Addresses go to the Rust library, which refuses those that are null, misaligned or overlap.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+
+use instep::{Borrowed, DType, bf16, f16};
+
+use crate::arguments::{Growing, list, read};
+use crate::bucket_options::bucket;
+use crate::layout::Ids;
+use crate::options::Types;
+use crate::status::{Fault, INSTEP_LAYOUT, Result};
+
+/// A flat bucket of gradients in the caller's memory.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct instep_bucket {
+    /// The first element.
+    pub address: *mut c_void,
+    /// The number of elements, gaps included.
+    pub elements: usize,
+    /// The parameters whose gradients lie in it.
+    pub params: *const u32,
+    /// Where each of them starts, in elements.
+    pub offsets: *const usize,
+    /// The number of them.
+    pub param_count: usize,
+}
+
+/// The caller's tensors. Addresses are of the stepper's device; precisions and layout say the types, of which a
+/// bucket holds one.
+///
+/// Until instep_stepper_free has returned, the stepper reads and writes them. Between instep_stepper_address, asked to write,
+/// and the hand-over, the caller may write a gradient; between instep_stepper_address and the hand-over, it may read a
+/// parameter. At all other times it touches neither.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct instep_memory {
+    /// sizeof(instep_memory).
+    pub size: usize,
+    /// The address of each parameter, by its number.
+    pub params: *const *mut c_void,
+    /// As many as the layout has; in instep_stepper_rebind also 0: they stay where they are.
+    pub param_count: usize,
+    /// All buckets, which are numbered in this order. Every parameter is in one of them.
+    pub buckets: *const instep_bucket,
+    /// The number of them; in instep_stepper_rebind also 0: they stay where they are.
+    pub bucket_count: usize,
+}
+
+// SAFETY: numbers and pointers, for which zeros are values.
+unsafe impl Growing for instep_memory {
+    const NAME: &'static str = "instep_memory";
+}
+
+/// # Safety
+/// The struct and its lists are as the header says.
+pub(crate) unsafe fn memory(from: *const instep_memory, ids: &Ids, types: &[Types]) -> Result<Borrowed> {
+    // SAFETY: the caller's promise, here and below.
+    let (params, buckets) = unsafe {
+        let given = read(from)?;
+        (
+            list(given.params, given.param_count, "params")?,
+            list(given.buckets, given.bucket_count, "buckets")?,
+        )
+    };
+    if !params.is_empty() && params.len() != ids.len() {
+        let (given, expected) = (params.len(), ids.len());
+        let text = format_args!("params: {given} addresses, where the layout has {expected}; give each one");
+        return Err(Fault::new(INSTEP_LAYOUT, text));
+    }
+    let mut borrowed = Borrowed::new();
+    for (param, address) in params.iter().enumerate() {
+        let id = ids.get(param as u32)?;
+        borrowed = match types[param].param {
+            DType::BF16 => borrowed.param::<bf16>(id, address.cast()),
+            DType::F16 => borrowed.param::<f16>(id, address.cast()),
+            _ => borrowed.param::<f32>(id, address.cast()),
+        };
+    }
+    for one in buckets {
+        // SAFETY: as above.
+        let (params, offsets) = unsafe {
+            (list(one.params, one.param_count, "params")?, list(one.offsets, one.param_count, "offsets")?)
+        };
+        let foreign = bucket(ids, params, offsets, one.elements)?;
+        // A bucket holds gradients of one type; an empty one is refused.
+        let first = params.first().map_or(DType::F32, |param| types[*param as usize].grad);
+        borrowed = match first {
+            DType::BF16 => borrowed.bucket::<bf16>(foreign, one.address.cast()),
+            DType::F16 => borrowed.bucket::<f16>(foreign, one.address.cast()),
+            _ => borrowed.bucket::<f32>(foreign, one.address.cast()),
+        };
+    }
+    Ok(borrowed)
+}

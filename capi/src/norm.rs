@@ -1,0 +1,189 @@
+//! The norm of the gradients of several buckets, and the decision that follows from it.
+//!
+//! A handle holds a `GradNorm` of the host or of a GPU.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+
+use instep::GradNorm;
+use instep::bucket_step::{Decision, NormOnGpu};
+
+use crate::arguments::{Growing, Out, list, write_growing};
+use crate::bucket_step::{BUCKET_STEPS, instep_bucket_step, refuse_stream};
+use crate::codes::flag;
+use crate::entry::call;
+use crate::handles::{Kind, Table};
+use crate::options::{cuda, instep_cuda, stream as stream_of};
+use crate::status::{Fault, INSTEP_ORDER, instep_status};
+use crate::tensors::{instep_scaling, instep_tensor, scaling as factors};
+
+/// The norm over the gradients of any number of buckets, which clips their steps or leaves them out.
+///
+/// The caller owns it until instep_norm_free. It may be used on any thread, on one at a time: a second one gets
+/// INSTEP_BUSY.
+pub struct instep_norm;
+
+/// What follows from a norm.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct instep_decision {
+    /// sizeof(instep_decision), set by the caller.
+    pub size: usize,
+    /// The norm of all averaged gradients; infinite or NaN if one of them is.
+    pub norm: f64,
+    /// The factor that clips them; 1 if nothing is clipped or all steps are left out.
+    pub clip: f64,
+    /// 1 if no gradient is infinite or NaN.
+    pub is_finite: u32,
+    /// 1 if steps after this decision change nothing.
+    pub is_skipped: u32,
+}
+
+// SAFETY: numbers.
+unsafe impl Growing for instep_decision {
+    const NAME: &'static str = "instep_decision";
+}
+
+pub(crate) static NORMS: Table<Norm> = Table::new(Kind::Norm);
+
+/// A norm, and on the host its decision.
+pub(crate) enum Norm {
+    Host(HostNorm),
+    Cuda(GradNorm<NormOnGpu>),
+}
+
+/// The host's norm tells its decision once, so it is kept.
+pub(crate) struct HostNorm {
+    pub(crate) norm: GradNorm,
+    decision: Option<Decision>,
+}
+
+/// Creates a norm for buckets on a GPU, or, if `on` is null, on the CPU. `*out_norm` is written if it succeeds.
+///
+/// Any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn instep_norm_create(
+    on: *const instep_cuda,
+    out_norm: *mut *mut instep_norm,
+) -> instep_status {
+    call(|| {
+        // SAFETY: the header's contract.
+        let (on, out) = unsafe { (cuda(on)?, Out::new(out_norm, "out_norm")?) };
+        let norm = match on {
+            None => Norm::Host(HostNorm { norm: GradNorm::host()?, decision: None }),
+            Some(gpu) => Norm::Cuda(GradNorm::cuda(&gpu)?),
+        };
+        out.put(NORMS.insert(norm)?);
+        Ok(())
+    })
+}
+
+/// Begins anew, with the factors that all these gradients have; null: none. A clip is refused, since the norm decides it.
+///
+/// Any thread, one at a time. On a GPU every call of a norm is enqueued on its `stream`, after the norm's last call on any
+/// stream; streams are as for instep_bucket_step_step.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn instep_norm_begin(
+    norm: *mut instep_norm,
+    scaling: *const instep_scaling,
+    stream: *mut c_void,
+) -> instep_status {
+    call(|| {
+        // SAFETY: the header's contract.
+        let scaling = unsafe { factors(scaling)? };
+        NORMS.with(norm, |norm| match norm {
+            Norm::Host(host) => {
+                refuse_stream(stream)?;
+                host.decision = None;
+                Ok(host.norm.begin(scaling)?)
+            }
+            Norm::Cuda(gpu) => {
+                // SAFETY: as above.
+                unsafe { gpu.enqueue_begin(scaling, stream_of(stream))? };
+                Ok(())
+            }
+        })
+    })
+}
+
+/// Adds the summed gradients of a bucket: once per bucket, in any order.
+///
+/// Any thread, one at a time for the norm and the step. The gradients are only read.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn instep_norm_add(
+    norm: *mut instep_norm,
+    step: *mut instep_bucket_step,
+    grads: *const instep_tensor,
+    stream: *mut c_void,
+) -> instep_status {
+    call(|| {
+        // SAFETY: the header's contract, here and below.
+        let grads = unsafe { list(grads, 1, "grads")? }[0];
+        NORMS.with(norm, |norm| {
+            // SAFETY: as above.
+            BUCKET_STEPS.with(step, |step| unsafe { step.add_norm(&grads, norm, stream) })
+        })
+    })
+}
+
+/// Decides: clips by `max_norm` unless it is 0, and if `skip_nonfinite` is 1, leaves the steps out if a gradient is infinite
+/// or NaN. Then each bucket is stepped with this norm.
+///
+/// Any thread, one at a time.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn instep_norm_decide(
+    norm: *mut instep_norm,
+    max_norm: f64,
+    skip_nonfinite: u32,
+    stream: *mut c_void,
+) -> instep_status {
+    call(|| {
+        let (max_norm, skips) =
+            ((max_norm != 0.0).then_some(max_norm), flag("skip_nonfinite", skip_nonfinite)?);
+        NORMS.with(norm, |norm| match norm {
+            Norm::Host(host) => {
+                refuse_stream(stream)?;
+                host.decision = Some(host.norm.decide(max_norm, skips)?);
+                Ok(())
+            }
+            Norm::Cuda(gpu) => {
+                // SAFETY: the header's contract.
+                unsafe { gpu.enqueue_decide(max_norm, skips, stream_of(stream))? };
+                Ok(())
+            }
+        })
+    })
+}
+
+/// Reads the decision.
+///
+/// Any thread, one at a time. On a GPU it waits for the norm's last call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn instep_norm_read(
+    norm: *mut instep_norm,
+    out_decision: *mut instep_decision,
+) -> instep_status {
+    call(|| {
+        NORMS.with(norm, |norm| {
+            let Decision { norm, clip, is_finite, skipped } = match norm {
+                Norm::Host(host) => host.decision.ok_or_else(|| {
+                    Fault::new(INSTEP_ORDER, "norm: not decided yet; call instep_norm_decide first")
+                })?,
+                Norm::Cuda(gpu) => gpu.decision()?,
+            };
+            let (is_finite, is_skipped) = (is_finite.into(), skipped.into());
+            // SAFETY: the header's contract.
+            unsafe {
+                write_growing(out_decision, instep_decision { size: 0, norm, clip, is_finite, is_skipped })
+            }
+        })
+    })
+}
+
+/// Frees a norm. Null is allowed and does nothing.
+///
+/// Any thread, one at a time; a norm that another thread uses is INSTEP_BUSY and stays.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn instep_norm_free(norm: *mut instep_norm) -> instep_status {
+    call(|| if norm.is_null() { Ok(()) } else { NORMS.remove(norm).map(drop) })
+}

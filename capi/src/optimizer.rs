@@ -1,0 +1,111 @@
+//! Optimizers by name, with their hyperparameters as names and numbers.
+//!
+//! Names, defaults and ranges come from `instep::optim::ALL`; this file has none of its own.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, CString, c_char};
+use std::sync::{Mutex, PoisonError};
+
+use instep::Optimizer;
+use instep::optim::ALL;
+use instep::overlap::Registry;
+
+use crate::arguments::{Growing, Out, list, read, text};
+use crate::entry::call;
+use crate::status::{Fault, INSTEP_CONFIG, Result, instep_status};
+
+/// One hyperparameter.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct instep_hyper {
+    /// Its name as in torch.optim: "lr", "weight_decay". A pair is two: betas are "beta1" and "beta2".
+    pub name: *const c_char,
+    /// Its value; flags are 0 or 1.
+    pub value: f64,
+}
+
+/// An optimizer and its hyperparameters. It is read during the call that it is passed to, and stays the caller's.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct instep_optimizer {
+    /// sizeof(instep_optimizer).
+    pub size: usize,
+    /// Its name as in torch.optim or in its paper, in upper or lower case: "AdamW", "sgd", "lamb".
+    pub name: *const c_char,
+    /// Hyperparameters; those that are left out have the defaults of torch.optim.
+    pub hypers: *const instep_hyper,
+    /// The number of them.
+    pub hyper_count: usize,
+}
+
+// SAFETY: sizes and pointers, for which zeros are values.
+unsafe impl Growing for instep_optimizer {
+    const NAME: &'static str = "instep_optimizer";
+}
+
+/// Names one state that an optimizer keeps per element, as torch.optim calls it; `out_name` becomes null if `index` is the
+/// number of its states. The text lives as long as the process. States are lent to a bucket step in this order, and
+/// checkpoints name them so.
+///
+/// Any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn instep_optimizer_state_name(
+    optimizer: *const instep_optimizer,
+    index: usize,
+    out_name: *mut *const c_char,
+) -> instep_status {
+    call(|| {
+        // SAFETY: the header's contract.
+        let (optimizer, out) = unsafe { (build(optimizer)?, Out::new(out_name, "out_name")?) };
+        let name = optimizer.state_names().get(index).map(|name| kept(name));
+        out.put(name.map_or(std::ptr::null(), CStr::as_ptr));
+        Ok(())
+    })
+}
+
+/// Builds an optimizer.
+///
+/// # Safety
+/// The struct, its list and its texts are as the header says.
+pub(crate) unsafe fn build(optimizer: *const instep_optimizer) -> Result<Box<dyn Optimizer>> {
+    // SAFETY: the caller's promise.
+    let (name, hypers) = unsafe {
+        let given = read(optimizer)?;
+        (text(given.name, "optimizer's name")?, list(given.hypers, given.hyper_count, "hypers")?)
+    };
+    let mut keywords = Vec::with_capacity(hypers.len());
+    for hyper in hypers {
+        // SAFETY: the caller's promise.
+        keywords.push((unsafe { text(hyper.name, "hyperparameter's name")? }, hyper.value));
+    }
+    let known = ALL.iter().find(|descriptor| descriptor.name.eq_ignore_ascii_case(name));
+    let name = known.map_or(name, |descriptor| descriptor.name);
+    Ok(Registry::standard().resolve(name)?.build(&keywords)?)
+}
+
+/// Refuses an optimizer of another name than the one that is to be changed: Adam and AdamW share their hyperparameters.
+pub(crate) fn refuse_other(group: &str, old: &str, new: &dyn Optimizer) -> Result<()> {
+    let new = name_of(new);
+    if old == new {
+        return Ok(());
+    }
+    let text =
+        format_args!("group `{group}`: its optimizer is {old}, not {new}; create another object for {new}");
+    Err(Fault::new(INSTEP_CONFIG, text))
+}
+
+pub(crate) fn name_of(optimizer: &dyn Optimizer) -> &'static str {
+    optimizer.descriptor().map_or("custom", |descriptor| descriptor.name)
+}
+
+/// A name that ends in a zero byte. There are as many as states of optimizers, so none is ever freed.
+fn kept(name: &str) -> &'static CStr {
+    static ALL: Mutex<Vec<&CStr>> = Mutex::new(Vec::new());
+    let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = all.iter().find(|known| known.to_bytes() == name.as_bytes()).copied();
+    known.unwrap_or_else(|| {
+        let new: &'static CStr = Box::leak(CString::new(name).unwrap_or_default().into_boxed_c_str());
+        all.push(new);
+        new
+    })
+}

@@ -1,0 +1,177 @@
+//! Options that steps and steppers share: groups' optimizers, element types, the GPU.
+//!
+//! Each is read into the Rust library's own type.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_char, c_void};
+
+use instep::cuda::Cuda;
+use instep::{DType, Layout, Optimizer, Precision, Rounding, StreamHandle};
+
+use crate::arguments::{Growing, list, read_any, text};
+use crate::codes::{dtype, flag, master, states};
+use crate::optimizer::{build, instep_optimizer, name_of};
+use crate::status::Result;
+
+/// What one group of parameters has of its own.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct instep_group {
+    /// The group's name.
+    pub name: *const c_char,
+    /// Its optimizer; null: that of all others.
+    pub optimizer: *const instep_optimizer,
+    /// Its element types; null: those of all others. A bucket step has one precision, so it takes null alone.
+    pub precision: *const instep_precision,
+}
+
+/// Element types of the tensors. Arithmetic is f32 for all of them.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct instep_precision {
+    /// sizeof(instep_precision).
+    pub size: usize,
+    /// Type of parameters; 0: INSTEP_F32.
+    pub param: u32,
+    /// Type of gradients, in which they are summed too; 0: INSTEP_F32.
+    pub grad: u32,
+    /// The bits that 16-bit parameters lack: INSTEP_MASTER_NONE, _F32, _REMAINDER16 or _REMAINDER8.
+    pub master: u32,
+    /// Storage of optimizer states: INSTEP_STATES_F32, _BF16 or _8BIT.
+    pub states: u32,
+    /// 1: round stochastically where bits are lost. 0: to the nearest.
+    pub is_stochastic: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// Seed of stochastic rounding, equal on all ranks.
+    pub seed: u64,
+}
+
+// SAFETY: numbers.
+unsafe impl Growing for instep_precision {
+    const NAME: &'static str = "instep_precision";
+}
+
+/// A GPU, and how it is used.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct instep_cuda {
+    /// sizeof(instep_cuda).
+    pub size: usize,
+    /// The device's number.
+    pub ordinal: u32,
+    /// Priority of a stepper's steps beside the kernels on compute_stream; lower runs sooner.
+    pub optim_priority: i32,
+    /// A stepper's trainer runs on this stream (cudaStream_t or CUstream); null: the legacy default stream. Bucket steps and
+    /// norms take a stream in each call, and ignore this one.
+    pub compute_stream: *mut c_void,
+    /// Thread blocks of a step at most; 0: as many as the GPU holds at a time.
+    pub max_blocks: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+// SAFETY: numbers and a pointer, for which zeros are values.
+unsafe impl Growing for instep_cuda {
+    const NAME: &'static str = "instep_cuda";
+}
+
+/// Optimizers and precisions of a layout: the default ones, and those of groups.
+pub(crate) struct Groups {
+    pub(crate) optimizer: Box<dyn Optimizer>,
+    pub(crate) precision: Precision,
+    pub(crate) optimizers: Vec<(String, Box<dyn Optimizer>)>,
+    pub(crate) precisions: Vec<(String, Precision)>,
+}
+
+impl Groups {
+    /// # Safety
+    /// Structs, lists and texts are as the header says.
+    pub(crate) unsafe fn read(
+        optimizer: *const instep_optimizer,
+        precision: *const instep_precision,
+        groups: *const instep_group,
+        group_count: usize,
+    ) -> Result<Groups> {
+        // SAFETY: the caller's promise, here and below.
+        let (optimizer, precision, all) =
+            unsafe { (build(optimizer)?, self::precision(precision)?, list(groups, group_count, "groups")?) };
+        let (mut optimizers, mut precisions) = (Vec::new(), Vec::new());
+        for group in all {
+            // SAFETY: as above.
+            unsafe {
+                let name = text(group.name, "group's name")?;
+                if !group.optimizer.is_null() {
+                    optimizers.push((name.to_owned(), build(group.optimizer)?));
+                }
+                if !group.precision.is_null() {
+                    precisions.push((name.to_owned(), self::precision(group.precision)?));
+                }
+            }
+        }
+        Ok(Groups { optimizer, precision, optimizers, precisions })
+    }
+
+    /// Names each group's optimizer.
+    pub(crate) fn names(&self, layout: &Layout) -> Vec<(String, &'static str)> {
+        let name = |group: &String| {
+            let own = self.optimizers.iter().rev().find(|(name, _)| name == group);
+            (group.clone(), name_of(own.map_or(&*self.optimizer, |(_, own)| &**own)))
+        };
+        layout.groups().iter().map(name).collect()
+    }
+
+    /// The types of each parameter and its gradient.
+    pub(crate) fn types(&self, layout: &Layout) -> Result<Vec<Types>> {
+        let types = |id| {
+            let parameter = layout.parameter(id)?;
+            let group = &layout.groups()[parameter.group as usize];
+            let own = self.precisions.iter().rev().find(|(name, _)| name == group);
+            let precision = own.map_or(self.precision, |(_, own)| *own);
+            let (param, grad) = (precision.param, precision.grad);
+            Ok(Types { param: parameter.dtype.unwrap_or(param), grad: parameter.dtype.unwrap_or(grad) })
+        };
+        layout.ids().map(types).collect()
+    }
+}
+
+/// The types of a parameter and its gradient.
+#[derive(Clone, Copy)]
+pub(crate) struct Types {
+    pub(crate) param: DType,
+    pub(crate) grad: DType,
+}
+
+/// # Safety
+/// The struct is as the header says, or the pointer is null.
+unsafe fn precision(from: *const instep_precision) -> Result<Precision> {
+    // SAFETY: the caller's promise.
+    let Some(given) = (unsafe { read_any(from)? }) else { return Ok(Precision::F32) };
+    let rounding = match flag("is_stochastic", given.is_stochastic)? {
+        true => Rounding::Stochastic { seed: given.seed },
+        false => Rounding::Nearest,
+    };
+    Ok(Precision {
+        param: dtype("param", given.param)?.unwrap_or(DType::F32),
+        grad: dtype("grad", given.grad)?.unwrap_or(DType::F32),
+        master: master(given.master)?,
+        moments: states(given.states)?,
+        rounding,
+    })
+}
+
+/// Opens the GPU, if there is to be one.
+///
+/// # Safety
+/// The struct is as the header says, or the pointer is null.
+pub(crate) unsafe fn cuda(from: *const instep_cuda) -> Result<Option<Cuda>> {
+    // SAFETY: the caller's promise.
+    let Some(given) = (unsafe { read_any(from)? }) else { return Ok(None) };
+    let cuda = Cuda::open(given.ordinal)?.compute_stream(stream(given.compute_stream));
+    let cuda = cuda.optim_priority(given.optim_priority);
+    Ok(Some(if given.max_blocks > 0 { cuda.max_blocks(given.max_blocks) } else { cuda }))
+}
+
+pub(crate) fn stream(stream: *mut c_void) -> StreamHandle {
+    StreamHandle(stream.expose_provenance())
+}

@@ -1,0 +1,206 @@
+//! A stepper between passes: hyperparameters, frozen parameters, step counts, and what the last pass came to.
+//!
+//! Each function is one of the Rust library's.
+#![allow(unsafe_code)]
+
+use std::ffi::c_char;
+
+use instep::optim::Value;
+
+use crate::arguments::{Growing, Out, write_growing};
+use crate::bucket_step::group_name;
+use crate::codes::flag;
+use crate::entry::call;
+use crate::optimizer::{build, instep_optimizer, refuse_other};
+use crate::status::instep_status;
+use crate::stepper::{STEPPERS, instep_stepper, on_any};
+
+/// What the device has decided about a pass.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct instep_pass_status {
+    /// sizeof(instep_pass_status), set by the caller.
+    pub size: usize,
+    /// The pass, counted from 1, abandoned ones too; 0: none has ended.
+    pub pass: u64,
+    /// Passes abandoned so far.
+    pub abandoned: u64,
+    /// 1: it changed nothing, because a gradient was infinite or NaN.
+    pub is_skipped: u32,
+    /// 1: norm is known.
+    pub has_norm: u32,
+    /// The norm of all averaged gradients.
+    pub norm: f64,
+    /// The factor that clipped them; 1 without clipping.
+    pub clip: f64,
+    /// The factor in the loss that was divided out.
+    pub loss_scale: f64,
+    /// The first bucket with an infinite or NaN gradient, or -1.
+    pub first_nonfinite_bucket: i64,
+}
+
+// SAFETY: numbers.
+unsafe impl Growing for instep_pass_status {
+    const NAME: &'static str = "instep_pass_status";
+}
+
+/// Replaces the hyperparameters of a group's optimizer from the next pass on: a learning rate above all. Null is the group
+/// "default". Those that are left out become defaults. The optimizer is of the same name. All ranks set the same.
+///
+/// Any thread, one at a time, between passes. Does not wait for steps.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn instep_stepper_set_optimizer(
+    stepper: *mut instep_stepper,
+    group: *const c_char,
+    optimizer: *const instep_optimizer,
+) -> instep_status {
+    call(|| {
+        // SAFETY: the header's contract.
+        let (group, optimizer) = unsafe { (group_name(group)?, build(optimizer)?) };
+        STEPPERS.with(stepper, |training| {
+            if let Some((_, old)) = training.optimizers.iter().find(|(name, _)| name == group) {
+                refuse_other(group, old, &*optimizer)?;
+            }
+            let fields = optimizer.descriptor().map(|descriptor| descriptor.fields).unwrap_or_default();
+            let value = |name| optimizer.get(name).map(|value| (name, value));
+            let all: Vec<(&str, Value)> = fields.iter().filter_map(|field| value(field.name)).collect();
+            Ok(on_any!(&mut training.engine, stepper => stepper.set_hyper(group, &all))?)
+        })
+    })
+}
+
+/// Freezes a parameter from the next pass on, or unfreezes it: frozen, it takes no gradient and is not stepped. All ranks
+/// freeze the same.
+///
+/// Any thread, one at a time, between passes. To freeze, it waits for the last step of the parameter's bucket.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn instep_stepper_set_frozen(
+    stepper: *mut instep_stepper,
+    param: u32,
+    is_frozen: u32,
+) -> instep_status {
+    call(|| {
+        let is_frozen = flag("is_frozen", is_frozen)?;
+        STEPPERS.with(stepper, |training| {
+            let id = training.ids.get(param)?;
+            Ok(on_any!(&mut training.engine, stepper => stepper.set_frozen(id, is_frozen))?)
+        })
+    })
+}
+
+/// Reads how many updates a parameter has had, and the number that its optimizer carries beside that: NAdam's product of
+/// momenta, 1 in others. Either place may be null.
+///
+/// Any thread, one at a time, between passes. Waits for all steps.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn instep_stepper_progress(
+    stepper: *mut instep_stepper,
+    param: u32,
+    out_count: *mut u64,
+    out_carried: *mut f64,
+) -> instep_status {
+    call(|| {
+        // SAFETY: the header's contract.
+        let (to_count, to_carried) =
+            unsafe { (Out::optional(out_count, "out_count")?, Out::optional(out_carried, "out_carried")?) };
+        STEPPERS.with(stepper, |training| {
+            let id = training.ids.get(param)?;
+            let (count, carried) = on_any!(&training.engine, stepper => {
+                let only = stepper.optimizers_of(id)?.first().copied();
+                let carried = only.map(|only| stepper.carried((id, only))).transpose()?.flatten();
+                (stepper.step_count(id)?, carried.unwrap_or(1.0))
+            });
+            to_count.into_iter().for_each(|out| out.put(count));
+            to_carried.into_iter().for_each(|out| out.put(carried));
+            Ok(())
+        })
+    })
+}
+
+/// Sets both, when a training is resumed without a checkpoint of this library. `carried` is 1 but for NAdam. All ranks set the
+/// same.
+///
+/// Any thread, one at a time, between passes. Waits for all steps.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn instep_stepper_set_progress(
+    stepper: *mut instep_stepper,
+    param: u32,
+    count: u64,
+    carried: f64,
+) -> instep_status {
+    call(|| {
+        STEPPERS.with(stepper, |training| {
+            let id = training.ids.get(param)?;
+            on_any!(&mut training.engine, stepper => {
+                let only = stepper.optimizers_of(id)?.first().copied();
+                let carries = only.map(|only| stepper.carried((id, only))).transpose()?.flatten().is_some();
+                match carries || carried != 1.0 {
+                    true => Ok(stepper.set_step_count(id, (count, carried))?),
+                    false => Ok(stepper.set_step_count(id, count)?),
+                }
+            })
+        })
+    })
+}
+
+/// Reads the factor in the loss of the pass to come, or of the open one.
+///
+/// Any thread, one at a time. With a loss_scaler it waits for the decision of the pass before: ask after forward.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn instep_stepper_loss_scale(
+    stepper: *mut instep_stepper,
+    out_loss_scale: *mut f64,
+) -> instep_status {
+    call(|| {
+        // SAFETY: the header's contract.
+        let out = unsafe { Out::new(out_loss_scale, "out_loss_scale")? };
+        STEPPERS.with(stepper, |training| {
+            out.put(on_any!(&training.engine, stepper => stepper.loss_scale())?);
+            Ok(())
+        })
+    })
+}
+
+/// Reads what was decided about a pass. With `waits` of 1 it is the last one; with 0 the newest that is known to have ended.
+///
+/// Any thread, one at a time. With 1 between passes only, and it waits for all steps; with 0 it never waits.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn instep_stepper_status(
+    stepper: *mut instep_stepper,
+    waits: u32,
+    out_status: *mut instep_pass_status,
+) -> instep_status {
+    call(|| {
+        let waits = flag("waits", waits)?;
+        STEPPERS.with(stepper, |training| {
+            let found = on_any!(&training.engine, stepper => match waits {
+                true => Some(stepper.status()?),
+                false => stepper.latest_status(),
+            });
+            let known = found.map(|status| instep_pass_status {
+                size: 0,
+                pass: status.pass,
+                abandoned: status.abandoned,
+                is_skipped: status.skipped.into(),
+                has_norm: status.norm.is_some().into(),
+                norm: status.norm.unwrap_or_default(),
+                clip: status.clip,
+                loss_scale: status.loss_scale,
+                first_nonfinite_bucket: status.first_nonfinite_bucket.map_or(-1, i64::from),
+            });
+            let none = instep_pass_status {
+                size: 0,
+                pass: 0,
+                abandoned: 0,
+                is_skipped: 0,
+                has_norm: 0,
+                norm: 0.0,
+                clip: 1.0,
+                loss_scale: 1.0,
+                first_nonfinite_bucket: -1,
+            };
+            // SAFETY: the header's contract.
+            unsafe { write_growing(out_status, known.unwrap_or(none)) }
+        })
+    })
+}

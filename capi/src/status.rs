@@ -1,0 +1,154 @@
+//! Status codes: what a caller can do about an error of the Rust library, as one number.
+//!
+//! Each variant of `instep::Error` has one code. Codes keep their numbers for good; new ones come last.
+
+use instep::Error;
+
+/// The outcome of a call. INSTEP_OK is 0, everything else is a failure, which instep_last_error describes. Codes keep their
+/// numbers in later versions, which may add more.
+pub type instep_status = i32;
+
+/// The call did what it says.
+pub const INSTEP_OK: instep_status = 0;
+/// A pointer is null that may not be. Nothing has changed.
+pub const INSTEP_NULL: instep_status = 1;
+/// A handle was freed, is of another kind, or never came from this library. Nothing has changed.
+pub const INSTEP_HANDLE: instep_status = 2;
+/// Another thread is in a call on the same handle, or the call was made by a callback. Nothing has changed; call again.
+pub const INSTEP_BUSY: instep_status = 3;
+/// This process was forked from one that uses the library, whose threads it does not have. Nothing has changed.
+pub const INSTEP_FORKED: instep_status = 4;
+/// An integer stands for nothing, a text is no UTF-8, a length is wrong, or a struct has a wrong size. Nothing has changed.
+pub const INSTEP_ARGUMENT: instep_status = 5;
+/// An option or hyperparameter is out of range, or two options exclude each other. Nothing has changed.
+pub const INSTEP_CONFIG: instep_status = 6;
+/// A parameter or tensor is unknown, named twice, missing, of another length, or misaligned. Nothing has changed.
+pub const INSTEP_LAYOUT: instep_status = 7;
+/// The call comes at the wrong moment of a pass. Nothing has changed.
+pub const INSTEP_ORDER: instep_status = 8;
+/// This machine, this build, or one of the parts that were combined cannot do it. Nothing has changed.
+pub const INSTEP_UNSUPPORTED: instep_status = 9;
+/// The GPU kernels, the GPU's driver or its communication library is missing. Nothing has changed.
+pub const INSTEP_UNAVAILABLE: instep_status = 10;
+/// A call into the GPU's driver failed.
+pub const INSTEP_DEVICE: instep_status = 11;
+/// A collective failed, ranks differ, a rank is lost, or the deadline has passed.
+pub const INSTEP_COLLECTIVE: instep_status = 12;
+/// The compiled kernels break the numerics contract. Nothing has changed.
+pub const INSTEP_ARITHMETIC: instep_status = 13;
+/// A checkpoint is damaged, or of another model; the text says whether anything has changed.
+pub const INSTEP_CHECKPOINT: instep_status = 14;
+/// A file could not be opened, read or written.
+pub const INSTEP_FILE: instep_status = 15;
+/// An earlier failure ended this stepper or step; the text says which one. Free it.
+pub const INSTEP_POISONED: instep_status = 16;
+/// The library met a fault of its own, now or in an earlier call on this handle. Free the handle, and report it.
+pub const INSTEP_PANIC: instep_status = 17;
+/// A callback threw a C++ exception, which instep::caught of this header has stopped.
+pub const INSTEP_THREW: instep_status = 18;
+/// A failure that this version has no code for; the text describes it.
+pub const INSTEP_OTHER: instep_status = 19;
+
+/// The names, in the order of the codes.
+const NAMES: [&std::ffi::CStr; 20] = [
+    c"INSTEP_OK",
+    c"INSTEP_NULL",
+    c"INSTEP_HANDLE",
+    c"INSTEP_BUSY",
+    c"INSTEP_FORKED",
+    c"INSTEP_ARGUMENT",
+    c"INSTEP_CONFIG",
+    c"INSTEP_LAYOUT",
+    c"INSTEP_ORDER",
+    c"INSTEP_UNSUPPORTED",
+    c"INSTEP_UNAVAILABLE",
+    c"INSTEP_DEVICE",
+    c"INSTEP_COLLECTIVE",
+    c"INSTEP_ARITHMETIC",
+    c"INSTEP_CHECKPOINT",
+    c"INSTEP_FILE",
+    c"INSTEP_POISONED",
+    c"INSTEP_PANIC",
+    c"INSTEP_THREW",
+    c"INSTEP_OTHER",
+];
+
+/// The name of a code.
+pub(crate) fn name(status: instep_status) -> &'static std::ffi::CStr {
+    usize::try_from(status).ok().and_then(|index| NAMES.get(index)).copied().unwrap_or(c"unknown status")
+}
+
+/// Why a call failed.
+#[derive(Debug)]
+pub(crate) struct Fault {
+    pub(crate) status: instep_status,
+    pub(crate) text: String,
+}
+
+pub(crate) type Result<T, E = Fault> = std::result::Result<T, E>;
+
+impl Fault {
+    pub(crate) fn new(status: instep_status, text: impl ToString) -> Fault {
+        Fault { status, text: text.to_string() }
+    }
+
+    /// Makes a fault of an argument: `<thing>: <what is wrong>; <what to do>`.
+    pub(crate) fn argument(
+        thing: &str,
+        wrong: impl std::fmt::Display,
+        remedy: impl std::fmt::Display,
+    ) -> Fault {
+        Fault::new(INSTEP_ARGUMENT, format_args!("{thing}: {wrong}; {remedy}"))
+    }
+}
+
+impl From<Error> for Fault {
+    fn from(error: Error) -> Fault {
+        Fault::new(code(&error), &error)
+    }
+}
+
+fn code(error: &Error) -> instep_status {
+    match error {
+        Error::Config { .. } => INSTEP_CONFIG,
+        Error::Layout(_) => INSTEP_LAYOUT,
+        Error::Order(_) => INSTEP_ORDER,
+        Error::Unsupported(_) => INSTEP_UNSUPPORTED,
+        Error::KernelsNotBuilt { .. } | Error::DriverUnavailable { .. } | Error::NcclUnavailable { .. } => {
+            INSTEP_UNAVAILABLE
+        }
+        Error::Device { .. } => INSTEP_DEVICE,
+        Error::Collective { .. }
+        | Error::Hook(_)
+        | Error::Mismatch { .. }
+        | Error::LeftPass { .. }
+        | Error::PeerLost { .. }
+        | Error::Deadline { .. }
+        | Error::Rank { .. } => INSTEP_COLLECTIVE,
+        Error::Arithmetic { .. } => INSTEP_ARITHMETIC,
+        Error::Checkpoint(_) | Error::PartlyLoaded { .. } => INSTEP_CHECKPOINT,
+        Error::File { .. } => INSTEP_FILE,
+        Error::Poisoned { .. } => INSTEP_POISONED,
+        _ => INSTEP_OTHER,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_has_the_name_of_its_constant() {
+        let source = include_str!("status.rs");
+        let mut checked = 0;
+        for line in source.lines().filter_map(|line| line.strip_prefix("pub const ")) {
+            let (constant, value) = line.split_once(": instep_status = ").unwrap();
+            let value = value.trim_end_matches(';').parse().unwrap();
+            assert_eq!(name(value).to_str().unwrap(), constant);
+            checked += 1;
+        }
+        assert_eq!(checked, NAMES.len());
+        assert_eq!(name(-1), c"unknown status");
+        assert_eq!(name(20), c"unknown status");
+    }
+}

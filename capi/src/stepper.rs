@@ -1,0 +1,173 @@
+//! Steppers: options, creation, and the end.
+//!
+//! A handle holds a `Stepper` of the host or of a GPU; everything that both can do is one function (`pass.rs`,
+//! `access.rs`).
+#![allow(unsafe_code)]
+
+use instep::cuda::{self, Cuda, CudaDevice};
+use instep::{Collective, DType, External, Solo, Stepper, StepperBuilder};
+
+use crate::arguments::{Out, read};
+use crate::codes::{dtype, flag};
+use crate::collective::Foreign;
+use crate::entry::call;
+use crate::handles::{Kind, Table};
+use crate::layout::{Ids, close};
+use crate::memory::memory;
+use crate::options::{Groups, Types, cuda as open};
+use crate::status::{Fault, Result, instep_status};
+use crate::stepper_options::{configured, instep_stepper_options};
+
+/// A rank's training: parameters, gradients and states, and the passes that step them.
+///
+/// The caller owns it until instep_stepper_free. It may be used on any thread, on one at a time: a second one gets
+/// INSTEP_BUSY. On a GPU whose compute_stream is the per-thread default stream (2) it stays on the thread that created it.
+pub struct instep_stepper;
+
+pub(crate) static STEPPERS: Table<Training> = Table::new(Kind::Stepper);
+
+/// A stepper with what is known of it.
+pub(crate) struct Training {
+    pub(crate) engine: Engine,
+    pub(crate) ids: Ids,
+    pub(crate) types: Vec<Types>,
+    pub(crate) copy: Option<DType>,
+    /// Each group with its optimizer's name.
+    pub(crate) optimizers: Vec<(String, &'static str)>,
+    pub(crate) events: Option<cuda::External>,
+    /// Released at the end.
+    collective: Option<Foreign>,
+}
+
+pub(crate) enum Engine {
+    Host(Box<Stepper>),
+    Cuda(Box<Stepper<CudaDevice>>),
+}
+
+/// Runs an expression on the stepper of either device.
+macro_rules! on_any {
+    ($engine:expr, $stepper:ident => $body:expr) => {
+        match $engine {
+            $crate::stepper::Engine::Host($stepper) => $body,
+            $crate::stepper::Engine::Cuda($stepper) => $body,
+        }
+    };
+}
+
+pub(crate) use on_any;
+
+/// Creates a stepper. `*out_stepper` is written if it succeeds.
+///
+/// Any thread. No other thread uses the layout meanwhile. Threads start at the first pass. On a GPU, NCCL excepted, all
+/// ranks create theirs at the same point.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn instep_stepper_create(
+    options: *const instep_stepper_options,
+    out_stepper: *mut *mut instep_stepper,
+) -> instep_status {
+    call(|| {
+        // SAFETY: the header's contract.
+        let (options, out) = unsafe { (read(options)?, Out::new(out_stepper, "out_stepper")?) };
+        // SAFETY: as above.
+        let training = unsafe { create(&options)? };
+        out.put(STEPPERS.insert(training)?);
+        Ok(())
+    })
+}
+
+/// Frees a stepper after all steps have ended, and reports what has failed. It is freed also if this fails with anything but
+/// INSTEP_BUSY, INSTEP_HANDLE or INSTEP_FORKED: with INSTEP_ORDER a pass was open, which ends the other ranks too. Null is
+/// allowed and does nothing.
+///
+/// Any thread, one at a time. It waits for steps, and for peers that a queued sum needs, up to the deadline.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn instep_stepper_free(stepper: *mut instep_stepper) -> instep_status {
+    call(|| {
+        if stepper.is_null() {
+            return Ok(());
+        }
+        let Training { engine, collective, .. } = STEPPERS.remove(stepper)?;
+        let outcome = match engine {
+            Engine::Host(host) => host.close(),
+            Engine::Cuda(gpu) => gpu.close(),
+        };
+        collective.iter().for_each(Foreign::release);
+        Ok(outcome?)
+    })
+}
+
+/// # Safety
+/// The header's contract.
+unsafe fn create(options: &instep_stepper_options) -> Result<Training> {
+    let layout = close(options.layout)?;
+    let ids = Ids::of(&layout);
+    // SAFETY: the caller's promise, here and below.
+    let (groups, gpu) = unsafe {
+        (
+            Groups::read(options.optimizer, options.precision, options.groups, options.group_count)?,
+            open(options.cuda)?,
+        )
+    };
+    let (names, types) = (groups.names(&layout), groups.types(&layout)?);
+    let mut builder = Stepper::builder(&layout, groups.optimizer).precision(groups.precision);
+    for (group, optimizer) in groups.optimizers {
+        builder = builder.group(group, optimizer);
+    }
+    for (group, precision) in groups.precisions {
+        builder = builder.group_precision(group, precision);
+    }
+    let copy = dtype("copy", options.copy)?;
+    // SAFETY: as above.
+    let builder = unsafe { configured(builder, options, copy)? };
+    let borrowed = match options.memory.is_null() {
+        true => None,
+        // SAFETY: as above.
+        false => Some(unsafe { memory(options.memory, &ids, &types)? }),
+    };
+    let world_size = options.world_size.max(1);
+    let (mut events, mut collective) = (None, None);
+    let comm: Box<dyn Collective> = match (flag("sums_outside", options.sums_outside)?, &gpu) {
+        (true, _) if !options.collective.is_null() => {
+            return Err(Fault::argument("sums_outside", "1 beside a collective", "leave one of them out"));
+        }
+        (true, None) => Box::new(External::new(options.rank, world_size)),
+        (true, Some(gpu)) => {
+            let external = cuda::External::new(gpu, options.rank, world_size);
+            events = Some(external.clone());
+            Box::new(external)
+        }
+        (false, _) if !options.collective.is_null() => {
+            // SAFETY: as above.
+            let foreign = unsafe { Foreign::read(options.collective, options.rank, world_size)? };
+            collective = Some(foreign.clone());
+            Box::new(foreign)
+        }
+        (false, _) if options.rank != 0 => {
+            let remedy = "name a collective, or leave it 0";
+            return Err(Fault::argument("rank", "set without a collective", remedy));
+        }
+        (false, _) => Box::new(Solo::new(world_size)),
+    };
+    // SAFETY: as above.
+    let engine = unsafe { engine(builder, comm, borrowed, gpu.as_ref())? };
+    Ok(Training { engine, ids, types, copy, optimizers: names, events, collective })
+}
+
+/// # Safety
+/// The memory, the stream and the collective are as the header says.
+unsafe fn engine(
+    builder: StepperBuilder<'_>,
+    comm: Box<dyn Collective>,
+    borrowed: Option<instep::Borrowed>,
+    gpu: Option<&Cuda>,
+) -> Result<Engine> {
+    // SAFETY: the caller's promise.
+    Ok(unsafe {
+        match (gpu, borrowed) {
+            (None, None) => Engine::Host(Box::new(builder.host(comm)?)),
+            (None, Some(memory)) => Engine::Host(Box::new(builder.host_borrowing(comm, memory)?)),
+            (Some(gpu), None) => Engine::Cuda(Box::new(builder.cuda(comm, gpu)?)),
+            (Some(gpu), Some(memory)) => Engine::Cuda(Box::new(builder.cuda_borrowing(comm, memory, gpu)?)),
+        }
+    })
+}

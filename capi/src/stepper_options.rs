@@ -1,0 +1,186 @@
+//! Options of a stepper, and the builder that has them.
+//!
+//! Numbers are looked up; whether options go together, the Rust library decides.
+#![allow(unsafe_code)]
+
+use std::time::Duration;
+
+use instep::{Clip, DType, Divisor, LossScaler, StepperBuilder};
+
+use crate::arguments::{Growing, read_any};
+use crate::codes::{
+    INSTEP_CLIP_GLOBAL, INSTEP_CLIP_NONE, INSTEP_CLIP_PER_BUCKET, INSTEP_CLIP_PREVIOUS,
+    INSTEP_INPUTS_BY_CONTRIBUTORS, INSTEP_INPUTS_BY_WORLD_SIZE, INSTEP_INPUTS_EVEN, code, flag, gradients,
+    mode, unused,
+};
+use crate::collective::instep_collective;
+use crate::layout::instep_layout;
+use crate::memory::instep_memory;
+use crate::optimizer::instep_optimizer;
+use crate::options::{instep_cuda, instep_group, instep_precision};
+use crate::status::{Fault, Result};
+
+/// A loss scale that follows the gradients, as torch.amp.GradScaler's. Zeros stand for its defaults.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct instep_loss_scaler {
+    /// sizeof(instep_loss_scaler).
+    pub size: usize,
+    /// The first pass's scale; 65536.
+    pub initial_scale: f64,
+    /// The factor after growth_interval passes without a skip; 2.
+    pub growth_factor: f64,
+    /// The factor after a skipped pass; 0.5.
+    pub backoff_factor: f64,
+    /// Passes without a skip until it grows; 2000.
+    pub growth_interval: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+// SAFETY: numbers.
+unsafe impl Growing for instep_loss_scaler {
+    const NAME: &'static str = "instep_loss_scaler";
+}
+
+/// Options of a stepper. Zeros stand for defaults, but in layout and optimizer. Everything is read during the call; memory,
+/// the collective's data and the stream stay in use until the stepper is freed.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct instep_stepper_options {
+    /// sizeof(instep_stepper_options).
+    pub size: usize,
+    /// The model's parameters.
+    pub layout: *mut instep_layout,
+    /// Steps the parameters of all groups that groups does not name.
+    pub optimizer: *const instep_optimizer,
+    /// Groups with optimizers of their own.
+    pub groups: *const instep_group,
+    /// The number of them.
+    pub group_count: usize,
+    /// Element types; null: f32.
+    pub precision: *const instep_precision,
+    /// INSTEP_MODE_EAGER, INSTEP_MODE_NORMED or INSTEP_MODE_SEQUENTIAL: when steps run. The result has the same bits in all of them.
+    pub mode: u32,
+    /// INSTEP_GRADIENTS_KEEP, _ZERO, _AVERAGE or _RELEASE.
+    pub gradients: u32,
+    /// INSTEP_UNUSED_SKIP, INSTEP_UNUSED_STEP_ZERO or INSTEP_UNUSED_REFUSE.
+    pub unused: u32,
+    /// INSTEP_CLIP_NONE, _GLOBAL, _PREVIOUS or _PER_BUCKET.
+    pub clip: u32,
+    /// The largest norm, if clip asks for one.
+    pub max_norm: f64,
+    /// 1: a pass with an infinite or NaN gradient changes nothing. Refused in INSTEP_MODE_EAGER.
+    pub skip_nonfinite: u32,
+    /// The type of a copy of each stepped parameter; 0: none.
+    pub copy: u32,
+    /// Decay rate of moving averages; 0: none are kept.
+    pub ema_decay: f64,
+    /// The factor in the loss, which steps divide out; 0: 1.
+    pub loss_scale: f64,
+    /// A factor that follows the gradients, in the place of loss_scale; null: none.
+    pub loss_scaler: *const instep_loss_scaler,
+    /// Bytes of gradients per bucket; 0: 1 MiB for the first, 25 MiB for the others. Only on the stepper's own memory.
+    pub bucket_cap_bytes: u64,
+    /// How long a collective waits for other ranks; 0: INSTEP_DEADLINE_MS, or 60,000.
+    pub deadline_ms: u64,
+    /// Kernel threads; 0: INSTEP_THREADS, or one per core.
+    pub threads: u32,
+    /// 1: everything runs on the thread that calls the stepper; with threads of 1 it starts none.
+    pub is_inline: u32,
+    /// This rank, below world_size.
+    pub rank: u32,
+    /// Number of ranks whose gradients are summed; 0: 1. Steps divide by it.
+    pub world_size: u32,
+    /// Sums gradients over the ranks. Null, without sums_outside: there is one rank, or gradients are summed over world_size
+    /// ranks when they are written; rank is 0.
+    pub collective: *const instep_collective,
+    /// 1: the caller sums each bucket of borrowed memory over all ranks, in place. On the CPU it hands a bucket over once the sum
+    /// is there; on a GPU it names an event after the sum by instep_stepper_bucket_reduced. Parameters are equal on all ranks.
+    pub sums_outside: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// The caller's tensors; null: the stepper has its own.
+    pub memory: *const instep_memory,
+    /// The GPU; null: the CPU.
+    pub cuda: *const instep_cuda,
+    /// INSTEP_INPUTS_EVEN, _BY_WORLD_SIZE or _BY_CONTRIBUTORS: whether ranks may run out of data before others do.
+    pub inputs: u32,
+    /// Zero.
+    pub reserved_too: u32,
+}
+
+// SAFETY: numbers and pointers, for which zeros are values.
+unsafe impl Growing for instep_stepper_options {
+    const NAME: &'static str = "instep_stepper_options";
+}
+
+/// # Safety
+/// The structs that the options point to are as the header says.
+pub(crate) unsafe fn configured<'a>(
+    builder: StepperBuilder<'a>,
+    options: &instep_stepper_options,
+    copy: Option<DType>,
+) -> Result<StepperBuilder<'a>> {
+    let mut builder = builder
+        .mode(mode(options.mode)?)
+        .gradients(gradients(options.gradients)?)
+        .unused(unused(options.unused)?)
+        .skip_nonfinite(flag("skip_nonfinite", options.skip_nonfinite)?);
+    let clips = [INSTEP_CLIP_NONE, INSTEP_CLIP_GLOBAL, INSTEP_CLIP_PREVIOUS, INSTEP_CLIP_PER_BUCKET];
+    builder = match code("clip", options.clip, &clips.map(|clip| (clip, clip)))? {
+        INSTEP_CLIP_GLOBAL => builder.clip(Clip::Global(options.max_norm)),
+        INSTEP_CLIP_PREVIOUS => builder.clip(Clip::Previous(options.max_norm)),
+        INSTEP_CLIP_PER_BUCKET => builder.clip(Clip::PerBucket(options.max_norm)),
+        _ if options.max_norm != 0.0 => {
+            let remedy = "set clip, or leave it 0";
+            return Err(Fault::argument("max_norm", "set, but clip is INSTEP_CLIP_NONE", remedy));
+        }
+        _ => builder,
+    };
+    if let Some(copy) = copy {
+        builder = builder.copy_params(copy);
+    }
+    if options.ema_decay != 0.0 {
+        builder = builder.ema(options.ema_decay);
+    }
+    if options.loss_scale != 0.0 {
+        builder = builder.loss_scale(options.loss_scale);
+    }
+    // SAFETY: the caller's promise.
+    if let Some(given) = unsafe { read_any(options.loss_scaler)? } {
+        if options.loss_scale != 0.0 {
+            return Err(Fault::argument("loss_scale", "set beside loss_scaler", "leave it 0"));
+        }
+        let or = |number: f64, default: f64| if number == 0.0 { default } else { number };
+        let default = LossScaler::default();
+        builder = builder.loss_scale(LossScaler {
+            initial_scale: or(given.initial_scale, default.initial_scale),
+            growth_factor: or(given.growth_factor, default.growth_factor),
+            backoff_factor: or(given.backoff_factor, default.backoff_factor),
+            growth_interval: if given.growth_interval == 0 {
+                default.growth_interval
+            } else {
+                given.growth_interval
+            },
+        });
+    }
+    let inputs = [
+        (INSTEP_INPUTS_EVEN, None),
+        (INSTEP_INPUTS_BY_WORLD_SIZE, Some(Divisor::WorldSize)),
+        (INSTEP_INPUTS_BY_CONTRIBUTORS, Some(Divisor::ContributingRanks)),
+    ];
+    if let Some(divisor) = code("inputs", options.inputs, &inputs)? {
+        builder = builder.uneven_inputs(divisor);
+    }
+    if options.bucket_cap_bytes != 0 {
+        builder = builder.bucket_cap_bytes(options.bucket_cap_bytes);
+    }
+    if options.deadline_ms != 0 {
+        builder = builder.deadline(Duration::from_millis(options.deadline_ms));
+    }
+    if options.threads != 0 {
+        builder = builder.threads(options.threads as usize);
+    }
+    Ok(if flag("is_inline", options.is_inline)? { builder.inline() } else { builder })
+}

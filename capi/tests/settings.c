@@ -1,0 +1,220 @@
+/*
+ * What a stepper keeps and tells: states, averages, copies, progress, frozen parameters, loss scale, status, endings.
+ */
+#include "check.h"
+
+static void write_grad(instep_stepper* stepper, uint32_t param, float value) {
+    OK(instep_stepper_write(stepper, (instep_tensor_id){.kind = INSTEP_GRAD, .param = param}, &value, 1));
+}
+
+static float read(instep_stepper* stepper, uint32_t kind, uint32_t param, const char* state) {
+    float value;
+    OK(instep_stepper_read(stepper, (instep_tensor_id){kind, param, state}, &value, 1));
+    return value;
+}
+
+static void tensors_and_progress(void) {
+    instep_layout* layout = layout_of("a", 1);
+    instep_optimizer nadam = {.size = sizeof nadam, .name = "NAdam"};
+    instep_optimizer plain = {.size = sizeof plain, .name = "SGD"};
+    OK(instep_layout_add(layout, &(instep_param){.size = sizeof(instep_param), .name = "b", .group = "slow"}, NULL));
+    instep_param narrow = {.size = sizeof narrow, .name = "c", .group = "slow", .dtype = INSTEP_BF16};
+    OK(instep_layout_add(layout, &narrow, NULL));
+    instep_precision plain_states = {.size = sizeof plain_states};
+    instep_precision precision = {.size = sizeof precision, .states = INSTEP_STATES_BF16};
+    instep_stepper_options options = {
+        .size = sizeof options,
+        .layout = layout,
+        .optimizer = &nadam,
+        .groups = &(instep_group){.name = "slow", .optimizer = &sgd, .precision = &plain_states},
+        .group_count = 1,
+        .precision = &precision,
+        .copy = INSTEP_BF16,
+        .ema_decay = 0.5,
+        .is_inline = 1,
+        .threads = 1,
+    };
+    instep_stepper* stepper;
+    OK(instep_stepper_create(&options, &stepper));
+    float one = 1;
+    OK(instep_stepper_write(stepper, (instep_tensor_id){.kind = INSTEP_PARAM, .param = 1}, &one, 1));
+    OK(instep_stepper_begin(stepper, 2));
+    write_grad(stepper, 1, 1);
+    OK(instep_stepper_grad_ready(stepper, 1));
+    OK(instep_stepper_next_micro_batch(stepper));
+    write_grad(stepper, 1, 3);
+    write_grad(stepper, 0, 1);
+    void* address;
+    uint32_t dtype;
+    instep_tensor_id narrow_grad = {.kind = INSTEP_GRAD, .param = 2};
+    OK(instep_stepper_address(stepper, narrow_grad, INSTEP_WRITE, &address, &dtype));
+    CHECK(dtype == INSTEP_BF16);
+    *(uint16_t*)address = 0x3f80; /* 1 */
+    OK(instep_stepper_finish(stepper));
+    CHECK(read(stepper, INSTEP_PARAM, 2, NULL) == -1);
+    CHECK(read(stepper, INSTEP_PARAM, 1, NULL) == -2);
+    CHECK(read(stepper, INSTEP_COPY, 1, NULL) == -2);
+    CHECK(read(stepper, INSTEP_EMA, 1, NULL) == -2);
+    CHECK(read(stepper, INSTEP_GRAD, 1, NULL) == 3);
+    float moment = read(stepper, INSTEP_STATE, 0, "exp_avg");
+    CHECK(moment > 0.09f && moment < 0.11f);
+    OK(instep_stepper_address(stepper, (instep_tensor_id){INSTEP_STATE, 0, "exp_avg"}, INSTEP_WRITE, &address, &dtype));
+    CHECK(dtype == INSTEP_BF16);
+    *(uint16_t*)address = 0x3f80;
+    CHECK(read(stepper, INSTEP_STATE, 0, "exp_avg") == 1);
+    OK(instep_stepper_address(stepper, (instep_tensor_id){.kind = INSTEP_PARAM, .param = 1}, INSTEP_READ, &address,
+                              &dtype));
+    CHECK(dtype == INSTEP_F32 && *(float*)address == -2);
+
+    uint64_t count;
+    double carried;
+    OK(instep_stepper_progress(stepper, 0, &count, &carried));
+    CHECK(count == 1 && carried > 0 && carried < 1);
+    OK(instep_stepper_set_progress(stepper, 0, 7, 0.25));
+    OK(instep_stepper_progress(stepper, 0, &count, &carried));
+    CHECK(count == 7 && carried == 0.25);
+    ANSWERS(INSTEP_CONFIG, instep_stepper_set_progress(stepper, 0, 7, 2));
+    OK(instep_stepper_set_progress(stepper, 1, 5, 1));
+    OK(instep_stepper_progress(stepper, 1, &count, &carried));
+    CHECK(count == 5 && carried == 1);
+    ANSWERS(INSTEP_CONFIG, instep_stepper_set_progress(stepper, 1, 5, 0.5));
+
+    rate.value = 0.25;
+    OK(instep_stepper_set_optimizer(stepper, "slow", &sgd));
+    rate.value = 1;
+    SAYS(INSTEP_CONFIG, "group `default`: its optimizer is NAdam, not SGD;",
+         instep_stepper_set_optimizer(stepper, NULL, &plain));
+    OK(instep_stepper_set_frozen(stepper, 0, 1));
+    float frozen = read(stepper, INSTEP_PARAM, 0, NULL);
+    OK(instep_stepper_begin(stepper, 1));
+    float value = 4;
+    ANSWERS(INSTEP_ORDER, instep_stepper_write(stepper, (instep_tensor_id){.kind = INSTEP_GRAD}, &value, 1));
+    write_grad(stepper, 1, 4);
+    OK(instep_stepper_finish(stepper));
+    CHECK(read(stepper, INSTEP_PARAM, 0, NULL) == frozen);
+    CHECK(read(stepper, INSTEP_PARAM, 1, NULL) == -3);
+    OK(instep_stepper_free(stepper));
+    OK(instep_layout_free(layout));
+}
+
+static void status_and_loss_scale(void) {
+    instep_layout* layout = layout_of("w", 1);
+    instep_loss_scaler scaler = {.size = sizeof scaler, .initial_scale = 8};
+    instep_stepper_options options = {
+        .size = sizeof options,
+        .layout = layout,
+        .optimizer = &sgd,
+        .mode = INSTEP_MODE_NORMED,
+        .clip = INSTEP_CLIP_GLOBAL,
+        .max_norm = 1,
+        .loss_scaler = &scaler,
+        .world_size = 2,
+        .threads = 1,
+    };
+    instep_stepper* stepper;
+    OK(instep_stepper_create(&options, &stepper));
+    instep_pass_status status = {.size = sizeof status};
+    OK(instep_stepper_status(stepper, 0, &status));
+    CHECK(status.pass == 0 && status.first_nonfinite_bucket == -1);
+    double scale;
+    OK(instep_stepper_loss_scale(stepper, &scale));
+    CHECK(scale == 8);
+    OK(instep_stepper_begin(stepper, 1));
+    write_grad(stepper, 0, 64); /* a mean of 4, clipped to 1 */
+    OK(instep_stepper_finish(stepper));
+    OK(instep_stepper_status(stepper, 1, &status));
+    CHECK(status.pass == 1 && !status.is_skipped && status.has_norm && status.norm == 4 && status.loss_scale == 8);
+    CHECK(status.clip > 0.24 && status.clip < 0.26);
+    OK(instep_stepper_begin(stepper, 1));
+    write_grad(stepper, 0, 1e30f * 1e30f);
+    OK(instep_stepper_finish(stepper));
+    memset(&status, 0xff, sizeof status);
+    status.size = offsetof(instep_pass_status, norm); /* an older program's */
+    OK(instep_stepper_status(stepper, 1, &status));
+    CHECK(status.pass == 2 && status.is_skipped && status.first_nonfinite_bucket == -1);
+    CHECK(status.size == offsetof(instep_pass_status, norm) && status.norm != status.norm); /* all ones, as it was */
+    status.size = sizeof status;
+    OK(instep_stepper_status(stepper, 1, &status));
+    CHECK(status.first_nonfinite_bucket == 0);
+    OK(instep_stepper_loss_scale(stepper, &scale));
+    CHECK(scale == 4);
+    OK(instep_stepper_free(stepper));
+    OK(instep_layout_free(layout));
+}
+
+static void abandoned_passes(void) {
+    instep_layout* layout = layout_of("a", 1);
+    OK(instep_layout_add(layout, &(instep_param){.size = sizeof(instep_param), .name = "b"}, NULL));
+    instep_stepper_options options = {
+        .size = sizeof options, .layout = layout, .optimizer = &sgd, .bucket_cap_bytes = 4, .threads = 1};
+    instep_stepper* stepper;
+    OK(instep_stepper_create(&options, &stepper));
+    OK(instep_stepper_begin(stepper, 1));
+    write_grad(stepper, 0, 1);
+    write_grad(stepper, 1, 1);
+    OK(instep_stepper_bucket_ready(stepper, 0));
+    uint32_t buckets[2] = {7, 7};
+    size_t count;
+    OK(instep_stepper_abandon(stepper, buckets, 2, &count)); /* bucket 0 stays stepped */
+    CHECK(count == 1 && buckets[0] == 0 && buckets[1] == 7);
+    CHECK(read(stepper, INSTEP_PARAM, 0, NULL) + read(stepper, INSTEP_PARAM, 1, NULL) == -1);
+    OK(instep_stepper_begin(stepper, 1));
+    OK(instep_stepper_abandon(stepper, NULL, 0, NULL));
+    OK(instep_stepper_free(stepper));
+    OK(instep_layout_free(layout));
+}
+
+/* A rank that joins, buckets in the order of their gradients, and parameters for other programs. */
+static void between_passes(const char* path) {
+    instep_layout* layout = layout_of("a", 1);
+    OK(instep_layout_add(layout, &(instep_param){.size = sizeof(instep_param), .name = "b"}, NULL));
+    instep_stepper_options options = {.size = sizeof options,
+                                      .layout = layout,
+                                      .optimizer = &sgd,
+                                      .inputs = INSTEP_INPUTS_BY_CONTRIBUTORS,
+                                      .bucket_cap_bytes = 4,
+                                      .ema_decay = 0.5,
+                                      .threads = 1};
+    instep_stepper* stepper;
+    OK(instep_stepper_create(&options, &stepper));
+    OK(instep_stepper_begin(stepper, 1));
+    for (uint32_t param = 0; param < 2; ++param) { /* backward hands the last one over first, and this does not */
+        write_grad(stepper, param, 1);
+        OK(instep_stepper_grad_ready(stepper, param));
+    }
+    OK(instep_stepper_finish(stepper));
+    uint32_t is_rebuilt = 7, goes_on = 7;
+    OK(instep_stepper_rebuild_buckets(stepper, &is_rebuilt));
+    CHECK(is_rebuilt == 1);
+    OK(instep_stepper_rebuild_buckets(stepper, NULL));
+    CHECK(read(stepper, INSTEP_PARAM, 0, NULL) == -1);
+    OK(instep_stepper_join(stepper, &goes_on)); /* the only rank has no data */
+    CHECK(goes_on == 0 && read(stepper, INSTEP_PARAM, 0, NULL) == -1);
+    OK(instep_stepper_export(stepper, path, 1, 1));
+    FILE* file = fopen(path, "rb");
+    CHECK(file && fseek(file, 0, SEEK_END) == 0 && ftell(file) > 8);
+    fclose(file);
+    CHECK(remove(path) == 0);
+    ANSWERS(INSTEP_ARGUMENT, instep_stepper_export(stepper, path, 2, 0));
+    ANSWERS(INSTEP_NULL, instep_stepper_export(stepper, NULL, 0, 0));
+    ANSWERS(INSTEP_NULL, instep_stepper_join(stepper, NULL));
+    OK(instep_stepper_free(stepper));
+    options.inputs = INSTEP_INPUTS_EVEN;
+    OK(instep_stepper_create(&options, &stepper));
+    ANSWERS(INSTEP_CONFIG, instep_stepper_join(stepper, &goes_on));
+    OK(instep_stepper_free(stepper));
+    options.inputs = INSTEP_INPUTS_BY_CONTRIBUTORS + INSTEP_INPUTS_BY_WORLD_SIZE;
+    ANSWERS(INSTEP_ARGUMENT, instep_stepper_create(&options, &stepper));
+    OK(instep_layout_free(layout));
+}
+
+int main(int count, char** arguments) {
+    CHECK(count == 2);
+    char path[4096];
+    snprintf(path, sizeof path, "%s/exported.safetensors", arguments[1]);
+    tensors_and_progress();
+    between_passes(path);
+    status_and_loss_scale();
+    abandoned_passes();
+    return 0;
+}

@@ -1,0 +1,155 @@
+//! `instep plan`: a rank's memory, traffic, schedule and times, foreseen without a GPU and without the other ranks.
+//!
+//! The stepper's own builder, schedule and byte counts make the plan; the command adds a trainer and speeds. A plan is as
+//! good as the speeds that it is given, and `--measure` holds the schedule's part of it to a real run.
+
+mod measure;
+mod model;
+mod report;
+mod speeds;
+mod trainer;
+
+use std::io::Read;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use instep::checkpoint::safetensors::regular_file;
+use instep::timeline::{draw_picture, window_of_passes, write_trace};
+use instep::{Clip, Mode, Stepper, StepperBuilder, Strategy, Unused};
+
+use crate::Failure;
+use crate::console::{print, print_json};
+use model::Model;
+use report::Report;
+use speeds::Speeds;
+use trainer::train;
+
+/// Longest description that is read.
+const MAX_CONFIG_BYTES: u64 = 64 << 20;
+
+/// Passes that are foreseen. The first one broadcasts; the last but one is reported, and the last one ends its steps.
+const PASSES: u64 = 4;
+
+/// Foresees the run of one rank: bytes held, bytes sent, schedule and times
+#[derive(clap::Args, Debug)]
+pub struct Arguments {
+    /// Parameters and optimizer of the model, as JSON
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
+    /// Number of ranks
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub world_size: u32,
+    /// When steps run: sequential, eager or normed
+    #[arg(long, value_enum, default_value_t = Order::Eager)]
+    pub mode: Order,
+    /// What ranks share out: replicated (nothing) or zero (states)
+    #[arg(long, value_enum, default_value_t = Sharing::Replicated)]
+    pub strategy: Sharing,
+    /// Largest norm of all gradients, for sequential and normed
+    #[arg(long, value_name = "NORM")]
+    pub max_norm: Option<f64>,
+    /// Size of a bucket
+    #[arg(long, value_name = "MIB", default_value_t = 25)]
+    pub bucket_cap_mib: u64,
+    #[command(flatten)]
+    speeds: Speeds,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Write the run as a trace for ui.perfetto.dev
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// Draw one pass as an SVG picture
+    #[arg(long, value_name = "FILE")]
+    pub picture: Option<PathBuf>,
+    /// Run it here, on ranks that are threads, and foresee it again with the times that its ops took
+    #[arg(long, conflicts_with_all = ["trace", "picture"])]
+    pub measure: bool,
+}
+
+/// When steps run, relative to all-reduces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Order {
+    /// After the last all-reduce
+    Sequential,
+    /// After the bucket's own all-reduce
+    Eager,
+    /// After the norm of all gradients, beside the next forward
+    Normed,
+}
+
+/// What ranks share out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Sharing {
+    /// Nothing: every rank steps everything
+    Replicated,
+    /// Optimizer states: each rank steps a shard of each bucket
+    Zero,
+}
+
+impl Arguments {
+    /// The options of the stepper that is planned.
+    fn builder<'a>(&self, model: &'a Model) -> StepperBuilder<'a> {
+        let mode = match self.mode {
+            Order::Sequential => Mode::Sequential,
+            Order::Eager => Mode::Eager,
+            Order::Normed => Mode::Normed,
+        };
+        let strategy = match self.strategy {
+            Sharing::Replicated => Strategy::Replicated,
+            Sharing::Zero => Strategy::Zero,
+        };
+        let builder = Stepper::builder(&model.layout, model.optimizer.clone()).strategy(strategy);
+        let builder = builder.precision(model.precision).mode(mode).record(true);
+        // Every parameter has a gradient, so no bucket has a tail that counts the ranks.
+        let builder = builder.bucket_cap_bytes(self.bucket_cap_mib << 20).unused(Unused::StepZero);
+        match self.max_norm {
+            Some(max_norm) => builder.clip(Clip::Global(max_norm)),
+            None => builder,
+        }
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// Every refusal of a description or an option, and of files that cannot be read or written.
+pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+    let Arguments { config, world_size, speeds, .. } = arguments;
+    let mut text = Vec::new();
+    regular_file(config)?.take(MAX_CONFIG_BYTES + 1).read_to_end(&mut text).map_err(Failure::file(config))?;
+    if text.len() as u64 > MAX_CONFIG_BYTES {
+        return Err(Failure::Config(format!("longer than {MAX_CONFIG_BYTES} bytes")).configured(config));
+    }
+    let model = Model::parse(&text).map_err(|failure| failure.configured(config))?;
+    speeds.check()?;
+    if arguments.measure {
+        return measure::run(arguments, &model);
+    }
+    let mut stepper = arguments.builder(&model).forecast(0, *world_size, speeds.cost(*world_size))?;
+    for _ in 0..PASSES {
+        train(&mut stepper, &model.layout, speeds)?;
+    }
+    let Some(run) = stepper.take_recording() else {
+        return Err(Failure::Config("the run was not recorded".into()));
+    };
+    let lane = run.lane(0);
+    let pass = window_of_passes(&lane, PASSES - 1, 1);
+    let report = Report::new(&model, *world_size, &stepper, &run, pass);
+    if let Some(path) = &arguments.trace {
+        let mut text = String::new();
+        // Writing to a String cannot fail.
+        let _ = write_trace(&mut text, &[lane]);
+        std::fs::write(path, text).map_err(Failure::file(path))?;
+    }
+    if let (Some(path), Some(window)) = (&arguments.picture, pass) {
+        let title = format!("one pass of {} on {world_size} ranks, foreseen", config.display());
+        std::fs::write(path, draw_picture(&title, &[lane], window)).map_err(Failure::file(path))?;
+    }
+    if arguments.json {
+        print_json(&report)?
+    } else {
+        print(&report.to_string())?
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,168 @@
+//! What a plan says: bytes held, bytes sent, ops and times of one pass.
+//!
+//! The pass runs from the opening of one to the opening of the next: backward, then the next forward.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use instep::Foresight;
+use instep::Recording;
+use instep::op::{Action, Interval, Memory, Stream};
+use instep::timeline::exposure;
+use serde::Serialize;
+
+use super::model::Model;
+use super::speeds::bus_bytes;
+
+/// The plan of one rank.
+#[derive(Serialize)]
+pub(super) struct Report {
+    world_size: u32,
+    parameters: usize,
+    elements: u64,
+    buckets: usize,
+    optimizer: &'static str,
+    /// By kind, in bytes, padding included.
+    memory: Vec<Held>,
+    memory_bytes: u64,
+    /// Of one pass, by kind, in order of their streams.
+    work: Vec<Work>,
+    /// Sent over each link of a ring in one pass.
+    bus_bytes: u64,
+    pass_ns: u64,
+    /// The part of it in which the trainer stood still.
+    blocked_ns: u64,
+    optimizer_busy_ns: u64,
+    optimizer_exposed_ns: u64,
+}
+
+#[derive(Serialize)]
+struct Held {
+    what: String,
+    bytes: u64,
+}
+
+#[derive(Serialize)]
+struct Work {
+    stream: String,
+    what: String,
+    count: u64,
+    ns: u64,
+}
+
+impl Report {
+    pub(super) fn new(
+        model: &Model,
+        world_size: u32,
+        stepper: &Foresight,
+        run: &Recording,
+        pass: Option<Interval>,
+    ) -> Report {
+        let window = pass.unwrap_or(Interval { start_ns: 0, end_ns: stepper.now_ns() });
+        let inside = |list: &[Interval]| -> Vec<Interval> {
+            list.iter().filter_map(|interval| interval.overlap(&window)).collect()
+        };
+        let (mut work, mut bus) = (BTreeMap::<(usize, String), (u64, u64)>::new(), 0.0);
+        for ran in &run.ran {
+            // A pass holds the ops that end in it.
+            if ran.interval.end_ns <= window.start_ns || ran.interval.end_ns > window.end_ns {
+                continue;
+            }
+            if let Action::Collective { kind, src, dst, .. } = ran.op.action {
+                bus += bus_bytes(kind, src.bytes().max(dst.bytes()), world_size);
+            }
+            let (count, ns) = work.entry((ran.op.stream as usize, name(&ran.op.action))).or_default();
+            (*count, *ns) = (*count + 1, *ns + ran.interval.ns());
+        }
+        let blocked = inside(&run.blocked);
+        let busy: Vec<Interval> =
+            run.ran.iter().filter(|ran| ran.op.stream == Stream::Optim).map(|ran| ran.interval).collect();
+        let optimizer = exposure(&inside(&busy), &blocked);
+        let states =
+            model.layout.ids().next().and_then(|id| stepper.state_names(id).ok()).unwrap_or_default();
+        let held = stepper.memory().into_iter().filter(|(_, bytes)| *bytes > 0);
+        let memory: Vec<Held> =
+            held.map(|(memory, bytes)| Held { what: kind(memory, &states), bytes }).collect();
+        Report {
+            world_size,
+            parameters: model.layout.ids().len(),
+            elements: model.lengths().sum(),
+            buckets: stepper.plan().buckets().len(),
+            optimizer: model.name,
+            memory_bytes: memory.iter().map(|held| held.bytes).sum(),
+            memory,
+            work: work
+                .into_iter()
+                .map(|((stream, what), (count, ns))| {
+                    let stream = format!("{:?}", Stream::ALL[stream]).to_lowercase();
+                    Work { stream, what, count, ns }
+                })
+                .collect(),
+            bus_bytes: bus as u64,
+            pass_ns: window.ns(),
+            blocked_ns: blocked.iter().map(Interval::ns).sum(),
+            optimizer_busy_ns: optimizer.busy_ns,
+            optimizer_exposed_ns: optimizer.exposed_ns,
+        }
+    }
+}
+
+fn name(action: &Action) -> String {
+    match action {
+        Action::Control(_) => "control".into(),
+        Action::Norm { .. } => "norm".into(),
+        Action::Step { .. } => "step".into(),
+        Action::Collective { kind, .. } => kind.to_string(),
+        Action::Zero(_) => "zero".into(),
+        _ => "other".into(),
+    }
+}
+
+fn kind(memory: Memory, states: &[std::borrow::Cow<'static, str>]) -> String {
+    let state = |number: u8| {
+        states.get(usize::from(number)).map_or_else(|| format!("state {number}"), |name| name.to_string())
+    };
+    match memory {
+        Memory::Params => "parameters".into(),
+        Memory::Grads => "gradients".into(),
+        Memory::Control => "control".into(),
+        Memory::Settings => "settings".into(),
+        Memory::Master => "masters".into(),
+        Memory::State(number) => state(number),
+        Memory::Scales(number) => format!("scales of {}", state(number)),
+        Memory::Copy => "copies".into(),
+        Memory::Ema => "averages".into(),
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Report { world_size, parameters, elements, buckets, optimizer, .. } = self;
+        writeln!(
+            f,
+            "{parameters} parameters of {elements} elements in {buckets} buckets, {optimizer}, one rank of {world_size}\n"
+        )?;
+        writeln!(f, "{:<24}{:>12}", "held by this rank", "MiB")?;
+        for Held { what, bytes } in &self.memory {
+            writeln!(f, "  {what:<22}{:>12.2}", mebibytes(*bytes))?;
+        }
+        writeln!(f, "  {:<22}{:>12.2}\n", "all", mebibytes(self.memory_bytes))?;
+        writeln!(f, "{:<10}{:<14}{:>12}{:>12}", "stream", "in one pass", "count", "ms")?;
+        for Work { stream, what, count, ns } in &self.work {
+            writeln!(f, "{stream:<10}{what:<14}{count:>12}{:>12.3}", milliseconds(*ns))?;
+        }
+        writeln!(f, "\nsent over each link of a ring  {:>12.2} MiB", mebibytes(self.bus_bytes))?;
+        writeln!(f, "one pass, as foreseen          {:>12.3} ms", milliseconds(self.pass_ns))?;
+        writeln!(f, "  the trainer stands still     {:>12.3} ms", milliseconds(self.blocked_ns))?;
+        writeln!(f, "  the optimizer works          {:>12.3} ms", milliseconds(self.optimizer_busy_ns))?;
+        writeln!(f, "  and the trainer waits for it {:>12.3} ms", milliseconds(self.optimizer_exposed_ns))
+    }
+}
+
+fn mebibytes(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
+fn milliseconds(ns: u64) -> f64 {
+    ns as f64 / 1e6
+}

@@ -1,0 +1,92 @@
+//! How long things take: straight lines through speeds that the user gives.
+//!
+//! A collective of a ring moves 2 (n - 1) / n of a buffer over each link for an all-reduce, and (n - 1) / n for its two
+//! halves; nccl-tests calls the resulting speed the bus bandwidth. Forward takes 2 floating-point operations for each
+//! weight and token, backward 4 (Kaplan et al., Scaling Laws for Neural Language Models, 2020).
+
+use instep::collective::CollectiveKind;
+use instep::op::{Action, Op};
+
+use crate::Failure;
+
+/// Speeds of one rank.
+#[derive(clap::Args, Clone, Copy, Debug)]
+pub(super) struct Speeds {
+    /// Bus bandwidth of collectives, as nccl-tests prints it
+    #[arg(long, value_name = "GB/S", default_value_t = 200.0)]
+    pub(super) bus: f64,
+    /// Time of the smallest collective
+    #[arg(long, value_name = "US", default_value_t = 30.0)]
+    pub(super) latency: f64,
+    /// Speed at which kernels read and write memory
+    #[arg(long, value_name = "GB/S", default_value_t = 3000.0)]
+    pub(super) memory: f64,
+    /// Time of an empty kernel
+    #[arg(long, value_name = "US", default_value_t = 4.0)]
+    pub(super) launch: f64,
+    /// Floating-point operations of the model in forward and backward
+    #[arg(long, value_name = "TFLOPS", default_value_t = 400.0)]
+    pub(super) compute: f64,
+    /// Tokens, or rows, in one rank's batch
+    #[arg(long, value_name = "COUNT", default_value_t = 8192)]
+    pub(super) tokens: u64,
+}
+
+impl Speeds {
+    pub(super) fn check(&self) -> Result<(), Failure> {
+        let Speeds { bus, latency, memory, launch, compute, .. } = *self;
+        for (name, value) in [("bus", bus), ("memory", memory), ("compute", compute)] {
+            if !(value.is_finite() && value > 0.0) {
+                return Err(Failure::config(
+                    format_args!("--{name} {value}"),
+                    "out of range",
+                    "use a number above 0",
+                ));
+            }
+        }
+        for (name, value) in [("latency", latency), ("launch", launch)] {
+            if !(value.is_finite() && value >= 0.0) {
+                return Err(Failure::config(
+                    format_args!("--{name} {value}"),
+                    "out of range",
+                    "use 0 or more",
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// What an op takes on a rank of so many.
+    pub(super) fn cost(self, world_size: u32) -> impl FnMut(&Op, u64) -> u64 + Send + 'static {
+        move |op, bytes| {
+            let ns = match op.action {
+                Action::Collective { .. } if world_size == 1 => 0.0,
+                Action::Collective { kind, .. } => {
+                    1e3 * self.latency + bus_bytes(kind, bytes, world_size) / self.bus
+                }
+                Action::Norm { .. } | Action::Step { .. } | Action::Zero(_) => {
+                    1e3 * self.launch + bytes as f64 / self.memory
+                }
+                Action::Control(_) => 1e3 * self.launch,
+                _ => 0.0,
+            };
+            ns as u64
+        }
+    }
+
+    /// Time of so many floating-point operations for each weight and token.
+    pub(super) fn compute_ns(&self, operations: u64, weights: u64) -> u64 {
+        ((operations * weights) as f64 * self.tokens as f64 / (1e3 * self.compute)) as u64
+    }
+}
+
+/// Bytes that a collective over a buffer sends over each link of a ring.
+pub(super) fn bus_bytes(kind: CollectiveKind, bytes: u64, world_size: u32) -> f64 {
+    let (ranks, bytes) = (f64::from(world_size), bytes as f64);
+    match kind {
+        CollectiveKind::AllReduce => 2.0 * bytes * (ranks - 1.0) / ranks,
+        CollectiveKind::Broadcast => bytes,
+        // The halves of an all-reduce.
+        _ => bytes * (ranks - 1.0) / ranks,
+    }
+}

@@ -1,0 +1,128 @@
+//! `instep plan`: bytes, times that follow from the speeds, and a run of this machine foreseen with its own times.
+//!
+//! Must judge the plan by arithmetic from the description, and never by how fast this machine is.
+
+use serde_json::Value;
+
+use crate::support::{Folder, assert_refused, stdout};
+
+const MODEL: &str = r#"{
+    "params": [
+        {"name": "embed", "shape": [100, 64]},
+        {"repeat": 3, "params": [{"name": "layer.{}.up", "shape": [64, 256]}, {"name": "layer.{}.down", "shape": [256, 64]}]}
+    ],
+    "dtypes": {"param": "bf16", "grad": "bf16", "master": "f32"}
+}"#;
+const ELEMENTS: u64 = 100 * 64 + 3 * 2 * 64 * 256;
+
+fn folder() -> Folder {
+    let folder = Folder::new();
+    folder.write("model.json", MODEL.as_bytes());
+    folder
+}
+
+fn plan(folder: &Folder, more: &[&str]) -> Value {
+    let output = folder.run(&[&["plan", "--config", "model.json", "--json"], more].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn held(report: &Value, what: &str) -> u64 {
+    let memory = report["memory"].as_array().unwrap();
+    memory.iter().find(|held| held["what"] == what).unwrap()["bytes"].as_u64().unwrap()
+}
+
+#[test]
+fn a_plan_counts_bytes_and_ops_from_the_description() {
+    let report = plan(&folder(), &["--world-size", "4", "--bucket-cap-mib", "1"]);
+    assert_eq!((&report["parameters"], &report["elements"]), (&7.into(), &ELEMENTS.into()));
+    // Every parameter is a multiple of 256 elements, and the bucket of 4 x 256.
+    let elements = ELEMENTS.next_multiple_of(1024);
+    for (what, bytes) in
+        [("parameters", 2), ("gradients", 2), ("masters", 4), ("exp_avg", 4), ("exp_avg_sq", 4)]
+    {
+        assert_eq!(held(&report, what), bytes * elements, "{what}");
+    }
+    let buckets = report["buckets"].as_u64().unwrap();
+    let work = report["work"].as_array().unwrap();
+    let count = |what| work.iter().find(|work| work["what"] == what).unwrap()["count"].as_u64().unwrap();
+    assert_eq!((count("all-reduce"), count("step")), (buckets, buckets));
+    assert_eq!(report["bus_bytes"].as_u64().unwrap(), 2 * elements * 2 * 3 / 4);
+}
+
+#[test]
+fn shared_states_are_a_share_and_the_same_bytes_are_sent() {
+    let folder = folder();
+    let whole = plan(&folder, &["--world-size", "4"]);
+    let shared = plan(&folder, &["--world-size", "4", "--strategy", "zero"]);
+    for what in ["masters", "exp_avg", "exp_avg_sq"] {
+        assert_eq!(4 * held(&shared, what), held(&whole, what), "{what}");
+    }
+    for what in ["parameters", "gradients"] {
+        assert_eq!(held(&shared, what), held(&whole, what), "{what}");
+    }
+    // A reduce-scatter and an all-gather of 16 bits are an all-reduce of 16 bits. Beside them goes what ranks agree on.
+    let [whole, shared] = [whole, shared].map(|report| report["bus_bytes"].as_u64().unwrap());
+    assert!(shared >= whole && shared - whole < 1024, "{shared} {whole}");
+}
+
+#[test]
+fn slower_links_hide_less() {
+    let folder = folder();
+    let blocked = |bus| plan(&folder, &["--world-size", "8", "--bus", bus])["blocked_ns"].as_u64().unwrap();
+    assert!(blocked("0.1") > blocked("1") && blocked("1") > blocked("100"));
+}
+
+#[test]
+fn a_thousand_ranks_are_planned_in_every_mode_and_drawn() {
+    let folder = folder();
+    for mode in ["sequential", "eager", "normed"] {
+        let report = plan(
+            &folder,
+            &["--world-size", "1024", "--mode", mode, "--trace", "t.json", "--picture", "p.svg"],
+        );
+        assert!(report["pass_ns"].as_u64().unwrap() > 0);
+        let trace: Value = serde_json::from_slice(&folder.read("t.json")).unwrap();
+        assert!(trace["traceEvents"].as_array().unwrap().len() > 10);
+        assert!(folder.read("p.svg").starts_with(b"<svg"));
+    }
+    let text = stdout(&folder.run(&["plan", "--config", "model.json"]));
+    assert!(text.contains("held by this rank") && text.contains("one pass, as foreseen"), "{text}");
+}
+
+#[test]
+fn a_real_run_has_the_order_that_was_foreseen() {
+    let folder = folder();
+    for mode in ["sequential", "eager", "normed"] {
+        let output =
+            folder.run(&["plan", "--config", "model.json", "--world-size", "2", "--measure", "--mode", mode]);
+        let text = stdout(&output);
+        assert!(
+            output.status.success() && text.contains("in the same order: yes") && text.contains("ratio"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn what_cannot_be_planned_is_refused_by_name() {
+    let folder = folder();
+    let refused = |arguments: &[&str], word: &str| {
+        assert_refused(&folder.run(&[&["plan", "--config", "model.json"], arguments].concat()), word);
+    };
+    refused(&["--bus", "0"], "--bus");
+    refused(&["--latency=-1"], "--latency");
+    refused(&["--mode", "eager", "--max-norm", "1"], "Eager");
+    refused(&["--world-size", "0"], "world-size");
+    for (text, word) in [
+        (r#"{"params": []}"#, "layout"),
+        (r#"{"params": [{"name": "a", "shape": [2], "kind": 3}]}"#, "untagged"),
+        (r#"{"params": [{"name": "a", "shape": [2]}], "optimizer": "adma"}"#, "adamw"),
+        (r#"{"params": [{"repeat": 9999999, "params": [{"name": "a{}", "shape": [1]}]}]}"#, "parameters"),
+        (r#"{"params": [{"name": "a", "shape": [4294967296, 4294967296]}]}"#, "elements"),
+        (r#"{"params": [{"name": "a", "shape": [1]}, {"name": "a", "shape": [1]}]}"#, "a"),
+    ] {
+        folder.write("model.json", text.as_bytes());
+        refused(&[], word);
+    }
+}

@@ -1,0 +1,188 @@
+"""Times what follows the sum of one bucket: PyTorch's overlapped optimizer, its variants, and instep, in one process.
+
+    python python/benches/buckets.py [--rounds 31] [--threads 1] [--device cuda]
+
+A bucket of 25 MiB in 50 parameters, each in memory of its own, as under DDP; the bucket's own memory stays the same. Sides
+run in turn in every round; a line gives the median of the times and of the ratios to instep in the same round, with their
+range. Every side's parameters are compared after the first step. The copy moves as many bytes as AdamW has to: 28 per
+element. Its ratio to instep is instep's share of the bandwidth of a copy.
+"""
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.optimizer_overlap_hooks import (
+    _hook_then_optimizer,
+    _OptimizerHookState,
+)
+from torch.distributed.optim import as_functional_optim
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from instep.torch import FusedOptimizer, register_ddp
+
+ELEMENTS, PARAMS, WORLD_SIZE = 25 * (1 << 20) // 4, 50, 2
+LR = 1e-3
+Side = tuple[list[Tensor], Callable[[Tensor], object]]
+
+
+class Bucket:
+    """What DDP hands to a hook, with a sum that is there already."""
+
+    def __init__(self, params: list[Tensor], buffer: Tensor) -> None:
+        self.params, self.flat = params, buffer
+
+    def index(self) -> int:
+        return 0
+
+    def is_last(self) -> bool:
+        return True
+
+    def buffer(self) -> Tensor:
+        return self.flat
+
+    def gradients(self) -> list[Tensor]:
+        return list(self.flat.split([p.numel() for p in self.params]))
+
+    def parameters(self) -> list[Tensor]:
+        return self.params
+
+
+def params(device: str) -> nn.ParameterList:
+    """The same values for every side."""
+    torch.manual_seed(0)
+    size = ELEMENTS // PARAMS
+    return nn.ParameterList(nn.Parameter(torch.randn(size).to(device)) for _ in range(PARAMS))
+
+
+def done(value: Tensor) -> Future[Tensor]:
+    """A future that is complete."""
+    future: Future[Tensor] = Future(devices=[value.device] if value.is_cuda else None)
+    future.set_result(value)
+    return future
+
+
+def original(device: str, fused: bool) -> Side:
+    """``_hook_then_optimizer``: a step per parameter, after a division of the bucket."""
+    own = list(params(device))
+    optimizer = as_functional_optim(torch.optim.AdamW, LR, fused=fused)
+
+    def divide(_: object, bucket: Bucket) -> Future[Tensor]:
+        return done(bucket.buffer().div_(WORLD_SIZE))
+
+    hook = _hook_then_optimizer(divide, _OptimizerHookState(optimizer))
+    return own, lambda buffer: hook(None, Bucket(own, buffer)).wait()
+
+
+def flat(device: str) -> Side:
+    """One fused step over a flat copy of the parameters: less than DDP can do, since its parameters lie apart."""
+    own = nn.Parameter(torch.cat([p.detach().flatten() for p in params(device)]))
+    optimizer = torch.optim.AdamW([own], LR, fused=True)
+
+    def step(buffer: Tensor) -> None:
+        own.grad = buffer.div_(WORLD_SIZE)
+        optimizer.step()
+
+    return [own], step
+
+
+def ours(device: str, gradients: str) -> Side:
+    """instep's hook."""
+    model = params(device)
+    ddp = DistributedDataParallel(model)
+    optimizer = register_ddp(ddp, "adamw", lr=LR, gradients=gradients, hook=lambda bucket: done(bucket.buffer()))
+    own = list(model)
+    optimizer._divisor = WORLD_SIZE
+    return own, lambda buffer: optimizer.hook(None, Bucket(own, buffer)).wait()
+
+
+def after_backward(device: str, make: Callable[[list[Tensor]], torch.optim.Optimizer]) -> Side:
+    """An ordinary optimizer over views of the bucket, after its division."""
+    own = list(params(device))
+    optimizer = make(own)
+
+    def step(buffer: Tensor) -> None:
+        buffer.div_(WORLD_SIZE)
+        for param, grad in zip(own, Bucket(own, buffer).gradients()):
+            param.grad = grad
+        optimizer.step()
+
+    return own, step
+
+
+def copy(device: str) -> Side:
+    """A copy: its bytes are read and written, 8 per element of the 28 that AdamW moves."""
+    source, target = (torch.ones(ELEMENTS * 28 // 8, device=device) for _ in range(2))
+    return [], lambda _: target.copy_(source)
+
+
+SIDES: dict[str, Callable[[str], Side]] = {
+    "instep": lambda device: ours(device, "sum"),
+    "instep, gradients cleared": lambda device: ours(device, "clear"),
+    "instep, mean kept": lambda device: ours(device, "average"),
+    "_hook_then_optimizer": lambda device: original(device, False),
+    "_hook_then_optimizer, fused=True": lambda device: original(device, True),
+    "div_ and one fused step, flat": flat,
+    "div_ and FusedOptimizer": lambda device: after_backward(device, lambda own: FusedOptimizer(own, "adamw", lr=LR)),
+    "div_ and torch's AdamW, fused=True": lambda device: after_backward(
+        device, lambda own: torch.optim.AdamW(own, LR, fused=True)
+    ),
+    "copy of as many bytes": copy,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=31)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    is_cuda = arguments.device == "cuda"
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29517")
+    dist.init_process_group("nccl" if is_cuda else "gloo", rank=0, world_size=1)
+    settle = torch.cuda.synchronize if is_cuda else lambda: None
+    summed = torch.randn(ELEMENTS).to(arguments.device)
+    sides = {name: make(arguments.device) for name, make in SIDES.items()}
+    results = {}
+    buffer = torch.empty_like(summed)
+    for name, (own, step) in sides.items():
+        buffer.copy_(summed)
+        step(buffer)
+        if own:
+            results[name] = torch.cat([p.detach().flatten() for p in own])
+    for name, values in results.items():
+        assert torch.allclose(values, results["instep"], rtol=0, atol=1e-6), name
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(arguments.rounds):
+        for name, (_, step) in sides.items():
+            buffer.copy_(summed)
+            settle()
+            start = time.perf_counter()
+            step(buffer)
+            settle()
+            times[name].append((time.perf_counter() - start) * 1e3)
+    print(f"torch {torch.__version__}, {arguments.device}, {arguments.threads} threads, {arguments.rounds} rounds")
+    print("side,ms,ms_min,ms_max,over_instep,over_instep_min,over_instep_max")
+    for name, measured in times.items():
+        ratios = [theirs / our for theirs, our in zip(measured, times["instep"])]
+        row = [
+            statistics.median(measured),
+            min(measured),
+            max(measured),
+            statistics.median(ratios),
+            min(ratios),
+            max(ratios),
+        ]
+        print(f'"{name}",' + ",".join(f"{value:.3f}" for value in row))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

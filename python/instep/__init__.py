@@ -1,0 +1,49 @@
+"""Fused optimizer steps over whole gradient buckets, overlapped with backward.
+
+``instep.torch`` holds what PyTorch users call; it alone imports torch. This module says what the library has.
+"""
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Union
+
+from . import _native
+
+__version__: str = _native.VERSION
+__all__ = ["Descriptor", "OPTIMIZERS", "__version__"]
+
+Hyperparameter = Union[float, bool, tuple[float, float]]
+
+
+def __getattr__(name: str) -> object:
+    """Imports ``instep.torch`` when it is asked for, so that torch is needed by those alone who use it."""
+    if name == "torch":
+        return importlib.import_module("instep.torch")
+    raise AttributeError(f"module 'instep' has no attribute {name!r}")
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """One optimizer of the library."""
+
+    name: str
+    """Its name, as in ``torch.optim`` or in its paper."""
+    defaults: Mapping[str, Hyperparameter]
+    """Its hyperparameters with their defaults, the learning rate first."""
+    carried: Union[str, None]
+    """The name of the number that it carries beside the step count."""
+    needs_float32_states: Union[str, None]
+    """The hyperparameter that, if it is on, needs all bits of the states."""
+    source: str
+    """The publication of the algorithm."""
+
+
+OPTIMIZERS: Mapping[str, Descriptor] = MappingProxyType(
+    {
+        key: Descriptor(name, MappingProxyType(dict(defaults)), carried, needs, source)
+        for name, key, defaults, carried, needs, source in _native.descriptors()
+    }
+)
+"""Every optimizer by its key, such as ``"adamw"``."""

@@ -1,0 +1,256 @@
+"""What every optimizer of this package stands on: arenas for its parameters, and steps over some of them.
+
+It keeps no order and waits for nothing: its caller decides when a gradient is complete. Calls for different
+parameters may come from different threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Optional, Union
+
+import torch
+from torch import Tensor
+from torch.futures import Future
+
+from .. import _native
+from ._arena import Arena, is_dense
+from ._formats import Formats
+from ._sharded import Holders, cut_as, is_distributed, shard_of
+
+NO_FACTORS = (1, 1.0, 0, 0)
+MOST_ROUTES = 256
+"""Lists of parameters whose arenas are remembered. DDP has one per bucket; only unused parameters make many."""
+
+Gradient = Union[Tensor, int, None]
+"""A tensor; the address of one of its parameter's type and order of elements; or None for a parameter to pass over."""
+
+
+@dataclass
+class Batch:
+    """Parameters of one arena whose gradients are complete."""
+
+    arena: Arena
+    indices: tuple[int, ...]
+    grads: Sequence[Gradient]
+
+    def of_gradients(self) -> Batch:
+        """The same without parameters to pass over, as a norm needs it."""
+        pairs = [(index, grad) for index, grad in zip(self.indices, self.grads) if grad is not None]
+        return Batch(self.arena, tuple(index for index, _ in pairs), [grad for _, grad in pairs])
+
+
+@dataclass
+class Route:
+    """The arenas of a list of parameters: for each, its parameters' numbers there and their places in the list."""
+
+    params: list[Tensor]
+    parts: list[tuple[Arena, tuple[int, ...], list[int]]]
+    others: list[int]
+    """The places of those without an arena."""
+
+    def batches(self, grads: Sequence[Gradient]) -> list[Batch]:
+        """Sorts the gradients of these parameters by arena."""
+        return [Batch(arena, indices, [grads[k] for k in places]) for arena, indices, places in self.parts]
+
+
+@dataclass
+class Prepared:
+    """A batch as the native step takes it, with what must live until it has run."""
+
+    step: _native.Step
+    bound: _native.Bound
+    frozen: list[bool]
+    keeps: list[Tensor]
+
+
+class Engine:
+    """See the module."""
+
+    def __init__(self, key: str, formats: Formats, after: str = "keep", threads: Optional[int] = None) -> None:
+        self.key, self.formats, self.after, self.threads = key, formats, after, threads
+        self.arenas: list[Arena] = []
+        self.places: dict[Tensor, tuple[Arena, int]] = {}
+        self.routes: dict[tuple[int, ...], Route] = {}
+        # Identities of all parameters that have a place: tensors are hashed by a function in Python, which takes longer
+        # than all else that a step does about them.
+        self.known: set[int] = set()
+        self.lock = threading.RLock()
+
+    def add(self, params: Sequence[Tensor], groups: Sequence[dict[str, Any]], holders: Sequence[Holders]) -> None:
+        """Makes arenas for parameters that have none yet, one for each type and device and the ranks that hold the rest."""
+        kinds: dict[tuple[torch.dtype, torch.device, Holders], list[int]] = {}
+        for k, param in enumerate(params):
+            shard = shard_of(param)
+            if not is_dense(shard):
+                raise NotImplementedError("parameter: its elements do not fill one run of memory; make it contiguous")
+            kinds.setdefault((shard.dtype, shard.device, holders[k]), []).append(k)
+        for (_, _, held_by), members in kinds.items():
+            arena = Arena(
+                self.key,
+                [params[k] for k in members],
+                [groups[k] for k in members],
+                self.formats,
+                self.after,
+                self.threads_now(),
+                held_by,
+            )
+            self.arenas.append(arena)
+            self.places.update((param, (arena, k)) for k, param in enumerate(arena.params))
+        self.known.update(map(id, params))
+        self.routes.clear()
+
+    @property
+    def holders(self) -> list[Holders]:
+        """Who holds the rest of the parameters, in an order that ranks have in common."""
+        return list(dict.fromkeys(arena.holders for arena in self.arenas))
+
+    def threads_now(self) -> int:
+        """Threads of a step on the CPU: as the user says, or as many as torch's own loops have."""
+        return torch.get_num_threads() if self.threads is None else self.threads
+
+    def follow_settings(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Hands on what the user has changed: threads, and hyperparameters of these groups. No step may be under way."""
+        with self.lock:
+            threads = self.threads_now()
+            for arena in self.arenas:
+                arena.use_threads(threads)
+                for group in groups:
+                    arena.update_hyper(group)
+
+    def without_place(self, params: Iterable[Tensor]) -> list[Tensor]:
+        """Those that have no arena yet, each once."""
+        return [param for param in {id(p): p for p in params if id(p) not in self.known}.values()]
+
+    def route(self, params: Sequence[Tensor]) -> Route:
+        """Finds the arenas of parameters. The same list again costs a comparison of identities."""
+        key = tuple(map(id, params))
+        route = self.routes.get(key)
+        if route is not None:
+            return route
+        parts: dict[int, tuple[Arena, list[int], list[int]]] = {}
+        others = []
+        for place, param in enumerate(params):
+            if param not in self.places:
+                others.append(place)
+                continue
+            arena, index = self.places[param]
+            _, indices, places = parts.setdefault(id(arena), (arena, [], []))
+            indices.append(index)
+            places.append(place)
+        if len(self.routes) >= MOST_ROUTES:
+            self.routes.clear()
+        found = [(arena, tuple(indices), places) for arena, indices, places in parts.values()]
+        route = self.routes[key] = Route(list(params), found, others)
+        return route
+
+    def prepare(self, batch: Batch) -> Prepared:
+        """Finds the native step of a batch and the addresses of its tensors."""
+        arena = batch.arena
+        with self.lock:
+            shards, addresses = arena.follow(batch.indices)
+            grads, keeps = list(batch.grads), []
+            for k, grad in enumerate(grads):
+                if isinstance(grad, Tensor):
+                    if arena.is_cut:
+                        grad = _cut(grad, arena.params[batch.indices[k]])
+                    grad = _as_param(grad, shards[k])
+                    keeps.append(grad)
+                    grads[k] = grad.data_ptr()
+            frozen = [grad is None for grad in grads]
+            bound: _native.Bound = {
+                "params": addresses,
+                "grads": [at if grad is None else grad for at, grad in zip(addresses, grads)],  # type: ignore[misc]
+                "states": [run.data_ptr() for run in arena.states.values()],
+                "scales": [run.data_ptr() for run in arena.scales.values()],
+                "master": 0 if arena.master is None else arena.master.data_ptr(),
+            }
+            return Prepared(arena.step_over(batch.indices), bound, frozen, keeps)
+
+    def step(self, batch: Batch, factors: _native.Factors = NO_FACTORS) -> None:
+        """Steps a batch now; on a GPU, on the current stream."""
+        prepared = self.prepare(batch)
+        prepared.step.step(prepared.bound, prepared.frozen, factors, stream_on(batch.arena.device))
+        self._written(batch)
+
+    def add_norm(self, batch: Batch, norm: _native.Norm) -> Prepared:
+        """Adds the gradients of a batch to a norm. A parameter without gradient must not be in it."""
+        prepared = self.prepare(batch)
+        prepared.step.add_norm(prepared.bound, norm, stream_on(batch.arena.device))
+        return prepared
+
+    def step_decided(self, batch: Batch, prepared: Prepared, norm: _native.Norm) -> None:
+        """Steps a batch as a norm has decided."""
+        prepared.step.step_decided(prepared.bound, prepared.frozen, norm, stream_on(batch.arena.device))
+        self._written(batch)
+
+    def _written(self, batch: Batch) -> None:
+        """Tells autograd that parameters have changed in place, so that it refuses a backward pass through old values."""
+        stepped = [index for index, grad in zip(batch.indices, batch.grads) if grad is not None]
+        torch.autograd.graph.increment_version([batch.arena.params[index] for index in stepped])
+        batch.arena.note(stepped)
+
+
+def joined(futures: list[Future[Any]]) -> Future[Any]:
+    """A future whose callbacks run once all of these are done."""
+    return futures[0] if len(futures) == 1 else torch.futures.collect_all(futures)
+
+
+def wait_for(futures: list[Future[Any]]) -> None:
+    """Raises what any of them raised. On a GPU, lets the current stream come after all of them.
+
+    A callback runs on a stream of its own, which waits for the future that called it. Of futures that are collected, that
+    is only the last one.
+    """
+    for future in futures:
+        future.wait()
+
+
+def stream_on(device: torch.device) -> int:
+    """The stream that a device's work is enqueued on now."""
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+
+
+def in_param_order(params: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:
+    """DDP's views of a bucket as the bucket is laid out: a dense parameter's gradient has the parameter's strides there."""
+    return [
+        grad.as_strided(param.shape, param.stride(), grad.storage_offset()) if is_dense(param) else grad
+        for param, grad in zip(params, grads)
+    ]
+
+
+def starts_in(
+    buffer: Tensor, params: Sequence[Tensor], grads: Sequence[Tensor], own: Container[Tensor]
+) -> Optional[list[int]]:
+    """At which byte of a bucket each gradient starts; None if one cannot be stepped as it lies, or is not our own."""
+    starts = []
+    for param, grad in zip(params, grads):
+        is_inside = grad.untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr()
+        is_as_param = (grad.dtype, grad.device, grad.stride()) == (param.dtype, param.device, param.stride())
+        start = int(grad.storage_offset() - buffer.storage_offset()) * grad.itemsize
+        if not (is_inside and is_as_param and is_dense(param) and param in own):
+            return None
+        starts.append(start)
+    return starts
+
+
+def _cut(grad: Tensor, param: Tensor) -> Tensor:
+    """This rank's shard of a gradient."""
+    if not is_distributed(param):
+        return grad
+    return shard_of(grad) if grad.placements == param.placements else cut_as(grad, param)  # type: ignore[attr-defined]  # of DTensor
+
+
+def _as_param(grad: Tensor, param: Tensor) -> Tensor:
+    """A gradient with its parameter's type and order of elements in memory: itself where it has both."""
+    if grad.layout != torch.strided:
+        raise NotImplementedError(f"gradient of layout {grad.layout}: no kernel has it; use a dense one")
+    if grad.shape != param.shape or grad.device != param.device:
+        raise ValueError(
+            f"gradient of {tuple(grad.shape)} on {grad.device}: its parameter is {tuple(param.shape)} on {param.device}"
+        )
+    if grad.dtype == param.dtype and grad.stride() == param.stride():
+        return grad
+    return torch.empty_like(param, memory_format=torch.preserve_format).copy_(grad)

@@ -1,0 +1,46 @@
+"""Element types of parameters, states and masters, in PyTorch's words.
+
+By default states have their parameter's type, as in ``torch.optim``; float16 parameters keep theirs in float32, because
+half a second moment underflows.
+"""
+
+from dataclasses import dataclass
+from typing import Optional
+
+import torch
+
+WORDS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+MASTER_TYPES = {"float32": torch.float32, "remainder16": torch.uint16, "remainder8": torch.uint8}
+STATE_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "8bit": torch.uint8}
+
+
+@dataclass(frozen=True)
+class Formats:
+    """How values are stored."""
+
+    states: Optional[str] = None
+    """``"float32"``, ``"bfloat16"`` or ``"8bit"``; None for the parameter's type."""
+    master: Optional[str] = None
+    """``"float32"``, ``"remainder16"`` or ``"remainder8"`` for 16-bit parameters; None for no master."""
+    seed: Optional[int] = None
+    """The seed of stochastic rounding; None rounds to the nearest."""
+
+    def __post_init__(self) -> None:
+        for name, known in (("states", STATE_TYPES), ("master", MASTER_TYPES)):
+            word = getattr(self, name)
+            if word is not None and word not in known:
+                raise ValueError(f"{name} = {word!r}: not known; use one of {', '.join(known)}, or None")
+
+    def states_of(self, dtype: torch.dtype) -> str:
+        """The word for states of such parameters."""
+        return self.states or ("bfloat16" if dtype == torch.bfloat16 else "float32")
+
+    def master_of(self, dtype: torch.dtype) -> str:
+        """The word for masters of such parameters; those of float32 have none."""
+        return "none" if self.master is None or dtype == torch.float32 else self.master
+
+    def seed_of(self, dtype: torch.dtype, states: str) -> Optional[int]:
+        """The seed, if such parameters with such states have anything to round."""
+        rounds_states = states != "float32"
+        rounds_params = dtype == torch.bfloat16 and self.master_of(dtype) in ("none", "remainder8")
+        return self.seed if rounds_states or rounds_params else None

@@ -1,0 +1,43 @@
+"""Memory of optimizer states: where it starts within a page, and the size of its pages.
+
+It depends on torch alone. Every tensor is zeros, and lives as long as a view of it.
+"""
+
+from __future__ import annotations
+
+import mmap
+
+import torch
+from torch import Tensor
+
+PAGE = 4096
+HUGE_PAGE = 2 << 20
+
+
+def zeros_apart(length: int, dtype: torch.dtype, device: torch.device, number: int) -> Tensor:
+    """Zeros that start, on the CPU, where neither a large parameter nor a run of another number starts in a page.
+
+    A CPU may take two arrays for one if their addresses agree in the low 12 bits. torch starts large tensors 64 bytes
+    after a page, and every parameter's part of a run is a multiple of 256 elements after the run's start.
+    """
+    if device.type != "cpu":
+        return torch.zeros(length, dtype=dtype, device=device)
+    size = dtype.itemsize
+    whole = _zero_bytes(length * size + 2 * PAGE).view(dtype)
+    start = (64 + 512 + 1024 * number - whole.data_ptr()) % PAGE
+    return whole[start // size : start // size + length]
+
+
+def _zero_bytes(count: int) -> Tensor:
+    """Zeros, in huge pages where they fill one: a step walks whole runs, and would miss the TLB at every small page."""
+    if count < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.zeros(count, dtype=torch.uint8, device="cpu")
+    memory = mmap.mmap(-1, count + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    except OSError:
+        pass  # It is advice: small pages work too.
+    # The tensor keeps the mapping alive.
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    start = -whole.data_ptr() % HUGE_PAGE
+    return whole[start : start + count]

@@ -1,0 +1,57 @@
+"""Which parameters had a gradient, on this rank and on any: what a model that leaves parameters out must know.
+
+DDP sums zeros for a parameter without gradient, and tells its hook nothing. Plain DDP leaves such a gradient alone, so an
+optimizer passes it over; a step with zeros would move it by its momentum and decay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Optional
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.weak import WeakTensorKeyDictionary
+
+_used: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""Of the watched parameters, whether a gradient has come. Not an attribute: that would be saved with a model, without the
+hook that sets it."""
+
+
+def watch(params: Iterable[Tensor]) -> None:
+    """Notes from now on when a parameter's gradient is accumulated."""
+    for param in params:
+        if param not in _used:
+            _used[param] = False
+            param.register_post_accumulate_grad_hook(_note)
+
+
+def _note(param: Tensor) -> None:
+    _used[param] = True
+
+
+class Usage:
+    """The watched parameters of a model, over all micro-batches since the last sum."""
+
+    def __init__(self, params: Iterable[Tensor], group: dist.ProcessGroup) -> None:
+        self.params, self.group = list(params), group
+        watch(self.params)
+
+    def anywhere(self, params: list[Tensor], device: torch.device) -> tuple[Future[Any], Tensor]:
+        """Asks all ranks which of these were used: a future, and flags that are complete after it."""
+        flags = torch.tensor([_used[param] for param in params], dtype=torch.int32, device=device)
+        work = dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.group, async_op=True)
+        return work.get_future(), flags
+
+    def clear(self) -> None:
+        """Begins anew, after the last bucket."""
+        for param in self.params:
+            _used[param] = False
+
+
+def usage_of(ddp: DistributedDataParallel, params: Iterable[Tensor]) -> Optional[Usage]:
+    """A model's usage, if it may leave parameters out."""
+    return Usage(params, ddp.process_group) if ddp.find_unused_parameters or ddp.static_graph else None

@@ -1,0 +1,271 @@
+"""DistributedDataParallel with the optimizer fused into its gradient buckets.
+
+DDP calls a hook for each bucket while backward goes on. The hook sums the bucket, and the future of that sum steps it, in
+the order in which sums end. A clip or a gradient scaler needs the norm of all gradients first, so buckets are then stepped
+together, after the last sum. Ideas: PyTorch's ``_hook_then_optimizer``, which steps one parameter at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Optional, Union
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from ._engine import MOST_ROUTES, Batch, Prepared, in_param_order, joined, starts_in, wait_for
+from ._norm import GlobalNorm
+from ._usage import usage_of
+from .optimizer import FusedOptimizer, address
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import GradBucket
+
+AFTER = {"average": "average", "clear": "zero", "sum": "keep"}
+
+
+def register_ddp(
+    ddp: DistributedDataParallel,
+    optimizer: Union[str, type] = "adamw",
+    *,
+    params: Optional[Iterable[Any]] = None,
+    max_norm: Optional[float] = None,
+    gradients: str = "average",
+    grad_scaler: Optional[torch.amp.GradScaler] = None,
+    skip_nonfinite: bool = False,
+    hook: Optional[Callable[[GradBucket], Future[Tensor]]] = None,
+    **options: Any,
+) -> DDPOptimizer:
+    """Steps a model's parameters inside its backward pass, each bucket as soon as its gradients are summed.
+
+    Call it once, after wrapping the model and before its first forward pass; ``backward()`` then leaves updated
+    parameters. The result is an optimizer for schedulers, scalers and checkpoints, whose ``step`` does nothing.
+
+    Arguments:
+        params: the parameters to step, or param groups of them; None for all, an empty list for none. The others keep
+            averaged gradients.
+        max_norm: clips by the exact global norm. Buckets are then stepped together, after the last sum.
+        gradients: what ``.grad`` holds after backward: ``"average"``, the mean over ranks that was stepped with,
+            ``"clear"``, zeros, or ``"sum"``, the sum as it was, which is fastest and for loops that clear gradients
+            without reading them.
+        grad_scaler: divides its scale out of the gradients, and skips the step of all buckets if one gradient is infinite
+            or NaN. Go on to call ``scaler.step(optimizer)`` and ``scaler.update()``.
+        skip_nonfinite: skips the step of all buckets if one gradient is infinite or NaN.
+        hook: sums a bucket in place of ``all_reduce``: in the bucket's own buffer, and without dividing.
+        options: hyperparameters and options of `FusedOptimizer`.
+
+    """
+    if not isinstance(ddp, DistributedDataParallel):
+        raise TypeError(f"{type(ddp).__name__}: not a DistributedDataParallel model; wrap it first")
+    if grad_scaler is not None and gradients != "average":
+        raise ValueError("gradients: the scaler looks for infinities in them after backward; use 'average' with it")
+    if gradients not in AFTER:
+        raise ValueError(f"gradients = {gradients!r}: not known; use one of {', '.join(AFTER)}")
+    return DDPOptimizer(ddp, optimizer, params, max_norm, gradients, grad_scaler, skip_nonfinite, hook, options)
+
+
+@dataclass
+class Reduced:
+    """A bucket whose gradients are summed, while others are not."""
+
+    batches: list[Batch]
+    prepared: list[Prepared]
+    buffer: Tensor
+    result: Future[Tensor]
+
+
+class DDPOptimizer(FusedOptimizer):
+    """The optimizer that `register_ddp` makes."""
+
+    def __init__(
+        self,
+        ddp: DistributedDataParallel,
+        optimizer: Union[str, type],
+        params: Optional[Iterable[Any]],
+        max_norm: Optional[float],
+        gradients: str,
+        grad_scaler: Optional[torch.amp.GradScaler],
+        skip_nonfinite: bool,
+        hook: Optional[Callable[[GradBucket], Future[Tensor]]],
+        options: dict[str, Any],
+    ) -> None:
+        self._gradients = gradients
+        managed = [p for p in ddp._get_data_parallel_params(ddp.module) if p.requires_grad]
+        chosen = managed if params is None else list(params)
+        super().__init__(chosen or [{"params": []}], optimizer, max_norm=max_norm, **options)
+        self._managed = set(managed)
+        self._own = {param for group in self.param_groups for param in group["params"]}
+        self._refuse_others(self._own)
+        self._group = ddp.process_group
+        self._world_size = dist.get_world_size(self._group)
+        self._scaler = grad_scaler
+        self._skip_nonfinite = skip_nonfinite or grad_scaler is not None
+        self._decides = max_norm is not None or self._skip_nonfinite
+        # The sum of float16 gradients may overflow where their mean does not.
+        self._divides_first = any(param.dtype == torch.float16 for param in managed)
+        self._divisor = 1 if self._divides_first else self._world_size
+        self._failure: Optional[Exception] = None
+        self._sum = hook or self._all_reduce
+        self._guard = threading.RLock()
+        self._reduced: list[Reduced] = []
+        self._expected: Optional[int] = None
+        # By the type and length of a bucket and its parameters' identities, these parameters and what `starts_in` found.
+        self._starts: dict[tuple[Any, ...], tuple[list[Tensor], Optional[list[int]]]] = {}
+        self._usage = usage_of(ddp, managed)
+        self.hook = self._hook()
+        ddp.register_comm_hook(None, self.hook)
+
+    def _refuse_others(self, params: Iterable[Tensor]) -> None:
+        if not self._managed.issuperset(params):
+            raise ValueError("params: one of them is not a parameter that this model reduces; step it by another optimizer")
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Steps further parameters of the model from the next backward on."""
+        super().add_param_group(param_group)
+        if hasattr(self, "_managed"):  # The base class calls it while it builds the optimizer, too.
+            added = self.param_groups[-1]["params"]
+            try:
+                self._refuse_others(added)
+            except ValueError:
+                self.param_groups.pop()
+                raise
+            self._own.update(added)
+            self._starts.clear()
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError("DDPOptimizer: belongs to the hooks of its model, so it has no copy; save its state_dict()")
+
+    def _after(self) -> str:
+        return AFTER[self._gradients]
+
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
+        """Does nothing but to call ``closure``: backward has stepped."""
+        if closure is None:
+            return None
+        with torch.enable_grad():
+            return closure()
+
+    def last_norm(self) -> Optional[float]:
+        """The norm of the mean gradients of the last backward, if a clip or a scaler asked for it. On a GPU it waits."""
+        return next((norm.last() for norm in self._norms.values()), None)
+
+    def _all_reduce(self, bucket: GradBucket) -> Future[Tensor]:
+        return dist.all_reduce(bucket.buffer(), group=self._group, async_op=True).get_future()
+
+    def _hook(self) -> Callable[[Any, GradBucket], Future[Tensor]]:
+        def sum_then_step(_, bucket):  # type: ignore[no-untyped-def]  # DDP compares annotations with its own classes, so there are none.
+            buffer = bucket.buffer()
+            if bucket.index() == 0:
+                try:
+                    self._failure = None
+                    self._begin()
+                except Exception as error:
+                    self._failure = error  # After the sum, which other ranks wait for.
+            params, grads = bucket.parameters(), self._gradients_of(bucket, buffer)
+            if self._divides_first:
+                buffer.div_(self._world_size)
+            if bucket.is_last():
+                self._expected = bucket.index() + 1
+            sums: list[Future[Any]] = [self._sum(bucket)]
+            flags = None
+            if self._usage is not None:
+                asked, flags = self._usage.anywhere(params, buffer.device)
+                sums.append(asked)
+                if bucket.is_last():
+                    self._usage.clear()
+            result: Future[Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
+
+            def after_sum(_: Future[Any]) -> None:
+                try:
+                    wait_for(sums)
+                    if self._failure is not None:
+                        raise self._failure
+                    self._arrive(params, grads, buffer, flags, result)
+                except Exception as error:  # A future's callback has nobody to raise to: DDP raises it in backward.
+                    self._give_up(result, error)
+
+            joined(sums).add_done_callback(after_sum)
+            return result
+
+        return sum_then_step
+
+    def _gradients_of(self, bucket: GradBucket, buffer: Tensor) -> list[Any]:
+        """The gradients of a bucket: addresses where all are stepped as they lie, which spares the tensors, or tensors."""
+        params = bucket.parameters()
+        key = (buffer.dtype, buffer.numel(), *map(id, params))
+        known = self._starts.get(key)
+        if known is None:
+            if len(self._starts) >= MOST_ROUTES:
+                self._starts.clear()
+            grads = in_param_order(params, bucket.gradients())
+            known = self._starts[key] = params, starts_in(buffer, params, grads, self._own)
+        _, starts = known
+        if starts is None:
+            return list(in_param_order(params, bucket.gradients()))
+        address = buffer.data_ptr()
+        return [address + start for start in starts]
+
+    def _begin(self) -> None:
+        """Before the first bucket of a backward pass: nothing of an earlier one is under way any more."""
+        with self._guard:
+            self._reduced, self._expected = [], None
+            # All at once, so that buckets cut anew are one launch each; on the stream of backward, which sums wait for.
+            self._adopt(p for group in self.param_groups for p in group["params"])
+            self._follow_states()
+            self._engine.follow_settings(self.param_groups)
+
+    @torch.no_grad()
+    def _arrive(
+        self, params: list[Tensor], grads: list[Any], buffer: Tensor, flags: Optional[Tensor], result: Future[Tensor]
+    ) -> None:
+        """Steps a bucket whose sum is complete, or the last one of all if a norm decides."""
+        self._opt_called = True  # What schedulers of torch look for.
+        route = self._engine.route(params)
+        others = [grads[place] for place in route.others]
+        if flags is not None:
+            grads = [grad if used != 0 else None for grad, used in zip(grads, flags.tolist())]
+        batches = route.batches(grads)
+        if others and not self._divides_first:
+            torch._foreach_div_(others, self._world_size)
+        if not self._decides:
+            for batch in batches:
+                self._engine.step(batch, (self._divisor, 1.0, 0, 0))
+            result.set_result(buffer)
+            return
+        with self._guard:
+            batches = [batch for batch in (batch.of_gradients() for batch in batches) if batch.indices]
+            norm = self._pass_norm(buffer.device)
+            prepared = [norm.add(self._engine, batch) for batch in batches]
+            self._reduced.append(Reduced(batches, prepared, buffer, result))
+            if len(self._reduced) == self._expected:
+                self._decide(norm)
+
+    def _pass_norm(self, device: torch.device) -> GlobalNorm:
+        norm = self._norm({device})
+        if not self._reduced:
+            scale = None if self._scaler is None else self._scaler._get_scale_async()
+            norm.begin((self._divisor, 1.0, address(scale), 0))
+        return norm
+
+    def _decide(self, norm: GlobalNorm) -> None:
+        """After the last sum: steps every bucket, or none."""
+        reduced, self._reduced = self._reduced, []
+        decided = norm.decide(self._max_norm, self._skip_nonfinite, ())
+        for bucket in reduced:
+            for batch, prepared in zip(bucket.batches, bucket.prepared):
+                self._engine.step_decided(batch, prepared, decided)
+        for bucket in reduced:
+            bucket.result.set_result(bucket.buffer)
+
+    def _give_up(self, result: Future[Tensor], error: Exception) -> None:
+        """Hands an error to every bucket that waits, so that backward raises it."""
+        with self._guard:
+            waiting, self._reduced = [bucket.result for bucket in self._reduced], []
+        for future in {id(future): future for future in [*waiting, result]}.values():
+            if not future.done():
+                future.set_exception(error)  # type: ignore[arg-type]  # torch types it as a result

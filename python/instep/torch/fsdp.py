@@ -1,0 +1,311 @@
+"""FSDP with the optimizer fused into the reduction of its units.
+
+FSDP reduces the gradients of a unit while backward goes on, and gives each rank its shards. A unit whose shards have all
+arrived is one launch, on a stream of its own, so the next unit's reduction does not wait for it. A clip or a gradient
+scaler needs the norm of all shards first, so units are then stepped together. PyTorch answers `register_fsdp` with
+NotImplementedError; ideas: its hooks after a gradient's accumulation (FSDP2) and its optimizers in backward (FSDP1).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, Optional, Union
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Variable
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.utils._pytree import tree_leaves
+
+from ._engine import Batch, Prepared
+from ._norm import GlobalNorm
+from ._sharded import Holders, is_distributed, shard_of
+from .in_backward import ATTACHED
+from .optimizer import FusedOptimizer, address
+
+GRADIENTS = ("average", "clear")
+
+
+def register_fsdp(
+    module: nn.Module,
+    optimizer: Union[str, type] = "adamw",
+    *,
+    params: Optional[Iterable[Any]] = None,
+    max_norm: Optional[float] = None,
+    gradients: str = "average",
+    grad_scaler: Optional[torch.amp.GradScaler] = None,
+    skip_nonfinite: bool = False,
+    **options: Any,
+) -> FSDPOptimizer:
+    """Steps a sharded model's parameters inside its backward pass, each unit as soon as its gradients are reduced.
+
+    Call it once, after `fully_shard` or ``FullyShardedDataParallel`` and before the first forward pass; ``backward()`` then
+    leaves updated shards. The result is an optimizer for schedulers, scalers and checkpoints, whose ``step`` does nothing.
+
+    Arguments:
+        module: the root that `fully_shard` (FSDP2) was called on, or a ``FullyShardedDataParallel`` module (FSDP1) with
+            ``use_orig_params=True``.
+        params: the parameters to step, or param groups of them; None for all, an empty list for none.
+        max_norm: clips by the exact global norm over all ranks' shards. Units are then stepped together, after the last.
+        gradients: what ``.grad`` holds after backward: ``"average"``, the shard that FSDP has reduced, or ``"clear"``,
+            None, which gives its memory back as soon as a unit is stepped.
+        grad_scaler: divides its scale out of the gradients, and skips the step of all shards on all ranks if one gradient
+            is infinite or NaN. Go on to call ``scaler.step(optimizer)`` and ``scaler.update()``.
+        skip_nonfinite: skips the step of all shards on all ranks if one gradient is infinite or NaN.
+        options: hyperparameters and options of `FusedOptimizer`.
+
+    """
+    if not isinstance(module, (FSDPModule, FullyShardedDataParallel)):
+        raise TypeError(f"{type(module).__name__}: not sharded; call fully_shard on it first")
+    if grad_scaler is not None and gradients != "average":
+        raise ValueError("gradients: the scaler looks for infinities in them after backward; use 'average' with it")
+    if gradients not in GRADIENTS:
+        raise ValueError(f"gradients = {gradients!r}: not known; use one of {', '.join(GRADIENTS)}")
+    return FSDPOptimizer(module, optimizer, params, max_norm, gradients, grad_scaler, skip_nonfinite, options)
+
+
+class Unit:
+    """The parameters that FSDP reduces together."""
+
+    def __init__(self, params: list[Tensor], holders: Optional[Holders]) -> None:
+        self.params, self.holders = params, holders
+        self.arrived: list[Tensor] = []
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no parameter is missing. FSDP1 hands over those alone of which this rank has a part."""
+        return len(self.arrived) == sum(param.numel() > 0 or is_distributed(param) for param in self.params)
+
+
+class FSDPOptimizer(FusedOptimizer):
+    """The optimizer that `register_fsdp` makes."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: Union[str, type],
+        params: Optional[Iterable[Any]],
+        max_norm: Optional[float],
+        gradients: str,
+        grad_scaler: Optional[torch.amp.GradScaler],
+        skip_nonfinite: bool,
+        options: dict[str, Any],
+    ) -> None:
+        self._clears = gradients == "clear"
+        self._scaler = grad_scaler
+        self._skip_nonfinite = skip_nonfinite or grad_scaler is not None
+        self._decides = max_norm is not None or self._skip_nonfinite
+        self._guard = threading.RLock()
+        self._units = units_of(module)
+        self._unit_of = {param: unit for unit in self._units for param in unit.params}
+        chosen = list(self._unit_of) if params is None else list(params)
+        self._refuse_whole(module, params is None)
+        super().__init__(chosen or [{"params": []}], optimizer, max_norm=max_norm, **options)
+        own = {param for group in self.param_groups for param in group["params"]}
+        if not own <= self._unit_of.keys():
+            raise ValueError("params: one of them is not a parameter that this model shards; step it by another optimizer")
+        for unit in self._units:
+            unit.params = [param for param in unit.params if param in own]
+        self._pass: Optional[int] = None
+        self._measured: list[tuple[Batch, Prepared]] = []
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._spread = list(dict.fromkeys(self._holders_of(param) for unit in self._units for param in unit.params))
+        for param in own:
+            watch(param, self._arrive)
+        if self._decides and any(unit.holders is not None for unit in self._units):
+            module.register_forward_hook(self._begin_in_backward)
+
+    def _refuse_whole(self, module: nn.Module, is_for_all: bool) -> None:
+        """A parameter that FSDP ignores would never be stepped, without a word."""
+        if not is_for_all:
+            return
+        for name, param in module.named_parameters():
+            if param.requires_grad and param not in self._unit_of:
+                raise ValueError(f"{name}: not sharded, so no unit steps it; give params= without it, and step it yourself")
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuses: a unit's parameters are those of its module."""
+        if hasattr(self, "_pass"):
+            raise NotImplementedError("param group: units are known when register_fsdp is called; name all groups in params=")
+        super().add_param_group(param_group)
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError("FSDPOptimizer: belongs to the hooks of its model, so it has no copy; save its state_dict()")
+
+    def _holders_of(self, param: Tensor) -> Holders:
+        held_by = self._unit_of[param].holders
+        return super()._holders_of(param) if held_by is None else held_by
+
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
+        """Does nothing but to call ``closure``, and to make the states that loading looks for: backward has stepped."""
+        if not self._engine.places:
+            self._adopt(p for group in self.param_groups for p in group["params"] if p.grad is not None)
+        if closure is None:
+            return None
+        with torch.enable_grad():
+            return closure()
+
+    def last_norm(self) -> Optional[float]:
+        """The norm of the mean gradients of the last backward, if a clip or a scaler asked for it. On a GPU it waits."""
+        return next((norm.last() for norm in self._norms.values()), None)
+
+    def _begin_in_backward(self, _: nn.Module, __: Any, output: Any) -> None:
+        """Lets this rank decide with the others if FSDP1 has given it no part of any parameter that is used."""
+        for leaf in tree_leaves(output):
+            if isinstance(leaf, Tensor) and leaf.requires_grad:
+                leaf.register_hook(self._open)
+
+    def _open(self, _: Tensor) -> None:
+        with self._guard:
+            self._begin()
+
+    @torch.no_grad()
+    def _arrive(self, param: Tensor) -> None:
+        """Takes a parameter whose shard is reduced, in the stream of the reduction."""
+        with self._guard:
+            self._begin()
+            unit = self._unit_of[param]
+            if any(param is other for other in unit.arrived):
+                raise RuntimeError(
+                    "parameter: reduced twice in one backward, and its first gradient is stepped with; "
+                    "call set_requires_gradient_sync(False) for all but the last"
+                )
+            unit.arrived.append(param)
+            if unit.is_complete:
+                self._complete(unit)
+
+    def _begin(self) -> None:
+        """Opens a pass with its first gradient. What an earlier one left when it failed is forgotten."""
+        current = torch._C._current_graph_task_id()
+        if self._pass is not None and current in (self._pass, -1):
+            return
+        for unit in self._units:
+            unit.arrived.clear()
+        self._measured.clear()
+        self._follow_states()
+        self._engine.follow_settings(self.param_groups)
+        if self._decides:
+            scale = None if self._scaler is None else self._scaler._get_scale_async()
+            self._pass_norm().begin((1, 1.0, address(scale), 0))
+        self._opt_called = True  # What schedulers of torch look for.
+        self._pass = current
+        Variable._execution_engine.queue_callback(self._end)
+
+    def _pass_norm(self) -> GlobalNorm:
+        return self._norm({shard_of(param).device for unit in self._units for param in unit.params})
+
+    def _complete(self, unit: Unit) -> None:
+        params = [param for param in unit.params if any(param is other for other in unit.arrived)]
+        self._adopt(params)
+        for batch in self._engine.route(params).batches([param.grad for param in params]):
+            with self._stream_on(batch.arena.device):
+                for grad in batch.grads:
+                    if isinstance(grad, Tensor) and batch.arena.device.type == "cuda":
+                        shard_of(grad).record_stream(torch.cuda.current_stream(batch.arena.device))
+                if self._decides:
+                    self._measured.append((batch, self._pass_norm().add(self._engine, batch)))
+                else:
+                    self._engine.step(batch)
+        if self._clears and not self._decides:
+            for param in params:
+                param.grad = None
+
+    def _stream_on(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+        """On a GPU, the optimizer's own stream, which goes on where the current one has come."""
+        if device.type != "cuda":
+            return contextlib.nullcontext()
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)
+        self._streams[device].wait_stream(torch.cuda.current_stream(device))
+        return torch.cuda.stream(self._streams[device])
+
+    @torch.no_grad()
+    def _end(self) -> None:
+        """After backward, and after what FSDP does then: steps what waits, and lets the caller's stream wait for it."""
+        with self._guard:
+            self._pass = None
+            for unit in self._units:
+                if unit.arrived and not unit.is_complete:
+                    self._complete(unit)
+                unit.arrived.clear()
+            if self._decides:
+                self._decide()
+            for device, stream in self._streams.items():
+                torch.cuda.current_stream(device).wait_stream(stream)
+
+    def _decide(self) -> None:
+        measured, self._measured = self._measured, []
+        norm = self._pass_norm()
+        with self._stream_on(norm.device):
+            decided = norm.decide(self._max_norm, self._skip_nonfinite, self._spread)
+            for batch, prepared in measured:
+                self._engine.step_decided(batch, prepared, decided)
+        if self._clears:
+            for batch, _ in measured:
+                for index in batch.indices:
+                    batch.arena.params[index].grad = None
+
+
+class Arrival:
+    """What FSDP1 takes for the optimizer of one parameter."""
+
+    def __init__(self, param: Tensor, arrive: Callable[[Tensor], None]) -> None:
+        self.param, self.arrive = param, arrive
+
+    def step(self) -> None:
+        """The parameter's gradient is reduced."""
+        self.arrive(self.param)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Keeps the gradient until the unit is stepped."""
+
+
+def watch(param: Tensor, arrive: Callable[[Tensor], None]) -> None:
+    """Has a function called for each reduced gradient of a parameter."""
+    if is_distributed(param):
+        param.register_post_accumulate_grad_hook(arrive)
+    else:
+        setattr(param, ATTACHED, [*getattr(param, ATTACHED, []), Arrival(param, arrive)])
+
+
+def units_of(root: nn.Module) -> list[Unit]:
+    """The trainable parameters of each sharded module, without those of sharded modules inside it."""
+    units: list[Unit] = []
+    seen: set[Tensor] = set()
+
+    def visit(module: nn.Module, unit: Optional[Unit]) -> None:
+        if isinstance(module, FullyShardedDataParallel):
+            unit = Unit([], holders_in(module))
+            units.append(unit)
+        elif isinstance(module, FSDPModule):
+            unit = Unit([], None)
+            units.append(unit)
+        for child in module.children():
+            visit(child, unit)
+        for param in module.parameters(recurse=False):
+            is_ours = unit is not None and (unit.holders is not None or is_distributed(param))
+            if unit is not None and is_ours and param.requires_grad and param not in seen:
+                seen.add(param)
+                unit.params.append(param)
+
+    visit(root, None)
+    return [unit for unit in units if unit.params]
+
+
+def holders_in(module: FullyShardedDataParallel) -> Holders:
+    """The ranks among which FSDP1 cuts a module's parameters."""
+    from torch.distributed.fsdp import ShardingStrategy
+
+    if not module._use_orig_params:
+        raise NotImplementedError("use_orig_params=False: parameters cannot be told apart; build the model with True")
+    if module._is_root is not None:
+        raise RuntimeError("FullyShardedDataParallel: has run already; call register_fsdp before the first forward pass")
+    if module.sharding_strategy == ShardingStrategy.NO_SHARD:
+        raise NotImplementedError(
+            "NO_SHARD: nothing is sharded, and FSDP tells no optimizer of a gradient; use DDP and register_ddp"
+        )
+    group, device = module.process_group, module.compute_device
+    assert group is not None and device is not None, "FSDP1 has both after it has wrapped a module"
+    return ((group, device.type),)

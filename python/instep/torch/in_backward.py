@@ -1,0 +1,220 @@
+"""Optimizers that run inside backward, parameter by parameter, or bucket by bucket under DistributedDataParallel.
+
+Signatures and meaning are those of ``torch.distributed.optim._apply_optimizer_in_backward``, so a changed import is all
+that code written for it needs. DDP looks for such optimizers at its first forward pass and asks PyTorch for a hook; this
+module answers in PyTorch's place where an optimizer is its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Optional, Union
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Variable
+from torch.distributed.algorithms.ddp_comm_hooks import optimizer_overlap_hooks
+from torch.distributed.optim.apply_optimizer_in_backward import param_to_optim_hook_handle_map
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from ._engine import Engine, in_param_order, joined, wait_for
+from ._formats import Formats
+from ._sharded import holders_of
+from ._usage import usage_of, watch
+from .optimizer import FusedOptimizer, Snapshot, key_of
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import GradBucket
+
+ATTACHED = "_in_backward_optimizers"
+"""PyTorch's own attribute, which DDP looks for."""
+
+
+class InBackwardOptimizer(FusedOptimizer):
+    """The optimizer of one parameter. Those of one call share their states' memory, so that a bucket is one launch."""
+
+    def __init__(self, param: Tensor, shared: Shared, kwargs: dict[str, Any]) -> None:
+        self._given: Optional[Shared] = shared
+        super().__init__([param], shared.key, **kwargs)
+
+    def _reset(self) -> None:
+        # A copy of an optimizer has nothing in common with the others.
+        shared = self.__dict__.pop("_given", None) or Shared(self._key, self._formats, self._threads)
+        self._shared, self._engine, self._norms, self._followed = shared, shared.engine, {}, Snapshot({})
+        shared.members.append(self)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of this parameter alone: a view would be saved with all that it is a view of."""
+        state_dict = super().state_dict()
+        states = state_dict["state"]
+        state_dict["state"] = {
+            number: {name: value.clone() for name, value in values.items()} for number, values in states.items()
+        }
+        return state_dict
+
+    def _adopt(self, params: Iterable[Tensor]) -> None:
+        if self._engine.without_place(params):
+            self._shared.adopt()
+
+
+class Shared:
+    """What the optimizers of one call have in common."""
+
+    def __init__(self, key: str, formats: Formats, threads: Optional[int]) -> None:
+        self.key = key
+        self.engine = Engine(key, formats, threads=threads)
+        self.members: list[InBackwardOptimizer] = []
+
+    def adopt(self) -> None:
+        """Makes the states of all members at once."""
+        groups = [member.param_groups[0] for member in self.members]
+        params = [group["params"][0] for group in groups]
+        self.engine.add(params, groups, [holders_of(param) for param in params])
+        for member in self.members:
+            member._show_states()
+
+
+def apply_optimizer_in_backward(
+    optimizer_class: Union[str, type],
+    params: Iterable[Tensor],
+    optimizer_kwargs: dict[str, Any],
+    register_hook: bool = True,
+) -> None:
+    """Steps each parameter as soon as its gradient is accumulated, and sets that to None.
+
+    Arguments:
+        optimizer_class: a class of ``torch.optim``, or a key of ``instep.OPTIMIZERS``.
+        params: each gets an optimizer of its own. Several calls add further ones, which run in order.
+        optimizer_kwargs: hyperparameters, and options of `FusedOptimizer`.
+        register_hook: whether backward runs the optimizers. Without it they are attached alone.
+
+    """
+    key = key_of(optimizer_class)
+    formats = Formats(*(optimizer_kwargs.get(name) for name in ("states", "master", "seed")))
+    shared: list[Shared] = []
+    for param in params:
+        # A parameter that is listed twice has two optimizers, so their states lie apart.
+        home = next((one for one in shared if all(param is not m.param_groups[0]["params"][0] for m in one.members)), None)
+        if home is None:
+            home = Shared(key, formats, optimizer_kwargs.get("threads"))
+            shared.append(home)
+        optimizer = InBackwardOptimizer(param, home, optimizer_kwargs)
+        # PyTorch's own names, which other code of its users may read.
+        for name, value in (
+            (ATTACHED, optimizer),
+            ("_optimizer_classes", optimizer_class),
+            ("_optimizer_kwargs", optimizer_kwargs),
+        ):
+            setattr(param, name, [*getattr(param, name, []), value])
+        watch([param])
+        if register_hook and param not in param_to_optim_hook_handle_map:
+            param_to_optim_hook_handle_map[param] = [param.register_post_accumulate_grad_hook(_step_attached)]
+    optimizer_overlap_hooks._apply_optim_in_backward_hook = _answer
+
+
+def get_in_backward_optimizers(module: torch.nn.Module) -> list[torch.optim.Optimizer]:
+    """The optimizers that are attached to a module's parameters, for checkpoints and schedulers."""
+    return [optimizer for param in module.parameters() for optimizer in getattr(param, ATTACHED, [])]
+
+
+def _step_attached(param: Tensor) -> None:
+    for optimizer in getattr(param, ATTACHED):
+        optimizer.step()
+    param.grad = None
+
+
+_theirs = optimizer_overlap_hooks._apply_optim_in_backward_hook
+
+
+def _answer(gradient_is_bucket_view: bool) -> Callable[..., Future[Tensor]]:
+    """DDP's question for a hook: ours, unless all optimizers are PyTorch's."""
+    hooks: list[Callable[..., Future[Tensor]]] = []
+
+    def either(weak_ddp, bucket):  # type: ignore[no-untyped-def]  # DDP compares annotations with its own classes, so there are none.
+        if not hooks:
+            ddp = weak_ddp()
+            ours = any(isinstance(one, InBackwardOptimizer) for one in get_in_backward_optimizers(ddp.module))
+            hooks.append(BucketHook(ddp, gradient_is_bucket_view) if ours else _theirs(gradient_is_bucket_view))
+        return hooks[0](weak_ddp, bucket)
+
+    return either
+
+
+class BucketHook:
+    """Sums a bucket, then runs the optimizers of its parameters, each kind in one launch."""
+
+    def __init__(self, ddp: DistributedDataParallel, gradient_is_bucket_view: bool) -> None:
+        self.group, self.is_view = ddp.process_group, gradient_is_bucket_view
+        self.world_size = dist.get_world_size(self.group)
+        self.params = [p for p in ddp._get_data_parallel_params(ddp.module) if p.requires_grad]
+        self.usage = usage_of(ddp, self.params)
+        self.is_queued = False
+
+    def __call__(self, _: Any, bucket: GradBucket) -> Future[Tensor]:
+        params, buffer = bucket.parameters(), bucket.buffer()
+        grads = in_param_order(params, bucket.gradients())
+        if not self.is_queued and torch._C._current_graph_task_id() != -1:
+            # There is no backward pass where a rank has joined, and no gradient to take away.
+            Variable._execution_engine.queue_callback(self._after_backward)
+            self.is_queued = True
+        # The sum of float16 gradients may overflow where their mean does not.
+        divisor = self.world_size
+        if buffer.dtype == torch.float16:
+            buffer.div_(divisor)
+            divisor = 1
+        sums: list[Future[Any]] = [dist.all_reduce(buffer, group=self.group, async_op=True).get_future()]
+        flags: Optional[Tensor] = None
+        if self.usage is not None:
+            asked, flags = self.usage.anywhere(params, buffer.device)
+            sums.append(asked)
+            if bucket.is_last():
+                self.usage.clear()
+
+        def step(_: Future[Any]) -> Tensor:
+            wait_for(sums)
+            self._step(params, grads, flags, divisor)
+            return buffer
+
+        return joined(sums).then(step)
+
+    @torch.no_grad()
+    def _step(self, params: list[Tensor], grads: list[Tensor], flags: Optional[Tensor], divisor: int) -> None:
+        is_used = [True] * len(params) if flags is None else [flag != 0 for flag in flags.tolist()]
+        rounds: list[list[tuple[InBackwardOptimizer, Tensor, Tensor]]] = []
+        for param, grad, used in zip(params, grads, is_used):
+            attached = getattr(param, ATTACHED, [])
+            if all(isinstance(one, InBackwardOptimizer) for one in attached) and attached:
+                for k, optimizer in enumerate(attached if used else []):
+                    rounds.extend([] for _ in range(k + 1 - len(rounds)))
+                    rounds[k].append((optimizer, param, grad))
+                continue
+            grad.div_(divisor)
+            if not self.is_view and used:
+                # DDP leaves the bucket where it is once it knows of such optimizers.
+                param.grad = grad if attached else grad.clone()
+            for optimizer in attached if used else []:
+                optimizer.step()
+        for members in rounds:
+            self._run(members, divisor)
+
+    def _run(self, members: list[tuple[InBackwardOptimizer, Tensor, Tensor]], divisor: int) -> None:
+        by_call: dict[int, list[tuple[InBackwardOptimizer, Tensor, Tensor]]] = {}
+        for member in members:
+            by_call.setdefault(id(member[0]._shared), []).append(member)
+        for of_call in by_call.values():
+            engine = of_call[0][0]._engine
+            with engine.lock:
+                of_call[0][0]._adopt([param for _, param, _ in of_call])
+                for optimizer, _, _ in of_call:
+                    optimizer._follow_states()
+                engine.follow_settings([optimizer.param_groups[0] for optimizer, _, _ in of_call])
+                for batch in engine.route([p for _, p, _ in of_call]).batches([g for _, _, g in of_call]):
+                    engine.step(batch, (divisor, 1.0, 0, 0))
+
+    def _after_backward(self) -> None:
+        self.is_queued = False
+        for param in self.params:
+            if getattr(param, ATTACHED, []):
+                param.grad = None

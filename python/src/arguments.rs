@@ -1,0 +1,115 @@
+//! Addresses, factors and formats as Python hands them over.
+//!
+//! Words for formats are PyTorch's where it has one. A word that is not known is refused with those that are.
+
+use std::ffi::c_void;
+use std::ptr::with_exposed_provenance_mut;
+
+use instep::bucket_step::{Tensor, Tensors};
+use instep::{DType, Gradients, Master, Moments, Precision, Rounding, Scaling};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+/// One address per parameter.
+pub(crate) struct Addresses(Vec<*mut c_void>);
+
+// SAFETY: addresses, which the caller vouches for on any thread.
+#[allow(unsafe_code)]
+unsafe impl Send for Addresses {}
+
+impl<'a, 'py> FromPyObject<'a, 'py> for Addresses {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Addresses> {
+        let addresses: Vec<usize> = object.extract()?;
+        Ok(Addresses(addresses.into_iter().map(with_exposed_provenance_mut).collect()))
+    }
+}
+
+/// The tensors of one step, by address: parameters and gradients one by one, the others as runs of the whole arena.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct Bound {
+    params: Addresses,
+    grads: Addresses,
+    states: Vec<usize>,
+    scales: Vec<usize>,
+    master: usize,
+}
+
+impl Bound {
+    /// # Safety
+    /// Every address is valid for its tensor by the contract of [`Tensor::at`], as `instep.torch` sees to.
+    #[allow(unsafe_code)]
+    pub(crate) unsafe fn tensors(&self) -> Tensors<'_> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let run = |address: &usize| Tensor::at(with_exposed_provenance_mut(*address));
+            let params = Tensor::at_each(&self.params.0);
+            let tensors = Tensors::new(params, self.gradients())
+                .states(self.states.iter().map(run))
+                .scales(self.scales.iter().map(run));
+            if self.master == 0 { tensors } else { tensors.master(run(&self.master)) }
+        }
+    }
+
+    /// # Safety
+    /// As for [`tensors`](Self::tensors).
+    #[allow(unsafe_code)]
+    pub(crate) unsafe fn gradients(&self) -> Tensor<'_> {
+        // SAFETY: the caller's promise.
+        unsafe { Tensor::at_each(&self.grads.0) }
+    }
+}
+
+/// The factors in the gradients: ranks, loss scale, and the addresses of GradScaler's two tensors, or 0.
+#[derive(FromPyObject)]
+pub(crate) struct Factors(u32, f64, usize, usize);
+
+impl Factors {
+    /// # Safety
+    /// Both addresses are 0 or valid, by the contract of [`Scaling::grad_scaler`].
+    #[allow(unsafe_code)]
+    pub(crate) unsafe fn scaling(&self) -> Scaling {
+        let Factors(world_size, loss_scale, scale, found_inf) = *self;
+        let [scale, found_inf] =
+            [scale, found_inf].map(|a| with_exposed_provenance_mut::<f32>(a).cast_const());
+        // SAFETY: the caller's promise.
+        unsafe { Scaling::mean(world_size).loss_scale(loss_scale).grad_scaler(scale, found_inf) }
+    }
+}
+
+/// Reads the words for a step's formats.
+pub(crate) fn precision([param, grad, master, moments]: [&str; 4], seed: Option<u64>) -> PyResult<Precision> {
+    let dtype =
+        |word| one_of(word, [("float32", DType::F32), ("bfloat16", DType::BF16), ("float16", DType::F16)]);
+    let masters = [
+        ("none", Master::None),
+        ("float32", Master::F32),
+        ("remainder16", Master::Remainder16),
+        ("remainder8", Master::Remainder8),
+    ];
+    let kinds = [("float32", Moments::F32), ("bfloat16", Moments::BF16), ("8bit", Moments::EightBit)];
+    Ok(Precision {
+        param: dtype(param)?,
+        grad: dtype(grad)?,
+        master: one_of(master, masters)?,
+        moments: one_of(moments, kinds)?,
+        rounding: seed.map_or(Rounding::Nearest, |seed| Rounding::Stochastic { seed }),
+    })
+}
+
+/// Reads the word for what becomes of gradients.
+pub(crate) fn gradients(word: &str) -> PyResult<Gradients> {
+    one_of(word, [("keep", Gradients::Keep), ("zero", Gradients::Zero), ("average", Gradients::Average)])
+}
+
+fn one_of<T: Copy, const N: usize>(word: &str, known: [(&str, T); N]) -> PyResult<T> {
+    match known.iter().find(|(name, _)| *name == word) {
+        Some((_, value)) => Ok(*value),
+        None => {
+            let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
+            Err(PyValueError::new_err(format!("`{word}`: not known here; use one of {}", names.join(", "))))
+        }
+    }
+}

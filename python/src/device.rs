@@ -1,0 +1,72 @@
+//! Pools and GPUs that all steps of a process share, and the process that they belong to.
+//!
+//! Threads do not survive a fork, so a step remembers the process that made it.
+
+use std::collections::HashMap;
+use std::process;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use instep::Pool;
+use instep::cuda::Cuda;
+use pyo3::PyResult;
+use pyo3::exceptions::PyRuntimeError;
+
+use crate::errors::raised;
+use crate::openmp::OpenMp;
+
+/// A process, a number of threads, and the address of an OpenMP runtime's `GOMP_parallel` or 0.
+type Threads = (u32, usize, usize);
+
+static POOLS: Mutex<Option<HashMap<Threads, Pool>>> = Mutex::new(None);
+/// By process and ordinal.
+static GPUS: Mutex<Option<HashMap<(u32, u32), Cuda>>> = Mutex::new(None);
+
+/// Returns the pool of so many threads: those of the OpenMP runtime, if there is one. Others start with the first step that
+/// needs them.
+pub(crate) fn pool(threads: usize, openmp: Option<OpenMp>) -> Pool {
+    let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
+    let pools = pools.get_or_insert_default();
+    let made = || match openmp {
+        Some(team) => Pool::of_team(threads, Arc::new(team)),
+        None => Pool::new(threads),
+    };
+    let address = openmp.map_or(0, |team| team.address());
+    pools.entry((process::id(), threads, address)).or_insert_with(made).clone()
+}
+
+/// Returns a GPU by its ordinal.
+pub(crate) fn gpu(ordinal: u32) -> PyResult<Cuda> {
+    let mut gpus = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
+    let gpus = gpus.get_or_insert_default();
+    let key = (process::id(), ordinal);
+    if let Some(cuda) = gpus.get(&key) {
+        return Ok(cuda.clone());
+    }
+    let cuda = Cuda::open(ordinal).map_err(raised)?;
+    Ok(gpus.entry(key).or_insert(cuda).clone())
+}
+
+/// The process that an object belongs to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Owner(u32);
+
+impl Owner {
+    /// Takes the calling process.
+    pub(crate) fn current() -> Owner {
+        Owner(process::id())
+    }
+
+    /// Whether the calling process is another one: a child by fork.
+    pub(crate) fn is_elsewhere(self) -> bool {
+        self.0 != process::id()
+    }
+
+    /// Refuses calls in a child, where the threads of the pool do not exist.
+    pub(crate) fn refuse_child(self) -> PyResult<()> {
+        if !self.is_elsewhere() {
+            return Ok(());
+        }
+        let text = "optimizer: made by a process that has forked since; make it in the child, or use the spawn method";
+        Err(PyRuntimeError::new_err(text))
+    }
+}

@@ -1,0 +1,28 @@
+//! The native half of the Python package `instep`: one bucket's step and its norm, on addresses.
+//!
+//! Python objects stay on the other side: `instep.torch` takes addresses and lengths from tensors that it keeps alive for
+//! each call. So nothing here is of use without that package, and no name here is public to its users.
+
+mod arguments;
+mod device;
+mod errors;
+mod norm;
+mod openmp;
+mod optimizers;
+mod step;
+
+/// See the crate.
+#[pyo3::pymodule]
+mod _native {
+    #[pymodule_export]
+    use super::norm::Norm;
+    #[pymodule_export]
+    use super::optimizers::{descriptors, state_names};
+    #[pymodule_export]
+    use super::step::Step;
+
+    #[pymodule_export]
+    const VERSION: &str = env!("CARGO_PKG_VERSION");
+    #[pymodule_export]
+    const NORM_LIMBS: usize = instep::bucket_step::NORM_LIMBS;
+}

@@ -1,0 +1,127 @@
+//! The norm of the gradients of several buckets as a Python object.
+//!
+//! It obeys the rules of `step.rs`: one thread at a time, and not in a child by fork.
+#![allow(unsafe_code)]
+
+use std::mem::ManuallyDrop;
+use std::ptr;
+use std::sync::{Mutex, MutexGuard};
+
+use instep::bucket_step::{Decision, NormOnGpu};
+use instep::{GradNorm, StreamHandle};
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+
+use crate::arguments::Factors;
+use crate::device::{Owner, gpu};
+use crate::errors::raised;
+
+/// Norm and decision over the gradients of any number of buckets.
+#[pyclass(frozen, module = "instep._native")]
+pub(crate) struct Norm {
+    owner: Owner,
+    block: ManuallyDrop<Mutex<Block>>,
+}
+
+pub(crate) enum Block {
+    Host(GradNorm),
+    Gpu(GradNorm<NormOnGpu>),
+}
+
+#[pymethods]
+impl Norm {
+    /// Builds the norm on the CPU, or on the GPU of this ordinal.
+    #[new]
+    fn new(gpu_ordinal: Option<u32>) -> PyResult<Norm> {
+        let block = match gpu_ordinal {
+            None => Block::Host(GradNorm::host().map_err(raised)?),
+            Some(ordinal) => Block::Gpu(GradNorm::cuda(&gpu(ordinal)?).map_err(raised)?),
+        };
+        Ok(Norm { owner: Owner::current(), block: ManuallyDrop::new(Mutex::new(block)) })
+    }
+
+    /// Begins anew, with the factors that all these gradients have.
+    fn begin(&self, py: Python<'_>, factors: Factors, stream: usize) -> PyResult<()> {
+        let mut block = self.lock()?;
+        let block = &mut *block;
+        py.detach(|| {
+            // SAFETY: the Python half keeps GradScaler's tensors alive during the call; on a GPU, until the stream has
+            // passed it.
+            unsafe {
+                match block {
+                    Block::Host(norm) => norm.begin(factors.scaling()),
+                    Block::Gpu(norm) => norm.enqueue_begin(factors.scaling(), StreamHandle(stream)),
+                }
+            }
+        })
+        .map_err(raised)
+    }
+
+    /// Returns the addresses of the sum's limbs and of the largest magnitude, to add what other ranks hold. On a GPU the
+    /// stream waits for the norm's last call.
+    fn sum(&self, stream: usize) -> PyResult<(usize, usize)> {
+        match &mut *self.lock()? {
+            Block::Host(norm) => {
+                let sum = norm.sum().map_err(raised)?;
+                let limbs = ptr::from_mut(sum.limbs).expose_provenance();
+                Ok((limbs, ptr::from_mut(sum.largest).expose_provenance()))
+            }
+            // SAFETY: as in `begin`.
+            Block::Gpu(norm) => unsafe {
+                let sum = norm.enqueue_sum(StreamHandle(stream)).map_err(raised)?;
+                Ok((sum.limbs.0 as usize, sum.largest.0 as usize))
+            },
+        }
+    }
+
+    /// Decides whether steps are clipped or skipped.
+    fn decide(
+        &self,
+        py: Python<'_>,
+        max_norm: Option<f64>,
+        skip_nonfinite: bool,
+        stream: usize,
+    ) -> PyResult<()> {
+        let mut block = self.lock()?;
+        let block = &mut *block;
+        py.detach(|| match block {
+            Block::Host(norm) => norm.decide(max_norm, skip_nonfinite).map(|_| ()),
+            // SAFETY: as in `begin`.
+            Block::Gpu(norm) => unsafe {
+                norm.enqueue_decide(max_norm, skip_nonfinite, StreamHandle(stream))
+            },
+        })
+        .map_err(raised)
+    }
+
+    /// Returns the decision: norm, clip coefficient, whether the steps were skipped. On a GPU it waits.
+    fn decision(&self, py: Python<'_>) -> PyResult<(f64, f64, bool)> {
+        let mut block = self.lock()?;
+        let block = &mut *block;
+        let decision = py.detach(|| match block {
+            Block::Host(norm) => norm.decision(),
+            Block::Gpu(norm) => norm.decision(),
+        });
+        let Decision { norm, clip, skipped, .. } = decision.map_err(raised)?;
+        Ok((norm, clip, skipped))
+    }
+}
+
+impl Norm {
+    pub(crate) fn lock(&self) -> PyResult<MutexGuard<'_, Block>> {
+        self.owner.refuse_child()?;
+        self.block
+            .try_lock()
+            .map_err(|_| PyRuntimeError::new_err("norm: in use by another thread; wait for it"))
+    }
+}
+
+impl Drop for Norm {
+    fn drop(&mut self) {
+        // A child by fork has no GPU.
+        if !self.owner.is_elsewhere() {
+            // SAFETY: nothing uses it afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.block) }
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! The threads of an OpenMP runtime that runs PyTorch's own loops.
+//!
+//! They spin after each of those loops, on the cores that other threads would need, so a step takes them rather than
+//! threads of its own. `GOMP_parallel` is the entry of GNU's runtime that compilers call; Intel's and LLVM's have it too.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_uint, c_void};
+use std::ptr::with_exposed_provenance;
+
+use instep::Team;
+
+/// `void GOMP_parallel(void (*function)(void *), void *data, unsigned threads, unsigned flags)`.
+type Parallel = unsafe extern "C" fn(unsafe extern "C" fn(*mut c_void), *mut c_void, c_uint, c_uint);
+
+/// An OpenMP runtime.
+#[derive(Clone, Copy)]
+pub(crate) struct OpenMp(Parallel);
+
+impl OpenMp {
+    /// Takes the runtime whose `GOMP_parallel` is at an address; 0 is none.
+    ///
+    /// # Safety
+    /// The address is 0 or that function's, in a library that stays loaded.
+    pub(crate) unsafe fn at(address: usize) -> Option<OpenMp> {
+        let function = with_exposed_provenance::<c_void>(address);
+        // SAFETY: the caller's promise; a null pointer is `None`.
+        unsafe { std::mem::transmute::<*const c_void, Option<Parallel>>(function) }.map(OpenMp)
+    }
+
+    pub(crate) fn address(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl Team for OpenMp {
+    fn run(&self, threads: usize, work: &(dyn Fn() + Sync)) {
+        unsafe extern "C" fn call(work: *mut c_void) {
+            // SAFETY: the pointer below, to a reference that lives until the parallel region has ended.
+            unsafe { (*work.cast::<&(dyn Fn() + Sync)>().cast_const())() }
+        }
+        let mut work = work;
+        let threads = c_uint::try_from(threads).unwrap_or(c_uint::MAX);
+        // SAFETY: the function's own signature. It returns after the last call; the calls share `work` for reading alone.
+        unsafe { (self.0)(call, (&raw mut work).cast(), threads, 0) }
+    }
+}

@@ -1,0 +1,291 @@
+//! One bucket's step as a Python object.
+//!
+//! A call that finds the object in use by another thread raises; it never waits for it. The interpreter runs other threads
+//! during every step.
+#![allow(unsafe_code)]
+
+use std::mem::ManuallyDrop;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, TryLockError};
+
+use instep::bucket_step::OnGpu;
+use instep::layout::ForeignBucket;
+use instep::{BucketStep, Layout, ParamId, StreamHandle};
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::arguments::{Bound as Addresses, Factors, gradients, precision};
+use crate::device::{Owner, gpu, pool};
+use crate::errors::raised;
+use crate::norm::{Block, Norm};
+use crate::openmp::OpenMp;
+use crate::optimizers::optimizer;
+
+/// The step of one bucket: parameters of one type on one device, with a hyperparameter group each.
+#[pyclass(frozen, module = "instep._native")]
+pub(crate) struct Step {
+    owner: Owner,
+    ids: Vec<ParamId>,
+    /// Threads that read counts, which a step waits for: it is a matter of microseconds.
+    readers: AtomicUsize,
+    inner: ManuallyDrop<Mutex<Inner>>,
+}
+
+struct Inner {
+    engine: Engine,
+    frozen: Vec<bool>,
+}
+
+enum Engine {
+    Host(Box<BucketStep>),
+    Gpu(Box<BucketStep<OnGpu>>),
+}
+
+/// Calls a method that both engines have.
+macro_rules! on_both {
+    ($engine:expr, $step:ident => $call:expr) => {
+        match $engine {
+            Engine::Host($step) => $call,
+            Engine::Gpu($step) => $call,
+        }
+    };
+}
+
+#[pymethods]
+impl Step {
+    /// Builds the step.
+    ///
+    /// `groups` are optimizers by key with their hyperparameters. `params` are length, group and offset in the arena of
+    /// `arena` elements. `formats` are those of parameters, gradients, masters and states. `openmp` is the address of
+    /// `GOMP_parallel` in the OpenMP runtime whose threads take part, or 0 for threads of our own. `gpu_ordinal` is None for
+    /// the CPU.
+    #[new]
+    #[pyo3(signature = (groups, params, arena, formats, seed, after, threads, openmp, gpu_ordinal))]
+    #[allow(clippy::too_many_arguments)]
+    fn new(
+        groups: Vec<(String, Bound<'_, PyDict>)>,
+        params: Vec<(usize, usize, usize)>,
+        arena: usize,
+        formats: (String, String, String, String),
+        seed: Option<u64>,
+        after: &str,
+        threads: usize,
+        openmp: usize,
+        gpu_ordinal: Option<u32>,
+    ) -> PyResult<Step> {
+        // SAFETY: the Python half finds the function in the runtime that PyTorch has loaded, which is never unloaded.
+        let openmp = unsafe { OpenMp::at(openmp) };
+        let mut layout = Layout::builder();
+        for (k, (len, group, _)) in params.iter().enumerate() {
+            layout = layout.param(format!("{k}"), *len).in_group(format!("{group}"));
+        }
+        let layout = layout.build().map_err(raised)?;
+        let ids: Vec<ParamId> = layout.ids().collect();
+        let places = ids.iter().zip(&params);
+        let bucket =
+            places.fold(ForeignBucket::new(arena), |bucket, (id, (_, _, at))| bucket.gradient(*id, *at));
+        let Some((key, hyper)) = groups.first() else {
+            return Err(PyValueError::new_err("groups: empty; give one at least"));
+        };
+        let (param, grad, master, moments) = &formats;
+        let formats = [param, grad, master, moments].map(String::as_str);
+        let mut builder = BucketStep::builder(&layout, optimizer(key, hyper)?)
+            .bucket(bucket)
+            .precision(precision(formats, seed)?)
+            .gradients(gradients(after)?);
+        for (group, (key, hyper)) in groups.iter().enumerate() {
+            if params.iter().any(|(_, of, _)| *of == group) {
+                builder = builder.group(&format!("{group}"), optimizer(key, hyper)?);
+            }
+        }
+        let engine = match gpu_ordinal {
+            None => Engine::Host(Box::new(builder.pool(pool(threads, openmp)).host().map_err(raised)?)),
+            Some(ordinal) => Engine::Gpu(Box::new(builder.cuda(&gpu(ordinal)?).map_err(raised)?)),
+        };
+        let inner = Mutex::new(Inner { engine, frozen: vec![false; ids.len()] });
+        Ok(Step {
+            owner: Owner::current(),
+            ids,
+            readers: AtomicUsize::new(0),
+            inner: ManuallyDrop::new(inner),
+        })
+    }
+
+    /// Steps the bucket, but for the parameters of which `frozen` says so.
+    fn step(
+        &self,
+        py: Python<'_>,
+        tensors: Addresses,
+        frozen: Vec<bool>,
+        factors: Factors,
+        stream: usize,
+    ) -> PyResult<()> {
+        let mut inner = self.lock(py)?;
+        self.freeze(&mut inner, frozen)?;
+        let engine = &mut inner.engine;
+        py.detach(move || {
+            // SAFETY: the Python half keeps every tensor alive and to itself during the call; on a GPU, until the stream
+            // has passed it.
+            unsafe {
+                match engine {
+                    Engine::Host(step) => step.step(&tensors.tensors(), factors.scaling()),
+                    Engine::Gpu(step) => {
+                        step.enqueue(&tensors.tensors(), factors.scaling(), StreamHandle(stream))
+                    }
+                }
+            }
+        })
+        .map_err(raised)
+    }
+
+    /// Adds the gradients to a norm.
+    fn add_norm(&self, py: Python<'_>, tensors: Addresses, norm: &Norm, stream: usize) -> PyResult<()> {
+        let (mut inner, mut block) = (self.lock(py)?, norm.lock()?);
+        let (engine, block) = (&mut inner.engine, &mut *block);
+        py.detach(move || {
+            // SAFETY: as in `step`.
+            unsafe {
+                match (engine, block) {
+                    (Engine::Host(step), Block::Host(norm)) => step.add_norm(&tensors.gradients(), norm),
+                    (Engine::Gpu(step), Block::Gpu(norm)) => {
+                        step.enqueue_norm(&tensors.gradients(), norm, StreamHandle(stream))
+                    }
+                    _ => Err(elsewhere()),
+                }
+            }
+        })
+        .map_err(raised)
+    }
+
+    /// Steps the bucket as a norm has decided.
+    fn step_decided(
+        &self,
+        py: Python<'_>,
+        tensors: Addresses,
+        frozen: Vec<bool>,
+        norm: &Norm,
+        stream: usize,
+    ) -> PyResult<()> {
+        let (mut inner, mut block) = (self.lock(py)?, norm.lock()?);
+        self.freeze(&mut inner, frozen)?;
+        let (engine, block) = (&mut inner.engine, &mut *block);
+        py.detach(move || {
+            // SAFETY: as in `step`.
+            unsafe {
+                match (engine, block) {
+                    (Engine::Host(step), Block::Host(norm)) => step.step_decided(&tensors.tensors(), norm),
+                    (Engine::Gpu(step), Block::Gpu(norm)) => {
+                        step.enqueue_decided(&tensors.tensors(), norm, StreamHandle(stream))
+                    }
+                    _ => Err(elsewhere()),
+                }
+            }
+        })
+        .map_err(raised)
+    }
+
+    /// Replaces the hyperparameters of a group.
+    fn set_hyper(&self, py: Python<'_>, group: usize, key: &str, hyper: &Bound<'_, PyDict>) -> PyResult<()> {
+        let optimizer = optimizer(key, hyper)?;
+        let mut inner = self.lock(py)?;
+        on_both!(&mut inner.engine, step => step.set_optimizer(&format!("{group}"), &*optimizer))
+            .map_err(raised)
+    }
+
+    /// Returns the updates that each parameter has had, and the number that its optimizer carries.
+    fn progress(&self, py: Python<'_>) -> PyResult<Vec<(u64, f64)>> {
+        self.owner.refuse_child()?;
+        let _reading = Reading::new(&self.readers);
+        let mut inner = loop {
+            match self.inner.try_lock() {
+                Ok(inner) => break inner,
+                Err(TryLockError::WouldBlock) => py.detach(|| drop(self.inner.lock())),
+                Err(TryLockError::Poisoned(_)) => return Err(busy()),
+            }
+        };
+        let engine = &mut inner.engine;
+        let read =
+            |id: &ParamId| on_both!(&mut *engine, step => Ok((step.step_count(*id)?, step.carried(*id)?)));
+        py.detach(|| self.ids.iter().map(read).collect::<instep::Result<_>>()).map_err(raised)
+    }
+
+    /// Sets them.
+    fn set_progress(&self, py: Python<'_>, progress: Vec<(u64, f64)>) -> PyResult<()> {
+        if progress.len() != self.ids.len() {
+            return Err(PyValueError::new_err("progress: not one for each parameter"));
+        }
+        let mut inner = self.lock(py)?;
+        let engine = &mut inner.engine;
+        let mut write = |(id, (count, carried)): (&ParamId, (u64, f64))| {
+            on_both!(&mut *engine, step => {
+                step.set_step_count(*id, count)?;
+                step.set_carried(*id, carried)
+            })
+        };
+        py.detach(|| self.ids.iter().zip(progress).try_for_each(&mut write)).map_err(raised)
+    }
+}
+
+impl Step {
+    /// Waits for readers alone.
+    fn lock(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, Inner>> {
+        self.owner.refuse_child()?;
+        loop {
+            match self.inner.try_lock() {
+                Ok(inner) => return Ok(inner),
+                Err(TryLockError::WouldBlock) if self.readers.load(Ordering::SeqCst) > 0 => {
+                    py.detach(|| drop(self.inner.lock()));
+                }
+                Err(_) => return Err(busy()),
+            }
+        }
+    }
+
+    fn freeze(&self, inner: &mut Inner, frozen: Vec<bool>) -> PyResult<()> {
+        if frozen.len() != self.ids.len() {
+            return Err(PyValueError::new_err("frozen: not one for each parameter"));
+        }
+        for (id, (was, is)) in self.ids.iter().zip(inner.frozen.iter_mut().zip(frozen)) {
+            if *was != is {
+                on_both!(&mut inner.engine, step => step.set_frozen(*id, is)).map_err(raised)?;
+                *was = is;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Step {
+    fn drop(&mut self) {
+        // A child by fork has no threads to end, and no GPU.
+        if !self.owner.is_elsewhere() {
+            // SAFETY: nothing uses it afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.inner) }
+        }
+    }
+}
+
+/// Counts a reader for as long as it lives.
+struct Reading<'a>(&'a AtomicUsize);
+
+impl<'a> Reading<'a> {
+    fn new(readers: &'a AtomicUsize) -> Reading<'a> {
+        readers.fetch_add(1, Ordering::SeqCst);
+        Reading(readers)
+    }
+}
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn busy() -> PyErr {
+    PyRuntimeError::new_err("optimizer: in use by another thread; wait for it")
+}
+
+fn elsewhere() -> instep::Error {
+    instep::Error::unsupported("norm", "on another device than the step", "make one for each device")
+}

@@ -1,0 +1,77 @@
+"""What the tests share: groups of processes, small models, and gradients that both sides of a comparison get alike."""
+
+import copy
+
+import pytest
+import torch
+from ranks import Ranks
+
+
+@pytest.fixture(scope="module")
+def two():
+    """Two processes."""
+    ranks = Ranks(2)
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture(scope="module")
+def four():
+    """Four processes."""
+    ranks = Ranks(4)
+    yield ranks
+    ranks.close()
+
+
+class Small(torch.nn.Module):
+    """A model with a convolution, a norm, a transposed weight and a scalar."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 8, 3)
+        self.norm = torch.nn.BatchNorm2d(8)
+        self.first = torch.nn.Linear(8, 16)
+        self.second = torch.nn.Linear(16, 8)
+        self.second.weight = torch.nn.Parameter(self.first.weight.detach().t().clone())
+        self.scale = torch.nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.conv(x)).relu().mean(dim=(2, 3))
+        return self.second(self.first(x).tanh()) * self.scale
+
+
+def build(dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    """The model, always with the same values."""
+    torch.manual_seed(1)
+    return Small().to(dtype)
+
+
+@pytest.fixture
+def twins():
+    """Two equal models."""
+
+    def make(dtype: torch.dtype = torch.float32) -> tuple[torch.nn.Module, torch.nn.Module]:
+        model = build(dtype)
+        return model, copy.deepcopy(model)
+
+    return make
+
+
+def give_gradients(model: torch.nn.Module, other: torch.nn.Module, seed: int) -> None:
+    """Runs backward in one model, and gives the other one copies of its gradients."""
+    torch.manual_seed(seed)
+    dtype = next(model.parameters()).dtype
+    x = torch.randn(4, 3, 6, 6, dtype=dtype)
+    model.zero_grad()
+    model(x).float().pow(2).mean().backward()
+    for p, q in zip(model.parameters(), other.parameters()):
+        q.grad = None if p.grad is None else p.grad.clone()
+
+
+def largest_difference(model: torch.nn.Module, other: torch.nn.Module) -> float:
+    """In units of the last place of the largest value, over all parameters."""
+    worst = 0.0
+    for p, q in zip(model.parameters(), other.parameters()):
+        unit = torch.finfo(p.dtype).eps * max(p.detach().float().abs().max().item(), 1e-3)
+        worst = max(worst, (p.detach().float() - q.detach().float()).abs().max().item() / unit)
+    return worst

@@ -1,0 +1,72 @@
+"""Processes that form a gloo group and run the functions of a module, as torchrun would start them."""
+
+import importlib
+import multiprocessing
+import os
+import socket
+import traceback
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def _serve(rank: int, world_size: int, port: int, pipe: Any) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world_size))
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+    while True:
+        call = pipe.recv()
+        if call is None:
+            break
+        module, name, kwargs = call
+        try:
+            torch.manual_seed(1000 + rank)
+            pipe.send((True, getattr(importlib.import_module(module), name)(rank, world_size, **kwargs)))
+        except BaseException:
+            pipe.send((False, traceback.format_exc()))
+    dist.destroy_process_group()
+
+
+class Ranks:
+    """A group of processes."""
+
+    def __init__(self, world_size: int) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        context = multiprocessing.get_context("spawn")
+        self.pipes, self.processes = [], []
+        for rank in range(world_size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, world_size, port, theirs), daemon=True)
+            process.start()
+            self.pipes.append(ours)
+            self.processes.append(process)
+
+    def run(self, module: str, name: str, **kwargs: Any) -> list[Any]:
+        """Runs a function on every rank; raises what any of them raised."""
+        for pipe in self.pipes:
+            pipe.send((module, name, kwargs))
+        answers = []
+        for rank, pipe in enumerate(self.pipes):
+            if not pipe.poll(120):
+                self.kill()
+                raise AssertionError(f"rank {rank}: {name} did not end within 120 s")
+            answers.append(pipe.recv())
+        failed = [text for ok, text in answers if not ok]
+        assert not failed, "\n".join(failed)
+        return [value for _, value in answers]
+
+    def close(self) -> None:
+        """Ends the processes."""
+        for pipe in self.pipes:
+            pipe.send(None)
+        for process in self.processes:
+            process.join(20)
+        self.kill()
+
+    def kill(self) -> None:
+        """Ends what still runs."""
+        for process in self.processes:
+            process.kill()

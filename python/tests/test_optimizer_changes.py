@@ -1,0 +1,162 @@
+"""What users change under a FusedOptimizer: sizes, formats, states, weights, hyperparameters. None of it is silent."""
+
+import collections
+import copy
+import threading
+
+import pytest
+import torch
+
+from instep.torch import FusedOptimizer
+
+
+def test_a_parameter_of_another_size_is_refused():
+    whole = torch.ones(4096)
+    param = torch.nn.Parameter(torch.ones(64))
+    optimizer = FusedOptimizer([param], "adamw")
+    param.grad = torch.ones(64)
+    optimizer.step()
+    for other in (whole[:10], whole):
+        param.data = other
+        param.grad = torch.ones_like(param)
+        with pytest.raises(RuntimeError, match="make a new optimizer"):
+            optimizer.step()
+    assert torch.equal(whole, torch.ones(4096))
+
+
+def test_hyperparameters_live_on_after_a_state_is_loaded():
+    param = torch.nn.Parameter(torch.ones(8))
+    optimizer = FusedOptimizer([param], "sgd", lr=1.0)
+    param.grad = torch.ones(8)
+    optimizer.step()
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["param_groups"][0]["lr"] = 0.5
+    optimizer.load_state_dict(saved)
+    optimizer.step()
+    assert torch.equal(param, torch.full((8,), -0.5))
+    optimizer.param_groups[0]["lr"] = 0.0
+    optimizer.step()
+    assert torch.equal(param, torch.full((8,), -0.5))
+
+
+@pytest.mark.parametrize("master", ["float32", "remainder16"])
+def test_a_master_follows_weights_that_somebody_else_has_written(master):
+    param = torch.nn.Parameter(torch.zeros(300, dtype=torch.bfloat16))
+    optimizer = FusedOptimizer([param], "sgd", lr=1e-3, master=master)
+    for value in (0.0, 3.0, -2.0):
+        with torch.no_grad():
+            param.fill_(value)
+        for _ in range(20):
+            param.grad = torch.ones_like(param)
+            optimizer.step()
+        assert torch.allclose(param.float(), torch.full((300,), value - 0.02), atol=1e-2)
+    optimizer.load_state_dict({"state": {}, "param_groups": optimizer.state_dict()["param_groups"]})
+    with torch.no_grad():
+        param.fill_(1.0)
+    optimizer.step()
+    assert torch.allclose(param.float(), torch.ones(300), atol=1e-2)
+
+
+def trained(**options):
+    param = torch.nn.Parameter(torch.ones(300, dtype=torch.bfloat16))
+    optimizer = FusedOptimizer([param], "adamw", **options)
+    param.grad = torch.ones_like(param)
+    optimizer.step()
+    return param, optimizer
+
+
+@pytest.mark.parametrize(
+    "saved, loaded",
+    [
+        ({"states": "8bit"}, {"states": "float32"}),
+        ({"states": "float32"}, {"states": "8bit"}),
+        ({"master": "remainder16"}, {"master": "float32"}),
+        ({"master": "float32"}, {"master": "remainder16"}),
+    ],
+)
+def test_states_of_another_format_are_refused(saved, loaded):
+    _, source = trained(**saved)
+    param, target = trained(**loaded)
+    before = copy.deepcopy(target.state_dict())
+    with pytest.raises(ValueError, match="use the same"):
+        target.load_state_dict(source.state_dict())
+    after = target.state_dict()
+    assert all(torch.equal(v, after["state"][0][k]) for k, v in before["state"][0].items())
+
+
+def test_another_rule_of_torch_is_refused():
+    param = torch.nn.Parameter(torch.ones(4))
+    wanted = torch.optim.Adam([param], decoupled_weight_decay=True)
+    with pytest.raises(ValueError, match="another rule"):
+        FusedOptimizer([param], "adam").load_state_dict(wanted.state_dict())
+    FusedOptimizer([param], "adamw").load_state_dict(torch.optim.AdamW([param]).state_dict())
+
+
+def test_a_clip_goes_on_where_a_type_has_no_gradient():
+    params = [torch.nn.Parameter(torch.ones(4, dtype=dtype)) for dtype in (torch.float32, torch.bfloat16)]
+    optimizer = FusedOptimizer(params, "sgd", lr=1.0, max_norm=1.0)
+    for param in params:
+        param.grad = torch.ones_like(param)
+    optimizer.step()
+    params[1].grad = None
+    before = params[0].detach().clone()
+    optimizer.step()
+    assert torch.allclose(before - params[0], torch.full((4,), 0.5), atol=1e-5)
+
+
+def test_autograd_refuses_a_backward_through_parameters_that_were_stepped():
+    param = torch.nn.Parameter(torch.ones(4))
+    optimizer = FusedOptimizer([param], "sgd", lr=1.0)
+    loss = (param**2).sum()
+    loss.backward(retain_graph=True)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("reset", ["all", "one"])
+def test_states_that_the_user_replaces_are_those_of_the_next_step(reset):
+    param = torch.nn.Parameter(torch.zeros(4))
+    optimizer = FusedOptimizer([param], "sgd", lr=1.0, momentum=0.5)
+    for _ in range(2):
+        param.grad = torch.ones(4)
+        optimizer.step()
+    before = param.detach().clone()
+    if reset == "all":
+        optimizer.state = collections.defaultdict(dict)
+    else:
+        optimizer.state[param]["momentum_buffer"] = torch.full((4,), 2.0)
+    optimizer.step()
+    assert torch.equal(before - param, torch.full((4,), 1.0 if reset == "all" else 2.0))
+
+
+def test_reading_the_state_in_another_thread_does_not_disturb_a_step():
+    param = torch.nn.Parameter(torch.zeros(1 << 16))
+    param.grad = torch.ones_like(param)
+    optimizer = FusedOptimizer([param], "adamw", threads=1)
+    optimizer.step()
+    done = threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            optimizer.state_dict()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        for _ in range(300):
+            optimizer.step()
+    finally:
+        done.set()
+        reader.join()
+    assert float(optimizer.state_dict()["state"][0]["step"]) == 301
+
+
+def test_sharded_and_fake_parameters_are_refused_by_name():
+    empty = torch.nn.Parameter(torch.ones(4))
+    empty.untyped_storage().resize_(0)
+    empty.grad = torch.ones(4)
+    with pytest.raises(NotImplementedError, match="without memory of its own"):
+        FusedOptimizer([empty], "sgd").step()
+    with pytest.raises(ValueError, match="betas = .*not 2 numbers"):
+        FusedOptimizer([torch.nn.Parameter(torch.ones(1))], "adamw", betas=(0.9, 0.99, 0.9))

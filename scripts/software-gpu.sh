@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# Builds the software GPU, a driver without a GPU, and prints the folder with its libcuda.so.1 and libnccl.so.2.
+#
+# `--host-run` adds kernels.so there: the library's kernels compiled for the CPU, for INSTEP_GPU_KERNELS. `--seeds
+# FIRST COUNT [TEST]...` runs the tests of a GPU on it instead, once for each order of work; `--without CALL COUNT TEST`
+# once without each of the first calls, and asks that some are missed; `--bundle FOLDER STAGE...` runs stages of a bundle of
+# gpu-bundle.sh, and without FOLDER's files packs what the stages without benches need.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
+folder=$target/software-gpu
+mkdir -p "$folder"
+cargo build -q -p software-gpu -p software-gpu-nccl >&2
+
+# A copy that is in use must keep its bytes, so a new file takes its name.
+place() {
+    cmp -s "$1" "$folder/$2" || { cp "$1" "$folder/$2.new" && mv "$folder/$2.new" "$folder/$2"; }
+}
+place "$target/debug/libsoftware_gpu.so" libcuda.so.1
+place "$target/debug/libsoftware_nccl.so" libnccl.so.2
+
+# The tests that the bundle runs on a GPU, but the kernels' own, which take minutes, and those that no CPU can serve:
+# 2^32 conversions, and 33 GiB.
+usual=(cuda:: bucket_step::gpu --skip cuda::gpu::large --skip cuda::gpu::conversions --skip rank_of_two)
+
+# Builds the tests of a GPU and lets them find this one.
+prepare() {
+    NVCC=${NVCC:-$(scripts/cuda-toolchain.sh)}
+    export NVCC
+    tests=$(cargo rustc -q -p instep --features cuda --test main --message-format=json-render-diagnostics -- --cfg gpu_only |
+        python3 -c '
+import json, sys
+print(*(m["executable"] for m in map(json.loads, sys.stdin) if m.get("executable")))')
+    export INSTEP_CUDA=$folder/libcuda.so.1 INSTEP_NCCL=$folder/libnccl.so.2 INSTEP_REQUIRE_GPU=1 INSTEP_REQUIRE_NCCL=1
+}
+
+case ${1:-} in
+--host-run)
+    scripts/host-run-lane.py --watched "$folder/kernels.so"
+    echo "$folder"
+    ;;
+--seeds)
+    first=$2 count=$3
+    shift 3
+    [ $# -gt 0 ] || set -- "${usual[@]}"
+    prepare
+    for seed in $(seq "$first" $((first + count - 1))); do
+        echo "software gpu: seed $seed"
+        # One thread, so that a seed means one order.
+        INSTEP_GPU_SEED=$seed "$tests" -q --test-threads 1 --include-ignored "$@" | tee "$folder/output"
+        ! grep -q "ok. 0 passed" "$folder/output" || { echo "software gpu: no test is called $*" >&2; exit 1; }
+    done
+    ;;
+--without)
+    call=$2 count=$3 found=0
+    shift 3
+    prepare
+    for nth in $(seq "$count"); do
+        INSTEP_GPU_FAIL=$call:$nth=0 "$tests" -q --test-threads 1 "$@" >"$folder/output" 2>&1 || true
+        if grep "software gpu: race: " "$folder/output"; then found=$((found + 1)); fi
+    done
+    echo "software gpu: $found of the first $count calls of $call are missed as a race"
+    [ "$found" -gt 0 ]
+    ;;
+--bundle)
+    bundle=$(realpath -m "$2")
+    shift 2
+    prepare
+    if [ ! -e "$bundle/run.sh" ]; then
+        mkdir -p "$bundle"
+        cargo build -q -p instep-cli --features cuda --bin instep
+        cp "$tests" "$bundle/tests"
+        cp "$target/debug/instep" benches/gpu/run.sh benches/gpu/results.sh benches/peers/*.py "$bundle/"
+        echo "of the software GPU" >"$bundle/commit"
+    fi
+    # NVIDIA's own program needs NVIDIA's driver.
+    mkdir -p "$folder/bin"
+    printf '#!/bin/sh\ncase "$*" in *-lms*) echo timestamp; exec sleep 1000 ;; *) echo "software GPU, 1.0, 0.0" ;; esac\n' \
+        >"$folder/bin/nvidia-smi"
+    chmod +x "$folder/bin/nvidia-smi"
+    env -u INSTEP_REQUIRE_GPU PATH="$folder/bin:$PATH" OUT="$folder/out" "$bundle/run.sh" "$@"
+    ;;
+*) echo "$folder" ;;
+esac

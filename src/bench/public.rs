@@ -1,0 +1,181 @@
+//! The public objects on memory and streams of the bench's own: a bucket beside its kernel, a stepper whose tensors move,
+//! and a stepper on the trainer's stream.
+//!
+//! The difference between [`Alone`]'s two calls is what the public object adds, on the same memory. [`Moving`] times what
+//! `Stepper::rebind` costs; nothing ever steps its tensors.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use super::trainer::Trainer;
+use super::{constants, plan};
+use crate::abi::{InstepStepArgs, InstepTile};
+use crate::bucket_step::{BucketStep, Scaling, Tensor, Tensors};
+use crate::collective::Collective;
+use crate::cuda::{CapturedPass, Cuda, CudaDevice};
+use crate::error::Result;
+use crate::host::arena::Memories;
+use crate::host::kernels::Kernels;
+use crate::host::{Isa, Solo};
+use crate::launch::{Assignment, Kind, Launch, Settings, begin_args, first_control, first_records};
+use crate::layout::{ForeignBucket, Layout, Storage};
+use crate::op::{Memory, Span};
+use crate::optim::AdamW;
+use crate::stepper::{Borrowed, Stepper, StepperBuilder, Unused};
+
+/// One bucket in f32 that is stepped by AdamW, by its kernel or through the public object.
+pub struct Alone {
+    step: BucketStep,
+    scaling: Scaling,
+    kernels: Kernels,
+    launches: Vec<(InstepStepArgs, Vec<InstepTile>)>,
+    /// Of parameters, gradients and states: one run, or one per parameter.
+    addresses: [Vec<*mut c_void>; 4],
+    _memories: Arc<Memories>,
+}
+
+impl Alone {
+    /// Builds the bucket of so many parameters of so many elements, a multiple of 256. The public object takes one run
+    /// per kind of tensor, or one per parameter if they lie apart.
+    ///
+    /// # Errors
+    /// As `BucketStepBuilder::host`.
+    pub fn new(params: usize, elements: usize, is_apart: bool, isa: Isa) -> Result<Alone> {
+        const WORLD_SIZE: u32 = 8;
+        let (names, optimizer) = ((0..params).map(|k| format!("p{k}")), AdamW::default());
+        let layout = names.fold(Layout::builder(), |layout, name| layout.param(name, elements)).build()?;
+        let plan = plan(&layout, u64::MAX, WORLD_SIZE, Storage::default())?;
+        let (kernels, constants) = (Kernels::load(isa)?, constants(WORLD_SIZE));
+        let assignment = Assignment::uniform(&layout, &plan, &optimizer)?;
+        let memories = Arc::new(Memories::new(&plan, (&constants, &assignment), None)?);
+        let regions = memories.regions();
+        // SAFETY: nothing runs on this memory yet, and control memory holds these records.
+        unsafe {
+            memories.write_control(first_control(&constants), first_records(&plan, regions, &assignment));
+            memories.write_settings(&Settings::new(&plan, &assignment));
+            kernels.begin(&begin_args(regions, &constants));
+        }
+        let launches = Launch::all(Kind::Step, 0, &plan, regions, (&constants, &assignment));
+        let launches = launches.into_iter().map(|Launch { mut args, tiles, .. }| {
+            args.tiles = tiles.as_ptr();
+            (args, tiles)
+        });
+        let (launches, bytes) = (launches.collect(), elements * size_of::<f32>());
+        let memory = [Memory::Params, Memory::Grads, Memory::State(0), Memory::State(1)];
+        let addresses = memory.map(|memory| {
+            let base = memories.resolve(Span::elements(memory, &plan, 0, (params * elements) as u64));
+            let runs = if is_apart { params } else { 1 };
+            (0..runs).map(|k| base.wrapping_add(k * bytes).cast()).collect()
+        });
+        let step = BucketStep::builder(&layout, optimizer).isa(isa).host()?;
+        let scaling = Scaling::mean(WORLD_SIZE);
+        Ok(Alone { step, scaling, kernels, launches, addresses, _memories: memories })
+    }
+
+    /// Runs the kernel over the whole bucket.
+    pub fn run_kernel(&mut self) {
+        for (args, tiles) in &self.launches {
+            // SAFETY: arguments of this bucket, whose memory `&mut self` holds alone.
+            unsafe { self.kernels.step(args, 0, tiles.len() as u64, 0) }
+        }
+    }
+
+    /// Steps the bucket through the public object.
+    ///
+    /// # Errors
+    /// None today; those of `BucketStep::step`.
+    pub fn step(&mut self) -> Result<()> {
+        let [params, grads, first, second] = &self.addresses;
+        let tensor = |runs: &'_ [*mut c_void]| match runs {
+            // SAFETY: this bucket's own memory, which `&mut self` holds alone.
+            [run] => unsafe { Tensor::at(*run) },
+            // SAFETY: as above; the list lives as long as the object.
+            runs => unsafe { Tensor::at_each(std::slice::from_raw_parts(runs.as_ptr(), runs.len())) },
+        };
+        let tensors = Tensors::new(tensor(params), tensor(grads)).states([tensor(first), tensor(second)]);
+        self.step.step(&tensors, self.scaling)
+    }
+}
+
+/// A stepper on borrowed tensors that all move to and fro.
+pub struct Moving {
+    /// Dropped before the memory.
+    stepper: Stepper,
+    layout: Layout,
+    in_bucket: usize,
+    /// Parameters and gradients, twice.
+    tensors: [[Vec<f32>; 2]; 2],
+    side: usize,
+}
+
+impl Moving {
+    /// Builds a stepper by AdamW on buckets of so many parameters, one kernel thread.
+    ///
+    /// # Errors
+    /// As `StepperBuilder::host_borrowing`.
+    pub fn new(layout: &Layout, in_bucket: usize) -> Result<Moving> {
+        let elements = layout.ids().map(|id| layout.parameter(id).map(|parameter| parameter.len as usize));
+        let elements = elements.sum::<Result<usize>>()?;
+        let mut tensors = [(); 2].map(|()| [(); 2].map(|()| vec![0.0f32; elements]));
+        let builder = Stepper::builder(layout, AdamW::default()).unused(Unused::Refuse).threads(1);
+        let memory = lend(layout, in_bucket, &mut tensors[0])?;
+        // SAFETY: the stepper is dropped first, and alone touches the tensors that it borrows.
+        let stepper = unsafe { builder.host_borrowing(Solo::default(), memory)? };
+        Ok(Moving { stepper, layout: layout.clone(), in_bucket, tensors, side: 0 })
+    }
+
+    /// Names all tensors on the side where they are not, and moves there.
+    ///
+    /// # Errors
+    /// As `Stepper::rebind`.
+    pub fn move_all(&mut self) -> Result<()> {
+        self.side = 1 - self.side;
+        let memory = lend(&self.layout, self.in_bucket, &mut self.tensors[self.side])?;
+        // SAFETY: as in `new`; both sides hold zeros.
+        unsafe { self.stepper.rebind(memory).map(drop) }
+    }
+}
+
+fn lend(layout: &Layout, in_bucket: usize, [params, grads]: &mut [Vec<f32>; 2]) -> Result<Borrowed> {
+    let (mut memory, mut first) = (Borrowed::new(), 0);
+    let ids: Vec<_> = layout.ids().collect();
+    for of_bucket in ids.chunks(in_bucket) {
+        let (mut gradients, mut len) = (Vec::with_capacity(of_bucket.len()), 0);
+        for id in of_bucket {
+            memory = memory.param(*id, params.as_mut_ptr().wrapping_add(first + len));
+            gradients.push((*id, len));
+            len += layout.parameter(*id)?.len as usize;
+        }
+        let bucket = gradients.into_iter().fold(ForeignBucket::new(len), |b, (id, at)| b.gradient(id, at));
+        memory = memory.bucket(bucket, grads.as_mut_ptr().wrapping_add(first));
+        first += len;
+    }
+    Ok(memory)
+}
+
+impl Trainer {
+    /// Builds a stepper on the stream, whose steps take at most so many blocks.
+    ///
+    /// # Errors
+    /// As `StepperBuilder::cuda`.
+    pub fn stepper(
+        &self,
+        builder: StepperBuilder<'_>,
+        comm: impl Collective + 'static,
+        max_blocks: Option<u32>,
+    ) -> Result<Stepper<CudaDevice>> {
+        let cuda = Cuda { max_blocks, ..self.cuda().clone() };
+        // SAFETY: nobody destroys the stream.
+        unsafe { builder.cuda(comm, &cuda) }
+    }
+
+    /// Makes a captured pass in which the trainer has no work of its own.
+    ///
+    /// # Errors
+    /// As `Stepper::replay`.
+    pub fn replay(&self, stepper: &mut Stepper<CudaDevice>, captured: &CapturedPass) -> Result<()> {
+        // SAFETY: the capture is of the stepper's own work on the stepper's own memory.
+        unsafe { stepper.replay(captured) }
+    }
+}

@@ -1,0 +1,135 @@
+//! Parameters alone, in a tensor file that other programs load: names, shapes and types as the trainer knows them.
+//!
+//! It depends on the reader and the writer of checkpoints. Such a file holds no state, so no training goes on from it.
+
+use std::collections::BTreeMap;
+use std::io::{BufWriter, Read, Seek, Write};
+use std::path::Path;
+
+use super::file::replace;
+use super::plan::{Part, Piece, Plan, missing};
+use super::restore::restore;
+use super::safetensors::{Entry, Header, header, in_tensor, write_values};
+use crate::device::Device;
+use crate::dtype::DType;
+use crate::error::{Error, Result, one_of};
+use crate::layout::ParamId;
+use crate::stepper::Stepper;
+
+/// The values that [`export`] writes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Export {
+    /// [Moving averages](crate::StepperBuilder::ema) in the place of the parameters. A parameter without an update has
+    /// none yet, and stands for itself.
+    pub averages: bool,
+    /// Everything in f32, and the value of a [master](crate::Master) in the place of the parameter that was rounded from
+    /// it. Otherwise each tensor has its parameter's type.
+    pub f32: bool,
+}
+
+/// The name that the format keeps for itself.
+const METADATA: &str = "__metadata__";
+
+/// Writes the parameters alone to a safetensors file, which replaces the one at `path` as a whole. Names and shapes are
+/// the layout's, and types the stepper's. PyTorch's `safetensors.torch.load_file` and candle's
+/// `VarBuilder::from_mmaped_safetensors` load it as it is. **Only rank 0 writes**, as in [`save`](super::save).
+///
+/// ```
+/// use instep::checkpoint::{self, Export};
+/// # use instep::{AdamW, Layout, Solo, Stepper};
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let path = folder.path().join("model.safetensors");
+/// let layout = Layout::builder().param("linear.weight", 6).shape([3, 2]).build()?;
+/// let mut stepper = Stepper::host(&layout, AdamW::default(), Solo::default())?;
+/// checkpoint::export(&stepper, Export::default(), &path)?;
+/// checkpoint::import_params(&mut stepper, std::fs::File::open(&path).unwrap())?;
+/// # Ok::<(), instep::Error>(())
+/// ```
+///
+/// # Ordering
+/// Waits for all steps. Allocates space for one tensor.
+///
+/// # Errors
+/// Errors as for [`save`](super::save); `Unsupported` for averages that the stepper does not keep, `Layout` for a
+/// parameter called `__metadata__`.
+pub fn export<D: Device>(stepper: &Stepper<D>, values: Export, path: impl AsRef<Path>) -> Result<()> {
+    if stepper.rank() != 0 {
+        return Ok(());
+    }
+    let path = path.as_ref();
+    replace(path, |file| write(stepper, values, file))
+}
+
+fn write<D: Device>(stepper: &Stepper<D>, Export { averages, f32 }: Export, out: impl Write) -> Result<()> {
+    if averages && !stepper.keeps_ema() {
+        let remedy = "build it with StepperBuilder::ema";
+        return Err(Error::unsupported("moving averages", "this stepper keeps none", remedy));
+    }
+    let layout = stepper.layout();
+    let mut all = Vec::with_capacity(layout.ids().len());
+    for id in layout.ids() {
+        let parameter = layout.parameter(id)?;
+        if parameter.name == METADATA {
+            let wrong = "the file's format keeps this name for itself";
+            return Err(Error::layout(format_args!("`{METADATA}`"), wrong, "use another name"));
+        }
+        let dtype = if f32 { DType::F32 } else { stepper.precision_of(id)?.param };
+        let entry =
+            Entry { name: parameter.name.clone(), dtype: dtype.into(), shape: parameter.shape.clone() };
+        all.push((entry, dtype, id));
+    }
+    // Wide elements first, so that each tensor is aligned to its own.
+    all.sort_by_key(|(_, dtype, _)| std::cmp::Reverse(dtype.bytes()));
+    let entries: Vec<Entry> = all.iter().map(|(entry, _, _)| entry.clone()).collect();
+    // Without it, Hugging Face's transformers refuses the file.
+    let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
+    let failed = |error| Error::file("the parameters")(error);
+    let mut out = BufWriter::new(out);
+    out.write_all(&header(&entries, &metadata)?).map_err(failed)?;
+    let mut values = Vec::new();
+    for (_, dtype, id) in all {
+        values.resize(layout.parameter(id)?.len as usize, 0.0);
+        if averages && stepper.step_count(id)? > 0 {
+            stepper.gather(id.ema(), &mut values)?;
+        } else if f32 {
+            stepper.gather(id, &mut values)?;
+        } else {
+            stepper.read_stored_param(id, &mut values)?;
+        }
+        write_values(&mut out, dtype, &values).map_err(failed)?;
+    }
+    out.flush().map_err(failed)
+}
+
+/// Takes over parameters from a safetensors file that holds them under their own names, as [`export`] and PyTorch's
+/// `save_file(model.state_dict())` write it. States and step counts stay as they are; moving averages begin as the
+/// loaded parameters. Every rank may load, and the next pass gives every rank the parameters of rank 0.
+///
+/// Values may be F32, F16 or BF16, or F64 that are exactly an f32, whatever the parameter's own type is; they are
+/// rounded to the nearest where that has fewer bits.
+///
+/// # Ordering
+/// Ordering as for [`load`](super::load).
+///
+/// # Errors
+/// Errors as for [`load`](super::load): the file must hold every parameter, and nothing else.
+pub fn import_params<D: Device>(stepper: &mut Stepper<D>, source: impl Read + Seek) -> Result<()> {
+    restore(stepper, source, false, |header, stepper| sort(header, stepper)).map(drop)
+}
+
+fn sort<'h, D: Device>(header: &'h Header, stepper: &Stepper<D>) -> Result<Plan<'h>> {
+    let layout = stepper.layout();
+    let mut plan = Plan { begins_emas: stepper.keeps_ema(), ..Plan::default() };
+    for (name, tensor) in &header.tensors {
+        let found: Option<ParamId> = layout.find(name);
+        let id = found.ok_or_else(|| {
+            let known = layout.parameters().iter().map(|parameter| parameter.name.as_str());
+            in_tensor(name, "belongs to no parameter", format_args!("use {}", one_of(name, known)))
+        })?;
+        plan.pieces.push(Piece::new((name.as_str(), tensor), stepper, id, Part::Value)?);
+    }
+    match layout.parameters().iter().find(|parameter| !header.tensors.contains_key(&parameter.name)) {
+        Some(parameter) => Err(missing(&parameter.name)),
+        None => Ok(plan),
+    }
+}

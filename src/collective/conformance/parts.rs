@@ -1,0 +1,150 @@
+//! Calls that ranks with shards make: parts of a sum, all parts together, whole numbers, and a second communicator.
+//!
+//! A collective that does not know a kind passes the first three by refusing it.
+
+use std::sync::Arc;
+use std::thread;
+
+use crate::collective::conformance::buffer::Buffer;
+use crate::collective::conformance::rank::{FORMS, IN_PLACE, Rank, decode, encode, hash};
+use crate::collective::{Collective, CollectiveKind};
+use crate::dtype::DType;
+use crate::error::Error;
+
+const LENGTHS: [usize; 4] = [0, 1, 256, 1003];
+
+/// A whole number that is exact in every type, and so is its sum over ranks.
+fn whole_number(rank: u32, ranks: u32, element: usize) -> f32 {
+    let largest = (256 / ranks.max(1)).clamp(1, 6);
+    (hash(rank.into(), element as u64) % u64::from(2 * largest + 1)) as f32 - largest as f32
+}
+
+pub(super) fn reduce_scatter(rank: &Rank) -> Result<(), String> {
+    let kind = CollectiveKind::ReduceScatter;
+    if !rank.comm.knows(kind) {
+        return Ok(());
+    }
+    let (own, ranks) = (rank.rank as usize, rank.ranks as usize);
+    for dtype in rank.summed_types() {
+        for part in LENGTHS {
+            for form in FORMS {
+                let values: Vec<f32> =
+                    (0..part * ranks).map(|at| whole_number(rank.rank, rank.ranks, at)).collect();
+                let summed = decode(dtype, &rank.run(kind, dtype, &encode(dtype, &values), form)?);
+                for (k, sum) in summed.iter().enumerate() {
+                    let at = own * part + k;
+                    let expected = (0..rank.ranks).map(|of| whole_number(of, rank.ranks, at)).sum::<f32>();
+                    if *sum != expected {
+                        let what = format!("{dtype}, parts of {part}, {form:?}");
+                        return Err(format!("{what}: element {at} is {sum}, and the sum is {expected}"));
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn all_gather(rank: &Rank) -> Result<(), String> {
+    let kind = CollectiveKind::AllGather;
+    if !rank.comm.knows(kind) {
+        return Ok(());
+    }
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        for part in LENGTHS {
+            for form in FORMS {
+                let len = part * dtype.bytes() as usize;
+                let bytes = |of: u32| (0..len).map(move |at| hash(of.into(), at as u64) as u8);
+                let got = rank.run(kind, dtype, &bytes(rank.rank).collect::<Vec<u8>>(), form)?;
+                let expected: Vec<u8> = (0..rank.ranks).flat_map(bytes).collect();
+                if let Some(at) = (0..expected.len()).find(|at| got[*at] != expected[*at]) {
+                    let (what, of) = (format!("parts of {part} {dtype}, {form:?}"), at / len);
+                    return Err(format!("{what}: byte {} of rank {of}'s part differs", at % len));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn whole_numbers(rank: &Rank) -> Result<(), String> {
+    let number = |of: u32, at: usize| hash(u64::from(of) + 1, at as u64);
+    let all = |at| (0..rank.ranks).map(move |of| number(of, at));
+    for count in [0, 1, 22, 257] {
+        let wide: Vec<u8> = (0..count).flat_map(|at| number(rank.rank, at).to_ne_bytes()).collect();
+        let narrow: Vec<u8> =
+            (0..count).flat_map(|at| (number(rank.rank, at) as u32).to_ne_bytes()).collect();
+        let narrowed = |at| all(at).map(|number| number as u32);
+        let sums = (0..count).flat_map(|at| all(at).fold(0, u64::wrapping_add).to_ne_bytes());
+        let largest = (0..count).flat_map(|at| narrowed(at).max().unwrap_or(0).to_ne_bytes());
+        let smallest = (0..count).flat_map(|at| narrowed(at).min().unwrap_or(0).to_ne_bytes());
+        let cases = [
+            (CollectiveKind::Sum64, &wide, sums.collect::<Vec<u8>>()),
+            (CollectiveKind::Max32, &narrow, largest.collect()),
+            (CollectiveKind::Min32, &narrow, smallest.collect()),
+        ];
+        for (kind, own, expected) in cases {
+            for form in FORMS {
+                if rank.comm.knows(kind) && rank.run(kind, DType::F32, own, form)? != expected {
+                    return Err(format!("{kind} of {count} numbers, {form:?}: another result"));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn unknown_kinds(rank: &Rank) -> Result<(), String> {
+    for kind in CollectiveKind::ALL.into_iter().filter(|kind| !rank.comm.knows(*kind)) {
+        let mut buffer = Buffer::new(&vec![0; 8 * rank.ranks as usize], 0);
+        let key = rank.key(kind, DType::F32, 8 * rank.ranks as usize);
+        match rank.enqueue(key, &mut buffer, None, rank.patience) {
+            Err(Error::Unsupported(_)) => {}
+            outcome => return Err(format!("a {kind}, which is unknown, ends with {outcome:?}")),
+        }
+    }
+    Ok(())
+}
+
+/// Odd ranks begin with the calls on the second communicator, and the others with those on the first.
+pub(super) fn second_order(rank: &Rank) -> Result<(), String> {
+    let second = match rank.comm.duplicate() {
+        Ok(second) => second,
+        Err(Error::Unsupported(_)) if !rank.comm.knows(CollectiveKind::AllGather) => return Ok(()),
+        Err(error) => return Err(format!("there is no second communicator: {error}")),
+    };
+    if (second.rank(), second.world_size()) != (rank.rank, rank.ranks) {
+        return Err(format!(
+            "the second communicator is of rank {} of {}",
+            second.rank(),
+            second.world_size()
+        ));
+    }
+    let patience = rank.patience;
+    let sums = move |comm: Arc<dyn Collective>, value: f32| {
+        let rank = Rank::new(comm, patience);
+        for _ in 0..20 {
+            let summed = rank.sum(DType::F32, &[value; 64], IN_PLACE)?;
+            if summed.iter().any(|sum| *sum != value * rank.ranks as f32) {
+                return Err(format!("the sum of {value} over ranks is {}", summed[0]));
+            }
+        }
+        Ok::<(), String>(())
+    };
+    let first = Arc::clone(&rank.comm);
+    let beside = thread::scope(|scope| {
+        let late = rank.rank % 2 == 1;
+        let other = scope.spawn(move || {
+            if late {
+                thread::sleep(patience / 200);
+            }
+            sums(first, 1.0)
+        });
+        if !late {
+            thread::sleep(patience / 200);
+        }
+        let own = sums(second, 2.0);
+        own.and(other.join().unwrap_or_else(|_| Err("a call panicked".to_owned())))
+    });
+    beside.map_err(|why| format!("two communicators at a time: {why}"))
+}

@@ -1,0 +1,254 @@
+//! A device without memory and without threads: it knows when each op would run, given how long each one takes.
+//!
+//! A stepper of it has the schedule, the bytes and the refusals of a real one, so a group of a thousand ranks is planned on
+//! a laptop. It keeps a device's promises about time: ops of a stream run in order, none before it was submitted, and a
+//! wait ends with its record. Ranks are alike, so one stands for all.
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use crate::abi::{InstepControl, InstepStatus};
+use crate::collective::{Call, Collective, CollectiveKind};
+use crate::device::{Device, Executor};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::handle::Place;
+use crate::launch::{
+    Assignment, BorrowedPieces, Progress, Region, Regions, Settings, StepConstants, first_control,
+};
+use crate::layout::Plan;
+use crate::op::{Action, Interval, Memory, Op, STREAMS, Span, Stream, Ticket, TimedOp, step_bytes};
+
+/// How long an op takes, in nanoseconds, given the bytes that it moves: over the memory bus for a step or a norm, the
+/// buffer's for a collective.
+pub(crate) type Cost = Box<dyn FnMut(&Op, u64) -> u64 + Send>;
+
+/// The device of a [`Stepper`](crate::Stepper) that foresees its run; see [`StepperBuilder::forecast`].
+///
+/// [`StepperBuilder::forecast`]: crate::StepperBuilder::forecast
+pub struct Forecast {
+    plan: Arc<Plan>,
+    constants: StepConstants,
+    regions: Regions,
+    /// Per bucket, what its step moves if nothing is frozen.
+    step_bytes: Vec<u64>,
+    cost: Option<Cost>,
+    /// Per stream, when it has run all that it was given. The trainer is the compute stream.
+    clocks: [u64; STREAMS],
+    passed: HashMap<Ticket, u64>,
+    ran: Vec<TimedOp>,
+}
+
+impl Forecast {
+    pub(crate) fn new(
+        plan: Arc<Plan>,
+        constants: StepConstants,
+        assignment: Arc<Assignment>,
+        cost: Cost,
+    ) -> Result<Forecast> {
+        let nowhere = |bytes: u64| Region::whole(NonNull::dangling(), bytes);
+        let given = [Memory::Params, Memory::Grads].map(|memory| nowhere(Span::whole(memory, &plan).bytes()));
+        let counts = constants.counts(&plan, &assignment);
+        let regions = Regions::new(&plan, counts, given, |bytes| Ok(nowhere(bytes)))?;
+        Ok(Forecast {
+            step_bytes: (0..)
+                .zip(plan.buckets())
+                .map(|(k, _)| step_bytes(&plan, assignment.state_count(), assignment.parts(&plan, k), k))
+                .collect(),
+            plan,
+            constants,
+            regions,
+            cost: Some(cost),
+            clocks: [0; STREAMS],
+            passed: HashMap::new(),
+            ran: Vec::new(),
+        })
+    }
+
+    /// Lets the trainer compute for so long.
+    pub(crate) fn compute(&mut self, ns: u64) {
+        self.clocks[Stream::Compute.index()] += ns;
+    }
+
+    /// The bytes that an op moves.
+    fn moved_bytes(&self, op: &Op) -> u64 {
+        match op.action {
+            Action::Collective { src, dst, .. } => src.bytes().max(dst.bytes()),
+            Action::Zero(span) => span.bytes(),
+            Action::Norm { bucket } => Span::bucket(&self.plan.buckets()[bucket as usize]).bytes(),
+            Action::Step { bucket } => self.step_bytes[bucket as usize],
+            _ => 0,
+        }
+    }
+
+    fn run(&mut self, op: &Op) {
+        let submitted_ns = self.clocks[Stream::Compute.index()];
+        let free_ns = self.clocks[op.stream.index()].max(submitted_ns);
+        match op.action {
+            // The trainer's own are paid by `wait`.
+            Action::Wait(_) if op.stream == Stream::Compute => {}
+            Action::Wait(ticket) => {
+                // A schedule records before it waits, and the first position is always past.
+                let passed_ns = self.passed.get(&ticket).copied().unwrap_or_default();
+                let clock = &mut self.clocks[op.stream.index()];
+                *clock = (*clock).max(passed_ns);
+            }
+            Action::Record(ticket) => {
+                self.passed.insert(ticket, self.clocks[op.stream.index()]);
+            }
+            _ => {
+                let bytes = self.moved_bytes(op);
+                let taken_ns = self.cost.as_mut().map_or(0, |cost| cost(op, bytes));
+                let interval = Interval { start_ns: free_ns, end_ns: free_ns + taken_ns };
+                self.clocks[op.stream.index()] = interval.end_ns;
+                self.ran.push(TimedOp { op: *op, interval });
+            }
+        }
+    }
+
+    fn no_values() -> Error {
+        Error::unsupported(
+            "values of a forecast",
+            "it has no memory",
+            "build the stepper with `host` or `cuda`",
+        )
+    }
+}
+
+impl Executor for Forecast {
+    const TRAINER_IS_A_STREAM: bool = false;
+
+    fn place(&self) -> Place {
+        Place::Host
+    }
+
+    fn agree(&self, _: u64) -> Result<()> {
+        Ok(())
+    }
+
+    fn resolve(&self, _: Span) -> *mut u8 {
+        ptr::null_mut()
+    }
+
+    fn sizes(&self) -> Vec<(Memory, u64)> {
+        self.regions.sizes().collect()
+    }
+
+    unsafe fn write_settings(&mut self, _: &Settings) {}
+
+    unsafe fn write_progress(&mut self, _: usize, _: Progress) -> Result<()> {
+        Err(Forecast::no_values())
+    }
+
+    unsafe fn read_progress(&mut self, _: usize) -> Result<Progress> {
+        Err(Forecast::no_values())
+    }
+
+    unsafe fn read_control(&mut self) -> Result<InstepControl> {
+        Ok(first_control(&self.constants))
+    }
+
+    fn latest(&self) -> Option<InstepStatus> {
+        None
+    }
+
+    unsafe fn read(&mut self, _: Span, _: &mut [u8]) -> Result<()> {
+        Err(Forecast::no_values())
+    }
+
+    unsafe fn write(&mut self, _: Span, _: &[u8]) -> Result<()> {
+        Err(Forecast::no_values())
+    }
+
+    unsafe fn rebind(&mut self, _: BorrowedPieces) -> Result<()> {
+        Err(Forecast::no_values())
+    }
+
+    unsafe fn rebuilt(
+        &mut self,
+        plan: &Arc<Plan>,
+        assignment: &Arc<Assignment>,
+        _: Option<BorrowedPieces>,
+        _: u64,
+    ) -> Result<Self> {
+        // Without a cost this device goes on for free; the stepper drops it.
+        let cost = self.cost.take().unwrap_or_else(|| Box::new(|_, _| 0));
+        let now_ns = self.clocks.iter().copied().max().unwrap_or_default();
+        let mut device = Forecast::new(Arc::clone(plan), self.constants, Arc::clone(assignment), cost)?;
+        device.clocks = [now_ns; STREAMS];
+        Ok(device)
+    }
+
+    fn take_timed_ops(&mut self) -> Result<Vec<TimedOp>> {
+        Ok(std::mem::take(&mut self.ran))
+    }
+
+    fn take_stalls(&mut self) -> Result<Vec<Interval>> {
+        Ok(Vec::new())
+    }
+}
+
+impl Device for Forecast {
+    fn submit(&mut self, ops: &[Op]) {
+        ops.iter().for_each(|op| self.run(op));
+    }
+
+    fn wait(&mut self, ticket: Ticket) -> Result<()> {
+        let passed_ns = self.passed.get(&ticket).copied().unwrap_or_default();
+        let trainer = &mut self.clocks[Stream::Compute.index()];
+        *trainer = (*trainer).max(passed_ns);
+        Ok(())
+    }
+
+    fn synchronize(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.clocks[Stream::Compute.index()]
+    }
+}
+
+/// A rank of a group that is not there.
+pub(crate) struct Foreseen {
+    pub(crate) rank: u32,
+    pub(crate) world_size: u32,
+}
+
+impl Collective for Foreseen {
+    fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    fn world_size(&self) -> u32 {
+        self.world_size
+    }
+
+    fn sums(&self, _: DType) -> bool {
+        true
+    }
+
+    fn knows(&self, _: CollectiveKind) -> bool {
+        true
+    }
+
+    fn duplicate(&self) -> Result<Arc<dyn Collective>> {
+        Ok(Arc::new(Foreseen { ..*self }))
+    }
+
+    unsafe fn enqueue(&self, call: &Call) -> Result<()> {
+        Err(Error::unsupported(
+            call.kind,
+            "nothing is sent in a forecast",
+            "build the stepper with `host` or `cuda`",
+        ))
+    }
+
+    fn abort(&self, _: &Error) {}
+}

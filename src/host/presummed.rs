@@ -1,0 +1,159 @@
+//! Groups whose gradients are summed elsewhere: collectives that send nothing and compare nothing.
+//!
+//! `Solo`'s calls copy at most, from the source to another destination; tests compare many ranks with it, and `instep
+//! replay` uses it. `External` is an engine's own all-reduce, whose counterpart on a GPU is `cuda::External`. The step
+//! still divides by `world_size`.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use crate::collective::{Call, Collective, CollectiveKind};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::handle::{Place, StreamHandle};
+
+/// A group whose gradients are already summed over its ranks: those of single-process training, or of an engine that makes
+/// its own all-reduce and hands a bucket over once its sum is there, in any order of buckets; [`External`](crate::External)
+/// does that too, with a rank, and refuses forgotten gradients. It counts ranks as it sums: a parameter that this rank
+/// uses counts as used by all, so if ranks may use different parameters, build with
+/// [`Unused::StepZero`](crate::Unused) or [`Unused::Refuse`](crate::Unused).
+#[derive(Clone, Copy, Debug)]
+pub struct Solo {
+    world_size: u32,
+}
+
+impl Solo {
+    /// Takes gradients that are sums over `world_size` ranks; 1 is single-process training.
+    pub fn new(world_size: u32) -> Self {
+        Solo { world_size }
+    }
+}
+
+impl Default for Solo {
+    fn default() -> Self {
+        Solo::new(1)
+    }
+}
+
+impl Collective for Solo {
+    fn rank(&self) -> u32 {
+        0
+    }
+
+    fn world_size(&self) -> u32 {
+        self.world_size
+    }
+
+    /// Reaches every place, because it never touches a buffer that is reduced in place.
+    fn reaches(&self, _: Place) -> bool {
+        true
+    }
+
+    fn sums(&self, _: DType) -> bool {
+        true
+    }
+
+    /// All kinds if there is one rank: sums of other ranks' shards are nowhere to be had.
+    fn knows(&self, kind: CollectiveKind) -> bool {
+        self.world_size == 1 || matches!(kind, CollectiveKind::AllReduce | CollectiveKind::Broadcast)
+    }
+
+    fn duplicate(&self) -> Result<Arc<dyn Collective>> {
+        Ok(Arc::new(*self))
+    }
+
+    /// Nothing is sent.
+    fn keeps_order(&self) -> bool {
+        false
+    }
+
+    unsafe fn enqueue(&self, call: &Call) -> Result<()> {
+        if !self.knows(call.kind) {
+            return Err(call.unknown_kind());
+        }
+        // On a GPU steppers sum in place, and this call has a stream.
+        if !std::ptr::eq(call.src, call.dst) && call.stream == StreamHandle::default() {
+            // SAFETY: both are host memory and valid for `bytes`, by the contract.
+            unsafe { call.src.copy_to(call.dst, call.bytes as usize) }
+        }
+        Ok(())
+    }
+
+    fn abort(&self, _: &Error) {}
+}
+
+/// Steps buckets on the CPU that another engine has summed: gloo, MPI, or one of your own. In each pass:
+///
+/// 1. Ask for every gradient of a bucket ([`Grads::get_mut`](crate::Grads::get_mut)) and write it.
+/// 2. Sum the whole bucket over the ranks, in place: a plain sum, which the step divides by `world_size`. If your all-reduce
+///    already averages, construct this as rank 0 of 1.
+/// 3. Call [`Stepper::bucket_ready`](crate::Stepper::bucket_ready) once the sum is there, in any order of buckets and with any thread.
+///
+/// The stepper writes no gradient before its step. So [`Stepper::finish`](crate::Stepper::finish) refuses one that was not asked for,
+/// unless it is frozen or [named as unused](crate::Stepper::set_unused). Parameters are not sent, so they must be equal on all
+/// ranks before the first pass and after every write; layout, options, rates, frozen and unused parameters too: ranks that
+/// differ drift apart.
+///
+/// ```
+/// use instep::{Borrowed, External, ForeignBucket, Layout, Sgd, Stepper, Unused};
+///
+/// # fn all_reduce(_: *mut f32) {}
+/// let layout = Layout::builder().param("weight", 3).build()?;
+/// let weight = layout.id("weight")?;
+/// let (mut weights, mut bucket) = ([1.0f32; 3], [0.5f32; 3]);
+/// let (at, described) = (bucket.as_mut_ptr(), ForeignBucket::new(3).gradient(weight, 0));
+/// let memory = Borrowed::new().param(weight, weights.as_mut_ptr()).bucket(described, at);
+/// let builder = Stepper::builder(&layout, Sgd { lr: 1.0, ..Default::default() }).unused(Unused::Refuse);
+/// // SAFETY: the arrays outlive the stepper, and are touched as its rules say.
+/// let mut stepper = unsafe { builder.host_borrowing(External::new(0, 2), memory)? };
+/// let mut pass = stepper.begin()?;
+/// pass.grads().get_mut(weight)?.fill(2.0); // backward
+/// all_reduce(at); // yours, over 2 ranks
+/// pass.bucket_ready(0)?;
+/// pass.finish()?;
+/// stepper.close()?;
+/// assert_eq!(weights, [0.0; 3]);
+/// # Ok::<(), instep::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct External {
+    rank: u32,
+    world_size: u32,
+}
+
+impl External {
+    /// Makes rank `rank`'s end of a group of `world_size` ranks.
+    pub fn new(rank: u32, world_size: u32) -> External {
+        External { rank, world_size }
+    }
+}
+
+impl Collective for External {
+    fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    fn world_size(&self) -> u32 {
+        self.world_size
+    }
+
+    fn sums(&self, _: DType) -> bool {
+        true
+    }
+
+    fn sums_outside(&self) -> bool {
+        true
+    }
+
+    /// A hand-over says that the sum is there.
+    fn keeps_order(&self) -> bool {
+        false
+    }
+
+    unsafe fn enqueue(&self, call: &Call) -> Result<()> {
+        if self.knows(call.kind) { Ok(()) } else { Err(call.unknown_kind()) }
+    }
+
+    /// Does nothing: the group is the engine's, which learns of a failure from its stepper's errors.
+    fn abort(&self, _: &Error) {}
+}

@@ -1,0 +1,242 @@
+//! Ranges of bytes of a stepper's memories, and where the elements of a plan lie in them.
+//!
+//! Offsets of elements are one space for all memories. Bytes are counted bucket by bucket, because buckets may differ in
+//! their element types. This file decides which memories exist and how large elements are.
+
+use std::mem::offset_of;
+
+use crate::abi::{INSTEP_NORM_LIMBS, InstepControl};
+use crate::dtype::DType;
+use crate::layout::{Bucket, Master, Moments, Plan, Segment, Storage};
+
+/// One allocation; two memories never overlap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Memory {
+    /// Parameters.
+    Params,
+    /// Gradients, with each bucket's tail block.
+    Grads,
+    /// Control block and per-segment scalars.
+    Control,
+    /// Hyperparameters per group, and per segment its rate's multiplier and its action, which the trainer sets between
+    /// passes and Begin reads.
+    Settings,
+    /// The bits that 16-bit parameters lack of f32.
+    Master,
+    /// Optimizer state by its number.
+    State(u8),
+    /// Of an 8-bit state, an f32 per block of 256 elements.
+    Scales(u8),
+    /// The parameters once more, in another type.
+    Copy,
+    /// Moving averages of the parameters.
+    Ema,
+}
+
+/// Where the control blocks of single buckets lie in control memory, after the pass's.
+pub(crate) const BUCKET_CONTROLS_AT: u64 = size_of::<InstepControl>().next_multiple_of(64) as u64;
+
+const LIMBS: usize = INSTEP_NORM_LIMBS as usize;
+
+const fn control_field(offset: usize, bytes: usize) -> Span {
+    Span { memory: Memory::Control, start: offset as u64, end: (offset + bytes) as u64 }
+}
+
+/// The size of a moving average's element, and of a block's scale.
+const F32_BYTES: u64 = DType::F32.bytes();
+
+impl Memory {
+    /// Returns whether a rank that steps a shard has this memory for that shard alone.
+    pub fn is_kept_in_shards(self) -> bool {
+        matches!(self, Memory::Master | Memory::State(_) | Memory::Scales(_) | Memory::Ema)
+    }
+
+    /// Returns every memory of tensors that a plan has, with that many states. A bucket of another precision may have no
+    /// byte in one of them.
+    pub fn of_tensors(plan: &Plan, states: usize) -> impl Iterator<Item = Memory> + Clone + use<> {
+        Memory::of_storages(plan.storages(), states)
+    }
+
+    /// The same for one bucket.
+    pub(crate) fn of_bucket(bucket: &Bucket, states: usize) -> impl Iterator<Item = Memory> + Clone + use<> {
+        Memory::of_storages(std::slice::from_ref(&bucket.storage), states)
+    }
+
+    fn of_storages(storages: &[Storage], states: usize) -> impl Iterator<Item = Memory> + Clone + use<> {
+        let has = |is_there: fn(&Storage) -> bool| storages.iter().any(is_there);
+        let has_master = has(|storage| storage.precision.master != Master::None);
+        let has_scales = has(|storage| storage.precision.moments == Moments::EightBit);
+        let (has_copy, has_ema) = (has(|storage| storage.copy.is_some()), has(|storage| storage.ema));
+        let states = (0..states).map(|k| k as u8);
+        let scales = states.clone().filter(move |_| has_scales);
+        let is_there = move |memory: &Memory| match memory {
+            Memory::Master => has_master,
+            Memory::Copy => has_copy,
+            Memory::Ema => has_ema,
+            _ => true,
+        };
+        let single = [Memory::Params, Memory::Grads, Memory::Master, Memory::Copy, Memory::Ema];
+        let single = single.into_iter().filter(is_there);
+        single.chain(states.map(Memory::State)).chain(scales.map(Memory::Scales))
+    }
+}
+
+/// A range of bytes of one memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// Which memory.
+    pub memory: Memory,
+    /// First byte.
+    pub start: u64,
+    /// Past the last byte.
+    pub end: u64,
+}
+
+impl Span {
+    /// Returns `start..end` elements of `plan`'s arenas, which may reach over several buckets.
+    ///
+    /// # Panics
+    /// If the memory is not one of tensors.
+    pub fn elements(memory: Memory, plan: &Plan, start: u64, end: u64) -> Span {
+        let byte = |at: u64| {
+            let first =
+                |bucket: &Bucket| if memory == Memory::Grads { bucket.start } else { bucket.params.start };
+            let next = plan.buckets().partition_point(|bucket| first(bucket) <= at);
+            // Every plan has a bucket, and the first one starts at 0.
+            byte_at(memory, &plan.buckets()[next - 1], at)
+        };
+        Span { memory, start: byte(start), end: byte(end) }
+    }
+
+    /// Returns `start..end` elements of the arenas, all of them in this bucket.
+    ///
+    /// # Panics
+    /// Panics as for [`elements`](Self::elements).
+    pub fn within(memory: Memory, bucket: &Bucket, start: u64, end: u64) -> Span {
+        Span { memory, start: byte_at(memory, bucket, start), end: byte_at(memory, bucket, end) }
+    }
+
+    /// Returns all of a memory that a plan has.
+    ///
+    /// # Panics
+    /// Panics as for [`elements`](Self::elements).
+    pub fn whole(memory: Memory, plan: &Plan) -> Span {
+        let len = if memory == Memory::Grads { plan.grads_len() } else { plan.arena_len() };
+        Span::elements(memory, plan, 0, len)
+    }
+
+    /// Returns a bucket's gradients, tail and padding included.
+    pub fn bucket(bucket: &Bucket) -> Span {
+        Span::within(Memory::Grads, bucket, bucket.start, bucket.start + bucket.len)
+    }
+
+    /// Returns the gradients whose sums this rank steps, without counts of ranks.
+    pub(crate) fn summed(bucket: &Bucket) -> Span {
+        let summed = bucket.summed();
+        Span::within(Memory::Grads, bucket, summed.start, summed.end)
+    }
+
+    /// Returns what ranks share out of a bucket, without counts of ranks: of gradients, parameters or copies.
+    pub(crate) fn shared(memory: Memory, bucket: &Bucket) -> Span {
+        let start = if memory == Memory::Grads { bucket.start } else { bucket.params.start };
+        Span::within(memory, bucket, start, start + bucket.shared_len())
+    }
+
+    /// Returns the shard of a bucket, in parameters or copies.
+    pub(crate) fn shard(memory: Memory, bucket: &Bucket) -> Span {
+        Span::within(memory, bucket, bucket.shard.start, bucket.shard.end)
+    }
+
+    /// Returns one parameter's tensor in a memory that has one, or the part of it that lies in this rank's memory.
+    pub fn segment(memory: Memory, plan: &Plan, segment: &Segment) -> Span {
+        let start = if memory == Memory::Grads { segment.grad_start } else { segment.start };
+        Span::within(memory, plan.bucket_of(segment), start, start + segment.len)
+    }
+
+    /// The loss scale of the next pass and how far it is from growing: all of control memory that Decide alone writes. It
+    /// stands for the scale and the flag of a scaler of the caller's too, which Begin reads and Decide writes likewise.
+    pub const LOSS_SCALE: Span = Span { memory: Memory::Control, start: 0, end: 8 };
+
+    /// The scale alone, which Begin reads.
+    pub(crate) const SCALE: Span = Span { memory: Memory::Control, start: 0, end: 4 };
+
+    /// What Decide alone reads of it: stands for the flag of a scaler of the caller's.
+    pub(crate) const SCALER_FLAG: Span = Span { memory: Memory::Control, start: 4, end: 8 };
+
+    /// The rest of control memory.
+    pub const CONTROL: Span = Span { memory: Memory::Control, start: 8, end: u64::MAX };
+
+    /// The sums of squares that ranks add up, as whole numbers of 64 bits.
+    pub const SQUARES: Span = control_field(offset_of!(InstepControl, limbs), size_of::<[u64; LIMBS]>());
+
+    /// The bits of the largest magnitude, of which ranks take the largest.
+    pub const LARGEST: Span = control_field(offset_of!(InstepControl, max_abs_bits), size_of::<u32>());
+
+    /// The first bucket whose step was not finite, of which ranks take the smallest.
+    pub const NONFINITE: Span =
+        control_field(offset_of!(InstepControl, first_nonfinite_bucket), size_of::<u32>());
+
+    /// Returns the same field of the control block of a bucket that is clipped on its own.
+    pub(crate) fn of_control_block(self, bucket: u32) -> Span {
+        let offset = BUCKET_CONTROLS_AT + u64::from(bucket) * size_of::<InstepControl>() as u64;
+        Span { start: self.start + offset, end: self.end + offset, ..self }
+    }
+
+    /// All hyperparameters and actions.
+    pub const SETTINGS: Span = Span { memory: Memory::Settings, start: 0, end: u64::MAX };
+
+    /// The element type that a collective uses: that of the first element. A master weight is only copied, as words of 4
+    /// bytes.
+    pub(crate) fn dtype(&self, plan: &Plan) -> DType {
+        let first = |first_byte: &dyn Fn(&Bucket) -> u64| {
+            let next = plan.buckets().partition_point(|bucket| first_byte(bucket) <= self.start);
+            plan.buckets()[next - 1].storage.precision
+        };
+        match self.memory {
+            Memory::Params => first(&|bucket| bucket.first_bytes.params).param,
+            Memory::Grads => first(&|bucket| bucket.first_bytes.grads).grad,
+            _ => DType::F32,
+        }
+    }
+
+    /// Returns the length in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.end - self.start
+    }
+}
+
+/// The bytes of so many elements, from the first one of a block on.
+pub(crate) fn bytes_of(memory: Memory, storage: &Storage, elements: u64) -> u64 {
+    let Storage { precision, copy, .. } = storage;
+    match memory {
+        Memory::Params => elements * precision.param.bytes(),
+        Memory::Grads => elements * precision.grad.bytes(),
+        Memory::Master => elements * precision.master.bytes(),
+        Memory::State(_) => elements * precision.moments.bytes(),
+        // A block is its first element's.
+        Memory::Scales(_) => precision.moments.scale_bytes(elements),
+        Memory::Copy => elements * copy.map_or(0, |dtype| dtype.bytes()),
+        Memory::Ema => elements * F32_BYTES,
+        Memory::Control | Memory::Settings => panic!("{memory:?} holds no elements"),
+    }
+}
+
+/// The byte at which an element of a bucket starts. The end of a bucket is the start of the next one.
+fn byte_at(memory: Memory, bucket: &Bucket, element: u64) -> u64 {
+    let first = &bucket.first_bytes;
+    let (first, from) = match memory {
+        Memory::Params => (first.params, bucket.params.start),
+        Memory::Grads => (first.grads, bucket.start),
+        Memory::Master => (first.master, bucket.shard.start),
+        Memory::State(_) => (first.state, bucket.shard.start),
+        Memory::Scales(_) => (first.scales, bucket.shard.start),
+        Memory::Ema => (first.ema, bucket.shard.start),
+        // All buckets have the same of the others.
+        Memory::Copy | Memory::Control | Memory::Settings => (0, 0),
+    };
+    let element = match memory.is_kept_in_shards() {
+        true => element.clamp(bucket.shard.start, bucket.shard.end),
+        false => element,
+    };
+    first + bytes_of(memory, &bucket.storage, element - from)
+}

@@ -1,0 +1,99 @@
+//! Threads of somebody else's that a launch may borrow, such as the team of a framework.
+//!
+//! A framework's threads stay awake for a while after its own work, and hold the cores that threads of ours would need. A
+//! team only calls functions: which chunks its threads run is decided as for the pool's own threads.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::job::{Job, Side};
+
+/// A launch that moves fewer bytes runs on the launching thread alone: a team's threads may be asleep, and a team waits for
+/// every one of them. PyTorch splits its own loops from about as many on.
+const SPLIT_BYTES: u64 = 1 << 20;
+
+/// Threads that run a function together, such as those of an OpenMP runtime.
+pub trait Team: Send + Sync {
+    /// Calls `work` on at most `threads` threads at the same time, and returns when every call has returned.
+    ///
+    /// It may make any number of calls. The work is done when the first of them returns and no other is under way; without
+    /// any, the launching thread does all of it.
+    fn run(&self, threads: usize, work: &(dyn Fn() + Sync));
+}
+
+/// Runs all chunks of a job that has been refilled.
+pub(super) fn run(team: &dyn Team, threads: usize, job: &Arc<Job>) {
+    let chunks = job.work.chunk_count();
+    if chunks >= 2 && job.work.bytes() >= SPLIT_BYTES {
+        let calls = AtomicUsize::new(0);
+        team.run(threads.min(chunks), &|| {
+            let is_first = calls.fetch_add(1, Ordering::Relaxed) == 0;
+            job.work_from(if is_first { Side::Front } else { Side::Back });
+        });
+    }
+    job.work_from(Side::Front);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::super::{Chunks, Pool};
+    use super::*;
+
+    /// Calls as often as it says, at the same time, however many calls are wanted.
+    struct Calls(usize);
+
+    impl Team for Calls {
+        fn run(&self, threads: usize, work: &(dyn Fn() + Sync)) {
+            assert_eq!(threads, 3);
+            thread::scope(|scope| (0..self.0).for_each(|_| drop(scope.spawn(work))));
+        }
+    }
+
+    struct Count(Vec<AtomicUsize>, u64);
+
+    impl Chunks for Arc<Count> {
+        fn chunk_count(&self) -> usize {
+            self.0.len()
+        }
+        fn bytes(&self) -> u64 {
+            self.1
+        }
+        fn run_chunk(&self, chunk: usize) {
+            self.0[chunk].fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn launches(pool: &Pool, chunks: usize, bytes: u64) {
+        let count = Arc::new(Count((0..chunks).map(|_| AtomicUsize::new(0)).collect(), bytes));
+        let job = Job::new(Arc::clone(&count));
+        for launch in 1..=20 {
+            pool.run(&job);
+            assert!(count.0.iter().all(|c| c.load(Ordering::Relaxed) == launch));
+        }
+    }
+
+    #[test]
+    fn every_chunk_runs_once_however_often_a_team_calls() {
+        for calls in [0, 1, 3, 5] {
+            launches(&Pool::of_team(3, Arc::new(Calls(calls))), 57, SPLIT_BYTES);
+        }
+    }
+
+    struct Refuses;
+
+    impl Team for Refuses {
+        fn run(&self, _: usize, _: &(dyn Fn() + Sync)) {
+            panic!("a short launch must not wake a team");
+        }
+    }
+
+    #[test]
+    fn a_launch_that_cannot_be_split_or_is_short_stays_on_its_thread() {
+        let pool = Pool::of_team(3, Arc::new(Refuses));
+        launches(&pool, 57, SPLIT_BYTES - 1);
+        launches(&pool, 1, SPLIT_BYTES);
+        launches(&Pool::of_team(1, Arc::new(Refuses)), 57, SPLIT_BYTES);
+    }
+}

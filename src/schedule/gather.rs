@@ -1,0 +1,107 @@
+//! Collectives of a sharded plan: gradients to the rank that steps them, stepped parameters back to all, and the numbers
+//! that ranks decide by.
+//!
+//! Without shards, nothing here writes an op but the all-reduce of a bucket.
+
+use std::sync::Arc;
+
+use super::Schedule;
+use super::emitter::Mark;
+use crate::layout::Gradients;
+use crate::op::{Action, CollectiveKind, Memory, Span, Stream, Ticket};
+
+impl Schedule {
+    /// Sums a bucket over ranks: all of it everywhere, or of a sharded plan each rank's shard there, and the counts of
+    /// ranks everywhere.
+    pub(super) fn reduce(&mut self, bucket: u32) -> Mark {
+        let plan = Arc::clone(&self.plan);
+        let described = &plan.buckets()[bucket as usize];
+        if !plan.is_sharded() {
+            let span = Span::bucket(described);
+            return self.collective(Stream::Reduce, CollectiveKind::AllReduce, Some(bucket), [span; 2]);
+        }
+        let (whole, shard) = (Span::shared(Memory::Grads, described), Span::summed(described));
+        let tail = Span::within(Memory::Grads, described, described.tail.start, described.tail.end);
+        // A frozen bucket comes here for its counts alone.
+        let steps = self.is_stepped(bucket) || tail.bytes() == 0;
+        let mut reduced = None;
+        if steps {
+            let kind = CollectiveKind::ReduceScatter;
+            reduced = Some(self.collective(Stream::Reduce, kind, Some(bucket), [whole, shard]));
+            if self.end_others(whole, shard) && tail.bytes() == 0 {
+                reduced = Some(self.emitter.record(Stream::Reduce));
+            }
+        }
+        if tail.bytes() > 0 {
+            let kind = CollectiveKind::AllReduce;
+            reduced = Some(self.collective(Stream::Reduce, kind, Some(bucket), [tail; 2]));
+        }
+        reduced.unwrap_or_else(|| self.emitter.record(Stream::Reduce))
+    }
+
+    /// Does with gradients whose sums other ranks have what the step does with this rank's. Returns whether there was
+    /// anything to do.
+    fn end_others(&mut self, whole: Span, shard: Span) -> bool {
+        let end: fn(Span) -> Action = match self.plan.gradients() {
+            Gradients::Release => Action::Release,
+            Gradients::Zero => Action::Zero,
+            Gradients::Keep | Gradients::Average => return false,
+        };
+        let others = [Span { end: shard.start, ..whole }, Span { start: shard.end, ..whole }];
+        let others = others.into_iter().filter(|other| other.bytes() > 0);
+        others.map(|other| self.emitter.emit(Stream::Reduce, end(other))).count() > 0
+    }
+
+    /// Brings the stepped shards of a bucket to all ranks, after this rank's step. Returns what the next access waits for.
+    pub(super) fn gather(&mut self, bucket: u32, stepped: Mark) -> Mark {
+        let plan = Arc::clone(&self.plan);
+        let described = &plan.buckets()[bucket as usize];
+        if !plan.is_sharded() || described.is_local {
+            return stepped;
+        }
+        self.emitter.after(Stream::Gather, &[Some(stepped)]);
+        // The trainer may read what this pass does not step, and it is written once more, with the same values.
+        let is_readable = plan.segments_of(described).iter().any(|segment| {
+            self.is_frozen(segment.param as usize) || self.readiness.is_left_out(segment.param as usize)
+        });
+        let reads = [self.touched[bucket as usize], self.frozen_touched[bucket as usize]];
+        let is_after = |read: &Ticket| self.emitter.is_after(Stream::Gather, *read);
+        if is_readable && (self.policy.trainer_is_a_stream || !reads.iter().all(is_after)) {
+            let read = self.emitter.record(Stream::Compute);
+            self.emitter.after(Stream::Gather, &[Some(read)]);
+        }
+        let mut gathered = stepped;
+        for memory in [Memory::Params, Memory::Copy] {
+            if memory == Memory::Params || described.storage.copy.is_some() {
+                let spans = [Span::shard(memory, described), Span::shared(memory, described)];
+                let kind = CollectiveKind::AllGather;
+                gathered = self.collective(Stream::Gather, kind, Some(bucket), spans);
+            }
+        }
+        gathered
+    }
+
+    /// Adds up the ranks' sums of squares, of the pass or of one bucket, and finds the largest magnitude.
+    pub(super) fn share_norm(&mut self, stream: Stream, bucket: Option<u32>) {
+        let of_block = |span: Span| bucket.map_or(span, |bucket| span.of_control_block(bucket));
+        let parts = [(CollectiveKind::Sum64, Span::SQUARES), (CollectiveKind::Max32, Span::LARGEST)];
+        self.share(stream, bucket, &parts.map(|(kind, span)| (kind, of_block(span))));
+    }
+
+    /// Finds the first bucket that was not finite on any rank, after all steps.
+    pub(super) fn share_nonfinite(&mut self) {
+        self.share(Stream::Gather, None, &[(CollectiveKind::Min32, Span::NONFINITE)]);
+    }
+
+    /// Combines numbers of the control block over ranks, between two ops of the optim stream.
+    fn share(&mut self, stream: Stream, bucket: Option<u32>, parts: &[(CollectiveKind, Span)]) {
+        if !self.plan.is_sharded() {
+            return;
+        }
+        let ready = self.emitter.end(Stream::Optim);
+        self.emitter.after(stream, &[Some(ready)]);
+        let shared =
+            parts.iter().map(|(kind, span)| self.collective(stream, *kind, bucket, [*span; 2])).last();
+        self.emitter.after(Stream::Optim, &[shared]);
+    }
+}

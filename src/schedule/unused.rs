@@ -1,0 +1,84 @@
+//! Parameters that no rank used, as the trainer says in the open pass: their steps and norms leave them alone.
+//!
+//! The op that says so runs on the optim stream, after the pass's Begin and before the bucket's step, so it needs no wait. Ranks
+//! compare what they were told: in the bucket's sum, or if that is on its way, in the next pass.
+
+use super::{Mode, Schedule};
+use crate::error::{Error, Result};
+use crate::layout::fold;
+use crate::op::{Action, Agreed, Stream};
+
+/// The part of the agreement that unused parameters are.
+pub(super) fn share(unused: u64) -> u64 {
+    if unused == 0 { 0 } else { Agreed::Loaded.share(unused) }
+}
+
+impl Schedule {
+    /// Leaves parameters alone in the open pass, which no rank used. Frozen ones are left alone anyway.
+    ///
+    /// # Errors
+    /// `Order` if no pass is open, this is not its last micro-batch, or in Eager a parameter was handed over. Nothing has
+    /// changed then.
+    pub fn leave_unused(&mut self, params: &[usize]) -> Result<()> {
+        self.require_open()?;
+        if self.micro_batches_left > 0 {
+            let wrong = "a later micro-batch may use them";
+            return Err(Error::order("unused parameters", wrong, "name them in the last micro-batch"));
+        }
+        let is_new = |param: &&usize| self.takes_part(**param);
+        if self.policy.mode == Mode::Eager
+            && let Some(param) = params.iter().filter(is_new).find(|param| self.is_handed_over(**param))
+        {
+            let name = self.readiness.name(*param);
+            let remedy = "name it as unused before its hand-over, or use Normed or Sequential";
+            return Err(Error::order(format_args!("`{name}`"), "its step may be on its way", remedy));
+        }
+        for param in params {
+            if !self.takes_part(*param) {
+                continue;
+            }
+            let bucket = self.plan.segment_of(*param).bucket as usize;
+            if self.is_handed_over(*param) && !self.plan.buckets()[bucket].is_local {
+                // A sum, so that the order in which ranks name them does not matter. A local parameter is each rank's own.
+                let named = fold(fold(0, &self.pass.to_le_bytes()), &(*param as u64).to_le_bytes());
+                self.late_unused = self.late_unused.wrapping_add(named);
+            }
+            self.readiness.set_unused(&self.plan, *param);
+            let segment = self.plan.segment_index(*param) as u32;
+            self.emitter.emit(Stream::Optim, Action::Leave { segment });
+        }
+        Ok(())
+    }
+
+    /// Returns whether the open pass steps the parameter: it is neither frozen nor named as unused.
+    pub fn takes_part(&self, param: usize) -> bool {
+        let is_unused = self.open && self.readiness.is_unused(param);
+        !self.is_frozen(param) && !is_unused
+    }
+
+    /// Returns whether a bucket waits for nothing but its [`release`](Self::release).
+    pub fn waits_for_release(&self, bucket: u32) -> bool {
+        self.open && self.readiness.waits_for_release(bucket)
+    }
+
+    /// Launches a bucket that waits for no gradient any more, because its last ones are unused.
+    ///
+    /// # Errors
+    /// `Order` if no pass is open.
+    pub fn release(&mut self, bucket: u32) -> Result<()> {
+        self.require_open()?;
+        self.readiness.release(bucket);
+        self.launch_complete();
+        Ok(())
+    }
+
+    /// A number for the parameters of a bucket that contribute nothing, because they are unused.
+    pub(super) fn unused_in(&self, bucket: u32) -> u64 {
+        if !self.readiness.has_unused() {
+            return 0;
+        }
+        let segments = self.plan.segments_of(&self.plan.buckets()[bucket as usize]);
+        let unused = segments.iter().filter(|segment| self.readiness.is_left_out(segment.param as usize));
+        unused.fold(0, |hash, segment| fold(hash, &(u64::from(segment.param) + 1).to_le_bytes()))
+    }
+}

@@ -1,0 +1,99 @@
+//! Steppers that foresee their run: the same options, refusals, bytes and schedule, and no memory.
+//!
+//! The device is in `src/forecast.rs`; this file makes the stepper, and gives the trainer the calls that pass time.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use crate::device::Device;
+use crate::error::Result;
+use crate::forecast::{Cost, Forecast, Foreseen};
+use crate::op::{Memory, Op};
+use crate::stepper::build::Blueprint;
+use crate::stepper::builder::StepperBuilder;
+use crate::stepper::stepper::Stepper;
+use crate::stepper::tensor::TensorId;
+
+impl StepperBuilder<'_> {
+    /// Builds a stepper that foresees the run of one rank of a group: which ops run, when, and how many bytes it holds.
+    /// `cost` says how many nanoseconds an op takes, given the bytes that it moves. The trainer calls it as it would call
+    /// a real one, and passes time with [`Foresight::compute`]. Nothing is allocated, sent or stepped.
+    ///
+    /// ```
+    /// use instep::op::{Action, Stream};
+    /// use instep::{Layout, Sgd, Stepper};
+    ///
+    /// let layout = Layout::builder().param("w", 1 << 30).build()?;
+    /// let cost = |op: &instep::op::Op, bytes: u64| match op.action {
+    ///     Action::Collective { .. } => 30_000 + bytes / 200, // 200 GB/s
+    ///     _ => 5_000 + bytes / 3_000,                        // 3 TB/s
+    /// };
+    /// let mut stepper = Stepper::builder(&layout, Sgd::default()).record(true).forecast(0, 1024, cost)?;
+    /// stepper.begin()?.detach();
+    /// stepper.compute(1_000_000);
+    /// stepper.touch(layout.id("w")?.grad())?;
+    /// stepper.grad_ready(layout.id("w")?)?;
+    /// stepper.finish()?;
+    /// stepper.touch(layout.id("w")?)?;
+    /// assert!(stepper.now_ns() > 1_000_000);
+    /// let run = stepper.take_recording().expect("recorded");
+    /// assert!(run.ran.iter().any(|ran| ran.op.stream == Stream::Optim));
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Errors as for [`host`](Self::host), of options alone.
+    pub fn forecast(
+        self,
+        rank: u32,
+        world_size: u32,
+        cost: impl FnMut(&Op, u64) -> u64 + Send + 'static,
+    ) -> Result<Foresight> {
+        let cost: Cost = Box::new(cost);
+        let stepper = self.assemble(Arc::new(Foreseen { rank, world_size }), None, |parts| {
+            let Blueprint { plan, constants, assignment, .. } = parts;
+            Forecast::new(plan, constants, assignment, cost)
+        })?;
+        Ok(Foresight(stepper))
+    }
+}
+
+/// A stepper that foresees its run, and the trainer's time. It dereferences to the stepper.
+pub struct Foresight(Stepper<Forecast>);
+
+impl Foresight {
+    /// Lets the trainer compute for so long.
+    pub fn compute(&mut self, ns: u64) {
+        self.0.run.get_mut().device.compute(ns);
+    }
+
+    /// Lets the trainer wait until it may read a parameter, or in a pass write a gradient, as a real trainer's access does.
+    ///
+    /// # Errors
+    /// Errors as for [`Stepper::read`], of the tensor alone.
+    pub fn touch<'n>(&mut self, tensor: impl Into<TensorId<'n>>) -> Result<()> {
+        let (id, memory) = self.0.find(tensor.into())?;
+        let writes = self.0.run.get_mut().schedule.is_open() && memory == Memory::Grads;
+        self.0.claim(id, memory, writes)?;
+        if writes { self.0.note_written(id, memory) } else { Ok(()) }
+    }
+
+    /// Returns how far the trainer has come, in nanoseconds.
+    pub fn now_ns(&self) -> u64 {
+        self.0.run.borrow().device.now_ns()
+    }
+}
+
+impl Deref for Foresight {
+    type Target = Stepper<Forecast>;
+
+    fn deref(&self) -> &Stepper<Forecast> {
+        &self.0
+    }
+}
+
+impl DerefMut for Foresight {
+    fn deref_mut(&mut self) -> &mut Stepper<Forecast> {
+        &mut self.0
+    }
+}

@@ -1,0 +1,176 @@
+//! The calls of an open pass: hand-overs, micro-batches, and the pass's end.
+//!
+//! Each is refused before anything changes, so it can be repeated. None needs a borrow of the pass; `pass.rs` holds one
+//! for those who want the compiler to check them.
+
+use std::sync::Arc;
+
+use crate::device::Device;
+use crate::error::Result;
+use crate::layout::ParamId;
+use crate::op::{Access, Span};
+use crate::schedule::{Mode, Opening};
+use crate::stepper::claims::bucket_numbered;
+use crate::stepper::stepper::{Abandoned, Stepper};
+
+impl<D: Device> Stepper<D> {
+    /// Opens a pass with what this stepper knows of it.
+    pub(super) fn open(&mut self, opening: Opening<'_>) -> Result<()> {
+        self.refuse_rescued()?;
+        self.run.get_mut().schedule.require_closed()?;
+        self.follow_schedules()?;
+        self.flush_settings()?;
+        let agreement = self.agreed_number();
+        let run = self.run.get_mut();
+        if self.loss_scale.external().is_some() {
+            run.touch_scaler()?;
+        }
+        if self.params_written.is_compared() {
+            run.device.agree(agreement)?;
+            // The number of the passes after this one, in which nothing is written.
+            self.agreement.forget();
+        }
+        let broadcast = self.params_written.broadcast(&self.plan);
+        run.schedule.begin(Opening { broadcast, agreement, ..opening })?;
+        run.submit();
+        self.params_written.clear();
+        self.written.get_mut().fill(false);
+        Ok(())
+    }
+
+    /// Hands over a parameter: you have written its gradient and finished one use. Once all parameters of this bucket
+    /// are handed over, and of earlier buckets where the collective [keeps order](crate::Collective::keeps_order), the
+    /// bucket is reduced. The mode decides when it is stepped.
+    ///
+    /// # Ordering
+    /// Returns at once. After the last use, the parameter and gradient cannot be accessed until the pass or micro-batch
+    /// ends. On a GPU, the hand-over covers all work already enqueued on the trainer's stream.
+    ///
+    /// # Errors
+    /// `Order` if no pass is open, the parameter is frozen, its gradient was not written in this pass, or it was handed over as often as
+    /// the parameter is used; `Layout` if `id` is of another layout. Nothing is launched then.
+    pub fn grad_ready(&mut self, id: ParamId) -> Result<()> {
+        let index = self.layout.index(id)?;
+        let schedule = &self.run.get_mut().schedule;
+        schedule.require_open()?;
+        schedule.refuse_frozen(index)?;
+        schedule.refuse_handed_over(index)?;
+        self.refuse_unwritten(index)?;
+        self.note_hand_over(index);
+        let run = self.run.get_mut();
+        run.schedule.hand_over(index)?;
+        run.submit();
+        Ok(())
+    }
+
+    /// Goes on to the next micro-batch of the pass: every parameter, handed over or not, is the trainer's again, and
+    /// the gradients written so far stay.
+    ///
+    /// # Errors
+    /// `Order` if this is the last one (see [`begin_accumulating`](Self::begin_accumulating)) or no pass is open.
+    pub fn next_micro_batch(&mut self) -> Result<()> {
+        self.run.get_mut().schedule.next_micro_batch()
+    }
+
+    /// Hands over every parameter of a bucket that is not frozen, each with all its uses.
+    ///
+    /// # Ordering
+    /// Ordering as for [`grad_ready`](Self::grad_ready).
+    ///
+    /// # Errors
+    /// `Order` if no pass is open, or one of them was handed over already or not written; `Layout` if there is no such bucket. Nothing
+    /// is launched then.
+    pub fn bucket_ready(&mut self, bucket: u32) -> Result<()> {
+        let plan = Arc::clone(&self.plan);
+        let described = bucket_numbered(&plan, bucket)?;
+        let schedule = &self.run.get_mut().schedule;
+        schedule.require_open()?;
+        // Its gradients may have been handed over one by one, before the last one was named as unused.
+        let is_released = schedule.waits_for_release(bucket);
+        for segment in plan.segments_of(described).iter().filter(|_| !is_released) {
+            let param = segment.param as usize;
+            let schedule = &self.run.get_mut().schedule;
+            if schedule.takes_part(param) {
+                schedule.refuse_handed_over(param)?;
+                self.refuse_unwritten(param)?;
+            }
+        }
+        for segment in plan.segments_of(described).iter().filter(|_| !is_released) {
+            let param = segment.param as usize;
+            self.note_hand_over(param);
+            let schedule = &mut self.run.get_mut().schedule;
+            if schedule.takes_part(param) {
+                schedule.complete(param)?;
+            }
+        }
+        let run = self.run.get_mut();
+        run.schedule.release(bucket)?;
+        run.submit();
+        Ok(())
+    }
+
+    /// Closes the pass. A gradient that was written is handed over now if it was not before. A parameter without one
+    /// is treated as [`Unused`](crate::Unused) says.
+    ///
+    /// # Ordering
+    /// Returns at once; the next access waits as far as it must. On a GPU, in Sequential and Eager, the trainer's
+    /// stream waits for all steps, so that raw addresses are safe to use afterwards.
+    ///
+    /// # Errors
+    /// `Order` if no pass is open or micro-batches are still to come; or if a gradient was not written that
+    /// [`Unused::Refuse`](crate::Unused) asks for or that is summed outside the stepper, or on borrowed memory none at
+    /// all. The pass stays open then, to be mended or abandoned. Failures of queued ops come with the next access.
+    pub fn finish(&mut self) -> Result<()> {
+        self.run.get_mut().schedule.require_last_micro_batch()?;
+        self.refuse_forgotten()?;
+        for param in 0..self.layout.parameters().len() {
+            self.note_hand_over(param);
+        }
+        let run = self.run.get_mut();
+        // From the last one back, as if backward had handed them over.
+        let written = self.written.get_mut().iter().enumerate().rev();
+        for (index, _) in written.filter(|(_, written)| **written) {
+            if !run.schedule.is_handed_over(index) {
+                run.schedule.complete(index)?;
+            }
+        }
+        if D::TRAINER_IS_A_STREAM && run.schedule.is_loss_scale_touched() {
+            run.note(Access { span: Span::LOSS_SCALE, writes: false });
+        }
+        let is_external = self.loss_scale.external().is_some();
+        if is_external {
+            run.touch_scaler()?;
+        }
+        run.schedule.finish()?;
+        self.rates.step += 1;
+        if is_external {
+            run.touch_scaler()?;
+        }
+        if D::TRAINER_IS_A_STREAM && self.policy.mode != Mode::Normed {
+            return run.touch_all();
+        }
+        run.submit();
+        Ok(())
+    }
+
+    /// Gives the open pass up: what has not been launched is discarded.
+    ///
+    /// # Ordering
+    /// Returns at once, but for a pass that broadcasts parameters: there it waits for them. Sequential and Normed have
+    /// changed no parameter; in Eager the buckets named in the result stay stepped. [`Status::abandoned`](crate::Status)
+    /// counts it. Schedules do not advance. Ranks go on together only if all of them abandon after the same bucket; if
+    /// not, their next collective is a `LeftPass` or a `Mismatch`.
+    ///
+    /// # Errors
+    /// `Order` if no pass is open.
+    pub fn abandon(&mut self) -> Result<Abandoned> {
+        let run = self.run.get_mut();
+        let stepped_buckets = run.schedule.abandon()?;
+        run.submit();
+        self.abandoned += 1;
+        if self.loss_scale.external().is_some() {
+            run.touch_scaler()?;
+        }
+        Ok(Abandoned { stepped_buckets })
+    }
+}

@@ -1,0 +1,227 @@
+//! Tensors that ranks share out: which part is whose, whole tensors from all parts, and what a shard cannot do.
+//!
+//! Whole tensors travel by way of the gradients, which are put back. All refusals come before any call of the group.
+
+use std::ops::Range;
+
+use crate::collective::{Collective, CollectiveKind, refused_kind};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::launch::Assignment;
+use crate::layout::{Layout, Master, ParamId, Plan, Segment, SegmentAction, fold};
+use crate::op::{self, Memory, Span};
+use crate::schedule::Decision;
+use crate::stepper::builder::StepperBuilder;
+use crate::stepper::state::options::Strategy;
+use crate::stepper::stepper::Stepper;
+use crate::stepper::tensor::TensorId;
+
+impl StepperBuilder<'_> {
+    /// Sets what ranks share out; unset: nothing, every rank steps everything.
+    ///
+    /// ```
+    /// use instep::op::Memory;
+    /// use instep::{Adam, Layout, Stepper, Strategy, in_process};
+    ///
+    /// let layout = Layout::builder().param("w", 4096).build()?;
+    /// let w = layout.id("w")?;
+    /// let ranks = in_process(4, |comm| {
+    ///     let builder = Stepper::builder(&layout, Adam::default()).strategy(Strategy::Zero);
+    ///     let mut stepper = builder.host(comm)?;
+    ///     let mut pass = stepper.begin()?;
+    ///     pass.grads().get_mut(w)?.fill(1.0);
+    ///     pass.finish()?;
+    ///     let mut moments = vec![0.0; 4096];
+    ///     stepper.gather(w.state("exp_avg"), &mut moments)?; // on all ranks
+    ///     let states = stepper.memory().into_iter().find(|(memory, _)| *memory == Memory::State(0));
+    ///     Ok((stepper.view::<f32>(w)?.to_vec(), moments, stepper.plan().kept(0), states))
+    /// })?;
+    /// let (_, _, shard, states) = &ranks[1];
+    /// assert_eq!((shard.clone(), states.unwrap().1), (1024..2048, 4 * 1024));
+    /// assert!(ranks.iter().all(|rank| (&rank.0, &rank.1) == (&ranks[0].0, &ranks[0].1)));
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    pub fn strategy(mut self, strategy: Strategy) -> Self {
+        self.strategy = strategy;
+        self
+    }
+
+    /// Refuses a collective that does not know a call that the strategy makes.
+    pub(super) fn refuse_unknown_calls(&self, comm: &dyn Collective) -> Result<()> {
+        if self.strategy == Strategy::Replicated {
+            return Ok(());
+        }
+        let always = [CollectiveKind::ReduceScatter, CollectiveKind::AllGather, CollectiveKind::Min32];
+        let decides = [CollectiveKind::Sum64, CollectiveKind::Max32];
+        let needed = always.iter().chain(decides.iter().filter(|_| self.decision() != Decision::None));
+        match { needed }.find(|kind| !comm.knows(**kind)) {
+            Some(kind) => Err(refused_kind(*kind)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Refuses, for a sharded plan, what needs whole gradients or whole parameters.
+pub(super) fn refuse_whole_work(layout: &Layout, plan: &Plan, assignment: &Assignment) -> Result<()> {
+    if !plan.is_sharded() {
+        return Ok(());
+    }
+    let name = |segment: &Segment| format!("`{}`", layout.parameters()[segment.param as usize].name);
+    let refuse = |thing: &str, wrong: &str, remedy: &str| {
+        Err(Error::unsupported(format_args!("Strategy::Zero with {thing}"), wrong, remedy))
+    };
+    let averaged = |segment: &&Segment| {
+        segment.action == SegmentAction::Average && !plan.bucket_of(segment).is_local && segment.len > 0
+    };
+    if let Some(segment) = plan.segments().iter().find(averaged) {
+        let remedy = "give it an optimizer, or use Strategy::Replicated";
+        return refuse(&name(segment), "no rank has all of an averaged gradient", remedy);
+    }
+    if let Some(custom) = assignment.customs().next() {
+        let thing = format!("optimizer `{}`", custom.name());
+        return refuse(&thing, "code of your own steps whole parameters", "use Strategy::Replicated");
+    }
+    if assignment.norm_count() > 0 {
+        let wrong = "its change is scaled by norms of whole parameters";
+        return refuse("LAMB", wrong, "use Strategy::Replicated");
+    }
+    Ok(())
+}
+
+impl<D: Device> Stepper<D> {
+    /// Copies a whole tensor to the host, as [`read`](Self::read) does: also one that ranks [share out](Strategy), and
+    /// then all ranks call it together, for the same tensor. Of a gradient it is the sum over ranks.
+    ///
+    /// # Shapes
+    /// `into` is as long as the parameter.
+    ///
+    /// # Ordering
+    /// Waits for all steps, and if ranks share the tensor out, for the other ranks.
+    ///
+    /// # Errors
+    /// `Order` inside a pass, otherwise as for [`read`](Self::read); `Mismatch` or `Deadline` if a rank does not take part.
+    pub fn gather<'n>(&self, tensor: impl Into<TensorId<'n>>, into: &mut [f32]) -> Result<()> {
+        let (id, memory) = self.find(tensor.into())?;
+        self.check_len(id, into.len())?;
+        self.refuse_open_pass()?;
+        self.refuse_rescued()?;
+        self.settle_between_passes()?;
+        self.decode_values(id, memory, into, |memory, segment, bytes| {
+            let is_cut = memory.is_kept_in_shards() || memory == Memory::Grads;
+            match is_cut && self.is_shared_out(segment) {
+                true => self.gather_bytes(memory, segment, bytes),
+                false => self.read_bytes(memory, segment, bytes),
+            }
+        })
+    }
+
+    fn is_shared_out(&self, segment: &Segment) -> bool {
+        self.plan.is_sharded() && !self.plan.bucket_of(segment).is_local
+    }
+
+    /// Brings the parts of a tensor together, a piece of each rank's part at a time.
+    fn gather_bytes(&self, memory: Memory, segment: &Segment, into: &mut [u8]) -> Result<()> {
+        let bucket = self.plan.bucket_of(segment);
+        let (rank, ranks) = (self.rank() as usize, self.world_size() as usize);
+        let bytes = |elements: u64| op::bytes_of(memory, &bucket.storage, elements) as usize;
+        let parts: Vec<Range<usize>> = (0..ranks)
+            .map(|rank| bucket.part(segment, &bucket.shard_of(rank as u32)))
+            .map(|part| if part.is_empty() { 0..0 } else { bytes(part.start)..bytes(part.end) })
+            .collect();
+        if !parts[rank].is_empty() {
+            self.read_own(memory, segment, &mut into[parts[rank].clone()])?;
+        }
+        let longest = parts.iter().map(|part| part.len()).max().unwrap_or(0);
+        // Between passes no slice of these gradients can exist: `refuse_cut` sees to that. Local ones lie after them.
+        let room =
+            Span::elements(Memory::Grads, &self.plan, 0, self.plan.common_len()).bytes() as usize / ranks;
+        let piece = longest.next_multiple_of(LINE).min(room - room % LINE);
+        for at in (0..longest).step_by(piece.max(1)) {
+            let of = |part: &Range<usize>| {
+                (part.start + at).min(part.end)..(part.start + at + piece).min(part.end)
+            };
+            let all = self.exchange_pieces(piece, &into[of(&parts[rank])])?;
+            for (part, got) in parts.iter().zip(all.chunks(piece)) {
+                let to = &mut into[of(part)];
+                to.copy_from_slice(&got[..to.len()]);
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies what this rank has of a tensor.
+    fn read_own(&self, memory: Memory, segment: &Segment, into: &mut [u8]) -> Result<()> {
+        let bucket = self.plan.bucket_of(segment);
+        let kept = bucket.kept(segment);
+        let span = match memory {
+            Memory::Grads => {
+                let at = |element| segment.grad_start + element;
+                Span::within(memory, bucket, at(kept.start), at(kept.end))
+            }
+            _ => Span::segment(memory, &self.plan, segment),
+        };
+        self.read_span(span, into)
+    }
+
+    /// Returns all ranks' pieces, each filled up to `piece` bytes, by way of the first gradients, which are put back.
+    fn exchange_pieces(&self, piece: usize, own: &[u8]) -> Result<Vec<u8>> {
+        let grads = |start: usize, len: usize| {
+            let (start, end) = (start as u64, (start + len) as u64);
+            Span { memory: Memory::Grads, start, end }
+        };
+        let (place, whole) =
+            (grads(self.rank() as usize * piece, piece), grads(0, self.world_size() as usize * piece));
+        let mut gradients = vec![0; whole.bytes() as usize];
+        let mut all = gradients.clone();
+        self.touch_everything(whole)?;
+        self.read_span(whole, &mut gradients)?;
+        self.write_span(Span { end: place.start + own.len() as u64, ..place }, own)?;
+        let agreement = self.agreement.fixed();
+        self.run.borrow_mut().schedule.exchange(CollectiveKind::AllGather, [place, whole], agreement);
+        self.touch_everything(whole)?;
+        self.read_span(whole, &mut all)?;
+        self.write_span(whole, &gradients)?;
+        Ok(all)
+    }
+
+    /// Refuses a tensor of which this rank has a part.
+    pub(super) fn refuse_cut(&self, id: ParamId, memory: Memory) -> Result<()> {
+        let segment = self.plan.segment_of(self.layout.index(id)?);
+        let is_summed = memory == Memory::Grads && !self.run.borrow().schedule.is_open();
+        if !self.is_shared_out(segment) || !(memory.is_kept_in_shards() || is_summed) {
+            return Ok(());
+        }
+        let Range { start: first, end } = self.plan.bucket_of(segment).kept(segment);
+        let name = &self.layout.parameters()[segment.param as usize].name;
+        let of = match memory {
+            Memory::Grads => "gradient of ",
+            Memory::State(_) | Memory::Scales(_) => "state of ",
+            Memory::Ema => "moving average of ",
+            _ => "master of ",
+        };
+        Err(Error::Sharded { tensor: format!("{of}`{name}`"), first, end, len: segment.len })
+    }
+
+    /// Refuses what ranks that share parameters out cannot do.
+    pub(super) fn refuse_sharded(&self, thing: &str, verb: &str) -> Result<()> {
+        if !self.plan.is_sharded() {
+            return Ok(());
+        }
+        let remedy = format_args!("{verb} in a stepper that is built anew, from a checkpoint");
+        Err(Error::unsupported(thing, "ranks share the states out, by buckets that stay", remedy))
+    }
+
+    /// Makes ranks notice if they write different masters: each keeps its own part of what it writes.
+    pub(super) fn note_shared(&mut self, id: ParamId, memory: Memory, values: &[f32]) -> Result<()> {
+        let segment = self.plan.segment_of(self.layout.index(id)?).clone();
+        let has_master = self.plan.storage_of(&segment).precision.master != Master::None;
+        if memory == Memory::Params && has_master && self.is_shared_out(&segment) {
+            let hash = values.iter().fold(0, |hash, value| fold(hash, &value.to_bits().to_le_bytes()));
+            self.note_loaded(segment.param as usize, [hash]);
+        }
+        Ok(())
+    }
+}
+
+/// Pieces are whole cache lines, so that no element is cut.
+const LINE: usize = 64;

@@ -1,0 +1,102 @@
+//! The parameters that were written since all ranks last took rank 0's: the next pass broadcasts their buckets.
+//!
+//! Kept per parameter, because buckets may be laid out anew before that pass, and because ranks compare the parameters
+//! that they wrote: whether two sets differ does not depend on how buckets are cut. The first pass broadcasts all.
+
+use std::fmt;
+
+use crate::layout::{Layout, Plan};
+use crate::schedule::Broadcast;
+
+/// Which parameters the next pass gives to all ranks.
+#[derive(Debug)]
+pub(crate) struct ParamsWritten {
+    /// Ranks have taken rank 0's parameters before.
+    is_shared: bool,
+    is_any: bool,
+    params: Vec<bool>,
+    /// Their buckets, found when a pass opens. Kept, so that later writes allocate nothing.
+    buckets: Vec<u32>,
+}
+
+impl ParamsWritten {
+    /// Of a stepper that has made no pass.
+    pub(crate) fn new(plan: &Plan) -> ParamsWritten {
+        let (params, buckets) = (plan.segments().len(), plan.buckets().len());
+        ParamsWritten {
+            is_shared: false,
+            is_any: false,
+            params: vec![false; params],
+            buckets: Vec::with_capacity(buckets),
+        }
+    }
+
+    /// Notes a write. A local parameter is each rank's own, and is never broadcast.
+    pub(crate) fn note(&mut self, param: usize, plan: &Plan) {
+        if !plan.bucket_of(plan.segment_of(param)).is_local {
+            (self.params[param], self.is_any) = (true, true);
+        }
+    }
+
+    /// Returns whether the next pass broadcasts.
+    pub(crate) fn is_broadcast_due(&self) -> bool {
+        !self.is_shared || self.is_any
+    }
+
+    /// Returns whether ranks must have written the same parameters: not before their first pass, which gives all ranks
+    /// rank 0's.
+    pub(crate) fn is_compared(&self) -> bool {
+        self.is_shared && self.is_any
+    }
+
+    /// Returns what the next pass is to broadcast: everything at once if every bucket is among the written ones.
+    pub(crate) fn broadcast(&mut self, plan: &Plan) -> Broadcast<'_> {
+        if !self.is_shared {
+            return Broadcast::All;
+        }
+        self.buckets.clear();
+        if !self.is_any {
+            return Broadcast::Nothing;
+        }
+        let mut is_every = true;
+        for (k, bucket) in plan.buckets().iter().enumerate().filter(|(_, bucket)| !bucket.is_local) {
+            match plan.segments_of(bucket).iter().any(|segment| self.params[segment.param as usize]) {
+                true => self.buckets.push(k as u32),
+                false => is_every = false,
+            }
+        }
+        if is_every { Broadcast::All } else { Broadcast::Buckets(&self.buckets) }
+    }
+
+    /// The pass that broadcasts them has begun.
+    pub(crate) fn clear(&mut self) {
+        self.is_shared = true;
+        if std::mem::take(&mut self.is_any) {
+            self.params.fill(false);
+        }
+    }
+
+    /// The names of the written parameters, for ranks to compare.
+    pub(crate) fn names<'a>(&'a self, layout: &'a Layout) -> impl fmt::Display {
+        Names { written: self, layout }
+    }
+}
+
+struct Names<'a> {
+    written: &'a ParamsWritten,
+    layout: &'a Layout,
+}
+
+impl fmt::Display for Names<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.written.is_compared() {
+            return Ok(());
+        }
+        let params = self.layout.parameters().iter().zip(&self.written.params);
+        if params.clone().all(|(param, written)| *written || param.local) {
+            return f.write_str("\nwritten: all parameters");
+        }
+        let mut written = params.filter(|(_, written)| **written);
+        written.try_for_each(|(param, _)| write!(f, "\nwritten: `{}`", param.name))
+    }
+}

@@ -1,0 +1,72 @@
+//! Which of a parameter's tensors a call means.
+//!
+//! One selector for every call that reads or writes a tensor. It names no memory: `claims.rs` finds that, and refuses
+//! what a stepper does not keep.
+
+use crate::layout::ParamId;
+
+/// A tensor of a stepper: a parameter, or one that belongs to it.
+///
+/// ```
+/// # use instep::{Adam, Layout, Solo, Stepper};
+/// # let layout = Layout::builder().param("w", 2).build()?;
+/// let w = layout.id("w")?;
+/// let mut stepper = Stepper::host(&layout, Adam::default(), Solo::default())?;
+/// stepper.write(w, &[3.0, 4.0])?;
+/// stepper.begin()?.write(w.grad(), &[0.5, 0.5])?;
+/// let mut weights = [0.0; 2];
+/// stepper.read(w, &mut weights)?;
+/// assert_eq!((weights, stepper.view::<f32>(w.state("exp_avg"))?), ([3.0, 4.0], &[0.0; 2][..]));
+/// # Ok::<(), instep::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TensorId<'n> {
+    /// The parameter itself. Copied as f32, it is its [master weight](crate::Master), if it has one.
+    Param(ParamId),
+    /// Its gradient. After a pass that is **the sum over ranks, loss scale included**: neither divided nor clipped,
+    /// since the step folds both into one factor. For the mean, divide it by
+    /// [`world_size`](crate::Stepper::world_size) and the loss scale. With the action
+    /// [Average](crate::SegmentAction) it is the mean, of the scaled loss.
+    /// [`StepperBuilder::gradients`](crate::StepperBuilder::gradients) asks for zeros after the step, or for no
+    /// gradient.
+    Grad(ParamId),
+    /// A state of its optimizers, as `torch.optim` calls it
+    /// ([`Stepper::state_names`](crate::Stepper::state_names) lists them). Groups with the same kind of optimizer keep
+    /// the states of the one that keeps most. A state that an optimizer has no use for stays zero.
+    State(ParamId, &'n str),
+    /// Its [copy](crate::StepperBuilder::copy_params) in another type, which only steps write. Zeros before the
+    /// parameter's first update, so always zeros for a frozen one.
+    Copy(ParamId),
+    /// Its [moving average](crate::StepperBuilder::ema). Zeros before the parameter's first update, so always zeros for
+    /// a frozen one. What is written counts once the parameter has been updated: set the
+    /// [step count](crate::Stepper::set_step_count) too.
+    Ema(ParamId),
+}
+
+impl From<ParamId> for TensorId<'_> {
+    fn from(id: ParamId) -> Self {
+        TensorId::Param(id)
+    }
+}
+
+impl ParamId {
+    /// Names the parameter's gradient.
+    pub fn grad(self) -> TensorId<'static> {
+        TensorId::Grad(self)
+    }
+
+    /// Names a state of the parameter's optimizers.
+    pub fn state(self, name: &str) -> TensorId<'_> {
+        TensorId::State(self, name)
+    }
+
+    /// Names the parameter's copy in another type.
+    pub fn copy(self) -> TensorId<'static> {
+        TensorId::Copy(self)
+    }
+
+    /// Names the parameter's moving average.
+    pub fn ema(self) -> TensorId<'static> {
+        TensorId::Ema(self)
+    }
+}

@@ -1,0 +1,215 @@
+//! Sums of an engine's own on the host, ready in any order: the bits of ranks whose stepper sums.
+//!
+//! Each rank is a thread. They sum buckets by hand, in rank order and each in an order of its own, and every rank hands
+//! a bucket over as soon as it finds its sum there.
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use instep::{
+    AdamW, Borrowed, Error, External, ForeignBucket, Layout, Mode, ParamId, Result, Solo, Stepper,
+    StepperBuilder, Unused, in_process,
+};
+
+use crate::support::lent::Random;
+use crate::support::{MODES, Outcome, layout, paint_gradient, paint_params};
+
+const LENGTHS: [usize; 7] = [300, 1, 2049, 17, 256, 5, 700];
+/// Which parameters each bucket holds.
+const BUCKETS: [&[usize]; 4] = [&[6, 2], &[3], &[5, 0, 1], &[4]];
+const RANKS: usize = 3;
+const STEPS: usize = 4;
+/// Frozen in the third pass, and used by nobody in the second and in the last.
+const FROZEN: usize = 0;
+const UNUSED: usize = 4;
+
+fn is_unused(step: usize, param: usize) -> bool {
+    step % 2 == 1 && param == UNUSED
+}
+
+fn builder(layout: &Layout, mode: Mode) -> StepperBuilder<'_> {
+    Stepper::builder(layout, AdamW { lr: 0.01, ..AdamW::default() }).mode(mode).record(true)
+}
+
+fn bucket_len(bucket: usize) -> usize {
+    BUCKETS[bucket].iter().map(|param| LENGTHS[*param]).sum()
+}
+
+fn gradients(step: usize, rank: usize, param: usize) -> Vec<f32> {
+    (0..LENGTHS[param]).map(|k| paint_gradient(step + 5 * rank, param, k)).collect()
+}
+
+/// What the ranks share: per rank and bucket an address, and per step and bucket whether its sum is there.
+struct Engine {
+    addresses: Vec<Vec<AtomicUsize>>,
+    is_summed: Vec<Vec<AtomicBool>>,
+    written: Barrier,
+}
+
+impl Engine {
+    fn new() -> Engine {
+        let flags = || BUCKETS.iter().map(|_| AtomicBool::new(false)).collect();
+        Engine {
+            addresses: (0..RANKS).map(|_| BUCKETS.iter().map(|_| AtomicUsize::new(0)).collect()).collect(),
+            is_summed: (0..STEPS).map(|_| flags()).collect(),
+            written: Barrier::new(RANKS),
+        }
+    }
+
+    /// Sums this rank's share of the buckets, each for all ranks.
+    fn sum(&self, step: usize, rank: usize, random: &mut Random) {
+        self.written.wait();
+        let mut share: Vec<usize> = (0..BUCKETS.len()).filter(|bucket| bucket % RANKS == rank).collect();
+        random.shuffle(&mut share);
+        for bucket in share {
+            let buffers: Vec<*mut f32> = { &self.addresses }
+                .iter()
+                .map(|of| std::ptr::with_exposed_provenance_mut(of[bucket].load(Ordering::Acquire)))
+                .collect();
+            for k in 0..bucket_len(bucket) {
+                // SAFETY: every rank has asked for its gradients, written them, and waits for the flag before its hand-over.
+                unsafe {
+                    let sum =
+                        buffers[1..].iter().fold(*buffers[0].add(k), |sum, buffer| sum + *buffer.add(k));
+                    buffers.iter().for_each(|buffer| *buffer.add(k) = sum);
+                }
+            }
+            self.is_summed[step][bucket].store(true, Ordering::Release);
+        }
+    }
+}
+
+fn of_an_engine(engine: &Engine, layout: &Layout, rank: usize, mode: Mode) -> Result<Outcome> {
+    let ids: Vec<ParamId> = layout.ids().collect();
+    let mut random = Random(rank as u64 + 100);
+    let mut params: Vec<Vec<f32>> = LENGTHS.iter().map(|len| vec![0.0; *len]).collect();
+    let mut buckets: Vec<Vec<f32>> = (0..BUCKETS.len()).map(|bucket| vec![0.0; bucket_len(bucket)]).collect();
+    let mut memory = Borrowed::new();
+    for (id, values) in ids.iter().zip(&mut params) {
+        memory = memory.param(*id, values.as_mut_ptr());
+    }
+    for (bucket, values) in buckets.iter_mut().enumerate() {
+        let (mut next, mut described) = (0, ForeignBucket::new(values.len()));
+        for param in BUCKETS[bucket] {
+            described = described.gradient(ids[*param], next);
+            next += LENGTHS[*param];
+        }
+        let at = values.as_mut_ptr();
+        engine.addresses[rank][bucket].store(at.expose_provenance(), Ordering::Release);
+        memory = memory.bucket(described, at);
+    }
+    let builder = builder(layout, mode).unused(Unused::Refuse);
+    // SAFETY: the vectors outlive the stepper, and gradients are touched between `get_mut` and the hand-over alone.
+    let mut stepper = unsafe { builder.host_borrowing(External::new(rank as u32, RANKS as u32), memory)? };
+    assert_eq!((stepper.rank(), stepper.world_size()), (rank as u32, RANKS as u32));
+    paint_params(&mut stepper);
+    for step in 0..STEPS {
+        stepper.set_frozen(ids[FROZEN], step == 2)?;
+        let mut pass = stepper.begin()?;
+        for (param, id) in ids.iter().enumerate() {
+            if step == 2 && param == FROZEN {
+                continue;
+            }
+            let mut grads = pass.grads();
+            let to = grads.get_mut(*id)?;
+            match is_unused(step, param) {
+                true => to.fill(0.0),
+                false => to.copy_from_slice(&gradients(step, rank, param)),
+            }
+        }
+        if is_unused(step, UNUSED) {
+            pass.set_unused(&[ids[UNUSED]])?;
+        }
+        engine.sum(step, rank, &mut random);
+        let mut left: Vec<usize> = (0..BUCKETS.len()).collect();
+        while !left.is_empty() {
+            let at = random.below(left.len());
+            if engine.is_summed[step][left[at]].load(Ordering::Acquire) {
+                pass.bucket_ready(left.remove(at) as u32)?;
+            } else {
+                std::thread::yield_now();
+            }
+        }
+        pass.finish()?;
+        // The next pass's gradients must not be written while others still sum this one's.
+        engine.written.wait();
+    }
+    let recording = stepper.take_recording().unwrap();
+    assert_eq!(stepper.check(&recording), []);
+    let outcome = Outcome::of(&stepper)?;
+    stepper.close()?;
+    Ok(outcome)
+}
+
+fn of_steppers_that_sum(layout: &Layout, mode: Mode) -> Vec<Outcome> {
+    let train = |comm: instep::InProcess| {
+        let (rank, ids) = (comm.rank() as usize, layout.ids().collect::<Vec<_>>());
+        let mut stepper = builder(layout, mode).unused(Unused::Skip).host(comm)?;
+        paint_params(&mut stepper);
+        for step in 0..STEPS {
+            stepper.set_frozen(ids[FROZEN], step == 2)?;
+            let mut pass = stepper.begin()?;
+            for (param, id) in ids.iter().enumerate() {
+                let is_frozen = step == 2 && param == FROZEN;
+                if !is_frozen && !is_unused(step, param) {
+                    pass.write(id.grad(), &gradients(step, rank, param))?;
+                }
+            }
+            pass.finish()?;
+        }
+        let outcome = Outcome::of(&stepper)?;
+        stepper.close()?;
+        Ok::<_, Error>(outcome)
+    };
+    in_process(RANKS as u32, train).unwrap()
+}
+
+#[test]
+fn sums_of_an_engines_own_that_end_in_any_order_give_the_bits_of_a_steppers_sums() {
+    let layout = layout(&LENGTHS);
+    for mode in MODES {
+        let expected = of_steppers_that_sum(&layout, mode);
+        let engine = Engine::new();
+        let outcomes: Vec<Outcome> = std::thread::scope(|scope| {
+            let (engine, layout) = (&engine, &layout);
+            let start = |rank| scope.spawn(move || of_an_engine(engine, layout, rank, mode).unwrap());
+            let ranks: Vec<_> = (0..RANKS).map(start).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        });
+        for (rank, (outcome, expected)) in outcomes.iter().zip(&expected).enumerate() {
+            outcome.assert_same(expected, &format!("{mode:?}, rank {rank}"));
+            assert_eq!(outcome.step_counts[UNUSED], STEPS as u64 / 2);
+        }
+    }
+}
+
+#[test]
+fn a_gradient_that_nobody_asked_for_is_refused_and_overwritten_by_nothing() {
+    let layout = Layout::builder().param("a", 2).param("b", 2).build().unwrap();
+    let [a, b] = ["a", "b"].map(|name| layout.id(name).unwrap());
+    let build = |unused| Stepper::builder(&layout, AdamW::default()).unused(unused);
+    let (mut weights, mut bucket) = ([1.0f32; 4], [5.0f32; 4]);
+    let (at, grads) = (weights.as_mut_ptr(), bucket.as_mut_ptr());
+    let lend = || {
+        let described = ForeignBucket::new(4).gradient(a, 0).gradient(b, 2);
+        Borrowed::new().param(a, at).param(b, at.wrapping_add(2)).bucket(described, grads)
+    };
+    // SAFETY: the arrays outlive both steppers, which alone touch them until they are closed.
+    let mut stepper = unsafe { build(Unused::StepZero).host_borrowing(External::new(0, 2), lend()) }.unwrap();
+    let mut pass = stepper.begin().unwrap();
+    pass.grads().get_mut(a).unwrap();
+    let refused = pass.finish().unwrap_err();
+    assert!(matches!(&refused, Error::Order(why) if why.thing == "`b`"), "{refused}");
+    assert!(refused.to_string().contains("set_unused"), "{refused}");
+    // Frozen, or named as unused, it is left alone: value, step count, and what the engine has in the bucket.
+    stepper.set_frozen(a, true).unwrap();
+    let mut pass = stepper.begin().unwrap();
+    pass.set_unused(&[b]).unwrap();
+    pass.finish().unwrap();
+    assert_eq!((stepper.step_count(a).unwrap(), stepper.step_count(b).unwrap()), (0, 0));
+    stepper.close().unwrap();
+    assert_eq!((weights, bucket), ([1.0; 4], [5.0; 4]));
+    let counted = Stepper::builder(&layout, AdamW::default()).host(External::new(0, 2)).map(drop);
+    assert!(matches!(counted, Err(Error::Config { field: "unused", .. })), "{counted:?}");
+    assert!(Stepper::builder(&layout, AdamW::default()).host(Solo::default()).is_ok());
+}

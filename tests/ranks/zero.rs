@@ -1,0 +1,213 @@
+//! Ranks that step shards end with the bits of ranks that step everything: states, gradients, decisions and counts.
+//!
+//! Gradients are small dyadic numbers, so every sum over ranks is exact. Shapes are uneven: cuts fall inside parameters,
+//! and some parameters and shards are empty.
+
+use std::num::NonZeroU32;
+use std::sync::LazyLock;
+
+use instep::{
+    Adam, AdamW, Clip, DType, Divisor, Gradients, Layout, LossScale, LossScaler, Mode, Result, Sgd, Stepper,
+    StepperBuilder, Strategy, Unused, in_process,
+};
+
+use crate::support::{self, MODES, Optim, Outcome, assert_same_bits, optimizers, paint};
+
+pub(crate) const LENS: [usize; 6] = [17 * 257, 17, 64 * 312, 1, 0, 700];
+
+pub(crate) fn layout() -> &'static Layout {
+    static LAYOUT: LazyLock<Layout> = LazyLock::new(|| support::layout(&LENS));
+    &LAYOUT
+}
+
+/// Multiples of 1/64 below 2: sums of eight are exact in f32, and those of f16 and bf16 are as long.
+pub(crate) fn gradient(step: usize, rank: usize, param: usize, element: usize) -> f32 {
+    let n = (step * 31 + rank * 57 + param * 17 + element * 13) % 251;
+    (n as f32 - 125.0) / 64.0
+}
+
+/// What a training does in a pass.
+#[derive(Clone, Copy, Debug, Default)]
+struct Course {
+    /// In odd passes p1 is unused everywhere, and p3 on odd ranks.
+    leaves_out: bool,
+    /// p5 is frozen from the second pass to the fourth.
+    freezes: bool,
+    /// The third pass has an infinite gradient on the last rank.
+    overflows: bool,
+    /// Odd ranks have no data after three passes.
+    joins: bool,
+    micro_batches: u32,
+}
+
+impl Course {
+    fn leaves_out(&self, step: usize, rank: usize, param: usize) -> bool {
+        self.leaves_out && step % 2 == 1 && (param == 1 || param == 3 && rank % 2 == 1)
+    }
+}
+
+const STEPS: usize = 5;
+
+/// Trains, asserts that there is no race, and returns what is left, with the decisions of each pass.
+fn train(mut stepper: Stepper, course: Course) -> Result<(Outcome, Vec<String>)> {
+    let layout = stepper.layout().clone();
+    let (rank, ranks) = (stepper.rank() as usize, stepper.world_size() as usize);
+    for (param, id) in layout.ids().enumerate() {
+        let values: Vec<f32> = (0..LENS[param]).map(|k| paint(param, k)).collect();
+        stepper.write(id, &values)?;
+    }
+    let mut decisions = Vec::new();
+    for step in 0..STEPS {
+        let frozen = layout.id("p5")?;
+        if course.freezes && (step == 1 || step == 4) {
+            stepper.set_frozen(frozen, step == 1)?;
+        }
+        if course.joins && step >= 3 && rank % 2 == 1 {
+            assert!(stepper.join()?);
+            decisions.push(format!("{:?}", stepper.status()?));
+            continue;
+        }
+        let micro_batches = NonZeroU32::new(course.micro_batches.max(1)).unwrap();
+        let mut pass = stepper.begin_accumulating(micro_batches)?;
+        for micro_batch in 0..micro_batches.get() as usize {
+            for (param, id) in layout.ids().enumerate().rev() {
+                if pass.is_frozen(frozen)? {
+                    pass.view::<f32>(frozen)?;
+                }
+                if course.leaves_out(step, rank, param) || pass.is_frozen(id)? {
+                    continue;
+                }
+                let mut values: Vec<f32> =
+                    (0..LENS[param]).map(|k| gradient(step + 7 * micro_batch, rank, param, k)).collect();
+                if course.overflows && step == 2 && rank + 1 == ranks && param == 2 {
+                    values[9000] = f32::INFINITY;
+                }
+                pass.grads().add(id, &values)?;
+                pass.grad_ready(id)?;
+            }
+            if micro_batch + 1 < micro_batches.get() as usize {
+                pass.next_micro_batch()?;
+            }
+        }
+        pass.finish()?;
+        decisions.push(format!("{:?}", stepper.status()?));
+    }
+    if course.joins {
+        assert!(!stepper.join()?);
+    }
+    let outcome = Outcome::of(&stepper)?;
+    let recording = stepper.take_recording().unwrap();
+    assert_eq!(stepper.check(&recording), [], "{course:?}");
+    stepper.close()?;
+    Ok((outcome, decisions))
+}
+
+/// Every rank's outcome with shards is that of its whole counterpart, gradients and decisions included.
+fn assert_same_bits_with_shards(
+    ranks: u32,
+    course: Course,
+    what: &str,
+    builder: impl Fn() -> StepperBuilder<'static> + Sync,
+) {
+    let run = |strategy| {
+        let one = |comm| train(builder().record(true).strategy(strategy).host(comm)?, course);
+        in_process(ranks, one).unwrap_or_else(|error| panic!("{what}, {ranks} ranks, {strategy:?}: {error}"))
+    };
+    let (whole, shards) = (run(Strategy::Replicated), run(Strategy::Zero));
+    for (rank, ((whole, decided), (outcome, shared))) in whole.iter().zip(&shards).enumerate() {
+        let what = format!("{what}, rank {rank} of {ranks}, {course:?}");
+        outcome.assert_same(whole, &what);
+        assert_eq!(decided, shared, "{what}");
+        // The gradients of a joined or skipped pass are the last ones, and sums like all others.
+        for (param, (ours, theirs)) in outcome.grads.iter().zip(&whole.grads).enumerate() {
+            assert_same_bits(ours, theirs, &format!("gradient of p{param}: {what}"));
+        }
+    }
+}
+
+#[test]
+fn shards_have_the_bits_of_whole_steps_with_one_to_eight_ranks() {
+    for ranks in 1..=8 {
+        let mode = MODES[ranks as usize % 3];
+        let course = Course { leaves_out: true, ..Course::default() };
+        assert_same_bits_with_shards(ranks, course, &format!("{mode:?}"), || {
+            Stepper::builder(layout(), Adam { amsgrad: true, ..Adam::default() })
+                .mode(mode)
+                .bucket_cap_bytes(30_000)
+        });
+    }
+}
+
+/// Every rule but LAMB, which needs norms of whole parameters and is refused.
+fn sharded(optim: &Optim) -> bool {
+    optim.descriptor.key() != "lamb"
+}
+
+#[test]
+fn every_optimizer_steps_shards_to_the_same_bits() {
+    let mut seen = Vec::new();
+    for optim in optimizers().into_iter().filter(sharded) {
+        if seen.contains(&optim.descriptor.key()) {
+            continue;
+        }
+        seen.push(optim.descriptor.key());
+        assert_same_bits_with_shards(3, Course::default(), &format!("{optim:?}"), || optim.builder(layout()));
+    }
+    assert_eq!(seen.len() + 1, instep::optim::ALL.len());
+}
+
+#[test]
+fn clipping_skipping_and_loss_scaling_decide_as_whole_steps_do() {
+    let scaler = LossScaler { initial_scale: 1024.0, growth_interval: 2, ..LossScaler::default() };
+    let course = Course { overflows: true, leaves_out: true, ..Course::default() };
+    let adamw = || Stepper::builder(layout(), AdamW::default()).bucket_cap_bytes(20_000);
+    for mode in [Mode::Sequential, Mode::Normed] {
+        assert_same_bits_with_shards(4, course, "clip and skip", || {
+            adamw().mode(mode).clip(Clip::Global(0.5)).skip_nonfinite(true)
+        });
+        assert_same_bits_with_shards(3, course, "loss scale", || {
+            adamw().mode(mode).clip(Clip::Global(0.5)).loss_scale(LossScale::Dynamic(scaler))
+        });
+    }
+    for mode in MODES {
+        let finite = Course { overflows: false, ..course };
+        assert_same_bits_with_shards(2, finite, "previous norm", || {
+            adamw().mode(mode).clip(Clip::Previous(0.5))
+        });
+        assert_same_bits_with_shards(3, finite, "each bucket", || {
+            adamw().mode(mode).clip(Clip::PerBucket(0.25)).loss_scale(8.0)
+        });
+    }
+}
+
+#[test]
+fn unused_frozen_accumulated_and_joined_passes_are_those_of_whole_steps() {
+    let course = Course { leaves_out: true, freezes: true, ..Course::default() };
+    for (mode, unused) in MODES.into_iter().zip([Unused::Skip, Unused::StepZero, Unused::Skip]) {
+        let builder = || {
+            let sgd = Sgd { momentum: 0.9, weight_decay: 0.1, ..Sgd::default() };
+            Stepper::builder(layout(), sgd).mode(mode).unused(unused).bucket_cap_bytes(20_000)
+        };
+        assert_same_bits_with_shards(3, course, &format!("{mode:?}, {unused:?}"), builder);
+        let accumulated = Course { leaves_out: false, micro_batches: 2, ..course };
+        assert_same_bits_with_shards(2, accumulated, &format!("{mode:?}, accumulated"), builder);
+        for divisor in [Divisor::WorldSize, Divisor::ContributingRanks] {
+            let joined = Course { joins: true, ..course };
+            assert_same_bits_with_shards(4, joined, &format!("{mode:?}, {divisor:?}"), || {
+                builder().uneven_inputs(divisor)
+            });
+        }
+    }
+}
+
+#[test]
+fn copies_averages_and_gradient_policies_are_those_of_whole_steps() {
+    for gradients in [Gradients::Zero, Gradients::Average] {
+        for mode in MODES {
+            assert_same_bits_with_shards(3, Course::default(), &format!("{gradients:?}"), || {
+                let builder = Stepper::builder(layout(), AdamW::default()).mode(mode).gradients(gradients);
+                builder.copy_params(DType::BF16).ema(0.9).bucket_cap_bytes(20_000)
+            });
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Ranks that step shards and fail, die or come late in any of their calls: an error everywhere, and no hang.
+//!
+//! A communicator counts its rank's calls on both streams, and one of them goes wrong.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+use instep::collective::{Call, CollectiveKind};
+use instep::{
+    AdamW, Clip, Collective, Error, InProcess, Layout, Mode, Result, Stepper, Strategy, in_process,
+};
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Ending {
+    Errs,
+    Panics,
+    ComesLate,
+}
+
+/// Rank 1's call number `at` goes wrong.
+struct Failing {
+    inner: Arc<dyn Collective>,
+    calls: Arc<AtomicUsize>,
+    at: usize,
+    ending: Ending,
+}
+
+impl Failing {
+    fn new(inner: InProcess, at: usize, ending: Ending) -> Failing {
+        Failing { inner: Arc::new(inner), calls: Arc::default(), at, ending }
+    }
+}
+
+impl Collective for Failing {
+    fn rank(&self) -> u32 {
+        self.inner.rank()
+    }
+
+    fn world_size(&self) -> u32 {
+        self.inner.world_size()
+    }
+
+    fn knows(&self, kind: CollectiveKind) -> bool {
+        self.inner.knows(kind)
+    }
+
+    fn duplicate(&self) -> Result<Arc<dyn Collective>> {
+        let inner = self.inner.duplicate()?;
+        Ok(Arc::new(Failing { inner, calls: Arc::clone(&self.calls), at: self.at, ending: self.ending }))
+    }
+
+    unsafe fn enqueue(&self, call: &Call) -> Result<()> {
+        if self.rank() == 1 && self.calls.fetch_add(1, SeqCst) == self.at {
+            match self.ending {
+                Ending::Errs => return Err(Error::Hook("made up".to_owned())),
+                Ending::Panics => panic!("made up"),
+                Ending::ComesLate => std::thread::sleep(Duration::from_millis(30)),
+            }
+        }
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.inner.enqueue(call) }
+    }
+
+    fn abort(&self, cause: &Error) {
+        self.inner.abort(cause);
+    }
+}
+
+/// Three passes of three ranks. Returns how each rank ended, and how many calls rank 1 made.
+fn train(mode: Mode, at: usize, ending: Ending) -> (Vec<Result<()>>, usize) {
+    let layout = Layout::builder().param("a", 700).param("b", 300).build().unwrap();
+    let calls = AtomicUsize::new(0);
+    let ends = in_process(3, |comm| {
+        let comm = Failing::new(comm, at, ending);
+        let made = Arc::clone(&comm.calls);
+        let rank = comm.rank();
+        let builder = Stepper::builder(&layout, AdamW::default()).mode(mode).bucket_cap_bytes(1);
+        let builder = if mode == Mode::Eager { builder } else { builder.clip(Clip::Global(1.0)) };
+        let mut stepper = builder.strategy(Strategy::Zero).deadline(Duration::from_secs(60)).host(comm)?;
+        let mut passes = || {
+            for _ in 0..3 {
+                let mut pass = stepper.begin()?;
+                for id in layout.ids().rev() {
+                    pass.grads().get_mut(id)?.fill(1.0);
+                    pass.grad_ready(id)?;
+                }
+                pass.finish()?;
+                stepper.status()?;
+            }
+            stepper.params().get(layout.id("a")?).map(drop)
+        };
+        let end = passes();
+        if rank == 1 {
+            calls.store(made.load(SeqCst), SeqCst);
+        }
+        Ok(end)
+    });
+    (ends.unwrap(), calls.into_inner())
+}
+
+#[test]
+fn a_rank_that_fails_in_any_call_ends_all_ranks_with_an_error() {
+    for mode in [Mode::Eager, Mode::Normed] {
+        let (ends, calls) = train(mode, usize::MAX, Ending::Errs);
+        assert!(ends.iter().all(Result::is_ok) && calls > 15, "{calls} calls, {ends:?}");
+        for at in 0..calls {
+            let ending = [Ending::Errs, Ending::Panics][at % 2];
+            let since = Instant::now();
+            let (ends, _) = train(mode, at, ending);
+            for (rank, end) in ends.iter().enumerate() {
+                let error = end.as_ref().expect_err("every rank ends");
+                let is_own = rank == 1 && error.to_string().contains("made up");
+                let is_lost = matches!(error.cause(), Error::PeerLost { rank: 1, .. });
+                assert!(is_own || is_lost, "call {at}, {ending:?}, rank {rank}: {error}");
+            }
+            assert!(since.elapsed() < Duration::from_secs(50), "a deadline ended it, not the failure");
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_is_late_in_a_call_is_waited_for() {
+    for at in [0, 3, 7, 8] {
+        let (ends, _) = train(Mode::Eager, at, Ending::ComesLate);
+        assert!(ends.iter().all(Result::is_ok), "call {at}: {ends:?}");
+    }
+}

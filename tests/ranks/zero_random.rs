@@ -1,0 +1,35 @@
+//! Random trainings on ranks that step shards, against one plain rank that is fed their sums.
+//!
+//! `PROPTEST_CASES` raises the number of cases.
+
+use instep::{SegmentAction, in_process};
+
+use crate::schedule::property::{abandon_early, for_all};
+use crate::support::arbitrary::{Setup, setup, training};
+use crate::support::training::Feed;
+
+#[test]
+fn shards_in_any_setup_give_the_bits_of_one_plain_rank_that_is_fed_their_sums() {
+    for_all(120, (training(), setup()), |(mut training, mut setup)| {
+        abandon_early(&mut training);
+        // Both are refused with shards.
+        if training.optim.descriptor.key() == "lamb" {
+            return;
+        }
+        for (_, _, action) in &mut training.params {
+            if *action == SegmentAction::Average {
+                *action = SegmentAction::Step;
+            }
+        }
+        setup.zero = true;
+        let ranks = in_process(training.world_size, |comm| {
+            let rank = comm.rank() as usize;
+            training.run(&setup, comm, Feed::Rank(rank), None)
+        });
+        let ranks = ranks.unwrap();
+        let plain = training.run_alone(&Setup::plain(), Some(&ranks[0].kept)).unwrap();
+        for (rank, trained) in ranks.iter().enumerate() {
+            trained.assert_same(&plain, &format!("rank {rank}, {setup:?}"));
+        }
+    });
+}

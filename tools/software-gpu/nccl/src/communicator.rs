@@ -1,0 +1,206 @@
+//! A communicator: its ranks' memory, the call that is in progress, and its error.
+//!
+//! A look at its state moves the call in progress on. A thread looks too, and lets the driver work, when nothing has
+//! moved for a while: another rank may wait for work that this process has no reason to ask for.
+#![allow(unsafe_code)]
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use crate::driver::{Work, driver};
+use crate::exports;
+use crate::header::ncclResult_t as Code;
+use crate::settings;
+use crate::shared::Shared;
+
+/// Calls that the driver holds.
+pub(crate) static OUTSTANDING: AtomicUsize = AtomicUsize::new(0);
+/// Grows with each piece that is moved.
+pub(crate) static PROGRESS: AtomicU64 = AtomicU64::new(0);
+
+/// How long nothing moves before a thread helps.
+const PATIENCE: Duration = Duration::from_millis(5);
+
+/// What a communicator is at.
+pub(crate) enum Task {
+    /// All ranks have to join.
+    Join,
+    /// This work is not on its stream yet.
+    Enqueue(usize, Work),
+    /// All collectives, and all graphs with some, have to end, on all ranks.
+    Finalize,
+}
+
+// SAFETY: the work's call is a box that nothing else has.
+unsafe impl Send for Task {}
+
+#[derive(Default)]
+struct State {
+    task: Option<(Task, u64)>,
+    error: Option<Code>,
+    finalized: bool,
+}
+
+pub(crate) struct Communicator {
+    pub(crate) rank: usize,
+    pub(crate) ranks: usize,
+    pub(crate) device: u64,
+    pub(crate) blocking: bool,
+    pub(crate) shared: Shared,
+    /// Pieces that this rank has left.
+    pub(crate) pieces: AtomicU64,
+    /// Calls that streams and graphs hold.
+    pub(crate) calls: AtomicUsize,
+    aborted: AtomicBool,
+    state: Mutex<State>,
+}
+
+impl Communicator {
+    pub(crate) fn new(
+        rank: usize,
+        ranks: usize,
+        device: u64,
+        blocking: bool,
+        shared: Shared,
+    ) -> Communicator {
+        shared.join(device);
+        let state = State { task: Some((Task::Join, settings::looks())), ..State::default() };
+        let (pieces, calls, aborted) = (AtomicU64::new(0), AtomicUsize::new(0), AtomicBool::new(false));
+        Communicator {
+            rank,
+            ranks,
+            device,
+            blocking,
+            shared,
+            pieces,
+            calls,
+            aborted,
+            state: Mutex::new(state),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn is_aborted(&self) -> bool {
+        self.aborted.load(Ordering::Acquire)
+    }
+
+    /// Begins a task. A task before it must have ended: the real library refuses a call into one in progress.
+    ///
+    /// # Errors
+    /// Why the call is refused; the task comes back.
+    pub(crate) fn begin(&self, task: Task) -> Result<(), (Code, Task)> {
+        let mut state = self.state();
+        match state.error {
+            Some(code) => Err((code, task)),
+            None if state.task.is_some() || state.finalized => Err((Code::ncclInvalidArgument, task)),
+            None => {
+                state.task = Some((task, settings::looks()));
+                Ok(())
+            }
+        }
+    }
+
+    /// Returns what a call answers whose task has begun.
+    pub(crate) fn begun(&self) -> Code {
+        if !self.blocking {
+            return Code::ncclInProgress;
+        }
+        loop {
+            match self.look() {
+                Code::ncclInProgress => thread::sleep(Duration::from_micros(50)),
+                code => return code,
+            }
+        }
+    }
+
+    /// Moves the task on, and returns the state.
+    pub(crate) fn look(&self) -> Code {
+        let mut state = self.state();
+        if let Some(code) = settings::failure("look") {
+            state.error.get_or_insert(Code(code));
+        }
+        if let Some(code) = state.error {
+            return code;
+        }
+        let Some((task, looks)) = state.task.take() else { return Code::ncclSuccess };
+        if looks > 0 {
+            state.task = Some((task, looks - 1));
+            return Code::ncclInProgress;
+        }
+        let outcome = match task {
+            Task::Join => match self.shared.joined() {
+                Some(devices) => self.may_share(&devices),
+                None => Err(Task::Join),
+            },
+            Task::Enqueue(stream, work) => Ok(enqueue(stream, &work)),
+            Task::Finalize if self.calls.load(Ordering::Acquire) > 0 => Err(Task::Finalize),
+            Task::Finalize => {
+                self.shared.end();
+                state.finalized = self.shared.all_ended();
+                if state.finalized { Ok(Code::ncclSuccess) } else { Err(Task::Finalize) }
+            }
+        };
+        match outcome {
+            Ok(Code::ncclSuccess) => Code::ncclSuccess,
+            Ok(code) => *state.error.insert(code),
+            Err(task) => {
+                state.task = Some((task, 0));
+                Code::ncclInProgress
+            }
+        }
+    }
+
+    /// Two ranks on one device are refused unless the environment permits them.
+    fn may_share(&self, devices: &[u64]) -> Result<Code, Task> {
+        let alone = devices.iter().filter(|device| **device == self.device).count() == 1;
+        let permitted = std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").as_deref() == Ok("1");
+        Ok(if alone || permitted { Code::ncclSuccess } else { Code::ncclInvalidUsage })
+    }
+
+    /// Lets all collectives of this rank end, done or not.
+    pub(crate) fn abort(&self) {
+        self.aborted.store(true, Ordering::Release);
+        self.shared.end();
+        if let Some((Task::Enqueue(_, work), _)) = self.state().task.take() {
+            // SAFETY: the work never got to a stream.
+            unsafe { (work.release)(work.call) };
+        }
+    }
+}
+
+fn enqueue(stream: usize, work: &Work) -> Code {
+    let Some(driver) = driver() else { return Code::ncclSystemError };
+    // SAFETY: a resolved stream, and work as the driver describes it.
+    match unsafe { (driver.enqueue)(stream, work) } {
+        0 => Code::ncclSuccess,
+        _ => Code::ncclUnhandledCudaError,
+    }
+}
+
+/// Starts the thread that helps, once.
+pub(crate) fn start_helper() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| drop(thread::Builder::new().name("software-nccl".to_owned()).spawn(help)));
+}
+
+fn help() {
+    let mut seen = 0;
+    loop {
+        thread::sleep(PATIENCE);
+        let now = PROGRESS.load(Ordering::Relaxed);
+        if OUTSTANDING.load(Ordering::Relaxed) > 0 && now == seen {
+            for communicator in exports::all() {
+                communicator.look();
+            }
+            if let Some(driver) = driver() {
+                (driver.pump)();
+            }
+        }
+        seen = now;
+    }
+}

@@ -1,0 +1,292 @@
+//! The functions of NCCL, under the names and with the types of `nccl.h`.
+//!
+//! A communicator's handle is never given out twice. One that was destroyed ends the program.
+#![allow(unsafe_code, non_snake_case, unreachable_pub)]
+
+use std::collections::BTreeMap;
+use std::ffi::{c_char, c_int, c_void};
+use std::fs;
+use std::io::Read;
+use std::ptr;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::communicator::{Communicator, OUTSTANDING, Task, start_helper};
+use crate::driver::{Work, driver};
+use crate::header::{
+    NCCL_API_MAGIC, NCCL_VERSION_CODE, cudaStream_t, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t,
+    ncclResult_t as Code, ncclUniqueId,
+};
+use crate::pieces::Kind;
+use crate::settings;
+use crate::shared::Shared;
+use crate::sums;
+use crate::transfer::{self, Call};
+
+static ALL: Mutex<(usize, BTreeMap<usize, Arc<Communicator>>)> = Mutex::new((0, BTreeMap::new()));
+
+fn table() -> MutexGuard<'static, (usize, BTreeMap<usize, Arc<Communicator>>)> {
+    ALL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns all communicators that are alive.
+pub(crate) fn all() -> Vec<Arc<Communicator>> {
+    table().1.values().cloned().collect()
+}
+
+fn fault(rule: &str, what: &str) -> ! {
+    eprintln!("software nccl: {rule}: {what}");
+    std::process::abort()
+}
+
+fn found(handle: ncclComm_t, call: &str) -> Arc<Communicator> {
+    let number = handle.expose_provenance();
+    let communicator = table().1.get(&number).cloned();
+    communicator.unwrap_or_else(|| {
+        fault("stale handle", &format!("{call} of {number:#x}, which is no communicator any more"))
+    })
+}
+
+/// Exported functions: each body answers a code; a call that is told to fail does not run.
+macro_rules! exported {
+    ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {$(
+        #[doc = concat!("`", stringify!($name), "` of `nccl.h`.")]
+        ///
+        /// # Safety
+        /// As `nccl.h` documents it.
+        #[unsafe(no_mangle)]
+        #[allow(unused_unsafe, clippy::too_many_arguments)]
+        pub unsafe extern "C" fn $name($($argument: $type),*) -> Code {
+            if let Some(code) = settings::failure(stringify!($name)) {
+                return Code(code);
+            }
+            // SAFETY: the caller keeps to `nccl.h`: pointers lead to what the call reads or writes.
+            unsafe { $body }
+        }
+    )*};
+}
+
+exported! {
+    fn ncclGetVersion(version: *mut c_int) {
+        version.write(NCCL_VERSION_CODE as c_int);
+        Code::ncclSuccess
+    }
+
+    fn ncclGetUniqueId(id: *mut ncclUniqueId) {
+        let mut bytes = [0u8; 16];
+        if fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes)).is_err() {
+            return Code::ncclSystemError;
+        }
+        let mut made = ncclUniqueId { internal: [0; 128] };
+        let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]).map(|digit| b"0123456789abcdef"[digit as usize]);
+        made.internal.iter_mut().zip(digits).for_each(|(place, digit)| *place = digit as c_char);
+        id.write(made);
+        Code::ncclSuccess
+    }
+
+    fn ncclCommInitRankConfig(
+        handle: *mut ncclComm_t, ranks: c_int, id: ncclUniqueId, rank: c_int, config: *mut ncclConfig_t,
+    ) {
+        let settled = config.is_null() || (*config).magic == NCCL_API_MAGIC && (*config).size == size_of::<ncclConfig_t>();
+        if !settled || !(0..ranks).contains(&rank) {
+            return Code::ncclInvalidArgument;
+        }
+        let mut device = 0;
+        match driver() {
+            None => return Code::ncclSystemError,
+            Some(driver) if (driver.current_device)(&mut device) != 0 => return Code::ncclUnhandledCudaError,
+            Some(_) => {}
+        }
+        let digits = id.internal.iter().take_while(|digit| **digit != 0).map(|digit| char::from(*digit as u8));
+        let name = format!("/software-nccl-{}", digits.filter(char::is_ascii_hexdigit).collect::<String>());
+        let Some(shared) = Shared::open(&name, rank as usize, ranks as usize) else { return Code::ncclSystemError };
+        let blocking = config.is_null() || (*config).blocking != 0;
+        let made = Communicator::new(rank as usize, ranks as usize, device as u64, blocking, shared);
+        if ranks > 1 {
+            start_helper();
+        }
+        let made = Arc::new(made);
+        let number = {
+            let mut table = table();
+            table.0 += 1;
+            let number = 0x20_0000_0000 + 0x40 * table.0;
+            table.1.insert(number, Arc::clone(&made));
+            number
+        };
+        handle.write(ptr::with_exposed_provenance_mut(number));
+        made.begun()
+    }
+
+    fn ncclCommFinalize(handle: ncclComm_t) {
+        let communicator = found(handle, "ncclCommFinalize");
+        match communicator.begin(Task::Finalize) {
+            Ok(()) => communicator.begun(),
+            Err((code, _)) => code,
+        }
+    }
+
+    fn ncclCommDestroy(handle: ncclComm_t) {
+        let communicator = found(handle, "ncclCommDestroy");
+        table().1.remove(&handle.expose_provenance());
+        communicator.shared.end();
+        Code::ncclSuccess
+    }
+
+    fn ncclCommAbort(handle: ncclComm_t) {
+        let communicator = found(handle, "ncclCommAbort");
+        communicator.abort();
+        table().1.remove(&handle.expose_provenance());
+        if let Some(driver) = driver() {
+            (driver.pump)();
+        }
+        Code::ncclSuccess
+    }
+
+    fn ncclCommGetAsyncError(handle: ncclComm_t, state: *mut Code) {
+        state.write(found(handle, "ncclCommGetAsyncError").look());
+        Code::ncclSuccess
+    }
+
+    fn ncclAllReduce(
+        source: *const c_void, target: *mut c_void, count: usize, dtype: ncclDataType_t, operation: ncclRedOp_t,
+        handle: ncclComm_t, stream: cudaStream_t,
+    ) {
+        if operation != ncclRedOp_t::ncclSum {
+            return Code::ncclInvalidArgument;
+        }
+        collective(c"ncclAllReduce", Kind::AllReduce, source, target, count, dtype, handle, stream)
+    }
+
+    fn ncclReduceScatter(
+        source: *const c_void, target: *mut c_void, count: usize, dtype: ncclDataType_t, operation: ncclRedOp_t,
+        handle: ncclComm_t, stream: cudaStream_t,
+    ) {
+        if operation != ncclRedOp_t::ncclSum {
+            return Code::ncclInvalidArgument;
+        }
+        collective(c"ncclReduceScatter", Kind::ReduceScatter, source, target, count, dtype, handle, stream)
+    }
+
+    fn ncclAllGather(
+        source: *const c_void, target: *mut c_void, count: usize, dtype: ncclDataType_t, handle: ncclComm_t,
+        stream: cudaStream_t,
+    ) {
+        collective(c"ncclAllGather", Kind::AllGather, source, target, count, dtype, handle, stream)
+    }
+
+    fn ncclBroadcast(
+        source: *const c_void, target: *mut c_void, count: usize, dtype: ncclDataType_t, root: c_int,
+        handle: ncclComm_t, stream: cudaStream_t,
+    ) {
+        collective(c"ncclBroadcast", Kind::Broadcast(root as usize), source, target, count, dtype, handle, stream)
+    }
+
+    fn ncclMemAlloc(address: *mut *mut c_void, bytes: usize) {
+        let mut made = 0;
+        match driver() {
+            None => Code::ncclSystemError,
+            Some(driver) if (driver.allocate)(&mut made, bytes) != 0 => Code::ncclUnhandledCudaError,
+            Some(_) => {
+                address.write(ptr::with_exposed_provenance_mut(made as usize));
+                Code::ncclSuccess
+            }
+        }
+    }
+
+    fn ncclMemFree(address: *mut c_void) {
+        match driver().map(|driver| (driver.free)(address.expose_provenance() as u64)) {
+            Some(0) => Code::ncclSuccess,
+            _ => Code::ncclUnhandledCudaError,
+        }
+    }
+
+    fn ncclCommRegister(handle: ncclComm_t, _address: *mut c_void, _bytes: usize, registration: *mut *mut c_void) {
+        found(handle, "ncclCommRegister");
+        registration.write(handle.cast());
+        Code::ncclSuccess
+    }
+
+    fn ncclCommDeregister(handle: ncclComm_t, registration: *mut c_void) {
+        found(handle, "ncclCommDeregister");
+        if registration == handle.cast() { Code::ncclSuccess } else { Code::ncclInvalidArgument }
+    }
+}
+
+/// Begins a collective: its work gets to the stream at the last look of the call.
+#[allow(clippy::too_many_arguments)]
+fn collective(
+    name: &'static std::ffi::CStr,
+    kind: Kind,
+    source: *const c_void,
+    target: *mut c_void,
+    count: usize,
+    dtype: ncclDataType_t,
+    handle: ncclComm_t,
+    stream: cudaStream_t,
+) -> Code {
+    let communicator = found(handle, &name.to_string_lossy());
+    let Some(bytes) = sums::bytes_of(dtype).and_then(|each| count.checked_mul(each)) else {
+        return Code::ncclInvalidArgument;
+    };
+    if matches!(kind, Kind::Broadcast(root) if root >= communicator.ranks) {
+        return Code::ncclInvalidArgument;
+    }
+    // SAFETY: a handle of the driver's, or a default stream's number.
+    let stream = driver().map_or(0, |driver| unsafe { (driver.resolve)(stream.expose_provenance()) });
+    if stream == 0 {
+        return Code::ncclUnhandledCudaError;
+    }
+    let (source_bytes, target_bytes) = kind.lengths(bytes, communicator.rank, communicator.ranks);
+    let call = Call { communicator: Arc::clone(&communicator), kind, bytes, dtype, runs: Mutex::default() };
+    communicator.calls.fetch_add(1, Ordering::AcqRel);
+    OUTSTANDING.fetch_add(1, Ordering::Relaxed);
+    let work = Work {
+        name: name.as_ptr(),
+        source: source.expose_provenance() as u64,
+        source_bytes,
+        target: target.expose_provenance() as u64,
+        target_bytes,
+        order: handle.expose_provenance() as u64,
+        step: transfer::step,
+        release: transfer::release,
+        call: Box::into_raw(Box::new(call)).cast(),
+    };
+    let unused = work.call;
+    match communicator.begin(Task::Enqueue(stream, work)) {
+        Ok(()) => communicator.begun(),
+        Err((code, _)) => {
+            // SAFETY: refused before any stream had it.
+            unsafe { transfer::release(unused) };
+            code
+        }
+    }
+}
+
+/// `ncclGetErrorString` of `nccl.h`.
+///
+/// # Safety
+/// As `nccl.h` documents it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclGetErrorString(code: Code) -> *const c_char {
+    let text = match code {
+        Code::ncclSuccess => c"no error",
+        Code::ncclUnhandledCudaError => c"unhandled cuda error",
+        Code::ncclSystemError => c"unhandled system error",
+        Code::ncclInternalError => c"internal error",
+        Code::ncclInvalidArgument => c"invalid argument",
+        Code::ncclInvalidUsage => c"invalid usage",
+        Code::ncclRemoteError => c"remote process exited or there was a network error",
+        Code::ncclInProgress => c"NCCL operation in progress",
+        _ => c"unknown result code",
+    };
+    text.as_ptr()
+}
+
+/// `ncclGetLastError` of `nccl.h`; the software GPU keeps no text.
+///
+/// # Safety
+/// As `nccl.h` documents it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclGetLastError(_handle: ncclComm_t) -> *const c_char {
+    c"the software GPU keeps no text of errors".as_ptr()
+}

@@ -1,0 +1,74 @@
+//! The compact form of an instruction: what to do, and rows of the register files.
+//!
+//! Constants, symbols and special registers are rows too, filled before a launch, so no operand is a case of its own.
+
+use super::forms::Alu;
+
+/// A guard that always holds.
+pub(crate) const ALWAYS: u32 = u32::MAX;
+/// Set in a guard that is negated.
+pub(crate) const NEGATED: u32 = 1 << 31;
+/// The row of a destination that is not asked for.
+pub(crate) const NO_ROW: u32 = u32::MAX;
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Instruction {
+    pub op: Op,
+    /// A row of the predicates, perhaps with [`NEGATED`], or [`ALWAYS`].
+    pub guard: u32,
+    /// Rows, the destination first. An access has its address in the fifth.
+    pub rows: [u32; 6],
+    /// The offset of an address, the target of a branch, the count of a copy.
+    pub number: i64,
+    /// Of the PTX text, from 1.
+    pub line: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Op {
+    Alu(Alu),
+    Load(Place, Shape),
+    Store(Place, Shape),
+    Atomic(Atomic),
+    /// Of 4, 8 or 16 bytes, from global to shared memory.
+    CopyAsync,
+    CopyCommit,
+    /// Until at most `number` groups are under way.
+    CopyWait,
+    Fence,
+    Branch,
+    /// All active lanes must agree.
+    BranchUniform,
+    Return,
+    BlockBarrier,
+    WarpBarrier,
+    ShuffleXor,
+    ReduceMax,
+    VoteAny,
+}
+
+/// The address space of an access; generic addresses are global ones here, for the kernels have no others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Global,
+    Shared,
+    Param,
+}
+
+/// The values of an access: how many, and how long each is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    pub count: u8,
+    pub bytes: u8,
+    pub signed: bool,
+    /// Of 64-bit registers, which may be longer than the values.
+    pub is_wide: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Atomic {
+    AddU32,
+    AddU64,
+    MaxU32,
+    MinU32,
+}

@@ -1,0 +1,219 @@
+//! Captures: work on streams that becomes a graph in place of running.
+//!
+//! A capture begins on one stream. A stream that waits for an event of it joins it, and must be joined back before the
+//! end. What a capture forbids makes it invalid, and its end then fails.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::thread::{self, ThreadId};
+
+use crate::gpu::{Answer, Gpu};
+use crate::graphs::{Graph, Node};
+use crate::header::cudaError_enum as Code;
+use crate::streams::Joins;
+use crate::work::Work;
+
+/// Which other calls a capture forbids.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Unsafe calls of every thread.
+    Global,
+    /// Unsafe calls of the thread that began it.
+    ThreadLocal,
+    /// None.
+    Relaxed,
+}
+
+thread_local! {
+    /// Which captures forbid unsafe calls on this thread.
+    static HEEDED: Cell<Mode> = const { Cell::new(Mode::Global) };
+}
+
+impl Mode {
+    /// Returns the mode of this number of `cuda.h`.
+    pub(crate) fn of(number: u32) -> Answer<Mode> {
+        [Mode::Global, Mode::ThreadLocal, Mode::Relaxed]
+            .into_iter()
+            .find(|mode| mode.number() == number)
+            .ok_or(Code::CUDA_ERROR_INVALID_VALUE)
+    }
+
+    pub(crate) fn number(self) -> u32 {
+        self as u32
+    }
+
+    /// Changes which captures forbid unsafe calls on this thread; returns what was so before.
+    pub(crate) fn exchange(self) -> Mode {
+        HEEDED.replace(self)
+    }
+}
+
+pub(crate) struct Capture {
+    origin: usize,
+    mode: Mode,
+    thread: ThreadId,
+    nodes: Vec<Node>,
+    /// Per stream that takes part, the nodes that its next one comes after.
+    last: BTreeMap<usize, Vec<usize>>,
+    /// The streams that have nodes, in the order of their first ones.
+    branches: Vec<usize>,
+    invalid: Option<Code>,
+}
+
+impl Capture {
+    /// Adds a node after the last ones of a stream.
+    pub(crate) fn add(&mut self, stream: usize, what: &str, work: Work) {
+        let known = self.branches.iter().position(|branch| *branch == stream);
+        let branch = known.unwrap_or_else(|| {
+            self.branches.push(stream);
+            self.branches.len() - 1
+        });
+        let node = Node { what: what.to_owned(), work, after: self.last_of(stream), branch };
+        self.nodes.push(node);
+        self.last.insert(stream, vec![self.nodes.len() - 1]);
+    }
+
+    pub(crate) fn last_of(&self, stream: usize) -> Vec<usize> {
+        self.last.get(&stream).cloned().unwrap_or_default()
+    }
+
+    /// Whether every node comes before the end of the first stream.
+    fn is_joined(&self) -> bool {
+        let (mut reached, mut open) = (vec![false; self.nodes.len()], self.last_of(self.origin));
+        while let Some(node) = open.pop() {
+            if !std::mem::replace(&mut reached[node], true) {
+                open.extend(&self.nodes[node].after);
+            }
+        }
+        reached.iter().all(|reached| *reached)
+    }
+}
+
+impl Gpu {
+    pub(crate) fn begin_capture(&mut self, stream: usize, mode: u32) -> Answer<()> {
+        let stream = self.stream(stream)?;
+        let mode = Mode::of(mode)?;
+        let row = self.streams.get(stream)?;
+        if row.joins == Joins::Legacy {
+            return Err(Code::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        }
+        if row.capture.is_some() {
+            return Err(Code::CUDA_ERROR_ILLEGAL_STATE);
+        }
+        let (last, thread) = (BTreeMap::from([(stream, Vec::new())]), thread::current().id());
+        let capture = Capture {
+            origin: stream,
+            mode,
+            thread,
+            nodes: Vec::new(),
+            last,
+            branches: Vec::new(),
+            invalid: None,
+        };
+        let handle = self.captures.insert(capture);
+        self.streams.get(stream)?.capture = Some(handle);
+        Ok(())
+    }
+
+    /// Ends a capture; every stream leaves it, also if it was invalid.
+    pub(crate) fn end_capture(&mut self, stream: usize) -> Answer<usize> {
+        let stream = self.stream(stream)?;
+        let handle = self.streams.get(stream)?.capture.ok_or(Code::CUDA_ERROR_ILLEGAL_STATE)?;
+        let capture = self.captures.get(handle)?;
+        if capture.origin != stream {
+            return Err(Code::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
+        }
+        if capture.mode != Mode::Relaxed && capture.thread != thread::current().id() {
+            return Err(Code::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
+        }
+        let capture = self.captures.remove(handle)?;
+        for member in capture.last.keys() {
+            self.streams.get(*member)?.capture = None;
+        }
+        match capture.invalid {
+            Some(_) => Err(Code::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED),
+            None if !capture.is_joined() => Err(Code::CUDA_ERROR_STREAM_CAPTURE_UNJOINED),
+            None => Ok(self.graphs.insert(Graph { nodes: capture.nodes })),
+        }
+    }
+
+    /// Lets a stream wait for nodes of a capture, and so take part in it.
+    pub(crate) fn join_capture(&mut self, stream: usize, capture: usize, nodes: &[usize]) -> Answer<()> {
+        // The event may be older than the end of its capture.
+        if self.captures.iter().all(|(handle, _)| handle != capture) {
+            return Err(Code::CUDA_ERROR_CAPTURED_EVENT);
+        }
+        let (own, joins) = {
+            let row = self.streams.get(stream)?;
+            (row.capture, row.joins)
+        };
+        match own {
+            Some(own) if own != capture => {
+                self.invalidate(capture, Code::CUDA_ERROR_STREAM_CAPTURE_MERGE)?;
+                return self.invalidate(own, Code::CUDA_ERROR_STREAM_CAPTURE_MERGE);
+            }
+            None if joins == Joins::Legacy => {
+                return self.invalidate(capture, Code::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+            }
+            _ => self.streams.get(stream)?.capture = Some(capture),
+        }
+        let last = self.captures.get(capture)?.last.entry(stream).or_default();
+        last.extend_from_slice(nodes);
+        last.sort_unstable();
+        last.dedup();
+        Ok(())
+    }
+
+    /// Makes a capture invalid and returns why.
+    pub(crate) fn invalidate(&mut self, capture: usize, code: Code) -> Answer<()> {
+        self.captures.get(capture)?.invalid.get_or_insert(code);
+        Err(code)
+    }
+
+    /// Refuses a call on a stream whose capture is invalid, and one on a default stream beside a captured stream.
+    pub(crate) fn inspect_capture(&mut self, stream: usize) -> Answer<()> {
+        let (capture, joins, context) = {
+            let row = self.streams.get(stream)?;
+            (row.capture, row.joins, row.context)
+        };
+        if let Some(capture) = capture
+            && self.captures.get(capture)?.invalid.is_some()
+        {
+            return Err(Code::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+        }
+        if joins == Joins::Legacy {
+            let blocking = |stream: &crate::streams::Stream| {
+                stream.context == context && stream.joins == Joins::Blocking
+            };
+            let captured = self.streams.iter().find_map(|(_, row)| row.capture.filter(|_| blocking(row)));
+            if let Some(capture) = captured {
+                return self.invalidate(capture, Code::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses a wait for a stream that is captured.
+    pub(crate) fn forbid_in_capture(&mut self, stream: usize) -> Answer<()> {
+        self.inspect_capture(stream)?;
+        if let Some(capture) = self.streams.get(stream)?.capture {
+            return self.invalidate(capture, Code::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        }
+        self.forbid_unsafe_calls()
+    }
+
+    /// Refuses a call that a capture of this thread, or a global one, forbids.
+    pub(crate) fn forbid_unsafe_calls(&mut self) -> Answer<()> {
+        let here = thread::current().id();
+        let forbids = |capture: &Capture| match (HEEDED.get(), capture.mode) {
+            (Mode::Relaxed, _) | (_, Mode::Relaxed) => false,
+            (Mode::Global, Mode::Global) => true,
+            _ => capture.thread == here,
+        };
+        let found = self.captures.iter().find(|(_, capture)| forbids(capture)).map(|(handle, _)| handle);
+        match found {
+            Some(capture) => self.invalidate(capture, Code::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! What every exported function goes through: the lock, the rules that hold for all calls, and waits that let go of the lock.
+//!
+//! A panic in this driver ends the program, since no C function may unwind.
+
+use std::cell::Cell;
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use crate::gpu::{Answer, Gpu};
+use crate::header::{CUresult, cudaError_enum as Code};
+use crate::queue::Mark;
+use crate::report;
+use crate::settings::Settings;
+
+static GPU: Mutex<Option<Gpu>> = Mutex::new(None);
+
+/// Calls that answer although work has failed before, so that a program can end.
+const AFTER_FAILURE: [&str; 6] = [
+    "cuGetErrorName",
+    "cuGetErrorString",
+    "cuCtxPushCurrent_v2",
+    "cuCtxPopCurrent_v2",
+    "cuCtxSetCurrent",
+    "cuCtxGetCurrent",
+];
+
+thread_local! {
+    static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
+}
+
+fn lock() -> MutexGuard<'static, Option<Gpu>> {
+    GPU.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Makes the GPU, once.
+pub(crate) fn initialise() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        *lock() = Some(Gpu::new(Settings::read()));
+        at_exit();
+    });
+}
+
+#[allow(unsafe_code)]
+fn at_exit() {
+    extern "C" fn ended() {
+        // A thread that still holds the lock will never let go of it.
+        let Ok(mut gpu) = GPU.try_lock() else { return };
+        let Some(gpu) = gpu.as_mut() else { return };
+        gpu.drain();
+        let leaks = gpu.leaks();
+        if gpu.settings.leaks && !leaks.is_empty() {
+            report::fault("leak", &format!("alive at exit: {}", leaks.join(", ")));
+        }
+    }
+    // SAFETY: a function that may run at any exit.
+    unsafe { libc::atexit(ended) };
+}
+
+/// Runs one call under the lock.
+pub(crate) fn call(name: &str, work: impl FnOnce(&mut Gpu) -> Answer<()>) -> CUresult {
+    answer(name, work).err().unwrap_or(Code::CUDA_SUCCESS)
+}
+
+/// As [`call`], and returns once the mark is reached that the call names, if it names one.
+pub(crate) fn wait(name: &str, work: impl FnOnce(&mut Gpu) -> Answer<Vec<Mark>>) -> CUresult {
+    let marks = match answer(name, work) {
+        Ok(marks) => marks,
+        Err(code) => return code,
+    };
+    for mark in marks {
+        loop {
+            let reached = lock().as_mut().is_some_and(|gpu| gpu.advance_to(&mark));
+            if reached {
+                break;
+            }
+            // Another thread or process has to do its part first.
+            thread::sleep(Duration::from_micros(50));
+        }
+    }
+    lock().as_ref().and_then(|gpu| gpu.failed).unwrap_or(Code::CUDA_SUCCESS)
+}
+
+fn answer<T>(name: &str, work: impl FnOnce(&mut Gpu) -> Answer<T>) -> Answer<T> {
+    if IN_HOST_FUNCTION.get() {
+        report::fault(
+            "call in a host function",
+            &format!("{name}; a host function may make no driver calls"),
+        );
+    }
+    let mut gpu = lock();
+    let gpu = gpu.as_mut().ok_or(Code::CUDA_ERROR_NOT_INITIALIZED)?;
+    if let Some(code) = gpu.injected(name) {
+        return Err(Code(code));
+    }
+    match gpu.failed {
+        Some(code) if !AFTER_FAILURE.contains(&name) => Err(code),
+        _ => work(gpu),
+    }
+}
+
+/// Runs a function of the program, which may make no call.
+pub(crate) fn in_host_function(work: impl FnOnce()) {
+    IN_HOST_FUNCTION.set(true);
+    work();
+    IN_HOST_FUNCTION.set(false);
+}
+
+/// Lets all work run that can, for work that another thread or process waits for.
+pub(crate) fn pump() {
+    if let Ok(mut gpu) = GPU.try_lock()
+        && let Some(gpu) = gpu.as_mut()
+    {
+        gpu.drain();
+    }
+}

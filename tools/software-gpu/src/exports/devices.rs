@@ -1,0 +1,122 @@
+//! Start, version, error names, and what a device says about itself.
+//!
+//! The number of multiprocessors depends on the seed, since no result may depend on it.
+
+use std::ffi::{CStr, c_char, c_int, c_uint};
+
+use super::{exported, put};
+use crate::entry;
+use crate::header::{CUDA_VERSION, CUdevice_attribute_enum as Attribute};
+use crate::header::{CUdevice, CUdevice_attribute, CUresult, cudaError_enum as Code};
+
+const NAME: &CStr = c"software GPU";
+
+/// `cuInit` of `cuda.h`.
+///
+/// # Safety
+/// As `cuda.h` documents it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuInit(flags: c_uint) -> CUresult {
+    entry::initialise();
+    entry::call("cuInit", |_| if flags == 0 { Ok(()) } else { Err(Code::CUDA_ERROR_INVALID_VALUE) })
+}
+
+/// `cuDriverGetVersion` of `cuda.h`.
+///
+/// # Safety
+/// As `cuda.h` documents it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> CUresult {
+    // SAFETY: as `cuda.h` documents it.
+    unsafe { put(version, CUDA_VERSION as c_int) }.err().unwrap_or(Code::CUDA_SUCCESS)
+}
+
+macro_rules! named {
+    ($($name:ident)*) => {
+        /// Returns the name of a code that this driver answers.
+        fn name(code: CUresult) -> Option<&'static CStr> {
+            $(if code == Code::$name {
+                return CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()).ok();
+            })*
+            None
+        }
+    };
+}
+
+named! {
+    CUDA_SUCCESS CUDA_ERROR_INVALID_VALUE CUDA_ERROR_OUT_OF_MEMORY CUDA_ERROR_NOT_INITIALIZED CUDA_ERROR_INVALID_DEVICE
+    CUDA_ERROR_INVALID_IMAGE CUDA_ERROR_INVALID_CONTEXT CUDA_ERROR_NO_BINARY_FOR_GPU CUDA_ERROR_INVALID_HANDLE
+    CUDA_ERROR_ILLEGAL_STATE CUDA_ERROR_NOT_FOUND CUDA_ERROR_NOT_READY CUDA_ERROR_ILLEGAL_ADDRESS
+    CUDA_ERROR_LAUNCH_FAILED CUDA_ERROR_NOT_SUPPORTED CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+    CUDA_ERROR_STREAM_CAPTURE_INVALIDATED CUDA_ERROR_STREAM_CAPTURE_MERGE CUDA_ERROR_STREAM_CAPTURE_UNMATCHED
+    CUDA_ERROR_STREAM_CAPTURE_UNJOINED CUDA_ERROR_STREAM_CAPTURE_ISOLATION CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
+    CUDA_ERROR_CAPTURED_EVENT CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD CUDA_ERROR_UNKNOWN
+}
+
+/// `cuGetErrorName` of `cuda.h`.
+///
+/// # Safety
+/// As `cuda.h` documents it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuGetErrorName(error: CUresult, text: *mut *const c_char) -> CUresult {
+    let name = name(error);
+    // SAFETY: as `cuda.h` documents it; the strings live as long as the library.
+    match unsafe { put(text, name.map_or(std::ptr::null(), CStr::as_ptr)) } {
+        Ok(()) if name.is_some() => Code::CUDA_SUCCESS,
+        _ => Code::CUDA_ERROR_INVALID_VALUE,
+    }
+}
+
+/// `cuGetErrorString` of `cuda.h`; the text is the name.
+///
+/// # Safety
+/// As `cuda.h` documents it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuGetErrorString(error: CUresult, text: *mut *const c_char) -> CUresult {
+    // SAFETY: as `cuda.h` documents it.
+    unsafe { cuGetErrorName(error, text) }
+}
+
+exported! {
+    call cuDeviceGetCount(gpu, count: *mut c_int) { put(count, gpu.settings.devices) }
+
+    call cuDeviceGet(gpu, device: *mut CUdevice, ordinal: c_int) {
+        gpu.device(ordinal)?;
+        put(device, ordinal)
+    }
+
+    call cuDeviceGetName(gpu, name: *mut c_char, bytes: c_int, device: CUdevice) {
+        gpu.device(device)?;
+        let text = NAME.to_bytes_with_nul();
+        if name.is_null() || (bytes as usize) < text.len() {
+            return Err(Code::CUDA_ERROR_INVALID_VALUE);
+        }
+        name.cast::<u8>().copy_from_nonoverlapping(text.as_ptr(), text.len());
+        Ok(())
+    }
+
+    call cuDeviceTotalMem_v2(gpu, bytes: *mut usize, device: CUdevice) {
+        gpu.device(device)?;
+        put(bytes, gpu.settings.memory as usize)
+    }
+
+    call cuDeviceGetAttribute(gpu, value: *mut c_int, attribute: CUdevice_attribute, device: CUdevice) {
+        gpu.device(device)?;
+        let answer = match attribute {
+            Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK => 1024,
+            Attribute::CU_DEVICE_ATTRIBUTE_WARP_SIZE => 32,
+            // Results must not depend on how many there are.
+            Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT => 2 + (gpu.settings.seed % 4) as c_int,
+            Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR => 2048,
+            Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE => 64 << 10,
+            Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR => 9,
+            Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR => 0,
+            Attribute::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING
+            | Attribute::CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY
+            | Attribute::CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED
+            | Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED => 1,
+            _ => 0,
+        };
+        put(value, answer)
+    }
+}

@@ -1,0 +1,104 @@
+//! Modules, kernels, launches; and work of the software GPU's other library.
+//!
+//! A launch copies its arguments, by the sizes in the kernel's PTX, before it returns.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::sync::Arc;
+
+use super::{exported, handle, pointer, put};
+use crate::contexts::same;
+use crate::entry;
+use crate::foreign::{Foreign, ForeignWork};
+use crate::header::{CUfunction, CUmodule, CUresult, CUstream, cudaError_enum as Code};
+use crate::modules;
+use crate::work::{Launch, Work};
+
+const MOST_THREADS: u64 = 1024;
+
+exported! {
+    call cuModuleLoadData(gpu, module: *mut CUmodule, image: *const c_void) {
+        let image = modules::image(image)?;
+        let made = gpu.load_module(&image)?;
+        put(module, pointer(made))
+    }
+
+    call cuModuleGetFunction(gpu, function: *mut CUfunction, module: CUmodule, name: *const c_char) {
+        let name = CStr::from_ptr(name).to_str().map_err(|_| Code::CUDA_ERROR_NOT_FOUND)?;
+        let found = gpu.function(handle(module), name)?;
+        put(function, pointer(found))
+    }
+
+    call cuModuleUnload(gpu, module: CUmodule) { gpu.unload_module(handle(module)) }
+
+    call cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        gpu, blocks: *mut c_int, function: CUfunction, threads: c_int, _shared_bytes: usize
+    ) {
+        gpu.current()?;
+        gpu.functions.get(handle(function))?;
+        put(blocks, (2048 / threads.max(64)).min(4))
+    }
+
+    call cuLaunchKernel(
+        gpu, function: CUfunction, blocks_x: c_uint, blocks_y: c_uint, blocks_z: c_uint, threads_x: c_uint,
+        threads_y: c_uint, threads_z: c_uint, shared_bytes: c_uint, stream: CUstream, arguments: *mut *mut c_void,
+        extra: *mut *mut c_void,
+    ) {
+        let stream = gpu.stream(handle(stream))?;
+        let (blocks, threads) = ([blocks_x, blocks_y, blocks_z], [threads_x, threads_y, threads_z]);
+        let count: u64 = threads.iter().map(|side| u64::from(*side)).product();
+        if blocks.contains(&0) || count == 0 || count > MOST_THREADS || blocks[1].max(blocks[2]) > 65535 {
+            return Err(Code::CUDA_ERROR_INVALID_VALUE);
+        }
+        if !extra.is_null() {
+            return Err(Code::CUDA_ERROR_NOT_SUPPORTED);
+        }
+        let (context, kernel, variables) = {
+            let function = gpu.functions.get(handle(function))?;
+            (function.context, function.kernel.clone(), Arc::clone(&function.variables))
+        };
+        same(context, gpu.streams.get(stream)?.context, &format!("stream {stream:#x}, used by {},", kernel.name()))?;
+        if arguments.is_null() && !kernel.params().is_empty() {
+            return Err(Code::CUDA_ERROR_INVALID_VALUE);
+        }
+        let mut bytes = vec![0; kernel.param_bytes() as usize];
+        for (k, param) in kernel.params().iter().enumerate() {
+            let argument = arguments.add(k).read().cast::<u8>();
+            let (offset, length) = (param.offset as usize, param.bytes as usize);
+            bytes[offset..offset + length].copy_from_slice(std::slice::from_raw_parts(argument, length));
+        }
+        gpu.launches += 1;
+        let hangs = gpu.settings.hangs == Some(gpu.launches);
+        let what = format!("kernel {}", kernel.name());
+        let launch = Launch { kernel, blocks, threads, shared_bytes, arguments: bytes, variables, hangs };
+        gpu.enqueue(stream, &what, Work::Kernel(Arc::new(launch)), &[]).map(drop)
+    }
+}
+
+/// Puts work of another library on a stream; no function of the real driver.
+///
+/// # Safety
+/// As the fields of [`ForeignWork`] say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn softwareGpuEnqueue(stream: usize, work: *const ForeignWork) -> CUresult {
+    // SAFETY: by the contract.
+    let foreign = unsafe { Foreign::new(work.read()) };
+    entry::call("softwareGpuEnqueue", |gpu| gpu.enqueue_foreign(stream, foreign))
+}
+
+/// Returns the handle of a stream, also of a default stream by its number; 0 if there is none. No function of the real
+/// driver.
+#[unsafe(no_mangle)]
+pub extern "C" fn softwareGpuResolve(stream: usize) -> usize {
+    let mut found = 0;
+    entry::call("softwareGpuResolve", |gpu| {
+        found = gpu.stream(stream)?;
+        Ok(())
+    });
+    found
+}
+
+/// Lets work run that another process waits for; no function of the real driver.
+#[unsafe(no_mangle)]
+pub extern "C" fn softwareGpuPump() {
+    entry::pump();
+}

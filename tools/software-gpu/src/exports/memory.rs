@@ -1,0 +1,99 @@
+//! Memory on the GPU, by the call or by the stream, and pinned memory on the host.
+//!
+//! Memory of `cuMemAllocAsync` exists, for the judge, only after its place on the stream.
+
+use std::ffi::{c_int, c_uint, c_void};
+
+use super::{exported, handle, pointer, put};
+use crate::header::{CUdeviceptr, CUmemorytype_enum as MemoryType, CUstream};
+use crate::header::{CUpointer_attribute, CUpointer_attribute_enum as Attribute, cudaError_enum as Code};
+use crate::heap::Kind;
+use crate::work::Work;
+
+const KNOWN_HOST_FLAGS: c_uint = 0b111;
+
+exported! {
+    call cuMemAlloc_v2(gpu, address: *mut CUdeviceptr, bytes: usize) {
+        let context = gpu.current()?;
+        gpu.forbid_unsafe_calls()?;
+        let made = gpu.allocate(bytes, Kind::Device { context }, "cuMemAlloc")?;
+        put(address, made)
+    }
+
+    call cuMemFree_v2(gpu, address: CUdeviceptr) {
+        gpu.current()?;
+        gpu.forbid_unsafe_calls()?;
+        if address == 0 {
+            return Ok(());
+        }
+        gpu.free_now(address, "cuMemFree")
+    }
+
+    call cuMemGetInfo_v2(gpu, free: *mut usize, total: *mut usize) {
+        gpu.current()?;
+        put(free, gpu.settings.memory.saturating_sub(gpu.heap.in_use) as usize)?;
+        put(total, gpu.settings.memory as usize)
+    }
+
+    call cuMemAllocAsync(gpu, address: *mut CUdeviceptr, bytes: usize, stream: CUstream) {
+        let stream = gpu.stream(handle(stream))?;
+        let context = gpu.streams.get(stream)?.context;
+        let made = gpu.allocate(bytes, Kind::Device { context }, "cuMemAllocAsync")?;
+        gpu.enqueue(stream, "cuMemAllocAsync", Work::Allocated(made), &[])?;
+        put(address, made)
+    }
+
+    call cuMemFreeAsync(gpu, address: CUdeviceptr, stream: CUstream) {
+        let stream = gpu.stream(handle(stream))?;
+        if address == 0 {
+            return Ok(());
+        }
+        gpu.require_start(address, "cuMemFreeAsync")?;
+        gpu.enqueue(stream, "cuMemFreeAsync", Work::Freed(address), &[]).map(drop)
+    }
+
+    call cuMemHostAlloc(gpu, address: *mut *mut c_void, bytes: usize, flags: c_uint) {
+        gpu.current()?;
+        gpu.forbid_unsafe_calls()?;
+        if flags & !KNOWN_HOST_FLAGS != 0 {
+            return Err(Code::CUDA_ERROR_INVALID_VALUE);
+        }
+        let made = gpu.allocate(bytes, Kind::Pinned, "cuMemHostAlloc")?;
+        put(address, pointer(made as usize))
+    }
+
+    call cuMemHostGetDevicePointer_v2(gpu, device: *mut CUdeviceptr, host: *mut c_void, flags: c_uint) {
+        gpu.current()?;
+        let address = host.expose_provenance() as u64;
+        match gpu.heap.around(address) {
+            Some(memory) if memory.kind == Kind::Pinned && flags == 0 => put(device, address),
+            _ => Err(Code::CUDA_ERROR_INVALID_VALUE),
+        }
+    }
+
+    call cuMemFreeHost(gpu, address: *mut c_void) {
+        gpu.current()?;
+        gpu.forbid_unsafe_calls()?;
+        gpu.free_now(address.expose_provenance() as u64, "cuMemFreeHost")
+    }
+
+    call cuPointerGetAttribute(gpu, value: *mut c_void, attribute: CUpointer_attribute, address: CUdeviceptr) {
+        gpu.current()?;
+        let kind = gpu.heap.around(address).ok_or(Code::CUDA_ERROR_INVALID_VALUE)?.kind;
+        let context = match kind {
+            Kind::Device { context } => context,
+            Kind::Pinned => gpu.current()?,
+        };
+        match attribute {
+            Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE => put(value.cast(), match kind {
+                Kind::Device { .. } => MemoryType::CU_MEMORYTYPE_DEVICE.0,
+                Kind::Pinned => MemoryType::CU_MEMORYTYPE_HOST.0,
+            }),
+            Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => {
+                put(value.cast::<c_int>(), gpu.contexts.get(context)?.device)
+            }
+            Attribute::CU_POINTER_ATTRIBUTE_CONTEXT => put(value.cast::<usize>(), context),
+            _ => Err(Code::CUDA_ERROR_NOT_SUPPORTED),
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! The functions of the driver, under the names and with the types of `cuda.h`.
+//!
+//! Each one reads its arguments, and leaves the rest to the state (`gpu.rs` and the files that add to it).
+//! `prototypes.rs` holds every signature to the header's.
+#![allow(unsafe_code, non_snake_case)]
+
+mod contexts;
+mod copies;
+mod devices;
+mod events;
+mod graphs;
+mod kernels;
+mod memory;
+mod streams;
+
+pub use contexts::*;
+pub use copies::*;
+pub use devices::*;
+pub use events::*;
+pub use graphs::*;
+pub use kernels::*;
+pub use memory::*;
+pub use streams::*;
+
+use crate::gpu::Answer;
+use crate::header::cudaError_enum as Code;
+
+/// Exported functions: each body runs under the lock and answers a value or a code.
+macro_rules! exported {
+    ($($kind:ident $name:ident($gpu:ident $(, $argument:ident: $type:ty)* $(,)?) $body:block)*) => {$(
+        #[doc = concat!("`", stringify!($name), "` of `cuda.h`.")]
+        ///
+        /// # Safety
+        /// As `cuda.h` documents it.
+        #[unsafe(no_mangle)]
+        #[allow(clippy::too_many_arguments)]
+        pub unsafe extern "C" fn $name($($argument: $type),*) -> crate::header::CUresult {
+            // SAFETY: the caller keeps to `cuda.h`: pointers lead to as many values as the call reads or writes.
+            #[allow(unused_unsafe)]
+            crate::entry::$kind(stringify!($name), |$gpu| unsafe { $body })
+        }
+    )*};
+}
+pub(crate) use exported;
+
+/// Writes an answer to where the caller wants it.
+///
+/// # Safety
+/// Null, or a place for one value.
+unsafe fn put<T>(place: *mut T, value: T) -> Answer<()> {
+    if place.is_null() {
+        return Err(Code::CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: by the contract.
+    unsafe { place.write(value) };
+    Ok(())
+}
+
+/// Returns a handle as the number that the tables know.
+fn handle<T>(pointer: *mut T) -> usize {
+    pointer.expose_provenance()
+}
+
+/// Returns a number of the tables as a handle.
+fn pointer<T>(handle: usize) -> *mut T {
+    std::ptr::with_exposed_provenance_mut(handle)
+}

@@ -1,0 +1,82 @@
+//! Streams, captures, and functions of the host on a stream.
+//!
+//! Priorities are taken and change nothing: the seed decides the order.
+
+use std::ffi::{c_int, c_uint, c_void};
+
+use super::{exported, handle, pointer, put};
+use crate::capture::Mode;
+use crate::header::{
+    CUcontext, CUevent, CUgraph, CUhostFn, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
+    CUstreamCaptureStatus_enum as CaptureStatus, cudaError_enum as Code,
+};
+use crate::work::Work;
+
+exported! {
+    call cuStreamCreate(gpu, stream: *mut CUstream, flags: c_uint) {
+        let made = gpu.new_stream(flags)?;
+        put(stream, pointer(made))
+    }
+
+    call cuStreamCreateWithPriority(gpu, stream: *mut CUstream, flags: c_uint, _priority: c_int) {
+        let made = gpu.new_stream(flags)?;
+        put(stream, pointer(made))
+    }
+
+    call cuStreamDestroy_v2(gpu, stream: CUstream) { gpu.destroy_stream(handle(stream)) }
+
+    call cuStreamGetCtx(gpu, stream: CUstream, context: *mut CUcontext) {
+        let stream = gpu.stream(handle(stream))?;
+        put(context, pointer(gpu.streams.get(stream)?.context))
+    }
+
+    call cuStreamQuery(gpu, stream: CUstream) {
+        let end = gpu.end_of(handle(stream))?;
+        if gpu.ask_for(&end) { Ok(()) } else { Err(Code::CUDA_ERROR_NOT_READY) }
+    }
+
+    wait cuStreamSynchronize(gpu, stream: CUstream) { gpu.end_of(handle(stream)).map(|end| vec![end]) }
+
+    call cuStreamWaitEvent(gpu, stream: CUstream, event: CUevent, flags: c_uint) {
+        if flags != 0 {
+            return Err(Code::CUDA_ERROR_NOT_SUPPORTED);
+        }
+        gpu.wait_for(handle(stream), handle(event))
+    }
+
+    call cuStreamBeginCapture_v2(gpu, stream: CUstream, mode: CUstreamCaptureMode) {
+        gpu.begin_capture(handle(stream), mode.0)
+    }
+
+    call cuStreamEndCapture(gpu, stream: CUstream, graph: *mut CUgraph) {
+        match gpu.end_capture(handle(stream)) {
+            Ok(made) => put(graph, pointer(made)),
+            Err(code) => {
+                let _ = put(graph, std::ptr::null_mut());
+                Err(code)
+            }
+        }
+    }
+
+    call cuStreamIsCapturing(gpu, stream: CUstream, status: *mut CUstreamCaptureStatus) {
+        let stream = gpu.stream(handle(stream))?;
+        let capturing = gpu.streams.get(stream)?.capture.is_some();
+        put(status, CaptureStatus(u32::from(capturing)))
+    }
+
+    call cuThreadExchangeStreamCaptureMode(_gpu, mode: *mut CUstreamCaptureMode) {
+        if mode.is_null() {
+            return Err(Code::CUDA_ERROR_INVALID_VALUE);
+        }
+        let wanted = Mode::of((*mode).0)?;
+        (*mode).0 = wanted.exchange().number();
+        Ok(())
+    }
+
+    call cuLaunchHostFunc(gpu, stream: CUstream, function: CUhostFn, data: *mut c_void) {
+        let function = function.ok_or(Code::CUDA_ERROR_INVALID_VALUE)? as *const c_void;
+        let stream = gpu.stream(handle(stream))?;
+        let work = Work::Host { function: function.expose_provenance(), data: data.expose_provenance() };
+        gpu.enqueue(stream, "host function", work, &[]).map(drop)
+    }
+}

@@ -1,0 +1,82 @@
+//! Work of another library on a stream, such as a collective of NCCL's: the interface between the two libraries.
+//!
+//! A library describes the work and what it touches; this driver asks it to go on until it has ended. The real driver
+//! has no such functions, so nothing but the software GPU's own libraries may call these.
+#![allow(unsafe_code, missing_docs)]
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::judge::Judge;
+
+/// Work of another library. It reads one range and writes another.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ForeignWork {
+    pub name: *const c_char,
+    pub source: u64,
+    pub source_bytes: usize,
+    pub target: u64,
+    pub target_bytes: usize,
+    /// Work of one order runs in the order in which it was enqueued, also on several streams.
+    pub order: u64,
+    /// Goes on with one run of the work; 0 if it cannot end yet. Runs of one call have different tickets.
+    pub step:
+        unsafe extern "C" fn(call: *mut c_void, ticket: u64, source: *const u8, target: *mut u8) -> c_int,
+    /// Frees the call, once nothing can run it any more.
+    pub release: unsafe extern "C" fn(call: *mut c_void),
+    pub call: *mut c_void,
+}
+
+pub(crate) struct Foreign {
+    pub(crate) name: String,
+    work: ForeignWork,
+    /// The run whose accesses were judged.
+    judged: AtomicU64,
+}
+
+// SAFETY: a library that describes work lets any thread run it; the lock of the GPU keeps runs apart.
+unsafe impl Send for Foreign {}
+// SAFETY: as above.
+unsafe impl Sync for Foreign {}
+
+impl Foreign {
+    /// # Safety
+    /// As the fields say.
+    pub(crate) unsafe fn new(work: ForeignWork) -> Foreign {
+        // SAFETY: by the contract.
+        let name = unsafe { CStr::from_ptr(work.name) }.to_string_lossy().into_owned();
+        Foreign { name, work, judged: AtomicU64::new(0) }
+    }
+
+    /// Returns the order that this work keeps.
+    pub(crate) fn order(&self) -> u64 {
+        self.work.order
+    }
+
+    pub(crate) fn run(&self, judge: &mut Judge<'_>) -> bool {
+        let touch = &judge.operation.touch;
+        let ticket = (touch.lane as u64) << 40 | touch.position;
+        let ForeignWork { source, target, step, call, .. } = self.work;
+        let (source_bytes, target_bytes) = (self.work.source_bytes as u64, self.work.target_bytes as u64);
+        if self.judged.swap(ticket, Ordering::Relaxed) != ticket {
+            if source_bytes > 0 {
+                judge.read(source, source_bytes);
+            }
+            judge.write(target, target_bytes);
+        }
+        // A rank that gives nothing may name any source.
+        let from = if source_bytes > 0 { source } else { target };
+        let from = judge.heap.at(judge.bounds(from, source_bytes), from);
+        let to = judge.heap.at(judge.bounds(target, target_bytes), target);
+        // SAFETY: memory of the lengths that the library gave, judged above.
+        unsafe { step(call, ticket, from, to) != 0 }
+    }
+}
+
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        // SAFETY: the last owner of the call.
+        unsafe { (self.work.release)(self.work.call) };
+    }
+}

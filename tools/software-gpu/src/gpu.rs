@@ -1,0 +1,100 @@
+//! All state of the driver: one value, under one lock.
+//!
+//! Other files add what it does to their objects. It is made by `cuInit` and never dropped.
+
+use std::collections::BTreeMap;
+
+use crate::capture::Capture;
+use crate::contexts::Context;
+use crate::events::Event;
+use crate::graphs::{Executable, Graph};
+use crate::handles::Table;
+use crate::header::cudaError_enum as Code;
+use crate::heap::Heap;
+use crate::modules::{Function, Module};
+use crate::queue::Queue;
+use crate::random::Random;
+use crate::settings::Settings;
+use crate::streams::Stream;
+
+/// What a call answers: a value, or the code of an error.
+pub(crate) type Answer<T> = Result<T, Code>;
+
+pub(crate) struct Gpu {
+    pub(crate) settings: Settings,
+    pub(crate) random: Random,
+    pub(crate) queue: Queue,
+    pub(crate) heap: Heap,
+    pub(crate) contexts: Table<Context>,
+    pub(crate) streams: Table<Stream>,
+    pub(crate) events: Table<Event>,
+    pub(crate) modules: Table<Module>,
+    pub(crate) functions: Table<Function>,
+    pub(crate) graphs: Table<Graph>,
+    pub(crate) executables: Table<Executable>,
+    pub(crate) captures: Table<Capture>,
+    /// The primary context of each device.
+    pub(crate) primaries: BTreeMap<i32, usize>,
+    /// An error of work, which every later call answers.
+    pub(crate) failed: Option<Code>,
+    /// How often each call was made that may be told to fail.
+    counts: BTreeMap<String, u64>,
+    pub(crate) launches: u64,
+    /// Of each order of another library's work, the place of the last.
+    pub(crate) orders: BTreeMap<u64, (usize, u64)>,
+}
+
+impl Gpu {
+    pub(crate) fn new(settings: Settings) -> Gpu {
+        Gpu {
+            random: Random::new(settings.seed),
+            settings,
+            queue: Queue::default(),
+            heap: Heap::new(),
+            contexts: Table::new("context"),
+            streams: Table::new("stream"),
+            events: Table::new("event"),
+            modules: Table::new("module"),
+            functions: Table::new("function"),
+            graphs: Table::new("graph"),
+            executables: Table::new("executable graph"),
+            captures: Table::new("capture"),
+            primaries: BTreeMap::new(),
+            failed: None,
+            counts: BTreeMap::new(),
+            launches: 0,
+            orders: BTreeMap::new(),
+        }
+    }
+
+    /// Counts a call, and returns the code with which it is to fail, if the settings say so.
+    pub(crate) fn injected(&mut self, call: &str) -> Option<u32> {
+        let call = call.split("_v").next().unwrap_or(call);
+        if self.settings.failures.iter().all(|failure| failure.call != call) {
+            return None;
+        }
+        let count = self.counts.entry(call.to_owned()).or_default();
+        *count += 1;
+        let now = *count;
+        let hit = self.settings.failures.iter().find(|failure| failure.call == call && failure.nth == now);
+        hit.map(|failure| failure.code)
+    }
+
+    /// Returns what is alive and belongs to the program, one line each.
+    pub(crate) fn leaks(&self) -> Vec<String> {
+        let handles = |kind: &str, count: usize| (count > 0).then(|| format!("{count} {kind}"));
+        let own_streams = self.streams.iter().filter(|(_, stream)| stream.is_the_programs()).count();
+        let mut found: Vec<String> = [
+            handles("streams", own_streams),
+            handles("events", self.events.len()),
+            handles("modules", self.modules.len()),
+            handles("graphs", self.graphs.len() + self.executables.len()),
+            handles("captures that were not ended", self.captures.len()),
+        ]
+        .into_iter()
+        .flatten()
+        .collect();
+        found.extend(self.heap.alive().map(|memory| memory.describe()));
+        found
+    }
+}

@@ -1,0 +1,71 @@
+//! Tables of the objects that the driver gave out. A handle is never given out twice.
+//!
+//! The real driver leaves a stale handle undefined. Here it ends the program, and the report says what the handle was.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::header::cudaError_enum as Code;
+use crate::report;
+
+/// Handles look like addresses that nothing can lie at.
+const FIRST: usize = 0x10_0000_0000;
+const STEP: usize = 0x40;
+
+static NEXT: AtomicUsize = AtomicUsize::new(0);
+
+/// All objects of one kind.
+pub(crate) struct Table<T> {
+    kind: &'static str,
+    alive: BTreeMap<usize, T>,
+    gone: Vec<usize>,
+}
+
+impl<T> Table<T> {
+    pub(crate) fn new(kind: &'static str) -> Table<T> {
+        Table { kind, alive: BTreeMap::new(), gone: Vec::new() }
+    }
+
+    pub(crate) fn insert(&mut self, object: T) -> usize {
+        let handle = FIRST + STEP * NEXT.fetch_add(1, Ordering::Relaxed);
+        self.alive.insert(handle, object);
+        handle
+    }
+
+    /// Returns an object. A null handle is an error; one that was destroyed is a fault.
+    pub(crate) fn get(&mut self, handle: usize) -> Result<&mut T, Code> {
+        if !self.alive.contains_key(&handle) {
+            return Err(self.refuse(handle, "used"));
+        }
+        self.alive.get_mut(&handle).ok_or(Code::CUDA_ERROR_INVALID_HANDLE)
+    }
+
+    pub(crate) fn remove(&mut self, handle: usize) -> Result<T, Code> {
+        match self.alive.remove(&handle) {
+            Some(object) => {
+                self.gone.push(handle);
+                Ok(object)
+            }
+            None => Err(self.refuse(handle, "destroyed")),
+        }
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (usize, &T)> {
+        self.alive.iter().map(|(handle, object)| (*handle, object))
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.alive.len()
+    }
+
+    fn refuse(&self, handle: usize, how: &str) -> Code {
+        let kind = self.kind;
+        if self.gone.contains(&handle) {
+            report::fault("stale handle", &format!("{kind} {handle:#x} is {how} after it was destroyed"));
+        }
+        if handle != 0 {
+            report::fault("foreign handle", &format!("{handle:#x} is {how} as a {kind}, which it never was"));
+        }
+        Code::CUDA_ERROR_INVALID_HANDLE
+    }
+}

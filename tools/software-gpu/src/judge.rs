@@ -1,0 +1,119 @@
+//! Holds what an operation touches against the order of the calls: bounds, frees, values, and races.
+//!
+//! A fault ends the program with the names of both operations and the address. Bounds are checked before a byte moves.
+
+use std::ops::Range;
+
+use crate::heap::{Allocation, Heap, Kind, Stray};
+use crate::queue::Operation;
+use crate::report::fault;
+use crate::shadow::{Access, Conflict};
+
+/// Memory as one operation sees it.
+pub(crate) struct Judge<'a> {
+    pub(crate) heap: &'a mut Heap,
+    pub(crate) operation: &'a Operation,
+    /// The context of its stream.
+    pub(crate) context: usize,
+}
+
+impl Judge<'_> {
+    /// Checks that the operation may reach these bytes, and returns their allocation.
+    pub(crate) fn bounds(&self, address: u64, bytes: u64) -> &Allocation {
+        let name = &self.operation.touch.name;
+        self.find(address, bytes)
+            .unwrap_or_else(|stray| fault(stray.rule, &format!("{name} touches {}", stray.what)))
+    }
+
+    /// As [`bounds`](Self::bounds), for those who know more about the access.
+    pub(crate) fn find(&self, address: u64, bytes: u64) -> Result<&Allocation, Stray> {
+        let memory = self.heap.holding(address, bytes)?;
+        match memory.kind {
+            Kind::Device { context } if context != self.context => {
+                let what = format!("{}, which is memory of another context", memory.describe());
+                Err(Stray { rule: "another context", what })
+            }
+            _ => Ok(memory),
+        }
+    }
+
+    /// Enters a read, all of whose bytes must have values.
+    pub(crate) fn read(&mut self, address: u64, bytes: u64) {
+        let (start, _) = self.touch(address, bytes, Access::Read);
+        let unwritten = self.unwritten(start, address, bytes);
+        if let Some(first) = unwritten.first() {
+            let (name, at) = (&self.operation.touch.name, start + first.start);
+            let count = first.end - first.start;
+            let memory = self.bounds(address, bytes).describe();
+            fault(
+                "no value",
+                &format!("{name} reads {count} bytes at {at:#x} of {memory}, which nobody wrote"),
+            );
+        }
+    }
+
+    /// Enters a read that moves values on without using them; returns the offsets of bytes without a value.
+    pub(crate) fn pass_on(&mut self, address: u64, bytes: u64) -> Vec<Range<u64>> {
+        let (start, first) = self.touch(address, bytes, Access::Read);
+        let parts = self.unwritten(start, address, bytes).into_iter();
+        parts.map(|part| part.start - first..part.end - first).collect()
+    }
+
+    pub(crate) fn write(&mut self, address: u64, bytes: u64) {
+        self.touch(address, bytes, Access::Write);
+    }
+
+    /// Enters that memory begins or ends to exist here; nothing may touch it at the same time.
+    pub(crate) fn own(&mut self, start: u64, rule: &str) {
+        let bytes = self.bounds(start, 1).bytes;
+        let operation = self.operation;
+        let outcome = self.heap.shadow(start).map_or(Ok(()), |shadow| {
+            shadow.touch(0..bytes, Access::Write, &operation.touch, &operation.clock)
+        });
+        if let Err(conflict) = outcome {
+            self.race(start, Access::Write, &conflict, rule);
+        }
+        if let Some(shadow) = self.heap.shadow(start) {
+            shadow.set_unwritten(0..bytes);
+        }
+    }
+
+    /// Enters a write that leaves some bytes, by their offsets, without a value.
+    pub(crate) fn write_except(&mut self, address: u64, bytes: u64, without: &[Range<u64>]) {
+        let (start, first) = self.touch(address, bytes, Access::Write);
+        let Some(shadow) = self.heap.shadow(start) else { return };
+        without.iter().for_each(|part| shadow.set_unwritten(part.start + first..part.end + first));
+    }
+
+    fn unwritten(&mut self, start: u64, address: u64, bytes: u64) -> Vec<Range<u64>> {
+        let range = address - start..address - start + bytes;
+        self.heap.shadow(start).map_or_else(Vec::new, |shadow| shadow.unwritten(range))
+    }
+
+    /// Returns the start of the allocation, and the offset of the address.
+    fn touch(&mut self, address: u64, bytes: u64, access: Access) -> (u64, u64) {
+        let start = self.bounds(address, bytes).start;
+        let (first, operation) = (address - start, self.operation);
+        let outcome = self.heap.shadow(start).map_or(Ok(()), |shadow| {
+            shadow.touch(first..first + bytes, access, &operation.touch, &operation.clock)
+        });
+        if let Err(conflict) = outcome {
+            self.race(start, access, &conflict, "race");
+        }
+        (start, first)
+    }
+
+    fn race(&self, start: u64, access: Access, conflict: &Conflict, rule: &str) -> ! {
+        let did = |access| if access == Access::Read { "reads" } else { "writes" };
+        let (name, earlier) = (&self.operation.touch.name, &conflict.earlier.name);
+        let (at, bytes) = (start + conflict.range.start, conflict.range.end - conflict.range.start);
+        let memory = self.bounds(at, 1).describe();
+        let (now, then) = (did(access), did(conflict.earlier_access));
+        fault(
+            rule,
+            &format!(
+                "{name} {now} {bytes} bytes at {at:#x} of {memory} that {earlier} {then}; nothing orders them"
+            ),
+        )
+    }
+}

@@ -1,0 +1,37 @@
+//! A CUDA driver without a GPU: programs load it as `libcuda.so.1` and make the calls that they make of the real one.
+//!
+//! It is harder than the real one. Work runs as late, and in as odd an order, as streams and events allow; `seed` picks
+//! the order. Every byte that a kernel or copy touches is held against the order that the calls have made, and a fault
+//! ends the program with a report. One lock guards all state, so a program with one thread runs the same way each time.
+
+pub mod exports;
+#[rustfmt::skip]
+mod header;
+
+mod accesses;
+mod capture;
+mod clock;
+mod contexts;
+mod copies;
+mod engine;
+mod entry;
+mod events;
+mod fatbin;
+mod foreign;
+mod gpu;
+mod graphs;
+mod handles;
+mod heap;
+mod judge;
+mod modules;
+mod prototypes;
+mod queue;
+mod random;
+mod report;
+mod run;
+mod schedule;
+mod settings;
+mod shadow;
+mod streams;
+mod window;
+mod work;

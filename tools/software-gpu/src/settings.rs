@@ -1,0 +1,76 @@
+//! What the environment says about this GPU: seed, size, and the calls that are to fail.
+//!
+//! Read once, at the first call. A word that cannot be read ends the program, because a test would pass for nothing.
+
+use std::env;
+
+use crate::report;
+
+/// One call that fails: the n-th of this name, with this code.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Failure {
+    pub(crate) call: String,
+    pub(crate) nth: u64,
+    pub(crate) code: u32,
+}
+
+pub(crate) struct Settings {
+    /// `INSTEP_GPU_SEED`: picks the order of work.
+    pub(crate) seed: u64,
+    /// `INSTEP_GPU_DEVICES`: the number of GPUs.
+    pub(crate) devices: i32,
+    /// `INSTEP_GPU_MEMORY`: the bytes of each GPU.
+    pub(crate) memory: u64,
+    /// `INSTEP_GPU_FAIL`: calls that fail, as `cuMemAlloc:3,kernel:1=719`.
+    pub(crate) failures: Vec<Failure>,
+    /// `INSTEP_GPU_HANG`: the kernel launch, counted from 1, that never ends.
+    pub(crate) hangs: Option<u64>,
+    /// `INSTEP_GPU_LEAKS=1`: what is alive at exit is a fault.
+    pub(crate) leaks: bool,
+}
+
+impl Settings {
+    pub(crate) fn read() -> Settings {
+        Settings {
+            seed: number("INSTEP_GPU_SEED").unwrap_or(0),
+            devices: number("INSTEP_GPU_DEVICES").unwrap_or(1) as i32,
+            memory: number("INSTEP_GPU_MEMORY").unwrap_or(4 << 30),
+            failures: env::var("INSTEP_GPU_FAIL").map_or_else(|_| Vec::new(), |text| failures(&text)),
+            hangs: number("INSTEP_GPU_HANG"),
+            leaks: number("INSTEP_GPU_LEAKS") == Some(1),
+        }
+    }
+}
+
+fn number(name: &str) -> Option<u64> {
+    let text = env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|_| report::misuse(&format!("{name}={text}: no number"))))
+}
+
+fn failures(text: &str) -> Vec<Failure> {
+    text.split(',').filter(|word| !word.is_empty()).map(failure).collect()
+}
+
+/// Reads `call`, `call:nth` or `call:nth=code`; the code is that of a failed launch, or of full memory.
+fn failure(word: &str) -> Failure {
+    let (rest, code) = word.split_once('=').map_or((word, None), |(rest, code)| (rest, Some(code)));
+    let (call, nth) = rest.split_once(':').unwrap_or((rest, "1"));
+    let usual = if call.starts_with("cuMem") && call.contains("Alloc") { 2 } else { 719 };
+    let parsed = nth.parse().ok().zip(code.map_or(Some(usual), |code| code.parse().ok()));
+    match parsed {
+        Some((nth, code)) => Failure { call: call.to_owned(), nth, code },
+        None => report::misuse(&format!("INSTEP_GPU_FAIL: {word} is not call:nth=code")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_that_fail_are_read_with_their_number_and_code() {
+        let read = failures("cuMemAlloc:3,kernel:2=700,cuEventRecord");
+        let rows: Vec<_> = read.iter().map(|f| (f.call.as_str(), f.nth, f.code)).collect();
+        assert_eq!(rows, [("cuMemAlloc", 3, 2), ("kernel", 2, 700), ("cuEventRecord", 1, 719)]);
+    }
+}

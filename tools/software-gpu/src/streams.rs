@@ -1,0 +1,156 @@
+//! Streams: lanes of work, with what they wait for by themselves.
+//!
+//! The legacy default stream and the blocking streams of a context wait for each other at every call, as `cuda.h` says.
+//! A stream that is being captured runs nothing; its work becomes nodes of a graph.
+
+use std::sync::Arc;
+
+use crate::foreign::Foreign;
+use crate::gpu::{Answer, Gpu};
+use crate::header::cudaError_enum as Code;
+use crate::queue::Mark;
+use crate::report;
+use crate::work::Work;
+
+/// What a stream waits for at each call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Joins {
+    /// It is the legacy default stream: for all blocking streams.
+    Legacy,
+    /// For the legacy default stream.
+    Blocking,
+    /// For nothing.
+    Nothing,
+}
+
+pub(crate) struct Stream {
+    pub(crate) context: usize,
+    pub(crate) lane: usize,
+    pub(crate) joins: Joins,
+    /// The capture that it takes part in.
+    pub(crate) capture: Option<usize>,
+    pub(crate) made_by_the_program: bool,
+}
+
+impl Gpu {
+    pub(crate) fn create_stream(&mut self, context: usize, joins: Joins) -> usize {
+        let lane = self.queue.open_lane(context, |lane| match joins {
+            Joins::Legacy => "default stream".to_owned(),
+            _ => format!("stream {lane}"),
+        });
+        let stream = Stream { context, lane, joins, capture: None, made_by_the_program: false };
+        self.streams.insert(stream)
+    }
+
+    /// Creates a stream for the program.
+    pub(crate) fn new_stream(&mut self, flags: u32) -> Answer<usize> {
+        let context = self.current()?;
+        let joins = match flags {
+            0 => Joins::Blocking,
+            1 => Joins::Nothing,
+            _ => return Err(Code::CUDA_ERROR_INVALID_VALUE),
+        };
+        let handle = self.create_stream(context, joins);
+        self.streams.get(handle)?.made_by_the_program = true;
+        Ok(handle)
+    }
+
+    /// Destroys a stream; its work still runs.
+    pub(crate) fn destroy_stream(&mut self, handle: usize) -> Answer<()> {
+        let handle = self.stream(handle)?;
+        let stream = self.streams.get(handle)?;
+        if !stream.made_by_the_program {
+            return Err(Code::CUDA_ERROR_INVALID_HANDLE);
+        }
+        if stream.capture.is_some() {
+            report::fault("capture", &format!("stream {handle:#x} is destroyed while it is captured"));
+        }
+        self.streams.remove(handle).map(drop)
+    }
+
+    /// Returns the handle of a stream, also of a default stream by its number.
+    pub(crate) fn stream(&mut self, handle: usize) -> Answer<usize> {
+        self.current()?;
+        if handle <= 2 {
+            return self.default_stream(handle);
+        }
+        self.streams.get(handle)?;
+        Ok(handle)
+    }
+
+    /// Returns what a new piece of work comes after, beside its own stream's.
+    fn joined(&mut self, handle: usize) -> Answer<Vec<Mark>> {
+        let (context, joins) = {
+            let stream = self.streams.get(handle)?;
+            (stream.context, stream.joins)
+        };
+        let lanes: Vec<usize> = match joins {
+            Joins::Nothing => Vec::new(),
+            Joins::Blocking => {
+                let legacy = self.contexts.get(context)?.legacy;
+                vec![self.streams.get(legacy)?.lane]
+            }
+            Joins::Legacy => {
+                let blocking = self.streams.iter().filter(|(_, stream)| stream.context == context);
+                blocking
+                    .filter(|(_, stream)| stream.joins == Joins::Blocking)
+                    .map(|(_, stream)| stream.lane)
+                    .collect()
+            }
+        };
+        Ok(lanes.into_iter().map(|lane| self.queue.tail(lane)).collect())
+    }
+
+    /// Puts work on a stream, or into the graph that captures it; returns its place on the stream.
+    pub(crate) fn enqueue(
+        &mut self,
+        handle: usize,
+        what: &str,
+        work: Work,
+        after: &[Mark],
+    ) -> Answer<Option<Mark>> {
+        self.inspect_capture(handle)?;
+        if let Some(capture) = self.streams.get(handle)?.capture {
+            self.captures.get(capture)?.add(handle, what, work);
+            return Ok(None);
+        }
+        let mut all = self.joined(handle)?;
+        all.extend_from_slice(after);
+        let lane = self.streams.get(handle)?.lane;
+        let mark = self.queue.add(lane, what, work, &all);
+        self.run_some(3);
+        Ok(Some(mark))
+    }
+
+    /// Puts work of another library on a stream, after the work of its order that came before it.
+    pub(crate) fn enqueue_foreign(&mut self, stream: usize, foreign: Foreign) -> Answer<()> {
+        let (order, what) = (foreign.order(), foreign.name.clone());
+        // It runs after that work, and yet no stream may count on it.
+        let before = self.orders.get(&order).map(|(lane, position)| Mark {
+            lane: *lane,
+            position: *position,
+            ..Mark::default()
+        });
+        let before: Vec<Mark> = before.into_iter().collect();
+        if let Some(mark) = self.enqueue(stream, &what, Work::Foreign(Arc::new(foreign)), &before)? {
+            self.orders.insert(order, (mark.lane, mark.position));
+        }
+        Ok(())
+    }
+
+    /// Returns the place after all work of a stream; it must not be captured.
+    pub(crate) fn end_of(&mut self, handle: usize) -> Answer<Mark> {
+        let handle = self.stream(handle)?;
+        self.forbid_in_capture(handle)?;
+        let lane = self.streams.get(handle)?.lane;
+        Ok(self.queue.tail(lane))
+    }
+
+    /// Returns the places after all work of the current context.
+    pub(crate) fn ends(&mut self) -> Answer<Vec<Mark>> {
+        let context = self.current()?;
+        let own = self.streams.iter().filter(|(_, stream)| stream.context == context);
+        let lanes: Vec<usize> = own.map(|(_, stream)| stream.lane).collect();
+        Ok(lanes.into_iter().map(|lane| self.queue.tail(lane)).collect())
+    }
+}

@@ -1,0 +1,127 @@
+//! Captures and graphs: what becomes a graph, what a capture forbids, and what a launch promises.
+//!
+//! The codes are those of `cuda.h`.
+
+use std::ptr::null_mut;
+
+use software_gpu::exports::*;
+
+use super::calls::*;
+use super::{ends_well, is_caught};
+
+const UNSUPPORTED: u32 = 900;
+const INVALIDATED: u32 = 901;
+const UNJOINED: u32 = 904;
+const ISOLATION: u32 = 905;
+const CAPTURED_EVENT: u32 = 907;
+
+/// The thread's own captures alone, in the header's type.
+macro_rules! begin {
+    ($stream:expr) => {{
+        let mut mode = unsafe { std::mem::zeroed() };
+        set(&mut mode);
+        ok!(cuStreamBeginCapture_v2($stream, mode));
+    }};
+}
+
+/// Writes the number of the mode, whose type the crate does not name.
+fn set<T>(mode: &mut T) {
+    assert_eq!(size_of::<T>(), 4);
+    unsafe { std::ptr::from_mut(mode).cast::<u32>().write(1) };
+}
+
+#[test]
+fn a_graph_runs_its_branches_at_each_launch_and_not_in_the_capture() {
+    ends_well(|| {
+        open();
+        let (memory, first, second, fork, join) = (filled(64, 1), stream!(), stream!(), event!(), event!());
+        begin!(first);
+        ok!(cuEventRecord(fork, first));
+        ok!(cuStreamWaitEvent(second, fork, 0));
+        ok!(cuMemsetD8Async(memory, 2, 32, first));
+        ok!(cuMemsetD8Async(memory + 32, 3, 32, second));
+        ok!(cuEventRecord(join, second));
+        ok!(cuStreamWaitEvent(first, join, 0));
+        let graph = made!(null_mut(), place => cuStreamEndCapture(first, &mut place));
+        let executable = made!(null_mut(), place => cuGraphInstantiateWithFlags(&mut place, graph, 0));
+        ok!(cuGraphDestroy(graph));
+        assert_eq!(read(memory, 64), [1; 64]);
+        for _ in 0..3 {
+            ok!(cuMemsetD8Async(memory, 9, 64, first));
+            ok!(cuGraphLaunch(executable, first));
+        }
+        ok!(cuStreamSynchronize(first));
+        assert_eq!(read(memory, 64), [[2; 32], [3; 32]].concat());
+        ok!(cuGraphExecDestroy(executable));
+    });
+}
+
+#[test]
+fn branches_of_a_graph_that_nothing_joins_race() {
+    is_caught("race", || {
+        open();
+        let (memory, first, second, fork, join) = (filled(64, 1), stream!(), stream!(), event!(), event!());
+        begin!(first);
+        ok!(cuEventRecord(fork, first));
+        ok!(cuStreamWaitEvent(second, fork, 0));
+        ok!(cuMemsetD8Async(memory, 2, 64, first));
+        ok!(cuMemsetD8Async(memory, 3, 64, second));
+        ok!(cuEventRecord(join, second));
+        ok!(cuStreamWaitEvent(first, join, 0));
+        let graph = made!(null_mut(), place => cuStreamEndCapture(first, &mut place));
+        let executable = made!(null_mut(), place => cuGraphInstantiateWithFlags(&mut place, graph, 0));
+        ok!(cuGraphLaunch(executable, first));
+        ok!(cuStreamSynchronize(first));
+    });
+}
+
+#[test]
+fn a_capture_whose_streams_are_not_joined_fails_at_its_end() {
+    ends_well(|| {
+        open();
+        let (memory, first, second, fork) = (filled(64, 1), stream!(), stream!(), event!());
+        begin!(first);
+        ok!(cuEventRecord(fork, first));
+        ok!(cuStreamWaitEvent(second, fork, 0));
+        ok!(cuMemsetD8Async(memory, 3, 64, second));
+        assert_eq!(unsafe { cuStreamEndCapture(first, &mut null_mut()) }.0, UNJOINED);
+        // Both streams work again.
+        ok!(cuMemsetD8Async(memory, 4, 64, second));
+        ok!(cuStreamSynchronize(second));
+    });
+}
+
+#[test]
+fn a_capture_forbids_waits_of_its_streams_and_unsafe_calls() {
+    ends_well(|| {
+        open();
+        let (stream, other) = (stream!(), stream!());
+        for call in [|| unsafe { cuMemAlloc_v2(&mut 0, 8) }.0, || unsafe { cuCtxSynchronize() }.0] {
+            begin!(stream);
+            assert_eq!(call(), UNSUPPORTED);
+            assert_eq!(unsafe { cuStreamEndCapture(stream, &mut null_mut()) }.0, INVALIDATED);
+        }
+        begin!(stream);
+        assert_eq!(unsafe { cuStreamSynchronize(stream) }.0, UNSUPPORTED);
+        assert_eq!(unsafe { cuStreamEndCapture(stream, &mut null_mut()) }.0, INVALIDATED);
+        ok!(cuStreamSynchronize(other));
+    });
+}
+
+#[test]
+fn events_do_not_cross_the_edge_of_a_capture() {
+    ends_well(|| {
+        open();
+        let (stream, other, outside, inside) = (stream!(), stream!(), event!(), event!());
+        ok!(cuEventRecord(outside, other));
+        begin!(stream);
+        assert_eq!(unsafe { cuStreamWaitEvent(stream, outside, 0) }.0, ISOLATION);
+        assert_eq!(unsafe { cuStreamEndCapture(stream, &mut null_mut()) }.0, INVALIDATED);
+        begin!(stream);
+        ok!(cuEventRecord(inside, stream));
+        let graph = made!(null_mut(), place => cuStreamEndCapture(stream, &mut place));
+        assert_eq!(unsafe { cuEventQuery(inside) }.0, CAPTURED_EVENT);
+        assert_eq!(unsafe { cuStreamWaitEvent(other, inside, 0) }.0, CAPTURED_EVENT);
+        ok!(cuGraphDestroy(graph));
+    });
+}
