@@ -19,7 +19,7 @@ use super::tile_tables::MovingTiles;
 use super::timing::Timing;
 use crate::collective::Collective;
 use crate::error::{Error, Result};
-use crate::handle::{EventHandle, StreamHandle};
+use crate::handle::StreamHandle;
 use crate::launch::{Assignment, BorrowedPieces, Kind, Settings, StepConstants};
 use crate::layout::Plan;
 use crate::op::{STREAMS, Stream, Ticket};
@@ -172,7 +172,7 @@ impl CudaDevice {
 
     /// Returns the event that is zero on the clock of measured ops, if ops are measured.
     #[cfg(feature = "bench")]
-    pub(crate) fn clock_zero(&self) -> Option<EventHandle> {
+    pub(crate) fn clock_zero(&self) -> Option<crate::handle::EventHandle> {
         self.timing.as_ref().map(|timing| timing.origin().handle())
     }
 

@@ -27,6 +27,7 @@ impl Event {
         Ok(Event(Arc::new(OwnedEvent { driver: Arc::clone(driver), handle })))
     }
 
+    #[cfg(feature = "bench")]
     pub(crate) fn handle(&self) -> EventHandle {
         self.0.handle
     }

@@ -11,7 +11,7 @@ use crate::cuda::driver::Entered;
 use crate::cuda::{CapturedPass, Cuda, CudaDevice, Parts};
 use crate::device::Executor;
 use crate::error::{Error, Result};
-use crate::handle::{DevicePtr, EventHandle, Place};
+use crate::handle::{DevicePtr, Place};
 use crate::launch::{BorrowedPieces, Piece, refuse_other_places};
 use crate::layout::{Gradients, Moments};
 use crate::op::{Memory, Span};
@@ -238,7 +238,7 @@ impl Stepper<CudaDevice> {
 
     /// Returns the event at which the times of recorded ops are zero, if ops are recorded.
     #[cfg(feature = "bench")]
-    pub(crate) fn clock_zero(&self) -> Option<EventHandle> {
+    pub(crate) fn clock_zero(&self) -> Option<crate::handle::EventHandle> {
         self.run.borrow().device.clock_zero()
     }
 }
