@@ -16,6 +16,7 @@ pub(crate) mod multirank;
 mod rescue;
 pub(crate) mod splits;
 pub(crate) mod uneven;
+#[cfg(not(kernels_only))]
 mod written;
 pub(crate) mod zero;
 #[cfg(not(kernels_only))]
