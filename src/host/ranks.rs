@@ -300,9 +300,13 @@ impl Collective for InProcess {
             CollectiveKind::AllGather => {
                 let part = call.src_bytes(self.group.world_size) as usize;
                 for (rank, theirs) in calls.iter().enumerate() {
-                    // SAFETY: as above; sources are only read, and each rank writes its own destination outside its
-                    // source. Our own source may be its place there.
-                    unsafe { theirs.src.copy_to(call.dst.add(rank * part), part) }
+                    let place = call.dst.wrapping_add(rank * part);
+                    // Our own source may be its place, and peers read it now: not even the same bytes are written there.
+                    if !std::ptr::eq(theirs.src, place) {
+                        // SAFETY: as above; sources are only read, and each rank writes its own destination outside its
+                        // source.
+                        unsafe { theirs.src.copy_to(place, part) }
+                    }
                 }
             }
             CollectiveKind::Sum64 | CollectiveKind::Max32 | CollectiveKind::Min32 => {
