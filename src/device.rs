@@ -2,7 +2,7 @@
 //!
 //! `Executor` is private, so the crate's two devices are the only ones. Each keeps what the checker assumes: ops of a
 //! stream run in order, a wait ends after its record, addresses come from `Op::accesses`. A device never decides when an
-//! op runs; the schedule does. This file declares unsafe methods and calls none.
+//! op runs; the schedule does. Whoever reaches into a device's memory gives a [`Claimed`], which takes `unsafe` to make.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -45,12 +45,23 @@ pub trait Device: Executor {
     fn now_ns(&self) -> u64;
 }
 
+/// The promise that memory is the caller's for one access.
+#[derive(Debug)]
+pub struct Claimed(());
+
+impl Claimed {
+    /// Makes the promise.
+    ///
+    /// # Safety
+    /// The schedule has been told of the access, and the waits that it wrote have been paid, so that no op that runs or is
+    /// still to run touches the same bytes. What is rebound has the plan's offsets and lengths.
+    pub(crate) unsafe fn promise() -> Claimed {
+        Claimed(())
+    }
+}
+
 /// The stepper's private interface to a device: memory, settings, records and measured times. It keeps [`Device`]
 /// sealed.
-///
-/// # Safety
-/// Of all unsafe methods: the schedule has been told of the access, and the waits that it wrote have been paid, so that
-/// no op that runs or is still to run touches the same bytes.
 pub trait Executor {
     /// Whether the trainer is a stream, and not the calling thread: it touches memory long after the calls that
     /// announce it.
@@ -72,37 +83,25 @@ pub trait Executor {
     fn sizes(&self) -> Vec<(Memory, u64)>;
 
     /// Replaces the settings, which the next Begin reads.
-    ///
-    /// # Safety
-    /// As for the trait.
-    unsafe fn write_settings(&mut self, settings: &Settings);
+    fn write_settings(&mut self, settings: &Settings, claimed: Claimed);
 
     /// Says how far a record has come.
     ///
     /// # Errors
     /// Errors as for [`Device::wait`].
-    ///
-    /// # Safety
-    /// As for the trait.
-    unsafe fn write_progress(&mut self, record: usize, progress: Progress) -> Result<()>;
+    fn write_progress(&mut self, record: usize, progress: Progress, claimed: Claimed) -> Result<()>;
 
     /// Returns the progress of a record.
     ///
     /// # Errors
     /// Errors as for [`Device::wait`].
-    ///
-    /// # Safety
-    /// As for the trait.
-    unsafe fn read_progress(&mut self, record: usize) -> Result<Progress>;
+    fn read_progress(&mut self, record: usize, claimed: Claimed) -> Result<Progress>;
 
     /// A copy of the control block.
     ///
     /// # Errors
     /// Errors as for [`Device::wait`].
-    ///
-    /// # Safety
-    /// As for the trait.
-    unsafe fn read_control(&mut self) -> Result<InstepControl>;
+    fn read_control(&mut self, claimed: Claimed) -> Result<InstepControl>;
 
     /// The status of the newest pass that has been published whole, without waiting.
     fn latest(&self) -> Option<InstepStatus>;
@@ -111,28 +110,19 @@ pub trait Executor {
     ///
     /// # Errors
     /// Errors as for [`Device::wait`].
-    ///
-    /// # Safety
-    /// As for the trait.
-    unsafe fn read(&mut self, span: Span, into: &mut [u8]) -> Result<()>;
+    fn read(&mut self, span: Span, into: &mut [u8], claimed: Claimed) -> Result<()>;
 
     /// Copies to a span from the host.
     ///
     /// # Errors
     /// Errors as for [`Device::wait`].
-    ///
-    /// # Safety
-    /// As for the trait.
-    unsafe fn write(&mut self, span: Span, from: &[u8]) -> Result<()>;
+    fn write(&mut self, span: Span, from: &[u8], claimed: Claimed) -> Result<()>;
 
-    /// Takes the caller's tensors at other addresses. On a GPU it does not wait for the launches that read the old ones.
+    /// Takes the caller's tensors at other addresses, after a claim on all tensors and on control memory. On a GPU it does not wait for the launches that read the old ones.
     ///
     /// # Errors
     /// `Layout` if a tensor is out of the device's reach, and then nothing has changed; else as for [`Device::wait`].
-    ///
-    /// # Safety
-    /// As for the trait, of all tensors and of control memory; the pieces have the plan's offsets and lengths.
-    unsafe fn rebind(&mut self, pieces: BorrowedPieces) -> Result<()>;
+    fn rebind(&mut self, pieces: BorrowedPieces, claimed: Claimed) -> Result<()>;
 
     /// Builds a device of the same parts for another plan or other optimizers. Its own tensors and counts are zeros, and
     /// the control block's results of passes are kept. This device stays as it is in every case. `agreement` is the
@@ -140,15 +130,13 @@ pub trait Executor {
     ///
     /// # Errors
     /// As the builder's; `Mismatch`, if ranks compare it, where another rank has failed.
-    ///
-    /// # Safety
-    /// As for the trait; what is borrowed is of the new plan.
-    unsafe fn rebuilt(
+    fn rebuilt(
         &mut self,
         plan: &Arc<Plan>,
         assignment: &Arc<Assignment>,
         borrowed: Option<BorrowedPieces>,
         agreement: u64,
+        claimed: Claimed,
     ) -> Result<Self>
     where
         Self: Sized;

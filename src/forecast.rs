@@ -3,7 +3,6 @@
 //! A stepper of it has the schedule, the bytes and the refusals of a real one, so a group of a thousand ranks is planned on
 //! a laptop. It keeps a device's promises about time: ops of a stream run in order, none before it was submitted, and a
 //! wait ends with its record. Ranks are alike, so one stands for all.
-#![allow(unsafe_code)]
 
 use std::collections::HashMap;
 use std::ptr::{self, NonNull};
@@ -11,7 +10,7 @@ use std::sync::Arc;
 
 use crate::abi::{InstepControl, InstepStatus};
 use crate::collective::{Call, Collective, CollectiveKind};
-use crate::device::{Device, Executor};
+use crate::device::{Claimed, Device, Executor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::handle::Place;
@@ -136,17 +135,17 @@ impl Executor for Forecast {
         self.regions.sizes().collect()
     }
 
-    unsafe fn write_settings(&mut self, _: &Settings) {}
+    fn write_settings(&mut self, _: &Settings, _: Claimed) {}
 
-    unsafe fn write_progress(&mut self, _: usize, _: Progress) -> Result<()> {
+    fn write_progress(&mut self, _: usize, _: Progress, _: Claimed) -> Result<()> {
         Err(Forecast::no_values())
     }
 
-    unsafe fn read_progress(&mut self, _: usize) -> Result<Progress> {
+    fn read_progress(&mut self, _: usize, _: Claimed) -> Result<Progress> {
         Err(Forecast::no_values())
     }
 
-    unsafe fn read_control(&mut self) -> Result<InstepControl> {
+    fn read_control(&mut self, _: Claimed) -> Result<InstepControl> {
         Ok(first_control(&self.constants))
     }
 
@@ -154,24 +153,25 @@ impl Executor for Forecast {
         None
     }
 
-    unsafe fn read(&mut self, _: Span, _: &mut [u8]) -> Result<()> {
+    fn read(&mut self, _: Span, _: &mut [u8], _: Claimed) -> Result<()> {
         Err(Forecast::no_values())
     }
 
-    unsafe fn write(&mut self, _: Span, _: &[u8]) -> Result<()> {
+    fn write(&mut self, _: Span, _: &[u8], _: Claimed) -> Result<()> {
         Err(Forecast::no_values())
     }
 
-    unsafe fn rebind(&mut self, _: BorrowedPieces) -> Result<()> {
+    fn rebind(&mut self, _: BorrowedPieces, _: Claimed) -> Result<()> {
         Err(Forecast::no_values())
     }
 
-    unsafe fn rebuilt(
+    fn rebuilt(
         &mut self,
         plan: &Arc<Plan>,
         assignment: &Arc<Assignment>,
         _: Option<BorrowedPieces>,
         _: u64,
+        _: Claimed,
     ) -> Result<Self> {
         // Without a cost this device goes on for free; the stepper drops it.
         let cost = self.cost.take().unwrap_or_else(|| Box::new(|_, _| 0));
@@ -242,7 +242,7 @@ impl Collective for Foreseen {
         Ok(Arc::new(Foreseen { ..*self }))
     }
 
-    unsafe fn enqueue(&self, call: &Call) -> Result<()> {
+    fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
         Err(Error::unsupported(
             call.kind,
             "nothing is sent in a forecast",

@@ -8,8 +8,8 @@ use std::process::{Command, exit};
 use std::time::Duration;
 
 use instep::collective::conformance::check;
-use instep::collective::{Call, CollectiveKind};
-use instep::{Collective, DType, Error, Mpi, StreamHandle};
+use instep::collective::{Call, CallKey, CollectiveKind};
+use instep::{Collective, DType, Error, Mpi, Solo};
 use mpi::Threading;
 use mpi::topology::{Communicator, SimpleCommunicator};
 
@@ -49,20 +49,12 @@ fn run_rank() {
 
     let comm = Mpi::new(&world).unwrap();
     drop((world, universe));
-    let call = Call {
-        kind: CollectiveKind::AllReduce,
-        pass: 0,
-        bucket: None,
-        dtype: DType::F32,
-        src: std::ptr::dangling(),
-        dst: std::ptr::dangling_mut(),
-        bytes: 0,
-        agreement: 0,
-        deadline: Duration::from_secs(1),
-        stream: StreamHandle::default(),
-    };
-    // SAFETY: no byte is touched.
-    let finalized = unsafe { comm.enqueue(&call) };
+    let kind = CollectiveKind::AllReduce;
+    let key = CallKey { kind, pass: 0, bucket: None, dtype: DType::F32, bytes: 4, agreement: 0 };
+    let mut value = [1.0f32];
+    let bytes = bytemuck::cast_slice_mut(&mut value);
+    let finalized =
+        comm.enqueue(&mut Call::on_host(&Solo::new(4), key, None, bytes, Duration::from_secs(1)).unwrap());
     assert!(matches!(finalized, Err(Error::Order(_))), "{finalized:?}");
     comm.abort(&Error::Hook("after the end".to_owned()));
 }

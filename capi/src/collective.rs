@@ -153,7 +153,7 @@ impl Collective for Foreign {
         self.keeps_order
     }
 
-    unsafe fn enqueue(&self, call: &Call) -> instep::Result<()> {
+    fn enqueue(&self, call: &mut Call<'_>) -> instep::Result<()> {
         let failed = |code, message: String| {
             Err(Error::Collective { rank: self.rank, call: "enqueue", code, message })
         };
@@ -167,17 +167,19 @@ impl Collective for Foreign {
             size: size_of::<instep_call>(),
             kind: if call.kind == CollectiveKind::AllReduce { INSTEP_ALL_REDUCE } else { INSTEP_BROADCAST },
             dtype,
-            src: call.src.cast(),
-            dst: call.dst.cast(),
+            src: call.src().cast(),
+            dst: call.dst().cast(),
             bytes: call.bytes,
             pass: call.pass,
             bucket: call.bucket.map_or(-1, i64::from),
-            deadline_ms: call.deadline.as_millis().try_into().unwrap_or(u64::MAX),
-            stream: std::ptr::with_exposed_provenance_mut(call.stream.0),
+            deadline_ms: call.deadline().as_millis().try_into().unwrap_or(u64::MAX),
+            stream: call
+                .stream()
+                .map_or(std::ptr::null_mut(), |stream| std::ptr::with_exposed_provenance_mut(stream.0)),
             key: call.key().to_bytes(),
         };
         let Some(enqueue) = self.table.enqueue else { return failed(-1, "it is null".into()) };
-        // SAFETY: the function and its data are as the header says, and so are the buffers by this method's contract.
+        // SAFETY: the function and its data are as the header says, and the buffers are the call's.
         match in_callback(|| unsafe { enqueue(self.table.data, &given) }) {
             INSTEP_OK => Ok(()),
             INSTEP_THREW => failed(INSTEP_THREW, "the callback threw an exception".into()),

@@ -3,7 +3,6 @@
 //!
 //! A thread per connection takes frames in, so no write waits for a peer that is writing itself. A connection that ends
 //! is a failure only where something more is waited for, because a rank may leave after its last call.
-#![allow(unsafe_code)]
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -84,15 +83,17 @@ impl Tcp {
     }
 
     /// Returns the next frame of a peer, by its place in the list of peers.
-    fn receive(&self, place: usize, call: &Call, since: Instant) -> Result<Frame> {
+    fn receive(&self, place: usize, call: &Call<'_>, since: Instant) -> Result<Frame> {
         let (peer, inbox) = (self.shared.peers[place].0, lock(&self.inboxes[place]));
         loop {
             match inbox.recv_timeout(Duration::from_millis(2)) {
                 Ok(frame) => return Ok(frame),
-                Err(RecvTimeoutError::Timeout) if since.elapsed() < call.deadline => self.shared.refuse()?,
+                Err(RecvTimeoutError::Timeout) if since.elapsed() < call.deadline() => {
+                    self.shared.refuse()?
+                }
                 Err(RecvTimeoutError::Timeout) => {
                     let (rank, call, waited_ms) =
-                        (self.rank, call.to_string(), call.deadline.as_millis() as u64);
+                        (self.rank, call.to_string(), call.deadline().as_millis() as u64);
                     return Err(Error::Deadline { rank, call, waited_ms, missing: vec![peer] });
                 }
                 Err(RecvTimeoutError::Disconnected) => {
@@ -104,7 +105,7 @@ impl Tcp {
     }
 
     /// Rank 0: takes everyone's call, and gives everyone the result.
-    fn lead(&self, call: &Call, source: &[u8], since: Instant) -> Result<Vec<u8>> {
+    fn lead(&self, call: &Call<'_>, source: &[u8], since: Instant) -> Result<Vec<u8>> {
         let mut sum = source.to_vec();
         for (place, (peer, _)) in self.shared.peers.iter().enumerate() {
             let (_, frame) = self.receive(place, call, since)?;
@@ -124,7 +125,7 @@ impl Tcp {
     }
 
     /// The others: send the call, and take the result.
-    fn follow(&self, call: &Call, source: &[u8], since: Instant) -> Result<Vec<u8>> {
+    fn follow(&self, call: &Call<'_>, source: &[u8], since: Instant) -> Result<Vec<u8>> {
         let values = if call.kind == CollectiveKind::AllReduce { source } else { &[] };
         self.shared.send_to_all(CALL, &[&call.key().to_bytes(), values]);
         match self.receive(0, call, since)? {
@@ -203,19 +204,16 @@ impl Collective for Tcp {
         self.world_size
     }
 
-    unsafe fn enqueue(&self, call: &Call) -> Result<()> {
+    fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
         self.shared.refuse()?;
         if !self.knows(call.kind) {
             return Err(call.unknown_kind());
         }
-        // SAFETY: the source is valid for `bytes`, and nothing writes to it, by the contract.
-        let source = unsafe { std::slice::from_raw_parts(call.src, call.bytes as usize) };
-        let since = Instant::now();
+        let (source, since) = (call.source()?, Instant::now());
         let result =
             if self.rank == 0 { self.lead(call, source, since) } else { self.follow(call, source, since) };
         let result = result.map_err(|error| self.shared.fail(error))?;
-        // SAFETY: the destination is valid for `bytes`, by the contract, and the result is as long.
-        unsafe { result.as_ptr().copy_to(call.dst, result.len()) };
+        call.target()?.copy_from_slice(&result);
         Ok(())
     }
 

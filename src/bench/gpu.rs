@@ -15,7 +15,7 @@ use super::{constants, plan};
 use crate::cuda::driver::{Driver, Entered, Kernel, Module, Shape};
 use crate::cuda::owned::Event;
 use crate::cuda::{Cuda, CudaDevice, Parts};
-use crate::device::{Device, Executor};
+use crate::device::{Claimed, Device, Executor};
 use crate::error::Result;
 use crate::handle::{DevicePtr, StreamHandle};
 use crate::host::Solo;
@@ -161,7 +161,7 @@ impl GpuLauncher {
         assert_eq!(span.bytes(), bytes.len() as u64, "{memory:?}");
         self.settle()?;
         // SAFETY: as many bytes as the span is long; nothing runs.
-        unsafe { self.device.write(span, bytes) }
+        self.device.write(span, bytes, unsafe { Claimed::promise() })
     }
 
     /// Reads bytes of a memory, from element `elements.start` on.
@@ -176,7 +176,7 @@ impl GpuLauncher {
         assert_eq!(span.bytes(), into.len() as u64, "{memory:?}");
         self.settle()?;
         // SAFETY: as in `write`.
-        unsafe { self.device.read(span, into) }
+        self.device.read(span, into, unsafe { Claimed::promise() })
     }
 
     /// Runs a pass's Begin and a step of every bucket.

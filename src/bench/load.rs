@@ -285,13 +285,14 @@ impl Collective for PacedReduce {
     }
 
     /// The first pass's broadcast is not what is measured: it does nothing.
-    unsafe fn enqueue(&self, call: &Call) -> Result<()> {
+    fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
         if call.kind == CollectiveKind::Broadcast {
             return Ok(());
         }
         assert!(call.bytes <= self.scratch_bytes, "the bucket is longer than the load's gradients");
-        // SAFETY: the caller's promise, and the scratch memory is as long as the bucket.
-        unsafe { self.run(DevicePtr(call.dst.addr() as u64), call.bytes, call.stream) }
+        let stream = call.require_stream()?;
+        // SAFETY: the call's own memory, and the scratch memory is as long as the bucket.
+        unsafe { self.run(DevicePtr(call.dst().addr() as u64), call.bytes, stream) }
     }
 
     fn abort(&self, _: &Error) {}

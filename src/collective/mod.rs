@@ -1,157 +1,28 @@
 //! The interface of a group of ranks: threads of one process, NCCL, or a [`Collective`] of the user's own.
 //!
 //! A [`Call`] carries everything that ranks must agree on, so an implementation can return an error where ranks differ,
-//! instead of hanging. The sum is a plain sum: the step's launch applies the factor of the mean. This file declares
-//! unsafe functions and calls them only to forward a promise.
-#![allow(unsafe_code)]
+//! instead of hanging. The sum is a plain sum: the step's launch applies the factor of the mean.
 
 pub mod conformance;
 mod key;
+mod memory;
 
 use std::any::Any;
 use std::sync::Arc;
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::handle::{Place, StreamHandle};
+use crate::handle::Place;
 use crate::layout::Plan;
 pub use crate::op::CollectiveKind;
 pub use key::CallKey;
-
-/// One collective call of one rank.
-#[derive(Clone, Copy, Debug)]
-pub struct Call {
-    /// Which collective.
-    pub kind: CollectiveKind,
-    /// The pass it belongs to, counted from the stepper's first.
-    pub pass: u64,
-    /// The bucket it belongs to, if any.
-    pub bucket: Option<u32>,
-    /// Element type, which says nothing of whole numbers.
-    pub dtype: DType,
-    /// The source, aligned to 64 bytes, or to the element in memory that the stepper has borrowed and in counts of ranks.
-    pub src: *const u8,
-    /// The destination. It may equal `src`; of a reduce-scatter it may be this rank's part of the source, and of an
-    /// all-gather the source may be this rank's part of it.
-    pub dst: *mut u8,
-    /// Length of the longer one: [`src_bytes`](Self::src_bytes) and [`dst_bytes`](Self::dst_bytes) say how long each is.
-    /// Of gradients and parameters in the stepper's own memory a multiple of world_size x 256 elements, unless a
-    /// [hook](crate::overlap::Hooked) asks for it; counts of ranks have any length.
-    pub bytes: u64,
-    /// One number for layout, options, hyperparameters and frozen parameters; [`difference`](crate::op::difference) says
-    /// what two of them differ in.
-    pub agreement: u64,
-    /// Longest wait for the other ranks.
-    pub deadline: Duration,
-    /// On a GPU, the stream to enqueue on; on the host device, which calls from the stream's own thread, nothing.
-    pub stream: StreamHandle,
-}
-
-// SAFETY: addresses and numbers. Only an unsafe call follows the addresses, by the promise of its caller.
-unsafe impl Send for Call {}
-// SAFETY: as above.
-unsafe impl Sync for Call {}
+pub(crate) use memory::Addresses;
+pub use memory::{Allocation, Call};
 
 pub(crate) fn refused_kind(kind: CollectiveKind) -> Error {
     let remedy = "use Strategy::Replicated, or a collective that knows it";
     Error::unsupported(kind, "this collective cannot make one", remedy)
-}
-
-/// Makes a call about host memory: `source`, or else `target` in place. The rest is as `like` says.
-pub(crate) fn enqueue_bytes(
-    comm: &dyn Collective,
-    like: &Call,
-    source: Option<&mut [u8]>,
-    target: &mut [u8],
-) -> Result<()> {
-    let (ranks, rank) = (comm.world_size(), comm.rank() as usize);
-    let lengths = [source.as_ref().map_or(target.len(), |source| source.len()), target.len()];
-    let bytes = lengths[0].max(lengths[1]);
-    let call = Call { bytes: bytes as u64, stream: StreamHandle::default(), ..*like };
-    let [src_bytes, dst_bytes] = [call.src_bytes(ranks) as usize, call.dst_bytes(ranks) as usize];
-    let call = match source {
-        Some(source) => {
-            assert!(lengths == [src_bytes, dst_bytes], "{lengths:?} bytes for {}", call.key());
-            Call { src: source.as_ptr(), dst: target.as_mut_ptr(), ..call }
-        }
-        None => {
-            let whole = target.as_mut_ptr();
-            // The shorter of the two is this rank's part of the longer one.
-            let [src, dst] = [src_bytes, dst_bytes]
-                .map(|len| whole.wrapping_add(if len < bytes { rank * len } else { 0 }));
-            Call { src, dst, ..call }
-        }
-    };
-    // SAFETY: both are that long, and borrowed mutably until the call returns. Without a stream it has ended by then.
-    unsafe { comm.enqueue(&call) }
-}
-
-/// Memory that a communicator has made for the buffers that it reduces, so that it can reach them faster.
-pub struct Allocation {
-    pub(crate) address: *mut u8,
-    _owner: Box<dyn Any + Send + Sync>,
-}
-
-impl Allocation {
-    /// Wraps memory whose first byte is at `address`, aligned to 256 bytes, with arbitrary contents; dropping `owner`
-    /// gives it back.
-    ///
-    /// # Safety
-    /// As many bytes as were asked for, of a device that the communicator reaches, are valid until `owner` is dropped,
-    /// and nothing but the stepper's ops touches them.
-    pub unsafe fn new(address: *mut u8, owner: Box<dyn Any + Send + Sync>) -> Allocation {
-        Allocation { address, _owner: owner }
-    }
-
-    /// Returns the first byte.
-    pub fn address(&self) -> *mut u8 {
-        self.address
-    }
-}
-
-impl fmt::Debug for Allocation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Allocation").field("address", &self.address).finish_non_exhaustive()
-    }
-}
-
-impl Call {
-    /// Returns what must be equal on all ranks.
-    pub fn key(&self) -> CallKey {
-        let Call { kind, pass, bucket, dtype, bytes, agreement, .. } = *self;
-        CallKey { kind, pass, bucket, dtype, bytes, agreement }
-    }
-
-    /// Returns the length of the source, in a group of so many ranks.
-    pub fn src_bytes(&self, world_size: u32) -> u64 {
-        if self.kind == CollectiveKind::AllGather { self.bytes / u64::from(world_size) } else { self.bytes }
-    }
-
-    /// Returns the length of the destination.
-    pub fn dst_bytes(&self, world_size: u32) -> u64 {
-        if self.kind == CollectiveKind::ReduceScatter {
-            self.bytes / u64::from(world_size)
-        } else {
-            self.bytes
-        }
-    }
-
-    /// Returns the error of a collective that does not [know](Collective::knows) the kind of this call.
-    pub fn unknown_kind(&self) -> Error {
-        refused_kind(self.kind)
-    }
-
-    /// Returns whether two ranks' calls belong together.
-    pub fn agrees_with(&self, other: &Call) -> bool {
-        self.key() == other.key()
-    }
-}
-
-impl fmt::Display for Call {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.key().fmt(f)
-    }
 }
 
 /// A group of ranks, as one of them sees it. The crate brings ranks that are threads of one process
@@ -254,12 +125,8 @@ pub trait Collective: Send + Sync {
     ///
     /// # Errors
     /// `Mismatch`, `LeftPass`, `PeerLost`, `Deadline` or `Collective`; the buffer's content is then unspecified, and so is every
-    /// later call.
-    ///
-    /// # Safety
-    /// `src` and `dst` are valid for their lengths, and nothing else touches them, until the call returns; on a GPU,
-    /// until the stream has passed it.
-    unsafe fn enqueue(&self, call: &Call) -> Result<()>;
+    /// later call. `Unsupported` for memory that is out of its [reach](Self::reaches).
+    fn enqueue(&self, call: &mut Call<'_>) -> Result<()>;
 
     /// Reports what has gone wrong since `enqueue` returned: on a GPU, a peer may be lost while a sum is under way.
     /// Asked while the host waits; must not block.
@@ -331,9 +198,8 @@ impl<C: Collective + ?Sized> Collective for Box<C> {
         (**self).agree(number, deadline)
     }
 
-    unsafe fn enqueue(&self, call: &Call) -> Result<()> {
-        // SAFETY: the caller's promise, passed on.
-        unsafe { (**self).enqueue(call) }
+    fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
+        (**self).enqueue(call)
     }
 
     fn check(&self) -> Result<()> {

@@ -11,7 +11,7 @@ use super::CudaDevice;
 use super::memory::{address, bytes_of, bytes_of_all, fetch};
 use super::timing::Timing;
 use crate::abi::{InstepControl, InstepStatus};
-use crate::device::{Device, Executor};
+use crate::device::{Claimed, Device, Executor};
 use crate::error::{Error, Result};
 use crate::handle::Place;
 use crate::launch::{Assignment, BorrowedPieces, Progress, Settings, without_bucket};
@@ -46,7 +46,7 @@ impl CudaDevice {
         self.guarded_copy("a copy to the host", |device| {
             device.block_on_compute()?;
             // SAFETY: an address of this device's control memory, plain numbers, which nothing
-            // writes now by the caller's contract.
+            // writes now by `Claimed`.
             unsafe { fetch(&*device.driver, at, device.streams.stream(Stream::Compute)) }
         })
     }
@@ -71,27 +71,27 @@ impl Executor for CudaDevice {
         self.memory.regions.sizes().collect()
     }
 
-    unsafe fn write_settings(&mut self, settings: &Settings) {
+    fn write_settings(&mut self, settings: &Settings, _: Claimed) {
         self.settings.set(settings);
     }
 
-    unsafe fn write_progress(&mut self, record: usize, progress: Progress) -> Result<()> {
+    fn write_progress(&mut self, record: usize, progress: Progress, _: Claimed) -> Result<()> {
         let at = self.memory.regions.records().wrapping_add(record);
         let mut record = self.fetch(at.cast_const())?;
         progress.set(&mut record);
         self.guarded_copy("a copy to the GPU", |device| {
             let compute = device.streams.stream(Stream::Compute);
-            // SAFETY: a record of this device's, touched by nothing else now, by the caller's contract.
+            // SAFETY: a record of this device's, touched by nothing else now, by `Claimed`.
             unsafe { device.driver.upload(address(at), bytes_of_all(&[record]), compute) }
         })
     }
 
-    unsafe fn read_progress(&mut self, record: usize) -> Result<Progress> {
+    fn read_progress(&mut self, record: usize, _: Claimed) -> Result<Progress> {
         let at = self.memory.regions.records().wrapping_add(record);
         Ok(Progress::of(&self.fetch(at.cast_const())?))
     }
 
-    unsafe fn read_control(&mut self) -> Result<InstepControl> {
+    fn read_control(&mut self, _: Claimed) -> Result<InstepControl> {
         self.fetch(self.memory.regions.control().cast_const())
     }
 
@@ -99,17 +99,17 @@ impl Executor for CudaDevice {
         self.status.latest()
     }
 
-    unsafe fn read(&mut self, span: Span, into: &mut [u8]) -> Result<()> {
+    fn read(&mut self, span: Span, into: &mut [u8], _: Claimed) -> Result<()> {
         debug_assert_eq!(span.bytes(), size_of_val(into) as u64);
         let from = address(self.memory.regions.resolve(span));
         self.guarded_copy("a copy to the host", |device| {
             device.block_on_compute()?;
-            // SAFETY: in bounds by `resolve`; written by nothing now, by the caller's contract.
+            // SAFETY: in bounds by `resolve`; written by nothing now, by `Claimed`.
             unsafe { device.driver.download(into, from, device.streams.stream(Stream::Compute)) }
         })
     }
 
-    unsafe fn write(&mut self, span: Span, from: &[u8]) -> Result<()> {
+    fn write(&mut self, span: Span, from: &[u8], _: Claimed) -> Result<()> {
         debug_assert_eq!(span.bytes(), size_of_val(from) as u64);
         let to = address(self.memory.regions.resolve(span));
         self.guarded_copy("a copy to the GPU", |device| {
@@ -119,19 +119,19 @@ impl Executor for CudaDevice {
         })
     }
 
-    unsafe fn rebind(&mut self, pieces: BorrowedPieces) -> Result<()> {
+    fn rebind(&mut self, pieces: BorrowedPieces, _: Claimed) -> Result<()> {
         self.take_addresses(pieces)
     }
 
-    unsafe fn rebuilt(
+    fn rebuilt(
         &mut self,
         plan: &Arc<Plan>,
         assignment: &Arc<Assignment>,
         borrowed: Option<BorrowedPieces>,
         agreement: u64,
+        claimed: Claimed,
     ) -> Result<Self> {
-        // SAFETY: the caller's promise.
-        let control = without_bucket(unsafe { self.read_control()? });
+        let control = without_bucket(self.read_control(claimed)?);
         let reached = self.refuse_unreached(borrowed.iter().flat_map(BorrowedPieces::iter));
         let built = reached.and_then(|()| CudaDevice::new(self.parts_for(plan, assignment, borrowed)));
         // A rank that has failed takes part too, with a number that differs: the others would wait for it otherwise.

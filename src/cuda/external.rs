@@ -120,14 +120,14 @@ impl Collective for External {
         true
     }
 
-    unsafe fn enqueue(&self, call: &Call) -> Result<()> {
+    fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
         if call.kind == CollectiveKind::Broadcast {
             return Ok(());
         }
         if !self.knows(call.kind) {
             return Err(call.unknown_kind());
         }
-        let bucket = call.bucket.unwrap_or(u32::MAX) as usize;
+        let (stream, bucket) = (call.require_stream()?, call.bucket.unwrap_or(u32::MAX) as usize);
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(event) = events.get_mut(bucket).and_then(Option::take) else {
             let thing = format_args!("sum of bucket {bucket}");
@@ -138,7 +138,7 @@ impl Collective for External {
             ));
         };
         // SAFETY: the caller of `reduced` keeps the event alive; the stream is the stepper's.
-        unsafe { self.driver.wait(call.stream, event) }
+        unsafe { self.driver.wait(stream, event) }
     }
 
     /// Does nothing: the group is the framework's, which learns of a failure from its stepper's errors.

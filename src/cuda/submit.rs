@@ -14,7 +14,7 @@ use super::launches::BucketLaunch;
 use super::memory::address;
 use super::pinned::SLOTS;
 use crate::abi::{INSTEP_GPU_THREADS, InstepBeginArgs, InstepPublishArgs, InstepRecord};
-use crate::collective::Call;
+use crate::collective::{Call, CallKey};
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, StreamHandle};
 use crate::launch::{begin_args, decide_args, records_of};
@@ -85,20 +85,13 @@ impl CudaDevice {
                 Err(Error::unsupported("Gradients::Release", "a GPU's memory cannot be given back", remedy))
             }
             Action::Collective { kind, pass, agreement, bucket, src, dst } => {
-                let call = Call {
-                    kind,
-                    pass,
-                    bucket,
-                    dtype: src.dtype(&self.plan),
-                    src: self.memory.regions.resolve(src),
-                    dst: self.memory.regions.resolve(dst),
-                    bytes: src.bytes().max(dst.bytes()),
-                    agreement,
-                    deadline: self.deadline,
-                    stream,
-                };
+                let (bytes, dtype) = (src.bytes().max(dst.bytes()), src.dtype(&self.plan));
+                let key = CallKey { kind, pass, bucket, dtype, bytes, agreement };
+                let [src, dst] = [src, dst].map(|span| self.memory.regions.resolve(span));
                 // SAFETY: as for `Zero`.
-                unsafe { self.comm.enqueue(&call) }
+                let mut call =
+                    unsafe { Call::new(key, self.comm.world_size(), src, dst, self.deadline, Some(stream)) };
+                self.comm.enqueue(&mut call)
             }
         }
     }

@@ -230,29 +230,26 @@ impl Kernels {
         }
     }
 
-    /// Writes `count` elements times `factor` as `dtype`, one of 16 bits.
+    /// Writes each element times `factor` as `dtype`, one of 16 bits.
     ///
-    /// # Safety
-    /// Both are valid for `count` elements, they do not overlap, and nothing else touches them.
-    pub(crate) unsafe fn narrow(
-        &self,
-        from: *const f32,
-        to: *mut u16,
-        dtype: DType,
-        factor: f32,
-        count: u64,
-    ) {
-        // SAFETY: as in `begin`.
-        unsafe { self.table.narrow.unwrap_unchecked()(from, to, dtype_code(dtype), factor, count) }
+    /// # Panics
+    /// If the lengths differ.
+    pub(crate) fn narrow(&self, from: &[f32], to: &mut [u16], dtype: DType, factor: f32) {
+        assert_eq!(from.len(), to.len());
+        let (format, count) = (dtype_code(dtype), from.len() as u64);
+        // SAFETY: as in `begin`; the slices are as long, and nothing else touches what is written.
+        unsafe { self.table.narrow.unwrap_unchecked()(from.as_ptr(), to.as_mut_ptr(), format, factor, count) }
     }
 
-    /// Writes `count` elements of `dtype`, one of 16 bits, times `factor` as f32.
+    /// Writes each element of `dtype`, one of 16 bits, times `factor` as f32.
     ///
-    /// # Safety
-    /// As for `narrow`.
-    pub(crate) unsafe fn widen(&self, from: *const u16, to: *mut f32, dtype: DType, factor: f32, count: u64) {
-        // SAFETY: as in `begin`.
-        unsafe { self.table.widen.unwrap_unchecked()(from, to, dtype_code(dtype), factor, count) }
+    /// # Panics
+    /// If the lengths differ.
+    pub(crate) fn widen(&self, from: &[u16], to: &mut [f32], dtype: DType, factor: f32) {
+        assert_eq!(from.len(), to.len());
+        let (format, count) = (dtype_code(dtype), from.len() as u64);
+        // SAFETY: as in `narrow`.
+        unsafe { self.table.widen.unwrap_unchecked()(from.as_ptr(), to.as_mut_ptr(), format, factor, count) }
     }
 
     /// Converts stored values to f32.
@@ -368,8 +365,8 @@ mod tests {
                 asm!("ldmxcsr [{}]", in(reg) &FLUSH_AND_ZERO);
                 kernels.sum(&[one.as_mut_ptr().cast(), two.as_mut_ptr().cast()], DType::F32, 0, 64);
                 // Three units of the last place are 2^-131 as a bf16 of 2^-133 each, once they are scaled by 2^18.
-                kernels.narrow(one.as_ptr(), halves.as_mut_ptr(), DType::BF16, 262_144.0, 64);
-                kernels.widen(halves.as_ptr(), wide.as_mut_ptr(), DType::BF16, 0.5, 64);
+                kernels.narrow(&one, &mut halves, DType::BF16, 262_144.0);
+                kernels.widen(&halves, &mut wide, DType::BF16, 0.5);
                 asm!("stmxcsr [{}]", in(reg) &mut after);
                 asm!("ldmxcsr [{}]", in(reg) &saved);
             }

@@ -31,7 +31,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
 use crate::abi::{InstepControl, InstepStatus};
-use crate::device::{Device, Executor};
+use crate::device::{Claimed, Device, Executor};
 use crate::error::Result;
 use crate::handle::Place;
 use crate::launch::{Assignment, BorrowedPieces, Progress, Settings, without_bucket};
@@ -87,23 +87,23 @@ impl Executor for HostDevice {
         self.memories.regions().sizes().collect()
     }
 
-    unsafe fn write_settings(&mut self, settings: &Settings) {
-        // SAFETY: the caller's promise, here and below.
+    fn write_settings(&mut self, settings: &Settings, _: Claimed) {
+        // SAFETY: by `Claimed`, here and below.
         unsafe { self.memories.write_settings(settings) }
     }
 
-    unsafe fn write_progress(&mut self, record: usize, progress: Progress) -> Result<()> {
+    fn write_progress(&mut self, record: usize, progress: Progress, _: Claimed) -> Result<()> {
         // SAFETY: as above.
         unsafe { self.memories.write_progress(record, progress) };
         Ok(())
     }
 
-    unsafe fn read_progress(&mut self, record: usize) -> Result<Progress> {
+    fn read_progress(&mut self, record: usize, _: Claimed) -> Result<Progress> {
         // SAFETY: as above.
         Ok(Progress::of(&unsafe { self.memories.read_record(record) }))
     }
 
-    unsafe fn read_control(&mut self) -> Result<InstepControl> {
+    fn read_control(&mut self, _: Claimed) -> Result<InstepControl> {
         // SAFETY: as above.
         Ok(unsafe { self.memories.read_control() })
     }
@@ -112,36 +112,37 @@ impl Executor for HostDevice {
         self.memories.latest()
     }
 
-    unsafe fn read(&mut self, span: Span, into: &mut [u8]) -> Result<()> {
+    fn read(&mut self, span: Span, into: &mut [u8], _: Claimed) -> Result<()> {
         assert_eq!(span.bytes(), into.len() as u64);
         // SAFETY: as above; `resolve` has checked that the span is one run of bytes.
         unsafe { std::ptr::copy_nonoverlapping(self.resolve(span), into.as_mut_ptr(), into.len()) };
         Ok(())
     }
 
-    unsafe fn write(&mut self, span: Span, from: &[u8]) -> Result<()> {
+    fn write(&mut self, span: Span, from: &[u8], _: Claimed) -> Result<()> {
         assert_eq!(span.bytes(), from.len() as u64);
         // SAFETY: as above.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.resolve(span), from.len()) };
         Ok(())
     }
 
-    unsafe fn rebind(&mut self, pieces: BorrowedPieces) -> Result<()> {
+    fn rebind(&mut self, pieces: BorrowedPieces, _: Claimed) -> Result<()> {
         // SAFETY: as above.
         unsafe { self.streams.executor().rebind(pieces) };
         Ok(())
     }
 
-    unsafe fn rebuilt(
+    fn rebuilt(
         &mut self,
         plan: &Arc<Plan>,
         assignment: &Arc<Assignment>,
         borrowed: Option<BorrowedPieces>,
         _: u64,
+        _: Claimed,
     ) -> Result<Self> {
         let parts = self.streams.executor().parts_for(plan, assignment, borrowed)?;
         let device = HostDevice::new(parts, self.streams.is_timed(), self.streams.is_inline())?;
-        // SAFETY: the caller's promise for ours; nothing has been submitted to the other.
+        // SAFETY: by `Claimed` for ours; nothing has been submitted to the other.
         unsafe {
             device.memories.write_control_block(without_bucket(self.memories.read_control()));
         }

@@ -3,14 +3,13 @@
 //! `Solo`'s calls copy at most, from the source to another destination; tests compare many ranks with it, and `instep
 //! replay` uses it. `External` is an engine's own all-reduce, whose counterpart on a GPU is `cuda::External`. The step
 //! still divides by `world_size`.
-#![allow(unsafe_code)]
 
 use std::sync::Arc;
 
 use crate::collective::{Call, Collective, CollectiveKind};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::handle::{Place, StreamHandle};
+use crate::handle::Place;
 
 /// A group whose gradients are already summed over its ranks: those of single-process training, or of an engine that makes
 /// its own all-reduce and hands a bucket over once its sum is there, in any order of buckets; [`External`](crate::External)
@@ -67,14 +66,13 @@ impl Collective for Solo {
         false
     }
 
-    unsafe fn enqueue(&self, call: &Call) -> Result<()> {
+    fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
         if !self.knows(call.kind) {
             return Err(call.unknown_kind());
         }
-        // On a GPU steppers sum in place, and this call has a stream.
-        if !std::ptr::eq(call.src, call.dst) && call.stream == StreamHandle::default() {
-            // SAFETY: both are host memory and valid for `bytes`, by the contract.
-            unsafe { call.src.copy_to(call.dst, call.bytes as usize) }
+        // On a GPU, where the call has a stream, steppers sum in place.
+        if call.stream().is_none() {
+            call.in_place()?;
         }
         Ok(())
     }
@@ -150,7 +148,7 @@ impl Collective for External {
         false
     }
 
-    unsafe fn enqueue(&self, call: &Call) -> Result<()> {
+    fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
         if self.knows(call.kind) { Ok(()) } else { Err(call.unknown_kind()) }
     }
 

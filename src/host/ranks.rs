@@ -14,7 +14,7 @@ use crate::collective::{Call, Collective};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::host::kernels::{Isa, Kernels};
-use crate::host::rendezvous::{Rendezvous, Seat};
+use crate::host::rendezvous::{Arrived, Rendezvous, Seat};
 use crate::host::streams::message_of;
 use crate::op::CollectiveKind;
 use crate::pool::Pool;
@@ -39,7 +39,7 @@ pub struct InProcess {
 /// Reused between calls, so that a collective allocates nothing.
 #[derive(Default)]
 struct Scratch {
-    calls: Vec<Call>,
+    calls: Vec<Arrived>,
     buffers: Vec<*mut u8>,
 }
 
@@ -261,19 +261,21 @@ impl Collective for InProcess {
         Ok(Arc::new(self.split()))
     }
 
-    unsafe fn enqueue(&self, call: &Call) -> Result<()> {
+    fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
         let (own, ranks) = (self.seat.rank as usize, u64::from(self.group.world_size));
+        call.require_host(self.group.world_size)?;
         let is_whole = !matches!(call.kind, CollectiveKind::ReduceScatter | CollectiveKind::AllGather);
-        if is_whole && !std::ptr::eq(call.src, call.dst) {
-            // Ranks meet over `dst`. SAFETY: both are valid for `bytes`, by the contract.
-            unsafe { call.src.copy_to(call.dst, call.bytes as usize) }
+        if is_whole {
+            // Ranks meet over the destination.
+            call.in_place()?;
         }
         let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
         let Scratch { calls, buffers } = &mut *scratch;
         self.group.rendezvous.meet(&self.seat, call, calls)?;
+        let dst = call.dst();
         // From here to `part` nothing may return early, because ranks work inside each other's buffers.
         buffers.clear();
-        buffers.extend(calls.iter().map(|call| call.dst));
+        buffers.extend(calls.iter().map(|(_, call)| call.dst));
         match call.kind {
             CollectiveKind::AllReduce => {
                 let (first, last) = part_of(call.bytes / call.dtype.bytes(), own, ranks);
@@ -285,22 +287,22 @@ impl Collective for InProcess {
                 if self.seat.rank != 0 {
                     // SAFETY: as above; rank 0's buffer is only read, ours only written, and they are different
                     // allocations of `bytes` each.
-                    unsafe { calls[0].src.copy_to_nonoverlapping(call.dst, call.bytes as usize) }
+                    unsafe { calls[0].1.src.copy_to_nonoverlapping(dst, call.bytes as usize) }
                 }
             }
             CollectiveKind::ReduceScatter => {
-                let part = call.dst_bytes(self.group.world_size) / call.dtype.bytes();
+                let part = call.dst_bytes() / call.dtype.bytes();
                 let (first, last) = (own as u64 * part, (own as u64 + 1) * part);
                 buffers.clear();
-                buffers.extend(calls.iter().map(|call| call.src.cast_mut()));
+                buffers.extend(calls.iter().map(|(_, call)| call.src.cast_mut()));
                 // SAFETY: as for an all-reduce; rank r alone reads the r-th part of each source and writes its own
                 // destination, which lies in no other part.
-                unsafe { self.group.kernels.sum_to(buffers, call.dtype, first, last, call.dst) }
+                unsafe { self.group.kernels.sum_to(buffers, call.dtype, first, last, dst) }
             }
             CollectiveKind::AllGather => {
-                let part = call.src_bytes(self.group.world_size) as usize;
-                for (rank, theirs) in calls.iter().enumerate() {
-                    let place = call.dst.wrapping_add(rank * part);
+                let part = call.src_bytes() as usize;
+                for (rank, (_, theirs)) in calls.iter().enumerate() {
+                    let place = dst.wrapping_add(rank * part);
                     // Our own source may be its place, and peers read it now: not even the same bytes are written there.
                     if !std::ptr::eq(theirs.src, place) {
                         // SAFETY: as above; sources are only read, and each rank writes its own destination outside its

@@ -8,7 +8,7 @@
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
-use crate::collective::Call;
+use crate::collective::{Addresses, Call, CallKey};
 use crate::error::{Error, Result};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
@@ -34,9 +34,12 @@ struct Member {
     left: usize,
 }
 
+/// What a rank brings to a meeting: its call, without the claim on the buffers.
+pub(crate) type Arrived = (CallKey, Addresses);
+
 /// One sequence of meetings of all ranks.
 struct Split {
-    calls: Vec<Option<Call>>,
+    calls: Vec<Option<Arrived>>,
     arrived: usize,
     departed: usize,
     /// Meetings that all ranks have arrived at.
@@ -75,9 +78,8 @@ impl Rendezvous {
         Seat { rank, split, changed: Arc::clone(&state.splits[split].changed) }
     }
 
-    /// Waits for all ranks and returns their calls in `calls`, by rank. After `Ok` the caller must
-    /// [`part`](Self::part).
-    pub(crate) fn meet(&self, seat: &Seat, call: &Call, calls: &mut Vec<Call>) -> Result<()> {
+    /// Waits for all ranks and returns their calls in `calls`, by rank. After `Ok` the caller must [`part`](Self::part).
+    pub(crate) fn meet(&self, seat: &Seat, call: &Call<'_>, calls: &mut Vec<Arrived>) -> Result<()> {
         let mut state = self.lock();
         state.refuse(seat)?;
         state.compare(seat, call)?;
@@ -86,7 +88,7 @@ impl Rendezvous {
         // Once all have met, a failure no longer matters, because the others already work.
         while state.splits[seat.split].met < meeting {
             let waited = since.elapsed();
-            let refusal = state.refuse(seat).and_then(|()| match call.deadline.checked_sub(waited) {
+            let refusal = state.refuse(seat).and_then(|()| match call.deadline().checked_sub(waited) {
                 Some(left) if !left.is_zero() => Ok(left),
                 _ => Err(state.late(seat, call)),
             });
@@ -161,25 +163,25 @@ impl State {
     }
 
     /// Compares the call with one that has arrived; all others agree with that one.
-    fn compare(&mut self, seat: &Seat, call: &Call) -> Result<()> {
+    fn compare(&mut self, seat: &Seat, call: &Call<'_>) -> Result<()> {
         let calls = &self.splits[seat.split].calls;
         let Some((other_rank, other)) =
-            calls.iter().enumerate().find_map(|(r, arrived)| arrived.map(|call| (r as u32, call)))
+            calls.iter().enumerate().find_map(|(r, arrived)| arrived.map(|(key, _)| (r as u32, key)))
         else {
             return Ok(());
         };
-        if call.agrees_with(&other) {
+        if call.key() == other {
             return Ok(());
         }
-        let error = call.key().mismatch(&other.key(), seat.rank, other_rank);
+        let error = call.key().mismatch(&other, seat.rank, other_rank);
         self.fail(seat.rank, error.clone());
         Err(error)
     }
 
-    fn late(&mut self, seat: &Seat, call: &Call) -> Error {
+    fn late(&mut self, seat: &Seat, call: &Call<'_>) -> Error {
         let calls = &self.splits[seat.split].calls;
         let missing = (0..calls.len()).filter(|&r| calls[r].is_none()).map(|r| r as u32).collect();
-        let waited_ms = call.deadline.as_millis() as u64;
+        let waited_ms = call.deadline().as_millis() as u64;
         let error = Error::Deadline { rank: seat.rank, call: call.to_string(), waited_ms, missing };
         self.fail(seat.rank, error.clone());
         error
@@ -216,8 +218,8 @@ impl Split {
     }
 
     /// Returns the number of the meeting.
-    fn arrive(&mut self, rank: u32, call: &Call) -> u64 {
-        self.calls[rank as usize] = Some(*call);
+    fn arrive(&mut self, rank: u32, call: &Call<'_>) -> u64 {
+        self.calls[rank as usize] = Some((call.key(), call.addresses()));
         self.arrived += 1;
         let meeting = self.met + 1;
         if self.arrived == self.calls.len() {

@@ -8,9 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::abi::INSTEP_OPTIMIZER_CUSTOM;
-use crate::collective::{Call, Collective};
+use crate::collective::{Call, CallKey, Collective};
 use crate::error::Result;
-use crate::handle::StreamHandle;
 use crate::host::arena::Memories;
 use crate::host::bucket_job::{BucketJob, Execution};
 use crate::host::custom::CustomStep;
@@ -169,21 +168,14 @@ impl Runner {
             // SAFETY: nothing else touches the span now, as for every op, and its contents are no longer needed.
             Action::Release(span) => unsafe { self.memories.release(span) }?,
             Action::Collective { kind, pass, agreement, bucket, src, dst } => {
-                let call = Call {
-                    kind,
-                    pass,
-                    bucket,
-                    dtype: src.dtype(&self.plan),
-                    src: self.memories.resolve(src),
-                    dst: self.memories.resolve(dst),
-                    bytes: src.bytes().max(dst.bytes()),
-                    agreement,
-                    deadline: self.deadline,
-                    stream: StreamHandle::default(),
-                };
                 let gathers = self.gathers.as_ref().filter(|_| op.stream == Stream::Gather);
+                let comm = gathers.unwrap_or(&self.comm);
+                let (bytes, dtype) = (src.bytes().max(dst.bytes()), src.dtype(&self.plan));
+                let key = CallKey { kind, pass, bucket, dtype, bytes, agreement };
+                let [src, dst] = [src, dst].map(|span| self.memories.resolve(span));
                 // SAFETY: both spans are in bounds, and untouched meanwhile as for every op.
-                unsafe { gathers.unwrap_or(&self.comm).enqueue(&call) }?;
+                let mut call = unsafe { Call::new(key, comm.world_size(), src, dst, self.deadline, None) };
+                comm.enqueue(&mut call)?;
             }
         }
         Ok(())

@@ -5,15 +5,17 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::time::Duration;
 
-use crate::collective::{Call, Collective, enqueue_bytes};
+use crate::collective::{Call, CallKey, Collective};
 use crate::error::{Error, Result};
 use crate::layout::{Bucket, Plan};
 
 /// One bucket's gradients, as a communication hook sees and changes them.
 pub struct GradBucket<'a> {
     pub(super) comm: &'a dyn Collective,
-    pub(super) call: &'a Call,
+    pub(super) key: CallKey,
+    pub(super) deadline: Duration,
     pub(super) index: u32,
     pub(super) plan: &'a Plan,
     pub(super) bucket: &'a Bucket,
@@ -37,7 +39,7 @@ impl GradBucket<'_> {
     /// Returns the number of the pass, counted from 1 by this stepper. A run that resumes from a checkpoint starts at 1
     /// again, so a hook that needs the total must add the earlier passes.
     pub fn pass(&self) -> u64 {
-        self.call.pass
+        self.key.pass
     }
 
     /// Returns this rank.
@@ -120,7 +122,7 @@ impl GradBucket<'_> {
         let Some(part) = self.values.get_mut(range.clone()) else {
             return Err(Error::Hook(format!("elements {range:?} of a bucket that has {len}")));
         };
-        sum(self.comm, self.call, part, &mut self.failed)
+        sum(self.comm, (self.key, self.deadline), part, &mut self.failed)
     }
 
     /// Does the same for a buffer of the hook's own, as long on every rank.
@@ -128,21 +130,23 @@ impl GradBucket<'_> {
     /// # Errors
     /// Errors as for [`all_reduce`](Self::all_reduce).
     pub fn all_reduce_buffer(&mut self, buffer: &mut [f32]) -> Result<()> {
-        sum(self.comm, self.call, buffer, &mut self.failed)
+        sum(self.comm, (self.key, self.deadline), buffer, &mut self.failed)
     }
 }
 
-/// One all-reduce in the name of `call`, unless an earlier one has failed.
+/// One all-reduce in the name of a call, unless an earlier one has failed.
 pub(super) fn sum(
     comm: &dyn Collective,
-    call: &Call,
+    (key, deadline): (CallKey, Duration),
     values: &mut [f32],
     failed: &mut Option<Error>,
 ) -> Result<()> {
     if let Some(error) = failed {
         return Err(error.clone());
     }
-    let outcome = enqueue_bytes(comm, call, None, bytemuck::cast_slice_mut(values));
+    let key = CallKey { bytes: size_of_val(values) as u64, ..key };
+    let call = Call::on_host(comm, key, None, bytemuck::cast_slice_mut(values), deadline);
+    let outcome = call.and_then(|mut call| comm.enqueue(&mut call));
     *failed = outcome.clone().err();
     outcome
 }

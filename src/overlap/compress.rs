@@ -3,13 +3,12 @@
 //! Every element is cast alone, so no bucket cap, mode or instruction set changes a bit, and all ranks receive the same
 //! ones. A count in a bucket's tail never changes; scales are powers of two, and ranks are limited, for this reason.
 //! Casts go through the kernels' C entries, since a thread may have inherited flush-to-zero.
-#![allow(unsafe_code)]
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::collective::{Call, Collective};
+use crate::collective::{Call, CallKey, Collective};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::handle::Place;
@@ -18,10 +17,8 @@ use crate::layout::Plan;
 use crate::op::{Agreed, CollectiveKind};
 use crate::pool::Pool;
 
-/// A cache line of 16-bit elements: what collectives are promised their buffers to be aligned to.
-#[repr(C, align(64))]
-#[derive(Clone, Copy)]
-struct Line([u16; 32]);
+/// Bytes of a cache line, to which collectives are promised their buffers to be aligned.
+const LINE_BYTES: usize = 64;
 
 /// The unit of an f16's last place where that is smallest: what a count of one must not fall below.
 const SMALLEST_PRE_SCALE: f32 = 1.0 / (1 << 24) as f32;
@@ -69,7 +66,7 @@ pub struct Compressed<C> {
     pre_scale: f32,
     kernels: Kernels,
     /// Of the largest bucket, kept, so that a steady state allocates nothing.
-    scratch: Mutex<Vec<Line>>,
+    scratch: Mutex<Vec<u16>>,
 }
 
 impl<C: Collective> Compressed<C> {
@@ -133,12 +130,15 @@ impl<C: Collective> Compressed<C> {
     }
 }
 
-/// Makes room for as many elements.
-fn reserve(scratch: &mut Vec<Line>, elements: u64) {
-    let lines = elements.div_ceil(32) as usize;
-    if scratch.len() < lines {
-        scratch.resize(lines, Line([0; 32]));
+/// Makes room for as many elements from a cache line on, and returns it.
+fn reserve(scratch: &mut Vec<u16>, elements: u64) -> &mut [u16] {
+    let elements = elements as usize;
+    let padded = elements + LINE_BYTES / size_of::<u16>();
+    if scratch.len() < padded {
+        scratch.resize(padded, 0);
     }
+    let first = scratch.as_ptr().align_offset(LINE_BYTES);
+    &mut scratch[first..first + elements]
 }
 
 impl<C: Collective> Collective for Compressed<C> {
@@ -177,39 +177,36 @@ impl<C: Collective> Collective for Compressed<C> {
         self.comm.agree(number, deadline)
     }
 
-    unsafe fn enqueue(&self, call: &Call) -> Result<()> {
+    fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
         if !self.knows(call.kind) {
             return Err(call.unknown_kind());
         }
         if call.kind != CollectiveKind::AllReduce {
-            // SAFETY: the caller's promise, passed on.
-            return unsafe { self.comm.enqueue(call) };
+            return self.comm.enqueue(call);
         }
         if call.dtype != DType::F32 {
             let thing = format_args!("{} gradients", call.dtype);
             let wrong = format_args!("cannot be compressed to {}", self.dtype);
             return Err(Error::unsupported(thing, wrong, "use f32 gradients"));
         }
-        let elements = call.bytes / call.dtype.bytes();
         let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-        reserve(&mut scratch, elements);
-        let narrow = scratch.as_mut_ptr().cast::<u16>();
-        let wire = Call {
+        let narrow = reserve(&mut scratch, call.bytes / call.dtype.bytes());
+        let key = CallKey {
             dtype: self.dtype,
-            src: narrow.cast(),
-            dst: narrow.cast(),
-            bytes: elements * self.dtype.bytes(),
+            bytes: size_of_val(narrow) as u64,
             // Sums of what was scaled differently would be meaningless.
             agreement: call.agreement ^ Agreed::Options.share(self.pre_scale.to_bits().into()),
-            ..*call
+            ..call.key()
         };
-        // SAFETY: source and destination are as long as the call says, by the contract, and the scratch has room; it is
-        // locked, and lives longer than the call inside.
-        unsafe {
-            self.kernels.narrow(call.src.cast(), narrow, self.dtype, self.pre_scale, elements);
-            self.comm.enqueue(&wire)?;
-            self.kernels.widen(narrow, call.dst.cast(), self.dtype, 1.0 / self.pre_scale, elements);
-        }
+        self.kernels.narrow(bytemuck::cast_slice(call.source()?), narrow, self.dtype, self.pre_scale);
+        let wire = bytemuck::cast_slice_mut(narrow);
+        self.comm.enqueue(&mut Call::on_host(&self.comm, key, None, wire, call.deadline())?)?;
+        self.kernels.widen(
+            narrow,
+            bytemuck::cast_slice_mut(call.target()?),
+            self.dtype,
+            1.0 / self.pre_scale,
+        );
         Ok(())
     }
 

@@ -3,14 +3,13 @@
 //! The hook sees gradients and nothing else. The padding between them is cleared after the hook, since it would add up
 //! from pass to pass, and the counts in the bucket's tail are summed beside it. A failed sum is always reported, also
 //! if the hook swallows the error.
-#![allow(unsafe_code)]
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::abi::INSTEP_QUANTUM;
-use crate::collective::{Call, Collective};
+use crate::collective::{Call, CallKey, Collective};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::handle::Place;
@@ -85,7 +84,7 @@ impl<C: Collective, H: FnMut(&mut GradBucket<'_>) -> Result<()> + Send> Hooked<C
 /// Sums counts over ranks, with a 1 that shows whether they were summed.
 fn sum_counts(
     comm: &dyn Collective,
-    call: &Call,
+    call: (CallKey, Duration),
     counts: &mut [f32],
     counted: &mut Vec<f32>,
     failed: &mut Option<Error>,
@@ -143,13 +142,12 @@ impl<C: Collective, H: FnMut(&mut GradBucket<'_>) -> Result<()> + Send> Collecti
         self.comm.agree(number, deadline)
     }
 
-    unsafe fn enqueue(&self, call: &Call) -> Result<()> {
+    fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
         if !self.knows(call.kind) {
             return Err(call.unknown_kind());
         }
         if call.kind != CollectiveKind::AllReduce {
-            // SAFETY: the caller's promise, passed on.
-            return unsafe { self.comm.enqueue(call) };
+            return self.comm.enqueue(call);
         }
         if call.dtype != DType::F32 {
             let thing = format_args!("{} gradients", call.dtype);
@@ -157,8 +155,8 @@ impl<C: Collective, H: FnMut(&mut GradBucket<'_>) -> Result<()> + Send> Collecti
             return Err(Error::unsupported(thing, "a hook takes only f32", remedy));
         }
         let Some(index) = call.bucket else {
-            // Counts that an outer hook was not shown. SAFETY: the caller's promise, passed on.
-            return unsafe { self.comm.enqueue(call) };
+            // Counts that an outer hook was not shown.
+            return self.comm.enqueue(call);
         };
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let State { hook, plan, counted } = &mut *state;
@@ -170,26 +168,20 @@ impl<C: Collective, H: FnMut(&mut GradBucket<'_>) -> Result<()> + Send> Collecti
             let remedy = "pass whole buckets of the plan that was prepared";
             return Err(Error::order(format_args!("[{call}]"), "a hook takes whole buckets only", remedy));
         };
-        let gradients = bucket.tail.start - bucket.start;
-        let counts = if elements > gradients { bucket.tail.end - bucket.tail.start } else { 0 };
-        // SAFETY: both are valid for a bucket, of which the gradients are the first part, and nothing else touches
-        // them, by the contract; so `values` and `counts` are this call's alone, and do not overlap.
-        let (values, counts) = unsafe {
-            if !std::ptr::eq(call.src, call.dst) {
-                call.src.copy_to(call.dst, call.bytes as usize);
-            }
-            let first = call.dst.cast::<f32>();
-            let values = std::slice::from_raw_parts_mut(first, gradients as usize);
-            (values, std::slice::from_raw_parts_mut(first.add(gradients as usize), counts as usize))
-        };
-        let mut seen = GradBucket { comm: &self.comm, call, index, plan, bucket, values, failed: None };
+        let (key, deadline) = (call.key(), call.deadline());
+        let gradients = (bucket.tail.start - bucket.start) as usize;
+        let (values, rest) = bytemuck::cast_slice_mut(call.in_place()?).split_at_mut(gradients);
+        let counts =
+            if rest.is_empty() { rest } else { &mut rest[..(bucket.tail.end - bucket.tail.start) as usize] };
+        let mut seen =
+            GradBucket { comm: &self.comm, key, deadline, index, plan, bucket, values, failed: None };
         let outcome = hook(&mut seen);
         let mut failed = seen.failed.take();
         clear_padding(plan, bucket, seen.values);
         if !counts.is_empty() && outcome.is_ok() {
             // No hook's business, so not in the bucket's name. If a sum has failed, so does this one.
-            let of_counts = Call { bucket: None, ..*call };
-            if let Err(error) = sum_counts(&self.comm, &of_counts, counts, counted, &mut failed) {
+            let of_counts = (CallKey { bucket: None, ..key }, deadline);
+            if let Err(error) = sum_counts(&self.comm, of_counts, counts, counted, &mut failed) {
                 failed.get_or_insert(error);
             }
         }

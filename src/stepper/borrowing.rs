@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::collective::Collective;
-use crate::device::Device;
+use crate::device::{Claimed, Device};
 use crate::error::{Error, Result};
 use crate::handle::Address;
 use crate::launch::BorrowedPieces;
@@ -219,7 +219,7 @@ impl<D: Device> Stepper<D> {
                 run.note(Access { span: Span::whole(memory, &self.plan), writes: true });
             }
             // SAFETY: no pass is open, and every op has been waited for.
-            unsafe { run.device.rebind(pieces)? };
+            run.device.rebind(pieces, unsafe { Claimed::promise() })?;
             return Ok(false);
         };
         self.move_to(plan, self.optimizers.clone(), Some(pieces))?;

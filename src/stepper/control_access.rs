@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::abi::InstepHyper;
-use crate::device::Device;
+use crate::device::{Claimed, Device};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::launch::{Assignment, BorrowedPieces, Progress, status_of};
@@ -59,7 +59,7 @@ impl<D: Device> Stepper<D> {
         run.touch_settings()?;
         run.note(Access { span: Span::SETTINGS, writes: true });
         // SAFETY: `touch_settings` has waited for the last Begin, and the next is submitted by a later `begin`.
-        unsafe { run.device.write_settings(&self.settings) }
+        run.device.write_settings(&self.settings, unsafe { Claimed::promise() });
         self.settings_changed = false;
         Ok(())
     }
@@ -76,7 +76,7 @@ impl<D: Device> Stepper<D> {
         let mut bytes = [0; 4];
         let count = &mut bytes[..span.bytes() as usize];
         // SAFETY: the last reduce has ended, no pass is open, and the next Begin, which resets the count, comes later.
-        unsafe { run.device.read(span, count)? };
+        run.device.read(span, count, unsafe { Claimed::promise() })?;
         let narrow = [bytes[0], bytes[1]];
         Ok(Some(match span.dtype(&self.plan) {
             DType::F32 => f32::from_ne_bytes(bytes),
@@ -88,13 +88,13 @@ impl<D: Device> Stepper<D> {
     /// Copies a span to the host, after it was claimed and noted.
     pub(super) fn read_span(&self, span: Span, into: &mut [u8]) -> Result<()> {
         // SAFETY: the claim has told the schedule and has been waited for.
-        unsafe { self.run.borrow_mut().device.read(span, into) }
+        self.run.borrow_mut().device.read(span, into, unsafe { Claimed::promise() })
     }
 
     /// Copies to a span from the host, after it was claimed and noted.
     pub(super) fn write_span(&self, span: Span, from: &[u8]) -> Result<()> {
         // SAFETY: as in `read_span`; a claim to write excludes views.
-        unsafe { self.run.borrow_mut().device.write(span, from) }
+        self.run.borrow_mut().device.write(span, from, unsafe { Claimed::promise() })
     }
 
     /// Builds a device for another plan or other optimizers, after everything was claimed.
@@ -106,7 +106,8 @@ impl<D: Device> Stepper<D> {
         agreement: u64,
     ) -> Result<D> {
         // SAFETY: the caller has made everything the trainer's, and no pass is open; the pieces are of this plan.
-        unsafe { self.run.get_mut().device.rebuilt(plan, assignment, borrowed, agreement) }
+        let claimed = unsafe { Claimed::promise() };
+        self.run.get_mut().device.rebuilt(plan, assignment, borrowed, agreement, claimed)
     }
 
     /// Copies a span to another device, by way of `bytes`, after everything was claimed.
@@ -121,19 +122,17 @@ impl<D: Device> Stepper<D> {
             return Ok(());
         }
         // SAFETY: nothing is in flight on our device, and nothing has been submitted to the other.
-        unsafe {
-            self.run.get_mut().device.read(from, bytes)?;
-            device.write(to, bytes)
-        }
+        let [ours, theirs] = unsafe { [Claimed::promise(), Claimed::promise()] };
+        self.run.get_mut().device.read(from, bytes, ours)?;
+        device.write(to, bytes, theirs)
     }
 
     /// Copies a record's progress to another device, after everything was claimed.
     pub(super) fn copy_progress(&mut self, from: usize, device: &mut D, to: usize) -> Result<()> {
         // SAFETY: as in `copy_span`.
-        unsafe {
-            let progress = self.run.get_mut().device.read_progress(from)?;
-            device.write_progress(to, progress)
-        }
+        let [ours, theirs] = unsafe { [Claimed::promise(), Claimed::promise()] };
+        let progress = self.run.get_mut().device.read_progress(from, ours)?;
+        device.write_progress(to, progress, theirs)
     }
 
     /// Reads the progress of one of a parameter's optimizers, after `settle_control`.
@@ -142,7 +141,7 @@ impl<D: Device> Stepper<D> {
         run.note(Access { span: Span::CONTROL, writes: false });
         let record = self.assignment.record(round, self.plan.segment_index(param));
         // SAFETY: no pass is open and every op on control memory has ended.
-        unsafe { run.device.read_progress(record) }
+        run.device.read_progress(record, unsafe { Claimed::promise() })
     }
 
     /// Says how far one of a parameter's optimizers has come, after `settle_control`.
@@ -151,7 +150,7 @@ impl<D: Device> Stepper<D> {
         let run = self.run.get_mut();
         run.note(Access { span: Span::CONTROL, writes: true });
         // SAFETY: no pass is open, every op on control memory has ended, and the next is submitted by a later `begin`.
-        unsafe { run.device.write_progress(record, progress) }
+        run.device.write_progress(record, progress, unsafe { Claimed::promise() })
     }
 
     /// Copies a part of control memory to the host, between passes, once all steps have ended.
@@ -172,7 +171,7 @@ impl<D: Device> Stepper<D> {
         let (mut run, mut bytes) = (self.run.borrow_mut(), [0; BYTES]);
         run.note(Access { span, writes: false });
         // SAFETY: the op that wrote it last has ended, and the next one comes after this read.
-        unsafe { run.device.read(span, &mut bytes)? };
+        run.device.read(span, &mut bytes, unsafe { Claimed::promise() })?;
         Ok(bytes)
     }
 
@@ -183,7 +182,7 @@ impl<D: Device> Stepper<D> {
         let run = self.run.get_mut();
         run.note(Access { span, writes: true });
         // SAFETY: no pass is open, every op on control memory has ended, and the next is submitted by a later `begin`.
-        unsafe { run.device.write(span, bytes) }
+        run.device.write(span, bytes, unsafe { Claimed::promise() })
     }
 
     /// After `settle_control`.
@@ -191,7 +190,7 @@ impl<D: Device> Stepper<D> {
         let mut run = self.run.borrow_mut();
         run.note(Access { span: Span::CONTROL, writes: false });
         // SAFETY: as in `read_progress`.
-        let control = unsafe { run.device.read_control()? };
+        let control = run.device.read_control(unsafe { Claimed::promise() })?;
         Ok(Status::new(&status_of(&control), self.abandoned))
     }
 }

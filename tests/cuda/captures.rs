@@ -291,7 +291,7 @@ impl Collective for Held {
         Some(Box::new(Hold { stand_in: Arc::clone(&self.stand_in), alive: Arc::clone(&self.alive) }))
     }
 
-    unsafe fn enqueue(&self, _: &collective::Call) -> Result<()> {
+    fn enqueue(&self, _: &mut collective::Call<'_>) -> Result<()> {
         Ok(())
     }
 

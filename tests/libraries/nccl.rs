@@ -5,7 +5,7 @@
 use std::ptr;
 use std::time::Duration;
 
-use instep::collective::{Call, CollectiveKind};
+use instep::collective::{Call, CallKey, CollectiveKind};
 use instep::cuda::{Nccl, nccl};
 use instep::dtype::DType;
 use instep::{Collective, Error, Result, StreamHandle};
@@ -26,20 +26,11 @@ fn connect() -> Nccl {
 }
 
 fn sum(comm: &Nccl, deadline: Duration) -> Result<()> {
-    let call = Call {
-        kind: CollectiveKind::AllReduce,
-        pass: 0,
-        bucket: Some(0),
-        dtype: DType::F32,
-        src: ptr::null(),
-        dst: ptr::null_mut(),
-        bytes: 0,
-        agreement: 0,
-        deadline,
-        stream: StreamHandle(0x10),
-    };
+    let (kind, none) = (CollectiveKind::AllReduce, ptr::null_mut());
+    let key = CallKey { kind, pass: 0, bucket: Some(0), dtype: DType::F32, bytes: 0, agreement: 0 };
     // SAFETY: no bytes.
-    unsafe { comm.enqueue(&call) }
+    let mut call = unsafe { Call::new(key, 1, none, none, deadline, Some(StreamHandle(0x10))) };
+    comm.enqueue(&mut call)
 }
 
 const AMPLE: Duration = Duration::from_secs(60);

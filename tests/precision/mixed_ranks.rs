@@ -141,7 +141,7 @@ impl Collective for Recorded {
         self.sums_bf16 || dtype != DType::BF16
     }
 
-    unsafe fn enqueue(&self, call: &Call) -> Result<()> {
+    fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
         self.calls.lock().unwrap().push((call.kind, call.dtype, call.bytes));
         Ok(())
     }

@@ -101,7 +101,7 @@ impl Collective for OnlyF32 {
         1
     }
 
-    unsafe fn enqueue(&self, _: &Call) -> Result<()> {
+    fn enqueue(&self, _: &mut Call<'_>) -> Result<()> {
         Ok(())
     }
 

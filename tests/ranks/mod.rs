@@ -4,6 +4,7 @@
 
 #[cfg(not(kernels_only))]
 mod broken;
+mod calls;
 pub(crate) mod compression;
 #[cfg(not(kernels_only))]
 mod conformance;

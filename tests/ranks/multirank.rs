@@ -151,25 +151,16 @@ fn the_mean_is_taken_over_the_ranks() {
 
 #[test]
 fn a_collective_may_read_one_buffer_and_write_another() {
-    use instep::collective::{Call, CollectiveKind};
+    use instep::collective::{Call, CallKey, CollectiveKind};
     for kind in [CollectiveKind::AllReduce, CollectiveKind::Broadcast] {
         let results = in_process(3, |comm| {
-            let source = vec![comm.rank() as f32 + 1.0; 1536];
+            let mut source = vec![comm.rank() as f32 + 1.0; 1536];
             let mut target = vec![-1.0f32; 1536];
-            let call = Call {
-                kind,
-                pass: 1,
-                bucket: None,
-                dtype: instep::dtype::DType::F32,
-                src: source.as_ptr().cast(),
-                dst: target.as_mut_ptr().cast(),
-                bytes: 1536 * 4,
-                agreement: 0,
-                deadline: std::time::Duration::from_secs(60),
-                stream: instep::StreamHandle::default(),
-            };
-            // SAFETY: both buffers are that long and live until the call returns.
-            unsafe { Collective::enqueue(&comm, &call) }?;
+            let dtype = instep::dtype::DType::F32;
+            let key = CallKey { kind, pass: 1, bucket: None, dtype, bytes: 1536 * 4, agreement: 0 };
+            let [from, to] = [&mut source, &mut target].map(|buffer| bytemuck::cast_slice_mut(buffer));
+            let mut call = Call::on_host(&comm, key, Some(from), to, std::time::Duration::from_secs(60))?;
+            comm.enqueue(&mut call)?;
             assert!(source.iter().all(|&x| x == comm.rank() as f32 + 1.0), "the source is only read");
             Ok::<_, instep::Error>(target)
         })

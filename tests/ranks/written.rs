@@ -286,7 +286,7 @@ impl Collective for Compared {
         Ok(())
     }
 
-    unsafe fn enqueue(&self, call: &Call) -> Result<()> {
+    fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
         if call.kind == CollectiveKind::Broadcast {
             self.calls.lock().unwrap().push(call.bucket);
         }

@@ -50,7 +50,7 @@ impl Collective for Failing {
         Ok(Arc::new(Failing { inner, calls: Arc::clone(&self.calls), at: self.at, ending: self.ending }))
     }
 
-    unsafe fn enqueue(&self, call: &Call) -> Result<()> {
+    fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
         if self.rank() == 1 && self.calls.fetch_add(1, SeqCst) == self.at {
             match self.ending {
                 Ending::Errs => return Err(Error::Hook("made up".to_owned())),
@@ -58,8 +58,7 @@ impl Collective for Failing {
                 Ending::ComesLate => std::thread::sleep(Duration::from_millis(30)),
             }
         }
-        // SAFETY: the caller's promise, passed on.
-        unsafe { self.inner.enqueue(call) }
+        self.inner.enqueue(call)
     }
 
     fn abort(&self, cause: &Error) {

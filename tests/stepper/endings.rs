@@ -47,7 +47,7 @@ impl Collective for Broken {
         1
     }
 
-    unsafe fn enqueue(&self, _: &Call) -> instep::Result<()> {
+    fn enqueue(&self, _: &mut Call<'_>) -> instep::Result<()> {
         match self.0 {
             Misdeed::ErrsAndPanicsInAbort => Err(Error::order("test", "made up", "")),
             Misdeed::PanicsWithABomb => std::panic::panic_any(Bomb),

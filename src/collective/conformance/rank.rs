@@ -3,15 +3,13 @@
 //! Values are small whole numbers where a sum must be exact: a communicator may send 16 bits of an f32.
 
 use std::cell::Cell;
-use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::collective::conformance::buffer::Buffer;
-use crate::collective::{Call, CallKey, Collective, CollectiveKind, enqueue_bytes};
+use crate::collective::{Call, CallKey, Collective, CollectiveKind};
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::handle::StreamHandle;
 
 /// Where a call's buffers lie.
 #[derive(Clone, Copy, Debug)]
@@ -69,15 +67,11 @@ impl Rank {
         target: Option<&mut Buffer>,
         deadline: Duration,
     ) -> Result<()> {
-        let CallKey { kind, pass, bucket, dtype, bytes, agreement } = key;
-        let (src, dst, stream) = (ptr::null(), ptr::null_mut(), StreamHandle::default());
-        let call = Call { kind, pass, bucket, dtype, src, dst, bytes, agreement, deadline, stream };
-        match target {
-            Some(target) => {
-                enqueue_bytes(&*self.comm, &call, Some(source.contents_mut()), target.contents_mut())
-            }
-            None => enqueue_bytes(&*self.comm, &call, None, source.contents_mut()),
-        }
+        let (source, target) = match target {
+            Some(target) => (Some(source.contents_mut()), target.contents_mut()),
+            None => (None, source.contents_mut()),
+        };
+        self.comm.enqueue(&mut Call::on_host(&*self.comm, key, source, target, deadline)?)
     }
 
     /// Runs a call that must succeed, and returns the bytes that it leaves.

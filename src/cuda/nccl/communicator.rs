@@ -2,7 +2,6 @@
 //!
 //! The first failure is kept, told to the other ranks, and returned by every later call. Work goes only onto the
 //! caller's stream, and one thread at a time enqueues per device.
-#![allow(unsafe_code)]
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -146,19 +145,18 @@ impl Collective for Nccl {
         group.compare(&Entry::Stepper(number), deadline).map_err(|error| self.shared.fail(error))
     }
 
-    unsafe fn enqueue(&self, call: &Call) -> Result<()> {
+    fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
         let shared = &self.shared;
         shared.refuse()?;
         if shared.ledger
             && let Some(group) = &shared.group
         {
-            group.compare(&Entry::Call(call.key()), call.deadline).map_err(|error| shared.fail(error))?;
+            group.compare(&Entry::Call(call.key()), call.deadline()).map_err(|error| shared.fail(error))?;
         }
         let issuing = *lock(&ISSUING).entry(shared.device).or_insert_with(|| Box::leak(Box::default()));
         let _issuing = lock(issuing);
         let wanted = || shared.refuse().and_then(|()| shared.look());
-        // SAFETY: by the contract.
-        shared.with_raw(|raw| unsafe { raw.enqueue(call, wanted) }).map_err(|error| shared.fail(error))
+        shared.with_raw(|raw| raw.enqueue(call, wanted)).map_err(|error| shared.fail(error))
     }
 
     fn check(&self) -> Result<()> {

@@ -67,11 +67,11 @@ impl Raw {
 
     /// Enqueues one collective and returns once all of it is on the stream.
     ///
-    /// # Safety
-    /// As for [`Collective::enqueue`](crate::Collective::enqueue).
-    pub(super) unsafe fn enqueue(&self, call: &Call, wanted: impl Fn() -> Result<()>) -> Result<()> {
-        let (src, dst) = (call.src.cast::<c_void>(), call.dst.cast::<c_void>());
-        let stream = ptr::with_exposed_provenance_mut(call.stream.0);
+    /// # Errors
+    /// `Unsupported` for buffers in host memory; else as for [`Collective::enqueue`](crate::Collective::enqueue).
+    pub(super) fn enqueue(&self, call: &Call<'_>, wanted: impl Fn() -> Result<()>) -> Result<()> {
+        let (src, dst) = (call.src().cast::<c_void>(), call.dst().cast::<c_void>());
+        let stream = ptr::with_exposed_provenance_mut(call.require_stream()?.0);
         let count = (call.bytes / call.dtype.bytes()) as usize;
         let dtype = match call.dtype {
             DType::F32 => ncclDataType_t::ncclFloat32,
@@ -80,7 +80,7 @@ impl Raw {
         };
         let functions = &self.library.functions;
         with_device(self.device, || {
-            // SAFETY: the device is current; buffers and stream are the caller's promise.
+            // SAFETY: the device is current; the call's buffers and stream are there by the promise of its maker.
             let (name, code) = unsafe {
                 match call.kind {
                     CollectiveKind::AllReduce => {
@@ -97,7 +97,7 @@ impl Raw {
                     _ => return Err(call.unknown_kind()),
                 }
             };
-            self.settle(name, code, call.deadline, wanted)
+            self.settle(name, code, call.deadline(), wanted)
         })
     }
 

@@ -3,7 +3,6 @@
 //! Arrivals and departures are counted beside the real ones, to detect an early return. Leaving a seat wakes everybody
 //! and could hide a missing wake-up elsewhere, so only tests of leaving do it.
 
-use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
@@ -11,31 +10,14 @@ use std::time::Duration;
 use shuttle::thread::{spawn, yield_now};
 
 use super::{explore, join};
-use crate::collective::Call;
+use crate::collective::{Call, CallKey};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::handle::StreamHandle;
-use crate::host::rendezvous::{Rendezvous, Seat};
+use crate::host::Solo;
+use crate::host::rendezvous::{Arrived, Rendezvous, Seat};
 use crate::op::CollectiveKind;
 
 const NEVER: Duration = Duration::from_secs(1 << 32);
-
-fn call(pass: u64, deadline: Duration) -> Call {
-    let kind = CollectiveKind::AllReduce;
-    let (src, dst) = (ptr::null(), ptr::null_mut());
-    Call {
-        kind,
-        pass,
-        bucket: None,
-        dtype: DType::F32,
-        src,
-        dst,
-        bytes: 0,
-        agreement: 0,
-        deadline,
-        stream: StreamHandle::default(),
-    }
-}
 
 /// A group with a count, per split and pass, of those who have come and of those who have done their work.
 struct Group {
@@ -55,14 +37,24 @@ impl Group {
         let all = self.ranks as usize;
         came.fetch_add(1, SeqCst);
         let mut calls = Vec::new();
-        self.rendezvous.meet(seat, &call(pass, deadline), &mut calls)?;
+        self.meet(seat, pass, deadline, &mut calls)?;
         assert_eq!(came.load(SeqCst), all, "met before all had come");
-        assert!(calls.len() == all && calls.iter().all(|call| call.pass == pass), "calls of another meeting");
+        assert!(
+            calls.len() == all && calls.iter().all(|(key, _)| key.pass == pass),
+            "calls of another meeting"
+        );
         yield_now();
         done.fetch_add(1, SeqCst);
         self.rendezvous.part(seat);
         assert_eq!(done.load(SeqCst), all, "returned while a peer is at work");
         Ok(())
+    }
+
+    fn meet(&self, seat: &Seat, pass: u64, deadline: Duration, calls: &mut Vec<Arrived>) -> Result<()> {
+        let (kind, comm) = (CollectiveKind::AllReduce, Solo::new(self.ranks));
+        let key = CallKey { kind, pass, bucket: None, dtype: DType::F32, bytes: 0, agreement: 0 };
+        let nothing = bytemuck::cast_slice_mut::<f32, u8>(&mut []);
+        self.rendezvous.meet(seat, &Call::on_host(&comm, key, None, nothing, deadline)?, calls)
     }
 
     /// Passes until an error or the last one; then the seat is left.
@@ -135,7 +127,7 @@ fn a_rank_that_fails_leaves_disagrees_or_gives_up_ends_all_others() {
                         Act::Fail => group.rendezvous.fail(1, &end),
                         Act::Leave => group.rendezvous.leave(&seat),
                         Act::Disagree => {
-                            let outcome = group.rendezvous.meet(&seat, &call(9, NEVER), &mut Vec::new());
+                            let outcome = group.meet(&seat, 9, NEVER, &mut Vec::new());
                             assert!(matches!(outcome, Err(Error::LeftPass { rank: 1, .. })), "{outcome:?}");
                         }
                         Act::TooLate => {

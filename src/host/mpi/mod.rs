@@ -94,18 +94,18 @@ impl Mpi {
     }
 
     /// Waits until all messages that are under way have ended.
-    fn wait(&self, call: &Call, under_way: &mut Vec<Message>) -> Result<()> {
+    fn wait(&self, call: &Call<'_>, under_way: &mut Vec<Message>) -> Result<()> {
         let since = Instant::now();
         while !self.wire.test(under_way)? {
             self.refuse()?;
             if let Some((rank, why)) = self.wire.failure()? {
                 return Err(Error::PeerLost { rank, why });
             }
-            if since.elapsed() >= call.deadline {
+            if since.elapsed() >= call.deadline() {
                 let mut missing: Vec<u32> = under_way.iter().map(|message| message.peer).collect();
                 missing.sort_unstable();
                 missing.dedup();
-                let waited_ms = call.deadline.as_millis() as u64;
+                let waited_ms = call.deadline().as_millis() as u64;
                 return Err(Error::Deadline {
                     rank: self.wire.rank,
                     call: call.to_string(),
@@ -119,7 +119,7 @@ impl Mpi {
     }
 
     /// Compares the call with every other rank's.
-    fn compare(&self, call: &Call, scratch: &mut Scratch) -> Result<()> {
+    fn compare(&self, call: &Call<'_>, scratch: &mut Scratch) -> Result<()> {
         let Scratch { keys, under_way, .. } = scratch;
         keys.resize(self.wire.ranks as usize * CallKey::BYTES, 0);
         let (places, _) = keys.as_chunks_mut::<{ CallKey::BYTES }>();
@@ -148,7 +148,7 @@ impl Mpi {
     }
 
     /// Combines `elements` that are in the window.
-    fn sum_window(&self, call: &Call, scratch: &mut Scratch, elements: usize) -> Result<()> {
+    fn sum_window(&self, call: &Call<'_>, scratch: &mut Scratch, elements: usize) -> Result<()> {
         let element = call.dtype.bytes() as usize;
         let part = elements.div_ceil(self.wire.ranks as usize).next_multiple_of(LINE_BYTES / element);
         let len_of = |rank: usize| ((rank + 1) * part).min(elements).saturating_sub(rank * part) * element;
@@ -159,7 +159,7 @@ impl Mpi {
     /// Combines each rank's part of the window there: as many bytes as `len_of` says, `part_bytes` apart.
     fn reduce_parts(
         &self,
-        call: &Call,
+        call: &Call<'_>,
         scratch: &mut Scratch,
         part_bytes: usize,
         len_of: impl Fn(usize) -> usize,
@@ -199,7 +199,7 @@ impl Mpi {
     /// Brings each rank's part of the window to all.
     fn spread_parts(
         &self,
-        call: &Call,
+        call: &Call<'_>,
         scratch: &mut Scratch,
         part_bytes: usize,
         len_of: impl Fn(usize) -> usize,
@@ -225,10 +225,7 @@ impl Mpi {
     }
 
     /// Sums parts, or gathers them, a piece of every rank's part at a time.
-    ///
-    /// # Safety
-    /// As for [`Collective::enqueue`].
-    unsafe fn exchange_parts(&self, call: &Call, scratch: &mut Scratch) -> Result<()> {
+    fn exchange_parts(&self, call: &mut Call<'_>, scratch: &mut Scratch) -> Result<()> {
         let (own, ranks) = (self.wire.rank as usize, self.wire.ranks as usize);
         let part = call.bytes as usize / ranks;
         let most = (WINDOW_BYTES / ranks / LINE_BYTES).max(1) * LINE_BYTES;
@@ -238,20 +235,21 @@ impl Mpi {
             let apart = bytes.next_multiple_of(LINE_BYTES);
             reserve(&mut scratch.window, ranks * apart);
             let window = scratch.window.as_mut_ptr().cast::<u8>();
-            // SAFETY: the window has room for a piece of each part; both buffers are as long as the call says, by the
-            // contract, and no message is under way.
+            // SAFETY: the window has room for a piece of each part. Both buffers are the call's alone and as long as it says,
+            // by the promise of its maker and by `require_host`. No message is under way.
             unsafe {
                 if call.kind == CollectiveKind::ReduceScatter {
                     (0..ranks)
-                        .for_each(|k| call.src.add(k * part + done).copy_to(window.add(k * apart), bytes));
+                        .for_each(|k| call.src().add(k * part + done).copy_to(window.add(k * apart), bytes));
                     self.reduce_parts(call, scratch, apart, |_| bytes)?;
                     let sum = scratch.window.as_ptr().cast::<u8>().add(own * apart);
-                    sum.copy_to(call.dst.add(done), bytes);
+                    sum.copy_to(call.dst().add(done), bytes);
                 } else {
-                    call.src.add(done).copy_to(window.add(own * apart), bytes);
+                    call.src().add(done).copy_to(window.add(own * apart), bytes);
                     self.spread_parts(call, scratch, apart, |_| bytes)?;
                     let all = scratch.window.as_ptr().cast::<u8>();
-                    (0..ranks).for_each(|k| all.add(k * apart).copy_to(call.dst.add(k * part + done), bytes));
+                    (0..ranks)
+                        .for_each(|k| all.add(k * apart).copy_to(call.dst().add(k * part + done), bytes));
                 }
             }
             done += bytes;
@@ -260,7 +258,7 @@ impl Mpi {
     }
 
     /// Brings the bytes of rank 0's window to all.
-    fn broadcast_window(&self, call: &Call, scratch: &mut Scratch, bytes: usize) -> Result<()> {
+    fn broadcast_window(&self, call: &Call<'_>, scratch: &mut Scratch, bytes: usize) -> Result<()> {
         let Scratch { window, under_way, .. } = scratch;
         let window = window.as_mut_ptr().cast::<u8>();
         // SAFETY: as in `sum_window`.
@@ -276,27 +274,24 @@ impl Mpi {
         self.wait(call, under_way)
     }
 
-    /// # Safety
-    /// As for [`Collective::enqueue`].
-    unsafe fn carry_out(&self, call: &Call, scratch: &mut Scratch) -> Result<()> {
+    fn carry_out(&self, call: &mut Call<'_>, scratch: &mut Scratch) -> Result<()> {
         self.compare(call, scratch)?;
         if matches!(call.kind, CollectiveKind::ReduceScatter | CollectiveKind::AllGather) {
-            // SAFETY: the caller's promise, passed on.
-            return unsafe { self.exchange_parts(call, scratch) };
+            return self.exchange_parts(call, scratch);
         }
         let mut done = 0;
         while done < call.bytes as usize {
             let bytes = WINDOW_BYTES.min(call.bytes as usize - done);
             reserve(&mut scratch.window, bytes);
-            // SAFETY: the window has room; both buffers are valid for `bytes` of the call, by the contract, and no
-            // message is under way.
-            unsafe { call.src.add(done).copy_to(scratch.window.as_mut_ptr().cast(), bytes) };
+            // SAFETY: the window has room. Both buffers are the call's alone and as long as it says, by the promise of its
+            // maker. No message is under way.
+            unsafe { call.src().add(done).copy_to(scratch.window.as_mut_ptr().cast(), bytes) };
             match call.kind {
                 CollectiveKind::Broadcast => self.broadcast_window(call, scratch, bytes)?,
                 _ => self.sum_window(call, scratch, bytes / call.dtype.bytes() as usize)?,
             }
             // SAFETY: as above.
-            unsafe { scratch.window.as_ptr().cast::<u8>().copy_to(call.dst.add(done), bytes) };
+            unsafe { scratch.window.as_ptr().cast::<u8>().copy_to(call.dst().add(done), bytes) };
             done += bytes;
         }
         Ok(())
@@ -348,14 +343,14 @@ impl Collective for Mpi {
         Ok(Arc::new(Mpi { wire, kernels: self.kernels, scratch, failure }))
     }
 
-    unsafe fn enqueue(&self, call: &Call) -> Result<()> {
+    fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
         self.refuse()?;
         if environment::is_finalized() {
             return Err(Error::order("MPI", "finalized already", "drop steppers before the universe"));
         }
+        call.require_host(self.wire.ranks)?;
         let mut scratch = lock(&self.scratch);
-        // SAFETY: the caller's promise, passed on.
-        unsafe { self.carry_out(call, &mut scratch) }.map_err(|error| {
+        self.carry_out(call, &mut scratch).map_err(|error| {
             // Messages may still be under way.
             std::mem::forget(std::mem::take(&mut *scratch));
             // Every rank compares all keys, and a lost rank's failure went to all.

@@ -6,7 +6,7 @@
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use instep::collective::{Call, CollectiveKind};
+use instep::collective::{Call, CallKey, CollectiveKind};
 use instep::cuda::{Nccl, nccl};
 use instep::dtype::DType;
 use instep::{Collective, Error, Place};
@@ -17,24 +17,21 @@ const DEADLINE: Duration = Duration::from_secs(20);
 /// Sizes around the chunks that NCCL uses, and a bucket of 25 MiB.
 const COUNTS: [usize; 6] = [1, 3, 256, 4097, 1 << 20, 25 << 18];
 
-fn call(gpu: &Gpu, kind: CollectiveKind, src: *mut f32, dst: *mut f32, count: usize, pass: u64) -> Call {
-    Call {
-        kind,
-        pass,
-        bucket: Some(0),
-        dtype: DType::F32,
-        src: src.cast(),
-        dst: dst.cast(),
-        bytes: count as u64 * 4,
-        agreement: 7,
-        deadline: DEADLINE,
-        stream: gpu.stream(),
-    }
-}
-
-fn enqueue(comm: &Nccl, call: &Call) -> Result<(), Error> {
+/// Enqueues a call of `count` elements on the GPU's stream, in a group of `comm`'s ranks.
+fn enqueue(
+    comm: &Nccl,
+    gpu: &Gpu,
+    kind: CollectiveKind,
+    (src, dst): (*mut f32, *mut f32),
+    count: usize,
+    pass: u64,
+) -> Result<(), Error> {
+    let bytes = count as u64 * 4;
+    let key = CallKey { kind, pass, bucket: Some(0), dtype: DType::F32, bytes, agreement: 7 };
     // SAFETY: device memory of the call's length; nothing touches it before a wait for the stream.
-    unsafe { comm.enqueue(call) }
+    let mut call =
+        unsafe { Call::new(key, comm.world_size(), src.cast(), dst.cast(), DEADLINE, Some(gpu.stream())) };
+    comm.enqueue(&mut call)
 }
 
 /// Returns small dyadic numbers, whose sums are exact in any order.
@@ -55,8 +52,8 @@ fn a_group_of_one_sums_copies_closes_and_gives_its_memory_back() {
         let (own, other) = (memory.address().cast::<f32>(), gpu.upload(&vec![0.0; count]));
         gpu.write(own, &values(0, count));
         for kind in [CollectiveKind::AllReduce, CollectiveKind::Broadcast] {
-            enqueue(&comm, &call(&gpu, kind, own, own, count, 0)).unwrap();
-            enqueue(&comm, &call(&gpu, kind, own, other, count, 0)).unwrap();
+            enqueue(&comm, &gpu, kind, (own, own), count, 0).unwrap();
+            enqueue(&comm, &gpu, kind, (own, other), count, 0).unwrap();
             assert_eq!(gpu.read(own, count), values(0, count));
             assert_eq!(gpu.read(other, count), values(0, count));
         }
@@ -82,7 +79,7 @@ fn an_aborted_group_answers_with_the_cause_ever_after() {
     let cause = Error::order("test", "the trainer gave up", "");
     comm.abort(&cause);
     comm.abort(&Error::order("test", "again", ""));
-    let refused = enqueue(&comm, &call(&gpu, CollectiveKind::AllReduce, address, address, 1024, 0));
+    let refused = enqueue(&comm, &gpu, CollectiveKind::AllReduce, (address, address), 1024, 0);
     assert_eq!(refused, Err(cause.clone()));
     assert_eq!(comm.check(), Err(cause.clone()));
     assert_eq!(comm.agree(1, DEADLINE), Err(cause.clone()));
@@ -122,12 +119,12 @@ fn sums(comm: Nccl, gpu: &Gpu) {
         let memory = comm.allocate(count as u64 * 4).unwrap().unwrap();
         for own in [memory.address().cast::<f32>(), gpu.upload(&vec![0.0; count])] {
             gpu.write(own, &values(rank, count));
-            enqueue(&comm, &call(gpu, CollectiveKind::AllReduce, own, own, count, pass)).unwrap();
+            enqueue(&comm, gpu, CollectiveKind::AllReduce, (own, own), count, pass).unwrap();
             let sum: Vec<f32> = values(0, count).iter().zip(values(1, count)).map(|(a, b)| a + b).collect();
             assert_eq!(gpu.read(own, count), sum, "{count} elements");
             let other = gpu.upload(&vec![-1.0; count]);
             gpu.write(own, &values(rank, count));
-            enqueue(&comm, &call(gpu, CollectiveKind::Broadcast, own, other, count, pass)).unwrap();
+            enqueue(&comm, gpu, CollectiveKind::Broadcast, (own, other), count, pass).unwrap();
             assert_eq!(gpu.read(other, count), values(0, count), "{count} elements");
         }
         comm.check().unwrap();
@@ -146,10 +143,10 @@ fn differing(comm: Nccl, _: &Gpu) {
 /// Run with the ledger: without it the ranks would hang.
 fn out_of_order(comm: Nccl, gpu: &Gpu) {
     let memory = gpu.upload(&[1.0; 1024]);
-    enqueue(&comm, &call(gpu, CollectiveKind::AllReduce, memory, memory, 1024, 0)).unwrap();
+    enqueue(&comm, gpu, CollectiveKind::AllReduce, (memory, memory), 1024, 0).unwrap();
     let (kind, count) =
         [(CollectiveKind::AllReduce, 1024), (CollectiveKind::AllReduce, 512)][comm.rank() as usize];
-    match enqueue(&comm, &call(gpu, kind, memory, memory, count, 1)) {
+    match enqueue(&comm, gpu, kind, (memory, memory), count, 1) {
         Err(Error::Mismatch { ours, theirs, .. }) => {
             assert!(ours.contains("4096 bytes") && theirs.contains("2048 bytes"), "{ours} {theirs}");
         }
@@ -161,12 +158,12 @@ fn out_of_order(comm: Nccl, gpu: &Gpu) {
 /// Rank 1 dies; rank 0 has a sum on its stream that can never end.
 fn dying(comm: Nccl, gpu: &Gpu) {
     let memory = gpu.upload(&[1.0; 1024]);
-    enqueue(&comm, &call(gpu, CollectiveKind::AllReduce, memory, memory, 1024, 0)).unwrap();
+    enqueue(&comm, gpu, CollectiveKind::AllReduce, (memory, memory), 1024, 0).unwrap();
     assert_eq!(gpu.read(memory, 1), [2.0]);
     if comm.rank() == 1 {
         std::process::exit(0);
     }
-    enqueue(&comm, &call(gpu, CollectiveKind::AllReduce, memory, memory, 1024, 1))
+    enqueue(&comm, gpu, CollectiveKind::AllReduce, (memory, memory), 1024, 1)
         .or_else(|error| if matches!(error, Error::PeerLost { rank: 1, .. }) { Ok(()) } else { Err(error) })
         .unwrap();
     let since = Instant::now();
@@ -186,14 +183,14 @@ fn dying(comm: Nccl, gpu: &Gpu) {
 /// Rank 1 aborts; rank 0 waits for a sum and receives the cause.
 fn giving_up(comm: Nccl, gpu: &Gpu) {
     let memory = gpu.upload(&[1.0; 1024]);
-    enqueue(&comm, &call(gpu, CollectiveKind::AllReduce, memory, memory, 1024, 0)).unwrap();
+    enqueue(&comm, gpu, CollectiveKind::AllReduce, (memory, memory), 1024, 0).unwrap();
     assert_eq!(gpu.read(memory, 1), [2.0]);
     if comm.rank() == 1 {
         comm.abort(&Error::order("test", "the trainer gave up", ""));
         assert!(matches!(comm.close(), Err(Error::Order(_))));
         return;
     }
-    let mut seen = enqueue(&comm, &call(gpu, CollectiveKind::AllReduce, memory, memory, 1024, 1)).err();
+    let mut seen = enqueue(&comm, gpu, CollectiveKind::AllReduce, (memory, memory), 1024, 1).err();
     let ended = gpu.ends(DEADLINE, || {
         if let (None, Err(error)) = (&seen, comm.check()) {
             comm.abort(&error);
@@ -210,7 +207,7 @@ fn giving_up(comm: Nccl, gpu: &Gpu) {
 /// Rank 1 drops its communicator; rank 0 closes its own.
 fn dropping(comm: Nccl, gpu: &Gpu) {
     let memory = gpu.upload(&[1.0; 1024]);
-    enqueue(&comm, &call(gpu, CollectiveKind::AllReduce, memory, memory, 1024, 0)).unwrap();
+    enqueue(&comm, gpu, CollectiveKind::AllReduce, (memory, memory), 1024, 0).unwrap();
     assert_eq!(gpu.read(memory, 1), [2.0]);
     if comm.rank() == 0 {
         return comm.close().unwrap();

@@ -1,0 +1,332 @@
+//! The memory that a communicator works on: the buffers of a [`Call`], and buffers that it allocates itself.
+//!
+//! Whoever makes a `Call` promises that its buffers are the call's alone, so taking part in one needs no promise. Host
+//! memory is given as slices, and no safe code changes an address or a length. The idea is `std::io::IoSliceMut`: a view
+//! that crosses an interface of pointers.
+#![allow(unsafe_code)]
+
+use std::any::Any;
+use std::marker::PhantomData;
+use std::ops::Deref;
+use std::time::Duration;
+use std::{fmt, ptr, slice};
+
+use crate::collective::key::CallKey;
+use crate::collective::{Collective, CollectiveKind, refused_kind};
+use crate::error::{Error, Result};
+use crate::handle::StreamHandle;
+
+/// The first bytes of a call's buffers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Addresses {
+    pub(crate) src: *const u8,
+    pub(crate) dst: *mut u8,
+}
+
+// SAFETY: numbers to whoever only passes them on; who follows one answers for it.
+unsafe impl Send for Addresses {}
+// SAFETY: as above.
+unsafe impl Sync for Addresses {}
+
+/// One collective call of one rank: what ranks must agree on, which it gives as its [`CallKey`], and this rank's buffers.
+///
+/// The buffers are the call's alone until [`enqueue`](Collective::enqueue) returns; on a GPU, until the stream has passed
+/// the call. In host memory [`source`](Self::source), [`target`](Self::target) and [`in_place`](Self::in_place) give them
+/// as slices.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use instep::collective::{Call, CallKey, Collective, CollectiveKind};
+/// use instep::{DType, in_process};
+///
+/// let sums = in_process(2, |comm| {
+///     let (kind, mut values) = (CollectiveKind::AllReduce, [1.0f32, 2.0]);
+///     let key = CallKey { kind, pass: 0, bucket: None, dtype: DType::F32, bytes: 8, agreement: 0 };
+///     let bytes = bytemuck::cast_slice_mut(&mut values);
+///     comm.enqueue(&mut Call::on_host(&comm, key, None, bytes, Duration::from_secs(60))?)?;
+///     Ok(values)
+/// })?;
+/// assert_eq!(sums, [[2.0, 4.0], [2.0, 4.0]]);
+/// # Ok::<(), instep::Error>(())
+/// ```
+pub struct Call<'a> {
+    key: CallKey,
+    addresses: Addresses,
+    src_bytes: u64,
+    dst_bytes: u64,
+    deadline: Duration,
+    stream: Option<StreamHandle>,
+    memory: PhantomData<&'a mut [u8]>,
+}
+
+impl<'a> Call<'a> {
+    /// Makes a call of raw buffers, in a group of `world_size` ranks. Without a stream they are in host memory.
+    ///
+    /// # Shapes
+    /// As many bytes as `key` says of the longer buffer. Of a reduce-scatter, `dst` holds a part of that: the whole by the
+    /// number of ranks. So does `src` of an all-gather. `dst` may equal `src`. Of a reduce-scatter it may be this rank's
+    /// part of the source, and of an all-gather the source may be this rank's part of it; otherwise they do not overlap.
+    ///
+    /// # Safety
+    /// Both are valid for their lengths, initialised and aligned to the element.
+    /// Nothing else touches them while the call lives; on a GPU, until the stream has passed it.
+    pub unsafe fn new(
+        key: CallKey,
+        world_size: u32,
+        src: *const u8,
+        dst: *mut u8,
+        deadline: Duration,
+        stream: Option<StreamHandle>,
+    ) -> Call<'a> {
+        let part = key.bytes / u64::from(world_size.max(1));
+        let of = |kind| if key.kind == kind { part } else { key.bytes };
+        let [src_bytes, dst_bytes] = [CollectiveKind::AllGather, CollectiveKind::ReduceScatter].map(of);
+        let addresses = Addresses { src, dst };
+        Call { key, addresses, src_bytes, dst_bytes, deadline, stream, memory: PhantomData }
+    }
+
+    /// Makes a call of host memory, for the ranks of `comm`: from `source` to `target`, or in `target` alone.
+    ///
+    /// # Shapes
+    /// As for [`new`](Self::new). In place, `target` is as long as the longer buffer.
+    ///
+    /// # Errors
+    /// `Layout` if a buffer has another length than the key says, or is not aligned to its elements.
+    pub fn on_host(
+        comm: &(impl Collective + ?Sized),
+        key: CallKey,
+        source: Option<&'a mut [u8]>,
+        target: &'a mut [u8],
+        deadline: Duration,
+    ) -> Result<Call<'a>> {
+        let (ranks, rank, given) =
+            (comm.world_size(), comm.rank(), source.as_ref().map(|source| source.len()));
+        let (len, whole) = (target.len() as u64, target.as_mut_ptr());
+        let src = source.map_or(whole.cast_const(), |source| source.as_mut_ptr().cast_const());
+        // SAFETY: both are borrowed mutably for the call's life. What follows checks lengths and alignment before anything
+        // follows an address.
+        let mut call = unsafe { Call::new(key, ranks, src, whole, deadline, None) };
+        let (wanted_src, wanted_dst) = match given {
+            Some(_) => (call.src_bytes, call.dst_bytes),
+            None => (key.bytes, key.bytes),
+        };
+        let given_bytes = given.map_or(len, |given| given as u64);
+        let is_whole = key.bytes.is_multiple_of(call.unit() * call.parts(ranks));
+        if (given_bytes, len) != (wanted_src, wanted_dst) || !is_whole {
+            let wrong =
+                format_args!("{given_bytes} bytes of source and {len} of target in a group of {ranks}");
+            return Err(Error::layout(format_args!("[{call}]"), wrong, "give as many as the key says"));
+        }
+        if rank >= ranks {
+            let wrong = format_args!("rank {rank} of {ranks}");
+            return Err(Error::layout(format_args!("[{call}]"), wrong, "give ranks numbers from 0"));
+        }
+        if given.is_none() {
+            // The shorter buffer is this rank's part of the longer one.
+            let at = |bytes: u64| if bytes < key.bytes { rank as usize * bytes as usize } else { 0 };
+            let [src, dst] = [at(call.src_bytes), at(call.dst_bytes)].map(|at| whole.wrapping_add(at));
+            call.addresses = Addresses { src, dst };
+        }
+        let element = key.dtype.bytes() as usize;
+        if !(call.src().addr().is_multiple_of(element) && call.dst().addr().is_multiple_of(element)) {
+            let wrong = format_args!("not aligned to {element} bytes");
+            return Err(Error::layout(format_args!("buffers of [{call}]"), wrong, "align them"));
+        }
+        Ok(call)
+    }
+
+    /// Returns what must be equal on all ranks.
+    pub fn key(&self) -> CallKey {
+        self.key
+    }
+
+    /// Returns the first byte of the source: aligned to 64 bytes, or to the element in memory that the stepper has borrowed
+    /// and in counts of ranks.
+    pub fn src(&self) -> *const u8 {
+        self.addresses.src
+    }
+
+    /// Returns the first byte of the destination.
+    pub fn dst(&self) -> *mut u8 {
+        self.addresses.dst
+    }
+
+    pub(crate) fn addresses(&self) -> Addresses {
+        self.addresses
+    }
+
+    /// Returns the length of the source.
+    pub fn src_bytes(&self) -> u64 {
+        self.src_bytes
+    }
+
+    /// Returns the length of the destination.
+    pub fn dst_bytes(&self) -> u64 {
+        self.dst_bytes
+    }
+
+    /// Returns the longest wait for the other ranks.
+    pub fn deadline(&self) -> Duration {
+        self.deadline
+    }
+
+    /// Returns the stream to enqueue on; `None` for buffers in host memory.
+    pub fn stream(&self) -> Option<StreamHandle> {
+        self.stream
+    }
+
+    /// Returns the stream of a call about a GPU's memory.
+    ///
+    /// # Errors
+    /// `Unsupported` if the buffers are in host memory.
+    pub fn require_stream(&self) -> Result<StreamHandle> {
+        let remedy = "use a collective that reaches the host";
+        self.stream.ok_or_else(|| {
+            Error::unsupported(format_args!("[{self}]"), "its buffers are on the host", remedy)
+        })
+    }
+
+    /// Refuses buffers that are not in host memory, or that are cut for another number of ranks.
+    ///
+    /// # Errors
+    /// `Unsupported` or `Layout`.
+    pub(crate) fn require_host(&self, world_size: u32) -> Result<()> {
+        if self.stream.is_some() {
+            let remedy = "use a collective that reaches the GPU";
+            return Err(Error::unsupported(format_args!("[{self}]"), "its buffers are on a GPU", remedy));
+        }
+        if self.src_bytes.min(self.dst_bytes) * self.parts(world_size) != self.key.bytes {
+            let wrong = format_args!("its parts are not those of {world_size} ranks");
+            return Err(Error::layout(format_args!("[{self}]"), wrong, "report the number of ranks inside"));
+        }
+        Ok(())
+    }
+
+    /// Returns the bytes of the source.
+    ///
+    /// # Errors
+    /// `Unsupported` if it is a GPU's memory.
+    pub fn source(&self) -> Result<&[u8]> {
+        let len = self.host_len(self.src_bytes)?;
+        // SAFETY: the call's own host memory, that long, by the promise of its maker. A mutable slice of the call's
+        // borrows it mutably.
+        Ok(unsafe { slice::from_raw_parts(self.addresses.src, len) })
+    }
+
+    /// Returns the bytes of the destination. They are those of the source if it lies there.
+    ///
+    /// # Errors
+    /// `Unsupported` if it is a GPU's memory.
+    pub fn target(&mut self) -> Result<&mut [u8]> {
+        let len = self.host_len(self.dst_bytes)?;
+        // SAFETY: as in `source`; no other slice of the call's exists.
+        Ok(unsafe { slice::from_raw_parts_mut(self.addresses.dst, len) })
+    }
+
+    /// Copies the source to the destination unless it lies there, and returns the destination.
+    ///
+    /// # Errors
+    /// As for [`target`](Self::target); `Unsupported` if one is a part of the other.
+    pub fn in_place(&mut self) -> Result<&mut [u8]> {
+        if self.src_bytes != self.dst_bytes {
+            return Err(self.unknown_kind());
+        }
+        let (len, Addresses { src, dst }) = (self.host_len(self.src_bytes)?, self.addresses);
+        if !ptr::eq(src, dst) {
+            // SAFETY: as in `source` and `target`, of as many bytes each.
+            unsafe { src.copy_to(dst, len) };
+        }
+        self.target()
+    }
+
+    fn host_len(&self, bytes: u64) -> Result<usize> {
+        if self.stream.is_some() {
+            let remedy = "pass the addresses to the GPU's library";
+            return Err(Error::unsupported(
+                format_args!("slice of [{self}]"),
+                "it is a GPU's memory",
+                remedy,
+            ));
+        }
+        // The memory is there, so its length fits.
+        Ok(bytes as usize)
+    }
+
+    /// Bytes that are combined as one value.
+    fn unit(&self) -> u64 {
+        match self.key.kind {
+            CollectiveKind::Sum64 => 8,
+            CollectiveKind::Max32 | CollectiveKind::Min32 => 4,
+            _ => self.key.dtype.bytes(),
+        }
+    }
+
+    /// Into how many parts the longer buffer is cut.
+    fn parts(&self, world_size: u32) -> u64 {
+        let is_cut = matches!(self.key.kind, CollectiveKind::ReduceScatter | CollectiveKind::AllGather);
+        if is_cut { world_size.into() } else { 1 }
+    }
+
+    /// Returns the error of a collective that does not [know](Collective::knows) the kind of this call.
+    pub fn unknown_kind(&self) -> Error {
+        refused_kind(self.key.kind)
+    }
+
+    /// Returns whether two ranks' calls belong together.
+    pub fn agrees_with(&self, other: &Call<'_>) -> bool {
+        self.key == other.key
+    }
+}
+
+impl Deref for Call<'_> {
+    type Target = CallKey;
+
+    fn deref(&self) -> &CallKey {
+        &self.key
+    }
+}
+
+impl fmt::Display for Call<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.key.fmt(f)
+    }
+}
+
+impl fmt::Debug for Call<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Call { key, addresses, deadline, stream, .. } = self;
+        let mut shown = f.debug_struct("Call");
+        shown.field("key", key).field("addresses", addresses).field("deadline", deadline);
+        shown.field("stream", stream).finish()
+    }
+}
+
+/// Memory that a communicator has made for the buffers that it reduces, so that it can reach them faster.
+pub struct Allocation {
+    pub(crate) address: *mut u8,
+    _owner: Box<dyn Any + Send + Sync>,
+}
+
+impl Allocation {
+    /// Wraps memory whose first byte is at `address`, aligned to 256 bytes, with arbitrary contents; dropping `owner`
+    /// gives it back.
+    ///
+    /// # Safety
+    /// As many bytes as were asked for, of a device that the communicator reaches, are valid until `owner` is dropped,
+    /// and nothing but the stepper's ops touches them.
+    pub unsafe fn new(address: *mut u8, owner: Box<dyn Any + Send + Sync>) -> Allocation {
+        Allocation { address, _owner: owner }
+    }
+
+    /// Returns the first byte.
+    pub fn address(&self) -> *mut u8 {
+        self.address
+    }
+}
+
+impl fmt::Debug for Allocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Allocation").field("address", &self.address).finish_non_exhaustive()
+    }
+}
