@@ -103,9 +103,9 @@ impl Collective for Broken {
             }
             Fault::OwnOrder if sums => self.sum_from_own_rank(call)?,
             Fault::IgnoresPassAndAgreement => {
-                // Alone these are compared no more. SAFETY: the call's own memory, which `call` keeps.
                 let key = CallKey { pass: 0, agreement: 0, ..call.key() };
                 let (src, dst, ranks) = (call.src(), call.dst(), self.inner.world_size());
+                // SAFETY: the call's own memory, which `call` keeps.
                 let mut other = unsafe { Call::new(key, ranks, src, dst, call.deadline(), None) };
                 self.inner.enqueue(&mut other)?;
             }
