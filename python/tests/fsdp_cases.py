@@ -382,6 +382,24 @@ def overlapped(rank: int, world: int) -> None:
     assert_close(ours, theirs, 64, "registry")
 
 
+def copied(rank: int, world: int) -> None:
+    """States are copied in memory, and go on changing where they are."""
+    ours = shard(make("gpt"))
+    stepped = register_fsdp(ours, "adamw", lr=1e-2)
+    train(ours, 1, 0)
+    saved = copy.deepcopy(stepped.state_dict())
+    before = [shard_of(p).clone() for p in ours.parameters()]
+    train(ours, 1, 1)
+    pairs = [(values["exp_avg"], now["exp_avg"]) for values, now in zip(saved["state"].values(), stepped.state.values())]
+    assert not any(torch.equal(shard_of(m), shard_of(n)) for m, n in pairs if shard_of(m).numel() > 0)
+    after = [shard_of(p).clone() for p in ours.parameters()]
+    for p, q in zip(ours.parameters(), before):
+        shard_of(p).copy_(q)
+    stepped.load_state_dict(saved)
+    train(ours, 1, 1)
+    assert all(torch.equal(shard_of(p), q) for p, q in zip(ours.parameters(), after))
+
+
 def misuse(rank: int, world: int) -> None:
     """Each is refused by name."""
 
@@ -402,7 +420,9 @@ def misuse(rank: int, world: int) -> None:
     ignoring = make("gpt")
     kept = next(ignoring.parameters())
     refused(ValueError, "not sharded, so no unit steps it", register_fsdp, fully_shard(ignoring, ignored_params={kept}))
-    stepped = register_fsdp(sharded, "adamw")
+    stepped = register_fsdp(sharded, "adamw", params=list(sharded.layers.parameters()))
+    refused(RuntimeError, "another register_fsdp", register_fsdp, sharded, "adamw")
+    register_fsdp(sharded, "sgd", params=list(sharded.place.parameters()))
     refused(NotImplementedError, "name all groups", stepped.add_param_group, {"params": [nn.Parameter(torch.ones(2))]})
     coded = shard(make("gpt"))
     register_fsdp(coded, "adamw", states="8bit")

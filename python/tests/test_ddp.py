@@ -123,5 +123,11 @@ def test_an_error_on_one_rank_ends_its_sum_on_the_others(two):
     assert "lr = -1" in texts[1] and texts[0] == "stepped"
 
 
+def test_what_backward_finds_wrong_is_raised_by_backward(two):
+    for group, hook in two.run("ddp_cases", "in_the_pass"):
+        assert "whose step failed:\nRuntimeError: param_groups: lack a parameter" in group
+        assert hook == "hook: returned int; return the Future of the sum"
+
+
 def test_misuse_is_refused_by_name(two):
     two.run("ddp_cases", "misuse")

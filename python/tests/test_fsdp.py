@@ -100,5 +100,9 @@ def test_the_registry_registers(two):
     two.run("fsdp_cases", "overlapped")
 
 
+def test_states_are_copied_in_memory(two):
+    two.run("fsdp_cases", "copied")
+
+
 def test_misuse_is_refused_by_name(two):
     two.run("fsdp_cases", "misuse")

@@ -99,6 +99,18 @@ def test_an_unknown_optimizer_is_refused_before_anything_is_attached():
     assert not get_in_backward_optimizers(model)
 
 
+@pytest.mark.parametrize(
+    "options, frozen, text",
+    [({"max_norm": 1.0}, False, "max_norm"), ({"lr": -1.0}, False, "lr = -1"), ({}, True, "takes no gradient")],
+)
+def test_what_backward_cannot_do_is_refused_before_anything_is_attached(options, frozen, text):
+    model = two_layers()
+    model[1].bias.requires_grad_(not frozen)
+    with pytest.raises(ValueError, match=text):
+        apply_optimizer_in_backward("sgd", model.parameters(), options)
+    assert not get_in_backward_optimizers(model)
+
+
 def test_optimizers_are_copied_and_saved_each_by_itself(tmp_path):
     model = two_layers()
     apply_optimizer_in_backward("adamw", model.parameters(), {"lr": 0.01})

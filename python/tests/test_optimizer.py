@@ -4,6 +4,8 @@ import copy
 import io
 import os
 import pickle
+import select
+import signal
 import threading
 import time
 
@@ -269,6 +271,10 @@ def test_a_master_keeps_what_bfloat16_loses():
     assert torch.equal(param, torch.full((1000,), 0.99, dtype=torch.bfloat16))
 
 
+class Adam(torch.optim.Optimizer):
+    """Another program's rule, of a name that the library knows."""
+
+
 @pytest.mark.parametrize(
     "make, error, text",
     [
@@ -282,6 +288,13 @@ def test_a_master_keeps_what_bfloat16_loses():
         (lambda p: FusedOptimizer(p, "adamw", lr=float("nan")), ValueError, "lr = NaN"),
         (lambda p: FusedOptimizer(p, "sgd", nesterov=True), ValueError, "works only with momentum"),
         (lambda p: FusedOptimizer(p, "adamw", states="4bit"), ValueError, "use one of float32, bfloat16, 8bit"),
+        (lambda p: FusedOptimizer(p, "adamw", max_norm=0.0), ValueError, "max_norm = 0.0"),
+        (lambda p: FusedOptimizer(p, "adamw", max_norm=float("nan")), ValueError, "max_norm = nan"),
+        (lambda p: FusedOptimizer(p, "adamw", threads=0), ValueError, "threads = 0"),
+        (lambda p: FusedOptimizer(p, "adamw", threads=1.5), ValueError, "threads = 1.5"),
+        (lambda p: FusedOptimizer(p, "adamw", seed=-1), ValueError, "seed = -1"),
+        (lambda p: FusedOptimizer(p, 3), TypeError, "neither a name nor a class"),
+        (lambda p: FusedOptimizer(p, Adam), ValueError, "not a class of torch.optim"),
         (lambda p: FusedOptimizer([], "adamw"), ValueError, "empty parameter list"),
     ],
 )
@@ -357,6 +370,24 @@ def test_a_child_by_fork_is_refused_and_the_parent_goes_on():
     assert b"has forked since" in os.read(reading, 1000)
     os.waitpid(child, 0)
     optimizer.step()
+
+
+def test_an_optimizer_that_a_child_by_fork_makes_has_threads_of_its_own():
+    param = torch.nn.Parameter(torch.zeros(1 << 21))
+    param.grad = torch.ones_like(param)
+    FusedOptimizer([param], "sgd", lr=1.0, threads=2).step()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        torch.set_num_threads(1)  # As the worker of a DataLoader: torch's own threads do not exist here.
+        FusedOptimizer([param], "sgd", lr=1.0, threads=2).step()
+        os.write(writing, str(param[-1].item()).encode())
+        os._exit(0)
+    ended, _, _ = select.select([reading], [], [], 60)
+    if not ended:
+        os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert ended and os.read(reading, 100) == b"-2.0"
 
 
 def test_other_threads_run_during_a_step_and_a_busy_step_is_refused():

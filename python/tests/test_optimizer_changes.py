@@ -1,4 +1,4 @@
-"""What users change under a FusedOptimizer: sizes, formats, states, weights, hyperparameters. None of it is silent."""
+"""What users change under a FusedOptimizer: sizes, formats, states, weights, param groups. None of it is silent."""
 
 import collections
 import copy
@@ -82,6 +82,132 @@ def test_states_of_another_format_are_refused(saved, loaded):
         target.load_state_dict(source.state_dict())
     after = target.state_dict()
     assert all(torch.equal(v, after["state"][0][k]) for k, v in before["state"][0].items())
+
+
+BROKEN = [
+    (lambda saved: saved["state"][0].update(step=torch.tensor(-3.0)), "not a number of updates"),
+    (lambda saved: saved["state"][0].update(step=1.5), "not a number of updates"),
+    (lambda saved: saved["state"][0].update(step=float("nan")), "not a number of updates"),
+    (lambda saved: saved["state"][0].pop("step"), "but no step"),
+    (lambda saved: saved["state"][0].pop("mu_product"), "but no mu_product"),
+    (lambda saved: saved["state"][0].update(mu_product=2.0), "not a number from 0 to 1"),
+    (lambda saved: saved["state"][0].update(exp_avg=3), "of type int: not a tensor"),
+    (lambda saved: saved["param_groups"][0].pop("betas"), "has no betas"),
+    (lambda saved: saved["param_groups"][0].update(lr=-1.0), "lr = -1"),
+]
+
+
+@pytest.mark.parametrize("break_it, text", BROKEN, ids=[text for _, text in BROKEN])
+def test_a_broken_state_dict_is_refused_and_nothing_of_it_is_taken(break_it, text):
+    param = torch.nn.Parameter(torch.ones(4))
+    optimizer = FusedOptimizer([param], "nadam", lr=0.5)
+    param.grad = torch.ones(4)
+    optimizer.step()
+    before = copy.deepcopy(optimizer.state_dict())
+    broken = copy.deepcopy(before)
+    break_it(broken)
+    with pytest.raises(ValueError, match=text):
+        optimizer.load_state_dict(broken)
+    assert str(optimizer.state_dict()) == str(before)
+    optimizer.step()
+    assert float(optimizer.state_dict()["state"][0]["step"]) == 2
+
+
+def test_flags_that_an_older_program_did_not_save_have_their_defaults():
+    param = torch.nn.Parameter(torch.ones(4))
+    optimizer = FusedOptimizer([param], "adamw")
+    saved = optimizer.state_dict()
+    del saved["param_groups"][0]["maximize"], saved["param_groups"][0]["amsgrad"]
+    optimizer.load_state_dict(saved)
+    param.grad = torch.ones(4)
+    optimizer.step()
+    assert optimizer.param_groups[0]["amsgrad"] is False
+
+
+@pytest.mark.parametrize("saved, loaded", [(False, True), (True, False)], ids=["later", "no-more"])
+def test_a_state_may_have_other_flags_than_the_optimizer_that_loads_it(saved, loaded):
+    params = [torch.nn.Parameter(torch.ones(4)) for _ in range(2)]
+    source = torch.optim.AdamW([params[0]], amsgrad=saved)
+    target = FusedOptimizer([params[1]], "adamw", amsgrad=loaded)
+    for param in params:
+        param.grad = torch.ones(4)
+    source.step()
+    with torch.no_grad():
+        params[1].copy_(params[0])
+    target.load_state_dict(copy.deepcopy(source.state_dict()))
+    for _ in range(3):
+        source.step()
+        target.step()
+    assert torch.allclose(params[0], params[1], rtol=0, atol=1e-6)
+
+
+def test_the_momenta_of_nadam_may_have_become_a_product_of_zero():
+    params = [torch.nn.Parameter(torch.ones(4)) for _ in range(2)]
+    source, target = torch.optim.NAdam([params[0]], lr=0.1), FusedOptimizer([params[1]], "nadam", lr=0.1)
+    for param in params:
+        param.grad = torch.ones(4)
+    source.step()
+    source.state[params[0]]["mu_product"].zero_()  # After a thousand updates it is too small for float32.
+    source.state[params[0]]["step"].fill_(5000)
+    with torch.no_grad():
+        params[1].copy_(params[0])
+    target.load_state_dict(copy.deepcopy(source.state_dict()))
+    for _ in range(3):
+        source.step()
+        target.step()
+    assert torch.allclose(params[0], params[1], rtol=0, atol=1e-6)
+    assert float(target.state_dict()["state"][0]["mu_product"]) == 0
+
+
+def replace_the_dict(groups, param):
+    groups[0] = {**groups[0], "lr": 0.0}
+
+
+def move_to_another_group(groups, param):
+    groups[1]["params"].append(groups[0]["params"].pop(0))
+
+
+@pytest.mark.parametrize("change", [replace_the_dict, move_to_another_group])
+def test_param_groups_that_the_user_replaces_are_those_of_the_next_step(change):
+    params = [torch.nn.Parameter(torch.ones(4)) for _ in range(3)]
+    groups = [{"params": params[:2]}, {"params": params[2:], "lr": 0.0}]
+    optimizer = FusedOptimizer(groups, "sgd", lr=1.0)
+    for param in params:
+        param.grad = torch.ones(4)
+    optimizer.step()
+    change(optimizer.param_groups, params[0])
+    optimizer.step()
+    assert torch.equal(params[0], torch.zeros(4))
+    optimizer.param_groups[-1]["lr"] = optimizer.param_groups[0]["lr"] = 0.5
+    optimizer.step()
+    assert torch.equal(params[0], torch.full((4,), -0.5))
+
+
+def test_a_wrong_param_group_is_refused_when_it_is_added():
+    first, second = (torch.nn.Parameter(torch.ones(4)) for _ in range(2))
+    optimizer = FusedOptimizer([first], "sgd", lr=1.0)
+    with pytest.raises(ValueError, match="lr = -1"):
+        optimizer.add_param_group({"params": [second], "lr": -1.0})
+    assert len(optimizer.param_groups) == 1
+
+
+def test_a_gradient_that_no_kernel_takes_stops_the_step_of_every_type():
+    params = [torch.nn.Parameter(torch.ones(4, 4, dtype=dtype)) for dtype in (torch.float32, torch.bfloat16)]
+    params[0].grad, params[1].grad = torch.ones(4, 4), torch.eye(4, dtype=torch.bfloat16).to_sparse()
+    with pytest.raises(NotImplementedError, match="use a dense one"):
+        FusedOptimizer(params, "sgd", lr=1.0).step()
+    assert torch.equal(params[0], torch.ones(4, 4))
+
+
+def test_a_view_of_the_other_sign_is_read_with_its_sign_or_refused():
+    param = torch.nn.Parameter(torch.ones(4))
+    param.grad = torch._neg_view(torch.ones(4))
+    FusedOptimizer([param], "sgd", lr=1.0).step()
+    assert torch.equal(param, torch.full((4,), 2.0))
+    view = torch.nn.Parameter(torch._neg_view(torch.ones(4)))
+    view.grad = torch.ones(4)
+    with pytest.raises(NotImplementedError, match="the other sign"):
+        FusedOptimizer([view], "sgd", lr=1.0).step()
 
 
 def test_another_rule_of_torch_is_refused():

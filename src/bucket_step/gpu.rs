@@ -221,7 +221,7 @@ impl BucketStep<OnGpu> {
     /// Waits for the last step.
     ///
     /// # Errors
-    /// Errors as for [`step_count`](Self::step_count); `Config` if the number is not above 0 and finite.
+    /// Errors as for [`step_count`](Self::step_count); `Config` if the number is not from 0 to 1.
     pub fn set_carried(&mut self, id: ParamId, carried: f64) -> Result<()> {
         refuse_carried(carried)?;
         let record = self.record(id)?;

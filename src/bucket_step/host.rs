@@ -205,7 +205,7 @@ impl BucketStep {
     /// Sets that number, after [`set_step_count`](Self::set_step_count).
     ///
     /// # Errors
-    /// `Layout` if it is not in this bucket, `Config` if the number is not above 0 and finite.
+    /// `Layout` if it is not in this bucket, `Config` if the number is not from 0 to 1.
     pub fn set_carried(&mut self, id: ParamId, carried: f64) -> Result<()> {
         refuse_carried(carried)?;
         let count = self.step_count(id)?;

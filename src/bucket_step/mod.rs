@@ -172,11 +172,12 @@ impl<E> BucketStep<E> {
     }
 }
 
+/// A product of momenta, which becomes 0 when it is too small for its type.
 fn refuse_carried(carried: f64) -> Result<()> {
-    if carried > 0.0 && carried.is_finite() {
+    if (0.0..=1.0).contains(&carried) {
         return Ok(());
     }
-    Err(Error::range("carried", carried, "a finite number above 0"))
+    Err(Error::range("carried", carried, "a number from 0 to 1"))
 }
 
 impl<E> std::fmt::Debug for BucketStep<E> {

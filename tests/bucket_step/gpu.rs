@@ -323,7 +323,7 @@ fn a_rate_and_a_count_that_are_set_reach_the_next_step() {
     assert_eq!(step.step_count(id).unwrap(), 50);
     step.set_carried(id, 0.25).unwrap();
     assert_eq!((step.carried(id).unwrap(), step.step_count(id).unwrap()), (0.25, 50));
-    assert!(matches!(step.set_carried(id, 0.0), Err(Error::Config { field: "carried", .. })));
+    assert!(matches!(step.set_carried(id, -0.5), Err(Error::Config { field: "carried", .. })));
     assert_eq!(device.read(params, 8, StreamHandle::default()), [-45.0; 8]);
 }
 

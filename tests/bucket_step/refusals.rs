@@ -132,3 +132,15 @@ fn a_group_keeps_its_kind_of_optimizer_and_its_states() {
     refused(step.step_count(stranger).map(drop), "belongs to another layout");
     refused(step.set_carried(layout.id("a").unwrap(), f64::INFINITY), "carried");
 }
+
+#[test]
+fn a_product_of_momenta_may_be_zero_and_nothing_outside_zero_to_one() {
+    let layout = two();
+    let id = layout.id("a").unwrap();
+    let mut step = BucketStep::builder(&layout, instep::NAdam::default()).host().unwrap();
+    for wrong in [-0.5, 1.5, f64::NAN, f64::INFINITY] {
+        refused(step.set_carried(id, wrong), "use a number from 0 to 1");
+    }
+    step.set_carried(id, 0.0).unwrap();
+    assert_eq!(step.carried(id).unwrap(), 0.0);
+}

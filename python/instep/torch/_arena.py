@@ -68,7 +68,7 @@ class Arena:
         threads: int,
         holders: Holders = (),
     ) -> None:
-        self.key, self.params, self.groups = key, list(params), list(groups)
+        self.key, self.params = key, list(params)
         self.formats, self.after, self.threads, self.holders = formats, after, threads, holders
         shards = [shard_of(param) for param in params]
         self.dtype, self.device = shards[0].dtype, shards[0].device
@@ -87,12 +87,14 @@ class Arena:
                 raise NotImplementedError(
                     f"parameter of type {type(param).__name__}: without memory of its own; give plain tensors or DTensors"
                 )
+            if shard.is_neg():
+                raise NotImplementedError("parameter: a view whose memory has the other sign; give its resolve_neg()")
             self.offsets.append(self.len)
             self.len += -(-shard.numel() // QUANTUM) * QUANTUM
         self.strides = [shard.stride() for shard in shards]
         self.is_cut = any(is_distributed(param) for param in params)
         self.shapes = [shard.shape for shard in shards]
-        self._read_groups()
+        self._read_groups(list(groups))
         self.names = max(self.kept.values(), key=len)
         self._allocate()
         self.shown: dict[int, dict[str, Tensor]] = {}
@@ -107,18 +109,19 @@ class Arena:
         self.stepped_by: dict[int, dict[tuple[int, ...], tuple[_native.Step, int]]] = {}
         self.progress: list[tuple[int, float]] = [FRESH] * len(self.params)
 
-    def _read_groups(self) -> None:
-        distinct = {id(group): group for group in self.groups}
-        self.hypers = {of: hyper_of(self.key, group) for of, group in distinct.items()}
-        self.kept = {of: _native.state_names(self.key, hyper) for of, hyper in self.hypers.items()}
+    def _read_groups(self, groups: list[dict[str, Any]]) -> None:
+        distinct = {id(group): group for group in groups}
+        hypers = {of: hyper_of(self.key, group) for of, group in distinct.items()}
+        self.kept = {of: _native.state_names(self.key, hyper) for of, hyper in hypers.items()}
+        self.hypers, self.groups = hypers, groups
 
-    def regroup(self, index: int, group: dict[str, Any]) -> None:
-        """Takes another dict for a parameter's group, as loading a state dict makes one."""
-        if self.groups[index] is group:
+    def regroup(self, changed: dict[int, dict[str, Any]]) -> None:
+        """Takes other dicts for the groups of these parameters, as loading a state dict makes them."""
+        if all(self.groups[index] is group for index, group in changed.items()):
             return
+        groups = [changed.get(index, group) for index, group in enumerate(self.groups)]
         self.retire_all()
-        self.groups[index] = group
-        self._read_groups()
+        self._read_groups(groups)
         self._keep_names()
 
     def _allocate(self) -> None:

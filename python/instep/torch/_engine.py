@@ -169,9 +169,16 @@ class Engine:
             }
             return Prepared(arena.step_over(batch.indices), bound, frozen, keeps)
 
+    def step_all(self, batches: Sequence[Batch], factors: _native.Factors) -> None:
+        """Steps batches of different arenas: none, if one of them has a gradient that no kernel takes."""
+        for batch, prepared in [(batch, self.prepare(batch)) for batch in batches]:
+            self._run(batch, prepared, factors)
+
     def step(self, batch: Batch, factors: _native.Factors = NO_FACTORS) -> None:
         """Steps a batch now; on a GPU, on the current stream."""
-        prepared = self.prepare(batch)
+        self._run(batch, self.prepare(batch), factors)
+
+    def _run(self, batch: Batch, prepared: Prepared, factors: _native.Factors) -> None:
         prepared.step.step(prepared.bound, prepared.frozen, factors, stream_on(batch.arena.device))
         self._written(batch)
 
@@ -251,6 +258,6 @@ def _as_param(grad: Tensor, param: Tensor) -> Tensor:
         raise ValueError(
             f"gradient of {tuple(grad.shape)} on {grad.device}: its parameter is {tuple(param.shape)} on {param.device}"
         )
-    if grad.dtype == param.dtype and grad.stride() == param.stride():
+    if grad.dtype == param.dtype and grad.stride() == param.stride() and not grad.is_neg():
         return grad
     return torch.empty_like(param, memory_format=torch.preserve_format).copy_(grad)

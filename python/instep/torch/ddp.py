@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ._engine import MOST_ROUTES, Batch, Prepared, in_param_order, joined, starts_in, wait_for
 from ._norm import GlobalNorm
 from ._usage import usage_of
-from .optimizer import FusedOptimizer, address
+from .optimizer import FusedOptimizer, address, refuse_late_scaler
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
@@ -66,6 +66,9 @@ def register_ddp(
         raise ValueError("gradients: the scaler looks for infinities in them after backward; use 'average' with it")
     if gradients not in AFTER:
         raise ValueError(f"gradients = {gradients!r}: not known; use one of {', '.join(AFTER)}")
+    for name, module in ddp.module.named_modules():
+        if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:
+            raise NotImplementedError(f"{name or 'model'}: gives sparse gradients, which no kernel takes; use sparse=False")
     return DDPOptimizer(ddp, optimizer, params, max_norm, gradients, grad_scaler, skip_nonfinite, hook, options)
 
 
@@ -81,6 +84,8 @@ class Reduced:
 
 class DDPOptimizer(FusedOptimizer):
     """The optimizer that `register_ddp` makes."""
+
+    _runs_in_backward = True
 
     def __init__(
         self,
@@ -145,6 +150,7 @@ class DDPOptimizer(FusedOptimizer):
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """Does nothing but to call ``closure``: backward has stepped."""
+        refuse_late_scaler(self, self._scaler)
         if closure is None:
             return None
         with torch.enable_grad():
@@ -171,7 +177,10 @@ class DDPOptimizer(FusedOptimizer):
                 buffer.div_(self._world_size)
             if bucket.is_last():
                 self._expected = bucket.index() + 1
-            sums: list[Future[Any]] = [self._sum(bucket)]
+            summed = self._sum(bucket)
+            if not isinstance(summed, torch._C.Future):
+                raise TypeError(f"hook: returned {type(summed).__name__}; return the Future of the sum")
+            sums: list[Future[Any]] = [summed]
             flags = None
             if self._usage is not None:
                 asked, flags = self._usage.anywhere(params, buffer.device)
@@ -266,6 +275,15 @@ class DDPOptimizer(FusedOptimizer):
         """Hands an error to every bucket that waits, so that backward raises it."""
         with self._guard:
             waiting, self._reduced = [bucket.result for bucket in self._reduced], []
+        failure = Failure(error)
         for future in {id(future): future for future in [*waiting, result]}.values():
             if not future.done():
-                future.set_exception(error)  # type: ignore[arg-type]  # torch types it as a result
+                future.set_exception(failure)  # type: ignore[arg-type]  # torch types it as a result
+
+
+class Failure(RuntimeError):
+    """Why a bucket was not stepped. DDP looks for a tensor in its place, and raises "Unable to cast ... to Tensor"."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(f"the bucket, whose step failed:\n{type(error).__name__}: {error}\n")
+        self.__cause__ = error

@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ._engine import Batch, Prepared
 from ._norm import GlobalNorm
 from ._sharded import Holders, is_distributed, shard_of
 from .in_backward import ATTACHED
-from .optimizer import FusedOptimizer, address
+from .optimizer import FusedOptimizer, address, refuse_late_scaler
 
 GRADIENTS = ("average", "clear")
 
@@ -82,6 +83,8 @@ class Unit:
 class FSDPOptimizer(FusedOptimizer):
     """The optimizer that `register_fsdp` makes."""
 
+    _runs_in_backward = True
+
     def __init__(
         self,
         module: nn.Module,
@@ -106,6 +109,8 @@ class FSDPOptimizer(FusedOptimizer):
         own = {param for group in self.param_groups for param in group["params"]}
         if not own <= self._unit_of.keys():
             raise ValueError("params: one of them is not a parameter that this model shards; step it by another optimizer")
+        if any(param in _watched for param in own):
+            raise RuntimeError("params: another register_fsdp steps one of them; name others, or call it once")
         for unit in self._units:
             unit.params = [param for param in unit.params if param in own]
         self._pass: Optional[int] = None
@@ -140,6 +145,7 @@ class FSDPOptimizer(FusedOptimizer):
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """Does nothing but to call ``closure``, and to make the states that loading looks for: backward has stepped."""
+        refuse_late_scaler(self, self._scaler)
         if not self._engine.places:
             self._adopt(p for group in self.param_groups for p in group["params"] if p.grad is not None)
         if closure is None:
@@ -262,8 +268,13 @@ class Arrival:
         """Keeps the gradient until the unit is stepped."""
 
 
+_watched: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""Parameters that an optimizer of this module steps. A second one would step them again, without a word."""
+
+
 def watch(param: Tensor, arrive: Callable[[Tensor], None]) -> None:
     """Has a function called for each reduced gradient of a parameter."""
+    _watched[param] = True
     if is_distributed(param):
         param.register_post_accumulate_grad_hook(arrive)
     else:

@@ -23,7 +23,7 @@ from ._engine import Engine, in_param_order, joined, wait_for
 from ._formats import Formats
 from ._sharded import holders_of
 from ._usage import usage_of, watch
-from .optimizer import FusedOptimizer, Snapshot, key_of
+from .optimizer import FusedOptimizer, key_of
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
@@ -37,13 +37,15 @@ class InBackwardOptimizer(FusedOptimizer):
 
     def __init__(self, param: Tensor, shared: Shared, kwargs: dict[str, Any]) -> None:
         self._given: Optional[Shared] = shared
+        if kwargs.get("max_norm") is not None:
+            raise ValueError("max_norm: one parameter's optimizer does not know the norm of all; use register_ddp")
         super().__init__([param], shared.key, **kwargs)
 
-    def _reset(self) -> None:
+    def _new_engine(self) -> Engine:
         # A copy of an optimizer has nothing in common with the others.
-        shared = self.__dict__.pop("_given", None) or Shared(self._key, self._formats, self._threads)
-        self._shared, self._engine, self._norms, self._followed = shared, shared.engine, {}, Snapshot({})
-        shared.members.append(self)
+        self._shared: Shared = self.__dict__.pop("_given", None) or Shared(self._key, self._formats, self._threads)
+        self._shared.members.append(self)
+        return self._shared.engine
 
     def state_dict(self) -> dict[str, Any]:
         """The state of this parameter alone: a view would be saved with all that it is a view of."""
@@ -94,13 +96,17 @@ def apply_optimizer_in_backward(
     key = key_of(optimizer_class)
     formats = Formats(*(optimizer_kwargs.get(name) for name in ("states", "master", "seed")))
     shared: list[Shared] = []
+    listed: dict[int, int] = {}
+    made: list[tuple[Tensor, InBackwardOptimizer]] = []
     for param in params:
         # A parameter that is listed twice has two optimizers, so their states lie apart.
-        home = next((one for one in shared if all(param is not m.param_groups[0]["params"][0] for m in one.members)), None)
-        if home is None:
-            home = Shared(key, formats, optimizer_kwargs.get("threads"))
-            shared.append(home)
-        optimizer = InBackwardOptimizer(param, home, optimizer_kwargs)
+        time = listed[id(param)] = listed.get(id(param), 0) + 1
+        if time > len(shared):
+            shared.append(Shared(key, formats, optimizer_kwargs.get("threads")))
+        made.append((param, InBackwardOptimizer(param, shared[time - 1], optimizer_kwargs)))
+        if register_hook and not param.requires_grad:
+            raise ValueError("parameter: takes no gradient, so backward cannot step it; leave it out, or register_hook=False")
+    for param, optimizer in made:
         # PyTorch's own names, which other code of its users may read.
         for name, value in (
             (ATTACHED, optimizer),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import chain
+from math import inf
 from operator import is_
 from typing import Any, Optional, Union
 
@@ -17,7 +18,8 @@ from torch import Tensor
 from .. import OPTIMIZERS, _native
 from ._arena import Arena, hyper_of
 from ._engine import Batch, Engine
-from ._formats import MASTER_TYPES, Formats
+from ._formats import Formats
+from ._loading import Saved, carried_of, count_of, refuse_unfit, with_defaults
 from ._norm import GlobalNorm
 from ._sharded import Holders, cut_as, holders_of, shard_of
 
@@ -42,6 +44,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     """
 
     _step_supports_amp_scaling = True
+    _runs_in_backward = False
 
     def __init__(
         self,
@@ -65,21 +68,30 @@ class FusedOptimizer(torch.optim.Optimizer):
                 f"use {', '.join(known)}"
             )
         hyper = {name: value for name, value in hyperparameters.items() if name in known}
-        self._max_norm = max_norm
+        self._max_norm = _number("max_norm", max_norm, float, lambda norm: 0 < norm < inf, "a finite number above 0")
+        seed = _number("seed", seed, int, lambda number: 0 <= number < 1 << 64, "a whole number from 0 to 2^64 - 1")
         self._formats = Formats(states, master, seed)
-        self._threads = threads
+        self._threads = _number("threads", threads, int, lambda count: 0 < count < 1 << 16, "1 to 65535")
         self._reset()
         super().__init__(params, {**known, **hyper})
-        self._refuse_wrong_groups()
 
-    def _refuse_wrong_groups(self) -> None:
-        for group in self.param_groups:
-            _native.state_names(self._key, hyper_of(self._key, group))
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Steps further parameters, with hyperparameters of their own, from the next step on."""
+        super().add_param_group(param_group)
+        try:
+            _native.state_names(self._key, hyper_of(self._key, self.param_groups[-1]))
+        except Exception:
+            self.param_groups.pop()
+            raise
 
     def _reset(self) -> None:
-        self._engine = Engine(self._key, self._formats, self._after(), self._threads)
+        self._engine = self._new_engine()
         self._norms: dict[torch.device, GlobalNorm] = {}
         self._followed = Snapshot({})
+        self._grouped: list[tuple[dict[str, Any], list[Tensor]]] = []
+
+    def _new_engine(self) -> Engine:
+        return Engine(self._key, self._formats, self._after(), self._threads)
 
     def _after(self) -> str:
         """What becomes of gradients in a step."""
@@ -107,8 +119,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         batches = self._engine.route(params).batches(grads)
         factors = (1, 1.0, address(getattr(self, "grad_scale", None)), address(getattr(self, "found_inf", None)))
         if self._max_norm is None:
-            for batch in batches:
-                self._engine.step(batch, factors)
+            self._engine.step_all(batches, factors)
             return
         self._step_clipped(batches, factors)
 
@@ -168,9 +179,9 @@ class FusedOptimizer(torch.optim.Optimizer):
             dtype = torch.float32 if count <= EXACT_IN_FLOAT32 else torch.float64
             if count == 0 and self._key == "adagrad":
                 self.state[param]["sum"].fill_(arena.hypers_of(index)["initial_accumulator_value"])
-            self.state[param]["step"] = arena.written[index] = torch.tensor(float(count), dtype=dtype)
+            self.state[param]["step"] = arena.written[index] = torch.tensor(float(count), dtype=dtype, device="cpu")
             if carried_name is not None:
-                self.state[param][carried_name] = torch.tensor(carried, dtype=torch.float64)
+                self.state[param][carried_name] = torch.tensor(carried, dtype=torch.float64, device="cpu")
 
     def state_dict(self) -> dict[str, Any]:
         """The state in ``torch.optim``'s format, which its optimizer of this name loads."""
@@ -186,7 +197,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
         def take(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
             given.update(state_dict)
-            self._check(given)
+            refuse_unfit(self._key, self._formats, given["param_groups"], self._saved(given))
             return {**state_dict, "state": {}}
 
         # The base class would round the states to their parameter's type. The last hook sees what all others have made.
@@ -195,59 +206,27 @@ class FusedOptimizer(torch.optim.Optimizer):
             super().load_state_dict(state_dict)
         finally:
             handle.remove()
-        self._fill(self._by_param(given))
+        self._fill({param: values for param, _, values in self._saved(given)})
 
-    def _by_param(self, state_dict: dict[str, Any]) -> dict[Tensor, dict[str, Any]]:
+    def _saved(self, state_dict: dict[str, Any]) -> list[Saved]:
         """Finds the parameter of each saved state by its place in the groups."""
-        numbers = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+        groups = [(number, group) for group in state_dict["param_groups"] for number in group["params"]]
         params = chain.from_iterable(group["params"] for group in self.param_groups)
         saved = state_dict["state"]
-        return {param: saved[number] for number, param in zip(numbers, params) if saved.get(number)}
-
-    def _check(self, given: dict[str, Any]) -> None:
-        """Refuses what would be stepped differently here: half a state, another size, format or rule."""
-        known = OPTIMIZERS[self._key].defaults
-        for group in given["param_groups"]:
-            is_own = self._key == "adamw"
-            for name in ("decoupled_weight_decay", "differentiable"):
-                if group.get(name) and name not in known and not (is_own and name == "decoupled_weight_decay"):
-                    raise ValueError(
-                        f"{name} = True: {OPTIMIZERS[self._key].name} has no such option here; it is another rule"
-                    )
-        kept = _native.state_names(self._key, hyper_of(self._key, self.param_groups[0]))
-        for param, values in self._by_param(given).items():
-            found = [name for name in kept if isinstance(values.get(name), Tensor)]
-            if found and len(found) < len(kept):
-                missing = ", ".join(name for name in kept if name not in found)
-                raise ValueError(f"state of a parameter: has {', '.join(found)}, but no {missing}; load a whole state")
-            for name, value in values.items():
-                is_whole = name != "step" and not name.endswith("_scales") and isinstance(value, Tensor)
-                if is_whole and value.dim() > 0 and value.shape != param.shape:
-                    raise ValueError(
-                        f"state {name!r} of {tuple(value.shape)}: its parameter is {tuple(param.shape)}; "
-                        "load the state of the same model"
-                    )
-            is_coded = self._formats.states_of(param.dtype) == "8bit"
-            for name in found:
-                if values[name].is_floating_point() == is_coded or is_coded and f"{name}_scales" not in values:
-                    raise ValueError(f"state {name!r} of {values[name].dtype}: saved with other states=; use the same")
-            word = self._formats.master_of(param.dtype)
-            if "master" in values and word != "none" and values["master"].dtype != MASTER_TYPES[word]:
-                raise ValueError(f"state 'master' of {values['master'].dtype}: saved with another master=; use the same")
+        return [(param, group, saved[number]) for (number, group), param in zip(groups, params) if saved.get(number)]
 
     def _fill(self, saved: dict[Tensor, dict[str, Any]]) -> None:
         """Makes the states what was saved, and as new where nothing was."""
         self._adopt(saved)
-        groups = {param: group for group in self.param_groups for param in group["params"]}
+        self._follow_groups()
         for param, arena, index in self._placed():
             arena.retire_all()
-            arena.regroup(index, groups[param])
             self._fill_one(arena, index, saved.get(param, {}))
         self._show_states()
 
     def _fill_one(self, arena: Arena, index: int, values: dict[str, Any]) -> None:
-        carried_name = OPTIMIZERS[self._key].carried
         param = arena.params[index]
+        arena.progress[index] = (count_of(arena.names, values), carried_of(self._key, values))
         for name, view in arena.views(index).items():
             if isinstance(values.get(name), Tensor):
                 view.copy_(values[name] if name.endswith("_scales") else cut_as(values[name], param))
@@ -256,13 +235,27 @@ class FusedOptimizer(torch.optim.Optimizer):
             else:
                 view.zero_()
         arena.note([index])
-        # SGD's momentum has no count in torch: a buffer is there after the first update.
-        count = int(values.get("step", any(name in values for name in arena.names)))
-        carried = float(values.get(carried_name, 1.0)) if carried_name else 1.0
-        arena.progress[index] = (count, carried)
+
+    def _follow_groups(self) -> None:
+        """Takes over what the user has put in the place of param groups, or of parameters in them."""
+        known, now = self._grouped, self.param_groups
+        if len(known) == len(now) and all(one is two and _are_same(a, two["params"]) for (one, a), two in zip(known, now)):
+            return
+        changed: dict[int, tuple[Arena, dict[int, dict[str, Any]]]] = {}
+        for group in now:
+            for param in group["params"]:
+                if param in self._engine.places:
+                    arena, index = self._engine.places[param]
+                    changed.setdefault(id(arena), (arena, {}))[1][index] = group
+        if self._runs_in_backward and sum(len(groups) for _, groups in changed.values()) < len(self._engine.places):
+            raise RuntimeError("param_groups: lack a parameter that backward steps; put it back, with lr=0 if it is to stay")
+        for arena, groups in changed.values():
+            arena.regroup(groups)
+        self._grouped = [(group, list(group["params"])) for group in now]
 
     def _follow_states(self) -> None:
         """Takes over what the user has put in the place of states."""
+        self._follow_groups()
         if self._followed.holds(self.state):
             return
         replaced = []
@@ -293,6 +286,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         if options is not None:
             self._key, self._max_norm, self._formats, self._threads = options
         super().__setstate__(state)
+        for group in self.param_groups:
+            group.update(with_defaults(self._key, group))
         if options is None:
             return  # The base class has loaded param groups; `load_state_dict` fills the states.
         saved = {param: values for param, values in self.state.items() if values}
@@ -330,9 +325,27 @@ IGNORED = frozenset({"foreach", "fused", "capturable"})
 """How torch.optim should run a step: another program with the same result."""
 
 
+def _number(name: str, value: Any, convert: Callable[[Any], Any], fits: Callable[[Any], bool], allowed: str) -> Any:
+    """An option that is None or a number. Without this check, the first step would be the one to raise."""
+    if value is None:
+        return None
+    try:
+        number = convert(value)
+        if number == value and fits(number):
+            return number
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise ValueError(f"{name} = {value!r}: out of range; use {allowed}, or None")
+
+
 def key_of(optimizer: Union[str, type]) -> str:
     """The key of an optimizer that is given by name or as a class of ``torch.optim``."""
-    key = (optimizer if isinstance(optimizer, str) else optimizer.__name__).lower()
+    if not isinstance(optimizer, (str, type)):
+        raise TypeError(f"optimizer = {optimizer!r}: neither a name nor a class; use one of {', '.join(OPTIMIZERS)}")
+    name = optimizer if isinstance(optimizer, str) else optimizer.__name__
+    if isinstance(optimizer, type) and getattr(torch.optim, name, None) is not optimizer:
+        raise ValueError(f"{optimizer.__module__}.{name}: not a class of torch.optim; use one of {', '.join(OPTIMIZERS)}")
+    key = name.lower()
     if key not in OPTIMIZERS:
         raise ValueError(f"optimizer {key!r}: not known; use one of {', '.join(OPTIMIZERS)}")
     return key
@@ -341,3 +354,9 @@ def key_of(optimizer: Union[str, type]) -> str:
 def address(tensor: Optional[Tensor]) -> int:
     """The address of a tensor, or 0."""
     return 0 if tensor is None else tensor.data_ptr()
+
+
+def refuse_late_scaler(optimizer: torch.optim.Optimizer, own: Optional[torch.amp.GradScaler]) -> None:
+    """Refuses a scaler's ``step`` if backward has stepped with gradients that still had the scale in them."""
+    if own is None and hasattr(optimizer, "found_inf"):
+        raise RuntimeError("GradScaler: backward has stepped with its scale in the gradients; register with grad_scaler=")
