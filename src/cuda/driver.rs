@@ -8,6 +8,7 @@
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
 
+use super::claims::Judge;
 use crate::error::Result;
 use crate::handle::{DevicePtr, EventHandle, Place, StreamHandle};
 
@@ -56,6 +57,11 @@ pub unsafe trait Driver: Send + Sync {
 
     /// Returns the size of the last-level cache.
     fn l2_bytes(&self) -> u64;
+
+    /// Returns what takes the claims of ops, if the driver holds work to them.
+    fn judge(&self) -> Option<Judge> {
+        None
+    }
 
     /// Makes the device current on the calling thread.
     fn enter(&self) -> Result<()>;

@@ -10,6 +10,7 @@ use std::ptr;
 
 use libloading::Library;
 
+use super::claims::{Judge, Take};
 use crate::error::{Error, Result};
 
 /// The driver's answer: 0 is success.
@@ -44,6 +45,15 @@ numbers! {
     CU_EVENT_DISABLE_TIMING: u32 = 2 in sys::CUevent_flags;
     CU_MEMHOSTALLOC_PORTABLE: u32 = 1 in sys;
     CU_MEMHOSTALLOC_DEVICEMAP: u32 = 2 in sys;
+}
+
+/// Looks up what takes claims, if this build has checks of its own.
+fn judge(library: &Library) -> Option<Judge> {
+    if !cfg!(debug_assertions) {
+        return None;
+    }
+    // SAFETY: the type is the one that the software GPU gives this symbol; no other driver has it.
+    unsafe { library.get::<Take>(b"softwareGpuClaim") }.ok().map(|found| Judge(*found))
 }
 
 macro_rules! handles {
@@ -84,6 +94,8 @@ macro_rules! functions {
         /// The functions; all of them exist.
         pub(super) struct Functions {
             $($name: unsafe extern "C" fn($($type),*) -> CUresult,)*
+            /// No function of NVIDIA's driver: only the software GPU of the tests holds work to claims.
+            pub(super) judge: Option<Judge>,
         }
 
         impl Functions {
@@ -100,6 +112,7 @@ macro_rules! functions {
                         });
                         found.ok_or(stringify!($name))?
                     },)*
+                    judge: judge(library),
                 })
             }
 

@@ -131,6 +131,16 @@ impl BucketLaunch {
         self.args
     }
 
+    /// Whether code of the user's runs after it.
+    pub(super) fn is_custom(&self) -> bool {
+        self.custom.is_some()
+    }
+
+    /// Returns its table of tiles: the address, the bytes, and that it is only read.
+    pub(super) fn table(&self) -> (usize, u64, bool) {
+        (self.args.tiles.addr(), self.args.tile_count * size_of::<InstepTile>() as u64, false)
+    }
+
     /// Returns how many tiles its table has.
     pub(super) fn tile_count(&self) -> usize {
         self.args.tile_count as usize

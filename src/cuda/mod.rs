@@ -6,6 +6,7 @@
 
 mod bucket;
 mod built;
+mod claims;
 #[cfg(feature = "cuda")]
 mod context;
 mod custom;

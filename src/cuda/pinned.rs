@@ -23,6 +23,8 @@ pub(super) struct SettingsRing {
     ring: OwnedMapped,
     /// The latest settings.
     words: Vec<u32>,
+    /// Those of the latest slot that was written, for [`claims`](super::claims), which only builds with checks have.
+    of_pass: Vec<u32>,
     /// Per slot, the event after its Begin, and whether it was ever recorded.
     read: Vec<(Event, bool)>,
 }
@@ -31,7 +33,8 @@ impl SettingsRing {
     pub(super) fn new(driver: &Arc<dyn Driver>, settings: &Settings) -> Result<SettingsRing> {
         let words = settings.words().to_vec();
         let ring = OwnedMapped::new(driver, SLOTS * size_of_val(&*words))?;
-        let mut settings = SettingsRing { ring, words, read: Vec::with_capacity(SLOTS) };
+        let mut settings =
+            SettingsRing { ring, of_pass: words.clone(), words, read: Vec::with_capacity(SLOTS) };
         for _ in 0..SLOTS {
             settings.read.push((Event::new(driver, false)?, false));
         }
@@ -52,6 +55,19 @@ impl SettingsRing {
     /// Writes the slot of a pass, whose last reader has finished.
     pub(super) fn write(&mut self, pass: u64) {
         self.ring.write(slot(pass) * self.words.len(), &self.words);
+        if cfg!(debug_assertions) {
+            self.of_pass.copy_from_slice(&self.words);
+        }
+    }
+
+    /// Returns the settings of the latest slot that was written.
+    pub(super) fn of_pass(&self) -> &[u32] {
+        &self.of_pass
+    }
+
+    /// Returns the size of all slots.
+    pub(super) fn bytes(&self) -> u64 {
+        (SLOTS * size_of_val(&*self.words)) as u64
     }
 
     /// Records the event after the Begin that reads the slot.
@@ -82,6 +98,11 @@ impl StatusRing {
 
     pub(super) fn ring(&self) -> *mut InstepStatus {
         ptr::with_exposed_provenance_mut(self.ring.device().0 as usize)
+    }
+
+    /// Returns the size of all slots.
+    pub(super) fn bytes(&self) -> u64 {
+        (SLOTS * size_of::<InstepStatus>()) as u64
     }
 
     /// Returns the newest status that is complete.

@@ -44,7 +44,10 @@ impl CudaDevice {
         if let Some(timing) = self.timing.as_mut().filter(|_| works) {
             timing.start(*op, stream)?;
         }
-        self.run(op)?;
+        let claim = self.claim(op, stream);
+        let outcome = self.run(op);
+        drop(claim);
+        outcome?;
         match self.timing.as_mut().filter(|_| works) {
             Some(timing) => timing.end(stream),
             None => Ok(()),

@@ -26,6 +26,6 @@ pub(crate) use control::{
 pub(crate) use places::refuse_other_places;
 pub(crate) use records::{Progress, first_records, records_of};
 pub(crate) use region::{BorrowedPieces, Counts, Piece, Region, Regions};
-pub(crate) use settings::Settings;
+pub(crate) use settings::{Settings, frozen_by};
 pub(crate) use step::{Kind, Launch, rebind};
 pub(crate) use storage::refuse_storage;

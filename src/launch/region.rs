@@ -202,6 +202,15 @@ impl Regions {
         piece.base.as_ptr().wrapping_add((span.start - piece.start) as usize)
     }
 
+    /// Returns the addresses of a span, run by run with their bytes, as far as its memory reaches.
+    pub(crate) fn runs(&self, span: Span) -> impl Iterator<Item = (usize, u64)> + '_ {
+        self.region(span.memory).pieces.iter().filter_map(move |piece| {
+            let (start, end) = (span.start.max(piece.start), span.end.min(piece.start + piece.bytes));
+            let at = piece.base.as_ptr().addr() + start.saturating_sub(piece.start) as usize;
+            (start < end).then(|| (at, end - start))
+        })
+    }
+
     /// One element of a bucket's gradient memory.
     pub(crate) fn gradient(&self, bucket: &Bucket, at: u64) -> *mut u8 {
         self.resolve(Span::within(Memory::Grads, bucket, at, at + 1))

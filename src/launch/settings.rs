@@ -8,6 +8,7 @@ use crate::launch::assignment::Assignment;
 use crate::launch::codes::action_code;
 use crate::launch::region::Counts;
 use crate::layout::{Plan, SegmentAction};
+use crate::op::Frozen;
 
 const WORD: usize = size_of::<u32>();
 
@@ -66,4 +67,17 @@ impl Settings {
     pub(crate) fn words(&self) -> &[u32] {
         &self.words
     }
+}
+
+/// Returns the segments that a block of settings makes every step leave alone.
+pub(crate) fn frozen_by(words: &[u32], plan: &Plan, assignment: &Assignment) -> Frozen {
+    let mut frozen = Frozen::default();
+    // Actions are the last part of the block.
+    let actions = &words[words.len() - assignment.record_count()..];
+    let rounds = 0..assignment.rounds();
+    for segment in 0..plan.segments().len() {
+        let leaves = |round| actions[assignment.record(round, segment)] == action_code(SegmentAction::Leave);
+        frozen.set(segment, rounds.clone().all(leaves));
+    }
+    frozen
 }

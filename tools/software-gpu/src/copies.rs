@@ -44,7 +44,8 @@ impl Gpu {
             Some(Kind::Device { context }) => context,
             _ => 0,
         };
-        Judge { heap: &mut self.heap, operation: &operation, context }.own(address, "freed in use");
+        Judge { heap: &mut self.heap, operation: &operation, context, claim: None }
+            .own(address, "freed in use");
         self.heap.free(address, call.to_owned());
         Ok(())
     }

@@ -4,6 +4,7 @@
 
 use std::ops::Range;
 
+use crate::claims::Claim;
 use crate::heap::{Allocation, Heap, Kind, Stray};
 use crate::queue::Operation;
 use crate::report::fault;
@@ -15,6 +16,8 @@ pub(crate) struct Judge<'a> {
     pub(crate) operation: &'a Operation,
     /// The context of its stream.
     pub(crate) context: usize,
+    /// What the program says that it may touch.
+    pub(crate) claim: Option<&'a Claim>,
 }
 
 impl Judge<'_> {
@@ -93,6 +96,11 @@ impl Judge<'_> {
     /// Returns the start of the allocation, and the offset of the address.
     fn touch(&mut self, address: u64, bytes: u64, access: Access) -> (u64, u64) {
         let start = self.bounds(address, bytes).start;
+        if let Some(claim) = self.claim
+            && let Some(range) = claim.lacks(address..address + bytes, access)
+        {
+            self.unclaimed(range, access, &claim.name);
+        }
         let (first, operation) = (address - start, self.operation);
         let outcome = self.heap.shadow(start).map_or(Ok(()), |shadow| {
             shadow.touch(first..first + bytes, access, &operation.touch, &operation.clock)
@@ -101,6 +109,16 @@ impl Judge<'_> {
             self.race(start, access, &conflict, "race");
         }
         (start, first)
+    }
+
+    fn unclaimed(&self, range: Range<u64>, access: Access, by: &str) -> ! {
+        let did = if access == Access::Read { "reads" } else { "writes" };
+        let (name, memory) = (&self.operation.touch.name, self.bounds(range.start, 1).describe());
+        let (at, bytes) = (range.start, range.end - range.start);
+        fault(
+            "unclaimed",
+            &format!("{name} {did} {bytes} bytes at {at:#x} of {memory}, which {by:?} does not claim"),
+        )
     }
 
     fn race(&self, start: u64, access: Access, conflict: &Conflict, rule: &str) -> ! {

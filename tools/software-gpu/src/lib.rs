@@ -10,6 +10,7 @@ mod header;
 
 mod accesses;
 mod capture;
+mod claims;
 mod clock;
 mod contexts;
 mod copies;

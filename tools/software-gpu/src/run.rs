@@ -29,8 +29,13 @@ impl Gpu {
 
     fn run(&mut self, operation: &Operation) -> bool {
         let context = self.queue.context_of(operation.touch.lane);
-        let mut judge = Judge { heap: &mut self.heap, operation, context };
-        match &operation.work {
+        let (claim, work) = match &operation.work {
+            Work::Claimed(claim, work) => (Some(&**claim), &**work),
+            work => (None, work),
+        };
+        let mut judge = Judge { heap: &mut self.heap, operation, context, claim };
+        match work {
+            Work::Claimed(..) => report::misuse("a claim on a claim"),
             Work::Marker => {}
             Work::Copy { to, from, bytes } => copy(&mut judge, to, from, *bytes),
             Work::Fill { to, pattern, bytes } => {

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use crate::claims::Claim;
 use crate::foreign::Foreign;
 use crate::gpu::{Answer, Gpu};
 use crate::header::cudaError_enum as Code;
@@ -30,6 +31,8 @@ pub(crate) struct Stream {
     /// The capture that it takes part in.
     pub(crate) capture: Option<usize>,
     pub(crate) made_by_the_program: bool,
+    /// What its next work may touch, if the program says so.
+    pub(crate) claim: Option<Arc<Claim>>,
 }
 
 impl Gpu {
@@ -38,7 +41,7 @@ impl Gpu {
             Joins::Legacy => "default stream".to_owned(),
             _ => format!("stream {lane}"),
         });
-        let stream = Stream { context, lane, joins, capture: None, made_by_the_program: false };
+        let stream = Stream { context, lane, joins, capture: None, made_by_the_program: false, claim: None };
         self.streams.insert(stream)
     }
 
@@ -110,6 +113,7 @@ impl Gpu {
         after: &[Mark],
     ) -> Answer<Option<Mark>> {
         self.inspect_capture(handle)?;
+        let work = self.claimed(handle, work)?;
         if let Some(capture) = self.streams.get(handle)?.capture {
             self.captures.get(capture)?.add(handle, what, work);
             return Ok(None);

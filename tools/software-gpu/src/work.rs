@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use software_gpu_ptx::Kernel;
 
+use crate::claims::Claim;
 use crate::foreign::Foreign;
 
 /// One piece of work.
@@ -36,6 +37,8 @@ pub(crate) enum Work {
     Freed(u64),
     /// Work of another library, such as a collective.
     Foreign(Arc<Foreign>),
+    /// Work that may touch only what a claim says.
+    Claimed(Arc<Claim>, Box<Work>),
 }
 
 /// One end of a copy.

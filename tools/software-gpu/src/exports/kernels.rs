@@ -6,6 +6,8 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::Arc;
 
 use super::{exported, handle, pointer, put};
+use crate::claims::Claim;
+pub use crate::claims::Claimed;
 use crate::contexts::same;
 use crate::entry;
 use crate::foreign::{Foreign, ForeignWork};
@@ -95,6 +97,23 @@ pub extern "C" fn softwareGpuResolve(stream: usize) -> usize {
         Ok(())
     });
     found
+}
+
+/// Holds the work that is enqueued on a stream from now on to these ranges; to none, if `name` is null. No function of the
+/// real driver.
+///
+/// # Safety
+/// `name` is a string that says who claims, or null; there are `count` ranges.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn softwareGpuClaim(
+    stream: usize,
+    name: *const c_char,
+    ranges: *const Claimed,
+    count: usize,
+) -> CUresult {
+    // SAFETY: by the contract.
+    let claim = (!name.is_null()).then(|| unsafe { Claim::new(name, ranges, count) });
+    entry::call("softwareGpuClaim", |gpu| gpu.claim(stream, claim))
 }
 
 /// Lets work run that another process waits for; no function of the real driver.

@@ -65,3 +65,20 @@ macro_rules! event {
     };
 }
 pub(crate) use event;
+
+/// Begins a capture that heeds the thread's own calls alone.
+macro_rules! begin {
+    ($stream:expr) => {{
+        let mut mode = unsafe { std::mem::zeroed() };
+        $crate::calls::set(&mut mode);
+        $crate::calls::ok!(cuStreamBeginCapture_v2($stream, mode));
+    }};
+}
+
+pub(crate) use begin;
+
+/// Writes the number of the mode, whose type the crate does not name.
+pub(crate) fn set<T>(mode: &mut T) {
+    assert_eq!(size_of::<T>(), 4);
+    unsafe { std::ptr::from_mut(mode).cast::<u32>().write(1) };
+}

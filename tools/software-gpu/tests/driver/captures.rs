@@ -15,21 +15,6 @@ const UNJOINED: u32 = 904;
 const ISOLATION: u32 = 905;
 const CAPTURED_EVENT: u32 = 907;
 
-/// The thread's own captures alone, in the header's type.
-macro_rules! begin {
-    ($stream:expr) => {{
-        let mut mode = unsafe { std::mem::zeroed() };
-        set(&mut mode);
-        ok!(cuStreamBeginCapture_v2($stream, mode));
-    }};
-}
-
-/// Writes the number of the mode, whose type the crate does not name.
-fn set<T>(mode: &mut T) {
-    assert_eq!(size_of::<T>(), 4);
-    unsafe { std::ptr::from_mut(mode).cast::<u32>().write(1) };
-}
-
 #[test]
 fn a_graph_runs_its_branches_at_each_launch_and_not_in_the_capture() {
     ends_well(|| {

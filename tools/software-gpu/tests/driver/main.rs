@@ -8,6 +8,7 @@
 
 mod calls;
 mod captures;
+mod claims;
 mod faults;
 mod orders;
 

@@ -1,0 +1,127 @@
+//! What each op claims to touch, for a driver that holds the work of a GPU to it.
+//!
+//! Only the software GPU of the tests is such a driver: it has a function more than NVIDIA's, which only builds with debug
+//! assertions look up. The ranges are those of `Op::accesses`, and of the tables that only a GPU has. No op allocates here
+//! unless a driver judges it.
+#![allow(unsafe_code)]
+
+use std::ffi::{CString, c_char};
+use std::ptr;
+
+use super::CudaDevice;
+use crate::handle::{Address, StreamHandle};
+use crate::launch::frozen_by;
+use crate::op::{Action, Frozen, Memory, Op, Phase, Span};
+
+/// The function by which a driver takes claims: a stream, who claims, and so many ranges. Without a name the claim ends.
+pub(super) type Take = unsafe extern "C" fn(usize, *const c_char, *const Range, usize) -> i32;
+
+/// A driver's function that takes claims.
+#[derive(Clone, Copy, Debug)]
+pub struct Judge(pub(super) Take);
+
+/// A range of addresses, as the driver takes it.
+#[repr(C)]
+pub(super) struct Range {
+    address: u64,
+    bytes: u64,
+    kind: u64,
+}
+
+/// What work may do with a range.
+#[derive(Clone, Copy)]
+#[repr(u64)]
+enum Kind {
+    Read,
+    Write,
+    /// Nothing, unless another range says so; beside such ranges the claim leaves all other memory alone.
+    Guarded,
+}
+
+/// A claim on a stream's work, until it is dropped.
+pub(super) struct Claim {
+    judge: Judge,
+    stream: StreamHandle,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        // SAFETY: without a name nothing is read.
+        unsafe { (self.judge.0)(self.stream.0, ptr::null(), ptr::null(), 0) };
+    }
+}
+
+impl CudaDevice {
+    /// Holds the stream's work to what an op claims, until the answer is dropped; `None` if no driver judges it.
+    pub(super) fn claim(&self, op: &Op, stream: StreamHandle) -> Option<Claim> {
+        let judge = self.driver.judge()?;
+        let mut ranges = Vec::new();
+        let mut add = |address: usize, bytes: u64, kind: Kind| {
+            ranges.push(Range { address: address as u64, bytes, kind: kind as u64 });
+        };
+        op.accesses(&self.plan, self.assignment.state_count(), &self.frozen(), &mut |access| {
+            let kind = if access.writes { Kind::Write } else { Kind::Read };
+            self.memory.regions.runs(access.span).for_each(|(at, bytes)| add(at, bytes, kind));
+            for at in self.of_the_callers_scaler(access.span).into_iter().flatten() {
+                add(at.as_ptr().addr(), size_of::<f32>() as u64, kind);
+            }
+        });
+        for (address, bytes, writes) in self.tables(op) {
+            add(address, bytes, if writes { Kind::Write } else { Kind::Read });
+        }
+        if self.runs_code_of_users(op) {
+            let all = self.memory.regions.sizes().map(|(memory, end)| Span { memory, start: 0, end });
+            all.for_each(|span| {
+                self.memory.regions.runs(span).for_each(|(at, bytes)| add(at, bytes, Kind::Guarded))
+            });
+        }
+        let name = CString::new(op.to_string()).unwrap_or_default();
+        // SAFETY: a string, and as many ranges, which the driver copies.
+        unsafe { (judge.0)(stream.0, name.as_ptr(), ranges.as_ptr(), ranges.len()) };
+        Some(Claim { judge, stream })
+    }
+
+    /// What the pass leaves alone; a graph runs with the settings of each replay.
+    fn frozen(&self) -> Frozen {
+        match self.is_capturing {
+            true => Frozen::default(),
+            false => frozen_by(self.settings.of_pass(), &self.plan, &self.assignment),
+        }
+    }
+
+    /// The caller's scale and flag, where a span of control memory stands for them.
+    fn of_the_callers_scaler(&self, span: Span) -> [Option<Address>; 2] {
+        let scaler = self.constants.loss_scale.external().filter(|_| span.memory == Memory::Control);
+        let holds = |part: Span| span.start <= part.start && part.end <= span.end;
+        [
+            scaler.filter(|_| holds(Span::SCALE)).map(|scaler| scaler.scale),
+            scaler.filter(|_| holds(Span::SCALER_FLAG)).map(|scaler| scaler.found_inf),
+        ]
+    }
+
+    /// Memory that ops touch on a GPU alone, with whether they write it: tables of tiles, rings, constants, and the GPU's
+    /// copy of the settings.
+    fn tables(&self, op: &Op) -> Vec<(usize, u64, bool)> {
+        match op.action {
+            Action::Norm { bucket } => self.norms[bucket as usize].iter().map(|l| l.table()).collect(),
+            Action::Step { bucket } => self.steps[bucket as usize].iter().map(|l| l.table()).collect(),
+            Action::Control(Phase::Begin) => {
+                let copy = self.memory.regions.runs(Span::SETTINGS).map(|(at, bytes)| (at, bytes, true));
+                let ring = (self.settings.ring().0 as usize, self.settings.bytes(), false);
+                copy.chain([ring]).collect()
+            }
+            Action::Control(Phase::Publish) => vec![(self.status.ring().addr(), self.status.bytes(), true)],
+            Action::Leave { .. } => vec![(self.memory.left.addr(), size_of::<u32>() as u64, false)],
+            _ => Vec::new(),
+        }
+    }
+
+    /// Whether code that is not this library's enqueues work of the op, and may so touch memory of its own.
+    fn runs_code_of_users(&self, op: &Op) -> bool {
+        match op.action {
+            Action::Step { bucket } => self.steps[bucket as usize].iter().any(|launch| launch.is_custom()),
+            Action::Collective { .. } => true,
+            _ => false,
+        }
+    }
+}

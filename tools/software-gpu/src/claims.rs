@@ -1,0 +1,146 @@
+//! What a program says that the work of a stream may touch: a byte beyond it is a fault.
+//!
+//! The real driver has no such function. A program that knows which bytes its kernels touch, as instep does by
+//! `Op::accesses`, can so have its knowledge held to what they really touch. A graph keeps the claims of its capture.
+#![allow(unsafe_code, missing_docs)]
+
+use std::ffi::{CStr, c_char};
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::gpu::{Answer, Gpu};
+use crate::shadow::Access;
+use crate::work::Work;
+
+/// A range of addresses that work may read, or read and write, or that it may touch only where other ranges say so.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Claimed {
+    pub address: u64,
+    pub bytes: u64,
+    pub kind: u64,
+}
+
+impl Claimed {
+    pub const READ: u64 = 0;
+    pub const WRITTEN: u64 = 1;
+    pub const GUARDED: u64 = 2;
+}
+
+/// All that one piece of work may touch. Ranges are in order, and none touch each other.
+pub(crate) struct Claim {
+    /// Who claims.
+    pub(crate) name: String,
+    read: Vec<Range<u64>>,
+    written: Vec<Range<u64>>,
+    /// Where the claim holds; everywhere, if this is empty.
+    guarded: Vec<Range<u64>>,
+}
+
+impl Claim {
+    /// # Safety
+    /// A string, and as many ranges as it says.
+    pub(crate) unsafe fn new(name: *const c_char, claimed: *const Claimed, count: usize) -> Claim {
+        // SAFETY: by the contract.
+        let (name, claimed) = unsafe {
+            let claimed = if count == 0 { &[] } else { std::slice::from_raw_parts(claimed, count) };
+            (CStr::from_ptr(name).to_string_lossy().into_owned(), claimed)
+        };
+        let of = |kinds: &[u64]| {
+            let of_kinds = claimed.iter().filter(|range| kinds.contains(&range.kind) && range.bytes > 0);
+            merged(of_kinds.map(|range| range.address..range.address + range.bytes).collect())
+        };
+        let (read, written) = (of(&[Claimed::READ, Claimed::WRITTEN]), of(&[Claimed::WRITTEN]));
+        Claim { name, read, written, guarded: of(&[Claimed::GUARDED]) }
+    }
+
+    /// Returns the first bytes of a range that this does not claim.
+    pub(crate) fn lacks(&self, range: Range<u64>, access: Access) -> Option<Range<u64>> {
+        let claimed = if access == Access::Read { &self.read } else { &self.written };
+        let beyond = outside(&range, claimed);
+        if self.guarded.is_empty() {
+            return beyond.into_iter().next();
+        }
+        let common = |gap: &Range<u64>, held: &Range<u64>| gap.start.max(held.start)..gap.end.min(held.end);
+        let held = beyond.iter().flat_map(|gap| self.guarded.iter().map(move |held| common(gap, held)));
+        held.into_iter().find(|part| !part.is_empty())
+    }
+}
+
+/// Puts ranges in order and joins those that touch.
+fn merged(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    ranges.sort_by_key(|range| range.start);
+    let mut merged: Vec<Range<u64>> = Vec::new();
+    for range in ranges {
+        match merged.last_mut() {
+            Some(last) if last.end >= range.start => last.end = last.end.max(range.end),
+            _ => merged.push(range),
+        }
+    }
+    merged
+}
+
+/// Returns the parts of a range that lie in none of the others, which are in order.
+fn outside(range: &Range<u64>, others: &[Range<u64>]) -> Vec<Range<u64>> {
+    let (mut gaps, mut from) = (Vec::new(), range.start);
+    let first = others.partition_point(|other| other.end <= range.start);
+    for other in others[first..].iter().take_while(|other| other.start < range.end) {
+        if from < other.start {
+            gaps.push(from..other.start);
+        }
+        from = other.end;
+    }
+    if from < range.end {
+        gaps.push(from..range.end);
+    }
+    gaps
+}
+
+impl Gpu {
+    /// Holds what is enqueued on a stream from now on to a claim, or to none.
+    pub(crate) fn claim(&mut self, stream: usize, claim: Option<Claim>) -> Answer<()> {
+        let stream = self.stream(stream)?;
+        self.streams.get(stream)?.claim = claim.map(Arc::new);
+        Ok(())
+    }
+
+    /// Returns work with the claim of its stream, if it touches memory and there is a claim.
+    pub(crate) fn claimed(&mut self, stream: usize, work: Work) -> Answer<Work> {
+        let claim = self.streams.get(stream)?.claim.clone();
+        Ok(match (claim, work) {
+            (
+                Some(claim),
+                work @ (Work::Copy { .. } | Work::Fill { .. } | Work::Kernel(_) | Work::Foreign(_)),
+            ) => Work::Claimed(claim, Box::new(work)),
+            (_, work) => work,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_claim_lacks_the_first_bytes_that_none_of_its_ranges_has() {
+        let range = |address, bytes, kind| Claimed { address, bytes, kind };
+        let rows =
+            [range(20, 10, Claimed::WRITTEN), range(0, 10, Claimed::READ), range(10, 10, Claimed::READ)];
+        // SAFETY: a string, and three ranges.
+        let claim = unsafe { Claim::new(c"step".as_ptr(), rows.as_ptr(), rows.len()) };
+        assert_eq!(claim.lacks(0..30, Access::Read), None);
+        assert_eq!(claim.lacks(28..31, Access::Read), Some(30..31));
+        assert_eq!(claim.lacks(20..30, Access::Write), None);
+        assert_eq!(claim.lacks(19..32, Access::Write), Some(19..20));
+    }
+
+    #[test]
+    fn a_claim_on_guarded_memory_leaves_other_memory_alone() {
+        let range = |address, bytes, kind| Claimed { address, bytes, kind };
+        let rows = [range(0, 100, Claimed::GUARDED), range(0, 10, Claimed::WRITTEN)];
+        // SAFETY: as above.
+        let claim = unsafe { Claim::new(c"step".as_ptr(), rows.as_ptr(), rows.len()) };
+        assert_eq!(claim.lacks(200..300, Access::Write), None);
+        assert_eq!(claim.lacks(90..300, Access::Read), Some(90..100));
+    }
+}
