@@ -257,13 +257,10 @@ def judged(name, lane, file, old, new):
         return subprocess.run(command, capture_output=True, text=True)
 
 
-def built(name, lane, file, old, new):
-    """Runs tests of a copy of the tree. The copy stays where it is, so that only what changes is compiled again."""
-    target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve() / "planted"
+def copied(target):
+    """Makes a folder's copy of the tree that of now. It stays where it is, so that only what changes is compiled again."""
     tree = target / "tree"
     target.mkdir(parents=True, exist_ok=True)
-    lock = (target / "lock").open("w")
-    fcntl.flock(lock, fcntl.LOCK_EX)  # until this function returns: there is one copy
     tracked = set(filter(None, subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True).split("\0")))
     for old_copy in [path for path in tree.rglob("*") if path.is_file() and str(path.relative_to(tree)) not in tracked]:
         old_copy.unlink()
@@ -271,7 +268,17 @@ def built(name, lane, file, old, new):
         copy = tree / path
         if not (copy.exists() and filecmp.cmp(ROOT / path, copy, shallow=False)):
             copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ROOT / path, copy)
+            shutil.copy(ROOT / path, copy)
+    return tree
+
+
+def built(name, lane, file, old, new):
+    """Runs tests of a copy of the tree."""
+    target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve() / "planted"
+    target.mkdir(parents=True, exist_ok=True)
+    lock = (target / "lock").open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)  # until this function returns: there is one copy
+    tree = copied(target)
     if file:
         plant(tree / "kernels" / file, name, old, new)
     # The build takes longer than the tests.

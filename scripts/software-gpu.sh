@@ -2,8 +2,8 @@
 # Builds the software GPU, a driver without a GPU, and prints the folder with its libcuda.so.1 and libnccl.so.2.
 #
 # `--host-run` adds kernels.so there: the library's kernels compiled for the CPU, for INSTEP_GPU_KERNELS. `--seeds
-# FIRST COUNT [TEST]...` runs the tests of a GPU on it instead, once for each order of work; `--without CALL COUNT TEST`
-# once without each of the first calls, and asks that some are missed; `--bundle FOLDER STAGE...` runs stages of a bundle of
+# FIRST COUNT [TEST]...` runs the tests of a GPU on it instead, once for each order of work; `--tests` builds those
+# tests and prints their binary too, for mutate-calls.py; `--bundle FOLDER STAGE...` runs stages of a bundle of
 # gpu-bundle.sh, and without FOLDER's files packs what the stages without benches need.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -52,16 +52,9 @@ case ${1:-} in
         ! grep -q "ok. 0 passed" "$folder/output" || { echo "software gpu: no test is called $*" >&2; exit 1; }
     done
     ;;
---without)
-    call=$2 count=$3 found=0
-    shift 3
+--tests)
     prepare
-    for nth in $(seq "$count"); do
-        INSTEP_GPU_FAIL=$call:$nth=0 "$tests" -q --test-threads 1 "$@" >"$folder/output" 2>&1 || true
-        if grep "software gpu: race: " "$folder/output"; then found=$((found + 1)); fi
-    done
-    echo "software gpu: $found of the first $count calls of $call are missed as a race"
-    [ "$found" -gt 0 ]
+    printf '%s\n' "$folder" "$tests"
     ;;
 --bundle)
     bundle=$(realpath -m "$2")

@@ -54,7 +54,8 @@ impl Drop for Claim {
 impl CudaDevice {
     /// Holds the stream's work to what an op claims, until the answer is dropped; `None` if no driver judges it.
     pub(super) fn claim(&self, op: &Op, stream: StreamHandle) -> Option<Claim> {
-        let judge = self.driver.judge()?;
+        let works = !matches!(op.action, Action::Wait(_) | Action::Record(_));
+        let judge = self.driver.judge().filter(|_| works)?;
         let mut ranges = Vec::new();
         let mut add = |address: usize, bytes: u64, kind: Kind| {
             ranges.push(Range { address: address as u64, bytes, kind: kind as u64 });

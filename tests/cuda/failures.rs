@@ -252,3 +252,36 @@ fn the_trainers_own_work_may_take_longer_than_the_deadline() {
     });
     stepper.close().unwrap();
 }
+
+#[test]
+fn memory_that_the_trainers_stream_still_reads_is_freed_after_the_read() {
+    let (options, layout, cuda) = (options(), layout(&[300]), cuda());
+    let driver = Arc::clone(cuda.driver());
+    let stream = match hardware::is_required() {
+        true => hardware::entered(&*driver, |driver| driver.create_stream(0)),
+        false => COMPUTE,
+    };
+    let id = layout.ids().next().unwrap();
+    let cuda = cuda.compute_stream(stream);
+    let mut stepper = options.stepper_on(&cuda, &layout, few_optimizers()[0], Solo::default()).unwrap();
+    paint_params(&mut stepper);
+    pass(&mut stepper, &options, |param, values| painted(&options)(0, param, values)).unwrap();
+    let (mut values, mut copied) = (vec![0.0f32; 300], vec![0u8; 1200]);
+    stepper.read(id, &mut values).unwrap();
+    let from = stepper.ptr(id).unwrap();
+    // SAFETY: all 300 values of the parameter, which the stepper lets go only after the stream has read them.
+    let copy = hardware::entered(&*driver, |driver| unsafe {
+        let copy = driver.allocate(1200, stream)?;
+        driver.copy(copy, from, 1200, stream)?;
+        Ok(copy)
+    });
+    drop(stepper);
+    // SAFETY: allocated and written on this stream.
+    hardware::entered(&*driver, |driver| unsafe {
+        driver.download(&mut copied, copy, stream)?;
+        driver.free(copy, stream);
+        Ok(())
+    });
+    let copied = copied.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes));
+    assert!(values.iter().map(|value| value.to_bits()).eq(copied));
+}

@@ -9,8 +9,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::gpu::{Answer, Gpu};
+use crate::settings::Plant;
 use crate::shadow::Access;
 use crate::work::Work;
+
+/// The bytes of an f32.
+const ELEMENT: u64 = 4;
 
 /// A range of addresses that work may read, or read and write, or that it may touch only where other ranges say so.
 #[repr(C)]
@@ -52,6 +56,13 @@ impl Claim {
         };
         let (read, written) = (of(&[Claimed::READ, Claimed::WRITTEN]), of(&[Claimed::WRITTEN]));
         Claim { name, read, written, guarded: of(&[Claimed::GUARDED]) }
+    }
+
+    /// Returns the claim without the first element of each range that it may write.
+    fn narrower(self) -> Claim {
+        // The end of a range is often padding, which nothing touches.
+        let shorter = |range: Range<u64>| (range.start + ELEMENT).min(range.end)..range.end;
+        Claim { written: self.written.into_iter().map(shorter).collect(), ..self }
     }
 
     /// Returns the first bytes of a range that this does not claim.
@@ -100,6 +111,10 @@ impl Gpu {
     /// Holds what is enqueued on a stream from now on to a claim, or to none.
     pub(crate) fn claim(&mut self, stream: usize, claim: Option<Claim>) -> Answer<()> {
         let stream = self.stream(stream)?;
+        let claim = match claim {
+            Some(claim) if self.planted(Plant::Narrow) => Some(claim.narrower()),
+            claim => claim,
+        };
         self.streams.get(stream)?.claim = claim.map(Arc::new);
         Ok(())
     }

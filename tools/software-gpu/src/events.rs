@@ -8,6 +8,7 @@ use crate::contexts::same;
 use crate::gpu::{Answer, Gpu};
 use crate::header::cudaError_enum as Code;
 use crate::queue::Mark;
+use crate::settings::Plant;
 use crate::work::Work;
 
 const DISABLE_TIMING: u32 = 2;
@@ -36,7 +37,7 @@ impl Gpu {
         if flags & !KNOWN_FLAGS != 0 {
             return Err(Code::CUDA_ERROR_INVALID_VALUE);
         }
-        let is_timed = flags & DISABLE_TIMING == 0;
+        let is_timed = flags & DISABLE_TIMING == 0 && !self.planted(Plant::Plain);
         Ok(self.events.insert(Event { context, is_timed, recorded: Recorded::Never }))
     }
 
@@ -50,8 +51,13 @@ impl Gpu {
         let (context, event) = (self.streams.get(stream)?.context, self.events.get(handle)?.context);
         same(context, event, &format!("event {handle:#x}, recorded on stream {stream:#x},"))?;
         self.inspect_capture(stream)?;
-        let recorded = match self.streams.get(stream)?.capture {
+        let (lane, capture) = {
+            let row = self.streams.get(stream)?;
+            (row.lane, row.capture)
+        };
+        let recorded = match capture {
             Some(capture) => Recorded::Captured(capture, self.captures.get(capture)?.last_of(stream)),
+            None if self.planted(Plant::Early) => Recorded::At(self.queue.before_work(lane), Instant::now()),
             None => match self.enqueue(stream, "event", Work::Marker, &[])? {
                 Some(mark) => Recorded::At(mark, Instant::now()),
                 None => Recorded::Never,

@@ -14,7 +14,7 @@ use crate::heap::Heap;
 use crate::modules::{Function, Module};
 use crate::queue::Queue;
 use crate::random::Random;
-use crate::settings::Settings;
+use crate::settings::{Plant, Settings};
 use crate::streams::Stream;
 
 /// What a call answers: a value, or the code of an error.
@@ -78,6 +78,16 @@ impl Gpu {
         let now = *count;
         let hit = self.settings.failures.iter().find(|failure| failure.call == call && failure.nth == now);
         hit.map(|failure| failure.code)
+    }
+
+    /// Counts a call into which a mistake may be planted, and returns whether it is to be in this one.
+    pub(crate) fn planted(&mut self, plant: Plant) -> bool {
+        if self.settings.plants.iter().all(|(known, _)| *known != plant) {
+            return false;
+        }
+        let count = self.counts.entry(format!("{plant:?}")).or_default();
+        *count += 1;
+        self.settings.plants.contains(&(plant, *count))
     }
 
     /// Returns what is alive and belongs to the program, one line each.

@@ -34,6 +34,8 @@ struct Lane {
     done: u64,
     /// Of the last operation that was issued.
     clock: Clock,
+    /// The place before the last operation that was no marker.
+    before_work: Mark,
 }
 
 #[derive(Default)]
@@ -47,7 +49,16 @@ impl Queue {
     pub(crate) fn open_lane(&mut self, context: usize, name: impl FnOnce(usize) -> String) -> usize {
         let (lane, pending) = (self.lanes.len(), VecDeque::new());
         let name = name(lane);
-        self.lanes.push(Lane { context, name, pending, issued: 0, done: 0, clock: Clock::default() });
+        let before_work = Mark { lane, ..Mark::default() };
+        self.lanes.push(Lane {
+            context,
+            name,
+            pending,
+            issued: 0,
+            done: 0,
+            clock: Clock::default(),
+            before_work,
+        });
         lane
     }
 
@@ -62,6 +73,9 @@ impl Queue {
         let after = waits.collect();
         let name: Arc<str> = format!("{what} ({}, operation {position})", row.name).into();
         let row = &mut self.lanes[lane];
+        if !matches!(work, Work::Marker) {
+            row.before_work = Mark { lane, position: row.issued, clock: row.clock.clone() };
+        }
         row.issued = position;
         row.clock = clock.clone();
         let touch = Touch { lane, position, name };
@@ -77,6 +91,11 @@ impl Queue {
     pub(crate) fn tail(&self, lane: usize) -> Mark {
         let row = &self.lanes[lane];
         Mark { lane, position: row.issued, clock: row.clock.clone() }
+    }
+
+    /// Returns the place before the last work of a lane.
+    pub(crate) fn before_work(&self, lane: usize) -> Mark {
+        self.lanes[lane].before_work.clone()
     }
 
     pub(crate) fn is_done(&self, (lane, position): (usize, u64)) -> bool {

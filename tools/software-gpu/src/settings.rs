@@ -14,6 +14,19 @@ pub(crate) struct Failure {
     pub(crate) code: u32,
 }
 
+/// A mistake of a program, planted into its n-th call of a kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Plant {
+    /// An event is recorded before the last work of its stream.
+    Early,
+    /// An event that is to take times is made without them.
+    Plain,
+    /// An argument of a kernel lacks its last 8 bytes, and others are there.
+    Short,
+    /// A claim lacks the first element of each range that it may write.
+    Narrow,
+}
+
 pub(crate) struct Settings {
     /// `INSTEP_GPU_SEED`: picks the order of work.
     pub(crate) seed: u64,
@@ -23,6 +36,8 @@ pub(crate) struct Settings {
     pub(crate) memory: u64,
     /// `INSTEP_GPU_FAIL`: calls that fail, as `cuMemAlloc:3,kernel:1=719`.
     pub(crate) failures: Vec<Failure>,
+    /// `INSTEP_GPU_PLANT`: mistakes that the program is to seem to make, as `early:3`.
+    pub(crate) plants: Vec<(Plant, u64)>,
     /// `INSTEP_GPU_HANG`: the kernel launch, counted from 1, that never ends.
     pub(crate) hangs: Option<u64>,
     /// `INSTEP_GPU_LEAKS=1`: what is alive at exit is a fault.
@@ -36,6 +51,7 @@ impl Settings {
             devices: number("INSTEP_GPU_DEVICES").unwrap_or(1) as i32,
             memory: number("INSTEP_GPU_MEMORY").unwrap_or(4 << 30),
             failures: env::var("INSTEP_GPU_FAIL").map_or_else(|_| Vec::new(), |text| failures(&text)),
+            plants: env::var("INSTEP_GPU_PLANT").map_or_else(|_| Vec::new(), |text| plants(&text)),
             hangs: number("INSTEP_GPU_HANG"),
             leaks: number("INSTEP_GPU_LEAKS") == Some(1),
         }
@@ -49,6 +65,24 @@ fn number(name: &str) -> Option<u64> {
 
 fn failures(text: &str) -> Vec<Failure> {
     text.split(',').filter(|word| !word.is_empty()).map(failure).collect()
+}
+
+fn plants(text: &str) -> Vec<(Plant, u64)> {
+    let plant = |word: &str| {
+        let (name, nth) = word.split_once(':')?;
+        let known = [
+            ("early", Plant::Early),
+            ("plain", Plant::Plain),
+            ("short", Plant::Short),
+            ("narrow", Plant::Narrow),
+        ];
+        let (_, plant) = known.into_iter().find(|(known, _)| *known == name)?;
+        Some((plant, nth.parse().ok()?))
+    };
+    let read = |word| {
+        plant(word).unwrap_or_else(|| report::misuse(&format!("INSTEP_GPU_PLANT: {word} is no mistake")))
+    };
+    text.split(',').filter(|word| !word.is_empty()).map(read).collect()
 }
 
 /// Reads `call`, `call:nth` or `call:nth=code`; the code is that of a failed launch, or of full memory.
@@ -72,5 +106,10 @@ mod tests {
         let read = failures("cuMemAlloc:3,kernel:2=700,cuEventRecord");
         let rows: Vec<_> = read.iter().map(|f| (f.call.as_str(), f.nth, f.code)).collect();
         assert_eq!(rows, [("cuMemAlloc", 3, 2), ("kernel", 2, 700), ("cuEventRecord", 1, 719)]);
+    }
+
+    #[test]
+    fn mistakes_are_read_with_the_number_of_their_call() {
+        assert_eq!(plants("early:3,narrow:1"), [(Plant::Early, 3), (Plant::Narrow, 1)]);
     }
 }

@@ -121,7 +121,12 @@ impl Communicator {
     /// Moves the task on, and returns the state.
     pub(crate) fn look(&self) -> Code {
         let mut state = self.state();
-        if let Some(code) = settings::failure("look") {
+        let told = settings::failure("look");
+        if told == Some(Code::ncclSuccess.0) && state.error.is_none() {
+            // A lie: the call is in progress as before.
+            return Code::ncclSuccess;
+        }
+        if let Some(code) = told {
             state.error.get_or_insert(Code(code));
         }
         if let Some(code) = state.error {

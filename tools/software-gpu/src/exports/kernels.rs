@@ -13,6 +13,7 @@ use crate::entry;
 use crate::foreign::{Foreign, ForeignWork};
 use crate::header::{CUfunction, CUmodule, CUresult, CUstream, cudaError_enum as Code};
 use crate::modules;
+use crate::settings::Plant;
 use crate::work::{Launch, Work};
 
 const MOST_THREADS: u64 = 1024;
@@ -67,6 +68,10 @@ exported! {
             let argument = arguments.add(k).read().cast::<u8>();
             let (offset, length) = (param.offset as usize, param.bytes as usize);
             bytes[offset..offset + length].copy_from_slice(std::slice::from_raw_parts(argument, length));
+        }
+        if gpu.planted(Plant::Short) {
+            // What lies after a struct that is too short may be anything.
+            bytes.iter_mut().rev().take(8).for_each(|byte| *byte = 0xa5);
         }
         gpu.launches += 1;
         let hangs = gpu.settings.hangs == Some(gpu.launches);

@@ -1,7 +1,7 @@
 //! The driver by its own calls: what it allows, what it refuses, and each fault caught by its name.
 //!
-//! A fault ends the process, so each scene runs in a process of its own, this binary again. No kernel takes part; copies
-//! and fills touch memory as kernels do.
+//! A fault ends the process, so each scene runs in a process of its own, this binary again. Copies and
+//! fills touch memory as kernels do, so few scenes have a kernel.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, unsafe_code)]
 // Every unsafe block is one call of the driver; a scene that breaks a call's contract does so to be caught.
 #![allow(clippy::undocumented_unsafe_blocks, unused_unsafe)]
@@ -10,6 +10,7 @@ mod calls;
 mod captures;
 mod claims;
 mod faults;
+mod kernels;
 mod orders;
 
 use std::process::Command;

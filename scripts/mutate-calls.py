@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+"""Plants one mistake at a time into the driver calls of the library's own tests. The software GPU must name it.
+
+A row of FAULTS: the mistake, the variable that plants it, its value with {n} for the number of the call, the calls to try,
+a test, and a phrase of the report. The calls are tried in order up to the first whose mistake is named. The library is not
+built again: the software GPU makes, leaves out or falsifies the call that a mistake in the library would.
+
+A row of SOURCES is a mistake in the library's source: file, text, replacement. It is planted into a copy of the tree, which
+takes a build, so only `--sources` runs these.
+"""
+
+import argparse, importlib.util, os, re, subprocess, sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+NORM, REPLAY, NCCL = "cuda::bitexact::a_global_norm", "cuda::bitexact::replayed_graphs", "cuda::gpu::nccl::"
+FAULTS = [
+    ("a wait that is missing", "INSTEP_GPU_FAIL", "cuStreamWaitEvent:{n}=0", range(1, 13), NORM, "software gpu: race: "),
+    ("an event recorded before its work", "INSTEP_GPU_PLANT", "early:{n}", range(12, 40), NORM, "software gpu: race: "),
+    ("a call without its context", "INSTEP_GPU_FAIL", "cuCtxPushCurrent:{n}=0", range(1, 3), NORM, "CUDA_ERROR_INVALID_CONTEXT"),
+    ("an event without times that is timed", "INSTEP_GPU_PLANT", "plain:{n}", range(1, 3),
+     "cuda::bitexact::a_recording", "cuEventElapsedTime"),
+    ("a capture left unjoined", "INSTEP_GPU_FAIL", "cuStreamWaitEvent:{n}=0", range(16, 30), REPLAY,
+     "CUDA_ERROR_STREAM_CAPTURE_UNJOINED"),
+    # The compiler lane of mutate-kernels.py finds it before anything runs: "an argument that Rust does not know".
+    ("an argument one field short", "INSTEP_GPU_PLANT", "short:{n}", range(1, 5), NORM, "software gpu: out of bounds: instep_begin"),
+    ("accesses too small by one element", "INSTEP_GPU_PLANT", "narrow:{n}", range(5, 12), NORM,
+     "software gpu: unclaimed: kernel instep_step"),
+    ("NCCL's call in progress taken for done", "INSTEP_NCCL_FAIL", "look:{n}=0", range(5, 20), NCCL + "two_ranks_learn",
+     "software gpu: race: nccl"),
+    ("memory freed while a stream uses it", "INSTEP_GPU_FAIL", "cuStreamWaitEvent:{n}=0", range(1, 20),
+     "cuda::failures::memory_that_the_trainers_stream", "software gpu: freed in use: "),
+    ("memory freed before the work that uses it", "INSTEP_GPU_PLANT", "early:{n}", range(1, 40),
+     "cuda::failures::memory_that_the_trainers_stream", "software gpu: freed in use: "),
+    ("a kernel that fails as it runs", "INSTEP_GPU_FAIL", "kernel:{n}=700", range(1, 3), NORM, "CUDA_ERROR_ILLEGAL_ADDRESS"),
+    ("a call of NCCL that fails", "INSTEP_NCCL_FAIL", "ncclAllReduce:{n}=1", range(2, 3), NCCL + "a_group_of_one",
+     'call: "ncclAllReduce", code: 1,'),
+    ("a communicator that breaks", "INSTEP_NCCL_FAIL", "look:{n}=6", range(6, 7), NCCL + "a_group_of_one", "code: 6,"),
+]
+SOURCES = [
+    ("a state's accesses short by an element", "src/op/mod.rs", "                        touch(Span::within(memory, bucket, start, end), true);",
+     "                        let short = u64::from(matches!(memory, Memory::State(_)) && start + 1 < end);\n"
+     "                        touch(Span::within(memory, bucket, start, end - short), true);", "cuda::bitexact",
+     "software gpu: unclaimed: "),
+    ("a wait dropped in the device", "src/cuda/submit.rs", "Action::Wait(ticket) => self.streams.wait(op.stream, ticket),",
+     "Action::Wait(_) => Ok(()),", NORM, "software gpu: race: "),
+]
+
+
+def environment(folder, variable=None, value=None):
+    """The tests' variables, with a mistake."""
+    extra = {"INSTEP_CUDA": f"{folder}/libcuda.so.1", "INSTEP_NCCL": f"{folder}/libnccl.so.2",
+             "INSTEP_REQUIRE_GPU": "1", "INSTEP_REQUIRE_NCCL": "1", "RUST_BACKTRACE": "0"}
+    return dict(os.environ, **extra, **({variable: value} if variable else {}))
+
+
+def run(tests, test, variables):
+    """What a test says, and whether it passes; one thread, so that a number means one call."""
+    command = [tests, "-q", "--nocapture", "--test-threads", "1", "--include-ignored", test]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300)
+    if not done.returncode and "ok. 0 passed" in done.stdout:
+        sys.exit(f"no test is called {test}")
+    return done.returncode == 0, done.stdout + done.stderr
+
+
+def built(root):
+    """The folder of the software GPU, and the tests of a GPU, built from this tree."""
+    made = subprocess.run([root / "scripts/software-gpu.sh", "--tests"], stdout=subprocess.PIPE, text=True, check=True)
+    return made.stdout.split()
+
+
+def planted(file, old, new):
+    """A copy of the tree with a mistake. It stays where it is, so that only what changes is compiled again."""
+    spec = importlib.util.spec_from_file_location("mutate_kernels", ROOT / "scripts/mutate-kernels.py")
+    kernels = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(kernels)
+    target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve() / "planted-calls"
+    tree = kernels.copied(target)
+    kernels.plant(tree / file, file, old, new)
+    os.environ["CARGO_TARGET_DIR"] = str(target)
+    return tree
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--turn", type=int, metavar="N", help="one mistake: the N-th, counted round and round")
+    parser.add_argument("--sources", action="store_true", help="those of the source, which takes builds")
+    parser.add_argument("names", nargs="*", help="only mistakes whose names contain one of these")
+    arguments = parser.parse_args()
+    rows = SOURCES if arguments.sources else FAULTS
+    if arguments.turn is not None:
+        rows = [rows[arguments.turn % len(rows)]]
+    rows = [row for row in rows if not arguments.names or any(part in row[0] for part in arguments.names)]
+    missed = 0
+    folder, tests = (None, None) if arguments.sources else built(ROOT)
+    for name, *row, test, phrase in rows:
+        if arguments.sources:
+            folder, tests = built(planted(*row))
+            tries = [(None, None)]
+        else:
+            variable, value, numbers = row
+            fine, said = run(tests, test, environment(folder))
+            if not fine:
+                sys.exit(f"{test} fails without a mistake:\n{said}")
+            tries = [(variable, value.format(n=n)) for n in numbers]
+        for variable, value in tries:
+            fine, said = run(tests, test, environment(folder, variable, value))
+            if not fine and phrase in said:
+                report = re.search(rf".*{re.escape(phrase)}.*", said)[0]
+                print(f"caught: {name} ({variable}={value}): {report[:300]}" if variable else f"caught: {name}: {report[:300]}", flush=True)
+                break
+        else:
+            missed += 1
+            print(f"MISSED: {name}", flush=True)
+            print(said, file=sys.stderr)
+    sys.exit(1 if missed else 0)
+
+
+if __name__ == "__main__":
+    main()
