@@ -1,55 +1,15 @@
 //! What each op claims to touch, for a driver that holds the work of a GPU to it.
 //!
-//! Only the software GPU of the tests is such a driver: it has a function more than NVIDIA's, which only builds with debug
-//! assertions look up. The ranges are those of `Op::accesses`, and of the tables that only a GPU has. No op allocates here
-//! unless a driver judges it.
-#![allow(unsafe_code)]
+//! The ranges are those of `Op::accesses`, and of the tables that only a GPU has. No op allocates here unless a driver
+//! judges it, as the software GPU of the tests does (`judge.rs`).
 
-use std::ffi::{CString, c_char};
-use std::ptr;
+use std::ffi::CString;
 
 use super::CudaDevice;
+use super::judge::{Claim, Kind, Range};
 use crate::handle::{Address, StreamHandle};
 use crate::launch::frozen_by;
 use crate::op::{Action, Frozen, Memory, Op, Phase, Span};
-
-/// The function by which a driver takes claims: a stream, who claims, and so many ranges. Without a name the claim ends.
-pub(super) type Take = unsafe extern "C" fn(usize, *const c_char, *const Range, usize) -> i32;
-
-/// A driver's function that takes claims.
-#[derive(Clone, Copy, Debug)]
-pub struct Judge(pub(super) Take);
-
-/// A range of addresses, as the driver takes it.
-#[repr(C)]
-pub(super) struct Range {
-    address: u64,
-    bytes: u64,
-    kind: u64,
-}
-
-/// What work may do with a range.
-#[derive(Clone, Copy)]
-#[repr(u64)]
-enum Kind {
-    Read,
-    Write,
-    /// Nothing, unless another range says so; beside such ranges the claim leaves all other memory alone.
-    Guarded,
-}
-
-/// A claim on a stream's work, until it is dropped.
-pub(super) struct Claim {
-    judge: Judge,
-    stream: StreamHandle,
-}
-
-impl Drop for Claim {
-    fn drop(&mut self) {
-        // SAFETY: without a name nothing is read.
-        unsafe { (self.judge.0)(self.stream.0, ptr::null(), ptr::null(), 0) };
-    }
-}
 
 impl CudaDevice {
     /// Holds the stream's work to what an op claims, until the answer is dropped; `None` if no driver judges it.
@@ -57,9 +17,7 @@ impl CudaDevice {
         let works = !matches!(op.action, Action::Wait(_) | Action::Record(_));
         let judge = self.driver.judge().filter(|_| works)?;
         let mut ranges = Vec::new();
-        let mut add = |address: usize, bytes: u64, kind: Kind| {
-            ranges.push(Range { address: address as u64, bytes, kind: kind as u64 });
-        };
+        let mut add = |address: usize, bytes: u64, kind: Kind| ranges.push(Range::new(address, bytes, kind));
         op.accesses(&self.plan, self.assignment.state_count(), &self.frozen(), &mut |access| {
             let kind = if access.writes { Kind::Write } else { Kind::Read };
             self.memory.regions.runs(access.span).for_each(|(at, bytes)| add(at, bytes, kind));
@@ -71,15 +29,13 @@ impl CudaDevice {
             add(address, bytes, if writes { Kind::Write } else { Kind::Read });
         }
         if self.runs_code_of_users(op) {
-            let all = self.memory.regions.sizes().map(|(memory, end)| Span { memory, start: 0, end });
+            let all = self.memory.regions.sizes().map(|(memory, _)| Span { memory, start: 0, end: u64::MAX });
             all.for_each(|span| {
                 self.memory.regions.runs(span).for_each(|(at, bytes)| add(at, bytes, Kind::Guarded))
             });
         }
         let name = CString::new(op.to_string()).unwrap_or_default();
-        // SAFETY: a string, and as many ranges, which the driver copies.
-        unsafe { (judge.0)(stream.0, name.as_ptr(), ranges.as_ptr(), ranges.len()) };
-        Some(Claim { judge, stream })
+        Some(judge.hold(stream, &name, &ranges))
     }
 
     /// What the pass leaves alone; a graph runs with the settings of each replay.

@@ -8,7 +8,7 @@
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
 
-use super::claims::Judge;
+use super::judge::Judge;
 use crate::error::Result;
 use crate::handle::{DevicePtr, EventHandle, Place, StreamHandle};
 

@@ -10,7 +10,7 @@ use std::ptr;
 
 use libloading::Library;
 
-use super::claims::{Judge, Take};
+use super::judge::{Judge, Take};
 use crate::error::{Error, Result};
 
 /// The driver's answer: 0 is success.

@@ -21,6 +21,7 @@ mod functions;
 mod graph;
 #[cfg(feature = "interop")]
 mod interop;
+mod judge;
 mod kernels;
 mod last_use;
 mod launches;

@@ -8,10 +8,10 @@ use std::ffi::{CStr, c_void};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-use super::claims::Judge;
 use super::context::Primary;
 use super::driver::{Driver, Graph, Kernel, Mapped, Module, Shape};
 use super::functions::*;
+use super::judge::Judge;
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, EventHandle, Place, StreamHandle};
 

@@ -1,0 +1,63 @@
+//! A driver's function that takes claims: the bytes that the work of a stream may touch.
+//!
+//! Only the software GPU of the tests has it, and only builds with debug assertions look it up. A claim ends when it is
+//! dropped, so it holds for the calls of one op.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_char};
+use std::ptr;
+
+use crate::handle::StreamHandle;
+
+/// A stream, who claims, and so many ranges. Without a name the claim ends.
+pub(super) type Take = unsafe extern "C" fn(usize, *const c_char, *const Range, usize) -> i32;
+
+/// A driver's function that takes claims.
+#[derive(Clone, Copy, Debug)]
+pub struct Judge(pub(super) Take);
+
+/// A range of addresses, as the driver takes it.
+#[repr(C)]
+pub(super) struct Range {
+    address: u64,
+    bytes: u64,
+    kind: u64,
+}
+
+/// What work may do with a range.
+#[derive(Clone, Copy)]
+#[repr(u64)]
+pub(super) enum Kind {
+    Read,
+    Write,
+    /// Nothing, unless another range says so; beside such ranges the claim leaves all other memory alone.
+    Guarded,
+}
+
+impl Range {
+    pub(super) fn new(address: usize, bytes: u64, kind: Kind) -> Range {
+        Range { address: address as u64, bytes, kind: kind as u64 }
+    }
+}
+
+/// A claim on a stream's work, until it is dropped.
+pub(super) struct Claim {
+    judge: Judge,
+    stream: StreamHandle,
+}
+
+impl Judge {
+    /// Holds the stream's work to these ranges.
+    pub(super) fn hold(self, stream: StreamHandle, name: &CStr, ranges: &[Range]) -> Claim {
+        // SAFETY: a string, and as many ranges, which the driver copies.
+        unsafe { (self.0)(stream.0, name.as_ptr(), ranges.as_ptr(), ranges.len()) };
+        Claim { judge: self, stream }
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        // SAFETY: without a name nothing is read.
+        unsafe { (self.judge.0)(self.stream.0, ptr::null(), ptr::null(), 0) };
+    }
+}
