@@ -76,21 +76,7 @@ impl Alone {
     }
 
     fn assert_same(&self, expected: &Stored, what: &dyn std::fmt::Debug) {
-        for (index, param) in self.params.iter().enumerate() {
-            let of = |name: &str| &expected.params[*param].iter().find(|(known, _)| known == name).unwrap().1;
-            assert!(self.own.param_bits(index) == *of("parameter as stored"), "parameter {param}: {what:?}");
-            let mut states = expected.params[*param][2..].iter();
-            for (name, bits) in self.own.other_bits(index) {
-                let wanted = match name {
-                    "state" => &states.next().unwrap().1,
-                    name => of(name),
-                };
-                assert!(bits == *wanted, "{name} of parameter {param}: {what:?}");
-            }
-            let id = self.own.ids[index];
-            let count = self.step.step_count(id).unwrap();
-            assert_eq!(*of("step count"), [count as u32], "{what:?}");
-        }
+        self.own.assert_same(&self.params, &self.step, expected, what);
     }
 }
 

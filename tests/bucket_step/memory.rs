@@ -6,7 +6,9 @@ use std::ffi::c_void;
 
 use instep::bucket_step::{Tensor, Tensors};
 use instep::layout::Storage;
-use instep::{DType, Element, Layout, Master, Moments, ParamId};
+use instep::{BucketStep, DType, Element, Layout, Master, Moments, ParamId};
+
+use crate::support::stored::Stored;
 
 /// Elements before and after each run that must stay as they are.
 const GUARD: usize = 8;
@@ -124,21 +126,36 @@ impl Own {
     pub(super) fn moved(&self, layout: &Layout, is_whole: bool, shift: usize) -> Own {
         let states = self.others.iter().filter(|(kind, _)| *kind == Kind::State).count();
         let mut moved = Own::new(layout, &self.ids, (&self.storage, states), is_whole, shift);
-        for index in 0..self.ids.len() {
-            let pairs = self.others.iter().zip(&mut moved.others).map(|((_, from), (_, to))| (from, to));
-            let pairs: Vec<_> = [(&self.params, &mut moved.params), (&self.grads, &mut moved.grads)]
-                .into_iter()
-                .chain(pairs)
-                .collect();
-            for (from, to) in pairs {
-                let from_range = self.range(from, index, self.is_whole);
-                let to_range = self.range(to, index, is_whole);
-                let [from_run, to_run] = [self.is_whole, is_whole].map(|w| if w { 0 } else { index });
-                let bytes = from.run(from_run)[from_range].to_vec();
-                to.run_mut(to_run)[to_range].copy_from_slice(&bytes);
-            }
-        }
+        (0..self.ids.len()).for_each(|index| moved.take(index, self, index));
         moved
+    }
+
+    /// Copies the tensors of one parameter from another bucket of the same storage.
+    pub(super) fn take(&mut self, index: usize, from: &Own, from_index: usize) {
+        let place = |own: &Own, runs: &Runs, index| {
+            (if own.is_whole { 0 } else { index }, own.range(runs, index, own.is_whole))
+        };
+        let all = |own: &Own| own.others.len() + 2;
+        assert_eq!(all(self), all(from), "the same kinds of tensors");
+        for kind in 0..all(from) {
+            let (run, range) = place(from, from.runs(kind), from_index);
+            let bytes = from.runs(kind).run(run)[range].to_vec();
+            let (run, range) = place(self, self.runs(kind), index);
+            let to = match kind {
+                0 => &mut self.params,
+                1 => &mut self.grads,
+                kind => &mut self.others[kind - 2].1,
+            };
+            to.run_mut(run)[range].copy_from_slice(&bytes);
+        }
+    }
+
+    fn runs(&self, kind: usize) -> &Runs {
+        match kind {
+            0 => &self.params,
+            1 => &self.grads,
+            kind => &self.others[kind - 2].1,
+        }
     }
 
     /// The bytes of a parameter in a run.
@@ -201,6 +218,31 @@ impl Own {
             _ => bytemuck::pod_read_unaligned::<half::f16>(chunk).to_f32().to_bits(),
         };
         bytes.chunks(dtype.bytes() as usize).map(of).collect()
+    }
+
+    /// Asserts that parameters, what belongs to them, and their counts are a stepper's, bit for bit.
+    #[track_caller]
+    pub(super) fn assert_same(
+        &self,
+        params: &[usize],
+        step: &BucketStep,
+        expected: &Stored,
+        what: &dyn std::fmt::Debug,
+    ) {
+        for (index, param) in params.iter().enumerate() {
+            let of = |name: &str| &expected.params[*param].iter().find(|(known, _)| known == name).unwrap().1;
+            assert!(self.param_bits(index) == *of("parameter as stored"), "parameter {param}: {what:?}");
+            let mut states = expected.params[*param][2..].iter();
+            for (name, bits) in self.other_bits(index) {
+                let wanted = match name {
+                    "state" => &states.next().unwrap().1,
+                    name => of(name),
+                };
+                assert!(bits == *wanted, "{name} of parameter {param}: {what:?}");
+            }
+            let count = step.step_count(self.ids[index]).unwrap();
+            assert_eq!(*of("step count"), [count as u32], "{what:?}");
+        }
     }
 
     /// Calls `step` with these tensors.

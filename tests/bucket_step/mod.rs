@@ -8,5 +8,6 @@ mod frozen;
 mod gpu;
 mod memory;
 mod norms;
+mod random;
 mod refusals;
 mod scaling;
