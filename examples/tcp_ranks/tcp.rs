@@ -117,6 +117,9 @@ impl Tcp {
                 return Err(call.key().mismatch(&theirs, 0, *peer));
             }
             if call.kind == CollectiveKind::AllReduce {
+                if values.len() != sum.len() {
+                    return Err(nonsense(*peer));
+                }
                 add(&mut sum, values);
             }
         }

@@ -101,7 +101,7 @@ impl BucketStep {
     /// The tensors are stepped when it returns.
     ///
     /// # Errors
-    /// `Layout` if a tensor is missing, superfluous, too short or long, of elements of another size, misaligned, or only
+    /// `Layout` if a tensor is missing, superfluous, too short or long, of elements of another size or type, misaligned, or only
     /// lent for reading where the step writes; `Config` for factors that cannot be divided out. Nothing has been written
     /// then.
     pub fn step(&mut self, tensors: &Tensors<'_>, scaling: Scaling) -> Result<()> {

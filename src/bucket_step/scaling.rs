@@ -50,6 +50,13 @@ impl Scaling {
         if self.world_size == 0 {
             return Err(Error::range("world_size", 0, "1 or more"));
         }
+        let scaler = [("scale", self.grad_scale), ("found_inf", self.found_inf)];
+        for (field, address) in scaler.map(|(field, at)| (field, at.map_or(0, Address::get))) {
+            if !address.is_multiple_of(align_of::<f32>() as u64) {
+                let wrong = "not aligned to f32";
+                return Err(Error::config(field, format_args!("{address:#x}"), wrong, "align it to 4 bytes"));
+            }
+        }
         if !(0.0..=1.0).contains(&self.clip) {
             return Err(Error::range("clip", self.clip, "a coefficient from 0 to 1"));
         }

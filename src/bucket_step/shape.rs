@@ -2,11 +2,12 @@
 //!
 //! All tensors of a call are checked before an address changes. This file computes addresses and touches no element.
 
-use super::tensors::{Location, Run, Tensor, Tensors};
+use super::tensors::{Element, Location, Run, Tensor, Tensors};
 use crate::abi::INSTEP_QUANTUM;
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::launch::Bases;
-use crate::layout::{Gradients, Plan, Segment, SegmentAction};
+use crate::layout::{Gradients, Master, Moments, Plan, Segment, SegmentAction, Storage};
 use crate::op::{Memory, Span};
 
 /// One kind of tensor.
@@ -15,6 +16,8 @@ struct Kind {
     memory: Memory,
     /// Bytes of a unit: of an element, or of the scale of a block.
     bytes: u64,
+    /// `None` for codes and remainders.
+    dtype: Option<DType>,
     /// Elements of a unit.
     elements: u64,
     is_written: bool,
@@ -46,7 +49,8 @@ impl Shape {
         let kind = |memory| {
             let elements = if matches!(memory, Memory::Scales(_)) { INSTEP_QUANTUM.into() } else { 1 };
             let bytes = Span::elements(memory, plan, 0, elements).bytes();
-            Kind { memory, bytes, elements, is_written: memory != Memory::Grads || writes_grads }
+            let dtype = dtype_of(memory, &plan.buckets()[0].storage);
+            Kind { memory, bytes, dtype, elements, is_written: memory != Memory::Grads || writes_grads }
         };
         let extent = |(segment, place): (&Segment, &usize)| Extent {
             place: *place,
@@ -126,9 +130,17 @@ impl Shape {
             let remedy = "lend them with `Tensor::slice_mut` or `Tensor::slices_mut`";
             return refuse("only lent for reading, but this step writes them", remedy);
         }
-        if let Some(bytes) = tensor.element_bytes.filter(|bytes| *bytes as u64 != kind.bytes) {
-            let wrong = format!("elements of {bytes} bytes, where the precision has {}", kind.bytes);
-            return refuse(&wrong, "use the precision's type");
+        if let Some(Element { bytes, dtype }) = tensor.element {
+            if bytes as u64 != kind.bytes {
+                let wrong = format!("elements of {bytes} bytes, where the precision has {}", kind.bytes);
+                return refuse(&wrong, "use the precision's type");
+            }
+            if let (Some(lent), Some(wanted)) = (dtype, kind.dtype)
+                && lent != wanted
+            {
+                let wrong = format!("elements of {lent}, where the precision has {wanted}");
+                return refuse(&wrong, "use the precision's type");
+            }
         }
         match &tensor.location {
             Location::Whole(run) => self.check_run(kind, run, self.len, "the bucket"),
@@ -157,6 +169,23 @@ impl Shape {
             return Err(Error::layout(named(kind.memory), wrong, "align it to an element"));
         }
         Ok(())
+    }
+}
+
+/// The type of a tensor's elements, if they are numbers by themselves.
+fn dtype_of(memory: Memory, storage: &Storage) -> Option<DType> {
+    let Storage { precision, copy, .. } = storage;
+    match memory {
+        Memory::Params => Some(precision.param),
+        Memory::Grads => Some(precision.grad),
+        Memory::Master => (precision.master == Master::F32).then_some(DType::F32),
+        Memory::Copy => *copy,
+        Memory::State(_) => match precision.moments {
+            Moments::F32 => Some(DType::F32),
+            Moments::BF16 => Some(DType::BF16),
+            Moments::EightBit => None,
+        },
+        _ => Some(DType::F32),
     }
 }
 

@@ -4,6 +4,7 @@
 //! and touches no element.
 #![allow(unsafe_code)]
 
+use std::any::TypeId;
 use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
@@ -12,6 +13,7 @@ use bytemuck::Pod;
 
 use crate::abi::INSTEP_MAX_STATES;
 use crate::bucket_step::scaling::Scaling;
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::handle::Address;
 use crate::op::Memory;
@@ -25,10 +27,31 @@ const STATES: usize = INSTEP_MAX_STATES as usize;
 #[derive(Debug)]
 pub struct Tensor<'a> {
     pub(super) location: Location,
-    /// Bytes of an element, if a slice says so.
-    pub(super) element_bytes: Option<usize>,
+    /// What a slice says of its elements.
+    pub(super) element: Option<Element>,
     pub(super) is_writable: bool,
     _tensors: PhantomData<&'a mut c_void>,
+}
+
+/// The elements of a slice.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Element {
+    pub(super) bytes: usize,
+    /// `None` for a type that has no name here, whose bits are taken as they are.
+    pub(super) dtype: Option<DType>,
+}
+
+impl Element {
+    fn of<T: 'static>() -> Element {
+        let is = |dtype: TypeId| dtype == TypeId::of::<T>();
+        let known = [
+            (TypeId::of::<f32>(), DType::F32),
+            (TypeId::of::<half::bf16>(), DType::BF16),
+            (TypeId::of::<half::f16>(), DType::F16),
+        ];
+        let dtype = known.into_iter().find(|(known, _)| is(*known)).map(|(_, dtype)| dtype);
+        Element { bytes: size_of::<T>(), dtype }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -155,7 +178,7 @@ impl<'a> Tensor<'a> {
 
     /// Refuses what a GPU cannot reach.
     pub(super) fn refuse_on_gpu(&self, memory: Memory) -> Result<()> {
-        if self.element_bytes.is_some() {
+        if self.element.is_some() {
             let remedy = "name device addresses with `Tensor::at`";
             return Err(Error::unsupported(
                 format_args!("{memory:?}"),
@@ -175,12 +198,12 @@ impl<'a> Tensor<'a> {
         Ok(())
     }
 
-    fn new<T>(location: Location, is_writable: bool) -> Tensor<'a> {
-        Tensor { location, element_bytes: Some(size_of::<T>()), is_writable, _tensors: PhantomData }
+    fn new<T: Pod>(location: Location, is_writable: bool) -> Tensor<'a> {
+        Tensor { location, element: Some(Element::of::<T>()), is_writable, _tensors: PhantomData }
     }
 
     fn raw(location: Location) -> Tensor<'a> {
-        Tensor { location, element_bytes: None, is_writable: true, _tensors: PhantomData }
+        Tensor { location, element: None, is_writable: true, _tensors: PhantomData }
     }
 }
 
@@ -298,8 +321,8 @@ impl Scaling {
     /// reads `found_inf`: your code sets it, equally on all ranks. Null stands for 0.
     ///
     /// # Safety
-    /// Both addresses are null, or aligned, in the memory of the step's device, and valid until each call that they are given to
-    /// has run; nothing writes them meanwhile.
+    /// Both addresses are null, or in the memory of the step's device and valid until each call that they are given to has
+    /// run; nothing writes them meanwhile. One that is not aligned is refused by those calls.
     pub unsafe fn grad_scaler(mut self, scale: *const f32, found_inf: *const f32) -> Scaling {
         let address = |at: *const f32| NonNull::new(at.cast_mut().cast()).map(Address::of);
         (self.grad_scale, self.found_inf) = (address(scale), address(found_inf));

@@ -4,6 +4,7 @@
 //! refused, because its step would race with the sum.
 #![allow(unsafe_code)]
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Cuda;
@@ -60,7 +61,7 @@ pub struct External {
     rank: u32,
     world_size: u32,
     /// Per bucket, the event after its next sum.
-    events: Arc<Mutex<Vec<Option<EventHandle>>>>,
+    events: Arc<Mutex<HashMap<u32, EventHandle>>>,
 }
 
 impl External {
@@ -85,11 +86,7 @@ impl External {
     /// framework's last access to the bucket.
     pub unsafe fn reduced(&self, bucket: u32, event: EventHandle) {
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
-        let bucket = bucket as usize;
-        if events.len() <= bucket {
-            events.resize(bucket + 1, None);
-        }
-        events[bucket] = Some(event);
+        events.insert(bucket, event);
     }
 
     /// Forgets the events of an abandoned pass or a failed capture, so that the next pass does not use them.
@@ -127,9 +124,9 @@ impl Collective for External {
         if !self.knows(call.kind) {
             return Err(call.unknown_kind());
         }
-        let (stream, bucket) = (call.require_stream()?, call.bucket.unwrap_or(u32::MAX) as usize);
+        let (stream, bucket) = (call.require_stream()?, call.bucket.unwrap_or(u32::MAX));
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(event) = events.get_mut(bucket).and_then(Option::take) else {
+        let Some(event) = events.remove(&bucket) else {
             let thing = format_args!("sum of bucket {bucket}");
             return Err(Error::order(
                 thing,

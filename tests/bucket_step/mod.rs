@@ -6,6 +6,7 @@ mod bits;
 mod frozen;
 #[cfg(not(kernels_only))]
 mod gpu;
+mod hostile;
 mod memory;
 mod norms;
 mod random;

@@ -14,7 +14,7 @@ fn two() -> Layout {
     Layout::builder().param("a", 4).param("b", 2).build().unwrap()
 }
 
-fn refused(outcome: instep::Result<()>, words: &str) {
+pub(super) fn refused(outcome: instep::Result<()>, words: &str) {
     let error = outcome.unwrap_err().to_string();
     assert!(error.contains(words), "{error}");
 }

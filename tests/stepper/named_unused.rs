@@ -228,6 +228,27 @@ fn a_bucket_of_unused_parameters_holds_nobody_up() {
 }
 
 #[test]
+fn a_parameter_that_is_named_twice_is_left_alone_once() {
+    let layout = layout(&[300, 5, 0]);
+    let ids: Vec<_> = layout.ids().collect();
+    let train = |named: &[usize]| {
+        let builder = Stepper::builder(&layout, Sgd { lr: 1.0, ..Default::default() });
+        let mut stepper = builder.unused(Unused::StepZero).host(Solo::default()).unwrap();
+        let mut pass = stepper.begin().unwrap();
+        pass.write(ids[0].grad(), &[1.0; 300]).unwrap();
+        for chunk in named.chunks(2) {
+            pass.set_unused(&chunk.iter().map(|param| ids[*param]).collect::<Vec<_>>()).unwrap();
+        }
+        pass.set_unused(&[]).unwrap();
+        pass.finish().unwrap();
+        let counts = ids.iter().map(|id| stepper.step_count(*id).unwrap()).collect::<Vec<_>>();
+        (stepper.view::<f32>(ids[0]).unwrap().to_vec(), counts)
+    };
+    assert_eq!(train(&[1, 1, 1, 2, 2, 1]), train(&[1, 2]));
+    assert_eq!(train(&[1, 1]).1, [1, 0, train(&[1]).1[2]]);
+}
+
+#[test]
 fn what_cannot_be_named_is_refused_and_changes_nothing() {
     let layout = layout(&[300, 5]);
     let ids: Vec<_> = layout.ids().collect();

@@ -89,6 +89,8 @@ pub(crate) struct Setup {
     pub zero: bool,
     /// On borrowed memory, which moves before each pass; a seed. Not where ranks run out of data, for which it has no room.
     pub lent: Option<u64>,
+    /// After which passes buckets of its own are laid out anew: a bit each.
+    pub rebuilds: u8,
 }
 
 #[rustfmt::skip] // A table: one case per line.
@@ -206,8 +208,12 @@ pub(crate) fn setup() -> impl Strategy<Value = Setup> {
     let mode = select(MODES.to_vec());
     let threads = select(vec![None, Some(1), Some(2), Some(3)]);
     let cap = select(vec![1, 1000, 5000, 1 << 20]);
-    (mode, cap, threads, select(Isa::available()), permutation(), weighted(0.4, any::<u64>())).prop_map(
-        |(mode, cap, threads, isa, order, lent)| Setup { mode, cap, threads, isa, order, zero: false, lent },
+    let moves = (weighted(0.4, any::<u64>()), prop_oneof![1 => Just(0u8), 1 => any::<u8>()]);
+    (mode, cap, threads, select(Isa::available()), permutation(), moves).prop_map(
+        |(mode, cap, threads, isa, order, (lent, rebuilds))| {
+            let zero = false;
+            Setup { mode, cap, threads, isa, order, zero, lent, rebuilds }
+        },
     )
 }
 
@@ -216,7 +222,7 @@ impl Setup {
     pub(crate) fn plain() -> Setup {
         let order = (0..MAX_PARAMS).collect();
         let (mode, threads) = (Mode::Sequential, Some(1));
-        Setup { mode, cap: 1 << 30, threads, isa: Isa::Baseline, order, zero: false, lent: None }
+        Setup { mode, cap: 1 << 30, threads, isa: Isa::Baseline, order, zero: false, lent: None, rebuilds: 0 }
     }
 
     /// The mode, or another one where the training wants what Eager refuses.

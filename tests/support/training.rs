@@ -168,6 +168,14 @@ impl Training {
                 }
             }
             self.run_pass(setup, &mut stepper, feed, at, kept, &mut trained)?;
+            let rebuilds = setup.rebuilds >> (at % 8) & 1 == 1 && lent.is_none() && !setup.zero;
+            if rebuilds {
+                recorded.list.extend(stepper.take_recording().unwrap().list);
+                assert_eq!(stepper.check(&recorded), [], "{setup:?}");
+                if stepper.rebuild_buckets()? {
+                    recorded = Recording::default();
+                }
+            }
         }
         if self.data.is_some() && matches!(feed, Feed::Rank(_)) {
             assert!(!stepper.join()?, "no rank has data for another pass");
