@@ -226,6 +226,14 @@ impl fmt::Display for Refusal {
     }
 }
 
+/// Writes a number of many digits, as 1e300 has, with an exponent.
+fn readable(value: String) -> String {
+    match value.parse::<f64>() {
+        Ok(number) if value.len() > 24 => format!("{number:e}"),
+        _ => value,
+    }
+}
+
 impl Error {
     /// Returns the error that started it all, if this one is an echo of it.
     pub fn cause(&self) -> &Error {
@@ -242,7 +250,7 @@ impl Error {
         wrong: impl ToString,
         remedy: impl ToString,
     ) -> Self {
-        let [value, wrong, remedy] = [value.to_string(), wrong.to_string(), remedy.to_string()];
+        let [value, wrong, remedy] = [readable(value.to_string()), wrong.to_string(), remedy.to_string()];
         Error::Config { field, value, wrong, remedy }
     }
 
@@ -331,7 +339,15 @@ pub(crate) fn environment(name: &'static str, least: u64) -> Result<Option<u64>>
 
 #[cfg(test)]
 mod tests {
-    use super::one_of;
+    use super::{one_of, readable};
+
+    #[test]
+    fn a_number_of_many_digits_is_written_with_an_exponent() {
+        let shown =
+            [1e300, 1e-300, -1.0, 0.1, f64::NAN, f64::INFINITY].map(|number| readable(number.to_string()));
+        assert_eq!(shown, ["1e300", "1e-300", "-1", "0.1", "NaN", "inf"]);
+        assert_eq!(readable("param.weight.of.a.long.name".into()), "param.weight.of.a.long.name");
+    }
 
     #[test]
     fn known_names_are_listed_up_to_eight() {

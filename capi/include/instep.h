@@ -258,7 +258,7 @@ typedef struct {
   uint32_t states;
   // 1: round stochastically where bits are lost. 0: to the nearest.
   uint32_t is_stochastic;
-  // Zero.
+  // Zero; anything else is refused.
   uint32_t reserved;
   // Seed of stochastic rounding, equal on all ranks.
   uint64_t seed;
@@ -287,7 +287,7 @@ typedef struct {
   void *compute_stream;
   // Thread blocks of a step at most; 0: as many as the GPU holds at a time.
   uint32_t max_blocks;
-  // Zero.
+  // Zero; anything else is refused.
   uint32_t reserved;
 } instep_cuda;
 
@@ -322,7 +322,7 @@ typedef struct {
   // Threads of a step on the CPU, the caller's included; 0: the caller's alone. Steps with equal numbers share their
   // threads, which live as long as the process.
   uint32_t threads;
-  // Zero.
+  // Zero; anything else is refused.
   uint32_t reserved;
   // The GPU; null: the CPU.
   const instep_cuda *cuda;
@@ -369,7 +369,7 @@ typedef struct {
   size_t size;
   // The gradients are sums over so many ranks.
   uint32_t world_size;
-  // Zero.
+  // Zero; anything else is refused.
   uint32_t reserved;
   // The factor in the loss.
   double loss_scale;
@@ -466,7 +466,7 @@ typedef struct {
   double backoff_factor;
   // Passes without a skip until it grows; 2000.
   uint32_t growth_interval;
-  // Zero.
+  // Zero; anything else is refused.
   uint32_t reserved;
 } instep_loss_scaler;
 
@@ -579,7 +579,7 @@ typedef struct {
   // 1: the caller sums each bucket of borrowed memory over all ranks, in place. On the CPU it hands a bucket over once the sum
   // is there; on a GPU it names an event after the sum by instep_stepper_bucket_reduced. Parameters are equal on all ranks.
   uint32_t sums_outside;
-  // Zero.
+  // Zero; anything else is refused.
   uint32_t reserved;
   // The caller's tensors; null: the stepper has its own.
   const instep_memory *memory;
@@ -587,7 +587,7 @@ typedef struct {
   const instep_cuda *cuda;
   // INSTEP_INPUTS_EVEN, _BY_WORLD_SIZE or _BY_CONTRIBUTORS: whether ranks may run out of data before others do.
   uint32_t inputs;
-  // Zero.
+  // Zero; anything else is refused.
   uint32_t reserved_too;
 } instep_stepper_options;
 

@@ -19,6 +19,9 @@ pub(crate) unsafe trait Growing: Copy {
     const NAME: &'static str;
 }
 
+/// No version of a struct is larger. A size above it is a struct that was never set to anything, and is not believed.
+const LARGEST: usize = 4096;
+
 /// Reads a struct of any version: fields that the caller's version lacks are zeros, which stand for defaults. One with
 /// fields that this version lacks is refused unless they are zeros.
 ///
@@ -31,12 +34,12 @@ pub(crate) unsafe fn read<T: Growing>(from: *const T) -> Result<T> {
     // SAFETY: the caller's promise; the address may be misaligned.
     let size = unsafe { from.cast::<usize>().read_unaligned() };
     let known = size_of::<T>();
-    if size <= size_of::<usize>() || !size.is_multiple_of(align_of::<T>()) {
+    if size <= size_of::<usize>() || size > LARGEST || !size.is_multiple_of(align_of::<T>()) {
         let remedy = format_args!("set it to sizeof({})", T::NAME);
         return Err(Fault::argument(T::NAME, format_args!("its size is {size}"), remedy));
     }
     // SAFETY: the caller's promise.
-    let given = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), size.min(isize::MAX as usize)) };
+    let given = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), size) };
     if given[known.min(size)..].iter().any(|byte| *byte != 0) {
         let wrong = format_args!("its size is {size}, and fields after the {known}th byte are set");
         return Err(Fault::argument(T::NAME, wrong, "leave them zero, or use a newer library"));
@@ -215,7 +218,7 @@ mod tests {
 
     #[test]
     fn sizes_that_no_version_has_are_refused() {
-        for size in [0, 1, 8, 12, 17] {
+        for size in [0, 1, 8, 12, 17, 4104, usize::MAX - 7] {
             let fault = as_new(&Old { size, first: 7 }).unwrap_err();
             assert_eq!(fault.text, format!("options: its size is {size}; set it to sizeof(options)"));
         }

@@ -10,7 +10,7 @@ use instep::{BucketStep, ForeignBucket, Pool};
 
 use crate::arguments::{Growing, list};
 use crate::bucket_step::{Engine, Step, on_any};
-use crate::codes::{dtype, gradients};
+use crate::codes::{dtype, gradients, zero};
 use crate::layout::{Ids, close, instep_layout};
 use crate::optimizer::instep_optimizer;
 use crate::options::{Groups, cuda, instep_cuda, instep_group, instep_precision};
@@ -50,7 +50,7 @@ pub struct instep_bucket_step_options {
     /// Threads of a step on the CPU, the caller's included; 0: the caller's alone. Steps with equal numbers share their
     /// threads, which live as long as the process.
     pub threads: u32,
-    /// Zero.
+    /// Zero; anything else is refused.
     pub reserved: u32,
     /// The GPU; null: the CPU.
     pub cuda: *const instep_cuda,
@@ -64,6 +64,7 @@ unsafe impl Growing for instep_bucket_step_options {
 /// # Safety
 /// The header's contract.
 pub(crate) unsafe fn create(options: &instep_bucket_step_options) -> Result<Step> {
+    zero("reserved", options.reserved)?;
     let layout = close(options.layout)?;
     let ids = Ids::of(&layout);
     // SAFETY: the caller's promise.

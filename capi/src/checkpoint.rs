@@ -10,7 +10,7 @@ use instep::checkpoint::{self, Extras, Scalar};
 use crate::arguments::{list, list_mut, text};
 use crate::codes::code;
 use crate::entry::call;
-use crate::status::instep_status;
+use crate::status::{Fault, instep_status};
 use crate::stepper::{STEPPERS, instep_stepper, on_any};
 
 /// A number of the trainer's in a checkpoint: a real number.
@@ -61,7 +61,14 @@ pub unsafe extern "C" fn instep_stepper_save(
                 false => Scalar::U64(scalar.integer),
             };
             // SAFETY: as above.
-            extras.scalars.insert(unsafe { text(scalar.name, "scalar's name")? }.to_owned(), value);
+            let name = unsafe { text(scalar.name, "scalar's name")? };
+            if extras.scalars.insert(name.to_owned(), value).is_some() {
+                return Err(Fault::argument(
+                    "scalars",
+                    format_args!("`{name}` is named twice"),
+                    "name each once",
+                ));
+            }
         }
         STEPPERS.with(stepper, |training| {
             Ok(on_any!(&training.engine, stepper => checkpoint::save(stepper, &extras, path))?)

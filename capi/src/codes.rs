@@ -124,6 +124,18 @@ pub(crate) fn flag(field: &str, given: u32) -> Result<bool> {
     code(field, given, &[(0, false), (1, true)])
 }
 
+/// Refuses a field without a meaning that is not zero: a later version may give it one.
+pub(crate) fn zero(field: &str, given: u32) -> Result<()> {
+    if given == 0 {
+        return Ok(());
+    }
+    Err(Fault::argument(
+        field,
+        format_args!("{given}, though it has no meaning yet"),
+        "set the struct to zeros first",
+    ))
+}
+
 pub(crate) fn master(given: u32) -> Result<Master> {
     let all = [
         (INSTEP_MASTER_NONE, Master::None),

@@ -9,7 +9,7 @@ use instep::cuda::Cuda;
 use instep::{DType, Layout, Optimizer, Precision, Rounding, StreamHandle};
 
 use crate::arguments::{Growing, list, read_any, text};
-use crate::codes::{dtype, flag, master, states};
+use crate::codes::{dtype, flag, master, states, zero};
 use crate::optimizer::{build, instep_optimizer, name_of};
 use crate::status::Result;
 
@@ -41,7 +41,7 @@ pub struct instep_precision {
     pub states: u32,
     /// 1: round stochastically where bits are lost. 0: to the nearest.
     pub is_stochastic: u32,
-    /// Zero.
+    /// Zero; anything else is refused.
     pub reserved: u32,
     /// Seed of stochastic rounding, equal on all ranks.
     pub seed: u64,
@@ -67,7 +67,7 @@ pub struct instep_cuda {
     pub compute_stream: *mut c_void,
     /// Thread blocks of a step at most; 0: as many as the GPU holds at a time.
     pub max_blocks: u32,
-    /// Zero.
+    /// Zero; anything else is refused.
     pub reserved: u32,
 }
 
@@ -147,6 +147,7 @@ pub(crate) struct Types {
 unsafe fn precision(from: *const instep_precision) -> Result<Precision> {
     // SAFETY: the caller's promise.
     let Some(given) = (unsafe { read_any(from)? }) else { return Ok(Precision::F32) };
+    zero("reserved", given.reserved)?;
     let rounding = match flag("is_stochastic", given.is_stochastic)? {
         true => Rounding::Stochastic { seed: given.seed },
         false => Rounding::Nearest,
@@ -167,6 +168,7 @@ unsafe fn precision(from: *const instep_precision) -> Result<Precision> {
 pub(crate) unsafe fn cuda(from: *const instep_cuda) -> Result<Option<Cuda>> {
     // SAFETY: the caller's promise.
     let Some(given) = (unsafe { read_any(from)? }) else { return Ok(None) };
+    zero("reserved", given.reserved)?;
     let cuda = Cuda::open(given.ordinal)?.compute_stream(stream(given.compute_stream));
     let cuda = cuda.optim_priority(given.optim_priority);
     Ok(Some(if given.max_blocks > 0 { cuda.max_blocks(given.max_blocks) } else { cuda }))

@@ -11,7 +11,7 @@ use crate::arguments::{Growing, read_any};
 use crate::codes::{
     INSTEP_CLIP_GLOBAL, INSTEP_CLIP_NONE, INSTEP_CLIP_PER_BUCKET, INSTEP_CLIP_PREVIOUS,
     INSTEP_INPUTS_BY_CONTRIBUTORS, INSTEP_INPUTS_BY_WORLD_SIZE, INSTEP_INPUTS_EVEN, code, flag, gradients,
-    mode, unused,
+    mode, unused, zero,
 };
 use crate::collective::instep_collective;
 use crate::layout::instep_layout;
@@ -34,7 +34,7 @@ pub struct instep_loss_scaler {
     pub backoff_factor: f64,
     /// Passes without a skip until it grows; 2000.
     pub growth_interval: u32,
-    /// Zero.
+    /// Zero; anything else is refused.
     pub reserved: u32,
 }
 
@@ -98,7 +98,7 @@ pub struct instep_stepper_options {
     /// 1: the caller sums each bucket of borrowed memory over all ranks, in place. On the CPU it hands a bucket over once the sum
     /// is there; on a GPU it names an event after the sum by instep_stepper_bucket_reduced. Parameters are equal on all ranks.
     pub sums_outside: u32,
-    /// Zero.
+    /// Zero; anything else is refused.
     pub reserved: u32,
     /// The caller's tensors; null: the stepper has its own.
     pub memory: *const instep_memory,
@@ -106,7 +106,7 @@ pub struct instep_stepper_options {
     pub cuda: *const instep_cuda,
     /// INSTEP_INPUTS_EVEN, _BY_WORLD_SIZE or _BY_CONTRIBUTORS: whether ranks may run out of data before others do.
     pub inputs: u32,
-    /// Zero.
+    /// Zero; anything else is refused.
     pub reserved_too: u32,
 }
 
@@ -122,6 +122,8 @@ pub(crate) unsafe fn configured<'a>(
     options: &instep_stepper_options,
     copy: Option<DType>,
 ) -> Result<StepperBuilder<'a>> {
+    zero("reserved", options.reserved)?;
+    zero("reserved_too", options.reserved_too)?;
     let mut builder = builder
         .mode(mode(options.mode)?)
         .gradients(gradients(options.gradients)?)
@@ -152,6 +154,7 @@ pub(crate) unsafe fn configured<'a>(
         if options.loss_scale != 0.0 {
             return Err(Fault::argument("loss_scale", "set beside loss_scaler", "leave it 0"));
         }
+        zero("reserved", given.reserved)?;
         let or = |number: f64, default: f64| if number == 0.0 { default } else { number };
         let default = LossScaler::default();
         builder = builder.loss_scale(LossScaler {

@@ -9,6 +9,7 @@ use instep::Scaling;
 use instep::bucket_step::{Tensor, Tensors};
 
 use crate::arguments::{Growing, list, read, read_any};
+use crate::codes::zero;
 use crate::status::{Fault, INSTEP_LAYOUT, Result};
 
 /// States that an optimizer keeps per element, at most.
@@ -66,7 +67,7 @@ pub struct instep_scaling {
     pub size: usize,
     /// The gradients are sums over so many ranks.
     pub world_size: u32,
-    /// Zero.
+    /// Zero; anything else is refused.
     pub reserved: u32,
     /// The factor in the loss.
     pub loss_scale: f64,
@@ -143,6 +144,7 @@ impl Extent {
     pub(crate) unsafe fn tensors<'a>(self, from: *const instep_tensors) -> Result<Tensors<'a>> {
         // SAFETY: the caller's promise, here and below.
         let given = unsafe { read(from)? };
+        refuse_overlap(&given, self.elements)?;
         // SAFETY: as above.
         let tensor = |name, tensor: &instep_tensor, unit| unsafe { self.tensor(name, tensor, unit) };
         let all = |name, of: &[instep_tensor], unit| -> Result<Vec<Tensor<'a>>> {
@@ -174,11 +176,52 @@ impl Extent {
 pub(crate) unsafe fn scaling(from: *const instep_scaling) -> Result<Scaling> {
     // SAFETY: the caller's promise.
     let Some(given) = (unsafe { read_any(from)? }) else { return Ok(Scaling::NONE) };
+    zero("reserved", given.reserved)?;
+    refuse_misaligned("grad_scale", given.grad_scale)?;
+    refuse_misaligned("found_inf", given.found_inf)?;
     let one = |number: f64| if number == 0.0 { 1.0 } else { number };
     let scaling =
         Scaling::mean(given.world_size.max(1)).loss_scale(one(given.loss_scale)).clip(one(given.clip));
     // SAFETY: the caller's promise.
     Ok(unsafe { scaling.grad_scaler(given.grad_scale, given.found_inf) })
+}
+
+fn refuse_misaligned(name: &str, address: *const f32) -> Result<()> {
+    if address.is_aligned() {
+        return Ok(());
+    }
+    Err(Fault::argument(name, format_args!("{address:p} is misaligned"), "align it to 4 bytes"))
+}
+
+/// Refuses runs that overlap. How many bytes an element has, this file does not know: it has one at least.
+fn refuse_overlap(given: &instep_tensors, elements: usize) -> Result<()> {
+    let named = [
+        ("parameters", &given.params),
+        ("gradients", &given.grads),
+        ("masters", &given.master),
+        ("copies", &given.copy),
+        ("moving averages", &given.ema),
+    ];
+    let states = given.states.iter().map(|one| ("states", one));
+    let scales = given.scales.iter().map(|one| ("scales", one));
+    let mut runs: [(usize, usize, &str); 5 + 2 * INSTEP_STATES_AT_MOST] = Default::default();
+    let mut count = 0;
+    for (name, tensor) in named.into_iter().chain(states).chain(scales) {
+        if !tensor.address.is_null() && tensor.addresses.is_null() && elements > 0 {
+            let start = tensor.address.addr();
+            runs[count] = (start, start.saturating_add(tensor.count.min(elements)), name);
+            count += 1;
+        }
+    }
+    let runs = &mut runs[..count];
+    runs.sort_unstable();
+    match runs.windows(2).find(|pair| pair[1].0 < pair[0].1) {
+        None => Ok(()),
+        Some(pair) => {
+            let text = format_args!("{} and {}: overlap; give each its own memory", pair[0].2, pair[1].2);
+            Err(Fault::new(INSTEP_LAYOUT, text))
+        }
+    }
 }
 
 fn missing(name: &str) -> Fault {

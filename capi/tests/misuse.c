@@ -51,6 +51,9 @@ static void layouts(void) {
     } larger = {.param = {.size = sizeof larger, .name = "v"}, .newer = 1};
     SAYS(INSTEP_ARGUMENT, "instep_param: its size is", instep_layout_add(layout, &larger.param, NULL));
     larger.newer = 0;
+    /* A size that nobody has set. */
+    param = (instep_param){.size = SIZE_MAX - 7, .name = "v"};
+    SAYS(INSTEP_ARGUMENT, "instep_param: its size is 18446744073709551608;", instep_layout_add(layout, &param, NULL));
     OK(instep_layout_add(layout, &larger.param, &number));
     CHECK(number == 1);
     SAYS(INSTEP_LAYOUT, "`z`: no parameter has this name;", instep_layout_find(layout, "z", &number));
@@ -120,6 +123,16 @@ static void bucket_steps(void) {
     ANSWERS(INSTEP_LAYOUT, instep_bucket_step_create(&wrong, &untouched));
     wrong.groups = &(instep_group){.name = "default", .precision = &precision};
     SAYS(INSTEP_CONFIG, "group `default`: has a precision of its own;", instep_bucket_step_create(&wrong, &untouched));
+    wrong = options;
+    wrong.reserved = 1;
+    SAYS(INSTEP_ARGUMENT, "reserved: 1, though it has no meaning yet;", instep_bucket_step_create(&wrong, &untouched));
+    wrong = options;
+    wrong.precision = &(instep_precision){.size = sizeof(instep_precision), .reserved = 1};
+    ANSWERS(INSTEP_ARGUMENT, instep_bucket_step_create(&wrong, &untouched));
+    wrong = options;
+    wrong.layout = layout_of("endless", (size_t)1 << 50);
+    SAYS(INSTEP_LAYOUT, "bucket: 1125899906842624 elements,", instep_bucket_step_create(&wrong, &untouched));
+    OK(instep_layout_free(wrong.layout));
     ANSWERS(INSTEP_NULL, instep_bucket_step_create(NULL, &untouched));
     ANSWERS(INSTEP_NULL, instep_bucket_step_create(&options, NULL));
     wrong = options;
@@ -129,7 +142,7 @@ static void bucket_steps(void) {
     CHECK(untouched == NULL);
     OK(instep_bucket_step_create(&options, &step));
 
-    float params[4] = {1, 1, 1, 1}, grads[4] = {1, 1, 1, 1};
+    float params[4] = {1, 1, 1, 1}, grads[4] = {1, 1, 1, 1}, more[4];
     instep_tensors tensors = {
         .size = sizeof tensors, .params = {.address = params, .count = 4}, .grads = {.address = grads, .count = 4}};
     instep_tensors broken = tensors;
@@ -153,15 +166,27 @@ static void bucket_steps(void) {
     broken.grads.count = 1;
     ANSWERS(INSTEP_ARGUMENT, instep_bucket_step_step(step, &broken, NULL, NULL, NULL));
     broken = tensors;
-    broken.states[0] = tensors.params;
+    broken.states[0] = (instep_tensor){.address = more, .count = 4};
     SAYS(INSTEP_LAYOUT, "states 0: given, but this step has none;",
          instep_bucket_step_step(step, &broken, NULL, NULL, NULL));
     broken.states[0] = (instep_tensor){0};
-    broken.states[1] = tensors.params;
+    broken.states[1] = (instep_tensor){.address = more, .count = 4};
     ANSWERS(INSTEP_LAYOUT, instep_bucket_step_step(step, &broken, NULL, NULL, NULL));
     ANSWERS(INSTEP_NULL, instep_bucket_step_step(step, NULL, NULL, NULL, NULL));
     instep_scaling scaling = {.size = sizeof scaling, .clip = 2};
     SAYS(INSTEP_CONFIG, "clip = 2: out of range;", instep_bucket_step_step(step, &tensors, &scaling, NULL, NULL));
+    scaling = (instep_scaling){.size = sizeof scaling, .loss_scale = 1e300};
+    SAYS(INSTEP_CONFIG, "loss_scale = 1e300: out of range;", instep_bucket_step_step(step, &tensors, &scaling, NULL, NULL));
+    scaling = (instep_scaling){.size = sizeof scaling, .reserved = 1};
+    ANSWERS(INSTEP_ARGUMENT, instep_bucket_step_step(step, &tensors, &scaling, NULL, NULL));
+    scaling = (instep_scaling){.size = sizeof scaling, .grad_scale = (float*)((char*)grads + 1)};
+    SAYS(INSTEP_ARGUMENT, "grad_scale: 0x", instep_bucket_step_step(step, &tensors, &scaling, NULL, NULL));
+    scaling = (instep_scaling){.size = sizeof scaling, .found_inf = (float*)((char*)grads + 2)};
+    ANSWERS(INSTEP_ARGUMENT, instep_bucket_step_step(step, &tensors, &scaling, NULL, NULL));
+    broken = tensors;
+    broken.grads.address = params;
+    SAYS(INSTEP_LAYOUT, "gradients and parameters: overlap;", instep_bucket_step_step(step, &broken, NULL, NULL, NULL));
+    scaling = (instep_scaling){.size = sizeof scaling};
     SAYS(INSTEP_ARGUMENT, "stream: given to a step on the CPU",
          instep_bucket_step_step(step, &tensors, NULL, NULL, &scaling));
 
@@ -229,6 +254,14 @@ static void steppers(void) {
     wrong.loss_scale = 8;
     wrong.loss_scaler = &(instep_loss_scaler){.size = sizeof(instep_loss_scaler)};
     ANSWERS(INSTEP_ARGUMENT, instep_stepper_create(&wrong, &untouched));
+    wrong.loss_scale = 0;
+    wrong.mode = INSTEP_MODE_NORMED;
+    wrong.skip_nonfinite = 1;
+    wrong.loss_scaler = &(instep_loss_scaler){.size = sizeof(instep_loss_scaler), .reserved = 1};
+    ANSWERS(INSTEP_ARGUMENT, instep_stepper_create(&wrong, &untouched));
+    wrong = options;
+    wrong.reserved_too = 1;
+    SAYS(INSTEP_ARGUMENT, "reserved_too: 1", instep_stepper_create(&wrong, &untouched));
     wrong = options;
     float grads[4] = {0};
     instep_bucket bucket = {
@@ -275,6 +308,8 @@ static void steppers(void) {
     ANSWERS(INSTEP_NULL, instep_stepper_save(stepper, NULL, NULL, 0));
     ANSWERS(INSTEP_ARGUMENT,
             instep_stepper_save(stepper, "x", &(instep_scalar){.name = "x", .kind = INSTEP_ABSENT}, 1));
+    instep_scalar twice[] = {{.name = "x"}, {.name = "x"}};
+    SAYS(INSTEP_ARGUMENT, "scalars: `x` is named twice;", instep_stepper_save(stepper, "x", twice, 2));
     ANSWERS(INSTEP_ARGUMENT,
             instep_stepper_status(stepper, 2, &(instep_pass_status){.size = sizeof(instep_pass_status)}));
     ANSWERS(INSTEP_NULL, instep_stepper_loss_scale(stepper, NULL));

@@ -3,6 +3,9 @@
 //! The words are the stepper's own: layout, groups, precision. Everything is checked before a device is asked for
 //! anything.
 
+use std::hint::black_box;
+
+use crate::abi::{INSTEP_TILE_ELEMENTS, InstepTile};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::host::Isa;
@@ -10,6 +13,9 @@ use crate::launch::{Assignment, Settings, StepConstants, refuse_storage};
 use crate::layout::{ForeignBucket, Gradients, Layout, Plan, Precision, Storage};
 use crate::optim::Optimizer;
 use crate::pool::Pool;
+
+/// 4 TiB of f32.
+const MOST_ELEMENTS: u64 = 1 << 40;
 
 /// Options of a [`BucketStep`](super::BucketStep).
 #[derive(Clone, Debug)]
@@ -115,6 +121,7 @@ impl BucketStepBuilder {
         let storage = Storage { precision: self.precision, copy: self.copy, ema: self.ema_decay.is_some() };
         let bucket = self.bucket.unwrap_or_else(|| whole(&self.layout));
         let (plan, places) = Plan::flat(&self.layout, &bucket, storage)?;
+        refuse_endless(plan.arena_len())?;
         let plan = plan.with_gradients(self.gradients);
         let mut optimizers = Vec::new();
         for optimizer in &self.optimizers {
@@ -134,6 +141,19 @@ impl BucketStepBuilder {
         let (layout, optimizers) = (self.layout, self.optimizers);
         Ok(Parts { layout, plan, places, optimizers, assignment, constants, settings })
     }
+}
+
+/// The tiles of a launch are listed once, and no memory stands behind a length before the first step.
+fn refuse_endless(elements: u64) -> Result<()> {
+    let tiles = elements.div_ceil(INSTEP_TILE_ELEMENTS.into());
+    let bytes = tiles.saturating_mul(size_of::<InstepTile>() as u64);
+    let mut list = Vec::<u8>::new();
+    // A compiler may leave out memory that nothing uses.
+    if elements <= MOST_ELEMENTS && black_box(&mut list).try_reserve_exact(bytes as usize).is_ok() {
+        return Ok(());
+    }
+    let wrong = format_args!("{elements} elements, whose list of tiles takes {bytes} bytes");
+    Err(Error::layout("bucket", wrong, "correct the lengths, or cut it into several"))
 }
 
 /// Returns the index of a group.

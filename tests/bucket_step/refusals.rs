@@ -134,6 +134,12 @@ fn a_group_keeps_its_kind_of_optimizer_and_its_states() {
 }
 
 #[test]
+fn a_bucket_that_no_memory_holds_is_refused_before_it_is_cut_into_tiles() {
+    let layout = Layout::builder().param("endless", 1 << 50).build().unwrap();
+    refused(BucketStep::builder(&layout, Adam::default()).host().map(drop), "1125899906842624 elements");
+}
+
+#[test]
 fn a_product_of_momenta_may_be_zero_and_nothing_outside_zero_to_one() {
     let layout = two();
     let id = layout.id("a").unwrap();
