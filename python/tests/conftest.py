@@ -16,6 +16,14 @@ def two():
 
 
 @pytest.fixture(scope="module")
+def three():
+    """Three processes."""
+    ranks = Ranks(3)
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture(scope="module")
 def four():
     """Four processes."""
     ranks = Ranks(4)

@@ -306,7 +306,45 @@ def bad_gradient(rank: int, world: int) -> tuple[str, bool]:
     except (ValueError, RuntimeError) as error:
         text = str(error)
     stepped.param_groups[0]["lr"] = 0.1
-    return text, True
+    ours.zero_grad()
+    before = [p.detach().clone() for p in ours.parameters()]
+    ours(x).sum().backward()
+    return text, all(not torch.equal(p, q) for p, q in zip(ours.parameters(), before))
+
+
+def ignored(rank: int, world: int, in_backward: bool) -> None:
+    """A parameter that DDP ignores is this rank's own; all others stay the same everywhere."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["1.weight"])
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(0.5)
+    ours = DistributedDataParallel(model)
+    if in_backward:
+        apply_optimizer_in_backward("sgd", model.parameters(), {"lr": 0.1})
+    else:
+        alone = torch.optim.SGD([model[1].weight], lr=0.1)
+        register_ddp(ours, "sgd", lr=0.1)
+    ours(torch.full((2, 4), 1.0 + rank)).pow(2).sum().backward()
+    if not in_backward:
+        alone.step()
+    for name, param in model.named_parameters():
+        all_ranks = [torch.empty_like(param) for _ in range(world)]
+        dist.all_gather(all_ranks, param.detach())
+        same = all(torch.equal(one, all_ranks[0]) for one in all_ranks)
+        assert same == (name != "1.weight"), name
+
+
+def averages(rank: int, world: int) -> None:
+    """Without parameters to step, gradients are the mean over ranks: exactly, for whole numbers, and for a hundred passes."""
+    model = nn.Linear(3, 2, bias=False)
+    ours = DistributedDataParallel(model)
+    register_ddp(ours, "sgd", params=[])
+    for step in range(100):
+        ours(torch.full((1, 3), float(rank + step))).sum().backward()
+        mean = torch.full((2, 3), float(sum(r + step for r in range(world)))) / world
+        assert torch.equal(model.weight.grad, mean), (step, model.weight.grad)
+        model.zero_grad()
 
 
 def own_sum(rank: int, world: int) -> None:

@@ -40,6 +40,22 @@ def test_four_ranks_do_as_two(four, options):
     four.run("ddp_cases", "compare", steps=6, **options)
 
 
+@pytest.mark.parametrize("options", [{}, {"max_norm": 0.1, "gradient_as_bucket_view": True}], ids=str)
+def test_a_number_of_ranks_that_is_no_power_of_two_does_as_two(three, options):
+    # DDP divides before it sums, and a third rounds. SGD's step moves by as little as the gradient. AdamW's divides it by its
+    # own magnitude, and so shows the rounding of ranks' gradients that nearly cancel.
+    three.run("ddp_cases", "compare", steps=6, optimizer="sgd", **options)
+
+
+def test_gradients_that_nothing_steps_are_the_exact_mean(two):
+    two.run("ddp_cases", "averages")
+
+
+@pytest.mark.parametrize("in_backward", [False, True], ids=["registered", "in-backward"])
+def test_a_parameter_that_ddp_ignores_is_each_ranks_own(two, in_backward):
+    two.run("ddp_cases", "ignored", in_backward=in_backward)
+
+
 @pytest.mark.parametrize("view", [False, True], ids=["copied", "view"])
 @pytest.mark.parametrize("chosen", ["first", "none"])
 def test_parameters_outside_the_subset_keep_the_mean(two, chosen, view):
@@ -82,8 +98,8 @@ def test_a_second_hook_is_refused(two):
 
 
 def test_a_bad_hyperparameter_is_raised_by_backward(two):
-    for text, _ in two.run("ddp_cases", "bad_gradient"):
-        assert "lr = -1" in text
+    for text, goes_on in two.run("ddp_cases", "bad_gradient"):
+        assert "lr = -1" in text and goes_on
 
 
 def test_a_hook_of_the_users_own_sums(two):
