@@ -408,6 +408,10 @@ fn an_optimizer_where_none_is_to_step_and_a_schedule_that_none_follows_are_refus
     assert_eq!(field(builder().optimizer_for(&[b], HEAVY)), "action");
     assert_eq!(field(builder().optimize_only(Some(&[])).optimizer_for(&[a], HEAVY)), "optimize_only");
     assert_eq!(field(builder().optimizer_for(&[a, a], HEAVY)), "params");
+    let mut stepper = builder().host(Solo::default()).unwrap();
+    let late = stepper.add_optimizer_for(&[a, a], HEAVY);
+    assert!(matches!(late, Err(Error::Config { field: "params", .. })), "{late:?}");
+    assert_eq!(stepper.optimizers_of(a).unwrap().len(), 1, "as it was");
     let schedule = || LrSchedule::step(1.0, 1, 0.5);
     assert_eq!(
         field(builder().then(DEFAULT_GROUP, HEAVY).lr_schedule(DEFAULT_GROUP, schedule())),
