@@ -15,6 +15,7 @@ from conftest import build, give_gradients, largest_difference
 
 import instep
 from instep.torch import FusedOptimizer
+from instep.torch._arena import Arena
 
 TORCH = {name.lower(): getattr(torch.optim, name) for name in dir(torch.optim) if name[0].isupper()}
 # The options that PyTorch's own tests give each optimizer, without those that choose how a step is run.
@@ -259,6 +260,18 @@ def test_states_of_fewer_bits_resume_with_the_same_bits(options):
         optimizer.step()
         other.step()
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), twin.parameters()))
+
+
+def test_counts_are_read_once_however_many_parameters_there_are(monkeypatch):
+    params = [torch.nn.Parameter(torch.ones(2)) for _ in range(20)]
+    optimizer = FusedOptimizer(params, "adamw")
+    for param in params:
+        param.grad = torch.ones(2)
+    optimizer.step()
+    reads, counts = [], Arena.counts
+    monkeypatch.setattr(Arena, "counts", lambda arena: reads.append(arena) or counts(arena))
+    assert all(float(state["step"]) == 1 for state in optimizer.state_dict()["state"].values())
+    assert len(reads) == 1
 
 
 def test_a_master_keeps_what_bfloat16_loses():

@@ -173,7 +173,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _write_counts(self) -> None:
         """Writes the counts into the states, as ``torch.optim`` has them."""
         carried_name = OPTIMIZERS[self._key].carried
-        counts = {id(arena): arena.counts() for _, arena, _ in self._placed()}
+        counts = {of: arena.counts() for of, arena in {id(arena): arena for _, arena, _ in self._placed()}.items()}
         for param, arena, index in self._placed():
             count, carried = counts[id(arena)][index]
             dtype = torch.float32 if count <= EXACT_IN_FLOAT32 else torch.float64
