@@ -35,7 +35,7 @@ impl Agreed {
     }
 }
 
-/// Returns what two ranks' [agreements](crate::collective::Call::agreement) say about where the ranks differ; `None` if
+/// Returns what two ranks' [agreements](crate::collective::CallKey::agreement) say about where the ranks differ; `None` if
 /// the numbers are equal.
 ///
 /// ```
