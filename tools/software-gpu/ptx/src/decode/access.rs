@@ -78,7 +78,7 @@ impl Decoder<'_> {
     }
 
     /// The row that holds an address, and what to add to it.
-    fn address(&mut self, operand: &Operand, place: Place) -> Result<(u32, i64), Error> {
+    pub(super) fn address(&mut self, operand: &Operand, place: Place) -> Result<(u32, i64), Error> {
         let Operand::Address(base, offset) = operand else {
             return Err(self.wrong("operand", &format!("{operand:?} is no address")));
         };
@@ -110,6 +110,10 @@ fn plain(opcode: &str) -> Option<(bool, Place, Shape)> {
     parts.next_if(|part| matches!(*part, "global" | "shared" | "param"));
     if is_load && place == Place::Global {
         parts.next_if_eq(&"nc");
+    }
+    if place == Place::Global && !is_volatile {
+        // Hints to the caches.
+        parts.next_if(|part| matches!(*part, "ca" | "cg" | "cs" | "lu" | "wb" | "wt"));
     }
     let count = match *parts.peek()? {
         "v2" => 2,

@@ -45,14 +45,18 @@ pub(crate) enum Op {
     ShuffleXor,
     ReduceMax,
     VoteAny,
+    /// Reads the clock of the GPU.
+    Timer,
 }
 
-/// The address space of an access; generic addresses are global ones here, for the kernels have no others.
+/// The address space of an access; a generic address of a load or store counts as global.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Global,
     Shared,
     Param,
+    /// Global or shared, as the address says.
+    Generic,
 }
 
 /// The values of an access: how many, and how long each is.

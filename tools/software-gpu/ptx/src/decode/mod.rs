@@ -7,6 +7,7 @@ mod allocate;
 mod forms;
 mod instruction;
 mod liveness;
+mod matrix;
 mod operands;
 mod rows;
 
@@ -23,6 +24,9 @@ use crate::syntax::{Body, Guard, Operand, Statement};
 
 /// Where parameters begin, so that no address of another space is one of them.
 pub(crate) const PARAM_BASE: u64 = 0x5a5a_0000_0000_0000;
+
+/// Generic addresses of shared memory, which begins at the bottom of this window.
+pub(crate) const SHARED_WINDOW: u64 = 0x5a5b_0000_0000_0000;
 
 /// The addresses behind the names of a kernel and its module.
 #[derive(Clone, Copy, Debug)]
@@ -50,12 +54,23 @@ impl Program {
 }
 
 pub(crate) fn program(body: &Body, symbols: &HashMap<&str, Symbol>) -> Result<Program, Error> {
-    let files = Files::declare(&body.registers)?;
+    let mut registers = body.registers.clone();
+    registers.extend(matrix::registers(&body.statements));
+    let files = Files::declare(&registers)?;
     let mut decoder = Decoder { files, symbols, labels: &body.labels, line: 0 };
     let mut instructions = Vec::with_capacity(body.statements.len() + 1);
+    let mut starts = Vec::with_capacity(body.statements.len() + 1);
     for statement in &body.statements {
         decoder.line = statement.line;
-        instructions.push(decoder.instruction(statement)?);
+        starts.push(instructions.len() as i64);
+        decoder.instructions(statement, &mut instructions)?;
+    }
+    starts.push(instructions.len() as i64);
+    // A statement may be several instructions; labels count statements.
+    for instruction in &mut instructions {
+        if let Op::Branch | Op::BranchUniform = instruction.op {
+            instruction.number = starts[instruction.number as usize];
+        }
     }
     // A body may end without a return, and a label may stand at its end.
     let line = decoder.line;
@@ -71,10 +86,15 @@ struct Decoder<'a> {
 }
 
 impl Decoder<'_> {
-    fn instruction(&mut self, statement: &Statement) -> Result<Instruction, Error> {
+    fn instructions(&mut self, statement: &Statement, list: &mut Vec<Instruction>) -> Result<(), Error> {
         let guard = statement.guard.map_or(Ok(ALWAYS), |guard| self.guard(guard))?;
+        if let Some(several) = self.matrix(statement, guard)? {
+            list.extend(several);
+            return Ok(());
+        }
         let (op, rows, number) = self.operation(statement)?;
-        Ok(Instruction { op, guard, rows, number, line: statement.line })
+        list.push(Instruction { op, guard, rows, number, line: statement.line });
+        Ok(())
     }
 
     fn guard(&self, guard: Guard) -> Result<u32, Error> {
@@ -96,6 +116,20 @@ impl Decoder<'_> {
             ("ret" | "exit", []) => (Op::Return, 0),
             ("bar.sync" | "barrier.sync.aligned", [Operand::Integer(0)]) => (Op::BlockBarrier, 0),
             ("membar.sys" | "membar.gl" | "membar.cta", []) => (Op::Fence, 0),
+            // How long a sleep takes is not said.
+            ("nanosleep.u32", [Operand::Name(_) | Operand::Integer(_)]) => {
+                self.rows(operands, "w")?;
+                (Op::Fence, 0)
+            }
+            ("mov.u64" | "mov.b64", [_, Operand::Name("%globaltimer")]) => {
+                return Ok((Op::Timer, self.rows(&operands[..1], "d")?, 0));
+            }
+            // A generic address of shared memory.
+            ("cvta.shared.u64", [_, _]) => {
+                let mut rows = self.rows(operands, "dd")?;
+                rows[2] = self.files.of(File::Doubles).fixed(Fixed::Bits(SHARED_WINDOW));
+                return Ok((Op::Alu(Alu::AddD), rows, 0));
+            }
             ("cp.async.commit_group", []) => (Op::CopyCommit, 0),
             ("cp.async.wait_group", [Operand::Integer(groups)]) => (Op::CopyWait, *groups as i64),
             ("cp.async.wait_all", []) => (Op::CopyWait, 0),

@@ -58,6 +58,7 @@ fn files(op: Op) -> [Slot; 6] {
         Op::ShuffleXor => slots("WPwwww"),
         Op::ReduceMax => slots("Www"),
         Op::VoteAny => slots("Ppw"),
+        Op::Timer => slots("D"),
         Op::CopyCommit
         | Op::CopyWait
         | Op::Fence

@@ -11,7 +11,7 @@ use super::values;
 use super::warp::Warp;
 use super::{Lanes, Trap};
 use crate::What;
-use crate::decode::{Atomic, Instruction, PARAM_BASE, Place, Shape};
+use crate::decode::{Atomic, Instruction, PARAM_BASE, Place, SHARED_WINDOW, Shape};
 use crate::memory::Refusal;
 
 pub(super) type Done = Result<(), Box<Trap>>;
@@ -35,6 +35,19 @@ fn addresses(
         }
     }
     Ok(addresses)
+}
+
+/// The space of generic addresses, which become addresses in it.
+fn settled(place: Place, addresses: &mut [u64; LANES], active: Lanes) -> Result<Place, Box<Trap>> {
+    let is_shared = |address: u64| address >> 32 == SHARED_WINDOW >> 32;
+    if place != Place::Generic || !lanes(active).any(|lane| is_shared(addresses[lane as usize])) {
+        return Ok(if place == Place::Generic { Place::Global } else { place });
+    }
+    if let Some(lane) = lanes(active).find(|lane| !is_shared(addresses[*lane as usize])) {
+        return Err(Trap::at(lane, What::Undefined("lanes that load from different spaces")));
+    }
+    addresses.iter_mut().for_each(|address| *address &= 0xffff_ffff);
+    Ok(Place::Shared)
 }
 
 fn is_uniform(addresses: &[u64; LANES], active: Lanes) -> bool {
@@ -108,7 +121,8 @@ impl Machine<'_> {
     ) -> Done {
         let bytes = u64::from(shape.count) * u64::from(shape.bytes);
         let size = bytes as usize;
-        let addresses = addresses(warp, instruction, place, active)?;
+        let mut addresses = addresses(warp, instruction, place, active)?;
+        let place = settled(place, &mut addresses, active)?;
         aligned(&addresses, active, bytes)?;
         let first = active.trailing_zeros();
         if is_uniform(&addresses, active) && (place != Place::Shared || lanes_are_level(warp, active)) {
@@ -153,7 +167,7 @@ impl Machine<'_> {
                 }
                 Ok(())
             }
-            Place::Global => {
+            Place::Global | Place::Generic => {
                 let each = into.len() as u64 / u64::from(count);
                 let refuse = |refusal| refused(refusal, lane, count, address, each);
                 self.memory.load(address, into).map_err(refuse)?;
@@ -215,7 +229,7 @@ impl Machine<'_> {
             match place {
                 Place::Shared => self.shared.store(party(warp, self.barriers), lane, address, from)?,
                 Place::Param => return Err(Trap::access(lane, address, What::OutOfBounds("parameter"))),
-                Place::Global => {
+                Place::Global | Place::Generic => {
                     let refuse = |refusal| refused(refusal, lane, count, address, bytes);
                     self.memory.store(address, from).map_err(refuse)?;
                     self.note(warp, Kind::Write, lane, false, address, (bytes, count), from);

@@ -13,6 +13,9 @@ use crate::What;
 use crate::decode::{ALWAYS, Instruction, NEGATED, Op};
 use crate::memory::Memory;
 
+/// What a look at the clock adds to it: times mean nothing here, and yet waits for one must end.
+const TICK_NS: u64 = 1000;
+
 /// What the warps of a block reach.
 pub(super) struct Machine<'a> {
     pub instructions: &'a [Instruction],
@@ -25,6 +28,8 @@ pub(super) struct Machine<'a> {
     pub block: u32,
     /// Barriers that this block has met.
     pub barriers: u32,
+    /// The clock of the GPU, which only looks at it move.
+    pub clock_ns: u64,
     /// Instructions that a warp may take.
     pub budget: u64,
     /// Instructions of all lanes, for the tally.
@@ -118,6 +123,10 @@ impl Machine<'_> {
             Op::CopyWait => self.wait(warp, active, instruction.number as usize)?,
             // Memory is sequentially consistent here: blocks take turns.
             Op::Fence => {}
+            Op::Timer => {
+                self.clock_ns += TICK_NS;
+                warp.registers.set_double(instruction.rows[0], active, &[self.clock_ns; LANES]);
+            }
             Op::Return => {
                 let copies = warp.asked.iter().chain(warp.committed.iter().flatten());
                 if let Some(copy) = copies.into_iter().find(|copy| active >> copy.lane & 1 != 0) {

@@ -66,6 +66,7 @@ impl Kernel {
             barriers: 0,
             budget: BUDGET,
             lane_instructions: 0,
+            clock_ns: 0,
         };
         let mut warps: Vec<Warp> =
             (0..threads.div_ceil(LANES as u32)).map(|k| Warp::new(k, Registers::new(files))).collect();

@@ -55,6 +55,8 @@ pub(crate) struct Register<'a> {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Body<'a> {
     pub registers: Vec<Register<'a>>,
+    /// Which of them blocks inside the body have declared.
+    inner: Vec<usize>,
     pub shared: Vec<Array<'a>>,
     pub statements: Vec<Statement<'a>>,
     /// Index of the statement after each label.
@@ -66,13 +68,36 @@ impl<'a> Body<'a> {
     pub(crate) fn read(tokens: &mut Tokens<'a>) -> Result<Body<'a>, Error> {
         let mut body = Body::default();
         while !tokens.take("}") {
-            body.entry(tokens)?;
+            body.entry(tokens, false)?;
         }
         Ok(body)
     }
 
-    fn entry(&mut self, tokens: &mut Tokens<'a>) -> Result<(), Error> {
+    /// Declares a register of a block inside the body. Blocks beside each other may declare the same one, which none of
+    /// them reads before it has written it.
+    fn declare(&mut self, register: Register<'a>, is_inside: bool) -> Result<(), Error> {
+        let known = self.registers.iter().position(|known| known.name == register.name);
+        match known.map(|k| (self.inner.contains(&k), self.registers[k].kind)) {
+            Some((true, kind)) if is_inside && kind == register.kind => return Ok(()),
+            Some(_) if is_inside => {
+                let why = format!("{}: hides a register, or has another type than before", register.name);
+                return Err(syntax(register.line, why));
+            }
+            _ if is_inside => self.inner.push(self.registers.len()),
+            _ => {}
+        }
+        self.registers.push(register);
+        Ok(())
+    }
+
+    fn entry(&mut self, tokens: &mut Tokens<'a>, is_inside: bool) -> Result<(), Error> {
         let line = tokens.line();
+        if tokens.take("{") {
+            while !tokens.take("}") {
+                self.entry(tokens, true)?;
+            }
+            return Ok(());
+        }
         if tokens.take("@") {
             let negated = tokens.take("!");
             let guard = Guard { name: tokens.word()?, negated };
@@ -89,7 +114,7 @@ impl<'a> Body<'a> {
                         count = Some(tokens.small()?);
                         tokens.expect(">")?;
                     }
-                    self.registers.push(Register { kind, name, count, line });
+                    self.declare(Register { kind, name, count, line }, is_inside)?;
                     if !tokens.take(",") {
                         break;
                     }

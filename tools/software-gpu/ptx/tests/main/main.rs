@@ -9,3 +9,4 @@ mod expected;
 mod faults;
 mod forms;
 mod launches;
+mod matrix;
