@@ -4,7 +4,7 @@
 # `--host-run` adds kernels.so there: the library's kernels compiled for the CPU, for INSTEP_GPU_KERNELS. `--seeds
 # FIRST COUNT [TEST]...` runs the tests of a GPU on it instead, once for each order of work; `--tests` builds those
 # tests and prints their binary too, for mutate-calls.py; `--bundle FOLDER STAGE...` runs stages of a bundle of
-# gpu-bundle.sh, and without FOLDER's files packs what the stages without benches need.
+# gpu-bundle.sh, its benches once and small, and without FOLDER's files packs what stages need but PyTorch's and NVIDIA's tools.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -64,6 +64,7 @@ case ${1:-} in
         mkdir -p "$bundle"
         cargo build -q -p instep-cli --features cuda --bin instep
         cp "$tests" "$bundle/tests"
+        scripts/bench-kernels.sh "$bundle/bench-kernels.fatbin"
         cp "$target/debug/instep" benches/gpu/run.sh benches/gpu/results.sh benches/peers/*.py "$bundle/"
         echo "of the software GPU" >"$bundle/commit"
     fi
@@ -72,7 +73,7 @@ case ${1:-} in
     printf '#!/bin/sh\ncase "$*" in *-lms*) echo timestamp; exec sleep 1000 ;; *) echo "software GPU, 1.0, 0.0" ;; esac\n' \
         >"$folder/bin/nvidia-smi"
     chmod +x "$folder/bin/nvidia-smi"
-    env -u INSTEP_REQUIRE_GPU PATH="$folder/bin:$PATH" OUT="$folder/out" "$bundle/run.sh" "$@"
+    env -u INSTEP_REQUIRE_GPU QUICK=1 PATH="$folder/bin:$PATH" OUT="$folder/out" "$bundle/run.sh" "$@"
     ;;
 *) echo "$folder" ;;
 esac

@@ -150,7 +150,18 @@ clocked() {
     return $status
 }
 
-bench() { clocked ./instep bench --device cuda:0 --kernels bench-kernels.fatbin "$@"; }
+# QUICK=1 checks that benches run, by one round of the smallest size, where no figure means anything.
+bench() {
+    local options=()
+    while [ $# -gt 0 ]; do
+        case ${QUICK:-}$1 in
+        1-b | 1-e | 1-f) shift 2 ;;
+        *) options+=("$1") && shift ;;
+        esac
+    done
+    [ -z "${QUICK:-}" ] || options+=(--quick --rounds 1 -b 64K -e 64K)
+    clocked ./instep bench --device cuda:0 --kernels bench-kernels.fatbin "${options[@]}"
+}
 step() { bench --only step --json "$RESULTS/step.json" --svg "$RESULTS/share.svg" "$@"; }
 
 torch() {
