@@ -93,12 +93,12 @@ def test_a_training_goes_on_from_torch_and_to_torch(two):
 
 
 def test_a_second_hook_is_refused(two):
-    for text in two.run("ddp_cases", "hook_is_taken"):
+    for text in two.run("ddp_refusals", "hook_is_taken"):
         assert "can only be called once" in text
 
 
 def test_a_bad_hyperparameter_is_raised_by_backward(two):
-    for text, goes_on in two.run("ddp_cases", "bad_gradient"):
+    for text, goes_on in two.run("ddp_refusals", "bad_gradient"):
         assert "lr = -1" in text and goes_on
 
 
@@ -135,15 +135,15 @@ def test_a_frozen_parameter_and_a_saved_model_go_on(two):
 
 
 def test_an_error_on_one_rank_ends_its_sum_on_the_others(two):
-    texts = two.run("ddp_cases", "error_on_one_rank")
+    texts = two.run("ddp_refusals", "error_on_one_rank")
     assert "lr = -1" in texts[1] and texts[0] == "stepped"
 
 
 def test_what_backward_finds_wrong_is_raised_by_backward(two):
-    for group, hook in two.run("ddp_cases", "in_the_pass"):
+    for group, hook in two.run("ddp_refusals", "in_the_pass"):
         assert "whose step failed:\nRuntimeError: param_groups: lack a parameter" in group
         assert hook == "hook: returned int; return the Future of the sum"
 
 
 def test_misuse_is_refused_by_name(two):
-    two.run("ddp_cases", "misuse")
+    two.run("ddp_refusals", "misuse")
