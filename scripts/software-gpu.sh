@@ -3,7 +3,7 @@
 #
 # `--host-run` adds kernels.so there: the library's kernels compiled for the CPU, for INSTEP_GPU_KERNELS. `--seeds
 # FIRST COUNT [TEST]...` runs the tests of a GPU on it instead, once for each order of work; `--tests` builds those
-# tests and prints their binary too, for mutate-calls.py; `--bundle FOLDER STAGE...` runs stages of a bundle of
+# tests and prints their binary too, for mutate-calls.py; `--capi` runs the C library's program for a GPU; `--bundle FOLDER STAGE...` runs stages of a bundle of
 # gpu-bundle.sh, its benches once and small, and without FOLDER's files packs what stages need but PyTorch's and NVIDIA's tools.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -55,6 +55,15 @@ case ${1:-} in
 --tests)
     prepare
     printf '%s\n' "$folder" "$tests"
+    ;;
+--capi)
+    NVCC=${NVCC:-$(scripts/cuda-toolchain.sh)}
+    export NVCC
+    cargo build -q -p instep-capi --features cuda
+    capi/install.sh "$folder/capi" "$target/debug"
+    ${CC:-cc} -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -g -O1 -I"$folder/capi/include" capi/gpu/device.c -o "$folder/device" \
+        -L"$folder/capi/lib" -linstep -ldl -lm -pthread
+    INSTEP_CUDA=$folder/libcuda.so.1 LD_LIBRARY_PATH=$folder/capi/lib "$folder/device"
     ;;
 --bundle)
     bundle=$(realpath -m "$2")
