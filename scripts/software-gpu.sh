@@ -3,8 +3,9 @@
 #
 # `--host-run` adds kernels.so there: the library's kernels compiled for the CPU, for INSTEP_GPU_KERNELS. `--seeds
 # FIRST COUNT [TEST]...` runs the tests of a GPU on it instead, once for each order of work; `--tests` builds those
-# tests and prints their binary too, for mutate-calls.py; `--capi` runs the C library's program for a GPU; `--bundle FOLDER STAGE...` runs stages of a bundle of
-# gpu-bundle.sh, its benches once and small, and without FOLDER's files packs what stages need but PyTorch's and NVIDIA's tools.
+# tests and prints their binary too, for mutate-calls.py; `--capi` runs the C library's program for a GPU; `--bundle
+# FOLDER STAGE...` runs stages of a bundle of gpu-bundle.sh, its benches once and small, and without FOLDER's files packs
+# what stages need but PyTorch's and NVIDIA's tools.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
