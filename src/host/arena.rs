@@ -112,7 +112,8 @@ unsafe fn give_back(base: *mut u8, bytes: u64) -> Result<()> {
     #[cfg(not(target_os = "linux"))]
     let _ = (base, bytes);
     let wrong = "this system cannot give memory back (madvise MADV_DONTNEED)";
-    Err(Error::unsupported("Gradients::Release", wrong, "use Gradients::Keep or Gradients::Zero"))
+    let remedy = "use neither Gradients::Release nor Strategy::Fsdp";
+    Err(Error::unsupported("released memory", wrong, remedy))
 }
 
 /// Asks for huge pages. This is advice: without them, small pages work too.
@@ -175,9 +176,11 @@ impl Memories {
             Some(borrowed) => [Region::scattered(borrowed.params), Region::scattered(borrowed.grads)],
         };
         let regions = Regions::new(plan, constants.counts(plan, assignment), given, owned)?;
-        if plan.gradients() == Gradients::Release {
+        let are_released =
+            [(Memory::Grads, plan.gradients() == Gradients::Release), (Memory::Params, plan.shards_params())];
+        for (memory, _) in are_released.into_iter().filter(|(_, is_released)| *is_released) {
             // Refused here, on untouched memory, and not after the first step.
-            let whole = Span::whole(Memory::Grads, plan);
+            let whole = Span::whole(memory, plan);
             // SAFETY: the arena's own bytes; borrowed memory the builder has refused.
             unsafe { give_back(regions.resolve(whole), whole.bytes())? };
         }

@@ -381,7 +381,11 @@ impl Layout {
         &self.parameters
     }
 
-    pub(crate) fn index(&self, id: ParamId) -> Result<usize> {
+    /// Returns a parameter's number in the order of registration, by which a [plan](Plan) knows it.
+    ///
+    /// # Errors
+    /// `Layout` if `id` is of another layout.
+    pub fn index(&self, id: ParamId) -> Result<usize> {
         if id.fingerprint != self.fingerprint {
             let remedy = "take the ParamId from this stepper's layout";
             return Err(Error::layout(

@@ -25,6 +25,8 @@ pub struct Plan {
     pub(super) grads_len: u64,
     pub(super) is_foreign: bool,
     pub(super) gradients: Gradients,
+    /// Whether parameters are shared out too.
+    pub(super) shards_params: bool,
     /// Limits that cut the buckets; `None` if the buckets are the caller's.
     pub(super) cut: Option<Cut>,
     /// The storages that buckets differ in.
@@ -43,6 +45,7 @@ impl Plan {
             grads_len: 0,
             is_foreign: false,
             gradients: Gradients::Keep,
+            shards_params: false,
             cut: None,
             storages: Vec::new(),
             asked,
@@ -146,6 +149,17 @@ impl Plan {
     /// Returns whether this rank keeps and steps one [shard](Bucket::shard) of each reduced bucket.
     pub fn is_sharded(&self) -> bool {
         self.cut.is_some_and(|cut| cut.rank.is_some())
+    }
+
+    /// Returns the sharded plan of ranks that keep parameters in shards too, and bring whole buckets together while they need
+    /// them.
+    pub fn with_sharded_params(self) -> Plan {
+        Plan { shards_params: self.is_sharded(), ..self }
+    }
+
+    /// Returns whether this rank keeps no more of a reduced bucket's parameters than its shard.
+    pub fn shards_params(&self) -> bool {
+        self.shards_params
     }
 
     /// Returns which elements of a parameter, by its index in registration order, this rank steps and keeps states of: all

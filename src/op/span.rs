@@ -51,6 +51,11 @@ impl Memory {
         matches!(self, Memory::Master | Memory::State(_) | Memory::Scales(_) | Memory::Ema)
     }
 
+    /// Returns the memories of a bucket whose shards ranks send each other.
+    pub(crate) fn sent_of(bucket: &Bucket) -> impl Iterator<Item = Memory> + use<> {
+        [Memory::Params].into_iter().chain(bucket.storage.copy.map(|_| Memory::Copy))
+    }
+
     /// Returns every memory of tensors that a plan has, with that many states. A bucket of another precision may have no
     /// byte in one of them.
     pub fn of_tensors(plan: &Plan, states: usize) -> impl Iterator<Item = Memory> + Clone + use<> {
@@ -142,6 +147,14 @@ impl Span {
         Span::within(memory, bucket, start, start + bucket.shared_len())
     }
 
+    /// Returns what other ranks have of a bucket, before and after this rank's shard. Either may be empty.
+    pub(crate) fn others(memory: Memory, bucket: &Bucket) -> [Span; 2] {
+        let (shared, summed) = (Span::shared(memory, bucket), bucket.summed());
+        let own = if memory == Memory::Grads { summed } else { bucket.shard.clone() };
+        let own = Span::within(memory, bucket, own.start, own.end);
+        [Span { end: own.start, ..shared }, Span { start: own.end, ..shared }]
+    }
+
     /// Returns the shard of a bucket, in parameters or copies.
     pub(crate) fn shard(memory: Memory, bucket: &Bucket) -> Span {
         Span::within(memory, bucket, bucket.shard.start, bucket.shard.end)
@@ -151,6 +164,13 @@ impl Span {
     pub fn segment(memory: Memory, plan: &Plan, segment: &Segment) -> Span {
         let start = if memory == Memory::Grads { segment.grad_start } else { segment.start };
         Span::within(memory, plan.bucket_of(segment), start, start + segment.len)
+    }
+
+    /// Returns the part of one parameter's tensor that this rank steps.
+    pub(crate) fn kept(memory: Memory, bucket: &Bucket, segment: &Segment) -> Span {
+        let start = if memory == Memory::Grads { segment.grad_start } else { segment.start };
+        let kept = bucket.kept(segment);
+        Span::within(memory, bucket, start + kept.start, start + kept.end)
     }
 
     /// The loss scale of the next pass and how far it is from growing: all of control memory that Decide alone writes. It

@@ -29,6 +29,7 @@ impl Schedule {
         }
         self.collect(bucket, Stream::Reduce);
         self.reduced = Some(self.reduce(bucket));
+        self.reshard(bucket);
         if !self.is_stepped(bucket) {
             if described.len > 0 {
                 // A frozen carrier: no later op of this pass exists that the trainer and the next reduce could wait
@@ -94,6 +95,7 @@ impl Schedule {
             self.share_norm(Stream::Gather, Some(bucket));
             self.emitter.emit(Stream::Optim, Action::Control(Phase::DecideBucket { bucket }));
         }
+        self.emitter.after(Stream::Optim, &[self.gathered[bucket as usize]]);
         self.emitter.emit(Stream::Optim, Action::Step { bucket });
         if self.plan.gradients() == Gradients::Release {
             let described = &self.plan.buckets()[bucket as usize];

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::Schedule;
 use super::emitter::Mark;
 use crate::layout::Gradients;
-use crate::op::{Action, CollectiveKind, Memory, Span, Stream, Ticket};
+use crate::op::{Action, CollectiveKind, Memory, Span, Stream};
 
 impl Schedule {
     /// Sums a bucket over ranks: all of it everywhere, or of a sharded plan each rank's shard there, and the counts of
@@ -28,7 +28,7 @@ impl Schedule {
         if steps {
             let kind = CollectiveKind::ReduceScatter;
             reduced = Some(self.collective(Stream::Reduce, kind, Some(bucket), [whole, shard]));
-            if self.end_others(whole, shard) && tail.bytes() == 0 {
+            if self.end_others(Span::others(Memory::Grads, described)) && tail.bytes() == 0 {
                 reduced = Some(self.emitter.record(Stream::Reduce));
             }
         }
@@ -41,13 +41,12 @@ impl Schedule {
 
     /// Does with gradients whose sums other ranks have what the step does with this rank's. Returns whether there was
     /// anything to do.
-    fn end_others(&mut self, whole: Span, shard: Span) -> bool {
+    fn end_others(&mut self, others: [Span; 2]) -> bool {
         let end: fn(Span) -> Action = match self.plan.gradients() {
             Gradients::Release => Action::Release,
             Gradients::Zero => Action::Zero,
             Gradients::Keep | Gradients::Average => return false,
         };
-        let others = [Span { end: shard.start, ..whole }, Span { start: shard.end, ..whole }];
         let others = others.into_iter().filter(|other| other.bytes() > 0);
         others.map(|other| self.emitter.emit(Stream::Reduce, end(other))).count() > 0
     }
@@ -56,7 +55,7 @@ impl Schedule {
     pub(super) fn gather(&mut self, bucket: u32, stepped: Mark) -> Mark {
         let plan = Arc::clone(&self.plan);
         let described = &plan.buckets()[bucket as usize];
-        if !plan.is_sharded() || described.is_local {
+        if !plan.is_sharded() || described.is_local || plan.shards_params() {
             return stepped;
         }
         self.emitter.after(Stream::Gather, &[Some(stepped)]);
@@ -64,21 +63,11 @@ impl Schedule {
         let is_readable = plan.segments_of(described).iter().any(|segment| {
             self.is_frozen(segment.param as usize) || self.readiness.is_left_out(segment.param as usize)
         });
-        let reads = [self.touched[bucket as usize], self.frozen_touched[bucket as usize]];
-        let is_after = |read: &Ticket| self.emitter.is_after(Stream::Gather, *read);
-        if is_readable && (self.policy.trainer_is_a_stream || !reads.iter().all(is_after)) {
-            let read = self.emitter.record(Stream::Compute);
-            self.emitter.after(Stream::Gather, &[Some(read)]);
+        if is_readable {
+            let read = self.trainer_on(bucket);
+            self.emitter.after(Stream::Gather, &[read]);
         }
-        let mut gathered = stepped;
-        for memory in [Memory::Params, Memory::Copy] {
-            if memory == Memory::Params || described.storage.copy.is_some() {
-                let spans = [Span::shard(memory, described), Span::shared(memory, described)];
-                let kind = CollectiveKind::AllGather;
-                gathered = self.collective(Stream::Gather, kind, Some(bucket), spans);
-            }
-        }
-        gathered
+        self.all_gather(bucket)
     }
 
     /// Adds up the ranks' sums of squares, of the pass or of one bucket, and finds the largest magnitude.

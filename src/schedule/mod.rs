@@ -17,6 +17,7 @@ mod emitter;
 mod gather;
 mod readiness;
 mod touch;
+mod unshard;
 mod unused;
 
 use emitter::{Emitter, Mark};
@@ -153,6 +154,10 @@ pub struct Schedule {
     stepped: Vec<Option<Mark>>,
     /// Per bucket, its last step alone: what the next reduce must come after.
     consumed: Vec<Option<Mark>>,
+    /// Per bucket, its last all-gather: what the next step must come after.
+    gathered: Vec<Option<Mark>>,
+    /// Per bucket of shared-out parameters, whether all of them are here.
+    unsharded: Vec<bool>,
     /// The last step of all.
     last: Option<Mark>,
     /// The last op on control memory, if the pass is closed: its Publish, or what stands for it in one given up.
@@ -172,6 +177,8 @@ impl Schedule {
             readiness: Readiness::new(layout, &plan, policy.keeps_order),
             stepped: vec![None; plan.buckets().len()],
             consumed: vec![None; plan.buckets().len()],
+            gathered: vec![None; plan.buckets().len()],
+            unsharded: vec![false; plan.buckets().len()],
             touched: vec![NEVER; plan.buckets().len()],
             frozen_touched: vec![NEVER; plan.buckets().len()],
             all_touched: NEVER,
@@ -349,6 +356,9 @@ impl Schedule {
         self.require_last_micro_batch()?;
         while let Some(bucket) = self.readiness.take_next(true) {
             self.launch(bucket);
+        }
+        for bucket in 0..self.unsharded.len() as u32 {
+            self.reshard(bucket);
         }
         match self.policy.mode {
             Mode::Sequential | Mode::Normed => self.step_all(),

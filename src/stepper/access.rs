@@ -93,6 +93,7 @@ impl<D: Device> Stepper<D> {
             let parameter = layout.parameter(id)?;
             values.resize(parameter.len as usize, 0.0);
             match self.read_values(id, Memory::Params, &mut values) {
+                _ if self.plan.shards_params() => self.gather(id, &mut values)?,
                 Err(Error::Sharded { .. }) => self.read_stored_param(id, &mut values)?,
                 outcome => outcome?,
             }

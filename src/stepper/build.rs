@@ -110,6 +110,7 @@ impl StepperBuilder<'_> {
             ));
         }
         self.refuse(world_size)?;
+        self.refuse_unsharding()?;
         self.refuse_unknown_calls(&*comm)?;
         if comm.sums_outside() && (self.unused == Unused::Skip || self.uneven_inputs.is_some()) {
             let wrong = "sums made outside the stepper bring no counts of ranks";
@@ -133,8 +134,11 @@ impl StepperBuilder<'_> {
             None => Duration::from_millis(environment("INSTEP_DEADLINE_MS", 1)?.unwrap_or(60_000)),
         };
         let mut plan = self.plan(world_size, memory.as_ref())?;
-        if self.strategy == Strategy::Zero {
+        if self.strategy != Strategy::Replicated {
             plan = plan.sharded(self.layout, rank)?;
+        }
+        if self.strategy == Strategy::Fsdp {
+            plan = plan.with_sharded_params();
         }
         let chosen = &self.optimized;
         let is_chosen = |param: usize| chosen.as_ref().is_none_or(|chosen| chosen.contains(&param));
@@ -189,6 +193,7 @@ impl StepperBuilder<'_> {
             agreement,
             comm,
             gathers,
+            max_unsharded: self.max_unsharded,
             params_written,
             run: RefCell::new(Run::new(schedule, device, self.record)),
         };

@@ -6,6 +6,7 @@
 use crate::stepper::state::options::{Divisor, Strategy, Unused};
 use crate::stepper::stepper::Stepper;
 use std::collections::HashSet;
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use crate::dtype::DType;
@@ -29,6 +30,7 @@ pub struct StepperBuilder<'a> {
     pub(super) lr_schedules: Vec<(String, LrSchedule)>,
     pub(super) mode: Mode,
     pub(super) strategy: Strategy,
+    pub(super) max_unsharded: Option<NonZeroU32>,
     pub(super) caps: Option<BucketCaps>,
     pub(super) gradients: Gradients,
     pub(super) precision: Precision,
@@ -72,6 +74,7 @@ impl<'a> StepperBuilder<'a> {
             lr_schedules: Vec::new(),
             mode: Mode::default(),
             strategy: Strategy::default(),
+            max_unsharded: None,
             caps: None,
             gradients: Gradients::default(),
             precision: Precision::F32,
@@ -271,7 +274,7 @@ impl<'a> StepperBuilder<'a> {
     /// let mut stepper = builder.group_precision("norms", Precision::F32).host(Solo::default())?;
     /// let mut pass = stepper.begin()?;
     /// pass.grads().get_mut(layout.id("norm.weight")?)?.fill(0.5f32);
-    /// pass.grads().get_mut_as::<half::bf16>(layout.id("linear.weight")?)?.fill(half::bf16::from_f32(0.5));
+    /// pass.view_mut(layout.id("linear.weight")?.grad())?.fill(half::bf16::from_f32(0.5));
     /// pass.finish()?;
     /// # Ok::<(), instep::Error>(())
     /// ```

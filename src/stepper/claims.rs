@@ -36,10 +36,11 @@ impl<D: Device> Stepper<D> {
     pub(super) fn admit_read(&self, id: ParamId, memory: Memory) -> Result<()> {
         if !self.run.borrow().schedule.is_open() {
             self.refuse_cut(id, memory)?;
+            self.refuse_resharded(id, memory)?;
             return self.settle_between_passes();
         }
         match memory {
-            Memory::Params => Ok(()),
+            Memory::Params => self.refuse_resharded(id, memory),
             // Before its first write it may be anything: the last pass's sum, or zeros.
             Memory::Grads => self.refuse_unwritten(self.layout.index(id)?),
             _ => self.refuse_open_pass(),
@@ -100,7 +101,7 @@ impl<D: Device> Stepper<D> {
             return Err(Error::order(format_args!("`{name}`"), wrong, "use Gradients::Keep to read it"));
         }
         run.touch(index)?;
-        let span = Span::segment(memory, &self.plan, &segment);
+        let span = self.held(&run.schedule, memory, &segment);
         run.note(Access { span, writes });
         Ok(segment)
     }

@@ -30,6 +30,7 @@ mod state;
 mod stepper;
 mod stored;
 mod tensor;
+mod unshard;
 mod unused;
 mod views;
 

@@ -107,15 +107,18 @@ impl<D: Device> Stepper<D> {
         self.refuse_rescued()?;
         self.settle_between_passes()?;
         self.decode_values(id, memory, into, |memory, segment, bytes| {
-            let is_cut = memory.is_kept_in_shards() || memory == Memory::Grads;
-            match is_cut && self.is_shared_out(segment) {
+            match self.is_summed_or_kept_in_shards(memory) && self.is_shared_out(segment) {
                 true => self.gather_bytes(memory, segment, bytes),
                 false => self.read_bytes(memory, segment, bytes),
             }
         })
     }
 
-    fn is_shared_out(&self, segment: &Segment) -> bool {
+    fn is_summed_or_kept_in_shards(&self, memory: Memory) -> bool {
+        memory == Memory::Grads || memory.is_kept_in_shards() || self.plan.shards_params()
+    }
+
+    pub(super) fn is_shared_out(&self, segment: &Segment) -> bool {
         self.plan.is_sharded() && !self.plan.bucket_of(segment).is_local
     }
 
@@ -151,16 +154,7 @@ impl<D: Device> Stepper<D> {
 
     /// Copies what this rank has of a tensor.
     fn read_own(&self, memory: Memory, segment: &Segment, into: &mut [u8]) -> Result<()> {
-        let bucket = self.plan.bucket_of(segment);
-        let kept = bucket.kept(segment);
-        let span = match memory {
-            Memory::Grads => {
-                let at = |element| segment.grad_start + element;
-                Span::within(memory, bucket, at(kept.start), at(kept.end))
-            }
-            _ => Span::segment(memory, &self.plan, segment),
-        };
-        self.read_span(span, into)
+        self.read_span(Span::kept(memory, self.plan.bucket_of(segment), segment), into)
     }
 
     /// Returns all ranks' pieces, each filled up to `piece` bytes, by way of the first gradients, which are put back.
@@ -211,11 +205,13 @@ impl<D: Device> Stepper<D> {
         Err(Error::unsupported(thing, "ranks share the states out, by buckets that stay", remedy))
     }
 
-    /// Makes ranks notice if they write different masters: each keeps its own part of what it writes.
+    /// Makes ranks notice if they write different masters, or different parameters that no broadcast could make equal: each
+    /// keeps its own part of what it writes.
     pub(super) fn note_shared(&mut self, id: ParamId, memory: Memory, values: &[f32]) -> Result<()> {
         let segment = self.plan.segment_of(self.layout.index(id)?).clone();
         let has_master = self.plan.storage_of(&segment).precision.master != Master::None;
-        if memory == Memory::Params && has_master && self.is_shared_out(&segment) {
+        let is_own = has_master || self.plan.shards_params();
+        if memory == Memory::Params && is_own && self.is_shared_out(&segment) {
             let hash = values.iter().fold(0, |hash, value| fold(hash, &value.to_bits().to_le_bytes()));
             self.note_loaded(segment.param as usize, [hash]);
         }

@@ -5,6 +5,7 @@
 
 use crate::launch::Settings;
 use std::cell::RefCell;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use crate::collective::Collective;
@@ -16,7 +17,7 @@ use crate::launch::Assignment;
 use crate::layout::{Layout, Plan};
 use crate::op::Memory;
 use crate::optim::LossScale;
-use crate::schedule::{Mode, Policy};
+use crate::schedule::Policy;
 use crate::stepper::state::agreement::{Agreement, Changing};
 use crate::stepper::state::loaded::Loaded;
 use crate::stepper::state::optimizers::{Assigned, Hyperparameters, Optimizers};
@@ -57,6 +58,8 @@ pub struct Stepper<D: Device = HostDevice> {
     pub(super) comm: Arc<dyn Collective>,
     /// The communicator of the gather stream, if ranks share parameters out.
     pub(super) gathers: Option<Arc<dyn Collective>>,
+    /// The most buckets of shared-out parameters that may be whole at a time.
+    pub(super) max_unsharded: Option<NonZeroU32>,
     /// Parameters that were written since the last broadcast, so ranks may differ.
     pub(super) params_written: ParamsWritten,
     /// Per parameter, whether its gradient was written in the open pass.
@@ -74,9 +77,12 @@ impl Stepper {
 impl<D: Device> Stepper<D> {
     /// Returns how many bytes each memory takes, padding included. The arenas of parameters, gradients and each state
     /// have as many elements, since they share offsets, of the sizes that the
-    /// [precision](crate::StepperBuilder::precision) says.
+    /// [precision](crate::StepperBuilder::precision) says. Of parameters that ranks [share out](crate::Strategy::Fsdp), those
+    /// count that are here now.
     pub fn memory(&self) -> Vec<(Memory, u64)> {
-        self.run.borrow().device.sizes()
+        let sizes = self.run.borrow().device.sizes();
+        let present = |(memory, bytes): (Memory, u64)| (memory, bytes - self.absent_bytes(memory));
+        sizes.into_iter().map(present).collect()
     }
 
     /// Returns the entries recorded since the last call, if [`record`](crate::StepperBuilder::record) asked for it. The
@@ -174,11 +180,6 @@ impl<D: Device> Stepper<D> {
     /// Returns the number of ranks that gradients are averaged over.
     pub fn world_size(&self) -> u32 {
         self.comm.world_size()
-    }
-
-    /// Returns when steps run.
-    pub fn mode(&self) -> Mode {
-        self.policy.mode
     }
 }
 

@@ -196,8 +196,9 @@ impl<D: Device> Stepper<D> {
     }
 
     fn note(&self, memory: Memory, segment: &Segment, writes: bool) {
-        let span = Span::segment(memory, &self.plan, segment);
-        self.run.borrow_mut().note(Access { span, writes });
+        let mut run = self.run.borrow_mut();
+        let span = self.held(&run.schedule, memory, segment);
+        run.note(Access { span, writes });
     }
 
     /// After `claim`.
@@ -208,8 +209,10 @@ impl<D: Device> Stepper<D> {
     /// Writes what this rank keeps of a whole tensor, after `claim`. No view of this memory is alive, since those borrow the
     /// stepper or the pass that the caller holds mutably.
     fn write_bytes(&self, memory: Memory, segment: &Segment, from: &[u8]) -> Result<()> {
-        let (span, bucket) = (Span::segment(memory, &self.plan, segment), self.plan.bucket_of(segment));
-        let before = if memory.is_kept_in_shards() { bucket.kept(segment).start } else { 0 };
+        let bucket = self.plan.bucket_of(segment);
+        let span = self.held(&self.run.borrow().schedule, memory, segment);
+        let is_part = memory.is_kept_in_shards() || span != Span::segment(memory, &self.plan, segment);
+        let before = if is_part { bucket.kept(segment).start } else { 0 };
         let start = op::bytes_of(memory, &bucket.storage, before) as usize;
         match from.get(start..start + span.bytes() as usize) {
             Some(from) if !from.is_empty() => self.write_span(span, from),

@@ -66,19 +66,12 @@ impl<'a> Grads<'a> {
     /// # Errors
     /// Errors as for [`Stepper::view_mut`].
     pub fn get_mut(&mut self, id: ParamId) -> Result<&mut [f32]> {
-        self.get_mut_as(id)
-    }
-
-    /// Returns one gradient, of the type that the stepper's [precision](crate::StepperBuilder::precision) says.
-    ///
-    /// # Shapes
-    /// Shape, ordering and errors as for [`get_mut`](Self::get_mut).
-    pub fn get_mut_as<T: Element>(&mut self, id: ParamId) -> Result<&mut [T]> {
         let [slice] = self.get_disjoint_mut([id])?;
         Ok(slice)
     }
 
-    /// Returns several gradients at once, each as [`get_mut_as`](Self::get_mut_as) gives it.
+    /// Returns several gradients at once, or one of another type than f32: that which the stepper's
+    /// [precision](crate::StepperBuilder::precision) says.
     ///
     /// # Errors
     /// Errors as for [`get_mut`](Self::get_mut); `Layout` if two ids are the same.
@@ -155,7 +148,8 @@ impl<'a> Grads<'a> {
         combine: impl Fn(f32, f32) -> f32,
     ) -> Result<()> {
         self.stepper.check_len(id, values.len())?;
-        let stored = self.get_mut_as::<T>(id)?.iter_mut();
+        let [stored] = self.get_disjoint_mut::<T, 1>([id])?;
+        let stored = stored.iter_mut();
         stored.zip(values).for_each(|(old, value)| *old = T::from_f32(combine(old.to_f32(), *value)));
         Ok(())
     }
@@ -286,6 +280,7 @@ impl Stepper {
         }
         if memory != Memory::Grads {
             self.refuse_cut(id, memory)?;
+            self.refuse_shared_out(id, memory)?;
         }
         self.admit_write(id, memory)?;
         let segment = self.claim(id, memory, true)?;

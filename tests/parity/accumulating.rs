@@ -98,12 +98,12 @@ fn ddp_7_a_scheduled_rate_is_an_ordinary_optimizers_with_the_same_closed_form() 
 
 /// Backward fails after its third gradient; the pass is abandoned or dropped. Returns what has been stepped.
 fn fail_in_mid_backward(
-    stepper: &mut Stepper,
+    (stepper, mode): (&mut Stepper, Mode),
     rank: usize,
     iteration: usize,
     drops: bool,
 ) -> Result<Vec<u32>> {
-    let (network, all, mode) = (three_layers(0), ids(stepper), stepper.mode());
+    let (network, all) = (three_layers(0), ids(stepper));
     let mut pass = stepper.begin()?;
     let gradients = own(&pass, &network, &all)?.backward(&batch_of(&network, rank, iteration), sum);
     let mut backward = || -> Result<()> {
@@ -144,7 +144,7 @@ fn ddp_7_after_an_error_in_mid_backward_the_next_pass_is_ordinary_again() {
                     step_ordinary(&mut ordinary, &mut network, RANKS, iteration, |_| true);
                 } else {
                     let before = Outcome::of(&stepper)?;
-                    let buckets = fail_in_mid_backward(&mut stepper, rank, iteration, drops)?;
+                    let buckets = fail_in_mid_backward((&mut stepper, mode), rank, iteration, drops)?;
                     assert_eq!(buckets, stepped_in(mode), "{what}");
                     let stepped: Vec<usize> = buckets
                         .iter()

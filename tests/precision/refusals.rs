@@ -203,9 +203,9 @@ fn a_slice_is_of_the_type_that_is_stored_or_refused() {
     );
     let mut pass = stepper.begin().unwrap();
     assert!(is_unsupported(pass.grads().get_mut(id)));
-    assert!(is_unsupported(pass.grads().get_mut_as::<half::bf16>(id)));
+    assert!(is_unsupported(pass.grads().get_disjoint_mut::<half::bf16, 1>([id])));
     assert!(pass.is_first(id).unwrap(), "a refused slice is no gradient");
-    pass.grads().get_mut_as::<half::f16>(id).unwrap().fill(half::f16::ONE);
+    pass.grads().get_disjoint_mut::<half::f16, 1>([id]).unwrap()[0].fill(half::f16::ONE);
     pass.finish().unwrap();
     let eight = Precision { moments: Moments::EightBit, ..Precision::F32 };
     let stepper = Stepper::builder(&layout, AdamW::default()).precision(eight).host(Solo::default()).unwrap();

@@ -7,7 +7,7 @@ use std::num::NonZeroU32;
 use std::sync::LazyLock;
 
 use instep::{
-    Adam, AdamW, Clip, DType, Divisor, Gradients, Layout, LossScale, LossScaler, Mode, Result, Sgd, Stepper,
+    Adam, AdamW, Clip, DType, Divisor, Error, Gradients, Layout, LossScale, LossScaler, Mode, ParamId, Result, Sgd, Stepper,
     StepperBuilder, Strategy, Unused, in_process,
 };
 
@@ -48,6 +48,29 @@ impl Course {
 
 const STEPS: usize = 5;
 
+pub(crate) fn bucket_of(stepper: &Stepper, id: ParamId) -> Result<u32> {
+    Ok(stepper.plan().segment_of(stepper.layout().index(id)?).bucket)
+}
+
+/// Reads all parameters as a forward does, a bucket ahead, and gives some buckets up again. Does nothing to ranks that have
+/// all parameters.
+fn walk(stepper: &mut Stepper, step: usize) -> Result<()> {
+    let layout = stepper.layout().clone();
+    let buckets = stepper.plan().buckets().len() as u32;
+    for id in layout.ids() {
+        let bucket = bucket_of(stepper, id)?;
+        stepper.unshard(bucket)?;
+        stepper.unshard(bucket.saturating_sub(1))?;
+        stepper.view::<f32>(id)?;
+        if (bucket as usize + step).is_multiple_of(2) {
+            stepper.reshard(bucket)?;
+            let again = (bucket + 1) % buckets;
+            stepper.unshard(again)?;
+        }
+    }
+    Ok(())
+}
+
 /// Trains, asserts that there is no race, and returns what is left, with the decisions of each pass.
 fn train(mut stepper: Stepper, course: Course) -> Result<(Outcome, Vec<String>)> {
     let layout = stepper.layout().clone();
@@ -68,11 +91,16 @@ fn train(mut stepper: Stepper, course: Course) -> Result<(Outcome, Vec<String>)>
             continue;
         }
         let micro_batches = NonZeroU32::new(course.micro_batches.max(1)).unwrap();
+        walk(&mut stepper, step)?;
         let mut pass = stepper.begin_accumulating(micro_batches)?;
         for micro_batch in 0..micro_batches.get() as usize {
+            walk(&mut pass, step + micro_batch)?;
             for (param, id) in layout.ids().enumerate().rev() {
                 if pass.is_frozen(frozen)? {
-                    pass.view::<f32>(frozen)?;
+                    match pass.view::<f32>(frozen) {
+                        Err(Error::Order(refusal)) => assert!(refusal.wrong.contains("not unsharded"), "{refusal}"),
+                        read => drop(read?),
+                    }
                 }
                 if course.leaves_out(step, rank, param) || pass.is_frozen(id)? {
                     continue;
@@ -113,14 +141,18 @@ fn assert_same_bits_with_shards(
         let one = |comm| train(builder().record(true).strategy(strategy).host(comm)?, course);
         in_process(ranks, one).unwrap_or_else(|error| panic!("{what}, {ranks} ranks, {strategy:?}: {error}"))
     };
-    let (whole, shards) = (run(Strategy::Replicated), run(Strategy::Zero));
-    for (rank, ((whole, decided), (outcome, shared))) in whole.iter().zip(&shards).enumerate() {
-        let what = format!("{what}, rank {rank} of {ranks}, {course:?}");
-        outcome.assert_same(whole, &what);
-        assert_eq!(decided, shared, "{what}");
-        // The gradients of a joined or skipped pass are the last ones, and sums like all others.
-        for (param, (ours, theirs)) in outcome.grads.iter().zip(&whole.grads).enumerate() {
-            assert_same_bits(ours, theirs, &format!("gradient of p{param}: {what}"));
+    let whole = run(Strategy::Replicated);
+    // A rank without data would not know what to unshard.
+    let strategies = [Strategy::Zero, Strategy::Fsdp].into_iter().filter(|s| !course.joins || *s == Strategy::Zero);
+    for strategy in strategies {
+        for (rank, ((whole, decided), (outcome, shared))) in whole.iter().zip(&run(strategy)).enumerate() {
+            let what = format!("{what}, {strategy:?}, rank {rank} of {ranks}, {course:?}");
+            outcome.assert_same(whole, &what);
+            assert_eq!(decided, shared, "{what}");
+            // The gradients of a joined or skipped pass are the last ones, and sums like all others.
+            for (param, (ours, theirs)) in outcome.grads.iter().zip(&whole.grads).enumerate() {
+                assert_same_bits(ours, theirs, &format!("gradient of p{param}: {what}"));
+            }
         }
     }
 }

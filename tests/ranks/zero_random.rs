@@ -2,7 +2,8 @@
 //!
 //! `PROPTEST_CASES` raises the number of cases.
 
-use instep::{SegmentAction, in_process};
+use instep::{SegmentAction, Strategy, in_process};
+use proptest::prelude::any;
 
 use crate::schedule::property::{abandon_early, for_all};
 use crate::support::arbitrary::{Setup, setup, training};
@@ -10,7 +11,7 @@ use crate::support::training::Feed;
 
 #[test]
 fn shards_in_any_setup_give_the_bits_of_one_plain_rank_that_is_fed_their_sums() {
-    for_all(120, (training(), setup()), |(mut training, mut setup)| {
+    for_all(160, (training(), setup(), any::<bool>()), |(mut training, mut setup, shares_params)| {
         abandon_early(&mut training);
         // Both are refused with shards.
         if training.optim.descriptor.key() == "lamb" {
@@ -21,7 +22,10 @@ fn shards_in_any_setup_give_the_bits_of_one_plain_rank_that_is_fed_their_sums() 
                 *action = SegmentAction::Step;
             }
         }
-        setup.zero = true;
+        setup.strategy = if shares_params { Strategy::Fsdp } else { Strategy::Zero };
+        if shares_params {
+            training.data = None;
+        }
         let ranks = in_process(training.world_size, |comm| {
             let rank = comm.rank() as usize;
             training.run(&setup, comm, Feed::Rank(rank), None)

@@ -48,6 +48,15 @@ enum Freezing {
     Toggled,
 }
 
+/// What ranks share out; this one is the second.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Sharing {
+    Nothing,
+    States,
+    /// Each bucket is brought together before it is read, in forward and in backward; every second one is given up between.
+    Params,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Case {
     buckets: usize,
@@ -67,8 +76,7 @@ struct Case {
     per_bucket: bool,
     /// Passes that this rank makes without data; ranks are counted if there are any.
     joined: &'static [usize],
-    /// Ranks step shards, and this one is the second.
-    sharded: bool,
+    sharing: Sharing,
     passes: usize,
 }
 
@@ -87,7 +95,7 @@ fn simulate(case: Case) -> Simulated {
         let len =
             if case.params_per_bucket > 1 && k % case.params_per_bucket == 1 { 0 } else { 200 + k % 100 };
         builder = builder.param(format!("p{k}"), len);
-        if k % 11 == 5 && !case.sharded {
+        if k % 11 == 5 && case.sharing == Sharing::Nothing {
             builder = builder.action(SegmentAction::Average);
         }
     }
@@ -96,7 +104,11 @@ fn simulate(case: Case) -> Simulated {
     let caps = BucketCaps { first_bytes: cap, rest_bytes: cap };
     let tails = Tails { used: case.tails, contributors: !case.joined.is_empty() };
     let plan = Plan::new(&layout, 2, caps, tails, Precision::F32).unwrap();
-    let plan = Arc::new(if case.sharded { plan.sharded(&layout, 1).unwrap() } else { plan });
+    let plan = Arc::new(match case.sharing {
+        Sharing::Nothing => plan,
+        Sharing::States => plan.sharded(&layout, 1).unwrap(),
+        Sharing::Params => plan.sharded(&layout, 1).unwrap().with_sharded_params(),
+    });
     let decision = match case.norm {
         false => Decision::None,
         true if case.scaled => Decision::WholePassAndLossScale,
@@ -118,6 +130,7 @@ fn simulate(case: Case) -> Simulated {
         // The trainer loads parameters before the first pass, and once more in the middle.
         let some: Vec<u32> = (0..plan.buckets().len() as u32).step_by(2).collect();
         let broadcast = match pass {
+            _ if case.sharing == Sharing::Params => Broadcast::Nothing,
             0 => Broadcast::All,
             2 if case.reload && case.tails => Broadcast::All,
             2 if case.reload => Broadcast::Buckets(&some),
@@ -155,16 +168,23 @@ fn simulate(case: Case) -> Simulated {
         if case.scaled && pass % 2 == 0 {
             read_loss_scale(&mut schedule, &mut list);
         }
-        for &param in &forward {
+        for (at, &param) in forward.iter().enumerate() {
+            let bucket = plan.segment_of(param).bucket;
+            schedule.unshard(bucket, 0);
+            let is_last = forward.get(at + 1).is_none_or(|next| plan.segment_of(*next).bucket != bucket);
             if left_out(param) && case.unused == Unused::Untouched {
                 continue;
             }
             trainer(&mut schedule, &mut list, &plan, param, Memory::Params, false);
+            if is_last && bucket % 2 == 0 {
+                schedule.reshard(bucket);
+            }
         }
         for &param in forward.iter().rev() {
             if left_out(param) || schedule.is_frozen(param) {
                 continue;
             }
+            schedule.unshard(plan.segment_of(param).bucket, 0);
             trainer(&mut schedule, &mut list, &plan, param, Memory::Params, false);
             trainer(&mut schedule, &mut list, &plan, param, Memory::Grads, true);
             schedule.hand_over(param).unwrap();
@@ -210,7 +230,7 @@ fn freeze(schedule: &mut Schedule, list: &mut Vec<Traced>, plan: &Plan, param: u
 }
 
 fn read_frozen(schedule: &mut Schedule, list: &mut Vec<Traced>, plan: &Plan, param: usize) {
-    if schedule.is_frozen(param) {
+    if schedule.is_frozen(param) && schedule.is_whole(plan.segment_of(param).bucket) {
         trainer(schedule, list, plan, param, Memory::Params, false);
     }
 }
@@ -240,7 +260,13 @@ fn trainer(
     let segment = plan.segment_of(param);
     schedule.touch(param);
     list.extend(schedule.drain().map(Traced::Op));
-    let span = Span::elements(memory, plan, segment.start, segment.start + segment.len);
+    // Of a bucket that is brought together, all: what lies in this rank's own shard would miss no wait.
+    let is_whole = plan.shards_params() && memory == Memory::Params && segment.len > 0 && !schedule.is_frozen(param);
+    let range = match is_whole {
+        true => plan.buckets()[segment.bucket as usize].params.clone(),
+        false => segment.start..segment.start + segment.len,
+    };
+    let span = Span::elements(memory, plan, range.start, range.end);
     list.push(Traced::Trainer(Access { span, writes }));
 }
 
@@ -283,7 +309,7 @@ fn cases(buckets: &[usize], passes: usize) -> Vec<Case> {
                         scaled,
                         per_bucket,
                         joined,
-                        sharded: false,
+                        sharing: Sharing::Nothing,
                         passes,
                     });
                 }
@@ -318,16 +344,22 @@ fn every_wait_of_the_middle_passes_is_missed_when_deleted() {
 #[test]
 fn shards_have_no_hazard_in_any_mode_and_arrival_order() {
     for case in cases(&[1, 2, 5, 17], 4) {
-        let case = Case { sharded: true, ..case };
-        let run = simulate(case);
-        assert_eq!(check(&run.plan, STATES, &run.list), [], "{case:?}");
+        for sharing in [Sharing::States, Sharing::Params] {
+            let case = Case { sharing, ..case };
+            let run = simulate(case);
+            assert_eq!(check(&run.plan, STATES, &run.list), [], "{case:?}");
+        }
     }
 }
 
 #[test]
 fn every_wait_of_the_middle_passes_is_missed_when_deleted_with_shards() {
     for case in cases(&[1, 2, 5], 4) {
-        assert_every_wait_is_needed(Case { sharded: true, ..case });
+        assert_every_wait_is_needed(Case { sharing: Sharing::States, ..case });
+        // A rank without data would not know what to unshard.
+        if case.joined.is_empty() {
+            assert_every_wait_is_needed(Case { sharing: Sharing::Params, ..case });
+        }
     }
 }
 
@@ -406,7 +438,7 @@ fn four_thousand_buckets_are_checked_whole() {
         scaled: true,
         per_bucket: false,
         joined: &[],
-        sharded: false,
+        sharing: Sharing::Nothing,
         passes: 3,
     };
     let run = simulate(case);

@@ -85,8 +85,8 @@ pub(crate) struct Setup {
     pub isa: Isa,
     /// Permutes each pass's order.
     pub order: Vec<usize>,
-    /// Ranks step shards.
-    pub zero: bool,
+    /// What ranks share out.
+    pub strategy: instep::Strategy,
     /// On borrowed memory, which moves before each pass; a seed. Not where ranks run out of data, for which it has no room.
     pub lent: Option<u64>,
     /// After which passes buckets of its own are laid out anew: a bit each.
@@ -211,8 +211,8 @@ pub(crate) fn setup() -> impl Strategy<Value = Setup> {
     let moves = (weighted(0.4, any::<u64>()), prop_oneof![1 => Just(0u8), 1 => any::<u8>()]);
     (mode, cap, threads, select(Isa::available()), permutation(), moves).prop_map(
         |(mode, cap, threads, isa, order, (lent, rebuilds))| {
-            let zero = false;
-            Setup { mode, cap, threads, isa, order, zero, lent, rebuilds }
+            let strategy = instep::Strategy::Replicated;
+            Setup { mode, cap, threads, isa, order, strategy, lent, rebuilds }
         },
     )
 }
@@ -222,7 +222,7 @@ impl Setup {
     pub(crate) fn plain() -> Setup {
         let order = (0..MAX_PARAMS).collect();
         let (mode, threads) = (Mode::Sequential, Some(1));
-        Setup { mode, cap: 1 << 30, threads, isa: Isa::Baseline, order, zero: false, lent: None, rebuilds: 0 }
+        Setup { mode, cap: 1 << 30, threads, isa: Isa::Baseline, order, strategy: instep::Strategy::Replicated, lent: None, rebuilds: 0 }
     }
 
     /// The mode, or another one where the training wants what Eager refuses.

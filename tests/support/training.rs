@@ -4,7 +4,7 @@
 //! right result is: every property compares two of these runs.
 
 use instep::{
-    Clip, DType, Divisor, Layout, LayoutBuilder, Master, ParamId, Pass, Recording, Result, SegmentAction,
+    Clip, DType, Divisor, Error, Layout, LayoutBuilder, Master, ParamId, Pass, Recording, Result, SegmentAction,
     Solo, Stepper, Strategy, Unused, bf16, f16,
 };
 
@@ -127,7 +127,7 @@ impl Training {
             builder.param(format!("p{k}"), *len).uses(*uses).action(*action)
         };
         let layout = named.fold(Layout::builder(), add).build()?;
-        let mut random = setup.lent.filter(|_| self.data.is_none() && !setup.zero).map(Random);
+        let mut random = setup.lent.filter(|_| self.data.is_none() && setup.strategy == Strategy::Replicated).map(Random);
         let lent = { &mut random }.as_mut();
         let mut lent = lent.map(|random| Lent::new(Ground::Host, &layout, self.precision, random));
         let mut builder = self.optim.builder(&layout).mode(setup.mode(self));
@@ -147,9 +147,7 @@ impl Training {
         if self.data.is_some() {
             builder = builder.uneven_inputs(Divisor::WorldSize);
         }
-        if setup.zero {
-            builder = builder.strategy(Strategy::Zero);
-        }
+        builder = builder.strategy(setup.strategy);
         let mut stepper = match &lent {
             // SAFETY: `lent` is kept until the stepper is closed; it frees only what a rebind has let go of.
             Some(lent) => unsafe { builder.host_borrowing(comm, lent.lend())? },
@@ -202,8 +200,12 @@ impl Training {
         let plan = &self.passes[at];
         if plan.reload || at == 0 {
             // Ranks differ until the pass has begun; all of them take rank 0's.
-            // Masters that are kept in shards are never sent: every rank writes the same.
-            let differs = !setup.zero || self.precision.master == Master::None;
+            // Masters and parameters that are kept in shards are never sent: every rank writes the same.
+            let differs = match setup.strategy {
+                Strategy::Replicated => true,
+                Strategy::Zero => self.precision.master == Master::None,
+                Strategy::Fsdp => false,
+            };
             let offset = if let (Feed::Rank(rank), true) = (feed, differs) { rank as f32 } else { 0.0 };
             let ids: Vec<_> = stepper.layout().clone().ids().collect();
             for (param, id) in ids.into_iter().enumerate() {
@@ -246,7 +248,7 @@ impl Training {
         }
         // A master that is kept in shards cannot be read by one rank; the parameter that was made of it can.
         let read = |pass: &Pass<'_>, param: usize| match (
-            setup.zero && self.precision.master != Master::None,
+            setup.strategy != Strategy::Replicated && self.precision.master != Master::None,
             self.precision.param,
         ) {
             (false, _) => pass.read(ids[param], &mut vec![0.0; self.params[param].0]),
@@ -254,8 +256,14 @@ impl Training {
             _ => pass.view::<f16>(ids[param]).map(drop),
         };
         for param in 0..ids.len() {
+            // All ranks unshard the same, whatever they read.
+            let bucket = pass.plan().segment_of(param).bucket;
+            pass.unshard(bucket)?;
             if treatment(param) != Treatment::Untouched {
                 read(&pass, param)?;
+            }
+            if setup.order[param] % 3 == 0 {
+                pass.reshard(bucket)?;
             }
         }
         let turn = if let Feed::Rank(rank) = feed { rank * 7 } else { 0 };
@@ -280,7 +288,13 @@ impl Training {
             self.hand_over(&mut pass, at, feed, param, ids[param], times)?;
             // Whatever has launched.
             if let Some(frozen) = frozen.get(param) {
-                read(&pass, *frozen)?;
+                match read(&pass, *frozen) {
+                    // Its bucket has launched, or was resharded above.
+                    Err(Error::Order(refusal)) if setup.strategy == Strategy::Fsdp => {
+                        assert!(refusal.wrong.contains("not unsharded"), "{refusal}");
+                    }
+                    outcome => outcome?,
+                }
             }
         }
         if abandon.is_some() {

@@ -51,6 +51,10 @@ impl ParamsWritten {
 
     /// Returns what the next pass is to broadcast: everything at once if every bucket is among the written ones.
     pub(crate) fn broadcast(&mut self, plan: &Plan) -> Broadcast<'_> {
+        if plan.shards_params() {
+            // No rank has them all. Ranks compare what they wrote.
+            return Broadcast::Nothing;
+        }
         if !self.is_shared {
             return Broadcast::All;
         }

@@ -7,7 +7,7 @@ use super::{code_lines, files, name, read};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The files of `src/stepper/`, lowest first: a file imports only files of lower rows.
-const STEPPER: [&[&str]; 17] = [
+const STEPPER: [&[&str]; 18] = [
     &[
         "state/agreement",
         "state/attached",
@@ -32,6 +32,7 @@ const STEPPER: [&[&str]; 17] = [
     &["graphs", "join", "rebuild", "scaling", "unused"],
     &["late_groups"],
     &["builder"],
+    &["unshard"],
     &["shards"],
     &["build"],
     &["borrowing", "foresight", "gpu"],

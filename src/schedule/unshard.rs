@@ -1,0 +1,86 @@
+//! Buckets whose parameters ranks share out: brought together before the trainer needs them, and given up afterwards.
+//!
+//! Both run on the gather stream, so memory is given up and taken in the order of the calls, and no more buckets lie there
+//! whole than the trainer asked for. Addresses stay: only the pages of the other ranks' shards come and go.
+//! (Zhao et al., VLDB 2023, "PyTorch FSDP".)
+
+use std::sync::Arc;
+
+use super::emitter::Mark;
+use super::{Schedule, unused};
+use crate::op::{Action, CollectiveKind, Memory, Span, Stream};
+
+impl Schedule {
+    /// Returns whether this rank has all parameters of the bucket, and not only its shard of them.
+    pub fn is_whole(&self, bucket: u32) -> bool {
+        !self.can_reshard(bucket) || self.unsharded[bucket as usize]
+    }
+
+    /// Returns the buckets that ranks have brought together.
+    pub fn unsharded(&self) -> impl Iterator<Item = u32> + '_ {
+        (0..).zip(&self.unsharded).filter_map(|(bucket, is_unsharded)| is_unsharded.then_some(bucket))
+    }
+
+    /// Returns whether the open pass has handed the bucket over. Ranks may differ in when they do, so none may unshard it again.
+    pub fn is_launched(&self, bucket: u32) -> bool {
+        self.open && self.readiness.launched().contains(&bucket)
+    }
+
+    /// Brings all ranks' shards of a bucket together, after their last steps; all ranks say it in the same order. Between
+    /// passes they compare `agreement`. Does nothing if the bucket is whole.
+    pub fn unshard(&mut self, bucket: u32, agreement: u64) {
+        if self.is_whole(bucket) {
+            return;
+        }
+        if !self.open {
+            self.opening.agreement = agreement ^ unused::share(self.late_unused);
+        }
+        let written = self.trainer_on(bucket);
+        self.emitter.after(Stream::Gather, &[written, self.consumed[bucket as usize]]);
+        let gathered = self.all_gather(bucket);
+        self.gathered[bucket as usize] = Some(gathered);
+        self.stepped[bucket as usize] = Some(gathered);
+        self.unsharded[bucket as usize] = true;
+    }
+
+    /// Gives the other ranks' shards of a bucket up, after the trainer's last touch. Does nothing if the rank has only its own.
+    pub fn reshard(&mut self, bucket: u32) {
+        if !std::mem::take(&mut self.unsharded[bucket as usize]) {
+            return;
+        }
+        let plan = Arc::clone(&self.plan);
+        let described = &plan.buckets()[bucket as usize];
+        let read = self.trainer_on(bucket);
+        self.emitter.after(Stream::Gather, &[read]);
+        for memory in Memory::sent_of(described) {
+            for others in Span::others(memory, described).into_iter().filter(|span| span.bytes() > 0) {
+                self.emitter.emit(Stream::Gather, Action::Release(others));
+            }
+        }
+    }
+
+    /// Sends the shards of a bucket's parameters, and of their copies, to all ranks.
+    pub(super) fn all_gather(&mut self, bucket: u32) -> Mark {
+        let plan = Arc::clone(&self.plan);
+        let described = &plan.buckets()[bucket as usize];
+        let gather = |memory: Memory| {
+            let spans = [Span::shard(memory, described), Span::shared(memory, described)];
+            self.collective(Stream::Gather, CollectiveKind::AllGather, Some(bucket), spans)
+        };
+        let last = Memory::sent_of(described).map(gather).last();
+        last.unwrap_or_else(|| self.emitter.end(Stream::Gather))
+    }
+
+    /// The trainer's position, if it has touched the bucket's parameters since the gather stream last came after it.
+    pub(super) fn trainer_on(&mut self, bucket: u32) -> Option<Mark> {
+        let touches = [self.touched[bucket as usize], self.frozen_touched[bucket as usize]];
+        let is_after = |touch: &_| self.emitter.is_after(Stream::Gather, *touch);
+        let is_known = !self.policy.trainer_is_a_stream && touches.iter().all(is_after);
+        (!is_known).then(|| self.emitter.record(Stream::Compute))
+    }
+
+    fn can_reshard(&self, bucket: u32) -> bool {
+        let described = &self.plan.buckets()[bucket as usize];
+        self.plan.shards_params() && !described.is_local && described.len > 0
+    }
+}

@@ -1,0 +1,160 @@
+//! Parameters that ranks share out, brought together while a trainer needs them.
+//!
+//! Addresses stay the same, so slices and kernels know nothing of it: pages of the other ranks' shards come and go.
+//! Whatever reads or writes a parameter asks here how much of it this rank has.
+
+use std::num::NonZeroU32;
+
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::layout::{ParamId, Segment};
+use crate::op::{Memory, Span};
+use crate::schedule::Schedule;
+use crate::stepper::builder::StepperBuilder;
+use crate::stepper::claims::bucket_numbered;
+use crate::stepper::state::options::Strategy;
+use crate::stepper::stepper::Stepper;
+
+impl StepperBuilder<'_> {
+    /// Limits how many buckets may be [unsharded](Stepper::unshard) at the same time, so that a trainer that forgets to
+    /// reshard gets an error and not more memory. Unset: all.
+    pub fn max_unsharded(mut self, buckets: NonZeroU32) -> Self {
+        self.max_unsharded = Some(buckets);
+        self
+    }
+
+    /// Refuses what ranks that share parameters out cannot do.
+    pub(super) fn refuse_unsharding(&self) -> Result<()> {
+        let is_shared_out = self.strategy == Strategy::Fsdp;
+        if is_shared_out && let Some(divisor) = self.uneven_inputs {
+            let wrong = "a rank without data does not know which buckets the others unshard";
+            let remedy = "use Strategy::Zero";
+            return Err(Error::config("uneven_inputs", format!("{divisor:?}"), wrong, remedy));
+        }
+        if !is_shared_out && let Some(buckets) = self.max_unsharded {
+            let wrong = "every rank has all parameters all the time";
+            return Err(Error::config("max_unsharded", buckets, wrong, "use Strategy::Fsdp"));
+        }
+        Ok(())
+    }
+}
+
+impl<D: Device> Stepper<D> {
+    /// Brings the parameters of a bucket together from all ranks, with [`Strategy::Fsdp`]. Called ahead of the access, it goes
+    /// beside other work. All ranks unshard the same buckets in the same order, inside a pass or between passes. It does
+    /// nothing to a bucket that is whole here: one that is unsharded, or that ranks do not share out.
+    ///
+    /// ```
+    /// use instep::{Adam, Gradients, Layout, Stepper, Strategy, in_process};
+    ///
+    /// let layout = Layout::builder().param("w", 4096).build()?;
+    /// let w = layout.id("w")?;
+    /// in_process(2, |comm| {
+    ///     let builder = Stepper::builder(&layout, Adam::default()).strategy(Strategy::Fsdp);
+    ///     let mut stepper = builder.gradients(Gradients::Release).host(comm)?;
+    ///     stepper.write(w, &vec![0.5; 4096])?; // on all ranks; each keeps its part
+    ///     for _ in 0..3 {
+    ///         stepper.unshard(0)?;
+    ///         let loss: f32 = stepper.view::<f32>(w)?.iter().sum();
+    ///         stepper.reshard(0)?; // until backward
+    ///         let mut pass = stepper.begin()?;
+    ///         pass.unshard(0)?;
+    ///         pass.grads().write(w, &vec![loss; 4096])?;
+    ///         pass.grad_ready(w)?; // the bucket's last gradient: it is resharded, summed and stepped
+    ///         pass.finish()?;
+    ///     }
+    ///     assert!(stepper.view::<f32>(w).is_err());
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    ///
+    /// # Ordering
+    /// Returns at once; an access of the bucket waits for it. It comes after the last step of the bucket.
+    ///
+    /// # Errors
+    /// `Layout` if there is no such bucket; `Order` if [so many](StepperBuilder::max_unsharded) are unsharded, or in a pass
+    /// that has handed its gradients over. What fails later is reported by the next access.
+    pub fn unshard(&mut self, bucket: u32) -> Result<()> {
+        bucket_numbered(&self.plan, bucket)?;
+        self.refuse_rescued()?;
+        let schedule = &self.run.get_mut().schedule;
+        if schedule.is_whole(bucket) {
+            return Ok(());
+        }
+        if schedule.is_launched(bucket) {
+            let wrong = "its gradients are handed over in this pass, so it is resharded";
+            let remedy = "hand its last gradient over after the last use of its parameters";
+            return Err(Error::order(format_args!("bucket {bucket}"), wrong, remedy));
+        }
+        let is_full = |most: &NonZeroU32| schedule.unsharded().count() >= most.get() as usize;
+        if let Some(most) = self.max_unsharded.filter(is_full) {
+            let unsharded: Vec<String> = schedule.unsharded().map(|bucket| bucket.to_string()).collect();
+            let wrong = format_args!("{} unsharded, the most of max_unsharded: {most}", unsharded.join(", "));
+            return Err(Error::order(format_args!("bucket {bucket}"), wrong, "reshard one of them first"));
+        }
+        // In an open pass the schedule keeps that of its begin.
+        let agreement = if schedule.is_open() { 0 } else { self.agreed_number() };
+        let run = self.run.get_mut();
+        run.schedule.unshard(bucket, agreement);
+        run.submit();
+        Ok(())
+    }
+
+    /// Gives the other ranks' parts of a bucket's parameters up, with [`Strategy::Fsdp`]. It needs no other rank. Handing over the
+    /// last gradient of a bucket does the same, and so does the end of a pass. It does nothing to a bucket that is not
+    /// [unsharded](Self::unshard).
+    ///
+    /// # Ordering
+    /// Returns at once.
+    ///
+    /// # Errors
+    /// `Layout` if there is no such bucket.
+    pub fn reshard(&mut self, bucket: u32) -> Result<()> {
+        bucket_numbered(&self.plan, bucket)?;
+        let run = self.run.get_mut();
+        run.schedule.reshard(bucket);
+        run.submit();
+        Ok(())
+    }
+
+    /// Refuses a parameter, or its copy, of which this rank has only a part now.
+    pub(super) fn refuse_resharded(&self, id: ParamId, memory: Memory) -> Result<()> {
+        let segment = self.plan.segment_of(self.layout.index(id)?);
+        let is_sent = matches!(memory, Memory::Params | Memory::Copy);
+        if !is_sent || segment.len == 0 || self.run.borrow().schedule.is_whole(segment.bucket) {
+            return Ok(());
+        }
+        let (name, bucket) = (&self.layout.parameters()[segment.param as usize].name, segment.bucket);
+        let wrong = format_args!("bucket {bucket} is not unsharded");
+        let remedy = format_args!("call unshard({bucket}) on all ranks");
+        Err(Error::order(format_args!("`{name}`"), wrong, remedy))
+    }
+
+    /// Refuses a slice to write a parameter through, of which this rank keeps a part alone.
+    pub(super) fn refuse_shared_out(&self, id: ParamId, memory: Memory) -> Result<()> {
+        let segment = self.plan.segment_of(self.layout.index(id)?);
+        if memory != Memory::Params || !self.plan.shards_params() || !self.is_shared_out(segment) {
+            return Ok(());
+        }
+        let wrong = "ranks share them out, and compare what they write";
+        Err(Error::unsupported("mutable slice of parameters", wrong, "use Stepper::write"))
+    }
+
+    /// The bytes of a tensor that this rank has now.
+    pub(super) fn held(&self, schedule: &Schedule, memory: Memory, segment: &Segment) -> Span {
+        let is_sent = matches!(memory, Memory::Params | Memory::Copy);
+        if is_sent && !schedule.is_whole(segment.bucket) {
+            return Span::kept(memory, self.plan.bucket_of(segment), segment);
+        }
+        Span::segment(memory, &self.plan, segment)
+    }
+
+    /// The bytes of parameters or copies that this rank does not have now.
+    pub(super) fn absent_bytes(&self, memory: Memory) -> u64 {
+        let schedule = &self.run.borrow().schedule;
+        let resharded = (0..).zip(self.plan.buckets()).filter(|(k, _)| !schedule.is_whole(*k));
+        let sent = resharded.filter(|(_, bucket)| Memory::sent_of(bucket).any(|sent| sent == memory));
+        sent.flat_map(|(_, bucket)| Span::others(memory, bucket)).map(|others| others.bytes()).sum()
+    }
+}
