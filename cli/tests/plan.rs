@@ -67,6 +67,28 @@ fn shared_states_are_a_share_and_the_same_bytes_are_sent() {
 }
 
 #[test]
+fn shared_parameters_are_a_share_and_two_whole_buckets() {
+    let folder = folder();
+    let arguments = ["--world-size", "4", "--bucket-cap-mib", "1", "--strategy"];
+    let of = |strategy| plan(&folder, &[&arguments[..], &[strategy]].concat());
+    let (zero, fsdp) = (of("zero"), of("fsdp"));
+    for what in ["masters", "exp_avg", "gradients"] {
+        assert_eq!(held(&fsdp, what), held(&zero, what), "{what}");
+    }
+    // Of each whole bucket a quarter is this rank's anyway.
+    let (whole, peak) = (held(&zero, "parameters"), held(&fsdp, "parameters"));
+    let buckets = fsdp["buckets"].as_u64().unwrap();
+    assert!(buckets > 3 && peak > whole / 4 && peak < whole / 4 + 2 * (whole / buckets), "{peak} of {whole}");
+    let gathers = |report: &serde_json::Value| {
+        let work = report["work"].as_array().unwrap();
+        let gather = work.iter().find(|work| work["what"] == "all-gather").unwrap();
+        gather["count"].as_u64().unwrap()
+    };
+    // In forward and in backward; what is last in forward is first in backward, and is kept.
+    assert_eq!((gathers(&zero), gathers(&fsdp)), (buckets, 2 * buckets - 1));
+}
+
+#[test]
 fn slower_links_hide_less() {
     let folder = folder();
     let blocked = |bus| plan(&folder, &["--world-size", "8", "--bus", bus])["blocked_ns"].as_u64().unwrap();

@@ -32,7 +32,7 @@ fn every_gradient_is_the_slope_of_the_loss() -> Result<(), Box<dyn Error>> {
             let value = stepper.view::<f32>(id)?[element];
             let mut measure_loss = |shifted: f32| {
                 stepper.view_mut::<f32>(id)?[element] = shifted;
-                network.forward::<f32>(stepper.params(), &batch, &mut tape).map(|score| score.loss)
+                network.forward::<f32>(&mut stepper, &batch, &mut tape).map(|score| score.loss)
             };
             let (above, below) = (measure_loss(value + SHIFT)?, measure_loss(value - SHIFT)?);
             let here = measure_loss(value)?;
@@ -55,7 +55,7 @@ fn compute_gradients(
 ) -> instep::Result<Vec<(ParamId, Vec<f32>)>> {
     let mut pass = stepper.begin()?;
     let mut gradients = Vec::new();
-    network.forward::<f32>(pass.split().0, batch, tape)?;
+    network.forward::<f32>(&mut pass, batch, tape)?;
     for layer in network.layers.iter().rev() {
         let (params, mut grads) = pass.split();
         layer.backward::<f32>(params, &mut grads, tape)?;

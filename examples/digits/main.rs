@@ -119,6 +119,8 @@ pub(crate) enum StrategyName {
     Ddp,
     /// Every rank steps its shard.
     Zero,
+    /// And keeps its shard alone of the parameters.
+    Fsdp,
 }
 
 impl From<StrategyName> for Strategy {
@@ -126,6 +128,7 @@ impl From<StrategyName> for Strategy {
         match name {
             StrategyName::Ddp => Strategy::Replicated,
             StrategyName::Zero => Strategy::Zero,
+            StrategyName::Fsdp => Strategy::Fsdp,
         }
     }
 }

@@ -90,20 +90,37 @@ impl Network {
     /// Classifies a batch, and stores on the tape what backward needs.
     pub(crate) fn forward<T: Element>(
         &self,
-        params: Params<'_>,
+        stepper: &mut Stepper,
         batch: &Samples,
         tape: &mut Tape,
     ) -> Result<Score> {
         tape.values.resize_with(self.layers.len() + 1, Vec::new);
         tape.values[0].clone_from(&batch.images);
         for layer in &self.layers {
-            layer.forward::<T>(params, batch.labels.len(), tape)?;
+            layer.unshard(stepper)?;
+            layer.forward::<T>(stepper.params(), batch.labels.len(), tape)?;
+            layer.reshard(stepper)?;
         }
         Ok(score(&batch.labels, &tape.values[self.layers.len()], &mut tape.errors))
     }
 }
 
 impl Layer {
+    /// Brings the layer's parameters together, if ranks share them out.
+    pub(crate) fn unshard(&self, stepper: &mut Stepper) -> Result<()> {
+        self.buckets(stepper)?.into_iter().try_for_each(|bucket| stepper.unshard(bucket))
+    }
+
+    /// Gives them up until they are needed again.
+    fn reshard(&self, stepper: &mut Stepper) -> Result<()> {
+        self.buckets(stepper)?.into_iter().try_for_each(|bucket| stepper.reshard(bucket))
+    }
+
+    fn buckets(&self, stepper: &Stepper) -> Result<[u32; 2]> {
+        let bucket = |id| Ok(stepper.plan().segment_of(stepper.layout().index(id)?).bucket);
+        Ok([bucket(self.weight)?, bucket(self.bias)?])
+    }
+
     fn forward<T: Element>(&self, params: Params<'_>, images: usize, tape: &mut Tape) -> Result<()> {
         let (weight, bias) = (params.get_as::<T>(self.weight)?, params.get_as::<T>(self.bias)?);
         let (before, after) = tape.values.split_at_mut(self.index + 1);

@@ -16,7 +16,7 @@ use instep::{Clip, Collective, Error, Layout, Mode, Recording, Result, Stepper};
 
 use crate::data::Samples;
 use crate::machine::choose_threads;
-use crate::model::{Network, Score, Tape, WIDTHS, lay_out};
+use crate::model::{Network, Tape, WIDTHS, lay_out};
 use crate::report::Progress;
 use crate::{Flags, PrecisionName, StrategyName};
 
@@ -68,8 +68,8 @@ fn train_rank_as<T: Element>(
     let network = Network::new(&layout, &WIDTHS)?;
     let mut tape = Tape::default();
     let mut stepper = build_stepper(flags, mode, &layout, comm)?;
-    if rank == 0 || flags.strategy == StrategyName::Zero {
-        // The first pass gives these to every rank, but for masters of which each keeps its own part.
+    if rank == 0 || flags.strategy != StrategyName::Ddp {
+        // The first pass gives these to every rank, but for what each keeps its own part of.
         network.initialise(&mut stepper)?;
     }
     if rank == 0 {
@@ -82,8 +82,9 @@ fn train_rank_as<T: Element>(
         let mut losses = Vec::new();
         for batch in training.draw_batches(epoch, rank, ranks) {
             let mut pass = stepper.begin()?;
-            losses.push(network.forward::<T>(pass.split().0, &batch, &mut tape)?.loss);
+            losses.push(network.forward::<T>(&mut pass, &batch, &mut tape)?.loss);
             for layer in network.layers.iter().rev() {
+                layer.unshard(&mut pass)?;
                 let (params, mut grads) = pass.split();
                 layer.backward::<T>(params, &mut grads, &mut tape)?;
                 // A bucket that is complete now is reduced and stepped during the backward of the layers below.
@@ -93,13 +94,16 @@ fn train_rank_as<T: Element>(
             pass.finish()?;
         }
         training_time += started.elapsed();
-        if rank == 0 {
-            let loss = losses.iter().sum::<f64>() / losses.len() as f64;
-            progress.advance(epoch, loss, evaluate::<T>(&network, &stepper, held_out, &mut tape)?.accuracy);
+        if rank == 0 || flags.strategy == StrategyName::Fsdp {
+            // Ranks that share parameters out bring them together for it.
+            let accuracy = network.forward::<T>(&mut stepper, held_out, &mut tape)?.accuracy;
+            if rank == 0 {
+                progress.advance(epoch, losses.iter().sum::<f64>() / losses.len() as f64, accuracy);
+            }
         }
     }
 
-    let accuracy = evaluate::<T>(&network, &stepper, held_out, &mut tape)?.accuracy;
+    let accuracy = network.forward::<T>(&mut stepper, held_out, &mut tape)?.accuracy;
     let parameters = collect_parameters(&stepper)?;
     // Taken last, so that every operation has ended and is in it.
     let nothing = || Error::order("recording", "empty", "build the stepper with `record`");
@@ -148,15 +152,6 @@ fn build_stepper(
         builder = builder.threads(threads);
     }
     builder.host(comm)
-}
-
-fn evaluate<T: Element>(
-    network: &Network,
-    stepper: &Stepper,
-    held_out: &Samples,
-    tape: &mut Tape,
-) -> Result<Score> {
-    network.forward::<T>(stepper.params(), held_out, tape)
 }
 
 fn collect_parameters(stepper: &Stepper) -> Result<Vec<Trace>> {

@@ -10,6 +10,8 @@ pub(crate) mod compression;
 mod conformance;
 mod external;
 pub(crate) mod failures;
+#[cfg(not(kernels_only))]
+mod fsdp;
 pub(crate) mod hooks;
 pub(crate) mod loaded;
 mod local;

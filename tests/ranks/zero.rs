@@ -7,8 +7,8 @@ use std::num::NonZeroU32;
 use std::sync::LazyLock;
 
 use instep::{
-    Adam, AdamW, Clip, DType, Divisor, Error, Gradients, Layout, LossScale, LossScaler, Mode, ParamId, Result, Sgd, Stepper,
-    StepperBuilder, Strategy, Unused, in_process,
+    Adam, AdamW, Clip, DType, Divisor, Error, Gradients, Layout, LossScale, LossScaler, Mode, ParamId,
+    Result, Sgd, Stepper, StepperBuilder, Strategy, Unused, in_process,
 };
 
 use crate::support::{self, MODES, Optim, Outcome, assert_same_bits, optimizers, paint};
@@ -98,7 +98,9 @@ fn train(mut stepper: Stepper, course: Course) -> Result<(Outcome, Vec<String>)>
             for (param, id) in layout.ids().enumerate().rev() {
                 if pass.is_frozen(frozen)? {
                     match pass.view::<f32>(frozen) {
-                        Err(Error::Order(refusal)) => assert!(refusal.wrong.contains("not unsharded"), "{refusal}"),
+                        Err(Error::Order(refusal)) => {
+                            assert!(refusal.wrong.contains("not unsharded"), "{refusal}")
+                        }
                         read => drop(read?),
                     }
                 }
@@ -143,7 +145,8 @@ fn assert_same_bits_with_shards(
     };
     let whole = run(Strategy::Replicated);
     // A rank without data would not know what to unshard.
-    let strategies = [Strategy::Zero, Strategy::Fsdp].into_iter().filter(|s| !course.joins || *s == Strategy::Zero);
+    let strategies =
+        [Strategy::Zero, Strategy::Fsdp].into_iter().filter(|s| !course.joins || *s == Strategy::Zero);
     for strategy in strategies {
         for (rank, ((whole, decided), (outcome, shared))) in whole.iter().zip(&run(strategy)).enumerate() {
             let what = format!("{what}, {strategy:?}, rank {rank} of {ranks}, {course:?}");

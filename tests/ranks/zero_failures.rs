@@ -11,6 +11,8 @@ use instep::{
     AdamW, Clip, Collective, Error, InProcess, Layout, Mode, Result, Stepper, Strategy, in_process,
 };
 
+use crate::ranks::zero::bucket_of;
+
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Ending {
     Errs,
@@ -67,7 +69,7 @@ impl Collective for Failing {
 }
 
 /// Three passes of three ranks. Returns how each rank ended, and how many calls rank 1 made.
-fn train(mode: Mode, at: usize, ending: Ending) -> (Vec<Result<()>>, usize) {
+fn train(strategy: Strategy, mode: Mode, at: usize, ending: Ending) -> (Vec<Result<()>>, usize) {
     let layout = Layout::builder().param("a", 700).param("b", 300).build().unwrap();
     let calls = AtomicUsize::new(0);
     let ends = in_process(3, |comm| {
@@ -76,18 +78,26 @@ fn train(mode: Mode, at: usize, ending: Ending) -> (Vec<Result<()>>, usize) {
         let rank = comm.rank();
         let builder = Stepper::builder(&layout, AdamW::default()).mode(mode).bucket_cap_bytes(1);
         let builder = if mode == Mode::Eager { builder } else { builder.clip(Clip::Global(1.0)) };
-        let mut stepper = builder.strategy(Strategy::Zero).deadline(Duration::from_secs(60)).host(comm)?;
+        let mut stepper = builder.strategy(strategy).deadline(Duration::from_secs(60)).host(comm)?;
         let mut passes = || {
             for _ in 0..3 {
+                for id in layout.ids() {
+                    let bucket = bucket_of(&stepper, id)?;
+                    stepper.unshard(bucket)?;
+                    stepper.view::<f32>(id)?;
+                    stepper.reshard(bucket)?;
+                }
                 let mut pass = stepper.begin()?;
                 for id in layout.ids().rev() {
+                    let bucket = bucket_of(&pass, id)?;
+                    pass.unshard(bucket)?;
                     pass.grads().get_mut(id)?.fill(1.0);
                     pass.grad_ready(id)?;
                 }
                 pass.finish()?;
                 stepper.status()?;
             }
-            stepper.params().get(layout.id("a")?).map(drop)
+            stepper.gather(layout.id("a")?, &mut [0.0; 700])
         };
         let end = passes();
         if rank == 1 {
@@ -100,13 +110,16 @@ fn train(mode: Mode, at: usize, ending: Ending) -> (Vec<Result<()>>, usize) {
 
 #[test]
 fn a_rank_that_fails_in_any_call_ends_all_ranks_with_an_error() {
-    for mode in [Mode::Eager, Mode::Normed] {
-        let (ends, calls) = train(mode, usize::MAX, Ending::Errs);
+    let strategies = [Strategy::Zero, Strategy::Fsdp].into_iter();
+    for (strategy, mode) in
+        strategies.flat_map(|strategy| [Mode::Eager, Mode::Normed].map(|mode| (strategy, mode)))
+    {
+        let (ends, calls) = train(strategy, mode, usize::MAX, Ending::Errs);
         assert!(ends.iter().all(Result::is_ok) && calls > 15, "{calls} calls, {ends:?}");
         for at in 0..calls {
             let ending = [Ending::Errs, Ending::Panics][at % 2];
             let since = Instant::now();
-            let (ends, _) = train(mode, at, ending);
+            let (ends, _) = train(strategy, mode, at, ending);
             for (rank, end) in ends.iter().enumerate() {
                 let error = end.as_ref().expect_err("every rank ends");
                 let is_own = rank == 1 && error.to_string().contains("made up");
@@ -121,7 +134,9 @@ fn a_rank_that_fails_in_any_call_ends_all_ranks_with_an_error() {
 #[test]
 fn a_rank_that_is_late_in_a_call_is_waited_for() {
     for at in [0, 3, 7, 8] {
-        let (ends, _) = train(Mode::Eager, at, Ending::ComesLate);
-        assert!(ends.iter().all(Result::is_ok), "call {at}: {ends:?}");
+        for strategy in [Strategy::Zero, Strategy::Fsdp] {
+            let (ends, _) = train(strategy, Mode::Eager, at, Ending::ComesLate);
+            assert!(ends.iter().all(Result::is_ok), "call {at}: {ends:?}");
+        }
     }
 }

@@ -234,6 +234,9 @@ fn a_checkpoint_goes_into_any_number_of_ranks_and_either_strategy() {
             ((2, Strategy::Zero), (8, Strategy::Zero)),
             ((8, Strategy::Zero), (1, Strategy::Replicated)),
             ((1, Strategy::Replicated), (4, Strategy::Zero)),
+            ((3, Strategy::Fsdp), (2, Strategy::Replicated)),
+            ((2, Strategy::Zero), (5, Strategy::Fsdp)),
+            ((4, Strategy::Fsdp), (1, Strategy::Fsdp)),
         ] {
             in_process(saved.0, |comm| {
                 let mut stepper = open(saved.1, comm)?;

@@ -1,6 +1,6 @@
 //! Lists of ops: free of races, without a wait too many, and the same result in any order that a trainer takes.
 //!
-//! `ordering` simulates lists, `recorded` takes them from real runs, and `property` draws whole trainings.
+//! `ordering` judges lists of a `simulated` trainer, `recorded` takes them from real runs, and `property` draws whole trainings.
 //! `forecast` holds foreseen runs to real ones, and `extreme_sizes` the plans below them to arithmetic without a bound.
 
 mod extreme_sizes;
@@ -8,3 +8,4 @@ mod forecast;
 pub(crate) mod ordering;
 pub(crate) mod property;
 pub(crate) mod recorded;
+mod simulated;

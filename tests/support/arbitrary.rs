@@ -222,7 +222,16 @@ impl Setup {
     pub(crate) fn plain() -> Setup {
         let order = (0..MAX_PARAMS).collect();
         let (mode, threads) = (Mode::Sequential, Some(1));
-        Setup { mode, cap: 1 << 30, threads, isa: Isa::Baseline, order, strategy: instep::Strategy::Replicated, lent: None, rebuilds: 0 }
+        Setup {
+            mode,
+            cap: 1 << 30,
+            threads,
+            isa: Isa::Baseline,
+            order,
+            strategy: instep::Strategy::Replicated,
+            lent: None,
+            rebuilds: 0,
+        }
     }
 
     /// The mode, or another one where the training wants what Eager refuses.

@@ -4,8 +4,8 @@
 //! right result is: every property compares two of these runs.
 
 use instep::{
-    Clip, DType, Divisor, Error, Layout, LayoutBuilder, Master, ParamId, Pass, Recording, Result, SegmentAction,
-    Solo, Stepper, Strategy, Unused, bf16, f16,
+    Clip, DType, Divisor, Error, Layout, LayoutBuilder, Master, ParamId, Pass, Recording, Result,
+    SegmentAction, Solo, Stepper, Strategy, Unused, bf16, f16,
 };
 
 use crate::support::arbitrary::{MAX_PARAMS, PassPlan, Setup, Training, Treatment};
@@ -127,7 +127,8 @@ impl Training {
             builder.param(format!("p{k}"), *len).uses(*uses).action(*action)
         };
         let layout = named.fold(Layout::builder(), add).build()?;
-        let mut random = setup.lent.filter(|_| self.data.is_none() && setup.strategy == Strategy::Replicated).map(Random);
+        let mut random =
+            setup.lent.filter(|_| self.data.is_none() && setup.strategy == Strategy::Replicated).map(Random);
         let lent = { &mut random }.as_mut();
         let mut lent = lent.map(|random| Lent::new(Ground::Host, &layout, self.precision, random));
         let mut builder = self.optim.builder(&layout).mode(setup.mode(self));
@@ -166,7 +167,9 @@ impl Training {
                 }
             }
             self.run_pass(setup, &mut stepper, feed, at, kept, &mut trained)?;
-            let rebuilds = setup.rebuilds >> (at % 8) & 1 == 1 && lent.is_none() && !setup.zero;
+            let rebuilds = setup.rebuilds >> (at % 8) & 1 == 1
+                && lent.is_none()
+                && setup.strategy == Strategy::Replicated;
             if rebuilds {
                 recorded.list.extend(stepper.take_recording().unwrap().list);
                 assert_eq!(stepper.check(&recorded), [], "{setup:?}");

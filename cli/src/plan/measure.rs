@@ -13,6 +13,7 @@ use instep::op::{Op, TimedOp};
 use instep::{InProcess, Layout, Recording, Stepper, in_process};
 
 use super::model::Model;
+use super::trainer::Walk;
 use super::{Arguments, PASSES};
 use crate::Failure;
 use crate::console::print_line;
@@ -108,8 +109,10 @@ fn train(
         calls.push(Timed { call, own_ns: passed_ns.saturating_sub(waited_ns) });
     };
     for _ in 0..PASSES {
+        let mut walk = Walk::default();
         for (index, id) in layout.ids().enumerate() {
             let len = layout.parameter(id)?.len as usize;
+            walk.arrive(&mut stepper, id, true)?;
             stepper.read(id, &mut values[..len])?;
             note(&mut stepper, Call::Read(index));
         }
@@ -117,6 +120,7 @@ fn train(
         note(&mut stepper, Call::Begin);
         for (index, id) in layout.ids().enumerate().rev() {
             let len = layout.parameter(id)?.len as usize;
+            walk.arrive(&mut stepper, id, false)?;
             stepper.write(id.grad(), &values[..len])?;
             note(&mut stepper, Call::Write(index));
             stepper.grad_ready(id)?;
@@ -125,7 +129,9 @@ fn train(
         stepper.finish()?;
         note(&mut stepper, Call::Finish);
     }
+    let mut walk = Walk::default();
     for (index, id) in layout.ids().enumerate() {
+        walk.arrive(&mut stepper, id, true)?;
         stepper.read(id, &mut values[..layout.parameter(id)?.len as usize])?;
         note(&mut stepper, Call::Read(index));
     }
@@ -136,11 +142,18 @@ fn train(
 
 fn foresee(stepper: &mut Foresight, layout: &Layout, calls: &[Timed]) -> Result<(), Failure> {
     let ids: Vec<_> = layout.ids().collect();
+    let mut walk = Walk::default();
     for Timed { call, own_ns } in calls {
         match call {
             // The copy comes after the wait.
-            Call::Read(index) => stepper.touch(ids[*index])?,
-            Call::Write(index) => stepper.touch(ids[*index].grad())?,
+            Call::Read(index) => {
+                walk.arrive(stepper, ids[*index], true)?;
+                stepper.touch(ids[*index])?;
+            }
+            Call::Write(index) => {
+                walk.arrive(stepper, ids[*index], false)?;
+                stepper.touch(ids[*index].grad())?;
+            }
             Call::Begin | Call::Ready(_) | Call::Finish => {}
         }
         stepper.compute(*own_ns);
@@ -148,7 +161,10 @@ fn foresee(stepper: &mut Foresight, layout: &Layout, calls: &[Timed]) -> Result<
             Call::Read(_) | Call::Write(_) => {}
             Call::Begin => stepper.begin()?.detach(),
             Call::Ready(index) => stepper.grad_ready(ids[*index])?,
-            Call::Finish => stepper.finish()?,
+            Call::Finish => {
+                stepper.finish()?;
+                walk = Walk::default();
+            }
         }
     }
     Ok(())

@@ -22,7 +22,7 @@ use crate::console::{print, print_json};
 use model::Model;
 use report::Report;
 use speeds::Speeds;
-use trainer::train;
+use trainer::{Peaks, Walk, train};
 
 /// Longest description that is read.
 const MAX_CONFIG_BYTES: u64 = 64 << 20;
@@ -42,7 +42,7 @@ pub struct Arguments {
     /// When steps run: sequential, eager or normed
     #[arg(long, value_enum, default_value_t = Order::Eager)]
     pub mode: Order,
-    /// What ranks share out: replicated (nothing) or zero (states)
+    /// What ranks share out: replicated (nothing), zero (states) or fsdp (parameters too)
     #[arg(long, value_enum, default_value_t = Sharing::Replicated)]
     pub strategy: Sharing,
     /// Largest norm of all gradients, for sequential and normed
@@ -85,6 +85,8 @@ pub enum Sharing {
     Replicated,
     /// Optimizer states: each rank steps a shard of each bucket
     Zero,
+    /// And parameters: two buckets are whole at a time, the one at hand and the next
+    Fsdp,
 }
 
 impl Arguments {
@@ -98,8 +100,12 @@ impl Arguments {
         let strategy = match self.strategy {
             Sharing::Replicated => Strategy::Replicated,
             Sharing::Zero => Strategy::Zero,
+            Sharing::Fsdp => Strategy::Fsdp,
         };
-        let builder = Stepper::builder(&model.layout, model.optimizer.clone()).strategy(strategy);
+        let mut builder = Stepper::builder(&model.layout, model.optimizer.clone()).strategy(strategy);
+        if self.strategy == Sharing::Fsdp {
+            builder = builder.max_unsharded(Walk::MOST);
+        }
         let builder = builder.precision(model.precision).mode(mode).record(true);
         // Every parameter has a gradient, so no bucket has a tail that counts the ranks.
         let builder = builder.bucket_cap_bytes(self.bucket_cap_mib << 20).unused(Unused::StepZero);
@@ -127,15 +133,16 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         return measure::run(arguments, &model);
     }
     let mut stepper = arguments.builder(&model).forecast(0, *world_size, speeds.cost(*world_size))?;
+    let mut peaks = Peaks::default();
     for _ in 0..PASSES {
-        train(&mut stepper, &model.layout, speeds)?;
+        train(&mut stepper, &model.layout, speeds, &mut peaks)?;
     }
     let Some(run) = stepper.take_recording() else {
         return Err(Failure::Config("the run was not recorded".into()));
     };
     let lane = run.lane(0);
     let pass = window_of_passes(&lane, PASSES - 1, 1);
-    let report = Report::new(&model, *world_size, &stepper, &run, pass);
+    let report = Report::new(&model, *world_size, (&stepper, &peaks), &run, pass);
     if let Some(path) = &arguments.trace {
         let mut text = String::new();
         // Writing to a String cannot fail.

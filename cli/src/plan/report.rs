@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use super::model::Model;
 use super::speeds::bus_bytes;
+use super::trainer::Peaks;
 
 /// The plan of one rank.
 #[derive(Serialize)]
@@ -22,7 +23,7 @@ pub(super) struct Report {
     elements: u64,
     buckets: usize,
     optimizer: &'static str,
-    /// By kind, in bytes, padding included.
+    /// By kind, the most bytes at a time, padding included.
     memory: Vec<Held>,
     memory_bytes: u64,
     /// Of one pass, by kind, in order of their streams.
@@ -54,7 +55,7 @@ impl Report {
     pub(super) fn new(
         model: &Model,
         world_size: u32,
-        stepper: &Foresight,
+        (stepper, peaks): (&Foresight, &Peaks),
         run: &Recording,
         pass: Option<Interval>,
     ) -> Report {
@@ -80,7 +81,9 @@ impl Report {
         let optimizer = exposure(&inside(&busy), &blocked);
         let states =
             model.layout.ids().next().and_then(|id| stepper.state_names(id).ok()).unwrap_or_default();
-        let held = stepper.memory().into_iter().filter(|(_, bytes)| *bytes > 0);
+        let held =
+            stepper.memory().into_iter().map(|(memory, now)| (memory, *peaks.0.get(&memory).unwrap_or(&now)));
+        let held = held.filter(|(_, bytes)| *bytes > 0);
         let memory: Vec<Held> =
             held.map(|(memory, bytes)| Held { what: kind(memory, &states), bytes }).collect();
         Report {
