@@ -265,7 +265,7 @@ impl Training {
             if treatment(param) != Treatment::Untouched {
                 read(&pass, param)?;
             }
-            if setup.order[param] % 3 == 0 {
+            if setup.order[param].is_multiple_of(3) {
                 pass.reshard(bucket)?;
             }
         }
