@@ -110,14 +110,14 @@ impl LossScaler {
     pub(crate) const CONSTANT: LossScaler =
         LossScaler { initial_scale: 1.0, growth_factor: 1.0, backoff_factor: 1.0, growth_interval: 0 };
 
-    /// The largest scale whose quotient by so many ranks is still a normal f32. The smallest is the smallest normal
+    /// The largest scale whose quotient by the divisor of gradients is still a normal f32. The smallest is the smallest normal
     /// f32: no number of ranks makes its quotient overflow.
-    pub(crate) fn largest_scale(ranks: u32) -> f64 {
-        1.0 / (f64::from(f32::MIN_POSITIVE) * f64::from(ranks))
+    pub(crate) fn largest_scale(divisor: f64) -> f64 {
+        1.0 / (f64::from(f32::MIN_POSITIVE) * divisor)
     }
 
-    pub(crate) fn validate(&self, ranks: u32) -> Result<()> {
-        scale("initial_scale", self.initial_scale, ranks)?;
+    pub(crate) fn validate(&self, divisor: f64) -> Result<()> {
+        scale("initial_scale", self.initial_scale, divisor)?;
         if !(self.growth_factor > 1.0 && self.growth_factor.is_finite()) {
             return Err(Error::range("growth_factor", self.growth_factor, "a finite number above 1"));
         }
@@ -132,16 +132,20 @@ impl LossScaler {
 }
 
 impl ScalerState {
-    pub(crate) fn validate(&self, ranks: u32) -> Result<()> {
-        scale("scale", self.scale, ranks)
+    pub(crate) fn validate(&self, divisor: f64) -> Result<()> {
+        scale("scale", self.scale, divisor)
     }
 }
 
 /// Accepts a scale that the trainer's f32 and the kernels' f64 both hold, and that divides out in f32.
-fn scale(field: &'static str, scale: f64, ranks: u32) -> Result<()> {
+fn scale(field: &'static str, scale: f64, divisor: f64) -> Result<()> {
     let smallest = f64::from(f32::MIN_POSITIVE);
-    if !(smallest..=LossScaler::largest_scale(ranks)).contains(&scale) {
-        return Err(Error::range(field, scale, "at least 2^-126 and at most 2^126 / world_size"));
+    if !(smallest..=LossScaler::largest_scale(divisor)).contains(&scale) {
+        return Err(Error::range(
+            field,
+            scale,
+            "at least 2^-126 and at most 2^126 / the divisor of gradients",
+        ));
     }
     if f64::from(scale as f32) != scale {
         return Err(Error::config(

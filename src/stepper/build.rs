@@ -32,6 +32,9 @@ use crate::stepper::state::run::Run;
 use crate::stepper::state::written::ParamsWritten;
 use crate::stepper::stepper::Stepper;
 
+/// As the most ranks that f32 counts one by one.
+const LARGEST_DIVISOR: f64 = (1 << 24) as f64;
+
 const UNSEEN: &str = "Eager steps a bucket before it has seen the others";
 
 /// The parts of a device.
@@ -121,9 +124,9 @@ impl StepperBuilder<'_> {
         self.refuse_contradiction(&registered)?;
         let mut optimizers = Optimizers::new(self.layout, self.optimizer.as_deref(), registered)?;
         let constants = StepConstants {
-            divisor: if self.counts_ranks() { 0.0 } else { f64::from(world_size) },
+            divisor: if self.counts_ranks() { 0.0 } else { self.divisor(world_size) },
             loss_scale: self.loss_scale,
-            largest_loss_scale: LossScaler::largest_scale(world_size),
+            largest_loss_scale: LossScaler::largest_scale(self.divisor(world_size)),
             clip: self.clip,
             skip_nonfinite: self.skip_nonfinite || self.loss_scale.skips_nonfinite(),
             ema_decay: self.ema_decay.unwrap_or_default(),
@@ -182,6 +185,7 @@ impl StepperBuilder<'_> {
             assignment,
             optimizers,
             rates,
+            divisor: self.divisor(world_size),
             loss_scale: self.loss_scale,
             unused: self.unused,
             is_capturing: false,
@@ -301,12 +305,21 @@ impl StepperBuilder<'_> {
         if self.skip_nonfinite && self.mode == Mode::Eager {
             return Err(Error::config("skip_nonfinite", true, UNSEEN, "use Normed or Sequential"));
         }
+        if let Some(divisor) = self.gradient_divisor {
+            if !(1.0..=LARGEST_DIVISOR).contains(&divisor) {
+                return Err(Error::range("gradient_divisor", divisor, "a number from 1 to 2^24"));
+            }
+            if self.counts_ranks() {
+                let wrong = "uneven_inputs divides by the ranks that had data";
+                return Err(Error::config("gradient_divisor", divisor, wrong, "use Divisor::WorldSize"));
+            }
+        }
         match self.loss_scale {
             LossScale::Constant(loss_scale) => self.refuse_loss_scale(loss_scale, world_size)?,
             LossScale::Dynamic(_) | LossScale::External(_) if self.mode == Mode::Eager => {
                 return Err(Error::config("loss_scale", "dynamic", UNSEEN, "use Normed or Sequential"));
             }
-            LossScale::Dynamic(scaler) => scaler.validate(world_size)?,
+            LossScale::Dynamic(scaler) => scaler.validate(self.divisor(world_size))?,
             LossScale::External(_) => {}
         }
         if let Some(decay) = self.ema_decay.filter(|decay| !(0.0..=1.0).contains(decay)) {
@@ -344,9 +357,10 @@ impl StepperBuilder<'_> {
 
     /// Gradients are multiplied by its reciprocal in f32, where it must neither vanish nor overflow.
     fn refuse_loss_scale(&self, loss_scale: f64, world_size: u32) -> Result<()> {
-        let multiplier = |ranks: u32| (1.0 / (f64::from(ranks) * loss_scale)) as f32;
-        let fewest = if self.counts_ranks() { 1 } else { world_size };
-        if [fewest, world_size].map(multiplier).iter().all(|m| m.is_normal() && *m > 0.0) {
+        let multiplier = |divisor: f64| (1.0 / (divisor * loss_scale)) as f32;
+        let most = self.divisor(world_size);
+        let fewest = if self.counts_ranks() { 1.0 } else { most };
+        if [fewest, most].map(multiplier).iter().all(|m| m.is_normal() && *m > 0.0) {
             return Ok(());
         }
         let allowed = "a finite number above 0, with 1 / (world_size * loss_scale) a normal f32";
@@ -365,17 +379,23 @@ impl StepperBuilder<'_> {
 
     fn agreement(&self, plan: &Plan) -> Agreement {
         let (mode, strategy) = (self.mode, self.strategy);
-        let (unused, uneven_inputs) = (self.unused, self.uneven_inputs);
+        let (unused, uneven_inputs, divisor) = (self.unused, self.uneven_inputs, self.gradient_divisor);
         let (clip, skip_nonfinite, loss_scale) = (self.clip, self.skip_nonfinite, self.loss_scale);
         let (precision, ema) = (self.precision, self.ema_decay);
         let mut options = format!(
-            "mode: {mode:?}\nstrategy: {strategy:?}\nunused: {unused:?}\nuneven_inputs: {uneven_inputs:?}\nclip: {clip:?}\n\
+            "mode: {mode:?}\nstrategy: {strategy:?}\nunused: {unused:?}\nuneven_inputs: {uneven_inputs:?}\n\
+             gradient_divisor: {divisor:?}\nclip: {clip:?}\n\
              skip_nonfinite: {skip_nonfinite}\nloss_scale: {loss_scale:?}\n{precision:?}\nema: {ema:?}"
         );
         for (group, precision) in &self.group_precisions {
             options.push_str(&format!("\nof group {group:?}: {precision:?}"));
         }
         Agreement::new(self.layout, plan, &options)
+    }
+
+    /// What sums are divided by if all ranks have data.
+    fn divisor(&self, world_size: u32) -> f64 {
+        self.gradient_divisor.unwrap_or_else(|| f64::from(world_size))
     }
 
     /// Whether the mean is taken over the ranks that had data.

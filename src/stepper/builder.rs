@@ -39,6 +39,7 @@ pub struct StepperBuilder<'a> {
     pub(super) ema_decay: Option<f64>,
     pub(super) unused: Unused,
     pub(super) uneven_inputs: Option<Divisor>,
+    pub(super) gradient_divisor: Option<f64>,
     pub(super) clip: Option<Clip>,
     pub(super) skip_nonfinite: bool,
     pub(super) loss_scale: LossScale,
@@ -83,6 +84,7 @@ impl<'a> StepperBuilder<'a> {
             ema_decay: None,
             unused: Unused::default(),
             uneven_inputs: None,
+            gradient_divisor: None,
             clip: None,
             skip_nonfinite: false,
             loss_scale: LossScale::Constant(1.0),
@@ -332,6 +334,16 @@ impl<'a> StepperBuilder<'a> {
     /// mean is then taken over. On [`Solo`](crate::Solo), which is one rank, that is 1.
     pub fn uneven_inputs(mut self, divisor: Divisor) -> Self {
         self.uneven_inputs = Some(divisor);
+        self
+    }
+
+    /// Divides sums of gradients by this number, from 1 to 2^24; unset: by the number of ranks. It is a part of the step's
+    /// one factor, so the sum is never rounded for it. 1 steps with sums. A local parameter is not divided.
+    ///
+    /// # Source
+    /// `FSDPModule.set_gradient_divide_factor` of PyTorch.
+    pub fn gradient_divisor(mut self, divisor: f64) -> Self {
+        self.gradient_divisor = Some(divisor);
         self
     }
 

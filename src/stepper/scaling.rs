@@ -59,7 +59,7 @@ impl<D: Device> Stepper<D> {
     /// in f32.
     pub fn set_scaler_state(&mut self, state: ScalerState) -> Result<()> {
         self.require_scaler()?;
-        state.validate(self.comm.world_size())?;
+        state.validate(self.divisor)?;
         let words = [(state.scale as f32).to_bits(), state.growth_tracker];
         self.write_control_part(Span::LOSS_SCALE, bytemuck::bytes_of(&words))?;
         self.loaded.scaler = Some(state);
@@ -105,7 +105,7 @@ impl<D: Device> Stepper<D> {
     /// Refuses what [`set_scaler_state`](Self::set_scaler_state) would refuse, where there is a scaler at all.
     pub(crate) fn takes_scaler_state(&self, state: ScalerState) -> Result<bool> {
         if self.loss_scale.is_dynamic() {
-            state.validate(self.comm.world_size())?;
+            state.validate(self.divisor)?;
         }
         Ok(self.loss_scale.is_dynamic())
     }

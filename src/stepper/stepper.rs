@@ -46,6 +46,8 @@ pub struct Stepper<D: Device = HostDevice> {
     pub(super) settings: Settings,
     /// The device does not have them yet.
     pub(super) settings_changed: bool,
+    /// What sums of gradients are divided by if all ranks have data.
+    pub(super) divisor: f64,
     /// Constant, unless the policy says otherwise.
     pub(super) loss_scale: LossScale,
     pub(super) unused: Unused,

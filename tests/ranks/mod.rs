@@ -8,6 +8,7 @@ mod calls;
 pub(crate) mod compression;
 #[cfg(not(kernels_only))]
 mod conformance;
+mod divisors;
 mod external;
 pub(crate) mod failures;
 #[cfg(not(kernels_only))]
