@@ -1,7 +1,7 @@
 //! `instep bench`: times steps on this machine against the memory ceiling.
 //!
 //! There are three benches on each device: one bucket's step against the ceiling, the exposed optimizer time, and the
-//! trainer's cost of a hand-over. The host has three more, launch, distance and growth, and a GPU three: norm, control and
+//! trainer's cost of a hand-over. The host has four more, launch, distance, sharding and growth, and a GPU three: norm, control and
 //! graph. They never judge a time. benches/README.md derives every column.
 
 mod cases;
@@ -20,6 +20,7 @@ mod record;
 #[allow(dead_code)]
 mod reference;
 mod report;
+mod sharding;
 mod sizes;
 mod statistics;
 mod step;
@@ -61,6 +62,8 @@ enum Bench {
     Launch,
     /// Arrays 256 MiB apart that start alike, against arrays that are staggered. On the host only.
     Distance,
+    /// A pass with shards of states, or of parameters too, beside one without. On the host only.
+    Sharding,
     /// Time per parameter of every call, as the number of parameters grows. On the host only.
     Growth,
 }
@@ -155,6 +158,7 @@ pub fn run_on_gpu(options: &Arguments, cuda: &Cuda) -> Result<(), Failure> {
         ("--parameters", !options.parameters.is_empty()),
         ("--only launch", options.only.contains(&Bench::Launch)),
         ("--only distance", options.only.contains(&Bench::Distance)),
+        ("--only sharding", options.only.contains(&Bench::Sharding)),
         ("--only growth", options.only.contains(&Bench::Growth)),
     ];
     refuse(host, "--device host")?;
@@ -212,6 +216,9 @@ fn run_on_host(options: &Arguments) -> Result<(), Failure> {
     }
     if options.wants(Bench::Distance) {
         distance::run(options, &mut record)?;
+    }
+    if options.wants(Bench::Sharding) {
+        sharding::run(options, &mut record)?;
     }
     if options.wants(Bench::Growth) {
         growth::run(options, &mut record)?;
