@@ -121,7 +121,7 @@ impl BucketStepBuilder {
         let storage = Storage { precision: self.precision, copy: self.copy, ema: self.ema_decay.is_some() };
         let bucket = self.bucket.unwrap_or_else(|| whole(&self.layout));
         let (plan, places) = Plan::flat(&self.layout, &bucket, storage)?;
-        refuse_endless(plan.arena_len())?;
+        refuse_endless(plan.segments().iter().map(|segment| segment.len).sum())?;
         let plan = plan.with_gradients(self.gradients);
         let mut optimizers = Vec::new();
         for optimizer in &self.optimizers {
