@@ -106,18 +106,27 @@ use safetensors::{Data, Header, inside};
 /// cannot be written; if it says that the folder cannot be flushed, the new file is there, whole, but may not outlive a
 /// power failure.
 pub fn save<D: Device>(stepper: &Stepper<D>, extras: &Extras, path: impl AsRef<Path>) -> Result<()> {
+    save_with(stepper, path.as_ref(), |out| write(stepper, extras, out))
+}
+
+/// Writes a file on rank 0. Ranks that share tensors out bring theirs, which are dropped there.
+fn save_with<D: Device>(
+    stepper: &Stepper<D>,
+    path: &Path,
+    write: impl Fn(&mut dyn Write) -> Result<()>,
+) -> Result<()> {
     let is_shared = stepper.plan().is_sharded();
     if stepper.rank() != 0 {
-        return if is_shared { write(stepper, extras, std::io::sink()) } else { Ok(()) };
+        return if is_shared { write(&mut std::io::sink()) } else { Ok(()) };
     }
-    let (path, mut has_gathered) = (path.as_ref(), false);
+    let mut has_gathered = false;
     let outcome = replace(path, |file| {
         has_gathered = true;
-        write(stepper, extras, Patient::new(file, is_shared))
+        write(&mut Patient::new(file, is_shared))
     });
     if is_shared && !has_gathered {
         // The other ranks wait for this one's parts all the same. The file's error is the one to report.
-        let _ = write(stepper, extras, std::io::sink());
+        let _ = write(&mut std::io::sink());
     }
     outcome
 }

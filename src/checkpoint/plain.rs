@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use std::io::{BufWriter, Read, Seek, Write};
 use std::path::Path;
 
-use super::file::replace;
 use super::plan::{Part, Piece, Plan, missing};
 use super::restore::restore;
 use super::safetensors::{Entry, Header, header, in_tensor, write_values};
+use super::save_with;
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result, one_of};
@@ -32,7 +32,8 @@ const METADATA: &str = "__metadata__";
 
 /// Writes the parameters alone to a safetensors file, which replaces the one at `path` as a whole. Names and shapes are
 /// the layout's, and types the stepper's. PyTorch's `safetensors.torch.load_file` and candle's
-/// `VarBuilder::from_mmaped_safetensors` load it as it is. **Only rank 0 writes**, as in [`save`](super::save).
+/// `VarBuilder::from_mmaped_safetensors` load it as it is. All ranks call it and **only rank 0 writes**, as in
+/// [`save`](super::save).
 ///
 /// ```
 /// use instep::checkpoint::{self, Export};
@@ -53,11 +54,7 @@ const METADATA: &str = "__metadata__";
 /// Errors as for [`save`](super::save); `Unsupported` for averages that the stepper does not keep, `Layout` for a
 /// parameter called `__metadata__`.
 pub fn export<D: Device>(stepper: &Stepper<D>, values: Export, path: impl AsRef<Path>) -> Result<()> {
-    if stepper.rank() != 0 {
-        return Ok(());
-    }
-    let path = path.as_ref();
-    replace(path, |file| write(stepper, values, file))
+    save_with(stepper, path.as_ref(), |out| write(stepper, values, out))
 }
 
 fn write<D: Device>(stepper: &Stepper<D>, Export { averages, f32 }: Export, out: impl Write) -> Result<()> {
@@ -94,7 +91,7 @@ fn write<D: Device>(stepper: &Stepper<D>, Export { averages, f32 }: Export, out:
         } else if f32 {
             stepper.gather(id, &mut values)?;
         } else {
-            stepper.read_stored_param(id, &mut values)?;
+            stepper.gather_stored_param(id, &mut values)?;
         }
         write_values(&mut out, dtype, &values).map_err(failed)?;
     }

@@ -357,9 +357,7 @@ impl Schedule {
         while let Some(bucket) = self.readiness.take_next(true) {
             self.launch(bucket);
         }
-        for bucket in 0..self.unsharded.len() as u32 {
-            self.reshard(bucket);
-        }
+        self.reshard_all();
         match self.policy.mode {
             Mode::Sequential | Mode::Normed => self.step_all(),
             // After the steps, for which it comes too late: the next pass may clip by its result. A frozen bucket that
@@ -396,6 +394,7 @@ impl Schedule {
         self.require_open()?;
         let launched = self.readiness.launched().iter().copied();
         let launched: Vec<u32> = launched.filter(|bucket| self.is_stepped(*bucket)).collect();
+        self.reshard_all();
         self.synchronize();
         (self.open, self.abandoned) = (false, true);
         Ok(if self.policy.mode == Mode::Eager { launched } else { Vec::new() })

@@ -22,8 +22,9 @@ impl Schedule {
     }
 
     /// Returns whether the open pass has handed the bucket over. Ranks may differ in when they do, so none may unshard it again.
+    /// A frozen bucket is never handed over, and backward may still go through it.
     pub fn is_launched(&self, bucket: u32) -> bool {
-        self.open && self.readiness.launched().contains(&bucket)
+        self.open && !self.is_left_out(bucket) && self.readiness.launched().contains(&bucket)
     }
 
     /// Brings all ranks' shards of a bucket together, after their last steps; all ranks say it in the same order. Between
@@ -57,6 +58,18 @@ impl Schedule {
                 self.emitter.emit(Stream::Gather, Action::Release(others));
             }
         }
+    }
+
+    /// Gives all buckets up.
+    pub(super) fn reshard_all(&mut self) {
+        for bucket in 0..self.unsharded.len() as u32 {
+            self.reshard(bucket);
+        }
+    }
+
+    /// Takes no bucket for whole any more: gathers have failed, and nothing runs.
+    pub(crate) fn forget_unsharded(&mut self) {
+        self.unsharded.fill(false);
     }
 
     /// Sends the shards of a bucket's parameters, and of their copies, to all ranks.

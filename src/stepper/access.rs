@@ -92,10 +92,13 @@ impl<D: Device> Stepper<D> {
         for id in layout.ids() {
             let parameter = layout.parameter(id)?;
             values.resize(parameter.len as usize, 0.0);
-            match self.read_values(id, Memory::Params, &mut values) {
-                _ if self.plan.shards_params() => self.gather(id, &mut values)?,
-                Err(Error::Sharded { .. }) => self.read_stored_param(id, &mut values)?,
-                outcome => outcome?,
+            if self.plan.shards_params() {
+                self.gather(id, &mut values)?;
+            } else {
+                match self.read_values(id, Memory::Params, &mut values) {
+                    Err(Error::Sharded { .. }) => self.read_stored_param(id, &mut values)?,
+                    outcome => outcome?,
+                }
             }
             write(&parameter.name, &mut values);
             // Noted first: a write that fails may have changed it.

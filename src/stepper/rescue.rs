@@ -15,6 +15,8 @@ impl<D: Device> Stepper<D> {
     /// On the host, everything is as the last op that ran left it. In Sequential and Normed a pass whose sum failed has changed
     /// nothing. In Eager its first buckets may have been stepped, which their [step counts](Self::step_count) show.
     ///
+    /// With [`Strategy::Fsdp`](crate::Strategy), no parameter can be read that ranks share out: the parts of the others are lost.
+    ///
     /// A failed stepper on a GPU refuses. Its steps wait on the GPU for a sum to end, not to succeed: those that were queued
     /// after a sum that failed have run on what that sum left, up to eight passes of them. Nobody could tell a parameter
     /// that is right from one that is not. Go on from a [checkpoint](crate::checkpoint), and save often enough.

@@ -107,11 +107,16 @@ impl<D: Device> Stepper<D> {
         self.refuse_rescued()?;
         self.settle_between_passes()?;
         self.decode_values(id, memory, into, |memory, segment, bytes| {
-            match self.is_summed_or_kept_in_shards(memory) && self.is_shared_out(segment) {
-                true => self.gather_bytes(memory, segment, bytes),
-                false => self.read_bytes(memory, segment, bytes),
-            }
+            self.gather_or_read(memory, segment, bytes)
         })
+    }
+
+    /// Copies a whole tensor from all ranks, or from this one if it has all of it.
+    pub(super) fn gather_or_read(&self, memory: Memory, segment: &Segment, bytes: &mut [u8]) -> Result<()> {
+        match self.is_summed_or_kept_in_shards(memory) && self.is_shared_out(segment) {
+            true => self.gather_bytes(memory, segment, bytes),
+            false => self.read_bytes(memory, segment, bytes),
+        }
     }
 
     fn is_summed_or_kept_in_shards(&self, memory: Memory) -> bool {

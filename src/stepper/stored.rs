@@ -117,8 +117,24 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Copies a parameter to the host as it is stored, without its master.
-    pub(crate) fn read_stored_param(&self, id: ParamId, into: &mut [f32]) -> Result<()> {
+    /// Copies a parameter to the host as it is stored, without its master. All ranks call it together if they share it out.
+    pub(crate) fn gather_stored_param(&self, id: ParamId, into: &mut [f32]) -> Result<()> {
+        self.decode_stored_param(id, into, |segment, bytes| {
+            self.gather_or_read(Memory::Params, segment, bytes)
+        })
+    }
+
+    /// The same of memory that is here, or that nothing was written to.
+    pub(super) fn read_stored_param(&self, id: ParamId, into: &mut [f32]) -> Result<()> {
+        self.decode_stored_param(id, into, |segment, bytes| self.read_bytes(Memory::Params, segment, bytes))
+    }
+
+    fn decode_stored_param(
+        &self,
+        id: ParamId,
+        into: &mut [f32],
+        fetch: impl Fn(&Segment, &mut [u8]) -> Result<()>,
+    ) -> Result<()> {
         self.check_len(id, into.len())?;
         self.settle_between_passes()?;
         let segment = self.claim(id, Memory::Params, false)?;
@@ -126,10 +142,10 @@ impl<D: Device> Stepper<D> {
             return Ok(());
         }
         if self.plan.storage_of(&segment).precision.param == DType::F32 {
-            return self.read_bytes(Memory::Params, &segment, bytemuck::cast_slice_mut(into));
+            return fetch(&segment, bytemuck::cast_slice_mut(into));
         }
         let mut params = self.room(Memory::Params, &segment);
-        self.read_bytes(Memory::Params, &segment, params.as_mut_slice())?;
+        fetch(&segment, params.as_mut_slice())?;
         let mut stored = self.stored(&mut params, None, self.format(Memory::Params, &segment), &segment);
         Kernels::load(Isa::Baseline)?.decode(&mut stored, into);
         Ok(())

@@ -73,8 +73,9 @@ impl<D: Device> Stepper<D> {
     /// Returns at once; an access of the bucket waits for it. It comes after the last step of the bucket.
     ///
     /// # Errors
-    /// `Layout` if there is no such bucket; `Order` if [so many](StepperBuilder::max_unsharded) are unsharded, or in a pass
-    /// that has handed its gradients over. What fails later is reported by the next access.
+    /// `Layout` if there is no such bucket; `Order` if [as many as allowed](StepperBuilder::max_unsharded) are unsharded, or in a
+    /// pass that has launched this one; the failure after which the stepper was [rescued](Self::rescue). What fails later is
+    /// reported by the next access.
     pub fn unshard(&mut self, bucket: u32) -> Result<()> {
         bucket_numbered(&self.plan, bucket)?;
         self.refuse_rescued()?;
@@ -101,9 +102,9 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Gives the other ranks' parts of a bucket's parameters up, with [`Strategy::Fsdp`]. It needs no other rank. Handing over the
-    /// last gradient of a bucket does the same, and so does the end of a pass. It does nothing to a bucket that is not
-    /// [unsharded](Self::unshard).
+    /// Gives the other ranks' parts of a bucket's parameters up, with [`Strategy::Fsdp`]. It needs no other rank. The launch of a
+    /// bucket, once its gradients and those of earlier buckets are handed over, does the same; so does the end of a pass, finished
+    /// or abandoned. It does nothing to a bucket that is not [unsharded](Self::unshard).
     ///
     /// # Ordering
     /// Returns at once.

@@ -13,6 +13,8 @@ mod external;
 pub(crate) mod failures;
 #[cfg(not(kernels_only))]
 mod fsdp;
+#[cfg(not(kernels_only))]
+mod fsdp_hostile;
 pub(crate) mod hooks;
 pub(crate) mod loaded;
 mod local;

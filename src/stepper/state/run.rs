@@ -202,6 +202,7 @@ impl<D: Device> Run<D> {
         if let Err(failure) = self.settle() {
             // It reports the same failure, and waits for what still runs all the same.
             let _ = self.device.end();
+            self.schedule.forget_unsharded();
             self.rescued = Some(failure);
         }
     }
