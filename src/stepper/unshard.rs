@@ -40,8 +40,8 @@ impl StepperBuilder<'_> {
 }
 
 impl<D: Device> Stepper<D> {
-    /// Brings the parameters of a bucket together from all ranks, with [`Strategy::Fsdp`]. Called ahead of the access, it goes
-    /// beside other work. All ranks unshard the same buckets in the same order, inside a pass or between passes. It does
+    /// Brings the parameters of a bucket together from all ranks, with [`Strategy::Fsdp`]. Call it ahead of the access, and the
+    /// all-gather runs beside other work. All ranks unshard the same buckets in the same order, inside a pass or between passes. It does
     /// nothing to a bucket that is whole here: one that is unsharded, or that ranks do not share out.
     ///
     /// ```

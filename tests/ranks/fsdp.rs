@@ -1,6 +1,6 @@
-//! Ranks that share parameters out: what each holds when, what it sends, and what is refused.
+//! Ranks that share parameters out: the bytes that each holds, the calls that it makes, and its refusals.
 //!
-//! That the bits are those of whole steps is in `zero.rs`, for both strategies.
+//! `zero.rs` compares the bits with those of whole steps, for both strategies.
 
 use std::num::NonZeroU32;
 use std::time::Duration;

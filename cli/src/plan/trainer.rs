@@ -1,7 +1,7 @@
 //! A trainer that only passes time: forward in order of registration, backward in the reverse.
 //!
-//! It depends on the calls that a real trainer makes, in the same order. Where ranks share parameters out it unshards the
-//! bucket at hand and the next one, and gives up the last one.
+//! It makes the calls of a real trainer, in the same order. Where ranks share parameters out, it unshards the current bucket
+//! and the next one, and reshards the one before.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -25,14 +25,14 @@ impl Peaks {
     }
 }
 
-/// Where a trainer is among buckets that are brought together for it.
+/// The position of a trainer that unshards buckets.
 #[derive(Default)]
 pub(super) struct Walk {
     at: Option<u32>,
 }
 
 impl Walk {
-    /// The bucket at hand and the next one.
+    /// The current bucket and the next one.
     pub(super) const MOST: NonZeroU32 = NonZeroU32::MIN.saturating_add(1);
 
     /// Comes to a parameter. Returns whether its bucket is another one than before.

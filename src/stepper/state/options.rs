@@ -22,10 +22,9 @@ pub enum Strategy {
     /// # Source
     /// Rajbhandari et al., SC 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models".
     Zero,
-    /// As [`Zero`](Self::Zero), and each rank keeps its shard alone of parameters too (FSDP, ZeRO stage 3).
-    /// [`Stepper::unshard`](crate::Stepper::unshard) brings a bucket's parameters together, on all ranks in the same order;
-    /// they are given up by [`reshard`](crate::Stepper::reshard), when the bucket's last gradient is handed over, and by
-    /// [`finish`](crate::Stepper::finish). Every rank must write the same parameters. Refused besides: uneven inputs.
+    /// As [`Zero`](Self::Zero), and each rank keeps only its shard of the parameters too (FSDP, ZeRO stage 3).
+    /// [`Stepper::unshard`](crate::Stepper::unshard) brings a bucket's parameters together, on all ranks in the same order.
+    /// [`reshard`](crate::Stepper::reshard) gives them up. So do the launch of the bucket and the end of the pass. Every rank must write the same parameters. Refused besides: uneven inputs.
     ///
     /// # Source
     /// Zhao et al., VLDB 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel".
