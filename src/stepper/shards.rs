@@ -104,7 +104,6 @@ impl<D: Device> Stepper<D> {
         let (id, memory) = self.find(tensor.into())?;
         self.check_len(id, into.len())?;
         self.refuse_open_pass()?;
-        self.refuse_rescued()?;
         self.settle_between_passes()?;
         self.decode_values(id, memory, into, |memory, segment, bytes| {
             self.gather_or_read(memory, segment, bytes)
@@ -129,6 +128,7 @@ impl<D: Device> Stepper<D> {
 
     /// Brings the parts of a tensor together, a piece of each rank's part at a time.
     fn gather_bytes(&self, memory: Memory, segment: &Segment, into: &mut [u8]) -> Result<()> {
+        self.refuse_rescued()?;
         let bucket = self.plan.bucket_of(segment);
         let (rank, ranks) = (self.rank() as usize, self.world_size() as usize);
         let bytes = |elements: u64| op::bytes_of(memory, &bucket.storage, elements) as usize;

@@ -9,6 +9,7 @@ mod gpu;
 mod hostile;
 mod memory;
 mod norms;
+#[cfg(not(kernels_only))]
 mod random;
 mod refusals;
 mod scaling;

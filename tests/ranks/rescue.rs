@@ -3,6 +3,7 @@
 //! The reference is the same group that ends in order before the pass in which the rank is lost.
 
 use std::io::Cursor;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 use instep::checkpoint::{self, Extras};
@@ -30,6 +31,8 @@ fn step(stepper: &mut Stepper, step: usize) -> Result<()> {
 
 /// Trains until rank 1 is lost, and rescues the others.
 fn survivors(layout: &Layout, mode: Mode, act: impl Fn(Stepper) -> Result<()> + Sync) {
+    // The group's error is the lost rank's, also if an assertion of another one fails.
+    let survived = AtomicUsize::new(0);
     let outcome = in_process(RANKS, |comm| {
         let is_lost = comm.rank() == 1;
         let mut stepper = open(layout, mode, comm)?;
@@ -41,8 +44,11 @@ fn survivors(layout: &Layout, mode: Mode, act: impl Fn(Stepper) -> Result<()> + 
         let failure = step(&mut stepper, PASSES).and_then(|()| stepper.status().map(drop)).unwrap_err();
         assert!(matches!(failure, Error::Poisoned { .. }), "{failure}");
         stepper.rescue()?;
-        act(stepper)
+        act(stepper)?;
+        survived.fetch_add(1, SeqCst);
+        Ok(())
     });
+    assert_eq!(survived.into_inner(), RANKS as usize - 1);
     assert_eq!(outcome, Err(Error::Hook("the power is out".into())));
 }
 
