@@ -76,8 +76,8 @@ def main() -> None:
             row = [statistics.median(measured), min(measured), max(measured), exposed]
             row += [statistics.median(ratios), min(ratios), max(ratios)]
             print(f'"{name}",' + ",".join(f"{value:.3f}" for value in row))
-    # Gloo's threads still hold tensors of the last call, and need the interpreter to let go of them. The group ends them, once
-    # nothing else holds the group.
+    # Gloo's threads still hold tensors of the last call, and need the interpreter to let go of them. The group ends them,
+    # once nothing else holds the group.
     sides.clear()
     del ddp, optimizer, logits, batch, taken, model
     gc.collect()
