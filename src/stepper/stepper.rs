@@ -114,6 +114,12 @@ impl<D: Device> Stepper<D> {
             // anyway.
             let _ = self.settle_control();
         }
+        if self.plan.shards_params() && self.refuse_open_pass().is_ok() {
+            // Nothing else waits for memory to be given up.
+            let run = self.run.get_mut();
+            run.schedule.synchronize();
+            let _ = run.settle();
+        }
         self.run.get_mut().take_recording()
     }
 
