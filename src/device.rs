@@ -2,7 +2,7 @@
 //!
 //! `Executor` is private, so the crate's two devices are the only ones. Each keeps what the checker assumes: ops of a
 //! stream run in order, a wait ends after its record, addresses come from `Op::accesses`. A device never decides when an
-//! op runs; the schedule does. Whoever reaches into a device's memory gives a [`Claimed`], which takes `unsafe` to make.
+//! op runs; the schedule does. Access to a device's memory takes a [`Claimed`], and making one is `unsafe`.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;

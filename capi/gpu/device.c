@@ -58,7 +58,7 @@ static void open_driver(void) {
     GPU(push(context));
 }
 
-/* An array on the CPU, or on the GPU behind a stream. */
+/* An array on the CPU, or on the GPU of a stream. */
 typedef struct {
     float* host;
     uint64_t device;

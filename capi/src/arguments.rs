@@ -61,7 +61,7 @@ pub(crate) unsafe fn read_any<T: Growing>(from: *const T) -> Result<Option<T>> {
     if from.is_null() { Ok(None) } else { unsafe { read(from) }.map(Some) }
 }
 
-/// Writes a result to a struct of any version, whose size the caller has set: the fields that it has.
+/// Writes a result to a struct of any version: the fields that the size set by the caller holds.
 ///
 /// # Safety
 /// `to` is null, or leads to as many bytes as its first field says, which nothing else touches, and to that field at least.

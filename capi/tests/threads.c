@@ -7,7 +7,7 @@
 
 #include "check.h"
 
-/* A rank whose callback waits where the test wants it to. */
+/* A rank with a callback that waits where the test wants it to. */
 struct rank {
     instep_stepper* stepper;
     pthread_mutex_t mutex;

@@ -120,14 +120,18 @@ fn a_thousand_ranks_are_planned_in_every_mode_and_drawn() {
 #[test]
 fn a_real_run_has_the_order_that_was_foreseen() {
     let folder = folder();
-    for mode in ["sequential", "eager", "normed"] {
-        let output =
-            folder.run(&["plan", "--config", "model.json", "--world-size", "2", "--measure", "--mode", mode]);
-        let text = stdout(&output);
-        assert!(
-            output.status.success() && text.contains("in the same order: yes") && text.contains("ratio"),
-            "{text}"
-        );
+    let measure = ["plan", "--config", "model.json", "--world-size", "2", "--measure"];
+    for strategy in ["replicated", "zero", "fsdp"] {
+        for mode in ["sequential", "eager", "normed"] {
+            let output = folder.run(&[&measure[..], &["--strategy", strategy, "--mode", mode]].concat());
+            let text = stdout(&output);
+            assert!(
+                output.status.success(),
+                "{strategy} {mode}: {}",
+                String::from_utf8_lossy(&output.stderr)
+            );
+            assert!(text.contains("in the same order: yes") && text.contains("ratio"), "{text}");
+        }
     }
 }
 

@@ -143,7 +143,7 @@ impl BucketStepBuilder {
     }
 }
 
-/// The tiles of a launch are listed once, and no memory stands behind a length before the first step.
+/// The tiles of a launch are listed once, and a length has no memory before the first step.
 fn refuse_endless(elements: u64) -> Result<()> {
     let tiles = elements.div_ceil(INSTEP_TILE_ELEMENTS.into());
     let bytes = tiles.saturating_mul(size_of::<InstepTile>() as u64);

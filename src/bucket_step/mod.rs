@@ -147,7 +147,7 @@ impl<E> BucketStep<E> {
     /// Puts into the settings whether steps pass over a parameter.
     fn freeze(&mut self, id: ParamId, frozen: bool) -> Result<()> {
         let record = self.record(id)?;
-        // One round, whose records are numbered as the segments.
+        // One round. Its records are numbered as the segments.
         let action = if frozen { SegmentAction::Leave } else { self.plan.segments()[record].action };
         self.settings.set_action(record, action);
         self.is_stale = true;

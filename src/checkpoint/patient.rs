@@ -1,4 +1,4 @@
-//! A writer that reports a failure at its end, so that a rank whose disk is full still takes part in all calls.
+//! A writer that reports a failure at its end, so that a rank with a full disk still takes part in all calls.
 //!
 //! After the first error it takes bytes and drops them.
 

@@ -102,7 +102,7 @@ fn write<D: Device>(stepper: &Stepper<D>, Export { averages, f32 }: Export, out:
 /// `save_file(model.state_dict())` write it. States and step counts stay as they are; moving averages begin as the
 /// loaded parameters. Every rank may load, and the next pass gives every rank the parameters of rank 0.
 ///
-/// Values may be F32, F16 or BF16, or F64 that are exactly an f32, whatever the parameter's own type is; they are
+/// Values may be F32, F16 or BF16, or F64 that are exactly an f32, for a parameter of any type; they are
 /// rounded to the nearest where that has fewer bits.
 ///
 /// # Ordering

@@ -1,6 +1,6 @@
 //! The memory that a communicator works on: the buffers of a [`Call`], and buffers that it allocates itself.
 //!
-//! Whoever makes a `Call` promises that its buffers are the call's alone, so taking part in one needs no promise. Host
+//! The maker of a `Call` promises that its buffers are the call's alone, so taking part in one needs no promise. Host
 //! memory is given as slices, and no safe code changes an address or a length. The idea is `std::io::IoSliceMut`: a view
 //! that crosses an interface of pointers.
 #![allow(unsafe_code)]
@@ -23,7 +23,7 @@ pub(crate) struct Addresses {
     pub(crate) dst: *mut u8,
 }
 
-// SAFETY: numbers to whoever only passes them on; who follows one answers for it.
+// SAFETY: plain numbers until one is followed; the code that follows it answers for that.
 unsafe impl Send for Addresses {}
 // SAFETY: as above.
 unsafe impl Sync for Addresses {}

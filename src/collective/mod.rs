@@ -63,7 +63,7 @@ pub trait Collective: Send + Sync {
         matches!(kind, CollectiveKind::AllReduce | CollectiveKind::Broadcast)
     }
 
-    /// Makes another communicator of the same ranks, whose calls have an order of their own: all-gathers of stepped
+    /// Makes another communicator of the same ranks with an order of calls of its own: all-gathers of stepped
     /// parameters go beside the next bucket's sum. Every rank calls it at the same point, once for each stepper that is
     /// not [replicated](crate::Strategy). After a failure of one, both are aborted.
     ///

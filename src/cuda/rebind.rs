@@ -59,7 +59,7 @@ impl CudaDevice {
         moving.follow(&self.steps, (&self.plan, &self.memory.regions), is_first, stream)
     }
 
-    /// Computes the tiles of all steps once more: a device whose parameters never move keeps none.
+    /// Computes the tiles of all steps once more: a device keeps none if its parameters never move.
     fn all_tiles(&self) -> Vec<Vec<InstepTile>> {
         let (plan, regions) = (&self.plan, &self.memory.regions);
         let inputs = (&self.constants, &*self.assignment);

@@ -1,4 +1,4 @@
-//! Tiles of launches whose tensors lie elsewhere by now: written to pinned memory, and copied by the stream, two in turn.
+//! Tiles of launches after their tensors have moved: written to pinned memory, and copied by the stream, two in turn.
 //!
 //! [`TileTables`] are for a bucket whose parameters or gradients lie apart in each call. A table is written anew only if an
 //! address has changed, and never while it is in use. [`StagedTiles`] are for a stepper whose parameters have moved: each

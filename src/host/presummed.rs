@@ -1,4 +1,4 @@
-//! Groups whose gradients are summed elsewhere: collectives that send nothing and compare nothing.
+//! Groups that sum gradients elsewhere: collectives that send nothing and compare nothing.
 //!
 //! `Solo`'s calls copy at most, from the source to another destination; tests compare many ranks with it, and `instep
 //! replay` uses it. `External` is an engine's own all-reduce, whose counterpart on a GPU is `cuda::External`. The step

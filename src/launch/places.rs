@@ -1,6 +1,6 @@
 //! Refuses tensors of the caller's that lie where the device cannot reach them.
 //!
-//! Depends on addresses alone; whose they are, the driver says.
+//! Depends on addresses alone; the driver says who owns them.
 
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, Place};

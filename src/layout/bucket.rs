@@ -126,7 +126,7 @@ impl Bucket {
         start..start + len
     }
 
-    /// Returns the gradients whose sums this rank steps, without counts of ranks.
+    /// Returns the gradients that this rank steps, without counts of ranks.
     pub(crate) fn summed(&self) -> Range<u64> {
         if self.is_cut() {
             let first = self.start + (self.shard.start - self.params.start);

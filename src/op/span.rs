@@ -51,7 +51,7 @@ impl Memory {
         matches!(self, Memory::Master | Memory::State(_) | Memory::Scales(_) | Memory::Ema)
     }
 
-    /// Returns the memories of a bucket whose shards ranks send each other.
+    /// Returns the memories of a bucket that ranks send each other by shards.
     pub(crate) fn sent_of(bucket: &Bucket) -> impl Iterator<Item = Memory> + use<> {
         [Memory::Params].into_iter().chain(bucket.storage.copy.map(|_| Memory::Copy))
     }
@@ -135,7 +135,7 @@ impl Span {
         Span::within(Memory::Grads, bucket, bucket.start, bucket.start + bucket.len)
     }
 
-    /// Returns the gradients whose sums this rank steps, without counts of ranks.
+    /// Returns the gradients that this rank steps, without counts of ranks.
     pub(crate) fn summed(bucket: &Bucket) -> Span {
         let summed = bucket.summed();
         Span::within(Memory::Grads, bucket, summed.start, summed.end)

@@ -134,7 +134,7 @@ pub trait StepParam: Send + Sync {
     /// Updates one parameter, on the thread of the optim stream. Must give the same bits on every rank.
     ///
     /// # Errors
-    /// Whatever it returns poisons the stepper, and so does a panic; [`Error::Hook`] takes words of your own.
+    /// Any error poisons the stepper, and so does a panic; [`Error::Hook`] takes words of your own.
     fn step_param(&self, step: ParamStep<'_>) -> Result<()>;
 
     /// Enqueues the update of one parameter, on the thread that called the stepper. Must not wait.

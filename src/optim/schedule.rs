@@ -69,7 +69,7 @@ impl LrSchedule {
         Shape::Cosine { lr, period, lowest }.into()
     }
 
-    /// Whatever `lr_at` says of a step. Asked once per pass; every rank must get the same.
+    /// The rate that `lr_at` gives for a step. Asked once per pass; every rank must get the same.
     pub fn custom(lr_at: impl Fn(u64) -> f64 + Send + Sync + 'static) -> LrSchedule {
         Shape::Custom(Arc::new(lr_at)).into()
     }

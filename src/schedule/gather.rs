@@ -39,7 +39,7 @@ impl Schedule {
         reduced.unwrap_or_else(|| self.emitter.record(Stream::Reduce))
     }
 
-    /// Does with gradients whose sums other ranks have what the step does with this rank's. Returns whether there was
+    /// Does with the gradients that other ranks step what the step does with this rank's. Returns whether there was
     /// anything to do.
     fn end_others(&mut self, others: [Span; 2]) -> bool {
         let end: fn(Span) -> Action = match self.plan.gradients() {

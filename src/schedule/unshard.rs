@@ -1,4 +1,4 @@
-//! Buckets whose parameters ranks share out: brought together before the trainer needs them, and given up afterwards.
+//! Buckets of parameters that ranks share out: brought together before the trainer needs them, and given up afterwards.
 //!
 //! Both run on the gather stream, so memory is given up and taken in the order of the calls, and no more buckets lie there
 //! whole than the trainer asked for. Addresses stay: only the pages of the other ranks' shards come and go.

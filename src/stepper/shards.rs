@@ -1,4 +1,4 @@
-//! Tensors that ranks share out: which part is whose, whole tensors from all parts, and what a shard cannot do.
+//! Tensors that ranks share out: the part of each rank, whole tensors from all parts, and what a shard cannot do.
 //!
 //! Whole tensors travel by way of the gradients, which are put back. All refusals come before any call of the group.
 

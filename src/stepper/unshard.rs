@@ -1,7 +1,7 @@
 //! Parameters that ranks share out, brought together while a trainer needs them.
 //!
 //! Addresses stay the same, so slices and kernels know nothing of it: pages of the other ranks' shards come and go.
-//! Whatever reads or writes a parameter asks here how much of it this rank has.
+//! Every read and write of a parameter asks here how much of it this rank has.
 
 use std::num::NonZeroU32;
 

@@ -1,6 +1,6 @@
 //! Addresses of a GPU's tensors: which there are, when, and that they lead to the values that are copied out.
 //!
-//! On the stand-in alone, whose memory this thread can read.
+//! On the stand-in alone: this thread can read its memory.
 #![allow(unsafe_code)]
 
 use instep::cuda::Cuda;

@@ -296,7 +296,7 @@ impl Collective for Compared {
     fn abort(&self, _: &Error) {}
 }
 
-/// A GPU's collectives need not compare their calls, and ranks whose broadcasts differ would hang there.
+/// A GPU's collectives need not compare their calls, and ranks with different broadcasts would hang there.
 #[test]
 fn on_a_gpu_ranks_compare_what_they_wrote_before_they_broadcast_it() {
     let (agreed, calls) = (Arc::default(), Arc::default());

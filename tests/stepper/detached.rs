@@ -1,6 +1,6 @@
 //! Passes without a borrow: the stepper's own calls, flat buckets, and what exchanging steppers under a pass does.
 //!
-//! A detached pass must leave the same bits as a borrowed one. Whatever the mutable reference that a pass gives makes
+//! A detached pass must leave the same bits as a borrowed one. Everything that the mutable reference of a pass makes
 //! possible must end in the right result or a typed error.
 
 use std::mem;

@@ -184,7 +184,7 @@ fn a_gpu_leaves_the_hosts_means_in_every_type() {
     }
 }
 
-/// As PyTorch's, whose scaler divides gradients in place before it finds that the step is to be skipped.
+/// As in PyTorch: the scaler divides gradients in place before it finds that the step is to be skipped.
 #[test]
 fn a_skipped_pass_leaves_means_too_with_their_infinities() {
     let layout = Layout::builder().param("a", 3000).param("b", 5).build().unwrap();

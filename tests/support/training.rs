@@ -259,7 +259,7 @@ impl Training {
             _ => pass.view::<f16>(ids[param]).map(drop),
         };
         for param in 0..ids.len() {
-            // All ranks unshard the same, whatever they read.
+            // All ranks unshard the same buckets, also those that they do not read.
             let bucket = pass.plan().segment_of(param).bucket;
             pass.unshard(bucket)?;
             if treatment(param) != Treatment::Untouched {
@@ -289,7 +289,7 @@ impl Training {
         for param in used.take(abandon.unwrap_or(usize::MAX)) {
             let times = self.params[param].1 - u32::from(treatment(param) == Treatment::Late);
             self.hand_over(&mut pass, at, feed, param, ids[param], times)?;
-            // Whatever has launched.
+            // Its bucket may have launched.
             if let Some(frozen) = frozen.get(param) {
                 match read(&pass, *frozen) {
                     // Its bucket has launched, or was resharded above.

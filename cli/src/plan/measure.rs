@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use instep::Foresight;
 use instep::op::{Op, TimedOp};
-use instep::{InProcess, Layout, Recording, Stepper, in_process};
+use instep::{DType, Element, InProcess, Layout, ParamId, Recording, Stepper, bf16, f16, in_process};
 
 use super::model::Model;
 use super::trainer::Walk;
@@ -113,7 +113,7 @@ fn train(
         for (index, id) in layout.ids().enumerate() {
             let len = layout.parameter(id)?.len as usize;
             walk.arrive(&mut stepper, id, true)?;
-            stepper.read(id, &mut values[..len])?;
+            read(&stepper, model.precision.param, id, &mut values[..len])?;
             note(&mut stepper, Call::Read(index));
         }
         stepper.begin()?.detach();
@@ -132,12 +132,29 @@ fn train(
     let mut walk = Walk::default();
     for (index, id) in layout.ids().enumerate() {
         walk.arrive(&mut stepper, id, true)?;
-        stepper.read(id, &mut values[..layout.parameter(id)?.len as usize])?;
+        read(&stepper, model.precision.param, id, &mut values[..layout.parameter(id)?.len as usize])?;
         note(&mut stepper, Call::Read(index));
     }
     ran.extend(stepper.take_recording().unwrap_or_default().ran);
     stepper.close()?;
     Ok((calls, ran))
+}
+
+/// Reads a parameter as a forward does: the parameter itself. Its master may be shared out.
+fn read(stepper: &Stepper, stored: DType, id: ParamId, into: &mut [f32]) -> instep::Result<()> {
+    fn copy<T: Element + Into<f32>>(stepper: &Stepper, id: ParamId, into: &mut [f32]) -> instep::Result<()> {
+        into.iter_mut().zip(stepper.view::<T>(id)?).for_each(|(into, value)| *into = (*value).into());
+        Ok(())
+    }
+    match stored {
+        DType::F32 => copy::<f32>(stepper, id, into),
+        DType::BF16 => copy::<bf16>(stepper, id, into),
+        DType::F16 => copy::<f16>(stepper, id, into),
+        other => {
+            let remedy = "describe parameters as f32, bf16 or f16";
+            Err(instep::Error::unsupported(format_args!("parameters of {other}"), "no reader", remedy))
+        }
+    }
 }
 
 fn foresee(stepper: &mut Foresight, layout: &Layout, calls: &[Timed]) -> Result<(), Failure> {

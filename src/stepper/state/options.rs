@@ -11,7 +11,7 @@ pub enum Strategy {
     /// Every rank keeps the states, masters and averages of one shard of each bucket and steps that: per bucket a
     /// reduce-scatter of gradients and an all-gather of stepped parameters, which goes beside the next bucket's sum.
     /// Parameters and gradients stay whole (ZeRO stage 1); with [`Gradients::Release`](crate::Gradients) a rank gives back
-    /// those gradients whose sums it does not step (stage 2).
+    /// the gradients that it does not step (stage 2).
     ///
     /// A state, a master or an average is read by [`Stepper::gather`](crate::Stepper::gather), on all ranks together, and
     /// written by [`write`](crate::Stepper::write) on all ranks. Where there are

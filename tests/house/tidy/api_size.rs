@@ -4,7 +4,7 @@
 
 use super::{code_lines, files, name, read};
 
-/// The types, whose builder is not counted.
+/// The types; their builders are not counted.
 const TYPES: [&str; 4] = ["Stepper", "Pass", "Params", "Grads"];
 const MOST: usize = 75;
 

@@ -66,7 +66,7 @@ enum Target {
     Resume,
 }
 
-/// Whatever inputs are fed to.
+/// A reader that inputs are fed to.
 trait Subject {
     /// Valid inputs to begin with.
     fn seeds(&mut self) -> Vec<Pair>;

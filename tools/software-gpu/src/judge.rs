@@ -40,7 +40,7 @@ impl Judge<'_> {
         }
     }
 
-    /// Enters a read, all of whose bytes must have values.
+    /// Enters a read; all its bytes must have values.
     pub(crate) fn read(&mut self, address: u64, bytes: u64) {
         let (start, _) = self.touch(address, bytes, Access::Read);
         let unwritten = self.unwritten(start, address, bytes);

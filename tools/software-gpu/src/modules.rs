@@ -59,7 +59,7 @@ impl Gpu {
     }
 }
 
-/// Reads an image whose length it says itself.
+/// Reads an image, which states its own length.
 ///
 /// # Safety
 /// A fat binary, or PTX that ends in a zero byte.

@@ -105,7 +105,7 @@ impl Communicator {
         }
     }
 
-    /// Returns what a call answers whose task has begun.
+    /// Returns the answer of a call after its task has begun.
     pub(crate) fn begun(&self) -> Code {
         if !self.blocking {
             return Code::ncclInProgress;

@@ -77,7 +77,7 @@ macro_rules! begin {
 
 pub(crate) use begin;
 
-/// Writes the number of the mode, whose type the crate does not name.
+/// Writes the number of the mode; the crate has no name for its type.
 pub(crate) fn set<T>(mode: &mut T) {
     assert_eq!(size_of::<T>(), 4);
     unsafe { std::ptr::from_mut(mode).cast::<u32>().write(1) };

@@ -15,7 +15,7 @@ mod orders;
 
 use std::process::Command;
 
-/// Names the test whose body a process runs.
+/// Names the test that a process runs.
 const ALONE: &str = "SOFTWARE_GPU_ALONE";
 /// Seeds that every scene is run with.
 const SEEDS: [&str; 4] = ["0", "1", "2", "3"];

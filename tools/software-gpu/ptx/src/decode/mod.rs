@@ -28,7 +28,7 @@ pub(crate) const PARAM_BASE: u64 = 0x5a5a_0000_0000_0000;
 /// Generic addresses of shared memory, which begins at the bottom of this window.
 pub(crate) const SHARED_WINDOW: u64 = 0x5a5b_0000_0000_0000;
 
-/// The addresses behind the names of a kernel and its module.
+/// The addresses that the names of a kernel and its module stand for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Symbol {
     Param(u64),

@@ -44,7 +44,7 @@ pub(super) struct Stopped {
 }
 
 impl Machine<'_> {
-    /// Runs a block whose warps stand at the first instruction.
+    /// Runs a block from the first instruction of all its warps.
     pub(super) fn run(&mut self, warps: &mut [Warp]) -> Result<(), Stopped> {
         self.shared.clear();
         self.barriers = 0;

@@ -33,7 +33,7 @@ pub(crate) struct Trap {
     pub lane: u32,
     pub address: Option<u64>,
     pub what: What,
-    /// The register that it is about, whose name the kernel knows.
+    /// The register that it is about; the kernel knows its name.
     pub register: Option<(File, u32)>,
 }
 

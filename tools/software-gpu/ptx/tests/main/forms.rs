@@ -84,7 +84,7 @@ fn operands(thread: usize) -> [u64; 4] {
     }
     match thread % 3 {
         0 => [bits(0), bits(1), bits(2), bits(3)],
-        // Floats of similar size, whose sums cancel.
+        // Floats of similar size, so that sums cancel.
         1 => {
             [bits(0) & 0x807f_ffff | 0x3f80_0000, bits(1) & 0x80ff_ffff | 0x3f00_0000, bits(2), bits(3) % 70]
         }
