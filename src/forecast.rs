@@ -18,7 +18,7 @@ use crate::launch::{
     Assignment, BorrowedPieces, Progress, Region, Regions, Settings, StepConstants, first_control,
 };
 use crate::layout::Plan;
-use crate::op::{Action, Interval, Memory, Op, STREAMS, Span, Stream, Ticket, TimedOp, step_bytes};
+use crate::op::{Action, Interval, Memory, Op, Part, STREAMS, Span, Stream, Ticket, TimedOp, step_bytes};
 
 /// How long an op takes, in nanoseconds, given the bytes that it moves: over the memory bus for a step or a norm, the
 /// buffer's for a collective.
@@ -31,8 +31,8 @@ pub struct Forecast {
     plan: Arc<Plan>,
     constants: StepConstants,
     regions: Regions,
-    /// Per bucket, what its step moves if nothing is frozen.
-    step_bytes: Vec<u64>,
+    /// Per bucket, what its step moves if nothing is frozen, and what each part of it before that that ends with norms.
+    step_bytes: Vec<(u64, u64)>,
     cost: Option<Cost>,
     /// Per stream, when it has run all that it was given. The trainer is the compute stream.
     clocks: [u64; STREAMS],
@@ -54,7 +54,13 @@ impl Forecast {
         Ok(Forecast {
             step_bytes: (0..)
                 .zip(plan.buckets())
-                .map(|(k, _)| step_bytes(&plan, assignment.state_count(), assignment.parts(&plan, k), k))
+                .map(|(k, _)| {
+                    let bytes = |parts| step_bytes(&plan, assignment.state_count(), parts, k);
+                    match assignment.stops(&plan, k).len() as u64 {
+                        0 => (bytes(assignment.parts(&plan, k)), 0),
+                        stages => (bytes(&[Part::Apply]), bytes(&[Part::Measure]) / stages),
+                    }
+                })
                 .collect(),
             plan,
             constants,
@@ -77,7 +83,8 @@ impl Forecast {
             Action::Collective { src, dst, .. } => src.bytes().max(dst.bytes()),
             Action::Zero(span) => span.bytes(),
             Action::Norm { bucket } => Span::bucket(&self.plan.buckets()[bucket as usize]).bytes(),
-            Action::Step { bucket } => self.step_bytes[bucket as usize],
+            Action::Measure { bucket, .. } => self.step_bytes[bucket as usize].1,
+            Action::Step { bucket } => self.step_bytes[bucket as usize].0,
             _ => 0,
         }
     }

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::abi::INSTEP_OPTIMIZER_CUSTOM;
+use crate::abi::{INSTEP_F32_INFINITY_BITS, INSTEP_OPTIMIZER_CUSTOM};
 use crate::collective::{Call, CallKey, Collective};
 use crate::error::Result;
 use crate::host::arena::Memories;
@@ -16,7 +16,7 @@ use crate::host::custom::CustomStep;
 use crate::host::kernels::Kernels;
 use crate::host::prefetch::ahead_bytes;
 use crate::launch::{
-    Assignment, BorrowedPieces, Kind, Launch, Settings, StepConstants, begin_args, decide_args,
+    Assignment, BorrowedPieces, Kind, Launch, NormStop, Settings, StepConstants, begin_args, decide_args,
     first_control, first_records,
 };
 use crate::layout::Plan;
@@ -37,6 +37,8 @@ pub(crate) struct Runner {
     deadline: Duration,
     norms: Vec<Vec<Work>>,
     steps: Vec<Vec<Work>>,
+    /// Per bucket, where its step stops for norms of whole parameters.
+    stops: Vec<Vec<NormStop>>,
 }
 
 /// One launch of a bucket.
@@ -82,6 +84,7 @@ impl Runner {
             buckets.map(|bucket| launches(bucket).into_iter().map(work).collect()).collect()
         };
         Ok(Runner {
+            stops: (0..plan.buckets().len() as u32).map(|bucket| assignment.stops(&plan, bucket)).collect(),
             norms: work(Kind::Norm),
             steps: work(Kind::Step),
             plan,
@@ -157,7 +160,8 @@ impl Runner {
             // SAFETY: nothing writes control memory now, as for every op that reads it.
             Action::Control(Phase::Publish) => unsafe { self.memories.publish() },
             Action::Norm { bucket } => self.work(&self.norms[bucket as usize])?,
-            Action::Step { bucket } => self.work(&self.steps[bucket as usize])?,
+            Action::Measure { bucket, stage } => self.step(bucket, stage as usize)?,
+            Action::Step { bucket } => self.step(bucket, self.stops[bucket as usize].len())?,
             // SAFETY: nothing else touches control memory now, as for every op that writes it.
             Action::Leave { segment } => unsafe { self.memories.leave(&self.plan, segment) },
             Action::Zero(span) => {
@@ -187,6 +191,24 @@ impl Runner {
                 Work::Kernel { job, .. } => self.pool.run(job),
                 Work::Custom(step) => step.run()?,
             }
+        }
+        Ok(())
+    }
+
+    /// Runs the part of a bucket's step between two of its stops.
+    fn step(&self, bucket: u32, stage: usize) -> Result<()> {
+        let (work, stops) = (&self.steps[bucket as usize], &self.stops[bucket as usize]);
+        let (before, next) = (stage.checked_sub(1).map(|last| &stops[last]), stops.get(stage));
+        if let Some(NormStop { records, .. }) = before {
+            // SAFETY: nothing else touches control memory now, here and below, as for every op that writes it.
+            unsafe { self.memories.mark_nonfinite(records.clone(), INSTEP_F32_INFINITY_BITS) }
+        }
+        let (first, end) =
+            (before.map_or(0, |stop| stop.launches), next.map_or(work.len(), |stop| stop.launches));
+        self.work(&work[first..end])?;
+        if let Some(NormStop { records, .. }) = next {
+            // SAFETY: as above.
+            unsafe { self.memories.mark_nonfinite(records.clone(), 1) }
         }
         Ok(())
     }

@@ -4,6 +4,7 @@
 //! kernel: a single one where every parameter has the same optimizer, with any hyperparameters. States of a round come
 //! after those of earlier rounds. Pure arithmetic, without addresses.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::abi::{INSTEP_OPTIMIZER_CUSTOM, InstepHyper};
@@ -64,6 +65,15 @@ pub(crate) struct BucketLaunch {
     pub(crate) is_last: bool,
     /// The segments that it steps or averages, in the plan's order.
     pub(crate) segments: Vec<u32>,
+}
+
+/// A place in a bucket's step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NormStop {
+    /// Launches before it, each part of a step counted.
+    pub(crate) launches: usize,
+    /// Whose norms are added up. Those of other launches between them are zeros, or are needed no more.
+    pub(crate) records: Range<usize>,
 }
 
 impl Assignment {
@@ -260,6 +270,33 @@ impl Assignment {
     /// Returns the parts of a bucket's step: two, where a change is scaled by norms.
     pub(crate) fn parts(&self, plan: &Plan, bucket: u32) -> &'static [Part] {
         Part::all(self.launches(plan, bucket).iter().any(|launch| launch.parts.contains(&Part::Apply)))
+    }
+
+    /// Returns where ranks that share a bucket out stop in its step to add up norms: after each launch that measures.
+    pub(crate) fn stops(&self, plan: &Plan, bucket: u32) -> Vec<NormStop> {
+        if !plan.is_sharded() || plan.buckets()[bucket as usize].is_local {
+            return Vec::new();
+        }
+        let (mut stops, mut launches) = (Vec::new(), 0);
+        for BucketLaunch { round, parts, segments, .. } in self.launches(plan, bucket) {
+            let record = |segment: &u32| self.record(round, *segment as usize);
+            if let (true, Some(first), Some(last)) =
+                (parts.contains(&Part::Measure), segments.first(), segments.last())
+            {
+                stops.push(NormStop { launches: launches + 1, records: record(first)..record(last) + 1 });
+            }
+            launches += parts.len();
+        }
+        stops
+    }
+
+    /// Refuses rules that are scaled by norms of whole parameters on a device that cannot share those norms.
+    pub(crate) fn refuse_shared_norms(&self, plan: &Plan, place: Place) -> Result<()> {
+        if !plan.is_sharded() || self.norm_count() == 0 {
+            return Ok(());
+        }
+        let wrong = format_args!("{place} cannot add up norms over ranks between its two launches");
+        Err(Error::unsupported("shards with LAMB", wrong, "use Strategy::Replicated, or step on the host"))
     }
 
     /// A launch of some kernel that steps no segment.

@@ -4,6 +4,7 @@
 //! memory, or crosses two pieces of it, gets no address.
 
 use std::mem::size_of;
+use std::ops::Range;
 use std::ptr::{self, NonNull};
 
 use crate::abi::{InstepControl, InstepHyper, InstepNorms, InstepRecord};
@@ -88,6 +89,12 @@ impl Counts {
     /// Returns the offset of the norms in control memory.
     fn norms_at(&self) -> usize {
         self.records_at() + self.records * size_of::<InstepRecord>()
+    }
+
+    /// The norms of some records, in control memory.
+    pub(crate) fn norms_of(&self, records: &Range<usize>) -> Span {
+        let byte = |record: usize| (self.norms_at() + record * size_of::<InstepNorms>()) as u64;
+        Span { memory: Memory::Control, start: byte(records.start), end: byte(records.end) }
     }
 
     /// Bytes of the settings: hyperparameters per optimizer, then per record its rate's multiplier, then its action.

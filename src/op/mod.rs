@@ -148,7 +148,14 @@ pub enum Action {
         /// Which bucket.
         bucket: u32,
     },
-    /// Applies the optimizer to a bucket.
+    /// Runs the part of a bucket's step that ends with norms of parts of its parameters, which ranks then add up.
+    Measure {
+        /// Which bucket.
+        bucket: u32,
+        /// How many such parts came before in this step.
+        stage: u32,
+    },
+    /// Applies the optimizer to a bucket, or does what its [`Measure`](Self::Measure) ops have left of that.
     Step {
         /// Which bucket.
         bucket: u32,
@@ -297,7 +304,7 @@ impl Op {
                 touch(if bucket.is_cut() { Span::summed(bucket) } else { Span::bucket(bucket) }, false);
                 touch(Span::CONTROL, true);
             }
-            Action::Step { bucket } => {
+            Action::Measure { bucket, .. } | Action::Step { bucket } => {
                 let bucket = &plan.buckets()[bucket as usize];
                 let averages =
                     plan.segments_of(bucket).iter().any(|s| s.action == SegmentAction::Average && s.len > 0);
@@ -365,6 +372,7 @@ impl fmt::Display for Op {
             Action::Control(Phase::DecideBucket { bucket }) => write!(f, "decision on bucket {bucket}"),
             Action::Control(phase) => write!(f, "control {phase:?}"),
             Action::Norm { bucket } => write!(f, "norm of bucket {bucket}"),
+            Action::Measure { bucket, .. } => write!(f, "norms of the parameters of bucket {bucket}"),
             Action::Step { bucket } => write!(f, "step of bucket {bucket}"),
             Action::Collective { kind, pass, bucket: Some(b), .. } => {
                 write!(f, "{kind} of bucket {b}, pass {pass}")

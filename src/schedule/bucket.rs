@@ -92,13 +92,11 @@ impl Schedule {
 
     pub(super) fn step(&mut self, bucket: u32) {
         if self.policy.decision == Decision::EachBucket && !self.plan.buckets()[bucket as usize].is_local {
-            // Ranks may launch a bucket at different moments between their unshards, so these keep the gather stream to
-            // themselves.
-            let stream = if self.plan.shards_params() { Stream::Reduce } else { Stream::Gather };
-            self.share_norm(stream, Some(bucket));
+            self.share_norm(self.stream_beside_steps(), Some(bucket));
             self.emitter.emit(Stream::Optim, Action::Control(Phase::DecideBucket { bucket }));
         }
         self.emitter.after(Stream::Optim, &[self.gathered[bucket as usize]]);
+        self.measure(bucket);
         self.emitter.emit(Stream::Optim, Action::Step { bucket });
         if self.plan.gradients() == Gradients::Release {
             let described = &self.plan.buckets()[bucket as usize];

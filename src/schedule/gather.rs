@@ -77,6 +77,21 @@ impl Schedule {
         self.share(stream, bucket, &parts.map(|(kind, span)| (kind, of_block(span))));
     }
 
+    /// The stream on which ranks combine numbers in the middle of a bucket's step, where it holds up no next sum if it can.
+    /// Ranks may launch a bucket at different moments between their unshards, so these keep the gather stream to themselves.
+    pub(super) fn stream_beside_steps(&self) -> Stream {
+        if self.plan.shards_params() { Stream::Reduce } else { Stream::Gather }
+    }
+
+    /// Runs a bucket's step up to its last norms of whole parameters, which ranks add up from those of their parts.
+    pub(super) fn measure(&mut self, bucket: u32) {
+        for stage in 0..self.shared_norms[bucket as usize].len() {
+            let span = self.shared_norms[bucket as usize][stage];
+            self.emitter.emit(Stream::Optim, Action::Measure { bucket, stage: stage as u32 });
+            self.share(self.stream_beside_steps(), Some(bucket), &[(CollectiveKind::Sum64, span)]);
+        }
+    }
+
     /// Finds the first bucket that was not finite on any rank, after all steps.
     pub(super) fn share_nonfinite(&mut self) {
         self.share(Stream::Gather, None, &[(CollectiveKind::Min32, Span::NONFINITE)]);

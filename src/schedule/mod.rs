@@ -28,7 +28,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::layout::{Layout, Plan};
-use crate::op::{Action, Op, Phase, Stream, Ticket, most_ops_per_pass};
+use crate::op::{Action, Op, Phase, Span, Stream, Ticket, most_ops_per_pass};
 
 /// When steps run, relative to reduces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -166,6 +166,8 @@ pub struct Schedule {
     decided: Option<Mark>,
     /// Ticket of the trainer's last read of the loss scale, which the next Decide writes.
     loss_scale_touched: Ticket,
+    /// Per bucket, the norms of parts of parameters that ranks add up in its step, one span after the other.
+    shared_norms: Vec<Vec<Span>>,
     /// Of all parameters that were named as unused after their hand-over, which later passes compare.
     late_unused: u64,
 }
@@ -196,10 +198,17 @@ impl Schedule {
             settled: None,
             decided: None,
             loss_scale_touched: NEVER,
+            shared_norms: vec![Vec::new(); plan.buckets().len()],
             late_unused: 0,
             plan,
             policy,
         }
+    }
+
+    /// Says which numbers of control memory ranks add up in each bucket's step: one span for each time that it stops for
+    /// them. They are norms of parts of parameters, by which rules such as LAMB scale a change.
+    pub fn share_norms_of_parameters(&mut self, spans: Vec<Vec<Span>>) {
+        self.shared_norms = spans;
     }
 
     /// Returns the ops written since the last call, in submission order.

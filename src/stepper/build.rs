@@ -149,7 +149,7 @@ impl StepperBuilder<'_> {
         optimizers.leave_out(|param| plan.segment_of(param).action == SegmentAction::Step);
         let assignment = Arc::new(optimizers.assignment(self.layout, &plan)?);
         optimizers.refuse_storage(&plan)?;
-        refuse_whole_work(self.layout, &plan, &assignment)?;
+        refuse_whole_work(self.layout, &plan, &assignment, &*comm)?;
         let grads = plan.storages().iter().map(|storage| storage.precision.grad);
         if let Some(grad) = { grads }.find(|grad| !comm.sums(*grad)) {
             let thing = format_args!("{grad} gradients");
@@ -163,7 +163,11 @@ impl StepperBuilder<'_> {
         policy.keeps_order = comm.keeps_order();
         policy.sums_outside = comm.sums_outside();
         policy.trainer_is_a_stream = D::TRAINER_IS_A_STREAM;
-        let schedule = Schedule::new(self.layout, Arc::clone(&plan), policy);
+        let mut schedule = Schedule::new(self.layout, Arc::clone(&plan), policy);
+        let counts = constants.counts(&plan, &assignment);
+        let stops = (0..plan.buckets().len() as u32).map(|bucket| assignment.stops(&plan, bucket));
+        let spans = stops.map(|stops| stops.iter().map(|stop| counts.norms_of(&stop.records)).collect());
+        schedule.share_norms_of_parameters(spans.collect());
         let gathers = plan.is_sharded().then(|| comm.duplicate()).transpose()?;
         let agreement = self.agreement(&plan);
         let device = make(Blueprint {

@@ -137,6 +137,7 @@ impl StepperBuilder<'_> {
             let Blueprint { plan, constants, assignment, comm, deadline, borrowed, timed, agreement, .. } =
                 blueprint;
             assignment.refuse_unreached(place)?;
+            assignment.refuse_shared_norms(&plan, place)?;
             let scaler = constants.loss_scale.external().map(|scaler| {
                 [scaler.scale, scaler.found_inf].map(|base| Piece { start: 0, bytes: 4, base })
             });

@@ -61,8 +61,13 @@ impl StepperBuilder<'_> {
     }
 }
 
-/// Refuses, for a sharded plan, what needs whole gradients or whole parameters.
-pub(super) fn refuse_whole_work(layout: &Layout, plan: &Plan, assignment: &Assignment) -> Result<()> {
+/// Refuses, for a sharded plan, what needs whole gradients or whole parameters, or calls that `comm` does not know.
+pub(super) fn refuse_whole_work(
+    layout: &Layout,
+    plan: &Plan,
+    assignment: &Assignment,
+    comm: &dyn Collective,
+) -> Result<()> {
     if !plan.is_sharded() {
         return Ok(());
     }
@@ -81,9 +86,8 @@ pub(super) fn refuse_whole_work(layout: &Layout, plan: &Plan, assignment: &Assig
         let thing = format!("optimizer `{}`", custom.name());
         return refuse(&thing, "code of your own steps whole parameters", "use Strategy::Replicated");
     }
-    if assignment.norm_count() > 0 {
-        let wrong = "its change is scaled by norms of whole parameters";
-        return refuse("LAMB", wrong, "use Strategy::Replicated");
+    if assignment.norm_count() > 0 && !comm.knows(CollectiveKind::Sum64) {
+        return Err(refused_kind(CollectiveKind::Sum64));
     }
     Ok(())
 }

@@ -96,7 +96,7 @@ fn describe(action: &Action) -> Option<(Kind, Option<u32>)> {
         Action::Control(Phase::DecideBucket { bucket }) => Some((Kind::Control, Some(bucket))),
         Action::Control(_) | Action::Leave { .. } => Some((Kind::Control, None)),
         Action::Norm { bucket } => Some((Kind::Norm, Some(bucket))),
-        Action::Step { bucket } => Some((Kind::Step, Some(bucket))),
+        Action::Measure { bucket, .. } | Action::Step { bucket } => Some((Kind::Step, Some(bucket))),
         Action::Collective { bucket, .. } => Some((Kind::Collective, bucket)),
         Action::Zero(_) | Action::Release(_) => Some((Kind::Zero, None)),
     }
@@ -108,6 +108,7 @@ fn name(action: &Action, bucket: Option<u32>) -> String {
         Action::Control(Phase::Decide | Phase::DecideBucket { .. }) => "decide".to_owned(),
         Action::Control(Phase::Publish) => "publish".to_owned(),
         Action::Norm { .. } => "norm".to_owned(),
+        Action::Measure { .. } => "measure".to_owned(),
         Action::Collective { kind, .. } => kind.to_string(),
         Action::Leave { .. } => "leave".to_owned(),
         Action::Zero(_) => "zero".to_owned(),
@@ -133,6 +134,7 @@ fn find_passes(ops: &[Op]) -> Vec<Option<u64>> {
             }
             Action::Norm { bucket }
             | Action::Control(Phase::DecideBucket { bucket })
+            | Action::Measure { bucket, .. }
             | Action::Step { bucket } => reduced.get(&Some(bucket)).copied(),
             Action::Control(Phase::Decide) => latest,
             _ => None,

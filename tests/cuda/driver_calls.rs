@@ -42,7 +42,11 @@ fn expected(
     };
     let launch = |kernel, blocks, threads| Call::Launch { kernel, shape: Shape { blocks, threads }, stream };
     match op.action {
-        Action::Wait(_) | Action::Record(_) | Action::Collective { .. } | Action::Release(_) => None,
+        Action::Wait(_)
+        | Action::Record(_)
+        | Action::Collective { .. }
+        | Action::Measure { .. }
+        | Action::Release(_) => None,
         Action::Control(Phase::Begin) => Some(launch("instep_begin", 1, INSTEP_GPU_THREADS)),
         Action::Control(Phase::Decide | Phase::DecideBucket { .. }) => Some(launch("instep_decide", 1, 1)),
         Action::Control(Phase::Publish) => Some(launch("instep_publish", 1, 1)),

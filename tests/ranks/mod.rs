@@ -28,6 +28,8 @@ pub(crate) mod zero;
 #[cfg(not(kernels_only))]
 mod zero_failures;
 #[cfg(not(kernels_only))]
+mod zero_lamb;
+#[cfg(not(kernels_only))]
 mod zero_random;
 #[cfg(not(kernels_only))]
 mod zero_shares;

@@ -57,6 +57,7 @@ fn cases(buckets: &[usize], passes: usize) -> Vec<Case> {
                         per_bucket,
                         joined,
                         sharing: Sharing::Nothing,
+                        stops: 0,
                         passes,
                     });
                 }
@@ -91,8 +92,10 @@ fn every_wait_of_the_middle_passes_is_missed_when_deleted() {
 #[test]
 fn shards_have_no_hazard_in_any_mode_and_arrival_order() {
     for case in cases(&[1, 2, 5, 17], 4) {
-        for sharing in [Sharing::States, Sharing::Params] {
-            let case = Case { sharing, ..case };
+        for (sharing, stops) in
+            [(Sharing::States, 0), (Sharing::Params, 0), (Sharing::States, 1), (Sharing::Params, 2)]
+        {
+            let case = Case { sharing, stops, ..case };
             let run = simulate(case);
             assert_eq!(check(&run.plan, STATES, &run.list), [], "{case:?}");
         }
@@ -102,10 +105,12 @@ fn shards_have_no_hazard_in_any_mode_and_arrival_order() {
 #[test]
 fn every_wait_of_the_middle_passes_is_missed_when_deleted_with_shards() {
     for case in cases(&[1, 2, 5], 4) {
-        assert_every_wait_is_needed(Case { sharing: Sharing::States, ..case });
-        // A rank without data would not know what to unshard.
-        if case.joined.is_empty() {
-            assert_every_wait_is_needed(Case { sharing: Sharing::Params, ..case });
+        for stops in [0, 1, 2] {
+            assert_every_wait_is_needed(Case { sharing: Sharing::States, stops, ..case });
+            // A rank without data would not know what to unshard.
+            if case.joined.is_empty() {
+                assert_every_wait_is_needed(Case { sharing: Sharing::Params, stops, ..case });
+            }
         }
     }
 }
@@ -186,6 +191,7 @@ fn four_thousand_buckets_are_checked_whole() {
         per_bucket: false,
         joined: &[],
         sharing: Sharing::Nothing,
+        stops: 0,
         passes: 3,
     };
     let run = simulate(case);

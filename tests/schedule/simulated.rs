@@ -71,6 +71,8 @@ pub(super) struct Case {
     /// Passes that this rank makes without data; ranks are counted if there are any.
     pub(super) joined: &'static [usize],
     pub(super) sharing: Sharing,
+    /// How often a bucket's step stops for norms of parameters, of which ranks have parts.
+    pub(super) stops: usize,
     pub(super) passes: usize,
 }
 
@@ -111,6 +113,13 @@ pub(super) fn simulate(case: Case) -> Simulated {
     };
     let policy = Policy::new(case.mode, decision);
     let mut schedule = Schedule::new(&layout, Arc::clone(&plan), policy);
+    let norms = |bucket: usize| Span {
+        memory: Memory::Control,
+        start: 9000 + 80 * bucket as u64,
+        end: 9080 + 80 * bucket as u64,
+    };
+    schedule
+        .share_norms_of_parameters((0..plan.buckets().len()).map(|k| vec![norms(k); case.stops]).collect());
     let mut list = Vec::new();
     let mut starts = Vec::new();
     let forward: Vec<usize> = match case.order {

@@ -114,6 +114,7 @@ fn name(action: &Action) -> String {
     match action {
         Action::Control(_) => "control".into(),
         Action::Norm { .. } => "norm".into(),
+        Action::Measure { .. } => "measure".into(),
         Action::Step { .. } => "step".into(),
         Action::Collective { kind, .. } => kind.to_string(),
         Action::Zero(_) => "zero".into(),

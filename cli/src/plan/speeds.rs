@@ -64,7 +64,7 @@ impl Speeds {
                 Action::Collective { kind, .. } => {
                     1e3 * self.latency + bus_bytes(kind, bytes, world_size) / self.bus
                 }
-                Action::Norm { .. } | Action::Step { .. } | Action::Zero(_) => {
+                Action::Norm { .. } | Action::Measure { .. } | Action::Step { .. } | Action::Zero(_) => {
                     1e3 * self.launch + bytes as f64 / self.memory
                 }
                 Action::Control(_) => 1e3 * self.launch,

@@ -16,7 +16,7 @@ pub enum Strategy {
     /// A state, a master or an average is read by [`Stepper::gather`](crate::Stepper::gather), on all ranks together, and
     /// written by [`write`](crate::Stepper::write) on all ranks. Where there are
     /// [masters](crate::Master), every rank must write the same parameters. Refused: optimizers of your own
-    /// ([`StepParam`](crate::optim::StepParam)), LAMB, averaged gradients, borrowed memory, and collectives that do not
+    /// ([`StepParam`](crate::optim::StepParam)), averaged gradients, borrowed memory, and collectives that do not
     /// [know](crate::Collective::knows) the calls.
     ///
     /// # Source
