@@ -7,7 +7,7 @@ use std::time::Duration;
 use instep::optim::{Custom, LossScaler, LrSchedule, ParamStep, StepParam};
 use instep::overlap::{Compressed, Registry};
 use instep::{
-    Adam, Clip, DType, Divisor, Gradients, Isa, Lamb, Layout, LayoutBuilder, Master, Mode, Moments, NAdam,
+    Adam, Clip, DType, Divisor, Gradients, Isa, Layout, LayoutBuilder, Master, Mode, Moments, NAdam,
     Precision, Result, Rounding, SegmentAction, Sgd, Solo, Stepper, StepperBuilder, Strategy, Unused, bf16,
     in_process,
 };
@@ -47,7 +47,6 @@ pub(super) fn add(page: &mut Page) {
 fn shards(page: &mut Page) {
     let layout = one();
     let zero = |builder: StepperBuilder<'_>| builder.strategy(Strategy::Zero).host(Solo::default());
-    page.refused(zero(Stepper::builder(&layout, Lamb::default())));
     page.refused(zero(Stepper::builder(&layout, Custom::new(Own(&[])))));
     page.refused(zero(Stepper::builder_without_optimizer(&layout)));
     let several = Stepper::builder(&layout, Sgd::default()).strategy(Strategy::Zero);
