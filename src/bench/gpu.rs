@@ -89,6 +89,7 @@ impl GpuLauncher {
             constants: StepConstants { clip: clips.then_some(Clip::Global(1.0)), ..constants(world_size) },
             assignment: Arc::new(Assignment::uniform(layout, &plan, optimizer)?),
             comm: Arc::new(Solo::new(world_size)),
+            gathers: None,
             deadline: Duration::from_secs(60),
             borrowed: None,
             timed: false,

@@ -31,6 +31,8 @@ pub struct CudaDevice {
     pub(super) constants: StepConstants,
     pub(super) assignment: Arc<Assignment>,
     pub(super) comm: Arc<dyn Collective>,
+    /// The communicator of the gather stream, if the plan is sharded.
+    pub(super) gathers: Option<Arc<dyn Collective>>,
     pub(super) rank: u32,
     pub(super) deadline: Duration,
     optim_priority: i32,
@@ -68,6 +70,7 @@ pub(crate) struct Parts {
     pub(crate) constants: StepConstants,
     pub(crate) assignment: Arc<Assignment>,
     pub(crate) comm: Arc<dyn Collective>,
+    pub(crate) gathers: Option<Arc<dyn Collective>>,
     pub(crate) deadline: Duration,
     pub(crate) borrowed: Option<BorrowedPieces>,
     pub(crate) timed: bool,
@@ -79,14 +82,15 @@ unsafe impl Send for CudaDevice {}
 
 impl CudaDevice {
     pub(crate) fn new(parts: Parts) -> Result<CudaDevice> {
-        let Parts { driver, compute, plan, constants, assignment, comm, deadline, timed, .. } = parts;
+        let Parts { driver, compute, plan, constants, assignment, comm, gathers, deadline, timed, .. } =
+            parts;
         let _entered = Entered::new(&*driver)?;
         // SAFETY: the builder's caller promises that the stream is alive.
         unsafe { driver.inspect_stream(compute)? };
         let kernels = Kernels::load(&driver, &assignment.kernels(&plan))?;
         let priorities = Priorities { reduce: i32::MIN, optim: parts.optim_priority };
-        // Most that one stream records in two passes.
-        let room = 16 + 8 * plan.buckets().len();
+        // Most that one stream records in two passes: with shards, a bucket's sums, decision, step and gathers.
+        let room = 16 + if plan.is_sharded() { 16 } else { 8 } * plan.buckets().len();
         let streams = Streams::new(&driver, compute, priorities, Stream::used(&plan), room)?;
         let optim = streams.stream(Stream::Optim);
         let mut memory =
@@ -112,6 +116,7 @@ impl CudaDevice {
             constants,
             assignment,
             comm,
+            gathers,
             deadline,
             optim_priority: parts.optim_priority,
             max_blocks: parts.max_blocks,
@@ -158,10 +163,16 @@ impl CudaDevice {
             constants: self.constants,
             assignment: Arc::clone(assignment),
             comm: Arc::clone(&self.comm),
+            gathers: self.gathers.clone(),
             deadline: self.deadline,
             borrowed,
             timed: self.timing.is_some(),
         }
+    }
+
+    /// Returns the communicators, the gather stream's last.
+    pub(super) fn comms(&self) -> impl Iterator<Item = &dyn Collective> {
+        std::iter::once(&*self.comm).chain(self.gathers.as_deref())
     }
 
     /// Returns the driver's handle of a stream.

@@ -21,8 +21,8 @@ pub struct CapturedPass {
     owner: Arc<Plan>,
     /// How often the stepper's tensors had moved.
     bindings: u64,
-    /// Keeps the communicator open, whose calls the graph has. Dropped after the graph.
-    _hold: Option<Box<dyn Any + Send + Sync>>,
+    /// Keep the communicators open, whose calls the graph has. Dropped after the graph.
+    _holds: Vec<Box<dyn Any + Send + Sync>>,
 }
 
 impl std::fmt::Debug for CapturedPass {
@@ -66,9 +66,9 @@ impl CudaDevice {
                 // streams have not joined takes all of them out when it ends.
                 let _ = self.streams.gather(Stream::Compute);
             }
-            let hold = self.comm.hold();
+            let holds = self.comms().filter_map(|comm| comm.hold()).collect();
             let graph = OwnedGraph::end(&self.driver, compute)?;
-            Ok(CapturedPass { graph, owner: Arc::clone(&self.plan), bindings: self.bindings, _hold: hold })
+            Ok(CapturedPass { graph, owner: Arc::clone(&self.plan), bindings: self.bindings, _holds: holds })
         });
         failed.map_or(captured, |error| Err(error.cause().clone()))
     }

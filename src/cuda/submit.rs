@@ -92,13 +92,15 @@ impl CudaDevice {
                 Err(Error::unsupported("Gradients::Release", "a GPU's memory cannot be given back", remedy))
             }
             Action::Collective { kind, pass, agreement, bucket, src, dst } => {
+                let gathers = self.gathers.as_ref().filter(|_| op.stream == Stream::Gather);
+                let comm = gathers.unwrap_or(&self.comm);
                 let (bytes, dtype) = (src.bytes().max(dst.bytes()), src.dtype(&self.plan));
                 let key = CallKey { kind, pass, bucket, dtype, bytes, agreement };
                 let [src, dst] = [src, dst].map(|span| self.memory.regions.resolve(span));
                 // SAFETY: as for `Zero`.
                 let mut call =
-                    unsafe { Call::new(key, self.comm.world_size(), src, dst, self.deadline, Some(stream)) };
-                self.comm.enqueue(&mut call)
+                    unsafe { Call::new(key, comm.world_size(), src, dst, self.deadline, Some(stream)) };
+                comm.enqueue(&mut call)
             }
         }
     }

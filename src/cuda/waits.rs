@@ -22,7 +22,7 @@ impl CudaDevice {
         let start = Instant::now();
         let mut summing_since = start;
         while !event.is_passed()? {
-            self.comm.check()?;
+            self.comms().try_for_each(|comm| comm.check())?;
             // Most waits are short. A long one sleeps, so that it does not take a core from the trainer's other
             // threads.
             if start.elapsed() < Duration::from_micros(200) {
@@ -46,14 +46,14 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// Returns whether the GPU is in a reduction that does not wait for the trainer. A graph in flight counts as one,
+    /// Returns whether the GPU is in a collective that does not wait for the trainer. A graph in flight counts as one,
     /// because nothing inside it can be observed.
     fn is_summing(&self) -> Result<bool> {
         let is_passed = |event: Option<&Event>| event.map_or(Ok(true), Event::is_passed);
         // Positions inside captures are left out.
         let event = |stream: Stream| self.recorded[stream.index()].map(|ticket| self.streams.event(ticket));
-        Ok(!is_passed(event(Stream::Reduce))? && is_passed(event(Stream::Compute))?
-            || !is_passed(self.replayed.as_ref())?)
+        let is_over = is_passed(event(Stream::Reduce))? && is_passed(event(Stream::Gather))?;
+        Ok(!is_over && is_passed(event(Stream::Compute))? || !is_passed(self.replayed.as_ref())?)
     }
 
     /// Returns whether an event passes within the grace period.
@@ -99,7 +99,7 @@ impl CudaDevice {
         if self.failed.is_none() {
             self.failed = Some(Error::Poisoned { op: op.to_owned(), first: Arc::new(error.clone()) });
             if !self.is_capturing {
-                self.comm.abort(&error);
+                self.comms().for_each(|comm| comm.abort(&error));
             }
         }
     }

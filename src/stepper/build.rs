@@ -43,12 +43,18 @@ pub(super) struct Blueprint {
     pub(super) constants: StepConstants,
     pub(super) assignment: Arc<Assignment>,
     pub(super) comm: Arc<dyn Collective>,
-    pub(super) gathers: Option<Arc<dyn Collective>>,
     pub(super) deadline: Duration,
     pub(super) borrowed: Option<BorrowedPieces>,
     pub(super) timed: bool,
     /// The number that ranks have in common for good.
     pub(super) agreement: u64,
+}
+
+impl Blueprint {
+    /// Makes the communicator of the gather stream, if the plan is sharded: a call of the group's, so after all refusals.
+    pub(super) fn gathers(&self) -> Result<Option<Arc<dyn Collective>>> {
+        self.plan.is_sharded().then(|| self.comm.duplicate()).transpose()
+    }
 }
 
 impl Stepper {
@@ -80,23 +86,24 @@ impl StepperBuilder<'_> {
     pub(super) fn on_host(self, comm: Arc<dyn Collective>, memory: Option<Borrowed>) -> Result<Stepper> {
         let kernels = Kernels::load(self.isa.map_or_else(Isa::from_environment, Ok)?)?;
         let (pool, is_inline) = (self.pool(&*comm)?, self.is_inline);
-        self.assemble(comm, memory, |parts| {
-            let Blueprint { plan, constants, assignment, comm, gathers, deadline, borrowed, timed, .. } =
-                parts;
-            assignment.refuse_unreached(Place::Host)?;
+        self.assemble(comm, memory, |blueprint| {
+            blueprint.assignment.refuse_unreached(Place::Host)?;
+            let gathers = blueprint.gathers()?;
+            let Blueprint { plan, constants, assignment, comm, deadline, borrowed, timed, .. } = blueprint;
             let memories = Arc::new(Memories::new(&plan, (&constants, &assignment), borrowed)?);
+            let of_gathers = gathers.clone();
             let parts =
                 Parts { plan, memories, constants, assignment, kernels, pool, comm, gathers, deadline };
-            HostDevice::new(parts, timed, is_inline)
+            Ok((HostDevice::new(parts, timed, is_inline)?, of_gathers))
         })
     }
 
-    /// Everything but the device, which `make` makes of it.
+    /// Everything but the device, which `make` makes of it, with the communicator of its gather stream.
     pub(super) fn assemble<D: Device>(
         mut self,
         comm: Arc<dyn Collective>,
         memory: Option<Borrowed>,
-        make: impl FnOnce(Blueprint) -> Result<D>,
+        make: impl FnOnce(Blueprint) -> Result<(D, Option<Arc<dyn Collective>>)>,
     ) -> Result<Stepper<D>> {
         if let Some(refused) = self.refused.take() {
             return Err(refused);
@@ -168,14 +175,12 @@ impl StepperBuilder<'_> {
         let stops = (0..plan.buckets().len() as u32).map(|bucket| assignment.stops(&plan, bucket));
         let spans = stops.map(|stops| stops.iter().map(|stop| counts.norms_of(&stop.records)).collect());
         schedule.share_norms_of_parameters(spans.collect());
-        let gathers = plan.is_sharded().then(|| comm.duplicate()).transpose()?;
         let agreement = self.agreement(&plan);
-        let device = make(Blueprint {
+        let (device, gathers) = make(Blueprint {
             plan: Arc::clone(&plan),
             constants,
             assignment: Arc::clone(&assignment),
             comm: Arc::clone(&comm),
-            gathers: gathers.clone(),
             deadline,
             borrowed,
             timed: self.record,

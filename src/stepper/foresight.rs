@@ -52,7 +52,7 @@ impl StepperBuilder<'_> {
         let cost: Cost = Box::new(cost);
         let stepper = self.assemble(Arc::new(Foreseen { rank, world_size }), None, |parts| {
             let Blueprint { plan, constants, assignment, .. } = parts;
-            Forecast::new(plan, constants, assignment, cost)
+            Ok((Forecast::new(plan, constants, assignment, cost)?, None))
         })?;
         Ok(Foresight(stepper))
     }

@@ -120,10 +120,9 @@ impl StepperBuilder<'_> {
             let wrong = "a GPU's steps are always enqueued on the calling thread";
             return Err(Error::config("inline", "set", wrong, "leave it out on a GPU"));
         }
-        if self.strategy != Strategy::Replicated {
-            let thing = format_args!("Strategy::{:?}", self.strategy);
-            let remedy = "use Strategy::Replicated, or step on the host";
-            return Err(Error::unsupported(thing, "a GPU cannot step shards yet", remedy));
+        if self.strategy == Strategy::Fsdp {
+            let remedy = "use Strategy::Zero, or step on the host";
+            return Err(Error::unsupported("Strategy::Fsdp", "a GPU cannot share parameters out yet", remedy));
         }
         if self.gradients == Gradients::Release {
             let wrong = format_args!("{place} cannot be given back");
@@ -134,20 +133,22 @@ impl StepperBuilder<'_> {
             return Err(Error::range("max_blocks", 0, "1 or more"));
         }
         self.assemble(comm, memory, |blueprint| {
-            let Blueprint { plan, constants, assignment, comm, deadline, borrowed, timed, agreement, .. } =
-                blueprint;
-            assignment.refuse_unreached(place)?;
-            assignment.refuse_shared_norms(&plan, place)?;
-            let scaler = constants.loss_scale.external().map(|scaler| {
+            blueprint.assignment.refuse_unreached(place)?;
+            blueprint.assignment.refuse_shared_norms(&blueprint.plan, place)?;
+            let scaler = blueprint.constants.loss_scale.external().map(|scaler| {
                 [scaler.scale, scaler.found_inf].map(|base| Piece { start: 0, bytes: 4, base })
             });
-            if borrowed.is_some() || scaler.is_some() {
+            if blueprint.borrowed.is_some() || scaler.is_some() {
                 let _entered = Entered::new(&*cuda.driver)?;
-                let pieces = borrowed.iter().flat_map(BorrowedPieces::iter).chain(scaler.iter().flatten());
+                let borrowed = blueprint.borrowed.iter().flat_map(BorrowedPieces::iter);
+                let pieces = borrowed.chain(scaler.iter().flatten());
                 refuse_other_places(pieces, place, |address| cuda.driver.inspect_memory(address))?;
             }
-            comm.agree(agreement, deadline)?;
-            CudaDevice::new(Parts {
+            // First, so that ranks which differ learn in what before they are to make a communicator.
+            blueprint.comm.agree(blueprint.agreement, blueprint.deadline)?;
+            let gathers = blueprint.gathers()?;
+            let Blueprint { plan, constants, assignment, comm, deadline, borrowed, timed, .. } = blueprint;
+            let device = CudaDevice::new(Parts {
                 driver: Arc::clone(&cuda.driver),
                 compute: cuda.compute,
                 optim_priority: cuda.optim_priority,
@@ -156,10 +157,12 @@ impl StepperBuilder<'_> {
                 constants,
                 assignment,
                 comm,
+                gathers: gathers.clone(),
                 deadline,
                 borrowed,
                 timed,
-            })
+            })?;
+            Ok((device, gathers))
         })
     }
 }
@@ -181,7 +184,7 @@ impl Stepper<CudaDevice> {
     ///
     /// # Errors
     /// `Layout` if the parameter is of another layout; `Unsupported` if the stepper keeps no such tensor, or holds it in
-    /// 8-bit codes; `Order` for a state, copy or average inside a pass, for a tensor that was handed over in this
+    /// 8-bit codes; `Sharded` for a tensor that ranks [share out](Strategy); `Order` for a state, copy or average inside a pass, for a tensor that was handed over in this
     /// micro-batch, and for a frozen gradient inside a pass; `Poisoned` after a failure.
     pub fn ptr<'n>(&mut self, tensor: impl Into<TensorId<'n>>) -> Result<DevicePtr> {
         let (id, memory) = self.find(tensor.into())?;
@@ -193,6 +196,10 @@ impl Stepper<CudaDevice> {
             let wrong = "it is held in 8-bit codes";
             return Err(Error::unsupported("address of an optimizer state", wrong, "copy it with read"));
         }
+        if !is_open {
+            self.refuse_cut(id, memory)?;
+        }
+        self.refuse_resharded(id, memory)?;
         let writes = is_open && memory == Memory::Grads;
         let segment = self.claim(id, memory, writes)?;
         if writes {

@@ -11,4 +11,5 @@ pub(crate) mod failures;
 pub(crate) mod gpu;
 pub(crate) mod mixed;
 pub(crate) mod rebinding;
+pub(crate) mod shards;
 pub(crate) mod training;

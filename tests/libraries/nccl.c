@@ -47,3 +47,9 @@ int ncclAllReduce(const void *from, void *to, size_t count, int type, int op, vo
 int ncclBroadcast(const void *from, void *to, size_t count, int type, int root, void *comm, void *stream) {
     return ncclAllReduce(from, to, count, type, 0, comm, stream);
 }
+int ncclReduceScatter(const void *from, void *to, size_t count, int type, int op, void *comm, void *stream) {
+    return ncclAllReduce(from, to, count, type, op, comm, stream);
+}
+int ncclAllGather(const void *from, void *to, size_t count, int type, void *comm, void *stream) {
+    return ncclAllReduce(from, to, count, type, 0, comm, stream);
+}

@@ -233,6 +233,29 @@ pub struct Functions {
         ) -> ncclResult_t,
         ::libloading::Error,
     >,
+    pub ncclReduceScatter: Result<
+        unsafe extern "C" fn(
+            sendbuff: *const ::core::ffi::c_void,
+            recvbuff: *mut ::core::ffi::c_void,
+            recvcount: usize,
+            datatype: ncclDataType_t,
+            op: ncclRedOp_t,
+            comm: ncclComm_t,
+            stream: cudaStream_t,
+        ) -> ncclResult_t,
+        ::libloading::Error,
+    >,
+    pub ncclAllGather: Result<
+        unsafe extern "C" fn(
+            sendbuff: *const ::core::ffi::c_void,
+            recvbuff: *mut ::core::ffi::c_void,
+            sendcount: usize,
+            datatype: ncclDataType_t,
+            comm: ncclComm_t,
+            stream: cudaStream_t,
+        ) -> ncclResult_t,
+        ::libloading::Error,
+    >,
 }
 impl Functions {
     pub unsafe fn new<P>(path: P) -> Result<Self, ::libloading::Error>
@@ -262,6 +285,8 @@ impl Functions {
         let ncclCommDeregister = __library.get(b"ncclCommDeregister\0").map(|sym| *sym);
         let ncclBroadcast = __library.get(b"ncclBroadcast\0").map(|sym| *sym);
         let ncclAllReduce = __library.get(b"ncclAllReduce\0").map(|sym| *sym);
+        let ncclReduceScatter = __library.get(b"ncclReduceScatter\0").map(|sym| *sym);
+        let ncclAllGather = __library.get(b"ncclAllGather\0").map(|sym| *sym);
         Ok(Functions {
             __library,
             ncclMemAlloc,
@@ -279,6 +304,8 @@ impl Functions {
             ncclCommDeregister,
             ncclBroadcast,
             ncclAllReduce,
+            ncclReduceScatter,
+            ncclAllGather,
         })
     }
     pub unsafe fn ncclMemAlloc(&self, ptr: *mut *mut ::core::ffi::c_void, size: usize) -> ncclResult_t {
@@ -369,6 +396,33 @@ impl Functions {
     ) -> ncclResult_t {
         (self.ncclAllReduce.as_ref().expect("Expected function, got error."))(
             sendbuff, recvbuff, count, datatype, op, comm, stream,
+        )
+    }
+    pub unsafe fn ncclReduceScatter(
+        &self,
+        sendbuff: *const ::core::ffi::c_void,
+        recvbuff: *mut ::core::ffi::c_void,
+        recvcount: usize,
+        datatype: ncclDataType_t,
+        op: ncclRedOp_t,
+        comm: ncclComm_t,
+        stream: cudaStream_t,
+    ) -> ncclResult_t {
+        (self.ncclReduceScatter.as_ref().expect("Expected function, got error."))(
+            sendbuff, recvbuff, recvcount, datatype, op, comm, stream,
+        )
+    }
+    pub unsafe fn ncclAllGather(
+        &self,
+        sendbuff: *const ::core::ffi::c_void,
+        recvbuff: *mut ::core::ffi::c_void,
+        sendcount: usize,
+        datatype: ncclDataType_t,
+        comm: ncclComm_t,
+        stream: cudaStream_t,
+    ) -> ncclResult_t {
+        (self.ncclAllGather.as_ref().expect("Expected function, got error."))(
+            sendbuff, recvbuff, sendcount, datatype, comm, stream,
         )
     }
 }

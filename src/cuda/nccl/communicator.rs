@@ -1,21 +1,21 @@
 //! One rank's end of a group of GPUs: NCCL for the sums, the group's connections for failures.
 //!
-//! The first failure is kept, told to the other ranks, and returned by every later call. Work goes only onto the
-//! caller's stream, and one thread at a time enqueues per device.
+//! The first failure of any communicator is kept, told to the other ranks, and returned by every later call of all. Work
+//! goes only onto the caller's stream, and one thread at a time enqueues per device.
 
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, TryLockError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crate::collective::{Allocation, Call, Collective};
+use crate::collective::{Allocation, Call, Collective, CollectiveKind};
 use crate::cuda::context::with_device;
 use crate::cuda::nccl::group::Group;
 use crate::cuda::nccl::library::{Library, unique_id};
 use crate::cuda::nccl::message::Entry;
 use crate::cuda::nccl::raw::{Raw, detached};
-use crate::cuda::nccl::shared::{Shared, closed, lock};
+use crate::cuda::nccl::shared::{Further, Shared, Slot, closed, lock};
 use crate::cuda::nccl::{Options, UniqueId, bootstrap, memory};
 use crate::error::{Error, Result};
 use crate::handle::Place;
@@ -38,16 +38,24 @@ use crate::handle::Place;
 /// every rank, and from the stepper's thread. [`External`](crate::cuda::External) needs only the program's
 /// communicator.
 ///
+/// A stepper that shares parameters out ([`Strategy`](crate::Strategy)) makes a communicator of its own for its all-gathers,
+/// which fails, is aborted and is closed with this one.
+///
 /// Dropping the last handle closes the group on another thread; a captured pass counts as a handle. If the program ends before that thread does, or if a
 /// panic drops the handle, peers that still wait get `PeerLost`.
 #[derive(Clone)]
 pub struct Nccl {
     shared: Arc<Shared>,
+    /// The communicator of this handle, if it is not the group's first.
+    further: Option<Arc<Further>>,
 }
 
 /// Locks by device ordinal, held while enqueueing: NCCL requires one thread at a time per device, over all
 /// communicators.
 static ISSUING: Mutex<BTreeMap<u32, &'static Mutex<()>>> = Mutex::new(BTreeMap::new());
+
+/// How often a close looks at communicators that end already.
+const POLL: Duration = Duration::from_millis(1);
 
 impl Nccl {
     pub(super) fn open(options: &Options, id: Option<UniqueId>) -> Result<Nccl> {
@@ -77,11 +85,39 @@ impl Nccl {
             ledger: options.ledger,
             warnings: warnings(std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok()),
             group,
-            raw: Mutex::new(Some(raw)),
+            first: Arc::new(Mutex::new(Some(raw))),
+            further: Mutex::default(),
+            ending: Arc::new(()),
             captured: Arc::new(()),
             failure: Mutex::new(None),
         };
-        Ok(Nccl { shared: Arc::new(shared) })
+        Ok(Nccl { shared: Arc::new(shared), further: None })
+    }
+
+    /// Makes another communicator of the same ranks, by an id that travels over the group's connections: the oldest NCCL that
+    /// serves cannot split one.
+    fn another(&self) -> Result<Nccl> {
+        let shared = &self.shared;
+        shared.refuse()?;
+        let id = match &shared.group {
+            Some(group) => group.share_id(unique_id, shared.deadline),
+            None if shared.world_size == 1 => unique_id(),
+            None => {
+                let wrong = "ranks that met by the caller's id have no connection to bring another one over";
+                let remedy = "use Nccl::connect, or Strategy::Replicated";
+                return Err(Error::unsupported("second communicator", wrong, remedy));
+            }
+        };
+        let library = Library::get()?;
+        let made = id.and_then(|id| Raw::connect(library, &shared.seat(), &id, || shared.look()));
+        let raw = made.map_err(|error| shared.fail(error))?;
+        let further = Some(Arc::new(Further::new(shared, raw)));
+        Ok(Nccl { shared: Arc::clone(shared), further })
+    }
+
+    /// The communicator of this handle.
+    fn slot(&self) -> &Slot {
+        self.further.as_ref().map_or(&self.shared.first, |further| &further.slot)
     }
 
     /// Returns settings that are likely to make it slow, one per line. The library prints nothing itself.
@@ -105,11 +141,23 @@ impl Nccl {
             let wrong = format_args!("captured passes that hold its collectives: {captured}");
             return Err(Error::order("communicator", wrong, "drop them, then close it"));
         }
-        let Some(raw) = lock(&self.shared.raw).take() else {
+        // A stepper's own is still there if the stepper is.
+        let mut slots = self.shared.slots().into_iter();
+        let Some(first) = slots.next().and_then(|first| lock(&first).take()) else {
             return Err(closed());
         };
         self.shared.remember(closed());
-        let outcome = raw.finish(self.shared.deadline, || self.shared.look());
+        let since = Instant::now();
+        while Arc::strong_count(&self.shared.ending) > 1 && since.elapsed() < self.shared.deadline {
+            std::thread::sleep(POLL);
+        }
+        let mut outcome = Ok(());
+        for raw in slots.filter_map(|slot| lock(&slot).take()).chain([first]) {
+            match &outcome {
+                Ok(()) => outcome = raw.finish(self.shared.deadline, || self.shared.look()),
+                Err(_) => raw.abort_detached(),
+            }
+        }
         if let Some(group) = &self.shared.group {
             match &outcome {
                 Ok(()) => group.leave(),
@@ -131,6 +179,14 @@ impl Collective for Nccl {
 
     fn reaches(&self, place: Place) -> bool {
         place == Place::Cuda(self.shared.device)
+    }
+
+    fn knows(&self, _: CollectiveKind) -> bool {
+        true
+    }
+
+    fn duplicate(&self) -> Result<Arc<dyn Collective>> {
+        Ok(Arc::new(self.another()?))
     }
 
     fn allocate(&self, bytes: u64) -> Result<Option<Allocation>> {
@@ -156,21 +212,24 @@ impl Collective for Nccl {
         let issuing = *lock(&ISSUING).entry(shared.device).or_insert_with(|| Box::leak(Box::default()));
         let _issuing = lock(issuing);
         let wanted = || shared.refuse().and_then(|()| shared.look());
-        shared.with_raw(|raw| raw.enqueue(call, wanted)).map_err(|error| shared.fail(error))
+        shared.with_raw(self.slot(), |raw| raw.enqueue(call, wanted)).map_err(|error| shared.fail(error))
     }
 
     fn check(&self) -> Result<()> {
         self.shared.refuse()?;
         self.shared.look().map_err(|error| self.shared.fail(error))?;
-        let raw = match self.shared.raw.try_lock() {
-            Ok(raw) => raw,
-            Err(TryLockError::Poisoned(raw)) => raw.into_inner(),
-            // Another thread is inside NCCL and sees its errors there.
-            Err(TryLockError::WouldBlock) => return Ok(()),
-        };
-        let outcome = raw.as_ref().map_or(Ok(()), Raw::check);
-        drop(raw);
-        outcome.map_err(|error| self.shared.fail(error))
+        for slot in self.shared.slots() {
+            let raw = match slot.try_lock() {
+                Ok(raw) => raw,
+                Err(TryLockError::Poisoned(raw)) => raw.into_inner(),
+                // Another thread is inside NCCL and sees its errors there.
+                Err(TryLockError::WouldBlock) => continue,
+            };
+            let outcome = raw.as_ref().map_or(Ok(()), Raw::check);
+            drop(raw);
+            outcome.map_err(|error| self.shared.fail(error))?;
+        }
+        Ok(())
     }
 
     fn hold(&self) -> Option<Box<dyn Any + Send + Sync>> {
@@ -183,15 +242,17 @@ impl Collective for Nccl {
             let cause = self.shared.remember(cause.clone());
             self.shared.group.iter().for_each(|group| group.tell(&cause));
         }
-        // A thread inside NCCL returns when it next looks at the failure, and holds the lock until then.
-        let shared = Arc::clone(&self.shared);
-        detached(move || {
-            let raw = lock(&shared.raw).take();
-            drop(shared);
-            if let Some(raw) = raw {
-                raw.abort();
-            }
-        });
+        // A thread inside NCCL returns when it next looks at the failure, and holds the lock until then. An abort may wait
+        // for work that waits for another communicator's, so none waits for another abort.
+        for slot in self.shared.slots() {
+            detached(move || {
+                let raw = lock(&slot).take();
+                drop(slot);
+                if let Some(raw) = raw {
+                    raw.abort();
+                }
+            });
+        }
     }
 }
 

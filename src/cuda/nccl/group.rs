@@ -8,14 +8,15 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::cuda::nccl::UniqueId;
 use crate::cuda::nccl::link::{Link, Received};
 use crate::cuda::nccl::message::{Entry, Message};
 use crate::error::{Error, Result};
 
 const POLL: Duration = Duration::from_micros(200);
 /// Messages that one look takes from one peer. A rank that keeps to the protocol never has more under way: an entry or
-/// a verdict, a failure, a farewell.
-const MOST_MESSAGES: u32 = 4;
+/// a verdict, an id, a failure, a farewell.
+const MOST_MESSAGES: u32 = 5;
 
 /// One rank's end of the star.
 #[derive(Debug)]
@@ -29,8 +30,15 @@ pub(super) struct Group {
 struct State {
     /// All others on rank 0, by rank; rank 0 alone on the others.
     peers: Vec<Peer>,
-    verdict: Verdict,
+    awaited: Awaited,
     failure: Option<Error>,
+}
+
+/// What a rank other than 0 awaits of rank 0.
+#[derive(Debug)]
+struct Awaited {
+    verdict: Verdict,
+    id: AwaitedId,
 }
 
 /// Verdict, at a rank other than 0, on the entry that it sent last.
@@ -40,6 +48,14 @@ enum Verdict {
     NotAsked,
     Asked,
     Agreed,
+}
+
+/// The id of another communicator, which rank 0 makes.
+#[derive(Debug)]
+enum AwaitedId {
+    NotAsked,
+    Asked,
+    Here(Box<UniqueId>),
 }
 
 /// A rank at the other end of a connection.
@@ -66,7 +82,7 @@ impl Peer {
     }
 
     /// Takes in one message; returns whether there may be another.
-    fn take(&mut self, receiver: u32, verdict: &mut Verdict) -> Result<bool> {
+    fn take(&mut self, receiver: u32, awaited: &mut Awaited) -> Result<bool> {
         match self.link.receive() {
             Received::Nothing => Ok(false),
             Received::Ended(_) if self.left => Ok(false),
@@ -83,8 +99,15 @@ impl Peer {
                 self.entry = Some(entry);
                 Ok(true)
             }
-            Received::Message(Message::Agreed) if receiver > 0 && *verdict == Verdict::Asked => {
-                *verdict = Verdict::Agreed;
+            Received::Message(Message::Agreed) if receiver > 0 && awaited.verdict == Verdict::Asked => {
+                awaited.verdict = Verdict::Agreed;
+                Ok(true)
+            }
+            // Rank 0 sends it after its verdict.
+            Received::Message(Message::Id(id))
+                if awaited.verdict != Verdict::Asked && matches!(awaited.id, AwaitedId::Asked) =>
+            {
+                awaited.id = AwaitedId::Here(id);
                 Ok(true)
             }
             Received::Message(other) => Err(self.lost(format!("it sent {} out of turn", other.kind()))),
@@ -94,7 +117,8 @@ impl Peer {
 
 impl Group {
     pub(super) fn new(rank: u32, world_size: u32, peers: Vec<Peer>) -> Group {
-        let state = State { peers, verdict: Verdict::NotAsked, failure: None };
+        let awaited = Awaited { verdict: Verdict::NotAsked, id: AwaitedId::NotAsked };
+        let state = State { peers, awaited, failure: None };
         Group { rank, world_size, state: Mutex::new(state) }
     }
 
@@ -109,7 +133,7 @@ impl Group {
         let since = Instant::now();
         if self.rank > 0 {
             let mut state = self.lock();
-            state.verdict = Verdict::Asked;
+            state.awaited.verdict = Verdict::Asked;
             state.broadcast(&Message::Entry(*entry));
         }
         loop {
@@ -128,6 +152,48 @@ impl Group {
                 let waited_ms = deadline.as_millis() as u64;
                 let call = entry.to_string();
                 return Err(state.fail(Error::Deadline { rank: self.rank, call, waited_ms, missing }));
+            }
+            drop(state);
+            thread::sleep(POLL);
+        }
+    }
+
+    /// Brings one more id to all ranks, for another communicator: rank 0 makes it. All ranks ask at the same point.
+    ///
+    /// # Errors
+    /// As for [`compare`](Self::compare); the error of `make` on rank 0, which then tells the others.
+    pub(super) fn share_id(
+        &self,
+        make: impl FnOnce() -> Result<UniqueId>,
+        deadline: Duration,
+    ) -> Result<UniqueId> {
+        let since = Instant::now();
+        if self.rank > 0 {
+            self.lock().awaited.id = AwaitedId::Asked;
+        }
+        self.compare(&Entry::Communicator, deadline)?;
+        if self.rank == 0 {
+            let id = make()?;
+            self.lock().broadcast(&Message::Id(Box::new(id)));
+            return Ok(id);
+        }
+        loop {
+            let mut state = self.lock();
+            state.look(self.rank);
+            if let AwaitedId::Here(id) = &state.awaited.id {
+                let id = **id;
+                state.awaited.id = AwaitedId::NotAsked;
+                return Ok(id);
+            }
+            if let Some(error) = &state.failure {
+                return Err(error.clone());
+            }
+            // One that has left sends nothing more.
+            state.verdict()?;
+            if since.elapsed() >= deadline {
+                let waited_ms = deadline.as_millis() as u64;
+                let call = Entry::Communicator.to_string();
+                return Err(state.fail(Error::Deadline { rank: self.rank, call, waited_ms, missing: vec![0] }));
             }
             drop(state);
             thread::sleep(POLL);
@@ -182,7 +248,7 @@ impl State {
                 continue;
             }
             for _ in 0..MOST_MESSAGES {
-                match peer.take(rank, &mut self.verdict) {
+                match peer.take(rank, &mut self.awaited) {
                     Ok(true) => {}
                     Ok(false) => break,
                     Err(error) => {
@@ -215,8 +281,8 @@ impl State {
 
     /// On the others: rank 0, until it has judged. Only rank 0 knows for whom it waits.
     fn verdict(&mut self) -> Result<Vec<u32>> {
-        if self.verdict == Verdict::Agreed {
-            self.verdict = Verdict::NotAsked;
+        if self.awaited.verdict == Verdict::Agreed {
+            self.awaited.verdict = Verdict::NotAsked;
             return Ok(Vec::new());
         }
         self.peers.iter().find(|peer| peer.left).map_or(Ok(vec![0]), |peer| Err(peer.closed()))

@@ -83,6 +83,8 @@ impl Library {
             ("ncclCommAbort", functions.ncclCommAbort.is_ok()),
             ("ncclAllReduce", functions.ncclAllReduce.is_ok()),
             ("ncclBroadcast", functions.ncclBroadcast.is_ok()),
+            ("ncclReduceScatter", functions.ncclReduceScatter.is_ok()),
+            ("ncclAllGather", functions.ncclAllGather.is_ok()),
         ];
         if let Some((name, _)) = needed.iter().find(|(_, found)| !found) {
             return Err(format!("it has no {name}; NCCL 2.14 is the oldest that serves"));

@@ -29,7 +29,7 @@ impl AsRef<Memory> for Owner {
 pub(super) fn allocate(shared: &Arc<Shared>, bytes: u64) -> Result<Option<Allocation>> {
     let too_much = || Error::range("bytes", bytes, "less than this machine's address space");
     let bytes = usize::try_from(bytes.max(1)).map_err(|_| too_much())?;
-    let allocated = shared.with_raw(|raw| {
+    let allocated = shared.with_raw(&shared.first, |raw| {
         let Some(memory) = raw.library().allocate(shared.rank, shared.device, bytes)? else {
             return Ok(None);
         };
@@ -45,7 +45,7 @@ impl Drop for Owner {
     fn drop(&mut self) {
         if let Some(registration) = self.registration.take() {
             // A communicator that has ended has no registrations.
-            let _ = self.shared.with_raw(|raw| {
+            let _ = self.shared.with_raw(&self.shared.first, |raw| {
                 raw.deregister(registration);
                 Ok(())
             });

@@ -13,7 +13,7 @@ use crate::op::explain;
 use crate::text::sentence;
 
 /// "instep" and the version of the protocol.
-const MAGIC: u64 = u64::from_be_bytes(*b"instep\0\x03");
+const MAGIC: u64 = u64::from_be_bytes(*b"instep\0\x04");
 const LONGEST_TEXT_BYTES: usize = 8 * 1024;
 /// Ranks that a `Deadline` names to the other ranks.
 const MOST_MISSING: usize = 256;
@@ -36,7 +36,7 @@ pub(super) enum Message {
     Taken,
     /// or the two ends do not know the same secret.
     Unproven,
-    /// Rank 0 to all, once all have a seat.
+    /// Rank 0 to all, once all have a seat, and again for each further communicator.
     Id(Box<UniqueId>),
     /// A rank to rank 0: what it is about to do.
     Entry(Entry),
@@ -55,6 +55,8 @@ pub(super) enum Entry {
     Call(CallKey),
     /// A stepper is built, of this agreement.
     Stepper(u64),
+    /// Another communicator of the same ranks is made.
+    Communicator,
 }
 
 impl Entry {
@@ -78,6 +80,7 @@ impl fmt::Display for Entry {
         match self {
             Entry::Call(key) => key.fmt(f),
             Entry::Stepper(number) => write!(f, "a stepper of agreement {number:016x}"),
+            Entry::Communicator => f.write_str("a second communicator"),
         }
     }
 }
@@ -132,6 +135,7 @@ impl Message {
                 frame.push(15);
                 frame.extend(number.to_le_bytes());
             }
+            Message::Entry(Entry::Communicator) => frame.push(17),
             Message::Agreed => frame.push(7),
             Message::Failure(Error::Mismatch { rank, ours, other_rank, theirs, differs }) => {
                 frame.push(8);
@@ -241,6 +245,7 @@ impl Fields<'_> {
             5 => Message::Id(Box::new(self.array()?)),
             6 => Message::Entry(Entry::Call(CallKey::from_bytes(&self.array()?)?)),
             15 => Message::Entry(Entry::Stepper(self.u64()?)),
+            17 => Message::Entry(Entry::Communicator),
             7 => Message::Agreed,
             8 => {
                 let (rank, other_rank) = (self.u32()?, self.u32()?);
@@ -292,6 +297,7 @@ mod tests {
             Message::Id(Box::new([4; 128])),
             Message::Entry(Entry::Call(key)),
             Message::Entry(Entry::Stepper(3)),
+            Message::Entry(Entry::Communicator),
             Message::Agreed,
             Message::Failure(mismatch),
             Message::Failure(Error::Deadline { rank: 1, call: text(), waited_ms: 5, missing: vec![] }),

@@ -72,29 +72,44 @@ impl Raw {
     pub(super) fn enqueue(&self, call: &Call<'_>, wanted: impl Fn() -> Result<()>) -> Result<()> {
         let (src, dst) = (call.src().cast::<c_void>(), call.dst().cast::<c_void>());
         let stream = ptr::with_exposed_provenance_mut(call.require_stream()?.0);
-        let count = (call.bytes / call.dtype.bytes()) as usize;
         let dtype = match call.dtype {
             DType::F32 => ncclDataType_t::ncclFloat32,
             DType::BF16 => ncclDataType_t::ncclBfloat16,
             DType::F16 => ncclDataType_t::ncclFloat16,
         };
+        // Whole numbers are combined as what they are.
+        let (dtype, unit, operation) = match call.kind {
+            CollectiveKind::Sum64 => (ncclDataType_t::ncclUint64, 8, ncclRedOp_t::ncclSum),
+            CollectiveKind::Max32 => (ncclDataType_t::ncclUint32, 4, ncclRedOp_t::ncclMax),
+            CollectiveKind::Min32 => (ncclDataType_t::ncclUint32, 4, ncclRedOp_t::ncclMin),
+            _ => (dtype, call.dtype.bytes(), ncclRedOp_t::ncclSum),
+        };
+        // NCCL counts the elements of the shorter buffer.
+        let count = (call.src_bytes().min(call.dst_bytes()) / unit) as usize;
         let functions = &self.library.functions;
         with_device(self.device, || {
             // SAFETY: the device is current; the call's buffers and stream are there by the promise of its maker.
             let (name, code) = unsafe {
                 match call.kind {
-                    CollectiveKind::AllReduce => {
-                        let sum = ncclRedOp_t::ncclSum;
-                        (
-                            "ncclAllReduce",
-                            functions.ncclAllReduce(src, dst, count, dtype, sum, self.comm, stream),
-                        )
-                    }
+                    CollectiveKind::AllReduce
+                    | CollectiveKind::Sum64
+                    | CollectiveKind::Max32
+                    | CollectiveKind::Min32 => (
+                        "ncclAllReduce",
+                        functions.ncclAllReduce(src, dst, count, dtype, operation, self.comm, stream),
+                    ),
                     CollectiveKind::Broadcast => (
                         "ncclBroadcast",
                         functions.ncclBroadcast(src, dst, count, dtype, 0, self.comm, stream),
                     ),
-                    _ => return Err(call.unknown_kind()),
+                    CollectiveKind::ReduceScatter => (
+                        "ncclReduceScatter",
+                        functions.ncclReduceScatter(src, dst, count, dtype, operation, self.comm, stream),
+                    ),
+                    CollectiveKind::AllGather => (
+                        "ncclAllGather",
+                        functions.ncclAllGather(src, dst, count, dtype, self.comm, stream),
+                    ),
                 }
             };
             self.settle(name, code, call.deadline(), wanted)

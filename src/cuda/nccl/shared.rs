@@ -1,14 +1,18 @@
-//! The state that one rank's handles, allocations and ending threads share: communicator, connections, first failure.
+//! The state that one rank's handles, allocations and ending threads share: communicators, connections, first failure.
 //!
-//! A call to NCCL holds the communicator's lock. Ending it takes it out of the lock, so it is ended once and never
-//! during a call. A drop does not block.
+//! A call to NCCL holds its communicator's lock. Ending a communicator takes it out of the lock, so it is ended once and
+//! never during a call. The first failure is that of all communicators. A drop does not block.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use crate::cuda::nccl::group::Group;
+use crate::cuda::nccl::Options;
 use crate::cuda::nccl::raw::{Raw, detached};
 use crate::error::{Error, Result};
+
+/// The place of one communicator: `None` once it is being ended.
+pub(super) type Slot = Mutex<Option<Raw>>;
 
 /// See the module: every handle holds one reference.
 pub(super) struct Shared {
@@ -20,21 +24,36 @@ pub(super) struct Shared {
     pub(super) warnings: Vec<String>,
     /// `None` with the caller's own id.
     pub(super) group: Option<Group>,
-    /// `None` once it is being ended.
-    pub(super) raw: Mutex<Option<Raw>>,
-    /// Every live captured pass with calls of this communicator has a clone.
+    pub(super) first: Arc<Slot>,
+    /// Those of steppers that share parameters out, in the order in which all ranks have made them.
+    pub(super) further: Mutex<Vec<Weak<Slot>>>,
+    /// Every thread that ends one of these has a clone.
+    pub(super) ending: Arc<()>,
+    /// Every live captured pass with calls of a communicator has a clone.
     pub(super) captured: Arc<()>,
     /// The first failure.
     pub(super) failure: Mutex<Option<Error>>,
 }
 
 impl Shared {
-    /// Runs `call` with the communicator, unless it has ended.
-    pub(super) fn with_raw<T>(&self, call: impl FnOnce(&Raw) -> Result<T>) -> Result<T> {
-        match lock(&self.raw).as_ref() {
+    /// Runs `call` with a communicator, unless it has ended.
+    pub(super) fn with_raw<T>(&self, slot: &Slot, call: impl FnOnce(&Raw) -> Result<T>) -> Result<T> {
+        match lock(slot).as_ref() {
             Some(raw) => call(raw),
             None => Err(self.refuse().err().unwrap_or_else(closed)),
         }
+    }
+
+    /// Returns the places of all communicators, the first one first.
+    pub(super) fn slots(&self) -> Vec<Arc<Slot>> {
+        let further = lock(&self.further);
+        [Arc::clone(&self.first)].into_iter().chain(further.iter().filter_map(Weak::upgrade)).collect()
+    }
+
+    /// Returns who this rank is, to connect once more.
+    pub(super) fn seat(&self) -> Options {
+        let Shared { rank, world_size, device, deadline, .. } = *self;
+        Options { rank, world_size, device, deadline, ..Options::default() }
     }
 
     pub(super) fn refuse(&self) -> Result<()> {
@@ -63,7 +82,8 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        let raw = self.raw.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        // A further communicator keeps this alive, so all of them have been ended.
+        let raw = lock(&self.first).take();
         let failure = self.failure.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         let panics = std::thread::panicking();
         let group = self.group.take();
@@ -83,6 +103,38 @@ impl Drop for Shared {
             if let (Ok(()), Some(group)) = (outcome, &group) {
                 group.leave();
             }
+        });
+    }
+}
+
+/// A further communicator of the same ranks, which ends with its last handle.
+pub(super) struct Further {
+    pub(super) shared: Arc<Shared>,
+    pub(super) slot: Arc<Slot>,
+}
+
+impl Further {
+    pub(super) fn new(shared: &Arc<Shared>, raw: Raw) -> Further {
+        let slot = Arc::new(Mutex::new(Some(raw)));
+        let mut further = lock(&shared.further);
+        further.retain(|slot| slot.strong_count() > 0);
+        further.push(Arc::downgrade(&slot));
+        Further { shared: Arc::clone(shared), slot }
+    }
+}
+
+impl Drop for Further {
+    fn drop(&mut self) {
+        let Some(raw) = lock(&self.slot).take() else { return };
+        if std::thread::panicking() || self.shared.refuse().is_err() {
+            raw.abort_detached();
+            return;
+        }
+        let (shared, ending) = (Arc::clone(&self.shared), Arc::clone(&self.shared.ending));
+        detached(move || {
+            // No call needs it any more. If a peer is lost, the first communicator's next call says so.
+            let _ = raw.finish(shared.deadline, || shared.look());
+            drop(ending);
         });
     }
 }

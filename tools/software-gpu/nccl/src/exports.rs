@@ -151,34 +151,28 @@ exported! {
         source: *const c_void, target: *mut c_void, count: usize, dtype: ncclDataType_t, operation: ncclRedOp_t,
         handle: ncclComm_t, stream: cudaStream_t,
     ) {
-        if operation != ncclRedOp_t::ncclSum {
-            return Code::ncclInvalidArgument;
-        }
-        collective(c"ncclAllReduce", Kind::AllReduce, source, target, count, dtype, handle, stream)
+        collective(c"ncclAllReduce", Kind::AllReduce, source, target, count, (dtype, operation), handle, stream)
     }
 
     fn ncclReduceScatter(
         source: *const c_void, target: *mut c_void, count: usize, dtype: ncclDataType_t, operation: ncclRedOp_t,
         handle: ncclComm_t, stream: cudaStream_t,
     ) {
-        if operation != ncclRedOp_t::ncclSum {
-            return Code::ncclInvalidArgument;
-        }
-        collective(c"ncclReduceScatter", Kind::ReduceScatter, source, target, count, dtype, handle, stream)
+        collective(c"ncclReduceScatter", Kind::ReduceScatter, source, target, count, (dtype, operation), handle, stream)
     }
 
     fn ncclAllGather(
         source: *const c_void, target: *mut c_void, count: usize, dtype: ncclDataType_t, handle: ncclComm_t,
         stream: cudaStream_t,
     ) {
-        collective(c"ncclAllGather", Kind::AllGather, source, target, count, dtype, handle, stream)
+        collective(c"ncclAllGather", Kind::AllGather, source, target, count, (dtype, ncclRedOp_t::ncclSum), handle, stream)
     }
 
     fn ncclBroadcast(
         source: *const c_void, target: *mut c_void, count: usize, dtype: ncclDataType_t, root: c_int,
         handle: ncclComm_t, stream: cudaStream_t,
     ) {
-        collective(c"ncclBroadcast", Kind::Broadcast(root as usize), source, target, count, dtype, handle, stream)
+        collective(c"ncclBroadcast", Kind::Broadcast(root as usize), source, target, count, (dtype, ncclRedOp_t::ncclSum), handle, stream)
     }
 
     fn ncclMemAlloc(address: *mut *mut c_void, bytes: usize) {
@@ -220,7 +214,7 @@ fn collective(
     source: *const c_void,
     target: *mut c_void,
     count: usize,
-    dtype: ncclDataType_t,
+    (dtype, operation): (ncclDataType_t, ncclRedOp_t),
     handle: ncclComm_t,
     stream: cudaStream_t,
 ) -> Code {
@@ -228,7 +222,7 @@ fn collective(
     let Some(bytes) = sums::bytes_of(dtype).and_then(|each| count.checked_mul(each)) else {
         return Code::ncclInvalidArgument;
     };
-    if matches!(kind, Kind::Broadcast(root) if root >= communicator.ranks) {
+    if matches!(kind, Kind::Broadcast(root) if root >= communicator.ranks) || !sums::knows(operation, dtype) {
         return Code::ncclInvalidArgument;
     }
     // SAFETY: a handle of the driver's, or a default stream's number.
@@ -237,7 +231,8 @@ fn collective(
         return Code::ncclUnhandledCudaError;
     }
     let (source_bytes, target_bytes) = kind.lengths(bytes, communicator.rank, communicator.ranks);
-    let call = Call { communicator: Arc::clone(&communicator), kind, bytes, dtype, runs: Mutex::default() };
+    let call =
+        Call { communicator: Arc::clone(&communicator), kind, bytes, dtype, operation, runs: Mutex::default() };
     communicator.calls.fetch_add(1, Ordering::AcqRel);
     OUTSTANDING.fetch_add(1, Ordering::Relaxed);
     let work = Work {

@@ -1,10 +1,11 @@
-//! Sums in rank order, by the type of the elements: 16-bit types add in f32 and round once.
+//! Sums in rank order, by the type of the elements: 16-bit types add in f32 and round once. Of whole numbers of 32 bits
+//! also the largest and the smallest.
 //!
 //! Pure arithmetic on bytes in the machine's order.
 
 use half::{bf16, f16};
 
-use crate::header::ncclDataType_t as DataType;
+use crate::header::{ncclDataType_t as DataType, ncclRedOp_t as Operation};
 
 /// Returns the bytes of an element; `None` for a type that no sum is known for.
 pub(crate) fn bytes_of(dtype: DataType) -> Option<usize> {
@@ -17,8 +18,34 @@ pub(crate) fn bytes_of(dtype: DataType) -> Option<usize> {
     }
 }
 
+/// Returns whether ranks' elements of this type can be combined so.
+pub(crate) fn knows(operation: Operation, dtype: DataType) -> bool {
+    let is_extremum = matches!(operation, Operation::ncclMax | Operation::ncclMin);
+    operation == Operation::ncclSum || is_extremum && dtype == DataType::ncclUint32
+}
+
+/// Writes what all ranks' elements come to.
+pub(crate) fn combine(operation: Operation, dtype: DataType, ranks: &[&[u8]], into: &mut [u8]) {
+    match operation {
+        Operation::ncclMax => extremum(ranks, into, u32::max),
+        Operation::ncclMin => extremum(ranks, into, u32::min),
+        _ => sum(dtype, ranks, into),
+    }
+}
+
+fn extremum(ranks: &[&[u8]], into: &mut [u8], choose: fn(u32, u32) -> u32) {
+    into.copy_from_slice(ranks[0]);
+    for values in &ranks[1..] {
+        for (chosen, value) in into.chunks_exact_mut(4).zip(values.chunks_exact(4)) {
+            let [a, b] =
+                [&*chosen, value].map(|bytes| u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));
+            chosen.copy_from_slice(&choose(a, b).to_ne_bytes());
+        }
+    }
+}
+
 /// Writes the sum of all ranks' elements, which come in the order of the ranks.
-pub(crate) fn sum(dtype: DataType, ranks: &[&[u8]], into: &mut [u8]) {
+fn sum(dtype: DataType, ranks: &[&[u8]], into: &mut [u8]) {
     match dtype {
         DataType::ncclFloat32 => each(ranks, into, f32::from_ne_bytes, f32::to_ne_bytes),
         DataType::ncclFloat64 => each(ranks, into, f64::from_ne_bytes, f64::to_ne_bytes),
@@ -91,5 +118,17 @@ mod tests {
         let halves = [256.0, 1.0, 1.0].map(|value| bf16::from_f32(value).to_ne_bytes());
         sum(DataType::ncclBfloat16, &halves.each_ref().map(|row| &row[..]), &mut into);
         assert_eq!(bf16::from_ne_bytes(into).to_f32(), 258.0);
+    }
+
+    #[test]
+    fn the_largest_and_the_smallest_whole_number_have_no_sign() {
+        let rows = [[1u32, u32::MAX], [1 << 31, 7]].map(|row| row.map(u32::to_ne_bytes).concat());
+        let rows = rows.each_ref().map(|row| &row[..]);
+        let mut into = [0; 8];
+        combine(Operation::ncclMax, DataType::ncclUint32, &rows, &mut into);
+        assert_eq!(into[..], [1u32 << 31, u32::MAX].map(u32::to_ne_bytes).concat());
+        combine(Operation::ncclMin, DataType::ncclUint32, &rows, &mut into);
+        assert_eq!(into[..], [1u32, 7].map(u32::to_ne_bytes).concat());
+        assert!(!knows(Operation::ncclMax, DataType::ncclFloat32));
     }
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::communicator::{Communicator, OUTSTANDING, PROGRESS};
-use crate::header::ncclDataType_t as DataType;
+use crate::header::{ncclDataType_t as DataType, ncclRedOp_t as Operation};
 use crate::pieces::{From, Kind};
 use crate::sums;
 
@@ -19,6 +19,7 @@ pub(crate) struct Call {
     pub(crate) kind: Kind,
     pub(crate) bytes: usize,
     pub(crate) dtype: DataType,
+    pub(crate) operation: Operation,
     pub(crate) runs: Mutex<BTreeMap<u64, Run>>,
 }
 
@@ -63,7 +64,10 @@ impl Call {
                 let values = |rank| shared.values(rank, piece.bytes);
                 match piece.from {
                     From::Rank(rank) => into.copy_from_slice(values(rank)),
-                    From::Sum => sums::sum(self.dtype, &(0..ranks).map(values).collect::<Vec<_>>(), into),
+                    From::Sum => {
+                        let all = (0..ranks).map(values).collect::<Vec<_>>();
+                        sums::combine(self.operation, self.dtype, &all, into);
+                    }
                 }
             }
             shared.leave(number);

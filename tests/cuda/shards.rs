@@ -1,0 +1,376 @@
+//! Ranks with GPUs that share out optimizer states, against the same ranks on the host: every bit that any rank reads.
+//!
+//! Without a GPU, ranks are threads with a stand-in each, whose collectives are the host's. With `INSTEP_REQUIRE_GPU=1` it is
+//! a group of one over NCCL; `cuda::gpu::nccl` starts several processes. Sums of these gradients are exact in any order.
+
+use std::num::NonZeroU32;
+use std::sync::{Arc, LazyLock};
+
+use instep::collective::{Call, CollectiveKind};
+use instep::cuda::{Cuda, CudaDevice, Nccl, nccl};
+use instep::{
+    Adam, AdamW, Clip, Collective, DType, Device, Divisor, Error, Gradients, HostDevice, Layout, LossScale,
+    LossScaler, Master, Mode, Moments, ParamId, Place, Precision, Result, Sgd, Stepper, StepperBuilder,
+    Strategy, StreamHandle, Unused, bf16, in_process,
+};
+
+use crate::support::device::cuda;
+use crate::support::stand_in::COMPUTE;
+use crate::support::{Outcome, assert_same_bits, hardware, layout, paint};
+
+/// Cuts fall inside parameters; some parameters and shards are empty.
+const LENS: [usize; 6] = [5 * 257, 17, 64 * 60, 1, 0, 700];
+const STEPS: usize = 4;
+
+fn shapes() -> &'static Layout {
+    static LAYOUT: LazyLock<Layout> = LazyLock::new(|| layout(&LENS));
+    &LAYOUT
+}
+
+/// Multiples of 1/64 below 2.
+fn gradient(step: usize, rank: usize, param: usize, element: usize) -> f32 {
+    let n = (step * 31 + rank * 57 + param * 17 + element * 13) % 251;
+    (n as f32 - 125.0) / 64.0
+}
+
+/// A stepper, and what its trainer does.
+#[derive(Clone, Copy)]
+pub(crate) struct Case {
+    pub(crate) name: &'static str,
+    build: fn(StepperBuilder<'static>) -> StepperBuilder<'static>,
+    /// In odd passes p1 is unused everywhere, and p3 on odd ranks.
+    leaves_out: bool,
+    /// p5 is frozen in the second and third pass.
+    freezes: bool,
+    /// The third pass has an infinite gradient on the last rank.
+    overflows: bool,
+    /// Odd ranks have no data after two passes.
+    joins: bool,
+    /// Gives the third pass up after its first gradients.
+    abandons: bool,
+    micro_batches: u32,
+}
+
+const PLAIN: Case = Case {
+    name: "plain",
+    build: |builder| builder,
+    leaves_out: false,
+    freezes: false,
+    overflows: false,
+    joins: false,
+    abandons: false,
+    micro_batches: 1,
+};
+
+pub(crate) const CASES: [Case; 11] = [
+    Case { name: "eager", leaves_out: true, ..PLAIN },
+    Case {
+        name: "clip_and_skip",
+        build: |builder| builder.mode(Mode::Normed).clip(Clip::Global(0.5)).skip_nonfinite(true),
+        leaves_out: true,
+        overflows: true,
+        ..PLAIN
+    },
+    Case {
+        name: "loss_scale",
+        build: |builder| {
+            let scaler = LossScaler { initial_scale: 1024.0, growth_interval: 2, ..LossScaler::default() };
+            builder.mode(Mode::Sequential).clip(Clip::Global(0.5)).loss_scale(LossScale::Dynamic(scaler))
+        },
+        overflows: true,
+        ..PLAIN
+    },
+    Case {
+        name: "each_bucket_clipped",
+        build: |builder| builder.clip(Clip::PerBucket(0.25)).loss_scale(8.0),
+        leaves_out: true,
+        ..PLAIN
+    },
+    Case {
+        name: "masters_and_copies",
+        build: |builder| {
+            let low = Precision { param: DType::BF16, master: Master::F32, ..Precision::F32 };
+            builder.precision(low).copy_params(DType::F16).ema(0.9).gradients(Gradients::Average)
+        },
+        ..PLAIN
+    },
+    Case {
+        name: "remainders",
+        build: |builder| {
+            let low = Precision { param: DType::BF16, master: Master::Remainder16, ..Precision::F32 };
+            builder.precision(low).mode(Mode::Normed).clip(Clip::Global(0.5))
+        },
+        ..PLAIN
+    },
+    Case {
+        name: "eight_bits",
+        build: |builder| {
+            let low = Precision { moments: Moments::EightBit, ..Precision::F32 };
+            builder.precision(low).clip(Clip::Previous(0.5)).gradients(Gradients::Zero)
+        },
+        ..PLAIN
+    },
+    Case {
+        name: "frozen_and_accumulated",
+        build: |builder| builder.mode(Mode::Sequential).unused(Unused::StepZero),
+        freezes: true,
+        micro_batches: 2,
+        ..PLAIN
+    },
+    Case { name: "frozen_and_unused", leaves_out: true, freezes: true, ..PLAIN },
+    Case {
+        name: "abandoned",
+        build: |builder| builder.mode(Mode::Normed).clip(Clip::Global(0.5)),
+        abandons: true,
+        ..PLAIN
+    },
+    Case {
+        name: "joined",
+        build: |builder| builder.uneven_inputs(Divisor::ContributingRanks),
+        joins: true,
+        ..PLAIN
+    },
+];
+
+/// What is left of a training, and what was seen on the way.
+struct Trained {
+    outcome: Outcome,
+    decisions: Vec<String>,
+    /// Parameters as they lie in memory, whenever a forward would read them.
+    seen: Vec<Vec<u8>>,
+}
+
+impl Trained {
+    fn assert_same(&self, other: &Trained, what: &str) {
+        assert_eq!(self.decisions, other.decisions, "{what}");
+        assert_eq!(self.seen.len(), other.seen.len(), "{what}");
+        for (at, (ours, theirs)) in self.seen.iter().zip(&other.seen).enumerate() {
+            assert!(ours == theirs, "{what}: reading {at} of a parameter differs");
+        }
+        self.outcome.assert_same(&other.outcome, what);
+        for (param, (ours, theirs)) in self.outcome.grads.iter().zip(&other.outcome.grads).enumerate() {
+            assert_same_bits(ours, theirs, &format!("{what}, gradient of p{param}"));
+        }
+    }
+}
+
+/// Reads a parameter where it lies.
+type Stored<'a, D> = &'a dyn Fn(&mut Stepper<D>, ParamId) -> Result<Vec<u8>>;
+
+fn bucket_of<D: Device>(stepper: &Stepper<D>, id: ParamId) -> Result<u32> {
+    Ok(stepper.plan().segment_of(stepper.layout().index(id)?).bucket)
+}
+
+/// Reads all parameters as a forward does, a bucket ahead, and gives some buckets up again.
+fn walk<D: Device>(
+    stepper: &mut Stepper<D>,
+    step: usize,
+    stored: Stored<'_, D>,
+    seen: &mut Vec<Vec<u8>>,
+) -> Result<()> {
+    for id in shapes().ids() {
+        let bucket = bucket_of(stepper, id)?;
+        stepper.unshard(bucket)?;
+        stepper.unshard(bucket.saturating_sub(1))?;
+        seen.push(stored(stepper, id)?);
+        if (bucket as usize + step).is_multiple_of(2) {
+            stepper.reshard(bucket)?;
+        }
+    }
+    Ok(())
+}
+
+fn train<D: Device>(mut stepper: Stepper<D>, case: &Case, stored: Stored<'_, D>) -> Result<Trained> {
+    let (rank, ranks) = (stepper.rank() as usize, stepper.world_size() as usize);
+    for (param, id) in shapes().ids().enumerate() {
+        let values: Vec<f32> = (0..LENS[param]).map(|k| paint(param, k)).collect();
+        stepper.write(id, &values)?;
+    }
+    let (mut decisions, mut seen) = (Vec::new(), Vec::new());
+    let frozen = shapes().id("p5")?;
+    for step in 0..STEPS {
+        if case.freezes && (step == 1 || step == 3) {
+            stepper.set_frozen(frozen, step == 1)?;
+        }
+        if case.joins && step >= 2 && rank % 2 == 1 {
+            assert!(stepper.join()?);
+            decisions.push(format!("{:?}", stepper.status()?));
+            continue;
+        }
+        walk(&mut stepper, step, stored, &mut seen)?;
+        let micro_batches = NonZeroU32::new(case.micro_batches).unwrap();
+        let mut pass = stepper.begin_accumulating(micro_batches)?;
+        for micro_batch in 0..micro_batches.get() as usize {
+            walk(&mut pass, step + micro_batch, stored, &mut seen)?;
+            for (param, id) in shapes().ids().enumerate().rev() {
+                let is_left_out = step % 2 == 1 && (param == 1 || param == 3 && rank % 2 == 1);
+                if case.leaves_out && is_left_out || pass.is_frozen(id)? {
+                    continue;
+                }
+                let mut values = vec![0.0; LENS[param]];
+                if !pass.is_first(id)? {
+                    pass.read(id.grad(), &mut values)?;
+                }
+                for (k, value) in values.iter_mut().enumerate() {
+                    *value += gradient(step + 7 * micro_batch, rank, param, k);
+                }
+                if case.overflows && step == 2 && rank + 1 == ranks && param == 2 {
+                    values[3000] = f32::INFINITY;
+                }
+                pass.write(id.grad(), &values)?;
+                pass.grad_ready(id)?;
+                if case.abandons && step == 2 && param == 2 {
+                    break;
+                }
+            }
+            if micro_batch + 1 < micro_batches.get() as usize {
+                pass.next_micro_batch()?;
+            }
+        }
+        match case.abandons && step == 2 {
+            true => drop(pass.abandon()?),
+            false => pass.finish()?,
+        }
+        decisions.push(format!("{:?}", stepper.status()?));
+    }
+    if case.joins {
+        assert!(!stepper.join()?);
+    }
+    let outcome = Outcome::of(&stepper)?;
+    let recording = stepper.take_recording().unwrap();
+    assert_eq!(stepper.check(&recording), [], "{}", case.name);
+    stepper.close()?;
+    Ok(Trained { outcome, decisions, seen })
+}
+
+fn builder(case: &Case, strategy: Strategy) -> StepperBuilder<'static> {
+    let optimizer = Adam { amsgrad: true, ..Adam::default() };
+    let builder = match case.name {
+        "frozen_and_accumulated" => {
+            Stepper::builder(shapes(), Sgd { momentum: 0.9, weight_decay: 0.1, ..Sgd::default() })
+        }
+        "eight_bits" | "masters_and_copies" => Stepper::builder(shapes(), AdamW::default()),
+        _ => Stepper::builder(shapes(), optimizer),
+    };
+    (case.build)(builder.bucket_cap_bytes(6000).record(true)).strategy(strategy)
+}
+
+fn on_host(comm: impl Collective + 'static, case: &Case, strategy: Strategy) -> Result<Trained> {
+    let stored = |stepper: &mut Stepper<HostDevice>, id| {
+        Ok(match stepper.precision_of(id)?.param {
+            DType::F32 => stepper.view::<f32>(id)?.iter().flat_map(|value| value.to_ne_bytes()).collect(),
+            _ => stepper.view::<bf16>(id)?.iter().flat_map(|value| value.to_ne_bytes()).collect(),
+        })
+    };
+    train(builder(case, strategy).host(comm)?, case, &stored)
+}
+
+fn on_gpu(
+    comm: impl Collective + 'static,
+    (cuda, stream): (&Cuda, StreamHandle),
+    case: &Case,
+    strategy: Strategy,
+) -> Result<Trained> {
+    let stored = |stepper: &mut Stepper<CudaDevice>, id: ParamId| {
+        let elements = shapes().parameter(id)?.len;
+        let mut bytes = vec![0; (elements * stepper.precision_of(id)?.param.bytes()) as usize];
+        let at = stepper.ptr(id)?;
+        if !bytes.is_empty() {
+            // SAFETY: the parameter is there for the trainer's stream, from which it is copied.
+            hardware::entered(&**cuda.driver(), |driver| unsafe { driver.download(&mut bytes, at, stream) });
+        }
+        Ok(bytes)
+    };
+    // SAFETY: the trainer's stream is the default one, or the stand-in's, which is a number.
+    train(unsafe { builder(case, strategy).cuda(comm, cuda)? }, case, &stored)
+}
+
+/// The host's ranks, with memory that only the stand-in takes for a GPU's.
+struct OnStandIn(Arc<dyn Collective>);
+
+impl Collective for OnStandIn {
+    fn rank(&self) -> u32 {
+        self.0.rank()
+    }
+
+    fn world_size(&self) -> u32 {
+        self.0.world_size()
+    }
+
+    fn reaches(&self, place: Place) -> bool {
+        place == Place::Cuda(0)
+    }
+
+    fn knows(&self, kind: CollectiveKind) -> bool {
+        self.0.knows(kind)
+    }
+
+    fn duplicate(&self) -> Result<Arc<dyn Collective>> {
+        Ok(Arc::new(OnStandIn(self.0.duplicate()?)))
+    }
+
+    fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
+        call.require_stream()?;
+        let (src, dst, deadline) = (call.src(), call.dst(), call.deadline());
+        // SAFETY: the stand-in's memory is the host's, and its calls run in the order in which they are made.
+        self.0.enqueue(&mut unsafe { Call::new(call.key(), self.world_size(), src, dst, deadline, None) })
+    }
+
+    fn abort(&self, cause: &Error) {
+        self.0.abort(cause);
+    }
+}
+
+/// Every rank of a group on the host.
+fn expected(ranks: u32, case: &Case, strategy: Strategy) -> Vec<Trained> {
+    in_process(ranks, |comm| on_host(comm, case, strategy))
+        .unwrap_or_else(|error| panic!("{}, {strategy:?}, {ranks} ranks on the host: {error}", case.name))
+}
+
+fn strategies(case: &Case) -> impl Iterator<Item = Strategy> {
+    // A rank without data would not know what to unshard.
+    let is_shared_out = |strategy: &Strategy| *strategy == Strategy::Fsdp;
+    let joins = case.joins;
+    [Strategy::Zero].into_iter().filter(move |strategy| !joins || !is_shared_out(strategy))
+}
+
+#[test]
+fn ranks_with_gpus_that_step_shards_have_the_bits_of_ranks_on_the_host() {
+    for (k, case) in CASES.iter().enumerate() {
+        for strategy in strategies(case) {
+            let ranks = if hardware::is_required() { 1 } else { [2, 3, 5][k % 3] };
+            let on_gpus = match hardware::is_required() {
+                true => {
+                    let group = Nccl::connect(&nccl::Options::default()).unwrap();
+                    let trained = on_gpu(group.clone(), (&cuda(), StreamHandle::default()), case, strategy);
+                    let trained = trained.unwrap_or_else(|error| panic!("{}, {strategy:?}: {error}", case.name));
+                    group.close().unwrap();
+                    vec![trained]
+                }
+                false => in_process(ranks, |comm| {
+                    on_gpu(OnStandIn(Arc::new(comm)), (&cuda(), COMPUTE), case, strategy)
+                })
+                .unwrap_or_else(|error| panic!("{}, {strategy:?}: {error}", case.name)),
+            };
+            for (rank, (gpu, host)) in on_gpus.iter().zip(expected(ranks, case, strategy)).enumerate() {
+                gpu.assert_same(&host, &format!("{}, {strategy:?}, rank {rank} of {ranks}", case.name));
+            }
+        }
+    }
+}
+
+/// Trains the n-th of every `of` cases as a rank of several processes, each with the bits of ranks on the host.
+// `cuda::gpu` needs the feature.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+pub(crate) fn train_as_a_rank(group: &Nccl, (n, of): (usize, usize)) {
+    let (rank, ranks) = (group.rank() as usize, group.world_size());
+    for case in CASES.iter().skip(n).step_by(of) {
+        for strategy in strategies(case) {
+            let what = format!("{}, {strategy:?}, rank {rank} of {ranks}", case.name);
+            let gpu = (&hardware::open(), StreamHandle::default());
+            let trained = on_gpu(group.clone(), gpu, case, strategy);
+            let trained = trained.unwrap_or_else(|error| panic!("{what}: {error}"));
+            trained.assert_same(&expected(ranks, case, strategy)[rank], &what);
+        }
+    }
+}
