@@ -92,7 +92,7 @@ run_ncu() {
     done
 }
 run_torch_all() { torch; }
-run_nccl() { tests cuda::gpu::nccl:: --skip rank_of_two; }
+run_nccl() { tests cuda::gpu::nccl:: cuda::gpu::shards:: --skip rank_of_several --skip three_ranks; }
 run_racecheck() { sanitized racecheck host_run::many_segments host_run::precisions::what_is "${short[@]}"; }
 run_initcheck() { sanitized initcheck "${short[@]}"; }
 

@@ -302,6 +302,10 @@ impl Op {
             Action::Norm { bucket } => {
                 let bucket = &plan.buckets()[bucket as usize];
                 touch(if bucket.is_cut() { Span::summed(bucket) } else { Span::bucket(bucket) }, false);
+                if bucket.is_cut() {
+                    // The counts say which gradients are measured.
+                    touch(Span::within(Memory::Grads, bucket, bucket.tail.start, bucket.tail.end), false);
+                }
                 touch(Span::CONTROL, true);
             }
             Action::Measure { bucket, .. } | Action::Step { bucket } => {

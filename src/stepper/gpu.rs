@@ -122,7 +122,11 @@ impl StepperBuilder<'_> {
         }
         if self.strategy == Strategy::Fsdp {
             let remedy = "use Strategy::Zero, or step on the host";
-            return Err(Error::unsupported("Strategy::Fsdp", "a GPU cannot share parameters out yet", remedy));
+            return Err(Error::unsupported(
+                "Strategy::Fsdp",
+                "a GPU cannot share parameters out yet",
+                remedy,
+            ));
         }
         if self.gradients == Gradients::Release {
             let wrong = format_args!("{place} cannot be given back");

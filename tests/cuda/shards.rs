@@ -6,11 +6,12 @@
 use std::num::NonZeroU32;
 use std::sync::{Arc, LazyLock};
 
+use instep::checkpoint::{self, Extras};
 use instep::collective::{Call, CollectiveKind};
 use instep::cuda::{Cuda, CudaDevice, Nccl, nccl};
 use instep::{
     Adam, AdamW, Clip, Collective, DType, Device, Divisor, Error, Gradients, HostDevice, Layout, LossScale,
-    LossScaler, Master, Mode, Moments, ParamId, Place, Precision, Result, Sgd, Stepper, StepperBuilder,
+    LossScaler, Master, Mode, Moments, ParamId, Place, Precision, Result, Sgd, Solo, Stepper, StepperBuilder,
     Strategy, StreamHandle, Unused, bf16, in_process,
 };
 
@@ -35,8 +36,8 @@ fn gradient(step: usize, rank: usize, param: usize, element: usize) -> f32 {
 
 /// A stepper, and what its trainer does.
 #[derive(Clone, Copy)]
-pub(crate) struct Case {
-    pub(crate) name: &'static str,
+struct Case {
+    name: &'static str,
     build: fn(StepperBuilder<'static>) -> StepperBuilder<'static>,
     /// In odd passes p1 is unused everywhere, and p3 on odd ranks.
     leaves_out: bool,
@@ -62,7 +63,7 @@ const PLAIN: Case = Case {
     micro_batches: 1,
 };
 
-pub(crate) const CASES: [Case; 11] = [
+const CASES: [Case; 11] = [
     Case { name: "eager", leaves_out: true, ..PLAIN },
     Case {
         name: "clip_and_skip",
@@ -334,29 +335,99 @@ fn strategies(case: &Case) -> impl Iterator<Item = Strategy> {
     [Strategy::Zero].into_iter().filter(move |strategy| !joins || !is_shared_out(strategy))
 }
 
+/// Runs every rank of a group with GPUs: as threads with a stand-in each, or of a group of one over NCCL.
+fn ranks_with_gpus<T: Send>(
+    ranks: u32,
+    rank: impl Fn(Box<dyn Collective>, (&Cuda, StreamHandle)) -> Result<T> + Sync,
+) -> Vec<T> {
+    if hardware::is_required() {
+        let group = Nccl::connect(&nccl::Options::default()).unwrap();
+        let outcome = rank(Box::new(group.clone()), (&cuda(), StreamHandle::default())).unwrap();
+        group.close().unwrap();
+        return vec![outcome];
+    }
+    in_process(ranks, |comm| rank(Box::new(OnStandIn(Arc::new(comm))), (&cuda(), COMPUTE))).unwrap()
+}
+
 #[test]
 fn ranks_with_gpus_that_step_shards_have_the_bits_of_ranks_on_the_host() {
     for (k, case) in CASES.iter().enumerate() {
         for strategy in strategies(case) {
-            let ranks = if hardware::is_required() { 1 } else { [2, 3, 5][k % 3] };
-            let on_gpus = match hardware::is_required() {
-                true => {
-                    let group = Nccl::connect(&nccl::Options::default()).unwrap();
-                    let trained = on_gpu(group.clone(), (&cuda(), StreamHandle::default()), case, strategy);
-                    let trained = trained.unwrap_or_else(|error| panic!("{}, {strategy:?}: {error}", case.name));
-                    group.close().unwrap();
-                    vec![trained]
-                }
-                false => in_process(ranks, |comm| {
-                    on_gpu(OnStandIn(Arc::new(comm)), (&cuda(), COMPUTE), case, strategy)
-                })
-                .unwrap_or_else(|error| panic!("{}, {strategy:?}: {error}", case.name)),
-            };
-            for (rank, (gpu, host)) in on_gpus.iter().zip(expected(ranks, case, strategy)).enumerate() {
+            let on_gpus = ranks_with_gpus([2, 3, 5][k % 3], |comm, cuda| on_gpu(comm, cuda, case, strategy));
+            let ranks = on_gpus.len();
+            for (rank, (gpu, host)) in on_gpus.iter().zip(expected(ranks as u32, case, strategy)).enumerate()
+            {
                 gpu.assert_same(&host, &format!("{}, {strategy:?}, rank {rank} of {ranks}", case.name));
             }
         }
     }
+}
+
+#[test]
+fn a_checkpoint_of_shards_on_gpus_goes_on_on_the_host_and_back_on_gpus() {
+    fn passes<D: Device>(stepper: &mut Stepper<D>, from: usize) -> Result<()> {
+        for step in from..from + 2 {
+            let mut pass = stepper.begin()?;
+            for (param, id) in shapes().ids().enumerate().rev() {
+                let values: Vec<f32> = (0..LENS[param]).map(|k| gradient(step, 0, param, k)).collect();
+                pass.write(id.grad(), &values)?;
+            }
+            pass.finish()?;
+        }
+        Ok(())
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let case = Case {
+        build: |builder| {
+            let low = Precision {
+                param: DType::BF16,
+                master: Master::Remainder16,
+                moments: Moments::EightBit,
+                ..Precision::F32
+            };
+            builder.precision(low).ema(0.9)
+        },
+        ..PLAIN
+    };
+    for strategy in strategies(&case) {
+        let path = folder.path().join(format!("{strategy:?}.safetensors"));
+        ranks_with_gpus(3, |comm, (cuda, _)| {
+            // SAFETY: as in `on_gpu`.
+            let mut stepper = unsafe { builder(&case, strategy).cuda(comm, cuda)? };
+            passes(&mut stepper, 0)?;
+            checkpoint::save(&stepper, &Extras::default(), &path)
+        });
+        let mut whole = builder(&case, Strategy::Replicated).host(Solo::default()).unwrap();
+        passes(&mut whole, 0).unwrap();
+        passes(&mut whole, 2).unwrap();
+        let whole = Outcome::of(&whole).unwrap();
+        let mut host = builder(&case, Strategy::Replicated).host(Solo::default()).unwrap();
+        checkpoint::load(&mut host, &path).unwrap();
+        passes(&mut host, 2).unwrap();
+        Outcome::of(&host).unwrap().assert_same(&whole, &format!("{strategy:?} to the host"));
+        let on_gpus = ranks_with_gpus(2, |comm, (cuda, _)| {
+            // SAFETY: as above.
+            let mut stepper = unsafe { builder(&case, strategy).cuda(comm, cuda)? };
+            checkpoint::load(&mut stepper, &path)?;
+            passes(&mut stepper, 2)?;
+            Outcome::of(&stepper)
+        });
+        on_gpus.iter().for_each(|gpu| gpu.assert_same(&whole, &format!("{strategy:?} to GPUs")));
+    }
+}
+
+#[test]
+fn a_part_of_a_tensor_has_no_address_and_is_told_as_that() {
+    ranks_with_gpus(2, |comm, (cuda, _)| {
+        // SAFETY: as in `on_gpu`.
+        let mut stepper = unsafe { builder(&PLAIN, Strategy::Zero).cuda(comm, cuda)? };
+        let id = shapes().id("p2")?;
+        for outcome in [stepper.ptr(id.state("exp_avg")), stepper.ptr(id.grad())] {
+            let is_whole = stepper.world_size() == 1;
+            assert!(is_whole || matches!(outcome, Err(Error::Sharded { len: 3840, .. })), "{outcome:?}");
+        }
+        stepper.ptr(id).map(drop)
+    });
 }
 
 /// Trains the n-th of every `of` cases as a rank of several processes, each with the bits of ranks on the host.

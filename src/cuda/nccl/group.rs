@@ -193,7 +193,12 @@ impl Group {
             if since.elapsed() >= deadline {
                 let waited_ms = deadline.as_millis() as u64;
                 let call = Entry::Communicator.to_string();
-                return Err(state.fail(Error::Deadline { rank: self.rank, call, waited_ms, missing: vec![0] }));
+                return Err(state.fail(Error::Deadline {
+                    rank: self.rank,
+                    call,
+                    waited_ms,
+                    missing: vec![0],
+                }));
             }
             drop(state);
             thread::sleep(POLL);

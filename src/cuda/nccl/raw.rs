@@ -106,10 +106,9 @@ impl Raw {
                         "ncclReduceScatter",
                         functions.ncclReduceScatter(src, dst, count, dtype, operation, self.comm, stream),
                     ),
-                    CollectiveKind::AllGather => (
-                        "ncclAllGather",
-                        functions.ncclAllGather(src, dst, count, dtype, self.comm, stream),
-                    ),
+                    CollectiveKind::AllGather => {
+                        ("ncclAllGather", functions.ncclAllGather(src, dst, count, dtype, self.comm, stream))
+                    }
                 }
             };
             self.settle(name, code, call.deadline(), wanted)

@@ -6,8 +6,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use crate::cuda::nccl::group::Group;
 use crate::cuda::nccl::Options;
+use crate::cuda::nccl::group::Group;
 use crate::cuda::nccl::raw::{Raw, detached};
 use crate::error::{Error, Result};
 

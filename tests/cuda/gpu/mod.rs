@@ -8,3 +8,4 @@ mod conversions;
 mod large;
 mod memory;
 mod nccl;
+mod shards;

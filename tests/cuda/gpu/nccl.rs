@@ -1,7 +1,7 @@
-//! NCCL on one GPU: a group of one, and groups of two processes that share the device, which NCCL 2.30 permits.
+//! NCCL on one GPU: a group of one, and groups of processes that share the device, of which NCCL 2.30 permits two.
 //!
-//! Each of two ranks is this binary again, with the scene in environment variables; the parent kills a rank that hangs.
-//! A scene for two ranks never passes with one, because NCCL launches nothing there.
+//! Each rank is this binary again, with the scene in environment variables; the parent kills a rank that hangs. A scene for
+//! several ranks never passes with one, because NCCL launches nothing there. Only the software GPU has three ranks.
 
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -12,8 +12,9 @@ use instep::dtype::DType;
 use instep::{Collective, Error, Place};
 
 use super::memory::Gpu;
+use super::shards;
 
-const DEADLINE: Duration = Duration::from_secs(20);
+pub(super) const DEADLINE: Duration = Duration::from_secs(20);
 /// Sizes around the chunks that NCCL uses, and a bucket of 25 MiB.
 const COUNTS: [usize; 6] = [1, 3, 256, 4097, 1 << 20, 25 << 18];
 
@@ -111,7 +112,7 @@ fn a_gpu_that_is_not_there_is_named() {
     }
 }
 
-// The scenes for two ranks, with the outcome that each rank expects.
+// The scenes for two ranks, with the outcome that each rank expects; those of shards are in `shards.rs`.
 
 fn sums(comm: Nccl, gpu: &Gpu) {
     let rank = comm.rank();
@@ -223,7 +224,7 @@ fn training(comm: Nccl, _: &Gpu) {
 
 type Scene = (&'static str, fn(Nccl, &Gpu));
 
-const SCENES: [Scene; 7] = [
+const SCENES: [Scene; 16] = [
     ("sums", sums),
     ("differing", differing),
     ("out_of_order", out_of_order),
@@ -231,12 +232,21 @@ const SCENES: [Scene; 7] = [
     ("giving_up", giving_up),
     ("dropping", dropping),
     ("training", training),
+    ("calls_of_shards", shards::calls),
+    ("shards_giving_up", shards::giving_up),
+    ("shards_dying", shards::dying),
+    ("shards_differing", shards::differing),
+    ("shards_replayed", shards::replayed),
+    ("shards_0", |comm, _| shards::train(comm, 0)),
+    ("shards_1", |comm, _| shards::train(comm, 1)),
+    ("shards_2", |comm, _| shards::train(comm, 2)),
+    ("shards_with_ledger", |comm, _| shards::train(comm, 1)),
 ];
 
 /// Not a test of its own: one of the tests below starts it as a rank.
 #[test]
 #[ignore = "tests/cuda/gpu/nccl.rs starts it: a process of its own per rank"]
-fn rank_of_two() {
+fn rank_of_several() {
     let scene = std::env::var("INSTEP_TEST_SCENE");
     let found = SCENES.iter().find(|(name, _)| scene.as_deref() == Ok(name));
     let (_, play) = found.expect("a scene, which the tests below name");
@@ -254,19 +264,21 @@ impl Drop for Rank {
     }
 }
 
-fn two_ranks_play(scene: &str) {
+pub(super) fn ranks_play(ranks: u32, scene: &str) {
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let start = |rank: u32| {
         let mut child = Command::new(std::env::current_exe().unwrap());
-        child.args(["--exact", "cuda::gpu::nccl::rank_of_two", "--ignored", "--nocapture"]);
+        child.args(["--exact", "cuda::gpu::nccl::rank_of_several", "--ignored", "--nocapture"]);
         child.envs([("RANK", rank.to_string()), ("MASTER_PORT", port.to_string())]);
-        child.envs([("WORLD_SIZE", "2"), ("LOCAL_RANK", "0"), ("MASTER_ADDR", "127.0.0.1")]);
+        child.envs([("LOCAL_RANK", "0"), ("MASTER_ADDR", "127.0.0.1")]);
+        child.env("WORLD_SIZE", ranks.to_string());
         child.envs([("NCCL_MULTI_RANK_GPU_ENABLE", "1"), ("NCCL_MAX_CTAS", "2")]);
         child.envs([("INSTEP_TEST_SCENE", scene), ("INSTEP_DEADLINE_MS", "30000")]);
-        child.env("INSTEP_LEDGER", if scene == "out_of_order" { "1" } else { "0" });
+        let has_ledger = ["out_of_order", "shards_with_ledger"].contains(&scene);
+        child.env("INSTEP_LEDGER", if has_ledger { "1" } else { "0" });
         Rank(child.stdout(Stdio::null()).spawn().unwrap())
     };
-    let mut ranks = [start(0), start(1)];
+    let mut ranks: Vec<Rank> = (0..ranks).map(start).collect();
     let since = Instant::now();
     for (rank, child) in ranks.iter_mut().enumerate() {
         let status = loop {
@@ -286,7 +298,7 @@ macro_rules! two_ranks {
             #[test]
             #[ignore = "benches/gpu/run.sh runs it: needs a GPU and NCCL 2.30"]
             fn $sentence() {
-                two_ranks_play($scene);
+                ranks_play(2, $scene);
             }
         )*
     };

@@ -146,3 +146,44 @@ fn a_comparison_that_a_rank_does_not_reach_ends_in_a_deadline() {
         }
     }
 }
+
+#[test]
+fn another_id_reaches_all_ranks_again_and_again_and_a_rank_that_asks_for_none_is_a_mismatch() {
+    for world_size in 1..=5 {
+        let outcomes = ranks(world_size, |rank, group| {
+            let group = group?;
+            let mut ids = Vec::new();
+            for round in 0..3 {
+                let make = || Ok([10 * round + rank as u8; 128]);
+                ids.push(group.share_id(make, AMPLE)?[0]);
+                group.compare(&sum(round.into()), AMPLE)?;
+            }
+            group.leave();
+            Ok::<_, Error>(ids)
+        });
+        assert!(outcomes.iter().all(|ids| *ids == Ok(vec![0, 10, 20])), "{outcomes:?}");
+    }
+    let outcomes = ranks(3, |rank, group| {
+        let group = group?;
+        match rank {
+            1 => group.compare(&Entry::Stepper(7), AMPLE),
+            _ => group.share_id(|| Ok([1; 128]), AMPLE).map(drop),
+        }
+    });
+    for outcome in outcomes {
+        assert!(matches!(&outcome, Err(Error::Mismatch { differs, .. }) if differs == "kind"), "{outcome:?}");
+    }
+}
+
+#[test]
+fn an_id_that_rank_0_cannot_make_ends_the_group_with_its_reason() {
+    let outcomes = ranks(3, |_, group| {
+        let group = group?;
+        let none = || Err(Error::Hook("no network".to_owned()));
+        group.share_id(none, AMPLE).inspect_err(|error| group.tell(error))
+    });
+    assert_eq!(outcomes[0], Err(Error::Hook("no network".to_owned())));
+    for outcome in &outcomes[1..] {
+        assert!(matches!(outcome, Err(Error::PeerLost { rank: 0, .. })), "{outcome:?}");
+    }
+}

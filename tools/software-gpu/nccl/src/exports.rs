@@ -231,8 +231,14 @@ fn collective(
         return Code::ncclUnhandledCudaError;
     }
     let (source_bytes, target_bytes) = kind.lengths(bytes, communicator.rank, communicator.ranks);
-    let call =
-        Call { communicator: Arc::clone(&communicator), kind, bytes, dtype, operation, runs: Mutex::default() };
+    let call = Call {
+        communicator: Arc::clone(&communicator),
+        kind,
+        bytes,
+        dtype,
+        operation,
+        runs: Mutex::default(),
+    };
     communicator.calls.fetch_add(1, Ordering::AcqRel);
     OUTSTANDING.fetch_add(1, Ordering::Relaxed);
     let work = Work {

@@ -1,0 +1,294 @@
+//! Ranks that are processes with GPUs and share out optimizer states: NCCL's calls, the second communicator, whole trainings.
+//!
+//! `cuda::shards` has the trainings and compares them with the host's. Here are scenes of `nccl.rs` for two and three ranks.
+//! One communicator's failure must end the calls of both.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use instep::collective::{Call, CallKey, CollectiveKind};
+use instep::cuda::{Cuda, CudaDevice, Nccl, nccl};
+use instep::dtype::DType;
+use instep::layout::DEFAULT_GROUP;
+use instep::{
+    AdamW, Clip, Collective, Device, DevicePtr, Error, Layout, Mode, Result, Stepper, Strategy, in_process,
+};
+
+use super::memory::Gpu;
+use super::nccl::{DEADLINE, ranks_play};
+use crate::cuda::shards::train_as_a_rank;
+use crate::support::{Outcome, hardware, layout, paint, paint_params};
+
+/// Enqueues a call whose longer buffer has so many bytes.
+fn enqueue(
+    comm: &dyn Collective,
+    gpu: &Gpu,
+    kind: CollectiveKind,
+    (src, dst): (*mut f32, *mut f32),
+    bytes: u64,
+) -> Result<()> {
+    let key = CallKey { kind, pass: 0, bucket: None, dtype: DType::F32, bytes, agreement: 7 };
+    let (stream, ranks) = (Some(gpu.stream()), comm.world_size());
+    // SAFETY: device memory of the call's length; nothing touches it before a wait for the stream.
+    comm.enqueue(&mut unsafe { Call::new(key, ranks, src.cast(), dst.cast(), DEADLINE, stream) })
+}
+
+/// Small numbers of eighths, whose sums are exact.
+fn values(rank: u32, count: usize) -> Vec<f32> {
+    (0..count).map(|k| ((k * 31 + rank as usize * 17) % 509) as f32 / 8.0).collect()
+}
+
+/// Whole numbers as the bits of floats, to be carried by the helpers.
+fn words(words: &[u32]) -> Vec<f32> {
+    words.iter().map(|word| f32::from_bits(*word)).collect()
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+/// Every call of a sharded pass, on both communicators, in place and not.
+pub(super) fn calls(comm: Nccl, gpu: &Gpu) {
+    let (rank, ranks) = (comm.rank(), comm.world_size() as usize);
+    let own = rank as usize;
+    let gathers = comm.duplicate().unwrap();
+    for comm in [&comm as &dyn Collective, &*gathers] {
+        assert!(CollectiveKind::ALL.into_iter().all(|kind| comm.knows(kind)));
+        for part in [1usize, 256, 70_001] {
+            let bytes = (ranks * part * 4) as u64;
+            let whole: Vec<f32> = values(rank, ranks * part);
+            let sum = |k: usize| (0..ranks as u32).map(|rank| values(rank, ranks * part)[k]).sum::<f32>();
+            let sums: Vec<f32> =
+                if part < 1000 { (own * part..(own + 1) * part).map(sum).collect() } else { vec![] };
+            let src = gpu.upload(&whole);
+            let apart = gpu.upload(&vec![-1.0; part]);
+            enqueue(comm, gpu, CollectiveKind::ReduceScatter, (src, apart), bytes).unwrap();
+            let scattered = gpu.read(apart, part);
+            assert!(sums.is_empty() || scattered == sums, "{part} elements");
+            let place = src.wrapping_add(own * part);
+            enqueue(comm, gpu, CollectiveKind::ReduceScatter, (src, place), bytes).unwrap();
+            assert_eq!(gpu.read(place, part), scattered, "{part} elements, in place");
+            // What ranks have summed comes together again.
+            let dst = gpu.upload(&vec![-1.0; ranks * part]);
+            enqueue(comm, gpu, CollectiveKind::AllGather, (place, dst), bytes).unwrap();
+            let gathered = gpu.read(dst, ranks * part);
+            assert_eq!(gathered[own * part..(own + 1) * part], scattered[..], "{part} elements");
+            enqueue(comm, gpu, CollectiveKind::AllGather, (place, src), bytes).unwrap();
+            assert_eq!(gpu.read(src, ranks * part), gathered, "{part} elements, in place");
+        }
+        let number = gpu.upload(&words(&[u32::MAX, rank, 7, 0]));
+        enqueue(comm, gpu, CollectiveKind::Sum64, (number, number), 16).unwrap();
+        let carried = ranks as u64 * u64::from(u32::MAX) + ((0..ranks as u64).sum::<u64>() << 32);
+        let expected = [carried as u32, (carried >> 32) as u32, 7 * ranks as u32, 0];
+        assert_eq!(bits(&gpu.read(number, 4)), expected);
+        let smallest = if ranks == 1 { 1 << 31 } else { 5 };
+        for (kind, expected) in [(CollectiveKind::Max32, 1 << 31), (CollectiveKind::Min32, smallest)] {
+            // The largest has the sign bit.
+            let word = if own + 1 == ranks { 1 << 31 } else { 5 + rank };
+            let number = gpu.upload(&words(&[word]));
+            enqueue(comm, gpu, kind, (number, number), 4).unwrap();
+            assert_eq!(bits(&gpu.read(number, 1)), [expected], "{kind}");
+        }
+        comm.check().unwrap();
+    }
+    // One that has gone leaves the others, and a new one can be made; the group closes what is left.
+    drop(gathers);
+    let memory = gpu.upload(&[1.0; 64]);
+    let another = comm.duplicate().unwrap();
+    enqueue(&*another, gpu, CollectiveKind::AllReduce, (memory, memory), 256).unwrap();
+    assert_eq!(gpu.read(memory, 1), [ranks as f32]);
+    comm.close().unwrap();
+    assert!(matches!(another.check(), Err(Error::Order(_))));
+    assert!(comm.duplicate().is_err());
+}
+
+/// Waits until a call on a communicator has told of a failure, aborts as a stepper does, and gets the stream back.
+fn ends_with_a_failure(comm: &dyn Collective, gpu: &Gpu) -> Error {
+    let since = Instant::now();
+    let error = loop {
+        match comm.check() {
+            Ok(()) => assert!(since.elapsed() < DEADLINE, "nobody told of the failure"),
+            Err(error) => break error,
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    comm.abort(&error);
+    assert!(gpu.ends(DEADLINE, || {}), "the abort did not end the call");
+    error
+}
+
+/// Rank 1 aborts one communicator; rank 0 waits for a call of the other one.
+pub(super) fn giving_up(comm: Nccl, gpu: &Gpu) {
+    let gathers = comm.duplicate().unwrap();
+    let memory = gpu.upload(&[1.0; 1024]);
+    enqueue(&*gathers, gpu, CollectiveKind::AllReduce, (memory, memory), 4096).unwrap();
+    assert_eq!(gpu.read(memory, 1), [2.0]);
+    if comm.rank() == 1 {
+        comm.abort(&Error::order("test", "the trainer gave up", ""));
+        let refused = enqueue(&*gathers, gpu, CollectiveKind::AllReduce, (memory, memory), 4096);
+        assert!(matches!(refused, Err(Error::Order(_))), "{refused:?}");
+        return;
+    }
+    let outcome = enqueue(&*gathers, gpu, CollectiveKind::AllReduce, (memory, memory), 4096);
+    let error = outcome.err().unwrap_or_else(|| ends_with_a_failure(&*gathers, gpu));
+    assert!(matches!(&error, Error::PeerLost { rank: 1, why } if why.contains("gave up")), "{error}");
+    assert_eq!(comm.check(), Err(error), "the failure is that of both");
+}
+
+/// Rank 1 dies; rank 0 has calls of both communicators on its stream that can never end.
+pub(super) fn dying(comm: Nccl, gpu: &Gpu) {
+    let gathers = comm.duplicate().unwrap();
+    let memory = gpu.upload(&[1.0; 1024]);
+    enqueue(&*gathers, gpu, CollectiveKind::AllReduce, (memory, memory), 4096).unwrap();
+    assert_eq!(gpu.read(memory, 1), [2.0]);
+    if comm.rank() == 1 {
+        std::process::exit(0);
+    }
+    for comm in [&*gathers, &comm as &dyn Collective] {
+        match enqueue(comm, gpu, CollectiveKind::AllReduce, (memory, memory), 4096) {
+            Ok(()) | Err(Error::PeerLost { rank: 1, .. }) => {}
+            Err(other) => panic!("{other}"),
+        }
+    }
+    let error = ends_with_a_failure(&comm, gpu);
+    assert!(matches!(error, Error::PeerLost { rank: 1, .. }), "{error}");
+    assert_eq!(gathers.check(), Err(error));
+}
+
+/// Ranks with different strategies learn in what they differ before one of them makes a communicator alone.
+pub(super) fn differing(comm: Nccl, _: &Gpu) {
+    let strategy = [Strategy::Zero, Strategy::Replicated][comm.rank() as usize];
+    let layout = layout(&[700]);
+    let builder = Stepper::builder(&layout, AdamW::default()).strategy(strategy);
+    // SAFETY: the trainer's stream is the default one.
+    match unsafe { builder.cuda(comm, &hardware::open()) } {
+        Err(Error::Mismatch { differs, .. }) => assert!(differs.contains("options"), "{differs}"),
+        other => panic!("{:?}", other.map(drop)),
+    }
+}
+
+pub(super) fn train(comm: Nccl, n: usize) {
+    train_as_a_rank(&comm, (n, 3));
+    comm.close().unwrap();
+}
+
+const LENS: [usize; 4] = [700, 5, 2049, 300];
+const REPLAYS: usize = 5;
+
+fn builder(layout: &'static Layout, mode: Mode) -> instep::StepperBuilder<'static> {
+    let builder = Stepper::builder(layout, AdamW::default()).mode(mode).bucket_cap_bytes(4000);
+    let builder = if mode == Mode::Eager { builder } else { builder.clip(Clip::Global(0.5)) };
+    builder.strategy(Strategy::Zero)
+}
+
+fn gradient(rank: u32, param: usize) -> Vec<f32> {
+    (0..LENS[param]).map(|k| (paint(param, k) * 64.0).round() / 64.0 * (rank + 1) as f32).collect()
+}
+
+/// Makes a pass with the same gradients as any other.
+fn one_pass<D: Device>(stepper: &mut Stepper<D>) -> Result<()> {
+    let (layout, rank) = (stepper.layout().clone(), stepper.rank());
+    let mut pass = stepper.begin()?;
+    for (param, id) in layout.ids().enumerate().rev() {
+        pass.write(id.grad(), &gradient(rank, param))?;
+        pass.grad_ready(id)?;
+    }
+    pass.finish()
+}
+
+fn host_passes(ranks: u32, rank: u32, layout: &'static Layout, mode: Mode) -> Outcome {
+    let mut outcomes = in_process(ranks, |comm| {
+        let mut stepper = builder(layout, mode).host(comm)?;
+        paint_params(&mut stepper);
+        one_pass(&mut stepper)?;
+        for replay in 0..REPLAYS {
+            stepper.set_lr(DEFAULT_GROUP, 0.01 / (replay + 1) as f64)?;
+            one_pass(&mut stepper)?;
+        }
+        Outcome::of(&stepper)
+    })
+    .unwrap();
+    outcomes.swap_remove(rank as usize)
+}
+
+/// Captured passes of sharded steppers, with calls of two communicators in one graph.
+pub(super) fn replayed(comm: Nccl, gpu: &Gpu) {
+    let layout: &'static Layout = Box::leak(Box::new(layout(&LENS)));
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let cuda = hardware::open().compute_stream(gpu.stream());
+    for mode in [Mode::Eager, Mode::Normed] {
+        // SAFETY: the stream lives as long as the process.
+        let mut stepper = unsafe { builder(layout, mode).cuda(comm.clone(), &cuda) }.unwrap();
+        paint_params(&mut stepper);
+        one_pass(&mut stepper).unwrap();
+        let sources: Vec<_> = (0..LENS.len()).map(|param| gpu.upload(&gradient(rank, param))).collect();
+        let captured = stepper.capture(|mut pass| {
+            for (param, id) in layout.ids().enumerate().rev() {
+                copy(&cuda, gpu, pass.ptr(id.grad())?, sources[param], LENS[param]);
+                pass.grad_ready(id)?;
+            }
+            pass.finish()
+        });
+        let captured = captured.unwrap();
+        for replay in 0..REPLAYS {
+            stepper.set_lr(DEFAULT_GROUP, 0.01 / (replay + 1) as f64).unwrap();
+            // SAFETY: the sources are never freed.
+            unsafe { stepper.replay(&captured).unwrap() };
+        }
+        let outcome = Outcome::of::<CudaDevice>(&stepper).unwrap();
+        outcome.assert_same(&host_passes(ranks, rank, layout, mode), &format!("{mode:?}, rank {rank}"));
+        assert!(matches!(comm.close(), Err(Error::Order(_))), "a graph has calls of both communicators");
+        drop(captured);
+        stepper.close().unwrap();
+    }
+    comm.close().unwrap();
+}
+
+/// Copies on the trainer's stream.
+fn copy(cuda: &Cuda, gpu: &Gpu, to: DevicePtr, from: *mut f32, count: usize) {
+    let from = DevicePtr(from.addr() as u64);
+    // SAFETY: memory of that length; the trainer's stream has the gradient.
+    hardware::entered(&**cuda.driver(), |driver| unsafe {
+        driver.copy(to, from, 4 * count as u64, gpu.stream())
+    });
+}
+
+#[test]
+#[ignore = "benches/gpu/run.sh runs it: needs a GPU and NCCL"]
+fn a_group_of_one_makes_every_call_of_shards_on_communicators_that_come_and_go() {
+    let gpu = Gpu::open();
+    calls(Nccl::connect(&nccl::Options::default()).unwrap(), &gpu);
+    replayed(Nccl::connect(&nccl::Options::default()).unwrap(), &gpu);
+    // A group that was made by the caller's id has no way to send another one, unless nobody is to get it.
+    let alone = Nccl::with_id(&nccl::Options::default(), nccl::unique_id().unwrap()).unwrap();
+    let gathers: Arc<dyn Collective> = alone.duplicate().unwrap();
+    alone.abort(&Error::order("test", "the trainer gave up", ""));
+    assert!(matches!(gathers.check(), Err(Error::Order(_))));
+}
+
+macro_rules! ranks {
+    ($($sentence:ident: $ranks:literal, $scene:literal;)*) => {
+        $(
+            #[test]
+            #[ignore = "benches/gpu/run.sh runs it: needs a GPU and NCCL 2.30"]
+            fn $sentence() {
+                ranks_play($ranks, $scene);
+            }
+        )*
+    };
+}
+
+ranks! {
+    two_ranks_make_every_call_of_shards_on_communicators_that_come_and_go: 2, "calls_of_shards";
+    three_ranks_make_every_call_of_shards_on_communicators_that_come_and_go: 3, "calls_of_shards";
+    a_rank_that_gives_one_communicator_up_ends_the_calls_of_both: 2, "shards_giving_up";
+    a_rank_that_dies_ends_the_calls_of_both_communicators: 2, "shards_dying";
+    two_ranks_of_different_strategies_both_get_a_mismatch: 2, "shards_differing";
+    two_ranks_replay_captured_passes_with_calls_of_both_communicators: 2, "shards_replayed";
+    two_ranks_step_shards_with_the_bits_of_the_host_first_part: 2, "shards_0";
+    two_ranks_step_shards_with_the_bits_of_the_host_second_part: 2, "shards_with_ledger";
+    two_ranks_step_shards_with_the_bits_of_the_host_third_part: 2, "shards_2";
+    three_ranks_step_shards_with_the_bits_of_the_host_first_part: 3, "shards_0";
+    three_ranks_step_shards_with_the_bits_of_the_host_second_part: 3, "shards_1";
+    three_ranks_step_shards_with_the_bits_of_the_host_third_part: 3, "shards_2";
+}
