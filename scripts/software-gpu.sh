@@ -3,7 +3,8 @@
 #
 # `--host-run` adds kernels.so there: the library's kernels compiled for the CPU, for INSTEP_GPU_KERNELS. `--seeds
 # FIRST COUNT [TEST]...` runs the tests of a GPU on it instead, once for each order of work; `--tests` builds those
-# tests and prints their binary too, for mutate-calls.py; `--capi` runs the C library's program for a GPU; `--bundle
+# tests and prints their binary too, for mutate-calls.py; `--capi` runs the C library's program for a GPU; `--torch
+# PYTHON [OPTION]...` runs the bench beside PyTorch, once and small, with a PyTorch for the CPU; `--bundle
 # FOLDER STAGE...` runs stages of a bundle of gpu-bundle.sh, its benches once and small, and without FOLDER's files packs
 # what stages need but PyTorch's and NVIDIA's tools.
 set -euo pipefail
@@ -65,6 +66,17 @@ case ${1:-} in
     ${CC:-cc} -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -g -O1 -I"$folder/capi/include" capi/gpu/device.c -o "$folder/device" \
         -L"$folder/capi/lib" -linstep -ldl -lm -pthread
     INSTEP_CUDA=$folder/libcuda.so.1 LD_LIBRARY_PATH=$folder/capi/lib "$folder/device"
+    ;;
+--torch)
+    python=$(realpath -s "$2")
+    shift 2
+    NVCC=${NVCC:-$(scripts/cuda-toolchain.sh)}
+    export NVCC
+    cargo build -q -p instep-peers --features cuda
+    mkdir -p "$folder/peers/release"
+    ln -sf "$target/debug/libinstep_peers.so" "$folder/peers/release/"
+    OMP_NUM_THREADS=1 INSTEP_CUDA=$folder/libcuda.so.1 CARGO_TARGET_DIR=$folder/peers \
+        "$python" benches/peers/torch_without_gpu.py --quick --rounds 1 --csv "$folder/peers/torch.csv" "$@"
     ;;
 --bundle)
     bundle=$(realpath -m "$2")

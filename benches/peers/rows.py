@@ -5,6 +5,7 @@ The file is written beside its place and renamed after each change, so a run tha
 
 import os
 import pathlib
+import subprocess
 
 HERE = pathlib.Path(__file__).resolve().parent
 # The repository, or the folder of a bundle, in which all scripts lie side by side.
@@ -16,7 +17,8 @@ def commit():
     packed = ROOT / "commit"
     if packed.is_file():
         return packed.read_text().strip()
-    return os.popen(f"git -C '{ROOT}' describe --always --dirty 2>/dev/null").read().strip() or "unknown"
+    told = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True)
+    return told.stdout.strip() or "unknown"
 
 
 class Rows:

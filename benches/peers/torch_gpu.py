@@ -120,7 +120,7 @@ class Instep(Tensors):
         super().__init__(buckets, segments, length, device)
         self.lib = lib
         # PyTorch's stream fills the tensors; the stepper is on the same one.
-        pointers = lambda tensors: (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
+        pointers = lambda tensors: (ctypes.c_void_p * len(tensors))(*map(self.address, tensors))
         params = pointers([param for bucket in self.params for param in bucket])
         self.tensors = CTensors(buckets, segments, length, params, pointers(self.flat))
         ordinal = torch.device(device).index or 0
@@ -128,6 +128,9 @@ class Instep(Tensors):
             number, ordinal, stream.cuda_stream, WORLD_SIZE, ctypes.byref(self.tensors)
         )
         assert self.handle, "instep refused the shape"
+
+    def address(self, tensor):
+        return tensor.data_ptr()
 
     def step_all(self):
         assert self.lib.instep_peers_gpu_pass(self.handle)
