@@ -249,6 +249,11 @@ impl Collective for Foreseen {
         Ok(Arc::new(Foreseen { ..*self }))
     }
 
+    fn subgroup(&self, ranks: &[u32]) -> Result<Arc<dyn Collective>> {
+        let place = ranks.iter().position(|rank| *rank == self.rank).unwrap_or_default();
+        Ok(Arc::new(Foreseen { rank: place as u32, world_size: ranks.len() as u32 }))
+    }
+
     fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
         Err(Error::unsupported(
             call.kind,

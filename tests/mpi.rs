@@ -45,7 +45,7 @@ fn run_rank() {
         eprintln!("{failures}");
         exit(1)
     });
-    assert_eq!((report.rank as i32, report.passed.len()), (world.rank(), 23));
+    assert_eq!((report.rank as i32, report.passed.len()), (world.rank(), 24));
 
     let comm = Mpi::new(&world).unwrap();
     drop((world, universe));

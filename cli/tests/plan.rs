@@ -94,6 +94,41 @@ fn shared_parameters_are_a_share_and_two_whole_buckets() {
 }
 
 #[test]
+fn groups_of_ranks_send_a_shard_to_their_replicas_and_the_rest_to_their_neighbours() {
+    let folder = folder();
+    let of_groups = ["--world-size", "8", "--strategy", "zero", "--shard-size", "4"];
+    let (alone, groups) =
+        (plan(&folder, &["--world-size", "4", "--strategy", "zero"]), plan(&folder, &of_groups));
+    for what in ["parameters", "gradients", "masters", "exp_avg", "exp_avg_sq"] {
+        assert_eq!(held(&groups, what), held(&alone, what), "{what}");
+    }
+    let work = groups["work"].as_array().unwrap();
+    let sums = work.iter().find(|work| work["what"] == "replicas' sum").unwrap();
+    assert_eq!(sums["count"], groups["buckets"]);
+    let bytes = |report: &Value, name: &str| report[name].as_u64().unwrap();
+    // An all-reduce of a quarter of the gradients, of 16 bits, among two ranks.
+    let between = bytes(&groups, "bus_bytes_between_groups");
+    assert_eq!((between, &groups["shard_size"]), (ELEMENTS.next_multiple_of(1024) / 2, &Value::from(4)));
+    assert_eq!(bytes(&groups, "bus_bytes") - between, bytes(&alone, "bus_bytes"));
+    let text = stdout(&folder.run(&[&["plan", "--config", "model.json"][..], &of_groups].concat()));
+    assert!(text.contains("between groups of 4"), "{text}");
+    let measured = [&["plan", "--config", "model.json", "--measure"][..], &of_groups].concat();
+    assert!(stdout(&folder.run(&measured)).contains("in the same order: yes"));
+    let refused = folder.run(&[
+        "plan",
+        "--config",
+        "model.json",
+        "--world-size",
+        "8",
+        "--strategy",
+        "zero",
+        "--shard-size",
+        "3",
+    ]);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("shard_size"));
+}
+
+#[test]
 fn slower_links_hide_less() {
     let folder = folder();
     let blocked = |bus| plan(&folder, &["--world-size", "8", "--bus", bus])["blocked_ns"].as_u64().unwrap();

@@ -9,6 +9,7 @@ mod files;
 mod gradient_check;
 mod machine;
 mod model;
+mod neighbours;
 #[cfg(test)]
 mod precision_check;
 #[cfg(feature = "mpi")]
@@ -18,6 +19,7 @@ mod stages;
 mod train;
 
 use std::error::Error;
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -27,6 +29,7 @@ use instep::{DType, Master, Mode, Moments, Precision, Rounding, Strategy, in_pro
 
 use data::{GLOBAL_BATCH, Samples};
 use machine::choose_ranks;
+use neighbours::Neighbours;
 use report::Progress;
 use train::{Trained, train_rank};
 
@@ -48,6 +51,10 @@ pub(crate) struct Flags {
     /// What ranks share out; the run to compare with shares nothing out.
     #[arg(long, value_enum, default_value_t = StrategyName::Ddp)]
     strategy: StrategyName,
+    /// Neighbouring ranks that share tensors out, with zero and fsdp, while the others have the same shards [default: all].
+    /// They add up first, so the run to compare with does so too.
+    #[arg(long)]
+    shard_size: Option<NonZeroU32>,
     /// Types of parameters, gradients and states.
     #[arg(long, value_enum, default_value_t = PrecisionName::F32)]
     precision: PrecisionName,
@@ -192,7 +199,13 @@ fn train_in_process(
     held_out: &Samples,
 ) -> instep::Result<Vec<Trained>> {
     let progress = Progress::new(flags, mode);
-    in_process(flags.ranks, |comm| train_rank(flags, mode, training, held_out, &progress, comm))
+    in_process(flags.ranks, |comm| match flags.shard_size {
+        Some(ranks) if flags.strategy == StrategyName::Ddp => {
+            let comm = Neighbours::new(comm, ranks.get())?;
+            train_rank(flags, mode, training, held_out, &progress, comm)
+        }
+        _ => train_rank(flags, mode, training, held_out, &progress, comm),
+    })
 }
 
 /// Returns the mode to compare with: Sequential, or if that was chosen, an overlapped mode that can clip if asked to.
@@ -208,6 +221,12 @@ fn choose_counterpart(mode: Mode, max_norm: Option<f64>) -> Mode {
 fn refuse(flags: &Flags) -> instep::Result<()> {
     if flags.epochs == 0 {
         return Err(instep::Error::range("epochs", flags.epochs, "1 or more"));
+    }
+    if let Some(ranks) = flags.shard_size
+        && flags.strategy == StrategyName::Ddp
+    {
+        let wrong = "every rank keeps everything";
+        return Err(instep::Error::config("shard_size", ranks, wrong, "use --strategy zero or fsdp"));
     }
     if flags.ranks as usize > GLOBAL_BATCH {
         return Err(instep::Error::range(

@@ -145,6 +145,9 @@ fn build_stepper(
     let builder = builder.precision(flags.precision.into());
     let builder = builder.strategy(flags.strategy.into());
     let mut builder = builder.mode(mode).bucket_cap_bytes(flags.bucket_cap_bytes).record(true);
+    if let Some(ranks) = flags.shard_size.filter(|_| flags.strategy != StrategyName::Ddp) {
+        builder = builder.shard_size(ranks);
+    }
     if let Some(max_norm) = flags.max_norm {
         builder = builder.clip(Clip::Global(max_norm));
     }

@@ -4,6 +4,7 @@
 //! instead of hanging. The sum is a plain sum: the step's launch applies the factor of the mean.
 
 pub mod conformance;
+mod groups;
 mod key;
 mod memory;
 
@@ -16,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::handle::Place;
 use crate::layout::Plan;
 pub use crate::op::CollectiveKind;
+pub(crate) use groups::Groups;
 pub use key::CallKey;
 pub(crate) use memory::Addresses;
 pub use memory::{Allocation, Call};
@@ -72,6 +74,18 @@ pub trait Collective: Send + Sync {
     fn duplicate(&self) -> Result<Arc<dyn Collective>> {
         let remedy = "use Strategy::Replicated, or a collective that can";
         Err(Error::unsupported("collective", "cannot make a second communicator of its ranks", remedy))
+    }
+
+    /// Makes a communicator of some of the ranks, this one among them, which are numbered from 0 there in this order. Every
+    /// rank calls it at the same point, with its own group's ranks; groups have no rank in common. After a failure of one
+    /// communicator, all are aborted. [Replicas of shards](crate::StepperBuilder::shard_size) need it.
+    ///
+    /// # Errors
+    /// `Unsupported` unless an implementation says otherwise; else as for [`duplicate`](Self::duplicate).
+    fn subgroup(&self, ranks: &[u32]) -> Result<Arc<dyn Collective>> {
+        let thing = format_args!("collective of {} ranks", ranks.len());
+        let remedy = "leave shard_size out, or use a collective that can";
+        Err(Error::unsupported(thing, "this one cannot make groups of its ranks", remedy))
     }
 
     /// Whether another library makes the sums, and holds gradients before a bucket is handed over. The stepper then
@@ -176,6 +190,10 @@ impl<C: Collective + ?Sized> Collective for Box<C> {
 
     fn duplicate(&self) -> Result<Arc<dyn Collective>> {
         (**self).duplicate()
+    }
+
+    fn subgroup(&self, ranks: &[u32]) -> Result<Arc<dyn Collective>> {
+        (**self).subgroup(ranks)
     }
 
     fn sums_outside(&self) -> bool {

@@ -91,7 +91,7 @@ impl CudaDevice {
                 let remedy = "use Gradients::Keep or Gradients::Zero";
                 Err(Error::unsupported("Gradients::Release", "a GPU's memory cannot be given back", remedy))
             }
-            Action::Collective { kind, pass, agreement, bucket, src, dst } => {
+            Action::Collective { kind, pass, agreement, bucket, src, dst, .. } => {
                 let gathers = self.gathers.as_ref().filter(|_| op.stream == Stream::Gather);
                 let comm = gathers.unwrap_or(&self.comm);
                 let (bytes, dtype) = (src.bytes().max(dst.bytes()), src.dtype(&self.plan));

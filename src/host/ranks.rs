@@ -2,8 +2,8 @@
 //!
 //! In an all-reduce, rank r adds the r-th part of every buffer in rank order and writes the sum to all of them, so the
 //! bits depend only on the values. 16-bit elements are added as f32 and rounded once. [`in_process`] starts a thread
-//! per rank, and reports the first failure instead of its echoes on other ranks. A split is ncclCommSplit with one
-//! colour.
+//! per rank, and reports the first failure instead of its echoes on other ranks. A split is ncclCommSplit, with one
+//! colour or several.
 #![allow(unsafe_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,7 +23,6 @@ use crate::pool::Pool;
 const MAX_RANKS: u32 = 1024;
 
 struct Group {
-    world_size: u32,
     rendezvous: Rendezvous,
     kernels: Kernels,
     pool: Pool,
@@ -32,6 +31,8 @@ struct Group {
 /// One rank's end of an in-process group.
 pub struct InProcess {
     seat: Seat,
+    /// The ranks of this communicator, by their numbers among all.
+    ranks: Arc<[u32]>,
     group: Arc<Group>,
     scratch: Mutex<Scratch>,
 }
@@ -67,14 +68,14 @@ pub fn in_process<T: Send>(world_size: u32, body: impl Fn(InProcess) -> Result<T
         return Err(Error::range("world_size", world_size, "1 to 1024 ranks in one process"));
     }
     let group = Arc::new(Group {
-        world_size,
         rendezvous: Rendezvous::new(world_size),
         kernels: Kernels::load(Isa::from_environment()?)?,
         pool: Pool::from_environment()?,
     });
-    let (group, body) = (&group, &body);
+    let all: Arc<[u32]> = (0..world_size).collect();
+    let (group, body, all) = (&group, &body, &all);
     let run_rank = move |rank: u32| -> Result<T> {
-        let comm = InProcess::new(rank, group);
+        let comm = InProcess::new(rank, all, group);
         let outcome = catch_unwind(AssertUnwindSafe(|| body(comm)));
         let (outcome, why) = match outcome {
             Ok(Ok(value)) => return Ok(value),
@@ -129,12 +130,12 @@ pub fn in_process<T: Send>(world_size: u32, body: impl Fn(InProcess) -> Result<T
 impl InProcess {
     /// This rank, from 0.
     pub fn rank(&self) -> u32 {
-        self.seat.rank
+        self.seat.place
     }
 
     /// Number of ranks.
     pub fn world_size(&self) -> u32 {
-        self.group.world_size
+        self.ranks.len() as u32
     }
 
     /// Returns another communicator of the same ranks, with the same kernel threads. Each further stepper needs one. A
@@ -180,12 +181,12 @@ impl InProcess {
     /// ```
     #[must_use = "other ranks wait for calls on the split"]
     pub fn split(&self) -> InProcess {
-        InProcess::new(self.seat.rank, &self.group)
+        InProcess::new(self.seat.place, &self.ranks, &self.group)
     }
 
-    fn new(rank: u32, group: &Arc<Group>) -> InProcess {
-        let seat = group.rendezvous.sit(rank);
-        InProcess { seat, group: Arc::clone(group), scratch: Mutex::default() }
+    fn new(place: u32, ranks: &Arc<[u32]>, group: &Arc<Group>) -> InProcess {
+        let seat = group.rendezvous.sit(place, ranks);
+        InProcess { seat, ranks: Arc::clone(ranks), group: Arc::clone(group), scratch: Mutex::default() }
     }
 }
 
@@ -233,6 +234,23 @@ unsafe fn combine_numbers<const BYTES: usize>(
     }
 }
 
+/// Returns the place of a rank in a group of some of so many ranks.
+///
+/// # Errors
+/// `Layout` unless the group names this rank and others, each once.
+pub(crate) fn place_in(group: &[u32], rank: u32, world_size: u32) -> Result<u32> {
+    let is_new = |(k, other): (usize, &u32)| *other < world_size && !group[..k].contains(other);
+    let place = group.iter().position(|other| *other == rank);
+    place.filter(|_| group.iter().enumerate().all(is_new)).map(|place| place as u32).ok_or_else(|| {
+        let wrong = format_args!("made by rank {rank} of {world_size}");
+        Error::layout(
+            format_args!("group of ranks {group:?}"),
+            wrong,
+            "name each of its ranks once, this one too",
+        )
+    })
+}
+
 /// The part of so many elements that a rank sums for all.
 fn part_of(elements: u64, rank: usize, ranks: u64) -> (u64, u64) {
     let (part, rank) = (elements.div_ceil(ranks), rank as u64);
@@ -241,11 +259,11 @@ fn part_of(elements: u64, rank: usize, ranks: u64) -> (u64, u64) {
 
 impl Collective for InProcess {
     fn rank(&self) -> u32 {
-        self.seat.rank
+        self.seat.place
     }
 
     fn world_size(&self) -> u32 {
-        self.group.world_size
+        self.ranks.len() as u32
     }
 
     fn sums(&self, _: DType) -> bool {
@@ -261,9 +279,17 @@ impl Collective for InProcess {
         Ok(Arc::new(self.split()))
     }
 
+    /// A split for some of the ranks. Ranks that make other groups at the same point, of which one is in two, end with a
+    /// `Mismatch`.
+    fn subgroup(&self, ranks: &[u32]) -> Result<Arc<dyn Collective>> {
+        let own = place_in(ranks, self.seat.place, self.world_size())?;
+        let ranks = ranks.iter().map(|rank| self.ranks[*rank as usize]).collect();
+        Ok(Arc::new(InProcess::new(own, &ranks, &self.group)))
+    }
+
     fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
-        let (own, ranks) = (self.seat.rank as usize, u64::from(self.group.world_size));
-        call.require_host(self.group.world_size)?;
+        let (own, ranks) = (self.seat.place as usize, self.ranks.len() as u64);
+        call.require_host(self.world_size())?;
         let is_whole = !matches!(call.kind, CollectiveKind::ReduceScatter | CollectiveKind::AllGather);
         if is_whole {
             // Ranks meet over the destination.
@@ -284,7 +310,7 @@ impl Collective for InProcess {
                 unsafe { self.group.kernels.sum(buffers, call.dtype, first, last) }
             }
             CollectiveKind::Broadcast => {
-                if self.seat.rank != 0 {
+                if own != 0 {
                     // SAFETY: as above; rank 0's buffer is only read, ours only written, and they are different
                     // allocations of `bytes` each.
                     unsafe { calls[0].1.src.copy_to_nonoverlapping(dst, call.bytes as usize) }
@@ -321,7 +347,7 @@ impl Collective for InProcess {
     }
 
     fn abort(&self, cause: &Error) {
-        self.group.rendezvous.fail(self.seat.rank, cause);
+        self.group.rendezvous.fail(self.seat.member, cause);
     }
 
     fn pool(&self) -> Option<Pool> {
@@ -337,6 +363,6 @@ impl Drop for InProcess {
 
 impl std::fmt::Debug for InProcess {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "rank {} of {} in this process", self.seat.rank, self.group.world_size)
+        write!(f, "rank {} of {} in this process", self.rank(), self.world_size())
     }
 }

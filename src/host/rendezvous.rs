@@ -12,13 +12,13 @@ use crate::collective::{Addresses, Call, CallKey};
 use crate::error::{Error, Result};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
-/// The meeting points of one group, one per split.
+/// The meeting points of one group, one per split, of all ranks or of some.
 pub(crate) struct Rendezvous {
     state: Mutex<State>,
 }
 
 struct State {
-    /// By split. An unused split keeps its place, so that numbers stay the same on every rank.
+    /// In the order in which a rank first sat down there.
     splits: Vec<Split>,
     members: Vec<Member>,
     /// The first failure: the rank at fault and what it was.
@@ -28,7 +28,7 @@ struct State {
 /// One rank, over all splits.
 #[derive(Clone, Copy, Default)]
 struct Member {
-    /// Number of seats it has taken; the next one is in the split of that number.
+    /// Number of seats it has taken; the next one is in a split of that number.
     taken: usize,
     /// Number of seats it has left.
     left: usize,
@@ -37,8 +37,11 @@ struct Member {
 /// What a rank brings to a meeting: its call, without the claim on the buffers.
 pub(crate) type Arrived = (CallKey, Addresses);
 
-/// One sequence of meetings of all ranks.
+/// One sequence of meetings. What it keeps of each rank is in the order of `ranks`.
 struct Split {
+    /// Which seat of each of its ranks is here. Groups that ranks make at the same point have the same number.
+    number: usize,
+    ranks: Arc<[u32]>,
     calls: Vec<Option<Arrived>>,
     arrived: usize,
     departed: usize,
@@ -53,7 +56,10 @@ struct Split {
 
 /// One rank's place in one split.
 pub(crate) struct Seat {
-    pub(crate) rank: u32,
+    /// Its number among all ranks.
+    pub(crate) member: u32,
+    /// Its place among the ranks of the split.
+    pub(crate) place: u32,
     split: usize,
     /// The split's condition variable, reachable without the lock.
     changed: Arc<Condvar>,
@@ -65,25 +71,36 @@ impl Rendezvous {
         Rendezvous { state: Mutex::new(State { splits: Vec::new(), members, failure: None }) }
     }
 
-    /// Returns a seat for `rank` in the first split where it has none.
-    pub(crate) fn sit(&self, rank: u32) -> Seat {
-        let mut state = self.lock();
-        let ranks = state.members.len();
+    /// Returns a seat for the rank at `place` of `ranks`, in the first split of these ranks where it has none. If others have
+    /// sat down with other ranks at that point, the group ends.
+    pub(crate) fn sit(&self, place: u32, ranks: &Arc<[u32]>) -> Seat {
+        let (mut state, rank) = (self.lock(), ranks[place as usize]);
         let member = &mut state.members[rank as usize];
-        let split = member.taken;
+        let number = member.taken;
         member.taken += 1;
-        if split == state.splits.len() {
-            state.splits.push(Split::new(ranks));
-        }
-        Seat { rank, split, changed: Arc::clone(&state.splits[split].changed) }
+        let known = state.splits.iter().position(|split| split.number == number && split.ranks == *ranks);
+        let split = known.unwrap_or_else(|| {
+            let overlaps = |split: &&Split| {
+                split.number == number && split.ranks.iter().any(|other| ranks.contains(other))
+            };
+            if let Some(other) = state.splits.iter().find(overlaps).map(|split| Arc::clone(&split.ranks)) {
+                let [ours, theirs] = [ranks, &other].map(|ranks| format!("a group of ranks {ranks:?}"));
+                let differs = "the ranks of a group".to_owned();
+                let error = Error::Mismatch { rank, ours, other_rank: other[0], theirs, differs };
+                state.fail(rank, error);
+            }
+            state.splits.push(Split::new(number, ranks));
+            state.splits.len() - 1
+        });
+        Seat { member: rank, place, split, changed: Arc::clone(&state.splits[split].changed) }
     }
 
-    /// Waits for all ranks and returns their calls in `calls`, by rank. After `Ok` the caller must [`part`](Self::part).
+    /// Waits for all ranks of the split and returns their calls in `calls`, in order. After `Ok` the caller must [`part`](Self::part).
     pub(crate) fn meet(&self, seat: &Seat, call: &Call<'_>, calls: &mut Vec<Arrived>) -> Result<()> {
         let mut state = self.lock();
         state.refuse(seat)?;
         state.compare(seat, call)?;
-        let meeting = state.splits[seat.split].arrive(seat.rank, call);
+        let meeting = state.splits[seat.split].arrive(seat.place, call);
         let since = Instant::now();
         // Once all have met, a failure no longer matters, because the others already work.
         while state.splits[seat.split].met < meeting {
@@ -97,7 +114,7 @@ impl Rendezvous {
                     state = seat.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
                 }
                 Err(error) => {
-                    state.splits[seat.split].withdraw(seat.rank);
+                    state.splits[seat.split].withdraw(seat.place);
                     return Err(error);
                 }
             }
@@ -124,8 +141,8 @@ impl Rendezvous {
     /// Says that no more calls will come from `seat`.
     pub(crate) fn leave(&self, seat: &Seat) {
         let mut state = self.lock();
-        state.members[seat.rank as usize].left += 1;
-        state.splits[seat.split].empty[seat.rank as usize] = true;
+        state.members[seat.member as usize].left += 1;
+        state.splits[seat.split].empty[seat.place as usize] = true;
         // If that was the rank's last seat, it is missing in splits that it never joined, too.
         state.wake_all();
     }
@@ -144,17 +161,18 @@ impl State {
     /// Returns an error if the meeting can no longer take place.
     fn refuse(&mut self, seat: &Seat) -> Result<()> {
         let split = &self.splits[seat.split];
-        let absent = |r: &usize| split.calls[*r].is_none() && (split.empty[*r] || self.members[*r].is_gone());
+        let is_gone = |k: usize| split.empty[k] || self.members[split.ranks[k] as usize].is_gone();
+        let absent = |k: &usize| split.calls[*k].is_none() && is_gone(*k);
         if self.failure.is_none()
-            && let Some(absent) = (0..self.members.len()).find(absent)
+            && let Some(absent) = (0..split.ranks.len()).find(absent)
         {
-            let absent = absent as u32;
+            let absent = split.ranks[absent];
             let why = "it has left the group".to_owned();
             self.fail(absent, Error::PeerLost { rank: absent, why });
         }
         match &self.failure {
             None => Ok(()),
-            Some((culprit, error)) if *culprit == seat.rank => Err(error.clone()),
+            Some((culprit, error)) if *culprit == seat.member => Err(error.clone()),
             Some((_, error @ (Error::Mismatch { .. } | Error::LeftPass { .. } | Error::PeerLost { .. }))) => {
                 Err(error.clone())
             }
@@ -164,26 +182,27 @@ impl State {
 
     /// Compares the call with one that has arrived; all others agree with that one.
     fn compare(&mut self, seat: &Seat, call: &Call<'_>) -> Result<()> {
-        let calls = &self.splits[seat.split].calls;
+        let Split { calls, ranks, .. } = &self.splits[seat.split];
         let Some((other_rank, other)) =
-            calls.iter().enumerate().find_map(|(r, arrived)| arrived.map(|(key, _)| (r as u32, key)))
+            calls.iter().zip(&**ranks).find_map(|(arrived, rank)| arrived.map(|(key, _)| (*rank, key)))
         else {
             return Ok(());
         };
         if call.key() == other {
             return Ok(());
         }
-        let error = call.key().mismatch(&other, seat.rank, other_rank);
-        self.fail(seat.rank, error.clone());
+        let error = call.key().mismatch(&other, seat.member, other_rank);
+        self.fail(seat.member, error.clone());
         Err(error)
     }
 
     fn late(&mut self, seat: &Seat, call: &Call<'_>) -> Error {
-        let calls = &self.splits[seat.split].calls;
-        let missing = (0..calls.len()).filter(|&r| calls[r].is_none()).map(|r| r as u32).collect();
+        let Split { calls, ranks, .. } = &self.splits[seat.split];
+        let missing =
+            calls.iter().zip(&**ranks).filter(|(call, _)| call.is_none()).map(|(_, rank)| *rank).collect();
         let waited_ms = call.deadline().as_millis() as u64;
-        let error = Error::Deadline { rank: seat.rank, call: call.to_string(), waited_ms, missing };
-        self.fail(seat.rank, error.clone());
+        let error = Error::Deadline { rank: seat.member, call: call.to_string(), waited_ms, missing };
+        self.fail(seat.member, error.clone());
         error
     }
 
@@ -205,21 +224,23 @@ impl Member {
 }
 
 impl Split {
-    fn new(ranks: usize) -> Self {
+    fn new(number: usize, ranks: &Arc<[u32]>) -> Self {
         Split {
-            calls: vec![None; ranks],
+            number,
+            ranks: Arc::clone(ranks),
+            calls: vec![None; ranks.len()],
             arrived: 0,
             departed: 0,
             met: 0,
             parted: 0,
-            empty: vec![false; ranks],
+            empty: vec![false; ranks.len()],
             changed: Arc::new(Condvar::new()),
         }
     }
 
     /// Returns the number of the meeting.
-    fn arrive(&mut self, rank: u32, call: &Call<'_>) -> u64 {
-        self.calls[rank as usize] = Some((call.key(), call.addresses()));
+    fn arrive(&mut self, place: u32, call: &Call<'_>) -> u64 {
+        self.calls[place as usize] = Some((call.key(), call.addresses()));
         self.arrived += 1;
         let meeting = self.met + 1;
         if self.arrived == self.calls.len() {
@@ -229,8 +250,8 @@ impl Split {
         meeting
     }
 
-    fn withdraw(&mut self, rank: u32) {
-        self.calls[rank as usize] = None;
+    fn withdraw(&mut self, place: u32) {
+        self.calls[place as usize] = None;
         self.arrived -= 1;
         self.changed.notify_all();
     }

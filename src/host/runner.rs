@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::abi::{INSTEP_F32_INFINITY_BITS, INSTEP_OPTIMIZER_CUSTOM};
-use crate::collective::{Call, CallKey, Collective};
-use crate::error::Result;
+use crate::collective::{Call, CallKey, Collective, Groups};
+use crate::error::{Error, Result};
 use crate::host::arena::Memories;
 use crate::host::bucket_job::{BucketJob, Execution};
 use crate::host::custom::CustomStep;
@@ -20,7 +20,7 @@ use crate::launch::{
     first_control, first_records,
 };
 use crate::layout::Plan;
-use crate::op::{Action, Op, Phase, Stream};
+use crate::op::{Action, Group, Op, Phase, Stream};
 use crate::pool::{Job, Pool};
 
 /// Runs ops on one rank's memories.
@@ -33,6 +33,7 @@ pub(crate) struct Runner {
     comm: Arc<dyn Collective>,
     /// The communicator of the gather stream, if the plan is sharded.
     gathers: Option<Arc<dyn Collective>>,
+    groups: Option<Groups>,
     rank: u32,
     deadline: Duration,
     norms: Vec<Vec<Work>>,
@@ -57,6 +58,7 @@ pub(crate) struct Parts {
     pub(crate) pool: Pool,
     pub(crate) comm: Arc<dyn Collective>,
     pub(crate) gathers: Option<Arc<dyn Collective>>,
+    pub(crate) groups: Option<Groups>,
     pub(crate) deadline: Duration,
 }
 
@@ -64,7 +66,8 @@ impl Runner {
     /// # Errors
     /// `Config` if the environment says about prefetches what is no choice.
     pub(crate) fn new(parts: Parts) -> Result<Runner> {
-        let Parts { plan, memories, constants, assignment, kernels, pool, comm, gathers, deadline } = parts;
+        let Parts { plan, memories, constants, assignment, kernels, pool, comm, gathers, groups, deadline } =
+            parts;
         let ahead_bytes = ahead_bytes(kernels, memories.regions().sizes().map(|(_, bytes)| bytes).sum())?;
         let execution = Execution { kernels, ahead_bytes, threads: pool.threads() };
         initialise(&plan, &memories, &constants, &assignment);
@@ -95,6 +98,7 @@ impl Runner {
             rank: comm.rank(),
             comm,
             gathers,
+            groups,
             deadline,
         })
     }
@@ -133,6 +137,7 @@ impl Runner {
             pool: self.pool.clone(),
             comm: Arc::clone(&self.comm),
             gathers: self.gathers.clone(),
+            groups: self.groups.clone(),
             deadline: self.deadline,
         })
     }
@@ -146,8 +151,18 @@ impl Runner {
         &self.plan
     }
 
-    pub(crate) fn comms(&self) -> impl Iterator<Item = &dyn Collective> {
-        std::iter::once(&*self.comm).chain(self.gathers.as_deref())
+    /// Ends the group, on each of its communicators.
+    pub(crate) fn abort(&self, cause: &Error) {
+        self.comm.abort(cause);
+        self.gathers.iter().for_each(|comm| comm.abort(cause));
+        self.groups.iter().for_each(|groups| groups.abort(cause));
+    }
+
+    /// The communicator of an op: of its group, and of its stream.
+    fn comm_of(&self, stream: Stream, group: Group) -> &dyn Collective {
+        let gathers = self.gathers.as_ref().filter(|_| stream == Stream::Gather);
+        let of_group = || self.groups.as_ref()?.of(group);
+        &**gathers.or_else(of_group).unwrap_or(&self.comm)
     }
 
     /// Runs one op to its end on the calling thread. The streams handle Wait and Record.
@@ -171,9 +186,8 @@ impl Runner {
             }
             // SAFETY: nothing else touches the span now, as for every op, and its contents are no longer needed.
             Action::Release(span) => unsafe { self.memories.release(span) }?,
-            Action::Collective { kind, pass, agreement, bucket, src, dst } => {
-                let gathers = self.gathers.as_ref().filter(|_| op.stream == Stream::Gather);
-                let comm = gathers.unwrap_or(&self.comm);
+            Action::Collective { kind, group, pass, agreement, bucket, src, dst } => {
+                let comm = self.comm_of(op.stream, group);
                 let (bytes, dtype) = (src.bytes().max(dst.bytes()), src.dtype(&self.plan));
                 let key = CallKey { kind, pass, bucket, dtype, bytes, agreement };
                 let [src, dst] = [src, dst].map(|span| self.memories.resolve(span));

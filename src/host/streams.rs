@@ -50,7 +50,7 @@ impl Run for Runner {
     }
 
     fn abort(&self, cause: &Error) {
-        self.comms().for_each(|comm| comm.abort(cause));
+        self.abort(cause);
     }
 }
 

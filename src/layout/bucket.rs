@@ -78,7 +78,8 @@ pub struct Segment {
 pub struct Bucket {
     /// Offset in the arena of gradients.
     pub start: u64,
-    /// Elements with tail and padding: a multiple of world_size x 256, unless the bucket is foreign.
+    /// Elements with tail and padding: a multiple of 256 for each rank that may keep a shard of it, unless the bucket is
+    /// foreign.
     pub len: u64,
     /// Its range in the arenas of parameters and states.
     pub params: Range<u64>,
@@ -116,13 +117,13 @@ impl Bucket {
         self.shard != self.params
     }
 
-    /// Returns the part of `params` that a rank keeps.
-    pub(crate) fn shard_of(&self, rank: u32) -> Range<u64> {
+    /// Returns the part of `params` that the rank of this place among the shards keeps.
+    pub(crate) fn shard_of(&self, place: u32) -> Range<u64> {
         if !self.is_cut() {
             return self.params.clone();
         }
         let len = self.shard.end - self.shard.start;
-        let start = self.params.start + u64::from(rank) * len;
+        let start = self.params.start + u64::from(place) * len;
         start..start + len
     }
 
@@ -171,8 +172,10 @@ impl Bucket {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cut {
     pub(super) world_size: u32,
+    /// How many equal parts a bucket can be cut into: one for each rank, or for each of a group of ranks.
+    pub(super) shards: u32,
     pub(super) caps: BucketCaps,
     pub(super) tails: Tails,
-    /// The rank whose shards the plan has; `None` if each rank keeps all.
-    pub(super) rank: Option<u32>,
+    /// The place in its group of the rank whose shards the plan has; `None` if each rank keeps all.
+    pub(super) place: Option<u32>,
 }

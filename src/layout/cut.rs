@@ -46,7 +46,8 @@ impl Plan {
             }
         }
         let backward = (0..layout.parameters().len() as u32).rev();
-        Plan::filled(layout, Cut { world_size, caps, tails, rank: None }, (storages, resolved), backward)
+        let cut = Cut { world_size, shards: world_size, caps, tails, place: None };
+        Plan::filled(layout, cut, (storages, resolved), backward)
     }
 
     /// Cuts the same buckets, of which this rank keeps and steps one shard: the same number of elements for each rank.
@@ -56,6 +57,15 @@ impl Plan {
     /// `Config` if the rank is not below the world size; `Layout` if the buckets hold 2^56 elements or more;
     /// `Unsupported` if they are the caller's.
     pub fn sharded(&self, layout: &Layout, rank: u32) -> Result<Plan> {
+        self.sharded_among(layout, rank, self.cut.map_or(1, |cut| cut.world_size))
+    }
+
+    /// Cuts the same buckets for groups of so many neighbouring ranks, each of which shares them out as the ranks of
+    /// [`sharded`](Self::sharded) do. Ranks with the same place in their groups keep the same shard.
+    ///
+    /// # Errors
+    /// Errors as for [`sharded`](Self::sharded); `Config` if the world is no whole number of such groups.
+    pub fn sharded_among(&self, layout: &Layout, rank: u32, shards: u32) -> Result<Plan> {
         let Some(cut) = self.cut else {
             let wrong = "the caller's buckets cannot be padded to equal shards";
             return Err(Error::unsupported("sharded plan", wrong, "let the stepper own its buckets"));
@@ -64,10 +74,15 @@ impl Plan {
             let allowed = format_args!("a rank below the world size, {}", cut.world_size);
             return Err(Error::range("rank", rank, allowed));
         }
+        if shards == 0 || !cut.world_size.is_multiple_of(shards) {
+            let allowed = format_args!("a number that divides the world size, {}", cut.world_size);
+            return Err(Error::range("shard_size", shards, allowed));
+        }
         let storages = self.asked.clone();
         let resolved = storages.resolve(layout)?;
         let backward = (0..layout.parameters().len() as u32).rev();
-        let plan = Plan::filled(layout, Cut { rank: Some(rank), ..cut }, (storages, resolved), backward)?;
+        let cut = Cut { place: Some(rank % shards), shards, ..cut };
+        let plan = Plan::filled(layout, cut, (storages, resolved), backward)?;
         Ok(plan.with_gradients(self.gradients).with_actions_of(self))
     }
 
@@ -128,7 +143,7 @@ impl Plan {
                 let segments = opened..plan.segments.len() as u32;
                 let last = plan.segments.last().map_or("", |last| &parameters[last.param as usize].name);
                 plan.close_bucket(segments, cut, resolved.kinds[filled.kind as usize], is_local)
-                    .ok_or_else(|| too_large(last, cut.world_size))?;
+                    .ok_or_else(|| too_large(last, cut.shards))?;
             }
         }
         Ok(plan)
@@ -142,7 +157,7 @@ impl Plan {
         storage: Storage,
         is_local: bool,
     ) -> Option<()> {
-        let Cut { world_size, tails, .. } = cut;
+        let Cut { shards, tails, .. } = cut;
         let start = self.len;
         let mut next = start;
         let mut take = |len: u64| {
@@ -155,8 +170,8 @@ impl Plan {
             let offset = take(segment.len.checked_next_multiple_of(QUANTUM)?)?;
             (segment.start, segment.grad_start) = (offset, offset);
         }
-        let quantum = QUANTUM.checked_mul(world_size.into())?;
-        let shared = cut.rank.filter(|_| !is_local);
+        let quantum = QUANTUM.checked_mul(shards.into())?;
+        let shared = cut.place.filter(|_| !is_local);
         if shared.is_some() {
             // Each rank's shard is as long, and no shard has a count of ranks in it.
             let filled = take(0)? - start;
@@ -177,9 +192,9 @@ impl Plan {
         (self.len, self.grads_len) = (end, end);
         let params = start..end;
         let shard = match shared {
-            Some(rank) => {
-                let len = (tail.start - start) / u64::from(world_size);
-                start + u64::from(rank) * len..start + (u64::from(rank) + 1) * len
+            Some(place) => {
+                let len = (tail.start - start) / u64::from(shards);
+                start + u64::from(place) * len..start + (u64::from(place) + 1) * len
             }
             None => params.clone(),
         };

@@ -148,7 +148,20 @@ impl Plan {
 
     /// Returns whether this rank keeps and steps one [shard](Bucket::shard) of each reduced bucket.
     pub fn is_sharded(&self) -> bool {
-        self.cut.is_some_and(|cut| cut.rank.is_some())
+        self.cut.is_some_and(|cut| cut.place.is_some())
+    }
+
+    /// Returns how many ranks share each reduced bucket out, and the place of this one among them: 1 and 0, unless the plan
+    /// is [sharded](Self::sharded).
+    pub fn shards(&self) -> (u32, u32) {
+        let sharded = self.cut.and_then(|cut| Some((cut.shards, cut.place?)));
+        sharded.unwrap_or((1, 0))
+    }
+
+    /// Returns how many ranks keep the same shards as this one, itself included: 1, unless groups of ranks
+    /// [share them out](Self::sharded_among), or the plan is not sharded.
+    pub fn replicas(&self) -> u32 {
+        self.cut.filter(|cut| cut.place.is_some()).map_or(1, |cut| cut.world_size / cut.shards)
     }
 
     /// Returns the sharded plan of ranks that keep parameters in shards too, and bring whole buckets together while they need

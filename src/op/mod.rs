@@ -134,6 +134,17 @@ impl fmt::Display for CollectiveKind {
     }
 }
 
+/// The ranks that a collective is among, as one of them sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Group {
+    /// All ranks.
+    World,
+    /// Those that share a bucket out among them: all, or this one's neighbours if there are several such groups.
+    Shards,
+    /// Those that keep the same shards as this one, one of each group of neighbours.
+    Replicas,
+}
+
 /// The work of an op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
@@ -160,10 +171,12 @@ pub enum Action {
         /// Which bucket.
         bucket: u32,
     },
-    /// One collective of all ranks.
+    /// One collective.
     Collective {
         /// Which one.
         kind: CollectiveKind,
+        /// The ranks that take part.
+        group: Group,
         /// Counted from the stepper's first pass.
         pass: u64,
         /// The number that ranks must have in common in this pass.
@@ -378,8 +391,9 @@ impl fmt::Display for Op {
             Action::Norm { bucket } => write!(f, "norm of bucket {bucket}"),
             Action::Measure { bucket, .. } => write!(f, "norms of the parameters of bucket {bucket}"),
             Action::Step { bucket } => write!(f, "step of bucket {bucket}"),
-            Action::Collective { kind, pass, bucket: Some(b), .. } => {
-                write!(f, "{kind} of bucket {b}, pass {pass}")
+            Action::Collective { kind, group, pass, bucket: Some(b), .. } => {
+                let among = if group == Group::Replicas { " among replicas" } else { "" };
+                write!(f, "{kind} of bucket {b}{among}, pass {pass}")
             }
             Action::Collective { kind, pass, bucket: None, .. } => write!(f, "{kind}, pass {pass}"),
             Action::Leave { segment } => write!(f, "leave segment {segment}"),

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::emitter::Mark;
 use super::{Decision, Mode, NEVER, Schedule, unused};
 use crate::layout::{Gradients, Master, Segment};
-use crate::op::{Action, CollectiveKind, Memory, Phase, Span, Stream};
+use crate::op::{Action, CollectiveKind, Group, Memory, Phase, Span, Stream};
 
 impl Schedule {
     /// The bucket's gradients are final on this rank: reduce them, and go as far as the mode allows.
@@ -266,9 +266,26 @@ impl Schedule {
         bucket: Option<u32>,
         [src, dst]: [Span; 2],
     ) -> Mark {
+        let group = match kind {
+            CollectiveKind::AllReduce | CollectiveKind::Broadcast => Group::World,
+            // Replicas have the same shards, so what one group of them finds in its shards is what all find.
+            _ => Group::Shards,
+        };
+        self.collective_among(group, stream, kind, bucket, [src, dst])
+    }
+
+    pub(super) fn collective_among(
+        &mut self,
+        group: Group,
+        stream: Stream,
+        kind: CollectiveKind,
+        bucket: Option<u32>,
+        [src, dst]: [Span; 2],
+    ) -> Mark {
         let sums = matches!(kind, CollectiveKind::AllReduce | CollectiveKind::ReduceScatter);
         let unused = bucket.filter(|_| sums).map_or(0, |k| self.unused_in(k));
         let (pass, agreement) = (self.pass, self.opening.agreement ^ unused::share(unused));
-        self.emitter.emit_marked(stream, Action::Collective { kind, pass, agreement, bucket, src, dst })
+        let action = Action::Collective { kind, group, pass, agreement, bucket, src, dst };
+        self.emitter.emit_marked(stream, action)
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::Schedule;
 use super::emitter::Mark;
 use crate::layout::Gradients;
-use crate::op::{Action, CollectiveKind, Memory, Span, Stream};
+use crate::op::{Action, CollectiveKind, Group, Memory, Span, Stream};
 
 impl Schedule {
     /// Sums a bucket over ranks: all of it everywhere, or of a sharded plan each rank's shard there, and the counts of
@@ -28,6 +28,10 @@ impl Schedule {
         if steps {
             let kind = CollectiveKind::ReduceScatter;
             reduced = Some(self.collective(Stream::Reduce, kind, Some(bucket), [whole, shard]));
+            if plan.replicas() > 1 {
+                let (group, kind) = (Group::Replicas, CollectiveKind::AllReduce);
+                reduced = Some(self.collective_among(group, Stream::Reduce, kind, Some(bucket), [shard; 2]));
+            }
             if self.end_others(Span::others(Memory::Grads, described)) && tail.bytes() == 0 {
                 reduced = Some(self.emitter.record(Stream::Reduce));
             }

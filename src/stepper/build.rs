@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::collective::Collective;
+use crate::collective::{Collective, Groups};
 use crate::device::Device;
 use crate::error::{Error, Result, environment};
 use crate::handle::Place;
@@ -26,7 +26,7 @@ use crate::stepper::state::agreement::Agreement;
 use crate::stepper::state::borrowed::Borrowed;
 use crate::stepper::state::loaded::Loaded;
 use crate::stepper::state::optimizers::{Optimizers, Registered, Target};
-use crate::stepper::state::options::{Divisor, Strategy, Unused};
+use crate::stepper::state::options::{Divisor, Unused};
 use crate::stepper::state::rates::Rates;
 use crate::stepper::state::run::Run;
 use crate::stepper::state::written::ParamsWritten;
@@ -50,10 +50,25 @@ pub(super) struct Blueprint {
     pub(super) agreement: u64,
 }
 
+/// The communicators that a stepper makes beside its own.
+#[derive(Clone, Default)]
+pub(super) struct Beside {
+    /// Of the gather stream, if the plan is sharded.
+    pub(super) gathers: Option<Arc<dyn Collective>>,
+    /// Of this rank's groups, if there are several of each kind.
+    pub(super) groups: Option<Groups>,
+}
+
 impl Blueprint {
-    /// Makes the communicator of the gather stream, if the plan is sharded: a call of the group's, so after all refusals.
-    pub(super) fn gathers(&self) -> Result<Option<Arc<dyn Collective>>> {
-        self.plan.is_sharded().then(|| self.comm.duplicate()).transpose()
+    /// Makes the communicators of the gather stream and of the groups: calls of all ranks, so after all refusals.
+    pub(super) fn beside(&self) -> Result<Beside> {
+        let has_groups = self.plan.replicas() > 1;
+        let groups = has_groups.then(|| Groups::new(&*self.comm, self.plan.shards().0)).transpose()?;
+        let gathers = match &groups {
+            Some(groups) => Some(groups.duplicate_of_shards()?),
+            None => self.plan.is_sharded().then(|| self.comm.duplicate()).transpose()?,
+        };
+        Ok(Beside { gathers, groups })
     }
 }
 
@@ -88,22 +103,32 @@ impl StepperBuilder<'_> {
         let (pool, is_inline) = (self.pool(&*comm)?, self.is_inline);
         self.assemble(comm, memory, |blueprint| {
             blueprint.assignment.refuse_unreached(Place::Host)?;
-            let gathers = blueprint.gathers()?;
+            let beside = blueprint.beside()?;
             let Blueprint { plan, constants, assignment, comm, deadline, borrowed, timed, .. } = blueprint;
             let memories = Arc::new(Memories::new(&plan, (&constants, &assignment), borrowed)?);
-            let of_gathers = gathers.clone();
-            let parts =
-                Parts { plan, memories, constants, assignment, kernels, pool, comm, gathers, deadline };
-            Ok((HostDevice::new(parts, timed, is_inline)?, of_gathers))
+            let Beside { gathers, groups } = beside.clone();
+            let parts = Parts {
+                plan,
+                memories,
+                constants,
+                assignment,
+                kernels,
+                pool,
+                comm,
+                gathers,
+                groups,
+                deadline,
+            };
+            Ok((HostDevice::new(parts, timed, is_inline)?, beside))
         })
     }
 
-    /// Everything but the device, which `make` makes of it, with the communicator of its gather stream.
+    /// Everything but the device, which `make` makes of it, with the communicators beside its own.
     pub(super) fn assemble<D: Device>(
         mut self,
         comm: Arc<dyn Collective>,
         memory: Option<Borrowed>,
-        make: impl FnOnce(Blueprint) -> Result<(D, Option<Arc<dyn Collective>>)>,
+        make: impl FnOnce(Blueprint) -> Result<(D, Beside)>,
     ) -> Result<Stepper<D>> {
         if let Some(refused) = self.refused.take() {
             return Err(refused);
@@ -144,12 +169,7 @@ impl StepperBuilder<'_> {
             None => Duration::from_millis(environment("INSTEP_DEADLINE_MS", 1)?.unwrap_or(60_000)),
         };
         let mut plan = self.plan(world_size, memory.as_ref())?;
-        if self.strategy != Strategy::Replicated {
-            plan = plan.sharded(self.layout, rank)?;
-        }
-        if self.strategy == Strategy::Fsdp {
-            plan = plan.with_sharded_params();
-        }
+        plan = self.shared_out(plan, rank, world_size)?;
         let chosen = &self.optimized;
         let is_chosen = |param: usize| chosen.as_ref().is_none_or(|chosen| chosen.contains(&param));
         plan.optimize_only(|param| optimizers.rounds(param) > 0 && is_chosen(param));
@@ -176,7 +196,7 @@ impl StepperBuilder<'_> {
         let spans = stops.map(|stops| stops.iter().map(|stop| counts.norms_of(&stop.records)).collect());
         schedule.share_norms_of_parameters(spans.collect());
         let agreement = self.agreement(&plan);
-        let (device, gathers) = make(Blueprint {
+        let (device, Beside { gathers, groups }) = make(Blueprint {
             plan: Arc::clone(&plan),
             constants,
             assignment: Arc::clone(&assignment),
@@ -206,6 +226,7 @@ impl StepperBuilder<'_> {
             agreement,
             comm,
             gathers,
+            groups,
             max_unsharded: self.max_unsharded,
             params_written,
             run: RefCell::new(Run::new(schedule, device, self.record)),
@@ -387,12 +408,12 @@ impl StepperBuilder<'_> {
     }
 
     fn agreement(&self, plan: &Plan) -> Agreement {
-        let (mode, strategy) = (self.mode, self.strategy);
+        let (mode, strategy, shard_size) = (self.mode, self.strategy, plan.shards().0);
         let (unused, uneven_inputs, divisor) = (self.unused, self.uneven_inputs, self.gradient_divisor);
         let (clip, skip_nonfinite, loss_scale) = (self.clip, self.skip_nonfinite, self.loss_scale);
         let (precision, ema) = (self.precision, self.ema_decay);
         let mut options = format!(
-            "mode: {mode:?}\nstrategy: {strategy:?}\nunused: {unused:?}\nuneven_inputs: {uneven_inputs:?}\n\
+            "mode: {mode:?}\nstrategy: {strategy:?} of {shard_size}\nunused: {unused:?}\nuneven_inputs: {uneven_inputs:?}\n\
              gradient_divisor: {divisor:?}\nclip: {clip:?}\n\
              skip_nonfinite: {skip_nonfinite}\nloss_scale: {loss_scale:?}\n{precision:?}\nema: {ema:?}"
         );

@@ -9,7 +9,7 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::forecast::{Cost, Forecast, Foreseen};
 use crate::op::{Memory, Op};
-use crate::stepper::build::Blueprint;
+use crate::stepper::build::{Beside, Blueprint};
 use crate::stepper::builder::StepperBuilder;
 use crate::stepper::stepper::Stepper;
 use crate::stepper::tensor::TensorId;
@@ -52,7 +52,7 @@ impl StepperBuilder<'_> {
         let cost: Cost = Box::new(cost);
         let stepper = self.assemble(Arc::new(Foreseen { rank, world_size }), None, |parts| {
             let Blueprint { plan, constants, assignment, .. } = parts;
-            Ok((Forecast::new(plan, constants, assignment, cost)?, None))
+            Ok((Forecast::new(plan, constants, assignment, cost)?, Beside::default()))
         })?;
         Ok(Foresight(stepper))
     }

@@ -128,6 +128,11 @@ impl StepperBuilder<'_> {
                 remedy,
             ));
         }
+        if let Some(ranks) = self.shard_size {
+            let wrong = "a GPU's ranks have no groups yet";
+            let remedy = "leave it out, or step on the host";
+            return Err(Error::config("shard_size", ranks, wrong, remedy));
+        }
         if self.gradients == Gradients::Release {
             let wrong = format_args!("{place} cannot be given back");
             let remedy = "use Gradients::Keep or Gradients::Zero";
@@ -150,7 +155,7 @@ impl StepperBuilder<'_> {
             }
             // First, so that ranks which differ learn in what before they are to make a communicator.
             blueprint.comm.agree(blueprint.agreement, blueprint.deadline)?;
-            let gathers = blueprint.gathers()?;
+            let beside = blueprint.beside()?;
             let Blueprint { plan, constants, assignment, comm, deadline, borrowed, timed, .. } = blueprint;
             let device = CudaDevice::new(Parts {
                 driver: Arc::clone(&cuda.driver),
@@ -161,12 +166,12 @@ impl StepperBuilder<'_> {
                 constants,
                 assignment,
                 comm,
-                gathers: gathers.clone(),
+                gathers: beside.gathers.clone(),
                 deadline,
                 borrowed,
                 timed,
             })?;
-            Ok((device, gathers))
+            Ok((device, beside))
         })
     }
 }

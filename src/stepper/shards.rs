@@ -2,6 +2,7 @@
 //!
 //! Whole tensors travel by way of the gradients, which are put back. All refusals come before any call of the group.
 
+use std::num::NonZeroU32;
 use std::ops::Range;
 
 use crate::collective::{Collective, CollectiveKind, refused_kind};
@@ -44,6 +45,51 @@ impl StepperBuilder<'_> {
     pub fn strategy(mut self, strategy: Strategy) -> Self {
         self.strategy = strategy;
         self
+    }
+
+    /// Sets how many ranks share tensors out; unset: all. Of 8 ranks with 4, ranks 0 to 3 share everything out among them, as
+    /// [`strategy`](Self::strategy) says, and so do ranks 4 to 7. Ranks 0 and 4 have the same shards: they add up their
+    /// sums of gradients after those of their neighbours, and step the same (hybrid sharding, HSDP). Neighbours are ranks of one machine, say, whose
+    /// links are faster. The number divides that of the ranks. It changes no bit, if sums are exact.
+    ///
+    /// ```
+    /// use std::num::NonZeroU32;
+    ///
+    /// use instep::{Adam, Layout, Stepper, Strategy, in_process};
+    ///
+    /// let layout = Layout::builder().param("w", 4096).build()?;
+    /// let w = layout.id("w")?;
+    /// let ranks = in_process(4, |comm| {
+    ///     let builder = Stepper::builder(&layout, Adam::default()).strategy(Strategy::Zero);
+    ///     let mut stepper = builder.shard_size(NonZeroU32::new(2).expect("not 0")).host(comm)?;
+    ///     let mut pass = stepper.begin()?;
+    ///     pass.grads().get_mut(w)?.fill(1.0);
+    ///     pass.finish()?;
+    ///     Ok((stepper.plan().kept(0), stepper.view::<f32>(w)?.to_vec()))
+    /// })?;
+    /// assert_eq!((&ranks[1].0, &ranks[3].0), (&(2048..4096), &(2048..4096)));
+    /// assert!(ranks.iter().all(|rank| rank.1 == ranks[0].1));
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    pub fn shard_size(mut self, ranks: NonZeroU32) -> Self {
+        self.shard_size = Some(ranks);
+        self
+    }
+
+    /// Cuts a plan for this rank's shards, if ranks share anything out.
+    pub(super) fn shared_out(&self, plan: Plan, rank: u32, world_size: u32) -> Result<Plan> {
+        let shard_size = self.shard_size.map_or(world_size, NonZeroU32::get);
+        if self.strategy == Strategy::Replicated {
+            return match self.shard_size {
+                None => Ok(plan),
+                Some(ranks) => {
+                    let remedy = "use Strategy::Zero or Strategy::Fsdp";
+                    Err(Error::config("shard_size", ranks, "every rank keeps everything", remedy))
+                }
+            };
+        }
+        let plan = plan.sharded_among(self.layout, rank, shard_size)?;
+        Ok(if self.strategy == Strategy::Fsdp { plan.with_sharded_params() } else { plan })
     }
 
     /// Refuses a collective that does not know a call that the strategy makes.
@@ -134,7 +180,8 @@ impl<D: Device> Stepper<D> {
     fn gather_bytes(&self, memory: Memory, segment: &Segment, into: &mut [u8]) -> Result<()> {
         self.refuse_rescued()?;
         let bucket = self.plan.bucket_of(segment);
-        let (rank, ranks) = (self.rank() as usize, self.world_size() as usize);
+        let (ranks, rank) = self.plan.shards();
+        let (rank, ranks) = (rank as usize, ranks as usize);
         let bytes = |elements: u64| op::bytes_of(memory, &bucket.storage, elements) as usize;
         let parts: Vec<Range<usize>> = (0..ranks)
             .map(|rank| bucket.part(segment, &bucket.shard_of(rank as u32)))
@@ -172,8 +219,8 @@ impl<D: Device> Stepper<D> {
             let (start, end) = (start as u64, (start + len) as u64);
             Span { memory: Memory::Grads, start, end }
         };
-        let (place, whole) =
-            (grads(self.rank() as usize * piece, piece), grads(0, self.world_size() as usize * piece));
+        let (ranks, rank) = self.plan.shards();
+        let (place, whole) = (grads(rank as usize * piece, piece), grads(0, ranks as usize * piece));
         let mut gradients = vec![0; whole.bytes() as usize];
         let mut all = gradients.clone();
         self.touch_everything(whole)?;

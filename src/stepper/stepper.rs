@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use crate::collective::Collective;
+use crate::collective::{Collective, Groups};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::hazard::{self, Hazard};
@@ -60,6 +60,8 @@ pub struct Stepper<D: Device = HostDevice> {
     pub(super) comm: Arc<dyn Collective>,
     /// The communicator of the gather stream, if ranks share parameters out.
     pub(super) gathers: Option<Arc<dyn Collective>>,
+    /// Those of this rank's groups, if there are several of each kind.
+    pub(super) groups: Option<Groups>,
     /// The most buckets of shared-out parameters that may be whole at a time.
     pub(super) max_unsharded: Option<NonZeroU32>,
     /// Parameters that were written since the last broadcast, so ranks may differ.
@@ -168,6 +170,7 @@ impl<D: Device> Stepper<D> {
     pub(super) fn abort_group(&self, cause: &Error) {
         self.comm.abort(cause);
         self.gathers.iter().for_each(|comm| comm.abort(cause));
+        self.groups.iter().for_each(|groups| groups.abort(cause));
     }
 
     /// Returns the layout it was built for.

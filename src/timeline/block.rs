@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use crate::op::{Action, Op, Phase, Stream};
+use crate::op::{Action, Group, Op, Phase, Stream};
 use crate::timeline::{Interval, Lane};
 
 /// The kind of a block, which decides its colour.
@@ -109,6 +109,7 @@ fn name(action: &Action, bucket: Option<u32>) -> String {
         Action::Control(Phase::Publish) => "publish".to_owned(),
         Action::Norm { .. } => "norm".to_owned(),
         Action::Measure { .. } => "measure".to_owned(),
+        Action::Collective { kind, group: Group::Replicas, .. } => format!("{kind} among replicas"),
         Action::Collective { kind, .. } => kind.to_string(),
         Action::Leave { .. } => "leave".to_owned(),
         Action::Zero(_) => "zero".to_owned(),
@@ -170,8 +171,15 @@ pub(super) mod samples {
     pub(in crate::timeline) fn two_passes() -> (Vec<TimedOp>, Vec<Interval>) {
         let reduce = |pass, bucket, start_ns, end_ns| {
             let kind = CollectiveKind::AllReduce;
-            let action =
-                Action::Collective { kind, pass, agreement: 0, bucket: Some(bucket), src: SPAN, dst: SPAN };
+            let action = Action::Collective {
+                kind,
+                group: Group::World,
+                pass,
+                agreement: 0,
+                bucket: Some(bucket),
+                src: SPAN,
+                dst: SPAN,
+            };
             at(Stream::Reduce, action, start_ns, end_ns)
         };
         let optim = |action, start_ns, end_ns| at(Stream::Optim, action, start_ns, end_ns);

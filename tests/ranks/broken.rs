@@ -33,6 +33,7 @@ pub(crate) enum Fault {
     TakesUnknown,
     /// The second communicator is the first one.
     OneOrder,
+    GroupOfAll,
 }
 
 pub(crate) struct Broken {
@@ -87,6 +88,13 @@ impl Collective for Broken {
         match self.fault {
             Fault::OneOrder => Ok(Arc::new(Broken { inner: Arc::clone(&self.inner), fault: self.fault })),
             _ => self.inner.duplicate(),
+        }
+    }
+
+    fn subgroup(&self, ranks: &[u32]) -> Result<Arc<dyn Collective>> {
+        match self.fault {
+            Fault::GroupOfAll => self.inner.duplicate(),
+            _ => self.inner.subgroup(ranks),
         }
     }
 

@@ -15,7 +15,7 @@ use instep::{Collective, InProcess, Result, Solo, in_process};
 use super::broken::{Broken, Fault};
 
 /// Their number, so that none is left out unseen.
-const PROPERTIES: usize = 23;
+const PROPERTIES: usize = 24;
 /// Far more than any call takes.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// For collectives that wait until it ends.
@@ -132,6 +132,7 @@ fn parts_and_whole_numbers_that_are_wrong_are_noticed() {
         (Fault::PartsInReverse, "an all-gather brings every part to all ranks"),
         (Fault::NarrowNumbers, "whole numbers are added, and the largest and smallest found"),
         (Fault::TakesUnknown, "a call of an unknown kind is refused"),
+        (Fault::GroupOfAll, "groups of some ranks sum among themselves"),
         (Fault::OneOrder, "a second communicator has an order of its own"),
     ];
     for (fault, name) in names {

@@ -16,6 +16,8 @@ mod fsdp;
 #[cfg(not(kernels_only))]
 mod fsdp_hostile;
 pub(crate) mod hooks;
+#[cfg(not(kernels_only))]
+mod hsdp;
 pub(crate) mod loaded;
 mod local;
 pub(crate) mod multirank;

@@ -139,7 +139,21 @@ pub(crate) fn assert_same_bits_with_shards(
     what: &str,
     builder: impl Fn() -> StepperBuilder<'static> + Sync,
 ) {
+    assert_same_bits_in_groups((ranks, None), course, what, builder);
+}
+
+/// The same with groups of so many ranks that share tensors out.
+pub(crate) fn assert_same_bits_in_groups(
+    (ranks, shard_size): (u32, Option<NonZeroU32>),
+    course: Course,
+    what: &str,
+    builder: impl Fn() -> StepperBuilder<'static> + Sync,
+) {
     let run = |strategy| {
+        let builder = || match shard_size {
+            Some(ranks) if strategy != Strategy::Replicated => builder().shard_size(ranks),
+            _ => builder(),
+        };
         let one = |comm| train(builder().record(true).strategy(strategy).host(comm)?, course);
         in_process(ranks, one).unwrap_or_else(|error| panic!("{what}, {ranks} ranks, {strategy:?}: {error}"))
     };
@@ -149,7 +163,7 @@ pub(crate) fn assert_same_bits_with_shards(
         [Strategy::Zero, Strategy::Fsdp].into_iter().filter(|s| !course.joins || *s == Strategy::Zero);
     for strategy in strategies {
         for (rank, ((whole, decided), (outcome, shared))) in whole.iter().zip(&run(strategy)).enumerate() {
-            let what = format!("{what}, {strategy:?}, rank {rank} of {ranks}, {course:?}");
+            let what = format!("{what}, {strategy:?} of {shard_size:?}, rank {rank} of {ranks}, {course:?}");
             outcome.assert_same(whole, &what);
             assert_eq!(decided, shared, "{what}");
             // The gradients of a joined or skipped pass are the last ones, and sums like all others.

@@ -2,6 +2,8 @@
 //!
 //! `PROPTEST_CASES` raises the number of cases.
 
+use std::num::NonZeroU32;
+
 use instep::{SegmentAction, Strategy, in_process};
 use proptest::prelude::any;
 
@@ -11,7 +13,8 @@ use crate::support::training::Feed;
 
 #[test]
 fn shards_in_any_setup_give_the_bits_of_one_plain_rank_that_is_fed_their_sums() {
-    for_all(160, (training(), setup(), any::<bool>()), |(mut training, mut setup, shares_params)| {
+    for_all(160, (training(), setup(), any::<bool>(), any::<u32>()), |drawn| {
+        let (mut training, mut setup, shares_params, size) = drawn;
         abandon_early(&mut training);
         // Averaged gradients are refused with shards.
         for (_, _, action) in &mut training.params {
@@ -23,6 +26,12 @@ fn shards_in_any_setup_give_the_bits_of_one_plain_rank_that_is_fed_their_sums() 
         if shares_params {
             training.data = None;
         }
+        // Of every third training all ranks share tensors out among them, of the others groups of ranks.
+        let divisors: Vec<u32> =
+            (1..=training.world_size).filter(|k| training.world_size.is_multiple_of(*k)).collect();
+        let drawn = divisors[size as usize / 3 % divisors.len()];
+        setup.shard_size = NonZeroU32::new(drawn).filter(|_| size % 3 != 0);
+        training.summed_by = setup.shard_size.map_or(training.world_size, NonZeroU32::get) as usize;
         let ranks = in_process(training.world_size, |comm| {
             let rank = comm.rank() as usize;
             training.run(&setup, comm, Feed::Rank(rank), None)

@@ -3,6 +3,7 @@
 //!
 //! What cannot be shared out is refused by name, before any call.
 
+use std::num::NonZeroU32;
 use std::ops::Range;
 
 use instep::checkpoint::{self, Extras};
@@ -217,25 +218,33 @@ fn a_checkpoint_goes_into_any_number_of_ranks_and_either_strategy() {
             }
             Ok::<_, Error>(())
         };
-        let open = |strategy, comm| {
+        let open = |(strategy, shard_size): (Strategy, u32), comm| {
             let builder = Stepper::builder(layout, AdamW::default()).precision(precision).ema(0.9);
+            let builder = match NonZeroU32::new(shard_size) {
+                Some(ranks) => builder.shard_size(ranks),
+                None => builder,
+            };
             builder.strategy(strategy).bucket_cap_bytes(20_000).host(comm)
         };
         let whole = in_process(1, |comm| {
-            let mut stepper = open(Strategy::Replicated, comm)?;
+            let mut stepper = open((Strategy::Replicated, 0), comm)?;
             passes(&mut stepper, 0)?;
             passes(&mut stepper, 3)?;
             Outcome::of(&stepper)
         })
         .unwrap();
         for (saved, loaded) in [
-            ((4, Strategy::Zero), (4, Strategy::Zero)),
-            ((2, Strategy::Zero), (8, Strategy::Zero)),
-            ((8, Strategy::Zero), (1, Strategy::Replicated)),
-            ((1, Strategy::Replicated), (4, Strategy::Zero)),
-            ((3, Strategy::Fsdp), (2, Strategy::Replicated)),
-            ((2, Strategy::Zero), (5, Strategy::Fsdp)),
-            ((4, Strategy::Fsdp), (1, Strategy::Fsdp)),
+            ((4, (Strategy::Zero, 0)), (4, (Strategy::Zero, 0))),
+            ((2, (Strategy::Zero, 0)), (8, (Strategy::Zero, 0))),
+            ((8, (Strategy::Zero, 0)), (1, (Strategy::Replicated, 0))),
+            ((1, (Strategy::Replicated, 0)), (4, (Strategy::Zero, 0))),
+            ((3, (Strategy::Fsdp, 0)), (2, (Strategy::Replicated, 0))),
+            ((2, (Strategy::Zero, 0)), (5, (Strategy::Fsdp, 0))),
+            ((4, (Strategy::Fsdp, 0)), (1, (Strategy::Fsdp, 0))),
+            ((4, (Strategy::Zero, 2)), (3, (Strategy::Fsdp, 0))),
+            ((6, (Strategy::Fsdp, 3)), (4, (Strategy::Zero, 2))),
+            ((1, (Strategy::Replicated, 0)), (4, (Strategy::Fsdp, 2))),
+            ((4, (Strategy::Fsdp, 1)), (2, (Strategy::Replicated, 0))),
         ] {
             in_process(saved.0, |comm| {
                 let mut stepper = open(saved.1, comm)?;

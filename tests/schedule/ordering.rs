@@ -93,7 +93,7 @@ fn every_wait_of_the_middle_passes_is_missed_when_deleted() {
 fn shards_have_no_hazard_in_any_mode_and_arrival_order() {
     for case in cases(&[1, 2, 5, 17], 4) {
         for (sharing, stops) in
-            [(Sharing::States, 0), (Sharing::Params, 0), (Sharing::States, 1), (Sharing::Params, 2)]
+            [(Sharing::States, 0), (Sharing::Params, 0), (Sharing::StatesOfGroups, 1), (Sharing::Params, 2)]
         {
             let case = Case { sharing, stops, ..case };
             let run = simulate(case);
@@ -106,7 +106,8 @@ fn shards_have_no_hazard_in_any_mode_and_arrival_order() {
 fn every_wait_of_the_middle_passes_is_missed_when_deleted_with_shards() {
     for case in cases(&[1, 2, 5], 4) {
         for stops in [0, 1, 2] {
-            assert_every_wait_is_needed(Case { sharing: Sharing::States, stops, ..case });
+            let sharing = if stops == 1 { Sharing::StatesOfGroups } else { Sharing::States };
+            assert_every_wait_is_needed(Case { sharing, stops, ..case });
             // A rank without data would not know what to unshard.
             if case.joined.is_empty() {
                 assert_every_wait_is_needed(Case { sharing: Sharing::Params, stops, ..case });

@@ -47,6 +47,8 @@ pub(super) enum Freezing {
 pub(super) enum Sharing {
     Nothing,
     States,
+    /// The same among two of four ranks.
+    StatesOfGroups,
     /// Each bucket is brought together before it is read, in forward and in backward; every second one is given up between.
     Params,
 }
@@ -99,10 +101,12 @@ pub(super) fn simulate(case: Case) -> Simulated {
     let cap = 4 * 200 * case.params_per_bucket.saturating_sub(1).max(1) as u64;
     let caps = BucketCaps { first_bytes: cap, rest_bytes: cap };
     let tails = Tails { used: case.tails, contributors: !case.joined.is_empty() };
-    let plan = Plan::new(&layout, 2, caps, tails, Precision::F32).unwrap();
+    let ranks = if case.sharing == Sharing::StatesOfGroups { 4 } else { 2 };
+    let plan = Plan::new(&layout, ranks, caps, tails, Precision::F32).unwrap();
     let plan = Arc::new(match case.sharing {
         Sharing::Nothing => plan,
         Sharing::States => plan.sharded(&layout, 1).unwrap(),
+        Sharing::StatesOfGroups => plan.sharded_among(&layout, 3, 2).unwrap(),
         Sharing::Params => plan.sharded(&layout, 1).unwrap().with_sharded_params(),
     });
     let decision = match case.norm {

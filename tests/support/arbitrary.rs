@@ -71,6 +71,8 @@ pub(crate) struct Training {
     pub max_norm: Option<f64>,
     pub skip_nonfinite: bool,
     pub world_size: u32,
+    /// Sums of so many neighbouring ranks are made first, then their sum.
+    pub summed_by: usize,
     pub passes: Vec<PassPlan>,
     /// Per rank, after how many passes it has no more data; rank 0 has some for all. None: so have all.
     pub data: Option<Vec<usize>>,
@@ -87,6 +89,8 @@ pub(crate) struct Setup {
     pub order: Vec<usize>,
     /// What ranks share out.
     pub strategy: instep::Strategy,
+    /// How many ranks share tensors out, if not all.
+    pub shard_size: Option<std::num::NonZeroU32>,
     /// On borrowed memory, which moves before each pass; a seed. Not where ranks run out of data, for which it has no room.
     pub lent: Option<u64>,
     /// After which passes buckets of its own are laid out anew: a bit each.
@@ -197,6 +201,7 @@ pub(crate) fn training() -> impl Strategy<Value = Training> {
                 max_norm,
                 skip_nonfinite,
                 world_size,
+                summed_by: world_size as usize,
                 passes,
                 data,
             }
@@ -212,7 +217,7 @@ pub(crate) fn setup() -> impl Strategy<Value = Setup> {
     (mode, cap, threads, select(Isa::available()), permutation(), moves).prop_map(
         |(mode, cap, threads, isa, order, (lent, rebuilds))| {
             let strategy = instep::Strategy::Replicated;
-            Setup { mode, cap, threads, isa, order, strategy, lent, rebuilds }
+            Setup { mode, cap, threads, isa, order, strategy, shard_size: None, lent, rebuilds }
         },
     )
 }
@@ -229,6 +234,7 @@ impl Setup {
             isa: Isa::Baseline,
             order,
             strategy: instep::Strategy::Replicated,
+            shard_size: None,
             lent: None,
             rebuilds: 0,
         }

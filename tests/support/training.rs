@@ -95,15 +95,20 @@ impl Training {
         if let Feed::Rank(rank) = feed {
             return self.paint_rank(at, rank, param, gradient);
         }
-        let mut addend = vec![0.0f32; gradient.len()];
+        let (mut addend, mut of_group) = (vec![0.0f32; gradient.len()], vec![0.0; gradient.len()]);
+        // Not from zero: 0.0 + -0.0 would lose the sign.
+        let add = |sums: &mut [f32], addend: &[f32], is_first| {
+            let sum = |sum: f32, x: f32| if is_first { x } else { sum + x };
+            sums.iter_mut().zip(addend).for_each(|(total, x)| *total = sum(*total, *x));
+        };
         for rank in 0..self.world_size as usize {
             addend.fill(0.0);
             if self.treatment(at, rank, param).has_gradient() {
                 self.paint_rank(at, rank, param, &mut addend);
             }
-            for (sum, x) in gradient.iter_mut().zip(&addend) {
-                // Not from zero: 0.0 + -0.0 would lose the sign.
-                *sum = if rank == 0 { *x } else { *sum + *x };
+            add(&mut of_group, &addend, rank.is_multiple_of(self.summed_by));
+            if (rank + 1).is_multiple_of(self.summed_by) {
+                add(gradient, &of_group, rank < self.summed_by);
             }
         }
         gradient.iter_mut().filter(|sum| sum.is_nan()).for_each(|sum| *sum = f32::from_bits(0x7fff_ffff));
@@ -149,6 +154,9 @@ impl Training {
             builder = builder.uneven_inputs(Divisor::WorldSize);
         }
         builder = builder.strategy(setup.strategy);
+        if let Some(ranks) = setup.shard_size {
+            builder = builder.shard_size(ranks);
+        }
         let mut stepper = match &lent {
             // SAFETY: `lent` is kept until the stepper is closed; it frees only what a rebind has let go of.
             Some(lent) => unsafe { builder.host_borrowing(comm, lent.lend())? },

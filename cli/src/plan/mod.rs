@@ -10,6 +10,7 @@ mod speeds;
 mod trainer;
 
 use std::io::Read;
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -21,7 +22,7 @@ use crate::Failure;
 use crate::console::{print, print_json};
 use model::Model;
 use report::Report;
-use speeds::Speeds;
+use speeds::{Ranks, Speeds};
 use trainer::{Peaks, Walk, train};
 
 /// Longest description that is read.
@@ -45,6 +46,9 @@ pub struct Arguments {
     /// What ranks share out: replicated (nothing), zero (states) or fsdp (parameters too)
     #[arg(long, value_enum, default_value_t = Sharing::Replicated)]
     pub strategy: Sharing,
+    /// Ranks that share tensors out, neighbours by their numbers; the groups are replicas [default: all ranks]
+    #[arg(long, value_name = "COUNT")]
+    pub shard_size: Option<NonZeroU32>,
     /// Largest norm of all gradients, for sequential and normed
     #[arg(long, value_name = "NORM")]
     pub max_norm: Option<f64>,
@@ -106,6 +110,9 @@ impl Arguments {
         if self.strategy == Sharing::Fsdp {
             builder = builder.max_unsharded(Walk::MOST);
         }
+        if let Some(ranks) = self.shard_size {
+            builder = builder.shard_size(ranks);
+        }
         let builder = builder.precision(model.precision).mode(mode).record(true);
         // Every parameter has a gradient, so no bucket has a tail that counts the ranks.
         let builder = builder.bucket_cap_bytes(self.bucket_cap_mib << 20).unused(Unused::StepZero);
@@ -132,7 +139,8 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     if arguments.measure {
         return measure::run(arguments, &model);
     }
-    let mut stepper = arguments.builder(&model).forecast(0, *world_size, speeds.cost(*world_size))?;
+    let ranks = Ranks::new(*world_size, arguments.shard_size);
+    let mut stepper = arguments.builder(&model).forecast(0, *world_size, speeds.cost(ranks))?;
     let mut peaks = Peaks::default();
     for _ in 0..PASSES {
         train(&mut stepper, &model.layout, speeds, &mut peaks)?;
@@ -142,7 +150,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     };
     let lane = run.lane(0);
     let pass = window_of_passes(&lane, PASSES - 1, 1);
-    let report = Report::new(&model, *world_size, (&stepper, &peaks), &run, pass);
+    let report = Report::new(&model, ranks, (&stepper, &peaks), &run, pass);
     if let Some(path) = &arguments.trace {
         let mut text = String::new();
         // Writing to a String cannot fail.

@@ -7,18 +7,20 @@ use std::fmt;
 
 use instep::Foresight;
 use instep::Recording;
-use instep::op::{Action, Interval, Memory, Stream};
+use instep::op::{Action, Group, Interval, Memory, Stream};
 use instep::timeline::exposure;
 use serde::Serialize;
 
 use super::model::Model;
-use super::speeds::bus_bytes;
+use super::speeds::{Ranks, bus_bytes};
 use super::trainer::Peaks;
 
 /// The plan of one rank.
 #[derive(Serialize)]
 pub(super) struct Report {
     world_size: u32,
+    /// Ranks that share tensors out; 1 if none do.
+    shard_size: u32,
     parameters: usize,
     elements: u64,
     buckets: usize,
@@ -30,6 +32,8 @@ pub(super) struct Report {
     work: Vec<Work>,
     /// Sent over each link of a ring in one pass.
     bus_bytes: u64,
+    /// The part of them among all ranks or among replicas, and not among ranks that share tensors out.
+    bus_bytes_between_groups: u64,
     pass_ns: u64,
     /// The part of it in which the trainer stood still.
     blocked_ns: u64,
@@ -54,7 +58,7 @@ struct Work {
 impl Report {
     pub(super) fn new(
         model: &Model,
-        world_size: u32,
+        ranks: Ranks,
         (stepper, peaks): (&Foresight, &Peaks),
         run: &Recording,
         pass: Option<Interval>,
@@ -63,14 +67,17 @@ impl Report {
         let inside = |list: &[Interval]| -> Vec<Interval> {
             list.iter().filter_map(|interval| interval.overlap(&window)).collect()
         };
-        let (mut work, mut bus) = (BTreeMap::<(usize, String), (u64, u64)>::new(), 0.0);
+        let mut work = BTreeMap::<(usize, String), (u64, u64)>::new();
+        let (mut bus, mut between) = (0.0, 0.0);
         for ran in &run.ran {
             // A pass holds the ops that end in it.
             if ran.interval.end_ns <= window.start_ns || ran.interval.end_ns > window.end_ns {
                 continue;
             }
-            if let Action::Collective { kind, src, dst, .. } = ran.op.action {
-                bus += bus_bytes(kind, src.bytes().max(dst.bytes()), world_size);
+            if let Action::Collective { kind, group, src, dst, .. } = ran.op.action {
+                let sent = bus_bytes(kind, src.bytes().max(dst.bytes()), ranks.of(group));
+                bus += sent;
+                between += if group == Group::Shards { 0.0 } else { sent };
             }
             let (count, ns) = work.entry((ran.op.stream as usize, name(&ran.op.action))).or_default();
             (*count, *ns) = (*count + 1, *ns + ran.interval.ns());
@@ -87,7 +94,8 @@ impl Report {
         let memory: Vec<Held> =
             held.map(|(memory, bytes)| Held { what: kind(memory, &states), bytes }).collect();
         Report {
-            world_size,
+            world_size: ranks.world_size,
+            shard_size: stepper.plan().shards().0,
             parameters: model.layout.ids().len(),
             elements: model.lengths().sum(),
             buckets: stepper.plan().buckets().len(),
@@ -102,6 +110,7 @@ impl Report {
                 })
                 .collect(),
             bus_bytes: bus as u64,
+            bus_bytes_between_groups: between as u64,
             pass_ns: window.ns(),
             blocked_ns: blocked.iter().map(Interval::ns).sum(),
             optimizer_busy_ns: optimizer.busy_ns,
@@ -116,6 +125,7 @@ fn name(action: &Action) -> String {
         Action::Norm { .. } => "norm".into(),
         Action::Measure { .. } => "measure".into(),
         Action::Step { .. } => "step".into(),
+        Action::Collective { group: Group::Replicas, .. } => "replicas' sum".into(),
         Action::Collective { kind, .. } => kind.to_string(),
         Action::Zero(_) => "zero".into(),
         _ => "other".into(),
@@ -156,6 +166,10 @@ impl fmt::Display for Report {
             writeln!(f, "{stream:<10}{what:<14}{count:>12}{:>12.3}", milliseconds(*ns))?;
         }
         writeln!(f, "\nsent over each link of a ring  {:>12.2} MiB", mebibytes(self.bus_bytes))?;
+        if (2..*world_size).contains(&self.shard_size) {
+            let between = mebibytes(self.bus_bytes_between_groups);
+            writeln!(f, "  between groups of {:<4}        {between:>12.2} MiB", self.shard_size)?;
+        }
         writeln!(f, "one pass, as foreseen          {:>12.3} ms", milliseconds(self.pass_ns))?;
         writeln!(f, "  the trainer stands still     {:>12.3} ms", milliseconds(self.blocked_ns))?;
         writeln!(f, "  the optimizer works          {:>12.3} ms", milliseconds(self.optimizer_busy_ns))?;

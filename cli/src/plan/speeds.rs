@@ -4,8 +4,10 @@
 //! halves; nccl-tests calls the resulting speed the bus bandwidth. Forward takes 2 floating-point operations for each
 //! weight and token, backward 4 (Kaplan et al., Scaling Laws for Neural Language Models, 2020).
 
+use std::num::NonZeroU32;
+
 use instep::collective::CollectiveKind;
-use instep::op::{Action, Op};
+use instep::op::{Action, Group, Op};
 
 use crate::Failure;
 
@@ -32,6 +34,28 @@ pub(super) struct Speeds {
     pub(super) tokens: u64,
 }
 
+/// How many ranks there are, and how many of them share tensors out.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ranks {
+    pub(super) world_size: u32,
+    pub(super) shard_size: u32,
+}
+
+impl Ranks {
+    pub(super) fn new(world_size: u32, shard_size: Option<NonZeroU32>) -> Ranks {
+        Ranks { world_size, shard_size: shard_size.map_or(world_size, NonZeroU32::get) }
+    }
+
+    /// The ranks of a group.
+    pub(super) fn of(&self, group: Group) -> u32 {
+        match group {
+            Group::World => self.world_size,
+            Group::Shards => self.shard_size,
+            Group::Replicas => self.world_size / self.shard_size,
+        }
+    }
+}
+
 impl Speeds {
     pub(super) fn check(&self) -> Result<(), Failure> {
         let Speeds { bus, latency, memory, launch, compute, .. } = *self;
@@ -56,13 +80,13 @@ impl Speeds {
         Ok(())
     }
 
-    /// What an op takes on a rank of so many.
-    pub(super) fn cost(self, world_size: u32) -> impl FnMut(&Op, u64) -> u64 + Send + 'static {
+    /// What an op takes on one of these ranks.
+    pub(super) fn cost(self, ranks: Ranks) -> impl FnMut(&Op, u64) -> u64 + Send + 'static {
         move |op, bytes| {
             let ns = match op.action {
-                Action::Collective { .. } if world_size == 1 => 0.0,
-                Action::Collective { kind, .. } => {
-                    1e3 * self.latency + bus_bytes(kind, bytes, world_size) / self.bus
+                Action::Collective { group, .. } if ranks.of(group) == 1 => 0.0,
+                Action::Collective { kind, group, .. } => {
+                    1e3 * self.latency + bus_bytes(kind, bytes, ranks.of(group)) / self.bus
                 }
                 Action::Norm { .. } | Action::Measure { .. } | Action::Step { .. } | Action::Zero(_) => {
                     1e3 * self.launch + bytes as f64 / self.memory

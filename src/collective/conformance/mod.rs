@@ -38,6 +38,7 @@ const PROPERTIES: &[Property] = &[
     ("whole numbers are added, and the largest and smallest found", 1, parts::whole_numbers),
     ("a call of an unknown kind is refused", 1, parts::unknown_kinds),
     ("a second communicator has an order of its own", 2, parts::second_order),
+    ("groups of some ranks sum among themselves", 1, parts::groups),
     ("a late rank is waited for", 2, endings::late_rank),
     ("a call of another kind is a mismatch", 2, endings::other_kind),
     ("a call of another pass is a mismatch", 2, endings::other_pass),

@@ -1,4 +1,4 @@
-//! Calls that ranks with shards make: parts of a sum, all parts together, whole numbers, and a second communicator.
+//! Calls that ranks with shards make: parts of a sum, all parts together, whole numbers, a second communicator and groups.
 //!
 //! A collective that does not know a kind passes the first three by refusing it.
 
@@ -101,6 +101,43 @@ pub(super) fn unknown_kinds(rank: &Rank) -> Result<(), String> {
         match rank.enqueue(key, &mut buffer, None, rank.patience) {
             Err(Error::Unsupported(_)) => {}
             outcome => return Err(format!("a {kind}, which is unknown, ends with {outcome:?}")),
+        }
+    }
+    Ok(())
+}
+
+/// Even ranks make one group and odd ones another, and each splits its own in two once more, and duplicates that.
+pub(super) fn groups(rank: &Rank) -> Result<(), String> {
+    let (mut comm, mut members) = (Arc::clone(&rank.comm), (0..rank.ranks).collect::<Vec<u32>>());
+    for round in 0..2 {
+        let (own, ranks) = (comm.rank(), comm.world_size());
+        let group: Vec<u32> = (0..ranks).rev().filter(|other| other % 2 == own % 2).collect();
+        comm = match comm.subgroup(&group) {
+            Ok(group) => group,
+            Err(Error::Unsupported(_)) if round == 0 => return Ok(()),
+            Err(error) => return Err(format!("there is no group of ranks {group:?}: {error}")),
+        };
+        members = group.iter().map(|place| members[*place as usize]).collect();
+        let at = members.get(comm.rank() as usize);
+        if (at, comm.world_size() as usize) != (Some(&rank.rank), members.len()) {
+            return Err(format!("this is rank {} of {} in {members:?}", comm.rank(), comm.world_size()));
+        }
+        let second =
+            if rank.comm.knows(CollectiveKind::AllGather) { comm.duplicate() } else { Ok(Arc::clone(&comm)) };
+        let second =
+            second.map_err(|error| format!("there is no second communicator of a group: {error}"))?;
+        for comm in [&comm, &second] {
+            let sums = Rank::new(Arc::clone(comm), rank.patience);
+            let expected: f32 = members.iter().map(|member| *member as f32).sum();
+            let summed = sums.sum(DType::F32, &[rank.rank as f32; 300], IN_PLACE)?;
+            if summed.iter().any(|sum| *sum != expected) {
+                return Err(format!("the sum over {members:?} is {}", summed[0]));
+            }
+            let first =
+                sums.run(CollectiveKind::Broadcast, DType::F32, &rank.rank.to_ne_bytes(), IN_PLACE)?;
+            if first != members[0].to_ne_bytes() {
+                return Err(format!("a broadcast in {members:?} carries {first:?}"));
+            }
         }
     }
     Ok(())

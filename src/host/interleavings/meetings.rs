@@ -31,6 +31,10 @@ impl Group {
         Arc::new(Group { ranks, rendezvous: Rendezvous::new(ranks), counts: Default::default() })
     }
 
+    fn sit(&self, rank: u32) -> Seat {
+        self.rendezvous.sit(rank, &(0..self.ranks).collect())
+    }
+
     /// One collective, as the host device makes it.
     fn enqueue(&self, split: usize, seat: &Seat, pass: u64, deadline: Duration) -> Result<()> {
         let [came, done] = &self.counts[split][pass as usize];
@@ -82,7 +86,7 @@ fn nobody_returns_before_all_have_come_and_all_have_done_their_work() {
         let rank = |rank| {
             let group = Arc::clone(&group);
             spawn(move || {
-                let seat = group.rendezvous.sit(rank);
+                let seat = group.sit(rank);
                 let outcome = (0..3).try_for_each(|pass| group.enqueue(0, &seat, pass, NEVER));
                 assert_eq!(outcome, Ok(()));
             })
@@ -107,7 +111,7 @@ fn a_rank_that_fails_leaves_disagrees_or_gives_up_ends_all_others() {
             let group = Group::new(3);
             let tasks = (0..3).map(|rank| {
                 let group = Arc::clone(&group);
-                let seat = group.rendezvous.sit(rank);
+                let seat = group.sit(rank);
                 let end = Error::order("test", "made up", "");
                 spawn(move || {
                     if rank != 1 {
@@ -157,7 +161,7 @@ fn on_two_splits(act: impl Fn(&Group, Seat) + Copy + Send + Sync + 'static) {
         let tasks = (0..2).flat_map(|rank| {
             let group = Arc::clone(&group);
             // The seats are taken before the tasks run, since an order of splits is what a rank owes its peers.
-            let seats = [group.rendezvous.sit(rank), group.rendezvous.sit(rank)];
+            let seats = [group.sit(rank), group.sit(rank)];
             seats.into_iter().enumerate().map(move |(split, seat)| {
                 let group = Arc::clone(&group);
                 spawn(move || {
@@ -180,9 +184,7 @@ fn splits_meet_in_any_order_relative_to_each_other() {
         let group = Group::new(2);
         let mut tasks = Vec::new();
         for rank in 0..2 {
-            for (split, seat) in
-                [group.rendezvous.sit(rank), group.rendezvous.sit(rank)].into_iter().enumerate()
-            {
+            for (split, seat) in [group.sit(rank), group.sit(rank)].into_iter().enumerate() {
                 let group = Arc::clone(&group);
                 tasks.push(spawn(move || {
                     let outcome = (0..2).try_for_each(|pass| group.enqueue(split, &seat, pass, NEVER));
@@ -206,11 +208,11 @@ fn what_ends_one_split_ends_the_other_at_any_moment() {
 fn a_rank_without_seats_is_missed_on_a_split_that_it_never_joined() {
     explore(|| {
         let group = Group::new(2);
-        let (seat, peer) = (group.rendezvous.sit(0), group.rendezvous.sit(1));
+        let (seat, peer) = (group.sit(0), group.sit(1));
         let waiting = {
             let group = Arc::clone(&group);
             spawn(move || {
-                let second = group.rendezvous.sit(0);
+                let second = group.sit(0);
                 is_lost(&group.passes(1, second, 1), 1);
                 group.rendezvous.leave(&seat);
             })

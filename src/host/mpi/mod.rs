@@ -18,7 +18,7 @@ use crate::collective::{Call, CallKey, Collective, CollectiveKind};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::host::kernels::{Isa, Kernels};
-use crate::host::ranks::combine;
+use crate::host::ranks::{combine, place_in};
 use wire::{Message, Tag, Wire, pause};
 
 /// Bytes that all ranks sum at a time.
@@ -84,6 +84,11 @@ impl Mpi {
         Ok(Mpi { wire, kernels, scratch: Mutex::default(), failure: Mutex::default() })
     }
 
+    /// The same on another wire.
+    fn on(&self, wire: Wire) -> Mpi {
+        Mpi { wire, kernels: self.kernels, scratch: Mutex::default(), failure: Mutex::default() }
+    }
+
     fn peers(&self) -> impl Iterator<Item = u32> + '_ {
         (0..self.wire.ranks).filter(|peer| *peer != self.wire.rank)
     }
@@ -102,12 +107,13 @@ impl Mpi {
                 return Err(Error::PeerLost { rank, why });
             }
             if since.elapsed() >= call.deadline() {
-                let mut missing: Vec<u32> = under_way.iter().map(|message| message.peer).collect();
+                let mut missing: Vec<u32> =
+                    under_way.iter().map(|message| self.wire.name_of(message.peer)).collect();
                 missing.sort_unstable();
                 missing.dedup();
                 let waited_ms = call.deadline().as_millis() as u64;
                 return Err(Error::Deadline {
-                    rank: self.wire.rank,
+                    rank: self.wire.name_of(self.wire.rank),
                     call: call.to_string(),
                     waited_ms,
                     missing,
@@ -139,9 +145,10 @@ impl Mpi {
         for peer in self.peers() {
             let why = || "it sent a call that no rank makes; run the same version on all ranks".to_owned();
             let theirs = CallKey::from_bytes(&places[peer as usize]);
-            let theirs = theirs.ok_or_else(|| Error::PeerLost { rank: peer, why: why() })?;
+            let [own, other] = [self.wire.rank, peer].map(|rank| self.wire.name_of(rank));
+            let theirs = theirs.ok_or_else(|| Error::PeerLost { rank: other, why: why() })?;
             if theirs != call.key() {
-                return Err(call.key().mismatch(&theirs, self.wire.rank, peer));
+                return Err(call.key().mismatch(&theirs, own, other));
             }
         }
         Ok(())
@@ -338,9 +345,14 @@ impl Collective for Mpi {
     }
 
     fn duplicate(&self) -> Result<Arc<dyn Collective>> {
+        Ok(Arc::new(self.on(self.wire.duplicated(Duration::from_secs(60))?)))
+    }
+
+    /// All ranks duplicate the communicator, and each keeps to its group on it, so a failure is told to all.
+    fn subgroup(&self, ranks: &[u32]) -> Result<Arc<dyn Collective>> {
+        let place = place_in(ranks, self.wire.rank, self.wire.ranks)?;
         let wire = self.wire.duplicated(Duration::from_secs(60))?;
-        let (scratch, failure) = (Mutex::default(), Mutex::default());
-        Ok(Arc::new(Mpi { wire, kernels: self.kernels, scratch, failure }))
+        Ok(Arc::new(self.on(wire.among(ranks, place))))
     }
 
     fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {

@@ -51,6 +51,10 @@ pub(super) struct Wire {
     comm: ffi::MPI_Comm,
     pub(super) rank: u32,
     pub(super) ranks: u32,
+    /// The numbers of these ranks in the communicator; `None` if it has no others.
+    members: Option<Vec<u32>>,
+    /// Ranks of the communicator.
+    all: u32,
 }
 
 // SAFETY: a communicator is a handle, and `LIBRARY` lets one thread at a time call the library.
@@ -76,12 +80,12 @@ impl Wire {
             ));
         }
         let (rank, ranks) = (original.rank() as u32, original.size() as u32);
-        Wire { comm: original.as_raw(), rank, ranks }.duplicated(deadline)
+        Wire { comm: original.as_raw(), rank, ranks, members: None, all: ranks }.duplicated(deadline)
     }
 
     /// Duplicates this one, which has only to live until the call returns.
     pub(super) fn duplicated(&self, deadline: Duration) -> Result<Wire> {
-        let mut wire = Wire { ..*self };
+        let mut wire = Wire { members: self.members.clone(), ..*self };
         // A failure leaves this to the library, which may still write to it.
         let duplicate = Box::leak(Box::new(self.comm));
         let mut request = MaybeUninit::uninit();
@@ -97,7 +101,12 @@ impl Wire {
             if since.elapsed() >= deadline {
                 let call = "MPI_Comm_idup".to_owned();
                 let waited_ms = deadline.as_millis() as u64;
-                return Err(Error::Deadline { rank: wire.rank, call, waited_ms, missing: Vec::new() });
+                return Err(Error::Deadline {
+                    rank: wire.name_of(wire.rank),
+                    call,
+                    waited_ms,
+                    missing: Vec::new(),
+                });
             }
             pause(since);
         }
@@ -111,11 +120,38 @@ impl Wire {
         Ok(wire)
     }
 
+    /// Keeps to some of these ranks, of which this one is at `place`.
+    pub(super) fn among(self, ranks: &[u32], place: u32) -> Wire {
+        let members = ranks.iter().map(|rank| self.name_of(*rank)).collect();
+        Wire {
+            comm: self.comm,
+            rank: place,
+            ranks: ranks.len() as u32,
+            members: Some(members),
+            all: self.all,
+        }
+    }
+
+    /// The number of one of these ranks in the communicator, by which errors name it.
+    pub(super) fn name_of(&self, rank: u32) -> u32 {
+        self.members.as_ref().map_or(rank, |members| members[rank as usize])
+    }
+
     /// Starts to send.
     ///
     /// # Safety
     /// The bytes are valid, and nothing writes to them, until [`test`](Self::test) drops the message or forever.
     pub(super) unsafe fn send(&self, to: u32, tag: Tag, from: *const u8, bytes: usize) -> Result<Message> {
+        // SAFETY: the caller's promise.
+        let request = unsafe { self.send_to(self.name_of(to), tag, from, bytes) }?;
+        Ok(Message { request, peer: to })
+    }
+
+    /// Starts to send to a rank by its number in the communicator.
+    ///
+    /// # Safety
+    /// As for [`send`](Self::send).
+    unsafe fn send_to(&self, to: u32, tag: Tag, from: *const u8, bytes: usize) -> Result<ffi::MPI_Request> {
         let mut request = MaybeUninit::uninit();
         let _lock = library();
         // SAFETY: by the contract; the communicator lives until MPI is finalized.
@@ -133,7 +169,7 @@ impl Wire {
         };
         self.checked("MPI_Isend", code)?;
         // SAFETY: the call has succeeded.
-        Ok(Message { request: unsafe { request.assume_init() }, peer: to })
+        Ok(unsafe { request.assume_init() })
     }
 
     /// Starts to receive exactly that many bytes.
@@ -145,7 +181,7 @@ impl Wire {
         let _lock = library();
         // SAFETY: as in `send`.
         let code = unsafe {
-            let (from, tag) = (from as c_int, tag as c_int);
+            let (from, tag) = (self.name_of(from) as c_int, tag as c_int);
             ffi::MPI_Irecv(
                 to.cast(),
                 bytes as c_int,
@@ -204,7 +240,7 @@ impl Wire {
         Ok(Some((from as u32, sentence(String::from_utf8_lossy(text)))))
     }
 
-    /// Tells a failure to all other ranks. Never waits, so the frame stays allocated: nobody learns when it was read.
+    /// Tells a failure to all other ranks of the communicator. Never waits, so the frame stays allocated: nobody learns when it was read.
     pub(super) fn tell(&self, why: &str) {
         if environment::is_finalized() {
             return;
@@ -212,9 +248,10 @@ impl Wire {
         let mut frame = why.as_bytes().to_vec();
         frame.resize(FAILURE_BYTES, 0);
         let frame: &'static [u8] = frame.leak();
-        for peer in (0..self.ranks).filter(|peer| *peer != self.rank) {
+        let own = self.name_of(self.rank);
+        for peer in (0..self.all).filter(|peer| *peer != own) {
             // SAFETY: the frame lives forever. If it cannot be sent, the peer meets its deadline.
-            let _ = unsafe { self.send(peer, Tag::Failure, frame.as_ptr(), FAILURE_BYTES) };
+            let _ = unsafe { self.send_to(peer, Tag::Failure, frame.as_ptr(), FAILURE_BYTES) };
         }
     }
 
@@ -228,7 +265,7 @@ impl Wire {
         unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr(), &mut len) };
         let bytes: Vec<u8> = text.iter().take(len.max(0) as usize).map(|c| *c as u8).collect();
         let message = String::from_utf8_lossy(&bytes).into_owned();
-        Err(Error::Collective { rank: self.rank, call, code, message })
+        Err(Error::Collective { rank: self.name_of(self.rank), call, code, message })
     }
 }
 

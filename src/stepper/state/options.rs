@@ -14,7 +14,7 @@ pub enum Strategy {
     /// the gradients that it does not step (stage 2).
     ///
     /// A state, a master or an average is read by [`Stepper::gather`](crate::Stepper::gather), on all ranks together, and
-    /// written by [`write`](crate::Stepper::write) on all ranks. Where there are
+    /// written by [`write`](crate::Stepper::write) on all ranks. [`shard_size`](crate::StepperBuilder::shard_size) makes groups. Where there are
     /// [masters](crate::Master), every rank must write the same parameters. Refused: optimizers of your own
     /// ([`StepParam`](crate::optim::StepParam)), averaged gradients, borrowed memory, and collectives that do not
     /// [know](crate::Collective::knows) the calls.

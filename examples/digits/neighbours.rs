@@ -1,0 +1,60 @@
+//! Ranks that step everything, on sums in the order in which groups of ranks make them.
+//!
+//! Floats have another sum in another order. Where neighbours add up first, the run to compare with does so too.
+
+use std::sync::Arc;
+
+use instep::collective::{Call, CollectiveKind};
+use instep::{Collective, DType, Error, Pool, Result};
+
+/// Adds up the gradients of neighbouring ranks, then those sums.
+pub(crate) struct Neighbours<C> {
+    all: C,
+    neighbours: Arc<dyn Collective>,
+    replicas: Arc<dyn Collective>,
+}
+
+impl<C: Collective> Neighbours<C> {
+    pub(crate) fn new(all: C, shard_size: u32) -> Result<Neighbours<C>> {
+        let (rank, ranks) = (all.rank(), all.world_size());
+        let group = |is_in: &dyn Fn(u32) -> bool| {
+            all.subgroup(&(0..ranks).filter(|k| is_in(*k)).collect::<Vec<u32>>())
+        };
+        let neighbours = group(&|other| other / shard_size == rank / shard_size)?;
+        let replicas = group(&|other| other % shard_size == rank % shard_size)?;
+        Ok(Neighbours { all, neighbours, replicas })
+    }
+}
+
+impl<C: Collective> Collective for Neighbours<C> {
+    fn rank(&self) -> u32 {
+        self.all.rank()
+    }
+
+    fn world_size(&self) -> u32 {
+        self.all.world_size()
+    }
+
+    fn sums(&self, dtype: DType) -> bool {
+        self.all.sums(dtype)
+    }
+
+    fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
+        if call.kind != CollectiveKind::AllReduce {
+            return self.all.enqueue(call);
+        }
+        self.neighbours.enqueue(call)?;
+        // A stepper's sums are in place.
+        self.replicas.enqueue(call)
+    }
+
+    fn pool(&self) -> Option<Pool> {
+        self.all.pool()
+    }
+
+    fn abort(&self, cause: &Error) {
+        self.all.abort(cause);
+        self.neighbours.abort(cause);
+        self.replicas.abort(cause);
+    }
+}

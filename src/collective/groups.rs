@@ -1,0 +1,49 @@
+//! The groups of ranks that a hybrid strategy has beside the world: neighbours that share tensors out, and replicas.
+//!
+//! Each rank is in one group of either kind, and the two have no other rank in common. Together they reach all ranks, so what
+//! both kinds compare, all ranks agree on.
+//! (Zhao et al., VLDB 2023, "PyTorch FSDP", section 3.2.2, hybrid sharding.)
+
+use std::sync::Arc;
+
+use crate::collective::Collective;
+use crate::error::{Error, Result};
+use crate::op::Group;
+
+/// One rank's communicators of its two groups.
+#[derive(Clone)]
+pub(crate) struct Groups {
+    shards: Arc<dyn Collective>,
+    replicas: Arc<dyn Collective>,
+}
+
+impl Groups {
+    /// Makes both; all ranks of `world` call it at the same point, with the same number of ranks that share tensors out.
+    pub(crate) fn new(world: &dyn Collective, shard_size: u32) -> Result<Groups> {
+        let (rank, ranks) = (world.rank(), world.world_size());
+        let first = rank - rank % shard_size;
+        let shards: Vec<u32> = (first..first + shard_size).collect();
+        let replicas: Vec<u32> = (rank % shard_size..ranks).step_by(shard_size as usize).collect();
+        Ok(Groups { shards: world.subgroup(&shards)?, replicas: world.subgroup(&replicas)? })
+    }
+
+    /// Makes a second communicator of the ranks that share tensors out with this one.
+    pub(crate) fn duplicate_of_shards(&self) -> Result<Arc<dyn Collective>> {
+        self.shards.duplicate()
+    }
+
+    /// The communicator of a group, where that is not the world.
+    pub(crate) fn of(&self, group: Group) -> Option<&Arc<dyn Collective>> {
+        match group {
+            Group::World => None,
+            Group::Shards => Some(&self.shards),
+            Group::Replicas => Some(&self.replicas),
+        }
+    }
+
+    /// Ends both.
+    pub(crate) fn abort(&self, cause: &Error) {
+        self.shards.abort(cause);
+        self.replicas.abort(cause);
+    }
+}
