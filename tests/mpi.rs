@@ -5,7 +5,7 @@
 
 use std::env;
 use std::process::{Command, exit};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use instep::collective::conformance::check;
 use instep::collective::{Call, CallKey, CollectiveKind};
@@ -47,14 +47,32 @@ fn run_rank() {
     });
     assert_eq!((report.rank as i32, report.passed.len()), (world.rank(), 24));
 
-    let comm = Mpi::new(&world).unwrap();
-    drop((world, universe));
     let kind = CollectiveKind::AllReduce;
     let key = CallKey { kind, pass: 0, bucket: None, dtype: DType::F32, bytes: 4, agreement: 0 };
     let mut value = [1.0f32];
+    end_another_group(&Mpi::new(&world).unwrap(), key);
+    let comm = Mpi::new(&world).unwrap();
+    drop((world, universe));
     let bytes = bytemuck::cast_slice_mut(&mut value);
     let finalized =
         comm.enqueue(&mut Call::on_host(&Solo::new(4), key, None, bytes, Duration::from_secs(1)).unwrap());
     assert!(matches!(finalized, Err(Error::Order(_))), "{finalized:?}");
     comm.abort(&Error::Hook("after the end".to_owned()));
+}
+
+/// Rank 1 ends its group. Rank 2, whose neighbour never comes, is told of that long before its deadline.
+fn end_another_group(comm: &Mpi, key: CallKey) {
+    let first = comm.rank() / 2 * 2;
+    let group = comm.subgroup(&[first, first + 1]).unwrap();
+    if comm.rank() == 1 {
+        group.abort(&Error::Hook("made up".to_owned()));
+    } else if comm.rank().is_multiple_of(2) {
+        let mut value = [1.0f32];
+        let bytes = bytemuck::cast_slice_mut(&mut value);
+        let since = Instant::now();
+        let patience = Duration::from_secs(60);
+        let ended = group.enqueue(&mut Call::on_host(&*group, key, None, bytes, patience).unwrap());
+        assert!(matches!(ended, Err(Error::PeerLost { rank: 1, .. })), "{ended:?}");
+        assert!(since.elapsed() < patience / 2);
+    }
 }

@@ -2,14 +2,15 @@
 //!
 //! Each row is the smallest wrong call of the public interface; nothing here depends on the machine.
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use instep::optim::{Custom, LossScaler, LrSchedule, ParamStep, StepParam};
 use instep::overlap::{Compressed, Registry};
 use instep::{
-    Adam, Clip, DType, Divisor, Gradients, Isa, Layout, LayoutBuilder, Master, Mode, Moments, NAdam,
-    Precision, Result, Rounding, SegmentAction, Sgd, Solo, Stepper, StepperBuilder, Strategy, Unused, bf16,
-    in_process,
+    Adam, Clip, Collective, DType, Divisor, Gradients, Isa, Layout, LayoutBuilder, Master, Mode, Moments,
+    NAdam, Precision, Result, Rounding, SegmentAction, Sgd, Solo, Stepper, StepperBuilder, Strategy, Unused,
+    bf16, in_process,
 };
 
 use super::Page;
@@ -49,6 +50,11 @@ fn shards(page: &mut Page) {
     let zero = |builder: StepperBuilder<'_>| builder.strategy(Strategy::Zero).host(Solo::default());
     page.refused(zero(Stepper::builder(&layout, Custom::new(Own(&[])))));
     page.refused(zero(Stepper::builder_without_optimizer(&layout)));
+    let (sgd, two) = (|| Stepper::builder(&layout, Sgd::default()), NonZeroU32::new(2).unwrap());
+    page.refused(zero(sgd().shard_size(two)));
+    page.refused(sgd().shard_size(two).host(Solo::default()));
+    page.refused(in_process(2, |comm| Collective::subgroup(&comm, &[comm.rank(), comm.rank()]).map(drop)));
+    page.refused(Collective::subgroup(&Solo::default(), &[0]).map(drop));
     let several = Stepper::builder(&layout, Sgd::default()).strategy(Strategy::Zero);
     page.refused(several.host(Solo::new(2)));
     let mut stepper = zero(Stepper::builder(&layout, Adam::default())).unwrap();
