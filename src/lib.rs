@@ -164,7 +164,7 @@ pub use bucket_step::{BucketStep, GradNorm, Scaling};
 #[doc(inline)]
 pub use collective::Collective;
 pub use device::Device;
-pub use dtype::{DType, Element};
+pub use dtype::{DType, Element, cast};
 pub use error::{Error, Refusal, Result};
 pub use half::{bf16, f16};
 pub use handle::{DevicePtr, EventHandle, Place, StreamHandle};
@@ -173,8 +173,8 @@ pub use host::Mpi;
 pub use host::{External, HostDevice, InProcess, Isa, Solo, in_process};
 #[doc(inline)]
 pub use layout::{
-    DEFAULT_GROUP, ForeignBucket, Gradients, Layout, LayoutBuilder, Master, Moments, ParamId, Precision,
-    Rounding, SegmentAction,
+    DEFAULT_GROUP, ForeignBucket, Gradients, Layout, LayoutBuilder, Master, MixedPrecisionPolicy, Moments,
+    ParamId, Precision, Rounding, SegmentAction,
 };
 #[doc(inline)]
 pub use optim::types::*;

@@ -8,6 +8,7 @@ mod cut;
 mod filling;
 mod flat;
 mod foreign;
+mod mixed_precision;
 mod names;
 mod plan;
 mod storage;
@@ -15,6 +16,7 @@ mod storages;
 
 pub use bucket::{Bucket, BucketCaps, Gradients, Segment, Tails};
 pub use foreign::ForeignBucket;
+pub use mixed_precision::MixedPrecisionPolicy;
 pub(crate) use names::fold;
 pub use plan::Plan;
 pub use storage::{Master, Moments, Precision, Rounding, Storage};

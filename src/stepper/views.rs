@@ -110,6 +110,8 @@ impl<'a> Grads<'a> {
 
     /// Replaces the gradient, what earlier micro-batches wrote included: those [`add`](Self::add).
     ///
+    /// Values of any type become those of the gradient on the way, so a backward in bf16 may feed sums in f32.
+    ///
     /// # Shapes
     /// `values` is as long as the parameter; a gradient of 16 bits is rounded to the nearest.
     ///
@@ -118,39 +120,44 @@ impl<'a> Grads<'a> {
     ///
     /// # Errors
     /// Errors as for [`get_mut`](Self::get_mut); `Layout` if the lengths differ.
-    pub fn write(&mut self, id: ParamId, values: &[f32]) -> Result<()> {
+    pub fn write<T: Element>(&mut self, id: ParamId, values: &[T]) -> Result<()> {
         self.store(id, values, |_, value| value)
     }
 
-    /// Adds to the gradient, or replaces it if this is the first write of the pass.
+    /// Adds to the gradient in f32, or replaces it if this is the first write of the pass.
     ///
     /// # Shapes
     /// Shape, ordering and errors as for [`write`](Self::write).
-    pub fn add(&mut self, id: ParamId, values: &[f32]) -> Result<()> {
+    pub fn add<T: Element>(&mut self, id: ParamId, values: &[T]) -> Result<()> {
         if self.stepper.is_unwritten(id)? {
             return self.write(id, values);
         }
         self.store(id, values, |sum, value| sum + value)
     }
 
-    fn store(&mut self, id: ParamId, values: &[f32], combine: impl Fn(f32, f32) -> f32) -> Result<()> {
+    fn store<T: Element>(
+        &mut self,
+        id: ParamId,
+        values: &[T],
+        combine: impl Fn(f32, f32) -> f32,
+    ) -> Result<()> {
         match self.stepper.precision_of(id)?.grad {
-            DType::F32 => self.store_as::<f32>(id, values, combine),
-            DType::BF16 => self.store_as::<half::bf16>(id, values, combine),
-            DType::F16 => self.store_as::<half::f16>(id, values, combine),
+            DType::F32 => self.store_as::<f32, T>(id, values, combine),
+            DType::BF16 => self.store_as::<half::bf16, T>(id, values, combine),
+            DType::F16 => self.store_as::<half::f16, T>(id, values, combine),
         }
     }
 
-    fn store_as<T: Element>(
+    fn store_as<S: Element, T: Element>(
         &mut self,
         id: ParamId,
-        values: &[f32],
+        values: &[T],
         combine: impl Fn(f32, f32) -> f32,
     ) -> Result<()> {
         self.stepper.check_len(id, values.len())?;
-        let [stored] = self.get_disjoint_mut::<T, 1>([id])?;
+        let [stored] = self.get_disjoint_mut::<S, 1>([id])?;
         let stored = stored.iter_mut();
-        stored.zip(values).for_each(|(old, value)| *old = T::from_f32(combine(old.to_f32(), *value)));
+        stored.zip(values).for_each(|(old, value)| *old = S::from_f32(combine(old.to_f32(), value.to_f32())));
         Ok(())
     }
 }

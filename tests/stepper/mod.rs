@@ -20,6 +20,7 @@ pub(crate) mod loss_scaling;
 pub(crate) mod lr_multipliers;
 pub(crate) mod lr_schedules;
 pub(crate) mod mean_gradients;
+mod mixed_precision;
 pub(crate) mod nadam_product;
 pub(crate) mod named_unused;
 pub(crate) mod orders;
