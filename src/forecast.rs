@@ -81,7 +81,7 @@ impl Forecast {
     fn moved_bytes(&self, op: &Op) -> u64 {
         match op.action {
             Action::Collective { src, dst, .. } => src.bytes().max(dst.bytes()),
-            Action::Zero(span) => span.bytes(),
+            Action::Zero(span) | Action::Copy { src: span, .. } => span.bytes(),
             Action::Norm { bucket } => Span::bucket(&self.plan.buckets()[bucket as usize]).bytes(),
             Action::Measure { bucket, .. } => self.step_bytes[bucket as usize].1,
             Action::Step { bucket } => self.step_bytes[bucket as usize].0,

@@ -76,6 +76,7 @@
 //! | freeze a parameter | [`Stepper::set_frozen`] |
 //! | store tensors in 16 bits, states in 8, round stochastically | [`StepperBuilder::precision`], [`Precision`], [`Params::get_as`] |
 //! | average parameters, write a copy in another type | [`StepperBuilder::ema`], [`StepperBuilder::copy_params`] |
+//! | keep states and steps in the host's memory (offload) | [`StepperBuilder::offload`] |
 //! | zero gradients after their step, or release their memory | [`StepperBuilder::gradients`] |
 //! | rebuild buckets in the order in which gradients arrive | [`Stepper::rebuild_buckets`] |
 //! | move borrowed tensors, or rebuild borrowed buckets | [`Stepper::rebind`] |
@@ -183,8 +184,9 @@ pub use pool::{Pool, Team};
 #[doc(inline)]
 pub use schedule::Mode;
 pub use stepper::{
-    Abandoned, Attached, Borrowed, Divisor, Foresight, Grads, OptimizerId, OptimizerKey, Params, Pass,
-    Recording, Status, StepCount, StepCountKey, Stepper, StepperBuilder, Strategy, TensorId, Unused,
+    Abandoned, Attached, Borrowed, Divisor, Foresight, Grads, OffloadPolicy, OptimizerId, OptimizerKey,
+    Params, Pass, Recording, Status, StepCount, StepCountKey, Stepper, StepperBuilder, Strategy, TensorId,
+    Unused,
 };
 
 /// Runs the README's program as a test.

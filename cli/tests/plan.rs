@@ -129,6 +129,55 @@ fn groups_of_ranks_send_a_shard_to_their_replicas_and_the_rest_to_their_neighbou
 }
 
 #[test]
+fn offload_moves_what_is_stepped_to_the_host() {
+    let folder = folder();
+    let of = |strategy, more: &[&str]| {
+        plan(
+            &folder,
+            &[&["--world-size", "1024", "--bucket-cap-mib", "1", "--strategy", strategy], more].concat(),
+        )
+    };
+    let place = |report: &Value, what: &str| {
+        let memory = report["memory"].as_array().unwrap();
+        memory.iter().find(|held| held["what"] == what).unwrap()["place"].clone()
+    };
+    for strategy in ["replicated", "zero", "fsdp"] {
+        let (plain, offloaded) = (of(strategy, &[]), of(strategy, &["--offload"]));
+        assert_eq!(plain["host_bytes"], 0, "{strategy}");
+        for what in ["masters", "exp_avg", "exp_avg_sq"] {
+            assert_eq!(held(&offloaded, what), held(&plain, what), "{strategy}, {what}");
+            assert_eq!((place(&plain, what), place(&offloaded, what)), ("device".into(), "host".into()));
+        }
+        // A state has 4 bytes per element that the rank keeps; parameters and gradients have 2.
+        let kept = held(&plain, "exp_avg") / 4;
+        assert_eq!(held(&offloaded, "stepped parameters"), 2 * kept, "{strategy}");
+        // Only shards are sums of padding too.
+        let summed = if strategy == "replicated" { ELEMENTS } else { kept };
+        assert_eq!(held(&offloaded, "summed gradients"), 2 * summed, "{strategy}");
+        for what in ["stepped parameters", "summed gradients"] {
+            assert_eq!(place(&offloaded, what), "host");
+        }
+        assert_eq!(held(&offloaded, "gradients"), held(&plain, "gradients"), "{strategy}");
+        let memory = offloaded["memory"].as_array().unwrap().iter();
+        let on_host =
+            memory.filter(|held| held["place"] == "host").map(|held| held["bytes"].as_u64().unwrap());
+        assert_eq!(on_host.sum::<u64>(), offloaded["host_bytes"].as_u64().unwrap(), "{strategy}");
+        let copies = |stream: &str| {
+            let work = offloaded["work"].as_array().unwrap();
+            let copy = work.iter().find(|work| work["stream"] == stream && work["what"] == "copy").unwrap();
+            copy["count"].as_u64().unwrap()
+        };
+        let buckets = offloaded["buckets"].as_u64().unwrap();
+        assert_eq!(copies("download"), buckets, "{strategy}");
+        assert!(copies("upload") >= buckets, "{strategy}");
+        let slower = of(strategy, &["--offload", "--host-link", "1"]);
+        assert!(slower["pass_ns"].as_u64() > offloaded["pass_ns"].as_u64(), "{strategy}");
+    }
+    let text = stdout(&folder.run(&["plan", "--config", "model.json", "--offload"]));
+    assert!(text.contains("on the host"), "{text}");
+}
+
+#[test]
 fn slower_links_hide_less() {
     let folder = folder();
     let blocked = |bus| plan(&folder, &["--world-size", "8", "--bus", bus])["blocked_ns"].as_u64().unwrap();
@@ -178,6 +227,7 @@ fn what_cannot_be_planned_is_refused_by_name() {
     };
     refused(&["--bus", "0"], "--bus");
     refused(&["--latency=-1"], "--latency");
+    refused(&["--host-link", "0"], "--host-link");
     refused(&["--mode", "eager", "--max-norm", "1"], "Eager");
     refused(&["--world-size", "0"], "world-size");
     for (text, word) in [

@@ -55,6 +55,9 @@ pub(crate) struct Flags {
     /// They add up first, so the run to compare with does so too.
     #[arg(long)]
     shard_size: Option<NonZeroU32>,
+    /// Step on the host's own memory; the run to compare with steps in place.
+    #[arg(long)]
+    offload: bool,
     /// Types of parameters, gradients and states.
     #[arg(long, value_enum, default_value_t = PrecisionName::F32)]
     precision: PrecisionName,
@@ -184,7 +187,7 @@ fn run(flags: &Flags) -> Result<bool, Box<dyn Error>> {
     let mode = flags.mode.into();
     let chosen = train_in_process(flags, mode, &training, &held_out)?;
     let other_mode = choose_counterpart(mode, flags.max_norm);
-    let whole = Flags { strategy: StrategyName::Ddp, ..flags.clone() };
+    let whole = Flags { strategy: StrategyName::Ddp, offload: false, ..flags.clone() };
     let counterpart = train_in_process(&whole, other_mode, &training, &held_out)?;
     let fine = report::judge((mode, &chosen), (other_mode, &counterpart), flags.min_accuracy);
     files::write_files(flags, &chosen, training.labels.len())?;

@@ -33,7 +33,7 @@ pub(crate) fn run(mut flags: Flags, training: &Samples, held_out: &Samples) -> R
     }
     let mut all = vec![0u32; own.len() * flags.ranks as usize];
     root.gather_into_root(&own, &mut all);
-    let whole = Flags { strategy: StrategyName::Ddp, ..flags.clone() };
+    let whole = Flags { strategy: StrategyName::Ddp, offload: false, ..flags.clone() };
     let reference = train_in_process(&whole, choose_counterpart(mode, flags.max_norm), training, held_out)?;
     let differs = all.chunks(own.len()).zip(&reference).position(|(ours, theirs)| ours != flatten(theirs));
     let verdict = differs.map_or("bit-identical".to_owned(), |rank| format!("DIFFERENT, rank {rank}"));

@@ -49,13 +49,14 @@ impl Progress {
         }
         let threads = choose_threads(flags.threads, flags.ranks);
         println!(
-            "digits: network {}, {parameters} parameters in {} buckets, optimizer {}, precision {}, strategy {}{}",
+            "digits: network {}, {parameters} parameters in {} buckets, optimizer {}, precision {}, strategy {}{}{}",
             WIDTHS.map(|width| width.to_string()).join("-"),
             stepper.plan().buckets().len(),
             flags.optimizer.key(),
             name(flags.precision),
             name(flags.strategy),
             flags.shard_size.map_or(String::new(), |ranks| format!(" among {ranks} ranks each")),
+            if flags.offload { " with offload" } else { "" },
         );
         println!(
             "machine: {} cores, ranks {}, kernel threads of each rank {}, kernels {}",

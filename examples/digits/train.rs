@@ -12,7 +12,7 @@ use instep::optim::{
     Optimizer,
     Value::{self, Flag, Number, Pair},
 };
-use instep::{Clip, Collective, Error, Layout, Mode, Recording, Result, Stepper};
+use instep::{Clip, Collective, Error, Layout, Mode, OffloadPolicy, Recording, Result, Stepper};
 
 use crate::data::Samples;
 use crate::machine::choose_threads;
@@ -68,7 +68,7 @@ fn train_rank_as<T: Element>(
     let network = Network::new(&layout, &WIDTHS)?;
     let mut tape = Tape::default();
     let mut stepper = build_stepper(flags, mode, &layout, comm)?;
-    if rank == 0 || flags.strategy != StrategyName::Ddp {
+    if rank == 0 || flags.strategy != StrategyName::Ddp || flags.offload {
         // The first pass gives these to every rank, but for what each keeps its own part of.
         network.initialise(&mut stepper)?;
     }
@@ -144,6 +144,7 @@ fn build_stepper(
     let builder = Stepper::builder(layout, optimizer);
     let builder = builder.precision(flags.precision.into());
     let builder = builder.strategy(flags.strategy.into());
+    let builder = if flags.offload { builder.offload(OffloadPolicy::default()) } else { builder };
     let mut builder = builder.mode(mode).bucket_cap_bytes(flags.bucket_cap_bytes).record(true);
     if let Some(ranks) = flags.shard_size.filter(|_| flags.strategy != StrategyName::Ddp) {
         builder = builder.shard_size(ranks);

@@ -198,6 +198,7 @@ fn named(memory: Memory) -> String {
         Memory::Ema => "moving averages".to_owned(),
         Memory::State(k) => format!("states {k}"),
         Memory::Scales(k) => format!("scales of states {k}"),
+        Memory::HostParams | Memory::HostGrads => unreachable!("no stepper offloads a bucket alone"),
         Memory::Control | Memory::Settings => unreachable!("no tensor"),
     }
 }
@@ -210,6 +211,7 @@ fn method(memory: Memory) -> &'static str {
         Memory::Master => "Tensors::master",
         Memory::Copy => "Tensors::copy",
         Memory::Ema => "Tensors::ema",
-        Memory::Params | Memory::Grads | Memory::Control | Memory::Settings => "Tensors::new",
+        Memory::Params | Memory::Grads | Memory::HostParams | Memory::HostGrads => "Tensors::new",
+        Memory::Control | Memory::Settings => "Tensors::new",
     }
 }

@@ -54,7 +54,9 @@ impl Streams {
     /// Returns the streams that there are.
     pub(super) fn all(&self) -> impl Iterator<Item = Stream> + use<> {
         let gathers = self.gather.is_some();
-        Stream::ALL.into_iter().filter(move |stream| gathers || *stream != Stream::Gather)
+        Stream::ALL
+            .into_iter()
+            .filter(move |stream| stream.is_always_used() || gathers && *stream == Stream::Gather)
     }
 
     pub(super) fn stream(&self, stream: Stream) -> StreamHandle {
@@ -63,6 +65,8 @@ impl Streams {
             Stream::Reduce => self.reduce.handle(),
             Stream::Optim => self.optim.handle(),
             Stream::Gather => self.gather.as_ref().unwrap_or(&self.optim).handle(),
+            // The builder refuses offload.
+            Stream::Download | Stream::Upload => self.optim.handle(),
         }
     }
 

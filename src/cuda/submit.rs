@@ -87,6 +87,10 @@ impl CudaDevice {
                 // guarantees and the checker proves for every op.
                 unsafe { self.driver.zero(at, span.bytes(), stream) }
             }
+            Action::Copy { .. } | Action::Count(_) => {
+                let remedy = "leave StepperBuilder::offload out";
+                Err(Error::unsupported("OffloadPolicy", "a GPU's steps cannot run on the host yet", remedy))
+            }
             Action::Release(_) => {
                 let remedy = "use Gradients::Keep or Gradients::Zero";
                 Err(Error::unsupported("Gradients::Release", "a GPU's memory cannot be given back", remedy))

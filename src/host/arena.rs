@@ -11,6 +11,7 @@ use std::ptr::NonNull;
 use std::sync::PoisonError;
 
 use crate::abi::{InstepControl, InstepRecord, InstepStatus};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::host::stagger::Stagger;
 use crate::launch::{
@@ -235,6 +236,24 @@ impl Memories {
         assert!(!self.are_borrowed, "what is borrowed is not given back");
         // SAFETY: `resolve` has checked that it lies in one arena; the rest is the contract.
         unsafe { give_back(self.resolve(span), span.bytes()) }
+    }
+
+    /// Fills a span with ones of its type.
+    ///
+    /// # Safety
+    /// Nothing else touches the span.
+    pub(crate) unsafe fn count(&self, span: Span, dtype: DType) {
+        let (one, two) = (1f32.to_ne_bytes(), |bits: u16| bits.to_ne_bytes());
+        let one: &[u8] = match dtype {
+            DType::F32 => &one,
+            DType::BF16 => &two(half::bf16::ONE.to_bits()),
+            DType::F16 => &two(half::f16::ONE.to_bits()),
+        };
+        let first = self.resolve(span);
+        for at in (0..span.bytes() as usize).step_by(one.len()) {
+            // SAFETY: `resolve` has checked the bounds, and the span has whole elements; the rest is the contract.
+            unsafe { first.add(at).copy_from_nonoverlapping(one.as_ptr(), one.len()) }
+        }
     }
 
     /// Sets the control block and all records.

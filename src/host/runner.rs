@@ -179,6 +179,14 @@ impl Runner {
             Action::Step { bucket } => self.step(bucket, self.stops[bucket as usize].len())?,
             // SAFETY: nothing else touches control memory now, as for every op that writes it.
             Action::Leave { segment } => unsafe { self.memories.leave(&self.plan, segment) },
+            Action::Copy { src, dst, .. } => {
+                assert_eq!(src.bytes(), dst.bytes());
+                let [src, dst] = [src, dst].map(|span| (self.memories.resolve(span), span.bytes() as usize));
+                // SAFETY: as for `Zero`; two memories never overlap.
+                unsafe { dst.0.copy_from_nonoverlapping(src.0, src.1) }
+            }
+            // SAFETY: as for `Zero`.
+            Action::Count(span) => unsafe { self.memories.count(span, span.dtype(&self.plan)) },
             Action::Zero(span) => {
                 // SAFETY: `resolve` has checked the bounds; that nothing else touches the span now is what the
                 // schedule guarantees and the checker proves for every op.

@@ -217,7 +217,7 @@ impl Assignment {
         let segments = plan.buckets()[bucket as usize].segments.clone();
         let mut launches = Vec::<BucketLaunch>::new();
         // The last one of a parameter does what is done once: ends its gradient, copies and averages what stands then.
-        let ends = matches!(plan.gradients(), Gradients::Zero | Gradients::Average);
+        let ends = matches!(plan.gradients_of_step(), Gradients::Zero | Gradients::Average);
         let has_last = ends || plan.copy().is_some() || plan.keeps_ema();
         for round in 0..self.rounds() {
             let earlier = launches.len();

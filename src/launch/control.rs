@@ -30,7 +30,7 @@ pub(crate) fn decide_args(
     let external = constants.loss_scale.external();
     let control = bucket.map_or(regions.control(), |bucket| regions.control_of(bucket));
     InstepDecideArgs {
-        contributors: count.map_or(ptr::null(), |(bucket, at)| regions.gradient(bucket, at).cast()),
+        contributors: count.map_or(ptr::null(), |(bucket, at)| regions.gradient(plan, bucket, at).cast()),
         growth_factor: scaler.growth_factor,
         backoff_factor: scaler.backoff_factor,
         largest_loss_scale,

@@ -14,7 +14,7 @@ pub(crate) fn first_records<'a>(
     regions: &'a Regions,
     assignment: &'a Assignment,
 ) -> impl Iterator<Item = InstepRecord> + 'a {
-    let address = |bucket, at| regions.gradient(bucket, at).expose_provenance() as u64;
+    let address = |bucket, at| regions.gradient(plan, bucket, at).expose_provenance() as u64;
     let segments =
         move |round| plan.segments().iter().enumerate().map(move |(k, segment)| (round, k, segment));
     (0..assignment.rounds()).flat_map(segments).map(move |(round, k, segment)| {

@@ -218,9 +218,9 @@ impl Regions {
         })
     }
 
-    /// One element of a bucket's gradient memory.
-    pub(crate) fn gradient(&self, bucket: &Bucket, at: u64) -> *mut u8 {
-        self.resolve(Span::within(Memory::Grads, bucket, at, at + 1))
+    /// One element of a bucket's gradients, where a step reads them.
+    pub(crate) fn gradient(&self, plan: &Plan, bucket: &Bucket, at: u64) -> *mut u8 {
+        self.resolve(Span::within(Memory::Grads.of_step(plan), bucket, at, at + 1))
     }
 
     /// The pass's control block.

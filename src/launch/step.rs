@@ -114,7 +114,7 @@ impl Launch {
             optimizer: launch.kernel,
             state_count: launch.states as u32,
             bucket,
-            gradients: gradients_code(plan.gradients(), launch.is_last),
+            gradients: gradients_code(plan.gradients_of_step(), launch.is_last),
             local: described.is_local.into(),
             norms: if matches!(part, Part::Measure | Part::Apply) {
                 regions.norms()
@@ -157,12 +157,14 @@ impl Launch {
     /// parameters, which may lie apart.
     fn bind(&mut self, bucket: u32, plan: &Plan, regions: &Regions, spans: &[(Span, usize)]) {
         let described = &plan.buckets()[bucket as usize];
-        let (first, mut params) = (Span::summed(described).start, None);
+        let (first, mut params) = (Span::summed_in(Memory::Grads.of_step(plan), described).start, None);
         let args = &mut self.args;
         for (span, place) in spans {
             match span.memory {
-                Memory::Grads if span.start == first => args.grads = regions.resolve(*span).cast(),
-                Memory::Params => params = Some(*span),
+                Memory::Grads | Memory::HostGrads if span.start == first => {
+                    args.grads = regions.resolve(*span).cast()
+                }
+                Memory::Params | Memory::HostParams => params = Some(*span),
                 Memory::Master => args.master = regions.resolve(*span).cast(),
                 Memory::State(_) => args.states[*place] = regions.resolve(*span).cast(),
                 Memory::Scales(_) => args.scales[*place] = regions.resolve(*span).cast(),
@@ -203,7 +205,8 @@ fn bind_params(tiles: &mut [InstepTile], plan: &Plan, regions: &Regions, check: 
         let segment = &plan.segments()[(of_segment[0].record % segments) as usize];
         let first = segment.start + (of_segment[0].element - segment.element);
         let elements: u64 = of_segment.iter().map(|tile| u64::from(tile.count)).sum();
-        let span = Span::within(Memory::Params, plan.bucket_of(segment), first, first + elements);
+        let memory = Memory::Params.of_step(plan);
+        let span = Span::within(memory, plan.bucket_of(segment), first, first + elements);
         check(&span);
         let (base, first) = (regions.resolve(span).expose_provenance() as u64, of_segment[0].param);
         if base != first {

@@ -4,6 +4,7 @@
 
 use std::ops::Range;
 
+use crate::abi::INSTEP_QUANTUM;
 use crate::dtype::DType;
 use crate::layout::{Precision, SegmentAction, Storage};
 
@@ -109,6 +110,9 @@ pub(crate) struct FirstBytes {
     pub(crate) state: u64,
     pub(crate) scales: u64,
     pub(crate) ema: u64,
+    /// With offload, in the host's memory.
+    pub(crate) host_params: u64,
+    pub(crate) host_grads: u64,
 }
 
 impl Bucket {
@@ -152,6 +156,24 @@ impl Bucket {
         inside(shard.start)..inside(shard.end)
     }
 
+    /// Returns the elements of the gradients that a host steps: its sums, the counts of ranks, and padding.
+    pub(crate) fn host_grads_len(&self) -> u64 {
+        let summed = self.summed();
+        (summed.end - summed.start + self.tail.end - self.tail.start).next_multiple_of(INSTEP_QUANTUM.into())
+    }
+
+    /// Returns where a gradient or a count lies among them.
+    pub(crate) fn host_grad(&self, element: u64) -> u64 {
+        let summed = self.summed();
+        if element >= self.start + self.len {
+            self.host_grads_len()
+        } else if element >= self.tail.start {
+            summed.end - summed.start + (element - self.tail.start).min(self.tail.end - self.tail.start)
+        } else {
+            element.clamp(summed.start, summed.end) - summed.start
+        }
+    }
+
     /// The first bytes of the bucket that follows this one.
     pub(super) fn next_bytes(&self) -> FirstBytes {
         let (first, Precision { param, grad, master, moments, .. }) =
@@ -164,6 +186,8 @@ impl Bucket {
             state: first.state + kept * moments.bytes(),
             scales: first.scales + moments.scale_bytes(kept),
             ema: first.ema + if self.storage.ema { kept * DType::F32.bytes() } else { 0 },
+            host_params: first.host_params + kept * param.bytes(),
+            host_grads: first.host_grads + self.host_grads_len() * grad.bytes(),
         }
     }
 }

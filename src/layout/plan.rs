@@ -27,6 +27,8 @@ pub struct Plan {
     pub(super) gradients: Gradients,
     /// Whether parameters are shared out too.
     pub(super) shards_params: bool,
+    /// Whether steps run on the host, on memory of its own.
+    pub(super) is_offloaded: bool,
     /// Limits that cut the buckets; `None` if the buckets are the caller's.
     pub(super) cut: Option<Cut>,
     /// The storages that buckets differ in.
@@ -46,6 +48,7 @@ impl Plan {
             is_foreign: false,
             gradients: Gradients::Keep,
             shards_params: false,
+            is_offloaded: false,
             cut: None,
             storages: Vec::new(),
             asked,
@@ -175,6 +178,23 @@ impl Plan {
         self.shards_params
     }
 
+    /// Returns the plan of steps that run on the host, on its own memory: gradients come to it after they are summed, and
+    /// stepped parameters go back.
+    pub fn offloaded(self) -> Plan {
+        Plan { is_offloaded: true, ..self }
+    }
+
+    /// Returns whether steps run on the host, on its own memory.
+    pub fn is_offloaded(&self) -> bool {
+        self.is_offloaded
+    }
+
+    /// Returns whether the memory that a step writes is written once more, by an op that writes whole buckets: the trainer
+    /// may read what the step leaves alone, and then that op comes after it.
+    pub(crate) fn rewrites_params(&self) -> bool {
+        self.is_sharded() || self.is_offloaded
+    }
+
     /// Returns which elements of a parameter, by its index in registration order, this rank steps and keeps states of: all
     /// of them, unless the plan is [sharded](Self::sharded).
     pub fn kept(&self, param: usize) -> Range<u64> {
@@ -190,6 +210,11 @@ impl Plan {
     /// Returns the state of a stepped parameter's gradient after the step.
     pub fn gradients(&self) -> Gradients {
         self.gradients
+    }
+
+    /// Returns what a step's launch does with gradients. With offload it has a copy, and the device's end with that copy.
+    pub(crate) fn gradients_of_step(&self) -> Gradients {
+        if self.is_offloaded { Gradients::Keep } else { self.gradients }
     }
 
     /// Returns the gradients that nothing needs after this bucket's step, in as few runs as possible. Averaged and left

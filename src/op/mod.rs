@@ -27,11 +27,16 @@ pub enum Stream {
     Compute,
     /// Collectives over gradients.
     Reduce,
-    /// Control, norms and steps.
+    /// Control, norms and steps; on the host, with [offload](crate::StepperBuilder::offload).
     Optim,
     /// Collectives over stepped parameters, on a communicator of their own: in the order of the reduces they would hold
     /// up the next one.
     Gather,
+    /// With [offload](crate::StepperBuilder::offload), copies to the host's memory. On the reduce stream they would hold up
+    /// the next sum.
+    Download,
+    /// With offload, copies to the device's memory. Each waits for a step, and would hold up the downloads after it.
+    Upload,
 }
 
 /// Number of streams.
@@ -39,12 +44,23 @@ pub const STREAMS: usize = Stream::ALL.len();
 
 impl Stream {
     /// All streams.
-    pub const ALL: [Stream; 4] = [Stream::Compute, Stream::Reduce, Stream::Optim, Stream::Gather];
+    pub const ALL: [Stream; 6] =
+        [Stream::Compute, Stream::Reduce, Stream::Optim, Stream::Gather, Stream::Download, Stream::Upload];
 
     /// Returns the streams that a plan's ops run on, besides the trainer's.
     pub(crate) fn used(plan: &Plan) -> &'static [Stream] {
-        let streams = &[Stream::Reduce, Stream::Optim, Stream::Gather];
-        if plan.is_sharded() { streams } else { &streams[..2] }
+        use Stream::*;
+        match (plan.is_sharded(), plan.is_offloaded()) {
+            (false, false) => &[Reduce, Optim],
+            (true, false) => &[Reduce, Optim, Gather],
+            (false, true) => &[Reduce, Optim, Download, Upload],
+            (true, true) => &[Reduce, Optim, Gather, Download, Upload],
+        }
+    }
+
+    /// Whether every plan has it.
+    pub(crate) fn is_always_used(self) -> bool {
+        matches!(self, Stream::Compute | Stream::Reduce | Stream::Optim)
     }
 
     pub(crate) const fn index(self) -> usize {
@@ -57,6 +73,8 @@ impl Stream {
             Stream::Reduce => "reduce",
             Stream::Optim => "optim",
             Stream::Gather => "gather",
+            Stream::Download => "download",
+            Stream::Upload => "upload",
         }
     }
 }
@@ -193,6 +211,18 @@ pub enum Action {
         /// Which segment of the plan.
         segment: u32,
     },
+    /// Copies a part of a bucket between the device's memory and the host's, with
+    /// [offload](crate::StepperBuilder::offload). Both spans are of one type and length.
+    Copy {
+        /// Which bucket.
+        bucket: u32,
+        /// The source.
+        src: Span,
+        /// The destination.
+        dst: Span,
+    },
+    /// Fills counts of ranks with ones: each rank counts itself. Without offload, Begin does so.
+    Count(Span),
     /// Fills with zero bytes.
     Zero(Span),
     /// Gives the whole pages inside back to the system. Their content is lost.
@@ -261,11 +291,11 @@ impl Access {
     pub(crate) fn moved_bytes(&self, plan: &Plan, storage: &Storage, part: Part) -> u64 {
         let is_behind_master = storage.precision.master == Master::F32;
         // Zeros come after the last launch; a mean is written where the sum is read.
-        let last = if plan.gradients() == Gradients::Zero { Part::Measure } else { Part::Apply };
+        let last = if plan.gradients_of_step() == Gradients::Zero { Part::Measure } else { Part::Apply };
         let (reads, writes) = match self.span.memory {
-            Memory::Grads => (part != Part::Apply, self.writes && part != last),
+            Memory::Grads | Memory::HostGrads => (part != Part::Apply, self.writes && part != last),
             _ if part == Part::End => (false, false),
-            Memory::Params => (!is_behind_master, self.writes && part != Part::Measure),
+            Memory::Params | Memory::HostParams => (!is_behind_master, self.writes && part != Part::Measure),
             Memory::Master => (true, part != Part::Measure),
             Memory::State(_) | Memory::Scales(_) => (true, part != Part::Apply),
             Memory::Copy => (false, part != Part::Measure),
@@ -303,21 +333,23 @@ impl Op {
                 if let Some((bucket, count)) =
                     counting.and_then(|bucket| Some((bucket, bucket.contributors?)))
                 {
-                    touch(Span::within(Memory::Grads, bucket, count, count + 1), false);
+                    touch(Span::within(Memory::Grads.of_step(plan), bucket, count, count + 1), false);
                 }
                 if phase == Phase::Begin {
                     touch(Span::SETTINGS, false);
                     for bucket in plan.buckets() {
-                        touch(Span::within(Memory::Grads, bucket, bucket.tail.start, bucket.tail.end), true);
+                        touch(Span::tail(Memory::Grads.of_step(plan), bucket), true);
                     }
                 }
             }
             Action::Norm { bucket } => {
                 let bucket = &plan.buckets()[bucket as usize];
-                touch(if bucket.is_cut() { Span::summed(bucket) } else { Span::bucket(bucket) }, false);
+                let summed = Span::summed_in(Memory::Grads.of_step(plan), bucket);
+                let is_part = bucket.is_cut() || plan.is_offloaded();
+                touch(if is_part { summed } else { Span::bucket(bucket) }, false);
                 if bucket.is_cut() {
                     // The counts say which gradients are measured.
-                    touch(Span::within(Memory::Grads, bucket, bucket.tail.start, bucket.tail.end), false);
+                    touch(Span::tail(Memory::Grads.of_step(plan), bucket), false);
                 }
                 touch(Span::CONTROL, true);
             }
@@ -325,11 +357,14 @@ impl Op {
                 let bucket = &plan.buckets()[bucket as usize];
                 let averages =
                     plan.segments_of(bucket).iter().any(|s| s.action == SegmentAction::Average && s.len > 0);
-                let writes = averages || matches!(plan.gradients(), Gradients::Zero | Gradients::Average);
+                let writes =
+                    averages || matches!(plan.gradients_of_step(), Gradients::Zero | Gradients::Average);
+                let grads = Memory::Grads.of_step(plan);
                 // The tail counts are only read, also by averages: a rank that has joined reads them beside the step.
-                touch(Span::summed(bucket), writes);
-                touch(Span::within(Memory::Grads, bucket, bucket.tail.start, bucket.tail.end), false);
+                touch(Span::summed_in(grads, bucket), writes);
+                touch(Span::tail(grads, bucket), false);
                 let memories = Memory::of_bucket(bucket, states).filter(|memory| *memory != Memory::Grads);
+                let memories = memories.map(|memory| memory.of_step(plan));
                 for (start, end) in stepped_runs(plan, bucket, frozen) {
                     for memory in memories.clone() {
                         touch(Span::within(memory, bucket, start, end), true);
@@ -337,12 +372,12 @@ impl Op {
                 }
                 touch(Span::CONTROL, true);
             }
-            Action::Collective { src, dst, .. } => {
+            Action::Collective { src, dst, .. } | Action::Copy { src, dst, .. } => {
                 touch(src, false);
                 touch(dst, true);
             }
             Action::Leave { .. } => touch(Span::CONTROL, true),
-            Action::Zero(span) | Action::Release(span) => touch(span, true),
+            Action::Count(span) | Action::Zero(span) | Action::Release(span) => touch(span, true),
         }
     }
 }
@@ -362,7 +397,7 @@ pub(crate) fn step_bytes(plan: &Plan, states: usize, parts: &[Part], bucket: u32
 /// The most ops that one pass writes: per bucket its waits, marks, work and broadcasts, per segment two zeros or a
 /// broadcast.
 pub(crate) fn most_ops_per_pass(plan: &Plan) -> usize {
-    let of_bucket = if plan.is_sharded() { 40 } else { 16 };
+    let of_bucket = if plan.is_sharded() { 40 } else { 16 } + if plan.is_offloaded() { 24 } else { 0 };
     64 + of_bucket * plan.buckets().len() + 2 * plan.segments().len()
 }
 
@@ -397,6 +432,10 @@ impl fmt::Display for Op {
             }
             Action::Collective { kind, pass, bucket: None, .. } => write!(f, "{kind}, pass {pass}"),
             Action::Leave { segment } => write!(f, "leave segment {segment}"),
+            Action::Copy { bucket, src, dst } => {
+                write!(f, "copy of bucket {bucket}, {:?} to {:?}", src.memory, dst.memory)
+            }
+            Action::Count(span) => write!(f, "count in {:?} {}..{}", span.memory, span.start, span.end),
             Action::Zero(span) => write!(f, "zero {:?} {}..{}", span.memory, span.start, span.end),
             Action::Release(span) => write!(f, "release {:?} {}..{}", span.memory, span.start, span.end),
         }

@@ -31,6 +31,10 @@ pub enum Memory {
     Copy,
     /// Moving averages of the parameters.
     Ema,
+    /// With [offload](crate::StepperBuilder::offload), the parameters that this rank steps, beside their states.
+    HostParams,
+    /// With offload, the sums of gradients that this rank steps, and each bucket's counts of ranks.
+    HostGrads,
 }
 
 /// Where the control blocks of single buckets lie in control memory, after the pass's.
@@ -48,7 +52,28 @@ const F32_BYTES: u64 = DType::F32.bytes();
 impl Memory {
     /// Returns whether a rank that steps a shard has this memory for that shard alone.
     pub fn is_kept_in_shards(self) -> bool {
-        matches!(self, Memory::Master | Memory::State(_) | Memory::Scales(_) | Memory::Ema)
+        use Memory::*;
+        matches!(self, Master | State(_) | Scales(_) | Ema | HostParams)
+    }
+
+    /// Returns the memory in which a step finds parameters, gradients or anything else: the host's own, with offload.
+    pub(crate) fn of_step(self, plan: &Plan) -> Memory {
+        match self {
+            Memory::Params if plan.is_offloaded() => Memory::HostParams,
+            Memory::Grads if plan.is_offloaded() => Memory::HostGrads,
+            memory => memory,
+        }
+    }
+
+    /// Returns whether it lies in the host's memory and not in the device's, because steps are
+    /// [offloaded](crate::StepperBuilder::offload): everything but the parameters and gradients of forward and backward.
+    pub fn is_offloaded(self, plan: &Plan) -> bool {
+        plan.is_offloaded() && !matches!(self, Memory::Params | Memory::Grads | Memory::Copy)
+    }
+
+    /// Whether its elements are counted as gradients are, and not as parameters.
+    fn counts_gradients(self) -> bool {
+        matches!(self, Memory::Grads | Memory::HostGrads)
     }
 
     /// Returns the memories of a bucket that ranks send each other by shards.
@@ -59,7 +84,11 @@ impl Memory {
     /// Returns every memory of tensors that a plan has, with that many states. A bucket of another precision may have no
     /// byte in one of them.
     pub fn of_tensors(plan: &Plan, states: usize) -> impl Iterator<Item = Memory> + Clone + use<> {
-        Memory::of_storages(plan.storages(), states)
+        let of_host = [Memory::HostParams, Memory::HostGrads].into_iter().filter({
+            let is_offloaded = plan.is_offloaded();
+            move |_| is_offloaded
+        });
+        Memory::of_storages(plan.storages(), states).chain(of_host)
     }
 
     /// The same for one bucket.
@@ -105,7 +134,7 @@ impl Span {
     pub fn elements(memory: Memory, plan: &Plan, start: u64, end: u64) -> Span {
         let byte = |at: u64| {
             let first =
-                |bucket: &Bucket| if memory == Memory::Grads { bucket.start } else { bucket.params.start };
+                |bucket: &Bucket| if memory.counts_gradients() { bucket.start } else { bucket.params.start };
             let next = plan.buckets().partition_point(|bucket| first(bucket) <= at);
             // Every plan has a bucket, and the first one starts at 0.
             byte_at(memory, &plan.buckets()[next - 1], at)
@@ -126,7 +155,7 @@ impl Span {
     /// # Panics
     /// Panics as for [`elements`](Self::elements).
     pub fn whole(memory: Memory, plan: &Plan) -> Span {
-        let len = if memory == Memory::Grads { plan.grads_len() } else { plan.arena_len() };
+        let len = if memory.counts_gradients() { plan.grads_len() } else { plan.arena_len() };
         Span::elements(memory, plan, 0, len)
     }
 
@@ -137,8 +166,18 @@ impl Span {
 
     /// Returns the gradients that this rank steps, without counts of ranks.
     pub(crate) fn summed(bucket: &Bucket) -> Span {
+        Span::summed_in(Memory::Grads, bucket)
+    }
+
+    /// The same in gradients of either memory.
+    pub(crate) fn summed_in(memory: Memory, bucket: &Bucket) -> Span {
         let summed = bucket.summed();
-        Span::within(Memory::Grads, bucket, summed.start, summed.end)
+        Span::within(memory, bucket, summed.start, summed.end)
+    }
+
+    /// Returns the counts of ranks, in gradients of either memory.
+    pub(crate) fn tail(memory: Memory, bucket: &Bucket) -> Span {
+        Span::within(memory, bucket, bucket.tail.start, bucket.tail.end)
     }
 
     /// Returns what ranks share out of a bucket, without counts of ranks: of gradients, parameters or copies.
@@ -155,7 +194,16 @@ impl Span {
         [Span { end: own.start, ..shared }, Span { start: own.end, ..shared }]
     }
 
-    /// Returns the shard of a bucket, in parameters or copies.
+    /// Returns what a rank has no bytes of, of a bucket that is not unsharded: with offload, nothing is on the device.
+    pub(crate) fn absent(memory: Memory, plan: &Plan, bucket: &Bucket) -> [Span; 2] {
+        if !plan.is_offloaded() {
+            return Span::others(memory, bucket);
+        }
+        let shared = Span::shared(memory, bucket);
+        [shared, Span { start: shared.end, ..shared }]
+    }
+
+    /// Returns the shard of a bucket, in parameters of either memory or in copies.
     pub(crate) fn shard(memory: Memory, bucket: &Bucket) -> Span {
         Span::within(memory, bucket, bucket.shard.start, bucket.shard.end)
     }
@@ -215,6 +263,7 @@ impl Span {
         match self.memory {
             Memory::Params => first(&|bucket| bucket.first_bytes.params).param,
             Memory::Grads => first(&|bucket| bucket.first_bytes.grads).grad,
+            Memory::HostGrads => first(&|bucket| bucket.first_bytes.host_grads).grad,
             _ => DType::F32,
         }
     }
@@ -229,8 +278,8 @@ impl Span {
 pub(crate) fn bytes_of(memory: Memory, storage: &Storage, elements: u64) -> u64 {
     let Storage { precision, copy, .. } = storage;
     match memory {
-        Memory::Params => elements * precision.param.bytes(),
-        Memory::Grads => elements * precision.grad.bytes(),
+        Memory::Params | Memory::HostParams => elements * precision.param.bytes(),
+        Memory::Grads | Memory::HostGrads => elements * precision.grad.bytes(),
         Memory::Master => elements * precision.master.bytes(),
         Memory::State(_) => elements * precision.moments.bytes(),
         // A block is its first element's.
@@ -244,6 +293,9 @@ pub(crate) fn bytes_of(memory: Memory, storage: &Storage, elements: u64) -> u64 
 /// The byte at which an element of a bucket starts. The end of a bucket is the start of the next one.
 fn byte_at(memory: Memory, bucket: &Bucket, element: u64) -> u64 {
     let first = &bucket.first_bytes;
+    if memory == Memory::HostGrads {
+        return first.host_grads + bytes_of(memory, &bucket.storage, bucket.host_grad(element));
+    }
     let (first, from) = match memory {
         Memory::Params => (first.params, bucket.params.start),
         Memory::Grads => (first.grads, bucket.start),
@@ -251,8 +303,9 @@ fn byte_at(memory: Memory, bucket: &Bucket, element: u64) -> u64 {
         Memory::State(_) => (first.state, bucket.shard.start),
         Memory::Scales(_) => (first.scales, bucket.shard.start),
         Memory::Ema => (first.ema, bucket.shard.start),
+        Memory::HostParams => (first.host_params, bucket.shard.start),
         // All buckets have the same of the others.
-        Memory::Copy | Memory::Control | Memory::Settings => (0, 0),
+        Memory::Copy | Memory::Control | Memory::Settings | Memory::HostGrads => (0, 0),
     };
     let element = match memory.is_kept_in_shards() {
         true => element.clamp(bucket.shard.start, bucket.shard.end),

@@ -22,13 +22,15 @@ impl Schedule {
         if described.is_local {
             // Not summed with other ranks. If steps come after the last reduce, all of it does.
             if self.policy.mode == Mode::Eager && self.is_stepped(bucket) {
-                self.collect(bucket, Stream::Optim);
+                let collected = self.collect_local(bucket);
+                self.emitter.after(Stream::Optim, &[collected]);
                 self.step(bucket);
             }
             return;
         }
         self.collect(bucket, Stream::Reduce);
-        self.reduced = Some(self.reduce(bucket));
+        let reduced = self.reduce(bucket);
+        self.reduced = Some(self.download(bucket, Some(reduced)).unwrap_or(reduced));
         self.reshard(bucket);
         if !self.is_stepped(bucket) {
             if described.len > 0 {
@@ -55,6 +57,25 @@ impl Schedule {
         }
     }
 
+    /// Collects gradients that are not summed where they are stepped. Returns what the step comes after.
+    fn collect_local(&mut self, bucket: u32) -> Option<Mark> {
+        let stream = if self.plan.is_offloaded() { Stream::Download } else { Stream::Optim };
+        self.collect(bucket, stream);
+        self.download(bucket, None)
+    }
+
+    fn collect_locals(&mut self) -> Option<Mark> {
+        let plan = Arc::clone(&self.plan);
+        let locals = (0..).zip(plan.buckets()).filter(|(_, bucket)| bucket.is_local);
+        let mut collected = None;
+        for (bucket, _) in locals {
+            if self.is_stepped(bucket) {
+                collected = self.collect_local(bucket);
+            }
+        }
+        collected
+    }
+
     /// Makes a stream wait for the trainer's gradients, and writes zeros for missing ones.
     fn collect(&mut self, bucket: u32, stream: Stream) {
         let plan = Arc::clone(&self.plan);
@@ -64,8 +85,12 @@ impl Schedule {
             let touched = self.policy.trainer_is_a_stream
                 || !self.emitter.is_after(stream, self.touched[bucket as usize]);
             let written = touched.then(|| self.emitter.record(Stream::Compute));
-            let begun = self.begun.filter(|_| self.tails);
-            self.emitter.after(stream, &[written, begun, self.consumed[bucket as usize]]);
+            let (begun, last) = match plan.is_offloaded() {
+                // Begin and steps read and write the host's memory.
+                true => (None, self.downloaded[bucket as usize]),
+                false => (self.begun.filter(|_| self.tails), self.consumed[bucket as usize]),
+            };
+            self.emitter.after(stream, &[written, begun, last]);
         }
         if self.opening.joined && described.len > 0 {
             self.emitter.emit(stream, Action::Zero(Span::bucket(described)));
@@ -74,6 +99,9 @@ impl Schedule {
         if self.policy.sums_outside {
             // The sum may be on its way. Steps and norms leave alone what has no gradient.
             return;
+        }
+        if plan.is_offloaded() && !described.tail.is_empty() {
+            self.emitter.emit(stream, Action::Count(Span::tail(Memory::Grads, described)));
         }
         for segment in plan.segments_of(described) {
             if !self.readiness.is_contributing(segment.param as usize) {
@@ -98,18 +126,24 @@ impl Schedule {
         self.emitter.after(Stream::Optim, &[self.gathered[bucket as usize]]);
         self.measure(bucket);
         self.emitter.emit(Stream::Optim, Action::Step { bucket });
-        if self.plan.gradients() == Gradients::Release {
-            let described = &self.plan.buckets()[bucket as usize];
-            for run in self.plan.stepped_gradients(described) {
-                let span = Span::within(Memory::Grads, described, run.start, run.end);
-                self.emitter.emit(Stream::Optim, Action::Release(span));
-            }
+        if self.plan.gradients_of_step() == Gradients::Release {
+            self.end_gradients(bucket, Stream::Optim, Action::Release);
         }
         let stepped = self.emitter.record(Stream::Optim);
-        let gathered = self.gather(bucket, stepped);
+        let uploaded = self.upload(bucket, stepped);
+        let gathered = self.gather(bucket, uploaded);
         self.consumed[bucket as usize] = Some(stepped);
         self.stepped[bucket as usize] = Some(gathered);
         self.last = Some(gathered);
+    }
+
+    /// Ends the gradients that this rank has stepped.
+    pub(super) fn end_gradients(&mut self, bucket: u32, stream: Stream, end: fn(Span) -> Action) {
+        let plan = Arc::clone(&self.plan);
+        let described = &plan.buckets()[bucket as usize];
+        for run in plan.stepped_gradients(described) {
+            self.emitter.emit(stream, end(Span::within(Memory::Grads, described, run.start, run.end)));
+        }
     }
 
     /// Whether the pass goes without the bucket: all of it is frozen, on every rank, since they agree on that. The one
@@ -138,11 +172,11 @@ impl Schedule {
         let plan = Arc::clone(&self.plan);
         let buckets = 0..plan.buckets().len() as u32;
         let is_local = |bucket: u32| plan.buckets()[bucket as usize].is_local;
-        self.emitter.after(Stream::Optim, &[self.reduced]);
-        for bucket in buckets.clone().filter(|bucket| is_local(*bucket)) {
-            if self.is_stepped(bucket) {
-                self.collect(bucket, Stream::Optim);
-            }
+        let offloads = plan.is_offloaded();
+        let collected = if offloads { self.collect_locals() } else { None };
+        self.emitter.after(Stream::Optim, &[self.reduced, collected]);
+        if !offloads {
+            self.collect_locals();
         }
         if self.policy.measures() {
             if self.policy.mode == Mode::Sequential {
@@ -188,7 +222,7 @@ impl Schedule {
         let plan = Arc::clone(&self.plan);
         let masters = Span::elements(Memory::Master, &plan, 0, plan.common_len());
         // Of shards, every rank has written its own, and ranks compare what they wrote.
-        if !plan.is_sharded()
+        if !plan.rewrites_params()
             && plan.storages().iter().any(|storage| storage.precision.master != Master::None)
         {
             self.collective(Stream::Reduce, CollectiveKind::Broadcast, None, [masters; 2]);
@@ -215,7 +249,7 @@ impl Schedule {
             let described = &plan.buckets()[*bucket as usize];
             let (start, end) = (described.params.start, described.params.end);
             let masters = Span::within(Memory::Master, described, start, end);
-            if masters.bytes() > 0 && !described.is_cut() {
+            if masters.bytes() > 0 && !described.is_cut() && !plan.is_offloaded() {
                 self.broadcast_span(Some(*bucket), masters);
             }
             received = self.broadcast_params(*bucket).or(received);

@@ -16,7 +16,12 @@ pub(super) struct Mark {
 impl Mark {
     /// Whether passing this mark means that `other` was passed too.
     fn implies(&self, other: &Mark) -> bool {
-        self.clock[other.ticket.stream.index()] >= other.ticket.tick
+        self.is_after(other.ticket)
+    }
+
+    /// Whether it comes after this position.
+    pub(super) fn is_after(&self, position: Ticket) -> bool {
+        self.clock[position.stream.index()] >= position.tick
     }
 }
 

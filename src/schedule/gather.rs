@@ -21,7 +21,7 @@ impl Schedule {
             return self.collective(Stream::Reduce, CollectiveKind::AllReduce, Some(bucket), [span; 2]);
         }
         let (whole, shard) = (Span::shared(Memory::Grads, described), Span::summed(described));
-        let tail = Span::within(Memory::Grads, described, described.tail.start, described.tail.end);
+        let tail = Span::tail(Memory::Grads, described);
         // A frozen bucket comes here for its counts alone.
         let steps = self.is_stepped(bucket) || tail.bytes() == 0;
         let mut reduced = None;
@@ -63,15 +63,24 @@ impl Schedule {
             return stepped;
         }
         self.emitter.after(Stream::Gather, &[Some(stepped)]);
-        // The trainer may read what this pass does not step, and it is written once more, with the same values.
-        let is_readable = plan.segments_of(described).iter().any(|segment| {
+        if !plan.is_offloaded() {
+            // Otherwise the upload has.
+            self.after_readers(Stream::Gather, bucket);
+        }
+        self.all_gather(bucket)
+    }
+
+    /// Makes a stream wait for the trainer, which may read what this pass does not step, before that is written once more, with
+    /// the same values.
+    pub(super) fn after_readers(&mut self, stream: Stream, bucket: u32) {
+        let plan = Arc::clone(&self.plan);
+        let is_readable = plan.segments_of(&plan.buckets()[bucket as usize]).iter().any(|segment| {
             self.is_frozen(segment.param as usize) || self.readiness.is_left_out(segment.param as usize)
         });
         if is_readable {
-            let read = self.trainer_on(bucket);
-            self.emitter.after(Stream::Gather, &[read]);
+            let read = self.trainer_on(stream, bucket, &[]);
+            self.emitter.after(stream, &[read]);
         }
-        self.all_gather(bucket)
     }
 
     /// Adds up the ranks' sums of squares, of the pass or of one bucket, and finds the largest magnitude.

@@ -15,6 +15,7 @@
 mod bucket;
 mod emitter;
 mod gather;
+mod offload;
 mod readiness;
 mod touch;
 mod unshard;
@@ -154,8 +155,12 @@ pub struct Schedule {
     stepped: Vec<Option<Mark>>,
     /// Per bucket, its last step alone: what the next reduce must come after.
     consumed: Vec<Option<Mark>>,
-    /// Per bucket, its last all-gather: what the next step must come after.
+    /// Per bucket, its last all-gather, or with offload its last upload: what the next step must come after.
     gathered: Vec<Option<Mark>>,
+    /// Per bucket, with offload, its last download: what the next reduce must come after.
+    downloaded: Vec<Option<Mark>>,
+    /// Per bucket, with offload, where its parameters were last given up on the device: what the next upload must come after.
+    released: Vec<Option<Mark>>,
     /// Per bucket of shared-out parameters, whether all of them are here.
     unsharded: Vec<bool>,
     /// The last step of all.
@@ -180,6 +185,8 @@ impl Schedule {
             stepped: vec![None; plan.buckets().len()],
             consumed: vec![None; plan.buckets().len()],
             gathered: vec![None; plan.buckets().len()],
+            downloaded: vec![None; plan.buckets().len()],
+            released: vec![None; plan.buckets().len()],
             unsharded: vec![false; plan.buckets().len()],
             touched: vec![NEVER; plan.buckets().len()],
             frozen_touched: vec![NEVER; plan.buckets().len()],
@@ -276,6 +283,7 @@ impl Schedule {
             Broadcast::Buckets(buckets) => self.broadcast_buckets(buckets),
             _ => self.broadcast_all(),
         };
+        let received = self.download_params(broadcast, received);
         self.emitter.after(Stream::Compute, &[received]);
         Ok(())
     }

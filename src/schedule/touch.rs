@@ -10,7 +10,7 @@ use crate::op::Stream;
 impl Schedule {
     /// Announces that the trainer is about to freeze a parameter, or to unfreeze it, in the settings, between passes.
     pub fn touch_frozen(&mut self, param: usize, frozen: bool) {
-        if frozen {
+        if frozen && !self.plan.rewrites_params() {
             // Steps of earlier passes may still be writing it, and later touches of a frozen parameter wait for
             // nothing.
             let bucket = self.plan.segment_of(param).bucket;
@@ -28,7 +28,7 @@ impl Schedule {
         // change that unfreezes it.
         if !is_empty && !self.is_frozen(param) {
             self.touch_bucket(bucket);
-        } else if !is_empty && self.plan.is_sharded() {
+        } else if !is_empty && self.plan.rewrites_params() {
             self.frozen_touched[bucket as usize] = self.emitter.next_ticket(Stream::Compute);
             self.emitter.after(Stream::Compute, &[self.stepped[bucket as usize]]);
         }
@@ -114,6 +114,12 @@ impl Schedule {
             // The mark that stands for all others.
             self.emitter.after(Stream::Gather, &marks);
             ended = Some(self.emitter.record(Stream::Gather));
+        }
+        if self.plan.is_offloaded() {
+            let downloaded = Some(self.emitter.record(Stream::Download));
+            self.emitter.after(Stream::Upload, &[marks[0], marks[1], ended, downloaded]);
+            ended = Some(self.emitter.record(Stream::Upload));
+            self.downloaded.fill(ended);
         }
         self.emitter.after(Stream::Compute, &[marks[0], ended]);
         // Norms leave no mark of their own, so after an abandoned pass this one stands for them too.

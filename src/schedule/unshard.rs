@@ -36,10 +36,18 @@ impl Schedule {
         if !self.open {
             self.opening.agreement = agreement ^ unused::share(self.late_unused);
         }
-        let written = self.trainer_on(bucket);
-        self.emitter.after(Stream::Gather, &[written, self.consumed[bucket as usize]]);
+        if self.plan.is_offloaded() {
+            let uploaded = self.upload_shard(bucket);
+            self.emitter.after(Stream::Gather, &[Some(uploaded)]);
+        } else {
+            let written = self.trainer_on(Stream::Gather, bucket, &[]);
+            self.emitter.after(Stream::Gather, &[written, self.consumed[bucket as usize]]);
+        }
         let gathered = self.all_gather(bucket);
-        self.gathered[bucket as usize] = Some(gathered);
+        if !self.plan.is_offloaded() {
+            // A step does not write what an all-gather reads.
+            self.gathered[bucket as usize] = Some(gathered);
+        }
         self.stepped[bucket as usize] = Some(gathered);
         self.unsharded[bucket as usize] = true;
     }
@@ -51,12 +59,15 @@ impl Schedule {
         }
         let plan = Arc::clone(&self.plan);
         let described = &plan.buckets()[bucket as usize];
-        let read = self.trainer_on(bucket);
+        let read = self.trainer_on(Stream::Gather, bucket, &[]);
         self.emitter.after(Stream::Gather, &[read]);
         for memory in Memory::sent_of(described) {
-            for others in Span::others(memory, described).into_iter().filter(|span| span.bytes() > 0) {
-                self.emitter.emit(Stream::Gather, Action::Release(others));
+            for absent in Span::absent(memory, &plan, described).into_iter().filter(|span| span.bytes() > 0) {
+                self.emitter.emit(Stream::Gather, Action::Release(absent));
             }
+        }
+        if plan.is_offloaded() {
+            self.released[bucket as usize] = Some(self.emitter.record(Stream::Gather));
         }
     }
 
@@ -84,15 +95,18 @@ impl Schedule {
         last.unwrap_or_else(|| self.emitter.end(Stream::Gather))
     }
 
-    /// The trainer's position, if it has touched the bucket's parameters since the gather stream last came after it.
-    pub(super) fn trainer_on(&mut self, bucket: u32) -> Option<Mark> {
+    /// The trainer's position, if it has touched the bucket's parameters since the stream last came after it, by these marks too.
+    pub(super) fn trainer_on(&mut self, stream: Stream, bucket: u32, marks: &[Option<Mark>]) -> Option<Mark> {
         let touches = [self.touched[bucket as usize], self.frozen_touched[bucket as usize]];
-        let is_after = |touch: &_| self.emitter.is_after(Stream::Gather, *touch);
+        let is_after = |touch: &_| {
+            let by_marks = marks.iter().flatten().any(|mark| mark.is_after(*touch));
+            by_marks || self.emitter.is_after(stream, *touch)
+        };
         let is_known = !self.policy.trainer_is_a_stream && touches.iter().all(is_after);
         (!is_known).then(|| self.emitter.record(Stream::Compute))
     }
 
-    fn can_reshard(&self, bucket: u32) -> bool {
+    pub(super) fn can_reshard(&self, bucket: u32) -> bool {
         let described = &self.plan.buckets()[bucket as usize];
         self.plan.shards_params() && !described.is_local && described.len > 0
     }

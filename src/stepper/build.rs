@@ -21,6 +21,7 @@ use crate::launch::{Assignment, BorrowedPieces, Settings, StepConstants};
 use crate::pool::Pool;
 use crate::schedule::{Decision, Mode, Policy, Schedule};
 use crate::stepper::builder::StepperBuilder;
+use crate::stepper::offload::refuse_averages;
 use crate::stepper::shards::refuse_whole_work;
 use crate::stepper::state::agreement::Agreement;
 use crate::stepper::state::borrowed::Borrowed;
@@ -146,6 +147,7 @@ impl StepperBuilder<'_> {
         }
         self.refuse(world_size)?;
         self.refuse_unsharding()?;
+        self.refuse_offload(memory.is_some())?;
         self.refuse_unknown_calls(&*comm)?;
         if comm.sums_outside() && (self.unused == Unused::Skip || self.uneven_inputs.is_some()) {
             let wrong = "sums made outside the stepper bring no counts of ranks";
@@ -170,6 +172,9 @@ impl StepperBuilder<'_> {
         };
         let mut plan = self.plan(world_size, memory.as_ref())?;
         plan = self.shared_out(plan, rank, world_size)?;
+        if self.offload.is_some() {
+            plan = plan.offloaded();
+        }
         let chosen = &self.optimized;
         let is_chosen = |param: usize| chosen.as_ref().is_none_or(|chosen| chosen.contains(&param));
         plan.optimize_only(|param| optimizers.rounds(param) > 0 && is_chosen(param));
@@ -177,6 +182,7 @@ impl StepperBuilder<'_> {
         let assignment = Arc::new(optimizers.assignment(self.layout, &plan)?);
         optimizers.refuse_storage(&plan)?;
         refuse_whole_work(self.layout, &plan, &assignment, &*comm)?;
+        refuse_averages(self.layout, &plan)?;
         let grads = plan.storages().iter().map(|storage| storage.precision.grad);
         if let Some(grad) = { grads }.find(|grad| !comm.sums(*grad)) {
             let thing = format_args!("{grad} gradients");
@@ -417,6 +423,9 @@ impl StepperBuilder<'_> {
              gradient_divisor: {divisor:?}\nclip: {clip:?}\n\
              skip_nonfinite: {skip_nonfinite}\nloss_scale: {loss_scale:?}\n{precision:?}\nema: {ema:?}"
         );
+        if self.offload.is_some() {
+            options.push_str("\noffload: true");
+        }
         for (group, precision) in &self.group_precisions {
             options.push_str(&format!("\nof group {group:?}: {precision:?}"));
         }

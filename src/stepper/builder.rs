@@ -3,7 +3,7 @@
 //! Plain values until `build.rs` holds them against each other. Setters refuse no value, because an option can only be
 //! judged beside the others.
 
-use crate::stepper::state::options::{Divisor, Strategy, Unused};
+use crate::stepper::state::options::{Divisor, OffloadPolicy, Strategy, Unused};
 use crate::stepper::stepper::Stepper;
 use std::collections::HashSet;
 use std::num::NonZeroU32;
@@ -32,6 +32,7 @@ pub struct StepperBuilder<'a> {
     pub(super) strategy: Strategy,
     pub(super) shard_size: Option<NonZeroU32>,
     pub(super) max_unsharded: Option<NonZeroU32>,
+    pub(super) offload: Option<OffloadPolicy>,
     pub(super) caps: Option<BucketCaps>,
     pub(super) gradients: Gradients,
     pub(super) precision: Precision,
@@ -78,6 +79,7 @@ impl<'a> StepperBuilder<'a> {
             strategy: Strategy::default(),
             shard_size: None,
             max_unsharded: None,
+            offload: None,
             caps: None,
             gradients: Gradients::default(),
             precision: Precision::F32,

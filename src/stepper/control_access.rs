@@ -69,7 +69,7 @@ impl<D: Device> Stepper<D> {
         let Some(at) = self.plan.carrier().and_then(|bucket| bucket.contributors) else {
             return Ok(None);
         };
-        let span = Span::elements(Memory::Grads, &self.plan, at, at + 1);
+        let span = Span::elements(Memory::Grads.of_step(&self.plan), &self.plan, at, at + 1);
         let run = self.run.get_mut();
         run.touch_contributors()?;
         run.note(Access { span, writes: false });

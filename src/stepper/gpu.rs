@@ -133,6 +133,7 @@ impl StepperBuilder<'_> {
             let remedy = "leave it out, or step on the host";
             return Err(Error::config("shard_size", ranks, wrong, remedy));
         }
+        self.refuse_offload_on_gpu()?;
         if self.gradients == Gradients::Release {
             let wrong = format_args!("{place} cannot be given back");
             let remedy = "use Gradients::Keep or Gradients::Zero";

@@ -58,7 +58,7 @@ impl<D: Device> Stepper<D> {
         let run = self.run.get_mut();
         if !D::TRAINER_IS_A_STREAM {
             run.rescue();
-            return Ok(());
+            return self.restore_params();
         }
         run.schedule.synchronize();
         // A GPU may tell of a failure only when the host has waited for it.

@@ -210,6 +210,7 @@ impl<D: Device> Stepper<D> {
 
     /// Copies what this rank has of a tensor.
     fn read_own(&self, memory: Memory, segment: &Segment, into: &mut [u8]) -> Result<()> {
+        let memory = self.home(&self.run.borrow().schedule, memory, segment);
         self.read_span(Span::kept(memory, self.plan.bucket_of(segment), segment), into)
     }
 
@@ -254,11 +255,13 @@ impl<D: Device> Stepper<D> {
 
     /// Refuses what ranks that share parameters out cannot do.
     pub(super) fn refuse_sharded(&self, thing: &str, verb: &str) -> Result<()> {
-        if !self.plan.is_sharded() {
-            return Ok(());
-        }
+        let wrong = match (self.plan.is_sharded(), self.plan.is_offloaded()) {
+            (false, false) => return Ok(()),
+            (true, _) => "ranks share the states out, by buckets that stay",
+            (false, true) => "the host has the states, by buckets that stay",
+        };
         let remedy = format_args!("{verb} in a stepper that is built anew, from a checkpoint");
-        Err(Error::unsupported(thing, "ranks share the states out, by buckets that stay", remedy))
+        Err(Error::unsupported(thing, wrong, remedy))
     }
 
     /// Makes ranks notice if they write different masters, or different parameters that no broadcast could make equal: each
@@ -267,7 +270,8 @@ impl<D: Device> Stepper<D> {
         let segment = self.plan.segment_of(self.layout.index(id)?).clone();
         let has_master = self.plan.storage_of(&segment).precision.master != Master::None;
         let is_own = has_master || self.plan.shards_params();
-        if memory == Memory::Params && is_own && self.is_shared_out(&segment) {
+        let is_common = self.plan.rewrites_params() && !self.plan.bucket_of(&segment).is_local;
+        if memory == Memory::Params && is_own && is_common {
             let hash = values.iter().fold(0, |hash, value| fold(hash, &value.to_bits().to_le_bytes()));
             self.note_loaded(segment.param as usize, [hash]);
         }

@@ -116,8 +116,8 @@ impl<D: Device> Stepper<D> {
             // anyway.
             let _ = self.settle_control();
         }
-        if self.plan.shards_params() && self.refuse_open_pass().is_ok() {
-            // Nothing else waits for memory to be given up.
+        if (self.plan.shards_params() || self.plan.is_offloaded()) && self.refuse_open_pass().is_ok() {
+            // Nothing else waits for memory to be given up, or for the copies of a pass that steps nothing.
             let run = self.run.get_mut();
             run.schedule.synchronize();
             let _ = run.settle();

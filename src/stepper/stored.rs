@@ -229,6 +229,9 @@ impl<D: Device> Stepper<D> {
         let span = self.held(&self.run.borrow().schedule, memory, segment);
         let is_part = memory.is_kept_in_shards() || span != Span::segment(memory, &self.plan, segment);
         let before = if is_part { bucket.kept(segment).start } else { 0 };
+        if memory == Memory::Params && self.plan.is_offloaded() && span.memory == memory {
+            self.write_home(segment, from)?;
+        }
         let start = op::bytes_of(memory, &bucket.storage, before) as usize;
         match from.get(start..start + span.bytes() as usize) {
             Some(from) if !from.is_empty() => self.write_span(span, from),

@@ -135,6 +135,10 @@ impl<D: Device> Stepper<D> {
     /// Refuses a slice to write a parameter through, of which this rank keeps a part alone.
     pub(super) fn refuse_shared_out(&self, id: ParamId, memory: Memory) -> Result<()> {
         let segment = self.plan.segment_of(self.layout.index(id)?);
+        if memory == Memory::Params && self.plan.is_offloaded() {
+            let wrong = "the host has them too, and steps those";
+            return Err(Error::unsupported("mutable slice of parameters", wrong, "use Stepper::write"));
+        }
         if memory != Memory::Params || !self.plan.shards_params() || !self.is_shared_out(segment) {
             return Ok(());
         }
@@ -146,6 +150,7 @@ impl<D: Device> Stepper<D> {
     pub(super) fn held(&self, schedule: &Schedule, memory: Memory, segment: &Segment) -> Span {
         let is_sent = matches!(memory, Memory::Params | Memory::Copy);
         if is_sent && !schedule.is_whole(segment.bucket) {
+            let memory = self.home(schedule, memory, segment);
             return Span::kept(memory, self.plan.bucket_of(segment), segment);
         }
         Span::segment(memory, &self.plan, segment)
@@ -156,6 +161,8 @@ impl<D: Device> Stepper<D> {
         let schedule = &self.run.borrow().schedule;
         let resharded = (0..).zip(self.plan.buckets()).filter(|(k, _)| !schedule.is_whole(*k));
         let sent = resharded.filter(|(_, bucket)| Memory::sent_of(bucket).any(|sent| sent == memory));
-        sent.flat_map(|(_, bucket)| Span::others(memory, bucket)).map(|others| others.bytes()).sum()
+        sent.flat_map(|(_, bucket)| Span::absent(memory, &self.plan, bucket))
+            .map(|others| others.bytes())
+            .sum()
     }
 }

@@ -368,8 +368,8 @@ fn length(segment: &Segment) -> usize {
 /// Returns the users' name for the tensors of a memory.
 fn named(memory: Memory) -> &'static str {
     match memory {
-        Memory::Params => "parameters",
-        Memory::Grads => "gradients",
+        Memory::Params | Memory::HostParams => "parameters",
+        Memory::Grads | Memory::HostGrads => "gradients",
         Memory::State(_) => "optimizer states",
         Memory::Copy => "copies",
         Memory::Ema => "moving averages",

@@ -16,13 +16,14 @@ pub(super) enum Kind {
     Control,
     Norm,
     Step,
+    Copy,
     Zero,
 }
 
 impl Kind {
     /// All kinds, in the order of the legend.
-    pub(super) const ALL: [Kind; 6] =
-        [Kind::Waiting, Kind::Collective, Kind::Control, Kind::Norm, Kind::Step, Kind::Zero];
+    pub(super) const ALL: [Kind; 7] =
+        [Kind::Waiting, Kind::Collective, Kind::Control, Kind::Norm, Kind::Step, Kind::Copy, Kind::Zero];
 
     /// Its name, as a trace category and as an SVG class.
     pub(super) fn name(self) -> &'static str {
@@ -32,6 +33,7 @@ impl Kind {
             Kind::Control => "control",
             Kind::Norm => "norm",
             Kind::Step => "step",
+            Kind::Copy => "copy",
             Kind::Zero => "zero",
         }
     }
@@ -98,7 +100,8 @@ fn describe(action: &Action) -> Option<(Kind, Option<u32>)> {
         Action::Norm { bucket } => Some((Kind::Norm, Some(bucket))),
         Action::Measure { bucket, .. } | Action::Step { bucket } => Some((Kind::Step, Some(bucket))),
         Action::Collective { bucket, .. } => Some((Kind::Collective, bucket)),
-        Action::Zero(_) | Action::Release(_) => Some((Kind::Zero, None)),
+        Action::Copy { bucket, .. } => Some((Kind::Copy, Some(bucket))),
+        Action::Count(_) | Action::Zero(_) | Action::Release(_) => Some((Kind::Zero, None)),
     }
 }
 
@@ -112,6 +115,8 @@ fn name(action: &Action, bucket: Option<u32>) -> String {
         Action::Collective { kind, group: Group::Replicas, .. } => format!("{kind} among replicas"),
         Action::Collective { kind, .. } => kind.to_string(),
         Action::Leave { .. } => "leave".to_owned(),
+        Action::Copy { .. } => "copy".to_owned(),
+        Action::Count(_) => "count".to_owned(),
         Action::Zero(_) => "zero".to_owned(),
         Action::Release(_) => "release".to_owned(),
         _ => "step".to_owned(),

@@ -24,7 +24,7 @@ const STYLE: &str = "text{font:13px Helvetica,Arial,sans-serif;fill:#24292f}.tit
     .rank{font-weight:bold}.small{font-size:12px;fill:#57606a}.in{text-anchor:middle}.in.step{fill:#fff}\
     rect.row{fill:#f6f8fa}rect.trainer{fill:#dce6f2}rect.waiting{fill:url(#hatch);stroke:#8c959f;stroke-width:.7}\
     rect.collective{fill:#7cc7b5}rect.control{fill:#a395c6}rect.norm{fill:#ecc45c}rect.step{fill:#2f6db3}\
-    rect.zero{fill:#c4c9cf}rect.exposed{fill:#d1242f}\
+    rect.copy{fill:#d99a6c}rect.zero{fill:#c4c9cf}rect.exposed{fill:#d1242f}\
     .grid{stroke:#eaeef2}.open{stroke:#57606a;stroke-dasharray:4 3}.axis{stroke:#57606a}";
 const HATCH: &str = "<pattern id=\"hatch\" width=\"7\" height=\"7\" patternUnits=\"userSpaceOnUse\" \
     patternTransform=\"rotate(45)\"><rect width=\"7\" height=\"7\" fill=\"#fff\"/>\

@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use crate::op::Stream;
+use crate::op::{STREAMS, Stream};
 use crate::timeline::block::{Block, Kind, collect_blocks};
 use crate::timeline::canvas::{Canvas, LEFT, MARGIN, RIGHT};
 use crate::timeline::trace::Micros;
@@ -41,8 +41,8 @@ fn try_draw(title: &str, lanes: &[Lane], window: Interval) -> Result<String, fmt
     let lanes: Vec<_> = lanes.iter().map(|lane| Drawn::new(lane, &canvas)).collect();
     draw_legend(&mut canvas, &lanes)?;
     for index in 0..lanes.len() {
-        for stream in rows.streams {
-            canvas.draw_box("row", [LEFT, rows.find(index, *stream), RIGHT - LEFT, ROW], "")?;
+        for stream in rows.streams() {
+            canvas.draw_box("row", [LEFT, rows.find(index, stream), RIGHT - LEFT, ROW], "")?;
         }
     }
     canvas.draw_axis(TOP + HEADING, bottom)?;
@@ -92,8 +92,8 @@ impl Drawn {
             rows.find(index, Stream::Compute) - 8.0,
             &format!("rank {}", self.rank),
         )?;
-        for stream in rows.streams {
-            canvas.write("", MARGIN, rows.find(index, *stream) + 22.0, stream.name())?;
+        for stream in rows.streams() {
+            canvas.write("", MARGIN, rows.find(index, stream) + 22.0, stream.name())?;
         }
         if let Some(measured) = &self.measured {
             let words = "trainer at work, where it does not wait";
@@ -165,32 +165,35 @@ impl Drawn {
     }
 }
 
-/// The rows of each lane: of all streams, or without one that no lane has used.
+/// The rows of each lane: of all streams, without those that only some runs have and no lane has used.
 #[derive(Clone, Copy)]
 struct Rows {
-    streams: &'static [Stream],
+    has: [bool; STREAMS],
 }
 
 impl Rows {
     fn of(lanes: &[Lane]) -> Rows {
         let used =
             |stream: &Stream| lanes.iter().any(|lane| lane.ran.iter().any(|ran| ran.op.stream == *stream));
-        // The last stream is the only one that a run may lack.
-        let last = Stream::ALL.len() - 1;
-        Rows { streams: &Stream::ALL[..if used(&Stream::ALL[last]) { last + 1 } else { last }] }
+        Rows { has: Stream::ALL.map(|stream| stream.is_always_used() || used(&stream)) }
+    }
+
+    fn streams(self) -> impl Iterator<Item = Stream> {
+        Stream::ALL.into_iter().filter(move |stream| self.has[stream.index()])
     }
 
     /// Returns where a lane starts.
     fn top(self, lane: usize) -> f64 {
-        TOP + lane as f64 * (HEADING + self.streams.len() as f64 * PITCH + FOOT)
+        TOP + lane as f64 * (HEADING + self.streams().count() as f64 * PITCH + FOOT)
     }
 
     fn find(self, lane: usize, stream: Stream) -> f64 {
-        self.top(lane) + HEADING + stream.index() as f64 * PITCH
+        let row = self.streams().take_while(|above| *above != stream).count();
+        self.top(lane) + HEADING + row as f64 * PITCH
     }
 
     fn find_last(self, lane: usize) -> f64 {
-        self.top(lane) + HEADING + (self.streams.len() - 1) as f64 * PITCH
+        self.top(lane) + HEADING + (self.streams().count() - 1) as f64 * PITCH
     }
 }
 
@@ -201,6 +204,7 @@ fn explain(kind: Kind) -> &'static str {
         Kind::Control => "begin, decide",
         Kind::Norm => "norm",
         Kind::Step => "step of a bucket",
+        Kind::Copy => "copy between memories",
         Kind::Zero => "zero",
     }
 }

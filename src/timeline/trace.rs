@@ -27,7 +27,7 @@ pub fn write_trace(out: &mut impl Write, lanes: &[Lane]) -> fmt::Result {
         describe("process_name", 0, "name", &format_args!("\"rank {rank}\""))?;
         describe("process_sort_index", 0, "sort_index", &rank)?;
         let is_used = |stream: &Stream| lane.ran.iter().any(|ran| ran.op.stream == *stream);
-        for stream in Stream::ALL.into_iter().filter(|stream| *stream != Stream::Gather || is_used(stream)) {
+        for stream in Stream::ALL.into_iter().filter(|stream| stream.is_always_used() || is_used(stream)) {
             let name = match stream {
                 Stream::Compute => "compute: the trainer's waits",
                 _ => stream.name(),

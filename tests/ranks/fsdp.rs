@@ -41,7 +41,7 @@ fn bytes(stepper: &Stepper, memory: Memory) -> u64 {
 
 /// Bytes of a tensor whose pages are in this process's memory.
 #[cfg(target_os = "linux")]
-fn resident(values: &[f32]) -> u64 {
+pub(crate) fn resident(values: &[f32]) -> u64 {
     unsafe extern "C" {
         fn mincore(address: *mut std::ffi::c_void, length: usize, pages: *mut u8) -> i32;
     }

@@ -15,7 +15,7 @@ use instep::{
     StepperBuilder, Strategy, Unused, in_process,
 };
 
-use crate::ranks::zero::bucket_of;
+use crate::ranks::zero::{bucket_of, offloading};
 
 const LEN: usize = 3000;
 const BUCKETS: u32 = 4;
@@ -25,12 +25,18 @@ fn layout() -> Layout {
     (0..BUCKETS).fold(Layout::builder(), add).build().unwrap()
 }
 
-fn builder(layout: &Layout) -> StepperBuilder<'_> {
-    Stepper::builder(layout, Sgd { lr: 1.0, ..Sgd::default() })
+fn builder(layout: &Layout, offloads: bool) -> StepperBuilder<'_> {
+    offloading(Stepper::builder(layout, Sgd { lr: 1.0, ..Sgd::default() }), offloads)
         .strategy(Strategy::Fsdp)
         .bucket_cap_bytes(1)
         .deadline(Duration::from_secs(20))
         .record(true)
+}
+
+/// Each mode, in place and on the host.
+fn modes() -> impl Iterator<Item = (Mode, bool)> {
+    let modes = [Mode::Sequential, Mode::Eager, Mode::Normed].into_iter();
+    modes.flat_map(|mode| [(mode, false), (mode, true)])
 }
 
 fn fill(stepper: &mut Stepper) -> Result<()> {
@@ -47,9 +53,9 @@ fn assert_no_race(stepper: &mut Stepper) {
 #[test]
 fn a_frozen_bucket_is_unsharded_at_any_moment_of_a_pass() {
     let layout = layout();
-    for mode in [Mode::Sequential, Mode::Eager, Mode::Normed] {
+    for (mode, offloads) in modes() {
         in_process(2, |comm| {
-            let mut stepper = builder(&layout).mode(mode).host(comm)?;
+            let mut stepper = builder(&layout, offloads).mode(mode).host(comm)?;
             fill(&mut stepper)?;
             let ids: Vec<ParamId> = layout.ids().collect();
             for frozen in [0, 1, 3] {
@@ -83,10 +89,13 @@ fn a_frozen_bucket_is_unsharded_at_any_moment_of_a_pass() {
 fn ranks_that_launch_at_different_moments_unshard_in_their_own_order() {
     let layout = layout();
     let [by_bucket, by_all] = [Clip::PerBucket(0.5), Clip::Global(0.5)];
-    for (mode, clip) in [(Mode::Eager, by_bucket), (Mode::Normed, by_bucket), (Mode::Normed, by_all)] {
+    let each = [(Mode::Eager, by_bucket), (Mode::Normed, by_bucket), (Mode::Normed, by_all)].into_iter();
+    let each = each.flat_map(|(mode, clip)| [(mode, clip, false), (mode, clip, true)]);
+    for (mode, clip, offloads) in each {
         in_process(2, |comm| {
             let is_odd = comm.rank() == 1;
-            let mut stepper = builder(&layout).unused(Unused::StepZero).mode(mode).clip(clip).host(comm)?;
+            let mut stepper =
+                builder(&layout, offloads).unused(Unused::StepZero).mode(mode).clip(clip).host(comm)?;
             fill(&mut stepper)?;
             for _ in 0..3 {
                 let mut pass = stepper.begin()?;
@@ -112,11 +121,17 @@ fn ranks_that_launch_at_different_moments_unshard_in_their_own_order() {
 #[test]
 fn a_lost_rank_leaves_no_parameter_that_reads_as_if_it_had_come() {
     let layout = layout();
+    for offloads in [false, true] {
+        lose_a_rank(&layout, offloads);
+    }
+}
+
+fn lose_a_rank(layout: &Layout, offloads: bool) {
     // The group's error is the lost rank's, also if an assertion of the other one fails.
     let survived = AtomicBool::new(false);
     let outcome = in_process(2, |comm| {
         let is_lost = comm.rank() == 1;
-        let mut stepper = builder(&layout).host(comm)?;
+        let mut stepper = builder(layout, offloads).host(comm)?;
         fill(&mut stepper)?;
         let id = layout.id("p0")?;
         let bucket = bucket_of(&stepper, id)?;
@@ -141,10 +156,10 @@ fn a_lost_rank_leaves_no_parameter_that_reads_as_if_it_had_come() {
 #[test]
 fn a_pass_that_is_given_up_gives_its_buckets_up() {
     let layout = layout();
-    for mode in [Mode::Sequential, Mode::Eager, Mode::Normed] {
+    for (mode, offloads) in modes() {
         in_process(2, |comm| {
             let most = NonZeroU32::new(2).unwrap();
-            let mut stepper = builder(&layout).mode(mode).max_unsharded(most).host(comm)?;
+            let mut stepper = builder(&layout, offloads).mode(mode).max_unsharded(most).host(comm)?;
             fill(&mut stepper)?;
             let ids: Vec<ParamId> = layout.ids().collect();
             for round in 0..2 {
@@ -182,13 +197,13 @@ fn files_hold_whole_parameters_with_masters_and_buckets_unsharded() {
     let f32 = Precision::default();
     let bf16 = |master| Precision { param: DType::BF16, master, ..f32 };
     for precision in [f32, bf16(Master::F32), bf16(Master::Remainder16), bf16(Master::None)] {
-        let run = |strategy| {
+        let run = |(strategy, offloads)| {
             let folder = tempfile::tempdir().unwrap();
             let (path, written) = (folder.path().join("parameters"), Barrier::new(3));
             in_process(3, |comm| {
                 let builder = Stepper::builder(&layout, AdamW::default()).precision(precision).ema(0.5);
                 let builder = builder.gradients(Gradients::Zero).bucket_cap_bytes(1).strategy(strategy);
-                let mut stepper = builder.host(comm)?;
+                let mut stepper = offloading(builder, offloads).host(comm)?;
                 let ids: Vec<ParamId> = layout.ids().collect();
                 for (param, id) in ids.iter().enumerate() {
                     let values: Vec<f32> = (0..LEN).map(|k| (k * (param + 1)) as f32 / 700.0).collect();
@@ -232,9 +247,12 @@ fn files_hold_whole_parameters_with_masters_and_buckets_unsharded() {
             })
             .unwrap_or_else(|error| panic!("{precision:?} {strategy:?}: {error}"))
         };
-        let (whole, shared) = (run(Strategy::Replicated), run(Strategy::Fsdp));
-        for (k, (whole, shared)) in whole[1].iter().zip(&shared[1]).enumerate() {
-            assert!(whole == shared, "{precision:?}, file {k}");
+        let whole = run((Strategy::Replicated, false));
+        for way in [(Strategy::Fsdp, false), (Strategy::Fsdp, true), (Strategy::Replicated, true)] {
+            let shared = run(way);
+            for (k, (whole, shared)) in whole[1].iter().zip(&shared[1]).enumerate() {
+                assert!(whole == shared, "{precision:?}, {way:?}, file {k}");
+            }
         }
     }
 }

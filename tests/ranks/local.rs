@@ -11,6 +11,7 @@ use instep::{
     in_process,
 };
 
+use crate::ranks::zero::offloading;
 use crate::stepper::several_optimizers::bits;
 use crate::support::device::cuda;
 use crate::support::waits::{assert_each_is_missed, middle_passes};
@@ -79,12 +80,13 @@ fn own_bits(stepper: &Stepper) -> Bits {
 
 #[test]
 fn local_parameters_follow_their_own_rank_and_change_nothing_for_the_others() {
-    for mode in MODES {
+    for (mode, offloads) in MODES.into_iter().flat_map(|mode| [(mode, false), (mode, true)]) {
         let run = |with_local: bool| {
             let layout = layout(with_local);
             in_process(2, |comm| {
                 let rank = comm.rank() as usize;
-                let mut stepper = builder(&layout, mode).record(true).host(comm)?;
+                let builder = offloading(builder(&layout, mode).record(true), offloads);
+                let mut stepper = builder.host(comm)?;
                 (0..PASSES).try_for_each(|step| pass(&mut stepper, step, rank))?;
                 let list = stepper.take_recording().unwrap().list;
                 assert_each_is_missed(

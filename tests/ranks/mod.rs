@@ -21,6 +21,8 @@ mod hsdp;
 pub(crate) mod loaded;
 mod local;
 pub(crate) mod multirank;
+#[cfg(not(kernels_only))]
+mod offload;
 mod rescue;
 pub(crate) mod splits;
 pub(crate) mod uneven;

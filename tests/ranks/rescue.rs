@@ -9,14 +9,18 @@ use std::time::Duration;
 use instep::checkpoint::{self, Extras};
 use instep::{AdamW, Error, InProcess, Layout, Mode, Result, Solo, Stepper, in_process};
 
+use crate::ranks::zero::offloading;
 use crate::support::{MODES, Options, Outcome, layout, paint_gradient, paint_params, pass};
 
 const RANKS: u32 = 3;
 const PASSES: usize = 3;
 
-fn open(layout: &Layout, mode: Mode, comm: InProcess) -> Result<Stepper> {
+/// A mode, and whether steps run on the host.
+type Way = (Mode, bool);
+
+fn open(layout: &Layout, (mode, offloads): Way, comm: InProcess) -> Result<Stepper> {
     let builder = Stepper::builder(layout, AdamW::default()).mode(mode).bucket_cap_bytes(1);
-    let mut stepper = builder.deadline(Duration::from_secs(60)).host(comm)?;
+    let mut stepper = offloading(builder, offloads).deadline(Duration::from_secs(60)).host(comm)?;
     paint_params(&mut stepper);
     Ok(stepper)
 }
@@ -30,15 +34,16 @@ fn step(stepper: &mut Stepper, step: usize) -> Result<()> {
 }
 
 /// Trains until rank 1 is lost, and rescues the others.
-fn survivors(layout: &Layout, mode: Mode, act: impl Fn(Stepper) -> Result<()> + Sync) {
+fn survivors(layout: &Layout, mode: Way, act: impl Fn(Stepper) -> Result<()> + Sync) {
     // The group's error is the lost rank's, also if an assertion of another one fails.
     let survived = AtomicUsize::new(0);
     let outcome = in_process(RANKS, |comm| {
         let is_lost = comm.rank() == 1;
         let mut stepper = open(layout, mode, comm)?;
         (0..PASSES).try_for_each(|at| step(&mut stepper, at))?;
+        // A failure skips the steps that have not run yet.
+        stepper.status()?;
         if is_lost {
-            stepper.status()?;
             return Err(Error::Hook("the power is out".into()));
         }
         let failure = step(&mut stepper, PASSES).and_then(|()| stepper.status().map(drop)).unwrap_err();
@@ -55,7 +60,7 @@ fn survivors(layout: &Layout, mode: Mode, act: impl Fn(Stepper) -> Result<()> + 
 #[test]
 fn survivors_read_what_the_last_complete_pass_has_left() {
     let layout = layout(&[300, 17, 0, 700]);
-    for mode in MODES {
+    for mode in MODES.into_iter().flat_map(|mode| [(mode, false), (mode, true)]) {
         let whole = in_process(RANKS, |comm| {
             let mut stepper = open(&layout, mode, comm)?;
             (0..PASSES).try_for_each(|at| step(&mut stepper, at))?;
@@ -79,7 +84,7 @@ fn survivors_read_what_the_last_complete_pass_has_left() {
 #[test]
 fn a_rescued_stepper_refuses_to_train_and_reports_its_failure_when_it_is_closed() {
     let layout = layout(&[300]);
-    survivors(&layout, Mode::Eager, |mut stepper| {
+    survivors(&layout, (Mode::Eager, false), |mut stepper| {
         let id = layout.ids().next().unwrap();
         let poisoned = |outcome: Result<()>| {
             assert!(matches!(outcome, Err(Error::Poisoned { .. })), "{outcome:?}");
@@ -99,7 +104,7 @@ fn a_stepper_that_has_not_failed_goes_on_after_a_rescue() {
     let layout = layout(&[300]);
     let run = |rescues: bool| {
         let outcomes = in_process(2, |comm| {
-            let mut stepper = open(&layout, Mode::Normed, comm)?;
+            let mut stepper = open(&layout, (Mode::Normed, true), comm)?;
             for at in 0..PASSES {
                 step(&mut stepper, at)?;
                 if rescues {

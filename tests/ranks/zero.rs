@@ -1,4 +1,5 @@
-//! Ranks that step shards end with the bits of ranks that step everything: states, gradients, decisions and counts.
+//! Ranks that step shards, or step on the host's own memory, end with the bits of ranks that step everything in place:
+//! states, gradients, decisions and counts.
 //!
 //! Gradients are small dyadic numbers, so every sum over ranks is exact. Shapes are uneven: cuts fall inside parameters,
 //! and some parameters and shards are empty.
@@ -7,8 +8,9 @@ use std::num::NonZeroU32;
 use std::sync::LazyLock;
 
 use instep::{
-    Adam, AdamW, Clip, DType, Divisor, Error, Gradients, Layout, LossScale, LossScaler, Mode, ParamId,
-    Result, Sgd, Stepper, StepperBuilder, Strategy, Unused, in_process,
+    Adam, AdamW, Clip, DType, Divisor, Error, Gradients, Layout, LossScale, LossScaler, Master, Mode,
+    Moments, OffloadPolicy, ParamId, Precision, Result, Sgd, Stepper, StepperBuilder, Strategy, Unused, bf16,
+    in_process,
 };
 
 use crate::support::{self, MODES, Outcome, assert_same_bits, optimizers, paint};
@@ -38,6 +40,8 @@ pub(crate) struct Course {
     /// Odd ranks have no data after three passes.
     pub(crate) joins: bool,
     pub(crate) micro_batches: u32,
+    /// Parameters are stored in bf16.
+    pub(crate) reads_bf16: bool,
 }
 
 impl Course {
@@ -54,14 +58,17 @@ pub(crate) fn bucket_of(stepper: &Stepper, id: ParamId) -> Result<u32> {
 
 /// Reads all parameters as a forward does, a bucket ahead, and gives some buckets up again. Does nothing to ranks that have
 /// all parameters.
-fn walk(stepper: &mut Stepper, step: usize) -> Result<()> {
+fn walk(stepper: &mut Stepper, step: usize, reads_bf16: bool) -> Result<()> {
     let layout = stepper.layout().clone();
     let buckets = stepper.plan().buckets().len() as u32;
     for id in layout.ids() {
         let bucket = bucket_of(stepper, id)?;
         stepper.unshard(bucket)?;
         stepper.unshard(bucket.saturating_sub(1))?;
-        stepper.view::<f32>(id)?;
+        match reads_bf16 {
+            true => stepper.view::<bf16>(id).map(drop)?,
+            false => stepper.view::<f32>(id).map(drop)?,
+        }
         if (bucket as usize + step).is_multiple_of(2) {
             stepper.reshard(bucket)?;
             let again = (bucket + 1) % buckets;
@@ -91,12 +98,12 @@ fn train(mut stepper: Stepper, course: Course) -> Result<(Outcome, Vec<String>)>
             continue;
         }
         let micro_batches = NonZeroU32::new(course.micro_batches.max(1)).unwrap();
-        walk(&mut stepper, step)?;
+        walk(&mut stepper, step, course.reads_bf16)?;
         let mut pass = stepper.begin_accumulating(micro_batches)?;
         for micro_batch in 0..micro_batches.get() as usize {
-            walk(&mut pass, step + micro_batch)?;
+            walk(&mut pass, step + micro_batch, course.reads_bf16)?;
             for (param, id) in layout.ids().enumerate().rev() {
-                if pass.is_frozen(frozen)? {
+                if pass.is_frozen(frozen)? && !course.reads_bf16 {
                     match pass.view::<f32>(frozen) {
                         Err(Error::Order(refusal)) => {
                             assert!(refusal.wrong.contains("not unsharded"), "{refusal}")
@@ -132,38 +139,68 @@ fn train(mut stepper: Stepper, course: Course) -> Result<(Outcome, Vec<String>)>
     Ok((outcome, decisions))
 }
 
-/// Every rank's outcome with shards is that of its whole counterpart, gradients and decisions included.
-pub(crate) fn assert_same_bits_with_shards(
+/// What ranks share out, and whether steps run on the host, beside [`Strategy::Replicated`] without that.
+pub(crate) const WAYS: [(Strategy, bool); 5] = [
+    (Strategy::Zero, false),
+    (Strategy::Fsdp, false),
+    (Strategy::Replicated, true),
+    (Strategy::Zero, true),
+    (Strategy::Fsdp, true),
+];
+
+/// A builder with or without offload.
+pub(crate) fn offloading(builder: StepperBuilder<'_>, offloads: bool) -> StepperBuilder<'_> {
+    if offloads { builder.offload(OffloadPolicy::default()) } else { builder }
+}
+
+/// Every rank's outcome, each way, is that of its whole counterpart, gradients and decisions included.
+pub(crate) fn assert_same_bits_each_way(
     ranks: u32,
     course: Course,
     what: &str,
+    ways: &[(Strategy, bool)],
     builder: impl Fn() -> StepperBuilder<'static> + Sync,
 ) {
-    assert_same_bits_in_groups((ranks, None), course, what, builder);
+    assert_same((ranks, None), course, what, ways, builder);
 }
 
 /// The same with groups of so many ranks that share tensors out.
 pub(crate) fn assert_same_bits_in_groups(
-    (ranks, shard_size): (u32, Option<NonZeroU32>),
+    ranks: (u32, Option<NonZeroU32>),
     course: Course,
     what: &str,
     builder: impl Fn() -> StepperBuilder<'static> + Sync,
 ) {
-    let run = |strategy| {
+    let ways = WAYS.into_iter().filter(|(strategy, _)| *strategy != Strategy::Replicated);
+    assert_same(ranks, course, what, &ways.collect::<Vec<_>>(), builder);
+}
+
+/// Each of these ways.
+pub(crate) fn assert_same(
+    (ranks, shard_size): (u32, Option<NonZeroU32>),
+    course: Course,
+    what: &str,
+    ways: &[(Strategy, bool)],
+    builder: impl Fn() -> StepperBuilder<'static> + Sync,
+) {
+    let run = |(strategy, offloads)| {
         let builder = || match shard_size {
             Some(ranks) if strategy != Strategy::Replicated => builder().shard_size(ranks),
             _ => builder(),
         };
-        let one = |comm| train(builder().record(true).strategy(strategy).host(comm)?, course);
-        in_process(ranks, one).unwrap_or_else(|error| panic!("{what}, {ranks} ranks, {strategy:?}: {error}"))
+        let one = |comm| {
+            let builder = offloading(builder().record(true).strategy(strategy), offloads);
+            train(builder.host(comm)?, course)
+        };
+        let what = format!("{what}, {ranks} ranks, {strategy:?}, offload {offloads}");
+        in_process(ranks, one).unwrap_or_else(|error| panic!("{what}: {error}"))
     };
-    let whole = run(Strategy::Replicated);
+    let whole = run((Strategy::Replicated, false));
     // A rank without data would not know what to unshard.
-    let strategies =
-        [Strategy::Zero, Strategy::Fsdp].into_iter().filter(|s| !course.joins || *s == Strategy::Zero);
-    for strategy in strategies {
-        for (rank, ((whole, decided), (outcome, shared))) in whole.iter().zip(&run(strategy)).enumerate() {
-            let what = format!("{what}, {strategy:?} of {shard_size:?}, rank {rank} of {ranks}, {course:?}");
+    let ways = ways.iter().filter(|(strategy, _)| !course.joins || *strategy != Strategy::Fsdp);
+    for way in ways {
+        for (rank, ((whole, decided), (outcome, shared))) in whole.iter().zip(&run(*way)).enumerate() {
+            let what = format!("{what}, {way:?} of {shard_size:?}, rank {rank} of {ranks}, {course:?}");
             outcome.assert_same(whole, &what);
             assert_eq!(decided, shared, "{what}");
             // The gradients of a joined or skipped pass are the last ones, and sums like all others.
@@ -179,7 +216,7 @@ fn shards_have_the_bits_of_whole_steps_with_one_to_eight_ranks() {
     for ranks in 1..=8 {
         let mode = MODES[ranks as usize % 3];
         let course = Course { leaves_out: true, ..Course::default() };
-        assert_same_bits_with_shards(ranks, course, &format!("{mode:?}"), || {
+        assert_same_bits_each_way(ranks, course, &format!("{mode:?}"), &WAYS, || {
             Stepper::builder(layout(), Adam { amsgrad: true, ..Adam::default() })
                 .mode(mode)
                 .bucket_cap_bytes(30_000)
@@ -195,7 +232,9 @@ fn every_optimizer_steps_shards_to_the_same_bits() {
             continue;
         }
         seen.push(optim.descriptor.key());
-        assert_same_bits_with_shards(3, Course::default(), &format!("{optim:?}"), || optim.builder(layout()));
+        assert_same_bits_each_way(3, Course::default(), &format!("{optim:?}"), &WAYS, || {
+            optim.builder(layout())
+        });
     }
     assert_eq!(seen.len(), instep::optim::ALL.len());
 }
@@ -206,19 +245,19 @@ fn clipping_skipping_and_loss_scaling_decide_as_whole_steps_do() {
     let course = Course { overflows: true, leaves_out: true, ..Course::default() };
     let adamw = || Stepper::builder(layout(), AdamW::default()).bucket_cap_bytes(20_000);
     for mode in [Mode::Sequential, Mode::Normed] {
-        assert_same_bits_with_shards(4, course, "clip and skip", || {
+        assert_same_bits_each_way(4, course, "clip and skip", &WAYS, || {
             adamw().mode(mode).clip(Clip::Global(0.5)).skip_nonfinite(true)
         });
-        assert_same_bits_with_shards(3, course, "loss scale", || {
+        assert_same_bits_each_way(3, course, "loss scale", &WAYS, || {
             adamw().mode(mode).clip(Clip::Global(0.5)).loss_scale(LossScale::Dynamic(scaler))
         });
     }
     for mode in MODES {
         let finite = Course { overflows: false, ..course };
-        assert_same_bits_with_shards(2, finite, "previous norm", || {
+        assert_same_bits_each_way(2, finite, "previous norm", &WAYS, || {
             adamw().mode(mode).clip(Clip::Previous(0.5))
         });
-        assert_same_bits_with_shards(3, finite, "each bucket", || {
+        assert_same_bits_each_way(3, finite, "each bucket", &WAYS, || {
             adamw().mode(mode).clip(Clip::PerBucket(0.25)).loss_scale(8.0)
         });
     }
@@ -232,12 +271,12 @@ fn unused_frozen_accumulated_and_joined_passes_are_those_of_whole_steps() {
             let sgd = Sgd { momentum: 0.9, weight_decay: 0.1, ..Sgd::default() };
             Stepper::builder(layout(), sgd).mode(mode).unused(unused).bucket_cap_bytes(20_000)
         };
-        assert_same_bits_with_shards(3, course, &format!("{mode:?}, {unused:?}"), builder);
+        assert_same_bits_each_way(3, course, &format!("{mode:?}, {unused:?}"), &WAYS, builder);
         let accumulated = Course { leaves_out: false, micro_batches: 2, ..course };
-        assert_same_bits_with_shards(2, accumulated, &format!("{mode:?}, accumulated"), builder);
+        assert_same_bits_each_way(2, accumulated, &format!("{mode:?}, accumulated"), &WAYS, builder);
         for divisor in [Divisor::WorldSize, Divisor::ContributingRanks] {
             let joined = Course { joins: true, ..course };
-            assert_same_bits_with_shards(4, joined, &format!("{mode:?}, {divisor:?}"), || {
+            assert_same_bits_each_way(4, joined, &format!("{mode:?}, {divisor:?}"), &WAYS, || {
                 builder().uneven_inputs(divisor)
             });
         }
@@ -248,10 +287,39 @@ fn unused_frozen_accumulated_and_joined_passes_are_those_of_whole_steps() {
 fn copies_averages_and_gradient_policies_are_those_of_whole_steps() {
     for gradients in [Gradients::Zero, Gradients::Average] {
         for mode in MODES {
-            assert_same_bits_with_shards(3, Course::default(), &format!("{gradients:?}"), || {
-                let builder = Stepper::builder(layout(), AdamW::default()).mode(mode).gradients(gradients);
-                builder.copy_params(DType::BF16).ema(0.9).bucket_cap_bytes(20_000)
+            let builder = || Stepper::builder(layout(), AdamW::default()).mode(mode).gradients(gradients);
+            let what = format!("{gradients:?}");
+            assert_same_bits_each_way(3, Course::default(), &what, &WAYS[..2], || {
+                builder().copy_params(DType::BF16).ema(0.9).bucket_cap_bytes(20_000)
             });
+            if gradients != Gradients::Average {
+                assert_same_bits_each_way(2, Course::default(), &what, &WAYS[2..], || {
+                    builder().ema(0.9).bucket_cap_bytes(20_000)
+                });
+            }
         }
+    }
+}
+
+#[test]
+fn steps_on_the_host_have_the_bits_of_steps_in_place_in_every_precision() {
+    let low = Precision { param: DType::BF16, grad: DType::F32, ..Precision::F32 };
+    for (k, (master, moments)) in [
+        (Master::F32, Moments::F32),
+        (Master::Remainder16, Moments::EightBit),
+        (Master::None, Moments::BF16),
+        (Master::F32, Moments::EightBit),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let precision = Precision { master, moments, ..low };
+        let course = Course { leaves_out: true, freezes: true, reads_bf16: true, ..Course::default() };
+        assert_same_bits_each_way(1 + k as u32, course, &format!("{precision:?}"), &WAYS[2..], || {
+            Stepper::builder(layout(), AdamW::default())
+                .mode(MODES[k % 3])
+                .precision(precision)
+                .bucket_cap_bytes(20_000)
+        });
     }
 }

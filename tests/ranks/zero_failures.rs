@@ -12,7 +12,7 @@ use instep::{
     Clip, Collective, DType, Error, InProcess, Lamb, Layout, Mode, Result, Stepper, Strategy, in_process,
 };
 
-use crate::ranks::zero::bucket_of;
+use crate::ranks::zero::{bucket_of, offloading};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Ending {
@@ -76,15 +76,23 @@ impl Collective for Failing {
     }
 }
 
-/// A strategy, with how many ranks, and how many of them share tensors out.
-type Sharing = (Strategy, u32, u32);
+/// A strategy and whether it offloads, with how many ranks, and how many of them share tensors out.
+type Sharing = (Strategy, bool, u32, u32);
 
-const SHARINGS: [Sharing; 4] =
-    [(Strategy::Zero, 3, 3), (Strategy::Fsdp, 3, 3), (Strategy::Zero, 4, 2), (Strategy::Fsdp, 4, 2)];
+const SHARINGS: [Sharing; 8] = [
+    (Strategy::Zero, false, 3, 3),
+    (Strategy::Fsdp, false, 3, 3),
+    (Strategy::Zero, false, 4, 2),
+    (Strategy::Fsdp, false, 4, 2),
+    (Strategy::Replicated, true, 3, 3),
+    (Strategy::Zero, true, 3, 3),
+    (Strategy::Fsdp, true, 3, 3),
+    (Strategy::Fsdp, true, 4, 2),
+];
 
 /// Three passes, with an optimizer that stops in each step to share norms. Returns how each rank ended, and how many calls rank 1 made.
 fn train(
-    (strategy, ranks, shard_size): Sharing,
+    (strategy, offloads, ranks, shard_size): Sharing,
     mode: Mode,
     at: usize,
     ending: Ending,
@@ -98,8 +106,12 @@ fn train(
         let rank = comm.rank();
         let builder = Stepper::builder(&layout, Lamb::default()).mode(mode).bucket_cap_bytes(1);
         let builder = if mode == Mode::Eager { builder } else { builder.clip(Clip::Global(1.0)) };
-        let builder = builder.shard_size(NonZeroU32::new(shard_size).unwrap());
-        let mut stepper = builder.strategy(strategy).deadline(Duration::from_secs(60)).host(comm)?;
+        let builder = match strategy {
+            Strategy::Replicated => builder,
+            _ => builder.shard_size(NonZeroU32::new(shard_size).unwrap()),
+        };
+        let builder = offloading(builder, offloads).strategy(strategy);
+        let mut stepper = builder.deadline(Duration::from_secs(60)).host(comm)?;
         let mut passes = || {
             for _ in 0..3 {
                 for id in layout.ids() {
@@ -143,7 +155,10 @@ fn a_rank_that_fails_in_any_call_ends_all_ranks_with_an_error() {
         SHARINGS.into_iter().flat_map(|sharing| [Mode::Eager, Mode::Normed].map(|mode| (sharing, mode)))
     {
         let (ends, calls) = train(strategy, mode, usize::MAX, Ending::Errs);
-        assert!(ends.iter().all(Result::is_ok) && calls > 15, "{calls} calls, {ends:?}");
+        assert!(
+            ends.iter().all(Result::is_ok) && calls > if strategy.0 == Strategy::Replicated { 6 } else { 15 },
+            "{calls} calls, {ends:?}"
+        );
         for at in 0..calls {
             let ending = [Ending::Errs, Ending::Panics][at % 2];
             let since = Instant::now();

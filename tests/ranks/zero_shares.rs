@@ -16,7 +16,7 @@ use instep::{
     SegmentAction, Sgd, Solo, Stepper, StepperBuilder, Strategy, Unused, in_process,
 };
 
-use crate::ranks::zero::{LENS, gradient, layout};
+use crate::ranks::zero::{LENS, gradient, layout, offloading};
 use crate::support::Outcome;
 use crate::support::waits::{assert_each_is_missed, middle_passes};
 
@@ -218,33 +218,37 @@ fn a_checkpoint_goes_into_any_number_of_ranks_and_either_strategy() {
             }
             Ok::<_, Error>(())
         };
-        let open = |(strategy, shard_size): (Strategy, u32), comm| {
+        let open = |(strategy, shard_size, offloads): (Strategy, u32, bool), comm| {
             let builder = Stepper::builder(layout, AdamW::default()).precision(precision).ema(0.9);
             let builder = match NonZeroU32::new(shard_size) {
                 Some(ranks) => builder.shard_size(ranks),
                 None => builder,
             };
-            builder.strategy(strategy).bucket_cap_bytes(20_000).host(comm)
+            offloading(builder, offloads).strategy(strategy).bucket_cap_bytes(20_000).host(comm)
         };
         let whole = in_process(1, |comm| {
-            let mut stepper = open((Strategy::Replicated, 0), comm)?;
+            let mut stepper = open((Strategy::Replicated, 0, false), comm)?;
             passes(&mut stepper, 0)?;
             passes(&mut stepper, 3)?;
             Outcome::of(&stepper)
         })
         .unwrap();
         for (saved, loaded) in [
-            ((4, (Strategy::Zero, 0)), (4, (Strategy::Zero, 0))),
-            ((2, (Strategy::Zero, 0)), (8, (Strategy::Zero, 0))),
-            ((8, (Strategy::Zero, 0)), (1, (Strategy::Replicated, 0))),
-            ((1, (Strategy::Replicated, 0)), (4, (Strategy::Zero, 0))),
-            ((3, (Strategy::Fsdp, 0)), (2, (Strategy::Replicated, 0))),
-            ((2, (Strategy::Zero, 0)), (5, (Strategy::Fsdp, 0))),
-            ((4, (Strategy::Fsdp, 0)), (1, (Strategy::Fsdp, 0))),
-            ((4, (Strategy::Zero, 2)), (3, (Strategy::Fsdp, 0))),
-            ((6, (Strategy::Fsdp, 3)), (4, (Strategy::Zero, 2))),
-            ((1, (Strategy::Replicated, 0)), (4, (Strategy::Fsdp, 2))),
-            ((4, (Strategy::Fsdp, 1)), (2, (Strategy::Replicated, 0))),
+            ((4, (Strategy::Zero, 0, false)), (4, (Strategy::Zero, 0, false))),
+            ((2, (Strategy::Zero, 0, false)), (8, (Strategy::Zero, 0, false))),
+            ((8, (Strategy::Zero, 0, false)), (1, (Strategy::Replicated, 0, false))),
+            ((1, (Strategy::Replicated, 0, false)), (4, (Strategy::Zero, 0, false))),
+            ((3, (Strategy::Fsdp, 0, false)), (2, (Strategy::Replicated, 0, false))),
+            ((2, (Strategy::Zero, 0, false)), (5, (Strategy::Fsdp, 0, false))),
+            ((4, (Strategy::Fsdp, 0, false)), (1, (Strategy::Fsdp, 0, false))),
+            ((4, (Strategy::Zero, 2, false)), (3, (Strategy::Fsdp, 0, false))),
+            ((6, (Strategy::Fsdp, 3, false)), (4, (Strategy::Zero, 2, false))),
+            ((1, (Strategy::Replicated, 0, false)), (4, (Strategy::Fsdp, 2, false))),
+            ((4, (Strategy::Fsdp, 1, false)), (2, (Strategy::Replicated, 0, false))),
+            ((3, (Strategy::Fsdp, 0, true)), (2, (Strategy::Zero, 0, false))),
+            ((2, (Strategy::Replicated, 0, false)), (3, (Strategy::Fsdp, 0, true))),
+            ((4, (Strategy::Zero, 2, true)), (3, (Strategy::Replicated, 0, true))),
+            ((2, (Strategy::Replicated, 0, true)), (1, (Strategy::Zero, 0, true))),
         ] {
             in_process(saved.0, |comm| {
                 let mut stepper = open(saved.1, comm)?;

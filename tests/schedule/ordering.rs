@@ -58,6 +58,7 @@ fn cases(buckets: &[usize], passes: usize) -> Vec<Case> {
                         joined,
                         sharing: Sharing::Nothing,
                         stops: 0,
+                        offloads: false,
                         passes,
                     });
                 }
@@ -111,6 +112,30 @@ fn every_wait_of_the_middle_passes_is_missed_when_deleted_with_shards() {
             // A rank without data would not know what to unshard.
             if case.joined.is_empty() {
                 assert_every_wait_is_needed(Case { sharing: Sharing::Params, stops, ..case });
+            }
+        }
+    }
+}
+
+#[test]
+fn steps_on_the_host_have_no_hazard_in_any_mode_and_arrival_order() {
+    for case in cases(&[1, 2, 5, 17], 4) {
+        for sharing in [Sharing::Nothing, Sharing::States, Sharing::Params] {
+            let case = Case { sharing, offloads: true, ..case };
+            let run = simulate(case);
+            assert_eq!(check(&run.plan, STATES, &run.list), [], "{case:?}");
+        }
+    }
+}
+
+#[test]
+fn every_wait_of_the_middle_passes_is_missed_when_deleted_with_steps_on_the_host() {
+    for case in cases(&[1, 2, 5], 4) {
+        assert_every_wait_is_needed(Case { offloads: true, ..case });
+        for stops in [0, 1] {
+            assert_every_wait_is_needed(Case { sharing: Sharing::States, stops, offloads: true, ..case });
+            if case.joined.is_empty() {
+                assert_every_wait_is_needed(Case { sharing: Sharing::Params, stops, offloads: true, ..case });
             }
         }
     }
@@ -193,6 +218,7 @@ fn four_thousand_buckets_are_checked_whole() {
         joined: &[],
         sharing: Sharing::Nothing,
         stops: 0,
+        offloads: false,
         passes: 3,
     };
     let run = simulate(case);

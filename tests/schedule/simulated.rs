@@ -75,6 +75,8 @@ pub(super) struct Case {
     pub(super) sharing: Sharing,
     /// How often a bucket's step stops for norms of parameters, of which ranks have parts.
     pub(super) stops: usize,
+    /// Steps run on the host, on memory of its own.
+    pub(super) offloads: bool,
     pub(super) passes: usize,
 }
 
@@ -93,7 +95,7 @@ pub(super) fn simulate(case: Case) -> Simulated {
         let len =
             if case.params_per_bucket > 1 && k % case.params_per_bucket == 1 { 0 } else { 200 + k % 100 };
         builder = builder.param(format!("p{k}"), len);
-        if k % 11 == 5 && case.sharing == Sharing::Nothing {
+        if k % 11 == 5 && case.sharing == Sharing::Nothing && !case.offloads {
             builder = builder.action(SegmentAction::Average);
         }
     }
@@ -103,12 +105,13 @@ pub(super) fn simulate(case: Case) -> Simulated {
     let tails = Tails { used: case.tails, contributors: !case.joined.is_empty() };
     let ranks = if case.sharing == Sharing::StatesOfGroups { 4 } else { 2 };
     let plan = Plan::new(&layout, ranks, caps, tails, Precision::F32).unwrap();
-    let plan = Arc::new(match case.sharing {
+    let plan = match case.sharing {
         Sharing::Nothing => plan,
         Sharing::States => plan.sharded(&layout, 1).unwrap(),
         Sharing::StatesOfGroups => plan.sharded_among(&layout, 3, 2).unwrap(),
         Sharing::Params => plan.sharded(&layout, 1).unwrap().with_sharded_params(),
-    });
+    };
+    let plan = Arc::new(if case.offloads { plan.offloaded() } else { plan });
     let decision = match case.norm {
         false => Decision::None,
         true if case.scaled => Decision::WholePassAndLossScale,
@@ -258,7 +261,8 @@ fn read_contributors(schedule: &mut Schedule, list: &mut Vec<Traced>, plan: &Pla
     schedule.touch_contributors();
     list.extend(schedule.drain().map(Traced::Op));
     let at = plan.carrier().unwrap().contributors.unwrap();
-    let span = Span::elements(Memory::Grads, plan, at, at + 1);
+    let memory = if plan.is_offloaded() { Memory::HostGrads } else { Memory::Grads };
+    let span = Span::elements(memory, plan, at, at + 1);
     list.push(Traced::Trainer(Access { span, writes: false }));
 }
 

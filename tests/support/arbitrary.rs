@@ -91,6 +91,8 @@ pub(crate) struct Setup {
     pub strategy: instep::Strategy,
     /// How many ranks share tensors out, if not all.
     pub shard_size: Option<std::num::NonZeroU32>,
+    /// Steps run on the host, on memory of its own.
+    pub offloads: bool,
     /// On borrowed memory, which moves before each pass; a seed. Not where ranks run out of data, for which it has no room.
     pub lent: Option<u64>,
     /// After which passes buckets of its own are laid out anew: a bit each.
@@ -217,7 +219,18 @@ pub(crate) fn setup() -> impl Strategy<Value = Setup> {
     (mode, cap, threads, select(Isa::available()), permutation(), moves).prop_map(
         |(mode, cap, threads, isa, order, (lent, rebuilds))| {
             let strategy = instep::Strategy::Replicated;
-            Setup { mode, cap, threads, isa, order, strategy, shard_size: None, lent, rebuilds }
+            Setup {
+                mode,
+                cap,
+                threads,
+                isa,
+                order,
+                strategy,
+                shard_size: None,
+                offloads: false,
+                lent,
+                rebuilds,
+            }
         },
     )
 }
@@ -235,9 +248,15 @@ impl Setup {
             order,
             strategy: instep::Strategy::Replicated,
             shard_size: None,
+            offloads: false,
             lent: None,
             rebuilds: 0,
         }
+    }
+
+    /// Whether buckets may be the caller's, or rebuilt.
+    pub(crate) fn is_plainly_replicated(&self) -> bool {
+        self.strategy == instep::Strategy::Replicated && !self.offloads
     }
 
     /// The mode, or another one where the training wants what Eager refuses.

@@ -4,8 +4,8 @@
 //! right result is: every property compares two of these runs.
 
 use instep::{
-    Clip, DType, Divisor, Error, Layout, LayoutBuilder, Master, ParamId, Pass, Recording, Result,
-    SegmentAction, Solo, Stepper, Strategy, Unused, bf16, f16,
+    Clip, DType, Divisor, Error, Layout, LayoutBuilder, Master, OffloadPolicy, ParamId, Pass, Recording,
+    Result, SegmentAction, Solo, Stepper, Strategy, Unused, bf16, f16,
 };
 
 use crate::support::arbitrary::{MAX_PARAMS, PassPlan, Setup, Training, Treatment};
@@ -133,7 +133,7 @@ impl Training {
         };
         let layout = named.fold(Layout::builder(), add).build()?;
         let mut random =
-            setup.lent.filter(|_| self.data.is_none() && setup.strategy == Strategy::Replicated).map(Random);
+            setup.lent.filter(|_| self.data.is_none() && setup.is_plainly_replicated()).map(Random);
         let lent = { &mut random }.as_mut();
         let mut lent = lent.map(|random| Lent::new(Ground::Host, &layout, self.precision, random));
         let mut builder = self.optim.builder(&layout).mode(setup.mode(self));
@@ -157,6 +157,9 @@ impl Training {
         if let Some(ranks) = setup.shard_size {
             builder = builder.shard_size(ranks);
         }
+        if setup.offloads {
+            builder = builder.offload(OffloadPolicy::default());
+        }
         let mut stepper = match &lent {
             // SAFETY: `lent` is kept until the stepper is closed; it frees only what a rebind has let go of.
             Some(lent) => unsafe { builder.host_borrowing(comm, lent.lend())? },
@@ -175,9 +178,8 @@ impl Training {
                 }
             }
             self.run_pass(setup, &mut stepper, feed, at, kept, &mut trained)?;
-            let rebuilds = setup.rebuilds >> (at % 8) & 1 == 1
-                && lent.is_none()
-                && setup.strategy == Strategy::Replicated;
+            let rebuilds =
+                setup.rebuilds >> (at % 8) & 1 == 1 && lent.is_none() && setup.is_plainly_replicated();
             if rebuilds {
                 recorded.list.extend(stepper.take_recording().unwrap().list);
                 assert_eq!(stepper.check(&recorded), [], "{setup:?}");
@@ -213,8 +215,8 @@ impl Training {
             // Ranks differ until the pass has begun; all of them take rank 0's.
             // Masters and parameters that are kept in shards are never sent: every rank writes the same.
             let differs = match setup.strategy {
-                Strategy::Replicated => true,
-                Strategy::Zero => self.precision.master == Master::None,
+                Strategy::Replicated if !setup.offloads => true,
+                Strategy::Replicated | Strategy::Zero => self.precision.master == Master::None,
                 Strategy::Fsdp => false,
             };
             let offset = if let (Feed::Rank(rank), true) = (feed, differs) { rank as f32 } else { 0.0 };

@@ -16,7 +16,7 @@ use std::process::ExitCode;
 
 use instep::checkpoint::safetensors::regular_file;
 use instep::timeline::{draw_picture, window_of_passes, write_trace};
-use instep::{Clip, Mode, Stepper, StepperBuilder, Strategy, Unused};
+use instep::{Clip, Mode, OffloadPolicy, Stepper, StepperBuilder, Strategy, Unused};
 
 use crate::Failure;
 use crate::console::{print, print_json};
@@ -49,6 +49,9 @@ pub struct Arguments {
     /// Ranks that share tensors out, neighbours by their numbers; the groups are replicas [default: all ranks]
     #[arg(long, value_name = "COUNT")]
     pub shard_size: Option<NonZeroU32>,
+    /// Steps run on the host, with states, masters and averages in its memory
+    #[arg(long)]
+    pub offload: bool,
     /// Largest norm of all gradients, for sequential and normed
     #[arg(long, value_name = "NORM")]
     pub max_norm: Option<f64>,
@@ -113,6 +116,9 @@ impl Arguments {
         if let Some(ranks) = self.shard_size {
             builder = builder.shard_size(ranks);
         }
+        if self.offload {
+            builder = builder.offload(OffloadPolicy::default());
+        }
         let builder = builder.precision(model.precision).mode(mode).record(true);
         // Every parameter has a gradient, so no bucket has a tail that counts the ranks.
         let builder = builder.bucket_cap_bytes(self.bucket_cap_mib << 20).unused(Unused::StepZero);
@@ -140,7 +146,8 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         return measure::run(arguments, &model);
     }
     let ranks = Ranks::new(*world_size, arguments.shard_size);
-    let mut stepper = arguments.builder(&model).forecast(0, *world_size, speeds.cost(ranks))?;
+    let mut stepper =
+        arguments.builder(&model).forecast(0, *world_size, speeds.cost(ranks, arguments.offload))?;
     let mut peaks = Peaks::default();
     for _ in 0..PASSES {
         train(&mut stepper, &model.layout, speeds, &mut peaks)?;

@@ -28,6 +28,8 @@ pub(super) struct Report {
     /// By kind, the most bytes at a time, padding included.
     memory: Vec<Held>,
     memory_bytes: u64,
+    /// The part of it that lies in the host's memory, with offload.
+    host_bytes: u64,
     /// Of one pass, by kind, in order of their streams.
     work: Vec<Work>,
     /// Sent over each link of a ring in one pass.
@@ -44,7 +46,16 @@ pub(super) struct Report {
 #[derive(Serialize)]
 struct Held {
     what: String,
+    place: Place,
     bytes: u64,
+}
+
+/// Where steps are offloaded, memory lies in two places.
+#[derive(Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Place {
+    Device,
+    Host,
 }
 
 #[derive(Serialize)]
@@ -91,8 +102,14 @@ impl Report {
         let held =
             stepper.memory().into_iter().map(|(memory, now)| (memory, *peaks.0.get(&memory).unwrap_or(&now)));
         let held = held.filter(|(_, bytes)| *bytes > 0);
-        let memory: Vec<Held> =
-            held.map(|(memory, bytes)| Held { what: kind(memory, &states), bytes }).collect();
+        let place = |memory: Memory| match memory.is_offloaded(stepper.plan()) {
+            true => Place::Host,
+            false => Place::Device,
+        };
+        let held =
+            held.map(|(memory, bytes)| Held { what: kind(memory, &states), place: place(memory), bytes });
+        let memory: Vec<Held> = held.collect();
+        let on_host = memory.iter().filter(|held| held.place == Place::Host);
         Report {
             world_size: ranks.world_size,
             shard_size: stepper.plan().shards().0,
@@ -100,6 +117,7 @@ impl Report {
             elements: model.lengths().sum(),
             buckets: stepper.plan().buckets().len(),
             optimizer: model.name,
+            host_bytes: on_host.map(|held| held.bytes).sum(),
             memory_bytes: memory.iter().map(|held| held.bytes).sum(),
             memory,
             work: work
@@ -127,6 +145,7 @@ fn name(action: &Action) -> String {
         Action::Step { .. } => "step".into(),
         Action::Collective { group: Group::Replicas, .. } => "replicas' sum".into(),
         Action::Collective { kind, .. } => kind.to_string(),
+        Action::Copy { .. } => "copy".into(),
         Action::Zero(_) => "zero".into(),
         _ => "other".into(),
     }
@@ -146,6 +165,8 @@ fn kind(memory: Memory, states: &[std::borrow::Cow<'static, str>]) -> String {
         Memory::Scales(number) => format!("scales of {}", state(number)),
         Memory::Copy => "copies".into(),
         Memory::Ema => "averages".into(),
+        Memory::HostParams => "stepped parameters".into(),
+        Memory::HostGrads => "summed gradients".into(),
     }
 }
 
@@ -157,8 +178,12 @@ impl fmt::Display for Report {
             "{parameters} parameters of {elements} elements in {buckets} buckets, {optimizer}, one rank of {world_size}\n"
         )?;
         writeln!(f, "{:<24}{:>12}", "held by this rank", "MiB")?;
-        for Held { what, bytes } in &self.memory {
-            writeln!(f, "  {what:<22}{:>12.2}", mebibytes(*bytes))?;
+        for Held { what, place, bytes } in &self.memory {
+            let place = if *place == Place::Host { " on the host" } else { "" };
+            writeln!(f, "  {what:<22}{:>12.2}{place}", mebibytes(*bytes))?;
+        }
+        if self.host_bytes > 0 {
+            writeln!(f, "  {:<22}{:>12.2}", "all on the host", mebibytes(self.host_bytes))?;
         }
         writeln!(f, "  {:<22}{:>12.2}\n", "all", mebibytes(self.memory_bytes))?;
         writeln!(f, "{:<10}{:<14}{:>12}{:>12}", "stream", "in one pass", "count", "ms")?;

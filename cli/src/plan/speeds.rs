@@ -26,6 +26,12 @@ pub(super) struct Speeds {
     /// Time of an empty kernel
     #[arg(long, value_name = "US", default_value_t = 4.0)]
     pub(super) launch: f64,
+    /// With offload, speed of each direction of the link between device and host
+    #[arg(long, value_name = "GB/S", default_value_t = 50.0)]
+    pub(super) host_link: f64,
+    /// With offload, speed at which a rank's kernels read and write the host's memory
+    #[arg(long, value_name = "GB/S", default_value_t = 50.0)]
+    pub(super) host_memory: f64,
     /// Floating-point operations of the model in forward and backward
     #[arg(long, value_name = "TFLOPS", default_value_t = 400.0)]
     pub(super) compute: f64,
@@ -58,8 +64,15 @@ impl Ranks {
 
 impl Speeds {
     pub(super) fn check(&self) -> Result<(), Failure> {
-        let Speeds { bus, latency, memory, launch, compute, .. } = *self;
-        for (name, value) in [("bus", bus), ("memory", memory), ("compute", compute)] {
+        let Speeds { bus, latency, memory, launch, host_link, host_memory, compute, .. } = *self;
+        let speeds = [
+            ("bus", bus),
+            ("memory", memory),
+            ("host-link", host_link),
+            ("host-memory", host_memory),
+            ("compute", compute),
+        ];
+        for (name, value) in speeds {
             if !(value.is_finite() && value > 0.0) {
                 return Err(Failure::config(
                     format_args!("--{name} {value}"),
@@ -80,18 +93,23 @@ impl Speeds {
         Ok(())
     }
 
-    /// What an op takes on one of these ranks.
-    pub(super) fn cost(self, ranks: Ranks) -> impl FnMut(&Op, u64) -> u64 + Send + 'static {
+    /// What an op takes on one of these ranks. With offload, norms and steps are the host's.
+    pub(super) fn cost(self, ranks: Ranks, offloads: bool) -> impl FnMut(&Op, u64) -> u64 + Send + 'static {
         move |op, bytes| {
             let ns = match op.action {
                 Action::Collective { group, .. } if ranks.of(group) == 1 => 0.0,
                 Action::Collective { kind, group, .. } => {
                     1e3 * self.latency + bus_bytes(kind, bytes, ranks.of(group)) / self.bus
                 }
+                Action::Norm { .. } | Action::Measure { .. } | Action::Step { .. } if offloads => {
+                    bytes as f64 / self.host_memory
+                }
+                Action::Copy { .. } => 1e3 * self.launch + bytes as f64 / self.host_link,
                 Action::Norm { .. } | Action::Measure { .. } | Action::Step { .. } | Action::Zero(_) => {
                     1e3 * self.launch + bytes as f64 / self.memory
                 }
-                Action::Control(_) => 1e3 * self.launch,
+                Action::Control(_) if offloads => 0.0,
+                Action::Count(_) | Action::Control(_) => 1e3 * self.launch,
                 _ => 0.0,
             };
             ns as u64

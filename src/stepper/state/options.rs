@@ -31,6 +31,24 @@ pub enum Strategy {
     Fsdp,
 }
 
+/// Steps on the host, with the memory that they need: parameters (of ranks that share something out, a shard of them), sums of
+/// gradients, states, masters, averages. The device keeps the parameters and gradients of forward and backward.
+///
+/// # Source
+/// `CPUOffloadPolicy` of PyTorch's FSDP2; Ren et al., USENIX ATC 2021, "ZeRO-Offload".
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct OffloadPolicy {
+    /// Asks for page-locked host memory, which a GPU copies without its driver's help. The host device has no use for it.
+    pub pin_memory: bool,
+}
+
+impl Default for OffloadPolicy {
+    /// With page-locked memory, as in PyTorch.
+    fn default() -> Self {
+        OffloadPolicy { pin_memory: true }
+    }
+}
+
 /// The treatment of a parameter whose gradient was not written in a pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Unused {

@@ -32,7 +32,7 @@ const STEPPER: [&[&str]; 18] = [
     &["graphs", "join", "rebuild", "scaling", "unused"],
     &["late_groups"],
     &["builder"],
-    &["unshard"],
+    &["offload", "unshard"],
     &["shards"],
     &["build"],
     &["borrowing", "foresight", "gpu"],

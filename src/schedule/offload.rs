@@ -1,0 +1,103 @@
+//! Copies between the device's memory and the host's, where steps are offloaded: sums down, stepped parameters up.
+//!
+//! Without offload, nothing here writes an op. No copy waits for anything but the ops that touch the same bytes: a download
+//! for its sum and the last step, an upload for its step. (Ren et al., USENIX ATC 2021, "ZeRO-Offload".)
+
+use std::sync::Arc;
+
+use super::emitter::Mark;
+use super::{Broadcast, Schedule};
+use crate::layout::Gradients;
+use crate::op::{Action, Memory, Span, Stream};
+
+impl Schedule {
+    /// Copies the sums that this rank steps, and the counts of ranks, to the host, after `reduced`, and ends the device's
+    /// gradients. Returns where, if steps are offloaded.
+    pub(super) fn download(&mut self, bucket: u32, reduced: Option<Mark>) -> Option<Mark> {
+        let plan = Arc::clone(&self.plan);
+        let described = &plan.buckets()[bucket as usize];
+        if !plan.is_offloaded() {
+            return None;
+        }
+        if described.len == 0 {
+            // Its sum has no bytes, and the last mark stands for the copies before it.
+            return self.reduced;
+        }
+        // Begin resets the counts that steps read.
+        let begun = self.begun.filter(|_| !described.tail.is_empty());
+        self.emitter.after(Stream::Download, &[reduced, begun, self.consumed[bucket as usize]]);
+        let steps = self.is_stepped(bucket);
+        let spans = |of: fn(Memory, &crate::layout::Bucket) -> Span| {
+            [Memory::Grads, Memory::HostGrads].map(|memory| of(memory, described))
+        };
+        if steps {
+            self.copy(Stream::Download, bucket, spans(Span::summed_in));
+        }
+        self.copy(Stream::Download, bucket, spans(Span::tail));
+        match plan.gradients() {
+            Gradients::Release if steps => self.end_gradients(bucket, Stream::Download, Action::Release),
+            Gradients::Zero if steps => self.end_gradients(bucket, Stream::Download, Action::Zero),
+            _ => {}
+        }
+        self.downloaded[bucket as usize] = Some(self.emitter.record(Stream::Download));
+        self.downloaded[bucket as usize]
+    }
+
+    /// Copies the stepped parameters to the device, unless they wait there for [`unshard`](Self::unshard). Returns what an
+    /// all-gather or the trainer comes after.
+    pub(super) fn upload(&mut self, bucket: u32, stepped: Mark) -> Mark {
+        let plan = Arc::clone(&self.plan);
+        if !plan.is_offloaded() || self.can_reshard(bucket) {
+            return stepped;
+        }
+        self.emitter.after(Stream::Upload, &[Some(stepped)]);
+        self.after_readers(Stream::Upload, bucket);
+        self.copy_up(bucket)
+    }
+
+    /// The same for a bucket that is to be unsharded, after its last step and after its pages were given up.
+    pub(super) fn upload_shard(&mut self, bucket: u32) -> Mark {
+        let marks = [self.released[bucket as usize], self.consumed[bucket as usize]];
+        let written = self.trainer_on(Stream::Upload, bucket, &marks);
+        self.emitter.after(Stream::Upload, &[written, marks[0], marks[1]]);
+        self.copy_up(bucket)
+    }
+
+    fn copy_up(&mut self, bucket: u32) -> Mark {
+        let plan = Arc::clone(&self.plan);
+        let described = &plan.buckets()[bucket as usize];
+        let spans = [Memory::HostParams, Memory::Params].map(|memory| Span::shard(memory, described));
+        self.copy(Stream::Upload, bucket, spans);
+        let uploaded = self.emitter.record(Stream::Upload);
+        self.gathered[bucket as usize] = Some(uploaded);
+        uploaded
+    }
+
+    /// Copies the parameters that ranks have taken from rank 0 to the host, after they were `received`. Returns what the trainer
+    /// comes after.
+    pub(super) fn download_params(
+        &mut self,
+        broadcast: Broadcast<'_>,
+        received: Option<Mark>,
+    ) -> Option<Mark> {
+        let plan = Arc::clone(&self.plan);
+        if !plan.is_offloaded() {
+            return received;
+        }
+        self.emitter.after(Stream::Download, &[received]);
+        for (bucket, described) in (0..).zip(plan.buckets()).filter(|(_, described)| !described.is_local) {
+            if matches!(broadcast, Broadcast::Buckets(some) if !some.contains(&bucket)) {
+                continue;
+            }
+            let spans = [Memory::Params, Memory::HostParams].map(|memory| Span::shard(memory, described));
+            self.copy(Stream::Download, bucket, spans);
+        }
+        Some(self.emitter.record(Stream::Download))
+    }
+
+    fn copy(&mut self, stream: Stream, bucket: u32, [src, dst]: [Span; 2]) {
+        if src.bytes() > 0 {
+            self.emitter.emit(stream, Action::Copy { bucket, src, dst });
+        }
+    }
+}

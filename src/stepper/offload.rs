@@ -1,0 +1,126 @@
+//! Steps on the host: what a builder refuses with them, and where a parameter's own bytes lie.
+//!
+//! What the host steps is the parameter; the device has a copy, which `schedule/offload.rs` renews. A trainer writes both.
+
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::layout::{Gradients, Layout, Plan, Segment, SegmentAction};
+use crate::op::{self, Access, Memory, Span};
+use crate::schedule::Schedule;
+use crate::stepper::builder::StepperBuilder;
+use crate::stepper::state::options::OffloadPolicy;
+use crate::stepper::stepper::Stepper;
+
+impl StepperBuilder<'_> {
+    /// Steps on the host, on memory of its own. Sums of gradients are copied there, each after its reduce. Stepped
+    /// parameters are copied back before they are next used: after the step, or with [`Strategy::Fsdp`](crate::Strategy) when
+    /// they are [unsharded](Stepper::unshard). The copies run on streams of their own, beside forward and backward. Unset: steps run
+    /// where parameters are.
+    ///
+    /// The result is the same bits. [`Memory::is_offloaded`](crate::op::Memory::is_offloaded) tells the host's part of
+    /// [`Stepper::memory`]. On the host device both memories are the host's: this rehearses the flow, and saves nothing.
+    ///
+    /// ```
+    /// use instep::{Adam, Layout, OffloadPolicy, Solo, Stepper};
+    ///
+    /// let layout = Layout::builder().param("w", 4096).build()?;
+    /// let w = layout.id("w")?;
+    /// let builder = Stepper::builder(&layout, Adam::default()).offload(OffloadPolicy::default());
+    /// let mut stepper = builder.host(Solo::default())?;
+    /// let mut pass = stepper.begin()?;
+    /// pass.grads().get_mut(w)?.fill(1.0);
+    /// pass.finish()?;
+    /// assert!(stepper.view::<f32>(w)?[0] < 0.0);
+    /// let memory = stepper.memory();
+    /// let host: u64 = memory.iter().filter(|(m, _)| m.is_offloaded(stepper.plan())).map(|(_, bytes)| bytes).sum();
+    /// assert!(host >= 4 * 4 * 4096); // parameters, gradients and two states
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    pub fn offload(mut self, policy: OffloadPolicy) -> Self {
+        self.offload = Some(policy);
+        self
+    }
+
+    /// The table of what offload excludes.
+    pub(super) fn refuse_offload(&self, is_borrowed: bool) -> Result<()> {
+        let Some(policy) = self.offload else { return Ok(()) };
+        let refuse = |wrong: &str, remedy: &str| {
+            Err(Error::config("offload", format_args!("{policy:?}"), wrong, remedy))
+        };
+        if is_borrowed {
+            return refuse("the caller's tensors are not copied yet", "let the stepper own its buckets");
+        }
+        if self.copy_dtype.is_some() {
+            let remedy = "use 16-bit parameters with a master instead of copy_params";
+            return refuse("copies of parameters would stay with the host", remedy);
+        }
+        if self.gradients == Gradients::Average {
+            let remedy = "use Gradients::Keep, Gradients::Zero or Gradients::Release";
+            return refuse("averaged gradients would stay with the host", remedy);
+        }
+        Ok(())
+    }
+
+    pub(super) fn refuse_offload_on_gpu(&self) -> Result<()> {
+        if self.offload.is_none() {
+            return Ok(());
+        }
+        let wrong = "a GPU's steps cannot run on the host yet";
+        Err(Error::unsupported("OffloadPolicy", wrong, "leave it out, or step on the host"))
+    }
+}
+
+/// Refuses, with offload, gradients that are averaged for another optimizer.
+pub(super) fn refuse_averages(layout: &Layout, plan: &Plan) -> Result<()> {
+    let is_averaged = |segment: &&Segment| segment.action == SegmentAction::Average && segment.len > 0;
+    match plan.segments().iter().find(is_averaged).filter(|_| plan.is_offloaded()) {
+        None => Ok(()),
+        Some(segment) => {
+            let name = &layout.parameters()[segment.param as usize].name;
+            let wrong = "its averaged gradient would stay with the host";
+            let remedy = "give it an optimizer, or leave offload out";
+            Err(Error::unsupported(format_args!("offload with `{name}`"), wrong, remedy))
+        }
+    }
+}
+
+impl<D: Device> Stepper<D> {
+    /// The memory that has a tensor's own bytes while its bucket is not unsharded.
+    pub(super) fn home(&self, schedule: &Schedule, memory: Memory, segment: &Segment) -> Memory {
+        let is_here = schedule.is_whole(segment.bucket);
+        if memory == Memory::Params && !is_here { memory.of_step(&self.plan) } else { memory }
+    }
+
+    /// Writes what the host steps of a whole parameter, after a claim of the device's.
+    pub(super) fn write_home(&self, segment: &Segment, from: &[u8]) -> Result<()> {
+        let bucket = self.plan.bucket_of(segment);
+        let span = Span::kept(Memory::HostParams, bucket, segment);
+        let before = bucket.kept(segment).start;
+        let start = op::bytes_of(Memory::HostParams, &bucket.storage, before) as usize;
+        match from.get(start..start + span.bytes() as usize) {
+            Some(from) if !from.is_empty() => {
+                self.run.borrow_mut().note(Access { span, writes: true });
+                self.write_span(span, from)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Copies what the host has stepped to the device, after a failure has kept some of it from getting there.
+    pub(super) fn restore_params(&mut self) -> Result<()> {
+        if !self.plan.is_offloaded() || self.run.get_mut().refuse_rescued().is_ok() {
+            return Ok(());
+        }
+        let mut bytes = Vec::new();
+        for (k, bucket) in (0..).zip(self.plan.buckets()) {
+            if self.run.borrow().schedule.is_whole(k) {
+                let [from, to] =
+                    [Memory::HostParams, Memory::Params].map(|memory| Span::shard(memory, bucket));
+                bytes.resize(from.bytes() as usize, 0);
+                self.read_span(from, &mut bytes)?;
+                self.write_span(to, &bytes)?;
+            }
+        }
+        Ok(())
+    }
+}
