@@ -50,6 +50,7 @@ impl Forecast {
         let nowhere = |bytes: u64| Region::whole(NonNull::dangling(), bytes);
         let given = [Memory::Params, Memory::Grads].map(|memory| nowhere(Span::whole(memory, &plan).bytes()));
         let counts = constants.counts(&plan, &assignment);
+        let given = [Memory::Params, Memory::Grads].into_iter().zip(given);
         let regions = Regions::new(&plan, counts, given, |bytes| Ok(nowhere(bytes)))?;
         Ok(Forecast {
             step_bytes: (0..)

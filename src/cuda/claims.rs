@@ -18,8 +18,13 @@ impl CudaDevice {
         let judge = self.driver.judge().filter(|_| works)?;
         let mut ranges = Vec::new();
         let mut add = |address: usize, bytes: u64, kind: Kind| ranges.push(Range::new(address, bytes, kind));
+        let brought = self.brought(op);
         op.accesses(&self.plan, self.assignment.state_count(), &self.frozen(), &mut |access| {
             let kind = if access.writes { Kind::Write } else { Kind::Read };
+            if access.writes && brought == Some(access.span) {
+                let whole = self.memory.unsharded.resolve(access.span);
+                return whole.into_iter().for_each(|at| add(at.addr(), access.span.bytes(), kind));
+            }
             self.memory.regions.runs(access.span).for_each(|(at, bytes)| add(at, bytes, kind));
             for at in self.of_the_callers_scaler(access.span).into_iter().flatten() {
                 add(at.as_ptr().addr(), size_of::<f32>() as u64, kind);
@@ -33,6 +38,7 @@ impl CudaDevice {
             all.for_each(|span| {
                 self.memory.regions.runs(span).for_each(|(at, bytes)| add(at, bytes, Kind::Guarded))
             });
+            self.memory.unsharded.runs().for_each(|(at, bytes)| add(at, bytes, Kind::Guarded));
         }
         let name = CString::new(op.to_string()).unwrap_or_default();
         Some(judge.hold(stream, &name, &ranges))

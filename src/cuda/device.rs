@@ -89,8 +89,10 @@ impl CudaDevice {
         unsafe { driver.inspect_stream(compute)? };
         let kernels = Kernels::load(&driver, &assignment.kernels(&plan))?;
         let priorities = Priorities { reduce: i32::MIN, optim: parts.optim_priority };
-        // Most that one stream records in two passes: with shards, a bucket's sums, decision, step and gathers.
-        let room = 16 + if plan.is_sharded() { 16 } else { 8 } * plan.buckets().len();
+        // Most that one stream records in two passes: with shards, a bucket's sums, decision, step and gathers. One that is
+        // unsharded more often than twice in a pass makes waits stricter.
+        let of_bucket = if plan.is_sharded() { 16 } else { 8 };
+        let room = 16 + of_bucket * plan.buckets().len();
         let streams = Streams::new(&driver, compute, priorities, Stream::used(&plan), room)?;
         let optim = streams.stream(Stream::Optim);
         let mut memory =
@@ -212,6 +214,8 @@ impl Drop for CudaDevice {
             } else {
                 mem::forget(self.memory.reduced.take());
             }
+            // The stream that has come after all others.
+            self.memory.unsharded.free_on(self.streams.stream(Stream::Optim));
             ManuallyDrop::drop(&mut self.memory);
             ManuallyDrop::drop(&mut self.timing);
             ManuallyDrop::drop(&mut self.streams);

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use super::CudaDevice;
 use super::memory::{address, bytes_of, bytes_of_all, fetch};
 use super::timing::Timing;
+use super::unsharded::is_shared_out;
 use crate::abi::{InstepControl, InstepStatus};
 use crate::device::{Claimed, Device, Executor};
 use crate::error::{Error, Result};
@@ -25,6 +26,16 @@ impl CudaDevice {
             return Err(Error::order(what, "a graph cannot hold it", "use addresses in a capture"));
         }
         self.guarded(what, work)
+    }
+
+    /// Returns where the trainer finds a span: in a bucket that is whole, or in memory that is always there. After a failure
+    /// a bucket may be missing that was to be brought together; its address is then never followed.
+    fn at(&self, span: Span) -> *mut u8 {
+        let always = || match self.failed {
+            None => self.memory.regions.resolve(span),
+            Some(_) => self.memory.regions.find(span).unwrap_or(std::ptr::null_mut()),
+        };
+        self.memory.unsharded.resolve(span).unwrap_or_else(always)
     }
 
     /// Blocks until the trainer's stream has finished everything on it.
@@ -64,11 +75,16 @@ impl Executor for CudaDevice {
     }
 
     fn resolve(&self, span: Span) -> *mut u8 {
-        self.memory.regions.resolve(span)
+        self.at(span)
     }
 
     fn sizes(&self) -> Vec<(Memory, u64)> {
-        self.memory.regions.sizes().collect()
+        let sizes = self.memory.regions.sizes();
+        let of_whole = |memory| self.memory.shared_out_bytes(memory, &self.plan);
+        let size = |(memory, bytes)| {
+            (memory, if is_shared_out(memory, &self.plan) { of_whole(memory) } else { bytes })
+        };
+        sizes.map(size).collect()
     }
 
     fn write_settings(&mut self, settings: &Settings, _: Claimed) {
@@ -101,7 +117,7 @@ impl Executor for CudaDevice {
 
     fn read(&mut self, span: Span, into: &mut [u8], _: Claimed) -> Result<()> {
         debug_assert_eq!(span.bytes(), size_of_val(into) as u64);
-        let from = address(self.memory.regions.resolve(span));
+        let from = address(self.at(span));
         self.guarded_copy("a copy to the host", |device| {
             device.block_on_compute()?;
             // SAFETY: in bounds by `resolve`; written by nothing now, by `Claimed`.
@@ -111,11 +127,17 @@ impl Executor for CudaDevice {
 
     fn write(&mut self, span: Span, from: &[u8], _: Claimed) -> Result<()> {
         debug_assert_eq!(span.bytes(), size_of_val(from) as u64);
-        let to = address(self.memory.regions.resolve(span));
+        let to = address(self.at(span));
         self.guarded_copy("a copy to the GPU", |device| {
             device.block_on_compute()?;
+            let compute = device.streams.stream(Stream::Compute);
             // SAFETY: as in `read`.
-            unsafe { device.driver.upload(to, from, device.streams.stream(Stream::Compute)) }
+            unsafe { device.driver.upload(to, from, compute)? };
+            let Some(part) = device.memory.unsharded.also_in_shard(span) else { return Ok(()) };
+            let [start, end] = [part.start, part.end].map(|at| (at - span.start) as usize);
+            let shard = address(device.memory.regions.resolve(part));
+            // SAFETY: as above; the part of it from which later passes go on.
+            unsafe { device.driver.upload(shard, &from[start..end], compute) }
         })
     }
 

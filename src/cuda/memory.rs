@@ -8,6 +8,7 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use super::driver::Driver;
+use super::unsharded::{Unsharded, is_shared_out, shard_bytes, shards};
 use crate::abi::{InstepControl, InstepRecord};
 use crate::collective::{Allocation, Collective};
 use crate::error::{Error, Result};
@@ -18,7 +19,7 @@ use crate::launch::{
 use crate::layout::{Plan, SegmentAction};
 use crate::op::{Memory, Span};
 
-/// One zeroed allocation, freed after the work that is on its stream.
+/// One allocation, freed after the work that is on its stream.
 pub(super) struct Arena {
     driver: Arc<dyn Driver>,
     stream: StreamHandle,
@@ -26,14 +27,30 @@ pub(super) struct Arena {
 }
 
 impl Arena {
-    pub(super) fn zeroed(driver: &Arc<dyn Driver>, bytes: u64, stream: StreamHandle) -> Result<Arena> {
+    /// Allocates memory with arbitrary contents, for work that comes after what is on the stream.
+    pub(super) fn new(driver: &Arc<dyn Driver>, bytes: u64, stream: StreamHandle) -> Result<Arena> {
         let address = driver.allocate(bytes, stream)?;
-        let arena = Arena { driver: Arc::clone(driver), stream, address };
+        pointer(address)?;
+        Ok(Arena { driver: Arc::clone(driver), stream, address })
+    }
+
+    pub(super) fn zeroed(driver: &Arc<dyn Driver>, bytes: u64, stream: StreamHandle) -> Result<Arena> {
+        let arena = Arena::new(driver, bytes, stream)?;
         if bytes > 0 {
             // SAFETY: just allocated, so many bytes long, on this stream.
-            unsafe { driver.zero(address, bytes, stream)? };
+            unsafe { driver.zero(arena.address, bytes, stream)? };
         }
         Ok(arena)
+    }
+
+    /// Returns its first byte.
+    pub(super) fn base(&self) -> *mut u8 {
+        ptr::with_exposed_provenance_mut(self.address.0 as usize)
+    }
+
+    /// Lets it be freed on another stream, which has come after all that use it.
+    pub(super) fn free_on(&mut self, stream: StreamHandle) {
+        self.stream = stream;
     }
 }
 
@@ -52,6 +69,8 @@ pub(super) struct DeviceMemory {
     pub(super) left: *const u32,
     /// The gradients, if the communicator allocated them; not stream-ordered.
     pub(super) reduced: Option<Allocation>,
+    /// Buckets of which ranks keep shards, while they are whole.
+    pub(super) unsharded: Unsharded,
 }
 
 impl DeviceMemory {
@@ -65,6 +84,13 @@ impl DeviceMemory {
         borrowed: Option<BorrowedPieces>,
     ) -> Result<DeviceMemory> {
         let mut arenas = Vec::new();
+        let mut shared_out = Vec::new();
+        for memory in [Memory::Params, Memory::Copy].into_iter().filter(|memory| is_shared_out(*memory, plan))
+        {
+            let arena = Arena::zeroed(driver, shard_bytes(memory, plan), stream)?;
+            shared_out.push((memory, shards(memory, plan, &arena)?));
+            arenas.push(arena);
+        }
         let mut owned = |bytes: u64| {
             let arena = Arena::zeroed(driver, bytes, stream)?;
             let region = Region::whole(pointer(arena.address)?, bytes);
@@ -87,11 +113,15 @@ impl DeviceMemory {
                         Region::whole(base, grads_bytes)
                     }
                 };
-                [owned(params_bytes)?, grads]
+                let params = shared_out.iter().position(|(memory, _)| *memory == Memory::Params);
+                let params = params.map(|at| shared_out.swap_remove(at).1);
+                [params.map_or_else(|| owned(params_bytes), Ok)?, grads]
             }
         };
+        let given = [Memory::Params, Memory::Grads].into_iter().zip(given).chain(shared_out);
         let regions = Regions::new(plan, constants.counts(plan, assignment), given, owned)?;
-        let mut memory = DeviceMemory { regions, arenas, left: ptr::null(), reduced };
+        let unsharded = Unsharded::default();
+        let mut memory = DeviceMemory { regions, arenas, left: ptr::null(), reduced, unsharded };
         memory.left = memory.keep(driver, stream, &[action_code(SegmentAction::Leave)])?;
         memory.initialise(driver, stream, plan, (constants, assignment))?;
         Ok(memory)
@@ -111,7 +141,8 @@ impl DeviceMemory {
             arenas.push(arena);
             Ok(region)
         })?;
-        let memory = DeviceMemory { regions, arenas, left: ptr::null(), reduced: None };
+        let (reduced, unsharded) = (None, Unsharded::default());
+        let memory = DeviceMemory { regions, arenas, left: ptr::null(), reduced, unsharded };
         memory.initialise(driver, stream, plan, (constants, assignment))?;
         Ok(memory)
     }
@@ -174,7 +205,7 @@ pub(super) fn address<T>(pointer: *const T) -> DevicePtr {
     DevicePtr(pointer.addr() as u64)
 }
 
-fn pointer(address: DevicePtr) -> Result<NonNull<u8>> {
+pub(super) fn pointer(address: DevicePtr) -> Result<NonNull<u8>> {
     let none = || Error::Device { call: "cuMemAllocAsync", code: 0, name: "a null address".to_owned() };
     // Exposed, because in tests the device's memory is host memory.
     NonNull::new(ptr::with_exposed_provenance_mut(address.0 as usize)).ok_or_else(none)

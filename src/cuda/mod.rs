@@ -37,6 +37,7 @@ mod submit;
 mod system;
 mod tile_tables;
 mod timing;
+mod unsharded;
 mod waits;
 
 pub(crate) use bucket::BucketEngine;

@@ -13,6 +13,7 @@ use super::driver::{Entered, Kernel, Shape};
 use super::launches::BucketLaunch;
 use super::memory::address;
 use super::pinned::SLOTS;
+use super::unsharded::is_shared_out;
 use crate::abi::{INSTEP_GPU_THREADS, InstepBeginArgs, InstepPublishArgs, InstepRecord};
 use crate::collective::{Call, CallKey};
 use crate::error::{Error, Result};
@@ -44,6 +45,7 @@ impl CudaDevice {
         if let Some(timing) = self.timing.as_mut().filter(|_| works) {
             timing.start(*op, stream)?;
         }
+        self.make_room(op)?;
         let claim = self.claim(op, stream);
         let outcome = self.run(op);
         drop(claim);
@@ -91,6 +93,10 @@ impl CudaDevice {
                 let remedy = "leave StepperBuilder::offload out";
                 Err(Error::unsupported("OffloadPolicy", "a GPU's steps cannot run on the host yet", remedy))
             }
+            Action::Release(span) if is_shared_out(span.memory, &self.plan) => {
+                self.release(span);
+                Ok(())
+            }
             Action::Release(_) => {
                 let remedy = "use Gradients::Keep or Gradients::Zero";
                 Err(Error::unsupported("Gradients::Release", "a GPU's memory cannot be given back", remedy))
@@ -100,7 +106,9 @@ impl CudaDevice {
                 let comm = gathers.unwrap_or(&self.comm);
                 let (bytes, dtype) = (src.bytes().max(dst.bytes()), src.dtype(&self.plan));
                 let key = CallKey { kind, pass, bucket, dtype, bytes, agreement };
-                let [src, dst] = [src, dst].map(|span| self.memory.regions.resolve(span));
+                let brought = self.brought(op).and_then(|span| self.memory.unsharded.resolve(span));
+                let src = self.memory.regions.resolve(src);
+                let dst = brought.unwrap_or_else(|| self.memory.regions.resolve(dst));
                 // SAFETY: as for `Zero`.
                 let mut call =
                     unsafe { Call::new(key, comm.world_size(), src, dst, self.deadline, Some(stream)) };

@@ -177,6 +177,7 @@ impl Memories {
             ],
             Some(borrowed) => [Region::scattered(borrowed.params), Region::scattered(borrowed.grads)],
         };
+        let given = [Memory::Params, Memory::Grads].into_iter().zip(given);
         let regions = Regions::new(plan, constants.counts(plan, assignment), given, owned)?;
         let are_released =
             [(Memory::Grads, plan.gradients() == Gradients::Release), (Memory::Params, plan.shards_params())];

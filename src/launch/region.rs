@@ -123,21 +123,18 @@ pub(crate) struct Regions {
 }
 
 impl Regions {
-    /// Parameters and gradients as given, and zeros from `owned` for everything else that the plan has.
+    /// Memories as given, and zeros from `owned` for everything else that the plan has.
     pub(crate) fn new(
         plan: &Plan,
         counts: Counts,
-        [params, grads]: [Region; 2],
+        given: impl IntoIterator<Item = (Memory, Region)>,
         mut owned: impl FnMut(u64) -> Result<Region>,
     ) -> Result<Regions> {
-        let mut given = [Some(params), Some(grads)];
+        let mut given: Vec<(Memory, Region)> = given.into_iter().collect();
         let tensors = Memory::of_tensors(plan, counts.states).map(|memory| {
-            let given = match memory {
-                Memory::Params => given[0].take(),
-                Memory::Grads => given[1].take(),
-                _ => None,
-            };
-            Ok((memory, given.map_or_else(|| owned(Span::whole(memory, plan).bytes()), Ok)?))
+            let at = given.iter().position(|(known, _)| *known == memory);
+            let region = at.map(|at| given.swap_remove(at).1);
+            Ok((memory, region.map_or_else(|| owned(Span::whole(memory, plan).bytes()), Ok)?))
         });
         let tensors = tensors.collect::<Result<_>>()?;
         Ok(Regions { tensors, ..Regions::without_tensors(counts, owned)? })
@@ -196,17 +193,20 @@ impl Regions {
 
     /// The first byte of a span that lies inside one piece of its memory.
     pub(crate) fn resolve(&self, span: Span) -> *mut u8 {
+        self.find(span).unwrap_or_else(|| panic!("{span:?} is out of bounds"))
+    }
+
+    /// The same, or `None` if it lies in no piece.
+    pub(crate) fn find(&self, span: Span) -> Option<*mut u8> {
         if span.start == span.end {
-            return ptr::without_provenance_mut(ALIGNMENT);
+            return Some(ptr::without_provenance_mut(ALIGNMENT));
         }
         let pieces = &self.region(span.memory).pieces;
         let next = pieces.partition_point(|piece| piece.start <= span.start);
         let piece = next.checked_sub(1).map(|at| pieces[at]);
         let inside = |piece: &Piece| span.start < span.end && span.end - piece.start <= piece.bytes;
-        let Some(piece) = piece.filter(inside) else {
-            panic!("{span:?} is out of bounds");
-        };
-        piece.base.as_ptr().wrapping_add((span.start - piece.start) as usize)
+        let piece = piece.filter(inside)?;
+        Some(piece.base.as_ptr().wrapping_add((span.start - piece.start) as usize))
     }
 
     /// Returns the addresses of a span, run by run with their bytes, as far as its memory reaches.

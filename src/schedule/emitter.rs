@@ -95,6 +95,11 @@ impl Emitter {
         self.clocks[stream.index()][position.stream.index()] >= position.tick
     }
 
+    /// Whether the next op of `stream` comes after a mark anyway.
+    pub(super) fn is_past(&self, stream: Stream, mark: &Mark) -> bool {
+        self.is_after(stream, mark.ticket)
+    }
+
     /// The ops written since the last call. Their buffer is kept, so a steady state allocates nothing.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = Op> + '_ {
         self.ops.drain(..)

@@ -21,6 +21,12 @@ impl Schedule {
         (0..).zip(&self.unsharded).filter_map(|(bucket, is_unsharded)| is_unsharded.then_some(bucket))
     }
 
+    /// Returns whether the trainer may be reading a bucket that is unsharded: it has come after the all-gather.
+    pub(crate) fn may_be_read(&self, bucket: u32) -> bool {
+        let gathered = self.gathered[bucket as usize].filter(|_| self.unsharded[bucket as usize]);
+        gathered.is_some_and(|gathered| self.emitter.is_past(Stream::Compute, &gathered))
+    }
+
     /// Returns whether the open pass has handed the bucket over. Ranks may differ in when they do, so none may unshard it again.
     /// A frozen bucket is never handed over, and backward may still go through it.
     pub fn is_launched(&self, bucket: u32) -> bool {

@@ -111,9 +111,23 @@ impl<D: Device> Stepper<D> {
         let run = self.run.get_mut();
         if D::TRAINER_IS_A_STREAM && self.written.get_mut()[param] && !run.schedule.is_handed_over(param) {
             let segment = self.plan.segment_of(param);
-            for (memory, writes) in [(Memory::Params, false), (Memory::Grads, true)] {
+            // What was resharded has been noted then.
+            let is_whole = run.schedule.is_whole(segment.bucket);
+            let memories = [(Memory::Params, false), (Memory::Grads, true)].into_iter();
+            for (memory, writes) in memories.filter(|(memory, _)| *memory == Memory::Grads || is_whole) {
                 run.note(Access { span: Span::segment(memory, &self.plan, segment), writes });
             }
+        }
+    }
+
+    /// Notes, before a bucket is resharded, the reads of a trainer that is a stream.
+    pub(super) fn note_reshard(&mut self, bucket: u32) {
+        let run = self.run.get_mut();
+        if D::TRAINER_IS_A_STREAM && run.schedule.may_be_read(bucket) {
+            let described = &self.plan.buckets()[bucket as usize];
+            Memory::sent_of(described).for_each(|memory| {
+                run.note(Access { span: Span::shared(memory, described), writes: false });
+            });
         }
     }
 

@@ -19,7 +19,6 @@ use crate::stepper::build::Blueprint;
 use crate::stepper::builder::StepperBuilder;
 use crate::stepper::graphs::NOT_BROADCAST;
 use crate::stepper::state::borrowed::Borrowed;
-use crate::stepper::state::options::Strategy;
 use crate::stepper::stepper::Stepper;
 use crate::stepper::tensor::TensorId;
 
@@ -120,14 +119,6 @@ impl StepperBuilder<'_> {
             let wrong = "a GPU's steps are always enqueued on the calling thread";
             return Err(Error::config("inline", "set", wrong, "leave it out on a GPU"));
         }
-        if self.strategy == Strategy::Fsdp {
-            let remedy = "use Strategy::Zero, or step on the host";
-            return Err(Error::unsupported(
-                "Strategy::Fsdp",
-                "a GPU cannot share parameters out yet",
-                remedy,
-            ));
-        }
         if let Some(ranks) = self.shard_size {
             let wrong = "a GPU's ranks have no groups yet";
             let remedy = "leave it out, or step on the host";
@@ -194,7 +185,7 @@ impl Stepper<CudaDevice> {
     ///
     /// # Errors
     /// `Layout` if the parameter is of another layout; `Unsupported` if the stepper keeps no such tensor, or holds it in
-    /// 8-bit codes; `Sharded` for a tensor that ranks [share out](Strategy); `Order` for a state, copy or average inside a pass, for a tensor that was handed over in this
+    /// 8-bit codes; `Sharded` for a tensor that ranks [share out](crate::Strategy); `Order` for a state, copy or average inside a pass, for a tensor that was handed over in this
     /// micro-batch, and for a frozen gradient inside a pass; `Poisoned` after a failure.
     pub fn ptr<'n>(&mut self, tensor: impl Into<TensorId<'n>>) -> Result<DevicePtr> {
         let (id, memory) = self.find(tensor.into())?;

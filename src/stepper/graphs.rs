@@ -50,7 +50,8 @@ impl Stepper<CudaDevice> {
     ///
     /// # Errors
     /// `Order` if a pass is open, none has been made yet, since the first one gives all ranks rank 0's parameters, or
-    /// `trainer` has not finished its pass; `Unsupported` on the legacy default stream; `Poisoned` after a failure; the
+    /// `trainer` has not finished its pass; `Unsupported` on the legacy default stream, or with
+    /// [`Strategy::Fsdp`](crate::Strategy); `Poisoned` after a failure; the
     /// error that `trainer` returns; `Device` if the driver cannot capture something. In each case, also if `trainer` panics, the capture has ended
     /// and the stepper goes on as if it had not begun; only a panic inside the pass ends the group, as ever.
     pub fn capture(
@@ -58,6 +59,10 @@ impl Stepper<CudaDevice> {
         trainer: impl FnOnce(Pass<'_, CudaDevice>) -> Result<()>,
     ) -> Result<CapturedPass> {
         self.refuse_open_pass()?;
+        if self.plan.shards_params() {
+            let wrong = "a graph has fixed addresses, and unsharded buckets come and go";
+            return Err(Error::unsupported("capture with Strategy::Fsdp", wrong, "use Strategy::Zero"));
+        }
         if self.params_written.is_broadcast_due() {
             return Err(Error::order("capture", NOT_BROADCAST, "make an ordinary pass first"));
         }

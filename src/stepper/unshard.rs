@@ -113,6 +113,7 @@ impl<D: Device> Stepper<D> {
     /// `Layout` if there is no such bucket.
     pub fn reshard(&mut self, bucket: u32) -> Result<()> {
         bucket_numbered(&self.plan, bucket)?;
+        self.note_reshard(bucket);
         let run = self.run.get_mut();
         run.schedule.reshard(bucket);
         run.submit();

@@ -10,7 +10,7 @@ mod data;
 
 use data::{CLASSES, GLOBAL_BATCH, PIXELS, Random, Samples};
 use instep::cuda::Nccl;
-use instep::{Adam, Collective, Device, Layout, ParamId, Result, Sgd, Solo, Stepper, in_process};
+use instep::{Adam, Collective, Device, Layout, ParamId, Result, Sgd, Solo, Stepper, Strategy, in_process};
 
 use crate::support::device::cuda;
 use crate::support::hardware;
@@ -129,6 +129,8 @@ impl Network {
             for batch in training.draw_batches(epoch, rank, ranks) {
                 assert_eq!(batch.labels.len(), GLOBAL_BATCH / ranks as usize);
                 let mut pass = stepper.begin()?;
+                // All ranks have all parameters anyway, unless they share them out.
+                (0..pass.plan().buckets().len() as u32).try_for_each(|bucket| pass.unshard(bucket))?;
                 let grads = self.read(|id, into| pass.read(id, into))?.gradients(&batch);
                 for layer in [1, 0] {
                     pass.write(self.biases[layer].grad(), &grads.biases[layer])?;
@@ -173,7 +175,7 @@ fn digits_are_learned_with_the_hosts_bits_in_every_mode() {
 /// Trains one of two ranks on a GPU; both get the bits of two ranks on the host. `cuda::gpu::nccl` starts it twice.
 // `cuda::gpu` needs the feature.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-pub(crate) fn learn_as_a_rank_of_two(comm: Nccl) {
+pub(crate) fn learn_as_a_rank_of_two(comm: Nccl, strategy: Strategy) {
     let (training, held_out) = Samples::load().unwrap().split();
     let (layout, network) = (lay_out(), Network::new(&lay_out()));
     let optim = Optim::of(Adam { lr: 5e-3, ..Adam::default() });
@@ -181,16 +183,19 @@ pub(crate) fn learn_as_a_rank_of_two(comm: Nccl) {
     let rank = comm.rank();
     let on_host = in_process(2, |comm| {
         let rank = comm.rank();
-        network.train(&mut options.stepper(&layout, optim, comm)?, &training, rank, 2)
+        let mut host = options.builder(&layout, optim).strategy(strategy).host(comm)?;
+        network.train(&mut host, &training, rank, 2)
     });
     // A stepper that goes first would end the group for the other rank.
     let group = comm.clone();
-    let mut gpu = options.stepper_on(&hardware::open(), &layout, optim, comm).unwrap();
+    let builder = options.builder(&layout, optim).strategy(strategy);
+    // SAFETY: the trainer's stream is the default one.
+    let mut gpu = unsafe { builder.cuda(comm, &hardware::open()) }.unwrap();
     let trained = network.train(&mut gpu, &training, rank, 2).unwrap();
     for (epoch, (gpu, host)) in trained.iter().zip(&on_host.unwrap()[rank as usize]).enumerate() {
         gpu.assert_same(host, &format!("rank {rank}, epoch {epoch}"));
     }
-    let learned = network.read(|id, into| gpu.read(id, into)).unwrap().accuracy(&held_out);
+    let learned = network.read(|id, into| gpu.gather(id, into)).unwrap().accuracy(&held_out);
     assert!(learned > 0.85, "{learned}");
     gpu.close().unwrap();
     group.close().unwrap();

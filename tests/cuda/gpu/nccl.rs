@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 use instep::collective::{Call, CallKey, CollectiveKind};
 use instep::cuda::{Nccl, nccl};
 use instep::dtype::DType;
-use instep::{Collective, Error, Place};
+use instep::{Collective, Error, Place, Strategy};
 
 use super::memory::Gpu;
 use super::shards;
+use crate::cuda::training::learn_as_a_rank_of_two;
 
 pub(super) const DEADLINE: Duration = Duration::from_secs(20);
 /// Sizes around the chunks that NCCL uses, and a bucket of 25 MiB.
@@ -218,24 +219,23 @@ fn dropping(comm: Nccl, gpu: &Gpu) {
     std::thread::sleep(Duration::from_secs(5));
 }
 
-fn training(comm: Nccl, _: &Gpu) {
-    crate::cuda::training::learn_as_a_rank_of_two(comm);
-}
-
 type Scene = (&'static str, fn(Nccl, &Gpu));
 
-const SCENES: [Scene; 16] = [
+const SCENES: [Scene; 19] = [
     ("sums", sums),
     ("differing", differing),
     ("out_of_order", out_of_order),
     ("dying", dying),
     ("giving_up", giving_up),
     ("dropping", dropping),
-    ("training", training),
+    ("training", |comm, _| learn_as_a_rank_of_two(comm, Strategy::Replicated)),
     ("calls_of_shards", shards::calls),
     ("shards_giving_up", shards::giving_up),
     ("shards_dying", shards::dying),
     ("shards_differing", shards::differing),
+    ("unsharding_others", shards::unsharding_others),
+    ("training_zero", |comm, _| learn_as_a_rank_of_two(comm, Strategy::Zero)),
+    ("training_fsdp", |comm, _| learn_as_a_rank_of_two(comm, Strategy::Fsdp)),
     ("shards_replayed", shards::replayed),
     ("shards_0", |comm, _| shards::train(comm, 0)),
     ("shards_1", |comm, _| shards::train(comm, 1)),
@@ -274,7 +274,7 @@ pub(super) fn ranks_play(ranks: u32, scene: &str) {
         child.env("WORLD_SIZE", ranks.to_string());
         child.envs([("NCCL_MULTI_RANK_GPU_ENABLE", "1"), ("NCCL_MAX_CTAS", "2")]);
         child.envs([("INSTEP_TEST_SCENE", scene), ("INSTEP_DEADLINE_MS", "30000")]);
-        let has_ledger = ["out_of_order", "shards_with_ledger"].contains(&scene);
+        let has_ledger = ["out_of_order", "shards_with_ledger", "unsharding_others"].contains(&scene);
         child.env("INSTEP_LEDGER", if has_ledger { "1" } else { "0" });
         Rank(child.stdout(Stdio::null()).spawn().unwrap())
     };

@@ -1,4 +1,4 @@
-//! Ranks that are processes with GPUs and share out optimizer states: NCCL's calls, the second communicator, whole trainings.
+//! Ranks that are processes with GPUs and share out states or parameters: NCCL's calls, the second communicator, whole trainings.
 //!
 //! `cuda::shards` has the trainings and compares them with the host's. Here are scenes of `nccl.rs` for two and three ranks.
 //! One communicator's failure must end the calls of both.
@@ -167,6 +167,18 @@ pub(super) fn differing(comm: Nccl, _: &Gpu) {
     }
 }
 
+/// Ranks that unshard other buckets; run with the ledger: without it the ranks would hang.
+pub(super) fn unsharding_others(comm: Nccl, _: &Gpu) {
+    let layout = layout(&[700, 5000]);
+    let builder = Stepper::builder(&layout, AdamW::default()).strategy(Strategy::Fsdp).bucket_cap_bytes(1000);
+    // SAFETY: the trainer's stream is the default one.
+    let mut stepper = unsafe { builder.cuda(comm.clone(), &hardware::open()) }.unwrap();
+    stepper.unshard(comm.rank()).unwrap();
+    let told = stepper.status().unwrap_err();
+    assert!(matches!(told.cause(), Error::Mismatch { .. }), "{told}");
+    assert!(matches!(comm.check(), Err(Error::Mismatch { .. })));
+}
+
 pub(super) fn train(comm: Nccl, n: usize) {
     train_as_a_rank(&comm, (n, 3));
     comm.close().unwrap();
@@ -284,6 +296,9 @@ ranks! {
     a_rank_that_gives_one_communicator_up_ends_the_calls_of_both: 2, "shards_giving_up";
     a_rank_that_dies_ends_the_calls_of_both_communicators: 2, "shards_dying";
     two_ranks_of_different_strategies_both_get_a_mismatch: 2, "shards_differing";
+    two_ranks_that_unshard_other_buckets_both_get_a_mismatch: 2, "unsharding_others";
+    two_ranks_learn_digits_with_shards_of_states_and_the_bits_of_the_host: 2, "training_zero";
+    two_ranks_learn_digits_with_shards_of_parameters_and_the_bits_of_the_host: 2, "training_fsdp";
     two_ranks_replay_captured_passes_with_calls_of_both_communicators: 2, "shards_replayed";
     two_ranks_step_shards_with_the_bits_of_the_host_first_part: 2, "shards_0";
     two_ranks_step_shards_with_the_bits_of_the_host_second_part: 2, "shards_with_ledger";

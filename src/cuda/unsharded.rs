@@ -1,0 +1,122 @@
+//! Buckets whose parameters ranks share out, while all of their parameters are on this GPU: memory beside that of the shard.
+//!
+//! A shard keeps its address. A whole bucket has one from its all-gather to its release, and its memory is taken and freed on
+//! the gather stream, so nothing waits on the host. Ops go to the shard; the trainer goes to the whole bucket while it is
+//! there. (Zhao et al., VLDB 2023, "PyTorch FSDP", with CUDA's stream-ordered allocator.)
+
+use super::CudaDevice;
+use super::memory::{Arena, DeviceMemory, pointer};
+use crate::error::Result;
+use crate::handle::{Address, StreamHandle};
+use crate::launch::{Piece, Region};
+use crate::layout::Plan;
+use crate::op::{Action, CollectiveKind, Memory, Op, Span, Stream};
+
+/// The buckets that are whole, with the part that lies in the shard's own memory too.
+#[derive(Default)]
+pub(super) struct Unsharded(Vec<Whole>);
+
+struct Whole {
+    span: Span,
+    shard: Span,
+    arena: Arena,
+}
+
+impl Unsharded {
+    fn of(&self, span: Span) -> Option<&Whole> {
+        self.0.iter().find(|Whole { span: whole, .. }| {
+            whole.memory == span.memory && whole.start <= span.start && span.end <= whole.end
+        })
+    }
+
+    /// Returns where a span of a whole bucket lies.
+    pub(super) fn resolve(&self, span: Span) -> Option<*mut u8> {
+        let whole = self.of(span).filter(|_| span.start < span.end)?;
+        Some(whole.arena.base().wrapping_add((span.start - whole.span.start) as usize))
+    }
+
+    /// Returns the part of a span of a whole bucket that the shard's memory has too.
+    pub(super) fn also_in_shard(&self, span: Span) -> Option<Span> {
+        let shard = self.of(span)?.shard;
+        let (start, end) = (span.start.max(shard.start), span.end.min(shard.end));
+        (start < end).then_some(Span { start, end, ..span })
+    }
+
+    /// Returns all addresses, with their bytes.
+    pub(super) fn runs(&self) -> impl Iterator<Item = (usize, u64)> + '_ {
+        self.0.iter().map(|whole| (whole.arena.base().addr(), whole.span.bytes()))
+    }
+
+    /// Lets memory be freed on another stream, which has come after all that use it.
+    pub(super) fn free_on(&mut self, stream: StreamHandle) {
+        self.0.iter_mut().for_each(|whole| whole.arena.free_on(stream));
+    }
+}
+
+impl CudaDevice {
+    /// Returns the bucket that an op brings together beside its shard.
+    pub(super) fn brought(&self, op: &Op) -> Option<Span> {
+        let Action::Collective { kind: CollectiveKind::AllGather, src, dst, .. } = op.action else {
+            return None;
+        };
+        let is_apart = self.plan.shards_params() && op.stream == Stream::Gather;
+        // The shard of a group of one is the bucket.
+        (is_apart && src != dst).then_some(dst)
+    }
+
+    /// Takes memory for a bucket that an op brings together.
+    pub(super) fn make_room(&mut self, op: &Op) -> Result<()> {
+        let Some(span) = self.brought(op) else { return Ok(()) };
+        let Action::Collective { src: shard, .. } = op.action else { return Ok(()) };
+        if self.memory.unsharded.of(span).is_none() {
+            let arena = Arena::new(&self.driver, span.bytes(), self.streams.stream(op.stream))?;
+            self.memory.unsharded.0.push(Whole { span, shard, arena });
+        }
+        Ok(())
+    }
+
+    /// Frees the memory of a whole bucket, of which this span is a part, after the work on its stream. The span may be one of
+    /// two; the first frees all.
+    pub(super) fn release(&mut self, span: Span) {
+        let is_part = |whole: &Whole| {
+            whole.span.memory == span.memory && whole.span.start <= span.start && span.end <= whole.span.end
+        };
+        self.memory.unsharded.0.retain(|whole| !is_part(whole));
+    }
+}
+
+impl DeviceMemory {
+    /// Returns the bytes of a memory of which ranks share buckets out, as if each bucket were whole where its shard lies: the
+    /// stepper takes off what is not here.
+    pub(super) fn shared_out_bytes(&self, memory: Memory, plan: &Plan) -> u64 {
+        let whole = plan.buckets().iter().map(|bucket| {
+            let others = Span::others(memory, bucket).into_iter().filter(|_| !bucket.is_local);
+            Span::shard(memory, bucket).bytes() + others.map(|others| others.bytes()).sum::<u64>()
+        });
+        let twice = self.unsharded.0.iter().filter(|whole| whole.span.memory == memory);
+        whole.sum::<u64>() + twice.map(|whole| whole.shard.bytes()).sum::<u64>()
+    }
+}
+
+/// Returns whether ranks keep only their shards of this memory's buckets.
+pub(super) fn is_shared_out(memory: Memory, plan: &Plan) -> bool {
+    plan.shards_params() && matches!(memory, Memory::Params | Memory::Copy)
+}
+
+/// Returns the bytes of all shards of a memory.
+pub(super) fn shard_bytes(memory: Memory, plan: &Plan) -> u64 {
+    plan.buckets().iter().map(|bucket| Span::shard(memory, bucket).bytes()).sum()
+}
+
+/// Returns the shards of a memory, one after the other in `arena`, each at a multiple of 256 elements.
+pub(super) fn shards(memory: Memory, plan: &Plan, arena: &Arena) -> Result<Region> {
+    let mut next = arena.address;
+    let spans =
+        plan.buckets().iter().map(|bucket| Span::shard(memory, bucket)).filter(|span| span.bytes() > 0);
+    let pieces = spans.map(|span| {
+        let piece = Piece { start: span.start, bytes: span.bytes(), base: Address::of(pointer(next)?) };
+        next.0 += span.bytes();
+        Ok(piece)
+    });
+    Ok(Region::scattered(pieces.collect::<Result<_>>()?))
+}
