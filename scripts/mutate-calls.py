@@ -31,6 +31,8 @@ FAULTS = [
      "software gpu: race: nccl"),
     ("a wait for an all-gather that is missing", "INSTEP_GPU_FAIL", "cuStreamWaitEvent:{n}=0", range(100, 160), SHARDS,
      "that ncclAllGather (stream"),
+    ("a bucket given up while a stream reads it", "INSTEP_GPU_FAIL", "cuStreamWaitEvent:{n}=0", range(4, 60),
+     "cuda::gpu::shards::two_ranks_step_shards_with_the_bits_of_the_host_third", "software gpu: freed in use: "),
     ("memory freed while a stream uses it", "INSTEP_GPU_FAIL", "cuStreamWaitEvent:{n}=0", range(1, 20),
      "cuda::failures::memory_that_the_trainers_stream", "software gpu: freed in use: "),
     ("memory freed before the work that uses it", "INSTEP_GPU_PLANT", "early:{n}", range(1, 40),

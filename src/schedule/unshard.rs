@@ -1,7 +1,7 @@
 //! Buckets of parameters that ranks share out: brought together before the trainer needs them, and given up afterwards.
 //!
 //! Both run on the gather stream, so memory is given up and taken in the order of the calls, and no more buckets lie there
-//! whole than the trainer asked for. Addresses stay: only the pages of the other ranks' shards come and go.
+//! whole than the trainer asked for. On the host addresses stay: only the pages of the other ranks' shards come and go.
 //! (Zhao et al., VLDB 2023, "PyTorch FSDP".)
 
 use std::sync::Arc;

@@ -181,12 +181,14 @@ impl Stepper<CudaDevice> {
     /// # Ordering
     /// Work on the trainer's stream comes after the last step of the parameter's bucket: in a pass, from here until the
     /// hand-over; between passes, until the next pass begins, of a parameter until its hand-over there. Another stream
-    /// of the trainer waits for that one after this call, and is joined before.
+    /// of the trainer waits for that one after this call, and is joined before. With [`Strategy::Fsdp`](crate::Strategy) the
+    /// address of a parameter holds until its bucket is [resharded](Self::reshard), by a call or with the bucket's launch.
     ///
     /// # Errors
     /// `Layout` if the parameter is of another layout; `Unsupported` if the stepper keeps no such tensor, or holds it in
-    /// 8-bit codes; `Sharded` for a tensor that ranks [share out](crate::Strategy); `Order` for a state, copy or average inside a pass, for a tensor that was handed over in this
-    /// micro-batch, and for a frozen gradient inside a pass; `Poisoned` after a failure.
+    /// 8-bit codes; `Sharded` for a tensor that ranks [share out](crate::Strategy); `Order` for a state, copy or
+    /// average inside a pass, for a tensor that was handed over in this micro-batch, for a parameter whose bucket is not
+    /// unsharded, and for a frozen gradient inside a pass; `Poisoned` after a failure.
     pub fn ptr<'n>(&mut self, tensor: impl Into<TensorId<'n>>) -> Result<DevicePtr> {
         let (id, memory) = self.find(tensor.into())?;
         let is_open = self.run.get_mut().schedule.is_open();

@@ -1,6 +1,7 @@
 //! Parameters that ranks share out, brought together while a trainer needs them.
 //!
-//! Addresses stay the same, so slices and kernels know nothing of it: pages of the other ranks' shards come and go.
+//! On the host addresses stay the same, so slices and kernels know nothing of it: pages of the other ranks' shards come and go.
+//! On a GPU a whole bucket has other memory than the shard, so an address is that of the moment.
 //! Every read and write of a parameter asks here how much of it this rank has.
 
 use std::num::NonZeroU32;
@@ -69,6 +70,10 @@ impl<D: Device> Stepper<D> {
     /// # Ok::<(), instep::Error>(())
     /// ```
     ///
+    /// On a GPU the bucket has an address of its own from here until it is resharded ([`Stepper::ptr`]), and over
+    /// [`Nccl`](crate::cuda::Nccl) all ranks unshard and hand over in one order: NCCL runs the collectives of a device in the order of
+    /// the calls. No real GPU has run this yet.
+    ///
     /// # Ordering
     /// Returns at once; an access of the bucket waits for it. It comes after the last step of the bucket.
     ///
@@ -107,7 +112,7 @@ impl<D: Device> Stepper<D> {
     /// or abandoned. It does nothing to a bucket that is not [unsharded](Self::unshard).
     ///
     /// # Ordering
-    /// Returns at once.
+    /// Returns at once. On a GPU it comes after all that the trainer's stream has been given.
     ///
     /// # Errors
     /// `Layout` if there is no such bucket.

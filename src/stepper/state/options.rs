@@ -19,6 +19,8 @@ pub enum Strategy {
     /// ([`StepParam`](crate::optim::StepParam)), averaged gradients, borrowed memory, and collectives that do not
     /// [know](crate::Collective::knows) the calls.
     ///
+    /// On a GPU LAMB and released gradients are refused besides. No real GPU has stepped shards yet.
+    ///
     /// # Source
     /// Rajbhandari et al., SC 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models".
     Zero,
