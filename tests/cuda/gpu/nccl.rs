@@ -221,7 +221,7 @@ fn dropping(comm: Nccl, gpu: &Gpu) {
 
 type Scene = (&'static str, fn(Nccl, &Gpu));
 
-const SCENES: [Scene; 19] = [
+const SCENES: [Scene; 20] = [
     ("sums", sums),
     ("differing", differing),
     ("out_of_order", out_of_order),
@@ -233,6 +233,7 @@ const SCENES: [Scene; 19] = [
     ("shards_giving_up", shards::giving_up),
     ("shards_dying", shards::dying),
     ("shards_differing", shards::differing),
+    ("read_by_a_stream", shards::read_by_a_stream),
     ("unsharding_others", shards::unsharding_others),
     ("training_zero", |comm, _| learn_as_a_rank_of_two(comm, Strategy::Zero)),
     ("training_fsdp", |comm, _| learn_as_a_rank_of_two(comm, Strategy::Fsdp)),

@@ -3,6 +3,7 @@
 //! `cuda::shards` has the trainings and compares them with the host's. Here are scenes of `nccl.rs` for two and three ranks.
 //! One communicator's failure must end the calls of both.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -179,6 +180,43 @@ pub(super) fn unsharding_others(comm: Nccl, _: &Gpu) {
     assert!(matches!(comm.check(), Err(Error::Mismatch { .. })));
 }
 
+/// A trainer's stream reads whole buckets, one ahead, and nothing waits on the host before all are given up.
+pub(super) fn read_by_a_stream(comm: Nccl, gpu: &Gpu) {
+    let layout: &'static Layout = Box::leak(Box::new(layout(&LENS)));
+    let cuda = hardware::open().compute_stream(gpu.stream());
+    let builder = Stepper::builder(layout, AdamW::default()).strategy(Strategy::Fsdp).bucket_cap_bytes(1000);
+    // SAFETY: the stream lives as long as the process.
+    let mut stepper = unsafe { builder.max_unsharded(TWO).cuda(comm.clone(), &cuda) }.unwrap();
+    paint_params(&mut stepper);
+    let ids: Vec<_> = layout.ids().collect();
+    let mut expected: Vec<Vec<f32>> = LENS.iter().map(|len| vec![0.0; *len]).collect();
+    for (id, values) in ids.iter().zip(&mut expected) {
+        stepper.gather(*id, values).unwrap();
+    }
+    let read: Vec<_> = LENS.iter().map(|len| gpu.upload(&vec![0.0; *len])).collect();
+    let bucket_of = |stepper: &Stepper<CudaDevice>, param: usize| stepper.plan().segment_of(param).bucket;
+    stepper.unshard(bucket_of(&stepper, 0)).unwrap();
+    for (param, id) in ids.iter().enumerate() {
+        let bucket = bucket_of(&stepper, param);
+        if param + 1 < ids.len() {
+            stepper.unshard(bucket_of(&stepper, param + 1)).unwrap();
+        }
+        let (from, to) = (stepper.ptr(*id).unwrap(), DevicePtr(read[param].addr() as u64));
+        // SAFETY: memory of that length; the address holds until the bucket is resharded.
+        hardware::entered(&**cuda.driver(), |driver| unsafe {
+            driver.copy(to, from, 4 * LENS[param] as u64, gpu.stream())
+        });
+        if param + 1 == ids.len() || bucket_of(&stepper, param + 1) != bucket {
+            stepper.reshard(bucket).unwrap();
+        }
+    }
+    for (param, at) in read.into_iter().enumerate() {
+        assert_eq!(gpu.read(at, LENS[param]), expected[param], "p{param}");
+    }
+    stepper.close().unwrap();
+    comm.close().unwrap();
+}
+
 pub(super) fn train(comm: Nccl, n: usize) {
     train_as_a_rank(&comm, (n, 3));
     comm.close().unwrap();
@@ -186,6 +224,7 @@ pub(super) fn train(comm: Nccl, n: usize) {
 
 const LENS: [usize; 4] = [700, 5, 2049, 300];
 const REPLAYS: usize = 5;
+const TWO: NonZeroU32 = NonZeroU32::new(2).unwrap();
 
 fn builder(layout: &'static Layout, mode: Mode) -> instep::StepperBuilder<'static> {
     let builder = Stepper::builder(layout, AdamW::default()).mode(mode).bucket_cap_bytes(4000);
@@ -297,6 +336,7 @@ ranks! {
     a_rank_that_dies_ends_the_calls_of_both_communicators: 2, "shards_dying";
     two_ranks_of_different_strategies_both_get_a_mismatch: 2, "shards_differing";
     two_ranks_that_unshard_other_buckets_both_get_a_mismatch: 2, "unsharding_others";
+    a_trainers_stream_reads_buckets_that_are_given_up_behind_it: 2, "read_by_a_stream";
     two_ranks_learn_digits_with_shards_of_states_and_the_bits_of_the_host: 2, "training_zero";
     two_ranks_learn_digits_with_shards_of_parameters_and_the_bits_of_the_host: 2, "training_fsdp";
     two_ranks_replay_captured_passes_with_calls_of_both_communicators: 2, "shards_replayed";
