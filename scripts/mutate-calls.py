@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 NORM, REPLAY, NCCL = "cuda::bitexact::a_global_norm", "cuda::bitexact::replayed_graphs", "cuda::gpu::nccl::"
-SHARDS = "cuda::shards::ranks_with"
+STREAM = "cuda::gpu::shards::a_trainers_stream"
 FAULTS = [
     ("a wait that is missing", "INSTEP_GPU_FAIL", "cuStreamWaitEvent:{n}=0", range(1, 13), NORM, "software gpu: race: "),
     ("an event recorded before its work", "INSTEP_GPU_PLANT", "early:{n}", range(12, 40), NORM, "software gpu: race: "),
@@ -29,10 +29,10 @@ FAULTS = [
      "software gpu: unclaimed: kernel instep_step"),
     ("NCCL's call in progress taken for done", "INSTEP_NCCL_FAIL", "look:{n}=0", range(5, 20), NCCL + "two_ranks_learn",
      "software gpu: race: nccl"),
-    ("a wait for an all-gather that is missing", "INSTEP_GPU_FAIL", "cuStreamWaitEvent:{n}=0", range(100, 160), SHARDS,
+    ("a wait for an all-gather that is missing", "INSTEP_GPU_FAIL", "cuStreamWaitEvent:{n}=0", range(8, 20), STREAM,
      "that ncclAllGather (stream"),
-    ("a bucket given up while a stream reads it", "INSTEP_GPU_FAIL", "cuStreamWaitEvent:{n}=0", range(1, 60),
-     "cuda::gpu::shards::a_trainers_stream", "software gpu: freed in use: "),
+    ("a bucket given up while a stream reads it", "INSTEP_GPU_FAIL", "cuStreamWaitEvent:{n}=0", range(8, 20), STREAM,
+     "software gpu: freed in use: "),
     ("memory freed while a stream uses it", "INSTEP_GPU_FAIL", "cuStreamWaitEvent:{n}=0", range(1, 20),
      "cuda::failures::memory_that_the_trainers_stream", "software gpu: freed in use: "),
     ("memory freed before the work that uses it", "INSTEP_GPU_PLANT", "early:{n}", range(1, 40),
