@@ -21,7 +21,7 @@ impl CudaDevice {
         let brought = self.brought(op);
         op.accesses(&self.plan, self.assignment.state_count(), &self.frozen(), &mut |access| {
             let kind = if access.writes { Kind::Write } else { Kind::Read };
-            if access.writes && brought == Some(access.span) {
+            if access.writes && brought.is_some_and(|[_, whole]| whole == access.span) {
                 let whole = self.memory.unsharded.resolve(access.span);
                 return whole.into_iter().for_each(|at| add(at.addr(), access.span.bytes(), kind));
             }

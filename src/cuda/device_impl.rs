@@ -80,7 +80,7 @@ impl Executor for CudaDevice {
 
     fn sizes(&self) -> Vec<(Memory, u64)> {
         let sizes = self.memory.regions.sizes();
-        let of_whole = |memory| self.memory.shared_out_bytes(memory, &self.plan);
+        let of_whole = |memory| self.memory.unsharded.bytes_with(memory, &self.plan);
         let size = |(memory, bytes)| {
             (memory, if is_shared_out(memory, &self.plan) { of_whole(memory) } else { bytes })
         };

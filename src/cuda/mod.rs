@@ -4,6 +4,7 @@
 //! one kernel launch, LAMB two. Without feature `cuda`, or without a driver, every constructor returns an error that says so.
 //! `schedule` decides what may overlap and `hazard` proves it, as on the host.
 
+mod arena;
 mod bucket;
 mod built;
 mod claims;

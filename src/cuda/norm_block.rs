@@ -9,10 +9,11 @@ use std::ptr;
 use std::sync::Arc;
 
 use super::Cuda;
+use super::arena::Arena;
 use super::driver::{Driver, Entered, Kernel, Shape};
 use super::kernels::Kernels;
 use super::last_use::LastUse;
-use super::memory::{Arena, bytes_of, fetch};
+use super::memory::{bytes_of, fetch};
 use crate::abi::{INSTEP_GPU_THREADS, InstepBeginArgs, InstepControl};
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, StreamHandle};

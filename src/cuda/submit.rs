@@ -19,7 +19,7 @@ use crate::collective::{Call, CallKey};
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, StreamHandle};
 use crate::launch::{begin_args, decide_args, records_of};
-use crate::op::{Action, Op, Phase, Stream};
+use crate::op::{Action, CollectiveKind, Op, Phase, Span, Stream};
 
 impl CudaDevice {
     /// Runs ops up to the first that fails.
@@ -45,7 +45,9 @@ impl CudaDevice {
         if let Some(timing) = self.timing.as_mut().filter(|_| works) {
             timing.start(*op, stream)?;
         }
-        self.make_room(op)?;
+        if let Some(bucket) = self.brought(op) {
+            self.memory.unsharded.take(&self.driver, bucket, stream)?;
+        }
         let claim = self.claim(op, stream);
         let outcome = self.run(op);
         drop(claim);
@@ -54,6 +56,16 @@ impl CudaDevice {
             Some(timing) => timing.end(stream),
             None => Ok(()),
         }
+    }
+
+    /// Returns the shard and the whole of a bucket that an op brings together beside its shard.
+    pub(super) fn brought(&self, op: &Op) -> Option<[Span; 2]> {
+        let Action::Collective { kind: CollectiveKind::AllGather, src, dst, .. } = op.action else {
+            return None;
+        };
+        let is_apart = self.plan.shards_params() && op.stream == Stream::Gather;
+        // The shard of a group of one is the bucket.
+        (is_apart && src != dst).then_some([src, dst])
     }
 
     fn run(&mut self, op: &Op) -> Result<()> {
@@ -94,7 +106,7 @@ impl CudaDevice {
                 Err(Error::unsupported("OffloadPolicy", "a GPU's steps cannot run on the host yet", remedy))
             }
             Action::Release(span) if is_shared_out(span.memory, &self.plan) => {
-                self.release(span);
+                self.memory.unsharded.release(span);
                 Ok(())
             }
             Action::Release(_) => {
@@ -106,7 +118,7 @@ impl CudaDevice {
                 let comm = gathers.unwrap_or(&self.comm);
                 let (bytes, dtype) = (src.bytes().max(dst.bytes()), src.dtype(&self.plan));
                 let key = CallKey { kind, pass, bucket, dtype, bytes, agreement };
-                let brought = self.brought(op).and_then(|span| self.memory.unsharded.resolve(span));
+                let brought = self.brought(op).and_then(|[_, whole]| self.memory.unsharded.resolve(whole));
                 let src = self.memory.regions.resolve(src);
                 let dst = brought.unwrap_or_else(|| self.memory.regions.resolve(dst));
                 // SAFETY: as for `Zero`.

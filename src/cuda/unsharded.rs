@@ -4,13 +4,15 @@
 //! the gather stream, so nothing waits on the host. Ops go to the shard; the trainer goes to the whole bucket while it is
 //! there. (Zhao et al., VLDB 2023, "PyTorch FSDP", with CUDA's stream-ordered allocator.)
 
-use super::CudaDevice;
-use super::memory::{Arena, DeviceMemory, pointer};
+use std::sync::Arc;
+
+use super::arena::{Arena, pointer};
+use super::driver::Driver;
 use crate::error::Result;
 use crate::handle::{Address, StreamHandle};
 use crate::launch::{Piece, Region};
 use crate::layout::Plan;
-use crate::op::{Action, CollectiveKind, Memory, Op, Span, Stream};
+use crate::op::{Memory, Span};
 
 /// The buckets that are whole, with the part that lies in the shard's own memory too.
 #[derive(Default)]
@@ -51,26 +53,16 @@ impl Unsharded {
     pub(super) fn free_on(&mut self, stream: StreamHandle) {
         self.0.iter_mut().for_each(|whole| whole.arena.free_on(stream));
     }
-}
 
-impl CudaDevice {
-    /// Returns the bucket that an op brings together beside its shard.
-    pub(super) fn brought(&self, op: &Op) -> Option<Span> {
-        let Action::Collective { kind: CollectiveKind::AllGather, src, dst, .. } = op.action else {
-            return None;
-        };
-        let is_apart = self.plan.shards_params() && op.stream == Stream::Gather;
-        // The shard of a group of one is the bucket.
-        (is_apart && src != dst).then_some(dst)
-    }
-
-    /// Takes memory for a bucket that an op brings together.
-    pub(super) fn make_room(&mut self, op: &Op) -> Result<()> {
-        let Some(span) = self.brought(op) else { return Ok(()) };
-        let Action::Collective { src: shard, .. } = op.action else { return Ok(()) };
-        if self.memory.unsharded.of(span).is_none() {
-            let arena = Arena::new(&self.driver, span.bytes(), self.streams.stream(op.stream))?;
-            self.memory.unsharded.0.push(Whole { span, shard, arena });
+    /// Takes memory for a bucket that is brought together, in the order of a stream.
+    pub(super) fn take(
+        &mut self,
+        driver: &Arc<dyn Driver>,
+        [shard, span]: [Span; 2],
+        stream: StreamHandle,
+    ) -> Result<()> {
+        if self.of(span).is_none() {
+            self.0.push(Whole { span, shard, arena: Arena::new(driver, span.bytes(), stream)? });
         }
         Ok(())
     }
@@ -81,19 +73,17 @@ impl CudaDevice {
         let is_part = |whole: &Whole| {
             whole.span.memory == span.memory && whole.span.start <= span.start && span.end <= whole.span.end
         };
-        self.memory.unsharded.0.retain(|whole| !is_part(whole));
+        self.0.retain(|whole| !is_part(whole));
     }
-}
 
-impl DeviceMemory {
     /// Returns the bytes of a memory of which ranks share buckets out, as if each bucket were whole where its shard lies: the
     /// stepper takes off what is not here.
-    pub(super) fn shared_out_bytes(&self, memory: Memory, plan: &Plan) -> u64 {
+    pub(super) fn bytes_with(&self, memory: Memory, plan: &Plan) -> u64 {
         let whole = plan.buckets().iter().map(|bucket| {
             let others = Span::others(memory, bucket).into_iter().filter(|_| !bucket.is_local);
             Span::shard(memory, bucket).bytes() + others.map(|others| others.bytes()).sum::<u64>()
         });
-        let twice = self.unsharded.0.iter().filter(|whole| whole.span.memory == memory);
+        let twice = self.0.iter().filter(|whole| whole.span.memory == memory);
         whole.sum::<u64>() + twice.map(|whole| whole.shard.bytes()).sum::<u64>()
     }
 }

@@ -13,3 +13,4 @@ pub(crate) mod mixed;
 pub(crate) mod rebinding;
 pub(crate) mod shards;
 pub(crate) mod training;
+pub(crate) mod unsharded;

@@ -41,6 +41,7 @@ const UNSAFE: &[&str] = &[
     "src/bucket_step/norm.rs",
     "src/bucket_step/tensors.rs",
     "src/collective/memory.rs",
+    "src/cuda/arena.rs",
     "src/cuda/bucket.rs",
     "src/cuda/context.rs",
     "src/cuda/device.rs",
