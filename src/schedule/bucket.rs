@@ -279,7 +279,14 @@ impl Schedule {
     }
 
     fn broadcast_span(&mut self, bucket: Option<u32>, span: Span) -> Mark {
-        self.collective(Stream::Reduce, CollectiveKind::Broadcast, bucket, [span; 2])
+        let (stream, kind) = (Stream::Reduce, CollectiveKind::Broadcast);
+        if self.plan.replicas() == 1 {
+            return self.collective(stream, kind, bucket, [span; 2]);
+        }
+        // In the groups of the sums that follow. If ranks differ in what they broadcast, two of them meet there with different
+        // calls; a broadcast to the world would wait for ranks that wait in their groups.
+        self.collective_among(Group::Shards, stream, kind, bucket, [span; 2]);
+        self.collective_among(Group::Replicas, stream, kind, bucket, [span; 2])
     }
 
     /// Makes a collective between passes over words that the trainer wrote to these gradients; its next access waits for

@@ -37,8 +37,15 @@ impl Schedule {
             }
         }
         if tail.bytes() > 0 {
-            let kind = CollectiveKind::AllReduce;
-            reduced = Some(self.collective(Stream::Reduce, kind, Some(bucket), [tail; 2]));
+            // Counts alone go the way of the sums that other ranks make, if those have not frozen the bucket: they meet.
+            let groups: &[Group] = match steps || plan.replicas() == 1 {
+                true => &[Group::World],
+                false => &[Group::Shards, Group::Replicas],
+            };
+            for group in groups {
+                let kind = CollectiveKind::AllReduce;
+                reduced = Some(self.collective_among(*group, Stream::Reduce, kind, Some(bucket), [tail; 2]));
+            }
         }
         reduced.unwrap_or_else(|| self.emitter.record(Stream::Reduce))
     }

@@ -5,6 +5,7 @@
 //! `zero_failures.rs`.
 
 use std::num::NonZeroU32;
+use std::time::{Duration, Instant};
 
 use instep::collective::CollectiveKind;
 use instep::hazard::Traced;
@@ -248,5 +249,48 @@ fn ranks_of_different_groups_or_of_different_values_are_told() {
     });
     for told in written.unwrap() {
         assert!(told.contains("loaded"), "{told}");
+    }
+}
+
+/// A pass waits for ranks on three communicators, and a rank that waits on another one than its peer would wait for its deadline.
+#[test]
+fn ranks_that_differ_in_what_they_wrote_or_froze_are_told_before_any_deadline() {
+    for strategy in [Strategy::Zero, Strategy::Fsdp] {
+        for (freezes, who) in [[2, 3].as_slice(), &[0, 1], &[3], &[0], &[1, 2]]
+            .into_iter()
+            .flat_map(|who| [(false, who), (true, who)])
+        {
+            if freezes && strategy == Strategy::Fsdp {
+                continue;
+            }
+            let since = Instant::now();
+            let ends = in_process(4, |comm| {
+                let differs = who.contains(&comm.rank());
+                let builder = Stepper::builder(layout(), AdamW::default()).bucket_cap_bytes(1);
+                let builder =
+                    if freezes { builder.uneven_inputs(Divisor::ContributingRanks) } else { builder };
+                let mut stepper = builder.strategy(strategy).shard_size(of(2)).host(comm)?;
+                let (id, other) = (layout().id("p5")?, layout().id("p0")?);
+                for differs in [false, differs] {
+                    match freezes {
+                        true => stepper.set_frozen(id, differs)?,
+                        false if differs => stepper.write(id, &[1.0; LENS[5]])?,
+                        false => {}
+                    }
+                    let mut pass = stepper.begin()?;
+                    pass.grads().get_mut(other)?.fill(1.0);
+                    let end = pass.finish().and_then(|()| stepper.status().map(drop));
+                    if let Err(error) = end {
+                        return Ok(error);
+                    }
+                }
+                Ok(Error::Hook("no rank has noticed".into()))
+            });
+            // A rank may meet the failure in its first pass still.
+            let what = format!("{strategy:?}, freezes {freezes}, {who:?}: {ends:?}");
+            let errors = ends.unwrap_or_else(|error| vec![error]);
+            assert!(errors.iter().all(|error| matches!(error.cause(), Error::Mismatch { .. })), "{what}");
+            assert!(since.elapsed() < Duration::from_secs(50), "a deadline ended it, {what}");
+        }
     }
 }

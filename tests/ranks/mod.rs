@@ -34,6 +34,8 @@ mod zero_failures;
 #[cfg(not(kernels_only))]
 mod zero_lamb;
 #[cfg(not(kernels_only))]
+mod zero_local;
+#[cfg(not(kernels_only))]
 mod zero_random;
 #[cfg(not(kernels_only))]
 mod zero_shares;
