@@ -103,6 +103,11 @@ pub trait Executor {
     /// Errors as for [`Device::wait`].
     fn read_control(&mut self, claimed: Claimed) -> Result<InstepControl>;
 
+    /// Returns whether a failure has left a bucket with this rank's part of a step, and without the other ranks' parts.
+    fn is_torn(&self, _bucket: u32) -> bool {
+        false
+    }
+
     /// The status of the newest pass that has been published whole, without waiting.
     fn latest(&self) -> Option<InstepStatus>;
 

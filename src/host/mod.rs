@@ -108,6 +108,10 @@ impl Executor for HostDevice {
         Ok(unsafe { self.memories.read_control() })
     }
 
+    fn is_torn(&self, bucket: u32) -> bool {
+        self.streams.executor().is_torn(bucket)
+    }
+
     fn latest(&self) -> Option<InstepStatus> {
         self.memories.latest()
     }

@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::abi::{INSTEP_F32_INFINITY_BITS, INSTEP_OPTIMIZER_CUSTOM};
@@ -20,7 +21,7 @@ use crate::launch::{
     first_control, first_records,
 };
 use crate::layout::Plan;
-use crate::op::{Action, Group, Op, Phase, Stream};
+use crate::op::{Action, CollectiveKind, Group, Memory, Op, Phase, Stream};
 use crate::pool::{Job, Pool};
 
 /// Runs ops on one rank's memories.
@@ -40,6 +41,8 @@ pub(crate) struct Runner {
     steps: Vec<Vec<Work>>,
     /// Per bucket, where its step stops for norms of whole parameters.
     stops: Vec<Vec<NormStop>>,
+    /// Per bucket, whether its parameters are this rank's part after a step, and the others' before it.
+    torn: Vec<AtomicBool>,
 }
 
 /// One launch of a bucket.
@@ -90,6 +93,7 @@ impl Runner {
             stops: (0..plan.buckets().len() as u32).map(|bucket| assignment.stops(&plan, bucket)).collect(),
             norms: work(Kind::Norm),
             steps: work(Kind::Step),
+            torn: plan.buckets().iter().map(|_| AtomicBool::new(false)).collect(),
             plan,
             memories,
             constants,
@@ -151,6 +155,11 @@ impl Runner {
         &self.plan
     }
 
+    /// Returns whether a bucket was stepped, and what the other ranks stepped of it has not come. No op may be running.
+    pub(crate) fn is_torn(&self, bucket: u32) -> bool {
+        self.torn[bucket as usize].load(Ordering::Relaxed)
+    }
+
     /// Ends the group, on each of its communicators.
     pub(crate) fn abort(&self, cause: &Error) {
         self.comm.abort(cause);
@@ -176,7 +185,11 @@ impl Runner {
             Action::Control(Phase::Publish) => unsafe { self.memories.publish() },
             Action::Norm { bucket } => self.work(&self.norms[bucket as usize])?,
             Action::Measure { bucket, stage } => self.step(bucket, stage as usize)?,
-            Action::Step { bucket } => self.step(bucket, self.stops[bucket as usize].len())?,
+            Action::Step { bucket } => {
+                let is_gathered = self.plan.buckets()[bucket as usize].is_cut() && !self.plan.shards_params();
+                self.torn[bucket as usize].store(is_gathered, Ordering::Relaxed);
+                self.step(bucket, self.stops[bucket as usize].len())?;
+            }
             // SAFETY: nothing else touches control memory now, as for every op that writes it.
             Action::Leave { segment } => unsafe { self.memories.leave(&self.plan, segment) },
             Action::Copy { src, dst, .. } => {
@@ -198,10 +211,18 @@ impl Runner {
                 let comm = self.comm_of(op.stream, group);
                 let (bytes, dtype) = (src.bytes().max(dst.bytes()), src.dtype(&self.plan));
                 let key = CallKey { kind, pass, bucket, dtype, bytes, agreement };
+                let gathered = bucket.filter(|_| kind == CollectiveKind::AllGather);
+                let memory = dst.memory;
                 let [src, dst] = [src, dst].map(|span| self.memories.resolve(span));
                 // SAFETY: both spans are in bounds, and untouched meanwhile as for every op.
                 let mut call = unsafe { Call::new(key, comm.world_size(), src, dst, self.deadline, None) };
                 comm.enqueue(&mut call)?;
+                let is_last = |bucket: &u32| {
+                    Memory::sent_of(&self.plan.buckets()[*bucket as usize]).last() == Some(memory)
+                };
+                if let Some(bucket) = gathered.filter(is_last) {
+                    self.torn[bucket as usize].store(false, Ordering::Relaxed);
+                }
             }
         }
         Ok(())

@@ -100,6 +100,13 @@ impl<D: Device> Stepper<D> {
             let wrong = "its gradient is released after its step";
             return Err(Error::order(format_args!("`{name}`"), wrong, "use Gradients::Keep to read it"));
         }
+        let is_rescued = run.refuse_rescued().is_err();
+        let is_sent = matches!(memory, Memory::Params | Memory::Copy);
+        if is_rescued && is_sent && !writes && run.device.is_torn(segment.bucket) {
+            let name = &self.layout.parameters()[index].name;
+            let wrong = "the other ranks' parts of its last step were lost with them";
+            return Err(Error::order(format_args!("`{name}`"), wrong, "go on from a checkpoint"));
+        }
         run.touch(index)?;
         let span = self.held(&run.schedule, memory, &segment);
         run.note(Access { span, writes });

@@ -16,6 +16,8 @@ impl<D: Device> Stepper<D> {
     /// nothing. In Eager its first buckets may have been stepped, which their [step counts](Self::step_count) show.
     ///
     /// With [`Strategy::Fsdp`](crate::Strategy), no parameter can be read that ranks share out: the parts of the others are lost.
+    /// With [`Strategy::Zero`](crate::Strategy), none can of a bucket that this rank has stepped, if the failure came before its
+    /// all-gather: it would be new in part.
     ///
     /// A failed stepper on a GPU refuses. Its steps wait on the GPU for a sum to end, not to succeed: those that were queued
     /// after a sum that failed have run on what that sum left, up to eight passes of them. Nobody could tell a parameter

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use instep::collective::{Call, CallKey, CollectiveKind};
 use instep::{
-    Clip, Collective, DType, Error, InProcess, Lamb, Layout, Mode, Result, Stepper, Strategy, in_process,
+    Clip, Collective, DType, Error, InProcess, Lamb, Layout, Mode, Result, Sgd, Stepper, Strategy, in_process,
 };
 
 use crate::ranks::zero::{bucket_of, offloading};
@@ -182,4 +182,53 @@ fn a_rank_that_is_late_in_a_call_is_waited_for() {
             assert!(ends.iter().all(Result::is_ok), "call {at}: {ends:?}");
         }
     }
+}
+
+/// All elements of a parameter have the same gradients, so one that is new in part would show.
+#[test]
+fn a_rescued_rank_reads_no_parameter_that_is_new_in_part() {
+    let layout = Layout::builder().param("a", 700).param("b", 300).build().unwrap();
+    let (whole, torn) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    for (mode, offloads) in [(Mode::Eager, false), (Mode::Normed, false), (Mode::Sequential, true)] {
+        for at in 4..24 {
+            let ends = in_process(2, |comm| {
+                let builder = Stepper::builder(&layout, Sgd { lr: 0.5, ..Sgd::default() }).mode(mode);
+                let builder = offloading(builder.bucket_cap_bytes(1), offloads).strategy(Strategy::Zero);
+                let mut stepper = builder.host(Failing::new(comm, at, Ending::Errs))?;
+                let mut passes = || {
+                    for _ in 0..3 {
+                        let mut pass = stepper.begin()?;
+                        for id in layout.ids().rev() {
+                            pass.grads().get_mut(id)?.fill(1.0);
+                            pass.grad_ready(id)?;
+                        }
+                        pass.finish()?;
+                        stepper.status()?;
+                    }
+                    Ok(())
+                };
+                let end: Result<()> = passes();
+                stepper.rescue()?;
+                for id in layout.ids().filter(|_| end.is_err()) {
+                    let mut values = vec![0.0; layout.parameter(id)?.len as usize];
+                    let views = stepper.view::<f32>(id).map(<[f32]>::to_vec);
+                    match stepper.read(id, &mut values) {
+                        Ok(()) => {
+                            assert!(values.iter().all(|value| *value == values[0]), "call {at}, {mode:?}");
+                            assert_eq!(views, Ok(values));
+                            whole.fetch_add(1, SeqCst);
+                        }
+                        Err(error) => {
+                            assert!(error.to_string().contains("parts of its last step"), "{error}");
+                            assert_eq!(views, Err(error));
+                            torn.fetch_add(1, SeqCst);
+                        }
+                    }
+                }
+                Ok(())
+            });
+            assert_eq!(ends.map(drop), Ok(()), "call {at}, {mode:?}");
+        }
+    }
+    assert!(whole.into_inner() > 50 && torn.into_inner() > 10);
 }
