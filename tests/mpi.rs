@@ -4,23 +4,30 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, unsafe_code)]
 
 use std::env;
+use std::fs;
+use std::num::NonZeroU32;
+use std::path::PathBuf;
 use std::process::{Command, exit};
 use std::time::{Duration, Instant};
 
+use instep::checkpoint::{self, Extras};
 use instep::collective::conformance::check;
 use instep::collective::{Call, CallKey, CollectiveKind};
-use instep::{Collective, DType, Error, Mpi, Solo};
+use instep::{AdamW, Collective, DType, Error, Layout, Mpi, Solo, Stepper, Strategy};
 use mpi::Threading;
 use mpi::topology::{Communicator, SimpleCommunicator};
 
 const RANKS: i32 = 4;
 /// Marks the processes that `mpirun` starts.
 const STARTED: &str = "INSTEP_TEST_STARTED_BY_MPIRUN";
+/// A folder that all of them reach.
+const FOLDER: &str = "INSTEP_TEST_FOLDER";
 
 fn main() {
     if env::var_os(STARTED).is_some() {
         return run_rank();
     }
+    let folder = tempfile::tempdir().unwrap();
     // Open MPI refuses root, and more processes than cores, unless it is told; other libraries ignore these variables.
     let allowed =
         ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMPI_MCA_rmaps_base_oversubscribe"];
@@ -29,6 +36,7 @@ fn main() {
         .arg(env::current_exe().unwrap())
         .envs(allowed.map(|name| (name, "1")))
         .env(STARTED, "1")
+        .env(FOLDER, folder.path())
         .status()
         .expect("mpirun is in PATH");
     assert!(started.success(), "mpirun: {started}");
@@ -50,6 +58,9 @@ fn run_rank() {
     let kind = CollectiveKind::AllReduce;
     let key = CallKey { kind, pass: 0, bucket: None, dtype: DType::F32, bytes: 4, agreement: 0 };
     let mut value = [1.0f32];
+    for shard_size in [2, 4] {
+        save_together(Mpi::new(&world).unwrap(), shard_size);
+    }
     end_another_group(&Mpi::new(&world).unwrap(), key);
     let comm = Mpi::new(&world).unwrap();
     drop((world, universe));
@@ -58,6 +69,28 @@ fn run_rank() {
         comm.enqueue(&mut Call::on_host(&Solo::new(4), key, None, bytes, Duration::from_secs(1)).unwrap());
     assert!(matches!(finalized, Err(Error::Order(_))), "{finalized:?}");
     comm.abort(&Error::Hook("after the end".to_owned()));
+}
+
+/// Processes write one file together: that which rank 0 writes alone.
+fn save_together(comm: Mpi, shard_size: u32) {
+    let folder = PathBuf::from(env::var_os(FOLDER).unwrap());
+    let [alone, together] = ["alone", "together"].map(|name| folder.join(format!("{name}-{shard_size}")));
+    let layout = Layout::builder().param("a", 5000).param("b", 17).build().unwrap();
+    let builder = Stepper::builder(&layout, AdamW::default()).strategy(Strategy::Fsdp);
+    let mut stepper = builder.shard_size(NonZeroU32::new(shard_size).unwrap()).host(comm).unwrap();
+    let mut pass = stepper.begin().unwrap();
+    for id in layout.ids() {
+        pass.grads().get_mut(id).unwrap().fill(0.5);
+    }
+    pass.finish().unwrap();
+    checkpoint::save(&stepper, &Extras::default(), &alone).unwrap();
+    checkpoint::save_together(&stepper, &Extras::default(), &together).unwrap();
+    // Every rank returns after the renaming.
+    let written = fs::read(&together).unwrap();
+    // Rank 0 has written this one before it began the other.
+    assert!(written == fs::read(&alone).unwrap());
+    checkpoint::load(&mut stepper, &together).unwrap();
+    stepper.close().unwrap();
 }
 
 /// Rank 1 ends its group. Rank 2, whose neighbour never comes, is told of that long before its deadline.

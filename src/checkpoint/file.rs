@@ -3,11 +3,12 @@
 //! A run that is killed meanwhile leaves the old file and a hidden partial one; `partial.rs` names those. The path
 //! never holds half a file, and a file that had restricted permissions never has wider ones, not even half written.
 
-use std::fs::{File, Permissions};
+use std::ffi::OsStr;
+use std::fs::{File, OpenOptions, Permissions};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::partial::{Partial, remove_leftovers};
+use super::partial::{Partial, numbered, remove_leftovers};
 use crate::error::{Error, Result};
 
 /// Links that lead to one another before a path is refused, as on Linux.
@@ -43,15 +44,43 @@ impl Disk for System {
 /// `Checkpoint` if the path cannot be a regular file, `File` if the system refuses, and what `write` returns. The file
 /// is unchanged then, unless it is the folder that could not be flushed.
 pub fn replace(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
-    replace_on(&System, path, write)
+    replace_on(&System, path, |partial| write(&mut partial.file))
 }
 
-fn replace_on(disk: &impl Disk, path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
+/// The same for a file that other ranks write too: they [open](open_partial) it by the number that `write` is given.
+pub(super) fn replace_together(path: &Path, write: impl FnOnce(&mut File, u64) -> Result<()>) -> Result<()> {
+    replace_on(&System, path, |partial| write(&mut partial.file, partial.number))
+}
+
+/// Opens the file that rank 0 writes for this path.
+pub(super) fn open_partial(path: &Path, number: u64) -> Result<File> {
     let path = &follow_links(path)?;
-    let refused = |error| Error::file(path.display())(error);
+    let (folder, name) = parted(path)?;
+    let partial = numbered(folder, name, number);
+    OpenOptions::new().write(true).open(&partial).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => {
+            let remedy = "use one path on a file system that all ranks reach, or checkpoint::save";
+            Error::checkpoint(partial.display(), "rank 0 writes it, and it is not here", remedy)
+        }
+        _ => Error::file(partial.display())(error),
+    })
+}
+
+/// Returns the folder of a file, and its name there.
+fn parted(path: &Path) -> Result<(&Path, &OsStr)> {
     let Some(name) = path.file_name() else {
         return Err(Error::checkpoint(path.display(), "not the name of a file", "name a file to write"));
     };
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => Ok((parent, name)),
+        _ => Ok((Path::new("."), name)),
+    }
+}
+
+fn replace_on(disk: &impl Disk, path: &Path, write: impl FnOnce(&mut Partial) -> Result<()>) -> Result<()> {
+    let path = &follow_links(path)?;
+    let refused = |error| Error::file(path.display())(error);
+    let (folder, name) = parted(path)?;
     let permissions: Option<Permissions> = match std::fs::metadata(path) {
         Ok(found) if !found.is_file() => {
             return Err(Error::checkpoint(
@@ -63,19 +92,30 @@ fn replace_on(disk: &impl Disk, path: &Path, write: impl FnOnce(&mut File) -> Re
         Ok(found) => Some(found.permissions()),
         Err(_) => None,
     };
-    let folder = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
     // Leftovers do no harm, so neither does one that cannot be removed.
     let _ = remove_leftovers(folder, name);
-    let mut partial = Partial::create(folder, name, permissions).map_err(refused)?;
-    write(&mut partial.file)?;
+    let mut partial = Partial::create(folder, name, permissions.clone().map(to_write)).map_err(refused)?;
+    write(&mut partial)?;
+    if let Some(permissions) = permissions {
+        partial.file.set_permissions(permissions).map_err(refused)?;
+    }
     disk.sync(&partial.file).map_err(refused)?;
     disk.rename(&partial.path, path).map_err(refused)?;
     partial.arrived = true;
     // The rename is on disk when the folder is.
     disk.sync_folder(folder).map_err(Error::file(format_args!("the folder {}", folder.display())))
+}
+
+/// The permissions of a file while its owner writes it, in other processes too.
+fn to_write(mut permissions: Permissions) -> Permissions {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        permissions.set_mode(permissions.mode() | 0o200);
+    }
+    #[cfg(not(unix))]
+    permissions.set_readonly(false);
+    permissions
 }
 
 /// Returns the path that a chain of symbolic links leads to, whether anything is there or not.
@@ -132,9 +172,9 @@ mod tests {
     }
 
     fn save(disk: &Recorder, path: &Path) -> Result<()> {
-        replace_on(disk, path, |file| {
+        replace_on(disk, path, |partial| {
             disk.calls.borrow_mut().push("write".into());
-            file.write_all(NEW).map_err(Error::file("the test's file"))
+            partial.file.write_all(NEW).map_err(Error::file("the test's file"))
         })
     }
 

@@ -65,6 +65,7 @@ mod plan;
 mod restore;
 #[doc(hidden)]
 pub mod safetensors;
+mod together;
 mod torch;
 mod verified;
 mod write;
@@ -75,6 +76,7 @@ pub use file::replace;
 #[doc(hidden)]
 pub use keys::{CHECKSUMS, VERSION_KEY};
 pub use plain::{Export, export, import_params};
+pub use together::save_together;
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};
@@ -90,7 +92,8 @@ use safetensors::{Data, Header, inside};
 
 /// Saves to a file, which is replaced as a whole or left as it was. **Only rank 0 writes**; other ranks return at once,
 /// so every rank may call it. Ranks that [share tensors out](crate::Strategy) must all call it: each sends rank 0 its
-/// parts, and the file is the same as without shards. Give ranks whose models differ a [`write()`] each.
+/// parts, or writes them itself with [`save_together`], and the file is the same as without shards. Give ranks whose
+/// models differ a [`write()`] each.
 ///
 /// The data go into a file of their own in the same folder (a hidden one that ends in `.instep-partial`), which is
 /// flushed to disk and renamed, and then the folder is flushed. A file that a killed run has left is never read. It is

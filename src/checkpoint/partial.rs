@@ -29,6 +29,8 @@ const ABANDONED: Duration = Duration::from_secs(24 * 60 * 60);
 /// A file that is being written, removed unless it arrives.
 pub(super) struct Partial {
     pub(super) path: PathBuf,
+    /// The number in its name, which no other one has.
+    pub(super) number: u64,
     pub(super) file: File,
     pub(super) arrived: bool,
 }
@@ -42,17 +44,22 @@ impl Partial {
     ) -> io::Result<Partial> {
         // The standard library's own source of randomness.
         let number = RandomState::new().build_hasher().finish();
-        let mut own = OsString::from(".");
-        own.push(stem(name));
-        own.push(format!(".{number:0DIGITS$x}{SUFFIX}"));
-        let path = folder.join(own);
-        let partial = Partial { file: open_new(&path, permissions.as_ref())?, path, arrived: false };
+        let path = numbered(folder, name, number);
+        let partial = Partial { file: open_new(&path, permissions.as_ref())?, path, number, arrived: false };
         if let Some(permissions) = permissions {
             // The process's mask may have taken some away.
             partial.file.set_permissions(permissions)?;
         }
         Ok(partial)
     }
+}
+
+/// Returns the path of the partial file of this number.
+pub(super) fn numbered(folder: &Path, name: &OsStr, number: u64) -> PathBuf {
+    let mut own = OsString::from(".");
+    own.push(stem(name));
+    own.push(format!(".{number:0DIGITS$x}{SUFFIX}"));
+    folder.join(own)
 }
 
 /// Creates a file that is never open to more people than these permissions say, not even at first.

@@ -3,7 +3,6 @@
 //! Checksums come last because the data are seen once. One tensor is in memory at a time. The same training gives the
 //! same bytes with any buckets.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Write};
 
@@ -11,85 +10,113 @@ use super::extras::{Extras, Scalar};
 use super::keys::{
     CHECKSUMS, EMA, GROWTH_TRACKER, PARAM, PREVIOUS_NORM, SCALE, SCHEDULE_STEP, STATE, VERSION, VERSION_KEY,
 };
-use super::plan::{carried_key, counted};
+use super::plan::{Part, carried_key, counted};
 use super::safetensors::{Dtype, Entry, header, write_values};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::layout::ParamId;
 use crate::optim::ScalerState;
-use crate::stepper::Stepper;
+use crate::stepper::{Stepper, TensorId};
 
-/// The source of a tensor's data.
-enum Content {
-    Scalar([u8; 8]),
-    Param(ParamId),
-    State(ParamId, Cow<'static, str>),
-    Ema(ParamId),
+/// All that comes before the tensors, which are in the order of their data.
+pub(super) struct Outline {
+    /// Length and header.
+    pub(super) header: Vec<u8>,
+    pub(super) scalars: Vec<[u8; 8]>,
+    pub(super) tensors: Vec<Tensor>,
+}
+
+/// A tensor of a parameter.
+pub(super) struct Tensor {
+    entry: Entry,
+    pub(super) elements: u64,
+    id: ParamId,
+    part: Part,
 }
 
 /// A writer that keeps the checksum of the bytes that it has passed on.
-struct Summed<W> {
+pub(super) struct Summed<W> {
     out: W,
     hasher: crc32fast::Hasher,
 }
 
 pub(super) fn write<D: Device>(stepper: &Stepper<D>, extras: &Extras, out: impl Write) -> Result<()> {
-    let own = own_scalars(stepper)?;
-    refuse_reserved(extras, &own)?;
-    let contents = contents(stepper, &own, extras)?;
-    let (mut entries, contents): (Vec<Entry>, Vec<Content>) = contents.into_iter().unzip();
-    let with_data = entries.iter().filter(|entry| !entry.shape.contains(&0)).count();
-    entries.push(Entry { name: CHECKSUMS.into(), dtype: Dtype::U32, shape: vec![1 + with_data as u64] });
-    let mut metadata = extras.metadata.clone();
-    metadata.insert(VERSION_KEY.into(), VERSION.into());
-
-    let failed = |error| Error::file("the checkpoint")(error);
-    let mut out = Summed { out: BufWriter::new(out), hasher: crc32fast::Hasher::new() };
-    out.write_all(&header(&entries, &metadata)?).map_err(failed)?;
-    let mut checksums = vec![out.take_checksum()];
+    let outline = Outline::new(stepper, extras)?;
+    let mut out = Summed::new(BufWriter::new(out));
+    let mut checksums = outline.write(&mut out).map_err(failed)?;
     let mut values = Vec::new();
-    for (entry, content) in entries.iter().zip(contents) {
-        values.resize(entry.shape.iter().product::<u64>() as usize, 0.0);
-        match content {
-            Content::Scalar(bytes) => out.write_all(&bytes),
-            Content::Param(id) => {
-                stepper.gather(id, &mut values)?;
-                write_values(&mut out, DType::F32, &values)
-            }
-            Content::State(id, name) => {
-                stepper.gather(id.state(&name), &mut values)?;
-                write_values(&mut out, DType::F32, &values)
-            }
-            Content::Ema(id) => {
-                stepper.gather(id.ema(), &mut values)?;
-                write_values(&mut out, DType::F32, &values)
-            }
-        }
-        .map_err(failed)?;
-        if !entry.shape.contains(&0) {
+    for tensor in &outline.tensors {
+        values.resize(tensor.elements as usize, 0.0);
+        stepper.gather(tensor.name(), &mut values)?;
+        write_values(&mut out, DType::F32, &values).map_err(failed)?;
+        if tensor.elements > 0 {
             checksums.push(out.take_checksum());
         }
     }
-    let checksums: Vec<u8> = checksums.iter().flat_map(|checksum| checksum.to_le_bytes()).collect();
-    out.write_all(&checksums).and_then(|()| out.flush()).map_err(failed)
+    out.write_all(&checksum_bytes(&checksums)).and_then(|()| out.flush()).map_err(failed)
 }
 
-/// All tensors in the order of their data, 8-byte ones first, so that each is aligned to its elements.
-fn contents<D: Device>(
+pub(super) fn failed(error: io::Error) -> Error {
+    Error::file("the checkpoint")(error)
+}
+
+/// The data of the last tensor.
+pub(super) fn checksum_bytes(checksums: &[u32]) -> Vec<u8> {
+    checksums.iter().flat_map(|checksum| checksum.to_le_bytes()).collect()
+}
+
+impl Outline {
+    pub(super) fn new<D: Device>(stepper: &Stepper<D>, extras: &Extras) -> Result<Outline> {
+        let own = own_scalars(stepper)?;
+        refuse_reserved(extras, &own)?;
+        let (mut entries, scalars): (Vec<Entry>, _) = scalars(stepper, &own, extras)?.into_iter().unzip();
+        let tensors = tensors(stepper)?;
+        let with_data = entries.len() + tensors.iter().filter(|tensor| tensor.elements > 0).count();
+        entries.extend(tensors.iter().map(|tensor| tensor.entry.clone()));
+        entries.push(Entry { name: CHECKSUMS.into(), dtype: Dtype::U32, shape: vec![1 + with_data as u64] });
+        let mut metadata = extras.metadata.clone();
+        metadata.insert(VERSION_KEY.into(), VERSION.into());
+        Ok(Outline { header: header(&entries, &metadata)?, scalars, tensors })
+    }
+
+    /// Writes what comes before the tensors, and returns its checksums.
+    pub(super) fn write(&self, out: &mut Summed<impl Write>) -> io::Result<Vec<u32>> {
+        out.write_all(&self.header)?;
+        let mut checksums = vec![out.take_checksum()];
+        for scalar in &self.scalars {
+            out.write_all(scalar)?;
+            checksums.push(out.take_checksum());
+        }
+        Ok(checksums)
+    }
+}
+
+impl Tensor {
+    pub(super) fn name(&self) -> TensorId<'_> {
+        match &self.part {
+            Part::Value => self.id.into(),
+            Part::State(name) => self.id.state(name),
+            Part::Ema => self.id.ema(),
+        }
+    }
+}
+
+/// The first ones in the file, because they have 8 bytes: so each tensor is aligned to its elements.
+fn scalars<D: Device>(
     stepper: &Stepper<D>,
     own: &BTreeMap<String, Scalar>,
     extras: &Extras,
-) -> Result<Vec<(Entry, Content)>> {
+) -> Result<Vec<(Entry, [u8; 8])>> {
     let layout = stepper.layout();
-    let entry = |name: String, dtype, shape| Entry { name, dtype, shape };
+    let entry = |name: String, dtype| Entry { name, dtype, shape: vec![] };
     let mut all = Vec::new();
     for (name, scalar) in own.iter().chain(&extras.scalars) {
         let (dtype, bytes) = match scalar {
             Scalar::F64(value) => (Dtype::F64, value.to_le_bytes()),
             Scalar::U64(value) => (Dtype::U64, value.to_le_bytes()),
         };
-        all.push((entry(name.clone(), dtype, vec![]), Content::Scalar(bytes)));
+        all.push((entry(name.clone(), dtype), bytes));
     }
     for id in layout.ids() {
         for (key, optimizer) in counted(stepper, id)? {
@@ -98,24 +125,34 @@ fn contents<D: Device>(
                 None => stepper.step_count(id)?,
                 Some(optimizer) => stepper.step_count((id, optimizer))?,
             };
-            all.push((entry(key, Dtype::U64, vec![]), Content::Scalar(count.to_le_bytes())));
+            all.push((entry(key, Dtype::U64), count.to_le_bytes()));
             if let (Some(optimizer), Some(key)) = (optimizer, carried_key(stepper, id, optimizer)?) {
                 let key = format!("{STATE}{}.{key}", layout.parameter(id)?.name);
                 let carried = stepper.carried((id, optimizer))?.unwrap_or(1.0);
-                all.push((entry(key, Dtype::F64, vec![]), Content::Scalar(carried.to_le_bytes())));
+                all.push((entry(key, Dtype::F64), carried.to_le_bytes()));
             }
         }
     }
+    Ok(all)
+}
+
+/// All tensors of parameters, the same on every rank.
+pub(super) fn tensors<D: Device>(stepper: &Stepper<D>) -> Result<Vec<Tensor>> {
+    let layout = stepper.layout();
+    let mut all = Vec::new();
     for id in layout.ids() {
         let parameter = layout.parameter(id)?;
-        let (name, shape) = (&parameter.name, parameter.shape.clone());
-        all.push((entry(format!("{PARAM}{name}"), Dtype::F32, shape.clone()), Content::Param(id)));
+        let mut push = |name: String, part| {
+            let entry = Entry { name, dtype: Dtype::F32, shape: parameter.shape.clone() };
+            all.push(Tensor { entry, elements: parameter.len, id, part });
+        };
+        let name = &parameter.name;
+        push(format!("{PARAM}{name}"), Part::Value);
         for state in stepper.state_names(id)? {
-            let key = format!("{STATE}{name}.{state}");
-            all.push((entry(key, Dtype::F32, shape.clone()), Content::State(id, state)));
+            push(format!("{STATE}{name}.{state}"), Part::State(state));
         }
         if stepper.keeps_ema() {
-            all.push((entry(format!("{EMA}{name}"), Dtype::F32, shape), Content::Ema(id)));
+            push(format!("{EMA}{name}"), Part::Ema);
         }
     }
     Ok(all)
@@ -151,8 +188,12 @@ fn refuse_reserved(extras: &Extras, own: &BTreeMap<String, Scalar>) -> Result<()
 }
 
 impl<W> Summed<W> {
+    pub(super) fn new(out: W) -> Summed<W> {
+        Summed { out, hasher: crc32fast::Hasher::new() }
+    }
+
     /// Returns the checksum of all bytes since the last call.
-    fn take_checksum(&mut self) -> u32 {
+    pub(super) fn take_checksum(&mut self) -> u32 {
         std::mem::take(&mut self.hasher).finalize()
     }
 }

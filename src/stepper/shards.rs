@@ -191,10 +191,7 @@ impl<D: Device> Stepper<D> {
             self.read_own(memory, segment, &mut into[parts[rank].clone()])?;
         }
         let longest = parts.iter().map(|part| part.len()).max().unwrap_or(0);
-        // Between passes no slice of these gradients can exist: `refuse_cut` sees to that. Local ones lie after them.
-        let room =
-            Span::elements(Memory::Grads, &self.plan, 0, self.plan.common_len()).bytes() as usize / ranks;
-        let piece = longest.next_multiple_of(LINE).min(room - room % LINE);
+        let piece = self.piece_bytes(longest);
         for at in (0..longest).step_by(piece.max(1)) {
             let of = |part: &Range<usize>| {
                 (part.start + at).min(part.end)..(part.start + at + piece).min(part.end)
@@ -208,6 +205,14 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
+    /// How much of so many bytes each rank can send in one [exchange](Self::exchange_pieces).
+    pub(super) fn piece_bytes(&self, bytes: usize) -> usize {
+        // Between passes no slice of these gradients can exist: `refuse_cut` sees to that. Local ones lie after them.
+        let room = Span::elements(Memory::Grads, &self.plan, 0, self.plan.common_len()).bytes() as usize;
+        let room = room / self.plan.shards().0 as usize;
+        bytes.next_multiple_of(LINE).min(room - room % LINE)
+    }
+
     /// Copies what this rank has of a tensor.
     fn read_own(&self, memory: Memory, segment: &Segment, into: &mut [u8]) -> Result<()> {
         let memory = self.home(&self.run.borrow().schedule, memory, segment);
@@ -215,7 +220,7 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Returns all ranks' pieces, each filled up to `piece` bytes, by way of the first gradients, which are put back.
-    fn exchange_pieces(&self, piece: usize, own: &[u8]) -> Result<Vec<u8>> {
+    pub(super) fn exchange_pieces(&self, piece: usize, own: &[u8]) -> Result<Vec<u8>> {
         let grads = |start: usize, len: usize| {
             let (start, end) = (start as u64, (start + len) as u64);
             Span { memory: Memory::Grads, start, end }

@@ -3,6 +3,8 @@
 //! It uses the kernels' own conversions, so a value that was read and is written again keeps its bits, and a checkpoint
 //! of f32 resumes a run of any precision. Conversions round to nearest, since loading is no update.
 
+use std::ops::Range;
+
 use crate::abi::{INSTEP_DTYPE_F32, INSTEP_MASTER_NONE, INSTEP_MOMENTS_8BIT};
 use crate::device::Device;
 use crate::dtype::DType;
@@ -53,10 +55,26 @@ impl<D: Device> Stepper<D> {
         id: ParamId,
         memory: Memory,
         into: &mut [f32],
+        fetch: impl FnMut(Memory, &Segment, &mut [u8]) -> Result<()>,
+    ) -> Result<()> {
+        let whole = 0..self.layout.parameter(id)?.len;
+        self.decode_part(id, memory, (whole, into), fetch)
+    }
+
+    /// Makes values of a part of a tensor, which starts with a block of an 8-bit state. `fetch` takes it for a tensor.
+    pub(super) fn decode_part(
+        &self,
+        id: ParamId,
+        memory: Memory,
+        (part, into): (Range<u64>, &mut [f32]),
         mut fetch: impl FnMut(Memory, &Segment, &mut [u8]) -> Result<()>,
     ) -> Result<()> {
         let (values, second) = self.memories_of(id, memory)?;
-        let segment = self.claim(id, values, false)?;
+        let mut segment = self.claim(id, values, false)?;
+        segment.start += part.start;
+        segment.grad_start += part.start;
+        segment.element += part.start;
+        segment.len = part.end - part.start;
         if segment.len == 0 {
             return Ok(());
         }

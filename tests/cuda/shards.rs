@@ -3,6 +3,7 @@
 //! Without a GPU, ranks are threads with a stand-in each, whose collectives are the host's. With `INSTEP_REQUIRE_GPU=1` it is
 //! a group of one over NCCL; `cuda::gpu::nccl` starts several processes. Sums of these gradients are exact in any order.
 
+use std::fs;
 use std::num::NonZeroU32;
 use std::sync::{Arc, LazyLock};
 
@@ -395,8 +396,12 @@ fn a_checkpoint_of_shards_on_gpus_goes_on_on_the_host_and_back_on_gpus() {
             // SAFETY: as in `on_gpu`.
             let mut stepper = unsafe { builder(&case, strategy).cuda(comm, cuda)? };
             passes(&mut stepper, 0)?;
-            checkpoint::save(&stepper, &Extras::default(), &path)
+            checkpoint::save(&stepper, &Extras::default(), &path)?;
+            checkpoint::save_together(&stepper, &Extras::default(), path.with_extension("together"))
         });
+        let [alone, together] =
+            ["safetensors", "together"].map(|kind| fs::read(path.with_extension(kind)).unwrap());
+        assert!(alone == together, "{strategy:?}");
         let mut whole = builder(&case, Strategy::Replicated).host(Solo::default()).unwrap();
         passes(&mut whole, 0).unwrap();
         passes(&mut whole, 2).unwrap();

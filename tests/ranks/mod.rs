@@ -25,6 +25,8 @@ pub(crate) mod multirank;
 mod offload;
 mod rescue;
 pub(crate) mod splits;
+#[cfg(not(kernels_only))]
+mod together;
 pub(crate) mod uneven;
 #[cfg(not(kernels_only))]
 mod written;

@@ -15,16 +15,16 @@ use instep::{
 use crate::ranks::zero::{bucket_of, offloading};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Ending {
+pub(crate) enum Ending {
     Errs,
     Panics,
     ComesLate,
 }
 
 /// Rank 1's call number `at` goes wrong.
-struct Failing {
+pub(crate) struct Failing {
     inner: Arc<dyn Collective>,
-    calls: Arc<AtomicUsize>,
+    pub(crate) calls: Arc<AtomicUsize>,
     /// Whether this is rank 1, whatever its number in a group.
     fails: bool,
     at: usize,
@@ -32,7 +32,7 @@ struct Failing {
 }
 
 impl Failing {
-    fn new(inner: InProcess, at: usize, ending: Ending) -> Failing {
+    pub(crate) fn new(inner: InProcess, at: usize, ending: Ending) -> Failing {
         Failing { fails: inner.rank() == 1, inner: Arc::new(inner), calls: Arc::default(), at, ending }
     }
 }

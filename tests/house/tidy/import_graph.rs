@@ -35,7 +35,7 @@ const STEPPER: [&[&str]; 18] = [
     &["offload", "unshard"],
     &["shards"],
     &["build"],
-    &["borrowing", "foresight", "gpu"],
+    &["borrowing", "foresight", "gpu", "together"],
 ];
 
 /// Module paths of a crate with their files, as `["stepper", "pass"]` and `src/stepper/pass.rs`.

@@ -1,0 +1,228 @@
+//! One file that ranks write together, each its own part of every tensor, at its place.
+//!
+//! Rank 0 creates the file, the others find it by a random number in its name. Every failure of a rank's own is told, so
+//! that ranks make the same calls whatever happens, and the file takes its name only when all have written and flushed.
+
+use std::fs::File;
+use std::io::{Seek, SeekFrom, Write};
+use std::path::Path;
+
+use super::extras::Extras;
+use super::file::{open_partial, replace_together};
+use super::safetensors::write_values;
+use super::save;
+use super::write::{Outline, Summed, Tensor, checksum_bytes, failed, tensors};
+use crate::device::Device;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::stepper::{Stepper, WORD_BYTES};
+
+/// The start of what rank 0 tells: whether it has failed, and three numbers.
+const WORD_FRONT_BYTES: usize = 4 * size_of::<u64>();
+
+/// Bytes of an element in the file.
+const ELEMENT_BYTES: u64 = DType::F32.bytes();
+
+/// What ranks must know to write.
+#[derive(Clone, Copy, Default)]
+struct Start {
+    /// In the name of the file.
+    number: u64,
+    /// Where the first tensor starts.
+    first_bytes: u64,
+    /// Whether rank 0 alone writes what every rank has.
+    rank_0s: bool,
+}
+
+/// What a rank wrote of one tensor.
+struct Written {
+    checksum: u32,
+    bytes: u64,
+}
+
+/// Saves to a file that ranks which [share tensors out](crate::Strategy) **write together**: each rank its own parts, at
+/// their places, so no rank gathers and rank 0 is not the only one to write. The file is, byte for byte, that of
+/// [`save`], and [`load`](super::load) takes it anywhere. All ranks call it, each with a path to the same file, on a
+/// file system that all of them reach; groups of [replicas](crate::StepperBuilder::shard_size) other than the first wait.
+/// If ranks share nothing out, it is `save`.
+///
+/// ```
+/// use instep::checkpoint::{self, Extras};
+/// # use instep::{AdamW, Layout, Stepper, Strategy, in_process};
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let path = folder.path().join("last.safetensors");
+/// let layout = Layout::builder().param("w", 4096).build()?;
+/// in_process(4, |comm| {
+///     let builder = Stepper::builder(&layout, AdamW::default()).strategy(Strategy::Fsdp);
+///     let mut stepper = builder.host(comm)?;
+///     checkpoint::save_together(&stepper, &Extras::default(), &path)?; // each rank writes a quarter
+///     checkpoint::load(&mut stepper, &path)
+/// })?;
+/// # Ok::<(), instep::Error>(())
+/// ```
+///
+/// Rank 0 creates the hidden file that [`save`] describes, at its full length, and writes the scalars, the `extras`
+/// (those of the other ranks are left out), the tensors that are not shared out, and the checksums of all parts joined.
+/// Each rank flushes its parts to disk; after the last one rank 0 flushes the whole, renames, and flushes the folder.
+/// No rank returns `Ok` before that. The file system must keep writes of several machines to different bytes of one file
+/// apart; loading checks every byte.
+///
+/// # Ordering
+/// Waits for all steps, and for all ranks: the [deadline](crate::StepperBuilder::deadline) must leave the slowest rank
+/// time to write and flush its parts. Allocates space for the longest part of a tensor.
+///
+/// # Errors
+/// Errors as for [`save`], on **all** ranks if one of them fails: that rank returns its own error, and the others
+/// `Checkpoint`, which names it. `Checkpoint` also on a rank that does not find rank 0's file. The old file is
+/// unchanged then, and the partial one is removed; the stepper goes on. `PeerLost`, `Mismatch` or `Deadline` if a rank does not
+/// take part; if it is lost at the very end, the new file may be there, whole.
+pub fn save_together<D: Device>(stepper: &Stepper<D>, extras: &Extras, path: impl AsRef<Path>) -> Result<()> {
+    if !stepper.has_parts() {
+        return save(stepper, extras, path);
+    }
+    stepper.settle_together()?;
+    match stepper.rank() {
+        0 => lead(stepper, extras, path.as_ref()),
+        _ => follow(stepper, path.as_ref()),
+    }
+}
+
+/// Rank 0's calls: a word that all may start, if they may, then the parts, and a word how it ended.
+fn lead<D: Device>(stepper: &Stepper<D>, extras: &Extras, path: &Path) -> Result<()> {
+    let rank_0s = stepper.is_broadcast_due();
+    let outcome = Outline::new(stepper, extras).and_then(|outline| {
+        replace_together(path, |file, number| {
+            let mut out = Summed::new(&mut *file);
+            let mut checksums = outline.write(&mut out).map_err(failed)?;
+            let first_bytes = file.stream_position().map_err(failed)?;
+            let elements: u64 = outline.tensors.iter().map(|tensor| tensor.elements).sum();
+            let end = first_bytes + ELEMENT_BYTES * elements;
+            file.set_len(end).map_err(failed)?;
+            let start = Start { number, first_bytes, rank_0s };
+            tell(stepper, Ok(start))?;
+            let own = write_parts(stepper, file, start, &outline.tensors);
+            let all = stepper.say(&report(&own))?;
+            let own = own?;
+            checksums.extend(joined(&outline.tensors, own, &all)?);
+            file.seek(SeekFrom::Start(end)).map_err(failed)?;
+            file.write_all(&checksum_bytes(&checksums)).map_err(failed)
+        })
+    });
+    // Of a failure before the first word, this is the first one. After one of the group nobody hears it.
+    let told = tell(stepper, outcome.clone().map(|()| Start::default()));
+    outcome.and(told.map(drop))
+}
+
+/// The calls of all other ranks.
+fn follow<D: Device>(stepper: &Stepper<D>, path: &Path) -> Result<()> {
+    let start = hear(stepper)?;
+    let mut own = Ok(Vec::new());
+    if stepper.is_of_first_group() {
+        own = tensors(stepper).and_then(|tensors| {
+            let mut file = open_partial(path, start.number)?;
+            let written = write_parts(stepper, &mut file, start, &tensors)?;
+            file.sync_all().map_err(failed)?;
+            Ok(written)
+        });
+        stepper.say(&report(&own))?;
+    }
+    let end = hear(stepper);
+    own.and(end.map(drop))
+}
+
+/// Writes this rank's part of each tensor.
+fn write_parts<D: Device>(
+    stepper: &Stepper<D>,
+    file: &mut File,
+    Start { first_bytes, rank_0s, .. }: Start,
+    tensors: &[Tensor],
+) -> Result<Vec<Written>> {
+    let (mut at, mut values, mut all) = (first_bytes, Vec::new(), Vec::with_capacity(tensors.len()));
+    for tensor in tensors {
+        let part = stepper.read_part(tensor.name(), rank_0s, &mut values)?;
+        file.seek(SeekFrom::Start(at + ELEMENT_BYTES * part.start)).map_err(failed)?;
+        let mut out = Summed::new(&mut *file);
+        write_values(&mut out, DType::F32, &values).map_err(failed)?;
+        all.push(Written { checksum: out.take_checksum(), bytes: ELEMENT_BYTES * values.len() as u64 });
+        at += ELEMENT_BYTES * tensor.elements;
+    }
+    Ok(all)
+}
+
+/// Joins the checksums of all ranks' parts, which follow one another in every tensor.
+fn joined(tensors: &[Tensor], own: Vec<Written>, all: &[Vec<u8>]) -> Result<Vec<u32>> {
+    let mut parts = vec![own];
+    for (rank, report) in all.iter().enumerate().skip(1) {
+        parts.push(reported(report).map_err(|why| Error::checkpoint(format_args!("rank {rank}"), why, ""))?);
+    }
+    let mut checksums = Vec::with_capacity(tensors.len());
+    for (k, tensor) in tensors.iter().enumerate() {
+        let (mut hasher, mut bytes) = (crc32fast::Hasher::new(), 0);
+        for part in parts.iter().filter_map(|parts| parts.get(k)) {
+            hasher.combine(&crc32fast::Hasher::new_with_initial_len(part.checksum, part.bytes));
+            bytes += part.bytes;
+        }
+        if bytes != ELEMENT_BYTES * tensor.elements {
+            let wrong = format_args!("ranks wrote {bytes} bytes of {}", ELEMENT_BYTES * tensor.elements);
+            return Err(Error::checkpoint("the parts of a tensor", wrong, "give all ranks one layout"));
+        }
+        if bytes > 0 {
+            checksums.push(hasher.finalize());
+        }
+    }
+    Ok(checksums)
+}
+
+/// A rank's parts as bytes, or why it failed. The first byte says which.
+fn report(own: &Result<Vec<Written>>) -> Vec<u8> {
+    match own {
+        Ok(all) => {
+            let bytes = |part: &Written| [u64::from(part.checksum), part.bytes].map(u64::to_le_bytes);
+            [0].into_iter().chain(all.iter().flat_map(bytes).flatten()).collect()
+        }
+        Err(error) => [1].into_iter().chain(error.to_string().into_bytes()).collect(),
+    }
+}
+
+fn reported(bytes: &[u8]) -> Result<Vec<Written>, String> {
+    let (kind, rest) = bytes.split_first().ok_or("said nothing")?;
+    if *kind != 0 {
+        return Err(String::from_utf8_lossy(rest).into_owned());
+    }
+    let (numbers, _) = rest.as_chunks();
+    let numbers: Vec<u64> = numbers.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
+    let (parts, _) = numbers.as_chunks();
+    Ok(parts.iter().map(|[checksum, bytes]| Written { checksum: *checksum as u32, bytes: *bytes }).collect())
+}
+
+/// Tells all ranks what they need to start, or that rank 0 has failed.
+fn tell<D: Device>(stepper: &Stepper<D>, said: Result<Start>) -> Result<()> {
+    let (numbers, text) = match said {
+        Ok(Start { number, first_bytes, rank_0s }) => {
+            ([0, number, first_bytes, rank_0s.into()], String::new())
+        }
+        Err(error) => ([1, 0, 0, 0], error.to_string()),
+    };
+    let mut word = [b' '; WORD_BYTES];
+    let (front, rest) = word.split_at_mut(WORD_FRONT_BYTES);
+    front.copy_from_slice(numbers.map(u64::to_le_bytes).as_flattened());
+    let shown = text.len().min(rest.len());
+    rest[..shown].copy_from_slice(&text.as_bytes()[..shown]);
+    stepper.tell(&mut word)
+}
+
+/// Hears what rank 0 tells.
+fn hear<D: Device>(stepper: &Stepper<D>) -> Result<Start> {
+    let mut word = [0; WORD_BYTES];
+    stepper.tell(&mut word)?;
+    let (front, text) = word.split_at(WORD_FRONT_BYTES);
+    let mut numbers = front.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes));
+    let mut next = || numbers.next().unwrap_or(0);
+    match next() {
+        0 => Ok(Start { number: next(), first_bytes: next(), rank_0s: next() != 0 }),
+        _ => {
+            let why = String::from_utf8_lossy(text);
+            Err(Error::checkpoint("the checkpoint", why.trim_end(), ""))
+        }
+    }
+}

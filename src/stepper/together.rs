@@ -1,0 +1,99 @@
+//! What ranks that write one file together need of a stepper: the part of each rank, and words between them.
+//!
+//! Words travel by way of the first gradients, which are put back, as whole tensors do in `shards.rs`. The parts of all
+//! ranks are the whole tensor, without a gap.
+
+use std::ops::Range;
+
+use crate::collective::CollectiveKind;
+use crate::device::Device;
+use crate::error::Result;
+use crate::layout::Master;
+use crate::op::{Memory, Span};
+use crate::stepper::stepper::Stepper;
+use crate::stepper::tensor::TensorId;
+
+/// The bytes of a [word of rank 0](Stepper::tell): a block of 256 gradients of 16 bits, which every plan has that shares
+/// anything out.
+pub(crate) const WORD_BYTES: usize = 512;
+
+impl<D: Device> Stepper<D> {
+    /// Whether ranks have parts of anything.
+    pub(crate) fn has_parts(&self) -> bool {
+        self.plan.is_sharded() && self.plan.common_len() > 0
+    }
+
+    /// Whether this rank is one of those that have all parts among them and not of their replicas.
+    pub(crate) fn is_of_first_group(&self) -> bool {
+        self.rank() < self.plan.shards().0
+    }
+
+    /// Waits for all steps. Refuses what no rank could do.
+    pub(crate) fn settle_together(&self) -> Result<()> {
+        self.settle_between_passes()?;
+        self.refuse_rescued()
+    }
+
+    /// Whether ranks may have different parameters, if each has all: the next pass gives them rank 0's.
+    pub(crate) fn is_broadcast_due(&self) -> bool {
+        self.params_written.is_broadcast_due()
+    }
+
+    /// Copies this rank's part of a tensor, and returns which elements it is. Of a tensor that ranks do not share out, rank
+    /// 0's part is everything, and so it is of parameters that each rank has, if they are to be `rank_0s`.
+    pub(crate) fn read_part(
+        &self,
+        tensor: TensorId<'_>,
+        rank_0s: bool,
+        into: &mut Vec<f32>,
+    ) -> Result<Range<u64>> {
+        let (id, memory) = self.find(tensor)?;
+        let segment = self.plan.segment_of(self.layout.index(id)?);
+        let is_everywhere = memory == Memory::Params
+            && !self.plan.shards_params()
+            && self.precision_of(id)?.master == Master::None;
+        let is_cut = self.is_shared_out(segment) && !(is_everywhere && rank_0s);
+        let part = match (is_cut, self.rank()) {
+            (true, _) => self.plan.bucket_of(segment).kept(segment),
+            (false, 0) => 0..segment.len,
+            (false, _) => 0..0,
+        };
+        into.resize((part.end - part.start) as usize, 0.0);
+        self.decode_part(id, memory, (part.clone(), into), |memory, part, bytes| {
+            self.read_bytes(memory, part, bytes)
+        })?;
+        Ok(part)
+    }
+
+    /// Gives all ranks the word of rank 0.
+    pub(crate) fn tell(&self, word: &mut [u8; WORD_BYTES]) -> Result<()> {
+        let span = Span { memory: Memory::Grads, start: 0, end: WORD_BYTES as u64 };
+        let mut gradients = [0; WORD_BYTES];
+        self.touch_everything(span)?;
+        self.read_span(span, &mut gradients)?;
+        self.write_span(span, word)?;
+        let agreement = self.agreement.fixed();
+        self.run.borrow_mut().schedule.exchange(CollectiveKind::Broadcast, [span; 2], agreement);
+        self.touch_everything(span)?;
+        self.read_span(span, word)?;
+        self.write_span(span, &gradients)
+    }
+
+    /// Gives each rank of a group what all of them say, in their order.
+    pub(crate) fn say(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let piece = self.piece_bytes(size_of::<u64>());
+        let lengths = self.exchange_pieces(piece, &(own.len() as u64).to_le_bytes())?;
+        let length = |said: &[u8]| said.as_chunks().0.first().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        let lengths: Vec<usize> = lengths.chunks(piece).map(|said| length(said) as usize).collect();
+        let longest = lengths.iter().copied().max().unwrap_or(0);
+        let mut said = vec![Vec::new(); lengths.len()];
+        let piece = self.piece_bytes(longest).max(1);
+        for at in (0..longest).step_by(piece) {
+            let all = self.exchange_pieces(piece, &own[at.min(own.len())..(at + piece).min(own.len())])?;
+            for ((said, length), got) in said.iter_mut().zip(&lengths).zip(all.chunks(piece)) {
+                said.extend(&got[..length.saturating_sub(at).min(piece)]);
+            }
+        }
+        Ok(said)
+    }
+}
