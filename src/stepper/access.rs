@@ -35,7 +35,8 @@ impl<D: Device> Stepper<D> {
     /// `into` is as long as the parameter.
     ///
     /// # Ordering
-    /// Between passes it waits for all steps, in a pass for the last step of the parameter's bucket.
+    /// A parameter or copy waits for the last step of its bucket. A gradient does in a pass; everything else waits for all
+    /// steps.
     ///
     /// # Errors
     /// `Layout` if the parameter is of another layout or the length differs; `Unsupported` if the stepper keeps no such

@@ -32,12 +32,16 @@ impl<D: Device> Stepper<D> {
         Ok(found)
     }
 
-    /// Refuses a tensor that the trainer may not read now. Between passes it waits for all steps.
+    /// Refuses a tensor that the trainer may not read now. Between passes it waits for all steps, unless a forward reads
+    /// the tensor: the claim waits for its bucket then, and later buckets are stepped and gathered meanwhile.
     pub(super) fn admit_read(&self, id: ParamId, memory: Memory) -> Result<()> {
         if !self.run.borrow().schedule.is_open() {
             self.refuse_cut(id, memory)?;
             self.refuse_resharded(id, memory)?;
-            return self.settle_between_passes();
+            return match memory {
+                Memory::Params | Memory::Copy => self.refuse_open_pass(),
+                _ => self.settle_between_passes(),
+            };
         }
         match memory {
             Memory::Params => self.refuse_resharded(id, memory),

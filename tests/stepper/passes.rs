@@ -3,7 +3,9 @@
 //! Bits are compared with a run that never had the pass in question, or with the reference; "nearly unchanged" is a
 //! failure.
 
-use instep::{Adam, Layout, Mode, SegmentAction, Unused};
+use instep::hazard::Traced;
+use instep::op::{Action, Op, Stream};
+use instep::{Adam, Layout, Mode, SegmentAction, Solo, Unused};
 
 use crate::numerics::steps::assert_one_step;
 use crate::support::reference::Scalar;
@@ -297,5 +299,39 @@ fn eager_names_the_first_nonfinite_bucket_wherever_the_value_lies() {
             let status = run(&layout(&[2100, 5]), few_optimizers()[0], &options, 1, feed).status;
             assert_eq!(status.first_nonfinite_bucket, Some(1), "element {place} on {isa}");
         }
+    }
+}
+
+/// A forward may begin before the pass does, so its reads are between passes.
+#[test]
+fn a_parameter_read_between_passes_waits_for_the_step_of_its_bucket_alone() {
+    for mode in MODES {
+        let layout = Layout::builder().param("first", 64).param("last", 64).build().unwrap();
+        let options = Options { mode, cap: Some(1), record: true, ..Options::default() };
+        let mut stepper = options.stepper(&layout, few_optimizers()[1], Solo::default()).unwrap();
+        // Bucket 0 has the last parameter, whose gradient comes first.
+        let [first, last] = ["first", "last"].map(|name| layout.id(name).unwrap());
+        for _ in 0..2 {
+            let mut pass = stepper.begin().unwrap();
+            pass.write(last.grad(), &[1.0f32; 64]).unwrap();
+            pass.write(first.grad(), &[1.0f32; 64]).unwrap();
+            pass.finish().unwrap();
+        }
+        // Eager steps it first; the other modes begin with what a forward reads first.
+        let (read_first, bucket, later) = if mode == Mode::Eager { (last, 0, 1) } else { (first, 1, 0) };
+        stepper.view::<f32>(read_first).unwrap();
+        let list = stepper.take_recording().unwrap().list;
+        let read = list.iter().rposition(|entry| matches!(entry, Traced::Trainer(_))).unwrap();
+        let awaited = list[..read].iter().rev().find_map(|entry| match entry {
+            Traced::Op(Op { stream: Stream::Compute, action: Action::Wait(ticket) }) => Some(*ticket),
+            _ => None,
+        });
+        let place = |action: Action| {
+            let is_it = |entry: &Traced| matches!(entry, Traced::Op(op) if op.action == action);
+            list.iter().rposition(is_it).unwrap()
+        };
+        let passed = place(Action::Record(awaited.unwrap()));
+        assert!(place(Action::Step { bucket }) < passed, "{mode:?}");
+        assert!(passed < place(Action::Step { bucket: later }), "{mode:?}");
     }
 }

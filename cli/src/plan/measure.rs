@@ -3,13 +3,14 @@
 //!
 //! What is compared is the schedule's part: the order of the ops, and when they run. Speeds are measured on both sides.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use instep::Foresight;
-use instep::op::{Op, TimedOp};
+use instep::hazard::Traced;
+use instep::op::{Action, Interval, Op, Stream, Ticket, TimedOp};
 use instep::{DType, Element, InProcess, Layout, ParamId, Recording, Stepper, bf16, f16, in_process};
 
 use super::model::Model;
@@ -25,15 +26,67 @@ enum Call {
     Read(usize),
     /// Writes its gradient.
     Write(usize),
+    /// Ends the pass before, if there was one, and begins one.
     Begin,
     Ready(usize),
-    Finish,
 }
 
-/// A call with the trainer's own time: what lies between it and the one before, without waits.
+/// A call with the trainer's own time: what lies between it and the one before, without waits for ops.
 struct Timed {
     call: Call,
     own_ns: u64,
+}
+
+/// A call as it was seen, while it was not known when the ops ended that it waited for.
+struct Seen {
+    call: Call,
+    passed_ns: u64,
+    blocked: Vec<Interval>,
+    /// Per op waited for: its stream, and how many ops that stream had been given by then.
+    awaited: Vec<(Stream, usize)>,
+}
+
+impl Seen {
+    /// A wait lasts until the op has ended. After that the trainer's thread waits for a core, which is its own time: the
+    /// foreseen trainer goes on at once.
+    fn time(&self, ran: &[TimedOp]) -> Timed {
+        let end_ns = |&(stream, count): &(Stream, usize)| {
+            let ended = ran.iter().filter(|ran| ran.op.stream == stream).nth(count.checked_sub(1)?)?;
+            Some(ended.interval.end_ns)
+        };
+        let ready_ns = self.awaited.iter().filter_map(end_ns).max().unwrap_or_default();
+        let waited_ns = |wait: &Interval| wait.end_ns.min(ready_ns).saturating_sub(wait.start_ns);
+        let waited_ns: u64 = self.blocked.iter().map(waited_ns).sum();
+        Timed { call: self.call, own_ns: self.passed_ns.saturating_sub(waited_ns) }
+    }
+}
+
+/// Counts what each stream was given, so that a wait for a position becomes a wait for an op.
+#[derive(Default)]
+struct Given {
+    counts: HashMap<Stream, usize>,
+    positions: HashMap<Ticket, usize>,
+}
+
+impl Given {
+    /// Takes entries in the order of submission. Returns what the trainer waited for.
+    fn follow(&mut self, list: &[Traced]) -> Vec<(Stream, usize)> {
+        let mut awaited = Vec::new();
+        for op in list.iter().filter_map(|entry| if let Traced::Op(op) = entry { Some(op) } else { None }) {
+            match op.action {
+                Action::Wait(ticket) if op.stream == Stream::Compute => {
+                    awaited.extend(self.positions.get(&ticket).map(|&count| (ticket.stream, count)));
+                }
+                Action::Wait(_) => {}
+                Action::Record(ticket) => {
+                    let count = self.counts.get(&ticket.stream).copied().unwrap_or_default();
+                    self.positions.insert(ticket, count);
+                }
+                _ => *self.counts.entry(op.stream).or_default() += 1,
+            }
+        }
+        awaited
+    }
 }
 
 pub(super) fn run(arguments: &Arguments, model: &Model) -> Result<ExitCode, Failure> {
@@ -99,25 +152,26 @@ fn train(
     let longest = model.lengths().max().unwrap_or_default();
     let mut values = vec![0.5f32; longest as usize];
     let (mut calls, mut ran, mut mark) = (Vec::new(), Vec::new(), Instant::now());
+    let mut given = Given::default();
     let mut note = |stepper: &mut Stepper, call: Call| {
-        let Recording { ran: ended, blocked, .. } = stepper.take_recording().unwrap_or_default();
+        let Recording { list, ran: ended, blocked } = stepper.take_recording().unwrap_or_default();
         ran.extend(ended);
-        let waited_ns: u64 = blocked.iter().map(|wait| wait.ns()).sum();
         let now = Instant::now();
         let passed_ns = now.duration_since(mark).as_nanos() as u64;
         mark = now;
-        calls.push(Timed { call, own_ns: passed_ns.saturating_sub(waited_ns) });
+        calls.push(Seen { call, passed_ns, blocked, awaited: given.follow(&list) });
     };
     for _ in 0..PASSES {
         let mut walk = Walk::default();
+        // Within a pass an access waits for its bucket alone, and so does the recording.
+        stepper.begin()?.detach();
+        note(&mut stepper, Call::Begin);
         for (index, id) in layout.ids().enumerate() {
             let len = layout.parameter(id)?.len as usize;
             walk.arrive(&mut stepper, id, true)?;
             read(&stepper, model.precision.param, id, &mut values[..len])?;
             note(&mut stepper, Call::Read(index));
         }
-        stepper.begin()?.detach();
-        note(&mut stepper, Call::Begin);
         for (index, id) in layout.ids().enumerate().rev() {
             let len = layout.parameter(id)?.len as usize;
             walk.arrive(&mut stepper, id, false)?;
@@ -127,17 +181,10 @@ fn train(
             note(&mut stepper, Call::Ready(index));
         }
         stepper.finish()?;
-        note(&mut stepper, Call::Finish);
-    }
-    let mut walk = Walk::default();
-    for (index, id) in layout.ids().enumerate() {
-        walk.arrive(&mut stepper, id, true)?;
-        read(&stepper, model.precision.param, id, &mut values[..layout.parameter(id)?.len as usize])?;
-        note(&mut stepper, Call::Read(index));
     }
     ran.extend(stepper.take_recording().unwrap_or_default().ran);
     stepper.close()?;
-    Ok((calls, ran))
+    Ok((calls.iter().map(|seen| seen.time(&ran)).collect(), ran))
 }
 
 /// Reads a parameter as a forward does: the parameter itself. Its master may be shared out.
@@ -159,7 +206,7 @@ fn read(stepper: &Stepper, stored: DType, id: ParamId, into: &mut [f32]) -> inst
 
 fn foresee(stepper: &mut Foresight, layout: &Layout, calls: &[Timed]) -> Result<(), Failure> {
     let ids: Vec<_> = layout.ids().collect();
-    let mut walk = Walk::default();
+    let (mut walk, mut has_begun) = (Walk::default(), false);
     for Timed { call, own_ns } in calls {
         match call {
             // The copy comes after the wait.
@@ -171,18 +218,21 @@ fn foresee(stepper: &mut Foresight, layout: &Layout, calls: &[Timed]) -> Result<
                 walk.arrive(stepper, ids[*index], false)?;
                 stepper.touch(ids[*index].grad())?;
             }
-            Call::Begin | Call::Ready(_) | Call::Finish => {}
+            Call::Begin | Call::Ready(_) => {}
         }
         stepper.compute(*own_ns);
         match call {
             Call::Read(_) | Call::Write(_) => {}
-            Call::Begin => stepper.begin()?.detach(),
-            Call::Ready(index) => stepper.grad_ready(ids[*index])?,
-            Call::Finish => {
-                stepper.finish()?;
-                walk = Walk::default();
+            Call::Begin => {
+                if has_begun {
+                    stepper.finish()?;
+                }
+                stepper.begin()?.detach();
+                (walk, has_begun) = (Walk::default(), true);
             }
+            Call::Ready(index) => stepper.grad_ready(ids[*index])?,
         }
     }
+    stepper.finish()?;
     Ok(())
 }
