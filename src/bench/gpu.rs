@@ -90,6 +90,7 @@ impl GpuLauncher {
             assignment: Arc::new(Assignment::uniform(layout, &plan, optimizer)?),
             comm: Arc::new(Solo::new(world_size)),
             gathers: None,
+            groups: None,
             deadline: Duration::from_secs(60),
             borrowed: None,
             timed: false,

@@ -41,9 +41,31 @@ impl Groups {
         }
     }
 
+    /// Returns both.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &dyn Collective> {
+        [&*self.shards, &*self.replicas].into_iter()
+    }
+
     /// Ends both.
     pub(crate) fn abort(&self, cause: &Error) {
         self.shards.abort(cause);
         self.replicas.abort(cause);
     }
+}
+
+/// Returns the place of a rank in a group of some of so many ranks.
+///
+/// # Errors
+/// `Layout` unless the group names this rank and others, each once.
+pub(crate) fn place_in(group: &[u32], rank: u32, world_size: u32) -> Result<u32> {
+    let is_new = |(k, other): (usize, &u32)| *other < world_size && !group[..k].contains(other);
+    let place = group.iter().position(|other| *other == rank);
+    place.filter(|_| group.iter().enumerate().all(is_new)).map(|place| place as u32).ok_or_else(|| {
+        let wrong = format_args!("made by rank {rank} of {world_size}");
+        Error::layout(
+            format_args!("group of ranks {group:?}"),
+            wrong,
+            "name each of its ranks once, this one too",
+        )
+    })
 }

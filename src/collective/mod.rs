@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::handle::Place;
 use crate::layout::Plan;
 pub use crate::op::CollectiveKind;
-pub(crate) use groups::Groups;
+pub(crate) use groups::{Groups, place_in};
 pub use key::CallKey;
 pub(crate) use memory::Addresses;
 pub use memory::{Allocation, Call};

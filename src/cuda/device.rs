@@ -17,12 +17,12 @@ use super::pinned::{SettingsRing, StatusRing};
 use super::streams::{Priorities, Streams};
 use super::tile_tables::MovingTiles;
 use super::timing::Timing;
-use crate::collective::Collective;
+use crate::collective::{Collective, Groups};
 use crate::error::{Error, Result};
 use crate::handle::StreamHandle;
 use crate::launch::{Assignment, BorrowedPieces, Kind, Settings, StepConstants};
 use crate::layout::Plan;
-use crate::op::{STREAMS, Stream, Ticket};
+use crate::op::{Group, STREAMS, Stream, Ticket};
 
 /// One rank's GPU. Its drop frees everything that takes driver calls, between the driver's enter and leave.
 pub struct CudaDevice {
@@ -33,6 +33,7 @@ pub struct CudaDevice {
     pub(super) comm: Arc<dyn Collective>,
     /// The communicator of the gather stream, if the plan is sharded.
     pub(super) gathers: Option<Arc<dyn Collective>>,
+    pub(super) groups: Option<Groups>,
     pub(super) rank: u32,
     pub(super) deadline: Duration,
     optim_priority: i32,
@@ -71,6 +72,7 @@ pub(crate) struct Parts {
     pub(crate) assignment: Arc<Assignment>,
     pub(crate) comm: Arc<dyn Collective>,
     pub(crate) gathers: Option<Arc<dyn Collective>>,
+    pub(crate) groups: Option<Groups>,
     pub(crate) deadline: Duration,
     pub(crate) borrowed: Option<BorrowedPieces>,
     pub(crate) timed: bool,
@@ -82,8 +84,19 @@ unsafe impl Send for CudaDevice {}
 
 impl CudaDevice {
     pub(crate) fn new(parts: Parts) -> Result<CudaDevice> {
-        let Parts { driver, compute, plan, constants, assignment, comm, gathers, deadline, timed, .. } =
-            parts;
+        let Parts {
+            driver,
+            compute,
+            plan,
+            constants,
+            assignment,
+            comm,
+            gathers,
+            groups,
+            deadline,
+            timed,
+            ..
+        } = parts;
         let _entered = Entered::new(&*driver)?;
         // SAFETY: the builder's caller promises that the stream is alive.
         unsafe { driver.inspect_stream(compute)? };
@@ -119,6 +132,7 @@ impl CudaDevice {
             assignment,
             comm,
             gathers,
+            groups,
             deadline,
             optim_priority: parts.optim_priority,
             max_blocks: parts.max_blocks,
@@ -166,15 +180,24 @@ impl CudaDevice {
             assignment: Arc::clone(assignment),
             comm: Arc::clone(&self.comm),
             gathers: self.gathers.clone(),
+            groups: self.groups.clone(),
             deadline: self.deadline,
             borrowed,
             timed: self.timing.is_some(),
         }
     }
 
-    /// Returns the communicators, the gather stream's last.
+    /// Returns all communicators.
     pub(super) fn comms(&self) -> impl Iterator<Item = &dyn Collective> {
-        std::iter::once(&*self.comm).chain(self.gathers.as_deref())
+        let of_groups = self.groups.iter().flat_map(Groups::iter);
+        std::iter::once(&*self.comm).chain(self.gathers.as_deref()).chain(of_groups)
+    }
+
+    /// Returns the communicator of an op: of its group, and of its stream.
+    pub(super) fn comm_of(&self, stream: Stream, group: Group) -> &dyn Collective {
+        let gathers = self.gathers.as_ref().filter(|_| stream == Stream::Gather);
+        let of_group = || self.groups.as_ref()?.of(group);
+        &**gathers.or_else(of_group).unwrap_or(&self.comm)
     }
 
     /// Returns the driver's handle of a stream.

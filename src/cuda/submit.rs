@@ -113,9 +113,8 @@ impl CudaDevice {
                 let remedy = "use Gradients::Keep or Gradients::Zero";
                 Err(Error::unsupported("Gradients::Release", "a GPU's memory cannot be given back", remedy))
             }
-            Action::Collective { kind, pass, agreement, bucket, src, dst, .. } => {
-                let gathers = self.gathers.as_ref().filter(|_| op.stream == Stream::Gather);
-                let comm = gathers.unwrap_or(&self.comm);
+            Action::Collective { kind, pass, agreement, bucket, src, dst, group } => {
+                let comm = self.comm_of(op.stream, group);
                 let (bytes, dtype) = (src.bytes().max(dst.bytes()), src.dtype(&self.plan));
                 let key = CallKey { kind, pass, bucket, dtype, bytes, agreement };
                 let brought = self.brought(op).and_then(|[_, whole]| self.memory.unsharded.resolve(whole));

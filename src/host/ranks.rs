@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-use crate::collective::{Call, Collective};
+use crate::collective::{Call, Collective, place_in};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::host::kernels::{Isa, Kernels};
@@ -232,23 +232,6 @@ unsafe fn combine_numbers<const BYTES: usize>(
             ranks.iter().for_each(|buffer| unsafe { place(buffer).write(number) });
         }
     }
-}
-
-/// Returns the place of a rank in a group of some of so many ranks.
-///
-/// # Errors
-/// `Layout` unless the group names this rank and others, each once.
-pub(crate) fn place_in(group: &[u32], rank: u32, world_size: u32) -> Result<u32> {
-    let is_new = |(k, other): (usize, &u32)| *other < world_size && !group[..k].contains(other);
-    let place = group.iter().position(|other| *other == rank);
-    place.filter(|_| group.iter().enumerate().all(is_new)).map(|place| place as u32).ok_or_else(|| {
-        let wrong = format_args!("made by rank {rank} of {world_size}");
-        Error::layout(
-            format_args!("group of ranks {group:?}"),
-            wrong,
-            "name each of its ranks once, this one too",
-        )
-    })
 }
 
 /// The part of so many elements that a rank sums for all.

@@ -119,11 +119,6 @@ impl StepperBuilder<'_> {
             let wrong = "a GPU's steps are always enqueued on the calling thread";
             return Err(Error::config("inline", "set", wrong, "leave it out on a GPU"));
         }
-        if let Some(ranks) = self.shard_size {
-            let wrong = "a GPU's ranks have no groups yet";
-            let remedy = "leave it out, or step on the host";
-            return Err(Error::config("shard_size", ranks, wrong, remedy));
-        }
         self.refuse_offload_on_gpu()?;
         if self.gradients == Gradients::Release {
             let wrong = format_args!("{place} cannot be given back");
@@ -159,6 +154,7 @@ impl StepperBuilder<'_> {
                 assignment,
                 comm,
                 gathers: beside.gathers.clone(),
+                groups: beside.groups.clone(),
                 deadline,
                 borrowed,
                 timed,

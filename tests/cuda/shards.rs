@@ -51,6 +51,8 @@ pub(crate) struct Case {
     /// Gives the third pass up after its first gradients.
     abandons: bool,
     micro_batches: u32,
+    /// How many neighbours share tensors out, if not all ranks.
+    shard_size: Option<NonZeroU32>,
 }
 
 pub(crate) const PLAIN: Case = Case {
@@ -62,6 +64,7 @@ pub(crate) const PLAIN: Case = Case {
     joins: false,
     abandons: false,
     micro_batches: 1,
+    shard_size: None,
 };
 
 const CASES: [Case; 11] = [
@@ -254,7 +257,11 @@ pub(crate) fn builder(case: &Case, strategy: Strategy) -> StepperBuilder<'static
         "eight_bits" | "masters_and_copies" => Stepper::builder(shapes(), AdamW::default()),
         _ => Stepper::builder(shapes(), optimizer),
     };
-    (case.build)(builder.bucket_cap_bytes(2500).record(true)).strategy(strategy)
+    let builder = (case.build)(builder.bucket_cap_bytes(2500).record(true)).strategy(strategy);
+    match case.shard_size {
+        Some(ranks) => builder.shard_size(ranks),
+        None => builder,
+    }
 }
 
 fn on_host(comm: impl Collective + 'static, case: &Case, strategy: Strategy) -> Result<Trained> {
@@ -311,6 +318,10 @@ impl Collective for OnStandIn {
         Ok(Arc::new(OnStandIn(self.0.duplicate()?)))
     }
 
+    fn subgroup(&self, ranks: &[u32]) -> Result<Arc<dyn Collective>> {
+        Ok(Arc::new(OnStandIn(self.0.subgroup(ranks)?)))
+    }
+
     fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
         call.require_stream()?;
         let (src, dst, deadline) = (call.src(), call.dst(), call.deadline());
@@ -358,6 +369,21 @@ fn ranks_with_gpus_that_step_shards_have_the_bits_of_ranks_on_the_host() {
             let ranks = on_gpus.len();
             for (rank, (gpu, host)) in on_gpus.iter().zip(expected(ranks as u32, case, strategy)).enumerate()
             {
+                gpu.assert_same(&host, &format!("{}, {strategy:?}, rank {rank} of {ranks}", case.name));
+            }
+        }
+    }
+}
+
+#[test]
+fn groups_of_ranks_with_gpus_that_share_shards_out_have_the_bits_of_groups_on_the_host() {
+    for (k, case) in CASES.iter().enumerate() {
+        // NCCL without several processes has groups of one.
+        let (ranks, size) = if hardware::is_required() { (1, 1) } else { [(4, 2), (6, 2), (6, 3)][k % 3] };
+        let case = Case { shard_size: NonZeroU32::new(size), ..*case };
+        for strategy in strategies(&case) {
+            let on_gpus = ranks_with_gpus(ranks, |comm, cuda| on_gpu(comm, cuda, &case, strategy));
+            for (rank, (gpu, host)) in on_gpus.iter().zip(expected(ranks, &case, strategy)).enumerate() {
                 gpu.assert_same(&host, &format!("{}, {strategy:?}, rank {rank} of {ranks}", case.name));
             }
         }
@@ -435,12 +461,14 @@ fn a_part_of_a_tensor_has_no_address_and_is_told_as_that() {
     });
 }
 
-/// Trains the n-th of every `of` cases as a rank of several processes, each with the bits of ranks on the host.
+/// Trains the n-th of every `of` cases as a rank of several processes, each with the bits of ranks on the host; four ranks
+/// are groups of two.
 // `cuda::gpu` needs the feature.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 pub(crate) fn train_as_a_rank(group: &Nccl, (n, of): (usize, usize)) {
     let (rank, ranks) = (group.rank() as usize, group.world_size());
     for case in CASES.iter().skip(n).step_by(of) {
+        let case = &Case { shard_size: NonZeroU32::new(2).filter(|_| ranks == 4), ..*case };
         for strategy in strategies(case) {
             let what = format!("{}, {strategy:?}, rank {rank} of {ranks}", case.name);
             let gpu = (&hardware::open(), StreamHandle::default());

@@ -9,11 +9,11 @@ use std::fmt;
 use std::sync::{Arc, Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
-use crate::collective::{Allocation, Call, Collective, CollectiveKind};
+use crate::collective::{Allocation, Call, Collective, CollectiveKind, place_in};
 use crate::cuda::context::with_device;
 use crate::cuda::nccl::group::Group;
 use crate::cuda::nccl::library::{Library, unique_id};
-use crate::cuda::nccl::message::Entry;
+use crate::cuda::nccl::message::{Entry, Members};
 use crate::cuda::nccl::raw::{Raw, detached};
 use crate::cuda::nccl::shared::{Further, Shared, Slot, closed, lock};
 use crate::cuda::nccl::{Options, UniqueId, bootstrap, memory};
@@ -38,8 +38,8 @@ use crate::handle::Place;
 /// every rank, and from the stepper's thread. [`External`](crate::cuda::External) needs only the program's
 /// communicator.
 ///
-/// A stepper that shares parameters out ([`Strategy`](crate::Strategy)) makes a communicator of its own for its all-gathers,
-/// which fails, is aborted and is closed with this one.
+/// A stepper that shares tensors out ([`Strategy`](crate::Strategy)) makes a communicator of its own for its all-gathers, and
+/// with [groups](crate::StepperBuilder::shard_size) one for each of its two. They fail, are aborted and are closed with this one.
 ///
 /// Dropping the last handle closes the group on another thread; a captured pass counts as a handle. If the program ends before that thread does, or if a
 /// panic drops the handle, peers that still wait get `PeerLost`.
@@ -94,13 +94,18 @@ impl Nccl {
         Ok(Nccl { shared: Arc::new(shared), further: None })
     }
 
-    /// Makes another communicator of the same ranks, by an id that travels over the group's connections: the oldest NCCL that
-    /// serves cannot split one.
-    fn another(&self) -> Result<Nccl> {
+    /// Makes another communicator of these of its ranks, by an id that travels over the group's connections: the oldest NCCL
+    /// that serves cannot split one.
+    fn another(&self, ranks: &[u32]) -> Result<Nccl> {
+        let rank = place_in(ranks, self.rank(), self.world_size())?;
+        let own = self.further.as_ref();
+        let ranks = ranks.iter().map(|rank| own.map_or(*rank, |own| own.ranks[*rank as usize]));
+        let ranks: Vec<u32> = ranks.collect();
         let shared = &self.shared;
         shared.refuse()?;
+        let members = Members { first: ranks[0], count: ranks.len() as u32 };
         let id = match &shared.group {
-            Some(group) => group.share_id(unique_id, shared.deadline),
+            Some(group) => group.share_id(members, unique_id, shared.deadline),
             None if shared.world_size == 1 => unique_id(),
             None => {
                 let wrong = "ranks that met by the caller's id have no connection to bring another one over";
@@ -109,9 +114,10 @@ impl Nccl {
             }
         };
         let library = Library::get()?;
-        let made = id.and_then(|id| Raw::connect(library, &shared.seat(), &id, || shared.look()));
+        let made =
+            id.and_then(|id| Raw::connect(library, &shared.seat(rank, members.count), &id, || shared.look()));
         let raw = made.map_err(|error| shared.fail(error))?;
-        let further = Some(Arc::new(Further::new(shared, raw)));
+        let further = Some(Arc::new(Further::new(shared, raw, ranks, rank)));
         Ok(Nccl { shared: Arc::clone(shared), further })
     }
 
@@ -170,11 +176,11 @@ impl Nccl {
 
 impl Collective for Nccl {
     fn rank(&self) -> u32 {
-        self.shared.rank
+        self.further.as_ref().map_or(self.shared.rank, |further| further.rank)
     }
 
     fn world_size(&self) -> u32 {
-        self.shared.world_size
+        self.further.as_ref().map_or(self.shared.world_size, |further| further.ranks.len() as u32)
     }
 
     fn reaches(&self, place: Place) -> bool {
@@ -186,7 +192,12 @@ impl Collective for Nccl {
     }
 
     fn duplicate(&self) -> Result<Arc<dyn Collective>> {
-        Ok(Arc::new(self.another()?))
+        let ranks: Vec<u32> = (0..self.world_size()).collect();
+        self.subgroup(&ranks)
+    }
+
+    fn subgroup(&self, ranks: &[u32]) -> Result<Arc<dyn Collective>> {
+        Ok(Arc::new(self.another(ranks)?))
     }
 
     fn allocate(&self, bytes: u64) -> Result<Option<Allocation>> {

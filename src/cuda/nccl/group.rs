@@ -4,13 +4,15 @@
 //! missed when its connection ends. NCCL does neither: there, a rank that disagrees or dies is a hang. A lock is held
 //! for one bounded look at every connection and never while waiting, so telling and checking do not block.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry::Vacant;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::cuda::nccl::UniqueId;
 use crate::cuda::nccl::link::{Link, Received};
-use crate::cuda::nccl::message::{Entry, Message};
+use crate::cuda::nccl::message::{Entry, Members, Message};
 use crate::error::{Error, Result};
 
 const POLL: Duration = Duration::from_micros(200);
@@ -65,12 +67,14 @@ pub(super) struct Peer {
     link: Link,
     /// On rank 0: what this rank is about to do. It may not send another before the verdict.
     entry: Option<Entry>,
+    /// On rank 0: the last entry of this rank that went with all others.
+    agreed: Option<Entry>,
     left: bool,
 }
 
 impl Peer {
     pub(super) fn new(rank: u32, link: Link) -> Peer {
-        Peer { rank, link, entry: None, left: false }
+        Peer { rank, link, entry: None, agreed: None, left: false }
     }
 
     fn lost(&self, why: String) -> Error {
@@ -158,24 +162,26 @@ impl Group {
         }
     }
 
-    /// Brings one more id to all ranks, for another communicator: rank 0 makes it. All ranks ask at the same point.
+    /// Brings one more id to all ranks of each further communicator: rank 0 makes them. All ranks ask at the same point,
+    /// each for its own communicator.
     ///
     /// # Errors
-    /// As for [`compare`](Self::compare); the error of `make` on rank 0, which then tells the others.
+    /// As for [`compare`](Self::compare), `Mismatch` also if a communicator would lack a rank; the error of `make` on rank 0,
+    /// which then tells the others.
     pub(super) fn share_id(
         &self,
-        make: impl FnOnce() -> Result<UniqueId>,
+        members: Members,
+        make: impl FnMut() -> Result<UniqueId>,
         deadline: Duration,
     ) -> Result<UniqueId> {
         let since = Instant::now();
+        let entry = Entry::Communicator(members);
         if self.rank > 0 {
             self.lock().awaited.id = AwaitedId::Asked;
         }
-        self.compare(&Entry::Communicator, deadline)?;
+        self.compare(&entry, deadline)?;
         if self.rank == 0 {
-            let id = make()?;
-            self.lock().broadcast(&Message::Id(Box::new(id)));
-            return Ok(id);
+            return self.lock().send_ids(members, make);
         }
         loop {
             let mut state = self.lock();
@@ -192,7 +198,7 @@ impl Group {
             state.verdict()?;
             if since.elapsed() >= deadline {
                 let waited_ms = deadline.as_millis() as u64;
-                let call = Entry::Communicator.to_string();
+                let call = entry.to_string();
                 return Err(state.fail(Error::Deadline {
                     rank: self.rank,
                     call,
@@ -243,6 +249,25 @@ impl Group {
     }
 }
 
+/// Refuses communicators of which a member asks for another one, or of which members differ in how many they are: NCCL
+/// would wait for them up to the deadline.
+fn refuse_partial(seats: &[(u32, Members)]) -> Result<()> {
+    for (rank, members) in seats {
+        let same = seats.iter().filter(|(_, theirs)| theirs == members).count();
+        if same == members.count as usize {
+            continue;
+        }
+        let overlaps = |(_, theirs): &&(u32, Members)| theirs.first == members.first && theirs != members;
+        let is_first = |(other, _): &&(u32, Members)| *other == members.first;
+        let is_other = |(other, _): &&(u32, Members)| other != rank;
+        let other = seats.iter().find(overlaps).or_else(|| seats.iter().find(is_first));
+        let other = other.filter(is_other).or_else(|| seats.iter().find(is_other)).unwrap_or(&seats[0]);
+        let [ours, theirs] = [members, &other.1].map(|members| Entry::Communicator(*members));
+        return Err(ours.mismatch(&theirs, *rank, other.0));
+    }
+    Ok(())
+}
+
 impl State {
     /// Takes in what has arrived. After a failure it only sends what is still queued.
     fn look(&mut self, rank: u32) {
@@ -271,17 +296,37 @@ impl State {
         let mut missing = Vec::new();
         for peer in &self.peers {
             match &peer.entry {
-                Some(theirs) if theirs == ours => {}
+                Some(theirs) if ours.goes_with(theirs) => {}
                 Some(theirs) => return Err(ours.mismatch(theirs, 0, peer.rank)),
                 None if peer.left => return Err(peer.closed()),
                 None => missing.push(peer.rank),
             }
         }
         if missing.is_empty() {
-            self.peers.iter_mut().for_each(|peer| peer.entry = None);
+            self.peers.iter_mut().for_each(|peer| peer.agreed = peer.entry.take());
             self.broadcast(&Message::Agreed);
         }
         Ok(missing)
+    }
+
+    /// On rank 0: makes an id for each communicator that ranks have agreed to make, and sends it to its members.
+    fn send_ids(&mut self, ours: Members, mut make: impl FnMut() -> Result<UniqueId>) -> Result<UniqueId> {
+        let theirs = self.peers.iter().filter_map(|peer| match peer.agreed {
+            Some(Entry::Communicator(members)) => Some((peer.rank, members)),
+            _ => None,
+        });
+        let seats: Vec<(u32, Members)> = std::iter::once((0, ours)).chain(theirs).collect();
+        refuse_partial(&seats).map_err(|error| self.fail(error))?;
+        let mut ids = BTreeMap::new();
+        for (_, Members { first, .. }) in &seats {
+            if let Vacant(place) = ids.entry(*first) {
+                place.insert(make()?);
+            }
+        }
+        for (peer, (_, Members { first, .. })) in self.peers.iter_mut().zip(&seats[1..]) {
+            peer.link.send(&Message::Id(Box::new(ids[first])));
+        }
+        Ok(ids[&ours.first])
     }
 
     /// On the others: rank 0, until it has judged. Only rank 0 knows for whom it waits.

@@ -13,7 +13,7 @@ use crate::op::explain;
 use crate::text::sentence;
 
 /// "instep" and the version of the protocol.
-const MAGIC: u64 = u64::from_be_bytes(*b"instep\0\x04");
+const MAGIC: u64 = u64::from_be_bytes(*b"instep\0\x05");
 const LONGEST_TEXT_BYTES: usize = 8 * 1024;
 /// Ranks that a `Deadline` names to the other ranks.
 const MOST_MISSING: usize = 256;
@@ -55,11 +55,24 @@ pub(super) enum Entry {
     Call(CallKey),
     /// A stepper is built, of this agreement.
     Stepper(u64),
-    /// Another communicator of the same ranks is made.
-    Communicator,
+    /// Another communicator is made, of these ranks for the sender.
+    Communicator(Members),
+}
+
+/// The ranks of a further communicator, as one of them sees it. No rank is in two that are made at the same point.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Members {
+    /// The rank that is number 0 there.
+    pub(super) first: u32,
+    pub(super) count: u32,
 }
 
 impl Entry {
+    /// Returns whether a peer that sends `theirs` is about to do the same. Ranks may be in several groups.
+    pub(super) fn goes_with(&self, theirs: &Entry) -> bool {
+        self == theirs || matches!((self, theirs), (Entry::Communicator(_), Entry::Communicator(_)))
+    }
+
     /// Returns the error for a peer whose entry is another.
     pub(super) fn mismatch(&self, theirs: &Entry, rank: u32, other_rank: u32) -> Error {
         if let (Entry::Call(ours), Entry::Call(theirs)) = (self, theirs) {
@@ -69,6 +82,7 @@ impl Entry {
             (Entry::Stepper(ours), Entry::Stepper(theirs)) => {
                 explain(*ours, *theirs, rank, other_rank).unwrap_or_default()
             }
+            (Entry::Communicator(_), Entry::Communicator(_)) => "members".to_owned(),
             _ => "kind".to_owned(),
         };
         Error::Mismatch { rank, ours: self.to_string(), other_rank, theirs: theirs.to_string(), differs }
@@ -80,7 +94,9 @@ impl fmt::Display for Entry {
         match self {
             Entry::Call(key) => key.fmt(f),
             Entry::Stepper(number) => write!(f, "a stepper of agreement {number:016x}"),
-            Entry::Communicator => f.write_str("a second communicator"),
+            Entry::Communicator(Members { first, count }) => {
+                write!(f, "a further communicator of {count} ranks, in which rank {first} is number 0")
+            }
         }
     }
 }
@@ -135,7 +151,11 @@ impl Message {
                 frame.push(15);
                 frame.extend(number.to_le_bytes());
             }
-            Message::Entry(Entry::Communicator) => frame.push(17),
+            Message::Entry(Entry::Communicator(Members { first, count })) => {
+                frame.push(17);
+                frame.extend(first.to_le_bytes());
+                frame.extend(count.to_le_bytes());
+            }
             Message::Agreed => frame.push(7),
             Message::Failure(Error::Mismatch { rank, ours, other_rank, theirs, differs }) => {
                 frame.push(8);
@@ -245,7 +265,10 @@ impl Fields<'_> {
             5 => Message::Id(Box::new(self.array()?)),
             6 => Message::Entry(Entry::Call(CallKey::from_bytes(&self.array()?)?)),
             15 => Message::Entry(Entry::Stepper(self.u64()?)),
-            17 => Message::Entry(Entry::Communicator),
+            17 => {
+                let (first, count) = (self.u32()?, self.u32()?);
+                Message::Entry(Entry::Communicator(Members { first, count }))
+            }
             7 => Message::Agreed,
             8 => {
                 let (rank, other_rank) = (self.u32()?, self.u32()?);
@@ -297,7 +320,7 @@ mod tests {
             Message::Id(Box::new([4; 128])),
             Message::Entry(Entry::Call(key)),
             Message::Entry(Entry::Stepper(3)),
-            Message::Entry(Entry::Communicator),
+            Message::Entry(Entry::Communicator(Members { first: 3, count: 2 })),
             Message::Agreed,
             Message::Failure(mismatch),
             Message::Failure(Error::Deadline { rank: 1, call: text(), waited_ms: 5, missing: vec![] }),

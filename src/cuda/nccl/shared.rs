@@ -25,7 +25,7 @@ pub(super) struct Shared {
     /// `None` with the caller's own id.
     pub(super) group: Option<Group>,
     pub(super) first: Arc<Slot>,
-    /// Those of steppers that share parameters out, in the order in which all ranks have made them.
+    /// Those of steppers that share tensors out, in the order in which all ranks have made them.
     pub(super) further: Mutex<Vec<Weak<Slot>>>,
     /// Every thread that ends one of these has a clone.
     pub(super) ending: Arc<()>,
@@ -50,9 +50,9 @@ impl Shared {
         [Arc::clone(&self.first)].into_iter().chain(further.iter().filter_map(Weak::upgrade)).collect()
     }
 
-    /// Returns who this rank is, to connect once more.
-    pub(super) fn seat(&self) -> Options {
-        let Shared { rank, world_size, device, deadline, .. } = *self;
+    /// Returns who this rank is in a further communicator, to connect once more.
+    pub(super) fn seat(&self, rank: u32, world_size: u32) -> Options {
+        let Shared { device, deadline, .. } = *self;
         Options { rank, world_size, device, deadline, ..Options::default() }
     }
 
@@ -107,19 +107,23 @@ impl Drop for Shared {
     }
 }
 
-/// A further communicator of the same ranks, which ends with its last handle.
+/// A further communicator, of all ranks or of some, which ends with its last handle.
 pub(super) struct Further {
     pub(super) shared: Arc<Shared>,
     pub(super) slot: Arc<Slot>,
+    /// The numbers that its ranks have among all.
+    pub(super) ranks: Vec<u32>,
+    /// This rank's number in it.
+    pub(super) rank: u32,
 }
 
 impl Further {
-    pub(super) fn new(shared: &Arc<Shared>, raw: Raw) -> Further {
+    pub(super) fn new(shared: &Arc<Shared>, raw: Raw, ranks: Vec<u32>, rank: u32) -> Further {
         let slot = Arc::new(Mutex::new(Some(raw)));
         let mut further = lock(&shared.further);
         further.retain(|slot| slot.strong_count() > 0);
         further.push(Arc::downgrade(&slot));
-        Further { shared: Arc::clone(shared), slot }
+        Further { shared: Arc::clone(shared), slot, ranks, rank }
     }
 }
 

@@ -18,7 +18,7 @@ use crate::collective::{Call, CallKey, Collective, CollectiveKind};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::host::kernels::{Isa, Kernels};
-use crate::host::ranks::{combine, place_in};
+use crate::host::ranks::combine;
 use wire::{Message, Tag, Wire, pause};
 
 /// Bytes that all ranks sum at a time.

@@ -221,7 +221,7 @@ fn dropping(comm: Nccl, gpu: &Gpu) {
 
 type Scene = (&'static str, fn(Nccl, &Gpu));
 
-const SCENES: [Scene; 20] = [
+const SCENES: [Scene; 21] = [
     ("sums", sums),
     ("differing", differing),
     ("out_of_order", out_of_order),
@@ -232,6 +232,7 @@ const SCENES: [Scene; 20] = [
     ("calls_of_shards", shards::calls),
     ("shards_giving_up", shards::giving_up),
     ("shards_dying", shards::dying),
+    ("groups_dying", shards::groups_dying),
     ("shards_differing", shards::differing),
     ("read_by_a_stream", shards::read_by_a_stream),
     ("unsharding_others", shards::unsharding_others),

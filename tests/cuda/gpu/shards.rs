@@ -136,6 +136,30 @@ pub(super) fn giving_up(comm: Nccl, gpu: &Gpu) {
     assert_eq!(comm.check(), Err(error), "the failure is that of both");
 }
 
+/// Rank 1 dies; ranks of a group without it have a call that never reaches the others of theirs.
+pub(super) fn groups_dying(comm: Nccl, gpu: &Gpu) {
+    let neighbours = comm.subgroup(if comm.rank() < 2 { &[0, 1] } else { &[2, 3] }).unwrap();
+    let replicas = comm.subgroup(if comm.rank().is_multiple_of(2) { &[0, 2] } else { &[1, 3] }).unwrap();
+    assert_eq!((neighbours.rank(), neighbours.world_size()), (comm.rank() % 2, 2));
+    assert_eq!((replicas.rank(), replicas.world_size()), (comm.rank() / 2, 2));
+    let nested = replicas.duplicate().unwrap();
+    let memory = gpu.upload(&[(1 << comm.rank()) as f32; 1024]);
+    enqueue(&*neighbours, gpu, CollectiveKind::AllReduce, (memory, memory), 4096).unwrap();
+    assert_eq!(gpu.read(memory, 1), [if comm.rank() < 2 { 3.0 } else { 12.0 }]);
+    enqueue(&*nested, gpu, CollectiveKind::AllReduce, (memory, memory), 4096).unwrap();
+    assert_eq!(gpu.read(memory, 1), [15.0]);
+    assert!(comm.subgroup(&[comm.rank(), 9]).is_err(), "nobody is asked");
+    match comm.rank() {
+        1 => std::process::exit(0),
+        // Ranks 0 and 3 wait for rank 1, and rank 2 for rank 0.
+        0 => drop(enqueue(&*neighbours, gpu, CollectiveKind::AllReduce, (memory, memory), 4096)),
+        _ => drop(enqueue(&*replicas, gpu, CollectiveKind::AllReduce, (memory, memory), 4096)),
+    }
+    let error = ends_with_a_failure(&*replicas, gpu);
+    assert!(matches!(error, Error::PeerLost { rank: 1, .. }), "{error}");
+    assert_eq!(neighbours.check(), Err(error));
+}
+
 /// Rank 1 dies; rank 0 has calls of both communicators on its stream that can never end.
 pub(super) fn dying(comm: Nccl, gpu: &Gpu) {
     let gathers = comm.duplicate().unwrap();
@@ -226,10 +250,12 @@ const LENS: [usize; 4] = [700, 5, 2049, 300];
 const REPLAYS: usize = 5;
 const TWO: NonZeroU32 = NonZeroU32::new(2).unwrap();
 
-fn builder(layout: &'static Layout, mode: Mode) -> instep::StepperBuilder<'static> {
+/// Four ranks are groups of two.
+fn builder(layout: &'static Layout, mode: Mode, ranks: u32) -> instep::StepperBuilder<'static> {
     let builder = Stepper::builder(layout, AdamW::default()).mode(mode).bucket_cap_bytes(4000);
     let builder = if mode == Mode::Eager { builder } else { builder.clip(Clip::Global(0.5)) };
-    builder.strategy(Strategy::Zero)
+    let builder = builder.strategy(Strategy::Zero);
+    if ranks == 4 { builder.shard_size(TWO) } else { builder }
 }
 
 fn gradient(rank: u32, param: usize) -> Vec<f32> {
@@ -249,7 +275,7 @@ fn one_pass<D: Device>(stepper: &mut Stepper<D>) -> Result<()> {
 
 fn host_passes(ranks: u32, rank: u32, layout: &'static Layout, mode: Mode) -> Outcome {
     let mut outcomes = in_process(ranks, |comm| {
-        let mut stepper = builder(layout, mode).host(comm)?;
+        let mut stepper = builder(layout, mode, ranks).host(comm)?;
         paint_params(&mut stepper);
         one_pass(&mut stepper)?;
         for replay in 0..REPLAYS {
@@ -269,7 +295,7 @@ pub(super) fn replayed(comm: Nccl, gpu: &Gpu) {
     let cuda = hardware::open().compute_stream(gpu.stream());
     for mode in [Mode::Eager, Mode::Normed] {
         // SAFETY: the stream lives as long as the process.
-        let mut stepper = unsafe { builder(layout, mode).cuda(comm.clone(), &cuda) }.unwrap();
+        let mut stepper = unsafe { builder(layout, mode, ranks).cuda(comm.clone(), &cuda) }.unwrap();
         paint_params(&mut stepper);
         one_pass(&mut stepper).unwrap();
         let sources: Vec<_> = (0..LENS.len()).map(|param| gpu.upload(&gradient(rank, param))).collect();
@@ -346,4 +372,9 @@ ranks! {
     three_ranks_step_shards_with_the_bits_of_the_host_first_part: 3, "shards_0";
     three_ranks_step_shards_with_the_bits_of_the_host_second_part: 3, "shards_1";
     three_ranks_step_shards_with_the_bits_of_the_host_third_part: 3, "shards_2";
+    four_ranks_replay_captured_passes_with_calls_among_neighbours_and_among_replicas: 4, "shards_replayed";
+    four_ranks_in_two_groups_step_shards_with_the_bits_of_the_host_first_part: 4, "shards_0";
+    four_ranks_in_two_groups_step_shards_with_the_bits_of_the_host_second_part: 4, "shards_with_ledger";
+    four_ranks_in_two_groups_step_shards_with_the_bits_of_the_host_third_part: 4, "shards_2";
+    a_rank_that_dies_ends_the_calls_of_another_group: 4, "groups_dying";
 }

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::{AMPLE, SHORT, ranks, sum};
-use crate::cuda::nccl::message::Entry;
+use crate::cuda::nccl::message::{Entry, Members};
 use crate::error::Error;
 use crate::op::difference;
 
@@ -147,6 +147,11 @@ fn a_comparison_that_a_rank_does_not_reach_ends_in_a_deadline() {
     }
 }
 
+/// All of so many ranks.
+fn all(count: u32) -> Members {
+    Members { first: 0, count }
+}
+
 #[test]
 fn another_id_reaches_all_ranks_again_and_again_and_a_rank_that_asks_for_none_is_a_mismatch() {
     for world_size in 1..=5 {
@@ -155,7 +160,7 @@ fn another_id_reaches_all_ranks_again_and_again_and_a_rank_that_asks_for_none_is
             let mut ids = Vec::new();
             for round in 0..3 {
                 let make = || Ok([10 * round + rank as u8; 128]);
-                ids.push(group.share_id(make, AMPLE)?[0]);
+                ids.push(group.share_id(all(world_size), make, AMPLE)?[0]);
                 group.compare(&sum(round.into()), AMPLE)?;
             }
             group.leave();
@@ -167,7 +172,7 @@ fn another_id_reaches_all_ranks_again_and_again_and_a_rank_that_asks_for_none_is
         let group = group?;
         match rank {
             1 => group.compare(&Entry::Stepper(7), AMPLE),
-            _ => group.share_id(|| Ok([1; 128]), AMPLE).map(drop),
+            _ => group.share_id(all(3), || Ok([1; 128]), AMPLE).map(drop),
         }
     });
     for outcome in outcomes {
@@ -180,10 +185,49 @@ fn an_id_that_rank_0_cannot_make_ends_the_group_with_its_reason() {
     let outcomes = ranks(3, |_, group| {
         let group = group?;
         let none = || Err(Error::Hook("no network".to_owned()));
-        group.share_id(none, AMPLE).inspect_err(|error| group.tell(error))
+        group.share_id(all(3), none, AMPLE).inspect_err(|error| group.tell(error))
     });
     assert_eq!(outcomes[0], Err(Error::Hook("no network".to_owned())));
     for outcome in &outcomes[1..] {
         assert!(matches!(outcome, Err(Error::PeerLost { rank: 0, .. })), "{outcome:?}");
+    }
+}
+
+#[test]
+fn every_group_of_ranks_gets_an_id_of_its_own_and_its_members_the_same() {
+    // Neighbours and replicas, by the first of each, and a group of one beside the others.
+    let of_neighbours = |rank: u32| Members { first: rank - rank % 2, count: 2 };
+    let of_replicas = |rank: u32| Members { first: rank % 2, count: 3 };
+    let uneven = |rank: u32| Members { first: rank.min(1), count: if rank == 0 { 1 } else { 5 } };
+    let outcomes = ranks(6, |rank, group| {
+        let group = group?;
+        let mut made = 0;
+        let mut share = |members| {
+            let make = || {
+                made += 1;
+                Ok([made; 128])
+            };
+            group.share_id(members, make, AMPLE).map(|id| id[0])
+        };
+        let ids = [share(of_neighbours(rank))?, share(of_replicas(rank))?, share(uneven(rank))?];
+        group.leave();
+        Ok::<_, Error>(ids)
+    });
+    let expected = [[1, 4, 6], [1, 5, 7], [2, 4, 7], [2, 5, 7], [3, 4, 7], [3, 5, 7]];
+    assert_eq!(outcomes, expected.map(Ok));
+}
+
+#[test]
+fn ranks_whose_groups_do_not_fit_are_told_and_not_left_to_wait() {
+    // Of three ranks: a number that differs, a member that names another group, one that names a rank elsewhere.
+    for members in [[(0, 2), (0, 3), (2, 1)], [(0, 2), (1, 1), (2, 1)], [(0, 1), (2, 1), (2, 1)]] {
+        let outcomes = ranks(3, |rank, group| {
+            let (first, count) = members[rank as usize];
+            group?.share_id(Members { first, count }, || Ok([1; 128]), AMPLE)
+        });
+        for outcome in outcomes {
+            let Err(Error::Mismatch { differs, ours, .. }) = outcome else { panic!("{outcome:?}") };
+            assert!(differs == "members" && ours.contains("is number 0"), "{differs} {ours}");
+        }
     }
 }
