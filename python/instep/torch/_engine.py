@@ -13,7 +13,6 @@ from typing import Any, Optional, Union
 
 import torch
 from torch import Tensor
-from torch.futures import Future
 
 from .. import _native
 from ._arena import Arena, is_dense
@@ -198,21 +197,6 @@ class Engine:
         stepped = [index for index, grad in zip(batch.indices, batch.grads) if grad is not None]
         torch.autograd.graph.increment_version([batch.arena.params[index] for index in stepped])
         batch.arena.note(stepped)
-
-
-def joined(futures: list[Future[Any]]) -> Future[Any]:
-    """A future whose callbacks run once all of these are done."""
-    return futures[0] if len(futures) == 1 else torch.futures.collect_all(futures)
-
-
-def wait_for(futures: list[Future[Any]]) -> None:
-    """Raises what any of them raised. On a GPU, lets the current stream come after all of them.
-
-    A callback runs on a stream of its own, which waits for the future that called it. Of futures that are collected, that
-    is only the last one.
-    """
-    for future in futures:
-        future.wait()
 
 
 def stream_on(device: torch.device) -> int:

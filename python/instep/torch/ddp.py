@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from ._engine import MOST_ROUTES, Batch, Prepared, in_param_order, joined, starts_in, wait_for
+from ._engine import MOST_ROUTES, Batch, Prepared, in_param_order, starts_in
+from ._futures import awaited, joined, wait_for
 from ._norm import GlobalNorm
 from ._usage import usage_of
 from .optimizer import FusedOptimizer, address, refuse_late_scaler
@@ -198,7 +199,7 @@ class DDPOptimizer(FusedOptimizer):
                 except Exception as error:  # A future's callback has nobody to raise to: DDP raises it in backward.
                     self._give_up(result, error)
 
-            joined(sums).add_done_callback(after_sum)
+            joined(sums).add_done_callback(awaited(after_sum))
             return result
 
         return sum_then_step

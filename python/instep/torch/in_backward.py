@@ -19,8 +19,9 @@ from torch.distributed.optim.apply_optimizer_in_backward import param_to_optim_h
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from ._engine import Engine, in_param_order, joined, wait_for
+from ._engine import Engine, in_param_order
 from ._formats import Formats
+from ._futures import awaited, joined, wait_for
 from ._sharded import holders_of
 from ._usage import usage_of, watch
 from .optimizer import FusedOptimizer, key_of
@@ -183,7 +184,7 @@ class BucketHook:
             self._step(params, grads, flags, divisor)
             return buffer
 
-        return joined(sums).then(step)
+        return joined(sums).then(awaited(step))
 
     @torch.no_grad()
     def _step(self, params: list[Tensor], grads: list[Tensor], flags: Optional[Tensor], divisor: int) -> None:
