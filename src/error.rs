@@ -103,8 +103,8 @@ pub enum Error {
     },
     /// Poisons: ranks issued different collectives, or the same ones about different things.
     #[error(
-        "rank {rank}: issued [{ours}] where rank {other_rank} issued [{theirs}], which differs in {differs}; make \
-         calls, layouts, options, learning rates, and frozen and written parameters equal on all ranks"
+        "rank {rank}: issued [{ours}] where rank {other_rank} issued [{theirs}], which differs in {differs}; {}",
+        remedy(ours, theirs, differs)
     )]
     Mismatch {
         /// The rank that noticed.
@@ -284,6 +284,28 @@ impl Error {
     }
 }
 
+/// Says what to make equal on ranks whose calls differ, as far as the words of the calls show it. A mismatch has words alone,
+/// since it travels between processes.
+fn remedy(ours: &str, theirs: &str, differs: &str) -> &'static str {
+    let gathers = |call: &str| call.starts_with("all-gather, ");
+    // Passes and `unshard` name a bucket.
+    let is_of_tensors = |call: &str| gathers(call) && !call.contains(", bucket ");
+    match (is_of_tensors(ours), is_of_tensors(theirs)) {
+        (true, true) => return "gather, fill, save and load the same tensors in the same order on all ranks",
+        (false, false) => {}
+        _ => {
+            return "call gather, fill_params, and checkpoint's functions on all ranks or on none, in the same order";
+        }
+    }
+    if gathers(ours) && gathers(theirs) && differs.starts_with("bucket") {
+        return "unshard the same buckets in the same order on all ranks";
+    }
+    if differs.contains(" was written ") {
+        return "write the same on all ranks";
+    }
+    "make calls, layouts, options, learning rates, and frozen and written parameters equal on all ranks"
+}
+
 fn named(ranks: &[u32]) -> String {
     if ranks.is_empty() { "unknown ranks".to_owned() } else { format!("ranks {ranks:?}") }
 }
@@ -339,7 +361,7 @@ pub(crate) fn environment(name: &'static str, least: u64) -> Result<Option<u64>>
 
 #[cfg(test)]
 mod tests {
-    use super::{one_of, readable};
+    use super::{Error, one_of, readable};
 
     #[test]
     fn a_number_of_many_digits_is_written_with_an_exponent() {
@@ -347,6 +369,30 @@ mod tests {
             [1e300, 1e-300, -1.0, 0.1, f64::NAN, f64::INFINITY].map(|number| readable(number.to_string()));
         assert_eq!(shown, ["1e300", "1e-300", "-1", "0.1", "NaN", "inf"]);
         assert_eq!(readable("param.weight.of.a.long.name".into()), "param.weight.of.a.long.name");
+    }
+
+    #[test]
+    fn a_mismatch_says_which_calls_to_make_equal() {
+        let told = |ours: &str, theirs: &str, differs: &str| {
+            let [ours, theirs, differs] = [ours, theirs, differs].map(str::to_owned);
+            Error::Mismatch { rank: 1, ours, other_rank: 0, theirs, differs }.to_string()
+        };
+        let (whole, bucket) = ("all-gather, pass 1, 64 bytes", "all-gather, pass 1, bucket 2, 64 bytes");
+        for (text, advice) in [
+            (
+                told(whole, "reduce-scatter, pass 2, bucket 0, 64 bytes", "kind and pass"),
+                "on all ranks or on none",
+            ),
+            (told(whole, whole, "length"), "the same tensors in the same order"),
+            (told(bucket, bucket, "bucket and length"), "; unshard the same buckets in the same order"),
+            (
+                told(bucket, bucket, "loaded values [`b` was written on rank 1]"),
+                "; write the same on all ranks",
+            ),
+            (told("all-reduce, pass 1, bucket 2", "broadcast, pass 1", "kind"), "; make calls, layouts"),
+        ] {
+            assert!(text.contains(advice), "{text}");
+        }
     }
 
     #[test]

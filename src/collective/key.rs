@@ -88,11 +88,18 @@ impl CallKey {
         (*zero == 0 && length.is_multiple_of(key.dtype.bytes())).then_some(key)
     }
 
+    /// Whether it brings tensors together outside passes, as [`Stepper::gather`](crate::Stepper::gather) does.
+    fn is_of_tensors(&self) -> bool {
+        self.kind == CollectiveKind::AllGather && self.bucket.is_none()
+    }
+
     /// Returns the error for two ranks whose calls differ: `rank` made this one, `other_rank` made `theirs`. It is a
     /// `LeftPass` if they agree on everything and are in different passes, else a `Mismatch`.
     pub fn mismatch(&self, theirs: &CallKey, rank: u32, other_rank: u32) -> Error {
-        let agreement = explain(self.agreement, theirs.agreement, rank, other_rank);
-        if self.kind == theirs.kind && self.pass != theirs.pass && agreement.is_none() {
+        // A call on whole tensors, outside passes, carries what never changes alone. Beside another call this would be blamed.
+        let is_comparable = self.is_of_tensors() == theirs.is_of_tensors();
+        let agreement = explain(self.agreement, theirs.agreement, rank, other_rank).filter(|_| is_comparable);
+        if is_comparable && self.kind == theirs.kind && self.pass != theirs.pass && agreement.is_none() {
             // Ranks that agree on everything make the same sums in a pass, unless one of them leaves it.
             return match self.pass > theirs.pass {
                 true => Error::LeftPass { rank, pass: theirs.pass, other_rank, theirs: theirs.to_string() },
@@ -202,6 +209,7 @@ mod tests {
             (CallKey { agreement: OTHER_OPTIONS, ..key }, "options"),
             (CallKey { pass: 1, agreement: OTHER_OPTIONS, ..key }, "pass and options"),
             (CallKey { dtype: DType::F16, bytes: 4, ..key }, "type and length"),
+            (CallKey { kind: CollectiveKind::AllGather, agreement: OTHER_OPTIONS, ..key }, "kind"),
         ];
         for (theirs, named) in cases {
             match key.mismatch(&theirs, 2, 1) {

@@ -56,6 +56,52 @@ impl Write for Line<'_> {
     }
 }
 
+/// The values that one rank wrote to a parameter that no broadcast makes equal: a line of the agreement's words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WrittenValues<'a> {
+    /// Ranks list parameters in this order.
+    pub(crate) param: usize,
+    pub(crate) hash: u64,
+    pub(crate) name: &'a str,
+}
+
+const VALUES: &str = "values of parameter ";
+
+impl fmt::Display for WrittenValues<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let WrittenValues { param, hash, name } = self;
+        write!(f, "{VALUES}{param}: {hash:016x} of `{name}`")
+    }
+}
+
+impl<'a> WrittenValues<'a> {
+    /// Reads a whole line. A line that did not fit is none.
+    fn parse(line: &'a str) -> Option<Self> {
+        let (param, rest) = line.strip_prefix(VALUES)?.split_once(": ")?;
+        let (hash, name) = rest.split_once(" of `")?;
+        let hash = u64::from_str_radix(hash, 16).ok()?;
+        Some(WrittenValues { param: param.parse().ok()?, hash, name: name.strip_suffix('`')? })
+    }
+}
+
+/// Names the first parameter to which ranks wrote different values, or to which one of them wrote nothing.
+fn written_apart(ours: &str, theirs: &str, rank: u32, other_rank: u32) -> Option<String> {
+    let (ours, theirs) = ours.lines().zip(theirs.lines()).find(|(ours, theirs)| ours != theirs)?;
+    let alone = |written: WrittenValues<'_>, rank, other| {
+        format!("`{}` was written on rank {rank} and not on rank {other}", written.name)
+    };
+    match (WrittenValues::parse(ours), WrittenValues::parse(theirs)) {
+        (Some(ours), Some(theirs)) if ours.param == theirs.param => {
+            let name = ours.name;
+            Some(format!("`{name}` was written with other values on rank {rank} than on rank {other_rank}"))
+        }
+        (Some(ours), Some(theirs)) if theirs.param < ours.param => Some(alone(theirs, other_rank, rank)),
+        (Some(ours), _) => Some(alone(ours, rank, other_rank)),
+        (None, Some(theirs)) => Some(alone(theirs, other_rank, rank)),
+        (None, None) => None,
+    }
+}
+
 /// All steppers of this process that are alive.
 static KNOWN: Mutex<Vec<Weak<Words>>> = Mutex::new(Vec::new());
 
@@ -114,6 +160,12 @@ pub(crate) fn explain(ours: u64, theirs: u64, rank: u32, other_rank: u32) -> Opt
         let (ours, theirs) = (known(ours, part), known(theirs, part));
         // Writing to a string does not fail.
         let _ = match (ours, theirs) {
+            (Some(ours), Some(theirs))
+                if part == Agreed::Loaded
+                    && let Some(named) = written_apart(&ours, &theirs, rank, other_rank) =>
+            {
+                write!(text, " [{named}]")
+            }
             (Some(ours), Some(theirs)) => {
                 let lines = first_differing(&ours, &theirs);
                 lines.map_or(Ok(()), |(ours, theirs)| {
@@ -196,6 +248,28 @@ mod tests {
         let told = explain(ours, theirs, 0, 1).unwrap();
         assert!(told.ends_with("[rank 0 has `group a: lr 0.5, group b: lr 0.25`]"), "{told}");
         assert_eq!(explain(ours, ours, 0, 1), None);
+    }
+
+    #[test]
+    fn the_first_parameter_that_ranks_wrote_apart_is_named() {
+        let lines = |written: &[(usize, u64)]| {
+            let name = |param| format!("p{param}");
+            let line = |(param, hash): &(usize, u64)| {
+                format!("{}\n", WrittenValues { param: *param, hash: *hash, name: &name(*param) })
+            };
+            written.iter().map(line).collect::<String>() + "loss scaler: None"
+        };
+        let told = |ours: &[(usize, u64)], theirs: &[(usize, u64)]| {
+            written_apart(&lines(ours), &lines(theirs), 3, 1).unwrap()
+        };
+        let other = "`p10` was written with other values on rank 3 than on rank 1";
+        assert_eq!(told(&[(9, 5), (10, 6), (11, 1)], &[(9, 5), (10, 7)]), other);
+        assert_eq!(told(&[(9, 5), (10, 6)], &[(10, 7)]), "`p9` was written on rank 3 and not on rank 1");
+        assert_eq!(told(&[(10, 6)], &[(9, 5), (10, 6)]), "`p9` was written on rank 1 and not on rank 3");
+        assert_eq!(told(&[(9, 5)], &[]), "`p9` was written on rank 3 and not on rank 1");
+        assert_eq!(told(&[], &[(9, 5)]), "`p9` was written on rank 1 and not on rank 3");
+        assert_eq!(written_apart(&lines(&[(9, 5)]), &lines(&[(9, 5)]), 3, 1), None);
+        assert_eq!(WrittenValues::parse("values of parameter 7: 00000000000000ff of `half a na"), None);
     }
 
     #[test]

@@ -57,9 +57,13 @@ impl<D: Device> Stepper<D> {
     /// The first pass gives every rank all of rank 0's parameters. Later, after a parameter, and its
     /// [master weight](crate::Master) with it, was written, the next pass broadcasts rank 0's parameters of its bucket, and
     /// of no other. Then write the same parameters on all ranks: if ranks wrote different ones, or one rank wrote none, the
-    /// next collective is a `Mismatch` that names one. A local parameter is each rank's own. States and averages are never broadcast: every rank must write the same (if
-    /// only some ranks write one, the next collective is a `Mismatch`, if it [compares](Self::set_lr); contents are not
-    /// compared), and the step count with it ([`set_step_count`](Self::set_step_count)).
+    /// next collective is a `Mismatch`. Between ranks of one process it names the parameter. A local parameter is each
+    /// rank's own. States and averages are never broadcast: every rank must write the same (if only some ranks write one,
+    /// the next collective is a `Mismatch`, if it [compares](Self::set_lr); contents are not compared), and the step count
+    /// with it ([`set_step_count`](Self::set_step_count)).
+    ///
+    /// Where ranks [share out](crate::Strategy) parameters or masters, each keeps its part of what it writes, so nothing is
+    /// broadcast. Ranks compare the values instead, those of before the first pass too.
     ///
     /// # Shapes
     /// Shape and ordering as for [`read`](Self::read).
@@ -82,10 +86,12 @@ impl<D: Device> Stepper<D> {
     /// [share out](crate::Strategy) shows as the parameter that was made of it.
     ///
     /// # Ordering
-    /// Waits for all steps.
+    /// Waits for all steps. With [`Strategy::Fsdp`](crate::Strategy::Fsdp) it is a collective: all ranks call it together, and it
+    /// [gathers](Self::gather) each parameter before it calls `write`.
     ///
     /// # Errors
-    /// `Order` inside a pass, `Poisoned` after a failure.
+    /// `Order` inside a pass, `Poisoned` after a failure. With [`Strategy::Fsdp`](crate::Strategy::Fsdp) also `Mismatch` or
+    /// `Deadline` if a rank does not take part, and `Mismatch` at the next collective if ranks wrote different values.
     pub fn fill_params(&mut self, mut write: impl FnMut(&str, &mut [f32])) -> Result<()> {
         self.settle_between_passes()?;
         let layout = self.layout.clone();

@@ -43,10 +43,10 @@ impl StepperBuilder<'_> {
 
     /// The table of what offload excludes.
     pub(super) fn refuse_offload(&self, is_borrowed: bool) -> Result<()> {
-        let Some(policy) = self.offload else { return Ok(()) };
-        let refuse = |wrong: &str, remedy: &str| {
-            Err(Error::config("offload", format_args!("{policy:?}"), wrong, remedy))
-        };
+        if self.offload.is_none() {
+            return Ok(());
+        }
+        let refuse = |wrong: &str, remedy: &str| Err(Error::config("offload", "set", wrong, remedy));
         if is_borrowed {
             return refuse("the caller's tensors are not copied yet", "let the stepper own its buckets");
         }

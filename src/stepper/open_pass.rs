@@ -27,6 +27,8 @@ impl<D: Device> Stepper<D> {
         }
         if self.params_written.is_compared() {
             run.device.agree(agreement)?;
+        }
+        if self.params_written.is_any() {
             // The number of the passes after this one, in which nothing is written.
             self.agreement.forget();
         }

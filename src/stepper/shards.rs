@@ -278,7 +278,10 @@ impl<D: Device> Stepper<D> {
         let is_common = self.plan.rewrites_params() && !self.plan.bucket_of(&segment).is_local;
         if memory == Memory::Params && is_own && is_common {
             let hash = values.iter().fold(0, |hash, value| fold(hash, &value.to_bits().to_le_bytes()));
-            self.note_loaded(segment.param as usize, [hash]);
+            let param = segment.param as usize;
+            self.loaded.note_param(param, hash);
+            self.params_written.note_values(param, hash);
+            self.agreement.forget();
         }
         Ok(())
     }

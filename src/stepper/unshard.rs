@@ -95,9 +95,14 @@ impl<D: Device> Stepper<D> {
         }
         let is_full = |most: &NonZeroU32| schedule.unsharded().count() >= most.get() as usize;
         if let Some(most) = self.max_unsharded.filter(is_full) {
-            let unsharded: Vec<String> = schedule.unsharded().map(|bucket| bucket.to_string()).collect();
-            let wrong = format_args!("{} unsharded, the most of max_unsharded: {most}", unsharded.join(", "));
-            return Err(Error::order(format_args!("bucket {bucket}"), wrong, "reshard one of them first"));
+            let whole: Vec<String> = schedule.unsharded().map(|bucket| bucket.to_string()).collect();
+            let buckets = if whole.len() == 1 { "bucket" } else { "buckets" };
+            let wrong = format_args!(
+                "would be one more than max_unsharded allows, which is {most}, with {buckets} {} unsharded",
+                whole.join(", ")
+            );
+            let remedy = "reshard one first, or allow more";
+            return Err(Error::order(format_args!("bucket {bucket}"), wrong, remedy));
         }
         // In an open pass the schedule keeps that of its begin.
         let agreement = if schedule.is_open() { 0 } else { self.agreed_number() };

@@ -167,10 +167,9 @@ fn what_is_not_here_is_refused_and_the_refusal_says_what_to_call() {
         stepper.unshard(1)?;
         assert_eq!(stepper.view::<f32>(w)?.len(), 600);
         let full = told(stepper.unshard(0));
-        assert!(
-            full.contains("bucket 0") && full.contains("1 unsharded") && full.contains("max_unsharded"),
-            "{full}"
-        );
+        let words =
+            ["bucket 0: would be one more than max_unsharded allows, which is 1", "bucket 1 unsharded"];
+        assert!(words.iter().all(|words| full.contains(words)), "{full}");
         let slice = stepper.view_mut::<f32>(w).map(drop).unwrap_err();
         assert!(matches!(slice, Error::Unsupported(_)), "{slice}");
         assert!(matches!(stepper.unshard(2), Err(Error::Layout(_))));
@@ -209,7 +208,25 @@ fn ranks_that_write_other_parameters_or_unshard_other_buckets_are_told() {
         Ok(stepper.view::<f32>(layout.id("w")?).map(drop).unwrap_err().to_string())
     });
     for told in written.unwrap() {
-        assert!(told.contains("loaded"), "{told}");
+        let named = ["0 than on rank 1", "1 than on rank 0"].map(|ranks| {
+            format!("`w` was written with other values on rank {ranks}]; write the same on all ranks")
+        });
+        assert!(named.iter().any(|named| told.contains(named)), "{told}");
+    }
+    let alone = in_process(2, |comm| {
+        let is_odd = comm.rank() == 1;
+        let mut stepper = builder(&layout).host(comm)?;
+        for name in ["w", "b"] {
+            let id = layout.id(name)?;
+            if name == "w" || is_odd {
+                stepper.write(id, &vec![0.5; layout.parameter(id)?.len as usize])?;
+            }
+        }
+        stepper.begin()?.finish()?;
+        Ok(stepper.status().unwrap_err().to_string())
+    });
+    for told in alone.unwrap() {
+        assert!(told.contains("`b` was written on rank 1 and not on rank 0]; write the same"), "{told}");
     }
     let other = in_process(2, |comm| {
         let rank = comm.rank();
@@ -220,6 +237,25 @@ fn ranks_that_write_other_parameters_or_unshard_other_buckets_are_told() {
     });
     for told in other.unwrap() {
         assert!(told.contains("bucket 0") && told.contains("bucket 1"), "{told}");
+        assert!(told.ends_with("; unshard the same buckets in the same order on all ranks"), "{told}");
+    }
+}
+
+#[test]
+fn a_rank_that_fills_parameters_alone_is_told_which_calls_to_make_together() {
+    let layout = Layout::builder().param("w", 600).param("b", 300).build().unwrap();
+    let told = in_process(2, |comm| {
+        let is_odd = comm.rank() == 1;
+        let mut stepper = builder(&layout).host(comm)?;
+        if is_odd {
+            return Ok(stepper.fill_params(|_, _| {}).unwrap_err().to_string());
+        }
+        let _ = stepper.begin()?.finish();
+        Ok(stepper.status().unwrap_err().to_string())
+    });
+    for told in told.unwrap() {
+        assert!(told.contains("call gather, fill_params, and checkpoint's functions on all ranks"), "{told}");
+        assert!(told.contains("all-gather") && !told.contains("several of"), "{told}");
     }
 }
 

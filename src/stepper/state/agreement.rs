@@ -28,7 +28,7 @@ pub(crate) struct Changing<'a> {
     pub(crate) assigned: &'a dyn fmt::Debug,
     pub(crate) hyperparameters: &'a dyn fmt::Debug,
     pub(crate) loaded: &'a dyn fmt::Debug,
-    /// A line for each parameter that the next pass gives to all ranks; empty before the first pass.
+    /// Lines for the parameters that were written since the last pass began; each ends its line.
     pub(crate) written: &'a dyn fmt::Display,
 }
 
@@ -92,8 +92,9 @@ impl Agreement {
     pub(crate) fn number(&mut self, changing: &Changing<'_>, frozen: impl Iterator<Item = usize>) -> u64 {
         let Agreement { built, options, words, .. } = self;
         let number = |[assigned, hyperparameters, mut loaded]: [Line<'_>; 3]| {
-            let hash = written(0, format_args!("{:?}", changing.loaded), Some(loaded.again()));
-            let hash = written(hash, format_args!("{}", changing.written), Some(loaded.again()));
+            // What has a name comes first: the error quotes the first line that differs.
+            let hash = written(0, format_args!("{}", changing.written), Some(loaded.again()));
+            let hash = written(hash, format_args!("{:?}", changing.loaded), Some(loaded.again()));
             let loaded = frozen.fold(hash, |hash, param| {
                 let _ = write!(loaded, "\nfrozen: parameter {param}");
                 fold(hash, &(param as u64).to_le_bytes())

@@ -5,7 +5,8 @@
 
 use std::fmt;
 
-use crate::layout::{Layout, Plan};
+use crate::layout::{Layout, Plan, fold};
+use crate::op::WrittenValues;
 use crate::schedule::Broadcast;
 
 /// Which parameters the next pass gives to all ranks.
@@ -15,6 +16,8 @@ pub(crate) struct ParamsWritten {
     is_shared: bool,
     is_any: bool,
     params: Vec<bool>,
+    /// Hashes of the values that were written to those that no broadcast makes equal; 0 if there are none.
+    values: Vec<u64>,
     /// Their buckets, found when a pass opens. Kept, so that later writes allocate nothing.
     buckets: Vec<u32>,
 }
@@ -27,6 +30,7 @@ impl ParamsWritten {
             is_shared: false,
             is_any: false,
             params: vec![false; params],
+            values: vec![0; params],
             buckets: Vec::with_capacity(buckets),
         }
     }
@@ -36,6 +40,16 @@ impl ParamsWritten {
         if !plan.bucket_of(plan.segment_of(param)).is_local {
             (self.params[param], self.is_any) = (true, true);
         }
+    }
+
+    /// Notes the values of a write that ranks compare, since no broadcast makes them equal.
+    pub(crate) fn note_values(&mut self, param: usize, hash: u64) {
+        self.values[param] = fold(self.values[param], &hash.to_le_bytes()).max(1);
+    }
+
+    /// Returns whether anything was written since the last pass began.
+    pub(crate) fn is_any(&self) -> bool {
+        self.is_any
     }
 
     /// Returns whether the next pass broadcasts.
@@ -77,10 +91,11 @@ impl ParamsWritten {
         self.is_shared = true;
         if std::mem::take(&mut self.is_any) {
             self.params.fill(false);
+            self.values.fill(0);
         }
     }
 
-    /// The names of the written parameters, for ranks to compare.
+    /// The names of the written parameters, and hashes of values that no broadcast makes equal, for ranks to compare.
     pub(crate) fn names<'a>(&'a self, layout: &'a Layout) -> impl fmt::Display {
         Names { written: self, layout }
     }
@@ -93,14 +108,21 @@ struct Names<'a> {
 
 impl fmt::Display for Names<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.written.is_any {
+            return Ok(());
+        }
+        let values = self.layout.parameters().iter().zip(&self.written.values).enumerate();
+        for (param, (parameter, hash)) in values.filter(|(_, (_, hash))| **hash != 0) {
+            writeln!(f, "{}", WrittenValues { param, hash: *hash, name: &parameter.name })?;
+        }
         if !self.written.is_compared() {
             return Ok(());
         }
         let params = self.layout.parameters().iter().zip(&self.written.params);
         if params.clone().all(|(param, written)| *written || param.local) {
-            return f.write_str("\nwritten: all parameters");
+            return f.write_str("written: all parameters\n");
         }
         let mut written = params.filter(|(_, written)| **written);
-        written.try_for_each(|(param, _)| write!(f, "\nwritten: `{}`", param.name))
+        written.try_for_each(|(param, _)| writeln!(f, "written: `{}`", param.name))
     }
 }
