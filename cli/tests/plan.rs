@@ -178,6 +178,36 @@ fn offload_moves_what_is_stepped_to_the_host() {
 }
 
 #[test]
+fn released_gradients_are_held_from_their_write_to_their_step() {
+    let folder = Folder::new();
+    // Eight buckets of one size, without padding.
+    let model = r#"{"params": [{"repeat": 8, "params": [{"name": "layer.{}", "shape": [1024, 256]}]}]}"#;
+    folder.write("model.json", model.as_bytes());
+    let arguments = ["--bucket-cap-mib", "1", "--world-size", "4", "--tokens", "100000000"];
+    let gradients = |more: &[&str]| held(&plan(&folder, &[&arguments[..], more].concat()), "gradients");
+    let bucket = 1024 * 256 * 4;
+    assert_eq!(gradients(&[]), 8 * bucket);
+    for strategy in ["replicated", "zero", "fsdp"] {
+        let released =
+            |more: &[&str]| gradients(&[&["--release-gradients", "--strategy", strategy], more].concat());
+        // A backward that is slower than steps writes one bucket while the one before is summed and stepped.
+        let few = released(&[]);
+        assert!((bucket..=2 * bucket).contains(&few), "{strategy}: {few}");
+        // Sums that are slower than backward leave them all for a while. With fsdp, backward waits for all-gathers too.
+        if strategy != "fsdp" {
+            assert_eq!(released(&["--latency", "1e12"]), 8 * bucket, "{strategy}");
+        }
+    }
+    // Nothing is stepped before all is summed; a rank keeps a shard of each bucket until then.
+    assert_eq!(gradients(&["--release-gradients", "--mode", "sequential"]), 8 * bucket);
+    let shards = gradients(&["--release-gradients", "--mode", "sequential", "--strategy", "zero"]);
+    assert!((2 * bucket..=4 * bucket).contains(&shards), "{shards}");
+    let measured =
+        ["plan", "--config", "model.json", "--measure", "--release-gradients", "--world-size", "2"];
+    assert!(stdout(&folder.run(&measured)).contains("in the same order: yes"));
+}
+
+#[test]
 fn slower_links_hide_less() {
     let folder = folder();
     let blocked = |bus| plan(&folder, &["--world-size", "8", "--bus", bus])["blocked_ns"].as_u64().unwrap();
@@ -232,7 +262,18 @@ fn what_cannot_be_planned_is_refused_by_name() {
     refused(&["--world-size", "0"], "world-size");
     for (text, word) in [
         (r#"{"params": []}"#, "layout"),
-        (r#"{"params": [{"name": "a", "shape": [2], "kind": 3}]}"#, "untagged"),
+        (r#"{"params": [{"name": "a", "shpae": [2]}]}"#, "unknown field `shpae`"),
+        (r#"{"params": [{"repeat": 2, "parms": []}]}"#, "unknown field `parms`"),
+        (r#"{"params": [{"repeat": 2, "params": [{"name": "a{}", "kind": 3}]}]}"#, "unknown field `kind`"),
+        (
+            r#"{"params": [{"name": "a", "shape": [2]}, {"name": "b"}]}"#,
+            "entry 1 of params, \"b\": has no shape",
+        ),
+        (r#"{"params": [{"shape": [2]}]}"#, "entry 0 of params: has no name"),
+        (r#"{"params": [{"repeat": 2}]}"#, "repeats no params"),
+        (r#"{"params": [{"params": []}]}"#, "params without repeat"),
+        (r#"{"params": [{}]}"#, "is empty"),
+        (r#"{"params": [{"name": "a", "shape": [2], "repeat": 2}]}"#, "a repetition at once"),
         (r#"{"params": [{"name": "a", "shape": [2]}], "optimizer": "adma"}"#, "adamw"),
         (r#"{"params": [{"repeat": 9999999, "params": [{"name": "a{}", "shape": [1]}]}]}"#, "parameters"),
         (r#"{"params": [{"name": "a", "shape": [4294967296, 4294967296]}]}"#, "elements"),

@@ -12,8 +12,12 @@ impl<D: Device> Stepper<D> {
     /// on [tensors](Self::read), step counts, [`status`](Self::status) and
     /// [checkpoints](crate::checkpoint) give what there is; passes stay refused. Does nothing if nothing has failed.
     ///
-    /// On the host, everything is as the last op that ran left it. In Sequential and Normed a pass whose sum failed has changed
+    /// On the host, everything is as the last op that ran left it. Steps that had not run when the failure came are skipped, also
+    /// those of a finished pass whose sums had all arrived. In Sequential and Normed a pass whose sum failed has changed
     /// nothing. In Eager its first buckets may have been stepped, which their [step counts](Self::step_count) show.
+    ///
+    /// Where ranks share states out, a step of [`Lamb`](crate::Lamb) waits for the other ranks after it has updated the moments.
+    /// If the failure came there, the moments of that bucket are one update ahead of its parameters.
     ///
     /// With [`Strategy::Fsdp`](crate::Strategy), no parameter can be read that ranks share out: the parts of the others are lost.
     /// With [`Strategy::Zero`](crate::Strategy), none can of a bucket that this rank has stepped, if the failure came before its

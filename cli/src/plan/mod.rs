@@ -16,7 +16,7 @@ use std::process::ExitCode;
 
 use instep::checkpoint::safetensors::regular_file;
 use instep::timeline::{draw_picture, window_of_passes, write_trace};
-use instep::{Clip, Mode, OffloadPolicy, Stepper, StepperBuilder, Strategy, Unused};
+use instep::{Clip, Gradients, Mode, OffloadPolicy, Stepper, StepperBuilder, Strategy, Unused};
 
 use crate::Failure;
 use crate::console::{print, print_json};
@@ -52,6 +52,9 @@ pub struct Arguments {
     /// Steps run on the host, with states, masters and averages in its memory
     #[arg(long)]
     pub offload: bool,
+    /// Gradients go back to the system after their step, or with shards of others after their sum
+    #[arg(long)]
+    pub release_gradients: bool,
     /// Largest norm of all gradients, for sequential and normed
     #[arg(long, value_name = "NORM")]
     pub max_norm: Option<f64>,
@@ -118,6 +121,9 @@ impl Arguments {
         }
         if self.offload {
             builder = builder.offload(OffloadPolicy::default());
+        }
+        if self.release_gradients {
+            builder = builder.gradients(Gradients::Release);
         }
         let builder = builder.precision(model.precision).mode(mode).record(true);
         // Every parameter has a gradient, so no bucket has a tail that counts the ranks.

@@ -31,11 +31,14 @@ struct Spelled {
     dtypes: Dtypes,
 }
 
+/// A parameter, or entries that come several times. One struct for both, so that an unknown key is refused by its name.
 #[derive(Deserialize)]
-#[serde(untagged)]
-enum Entry {
-    Param(Param),
-    Repeated(Repeated),
+#[serde(deny_unknown_fields)]
+struct Entry {
+    name: Option<String>,
+    shape: Option<Vec<usize>>,
+    repeat: Option<usize>,
+    params: Option<Vec<Param>>,
 }
 
 #[derive(Deserialize)]
@@ -45,12 +48,36 @@ struct Param {
     shape: Vec<usize>,
 }
 
-/// Entries that come several times, `{}` in their names being the number of the time.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+/// Parameters that come several times, `{}` in their names being the number of the time. One that comes once has its name as it is.
 struct Repeated {
-    repeat: usize,
+    repeat: Option<usize>,
     params: Vec<Param>,
+}
+
+impl Entry {
+    /// Takes the entry at this place of the list.
+    fn check(self, place: usize) -> Result<Repeated, Failure> {
+        let Entry { name, shape, repeat, params } = self;
+        let thing = match &name {
+            Some(name) => format!("entry {place} of params, {name:?}"),
+            None => format!("entry {place} of params"),
+        };
+        let missing = |wrong| {
+            Err(Failure::config(&thing, wrong, "give a parameter name and shape, or repeat and params"))
+        };
+        match (name, shape, repeat, params) {
+            (Some(name), Some(shape), None, None) => {
+                Ok(Repeated { repeat: None, params: vec![Param { name, shape }] })
+            }
+            (None, None, Some(repeat), Some(params)) => Ok(Repeated { repeat: Some(repeat), params }),
+            (Some(_), None, None, None) => missing("has no shape"),
+            (None, Some(_), None, None) => missing("has no name"),
+            (None, None, Some(_), None) => missing("repeats no params"),
+            (None, None, None, Some(_)) => missing("has params without repeat"),
+            (None, None, None, None) => missing("is empty"),
+            _ => missing("is a parameter and a repetition at once"),
+        }
+    }
 }
 
 fn adamw() -> String {
@@ -74,25 +101,20 @@ impl Model {
                 remedy,
             ));
         };
-        let params = spelled.params.iter().map(|entry| match entry {
-            Entry::Param(_) => 1,
-            Entry::Repeated(Repeated { repeat, params }) => repeat.saturating_mul(params.len()),
-        });
-        let count = params.fold(0, usize::saturating_add);
+        let entries = spelled.params.into_iter().enumerate().map(|(place, entry)| entry.check(place));
+        let entries = entries.collect::<Result<Vec<Repeated>, Failure>>()?;
+        let counts = entries.iter().map(|entry| entry.repeat.unwrap_or(1).saturating_mul(entry.params.len()));
+        let count = counts.fold(0, usize::saturating_add);
         if count > MOST_PARAMS {
             let remedy = format_args!("describe at most {MOST_PARAMS}");
             return Err(Failure::config("params", format_args!("{count} parameters"), remedy));
         }
         let mut builder = Layout::builder();
-        for entry in &spelled.params {
-            match entry {
-                Entry::Param(Param { name, shape }) => builder = add(builder, name, shape)?,
-                Entry::Repeated(Repeated { repeat, params }) => {
-                    for time in 0..*repeat {
-                        for Param { name, shape } in params {
-                            builder = add(builder, &name.replace("{}", &time.to_string()), shape)?;
-                        }
-                    }
+        for Repeated { repeat, params } in &entries {
+            for time in 0..repeat.unwrap_or(1) {
+                for Param { name, shape } in params {
+                    let numbered = repeat.map(|_| name.replace("{}", &time.to_string()));
+                    builder = add(builder, numbered.as_ref().unwrap_or(name), shape)?;
                 }
             }
         }

@@ -99,8 +99,10 @@ impl Report {
         let optimizer = exposure(&inside(&busy), &blocked);
         let states =
             model.layout.ids().next().and_then(|id| stepper.state_names(id).ok()).unwrap_or_default();
-        let held =
-            stepper.memory().into_iter().map(|(memory, now)| (memory, *peaks.0.get(&memory).unwrap_or(&now)));
+        let held = stepper
+            .memory()
+            .into_iter()
+            .map(|(memory, now)| (memory, peaks.of(memory, now, stepper.plan(), &run.ran)));
         let held = held.filter(|(_, bytes)| *bytes > 0);
         let place = |memory: Memory| match memory.is_offloaded(stepper.plan()) {
             true => Place::Host,

@@ -6,7 +6,8 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
-use instep::op::Memory;
+use instep::layout::{Gradients, Plan};
+use instep::op::{Action, Memory, Span, TimedOp};
 use instep::{Device, Foresight, Layout, ParamId, Stepper};
 
 use super::speeds::Speeds;
@@ -14,14 +15,70 @@ use crate::Failure;
 
 /// The most bytes that each memory has held.
 #[derive(Default)]
-pub(super) struct Peaks(pub(super) BTreeMap<Memory, u64>);
+pub(super) struct Peaks {
+    held: BTreeMap<Memory, u64>,
+    /// When each gradient was written, in nanoseconds, and where it lies.
+    written: Vec<(u64, Span)>,
+}
 
 impl Peaks {
     fn note<D: Device>(&mut self, stepper: &Stepper<D>) {
         for (memory, bytes) in stepper.memory() {
-            let peak = self.0.entry(memory).or_default();
+            let peak = self.held.entry(memory).or_default();
             *peak = (*peak).max(bytes);
         }
+    }
+
+    fn note_gradient(&mut self, stepper: &Foresight, id: ParamId) -> instep::Result<()> {
+        let plan = stepper.plan();
+        let segment = plan.segment_of(stepper.layout().index(id)?);
+        self.written.push((stepper.now_ns(), Span::segment(Memory::Grads, plan, segment)));
+        Ok(())
+    }
+
+    /// The most bytes that a memory has held, of a run whose ops these are. `now` is what it holds at the end.
+    pub(super) fn of(&self, memory: Memory, now: u64, plan: &Plan, ran: &[TimedOp]) -> u64 {
+        let held = self.held.get(&memory).copied().unwrap_or(now);
+        match (memory, plan.gradients()) {
+            (Memory::Grads, Gradients::Release) => self.unreleased(held, plan, ran),
+            _ => held,
+        }
+    }
+
+    /// The most bytes of gradients at a time, of `all`: each from its write until it is released. Whole pages are released,
+    /// so a run holds up to a page more on either side of a gradient.
+    fn unreleased(&self, all: u64, plan: &Plan, ran: &[TimedOp]) -> u64 {
+        let mut spans: Vec<Span> =
+            plan.segments().iter().map(|segment| Span::segment(Memory::Grads, plan, segment)).collect();
+        spans.sort_by_key(|span| span.start);
+        let mut before = 0;
+        let ends: Vec<(u64, u64, u64)> = spans
+            .iter()
+            .map(|span| {
+                before += span.bytes();
+                (span.start, span.end, before)
+            })
+            .collect();
+        // Bytes of gradients that lie before a byte of the arena: padding is not among them.
+        let covered = |at: u64| match ends.partition_point(|(start, _, _)| *start < at).checked_sub(1) {
+            None => 0,
+            Some(last) => ends[last].2 - ends[last].1.saturating_sub(at),
+        };
+        let released = ran.iter().filter_map(|ran| match ran.op.action {
+            Action::Release(span) if span.memory == Memory::Grads => Some((ran.interval.end_ns, span)),
+            _ => None,
+        });
+        let bytes = |span: &Span| (covered(span.end) - covered(span.start)) as i64;
+        // At the same time a release comes first: the write has waited for it.
+        let mut changes: Vec<(u64, i64)> = released.map(|(ns, span)| (ns, -bytes(&span))).collect();
+        changes.extend(self.written.iter().map(|(ns, span)| (*ns, bytes(span))));
+        changes.sort_unstable();
+        let (mut live, mut most) = (0, 0);
+        for (_, change) in changes {
+            live += change;
+            most = most.max(live);
+        }
+        all - before + most as u64
     }
 }
 
@@ -83,6 +140,7 @@ pub(super) fn train(
         }
         stepper.compute(speeds.compute_ns(4, elements(id)?));
         stepper.touch(id.grad())?;
+        peaks.note_gradient(stepper, id)?;
         stepper.grad_ready(id)?;
     }
     stepper.finish()?;
