@@ -112,7 +112,7 @@
 //! | `INSTEP_THREADS` | a stepper's kernel threads; a [`BucketStep`] takes them with `.pool(Pool::from_environment()?)` |
 //! | `INSTEP_SPIN_US` | microseconds for which kernel threads stay awake after a step, 200 by default |
 //! | `INSTEP_PREFETCH` | whether steps prefetch: `on` or `off`; unset, a process with 32 MiB of tensors measures it |
-//! | `INSTEP_DEADLINE_MS` | how long a rank waits for the others |
+//! | `INSTEP_DEADLINE_MS` | how long a rank waits for the others, 60,000 by default |
 //!
 //! # GPUs
 //!
@@ -193,3 +193,8 @@ pub use stepper::{
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+/// Runs the program of `docs/sharding.md` as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/sharding.md")]
+struct Sharding;

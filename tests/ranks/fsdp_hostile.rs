@@ -190,6 +190,68 @@ fn a_pass_that_is_given_up_gives_its_buckets_up() {
     }
 }
 
+/// As `docs/sharding.md` tells it.
+#[test]
+fn buckets_are_resharded_between_micro_batches_and_launched_by_the_last_one() {
+    let layout = layout();
+    for (mode, offloads) in modes() {
+        in_process(2, |comm| {
+            let most = NonZeroU32::MIN;
+            let mut stepper = builder(&layout, offloads).mode(mode).max_unsharded(most).host(comm)?;
+            fill(&mut stepper)?;
+            let mut pass = stepper.begin_accumulating(NonZeroU32::new(2).unwrap())?;
+            for is_last in [false, true] {
+                for id in layout.ids().rev() {
+                    let bucket = bucket_of(&pass, id)?;
+                    pass.unshard(bucket)?;
+                    pass.view::<f32>(id)?;
+                    pass.grads().add(id, &[1.0; LEN])?;
+                    pass.grad_ready(id)?;
+                    if !is_last {
+                        let other = (bucket + 1) % BUCKETS;
+                        assert!(matches!(pass.unshard(other), Err(Error::Order(_))), "it is still whole");
+                        pass.reshard(bucket)?;
+                    }
+                }
+                if !is_last {
+                    pass.next_micro_batch()?;
+                }
+            }
+            pass.finish()?;
+            let mut values = vec![0.0; LEN];
+            for (k, id) in layout.ids().enumerate() {
+                stepper.gather(id, &mut values)?;
+                assert_eq!(values, [k as f32 + 1.0 - 2.0; LEN], "{mode:?} p{k}");
+            }
+            assert_no_race(&mut stepper);
+            stepper.close()
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn a_view_is_the_stored_parameter_and_a_gather_is_its_master() {
+    let layout = layout();
+    for master in [Master::F32, Master::Remainder16] {
+        in_process(2, |comm| {
+            let precision = Precision { param: DType::BF16, master, ..Precision::default() };
+            let mut stepper = builder(&layout, false).precision(precision).host(comm)?;
+            let (id, value) = (layout.id("p0")?, 1.001);
+            stepper.fill_params(|_, values| values.fill(value))?;
+            let bucket = bucket_of(&stepper, id)?;
+            stepper.unshard(bucket)?;
+            assert!(stepper.view::<instep::bf16>(id)?.iter().all(|stored| f32::from(*stored) == 1.0));
+            let mut values = vec![0.0; LEN];
+            assert!(matches!(stepper.read(id, &mut values), Err(Error::Sharded { .. })));
+            stepper.gather(id, &mut values)?;
+            assert_eq!(values, [value; LEN]);
+            Ok(())
+        })
+        .unwrap();
+    }
+}
+
 /// Files of parameters, and a checkpoint, written while some buckets are whole.
 #[test]
 fn files_hold_whole_parameters_with_masters_and_buckets_unsharded() {
