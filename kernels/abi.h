@@ -167,7 +167,7 @@ typedef struct InstepRecord {
  * before the update, and of the change. */
 typedef struct InstepNorms {
     uint64_t limbs[2][INSTEP_NORM_LIMBS]; /* exact, norm.h */
-    uint32_t nonfinite[2]; /* bits of the largest magnitude, if that is infinite or a NaN; else 0 */
+    uint32_t nonfinite[2]; /* 1 if a magnitude is infinite or a NaN, else 0; or the ranks that have one */
 } InstepNorms;
 
 /* Values that change from pass to pass and are decided on the device. */

@@ -87,7 +87,7 @@ uint32_t measure_part(const Part& part, const typename Rule::Scalars& scalars, f
 inline void add_squares(const Squares* squares, InstepNorms* norms) {
     for (uint32_t which = OF_PARAM; which <= OF_CHANGE; ++which) {
         squares[which].add_to(norms->limbs[which]);
-        if (squares[which].is_nonfinite()) atomic_maximum(&norms->nonfinite[which], squares[which].magnitude());
+        if (squares[which].is_nonfinite()) atomic_maximum(&norms->nonfinite[which], 1);
     }
 }
 

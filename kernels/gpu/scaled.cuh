@@ -83,7 +83,7 @@ INSTEP_DEVICE void add_sums(LeafSums& sums, Exchange& exchange, InstepNorms& nor
         add_limb(&norms.limbs[which][limb], total);
     }
     if (lane == 0 && worst >= INSTEP_F32_INFINITY_BITS) {
-        atomicMax(&norms.nonfinite[warp % 2], stored_magnitude(worst));
+        atomicMax(&norms.nonfinite[warp % 2], 1u);
     }
 }
 
@@ -146,7 +146,7 @@ INSTEP_DEVICE float scale_of_tile(const ScaledTile& tile) {
     if (warp < 2) {
         if (lane < INSTEP_NORM_LIMBS) exchange.limbs[warp][lane] = tile.norms().limbs[warp][lane];
         __syncwarp();
-        if (lane == 0) norms[warp] = norm_value(exchange.limbs[warp], tile.norms().nonfinite[warp]);
+        if (lane == 0) norms[warp] = norm_of(exchange.limbs[warp], tile.norms().nonfinite[warp]);
     }
     __syncthreads();
     return step_scale<Rule>(scalars_of<Rule>(tile.place.record()), norms[OF_PARAM], norms[OF_CHANGE]);

@@ -32,8 +32,13 @@ INSTEP_INLINE void empty(InstepNorms* norms) {
     norms->nonfinite[OF_PARAM] = norms->nonfinite[OF_CHANGE] = 0;
 }
 
+/* Infinite also where a NaN was added, since a scale makes no difference between them. */
+INSTEP_INLINE double norm_of(const uint64_t* limbs, uint32_t nonfinite) {
+    return norm_value(limbs, nonfinite ? INSTEP_F32_INFINITY_BITS : 0);
+}
+
 INSTEP_INLINE double norm_of(const InstepNorms& norms, uint32_t which) {
-    return norm_value(norms.limbs[which], norms.nonfinite[which]);
+    return norm_of(norms.limbs[which], norms.nonfinite[which]);
 }
 
 /* False for NaN. */

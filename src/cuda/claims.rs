@@ -67,7 +67,9 @@ impl CudaDevice {
     fn tables(&self, op: &Op) -> Vec<(usize, u64, bool)> {
         match op.action {
             Action::Norm { bucket } => self.norms[bucket as usize].iter().map(|l| l.table()).collect(),
-            Action::Step { bucket } => self.steps[bucket as usize].iter().map(|l| l.table()).collect(),
+            Action::Measure { .. } | Action::Step { .. } => {
+                self.launches_of(op).iter().map(|l| l.table()).collect()
+            }
             Action::Control(Phase::Begin) => {
                 let copy = self.memory.regions.runs(Span::SETTINGS).map(|(at, bytes)| (at, bytes, true));
                 let ring = (self.settings.ring().0 as usize, self.settings.bytes(), false);
@@ -82,7 +84,9 @@ impl CudaDevice {
     /// Whether code that is not this library's enqueues work of the op, and may so touch memory of its own.
     fn runs_code_of_users(&self, op: &Op) -> bool {
         match op.action {
-            Action::Step { bucket } => self.steps[bucket as usize].iter().any(|launch| launch.is_custom()),
+            Action::Measure { .. } | Action::Step { .. } => {
+                self.launches_of(op).iter().any(|launch| launch.is_custom())
+            }
             Action::Collective { .. } => true,
             _ => false,
         }

@@ -20,9 +20,9 @@ use super::timing::Timing;
 use crate::collective::{Collective, Groups};
 use crate::error::{Error, Result};
 use crate::handle::StreamHandle;
-use crate::launch::{Assignment, BorrowedPieces, Kind, Settings, StepConstants};
+use crate::launch::{Assignment, BorrowedPieces, Kind, NormStop, Settings, StepConstants, part_of_step};
 use crate::layout::Plan;
-use crate::op::{Group, STREAMS, Stream, Ticket};
+use crate::op::{Action, Group, Op, STREAMS, Stream, Ticket};
 
 /// One rank's GPU. Its drop frees everything that takes driver calls, between the driver's enter and leave.
 pub struct CudaDevice {
@@ -41,6 +41,8 @@ pub struct CudaDevice {
     pub(super) kernels: ManuallyDrop<Kernels>,
     pub(super) norms: Vec<Vec<BucketLaunch>>,
     pub(super) steps: Vec<Vec<BucketLaunch>>,
+    /// Per bucket, where its step stops for norms of whole parameters.
+    stops: Vec<Vec<NormStop>>,
     pub(super) memory: ManuallyDrop<DeviceMemory>,
     /// Tiles that follow parameters of the caller's, once one has moved.
     pub(super) moving: ManuallyDrop<Option<MovingTiles>>,
@@ -123,6 +125,7 @@ impl CudaDevice {
         };
         let norms = preparation.launches(Kind::Norm, &mut memory)?;
         let steps = preparation.launches(Kind::Step, &mut memory)?;
+        let stops = (0..).zip(plan.buckets()).map(|(bucket, _)| assignment.stops(&plan, bucket)).collect();
         let timing = timed.then(|| Timing::new(&driver, compute)).transpose()?;
         let mut device = CudaDevice {
             rank: comm.rank(),
@@ -139,6 +142,7 @@ impl CudaDevice {
             kernels: ManuallyDrop::new(kernels),
             norms,
             steps,
+            stops,
             memory: ManuallyDrop::new(memory),
             moving: ManuallyDrop::new(None),
             bindings: 0,
@@ -184,6 +188,20 @@ impl CudaDevice {
             deadline: self.deadline,
             borrowed,
             timed: self.timing.is_some(),
+        }
+    }
+
+    /// Returns the launches of a step, or of the part of it that an op runs.
+    pub(super) fn launches_of(&self, op: &Op) -> &[BucketLaunch] {
+        let part = |bucket: u32, stage: Option<u32>| {
+            let (launches, stops) = (&self.steps[bucket as usize], &self.stops[bucket as usize]);
+            let stage = stage.map_or(stops.len(), |stage| stage as usize);
+            &launches[part_of_step(stops, stage, launches.len())]
+        };
+        match op.action {
+            Action::Measure { bucket, stage } => part(bucket, Some(stage)),
+            Action::Step { bucket } => part(bucket, None),
+            _ => &[],
         }
     }
 

@@ -89,11 +89,7 @@ impl CudaDevice {
                 self.launch_one(self.kernels.publish, 1, stream, &args)
             }
             Action::Norm { bucket } => self.launch_bucket(&self.norms[bucket as usize], stream),
-            Action::Measure { .. } => {
-                let remedy = "use Strategy::Replicated";
-                Err(Error::unsupported("norms of parts", "a GPU cannot add them up over ranks", remedy))
-            }
-            Action::Step { bucket } => self.launch_bucket(&self.steps[bucket as usize], stream),
+            Action::Measure { .. } | Action::Step { .. } => self.launch_bucket(self.launches_of(op), stream),
             Action::Leave { segment } => self.leave(segment, stream),
             Action::Zero(span) => {
                 let at = address(self.memory.regions.resolve(span));

@@ -6,7 +6,6 @@
 
 use std::alloc::{Layout as AllocLayout, alloc_zeroed, dealloc};
 use std::cell::UnsafeCell;
-use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::PoisonError;
 
@@ -293,20 +292,6 @@ impl Memories {
         for record in records_of(plan, self.regions(), segment) {
             // SAFETY: within bounds, aligned and initialised; touched by no thread now, by the contract.
             unsafe { (*self.regions().records().add(record)).action = action_code(SegmentAction::Leave) }
-        }
-    }
-
-    /// Writes `mark` over the magnitudes of some records' norms that are not finite, and keeps the zeros of the others. With
-    /// marks of 1 the sums of ranks' norms, as words of 64 bits, are zero where all are finite.
-    ///
-    /// # Safety
-    /// No other op that touches control memory is running.
-    pub(crate) unsafe fn mark_nonfinite(&self, records: Range<usize>, mark: u32) {
-        assert!(records.end <= self.regions().counts().norms);
-        for record in records {
-            // SAFETY: within bounds by the assertion, aligned and initialised; touched by no thread now, by the contract.
-            let norms = unsafe { &mut *self.regions().norms().add(record) };
-            norms.nonfinite.iter_mut().filter(|worst| **worst != 0).for_each(|worst| *worst = mark);
         }
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::abi::{INSTEP_F32_INFINITY_BITS, INSTEP_OPTIMIZER_CUSTOM};
+use crate::abi::INSTEP_OPTIMIZER_CUSTOM;
 use crate::collective::{Call, CallKey, Collective, Groups};
 use crate::error::{Error, Result};
 use crate::host::arena::Memories;
@@ -18,7 +18,7 @@ use crate::host::kernels::Kernels;
 use crate::host::prefetch::ahead_bytes;
 use crate::launch::{
     Assignment, BorrowedPieces, Kind, Launch, NormStop, Settings, StepConstants, begin_args, decide_args,
-    first_control, first_records,
+    first_control, first_records, part_of_step,
 };
 use crate::layout::Plan;
 use crate::op::{Action, CollectiveKind, Group, Memory, Op, Phase, Stream};
@@ -240,20 +240,8 @@ impl Runner {
 
     /// Runs the part of a bucket's step between two of its stops.
     fn step(&self, bucket: u32, stage: usize) -> Result<()> {
-        let (work, stops) = (&self.steps[bucket as usize], &self.stops[bucket as usize]);
-        let (before, next) = (stage.checked_sub(1).map(|last| &stops[last]), stops.get(stage));
-        if let Some(NormStop { records, .. }) = before {
-            // SAFETY: nothing else touches control memory now, here and below, as for every op that writes it.
-            unsafe { self.memories.mark_nonfinite(records.clone(), INSTEP_F32_INFINITY_BITS) }
-        }
-        let (first, end) =
-            (before.map_or(0, |stop| stop.launches), next.map_or(work.len(), |stop| stop.launches));
-        self.work(&work[first..end])?;
-        if let Some(NormStop { records, .. }) = next {
-            // SAFETY: as above.
-            unsafe { self.memories.mark_nonfinite(records.clone(), 1) }
-        }
-        Ok(())
+        let work = &self.steps[bucket as usize];
+        self.work(&work[part_of_step(&self.stops[bucket as usize], stage, work.len())])
     }
 
     fn begin(&self) {

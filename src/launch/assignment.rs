@@ -76,6 +76,12 @@ pub(crate) struct NormStop {
     pub(crate) records: Range<usize>,
 }
 
+/// Returns the launches of a step, of so many, between the last of its stops and the one of this stage, or its end.
+pub(crate) fn part_of_step(stops: &[NormStop], stage: usize, launches: usize) -> Range<usize> {
+    let at = |stop: Option<&NormStop>, otherwise| stop.map_or(otherwise, |stop| stop.launches);
+    at(stage.checked_sub(1).map(|last| &stops[last]), 0)..at(stops.get(stage), launches)
+}
+
 impl Assignment {
     /// `list` gives a parameter's optimizers by their place in `optimizers`, of which there is one at least.
     pub(crate) fn new<'a>(
@@ -288,15 +294,6 @@ impl Assignment {
             launches += parts.len();
         }
         stops
-    }
-
-    /// Refuses rules that are scaled by norms of whole parameters on a device that cannot share those norms.
-    pub(crate) fn refuse_shared_norms(&self, plan: &Plan, place: Place) -> Result<()> {
-        if !plan.is_sharded() || self.norm_count() == 0 {
-            return Ok(());
-        }
-        let wrong = format_args!("{place} cannot add up norms over ranks between its two launches");
-        Err(Error::unsupported("shards with LAMB", wrong, "use Strategy::Replicated, or step on the host"))
     }
 
     /// A launch of some kernel that steps no segment.

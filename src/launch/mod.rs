@@ -16,7 +16,7 @@ mod step;
 mod storage;
 mod tiles;
 
-pub(crate) use assignment::{Assignment, NormStop};
+pub(crate) use assignment::{Assignment, NormStop, part_of_step};
 pub(crate) use bases::Bases;
 pub(crate) use codes::{action_code, dtype_code, master_code, moments_code};
 pub(crate) use constants::StepConstants;

@@ -130,7 +130,6 @@ impl StepperBuilder<'_> {
         }
         self.assemble(comm, memory, |blueprint| {
             blueprint.assignment.refuse_unreached(place)?;
-            blueprint.assignment.refuse_shared_norms(&blueprint.plan, place)?;
             let scaler = blueprint.constants.loss_scale.external().map(|scaler| {
                 [scaler.scale, scaler.found_inf].map(|base| Piece { start: 0, bytes: 4, base })
             });

@@ -11,9 +11,9 @@ use instep::checkpoint::{self, Extras};
 use instep::collective::{Call, CollectiveKind};
 use instep::cuda::{Cuda, CudaDevice, Nccl, nccl};
 use instep::{
-    Adam, AdamW, Clip, Collective, DType, Device, Divisor, Error, Gradients, HostDevice, Layout, LossScale,
-    LossScaler, Master, Mode, Moments, ParamId, Place, Precision, Result, Sgd, Solo, Stepper, StepperBuilder,
-    Strategy, StreamHandle, Unused, bf16, in_process,
+    Adam, AdamW, Clip, Collective, DType, Device, Divisor, Error, Gradients, HostDevice, Lamb, Layout,
+    LossScale, LossScaler, Master, Mode, Moments, ParamId, Place, Precision, Result, Sgd, Solo, Stepper,
+    StepperBuilder, Strategy, StreamHandle, Unused, bf16, in_process,
 };
 
 use crate::support::device::cuda;
@@ -67,7 +67,7 @@ pub(crate) const PLAIN: Case = Case {
     shard_size: None,
 };
 
-const CASES: [Case; 11] = [
+const CASES: [Case; 14] = [
     Case { name: "eager", leaves_out: true, ..PLAIN },
     Case {
         name: "clip_and_skip",
@@ -123,6 +123,23 @@ const CASES: [Case; 11] = [
         ..PLAIN
     },
     Case { name: "frozen_and_unused", leaves_out: true, freezes: true, ..PLAIN },
+    Case { name: "norms_of_parameters", leaves_out: true, overflows: true, ..PLAIN },
+    Case {
+        name: "norms_clipped",
+        build: |builder| builder.mode(Mode::Normed).clip(Clip::Global(0.5)).skip_nonfinite(true),
+        freezes: true,
+        overflows: true,
+        ..PLAIN
+    },
+    Case {
+        name: "norms_of_masters",
+        build: |builder| {
+            let low = Precision { param: DType::BF16, master: Master::F32, ..Precision::F32 };
+            builder.precision(low).clip(Clip::PerBucket(0.25)).copy_params(DType::F16)
+        },
+        micro_batches: 2,
+        ..PLAIN
+    },
     Case {
         name: "abandoned",
         build: |builder| builder.mode(Mode::Normed).clip(Clip::Global(0.5)),
@@ -254,6 +271,7 @@ pub(crate) fn builder(case: &Case, strategy: Strategy) -> StepperBuilder<'static
         "frozen_and_accumulated" => {
             Stepper::builder(shapes(), Sgd { momentum: 0.9, weight_decay: 0.1, ..Sgd::default() })
         }
+        name if name.starts_with("norms") => Stepper::builder(shapes(), Lamb::default()),
         "eight_bits" | "masters_and_copies" => Stepper::builder(shapes(), AdamW::default()),
         _ => Stepper::builder(shapes(), optimizer),
     };
