@@ -14,19 +14,20 @@ pub enum Strategy {
     /// the gradients that it does not step (stage 2).
     ///
     /// A state, a master or an average is read by [`Stepper::gather`](crate::Stepper::gather), on all ranks together, and
-    /// written by [`write`](crate::Stepper::write) on all ranks. [`shard_size`](crate::StepperBuilder::shard_size) makes groups. Where there are
-    /// [masters](crate::Master), every rank must write the same parameters. Refused: optimizers of your own
+    /// written by [`write`](crate::Stepper::write) on all ranks. [`shard_size`](crate::StepperBuilder::shard_size) makes
+    /// groups. Where there are [masters](crate::Master), every rank must write the same parameters. Refused: optimizers of your own
     /// ([`StepParam`](crate::optim::StepParam)), averaged gradients, borrowed memory, and collectives that do not
     /// [know](crate::Collective::knows) the calls.
     ///
-    /// On a GPU LAMB and released gradients are refused besides. No real GPU has stepped shards yet.
+    /// On a GPU released gradients are refused besides. No real GPU has stepped shards yet.
     ///
     /// # Source
     /// Rajbhandari et al., SC 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models".
     Zero,
     /// As [`Zero`](Self::Zero), and each rank keeps only its shard of the parameters too (FSDP, ZeRO stage 3).
     /// [`Stepper::unshard`](crate::Stepper::unshard) brings a bucket's parameters together, on all ranks in the same order.
-    /// [`reshard`](crate::Stepper::reshard) gives them up. So do the launch of the bucket and the end of the pass. Every rank must write the same parameters. Refused besides: uneven inputs.
+    /// [`reshard`](crate::Stepper::reshard) gives them up. So do the launch of the bucket and the end of the pass. Every rank
+    /// must write the same parameters. Refused besides: uneven inputs.
     ///
     /// # Source
     /// Zhao et al., VLDB 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel".
