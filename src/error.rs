@@ -303,6 +303,9 @@ fn remedy(ours: &str, theirs: &str, differs: &str) -> &'static str {
     if differs.contains(" was written ") {
         return "write the same on all ranks";
     }
+    if differs.contains("frozen, unused or written parameters, or loaded values") {
+        return "freeze, name as unused, write and load the same on all ranks, with the same values";
+    }
     "make calls, layouts, options, learning rates, and frozen and written parameters equal on all ranks"
 }
 
@@ -388,6 +391,10 @@ mod tests {
             (
                 told(bucket, bucket, "loaded values [`b` was written on rank 1]"),
                 "; write the same on all ranks",
+            ),
+            (
+                told(bucket, bucket, "frozen, unused or written parameters, or loaded values"),
+                "; freeze, name as unused, write and load the same",
             ),
             (told("all-reduce, pass 1, bucket 2", "broadcast, pass 1", "kind"), "; make calls, layouts"),
         ] {

@@ -66,7 +66,7 @@ impl StepperBuilder<'_> {
             return Ok(());
         }
         let wrong = "a GPU's steps cannot run on the host yet";
-        Err(Error::unsupported("OffloadPolicy", wrong, "leave it out, or step on the host"))
+        Err(Error::unsupported("offload on a GPU", wrong, "leave it out, or step on the host"))
     }
 }
 

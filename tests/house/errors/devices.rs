@@ -4,13 +4,14 @@
 //! the library makes them.
 
 use std::io::ErrorKind;
-use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
 use instep::cuda::{Cuda, nccl};
 use instep::layout::DEFAULT_GROUP;
-use instep::{Error, Gradients, Isa, Lamb, Sgd, Solo, Stepper, StepperBuilder, Strategy, in_process};
+use instep::{
+    Error, Gradients, Isa, Lamb, OffloadPolicy, Sgd, Solo, Stepper, StepperBuilder, Strategy, in_process,
+};
 
 use super::Page;
 use super::building::one;
@@ -53,7 +54,7 @@ fn gpu(page: &mut Page) {
     row(|b| b.isa(Isa::Baseline), cuda());
     row(|b| b.threads(2), cuda());
     row(|b| b.gradients(Gradients::Release), cuda());
-    row(|b| b.strategy(Strategy::Zero).shard_size(NonZeroU32::MIN), cuda());
+    row(|b| b.offload(OffloadPolicy::default()), cuda());
     row(|b| b.strategy(Strategy::Zero).group(DEFAULT_GROUP, Lamb::default()), cuda());
     row(|b| b, cuda().max_blocks(0));
     row(|b| b, Cuda::on(StandIn::new()).compute_stream(instep::StreamHandle(0x7777)));
