@@ -8,10 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use instep::cuda::{Cuda, nccl};
-use instep::layout::DEFAULT_GROUP;
-use instep::{
-    Error, Gradients, Isa, Lamb, OffloadPolicy, Sgd, Solo, Stepper, StepperBuilder, Strategy, in_process,
-};
+use instep::{Error, Gradients, Isa, OffloadPolicy, Sgd, Solo, Stepper, StepperBuilder, in_process};
 
 use super::Page;
 use super::building::one;
@@ -55,7 +52,6 @@ fn gpu(page: &mut Page) {
     row(|b| b.threads(2), cuda());
     row(|b| b.gradients(Gradients::Release), cuda());
     row(|b| b.offload(OffloadPolicy::default()), cuda());
-    row(|b| b.strategy(Strategy::Zero).group(DEFAULT_GROUP, Lamb::default()), cuda());
     row(|b| b, cuda().max_blocks(0));
     row(|b| b, Cuda::on(StandIn::new()).compute_stream(instep::StreamHandle(0x7777)));
     let broken = StandIn::new();
