@@ -37,6 +37,7 @@ part3 initcheck 45
 part4 python_buckets 90
 part4 python_training 120
 part4 python_cases 260
+part4 nccl_groups 80
 "
 
 # --- What each stage runs: run_STAGE, in a shell of its own, with its files in $RESULTS. ---
@@ -92,7 +93,10 @@ run_ncu() {
     done
 }
 run_torch_all() { torch; }
-run_nccl() { tests cuda::gpu::nccl:: cuda::gpu::shards:: --skip rank_of_several --skip three_ranks; }
+run_nccl() {
+    tests cuda::gpu::nccl:: cuda::gpu::shards:: --skip rank_of_several --skip three_ranks --skip four_ranks --skip of_another_group
+}
+run_nccl_groups() { tests shards::three_ranks shards::four_ranks shards::a_rank_that_dies_ends_the_calls_of_another_group; }
 run_racecheck() { sanitized racecheck host_run::many_segments host_run::precisions::what_is "${short[@]}"; }
 run_initcheck() { sanitized initcheck "${short[@]}"; }
 

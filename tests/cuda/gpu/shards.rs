@@ -372,9 +372,9 @@ ranks! {
     three_ranks_step_shards_with_the_bits_of_the_host_first_part: 3, "shards_0";
     three_ranks_step_shards_with_the_bits_of_the_host_second_part: 3, "shards_1";
     three_ranks_step_shards_with_the_bits_of_the_host_third_part: 3, "shards_2";
-    four_ranks_replay_captured_passes_with_calls_among_neighbours_and_among_replicas: 4, "shards_replayed";
-    four_ranks_in_two_groups_step_shards_with_the_bits_of_the_host_first_part: 4, "shards_0";
-    four_ranks_in_two_groups_step_shards_with_the_bits_of_the_host_second_part: 4, "shards_with_ledger";
-    four_ranks_in_two_groups_step_shards_with_the_bits_of_the_host_third_part: 4, "shards_2";
+    four_ranks_in_groups_replay_captured_passes_with_calls_of_both_kinds: 4, "shards_replayed";
+    four_ranks_in_groups_step_shards_with_the_bits_of_the_host_first_part: 4, "shards_0";
+    four_ranks_in_groups_step_shards_with_the_bits_of_the_host_second_part: 4, "shards_with_ledger";
+    four_ranks_in_groups_step_shards_with_the_bits_of_the_host_third_part: 4, "shards_2";
     a_rank_that_dies_ends_the_calls_of_another_group: 4, "groups_dying";
 }
