@@ -282,4 +282,10 @@ fn what_cannot_be_planned_is_refused_by_name() {
         folder.write("model.json", text.as_bytes());
         refused(&[], word);
     }
+    #[cfg(target_os = "linux")]
+    {
+        // 4 TiB of parameters each.
+        folder.write("model.json", br#"{"params": [{"name": "a", "shape": [1099511627776]}]}"#);
+        refused(&["--world-size", "2", "--measure"], "--measure of 2 ranks");
+    }
 }

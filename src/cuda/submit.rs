@@ -99,7 +99,7 @@ impl CudaDevice {
             }
             Action::Copy { .. } | Action::Count(_) => {
                 let remedy = "leave StepperBuilder::offload out";
-                Err(Error::unsupported("OffloadPolicy", "a GPU's steps cannot run on the host yet", remedy))
+                Err(Error::unsupported("offload", "a GPU's steps cannot run on the host yet", remedy))
             }
             Action::Release(span) if is_shared_out(span.memory, &self.plan) => {
                 self.memory.unsharded.release(span);

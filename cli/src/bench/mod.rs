@@ -24,7 +24,7 @@ mod sharding;
 mod sizes;
 mod statistics;
 mod step;
-mod system;
+pub(crate) mod system;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

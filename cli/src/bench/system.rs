@@ -63,7 +63,7 @@ pub(super) fn last_level_cache_bytes() -> u64 {
 }
 
 /// Returns the memory that programs may still take, if the system tells it.
-pub(super) fn available_bytes() -> Option<u64> {
+pub(crate) fn available_bytes() -> Option<u64> {
     let text = read("/proc/meminfo");
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)

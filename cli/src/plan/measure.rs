@@ -17,6 +17,7 @@ use super::model::Model;
 use super::trainer::Walk;
 use super::{Arguments, PASSES};
 use crate::Failure;
+use crate::bench::system::available_bytes;
 use crate::console::print_line;
 
 /// What the trainer of rank 0 did, in order.
@@ -90,6 +91,7 @@ impl Given {
 }
 
 pub(super) fn run(arguments: &Arguments, model: &Model) -> Result<ExitCode, Failure> {
+    refuse_too_many(arguments, model)?;
     let (calls, ran) = measure(arguments, model)?;
     let times: VecDeque<(Op, u64)> = ran.iter().map(|ran| (ran.op, ran.interval.ns())).collect();
     let left = Arc::new(Mutex::new(times));
@@ -128,6 +130,22 @@ pub(super) fn run(arguments: &Arguments, model: &Model) -> Result<ExitCode, Fail
         return Ok(ExitCode::FAILURE);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Refuses ranks whose memory this machine does not have: the system would end the program, and others.
+fn refuse_too_many(arguments: &Arguments, model: &Model) -> Result<(), Failure> {
+    let foreseen = arguments.builder(model).forecast(0, arguments.world_size, |_, _| 0)?;
+    let of_rank: u64 = foreseen.memory().into_iter().map(|(_, bytes)| bytes).sum();
+    let bytes = of_rank.saturating_mul(arguments.world_size.into());
+    match available_bytes() {
+        Some(available) if bytes > available => {
+            let thing = format_args!("--measure of {} ranks", arguments.world_size);
+            let wrong =
+                format_args!("they would hold {} MiB, and {} MiB are free", bytes >> 20, available >> 20);
+            Err(Failure::config(thing, wrong, "measure fewer ranks, or a smaller model"))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn makespan(ran: &[TimedOp]) -> u64 {
