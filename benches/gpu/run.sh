@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs what scripts/gpu-bundle.sh has packed, on this machine's first GPU: run.sh [STAGE|PART]...
 #
-# Without names it runs part1 to part4. Each stage has a limit, and the limits of a part fit its budget. A stage
+# Without names it runs part1 to part5. Each stage has a limit, and the limits of a part fit its budget. A stage
 # that fails, is late, lacks something or runs no test has failed, and stops no other; the exit status is the worst
 # stage's. `run.sh list` prints the stages; `run.sh count` counts the tests of each, without a GPU. results.sh says what lies in $OUT (else ./out) at every moment. A second call with the same OUT goes on where the
 # first ended. A stage that did not run is never reported as passed.
@@ -10,8 +10,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")" || exit 1
 export ABSENT=3 # exit status of a stage that lacks what it is to run
 
 # Seconds of each part, and each stage with its part and its limit in seconds, in the order in which they run.
-declare -A budgets=([part1]=240 [part2]=540 [part3]=540 [part4]=480)
-all_parts="part1 part2 part3 part4"
+declare -A budgets=([part1]=240 [part2]=540 [part3]=540 [part4]=480 [part5]=120)
+all_parts="part1 part2 part3 part4 part5"
 stages="
 part1 info 15
 part1 bits 35
@@ -37,7 +37,7 @@ part3 initcheck 45
 part4 python_buckets 90
 part4 python_training 120
 part4 python_cases 260
-part4 nccl_groups 80
+part5 nccl_groups 100
 "
 
 # --- What each stage runs: run_STAGE, in a shell of its own, with its files in $RESULTS. ---
