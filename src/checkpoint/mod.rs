@@ -220,6 +220,16 @@ pub fn read<D: Device>(stepper: &mut Stepper<D>, source: impl Read + Seek) -> Re
 /// # Ok::<(), instep::Error>(())
 /// ```
 ///
+/// Of PyTorch's FSDP, whose ranks keep rows of each parameter or parts of flat ones, torch joins the shards under these keys:
+///
+/// ```python
+/// whole = StateDictOptions(full_state_dict=True, flatten_optimizer_state_dict=True)
+/// params = get_model_state_dict(model, options=whole)  # on all ranks, rank 0 saves
+/// states = get_optimizer_state_dict(model, optimizer, options=whole)
+/// tensors = {f"param.{name}": p.clone() for name, p in params.items()}
+/// tensors |= {name: value.clone() for name, value in states.items() if name.startswith("state.")}
+/// ```
+///
 /// A state's key has the parameter's name, or its number in torch's `state_dict`: its place in `order`, a list of
 /// names, or if there is none in the order of registration. torch numbers group by group, so with several groups pass
 /// `order`: lengths that happen to agree would hide a mistake. A name wins where it reads like a number. Parameters are

@@ -7,7 +7,7 @@ use std::io::Cursor;
 
 use instep::checkpoint::safetensors::Dtype;
 use instep::checkpoint::{self, Extras};
-use instep::{Adam, AdamW, Error, Layout, Sgd, Solo, Stepper};
+use instep::{Adam, AdamW, Error, Layout, Sgd, Solo, Stepper, Strategy, in_process};
 
 use crate::checkpoint::refusals::{Made, f32s, file};
 use crate::checkpoint::round_trip::bytes_of;
@@ -201,4 +201,49 @@ fn half_a_state_and_strangers_are_refused_by_name_and_change_nothing() {
     assert!(matches!(import(&mut stepper, &fine, Some(&["x"])), Err(Error::Layout(_))));
     Outcome::of(&stepper).unwrap().assert_same(&before, "an order of strangers");
     import(&mut stepper, &fine, None).unwrap();
+}
+
+/// Torch joins the shards, of rows or of flat parameters; `from_fsdp.py` wrote the file.
+#[test]
+fn states_that_torchs_fsdp_kept_in_shards_go_on_in_any_strategy() {
+    const SAVED: &[u8] = include_bytes!("from_fsdp.safetensors");
+    let shapes = [("0.weight", &[17, 5][..]), ("0.bias", &[17]), ("2.weight", &[3, 17]), ("2.bias", &[3])];
+    let layout = shapes.iter().fold(Layout::builder(), |layout, (name, shape)| {
+        layout.param(*name, shape.iter().product()).shape(shape.iter().copied())
+    });
+    let layout = layout.build().unwrap();
+    let train = |comm, strategy| {
+        let builder = Stepper::builder(&layout, AdamW { lr: 0.01, ..AdamW::default() }).strategy(strategy);
+        let mut stepper = builder.host(comm)?;
+        checkpoint::import(&mut stepper, Cursor::new(SAVED), None)?;
+        let mut tensors = Vec::new();
+        for id in layout.ids() {
+            assert_eq!(stepper.step_count(id)?, 3);
+            for name in ["exp_avg", "exp_avg_sq"] {
+                let mut values = vec![0.0; layout.parameter(id)?.len as usize];
+                stepper.gather(id.state(name), &mut values)?;
+                assert!(values.iter().all(|value| *value != 0.0));
+                tensors.push(values);
+            }
+        }
+        let mut pass = stepper.begin()?;
+        for id in layout.ids() {
+            let values: Vec<f32> = (0..layout.parameter(id)?.len).map(|k| k as f32 / 64.0).collect();
+            pass.write(id.grad(), &values)?;
+        }
+        pass.finish()?;
+        for id in layout.ids() {
+            let mut values = vec![0.0; layout.parameter(id)?.len as usize];
+            stepper.gather(id, &mut values)?;
+            tensors.push(values);
+        }
+        Ok(tensors)
+    };
+    let alone = in_process(1, |comm| train(comm, Strategy::Replicated)).unwrap().swap_remove(0);
+    for strategy in [Strategy::Replicated, Strategy::Zero, Strategy::Fsdp] {
+        for ranks in [2, 3] {
+            let trained = in_process(ranks, |comm| train(comm, strategy)).unwrap();
+            assert!(trained.iter().all(|tensors| *tensors == alone), "{strategy:?}, {ranks} ranks");
+        }
+    }
 }

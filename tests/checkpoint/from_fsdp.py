@@ -1,0 +1,64 @@
+"""Writes `from_fsdp.safetensors`: parameters and AdamW's states after three steps on two ranks of PyTorch's FSDP.
+
+python3 tests/checkpoint/from_fsdp.py FILE
+
+The shards of `fully_shard`, by rows, and of `FullyShardedDataParallel`, of flat parameters, must give the same file. Five
+columns, 17 rows and three rows do not divide by two. `cpu_offload` is left out: with it, torch 2.15 saves the second moments of
+`FullyShardedDataParallel` on the CPU as the first ones too.
+"""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from safetensors.torch import save_file
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+RANKS = 2
+
+
+def train(rank: int, layout: str, path: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{path}.store", rank=rank, world_size=RANKS)
+    torch.manual_seed(3)
+    model: nn.Module = nn.Sequential(nn.Linear(5, 17), nn.Tanh(), nn.Linear(17, 3))
+    if layout == "rows":
+        for part in [model[0], model[2], model]:
+            fully_shard(part)
+    else:
+        model = FullyShardedDataParallel(model, use_orig_params=layout == "flat, original", device_id=torch.device("cpu"))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for step in range(3):
+        torch.manual_seed(step)
+        model(torch.randn(4, 5)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    whole = StateDictOptions(full_state_dict=True, flatten_optimizer_state_dict=True)
+    params = get_model_state_dict(model, options=whole)
+    states = get_optimizer_state_dict(model, optimizer, options=whole)
+    if rank == 0:
+        tensors = {f"param.{name}": value.clone() for name, value in params.items()}
+        tensors |= {name: value.clone() for name, value in states.items() if name.startswith("state.")}
+        save_file(tensors, path)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        files = []
+        for layout in ["rows", "flat", "flat, original"]:
+            path = os.path.join(folder, layout)
+            mp.spawn(train, (layout, path), nprocs=RANKS)
+            files.append(Path(path).read_bytes())
+    assert files[0] == files[1] == files[2], "torch's layouts give different states"
+    Path(sys.argv[1]).write_bytes(files[0])
+
+
+if __name__ == "__main__":
+    main()
