@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use ::mpi::environment;
 use ::mpi::topology::Communicator;
 
-use crate::collective::{Call, CallKey, Collective, CollectiveKind};
+use crate::collective::{Call, CallKey, Collective, CollectiveKind, place_in};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::host::kernels::{Isa, Kernels};
