@@ -181,7 +181,7 @@ impl Group {
         }
         self.compare(&entry, deadline)?;
         if self.rank == 0 {
-            return self.lock().send_ids(members, make);
+            return self.send_ids(members, make);
         }
         loop {
             let mut state = self.lock();
@@ -209,6 +209,23 @@ impl Group {
             drop(state);
             thread::sleep(POLL);
         }
+    }
+
+    /// On rank 0: makes an id for each communicator that ranks have agreed to make, and sends it to its members.
+    fn send_ids(&self, ours: Members, mut make: impl FnMut() -> Result<UniqueId>) -> Result<UniqueId> {
+        let seats = self.lock().seats(ours)?;
+        // Without the lock: NCCL may look for network interfaces first.
+        let mut ids = BTreeMap::new();
+        for (_, Members { first, .. }) in &seats {
+            if let Vacant(place) = ids.entry(*first) {
+                place.insert(make()?);
+            }
+        }
+        let mut state = self.lock();
+        for (peer, (_, Members { first, .. })) in state.peers.iter_mut().zip(&seats[1..]) {
+            peer.link.send(&Message::Id(Box::new(ids[first])));
+        }
+        Ok(ids[&ours.first])
     }
 
     /// Returns whether the group still stands. Never blocks.
@@ -309,24 +326,15 @@ impl State {
         Ok(missing)
     }
 
-    /// On rank 0: makes an id for each communicator that ranks have agreed to make, and sends it to its members.
-    fn send_ids(&mut self, ours: Members, mut make: impl FnMut() -> Result<UniqueId>) -> Result<UniqueId> {
+    /// On rank 0: what all ranks, by rank, have agreed to make.
+    fn seats(&mut self, ours: Members) -> Result<Vec<(u32, Members)>> {
         let theirs = self.peers.iter().filter_map(|peer| match peer.agreed {
             Some(Entry::Communicator(members)) => Some((peer.rank, members)),
             _ => None,
         });
         let seats: Vec<(u32, Members)> = std::iter::once((0, ours)).chain(theirs).collect();
         refuse_partial(&seats).map_err(|error| self.fail(error))?;
-        let mut ids = BTreeMap::new();
-        for (_, Members { first, .. }) in &seats {
-            if let Vacant(place) = ids.entry(*first) {
-                place.insert(make()?);
-            }
-        }
-        for (peer, (_, Members { first, .. })) in self.peers.iter_mut().zip(&seats[1..]) {
-            peer.link.send(&Message::Id(Box::new(ids[first])));
-        }
-        Ok(ids[&ours.first])
+        Ok(seats)
     }
 
     /// On the others: rank 0, until it has judged. Only rank 0 knows for whom it waits.
