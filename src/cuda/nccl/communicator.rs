@@ -40,6 +40,8 @@ use crate::handle::Place;
 ///
 /// A stepper that shares tensors out ([`Strategy`](crate::Strategy)) makes a communicator of its own for its all-gathers, and
 /// with [groups](crate::StepperBuilder::shard_size) one for each of its two. They fail, are aborted and are closed with this one.
+/// All ranks that have connected make a further communicator at the same point, also one of a group's members: its id comes
+/// from rank 0.
 ///
 /// Dropping the last handle closes the group on another thread; a captured pass counts as a handle. If the program ends before that thread does, or if a
 /// panic drops the handle, peers that still wait get `PeerLost`.
