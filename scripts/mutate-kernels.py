@@ -231,7 +231,7 @@ FAULTS = [
     ("a chunk taken twice", "cpu, threads", "../src/pool/job.rs", "end as usize - 1", "start as usize", "c.load(Ordering::Relaxed) == launch"),
     ("a launch that does not wait for its helpers", "cpu, threads", "../src/pool/mod.rs",
      "while job.helpers.load(Ordering::Relaxed) > 0 {\n            state = shared.left", "while false {\n            state = shared.left",
-     "c.load(Ordering::Relaxed) == launch"),
+     "a launch ended before its chunks"),
 ]
 
 

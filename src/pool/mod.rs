@@ -287,10 +287,6 @@ mod tests {
             WAKE_BYTES
         }
         fn run_chunk(&self, chunk: usize) {
-            if chunk + 1 == self.0.len() {
-                // A helper takes it first, and is still inside when the launcher has ceased to watch.
-                thread::sleep(2 * WATCH);
-            }
             self.0[chunk].fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -311,6 +307,46 @@ mod tests {
                 });
             }
         });
+    }
+
+    /// Two chunks: the launcher stays in the first until a helper is inside the second, which takes longer.
+    #[derive(Default)]
+    struct Together {
+        begun: AtomicUsize,
+        done: AtomicUsize,
+    }
+
+    impl Chunks for Arc<Together> {
+        fn chunk_count(&self) -> usize {
+            2
+        }
+        fn bytes(&self) -> u64 {
+            WAKE_BYTES
+        }
+        fn run_chunk(&self, chunk: usize) {
+            if chunk == 1 {
+                self.begun.fetch_add(1, Ordering::Relaxed);
+                thread::sleep(200 * WATCH);
+            } else {
+                let deadline = std::time::Instant::now() + Duration::from_secs(60);
+                while self.begun.load(Ordering::Relaxed) == self.done.load(Ordering::Relaxed) / 2 {
+                    assert!(std::time::Instant::now() < deadline, "no helper came");
+                    thread::yield_now();
+                }
+            }
+            self.done.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_launch_ends_after_the_chunks_of_its_helpers() {
+        let pool = Pool::new(2);
+        let together = Arc::new(Together::default());
+        let job = Job::new(Arc::clone(&together));
+        for launch in 1..=10 {
+            pool.run(&job);
+            assert_eq!(together.done.load(Ordering::Relaxed), 2 * launch, "a launch ended before its chunks");
+        }
     }
 
     /// Where the thread that runs a chunk says what it has used of a core.
