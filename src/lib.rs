@@ -86,6 +86,7 @@
 //! | save what is left after a peer has died | [`Stepper::rescue`] |
 //! | set parameters, states and step counts by hand | [`Stepper::write`], [`Stepper::view_mut`], [`Stepper::set_step_count`] |
 //! | compress gradients for the all-reduce, or replace the all-reduce | [`overlap::Compressed`], [`overlap::Hooked`] |
+//! | see or change each sum before its step, whole or of shards | [`overlap::SumHooked`] |
 //! | train several models on the same ranks | [`InProcess::split`] |
 //! | run on a GPU | [`StepperBuilder::cuda`], [`cuda`] |
 //! | all-reduce over GPUs | [`cuda::Nccl`] |

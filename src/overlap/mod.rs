@@ -9,8 +9,10 @@ mod compress;
 mod hooks;
 mod registry;
 mod standard;
+mod sums;
 
 pub use bucket::GradBucket;
 pub use compress::Compressed;
 pub use hooks::Hooked;
 pub use registry::{Keywords, Registry, Resolved};
+pub use sums::{BucketSum, SumHooked};

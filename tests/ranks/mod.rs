@@ -26,6 +26,8 @@ mod offload;
 mod rescue;
 pub(crate) mod splits;
 #[cfg(not(kernels_only))]
+mod sum_hooks;
+#[cfg(not(kernels_only))]
 mod together;
 pub(crate) mod uneven;
 #[cfg(not(kernels_only))]
