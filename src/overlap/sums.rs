@@ -1,4 +1,4 @@
-//! A closure behind each bucket's sum: it sees and changes the elements that this rank steps, with any strategy.
+//! A closure after each bucket's sum: it sees and changes the elements that this rank steps, with any strategy.
 //!
 //! The closure runs inside the last collective of a bucket's sum, so norms, decisions and steps come after it and nothing is
 //! scheduled anew. It must end with the same bits on every rank that steps the same elements. The idea is PyTorch's
@@ -291,6 +291,6 @@ impl fmt::Debug for BucketSum<'_> {
 
 impl fmt::Debug for SumHooked {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rank {} of {} with a hook behind its sums", self.rank, self.world_size)
+        write!(f, "rank {} of {} with a hook after its sums", self.rank, self.world_size)
     }
 }

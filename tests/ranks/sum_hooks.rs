@@ -1,7 +1,7 @@
-//! A closure behind each bucket's sum: what it sees with each strategy, that norms and steps take what it leaves, and how it
+//! A closure after each bucket's sum: what it sees with each strategy, that norms and steps take what it leaves, and how it
 //! fails.
 //!
-//! The reference is the replicated training, whose hook sees whole buckets. Gradients are dyadic, so sums are exact in any
+//! The reference is the replicated training, where the hook sees whole buckets. Gradients are dyadic, so sums are exact in any
 //! order.
 
 use std::num::NonZeroU32;
