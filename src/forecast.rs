@@ -83,6 +83,8 @@ impl Forecast {
         match op.action {
             Action::Collective { src, dst, .. } => src.bytes().max(dst.bytes()),
             Action::Zero(span) | Action::Copy { src: span, .. } => span.bytes(),
+            // It reads both and writes one.
+            Action::Add { src, .. } => 3 * src.bytes(),
             Action::Norm { bucket } => Span::bucket(&self.plan.buckets()[bucket as usize]).bytes(),
             Action::Measure { bucket, .. } => self.step_bytes[bucket as usize].1,
             Action::Step { bucket } => self.step_bytes[bucket as usize].0,

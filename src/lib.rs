@@ -66,7 +66,7 @@
 //! | change a learning rate, or let it follow a schedule | [`Stepper::set_lr`], [`StepperBuilder::lr_schedule`], [`Stepper::set_lr_schedule`] |
 //! | change any other hyperparameter | [`Stepper::set_hyper`] |
 //! | multiply one parameter's learning rate | [`Stepper::set_lr_multiplier`] |
-//! | accumulate micro-batches | [`Stepper::begin_accumulating`] |
+//! | accumulate micro-batches | [`Stepper::begin_accumulating`], and in shards [`StepperBuilder::accumulation`] |
 //! | clip by the global norm, skip non-finite passes | [`StepperBuilder::clip`], [`StepperBuilder::skip_nonfinite`] |
 //! | scale the loss dynamically | [`StepperBuilder::loss_scale`], [`LossScaler`], [`Stepper::loss_scale`]; [`StepperBuilder::grad_scaler`] for PyTorch's |
 //! | clip in Eager, by the previous pass's norm or by each bucket's own | [`Clip::Previous`], [`Clip::PerBucket`] |
@@ -185,9 +185,9 @@ pub use pool::{Pool, Team};
 #[doc(inline)]
 pub use schedule::Mode;
 pub use stepper::{
-    Abandoned, Attached, Borrowed, Divisor, Foresight, Grads, OffloadPolicy, OptimizerId, OptimizerKey,
-    Params, Pass, Recording, Status, StepCount, StepCountKey, Stepper, StepperBuilder, Strategy, TensorId,
-    Unused,
+    Abandoned, Accumulation, Attached, Borrowed, Divisor, Foresight, Grads, OffloadPolicy, OptimizerId,
+    OptimizerKey, Params, Pass, Recording, Status, StepCount, StepCountKey, Stepper, StepperBuilder,
+    Strategy, TensorId, Unused,
 };
 
 /// Runs the README's program as a test.

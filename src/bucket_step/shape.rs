@@ -199,6 +199,7 @@ fn named(memory: Memory) -> String {
         Memory::State(k) => format!("states {k}"),
         Memory::Scales(k) => format!("scales of states {k}"),
         Memory::HostParams | Memory::HostGrads => unreachable!("no stepper offloads a bucket alone"),
+        Memory::Sums => unreachable!("a bucket alone has no micro-batches"),
         Memory::Control | Memory::Settings => unreachable!("no tensor"),
     }
 }
@@ -212,6 +213,6 @@ fn method(memory: Memory) -> &'static str {
         Memory::Copy => "Tensors::copy",
         Memory::Ema => "Tensors::ema",
         Memory::Params | Memory::Grads | Memory::HostParams | Memory::HostGrads => "Tensors::new",
-        Memory::Control | Memory::Settings => "Tensors::new",
+        Memory::Sums | Memory::Control | Memory::Settings => "Tensors::new",
     }
 }

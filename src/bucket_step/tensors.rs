@@ -232,7 +232,9 @@ impl<'a> Tensors<'a> {
             Memory::Ema => self.ema.as_ref(),
             Memory::State(k) => self.states.get(usize::from(k))?.as_ref(),
             Memory::Scales(k) => self.scales.get(usize::from(k))?.as_ref(),
-            Memory::HostParams | Memory::HostGrads | Memory::Control | Memory::Settings => None,
+            Memory::HostParams | Memory::HostGrads | Memory::Sums | Memory::Control | Memory::Settings => {
+                None
+            }
         }
     }
 
@@ -253,7 +255,7 @@ impl<'a> Tensors<'a> {
             Memory::Ema => self.ema = Some(tensor),
             Memory::State(k) => self.states[usize::from(k)] = Some(tensor),
             Memory::Scales(k) => self.scales[usize::from(k)] = Some(tensor),
-            Memory::HostParams | Memory::HostGrads | Memory::Control | Memory::Settings => {}
+            Memory::HostParams | Memory::HostGrads | Memory::Sums | Memory::Control | Memory::Settings => {}
         }
     }
 

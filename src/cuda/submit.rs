@@ -97,7 +97,7 @@ impl CudaDevice {
                 // guarantees and the checker proves for every op.
                 unsafe { self.driver.zero(at, span.bytes(), stream) }
             }
-            Action::Copy { .. } | Action::Count(_) => {
+            Action::Copy { .. } | Action::Count(_) | Action::Add { .. } => {
                 let remedy = "leave StepperBuilder::offload out";
                 Err(Error::unsupported("offload", "a GPU's steps cannot run on the host yet", remedy))
             }

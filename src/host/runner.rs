@@ -198,6 +198,14 @@ impl Runner {
                 // SAFETY: as for `Zero`; two memories never overlap.
                 unsafe { dst.0.copy_from_nonoverlapping(src.0, src.1) }
             }
+            Action::Add { bucket, src, dst } => {
+                let dtype = self.plan.buckets()[bucket as usize].storage.precision.grad;
+                let count = src.bytes() / dtype.bytes();
+                assert_eq!(src.bytes(), dst.bytes());
+                let [src, dst] = [src, dst].map(|span| self.memories.resolve(span));
+                // SAFETY: as for `Copy`; the sum replaces one of its summands.
+                unsafe { self.kernels.sum_to(&[dst, src], dtype, 0, count, dst) }
+            }
             // SAFETY: as for `Zero`.
             Action::Count(span) => unsafe { self.memories.count(span, span.dtype(&self.plan)) },
             Action::Zero(span) => {

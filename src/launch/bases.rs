@@ -32,7 +32,7 @@ impl Bases {
             Memory::Ema => &mut self.ema,
             Memory::State(k) => &mut self.states[usize::from(k)],
             Memory::Scales(k) => &mut self.scales[usize::from(k)],
-            Memory::HostParams | Memory::HostGrads | Memory::Control | Memory::Settings => {
+            Memory::HostParams | Memory::HostGrads | Memory::Sums | Memory::Control | Memory::Settings => {
                 panic!("{memory:?} holds no tensor of a bucket alone")
             }
         };

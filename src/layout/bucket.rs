@@ -113,6 +113,7 @@ pub(crate) struct FirstBytes {
     /// With offload, in the host's memory.
     pub(crate) host_params: u64,
     pub(crate) host_grads: u64,
+    pub(crate) sums: u64,
 }
 
 impl Bucket {
@@ -174,6 +175,12 @@ impl Bucket {
         }
     }
 
+    /// Returns where a gradient lies among the sums of micro-batches. A local bucket has none.
+    pub(crate) fn sum_at(&self, element: u64) -> u64 {
+        let summed = self.summed();
+        if self.is_local { 0 } else { element.clamp(summed.start, summed.end) - summed.start }
+    }
+
     /// The first bytes of the bucket that follows this one.
     pub(super) fn next_bytes(&self) -> FirstBytes {
         let (first, Precision { param, grad, master, moments, .. }) =
@@ -188,6 +195,7 @@ impl Bucket {
             ema: first.ema + if self.storage.ema { kept * DType::F32.bytes() } else { 0 },
             host_params: first.host_params + kept * param.bytes(),
             host_grads: first.host_grads + self.host_grads_len() * grad.bytes(),
+            sums: first.sums + self.sum_at(self.start + self.len) * grad.bytes(),
         }
     }
 }

@@ -29,6 +29,8 @@ pub struct Plan {
     pub(super) shards_params: bool,
     /// Whether steps run on the host, on memory of its own.
     pub(super) is_offloaded: bool,
+    /// Whether ranks sum each micro-batch's gradients, and add up the sums.
+    pub(super) sums_micro_batches: bool,
     /// Limits that cut the buckets; `None` if the buckets are the caller's.
     pub(super) cut: Option<Cut>,
     /// The storages that buckets differ in.
@@ -49,6 +51,7 @@ impl Plan {
             gradients: Gradients::Keep,
             shards_params: false,
             is_offloaded: false,
+            sums_micro_batches: false,
             cut: None,
             storages: Vec::new(),
             asked,
@@ -187,6 +190,16 @@ impl Plan {
     /// Returns whether steps run on the host, on its own memory.
     pub fn is_offloaded(&self) -> bool {
         self.is_offloaded
+    }
+
+    /// Returns the sharded plan of ranks that sum each micro-batch's gradients, and add up the sums of their shards.
+    pub fn with_summed_micro_batches(self) -> Plan {
+        Plan { sums_micro_batches: self.is_sharded(), ..self }
+    }
+
+    /// Returns whether ranks sum each micro-batch's gradients, and not once the gradients of all.
+    pub fn sums_micro_batches(&self) -> bool {
+        self.sums_micro_batches
     }
 
     /// Returns whether the memory that a step writes is written once more, by an op that writes whole buckets: the trainer

@@ -211,14 +211,23 @@ pub enum Action {
         /// Which segment of the plan.
         segment: u32,
     },
-    /// Copies a part of a bucket between the device's memory and the host's, with
-    /// [offload](crate::StepperBuilder::offload). Both spans are of one type and length.
+    /// Copies a part of a bucket: with [offload](crate::StepperBuilder::offload) between the device's memory and the host's,
+    /// with [`Accumulation::Summed`](crate::Accumulation) the first micro-batch's sums. Both spans are of one type and length.
     Copy {
         /// Which bucket.
         bucket: u32,
         /// The source.
         src: Span,
         /// The destination.
+        dst: Span,
+    },
+    /// Adds a part of a bucket's gradients to another one, of the same type and length. 16-bit sums are rounded.
+    Add {
+        /// Which bucket.
+        bucket: u32,
+        /// What is added.
+        src: Span,
+        /// What it is added to.
         dst: Span,
     },
     /// Fills counts of ranks with ones: each rank counts itself. Without offload, Begin does so.
@@ -293,7 +302,9 @@ impl Access {
         // Zeros come after the last launch; a mean is written where the sum is read.
         let last = if plan.gradients_of_step() == Gradients::Zero { Part::Measure } else { Part::Apply };
         let (reads, writes) = match self.span.memory {
-            Memory::Grads | Memory::HostGrads => (part != Part::Apply, self.writes && part != last),
+            Memory::Grads | Memory::HostGrads | Memory::Sums => {
+                (part != Part::Apply, self.writes && part != last)
+            }
             _ if part == Part::End => (false, false),
             Memory::Params | Memory::HostParams => (!is_behind_master, self.writes && part != Part::Measure),
             Memory::Master => (true, part != Part::Measure),
@@ -372,7 +383,9 @@ impl Op {
                 }
                 touch(Span::CONTROL, true);
             }
-            Action::Collective { src, dst, .. } | Action::Copy { src, dst, .. } => {
+            Action::Collective { src, dst, .. }
+            | Action::Copy { src, dst, .. }
+            | Action::Add { src, dst, .. } => {
                 touch(src, false);
                 touch(dst, true);
             }
@@ -434,6 +447,9 @@ impl fmt::Display for Op {
             Action::Leave { segment } => write!(f, "leave segment {segment}"),
             Action::Copy { bucket, src, dst } => {
                 write!(f, "copy of bucket {bucket}, {:?} to {:?}", src.memory, dst.memory)
+            }
+            Action::Add { bucket, src, dst } => {
+                write!(f, "addition in bucket {bucket}, {:?} to {:?}", src.memory, dst.memory)
             }
             Action::Count(span) => write!(f, "count in {:?} {}..{}", span.memory, span.start, span.end),
             Action::Zero(span) => write!(f, "zero {:?} {}..{}", span.memory, span.start, span.end),

@@ -35,6 +35,9 @@ pub enum Memory {
     HostParams,
     /// With offload, the sums of gradients that this rank steps, and each bucket's counts of ranks.
     HostGrads,
+    /// With [`Accumulation::Summed`](crate::Accumulation), the gradients of the micro-batches so far, added up over the ranks
+    /// of a group, as far as this rank steps them.
+    Sums,
 }
 
 /// Where the control blocks of single buckets lie in control memory, after the pass's.
@@ -66,14 +69,16 @@ impl Memory {
     }
 
     /// Returns whether it lies in the host's memory and not in the device's, because steps are
-    /// [offloaded](crate::StepperBuilder::offload): everything but the parameters and gradients of forward and backward.
+    /// [offloaded](crate::StepperBuilder::offload): everything but the parameters and gradients of forward and backward,
+    /// and sums that micro-batches still add to.
     pub fn is_offloaded(self, plan: &Plan) -> bool {
-        plan.is_offloaded() && !matches!(self, Memory::Params | Memory::Grads | Memory::Copy)
+        let is_device = matches!(self, Memory::Params | Memory::Grads | Memory::Copy | Memory::Sums);
+        plan.is_offloaded() && !is_device
     }
 
     /// Whether its elements are counted as gradients are, and not as parameters.
     fn counts_gradients(self) -> bool {
-        matches!(self, Memory::Grads | Memory::HostGrads)
+        matches!(self, Memory::Grads | Memory::HostGrads | Memory::Sums)
     }
 
     /// Returns the memories of a bucket that ranks send each other by shards.
@@ -88,7 +93,8 @@ impl Memory {
             let is_offloaded = plan.is_offloaded();
             move |_| is_offloaded
         });
-        Memory::of_storages(plan.storages(), states).chain(of_host)
+        let sums = plan.sums_micro_batches().then_some(Memory::Sums);
+        Memory::of_storages(plan.storages(), states).chain(of_host).chain(sums)
     }
 
     /// The same for one bucket.
@@ -264,6 +270,7 @@ impl Span {
             Memory::Params => first(&|bucket| bucket.first_bytes.params).param,
             Memory::Grads => first(&|bucket| bucket.first_bytes.grads).grad,
             Memory::HostGrads => first(&|bucket| bucket.first_bytes.host_grads).grad,
+            Memory::Sums => first(&|bucket| bucket.first_bytes.sums).grad,
             _ => DType::F32,
         }
     }
@@ -279,7 +286,7 @@ pub(crate) fn bytes_of(memory: Memory, storage: &Storage, elements: u64) -> u64 
     let Storage { precision, copy, .. } = storage;
     match memory {
         Memory::Params | Memory::HostParams => elements * precision.param.bytes(),
-        Memory::Grads | Memory::HostGrads => elements * precision.grad.bytes(),
+        Memory::Grads | Memory::HostGrads | Memory::Sums => elements * precision.grad.bytes(),
         Memory::Master => elements * precision.master.bytes(),
         Memory::State(_) => elements * precision.moments.bytes(),
         // A block is its first element's.
@@ -293,8 +300,12 @@ pub(crate) fn bytes_of(memory: Memory, storage: &Storage, elements: u64) -> u64 
 /// The byte at which an element of a bucket starts. The end of a bucket is the start of the next one.
 fn byte_at(memory: Memory, bucket: &Bucket, element: u64) -> u64 {
     let first = &bucket.first_bytes;
-    if memory == Memory::HostGrads {
-        return first.host_grads + bytes_of(memory, &bucket.storage, bucket.host_grad(element));
+    match memory {
+        Memory::HostGrads => {
+            return first.host_grads + bytes_of(memory, &bucket.storage, bucket.host_grad(element));
+        }
+        Memory::Sums => return first.sums + bytes_of(memory, &bucket.storage, bucket.sum_at(element)),
+        _ => {}
     }
     let (first, from) = match memory {
         Memory::Params => (first.params, bucket.params.start),
@@ -305,7 +316,7 @@ fn byte_at(memory: Memory, bucket: &Bucket, element: u64) -> u64 {
         Memory::Ema => (first.ema, bucket.shard.start),
         Memory::HostParams => (first.host_params, bucket.shard.start),
         // All buckets have the same of the others.
-        Memory::Copy | Memory::Control | Memory::Settings | Memory::HostGrads => (0, 0),
+        Memory::Copy | Memory::Control | Memory::Settings | Memory::HostGrads | Memory::Sums => (0, 0),
     };
     let element = match memory.is_kept_in_shards() {
         true => element.clamp(bucket.shard.start, bucket.shard.end),

@@ -17,6 +17,9 @@ impl Schedule {
         if self.is_left_out(bucket) {
             return;
         }
+        if !self.is_last_micro_batch() {
+            return self.sum_micro_batch(bucket);
+        }
         let plan = Arc::clone(&self.plan);
         let described = &plan.buckets()[bucket as usize];
         if described.is_local {
@@ -77,7 +80,7 @@ impl Schedule {
     }
 
     /// Makes a stream wait for the trainer's gradients, and writes zeros for missing ones.
-    fn collect(&mut self, bucket: u32, stream: Stream) {
+    pub(super) fn collect(&mut self, bucket: u32, stream: Stream) {
         let plan = Arc::clone(&self.plan);
         let described = &plan.buckets()[bucket as usize];
         if described.len > 0 {
@@ -88,7 +91,10 @@ impl Schedule {
             let (begun, last) = match plan.is_offloaded() {
                 // Begin and steps read and write the host's memory.
                 true => (None, self.downloaded[bucket as usize]),
-                false => (self.begun.filter(|_| self.tails), self.consumed[bucket as usize]),
+                false => (
+                    self.begun.filter(|_| self.tails && self.is_last_micro_batch()),
+                    self.consumed[bucket as usize],
+                ),
             };
             self.emitter.after(stream, &[written, begun, last]);
         }
@@ -100,13 +106,11 @@ impl Schedule {
             // The sum may be on its way. Steps and norms leave alone what has no gradient.
             return;
         }
-        if plan.is_offloaded() && !described.tail.is_empty() {
+        if plan.is_offloaded() && !described.tail.is_empty() && self.is_last_micro_batch() {
             self.emitter.emit(stream, Action::Count(Span::tail(Memory::Grads, described)));
         }
         for segment in plan.segments_of(described) {
-            if !self.readiness.is_contributing(segment.param as usize) {
-                self.contribute_nothing(segment, stream);
-            }
+            self.contribute_nothing(segment, stream);
         }
     }
 
@@ -155,13 +159,18 @@ impl Schedule {
         self.readiness.is_bucket_frozen(bucket) && !carries
     }
 
-    /// Zeros for a parameter that was not handed over, in its gradient and in its tail.
+    /// Zeros for a parameter that was not handed over: in its gradient, and for a pass in its tail.
     fn contribute_nothing(&mut self, segment: &Segment, stream: Stream) {
+        let param = segment.param as usize;
+        if self.readiness.is_contributing(param) {
+            return;
+        }
         let gradient = Span::segment(Memory::Grads, &self.plan, segment);
         if gradient.bytes() > 0 {
             self.emitter.emit(stream, Action::Zero(gradient));
         }
-        if let Some(tail) = segment.tail {
+        let contributes = !self.is_last_micro_batch() || self.readiness.has_contributed(param);
+        if let Some(tail) = segment.tail.filter(|_| !contributes) {
             let flag = Span::within(Memory::Grads, self.plan.bucket_of(segment), tail, tail + 1);
             self.emitter.emit(stream, Action::Zero(flag));
         }

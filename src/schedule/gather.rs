@@ -24,17 +24,15 @@ impl Schedule {
         let tail = Span::tail(Memory::Grads, described);
         // A frozen bucket comes here for its counts alone.
         let steps = self.is_stepped(bucket) || tail.bytes() == 0;
-        let mut reduced = None;
         if steps {
             let kind = CollectiveKind::ReduceScatter;
-            reduced = Some(self.collective(Stream::Reduce, kind, Some(bucket), [whole, shard]));
+            self.collective(Stream::Reduce, kind, Some(bucket), [whole, shard]);
+            self.add_sums(bucket, described);
             if plan.replicas() > 1 {
                 let (group, kind) = (Group::Replicas, CollectiveKind::AllReduce);
-                reduced = Some(self.collective_among(group, Stream::Reduce, kind, Some(bucket), [shard; 2]));
+                self.collective_among(group, Stream::Reduce, kind, Some(bucket), [shard; 2]);
             }
-            if self.end_others(Span::others(Memory::Grads, described)) && tail.bytes() == 0 {
-                reduced = Some(self.emitter.record(Stream::Reduce));
-            }
+            self.end_others(Span::others(Memory::Grads, described));
         }
         if tail.bytes() > 0 {
             // Counts alone go the way of the sums that other ranks make, if those have not frozen the bucket: they meet.
@@ -44,22 +42,21 @@ impl Schedule {
             };
             for group in groups {
                 let kind = CollectiveKind::AllReduce;
-                reduced = Some(self.collective_among(*group, Stream::Reduce, kind, Some(bucket), [tail; 2]));
+                self.collective_among(*group, Stream::Reduce, kind, Some(bucket), [tail; 2]);
             }
         }
-        reduced.unwrap_or_else(|| self.emitter.record(Stream::Reduce))
+        self.emitter.end(Stream::Reduce)
     }
 
-    /// Does with the gradients that other ranks step what the step does with this rank's. Returns whether there was
-    /// anything to do.
-    fn end_others(&mut self, others: [Span; 2]) -> bool {
+    /// Does with the gradients that other ranks step what the step does with this rank's.
+    fn end_others(&mut self, others: [Span; 2]) {
         let end: fn(Span) -> Action = match self.plan.gradients() {
             Gradients::Release => Action::Release,
             Gradients::Zero => Action::Zero,
-            Gradients::Keep | Gradients::Average => return false,
+            Gradients::Keep | Gradients::Average => return,
         };
         let others = others.into_iter().filter(|other| other.bytes() > 0);
-        others.map(|other| self.emitter.emit(Stream::Reduce, end(other))).count() > 0
+        others.for_each(|other| self.emitter.emit(Stream::Reduce, end(other)));
     }
 
     /// Brings the stepped shards of a bucket to all ranks, after this rank's step. Returns what the next access waits for.

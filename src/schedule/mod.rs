@@ -15,6 +15,7 @@
 mod bucket;
 mod emitter;
 mod gather;
+mod micro_batches;
 mod offload;
 mod readiness;
 mod touch;
@@ -153,6 +154,9 @@ pub struct Schedule {
     inputs_touched: Ticket,
     /// Per bucket, its last step, and the all-gather after it: what the trainer must come after.
     stepped: Vec<Option<Mark>>,
+    /// Per bucket, its sum of the last micro-batch that was not a pass's last one: what the trainer's next gradient must
+    /// come after.
+    summed: Vec<Option<Mark>>,
     /// Per bucket, its last step alone: what the next reduce must come after.
     consumed: Vec<Option<Mark>>,
     /// Per bucket, its last all-gather, or with offload its last upload: what the next step must come after.
@@ -183,6 +187,7 @@ impl Schedule {
         Schedule {
             readiness: Readiness::new(layout, &plan, policy.keeps_order),
             stepped: vec![None; plan.buckets().len()],
+            summed: vec![None; plan.buckets().len()],
             consumed: vec![None; plan.buckets().len()],
             gathered: vec![None; plan.buckets().len()],
             downloaded: vec![None; plan.buckets().len()],
@@ -261,7 +266,8 @@ impl Schedule {
         self.require_closed()?;
         (self.open, self.abandoned) = (true, false);
         let Opening { broadcast, micro_batches, joined, agreement } = opening;
-        let agreement = agreement ^ unused::share(self.late_unused);
+        let agreement =
+            agreement ^ unused::share(self.late_unused) ^ micro_batches::share(&self.plan, micro_batches);
         self.opening = Opening { broadcast: Broadcast::Nothing, micro_batches, joined, agreement };
         self.micro_batches_left = opening.micro_batches.get() - 1;
         self.pass += 1;
@@ -288,22 +294,8 @@ impl Schedule {
         Ok(())
     }
 
-    /// Gives every parameter back to the trainer for the next micro-batch.
-    ///
-    /// # Errors
-    /// `Order` if no pass is open or this was the last one.
-    pub fn next_micro_batch(&mut self) -> Result<()> {
-        self.require_open()?;
-        if self.micro_batches_left == 0 {
-            return Err(Error::order("micro-batch", "this is the last one of the pass", "finish the pass"));
-        }
-        self.micro_batches_left -= 1;
-        self.readiness.reset();
-        Ok(())
-    }
-
     /// Takes note that the trainer has finished with one use of a parameter, and with its gradient at the last use.
-    /// Launches what becomes complete, if this is the last micro-batch.
+    /// Launches what becomes complete, if this is the last micro-batch or each one is summed.
     ///
     /// # Errors
     /// `Order` if no pass is open or the parameter was handed over before; nothing is launched then.
@@ -326,7 +318,7 @@ impl Schedule {
     }
 
     fn launch_complete(&mut self) {
-        if self.micro_batches_left > 0 {
+        if self.micro_batches_left > 0 && !self.plan.sums_micro_batches() {
             return;
         }
         while let Some(bucket) = self.readiness.take_next(false) {
@@ -391,17 +383,6 @@ impl Schedule {
         Ok(())
     }
 
-    /// Refuses to close a pass that is not open, or not at its last micro-batch.
-    pub(crate) fn require_last_micro_batch(&self) -> Result<()> {
-        self.require_open()?;
-        if self.micro_batches_left > 0 {
-            let left = self.micro_batches_left;
-            let wrong = format_args!("not at its last micro-batch, {left} to go");
-            return Err(Error::order("pass", wrong, "call next_micro_batch, or abandon the pass"));
-        }
-        Ok(())
-    }
-
     /// Gives the pass up: nothing more is launched, and the trainer may touch everything once what is in flight has
     /// ended. Returns the buckets that keep a step of this pass.
     ///
@@ -410,7 +391,8 @@ impl Schedule {
     pub fn abandon(&mut self) -> Result<Vec<u32>> {
         self.require_open()?;
         let launched = self.readiness.launched().iter().copied();
-        let launched: Vec<u32> = launched.filter(|bucket| self.is_stepped(*bucket)).collect();
+        let is_stepped = |bucket: &u32| self.micro_batches_left == 0 && self.is_stepped(*bucket);
+        let launched: Vec<u32> = launched.filter(is_stepped).collect();
         self.reshard_all();
         self.synchronize();
         (self.open, self.abandoned) = (false, true);

@@ -21,7 +21,7 @@ pub(super) struct Readiness {
     complete: Vec<u32>,
     next_bucket: u32,
     is_launched: Vec<bool>,
-    /// Buckets launched in this pass, in order; only its last micro-batch launches any.
+    /// Buckets launched in this micro-batch, in order. Unless each is summed, only the last one of a pass launches any.
     launched: Vec<u32>,
     frozen: Vec<bool>,
     /// Per bucket, how many of its parameters are not frozen.
@@ -31,6 +31,8 @@ pub(super) struct Readiness {
     unused_count: usize,
     /// Unused, and not handed over before it was named.
     left_out: Vec<bool>,
+    /// Had a gradient in an earlier micro-batch of this pass that was summed on its own.
+    contributed: Vec<bool>,
     /// The parameters handed over since the pass or micro-batch began, in order.
     arrivals: Vec<u32>,
 }
@@ -48,6 +50,7 @@ impl Readiness {
             unused: vec![false; uses.len()],
             unused_count: 0,
             left_out: vec![false; uses.len()],
+            contributed: vec![false; uses.len()],
             uses,
             pending: thawed.clone(),
             keeps_order,
@@ -61,6 +64,12 @@ impl Readiness {
 
     /// Opens a new pass.
     pub(super) fn reset(&mut self) {
+        self.contributed.fill(false);
+        self.go_on();
+    }
+
+    /// Opens the next micro-batch.
+    pub(super) fn go_on(&mut self) {
         self.uses_left.copy_from_slice(&self.uses);
         self.pending.copy_from_slice(&self.thawed);
         self.next_bucket = 0;
@@ -117,6 +126,18 @@ impl Readiness {
     /// Whether the parameter has a gradient of this rank in this pass.
     pub(super) fn is_contributing(&self, param: usize) -> bool {
         self.is_handed_over(param) && !self.left_out[param]
+    }
+
+    /// Takes note of the gradients of a micro-batch that was summed on its own.
+    pub(super) fn keep_contributions(&mut self) {
+        for param in 0..self.contributed.len() {
+            self.contributed[param] |= self.is_contributing(param);
+        }
+    }
+
+    /// Whether the parameter had a gradient of this rank in such a micro-batch before this one.
+    pub(super) fn has_contributed(&self, param: usize) -> bool {
+        self.contributed[param]
     }
 
     /// Returns what a parameter is called.

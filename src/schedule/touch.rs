@@ -19,7 +19,7 @@ impl Schedule {
         self.touch_settings();
     }
 
-    /// Announces that the trainer is about to touch a parameter or its gradient. Every access must be announced: the
+    /// Announces that the trainer is about to touch a parameter, or what is kept of it. Every access must be announced: the
     /// ops of the bucket wait for exactly what was.
     pub fn touch(&mut self, param: usize) {
         let segment = self.plan.segment_of(param);
@@ -27,10 +27,19 @@ impl Schedule {
         // No op of a pass touches a frozen parameter, unless ranks gather it with its bucket, and Begin comes after the
         // change that unfreezes it.
         if !is_empty && !self.is_frozen(param) {
-            self.touch_bucket(bucket);
+            self.touch_after(bucket, None);
         } else if !is_empty && self.plan.rewrites_params() {
             self.frozen_touched[bucket as usize] = self.emitter.next_ticket(Stream::Compute);
             self.emitter.after(Stream::Compute, &[self.stepped[bucket as usize]]);
+        }
+    }
+
+    /// The same for a parameter's gradient.
+    pub fn touch_gradient(&mut self, param: usize) {
+        let segment = self.plan.segment_of(param);
+        match segment.len > 0 && !self.is_frozen(param) {
+            true => self.touch_bucket(segment.bucket),
+            false => self.touch(param),
         }
     }
 
@@ -91,8 +100,12 @@ impl Schedule {
 
     /// Announces that the trainer is about to touch any byte of a bucket's gradients, padding included.
     pub fn touch_bucket(&mut self, bucket: u32) {
+        self.touch_after(bucket, self.summed[bucket as usize]);
+    }
+
+    fn touch_after(&mut self, bucket: u32, summed: Option<Mark>) {
         self.touched[bucket as usize] = self.emitter.next_ticket(Stream::Compute);
-        self.emitter.after(Stream::Compute, &[self.stepped[bucket as usize]]);
+        self.emitter.after(Stream::Compute, &[self.stepped[bucket as usize], summed]);
     }
 
     /// Makes the other streams wait for the trainer's position, at the start of a captured graph and after one.

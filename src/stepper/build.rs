@@ -27,7 +27,7 @@ use crate::stepper::state::agreement::Agreement;
 use crate::stepper::state::borrowed::Borrowed;
 use crate::stepper::state::loaded::Loaded;
 use crate::stepper::state::optimizers::{Optimizers, Registered, Target};
-use crate::stepper::state::options::{Divisor, Unused};
+use crate::stepper::state::options::{Accumulation, Divisor, Unused};
 use crate::stepper::state::rates::Rates;
 use crate::stepper::state::run::Run;
 use crate::stepper::state::written::ParamsWritten;
@@ -148,6 +148,7 @@ impl StepperBuilder<'_> {
         self.refuse(world_size)?;
         self.refuse_unsharding()?;
         self.refuse_offload(memory.is_some())?;
+        self.refuse_accumulation()?;
         self.refuse_unknown_calls(&*comm)?;
         if comm.sums_outside() && (self.unused == Unused::Skip || self.uneven_inputs.is_some()) {
             let wrong = "sums made outside the stepper bring no counts of ranks";
@@ -425,6 +426,9 @@ impl StepperBuilder<'_> {
         );
         if self.offload.is_some() {
             options.push_str("\noffload: true");
+        }
+        if self.accumulation != Accumulation::default() {
+            options.push_str(&format!("\naccumulation: {:?}", self.accumulation));
         }
         for (group, precision) in &self.group_precisions {
             options.push_str(&format!("\nof group {group:?}: {precision:?}"));

@@ -3,7 +3,7 @@
 //! Plain values until `build.rs` holds them against each other. Setters refuse no value, because an option can only be
 //! judged beside the others.
 
-use crate::stepper::state::options::{Divisor, OffloadPolicy, Strategy, Unused};
+use crate::stepper::state::options::{Accumulation, Divisor, OffloadPolicy, Strategy, Unused};
 use crate::stepper::stepper::Stepper;
 use std::collections::HashSet;
 use std::num::NonZeroU32;
@@ -33,6 +33,7 @@ pub struct StepperBuilder<'a> {
     pub(super) shard_size: Option<NonZeroU32>,
     pub(super) max_unsharded: Option<NonZeroU32>,
     pub(super) offload: Option<OffloadPolicy>,
+    pub(super) accumulation: Accumulation,
     pub(super) caps: Option<BucketCaps>,
     pub(super) gradients: Gradients,
     pub(super) precision: Precision,
@@ -80,6 +81,7 @@ impl<'a> StepperBuilder<'a> {
             shard_size: None,
             max_unsharded: None,
             offload: None,
+            accumulation: Accumulation::default(),
             caps: None,
             gradients: Gradients::default(),
             precision: Precision::F32,

@@ -111,7 +111,7 @@ impl<D: Device> Stepper<D> {
             let wrong = "the other ranks' parts of its last step were lost with them";
             return Err(Error::order(format_args!("`{name}`"), wrong, "go on from a checkpoint"));
         }
-        run.touch(index)?;
+        run.touch(index, memory)?;
         let span = self.held(&run.schedule, memory, &segment);
         run.note(Access { span, writes });
         Ok(segment)
@@ -156,7 +156,8 @@ impl<D: Device> Stepper<D> {
     /// stepper was told to refuse that, or where all of the caller's own buckets would be overwritten with zeros.
     pub(super) fn refuse_forgotten(&mut self) -> Result<()> {
         let (schedule, written) = (&self.run.get_mut().schedule, self.written.get_mut());
-        let is_missing = |param: &usize| !written[*param] && schedule.takes_part(*param);
+        let is_written = |param: usize| written[param] || schedule.has_contributed(param);
+        let is_missing = |param: &usize| !is_written(*param) && schedule.takes_part(*param);
         let (parameters, plan) = (self.layout.parameters(), &self.plan);
         let named = |param: usize| format!("`{}`", parameters[param].name);
         if self.comm.sums_outside()

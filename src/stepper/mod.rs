@@ -42,7 +42,7 @@ pub use foresight::Foresight;
 pub use pass::Pass;
 pub use state::attached::{Attached, OptimizerId, OptimizerKey};
 pub use state::borrowed::Borrowed;
-pub use state::options::{Divisor, OffloadPolicy, Strategy, Unused};
+pub use state::options::{Accumulation, Divisor, OffloadPolicy, Strategy, Unused};
 pub use state::run::Recording;
 pub use state::status::Status;
 pub use stepper::{Abandoned, Stepper};

@@ -66,12 +66,39 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Goes on to the next micro-batch of the pass: every parameter, handed over or not, is the trainer's again, and
-    /// the gradients written so far stay.
+    /// the gradients written so far stay. With [`Accumulation::Summed`](crate::Accumulation), gradients that were written are
+    /// handed over if they were not before, and the first write of each replaces again.
     ///
     /// # Errors
     /// `Order` if this is the last one (see [`begin_accumulating`](Self::begin_accumulating)) or no pass is open.
     pub fn next_micro_batch(&mut self) -> Result<()> {
-        self.run.get_mut().schedule.next_micro_batch()
+        self.run.get_mut().schedule.require_next_micro_batch()?;
+        if !self.plan.sums_micro_batches() {
+            return self.run.get_mut().schedule.next_micro_batch();
+        }
+        self.hand_over_written()?;
+        let run = self.run.get_mut();
+        run.schedule.next_micro_batch()?;
+        run.submit();
+        for segment in self.plan.segments().iter().filter(|segment| !self.plan.bucket_of(segment).is_local) {
+            self.written.get_mut()[segment.param as usize] = false;
+        }
+        Ok(())
+    }
+
+    /// Hands over what was written and was not handed over before: from the last one back, as if backward had.
+    fn hand_over_written(&mut self) -> Result<()> {
+        for param in 0..self.layout.parameters().len() {
+            self.note_hand_over(param);
+        }
+        let schedule = &mut self.run.get_mut().schedule;
+        let written = self.written.get_mut().iter().enumerate().rev();
+        for (index, _) in written.filter(|(_, written)| **written) {
+            if !schedule.is_handed_over(index) {
+                schedule.complete(index)?;
+            }
+        }
+        Ok(())
     }
 
     /// Hands over every parameter of a bucket that is not frozen, each with all its uses.
@@ -125,17 +152,8 @@ impl<D: Device> Stepper<D> {
     pub fn finish(&mut self) -> Result<()> {
         self.run.get_mut().schedule.require_last_micro_batch()?;
         self.refuse_forgotten()?;
-        for param in 0..self.layout.parameters().len() {
-            self.note_hand_over(param);
-        }
+        self.hand_over_written()?;
         let run = self.run.get_mut();
-        // From the last one back, as if backward had handed them over.
-        let written = self.written.get_mut().iter().enumerate().rev();
-        for (index, _) in written.filter(|(_, written)| **written) {
-            if !run.schedule.is_handed_over(index) {
-                run.schedule.complete(index)?;
-            }
-        }
         if D::TRAINER_IS_A_STREAM && run.schedule.is_loss_scale_touched() {
             run.note(Access { span: Span::LOSS_SCALE, writes: false });
         }

@@ -13,7 +13,7 @@ use crate::layout::{Layout, Master, ParamId, Plan, Segment, SegmentAction, fold}
 use crate::op::{self, Memory, Span};
 use crate::schedule::Decision;
 use crate::stepper::builder::StepperBuilder;
-use crate::stepper::state::options::Strategy;
+use crate::stepper::state::options::{Accumulation, Strategy};
 use crate::stepper::stepper::Stepper;
 use crate::stepper::tensor::TensorId;
 
@@ -76,6 +76,57 @@ impl StepperBuilder<'_> {
         self
     }
 
+    /// Sets how the gradients of a pass's micro-batches add up, where ranks share tensors out; unset: on each rank.
+    ///
+    /// ```
+    /// use instep::{Accumulation, Gradients, Layout, Sgd, Stepper, Strategy, in_process};
+    ///
+    /// let layout = Layout::builder().param("w", 4096).build()?;
+    /// let w = layout.id("w")?;
+    /// let ranks = in_process(2, |comm| {
+    ///     let builder = Stepper::builder(&layout, Sgd { lr: 1.0, ..Sgd::default() }).strategy(Strategy::Zero);
+    ///     let builder = builder.accumulation(Accumulation::Summed).gradients(Gradients::Release);
+    ///     let mut stepper = builder.host(comm)?;
+    ///     let mut pass = stepper.begin_accumulating(2.try_into().unwrap())?;
+    ///     pass.grads().write(w, &vec![1.0; 4096])?;
+    ///     pass.grad_ready(w)?; // its sum over ranks is on its way, and its memory is given back after that
+    ///     pass.next_micro_batch()?;
+    ///     pass.grads().write(w, &vec![0.5; 4096])?;
+    ///     pass.finish()?;
+    ///     Ok(stepper.view::<f32>(w)?[0])
+    /// })?;
+    /// assert_eq!(ranks, [-1.5; 2]);
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    pub fn accumulation(mut self, accumulation: Accumulation) -> Self {
+        self.accumulation = accumulation;
+        self
+    }
+
+    /// Refuses sums of each micro-batch where they serve nothing, or where ranks make other numbers of micro-batches.
+    pub(super) fn refuse_accumulation(&self) -> Result<()> {
+        if self.accumulation == Accumulation::Local {
+            return Ok(());
+        }
+        let refuse = |wrong: &str, remedy: &str| Err(Error::config("accumulation", "Summed", wrong, remedy));
+        if self.strategy == Strategy::Replicated {
+            return refuse("every rank keeps whole gradients", "use Strategy::Zero or Strategy::Fsdp");
+        }
+        if self.uneven_inputs.is_some() {
+            let wrong = "a rank without data does not know how many micro-batches the others make";
+            return refuse(wrong, "use Accumulation::Local");
+        }
+        Ok(())
+    }
+
+    pub(super) fn refuse_accumulation_on_gpu(&self) -> Result<()> {
+        if self.accumulation == Accumulation::Local {
+            return Ok(());
+        }
+        let wrong = "a GPU adds no sums up yet";
+        Err(Error::unsupported("Accumulation::Summed on a GPU", wrong, "use Accumulation::Local"))
+    }
+
     /// Cuts a plan for this rank's shards, if ranks share anything out.
     pub(super) fn shared_out(&self, plan: Plan, rank: u32, world_size: u32) -> Result<Plan> {
         let shard_size = self.shard_size.map_or(world_size, NonZeroU32::get);
@@ -89,7 +140,8 @@ impl StepperBuilder<'_> {
             };
         }
         let plan = plan.sharded_among(self.layout, rank, shard_size)?;
-        Ok(if self.strategy == Strategy::Fsdp { plan.with_sharded_params() } else { plan })
+        let plan = if self.strategy == Strategy::Fsdp { plan.with_sharded_params() } else { plan };
+        Ok(if self.accumulation == Accumulation::Summed { plan.with_summed_micro_batches() } else { plan })
     }
 
     /// Refuses a collective that does not know a call that the strategy makes.

@@ -369,7 +369,7 @@ fn length(segment: &Segment) -> usize {
 fn named(memory: Memory) -> &'static str {
     match memory {
         Memory::Params | Memory::HostParams => "parameters",
-        Memory::Grads | Memory::HostGrads => "gradients",
+        Memory::Grads | Memory::HostGrads | Memory::Sums => "gradients",
         Memory::State(_) => "optimizer states",
         Memory::Copy => "copies",
         Memory::Ema => "moving averages",

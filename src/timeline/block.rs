@@ -100,7 +100,7 @@ fn describe(action: &Action) -> Option<(Kind, Option<u32>)> {
         Action::Norm { bucket } => Some((Kind::Norm, Some(bucket))),
         Action::Measure { bucket, .. } | Action::Step { bucket } => Some((Kind::Step, Some(bucket))),
         Action::Collective { bucket, .. } => Some((Kind::Collective, bucket)),
-        Action::Copy { bucket, .. } => Some((Kind::Copy, Some(bucket))),
+        Action::Copy { bucket, .. } | Action::Add { bucket, .. } => Some((Kind::Copy, Some(bucket))),
         Action::Count(_) | Action::Zero(_) | Action::Release(_) => Some((Kind::Zero, None)),
     }
 }
@@ -116,6 +116,7 @@ fn name(action: &Action, bucket: Option<u32>) -> String {
         Action::Collective { kind, .. } => kind.to_string(),
         Action::Leave { .. } => "leave".to_owned(),
         Action::Copy { .. } => "copy".to_owned(),
+        Action::Add { .. } => "add".to_owned(),
         Action::Count(_) => "count".to_owned(),
         Action::Zero(_) => "zero".to_owned(),
         Action::Release(_) => "release".to_owned(),

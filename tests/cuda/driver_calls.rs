@@ -48,6 +48,7 @@ fn expected(
         | Action::Measure { .. }
         | Action::Release(_) => None,
         Action::Copy { .. } | Action::Count(_) => panic!("a GPU offloads nothing"),
+        Action::Add { .. } => panic!("a GPU adds no sums up"),
         Action::Control(Phase::Begin) => Some(launch("instep_begin", 1, INSTEP_GPU_THREADS)),
         Action::Control(Phase::Decide | Phase::DecideBucket { .. }) => Some(launch("instep_decide", 1, 1)),
         Action::Control(Phase::Publish) => Some(launch("instep_publish", 1, 1)),

@@ -20,6 +20,7 @@ pub(crate) mod hooks;
 mod hsdp;
 pub(crate) mod loaded;
 mod local;
+mod micro_batches;
 pub(crate) mod multirank;
 #[cfg(not(kernels_only))]
 mod offload;

@@ -8,9 +8,9 @@ use std::num::NonZeroU32;
 use std::sync::LazyLock;
 
 use instep::{
-    Adam, AdamW, Clip, DType, Divisor, Error, Gradients, Layout, LossScale, LossScaler, Master, Mode,
-    Moments, OffloadPolicy, ParamId, Precision, Result, Sgd, Stepper, StepperBuilder, Strategy, Unused, bf16,
-    in_process,
+    Accumulation, Adam, AdamW, Clip, DType, Divisor, Error, Gradients, Layout, LossScale, LossScaler, Master,
+    Mode, Moments, OffloadPolicy, ParamId, Precision, Result, Sgd, Stepper, StepperBuilder, Strategy, Unused,
+    bf16, in_process,
 };
 
 use crate::support::{self, MODES, Outcome, assert_same_bits, optimizers, paint};
@@ -40,6 +40,8 @@ pub(crate) struct Course {
     /// Odd ranks have no data after three passes.
     pub(crate) joins: bool,
     pub(crate) micro_batches: u32,
+    /// Ranks that share something out sum each micro-batch.
+    pub(crate) summed: bool,
     /// Parameters are stored in bf16.
     pub(crate) reads_bf16: bool,
 }
@@ -111,7 +113,7 @@ fn train(mut stepper: Stepper, course: Course) -> Result<(Outcome, Vec<String>)>
                         read => drop(read?),
                     }
                 }
-                if course.leaves_out(step, rank, param) || pass.is_frozen(id)? {
+                if course.leaves_out(step + micro_batch, rank, param) || pass.is_frozen(id)? {
                     continue;
                 }
                 let mut values: Vec<f32> =
@@ -189,7 +191,10 @@ pub(crate) fn assert_same(
             _ => builder(),
         };
         let one = |comm| {
-            let builder = offloading(builder().record(true).strategy(strategy), offloads);
+            let mut builder = offloading(builder().record(true).strategy(strategy), offloads);
+            if course.summed && strategy != Strategy::Replicated {
+                builder = builder.accumulation(Accumulation::Summed);
+            }
             train(builder.host(comm)?, course)
         };
         let what = format!("{what}, {ranks} ranks, {strategy:?}, offload {offloads}");

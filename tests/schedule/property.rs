@@ -4,6 +4,7 @@
 //! case is shrunk and printed whole. Cases depend on no clock and leave no files, so a failure repeats on any machine.
 
 use std::collections::BTreeSet;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use instep::hazard::{Traced, check};
@@ -83,6 +84,7 @@ enum Event {
     Touch(usize, Memory, bool),
     HandOver(usize),
     Complete(usize),
+    NextMicroBatch,
 }
 
 /// What it does after one.
@@ -117,10 +119,14 @@ struct Events {
     used: bool,
     contributors: bool,
     sharded: bool,
+    /// Whether each micro-batch is summed.
+    summed: bool,
     mode: Mode,
     norm: bool,
     /// Each pass, whether it is abandoned, and what follows it.
     passes: Vec<(Inside, bool, Vec<Between>)>,
+    /// Of each pass that is not joined.
+    micro_batches: u32,
 }
 
 fn events() -> impl Strategy<Value = Events> {
@@ -129,6 +135,7 @@ fn events() -> impl Strategy<Value = Events> {
         (0..6usize).prop_map(|param| Event::Touch(param, Memory::Params, false)),
         (0..6usize).prop_map(Event::HandOver),
         (0..6usize).prop_map(Event::Complete),
+        Just(Event::NextMicroBatch),
     ];
     let plain = vec![
         Between::Status,
@@ -154,11 +161,25 @@ fn events() -> impl Strategy<Value = Events> {
     let pause = prop_oneof![2 => Just(Vec::new()), 1 => vec(between, 1..4)];
     let passes = vec((inside, prop::bool::weighted(0.25), pause), 1..7);
     let params = vec((select(vec![0, 1, 100, 300]), 1..3u32, prop::bool::weighted(0.2)), 1..6);
-    let options = (any::<bool>(), any::<bool>(), any::<bool>(), select(MODES.to_vec()), any::<bool>());
+    let sharing = (any::<bool>(), any::<bool>(), 1..4u32);
+    let options = (any::<bool>(), any::<bool>(), sharing, select(MODES.to_vec()), any::<bool>());
     (params, select(vec![1, 1500]), 1..4u32, options, passes).prop_map(
-        |(params, cap, world_size, (used, contributors, sharded, mode, norm), passes)| {
+        |(params, cap, world_size, (used, contributors, sharing, mode, norm), passes)| {
+            let (sharded, summed, micro_batches) = sharing;
             let norm = norm && mode != Mode::Eager;
-            Events { params, cap, world_size, used, contributors, sharded, mode, norm, passes }
+            Events {
+                params,
+                cap,
+                world_size,
+                used,
+                contributors,
+                sharded,
+                summed,
+                mode,
+                norm,
+                passes,
+                micro_batches,
+            }
         },
     )
 }
@@ -176,6 +197,7 @@ fn play(events: &Events) -> (Arc<Plan>, Vec<Traced>) {
     let mut plan = Plan::new(&layout, events.world_size, caps, tails, Precision::F32).unwrap();
     if events.sharded {
         plan = plan.sharded(&layout, events.world_size / 2).unwrap();
+        plan = if events.summed { plan.with_summed_micro_batches() } else { plan };
     }
     let plan = Arc::new(plan);
     let policy = Policy::new(events.mode, if events.norm { Decision::WholePass } else { Decision::None });
@@ -192,13 +214,15 @@ fn play(events: &Events) -> (Arc<Plan>, Vec<Traced>) {
             (false, []) => Broadcast::Nothing,
             (false, buckets) => Broadcast::Buckets(buckets),
         };
-        schedule.begin(Opening { broadcast, joined, ..Opening::default() }).unwrap();
+        let micro_batches = NonZeroU32::new(if joined { 1 } else { events.micro_batches }).unwrap();
+        schedule.begin(Opening { broadcast, joined, micro_batches, ..Opening::default() }).unwrap();
         if let Inside::Events(inside) = inside {
             inside.iter().for_each(|event| play_event(*event, &mut schedule, &plan, &mut list));
         }
         if *abandoned && !joined {
             schedule.abandon().unwrap();
         } else {
+            while schedule.next_micro_batch().is_ok() {}
             schedule.finish().unwrap();
         }
         if let (true, Some(at)) = (joined, plan.carrier().and_then(|bucket| bucket.contributors)) {
@@ -218,7 +242,11 @@ fn play(events: &Events) -> (Arc<Plan>, Vec<Traced>) {
 }
 
 fn play_event(event: Event, schedule: &mut Schedule, plan: &Plan, list: &mut Vec<Traced>) {
-    let (Event::Touch(param, ..) | Event::HandOver(param) | Event::Complete(param)) = event;
+    let (Event::Touch(param, ..) | Event::HandOver(param) | Event::Complete(param)) = event else {
+        // Refused in the last one.
+        let _ = schedule.next_micro_batch();
+        return;
+    };
     let param = param % plan.segments().len();
     if schedule.is_handed_over(param) || (schedule.is_frozen(param) && !matches!(event, Event::Touch(..))) {
         for refused in [schedule.hand_over(param), schedule.complete(param)] {
@@ -231,13 +259,17 @@ fn play_event(event: Event, schedule: &mut Schedule, plan: &Plan, list: &mut Vec
             // Of a frozen parameter only the value is in reach, at any moment.
             let (memory, writes) =
                 if schedule.is_frozen(param) { (Memory::Params, false) } else { (memory, writes) };
-            schedule.touch(param);
+            match memory {
+                Memory::Grads => schedule.touch_gradient(param),
+                _ => schedule.touch(param),
+            }
             let segment = plan.segment_of(param);
             let span = Span::elements(memory, plan, segment.start, segment.start + segment.len);
             note(schedule, list, span, writes);
         }
         Event::HandOver(_) => schedule.hand_over(param).unwrap(),
         Event::Complete(_) => schedule.complete(param).unwrap(),
+        Event::NextMicroBatch => {}
     }
 }
 

@@ -148,6 +148,7 @@ fn name(action: &Action) -> String {
         Action::Collective { group: Group::Replicas, .. } => "replicas' sum".into(),
         Action::Collective { kind, .. } => kind.to_string(),
         Action::Copy { .. } => "copy".into(),
+        Action::Add { .. } => "add".into(),
         Action::Zero(_) => "zero".into(),
         _ => "other".into(),
     }
@@ -169,6 +170,7 @@ fn kind(memory: Memory, states: &[std::borrow::Cow<'static, str>]) -> String {
         Memory::Ema => "averages".into(),
         Memory::HostParams => "stepped parameters".into(),
         Memory::HostGrads => "summed gradients".into(),
+        Memory::Sums => "sums of micro-batches".into(),
     }
 }
 

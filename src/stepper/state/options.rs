@@ -34,6 +34,24 @@ pub enum Strategy {
     Fsdp,
 }
 
+/// How the gradients of a pass's [micro-batches](crate::Stepper::begin_accumulating) add up. If sums are exact, it changes no
+/// bit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Accumulation {
+    /// On each rank, in its own gradients; the last micro-batch sums them over ranks. One sum a pass, and whole gradients
+    /// stay from one micro-batch to the next.
+    #[default]
+    Local,
+    /// As sums over ranks: each micro-batch launches its buckets, and a rank adds up the sums of its shard. As many sums as
+    /// micro-batches, and with [`Gradients::Release`](crate::Gradients) no whole gradient stays in between. With
+    /// [`shard_size`](crate::StepperBuilder::shard_size) the sums are those of neighbours; replicas add up once, in the last
+    /// micro-batch. Gradients of 16 bits are rounded after each addition.
+    ///
+    /// # Source
+    /// FSDP's `set_requires_gradient_sync`, and `set_requires_all_reduce` for replicas.
+    Summed,
+}
+
 /// Steps on the host, with the memory that they need: parameters (of ranks that share something out, a shard of them), sums of
 /// gradients, states, masters, averages. The device keeps the parameters and gradients of forward and backward.
 ///

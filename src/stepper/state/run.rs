@@ -7,7 +7,7 @@
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::hazard::Traced;
-use crate::op::{Access, Action, Op, STREAMS, Span, Stream, Ticket};
+use crate::op::{Access, Action, Memory, Op, STREAMS, Span, Stream, Ticket};
 use crate::schedule::Schedule;
 use crate::timeline::{Exposure, Interval, Lane, TimedOp};
 
@@ -175,9 +175,12 @@ impl<D: Device> Run<D> {
         }
     }
 
-    /// Makes a parameter and its gradient the trainer's to touch.
-    pub(crate) fn touch(&mut self, param: usize) -> Result<()> {
-        self.schedule.touch(param);
+    /// Makes a parameter's tensor in one memory the trainer's to touch.
+    pub(crate) fn touch(&mut self, param: usize, memory: Memory) -> Result<()> {
+        match memory {
+            Memory::Grads => self.schedule.touch_gradient(param),
+            _ => self.schedule.touch(param),
+        }
         self.settle()
     }
 

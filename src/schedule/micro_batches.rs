@@ -1,0 +1,102 @@
+//! Passes of several micro-batches, whose gradients add up on each rank, or as sums over ranks.
+//!
+//! Without sums per micro-batch, nothing here writes an op. All that does runs on the reduce stream, so it needs no wait; only the
+//! trainer's next gradients come after it. Replicas add up once a pass. (Zhao et al., VLDB 2023, "PyTorch FSDP", 3.3.4.)
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use super::Schedule;
+use crate::error::{Error, Result};
+use crate::layout::{Bucket, Gradients, Plan};
+use crate::op::{Action, Agreed, CollectiveKind, Memory, Span, Stream};
+
+/// The part of the agreement that the number of micro-batches is, where each has sums.
+pub(super) fn share(plan: &Plan, micro_batches: NonZeroU32) -> u64 {
+    let is_summed_apart = plan.sums_micro_batches() && micro_batches > NonZeroU32::MIN;
+    if is_summed_apart { Agreed::Options.share(micro_batches.get().into()) } else { 0 }
+}
+
+impl Schedule {
+    /// Gives every parameter back to the trainer for the next micro-batch. If this one has sums, launches what is left, with zeros
+    /// for what was not handed over.
+    ///
+    /// # Errors
+    /// `Order` if no pass is open or this was the last one.
+    pub fn next_micro_batch(&mut self) -> Result<()> {
+        self.require_next_micro_batch()?;
+        if self.plan.sums_micro_batches() {
+            while let Some(bucket) = self.readiness.take_next(true) {
+                self.launch(bucket);
+            }
+            self.readiness.keep_contributions();
+        }
+        self.micro_batches_left -= 1;
+        self.readiness.go_on();
+        Ok(())
+    }
+
+    /// Refuses to go on to a micro-batch that is not there.
+    pub(crate) fn require_next_micro_batch(&self) -> Result<()> {
+        self.require_open()?;
+        match self.micro_batches_left {
+            0 => Err(Error::order("micro-batch", "this is the last one of the pass", "finish the pass")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses to close a pass that is not open, or not at its last micro-batch.
+    pub(crate) fn require_last_micro_batch(&self) -> Result<()> {
+        self.require_open()?;
+        if self.micro_batches_left > 0 {
+            let left = self.micro_batches_left;
+            let wrong = format_args!("not at its last micro-batch, {left} to go");
+            return Err(Error::order("pass", wrong, "call next_micro_batch, or abandon the pass"));
+        }
+        Ok(())
+    }
+
+    /// Returns whether a parameter had a gradient in a micro-batch before this one, and that has been summed.
+    pub(crate) fn has_contributed(&self, param: usize) -> bool {
+        self.open && self.readiness.has_contributed(param)
+    }
+
+    /// Whether the open pass is at its last micro-batch.
+    pub(super) fn is_last_micro_batch(&self) -> bool {
+        self.micro_batches_left == 0
+    }
+
+    /// Sums a bucket of a micro-batch that is not the last one over the ranks that share it out, adds the sums of this rank's
+    /// shard up, and ends the gradients.
+    pub(super) fn sum_micro_batch(&mut self, bucket: u32) {
+        let plan = Arc::clone(&self.plan);
+        let described = &plan.buckets()[bucket as usize];
+        if described.is_local || !self.is_stepped(bucket) {
+            return;
+        }
+        self.collect(bucket, Stream::Reduce);
+        let (whole, src) = (Span::shared(Memory::Grads, described), Span::summed(described));
+        self.collective(Stream::Reduce, CollectiveKind::ReduceScatter, Some(bucket), [whole, src]);
+        let dst = Span::summed_in(Memory::Sums, described);
+        let is_first = self.micro_batches_left + 1 == self.opening.micro_batches.get();
+        // A sum with zeros would lose the sign of a zero.
+        let action =
+            if is_first { Action::Copy { bucket, src, dst } } else { Action::Add { bucket, src, dst } };
+        self.emitter.emit(Stream::Reduce, action);
+        match plan.gradients() {
+            Gradients::Release => self.emitter.emit(Stream::Reduce, Action::Release(whole)),
+            Gradients::Zero => self.emitter.emit(Stream::Reduce, Action::Zero(whole)),
+            Gradients::Keep | Gradients::Average => {}
+        }
+        self.summed[bucket as usize] = Some(self.emitter.record(Stream::Reduce));
+        self.reshard(bucket);
+    }
+
+    /// Adds the sums of the micro-batches before to those of the last one.
+    pub(super) fn add_sums(&mut self, bucket: u32, described: &Bucket) {
+        if self.plan.sums_micro_batches() && self.opening.micro_batches > NonZeroU32::MIN {
+            let [src, dst] = [Memory::Sums, Memory::Grads].map(|memory| Span::summed_in(memory, described));
+            self.emitter.emit(Stream::Reduce, Action::Add { bucket, src, dst });
+        }
+    }
+}
