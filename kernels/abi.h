@@ -311,6 +311,15 @@ typedef struct InstepPublishArgs {
     uint64_t slot_count;
 } InstepPublishArgs;
 
+/* Two runs of gradients of one dtype, whole blocks of INSTEP_QUANTUM elements each, aligned to 16 bytes. */
+typedef struct InstepAddArgs {
+    const void* from;
+    void* to; /* gets the sums, added as f32 and rounded once to the nearest */
+    uint64_t count;
+    uint32_t dtype;
+    uint32_t reserved;
+} InstepAddArgs;
+
 /* A run of elements as they are stored, to be read and written as f32 outside a step. */
 typedef struct InstepStored {
     void* values;

@@ -280,6 +280,13 @@ static_assert(INSTEP_ALIGNMENT(InstepPublishArgs) == 8, "differs from src/abi.rs
 static_assert(offsetof(InstepPublishArgs, control) == 0, "differs from src/abi.rs");
 static_assert(offsetof(InstepPublishArgs, ring) == 8, "differs from src/abi.rs");
 static_assert(offsetof(InstepPublishArgs, slot_count) == 16, "differs from src/abi.rs");
+static_assert(sizeof(InstepAddArgs) == 32, "differs from src/abi.rs");
+static_assert(INSTEP_ALIGNMENT(InstepAddArgs) == 8, "differs from src/abi.rs");
+static_assert(offsetof(InstepAddArgs, from) == 0, "differs from src/abi.rs");
+static_assert(offsetof(InstepAddArgs, to) == 8, "differs from src/abi.rs");
+static_assert(offsetof(InstepAddArgs, count) == 16, "differs from src/abi.rs");
+static_assert(offsetof(InstepAddArgs, dtype) == 24, "differs from src/abi.rs");
+static_assert(offsetof(InstepAddArgs, reserved) == 28, "differs from src/abi.rs");
 static_assert(sizeof(InstepStored) == 40, "differs from src/abi.rs");
 static_assert(INSTEP_ALIGNMENT(InstepStored) == 8, "differs from src/abi.rs");
 static_assert(offsetof(InstepStored, values) == 0, "differs from src/abi.rs");

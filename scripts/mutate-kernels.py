@@ -55,6 +55,8 @@ FAULTS = [
      "        if (__any_sync(0xffffffffu, stored.params.word[0] == 0x7fc12345u)) nonfinite |= 2;\n        __syncwarp();\n"
      "        Words words[INSTEP_MAX_STATES] = {};\n        load_states<Rule, CODED>(place, at, words);\n        Words sums = load_gradients",
      "are issued before the first wait"),
+    ("an addition that rounds twice", "host-run", "gpu/add.cu", "sum.x[i] + added.x[i]",
+     "float_of(bits_of(sum.x[i] + added.x[i]) & ~1u)", DIFFERS),
     ("a tail one element short", "host-run", "gpu/vector.cuh", "if (at + i < extent.count) put_bits(",
      "if (at + i + 1 < extent.count) put_bits(", DIFFERS),
     ("a tail one element long", "host-run", "gpu/vector.cuh", "if (at + i < extent.count) put_bits(",

@@ -829,6 +829,25 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct InstepAddArgs {
+    pub from: *const ::core::ffi::c_void,
+    pub to: *mut ::core::ffi::c_void,
+    pub count: u64,
+    pub dtype: u32,
+    pub reserved: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of InstepAddArgs"][::core::mem::size_of::<InstepAddArgs>() - 32usize];
+    ["Alignment of InstepAddArgs"][::core::mem::align_of::<InstepAddArgs>() - 8usize];
+    ["Offset of field: InstepAddArgs::from"][::core::mem::offset_of!(InstepAddArgs, from) - 0usize];
+    ["Offset of field: InstepAddArgs::to"][::core::mem::offset_of!(InstepAddArgs, to) - 8usize];
+    ["Offset of field: InstepAddArgs::count"][::core::mem::offset_of!(InstepAddArgs, count) - 16usize];
+    ["Offset of field: InstepAddArgs::dtype"][::core::mem::offset_of!(InstepAddArgs, dtype) - 24usize];
+    ["Offset of field: InstepAddArgs::reserved"][::core::mem::offset_of!(InstepAddArgs, reserved) - 28usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct InstepStored {
     pub values: *mut ::core::ffi::c_void,
     pub second: *mut ::core::ffi::c_void,

@@ -14,12 +14,13 @@ from .rounds import read_trace
 from .warp import BLOCK_THREADS, TraceError, WARP_LANES, Warp
 
 SUFFIXES = {"": FLOATS, "_8bit": CODES, "_f32": FLOATS[:1]}
-WITHOUT_ELEMENTS = {"instep_begin", "instep_decide", "instep_publish", "instep_custom"}
+# Nothing to be followed: they read no tile.
+WITHOUT_TILES = {"instep_begin", "instep_decide", "instep_publish", "instep_custom", "instep_add"}
 
 
 def paths_of(abi, name):
     """The optimizer that a kernel steps, if any, and its paths."""
-    if name in WITHOUT_ELEMENTS:
+    if name in WITHOUT_TILES:
         return None, []
     if name == "instep_norm":
         return None, NORM

@@ -37,7 +37,7 @@ pub struct CudaDevice {
     pub(super) rank: u32,
     pub(super) deadline: Duration,
     optim_priority: i32,
-    max_blocks: Option<u32>,
+    pub(super) max_blocks: Option<u32>,
     pub(super) kernels: ManuallyDrop<Kernels>,
     pub(super) norms: Vec<Vec<BucketLaunch>>,
     pub(super) steps: Vec<Vec<BucketLaunch>>,

@@ -19,6 +19,7 @@ pub(super) struct Kernels {
     pub(super) publish: Kernel,
     pub(super) norm: Kernel,
     pub(super) custom: Kernel,
+    pub(super) add: Kernel,
     /// The kernels in use, by the optimizer's row in the table: on states of floats, and of 8-bit codes.
     steps: Vec<[Option<Kernel>; 2]>,
 }
@@ -31,9 +32,9 @@ impl Kernels {
     pub(super) fn load(driver: &Arc<dyn Driver>, used: &[(u32, bool)]) -> Result<Kernels> {
         let module = driver.load(driver.image()?)?;
         let none = Kernel(0);
-        let (begin, decide, publish, norm, custom) = (none, none, none, none, none);
+        let (begin, decide, publish, norm, custom, add) = (none, none, none, none, none, none);
         let (_module, steps) = (OwnedModule::new(driver, module), Vec::new());
-        let mut kernels = Kernels { _module, begin, decide, publish, norm, custom, steps };
+        let mut kernels = Kernels { _module, begin, decide, publish, norm, custom, add, steps };
         let named = |name: &str| {
             // These names contain no zero byte.
             let name = CString::new(name).unwrap_or_default();
@@ -43,6 +44,7 @@ impl Kernels {
         kernels.decide = named("instep_decide")?;
         kernels.publish = named("instep_publish")?;
         kernels.norm = named("instep_norm")?;
+        kernels.add = named("instep_add")?;
         for (optimizer, names) in step_names().enumerate() {
             let mut of_optimizer = [None; 2];
             for ((kernel, name), has_codes) in of_optimizer.iter_mut().zip(&names).zip([false, true]) {

@@ -14,12 +14,15 @@ use super::launches::BucketLaunch;
 use super::memory::address;
 use super::pinned::SLOTS;
 use super::unsharded::is_shared_out;
-use crate::abi::{INSTEP_GPU_THREADS, InstepBeginArgs, InstepPublishArgs, InstepRecord};
+use crate::abi::{INSTEP_GPU_THREADS, InstepAddArgs, InstepBeginArgs, InstepPublishArgs, InstepRecord};
 use crate::collective::{Call, CallKey};
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, StreamHandle};
-use crate::launch::{begin_args, decide_args, records_of};
+use crate::launch::{begin_args, decide_args, dtype_code, records_of};
 use crate::op::{Action, CollectiveKind, Op, Phase, Span, Stream};
+
+/// Of one launch, in its first dimension.
+const MOST_BLOCKS: u32 = i32::MAX as u32;
 
 impl CudaDevice {
     /// Runs ops up to the first that fails.
@@ -97,7 +100,13 @@ impl CudaDevice {
                 // guarantees and the checker proves for every op.
                 unsafe { self.driver.zero(at, span.bytes(), stream) }
             }
-            Action::Copy { .. } | Action::Count(_) | Action::Add { .. } => {
+            Action::Copy { src, dst, .. } if !self.plan.is_offloaded() => {
+                let [from, to] = [src, dst].map(|span| address(self.memory.regions.resolve(span)));
+                // SAFETY: as for `Zero`; two memories never overlap.
+                unsafe { self.driver.copy(to, from, src.bytes(), stream) }
+            }
+            Action::Add { bucket, src, dst } => self.add(bucket, [src, dst], stream),
+            Action::Copy { .. } | Action::Count(_) => {
                 let remedy = "leave StepperBuilder::offload out";
                 Err(Error::unsupported("offload", "a GPU's steps cannot run on the host yet", remedy))
             }
@@ -154,6 +163,21 @@ impl CudaDevice {
             unsafe { self.driver.copy(to, address(self.memory.left), size_of::<u32>() as u64, stream)? };
         }
         Ok(())
+    }
+
+    /// Adds a part of a bucket's gradients to another one, with a thread for every four elements, or as many blocks as the
+    /// caller allows.
+    fn add(&self, bucket: u32, [src, dst]: [Span; 2], stream: StreamHandle) -> Result<()> {
+        let dtype = self.plan.buckets()[bucket as usize].storage.precision.grad;
+        let count = src.bytes() / dtype.bytes();
+        let [from, to] = [src, dst].map(|span| self.memory.regions.resolve(span).cast::<c_void>());
+        let args = InstepAddArgs { from, to, count, dtype: dtype_code(dtype), reserved: 0 };
+        let rounds = count.div_ceil(4 * u64::from(INSTEP_GPU_THREADS));
+        let most = self.max_blocks.unwrap_or(MOST_BLOCKS);
+        let shape = Shape { blocks: rounds.min(most.into()) as u32, threads: INSTEP_GPU_THREADS };
+        // SAFETY: the kernel takes this struct; both spans are whole blocks, aligned and in bounds by `resolve`; otherwise as
+        // for `Zero`.
+        unsafe { self.driver.launch(self.kernels.add, shape, stream, ptr::from_ref(&args).cast()) }
     }
 
     fn decide(&self, bucket: Option<u32>, stream: StreamHandle) -> Result<()> {

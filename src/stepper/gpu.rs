@@ -120,7 +120,6 @@ impl StepperBuilder<'_> {
             return Err(Error::config("inline", "set", wrong, "leave it out on a GPU"));
         }
         self.refuse_offload_on_gpu()?;
-        self.refuse_accumulation_on_gpu()?;
         if self.gradients == Gradients::Release {
             let wrong = format_args!("{place} cannot be given back");
             let remedy = "use Gradients::Keep or Gradients::Zero";

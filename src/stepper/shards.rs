@@ -119,14 +119,6 @@ impl StepperBuilder<'_> {
         Ok(())
     }
 
-    pub(super) fn refuse_accumulation_on_gpu(&self) -> Result<()> {
-        if self.accumulation == Accumulation::Local {
-            return Ok(());
-        }
-        let wrong = "a GPU adds no sums up yet";
-        Err(Error::unsupported("Accumulation::Summed on a GPU", wrong, "use Accumulation::Local"))
-    }
-
     /// Cuts a plan for this rank's shards, if ranks share anything out.
     pub(super) fn shared_out(&self, plan: Plan, rank: u32, world_size: u32) -> Result<Plan> {
         let shard_size = self.shard_size.map_or(world_size, NonZeroU32::get);

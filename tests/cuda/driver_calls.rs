@@ -47,8 +47,12 @@ fn expected(
         | Action::Collective { .. }
         | Action::Measure { .. }
         | Action::Release(_) => None,
-        Action::Copy { .. } | Action::Count(_) => panic!("a GPU offloads nothing"),
-        Action::Add { .. } => panic!("a GPU adds no sums up"),
+        Action::Count(_) => panic!("a GPU offloads nothing"),
+        Action::Copy { src, .. } => Some(Call::CopyOnDevice { stream, bytes: src.bytes() }),
+        Action::Add { src, .. } => {
+            let rounds = src.bytes().div_ceil(4 * 4 * u64::from(INSTEP_GPU_THREADS)) as u32;
+            Some(launch("instep_add", rounds.min(most.unwrap_or(u32::MAX)), INSTEP_GPU_THREADS))
+        }
         Action::Control(Phase::Begin) => Some(launch("instep_begin", 1, INSTEP_GPU_THREADS)),
         Action::Control(Phase::Decide | Phase::DecideBucket { .. }) => Some(launch("instep_decide", 1, 1)),
         Action::Control(Phase::Publish) => Some(launch("instep_publish", 1, 1)),

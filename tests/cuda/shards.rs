@@ -11,9 +11,9 @@ use instep::checkpoint::{self, Extras};
 use instep::collective::{Call, CollectiveKind};
 use instep::cuda::{Cuda, CudaDevice, Nccl, nccl};
 use instep::{
-    Adam, AdamW, Clip, Collective, DType, Device, Divisor, Error, Gradients, HostDevice, Lamb, Layout,
-    LossScale, LossScaler, Master, Mode, Moments, ParamId, Place, Precision, Result, Sgd, Solo, Stepper,
-    StepperBuilder, Strategy, StreamHandle, Unused, bf16, in_process,
+    Accumulation, Adam, AdamW, Clip, Collective, DType, Device, Divisor, Error, Gradients, HostDevice, Lamb,
+    Layout, LossScale, LossScaler, Master, Mode, Moments, ParamId, Place, Precision, Result, Sgd, Solo,
+    Stepper, StepperBuilder, Strategy, StreamHandle, Unused, bf16, in_process,
 };
 
 use crate::support::device::cuda;
@@ -67,7 +67,7 @@ pub(crate) const PLAIN: Case = Case {
     shard_size: None,
 };
 
-const CASES: [Case; 14] = [
+const CASES: [Case; 17] = [
     Case { name: "eager", leaves_out: true, ..PLAIN },
     Case {
         name: "clip_and_skip",
@@ -119,6 +119,33 @@ const CASES: [Case; 14] = [
         name: "frozen_and_accumulated",
         build: |builder| builder.mode(Mode::Sequential).unused(Unused::StepZero),
         freezes: true,
+        micro_batches: 2,
+        ..PLAIN
+    },
+    Case {
+        name: "each_micro_batch_summed",
+        build: |builder| {
+            builder.accumulation(Accumulation::Summed).mode(Mode::Normed).clip(Clip::Global(0.5))
+        },
+        leaves_out: true,
+        freezes: true,
+        micro_batches: 3,
+        ..PLAIN
+    },
+    Case {
+        name: "summed_and_zeroed",
+        build: |builder| builder.accumulation(Accumulation::Summed).gradients(Gradients::Zero),
+        leaves_out: true,
+        micro_batches: 3,
+        ..PLAIN
+    },
+    Case {
+        name: "summed_in_sixteen_bits",
+        build: |builder| {
+            let low =
+                Precision { param: DType::BF16, grad: DType::BF16, master: Master::F32, ..Precision::F32 };
+            builder.precision(low).accumulation(Accumulation::Summed)
+        },
         micro_batches: 2,
         ..PLAIN
     },
@@ -225,7 +252,8 @@ fn train<D: Device>(mut stepper: Stepper<D>, case: &Case, stored: Stored<'_, D>)
         for micro_batch in 0..micro_batches.get() as usize {
             walk(&mut pass, step + micro_batch, stored, &mut seen)?;
             for (param, id) in shapes().ids().enumerate().rev() {
-                let is_left_out = step % 2 == 1 && (param == 1 || param == 3 && rank % 2 == 1);
+                let is_left_out =
+                    (step + micro_batch) % 2 == 1 && (param == 1 || param == 3 && rank % 2 == 1);
                 if case.leaves_out && is_left_out || pass.is_frozen(id)? {
                     continue;
                 }
@@ -326,6 +354,10 @@ impl Collective for OnStandIn {
 
     fn reaches(&self, place: Place) -> bool {
         place == Place::Cuda(0)
+    }
+
+    fn sums(&self, dtype: DType) -> bool {
+        self.0.sums(dtype)
     }
 
     fn knows(&self, kind: CollectiveKind) -> bool {

@@ -4,6 +4,7 @@
 //! too; without it there is nothing to open, so they are ignored. With `INSTEP_REQUIRE_GPU=1` the same tests launch the
 //! same kernels on a GPU, on pinned memory. Must compare whole memories, never chosen fields.
 
+mod add;
 mod case;
 pub(crate) mod launch;
 mod machine;

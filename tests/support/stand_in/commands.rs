@@ -14,7 +14,8 @@ use super::super::entries;
 
 /// What the host device does not do in tests of this size, so bits with and without prefetches meet.
 const PREFETCHES: u64 = 2048;
-const COMMON: [&str; 5] = ["instep_begin", "instep_decide", "instep_publish", "instep_norm", "instep_custom"];
+const COMMON: [&str; 6] =
+    ["instep_begin", "instep_decide", "instep_publish", "instep_norm", "instep_custom", "instep_add"];
 
 /// All kernels; a kernel's index is its handle.
 pub(crate) static KERNELS: LazyLock<Vec<&str>> = LazyLock::new(|| {
@@ -23,8 +24,7 @@ pub(crate) static KERNELS: LazyLock<Vec<&str>> = LazyLock::new(|| {
     let steps =
         rows.flat_map(|(name, _)| ["", "_8bit"].map(|moments| format!("instep_step_{name}{moments}")));
     let steps: Vec<&str> = steps.map(|name| &*name.leak()).collect();
-    [&["instep_begin", "instep_decide", "instep_publish", "instep_norm", "instep_custom"][..], &steps]
-        .concat()
+    [&COMMON[..], &steps].concat()
 });
 
 #[derive(Clone)]
@@ -39,6 +39,7 @@ pub(crate) enum Args {
     Begin(InstepBeginArgs),
     Decide(InstepDecideArgs),
     Publish(InstepPublishArgs),
+    Add(InstepAddArgs),
     Bucket(InstepStepArgs),
 }
 
@@ -55,6 +56,7 @@ impl Command {
                 "instep_begin" => Args::Begin(args.cast::<InstepBeginArgs>().read()),
                 "instep_decide" => Args::Decide(args.cast::<InstepDecideArgs>().read()),
                 "instep_publish" => Args::Publish(args.cast::<InstepPublishArgs>().read()),
+                "instep_add" => Args::Add(args.cast::<InstepAddArgs>().read()),
                 _ => Args::Bucket(args.cast::<InstepStepArgs>().read()),
             }
         };
@@ -95,6 +97,7 @@ fn as_fibers(kernel: &str, shape: Shape, args: &Args) {
             Args::Begin(args) => launch(&name, args, blocks, threads, 2),
             Args::Decide(args) => launch(&name, args, blocks, threads, 2),
             Args::Publish(args) => launch(&name, args, blocks, threads, 2),
+            Args::Add(args) => launch(&name, args, blocks, threads, 2),
             Args::Bucket(args) => launch(&name, args, blocks, threads, 2),
         }
     }
@@ -129,6 +132,10 @@ fn on_cpu(kernel: &str, shape: Shape, args: &Args) {
                 (status.decided, status.skipped) = (control.decided, control.skip);
                 status.first_nonfinite_bucket = control.first_nonfinite_bucket;
                 args.ring.add((control.passes % args.slot_count) as usize).write(status);
+            }
+            Args::Add(args) => {
+                let both = [args.to, args.from.cast_mut()];
+                cpu.sum.unwrap()(both.as_ptr(), 2, args.dtype, 0, args.count, args.to);
             }
             Args::Bucket(args) if kernel == "instep_norm" => cpu.norm.unwrap()(args, 0, args.tile_count),
             Args::Bucket(args) if kernel == "instep_custom" => cpu.custom.unwrap()(args),
