@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::Cuda;
 use super::driver::Driver;
 use crate::collective::{Call, Collective};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::handle::{EventHandle, Place};
 use crate::op::CollectiveKind;
@@ -106,6 +107,11 @@ impl Collective for External {
 
     fn reaches(&self, place: Place) -> bool {
         place == Place::Cuda(self.driver.ordinal())
+    }
+
+    /// All types: the sums are the framework's.
+    fn sums(&self, _: DType) -> bool {
+        true
     }
 
     /// Each sum has an event of its own.

@@ -17,6 +17,7 @@ use crate::cuda::nccl::message::{Entry, Members};
 use crate::cuda::nccl::raw::{Raw, detached};
 use crate::cuda::nccl::shared::{Further, Shared, Slot, closed, lock};
 use crate::cuda::nccl::{Options, UniqueId, bootstrap, memory};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::handle::Place;
 
@@ -24,7 +25,7 @@ use crate::handle::Place;
 /// one to [`close`](Self::close) the group after the stepper that has the other.
 ///
 /// Every rank gets the same bits from a sum. NCCL chooses the order of a sum, so the last bit may differ between world
-/// sizes, machines and versions.
+/// sizes, machines and versions. Sums of 16 bits may be rounded after each rank; the host rounds them once.
 ///
 /// Building a stepper compares layout and options with the other ranks, and a pass after a parameter was
 /// [written](crate::Stepper::write) compares which ones were. Learning rates, frozen parameters and abandoned passes are
@@ -187,6 +188,10 @@ impl Collective for Nccl {
 
     fn reaches(&self, place: Place) -> bool {
         place == Place::Cuda(self.shared.device)
+    }
+
+    fn sums(&self, _: DType) -> bool {
+        true
     }
 
     fn knows(&self, _: CollectiveKind) -> bool {
