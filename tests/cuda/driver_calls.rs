@@ -11,7 +11,9 @@ use instep::cuda::{Cuda, External};
 use instep::hazard::Traced;
 use instep::layout::Plan;
 use instep::op::{Action, Op, Phase, Stream, Ticket};
-use instep::{Clip, Error, EventHandle, Mode, Solo, StreamHandle, Unused};
+use instep::{
+    Clip, DType, Error, EventHandle, Master, Mode, Precision, Sgd, Solo, Stepper, StreamHandle, Unused,
+};
 
 use crate::support::stand_in::calls::Call;
 use crate::support::stand_in::{COMPUTE, StandIn};
@@ -259,6 +261,10 @@ fn a_step_waits_for_the_event_of_an_external_sum() {
     pass.grad_ready(last).unwrap();
     let error = pass.finish().unwrap_err();
     assert!(matches!(error.cause(), Error::Order(why) if why.thing.contains("bucket 0")), "{error}");
+    let low = Precision { param: DType::BF16, grad: DType::BF16, master: Master::F32, ..Precision::F32 };
+    let halves = Stepper::builder(&layout, Sgd::default()).precision(low).unused(Unused::StepZero);
+    // SAFETY: as above.
+    assert!(unsafe { halves.cuda(sums.clone(), &cuda) }.is_ok(), "the framework sums any type");
     let counted = Options { unused: Unused::Skip, ..options };
     let refused = counted.stepper_on(&cuda, &layout, few_optimizers()[0], sums).map(drop).unwrap_err();
     assert!(refused.to_string().starts_with("unused = Skip"), "{refused}");

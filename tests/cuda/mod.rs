@@ -11,6 +11,7 @@ pub(crate) mod failures;
 pub(crate) mod gpu;
 pub(crate) mod mixed;
 pub(crate) mod rebinding;
-pub(crate) mod shards;
+pub(crate) mod shard_cases;
+mod shards;
 pub(crate) mod training;
 pub(crate) mod unsharded;

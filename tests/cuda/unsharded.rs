@@ -8,7 +8,8 @@ use instep::cuda::{Cuda, CudaDevice};
 use instep::op::Memory;
 use instep::{Collective, Error, Result, Stepper, Strategy, in_process};
 
-use crate::cuda::shards::{LENS, OnStandIn, PLAIN, builder, shapes};
+use crate::cuda::shard_cases::{PLAIN, builder};
+use crate::cuda::shards::{LENS, OnStandIn, shapes};
 use crate::support::stand_in::{COMPUTE, StandIn};
 use crate::support::{assert_same_bits, paint};
 
