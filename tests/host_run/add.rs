@@ -1,4 +1,6 @@
 //! The GPU's addition of two runs against the CPU's sum of two ranks: every bit, of numbers and of bit patterns.
+//!
+//! Words after each run must keep their bits too. It runs as the tests of `mod.rs` do, on the same launcher.
 
 use instep::abi::*;
 
@@ -24,7 +26,7 @@ fn a_gpu_adds_two_runs_to_the_bits_of_the_cpu() {
     for dtype in [INSTEP_DTYPE_F32, INSTEP_DTYPE_BF16, INSTEP_DTYPE_F16] {
         let bytes = if dtype == INSTEP_DTYPE_F32 { 4 } else { 2 };
         for count in LENGTHS {
-            // Behind each run, words that no thread may touch.
+            // After each run, words that no thread may touch.
             let run = |seed: usize| {
                 let mut run = words(0x5555_5555_5555_5555, count * bytes / 8 + 8);
                 for (k, word) in run[..count * bytes / 8].iter_mut().enumerate() {
