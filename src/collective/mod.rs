@@ -41,6 +41,12 @@ pub(crate) fn refused_kind(kind: CollectiveKind) -> Error {
 /// Calls of one rank come from one thread at a time, in the same order on every rank unless
 /// [`keeps_order`](Self::keeps_order) says otherwise.
 pub trait Collective: Send + Sync {
+    /// The communicator that this one is around, if it is: methods that it does not write are then that one's, but for
+    /// [`duplicate`](Self::duplicate) and [`subgroup`](Self::subgroup), whose results it has to be around too.
+    fn inner(&self) -> Option<&dyn Collective> {
+        None
+    }
+
     /// This rank, from 0.
     fn rank(&self) -> u32;
 
@@ -49,20 +55,21 @@ pub trait Collective: Send + Sync {
 
     /// Whether it can sum buffers that lie there. A stepper is refused where its device's memory is out of reach.
     fn reaches(&self, place: Place) -> bool {
-        place == Place::Host
+        self.inner().map_or(place == Place::Host, |inner| inner.reaches(place))
     }
 
     /// Whether it sums elements of this type. Steppers' gradients are f32 unless their
     /// [precision](crate::StepperBuilder::precision) says otherwise, and [`Compressed`](crate::overlap::Compressed)
     /// sends others: both are refused where those would be taken for f32.
     fn sums(&self, dtype: DType) -> bool {
-        dtype == DType::F32
+        self.inner().map_or(dtype == DType::F32, |inner| inner.sums(dtype))
     }
 
     /// Whether it makes calls of this kind. All-reduce and broadcast are all that
     /// [`Strategy::Replicated`](crate::Strategy) needs; a stepper with another strategy is refused where a kind is unknown.
     fn knows(&self, kind: CollectiveKind) -> bool {
-        matches!(kind, CollectiveKind::AllReduce | CollectiveKind::Broadcast)
+        let is_of_whole = matches!(kind, CollectiveKind::AllReduce | CollectiveKind::Broadcast);
+        self.inner().map_or(is_of_whole, |inner| inner.knows(kind))
     }
 
     /// Makes another communicator of the same ranks with an order of calls of its own: all-gathers of stepped
@@ -92,13 +99,13 @@ pub trait Collective: Send + Sync {
     /// writes no gradient before its step, so every gradient of a pass must have been asked for. No counts of ranks come
     /// with such sums, so steppers need [`Unused::Refuse`](crate::Unused) or [`Unused::StepZero`](crate::Unused).
     fn sums_outside(&self) -> bool {
-        false
+        self.inner().is_some_and(|inner| inner.sums_outside())
     }
 
     /// Whether its calls must come in the order of the buckets, which is the same on every rank. One that sends nothing says
     /// no; each bucket then launches once it is complete, so it may be handed over in any order.
     fn keeps_order(&self) -> bool {
-        true
+        self.inner().is_none_or(|inner| inner.keeps_order())
     }
 
     /// Told of the buckets that a stepper has cut, before any call for them: when it is built, and again should it ever
@@ -107,8 +114,7 @@ pub trait Collective: Send + Sync {
     /// # Errors
     /// The reason why the buckets cannot be served; the stepper is refused with it.
     fn prepare(&self, plan: &Plan) -> Result<()> {
-        let _ = plan;
-        Ok(())
+        self.inner().map_or(Ok(()), |inner| inner.prepare(plan))
     }
 
     /// Memory of its own for `bytes` of gradients on a GPU, or `None` if the device's own serves it as well.
@@ -116,8 +122,7 @@ pub trait Collective: Send + Sync {
     /// # Errors
     /// `Device` or `Collective` if there is none left.
     fn allocate(&self, bytes: u64) -> Result<Option<Allocation>> {
-        let _ = bytes;
-        Ok(None)
+        self.inner().map_or(Ok(None), |inner| inner.allocate(bytes))
     }
 
     /// Compares a number with the other ranks': on a GPU when a stepper is built, and in a pass that broadcasts
@@ -127,8 +132,7 @@ pub trait Collective: Send + Sync {
     /// # Errors
     /// `Mismatch`, `PeerLost` or `Deadline`.
     fn agree(&self, number: u64, deadline: Duration) -> Result<()> {
-        let _ = (number, deadline);
-        Ok(())
+        self.inner().map_or(Ok(()), |inner| inner.agree(number, deadline))
     }
 
     /// Takes part in one collective. On the host device this may block the calling stream's thread until all ranks are
@@ -148,13 +152,13 @@ pub trait Collective: Send + Sync {
     /// # Errors
     /// Errors as for [`enqueue`](Self::enqueue).
     fn check(&self) -> Result<()> {
-        Ok(())
+        self.inner().map_or(Ok(()), |inner| inner.check())
     }
 
     /// Returns a hold, which a captured pass keeps until its graph has been freed; `None` if graphs need none. A
     /// communicator that cannot end while a graph has its calls counts them, and refuses to be closed.
     fn hold(&self) -> Option<Box<dyn Any + Send + Sync>> {
-        None
+        self.inner()?.hold()
     }
 
     /// Ends the group: every rank's current and later calls fail with the cause. This must not block.
@@ -162,12 +166,16 @@ pub trait Collective: Send + Sync {
 
     /// Threads that all ranks of this process share for their kernels; `None`: each stepper has its own.
     fn pool(&self) -> Option<crate::pool::Pool> {
-        None
+        self.inner()?.pool()
     }
 }
 
 /// A communicator that is chosen at run time.
 impl<C: Collective + ?Sized> Collective for Box<C> {
+    fn inner(&self) -> Option<&dyn Collective> {
+        (**self).inner()
+    }
+
     fn rank(&self) -> u32 {
         (**self).rank()
     }

@@ -6,7 +6,6 @@
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 
 use crate::collective::{Call, CallKey, Collective};
 use crate::dtype::DType;
@@ -15,7 +14,6 @@ use crate::handle::Place;
 use crate::host::kernels::{Isa, Kernels};
 use crate::layout::Plan;
 use crate::op::{Agreed, CollectiveKind};
-use crate::pool::Pool;
 
 /// Bytes of a cache line, to which collectives are promised their buffers to be aligned.
 const LINE_BYTES: usize = 64;
@@ -142,6 +140,10 @@ fn reserve(scratch: &mut Vec<u16>, elements: u64) -> &mut [u16] {
 }
 
 impl<C: Collective> Collective for Compressed<C> {
+    fn inner(&self) -> Option<&dyn Collective> {
+        Some(&self.comm)
+    }
+
     fn rank(&self) -> u32 {
         self.comm.rank()
     }
@@ -155,8 +157,18 @@ impl<C: Collective> Collective for Compressed<C> {
         place == Place::Host && self.comm.reaches(place)
     }
 
-    fn sums_outside(&self) -> bool {
-        self.comm.sums_outside()
+    /// f32, which it makes smaller.
+    fn sums(&self, dtype: DType) -> bool {
+        dtype == DType::F32
+    }
+
+    fn knows(&self, kind: CollectiveKind) -> bool {
+        matches!(kind, CollectiveKind::AllReduce | CollectiveKind::Broadcast)
+    }
+
+    /// As a communicator that sends.
+    fn keeps_order(&self) -> bool {
+        true
     }
 
     /// # Errors
@@ -171,10 +183,6 @@ impl<C: Collective> Collective for Compressed<C> {
         let largest = plan.buckets().iter().map(|bucket| bucket.len).max().unwrap_or(0);
         reserve(&mut self.scratch.lock().unwrap_or_else(PoisonError::into_inner), largest);
         self.comm.prepare(plan)
-    }
-
-    fn agree(&self, number: u64, deadline: Duration) -> Result<()> {
-        self.comm.agree(number, deadline)
     }
 
     fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
@@ -210,16 +218,8 @@ impl<C: Collective> Collective for Compressed<C> {
         Ok(())
     }
 
-    fn check(&self) -> Result<()> {
-        self.comm.check()
-    }
-
     fn abort(&self, cause: &Error) {
         self.comm.abort(cause);
-    }
-
-    fn pool(&self) -> Option<Pool> {
-        self.comm.pool()
     }
 }
 

@@ -16,7 +16,6 @@ use crate::handle::Place;
 use crate::layout::{Bucket, Plan};
 use crate::op::CollectiveKind;
 use crate::overlap::bucket::{GradBucket, sum};
-use crate::pool::Pool;
 
 /// A communicator that calls a hook with each bucket's gradients, in place of their all-reduce. The hook's result is
 /// stepped as the SUM over ranks, which the step divides by their number (a hook that leaves means calls
@@ -116,6 +115,10 @@ fn clear_padding(plan: &Plan, bucket: &Bucket, values: &mut [f32]) {
 }
 
 impl<C: Collective, H: FnMut(&mut GradBucket<'_>) -> Result<()> + Send> Collective for Hooked<C, H> {
+    fn inner(&self) -> Option<&dyn Collective> {
+        Some(&self.comm)
+    }
+
     fn rank(&self) -> u32 {
         self.comm.rank()
     }
@@ -129,17 +132,23 @@ impl<C: Collective, H: FnMut(&mut GradBucket<'_>) -> Result<()> + Send> Collecti
         place == Place::Host && self.comm.reaches(place)
     }
 
-    fn sums_outside(&self) -> bool {
-        self.comm.sums_outside()
+    /// f32 alone.
+    fn sums(&self, dtype: DType) -> bool {
+        dtype == DType::F32
+    }
+
+    fn knows(&self, kind: CollectiveKind) -> bool {
+        matches!(kind, CollectiveKind::AllReduce | CollectiveKind::Broadcast)
+    }
+
+    /// The hook's sums come in the order of the buckets.
+    fn keeps_order(&self) -> bool {
+        true
     }
 
     fn prepare(&self, plan: &Plan) -> Result<()> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).plan = Some(plan.clone());
         self.comm.prepare(plan)
-    }
-
-    fn agree(&self, number: u64, deadline: Duration) -> Result<()> {
-        self.comm.agree(number, deadline)
     }
 
     fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
@@ -188,16 +197,8 @@ impl<C: Collective, H: FnMut(&mut GradBucket<'_>) -> Result<()> + Send> Collecti
         failed.map_or(outcome, Err)
     }
 
-    fn check(&self) -> Result<()> {
-        self.comm.check()
-    }
-
     fn abort(&self, cause: &Error) {
         self.comm.abort(cause);
-    }
-
-    fn pool(&self) -> Option<Pool> {
-        self.comm.pool()
     }
 }
 

@@ -5,6 +5,7 @@
 //! file must never step a parameter itself.
 
 mod bucket;
+mod calls;
 mod compress;
 mod hooks;
 mod registry;
@@ -12,6 +13,7 @@ mod standard;
 mod sums;
 
 pub use bucket::GradBucket;
+pub use calls::CustomCalls;
 pub use compress::Compressed;
 pub use hooks::Hooked;
 pub use registry::{Keywords, Registry, Resolved};

@@ -7,7 +7,6 @@
 use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use crate::collective::{Call, Collective};
 use crate::dtype::DType;
@@ -15,7 +14,6 @@ use crate::error::{Error, Result};
 use crate::handle::Place;
 use crate::layout::{Bucket, Plan};
 use crate::op::CollectiveKind;
-use crate::pool::Pool;
 
 type Hook = dyn FnMut(&mut BucketSum<'_>) -> Result<()> + Send;
 
@@ -189,6 +187,10 @@ impl BucketSum<'_> {
 }
 
 impl Collective for SumHooked {
+    fn inner(&self) -> Option<&dyn Collective> {
+        Some(&*self.comm)
+    }
+
     fn rank(&self) -> u32 {
         self.comm.rank()
     }
@@ -207,10 +209,6 @@ impl Collective for SumHooked {
         dtype == DType::F32 && self.comm.sums(dtype)
     }
 
-    fn knows(&self, kind: CollectiveKind) -> bool {
-        self.comm.knows(kind)
-    }
-
     fn duplicate(&self) -> Result<Arc<dyn Collective>> {
         self.comm.duplicate()
     }
@@ -220,21 +218,9 @@ impl Collective for SumHooked {
         Ok(Arc::new(SumHooked { comm, is_group: true, state, ..*self }))
     }
 
-    fn sums_outside(&self) -> bool {
-        self.comm.sums_outside()
-    }
-
-    fn keeps_order(&self) -> bool {
-        self.comm.keeps_order()
-    }
-
     fn prepare(&self, plan: &Plan) -> Result<()> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).plan = Some(plan.clone());
         self.comm.prepare(plan)
-    }
-
-    fn agree(&self, number: u64, deadline: Duration) -> Result<()> {
-        self.comm.agree(number, deadline)
     }
 
     fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
@@ -253,8 +239,7 @@ impl Collective for SumHooked {
         }
         let State { hook, plan, .. } = &mut *state;
         let found = plan.as_ref().and_then(|plan| Some((plan, plan.buckets().get(index as usize)?)));
-        let shown = call.to_string();
-        let pass = call.pass;
+        let (key, pass) = (call.key(), call.pass);
         let target: &mut [f32] = bytemuck::cast_slice_mut(call.target()?);
         let found = found.and_then(|(plan, bucket)| {
             let summed = bucket.summed();
@@ -262,7 +247,7 @@ impl Collective for SumHooked {
         });
         let Some((plan, bucket, values)) = found else {
             let remedy = "pass whole buckets of the plan that was prepared";
-            return Err(Error::order(format_args!("[{shown}]"), "a hook takes whole buckets only", remedy));
+            return Err(Error::order(format_args!("[{key}]"), "a hook takes whole buckets only", remedy));
         };
         let (rank, world_size) = (self.rank, self.world_size);
         let mut sum = BucketSum { index, pass, rank, world_size, plan, bucket, values };
@@ -271,16 +256,8 @@ impl Collective for SumHooked {
         outcome
     }
 
-    fn check(&self) -> Result<()> {
-        self.comm.check()
-    }
-
     fn abort(&self, cause: &Error) {
         self.comm.abort(cause);
-    }
-
-    fn pool(&self) -> Option<Pool> {
-        self.comm.pool()
     }
 }
 

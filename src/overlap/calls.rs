@@ -1,0 +1,131 @@
+//! Calls of one's own in place of a communicator's: another reduce-scatter, another all-gather, beside all its other calls.
+//!
+//! What is put in place holds for the communicators that a stepper makes beside its own too, so it is called on every stream and
+//! in every group. The idea is PyTorch's `set_custom_reduce_scatter` and `set_custom_all_gather`.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::collective::{Call, Collective};
+use crate::error::{Error, Result};
+use crate::op::CollectiveKind;
+
+type Way = dyn Fn(&dyn Collective, &mut Call<'_>) -> Result<()> + Send + Sync;
+
+/// A communicator that makes calls of some kinds in the user's own way, and all others as `comm` makes them.
+///
+/// A way takes the communicator inside, of the group that the call is in, and the call. It fills [`Call::target`] from
+/// [`Call::source`], or on a GPU enqueues on [`Call::stream`]; every rank of a group must end with the same bits. With a
+/// way for a kind, steppers may use it even if `comm` does not [know](Collective::knows) it.
+///
+/// ```
+/// use instep::collective::{Call, CallKey, Collective, CollectiveKind};
+/// use instep::overlap::CustomCalls;
+/// use instep::{Layout, Result, Sgd, Stepper, Strategy, in_process};
+///
+/// /// A rank's part of the sum of whole buckets.
+/// fn reduce_scatter(comm: &dyn Collective, call: &mut Call<'_>) -> Result<()> {
+///     let mut whole: Vec<f32> = bytemuck::cast_slice(call.source()?).to_vec();
+///     let key = CallKey { kind: CollectiveKind::AllReduce, ..call.key() };
+///     let bytes = bytemuck::cast_slice_mut(&mut whole);
+///     comm.enqueue(&mut Call::on_host(comm, key, None, bytes, call.deadline())?)?;
+///     let part: &mut [f32] = bytemuck::cast_slice_mut(call.target()?);
+///     let first = comm.rank() as usize * part.len();
+///     part.copy_from_slice(&whole[first..first + part.len()]);
+///     Ok(())
+/// }
+///
+/// let layout = Layout::builder().param("weight", 1024).build()?;
+/// let weight = layout.id("weight")?;
+/// let ranks = in_process(2, |comm| {
+///     let comm = CustomCalls::new(comm).with(CollectiveKind::ReduceScatter, reduce_scatter);
+///     let builder = Stepper::builder(&layout, Sgd { lr: 1.0, ..Sgd::default() });
+///     let mut stepper = builder.strategy(Strategy::Zero).host(comm)?;
+///     let mut pass = stepper.begin()?;
+///     pass.grads().get_mut(weight)?.fill(3.0);
+///     pass.finish()?;
+///     Ok(stepper.view::<f32>(weight)?[0])
+/// })?;
+/// assert_eq!(ranks, [-3.0, -3.0]);
+/// # Ok::<(), instep::Error>(())
+/// ```
+///
+/// # Ordering
+/// A way runs where [`Collective::enqueue`] does, and calls of different streams may run at the same time.
+///
+/// # Errors
+/// An error of a way, or a panic inside it, poisons the stepper and ends the other ranks with an error; [`Error::Hook`] is
+/// for words of its own.
+///
+/// # Source
+/// PyTorch's `FSDPModule.set_custom_reduce_scatter` and `set_custom_all_gather`.
+pub struct CustomCalls {
+    comm: Arc<dyn Collective>,
+    /// By kind.
+    ways: [Option<Arc<Way>>; CollectiveKind::ALL.len()],
+}
+
+impl CustomCalls {
+    /// Builds one that makes all calls as `comm` does.
+    pub fn new(comm: impl Collective + 'static) -> CustomCalls {
+        CustomCalls { comm: Arc::new(comm), ways: [const { None }; CollectiveKind::ALL.len()] }
+    }
+
+    /// Makes calls of a kind in this way.
+    pub fn with<W>(mut self, kind: CollectiveKind, way: W) -> CustomCalls
+    where
+        W: Fn(&dyn Collective, &mut Call<'_>) -> Result<()> + Send + Sync + 'static,
+    {
+        self.ways[kind as usize] = Some(Arc::new(way));
+        self
+    }
+
+    fn around(&self, comm: Arc<dyn Collective>) -> Arc<dyn Collective> {
+        Arc::new(CustomCalls { comm, ways: self.ways.clone() })
+    }
+}
+
+impl Collective for CustomCalls {
+    fn inner(&self) -> Option<&dyn Collective> {
+        Some(&*self.comm)
+    }
+
+    fn rank(&self) -> u32 {
+        self.comm.rank()
+    }
+
+    fn world_size(&self) -> u32 {
+        self.comm.world_size()
+    }
+
+    fn knows(&self, kind: CollectiveKind) -> bool {
+        self.ways[kind as usize].is_some() || self.comm.knows(kind)
+    }
+
+    fn duplicate(&self) -> Result<Arc<dyn Collective>> {
+        Ok(self.around(self.comm.duplicate()?))
+    }
+
+    fn subgroup(&self, ranks: &[u32]) -> Result<Arc<dyn Collective>> {
+        Ok(self.around(self.comm.subgroup(ranks)?))
+    }
+
+    fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
+        match &self.ways[call.kind as usize] {
+            Some(way) => way(&*self.comm, call),
+            None => self.comm.enqueue(call),
+        }
+    }
+
+    fn abort(&self, cause: &Error) {
+        self.comm.abort(cause);
+    }
+}
+
+impl fmt::Debug for CustomCalls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kinds = CollectiveKind::ALL.into_iter().filter(|kind| self.ways[*kind as usize].is_some());
+        let kinds: Vec<String> = kinds.map(|kind| kind.to_string()).collect();
+        write!(f, "rank {} of {}, own ways of: {}", self.rank(), self.world_size(), kinds.join(", "))
+    }
+}
