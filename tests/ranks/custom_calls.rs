@@ -58,7 +58,12 @@ fn custom(comm: InProcess, made: &Arc<[AtomicU64; 2]>) -> CustomCalls {
 }
 
 /// Trains, and returns the parameters' bits with how many calls of both kinds were the user's own.
-fn train(ranks: u32, strategy: Strategy, shard_size: Option<u32>, is_custom: bool) -> Vec<(Vec<u32>, [u64; 2])> {
+fn train(
+    ranks: u32,
+    strategy: Strategy,
+    shard_size: Option<u32>,
+    is_custom: bool,
+) -> Vec<(Vec<u32>, [u64; 2])> {
     let layout = layout();
     let trained = in_process(ranks, |comm: InProcess| {
         let (rank, made) = (comm.rank() as usize, Arc::new([const { AtomicU64::new(0) }; 2]));
@@ -127,7 +132,7 @@ fn a_kind_that_a_communicator_does_not_know_is_known_with_a_way_and_an_error_of_
             let is_broken = comm.rank() == 1;
             let comm = CustomCalls::new(comm).with(KINDS[0], move |comm, call| match (is_broken, panics) {
                 (true, true) => panic!("the link is down"),
-                (true, false) => Err(Error::Hook { what: "the link is down".into() }),
+                (true, false) => Err(Error::Hook("the link is down".into())),
                 (false, _) => comm.enqueue(call),
             });
             let mut stepper =

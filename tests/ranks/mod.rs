@@ -8,6 +8,7 @@ mod calls;
 pub(crate) mod compression;
 #[cfg(not(kernels_only))]
 mod conformance;
+mod custom_calls;
 mod divisors;
 mod external;
 pub(crate) mod failures;
