@@ -53,7 +53,7 @@ impl Launcher {
         let plan = plan(layout, cap_bytes, world_size, storage)?;
         let (kernels, constants) = (Kernels::load(isa)?, constants(world_size));
         let assignment = Assignment::uniform(layout, &plan, optimizer)?;
-        let memories = Arc::new(Memories::new(&plan, (&constants, &assignment), None)?);
+        let memories = Arc::new(Memories::new(&plan, (&constants, &assignment), None, None)?);
         let (ids, pool) = (layout.ids().collect::<Vec<_>>(), Pool::with_threads(threads)?);
         let step = |bucket: &Bucket| {
             let described = ForeignBucket::new((bucket.params.end - bucket.params.start) as usize);

@@ -48,7 +48,7 @@ impl Alone {
         let plan = plan(&layout, u64::MAX, WORLD_SIZE, Storage::default())?;
         let (kernels, constants) = (Kernels::load(isa)?, constants(WORLD_SIZE));
         let assignment = Assignment::uniform(&layout, &plan, &optimizer)?;
-        let memories = Arc::new(Memories::new(&plan, (&constants, &assignment), None)?);
+        let memories = Arc::new(Memories::new(&plan, (&constants, &assignment), None, None)?);
         let regions = memories.regions();
         // SAFETY: nothing runs on this memory yet, and control memory holds these records.
         unsafe {

@@ -302,7 +302,18 @@ impl fmt::Debug for Call<'_> {
     }
 }
 
-/// Memory that a communicator has made for the buffers that it reduces, so that it can reach them faster.
+/// What memory is for that a communicator may make itself.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Purpose {
+    /// Gradients, which all-reduces and reduce-scatters sum.
+    Gradients,
+    /// Parameters, which broadcasts and all-gathers send. All-gathers come from a
+    /// [duplicate](crate::Collective::duplicate) of the communicator that made the memory.
+    Parameters,
+}
+
+/// Memory that a communicator has made for the buffers of its calls, so that it can reach them faster.
 pub struct Allocation {
     pub(crate) address: *mut u8,
     _owner: Box<dyn Any + Send + Sync>,
@@ -324,6 +335,11 @@ impl Allocation {
         self.address
     }
 }
+
+// SAFETY: a number until it is followed, beside an owner that may be sent; steppers answer for what follows it.
+unsafe impl Send for Allocation {}
+// SAFETY: as above.
+unsafe impl Sync for Allocation {}
 
 impl fmt::Debug for Allocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -20,7 +20,7 @@ pub use crate::op::CollectiveKind;
 pub(crate) use groups::{Groups, place_in};
 pub use key::CallKey;
 pub(crate) use memory::Addresses;
-pub use memory::{Allocation, Call};
+pub use memory::{Allocation, Call, Purpose};
 
 pub(crate) fn refused_kind(kind: CollectiveKind) -> Error {
     let remedy = "use Strategy::Replicated, or a collective that knows it";
@@ -117,12 +117,15 @@ pub trait Collective: Send + Sync {
         self.inner().map_or(Ok(()), |inner| inner.prepare(plan))
     }
 
-    /// Memory of its own for `bytes` of gradients on a GPU, or `None` if the device's own serves it as well.
+    /// Memory of its own for `bytes` of a stepper's buckets there, or `None` if the device's own serves it as well. Asked when a
+    /// stepper is built, after [`prepare`](Self::prepare), on each rank for as many bytes. It is not asked about borrowed
+    /// memory, nor about memory that comes and goes: [released](crate::Gradients::Release) gradients, and the parameters of
+    /// [`Strategy::Fsdp`](crate::Strategy).
     ///
     /// # Errors
     /// `Device` or `Collective` if there is none left.
-    fn allocate(&self, bytes: u64) -> Result<Option<Allocation>> {
-        self.inner().map_or(Ok(None), |inner| inner.allocate(bytes))
+    fn allocate(&self, purpose: Purpose, place: Place, bytes: u64) -> Result<Option<Allocation>> {
+        self.inner().map_or(Ok(None), |inner| inner.allocate(purpose, place, bytes))
     }
 
     /// Compares a number with the other ranks': on a GPU when a stepper is built, and in a pass that broadcasts
@@ -216,8 +219,8 @@ impl<C: Collective + ?Sized> Collective for Box<C> {
         (**self).prepare(plan)
     }
 
-    fn allocate(&self, bytes: u64) -> Result<Option<Allocation>> {
-        (**self).allocate(bytes)
+    fn allocate(&self, purpose: Purpose, place: Place, bytes: u64) -> Result<Option<Allocation>> {
+        (**self).allocate(purpose, place, bytes)
     }
 
     fn agree(&self, number: u64, deadline: Duration) -> Result<()> {

@@ -19,7 +19,7 @@ use super::tile_tables::MovingTiles;
 use super::timing::Timing;
 use crate::collective::{Collective, Groups};
 use crate::error::{Error, Result};
-use crate::handle::StreamHandle;
+use crate::handle::{Place, StreamHandle};
 use crate::launch::{Assignment, BorrowedPieces, Kind, NormStop, Settings, StepConstants, part_of_step};
 use crate::layout::Plan;
 use crate::op::{Action, Group, Op, STREAMS, Stream, Ticket};
@@ -110,8 +110,14 @@ impl CudaDevice {
         let room = 16 + of_bucket * plan.buckets().len();
         let streams = Streams::new(&driver, compute, priorities, Stream::used(&plan), room)?;
         let optim = streams.stream(Stream::Optim);
-        let mut memory =
-            DeviceMemory::new(&driver, optim, &plan, (&constants, &assignment), &*comm, parts.borrowed)?;
+        let mut memory = DeviceMemory::new(
+            &driver,
+            optim,
+            &plan,
+            (&constants, &assignment),
+            (&*comm, Place::Cuda(driver.ordinal())),
+            parts.borrowed,
+        )?;
         let settings = SettingsRing::new(&driver, &Settings::new(&plan, &assignment))?;
         let status = StatusRing::new(&driver)?;
         let preparation = Preparation {
@@ -253,7 +259,7 @@ impl Drop for CudaDevice {
                 ManuallyDrop::drop(&mut self.settings);
                 ManuallyDrop::drop(&mut self.status);
             } else {
-                mem::forget(self.memory.reduced.take());
+                mem::forget(mem::take(&mut self.memory.lent));
             }
             // The stream that has come after all others.
             self.memory.unsharded.free_on(self.streams.stream(Stream::Optim));

@@ -11,9 +11,9 @@ use super::arena::{Arena, pointer};
 use super::driver::Driver;
 use super::unsharded::{Unsharded, is_shared_out, shard_bytes, shards};
 use crate::abi::{InstepControl, InstepRecord};
-use crate::collective::{Allocation, Collective};
+use crate::collective::{Allocation, Collective, Purpose};
 use crate::error::{Error, Result};
-use crate::handle::{DevicePtr, StreamHandle};
+use crate::handle::{DevicePtr, Place, StreamHandle};
 use crate::launch::{
     Assignment, BorrowedPieces, Region, Regions, StepConstants, action_code, first_control, first_records,
 };
@@ -26,8 +26,8 @@ pub(super) struct DeviceMemory {
     arenas: Vec<Arena>,
     /// The word that makes a pass leave a segment alone; null without tensors.
     pub(super) left: *const u32,
-    /// The gradients, if the communicator allocated them; not stream-ordered.
-    pub(super) reduced: Option<Allocation>,
+    /// What the communicator allocated; not stream-ordered.
+    pub(super) lent: Vec<Allocation>,
     /// Buckets of which ranks keep shards, while they are whole.
     pub(super) unsharded: Unsharded,
 }
@@ -39,7 +39,7 @@ impl DeviceMemory {
         stream: StreamHandle,
         plan: &Plan,
         (constants, assignment): (&StepConstants, &Assignment),
-        comm: &dyn Collective,
+        (comm, place): (&dyn Collective, Place),
         borrowed: Option<BorrowedPieces>,
     ) -> Result<DeviceMemory> {
         let mut arenas = Vec::new();
@@ -58,29 +58,29 @@ impl DeviceMemory {
         };
         let [params_bytes, grads_bytes] =
             [Memory::Params, Memory::Grads].map(|memory| Span::whole(memory, plan).bytes());
-        let mut reduced = None;
+        let mut lent = Vec::new();
+        let mut lent_or_owned = |purpose: Purpose, bytes: u64| {
+            let made = if bytes > 0 { comm.allocate(purpose, place, bytes)? } else { None };
+            let Some(allocation) = made else { return owned(bytes) };
+            let base = pointer(DevicePtr(allocation.address.expose_provenance() as u64))?;
+            // SAFETY: the communicator has just made it, that long, which is not nothing.
+            unsafe { driver.zero(DevicePtr(base.addr().get() as u64), bytes, stream)? };
+            lent.push(allocation);
+            Ok(Region::whole(base, bytes))
+        };
         let given = match borrowed {
             Some(borrowed) => [Region::scattered(borrowed.params), Region::scattered(borrowed.grads)],
             None => {
-                reduced = if grads_bytes > 0 { comm.allocate(grads_bytes)? } else { None };
-                let grads = match &reduced {
-                    None => owned(grads_bytes)?,
-                    Some(allocation) => {
-                        let base = pointer(DevicePtr(allocation.address.expose_provenance() as u64))?;
-                        // SAFETY: the communicator has just made it, that long, which is not nothing.
-                        unsafe { driver.zero(DevicePtr(base.addr().get() as u64), grads_bytes, stream)? };
-                        Region::whole(base, grads_bytes)
-                    }
-                };
+                let grads = lent_or_owned(Purpose::Gradients, grads_bytes)?;
                 let params = shared_out.iter().position(|(memory, _)| *memory == Memory::Params);
                 let params = params.map(|at| shared_out.swap_remove(at).1);
-                [params.map_or_else(|| owned(params_bytes), Ok)?, grads]
+                [params.map_or_else(|| lent_or_owned(Purpose::Parameters, params_bytes), Ok)?, grads]
             }
         };
         let given = [Memory::Params, Memory::Grads].into_iter().zip(given).chain(shared_out);
         let regions = Regions::new(plan, constants.counts(plan, assignment), given, owned)?;
         let unsharded = Unsharded::default();
-        let mut memory = DeviceMemory { regions, arenas, left: ptr::null(), reduced, unsharded };
+        let mut memory = DeviceMemory { regions, arenas, left: ptr::null(), lent, unsharded };
         memory.left = memory.keep(driver, stream, &[action_code(SegmentAction::Leave)])?;
         memory.initialise(driver, stream, plan, (constants, assignment))?;
         Ok(memory)
@@ -100,8 +100,8 @@ impl DeviceMemory {
             arenas.push(arena);
             Ok(region)
         })?;
-        let (reduced, unsharded) = (None, Unsharded::default());
-        let memory = DeviceMemory { regions, arenas, left: ptr::null(), reduced, unsharded };
+        let (lent, unsharded) = (Vec::new(), Unsharded::default());
+        let memory = DeviceMemory { regions, arenas, left: ptr::null(), lent, unsharded };
         memory.initialise(driver, stream, plan, (constants, assignment))?;
         Ok(memory)
     }

@@ -10,8 +10,10 @@ use std::ptr::NonNull;
 use std::sync::PoisonError;
 
 use crate::abi::{InstepControl, InstepRecord, InstepStatus};
+use crate::collective::{Allocation, Collective, Purpose};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::handle::Place;
 use crate::host::stagger::Stagger;
 use crate::launch::{
     Assignment, BorrowedPieces, Counts, Progress, Region, Regions, Settings, StepConstants, action_code,
@@ -142,6 +144,8 @@ pub(crate) struct Memories {
     regions: UnsafeCell<Regions>,
     /// The arenas, kept alive; borrowed memory is the caller's.
     _arenas: Vec<Arena>,
+    /// What the communicator allocated.
+    _lent: Vec<Allocation>,
     are_borrowed: bool,
     /// The status of the last published pass. It is locked only for a copy, so nobody waits for an op.
     published: Mutex<Option<InstepStatus>>,
@@ -151,10 +155,11 @@ pub(crate) struct Memories {
 unsafe impl Sync for Memories {}
 
 impl Memories {
-    /// Allocates zeroed arenas for a plan, except for borrowed memory.
+    /// Allocates zeroed arenas for a plan, except for borrowed memory and what `comm` allocates.
     pub(crate) fn new(
         plan: &Plan,
         (constants, assignment): (&StepConstants, &Assignment),
+        comm: Option<&dyn Collective>,
         borrowed: Option<BorrowedPieces>,
     ) -> Result<Memories> {
         let mut arenas = Vec::new();
@@ -169,17 +174,36 @@ impl Memories {
             Ok::<Region, Error>(region)
         };
         let are_borrowed = borrowed.is_some();
+        let are_released =
+            [(Memory::Grads, plan.gradients() == Gradients::Release), (Memory::Params, plan.shards_params())];
+        let mut lent = Vec::new();
+        let mut lent_or_owned = |memory: Memory, purpose: Purpose| {
+            let bytes = Span::whole(memory, plan).bytes();
+            // Pages of a communicator's own may not come and go.
+            let comm = comm.filter(|_| bytes > 0 && !are_released.contains(&(memory, true)));
+            let made = comm.map_or(Ok(None), |comm| comm.allocate(purpose, Place::Host, bytes))?;
+            let Some(allocation) = made else { return owned(bytes) };
+            let base = NonNull::new(allocation.address()).ok_or_else(|| {
+                Error::layout(
+                    format_args!("{bytes} bytes"),
+                    "the collective made a null address",
+                    "return None",
+                )
+            })?;
+            // SAFETY: the communicator has just made it, that long, for this stepper alone.
+            unsafe { base.write_bytes(0, bytes as usize) };
+            lent.push(allocation);
+            Ok(Region::whole(base, bytes))
+        };
         let given = match borrowed {
             None => [
-                owned(Span::whole(Memory::Params, plan).bytes())?,
-                owned(Span::whole(Memory::Grads, plan).bytes())?,
+                lent_or_owned(Memory::Params, Purpose::Parameters)?,
+                lent_or_owned(Memory::Grads, Purpose::Gradients)?,
             ],
             Some(borrowed) => [Region::scattered(borrowed.params), Region::scattered(borrowed.grads)],
         };
         let given = [Memory::Params, Memory::Grads].into_iter().zip(given);
         let regions = Regions::new(plan, constants.counts(plan, assignment), given, owned)?;
-        let are_released =
-            [(Memory::Grads, plan.gradients() == Gradients::Release), (Memory::Params, plan.shards_params())];
         for (memory, _) in are_released.into_iter().filter(|(_, is_released)| *is_released) {
             // Refused here, on untouched memory, and not after the first step.
             let whole = Span::whole(memory, plan);
@@ -187,7 +211,13 @@ impl Memories {
             unsafe { give_back(regions.resolve(whole), whole.bytes())? };
         }
         let published = Mutex::new(None);
-        Ok(Memories { regions: UnsafeCell::new(regions), _arenas: arenas, are_borrowed, published })
+        Ok(Memories {
+            regions: UnsafeCell::new(regions),
+            _arenas: arenas,
+            _lent: lent,
+            are_borrowed,
+            published,
+        })
     }
 
     /// Allocates control memory and settings alone, for tensors whose addresses come with each launch.
@@ -200,7 +230,7 @@ impl Memories {
             Ok(region)
         })?;
         let (regions, published) = (UnsafeCell::new(regions), Mutex::new(None));
-        Ok(Memories { regions, _arenas: arenas, are_borrowed: false, published })
+        Ok(Memories { regions, _arenas: arenas, _lent: Vec::new(), are_borrowed: false, published })
     }
 
     /// The addresses of all memories.

@@ -133,7 +133,12 @@ impl Runner {
         borrowed: Option<BorrowedPieces>,
     ) -> Result<Parts> {
         Ok(Parts {
-            memories: Arc::new(Memories::new(plan, (&self.constants, assignment), borrowed)?),
+            memories: Arc::new(Memories::new(
+                plan,
+                (&self.constants, assignment),
+                Some(&*self.comm),
+                borrowed,
+            )?),
             plan: Arc::clone(plan),
             constants: self.constants,
             assignment: Arc::clone(assignment),

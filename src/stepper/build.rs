@@ -106,7 +106,7 @@ impl StepperBuilder<'_> {
             blueprint.assignment.refuse_unreached(Place::Host)?;
             let beside = blueprint.beside()?;
             let Blueprint { plan, constants, assignment, comm, deadline, borrowed, timed, .. } = blueprint;
-            let memories = Arc::new(Memories::new(&plan, (&constants, &assignment), borrowed)?);
+            let memories = Arc::new(Memories::new(&plan, (&constants, &assignment), Some(&*comm), borrowed)?);
             let Beside { gathers, groups } = beside.clone();
             let parts = Parts {
                 plan,

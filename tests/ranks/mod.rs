@@ -19,6 +19,7 @@ mod fsdp_hostile;
 pub(crate) mod hooks;
 #[cfg(not(kernels_only))]
 mod hsdp;
+mod lent_memory;
 pub(crate) mod loaded;
 mod local;
 mod micro_batches;

@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
-use crate::collective::{Allocation, Call, Collective, CollectiveKind, place_in};
+use crate::collective::{Allocation, Call, Collective, CollectiveKind, Purpose, place_in};
 use crate::cuda::context::with_device;
 use crate::cuda::nccl::group::Group;
 use crate::cuda::nccl::library::{Library, unique_id};
@@ -207,8 +207,12 @@ impl Collective for Nccl {
         Ok(Arc::new(self.another(ranks)?))
     }
 
-    fn allocate(&self, bytes: u64) -> Result<Option<Allocation>> {
-        memory::allocate(&self.shared, bytes)
+    /// Of gradients, which the group's first communicator reduces in place.
+    fn allocate(&self, purpose: Purpose, place: Place, bytes: u64) -> Result<Option<Allocation>> {
+        match purpose == Purpose::Gradients && self.reaches(place) {
+            true => memory::allocate(&self.shared, bytes),
+            false => Ok(None),
+        }
     }
 
     fn agree(&self, number: u64, deadline: Duration) -> Result<()> {

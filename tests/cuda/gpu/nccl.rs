@@ -6,7 +6,7 @@
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use instep::collective::{Call, CallKey, CollectiveKind};
+use instep::collective::{Call, CallKey, CollectiveKind, Purpose};
 use instep::cuda::{Nccl, nccl};
 use instep::dtype::DType;
 use instep::{Collective, Error, Place, Strategy};
@@ -49,7 +49,10 @@ fn a_group_of_one_sums_copies_closes_and_gives_its_memory_back() {
     assert!(comm.reaches(Place::Cuda(0)) && !comm.reaches(Place::Host) && !comm.reaches(Place::Cuda(1)));
     comm.agree(1, DEADLINE).unwrap();
     for count in COUNTS {
-        let memory = comm.allocate(count as u64 * 4).unwrap().expect("NCCL 2.19 makes memory");
+        let memory = comm
+            .allocate(Purpose::Gradients, Place::Cuda(0), count as u64 * 4)
+            .unwrap()
+            .expect("NCCL 2.19 makes memory");
         assert!(memory.address().addr().is_multiple_of(256));
         let (own, other) = (memory.address().cast::<f32>(), gpu.upload(&vec![0.0; count]));
         gpu.write(own, &values(0, count));
@@ -61,7 +64,7 @@ fn a_group_of_one_sums_copies_closes_and_gives_its_memory_back() {
         }
         comm.check().unwrap();
     }
-    let memory = comm.allocate(4096).unwrap();
+    let memory = comm.allocate(Purpose::Gradients, Place::Cuda(0), 4096).unwrap();
     let handle = comm.clone();
     comm.close().unwrap();
     assert!(matches!(handle.check(), Err(Error::Order(_))));
@@ -76,7 +79,7 @@ fn a_group_of_one_sums_copies_closes_and_gives_its_memory_back() {
 fn an_aborted_group_answers_with_the_cause_ever_after() {
     let gpu = Gpu::open();
     let comm = Nccl::connect(&nccl::Options::default()).unwrap();
-    let memory = comm.allocate(4096).unwrap().unwrap();
+    let memory = comm.allocate(Purpose::Gradients, Place::Cuda(0), 4096).unwrap().unwrap();
     let address = memory.address().cast::<f32>();
     let cause = Error::order("test", "the trainer gave up", "");
     comm.abort(&cause);
@@ -118,7 +121,7 @@ fn a_gpu_that_is_not_there_is_named() {
 fn sums(comm: Nccl, gpu: &Gpu) {
     let rank = comm.rank();
     for (pass, count) in (0..).zip(COUNTS) {
-        let memory = comm.allocate(count as u64 * 4).unwrap().unwrap();
+        let memory = comm.allocate(Purpose::Gradients, Place::Cuda(0), count as u64 * 4).unwrap().unwrap();
         for own in [memory.address().cast::<f32>(), gpu.upload(&vec![0.0; count])] {
             gpu.write(own, &values(rank, count));
             enqueue(&comm, gpu, CollectiveKind::AllReduce, (own, own), count, pass).unwrap();
