@@ -303,8 +303,8 @@ fn remedy(ours: &str, theirs: &str, differs: &str) -> &'static str {
     if differs.contains(" was written ") {
         return "write the same on all ranks";
     }
-    if differs.contains("frozen, unused or written parameters, or loaded values") {
-        return "freeze, name as unused, write and load the same on all ranks, with the same values";
+    if differs.contains("frozen, unused or written parameters, loaded values, or how many micro-batches") {
+        return "freeze, name as unused, write and load the same on all ranks, with the same values, in as many micro-batches";
     }
     "make calls, layouts, options, learning rates, and frozen and written parameters equal on all ranks"
 }
@@ -393,7 +393,11 @@ mod tests {
                 "; write the same on all ranks",
             ),
             (
-                told(bucket, bucket, "frozen, unused or written parameters, or loaded values"),
+                told(
+                    bucket,
+                    bucket,
+                    "frozen, unused or written parameters, loaded values, or how many micro-batches",
+                ),
                 "; freeze, name as unused, write and load the same",
             ),
             (told("all-reduce, pass 1, bucket 2", "broadcast, pass 1", "kind"), "; make calls, layouts"),

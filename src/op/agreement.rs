@@ -13,11 +13,12 @@ const HASH_MASK: u64 = (1 << (3 * LANE_BITS)) - 1;
 pub(crate) enum Agreed {
     /// Parameters, buckets, and the optimizers that step them.
     Layout,
-    /// Options of the stepper, the type in which gradients travel, and the number of micro-batches if each is summed.
+    /// Options of the stepper, and the type in which gradients travel.
     Options,
     /// Learning rates and all other hyperparameters.
     Hyperparameters,
-    /// Frozen, unused and written parameters, and values that were loaded or set by hand.
+    /// Frozen, unused and written parameters, values that were loaded or set by hand, and the number of micro-batches if each
+    /// is summed.
     Loaded,
 }
 
@@ -48,9 +49,11 @@ pub fn difference(ours: u64, theirs: u64) -> Option<&'static str> {
         // How a rank says that it could not build what the others have built.
         _ if ours == !theirs => Some("whether it was built"),
         [Agreed::Layout] => Some("layout: parameters, buckets, or the optimizers that step them"),
-        [Agreed::Options] => Some("options, or how many micro-batches there are"),
+        [Agreed::Options] => Some("options"),
         [Agreed::Hyperparameters] => Some("learning rates or other hyperparameters"),
-        [Agreed::Loaded] => Some("frozen, unused or written parameters, or loaded values"),
+        [Agreed::Loaded] => {
+            Some("frozen, unused or written parameters, loaded values, or how many micro-batches")
+        }
         _ => Some(
             "several of layout, options, hyperparameters, frozen, unused or written parameters, and loaded values",
         ),

@@ -14,7 +14,7 @@ use crate::op::{Action, Agreed, CollectiveKind, Memory, Span, Stream};
 /// The part of the agreement that the number of micro-batches is, where each has sums.
 pub(super) fn share(plan: &Plan, micro_batches: NonZeroU32) -> u64 {
     let is_summed_apart = plan.sums_micro_batches() && micro_batches > NonZeroU32::MIN;
-    if is_summed_apart { Agreed::Options.share(micro_batches.get().into()) } else { 0 }
+    if is_summed_apart { Agreed::Loaded.share(micro_batches.get().into()) } else { 0 }
 }
 
 impl Schedule {
