@@ -156,3 +156,18 @@ impl fmt::Debug for GradBucket<'_> {
         write!(f, "bucket {} of pass {}, {} elements", self.index, self.pass(), self.values.len())
     }
 }
+
+/// Zeros between the gradients of a part of a bucket, as the stepper has left them there: what a hook writes would add up from
+/// pass to pass. In a bucket of the caller's, what lies between is the caller's.
+pub(super) fn clear_padding(plan: &Plan, bucket: &Bucket, part: Range<u64>, values: &mut [f32]) {
+    if plan.is_foreign() {
+        return;
+    }
+    let mut next = 0;
+    for segment in plan.segments_of(bucket) {
+        let place = |at: u64| (at.clamp(part.start, part.end) - part.start) as usize;
+        values[next..place(segment.grad_start)].fill(0.0);
+        next = place(segment.grad_start + segment.len);
+    }
+    values[next..].fill(0.0);
+}

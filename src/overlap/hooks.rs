@@ -8,14 +8,13 @@ use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::abi::INSTEP_QUANTUM;
 use crate::collective::{Call, CallKey, Collective};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::handle::Place;
 use crate::layout::{Bucket, Plan};
 use crate::op::CollectiveKind;
-use crate::overlap::bucket::{GradBucket, sum};
+use crate::overlap::bucket::{GradBucket, clear_padding, sum};
 
 /// A communicator that calls a hook with each bucket's gradients, in place of their all-reduce. The hook's result is
 /// stepped as the SUM over ranks, which the step divides by their number (a hook that leaves means calls
@@ -102,18 +101,6 @@ fn sum_counts(
     Ok(())
 }
 
-/// Zeros between the gradients of a bucket, as the stepper has left them there. In a bucket of the caller's, what lies
-/// between is the caller's.
-fn clear_padding(plan: &Plan, bucket: &Bucket, values: &mut [f32]) {
-    if plan.is_foreign() {
-        return;
-    }
-    for segment in plan.segments_of(bucket) {
-        let end = (segment.grad_start - bucket.start + segment.len) as usize;
-        values[end..end.next_multiple_of(INSTEP_QUANTUM as usize)].fill(0.0);
-    }
-}
-
 impl<C: Collective, H: FnMut(&mut GradBucket<'_>) -> Result<()> + Send> Collective for Hooked<C, H> {
     fn inner(&self) -> Option<&dyn Collective> {
         Some(&self.comm)
@@ -186,7 +173,7 @@ impl<C: Collective, H: FnMut(&mut GradBucket<'_>) -> Result<()> + Send> Collecti
             GradBucket { comm: &self.comm, key, deadline, index, plan, bucket, values, failed: None };
         let outcome = hook(&mut seen);
         let mut failed = seen.failed.take();
-        clear_padding(plan, bucket, seen.values);
+        clear_padding(plan, bucket, bucket.start..bucket.tail.start, seen.values);
         if !counts.is_empty() && outcome.is_ok() {
             // No hook's business, so not in the bucket's name. If a sum has failed, so does this one.
             let of_counts = (CallKey { bucket: None, ..key }, deadline);

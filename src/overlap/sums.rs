@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::handle::Place;
 use crate::layout::{Bucket, Plan};
 use crate::op::CollectiveKind;
+use crate::overlap::bucket::clear_padding;
 
 type Hook = dyn FnMut(&mut BucketSum<'_>) -> Result<()> + Send;
 
@@ -168,22 +169,6 @@ impl BucketSum<'_> {
             (start < end).then(|| (segment.param as usize, first, place(start)..place(end)))
         })
     }
-
-    /// Zeros between gradients, as the stepper has left them there: what a hook writes would add up from pass to pass. In a
-    /// bucket of the caller's, what lies between is the caller's.
-    fn clear_padding(&mut self) {
-        if self.plan.is_foreign() {
-            return;
-        }
-        let (summed, mut next) = (self.bucket.summed(), 0);
-        for segment in self.plan.segments_of(self.bucket) {
-            let place = |at: u64| (at.clamp(summed.start, summed.end) - summed.start) as usize;
-            let start = place(segment.grad_start);
-            self.values[next..start].fill(0.0);
-            next = place(segment.grad_start + segment.len);
-        }
-        self.values[next..].fill(0.0);
-    }
 }
 
 impl Collective for SumHooked {
@@ -252,7 +237,7 @@ impl Collective for SumHooked {
         let (rank, world_size) = (self.rank, self.world_size);
         let mut sum = BucketSum { index, pass, rank, world_size, plan, bucket, values };
         let outcome = hook(&mut sum);
-        sum.clear_padding();
+        clear_padding(plan, bucket, bucket.summed(), sum.values);
         outcome
     }
 

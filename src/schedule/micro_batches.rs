@@ -71,7 +71,7 @@ impl Schedule {
     pub(super) fn sum_micro_batch(&mut self, bucket: u32) {
         let plan = Arc::clone(&self.plan);
         let described = &plan.buckets()[bucket as usize];
-        if described.is_local || !self.is_stepped(bucket) {
+        if described.is_local || described.shared_len() == 0 || !self.is_stepped(bucket) {
             return;
         }
         self.collect(bucket, Stream::Reduce);
@@ -94,7 +94,8 @@ impl Schedule {
 
     /// Adds the sums of the micro-batches before to those of the last one.
     pub(super) fn add_sums(&mut self, bucket: u32, described: &Bucket) {
-        if self.plan.sums_micro_batches() && self.opening.micro_batches > NonZeroU32::MIN {
+        let has_sums = self.plan.sums_micro_batches() && self.opening.micro_batches > NonZeroU32::MIN;
+        if has_sums && described.shared_len() > 0 {
             let [src, dst] = [Memory::Sums, Memory::Grads].map(|memory| Span::summed_in(memory, described));
             self.emitter.emit(Stream::Reduce, Action::Add { bucket, src, dst });
         }

@@ -104,10 +104,13 @@ impl Speeds {
                 Action::Norm { .. } | Action::Measure { .. } | Action::Step { .. } if offloads => {
                     bytes as f64 / self.host_memory
                 }
-                Action::Copy { .. } => 1e3 * self.launch + bytes as f64 / self.host_link,
-                Action::Norm { .. } | Action::Measure { .. } | Action::Step { .. } | Action::Zero(_) => {
-                    1e3 * self.launch + bytes as f64 / self.memory
-                }
+                Action::Copy { .. } if offloads => 1e3 * self.launch + bytes as f64 / self.host_link,
+                Action::Norm { .. }
+                | Action::Measure { .. }
+                | Action::Step { .. }
+                | Action::Zero(_)
+                | Action::Copy { .. }
+                | Action::Add { .. } => 1e3 * self.launch + bytes as f64 / self.memory,
                 Action::Control(_) if offloads => 0.0,
                 Action::Count(_) | Action::Control(_) => 1e3 * self.launch,
                 _ => 0.0,
