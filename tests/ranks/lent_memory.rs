@@ -3,6 +3,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use instep::collective::{Allocation, Call, Collective, Purpose};
 use instep::{Error, Gradients, InProcess, Layout, Place, Result, Sgd, Stepper, Strategy, in_process};
@@ -112,7 +113,12 @@ fn a_stepper_lives_in_the_memory_that_its_communicator_makes_and_gives_it_back()
             stepper.gather(w, &mut values)?;
             assert!(values.iter().all(|value| *value == -1.0), "{what}: {}", values[0]);
             stepper.close()?;
-            assert_eq!(made.given_back.load(Ordering::Relaxed), expected.len(), "{what}");
+            // A helper thread of the pool may hold the last launch for a moment longer.
+            let since = Instant::now();
+            while made.given_back.load(Ordering::Relaxed) < expected.len() {
+                assert!(since.elapsed() < Duration::from_secs(30), "{what}: the memory is kept");
+                std::thread::yield_now();
+            }
             Ok(())
         })
         .unwrap();
