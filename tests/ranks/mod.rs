@@ -23,6 +23,7 @@ mod lent_memory;
 pub(crate) mod loaded;
 mod local;
 mod micro_batches;
+mod micro_batches_hostile;
 pub(crate) mod multirank;
 #[cfg(not(kernels_only))]
 mod offload;
