@@ -8,6 +8,7 @@ mod calls;
 pub(crate) mod compression;
 #[cfg(not(kernels_only))]
 mod conformance;
+#[cfg(not(kernels_only))]
 mod custom_calls;
 mod divisors;
 mod external;
@@ -19,10 +20,13 @@ mod fsdp_hostile;
 pub(crate) mod hooks;
 #[cfg(not(kernels_only))]
 mod hsdp;
+#[cfg(not(kernels_only))]
 mod lent_memory;
 pub(crate) mod loaded;
 mod local;
+#[cfg(not(kernels_only))]
 mod micro_batches;
+#[cfg(not(kernels_only))]
 mod micro_batches_hostile;
 pub(crate) mod multirank;
 #[cfg(not(kernels_only))]

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use instep::collective::{Call, CallKey, CollectiveKind, Purpose};
 use instep::cuda::{Nccl, nccl};
 use instep::dtype::DType;
-use instep::{Collective, Error, Place, Strategy};
+use instep::{Collective, Error, Place, Strategy, bf16, f16};
 
 use super::memory::Gpu;
 use super::shards;
@@ -28,8 +28,20 @@ fn enqueue(
     count: usize,
     pass: u64,
 ) -> Result<(), Error> {
-    let bytes = count as u64 * 4;
-    let key = CallKey { kind, pass, bucket: Some(0), dtype: DType::F32, bytes, agreement: 7 };
+    enqueue_of(DType::F32, comm, gpu, kind, (src, dst), count as u64 * 4, pass)
+}
+
+/// Enqueues a call of so many bytes of any type.
+fn enqueue_of(
+    dtype: DType,
+    comm: &Nccl,
+    gpu: &Gpu,
+    kind: CollectiveKind,
+    (src, dst): (*mut f32, *mut f32),
+    bytes: u64,
+    pass: u64,
+) -> Result<(), Error> {
+    let key = CallKey { kind, pass, bucket: Some(0), dtype, bytes, agreement: 7 };
     // SAFETY: device memory of the call's length; nothing touches it before a wait for the stream.
     let mut call =
         unsafe { Call::new(key, comm.world_size(), src.cast(), dst.cast(), DEADLINE, Some(gpu.stream())) };
@@ -117,6 +129,33 @@ fn a_gpu_that_is_not_there_is_named() {
 }
 
 // The scenes for two ranks, with the outcome that each rank expects; those of shards are in `shards.rs`.
+
+/// Pairs of small whole numbers of 16 bits, as the bits of floats.
+fn pairs(dtype: DType, count: usize, value: impl Fn(usize) -> f32) -> Vec<f32> {
+    let bits = |value: f32| match dtype {
+        DType::BF16 => bf16::from_f32(value).to_bits(),
+        _ => f16::from_f32(value).to_bits(),
+    };
+    let pair = |k: usize| u32::from(bits(value(2 * k))) | u32::from(bits(value(2 * k + 1))) << 16;
+    (0..count).map(|k| f32::from_bits(pair(k))).collect()
+}
+
+fn sums_of_sixteen_bits(comm: Nccl, gpu: &Gpu) {
+    let rank = comm.rank() as usize;
+    let value = |rank: usize, k: usize| ((k * 5 + rank * 3) % 61) as f32 - 30.0;
+    for (pass, dtype) in (0..).zip([DType::BF16, DType::F16]) {
+        assert!(comm.sums(dtype));
+        for count in COUNTS {
+            let own = gpu.upload(&pairs(dtype, count, |k| value(rank, k)));
+            let kind = CollectiveKind::AllReduce;
+            enqueue_of(dtype, &comm, gpu, kind, (own, own), count as u64 * 4, pass).unwrap();
+            let expected = pairs(dtype, count, |k| value(0, k) + value(1, k));
+            let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+            assert!(bits(&gpu.read(own, count)) == bits(&expected), "{dtype}, {count} pairs");
+        }
+    }
+    comm.check().unwrap();
+}
 
 fn sums(comm: Nccl, gpu: &Gpu) {
     let rank = comm.rank();
@@ -224,7 +263,7 @@ fn dropping(comm: Nccl, gpu: &Gpu) {
 
 type Scene = (&'static str, fn(Nccl, &Gpu));
 
-const SCENES: [Scene; 21] = [
+const SCENES: [Scene; 22] = [
     ("sums", sums),
     ("differing", differing),
     ("out_of_order", out_of_order),
@@ -232,6 +271,7 @@ const SCENES: [Scene; 21] = [
     ("giving_up", giving_up),
     ("dropping", dropping),
     ("training", |comm, _| learn_as_a_rank_of_two(comm, Strategy::Replicated)),
+    ("sums_of_sixteen_bits", sums_of_sixteen_bits),
     ("calls_of_shards", shards::calls),
     ("shards_giving_up", shards::giving_up),
     ("shards_dying", shards::dying),
@@ -311,6 +351,7 @@ macro_rules! two_ranks {
 
 two_ranks! {
     two_ranks_sum_and_broadcast_exactly: "sums";
+    two_ranks_sum_sixteen_bits_exactly: "sums_of_sixteen_bits";
     two_ranks_that_disagree_both_get_a_mismatch: "differing";
     with_the_ledger_two_ranks_out_of_order_get_a_mismatch_and_do_not_hang: "out_of_order";
     a_rank_whose_peer_dies_gets_its_name_and_its_stream_back: "dying";
