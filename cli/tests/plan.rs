@@ -208,6 +208,41 @@ fn released_gradients_are_held_from_their_write_to_their_step() {
 }
 
 #[test]
+fn micro_batches_are_summed_once_a_pass_or_each_with_sums_of_a_shard() {
+    let folder = Folder::new();
+    let model = r#"{"params": [{"repeat": 8, "params": [{"name": "layer.{}", "shape": [1024, 256]}]}]}"#;
+    folder.write("model.json", model.as_bytes());
+    let arguments =
+        ["--world-size", "4", "--bucket-cap-mib", "1", "--strategy", "fsdp", "--release-gradients"];
+    let of = |more: &[&str]| plan(&folder, &[&arguments[..], more].concat());
+    let (one, local) = (of(&[]), of(&["--micro-batches", "3"]));
+    let summed = of(&["--micro-batches", "3", "--sum-micro-batches"]);
+    let count = |report: &Value, what: &str| {
+        let work = report["work"].as_array().unwrap().clone();
+        work.iter()
+            .filter(|work| work["what"] == what)
+            .map(|work| work["count"].as_u64().unwrap())
+            .sum::<u64>()
+    };
+    let buckets = one["buckets"].as_u64().unwrap();
+    assert_eq!(buckets, 8);
+    assert_eq!([&one, &local, &summed].map(|report| count(report, "reduce-scatter")), [8, 8, 24]);
+    // The first micro-batch is copied; the second is added to it, and both to the last.
+    assert_eq!([&one, &local, &summed].map(|report| count(report, "add")), [0, 0, 16]);
+    assert_eq!(count(&summed, "copy"), 8);
+    // Each forward and each backward brings every bucket together, but for the one between them.
+    assert!(count(&local, "all-gather") > 2 * count(&one, "all-gather"));
+    let bytes = 8 * 1024 * 256 * 4;
+    assert_eq!(held(&summed, "sums of micro-batches"), bytes / 4);
+    assert_eq!(held(&local, "gradients"), bytes, "whole from the first micro-batch to the last");
+    assert!(held(&summed, "gradients") < bytes / 2, "{}", held(&summed, "gradients"));
+    let pass = |report: &Value| report["pass_ns"].as_u64().unwrap();
+    assert!(pass(&local) > 2 * pass(&one));
+    let refused = ["plan", "--config", "model.json", "--micro-batches", "2", "--sum-micro-batches"];
+    assert_refused(&folder.run(&refused), "every rank keeps whole gradients");
+}
+
+#[test]
 fn slower_links_hide_less() {
     let folder = folder();
     let blocked = |bus| plan(&folder, &["--world-size", "8", "--bus", bus])["blocked_ns"].as_u64().unwrap();

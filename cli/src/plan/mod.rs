@@ -16,7 +16,7 @@ use std::process::ExitCode;
 
 use instep::checkpoint::safetensors::regular_file;
 use instep::timeline::{draw_picture, window_of_passes, write_trace};
-use instep::{Clip, Gradients, Mode, OffloadPolicy, Stepper, StepperBuilder, Strategy, Unused};
+use instep::{Accumulation, Clip, Gradients, Mode, OffloadPolicy, Stepper, StepperBuilder, Strategy, Unused};
 
 use crate::Failure;
 use crate::console::{print, print_json};
@@ -55,6 +55,12 @@ pub struct Arguments {
     /// Gradients go back to the system after their step, or with shards of others after their sum
     #[arg(long)]
     pub release_gradients: bool,
+    /// Times that forward and backward run in a pass, whose gradients add up
+    #[arg(long, value_name = "COUNT", default_value = "1", conflicts_with = "measure")]
+    pub micro_batches: NonZeroU32,
+    /// Ranks that share tensors out sum each micro-batch, and not once a pass
+    #[arg(long, requires = "micro_batches")]
+    pub sum_micro_batches: bool,
     /// Largest norm of all gradients, for sequential and normed
     #[arg(long, value_name = "NORM")]
     pub max_norm: Option<f64>,
@@ -125,6 +131,9 @@ impl Arguments {
         if self.release_gradients {
             builder = builder.gradients(Gradients::Release);
         }
+        if self.sum_micro_batches {
+            builder = builder.accumulation(Accumulation::Summed);
+        }
         let builder = builder.precision(model.precision).mode(mode).record(true);
         // Every parameter has a gradient, so no bucket has a tail that counts the ranks.
         let builder = builder.bucket_cap_bytes(self.bucket_cap_mib << 20).unused(Unused::StepZero);
@@ -156,7 +165,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         arguments.builder(&model).forecast(0, *world_size, speeds.cost(ranks, arguments.offload))?;
     let mut peaks = Peaks::default();
     for _ in 0..PASSES {
-        train(&mut stepper, &model.layout, speeds, &mut peaks)?;
+        train(&mut stepper, &model.layout, speeds, (&mut peaks, arguments.micro_batches))?;
     }
     let Some(run) = stepper.take_recording() else {
         return Err(Failure::Config("the run was not recorded".into()));

@@ -114,6 +114,11 @@ impl Walk {
         }
         Ok(true)
     }
+
+    /// Gives the current bucket up, and starts anew.
+    fn leave<D: Device>(&mut self, stepper: &mut Stepper<D>) -> instep::Result<()> {
+        self.at.take().map_or(Ok(()), |bucket| stepper.reshard(bucket))
+    }
 }
 
 /// Foresees one pass.
@@ -121,27 +126,38 @@ pub(super) fn train(
     stepper: &mut Foresight,
     layout: &Layout,
     speeds: &Speeds,
-    peaks: &mut Peaks,
+    (peaks, micro_batches): (&mut Peaks, NonZeroU32),
 ) -> Result<(), Failure> {
     let elements = |id: ParamId| Ok::<u64, Failure>(layout.parameter(id)?.len);
     let mut walk = Walk::default();
     peaks.note(stepper);
-    for id in layout.ids() {
-        if walk.arrive(stepper, id, true)? {
-            peaks.note(stepper);
+    for micro_batch in 1..=micro_batches.get() {
+        for id in layout.ids() {
+            if walk.arrive(stepper, id, true)? {
+                peaks.note(stepper);
+            }
+            stepper.touch(id)?;
+            stepper.compute(speeds.compute_ns(2, elements(id)?));
         }
-        stepper.touch(id)?;
-        stepper.compute(speeds.compute_ns(2, elements(id)?));
-    }
-    stepper.begin()?.detach();
-    for id in layout.ids().rev() {
-        if walk.arrive(stepper, id, false)? {
-            peaks.note(stepper);
+        if micro_batch == 1 {
+            stepper.begin_accumulating(micro_batches)?.detach();
         }
-        stepper.compute(speeds.compute_ns(4, elements(id)?));
-        stepper.touch(id.grad())?;
-        peaks.note_gradient(stepper, id)?;
-        stepper.grad_ready(id)?;
+        for id in layout.ids().rev() {
+            if walk.arrive(stepper, id, false)? {
+                peaks.note(stepper);
+            }
+            stepper.compute(speeds.compute_ns(4, elements(id)?));
+            let is_first = stepper.is_first(id)?;
+            stepper.touch(id.grad())?;
+            if is_first {
+                peaks.note_gradient(stepper, id)?;
+            }
+            stepper.grad_ready(id)?;
+        }
+        if micro_batch < micro_batches.get() {
+            walk.leave(stepper)?;
+            stepper.next_micro_batch()?;
+        }
     }
     stepper.finish()?;
     Ok(())
