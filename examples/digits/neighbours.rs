@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use instep::collective::{Call, CollectiveKind};
-use instep::{Collective, DType, Error, Pool, Result};
+use instep::{Collective, Error, Result};
 
 /// Adds up the gradients of neighbouring ranks, then those sums.
 pub(crate) struct Neighbours<C> {
@@ -27,16 +27,16 @@ impl<C: Collective> Neighbours<C> {
 }
 
 impl<C: Collective> Collective for Neighbours<C> {
+    fn inner(&self) -> Option<&dyn Collective> {
+        Some(&self.all)
+    }
+
     fn rank(&self) -> u32 {
         self.all.rank()
     }
 
     fn world_size(&self) -> u32 {
         self.all.world_size()
-    }
-
-    fn sums(&self, dtype: DType) -> bool {
-        self.all.sums(dtype)
     }
 
     fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
@@ -46,10 +46,6 @@ impl<C: Collective> Collective for Neighbours<C> {
         self.neighbours.enqueue(call)?;
         // A stepper's sums are in place.
         self.replicas.enqueue(call)
-    }
-
-    fn pool(&self) -> Option<Pool> {
-        self.all.pool()
     }
 
     fn abort(&self, cause: &Error) {
