@@ -120,7 +120,8 @@ impl CudaDevice {
             }
             Action::Collective { kind, pass, agreement, bucket, src, dst, group } => {
                 let comm = self.comm_of(op.stream, group);
-                let (bytes, dtype) = (src.bytes().max(dst.bytes()), src.dtype(&self.plan));
+                let (bytes, dtype) =
+                    (src.bytes().max(dst.bytes()), Span::dtype_of_call(kind, [src, dst], &self.plan));
                 let key = CallKey { kind, pass, bucket, dtype, bytes, agreement };
                 let brought = self.brought(op).and_then(|[_, whole]| self.memory.unsharded.resolve(whole));
                 let src = self.memory.regions.resolve(src);

@@ -21,7 +21,7 @@ use crate::launch::{
     first_control, first_records, part_of_step,
 };
 use crate::layout::Plan;
-use crate::op::{Action, CollectiveKind, Group, Memory, Op, Phase, Stream};
+use crate::op::{Action, CollectiveKind, Group, Memory, Op, Phase, Span, Stream};
 use crate::pool::{Job, Pool};
 
 /// Runs ops on one rank's memories.
@@ -222,7 +222,8 @@ impl Runner {
             Action::Release(span) => unsafe { self.memories.release(span) }?,
             Action::Collective { kind, group, pass, agreement, bucket, src, dst } => {
                 let comm = self.comm_of(op.stream, group);
-                let (bytes, dtype) = (src.bytes().max(dst.bytes()), src.dtype(&self.plan));
+                let (bytes, dtype) =
+                    (src.bytes().max(dst.bytes()), Span::dtype_of_call(kind, [src, dst], &self.plan));
                 let key = CallKey { kind, pass, bucket, dtype, bytes, agreement };
                 let gathered = bucket.filter(|_| kind == CollectiveKind::AllGather);
                 let memory = dst.memory;

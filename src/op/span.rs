@@ -8,6 +8,7 @@ use std::mem::offset_of;
 use crate::abi::{INSTEP_NORM_LIMBS, InstepControl};
 use crate::dtype::DType;
 use crate::layout::{Bucket, Master, Moments, Plan, Segment, Storage};
+use crate::op::CollectiveKind;
 
 /// One allocation; two memories never overlap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -258,6 +259,12 @@ impl Span {
 
     /// All hyperparameters and actions.
     pub const SETTINGS: Span = Span { memory: Memory::Settings, start: 0, end: u64::MAX };
+
+    /// The element type of a collective. What an all-gather sends may lie in buckets of other types on other ranks; where it goes
+    /// is the same on all.
+    pub(crate) fn dtype_of_call(kind: CollectiveKind, [src, dst]: [Span; 2], plan: &Plan) -> DType {
+        if kind == CollectiveKind::AllGather { dst.dtype(plan) } else { src.dtype(plan) }
+    }
 
     /// The element type that a collective uses: that of the first element. A master weight is only copied, as words of 4
     /// bytes.

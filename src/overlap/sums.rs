@@ -51,8 +51,8 @@ type Hook = dyn FnMut(&mut BucketSum<'_>) -> Result<()> + Send;
 /// ```
 ///
 /// # Ordering
-/// The hook runs on the reduce stream's thread, one bucket at a time, in the order of their indices. It is not called for a
-/// bucket whose parameters are all frozen if ranks share the bucket out.
+/// The hook runs on the reduce stream's thread, one bucket at a time, in the order of their sums. It is not called for a
+/// bucket whose parameters are all frozen, but for one that carries the count of ranks with `Strategy::Replicated`.
 ///
 /// # Errors
 /// An error of the hook, or a panic inside it, poisons the stepper and ends the other ranks with an error;
@@ -228,7 +228,10 @@ impl Collective for SumHooked {
         let target: &mut [f32] = bytemuck::cast_slice_mut(call.target()?);
         let found = found.and_then(|(plan, bucket)| {
             let summed = bucket.summed();
-            Some((plan, bucket, target.get_mut(..(summed.end - summed.start) as usize)?))
+            let len = (summed.end - summed.start) as usize;
+            // The counts of ranks may follow. A buffer of another length is an outer hook's own.
+            let is_whole = [len, bucket.len as usize].contains(&target.len());
+            Some((plan, bucket, target.get_mut(..len).filter(|_| is_whole)?))
         });
         let Some((plan, bucket, values)) = found else {
             let remedy = "pass whole buckets of the plan that was prepared";

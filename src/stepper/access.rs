@@ -116,7 +116,8 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Returns whether a gradient has not been written in the open pass: the first write replaces, later ones add.
+    /// Returns whether a gradient has not been written in the open pass, or if each is [summed](crate::Accumulation) in this
+    /// micro-batch: the first write replaces, later ones add.
     ///
     /// # Errors
     /// `Order` between passes, `Layout` if `id` is of another layout.

@@ -148,7 +148,10 @@ impl<D: Device> Stepper<D> {
             return Ok(());
         }
         let name = &self.layout.parameters()[param].name;
-        let wrong = "its gradient was not written in this pass";
+        let wrong = match self.plan.sums_micro_batches() {
+            true => "its gradient was not written in this micro-batch",
+            false => "its gradient was not written in this pass",
+        };
         Err(Error::order(format_args!("`{name}`"), wrong, "write it before you read it or hand it over"))
     }
 

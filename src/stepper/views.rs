@@ -108,7 +108,8 @@ impl<'a> Grads<'a> {
         Ok(slices)
     }
 
-    /// Replaces the gradient, what earlier micro-batches wrote included: those [`add`](Self::add).
+    /// Replaces the gradient, what earlier micro-batches wrote included: those [`add`](Self::add). With
+    /// [`Accumulation::Summed`](crate::Accumulation) those are summed already, and it replaces this micro-batch's alone.
     ///
     /// Values of any type become those of the gradient on the way, so a backward in bf16 may feed sums in f32.
     ///
@@ -124,7 +125,8 @@ impl<'a> Grads<'a> {
         self.store(id, values, |_, value| value)
     }
 
-    /// Adds to the gradient in f32, or replaces it if this is the first write of the pass.
+    /// Adds to the gradient in f32, or replaces it if this is the first write of the pass; of the micro-batch, if each is
+    /// [summed](crate::Accumulation).
     ///
     /// # Shapes
     /// Shape, ordering and errors as for [`write`](Self::write).

@@ -208,3 +208,34 @@ fn borrowed_buckets_hold_one_precision_each_and_train_as_the_steppers_own() {
     }
     Stored::of(&borrowing).unwrap().assert_same(&Stored::of(&own).unwrap(), &"borrowed");
 }
+
+/// Pieces of tensors travel by way of the gradients, and may lie in buckets of other types on other ranks.
+#[test]
+fn tensors_are_gathered_where_gradients_differ_in_type() {
+    let layout = Layout::builder().param("h", 2000).in_group("h").param("w", 300).build().unwrap();
+    for (strategy, ranks) in
+        [instep::Strategy::Zero, instep::Strategy::Fsdp].into_iter().flat_map(|s| [(s, 2), (s, 3)])
+    {
+        let moments = in_process(ranks, |comm| {
+            let narrow = Precision { grad: DType::BF16, ..Precision::F32 };
+            let builder = Stepper::builder(&layout, AdamW::default()).group_precision("h", narrow);
+            let mut stepper = builder.strategy(strategy).host(comm)?;
+            stepper.fill_params(|_, values| values.fill(0.25))?;
+            let mut pass = stepper.begin()?;
+            for id in layout.ids() {
+                let len = layout.parameter(id)?.len as usize;
+                pass.grads().write(id, &vec![1.0; len])?;
+            }
+            pass.finish()?;
+            let mut moment = vec![0.0; 2000];
+            stepper.gather(layout.id("h")?.state("exp_avg"), &mut moment)?;
+            Ok(moment)
+        });
+        for moment in moments.unwrap() {
+            assert!(
+                moment[0] > 0.0 && moment.iter().all(|value| *value == moment[0]),
+                "{strategy:?}, {ranks} ranks"
+            );
+        }
+    }
+}

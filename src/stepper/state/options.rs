@@ -35,14 +35,15 @@ pub enum Strategy {
 }
 
 /// How the gradients of a pass's [micro-batches](crate::Stepper::begin_accumulating) add up. If sums are exact, it changes no
-/// bit.
+/// bit of a training that adds ([`Grads::add`](crate::Grads::add)). A `write` in each micro-batch means the last gradient with
+/// `Local`, and the sum of all with `Summed`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Accumulation {
     /// On each rank, in its own gradients; the last micro-batch sums them over ranks. One sum a pass, and whole gradients
     /// stay from one micro-batch to the next.
     #[default]
     Local,
-    /// As sums over ranks: each micro-batch launches its buckets, and a rank adds up the sums of its shard. As many sums as
+    /// As sums over ranks: each micro-batch launches its buckets, and a rank adds up the sums of its shard. All ranks make as many micro-batches. As many sums as
     /// micro-batches, and with [`Gradients::Release`](crate::Gradients) no whole gradient stays in between. With
     /// [`shard_size`](crate::StepperBuilder::shard_size) the sums are those of neighbours; replicas add up once, in the last
     /// micro-batch. Gradients of 16 bits are rounded after each addition.
