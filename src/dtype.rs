@@ -24,6 +24,18 @@ impl DType {
         }
     }
 
+    /// Returns the bytes of a one.
+    pub(crate) fn one(self) -> &'static [u8] {
+        const F32: [u8; 4] = 1f32.to_ne_bytes();
+        const BF16: [u8; 2] = half::bf16::ONE.to_bits().to_ne_bytes();
+        const F16: [u8; 2] = half::f16::ONE.to_bits().to_ne_bytes();
+        match self {
+            DType::F32 => &F32,
+            DType::BF16 => &BF16,
+            DType::F16 => &F16,
+        }
+    }
+
     /// Rounds a value to the nearest of this type, ties to even.
     pub fn round(self, value: f32) -> f32 {
         match self {

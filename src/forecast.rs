@@ -51,7 +51,7 @@ impl Forecast {
         let given = [Memory::Params, Memory::Grads].map(|memory| nowhere(Span::whole(memory, &plan).bytes()));
         let counts = constants.counts(&plan, &assignment);
         let given = [Memory::Params, Memory::Grads].into_iter().zip(given);
-        let regions = Regions::new(&plan, counts, given, |bytes| Ok(nowhere(bytes)))?;
+        let regions = Regions::new(&plan, counts, given, |_, bytes| Ok(nowhere(bytes)))?;
         Ok(Forecast {
             step_bytes: (0..)
                 .zip(plan.buckets())

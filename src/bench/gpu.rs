@@ -94,6 +94,7 @@ impl GpuLauncher {
             deadline: Duration::from_secs(60),
             borrowed: None,
             timed: false,
+            host: None,
         })?;
         let (start, end) = {
             let _entered = Entered::new(&*driver)?;

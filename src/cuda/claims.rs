@@ -66,6 +66,7 @@ impl CudaDevice {
     /// copy of the settings.
     fn tables(&self, op: &Op) -> Vec<(usize, u64, bool)> {
         match op.action {
+            _ if self.is_on_host(op) => Vec::new(),
             Action::Norm { bucket } => self.norms[bucket as usize].iter().map(|l| l.table()).collect(),
             Action::Measure { .. } | Action::Step { .. } => {
                 self.launches_of(op).iter().map(|l| l.table()).collect()
@@ -77,6 +78,10 @@ impl CudaDevice {
             }
             Action::Control(Phase::Publish) => vec![(self.status.ring().addr(), self.status.bytes(), true)],
             Action::Leave { .. } => vec![(self.memory.left.addr(), size_of::<u32>() as u64, false)],
+            Action::Count(span) => {
+                let ones = self.memory.ones(span.dtype(&self.plan));
+                ones.map(|at| (at.addr(), span.bytes(), false)).into_iter().collect()
+            }
             _ => Vec::new(),
         }
     }

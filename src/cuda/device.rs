@@ -9,6 +9,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::driver::{Driver, Entered};
+use super::host_memory::HostMemory;
+use super::host_steps::{HostSide, HostSteps};
 use super::kernels::Kernels;
 use super::launches::{BucketLaunch, Preparation};
 use super::memory::DeviceMemory;
@@ -46,6 +48,8 @@ pub struct CudaDevice {
     pub(super) memory: ManuallyDrop<DeviceMemory>,
     /// Tiles that follow parameters of the caller's, once one has moved.
     pub(super) moving: ManuallyDrop<Option<MovingTiles>>,
+    /// What runs the steps, if the GPU leaves them to the host.
+    pub(super) host: ManuallyDrop<Option<HostSteps>>,
     /// How often the caller's tensors have moved; what was captured before has the old addresses.
     pub(super) bindings: u64,
     pub(super) settings: ManuallyDrop<SettingsRing>,
@@ -78,6 +82,8 @@ pub(crate) struct Parts {
     pub(crate) deadline: Duration,
     pub(crate) borrowed: Option<BorrowedPieces>,
     pub(crate) timed: bool,
+    /// What the host steps with, if the plan is offloaded.
+    pub(crate) host: Option<HostSide>,
 }
 
 // SAFETY: the pointers in the arguments lead into the device's own memory, or into the caller's by the promise that it
@@ -102,11 +108,12 @@ impl CudaDevice {
         let _entered = Entered::new(&*driver)?;
         // SAFETY: the builder's caller promises that the stream is alive.
         unsafe { driver.inspect_stream(compute)? };
-        let kernels = Kernels::load(&driver, &assignment.kernels(&plan))?;
+        let on_gpu = if plan.is_offloaded() { Vec::new() } else { assignment.kernels(&plan) };
+        let kernels = Kernels::load(&driver, &on_gpu)?;
         let priorities = Priorities { reduce: i32::MIN, optim: parts.optim_priority };
-        // Most that one stream records in two passes: with shards, a bucket's sums, decision, step and gathers. One that is
-        // unsharded more often than twice in a pass makes waits stricter.
-        let of_bucket = if plan.is_sharded() { 16 } else { 8 };
+        // Most that one stream records in two passes: with shards or offload, a bucket's sums, decision, step, copies and
+        // gathers. One that is unsharded more often than twice in a pass makes waits stricter.
+        let of_bucket = if plan.is_sharded() || plan.is_offloaded() { 16 } else { 8 };
         let room = 16 + of_bucket * plan.buckets().len();
         let streams = Streams::new(&driver, compute, priorities, Stream::used(&plan), room)?;
         let optim = streams.stream(Stream::Optim);
@@ -117,6 +124,7 @@ impl CudaDevice {
             (&constants, &assignment),
             (&*comm, Place::Cuda(driver.ordinal())),
             parts.borrowed,
+            parts.host.as_ref().map(|side| HostMemory::new(side.is_pinned)),
         )?;
         let settings = SettingsRing::new(&driver, &Settings::new(&plan, &assignment))?;
         let status = StatusRing::new(&driver)?;
@@ -129,8 +137,14 @@ impl CudaDevice {
             stream: optim,
             max_blocks: parts.max_blocks,
         };
-        let norms = preparation.launches(Kind::Norm, &mut memory)?;
-        let steps = preparation.launches(Kind::Step, &mut memory)?;
+        let (mut norms, mut steps, mut host) = (Vec::new(), Vec::new(), None);
+        if let Some(side) = parts.host {
+            let inputs = (&plan, constants, &assignment);
+            host = Some(HostSteps::new(side, &memory.regions, inputs, &*comm, &settings)?);
+        } else {
+            norms = preparation.launches(Kind::Norm, &mut memory)?;
+            steps = preparation.launches(Kind::Step, &mut memory)?;
+        }
         let stops = (0..).zip(plan.buckets()).map(|(bucket, _)| assignment.stops(&plan, bucket)).collect();
         let timing = timed.then(|| Timing::new(&driver, compute)).transpose()?;
         let mut device = CudaDevice {
@@ -151,6 +165,7 @@ impl CudaDevice {
             stops,
             memory: ManuallyDrop::new(memory),
             moving: ManuallyDrop::new(None),
+            host: ManuallyDrop::new(host),
             bindings: 0,
             settings: ManuallyDrop::new(settings),
             status: ManuallyDrop::new(status),
@@ -194,13 +209,16 @@ impl CudaDevice {
             deadline: self.deadline,
             borrowed,
             timed: self.timing.is_some(),
+            host: self.host.as_ref().map(|host| host.side().clone()),
         }
     }
 
     /// Returns the launches of a step, or of the part of it that an op runs.
     pub(super) fn launches_of(&self, op: &Op) -> &[BucketLaunch] {
         let part = |bucket: u32, stage: Option<u32>| {
-            let (launches, stops) = (&self.steps[bucket as usize], &self.stops[bucket as usize]);
+            // The host has the steps that the GPU leaves to it.
+            let Some(launches) = self.steps.get(bucket as usize) else { return &[][..] };
+            let stops = &self.stops[bucket as usize];
             let stage = stage.map_or(stops.len(), |stage| stage as usize);
             &launches[part_of_step(stops, stage, launches.len())]
         };
@@ -256,10 +274,11 @@ impl Drop for CudaDevice {
             if is_idle {
                 ManuallyDrop::drop(&mut self.kernels);
                 ManuallyDrop::drop(&mut self.moving);
+                ManuallyDrop::drop(&mut self.host);
                 ManuallyDrop::drop(&mut self.settings);
                 ManuallyDrop::drop(&mut self.status);
             } else {
-                mem::forget(mem::take(&mut self.memory.lent));
+                mem::forget((mem::take(&mut self.memory.lent), self.memory.host.take()));
             }
             // The stream that has come after all others.
             self.memory.unsharded.free_on(self.streams.stream(Stream::Optim));

@@ -8,6 +8,7 @@ use std::mem::size_of_val;
 use std::sync::Arc;
 
 use super::CudaDevice;
+use super::host_steps::HostSteps;
 use super::memory::{address, bytes_of, bytes_of_all, fetch};
 use super::timing::Timing;
 use super::unsharded::is_shared_out;
@@ -53,6 +54,21 @@ impl CudaDevice {
         })
     }
 
+    /// Reads or writes the host's part of the memory, after the work that is on the trainer's stream.
+    fn on_hosts<T>(&mut self, what: &str, work: impl FnOnce(&HostSteps) -> T) -> Result<T> {
+        self.guarded_copy(what, |device| {
+            device.block_on_compute()?;
+            device.notice_host();
+            match (&*device.host, &device.failed) {
+                (Some(host), None) => Ok(work(host)),
+                (_, Some(failed)) => Err(failed.clone()),
+                (None, None) => {
+                    Err(Error::order(what, "the GPU has no host beside it", "build it with offload"))
+                }
+            }
+        })
+    }
+
     fn fetch<T: Copy>(&mut self, at: *const T) -> Result<T> {
         self.guarded_copy("a copy to the host", |device| {
             device.block_on_compute()?;
@@ -92,6 +108,10 @@ impl Executor for CudaDevice {
     }
 
     fn write_progress(&mut self, record: usize, progress: Progress, _: Claimed) -> Result<()> {
+        if self.host.is_some() {
+            // SAFETY: by `Claimed`, after the trainer's stream.
+            return self.on_hosts("a write", |host| unsafe { host.write_progress(record, progress) });
+        }
         let at = self.memory.regions.records().wrapping_add(record);
         let mut record = self.fetch(at.cast_const())?;
         progress.set(&mut record);
@@ -103,20 +123,32 @@ impl Executor for CudaDevice {
     }
 
     fn read_progress(&mut self, record: usize, _: Claimed) -> Result<Progress> {
+        if self.host.is_some() {
+            // SAFETY: as above.
+            return self.on_hosts("a read", |host| unsafe { host.read_progress(record) });
+        }
         let at = self.memory.regions.records().wrapping_add(record);
         Ok(Progress::of(&self.fetch(at.cast_const())?))
     }
 
     fn read_control(&mut self, _: Claimed) -> Result<InstepControl> {
+        if self.host.is_some() {
+            // SAFETY: as above.
+            return self.on_hosts("a read", |host| unsafe { host.read_control() });
+        }
         self.fetch(self.memory.regions.control().cast_const())
     }
 
     fn latest(&self) -> Option<InstepStatus> {
-        self.status.latest()
+        self.host.as_ref().map_or_else(|| self.status.latest(), HostSteps::latest)
     }
 
     fn read(&mut self, span: Span, into: &mut [u8], _: Claimed) -> Result<()> {
         debug_assert_eq!(span.bytes(), size_of_val(into) as u64);
+        if span.memory.is_offloaded(&self.plan) {
+            // SAFETY: by `Claimed`, after the trainer's stream.
+            return self.on_hosts("a read", |host| unsafe { host.read(span, into) });
+        }
         let from = address(self.at(span));
         self.guarded_copy("a copy to the host", |device| {
             device.block_on_compute()?;
@@ -127,6 +159,10 @@ impl Executor for CudaDevice {
 
     fn write(&mut self, span: Span, from: &[u8], _: Claimed) -> Result<()> {
         debug_assert_eq!(span.bytes(), size_of_val(from) as u64);
+        if span.memory.is_offloaded(&self.plan) {
+            // SAFETY: as in `read`.
+            return self.on_hosts("a write", |host| unsafe { host.write(span, from) });
+        }
         let to = address(self.at(span));
         self.guarded_copy("a copy to the GPU", |device| {
             device.block_on_compute()?;
@@ -161,6 +197,12 @@ impl Executor for CudaDevice {
         let mut device = built?;
         agreed?;
         device.begun = self.begun;
+        if let Some(host) = &*device.host {
+            host.set_begun(self.begun);
+            // SAFETY: nothing has been enqueued for it.
+            unsafe { host.write_control(control, self.latest()) };
+            return Ok(device);
+        }
         let at = address(device.memory.regions.control());
         device.guarded_copy("a copy to the GPU", |device| {
             let compute = device.streams.stream(Stream::Compute);

@@ -142,6 +142,16 @@ pub unsafe trait Driver: Send + Sync {
     /// # Safety
     /// As for the trait; the two do not overlap.
     unsafe fn copy(&self, to: DevicePtr, from: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()>;
+    /// Copies to the host's memory. Returns at once if that is page-locked.
+    ///
+    /// # Safety
+    /// As for the trait.
+    unsafe fn copy_down(&self, to: *mut u8, from: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()>;
+    /// Copies from the host's memory: at once, and not in the stream's order, what is not page-locked.
+    ///
+    /// # Safety
+    /// As for the trait.
+    unsafe fn copy_up(&self, to: DevicePtr, from: *const u8, bytes: u64, stream: StreamHandle) -> Result<()>;
     /// Copies after the work that is on the stream, and returns when the copy is done.
     ///
     /// # Safety
@@ -162,6 +172,18 @@ pub unsafe trait Driver: Send + Sync {
         shape: Shape,
         stream: StreamHandle,
         args: *const c_void,
+    ) -> Result<()>;
+
+    /// Calls a function of this process, on a thread of the driver's. Later work on the stream waits until it returns.
+    ///
+    /// # Safety
+    /// As for the trait. The function makes no call of the driver's, and may be called with this argument as often as the
+    /// work is run: once, or by every launch of a graph.
+    unsafe fn call_host(
+        &self,
+        function: unsafe extern "C" fn(*mut c_void),
+        argument: *mut c_void,
+        stream: StreamHandle,
     ) -> Result<()>;
 
     /// Begins a capture: work on this stream, and on streams that wait for it, is recorded instead of run.

@@ -193,6 +193,7 @@ functions! {
         function: CUfunction, blocks: u32, blocks_y: u32, blocks_z: u32, threads: u32, threads_y: u32, threads_z: u32,
         shared_bytes: u32, stream: CUstream, arguments: *mut *mut c_void, extra: *mut *mut c_void
     );
+    cuLaunchHostFunc(stream: CUstream, function: unsafe extern "C" fn(*mut c_void), argument: *mut c_void);
     cuOccupancyMaxActiveBlocksPerMultiprocessor(
         blocks: *mut i32, function: CUfunction, threads: i32, shared_bytes: usize
     );

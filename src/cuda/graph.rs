@@ -43,6 +43,15 @@ impl CudaDevice {
                 remedy,
             ));
         }
+        if self.host.as_ref().is_some_and(|host| !host.is_pinned()) {
+            let remedy = "set OffloadPolicy::pin_memory";
+            return Err(Error::unsupported(
+                "capture",
+                "copies of pageable memory cannot be captured",
+                remedy,
+            ));
+        }
+        self.notice_host();
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }

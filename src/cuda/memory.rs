@@ -9,9 +9,11 @@ use std::sync::Arc;
 
 use super::arena::{Arena, pointer};
 use super::driver::Driver;
+use super::host_memory::HostMemory;
 use super::unsharded::{Unsharded, is_shared_out, shard_bytes, shards};
 use crate::abi::{InstepControl, InstepRecord};
 use crate::collective::{Allocation, Collective, Purpose};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, Place, StreamHandle};
 use crate::launch::{
@@ -26,6 +28,10 @@ pub(super) struct DeviceMemory {
     arenas: Vec<Arena>,
     /// The word that makes a pass leave a segment alone; null without tensors.
     pub(super) left: *const u32,
+    /// With offload, ones of each type of gradients, as many as a bucket counts at most.
+    ones: Vec<(DType, *const u8)>,
+    /// With offload, the host's part. Not stream-ordered, as `lent`.
+    pub(super) host: Option<HostMemory>,
     /// What the communicator allocated; not stream-ordered.
     pub(super) lent: Vec<Allocation>,
     /// Buckets of which ranks keep shards, while they are whole.
@@ -41,6 +47,7 @@ impl DeviceMemory {
         (constants, assignment): (&StepConstants, &Assignment),
         (comm, place): (&dyn Collective, Place),
         borrowed: Option<BorrowedPieces>,
+        mut host: Option<HostMemory>,
     ) -> Result<DeviceMemory> {
         let mut arenas = Vec::new();
         let mut shared_out = Vec::new();
@@ -78,9 +85,18 @@ impl DeviceMemory {
             }
         };
         let given = [Memory::Params, Memory::Grads].into_iter().zip(given).chain(shared_out);
-        let regions = Regions::new(plan, constants.counts(plan, assignment), given, owned)?;
-        let unsharded = Unsharded::default();
-        let mut memory = DeviceMemory { regions, arenas, left: ptr::null(), lent, unsharded };
+        let counts = constants.counts(plan, assignment);
+        let regions = Regions::new(plan, counts, given, |memory, bytes| match &mut host {
+            Some(host) if memory.is_offloaded(plan) => host.zeroed(driver, memory, bytes),
+            _ => owned(bytes),
+        })?;
+        let (unsharded, ones) = (Unsharded::default(), Vec::new());
+        let mut memory = DeviceMemory { regions, arenas, left: ptr::null(), ones, host, lent, unsharded };
+        if memory.host.is_some() {
+            // The runner on the host writes what control memory begins with.
+            memory.keep_ones(driver, stream, plan)?;
+            return Ok(memory);
+        }
         memory.left = memory.keep(driver, stream, &[action_code(SegmentAction::Leave)])?;
         memory.initialise(driver, stream, plan, (constants, assignment))?;
         Ok(memory)
@@ -94,14 +110,14 @@ impl DeviceMemory {
         (constants, assignment): (&StepConstants, &Assignment),
     ) -> Result<DeviceMemory> {
         let mut arenas = Vec::new();
-        let regions = Regions::without_tensors(constants.counts(plan, assignment), |bytes| {
+        let regions = Regions::without_tensors(constants.counts(plan, assignment), |_, bytes| {
             let arena = Arena::zeroed(driver, bytes, stream)?;
             let region = Region::whole(pointer(arena.address)?, bytes);
             arenas.push(arena);
             Ok(region)
         })?;
-        let (lent, unsharded) = (Vec::new(), Unsharded::default());
-        let memory = DeviceMemory { regions, arenas, left: ptr::null(), lent, unsharded };
+        let (ones, lent, unsharded) = (Vec::new(), Vec::new(), Unsharded::default());
+        let memory = DeviceMemory { regions, arenas, left: ptr::null(), ones, host: None, lent, unsharded };
         memory.initialise(driver, stream, plan, (constants, assignment))?;
         Ok(memory)
     }
@@ -125,6 +141,26 @@ impl DeviceMemory {
             }
         }
         Ok(())
+    }
+
+    /// Uploads ones of the types in which buckets count ranks.
+    fn keep_ones(&mut self, driver: &Arc<dyn Driver>, stream: StreamHandle, plan: &Plan) -> Result<()> {
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
+            let of_type = plan.buckets().iter().filter(|bucket| bucket.storage.precision.grad == dtype);
+            let most = of_type.map(|bucket| Span::tail(Memory::Grads, bucket).bytes()).max().unwrap_or(0);
+            if most > 0 {
+                let one = dtype.one();
+                let ones: Vec<u8> = one.iter().copied().cycle().take(most as usize).collect();
+                let kept = self.keep(driver, stream, &ones)?;
+                self.ones.push((dtype, kept));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns where ones of a type of gradients lie, for as many as a bucket counts.
+    pub(super) fn ones(&self, dtype: DType) -> Option<*const u8> {
+        self.ones.iter().find(|(kept, _)| *kept == dtype).map(|(_, at)| *at)
     }
 
     /// Uploads a copy of these values, which lives as long as this memory.

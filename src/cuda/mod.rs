@@ -20,6 +20,8 @@ mod fatbin;
 #[cfg(feature = "cuda")]
 mod functions;
 mod graph;
+mod host_memory;
+mod host_steps;
 #[cfg(feature = "interop")]
 mod interop;
 mod judge;
@@ -48,6 +50,7 @@ pub(crate) use device::Parts;
 pub use external::External;
 pub use fatbin::Image;
 pub use graph::CapturedPass;
+pub(crate) use host_steps::HostSide;
 pub use nccl::Nccl;
 pub(crate) use norm_block::NormBlock;
 

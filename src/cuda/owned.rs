@@ -4,7 +4,7 @@
 //! these, or the trainer's, by the promise of the caller who named it. Queued work outlives all of them.
 #![allow(unsafe_code)]
 
-use std::ptr;
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use super::driver::{Driver, Entered, Graph, Mapped, Module};
@@ -173,6 +173,11 @@ impl OwnedMapped {
     /// Returns the GPU's address of its first byte.
     pub(super) fn device(&self) -> DevicePtr {
         self.memory.device
+    }
+
+    /// Returns the host's address of its first byte.
+    pub(super) fn host(&self) -> NonNull<u8> {
+        self.memory.host
     }
 
     /// Writes words from word `at` on. No kernel reads them meanwhile, or it may read some of the old ones.

@@ -81,6 +81,11 @@ impl SettingsRing {
         self.ring.device()
     }
 
+    /// Returns the host's address of the first slot.
+    pub(super) fn first_slot(&self) -> *const u32 {
+        self.ring.host().as_ptr().cast_const().cast()
+    }
+
     pub(super) fn slot_words(&self) -> u64 {
         self.words.len() as u64
     }

@@ -21,6 +21,8 @@ pub(super) struct Streams {
     reduce: OwnedStream,
     optim: OwnedStream,
     gather: Option<OwnedStream>,
+    download: Option<OwnedStream>,
+    upload: Option<OwnedStream>,
 }
 
 impl Streams {
@@ -32,14 +34,18 @@ impl Streams {
         used: &[Stream],
         room: usize,
     ) -> Result<Streams> {
-        let gathers = used.contains(&Stream::Gather);
+        let own = |stream: Stream, priority: i32| {
+            used.contains(&stream).then(|| OwnedStream::new(driver, priority)).transpose()
+        };
         let mut streams = Streams {
             compute,
             rings: std::array::from_fn(|_| Vec::with_capacity(room)),
             spare: Event::new(driver, false)?,
             reduce: OwnedStream::new(driver, priorities.reduce)?,
             optim: OwnedStream::new(driver, priorities.optim)?,
-            gather: gathers.then(|| OwnedStream::new(driver, priorities.reduce)).transpose()?,
+            gather: own(Stream::Gather, priorities.reduce)?,
+            download: own(Stream::Download, priorities.reduce)?,
+            upload: own(Stream::Upload, priorities.reduce)?,
         };
         let used: Vec<Stream> = streams.all().collect();
         for stream in used {
@@ -53,10 +59,13 @@ impl Streams {
 
     /// Returns the streams that there are.
     pub(super) fn all(&self) -> impl Iterator<Item = Stream> + use<> {
-        let gathers = self.gather.is_some();
-        Stream::ALL
-            .into_iter()
-            .filter(move |stream| stream.is_always_used() || gathers && *stream == Stream::Gather)
+        let there: [bool; STREAMS] = Stream::ALL.map(|stream| match stream {
+            Stream::Compute | Stream::Reduce | Stream::Optim => true,
+            Stream::Gather => self.gather.is_some(),
+            Stream::Download => self.download.is_some(),
+            Stream::Upload => self.upload.is_some(),
+        });
+        Stream::ALL.into_iter().filter(move |stream| there[stream.index()])
     }
 
     pub(super) fn stream(&self, stream: Stream) -> StreamHandle {
@@ -64,9 +73,10 @@ impl Streams {
             Stream::Compute => self.compute,
             Stream::Reduce => self.reduce.handle(),
             Stream::Optim => self.optim.handle(),
+            // A plan that has no such stream has no op on it.
             Stream::Gather => self.gather.as_ref().unwrap_or(&self.optim).handle(),
-            // The builder refuses offload.
-            Stream::Download | Stream::Upload => self.optim.handle(),
+            Stream::Download => self.download.as_ref().unwrap_or(&self.optim).handle(),
+            Stream::Upload => self.upload.as_ref().unwrap_or(&self.optim).handle(),
         }
     }
 

@@ -27,6 +27,7 @@ const MOST_BLOCKS: u32 = i32::MAX as u32;
 impl CudaDevice {
     /// Runs ops up to the first that fails.
     pub(super) fn run_all(&mut self, ops: &[Op]) {
+        self.notice_host();
         if self.failed.is_some() {
             return;
         }
@@ -83,7 +84,8 @@ impl CudaDevice {
                 }
                 self.streams.record(ticket)
             }
-            Action::Control(Phase::Begin) => self.begin(stream),
+            Action::Control(Phase::Begin) => self.begin(op, stream),
+            _ if self.is_on_host(op) => self.on_host(op, stream),
             Action::Control(Phase::Decide) => self.decide(None, stream),
             Action::Control(Phase::DecideBucket { bucket }) => self.decide(Some(bucket), stream),
             Action::Control(Phase::Publish) => {
@@ -100,15 +102,13 @@ impl CudaDevice {
                 // guarantees and the checker proves for every op.
                 unsafe { self.driver.zero(at, span.bytes(), stream) }
             }
-            Action::Copy { src, dst, .. } if !self.plan.is_offloaded() => {
-                let [from, to] = [src, dst].map(|span| address(self.memory.regions.resolve(span)));
-                // SAFETY: as for `Zero`; two memories never overlap.
-                unsafe { self.driver.copy(to, from, src.bytes(), stream) }
-            }
+            Action::Copy { src, dst, .. } => self.copy(op.stream, [src, dst]),
             Action::Add { bucket, src, dst } => self.add(bucket, [src, dst], stream),
-            Action::Copy { .. } | Action::Count(_) => {
-                let remedy = "leave StepperBuilder::offload out";
-                Err(Error::unsupported("offload", "a GPU's steps cannot run on the host yet", remedy))
+            Action::Count(span) => {
+                let at = address(self.memory.regions.resolve(span));
+                let Some(ones) = self.memory.ones(span.dtype(&self.plan)) else { return Ok(()) };
+                // SAFETY: as for `Zero`; there are as many ones as any bucket counts.
+                unsafe { self.driver.copy(at, address(ones), span.bytes(), stream) }
             }
             Action::Release(span) if is_shared_out(span.memory, &self.plan) => {
                 self.memory.unsharded.release(span);
@@ -134,23 +134,61 @@ impl CudaDevice {
         }
     }
 
-    fn begin(&mut self, stream: StreamHandle) -> Result<()> {
+    /// Whether the host runs an op of the GPU's streams.
+    pub(super) fn is_on_host(&self, op: &Op) -> bool {
+        self.host.as_ref().is_some_and(|host| host.runs(op, &self.plan))
+    }
+
+    fn on_host(&mut self, op: &Op, stream: StreamHandle) -> Result<()> {
+        let Some(host) = &mut *self.host else { return Ok(()) };
+        host.enqueue(&*self.driver, op, stream)
+    }
+
+    /// Copies inside the GPU's memory, or between it and the host's.
+    fn copy(&self, on: Stream, [src, dst]: [Span; 2]) -> Result<()> {
+        let (stream, bytes) = (self.streams.stream(on), src.bytes());
+        let is_offloaded = |span: Span| span.memory.is_offloaded(&self.plan);
+        if self.host.as_ref().is_some_and(|host| !host.is_pinned())
+            && (is_offloaded(src) || is_offloaded(dst))
+        {
+            // The driver copies pageable memory when it is called.
+            self.block_on(self.streams.here(on)?)?;
+        }
+        let [from, to] = [src, dst].map(|span| self.memory.regions.resolve(span));
+        // SAFETY: as for `Zero`; two memories never overlap.
+        unsafe {
+            match (is_offloaded(src), is_offloaded(dst)) {
+                (true, _) => self.driver.copy_up(address(to), from, bytes, stream),
+                (_, true) => self.driver.copy_down(to, address(from), bytes, stream),
+                _ => self.driver.copy(address(to), address(from), bytes, stream),
+            }
+        }
+    }
+
+    fn begin(&mut self, op: &Op, stream: StreamHandle) -> Result<()> {
         if !self.is_capturing {
             self.fill_slot()?;
         }
-        let args = InstepBeginArgs {
-            ring: ptr::with_exposed_provenance(self.settings.ring().0 as usize),
-            slot_words: self.settings.slot_words(),
-            slot_count: SLOTS as u64,
-            ..begin_args(&self.memory.regions, &self.constants)
-        };
-        self.launch_one(self.kernels.begin, INSTEP_GPU_THREADS, stream, &args)?;
+        match self.is_on_host(op) {
+            true => self.on_host(op, stream)?,
+            false => self.launch_begin(stream)?,
+        }
         if self.is_capturing {
             return Ok(());
         }
         self.settings.mark_read(self.begun, stream)?;
         self.begun += 1;
         Ok(())
+    }
+
+    fn launch_begin(&self, stream: StreamHandle) -> Result<()> {
+        let args = InstepBeginArgs {
+            ring: ptr::with_exposed_provenance(self.settings.ring().0 as usize),
+            slot_words: self.settings.slot_words(),
+            slot_count: SLOTS as u64,
+            ..begin_args(&self.memory.regions, &self.constants)
+        };
+        self.launch_one(self.kernels.begin, INSTEP_GPU_THREADS, stream, &args)
     }
 
     /// Makes the open pass leave a segment alone: by a copy on the stream, which a captured pass holds as well. The next

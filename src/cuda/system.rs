@@ -244,6 +244,16 @@ unsafe impl Driver for System {
         unsafe { self.functions.cuMemcpyDtoDAsync(to.0, from.0, bytes as usize, stream_of(stream)) }
     }
 
+    unsafe fn copy_down(&self, to: *mut u8, from: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { self.functions.cuMemcpyDtoHAsync(to.cast(), from.0, bytes as usize, stream_of(stream)) }
+    }
+
+    unsafe fn copy_up(&self, to: DevicePtr, from: *const u8, bytes: u64, stream: StreamHandle) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { self.functions.cuMemcpyHtoDAsync(to.0, from.cast(), bytes as usize, stream_of(stream)) }
+    }
+
     unsafe fn upload(&self, to: DevicePtr, from: &[u8], stream: StreamHandle) -> Result<()> {
         let stream = stream_of(stream);
         // SAFETY: as above; the slice outlives the copy, because the call waits for the stream.
@@ -277,6 +287,16 @@ unsafe impl Driver for System {
         unsafe {
             self.functions.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, params, none)
         }
+    }
+
+    unsafe fn call_host(
+        &self,
+        function: unsafe extern "C" fn(*mut c_void),
+        argument: *mut c_void,
+        stream: StreamHandle,
+    ) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { self.functions.cuLaunchHostFunc(stream_of(stream), function, argument) }
     }
 
     unsafe fn begin_capture(&self, stream: StreamHandle) -> Result<()> {

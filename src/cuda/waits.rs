@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::CudaDevice;
 use super::driver::Entered;
+use super::host_steps::HostSteps;
 use super::owned::Event;
 use crate::error::{Error, Result};
 use crate::op::{Stream, Ticket};
@@ -84,15 +85,28 @@ impl CudaDevice {
         what: &str,
         work: impl FnOnce(&mut CudaDevice) -> Result<T>,
     ) -> Result<T> {
+        self.notice_host();
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
         let driver = Arc::clone(&self.driver);
         let outcome = Entered::new(&*driver).and_then(|_entered| work(self));
-        outcome.map_err(|error| {
+        // What it waited for may have failed.
+        self.notice_host();
+        if let Err(error) = &outcome {
             self.fail(what, error.clone());
-            self.failed.clone().unwrap_or(error)
-        })
+        }
+        match &self.failed {
+            Some(failed) => Err(failed.clone()),
+            None => outcome,
+        }
+    }
+
+    /// Fails the device if an op on the host has failed.
+    pub(super) fn notice_host(&mut self) {
+        if let Some((op, error)) = self.host.as_ref().and_then(HostSteps::failed) {
+            self.fail(&op.to_string(), error);
+        }
     }
 
     pub(super) fn fail(&mut self, op: &str, error: Error) {

@@ -79,6 +79,11 @@ impl Arena {
 }
 
 impl Arena {
+    /// Its first byte and its length.
+    pub(crate) fn run(&self) -> (NonNull<u8>, u64) {
+        (self.base, self.bytes)
+    }
+
     /// Its bytes as f32. Offsets from a boundary are multiples of what a vector needs.
     pub(crate) fn f32s(&mut self) -> &mut [f32] {
         let length = self.bytes as usize / size_of::<f32>();
@@ -203,7 +208,7 @@ impl Memories {
             Some(borrowed) => [Region::scattered(borrowed.params), Region::scattered(borrowed.grads)],
         };
         let given = [Memory::Params, Memory::Grads].into_iter().zip(given);
-        let regions = Regions::new(plan, constants.counts(plan, assignment), given, owned)?;
+        let regions = Regions::new(plan, constants.counts(plan, assignment), given, |_, bytes| owned(bytes))?;
         for (memory, _) in are_released.into_iter().filter(|(_, is_released)| *is_released) {
             // Refused here, on untouched memory, and not after the first step.
             let whole = Span::whole(memory, plan);
@@ -223,7 +228,7 @@ impl Memories {
     /// Allocates control memory and settings alone, for tensors whose addresses come with each launch.
     pub(crate) fn without_tensors(counts: Counts) -> Result<Memories> {
         let mut arenas = Vec::new();
-        let regions = Regions::without_tensors(counts, |bytes| {
+        let regions = Regions::without_tensors(counts, |_, bytes| {
             let arena = Arena::zeroed(bytes, 0)?;
             let region = Region::whole(arena.base, arena.bytes);
             arenas.push(arena);
@@ -231,6 +236,12 @@ impl Memories {
         })?;
         let (regions, published) = (UnsafeCell::new(regions), Mutex::new(None));
         Ok(Memories { regions, _arenas: arenas, _lent: Vec::new(), are_borrowed: false, published })
+    }
+
+    /// Takes memories that another owner allocates and keeps; only those that ops of the host touch are reachable here.
+    pub(crate) fn at(regions: Regions) -> Memories {
+        let (regions, published) = (UnsafeCell::new(regions), Mutex::new(None));
+        Memories { regions, _arenas: Vec::new(), _lent: Vec::new(), are_borrowed: false, published }
     }
 
     /// The addresses of all memories.
@@ -273,12 +284,7 @@ impl Memories {
     /// # Safety
     /// Nothing else touches the span.
     pub(crate) unsafe fn count(&self, span: Span, dtype: DType) {
-        let (one, two) = (1f32.to_ne_bytes(), |bits: u16| bits.to_ne_bytes());
-        let one: &[u8] = match dtype {
-            DType::F32 => &one,
-            DType::BF16 => &two(half::bf16::ONE.to_bits()),
-            DType::F16 => &two(half::f16::ONE.to_bits()),
-        };
+        let one = dtype.one();
         let first = self.resolve(span);
         for at in (0..span.bytes() as usize).step_by(one.len()) {
             // SAFETY: `resolve` has checked the bounds, and the span has whole elements; the rest is the contract.

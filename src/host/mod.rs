@@ -19,7 +19,7 @@ mod rendezvous;
 pub(crate) mod runner;
 pub(crate) mod stagger;
 pub(crate) mod stored;
-mod streams;
+pub(crate) mod streams;
 
 pub use kernels::Isa;
 #[cfg(feature = "mpi")]

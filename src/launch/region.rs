@@ -128,13 +128,13 @@ impl Regions {
         plan: &Plan,
         counts: Counts,
         given: impl IntoIterator<Item = (Memory, Region)>,
-        mut owned: impl FnMut(u64) -> Result<Region>,
+        mut owned: impl FnMut(Memory, u64) -> Result<Region>,
     ) -> Result<Regions> {
         let mut given: Vec<(Memory, Region)> = given.into_iter().collect();
         let tensors = Memory::of_tensors(plan, counts.states).map(|memory| {
             let at = given.iter().position(|(known, _)| *known == memory);
             let region = at.map(|at| given.swap_remove(at).1);
-            Ok((memory, region.map_or_else(|| owned(Span::whole(memory, plan).bytes()), Ok)?))
+            Ok((memory, region.map_or_else(|| owned(memory, Span::whole(memory, plan).bytes()), Ok)?))
         });
         let tensors = tensors.collect::<Result<_>>()?;
         Ok(Regions { tensors, ..Regions::without_tensors(counts, owned)? })
@@ -143,10 +143,11 @@ impl Regions {
     /// Control memory and settings alone.
     pub(crate) fn without_tensors(
         counts: Counts,
-        mut owned: impl FnMut(u64) -> Result<Region>,
+        mut owned: impl FnMut(Memory, u64) -> Result<Region>,
     ) -> Result<Regions> {
-        let control = owned(counts.control_bytes() as u64)?;
-        Ok(Regions { counts, control, settings: owned(counts.settings_bytes() as u64)?, tensors: Vec::new() })
+        let control = owned(Memory::Control, counts.control_bytes() as u64)?;
+        let settings = owned(Memory::Settings, counts.settings_bytes() as u64)?;
+        Ok(Regions { counts, control, settings, tensors: Vec::new() })
     }
 
     fn region(&self, memory: Memory) -> &Region {

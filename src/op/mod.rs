@@ -164,7 +164,7 @@ pub enum Group {
 }
 
 /// The work of an op.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Later ops of the stream start after the ticket's position has been passed.
     Wait(Ticket),

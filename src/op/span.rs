@@ -123,7 +123,7 @@ impl Memory {
 }
 
 /// A range of bytes of one memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Span {
     /// Which memory.
     pub memory: Memory,

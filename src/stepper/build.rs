@@ -404,7 +404,7 @@ impl StepperBuilder<'_> {
         Err(Error::range("loss_scale", loss_scale, allowed))
     }
 
-    fn pool(&self, comm: &dyn Collective) -> Result<Pool> {
+    pub(super) fn pool(&self, comm: &dyn Collective) -> Result<Pool> {
         if let Some(threads) = self.threads {
             return Pool::with_threads(threads);
         }

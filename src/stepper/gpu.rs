@@ -109,17 +109,18 @@ impl StepperBuilder<'_> {
             let remedy = "use Nccl or External of the same device, Solo, or a collective of your own";
             return Err(Error::unsupported(thing, "this collective cannot reach them", remedy));
         }
-        if self.isa.is_some() {
+        let offloads = self.offload.is_some();
+        if self.isa.is_some() && !offloads {
             return Err(Error::config("isa", "set", "chooses CPU kernels", "leave it out on a GPU"));
         }
-        if self.threads.is_some() {
+        if self.threads.is_some() && !offloads {
             return Err(Error::config("threads", "set", "splits CPU kernels", "leave it out on a GPU"));
         }
         if self.is_inline {
             let wrong = "a GPU's steps are always enqueued on the calling thread";
             return Err(Error::config("inline", "set", wrong, "leave it out on a GPU"));
         }
-        self.refuse_offload_on_gpu()?;
+        let host = self.host_side(&*comm)?;
         if self.gradients == Gradients::Release {
             let wrong = format_args!("{place} cannot be given back");
             let remedy = "use Gradients::Keep or Gradients::Zero";
@@ -129,15 +130,21 @@ impl StepperBuilder<'_> {
             return Err(Error::range("max_blocks", 0, "1 or more"));
         }
         self.assemble(comm, memory, |blueprint| {
-            blueprint.assignment.refuse_unreached(place)?;
+            // Steps read and write where they run.
+            let of_steps = if offloads { Place::Host } else { place };
+            blueprint.assignment.refuse_unreached(of_steps)?;
             let scaler = blueprint.constants.loss_scale.external().map(|scaler| {
                 [scaler.scale, scaler.found_inf].map(|base| Piece { start: 0, bytes: 4, base })
             });
             if blueprint.borrowed.is_some() || scaler.is_some() {
                 let _entered = Entered::new(&*cuda.driver)?;
                 let borrowed = blueprint.borrowed.iter().flat_map(BorrowedPieces::iter);
-                let pieces = borrowed.chain(scaler.iter().flatten());
-                refuse_other_places(pieces, place, |address| cuda.driver.inspect_memory(address))?;
+                refuse_other_places(borrowed, place, |address| cuda.driver.inspect_memory(address))?;
+                refuse_other_places(scaler.iter().flatten(), of_steps, |address| {
+                    let found = cuda.driver.inspect_memory(address);
+                    // The driver knows no pageable memory.
+                    if offloads { found.or(Ok(Place::Host)) } else { found }
+                })?;
             }
             // First, so that ranks which differ learn in what before they are to make a communicator.
             blueprint.comm.agree(blueprint.agreement, blueprint.deadline)?;
@@ -157,6 +164,7 @@ impl StepperBuilder<'_> {
                 deadline,
                 borrowed,
                 timed,
+                host,
             })?;
             Ok((device, beside))
         })
@@ -186,6 +194,10 @@ impl Stepper<CudaDevice> {
     /// unsharded, and for a frozen gradient inside a pass; `Poisoned` after a failure.
     pub fn ptr<'n>(&mut self, tensor: impl Into<TensorId<'n>>) -> Result<DevicePtr> {
         let (id, memory) = self.find(tensor.into())?;
+        if memory.is_offloaded(&self.plan) {
+            let wrong = "it lies in the host's memory, beside the steps";
+            return Err(Error::unsupported("address of an optimizer state", wrong, "copy it with read"));
+        }
         let is_open = self.run.get_mut().schedule.is_open();
         if !matches!(memory, Memory::Params | Memory::Grads) {
             self.refuse_open_pass()?;

@@ -2,8 +2,11 @@
 //!
 //! What the host steps is the parameter; the device has a copy, which `schedule/offload.rs` renews. A trainer writes both.
 
+use crate::collective::Collective;
+use crate::cuda::HostSide;
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::host::kernels::{Isa, Kernels};
 use crate::layout::{Gradients, Layout, Plan, Segment, SegmentAction};
 use crate::op::{self, Access, Memory, Span};
 use crate::schedule::Schedule;
@@ -61,12 +64,11 @@ impl StepperBuilder<'_> {
         Ok(())
     }
 
-    pub(super) fn refuse_offload_on_gpu(&self) -> Result<()> {
-        if self.offload.is_none() {
-            return Ok(());
-        }
-        let wrong = "a GPU's steps cannot run on the host yet";
-        Err(Error::unsupported("offload on a GPU", wrong, "leave it out, or step on the host"))
+    /// What the host steps with, if a GPU is to leave the steps to it.
+    pub(super) fn host_side(&self, comm: &dyn Collective) -> Result<Option<HostSide>> {
+        let Some(policy) = self.offload else { return Ok(None) };
+        let kernels = Kernels::load(self.isa.map_or_else(Isa::from_environment, Ok)?)?;
+        Ok(Some(HostSide { kernels, pool: self.pool(comm)?, is_pinned: policy.pin_memory }))
     }
 }
 

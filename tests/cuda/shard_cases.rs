@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 
 use instep::{
     Accumulation, Adam, AdamW, Clip, DType, Divisor, Gradients, Lamb, LossScale, LossScaler, Master, Mode,
-    Moments, Precision, Sgd, Stepper, StepperBuilder, Strategy, Unused,
+    Moments, OffloadPolicy, Precision, Sgd, Stepper, StepperBuilder, Strategy, Unused,
 };
 
 use super::shards::shapes;
@@ -43,7 +43,7 @@ pub(crate) const PLAIN: Case = Case {
     shard_size: None,
 };
 
-pub(crate) const CASES: [Case; 17] = [
+pub(crate) const CASES: [Case; 26] = [
     Case { name: "eager", leaves_out: true, ..PLAIN },
     Case {
         name: "clip_and_skip",
@@ -155,7 +155,81 @@ pub(crate) const CASES: [Case; 17] = [
         joins: true,
         ..PLAIN
     },
+    Case { name: "offloaded", build: offloaded, leaves_out: true, freezes: true, ..PLAIN },
+    Case {
+        name: "offloaded_clip_and_skip",
+        build: |builder| {
+            offloaded(builder).mode(Mode::Normed).clip(Clip::Global(0.5)).skip_nonfinite(true).threads(2)
+        },
+        leaves_out: true,
+        overflows: true,
+        ..PLAIN
+    },
+    Case {
+        name: "offloaded_loss_scale",
+        build: |builder| {
+            let scaler = LossScaler { initial_scale: 1024.0, growth_interval: 2, ..LossScaler::default() };
+            offloaded(builder).mode(Mode::Sequential).loss_scale(LossScale::Dynamic(scaler))
+        },
+        overflows: true,
+        micro_batches: 2,
+        ..PLAIN
+    },
+    Case {
+        name: "offloaded_eight_bits",
+        build: |builder| {
+            let low = Precision {
+                param: DType::BF16,
+                grad: DType::BF16,
+                master: Master::Remainder16,
+                moments: Moments::EightBit,
+                ..Precision::F32
+            };
+            offloaded(builder).precision(low).ema(0.9).gradients(Gradients::Zero)
+        },
+        leaves_out: true,
+        ..PLAIN
+    },
+    Case {
+        name: "norms_offloaded",
+        build: |builder| offloaded(builder).clip(Clip::PerBucket(0.25)).unused(Unused::StepZero),
+        leaves_out: true,
+        freezes: true,
+        ..PLAIN
+    },
+    Case {
+        name: "offloaded_and_summed",
+        build: |builder| {
+            offloaded(builder).accumulation(Accumulation::Summed).mode(Mode::Normed).clip(Clip::Global(0.5))
+        },
+        leaves_out: true,
+        micro_batches: 3,
+        ..PLAIN
+    },
+    Case {
+        name: "offloaded_and_abandoned",
+        build: |builder| offloaded(builder).mode(Mode::Normed).clip(Clip::Previous(0.5)),
+        abandons: true,
+        ..PLAIN
+    },
+    Case {
+        name: "offloaded_and_joined",
+        build: |builder| offloaded(builder).uneven_inputs(Divisor::ContributingRanks),
+        joins: true,
+        ..PLAIN
+    },
+    Case {
+        name: "offloaded_to_pageable_memory",
+        build: |builder| builder.offload(OffloadPolicy { pin_memory: false }),
+        leaves_out: true,
+        freezes: true,
+        ..PLAIN
+    },
 ];
+
+fn offloaded(builder: StepperBuilder<'static>) -> StepperBuilder<'static> {
+    builder.offload(OffloadPolicy::default())
+}
 
 pub(crate) fn builder(case: &Case, strategy: Strategy) -> StepperBuilder<'static> {
     let optimizer = Adam { amsgrad: true, ..Adam::default() };

@@ -32,6 +32,7 @@ pub(crate) enum Command {
     Zero { address: DevicePtr, bytes: u64 },
     Copy { to: DevicePtr, from: DevicePtr, bytes: u64 },
     Launch { kernel: &'static str, shape: Shape, args: Box<Args> },
+    CallHost { function: unsafe extern "C" fn(*mut c_void), argument: usize },
 }
 
 #[derive(Clone, Copy)]
@@ -77,6 +78,10 @@ pub(crate) fn run(command: &Command, fibers: bool) {
         // SAFETY: as above; the caller says that they do not overlap.
         Command::Copy { to, from, bytes } => unsafe {
             pointer(*to).copy_from_nonoverlapping(pointer(*from), *bytes as usize)
+        },
+        // SAFETY: the caller of the driver says that it may be called with this argument.
+        Command::CallHost { function, argument } => unsafe {
+            function(std::ptr::with_exposed_provenance_mut(*argument))
         },
         Command::Launch { kernel, shape, args } if fibers => as_fibers(kernel, *shape, args),
         Command::Launch { kernel, shape, args } => on_cpu(kernel, *shape, args),

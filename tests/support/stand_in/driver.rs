@@ -184,6 +184,16 @@ unsafe impl Driver for StandIn {
         self.command("copy", Call::CopyOnDevice { stream, bytes }, Command::Copy { to, from, bytes })
     }
 
+    unsafe fn copy_down(&self, to: *mut u8, from: DevicePtr, bytes: u64, stream: StreamHandle) -> Result<()> {
+        let to = DevicePtr(to.expose_provenance() as u64);
+        self.command("copy_down", Call::CopyDown { stream, bytes }, Command::Copy { to, from, bytes })
+    }
+
+    unsafe fn copy_up(&self, to: DevicePtr, from: *const u8, bytes: u64, stream: StreamHandle) -> Result<()> {
+        let from = DevicePtr(from.expose_provenance() as u64);
+        self.command("copy_up", Call::CopyUp { stream, bytes }, Command::Copy { to, from, bytes })
+    }
+
     unsafe fn upload(&self, to: DevicePtr, from: &[u8], stream: StreamHandle) -> Result<()> {
         let state = self.call("upload", Some(Call::Copy { stream, bytes: from.len() }))?;
         assert!(state.capturing.is_none(), "a captured stream cannot be waited for");
@@ -218,6 +228,16 @@ unsafe impl Driver for StandIn {
         // SAFETY: the struct that this kernel takes, by the caller's promise.
         let command = unsafe { Command::launch(name, shape, args) };
         self.command("launch", Call::Launch { kernel: name, shape, stream }, command)
+    }
+
+    unsafe fn call_host(
+        &self,
+        function: unsafe extern "C" fn(*mut c_void),
+        argument: *mut c_void,
+        stream: StreamHandle,
+    ) -> Result<()> {
+        let argument = argument.expose_provenance();
+        self.command("call_host", Call::CallHost { stream }, Command::CallHost { function, argument })
     }
 
     unsafe fn begin_capture(&self, stream: StreamHandle) -> Result<()> {

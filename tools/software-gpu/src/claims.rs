@@ -65,6 +65,11 @@ impl Claim {
         Claim { written: self.written.into_iter().map(shorter).collect(), ..self }
     }
 
+    /// Returns what is claimed everywhere, read and written; nothing, if the claim holds for some memory alone.
+    pub(crate) fn whole(&self) -> [&[Range<u64>]; 2] {
+        if self.guarded.is_empty() { [&self.read, &self.written] } else { [&[], &[]] }
+    }
+
     /// Returns the first bytes of a range that this does not claim.
     pub(crate) fn lacks(&self, range: Range<u64>, access: Access) -> Option<Range<u64>> {
         let claimed = if access == Access::Read { &self.read } else { &self.written };
@@ -125,7 +130,11 @@ impl Gpu {
         Ok(match (claim, work) {
             (
                 Some(claim),
-                work @ (Work::Copy { .. } | Work::Fill { .. } | Work::Kernel(_) | Work::Foreign(_)),
+                work @ (Work::Copy { .. }
+                | Work::Fill { .. }
+                | Work::Kernel(_)
+                | Work::Foreign(_)
+                | Work::Host { .. }),
             ) => Work::Claimed(claim, Box::new(work)),
             (_, work) => work,
         })

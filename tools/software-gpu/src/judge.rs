@@ -88,6 +88,22 @@ impl Judge<'_> {
         without.iter().for_each(|part| shadow.set_unwritten(part.start + first..part.end + first));
     }
 
+    /// Enters all that a function of the program claims, since nobody sees what it touches: pinned memory, of which it may
+    /// move bytes on that have no value, and never a GPU's. Memory that is not this driver's is the program's own.
+    pub(crate) fn claimed(&mut self, claim: &Claim) {
+        let [read, written] = claim.whole();
+        for (ranges, access) in [(read, Access::Read), (written, Access::Write)] {
+            for range in ranges {
+                let Some(memory) = self.heap.around(range.start) else { continue };
+                if let Kind::Device { .. } = memory.kind {
+                    let (name, memory) = (&self.operation.touch.name, memory.describe());
+                    fault("a GPU's memory", &format!("{name} claims {memory}, which the host cannot reach"));
+                }
+                self.touch(range.start, range.end - range.start, access);
+            }
+        }
+    }
+
     fn unwritten(&mut self, start: u64, address: u64, bytes: u64) -> Vec<Range<u64>> {
         let range = address - start..address - start + bytes;
         self.heap.shadow(start).map_or_else(Vec::new, |shadow| shadow.unwritten(range))

@@ -58,6 +58,9 @@ impl Gpu {
                 }
             }
             Work::Host { function, data } => {
+                if let Some(claim) = claim {
+                    judge.claimed(claim);
+                }
                 type Function = unsafe extern "C" fn(*mut c_void);
                 let function = ptr::with_exposed_provenance::<c_void>(*function);
                 entry::in_host_function(|| {

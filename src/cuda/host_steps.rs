@@ -1,0 +1,280 @@
+//! A GPU's steps on the host: ops of the optim stream as calls of this process, in that stream's order.
+//!
+//! The driver makes each call on a thread of its own, where the host's runner does what it does on the host device, with
+//! the same bits. Events order calls, copies and collectives as they order kernels. A call of the driver's is forbidden
+//! there, so a failure waits until the trainer's thread comes by. (`cuLaunchHostFunc`; ZeRO-Offload, as `host_memory.rs`.)
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use super::driver::Driver;
+use super::pinned::{SLOTS, SettingsRing};
+use crate::abi::{InstepControl, InstepStatus};
+use crate::collective::{Call, Collective, refused_kind};
+use crate::error::{Error, Result};
+use crate::handle::StreamHandle;
+use crate::host::arena::Memories;
+use crate::host::kernels::Kernels;
+use crate::host::runner::{Parts, Runner};
+use crate::host::streams::message_of;
+use crate::launch::{Assignment, Progress, Regions, StepConstants};
+use crate::layout::Plan;
+use crate::op::{Action, Op, Phase, Span};
+use crate::pool::Pool;
+
+/// What the host steps with.
+#[derive(Clone)]
+pub(crate) struct HostSide {
+    pub(crate) kernels: Kernels,
+    pub(crate) pool: Pool,
+    pub(crate) is_pinned: bool,
+}
+
+/// The host's part of one device.
+pub(super) struct HostSteps {
+    side: HostSide,
+    shared: Arc<Shared>,
+    /// What the driver has been given, for good: a graph may make a call at any time.
+    calls: HashMap<Action, Box<HostCall>>,
+}
+
+/// The argument of a call.
+struct HostCall {
+    shared: Arc<Shared>,
+    op: Op,
+}
+
+struct Shared {
+    runner: Runner,
+    memories: Arc<Memories>,
+    /// The settings of passes, as `pinned.rs` describes.
+    first_slot: *const u32,
+    slot_words: usize,
+    /// Begins so far, which select the slot.
+    begun: AtomicU64,
+    failed: Mutex<Option<(Op, Error)>>,
+}
+
+// SAFETY: the slots outlive the device's calls, and the trainer's thread writes none that a Begin has still to read.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+/// The communicator of a runner that runs no collective: the device's own would outlive a device that hangs.
+struct NoCalls {
+    rank: u32,
+    world_size: u32,
+}
+
+impl Collective for NoCalls {
+    fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    fn world_size(&self) -> u32 {
+        self.world_size
+    }
+
+    fn enqueue(&self, call: &mut Call<'_>) -> Result<()> {
+        Err(refused_kind(call.key().kind))
+    }
+
+    fn abort(&self, _: &Error) {}
+}
+
+impl HostSteps {
+    /// Makes the runner, and writes control memory and settings as they are before the first pass.
+    pub(super) fn new(
+        side: HostSide,
+        regions: &Regions,
+        (plan, constants, assignment): (&Arc<Plan>, StepConstants, &Arc<Assignment>),
+        comm: &dyn Collective,
+        settings: &SettingsRing,
+    ) -> Result<HostSteps> {
+        let memories = Arc::new(Memories::at(regions.clone()));
+        let parts = Parts {
+            plan: Arc::clone(plan),
+            memories: Arc::clone(&memories),
+            constants,
+            assignment: Arc::clone(assignment),
+            kernels: side.kernels,
+            pool: side.pool.clone(),
+            comm: Arc::new(NoCalls { rank: comm.rank(), world_size: comm.world_size() }),
+            gathers: None,
+            groups: None,
+            deadline: Duration::ZERO,
+        };
+        let shared = Shared {
+            runner: Runner::new(parts)?,
+            memories,
+            first_slot: settings.first_slot(),
+            slot_words: settings.slot_words() as usize,
+            begun: AtomicU64::new(0),
+            failed: Mutex::new(None),
+        };
+        Ok(HostSteps { side, shared: Arc::new(shared), calls: HashMap::new() })
+    }
+
+    pub(super) fn side(&self) -> &HostSide {
+        &self.side
+    }
+
+    /// Whether what is copied is page-locked.
+    pub(super) fn is_pinned(&self) -> bool {
+        self.side.is_pinned
+    }
+
+    /// Whether the host runs an op of this plan.
+    pub(super) fn runs(&self, op: &Op, plan: &Plan) -> bool {
+        match op.action {
+            Action::Control(_)
+            | Action::Norm { .. }
+            | Action::Measure { .. }
+            | Action::Step { .. }
+            | Action::Leave { .. } => true,
+            Action::Zero(span) | Action::Count(span) | Action::Release(span) => {
+                span.memory.is_offloaded(plan)
+            }
+            Action::Wait(_)
+            | Action::Record(_)
+            | Action::Collective { .. }
+            | Action::Copy { .. }
+            | Action::Add { .. } => false,
+        }
+    }
+
+    /// Puts the call of an op on a stream.
+    pub(super) fn enqueue(&mut self, driver: &dyn Driver, op: &Op, stream: StreamHandle) -> Result<()> {
+        let shared = &self.shared;
+        let call = self
+            .calls
+            .entry(op.action)
+            .or_insert_with(|| Box::new(HostCall { shared: Arc::clone(shared), op: *op }));
+        let argument: *const HostCall = &**call;
+        // SAFETY: the call is kept, at its address, until the device is dropped while the GPU is idle, or for good. It uses
+        // the host's memory alone, which is kept as long, and no function of the driver.
+        unsafe { driver.call_host(run, argument.cast_mut().cast(), stream) }
+    }
+
+    /// Returns the first failure.
+    pub(super) fn failed(&self) -> Option<(Op, Error)> {
+        self.shared.failed()
+    }
+
+    /// Says how many passes were begun before the first one on this memory.
+    pub(super) fn set_begun(&self, begun: u64) {
+        self.shared.begun.store(begun, Ordering::Relaxed);
+    }
+
+    pub(super) fn latest(&self) -> Option<InstepStatus> {
+        self.shared.memories.latest()
+    }
+
+    /// Takes over the results of passes before the first one on this memory.
+    ///
+    /// # Safety
+    /// No call has been enqueued.
+    pub(super) unsafe fn write_control(&self, control: InstepControl, latest: Option<InstepStatus>) {
+        // SAFETY: the contract.
+        unsafe { self.shared.memories.write_control_block(control) };
+        self.shared.memories.set_latest(latest);
+    }
+
+    /// # Safety
+    /// No call that writes control memory is running, here and below.
+    pub(super) unsafe fn read_control(&self) -> InstepControl {
+        // SAFETY: the contract.
+        unsafe { self.shared.memories.read_control() }
+    }
+
+    /// # Safety
+    /// As above.
+    pub(super) unsafe fn read_progress(&self, record: usize) -> Progress {
+        // SAFETY: the contract.
+        Progress::of(&unsafe { self.shared.memories.read_record(record) })
+    }
+
+    /// # Safety
+    /// As above, and none that has been enqueued is still to run.
+    pub(super) unsafe fn write_progress(&self, record: usize, progress: Progress) {
+        // SAFETY: the contract.
+        unsafe { self.shared.memories.write_progress(record, progress) }
+    }
+
+    /// Copies a span of the host's.
+    ///
+    /// # Safety
+    /// No call or copy that writes it is running.
+    pub(super) unsafe fn read(&self, span: Span, into: &mut [u8]) {
+        assert_eq!(span.bytes(), into.len() as u64);
+        // SAFETY: one run of bytes by `resolve`; the rest is the contract.
+        unsafe { ptr::copy_nonoverlapping(self.shared.memories.resolve(span), into.as_mut_ptr(), into.len()) }
+    }
+
+    /// Copies to a span of the host's.
+    ///
+    /// # Safety
+    /// Nothing that touches it is running.
+    pub(super) unsafe fn write(&self, span: Span, from: &[u8]) {
+        assert_eq!(span.bytes(), from.len() as u64);
+        // SAFETY: as in `read`.
+        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), self.shared.memories.resolve(span), from.len()) }
+    }
+}
+
+impl Shared {
+    fn failed(&self) -> Option<(Op, Error)> {
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Runs an op, unless one has failed before.
+    fn run(&self, op: &Op) {
+        if self.failed().is_some() {
+            return;
+        }
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            if op.action == Action::Control(Phase::Begin) {
+                self.take_settings();
+            }
+            self.runner.run(op)
+        }));
+        let error = match outcome {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => error,
+            Err(panic) => {
+                let message = message_of(&*panic);
+                // Dropping the panic's payload would run a user's code once more.
+                std::mem::forget(panic);
+                Error::Rank { rank: self.runner.rank(), message }
+            }
+        };
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert((*op, error));
+    }
+
+    /// Copies the settings of the pass that begins.
+    fn take_settings(&self) {
+        let slot = (self.begun.fetch_add(1, Ordering::Relaxed) % SLOTS as u64) as usize;
+        // SAFETY: a slot of the ring, which the trainer's thread has written for this pass; the settings are as long, and
+        // only Begins touch them, one after the other.
+        unsafe {
+            let from = self.first_slot.add(slot * self.slot_words);
+            self.memories.regions().settings().copy_from_nonoverlapping(from, self.slot_words);
+        }
+    }
+}
+
+/// What the driver calls.
+///
+/// # Safety
+/// The argument is a living [`HostCall`].
+unsafe extern "C" fn run(argument: *mut c_void) {
+    // SAFETY: the contract.
+    let call = unsafe { &*argument.cast::<HostCall>() };
+    call.shared.run(&call.op);
+}
