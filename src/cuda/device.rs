@@ -209,7 +209,8 @@ impl CudaDevice {
             deadline: self.deadline,
             borrowed,
             timed: self.timing.is_some(),
-            host: self.host.as_ref().map(|host| host.side().clone()),
+            // An offloaded plan stays for good: the stepper refuses to rebuild it.
+            host: None,
         }
     }
 

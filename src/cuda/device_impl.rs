@@ -197,12 +197,6 @@ impl Executor for CudaDevice {
         let mut device = built?;
         agreed?;
         device.begun = self.begun;
-        if let Some(host) = &*device.host {
-            host.set_begun(self.begun);
-            // SAFETY: nothing has been enqueued for it.
-            unsafe { host.write_control(control, self.latest()) };
-            return Ok(device);
-        }
         let at = address(device.memory.regions.control());
         device.guarded_copy("a copy to the GPU", |device| {
             let compute = device.streams.stream(Stream::Compute);

@@ -29,7 +29,6 @@ use crate::op::{Action, Op, Phase, Span};
 use crate::pool::Pool;
 
 /// What the host steps with.
-#[derive(Clone)]
 pub(crate) struct HostSide {
     pub(crate) kernels: Kernels,
     pub(crate) pool: Pool,
@@ -38,7 +37,7 @@ pub(crate) struct HostSide {
 
 /// The host's part of one device.
 pub(super) struct HostSteps {
-    side: HostSide,
+    is_pinned: bool,
     shared: Arc<Shared>,
     /// What the driver has been given, for good: a graph may make a call at any time.
     calls: HashMap<Action, Box<HostCall>>,
@@ -104,7 +103,7 @@ impl HostSteps {
             constants,
             assignment: Arc::clone(assignment),
             kernels: side.kernels,
-            pool: side.pool.clone(),
+            pool: side.pool,
             comm: Arc::new(NoCalls { rank: comm.rank(), world_size: comm.world_size() }),
             gathers: None,
             groups: None,
@@ -118,16 +117,12 @@ impl HostSteps {
             begun: AtomicU64::new(0),
             failed: Mutex::new(None),
         };
-        Ok(HostSteps { side, shared: Arc::new(shared), calls: HashMap::new() })
-    }
-
-    pub(super) fn side(&self) -> &HostSide {
-        &self.side
+        Ok(HostSteps { is_pinned: side.is_pinned, shared: Arc::new(shared), calls: HashMap::new() })
     }
 
     /// Whether what is copied is page-locked.
     pub(super) fn is_pinned(&self) -> bool {
-        self.side.is_pinned
+        self.is_pinned
     }
 
     /// Whether the host runs an op of this plan.
@@ -167,23 +162,8 @@ impl HostSteps {
         self.shared.failed()
     }
 
-    /// Says how many passes were begun before the first one on this memory.
-    pub(super) fn set_begun(&self, begun: u64) {
-        self.shared.begun.store(begun, Ordering::Relaxed);
-    }
-
     pub(super) fn latest(&self) -> Option<InstepStatus> {
         self.shared.memories.latest()
-    }
-
-    /// Takes over the results of passes before the first one on this memory.
-    ///
-    /// # Safety
-    /// No call has been enqueued.
-    pub(super) unsafe fn write_control(&self, control: InstepControl, latest: Option<InstepStatus>) {
-        // SAFETY: the contract.
-        unsafe { self.shared.memories.write_control_block(control) };
-        self.shared.memories.set_latest(latest);
     }
 
     /// # Safety

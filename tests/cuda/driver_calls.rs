@@ -10,7 +10,7 @@ use instep::cuda::driver::Shape;
 use instep::cuda::{Cuda, External};
 use instep::hazard::Traced;
 use instep::layout::Plan;
-use instep::op::{Action, Op, Phase, Stream, Ticket};
+use instep::op::{Action, Op, Phase, Span, Stream, Ticket};
 use instep::{
     Clip, DType, Error, EventHandle, Master, Mode, Precision, Sgd, Solo, Stepper, StreamHandle, Unused,
 };
@@ -42,6 +42,14 @@ fn expected(
         let segments = plan.segments_of(&plan.buckets()[bucket as usize]);
         segments.iter().map(|s| s.len.div_ceil(INSTEP_TILE_ELEMENTS.into()) as u32).sum::<u32>()
     };
+    let copied = |src: Span, dst: Span| {
+        let (bytes, is_host) = (src.bytes(), |span: Span| span.memory.is_offloaded(plan));
+        match (is_host(src), is_host(dst)) {
+            (true, _) => Call::CopyUp { stream, bytes },
+            (_, true) => Call::CopyDown { stream, bytes },
+            _ => Call::CopyOnDevice { stream, bytes },
+        }
+    };
     let launch = |kernel, blocks, threads| Call::Launch { kernel, shape: Shape { blocks, threads }, stream };
     match op.action {
         Action::Wait(_)
@@ -49,12 +57,13 @@ fn expected(
         | Action::Collective { .. }
         | Action::Measure { .. }
         | Action::Release(_) => None,
-        Action::Count(_) => panic!("a GPU offloads nothing"),
-        Action::Copy { src, .. } => Some(Call::CopyOnDevice { stream, bytes: src.bytes() }),
+        Action::Count(span) => Some(Call::CopyOnDevice { stream, bytes: span.bytes() }),
+        Action::Copy { src, dst, .. } => Some(copied(src, dst)),
         Action::Add { src, .. } => {
             let rounds = src.bytes().div_ceil(4 * 4 * u64::from(INSTEP_GPU_THREADS)) as u32;
             Some(launch("instep_add", rounds.min(most.unwrap_or(u32::MAX)), INSTEP_GPU_THREADS))
         }
+        _ if plan.is_offloaded() && op.stream == Stream::Optim => Some(Call::CallHost { stream }),
         Action::Control(Phase::Begin) => Some(launch("instep_begin", 1, INSTEP_GPU_THREADS)),
         Action::Control(Phase::Decide | Phase::DecideBucket { .. }) => Some(launch("instep_decide", 1, 1)),
         Action::Control(Phase::Publish) => Some(launch("instep_publish", 1, 1)),
@@ -73,7 +82,7 @@ fn expected(
 }
 
 /// Walks both lists and asserts that every op became its call.
-fn assert_calls(
+pub(super) fn assert_calls(
     ops: &[Op],
     calls: &[Call],
     plan: &Plan,
@@ -141,12 +150,12 @@ fn assert_calls(
     assert_eq!(next(&mut owed, &events), None, "calls that no op explains");
 }
 
-fn ops(list: &[Traced]) -> Vec<Op> {
+pub(super) fn ops(list: &[Traced]) -> Vec<Op> {
     list.iter().filter_map(|entry| if let Traced::Op(op) = entry { Some(*op) } else { None }).collect()
 }
 
 /// Returns the trainer's stream, and those of a new stepper whose steps have priority -1.
-fn streams(stand_in: &StandIn) -> HashMap<Stream, StreamHandle> {
+pub(super) fn streams(stand_in: &StandIn) -> HashMap<Stream, StreamHandle> {
     let made = stand_in.take_calls();
     let with = |wanted: i32| {
         let stream = made.iter().find_map(|call| match call {

@@ -10,6 +10,7 @@ pub(crate) mod failures;
 #[cfg(feature = "cuda")]
 pub(crate) mod gpu;
 pub(crate) mod mixed;
+mod offload;
 pub(crate) mod rebinding;
 pub(crate) mod shard_cases;
 mod shards;

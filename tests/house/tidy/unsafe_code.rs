@@ -49,6 +49,7 @@ const UNSAFE: &[&str] = &[
     "src/cuda/driver.rs",
     "src/cuda/external.rs",
     "src/cuda/functions.rs",
+    "src/cuda/host_steps.rs",
     "src/cuda/judge.rs",
     "src/cuda/launches.rs",
     "src/cuda/memory.rs",

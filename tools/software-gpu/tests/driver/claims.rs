@@ -62,3 +62,51 @@ fn work_inside_a_claim_and_after_it_ends_well() {
         assert_eq!(read(memory, 64), [3; 64]);
     });
 }
+
+/// A function of the program that does nothing.
+unsafe extern "C" fn nothing(_: *mut std::ffi::c_void) {}
+
+fn pinned() -> u64 {
+    made!(null_mut(), place => cuMemHostAlloc(&mut place, 64, 3)).expose_provenance() as u64
+}
+
+#[test]
+fn what_a_host_function_claims_is_what_it_touches() {
+    is_caught("race", || {
+        open();
+        let (device, host, copies, calls) = (filled(64, 1), pinned(), stream!(), stream!());
+        let to = std::ptr::with_exposed_provenance_mut(host as usize);
+        ok!(cuMemcpyDtoHAsync_v2(to, device, 64, copies));
+        claim(calls, host + 63, 1, Claimed::READ);
+        ok!(cuLaunchHostFunc(calls, Some(nothing), null_mut()));
+        end_claim(calls);
+        ok!(cuCtxSynchronize());
+    });
+}
+
+#[test]
+fn a_host_function_that_claims_memory_of_a_gpu_is_caught() {
+    is_caught("a GPU's memory", || {
+        open();
+        let (memory, stream) = (filled(64, 1), stream!());
+        claim(stream, memory, 64, Claimed::READ);
+        ok!(cuLaunchHostFunc(stream, Some(nothing), null_mut()));
+        ok!(cuStreamSynchronize(stream));
+    });
+}
+
+#[test]
+fn a_host_function_that_waits_for_a_copy_may_claim_what_was_copied() {
+    ends_well(|| {
+        open();
+        let (device, host, copies, calls, event) = (filled(64, 1), pinned(), stream!(), stream!(), event!());
+        let to = std::ptr::with_exposed_provenance_mut(host as usize);
+        ok!(cuMemcpyDtoHAsync_v2(to, device, 64, copies));
+        ok!(cuEventRecord(event, copies));
+        ok!(cuStreamWaitEvent(calls, event, 0));
+        claim(calls, host, 64, Claimed::WRITTEN);
+        ok!(cuLaunchHostFunc(calls, Some(nothing), null_mut()));
+        end_claim(calls);
+        ok!(cuStreamSynchronize(calls));
+    });
+}
