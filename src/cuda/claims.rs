@@ -18,12 +18,11 @@ impl CudaDevice {
         let judge = self.driver.judge().filter(|_| works)?;
         let mut ranges = Vec::new();
         let mut add = |address: usize, bytes: u64, kind: Kind| ranges.push(Range::new(address, bytes, kind));
-        let brought = self.brought(op);
         op.accesses(&self.plan, self.assignment.state_count(), &self.frozen(), &mut |access| {
             let kind = if access.writes { Kind::Write } else { Kind::Read };
-            if access.writes && brought.is_some_and(|[_, whole]| whole == access.span) {
-                let whole = self.memory.unsharded.resolve(access.span);
-                return whole.into_iter().for_each(|at| add(at.addr(), access.span.bytes(), kind));
+            let always = self.memory.regions.find(access.span);
+            if let (None, Some(at)) = (always, self.memory.unsharded.resolve(access.span)) {
+                return add(at.addr(), access.span.bytes(), kind);
             }
             self.memory.regions.runs(access.span).for_each(|(at, bytes)| add(at, bytes, kind));
             for at in self.of_the_callers_scaler(access.span).into_iter().flatten() {

@@ -13,13 +13,13 @@ use super::driver::{Entered, Kernel, Shape};
 use super::launches::BucketLaunch;
 use super::memory::address;
 use super::pinned::SLOTS;
-use super::unsharded::is_shared_out;
+use super::unsharded::{is_away, is_shared_out};
 use crate::abi::{INSTEP_GPU_THREADS, InstepAddArgs, InstepBeginArgs, InstepPublishArgs, InstepRecord};
 use crate::collective::{Call, CallKey};
 use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, StreamHandle};
 use crate::launch::{begin_args, decide_args, dtype_code, records_of};
-use crate::op::{Action, CollectiveKind, Op, Phase, Span, Stream};
+use crate::op::{Action, CollectiveKind, Memory, Op, Phase, Span, Stream};
 
 /// Of one launch, in its first dimension.
 const MOST_BLOCKS: u32 = i32::MAX as u32;
@@ -50,7 +50,8 @@ impl CudaDevice {
             timing.start(*op, stream)?;
         }
         if let Some(bucket) = self.brought(op) {
-            self.memory.unsharded.take(&self.driver, bucket, stream)?;
+            let gather = self.streams.stream(Stream::Gather);
+            self.memory.unsharded.take(&self.driver, bucket, [stream, gather])?;
         }
         let claim = self.claim(op, stream);
         let outcome = self.run(op);
@@ -62,14 +63,30 @@ impl CudaDevice {
         }
     }
 
-    /// Returns the shard and the whole of a bucket that an op brings together beside its shard.
+    /// Returns the shard that the GPU keeps, if it does, and the whole of a bucket that an op brings together.
     pub(super) fn brought(&self, op: &Op) -> Option<[Span; 2]> {
-        let Action::Collective { kind: CollectiveKind::AllGather, src, dst, .. } = op.action else {
-            return None;
+        let away = |bucket: u32| {
+            let bucket = &self.plan.buckets()[bucket as usize];
+            let whole = Span::shared(Memory::Params, bucket);
+            is_away(bucket, &self.plan).then_some([Span { end: whole.start, ..whole }, whole])
         };
-        let is_apart = self.plan.shards_params() && op.stream == Stream::Gather;
-        // The shard of a group of one is the bucket.
-        (is_apart && src != dst).then_some([src, dst])
+        match op.action {
+            Action::Copy { bucket, .. } if op.stream == Stream::Upload => away(bucket),
+            Action::Collective { kind: CollectiveKind::AllGather, src, dst, bucket, .. }
+                if self.plan.shards_params() && op.stream == Stream::Gather =>
+            {
+                // The shard of a group of one is the bucket.
+                bucket.and_then(away).or_else(|| (src != dst).then_some([src, dst]))
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns where an op finds a span: in memory that is always there, or in a bucket that is whole.
+    pub(super) fn find(&self, span: Span) -> *mut u8 {
+        let always = self.memory.regions.find(span);
+        let whole = || self.memory.unsharded.resolve(span);
+        always.or_else(whole).unwrap_or_else(|| self.memory.regions.resolve(span))
     }
 
     fn run(&mut self, op: &Op) -> Result<()> {
@@ -123,9 +140,7 @@ impl CudaDevice {
                 let (bytes, dtype) =
                     (src.bytes().max(dst.bytes()), Span::dtype_of_call(kind, [src, dst], &self.plan));
                 let key = CallKey { kind, pass, bucket, dtype, bytes, agreement };
-                let brought = self.brought(op).and_then(|[_, whole]| self.memory.unsharded.resolve(whole));
-                let src = self.memory.regions.resolve(src);
-                let dst = brought.unwrap_or_else(|| self.memory.regions.resolve(dst));
+                let [src, dst] = [src, dst].map(|span| self.find(span));
                 // SAFETY: as for `Zero`.
                 let mut call =
                     unsafe { Call::new(key, comm.world_size(), src, dst, self.deadline, Some(stream)) };
@@ -154,7 +169,7 @@ impl CudaDevice {
             // The driver copies pageable memory when it is called.
             self.block_on(self.streams.here(on)?)?;
         }
-        let [from, to] = [src, dst].map(|span| self.memory.regions.resolve(span));
+        let [from, to] = [src, dst].map(|span| self.find(span));
         // SAFETY: as for `Zero`; two memories never overlap.
         unsafe {
             match (is_offloaded(src), is_offloaded(dst)) {

@@ -1,8 +1,8 @@
 //! Buckets whose parameters ranks share out, while all of their parameters are on this GPU: memory beside that of the shard.
 //!
-//! A shard keeps its address. A whole bucket has one from its all-gather to its release, and its memory is taken and freed on
-//! the gather stream, so nothing waits on the host. Ops go to the shard; the trainer goes to the whole bucket while it is
-//! there. (Zhao et al., VLDB 2023, "PyTorch FSDP", with CUDA's stream-ordered allocator.)
+//! A shard keeps its address. A whole bucket has one from its all-gather to its release, and its memory is taken and freed in
+//! the order of streams, so nothing waits on the host. Ops go to the shard; the trainer goes to the whole bucket while it is
+//! there. With offload the host has the shard, and the GPU nothing but whole buckets, from their uploads on. (Zhao et al., VLDB 2023, "PyTorch FSDP", with CUDA's stream-ordered allocator.)
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::driver::Driver;
 use crate::error::Result;
 use crate::handle::{Address, StreamHandle};
 use crate::launch::{Piece, Region};
-use crate::layout::Plan;
+use crate::layout::{Bucket, Plan};
 use crate::op::{Memory, Span};
 
 /// The buckets that are whole, with the part that lies in the shard's own memory too.
@@ -54,15 +54,17 @@ impl Unsharded {
         self.0.iter_mut().for_each(|whole| whole.arena.free_on(stream));
     }
 
-    /// Takes memory for a bucket that is brought together, in the order of a stream.
+    /// Takes memory for a bucket that is brought together, in the order of a stream. It is freed on the other one.
     pub(super) fn take(
         &mut self,
         driver: &Arc<dyn Driver>,
         [shard, span]: [Span; 2],
-        stream: StreamHandle,
+        [stream, freed_on]: [StreamHandle; 2],
     ) -> Result<()> {
         if self.of(span).is_none() {
-            self.0.push(Whole { span, shard, arena: Arena::new(driver, span.bytes(), stream)? });
+            let mut arena = Arena::new(driver, span.bytes(), stream)?;
+            arena.free_on(freed_on);
+            self.0.push(Whole { span, shard, arena });
         }
         Ok(())
     }
@@ -93,16 +95,26 @@ pub(super) fn is_shared_out(memory: Memory, plan: &Plan) -> bool {
     plan.shards_params() && matches!(memory, Memory::Params | Memory::Copy)
 }
 
+/// Returns whether a bucket's shard lies on the host alone, except while the bucket is whole.
+pub(super) fn is_away(bucket: &Bucket, plan: &Plan) -> bool {
+    plan.is_offloaded() && plan.shards_params() && !bucket.is_local
+}
+
+/// Returns all shards of a memory that the GPU keeps.
+fn kept_shards(memory: Memory, plan: &Plan) -> impl Iterator<Item = Span> + '_ {
+    let here = plan.buckets().iter().filter(|bucket| !is_away(bucket, plan));
+    here.map(move |bucket| Span::shard(memory, bucket))
+}
+
 /// Returns the bytes of all shards of a memory.
 pub(super) fn shard_bytes(memory: Memory, plan: &Plan) -> u64 {
-    plan.buckets().iter().map(|bucket| Span::shard(memory, bucket).bytes()).sum()
+    kept_shards(memory, plan).map(|span| span.bytes()).sum()
 }
 
 /// Returns the shards of a memory, one after the other in `arena`, each at a multiple of 256 elements.
 pub(super) fn shards(memory: Memory, plan: &Plan, arena: &Arena) -> Result<Region> {
     let mut next = arena.address;
-    let spans =
-        plan.buckets().iter().map(|bucket| Span::shard(memory, bucket)).filter(|span| span.bytes() > 0);
+    let spans = kept_shards(memory, plan).filter(|span| span.bytes() > 0);
     let pieces = spans.map(|span| {
         let piece = Piece { start: span.start, bytes: span.bytes(), base: Address::of(pointer(next)?) };
         next.0 += span.bytes();

@@ -6,24 +6,35 @@ use std::sync::Arc;
 
 use instep::cuda::{Cuda, CudaDevice};
 use instep::op::Memory;
-use instep::{Collective, Error, Result, Stepper, Strategy, in_process};
+use instep::{Collective, Error, OffloadPolicy, Result, Stepper, Strategy, in_process};
 
 use crate::cuda::shard_cases::{PLAIN, builder};
 use crate::cuda::shards::{LENS, OnStandIn, shapes};
 use crate::support::stand_in::{COMPUTE, StandIn};
 use crate::support::{assert_same_bits, paint};
 
-fn fsdp(comm: impl Collective + 'static, cuda: &Cuda) -> Result<Stepper<CudaDevice>> {
+fn fsdp(comm: impl Collective + 'static, cuda: &Cuda, offloads: bool) -> Result<Stepper<CudaDevice>> {
+    let builder = builder(&PLAIN, Strategy::Fsdp);
+    let builder = if offloads { builder.offload(OffloadPolicy::default()) } else { builder };
     // SAFETY: the trainer's stream is the stand-in's, which is a number.
-    unsafe { builder(&PLAIN, Strategy::Fsdp).cuda(comm, cuda) }
+    unsafe { builder.cuda(comm, cuda) }
 }
 
 #[test]
 fn a_whole_bucket_has_one_address_from_unshard_to_reshard_and_its_memory_comes_and_goes() {
+    comes_and_goes(false);
+}
+
+#[test]
+fn with_offload_the_gpu_has_nothing_of_a_bucket_that_is_not_whole() {
+    comes_and_goes(true);
+}
+
+fn comes_and_goes(offloads: bool) {
     in_process(2, |comm| {
         let stand_in = StandIn::new();
         let cuda = Cuda::on(stand_in.clone()).compute_stream(COMPUTE);
-        let mut stepper = fsdp(OnStandIn(Arc::new(comm)), &cuda)?;
+        let mut stepper = fsdp(OnStandIn(Arc::new(comm)), &cuda, offloads)?;
         let params = |stepper: &Stepper<CudaDevice>| {
             stepper.memory().into_iter().find(|(memory, _)| *memory == Memory::Params).unwrap().1
         };
@@ -34,6 +45,7 @@ fn a_whole_bucket_has_one_address_from_unshard_to_reshard_and_its_memory_comes_a
             stepper.write(*id, &values(param))?;
         }
         let (shards, allocated) = (params(&stepper), stand_in.allocated_bytes());
+        assert_eq!(shards == 0, offloads);
         let whole = |bucket: u32| {
             let described = &stepper.plan().buckets()[bucket as usize];
             4 * (described.params.end - described.params.start)
@@ -106,7 +118,7 @@ fn a_bucket_for_which_there_is_no_memory_fails_its_stepper_and_nothing_else() {
     in_process(2, |comm| {
         let stand_in = StandIn::new();
         let cuda = Cuda::on(stand_in.clone()).compute_stream(COMPUTE);
-        let mut stepper = fsdp(OnStandIn(Arc::new(comm)), &cuda)?;
+        let mut stepper = fsdp(OnStandIn(Arc::new(comm)), &cuda, false)?;
         stand_in.break_call("allocate");
         stepper.unshard(0)?;
         let id = shapes().id("p5")?;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use instep::cuda::{Cuda, nccl};
-use instep::{Error, Gradients, Isa, OffloadPolicy, Sgd, Solo, Stepper, StepperBuilder, in_process};
+use instep::{AdamW, Error, Gradients, Isa, OffloadPolicy, Sgd, Solo, Stepper, StepperBuilder, in_process};
 
 use super::Page;
 use super::building::one;
@@ -51,7 +51,6 @@ fn gpu(page: &mut Page) {
     row(|b| b.isa(Isa::Baseline), cuda());
     row(|b| b.threads(2), cuda());
     row(|b| b.gradients(Gradients::Release), cuda());
-    row(|b| b.offload(OffloadPolicy::default()), cuda());
     row(|b| b, cuda().max_blocks(0));
     row(|b| b, Cuda::on(StandIn::new()).compute_stream(instep::StreamHandle(0x7777)));
     let broken = StandIn::new();
@@ -63,6 +62,14 @@ fn gpu(page: &mut Page) {
         unsafe { Stepper::builder(&layout, Sgd::default()).cuda(comm, &cuda()) }.map(drop)
     });
     page.refused(refused);
+    let id = layout.ids().next().unwrap();
+    let builder = Stepper::builder(&layout, AdamW::default()).offload(OffloadPolicy { pin_memory: false });
+    let cuda = Cuda::on(StandIn::new()).compute_stream(COMPUTE);
+    // SAFETY: as above.
+    let mut stepper = unsafe { builder.cuda(Solo::default(), &cuda) }.unwrap();
+    page.refused(stepper.ptr(id.state("exp_avg")));
+    stepper.begin().and_then(|pass| pass.finish()).unwrap();
+    page.refused(stepper.capture(|pass| pass.finish()));
 }
 
 fn nccl_options(page: &mut Page) {
