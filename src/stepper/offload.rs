@@ -20,6 +20,10 @@ impl StepperBuilder<'_> {
     /// they are [unsharded](Stepper::unshard). The copies run on streams of their own, beside forward and backward. Unset: steps run
     /// where parameters are.
     ///
+    /// On a GPU the driver calls the host's kernels in the order of a stream. [`threads`](Self::threads) and [`isa`](Self::isa) are
+    /// theirs; an optimizer of your own steps by [`StepParam::step_param`](crate::optim::StepParam::step_param), and makes no CUDA
+    /// call there; a [`grad_scaler`](Self::grad_scaler) lies in the host's memory.
+    ///
     /// The result is the same bits. [`Memory::is_offloaded`](crate::op::Memory::is_offloaded) tells the host's part of
     /// [`Stepper::memory`]. On the host device both memories are the host's: this rehearses the flow, and saves nothing.
     ///

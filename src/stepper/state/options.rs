@@ -60,7 +60,8 @@ pub enum Accumulation {
 /// `CPUOffloadPolicy` of PyTorch's FSDP2; Ren et al., USENIX ATC 2021, "ZeRO-Offload".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct OffloadPolicy {
-    /// Asks for page-locked host memory, which a GPU copies without its driver's help. The host device has no use for it.
+    /// Asks for page-locked host memory, which a GPU copies while the trainer's thread goes on. Without it, that thread waits
+    /// for each copy, and passes cannot be captured. The host device has no use for it.
     pub pin_memory: bool,
 }
 
