@@ -15,6 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 NORM, REPLAY, NCCL = "cuda::bitexact::a_global_norm", "cuda::bitexact::replayed_graphs", "cuda::gpu::nccl::"
 STREAM = "cuda::gpu::shards::a_trainers_stream"
+OFFLOAD = "cuda::offload::every_optimizer"
 FAULTS = [
     ("a wait that is missing", "INSTEP_GPU_FAIL", "cuStreamWaitEvent:{n}=0", range(1, 13), NORM, "software gpu: race: "),
     ("an event recorded before its work", "INSTEP_GPU_PLANT", "early:{n}", range(12, 40), NORM, "software gpu: race: "),
@@ -33,6 +34,10 @@ FAULTS = [
      "that ncclAllGather (stream"),
     ("a bucket given up while a stream reads it", "INSTEP_GPU_FAIL", "cuStreamWaitEvent:{n}=0", range(8, 20), STREAM,
      "software gpu: freed in use: "),
+    ("a call of the host that does not wait for its copy", "INSTEP_GPU_FAIL", "cuStreamWaitEvent:{n}=0", range(14, 20), OFFLOAD,
+     "software gpu: race: host function"),
+    ("a copy that does not wait for the host's step", "INSTEP_GPU_FAIL", "cuStreamWaitEvent:{n}=0", range(16, 22), OFFLOAD,
+     "software gpu: race: copy to the GPU"),
     ("memory freed while a stream uses it", "INSTEP_GPU_FAIL", "cuStreamWaitEvent:{n}=0", range(1, 20),
      "cuda::failures::memory_that_the_trainers_stream", "software gpu: freed in use: "),
     ("memory freed before the work that uses it", "INSTEP_GPU_PLANT", "early:{n}", range(1, 40),

@@ -73,6 +73,7 @@ CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, vo
 CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, void *stream) { return 0; }
 CUresult cuLaunchKernel(void *function, unsigned bx, unsigned by, unsigned bz, unsigned tx, unsigned ty, unsigned tz,
                         unsigned shared, void *stream, void **arguments, void **extra) { return 0; }
+CUresult cuLaunchHostFunc(void *stream, void (*function)(void *), void *argument) { return 0; }
 CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int threads, size_t shared) {
     *blocks = 4;
     return 0;
