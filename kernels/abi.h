@@ -320,6 +320,15 @@ typedef struct InstepAddArgs {
     uint32_t reserved;
 } InstepAddArgs;
 
+/* A run of elements and its copy in another dtype, each rounded once to the nearest. They do not overlap. */
+typedef struct InstepCastArgs {
+    const void* from;
+    void* to;
+    uint64_t count;
+    uint32_t from_dtype;
+    uint32_t to_dtype;
+} InstepCastArgs;
+
 /* A run of elements as they are stored, to be read and written as f32 outside a step. */
 typedef struct InstepStored {
     void* values;

@@ -22,7 +22,8 @@ from sass.kernel import read_binary
 from sass.loops import innermost
 
 HERE = Path(__file__).resolve().parent.parent
-COMMON = ["instep_begin", "instep_decide", "instep_publish", "instep_norm", "instep_custom", "instep_add"]
+COMMON = ["instep_begin", "instep_decide", "instep_publish", "instep_norm", "instep_custom", "instep_add",
+          "instep_cast"]
 REGISTERS = 64
 MORE_REGISTERS = {}  # (kernel, architecture): limit, with the reason beside it
 CODED_FORMATS = 2  # that kernels of states in codes have loops for
@@ -205,6 +206,8 @@ class Lane:
                 loads, stores, halves = 4, 0, 0
             elif name == "instep_add":
                 loads, stores, halves = 2, 1, 1
+            elif name == "instep_cast":
+                loads, stores, halves = 1, 1, 1
             else:
                 continue
             where, wide = f"sm_{code} {name}", (count["LDG", "128"], count["STG", "128"])

@@ -57,6 +57,7 @@ FAULTS = [
      "are issued before the first wait"),
     ("an addition that rounds twice", "host-run", "gpu/add.cu", "sum.x[i] + added.x[i]",
      "float_of(bits_of(sum.x[i] + added.x[i]) & ~1u)", DIFFERS),
+    ("a cast of more than there is", "host-run", "gpu/cast.cu", "left < 4 ? left : 4", "4", DIFFERS),
     ("a tail one element short", "host-run", "gpu/vector.cuh", "if (at + i < extent.count) put_bits(",
      "if (at + i + 1 < extent.count) put_bits(", DIFFERS),
     ("a tail one element long", "host-run", "gpu/vector.cuh", "if (at + i < extent.count) put_bits(",

@@ -848,6 +848,27 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct InstepCastArgs {
+    pub from: *const ::core::ffi::c_void,
+    pub to: *mut ::core::ffi::c_void,
+    pub count: u64,
+    pub from_dtype: u32,
+    pub to_dtype: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of InstepCastArgs"][::core::mem::size_of::<InstepCastArgs>() - 32usize];
+    ["Alignment of InstepCastArgs"][::core::mem::align_of::<InstepCastArgs>() - 8usize];
+    ["Offset of field: InstepCastArgs::from"][::core::mem::offset_of!(InstepCastArgs, from) - 0usize];
+    ["Offset of field: InstepCastArgs::to"][::core::mem::offset_of!(InstepCastArgs, to) - 8usize];
+    ["Offset of field: InstepCastArgs::count"][::core::mem::offset_of!(InstepCastArgs, count) - 16usize];
+    ["Offset of field: InstepCastArgs::from_dtype"]
+        [::core::mem::offset_of!(InstepCastArgs, from_dtype) - 24usize];
+    ["Offset of field: InstepCastArgs::to_dtype"]
+        [::core::mem::offset_of!(InstepCastArgs, to_dtype) - 28usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct InstepStored {
     pub values: *mut ::core::ffi::c_void,
     pub second: *mut ::core::ffi::c_void,

@@ -69,27 +69,9 @@ pub trait Element: sealed::Element {
     fn to_f32(self) -> f32;
 }
 
-/// Copies values to a slice of another type, to the nearest of it, ties to even: inputs of a forward, or its outputs, as a
-/// [`MixedPrecisionPolicy`](crate::MixedPrecisionPolicy) says.
-///
-/// ```
-/// use instep::{bf16, cast};
-///
-/// let mut narrow = [bf16::ZERO; 2];
-/// cast(&[1.0f32, 1.0 + 1.0 / 1024.0], &mut narrow);
-/// assert_eq!(narrow, [bf16::ONE; 2]);
-/// ```
-///
-/// # Panics
-/// If the lengths differ.
-pub fn cast<S: Element, T: Element>(from: &[S], into: &mut [T]) {
-    assert_eq!(from.len(), into.len(), "slices of the same length");
-    from.iter().zip(into).for_each(|(from, into)| *into = T::from_f32(from.to_f32()));
-}
-
 mod sealed {
     /// A plain number, for which every bit pattern is valid.
-    pub trait Element: Copy + Send + Sync + std::fmt::Debug + 'static {}
+    pub trait Element: bytemuck::Pod + Send + Sync + std::fmt::Debug {}
 
     impl Element for f32 {}
     impl Element for half::bf16 {}

@@ -166,13 +166,13 @@ pub use bucket_step::{BucketStep, GradNorm, Scaling};
 #[doc(inline)]
 pub use collective::Collective;
 pub use device::Device;
-pub use dtype::{DType, Element, cast};
+pub use dtype::{DType, Element};
 pub use error::{Error, Refusal, Result};
 pub use half::{bf16, f16};
 pub use handle::{DevicePtr, EventHandle, Place, StreamHandle};
 #[cfg(feature = "mpi")]
 pub use host::Mpi;
-pub use host::{External, HostDevice, InProcess, Isa, Solo, in_process};
+pub use host::{External, HostDevice, InProcess, Isa, Solo, cast, in_process};
 #[doc(inline)]
 pub use layout::{
     DEFAULT_GROUP, ForeignBucket, Gradients, Layout, LayoutBuilder, Master, MixedPrecisionPolicy, Moments,

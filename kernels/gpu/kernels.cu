@@ -1,7 +1,7 @@
 /* Everything that runs on a GPU, as one translation unit, so that one compiler call makes one binary of it.
  *
  * Entries are extern "C" and take one struct of abi.h by value: instep_begin, instep_decide, instep_publish,
- * instep_norm, instep_custom, instep_add, and for every row of optimizers.def instep_step_<name> and instep_step_<name>_8bit. A
+ * instep_norm, instep_custom, instep_add, instep_cast, and for every row of optimizers.def instep_step_<name> and instep_step_<name>_8bit. A
  * launch has INSTEP_GPU_THREADS threads a block, in one dimension, at least one block, and no dynamic shared memory;
  * a pass is begin, norms, decide, steps, publish on one stream (norms and decide where the mode has them). This
  * file holds nothing but the includes. */
@@ -11,6 +11,7 @@
 
 #include "abi_layout.h"
 #include "gpu/add.cu"
+#include "gpu/cast.cu"
 #include "gpu/control.cu"
 #include "gpu/norm.cu"
 #include "gpu/step.cu"

@@ -15,7 +15,7 @@ from .warp import BLOCK_THREADS, TraceError, WARP_LANES, Warp
 
 SUFFIXES = {"": FLOATS, "_8bit": CODES, "_f32": FLOATS[:1]}
 # Nothing to be followed: they read no tile.
-WITHOUT_TILES = {"instep_begin", "instep_decide", "instep_publish", "instep_custom", "instep_add"}
+WITHOUT_TILES = {"instep_begin", "instep_decide", "instep_publish", "instep_custom", "instep_add", "instep_cast"}
 
 
 def paths_of(abi, name):

@@ -11,8 +11,15 @@ use crate::error::{Error, Result};
 static FATBIN: &[u8] = include_bytes!(env!("INSTEP_KERNELS_FATBIN"));
 
 /// The kernels that do not belong to one optimizer.
-const COMMON: [&str; 6] =
-    ["instep_begin", "instep_decide", "instep_publish", "instep_norm", "instep_custom", "instep_add"];
+const COMMON: [&str; 7] = [
+    "instep_begin",
+    "instep_decide",
+    "instep_publish",
+    "instep_norm",
+    "instep_custom",
+    "instep_add",
+    "instep_cast",
+];
 const OPTIMIZERS: &str = include_str!("../../kernels/optimizers.def");
 
 /// Result of [`built_kernels`].

@@ -20,6 +20,7 @@ pub(super) struct Kernels {
     pub(super) norm: Kernel,
     pub(super) custom: Kernel,
     pub(super) add: Kernel,
+    pub(super) cast: Kernel,
     /// The kernels in use, by the optimizer's row in the table: on states of floats, and of 8-bit codes.
     steps: Vec<[Option<Kernel>; 2]>,
 }
@@ -32,9 +33,10 @@ impl Kernels {
     pub(super) fn load(driver: &Arc<dyn Driver>, used: &[(u32, bool)]) -> Result<Kernels> {
         let module = driver.load(driver.image()?)?;
         let none = Kernel(0);
-        let (begin, decide, publish, norm, custom, add) = (none, none, none, none, none, none);
+        let (begin, decide, publish, norm, custom) = (none, none, none, none, none);
+        let (add, cast) = (none, none);
         let (_module, steps) = (OwnedModule::new(driver, module), Vec::new());
-        let mut kernels = Kernels { _module, begin, decide, publish, norm, custom, add, steps };
+        let mut kernels = Kernels { _module, begin, decide, publish, norm, custom, add, cast, steps };
         let named = |name: &str| {
             // These names contain no zero byte.
             let name = CString::new(name).unwrap_or_default();
@@ -45,6 +47,7 @@ impl Kernels {
         kernels.publish = named("instep_publish")?;
         kernels.norm = named("instep_norm")?;
         kernels.add = named("instep_add")?;
+        kernels.cast = named("instep_cast")?;
         for (optimizer, names) in step_names().enumerate() {
             let mut of_optimizer = [None; 2];
             for ((kernel, name), has_codes) in of_optimizer.iter_mut().zip(&names).zip([false, true]) {

@@ -7,6 +7,7 @@
 mod arena;
 mod bucket;
 mod built;
+mod cast;
 mod claims;
 #[cfg(feature = "cuda")]
 mod context;
@@ -45,6 +46,7 @@ mod waits;
 
 pub(crate) use bucket::BucketEngine;
 pub use built::{BuiltKernels, built_kernels};
+pub use cast::CastKernel;
 pub use device::CudaDevice;
 pub(crate) use device::Parts;
 pub use external::External;

@@ -6,6 +6,7 @@
 
 pub(crate) mod arena;
 pub(crate) mod bucket_job;
+mod cast;
 mod custom;
 #[cfg(all(test, shuttle))]
 mod interleavings;
@@ -21,6 +22,7 @@ pub(crate) mod stagger;
 pub(crate) mod stored;
 pub(crate) mod streams;
 
+pub use cast::cast;
 pub use kernels::Isa;
 #[cfg(feature = "mpi")]
 pub use mpi::Mpi;

@@ -5,6 +5,7 @@
 pub(crate) mod addresses;
 pub(crate) mod bitexact;
 pub(crate) mod captures;
+mod casts;
 pub(crate) mod driver_calls;
 pub(crate) mod failures;
 #[cfg(feature = "cuda")]

@@ -113,6 +113,7 @@ const Entry ENTRIES[] = {
     {"instep_norm", call<InstepStepArgs, instep_norm>},
     {"instep_custom", call<InstepStepArgs, instep_custom>},
     {"instep_add", call<InstepAddArgs, instep_add>},
+    {"instep_cast", call<InstepCastArgs, instep_cast>},
 #define OPTIMIZER(name, Rule, min_states, max_states) \
     {"instep_step_" #name, call<InstepStepArgs, instep_step_##name>}, \
     {"instep_step_" #name "_8bit", call<InstepStepArgs, instep_step_##name##_8bit>},

@@ -6,6 +6,7 @@
 
 mod add;
 mod case;
+mod cast;
 pub(crate) mod launch;
 mod machine;
 mod memory;

@@ -43,6 +43,7 @@ const UNSAFE: &[&str] = &[
     "src/collective/memory.rs",
     "src/cuda/arena.rs",
     "src/cuda/bucket.rs",
+    "src/cuda/cast.rs",
     "src/cuda/context.rs",
     "src/cuda/device.rs",
     "src/cuda/device_impl.rs",

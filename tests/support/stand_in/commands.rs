@@ -14,8 +14,15 @@ use super::super::entries;
 
 /// What the host device does not do in tests of this size, so bits with and without prefetches meet.
 const PREFETCHES: u64 = 2048;
-const COMMON: [&str; 6] =
-    ["instep_begin", "instep_decide", "instep_publish", "instep_norm", "instep_custom", "instep_add"];
+const COMMON: [&str; 7] = [
+    "instep_begin",
+    "instep_decide",
+    "instep_publish",
+    "instep_norm",
+    "instep_custom",
+    "instep_add",
+    "instep_cast",
+];
 
 /// All kernels; a kernel's index is its handle.
 pub(crate) static KERNELS: LazyLock<Vec<&str>> = LazyLock::new(|| {
@@ -41,6 +48,7 @@ pub(crate) enum Args {
     Decide(InstepDecideArgs),
     Publish(InstepPublishArgs),
     Add(InstepAddArgs),
+    Cast(InstepCastArgs),
     Bucket(InstepStepArgs),
 }
 
@@ -58,6 +66,7 @@ impl Command {
                 "instep_decide" => Args::Decide(args.cast::<InstepDecideArgs>().read()),
                 "instep_publish" => Args::Publish(args.cast::<InstepPublishArgs>().read()),
                 "instep_add" => Args::Add(args.cast::<InstepAddArgs>().read()),
+                "instep_cast" => Args::Cast(args.cast::<InstepCastArgs>().read()),
                 _ => Args::Bucket(args.cast::<InstepStepArgs>().read()),
             }
         };
@@ -103,6 +112,7 @@ fn as_fibers(kernel: &str, shape: Shape, args: &Args) {
             Args::Decide(args) => launch(&name, args, blocks, threads, 2),
             Args::Publish(args) => launch(&name, args, blocks, threads, 2),
             Args::Add(args) => launch(&name, args, blocks, threads, 2),
+            Args::Cast(args) => launch(&name, args, blocks, threads, 2),
             Args::Bucket(args) => launch(&name, args, blocks, threads, 2),
         }
     }
@@ -141,6 +151,21 @@ fn on_cpu(kernel: &str, shape: Shape, args: &Args) {
             Args::Add(args) => {
                 let both = [args.to, args.from.cast_mut()];
                 cpu.sum.unwrap()(both.as_ptr(), 2, args.dtype, 0, args.count, args.to);
+            }
+            Args::Cast(args) => {
+                let (mut wide, count) = (vec![0.0f32; args.count as usize], args.count);
+                match args.from_dtype {
+                    INSTEP_DTYPE_F32 => {
+                        args.from.cast::<f32>().copy_to_nonoverlapping(wide.as_mut_ptr(), wide.len())
+                    }
+                    dtype => cpu.widen.unwrap()(args.from.cast(), wide.as_mut_ptr(), dtype, 1.0, count),
+                }
+                match args.to_dtype {
+                    INSTEP_DTYPE_F32 => {
+                        args.to.cast::<f32>().copy_from_nonoverlapping(wide.as_ptr(), wide.len())
+                    }
+                    dtype => cpu.narrow.unwrap()(wide.as_ptr(), args.to.cast(), dtype, 1.0, count),
+                }
             }
             Args::Bucket(args) if kernel == "instep_norm" => cpu.norm.unwrap()(args, 0, args.tile_count),
             Args::Bucket(args) if kernel == "instep_custom" => cpu.custom.unwrap()(args),
