@@ -55,7 +55,7 @@ pub fn difference(ours: u64, theirs: u64) -> Option<&'static str> {
             Some("frozen, unused or written parameters, loaded values, or how many micro-batches")
         }
         _ => Some(
-            "several of layout, options, hyperparameters, frozen, unused or written parameters, and loaded values",
+            "several of layout, options, hyperparameters, frozen, unused or written parameters, loaded values, and micro-batches",
         ),
     }
 }

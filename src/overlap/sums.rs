@@ -22,8 +22,8 @@ type Hook = dyn FnMut(&mut BucketSum<'_>) -> Result<()> + Send;
 /// of the bucket, or with a [strategy](crate::Strategy) that shares tensors out this rank's shard. With
 /// [`shard_size`](crate::StepperBuilder::shard_size) the hook comes after the all-reduce among replicas. Where each
 /// [micro-batch is summed](crate::Accumulation), that is once a pass; without groups the hook sees the sum of each micro-batch,
-/// before it is added to the others. The step takes what the hook leaves, and divides it by the number of ranks; so do norms and clipping. Gradients are f32, on the host only so
-/// far.
+/// before it is added to the others. The step takes what the hook leaves, and divides it by the number of ranks; so do norms
+/// and clipping. Gradients are f32, on the host only so far.
 ///
 /// [`Hooked`](super::Hooked) is called in place of the sum, and makes it itself; this one is called after it.
 ///

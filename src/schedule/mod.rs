@@ -258,6 +258,13 @@ impl Schedule {
         self.abandoned
     }
 
+    /// Returns the number that ranks compare in a pass which is opened so.
+    pub(crate) fn agreement_of(&self, opening: &Opening<'_>) -> u64 {
+        let of_pass =
+            unused::share(self.late_unused) ^ micro_batches::share(&self.plan, opening.micro_batches);
+        opening.agreement ^ of_pass
+    }
+
     /// Opens a pass.
     ///
     /// # Errors
@@ -265,9 +272,8 @@ impl Schedule {
     pub fn begin(&mut self, opening: Opening<'_>) -> Result<()> {
         self.require_closed()?;
         (self.open, self.abandoned) = (true, false);
-        let Opening { broadcast, micro_batches, joined, agreement } = opening;
-        let agreement =
-            agreement ^ unused::share(self.late_unused) ^ micro_batches::share(&self.plan, micro_batches);
+        let agreement = self.agreement_of(&opening);
+        let Opening { broadcast, micro_batches, joined, .. } = opening;
         self.opening = Opening { broadcast: Broadcast::Nothing, micro_batches, joined, agreement };
         self.micro_batches_left = opening.micro_batches.get() - 1;
         self.pass += 1;

@@ -41,7 +41,8 @@ impl<D: Device> Stepper<D> {
     /// # Errors
     /// `Layout` if the parameter is of another layout or the length differs; `Unsupported` if the stepper keeps no such
     /// tensor; `Order` for a state, copy or average inside a pass, for a parameter or gradient that was handed over in
-    /// this micro-batch, for a gradient that was not written in the open pass, and between passes for one that is
+    /// this micro-batch, for a gradient that was not written in the open pass (or, if
+    /// [each is summed](crate::Accumulation), micro-batch), and between passes for one that is
     /// [released](crate::Gradients::Release) after its step; `Sharded` for a tensor that ranks
     /// [share out](crate::Strategy); `Poisoned` after a failure.
     pub fn read<'n>(&self, tensor: impl Into<TensorId<'n>>, into: &mut [f32]) -> Result<()> {

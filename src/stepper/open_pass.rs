@@ -26,7 +26,8 @@ impl<D: Device> Stepper<D> {
             run.touch_scaler()?;
         }
         if self.params_written.is_compared() {
-            run.device.agree(agreement)?;
+            let opening = Opening { agreement, ..opening };
+            run.device.agree(run.schedule.agreement_of(&opening))?;
         }
         if self.params_written.is_any() {
             // The number of the passes after this one, in which nothing is written.
@@ -49,8 +50,8 @@ impl<D: Device> Stepper<D> {
     /// ends. On a GPU, the hand-over covers all work already enqueued on the trainer's stream.
     ///
     /// # Errors
-    /// `Order` if no pass is open, the parameter is frozen, its gradient was not written in this pass, or it was handed over as often as
-    /// the parameter is used; `Layout` if `id` is of another layout. Nothing is launched then.
+    /// `Order` if no pass is open, the parameter is frozen, its gradient was not written in this pass (in this micro-batch, if
+    /// [each is summed](crate::Accumulation)), or it was handed over as often as the parameter is used; `Layout` if `id` is of another layout. Nothing is launched then.
     pub fn grad_ready(&mut self, id: ParamId) -> Result<()> {
         let index = self.layout.index(id)?;
         let schedule = &self.run.get_mut().schedule;
@@ -66,8 +67,8 @@ impl<D: Device> Stepper<D> {
     }
 
     /// Goes on to the next micro-batch of the pass: every parameter, handed over or not, is the trainer's again, and
-    /// the gradients written so far stay. With [`Accumulation::Summed`](crate::Accumulation), gradients that were written are
-    /// handed over if they were not before, and the first write of each replaces again.
+    /// the gradients written so far stay. With [`Accumulation::Summed`](crate::Accumulation) they do not: those that were
+    /// not handed over are now, and the first write of each replaces again.
     ///
     /// # Errors
     /// `Order` if this is the last one (see [`begin_accumulating`](Self::begin_accumulating)) or no pass is open.

@@ -49,8 +49,8 @@ impl StepperBuilder<'_> {
 
     /// Sets how many ranks share tensors out; unset: all. Of 8 ranks with 4, ranks 0 to 3 share everything out among them, as
     /// [`strategy`](Self::strategy) says, and so do ranks 4 to 7. Ranks 0 and 4 have the same shards: they add up their
-    /// sums of gradients after those of their neighbours, and step the same (hybrid sharding, HSDP). Neighbours are ranks of one machine, say, whose
-    /// links are faster. The number divides that of the ranks. It changes no bit, if sums are exact.
+    /// sums of gradients after those of their neighbours, and step the same (hybrid sharding, HSDP). Neighbours are ranks of one
+    /// machine, say, whose links are faster. The number divides that of the ranks. It changes no bit, if sums are exact.
     ///
     /// ```
     /// use std::num::NonZeroU32;
@@ -288,7 +288,9 @@ impl<D: Device> Stepper<D> {
     pub(super) fn refuse_cut(&self, id: ParamId, memory: Memory) -> Result<()> {
         let segment = self.plan.segment_of(self.layout.index(id)?);
         let is_summed = memory == Memory::Grads && !self.run.borrow().schedule.is_open();
-        if !self.is_shared_out(segment) || !(memory.is_kept_in_shards() || is_summed) {
+        // The shard of a group of one is everything.
+        let is_cut = self.is_shared_out(segment) && self.plan.shards().0 > 1;
+        if !is_cut || !(memory.is_kept_in_shards() || is_summed) {
             return Ok(());
         }
         let Range { start: first, end } = self.plan.bucket_of(segment).kept(segment);

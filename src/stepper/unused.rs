@@ -16,7 +16,8 @@ impl<D: Device> Stepper<D> {
     ///
     /// A gradient that was written in this pass, and was not handed over, is discarded: zeros are summed in its place. Where
     /// the sums are [made elsewhere](crate::Collective::sums_outside), the stepper writes nothing; there, and after a
-    /// hand-over, it is up to you that the gradients are zeros.
+    /// hand-over, it is up to you that the gradients are zeros. Where [each micro-batch is summed](crate::Accumulation), the sums
+    /// of earlier ones stay, so that the gradient still reads as them.
     ///
     /// ```
     /// use instep::{AdamW, Borrowed, ForeignBucket, Layout, Solo, Stepper, Unused};

@@ -11,8 +11,8 @@ use instep::collective::CollectiveKind;
 use instep::hazard::Traced;
 use instep::op::{Action, Group, Op};
 use instep::{
-    AdamW, Clip, Collective, DType, Divisor, Error, InProcess, Lamb, LossScale, LossScaler, Mode, Result,
-    Sgd, Stepper, StepperBuilder, Strategy, Unused, in_process,
+    AdamW, Clip, Collective, DType, Divisor, Error, InProcess, Lamb, LossScale, LossScaler, Master, Mode,
+    Precision, Result, Sgd, Stepper, StepperBuilder, Strategy, TensorId, Unused, in_process,
 };
 
 use crate::ranks::zero::{
@@ -42,6 +42,37 @@ fn groups_have_the_bits_of_whole_steps() {
             let ids: Vec<_> = layout().ids().collect();
             Stepper::builder(layout(), lamb).optimizer_for(&[ids[1], ids[5]], sgd).mode(mode)
         });
+    }
+}
+
+#[test]
+fn a_group_of_one_has_whole_tensors_to_read() {
+    let layout = instep::Layout::builder().param("w", 700).build().unwrap();
+    let id = layout.id("w").unwrap();
+    for strategy in [Strategy::Zero, Strategy::Fsdp] {
+        in_process(2, |comm| {
+            let mut stepper = Stepper::builder(&layout, AdamW::default())
+                .precision(Precision { param: DType::BF16, master: Master::F32, ..Precision::F32 })
+                .strategy(strategy)
+                .shard_size(of(1))
+                .host(comm)?;
+            let mut pass = stepper.begin()?;
+            pass.write(id.grad(), &[1.0; 700])?;
+            pass.finish()?;
+            stepper.unshard(0)?;
+            let mut values = [[0.0; 700]; 3];
+            for (tensor, values) in
+                [TensorId::from(id), id.state("exp_avg"), id.grad()].into_iter().zip(&mut values)
+            {
+                stepper.read(tensor, values)?;
+                let mut gathered = [0.0; 700];
+                stepper.gather(tensor, &mut gathered)?;
+                assert_eq!(&gathered, values, "{strategy:?}");
+            }
+            assert_eq!(values[2], [2.0; 700], "{strategy:?}");
+            Ok(())
+        })
+        .unwrap();
     }
 }
 

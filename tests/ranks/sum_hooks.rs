@@ -7,7 +7,7 @@
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
 
-use instep::overlap::{BucketSum, SumHooked};
+use instep::overlap::{BucketSum, GradBucket, Hooked, SumHooked};
 use instep::{AdamW, Clip, Divisor, Error, InProcess, Layout, Mode, Result, Stepper, Strategy, in_process};
 
 use crate::support::MODES;
@@ -165,4 +165,29 @@ fn an_error_of_the_hook_ends_every_rank() {
         assert!(outcomes[1].contains("no second opinion"), "{strategy:?}: {outcomes:?}");
         assert!(outcomes.iter().all(|text| !text.is_empty()), "{strategy:?}: {outcomes:?}");
     }
+}
+
+/// A buffer that an outer hook sums is no bucket, so the inner hook cannot say which gradients lie where.
+#[test]
+fn a_buffer_of_an_outer_hook_that_is_no_bucket_is_refused() {
+    let layout = layout();
+    let outcomes = in_process(2, |comm: InProcess| {
+        let inner = SumHooked::new(comm, |_: &mut BucketSum<'_>| Ok(()));
+        let comm = Hooked::new(inner, |bucket: &mut GradBucket<'_>| {
+            let mut own = vec![1.0; bucket.values().len() / 2 + 1];
+            bucket.all_reduce_buffer(&mut own)
+        });
+        let mut stepper = Stepper::builder(&layout, AdamW::default()).host(comm)?;
+        let run = || -> Result<()> {
+            let mut pass = stepper.begin()?;
+            for id in layout.ids() {
+                pass.grads().get_mut(id)?.fill(1.0);
+            }
+            pass.finish()?;
+            stepper.close()
+        };
+        Ok::<_, Error>(run().unwrap_err().to_string())
+    });
+    let outcomes = outcomes.unwrap();
+    assert!(outcomes.iter().any(|text| text.contains("whole buckets")), "{outcomes:?}");
 }
