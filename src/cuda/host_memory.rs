@@ -48,8 +48,8 @@ impl HostMemory {
             let wrong = "the driver maps page-locked memory to other addresses than the host's";
             return Err(Error::unsupported("offload", wrong, "leave StepperBuilder::offload out"));
         }
-        let base = mapped.device().0 as usize + offset as usize;
-        let base = NonNull::new(std::ptr::with_exposed_provenance_mut(base)).unwrap_or(mapped.host());
+        let base = mapped.host().as_ptr().wrapping_add(offset as usize);
+        let base = NonNull::new(base).unwrap_or(mapped.host());
         self.pinned.push(mapped);
         Ok(Region::whole(base, bytes))
     }

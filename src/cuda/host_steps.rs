@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -58,6 +58,8 @@ struct Shared {
     /// Begins so far, which select the slot.
     begun: AtomicU64,
     failed: Mutex<Option<(Op, Error)>>,
+    /// Whether an op is running.
+    is_busy: AtomicBool,
 }
 
 // SAFETY: the slots outlive the device's calls, and the trainer's thread writes none that a Begin has still to read.
@@ -116,6 +118,7 @@ impl HostSteps {
             slot_words: settings.slot_words() as usize,
             begun: AtomicU64::new(0),
             failed: Mutex::new(None),
+            is_busy: AtomicBool::new(false),
         };
         Ok(HostSteps { is_pinned: side.is_pinned, shared: Arc::new(shared), calls: HashMap::new() })
     }
@@ -160,6 +163,11 @@ impl HostSteps {
     /// Returns the first failure.
     pub(super) fn failed(&self) -> Option<(Op, Error)> {
         self.shared.failed()
+    }
+
+    /// Returns whether the host is running an op: then the GPU may wait for that, and not for other ranks.
+    pub(super) fn is_busy(&self) -> bool {
+        self.shared.is_busy.load(Ordering::Relaxed)
     }
 
     pub(super) fn latest(&self) -> Option<InstepStatus> {
@@ -218,12 +226,14 @@ impl Shared {
         if self.failed().is_some() {
             return;
         }
+        self.is_busy.store(true, Ordering::Relaxed);
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             if op.action == Action::Control(Phase::Begin) {
                 self.take_settings();
             }
             self.runner.run(op)
         }));
+        self.is_busy.store(false, Ordering::Relaxed);
         let error = match outcome {
             Ok(Ok(())) => return,
             Ok(Err(error)) => error,

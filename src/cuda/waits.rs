@@ -53,6 +53,10 @@ impl CudaDevice {
         let is_passed = |event: Option<&Event>| event.map_or(Ok(true), Event::is_passed);
         // Positions inside captures are left out.
         let event = |stream: Stream| self.recorded[stream.index()].map(|ticket| self.streams.event(ticket));
+        if self.host.as_ref().is_some_and(HostSteps::is_busy) {
+            // A gather comes after its step, which may take long there.
+            return Ok(false);
+        }
         let is_over = is_passed(event(Stream::Reduce))? && is_passed(event(Stream::Gather))?;
         Ok(!is_over && is_passed(event(Stream::Compute))? || !is_passed(self.replayed.as_ref())?)
     }
