@@ -171,7 +171,9 @@ impl<'a> Call<'a> {
         self.deadline
     }
 
-    /// Returns the stream to enqueue on; `None` for buffers in host memory.
+    /// Returns the stream to enqueue on; `None` for buffers in host memory of which no GPU is to know. With
+    /// [offload](crate::StepperBuilder::offload) on a GPU, numbers that ranks combine (`Sum64`, `Max32`, `Min32`) lie in page-locked
+    /// memory of the host, which the GPU reaches under the same address.
     pub fn stream(&self) -> Option<StreamHandle> {
         self.stream
     }

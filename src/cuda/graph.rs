@@ -51,6 +51,10 @@ impl CudaDevice {
                 remedy,
             ));
         }
+        if self.host.is_some() && self.constants.loss_scale.external().is_some() {
+            let wrong = "the trainer's thread would have to wait for the decision on its scaler";
+            return Err(Error::unsupported("capture", wrong, "leave grad_scaler or offload out"));
+        }
         self.notice_host();
         if let Some(error) = &self.failed {
             return Err(error.clone());

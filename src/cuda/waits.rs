@@ -61,12 +61,17 @@ impl CudaDevice {
         Ok(!is_over && is_passed(event(Stream::Compute))? || !is_passed(self.replayed.as_ref())?)
     }
 
-    /// Returns whether an event passes within the grace period.
+    /// Returns whether an event passes within the grace period, which begins anew as long as the host runs a step.
     pub(super) fn is_passed_soon(&self, event: &Event) -> bool {
-        let start = Instant::now();
+        let mut since = Instant::now();
         loop {
             match event.is_passed() {
-                Ok(false) if start.elapsed() < GRACE => std::thread::sleep(Duration::from_micros(20)),
+                Ok(false) if since.elapsed() < GRACE => {
+                    std::thread::sleep(Duration::from_micros(20));
+                    if self.host.as_ref().is_some_and(HostSteps::is_busy) {
+                        since = Instant::now();
+                    }
+                }
                 outcome => return outcome == Ok(true),
             }
         }

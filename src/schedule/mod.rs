@@ -253,6 +253,11 @@ impl Schedule {
         self.open
     }
 
+    /// Returns whether steps run on the host.
+    pub(crate) fn is_offloaded(&self) -> bool {
+        self.plan.is_offloaded()
+    }
+
     /// Returns whether the last pass was given up.
     pub fn was_abandoned(&self) -> bool {
         self.abandoned

@@ -188,15 +188,15 @@ impl Stepper<CudaDevice> {
     /// address of a parameter holds until its bucket is [resharded](Self::reshard), by a call or with the bucket's launch.
     ///
     /// # Errors
-    /// `Layout` if the parameter is of another layout; `Unsupported` if the stepper keeps no such tensor, or holds it in
-    /// 8-bit codes; `Sharded` for a tensor that ranks [share out](crate::Strategy); `Order` for a state, copy or
+    /// `Layout` if the parameter is of another layout; `Unsupported` if the stepper keeps no such tensor, holds it in
+    /// 8-bit codes, or has [offloaded](StepperBuilder::offload) it; `Sharded` for a tensor that ranks [share out](crate::Strategy); `Order` for a state, copy or
     /// average inside a pass, for a tensor that was handed over in this micro-batch, for a parameter whose bucket is not
     /// unsharded, and for a frozen gradient inside a pass; `Poisoned` after a failure.
     pub fn ptr<'n>(&mut self, tensor: impl Into<TensorId<'n>>) -> Result<DevicePtr> {
         let (id, memory) = self.find(tensor.into())?;
         if memory.is_offloaded(&self.plan) {
             let wrong = "it lies in the host's memory, beside the steps";
-            return Err(Error::unsupported("address of an optimizer state", wrong, "copy it with read"));
+            return Err(Error::unsupported("address of what is offloaded", wrong, "copy it with read"));
         }
         let is_open = self.run.get_mut().schedule.is_open();
         if !matches!(memory, Memory::Params | Memory::Grads) {

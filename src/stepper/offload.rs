@@ -22,7 +22,8 @@ impl StepperBuilder<'_> {
     ///
     /// On a GPU the driver calls the host's kernels in the order of a stream. [`threads`](Self::threads) and [`isa`](Self::isa) are
     /// theirs; an optimizer of your own steps by [`StepParam::step_param`](crate::optim::StepParam::step_param), and makes no CUDA
-    /// call there; a [`grad_scaler`](Self::grad_scaler) lies in the host's memory.
+    /// call there; a [`grad_scaler`](Self::grad_scaler) lies in the host's memory. Ranks combine numbers of page-locked memory of
+    /// the host ([`Call::stream`](crate::collective::Call::stream)). A stepper that is dropped waits for steps that run.
     ///
     /// The result is the same bits. [`Memory::is_offloaded`](crate::op::Memory::is_offloaded) tells the host's part of
     /// [`Stepper::memory`]. On the host device both memories are the host's: this rehearses the flow, and saves nothing.
@@ -62,7 +63,7 @@ impl StepperBuilder<'_> {
             return refuse("copies of parameters would stay with the host", remedy);
         }
         if self.gradients == Gradients::Average {
-            let remedy = "use Gradients::Keep, Gradients::Zero or Gradients::Release";
+            let remedy = "use Gradients::Keep, Gradients::Zero or, on the host, Gradients::Release";
             return refuse("averaged gradients would stay with the host", remedy);
         }
         Ok(())

@@ -63,7 +63,7 @@ fn expected(
             let rounds = src.bytes().div_ceil(4 * 4 * u64::from(INSTEP_GPU_THREADS)) as u32;
             Some(launch("instep_add", rounds.min(most.unwrap_or(u32::MAX)), INSTEP_GPU_THREADS))
         }
-        _ if plan.is_offloaded() && op.stream == Stream::Optim => Some(Call::CallHost { stream }),
+        _ if plan.is_offloaded() && op.stream == Stream::Optim => Some(Call::OnHost { stream }),
         Action::Control(Phase::Begin) => Some(launch("instep_begin", 1, INSTEP_GPU_THREADS)),
         Action::Control(Phase::Decide | Phase::DecideBucket { .. }) => Some(launch("instep_decide", 1, 1)),
         Action::Control(Phase::Publish) => Some(launch("instep_publish", 1, 1)),

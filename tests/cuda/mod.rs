@@ -12,6 +12,7 @@ pub(crate) mod failures;
 pub(crate) mod gpu;
 pub(crate) mod mixed;
 mod offload;
+mod offload_random;
 pub(crate) mod rebinding;
 pub(crate) mod shard_cases;
 mod shards;

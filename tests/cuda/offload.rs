@@ -14,6 +14,7 @@ use instep::{Device, Error, Gradients, Isa, Layout, Mode, OffloadPolicy, Result,
 
 use super::driver_calls::{assert_calls, ops, streams};
 use crate::support::device::cuda;
+use crate::support::hardware;
 use crate::support::stand_in::calls::Call;
 use crate::support::stand_in::{COMPUTE, StandIn};
 use crate::support::{
@@ -215,7 +216,7 @@ fn code_of_the_callers_own_steps_on_the_host_and_what_fails_in_it_is_told() {
         assert!(error.to_string().contains("out of ideas"), "{error}");
         stand_in.take_calls();
         assert_eq!(one(&mut stepper).unwrap_err(), error);
-        let called = |call: &Call| matches!(call, Call::CallHost { .. } | Call::CopyUp { .. });
+        let called = |call: &Call| matches!(call, Call::OnHost { .. } | Call::CopyUp { .. });
         assert!(!stand_in.take_calls().iter().any(called), "nothing comes after a failure");
         assert!(matches!(stepper.read(b, &mut values), Err(Error::Poisoned { .. })));
         assert!(matches!(stepper.close(), Err(Error::Poisoned { .. })));
@@ -301,4 +302,38 @@ fn a_gpu_beside_the_host_has_the_hosts_options_and_refuses_what_would_cross_over
         host.free(instep::DevicePtr(on_gpu as u64), COMPUTE);
         host.leave();
     }
+}
+
+#[test]
+fn a_scaler_of_the_trainers_thread_is_asked_and_told_between_passes() {
+    let layout = Layout::builder().param("w", 700).build().unwrap();
+    let w = layout.id("w").unwrap();
+    let [scale, found_inf] = [8.0f32, 0.0].map(|value| Box::into_raw(Box::new(value)));
+    let builder = Stepper::builder(&layout, instep::Sgd { lr: 1.0, ..Default::default() }).mode(Mode::Normed);
+    // SAFETY: both outlive the stepper, and are touched between passes alone; the stream as above.
+    let built = unsafe {
+        builder.grad_scaler(scale, found_inf).offload(OffloadPolicy::default()).cuda(Solo::default(), &cuda())
+    };
+    let mut stepper = built.unwrap();
+    let mut told = Vec::new();
+    for gradient in [16.0, f32::INFINITY, 4.0, f32::INFINITY, 4.0] {
+        let mut pass = stepper.begin().unwrap();
+        pass.write(w.grad(), &[gradient; 700]).unwrap();
+        pass.finish().unwrap();
+        // SAFETY: no pass is open.
+        unsafe {
+            told.push(*found_inf);
+            (*scale, *found_inf) = (if *found_inf > 0.0 { *scale / 2.0 } else { *scale }, 0.0);
+        }
+    }
+    let mut values = [0.0; 700];
+    stepper.read(w, &mut values).unwrap();
+    assert_eq!((told, values[699]), (vec![0.0, 1.0, 0.0, 1.0, 0.0], -5.0));
+    if !hardware::is_required() {
+        let refused = stepper.capture(|pass| pass.finish()).unwrap_err();
+        assert!(refused.to_string().contains("grad_scaler"), "{refused}");
+    }
+    stepper.close().unwrap();
+    // SAFETY: made above, and no longer used.
+    unsafe { [scale, found_inf].into_iter().for_each(|value| drop(Box::from_raw(value))) };
 }

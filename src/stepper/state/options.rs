@@ -61,7 +61,8 @@ pub enum Accumulation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct OffloadPolicy {
     /// Asks for page-locked host memory, which a GPU copies while the trainer's thread goes on. Without it, that thread waits
-    /// for each copy, and passes cannot be captured. The host device has no use for it.
+    /// for each copy, and so for what other ranks do up to there: ranks unshard and hand over in one order then. Passes cannot be
+    /// captured. The host device has no use for it.
     pub pin_memory: bool,
 }
 

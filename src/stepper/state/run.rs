@@ -144,6 +144,10 @@ impl<D: Device> Run<D> {
     pub(crate) fn touch_scaler(&mut self) -> Result<()> {
         self.schedule.touch_scaler();
         self.settle()?;
+        if self.schedule.is_offloaded() {
+            // It lies in the host's memory, where no stream orders the trainer's thread.
+            self.device.synchronize()?;
+        }
         let span = if self.schedule.is_open() { Span::SCALER_FLAG } else { Span::LOSS_SCALE };
         self.note(Access { span, writes: true });
         Ok(())

@@ -18,7 +18,7 @@ pub(crate) enum Call {
     CopyOnDevice { stream: StreamHandle, bytes: u64 },
     CopyDown { stream: StreamHandle, bytes: u64 },
     CopyUp { stream: StreamHandle, bytes: u64 },
-    CallHost { stream: StreamHandle },
+    OnHost { stream: StreamHandle },
     Launch { kernel: &'static str, shape: Shape, stream: StreamHandle },
     LaunchForeign { kernel: usize, shape: Shape, stream: StreamHandle },
     BeginCapture { stream: StreamHandle },

@@ -237,7 +237,7 @@ unsafe impl Driver for StandIn {
         stream: StreamHandle,
     ) -> Result<()> {
         let argument = argument.expose_provenance();
-        self.command("call_host", Call::CallHost { stream }, Command::CallHost { function, argument })
+        self.command("call_host", Call::OnHost { stream }, Command::CallHost { function, argument })
     }
 
     unsafe fn begin_capture(&self, stream: StreamHandle) -> Result<()> {
