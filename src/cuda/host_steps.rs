@@ -40,7 +40,7 @@ pub(super) struct HostSteps {
     is_pinned: bool,
     shared: Arc<Shared>,
     /// What the driver has been given, for good: a graph may make a call at any time.
-    calls: HashMap<Action, Box<HostCall>>,
+    calls: HashMap<Action, Arc<HostCall>>,
 }
 
 /// The argument of a call.
@@ -153,8 +153,8 @@ impl HostSteps {
         let call = self
             .calls
             .entry(op.action)
-            .or_insert_with(|| Box::new(HostCall { shared: Arc::clone(shared), op: *op }));
-        let argument: *const HostCall = &**call;
+            .or_insert_with(|| Arc::new(HostCall { shared: Arc::clone(shared), op: *op }));
+        let argument = Arc::as_ptr(call);
         // SAFETY: the call is kept, at its address, until the device is dropped while the GPU is idle, or for good. It uses
         // the host's memory alone, which is kept as long, and no function of the driver.
         unsafe { driver.call_host(run, argument.cast_mut().cast(), stream) }
