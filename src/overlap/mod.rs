@@ -5,6 +5,7 @@
 //! file must never step a parameter itself.
 
 mod bucket;
+mod bucket_sum;
 mod calls;
 mod compress;
 mod hooks;
@@ -13,8 +14,9 @@ mod standard;
 mod sums;
 
 pub use bucket::GradBucket;
+pub use bucket_sum::{BucketSum, EnqueuedSum};
 pub use calls::CustomCalls;
 pub use compress::Compressed;
 pub use hooks::Hooked;
 pub use registry::{Keywords, Registry, Resolved};
-pub use sums::{BucketSum, SumHooked};
+pub use sums::SumHooked;

@@ -5,25 +5,32 @@
 //! `FSDPModule.set_all_reduce_hook`.
 
 use std::fmt;
-use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::collective::{Call, Collective};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::handle::Place;
+use crate::handle::{DevicePtr, Place};
 use crate::layout::{Bucket, Plan};
 use crate::op::CollectiveKind;
 use crate::overlap::bucket::clear_padding;
+use crate::overlap::bucket_sum::{BucketSum, EnqueuedSum, SumPlace};
 
-type Hook = dyn FnMut(&mut BucketSum<'_>) -> Result<()> + Send;
+type OnHost = dyn FnMut(&mut BucketSum<'_>) -> Result<()> + Send;
+type OnGpu = dyn FnMut(&EnqueuedSum<'_>) -> Result<()> + Send;
+
+/// What is called with a sum.
+enum Hook {
+    OnHost(Box<OnHost>),
+    OnGpu(Box<OnGpu>),
+}
 
 /// A communicator that calls a hook with the sum of each bucket's gradients over ranks, as far as this rank steps them: all
 /// of the bucket, or with a [strategy](crate::Strategy) that shares tensors out this rank's shard. With
 /// [`shard_size`](crate::StepperBuilder::shard_size) the hook comes after the all-reduce among replicas. Where each
 /// [micro-batch is summed](crate::Accumulation), that is once a pass; without groups the hook sees the sum of each micro-batch,
 /// before it is added to the others. The step takes what the hook leaves, and divides it by the number of ranks; so do norms
-/// and clipping. Gradients are f32, on the host only so far.
+/// and clipping. Gradients are f32.
 ///
 /// [`Hooked`](super::Hooked) is called in place of the sum, and makes it itself; this one is called after it.
 ///
@@ -66,11 +73,12 @@ pub struct SumHooked {
     world_size: u32,
     /// Whether `comm` has some of the ranks only.
     is_group: bool,
+    is_on_gpu: bool,
     state: Arc<Mutex<State>>,
 }
 
 struct State {
-    hook: Box<Hook>,
+    hook: Hook,
     /// Which gradient lies where.
     plan: Option<Plan>,
     /// The bucket whose shard replicas add up next.
@@ -84,14 +92,39 @@ impl SumHooked {
         C: Collective + 'static,
         H: FnMut(&mut BucketSum<'_>) -> Result<()> + Send + 'static,
     {
-        let state = State { hook: Box::new(hook), plan: None, scattered: None };
-        SumHooked {
-            rank: comm.rank(),
-            world_size: comm.world_size(),
-            comm: Arc::new(comm),
-            is_group: false,
-            state: Arc::new(Mutex::new(state)),
-        }
+        SumHooked::of(Arc::new(comm), Hook::OnHost(Box::new(hook)))
+    }
+
+    /// The same for gradients on a GPU: the hook enqueues its work on the stream of the sum, by the trainer's thread.
+    ///
+    /// ```no_run
+    /// use instep::cuda::{Cuda, Nccl, nccl};
+    /// use instep::overlap::{EnqueuedSum, SumHooked};
+    ///
+    /// # fn clamp(_: instep::DevicePtr, _: u64, _: instep::StreamHandle) {}
+    /// let comm = Nccl::connect(&nccl::Options::from_environment()?)?;
+    /// let comm = SumHooked::on_gpu(comm, |sum: &EnqueuedSum<'_>| {
+    ///     for (_, _, range) in sum.gradients() {
+    ///         clamp(sum.ptr(range.start), (range.end - range.start) as u64, sum.stream()); // a kernel of yours
+    ///     }
+    ///     Ok(())
+    /// });
+    /// # let _: SumHooked = comm;
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    pub fn on_gpu<C, H>(comm: C, hook: H) -> SumHooked
+    where
+        C: Collective + 'static,
+        H: FnMut(&EnqueuedSum<'_>) -> Result<()> + Send + 'static,
+    {
+        SumHooked::of(Arc::new(comm), Hook::OnGpu(Box::new(hook)))
+    }
+
+    fn of(comm: Arc<dyn Collective>, hook: Hook) -> SumHooked {
+        let is_on_gpu = matches!(hook, Hook::OnGpu(_));
+        let state = Arc::new(Mutex::new(State { hook, plan: None, scattered: None }));
+        let (rank, world_size) = (comm.rank(), comm.world_size());
+        SumHooked { comm, rank, world_size, is_group: false, is_on_gpu, state }
     }
 }
 
@@ -114,63 +147,6 @@ impl State {
     }
 }
 
-/// The sum of one bucket's gradients over ranks, as far as this rank steps them.
-pub struct BucketSum<'a> {
-    index: u32,
-    pass: u64,
-    rank: u32,
-    world_size: u32,
-    plan: &'a Plan,
-    bucket: &'a Bucket,
-    values: &'a mut [f32],
-}
-
-impl BucketSum<'_> {
-    /// Returns the index of the bucket, counted from the first one to be reduced.
-    pub fn index(&self) -> u32 {
-        self.index
-    }
-
-    /// Returns the number of the pass, counted from 1 by this stepper.
-    pub fn pass(&self) -> u64 {
-        self.pass
-    }
-
-    /// Returns this rank.
-    pub fn rank(&self) -> u32 {
-        self.rank
-    }
-
-    /// Returns the number of ranks whose gradients were added up.
-    pub fn world_size(&self) -> u32 {
-        self.world_size
-    }
-
-    /// Returns the sums in one piece, the loss scale included and divided by nothing; between parameters are zeros where the
-    /// stepper pads. Empty where this rank steps nothing of the bucket.
-    pub fn values(&self) -> &[f32] {
-        self.values
-    }
-
-    /// Returns the same, to be changed. Data written between parameters are lost.
-    pub fn values_mut(&mut self) -> &mut [f32] {
-        self.values
-    }
-
-    /// Returns what is here of each parameter: its number in the order of [`Layout::ids`](crate::Layout::ids), its first
-    /// element that is here, and where those elements lie in [`values`](Self::values).
-    pub fn gradients(&self) -> impl Iterator<Item = (usize, u64, Range<usize>)> + '_ {
-        let summed = self.bucket.summed();
-        self.plan.segments_of(self.bucket).iter().filter_map(move |segment| {
-            let end = (segment.grad_start + segment.len).min(summed.end);
-            let start = segment.grad_start.max(summed.start);
-            let place = |at: u64| (at - summed.start) as usize;
-            let first = start.saturating_sub(segment.grad_start);
-            (start < end).then(|| (segment.param as usize, first, place(start)..place(end)))
-        })
-    }
-}
-
 impl Collective for SumHooked {
     fn inner(&self) -> Option<&dyn Collective> {
         Some(&*self.comm)
@@ -184,9 +160,9 @@ impl Collective for SumHooked {
         self.comm.world_size()
     }
 
-    /// The host's memory, if the communicator inside does.
+    /// The memory that the hook takes, if the communicator inside does.
     fn reaches(&self, place: Place) -> bool {
-        place == Place::Host && self.comm.reaches(place)
+        self.is_on_gpu != (place == Place::Host) && self.comm.reaches(place)
     }
 
     /// f32, if the communicator inside does.
@@ -224,34 +200,34 @@ impl Collective for SumHooked {
         }
         let State { hook, plan, .. } = &mut *state;
         let found = plan.as_ref().and_then(|plan| Some((plan, plan.buckets().get(index as usize)?)));
-        let (key, pass) = (call.key(), call.pass);
-        let target: &mut [f32] = bytemuck::cast_slice_mut(call.target()?);
-        let found = found.and_then(|(plan, bucket)| {
-            let summed = bucket.summed();
-            let len = (summed.end - summed.start) as usize;
-            // The counts of ranks may follow. A buffer of another length is an outer hook's own.
-            let is_whole = [len, bucket.len as usize].contains(&target.len());
-            Some((plan, bucket, target.get_mut(..len).filter(|_| is_whole)?))
-        });
-        let Some((plan, bucket, values)) = found else {
+        // The counts of ranks may follow. A buffer of another length is an outer hook's own.
+        let elements = (call.dst_bytes() / DType::F32.bytes()) as usize;
+        let len = |bucket: &Bucket| (bucket.summed().end - bucket.summed().start) as usize;
+        let is_whole = |bucket: &Bucket| [len(bucket), bucket.len as usize].contains(&elements);
+        let Some((plan, bucket)) = found.filter(|(_, bucket)| is_whole(bucket)) else {
             let remedy = "pass whole buckets of the plan that was prepared";
-            return Err(Error::order(format_args!("[{key}]"), "a hook takes whole buckets only", remedy));
+            let thing = format_args!("[{}]", call.key());
+            return Err(Error::order(thing, "a hook takes whole buckets only", remedy));
         };
-        let (rank, world_size) = (self.rank, self.world_size);
-        let mut sum = BucketSum { index, pass, rank, world_size, plan, bucket, values };
-        let outcome = hook(&mut sum);
-        clear_padding(plan, bucket, bucket.summed(), sum.values);
-        outcome
+        let (pass, rank, world_size) = (call.pass, self.rank, self.world_size);
+        let place = SumPlace { index, pass, rank, world_size, plan, bucket };
+        match hook {
+            Hook::OnHost(hook) => {
+                let target: &mut [f32] = bytemuck::cast_slice_mut(call.target()?);
+                let mut sum = BucketSum { place, values: &mut target[..len(bucket)] };
+                let outcome = hook(&mut sum);
+                clear_padding(plan, bucket, bucket.summed(), sum.values);
+                outcome
+            }
+            Hook::OnGpu(hook) => {
+                let at = DevicePtr(call.dst().addr() as u64);
+                hook(&EnqueuedSum { place, at, len: len(bucket), stream: call.require_stream()? })
+            }
+        }
     }
 
     fn abort(&self, cause: &Error) {
         self.comm.abort(cause);
-    }
-}
-
-impl fmt::Debug for BucketSum<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "sum of bucket {} in pass {}, {} elements here", self.index, self.pass, self.values.len())
     }
 }
 

@@ -92,7 +92,7 @@ impl StepperBuilder<'_> {
     ///
     /// # Errors
     /// `Config` for a value out of range or an option that the mode refuses. `Unsupported` if this machine lacks the
-    /// instruction set or memory release, the collective cannot sum the gradients' type, or custom code cannot step
+    /// instruction set or memory release, the collective cannot reach the host's memory or sum the gradients' type, or custom code cannot step
     /// what the options ask for. `Arithmetic` if the kernels fail their self-test. `Layout` if the memory cannot be
     /// addressed or allocated.
     pub fn host(self, comm: impl Collective + 'static) -> Result<Stepper> {
@@ -100,6 +100,14 @@ impl StepperBuilder<'_> {
     }
 
     pub(super) fn on_host(self, comm: Arc<dyn Collective>, memory: Option<Borrowed>) -> Result<Stepper> {
+        if !comm.reaches(Place::Host) {
+            let remedy = "use one that does, such as in_process's or Solo";
+            return Err(Error::unsupported(
+                "gradients in host memory",
+                "this collective cannot reach them",
+                remedy,
+            ));
+        }
         let kernels = Kernels::load(self.isa.map_or_else(Isa::from_environment, Ok)?)?;
         let (pool, is_inline) = (self.pool(&*comm)?, self.is_inline);
         self.assemble(comm, memory, |blueprint| {

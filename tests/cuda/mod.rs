@@ -16,5 +16,6 @@ mod offload_random;
 pub(crate) mod rebinding;
 pub(crate) mod shard_cases;
 mod shards;
+mod sum_hooks;
 pub(crate) mod training;
 pub(crate) mod unsharded;

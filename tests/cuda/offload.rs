@@ -47,7 +47,7 @@ fn train<D: Device>(stepper: &mut Stepper<D>, options: &Options) -> Result<()> {
         stepper.set_lr(DEFAULT_GROUP, 0.01 / (step + 1) as f64)?;
         stepper.set_frozen(last, step == 3)?;
         pass(stepper, options, |param, values| {
-            let is_there = (param + step) % 5 != 0 && !(step == 3 && param + 1 == LENGTHS.len());
+            let is_there = !(param + step).is_multiple_of(5) && !(step == 3 && param + 1 == LENGTHS.len());
             is_there && gradient(step, param, values)
         })?;
     }
@@ -86,8 +86,10 @@ fn each_op_of_the_host_is_one_call_and_each_copy_one_between_the_two_memories() 
         paint_params(&mut stepper);
         let gradient = painted(&options);
         let one = |stepper: &mut Stepper<CudaDevice>, step: usize| {
-            pass(stepper, &options, |param, values| (param + step) % 3 != 0 && gradient(step, param, values))
-                .unwrap();
+            pass(stepper, &options, |param, values| {
+                !(param + step).is_multiple_of(3) && gradient(step, param, values)
+            })
+            .unwrap();
         };
         for step in 0..6 {
             one(&mut stepper, step);

@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use instep::optim::{Custom, LossScaler, LrSchedule, ParamStep, StepParam};
-use instep::overlap::{Compressed, Registry};
+use instep::overlap::{Compressed, EnqueuedSum, Registry, SumHooked};
 use instep::{
     Adam, Clip, Collective, DType, Divisor, Gradients, Isa, Layout, LayoutBuilder, Master, Mode, Moments,
     NAdam, Precision, Result, Rounding, SegmentAction, Sgd, Solo, Stepper, StepperBuilder, Strategy, Unused,
@@ -59,8 +59,17 @@ fn shards(page: &mut Page) {
     page.refused(several.host(Solo::new(2)));
     let mut stepper = zero(Stepper::builder(&layout, Adam::default())).unwrap();
     let w = layout.ids().next().unwrap();
-    page.refused(stepper.view::<f32>(w.state("exp_avg")));
     page.refused(stepper.rebuild_buckets());
+    page.refused(in_process(2, |comm| {
+        let stepper = sgd_with_momentum(&layout).strategy(Strategy::Zero).host(comm)?;
+        stepper.view::<f32>(w.state("momentum_buffer")).map(drop)
+    }));
+    let only_on_gpus = SumHooked::on_gpu(Solo::default(), |_: &EnqueuedSum<'_>| Ok(()));
+    page.refused(sgd().host(only_on_gpus));
+}
+
+fn sgd_with_momentum(layout: &Layout) -> StepperBuilder<'_> {
+    Stepper::builder(layout, Sgd { momentum: 0.9, ..Sgd::default() })
 }
 
 fn layouts(page: &mut Page) {
