@@ -47,8 +47,9 @@ fn train<D: Device>(stepper: &mut Stepper<D>, options: &Options) -> Result<()> {
         stepper.set_lr(DEFAULT_GROUP, 0.01 / (step + 1) as f64)?;
         stepper.set_frozen(last, step == 3)?;
         pass(stepper, options, |param, values| {
-            let is_there = !(param + step).is_multiple_of(5) && !(step == 3 && param + 1 == LENGTHS.len());
-            is_there && gradient(step, param, values)
+            let is_frozen = step == 3 && param + 1 == LENGTHS.len();
+            let is_unused = (param + step).is_multiple_of(5) || is_frozen;
+            !is_unused && gradient(step, param, values)
         })?;
     }
     Ok(())
