@@ -82,8 +82,8 @@ impl StepperBuilder<'_> {
     /// pass was skipped: [`LossScale::External`](crate::LossScale), in the place of [`loss_scale`](Self::loss_scale).
     ///
     /// `scale` and `found_inf` are its tensors of one f32 each (`_scale`, and the optimizer's of `found_inf_per_device`), in
-    /// the memory where steps run: that of the stepper's device, or with [`offload`](Self::offload) the host's. A pass reads the scale once, when it begins, and divides it out: a finite number
-    /// above 0. When the pass is finished, a flag other than 0 has it skipped; your code sets it equally on all ranks, or
+    /// the memory where steps run: that of the stepper's device, or with [`offload`](Self::offload) the host's. A pass
+    /// reads the scale once, when it begins, and divides it out: a finite number above 0. When the pass is finished, a flag other than 0 has it skipped; your code sets it equally on all ranks, or
     /// leaves it 0. A pass with an infinite or NaN gradient is skipped too. Then the flag is 1 if the pass was skipped, else
     /// 0, which is what `GradScaler.update` asks for.
     ///
@@ -110,8 +110,9 @@ impl StepperBuilder<'_> {
     ///
     /// # Ordering
     /// [`finish`](Stepper::finish) then waits for the decision, and so for the last sum, but for no step: on a GPU the
-    /// trainer's stream waits, and no thread unless steps are offloaded. From there to the next `begin`, work on the trainer's stream may read and write
-    /// both, or with offload the trainer's thread; in a pass, the flag alone. A captured pass keeps the addresses.
+    /// trainer's stream waits, and no thread unless steps are offloaded. From there to the next `begin`, work on
+    /// the trainer's stream may read and write both, or with offload the trainer's thread; in a pass, the flag alone. A
+    /// captured pass keeps the addresses; with offload on a GPU, capture is refused.
     ///
     /// # Errors
     /// `Config` if an address is null, in Eager, or beside [`Clip::PerBucket`](crate::Clip::PerBucket) when the stepper is
@@ -119,7 +120,8 @@ impl StepperBuilder<'_> {
     ///
     /// # Safety
     /// Until [`close`](Stepper::close) has returned `Ok` (if it fails, or the stepper is dropped instead: until its device has
-    /// run all that it was given), both addresses are aligned and valid for one f32 in that memory, and nothing touches them but as under Ordering.
+    /// run all that it was given), both addresses are aligned and valid for one f32 in that memory, and
+    /// nothing touches them but as under Ordering.
     ///
     /// # Source
     /// `torch.amp.GradScaler`: `unscale_`, `step` and `update`.

@@ -92,8 +92,8 @@ impl StepperBuilder<'_> {
     ///
     /// # Errors
     /// `Config` for a value out of range or an option that the mode refuses. `Unsupported` if this machine lacks the
-    /// instruction set or memory release, the collective cannot reach the host's memory or sum the gradients' type, or custom code cannot step
-    /// what the options ask for. `Arithmetic` if the kernels fail their self-test. `Layout` if the memory cannot be
+    /// instruction set or memory release, the collective cannot reach the host's memory or sum the gradients' type, or
+    /// custom code cannot step what the options ask for. `Arithmetic` if the kernels fail their self-test. `Layout` if the memory cannot be
     /// addressed or allocated.
     pub fn host(self, comm: impl Collective + 'static) -> Result<Stepper> {
         self.on_host(Arc::new(comm), None)

@@ -1,6 +1,6 @@
 //! Random programs of a trainer whose GPU leaves its steps to the host: what each call returns is what the host device returns.
 //!
-//! A program mixes passes with whatever may come between them. The host device runs it with offload and without.
+//! A program mixes passes with what may come between them. The host device runs it with offload and without.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Cursor;
