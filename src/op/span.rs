@@ -82,6 +82,11 @@ impl Memory {
         matches!(self, Memory::Grads | Memory::HostGrads | Memory::Sums)
     }
 
+    /// Whether ranks send each other its shards: parameters and copies.
+    pub(crate) fn is_sent(self) -> bool {
+        matches!(self, Memory::Params | Memory::Copy)
+    }
+
     /// Returns the memories of a bucket that ranks send each other by shards.
     pub(crate) fn sent_of(bucket: &Bucket) -> impl Iterator<Item = Memory> + use<> {
         [Memory::Params].into_iter().chain(bucket.storage.copy.map(|_| Memory::Copy))
@@ -219,13 +224,6 @@ impl Span {
     pub fn segment(memory: Memory, plan: &Plan, segment: &Segment) -> Span {
         let start = if memory == Memory::Grads { segment.grad_start } else { segment.start };
         Span::within(memory, plan.bucket_of(segment), start, start + segment.len)
-    }
-
-    /// Returns the part of one parameter's tensor that this rank steps.
-    pub(crate) fn kept(memory: Memory, bucket: &Bucket, segment: &Segment) -> Span {
-        let start = if memory == Memory::Grads { segment.grad_start } else { segment.start };
-        let kept = bucket.kept(segment);
-        Span::within(memory, bucket, start + kept.start, start + kept.end)
     }
 
     /// The loss scale of the next pass and how far it is from growing: all of control memory that Decide alone writes. It

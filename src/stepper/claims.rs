@@ -10,7 +10,7 @@ use crate::op::{Access, Memory, Span};
 use crate::stepper::state::attached::OptimizerId;
 use crate::stepper::state::options::Unused;
 use crate::stepper::stepper::Stepper;
-use crate::stepper::tensor::TensorId;
+use crate::stepper::tensor::{Elements, TensorId};
 
 impl<D: Device> Stepper<D> {
     /// Finds the memory that a tensor lies in.
@@ -105,14 +105,14 @@ impl<D: Device> Stepper<D> {
             return Err(Error::order(format_args!("`{name}`"), wrong, "use Gradients::Keep to read it"));
         }
         let is_rescued = run.refuse_rescued().is_err();
-        let is_sent = matches!(memory, Memory::Params | Memory::Copy);
-        if is_rescued && is_sent && !writes && run.device.is_torn(segment.bucket) {
+        if is_rescued && memory.is_sent() && !writes && run.device.is_torn(segment.bucket) {
             let name = &self.layout.parameters()[index].name;
             let wrong = "the other ranks' parts of its last step were lost with them";
             return Err(Error::order(format_args!("`{name}`"), wrong, "go on from a checkpoint"));
         }
         run.touch(index, memory)?;
-        let span = self.held(&run.schedule, memory, &segment);
+        let present = Elements::present(memory, &segment, &self.plan, &run.schedule);
+        let span = present.span(&self.plan, &run.schedule);
         run.note(Access { span, writes });
         Ok(segment)
     }

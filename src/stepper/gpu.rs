@@ -14,13 +14,13 @@ use crate::error::{Error, Result};
 use crate::handle::{DevicePtr, Place};
 use crate::launch::{BorrowedPieces, Piece, refuse_other_places};
 use crate::layout::{Gradients, Moments};
-use crate::op::{Memory, Span};
+use crate::op::Memory;
 use crate::stepper::build::Blueprint;
 use crate::stepper::builder::StepperBuilder;
 use crate::stepper::graphs::NOT_BROADCAST;
 use crate::stepper::state::borrowed::Borrowed;
 use crate::stepper::stepper::Stepper;
-use crate::stepper::tensor::TensorId;
+use crate::stepper::tensor::{Elements, TensorId};
 
 impl StepperBuilder<'_> {
     /// Builds the stepper on a GPU.
@@ -215,8 +215,9 @@ impl Stepper<CudaDevice> {
         if writes {
             self.note_written(id, memory)?;
         }
-        let span = Span::segment(memory, &self.plan, &segment);
-        Ok(DevicePtr(self.run.get_mut().device.resolve(span).addr() as u64))
+        let run = self.run.get_mut();
+        let present = Elements::present(memory, &segment, &self.plan, &run.schedule);
+        Ok(DevicePtr(run.device.resolve(present.span(&self.plan, &run.schedule)).addr() as u64))
     }
 
     /// Makes a captured pass.

@@ -1,4 +1,4 @@
-//! Steps on the host: what a builder refuses with them, and where a parameter's own bytes lie.
+//! Steps on the host: what a builder refuses with them, and what a failure leaves of them.
 //!
 //! What the host steps is the parameter; the device has a copy, which `schedule/offload.rs` renews. A trainer writes both.
 
@@ -8,8 +8,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::host::kernels::{Isa, Kernels};
 use crate::layout::{Gradients, Layout, Plan, Segment, SegmentAction};
-use crate::op::{self, Access, Memory, Span};
-use crate::schedule::Schedule;
+use crate::op::{Memory, Span};
 use crate::stepper::builder::StepperBuilder;
 use crate::stepper::state::options::OffloadPolicy;
 use crate::stepper::stepper::Stepper;
@@ -92,27 +91,6 @@ pub(super) fn refuse_averages(layout: &Layout, plan: &Plan) -> Result<()> {
 }
 
 impl<D: Device> Stepper<D> {
-    /// The memory that has a tensor's own bytes while its bucket is not unsharded.
-    pub(super) fn home(&self, schedule: &Schedule, memory: Memory, segment: &Segment) -> Memory {
-        let is_here = schedule.is_whole(segment.bucket);
-        if memory == Memory::Params && !is_here { memory.of_step(&self.plan) } else { memory }
-    }
-
-    /// Writes what the host steps of a whole parameter, after a claim of the device's.
-    pub(super) fn write_home(&self, segment: &Segment, from: &[u8]) -> Result<()> {
-        let bucket = self.plan.bucket_of(segment);
-        let span = Span::kept(Memory::HostParams, bucket, segment);
-        let before = bucket.kept(segment).start;
-        let start = op::bytes_of(Memory::HostParams, &bucket.storage, before) as usize;
-        match from.get(start..start + span.bytes() as usize) {
-            Some(from) if !from.is_empty() => {
-                self.run.borrow_mut().note(Access { span, writes: true });
-                self.write_span(span, from)
-            }
-            _ => Ok(()),
-        }
-    }
-
     /// Copies what the host has stepped to the device, after a failure has kept some of it from getting there.
     pub(super) fn restore_params(&mut self) -> Result<()> {
         if !self.plan.is_offloaded() || self.run.get_mut().refuse_rescued().is_ok() {

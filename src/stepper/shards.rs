@@ -10,12 +10,12 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::launch::Assignment;
 use crate::layout::{Layout, Master, ParamId, Plan, Segment, SegmentAction, fold};
-use crate::op::{self, Memory, Span};
+use crate::op::{Memory, Span};
 use crate::schedule::Decision;
 use crate::stepper::builder::StepperBuilder;
 use crate::stepper::state::options::{Accumulation, Strategy};
 use crate::stepper::stepper::Stepper;
-use crate::stepper::tensor::TensorId;
+use crate::stepper::tensor::{Elements, TensorId};
 
 impl StepperBuilder<'_> {
     /// Sets what ranks share out; unset: nothing, every rank steps everything.
@@ -199,16 +199,15 @@ impl<D: Device> Stepper<D> {
         self.check_len(id, into.len())?;
         self.refuse_open_pass()?;
         self.settle_between_passes()?;
-        self.decode_values(id, memory, into, |memory, segment, bytes| {
-            self.gather_or_read(memory, segment, bytes)
-        })
+        let whole = 0..self.layout.parameter(id)?.len;
+        self.decode(id, memory, whole, into, |elements, bytes| self.gather_or_read(elements, bytes))
     }
 
     /// Copies a whole tensor from all ranks, or from this one if it has all of it.
-    pub(super) fn gather_or_read(&self, memory: Memory, segment: &Segment, bytes: &mut [u8]) -> Result<()> {
-        match self.is_summed_or_kept_in_shards(memory) && self.is_shared_out(segment) {
-            true => self.gather_bytes(memory, segment, bytes),
-            false => self.read_bytes(memory, segment, bytes),
+    pub(super) fn gather_or_read(&self, whole: &Elements, bytes: &mut [u8]) -> Result<()> {
+        match self.is_summed_or_kept_in_shards(whole.memory) && self.is_shared_out(whole.segment) {
+            true => self.gather_bytes(whole.memory, whole.segment, bytes),
+            false => self.read_elements(whole, bytes),
         }
     }
 
@@ -225,14 +224,12 @@ impl<D: Device> Stepper<D> {
         self.refuse_rescued()?;
         let bucket = self.plan.bucket_of(segment);
         let (ranks, rank) = self.plan.shards();
-        let (rank, ranks) = (rank as usize, ranks as usize);
-        let bytes = |elements: u64| op::bytes_of(memory, &bucket.storage, elements) as usize;
-        let parts: Vec<Range<usize>> = (0..ranks)
-            .map(|rank| bucket.part(segment, &bucket.shard_of(rank as u32)))
-            .map(|part| if part.is_empty() { 0..0 } else { bytes(part.start)..bytes(part.end) })
-            .collect();
-        if !parts[rank].is_empty() {
-            self.read_own(memory, segment, &mut into[parts[rank].clone()])?;
+        let part = |rank| bucket.part(segment, &bucket.shard_of(rank));
+        let elements = |rank| Elements { memory, segment, range: part(rank) };
+        let parts: Vec<Range<usize>> = (0..ranks).map(|rank| elements(rank).bytes(&self.plan)).collect();
+        let own = parts[rank as usize].clone();
+        if !own.is_empty() {
+            self.read_elements(&elements(rank), &mut into[own.clone()])?;
         }
         let longest = parts.iter().map(|part| part.len()).max().unwrap_or(0);
         let piece = self.piece_bytes(longest);
@@ -240,7 +237,7 @@ impl<D: Device> Stepper<D> {
             let of = |part: &Range<usize>| {
                 (part.start + at).min(part.end)..(part.start + at + piece).min(part.end)
             };
-            let all = self.exchange_pieces(piece, &into[of(&parts[rank])])?;
+            let all = self.exchange_pieces(piece, &into[of(&own)])?;
             for (part, got) in parts.iter().zip(all.chunks(piece)) {
                 let to = &mut into[of(part)];
                 to.copy_from_slice(&got[..to.len()]);
@@ -255,12 +252,6 @@ impl<D: Device> Stepper<D> {
         let room = Span::elements(Memory::Grads, &self.plan, 0, self.plan.common_len()).bytes() as usize;
         let room = room / self.plan.shards().0 as usize;
         bytes.next_multiple_of(LINE).min(room - room % LINE)
-    }
-
-    /// Copies what this rank has of a tensor.
-    fn read_own(&self, memory: Memory, segment: &Segment, into: &mut [u8]) -> Result<()> {
-        let memory = self.home(&self.run.borrow().schedule, memory, segment);
-        self.read_span(Span::kept(memory, self.plan.bucket_of(segment), segment), into)
     }
 
     /// Returns all ranks' pieces, each filled up to `piece` bytes, by way of the first gradients, which are put back.

@@ -14,8 +14,9 @@ use crate::host::kernels::Kernels;
 use crate::host::stored::StoredValues;
 use crate::launch::{dtype_code, master_code, moments_code};
 use crate::layout::{Master, Moments, ParamId, Precision, Segment};
-use crate::op::{self, Access, Memory, Span};
+use crate::op::{Access, Memory};
 use crate::stepper::stepper::Stepper;
+use crate::stepper::tensor::Elements;
 
 /// A tensor's bytes, aligned for any element.
 struct Bytes {
@@ -24,8 +25,7 @@ struct Bytes {
 }
 
 impl Bytes {
-    fn zeroed(len: u64) -> Bytes {
-        let len = len as usize;
+    fn zeroed(len: usize) -> Bytes {
         Bytes { words: vec![0; len.div_ceil(size_of::<u32>())], len }
     }
 
@@ -41,53 +41,40 @@ impl<D: Device> Stepper<D> {
         for memory in [Some(values), second].into_iter().flatten() {
             self.refuse_cut(id, memory)?;
         }
-        self.decode_values(id, memory, into, |memory, segment, bytes| {
-            if Some(memory) == second {
-                self.note(memory, segment, false);
-            }
-            self.read_bytes(memory, segment, bytes)
-        })
-    }
-
-    /// Makes values of a tensor's bytes, which `fetch` brings from each memory that has some.
-    pub(super) fn decode_values(
-        &self,
-        id: ParamId,
-        memory: Memory,
-        into: &mut [f32],
-        fetch: impl FnMut(Memory, &Segment, &mut [u8]) -> Result<()>,
-    ) -> Result<()> {
         let whole = 0..self.layout.parameter(id)?.len;
-        self.decode_part(id, memory, (whole, into), fetch)
+        self.decode(id, memory, whole, into, |elements, bytes| self.read_elements(elements, bytes))
     }
 
-    /// Makes values of a part of a tensor, which starts with a block of an 8-bit state. `fetch` takes it for a tensor.
-    pub(super) fn decode_part(
+    /// Makes values of a range of a tensor, which starts with a block of an 8-bit state. `fetch` brings its bytes from each
+    /// memory that has some.
+    pub(super) fn decode(
         &self,
         id: ParamId,
         memory: Memory,
-        (part, into): (Range<u64>, &mut [f32]),
-        mut fetch: impl FnMut(Memory, &Segment, &mut [u8]) -> Result<()>,
+        range: Range<u64>,
+        into: &mut [f32],
+        mut fetch: impl FnMut(&Elements, &mut [u8]) -> Result<()>,
     ) -> Result<()> {
         let (values, second) = self.memories_of(id, memory)?;
-        let mut segment = self.claim(id, values, false)?;
-        segment.start += part.start;
-        segment.grad_start += part.start;
-        segment.element += part.start;
-        segment.len = part.end - part.start;
-        if segment.len == 0 {
+        let segment = self.claim(id, values, false)?;
+        if range.is_empty() {
             return Ok(());
         }
+        if let Some(memory) = second {
+            self.note(memory, &segment, false);
+        }
+        let elements = |memory| Elements { memory, segment: &segment, range: range.clone() };
         let of_master = if values == Memory::Master { Memory::Master } else { memory };
         let (format, is_signed) = self.format(of_master, &segment);
         if format == INSTEP_DTYPE_F32 {
-            return fetch(values, &segment, bytemuck::cast_slice_mut(into));
+            return fetch(&elements(values), bytemuck::cast_slice_mut(into));
         }
-        let (mut first, mut other) = (self.room(values, &segment), second.map(|m| self.room(m, &segment)));
-        fetch(values, &segment, first.as_mut_slice())?;
-        if let (Some(memory), Some(bytes)) = (second, &mut other) {
-            fetch(memory, &segment, bytes.as_mut_slice())?;
-        }
+        let mut fetched = |memory| {
+            let elements = elements(memory);
+            let mut bytes = Bytes::zeroed(elements.bytes(&self.plan).len());
+            fetch(&elements, bytes.as_mut_slice()).map(|()| bytes)
+        };
+        let (mut first, mut other) = (fetched(values)?, second.map(fetched).transpose()?);
         let mut stored = self.stored(&mut first, other.as_mut(), (format, is_signed), &segment);
         Kernels::load(Isa::Baseline)?.decode(&mut stored, into);
         Ok(())
@@ -110,12 +97,8 @@ impl<D: Device> Stepper<D> {
         let (mut first, mut other) = (self.room(memory, &segment), second.map(|m| self.room(m, &segment)));
         let mut stored = self.stored(&mut first, other.as_mut(), (format, is_signed), &segment);
         Kernels::load(Isa::Baseline)?.encode(from, &mut stored);
-        if values != memory {
-            self.note(memory, &segment, true);
-        }
         self.write_bytes(memory, &segment, first.as_mut_slice())?;
         if let (Some(memory), Some(bytes)) = (second, &mut other) {
-            self.note(memory, &segment, true);
             self.write_bytes(memory, &segment, bytes.as_mut_slice())?;
         }
         Ok(())
@@ -137,21 +120,19 @@ impl<D: Device> Stepper<D> {
 
     /// Copies a parameter to the host as it is stored, without its master. All ranks call it together if they share it out.
     pub(crate) fn gather_stored_param(&self, id: ParamId, into: &mut [f32]) -> Result<()> {
-        self.decode_stored_param(id, into, |segment, bytes| {
-            self.gather_or_read(Memory::Params, segment, bytes)
-        })
+        self.decode_stored_param(id, into, |elements, bytes| self.gather_or_read(elements, bytes))
     }
 
     /// The same of memory that is here, or that nothing was written to.
     pub(super) fn read_stored_param(&self, id: ParamId, into: &mut [f32]) -> Result<()> {
-        self.decode_stored_param(id, into, |segment, bytes| self.read_bytes(Memory::Params, segment, bytes))
+        self.decode_stored_param(id, into, |elements, bytes| self.read_elements(elements, bytes))
     }
 
     fn decode_stored_param(
         &self,
         id: ParamId,
         into: &mut [f32],
-        fetch: impl Fn(&Segment, &mut [u8]) -> Result<()>,
+        fetch: impl Fn(&Elements, &mut [u8]) -> Result<()>,
     ) -> Result<()> {
         self.check_len(id, into.len())?;
         self.settle_between_passes()?;
@@ -159,11 +140,12 @@ impl<D: Device> Stepper<D> {
         if segment.len == 0 {
             return Ok(());
         }
+        let elements = Elements { memory: Memory::Params, segment: &segment, range: 0..segment.len };
         if self.plan.storage_of(&segment).precision.param == DType::F32 {
-            return fetch(&segment, bytemuck::cast_slice_mut(into));
+            return fetch(&elements, bytemuck::cast_slice_mut(into));
         }
         let mut params = self.room(Memory::Params, &segment);
-        fetch(&segment, params.as_mut_slice())?;
+        fetch(&elements, params.as_mut_slice())?;
         let mut stored = self.stored(&mut params, None, self.format(Memory::Params, &segment), &segment);
         Kernels::load(Isa::Baseline)?.decode(&mut stored, into);
         Ok(())
@@ -226,34 +208,39 @@ impl<D: Device> Stepper<D> {
     }
 
     fn room(&self, memory: Memory, segment: &Segment) -> Bytes {
-        Bytes::zeroed(op::bytes_of(memory, self.plan.storage_of(segment), segment.len))
+        let elements = Elements { memory, segment, range: 0..segment.len };
+        Bytes::zeroed(elements.bytes(&self.plan).len())
     }
 
     fn note(&self, memory: Memory, segment: &Segment, writes: bool) {
         let mut run = self.run.borrow_mut();
-        let span = self.held(&run.schedule, memory, segment);
+        let span =
+            Elements::present(memory, segment, &self.plan, &run.schedule).span(&self.plan, &run.schedule);
         run.note(Access { span, writes });
     }
 
-    /// After `claim`.
-    pub(super) fn read_bytes(&self, memory: Memory, segment: &Segment, into: &mut [u8]) -> Result<()> {
-        self.read_span(Span::segment(memory, &self.plan, segment), into)
+    /// Copies elements that this rank has, after `claim`.
+    pub(super) fn read_elements(&self, elements: &Elements, into: &mut [u8]) -> Result<()> {
+        let span = elements.span(&self.plan, &self.run.borrow().schedule);
+        self.read_span(span, into)
     }
 
     /// Writes what this rank keeps of a whole tensor, after `claim`. No view of this memory is alive, since those borrow the
-    /// stepper or the pass that the caller holds mutably.
+    /// stepper or the pass that the caller holds mutably. What the host steps, it writes there too.
     fn write_bytes(&self, memory: Memory, segment: &Segment, from: &[u8]) -> Result<()> {
-        let bucket = self.plan.bucket_of(segment);
-        let span = self.held(&self.run.borrow().schedule, memory, segment);
-        let is_part = memory.is_kept_in_shards() || span != Span::segment(memory, &self.plan, segment);
-        let before = if is_part { bucket.kept(segment).start } else { 0 };
-        if memory == Memory::Params && self.plan.is_offloaded() && span.memory == memory {
-            self.write_home(segment, from)?;
+        let is_whole = self.run.borrow().schedule.is_whole(segment.bucket);
+        let of_host = memory == Memory::Params && self.plan.is_offloaded() && is_whole;
+        for memory in [memory].into_iter().chain(of_host.then_some(Memory::HostParams)) {
+            let (range, span) = {
+                let schedule = &self.run.borrow().schedule;
+                let elements = Elements::present(memory, segment, &self.plan, schedule);
+                (elements.bytes(&self.plan), elements.span(&self.plan, schedule))
+            };
+            if !range.is_empty() {
+                self.run.borrow_mut().note(Access { span, writes: true });
+                self.write_span(span, &from[range])?;
+            }
         }
-        let start = op::bytes_of(memory, &bucket.storage, before) as usize;
-        match from.get(start..start + span.bytes() as usize) {
-            Some(from) if !from.is_empty() => self.write_span(span, from),
-            _ => Ok(()),
-        }
+        Ok(())
     }
 }

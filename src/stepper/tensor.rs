@@ -1,9 +1,13 @@
-//! Which of a parameter's tensors a call means.
+//! Which of a parameter's tensors a call means, and where the bytes of its elements are now.
 //!
-//! One selector for every call that reads or writes a tensor. It names no memory: `claims.rs` finds that, and refuses
-//! what a stepper does not keep.
+//! `TensorId` is the one selector for every call that reads or writes a tensor. It names no memory: `claims.rs` finds
+//! that, and refuses what a stepper does not keep. Every reader and writer asks `Elements` for the bytes.
 
-use crate::layout::ParamId;
+use std::ops::Range;
+
+use crate::layout::{ParamId, Plan, Segment};
+use crate::op::{self, Memory, Span};
+use crate::schedule::Schedule;
 
 /// A tensor of a stepper: a parameter, or one that belongs to it.
 ///
@@ -68,5 +72,45 @@ impl ParamId {
     /// Names the parameter's moving average.
     pub fn ema(self) -> TensorId<'static> {
         TensorId::Ema(self)
+    }
+}
+
+/// Elements of one parameter's tensor, counted from the parameter's first.
+#[derive(Clone, Debug)]
+pub(super) struct Elements<'s> {
+    pub(super) memory: Memory,
+    pub(super) segment: &'s Segment,
+    pub(super) range: Range<u64>,
+}
+
+impl<'s> Elements<'s> {
+    /// Returns the elements of a tensor that this rank has now: its shard's, where ranks share the tensor out and its bucket is
+    /// not unsharded.
+    pub(super) fn present(
+        memory: Memory,
+        segment: &'s Segment,
+        plan: &Plan,
+        schedule: &Schedule,
+    ) -> Elements<'s> {
+        let is_unsharded = memory.is_sent() && schedule.is_whole(segment.bucket);
+        let is_full = is_unsharded || !(memory.is_sent() || memory.is_kept_in_shards());
+        let range = if is_full { 0..segment.len } else { plan.bucket_of(segment).kept(segment) };
+        Elements { memory, segment, range }
+    }
+
+    /// Returns where the bytes of these elements are now. With offload, the parameters of a bucket that is not unsharded are in
+    /// the host's memory alone.
+    pub(super) fn span(&self, plan: &Plan, schedule: &Schedule) -> Span {
+        let Elements { memory, segment, range } = self;
+        let is_of_host = *memory == Memory::Params && !schedule.is_whole(segment.bucket);
+        let memory = if is_of_host { memory.of_step(plan) } else { *memory };
+        let first = if memory == Memory::Grads { segment.grad_start } else { segment.start };
+        Span::within(memory, plan.bucket_of(segment), first + range.start, first + range.end)
+    }
+
+    /// Returns which bytes of the whole tensor they are.
+    pub(super) fn bytes(&self, plan: &Plan) -> Range<usize> {
+        let at = |element| op::bytes_of(self.memory, plan.storage_of(self.segment), element) as usize;
+        at(self.range.start)..at(self.range.end)
     }
 }

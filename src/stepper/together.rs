@@ -59,9 +59,7 @@ impl<D: Device> Stepper<D> {
             (false, _) => 0..0,
         };
         into.resize((part.end - part.start) as usize, 0.0);
-        self.decode_part(id, memory, (part.clone(), into), |memory, part, bytes| {
-            self.read_bytes(memory, part, bytes)
-        })?;
+        self.decode(id, memory, part.clone(), into, |elements, bytes| self.read_elements(elements, bytes))?;
         Ok(part)
     }
 

@@ -8,9 +8,8 @@ use std::num::NonZeroU32;
 
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::layout::{ParamId, Segment};
+use crate::layout::ParamId;
 use crate::op::{Memory, Span};
-use crate::schedule::Schedule;
 use crate::stepper::builder::StepperBuilder;
 use crate::stepper::claims::bucket_numbered;
 use crate::stepper::state::options::Strategy;
@@ -133,8 +132,7 @@ impl<D: Device> Stepper<D> {
     /// Refuses a parameter, or its copy, of which this rank has only a part now.
     pub(super) fn refuse_resharded(&self, id: ParamId, memory: Memory) -> Result<()> {
         let segment = self.plan.segment_of(self.layout.index(id)?);
-        let is_sent = matches!(memory, Memory::Params | Memory::Copy);
-        if !is_sent || segment.len == 0 || self.run.borrow().schedule.is_whole(segment.bucket) {
+        if !memory.is_sent() || segment.len == 0 || self.run.borrow().schedule.is_whole(segment.bucket) {
             return Ok(());
         }
         let (name, bucket) = (&self.layout.parameters()[segment.param as usize].name, segment.bucket);
@@ -155,16 +153,6 @@ impl<D: Device> Stepper<D> {
         }
         let wrong = "ranks share them out, and compare what they write";
         Err(Error::unsupported("mutable slice of parameters", wrong, "use Stepper::write"))
-    }
-
-    /// The bytes of a tensor that this rank has now.
-    pub(super) fn held(&self, schedule: &Schedule, memory: Memory, segment: &Segment) -> Span {
-        let is_sent = matches!(memory, Memory::Params | Memory::Copy);
-        if is_sent && !schedule.is_whole(segment.bucket) {
-            let memory = self.home(schedule, memory, segment);
-            return Span::kept(memory, self.plan.bucket_of(segment), segment);
-        }
-        Span::segment(memory, &self.plan, segment)
     }
 
     /// The bytes of parameters or copies that this rank does not have now.

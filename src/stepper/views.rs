@@ -14,7 +14,7 @@ use crate::layout::{Master, Moments, ParamId, Precision, Segment};
 use crate::op::{Access, Memory, Span};
 use crate::stepper::claims::bucket_numbered;
 use crate::stepper::stepper::Stepper;
-use crate::stepper::tensor::TensorId;
+use crate::stepper::tensor::{Elements, TensorId};
 
 /// Read access to parameters, inside a pass and between passes.
 #[derive(Clone, Copy, Debug)]
@@ -94,16 +94,12 @@ impl<'a> Grads<'a> {
         let mut slices: [&mut [T]; N] = std::array::from_fn(|_| Default::default());
         for (slice, segment) in slices.iter_mut().zip(segments.iter().flatten()) {
             self.stepper.written.borrow_mut()[segment.param as usize] = true;
+            let (address, count) = self.stepper.place(segment, Memory::Grads);
             // SAFETY: `claim` has waited for the ops on this bucket and checked that the gradient is not handed over.
             // Launching it takes the stepper mutably, which `self` keeps borrowed, and so does every other way to this
             // memory: a `Params` beside this view reads parameters alone. The ids differ, and segments of different
             // parameters do not overlap. `require_type` has checked that the memory is of this type.
-            *slice = unsafe {
-                std::slice::from_raw_parts_mut(
-                    self.stepper.address(segment, Memory::Grads).cast(),
-                    length(segment),
-                )
-            };
+            *slice = unsafe { std::slice::from_raw_parts_mut(address.cast(), count) };
         }
         Ok(slices)
     }
@@ -165,9 +161,13 @@ impl<'a> Grads<'a> {
 }
 
 impl Stepper {
-    fn address(&self, segment: &Segment, memory: Memory) -> *mut u8 {
-        let span = Span::segment(memory, &self.plan, segment);
-        self.run.borrow().device.resolve(span)
+    /// Returns where a tensor lies, and how many elements are there.
+    fn place(&self, segment: &Segment, memory: Memory) -> (*mut u8, usize) {
+        let run = self.run.borrow();
+        let present = Elements::present(memory, segment, &self.plan, &run.schedule);
+        let address = run.device.resolve(present.span(&self.plan, &run.schedule));
+        // The arena that holds them has been allocated, so their number fits.
+        (address, (present.range.end - present.range.start) as usize)
     }
 
     /// Refuses slices of a type that the memory does not hold.
@@ -294,10 +294,11 @@ impl Stepper {
         self.admit_write(id, memory)?;
         let segment = self.claim(id, memory, true)?;
         self.note_written(id, memory)?;
+        let (address, count) = self.place(&segment, memory);
         // SAFETY: `admit_write` and `claim` have waited for the ops on this tensor, and refused one that is handed over.
         // `self` is borrowed mutably for as long as the slice lives: neither another slice nor a launch can exist. The
         // memory is of this type, and every bit pattern is a value of it.
-        Ok(unsafe { std::slice::from_raw_parts_mut(self.address(&segment, memory).cast(), length(&segment)) })
+        Ok(unsafe { std::slice::from_raw_parts_mut(address.cast(), count) })
     }
 
     /// Returns the gradients of a bucket of the open pass as one slice, to be written whole. It is laid out as the
@@ -350,21 +351,17 @@ impl Stepper {
     /// A slice that borrows the stepper, after every check but that of the claim.
     fn slice<T: Element>(&self, id: ParamId, memory: Memory) -> Result<&[T]> {
         let segment = self.claim(id, memory, false)?;
+        let (address, count) = self.place(&segment, memory);
         // SAFETY: `claim` has waited for the ops on this bucket. Launching anything, and every mutable slice of this
         // memory, takes the stepper mutably, which the shared borrow in the result excludes. (`Grads` alone makes
         // mutable slices through a shared reference, of gradients, and keeps the stepper borrowed mutably outside: only
         // a `Params` can exist beside it.) The memory is of this type, and every bit pattern is a value of it.
-        Ok(unsafe { std::slice::from_raw_parts(self.address(&segment, memory).cast(), length(&segment)) })
+        Ok(unsafe { std::slice::from_raw_parts(address.cast(), count) })
     }
 
     fn is_unwritten(&self, id: ParamId) -> Result<bool> {
         Ok(!self.written.borrow()[self.layout.index(id)?])
     }
-}
-
-fn length(segment: &Segment) -> usize {
-    // The arena that holds it has been allocated, so its length fits.
-    segment.len as usize
 }
 
 /// Returns the users' name for the tensors of a memory.

@@ -31,6 +31,8 @@ mod micro_batches_hostile;
 pub(crate) mod multirank;
 #[cfg(not(kernels_only))]
 mod offload;
+#[cfg(not(kernels_only))]
+mod readers;
 mod rescue;
 pub(crate) mod splits;
 #[cfg(not(kernels_only))]
