@@ -28,7 +28,7 @@ fn main() -> Result<()> {
         let mut stepper = Stepper::builder_without_optimizer(&layout)
             .optimizer_for(&[embedding], AdamW { lr: 0.01, ..AdamW::default() })
             .optimizer_for(&[bias], Sgd { lr: 0.125, ..Sgd::default() })
-            .optimizer_for(&[bias], Sgd { lr: 0.0625, ..Sgd::default() }) // runs after the first
+            .then_for(&[bias], Sgd { lr: 0.0625, ..Sgd::default() }) // runs after the first
             .optimizer_for(&[calibration], Sgd { lr: 1.0, ..Sgd::default() })
             .bucket_cap_bytes(WIDTH as u64) // an early bucket for each
             .unused(Unused::Skip)

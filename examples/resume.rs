@@ -48,7 +48,7 @@ fn train_and_save(layout: &Layout, comm: InProcess, file: &Path) -> Result<Tenso
         if step == STEPS / 2 {
             // Every rank may call this; rank 0 writes.
             let scalars = [("next_step".to_owned(), Scalar::U64(step))].into();
-            checkpoint::save(&stepper, &Extras { scalars, ..Extras::default() }, file)?;
+            checkpoint::save_with(&stepper, &Extras { scalars, ..Extras::default() }, file)?;
         }
         pass(&mut stepper, step)?;
     }

@@ -83,8 +83,8 @@ fn save_together(comm: Mpi, shard_size: u32) {
         pass.grads().get_mut(id).unwrap().fill(0.5);
     }
     pass.finish().unwrap();
-    checkpoint::save(&stepper, &Extras::default(), &alone).unwrap();
-    checkpoint::save_together(&stepper, &Extras::default(), &together).unwrap();
+    checkpoint::save(&stepper, &alone).unwrap();
+    checkpoint::save_together(&stepper, &together).unwrap();
     // Every rank returns after the renaming.
     let written = fs::read(&together).unwrap();
     // Rank 0 has written this one before it began the other.

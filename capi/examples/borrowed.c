@@ -51,7 +51,6 @@ int main(void) {
         .optimizer = &sgd,
         .memory = &memory,
         .sums_outside = 1,
-        .unused = INSTEP_UNUSED_REFUSE,
         .threads = 1,
     };
     instep_stepper* stepper;

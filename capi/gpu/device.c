@@ -183,7 +183,6 @@ static void borrowed(const instep_cuda* gpu, void* stream, float results[3][ELEM
                                       .memory = &memory,
                                       .mode = INSTEP_MODE_EAGER,
                                       .sums_outside = 1,
-                                      .unused = INSTEP_UNUSED_REFUSE,
                                       .cuda = gpu};
     instep_stepper* stepper;
     OK(instep_stepper_create(&options, &stepper));

@@ -84,14 +84,17 @@
 // The step leaves in each gradient the value that was stepped: the mean over ranks, without the loss scale and clipped.
 #define INSTEP_GRADIENTS_AVERAGE 3
 
-// A parameter whose gradient no rank wrote stays as it is. The default; refused on borrowed memory.
-#define INSTEP_UNUSED_SKIP 0
+// INSTEP_UNUSED_SKIP if the stepper owns its buckets and their sums, else INSTEP_UNUSED_REFUSE.
+#define INSTEP_UNUSED_DEFAULT 0
+
+// A parameter whose gradient no rank wrote stays as it is. Refused on borrowed memory, which cannot count ranks.
+#define INSTEP_UNUSED_SKIP 1
 
 // It is stepped with a gradient of zeros, which are written to the gradient's memory.
-#define INSTEP_UNUSED_STEP_ZERO 1
+#define INSTEP_UNUSED_STEP_ZERO 2
 
 // instep_stepper_finish refuses the pass, and names it.
-#define INSTEP_UNUSED_REFUSE 2
+#define INSTEP_UNUSED_REFUSE 3
 
 // All ranks have as many batches. The default.
 #define INSTEP_INPUTS_EVEN 0
@@ -545,7 +548,7 @@ typedef struct {
   uint32_t mode;
   // INSTEP_GRADIENTS_KEEP, _ZERO, _AVERAGE or _RELEASE.
   uint32_t gradients;
-  // INSTEP_UNUSED_SKIP, INSTEP_UNUSED_STEP_ZERO or INSTEP_UNUSED_REFUSE.
+  // INSTEP_UNUSED_DEFAULT, INSTEP_UNUSED_SKIP, INSTEP_UNUSED_STEP_ZERO or INSTEP_UNUSED_REFUSE.
   uint32_t unused;
   // INSTEP_CLIP_NONE, _GLOBAL, _PREVIOUS or _PER_BUCKET.
   uint32_t clip;

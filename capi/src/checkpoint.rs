@@ -71,7 +71,7 @@ pub unsafe extern "C" fn instep_stepper_save(
             }
         }
         STEPPERS.with(stepper, |training| {
-            Ok(on_any!(&training.engine, stepper => checkpoint::save(stepper, &extras, path))?)
+            Ok(on_any!(&training.engine, stepper => checkpoint::save_with(stepper, &extras, path))?)
         })
     })
 }

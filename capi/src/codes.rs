@@ -45,12 +45,14 @@ pub const INSTEP_GRADIENTS_RELEASE: u32 = 2;
 /// The step leaves in each gradient the value that was stepped: the mean over ranks, without the loss scale and clipped.
 pub const INSTEP_GRADIENTS_AVERAGE: u32 = 3;
 
-/// A parameter whose gradient no rank wrote stays as it is. The default; refused on borrowed memory.
-pub const INSTEP_UNUSED_SKIP: u32 = 0;
+/// INSTEP_UNUSED_SKIP if the stepper owns its buckets and their sums, else INSTEP_UNUSED_REFUSE.
+pub const INSTEP_UNUSED_DEFAULT: u32 = 0;
+/// A parameter whose gradient no rank wrote stays as it is. Refused on borrowed memory, which cannot count ranks.
+pub const INSTEP_UNUSED_SKIP: u32 = 1;
 /// It is stepped with a gradient of zeros, which are written to the gradient's memory.
-pub const INSTEP_UNUSED_STEP_ZERO: u32 = 1;
+pub const INSTEP_UNUSED_STEP_ZERO: u32 = 2;
 /// instep_stepper_finish refuses the pass, and names it.
-pub const INSTEP_UNUSED_REFUSE: u32 = 2;
+pub const INSTEP_UNUSED_REFUSE: u32 = 3;
 
 /// All ranks have as many batches. The default.
 pub const INSTEP_INPUTS_EVEN: u32 = 0;
@@ -174,11 +176,13 @@ pub(crate) fn gradients(given: u32) -> Result<Gradients> {
     code("gradients", given, &all)
 }
 
-pub(crate) fn unused(given: u32) -> Result<Unused> {
+/// `None` leaves the choice to the library.
+pub(crate) fn unused(given: u32) -> Result<Option<Unused>> {
     let all = [
-        (INSTEP_UNUSED_SKIP, Unused::Skip),
-        (INSTEP_UNUSED_STEP_ZERO, Unused::StepZero),
-        (INSTEP_UNUSED_REFUSE, Unused::Refuse),
+        (INSTEP_UNUSED_DEFAULT, None),
+        (INSTEP_UNUSED_SKIP, Some(Unused::Skip)),
+        (INSTEP_UNUSED_STEP_ZERO, Some(Unused::StepZero)),
+        (INSTEP_UNUSED_REFUSE, Some(Unused::Refuse)),
     ];
     code("unused", given, &all)
 }

@@ -64,7 +64,7 @@ pub struct instep_stepper_options {
     pub mode: u32,
     /// INSTEP_GRADIENTS_KEEP, _ZERO, _AVERAGE or _RELEASE.
     pub gradients: u32,
-    /// INSTEP_UNUSED_SKIP, INSTEP_UNUSED_STEP_ZERO or INSTEP_UNUSED_REFUSE.
+    /// INSTEP_UNUSED_DEFAULT, INSTEP_UNUSED_SKIP, INSTEP_UNUSED_STEP_ZERO or INSTEP_UNUSED_REFUSE.
     pub unused: u32,
     /// INSTEP_CLIP_NONE, _GLOBAL, _PREVIOUS or _PER_BUCKET.
     pub clip: u32,
@@ -127,8 +127,10 @@ pub(crate) unsafe fn configured<'a>(
     let mut builder = builder
         .mode(mode(options.mode)?)
         .gradients(gradients(options.gradients)?)
-        .unused(unused(options.unused)?)
         .skip_nonfinite(flag("skip_nonfinite", options.skip_nonfinite)?);
+    if let Some(unused) = unused(options.unused)? {
+        builder = builder.unused(unused);
+    }
     let clips = [INSTEP_CLIP_NONE, INSTEP_CLIP_GLOBAL, INSTEP_CLIP_PREVIOUS, INSTEP_CLIP_PER_BUCKET];
     builder = match code("clip", options.clip, &clips.map(|clip| (clip, clip)))? {
         INSTEP_CLIP_GLOBAL => builder.clip(Clip::Global(options.max_norm)),

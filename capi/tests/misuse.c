@@ -244,6 +244,7 @@ static void steppers(void) {
     ANSWERS(INSTEP_ARGUMENT, instep_stepper_create(&wrong, &untouched));
     wrong = options;
     wrong.sums_outside = 1;
+    wrong.unused = INSTEP_UNUSED_SKIP;
     ANSWERS(INSTEP_CONFIG, instep_stepper_create(&wrong, &untouched)); /* with INSTEP_UNUSED_SKIP */
     wrong.collective = &(instep_collective){.size = sizeof(instep_collective)};
     SAYS(INSTEP_ARGUMENT, "sums_outside: 1 beside a collective;", instep_stepper_create(&wrong, &untouched));
@@ -272,7 +273,6 @@ static void steppers(void) {
                             .buckets = &bucket,
                             .bucket_count = 1};
     wrong.memory = &memory;
-    wrong.unused = INSTEP_UNUSED_REFUSE;
     SAYS(INSTEP_LAYOUT, "params: 2 addresses, where the layout has 1;", instep_stepper_create(&wrong, &untouched));
     memory.param_count = 1;
     SAYS(INSTEP_LAYOUT, "`w` and bucket 0: overlap", instep_stepper_create(&wrong, &untouched));

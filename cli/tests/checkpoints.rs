@@ -58,7 +58,7 @@ fn trained(config: &str, more: u64, build: impl Fn(&Layout) -> Stepper) -> Folde
     extras.metadata.insert("made by".into(), "a trainer".into());
     for pass in 0..BEFORE + more {
         if pass == BEFORE {
-            checkpoint::save(&stepper, &extras, folder.path("IN")).unwrap();
+            checkpoint::save_with(&stepper, &extras, folder.path("IN")).unwrap();
         }
         let mut open = stepper.begin().unwrap();
         for (k, id) in layout.ids().enumerate() {
@@ -66,7 +66,7 @@ fn trained(config: &str, more: u64, build: impl Fn(&Layout) -> Stepper) -> Folde
         }
         open.finish().unwrap();
     }
-    checkpoint::save(&stepper, &extras, folder.path("SAVED")).unwrap();
+    checkpoint::save_with(&stepper, &extras, folder.path("SAVED")).unwrap();
     folder.write("GRADS", &gradients(BEFORE..BEFORE + more).bytes());
     folder.write("C.json", config.as_bytes());
     folder

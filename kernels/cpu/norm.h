@@ -20,7 +20,8 @@ __attribute__((noinline)) void norm_tiles(const InstepStepArgs* args, uint64_t f
     }
     squares.add_to(args->control->limbs);
     atomic_maximum(&args->control->max_abs_bits, squares.magnitude());
-    if (squares.is_nonfinite()) atomic_minimum(&args->control->first_nonfinite_bucket, args->bucket);
+    const bool overflows = first < last && has_nonfinite_mean(*args, args->tiles[first], squares.magnitude());
+    if (overflows) atomic_minimum(&args->control->first_nonfinite_bucket, args->bucket);
 }
 
 }  // namespace

@@ -111,6 +111,6 @@ extern "C" __global__ void __launch_bounds__(INSTEP_GPU_THREADS, 4)
         uint32_t worst = 0;
         for (uint32_t w = 0; w < WARPS; ++w) worst = magnitudes[w] > worst ? magnitudes[w] : worst;
         atomicMax(&args.control->max_abs_bits, stored_magnitude(worst));
-        if (worst >= INSTEP_F32_INFINITY_BITS) atomicMin(&args.control->first_nonfinite_bucket, args.bucket);
+        if (has_nonfinite_mean(args, args.tiles[0], worst)) atomicMin(&args.control->first_nonfinite_bucket, args.bucket);
     }
 }

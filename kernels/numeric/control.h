@@ -178,6 +178,12 @@ INSTEP_INLINE float gradient_multiplier(const InstepStepArgs& args, const Instep
     return static_cast<float>(1.0 / (divisor_of(args, record) * loss_scale) * clip);
 }
 
+/* Whether a sum of this magnitude, in the tile's bucket, has a mean that is infinite or a NaN: as its step would see it, but for
+ * a clip that is decided later. */
+INSTEP_INLINE bool has_nonfinite_mean(const InstepStepArgs& args, const InstepTile& tile, uint32_t magnitude) {
+    return is_nonfinite(float_of(magnitude) * gradient_multiplier(args, args.records[tile.record], INSTEP_ACTION_STEP));
+}
+
 /* Whether a launch leaves parameters and states as they are. */
 INSTEP_INLINE bool steps_nothing(const InstepStepArgs& args) {
     return (args.control->skip != 0) | (args.part == INSTEP_PART_END);
@@ -224,17 +230,19 @@ INSTEP_INLINE void decide(const InstepDecideArgs& args) {
     }
     control->multiplier = canonical(static_cast<float>(multiplier * control->clip));
     /* Tests the gradient as the step sees it: a finite sum may overflow when a small loss scale is divided out. */
-    const bool spoils = args.skip_nonfinite && is_nonfinite(float_of(worst) * control->multiplier);
+    const bool overflows = is_nonfinite(float_of(worst) * control->multiplier);
+    const bool spoils = args.skip_nonfinite && overflows;
     const bool forbidden = args.found_inf && *args.found_inf != 0.0f;
     control->skip |= spoils | forbidden; /* Begin has set it where a flag that only forbids is not 0 */
     if (control->skip) control->clip = 1.0;
     if (args.found_inf) *args.found_inf = control->skip ? 1.0f : 0.0f;
     control->decided = 1;
     /* The status is of the pass. Decisions follow each other, so no other thread writes there. */
-    if (args.pass_control && is_nonfinite(float_of(worst) * control->multiplier) &&
-        args.bucket < args.pass_control->first_nonfinite_bucket) {
+    if (args.pass_control && overflows && args.bucket < args.pass_control->first_nonfinite_bucket) {
         args.pass_control->first_nonfinite_bucket = args.bucket;
     }
+    /* The norm named a bucket whose mean overflows, and the clip has made it finite. Steps come after such a decision. */
+    if (args.max_norm >= 0.0 && !overflows) control->first_nonfinite_bucket = INSTEP_NO_BUCKET;
     if (args.contributors && count_at(args.contributors, args.grad_dtype) == 0.0f) return; /* nothing was learnt */
     if (worst < INSTEP_F32_INFINITY_BITS && !control->skip) control->previous_norm = control->norm;
     if (args.growth_interval != 0) adapt_loss_scale(args);

@@ -22,7 +22,7 @@ use crate::launch::{Assignment, Kind, Launch, Settings, begin_args, first_contro
 use crate::layout::{ForeignBucket, Layout, Storage};
 use crate::op::{Memory, Span};
 use crate::optim::AdamW;
-use crate::stepper::{Borrowed, Stepper, StepperBuilder, Unused};
+use crate::stepper::{Borrowed, Stepper, StepperBuilder};
 
 /// One bucket in f32 that is stepped by AdamW, by its kernel or through the public object.
 pub struct Alone {
@@ -118,7 +118,7 @@ impl Moving {
         let elements = layout.ids().map(|id| layout.parameter(id).map(|parameter| parameter.len as usize));
         let elements = elements.sum::<Result<usize>>()?;
         let mut tensors = [(); 2].map(|()| [(); 2].map(|()| vec![0.0f32; elements]));
-        let builder = Stepper::builder(layout, AdamW::default()).unused(Unused::Refuse).threads(1);
+        let builder = Stepper::builder(layout, AdamW::default()).threads(1);
         let memory = lend(layout, in_bucket, &mut tensors[0])?;
         // SAFETY: the stepper is dropped first, and alone touches the tensors that it borrows.
         let stepper = unsafe { builder.host_borrowing(Solo::default(), memory)? };

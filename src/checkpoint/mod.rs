@@ -18,8 +18,8 @@
 //! | `state.NAME.mu_product` | F64 scalar | what NAdam [carries](Stepper::carried) beside that |
 //! | `scaler.scale`, `scaler.growth_tracker` | F64, U64 scalars | where [dynamic loss scaling](crate::LossScaler) stands, if there is any |
 //! | `schedule.step` | U64 scalar | where [learning-rate schedules](crate::LrSchedule) stand |
-//! | `clip.previous_norm` | F64 scalar | the norm to [clip by](crate::Clip::Previous), if there is one |
-//! | any other name | F64 or U64 scalar | [`Extras::scalars`]; so is a scaler's state that the stepper has no scaler for |
+//! | `clip.previous_norm` | F64 scalar | the norm to clip by with [`Clip::Previous`](crate::Clip::Previous), once there is one |
+//! | any other name | F64 or U64 scalar | [`Extras::scalars`]; so are a scaler's state and a norm to clip by, if the stepper has no use for them |
 //! | `crc32` | U32, last in the file | CRC-32 (as zlib) of length and header, then of each tensor with data, in order |
 //!
 //! Names of parameters may have dots in them, names of states have none, so a key is split at its last dot. The file
@@ -41,7 +41,7 @@
 //! # stepper.set_step_count(w, 7)?;
 //! let mut extras = Extras::default();
 //! extras.scalars.insert("epoch".into(), Scalar::U64(12));
-//! checkpoint::save(&stepper, &extras, &path)?; // on every rank: only rank 0 writes
+//! checkpoint::save_with(&stepper, &extras, &path)?; // on every rank: only rank 0 writes
 //!
 //! let mut stepper = Stepper::builder(&layout, AdamW::default()).bucket_cap_bytes(4096).host(Solo::default())?;
 //! let extras = checkpoint::load(&mut stepper, &path)?; // on every rank: each reads the same file
@@ -76,7 +76,7 @@ pub use file::replace;
 #[doc(hidden)]
 pub use keys::{CHECKSUMS, VERSION_KEY};
 pub use plain::{Export, export, import_params};
-pub use together::save_together;
+pub use together::{save_together, save_together_with};
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};
@@ -93,7 +93,7 @@ use safetensors::{Data, Header, inside};
 /// Saves to a file, which is replaced as a whole or left as it was. **Only rank 0 writes**; other ranks return at once,
 /// so every rank may call it. Ranks that [share tensors out](crate::Strategy) must all call it: each sends rank 0 its
 /// parts, or writes them itself with [`save_together`], and the file is the same as without shards. Give ranks whose
-/// models differ a [`write()`] each.
+/// models differ a [`write()`] each. [`save_with`] saves numbers of the trainer's own beside it.
 ///
 /// The data go into a file of their own in the same folder (a hidden one that ends in `.instep-partial`), which is
 /// flushed to disk and renamed, and then the folder is flushed. A file that a killed run has left is never read. It is
@@ -104,16 +104,26 @@ use safetensors::{Data, Header, inside};
 /// Waits for all steps. Allocates space for one tensor.
 ///
 /// # Errors
-/// `Order` inside a pass, `Poisoned` after a failure, `Config` for a name in `extras` that the checkpoint uses itself,
-/// `Checkpoint` if the path is no regular file, or there are more names than the format can hold. `File` if the file
+/// `Order` inside a pass, `Poisoned` after a failure, `Checkpoint` if the path is no regular file, or there are more names than the format can hold. `File` if the file
 /// cannot be written; if it says that the folder cannot be flushed, the new file is there, whole, but may not outlive a
 /// power failure.
-pub fn save<D: Device>(stepper: &Stepper<D>, extras: &Extras, path: impl AsRef<Path>) -> Result<()> {
-    save_with(stepper, path.as_ref(), |out| write(stepper, extras, out))
+pub fn save<D: Device>(stepper: &Stepper<D>, path: impl AsRef<Path>) -> Result<()> {
+    save_with(stepper, &Extras::default(), path)
+}
+
+/// Saves to a file, as [`save`] does, with scalars and texts of the trainer's own beside the stepper. Those of rank 0 count.
+///
+/// # Ordering
+/// Ordering as for [`save`].
+///
+/// # Errors
+/// Errors as for [`save`]; `Config` for a name in `extras` that the checkpoint uses itself.
+pub fn save_with<D: Device>(stepper: &Stepper<D>, extras: &Extras, path: impl AsRef<Path>) -> Result<()> {
+    save_file(stepper, path.as_ref(), |out| write_with(stepper, extras, out))
 }
 
 /// Writes a file on rank 0. Ranks that share tensors out bring theirs, which are dropped there.
-fn save_with<D: Device>(
+fn save_file<D: Device>(
     stepper: &Stepper<D>,
     path: &Path,
     write: impl Fn(&mut dyn Write) -> Result<()>,
@@ -142,7 +152,7 @@ fn save_with<D: Device>(
 /// # let layout = Layout::builder().param("w", 2).build()?;
 /// # let mut stepper = Stepper::host(&layout, Sgd::default(), Solo::default())?;
 /// let mut bytes = Vec::new();
-/// checkpoint::write(&stepper, &Default::default(), &mut bytes)?;
+/// checkpoint::write(&stepper, &mut bytes)?;
 /// checkpoint::read(&mut stepper, std::io::Cursor::new(bytes))?;
 /// # Ok::<(), instep::Error>(())
 /// ```
@@ -152,7 +162,18 @@ fn save_with<D: Device>(
 ///
 /// # Errors
 /// Errors as for [`save`]; `File` if `out` refuses, which may have taken some of it.
-pub fn write<D: Device>(stepper: &Stepper<D>, extras: &Extras, out: impl Write) -> Result<()> {
+pub fn write<D: Device>(stepper: &Stepper<D>, out: impl Write) -> Result<()> {
+    write_with(stepper, &Extras::default(), out)
+}
+
+/// Writes a checkpoint to any writer, as [`write()`] does, with scalars and texts of the trainer's own.
+///
+/// # Ordering
+/// Ordering as for [`save`].
+///
+/// # Errors
+/// Errors as for [`write()`]; `Config` for a name in `extras` that the checkpoint uses itself.
+pub fn write_with<D: Device>(stepper: &Stepper<D>, extras: &Extras, out: impl Write) -> Result<()> {
     write::write(stepper, extras, out)
 }
 

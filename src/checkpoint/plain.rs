@@ -9,7 +9,7 @@ use std::path::Path;
 use super::plan::{Part, Piece, Plan, missing};
 use super::restore::restore;
 use super::safetensors::{Entry, Header, header, in_tensor, write_values};
-use super::save_with;
+use super::save_file;
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result, one_of};
@@ -54,7 +54,7 @@ const METADATA: &str = "__metadata__";
 /// Errors as for [`save`](super::save); `Unsupported` for averages that the stepper does not keep, `Layout` for a
 /// parameter called `__metadata__`.
 pub fn export<D: Device>(stepper: &Stepper<D>, values: Export, path: impl AsRef<Path>) -> Result<()> {
-    save_with(stepper, path.as_ref(), |out| write(stepper, values, out))
+    save_file(stepper, path.as_ref(), |out| write(stepper, values, out))
 }
 
 fn write<D: Device>(stepper: &Stepper<D>, Export { averages, f32 }: Export, out: impl Write) -> Result<()> {

@@ -121,8 +121,11 @@ impl Own {
             (Some(_), None) => return Err(missing(GROWTH_TRACKER)),
             (None, Some(_)) => return Err(missing(SCALE)),
         }
+        let clips = stepper.clips_by_previous_norm();
+        own.previous_norm = own.previous_norm.filter(|_| clips);
         let taken = |name: &str| match name {
-            SCHEDULE_STEP | PREVIOUS_NORM => true,
+            SCHEDULE_STEP => true,
+            PREVIOUS_NORM => clips,
             SCALE | GROWTH_TRACKER => own.scaler.is_some(),
             _ => false,
         };
@@ -135,7 +138,7 @@ impl Own {
         if let Some(step) = self.schedule_step {
             stepper.set_schedule_step(step)?;
         }
-        if own || self.previous_norm.is_some() {
+        if stepper.clips_by_previous_norm() && (own || self.previous_norm.is_some()) {
             stepper.set_previous_norm(self.previous_norm)?;
         }
         match self.scaler {

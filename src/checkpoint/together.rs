@@ -10,7 +10,7 @@ use std::path::Path;
 use super::extras::Extras;
 use super::file::{open_partial, replace_together};
 use super::safetensors::write_values;
-use super::save;
+use super::save_with;
 use super::write::{Outline, Summed, Tensor, checksum_bytes, failed, tensors};
 use crate::device::Device;
 use crate::dtype::DType;
@@ -47,7 +47,7 @@ struct Written {
 /// If ranks share nothing out, it is `save`.
 ///
 /// ```
-/// use instep::checkpoint::{self, Extras};
+/// use instep::checkpoint;
 /// # use instep::{AdamW, Layout, Stepper, Strategy, in_process};
 /// # let folder = tempfile::tempdir().unwrap();
 /// # let path = folder.path().join("last.safetensors");
@@ -55,14 +55,13 @@ struct Written {
 /// in_process(4, |comm| {
 ///     let builder = Stepper::builder(&layout, AdamW::default()).strategy(Strategy::Fsdp);
 ///     let mut stepper = builder.host(comm)?;
-///     checkpoint::save_together(&stepper, &Extras::default(), &path)?; // each rank writes a quarter
+///     checkpoint::save_together(&stepper, &path)?; // each rank writes a quarter
 ///     checkpoint::load(&mut stepper, &path)
 /// })?;
 /// # Ok::<(), instep::Error>(())
 /// ```
 ///
-/// Rank 0 creates the hidden file that [`save`] describes, at its full length, and writes the scalars, the `extras`
-/// (those of the other ranks are left out), the tensors that are not shared out, and the checksums of all parts joined.
+/// Rank 0 creates the hidden file that [`save`] describes, at its full length, and writes the scalars, the tensors that are not shared out, and the checksums of all parts joined.
 /// Each rank flushes its parts to disk; after the last one rank 0 flushes the whole, renames, and flushes the folder.
 /// No rank returns `Ok` before that. The file system must keep writes of several machines to different bytes of one file
 /// apart; loading checks every byte.
@@ -76,9 +75,25 @@ struct Written {
 /// `Checkpoint`, which names it. `Checkpoint` also on a rank that does not find rank 0's file. The old file is
 /// unchanged then, and the partial one is removed; the stepper goes on. `PeerLost`, `Mismatch` or `Deadline` if a rank does not
 /// take part; if it is lost at the very end, the new file may be there, whole.
-pub fn save_together<D: Device>(stepper: &Stepper<D>, extras: &Extras, path: impl AsRef<Path>) -> Result<()> {
+pub fn save_together<D: Device>(stepper: &Stepper<D>, path: impl AsRef<Path>) -> Result<()> {
+    save_together_with(stepper, &Extras::default(), path)
+}
+
+/// Saves to a file that ranks write together, as [`save_together`] does, with scalars and texts of the trainer's own: rank
+/// 0's, those of the other ranks are left out.
+///
+/// # Ordering
+/// Ordering as for [`save_together`].
+///
+/// # Errors
+/// Errors as for [`save_together`]; `Config` for a name in `extras` that the checkpoint uses itself.
+pub fn save_together_with<D: Device>(
+    stepper: &Stepper<D>,
+    extras: &Extras,
+    path: impl AsRef<Path>,
+) -> Result<()> {
     if !stepper.has_parts() {
-        return save(stepper, extras, path);
+        return save_with(stepper, extras, path);
     }
     stepper.settle_together()?;
     match stepper.rank() {

@@ -161,7 +161,9 @@ pub(super) fn tensors<D: Device>(stepper: &Stepper<D>) -> Result<Vec<Tensor>> {
 /// The stepper's scalars beside its tensors.
 fn own_scalars<D: Device>(stepper: &Stepper<D>) -> Result<BTreeMap<String, Scalar>> {
     let mut own = BTreeMap::from([(SCHEDULE_STEP.into(), Scalar::U64(stepper.schedule_step()))]);
-    if let Some(norm) = stepper.previous_norm()? {
+    if stepper.clips_by_previous_norm()
+        && let Some(norm) = stepper.previous_norm()?
+    {
         own.insert(PREVIOUS_NORM.into(), Scalar::F64(norm));
     }
     if let Some(ScalerState { scale, growth_tracker }) = stepper.scaler_state_if_any()? {

@@ -97,7 +97,7 @@ pub trait Collective: Send + Sync {
 
     /// Whether another library makes the sums, and holds gradients before a bucket is handed over. The stepper then
     /// writes no gradient before its step, so every gradient of a pass must have been asked for. No counts of ranks come
-    /// with such sums, so steppers need [`Unused::Refuse`](crate::Unused) or [`Unused::StepZero`](crate::Unused).
+    /// with such sums, so [`Unused::Skip`](crate::Unused) is refused.
     fn sums_outside(&self) -> bool {
         self.inner().is_some_and(|inner| inner.sums_outside())
     }

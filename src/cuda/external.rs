@@ -37,7 +37,7 @@ use crate::op::CollectiveKind;
 /// ```no_run
 /// # use instep::cuda::{Cuda, External};
 /// # use instep::layout::ForeignBucket;
-/// # use instep::{AdamW, Borrowed, EventHandle, Layout, Stepper, StreamHandle, Unused};
+/// # use instep::{AdamW, Borrowed, EventHandle, Layout, Stepper, StreamHandle};
 /// # let layout = Layout::builder().param("weight", 1024).build()?;
 /// # let weight = layout.id("weight")?;
 /// # let (weights, bucket, stream) = (std::ptr::null_mut::<f32>(), std::ptr::null_mut::<f32>(), StreamHandle(0));
@@ -45,7 +45,7 @@ use crate::op::CollectiveKind;
 /// let cuda = Cuda::open(0)?.compute_stream(stream);
 /// let sums = External::new(&cuda, 0, 8);
 /// let memory = Borrowed::new().param(weight, weights).bucket(ForeignBucket::new(1024).gradient(weight, 0), bucket);
-/// let builder = Stepper::builder(&layout, AdamW::default()).unused(Unused::Refuse);
+/// let builder = Stepper::builder(&layout, AdamW::default());
 /// // SAFETY: stream and tensors are the framework's, which keeps them and touches them as agreed.
 /// let mut stepper = unsafe { builder.cuda_borrowing(sums.clone(), memory, &cuda)? };
 /// let mut pass = stepper.begin()?;

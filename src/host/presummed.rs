@@ -13,7 +13,8 @@ use crate::handle::Place;
 
 /// A group whose gradients are already summed over its ranks: those of single-process training, or of an engine that makes
 /// its own all-reduce and hands a bucket over once its sum is there, in any order of buckets; [`External`](crate::External)
-/// does that too, with a rank, and refuses forgotten gradients. It counts ranks as it sums: a parameter that this rank
+/// does that too, with a rank, and refuses forgotten gradients. With several ranks, a gradient must be handed over:
+/// [`Stepper::finish`](crate::Stepper::finish) does not claim that its sum is there. It counts ranks as it sums: a parameter that this rank
 /// uses counts as used by all, so if ranks may use different parameters, build with
 /// [`Unused::StepZero`](crate::Unused) or [`Unused::Refuse`](crate::Unused).
 #[derive(Clone, Copy, Debug)]
@@ -87,13 +88,14 @@ impl Collective for Solo {
 ///    already averages, construct this as rank 0 of 1.
 /// 3. Call [`Stepper::bucket_ready`](crate::Stepper::bucket_ready) once the sum is there, in any order of buckets and with any thread.
 ///
-/// The stepper writes no gradient before its step. So [`Stepper::finish`](crate::Stepper::finish) refuses one that was not asked for,
-/// unless it is frozen or [named as unused](crate::Stepper::set_unused). Parameters are not sent, so they must be equal on all
+/// The stepper writes no gradient before its step, and a hand-over alone says that a sum is there. So
+/// [`Stepper::finish`](crate::Stepper::finish) refuses a gradient that was not asked for, unless it is frozen or
+/// [named as unused](crate::Stepper::set_unused), and a bucket that was not handed over. Parameters are not sent, so they must be equal on all
 /// ranks before the first pass and after every write; layout, options, rates, frozen and unused parameters too: ranks that
 /// differ drift apart.
 ///
 /// ```
-/// use instep::{Borrowed, External, ForeignBucket, Layout, Sgd, Stepper, Unused};
+/// use instep::{Borrowed, External, ForeignBucket, Layout, Sgd, Stepper};
 ///
 /// # fn all_reduce(_: *mut f32) {}
 /// let layout = Layout::builder().param("weight", 3).build()?;
@@ -101,7 +103,7 @@ impl Collective for Solo {
 /// let (mut weights, mut bucket) = ([1.0f32; 3], [0.5f32; 3]);
 /// let (at, described) = (bucket.as_mut_ptr(), ForeignBucket::new(3).gradient(weight, 0));
 /// let memory = Borrowed::new().param(weight, weights.as_mut_ptr()).bucket(described, at);
-/// let builder = Stepper::builder(&layout, Sgd { lr: 1.0, ..Default::default() }).unused(Unused::Refuse);
+/// let builder = Stepper::builder(&layout, Sgd { lr: 1.0, ..Default::default() });
 /// // SAFETY: the arrays outlive the stepper, and are touched as its rules say.
 /// let mut stepper = unsafe { builder.host_borrowing(External::new(0, 2), memory)? };
 /// let mut pass = stepper.begin()?;

@@ -109,6 +109,15 @@ pub struct LayoutBuilder {
     misplaced: Option<&'static str>,
 }
 
+impl Default for LayoutBuilder {
+    /// As [`Layout::builder`] starts it.
+    fn default() -> LayoutBuilder {
+        let mut groups = Groups::default();
+        groups.place(DEFAULT_GROUP.into());
+        LayoutBuilder { parameters: Vec::new(), groups, misplaced: None }
+    }
+}
+
 impl LayoutBuilder {
     /// Adds a parameter of `len` elements. Register in forward order: buckets are filled from the last one back,
     /// because backward makes the last gradients first.
@@ -313,9 +322,7 @@ impl LayoutBuilder {
 impl Layout {
     /// Starts an empty layout.
     pub fn builder() -> LayoutBuilder {
-        let mut groups = Groups::default();
-        groups.place(DEFAULT_GROUP.into());
-        LayoutBuilder { parameters: Vec::new(), groups, misplaced: None }
+        LayoutBuilder::default()
     }
 
     /// Returns the names of the groups; the first is [`DEFAULT_GROUP`], whether anything is in it or not.

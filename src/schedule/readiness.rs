@@ -242,6 +242,11 @@ impl Readiness {
         self.arrivals.iter().copied().chain(rest).collect()
     }
 
+    /// Whether a bucket was launched in this micro-batch.
+    pub(super) fn is_launched(&self, bucket: u32) -> bool {
+        self.is_launched[bucket as usize]
+    }
+
     /// Returns the buckets launched in this pass, in order.
     pub(super) fn launched(&self) -> &[u32] {
         &self.launched

@@ -30,7 +30,7 @@ impl Schedule {
     /// Returns whether the open pass has handed the bucket over. Ranks may differ in when they do, so none may unshard it again.
     /// A frozen bucket is never handed over, and backward may still go through it.
     pub fn is_launched(&self, bucket: u32) -> bool {
-        self.open && !self.is_left_out(bucket) && self.readiness.launched().contains(&bucket)
+        self.open && !self.is_left_out(bucket) && self.readiness.is_launched(bucket)
     }
 
     /// Brings all ranks' shards of a bucket together, after their last steps; all ranks say it in the same order. Between

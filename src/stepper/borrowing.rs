@@ -25,13 +25,13 @@ impl StepperBuilder<'_> {
     /// Results have the same bits as on the stepper's own memory, at any alignment. It rejects
     /// [`uneven_inputs`](Self::uneven_inputs) and [`bucket_cap_bytes`](Self::bucket_cap_bytes). Foreign buckets have no
     /// room for counts, so [`Unused::Skip`](crate::Unused::Skip) is rejected too; [`Stepper::set_unused`] names what no
-    /// rank used. Choose [`Unused::Refuse`](crate::Unused::Refuse) if every pass uses every parameter: with
+    /// rank used. Unset, it is [`Unused::Refuse`](crate::Unused::Refuse): with
     /// [`Unused::StepZero`](crate::Unused::StepZero), a gradient that you wrote without asking for it is overwritten
     /// with zeros and stepped.
     ///
     /// ```
     /// use instep::layout::ForeignBucket;
-    /// use instep::{Borrowed, Layout, Sgd, Solo, Stepper, Unused};
+    /// use instep::{Borrowed, Layout, Sgd, Solo, Stepper};
     ///
     /// let layout = Layout::builder().param("weight", 3).param("bias", 1).build()?;
     /// let [weight, bias] = [layout.id("weight")?, layout.id("bias")?];
@@ -42,7 +42,7 @@ impl StepperBuilder<'_> {
     ///     .bucket(ForeignBucket::new(4).gradient(bias, 0).gradient(weight, 1), bucket.as_mut_ptr());
     /// let builder = Stepper::builder(&layout, Sgd { lr: 1.0, ..Default::default() });
     /// // SAFETY: the arrays outlive the stepper, which alone touches them until it is closed.
-    /// let mut stepper = unsafe { builder.unused(Unused::Refuse).host_borrowing(Solo::default(), memory)? };
+    /// let mut stepper = unsafe { builder.host_borrowing(Solo::default(), memory)? };
     /// let mut pass = stepper.begin()?;
     /// pass.grads().write(weight, &[1.0, 2.0, 3.0])?;
     /// pass.grads().write(bias, &[4.0])?; // without it, finish would be an error that names the bias
@@ -153,14 +153,14 @@ impl<D: Device> Stepper<D> {
     /// Later training has the same bits as without.
     ///
     /// ```
-    /// use instep::{Borrowed, ForeignBucket, Layout, Sgd, Solo, Stepper, Unused};
+    /// use instep::{Borrowed, ForeignBucket, Layout, Sgd, Solo, Stepper};
     ///
     /// let layout = Layout::builder().param("weight", 3).build()?;
     /// let weight = layout.id("weight")?;
     /// let (mut weights, mut first, mut second) = ([1.0f32; 3], [0.0f32; 3], [0.0f32; 3]);
     /// let bucket = || ForeignBucket::new(3).gradient(weight, 0);
     /// let memory = Borrowed::new().param(weight, weights.as_mut_ptr()).bucket(bucket(), first.as_mut_ptr());
-    /// let builder = Stepper::builder(&layout, Sgd { lr: 1.0, ..Default::default() }).unused(Unused::Refuse);
+    /// let builder = Stepper::builder(&layout, Sgd { lr: 1.0, ..Default::default() });
     /// // SAFETY: the arrays outlive the stepper, which alone touches them until it is closed.
     /// let mut stepper = unsafe { builder.host_borrowing(Solo::default(), memory)? };
     /// for gradients in [&mut second, &mut first] {

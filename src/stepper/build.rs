@@ -158,10 +158,13 @@ impl StepperBuilder<'_> {
         self.refuse_offload(memory.is_some())?;
         self.refuse_accumulation()?;
         self.refuse_unknown_calls(&*comm)?;
-        if comm.sums_outside() && (self.unused == Unused::Skip || self.uneven_inputs.is_some()) {
+        let counts_nothing = memory.is_some() || comm.sums_outside();
+        let unused = self.unused.unwrap_or(if counts_nothing { Unused::Refuse } else { Unused::Skip });
+        self.unused = Some(unused);
+        if comm.sums_outside() && (unused == Unused::Skip || self.uneven_inputs.is_some()) {
             let wrong = "sums made outside the stepper bring no counts of ranks";
             let remedy = "use Unused::Refuse or Unused::StepZero, and no uneven_inputs";
-            return Err(Error::config("unused", format!("{:?}", self.unused), wrong, remedy));
+            return Err(Error::config("unused", format!("{unused:?}"), wrong, remedy));
         }
         let registered = std::mem::take(&mut self.registered);
         self.refuse_contradiction(&registered)?;
@@ -230,8 +233,9 @@ impl StepperBuilder<'_> {
             optimizers,
             rates,
             divisor: self.divisor(world_size),
+            clip: self.clip,
             loss_scale: self.loss_scale,
-            unused: self.unused,
+            unused,
             is_capturing: false,
             abandoned: 0,
             loaded: Loaded::default(),
@@ -262,7 +266,8 @@ impl StepperBuilder<'_> {
     }
 
     fn plan(&self, world_size: u32, memory: Option<&Borrowed>) -> Result<Plan> {
-        let tails = Tails { used: self.unused == Unused::Skip, contributors: self.uneven_inputs.is_some() };
+        let tails =
+            Tails { used: self.unused == Some(Unused::Skip), contributors: self.uneven_inputs.is_some() };
         let Some(memory) = memory else {
             let caps = self.caps.unwrap_or_default();
             let plan = Plan::new(self.layout, world_size, caps, tails, self.storages())?;
@@ -315,7 +320,7 @@ impl StepperBuilder<'_> {
     /// Refuses an optimizer for a parameter that is to have none.
     fn refuse_contradiction(&self, registered: &[Registered]) -> Result<()> {
         for Registered { target, .. } in registered {
-            let Target::Params(params) = target else { continue };
+            let (Target::Params(params) | Target::FurtherParams(params)) = target else { continue };
             for param in params {
                 let parameter = &self.layout.parameters()[*param];
                 if parameter.action != SegmentAction::Step {
@@ -424,7 +429,8 @@ impl StepperBuilder<'_> {
 
     fn agreement(&self, plan: &Plan) -> Agreement {
         let (mode, strategy, shard_size) = (self.mode, self.strategy, plan.shards().0);
-        let (unused, uneven_inputs, divisor) = (self.unused, self.uneven_inputs, self.gradient_divisor);
+        let (unused, uneven_inputs, divisor) =
+            (self.unused.unwrap_or_default(), self.uneven_inputs, self.gradient_divisor);
         let (clip, skip_nonfinite, loss_scale) = (self.clip, self.skip_nonfinite, self.loss_scale);
         let (precision, ema) = (self.precision, self.ema_decay);
         let mut options = format!(

@@ -40,7 +40,8 @@ pub struct StepperBuilder<'a> {
     pub(super) group_precisions: Vec<(String, Precision)>,
     pub(super) copy_dtype: Option<DType>,
     pub(super) ema_decay: Option<f64>,
-    pub(super) unused: Unused,
+    /// `None` until it is known who owns buckets and sums.
+    pub(super) unused: Option<Unused>,
     pub(super) uneven_inputs: Option<Divisor>,
     pub(super) gradient_divisor: Option<f64>,
     pub(super) clip: Option<Clip>,
@@ -88,7 +89,7 @@ impl<'a> StepperBuilder<'a> {
             group_precisions: Vec::new(),
             copy_dtype: None,
             ema_decay: None,
-            unused: Unused::default(),
+            unused: None,
             uneven_inputs: None,
             gradient_divisor: None,
             clip: None,
@@ -128,12 +129,21 @@ impl<'a> StepperBuilder<'a> {
         self.register(Target::Further(group.into()), optimizer)
     }
 
-    /// Gives single parameters an optimizer instead of their group's. Called again for the same parameter it adds a
-    /// further one, which steps after the first. The `k`-th call of this and of [`attach`](Self::attach) makes the
-    /// `k`-th of [`Stepper::optimizers`](crate::Stepper::optimizers) that no group has.
+    /// Gives single parameters an optimizer instead of their group's, once each. The `k`-th call of this, of
+    /// [`then_for`](Self::then_for) and of [`attach`](Self::attach) makes the `k`-th of
+    /// [`Stepper::optimizers`](crate::Stepper::optimizers) that no group has.
     pub fn optimizer_for(mut self, params: &[ParamId], optimizer: impl Optimizer + 'static) -> Self {
         match self.places(params) {
             Some(params) => self.register(Target::Params(params), optimizer),
+            None => self,
+        }
+    }
+
+    /// Adds an optimizer to single parameters. It steps the same gradients after those that they have already, their own or
+    /// their group's, as [`then`](Self::then) does for a group.
+    pub fn then_for(mut self, params: &[ParamId], optimizer: impl Optimizer + 'static) -> Self {
+        match self.places(params) {
+            Some(params) => self.register(Target::FurtherParams(params), optimizer),
             None => self,
         }
     }
@@ -330,9 +340,11 @@ impl<'a> StepperBuilder<'a> {
         self
     }
 
-    /// Says what a pass does with parameters without a gradient.
+    /// Says what a pass does with parameters without a gradient. Unset: [`Unused::Skip`] if the stepper owns its buckets and
+    /// their sums, so that ranks can count; [`Unused::Refuse`] on [borrowed](crate::Borrowed) buckets, and where sums are [made
+    /// elsewhere](crate::Collective::sums_outside).
     pub fn unused(mut self, unused: Unused) -> Self {
-        self.unused = unused;
+        self.unused = Some(unused);
         self
     }
 

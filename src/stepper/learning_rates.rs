@@ -26,8 +26,9 @@ impl<D: Device> Stepper<D> {
     /// rate, which changes nothing; `Order` inside a pass, `Poisoned` after a failure.
     pub fn set_lr<'k>(&mut self, optimizer: impl Into<OptimizerKey<'k>>, lr: f64) -> Result<()> {
         self.refuse_open_pass()?;
-        let id = self.optimizers.find(optimizer.into())?;
-        self.rates.refuse_scheduled(id)?;
+        let key = optimizer.into();
+        let id = self.optimizers.find(key)?;
+        self.rates.refuse_scheduled(id, key)?;
         self.run.get_mut().touch_settings()?;
         let hyper = self.optimizers.set_lr(id, lr)?;
         self.agreement.forget();
@@ -71,9 +72,10 @@ impl<D: Device> Stepper<D> {
         changes: &[(&str, Value)],
     ) -> Result<()> {
         self.refuse_open_pass()?;
-        let id = self.optimizers.find(optimizer.into())?;
+        let key = optimizer.into();
+        let id = self.optimizers.find(key)?;
         if changes.iter().any(|(name, _)| *name == "lr") {
-            self.rates.refuse_scheduled(id)?;
+            self.rates.refuse_scheduled(id, key)?;
         }
         self.run.get_mut().touch_settings()?;
         let hyper = self.optimizers.set_hyper(id, changes, &self.plan)?;

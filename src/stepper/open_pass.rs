@@ -139,8 +139,8 @@ impl<D: Device> Stepper<D> {
         Ok(())
     }
 
-    /// Closes the pass. A gradient that was written is handed over now if it was not before. A parameter without one
-    /// is treated as [`Unused`](crate::Unused) says.
+    /// Closes the pass. A gradient that was written is handed over now if it was not before, unless the caller sums it: only a
+    /// hand-over says that such a sum is there. A parameter without one is treated as [`Unused`](crate::Unused) says.
     ///
     /// # Ordering
     /// Returns at once; the next access waits as far as it must. On a GPU, in Sequential and Eager, the trainer's
@@ -149,7 +149,8 @@ impl<D: Device> Stepper<D> {
     /// # Errors
     /// `Order` if no pass is open or micro-batches are still to come; or if a gradient was not written that
     /// [`Unused::Refuse`](crate::Unused) asks for or that is summed outside the stepper, or on borrowed memory none at
-    /// all. The pass stays open then, to be mended or abandoned. Failures of queued ops come with the next access.
+    /// all; or if sums are the caller's (that of a [`Solo`](crate::Solo) with several ranks too) and a bucket that was written
+    /// was not handed over. The pass stays open then, to be mended or abandoned. Failures of queued ops come with the next access.
     pub fn finish(&mut self) -> Result<()> {
         self.run.get_mut().schedule.require_last_micro_batch()?;
         self.refuse_forgotten()?;

@@ -11,7 +11,7 @@ use crate::device::{Device, Executor};
 use crate::error::{Error, Result};
 use crate::handle::DevicePtr;
 use crate::op::{Access, Memory, Span};
-use crate::optim::{LossScale, ScalerState};
+use crate::optim::{Clip, LossScale, ScalerState};
 use crate::stepper::stepper::Stepper;
 
 const PREVIOUS_NORM: Span = {
@@ -74,8 +74,10 @@ impl<D: Device> Stepper<D> {
     /// Waits for all steps.
     ///
     /// # Errors
-    /// `Order` inside a pass, `Poisoned` after a failure.
+    /// `Order` inside a pass, `Config` without [`Clip::Previous`](crate::Clip::Previous), `Poisoned` after a failure.
     pub fn previous_norm(&self) -> Result<Option<f64>> {
+        self.refuse_open_pass()?;
+        self.require_previous_clip()?;
         Ok(Some(f64::from_ne_bytes(self.read_control_part(PREVIOUS_NORM)?)).filter(|norm| *norm >= 0.0))
     }
 
@@ -91,10 +93,26 @@ impl<D: Device> Stepper<D> {
         if let Some(norm) = norm.filter(|norm| !(*norm >= 0.0 && norm.is_finite())) {
             return Err(Error::range("previous_norm", norm, "a finite number of at least 0"));
         }
+        self.refuse_open_pass()?;
+        self.require_previous_clip()?;
         self.write_control_part(PREVIOUS_NORM, &norm.unwrap_or(-1.0).to_ne_bytes())?;
         self.loaded.previous_norm = Some(norm);
         self.agreement.forget();
         Ok(())
+    }
+
+    /// Whether a pass is clipped by the norm of the one before, which a checkpoint then has, in every mode.
+    pub(crate) fn clips_by_previous_norm(&self) -> bool {
+        matches!(self.clip, Some(Clip::Previous(_)))
+    }
+
+    fn require_previous_clip(&self) -> Result<()> {
+        if self.clips_by_previous_norm() {
+            return Ok(());
+        }
+        let clip = self.clip.map_or("unset".to_owned(), |clip| format!("{clip:?}"));
+        let wrong = "this stepper clips nothing by the previous norm";
+        Err(Error::config("clip", clip, wrong, "build with Clip::Previous"))
     }
 
     /// The state for a checkpoint, if the scale is dynamic.

@@ -16,7 +16,7 @@ use crate::host::{HostDevice, Isa};
 use crate::launch::Assignment;
 use crate::layout::{Layout, Plan};
 use crate::op::Memory;
-use crate::optim::LossScale;
+use crate::optim::{Clip, LossScale};
 use crate::schedule::Policy;
 use crate::stepper::state::agreement::{Agreement, Changing};
 use crate::stepper::state::loaded::Loaded;
@@ -48,6 +48,7 @@ pub struct Stepper<D: Device = HostDevice> {
     pub(super) settings_changed: bool,
     /// What sums of gradients are divided by if all ranks have data.
     pub(super) divisor: f64,
+    pub(super) clip: Option<Clip>,
     /// Constant, unless the policy says otherwise.
     pub(super) loss_scale: LossScale,
     pub(super) unused: Unused,

@@ -20,7 +20,7 @@ impl<D: Device> Stepper<D> {
     /// of earlier ones stay, so that the gradient still reads as them.
     ///
     /// ```
-    /// use instep::{AdamW, Borrowed, ForeignBucket, Layout, Solo, Stepper, Unused};
+    /// use instep::{AdamW, Borrowed, ForeignBucket, Layout, Solo, Stepper};
     ///
     /// let layout = Layout::builder().param("used", 1).param("unused", 1).build()?;
     /// let [used, unused] = [layout.id("used")?, layout.id("unused")?];
@@ -29,7 +29,7 @@ impl<D: Device> Stepper<D> {
     ///     .param(used, params.as_mut_ptr())
     ///     .param(unused, params.as_mut_ptr().wrapping_add(1))
     ///     .bucket(ForeignBucket::new(2).gradient(used, 0).gradient(unused, 1), grads.as_mut_ptr());
-    /// let builder = Stepper::builder(&layout, AdamW::default()).unused(Unused::Refuse);
+    /// let builder = Stepper::builder(&layout, AdamW::default());
     /// // SAFETY: the arrays outlive the stepper, which alone touches them until it is closed.
     /// let mut stepper = unsafe { builder.host_borrowing(Solo::default(), memory)? };
     /// let mut pass = stepper.begin()?;

@@ -81,7 +81,7 @@ fn a_norm_over_buckets_clips_and_skips_as_a_stepper_does() {
             }
             let mut pass = stepper.begin().unwrap();
             layout.ids().zip(&grads).for_each(|(id, grads)| pass.write(id.grad(), grads).unwrap());
-            pass.finish().unwrap();
+            crate::support::finish(pass).unwrap();
             statuses.push(stepper.status().unwrap());
         }
         let (buckets, decisions) = train(spoiled);

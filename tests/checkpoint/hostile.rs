@@ -75,7 +75,7 @@ fn metadata_that_would_take_many_times_their_bytes_are_refused_when_read_and_whe
     let stepper = Stepper::host(&layout(&[1]), Sgd::default(), Solo::default()).unwrap();
     let extras = Extras { metadata: keys(1 << 16).collect(), ..Extras::default() };
     // One more is the version's.
-    let refused = checkpoint::write(&stepper, &extras, std::io::sink()).unwrap_err().to_string();
+    let refused = checkpoint::write_with(&stepper, &extras, std::io::sink()).unwrap_err().to_string();
     assert!(refused.contains("65537 metadata of at most 65536"), "{refused}");
 }
 

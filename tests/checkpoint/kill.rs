@@ -50,7 +50,7 @@ fn save(stepper: &mut Stepper, generation: u64, path: &Path) {
     }
     println!("saving {generation}");
     let scalars = [("generation".to_owned(), Scalar::U64(generation))].into();
-    checkpoint::save(stepper, &Extras { scalars, ..Extras::default() }, path).unwrap();
+    checkpoint::save_with(stepper, &Extras { scalars, ..Extras::default() }, path).unwrap();
 }
 
 /// Loads, and sees that all of it is of one generation.

@@ -156,7 +156,7 @@ fn ranks_go_on_in_every_kind_of_master() {
                 } else {
                     support::paint_params(&mut stepper);
                     train(&mut stepper, &options, 0..2);
-                    checkpoint::save(&stepper, &Extras::default(), &path)?;
+                    checkpoint::save(&stepper, &path)?;
                 }
                 train(&mut stepper, &options, 2..4);
                 Ok::<_, instep::Error>((bytes_of(&stepper, &Extras::default()), stored(&stepper)))

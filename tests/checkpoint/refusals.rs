@@ -209,7 +209,7 @@ fn a_load_waits_for_its_turn() {
     let before = Outcome::of(&stepper).unwrap();
     std::mem::forget(stepper.begin().unwrap());
     assert!(matches!(refused(&mut stepper, &bytes), Some(Error::Order(_))));
-    let unsaved = checkpoint::write(&stepper, &Extras::default(), io::sink());
+    let unsaved = checkpoint::write(&stepper, io::sink());
     assert!(matches!(unsaved, Err(Error::Order(_))));
     stepper.abandon().unwrap();
     Outcome::of(&stepper).unwrap().assert_same(&before, "refused inside a pass");

@@ -43,7 +43,7 @@ fn train(stepper: &mut Stepper, options: &Options, from: usize, to: usize) {
 
 pub(crate) fn bytes_of(stepper: &Stepper, extras: &Extras) -> Vec<u8> {
     let mut bytes = Vec::new();
-    checkpoint::write(stepper, extras, &mut bytes).unwrap();
+    checkpoint::write_with(stepper, extras, &mut bytes).unwrap();
     bytes
 }
 
@@ -89,7 +89,7 @@ fn rank(
     if let Some((step, path)) = save_after {
         train(&mut stepper, options, from, step);
         from = step;
-        checkpoint::save(&stepper, &Extras::default(), path).unwrap();
+        checkpoint::save(&stepper, path).unwrap();
     }
     train(&mut stepper, options, from, to);
     Outcome::of(&stepper)
@@ -205,17 +205,17 @@ fn names_that_checkpoints_use_themselves_are_refused_and_the_file_stays() {
     let (folder, layout) = (tempfile::tempdir().unwrap(), layout(&[4]));
     let path = folder.path().join("last");
     let stepper = support::open(&layout, few_optimizers()[2], &Options::default());
-    checkpoint::save(&stepper, &Extras::default(), &path).unwrap();
+    checkpoint::save(&stepper, &path).unwrap();
     let before = fs::read(&path).unwrap();
     for name in ["crc32", "param.x", "state.p0.step", "ema.x", "__metadata__"] {
         let extras = Extras { scalars: [(name.to_owned(), Scalar::U64(1))].into(), ..Extras::default() };
-        let refused = checkpoint::save(&stepper, &extras, &path);
+        let refused = checkpoint::save_with(&stepper, &extras, &path);
         assert!(matches!(refused, Err(Error::Config { field: "scalars", .. })), "{name}: {refused:?}");
     }
     let extras =
         Extras { metadata: [("instep.checkpoint".to_owned(), "2".to_owned())].into(), ..Extras::default() };
     assert!(matches!(
-        checkpoint::save(&stepper, &extras, &path),
+        checkpoint::save_with(&stepper, &extras, &path),
         Err(Error::Config { field: "metadata", .. })
     ));
     assert_eq!(fs::read(&path).unwrap(), before);
@@ -228,7 +228,7 @@ fn only_rank_0_writes() {
     let saved = in_process(3, |comm| {
         let rank = instep::Collective::rank(&comm);
         let stepper = Options::default().stepper(&layout, few_optimizers()[0], comm)?;
-        checkpoint::save(&stepper, &Extras::default(), folder.path().join(rank.to_string()))
+        checkpoint::save(&stepper, folder.path().join(rank.to_string()))
     });
     saved.unwrap();
     assert_eq!(names(folder.path()), ["0"]);
@@ -257,7 +257,7 @@ fn what_killed_runs_have_left_is_removed_and_what_may_be_alive_is_not() {
     leave(old, 25);
     foreign.iter().for_each(|name| leave(name, 100));
     let stepper = support::open(&layout, few_optimizers()[2], &Options::default());
-    checkpoint::save(&stepper, &Extras::default(), folder.path().join("last")).unwrap();
+    checkpoint::save(&stepper, folder.path().join("last")).unwrap();
     let mut expected = [&[other, "last"][..], &foreign].concat();
     expected.sort_unstable();
     assert_eq!(names(folder.path()), expected);
@@ -273,7 +273,7 @@ fn a_link_stays_a_link_and_a_file_keeps_its_permissions() {
     fs::write(&file, b"older").unwrap();
     fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
     symlink("step-1", &link).unwrap();
-    checkpoint::save(&stepper, &Extras::default(), &link).unwrap();
+    checkpoint::save(&stepper, &link).unwrap();
     assert!(link.is_symlink());
     assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
     assert_eq!(fs::read(&file).unwrap(), bytes_of(&stepper, &Extras::default()));
@@ -290,7 +290,7 @@ fn a_path_that_cannot_be_replaced_is_refused_by_name() {
         ("nowhere/last", "nowhere/last"),
         ("folder/..", "not the name of a file"),
     ] {
-        let refused = checkpoint::save(&stepper, &Extras::default(), folder.path().join(path)).unwrap_err();
+        let refused = checkpoint::save(&stepper, folder.path().join(path)).unwrap_err();
         assert!(matches!(refused, Error::Checkpoint { .. } | Error::File { .. }), "{refused:?}");
         assert!(refused.to_string().contains(word), "{refused}");
     }

@@ -10,7 +10,7 @@ use instep::{Clip, Error, LossScaler, LrSchedule, Mode, ScalerState, Sgd, Solo, 
 use safetensors::tensor::{Dtype as TensorDtype, TensorView};
 
 use crate::checkpoint::round_trip::bytes_of;
-use crate::support::layout;
+use crate::support::{MODES, layout};
 
 const LENGTHS: [usize; 3] = [300, 17, 40];
 
@@ -60,10 +60,10 @@ fn a_scalers_state_without_a_scaler_comes_back_and_half_of_one_is_refused() {
     let kept = checkpoint::read(&mut plain, Cursor::new(bytes_of(&scaled, &Extras::default()))).unwrap();
     assert_eq!(kept.scalars["scaler.scale"], Scalar::F64(65536.0));
     let mut again = Vec::new();
-    checkpoint::write(&plain, &kept, &mut again).unwrap();
+    checkpoint::write_with(&plain, &kept, &mut again).unwrap();
     let mut second = Stepper::host(&layout, Sgd::default(), Solo::default()).unwrap();
     assert_eq!(checkpoint::read(&mut second, Cursor::new(again)).unwrap(), kept, "it is passed on");
-    let refused = checkpoint::write(&scaled, &kept, Vec::new());
+    let refused = checkpoint::write_with(&scaled, &kept, Vec::new());
     assert!(matches!(refused, Err(Error::Config { field: "scalars", .. })), "a scaler writes its own");
     // What a torch file may lack, or say wrongly.
     let file = |scalars: &[(&str, Scalar)]| {
@@ -114,4 +114,51 @@ fn a_run_that_goes_back_to_before_there_was_a_norm_is_not_clipped_by_a_later_one
     assert_eq!(stepper.previous_norm().unwrap(), None);
     step(&mut stepper, 4.0);
     assert!(bytes_of(&stepper, &Extras::default()) == first);
+}
+
+/// Momentum-free SGD with lr 1, all gradients 8: a pass that is clipped to 0.5 moves an element by less than 0.5.
+#[test]
+fn a_norm_to_clip_by_is_in_a_checkpoint_if_the_stepper_clips_by_it_in_every_mode() {
+    let layout = layout(&[1]);
+    let w = layout.id("p0").unwrap();
+    let sgd = Sgd { lr: 1.0, ..Sgd::default() };
+    let clips = [None, Some(Clip::Global(1e9)), Some(Clip::PerBucket(1e9)), Some(Clip::Previous(1e9))];
+    let builder = |clip: Option<Clip>| {
+        let builder = Stepper::builder(&layout, sgd);
+        clip.into_iter().fold(builder, |builder, clip| builder.clip(clip))
+    };
+    for (mode, clip) in MODES.into_iter().flat_map(|mode| clips.map(|clip| (mode, clip))) {
+        if (mode, clip) == (Mode::Eager, Some(Clip::Global(1e9))) {
+            continue;
+        }
+        let mut stepper = builder(clip).mode(mode).host(Solo::default()).unwrap();
+        step(&mut stepper, 8.0);
+        let file = bytes_of(&stepper, &Extras::default());
+        let has_norm = String::from_utf8_lossy(&file).contains("clip.previous_norm");
+        let is_previous = clip == Some(Clip::Previous(1e9));
+        assert_eq!(has_norm, is_previous, "{mode:?}, {clip:?}");
+        let asked = stepper.previous_norm();
+        assert_eq!(asked.is_ok(), is_previous, "{mode:?}, {clip:?}: {asked:?}");
+        // The next pass of a run that begins to clip here: as in the first pass, or by the norm of 8.
+        let mut clipped = builder(Some(Clip::Previous(0.5))).host(Solo::default()).unwrap();
+        checkpoint::read(&mut clipped, Cursor::new(&file)).unwrap();
+        step(&mut clipped, 8.0);
+        let moved = clipped.view::<f32>(w).unwrap()[0] + 8.0;
+        assert!((moved + if is_previous { 0.5 } else { 8.0 }).abs() < 1e-5, "{mode:?}, {clip:?}: {moved}");
+    }
+}
+
+#[test]
+fn a_norm_to_clip_by_comes_back_to_a_trainer_whose_stepper_has_no_use_for_it() {
+    let layout = layout(&LENGTHS);
+    let clipping = Stepper::builder(&layout, Sgd::default()).clip(Clip::Previous(1.0));
+    let mut clipping = clipping.host(Solo::default()).unwrap();
+    step(&mut clipping, 4.0);
+    let norm = clipping.previous_norm().unwrap().unwrap();
+    let mut plain = Stepper::host(&layout, Sgd::default(), Solo::default()).unwrap();
+    let file = bytes_of(&clipping, &Extras::default());
+    let kept = checkpoint::read(&mut plain, Cursor::new(file)).unwrap();
+    assert_eq!(kept.scalars, [("clip.previous_norm".to_owned(), Scalar::F64(norm))].into());
+    let refused = plain.set_previous_norm(Some(1.0));
+    assert!(matches!(refused, Err(Error::Config { field: "clip", .. })), "{refused:?}");
 }

@@ -268,7 +268,7 @@ fn a_step_waits_for_the_event_of_an_external_sum() {
     pass.ptr(first.grad()).unwrap();
     pass.ptr(last.grad()).unwrap();
     pass.grad_ready(last).unwrap();
-    let error = pass.finish().unwrap_err();
+    let error = pass.grad_ready(first).and_then(|()| pass.finish()).unwrap_err();
     assert!(matches!(error.cause(), Error::Order(why) if why.thing.contains("bucket 0")), "{error}");
     let low = Precision { param: DType::BF16, grad: DType::BF16, master: Master::F32, ..Precision::F32 };
     let halves = Stepper::builder(&layout, Sgd::default()).precision(low).unused(Unused::StepZero);

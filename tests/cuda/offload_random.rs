@@ -6,7 +6,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Cursor;
 use std::sync::Arc;
 
-use instep::checkpoint::{self, Extras};
+use instep::checkpoint;
 use instep::layout::DEFAULT_GROUP;
 use instep::{
     Accumulation, Clip, Collective, DType, Device, Gradients, Master, Mode, Moments, OffloadPolicy, ParamId,
@@ -87,7 +87,7 @@ fn run<D: Device>(stepper: &mut Stepper<D>, seed: u64, saves: bool) -> Result<Ve
             9 => stepper.set_lr(DEFAULT_GROUP, 0.001 * (turn + 1) as f64)?,
             10 if saves => {
                 let mut file = Vec::new();
-                checkpoint::write(stepper, &Extras::default(), &mut file)?;
+                checkpoint::write(stepper, &mut file)?;
                 log.push(format!("{turn}: saved {}", hash(&file)));
                 saved = Some(file);
             }

@@ -7,7 +7,7 @@ use std::fs;
 use std::num::NonZeroU32;
 use std::sync::{Arc, LazyLock};
 
-use instep::checkpoint::{self, Extras};
+use instep::checkpoint;
 use instep::collective::{Call, CollectiveKind};
 use instep::cuda::{Cuda, CudaDevice, Nccl, nccl};
 use instep::{
@@ -309,8 +309,8 @@ fn a_checkpoint_of_shards_on_gpus_goes_on_on_the_host_and_back_on_gpus() {
             // SAFETY: as in `on_gpu`.
             let mut stepper = unsafe { builder(&case, strategy).cuda(comm, cuda)? };
             passes(&mut stepper, 0)?;
-            checkpoint::save(&stepper, &Extras::default(), &path)?;
-            checkpoint::save_together(&stepper, &Extras::default(), path.with_extension("together"))
+            checkpoint::save(&stepper, &path)?;
+            checkpoint::save_together(&stepper, path.with_extension("together"))
         });
         let [alone, together] =
             ["safetensors", "together"].map(|kind| fs::read(path.with_extension(kind)).unwrap());

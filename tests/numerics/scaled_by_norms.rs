@@ -175,7 +175,10 @@ fn beside_and_behind_other_optimizers_it_does_what_it_does_alone() {
             let builder = Stepper::builder_without_optimizer(&layout).mode(mode);
             let builder = builder.bucket_cap_bytes(cap.unwrap_or(1 << 20));
             let builder = builder.optimizer_for(&[ids[1], ids[3], ids[4]], adamw);
-            let builder = builder.optimizer_for(&ids[..3], lamb()).optimizer_for(&ids[..1], heavy);
+            let builder = builder
+                .optimizer_for(&[ids[0], ids[2]], lamb())
+                .then_for(&ids[1..2], lamb())
+                .then_for(&ids[..1], heavy);
             let mut stepper = builder.host(Solo::default()).unwrap();
             paint_params(&mut stepper);
             let start = Outcome::of(&stepper).unwrap();

@@ -117,7 +117,7 @@ fn aob_2_a_shared_weight_is_stepped_as_often_as_it_is_registered() -> Result<()>
         let (weights, biases) = kinds(&layout);
         let mut builder = Stepper::builder_without_optimizer(&layout).optimizer_for(&biases, sgd(0.05));
         for _ in 0..times {
-            builder = builder.optimizer_for(&weights, sgd(0.1));
+            builder = builder.then_for(&weights, sgd(0.1));
         }
         let rules = |param: usize| if param == 0 { vec![rule(0.1); times] } else { vec![rule(0.05)] };
         assert_parity(builder.host(Solo::default())?, network, rules, &format!("{times} times"))?;
@@ -210,7 +210,7 @@ fn aob_4_two_optimizers_of_one_parameter_step_it_in_turn() -> Result<()> {
         let all: Vec<ParamId> = layout.ids().collect();
         let stepper = Stepper::builder_without_optimizer(&layout)
             .optimizer_for(&all, sgd(0.03))
-            .optimizer_for(&all, Sgd { weight_decay, ..sgd(0.01) })
+            .then_for(&all, Sgd { weight_decay, ..sgd(0.01) })
             .mode(mode)
             .host(Solo::default())?;
         let rules = |_| vec![rule(0.03), decaying_rule(0.01, weight_decay)];

@@ -49,7 +49,7 @@ fn builder(layout: &instep::Layout, when: When, mode: Mode) -> StepperBuilder<'_
     let builder = Stepper::builder_without_optimizer(layout).optimizer_for(&weights, heavy());
     let builder = match when {
         When::Before => {
-            late(layout).into_iter().fold(builder, |b, (params, o)| b.optimizer_for(&params, o.boxed()))
+            late(layout).into_iter().fold(builder, |b, (params, o)| b.then_for(&params, o.boxed()))
         }
         _ => builder,
     };

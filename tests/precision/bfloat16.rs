@@ -30,7 +30,7 @@ fn run(optim: Optim, isa: Isa, precision: Precision, the_long_way: bool) -> Vec<
             }
             open.write(id.grad(), &values).unwrap();
         }
-        open.finish().unwrap();
+        crate::support::finish(open).unwrap();
         for id in layout.ids() {
             bits.extend(stepper.view::<half::bf16>(id).unwrap().iter().map(|x| x.to_bits()));
             for name in stepper.state_names(id).unwrap() {

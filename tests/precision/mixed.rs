@@ -216,7 +216,7 @@ fn a_checkpoint_of_mixed_types_goes_on_with_the_same_bits_in_other_buckets() {
         paint_params(&mut stepper);
         (0..2).for_each(|step| case.advance(&mut stepper, step));
         let mut file = Vec::new();
-        checkpoint::write(&stepper, &Default::default(), &mut file).unwrap();
+        checkpoint::write(&stepper, &mut file).unwrap();
         let builder = case.mixed(&layout).bucket_cap_bytes(300).mode(Mode::Sequential).threads(1);
         let mut resumed = builder.host(Solo::default()).unwrap();
         checkpoint::read(&mut resumed, Cursor::new(&file)).unwrap();

@@ -209,7 +209,63 @@ fn a_gradient_that_nobody_asked_for_is_refused_and_overwritten_by_nothing() {
     assert_eq!((stepper.step_count(a).unwrap(), stepper.step_count(b).unwrap()), (0, 0));
     stepper.close().unwrap();
     assert_eq!((weights, bucket), ([1.0; 4], [5.0; 4]));
-    let counted = Stepper::builder(&layout, AdamW::default()).host(External::new(0, 2)).map(drop);
+    let counted = build(Unused::Skip).host(External::new(0, 2)).map(drop);
     assert!(matches!(counted, Err(Error::Config { field: "unused", .. })), "{counted:?}");
     assert!(Stepper::builder(&layout, AdamW::default()).host(Solo::default()).is_ok());
+}
+
+/// Two buckets of one parameter each; the sum of the second is forgotten.
+fn forget<C: instep::Collective + 'static>(comm: C, borrows: bool, mode: Mode) -> (Result<()>, [f32; 2]) {
+    let layout = Layout::builder().param("a", 1).param("b", 1).build().unwrap();
+    let ids: Vec<ParamId> = layout.ids().collect();
+    let (mut params, mut grads) = ([1.0f32; 2], [0.0f32; 2]);
+    let sgd = instep::Sgd { lr: 1.0, ..Default::default() };
+    let builder = Stepper::builder(&layout, sgd).mode(mode).bucket_cap_bytes(1);
+    let mut stepper = if borrows {
+        let mut memory = Borrowed::new();
+        for (k, id) in ids.iter().enumerate() {
+            // SAFETY: in bounds. The arrays outlive the stepper.
+            let (param, grad) = unsafe { (params.as_mut_ptr().add(k), grads.as_mut_ptr().add(k)) };
+            memory = memory.param(*id, param).bucket(ForeignBucket::new(1).gradient(*id, 0), grad);
+        }
+        // SAFETY: as above, and touched through the stepper alone.
+        unsafe { Stepper::builder(&layout, sgd).mode(mode).host_borrowing(comm, memory).unwrap() }
+    } else {
+        let mut stepper = builder.host(comm).unwrap();
+        ids.iter().for_each(|id| stepper.write(*id, &[1.0]).unwrap());
+        stepper
+    };
+    let mut pass = stepper.begin().unwrap();
+    for id in &ids {
+        pass.write(id.grad(), &[2.0]).unwrap();
+    }
+    let bucket = pass.plan().segment_of(0).bucket;
+    pass.bucket_ready(1 - bucket).unwrap();
+    let outcome = pass.finish();
+    if mode != Mode::Eager || outcome.is_ok() {
+        stepper.status().unwrap();
+    }
+    let values = [0, 1].map(|k| stepper.view::<f32>(ids[k]).unwrap()[0]);
+    stepper.close().unwrap();
+    (outcome, values)
+}
+
+#[test]
+fn the_end_of_a_pass_claims_no_sum_that_only_the_caller_knows_of() {
+    for (mode, borrows) in MODES.into_iter().flat_map(|mode| [false, true].map(|borrows| (mode, borrows))) {
+        let bucket = if borrows { 0 } else { 1 };
+        let refused = |outcome: Result<()>| {
+            let text = outcome.unwrap_err().to_string();
+            let named = format!("bucket {bucket}: not handed over");
+            assert!(text.contains(&named) && text.contains(&format!("bucket_ready({bucket})")), "{text}");
+        };
+        let (outcome, values) = forget(Solo::new(2), borrows, mode);
+        refused(outcome);
+        assert_eq!(values[0], 1.0, "{mode:?}: the forgotten one is not stepped");
+        refused(forget(External::new(0, 2), borrows, mode).0);
+        // The sum of one rank is its gradient.
+        let (outcome, values) = forget(Solo::default(), borrows, mode);
+        outcome.unwrap();
+        assert_eq!(values, [-1.0; 2]);
+    }
 }

@@ -281,7 +281,7 @@ fn files_hold_whole_parameters_with_masters_and_buckets_unsharded() {
                         written.wait();
                     }
                     let mut saved = Vec::new();
-                    checkpoint::write(&stepper, &Default::default(), &mut saved)?;
+                    checkpoint::write(&stepper, &mut saved)?;
                     if round == 0 {
                         // Other values, and then those of the file again.
                         for id in &ids {

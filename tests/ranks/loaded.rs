@@ -5,7 +5,7 @@
 
 use std::io::Cursor;
 
-use instep::checkpoint::{self, Extras};
+use instep::checkpoint;
 use instep::{AdamW, Divisor, Error, InProcess, Layout, Mode, Result, Stepper, in_process};
 
 use crate::stepper::several_optimizers::bits;
@@ -50,7 +50,7 @@ fn assert_resumes_per_rank(begin: impl Fn(&mut Stepper) -> Result<()> + Sync) {
             let mut stepper = stepper(&layout, mode, comm)?;
             begin(&mut stepper)?;
             let mut bytes = Vec::new();
-            checkpoint::write(&stepper, &Extras::default(), &mut bytes)?;
+            checkpoint::write(&stepper, &mut bytes)?;
             Ok::<_, Error>((stepper.step_count(layout.id(OWN)?)?, bytes, go_on(&mut stepper)?))
         })
         .unwrap();

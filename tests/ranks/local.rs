@@ -50,7 +50,7 @@ fn pass<D: Device>(stepper: &mut Stepper<D>, step: usize, rank: usize) -> Result
         pass.write(id.grad(), &if parameter.local { own_gradient(step, rank) } else { common() })?;
         pass.grad_ready(id)?;
     }
-    pass.finish()
+    crate::support::finish(pass)
 }
 
 fn builder(layout: &Layout, mode: Mode) -> StepperBuilder<'_> {
@@ -159,7 +159,7 @@ fn a_gpu_gives_the_same_bits_with_scale_and_skipped_passes() {
         let mut skipped = host.begin().unwrap();
         skipped.write(layout.id("own").unwrap().grad(), &[1.0; OWN_LEN]).unwrap();
         skipped.write(layout.id("first").unwrap().grad(), &[f32::NAN; 300]).unwrap();
-        skipped.finish().unwrap();
+        crate::support::finish(skipped).unwrap();
         assert!(host.status().unwrap().skipped);
         assert_eq!(own_bits(&host), before, "{mode:?}");
     }

@@ -7,7 +7,7 @@ use std::num::NonZeroU32;
 use std::path::Path;
 use std::time::Duration;
 
-use instep::checkpoint::{self, Export, Extras};
+use instep::checkpoint::{self, Export};
 use instep::{
     DType, Error, Layout, Master, Moments, OffloadPolicy, ParamId, Precision, Result, Sgd, Solo, Stepper,
     Strategy, bf16, in_process,
@@ -252,10 +252,10 @@ fn check(row: Row) -> usize {
         }
         assert_params(row, "gather", |id, into| stepper.gather(id, into), &layout);
         assert_moments(row, "gather", |id, into| stepper.gather(id.state("momentum_buffer"), into), &layout);
-        checkpoint::save(&stepper, &Extras::default(), path("save"))?;
-        checkpoint::save_together(&stepper, &Extras::default(), path("save_together"))?;
+        checkpoint::save(&stepper, path("save"))?;
+        checkpoint::save_together(&stepper, path("save_together"))?;
         let mut written = Vec::new();
-        checkpoint::write(&stepper, &Extras::default(), &mut written)?;
+        checkpoint::write(&stepper, &mut written)?;
         checkpoint::export(&stepper, Export { f32: true, averages: false }, path("export_f32"))?;
         checkpoint::export(&stepper, Export::default(), path("export"))?;
         if is_first {
@@ -351,7 +351,7 @@ fn groups_of_ranks_write_together_what_the_host_keeps() {
         let mut stepper = builder.shard_size(NonZeroU32::new(2).unwrap()).host(comm)?;
         write_all(&mut stepper, 0.0)?;
         (0..3).try_for_each(|_| pass(&mut stepper, gradient(row.precision)))?;
-        checkpoint::save_together(&stepper, &Extras::default(), &path)
+        checkpoint::save_together(&stepper, &path)
     })
     .unwrap();
     assert_checkpoint(row, "save_together", std::fs::read(&path).unwrap(), &layout);

@@ -6,7 +6,7 @@ use std::io::Cursor;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
-use instep::checkpoint::{self, Extras};
+use instep::checkpoint;
 use instep::{AdamW, Error, InProcess, Layout, Mode, Result, Solo, Stepper, in_process};
 
 use crate::ranks::zero::offloading;
@@ -72,7 +72,7 @@ fn survivors_read_what_the_last_complete_pass_has_left() {
             // The lost rank took no part in any sum of its last pass, so Eager has stepped nothing of it either.
             rescued.assert_same(&whole[stepper.rank() as usize], &format!("{mode:?}"));
             let mut saved = Vec::new();
-            checkpoint::write(&stepper, &Extras::default(), &mut saved)?;
+            checkpoint::write(&stepper, &mut saved)?;
             let mut resumed = Stepper::host(&layout, AdamW::default(), Solo::default())?;
             checkpoint::read(&mut resumed, Cursor::new(saved))?;
             Outcome::of(&resumed)?.assert_same(&rescued, "saved");

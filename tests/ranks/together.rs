@@ -67,11 +67,11 @@ fn assert_same_file(
         let builder = builder().strategy(strategy).shard_size(NonZeroU32::new(shard_size).unwrap());
         let mut stepper = builder.unused(Unused::StepZero).record(true).host(comm)?;
         passes(&mut stepper, steps)?;
-        checkpoint::save(&stepper, &extras(), &alone)?;
+        checkpoint::save_with(&stepper, &extras(), &alone)?;
         let before = Outcome::of(&stepper)?;
         // What other ranks bring of their own does not matter.
         let own = if stepper.rank() == 0 { extras() } else { Extras::default() };
-        checkpoint::save_together(&stepper, &own, &together)?;
+        checkpoint::save_together_with(&stepper, &own, &together)?;
         assert!(together.exists(), "{what}: no rank returns before the file is there");
         let after = Outcome::of(&stepper)?;
         after.assert_same(&before, &what);
@@ -131,7 +131,7 @@ fn ranks_that_share_nothing_out_save_as_ever_and_states_in_the_hosts_memory_are_
     let path = folder.path().join("a");
     in_process(2, |comm| {
         let stepper = Stepper::host(layout(), AdamW::default(), comm)?;
-        checkpoint::save_together(&stepper, &extras(), &path)
+        checkpoint::save_together_with(&stepper, &extras(), &path)
     })
     .unwrap();
     let mut stepper = Stepper::host(layout(), AdamW::default(), Solo::default()).unwrap();
@@ -155,7 +155,7 @@ fn parameters_that_only_rank_0_has_yet_are_those_that_are_saved() {
         if stepper.rank() > 0 {
             stepper.fill_params(|_, values| values.fill(7.0))?;
         }
-        checkpoint::save_together(&stepper, &extras(), &path)
+        checkpoint::save_together_with(&stepper, &extras(), &path)
     })
     .unwrap();
     assert!(fs::read(&path).unwrap() == file);
@@ -173,7 +173,7 @@ fn a_file_written_together_goes_into_any_number_of_ranks() {
     let saved = in_process(4, |comm| {
         let mut stepper = builder(Strategy::Fsdp).host(comm)?;
         passes(&mut stepper, 2)?;
-        checkpoint::save_together(&stepper, &extras(), &path)?;
+        checkpoint::save_together_with(&stepper, &extras(), &path)?;
         Outcome::of(&stepper)
     })
     .unwrap();
@@ -210,7 +210,7 @@ fn what_one_rank_cannot_do_is_an_error_on_all_and_the_old_file_stays() {
             let builder = Stepper::builder(layout(), AdamW::default()).strategy(strategy);
             let mut stepper = builder.shard_size(NonZeroU32::new(shard_size).unwrap()).host(comm)?;
             let together = |extras: &Extras, path: &Path| {
-                checkpoint::save_together(&stepper, extras, path).unwrap_err().to_string()
+                checkpoint::save_together_with(&stepper, extras, path).unwrap_err().to_string()
             };
             // Rank 1 is on another file system.
             let elsewhere = together(&extras(), &paths[usize::from(rank == 1)]);
@@ -282,7 +282,7 @@ fn a_disk_that_is_full_for_one_rank_leaves_the_old_file() {
         let comm = FullDisk { inner, folder: leaked };
         let builder = Stepper::builder(layout(), AdamW::default()).strategy(Strategy::Fsdp);
         let mut stepper = builder.host(comm)?;
-        let refused = checkpoint::save_together(&stepper, &extras(), &path).unwrap_err();
+        let refused = checkpoint::save_together_with(&stepper, &extras(), &path).unwrap_err();
         passes(&mut stepper, 1)?;
         Ok(refused)
     })
@@ -314,7 +314,7 @@ fn a_rank_that_is_lost_in_any_call_of_a_save_leaves_a_whole_file() {
             if rank == 1 {
                 begun.store(calls.load(SeqCst), SeqCst);
             }
-            let end = before.and_then(|()| checkpoint::save_together(&stepper, &extras(), &path));
+            let end = before.and_then(|()| checkpoint::save_together_with(&stepper, &extras(), &path));
             if rank == 1 {
                 made.store(calls.load(SeqCst), SeqCst);
             }

@@ -93,7 +93,7 @@ impl Case<'_> {
                 pass.grad_ready(ids[param])?;
             }
         }
-        pass.finish()
+        crate::support::finish(pass)
     }
 
     /// What one rank holds after each pass, the last of which is a round in which nobody has data. `watched`: looked at

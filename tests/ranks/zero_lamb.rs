@@ -78,10 +78,8 @@ fn parameters_with_several_optimizers_stop_at_each_lamb() {
                 &WAYS[..2],
                 || {
                     let ids = ids();
-                    let twice =
-                        mixed().optimizer_for(&[ids[0], ids[3]], lamb()).optimizer_for(&[ids[0]], lamb());
-                    let then =
-                        twice.optimizer_for(&[ids[5]], lamb()).optimizer_for(&[ids[3]], AdamW::default());
+                    let twice = mixed().optimizer_for(&[ids[0], ids[3]], lamb()).then_for(&[ids[0]], lamb());
+                    let then = twice.then_for(&[ids[5]], lamb()).then_for(&[ids[3]], AdamW::default());
                     then.gradients(gradients).copy_params(DType::BF16).ema(0.75).mode(mode)
                 },
             );

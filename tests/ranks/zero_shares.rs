@@ -6,7 +6,7 @@
 use std::num::NonZeroU32;
 use std::ops::Range;
 
-use instep::checkpoint::{self, Extras};
+use instep::checkpoint;
 use instep::collective::CollectiveKind;
 use instep::hazard::Traced;
 use instep::op::{Action, Memory, Op, Phase, Stream};
@@ -253,7 +253,7 @@ fn a_checkpoint_goes_into_any_number_of_ranks_and_either_strategy() {
             in_process(saved.0, |comm| {
                 let mut stepper = open(saved.1, comm)?;
                 passes(&mut stepper, 0)?;
-                checkpoint::save(&stepper, &Extras::default(), &path)
+                checkpoint::save(&stepper, &path)
             })
             .unwrap();
             let ends = in_process(loaded.0, |comm| {

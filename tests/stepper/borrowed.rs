@@ -259,7 +259,7 @@ fn what_cannot_be_borrowed_is_refused_by_name() {
     }
     let builder = || few_optimizers()[0].builder(&layout);
     let refused = [
-        ("unused", builder()),
+        ("unused", builder().unused(Unused::Skip)),
         ("uneven_inputs", builder().unused(Unused::StepZero).uneven_inputs(instep::Divisor::WorldSize)),
         ("bucket_cap_bytes", builder().unused(Unused::StepZero).bucket_cap_bytes(100)),
     ];

@@ -5,7 +5,7 @@
 
 use std::mem;
 
-use instep::checkpoint::{self, Extras};
+use instep::checkpoint;
 use instep::{
     Adam, Error, Gradients, Layout, LrSchedule, Mode, Precision, Result, ScalerState, SegmentAction, Sgd,
     Solo, Stepper, TensorId, Unused, bf16, in_process,
@@ -203,7 +203,7 @@ fn every_call_between_passes_is_refused_inside_one_and_the_pass_goes_on() {
         ("rescue", |stepper, _| stepper.rescue()),
         ("previous_norm", |stepper, _| stepper.previous_norm().map(drop)),
         ("set_previous_norm", |stepper, _| stepper.set_previous_norm(Some(1.0))),
-        ("checkpoint", |stepper, _| checkpoint::write(stepper, &Extras::default(), std::io::sink())),
+        ("checkpoint", |stepper, _| checkpoint::write(stepper, std::io::sink())),
     ];
     let mut pass = stepper.begin().unwrap();
     pass.write(w.grad(), &[1.0, 2.0]).unwrap();

@@ -5,7 +5,7 @@
 
 use std::io::Cursor;
 
-use instep::checkpoint::{self, Extras};
+use instep::checkpoint;
 use instep::layout::DEFAULT_GROUP;
 use instep::optim::{ALL, Descriptor, Value};
 use instep::{
@@ -47,7 +47,7 @@ fn every_hyperparameter_of_every_optimizer_changes_to_the_bits_of_a_stepper_buil
         paint_params(&mut changed);
         paint_params(&mut gpu);
         let mut saved = Vec::new();
-        checkpoint::write(&changed, &Extras::default(), &mut saved).unwrap();
+        checkpoint::write(&changed, &mut saved).unwrap();
         for at in 0..4 {
             let values = values(descriptor, at);
             changed.set_hyper(DEFAULT_GROUP, &values).unwrap();
@@ -60,7 +60,7 @@ fn every_hyperparameter_of_every_optimizer_changes_to_the_bits_of_a_stepper_buil
             checkpoint::read(&mut built, Cursor::new(&saved)).unwrap();
             step(&mut built, at);
             saved.clear();
-            checkpoint::write(&built, &Extras::default(), &mut saved).unwrap();
+            checkpoint::write(&built, &mut saved).unwrap();
             let what = format!("{}, pass {at}", descriptor.name);
             Outcome::of(&changed).unwrap().assert_same(&Outcome::of(&built).unwrap(), &what);
             Outcome::of(&gpu)

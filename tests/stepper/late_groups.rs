@@ -2,7 +2,7 @@
 //!
 //! The reference is a stepper that was built with the group. Host and GPU, or its stand-in, run the same calls.
 
-use instep::checkpoint::{self, Extras};
+use instep::checkpoint;
 use instep::{
     AdamW, Device, Error, Layout, LrSchedule, ParamId, Result, SegmentAction, Sgd, Solo, Stepper, in_process,
 };
@@ -117,7 +117,7 @@ fn a_checkpoint_of_a_stepper_with_a_late_group_goes_on_where_the_builder_had_it(
     stepper.add_group("head", head()).unwrap();
     train(&mut stepper, 2..4, 0).unwrap();
     let mut file = Vec::new();
-    checkpoint::write(&stepper, &Extras::default(), &mut file).unwrap();
+    checkpoint::write(&stepper, &mut file).unwrap();
     let mut resumed = Stepper::builder(&layout, BODY).group("head", head()).host(Solo::default()).unwrap();
     checkpoint::read(&mut resumed, std::io::Cursor::new(file)).unwrap();
     for stepper in [&mut stepper, &mut resumed] {

@@ -6,8 +6,8 @@
 
 use instep::cuda::CudaDevice;
 use instep::{
-    Collective, Device, Divisor, Error, Layout, LossScaler, Mode, Result, ScalerState, Solo, Status, Stepper,
-    in_process,
+    Clip, Collective, Device, Divisor, Error, Layout, LossScaler, Mode, ParamId, Result, ScalerState, Sgd,
+    Solo, Status, Stepper, Strategy, in_process,
 };
 
 use crate::support::device::cuda;
@@ -209,7 +209,7 @@ fn a_scale_that_would_leave_f32_is_not_taken() {
             let mut pass = stepper.begin().unwrap();
             assert_eq!(pass.loss_scale().unwrap(), scale);
             pass.write(layout.id("p0").unwrap().grad(), &[bad.unwrap_or(1.0); 3]).unwrap();
-            pass.finish().unwrap();
+            crate::support::finish(pass).unwrap();
         }
         let expected = ScalerState { scale: 2f64.powi(last), growth_tracker: 0 };
         assert_eq!(stepper.scaler_state().unwrap(), expected);
@@ -337,6 +337,70 @@ fn the_latest_status_is_there_on_the_host_without_waiting_and_counts_abandoned_p
             // It publishes nothing, and is counted.
             let counted = Status { abandoned: step as u64 + 1, ..waited };
             assert_eq!(stepper.latest_status(), Some(counted), "{mode:?}");
+        }
+    }
+}
+
+/// The largest mean of these sums is finite in f32 where they are and overflows where the loss scale is divided out.
+#[test]
+fn a_pass_that_is_skipped_because_a_mean_overflows_names_its_bucket() {
+    let layout = layout(&[5, 300, 7]);
+    let ids: Vec<ParamId> = layout.ids().collect();
+    let culprit = |stepper: &Stepper, id| Some(stepper.plan().segment_of(layout.index(id).unwrap()).bucket);
+    for mode in [Mode::Sequential, Mode::Normed] {
+        for (uneven, clip) in [(false, None), (true, None), (false, Some(1.0)), (true, Some(1.0))] {
+            let mut builder = Stepper::builder(&layout, Sgd { lr: 1.0, ..Sgd::default() }).mode(mode);
+            builder = builder.skip_nonfinite(true).loss_scale(2f64.powi(-40)).bucket_cap_bytes(1);
+            if uneven {
+                builder = builder.uneven_inputs(Divisor::ContributingRanks);
+            }
+            if let Some(max_norm) = clip {
+                builder = builder.clip(Clip::Global(max_norm));
+            }
+            let mut stepper = builder.host(Solo::default()).unwrap();
+            for large in [Some(0), Some(1), Some(2), None] {
+                let mut pass = stepper.begin().unwrap();
+                for (k, id) in ids.iter().enumerate() {
+                    let value = if large == Some(k) { 1e30 } else { 1e-20 };
+                    pass.grads().get_mut(*id).unwrap().fill(value);
+                }
+                pass.finish().unwrap();
+                let status = stepper.status().unwrap();
+                let what = format!("{mode:?}, uneven {uneven}, clip {clip:?}, {large:?}: {status:?}");
+                // A clip is decided on the f64 norm, so it makes such a mean finite and the pass is stepped.
+                let is_skipped = large.is_some() && clip.is_none();
+                assert_eq!(status.skipped, is_skipped, "{what}");
+                let named = large.filter(|_| is_skipped).and_then(|k| culprit(&stepper, ids[k]));
+                assert_eq!(status.first_nonfinite_bucket, named, "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn ranks_that_share_states_out_name_the_bucket_whose_mean_overflows() {
+    let layout = layout(&[700, 900, 1100]);
+    let ids: Vec<ParamId> = layout.ids().collect();
+    for strategy in [Strategy::Replicated, Strategy::Zero, Strategy::Fsdp] {
+        let statuses = in_process(3, |comm| {
+            let builder = Stepper::builder(&layout, Sgd::default()).mode(Mode::Normed).strategy(strategy);
+            let builder = builder.skip_nonfinite(true).loss_scale(2f64.powi(-40)).bucket_cap_bytes(1);
+            let mut stepper = builder.host(comm)?;
+            let mut pass = stepper.begin()?;
+            for (k, id) in ids.iter().enumerate() {
+                let len = layout.parameter(*id)?.len as usize;
+                // In the shard of one rank.
+                let mut values = vec![1e-20; len];
+                values[len - 1] = if k == 1 { 1e30 } else { 1e-20 };
+                pass.write(id.grad(), &values)?;
+            }
+            pass.finish()?;
+            let bucket = stepper.plan().segment_of(1).bucket;
+            Ok((stepper.status()?, bucket))
+        })
+        .unwrap();
+        for (status, bucket) in statuses {
+            assert_eq!((status.skipped, status.first_nonfinite_bucket), (true, Some(bucket)), "{strategy:?}");
         }
     }
 }

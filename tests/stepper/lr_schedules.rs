@@ -90,7 +90,7 @@ fn a_scheduled_group_has_the_bits_of_rates_set_by_hand_and_the_others_keep_their
     assert_eq!(params(&scheduled), params(&by_hand));
     scheduled.set_lr(DEFAULT_GROUP, 0.125).unwrap();
     let refused = scheduled.set_lr("slow", 0.125).unwrap_err();
-    assert!(matches!(refused, Error::Config { field: "optimizer", .. }), "{refused}");
+    assert!(matches!(&refused, Error::Config { field: "group", value, .. } if value == "slow"), "{refused}");
 }
 
 #[test]

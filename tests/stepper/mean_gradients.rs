@@ -68,7 +68,7 @@ fn builder(layout: &Layout, mode: Mode, is_custom: bool) -> StepperBuilder<'_> {
     let plain: Vec<_> = plain.chain(ids_of(layout, Fate::Local)).chain([stepped[1]]).collect();
     let mut builder = Stepper::builder_without_optimizer(layout)
         .optimizer_for(&stepped[..1], Sgd::default())
-        .optimizer_for(&stepped[..1], Lamb::default())
+        .then_for(&stepped[..1], Lamb::default())
         .optimizer_for(&stepped[2..], Sgd { momentum: 0.9, maximize: true, ..Sgd::default() })
         .optimizer_for(&plain, AdamW::default())
         .mode(mode)
@@ -106,7 +106,7 @@ fn train<D: Device>(mut stepper: Stepper<D>, rank: usize) -> Result<Left> {
             pass.write(id.grad(), &values)?;
             pass.grad_ready(id)?;
         }
-        pass.finish()?;
+        crate::support::finish(pass)?;
         let (mut params, mut grads) = (Vec::new(), Vec::new());
         for (id, (_, len)) in layout.ids().zip(FATES) {
             let mut values = vec![0.0; len];
@@ -196,7 +196,7 @@ fn a_skipped_pass_leaves_means_too_with_their_infinities() {
         let mut pass = stepper.begin().unwrap();
         pass.write(a.grad(), &[1.0; 3000]).unwrap();
         pass.write(b.grad(), &[f32::INFINITY, 2.0, -8.0, f32::NEG_INFINITY, 0.0]).unwrap();
-        pass.finish().unwrap();
+        crate::support::finish(pass).unwrap();
         assert!(stepper.status().unwrap().skipped);
         let mut values = [0.0; 3000];
         stepper.read(a, &mut values).unwrap();

@@ -159,7 +159,7 @@ fn several(layout: &Layout) -> StepperBuilder<'_> {
     let ids: Vec<_> = layout.ids().collect();
     let builder = Stepper::builder(layout, AdamW { lr: 0.01, ..AdamW::default() });
     let builder = builder.optimizer_for(&[ids[0], ids[4]], Sgd { lr: 0.05, momentum: 0.9, ..Sgd::default() });
-    builder.optimizer_for(&[ids[0]], Optim::of(instep::Lamb::default()).boxed()).unused(Unused::StepZero)
+    builder.then_for(&[ids[0]], Optim::of(instep::Lamb::default()).boxed()).unused(Unused::StepZero)
 }
 
 fn adding_later<D: Device>(stepper: &mut Stepper<D>, step: usize) -> Result<()> {

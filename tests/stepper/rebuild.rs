@@ -428,7 +428,7 @@ fn states_stay_where_they_were_when_another_parameters_optimizer_makes_a_round_w
     let heavy = Sgd { momentum: 0.9, ..Sgd::default() };
     let train = |widens: bool| {
         let builder = Stepper::builder_without_optimizer(&layout).optimizer_for(&[kept], Sgd::default());
-        let mut stepper = builder.optimizer_for(&[kept], heavy).host(Solo::default()).unwrap();
+        let mut stepper = builder.then_for(&[kept], heavy).host(Solo::default()).unwrap();
         for step in 0..4 {
             if widens && step == 2 {
                 stepper.add_optimizer_for(&[other], heavy).unwrap();

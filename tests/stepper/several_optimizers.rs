@@ -16,7 +16,7 @@ use instep::{
 use crate::support::device::cuda;
 use crate::support::stand_in::commands::pointer;
 use crate::support::waits::{assert_each_is_missed, middle_passes};
-use crate::support::{MODES, paint, paint_gradient};
+use crate::support::{self, MODES, paint, paint_gradient};
 
 const LENGTHS: [usize; 6] = [300, 5, 2049, 0, 17, 4096];
 const PASSES: usize = 5;
@@ -161,7 +161,7 @@ fn a_second_optimizer_steps_after_the_first_with_states_of_its_own() {
                     let gradient = (0..LENGTHS[param]).map(|k| 3.0 * paint_gradient(step, param, k));
                     pass.write(id.grad(), &gradient.collect::<Vec<f32>>()).unwrap();
                 }
-                pass.finish().unwrap();
+                crate::support::finish(pass).unwrap();
                 for id in layout.ids() {
                     other.write(id, stepper.view::<f32>(id).unwrap()).unwrap();
                 }
@@ -408,6 +408,7 @@ fn an_optimizer_where_none_is_to_step_and_a_schedule_that_none_follows_are_refus
     assert_eq!(field(builder().optimizer_for(&[b], HEAVY)), "action");
     assert_eq!(field(builder().optimize_only(Some(&[])).optimizer_for(&[a], HEAVY)), "optimize_only");
     assert_eq!(field(builder().optimizer_for(&[a, a], HEAVY)), "params");
+    assert_eq!(field(builder().then_for(&[b], HEAVY)), "action");
     let mut stepper = builder().host(Solo::default()).unwrap();
     let late = stepper.add_optimizer_for(&[a, a], HEAVY);
     assert!(matches!(late, Err(Error::Config { field: "params", .. })), "{late:?}");
@@ -450,4 +451,38 @@ fn ranks_with_other_optimizers_or_subsets_are_told_so() {
     assert!(matches!(error.unwrap_err().cause(), Error::Mismatch { .. }));
     let error = differing(|rank, builder| if rank == 0 { builder } else { builder.optimize_only(Some(&[])) });
     assert!(matches!(error.unwrap_err().cause(), Error::Mismatch { .. }));
+}
+
+#[test]
+fn a_second_optimizer_is_added_by_name_alone_for_groups_and_for_single_parameters() {
+    let layout = support::layout(&[1, 1]);
+    let ids: Vec<ParamId> = layout.ids().collect();
+    let sgd = |lr| Sgd { lr, ..Sgd::default() };
+    let builder = || Stepper::builder_without_optimizer(&layout);
+    let twice = [
+        builder().group(DEFAULT_GROUP, sgd(1.0)).group(DEFAULT_GROUP, sgd(2.0)),
+        builder().optimizer_for(&ids, sgd(1.0)).optimizer_for(&ids[1..], sgd(2.0)),
+    ];
+    for (builder, remedy) in twice.into_iter().zip(["StepperBuilder::then", "StepperBuilder::then_for"]) {
+        let refused = builder.host(Solo::default()).unwrap_err().to_string();
+        assert!(refused.contains("has an optimizer already") && refused.contains(remedy), "{refused}");
+    }
+    // After a parameter's own, after its group's, and whichever is registered first.
+    let added = [
+        builder().optimizer_for(&ids, sgd(1.0)).then_for(&ids[1..], sgd(2.0)),
+        builder().then_for(&ids[1..], sgd(2.0)).optimizer_for(&ids, sgd(1.0)),
+        builder().group(DEFAULT_GROUP, sgd(1.0)).then_for(&ids[1..], sgd(2.0)),
+    ];
+    for (k, builder) in added.into_iter().enumerate() {
+        let mut stepper = builder.host(Solo::default()).unwrap();
+        let of = ids.iter().map(|id| stepper.optimizers_of(*id).unwrap().len()).collect::<Vec<_>>();
+        assert_eq!(of, [1, 2], "case {k}");
+        let mut pass = stepper.begin().unwrap();
+        for id in &ids {
+            pass.write(id.grad(), &[1.0]).unwrap();
+        }
+        pass.finish().unwrap();
+        let values = ids.iter().map(|id| stepper.view::<f32>(*id).unwrap()[0]).collect::<Vec<_>>();
+        assert_eq!(values, [-1.0, -3.0], "case {k}");
+    }
 }

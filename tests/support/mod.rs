@@ -20,8 +20,8 @@ pub(crate) mod waits;
 
 use instep::cuda::{Cuda, CudaDevice};
 use instep::{
-    Clip, Collective, Device, Divisor, Gradients, Isa, Layout, Mode, ParamId, Result, Solo, Status, Stepper,
-    StepperBuilder, Unused,
+    Clip, Collective, Device, Divisor, Gradients, Isa, Layout, Mode, ParamId, Pass, Result, Solo, Status,
+    Stepper, StepperBuilder, Unused,
 };
 
 pub(crate) use crate::support::optimizers::{Optim, few_optimizers, one_per_state_count, optimizers};
@@ -196,6 +196,15 @@ pub(crate) fn pass<D: Device>(
         for _ in 0..parameter.uses {
             pass.grad_ready(ids[param])?;
         }
+    }
+    pass.finish()
+}
+
+/// Hands over what was written and ends the pass, as a caller does whose gradients are sums already.
+pub(crate) fn finish<D: Device>(mut pass: Pass<'_, D>) -> Result<()> {
+    for id in pass.layout().clone().ids() {
+        // Refused where nothing was written, and after the last use.
+        while pass.grad_ready(id).is_ok() {}
     }
     pass.finish()
 }

@@ -316,7 +316,10 @@ impl Training {
             let stepped = |param| in_bucket(param) && !is_unused(param);
             trained.kept.push(Some((0..ids.len()).map(stepped).collect()));
         } else {
-            pass.finish()?;
+            match feed {
+                Feed::Rank(_) => pass.finish()?,
+                Feed::Sums => crate::support::finish(pass)?,
+            }
             trained.kept.push(None);
         }
         self.read_status(plan, stepper, trained)

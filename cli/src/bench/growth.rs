@@ -145,7 +145,7 @@ fn sample(case: Case, names: &[String]) -> instep::Result<([Option<f64>; STAGES.
     clock = Instant::now();
 
     let mut bytes = Vec::new();
-    match checkpoint::write(&stepper, &Default::default(), &mut bytes) {
+    match checkpoint::write(&stepper, &mut bytes) {
         Ok(()) => {
             lap(&mut clock);
             checkpoint::read(&mut stepper, Cursor::new(bytes))?;

@@ -83,7 +83,7 @@ impl Resumed {
     /// # Errors
     /// The error of `out`.
     pub(super) fn write(&self, out: &mut impl Write) -> instep::Result<()> {
-        checkpoint::write(&self.stepper, &self.extras, out)
+        checkpoint::write_with(&self.stepper, &self.extras, out)
     }
 }
 

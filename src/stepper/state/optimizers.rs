@@ -30,6 +30,8 @@ pub(crate) enum Target {
     Further(String),
     /// These parameters, in the order of registration, instead of their group's optimizer.
     Params(Vec<usize>),
+    /// A further one after those that these parameters have.
+    FurtherParams(Vec<usize>),
     /// Nothing: it is listed with these parameters.
     Nothing(Vec<usize>),
 }
@@ -115,7 +117,7 @@ impl Optimizers {
         };
         let mut first: Vec<Option<Box<dyn Optimizer>>> = groups.iter().map(|_| None).collect();
         let mut further: Vec<Vec<Box<dyn Optimizer>>> = groups.iter().map(|_| Vec::new()).collect();
-        let mut own: Vec<(Vec<usize>, bool, Box<dyn Optimizer>)> = Vec::new();
+        let mut own: Vec<(Target, Box<dyn Optimizer>)> = Vec::new();
         for Registered { target, optimizer } in registered {
             match target {
                 Target::Group(name) => {
@@ -129,8 +131,7 @@ impl Optimizers {
                     }
                 }
                 Target::Further(name) => further[place(&name)?].push(optimizer),
-                Target::Params(params) => own.push((params, true, optimizer)),
-                Target::Nothing(params) => own.push((params, false, optimizer)),
+                target => own.push((target, optimizer)),
             }
         }
         let mut entries = Vec::new();
@@ -151,21 +152,32 @@ impl Optimizers {
             layout.parameters().iter().map(|p| of_group[p.group as usize].clone()).collect();
         let by_group = names.into_iter().zip(of_group).filter(|(_, all)| !all.is_empty()).collect();
         let mut is_own = vec![false; lists.len()];
-        let mut attached = Vec::new();
-        for (params, steps, optimizer) in own {
+        let (mut attached, mut behind) = (Vec::new(), Vec::new());
+        for (target, optimizer) in own {
             let index = entries.len() as u32;
-            for param in params {
-                if !steps {
-                    attached.push((param, index));
-                    continue;
+            let steps = !matches!(target, Target::Nothing(_));
+            match target {
+                Target::Params(params) => {
+                    for param in params {
+                        if std::mem::replace(&mut is_own[param], true) {
+                            return Err(Error::config(
+                                "optimizer_for",
+                                &layout.parameters()[param].name,
+                                "has an optimizer already",
+                                "register a second one with StepperBuilder::then_for",
+                            ));
+                        }
+                        lists[param] = vec![index];
+                    }
                 }
-                if !std::mem::replace(&mut is_own[param], true) {
-                    lists[param].clear();
-                }
-                lists[param].push(index);
+                Target::FurtherParams(params) => behind.extend(params.into_iter().map(|p| (p, index))),
+                Target::Nothing(params) => attached.extend(params.into_iter().map(|p| (p, index))),
+                Target::Group(_) | Target::Further(_) => unreachable!("sorted out above"),
             }
             entries.push(Entry { group: None, optimizer, steps });
         }
+        // After their first ones, whichever was registered first, as for groups.
+        behind.into_iter().for_each(|(param, index)| lists[param].push(index));
         attached.sort_unstable();
         let mut optimizers = Optimizers {
             entries,

@@ -87,7 +87,7 @@ pub enum Unused {
     /// [`finish`](crate::Stepper::finish) is an `Order` that names it, and a [`Pass`](crate::Pass) is abandoned. Each rank must
     /// write every gradient, except of frozen parameters and those with
     /// [`SegmentAction::Leave`](crate::SegmentAction); one that forgets a gradient alone ends the group, as one that
-    /// abandons alone. The choice for borrowed memory, if every pass uses every parameter.
+    /// abandons alone. Unset, the choice for borrowed memory and for sums made elsewhere.
     Refuse,
 }
 

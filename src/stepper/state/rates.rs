@@ -6,7 +6,7 @@
 use crate::error::{Error, Result, one_of};
 use crate::layout::Layout;
 use crate::optim::LrSchedule;
-use crate::stepper::state::attached::OptimizerId;
+use crate::stepper::state::attached::{OptimizerId, OptimizerKey};
 use crate::stepper::state::optimizers::Optimizers;
 
 /// Which optimizers follow what, and where they are.
@@ -66,12 +66,16 @@ impl Rates {
         self.schedules.binary_search_by_key(&id, |(scheduled, _)| *scheduled)
     }
 
-    /// Refuses to set by hand what a schedule would overwrite.
-    pub(crate) fn refuse_scheduled(&self, id: OptimizerId) -> Result<()> {
-        if self.place(id).is_ok() {
-            let wrong = "this optimizer's schedule sets the rate in each pass";
-            return Err(Error::config("optimizer", id.0, wrong, "remove it with set_lr_schedule first"));
+    /// Refuses to set by hand what a schedule would overwrite. `key` is how the caller names the optimizer.
+    pub(crate) fn refuse_scheduled(&self, id: OptimizerId, key: OptimizerKey<'_>) -> Result<()> {
+        if self.place(id).is_err() {
+            return Ok(());
         }
-        Ok(())
+        let (wrong, remedy) =
+            ("its schedule sets the rate in each pass", "remove it with set_lr_schedule first");
+        Err(match key {
+            OptimizerKey::Group(group) => Error::config("group", group, wrong, remedy),
+            OptimizerKey::Id(id) => Error::config("optimizer", id.0, wrong, remedy),
+        })
     }
 }

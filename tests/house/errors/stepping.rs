@@ -147,7 +147,7 @@ fn borrowed(page: &mut Page) {
     let whole = || params().bucket(bucket(0, 1), grads);
     let builder = || Stepper::builder(&layout, Sgd::default());
     for options in [
-        builder(),
+        builder().unused(Unused::Skip),
         builder().unused(Unused::StepZero).uneven_inputs(instep::Divisor::WorldSize),
         builder().unused(Unused::StepZero).bucket_cap_bytes(8),
         builder().unused(Unused::StepZero).gradients(Gradients::Release),
@@ -170,7 +170,7 @@ fn checkpoints(page: &mut Page) {
     let layout = one();
     let (trainer, _) = stepper(&layout);
     let mut bytes = Vec::new();
-    checkpoint::write(&trainer, &Extras::default(), &mut bytes).unwrap();
+    checkpoint::write(&trainer, &mut bytes).unwrap();
     let mut adam = Stepper::host(&layout, Adam::default(), Solo::default()).unwrap();
     page.refused(checkpoint::read(&mut adam, Cursor::new(&bytes)));
     let (mut trainer, _) = stepper(&layout);
@@ -179,5 +179,5 @@ fn checkpoints(page: &mut Page) {
     page.refused(checkpoint::read(&mut trainer, Cursor::new(b"short")));
     page.refused(checkpoint::load(&mut trainer, "no such folder/w.safetensors"));
     let reserved = Extras { scalars: [("crc32".to_owned(), Scalar::U64(1))].into(), ..Extras::default() };
-    page.refused(checkpoint::write(&trainer, &reserved, Vec::new()));
+    page.refused(checkpoint::write_with(&trainer, &reserved, Vec::new()));
 }

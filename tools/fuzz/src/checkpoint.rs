@@ -86,7 +86,7 @@ impl Subject for Checkpoint {
 
 fn written(stepper: &Stepper, extras: &Extras) -> instep::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    checkpoint::write(stepper, extras, &mut bytes).map(|()| bytes)
+    checkpoint::write_with(stepper, extras, &mut bytes).map(|()| bytes)
 }
 
 /// A state dict of torch's, by number and by name.

@@ -113,7 +113,7 @@ fn seed(
     let mut extras = Extras::default();
     extras.scalars.insert("epoch".into(), Scalar::U64(3));
     let mut input = Vec::new();
-    checkpoint::write(&stepper, &extras, &mut input)?;
+    checkpoint::write_with(&stepper, &extras, &mut input)?;
     Ok(Pair { config: config.as_bytes().to_vec(), input })
 }
 
