@@ -9,6 +9,7 @@
 mod allocator;
 mod checkpoint;
 mod mutate;
+mod programs;
 mod replay;
 mod resume;
 mod seeds;
@@ -64,6 +65,8 @@ enum Target {
     Checkpoint,
     /// `instep replay --grads`
     Resume,
+    /// Steppers, by random programs against a model
+    Programs,
 }
 
 /// A reader that inputs are fed to.
@@ -90,6 +93,10 @@ fn main() -> ExitCode {
             Ok(resume) => Box::new(resume),
             Err(error) => return no_stepper(&error),
         },
+        Target::Programs => {
+            let numbers = only.map_or(0..inputs, |only| only..only + 1);
+            return programs::fuzz(seed, numbers, seconds.map(Duration::from_secs));
+        }
     };
     let pairs = subject.seeds();
     for (number, pair) in pairs.iter().enumerate() {
