@@ -1,10 +1,10 @@
 //! Feeds broken configurations and tensor files to `instep replay` and `instep diff`, or broken checkpoints to the
-//! library or to `instep replay`.
+//! library or to `instep replay`; or runs random trainings against a model (`programs/`).
 //!
-//! Four findings end it with status 1 and the input on disk: a panic, an allocation that the length of the files does
-//! not justify, a tensor file that the `safetensors` crate would refuse, and a change by what was refused. Random
-//! without coverage: the formats are small, and the mutations know them. Must be reproducible: input n of a seed is the
-//! same in every run.
+//! Of files, four findings end it with status 1 and the input on disk: a panic, an allocation that the length of the
+//! files does not justify, a tensor file that the `safetensors` crate would refuse, and a change by what was refused.
+//! Random without coverage: the formats are small, and the mutations know them. Must be reproducible: input n of a seed
+//! is the same in every run.
 
 mod allocator;
 mod checkpoint;

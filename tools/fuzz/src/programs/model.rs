@@ -338,12 +338,12 @@ impl Cell {
         for (k, (x, g)) in elements.iter_mut().zip(gradient).enumerate() {
             let (size, sign) = (x.states[0].abs() + g.abs(), if rule.maximize { -1.0 } else { 1.0 });
             let decay = rule.weight_decay * x.value;
-            if rule.weight_decay > 0.0 && *g != 0.0 {
+            if rule.weight_decay > 0.0 && rule.kind != Kind::Lion && *g != 0.0 {
                 let (all, error) = (g.abs() + decay.abs(), rule.weight_decay * self.value.errors[k]);
                 lost[k] = ((F32 * all + error) / (sign * g + decay).abs().max(F32 * all)).min(1.0);
             }
             if let Some(distance) = update.apply(x, *g)
-                && distance < 4.0 * uncertain * size
+                && distance < 4.0 * uncertain * size + self.states[0].errors[k]
             {
                 turned[k] = 2.0 * lr;
             }
