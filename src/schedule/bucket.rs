@@ -38,8 +38,8 @@ impl Schedule {
         if !self.is_stepped(bucket) {
             if described.len > 0 {
                 // A frozen carrier: no later op of this pass exists that the trainer and the next reduce could wait
-                // for.
-                self.stepped[bucket as usize] = self.reduced;
+                // for. Its parameters are those of its last step, which may still be on their way to the trainer.
+                self.summed[bucket as usize] = self.reduced;
                 self.consumed[bucket as usize] = self.reduced;
             }
             return;

@@ -6,8 +6,8 @@
 
 use instep::layout::DEFAULT_GROUP;
 use instep::{
-    Adam, Divisor, Error, InProcess, Layout, Mode, ParamId, Result, SegmentAction, Solo, Status, Stepper,
-    Unused, in_process,
+    Adam, Divisor, Error, InProcess, Layout, Mode, OffloadPolicy, ParamId, Result, SegmentAction, Sgd, Solo,
+    Status, Stepper, Strategy, Unused, in_process,
 };
 
 use crate::stepper::resume::load;
@@ -302,6 +302,34 @@ fn joining_ends_also_where_the_bucket_that_counts_or_everything_is_frozen() {
                 first.assert_same(&outcomes[0].0, &format!("{options:?}"));
                 second.assert_same(&outcomes[0].1, &format!("{options:?}"));
             }
+        }
+    }
+}
+
+#[test]
+fn a_frozen_parameter_whose_bucket_counts_ranks_is_read_after_the_copies_of_its_last_step() {
+    let layout = Layout::builder().param("w", 300).build().unwrap();
+    let w = layout.id("w").unwrap();
+    for (strategy, offloads) in
+        [(Strategy::Replicated, true), (Strategy::Zero, false), (Strategy::Zero, true)]
+    {
+        for mode in MODES {
+            in_process(2, |comm| {
+                let builder = Stepper::builder(&layout, Sgd { lr: 1.0, ..Sgd::default() }).record(true);
+                let builder = builder.uneven_inputs(Divisor::WorldSize).strategy(strategy).mode(mode);
+                let builder = if offloads { builder.offload(OffloadPolicy::default()) } else { builder };
+                let mut stepper = builder.host(comm)?;
+                let mut pass = stepper.begin()?;
+                pass.grads().write(w, &[1.0f32; 300])?;
+                pass.finish()?;
+                stepper.set_frozen(w, true)?;
+                stepper.begin()?.finish()?; // the counts of ranks alone
+                assert_eq!(stepper.view::<f32>(w)?, [-1.0; 300], "{strategy:?}, {mode:?}");
+                let recording = stepper.take_recording().unwrap();
+                assert_eq!(stepper.check(&recording), [], "{strategy:?}, {mode:?}, offload: {offloads}");
+                Result::Ok(())
+            })
+            .unwrap();
         }
     }
 }

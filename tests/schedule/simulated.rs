@@ -275,7 +275,10 @@ pub(super) fn trainer(
     writes: bool,
 ) {
     let segment = plan.segment_of(param);
-    schedule.touch(param);
+    match memory {
+        Memory::Grads => schedule.touch_gradient(param),
+        _ => schedule.touch(param),
+    }
     list.extend(schedule.drain().map(Traced::Op));
     // Of a bucket that is brought together, all: what lies in this rank's own shard would miss no wait.
     let is_whole =

@@ -1,14 +1,15 @@
 //! Feeds broken configurations and tensor files to `instep replay` and `instep diff`, or broken checkpoints to the
-//! library or to `instep replay`.
+//! library or to `instep replay`; or runs random trainings against a model (`programs/`).
 //!
-//! Four findings end it with status 1 and the input on disk: a panic, an allocation that the length of the files does
-//! not justify, a tensor file that the `safetensors` crate would refuse, and a change by what was refused. Random
-//! without coverage: the formats are small, and the mutations know them. Must be reproducible: input n of a seed is the
-//! same in every run.
+//! Of files, four findings end it with status 1 and the input on disk: a panic, an allocation that the length of the
+//! files does not justify, a tensor file that the `safetensors` crate would refuse, and a change by what was refused.
+//! Random without coverage: the formats are small, and the mutations know them. Must be reproducible: input n of a seed
+//! is the same in every run.
 
 mod allocator;
 mod checkpoint;
 mod mutate;
+mod programs;
 mod replay;
 mod resume;
 mod seeds;
@@ -64,6 +65,8 @@ enum Target {
     Checkpoint,
     /// `instep replay --grads`
     Resume,
+    /// Steppers, by random programs against a model
+    Programs,
 }
 
 /// A reader that inputs are fed to.
@@ -90,6 +93,10 @@ fn main() -> ExitCode {
             Ok(resume) => Box::new(resume),
             Err(error) => return no_stepper(&error),
         },
+        Target::Programs => {
+            let numbers = only.map_or(0..inputs, |only| only..only + 1);
+            return programs::fuzz(seed, numbers, seconds.map(Duration::from_secs));
+        }
     };
     let pairs = subject.seeds();
     for (number, pair) in pairs.iter().enumerate() {
