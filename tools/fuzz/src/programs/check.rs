@@ -403,7 +403,7 @@ impl Checked<'_> {
         Ok(())
     }
 
-    fn settings(&self, step: u64, scaler: Option<(f64, u32)>, norm: Option<f64>) -> Verdict {
+    fn settings(&self, step: u64, scaler: Option<(f64, u32)>, norm: Option<Option<f64>>) -> Verdict {
         let model = &self.model;
         if step != model.schedule_step {
             return Err(format!("schedule_step is {step}, and the model has {}", model.schedule_step));
@@ -414,13 +414,12 @@ impl Checked<'_> {
                 (model.scale, model.growth)
             ));
         }
-        let is_kept = matches!(model.config.clip, Clip::Previous(_));
-        let expected = model.previous_norm;
+        let expected = matches!(model.config.clip, Clip::Previous(_)).then_some(model.previous_norm);
         let is_same = match (norm, expected) {
-            (Some(norm), Some(expected)) => (norm - expected).abs() <= 1e-6 * expected,
-            (norm, expected) => norm.is_none() && expected.is_none(),
+            (Some(Some(norm)), Some(Some(expected))) => (norm - expected).abs() <= 1e-6 * expected,
+            (norm, expected) => norm == expected,
         };
-        if is_kept && !is_same {
+        if !is_same {
             return Err(format!("previous_norm is {norm:?}, and the model has {expected:?}"));
         }
         Ok(())

@@ -324,7 +324,7 @@ impl Draw {
                 2 => Doom::Lr(group),
                 3 if self.program.rules[group].kind != Kind::Rprop => Doom::Hyper(group),
                 4 | 5 => Doom::Multiplier(param),
-                6 | 7 => Doom::PreviousNorm,
+                6 | 7 if matches!(config.clip, Clip::Previous(_)) => Doom::PreviousNorm,
                 8 if matches!(config.loss_scale, LossScale::Dynamic(..)) => Doom::Scaler,
                 9 => Doom::StepCount(param),
                 10 if !state_names(self.program.rule(param)).is_empty() => Doom::State(param),
@@ -365,7 +365,9 @@ impl Draw {
                 Action::SetSchedule(group, schedule)
             }
             8 => Action::SetScheduleStep(self.random.random_range(0..6)),
-            9 => Action::SetPreviousNorm(self.pick(&[None, Some(0.25), Some(4.0)])),
+            9 if matches!(config.clip, Clip::Previous(_)) => {
+                Action::SetPreviousNorm(self.pick(&[None, Some(0.25), Some(4.0)]))
+            }
             10 if matches!(config.loss_scale, LossScale::Dynamic(..)) => Action::SetScaler(256.0, 0),
             11 | 12 => {
                 let differ = self.can_differ(config, param) && self.once_in(2);

@@ -109,7 +109,11 @@ fn settings(rank: &mut Rank<'_>) -> Result<()> {
         LossScale::Constant(_) => None,
         LossScale::Dynamic(..) => Some(rank.stepper.scaler_state()?).map(|s| (s.scale, s.growth_tracker)),
     };
-    let previous_norm = rank.stepper.previous_norm()?;
+    let previous_norm = match rank.stepper.previous_norm() {
+        // Without a clip by it there is none to ask for.
+        Err(instep::Error::Config { field: "clip", .. }) => None,
+        outcome => Some(outcome?),
+    };
     rank.note(Event::Settings { schedule_step, scaler, previous_norm });
     Ok(())
 }

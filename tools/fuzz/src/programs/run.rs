@@ -51,7 +51,7 @@ pub(crate) enum Event {
     Settings {
         schedule_step: u64,
         scaler: Option<(f64, u32)>,
-        previous_norm: Option<f64>,
+        previous_norm: Option<Option<f64>>,
     },
     /// The buckets that an abandoned pass leaves stepped.
     Abandoned(Vec<u32>),
@@ -273,7 +273,7 @@ impl Rank<'_> {
             }
             Action::Reload => {
                 let mut bytes = Vec::new();
-                checkpoint::write(&self.stepper, &Extras::default(), &mut bytes)?;
+                checkpoint::write(&self.stepper, &mut bytes)?;
                 checkpoint::read(&mut self.stepper, std::io::Cursor::new(bytes))?;
             }
         }
@@ -313,11 +313,11 @@ impl Rank<'_> {
         let extras = Extras::default();
         match exit {
             Exit::Nothing => {}
-            Exit::Save => checkpoint::save(&self.stepper, &extras, after)?,
-            Exit::SaveTogether => checkpoint::save_together(&self.stepper, &extras, after)?,
+            Exit::Save => checkpoint::save_with(&self.stepper, &extras, after)?,
+            Exit::SaveTogether => checkpoint::save_together_with(&self.stepper, &extras, after)?,
             Exit::Write => {
                 let mut bytes = Vec::new();
-                checkpoint::write(&self.stepper, &extras, &mut bytes)?;
+                checkpoint::write_with(&self.stepper, &extras, &mut bytes)?;
                 if self.rank == 0 {
                     std::fs::write(after, bytes).map_err(|error| Error::Hook(error.to_string()))?;
                 }
@@ -364,7 +364,7 @@ impl Rank<'_> {
         observe::what_is_left(self)?;
         if saves && self.rank == u32::from(rank == 0) {
             let mut bytes = Vec::new();
-            checkpoint::write(&self.stepper, &Extras::default(), &mut bytes)?;
+            checkpoint::write(&self.stepper, &mut bytes)?;
             std::fs::write(after, bytes).map_err(|error| Error::Hook(error.to_string()))?;
         }
         Ok(())
