@@ -20,7 +20,7 @@ use crate::launch::{
 use crate::layout::Plan;
 use crate::op::{Action, Interval, Memory, Op, Part, STREAMS, Span, Stream, Ticket, TimedOp, step_bytes};
 
-/// How long an op takes, in nanoseconds, given the bytes that it moves: over the memory bus for a step or a norm, the
+/// How long an op takes, in nanoseconds (clocks stop at 2^64), given the bytes that it moves: over the memory bus for a step or a norm, the
 /// buffer's for a collective.
 pub(crate) type Cost = Box<dyn FnMut(&Op, u64) -> u64 + Send>;
 
@@ -75,7 +75,8 @@ impl Forecast {
 
     /// Lets the trainer compute for so long.
     pub(crate) fn compute(&mut self, ns: u64) {
-        self.clocks[Stream::Compute.index()] += ns;
+        let clock = &mut self.clocks[Stream::Compute.index()];
+        *clock = clock.saturating_add(ns);
     }
 
     /// The bytes that an op moves.
@@ -110,7 +111,7 @@ impl Forecast {
             _ => {
                 let bytes = self.moved_bytes(op);
                 let taken_ns = self.cost.as_mut().map_or(0, |cost| cost(op, bytes));
-                let interval = Interval { start_ns: free_ns, end_ns: free_ns + taken_ns };
+                let interval = Interval { start_ns: free_ns, end_ns: free_ns.saturating_add(taken_ns) };
                 self.clocks[op.stream.index()] = interval.end_ns;
                 self.ran.push(TimedOp { op: *op, interval });
             }

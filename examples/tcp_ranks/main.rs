@@ -9,6 +9,7 @@ mod tcp;
 use std::error::Error;
 use std::net::TcpListener;
 use std::process::Command;
+use std::str::FromStr;
 use std::time::Duration;
 use std::{env, io};
 
@@ -38,9 +39,21 @@ fn train(comm: impl Collective + 'static) -> Result<Vec<u32>> {
     Ok(stepper.view::<f32>(weight)?.iter().map(|w| w.to_bits()).collect())
 }
 
+/// Reads a variable of the environment.
+fn variable<T: FromStr>(name: &'static str) -> Result<T> {
+    let value = env::var(name).ok().and_then(|text| text.parse().ok());
+    value.ok_or_else(|| instep::Error::config(name, "none", "unset or unreadable", "set it as torchrun does"))
+}
+
+/// Meets the ranks that torchrun's variables describe.
+fn meet() -> Result<Tcp> {
+    let host: String = variable("MASTER_ADDR")?;
+    Tcp::meet((&host, variable("MASTER_PORT")?), variable("RANK")?, variable("WORLD_SIZE")?, PATIENCE)
+}
+
 fn run_rank() -> Result<(), Box<dyn Error>> {
-    let report = check(PATIENCE, Tcp::from_environment)?;
-    let comm = Tcp::from_environment()?;
+    let report = check(PATIENCE, meet)?;
+    let comm = meet()?;
     let (rank, world_size) = (comm.rank(), comm.world_size());
     let trained = train(comm)?;
     if in_process(world_size, train)?[rank as usize] != trained {

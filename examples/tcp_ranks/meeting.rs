@@ -4,41 +4,50 @@
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::sync::mpsc::channel;
+use std::thread;
 use std::time::{Duration, Instant};
-use std::{env, thread};
 
-use instep::{Error, Result};
+/// How long a connection may take to say its rank.
+const INTRODUCTION: Duration = Duration::from_secs(1);
 
-/// Longest wait for other ranks.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Connections that may be at that at a time. A rank whose connection is dropped tries again.
+const MOST_GUESTS: usize = 64;
 
-/// Reads a variable of the environment.
-pub(crate) fn variable<T: std::str::FromStr>(name: &'static str) -> Result<T> {
-    let value = env::var(name).ok().and_then(|text| text.parse().ok());
-    value.ok_or_else(|| Error::config(name, "none", "unset or unreadable", "set it as torchrun does"))
-}
-
-/// Waits for all other ranks and answers each; the listener is closed by then, so that a later group can meet here.
-pub(crate) fn gather(address: (&str, u16), world_size: u32) -> io::Result<Vec<TcpStream>> {
+/// Waits for all other ranks and answers each; the listener is closed by then, so that a later group can meet here. A thread
+/// listens to each connection, so a silent stranger holds nobody up.
+pub(crate) fn gather(
+    address: (&str, u16),
+    world_size: u32,
+    patience: Duration,
+) -> io::Result<Vec<TcpStream>> {
     let listener = TcpListener::bind(address)?;
     listener.set_nonblocking(true)?;
     let since = Instant::now();
     let mut seats: Vec<Option<TcpStream>> = (1..world_size).map(|_| None).collect();
+    let (introduced, introductions) = channel();
+    let mut guests = 0;
     while seats.iter().any(Option::is_none) {
-        let mut stream = match listener.accept() {
-            Ok((stream, _)) => stream,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock && since.elapsed() < PATIENCE => {
-                thread::sleep(Duration::from_millis(5));
-                continue;
+        if since.elapsed() >= patience {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "ranks are missing"));
+        }
+        match listener.accept() {
+            Ok((stream, _)) if guests < MOST_GUESTS => {
+                guests += 1;
+                let introduced = introduced.clone();
+                thread::spawn(move || introduced.send(introduction(stream).ok()));
+            }
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                thread::sleep(Duration::from_millis(5))
             }
             Err(error) => return Err(error),
-        };
-        stream.set_nonblocking(false)?;
-        stream.set_read_timeout(Some(Duration::from_secs(1)))?;
-        let mut rank = [0; 4];
-        // A stranger, or a rank that gave up, takes no seat.
-        if stream.read_exact(&mut rank).is_ok() {
-            let seat = u32::from_le_bytes(rank).checked_sub(1).and_then(|at| seats.get_mut(at as usize));
+        }
+        for guest in introductions.try_iter() {
+            guests -= 1;
+            // A stranger, or a rank that gave up, takes no seat.
+            let Some((rank, stream)) = guest else { continue };
+            let seat = u32::checked_sub(rank, 1).and_then(|at| seats.get_mut(at as usize));
             seat.into_iter().for_each(|seat| *seat = stream.try_clone().ok());
         }
     }
@@ -48,18 +57,26 @@ pub(crate) fn gather(address: (&str, u16), world_size: u32) -> io::Result<Vec<Tc
     Ok(streams)
 }
 
+fn introduction(mut stream: TcpStream) -> io::Result<(u32, TcpStream)> {
+    let mut rank = [0; 4];
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(INTRODUCTION))?;
+    stream.read_exact(&mut rank)?;
+    Ok((u32::from_le_bytes(rank), stream))
+}
+
 /// Finds rank 0, which may not be listening yet.
-pub(crate) fn join(address: (&str, u16), rank: u32) -> io::Result<TcpStream> {
+pub(crate) fn join(address: (&str, u16), rank: u32, patience: Duration) -> io::Result<TcpStream> {
     let since = Instant::now();
     loop {
         let attempt = TcpStream::connect(address).and_then(|mut stream| {
             stream.write_all(&rank.to_le_bytes())?;
-            stream.set_read_timeout(Some(PATIENCE))?;
+            stream.set_read_timeout(Some(patience))?;
             stream.read_exact(&mut [0])?;
             Ok(stream)
         });
         match attempt {
-            Err(_) if since.elapsed() < PATIENCE => thread::sleep(Duration::from_millis(10)),
+            Err(_) if since.elapsed() < patience => thread::sleep(Duration::from_millis(10)),
             outcome => return outcome,
         }
     }

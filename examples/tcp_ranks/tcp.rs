@@ -6,7 +6,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,13 +14,19 @@ use std::time::{Duration, Instant};
 use instep::collective::{Call, CallKey, Collective, CollectiveKind};
 use instep::{Error, Result};
 
-use crate::meeting::{gather, join, variable};
+use super::meeting::{gather, join};
 
 /// The first byte of a frame; its length in eight bytes follows, then its contents.
 const CALL: u8 = 0; // to rank 0: a key, and the values that are to be summed
 const RESULT: u8 = 1; // from rank 0: the bytes that every rank ends with
 const DIFFERENT: u8 = 2; // from rank 0: the rank whose call differs, rank 0's key and that rank's
 const FAILURE: u8 = 3; // the sender has ended the group, and why
+
+/// The longest frame. A peer that announces more is no rank, and would have this one hold whatever it sends.
+const MOST_BYTES: u64 = 64 << 20;
+
+/// Frames of a peer that wait to be taken: a rank sends its next call after the result of the last one.
+const MOST_FRAMES: usize = 2;
 
 type Frame = (u8, Vec<u8>);
 
@@ -54,21 +60,22 @@ fn read_frame(mut stream: &TcpStream) -> io::Result<Frame> {
     stream.read_exact(&mut tag)?;
     stream.read_exact(&mut len)?;
     let len = u64::from_le_bytes(len);
+    if len > MOST_BYTES {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("a frame of {len} bytes")));
+    }
     let read = stream.take(len).read_to_end(&mut contents)? as u64;
     if read == len { Ok((tag[0], contents)) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
 }
 
 impl Tcp {
-    /// Meets the ranks that the environment describes. A program may make several groups, in one order on all ranks.
-    pub(crate) fn from_environment() -> Result<Tcp> {
-        let (rank, world_size) = (variable("RANK")?, variable("WORLD_SIZE")?);
-        let (host, port) = (variable::<String>("MASTER_ADDR")?, variable("MASTER_PORT")?);
-        let address = (host.as_str(), port);
+    /// Meets the other ranks at this address within this time. A program may make several groups, in one order on all ranks.
+    pub(crate) fn meet(address: (&str, u16), rank: u32, world_size: u32, patience: Duration) -> Result<Tcp> {
+        let (host, port) = address;
         let lost = |error: io::Error| Error::PeerLost { rank: 0, why: format!("{host}:{port}: {error}") };
         let met = if rank == 0 {
-            gather(address, world_size)
+            gather(address, world_size, patience)
         } else {
-            join(address, rank).map(|stream| vec![stream])
+            join(address, rank, patience).map(|stream| vec![stream])
         };
         let streams = met.map_err(lost)?;
         let set = |stream: &TcpStream| stream.set_nodelay(true).and_then(|()| stream.set_read_timeout(None));
@@ -157,15 +164,26 @@ fn add(sum: &mut [u8], values: &[u8]) {
 impl Shared {
     /// Takes in frames until the connection ends. A closed channel tells those who wait for more.
     fn listen(self: &Arc<Shared>, peer: u32, stream: TcpStream) -> Mutex<Receiver<Frame>> {
-        let (frames, inbox) = channel();
+        let (frames, inbox) = sync_channel(MOST_FRAMES);
         let shared = Arc::clone(self);
         thread::spawn(move || {
-            while let Ok((tag, contents)) = read_frame(&stream) {
-                if tag == FAILURE {
-                    let why = String::from_utf8_lossy(&contents).into_owned();
-                    shared.fail(Error::PeerLost { rank: peer, why });
-                } else if frames.send((tag, contents)).is_err() {
-                    break;
+            loop {
+                match read_frame(&stream) {
+                    Ok((FAILURE, why)) => {
+                        let why = String::from_utf8_lossy(&why).into_owned();
+                        shared.fail(Error::PeerLost { rank: peer, why });
+                    }
+                    Ok(frame) => match frames.send(frame) {
+                        Ok(()) => {}
+                        Err(_) => break,
+                    },
+                    Err(error) => {
+                        if error.kind() == io::ErrorKind::InvalidData {
+                            drop(stream.shutdown(Shutdown::Both));
+                            shared.fail(Error::PeerLost { rank: peer, why: format!("it sent {error}") });
+                        }
+                        break;
+                    }
                 }
             }
         });
@@ -213,6 +231,14 @@ impl Collective for Tcp {
             return Err(call.unknown_kind());
         }
         let (source, since) = (call.source()?, Instant::now());
+        if source.len() as u64 > MOST_BYTES / 2 {
+            let wrong = "more than a frame of this transport holds";
+            return Err(Error::unsupported(
+                format_args!("{} bytes", source.len()),
+                wrong,
+                "use smaller buckets",
+            ));
+        }
         let result =
             if self.rank == 0 { self.lead(call, source, since) } else { self.follow(call, source, since) };
         let result = result.map_err(|error| self.shared.fail(error))?;

@@ -17,7 +17,8 @@ use crate::stepper::tensor::TensorId;
 impl StepperBuilder<'_> {
     /// Builds a stepper that foresees the run of one rank of a group: which ops run, when, and how many bytes it holds.
     /// `cost` says how many nanoseconds an op takes, given the bytes that it moves. The trainer calls it as it would call
-    /// a real one, and passes time with [`Foresight::compute`]. Nothing is allocated, sent or stepped.
+    /// a real one, and passes time with [`Foresight::compute`]. Nothing is allocated, sent or stepped. Times beyond 2^64
+    /// nanoseconds stop there.
     ///
     /// ```
     /// use instep::op::{Action, Stream};

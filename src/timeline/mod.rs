@@ -49,8 +49,8 @@ impl Exposure {
 
 /// Intersects busy and blocked intervals. Each list must be disjoint and ascending.
 pub fn exposure(busy: &[Interval], blocked: &[Interval]) -> Exposure {
-    let exposed_ns = find_exposed(busy, blocked).iter().map(Interval::ns).sum();
-    Exposure { busy_ns: busy.iter().map(Interval::ns).sum(), exposed_ns }
+    let sum = |all: &[Interval]| all.iter().map(Interval::ns).fold(0, u64::saturating_add);
+    Exposure { busy_ns: sum(busy), exposed_ns: sum(&find_exposed(busy, blocked)) }
 }
 
 /// Returns the intervals that [`exposure`] adds up.

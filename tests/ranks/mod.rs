@@ -36,6 +36,8 @@ mod readers;
 mod rescue;
 pub(crate) mod splits;
 #[cfg(not(kernels_only))]
+mod strangers;
+#[cfg(not(kernels_only))]
 mod sum_hooks;
 #[cfg(not(kernels_only))]
 mod together;

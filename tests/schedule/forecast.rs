@@ -112,3 +112,25 @@ fn a_forecast_moves_the_bytes_that_a_step_counts_and_holds_no_values() {
     assert!(stepper.read(id, &mut [0.0; 1024]).unwrap_err().to_string().contains("forecast"));
     assert!(stepper.write(id, &[0.0; 1024]).is_err());
 }
+
+/// 2^64 nanoseconds are 584 years: nobody waits for them, and no clock turns over.
+#[test]
+fn clocks_of_a_forecast_stop_at_their_end() {
+    let layout = layout(&[300, 700]);
+    let mut stepper =
+        options(&layout, Mode::Normed, Strategy::Zero).forecast(0, 2, |_, _| u64::MAX / 3).unwrap();
+    for _ in 0..3 {
+        stepper.begin().unwrap().detach();
+        stepper.compute(u64::MAX / 2);
+        for id in layout.ids() {
+            stepper.touch(id.grad()).unwrap();
+            stepper.grad_ready(id).unwrap();
+        }
+        stepper.finish().unwrap();
+    }
+    stepper.touch(layout.id("p0").unwrap()).unwrap();
+    assert_eq!(stepper.now_ns(), u64::MAX);
+    let recording = stepper.take_recording().unwrap();
+    assert!(recording.ran.iter().all(|ran| ran.interval.start_ns <= ran.interval.end_ns));
+    assert!(recording.exposure().busy_ns >= u64::MAX / 3);
+}
