@@ -22,23 +22,24 @@ pub enum Stored {
     message = "a step takes no elements of `{Self}`",
     label = "use f32, bf16, f16, or u16 and u8 for remainders and 8-bit codes"
 )]
-pub trait StepElement: sealed::StepElement {}
+pub trait StepElement: sealed::StepElement {
+    #[doc(hidden)]
+    const STORED: Stored;
+}
 
 mod sealed {
     /// A plain number, for which every bit pattern is valid.
-    pub trait StepElement: bytemuck::Pod {
-        const STORED: super::Stored;
-    }
+    pub trait StepElement: bytemuck::Pod {}
 }
 
 macro_rules! elements {
     ($($element:ty => $stored:expr),*) => {
         $(
-            impl sealed::StepElement for $element {
+            impl sealed::StepElement for $element {}
+
+            impl StepElement for $element {
                 const STORED: Stored = $stored;
             }
-
-            impl StepElement for $element {}
         )*
     };
 }

@@ -107,7 +107,8 @@ impl Pool {
         Err(Error::range(option, threads, format_args!("1 to {}", Self::MAX_THREADS)))
     }
 
-    fn of(threads: usize, spin: Duration) -> Self {
+    /// Builds a pool of a number of threads that is known to be one.
+    pub(crate) fn of(threads: usize, spin: Duration) -> Self {
         let shared = Arc::new(Shared {
             helpers: threads - 1,
             spin,
