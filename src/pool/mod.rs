@@ -322,6 +322,15 @@ mod tests {
     }
 
     #[test]
+    fn a_pool_has_one_thread_to_1024_and_other_numbers_are_refused_and_not_brought_into_range() {
+        for threads in [0, 1025, 100_000, usize::MAX] {
+            let refused = Pool::new(threads).unwrap_err().to_string();
+            assert_eq!(refused, format!("threads = {threads}: out of range; use 1 to 1024"));
+        }
+        assert_eq!([1, 2, 1024].map(|threads| Pool::new(threads).unwrap().threads()), [1, 2, 1024]);
+    }
+
+    #[test]
     fn every_chunk_runs_once_per_launch_whatever_the_number_of_launchers() {
         let pool = Pool::new(3).unwrap();
         thread::scope(|scope| {

@@ -166,11 +166,11 @@ fn a_missing_state_is_named_with_the_optimizers_and_groups_that_keep_it() {
         let tensors = tensors.states([Some(Lent::slice_mut(&mut state)), None]);
         refused(step.step(&tensors, Scaling::NONE), words);
     };
-    of(Box::new(Adam::default()), "state `exp_avg_sq` of Adam (group `default` and 1 more): missing");
+    of(Adam::DESCRIPTOR.build(), "state `exp_avg_sq` of Adam (group `default` and 1 more): missing");
     let two =
         "state `exp_avg_sq` of Adam (group `default`) or `acc_delta` of Adadelta (group `head`): missing";
-    of(Box::new(Adadelta::default()), two);
-    of(Box::new(Sgd::default()), "state `exp_avg_sq` of Adam (group `default`): missing");
+    of(Adadelta::DESCRIPTOR.build(), two);
+    of(Sgd::DESCRIPTOR.build(), "state `exp_avg_sq` of Adam (group `default`): missing");
 }
 
 #[test]
