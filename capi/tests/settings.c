@@ -123,12 +123,14 @@ static void status_and_loss_scale(void) {
     CHECK(scale == 8);
     OK(instep_stepper_begin(stepper, 1));
     write_grad(stepper, 0, 64); /* a mean of 4, clipped to 1 */
+    OK(instep_stepper_grad_ready(stepper, 0));
     OK(instep_stepper_finish(stepper));
     OK(instep_stepper_status(stepper, 1, &status));
     CHECK(status.pass == 1 && !status.is_skipped && status.has_norm && status.norm == 4 && status.loss_scale == 8);
     CHECK(status.clip > 0.24 && status.clip < 0.26);
     OK(instep_stepper_begin(stepper, 1));
     write_grad(stepper, 0, 1e30f * 1e30f);
+    OK(instep_stepper_grad_ready(stepper, 0));
     OK(instep_stepper_finish(stepper));
     memset(&status, 0xff, sizeof status);
     status.size = offsetof(instep_pass_status, norm); /* an older program's */
