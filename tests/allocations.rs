@@ -12,7 +12,7 @@ use std::sync::{Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use instep::bucket_step::{Tensor, Tensors};
+use instep::bucket_step::{Lent, StepTensors};
 use instep::layout::DEFAULT_GROUP;
 use instep::overlap::{Compressed, GradBucket, Hooked};
 use instep::{
@@ -93,15 +93,15 @@ fn step_buckets(
 ) -> Result<()> {
     for k in 0..steps {
         for (step, memory) in &mut *buckets {
-            step.set_optimizer(DEFAULT_GROUP, &AdamW { lr: 1e-3 / (k + 1) as f64, ..Default::default() })?;
+            step.set_lr(DEFAULT_GROUP, 1e-3 / (k + 1) as f64)?;
             let (front, back) = memory.split_at_mut(4);
             let [params, grads, first, second] = (if k % 2 == 0 { front } else { back }) else {
                 unreachable!()
             };
-            let states = [Tensor::slice_mut(first), Tensor::slice_mut(second)];
-            let tensors = Tensors::new(Tensor::slice_mut(params), Tensor::slice(grads)).states(states);
+            let states = [Lent::slice_mut(first), Lent::slice_mut(second)];
+            let tensors = StepTensors::new(Lent::slice_mut(params), Lent::slice(grads)).states(states);
             norm.begin(Scaling::mean(3))?;
-            step.add_norm(&Tensor::slice(grads), norm)?;
+            step.add_norm(&Lent::slice(grads), norm)?;
             norm.decide(Some(1.0), true)?;
             step.step_decided(&tensors, norm)?;
             step.step(&tensors, Scaling::mean(3))?;
@@ -123,7 +123,8 @@ fn steady_state_allocates_nothing_in_any_mode() {
     let layout = builder.build().unwrap();
     let mut norm = GradNorm::host().unwrap();
     let mut buckets = [1, 2].map(|threads| {
-        let step = BucketStep::builder(&layout, AdamW::default()).pool(Pool::new(threads)).host().unwrap();
+        let step =
+            BucketStep::builder(&layout, AdamW::default()).pool(Pool::new(threads).unwrap()).host().unwrap();
         let elements = step.elements() as usize;
         (step, [(); 8].map(|()| vec![0.5f32; elements]))
     });

@@ -322,7 +322,7 @@ typedef struct {
   uint32_t gradients;
   // Decay rate of moving averages; 0: none are kept.
   double ema_decay;
-  // Threads of a step on the CPU, the caller's included; 0: the caller's alone. Steps with equal numbers share their
+  // Threads of a step on the CPU, the caller's included, 1024 at most; 0: the caller's alone. Steps with equal numbers share their
   // threads, which live as long as the process.
   uint32_t threads;
   // Zero; anything else is refused.
@@ -336,7 +336,8 @@ typedef struct {
   // The first element of the run; null if each parameter has its own.
   void *address;
   // The first element of each parameter, in the order of the bucket; null if there is one run. On a GPU, only parameters
-  // and gradients may lie apart.
+  // and gradients may lie apart. A gradient whose address in this list is null is none: the call passes over its parameter,
+  // whose tensors and step count stay as they are, and norms leave it out.
   void *const *addresses;
   // The run's elements, or the number of addresses. It is compared with the bucket's.
   size_t count;
@@ -742,8 +743,24 @@ instep_status instep_bucket_step_step(instep_bucket_step *step,
                                       instep_norm *norm,
                                       void *stream);
 
-// Replaces the hyperparameters of a group's optimizer from the next step on: a learning rate above all. Those that are left
-// out become defaults. The optimizer is of the same name, and keeps the same states.
+// Sets the learning rate of a group from the next step on, as a schedule does; null is the group "default". All other
+// hyperparameters stay.
+//
+// Any thread, one at a time. Never waits for a GPU.
+instep_status instep_bucket_step_set_lr(instep_bucket_step *step, const char *group, double lr);
+
+// Sets some hyperparameters of a group from the next step on, all of them or none; null is the group "default". Those that
+// are left out stay. They keep the states that the step was created with.
+//
+// Any thread, one at a time. Never waits for a GPU.
+instep_status instep_bucket_step_set_hyper(instep_bucket_step *step,
+                                           const char *group,
+                                           const instep_hyper *hypers,
+                                           size_t hyper_count);
+
+// Replaces all hyperparameters of a group's optimizer from the next step on; null is the group "default". Those that are left
+// out become defaults, also if they were set before: to change some, call instep_bucket_step_set_lr or _set_hyper. The
+// optimizer is of the same name, and keeps no other states. Step counts and states go on.
 //
 // Any thread, one at a time. Never waits for a GPU.
 instep_status instep_bucket_step_set_optimizer(instep_bucket_step *step,
@@ -759,10 +776,14 @@ instep_status instep_bucket_step_progress(instep_bucket_step *step,
                                           uint64_t *out_count,
                                           double *out_carried);
 
-// Sets both, when a training is resumed. `carried` is 1 but for NAdam.
+// Sets both, when a training is resumed. `carried` is 1 but for NAdam, whose product of momenta comes with every count above 0.
+// A count of 2^63 or more is refused.
 //
 // Any thread, one at a time. On a GPU it waits for the last step.
-instep_status instep_bucket_step_set_progress(instep_bucket_step *step, uint32_t param, uint64_t count, double carried);
+instep_status instep_bucket_step_set_progress(instep_bucket_step *step,
+                                              uint32_t param,
+                                              uint64_t count,
+                                              double carried);
 
 // Frees a bucket step. Null is allowed and does nothing.
 //
@@ -834,13 +855,14 @@ instep_status instep_norm_create(const instep_cuda *on, instep_norm **out_norm);
 // stream; streams are as for instep_bucket_step_step.
 instep_status instep_norm_begin(instep_norm *norm, const instep_scaling *scaling, void *stream);
 
-// Adds the summed gradients of a bucket: once per bucket, in any order.
+// Adds the summed gradients of a bucket: once per bucket between beginning and decision, in any order. Parameters that are
+// frozen or lack their gradient are left out; a bucket of such parameters alone still counts as added.
 //
 // Any thread, one at a time for the norm and the step. The gradients are only read.
 instep_status instep_norm_add(instep_norm *norm, instep_bucket_step *step, const instep_tensor *grads, void *stream);
 
 // Decides: clips by `max_norm` unless it is 0, and if `skip_nonfinite` is 1, leaves the steps out if a gradient is infinite
-// or NaN. Then each bucket is stepped with this norm.
+// or NaN. Then each bucket that was added is stepped with this norm, once. A norm without a bucket is refused.
 //
 // Any thread, one at a time.
 instep_status instep_norm_decide(instep_norm *norm, double max_norm, uint32_t skip_nonfinite, void *stream);
@@ -921,11 +943,29 @@ instep_status instep_stepper_abandon(instep_stepper *stepper,
                                      size_t capacity,
                                      size_t *out_count);
 
-// Replaces the hyperparameters of a group's optimizer from the next pass on: a learning rate above all. Null is the group
-// "default". Those that are left out become defaults. The optimizer is of the same name. All ranks set the same.
+// Sets the learning rate of a group from the next pass on, as a schedule does; null is the group "default". All other
+// hyperparameters stay. All ranks set the same.
 //
 // Any thread, one at a time, between passes. Does not wait for steps.
-instep_status instep_stepper_set_optimizer(instep_stepper *stepper, const char *group, const instep_optimizer *optimizer);
+instep_status instep_stepper_set_lr(instep_stepper *stepper, const char *group, double lr);
+
+// Sets some hyperparameters of a group from the next pass on, all of them or none; null is the group "default". Those that
+// are left out stay. All ranks set the same.
+//
+// Any thread, one at a time, between passes. Does not wait for steps.
+instep_status instep_stepper_set_hyper(instep_stepper *stepper,
+                                       const char *group,
+                                       const instep_hyper *hypers,
+                                       size_t hyper_count);
+
+// Replaces all hyperparameters of a group's optimizer from the next pass on; null is the group "default". Those that are left
+// out become defaults, also if they were set before: to change some, call instep_stepper_set_lr or _set_hyper. The optimizer
+// is of the same name. All ranks set the same.
+//
+// Any thread, one at a time, between passes. Does not wait for steps.
+instep_status instep_stepper_set_optimizer(instep_stepper *stepper,
+                                           const char *group,
+                                           const instep_optimizer *optimizer);
 
 // Freezes a parameter from the next pass on, or unfreezes it: frozen, it takes no gradient and is not stepped. All ranks
 // freeze the same.
@@ -939,14 +979,11 @@ instep_status instep_stepper_set_frozen(instep_stepper *stepper, uint32_t param,
 // Any thread, one at a time, between passes. Waits for all steps.
 instep_status instep_stepper_progress(instep_stepper *stepper, uint32_t param, uint64_t *out_count, double *out_carried);
 
-// Sets both, when a training is resumed without a checkpoint of this library. `carried` is 1 but for NAdam. All ranks set the
-// same.
+// Sets both, when a training is resumed without a checkpoint of this library. `carried` is 1 but for NAdam, whose product of
+// momenta comes with every count above 0. A count of 2^63 or more is refused. All ranks set the same.
 //
 // Any thread, one at a time, between passes. Waits for all steps.
-instep_status instep_stepper_set_progress(instep_stepper *stepper,
-                                          uint32_t param,
-                                          uint64_t count,
-                                          double carried);
+instep_status instep_stepper_set_progress(instep_stepper *stepper, uint32_t param, uint64_t count, double carried);
 
 // Reads the factor in the loss of the pass to come, or of the open one.
 //

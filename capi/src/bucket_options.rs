@@ -15,7 +15,6 @@ use crate::layout::{Ids, close, instep_layout};
 use crate::optimizer::instep_optimizer;
 use crate::options::{Groups, cuda, instep_cuda, instep_group, instep_precision};
 use crate::status::{Fault, INSTEP_CONFIG, Result};
-use crate::tensors::Extent;
 
 /// Options of a bucket step. Zeros stand for defaults, but in layout and optimizer. Everything is read during the call.
 #[repr(C)]
@@ -47,7 +46,7 @@ pub struct instep_bucket_step_options {
     pub gradients: u32,
     /// Decay rate of moving averages; 0: none are kept.
     pub ema_decay: f64,
-    /// Threads of a step on the CPU, the caller's included; 0: the caller's alone. Steps with equal numbers share their
+    /// Threads of a step on the CPU, the caller's included, 1024 at most; 0: the caller's alone. Steps with equal numbers share their
     /// threads, which live as long as the process.
     pub threads: u32,
     /// Zero; anything else is refused.
@@ -98,15 +97,14 @@ pub(crate) unsafe fn create(options: &instep_bucket_step_options) -> Result<Step
         builder = builder.bucket(bucket(&ids, params, offsets, options.elements)?);
     }
     if options.threads > 1 {
-        builder = builder.pool(shared_pool(options.threads));
+        builder = builder.pool(shared_pool(options.threads)?);
     }
     let engine = match gpu {
         None => Engine::Host(Box::new(builder.host()?)),
         Some(gpu) => Engine::Cuda(Box::new(builder.cuda(&gpu)?)),
     };
-    let elements = on_any!(&engine, step => step.elements()) as usize;
-    let params = if params.is_empty() { ids.len() } else { params.len() };
-    Ok(Step { engine, ids, extent: Extent { elements, params }, optimizers: names })
+    let is_empty = on_any!(&engine, step => step.elements()) == 0;
+    Ok(Step { engine, ids, is_empty, optimizers: names })
 }
 
 /// Describes a bucket.
@@ -119,8 +117,12 @@ pub(crate) fn bucket(ids: &Ids, params: &[u32], offsets: &[usize], elements: usi
 }
 
 /// The threads of all steps that asked for so many.
-fn shared_pool(threads: u32) -> Pool {
+fn shared_pool(threads: u32) -> Result<Pool> {
     static POOLS: Mutex<BTreeMap<u32, Pool>> = Mutex::new(BTreeMap::new());
     let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
-    pools.entry(threads).or_insert_with(|| Pool::new(threads as usize)).clone()
+    if let Some(pool) = pools.get(&threads) {
+        return Ok(pool.clone());
+    }
+    let pool = Pool::new(threads as usize)?;
+    Ok(pools.entry(threads).or_insert(pool).clone())
 }

@@ -6,7 +6,7 @@
 use std::ffi::{c_char, c_void};
 
 use instep::BucketStep;
-use instep::bucket_step::{OnGpu, Tensor};
+use instep::bucket_step::OnGpu;
 
 use crate::arguments::{Out, read, text};
 use crate::bucket_options::{create, instep_bucket_step_options};
@@ -14,10 +14,10 @@ use crate::entry::call;
 use crate::handles::{Kind, Table};
 use crate::layout::Ids;
 use crate::norm::{NORMS, Norm, instep_norm};
-use crate::optimizer::{build, instep_optimizer, refuse_other};
+use crate::optimizer::{build, changes, instep_hyper, instep_optimizer, keywords, refuse_other};
 use crate::options::stream as stream_of;
 use crate::status::{Fault, INSTEP_UNSUPPORTED, Result, instep_status};
-use crate::tensors::{Extent, instep_scaling, instep_tensor, instep_tensors, scaling};
+use crate::tensors::{gradients, instep_scaling, instep_tensor, instep_tensors, scaling, tensors as lent};
 
 /// The step of one bucket, with its step counts and hyperparameters; tensors come with each call.
 ///
@@ -31,7 +31,8 @@ pub(crate) static BUCKET_STEPS: Table<Step> = Table::new(Kind::BucketStep);
 pub(crate) struct Step {
     pub(crate) engine: Engine,
     pub(crate) ids: Ids,
-    pub(crate) extent: Extent,
+    /// The bucket has no elements, so no tensor needs an address.
+    pub(crate) is_empty: bool,
     /// Each group with its optimizer's name.
     pub(crate) optimizers: Vec<(String, &'static str)>,
 }
@@ -90,7 +91,7 @@ pub unsafe extern "C" fn instep_bucket_step_step(
     call(|| {
         BUCKET_STEPS.with(step, |step| {
             // SAFETY: the header's contract, here and below.
-            let (tensors, factors) = unsafe { (step.extent.tensors(tensors)?, self::scaling(scaling)?) };
+            let (tensors, factors) = unsafe { (lent(tensors, step.is_empty)?, self::scaling(scaling)?) };
             if norm.is_null() {
                 return match &mut step.engine {
                     Engine::Host(host) => {
@@ -111,7 +112,7 @@ pub unsafe extern "C" fn instep_bucket_step_step(
             NORMS.with(norm, |norm| match (&mut step.engine, norm) {
                 (Engine::Host(host), Norm::Host(norm)) => {
                     refuse_stream(stream)?;
-                    Ok(host.step_decided(&tensors, &mut norm.norm)?)
+                    Ok(host.step_decided(&tensors, norm)?)
                 }
                 (Engine::Cuda(gpu), Norm::Cuda(norm)) => {
                     // SAFETY: as above.
@@ -124,8 +125,49 @@ pub unsafe extern "C" fn instep_bucket_step_step(
     })
 }
 
-/// Replaces the hyperparameters of a group's optimizer from the next step on: a learning rate above all. Those that are left
-/// out become defaults. The optimizer is of the same name, and keeps the same states.
+/// Sets the learning rate of a group from the next step on, as a schedule does; null is the group "default". All other
+/// hyperparameters stay.
+///
+/// Any thread, one at a time. Never waits for a GPU.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn instep_bucket_step_set_lr(
+    step: *mut instep_bucket_step,
+    group: *const c_char,
+    lr: f64,
+) -> instep_status {
+    call(|| {
+        // SAFETY: the header's contract.
+        let group = unsafe { group_name(group)? };
+        BUCKET_STEPS.with(step, |step| Ok(on_any!(&mut step.engine, step => step.set_lr(group, lr))?))
+    })
+}
+
+/// Sets some hyperparameters of a group from the next step on, all of them or none; null is the group "default". Those that
+/// are left out stay. They keep the states that the step was created with.
+///
+/// Any thread, one at a time. Never waits for a GPU.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn instep_bucket_step_set_hyper(
+    step: *mut instep_bucket_step,
+    group: *const c_char,
+    hypers: *const instep_hyper,
+    hyper_count: usize,
+) -> instep_status {
+    call(|| {
+        // SAFETY: the header's contract.
+        let (group, keywords) = unsafe { (group_name(group)?, keywords(hypers, hyper_count)?) };
+        BUCKET_STEPS.with(step, |step| {
+            on_any!(&mut step.engine, step => {
+                let changes = changes(step.optimizer(group)?, &keywords)?;
+                Ok(step.set_hyper(group, &changes)?)
+            })
+        })
+    })
+}
+
+/// Replaces all hyperparameters of a group's optimizer from the next step on; null is the group "default". Those that are left
+/// out become defaults, also if they were set before: to change some, call instep_bucket_step_set_lr or _set_hyper. The
+/// optimizer is of the same name, and keeps no other states. Step counts and states go on.
 ///
 /// Any thread, one at a time. Never waits for a GPU.
 #[unsafe(no_mangle)]
@@ -164,7 +206,7 @@ pub unsafe extern "C" fn instep_bucket_step_progress(
         BUCKET_STEPS.with(step, |step| {
             let id = step.ids.get(param)?;
             let (count, carried) =
-                on_any!(&mut step.engine, step => (step.step_count(id)?, step.carried(id)?));
+                on_any!(&mut step.engine, step => (step.step_count(id)?, step.carried(id)?.unwrap_or(1.0)));
             to_count.into_iter().for_each(|out| out.put(count));
             to_carried.into_iter().for_each(|out| out.put(carried));
             Ok(())
@@ -172,7 +214,8 @@ pub unsafe extern "C" fn instep_bucket_step_progress(
     })
 }
 
-/// Sets both, when a training is resumed. `carried` is 1 but for NAdam.
+/// Sets both, when a training is resumed. `carried` is 1 but for NAdam, whose product of momenta comes with every count above 0.
+/// A count of 2^63 or more is refused.
 ///
 /// Any thread, one at a time. On a GPU it waits for the last step.
 #[unsafe(no_mangle)]
@@ -185,10 +228,7 @@ pub unsafe extern "C" fn instep_bucket_step_set_progress(
     call(|| {
         BUCKET_STEPS.with(step, |step| {
             let id = step.ids.get(param)?;
-            on_any!(&mut step.engine, step => {
-                step.set_carried(id, carried)?;
-                Ok(step.set_step_count(id, count)?)
-            })
+            Ok(on_any!(&mut step.engine, step => step.set_step_count(id, (count, carried)))?)
         })
     })
 }
@@ -213,11 +253,11 @@ impl Step {
         stream: *mut c_void,
     ) -> Result<()> {
         // SAFETY: the caller's promise, here and below.
-        let grads: Tensor<'_> = unsafe { self.extent.grads(grads)? };
+        let grads = unsafe { gradients(grads, self.is_empty)? };
         match (&mut self.engine, norm) {
             (Engine::Host(host), Norm::Host(norm)) => {
                 refuse_stream(stream)?;
-                Ok(host.add_norm(&grads, &mut norm.norm)?)
+                Ok(host.add_norm(&grads, norm)?)
             }
             (Engine::Cuda(gpu), Norm::Cuda(norm)) => {
                 // SAFETY: as above.

@@ -28,3 +28,4 @@ mod status;
 mod stepper;
 mod stepper_options;
 mod tensors;
+mod words;

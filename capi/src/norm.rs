@@ -14,7 +14,7 @@ use crate::codes::flag;
 use crate::entry::call;
 use crate::handles::{Kind, Table};
 use crate::options::{cuda, instep_cuda, stream as stream_of};
-use crate::status::{Fault, INSTEP_ORDER, instep_status};
+use crate::status::instep_status;
 use crate::tensors::{instep_scaling, instep_tensor, scaling as factors};
 
 /// The norm over the gradients of any number of buckets, which clips their steps or leaves them out.
@@ -46,16 +46,9 @@ unsafe impl Growing for instep_decision {
 
 pub(crate) static NORMS: Table<Norm> = Table::new(Kind::Norm);
 
-/// A norm, and on the host its decision.
 pub(crate) enum Norm {
-    Host(HostNorm),
+    Host(GradNorm),
     Cuda(GradNorm<NormOnGpu>),
-}
-
-/// The host's norm tells its decision once, so it is kept.
-pub(crate) struct HostNorm {
-    pub(crate) norm: GradNorm,
-    decision: Option<Decision>,
 }
 
 /// Creates a norm for buckets on a GPU, or, if `on` is null, on the CPU. `*out_norm` is written if it succeeds.
@@ -70,7 +63,7 @@ pub unsafe extern "C" fn instep_norm_create(
         // SAFETY: the header's contract.
         let (on, out) = unsafe { (cuda(on)?, Out::new(out_norm, "out_norm")?) };
         let norm = match on {
-            None => Norm::Host(HostNorm { norm: GradNorm::host()?, decision: None }),
+            None => Norm::Host(GradNorm::host()?),
             Some(gpu) => Norm::Cuda(GradNorm::cuda(&gpu)?),
         };
         out.put(NORMS.insert(norm)?);
@@ -94,8 +87,7 @@ pub unsafe extern "C" fn instep_norm_begin(
         NORMS.with(norm, |norm| match norm {
             Norm::Host(host) => {
                 refuse_stream(stream)?;
-                host.decision = None;
-                Ok(host.norm.begin(scaling)?)
+                Ok(host.begin(scaling)?)
             }
             Norm::Cuda(gpu) => {
                 // SAFETY: as above.
@@ -106,7 +98,8 @@ pub unsafe extern "C" fn instep_norm_begin(
     })
 }
 
-/// Adds the summed gradients of a bucket: once per bucket, in any order.
+/// Adds the summed gradients of a bucket: once per bucket between beginning and decision, in any order. Parameters that are
+/// frozen or lack their gradient are left out; a bucket of such parameters alone still counts as added.
 ///
 /// Any thread, one at a time for the norm and the step. The gradients are only read.
 #[unsafe(no_mangle)]
@@ -127,7 +120,7 @@ pub unsafe extern "C" fn instep_norm_add(
 }
 
 /// Decides: clips by `max_norm` unless it is 0, and if `skip_nonfinite` is 1, leaves the steps out if a gradient is infinite
-/// or NaN. Then each bucket is stepped with this norm.
+/// or NaN. Then each bucket that was added is stepped with this norm, once. A norm without a bucket is refused.
 ///
 /// Any thread, one at a time.
 #[unsafe(no_mangle)]
@@ -143,8 +136,7 @@ pub unsafe extern "C" fn instep_norm_decide(
         NORMS.with(norm, |norm| match norm {
             Norm::Host(host) => {
                 refuse_stream(stream)?;
-                host.decision = Some(host.norm.decide(max_norm, skips)?);
-                Ok(())
+                Ok(host.decide(max_norm, skips).map(drop)?)
             }
             Norm::Cuda(gpu) => {
                 // SAFETY: the header's contract.
@@ -166,9 +158,7 @@ pub unsafe extern "C" fn instep_norm_read(
     call(|| {
         NORMS.with(norm, |norm| {
             let Decision { norm, clip, is_finite, skipped } = match norm {
-                Norm::Host(host) => host.decision.ok_or_else(|| {
-                    Fault::new(INSTEP_ORDER, "norm: not decided yet; call instep_norm_decide first")
-                })?,
+                Norm::Host(host) => host.decision()?,
                 Norm::Cuda(gpu) => gpu.decision()?,
             };
             let (is_finite, is_skipped) = (is_finite.into(), skipped.into());

@@ -7,12 +7,12 @@ use std::ffi::{CStr, CString, c_char};
 use std::sync::{Mutex, PoisonError};
 
 use instep::Optimizer;
-use instep::optim::ALL;
+use instep::optim::{ALL, Value};
 use instep::overlap::Registry;
 
 use crate::arguments::{Growing, Out, list, read, text};
 use crate::entry::call;
-use crate::status::{Fault, INSTEP_CONFIG, Result, instep_status};
+use crate::status::{Fault, INSTEP_CONFIG, INSTEP_UNSUPPORTED, Result, instep_status};
 
 /// One hyperparameter.
 #[repr(C)]
@@ -69,18 +69,59 @@ pub unsafe extern "C" fn instep_optimizer_state_name(
 /// The struct, its list and its texts are as the header says.
 pub(crate) unsafe fn build(optimizer: *const instep_optimizer) -> Result<Box<dyn Optimizer>> {
     // SAFETY: the caller's promise.
-    let (name, hypers) = unsafe {
+    let (name, keywords) = unsafe {
         let given = read(optimizer)?;
-        (text(given.name, "optimizer's name")?, list(given.hypers, given.hyper_count, "hypers")?)
+        (text(given.name, "optimizer's name")?, keywords(given.hypers, given.hyper_count)?)
     };
-    let mut keywords = Vec::with_capacity(hypers.len());
-    for hyper in hypers {
-        // SAFETY: the caller's promise.
-        keywords.push((unsafe { text(hyper.name, "hyperparameter's name")? }, hyper.value));
-    }
     let known = ALL.iter().find(|descriptor| descriptor.name.eq_ignore_ascii_case(name));
     let name = known.map_or(name, |descriptor| descriptor.name);
     Ok(Registry::standard().resolve(name)?.build(&keywords)?)
+}
+
+/// Reads a list of hyperparameters.
+///
+/// # Safety
+/// The list and its texts are as the header says, for `'a`.
+pub(crate) unsafe fn keywords<'a>(hypers: *const instep_hyper, count: usize) -> Result<Vec<(&'a str, f64)>> {
+    // SAFETY: the caller's promise, here and below.
+    let hypers = unsafe { list(hypers, count, "hypers")? };
+    let named = |hyper: &instep_hyper| {
+        // SAFETY: as above.
+        Ok((unsafe { text(hyper.name, "hyperparameter's name")? }, hyper.value))
+    };
+    hypers.iter().map(named).collect()
+}
+
+/// Makes changes by field of changes by keyword: of a pair, what is not named stays as the optimizer has it.
+pub(crate) fn changes(of: &dyn Optimizer, keywords: &[(&str, f64)]) -> Result<Vec<(&'static str, Value)>> {
+    let fields = of.descriptor().map(|descriptor| descriptor.fields).unwrap_or_default();
+    let known = || fields.iter().flat_map(|field| field.parts).map(|part| part.keyword);
+    for (k, (name, _)) in keywords.iter().enumerate() {
+        if !known().any(|keyword| keyword == *name) {
+            let all: Vec<&str> = known().collect();
+            let text = format!(
+                "`{name}`: {} has no such hyperparameter; use one of {}",
+                name_of(of),
+                all.join(", ")
+            );
+            return Err(Fault::new(INSTEP_UNSUPPORTED, text));
+        }
+        if keywords[..k].iter().any(|(earlier, _)| earlier == name) {
+            return Err(Fault::new(INSTEP_CONFIG, format_args!("`{name}`: given twice; give it once")));
+        }
+    }
+    let mut changes = Vec::new();
+    for field in fields {
+        let given =
+            |keyword: &str| keywords.iter().find(|(name, _)| *name == keyword).map(|(_, value)| *value);
+        if field.parts.iter().any(|part| given(part.keyword).is_some()) {
+            let current = of.get(field.name).into_iter().flat_map(Value::numbers);
+            let parts = field.parts.iter().zip(current);
+            let numbers: Vec<f64> = parts.map(|(part, now)| given(part.keyword).unwrap_or(now)).collect();
+            changes.push((field.name, field.value(&numbers)?));
+        }
+    }
+    Ok(changes)
 }
 
 /// Refuses an optimizer of another name than the one that is to be changed: Adam and AdamW share their hyperparameters.

@@ -11,7 +11,7 @@ use crate::arguments::{Growing, Out, write_growing};
 use crate::bucket_step::group_name;
 use crate::codes::flag;
 use crate::entry::call;
-use crate::optimizer::{build, instep_optimizer, refuse_other};
+use crate::optimizer::{build, changes, instep_hyper, instep_optimizer, keywords, refuse_other};
 use crate::status::instep_status;
 use crate::stepper::{STEPPERS, instep_stepper, on_any};
 
@@ -44,8 +44,53 @@ unsafe impl Growing for instep_pass_status {
     const NAME: &'static str = "instep_pass_status";
 }
 
-/// Replaces the hyperparameters of a group's optimizer from the next pass on: a learning rate above all. Null is the group
-/// "default". Those that are left out become defaults. The optimizer is of the same name. All ranks set the same.
+/// Sets the learning rate of a group from the next pass on, as a schedule does; null is the group "default". All other
+/// hyperparameters stay. All ranks set the same.
+///
+/// Any thread, one at a time, between passes. Does not wait for steps.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn instep_stepper_set_lr(
+    stepper: *mut instep_stepper,
+    group: *const c_char,
+    lr: f64,
+) -> instep_status {
+    call(|| {
+        // SAFETY: the header's contract.
+        let group = unsafe { group_name(group)? };
+        STEPPERS.with(stepper, |training| {
+            Ok(on_any!(&mut training.engine, stepper => stepper.set_lr(group, lr))?)
+        })
+    })
+}
+
+/// Sets some hyperparameters of a group from the next pass on, all of them or none; null is the group "default". Those that
+/// are left out stay. All ranks set the same.
+///
+/// Any thread, one at a time, between passes. Does not wait for steps.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn instep_stepper_set_hyper(
+    stepper: *mut instep_stepper,
+    group: *const c_char,
+    hypers: *const instep_hyper,
+    hyper_count: usize,
+) -> instep_status {
+    call(|| {
+        // SAFETY: the header's contract.
+        let (group, keywords) = unsafe { (group_name(group)?, keywords(hypers, hyper_count)?) };
+        STEPPERS.with(stepper, |training| {
+            on_any!(&mut training.engine, stepper => {
+                let current = stepper.optimizers().find(|attached| attached.group == Some(group));
+                let changes = current.map(|attached| changes(attached.optimizer, &keywords)).transpose()?;
+                // Without an optimizer the group is refused.
+                Ok(stepper.set_hyper(group, &changes.unwrap_or_default())?)
+            })
+        })
+    })
+}
+
+/// Replaces all hyperparameters of a group's optimizer from the next pass on; null is the group "default". Those that are left
+/// out become defaults, also if they were set before: to change some, call instep_stepper_set_lr or _set_hyper. The optimizer
+/// is of the same name. All ranks set the same.
 ///
 /// Any thread, one at a time, between passes. Does not wait for steps.
 #[unsafe(no_mangle)]
@@ -117,8 +162,8 @@ pub unsafe extern "C" fn instep_stepper_progress(
     })
 }
 
-/// Sets both, when a training is resumed without a checkpoint of this library. `carried` is 1 but for NAdam. All ranks set the
-/// same.
+/// Sets both, when a training is resumed without a checkpoint of this library. `carried` is 1 but for NAdam, whose product of
+/// momenta comes with every count above 0. A count of 2^63 or more is refused. All ranks set the same.
 ///
 /// Any thread, one at a time, between passes. Waits for all steps.
 #[unsafe(no_mangle)]
@@ -131,14 +176,7 @@ pub unsafe extern "C" fn instep_stepper_set_progress(
     call(|| {
         STEPPERS.with(stepper, |training| {
             let id = training.ids.get(param)?;
-            on_any!(&mut training.engine, stepper => {
-                let only = stepper.optimizers_of(id)?.first().copied();
-                let carries = only.map(|only| stepper.carried((id, only))).transpose()?.flatten().is_some();
-                match carries || carried != 1.0 {
-                    true => Ok(stepper.set_step_count(id, (count, carried))?),
-                    false => Ok(stepper.set_step_count(id, count)?),
-                }
-            })
+            Ok(on_any!(&mut training.engine, stepper => stepper.set_step_count(id, (count, carried)))?)
         })
     })
 }

@@ -4,6 +4,8 @@
 
 use instep::Error;
 
+use crate::words::in_c;
+
 /// The outcome of a call. INSTEP_OK is 0, everything else is a failure, which instep_last_error describes. Codes keep their
 /// numbers in later versions, which may add more.
 pub type instep_status = i32;
@@ -104,7 +106,7 @@ impl Fault {
 
 impl From<Error> for Fault {
     fn from(error: Error) -> Fault {
-        Fault::new(code(&error), &error)
+        Fault::new(code(&error), in_c(error.to_string()))
     }
 }
 

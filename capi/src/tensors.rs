@@ -1,12 +1,12 @@
 //! The tensors of one step, and the factors in its gradients.
 //!
-//! Lengths are compared with the bucket's before an address is used; where the memory ends, only the caller knows.
+//! The library compares lengths with the bucket's before an address is used; where the memory ends, only the caller knows.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
 
 use instep::Scaling;
-use instep::bucket_step::{Tensor, Tensors};
+use instep::bucket_step::{Lent, StepTensors};
 
 use crate::arguments::{Growing, list, read, read_any};
 use crate::codes::zero;
@@ -22,7 +22,8 @@ pub struct instep_tensor {
     /// The first element of the run; null if each parameter has its own.
     pub address: *mut c_void,
     /// The first element of each parameter, in the order of the bucket; null if there is one run. On a GPU, only parameters
-    /// and gradients may lie apart.
+    /// and gradients may lie apart. A gradient whose address in this list is null is none: the call passes over its parameter,
+    /// whose tensors and step count stay as they are, and norms leave it out.
     pub addresses: *const *mut c_void,
     /// The run's elements, or the number of addresses. It is compared with the bucket's.
     pub count: usize,
@@ -85,90 +86,74 @@ unsafe impl Growing for instep_scaling {
     const NAME: &'static str = "instep_scaling";
 }
 
-/// The lengths of a bucket's tensors.
-#[derive(Clone, Copy)]
-pub(crate) struct Extent {
-    pub(crate) elements: usize,
-    pub(crate) params: usize,
+/// One kind of tensor, if it is there.
+///
+/// # Safety
+/// The addresses are as the header says, for `'a`.
+unsafe fn lent<'a>(name: &str, given: &instep_tensor) -> Result<Option<Lent<'a>>> {
+    let instep_tensor { address, addresses, count } = *given;
+    match (address.is_null(), addresses.is_null()) {
+        (true, true) if count == 0 => Ok(None),
+        // SAFETY: the caller's promise, here and below.
+        (_, true) => Ok(Some(unsafe { Lent::at_len(address, count) })),
+        // SAFETY: as above.
+        (true, false) => Ok(Some(unsafe { Lent::at_each(list(addresses, count, name)?) })),
+        (false, false) => {
+            Err(Fault::argument(name, "both one address and one per parameter", "leave one of them null"))
+        }
+    }
 }
 
-impl Extent {
-    /// One kind of tensor, if it is there.
-    ///
-    /// # Safety
-    /// The addresses are as the header says, for `'a`.
-    unsafe fn tensor<'a>(
-        self,
-        name: &str,
-        given: &instep_tensor,
-        per_unit: usize,
-    ) -> Result<Option<Tensor<'a>>> {
-        let instep_tensor { address, addresses, count } = *given;
-        if addresses.is_null() && address.is_null() && count == 0 && self.elements > 0 {
-            return Ok(None);
-        }
-        let (expected, what) = match addresses.is_null() {
-            true => (self.elements.div_ceil(per_unit), "elements"),
-            false => (self.params, "addresses"),
-        };
-        if count != expected {
-            let text = format_args!("{name}: {count} {what}, where the bucket has {expected}; pass as many");
-            return Err(Fault::new(INSTEP_LAYOUT, text));
-        }
-        if !addresses.is_null() && !address.is_null() {
-            let remedy = "leave one of them null";
-            return Err(Fault::argument(name, "both one address and one per parameter", remedy));
-        }
-        // SAFETY: the caller's promise.
-        Ok(Some(unsafe {
-            match addresses.is_null() {
-                true => Tensor::at(address),
-                false => Tensor::at_each(list(addresses, count, name)?),
-            }
-        }))
-    }
+/// One kind of tensor that every step has. Where a bucket has no elements, it may be left out.
+///
+/// # Safety
+/// As for [`lent`].
+unsafe fn required<'a>(name: &str, given: &instep_tensor, is_empty: bool) -> Result<Lent<'a>> {
+    // SAFETY: the caller's promise; no element lies at the other address.
+    let (found, nothing) = unsafe { (lent(name, given)?, Lent::at_len(std::ptr::null_mut(), 0)) };
+    found.or(is_empty.then_some(nothing)).ok_or_else(|| {
+        Fault::new(INSTEP_LAYOUT, format_args!("{name}: missing; give an address, or one per parameter"))
+    })
+}
 
-    /// The gradients alone.
-    ///
-    /// # Safety
-    /// As for [`tensors`](Self::tensors).
-    pub(crate) unsafe fn grads<'a>(self, given: &instep_tensor) -> Result<Tensor<'a>> {
-        // SAFETY: the caller's promise.
-        unsafe { self.tensor("gradients", given, 1)? }.ok_or_else(|| missing("gradients"))
-    }
+/// The gradients alone.
+///
+/// # Safety
+/// As for [`tensors`].
+pub(crate) unsafe fn gradients<'a>(given: &instep_tensor, is_empty: bool) -> Result<Lent<'a>> {
+    // SAFETY: the caller's promise.
+    unsafe { required("gradients", given, is_empty) }
+}
 
-    /// All tensors of a step.
-    ///
-    /// # Safety
-    /// The struct, its lists and their addresses are as the header says, for `'a`.
-    pub(crate) unsafe fn tensors<'a>(self, from: *const instep_tensors) -> Result<Tensors<'a>> {
-        // SAFETY: the caller's promise, here and below.
-        let given = unsafe { read(from)? };
-        refuse_overlap(&given, self.elements)?;
-        // SAFETY: as above.
-        let tensor = |name, tensor: &instep_tensor, unit| unsafe { self.tensor(name, tensor, unit) };
-        let all = |name, of: &[instep_tensor], unit| -> Result<Vec<Tensor<'a>>> {
-            let mut found: Vec<_> = of.iter().map(|one| tensor(name, one, unit)).collect::<Result<_>>()?;
-            while found.pop_if(|last| last.is_none()).is_some() {}
-            found.into_iter().map(|one| one.ok_or_else(|| missing(name))).collect()
-        };
-        let params = tensor("parameters", &given.params, 1)?.ok_or_else(|| missing("parameters"))?;
-        let grads = tensor("gradients", &given.grads, 1)?.ok_or_else(|| missing("gradients"))?;
-        let states = all("states", &given.states, 1)?;
-        let mut tensors = Tensors::new(params, grads).states(states);
-        let scales = all("scales", &given.scales, 256)?;
-        tensors = tensors.scales(scales);
-        if let Some(master) = tensor("masters", &given.master, 1)? {
-            tensors = tensors.master(master);
-        }
-        if let Some(copy) = tensor("copies", &given.copy, 1)? {
-            tensors = tensors.copy(copy);
-        }
-        if let Some(ema) = tensor("moving averages", &given.ema, 1)? {
-            tensors = tensors.ema(ema);
-        }
-        Ok(tensors)
+/// All tensors of a step, of a bucket that may have no elements.
+///
+/// # Safety
+/// The struct, its lists and their addresses are as the header says, for `'a`.
+pub(crate) unsafe fn tensors<'a>(from: *const instep_tensors, is_empty: bool) -> Result<StepTensors<'a>> {
+    // SAFETY: the caller's promise, here and below.
+    let given = unsafe { read(from)? };
+    // SAFETY: as above.
+    let one = |name, tensor: &instep_tensor| unsafe { lent(name, tensor) };
+    let all = |name, of: &[instep_tensor]| -> Result<Vec<Option<Lent<'a>>>> {
+        of.iter().map(|tensor| one(name, tensor)).collect()
+    };
+    // SAFETY: as above.
+    let params = unsafe { required("parameters", &given.params, is_empty)? };
+    // SAFETY: as above.
+    let grads = unsafe { gradients(&given.grads, is_empty)? };
+    let mut tensors = StepTensors::new(params, grads)
+        .states(all("states", &given.states)?)
+        .scales(all("scales", &given.scales)?);
+    if let Some(master) = one("masters", &given.master)? {
+        tensors = tensors.master(master);
     }
+    if let Some(copy) = one("copies", &given.copy)? {
+        tensors = tensors.copy(copy);
+    }
+    if let Some(ema) = one("moving averages", &given.ema)? {
+        tensors = tensors.ema(ema);
+    }
+    Ok(tensors)
 }
 
 /// # Safety
@@ -191,39 +176,4 @@ fn refuse_misaligned(name: &str, address: *const f32) -> Result<()> {
         return Ok(());
     }
     Err(Fault::argument(name, format_args!("{address:p} is misaligned"), "align it to 4 bytes"))
-}
-
-/// Refuses runs that overlap. How many bytes an element has, this file does not know: it has one at least.
-fn refuse_overlap(given: &instep_tensors, elements: usize) -> Result<()> {
-    let named = [
-        ("parameters", &given.params),
-        ("gradients", &given.grads),
-        ("masters", &given.master),
-        ("copies", &given.copy),
-        ("moving averages", &given.ema),
-    ];
-    let states = given.states.iter().map(|one| ("states", one));
-    let scales = given.scales.iter().map(|one| ("scales", one));
-    let mut runs: [(usize, usize, &str); 5 + 2 * INSTEP_STATES_AT_MOST] = Default::default();
-    let mut count = 0;
-    for (name, tensor) in named.into_iter().chain(states).chain(scales) {
-        if !tensor.address.is_null() && tensor.addresses.is_null() && elements > 0 {
-            let start = tensor.address.addr();
-            runs[count] = (start, start.saturating_add(tensor.count.min(elements)), name);
-            count += 1;
-        }
-    }
-    let runs = &mut runs[..count];
-    runs.sort_unstable();
-    match runs.windows(2).find(|pair| pair[1].0 < pair[0].1) {
-        None => Ok(()),
-        Some(pair) => {
-            let text = format_args!("{} and {}: overlap; give each its own memory", pair[0].2, pair[1].2);
-            Err(Fault::new(INSTEP_LAYOUT, text))
-        }
-    }
-}
-
-fn missing(name: &str) -> Fault {
-    Fault::new(INSTEP_LAYOUT, format_args!("{name}: missing; give an address, or one per parameter"))
 }

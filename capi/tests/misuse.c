@@ -124,6 +124,9 @@ static void bucket_steps(void) {
     wrong.groups = &(instep_group){.name = "default", .precision = &precision};
     SAYS(INSTEP_CONFIG, "group `default`: has a precision of its own;", instep_bucket_step_create(&wrong, &untouched));
     wrong = options;
+    wrong.threads = 100000;
+    SAYS(INSTEP_CONFIG, "threads = 100000: out of range; use 1 to 1024", instep_bucket_step_create(&wrong, &untouched));
+    wrong = options;
     wrong.reserved = 1;
     SAYS(INSTEP_ARGUMENT, "reserved: 1, though it has no meaning yet;", instep_bucket_step_create(&wrong, &untouched));
     wrong = options;
@@ -147,27 +150,28 @@ static void bucket_steps(void) {
         .size = sizeof tensors, .params = {.address = params, .count = 4}, .grads = {.address = grads, .count = 4}};
     instep_tensors broken = tensors;
     broken.params.count = 3;
-    SAYS(INSTEP_LAYOUT, "parameters: 3 elements, where the bucket has 4;",
+    SAYS(INSTEP_LAYOUT, "parameters: a run of 3 elements, where the bucket has 4;",
          instep_bucket_step_step(step, &broken, NULL, NULL, NULL));
     broken = tensors;
     broken.grads = (instep_tensor){.addresses = (void*[]){grads, grads}, .count = 2};
-    SAYS(INSTEP_LAYOUT, "gradients: 2 addresses, where the bucket has 1;",
+    SAYS(INSTEP_LAYOUT, "gradients: 2 runs for 1 parameters;",
          instep_bucket_step_step(step, &broken, NULL, NULL, NULL));
     broken = tensors;
     broken.params = (instep_tensor){0};
     SAYS(INSTEP_LAYOUT, "parameters: missing;", instep_bucket_step_step(step, &broken, NULL, NULL, NULL));
     broken = tensors;
     broken.params.address = NULL;
-    ANSWERS(INSTEP_LAYOUT, instep_bucket_step_step(step, &broken, NULL, NULL, NULL));
+    SAYS(INSTEP_LAYOUT, "parameters: the address is null; give the address of its elements",
+         instep_bucket_step_step(step, &broken, NULL, NULL, NULL));
     broken.params.address = (char*)params + 1;
-    ANSWERS(INSTEP_LAYOUT, instep_bucket_step_step(step, &broken, NULL, NULL, NULL));
+    SAYS(INSTEP_LAYOUT, "parameters: the address 0x", instep_bucket_step_step(step, &broken, NULL, NULL, NULL));
     broken = tensors;
     broken.grads.addresses = (void*[]){grads};
     broken.grads.count = 1;
     ANSWERS(INSTEP_ARGUMENT, instep_bucket_step_step(step, &broken, NULL, NULL, NULL));
     broken = tensors;
     broken.states[0] = (instep_tensor){.address = more, .count = 4};
-    SAYS(INSTEP_LAYOUT, "states 0: given, but this step has none;",
+    SAYS(INSTEP_LAYOUT, "states: given, but this step has none;",
          instep_bucket_step_step(step, &broken, NULL, NULL, NULL));
     broken.states[0] = (instep_tensor){0};
     broken.states[1] = (instep_tensor){.address = more, .count = 4};
@@ -185,7 +189,7 @@ static void bucket_steps(void) {
     ANSWERS(INSTEP_ARGUMENT, instep_bucket_step_step(step, &tensors, &scaling, NULL, NULL));
     broken = tensors;
     broken.grads.address = params;
-    SAYS(INSTEP_LAYOUT, "gradients and parameters: overlap;", instep_bucket_step_step(step, &broken, NULL, NULL, NULL));
+    SAYS(INSTEP_LAYOUT, "parameters and gradients: overlap;", instep_bucket_step_step(step, &broken, NULL, NULL, NULL));
     scaling = (instep_scaling){.size = sizeof scaling};
     SAYS(INSTEP_ARGUMENT, "stream: given to a step on the CPU",
          instep_bucket_step_step(step, &tensors, NULL, NULL, &scaling));
@@ -199,12 +203,19 @@ static void bucket_steps(void) {
     ANSWERS(INSTEP_ORDER, instep_norm_read(norm, &decision));
     OK(instep_norm_begin(norm, NULL, NULL));
     ANSWERS(INSTEP_NULL, instep_norm_add(norm, step, NULL, NULL));
+    SAYS(INSTEP_ORDER, "norm: no bucket was added;", instep_norm_decide(norm, 1, 0, NULL));
     OK(instep_norm_add(norm, step, &tensors.grads, NULL));
+    SAYS(INSTEP_ORDER, "bucket of `w`: added to this norm already;", instep_norm_add(norm, step, &tensors.grads, NULL));
     ANSWERS(INSTEP_CONFIG, instep_norm_decide(norm, -1, 0, NULL));
     ANSWERS(INSTEP_ARGUMENT, instep_norm_decide(norm, 1, 2, NULL));
     OK(instep_norm_decide(norm, 1, 0, NULL));
     SAYS(INSTEP_ARGUMENT, "scaling: given beside a norm;",
          instep_bucket_step_step(step, &tensors, &scaling, norm, NULL));
+    instep_bucket_step* stranger;
+    OK(instep_bucket_step_create(&options, &stranger));
+    SAYS(INSTEP_ORDER, "bucket of `w`: not added to this norm;",
+         instep_bucket_step_step(stranger, &tensors, NULL, norm, NULL));
+    OK(instep_bucket_step_free(stranger));
     ANSWERS(INSTEP_NULL, instep_norm_read(norm, NULL));
     decision.size = 3;
     ANSWERS(INSTEP_ARGUMENT, instep_norm_read(norm, &decision));
@@ -216,6 +227,16 @@ static void bucket_steps(void) {
     ANSWERS(INSTEP_LAYOUT, instep_bucket_step_set_optimizer(step, "other", &sgd));
     ANSWERS(INSTEP_LAYOUT, instep_bucket_step_progress(step, 1, NULL, NULL));
     ANSWERS(INSTEP_CONFIG, instep_bucket_step_set_progress(step, 0, 1, -1));
+    SAYS(INSTEP_CONFIG, "step_count = 18446744073709551615: out of range;",
+         instep_bucket_step_set_progress(step, 0, UINT64_MAX, 1));
+    SAYS(INSTEP_CONFIG, "lr = -1: out of range;", instep_bucket_step_set_lr(step, NULL, -1));
+    ANSWERS(INSTEP_LAYOUT, instep_bucket_step_set_lr(step, "other", 1));
+    ANSWERS(INSTEP_NULL, instep_bucket_step_set_hyper(step, NULL, NULL, 1));
+    instep_hyper unknown = {"beta1", 0.5}, twice[] = {{"lr", 1}, {"lr", 2}}, torn[] = {{"lr", 5}, {"nesterov", 1}};
+    SAYS(INSTEP_UNSUPPORTED, "`beta1`: SGD has no such hyperparameter; use one of lr, ",
+         instep_bucket_step_set_hyper(step, NULL, &unknown, 1));
+    SAYS(INSTEP_CONFIG, "`lr`: given twice;", instep_bucket_step_set_hyper(step, NULL, twice, 2));
+    ANSWERS(INSTEP_CONFIG, instep_bucket_step_set_hyper(step, NULL, torn, 2));
     for (int k = 0; k < 4; ++k) CHECK(params[k] == 1);
     uint64_t count = 7;
     OK(instep_bucket_step_progress(step, 0, &count, NULL));

@@ -74,6 +74,8 @@ static void tensors_and_progress(void) {
     OK(instep_stepper_progress(stepper, 0, &count, &carried));
     CHECK(count == 7 && carried == 0.25);
     ANSWERS(INSTEP_CONFIG, instep_stepper_set_progress(stepper, 0, 7, 2));
+    ANSWERS(INSTEP_CONFIG, instep_stepper_set_progress(stepper, 0, 7, 1)); /* no product of seven momenta */
+    ANSWERS(INSTEP_CONFIG, instep_stepper_set_progress(stepper, 1, UINT64_MAX, 1));
     OK(instep_stepper_set_progress(stepper, 1, 5, 1));
     OK(instep_stepper_progress(stepper, 1, &count, &carried));
     CHECK(count == 5 && carried == 1);
@@ -121,12 +123,14 @@ static void status_and_loss_scale(void) {
     CHECK(scale == 8);
     OK(instep_stepper_begin(stepper, 1));
     write_grad(stepper, 0, 64); /* a mean of 4, clipped to 1 */
+    OK(instep_stepper_grad_ready(stepper, 0));
     OK(instep_stepper_finish(stepper));
     OK(instep_stepper_status(stepper, 1, &status));
     CHECK(status.pass == 1 && !status.is_skipped && status.has_norm && status.norm == 4 && status.loss_scale == 8);
     CHECK(status.clip > 0.24 && status.clip < 0.26);
     OK(instep_stepper_begin(stepper, 1));
     write_grad(stepper, 0, 1e30f * 1e30f);
+    OK(instep_stepper_grad_ready(stepper, 0));
     OK(instep_stepper_finish(stepper));
     memset(&status, 0xff, sizeof status);
     status.size = offsetof(instep_pass_status, norm); /* an older program's */
@@ -208,11 +212,100 @@ static void between_passes(const char* path) {
     OK(instep_layout_free(layout));
 }
 
+/* A rate and a beta change alone; a whole replacement resets what it leaves out. */
+static void hyperparameters(void) {
+    instep_layout* layout = layout_of("w", 1);
+    instep_hyper first[] = {{"lr", 1}, {"momentum", 0.5}};
+    instep_optimizer momentum = {.size = sizeof momentum, .name = "SGD", .hypers = first, .hyper_count = 2};
+    instep_bucket_step_options options = {.size = sizeof options, .layout = layout, .optimizer = &momentum};
+    instep_bucket_step* step;
+    OK(instep_bucket_step_create(&options, &step));
+    float param = 0, grad = 1, buffer = 0;
+    instep_tensors tensors = {.size = sizeof tensors,
+                              .params = {.address = &param, .count = 1},
+                              .grads = {.address = &grad, .count = 1}};
+    SAYS(INSTEP_LAYOUT, "state `momentum_buffer` of SGD (group `default`): missing",
+         instep_bucket_step_step(step, &tensors, NULL, NULL, NULL));
+    tensors.states[0] = (instep_tensor){.address = &buffer, .count = 1};
+    OK(instep_bucket_step_step(step, &tensors, NULL, NULL, NULL)); /* buffer 1 */
+    CHECK(param == -1);
+    OK(instep_bucket_step_set_lr(step, NULL, 0.5));
+    OK(instep_bucket_step_step(step, &tensors, NULL, NULL, NULL)); /* buffer 1.5 */
+    CHECK(param == -1.75f);
+    OK(instep_bucket_step_set_hyper(step, "default", &(instep_hyper){"momentum", 0.25}, 1));
+    OK(instep_bucket_step_step(step, &tensors, NULL, NULL, NULL)); /* buffer 1.375 */
+    CHECK(param == -2.4375f);
+    first[0].value = 0.5;
+    momentum.hyper_count = 1;
+    OK(instep_bucket_step_set_optimizer(step, NULL, &momentum)); /* without momentum, as by default */
+    OK(instep_bucket_step_step(step, &tensors, NULL, NULL, NULL));
+    CHECK(param == -2.9375f && buffer == 1.375f);
+
+    /* No gradient in this call: parameter, buffer and count stay. */
+    tensors.params = (instep_tensor){.addresses = (void*[]){&param}, .count = 1};
+    tensors.grads = (instep_tensor){.addresses = (void*[]){NULL}, .count = 1};
+    instep_norm* norm;
+    OK(instep_norm_create(NULL, &norm));
+    OK(instep_norm_begin(norm, NULL, NULL));
+    OK(instep_norm_add(norm, step, &tensors.grads, NULL));
+    OK(instep_norm_decide(norm, 0, 0, NULL));
+    OK(instep_bucket_step_step(step, &tensors, NULL, norm, NULL));
+    SAYS(INSTEP_ORDER, "bucket of `w`: stepped by this decision already;",
+         instep_bucket_step_step(step, &tensors, NULL, norm, NULL));
+    instep_decision decision = {.size = sizeof decision};
+    OK(instep_norm_read(norm, &decision));
+    CHECK(decision.norm == 0);
+    OK(instep_norm_free(norm));
+    OK(instep_bucket_step_step(step, &tensors, NULL, NULL, NULL));
+    uint64_t updates;
+    OK(instep_bucket_step_progress(step, 0, &updates, NULL));
+    CHECK(param == -2.9375f && buffer == 1.375f && updates == 4);
+    OK(instep_bucket_step_free(step));
+
+    instep_hyper betas[] = {{"lr", 1}, {"beta1", 0.5}, {"beta2", 0.5}, {"eps", 0}};
+    instep_optimizer adam = {.size = sizeof adam, .name = "Adam", .hypers = betas, .hyper_count = 4};
+    instep_stepper_options of_stepper = {.size = sizeof of_stepper, .layout = layout, .optimizer = &adam, .threads = 1};
+    instep_stepper* stepper;
+    OK(instep_stepper_create(&of_stepper, &stepper));
+    ANSWERS(INSTEP_CONFIG, instep_stepper_set_hyper(stepper, "other", betas, 1));
+    ANSWERS(INSTEP_CONFIG, instep_stepper_set_lr(stepper, NULL, -1));
+    OK(instep_stepper_set_lr(stepper, NULL, 2));
+    OK(instep_stepper_set_hyper(stepper, NULL, &(instep_hyper){"beta2", 0.75}, 1)); /* beta1 stays */
+    OK(instep_stepper_begin(stepper, 1));
+    write_grad(stepper, 0, 1);
+    OK(instep_stepper_finish(stepper));
+    CHECK(read(stepper, INSTEP_STATE, 0, "exp_avg") == 0.5f);
+    CHECK(read(stepper, INSTEP_STATE, 0, "exp_avg_sq") == 0.25f);
+    CHECK(read(stepper, INSTEP_PARAM, 0, NULL) == -2);
+    OK(instep_stepper_free(stepper));
+    OK(instep_layout_free(layout));
+}
+
+/* NAdam's count and product come together. */
+static void progress_of_a_bucket(void) {
+    instep_layout* layout = layout_of("w", 1);
+    instep_optimizer nadam = {.size = sizeof nadam, .name = "NAdam"};
+    instep_bucket_step_options options = {.size = sizeof options, .layout = layout, .optimizer = &nadam};
+    instep_bucket_step* step;
+    OK(instep_bucket_step_create(&options, &step));
+    OK(instep_bucket_step_set_progress(step, 0, 7, 0.25));
+    ANSWERS(INSTEP_CONFIG, instep_bucket_step_set_progress(step, 0, 1000, 1));
+    ANSWERS(INSTEP_CONFIG, instep_bucket_step_set_progress(step, 0, 0, 0));
+    uint64_t count;
+    double carried;
+    OK(instep_bucket_step_progress(step, 0, &count, &carried));
+    CHECK(count == 7 && carried == 0.25);
+    OK(instep_bucket_step_free(step));
+    OK(instep_layout_free(layout));
+}
+
 int main(int count, char** arguments) {
     CHECK(count == 2);
     char path[4096];
     snprintf(path, sizeof path, "%s/exported.safetensors", arguments[1]);
     tensors_and_progress();
+    hyperparameters();
+    progress_of_a_bucket();
     between_passes(path);
     status_and_loss_scale();
     abandoned_passes();

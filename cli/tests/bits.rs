@@ -2,7 +2,7 @@
 //!
 //! What is compared is whole files, padding and order included. Must not leave out an instruction set of this machine.
 
-use instep::bucket_step::{Tensor, Tensors};
+use instep::bucket_step::{Lent, StepTensors};
 use instep::optim::ALL;
 use instep::{AdamW, BucketStep, Clip, Isa, Layout, Mode, Scaling, Solo, Stepper};
 
@@ -111,8 +111,8 @@ fn a_bucket_that_is_stepped_alone_makes_the_same_output() {
     let [mut first, mut second] = [(); 2].map(|()| vec![0.0f32; 700]);
     for k in 0..4 {
         let grads = content.values(&format!("grad.{k}.w"));
-        let states = [Tensor::slice_mut(&mut first), Tensor::slice_mut(&mut second)];
-        let tensors = Tensors::new(Tensor::slice_mut(&mut params), Tensor::slice(&grads)).states(states);
+        let states = [Lent::slice_mut(&mut first), Lent::slice_mut(&mut second)];
+        let tensors = StepTensors::new(Lent::slice_mut(&mut params), Lent::slice(&grads)).states(states);
         step.step(&tensors, Scaling::mean(6).loss_scale(4.0)).unwrap();
     }
     let expected = Content::default()

@@ -5,7 +5,7 @@
 use std::ffi::c_void;
 use std::ptr::with_exposed_provenance_mut;
 
-use instep::bucket_step::{Tensor, Tensors};
+use instep::bucket_step::{Lent, StepTensors};
 use instep::{DType, Gradients, Master, Moments, Precision, Rounding, Scaling};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -26,7 +26,8 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Addresses {
     }
 }
 
-/// The tensors of one step, by address: parameters and gradients one by one, the others as runs of the whole arena.
+/// The tensors of one step, by address: parameters and gradients one by one, the others as runs of the whole arena. A gradient
+/// at 0 is none: its parameter is passed over.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct Bound {
@@ -39,14 +40,14 @@ pub(crate) struct Bound {
 
 impl Bound {
     /// # Safety
-    /// Every address is valid for its tensor by the contract of [`Tensor::at`], as `instep.torch` sees to.
+    /// Every address is valid for its tensor by the contract of [`Lent::at`], as `instep.torch` sees to.
     #[allow(unsafe_code)]
-    pub(crate) unsafe fn tensors(&self) -> Tensors<'_> {
+    pub(crate) unsafe fn tensors(&self) -> StepTensors<'_> {
         // SAFETY: the caller's promise.
         unsafe {
-            let run = |address: &usize| Tensor::at(with_exposed_provenance_mut(*address));
-            let params = Tensor::at_each(&self.params.0);
-            let tensors = Tensors::new(params, self.gradients())
+            let run = |address: &usize| Lent::at(with_exposed_provenance_mut(*address));
+            let params = Lent::at_each(&self.params.0);
+            let tensors = StepTensors::new(params, self.gradients())
                 .states(self.states.iter().map(run))
                 .scales(self.scales.iter().map(run));
             if self.master == 0 { tensors } else { tensors.master(run(&self.master)) }
@@ -56,9 +57,9 @@ impl Bound {
     /// # Safety
     /// As for [`tensors`](Self::tensors).
     #[allow(unsafe_code)]
-    pub(crate) unsafe fn gradients(&self) -> Tensor<'_> {
+    pub(crate) unsafe fn gradients(&self) -> Lent<'_> {
         // SAFETY: the caller's promise.
-        unsafe { Tensor::at_each(&self.grads.0) }
+        unsafe { Lent::at_each(&self.grads.0) }
     }
 }
 

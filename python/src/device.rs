@@ -23,15 +23,18 @@ static GPUS: Mutex<Option<HashMap<(u32, u32), Cuda>>> = Mutex::new(None);
 
 /// Returns the pool of so many threads: those of the OpenMP runtime, if there is one. Others start with the first step that
 /// needs them.
-pub(crate) fn pool(threads: usize, openmp: Option<OpenMp>) -> Pool {
+pub(crate) fn pool(threads: usize, openmp: Option<OpenMp>) -> PyResult<Pool> {
     let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
     let pools = pools.get_or_insert_default();
-    let made = || match openmp {
+    let key = (process::id(), threads, openmp.map_or(0, |team| team.address()));
+    if let Some(pool) = pools.get(&key) {
+        return Ok(pool.clone());
+    }
+    let pool = match openmp {
         Some(team) => Pool::of_team(threads, Arc::new(team)),
         None => Pool::new(threads),
     };
-    let address = openmp.map_or(0, |team| team.address());
-    pools.entry((process::id(), threads, address)).or_insert_with(made).clone()
+    Ok(pools.entry(key).or_insert(pool.map_err(raised)?).clone())
 }
 
 /// Returns a GPU by its ordinal.

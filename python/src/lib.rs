@@ -25,4 +25,6 @@ mod _native {
     const VERSION: &str = env!("CARGO_PKG_VERSION");
     #[pymodule_export]
     const NORM_LIMBS: usize = instep::bucket_step::NORM_LIMBS;
+    #[pymodule_export]
+    const MAX_THREADS: usize = instep::Pool::MAX_THREADS;
 }

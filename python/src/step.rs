@@ -29,12 +29,7 @@ pub(crate) struct Step {
     ids: Vec<ParamId>,
     /// Threads that read counts, which a step waits for: it is a matter of microseconds.
     readers: AtomicUsize,
-    inner: ManuallyDrop<Mutex<Inner>>,
-}
-
-struct Inner {
-    engine: Engine,
-    frozen: Vec<bool>,
+    inner: ManuallyDrop<Mutex<Engine>>,
 }
 
 enum Engine {
@@ -100,30 +95,17 @@ impl Step {
             }
         }
         let engine = match gpu_ordinal {
-            None => Engine::Host(Box::new(builder.pool(pool(threads, openmp)).host().map_err(raised)?)),
+            None => Engine::Host(Box::new(builder.pool(pool(threads, openmp)?).host().map_err(raised)?)),
             Some(ordinal) => Engine::Gpu(Box::new(builder.cuda(&gpu(ordinal)?).map_err(raised)?)),
         };
-        let inner = Mutex::new(Inner { engine, frozen: vec![false; ids.len()] });
-        Ok(Step {
-            owner: Owner::current(),
-            ids,
-            readers: AtomicUsize::new(0),
-            inner: ManuallyDrop::new(inner),
-        })
+        let inner = ManuallyDrop::new(Mutex::new(engine));
+        Ok(Step { owner: Owner::current(), ids, readers: AtomicUsize::new(0), inner })
     }
 
-    /// Steps the bucket, but for the parameters of which `frozen` says so.
-    fn step(
-        &self,
-        py: Python<'_>,
-        tensors: Addresses,
-        frozen: Vec<bool>,
-        factors: Factors,
-        stream: usize,
-    ) -> PyResult<()> {
+    /// Steps the bucket, but for the parameters whose gradient has the address 0.
+    fn step(&self, py: Python<'_>, tensors: Addresses, factors: Factors, stream: usize) -> PyResult<()> {
         let mut inner = self.lock(py)?;
-        self.freeze(&mut inner, frozen)?;
-        let engine = &mut inner.engine;
+        let engine = &mut *inner;
         py.detach(move || {
             // SAFETY: the Python half keeps every tensor alive and to itself during the call; on a GPU, until the stream
             // has passed it.
@@ -142,7 +124,7 @@ impl Step {
     /// Adds the gradients to a norm.
     fn add_norm(&self, py: Python<'_>, tensors: Addresses, norm: &Norm, stream: usize) -> PyResult<()> {
         let (mut inner, mut block) = (self.lock(py)?, norm.lock()?);
-        let (engine, block) = (&mut inner.engine, &mut *block);
+        let (engine, block) = (&mut *inner, &mut *block);
         py.detach(move || {
             // SAFETY: as in `step`.
             unsafe {
@@ -159,17 +141,9 @@ impl Step {
     }
 
     /// Steps the bucket as a norm has decided.
-    fn step_decided(
-        &self,
-        py: Python<'_>,
-        tensors: Addresses,
-        frozen: Vec<bool>,
-        norm: &Norm,
-        stream: usize,
-    ) -> PyResult<()> {
+    fn step_decided(&self, py: Python<'_>, tensors: Addresses, norm: &Norm, stream: usize) -> PyResult<()> {
         let (mut inner, mut block) = (self.lock(py)?, norm.lock()?);
-        self.freeze(&mut inner, frozen)?;
-        let (engine, block) = (&mut inner.engine, &mut *block);
+        let (engine, block) = (&mut *inner, &mut *block);
         py.detach(move || {
             // SAFETY: as in `step`.
             unsafe {
@@ -189,8 +163,7 @@ impl Step {
     fn set_hyper(&self, py: Python<'_>, group: usize, key: &str, hyper: &Bound<'_, PyDict>) -> PyResult<()> {
         let optimizer = optimizer(key, hyper)?;
         let mut inner = self.lock(py)?;
-        on_both!(&mut inner.engine, step => step.set_optimizer(&format!("{group}"), &*optimizer))
-            .map_err(raised)
+        on_both!(&mut *inner, step => step.set_optimizer(&format!("{group}"), &*optimizer)).map_err(raised)
     }
 
     /// Returns the updates that each parameter has had, and the number that its optimizer carries.
@@ -204,10 +177,9 @@ impl Step {
                 Err(TryLockError::Poisoned(_)) => return Err(busy()),
             }
         };
-        let engine = &mut inner.engine;
-        let read =
-            |id: &ParamId| on_both!(&mut *engine, step => Ok((step.step_count(*id)?, step.carried(*id)?)));
-        py.detach(|| self.ids.iter().map(read).collect::<instep::Result<_>>()).map_err(raised)
+        let engine = &mut *inner;
+        let mut read = |id: &ParamId| on_both!(&mut *engine, step => Ok((step.step_count(*id)?, step.carried(*id)?.unwrap_or(1.0))));
+        py.detach(|| self.ids.iter().map(&mut read).collect::<instep::Result<_>>()).map_err(raised)
     }
 
     /// Sets them.
@@ -216,20 +188,15 @@ impl Step {
             return Err(PyValueError::new_err("progress: not one for each parameter"));
         }
         let mut inner = self.lock(py)?;
-        let engine = &mut inner.engine;
-        let mut write = |(id, (count, carried)): (&ParamId, (u64, f64))| {
-            on_both!(&mut *engine, step => {
-                step.set_step_count(*id, count)?;
-                step.set_carried(*id, carried)
-            })
-        };
+        let engine = &mut *inner;
+        let mut write = |(id, progress): (&ParamId, (u64, f64))| on_both!(&mut *engine, step => step.set_step_count(*id, progress));
         py.detach(|| self.ids.iter().zip(progress).try_for_each(&mut write)).map_err(raised)
     }
 }
 
 impl Step {
     /// Waits for readers alone.
-    fn lock(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, Inner>> {
+    fn lock(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, Engine>> {
         self.owner.refuse_child()?;
         loop {
             match self.inner.try_lock() {
@@ -240,19 +207,6 @@ impl Step {
                 Err(_) => return Err(busy()),
             }
         }
-    }
-
-    fn freeze(&self, inner: &mut Inner, frozen: Vec<bool>) -> PyResult<()> {
-        if frozen.len() != self.ids.len() {
-            return Err(PyValueError::new_err("frozen: not one for each parameter"));
-        }
-        for (id, (was, is)) in self.ids.iter().zip(inner.frozen.iter_mut().zip(frozen)) {
-            if *was != is {
-                on_both!(&mut inner.engine, step => step.set_frozen(*id, is)).map_err(raised)?;
-                *was = is;
-            }
-        }
-        Ok(())
     }
 }
 

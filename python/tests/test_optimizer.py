@@ -16,6 +16,7 @@ from conftest import build, give_gradients, largest_difference
 import instep
 from instep.torch import FusedOptimizer
 from instep.torch._arena import Arena
+from instep.torch._norm import GlobalNorm
 
 TORCH = {name.lower(): getattr(torch.optim, name) for name in dir(torch.optim) if name[0].isupper()}
 # The options that PyTorch's own tests give each optimizer, without those that choose how a step is run.
@@ -303,6 +304,7 @@ class Adam(torch.optim.Optimizer):
         (lambda p: FusedOptimizer(p, "adamw", states="4bit"), ValueError, "use one of float32, bfloat16, 8bit"),
         (lambda p: FusedOptimizer(p, "adamw", max_norm=0.0), ValueError, "max_norm = 0.0"),
         (lambda p: FusedOptimizer(p, "adamw", max_norm=float("nan")), ValueError, "max_norm = nan"),
+        (lambda p: FusedOptimizer(p, "adamw", threads=100000), ValueError, "threads = 100000"),
         (lambda p: FusedOptimizer(p, "adamw", threads=0), ValueError, "threads = 0"),
         (lambda p: FusedOptimizer(p, "adamw", threads=1.5), ValueError, "threads = 1.5"),
         (lambda p: FusedOptimizer(p, "adamw", seed=-1), ValueError, "seed = -1"),
@@ -335,6 +337,25 @@ def test_tensors_that_no_kernel_takes_are_refused():
     sparse = torch.nn.Parameter(torch.zeros(4, 4))
     sparse.grad = torch.eye(4).to_sparse()
     refused(sparse, NotImplementedError, "torch.sparse_coo")
+
+
+def test_a_norm_takes_each_batch_once_and_may_be_decided_when_no_parameter_has_a_gradient():
+    optimizer = FusedOptimizer(build().parameters(), "sgd", lr=1.0)
+    params = optimizer._listed()
+    optimizer._adopt(params)
+    engine, norm = optimizer._engine, GlobalNorm(torch.device("cpu"))
+    norm.begin((1, 1.0, 0, 0))
+    norm.decide(1.0, True, ())
+    assert norm.last() == 0.0
+    [batch] = engine.route(params).batches([torch.ones_like(param) for param in params])
+    norm.begin((1, 1.0, 0, 0))
+    prepared = norm.add(engine, batch)
+    with pytest.raises(RuntimeError, match="added to this norm already"):
+        norm.add(engine, batch)
+    decided = norm.decide(1.0, True, ())
+    engine.step_decided(batch, prepared, decided)
+    with pytest.raises(RuntimeError, match="stepped by this decision already"):
+        engine.step_decided(batch, prepared, decided)
 
 
 def test_a_model_that_moves_after_the_first_step_is_refused():

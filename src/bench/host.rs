@@ -10,7 +10,7 @@ use std::thread;
 
 use super::{constants, plan};
 use crate::abi::{INSTEP_TILE_ELEMENTS, InstepStored};
-use crate::bucket_step::{BucketStep, Scaling, Tensor, Tensors};
+use crate::bucket_step::{BucketStep, Lent, Scaling, StepTensors};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::host::Isa;
@@ -168,9 +168,9 @@ impl Launcher {
         let tensor = |memory| {
             let span = Span::elements(memory, &self.plan, params.start, params.end);
             // SAFETY: a run of that type, by `resolve`; its bytes are initialised, and `&mut self` holds them alone.
-            unsafe { Tensor::at(self.memories.resolve(span).cast()) }
+            unsafe { Lent::at(self.memories.resolve(span).cast()) }
         };
-        let mut tensors = Tensors::new(tensor(Memory::Params), tensor(Memory::Grads));
+        let mut tensors = StepTensors::new(tensor(Memory::Params), tensor(Memory::Grads));
         Memory::of_tensors(&self.plan, self.states).for_each(|memory| tensors.put(memory, tensor(memory)));
         self.steps[bucket as usize].step(&tensors, self.scaling)
     }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::trainer::Trainer;
 use super::{constants, plan};
 use crate::abi::{InstepStepArgs, InstepTile};
-use crate::bucket_step::{BucketStep, Scaling, Tensor, Tensors};
+use crate::bucket_step::{BucketStep, Lent, Scaling, StepTensors};
 use crate::collective::Collective;
 use crate::cuda::{CapturedPass, Cuda, CudaDevice};
 use crate::error::Result;
@@ -89,11 +89,11 @@ impl Alone {
         let [params, grads, first, second] = &self.addresses;
         let tensor = |runs: &'_ [*mut c_void]| match runs {
             // SAFETY: this bucket's own memory, which `&mut self` holds alone.
-            [run] => unsafe { Tensor::at(*run) },
+            [run] => unsafe { Lent::at(*run) },
             // SAFETY: as above; the list lives as long as the object.
-            runs => unsafe { Tensor::at_each(std::slice::from_raw_parts(runs.as_ptr(), runs.len())) },
+            runs => unsafe { Lent::at_each(std::slice::from_raw_parts(runs.as_ptr(), runs.len())) },
         };
-        let tensors = Tensors::new(tensor(params), tensor(grads)).states([tensor(first), tensor(second)]);
+        let tensors = StepTensors::new(tensor(params), tensor(grads)).states([tensor(first), tensor(second)]);
         self.step.step(&tensors, self.scaling)
     }
 }

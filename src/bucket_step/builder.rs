@@ -44,6 +44,38 @@ pub(super) struct Parts {
     pub(super) settings: Settings,
 }
 
+impl Parts {
+    /// Says of each state whose it is: of which optimizers, in which groups of the bucket.
+    pub(super) fn state_labels(&self) -> Vec<String> {
+        let groups = self.layout.groups();
+        let is_here = |group: &usize| {
+            let of_group = |param: u32| self.layout.parameters()[param as usize].group as usize == *group;
+            self.plan.segments().iter().any(|segment| of_group(segment.param))
+        };
+        let here: Vec<usize> = (0..groups.len()).filter(is_here).collect();
+        let label = |k: usize| {
+            let mut owners: Vec<(String, Vec<&str>)> = Vec::new();
+            for group in &here {
+                let optimizer = &*self.optimizers[*group];
+                let Some(state) = optimizer.state_names().get(k) else { continue };
+                let name = optimizer.descriptor().map_or("custom", |descriptor| descriptor.name);
+                let state = format!("`{state}` of {name}");
+                match owners.iter_mut().find(|(known, _)| *known == state) {
+                    Some((_, of)) => of.push(&groups[*group]),
+                    None => owners.push((state, vec![&groups[*group]])),
+                }
+            }
+            let owner = |(state, of): &(String, Vec<&str>)| match &**of {
+                [first] => format!("{state} (group `{first}`)"),
+                [first, rest @ ..] => format!("{state} (group `{first}` and {} more)", rest.len()),
+                [] => state.clone(),
+            };
+            format!("state {}", owners.iter().map(owner).collect::<Vec<_>>().join(" or "))
+        };
+        (0..self.assignment.state_count()).map(label).collect()
+    }
+}
+
 impl BucketStepBuilder {
     pub(super) fn new(layout: &Layout, optimizer: Box<dyn Optimizer>) -> BucketStepBuilder {
         BucketStepBuilder {
@@ -80,12 +112,12 @@ impl BucketStepBuilder {
         BucketStepBuilder { precision, ..self }
     }
 
-    /// Also writes each stepped parameter in another type ([`Tensors::copy`](super::Tensors::copy)).
+    /// Also writes each stepped parameter in another type ([`StepTensors::copy`](super::StepTensors::copy)).
     pub fn copy_params(self, dtype: DType) -> Self {
         BucketStepBuilder { copy: Some(dtype), ..self }
     }
 
-    /// Also keeps a moving average of each parameter ([`Tensors::ema`](super::Tensors::ema)).
+    /// Also keeps a moving average of each parameter ([`StepTensors::ema`](super::StepTensors::ema)).
     pub fn ema(self, decay: f64) -> Self {
         BucketStepBuilder { ema_decay: Some(decay), ..self }
     }
@@ -115,7 +147,7 @@ impl BucketStepBuilder {
         }
         if self.gradients == Gradients::Release {
             let wrong = "the caller's memory cannot be released";
-            let remedy = "use Gradients::Keep or Gradients::Zero";
+            let remedy = "keep, zero or average them";
             return Err(Error::config("gradients", "Release", wrong, remedy));
         }
         let storage = Storage { precision: self.precision, copy: self.copy, ema: self.ema_decay.is_some() };
@@ -128,7 +160,7 @@ impl BucketStepBuilder {
             if let Some(custom) = optimizer.as_rule().custom() {
                 let thing = format_args!("optimizer `{}`", custom.name());
                 let remedy = "call that code yourself, or use a Stepper";
-                return Err(Error::unsupported(thing, "a BucketStep runs kernels alone", remedy));
+                return Err(Error::unsupported(thing, "a bucket step runs kernels alone", remedy));
             }
             refuse_storage(&**optimizer, &plan.buckets()[0].storage)?;
             optimizers.push((&**optimizer, optimizer.as_rule().hyper()?));

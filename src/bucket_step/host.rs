@@ -5,11 +5,12 @@
 
 use std::sync::Arc;
 
+use super::BucketStep;
 use super::builder::{BucketStepBuilder, Parts};
+use super::engine::Engine;
 use super::norm::GradNorm;
 use super::scaling::Scaling;
-use super::tensors::{Tensor, Tensors};
-use super::{BucketStep, refuse_carried};
+use super::tensors::{Lent, StepTensors};
 use crate::abi::InstepControl;
 use crate::error::Result;
 use crate::host::Isa;
@@ -17,10 +18,8 @@ use crate::host::arena::Memories;
 use crate::host::bucket_job::{BucketJob, Execution, SegmentBases};
 use crate::host::kernels::Kernels;
 use crate::host::prefetch::ahead_bytes;
-use crate::launch::{Kind, Launch, Progress, begin_args, first_control, first_records};
-use crate::layout::ParamId;
+use crate::launch::{Kind, Launch, Progress, Settings, begin_args, first_control, first_records};
 use crate::op::{Memory, Span};
-use crate::optim::Optimizer;
 use crate::pool::{Job, Pool};
 
 /// The CPU's half of a [`BucketStep`].
@@ -48,8 +47,8 @@ impl BucketStepBuilder {
     /// that is code of your own, `Arithmetic` if the kernels fail their self-test.
     pub fn host(self) -> Result<BucketStep> {
         let kernels = Kernels::load(self.isa.map_or_else(Isa::from_environment, Ok)?)?;
-        let pool = self.pool.clone().unwrap_or_else(|| Pool::new(1));
-        BucketStep::new(self.parts()?, |parts| OnHost::new(parts, kernels, pool))
+        let pool = self.pool.clone().unwrap_or_else(Pool::alone);
+        BucketStep::new(self.parts()?, false, |parts| OnHost::new(parts, kernels, pool))
     }
 }
 
@@ -94,6 +93,24 @@ impl OnHost {
     }
 }
 
+impl Engine for OnHost {
+    fn write_settings(&mut self, settings: &Settings) {
+        // SAFETY: no launch runs, since each needs the bucket mutably.
+        unsafe { self.memories.write_settings(settings) };
+    }
+
+    fn read_progress(&self, record: usize) -> Result<Progress> {
+        // SAFETY: as above.
+        Ok(Progress::of(&unsafe { self.memories.read_record(record) }))
+    }
+
+    fn write_progress(&mut self, record: usize, progress: Progress) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { self.memories.write_progress(record, progress) };
+        Ok(())
+    }
+}
+
 impl BucketStep {
     /// Steps the bucket, on the calling thread and the pool's.
     ///
@@ -101,43 +118,46 @@ impl BucketStep {
     /// The tensors are stepped when it returns.
     ///
     /// # Errors
-    /// `Layout` if a tensor is missing, superfluous, too short or long, of elements of another size or type, misaligned, or only
-    /// lent for reading where the step writes; `Config` for factors that cannot be divided out. Nothing has been written
-    /// then.
-    pub fn step(&mut self, tensors: &Tensors<'_>, scaling: Scaling) -> Result<()> {
+    /// `Layout` if a tensor is missing, superfluous, too short or long, of elements of another type, null, misaligned, only
+    /// lent for reading where the step writes, or overlaps another; `Config` for factors that cannot be divided out. Nothing
+    /// has been written then.
+    pub fn step(&mut self, tensors: &StepTensors<'_>, scaling: Scaling) -> Result<()> {
         scaling.validate()?;
         self.bind(tensors)?;
         self.begin(scaling);
         let engine = &self.engine;
         // SAFETY: `bind` has checked the tensors, which the call borrows or the caller vouches for; the block is our own.
         unsafe { engine.run(&engine.steps, engine.memories.regions().control()) };
+        self.mark.step();
         Ok(())
     }
 
     /// Steps the bucket as a norm over several buckets has decided: clipped by its coefficient, or not at all.
     ///
     /// # Errors
-    /// Errors as for [`step`](Self::step); `Order` if the norm has not been decided.
-    pub fn step_decided(&mut self, tensors: &Tensors<'_>, norm: &mut GradNorm) -> Result<()> {
-        norm.refuse_undecided()?;
+    /// Errors as for [`step`](Self::step); `Order` if the norm has not been decided, the bucket was not added to it, or this
+    /// decision has stepped the bucket already.
+    pub fn step_decided(&mut self, tensors: &StepTensors<'_>, norm: &mut GradNorm) -> Result<()> {
+        norm.refuse_step(&self.mark, || self.name())?;
         self.bind(tensors)?;
         self.begin(Scaling::NONE);
         // SAFETY: as in `step`; `norm` is borrowed mutably.
         unsafe { self.engine.run(&self.engine.steps, norm.control()) };
+        norm.marks().step(&mut self.mark);
         Ok(())
     }
 
-    /// Adds the bucket's summed gradients to a norm.
+    /// Adds the bucket's summed gradients to a norm. Parameters without a gradient are left out.
     ///
     /// # Errors
-    /// Errors as for [`step`](Self::step), of the gradients alone; `Order` if the norm has been decided.
-    pub fn add_norm(&mut self, grads: &Tensor<'_>, norm: &mut GradNorm) -> Result<()> {
-        norm.refuse_decided()?;
-        let mut outcome = Ok(());
-        let shape = &self.shape;
+    /// Errors as for [`step`](Self::step), of the gradients alone; `Order` unless the norm has been begun, if it has been
+    /// decided, or if the bucket was added to it already.
+    pub fn add_norm(&mut self, grads: &Lent<'_>, norm: &mut GradNorm) -> Result<()> {
+        norm.refuse_add(&self.mark, || self.name())?;
+        let (mut outcome, shape) = (Ok(false), &self.shape);
         // SAFETY: no launch of this bucket runs, since it is borrowed mutably.
         unsafe { self.engine.bases.set(|bases| outcome = shape.bind_grads(grads, bases)) };
-        outcome?;
+        self.pass_over_missing(grads, outcome?);
         if self.is_stale {
             // A norm leaves out what is frozen, as the records say, and so does the step, which begins once more.
             self.begin(Scaling::NONE);
@@ -145,86 +165,17 @@ impl BucketStep {
         let engine = &self.engine;
         // SAFETY: as in `step`.
         unsafe { engine.run(&engine.norms, norm.control()) };
+        norm.marks().add(&mut self.mark);
         Ok(())
     }
 
-    /// Replaces the hyperparameters of a group, such as [`DEFAULT_GROUP`](crate::DEFAULT_GROUP), from the next step on: any of them, a learning rate above all.
-    ///
-    /// # Errors
-    /// `Layout` if there is no such group, `Config` for values out of range, `Unsupported` for another kind of optimizer,
-    /// or one with other states.
-    pub fn set_optimizer(&mut self, group: &str, optimizer: &dyn Optimizer) -> Result<()> {
-        self.replace(group, optimizer)?;
-        // SAFETY: no launch runs, since the bucket is borrowed mutably.
-        unsafe { self.engine.memories.write_settings(&self.settings) };
-        Ok(())
-    }
-
-    /// Sets whether steps pass over a parameter, as over one without a gradient in this pass: neither its tensors nor its
-    /// step count change, and nothing is read at its addresses.
-    ///
-    /// # Errors
-    /// `Layout` if it is not in this bucket.
-    pub fn set_frozen(&mut self, id: ParamId, frozen: bool) -> Result<()> {
-        self.freeze(id, frozen)?;
-        // SAFETY: as in `set_optimizer`.
-        unsafe { self.engine.memories.write_settings(&self.settings) };
-        Ok(())
-    }
-
-    /// Returns how many updates a parameter has had.
-    ///
-    /// # Errors
-    /// `Layout` if it is not in this bucket.
-    pub fn step_count(&self, id: ParamId) -> Result<u64> {
-        let record = self.record(id)?;
-        // SAFETY: no launch runs: each needs the bucket mutably.
-        Ok(Progress::of(&unsafe { self.engine.memories.read_record(record) }).count)
-    }
-
-    /// Sets how many updates a parameter has had: when a training is resumed. NAdam's product of momenta is resumed by
-    /// [`set_carried`](Self::set_carried).
-    ///
-    /// # Errors
-    /// `Layout` if it is not in this bucket.
-    pub fn set_step_count(&mut self, id: ParamId, count: u64) -> Result<()> {
-        let carried = self.carried(id)?;
-        self.set_progress(id, Progress { count, carried })
-    }
-
-    /// Returns the number that the optimizer carries beside the step count: NAdam's product of momenta, 1 in others.
-    ///
-    /// # Errors
-    /// `Layout` if it is not in this bucket.
-    pub fn carried(&self, id: ParamId) -> Result<f64> {
-        let record = self.record(id)?;
-        // SAFETY: as in `step_count`.
-        Ok(Progress::of(&unsafe { self.engine.memories.read_record(record) }).carried)
-    }
-
-    /// Sets that number, after [`set_step_count`](Self::set_step_count).
-    ///
-    /// # Errors
-    /// `Layout` if it is not in this bucket, `Config` if the number is not from 0 to 1.
-    pub fn set_carried(&mut self, id: ParamId, carried: f64) -> Result<()> {
-        refuse_carried(carried)?;
-        let count = self.step_count(id)?;
-        self.set_progress(id, Progress { count, carried })
-    }
-
-    fn set_progress(&mut self, id: ParamId, progress: Progress) -> Result<()> {
-        let record = self.record(id)?;
-        // SAFETY: as in `set_optimizer`.
-        unsafe { self.engine.memories.write_progress(record, progress) };
-        Ok(())
-    }
-
-    fn bind(&mut self, tensors: &Tensors<'_>) -> Result<()> {
-        let shape = &self.shape;
-        let mut outcome = Ok(());
+    /// Takes the tensors of a call, or refuses them before anything has changed.
+    fn bind(&mut self, tensors: &StepTensors<'_>) -> Result<()> {
+        let (mut outcome, shape) = (Ok(false), &self.shape);
         // SAFETY: no launch of this bucket runs, since it is borrowed mutably.
         unsafe { self.engine.bases.set(|bases| outcome = shape.bind(tensors, bases)) };
-        outcome
+        self.pass_over_missing(tensors.grads(), outcome?);
+        Ok(())
     }
 
     /// Counts the last step's updates and derives the next ones' scalars.

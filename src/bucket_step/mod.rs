@@ -4,25 +4,31 @@
 //! launches, so both give the same bits. Nothing is written before everything has been checked.
 
 mod builder;
+mod element;
+mod engine;
 mod gpu;
 mod host;
+mod marks;
 mod norm;
 mod scaling;
+mod settings;
 mod shape;
 mod tensors;
 
 pub use builder::BucketStepBuilder;
+pub use element::StepElement;
 pub use gpu::OnGpu;
 pub use host::OnHost;
 pub use norm::{Decision, GradNorm, NORM_LIMBS, NormOnGpu, NormOnHost, NormSum, NormSumOnGpu};
 pub use scaling::Scaling;
-pub use tensors::{Tensor, Tensors};
+pub use tensors::{Lent, StepTensors};
 
 use crate::error::{Error, Result};
 use crate::launch::{Assignment, Settings, StepConstants};
-use crate::layout::{Layout, ParamId, Plan, SegmentAction};
+use crate::layout::{Layout, ParamId, Plan};
 use crate::optim::Optimizer;
 use builder::{Parts, group_of};
+use marks::BucketMark;
 use shape::Shape;
 
 /// The step of one bucket, on tensors that come with each call.
@@ -33,23 +39,22 @@ use shape::Shape;
 ///
 /// A model of several buckets has one object for each: [`BucketStepBuilder::bucket`] names its parameters and their offsets.
 /// To clip over all of them, call [`add_norm`](BucketStep::add_norm) for each, [`GradNorm::decide`] once, and
-/// [`step_decided`](BucketStep::step_decided) for each. To change a rate, call
-/// [`set_optimizer`](BucketStep::set_optimizer). To resume, restore the tensors and call
+/// [`step_decided`](BucketStep::step_decided) for each. To change a rate, call [`set_lr`](BucketStep::set_lr). To resume, restore the tensors and call
 /// [`set_step_count`](BucketStep::set_step_count) for every parameter; a [checkpoint](crate::checkpoint) is a stepper's.
 ///
 /// ```
-/// use instep::bucket_step::{Tensor, Tensors};
+/// use instep::bucket_step::{Lent, StepTensors};
 /// use instep::{AdamW, BucketStep, Layout, Scaling};
 ///
 /// let layout = Layout::builder().param("weight", 6).param("bias", 2).build()?;
 /// let mut step = BucketStep::builder(&layout, AdamW { lr: 0.1, ..Default::default() }).host()?;
 ///
-/// // One flat run per kind of tensor; `Tensor::slices_mut` takes one run per parameter.
+/// // One flat run per kind of tensor; `Lent::slices_mut` takes one run per parameter.
 /// let (mut params, mut exp_avg, mut exp_avg_sq) = ([1.0f32; 8], [0.0f32; 8], [0.0f32; 8]);
 /// for _ in 0..10 {
 ///     let summed = [2.0f32; 8]; // over two ranks
-///     let states = [Tensor::slice_mut(&mut exp_avg), Tensor::slice_mut(&mut exp_avg_sq)];
-///     let tensors = Tensors::new(Tensor::slice_mut(&mut params), Tensor::slice(&summed)).states(states);
+///     let states = [Lent::slice_mut(&mut exp_avg), Lent::slice_mut(&mut exp_avg_sq)];
+///     let tensors = StepTensors::new(Lent::slice_mut(&mut params), Lent::slice(&summed)).states(states);
 ///     step.step(&tensors, Scaling::mean(2))?;
 /// }
 /// assert_eq!(step.step_count(layout.id("bias")?)?, 10);
@@ -65,26 +70,39 @@ pub struct BucketStep<E = OnHost> {
     plan: Plan,
     assignment: Assignment,
     /// By group.
-    kinds: Vec<OptimizerKind>,
+    optimizers: Vec<GroupOptimizer>,
     constants: StepConstants,
     /// As the next step is to read them.
     settings: Settings,
-    /// Parameters were frozen or thawed since the records were made of the settings.
+    /// By segment.
+    left: Vec<Left>,
+    /// A gradient was missing in the last call.
+    lacks_some: bool,
+    /// Steps pass over other parameters since the records were made of the settings.
     is_stale: bool,
+    mark: BucketMark,
     shape: Shape,
     engine: E,
 }
 
-/// What a group's optimizer may not change: the launches and the states are made for it.
-#[derive(Clone, Copy, PartialEq)]
-struct OptimizerKind {
-    kernel: u32,
+/// A group's optimizer, as the next step is to run it.
+struct GroupOptimizer {
+    optimizer: Box<dyn Optimizer>,
+    /// The states that the step was built for, which every call lends.
     state_names: &'static [&'static str],
 }
 
-impl OptimizerKind {
-    fn of(optimizer: &dyn Optimizer) -> OptimizerKind {
-        OptimizerKind { kernel: optimizer.as_rule().kernel(), state_names: optimizer.state_names() }
+/// Why steps pass over a segment.
+#[derive(Clone, Copy, Default)]
+struct Left {
+    is_frozen: bool,
+    /// The last call had no gradient of it.
+    is_missing: bool,
+}
+
+impl Left {
+    fn any(self) -> bool {
+        self.is_frozen || self.is_missing
     }
 }
 
@@ -96,19 +114,25 @@ impl BucketStep {
 }
 
 impl<E> BucketStep<E> {
-    fn new(parts: Parts, engine: impl FnOnce(&Parts) -> Result<E>) -> Result<BucketStep<E>> {
-        let shape = Shape::new(&parts.plan, &parts.places, parts.assignment.state_count());
+    fn new(parts: Parts, is_on_gpu: bool, engine: impl FnOnce(&Parts) -> Result<E>) -> Result<BucketStep<E>> {
+        let shape = Shape::new(&parts.plan, &parts.places, &parts.state_labels(), is_on_gpu);
         let engine = engine(&parts)?;
         let Parts { layout, plan, optimizers, assignment, constants, settings, .. } = parts;
-        let kinds = optimizers.iter().map(|optimizer| OptimizerKind::of(&**optimizer)).collect();
+        let with_states = |optimizer: Box<dyn Optimizer>| GroupOptimizer {
+            state_names: optimizer.state_names(),
+            optimizer,
+        };
         Ok(BucketStep {
+            left: vec![Left::default(); plan.segments().len()],
+            optimizers: optimizers.into_iter().map(with_states).collect(),
             layout,
             plan,
             assignment,
-            kinds,
             constants,
             settings,
+            lacks_some: false,
             is_stale: false,
+            mark: BucketMark::new(),
             shape,
             engine,
         })
@@ -124,12 +148,12 @@ impl<E> BucketStep<E> {
         self.shape.len()
     }
 
-    /// Returns the names of a group's states, in the order of [`Tensors::states`].
+    /// Returns the names of a group's states, in the order of [`StepTensors::states`].
     ///
     /// # Errors
     /// `Layout` if the layout has no such group.
     pub fn state_names(&self, group: &str) -> Result<&'static [&'static str]> {
-        Ok(self.kinds[group_of(&self.layout, group)?].state_names)
+        Ok(self.optimizers[group_of(&self.layout, group)?].state_names)
     }
 
     /// The record of a parameter.
@@ -144,40 +168,12 @@ impl<E> BucketStep<E> {
         }
     }
 
-    /// Puts into the settings whether steps pass over a parameter.
-    fn freeze(&mut self, id: ParamId, frozen: bool) -> Result<()> {
-        let record = self.record(id)?;
-        // One round. Its records are numbered as the segments.
-        let action = if frozen { SegmentAction::Leave } else { self.plan.segments()[record].action };
-        self.settings.set_action(record, action);
-        self.is_stale = true;
-        Ok(())
+    /// Names the bucket in an error, by its first parameter.
+    fn name(&self) -> String {
+        let first = self.plan.segments().first();
+        let name = |param: u32| &*self.layout.parameters()[param as usize].name;
+        format!("bucket of `{}`", first.map_or("", |segment| name(segment.param)))
     }
-
-    /// Checks a group's next optimizer and puts it into the settings.
-    fn replace(&mut self, group: &str, optimizer: &dyn Optimizer) -> Result<()> {
-        let index = group_of(&self.layout, group)?;
-        if self.kinds[index] != OptimizerKind::of(optimizer) {
-            let wrong = "another optimizer, or other states, than the step was built for";
-            return Err(Error::unsupported(
-                format_args!("group `{group}`"),
-                wrong,
-                "build another BucketStep",
-            ));
-        }
-        // The plan has one bucket.
-        crate::launch::refuse_storage(optimizer, &self.plan.buckets()[0].storage)?;
-        self.settings.set_hyper(index, &optimizer.as_rule().hyper()?);
-        Ok(())
-    }
-}
-
-/// A product of momenta, which becomes 0 when it is too small for its type.
-fn refuse_carried(carried: f64) -> Result<()> {
-    if (0.0..=1.0).contains(&carried) {
-        return Ok(());
-    }
-    Err(Error::range("carried", carried, "a number from 0 to 1"))
 }
 
 impl<E> std::fmt::Debug for BucketStep<E> {

@@ -5,6 +5,7 @@
 
 use std::mem::offset_of;
 
+use super::marks::{BucketMark, NormMarks};
 use super::scaling::Scaling;
 use crate::abi::{INSTEP_NORM_LIMBS, InstepControl};
 use crate::cuda::{Cuda, NormBlock};
@@ -17,8 +18,14 @@ use crate::launch::{Counts, StepConstants, begin_block, decide_block, first_cont
 
 /// Norm and decision over the gradients of any number of buckets.
 ///
+/// Between two beginnings, each bucket is added once, then the norm is decided, then each bucket is stepped once; another
+/// order is refused by the bucket's name. A bucket without a gradient, all of whose parameters are frozen or lack theirs, adds
+/// nothing to the norm and still counts as added. Ranks that hold shards take the [`sum`](GradNorm::sum) before they decide.
+/// A norm whose sum was taken may be decided without a bucket, as on a rank that holds none, and steps buckets that were
+/// added to another norm, since what is in the sum is the caller's to know.
+///
 /// ```
-/// use instep::bucket_step::{Tensor, Tensors};
+/// use instep::bucket_step::{Lent, StepTensors};
 /// use instep::{BucketStep, GradNorm, Layout, Scaling, Sgd};
 ///
 /// let layout = Layout::builder().param("weight", 2).build()?;
@@ -27,9 +34,9 @@ use crate::launch::{Counts, StepConstants, begin_block, decide_block, first_cont
 ///
 /// let mut norm = GradNorm::host()?;
 /// norm.begin(Scaling::mean(2))?;
-/// step.add_norm(&Tensor::slice(&grads), &mut norm)?; // once per bucket, in any order
+/// step.add_norm(&Lent::slice(&grads), &mut norm)?; // once per bucket, in any order
 /// let decision = norm.decide(Some(2.5), true)?;
-/// step.step_decided(&Tensors::new(Tensor::slice_mut(&mut params), Tensor::slice(&grads)), &mut norm)?;
+/// step.step_decided(&StepTensors::new(Lent::slice_mut(&mut params), Lent::slice(&grads)), &mut norm)?;
 /// assert_eq!(decision.norm, 5.0); // of the mean
 /// assert!((params[0] + 1.5).abs() < 1e-5 && (params[1] + 2.0).abs() < 1e-5); // clipped to 2.5
 /// # Ok::<(), instep::Error>(())
@@ -40,6 +47,7 @@ use crate::launch::{Counts, StepConstants, begin_block, decide_block, first_cont
 pub struct GradNorm<B = NormOnHost> {
     block: B,
     phase: Phase,
+    marks: NormMarks,
 }
 
 /// The CPU's half of a [`GradNorm`].
@@ -112,7 +120,7 @@ impl GradNorm {
         let memories = Memories::without_tensors(Counts::default())?;
         // SAFETY: nothing runs on this memory yet.
         unsafe { memories.write_control(first_control(&StepConstants::PLAIN), std::iter::empty()) };
-        Ok(GradNorm { block: NormOnHost { memories, kernels }, phase: Phase::New })
+        Ok(GradNorm::of(NormOnHost { memories, kernels }))
     }
 
     /// Begins anew, with the factors that all these gradients have.
@@ -126,7 +134,7 @@ impl GradNorm {
         scaling.put(&mut args);
         // SAFETY: one control block of our own and no records; `Scaling`'s addresses are valid by its own contract.
         unsafe { self.block.kernels.begin(&args) };
-        self.phase = Phase::Begun;
+        self.mark_begun();
         Ok(())
     }
 
@@ -135,10 +143,12 @@ impl GradNorm {
     /// does another program's flag ([`Scaling::grad_scaler`]), also if `skip_nonfinite` is false.
     ///
     /// # Errors
-    /// `Config` if `max_norm` is not a finite number above 0; `Order` without [`begin`](Self::begin).
+    /// `Config` if `max_norm` is not a finite number above 0; `Order` without [`begin`](Self::begin), or if no bucket was added
+    /// and the [`sum`](Self::sum) was not taken.
     pub fn decide(&mut self, max_norm: Option<f64>, skip_nonfinite: bool) -> Result<Decision> {
         refuse_max_norm(max_norm)?;
-        self.refuse_other_phase(Phase::Begun)?;
+        self.refuse_decided()?;
+        self.marks.refuse_empty()?;
         // SAFETY: as in `begin`.
         let control = unsafe {
             self.block.kernels.decide(&decide_block(self.control(), max_norm, skip_nonfinite));
@@ -148,12 +158,14 @@ impl GradNorm {
         Ok(Decision::of(&control))
     }
 
-    /// Returns the sum so far, for ranks that hold other shards of the gradients to be added to.
+    /// Returns the sum so far, for ranks that hold other shards of the gradients to be added to. A rank that holds none takes
+    /// it too.
     ///
     /// # Errors
     /// `Order` without [`begin`](Self::begin).
     pub fn sum(&mut self) -> Result<NormSum<'_>> {
-        self.refuse_other_phase(Phase::Begun)?;
+        self.refuse_decided()?;
+        self.marks.take_sum();
         // SAFETY: nothing runs on the block while it is borrowed mutably, as the fields of the sum do it.
         let control = unsafe { &mut *self.control() };
         Ok(NormSum { limbs: &mut control.limbs, largest: &mut control.max_abs_bits })
@@ -181,7 +193,7 @@ impl GradNorm<NormOnGpu> {
     /// # Errors
     /// `KernelsNotBuilt`; `Device` if the driver refuses anything.
     pub fn cuda(cuda: &Cuda) -> Result<GradNorm<NormOnGpu>> {
-        Ok(GradNorm { block: NormOnGpu(NormBlock::new(cuda)?), phase: Phase::New })
+        Ok(GradNorm::of(NormOnGpu(NormBlock::new(cuda)?)))
     }
 
     /// Enqueues the beginning, with the factors that all these gradients have.
@@ -199,7 +211,7 @@ impl GradNorm<NormOnGpu> {
         scaling.refuse_clip()?;
         // SAFETY: the caller's promise.
         unsafe { self.block.0.begin(|args| scaling.put(args), stream)? };
-        self.phase = Phase::Begun;
+        self.mark_begun();
         Ok(())
     }
 
@@ -217,7 +229,8 @@ impl GradNorm<NormOnGpu> {
         stream: StreamHandle,
     ) -> Result<()> {
         refuse_max_norm(max_norm)?;
-        self.refuse_other_phase(Phase::Begun)?;
+        self.refuse_decided()?;
+        self.marks.refuse_empty()?;
         // SAFETY: the caller's promise.
         unsafe { self.block.0.decide(max_norm, skip_nonfinite, stream)? };
         self.phase = Phase::Decided;
@@ -235,7 +248,8 @@ impl GradNorm<NormOnGpu> {
     /// # Safety
     /// As for [`enqueue_begin`](Self::enqueue_begin).
     pub unsafe fn enqueue_sum(&mut self, stream: StreamHandle) -> Result<NormSumOnGpu> {
-        self.refuse_other_phase(Phase::Begun)?;
+        self.refuse_decided()?;
+        self.marks.take_sum();
         let at = |base: DevicePtr, offset: usize| DevicePtr(base.0 + offset as u64);
         self.block.0.during(stream, |base| {
             Ok(NormSumOnGpu {
@@ -270,23 +284,44 @@ fn refuse_max_norm(max_norm: Option<f64>) -> Result<()> {
 }
 
 impl<B> GradNorm<B> {
-    pub(super) fn refuse_undecided(&self) -> Result<()> {
-        self.refuse_other_phase(Phase::Decided)
+    fn of(block: B) -> GradNorm<B> {
+        GradNorm { block, phase: Phase::New, marks: NormMarks::default() }
     }
 
-    pub(super) fn refuse_decided(&self) -> Result<()> {
-        self.refuse_other_phase(Phase::Begun)
+    fn mark_begun(&mut self) {
+        self.phase = Phase::Begun;
+        self.marks.begin();
     }
 
-    fn refuse_other_phase(&self, phase: Phase) -> Result<()> {
-        if self.phase == phase {
-            return Ok(());
+    /// Refuses a bucket's gradients before they are added.
+    pub(super) fn refuse_add(&self, bucket: &BucketMark, name: impl FnOnce() -> String) -> Result<()> {
+        self.refuse_decided()?;
+        self.marks.refuse_added(bucket, name)
+    }
+
+    /// Refuses a bucket's step by this norm.
+    pub(super) fn refuse_step(&self, bucket: &BucketMark, name: impl FnOnce() -> String) -> Result<()> {
+        self.refuse_undecided()?;
+        self.marks.refuse_step(bucket, name)
+    }
+
+    pub(super) fn marks(&mut self) -> &mut NormMarks {
+        &mut self.marks
+    }
+
+    fn refuse_undecided(&self) -> Result<()> {
+        match self.phase {
+            Phase::Decided => Ok(()),
+            Phase::New | Phase::Begun => Err(Error::order("norm", "not decided yet", "decide it first")),
         }
-        let (wrong, remedy) = match phase {
-            Phase::Decided => ("not decided yet", "call `GradNorm::decide` first"),
-            Phase::New | Phase::Begun => ("not begun, or decided already", "call `GradNorm::begin` first"),
-        };
-        Err(Error::order("norm", wrong, remedy))
+    }
+
+    fn refuse_decided(&self) -> Result<()> {
+        match self.phase {
+            Phase::Begun => Ok(()),
+            Phase::New => Err(Error::order("norm", "not begun", "begin it first")),
+            Phase::Decided => Err(Error::order("norm", "decided already", "begin it anew")),
+        }
     }
 }
 

@@ -2,22 +2,26 @@
 //!
 //! All tensors of a call are checked before an address changes. This file computes addresses and touches no element.
 
-use super::tensors::{Element, Location, Run, Tensor, Tensors};
+use super::element::Stored;
+use super::tensors::{Lent, Location, Run, STATES, StepTensors};
 use crate::abi::INSTEP_QUANTUM;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::launch::Bases;
-use crate::layout::{Gradients, Master, Moments, Plan, Segment, SegmentAction, Storage};
+use crate::layout::{Gradients, Plan, Segment, SegmentAction};
 use crate::op::{Memory, Span};
 
+/// Tensors of a call, at most: parameters, gradients, masters, copies, averages, states and their scales.
+const KINDS: usize = 5 + 2 * STATES;
+
 /// One kind of tensor.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Kind {
     memory: Memory,
+    /// Its name in errors.
+    name: String,
     /// Bytes of a unit: of an element, or of the scale of a block.
     bytes: u64,
-    /// `None` for codes and remainders.
-    dtype: Option<DType>,
+    stored: Stored,
     /// Elements of a unit.
     elements: u64,
     is_written: bool,
@@ -38,19 +42,21 @@ pub(super) struct Shape {
     len: u64,
     extents: Vec<Extent>,
     kinds: Vec<Kind>,
+    is_on_gpu: bool,
 }
 
 impl Shape {
-    /// `places` gives, per segment, its parameter's place in the bucket's list.
-    pub(super) fn new(plan: &Plan, places: &[usize], states: usize) -> Shape {
+    /// `places` gives, per segment, its parameter's place in the bucket's list; `states`, per state, whose it is.
+    pub(super) fn new(plan: &Plan, places: &[usize], states: &[String], is_on_gpu: bool) -> Shape {
         let averages = |segment: &Segment| segment.action == SegmentAction::Average;
         let ends = matches!(plan.gradients(), Gradients::Zero | Gradients::Average);
         let writes_grads = ends || plan.segments().iter().any(averages);
         let kind = |memory| {
             let elements = if matches!(memory, Memory::Scales(_)) { INSTEP_QUANTUM.into() } else { 1 };
             let bytes = Span::elements(memory, plan, 0, elements).bytes();
-            let dtype = dtype_of(memory, &plan.buckets()[0].storage);
-            Kind { memory, bytes, dtype, elements, is_written: memory != Memory::Grads || writes_grads }
+            let (name, stored) = (name_of(memory, states), Stored::of(memory, &plan.buckets()[0].storage));
+            let is_written = memory != Memory::Grads || writes_grads;
+            Kind { memory, name, bytes, stored, elements, is_written }
         };
         let extent = |(segment, place): (&Segment, &usize)| Extent {
             place: *place,
@@ -60,7 +66,8 @@ impl Shape {
         Shape {
             len: plan.arena_len(),
             extents: plan.segments().iter().zip(places).map(extent).collect(),
-            kinds: Memory::of_tensors(plan, states).map(kind).collect(),
+            kinds: Memory::of_tensors(plan, states.len()).map(kind).collect(),
+            is_on_gpu,
         }
     }
 
@@ -69,40 +76,51 @@ impl Shape {
         self.len
     }
 
-    /// Writes the addresses of a step's tensors: one entry for all segments, or one per segment.
-    pub(super) fn bind(&self, tensors: &Tensors<'_>, bases: &mut Vec<Bases>) -> Result<()> {
-        let mut is_whole = true;
+    /// Writes the addresses of a step's tensors: one entry for all segments, or one per segment. Returns whether a gradient
+    /// is missing.
+    pub(super) fn bind(&self, tensors: &StepTensors<'_>, bases: &mut Vec<Bases>) -> Result<bool> {
+        let (mut is_whole, mut lacks_some) = (true, false);
         for kind in &self.kinds {
             let Some(tensor) = tensors.get(kind.memory) else {
-                let remedy = format_args!("add them with `{}`", method(kind.memory));
-                return Err(Error::layout(named(kind.memory), "missing, but this step has them", remedy));
+                if self.len == 0 {
+                    continue;
+                }
+                let wrong = "missing, but this step has it";
+                return Err(Error::layout(&kind.name, wrong, "add it to the tensors of the call"));
             };
-            self.check(kind, tensor)?;
+            lacks_some |= self.check(kind, tensor)?;
             is_whole &= matches!(tensor.location, Location::Whole(_));
         }
-        let is_needed = |memory: &Memory| self.kinds.iter().any(|kind| kind.memory == *memory);
-        if let Some(extra) = tensors.memories().find(|memory| !is_needed(memory)) {
-            return Err(Error::layout(named(extra), "given, but this step has none", "leave them out"));
-        }
+        self.refuse_superfluous(tensors)?;
+        self.refuse_overlap(tensors)?;
         self.fill(is_whole, bases, |bases, segment| {
             for kind in &self.kinds {
-                // Each is there, as checked above.
+                // Each is there, as checked above, if it has elements.
                 let address = tensors.get(kind.memory).map_or(0, |tensor| self.base(kind, tensor, segment));
                 bases.set(kind.memory, address);
             }
         });
-        Ok(())
+        Ok(lacks_some)
     }
 
-    /// Writes the addresses of gradients alone, which a norm reads.
-    pub(super) fn bind_grads(&self, grads: &Tensor<'_>, bases: &mut Vec<Bases>) -> Result<()> {
-        let Some(kind) = self.kinds.iter().find(|kind| kind.memory == Memory::Grads) else { return Ok(()) };
-        let kind = Kind { is_written: false, ..*kind };
-        self.check(&kind, grads)?;
+    /// Writes the addresses of gradients alone, which a norm reads. Returns whether one is missing.
+    pub(super) fn bind_grads(&self, grads: &Lent<'_>, bases: &mut Vec<Bases>) -> Result<bool> {
+        let Some(kind) = self.kinds.iter().find(|kind| kind.memory == Memory::Grads) else {
+            return Ok(false);
+        };
+        let lacks_some = self.check_lent(kind, grads)?;
         self.fill(matches!(grads.location, Location::Whole(_)), bases, |bases, segment| {
-            bases.set(Memory::Grads, self.base(&kind, grads, segment));
+            bases.set(Memory::Grads, self.base(kind, grads, segment));
         });
-        Ok(())
+        Ok(lacks_some)
+    }
+
+    /// Whether a segment's parameter has no gradient among these, which were checked.
+    pub(super) fn is_missing(&self, grads: &Lent<'_>, segment: usize) -> bool {
+        match &grads.location {
+            Location::Whole(_) => false,
+            Location::Each(runs) => runs.run(self.extents[segment].place).is_none(),
+        }
     }
 
     fn fill(&self, is_whole: bool, bases: &mut Vec<Bases>, put: impl Fn(&mut Bases, usize)) {
@@ -112,7 +130,7 @@ impl Shape {
     }
 
     /// The base to which a segment's tiles add their offsets.
-    fn base(&self, kind: &Kind, tensor: &Tensor<'_>, segment: usize) -> usize {
+    fn base(&self, kind: &Kind, tensor: &Lent<'_>, segment: usize) -> usize {
         match &tensor.location {
             Location::Whole(run) => run.address,
             Location::Each(runs) => {
@@ -123,96 +141,139 @@ impl Shape {
         }
     }
 
-    /// This names a tensor only in errors, because a name is allocated.
-    fn check(&self, kind: &Kind, tensor: &Tensor<'_>) -> Result<()> {
-        let refuse = |wrong: &str, remedy| Err(Error::layout(named(kind.memory), wrong, remedy));
+    /// Returns whether a gradient is missing. This makes a text only for an error, because texts are allocated.
+    fn check(&self, kind: &Kind, tensor: &Lent<'_>) -> Result<bool> {
         if kind.is_written && !tensor.is_writable {
-            let remedy = "lend them with `Tensor::slice_mut` or `Tensor::slices_mut`";
-            return refuse("only lent for reading, but this step writes them", remedy);
+            let wrong = "only lent for reading, but this step writes it";
+            return Err(Error::layout(&kind.name, wrong, "lend it mutably"));
         }
-        if let Some(Element { bytes, dtype }) = tensor.element {
-            if bytes as u64 != kind.bytes {
-                let wrong = format!("elements of {bytes} bytes, where the precision has {}", kind.bytes);
-                return refuse(&wrong, "use the precision's type");
-            }
-            if let (Some(lent), Some(wanted)) = (dtype, kind.dtype)
-                && lent != wanted
-            {
-                let wrong = format!("elements of {lent}, where the precision has {wanted}");
-                return refuse(&wrong, "use the precision's type");
-            }
+        self.check_lent(kind, tensor)
+    }
+
+    /// Checks all but whether it may be written.
+    fn check_lent(&self, kind: &Kind, tensor: &Lent<'_>) -> Result<bool> {
+        let refuse = |wrong: &str, remedy| Err(Error::layout(&kind.name, wrong, remedy));
+        if self.is_on_gpu {
+            refuse_unreached(kind, tensor)?;
+        }
+        if let Some(lent) = tensor.element.filter(|lent| *lent != kind.stored) {
+            let wrong = format!("elements of {lent}, where the precision has {}", kind.stored);
+            return refuse(&wrong, "use the precision's type");
         }
         match &tensor.location {
-            Location::Whole(run) => self.check_run(kind, run, self.len, "the bucket"),
+            Location::Whole(run) => self.check_run(kind, (run, None), self.len).map(|()| false),
             Location::Each(runs) => {
                 if runs.count != self.extents.len() {
                     let wrong = format!("{} runs for {} parameters", runs.count, self.extents.len());
                     return refuse(&wrong, "give one run per parameter of the bucket");
                 }
-                let mut extents = self.extents.iter();
-                extents.try_for_each(|at| self.check_run(kind, &runs.run(at.place), at.len, "its parameter"))
+                let mut lacks_some = false;
+                for at in &self.extents {
+                    let run = runs.run(at.place);
+                    if kind.memory == Memory::Grads && run.is_none() {
+                        lacks_some = true;
+                    } else {
+                        self.check_run(kind, (&run, Some(at.place)), at.len)?;
+                    }
+                }
+                Ok(lacks_some)
             }
         }
     }
 
-    fn check_run(&self, kind: &Kind, run: &Run, len: u64, of: &str) -> Result<()> {
+    /// Checks the run for the whole bucket, or of the parameter in this place of its list.
+    fn check_run(&self, kind: &Kind, (run, place): (&Run, Option<usize>), len: u64) -> Result<()> {
+        let refuse = |wrong: &dyn std::fmt::Display, remedy| {
+            let place = place.map(|place| format!(", run {place}")).unwrap_or_default();
+            Err(Error::layout(format_args!("{}{place}", kind.name), wrong, remedy))
+        };
         let units = len.div_ceil(kind.elements);
-        if let Some(bytes) = run.bytes.filter(|bytes| *bytes as u64 != units * kind.bytes) {
-            let elements = bytes as u64 / kind.bytes;
+        if let Some(elements) = run.elements.filter(|elements| *elements as u64 != units) {
+            let of = if place.is_some() { "its parameter" } else { "the bucket" };
             let wrong = format_args!("a run of {elements} elements, where {of} has {units}");
-            return Err(Error::layout(named(kind.memory), wrong, "lend exactly as many"));
+            return refuse(&wrong, "lend exactly as many");
         }
-        let alignment = kind.bytes as usize;
-        if units > 0 && (run.address == 0 || !run.address.is_multiple_of(alignment)) {
-            let wrong =
-                format_args!("the address {:#x} is null or not a multiple of {alignment}", run.address);
-            return Err(Error::layout(named(kind.memory), wrong, "align it to an element"));
+        if units > 0 && run.address == 0 {
+            return refuse(&"the address is null", "give the address of its elements");
+        }
+        let alignment = kind.bytes;
+        if units > 0 && !(run.address as u64).is_multiple_of(alignment) {
+            let wrong = format_args!("the address {:#x} is not a multiple of {alignment}", run.address);
+            return refuse(&wrong, "align it to an element");
         }
         Ok(())
     }
-}
 
-/// The type of a tensor's elements, if they are numbers by themselves.
-fn dtype_of(memory: Memory, storage: &Storage) -> Option<DType> {
-    let Storage { precision, copy, .. } = storage;
-    match memory {
-        Memory::Params => Some(precision.param),
-        Memory::Grads => Some(precision.grad),
-        Memory::Master => (precision.master == Master::F32).then_some(DType::F32),
-        Memory::Copy => *copy,
-        Memory::State(_) => match precision.moments {
-            Moments::F32 => Some(DType::F32),
-            Moments::BF16 => Some(DType::BF16),
-            Moments::EightBit => None,
-        },
-        _ => Some(DType::F32),
+    fn refuse_superfluous(&self, tensors: &StepTensors<'_>) -> Result<()> {
+        let is_needed = |memory: &Memory| self.kinds.iter().any(|kind| kind.memory == *memory);
+        let Some(extra) = tensors.memories().find(|memory| !is_needed(memory)) else { return Ok(()) };
+        let is_alike = |kind: &&Kind| std::mem::discriminant(&kind.memory) == std::mem::discriminant(&extra);
+        let wrong = match self.kinds.iter().filter(is_alike).count() {
+            0 => "given, but this step has none".to_owned(),
+            count => format!("more than the {count} of this step"),
+        };
+        let thing = match extra {
+            Memory::State(_) => "states".to_owned(),
+            Memory::Scales(_) => "scales".to_owned(),
+            extra => name_of(extra, &[]),
+        };
+        Err(Error::layout(thing, wrong, "leave the others out"))
+    }
+
+    /// Refuses runs for the whole bucket that overlap.
+    fn refuse_overlap(&self, tensors: &StepTensors<'_>) -> Result<()> {
+        let mut runs = [(0, 0, 0); KINDS];
+        let mut count = 0;
+        for (index, kind) in self.kinds.iter().enumerate() {
+            let Some(Lent { location: Location::Whole(run), .. }) = tensors.get(kind.memory) else {
+                continue;
+            };
+            let bytes = self.len.div_ceil(kind.elements) * kind.bytes;
+            if bytes > 0 {
+                runs[count] = (run.address as u64, bytes, index);
+                count += 1;
+            }
+        }
+        let runs = &mut runs[..count];
+        runs.sort_unstable();
+        match runs.windows(2).find(|pair| pair[1].0 - pair[0].0 < pair[0].1) {
+            None => Ok(()),
+            Some(pair) => {
+                // By their order in a call, whichever comes first in memory.
+                let [one, other] = [pair[0].2.min(pair[1].2), pair[0].2.max(pair[1].2)];
+                let thing = format_args!("{} and {}", self.kinds[one].name, self.kinds[other].name);
+                Err(Error::layout(thing, "overlap", "give each its own memory"))
+            }
+        }
     }
 }
 
-fn named(memory: Memory) -> String {
+/// Refuses what a GPU cannot reach.
+fn refuse_unreached(kind: &Kind, tensor: &Lent<'_>) -> Result<()> {
+    if tensor.element.is_some() {
+        let remedy = "give device addresses";
+        return Err(Error::unsupported(&kind.name, "a slice of the host's memory", remedy));
+    }
+    let is_apart = matches!(&tensor.location, Location::Each(runs) if runs.count > 1);
+    if is_apart && !matches!(kind.memory, Memory::Params | Memory::Grads) {
+        let wrong = "on a GPU, only parameters and gradients may lie apart";
+        return Err(Error::unsupported(&kind.name, wrong, "give one run for the whole bucket"));
+    }
+    Ok(())
+}
+
+fn name_of(memory: Memory, states: &[String]) -> String {
+    let state = |k: u8| states.get(usize::from(k)).cloned().unwrap_or_else(|| format!("state {k}"));
     match memory {
         Memory::Params => "parameters".to_owned(),
         Memory::Grads => "gradients".to_owned(),
         Memory::Master => "masters".to_owned(),
         Memory::Copy => "copies".to_owned(),
         Memory::Ema => "moving averages".to_owned(),
-        Memory::State(k) => format!("states {k}"),
-        Memory::Scales(k) => format!("scales of states {k}"),
+        Memory::State(k) => state(k),
+        Memory::Scales(k) => format!("scales of {}", state(k)),
         Memory::HostParams | Memory::HostGrads => unreachable!("no stepper offloads a bucket alone"),
         Memory::Sums => unreachable!("a bucket alone has no micro-batches"),
         Memory::Control | Memory::Settings => unreachable!("no tensor"),
-    }
-}
-
-/// Names the method that adds a tensor.
-fn method(memory: Memory) -> &'static str {
-    match memory {
-        Memory::State(_) => "Tensors::states",
-        Memory::Scales(_) => "Tensors::scales",
-        Memory::Master => "Tensors::master",
-        Memory::Copy => "Tensors::copy",
-        Memory::Ema => "Tensors::ema",
-        Memory::Params | Memory::Grads | Memory::HostParams | Memory::HostGrads => "Tensors::new",
-        Memory::Sums | Memory::Control | Memory::Settings => "Tensors::new",
     }
 }

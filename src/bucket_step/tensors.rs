@@ -4,54 +4,32 @@
 //! and touches no element.
 #![allow(unsafe_code)]
 
-use std::any::TypeId;
 use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-use bytemuck::Pod;
-
+use super::element::{StepElement, Stored};
 use crate::abi::INSTEP_MAX_STATES;
 use crate::bucket_step::scaling::Scaling;
-use crate::dtype::DType;
-use crate::error::{Error, Result};
 use crate::handle::Address;
 use crate::op::Memory;
 
-const STATES: usize = INSTEP_MAX_STATES as usize;
+pub(super) const STATES: usize = INSTEP_MAX_STATES as usize;
 
-/// Where one kind of tensor lies during a call: one run for the whole bucket, or one per parameter.
+/// Memory that is lent to one call: where one kind of tensor lies, as one run for the whole bucket or one per parameter.
 ///
 /// One run has the bucket's offsets: element k of the bucket lies k elements after its start. Runs per parameter come in
 /// the order in which the bucket lists its parameters.
+///
+/// Gradients that lie apart may lack some: a parameter without a gradient is passed over in this call, as if it were
+/// [frozen](super::BucketStep::set_frozen). Neither its tensors nor its step count change, and norms leave it out.
 #[derive(Debug)]
-pub struct Tensor<'a> {
+pub struct Lent<'a> {
     pub(super) location: Location,
-    /// What a slice says of its elements.
-    pub(super) element: Option<Element>,
+    /// The type of a slice's elements; `None` for addresses.
+    pub(super) element: Option<Stored>,
     pub(super) is_writable: bool,
     _tensors: PhantomData<&'a mut c_void>,
-}
-
-/// The elements of a slice.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Element {
-    pub(super) bytes: usize,
-    /// `None` for a type that has no name here, whose bits are taken as they are.
-    pub(super) dtype: Option<DType>,
-}
-
-impl Element {
-    fn of<T: 'static>() -> Element {
-        let is = |dtype: TypeId| dtype == TypeId::of::<T>();
-        let known = [
-            (TypeId::of::<f32>(), DType::F32),
-            (TypeId::of::<half::bf16>(), DType::BF16),
-            (TypeId::of::<half::f16>(), DType::F16),
-        ];
-        let dtype = known.into_iter().find(|(known, _)| is(*known)).map(|(_, dtype)| dtype);
-        Element { bytes: size_of::<T>(), dtype }
-    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -60,11 +38,11 @@ pub(super) enum Location {
     Each(Runs),
 }
 
-/// An address, and the length in bytes if it is known.
+/// An address, or 0, and the length in elements if it is known.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Run {
     pub(super) address: usize,
-    pub(super) bytes: Option<usize>,
+    pub(super) elements: Option<usize>,
 }
 
 /// A list of runs. `get` knows the type of its elements.
@@ -76,7 +54,7 @@ pub(super) struct Runs {
 }
 
 // SAFETY: slices of plain numbers, which may go to another thread; or addresses, whose users the caller orders.
-unsafe impl Send for Tensor<'_> {}
+unsafe impl Send for Lent<'_> {}
 
 impl Runs {
     /// Returns one run of the list.
@@ -91,30 +69,43 @@ impl Runs {
 }
 
 impl Run {
+    /// No run: not even an empty slice has this address.
+    const NONE: Run = Run { address: 0, elements: Some(0) };
+
     fn of<T>(slice: &[T]) -> Run {
-        Run { address: slice.as_ptr().expose_provenance(), bytes: Some(size_of_val(slice)) }
+        Run { address: slice.as_ptr().expose_provenance(), elements: Some(slice.len()) }
     }
 
     fn of_mut<T>(slice: &mut [T]) -> Run {
-        Run { address: slice.as_mut_ptr().expose_provenance(), bytes: Some(size_of_val(slice)) }
+        Run { address: slice.as_mut_ptr().expose_provenance(), elements: Some(slice.len()) }
+    }
+
+    /// Whether a parameter lacks its gradient.
+    pub(super) fn is_none(&self) -> bool {
+        self.address == 0
     }
 }
 
-impl<'a> Tensor<'a> {
+impl<'a> Lent<'a> {
     /// Lends a run that a step may write.
     ///
     /// # Shapes
-    /// As many elements as the bucket; scales of 8-bit states: one per 256 elements.
-    pub fn slice_mut<T: Pod>(slice: &'a mut [T]) -> Tensor<'a> {
-        Tensor::new::<T>(Location::Whole(Run::of_mut(slice)), true)
+    /// As many elements as the bucket, of the precision's type; remainders are `u16` or `u8`, and 8-bit states are `u8` with
+    /// scales of f32, one per 256 elements. Other types do not compile:
+    ///
+    /// ```compile_fail,E0277
+    /// instep::bucket_step::Lent::slice_mut(&mut [1i32]);
+    /// ```
+    pub fn slice_mut<T: StepElement>(slice: &'a mut [T]) -> Lent<'a> {
+        Lent::new::<T>(Location::Whole(Run::of_mut(slice)), true)
     }
 
     /// Lends a run that is only read: gradients.
     ///
     /// # Shapes
     /// Shapes as for [`slice_mut`](Self::slice_mut).
-    pub fn slice<T: Pod>(slice: &'a [T]) -> Tensor<'a> {
-        Tensor::new::<T>(Location::Whole(Run::of(slice)), false)
+    pub fn slice<T: StepElement>(slice: &'a [T]) -> Lent<'a> {
+        Lent::new::<T>(Location::Whole(Run::of(slice)), false)
     }
 
     /// Lends one run per parameter, which a step may write.
@@ -123,7 +114,7 @@ impl<'a> Tensor<'a> {
     /// As many runs as the bucket has parameters, in the order in which the bucket lists them, each as long as its parameter;
     /// scales: one per 256 elements, begun ones included. The list stays borrowed for as long as its slices, so it is made
     /// anew for each step. Kinds may mix: parameters apart, and states in one run.
-    pub fn slices_mut<T: Pod>(slices: &'a mut [&'a mut [T]]) -> Tensor<'a> {
+    pub fn slices_mut<T: StepElement>(slices: &'a mut [&'a mut [T]]) -> Lent<'a> {
         /// # Safety
         /// `list` has an element `index` of this type.
         unsafe fn get<T>(list: *const c_void, index: usize) -> Run {
@@ -131,14 +122,14 @@ impl<'a> Tensor<'a> {
             Run::of_mut(unsafe { &mut **list.cast::<*mut [T]>().add(index) })
         }
         let (list, count) = (slices.as_mut_ptr().cast_const().cast(), slices.len());
-        Tensor::new::<T>(Location::Each(Runs { list, count, get: get::<T> }), true)
+        Lent::new::<T>(Location::Each(Runs { list, count, get: get::<T> }), true)
     }
 
     /// Lends one run per parameter that is only read: gradients.
     ///
     /// # Shapes
     /// Shapes as for [`slices_mut`](Self::slices_mut).
-    pub fn slices<T: Pod>(slices: &'a [&'a [T]]) -> Tensor<'a> {
+    pub fn slices<T: StepElement>(slices: &'a [&'a [T]]) -> Lent<'a> {
         /// # Safety
         /// `list` has an element `index` of this type.
         unsafe fn get<T>(list: *const c_void, index: usize) -> Run {
@@ -146,7 +137,55 @@ impl<'a> Tensor<'a> {
             Run::of(unsafe { &**list.cast::<*const [T]>().add(index) })
         }
         let (list, count) = (slices.as_ptr().cast(), slices.len());
-        Tensor::new::<T>(Location::Each(Runs { list, count, get: get::<T> }), false)
+        Lent::new::<T>(Location::Each(Runs { list, count, get: get::<T> }), false)
+    }
+
+    /// Lends one run per parameter that has a gradient in this call, which a step may write. A parameter of `None` is passed
+    /// over.
+    ///
+    /// # Shapes
+    /// Shapes as for [`slices_mut`](Self::slices_mut). Only gradients may be `None`.
+    pub fn optional_slices_mut<T: StepElement>(slices: &'a mut [Option<&'a mut [T]>]) -> Lent<'a> {
+        /// # Safety
+        /// `list` has an element `index` of this type.
+        unsafe fn get<T>(list: *const c_void, index: usize) -> Run {
+            // SAFETY: as in `slices_mut`.
+            let slice = unsafe { &mut *list.cast_mut().cast::<Option<&mut [T]>>().add(index) };
+            slice.as_mut().map_or(Run::NONE, |slice| Run::of_mut(slice))
+        }
+        let (list, count) = (slices.as_mut_ptr().cast_const().cast(), slices.len());
+        Lent::new::<T>(Location::Each(Runs { list, count, get: get::<T> }), true)
+    }
+
+    /// Lends one run per parameter that has a gradient in this call, which is only read. A parameter of `None` is passed over.
+    ///
+    /// ```
+    /// use instep::bucket_step::{Lent, StepTensors};
+    /// use instep::{BucketStep, Layout, Scaling, Sgd};
+    ///
+    /// let layout = Layout::builder().param("used", 2).param("unused", 1).build()?;
+    /// let mut step = BucketStep::builder(&layout, Sgd { lr: 1.0, ..Default::default() }).host()?;
+    /// let mut params = [0.0f32; 3];
+    /// let grads = [Some(&[1.0f32, 2.0][..]), None];
+    /// let tensors = StepTensors::new(Lent::slice_mut(&mut params), Lent::optional_slices(&grads));
+    /// step.step(&tensors, Scaling::NONE)?;
+    /// assert_eq!(params, [-1.0, -2.0, 0.0]);
+    /// assert_eq!(step.step_count(layout.id("unused")?)?, 0);
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    ///
+    /// # Shapes
+    /// Shapes as for [`optional_slices_mut`](Self::optional_slices_mut).
+    pub fn optional_slices<T: StepElement>(slices: &'a [Option<&'a [T]>]) -> Lent<'a> {
+        /// # Safety
+        /// `list` has an element `index` of this type.
+        unsafe fn get<T>(list: *const c_void, index: usize) -> Run {
+            // SAFETY: as in `slices_mut`.
+            let slice = unsafe { &*list.cast::<Option<&[T]>>().add(index) };
+            slice.map_or(Run::NONE, Run::of)
+        }
+        let (list, count) = (slices.as_ptr().cast(), slices.len());
+        Lent::new::<T>(Location::Each(Runs { list, count, get: get::<T> }), false)
     }
 
     /// Names the address of a run for the whole bucket.
@@ -154,76 +193,63 @@ impl<'a> Tensor<'a> {
     /// # Safety
     /// Until each call that it is given to has run: the address, aligned to an element, is valid for the tensor's
     /// elements, in the type that the step's precision says, in the memory of the step's device; what is read is
-    /// initialised; nothing else touches what the call touches, and no other tensor of the call overlaps it.
-    pub unsafe fn at(address: *mut c_void) -> Tensor<'a> {
-        Tensor::raw(Location::Whole(Run { address: address.expose_provenance(), bytes: None }))
+    /// initialised; nothing else touches what the call touches, and no other tensor of the call overlaps it. Of two runs for
+    /// the whole bucket, the call refuses those that do.
+    pub unsafe fn at(address: *mut c_void) -> Lent<'a> {
+        Lent::raw(Location::Whole(Run { address: address.expose_provenance(), elements: None }))
+    }
+
+    /// Names the address of a run, and how many elements it has, which the call compares with the bucket's.
+    ///
+    /// # Safety
+    /// As for [`at`](Self::at).
+    pub unsafe fn at_len(address: *mut c_void, elements: usize) -> Lent<'a> {
+        Lent::raw(Location::Whole(Run { address: address.expose_provenance(), elements: Some(elements) }))
     }
 
     /// Names one address per parameter. On a GPU only parameters and gradients may lie apart; any other tensor is one run
-    /// with the bucket's offsets.
+    /// with the bucket's offsets. A gradient that is null is none: its parameter is passed over.
     ///
     /// # Safety
-    /// As for [`at`](Self::at), for each address and the elements of its parameter.
-    pub unsafe fn at_each(addresses: &'a [*mut c_void]) -> Tensor<'a> {
+    /// As for [`at`](Self::at), for each address that is not null and the elements of its parameter.
+    pub unsafe fn at_each(addresses: &'a [*mut c_void]) -> Lent<'a> {
         /// # Safety
         /// `list` has an element `index`.
         unsafe fn get(list: *const c_void, index: usize) -> Run {
             // SAFETY: the caller's promise.
             let address = unsafe { *list.cast::<*mut c_void>().add(index) };
-            Run { address: address.expose_provenance(), bytes: None }
+            Run { address: address.expose_provenance(), elements: None }
         }
         let (list, count) = (addresses.as_ptr().cast(), addresses.len());
-        Tensor::raw(Location::Each(Runs { list, count, get }))
+        Lent::raw(Location::Each(Runs { list, count, get }))
     }
 
-    /// Refuses what a GPU cannot reach.
-    pub(super) fn refuse_on_gpu(&self, memory: Memory) -> Result<()> {
-        if self.element.is_some() {
-            let remedy = "name device addresses with `Tensor::at`";
-            return Err(Error::unsupported(
-                format_args!("{memory:?}"),
-                "a slice of the host's memory",
-                remedy,
-            ));
-        }
-        let is_apart = matches!(self.location, Location::Each(Runs { count: 2.., .. }));
-        if is_apart && !matches!(memory, Memory::Params | Memory::Grads) {
-            let wrong = "on a GPU, only parameters and gradients may lie apart";
-            return Err(Error::unsupported(
-                format_args!("{memory:?}"),
-                wrong,
-                "name one run with `Tensor::at`",
-            ));
-        }
-        Ok(())
+    fn new<T: StepElement>(location: Location, is_writable: bool) -> Lent<'a> {
+        Lent { location, element: Some(T::STORED), is_writable, _tensors: PhantomData }
     }
 
-    fn new<T: Pod>(location: Location, is_writable: bool) -> Tensor<'a> {
-        Tensor { location, element: Some(Element::of::<T>()), is_writable, _tensors: PhantomData }
-    }
-
-    fn raw(location: Location) -> Tensor<'a> {
-        Tensor { location, element: None, is_writable: true, _tensors: PhantomData }
+    fn raw(location: Location) -> Lent<'a> {
+        Lent { location, element: None, is_writable: true, _tensors: PhantomData }
     }
 }
 
 /// The tensors of one step.
 #[derive(Debug)]
-pub struct Tensors<'a> {
-    params: Tensor<'a>,
-    grads: Tensor<'a>,
-    master: Option<Tensor<'a>>,
-    copy: Option<Tensor<'a>>,
-    ema: Option<Tensor<'a>>,
-    states: [Option<Tensor<'a>>; STATES],
-    scales: [Option<Tensor<'a>>; STATES],
-    /// More states were given than any optimizer keeps.
+pub struct StepTensors<'a> {
+    params: Lent<'a>,
+    grads: Lent<'a>,
+    master: Option<Lent<'a>>,
+    copy: Option<Lent<'a>>,
+    ema: Option<Lent<'a>>,
+    states: [Option<Lent<'a>>; STATES],
+    scales: [Option<Lent<'a>>; STATES],
+    /// More states or scales were given than any optimizer keeps.
     has_more: bool,
 }
 
-impl<'a> Tensors<'a> {
+impl<'a> StepTensors<'a> {
     /// Returns one kind of tensor, if it was added.
-    pub(super) fn get(&self, memory: Memory) -> Option<&Tensor<'a>> {
+    pub(super) fn get(&self, memory: Memory) -> Option<&Lent<'a>> {
         match memory {
             Memory::Params => Some(&self.params),
             Memory::Grads => Some(&self.grads),
@@ -238,15 +264,13 @@ impl<'a> Tensors<'a> {
         }
     }
 
-    /// Refuses what a GPU's step cannot reach.
-    pub(super) fn refuse_on_gpu(&self) -> Result<()> {
-        let mut all = [Memory::Params, Memory::Grads].into_iter().chain(self.memories());
-        all.try_for_each(|memory| self.get(memory).map_or(Ok(()), |tensor| tensor.refuse_on_gpu(memory)))
+    pub(super) fn grads(&self) -> &Lent<'a> {
+        &self.grads
     }
 
     /// Adds or replaces one kind of tensor.
     #[cfg(feature = "bench")]
-    pub(crate) fn put(&mut self, memory: Memory, tensor: Tensor<'a>) {
+    pub(crate) fn put(&mut self, memory: Memory, tensor: Lent<'a>) {
         match memory {
             Memory::Params => self.params = tensor,
             Memory::Grads => self.grads = tensor,
@@ -259,7 +283,7 @@ impl<'a> Tensors<'a> {
         }
     }
 
-    /// Returns what was added to parameters and gradients.
+    /// Returns what was added to parameters and gradients. A state that no optimizer keeps stands for all beyond the last.
     pub(super) fn memories(&self) -> impl Iterator<Item = Memory> + '_ {
         let numbered = (0..STATES as u8).flat_map(|k| [Memory::State(k), Memory::Scales(k)]);
         let all = [Memory::Master, Memory::Copy, Memory::Ema].into_iter().chain(numbered);
@@ -268,22 +292,28 @@ impl<'a> Tensors<'a> {
     }
 
     /// Parameters and summed gradients. What else a step needs depends on its optimizer and precision.
-    pub fn new(params: Tensor<'a>, grads: Tensor<'a>) -> Tensors<'a> {
+    pub fn new(params: Lent<'a>, grads: Lent<'a>) -> StepTensors<'a> {
         let none = || std::array::from_fn(|_| None);
         let (states, scales, has_more) = (none(), none(), false);
-        Tensors { params, grads, master: None, copy: None, ema: None, states, scales, has_more }
+        StepTensors { params, grads, master: None, copy: None, ema: None, states, scales, has_more }
     }
 
     /// Adds the optimizer's states, in the order of [`state_names`](crate::Optimizer::state_names). Before the first step
-    /// they are zeros. Codes of 8 bits are `u8`.
-    pub fn states(mut self, states: impl IntoIterator<Item = Tensor<'a>>) -> Tensors<'a> {
+    /// they are zeros. Codes of 8 bits are `u8`. A `None` among them is refused by the name of its state.
+    pub fn states(
+        mut self,
+        states: impl IntoIterator<Item = impl Into<Option<Lent<'a>>>>,
+    ) -> StepTensors<'a> {
         (self.states, self.has_more) = listed(states);
         self
     }
 
     /// Adds the scales of 8-bit states, in the same order: an f32 per 256 elements. With 8-bit states, every offset in the
     /// bucket is a multiple of 256.
-    pub fn scales(mut self, scales: impl IntoIterator<Item = Tensor<'a>>) -> Tensors<'a> {
+    pub fn scales(
+        mut self,
+        scales: impl IntoIterator<Item = impl Into<Option<Lent<'a>>>>,
+    ) -> StepTensors<'a> {
         let has_more;
         (self.scales, has_more) = listed(scales);
         self.has_more |= has_more;
@@ -292,26 +322,28 @@ impl<'a> Tensors<'a> {
 
     /// Adds the masters or remainders of 16-bit parameters ([`Master`](crate::Master)), of f32, u16 or u8. Before the first
     /// step, an f32 master holds its parameter's value, because a step reads the master alone. A remainder is zero.
-    pub fn master(self, master: Tensor<'a>) -> Tensors<'a> {
-        Tensors { master: Some(master), ..self }
+    pub fn master(self, master: Lent<'a>) -> StepTensors<'a> {
+        StepTensors { master: Some(master), ..self }
     }
 
     /// Adds the copy of the parameters in another type, which a step only writes.
-    pub fn copy(self, copy: Tensor<'a>) -> Tensors<'a> {
-        Tensors { copy: Some(copy), ..self }
+    pub fn copy(self, copy: Lent<'a>) -> StepTensors<'a> {
+        StepTensors { copy: Some(copy), ..self }
     }
 
     /// Adds the moving averages of the parameters, in f32. A parameter's first update overwrites its average; a resumed
     /// training needs the old ones.
-    pub fn ema(self, ema: Tensor<'a>) -> Tensors<'a> {
-        Tensors { ema: Some(ema), ..self }
+    pub fn ema(self, ema: Lent<'a>) -> StepTensors<'a> {
+        StepTensors { ema: Some(ema), ..self }
     }
 }
 
 /// As many as an optimizer keeps at most, and whether there were more.
-fn listed<'a>(tensors: impl IntoIterator<Item = Tensor<'a>>) -> ([Option<Tensor<'a>>; STATES], bool) {
-    let mut tensors = tensors.into_iter();
-    (std::array::from_fn(|_| tensors.next()), tensors.next().is_some())
+fn listed<'a>(
+    tensors: impl IntoIterator<Item = impl Into<Option<Lent<'a>>>>,
+) -> ([Option<Lent<'a>>; STATES], bool) {
+    let mut tensors = tensors.into_iter().map(Into::into);
+    (std::array::from_fn(|_| tensors.next().flatten()), tensors.any(|tensor| tensor.is_some()))
 }
 
 impl Scaling {

@@ -13,9 +13,9 @@ use super::safetensors::{self, Data, Dtype, Header, convert, in_tensor};
 use super::verified::Verified;
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::launch::{CARRIED_RANGE, carried_fits};
 use crate::optim::ScalerState;
 use crate::stepper::Stepper;
-use crate::stepper::counts::{CARRIED_RANGE, carried_fits};
 use crate::text::quoted;
 
 /// Sorts with `sort`, checks, loads. `own` asks for a file that this library wrote.

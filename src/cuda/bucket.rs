@@ -180,14 +180,14 @@ impl BucketEngine {
         Ok(())
     }
 
-    /// Returns the progress of a record, after all steps.
-    pub(crate) fn read_progress(&mut self, record: usize) -> Result<Progress> {
-        self.guarded(|engine| {
-            let at = engine.memory.regions.records().wrapping_add(record);
-            engine.last.join(engine.last.own())?;
-            // SAFETY: a record of our own, which no step writes any more when the stream comes to the copy.
-            Ok(Progress::of(&unsafe { fetch(&*engine.driver, at.cast_const(), engine.last.own())? }))
-        })
+    /// Returns the progress of a record, after all steps. A failure is not remembered: a copy to the host changes nothing here.
+    pub(crate) fn read_progress(&self, record: usize) -> Result<Progress> {
+        self.refuse_failed()?;
+        let _entered = Entered::new(&*self.driver)?;
+        let at = self.memory.regions.records().wrapping_add(record);
+        self.last.join(self.last.own())?;
+        // SAFETY: a record of our own, which no step writes any more when the stream comes to the copy.
+        Ok(Progress::of(&unsafe { fetch(&*self.driver, at.cast_const(), self.last.own())? }))
     }
 
     /// Sets the progress of a record, after all steps.
@@ -195,7 +195,7 @@ impl BucketEngine {
         self.guarded(|engine| {
             let at = engine.memory.regions.records().wrapping_add(record);
             engine.last.join(engine.last.own())?;
-            // SAFETY: as above. The upload has ended when it returns, so a later step on any stream sees it.
+            // SAFETY: as in `read_progress`. The upload has ended when it returns, so a later step on any stream sees it.
             unsafe {
                 let mut record = fetch(&*engine.driver, at.cast_const(), engine.last.own())?;
                 progress.set(&mut record);

@@ -24,7 +24,8 @@ pub(crate) use control::{
     begin_args, begin_block, decide_args, decide_block, first_control, status_of, without_bucket,
 };
 pub(crate) use places::refuse_other_places;
-pub(crate) use records::{Progress, first_records, records_of};
+pub use records::StepCount;
+pub(crate) use records::{CARRIED_RANGE, Progress, carried_fits, first_records, records_of};
 pub(crate) use region::{BorrowedPieces, Counts, Piece, Region, Regions};
 pub(crate) use settings::{Settings, frozen_by};
 pub(crate) use step::{Kind, Launch, rebind};

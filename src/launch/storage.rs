@@ -34,7 +34,7 @@ pub(crate) fn refuse_storage(optimizer: &dyn Optimizer, storage: &Storage) -> Re
         None => Ok(()),
         Some(wrong) => {
             let value = format!("{:?}", precision.moments);
-            Err(Error::config("moments", value, wrong, "use Moments::F32"))
+            Err(Error::config("moments", value, wrong, "keep states in f32"))
         }
     }
 }

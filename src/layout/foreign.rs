@@ -182,7 +182,7 @@ impl Plan {
         }
         if let Some(param) = placed.iter().position(|placed| !placed) {
             let thing = format_args!("gradient of `{}`", parameters[param].name);
-            return Err(Error::layout(thing, "in no bucket", "add `ForeignBucket::gradient`"));
+            return Err(Error::layout(thing, "in no bucket", "add it to a bucket"));
         }
         plan.is_foreign = true;
         Ok(plan)

@@ -396,7 +396,7 @@ impl Layout {
     /// `Layout` if `id` is of another layout.
     pub fn index(&self, id: ParamId) -> Result<usize> {
         if id.fingerprint != self.fingerprint {
-            let remedy = "take the ParamId from this stepper's layout";
+            let remedy = "take its id from the layout that this was built for";
             return Err(Error::layout(
                 format_args!("parameter {}", id.index),
                 "belongs to another layout",

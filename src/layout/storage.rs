@@ -126,14 +126,14 @@ impl Precision {
         };
         let is_remainder = matches!(self.master, Master::Remainder16 | Master::Remainder8);
         if self.master != Master::None && self.param == DType::F32 {
-            return refuse("master", &self.master, "f32 parameters need no master", "use Master::None");
+            return refuse("master", &self.master, "f32 parameters need no master", "leave the master out");
         }
         if is_remainder && self.param != DType::BF16 {
             return refuse(
                 "master",
                 &self.master,
                 "remainders exist only for bf16 parameters",
-                "use Master::F32",
+                "use an f32 master",
             );
         }
         if let Rounding::Stochastic { .. } = self.rounding {
@@ -141,14 +141,19 @@ impl Precision {
                 self.param != DType::F32 && matches!(self.master, Master::None | Master::Remainder8);
             if rounds_params && self.param == DType::F16 {
                 let wrong = "stochastic rounding of parameters supports bf16 only";
-                return refuse("rounding", &self.rounding, wrong, "use bf16, a master or Rounding::Nearest");
+                return refuse(
+                    "rounding",
+                    &self.rounding,
+                    wrong,
+                    "use bf16, a master or rounding to nearest",
+                );
             }
             if !rounds_params && self.moments == Moments::F32 {
                 return refuse(
                     "rounding",
                     &self.rounding,
                     "neither parameters nor states lose bits in this precision",
-                    "use Rounding::Nearest",
+                    "round to nearest",
                 );
             }
         }

@@ -15,7 +15,7 @@ use std::sync::{Arc, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use crate::error::{Result, environment};
+use crate::error::{Error, Result, environment};
 use crate::sync::{AtomicU64, AtomicUsize, Builder, Condvar, Mutex, MutexGuard, Spin, now_ns};
 
 use job::Side;
@@ -71,19 +71,44 @@ struct State {
 struct Closer(Arc<Shared>);
 
 impl Pool {
-    /// Threads that a pool has at most: more could only wait for memory.
+    /// Threads that a pool has at most: more could only wait for memory. Every number of threads that a user gives is held
+    /// to it here.
     pub const MAX_THREADS: usize = 1024;
 
-    /// Builds a pool of `threads` threads, brought into the range 1 to [`MAX_THREADS`](Self::MAX_THREADS), the
-    /// launching one included; they start with the first launch that needs them, and stay awake for 200 us after each.
-    pub fn new(threads: usize) -> Self {
+    /// Builds a pool of `threads` threads, the launching one included; they start with the first launch that needs them, and
+    /// stay awake for 200 us after each.
+    ///
+    /// # Errors
+    /// `Config` unless it has 1 to [`MAX_THREADS`](Self::MAX_THREADS) threads.
+    pub fn new(threads: usize) -> Result<Self> {
         Pool::spinning(threads, SPIN)
+    }
+
+    /// Builds a pool of the launching thread alone.
+    pub(crate) fn alone() -> Self {
+        Pool::of(1, SPIN)
     }
 
     /// Builds a pool as [`new`](Self::new) does; its threads stay awake for `spin` after a launch. With
     /// `Duration::ZERO` they sleep at once, and only launches of at least 6 MiB or 200 us are split.
-    pub fn spinning(threads: usize, spin: Duration) -> Self {
-        let threads = threads.clamp(1, Self::MAX_THREADS);
+    ///
+    /// # Errors
+    /// Errors as for [`new`](Self::new).
+    pub fn spinning(threads: usize, spin: Duration) -> Result<Self> {
+        Pool::refuse_threads("threads", threads)?;
+        Ok(Pool::of(threads, spin))
+    }
+
+    /// Refuses a number of threads that no pool has, under the name of the option that asks for it.
+    pub(crate) fn refuse_threads(option: &'static str, threads: usize) -> Result<()> {
+        if (1..=Self::MAX_THREADS).contains(&threads) {
+            return Ok(());
+        }
+        Err(Error::range(option, threads, format_args!("1 to {}", Self::MAX_THREADS)))
+    }
+
+    /// Builds a pool of a number of threads that is known to be one.
+    pub(crate) fn of(threads: usize, spin: Duration) -> Self {
         let shared = Arc::new(Shared {
             helpers: threads - 1,
             spin,
@@ -99,28 +124,33 @@ impl Pool {
 
     /// Builds a pool whose launches run on at most `threads` threads of a team. It has no threads of its own, and no launch
     /// of less than 1 MiB asks for the team.
-    pub fn of_team(threads: usize, team: Arc<dyn Team>) -> Self {
-        Pool { team: Some(team), ..Pool::new(threads) }
-    }
-
-    /// Builds a pool of `INSTEP_THREADS` threads, or of one per core, which stay awake for `INSTEP_SPIN_US` microseconds,
-    /// or for 200.
     ///
     /// # Errors
-    /// `Config` if a variable is not a whole number, or the number of threads is zero.
+    /// Errors as for [`new`](Self::new).
+    pub fn of_team(threads: usize, team: Arc<dyn Team>) -> Result<Self> {
+        Ok(Pool { team: Some(team), ..Pool::new(threads)? })
+    }
+
+    /// Builds a pool of `INSTEP_THREADS` threads, or of one per core as far as that goes, which stay awake for
+    /// `INSTEP_SPIN_US` microseconds, or for 200.
+    ///
+    /// # Errors
+    /// `Config` if a variable is not a whole number; otherwise as for [`new`](Self::new).
     pub fn from_environment() -> Result<Self> {
-        let cores = || thread::available_parallelism().map_or(1, |n| n.get());
+        let cores = || thread::available_parallelism().map_or(1, |n| n.get().min(Self::MAX_THREADS));
         let threads = environment("INSTEP_THREADS", 1)?.map(usize::try_from);
-        Pool::with_threads(threads.map_or_else(cores, |threads| threads.unwrap_or(usize::MAX)))
+        let threads = threads.map_or_else(cores, |threads| threads.unwrap_or(usize::MAX));
+        Pool::refuse_threads("INSTEP_THREADS", threads)?;
+        Pool::with_threads(threads)
     }
 
     /// Builds a pool of `threads` threads that otherwise is as the environment says.
     ///
     /// # Errors
-    /// `Config` if `INSTEP_SPIN_US` is not a whole number.
+    /// `Config` if `INSTEP_SPIN_US` is not a whole number; otherwise as for [`new`](Self::new).
     pub(crate) fn with_threads(threads: usize) -> Result<Self> {
         let spin = environment("INSTEP_SPIN_US", 0)?.map_or(SPIN, Duration::from_micros);
-        Ok(Pool::spinning(threads, spin))
+        Pool::spinning(threads, spin)
     }
 
     /// Returns how many threads work on one launch at most.
@@ -292,8 +322,17 @@ mod tests {
     }
 
     #[test]
+    fn a_pool_has_one_thread_to_1024_and_other_numbers_are_refused_and_not_brought_into_range() {
+        for threads in [0, 1025, 100_000, usize::MAX] {
+            let refused = Pool::new(threads).unwrap_err().to_string();
+            assert_eq!(refused, format!("threads = {threads}: out of range; use 1 to 1024"));
+        }
+        assert_eq!([1, 2, 1024].map(|threads| Pool::new(threads).unwrap().threads()), [1, 2, 1024]);
+    }
+
+    #[test]
     fn every_chunk_runs_once_per_launch_whatever_the_number_of_launchers() {
-        let pool = Pool::new(3);
+        let pool = Pool::new(3).unwrap();
         thread::scope(|scope| {
             for _ in 0..4 {
                 let pool = pool.clone();
@@ -340,7 +379,7 @@ mod tests {
 
     #[test]
     fn a_launch_ends_after_the_chunks_of_its_helpers() {
-        let pool = Pool::new(2);
+        let pool = Pool::new(2).unwrap();
         let together = Arc::new(Together::default());
         let job = Job::new(Arc::clone(&together));
         for launch in 1..=10 {
@@ -371,7 +410,7 @@ mod tests {
     #[test]
     #[cfg(target_os = "linux")]
     fn a_pool_without_work_uses_no_core() {
-        let pool = Pool::new(3);
+        let pool = Pool::new(3).unwrap();
         let schedule = Arc::new(Schedule(std::sync::Mutex::default()));
         let job = Job::new(Arc::clone(&schedule));
         while schedule.0.lock().unwrap().len() < 3 {

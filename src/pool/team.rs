@@ -77,7 +77,7 @@ mod tests {
     #[test]
     fn every_chunk_runs_once_however_often_a_team_calls() {
         for calls in [0, 1, 3, 5] {
-            launches(&Pool::of_team(3, Arc::new(Calls(calls))), 57, SPLIT_BYTES);
+            launches(&Pool::of_team(3, Arc::new(Calls(calls))).unwrap(), 57, SPLIT_BYTES);
         }
     }
 
@@ -91,9 +91,9 @@ mod tests {
 
     #[test]
     fn a_launch_that_cannot_be_split_or_is_short_stays_on_its_thread() {
-        let pool = Pool::of_team(3, Arc::new(Refuses));
+        let pool = Pool::of_team(3, Arc::new(Refuses)).unwrap();
         launches(&pool, 57, SPLIT_BYTES - 1);
         launches(&pool, 1, SPLIT_BYTES);
-        launches(&Pool::of_team(1, Arc::new(Refuses)), 57, SPLIT_BYTES);
+        launches(&Pool::of_team(1, Arc::new(Refuses)).unwrap(), 57, SPLIT_BYTES);
     }
 }

@@ -375,8 +375,8 @@ impl StepperBuilder<'_> {
         if let Some(decay) = self.ema_decay.filter(|decay| !(0.0..=1.0).contains(decay)) {
             return Err(Error::range("ema", decay, "a decay rate from 0 to 1"));
         }
-        if let Some(threads) = self.threads.filter(|threads| !(1..=Pool::MAX_THREADS).contains(threads)) {
-            return Err(Error::range("threads", threads, "1 to 1024"));
+        if let Some(threads) = self.threads {
+            Pool::refuse_threads("threads", threads)?;
         }
         if self.deadline == Some(Duration::ZERO) {
             return Err(Error::config("deadline", 0, "no rank could arrive in time", "use a longer one"));

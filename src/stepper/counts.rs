@@ -4,8 +4,8 @@
 //! nothing would show it.
 
 use crate::device::Device;
-use crate::error::{Error, Result};
-use crate::launch::Progress;
+use crate::error::Result;
+use crate::launch::{Progress, StepCount};
 use crate::layout::ParamId;
 use crate::stepper::state::attached::OptimizerId;
 use crate::stepper::stepper::Stepper;
@@ -26,25 +26,6 @@ impl From<ParamId> for StepCountKey {
 impl From<(ParamId, OptimizerId)> for StepCountKey {
     fn from((param, optimizer): (ParamId, OptimizerId)) -> Self {
         StepCountKey { param, optimizer: Some(optimizer) }
-    }
-}
-
-/// A number of updates, and what the optimizer carries beside it.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StepCount {
-    count: u64,
-    carried: Option<f64>,
-}
-
-impl From<u64> for StepCount {
-    fn from(count: u64) -> Self {
-        StepCount { count, carried: None }
-    }
-}
-
-impl From<(u64, f64)> for StepCount {
-    fn from((count, carried): (u64, f64)) -> Self {
-        StepCount { count, carried: Some(carried) }
     }
 }
 
@@ -87,43 +68,31 @@ impl<D: Device> Stepper<D> {
     ///
     /// # Errors
     /// Errors as for [`step_count`](Self::step_count); `Config` for a count of 2^63 or more, one that is not 0 without
-    /// the number that an optimizer carries, a number where none is carried, or one that is no product of momenta, which
-    /// is between 0 and 1, and 1 before the first update.
+    /// the number that an optimizer carries, a number other than 1 where none is carried, or one that is no product of
+    /// momenta: it is 1 before the first update, and then at least 0 and below 1.
     pub fn set_step_count(
         &mut self,
         key: impl Into<StepCountKey>,
         value: impl Into<StepCount>,
     ) -> Result<()> {
-        let (key, StepCount { count, carried }) = (key.into(), value.into());
+        let key = key.into();
         let (param, first) = self.first_round(key)?;
         let rounds = match key.optimizer {
             Some(_) => first..first + 1,
             // One record at least, which what has no optimizer keeps for the day on which it gets one.
             None => 0..self.optimizers.rounds(param).max(1),
         };
-        if count >= 1 << 63 {
-            return Err(Error::range("step_count", count, "a count below 2^63"));
-        }
         let carries = rounds.clone().any(|round| self.optimizers.carried(param, round).is_some());
-        match carried {
-            Some(carried) if !carries => {
-                let wrong = "this optimizer carries nothing";
-                return Err(Error::config("carried", carried, wrong, "set the count alone"));
-            }
-            Some(carried) if !carried_fits(count, carried) => {
-                return Err(Error::range("carried", carried, CARRIED_RANGE));
-            }
-            None if carries && count > 0 => {
-                let wrong = "the optimizer carries a product of momenta too";
-                return Err(Error::config("step_count", count, wrong, "set both: (count, carried)"));
-            }
-            _ => {}
-        }
+        let Progress { count, carried } = value.into().progress(carries)?;
         self.settle_control()?;
-        self.note_loaded(param, [rounds.start as u64, count].into_iter().chain(carried.map(f64::to_bits)));
+        self.note_loaded(param, [rounds.start as u64, count, carried.to_bits()]);
         for round in rounds {
-            let carried = carried.filter(|_| self.optimizers.carried(param, round).is_some());
-            self.write_progress(param, round, Progress { count, carried: carried.unwrap_or(1.0) })?;
+            let carries = self.optimizers.carried(param, round).is_some();
+            self.write_progress(
+                param,
+                round,
+                Progress { count, carried: if carries { carried } else { 1.0 } },
+            )?;
         }
         Ok(())
     }
@@ -157,12 +126,4 @@ impl<D: Device> Stepper<D> {
         let name = self.optimizers.carried(param, round);
         Ok(name.map(|name| if round == 0 { name.to_owned() } else { format!("{name}#{round}") }))
     }
-}
-
-/// Why a number is not carried.
-pub(crate) const CARRIED_RANGE: &str = "a number from 0 to 1, and 1 before the first update";
-
-/// Whether it can be a product of as many momenta.
-pub(crate) fn carried_fits(count: u64, carried: f64) -> bool {
-    (0.0..=1.0).contains(&carried) && (count > 0 || carried == 1.0)
 }

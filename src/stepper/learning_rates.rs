@@ -42,19 +42,21 @@ impl<D: Device> Stepper<D> {
     ///
     /// ```
     /// # use instep::layout::DEFAULT_GROUP;
+    /// # use instep::optim::Value;
     /// # use instep::{Error, Layout, Sgd, Solo, Stepper};
     /// # let layout = Layout::builder().param("w", 1).build()?;
     /// # let w = layout.id("w")?;
     /// let sgd = Sgd { lr: 1.0, momentum: 0.5, ..Sgd::default() };
     /// let mut stepper = Stepper::host(&layout, sgd, Solo::default())?;
     /// for momentum in [0.5, 0.25, 0.125] {
-    ///     stepper.set_hyper(DEFAULT_GROUP, &[("momentum", momentum.into()), ("nesterov", true.into())])?;
+    ///     let changes = [("momentum", Value::from(momentum)), ("nesterov", Value::from(true))];
+    ///     stepper.set_hyper(DEFAULT_GROUP, &changes)?;
     ///     let mut pass = stepper.begin()?;
     ///     pass.write(w.grad(), &[1.0])?;
     ///     pass.finish()?;
     /// }
-    /// assert!(stepper.set_hyper(DEFAULT_GROUP, &[("momentum", 0.0.into())]).is_err()); // nesterov needs momentum
-    /// // AdamW's betas are one value: `("betas", (0.8, 0.99).into())`.
+    /// assert!(stepper.set_hyper(DEFAULT_GROUP, &[("momentum", 0.0)]).is_err()); // nesterov needs momentum
+    /// // AdamW's betas are one value: `("betas", (0.8, 0.99))`.
     /// # Ok::<(), Error>(())
     /// ```
     ///
@@ -66,10 +68,10 @@ impl<D: Device> Stepper<D> {
     /// Errors as for [`set_lr`](Self::set_lr); `Unsupported` if the optimizer has no hyperparameter of that name and
     /// kind; `Config` if values are out of range or exclude each other, or states would be missing. Nothing is changed
     /// then.
-    pub fn set_hyper<'k>(
+    pub fn set_hyper<'k, V: Into<Value> + Copy>(
         &mut self,
         optimizer: impl Into<OptimizerKey<'k>>,
-        changes: &[(&str, Value)],
+        changes: &[(&str, V)],
     ) -> Result<()> {
         self.refuse_open_pass()?;
         let key = optimizer.into();

@@ -36,8 +36,9 @@ mod unshard;
 mod unused;
 mod views;
 
+pub use crate::launch::StepCount;
 pub use builder::StepperBuilder;
-pub use counts::{StepCount, StepCountKey};
+pub use counts::StepCountKey;
 pub use foresight::Foresight;
 pub use pass::Pass;
 pub use state::attached::{Attached, OptimizerId, OptimizerKey};

@@ -57,7 +57,7 @@ impl Alone {
         let isas = Isa::available();
         let mut builder =
             BucketStep::builder(layout, optim.boxed()).bucket(bucket).isa(isas[case % isas.len()]);
-        builder = builder.precision(storage.precision).pool(Pool::new(1 + case % 3));
+        builder = builder.precision(storage.precision).pool(Pool::new(1 + case % 3).unwrap());
         builder = match storage.copy {
             Some(dtype) => builder.copy_params(dtype),
             None => builder,
@@ -121,8 +121,11 @@ fn a_resumed_bucket_continues_with_the_same_bits() {
         let mut resumed = Alone::new(&layout, &[3, 0], &Storage::default(), optim, 0);
         resumed.own = alone.own.clone();
         for id in alone.own.ids.clone() {
-            resumed.step.set_step_count(id, alone.step.step_count(id).unwrap()).unwrap();
-            resumed.step.set_carried(id, alone.step.carried(id).unwrap()).unwrap();
+            let count = alone.step.step_count(id).unwrap();
+            match alone.step.carried(id).unwrap() {
+                None => resumed.step.set_step_count(id, count).unwrap(),
+                Some(carried) => resumed.step.set_step_count(id, (count, carried)).unwrap(),
+            }
         }
         (2..STEPS).for_each(|step| resumed.take_step(step));
         resumed.assert_same(&expected, &optim);
@@ -143,11 +146,11 @@ fn a_learning_rate_that_changes_between_steps_gives_a_steppers_bits() {
         let mut pass = stepper.begin().unwrap();
         pass.write(id.grad(), &gradient(step)).unwrap();
         pass.finish().unwrap();
-        alone.set_optimizer("default", &rate(step)).unwrap();
-        use instep::bucket_step::{Tensor, Tensors};
+        alone.set_lr("default", rate(step).lr).unwrap();
+        use instep::bucket_step::{Lent, StepTensors};
         let grads = gradient(step);
-        let tensors = Tensors::new(Tensor::slice_mut(&mut params), Tensor::slice(&grads))
-            .states([Tensor::slice_mut(&mut first), Tensor::slice_mut(&mut second)]);
+        let tensors = StepTensors::new(Lent::slice_mut(&mut params), Lent::slice(&grads))
+            .states([Lent::slice_mut(&mut first), Lent::slice_mut(&mut second)]);
         alone.step(&tensors, Scaling::NONE).unwrap();
     }
     assert_eq!(stepper.view::<f32>(id).unwrap(), params);

@@ -2,7 +2,7 @@
 //!
 //! A frozen parameter's gradient is NaN, so a step that read it would show.
 
-use instep::bucket_step::{Tensor, Tensors};
+use instep::bucket_step::{Lent, StepTensors};
 use instep::{AdamW, BucketStep, DEFAULT_GROUP, GradNorm, Gradients, Layout, Scaling, Sgd};
 
 const LEN: usize = 300;
@@ -22,9 +22,9 @@ fn train(steps: usize, frozen_at: Option<usize>, gradients: Gradients) -> (Vec<f
         step.set_frozen(b, frozen_at == Some(k)).unwrap();
         // A changed rate goes the same way to the kernels, and leaves what is frozen frozen.
         step.set_optimizer(DEFAULT_GROUP, &AdamW { lr: 0.1 / (k + 1) as f64, ..adamw }).unwrap();
-        let states = [Tensor::slice_mut(&mut first), Tensor::slice_mut(&mut second)];
+        let states = [Lent::slice_mut(&mut first), Lent::slice_mut(&mut second)];
         let tensors =
-            Tensors::new(Tensor::slice_mut(&mut params), Tensor::slice_mut(&mut grads)).states(states);
+            StepTensors::new(Lent::slice_mut(&mut params), Lent::slice_mut(&mut grads)).states(states);
         step.step(&tensors, Scaling::mean(2)).unwrap();
         assert_eq!(grads[0] == 0.0, gradients == Gradients::Zero);
     }
@@ -71,10 +71,10 @@ fn a_norm_leaves_out_what_is_frozen_from_the_same_pass_on() {
     ] {
         step.set_frozen(b, frozen).unwrap();
         norm.begin(Scaling::NONE).unwrap();
-        step.add_norm(&Tensor::slice(&grads), &mut norm).unwrap();
+        step.add_norm(&Lent::slice(&grads), &mut norm).unwrap();
         let decision = norm.decide(Some(100.0), true).unwrap();
         assert_eq!((decision.norm, decision.skipped), (expected, false));
-        let tensors = Tensors::new(Tensor::slice_mut(&mut params), Tensor::slice(&grads));
+        let tensors = StepTensors::new(Lent::slice_mut(&mut params), Lent::slice(&grads));
         step.step_decided(&tensors, &mut norm).unwrap();
     }
     assert_eq!(params, [-12.0, -8.0]);

@@ -5,7 +5,7 @@
 use std::ffi::c_void;
 use std::ptr::with_exposed_provenance_mut;
 
-use instep::bucket_step::{OnGpu, Tensor, Tensors};
+use instep::bucket_step::{Lent, OnGpu, StepTensors};
 use instep::cuda::Cuda;
 use instep::layout::ForeignBucket;
 use instep::{AdamW, BucketStep, DevicePtr, Error, GradNorm, Isa, Layout, Pool, Scaling, Sgd, StreamHandle};
@@ -86,13 +86,13 @@ fn on_host(layout: &Layout, optim: Optim, steps: usize) -> Vec<Vec<f32>> {
     let mut states = vec![vec![0f32; LEN]; count];
     for k in 0..steps {
         let grads = painted(k + 1);
-        let tensors = Tensors::new(Tensor::slice_mut(&mut params), Tensor::slice(&grads));
+        let tensors = StepTensors::new(Lent::slice_mut(&mut params), Lent::slice(&grads));
         let tensors = match &mut states[..] {
             [] => tensors,
-            [one] => tensors.states([Tensor::slice_mut(one)]),
-            [one, two] => tensors.states([Tensor::slice_mut(one), Tensor::slice_mut(two)]),
+            [one] => tensors.states([Lent::slice_mut(one)]),
+            [one, two] => tensors.states([Lent::slice_mut(one), Lent::slice_mut(two)]),
             [one, two, three, ..] => {
-                tensors.states([Tensor::slice_mut(one), Tensor::slice_mut(two), Tensor::slice_mut(three)])
+                tensors.states([Lent::slice_mut(one), Lent::slice_mut(two), Lent::slice_mut(three)])
             }
         };
         step.step(&tensors, Scaling::mean(3)).unwrap();
@@ -105,9 +105,9 @@ fn of_parameters(values: &[f32]) -> Vec<u32> {
     runs.flatten().map(|value| value.to_bits()).collect()
 }
 
-fn with_states<'a>(tensors: Tensors<'a>, states: &[*mut c_void]) -> Tensors<'a> {
+fn with_states<'a>(tensors: StepTensors<'a>, states: &[*mut c_void]) -> StepTensors<'a> {
     // SAFETY: this test's own device memory.
-    let state = |k: usize| unsafe { Tensor::at(states[k]) };
+    let state = |k: usize| unsafe { Lent::at(states[k]) };
     match states.len() {
         0 => tensors,
         1 => tensors.states([state(0)]),
@@ -143,9 +143,9 @@ fn a_gpu_gives_the_cpus_bits_on_changing_streams_and_addresses() {
             // SAFETY: this test's own device memory, which nothing else touches before it reads it.
             unsafe {
                 let tensors = if is_apart {
-                    Tensors::new(Tensor::at_each(&each_param), Tensor::at_each(&each_grad))
+                    StepTensors::new(Lent::at_each(&each_param), Lent::at_each(&each_grad))
                 } else {
-                    Tensors::new(Tensor::at(params), Tensor::at(grads))
+                    StepTensors::new(Lent::at(params), Lent::at(grads))
                 };
                 step.enqueue(&with_states(tensors, &states), Scaling::mean(3), stream).unwrap();
             }
@@ -182,7 +182,7 @@ fn a_gpu_passes_over_a_frozen_parameter_from_the_next_step_on() {
         step.set_frozen(b, frozen).unwrap();
         // SAFETY: this test's own device memory.
         unsafe {
-            let tensors = Tensors::new(Tensor::at(params), Tensor::at(grads));
+            let tensors = StepTensors::new(Lent::at(params), Lent::at(grads));
             step.enqueue(&tensors, Scaling::NONE, StreamHandle::default()).unwrap();
         }
     }
@@ -205,9 +205,9 @@ fn a_step_is_two_launches_and_copies_addresses_only_when_they_change() {
         // SAFETY: this test's own device memory.
         unsafe {
             let tensors = if is_apart {
-                Tensors::new(Tensor::at_each(&params), Tensor::at(grads))
+                StepTensors::new(Lent::at_each(&params), Lent::at(grads))
             } else {
-                Tensors::new(Tensor::at(params[0]), Tensor::at(grads))
+                StepTensors::new(Lent::at(params[0]), Lent::at(grads))
             };
             step.enqueue(&tensors, Scaling::NONE, StreamHandle::default()).unwrap();
         }
@@ -236,7 +236,10 @@ fn what_a_gpu_cannot_reach_is_refused_before_any_launch() {
     let layout = Layout::builder().param("a", 4).param("b", 4).build().unwrap();
     let adamw = || BucketStep::builder(&layout, AdamW::default());
     assert!(matches!(adamw().isa(Isa::Baseline).cuda(&cuda), Err(Error::Config { field: "isa", .. })));
-    assert!(matches!(adamw().pool(Pool::new(1)).cuda(&cuda), Err(Error::Config { field: "pool", .. })));
+    assert!(matches!(
+        adamw().pool(Pool::new(1).unwrap()).cuda(&cuda),
+        Err(Error::Config { field: "pool", .. })
+    ));
     let none = cuda.clone().max_blocks(0);
     assert!(matches!(adamw().cuda(&none), Err(Error::Config { field: "max_blocks", .. })));
     let mut step = adamw().cuda(&cuda).unwrap();
@@ -245,15 +248,15 @@ fn what_a_gpu_cannot_reach_is_refused_before_any_launch() {
     let (mut on_host, apart) = ([0f32; 8], [all[2], all[2].wrapping_byte_add(16)]);
     // SAFETY: this test's own device memory.
     unsafe {
-        let tensors = Tensors::new(Tensor::slice_mut(&mut on_host), Tensor::at(all[1]));
-        let tensors = tensors.states([Tensor::at(all[2]), Tensor::at(all[3])]);
+        let tensors = StepTensors::new(Lent::slice_mut(&mut on_host), Lent::at(all[1]));
+        let tensors = tensors.states([Lent::at(all[2]), Lent::at(all[3])]);
         let refused = step.enqueue(&tensors, Scaling::NONE, StreamHandle::default());
         assert!(refused.unwrap_err().to_string().contains("a slice of the host's memory"));
-        let tensors = Tensors::new(Tensor::at(all[0]), Tensor::at(all[1]));
-        let tensors = tensors.states([Tensor::at_each(&apart), Tensor::at(all[3])]);
+        let tensors = StepTensors::new(Lent::at(all[0]), Lent::at(all[1]));
+        let tensors = tensors.states([Lent::at_each(&apart), Lent::at(all[3])]);
         let refused = step.enqueue(&tensors, Scaling::NONE, StreamHandle::default());
         assert!(refused.unwrap_err().to_string().contains("only parameters and gradients may lie apart"));
-        let tensors = Tensors::new(Tensor::at(all[0]), Tensor::at(all[1])).states([Tensor::at(all[2])]);
+        let tensors = StepTensors::new(Lent::at(all[0]), Lent::at(all[1])).states([Lent::at(all[2])]);
         let refused = step.enqueue(&tensors, Scaling::NONE, StreamHandle::default());
         assert!(refused.unwrap_err().to_string().contains("missing"));
     }
@@ -271,7 +274,7 @@ fn a_failed_launch_is_remembered_and_a_dropped_bucket_leaves_nothing() {
         let mut enqueue = || {
             // SAFETY: this test's own device memory.
             unsafe {
-                let tensors = Tensors::new(Tensor::at_each(&each), Tensor::at(grads));
+                let tensors = StepTensors::new(Lent::at_each(&each), Lent::at(grads));
                 step.enqueue(&tensors, Scaling::NONE, StreamHandle::default())
             }
         };
@@ -294,7 +297,7 @@ fn a_bucket_dropped_after_a_step_failed_half_way_frees_nothing_that_its_first_la
         stand_in.stall();
         // SAFETY: this test's own device memory.
         let failed = unsafe {
-            let tensors = Tensors::new(Tensor::at(params), Tensor::at(grads));
+            let tensors = StepTensors::new(Lent::at(params), Lent::at(grads));
             step.enqueue(&tensors, Scaling::NONE, StreamHandle::default())
         };
         assert!(matches!(failed, Err(Error::Device { call: "launch", .. })));
@@ -314,16 +317,13 @@ fn a_rate_and_a_count_that_are_set_reach_the_next_step() {
     let [params, grads] = [device.hold(&[0.0; 8]), device.hold(&[1.0; 8])];
     step.set_step_count(id, 40).unwrap();
     for k in 0..10 {
-        step.set_optimizer("default", &Sgd { lr: f64::from(k), ..Sgd::default() }).unwrap();
+        step.set_lr("default", f64::from(k)).unwrap();
         // SAFETY: this test's own device memory.
-        let tensors = unsafe { Tensors::new(Tensor::at(params), Tensor::at(grads)) };
+        let tensors = unsafe { StepTensors::new(Lent::at(params), Lent::at(grads)) };
         // SAFETY: as above, on the default stream.
         unsafe { step.enqueue(&tensors, Scaling::NONE, StreamHandle::default()).unwrap() };
     }
     assert_eq!(step.step_count(id).unwrap(), 50);
-    step.set_carried(id, 0.25).unwrap();
-    assert_eq!((step.carried(id).unwrap(), step.step_count(id).unwrap()), (0.25, 50));
-    assert!(matches!(step.set_carried(id, -0.5), Err(Error::Config { field: "carried", .. })));
     assert_eq!(device.read(params, 8, StreamHandle::default()), [-45.0; 8]);
 }
 
@@ -338,10 +338,10 @@ fn a_norm_on_a_gpu_decides_and_clips_as_the_cpus_does() {
         let mut on_cpu = BucketStep::builder(&layout, sgd()).bucket(described(&layout)).host().unwrap();
         let (mut expected, mut norm) = (painted(0), GradNorm::host().unwrap());
         norm.begin(Scaling::mean(2)).unwrap();
-        on_cpu.add_norm(&Tensor::slice(&grads), &mut norm).unwrap();
+        on_cpu.add_norm(&Lent::slice(&grads), &mut norm).unwrap();
         let largest = f32::from_bits(*norm.sum().unwrap().largest);
         let decision = norm.decide(Some(0.5), true).unwrap();
-        let tensors = Tensors::new(Tensor::slice_mut(&mut expected), Tensor::slice(&grads));
+        let tensors = StepTensors::new(Lent::slice_mut(&mut expected), Lent::slice(&grads));
         on_cpu.step_decided(&tensors, &mut norm).unwrap();
 
         let mut device = Device::new(&cuda);
@@ -352,8 +352,8 @@ fn a_norm_on_a_gpu_decides_and_clips_as_the_cpus_does() {
         // SAFETY: this test's own device memory, on the default stream.
         unsafe {
             norm.enqueue_begin(Scaling::mean(2), stream).unwrap();
-            step.enqueue_norm(&Tensor::at(at), &mut norm, stream).unwrap();
-            let tensors = Tensors::new(Tensor::at(params), Tensor::at(at));
+            step.enqueue_norm(&Lent::at(at), &mut norm, stream).unwrap();
+            let tensors = StepTensors::new(Lent::at(params), Lent::at(at));
             let early = step.enqueue_decided(&tensors, &mut norm, stream);
             assert!(matches!(early, Err(Error::Order(_))));
             let sum = norm.enqueue_sum(stream).unwrap();
@@ -367,4 +367,83 @@ fn a_norm_on_a_gpu_decides_and_clips_as_the_cpus_does() {
         let found = device.read(params, LEN, stream);
         assert!(of_parameters(&found) == of_parameters(&expected));
     }
+}
+
+#[test]
+fn a_gpu_passes_over_what_has_no_gradient_and_norms_leave_it_out() {
+    let cuda = cuda();
+    let layout = layout(&LENGTHS);
+    let ids: Vec<_> = layout.ids().collect();
+    let (stream, sgd) = (StreamHandle::default(), Sgd { lr: 0.5, momentum: 0.5, ..Sgd::default() });
+    let build = || BucketStep::builder(&layout, sgd).bucket(described(&layout));
+    let (mut freezes, mut lacks) = (build().host().unwrap(), build().cuda(&cuda).unwrap());
+    let (mut norm, mut norm_on_gpu) = (GradNorm::host().unwrap(), GradNorm::cuda(&cuda).unwrap());
+    let mut device = Device::new(&cuda);
+    let (mut expected, mut buffer) = (painted(0), vec![0f32; LEN]);
+    let [params, state] = [device.hold(&expected), device.hold(&buffer)];
+    for (k, lacking) in
+        [[false; 4], [true, true, false, false], [true; 4], [false; 4]].into_iter().enumerate()
+    {
+        let mut grads = painted(k + 1);
+        let at = device.hold(&grads);
+        let mut each = OFFSETS.map(|offset| at.wrapping_byte_add(4 * offset));
+        for (param, _) in lacking.iter().enumerate().filter(|(_, lacks)| **lacks) {
+            each[param] = std::ptr::null_mut();
+            grads[OFFSETS[param]..][..LENGTHS[param]].fill(f32::NAN);
+        }
+        ids.iter().zip(lacking).for_each(|(id, lacks)| freezes.set_frozen(*id, lacks).unwrap());
+        norm.begin(Scaling::mean(3)).unwrap();
+        freezes.add_norm(&Lent::slice(&grads), &mut norm).unwrap();
+        let decision = norm.decide(Some(1.0), true).unwrap();
+        let tensors = StepTensors::new(Lent::slice_mut(&mut expected), Lent::slice(&grads));
+        freezes.step_decided(&tensors.states([Lent::slice_mut(&mut buffer)]), &mut norm).unwrap();
+        // SAFETY: this test's own device memory, on the default stream.
+        unsafe {
+            norm_on_gpu.enqueue_begin(Scaling::mean(3), stream).unwrap();
+            lacks.enqueue_norm(&Lent::at_each(&each), &mut norm_on_gpu, stream).unwrap();
+            norm_on_gpu.enqueue_decide(Some(1.0), true, stream).unwrap();
+            let tensors = StepTensors::new(Lent::at(params), Lent::at_each(&each)).states([Lent::at(state)]);
+            lacks.enqueue_decided(&tensors, &mut norm_on_gpu, stream).unwrap();
+        }
+        assert_eq!(norm_on_gpu.decision().unwrap().norm.to_bits(), decision.norm.to_bits(), "step {k}");
+    }
+    for id in ids {
+        assert_eq!(lacks.step_count(id).unwrap(), freezes.step_count(id).unwrap());
+    }
+    for (found, expected) in [(params, &expected), (state, &buffer)] {
+        assert!(of_parameters(&device.read(found, LEN, stream)) == of_parameters(expected));
+    }
+}
+
+#[test]
+fn a_gpus_norm_takes_each_bucket_once_and_steps_it_once() {
+    let cuda = cuda();
+    let mut device = Device::new(&cuda);
+    let (mut step, [params, grads]) = small(&cuda, &mut device);
+    let (mut other, _) = small(&cuda, &mut device);
+    let (mut norm, stream) = (GradNorm::cuda(&cuda).unwrap(), StreamHandle::default());
+    let refused = |outcome: instep::Result<()>, words: &str| {
+        let error = outcome.unwrap_err();
+        assert!(matches!(error, Error::Order(_)) && error.to_string().contains(words), "{error}");
+    };
+    // SAFETY: this test's own device memory, on the default stream.
+    unsafe {
+        norm.enqueue_begin(Scaling::NONE, stream).unwrap();
+        refused(norm.enqueue_decide(None, true, stream), "norm: no bucket was added");
+        step.enqueue_norm(&Lent::at(grads), &mut norm, stream).unwrap();
+        refused(
+            step.enqueue_norm(&Lent::at(grads), &mut norm, stream),
+            "bucket of `a`: added to this norm already",
+        );
+        norm.enqueue_decide(None, true, stream).unwrap();
+        let tensors = StepTensors::new(Lent::at(params), Lent::at(grads));
+        refused(other.enqueue_decided(&tensors, &mut norm, stream), "bucket of `a`: not added to this norm");
+        step.enqueue_decided(&tensors, &mut norm, stream).unwrap();
+        refused(step.enqueue_decided(&tensors, &mut norm, stream), "bucket of `a`: stepped by this decision");
+        norm.enqueue_begin(Scaling::NONE, stream).unwrap();
+        norm.enqueue_sum(stream).unwrap();
+        norm.enqueue_decide(None, true, stream).unwrap();
+    }
+    assert_eq!(norm.decision().unwrap().norm, 0.0);
+    assert_eq!(device.read(params, 1, stream), [1.0 - Sgd::default().lr as f32]);
 }

@@ -4,9 +4,11 @@
 
 use std::thread;
 
-use instep::bucket_step::{Tensor, Tensors};
+use instep::bucket_step::{Lent, StepTensors};
 use instep::layout::ForeignBucket;
-use instep::{AdamW, BucketStep, DType, Error, GradNorm, Layout, Moments, Pool, Precision, Scaling, Sgd};
+use instep::{
+    AdamW, BucketStep, DType, Error, GradNorm, Layout, Master, Moments, Pool, Precision, Scaling, Sgd,
+};
 
 use super::refusals::refused;
 use crate::support::paint;
@@ -37,9 +39,9 @@ fn a_parameter_at_the_end_of_a_vast_bucket_is_stepped_where_it_lies() {
     let mut step = BucketStep::builder(&layout, sgd).bucket(bucket).host().unwrap();
     let (mut params, grads) = ([1f32; 4], [0.5f32; 4]);
     let (runs, sums): (&mut [&mut [f32]], &[&[f32]]) = (&mut [&mut params], &[&grads]);
-    step.step(&Tensors::new(Tensor::slices_mut(runs), Tensor::slices(sums)), Scaling::NONE).unwrap();
+    step.step(&StepTensors::new(Lent::slices_mut(runs), Lent::slices(sums)), Scaling::NONE).unwrap();
     assert_eq!(params, [0.5; 4]);
-    let whole = Tensors::new(Tensor::slice_mut(&mut params), Tensor::slice(&grads));
+    let whole = StepTensors::new(Lent::slice_mut(&mut params), Lent::slice(&grads));
     refused(step.step(&whole, Scaling::NONE), "where the bucket has 72057594037927935");
 }
 
@@ -52,24 +54,72 @@ fn a_type_of_the_right_size_that_is_another_one_is_refused() {
     let mut step = BucketStep::builder(&layout, sgd).precision(precision).host().unwrap();
     let (mut halves, grads) = ([half::f16::ONE; 4], [half::f16::ONE; 4]);
     let (mut params, sums, mut state) = ([half::bf16::ONE; 4], [half::bf16::ONE; 4], [half::bf16::ZERO; 4]);
-    let mut try_step = |tensors: Tensors<'_>, words: &str| refused(step.step(&tensors, Scaling::NONE), words);
-    let tensors = Tensors::new(Tensor::slice_mut(&mut halves), Tensor::slice(&sums));
+    let mut try_step =
+        |tensors: StepTensors<'_>, words: &str| refused(step.step(&tensors, Scaling::NONE), words);
+    let tensors = StepTensors::new(Lent::slice_mut(&mut halves), Lent::slice(&sums));
     try_step(
-        tensors.states([Tensor::slice_mut(&mut state)]),
+        tensors.states([Lent::slice_mut(&mut state)]),
         "parameters: elements of f16, where the precision has bf16",
     );
-    let tensors = Tensors::new(Tensor::slice_mut(&mut params), Tensor::slice(&grads));
+    let tensors = StepTensors::new(Lent::slice_mut(&mut params), Lent::slice(&grads));
     try_step(
-        tensors.states([Tensor::slice_mut(&mut state)]),
+        tensors.states([Lent::slice_mut(&mut state)]),
         "gradients: elements of f16, where the precision has bf16",
     );
-    let tensors = Tensors::new(Tensor::slice_mut(&mut params), Tensor::slice(&sums));
-    try_step(tensors.states([Tensor::slice_mut(&mut halves)]), "states 0: elements of f16");
-    // Bits as they are.
+    let tensors = StepTensors::new(Lent::slice_mut(&mut params), Lent::slice(&sums));
+    try_step(tensors.states([Lent::slice_mut(&mut halves)]), "(group `default`): elements of f16");
+    // The bits of a number are no number.
     let mut bits = [half::bf16::ONE.to_bits(); 4];
-    let tensors = Tensors::new(Tensor::slice_mut(&mut bits), Tensor::slice(&sums));
-    step.step(&tensors.states([Tensor::slice_mut(&mut state)]), Scaling::NONE).unwrap();
-    assert!(bits.iter().all(|x| half::bf16::from_bits(*x) < half::bf16::ONE));
+    let tensors = StepTensors::new(Lent::slice_mut(&mut bits), Lent::slice(&sums));
+    try_step(
+        tensors.states([Lent::slice_mut(&mut state)]),
+        "parameters: elements of u16, where the precision has bf16",
+    );
+}
+
+#[test]
+fn only_remainders_are_bits_of_16_and_8_and_only_codes_are_bits_of_8() {
+    let layout = Layout::builder().param("w", 256).build().unwrap();
+    let bf16 = Precision { param: DType::BF16, ..Precision::F32 };
+    let precisions = [
+        Precision { master: Master::Remainder16, ..bf16 },
+        Precision { master: Master::Remainder8, ..bf16 },
+        Precision { master: Master::F32, moments: Moments::EightBit, ..bf16 },
+    ];
+    for (precision, of_master, of_states) in precisions
+        .into_iter()
+        .zip([("u16", "f32"), ("u8", "f32"), ("f32", "u8")])
+        .map(|(p, (m, s))| (p, m, s))
+    {
+        let sgd = Sgd { lr: 0.5, momentum: 0.9, ..Default::default() };
+        let mut step = BucketStep::builder(&layout, sgd).precision(precision).host().unwrap();
+        let (mut params, sums, mut scales) = ([half::bf16::ONE; 256], [1f32; 256], [0f32; 1]);
+        let [mut words, mut more_words] = [[0u16; 256]; 2];
+        let [mut bytes, mut more_bytes] = [[0u8; 256]; 2];
+        let [mut floats, mut more_floats] = [[1f32; 256], [0f32; 256]];
+        for master in ["u16", "u8", "f32"] {
+            for state in ["u16", "u8", "f32"] {
+                let lent = match master {
+                    "u16" => Lent::slice_mut(&mut words),
+                    "u8" => Lent::slice_mut(&mut bytes),
+                    _ => Lent::slice_mut(&mut floats),
+                };
+                let of_state = match state {
+                    "u16" => Lent::slice_mut(&mut more_words),
+                    "u8" => Lent::slice_mut(&mut more_bytes),
+                    _ => Lent::slice_mut(&mut more_floats),
+                };
+                let tensors = StepTensors::new(Lent::slice_mut(&mut params), Lent::slice(&sums));
+                let mut tensors = tensors.master(lent).states([of_state]);
+                if of_states == "u8" {
+                    tensors = tensors.scales([Lent::slice_mut(&mut scales)]);
+                }
+                let outcome = step.step(&tensors, Scaling::NONE);
+                let fits = (master, state) == (of_master, of_states);
+                assert_eq!(outcome.is_ok(), fits, "{precision:?}, {master}, {state}: {outcome:?}");
+            }
+        }
+    }
 }
 
 #[test]
@@ -82,7 +132,7 @@ fn a_scaler_at_an_odd_address_is_refused() {
     {
         // SAFETY: refused before it is read.
         let scaling = unsafe { Scaling::NONE.grad_scaler(scale, found_inf) };
-        let tensors = Tensors::new(Tensor::slice_mut(&mut params), Tensor::slice(&grads));
+        let tensors = StepTensors::new(Lent::slice_mut(&mut params), Lent::slice(&grads));
         refused(step.step(&tensors, scaling), words);
     }
     assert_eq!(params, [1.0]);
@@ -95,8 +145,8 @@ fn nothing_to_step_needs_no_address() {
     let null = std::ptr::null_mut();
     let nowhere = [null; 2];
     // SAFETY: there is no element.
-    let (params, grads, apart) = unsafe { (Tensor::at(null), Tensor::at(null), Tensor::at_each(&nowhere)) };
-    step.step(&Tensors::new(params, grads), Scaling::NONE).unwrap();
+    let (params, grads, apart) = unsafe { (Lent::at(null), Lent::at(null), Lent::at_each(&nowhere)) };
+    step.step(&StepTensors::new(params, grads), Scaling::NONE).unwrap();
     let mut norm = GradNorm::host().unwrap();
     norm.begin(Scaling::NONE).unwrap();
     step.add_norm(&apart, &mut norm).unwrap();
@@ -112,8 +162,8 @@ fn a_norm_outlives_gradients_that_it_refused() {
     let mut step = BucketStep::builder(&layout, Sgd::default()).host().unwrap();
     let mut norm = GradNorm::host().unwrap();
     norm.begin(Scaling::NONE).unwrap();
-    refused(step.add_norm(&Tensor::slice(&[3f32]), &mut norm), "gradients");
-    step.add_norm(&Tensor::slice(&[3f32, 4.0]), &mut norm).unwrap();
+    refused(step.add_norm(&Lent::slice(&[3f32]), &mut norm), "gradients");
+    step.add_norm(&Lent::slice(&[3f32, 4.0]), &mut norm).unwrap();
     assert_eq!(norm.decide(None, true).unwrap().norm, 5.0);
 }
 
@@ -124,8 +174,8 @@ fn train(pool: Pool, seed: usize) -> Vec<f32> {
     let [mut params, mut first, mut second] = [(); 3].map(|()| vec![0f32; 20_000]);
     for round in 0..60 {
         let grads: Vec<f32> = (0..20_000).map(|k| paint(seed + round, k)).collect();
-        let states = [Tensor::slice_mut(&mut first), Tensor::slice_mut(&mut second)];
-        let tensors = Tensors::new(Tensor::slice_mut(&mut params), Tensor::slice(&grads)).states(states);
+        let states = [Lent::slice_mut(&mut first), Lent::slice_mut(&mut second)];
+        let tensors = StepTensors::new(Lent::slice_mut(&mut params), Lent::slice(&grads)).states(states);
         step.step(&tensors, Scaling::mean(2)).unwrap();
     }
     params
@@ -133,7 +183,7 @@ fn train(pool: Pool, seed: usize) -> Vec<f32> {
 
 #[test]
 fn threads_that_share_a_pool_keep_their_own_bits_while_others_come_and_go() {
-    let pool = Pool::new(3);
+    let pool = Pool::new(3).unwrap();
     let shared: Vec<Vec<f32>> = thread::scope(|scope| {
         let threads: Vec<_> = (0..6).map(|seed| (seed, pool.clone())).collect();
         drop(pool);
@@ -142,6 +192,6 @@ fn threads_that_share_a_pool_keep_their_own_bits_while_others_come_and_go() {
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     for (seed, bits) in shared.into_iter().enumerate() {
-        assert!(bits == train(Pool::new(1), seed), "thread {seed}");
+        assert!(bits == train(Pool::new(1).unwrap(), seed), "thread {seed}");
     }
 }

@@ -1,10 +1,10 @@
-//! Tensors of a bucket in memory of the test's own, of any type, at any address that an element may have.
+//! StepTensors of a bucket in memory of the test's own, of any type, at any address that an element may have.
 //!
 //! Every tensor is surrounded by bytes that a step must not touch.
 
 use std::ffi::c_void;
 
-use instep::bucket_step::{Tensor, Tensors};
+use instep::bucket_step::{Lent, StepTensors};
 use instep::layout::Storage;
 use instep::{BucketStep, DType, Element, Layout, Master, Moments, ParamId};
 
@@ -247,16 +247,16 @@ impl Own {
 
     /// Calls `step` with these tensors.
     #[track_caller]
-    pub(super) fn lend<T>(&mut self, step: impl FnOnce(&Tensors<'_>) -> T) -> T {
+    pub(super) fn lend<T>(&mut self, step: impl FnOnce(&StepTensors<'_>) -> T) -> T {
         let (params, grads) = (self.params.addresses(), self.grads.addresses());
         let others: Vec<(Kind, Vec<*mut c_void>)> =
             self.others.iter_mut().map(|(kind, runs)| (*kind, runs.addresses())).collect();
         // SAFETY: this memory, which `self` holds alone; the types are those of the precision.
         let tensor = |addresses: &'_ Vec<*mut c_void>| unsafe {
             let addresses = std::slice::from_raw_parts(addresses.as_ptr(), addresses.len());
-            if self.is_whole { Tensor::at(addresses[0]) } else { Tensor::at_each(addresses) }
+            if self.is_whole { Lent::at(addresses[0]) } else { Lent::at_each(addresses) }
         };
-        let mut tensors = Tensors::new(tensor(&params), tensor(&grads));
+        let mut tensors = StepTensors::new(tensor(&params), tensor(&grads));
         let mut states: Vec<_> = others.iter().filter(|(kind, _)| *kind == Kind::State).collect();
         let mut scales: Vec<_> = others.iter().filter(|(kind, _)| *kind == Kind::Scales).collect();
         for (kind, addresses) in &others {

@@ -3,11 +3,15 @@
 //! `memory.rs` holds tensors between guards, which every step must leave as they are.
 
 mod bits;
+mod counts;
 mod frozen;
 #[cfg(not(kernels_only))]
 mod gpu;
 mod hostile;
+mod hypers;
+mod marks;
 mod memory;
+mod missing;
 mod norms;
 #[cfg(not(kernels_only))]
 mod random;

@@ -2,7 +2,7 @@
 //!
 //! The oracle is a stepper in Normed on the same gradients.
 
-use instep::bucket_step::{Decision, NORM_LIMBS, Tensor, Tensors};
+use instep::bucket_step::{Decision, Lent, NORM_LIMBS, StepTensors};
 use instep::layout::ForeignBucket;
 use instep::{AdamW, BucketStep, Clip, Error, GradNorm, Layout, Mode, Scaling, Solo, Stepper};
 
@@ -38,8 +38,8 @@ impl Bucket {
 
     fn step_decided(&mut self, grads: &[f32], norm: &mut GradNorm) {
         let [first, second] = &mut self.states;
-        let tensors = Tensors::new(Tensor::slice_mut(&mut self.params), Tensor::slice(grads))
-            .states([Tensor::slice_mut(first), Tensor::slice_mut(second)]);
+        let tensors = StepTensors::new(Lent::slice_mut(&mut self.params), Lent::slice(grads))
+            .states([Lent::slice_mut(first), Lent::slice_mut(second)]);
         self.step.step_decided(&tensors, norm).unwrap();
     }
 }
@@ -56,7 +56,7 @@ fn train(spoiled: Option<usize>) -> (Vec<Bucket>, Vec<Decision>) {
         }
         norm.begin(Scaling::mean(WORLD_SIZE).loss_scale(LOSS_SCALE)).unwrap();
         for index in [step % 3, (step + 1) % 3, (step + 2) % 3] {
-            buckets[index].step.add_norm(&Tensor::slice(&grads[index]), &mut norm).unwrap();
+            buckets[index].step.add_norm(&Lent::slice(&grads[index]), &mut norm).unwrap();
         }
         decisions.push(norm.decide(Some(MAX_NORM), true).unwrap());
         for index in [(step + 1) % 3, step % 3, (step + 2) % 3] {
@@ -107,8 +107,8 @@ fn a_coefficient_of_the_callers_gives_the_bits_of_the_decision() {
         let scaling = Scaling::mean(WORLD_SIZE).loss_scale(LOSS_SCALE).clip(decision.clip);
         for (bucket, grads) in buckets.iter_mut().zip(gradients(step)) {
             let [first, second] = &mut bucket.states;
-            let tensors = Tensors::new(Tensor::slice_mut(&mut bucket.params), Tensor::slice(&grads))
-                .states([Tensor::slice_mut(first), Tensor::slice_mut(second)]);
+            let tensors = StepTensors::new(Lent::slice_mut(&mut bucket.params), Lent::slice(&grads))
+                .states([Lent::slice_mut(first), Lent::slice_mut(second)]);
             bucket.step.step(&tensors, scaling).unwrap();
         }
     }
@@ -124,16 +124,18 @@ fn a_norm_is_begun_then_added_to_then_decided_and_nothing_else() {
     let grads = vec![1.0; LENGTHS[0]];
     let mut norm = GradNorm::host().unwrap();
     let is_order = |outcome: instep::Result<()>| matches!(outcome, Err(Error::Order(_)));
-    assert!(is_order(buckets[0].step.add_norm(&Tensor::slice(&grads), &mut norm)));
+    assert!(is_order(buckets[0].step.add_norm(&Lent::slice(&grads), &mut norm)));
     assert!(is_order(norm.decide(None, false).map(drop)));
     assert!(matches!(norm.begin(Scaling::NONE.clip(0.5)), Err(Error::Config { field: "clip", .. })));
     norm.begin(Scaling::NONE).unwrap();
     assert!(matches!(norm.decide(Some(f64::NAN), false), Err(Error::Config { field: "max_norm", .. })));
-    let tensors = || Tensors::new(Tensor::slice(&grads), Tensor::slice(&grads));
+    let tensors = || StepTensors::new(Lent::slice(&grads), Lent::slice(&grads));
     assert!(is_order(buckets[0].step.step_decided(&tensors(), &mut norm)));
+    buckets[0].step.add_norm(&Lent::slice(&grads), &mut norm).unwrap();
     let decision = norm.decide(None, true).unwrap();
-    assert_eq!(decision, Decision { norm: 0.0, clip: 1.0, is_finite: true, skipped: false });
-    assert!(is_order(buckets[0].step.add_norm(&Tensor::slice(&grads), &mut norm)));
+    let expected = (LENGTHS[0] as f64).sqrt();
+    assert_eq!(decision, Decision { norm: expected, clip: 1.0, is_finite: true, skipped: false });
+    assert!(is_order(buckets[0].step.add_norm(&Lent::slice(&grads), &mut norm)));
 }
 
 #[test]
@@ -145,7 +147,7 @@ fn a_flag_of_another_program_forbids_the_steps_after_the_decision_too() {
         let (scale, mut norm) = (4.0f32, GradNorm::host().unwrap());
         // SAFETY: both outlive the call.
         norm.begin(unsafe { Scaling::NONE.grad_scaler(&scale, &found_inf) }).unwrap();
-        bucket.step.add_norm(&Tensor::slice(&grads), &mut norm).unwrap();
+        bucket.step.add_norm(&Lent::slice(&grads), &mut norm).unwrap();
         assert_eq!(norm.decide(None, false).unwrap().skipped, found_inf != 0.0);
         bucket.step_decided(&grads, &mut norm);
         assert_eq!(bucket.step.step_count(layout.id("p0").unwrap()).unwrap(), steps);
@@ -160,7 +162,7 @@ fn sharded_decisions(grads: &[Vec<f32>], ranks: usize) -> Vec<Decision> {
         norm.begin(Scaling::mean(WORLD_SIZE)).unwrap();
     }
     for (index, (mut bucket, grads)) in Bucket::all(&layout).into_iter().zip(grads).enumerate() {
-        bucket.step.add_norm(&Tensor::slice(grads), &mut norms[index % ranks]).unwrap();
+        bucket.step.add_norm(&Lent::slice(grads), &mut norms[index % ranks]).unwrap();
     }
     let (mut limbs, mut largest) = ([0u64; NORM_LIMBS], 0);
     for norm in &mut norms {

@@ -116,8 +116,9 @@ fn parts(case: &Case, cut: &Cut, layout: &Layout) -> Vec<Part> {
         let listed = of_bucket.iter().zip(&own.offsets);
         let bucket = listed.fold(ForeignBucket::new(own.len), |b, (id, at)| b.gradient(*id, *at));
         let isas = Isa::available();
-        let builder =
-            BucketStep::builder(layout, case.optim.boxed()).bucket(bucket).pool(Pool::new(cut.threads));
+        let builder = BucketStep::builder(layout, case.optim.boxed())
+            .bucket(bucket)
+            .pool(Pool::new(cut.threads).unwrap());
         let mut builder = builder.precision(case.storage.precision).isa(isas[cut.isa.index(isas.len())]);
         builder = case.storage.copy.map_or(builder.clone(), |dtype| builder.copy_params(dtype));
         builder = if case.storage.ema { builder.ema(EMA_DECAY) } else { builder };
@@ -142,8 +143,7 @@ fn buckets_cut_anew_before_every_step_give_the_bits_of_one_stepper() {
                             let from = &old[*from];
                             let place = from.params.iter().position(|p| p == param).unwrap();
                             part.own.take(index, &from.own, place);
-                            part.step.set_step_count(id, *count).unwrap();
-                            part.step.set_carried(id, *carried).unwrap();
+                            part.step.set_step_count(id, (*count, *carried)).unwrap();
                         }
                     }
                     part.own.write(index, &gradient(step, *param, case.lens[*param]), true);
@@ -154,8 +154,9 @@ fn buckets_cut_anew_before_every_step_give_the_bits_of_one_stepper() {
             left.clear();
             for (at, part) in new.iter().enumerate() {
                 for (param, id) in part.params.iter().zip(&part.own.ids) {
-                    let progress = (part.step.step_count(*id).unwrap(), part.step.carried(*id).unwrap());
-                    left.insert(*param, (at, progress.0, progress.1));
+                    let (count, carried) =
+                        (part.step.step_count(*id).unwrap(), part.step.carried(*id).unwrap());
+                    left.insert(*param, (at, count, carried.unwrap_or(1.0)));
                 }
             }
             old = new;

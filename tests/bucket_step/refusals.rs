@@ -2,12 +2,12 @@
 //!
 //! Each error is told from the others by its words.
 
-use instep::bucket_step::{Tensor, Tensors};
+use instep::bucket_step::{Lent, StepTensors};
 use instep::layout::ForeignBucket;
 use instep::optim::{Custom, ParamStep, StepParam};
 use instep::{
-    Adadelta, Adam, AdamW, BucketStep, DType, Gradients, Layout, Moments, Precision, Scaling, SegmentAction,
-    Sgd,
+    Adadelta, Adam, AdamW, BucketStep, DType, Gradients, Layout, Moments, Optimizer, Precision, Scaling,
+    SegmentAction, Sgd,
 };
 
 fn two() -> Layout {
@@ -25,40 +25,53 @@ fn tensors_that_do_not_fit_are_refused_before_anything_is_written() {
     let mut step = BucketStep::builder(&layout, Sgd { momentum: 0.9, ..Default::default() }).host().unwrap();
     let (mut params, grads, mut state) = ([1f32; 6], [1f32; 6], [0f32; 6]);
     let (mut short, mut halves) = ([1f32; 5], [half::bf16::ONE; 6]);
-    let mut try_step = |tensors: Tensors<'_>, words: &str| refused(step.step(&tensors, Scaling::NONE), words);
-    let plain = Tensors::new(Tensor::slice_mut(&mut params), Tensor::slice(&grads));
-    try_step(plain, "states 0: missing, but this step has them; add them with `Tensors::states`");
-    let plain = Tensors::new(Tensor::slice_mut(&mut params), Tensor::slice(&grads));
+    let mut try_step =
+        |tensors: StepTensors<'_>, words: &str| refused(step.step(&tensors, Scaling::NONE), words);
+    let plain = StepTensors::new(Lent::slice_mut(&mut params), Lent::slice(&grads));
     try_step(
-        plain.states([Tensor::slice_mut(&mut short)]),
-        "states 0: a run of 5 elements, where the bucket has 6",
+        plain,
+        "state `momentum_buffer` of SGD (group `default`): missing, but this step has it; add it to",
     );
-    let plain = Tensors::new(Tensor::slice(&grads), Tensor::slice(&grads));
-    try_step(plain.states([Tensor::slice_mut(&mut state)]), "parameters: only lent for reading");
-    let plain = Tensors::new(Tensor::slice_mut(&mut halves), Tensor::slice(&grads));
-    try_step(plain.states([Tensor::slice_mut(&mut state)]), "parameters: elements of 2 bytes");
-    let mut extra = [0f32; 6];
-    let plain = Tensors::new(Tensor::slice_mut(&mut params), Tensor::slice(&grads));
-    let tensors = plain.states([Tensor::slice_mut(&mut state), Tensor::slice_mut(&mut extra)]);
-    try_step(tensors, "states 1: given, but this step has none");
-    let plain = Tensors::new(Tensor::slice_mut(&mut params), Tensor::slice(&grads));
-    let tensors = plain.states([Tensor::slice_mut(&mut state)]).master(Tensor::slice_mut(&mut extra));
-    try_step(tensors, "masters: given");
-    let one: [&[f32]; 1] = [&grads[..4]];
-    let plain = Tensors::new(Tensor::slice_mut(&mut params), Tensor::slices(&one));
-    try_step(plain.states([Tensor::slice_mut(&mut state)]), "gradients: 1 runs for 2 parameters");
-    let wrong: [&[f32]; 2] = [&grads[..4], &grads[..3]];
-    let plain = Tensors::new(Tensor::slice_mut(&mut params), Tensor::slices(&wrong));
-    try_step(plain.states([Tensor::slice_mut(&mut state)]), "where its parameter has 2");
-    // SAFETY: refused before it is used.
-    let null = unsafe { Tensor::at(std::ptr::null_mut()) };
-    let plain = Tensors::new(null, Tensor::slice(&grads));
-    try_step(plain.states([Tensor::slice_mut(&mut state)]), "null or not a multiple of 4");
-    // SAFETY: as above.
-    let odd = unsafe { Tensor::at(params.as_mut_ptr().wrapping_byte_add(2).cast()) };
+    let plain = StepTensors::new(Lent::slice_mut(&mut params), Lent::slice(&grads));
     try_step(
-        Tensors::new(odd, Tensor::slice(&grads)).states([Tensor::slice_mut(&mut state)]),
-        "not a multiple of 4",
+        plain.states([Lent::slice_mut(&mut short)]),
+        "state `momentum_buffer` of SGD (group `default`): a run of 5 elements, where the bucket has 6",
+    );
+    let plain = StepTensors::new(Lent::slice(&grads), Lent::slice(&grads));
+    try_step(plain.states([Lent::slice_mut(&mut state)]), "parameters: only lent for reading");
+    let plain = StepTensors::new(Lent::slice_mut(&mut halves), Lent::slice(&grads));
+    try_step(
+        plain.states([Lent::slice_mut(&mut state)]),
+        "parameters: elements of bf16, where the precision has f32",
+    );
+    let mut extra = [0f32; 6];
+    let plain = StepTensors::new(Lent::slice_mut(&mut params), Lent::slice(&grads));
+    let tensors = plain.states([Lent::slice_mut(&mut state), Lent::slice_mut(&mut extra)]);
+    try_step(tensors, "states: more than the 1 of this step; leave the others out");
+    let plain = StepTensors::new(Lent::slice_mut(&mut params), Lent::slice(&grads));
+    let tensors = plain.states([Lent::slice_mut(&mut state)]).master(Lent::slice_mut(&mut extra));
+    try_step(tensors, "masters: given, but this step has none");
+    let one: [&[f32]; 1] = [&grads[..4]];
+    let plain = StepTensors::new(Lent::slice_mut(&mut params), Lent::slices(&one));
+    try_step(plain.states([Lent::slice_mut(&mut state)]), "gradients: 1 runs for 2 parameters");
+    let wrong: [&[f32]; 2] = [&grads[..4], &grads[..3]];
+    let plain = StepTensors::new(Lent::slice_mut(&mut params), Lent::slices(&wrong));
+    try_step(
+        plain.states([Lent::slice_mut(&mut state)]),
+        "gradients, run 1: a run of 3 elements, where its parameter has 2",
+    );
+    // SAFETY: refused before it is used.
+    let null = unsafe { Lent::at(std::ptr::null_mut()) };
+    let plain = StepTensors::new(null, Lent::slice(&grads));
+    try_step(
+        plain.states([Lent::slice_mut(&mut state)]),
+        "parameters: the address is null; give the address of its elements",
+    );
+    // SAFETY: as above.
+    let odd = unsafe { Lent::at(params.as_mut_ptr().wrapping_byte_add(2).cast()) };
+    try_step(
+        StepTensors::new(odd, Lent::slice(&grads)).states([Lent::slice_mut(&mut state)]),
+        "is not a multiple of 4; align it to an element",
     );
     assert_eq!((params, state, step.step_count(layout.id("a").unwrap()).unwrap()), ([1f32; 6], [0f32; 6], 0));
 }
@@ -74,9 +87,9 @@ fn gradients_that_the_step_writes_must_be_writable() {
     let steps = [(zeroing, [0f32; 6]), (ending, [2.0; 6]), (averaging, [4.0, 4.0, 4.0, 4.0, 2.0, 2.0])];
     for (mut step, expected) in steps {
         let (mut params, mut grads) = ([0f32; 6], [4f32; 6]);
-        let tensors = Tensors::new(Tensor::slice_mut(&mut params), Tensor::slice(&grads));
+        let tensors = StepTensors::new(Lent::slice_mut(&mut params), Lent::slice(&grads));
         refused(step.step(&tensors, Scaling::mean(2)), "gradients: only lent for reading");
-        let tensors = Tensors::new(Tensor::slice_mut(&mut params), Tensor::slice_mut(&mut grads));
+        let tensors = StepTensors::new(Lent::slice_mut(&mut params), Lent::slice_mut(&mut grads));
         step.step(&tensors, Scaling::mean(2)).unwrap();
         assert_eq!(grads, expected);
     }
@@ -123,14 +136,17 @@ fn options_that_no_kernel_has_are_refused() {
 fn a_group_keeps_its_kind_of_optimizer_and_its_states() {
     let layout = two();
     let mut step = BucketStep::builder(&layout, Adam::default()).host().unwrap();
-    refused(step.set_optimizer("default", &Sgd::default()), "another optimizer, or other states");
-    refused(step.set_optimizer("default", &Adam { amsgrad: true, ..Adam::default() }), "other states");
+    refused(step.set_optimizer("default", &Sgd::default()), "another optimizer than the step was built for");
+    let amsgrad = Adam { amsgrad: true, ..Adam::default() };
+    refused(step.set_optimizer("default", &amsgrad), "would keep exp_avg, exp_avg_sq, max_exp_avg_sq, where");
     refused(step.set_optimizer("default", &Adam { lr: f64::NAN, ..Adam::default() }), "lr = NaN");
     refused(step.set_optimizer("other", &Adam::default()), "`other`");
     step.set_optimizer("default", &Adam { betas: (0.5, 0.9), ..Adam::default() }).unwrap();
     let stranger = Layout::builder().param("a", 1).build().unwrap().id("a").unwrap();
-    refused(step.step_count(stranger).map(drop), "belongs to another layout");
-    refused(step.set_carried(layout.id("a").unwrap(), f64::INFINITY), "carried");
+    refused(
+        step.step_count(stranger).map(drop),
+        "belongs to another layout; take its id from the layout that this was built for",
+    );
 }
 
 #[test]
@@ -140,13 +156,41 @@ fn a_bucket_that_no_memory_holds_is_refused_before_it_is_cut_into_tiles() {
 }
 
 #[test]
-fn a_product_of_momenta_may_be_zero_and_nothing_outside_zero_to_one() {
+fn a_missing_state_is_named_with_the_optimizers_and_groups_that_keep_it() {
+    let layout = Layout::builder().param("a", 4).param("b", 2).in_group("head").build().unwrap();
+    let (mut params, grads, mut state) = ([1f32; 6], [1f32; 6], [0f32; 6]);
+    let mut of = |head: Box<dyn Optimizer>, words: &str| {
+        let builder = BucketStep::builder(&layout, Adam::default()).group("head", head);
+        let mut step = builder.host().unwrap();
+        let tensors = StepTensors::new(Lent::slice_mut(&mut params), Lent::slice(&grads));
+        let tensors = tensors.states([Some(Lent::slice_mut(&mut state)), None]);
+        refused(step.step(&tensors, Scaling::NONE), words);
+    };
+    of(Adam::DESCRIPTOR.build(), "state `exp_avg_sq` of Adam (group `default` and 1 more): missing");
+    let two =
+        "state `exp_avg_sq` of Adam (group `default`) or `acc_delta` of Adadelta (group `head`): missing";
+    of(Adadelta::DESCRIPTOR.build(), two);
+    of(Sgd::DESCRIPTOR.build(), "state `exp_avg_sq` of Adam (group `default`): missing");
+}
+
+#[test]
+fn runs_for_the_whole_bucket_that_overlap_are_refused_by_the_names_of_both() {
     let layout = two();
-    let id = layout.id("a").unwrap();
-    let mut step = BucketStep::builder(&layout, instep::NAdam::default()).host().unwrap();
-    for wrong in [-0.5, 1.5, f64::NAN, f64::INFINITY] {
-        refused(step.set_carried(id, wrong), "use a number from 0 to 1");
-    }
-    step.set_carried(id, 0.0).unwrap();
-    assert_eq!(step.carried(id).unwrap(), 0.0);
+    let mut step = BucketStep::builder(&layout, Adam::default()).host().unwrap();
+    let (mut params, mut grads, mut states) = ([1f32; 6], [1f32; 6], [0f32; 12]);
+    let (own, theirs) = (grads.as_mut_ptr(), params.as_mut_ptr());
+    let mut try_step = |grads: *mut f32, second: usize| {
+        // SAFETY: memory of this test alone; overlapping runs are refused before they are read.
+        let tensors = unsafe {
+            let at = |address: *mut f32| Lent::at(address.cast());
+            let states = [at(states.as_mut_ptr()), at(states.as_mut_ptr().wrapping_add(second))];
+            StepTensors::new(at(theirs), at(grads)).states(states)
+        };
+        step.step(&tensors, Scaling::NONE)
+    };
+    let both =
+        "state `exp_avg` of Adam (group `default`) and state `exp_avg_sq` of Adam (group `default`): overlap";
+    refused(try_step(own, 5), both);
+    refused(try_step(theirs, 6), "parameters and gradients: overlap; give each its own memory");
+    try_step(own, 6).unwrap();
 }

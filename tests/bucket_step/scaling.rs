@@ -2,14 +2,14 @@
 //!
 //! A parameter of one element and a rate of 1 show the factor itself.
 
-use instep::bucket_step::{Tensor, Tensors};
+use instep::bucket_step::{Lent, StepTensors};
 use instep::{BucketStep, Error, Layout, Scaling, Sgd};
 
 fn step_once(scaling: Scaling) -> (instep::Result<()>, f32, u64) {
     let layout = Layout::builder().param("w", 1).build().unwrap();
     let mut step = BucketStep::builder(&layout, Sgd { lr: 1.0, ..Default::default() }).host().unwrap();
     let mut params = [0f32];
-    let outcome = step.step(&Tensors::new(Tensor::slice_mut(&mut params), Tensor::slice(&[-24f32])), scaling);
+    let outcome = step.step(&StepTensors::new(Lent::slice_mut(&mut params), Lent::slice(&[-24f32])), scaling);
     (outcome, params[0], step.step_count(layout.id("w").unwrap()).unwrap())
 }
 

@@ -61,8 +61,9 @@ fn a_state_of_torch_comes_with_its_product_or_is_refused() {
     };
     let refused = [
         (&state(0.1)[..3], "`state.w.mu_product`: missing"),
-        (&state(1.5), "from 0 to 1"),
-        (&state(f32::NAN), "from 0 to 1"),
+        (&state(1.5), "and a number of at least 0 and below 1 after it"),
+        (&state(1.0), "below 1 after it"),
+        (&state(f32::NAN), "below 1 after it"),
         (&state(0.1)[3..], "missing"),
     ];
     for (tensors, word) in refused {

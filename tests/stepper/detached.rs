@@ -193,7 +193,7 @@ fn every_call_between_passes_is_refused_inside_one_and_the_pass_goes_on() {
         ("carried", |stepper, w| stepper.carried(w).map(drop)),
         ("set_frozen", |stepper, w| stepper.set_frozen(w, true)),
         ("set_lr", |stepper, _| stepper.set_lr("default", 0.5)),
-        ("set_hyper", |stepper, _| stepper.set_hyper("default", &[("momentum", 0.5.into())])),
+        ("set_hyper", |stepper, _| stepper.set_hyper("default", &[("momentum", 0.5)])),
         ("set_lr_schedule", |stepper, _| stepper.set_lr_schedule("default", Some(LrSchedule::constant(0.1)))),
         ("set_lr_multiplier", |stepper, w| stepper.set_lr_multiplier(w, 0.5)),
         ("set_schedule_step", |stepper, _| stepper.set_schedule_step(5)),

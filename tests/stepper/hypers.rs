@@ -90,7 +90,8 @@ fn a_captured_pass_takes_the_hyperparameters_of_the_moment() {
     });
     let captured = captured.unwrap();
     for k in 1..4 {
-        let changes = [("betas", (0.9 / f64::from(k), 0.99).into()), ("weight_decay", 0.25.into())];
+        let betas = Value::from((0.9 / f64::from(k), 0.99));
+        let changes = [("betas", betas), ("weight_decay", Value::from(0.25))];
         host.set_hyper(DEFAULT_GROUP, &changes).unwrap();
         step(&mut host, 0);
         gpu.set_hyper(DEFAULT_GROUP, &changes).unwrap();
@@ -136,18 +137,18 @@ fn a_change_that_is_refused_changes_nothing_of_it() {
             assert_eq!(told(&stepper, DEFAULT_GROUP.into(), name), Some(value), "{changes:?}");
         }
     }
-    let refused = stepper.set_hyper("elsewhere", &[("lr", 0.1.into())]);
+    let refused = stepper.set_hyper("elsewhere", &[("lr", 0.1)]);
     assert!(matches!(refused, Err(Error::Config { field: "group", .. })), "{refused:?}");
     let refused = stepper.set_lr(DEFAULT_GROUP, f64::NAN);
     assert!(matches!(refused, Err(Error::Config { field: "lr", .. })), "{refused:?}");
     std::mem::forget(stepper.begin().unwrap());
-    let refused = stepper.set_hyper(DEFAULT_GROUP, &[("momentum", 0.5.into())]);
+    let refused = stepper.set_hyper(DEFAULT_GROUP, &[("momentum", 0.5)]);
     assert!(matches!(refused, Err(Error::Order(_))), "{refused:?}");
     stepper.abandon().unwrap();
     // A rate that is multiplied must do for every parameter.
     let id = layout.ids().next().unwrap();
     stepper.set_lr_multiplier(id, 1e30).unwrap();
-    let refused = stepper.set_hyper(DEFAULT_GROUP, &[("lr", 1e20.into())]);
+    let refused = stepper.set_hyper(DEFAULT_GROUP, &[("lr", 1e20)]);
     assert!(matches!(refused, Err(Error::Config { field: "lr_multiplier", .. })), "{refused:?}");
     assert_eq!(told(&stepper, DEFAULT_GROUP.into(), "lr"), Some(0.5.into()));
 }
@@ -160,7 +161,7 @@ fn a_state_that_nobody_keeps_is_refused_by_name_and_one_that_is_kept_comes_into_
     let refused = alone.set_hyper(DEFAULT_GROUP, &switched).unwrap_err().to_string();
     assert!(refused.contains("momentum_buffer"), "{refused}");
     let mut adam = Stepper::host(&layout, Adam::default(), Solo::default()).unwrap();
-    let refused = adam.set_hyper(DEFAULT_GROUP, &[("amsgrad", true.into())]).unwrap_err().to_string();
+    let refused = adam.set_hyper(DEFAULT_GROUP, &[("amsgrad", true)]).unwrap_err().to_string();
     assert!(refused.contains("max_exp_avg_sq"), "{refused}");
     // Another group's buffers make room; from then on it is as if momentum had been on.
     let open = |first: f64| {
@@ -177,7 +178,7 @@ fn a_state_that_nobody_keeps_is_refused_by_name_and_one_that_is_kept_comes_into_
     // Switched off, a buffer rests, and is there when momentum is switched on again.
     let id = layout.id("a").unwrap();
     let before = switches.view::<f32>(id.state("momentum_buffer")).unwrap().to_vec();
-    switches.set_hyper(DEFAULT_GROUP, &[("momentum", 0.0.into())]).unwrap();
+    switches.set_hyper(DEFAULT_GROUP, &[("momentum", 0.0)]).unwrap();
     step(&mut switches, 3);
     assert_eq!(switches.view::<f32>(id.state("momentum_buffer")).unwrap(), before);
     switches.set_hyper(DEFAULT_GROUP, &switched).unwrap();
@@ -185,7 +186,7 @@ fn a_state_that_nobody_keeps_is_refused_by_name_and_one_that_is_kept_comes_into_
     let centered = RmsProp { centered: true, ..RmsProp::default() };
     let builder = Stepper::builder(&layout, centered).group("other", RmsProp { momentum: 0.9, ..centered });
     let mut moves = builder.host(Solo::default()).unwrap();
-    assert!(moves.set_hyper(DEFAULT_GROUP, &[("momentum", 0.9.into())]).is_err());
+    assert!(moves.set_hyper(DEFAULT_GROUP, &[("momentum", 0.9)]).is_err());
 }
 
 #[test]
@@ -208,7 +209,7 @@ fn ranks_that_change_different_things_are_told_what() {
         let rank = f64::from(comm.rank());
         let mut stepper = Stepper::host(&layout, Adam::default(), comm)?;
         stepper.begin()?.finish()?;
-        stepper.set_hyper(DEFAULT_GROUP, &[("betas", (0.5 + rank / 4.0, 0.99).into())])?;
+        stepper.set_hyper(DEFAULT_GROUP, &[("betas", (0.5 + rank / 4.0, 0.99))])?;
         stepper.begin()?.finish()?;
         stepper.status().map(drop)
     });
@@ -241,14 +242,12 @@ fn any_optimizer_follows_a_schedule_one_of_single_parameters_and_a_late_one_too(
         step(&mut by_hand, at);
     }
     Outcome::of(&scheduled).unwrap().assert_same(&Outcome::of(&by_hand).unwrap(), "scheduled");
-    for refused in
-        [scheduled.set_lr(followed[0], 0.1), scheduled.set_hyper(followed[0], &[("lr", 0.1.into())])]
-    {
+    for refused in [scheduled.set_lr(followed[0], 0.1), scheduled.set_hyper(followed[0], &[("lr", 0.1)])] {
         assert!(matches!(refused, Err(Error::Config { field: "optimizer", .. })), "{refused:?}");
     }
     let refused = scheduled.set_lr_schedule(followed[0], Some(LrSchedule::step(0.5, 0, 0.5)));
     assert!(matches!(refused, Err(Error::Config { field: "step_size", .. })), "{refused:?}");
-    scheduled.set_hyper(followed[0], &[("momentum", 0.125.into())]).unwrap();
+    scheduled.set_hyper(followed[0], &[("momentum", 0.125)]).unwrap();
     // Without its schedule the rate stays as it is until it is set.
     scheduled.set_lr_schedule(followed[0], None).unwrap();
     step(&mut scheduled, 4);

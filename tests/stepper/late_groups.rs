@@ -70,7 +70,7 @@ fn paint_all<D: Device>(stepper: &mut Stepper<D>) -> Result<()> {
 fn by_name<D: Device>(stepper: &mut Stepper<D>, rank: usize) -> Result<Vec<(Vec<u32>, u64)>> {
     train(stepper, 0..2, rank)?;
     stepper.set_lr("head", 0.05)?;
-    stepper.set_hyper("head", &[("weight_decay", 0.25.into())])?;
+    stepper.set_hyper("head", &[("weight_decay", 0.25)])?;
     train(stepper, 2..4, rank)?;
     stepper.set_lr_schedule("head", Some(LrSchedule::constant(0.5)))?;
     train(stepper, 4..6, rank)?;

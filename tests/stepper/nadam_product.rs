@@ -82,6 +82,7 @@ fn a_count_without_what_is_carried_beside_it_is_refused_and_changes_nothing() {
         (stepper.set_step_count((id, nadam), (1 << 63, 0.5)), "step_count"),
         (stepper.set_step_count((id, nadam), (0, 0.5)), "carried"),
         (stepper.set_step_count((id, nadam), (3, -0.5)), "carried"),
+        (stepper.set_step_count((id, nadam), (3, 1.0)), "carried"),
         (stepper.set_step_count((id, nadam), (3, 1.5)), "carried"),
         (stepper.set_step_count((id, nadam), (3, f64::NAN)), "carried"),
     ];

@@ -31,8 +31,8 @@ use std::process::ExitCode;
 use std::str::FromStr;
 
 use clap::ValueEnum;
-use instep::Isa;
 use instep::cuda::Cuda;
+use instep::{Isa, Pool};
 
 use crate::Failure;
 use crate::console::print_line;
@@ -108,7 +108,7 @@ pub struct Arguments {
     #[arg(long, value_delimiter = ',')]
     isa: Vec<Isa>,
     /// Numbers of kernel threads [default: 1 and one per core].
-    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=Pool::MAX_THREADS as i64))]
     threads: Vec<u16>,
     /// Numbers of parameters of the growth bench [default: 1000,10000,100000]. A million take 4 GiB of memory.
     #[arg(long, value_delimiter = ',', value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=10_000_000))]
@@ -248,7 +248,7 @@ impl Arguments {
         if !self.threads.is_empty() {
             return Ok(self.threads.iter().map(|threads| usize::from(*threads)).collect());
         }
-        let all = instep::Pool::from_environment()?.threads();
+        let all = Pool::from_environment()?.threads();
         Ok(if all == 1 { vec![1] } else { vec![1, all] })
     }
 

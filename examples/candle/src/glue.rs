@@ -5,8 +5,8 @@
 
 use std::{cell::Cell, error::Error, mem};
 
-use candle_core::{CpuStorage, InplaceOp1, Tensor, Var, backprop::GradStore};
-use instep::bucket_step::{Tensor as Run, Tensors};
+use candle_core::{CpuStorage, DType, InplaceOp1, Tensor, Var, backprop::GradStore};
+use instep::bucket_step::{Lent, StepTensors};
 use instep::{AdamW, BucketStep, Layout, Scaling};
 
 pub type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -27,27 +27,33 @@ impl InplaceOp1 for Exchange {
     }
 }
 
-/// Returns what steps these variables, given their gradients and a learning rate.
+/// Returns what steps these variables, given their gradients and a learning rate. One without a gradient is passed over.
 pub fn stepper(vars: Vec<Var>, adamw: AdamW) -> Result<impl FnMut(&GradStore, f64) -> Result<()>> {
+    if let Some(var) = vars.iter().find(|var| var.dtype() != DType::F32 || !var.device().is_cpu()) {
+        let (dtype, place) = (var.dtype(), var.device().location());
+        return Err(format!("variable of {dtype:?} on {place:?}: only F32 on the CPU is stepped here").into());
+    }
     let params = vars.iter().map(|var| (format!("{:?}", var.id()), var.elem_count()));
     let layout = params.fold(Layout::builder(), |layout, (name, len)| layout.param(name, len));
-    let mut bucket = BucketStep::builder(&layout.build()?, adamw.clone()).host()?;
+    let mut bucket = BucketStep::builder(&layout.build()?, adamw).host()?;
     let mut states = [(); 2].map(|()| vec![0.0f32; bucket.elements() as usize]);
     Ok(move |grads: &GradStore, lr| {
-        bucket.set_optimizer("default", &AdamW { lr, ..adamw.clone() })?;
-        let grad = |var| Ok(grads.get(var).ok_or("a variable has no gradient")?.contiguous()?);
-        let grads = vars.iter().map(|var| grad(var)).collect::<Result<Vec<_>>>()?;
-        let tensors = vars.iter().map(Var::as_tensor).chain(&grads);
-        let mut lent: Vec<_> = tensors.map(|tensor| (tensor, Exchange(Cell::default()))).collect();
-        // What is not f32 on the CPU stays where it is, and the step refuses its empty run.
+        bucket.set_lr("default", lr)?;
+        let grad = |var: &Var| grads.get(var).map(Tensor::contiguous).transpose();
+        let grads = vars.iter().map(grad).collect::<candle_core::Result<Vec<_>>>()?;
+        let tensors = vars.iter().map(|var| Some(var.as_tensor())).chain(grads.iter().map(Option::as_ref));
+        let lend = |tensor| (tensor, Exchange(Cell::default()));
+        let mut lent: Vec<Option<(&Tensor, Exchange)>> = tensors.map(|tensor| tensor.map(lend)).collect();
         let exchange = |(tensor, memory): &(&Tensor, Exchange)| drop(tensor.inplace_op1(memory));
-        lent.iter().for_each(exchange);
-        let mut runs: Vec<_> = lent.iter_mut().map(|(_, memory)| memory.0.get_mut().as_mut_slice()).collect();
+        lent.iter().flatten().for_each(exchange);
+        let run =
+            |lent| Option::as_mut(lent).map(|(_, memory): &mut (_, Exchange)| &mut memory.0.get_mut()[..]);
+        let mut runs: Vec<_> = lent.iter_mut().map(run).collect();
         let (params, grads) = runs.split_at_mut(vars.len());
-        let tensors = Tensors::new(Run::slices_mut(params), Run::slices_mut(grads));
-        let states = states.each_mut().map(|state| Run::slice_mut(state));
+        let tensors = StepTensors::new(Lent::optional_slices_mut(params), Lent::optional_slices_mut(grads));
+        let states = states.each_mut().map(|state| Lent::slice_mut(state));
         let stepped = bucket.step(&tensors.states(states), Scaling::NONE);
-        lent.iter().rev().for_each(exchange);
+        lent.iter().flatten().rev().for_each(exchange);
         Ok(stepped?)
     })
 }

@@ -77,20 +77,31 @@ fn train<S: FnMut(&GradStore, f64) -> Result<()>>(
     Ok(Trained { params, losses: [losses[0], losses[STEPS - 1]] })
 }
 
-/// Fails unless a step that is refused leaves a variable with its memory and its values.
-fn refuse_without_change() -> Result<()> {
-    let kept = Var::from_vec(vec![1.0f32, 2.0], 2, &Device::Cpu)?;
-    let refused = Var::from_vec(vec![1.0f64], 1, &Device::Cpu)?;
-    let mut step = glue::stepper(vec![kept.clone(), refused.clone()], instep::AdamW::default())?;
-    let loss = (kept.sum_all()? + refused.sum_all()?.to_dtype(kept.dtype())?)?;
-    if step(&loss.backward()?, LR).is_ok() || kept.to_vec1::<f32>()? != [1.0, 2.0] {
-        return Err("a variable in f64 was stepped, or one beside it changed".into());
+/// Fails unless a variable of another type is refused by its type, a rate that is refused changes nothing, and a variable
+/// without a gradient is passed over.
+fn hold_what_is_not_stepped() -> Result<()> {
+    let var = |value: f32| Var::from_vec(vec![value; 2], 2, &Device::Cpu);
+    let narrow = Var::from_tensor(&var(1.0)?.to_dtype(candle_core::DType::BF16)?)?;
+    match glue::stepper(vec![var(1.0)?, narrow], instep::AdamW::default()) {
+        Err(error) if error.to_string().starts_with("variable of BF16 on Cpu:") => {}
+        Err(error) => return Err(error),
+        Ok(_) => return Err("a variable in bf16 was accepted".into()),
+    }
+    let (used, unused) = (var(1.0)?, var(2.0)?);
+    let mut step = glue::stepper(vec![used.clone(), unused.clone()], instep::AdamW::default())?;
+    let grads = used.sum_all()?.backward()?;
+    if step(&grads, f64::NAN).is_ok() || used.to_vec1::<f32>()? != [1.0; 2] {
+        return Err("a rate that is no number was taken".into());
+    }
+    step(&grads, LR)?;
+    if used.to_vec1::<f32>()? == [1.0; 2] || unused.to_vec1::<f32>()? != [2.0; 2] {
+        return Err("a variable without a gradient was stepped, or one with a gradient was not".into());
     }
     Ok(())
 }
 
 fn main() -> Result<()> {
-    refuse_without_change()?;
+    hold_what_is_not_stepped()?;
     let by_instep = train(|vars| {
         glue::stepper(vars, instep::AdamW { weight_decay: WEIGHT_DECAY, ..Default::default() })
     })?;

@@ -23,6 +23,9 @@ NO_FACTORS = (1, 1.0, 0, 0)
 MOST_ROUTES = 256
 """Lists of parameters whose arenas are remembered. DDP has one per bucket; only unused parameters make many."""
 
+NOWHERE = 1
+"""The address of a gradient without elements, which torch has at 0. A native step takes 0 for no gradient."""
+
 Gradient = Union[Tensor, int, None]
 """A tensor; the address of one of its parameter's type and order of elements; or None for a parameter to pass over."""
 
@@ -35,10 +38,10 @@ class Batch:
     indices: tuple[int, ...]
     grads: Sequence[Gradient]
 
-    def of_gradients(self) -> Batch:
-        """The same without parameters to pass over, as a norm needs it."""
-        pairs = [(index, grad) for index, grad in zip(self.indices, self.grads) if grad is not None]
-        return Batch(self.arena, tuple(index for index, _ in pairs), [grad for _, grad in pairs])
+    @property
+    def has_any(self) -> bool:
+        """Whether a parameter has a gradient."""
+        return any(grad is not None for grad in self.grads)
 
 
 @dataclass
@@ -61,7 +64,6 @@ class Prepared:
 
     step: _native.Step
     bound: _native.Bound
-    frozen: list[bool]
     keeps: list[Tensor]
 
 
@@ -107,8 +109,8 @@ class Engine:
         return list(dict.fromkeys(arena.holders for arena in self.arenas))
 
     def threads_now(self) -> int:
-        """Threads of a step on the CPU: as the user says, or as many as torch's own loops have."""
-        return torch.get_num_threads() if self.threads is None else self.threads
+        """Threads of a step on the CPU: as the user says, or as many as torch's own loops have, as far as that goes."""
+        return min(torch.get_num_threads(), _native.MAX_THREADS) if self.threads is None else self.threads
 
     def follow_settings(self, groups: Sequence[dict[str, Any]]) -> None:
         """Hands on what the user has changed: threads, and hyperparameters of these groups. No step may be under way."""
@@ -157,16 +159,15 @@ class Engine:
                         grad = _cut(grad, arena.params[batch.indices[k]])
                     grad = _as_param(grad, shards[k])
                     keeps.append(grad)
-                    grads[k] = grad.data_ptr()
-            frozen = [grad is None for grad in grads]
+                    grads[k] = grad.data_ptr() or NOWHERE
             bound: _native.Bound = {
                 "params": addresses,
-                "grads": [at if grad is None else grad for at, grad in zip(addresses, grads)],  # type: ignore[misc]
+                "grads": [0 if grad is None else grad for grad in grads],  # type: ignore[misc]
                 "states": [run.data_ptr() for run in arena.states.values()],
                 "scales": [run.data_ptr() for run in arena.scales.values()],
                 "master": 0 if arena.master is None else arena.master.data_ptr(),
             }
-            return Prepared(arena.step_over(batch.indices), bound, frozen, keeps)
+            return Prepared(arena.step_over(batch.indices), bound, keeps)
 
     def step_all(self, batches: Sequence[Batch], factors: _native.Factors) -> None:
         """Steps batches of different arenas: none, if one of them has a gradient that no kernel takes."""
@@ -178,18 +179,18 @@ class Engine:
         self._run(batch, self.prepare(batch), factors)
 
     def _run(self, batch: Batch, prepared: Prepared, factors: _native.Factors) -> None:
-        prepared.step.step(prepared.bound, prepared.frozen, factors, stream_on(batch.arena.device))
+        prepared.step.step(prepared.bound, factors, stream_on(batch.arena.device))
         self._written(batch)
 
     def add_norm(self, batch: Batch, norm: _native.Norm) -> Prepared:
-        """Adds the gradients of a batch to a norm. A parameter without gradient must not be in it."""
+        """Adds the gradients of a batch to a norm, but for parameters to pass over."""
         prepared = self.prepare(batch)
         prepared.step.add_norm(prepared.bound, norm, stream_on(batch.arena.device))
         return prepared
 
     def step_decided(self, batch: Batch, prepared: Prepared, norm: _native.Norm) -> None:
         """Steps a batch as a norm has decided."""
-        prepared.step.step_decided(prepared.bound, prepared.frozen, norm, stream_on(batch.arena.device))
+        prepared.step.step_decided(prepared.bound, norm, stream_on(batch.arena.device))
         self._written(batch)
 
     def _written(self, batch: Batch) -> None:

@@ -27,11 +27,13 @@ class GlobalNorm:
         self._parts: dict[Holders, _native.Norm] = {}
         self._factors: _native.Factors = (1, 1.0, 0, 0)
         self._begun: set[Holders] = set()
+        self._is_empty = True
 
     def begin(self, factors: _native.Factors) -> None:
         """Begins anew, with the factors that all these gradients have."""
         self._factors = factors
         self._begun.clear()
+        self._is_empty = True
         self._part(())
 
     def _part(self, holders: Holders) -> _native.Norm:
@@ -45,13 +47,16 @@ class GlobalNorm:
         return part
 
     def add(self, engine: Engine, batch: Batch) -> Prepared:
-        """Adds the gradients of a batch. A parameter without gradient must not be in it."""
+        """Adds the gradients of a batch, but for parameters to pass over."""
+        self._is_empty = self._is_empty and bool(batch.arena.holders)
         return engine.add_norm(batch, self._part(batch.arena.holders))
 
     def decide(self, max_norm: Optional[float], skip_nonfinite: bool, spread: Iterable[Holders]) -> _native.Norm:
         """Decides over all ranks' shards. Every rank must call it, and name every group of holders in the same order."""
         stream = stream_on(self.device)
         total = self._part(())
+        if self._is_empty:
+            total.sum(stream)  # So it may be decided without a bucket: all are spread, or no parameter has a gradient.
         for holders in spread:
             if holders:
                 limbs, largest = self._sum_of(self._part(holders))

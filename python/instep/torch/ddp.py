@@ -248,7 +248,7 @@ class DDPOptimizer(FusedOptimizer):
             result.set_result(buffer)
             return
         with self._guard:
-            batches = [batch for batch in (batch.of_gradients() for batch in batches) if batch.indices]
+            batches = [batch for batch in batches if batch.has_any]
             norm = self._pass_norm(buffer.device)
             prepared = [norm.add(self._engine, batch) for batch in batches]
             self._reduced.append(Reduced(batches, prepared, buffer, result))

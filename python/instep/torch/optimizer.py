@@ -71,7 +71,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._max_norm = _number("max_norm", max_norm, float, lambda norm: 0 < norm < inf, "a finite number above 0")
         seed = _number("seed", seed, int, lambda number: 0 <= number < 1 << 64, "a whole number from 0 to 2^64 - 1")
         self._formats = Formats(states, master, seed)
-        self._threads = _number("threads", threads, int, lambda count: 0 < count < 1 << 16, "1 to 65535")
+        self._threads = _number("threads", threads, int, lambda count: 0 < count <= _native.MAX_THREADS, f"1 to {_native.MAX_THREADS}")
         self._reset()
         super().__init__(params, {**known, **hyper})
 
@@ -133,7 +133,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _step_clipped(self, batches: list[Batch], factors: _native.Factors) -> None:
         norm = self._norm({batch.arena.device for batch in batches})
         norm.begin(factors)
-        present = [batch for batch in (batch.of_gradients() for batch in batches) if batch.indices]
+        present = [batch for batch in batches if batch.has_any]
         prepared = [norm.add(self._engine, batch) for batch in present]
         decided = norm.decide(self._max_norm, False, self._engine.holders)
         for batch, ready in zip(present, prepared):

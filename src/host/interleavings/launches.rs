@@ -43,7 +43,7 @@ fn every_chunk_runs_once_and_a_launch_returns_behind_the_last_helper() {
 
 /// Two launchers share the pool and launch twice each: launches that wake helpers, or only take those that are awake.
 fn launches(spin: Duration, bytes: u64) {
-    let pool = Pool::spinning(3, spin);
+    let pool = Pool::of(3, spin);
     let launcher = || {
         let pool = pool.clone();
         spawn(move || {

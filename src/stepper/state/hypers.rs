@@ -52,14 +52,14 @@ impl Optimizers {
     }
 
     /// Sets hyperparameters of an optimizer of this stepper, all or none, and returns all that it has then.
-    pub(crate) fn set_hyper(
+    pub(crate) fn set_hyper<V: Into<Value> + Copy>(
         &mut self,
         id: OptimizerId,
-        changes: &[(&str, Value)],
+        changes: &[(&str, V)],
         plan: &Plan,
     ) -> Result<InstepHyper> {
         let mut changed = self.entries[id.0 as usize].optimizer.clone();
-        changes.iter().try_for_each(|(name, value)| changed.set(name, *value))?;
+        changes.iter().try_for_each(|(name, value)| changed.set(name, (*value).into()))?;
         for storage in plan.storages() {
             let refused = refuse_storage(&*changed, storage);
             if refused.is_err()

@@ -75,8 +75,8 @@ fn between(page: &mut Page) {
     page.refused(trainer.set_lr("heads", 0.1));
     let nadam = trainer.optimizers_of(b).unwrap()[0];
     page.refused(trainer.step_count((w, nadam)));
-    page.refused(trainer.set_hyper(nadam, &[("rho", 0.5.into())]));
-    page.refused(trainer.set_hyper("default", &[("momentum", 0.5.into())]));
+    page.refused(trainer.set_hyper(nadam, &[("rho", 0.5)]));
+    page.refused(trainer.set_hyper("default", &[("momentum", 0.5)]));
     page.refused(trainer.set_lr_multiplier(w, -1.0));
     page.refused(trainer.set_lr_multiplier(w, 1e300));
     page.refused(trainer.set_schedule_step(1 << 63));

@@ -225,7 +225,7 @@ impl Rank<'_> {
                 self.answered("set_lr", &answer);
             }
             Action::SetHyper(group, decay) => {
-                self.stepper.set_hyper(GROUPS[group], &[("weight_decay", decay.into())])?;
+                self.stepper.set_hyper(GROUPS[group], &[("weight_decay", decay)])?;
             }
             Action::SetMultiplier(param, factor) => {
                 self.stepper.set_lr_multiplier(self.ids[param], factor)?
@@ -377,7 +377,7 @@ impl Rank<'_> {
                 self.stepper.set_lr_schedule(GROUPS[group], None)?;
                 self.stepper.set_lr(GROUPS[group], 0.03)
             }
-            Doom::Hyper(group) => self.stepper.set_hyper(GROUPS[group], &[("weight_decay", 0.03.into())]),
+            Doom::Hyper(group) => self.stepper.set_hyper(GROUPS[group], &[("weight_decay", 0.03)]),
             Doom::Multiplier(param) => self.stepper.set_lr_multiplier(self.ids[param], 0.25),
             Doom::PreviousNorm => self.stepper.set_previous_norm(Some(0.75)),
             Doom::Scaler => {

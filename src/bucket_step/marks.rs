@@ -1,0 +1,86 @@
+//! Which buckets a norm has, from its beginning to the last step after its decision.
+//!
+//! A bucket is added once and stepped once, and its norm is decided over one bucket at least. A norm whose sum was taken may
+//! have more in it than was added, so it knows less: its buckets may have been added to another one.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::error::{Error, Result};
+
+/// A bucket's part.
+#[derive(Debug)]
+pub(super) struct BucketMark {
+    /// No other bucket of the process has it, now or later.
+    id: u64,
+    /// Some norm has its gradients since its last step.
+    is_measured: bool,
+}
+
+/// A norm's part.
+#[derive(Debug, Default)]
+pub(super) struct NormMarks {
+    /// By bucket, whether it was stepped. It keeps its memory, so a norm that is begun anew allocates nothing.
+    buckets: HashMap<u64, bool>,
+    is_sum_taken: bool,
+}
+
+impl BucketMark {
+    pub(super) fn new() -> BucketMark {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        BucketMark { id: NEXT.fetch_add(1, Ordering::Relaxed), is_measured: false }
+    }
+
+    /// The bucket was stepped without a norm.
+    pub(super) fn step(&mut self) {
+        self.is_measured = false;
+    }
+}
+
+impl NormMarks {
+    pub(super) fn begin(&mut self) {
+        self.buckets.clear();
+        self.is_sum_taken = false;
+    }
+
+    pub(super) fn take_sum(&mut self) {
+        self.is_sum_taken = true;
+    }
+
+    /// Refuses a bucket that was added already.
+    pub(super) fn refuse_added(&self, bucket: &BucketMark, name: impl FnOnce() -> String) -> Result<()> {
+        if !self.buckets.contains_key(&bucket.id) {
+            return Ok(());
+        }
+        Err(Error::order(name(), "added to this norm already", "add each bucket once"))
+    }
+
+    pub(super) fn add(&mut self, bucket: &mut BucketMark) {
+        bucket.is_measured = true;
+        self.buckets.insert(bucket.id, false);
+    }
+
+    /// Refuses a decision about nothing.
+    pub(super) fn refuse_empty(&self) -> Result<()> {
+        if self.is_sum_taken || !self.buckets.is_empty() {
+            return Ok(());
+        }
+        Err(Error::order("norm", "no bucket was added", "add the gradients of each bucket first"))
+    }
+
+    /// Refuses a step of a bucket that was not added, or that this decision has stepped.
+    pub(super) fn refuse_step(&self, bucket: &BucketMark, name: impl FnOnce() -> String) -> Result<()> {
+        let (wrong, remedy) = match self.buckets.get(&bucket.id) {
+            Some(false) => return Ok(()),
+            Some(true) => ("stepped by this decision already", "begin the norm anew for its next gradients"),
+            None if self.is_sum_taken && bucket.is_measured => return Ok(()),
+            None => ("not added to this norm", "add its gradients before the decision"),
+        };
+        Err(Error::order(name(), wrong, remedy))
+    }
+
+    pub(super) fn step(&mut self, bucket: &mut BucketMark) {
+        bucket.is_measured = false;
+        self.buckets.insert(bucket.id, true);
+    }
+}

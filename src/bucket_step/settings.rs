@@ -1,0 +1,219 @@
+//! A bucket between two steps, on either device: hyperparameters, parameters to pass over, step counts.
+//!
+//! A change is checked as a whole before it stands. Names and meanings are the stepper's.
+
+use super::builder::group_of;
+use super::engine::Engine;
+use super::tensors::Lent;
+use super::{BucketStep, GroupOptimizer};
+use crate::error::{Error, Result};
+use crate::launch::{StepCount, refuse_storage};
+use crate::layout::{ParamId, SegmentAction};
+use crate::optim::{Optimizer, Value};
+
+impl<E: Engine> BucketStep<E> {
+    /// Sets the learning rate of a group, such as [`DEFAULT_GROUP`](crate::DEFAULT_GROUP), from the next step on.
+    ///
+    /// # Ordering
+    /// Never waits for a GPU.
+    ///
+    /// # Errors
+    /// `Layout` if there is no such group, `Config` if the optimizer refuses the rate. Nothing has changed then.
+    pub fn set_lr(&mut self, group: &str, lr: f64) -> Result<()> {
+        let index = group_of(&self.layout, group)?;
+        let rule = self.optimizers[index].optimizer.as_rule_mut();
+        let before = std::mem::replace(rule.lr_mut(), lr);
+        match rule.hyper() {
+            Ok(hyper) => self.settings.set_hyper(index, &hyper),
+            Err(error) => {
+                *rule.lr_mut() = before;
+                return Err(error);
+            }
+        }
+        self.engine.write_settings(&self.settings);
+        Ok(())
+    }
+
+    /// Sets any hyperparameters of a group from the next step on, all of them or none; the others stay. They are named as
+    /// the fields of the optimizer's type, as in `torch.optim`, and checked together.
+    ///
+    /// ```
+    /// use instep::optim::Value;
+    /// use instep::{AdamW, BucketStep, DEFAULT_GROUP, Layout};
+    ///
+    /// let layout = Layout::builder().param("w", 1).build()?;
+    /// let mut step = BucketStep::builder(&layout, AdamW::default()).host()?;
+    /// step.set_hyper(DEFAULT_GROUP, &[("weight_decay", 0.1), ("eps", 1e-6)])?;
+    /// step.set_hyper(DEFAULT_GROUP, &[("lr", Value::from(0.5)), ("betas", Value::from((0.8, 0.99)))])?;
+    /// assert_eq!(step.optimizer(DEFAULT_GROUP)?.get("weight_decay"), Some(0.1.into()));
+    /// # Ok::<(), instep::Error>(())
+    /// ```
+    ///
+    /// # Ordering
+    /// Ordering as for [`set_lr`](Self::set_lr).
+    ///
+    /// # Errors
+    /// `Layout` if there is no such group; `Unsupported` if the optimizer has no hyperparameter of that name and kind, or would
+    /// keep states that the step was not built for; `Config` if values are out of range or exclude each other. Nothing has
+    /// changed then.
+    pub fn set_hyper<V: Into<Value> + Copy>(&mut self, group: &str, changes: &[(&str, V)]) -> Result<()> {
+        let mut changed = self.optimizers[group_of(&self.layout, group)?].optimizer.clone();
+        changes.iter().try_for_each(|(name, value)| changed.set(name, (*value).into()))?;
+        self.set_optimizer(group, &*changed)
+    }
+
+    /// Replaces all hyperparameters of a group from the next step on, also those that the new optimizer has by default.
+    /// Step counts and states go on. To change some hyperparameters, as a schedule does, call [`set_lr`](Self::set_lr) or
+    /// [`set_hyper`](Self::set_hyper).
+    ///
+    /// # Ordering
+    /// Ordering as for [`set_lr`](Self::set_lr).
+    ///
+    /// # Errors
+    /// `Layout` if there is no such group, `Config` for values out of range, `Unsupported` for another kind of optimizer,
+    /// or one with states that the step was not built for. Nothing has changed then.
+    pub fn set_optimizer(&mut self, group: &str, optimizer: &dyn Optimizer) -> Result<()> {
+        let index = group_of(&self.layout, group)?;
+        let of_group = &mut self.optimizers[index];
+        of_group.refuse_other(group, optimizer)?;
+        // The plan has one bucket.
+        refuse_storage(optimizer, &self.plan.buckets()[0].storage)?;
+        self.settings.set_hyper(index, &optimizer.as_rule().hyper()?);
+        of_group.optimizer = optimizer.as_rule().boxed();
+        self.engine.write_settings(&self.settings);
+        Ok(())
+    }
+
+    /// Returns a group's optimizer, with the hyperparameters of the next step.
+    ///
+    /// # Errors
+    /// `Layout` if there is no such group.
+    pub fn optimizer(&self, group: &str) -> Result<&dyn Optimizer> {
+        Ok(&*self.optimizers[group_of(&self.layout, group)?].optimizer)
+    }
+
+    /// Sets whether steps pass over a parameter, as over one without a gradient in this pass: neither its tensors nor its
+    /// step count change, nothing is read at its addresses, and norms leave it out. To pass over it once, lend no gradient
+    /// of it ([`Lent::optional_slices`]).
+    ///
+    /// # Ordering
+    /// Ordering as for [`set_lr`](Self::set_lr).
+    ///
+    /// # Errors
+    /// `Layout` if it is not in this bucket.
+    pub fn set_frozen(&mut self, id: ParamId, frozen: bool) -> Result<()> {
+        let segment = self.record(id)?;
+        self.left[segment].is_frozen = frozen;
+        self.leave(segment);
+        self.engine.write_settings(&self.settings);
+        Ok(())
+    }
+
+    /// Returns how many updates a parameter has had.
+    ///
+    /// # Ordering
+    /// On a GPU, waits for the last step.
+    ///
+    /// # Errors
+    /// `Layout` if it is not in this bucket; `Device` if the copy from a GPU fails, and `Poisoned` after a failed step.
+    pub fn step_count(&self, id: ParamId) -> Result<u64> {
+        Ok(self.engine.read_progress(self.record(id)?)?.count)
+    }
+
+    /// Returns the number that the optimizer carries beside the step count: NAdam's product of momenta, `mu_product` in
+    /// `torch.optim`. `None` for all others.
+    ///
+    /// # Ordering
+    /// Ordering as for [`step_count`](Self::step_count).
+    ///
+    /// # Errors
+    /// Errors as for [`step_count`](Self::step_count).
+    pub fn carried(&self, id: ParamId) -> Result<Option<f64>> {
+        let record = self.record(id)?;
+        self.carries(record).then(|| Ok(self.engine.read_progress(record)?.carried)).transpose()
+    }
+
+    /// Says how many updates a parameter has had, as when a training is resumed: the next one is number `count + 1`. Where
+    /// the optimizer [carries](Self::carried) a number, it comes with the count.
+    ///
+    /// ```
+    /// # use instep::{BucketStep, Error, Layout, NAdam};
+    /// # let layout = Layout::builder().param("w", 1).build()?;
+    /// # let w = layout.id("w")?;
+    /// let mut step = BucketStep::builder(&layout, NAdam::default()).host()?;
+    /// assert!(matches!(step.set_step_count(w, 2), Err(Error::Config { field: "step_count", .. })));
+    /// step.set_step_count(w, (2, 0.2031))?;
+    /// assert_eq!((step.step_count(w)?, step.carried(w)?), (2, Some(0.2031)));
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Ordering
+    /// Ordering as for [`step_count`](Self::step_count).
+    ///
+    /// # Errors
+    /// Errors as for [`step_count`](Self::step_count); `Config` for a count of 2^63 or more, one above 0 without the number
+    /// that the optimizer carries, a number other than 1 where none is carried, or one that is no product of momenta: it is 1
+    /// before the first update, and then at least 0 and below 1. Nothing has changed then.
+    pub fn set_step_count(&mut self, id: ParamId, value: impl Into<StepCount>) -> Result<()> {
+        let record = self.record(id)?;
+        let progress = value.into().progress(self.carries(record))?;
+        self.engine.write_progress(record, progress)
+    }
+
+    /// Follows which gradients a call lacks. Without any, now and in the last call, it does nothing.
+    pub(super) fn pass_over_missing(&mut self, grads: &Lent<'_>, lacks_some: bool) {
+        if !lacks_some && !self.lacks_some {
+            return;
+        }
+        self.lacks_some = lacks_some;
+        let mut has_changed = false;
+        for segment in 0..self.left.len() {
+            let is_missing = self.shape.is_missing(grads, segment);
+            if self.left[segment].is_missing != is_missing {
+                self.left[segment].is_missing = is_missing;
+                self.leave(segment);
+                has_changed = true;
+            }
+        }
+        if has_changed {
+            self.engine.write_settings(&self.settings);
+        }
+    }
+
+    /// Puts into the settings whether steps pass over a segment. One round: its record has the same number.
+    fn leave(&mut self, segment: usize) {
+        let own = self.plan.segments()[segment].action;
+        let action = if self.left[segment].any() { SegmentAction::Leave } else { own };
+        self.settings.set_action(segment, action);
+        self.is_stale = true;
+    }
+
+    /// Whether a record's optimizer carries a number.
+    fn carries(&self, record: usize) -> bool {
+        // One round.
+        let (optimizer, _) = self.assignment.optimizer(0, record);
+        self.optimizers[optimizer as usize].optimizer.as_rule().carried().is_some()
+    }
+}
+
+impl GroupOptimizer {
+    /// Refuses what the launches and the states were not made for.
+    fn refuse_other(&self, group: &str, next: &dyn Optimizer) -> Result<()> {
+        let (built, kept) = (self.state_names, next.state_names());
+        let thing = format_args!("group `{group}`");
+        if self.optimizer.as_rule().kernel() != next.as_rule().kernel() {
+            let wrong = "another optimizer than the step was built for";
+            return Err(Error::unsupported(thing, wrong, "build another step"));
+        }
+        if built.get(..kept.len()) != Some(kept) {
+            let wrong =
+                format_args!("would keep {}, where the step was built for {}", listed(kept), listed(built));
+            return Err(Error::unsupported(thing, wrong, "build another step"));
+        }
+        Ok(())
+    }
+}
+
+fn listed(states: &[&str]) -> String {
+    if states.is_empty() { "no state".to_owned() } else { states.join(", ") }
+}
