@@ -79,6 +79,13 @@ const SETTERS: &[Setter] = &[
     ),
     Setter("write of an average", |b| b.ema(0.5), |s, id| s.write(id.ema(), &[0.5; LEN]), LOADED),
     Setter("write of a parameter", plainly, |s, id| s.write(id, &[0.5; LEN]), "written"),
+    Setter("fill_params", plainly, |s, _| s.fill_params(|_, values| values.fill(0.5)), "written"),
+    Setter(
+        "view_mut of a parameter",
+        plainly,
+        |s, id| s.view_mut::<f32>(id).map(|values| values[0] = 0.5),
+        "written",
+    ),
     Setter("write of a master", with_master, |s, id| s.write(id, &[0.5; LEN]), "written"),
     Setter("write of shards of masters", sharded_with_master, |s, id| s.write(id, &[0.5; LEN]), "written"),
     Setter("write of shards", fully_sharded, |s, id| s.write(id, &[0.5; LEN]), "written"),
@@ -167,4 +174,22 @@ fn a_rank_that_alone_sets_anything_after_a_pass_is_told_in_the_next_one() {
             }
         }
     }
+}
+
+/// What has been compared once does not come into later passes, so a setter that changes nothing makes no difference.
+#[test]
+fn a_rank_that_sets_what_it_has_agrees_with_the_others_after_a_write() {
+    let layout = Layout::builder().param("a", LEN).param("b", LEN).build().unwrap();
+    in_process(2, |comm| {
+        let is_first = comm.rank() == 0;
+        let mut stepper = Stepper::builder(&layout, nadam()).host(comm)?;
+        stepper.write(layout.id("b")?, &[0.5; LEN])?;
+        pass(&mut stepper)?;
+        if is_first {
+            stepper.set_lr(DEFAULT_GROUP, 1.0)?;
+        }
+        pass(&mut stepper)?;
+        stepper.close()
+    })
+    .unwrap_or_else(|error| panic!("a rank that sets what it has: {error}"));
 }

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Plants one fault at a time into a copy of the tree. A lane must fail and name the fault.
 
-A row of FAULTS: the fault, the lane that must catch it, the file (from kernels/ on), the text to replace (which occurs
-once), its replacement, and a phrase of the report. A lane that fails for another reason has caught nothing. The tree
-itself is never written to.
+A row of FAULTS: the fault, the lane that must catch it, the file (from kernels/ on, or src/... or python/...), the text to
+replace (which occurs once), its replacement, and a phrase of the report. A lane that fails for another reason has caught
+nothing. The tree itself is never written to.
 """
 
 import argparse, fcntl, filecmp, os, re, shutil, subprocess, sys, tempfile
@@ -22,13 +22,16 @@ LANES = {
     "host-run, races": ["scripts/host-run-lane.py", "--races", "segments", "many_segments"],
     "host-run, races of precisions": ["scripts/host-run-lane.py", "--races", "precisions::what_is"],
 }
-# The kernels and the threads of the CPU, in a copy of the whole tree.
+# In a copy of the whole tree: the kernels and the threads of the CPU, and the small binary of tests/faults for all other Rust.
 TESTS = {
     "cpu": ["--test", "main", "kernels::special"],
     "cpu, threads": ["--lib", "pool::"],
+    "rust": ["--test", "faults"],
 }
 DIFFERS = "differs from the CPU's"
 RACE = "a race: two threads"
+ZEROS = "before backward "
+FORGET = "self.agreement.forget();"
 
 FAULTS = [
     ("contraction by flag", "compiler", "nvcc.flags", "-fmad=false", "-fmad=true", "fused or called"),
@@ -231,11 +234,41 @@ FAULTS = [
     ("states of bf16 that keep their payloads", "cpu", "cpu/bfloat16.h",
      "k < Rule::STATES; ++k) make_canonical(states[k], count)", "k < 0; ++k) make_canonical(states[k], count)",
      "a NaN with a payload is stored"),
-    ("a chunk taken twice", "cpu, threads", "../src/pool/job.rs", "end as usize - 1", "start as usize", "c.load(Ordering::Relaxed) == launch"),
-    ("a launch that does not wait for its helpers", "cpu, threads", "../src/pool/mod.rs",
+    ("a chunk taken twice", "cpu, threads", "src/pool/job.rs", "end as usize - 1", "start as usize", "c.load(Ordering::Relaxed) == launch"),
+    ("a launch that does not wait for its helpers", "cpu, threads", "src/pool/mod.rs",
      "while job.helpers.load(Ordering::Relaxed) > 0 {\n            state = shared.left", "while false {\n            state = shared.left",
      "a launch ended before its chunks"),
+    ("no zeros between the sums of micro-batches", "rust", "src/schedule/micro_batches.rs",
+     "Gradients::Zero => self.emitter.emit(Stream::Reduce, Action::Zero(whole)),", "Gradients::Zero => {}", ZEROS),
+    ("no zeros in what other ranks step", "rust", "src/schedule/gather.rs", "Gradients::Zero => Action::Zero,",
+     "Gradients::Zero => return,", ZEROS),
+    ("a schedule that stands still in a rank without data", "rust", "src/stepper/join.rs", "        self.rates.step += 1;\n", "",
+     "differs: hyperparameters"),
+    ("a local parameter's unused gradient that ranks compare", "rust", "src/schedule/unused.rs",
+     " && !self.plan.buckets()[bucket].is_local", "", "UnusedAfter: "),
+    ("a late decision that does not wait for the count of ranks", "rust", "src/schedule/mod.rs",
+     "                self.emitter.after(Stream::Optim, &[self.reduced]);\n", "", "is not ordered after"),
+    *[(f"{setter} that tells the agreement nothing", "rust", f"src/stepper/{file}.rs", f"{before}{FORGET}", before,
+       f"{setter} on rank 0 alone: nobody is told")
+      for setter, file, before in (
+          ("set_lr", "learning_rates", "set_lr(id, lr)?;\n        "),
+          ("set_hyper", "learning_rates", "changes, &self.plan)?;\n        "),
+          ("set_lr_schedule", "learning_rates", "set_lr(id, lr)?;\n            "),
+          ("set_lr_multiplier", "learning_rates", "multiplier)?;\n        "),
+          ("set_scaler_state", "scaling", "self.loaded.scaler = Some(state);\n        "),
+          ("set_previous_norm", "scaling", "self.loaded.previous_norm = Some(norm);\n        "),
+          ("set_frozen", "freezing", "touch_frozen(param, frozen)?;\n        "),
+          ("set_step_count", "claims", "self.loaded.note(param, number));\n        "),
+          ("write of a parameter", "claims", "note(param, &self.plan);\n                "),
+      )],
+    ("a parameter once written that is compared for ever", "rust", "src/stepper/open_pass.rs", f"            {FORGET}\n", "",
+     "a rank that sets what it has"),
 ]
+
+
+def place(file):
+    """A row's file, from the tree's root on."""
+    return file if file.startswith(("src/", "python/")) else f"kernels/{file}"
 
 
 def plant(path, name, old, new):
@@ -249,7 +282,7 @@ def judged(name, lane, file, old, new):
     """Runs a lane's script on a copy of the kernels."""
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(ROOT / "kernels", Path(folder) / "kernels")
-        plant(Path(folder) / "kernels" / file, name, old, new)
+        plant(Path(folder) / place(file), name, old, new)
         if lane == "compiler" and file != "abi.h":
             rows = Path(folder) / "kernels/optimizers.def"
             rows.write_text(re.sub(rf"^OPTIMIZER\((?!(?:{'|'.join(COMPILED)}),)\w.*\n", "", rows.read_text(), flags=re.M))
@@ -283,7 +316,7 @@ def built(name, lane, file, old, new):
     fcntl.flock(lock, fcntl.LOCK_EX)  # until this function returns: there is one copy
     tree = copied(target)
     if file:
-        plant(tree / "kernels" / file, name, old, new)
+        plant(tree / place(file), name, old, new)
     # The build takes longer than the tests.
     environment = dict(os.environ, CARGO_TARGET_DIR=str(target), CARGO_PROFILE_DEV_OPT_LEVEL="0",
                        CARGO_PROFILE_TEST_OPT_LEVEL="0", RUSTFLAGS="--cfg kernels_only")
