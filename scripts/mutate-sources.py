@@ -243,13 +243,13 @@ FAULTS = [
     ("no zeros in what other ranks step", "rust", "src/schedule/gather.rs", "Gradients::Zero => Action::Zero,",
      "Gradients::Zero => return,", ZEROS),
     ("a schedule that stands still in a rank without data", "rust", "src/stepper/join.rs", "        self.rates.step += 1;\n", "",
-     "differs: hyperparameters"),
+     "learning rates or other hyperparameters [rank"),
     ("a local parameter's unused gradient that ranks compare", "rust", "src/schedule/unused.rs",
      " && !self.plan.buckets()[bucket].is_local", "", "UnusedAfter: "),
     ("a late decision that does not wait for the count of ranks", "rust", "src/schedule/mod.rs",
-     "                self.emitter.after(Stream::Optim, &[self.reduced]);\n", "", "is not ordered after"),
+     "                self.emitter.after(Stream::Optim, &[self.reduced]);\n", "", "Race { first: "),
     *[(f"{setter} that tells the agreement nothing", "rust", f"src/stepper/{file}.rs", f"{before}{FORGET}", before,
-       f"{setter} on rank 0 alone: nobody is told")
+       f"{setter} on rank 0")
       for setter, file, before in (
           ("set_lr", "learning_rates", "set_lr(id, lr)?;\n        "),
           ("set_hyper", "learning_rates", "changes, &self.plan)?;\n        "),

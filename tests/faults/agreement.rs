@@ -89,7 +89,12 @@ const SETTERS: &[Setter] = &[
     Setter("write of a master", with_master, |s, id| s.write(id, &[0.5; LEN]), "written"),
     Setter("write of shards of masters", sharded_with_master, |s, id| s.write(id, &[0.5; LEN]), "written"),
     Setter("write of shards", fully_sharded, |s, id| s.write(id, &[0.5; LEN]), "written"),
-    Setter("write of a shard's state", fully_sharded, |s, id| s.write(id.state("exp_avg"), &[0.5; LEN]), LOADED),
+    Setter(
+        "write of a shard's state",
+        fully_sharded,
+        |s, id| s.write(id.state("exp_avg"), &[0.5; LEN]),
+        LOADED,
+    ),
     Setter(
         "set_unused after a hand-over",
         |builder| builder.mode(Mode::Sequential),
@@ -183,6 +188,7 @@ fn a_rank_that_sets_what_it_has_agrees_with_the_others_after_a_write() {
     in_process(2, |comm| {
         let is_first = comm.rank() == 0;
         let mut stepper = Stepper::builder(&layout, nadam()).host(comm)?;
+        pass(&mut stepper)?; // the first one takes rank 0's parameters, whatever ranks wrote
         stepper.write(layout.id("b")?, &[0.5; LEN])?;
         pass(&mut stepper)?;
         if is_first {

@@ -33,14 +33,7 @@ fn cases() -> Vec<Case> {
         {
             let accumulation = Accumulation::Local;
             let replicated = Strategy::Replicated;
-            cases.push(Case {
-                mode,
-                strategy: replicated,
-                offloads,
-                shard_size: None,
-                accumulation,
-                unused,
-            });
+            cases.push(Case { mode, strategy: replicated, offloads, shard_size: None, accumulation, unused });
             for strategy in [Strategy::Zero, Strategy::Fsdp] {
                 for shard_size in [None, Some(2), Some(1)] {
                     for accumulation in [Accumulation::Local, Accumulation::Summed] {

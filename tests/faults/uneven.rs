@@ -3,9 +3,7 @@
 //! Ranks in one process compare rates, so a rank that falls behind ends the group; the values are checked too.
 
 use instep::layout::DEFAULT_GROUP;
-use instep::{
-    Clip, Divisor, Layout, LrSchedule, Mode, Result, Sgd, Stepper, StepperBuilder, in_process,
-};
+use instep::{Clip, Divisor, Layout, LrSchedule, Mode, Result, Sgd, Stepper, StepperBuilder, in_process};
 
 const LEN: usize = 300;
 const MODES: [Mode; 3] = [Mode::Sequential, Mode::Eager, Mode::Normed];
@@ -27,8 +25,7 @@ fn a_schedule_goes_on_for_a_rank_without_data_and_is_the_same_after_it() {
     for mode in MODES {
         let ends = in_process(BATCHES.len() as u32, |comm| {
             let batches = BATCHES[comm.rank() as usize];
-            let mut stepper =
-                uneven(&layout).mode(mode).lr_schedule(DEFAULT_GROUP, schedule()).host(comm)?;
+            let mut stepper = uneven(&layout).mode(mode).lr_schedule(DEFAULT_GROUP, schedule()).host(comm)?;
             let w = layout.id("w")?;
             let mut steps = Vec::new();
             let pass = |stepper: &mut Stepper| {
@@ -37,7 +34,8 @@ fn a_schedule_goes_on_for_a_rank_without_data_and_is_the_same_after_it() {
                 pass.finish()
             };
             for at in 0.. {
-                let goes_on = if at < batches { pass(&mut stepper).map(|()| true)? } else { stepper.join()? };
+                let goes_on =
+                    if at < batches { pass(&mut stepper).map(|()| true)? } else { stepper.join()? };
                 steps.push(stepper.schedule_step());
                 if !goes_on {
                     break;
