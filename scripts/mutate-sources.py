@@ -7,6 +7,7 @@ nothing. The tree itself is never written to.
 """
 
 import argparse, fcntl, filecmp, os, re, shutil, subprocess, sys, tempfile
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,6 +29,8 @@ TESTS = {
     "cpu, threads": ["--lib", "pool::"],
     "rust": ["--test", "faults"],
 }
+# By an interpreter that has the package and its tests' needs, with a copy of the package in front of it.
+PYTHON = {"python": [f"python/tests/test_{name}.py" for name in ("memory", "optimizer", "optimizer_changes")]}
 DIFFERS = "differs from the CPU's"
 RACE = "a race: two threads"
 ZEROS = "before backward "
@@ -263,6 +266,21 @@ FAULTS = [
       )],
     ("a parameter once written that is compared for ever", "rust", "src/stepper/open_pass.rs", f"            {FORGET}\n", "",
      "a rank that sets what it has"),
+    ("a sum of Adagrad that starts at zero in a state dict", "python", "python/instep/torch/optimizer.py",
+     '["sum"].fill_(arena.hypers_of(index)["initial_accumulator_value"])', '["sum"].fill_(0.0)', "test_a_state_of_adagrad"),
+    *[(f"a native step that goes on {when}", "python", f"python/instep/torch/{file}.py", old, new, test)
+      for when, file, old, new, test in (
+          ("after a state was replaced", "optimizer", "arena.retire_all()\n            progress", "progress",
+           "test_a_count_that_the_user_puts"),
+          ("after a group was replaced", "_arena", "self.retire_all()\n        self._read_groups", "self._read_groups",
+           "test_param_groups_that_the_user_replaces"),
+          ("with as many threads", "_arena", "self.retire_all()\n            self.threads", "self.threads",
+           "test_a_step_runs_on_torchs_threads"),
+          ("with other states", "_arena", "self.retire_all()\n        self.kept[of]", "self.kept[of]",
+           "test_momentum_may_cycle"),
+          ("beside one over other parameters", "_arena", "self._retire(other)", "self.live.pop(other)",
+           "test_a_clip_is_that_of"),
+      )],
 ]
 
 
@@ -324,27 +342,46 @@ def built(name, lane, file, old, new):
                           capture_output=True, text=True)
 
 
+def interpreted(python, name, lane, file, old, new):
+    """Runs tests of the Python package with a copy of it: the native half that is installed, and the tree's sources."""
+    with tempfile.TemporaryDirectory() as folder:
+        package = Path(folder) / "python/instep"
+        find = [python, "-c", "import instep; print(instep.__path__[0])"]
+        shutil.copytree(subprocess.check_output(find, cwd=folder, text=True).strip(), package)
+        shutil.copytree(ROOT / "python/instep", package, dirs_exist_ok=True)
+        if file:
+            plant(Path(folder) / place(file), name, old, new)
+        environment = dict(os.environ, PYTHONPATH=str(package.parent), PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="1")
+        command = [python, "-W", "ignore", "-m", "pytest", "-q", "-p", "no:cacheprovider", *PYTHON[lane]]
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--lane", choices=[*LANES, *TESTS], help="only this lane's faults")
+    parser.add_argument("--lane", choices=[*LANES, *TESTS, *PYTHON], help="only this lane's faults")
     parser.add_argument("--turn", type=int, metavar="N", help="one fault per lane: its N-th, counted round and round")
+    parser.add_argument("--python", metavar="PATH", type=os.path.abspath,
+                        help="an interpreter that has the package, torch and pytest; without it, faults in Python are left out")
     parser.add_argument("names", nargs="*", help="only faults whose names contain one of these")
     arguments = parser.parse_args()
+    if arguments.lane in PYTHON and not arguments.python:
+        parser.error("the python lane needs --python")
     missed, sound = 0, set()
+    run = {lane: built for lane in TESTS} | {lane: partial(interpreted, arguments.python) for lane in PYTHON}
     for name, lane, file, old, new, phrase in FAULTS:
         chosen = not arguments.names or any(part in name for part in arguments.names)
         if arguments.turn is not None:
             of_lane = [row[0] for row in FAULTS if row[1] == lane]
             chosen = name == of_lane[arguments.turn % len(of_lane)]
-        if arguments.lane not in (None, lane) or not chosen:
+        if arguments.lane not in (None, lane) or not chosen or lane in PYTHON and not arguments.python:
             continue
-        if lane in TESTS and lane not in sound and arguments.turn is None:
+        if lane in run and lane not in sound and arguments.turn is None:
             # Where the lane fails without a fault, it would seem to catch each. CI runs all tests in another lane.
-            plain = built(None, lane, None, None, None)
+            plain = run[lane](None, lane, None, None, None)
             if plain.returncode:
                 sys.exit(f"the {lane} lane fails without a fault:\n{plain.stdout}{plain.stderr}")
             sound.add(lane)
-        done = (built if lane in TESTS else judged)(name, lane, file, old, new)
+        done = run.get(lane, judged)(name, lane, file, old, new)
         caught = done.returncode != 0 and phrase in done.stdout + done.stderr
         missed += not caught
         print(f"{'caught' if caught else 'MISSED'} by the {lane} lane: {name}", flush=True)
