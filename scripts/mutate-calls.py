@@ -24,7 +24,7 @@ FAULTS = [
      "cuda::bitexact::a_recording", "cuEventElapsedTime"),
     ("a capture left unjoined", "INSTEP_GPU_FAIL", "cuStreamWaitEvent:{n}=0", range(16, 30), REPLAY,
      "CUDA_ERROR_STREAM_CAPTURE_UNJOINED"),
-    # The compiler lane of mutate-kernels.py finds it before anything runs: "an argument that Rust does not know".
+    # The compiler lane of mutate-sources.py finds it before anything runs: "an argument that Rust does not know".
     ("an argument one field short", "INSTEP_GPU_PLANT", "short:{n}", range(1, 5), NORM, "software gpu: out of bounds: instep_begin"),
     ("accesses too small by one element", "INSTEP_GPU_PLANT", "narrow:{n}", range(5, 12), NORM,
      "software gpu: unclaimed: kernel instep_step"),
@@ -83,12 +83,12 @@ def built(root, target=None):
 
 def planted(file, old, new):
     """The same, built from a copy of the tree with a mistake. It stays where it is, so that only what changes is compiled again."""
-    spec = importlib.util.spec_from_file_location("mutate_kernels", ROOT / "scripts/mutate-kernels.py")
-    kernels = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(kernels)
+    spec = importlib.util.spec_from_file_location("mutate_sources", ROOT / "scripts/mutate-sources.py")
+    sources = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sources)
     target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve() / "planted-calls"
-    tree = kernels.copied(target)
-    kernels.plant(tree / file, file, old, new)
+    tree = sources.copied(target)
+    sources.plant(tree / file, file, old, new)
     return built(tree, target)
 
 

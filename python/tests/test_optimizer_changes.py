@@ -256,6 +256,55 @@ def test_states_that_the_user_replaces_are_those_of_the_next_step(reset):
     assert torch.equal(before - param, torch.full((4,), 1.0 if reset == "all" else 2.0))
 
 
+@pytest.mark.parametrize("replaced", [(0,), (1,), (0, 1)], ids=str)
+@pytest.mark.parametrize("name", ["adam", "nadam", "radam", "adagrad"])
+def test_a_count_that_the_user_puts_into_a_replaced_state_is_that_of_the_next_step(name, replaced):
+    options = {"lr": 0.5, "lr_decay": 0.5} if name == "adagrad" else {"lr": 0.5}
+    kind = {"adam": torch.optim.Adam, "nadam": torch.optim.NAdam, "radam": torch.optim.RAdam, "adagrad": torch.optim.Adagrad}
+    ours, theirs = ([torch.nn.Parameter(torch.ones(4)) for _ in range(2)] for _ in range(2))
+    optimizer, wanted = FusedOptimizer(ours, name, **options), kind[name](theirs, **options)
+
+    def step() -> None:
+        for param in (*ours, *theirs):
+            param.grad = torch.tensor([0.5, -1.0, 2.0, 4.0])
+        optimizer.step()
+        wanted.step()
+
+    for _ in range(3):
+        step()
+    for index in replaced:
+        earlier = copy.deepcopy(wanted.state[theirs[index]])
+        earlier["step"] = torch.tensor(40.0)
+        wanted.state[theirs[index]], optimizer.state[ours[index]] = earlier, copy.deepcopy(earlier)
+    for _ in range(2):
+        step()
+    counts = [float(state["step"]) for state in optimizer.state_dict()["state"].values()]
+    assert counts == [42.0 if index in replaced else 5.0 for index in range(2)]
+    for param, other in zip(ours, theirs):
+        assert torch.allclose(param, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_state_of_adagrad_starts_as_torchs_in_every_way_of_saving_it():
+    ours, theirs = ([torch.nn.Parameter(torch.ones(4)) for _ in range(2)] for _ in range(2))
+    optimizer = FusedOptimizer(ours, "adagrad", lr=0.5, initial_accumulator_value=0.25)
+    wanted = torch.optim.Adagrad(theirs, lr=0.5, initial_accumulator_value=0.25)
+    # One parameter has had an update when it is saved, the other has not.
+    for params, either in ((ours, optimizer), (theirs, wanted)):
+        params[0].grad = torch.full((4,), 2.0)
+        either.step()
+    saved = optimizer.state_dict()["state"]
+    for number, state in wanted.state_dict()["state"].items():
+        assert torch.equal(saved[number]["sum"], state["sum"]) and saved[number]["step"] == state["step"]
+    copied = copy.deepcopy(optimizer).state_dict()["state"]
+    assert all(torch.equal(copied[number]["sum"], saved[number]["sum"]) for number in saved)
+    goes_on = torch.optim.Adagrad(ours, lr=0.5)
+    goes_on.load_state_dict(optimizer.state_dict())
+    for params, either in ((ours, goes_on), (theirs, wanted)):
+        params[0].grad, params[1].grad = None, torch.full((4,), 2.0)
+        either.step()
+    assert all(torch.allclose(param, other, rtol=1e-6) for param, other in zip(ours, theirs))
+
+
 def test_reading_the_state_in_another_thread_does_not_disturb_a_step():
     param = torch.nn.Parameter(torch.zeros(1 << 16))
     param.grad = torch.ones_like(param)

@@ -2,7 +2,10 @@
 
 python3 tests/checkpoint/from_fsdp.py FILE
 
-The shards of `fully_shard`, by rows, and of `FullyShardedDataParallel`, of flat parameters, must give the same file. Five
+Beside it, `from_fsdp_next.safetensors` has the same after a fourth step, and that step's gradients. Both ranks have the same
+data, so a mean of their gradients has the bits of one, which a model without shards computes.
+
+The shards of `fully_shard`, by rows, and of `FullyShardedDataParallel`, of flat parameters, must give the same files. Five
 columns, 17 rows and three rows do not divide by two. `cpu_offload` is left out: with it, torch 2.15 saves the second moments of
 `FullyShardedDataParallel` on the CPU as the first ones too.
 """
@@ -21,12 +24,13 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 RANKS = 2
+NEXT = "_next"
 
 
 def train(rank: int, layout: str, path: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{path}.store", rank=rank, world_size=RANKS)
     torch.manual_seed(3)
-    model: nn.Module = nn.Sequential(nn.Linear(5, 17), nn.Tanh(), nn.Linear(17, 3))
+    model = network()
     if layout == "rows":
         for part in [model[0], model[2], model]:
             fully_shard(part)
@@ -34,19 +38,39 @@ def train(rank: int, layout: str, path: str) -> None:
         model = FullyShardedDataParallel(model, use_orig_params=layout == "flat, original", device_id=torch.device("cpu"))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     for step in range(3):
-        torch.manual_seed(step)
-        model(torch.randn(4, 5)).square().sum().backward()
+        backward(model, step)
         optimizer.step()
         optimizer.zero_grad()
-    whole = StateDictOptions(full_state_dict=True, flatten_optimizer_state_dict=True)
-    params = get_model_state_dict(model, options=whole)
-    states = get_optimizer_state_dict(model, optimizer, options=whole)
+    tensors = whole(model, optimizer)
+    alone = network()
+    alone.load_state_dict({name: tensors[f"param.{name}"] for name in alone.state_dict()})
+    for part in [model, alone]:
+        backward(part, 3)
+    optimizer.step()
+    after = whole(model, optimizer) | {f"grad.{name}": param.grad for name, param in alone.named_parameters()}
     if rank == 0:
-        tensors = {f"param.{name}": value.clone() for name, value in params.items()}
-        tensors |= {name: value.clone() for name, value in states.items() if name.startswith("state.")}
         save_file(tensors, path)
+        save_file(after, path + NEXT)
     dist.barrier()
     dist.destroy_process_group()
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 17), nn.Tanh(), nn.Linear(17, 3))
+
+
+def backward(model: nn.Module, step: int) -> None:
+    torch.manual_seed(step)
+    model(torch.randn(4, 5)).square().sum().backward()
+
+
+def whole(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Parameters and states that torch has joined from the shards of all ranks."""
+    options = StateDictOptions(full_state_dict=True, flatten_optimizer_state_dict=True)
+    params = get_model_state_dict(model, options=options)
+    states = get_optimizer_state_dict(model, optimizer, options=options)
+    tensors = {f"param.{name}": value.clone() for name, value in params.items()}
+    return tensors | {name: value.clone() for name, value in states.items() if name.startswith("state.")}
 
 
 def main() -> None:
@@ -55,9 +79,11 @@ def main() -> None:
         for layout in ["rows", "flat", "flat, original"]:
             path = os.path.join(folder, layout)
             mp.spawn(train, (layout, path), nprocs=RANKS)
-            files.append(Path(path).read_bytes())
+            files.append((Path(path).read_bytes(), Path(path + NEXT).read_bytes()))
     assert files[0] == files[1] == files[2], "torch's layouts give different states"
-    Path(sys.argv[1]).write_bytes(files[0])
+    file = Path(sys.argv[1])
+    file.write_bytes(files[0][0])
+    file.with_stem(file.stem + NEXT).write_bytes(files[0][1])
 
 
 if __name__ == "__main__":

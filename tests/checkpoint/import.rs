@@ -7,11 +7,14 @@ use std::io::Cursor;
 
 use instep::checkpoint::safetensors::Dtype;
 use instep::checkpoint::{self, Extras};
-use instep::{Adam, AdamW, Error, Layout, Sgd, Solo, Stepper, Strategy, in_process};
+use instep::{Adam, AdamW, Error, Layout, ParamId, Result, Sgd, Solo, Stepper, Strategy, in_process};
+use safetensors::SafeTensors;
 
 use crate::checkpoint::refusals::{Made, f32s, file};
 use crate::checkpoint::round_trip::bytes_of;
-use crate::support::{self, Options, Outcome, few_optimizers};
+use crate::support::reference::Scalar;
+use crate::support::tolerance::{U, bounds};
+use crate::support::{self, Optim, Options, Outcome, few_optimizers};
 
 fn two() -> Layout {
     Layout::builder().param("layer.0.w", 2).param("b", 1).build().unwrap()
@@ -203,45 +206,90 @@ fn half_a_state_and_strangers_are_refused_by_name_and_change_nothing() {
     import(&mut stepper, &fine, None).unwrap();
 }
 
-/// Torch joins the shards, of rows or of flat parameters; `from_fsdp.py` wrote the file.
+/// What torch had: the file's values, or a parameter's state.
+struct Torch<'a>(SafeTensors<'a>);
+
+impl Torch<'_> {
+    fn values(&self, key: &str) -> Vec<f32> {
+        let tensor = self.0.tensor(key).unwrap();
+        tensor.data().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+    }
+
+    /// A parameter with its states, as `train` returns it.
+    fn tensors(&self, name: &str) -> [Vec<f32>; 3] {
+        let state = |state| self.values(&format!("state.{name}.{state}"));
+        [self.values(&format!("param.{name}")), state("exp_avg"), state("exp_avg_sq")]
+    }
+}
+
+fn scalars(tensors: &[Vec<f32>; 3], steps: i32) -> Vec<Scalar> {
+    let [param, first, second] = tensors;
+    let of =
+        |k: usize| Scalar { param: param[k].into(), states: [first[k].into(), second[k].into(), 0.0], steps };
+    (0..param.len()).map(of).collect()
+}
+
+/// Torch joins the shards, of rows or of flat parameters; `from_fsdp.py` wrote the files, the second after one more step.
 #[test]
 fn states_that_torchs_fsdp_kept_in_shards_go_on_in_any_strategy() {
     const SAVED: &[u8] = include_bytes!("from_fsdp.safetensors");
+    const NEXT: &[u8] = include_bytes!("from_fsdp_next.safetensors");
+    let [saved, next] = [SAVED, NEXT].map(|file| Torch(SafeTensors::deserialize(file).unwrap()));
     let shapes = [("0.weight", &[17, 5][..]), ("0.bias", &[17]), ("2.weight", &[3, 17]), ("2.bias", &[3])];
     let layout = shapes.iter().fold(Layout::builder(), |layout, (name, shape)| {
         layout.param(*name, shape.iter().product()).shape(shape.iter().copied())
     });
     let layout = layout.build().unwrap();
+    let adamw = AdamW { lr: 0.01, ..AdamW::default() };
+    let tensors = |stepper: &mut Stepper, id: ParamId| -> Result<[Vec<f32>; 3]> {
+        let mut all = [(); 3].map(|()| vec![0.0; layout.parameter(id).unwrap().len as usize]);
+        let [param, first, second] = &mut all;
+        stepper.gather(id, param)?;
+        stepper.gather(id.state("exp_avg"), first)?;
+        stepper.gather(id.state("exp_avg_sq"), second)?;
+        Ok(all)
+    };
     let train = |comm, strategy| {
-        let builder = Stepper::builder(&layout, AdamW { lr: 0.01, ..AdamW::default() }).strategy(strategy);
-        let mut stepper = builder.host(comm)?;
+        let mut stepper = Stepper::builder(&layout, adamw).strategy(strategy).host(comm)?;
         checkpoint::import(&mut stepper, Cursor::new(SAVED), None)?;
-        let mut tensors = Vec::new();
-        for id in layout.ids() {
+        for (id, (name, _)) in layout.ids().zip(shapes) {
             assert_eq!(stepper.step_count(id)?, 3);
-            for name in ["exp_avg", "exp_avg_sq"] {
-                let mut values = vec![0.0; layout.parameter(id)?.len as usize];
-                stepper.gather(id.state(name), &mut values)?;
-                assert!(values.iter().all(|value| *value != 0.0));
-                tensors.push(values);
-            }
+            assert_eq!(tensors(&mut stepper, id)?, saved.tensors(name), "{name}, {strategy:?}");
         }
         let mut pass = stepper.begin()?;
-        for id in layout.ids() {
-            let values: Vec<f32> = (0..layout.parameter(id)?.len).map(|k| k as f32 / 64.0).collect();
-            pass.write(id.grad(), &values)?;
+        for (id, (name, _)) in layout.ids().zip(shapes) {
+            pass.write(id.grad(), &next.values(&format!("grad.{name}")))?;
         }
         pass.finish()?;
-        for id in layout.ids() {
-            let mut values = vec![0.0; layout.parameter(id)?.len as usize];
-            stepper.gather(id, &mut values)?;
-            tensors.push(values);
-        }
-        Ok(tensors)
+        layout.ids().map(|id| tensors(&mut stepper, id)).collect::<Result<Vec<_>>>()
     };
     let alone = in_process(1, |comm| train(comm, Strategy::Replicated)).unwrap().swap_remove(0);
+    for ((name, _), ours) in shapes.into_iter().zip(&alone) {
+        let (start, rule) = (scalars(&saved.tensors(name), 3), Optim::of(adamw).rule());
+        let gradients: Vec<f64> = next.values(&format!("grad.{name}")).into_iter().map(f64::from).collect();
+        let mut exact = start.clone();
+        rule.step(&mut exact, &gradients);
+        let bounds = bounds(&rule, &start, &exact, &gradients);
+        // Both are f32 programs with the same start, so each is that close to exact arithmetic. Torch rounds twice more
+        // what is left of the parameter and of its second moment: the factor (1 - lr * decay, beta2), and the product.
+        // Half of the latter's error is in the change.
+        let torchs = scalars(&next.tensors(name), 4);
+        for (who, got, roundings) in [("torch", torchs, 2.0), ("instep", scalars(ours, 4), 0.0)] {
+            for (k, ((got, exact), bound)) in got.iter().zip(&exact).zip(&bounds).enumerate() {
+                let mut bound = *bound;
+                let (was, error) = (start[k], roundings * U);
+                bound.param += error * (was.param.abs() + (exact.param - was.param).abs());
+                bound.states[1] += error * was.states[1];
+                let is_close = |got: f64, exact: f64, bound: f64| (got - exact).abs() <= bound;
+                let is_fine = is_close(got.param, exact.param, bound.param)
+                    && (0..2).all(|s| is_close(got.states[s], exact.states[s], bound.states[s]));
+                assert!(is_fine, "{who}, {name}[{k}]: {got:?}, not {exact:?}; {bound:?}");
+            }
+        }
+    }
     for strategy in [Strategy::Replicated, Strategy::Zero, Strategy::Fsdp] {
-        for ranks in [2, 3] {
+        // The mean of so many equal gradients has their bits.
+        for ranks in [2, 4] {
             let trained = in_process(ranks, |comm| train(comm, strategy)).unwrap();
             assert!(trained.iter().all(|tensors| *tensors == alone), "{strategy:?}, {ranks} ranks");
         }

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Plants one fault at a time into a copy of the tree. A lane must fail and name the fault.
 
-A row of FAULTS: the fault, the lane that must catch it, the file (from kernels/ on), the text to replace (which occurs
-once), its replacement, and a phrase of the report. A lane that fails for another reason has caught nothing. The tree
-itself is never written to.
+A row of FAULTS: the fault, the lane that must catch it, the file (from kernels/ on, or src/... or python/...), the text to
+replace (which occurs once), its replacement, and a phrase of the report. A lane that fails for another reason has caught
+nothing. The tree itself is never written to.
 """
 
 import argparse, fcntl, filecmp, os, re, shutil, subprocess, sys, tempfile
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,13 +23,18 @@ LANES = {
     "host-run, races": ["scripts/host-run-lane.py", "--races", "segments", "many_segments"],
     "host-run, races of precisions": ["scripts/host-run-lane.py", "--races", "precisions::what_is"],
 }
-# The kernels and the threads of the CPU, in a copy of the whole tree.
+# In a copy of the whole tree: the kernels and the threads of the CPU, and the small binary of tests/faults for all other Rust.
 TESTS = {
     "cpu": ["--test", "main", "kernels::special"],
     "cpu, threads": ["--lib", "pool::"],
+    "rust": ["--test", "faults"],
 }
+# By an interpreter that has the package and its tests' needs, with a copy of the package in front of it.
+PYTHON = {"python": [f"python/tests/test_{name}.py" for name in ("memory", "optimizer", "optimizer_changes")]}
 DIFFERS = "differs from the CPU's"
 RACE = "a race: two threads"
+ZEROS = "before backward "
+FORGET = "self.agreement.forget();"
 
 FAULTS = [
     ("contraction by flag", "compiler", "nvcc.flags", "-fmad=false", "-fmad=true", "fused or called"),
@@ -231,11 +237,56 @@ FAULTS = [
     ("states of bf16 that keep their payloads", "cpu", "cpu/bfloat16.h",
      "k < Rule::STATES; ++k) make_canonical(states[k], count)", "k < 0; ++k) make_canonical(states[k], count)",
      "a NaN with a payload is stored"),
-    ("a chunk taken twice", "cpu, threads", "../src/pool/job.rs", "end as usize - 1", "start as usize", "c.load(Ordering::Relaxed) == launch"),
-    ("a launch that does not wait for its helpers", "cpu, threads", "../src/pool/mod.rs",
+    ("a chunk taken twice", "cpu, threads", "src/pool/job.rs", "end as usize - 1", "start as usize", "c.load(Ordering::Relaxed) == launch"),
+    ("a launch that does not wait for its helpers", "cpu, threads", "src/pool/mod.rs",
      "while job.helpers.load(Ordering::Relaxed) > 0 {\n            state = shared.left", "while false {\n            state = shared.left",
      "a launch ended before its chunks"),
+    ("no zeros between the sums of micro-batches", "rust", "src/schedule/micro_batches.rs",
+     "Gradients::Zero => self.emitter.emit(Stream::Reduce, Action::Zero(whole)),", "Gradients::Zero => {}", ZEROS),
+    ("no zeros in what other ranks step", "rust", "src/schedule/gather.rs", "Gradients::Zero => Action::Zero,",
+     "Gradients::Zero => return,", ZEROS),
+    ("a schedule that stands still in a rank without data", "rust", "src/stepper/join.rs", "        self.rates.step += 1;\n", "",
+     "learning rates or other hyperparameters [rank"),
+    ("a local parameter's unused gradient that ranks compare", "rust", "src/schedule/unused.rs",
+     " && !self.plan.buckets()[bucket].is_local", "", "UnusedAfter: "),
+    ("a late decision that does not wait for the count of ranks", "rust", "src/schedule/mod.rs",
+     "                self.emitter.after(Stream::Optim, &[self.reduced]);\n", "", "Race { first: "),
+    *[(f"{setter} that tells the agreement nothing", "rust", f"src/stepper/{file}.rs", f"{before}{FORGET}", before,
+       f"{setter} on rank 0")
+      for setter, file, before in (
+          ("set_lr", "learning_rates", "set_lr(id, lr)?;\n        "),
+          ("set_hyper", "learning_rates", "changes, &self.plan)?;\n        "),
+          ("set_lr_schedule", "learning_rates", "set_lr(id, lr)?;\n            "),
+          ("set_lr_multiplier", "learning_rates", "multiplier)?;\n        "),
+          ("set_scaler_state", "scaling", "self.loaded.scaler = Some(state);\n        "),
+          ("set_previous_norm", "scaling", "self.loaded.previous_norm = Some(norm);\n        "),
+          ("set_frozen", "freezing", "touch_frozen(param, frozen)?;\n        "),
+          ("set_step_count", "claims", "self.loaded.note(param, number));\n        "),
+          ("write of a parameter", "claims", "note(param, &self.plan);\n                "),
+      )],
+    ("a parameter once written that is compared for ever", "rust", "src/stepper/open_pass.rs", f"            {FORGET}\n", "",
+     "a rank that sets what it has"),
+    ("a sum of Adagrad that starts at zero in a state dict", "python", "python/instep/torch/optimizer.py",
+     '["sum"].fill_(arena.hypers_of(index)["initial_accumulator_value"])', '["sum"].fill_(0.0)', "test_a_state_of_adagrad"),
+    *[(f"a native step that goes on {when}", "python", f"python/instep/torch/{file}.py", old, new, test)
+      for when, file, old, new, test in (
+          ("after a state was replaced", "optimizer", "arena.retire_all()\n            progress", "progress",
+           "test_a_count_that_the_user_puts"),
+          ("after a group was replaced", "_arena", "self.retire_all()\n        self._read_groups", "self._read_groups",
+           "test_param_groups_that_the_user_replaces"),
+          ("with as many threads", "_arena", "self.retire_all()\n            self.threads", "self.threads",
+           "test_a_step_runs_on_torchs_threads"),
+          ("with other states", "_arena", "self.retire_all()\n        self.kept[of]", "self.kept[of]",
+           "test_momentum_may_cycle"),
+          ("beside one over other parameters", "_arena", "self._retire(other)", "self.live.pop(other)",
+           "test_a_clip_is_that_of"),
+      )],
 ]
+
+
+def place(file):
+    """A row's file, from the tree's root on."""
+    return file if file.startswith(("src/", "python/")) else f"kernels/{file}"
 
 
 def plant(path, name, old, new):
@@ -249,7 +300,7 @@ def judged(name, lane, file, old, new):
     """Runs a lane's script on a copy of the kernels."""
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(ROOT / "kernels", Path(folder) / "kernels")
-        plant(Path(folder) / "kernels" / file, name, old, new)
+        plant(Path(folder) / place(file), name, old, new)
         if lane == "compiler" and file != "abi.h":
             rows = Path(folder) / "kernels/optimizers.def"
             rows.write_text(re.sub(rf"^OPTIMIZER\((?!(?:{'|'.join(COMPILED)}),)\w.*\n", "", rows.read_text(), flags=re.M))
@@ -283,7 +334,7 @@ def built(name, lane, file, old, new):
     fcntl.flock(lock, fcntl.LOCK_EX)  # until this function returns: there is one copy
     tree = copied(target)
     if file:
-        plant(tree / "kernels" / file, name, old, new)
+        plant(tree / place(file), name, old, new)
     # The build takes longer than the tests.
     environment = dict(os.environ, CARGO_TARGET_DIR=str(target), CARGO_PROFILE_DEV_OPT_LEVEL="0",
                        CARGO_PROFILE_TEST_OPT_LEVEL="0", RUSTFLAGS="--cfg kernels_only")
@@ -291,27 +342,46 @@ def built(name, lane, file, old, new):
                           capture_output=True, text=True)
 
 
+def interpreted(python, name, lane, file, old, new):
+    """Runs tests of the Python package with a copy of it: the native half that is installed, and the tree's sources."""
+    with tempfile.TemporaryDirectory() as folder:
+        package = Path(folder) / "python/instep"
+        find = [python, "-c", "import instep; print(instep.__path__[0])"]
+        shutil.copytree(subprocess.check_output(find, cwd=folder, text=True).strip(), package)
+        shutil.copytree(ROOT / "python/instep", package, dirs_exist_ok=True)
+        if file:
+            plant(Path(folder) / place(file), name, old, new)
+        environment = dict(os.environ, PYTHONPATH=str(package.parent), PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="1")
+        command = [python, "-W", "ignore", "-m", "pytest", "-q", "-p", "no:cacheprovider", *PYTHON[lane]]
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--lane", choices=[*LANES, *TESTS], help="only this lane's faults")
+    parser.add_argument("--lane", choices=[*LANES, *TESTS, *PYTHON], help="only this lane's faults")
     parser.add_argument("--turn", type=int, metavar="N", help="one fault per lane: its N-th, counted round and round")
+    parser.add_argument("--python", metavar="PATH", type=os.path.abspath,
+                        help="an interpreter that has the package, torch and pytest; without it, faults in Python are left out")
     parser.add_argument("names", nargs="*", help="only faults whose names contain one of these")
     arguments = parser.parse_args()
+    if arguments.lane in PYTHON and not arguments.python:
+        parser.error("the python lane needs --python")
     missed, sound = 0, set()
+    run = {lane: built for lane in TESTS} | {lane: partial(interpreted, arguments.python) for lane in PYTHON}
     for name, lane, file, old, new, phrase in FAULTS:
         chosen = not arguments.names or any(part in name for part in arguments.names)
         if arguments.turn is not None:
             of_lane = [row[0] for row in FAULTS if row[1] == lane]
             chosen = name == of_lane[arguments.turn % len(of_lane)]
-        if arguments.lane not in (None, lane) or not chosen:
+        if arguments.lane not in (None, lane) or not chosen or lane in PYTHON and not arguments.python:
             continue
-        if lane in TESTS and lane not in sound and arguments.turn is None:
+        if lane in run and lane not in sound and arguments.turn is None:
             # Where the lane fails without a fault, it would seem to catch each. CI runs all tests in another lane.
-            plain = built(None, lane, None, None, None)
+            plain = run[lane](None, lane, None, None, None)
             if plain.returncode:
                 sys.exit(f"the {lane} lane fails without a fault:\n{plain.stdout}{plain.stderr}")
             sound.add(lane)
-        done = (built if lane in TESTS else judged)(name, lane, file, old, new)
+        done = run.get(lane, judged)(name, lane, file, old, new)
         caught = done.returncode != 0 and phrase in done.stdout + done.stderr
         missed += not caught
         print(f"{'caught' if caught else 'MISSED'} by the {lane} lane: {name}", flush=True)
