@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::process::{Command, exit};
 use std::time::{Duration, Instant};
 
-use instep::checkpoint::{self, Extras};
+use instep::checkpoint;
 use instep::collective::conformance::check;
 use instep::collective::{Call, CallKey, CollectiveKind};
 use instep::{AdamW, Collective, DType, Error, Layout, Mpi, Solo, Stepper, Strategy};
