@@ -42,7 +42,7 @@ const LOADED: &str = "loaded";
 
 const SETTERS: &[Setter] = &[
     Setter("set_lr", plainly, |s, _| s.set_lr(DEFAULT_GROUP, 0.5), "lr"),
-    Setter("set_hyper", plainly, |s, _| s.set_hyper(DEFAULT_GROUP, &[("eps", 0.5.into())]), "eps"),
+    Setter("set_hyper", plainly, |s, _| s.set_hyper(DEFAULT_GROUP, &[("eps", 0.5)]), "eps"),
     Setter(
         "set_lr_schedule",
         plainly,
