@@ -82,6 +82,7 @@ fn the_output_is_what_the_library_makes_with_that_world_size() {
             let mut pass = stepper.begin().unwrap();
             for (name, id) in ["a", "b"].into_iter().zip(layout.ids()) {
                 pass.grads().write(id, &content.values(&format!("grad.{step}.{name}"))).unwrap();
+                pass.grad_ready(id).unwrap();
             }
             pass.finish().unwrap();
         }

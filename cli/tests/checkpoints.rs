@@ -63,6 +63,7 @@ fn trained(config: &str, more: u64, build: impl Fn(&Layout) -> Stepper) -> Folde
         let mut open = stepper.begin().unwrap();
         for (k, id) in layout.ids().enumerate() {
             open.write(id.grad(), &gradient(pass, k)).unwrap();
+            open.grad_ready(id).unwrap();
         }
         open.finish().unwrap();
     }
@@ -130,8 +131,9 @@ fn momentum_and_the_product_of_momenta_go_on_over_several_passes() {
         let builder = two_groups(layout, Box::new(nadam), Box::new(NAdam::default()));
         builder.mode(Mode::Normed).host(Solo::new(3)).unwrap()
     });
+    // A checkpoint does not depend on the mode.
     assert_replays(&folder, &["--mode", "normed"], "nadam");
-    refuse(&folder, &GRADS, "IN: tensor `clip.previous_norm`: the run computed norms");
+    assert_replays(&folder, &[], "nadam");
 }
 
 #[test]
@@ -237,10 +239,14 @@ fn a_clip_by_the_norm_of_the_pass_before_goes_on_with_that_norm() {
         builder.clip(Clip::Previous(0.5)).host(Solo::new(3)).unwrap()
     });
     assert_replays(&folder, &["--mode", "eager"], keys);
-    // An exact clip is another step.
-    folder.write("C.json", config("sgd", ["", ""], r#","clip":{"global":0.5}"#).as_bytes());
-    assert_eq!(replay(&folder, &[]).status.code(), Some(0));
-    assert_eq!(folder.run(&["diff", "OUT", "SAVED"]).status.code(), Some(1));
+    for other in [r#","clip":{"global":0.5}"#, ""] {
+        folder.write("C.json", config("sgd", ["", ""], other).as_bytes());
+        refuse(
+            &folder,
+            &GRADS,
+            "IN: tensor `clip.previous_norm`: the run clipped by the norm of the pass before",
+        );
+    }
     folder.write("IN", &gradients(2..3).bytes());
     folder.write("C.json", config("sgd", ["", ""], keys).as_bytes());
     refuse(&folder, &[], "clip.previous: an input that is no checkpoint");

@@ -160,6 +160,7 @@ fn the_output_is_what_the_library_makes_in_every_precision() {
             let mut pass = stepper.begin().unwrap();
             for ((name, _), id) in PARAMS.into_iter().zip(layout.ids()) {
                 pass.write(id.grad(), &content.values(&format!("grad.{step}.{name}"))).unwrap();
+                pass.grad_ready(id).unwrap();
             }
             pass.finish().unwrap();
         }

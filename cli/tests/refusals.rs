@@ -89,11 +89,11 @@ fn configurations_with_one_fault_are_refused_by_name() {
         (with(r#""dtypes":{"master":"bf16"}"#), "use one of none, f32, remainder16, remainder8"),
         (
             with(r#""dtypes":{"master":"f32"}"#),
-            "dtypes.master = f32: f32 parameters need no master; use none",
+            "dtypes.master = f32: f32 parameters need no master; leave the master out",
         ),
         (
             with(r#""dtypes":{"param":"f16","master":"remainder16"}"#),
-            "dtypes.master = remainder16: remainders exist only for bf16 parameters; use f32",
+            "dtypes.master = remainder16: remainders exist only for bf16 parameters; use an f32 master",
         ),
         (
             with(r#""dtypes":{"moments":"f16"}"#),

@@ -15,7 +15,7 @@ use super::dtypes::refuse_rounded;
 use super::gradients::{Gradients, in_no_group, sort, step_all};
 use super::input::COUNT_END;
 use super::place::Place;
-use super::{Config, Options, Order};
+use super::{Config, Options};
 use crate::Failure;
 
 /// Tensors that only some steppers have: where the loss scale of a scaler stands, and the norm to clip the next pass by.
@@ -46,7 +46,7 @@ impl Resumed {
         options: &Options,
     ) -> Result<Resumed, Failure> {
         let header = safetensors::open(&mut source)?.0;
-        refuse_unheld(&header, &config, options)?;
+        refuse_unheld(&header, &config)?;
         let layout = layout(&header, &config)?;
         let mut stepper = stepper(&config, &layout, options)?;
         set_exceptions(&config, &mut stepper)?;
@@ -88,7 +88,7 @@ impl Resumed {
 }
 
 /// Refuses what the configuration asks for and a checkpoint lacks, and the other way round.
-fn refuse_unheld(header: &Header, config: &Config, options: &Options) -> Result<(), Failure> {
+fn refuse_unheld(header: &Header, config: &Config) -> Result<(), Failure> {
     if config.copy.is_some() {
         return Err(Failure::config("copy", "a checkpoint keeps no copies", "leave it out"));
     }
@@ -104,13 +104,9 @@ fn refuse_unheld(header: &Header, config: &Config, options: &Options) -> Result<
         }
         _ => {}
     }
-    let computes_norms = config.clip.is_some()
-        || matches!(config.loss_scale, LossScale::Dynamic(_))
-        || config.skip_nonfinite
-        || options.mode == Order::Normed;
-    if header.tensors.contains_key(PREVIOUS_NORM) && !computes_norms {
-        let wrong = "the run computed norms, and this replay would not";
-        let remedy = "set what the run set of `clip` and `skip_nonfinite`, or use --mode normed";
+    if header.tensors.contains_key(PREVIOUS_NORM) && !matches!(config.clip, Some(Clip::Previous(_))) {
+        let wrong = "the run clipped by the norm of the pass before, and this replay would not";
+        let remedy = "set `clip` as the run did";
         return Err(Failure::tensors(format_args!("tensor `{PREVIOUS_NORM}`"), wrong, remedy));
     }
     Ok(())

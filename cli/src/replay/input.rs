@@ -189,6 +189,10 @@ impl Found {
                 let remedy = format_args!("use 1, or add the count {}", metadata(COUNT_PREFIX, name));
                 return refuse(metadata(PRODUCT_PREFIX, name), "not 1 before the first step", remedy);
             }
+            (true, Some(1.0)) if count.unwrap_or(0) > 0 && value.elements > 0 => {
+                let remedy = "use the product that the last run wrote";
+                return refuse(metadata(PRODUCT_PREFIX, name), "1 after the first step", remedy);
+            }
             (false, Some(_)) => {
                 let wrong = format_args!("the group of {} has none", quoted(name));
                 return refuse(metadata(PRODUCT_PREFIX, name), wrong, "remove it");

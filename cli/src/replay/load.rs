@@ -57,6 +57,8 @@ pub(super) fn load<R: Read + Seek>(
             stepper.write(id.ema(), &values)?;
         }
         match param.product {
+            // The stepper counts no updates of a parameter without elements, and the output has the file's count.
+            _ if layout.parameter(id)?.len == 0 => {}
             Some(product) => {
                 let only = stepper.optimizers_of(id)?[0];
                 stepper.set_step_count((id, only), (count, product))?;
