@@ -120,11 +120,11 @@ fn every_mixture_of_types_gives_the_bits_of_the_naive_kernel() {
 
 #[test]
 #[ignore = "scripts/host-run-lane.py runs it: compiles the kernels for it"]
-fn a_skipped_pass_leaves_what_the_naive_kernel_leaves() {
+fn an_infinite_gradient_spreads_or_skips_the_pass_as_with_the_naive_kernel() {
     for (k, optim) in few_optimizers().into_iter().enumerate() {
-        for skip_nonfinite in [true, false] {
+        for (normed, skip_nonfinite) in [(true, true), (true, false), (false, false)] {
             let precision = plain_precisions()[k % 2];
-            let case = Case { precision, skip_nonfinite, passes: 5, ..Case::new(optim, buckets()) };
+            let case = Case { precision, normed, skip_nonfinite, passes: 5, ..Case::new(optim, buckets()) };
             let case = Case { gradient: sometimes_nonfinite, ..case };
             case.assert_same_bits_as(Machine::Naive(SHAPES[0]), &SHAPES[2..4]);
         }
