@@ -1,7 +1,7 @@
 //! The GPU's steps against the naive kernel, kernels/gpu/naive.cu: every bit of every memory, for every rule.
 //!
-//! Both sides use the same rule headers, so a wrong formula is not found here; `numerics` finds it. Everything around the
-//! formula is written twice. The library does not embed the naive kernel, so these tests never launch it on a real GPU.
+//! Both sides use the same rule headers, so a wrong formula is not found here; `numerics` finds it. Everything else is
+//! written twice. The library does not embed the naive kernel; a GPU loads it from the file that `INSTEP_GPU_NAIVE` names.
 
 use std::collections::BTreeSet;
 use std::ffi::CStr;
@@ -18,8 +18,8 @@ use crate::support::{Optim, few_optimizers, optimizers};
 
 const BLOCKS_PER_TILE: u64 = (INSTEP_TILE_ELEMENTS / INSTEP_GPU_THREADS) as u64;
 
-/// Launches the naive kernel. It measures no norms, so `measure` launches a kernel that does, which moves the states too: they
-/// are put back before the naive kernel moves them.
+/// Launches the naive kernel. It measures no norms, so `measure` launches a kernel that does. That one also moves the
+/// states, so they are put back before the naive kernel moves them.
 ///
 /// # Safety
 /// As for `Machine::step`.
@@ -69,7 +69,7 @@ fn plain_precisions() -> Vec<Precision> {
     all
 }
 
-/// Segments shorter and longer than a round and a tile, and a run of tiles, then every action with every count of ranks.
+/// Segments shorter and longer than a round and a tile, a run of tiles, and every action with every count of ranks.
 fn buckets() -> Vec<Bucket> {
     let lens = [1, 3, 5, 255, 0, 256, 257, 1023, TILE - 1, TILE, 3 * TILE + 5, 2 * TILE];
     let mut all = vec![Bucket { segments: lens.map(stepped).to_vec(), ranks: Some(3.0) }];
