@@ -2,7 +2,7 @@
 # Packs the GPU's tests and benches into one folder, for a machine that has a driver, CUDA's tools and
 # PyTorch, and neither Rust nor a C++ compiler: `scripts/gpu-bundle.sh [FOLDER]`, then there `FOLDER/run.sh`.
 #
-# Test binary, `instep`, the peers' library, the Python package, a test's own kernel, NCCL, run.sh, the commit; GPU code for
+# Test binary, `instep`, the peers' library, the Python package, the tests' own kernels, NCCL, run.sh, the commit; GPU code for
 # one architecture.
 # A bundle above LIMIT_BYTES is refused, since it has to be sent. run.sh records the device and the commit that it ran.
 set -euo pipefail
@@ -32,8 +32,10 @@ strip "$bundle/tests" "$bundle/instep" "$bundle/release/libinstep_peers.so"
 "$bundle/instep" info | grep "GPU kernels"
 scripts/pack-python.sh "$built/libinstep_python.so" "$bundle/python"
 
-"$NVCC" -fatbin -optf kernels/nvcc.flags -I kernels -gencode="arch=compute_$architecture,code=sm_$architecture" \
-    tests/cuda/gpu/compare.cu -o "$bundle/conversions.fatbin"
+for source in tests/cuda/gpu/compare.cu:conversions kernels/gpu/naive.cu:naive; do
+    "$NVCC" -fatbin -optf kernels/nvcc.flags -I kernels -gencode="arch=compute_$architecture,code=sm_$architecture" \
+        "${source%:*}" -o "$bundle/${source#*:}.fatbin"
+done
 nccl=$(dirname "$NVCC")/../../nccl/lib/libnccl.so.2
 scripts/one-architecture.py "$nccl" "$architecture" "$bundle/libnccl.so.2"
 strip "$bundle/libnccl.so.2"

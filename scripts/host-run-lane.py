@@ -5,7 +5,7 @@ A fault in an index, a tail, a vote or the order of a sum shows here without a G
 opens the compiled kernels, and whole steppers, whose stand-in for a driver launches them. `--sanitize` does it under
 AddressSanitizer and UndefinedBehaviorSanitizer, which also see a read beside a tensor that changes no bit; `--races` finds
 data races, and takes ten times as long. `--races precisions` takes the tests of host_run::precisions alone, and
-`add` and `cast` those of host_run::add and host_run::cast. The kernels are compiled unchanged, with the CPU's rules for floating point.
+`add`, `cast` and `naive` those of host_run::add, host_run::cast and host_run::naive. The kernels are compiled unchanged, with the CPU's rules for floating point.
 """
 
 import argparse, json, os, shlex, shutil, signal, subprocess, sys, tempfile

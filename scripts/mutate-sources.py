@@ -19,6 +19,7 @@ LANES = {
     "compiler": ["scripts/compiler-lane.py", "--architectures", "90"],
     "host-run": ["scripts/host-run-lane.py"],
     "host-run, precisions": ["scripts/host-run-lane.py", "precisions"],
+    "host-run, naive": ["scripts/host-run-lane.py", "naive"],
     "host-run, sanitized": ["scripts/host-run-lane.py", "--sanitize"],
     "host-run, races": ["scripts/host-run-lane.py", "--races", "segments", "many_segments"],
     "host-run, races of precisions": ["scripts/host-run-lane.py", "--races", "precisions::what_is"],
@@ -32,6 +33,7 @@ TESTS = {
 # By an interpreter that has the package and its tests' needs, with a copy of the package in front of it.
 PYTHON = {"python": [f"python/tests/test_{name}.py" for name in ("memory", "optimizer", "optimizer_changes")]}
 DIFFERS = "differs from the CPU's"
+FROM_NAIVE = "differs from the naive kernel's"
 RACE = "a race: two threads"
 ZEROS = "before backward "
 FORGET = "self.agreement.forget();"
@@ -72,6 +74,10 @@ FAULTS = [
     ("every block at the first tile", "host-run", "gpu/prefetch.cuh", "return blockIdx.x * share();", "return 0;", DIFFERS),
     ("a run that leaves its block's share", "host-run", "gpu/prefetch.cuh", "return first + (run < most ? run : most);",
      "return first + (most ? run : most);", DIFFERS),
+    ("a gradient without the rule's sign", "host-run, naive", "gpu/tile.cuh", "= Rule::factor(s, multiplier)", "= multiplier", FROM_NAIVE),
+    ("a naive kernel that steps in a skipped pass", "host-run, naive", "gpu/naive.cu", " && !steps_nothing(args)", "", FROM_NAIVE),
+    ("a naive kernel that goes past a tile", "host-run, naive", "gpu/naive.cu", "at >= tile.count", "at > tile.count", FROM_NAIVE),
+    ("a naive kernel that scales by no norm", "host-run, naive", "gpu/naive.cu", "change = scale * Rule", "change = Rule", FROM_NAIVE),
     ("a record used before it arrived", "host-run", "gpu/prefetch.cuh", "        __pipeline_wait_prior(0);\n", "",
      "SIGSEGV"),
     ("a record that other lanes have not waited for", "host-run", "gpu/prefetch.cuh", "wait_prior(0);\n        __syncwarp();\n",

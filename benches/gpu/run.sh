@@ -229,7 +229,7 @@ done
 
 OUT=$(realpath -m "${OUT:-$PWD/out}")
 export OUT INSTEP_REQUIRE_GPU=1 INSTEP_REQUIRE_NCCL=1 PYTHONUNBUFFERED=1 CARGO_TARGET_DIR=$PWD
-export INSTEP_GPU_CONVERSIONS=$PWD/conversions.fatbin
+export INSTEP_GPU_CONVERSIONS=$PWD/conversions.fatbin INSTEP_GPU_NAIVE=$PWD/naive.fatbin
 mkdir -p "$OUT"
 commit=$(cat commit)
 started=$(date -u +%FT%TZ)

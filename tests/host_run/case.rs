@@ -1,6 +1,6 @@
 //! The input of a run of passes: buckets, dtypes, options, values; and the comparison of both machines.
 //!
-//! Both run on the same memory, one after the other from the same start, so addresses in tables are equal and every bit
+//! The machines run on the same memory, one after the other from the same start, so addresses in tables are equal and every bit
 //! can be compared. Memory itself belongs to `World`.
 
 use instep::abi::*;
@@ -92,17 +92,22 @@ impl Case {
 
     /// Runs it on the CPU, then in every shape on the GPU, and compares all memory after each pass.
     pub(crate) fn assert_same_bits(&self, shapes: &[Shape]) {
+        self.assert_same_bits_as(Machine::Cpu, shapes);
+    }
+
+    /// Runs it on that machine, then in every shape on the GPU, and compares all memory after each pass.
+    pub(crate) fn assert_same_bits_as(&self, first: Machine, shapes: &[Shape]) {
         self.precision.validate().unwrap();
         let mut world = World::new(self);
         let start = world.snapshot();
-        let expected: Vec<_> = (0..self.passes).map(|pass| world.pass(pass, Machine::Cpu)).collect();
+        let expected: Vec<_> = (0..self.passes).map(|pass| world.pass(pass, first)).collect();
         for shape in shapes {
             world.all().into_iter().zip(&start).for_each(|(bands, words)| bands.restore(words));
             for (pass, expected) in expected.iter().enumerate() {
                 world.pass(pass, Machine::Gpu(*shape));
                 let what = format!("pass {pass}, {shape:?}, {:?}", self.described());
                 for (bands, words) in world.all().into_iter().zip(expected) {
-                    bands.assert_same(words, &what);
+                    bands.assert_same(words, first.owner(), &what);
                 }
             }
         }

@@ -4,8 +4,9 @@
  * tests/host_run/launch.rs opens. Must find a fault by its result or end the program: nothing here returns an error. */
 #include "cuda_on_cpu.h"
 #include "cuda_pipeline.h"
-/* The kernels as nvcc gets them. */
+/* The kernels as nvcc gets them, and those that only tests run. */
 #include "gpu/kernels.cu"
+#include "gpu/naive.cu"
 
 #include <string.h>
 
@@ -116,7 +117,8 @@ const Entry ENTRIES[] = {
     {"instep_cast", call<InstepCastArgs, instep_cast>},
 #define OPTIMIZER(name, Rule, min_states, max_states) \
     {"instep_step_" #name, call<InstepStepArgs, instep_step_##name>}, \
-    {"instep_step_" #name "_8bit", call<InstepStepArgs, instep_step_##name##_8bit>},
+    {"instep_step_" #name "_8bit", call<InstepStepArgs, instep_step_##name##_8bit>}, \
+    {"instep_naive_" #name, call<InstepStepArgs, instep_naive_##name>},
 #include "optimizers.def"
 #undef OPTIMIZER
 };

@@ -55,6 +55,15 @@ fn on_hardware() -> Option<&'static Kernels> {
     KERNELS.get_or_init(|| hardware::is_required().then(|| Kernels::load(None))).as_ref()
 }
 
+/// The naive kernel's binary on a GPU. The library does not embed it.
+fn naive_on_hardware() -> &'static Kernels {
+    static KERNELS: OnceLock<Kernels> = OnceLock::new();
+    KERNELS.get_or_init(|| {
+        let path = std::env::var_os("INSTEP_GPU_NAIVE").expect("scripts/gpu-bundle.sh compiles it");
+        Kernels::load(Some(&std::fs::read(path).unwrap()))
+    })
+}
+
 /// Memory that the kernels and the CPU reach under the same address.
 pub(crate) fn words(value: u64, count: usize) -> Box<dyn DerefMut<Target = [u64]>> {
     match on_hardware() {
@@ -85,6 +94,9 @@ pub(crate) unsafe fn launch<Args>(kernel: &CStr, args: &Args, blocks: u32, threa
     // SAFETY: the caller's promise; the lock keeps other launches away.
     unsafe {
         match on_hardware() {
+            Some(_) if kernel.to_bytes().starts_with(b"instep_naive_") => {
+                naive_on_hardware().launch(kernel, args, blocks, threads);
+            }
             Some(kernels) => kernels.launch(kernel, args, blocks, threads),
             None => (fibers().run)(kernel.as_ptr(), std::ptr::from_ref(args).cast(), blocks, threads, order),
         }

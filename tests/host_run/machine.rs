@@ -1,4 +1,5 @@
-//! The two machines that run a pass: the library's entries for the CPU, and the GPU's kernels, launched as fibers.
+//! The machines that run a pass: the library's entries for the CPU, and the GPU's kernels, launched as fibers, or the naive
+//! kernel in place of its step.
 //!
 //! Launches are those of a device: a block per tile or fewer for norm and step, one block (and some that do nothing)
 //! for what happens once.
@@ -9,6 +10,7 @@ use instep::Isa;
 use instep::abi::*;
 
 use super::launch::launch;
+use super::naive;
 use crate::support::entries;
 
 /// A row's place is the optimizer's number.
@@ -35,6 +37,19 @@ pub(crate) const SHAPES: [Shape; 5] = [
 pub(crate) enum Machine {
     Cpu,
     Gpu(Shape),
+    /// As `Gpu`, but each step by the naive kernel, whose launches have a shape of their own.
+    Naive(Shape),
+}
+
+impl Machine {
+    /// The owner of expected values, for the message of a difference.
+    pub(crate) fn owner(self) -> &'static str {
+        match self {
+            Machine::Cpu => "the CPU",
+            Machine::Gpu(_) => "the GPU's kernel",
+            Machine::Naive(_) => "the naive kernel",
+        }
+    }
 }
 
 /// Every method: the arguments' pointers lead to memory as long as they say, which nothing else uses meanwhile.
@@ -44,7 +59,7 @@ impl Machine {
         unsafe {
             match self {
                 Machine::Cpu => cpu().begin.unwrap()(args),
-                Machine::Gpu(Shape { blocks, order }) => {
+                Machine::Gpu(Shape { blocks, order }) | Machine::Naive(Shape { blocks, order }) => {
                     launch(c"instep_begin", args, blocks.min(3), INSTEP_GPU_THREADS, order);
                 }
             }
@@ -56,7 +71,7 @@ impl Machine {
         unsafe {
             match self {
                 Machine::Cpu => cpu().norm.unwrap()(args, 0, args.tile_count),
-                Machine::Gpu(shape) => launch_tiles(c"instep_norm", args, shape),
+                Machine::Gpu(shape) | Machine::Naive(shape) => launch_tiles(c"instep_norm", args, shape),
             }
         }
     }
@@ -66,7 +81,9 @@ impl Machine {
         unsafe {
             match self {
                 Machine::Cpu => cpu().decide.unwrap()(args),
-                Machine::Gpu(Shape { order, .. }) => launch(c"instep_decide", args, 1, 32, order),
+                Machine::Gpu(Shape { order, .. }) | Machine::Naive(Shape { order, .. }) => {
+                    launch(c"instep_decide", args, 1, 32, order);
+                }
             }
         }
     }
@@ -81,6 +98,15 @@ impl Machine {
             match self {
                 Machine::Cpu => cpu().step.unwrap()(args, 0, args.tile_count, 0),
                 Machine::Gpu(shape) => launch_tiles(&kernel, args, shape),
+                Machine::Naive(shape) => {
+                    let measure = || launch_tiles(&kernel, args, shape);
+                    naive::step(
+                        &CString::new(format!("instep_naive_{name}")).unwrap(),
+                        args,
+                        shape.order,
+                        measure,
+                    );
+                }
             }
         }
     }
@@ -103,7 +129,9 @@ impl Machine {
                         reserved: [0; 5],
                     };
                 }
-                Machine::Gpu(Shape { order, .. }) => launch(c"instep_publish", args, 1, 32, order),
+                Machine::Gpu(Shape { order, .. }) | Machine::Naive(Shape { order, .. }) => {
+                    launch(c"instep_publish", args, 1, 32, order);
+                }
             }
         }
     }

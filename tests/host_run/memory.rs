@@ -135,8 +135,9 @@ impl Bands {
         self.memory.copy_from_slice(words);
     }
 
-    /// Asserts that this is `expected` in every bit, guards included, and that those are guards.
-    pub(crate) fn assert_same(&self, expected: &[u64], what: &str) {
+    /// Asserts that this is `expected` in every bit, guards included, and that those are guards. The message names the owner
+    /// of `expected`.
+    pub(crate) fn assert_same(&self, expected: &[u64], owner: &str, what: &str) {
         for gap in self.gaps() {
             let stands = gap.clone().all(|k| self.bytes()[k] == GUARD.to_ne_bytes()[k % 8]);
             assert!(stands, "{what}: {}: written outside its runs, in bytes {gap:?}", self.name);
@@ -145,7 +146,7 @@ impl Bands {
         let inside = |run: &Range<usize>| run.start < 8 * word + 8 && 8 * word < run.end;
         let run = self.runs.iter().position(inside).unwrap_or(usize::MAX);
         panic!(
-            "{what}: {} differs from the CPU's: run {run}, byte {} of it: {:016x}, not {:016x}",
+            "{what}: {} differs from {owner}'s: run {run}, byte {} of it: {:016x}, not {:016x}",
             self.name,
             (8 * word).saturating_sub(self.runs[run].start),
             self.memory[word],

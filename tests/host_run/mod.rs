@@ -10,6 +10,7 @@ mod cast;
 pub(crate) mod launch;
 mod machine;
 mod memory;
+mod naive;
 mod precisions;
 mod tensors;
 mod world;
