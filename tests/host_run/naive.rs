@@ -87,8 +87,8 @@ fn buckets() -> Vec<Bucket> {
 
 /// Alternates between a mean over all ranks and one over those that contributed, and between modes.
 fn assert_naive_bits(optim: Optim, k: usize, precision: Precision) {
-    let divisor = if k % 2 == 0 { 3.0 } else { 0.0 };
-    let case = Case { precision, divisor, normed: k % 3 != 0, ..Case::new(optim, buckets()) };
+    let divisor = if k.is_multiple_of(2) { 3.0 } else { 0.0 };
+    let case = Case { precision, divisor, normed: !k.is_multiple_of(3), ..Case::new(optim, buckets()) };
     let case = Case { gradient_misalignment: [0, 0, 1, 0, 3][k % 5], ..case };
     case.assert_same_bits_as(Machine::Naive(SHAPES[0]), &SHAPES[2..4]);
 }
