@@ -71,7 +71,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._max_norm = _number("max_norm", max_norm, float, lambda norm: 0 < norm < inf, "a finite number above 0")
         seed = _number("seed", seed, int, lambda number: 0 <= number < 1 << 64, "a whole number from 0 to 2^64 - 1")
         self._formats = Formats(states, master, seed)
-        self._threads = _number("threads", threads, int, lambda count: 0 < count <= _native.MAX_THREADS, f"1 to {_native.MAX_THREADS}")
+        self._threads = _number(
+            "threads", threads, int, lambda count: 0 < count <= _native.MAX_THREADS, f"1 to {_native.MAX_THREADS}"
+        )
         self._reset()
         super().__init__(params, {**known, **hyper})
 
