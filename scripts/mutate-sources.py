@@ -274,10 +274,14 @@ FAULTS = [
      "a rank that sets what it has"),
     ("a sum of Adagrad that starts at zero in a state dict", "python", "python/instep/torch/optimizer.py",
      '["sum"].fill_(arena.hypers_of(index)["initial_accumulator_value"])', '["sum"].fill_(0.0)', "test_a_state_of_adagrad"),
+    ("a sum of Adagrad that starts as another group's", "python", "python/instep/torch/optimizer.py",
+     'arena.hypers_of(index)["initial', 'self.defaults["initial', "test_a_sum_of_adagrad"),
+    ("a count that is followed only with a moment", "python", "python/instep/torch/optimizer.py", " and count and carried)", ")",
+     "test_a_state_or_a_count_that_the_user_replaces"),
     *[(f"a native step that goes on {when}", "python", f"python/instep/torch/{file}.py", old, new, test)
       for when, file, old, new, test in (
-          ("after a state was replaced", "optimizer", "arena.retire_all()\n            progress", "progress",
-           "test_a_count_that_the_user_puts"),
+          ("after a state was replaced", "optimizer", "        arena.retire_all()\n", "",
+           "test_a_state_or_a_count_that_the_user_replaces"),
           ("after a group was replaced", "_arena", "self.retire_all()\n        self._read_groups", "self._read_groups",
            "test_param_groups_that_the_user_replaces"),
           ("with as many threads", "_arena", "self.retire_all()\n            self.threads", "self.threads",

@@ -9,6 +9,8 @@ import torch
 
 from instep.torch import FusedOptimizer
 
+TORCH = {name.lower(): getattr(torch.optim, name) for name in dir(torch.optim) if name[0].isupper()}
+
 
 def test_a_parameter_of_another_size_is_refused():
     whole = torch.ones(4096)
@@ -256,32 +258,96 @@ def test_states_that_the_user_replaces_are_those_of_the_next_step(reset):
     assert torch.equal(before - param, torch.full((4,), 1.0 if reset == "all" else 2.0))
 
 
-@pytest.mark.parametrize("replaced", [(0,), (1,), (0, 1)], ids=str)
-@pytest.mark.parametrize("name", ["adam", "nadam", "radam", "adagrad"])
-def test_a_count_that_the_user_puts_into_a_replaced_state_is_that_of_the_next_step(name, replaced):
-    options = {"lr": 0.5, "lr_decay": 0.5} if name == "adagrad" else {"lr": 0.5}
-    kind = {"adam": torch.optim.Adam, "nadam": torch.optim.NAdam, "radam": torch.optim.RAdam, "adagrad": torch.optim.Adagrad}
-    ours, theirs = ([torch.nn.Parameter(torch.ones(4)) for _ in range(2)] for _ in range(2))
-    optimizer, wanted = FusedOptimizer(ours, name, **options), kind[name](theirs, **options)
+COUNTED = [
+    ("adam", {"amsgrad": True}),
+    ("adamw", {}),
+    ("adamax", {}),
+    ("nadam", {}),
+    ("radam", {}),
+    ("adagrad", {"lr_decay": 0.5, "initial_accumulator_value": 0.25}),
+]
 
-    def step() -> None:
-        for param in (*ours, *theirs):
-            param.grad = torch.tensor([0.5, -1.0, 2.0, 4.0])
-        optimizer.step()
-        wanted.step()
 
+def replace_moments(optimizer, param):
+    state = optimizer.state[param]
+    first = next(name for name, value in state.items() if value.numel() == 4)
+    state[first] = torch.full((4,), 2.0)
+
+
+def replace_the_count(optimizer, param):
+    optimizer.state[param]["step"] = torch.tensor(50.0)
+
+
+def replace_both(optimizer, param):
+    replace_moments(optimizer, param)
+    replace_the_count(optimizer, param)
+
+
+def replace_the_product(optimizer, param):
+    optimizer.state[param]["mu_product"] = torch.tensor(0.125)
+
+
+def begin_anew(optimizer, param):
+    optimizer.state[param] = {}
+
+
+def begin_all_anew(optimizer, param):
+    optimizer.state = collections.defaultdict(dict)
+
+
+REPLACED = [(*case, change) for case in COUNTED for change in (replace_moments, replace_the_count, replace_both)]
+# torch makes Adagrad's states in the constructor, and never again.
+REPLACED += [(*case, change) for case in COUNTED if case[0] != "adagrad" for change in (begin_anew, begin_all_anew)]
+REPLACED += [("nadam", {}, replace_the_product)]
+
+
+@pytest.mark.parametrize("reads", [False, True], ids=["unread", "read"])
+@pytest.mark.parametrize("name, options, change", REPLACED, ids=lambda part: getattr(part, "__name__", str(part)))
+def test_a_state_or_a_count_that_the_user_replaces_is_that_of_the_next_step(name, options, change, reads):
+    makers = (FusedOptimizer, lambda params, _, **given: TORCH[name](params, foreach=False, **given))
+    results = []
+    for make in makers:
+        params = [torch.nn.Parameter(torch.ones(4)) for _ in range(2)]
+        optimizer = make(params, name, lr=0.1, **options)
+        for step in range(6):
+            for k, param in enumerate(params):
+                param.grad = torch.full((4,), 0.5 + k - step)
+            if step == 3:
+                if reads:
+                    optimizer.state_dict()
+                change(optimizer, params[0])
+            optimizer.step()
+        states = optimizer.state_dict()["state"].values()
+        numbers = [float(state.get(number, 0)) for state in states for number in ("step", "mu_product")]
+        results.append((params, numbers))
+    (ours, our_numbers), (theirs, their_numbers) = results
+    assert our_numbers == pytest.approx(their_numbers, rel=1e-6)
+    for p, q in zip(ours, theirs):
+        assert torch.allclose(p, q, rtol=0, atol=2e-6)
+
+
+def test_a_sum_of_adagrad_that_had_no_update_is_its_own_groups_initial_value():
+    params = [torch.nn.Parameter(torch.ones(4)) for _ in range(3)]
+    groups = [
+        {"params": params[:1], "initial_accumulator_value": 0.25},
+        {"params": params[1:], "initial_accumulator_value": 0.75},
+    ]
+    optimizer = FusedOptimizer(groups, "adagrad", initial_accumulator_value=0.5)
+    # torch gives all groups the constructor's value, so each group has an optimizer of its own there.
+    twins = [torch.nn.Parameter(torch.ones(4)) for _ in range(3)]
+    wanted = [torch.optim.Adagrad(twins[:1], initial_accumulator_value=0.25)]
+    wanted += [torch.optim.Adagrad(twins[1:], initial_accumulator_value=0.75)]
+    params[2].grad = twins[2].grad = torch.ones(4)
     for _ in range(3):
-        step()
-    for index in replaced:
-        earlier = copy.deepcopy(wanted.state[theirs[index]])
-        earlier["step"] = torch.tensor(40.0)
-        wanted.state[theirs[index]], optimizer.state[ours[index]] = earlier, copy.deepcopy(earlier)
-    for _ in range(2):
-        step()
-    counts = [float(state["step"]) for state in optimizer.state_dict()["state"].values()]
-    assert counts == [42.0 if index in replaced else 5.0 for index in range(2)]
-    for param, other in zip(ours, theirs):
-        assert torch.allclose(param, other, rtol=1e-5, atol=1e-6)
+        # The state dict is read before the first step, and again after each.
+        states = optimizer.state_dict()["state"]
+        theirs = [state for one in wanted for state in one.state_dict()["state"].values()]
+        assert [float(state["step"]) for state in states.values()] == [float(state["step"]) for state in theirs]
+        for ours, state in zip(states.values(), theirs):
+            assert torch.equal(ours["sum"], state["sum"])
+        for one in (optimizer, *wanted):
+            one.step()
+    assert torch.allclose(params[2], twins[2])
 
 
 def test_a_state_of_adagrad_starts_as_torchs_in_every_way_of_saving_it():

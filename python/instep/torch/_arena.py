@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
@@ -99,8 +99,8 @@ class Arena:
         self._allocate()
         self.shown: dict[int, dict[str, Tensor]] = {}
         self.present: dict[int, tuple[Tensor, ...]] = {}
-        # Counts as they were last written into what is shown.
-        self.written: dict[int, Tensor] = {}
+        # Counts and carried numbers as they were last written into what is shown.
+        self.written: dict[int, dict[str, Tensor]] = {}
         self.seen = [(0, 0)] * len(self.params)
         self.live: dict[tuple[int, ...], _native.Step] = {}
         # By the same, the parameters, and their shapes, strides, types and devices when they were last checked.
@@ -184,9 +184,10 @@ class Arena:
         is_same = held is self.shown.get(index) and len(held) >= len(self.present[index])
         return is_same and all(held.get(n) is t for n, t in zip(self.view_names, self.present[index]))
 
-    def is_count_own(self, index: int, held: dict[str, Any]) -> bool:
-        """Whether a dict is the one that shows the states, with no other count than what was written there."""
-        return held is self.shown.get(index) and ("step" not in held or held["step"] is self.written.get(index))
+    def is_number_own(self, index: int, held: dict[str, Any], name: Optional[str]) -> bool:
+        """Whether a dict is the one that shows the states, with no other number of this name than what was written there."""
+        is_own = name not in held or held[name] is self.written.get(index, {}).get(name)
+        return held is self.shown.get(index) and is_own
 
     def _refresh(self, indices: Iterable[int]) -> None:
         for index in indices:

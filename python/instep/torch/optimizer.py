@@ -181,9 +181,11 @@ class FusedOptimizer(torch.optim.Optimizer):
             dtype = torch.float32 if count <= EXACT_IN_FLOAT32 else torch.float64
             if count == 0 and self._key == "adagrad":
                 self.state[param]["sum"].fill_(arena.hypers_of(index)["initial_accumulator_value"])
-            self.state[param]["step"] = arena.written[index] = torch.tensor(float(count), dtype=dtype, device="cpu")
+            numbers = {"step": torch.tensor(float(count), dtype=dtype, device="cpu")}
             if carried_name is not None:
-                self.state[param][carried_name] = torch.tensor(carried, dtype=torch.float64, device="cpu")
+                numbers[carried_name] = torch.tensor(carried, dtype=torch.float64, device="cpu")
+            arena.written[index] = numbers
+            self.state[param].update(numbers)
 
     def state_dict(self) -> dict[str, Any]:
         """The state in ``torch.optim``'s format, which its optimizer of this name loads."""
@@ -222,13 +224,19 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._adopt(saved)
         self._follow_groups()
         for param, arena, index in self._placed():
-            arena.retire_all()
             self._fill_one(arena, index, saved.get(param, {}))
         self._show_states()
 
-    def _fill_one(self, arena: Arena, index: int, values: dict[str, Any]) -> None:
+    def _fill_one(self, arena: Arena, index: int, values: dict[str, Any], keeps: tuple[bool, bool] = (False, False)) -> None:
+        """Makes the states of a parameter what these values say, and its count and carried number unless it keeps them."""
         param = arena.params[index]
-        arena.progress[index] = (count_of(arena.names, values), carried_of(self._key, values))
+        # A live step would go on with the counts that it has.
+        arena.retire_all()
+        count, carried = arena.progress[index]
+        arena.progress[index] = (
+            count if keeps[0] else count_of(arena.names, values),
+            carried if keeps[1] else carried_of(self._key, values),
+        )
         for name, view in arena.views(index).items():
             if isinstance(values.get(name), Tensor):
                 view.copy_(values[name] if name.endswith("_scales") else cut_as(values[name], param))
@@ -263,17 +271,17 @@ class FusedOptimizer(torch.optim.Optimizer):
         replaced = []
         for param, arena, index in self._placed():
             held = self.state.get(param)
-            if held is None or not arena.is_shown(index, held):
+            # A number in the dict is as old as the last state dict, unless somebody else has put it there.
+            count, carried = (
+                held is not None and arena.is_number_own(index, held, name)
+                for name in ("step", OPTIMIZERS[self._key].carried)
+            )
+            if held is None or not (arena.is_shown(index, held) and count and carried):
                 # What is put here may be shown elsewhere, so all of it is copied before any state changes.
                 values = {name: value.clone() if isinstance(value, Tensor) else value for name, value in (held or {}).items()}
-                # A count in the dict is as old as the last state dict, unless somebody else has put it there.
-                replaced.append((param, arena, index, values, held is not None and arena.is_count_own(index, held)))
-        for param, arena, index, values, keeps_count in replaced:
-            arena.retire_all()
-            progress = arena.progress[index]
-            self._fill_one(arena, index, values)
-            if keeps_count:
-                arena.progress[index] = progress
+                replaced.append((param, arena, index, values, (count, carried)))
+        for param, arena, index, values, keeps in replaced:
+            self._fill_one(arena, index, values, keeps)
             self.state[param] = arena.show_anew(index)
         self._followed = Snapshot(self.state)
 
