@@ -289,7 +289,7 @@ FAULTS = [
           ("with other states", "_arena", "self.retire_all()\n        self.kept[of]", "self.kept[of]",
            "test_momentum_may_cycle"),
           ("beside one over other parameters", "_arena", "self._retire(other)", "self.live.pop(other)",
-           "test_a_clip_is_that_of"),
+           "test_counts_go_on_where_a_parameter_leaves"),
       )],
 ]
 

@@ -326,6 +326,26 @@ def test_a_state_or_a_count_that_the_user_replaces_is_that_of_the_next_step(name
         assert torch.allclose(p, q, rtol=0, atol=2e-6)
 
 
+def test_counts_go_on_where_a_parameter_leaves_its_group_and_comes_back():
+    results = []
+    for make in (lambda params: FusedOptimizer(params, "adamw", lr=0.1), lambda params: torch.optim.AdamW(params, lr=0.1)):
+        params = [torch.nn.Parameter(torch.ones(4)) for _ in range(3)]
+        optimizer = make(params)
+        for step in range(6):
+            for k, param in enumerate(params):
+                param.grad = torch.full((4,), 0.5 + k - step)
+            if step == 2:
+                away = optimizer.param_groups[0]["params"].pop(1)
+            if step == 4:
+                optimizer.param_groups[0]["params"].append(away)
+            optimizer.step()
+        results.append((params, [float(optimizer.state[param]["step"]) for param in params if optimizer.state_dict()]))
+    (ours, our_counts), (theirs, their_counts) = results
+    assert our_counts == their_counts == [6.0, 4.0, 6.0]
+    for p, q in zip(ours, theirs):
+        assert torch.allclose(p, q, rtol=0, atol=1e-6)
+
+
 def test_a_sum_of_adagrad_that_had_no_update_is_its_own_groups_initial_value():
     params = [torch.nn.Parameter(torch.ones(4)) for _ in range(3)]
     groups = [
